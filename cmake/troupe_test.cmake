@@ -1,0 +1,14 @@
+# troupe_test(<path> <library>...): builds troupe/<path>_test.cpp against the libraries, as in
+# troupe_test(core/config troupe_core), which makes the program config_test and the test core/config.
+# Each run leaves its results in test_results/ for tools/check_features.py.
+function(troupe_test path)
+  if(NOT TROUPE_TESTS)
+    return()
+  endif()
+  get_filename_component(name ${path} NAME)
+  string(REPLACE "/" "." result ${path})
+  add_executable(${name}_test ${PROJECT_SOURCE_DIR}/troupe/${path}_test.cpp)
+  target_link_libraries(${name}_test PRIVATE ${ARGN} GTest::gtest_main)
+  add_test(NAME ${path} COMMAND ${name}_test
+           --gtest_output=json:${PROJECT_BINARY_DIR}/test_results/${result}.json)
+endfunction()
