@@ -1,0 +1,45 @@
+# The pinned PyTorch wheel as imported targets, made by hand: find_package(Torch) edits CUDA flags,
+# always links torch_cuda, and fails without a toolkit.
+#   torch::cpu    libtorch_cpu and libc10: all that a process without a GPU needs
+#   torch::cuda   libtorch_cuda and libc10_cuda, kept although nothing names a symbol of theirs:
+#                 they register themselves when loaded
+set(TROUPE_TORCH_VERSION 2.11.0)
+if(NOT TROUPE_TORCH_ROOT)
+  file(GLOB found ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages)
+  set(TROUPE_TORCH_ROOT "${found}" CACHE PATH "The site-packages folder that holds torch/" FORCE)
+endif()
+set(torch_dir ${TROUPE_TORCH_ROOT}/torch)
+if(NOT EXISTS ${torch_dir}/version.py)
+  message(FATAL_ERROR "no PyTorch in '${TROUPE_TORCH_ROOT}': run ./dev setup, or name the "
+                      "site-packages folder that holds it with -DTROUPE_TORCH_ROOT=")
+endif()
+file(STRINGS ${torch_dir}/version.py version_line REGEX "^__version__")
+string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+" torch_version "${version_line}")
+if(NOT torch_version STREQUAL TROUPE_TORCH_VERSION)
+  message(FATAL_ERROR "PyTorch ${torch_version} in ${torch_dir}: Troupe is built and tested against "
+                      "${TROUPE_TORCH_VERSION}")
+endif()
+
+# -idirafter: the wheel carries a newer fmt/, which must not hide the system's.
+add_library(torch::headers INTERFACE IMPORTED)
+target_compile_options(torch::headers INTERFACE
+  "SHELL:-idirafter ${torch_dir}/include"
+  "SHELL:-idirafter ${torch_dir}/include/torch/csrc/api/include"
+  # at::parallel_for is a template: our files must be compiled for the wheel's OpenMP too ...
+  $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
+
+file(GLOB nvidia_lib_dirs ${TROUPE_TORCH_ROOT}/nvidia/*/lib)
+add_library(torch::cpu INTERFACE IMPORTED)
+target_link_libraries(torch::cpu INTERFACE torch::headers
+  ${torch_dir}/lib/libtorch_cpu.so ${torch_dir}/lib/libc10.so
+  ${torch_dir}/lib/libgomp.so.1)  # ... and linked with its libgomp: two would each start threads.
+foreach(dir IN LISTS nvidia_lib_dirs)
+  target_link_options(torch::cpu INTERFACE -Wl,-rpath-link,${dir})
+endforeach()
+
+if(EXISTS ${torch_dir}/lib/libtorch_cuda.so)
+  add_library(torch::cuda INTERFACE IMPORTED)
+  target_link_libraries(torch::cuda INTERFACE torch::cpu
+    -Wl,--no-as-needed ${torch_dir}/lib/libtorch_cuda.so ${torch_dir}/lib/libc10_cuda.so
+    -Wl,--as-needed)
+endif()

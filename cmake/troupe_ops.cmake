@@ -1,0 +1,33 @@
+# troupe_source(<layer path>): adds troupe/<path>.cpp to libtroupe.so and, where troupe/<path>_test.cpp
+# exists, its test, linked with libtroupe.so. One line an op, a module, a file above kernels/.
+add_library(troupe SHARED)
+add_library(troupe_testing STATIC ${PROJECT_SOURCE_DIR}/troupe/testing/torch/jacobian.cpp)
+target_link_libraries(troupe_testing PUBLIC troupe GTest::gtest)
+
+function(troupe_source)
+  foreach(path IN LISTS ARGN)
+    target_sources(troupe PRIVATE ${PROJECT_SOURCE_DIR}/troupe/${path}.cpp)
+    if(EXISTS ${PROJECT_SOURCE_DIR}/troupe/${path}_test.cpp)
+      troupe_test(${path} troupe troupe_testing)
+    endif()
+  endforeach()
+endfunction()
+
+# The kernels' CPU halves go in whole: the plug-in calls their validate() and workspace_bytes().
+# TARGET_FILE and not the targets' names: CMake 3.25 cannot mix whole and plain uses of one archive.
+get_property(kernels GLOBAL PROPERTY troupe_kernel_targets)
+set(archives troupe_core ${kernels})
+list(TRANSFORM archives REPLACE "(.+)" "$<TARGET_FILE:\\1>")
+add_dependencies(troupe troupe_core ${kernels})
+target_link_libraries(troupe
+  PUBLIC troupe_options torch::cpu
+  PRIVATE -Wl,--whole-archive ${archives} -Wl,--no-whole-archive
+          ${TROUPE_CORE_LIBRARIES} ${CMAKE_DL_LIBS})
+set_target_properties(troupe PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION 0)
+
+if(TROUPE_CUDA)
+  get_property(cuda_kernels GLOBAL PROPERTY troupe_cuda_targets)
+  add_library(troupe_cuda SHARED ${PROJECT_SOURCE_DIR}/troupe/ops/cuda_plugin_table.cpp)
+  target_link_libraries(troupe_cuda
+    PRIVATE troupe ${cuda_kernels} torch::cuda CUDA::cudart)
+endif()

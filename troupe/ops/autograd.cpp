@@ -1,0 +1,94 @@
+#include "troupe/ops/autograd.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <utility>
+
+#include "troupe/core/check.h"
+
+namespace troupe {
+namespace {
+
+namespace autograd = torch::autograd;
+
+class RecordedNode : public autograd::Node {
+ public:
+  explicit RecordedNode(Record& r) : name_(r.name), backward_(std::move(r.backward)) {
+    set_next_edges(autograd::collect_next_edges(r.inputs));
+  }
+
+  // Called once the outputs know this node: a saved output must not hold its own graph.
+  void save(const TensorList& saved, const TensorList& outputs) {
+    for (const at::Tensor& x : saved) {
+      bool is_output = false;
+      for (const at::Tensor& y : outputs) is_output = is_output || x.is_same(y);
+      saved_.emplace_back(x, is_output);
+    }
+  }
+
+  autograd::variable_list apply(autograd::variable_list&& grads) override {
+    const bool create_graph = at::GradMode::is_enabled();
+    const at::NoGradGuard no_grad;
+    Gradients g{.outputs = std::move(grads), .saved = {}, .needs = {}};
+    for (size_t i = 0; i < g.outputs.size(); ++i) {
+      const auto& meta = input_metadata(static_cast<uint32_t>(i));
+      if (!g.outputs[i].defined()) g.outputs[i] = meta.zeros_like();
+    }
+    for (const autograd::SavedVariable& x : saved_) {
+      g.saved.push_back(x.unpack(shared_from_this()));
+    }
+    for (size_t i = 0; i < num_outputs(); ++i) g.needs.push_back(task_should_compute_output(i));
+    TensorList results = backward_(g);
+    TROUPE_CHECK(results.size() == num_outputs(), name_, "returned", results.size(),
+                 "gradients for", num_outputs(), "inputs");
+    return create_graph ? with_no_second(std::move(results)) : results;
+  }
+
+  void release_variables() override {
+    for (autograd::SavedVariable& x : saved_) x.reset_data();
+  }
+
+  std::string name() const override { return std::string("troupe::") + name_; }
+
+ private:
+  // Under create_graph the gradients get a node that throws when someone differentiates them.
+  autograd::variable_list with_no_second(autograd::variable_list&& results) const {
+    const at::AutoGradMode with_grad(true);
+    for (at::Tensor& x : results) {
+      if (x.defined()) x = x.detach().requires_grad_();
+    }
+    auto error = std::make_shared<autograd::DelayedError>(name() + " has no second derivative",
+                                                          static_cast<int64_t>(results.size()));
+    return (*error)(std::move(results));
+  }
+
+  const char* name_;
+  BackwardFn backward_;
+  std::vector<autograd::SavedVariable> saved_;
+};
+
+}  // namespace
+
+bool wants_grad(const TensorList& inputs) {
+  if (!at::GradMode::is_enabled()) return false;
+  for (const at::Tensor& x : inputs) {
+    if (x.defined() && x.requires_grad()) return true;
+  }
+  return false;
+}
+
+void record(Record r) {
+  if (!wants_grad(r.inputs)) return;
+  const TensorList saved = std::move(r.saved);
+  auto node = std::make_shared<RecordedNode>(r);
+  for (at::Tensor& y : r.outputs) autograd::set_history(y, node);
+  node->save(saved, r.outputs);
+}
+
+}  // namespace troupe

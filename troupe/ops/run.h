@@ -1,0 +1,27 @@
+// Runs one kernel where its tensors live: on the CPU over PyTorch's threads, on a GPU over
+// PyTorch's current stream.
+//   run(x.device(), args, permute_cpu, &CudaKernels::permute);
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/DeviceGuard.h>
+
+#include "troupe/core/check.h"
+#include "troupe/core/pool.h"
+#include "troupe/ops/cuda_plugin.h"
+
+namespace troupe {
+
+Pool torch_pool();  // at::parallel_for; inside a parallel region it runs serially
+
+template <class Args>
+void run(const c10::Device& device, const Args& args, void (*cpu)(const Args&, const Pool&),
+         void (*CudaKernels::*cuda)(const Args&, cudaStream_t)) {
+  if (device.is_cpu()) return cpu(args, torch_pool());
+  TROUPE_CHECK(device.is_cuda(), "no kernel for device", device.str());
+  const CudaPlugin& plugin = cuda_plugin();
+  const c10::DeviceGuard guard(device);
+  (plugin.kernels.*cuda)(args, plugin.current_stream(device.index()));
+}
+
+}  // namespace troupe
