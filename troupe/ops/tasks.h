@@ -1,0 +1,14 @@
+// Unequal tasks over PyTorch's CPU threads: whoever is free takes the next. Which thread runs a task
+// is open, so a task's result must not depend on it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace troupe {
+
+// Runs task(i, worker) for each i in [0, n) once; worker is in [0, task_workers()).
+void run_tasks(int64_t n, const std::function<void(int64_t i, int64_t worker)>& task);
+int64_t task_workers();
+
+}  // namespace troupe
