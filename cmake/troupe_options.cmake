@@ -3,6 +3,8 @@ add_library(troupe_options INTERFACE)
 target_compile_features(troupe_options INTERFACE cxx_std_20)
 target_compile_options(troupe_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-fvisibility-inlines-hidden>
+  # `#pragma omp simd` alone: lets one sum be spread over vector lanes, in an order that is fixed.
+  $<$<COMPILE_LANGUAGE:CXX>:-fopenmp-simd>
   # CMake 3.25 knows no C++20 for nvcc 13: CMAKE_CUDA_STANDARD 20 is dropped without a word.
   $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra;-Xptxas=-warn-spills>)
 if(TROUPE_WERROR)
@@ -17,7 +19,8 @@ target_include_directories(troupe_options INTERFACE
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(TROUPE_CPU_ARCH "x86-64-v3" CACHE STRING "-march of the CPU kernels")
 endif()
-set(TROUPE_CPU_KERNEL_FLAGS)
+# Nobody reads errno or the floating-point flags: without them sqrt and selects become vectors too.
+set(TROUPE_CPU_KERNEL_FLAGS $<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno> $<$<COMPILE_LANGUAGE:CXX>:-fno-trapping-math>)
 if(TROUPE_CPU_ARCH)
   list(APPEND TROUPE_CPU_KERNEL_FLAGS $<$<COMPILE_LANGUAGE:CXX>:-march=${TROUPE_CPU_ARCH}>)
 endif()
