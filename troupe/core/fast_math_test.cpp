@@ -17,8 +17,8 @@ double ulp(double want) {
   return std::ldexp(1.0, exponent - 23);
 }
 
-// Every 61st float from -105 to 90, signs and subnormals included, in blocks, so that the loop under
-// test is the vector loop.
+// Every 61st float from -105 to 90, signs and subnormals included, in blocks, so that the loop
+// under test is the vector loop.
 template <class F>
 void for_floats(float from, F&& f) {
   std::vector<float> x, y;

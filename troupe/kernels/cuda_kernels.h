@@ -8,7 +8,10 @@
 
 #include "troupe/core/cuda_stream.h"
 
-#define TROUPE_CUDA_KERNELS(X) X(topk_route, TopkRoute)
+#define TROUPE_CUDA_KERNELS(X) \
+  X(topk_route, TopkRoute)     \
+  X(activation, Activation)    \
+  X(activation_backward, ActivationBackward)
 
 namespace troupe {
 
