@@ -1,0 +1,57 @@
+// The short codes of faults ("E2003") and the exit classes that they belong to. A new code is a
+// line here and a paragraph in codes.cpp; a code once released keeps its meaning for ever.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace troupe {
+
+// What the process returns. 0: finished, or stopped cleanly after a saved checkpoint.
+enum class ExitClass {
+  kUsage = 2,       // command line, recipe
+  kData = 3,        // data, tokenizer
+  kCheckpoint = 4,  // checkpoint, model file
+  kNumeric = 5,     // NaN or Inf that does not go away
+  kPeer = 6,        // a rank lost or hung, communication
+  kResource = 7,    // memory, disk, device
+  kBug = 70,        // ours
+};
+
+// The first digit is the exit class, 9 that of bugs.
+enum class Code {
+  kBadSyntax = 2001,
+  kWrittenTwice = 2002,
+  kNoSuchField = 2003,
+  kNoSuchKind = 2004,
+  kBadValue = 2005,
+  kBadOverride = 2006,
+  kNoRecipe = 2007,
+  kUnreadableData = 3001,
+  kBadJson = 3002,
+  kUnreadableCheckpoint = 4001,
+  kNoSpace = 7001,
+  kFileFailed = 7002,
+  kOldCpu = 7003,
+  kCudaFailed = 7004,
+  kBrokenContract = 9001,
+};
+
+constexpr ExitClass exit_class(Code code) {
+  const int digit = static_cast<int>(code) / 1000;
+  return digit == 9 ? ExitClass::kBug : static_cast<ExitClass>(digit);
+}
+
+inline std::string to_text(Code code) {
+  return 'E' + std::to_string(static_cast<int>(code));
+}
+
+// What the fault means and what to do about it: one paragraph.
+std::string_view explain(Code code);
+
+std::optional<Code> code_of(std::string_view text);  // "E2003"; nothing if there is no such code
+std::vector<Code> all_codes();                       // ascending
+
+}  // namespace troupe

@@ -1,0 +1,65 @@
+// Reading files. Every fault is an Error that begins with the path and ends with the system's
+// reason. Only regular files are opened (through symbolic links, as model hubs use them): a pipe or
+// a device under the expected name is refused and never blocks. `fault` is the code of what the
+// caller reads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "troupe/core/check.h"
+
+namespace troupe {
+
+// A file open for reading at any offset; several threads may read at once.
+class InputFile {
+ public:
+  explicit InputFile(std::string path, Code fault = Code::kUnreadableData);
+  InputFile(InputFile&& other) noexcept;
+  InputFile& operator=(InputFile&& other) noexcept;
+  ~InputFile();
+
+  const std::string& path() const { return path_; }
+  int64_t size() const { return size_; }  // when it was opened
+  // Fills `out` from `offset`. A file that ends before that is a fault.
+  void read_at(int64_t offset, std::span<std::byte> out) const;
+
+ private:
+  friend class MappedFile;
+  std::string path_;
+  Code fault_;
+  int fd_ = -1;
+  int64_t size_ = 0;
+};
+
+// The whole of a small file; more than `limit` bytes are refused before they are read.
+std::string read_file(const std::string& path, Code fault = Code::kUnreadableData,
+                      int64_t limit = std::numeric_limits<int64_t>::max());
+
+// A file as memory, read by the page when touched. Where the disk may fail, or another process may
+// cut the file, the touch is a SIGBUS: what must survive that reads through InputFile.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path, Code fault = Code::kUnreadableData);
+  MappedFile(MappedFile&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
+  MappedFile& operator=(MappedFile&& other) noexcept {
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~MappedFile();
+
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::span<const std::byte> bytes_;  // empty for an empty file
+};
+
+// Throws "path: code cannot <operation>: <the text of `error`, an errno>", with `more` at the end.
+[[noreturn]] void fail_file(Code code, const std::string& path, const std::string& operation,
+                            int error, const std::string& more = "");
+
+}  // namespace troupe
