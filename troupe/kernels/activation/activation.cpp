@@ -56,20 +56,8 @@ double score_of(const MatRef& score, int64_t r) {
   return score.dtype == Dtype::kF64 ? score.as<double>()(r, 0) : score.as<float>()(r, 0);
 }
 
-void check_like(const char* what, const MatRef& x, const MatRef& h, int64_t cols) {
-  TROUPE_CHECK(x.rows == h.rows && x.cols == cols, what, "is", x.rows, "x", x.cols, "and must be",
-               h.rows, "x", cols);
-  TROUPE_CHECK(x.dtype == h.dtype, what, "is", name(x.dtype), "and h", name(h.dtype));
-  TROUPE_CHECK(x.data != nullptr || x.rows * x.cols == 0, what, "is missing");
-  TROUPE_CHECK(x.ld >= x.cols, what, "has rows of", x.cols, "elements,", x.ld, "apart");
-}
-
 void check_score(const char* what, const MatRef& score, const MatRef& h) {
-  if (score.data == nullptr) return;
-  TROUPE_CHECK(score.rows == h.rows && score.cols == 1, what, "is", score.rows, "x", score.cols,
-               "and must be", h.rows, "x 1");
-  TROUPE_CHECK(score.dtype == wide(h.dtype), what, "is", name(score.dtype), "beside h of",
-               name(h.dtype));
+  if (score.data != nullptr) check_matrix(score, what, h.rows, 1, wide(h.dtype));
 }
 
 // What both directions share: h's shape against F, the limits, the row bound.
@@ -77,7 +65,7 @@ template <class Args>
 void check_common(const Args& a, int64_t num_units) {
   TROUPE_CHECK(a.h.cols == num_units || a.h.cols == 2 * num_units, "h has", a.h.cols,
                "columns, and must have F or 2 F of F =", num_units);
-  check_like("h", a.h, a.h, a.h.cols);
+  check_matrix(a.h, "h", a.h.rows, a.h.cols, a.h.dtype);
   check_score("score", a.score, a.h);
   TROUPE_CHECK(a.kind.clamp > 0, "clamp", a.kind.clamp);
   TROUPE_CHECK(std::isfinite(a.kind.offset), "offset", a.kind.offset);
@@ -111,15 +99,17 @@ Act act_of_name(std::string_view wanted) {
 
 void validate(const Activation& a) {
   check_common(a, a.u.cols);
-  check_like("u", a.u.read(), a.h, a.u.cols);
+  check_matrix(a.u.read(), "u", a.h.rows, a.u.cols, a.h.dtype);
 }
 
 void validate(const ActivationBackward& a) {
   check_common(a, a.grad_u.cols);
-  check_like("grad_u", a.grad_u, a.h, a.grad_u.cols);
-  check_like("grad_h", a.grad_h.read(), a.h, a.h.cols);
+  check_matrix(a.grad_u, "grad_u", a.h.rows, a.grad_u.cols, a.h.dtype);
+  check_matrix(a.grad_h.read(), "grad_h", a.h.rows, a.h.cols, a.h.dtype);
   check_score("grad_score", a.grad_score.read(), a.h);
-  if (a.u.data != nullptr) check_like("u", a.u.read(), a.h, a.grad_u.cols);
+  if (a.u.data != nullptr) {
+    check_matrix(a.u.read(), "u", a.h.rows, a.grad_u.cols, a.h.dtype);
+  }
 }
 
 int64_t bytes_moved(const Activation& a) {
