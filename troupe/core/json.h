@@ -10,14 +10,15 @@
 #include <type_traits>
 #include <utility>
 
+#include "troupe/core/codes.h"
 #include "troupe/core/config_traits.h"
 #include "troupe/core/text.h"
 
 namespace troupe {
 
-// Throws E3002 on malformed text (also bad UTF-8), a name given twice, nesting over 64, or over
-// 1,000,000 values. Numbers keep their text; the document knows its file and no lines.
-Yaml parse_json(const std::string& text, const std::string& file);
+// Throws `fault` on malformed text (also bad UTF-8), a name given twice, nesting over 64, or over
+// 1,000,000 names and values. Numbers keep their text; the document knows its file and no lines.
+Yaml parse_json(const std::string& text, const std::string& file, Code fault = Code::kBadJson);
 
 namespace detail {
 

@@ -111,6 +111,12 @@ TEST(Json, RefusesWhatIsMalformedAndNamesThePlace) {
   }
   EXPECT_EQ(error_of(R"({"last": true, "last": false})"),
             "m.json: E3002 field \"last\" is written twice");
+  try {
+    parse_json("{", "m.json", Code::kUnreadableCheckpoint);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.exit_class(), ExitClass::kCheckpoint);
+  }
 }
 
 TEST(Json, F140_IsBoundedWhateverTheFile) {
