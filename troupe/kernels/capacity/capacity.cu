@@ -11,9 +11,6 @@ namespace troupe {
 namespace {
 
 using capacity_detail::Token;
-using device::block_scan;
-using device::kScanScratch;
-using device::Scanned;
 
 constexpr int kThreads = 1024;      // of a block that owns an expert
 constexpr int kTokenThreads = 128;  // of a block over tokens

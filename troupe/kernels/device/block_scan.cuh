@@ -1,7 +1,9 @@
 // Prefix sums over the threads of a block, of integers: exact, hence the same in any order.
 #pragma once
 
-namespace troupe::device {
+#include "troupe/kernels/device/reduce.cuh"
+
+namespace troupe {
 
 inline constexpr int kScanScratch = 33;  // elements of shared memory that block_scan needs
 
@@ -15,7 +17,7 @@ template <class T>
 __device__ T warp_scan(T sum) {  // inclusive
   const int lane = static_cast<int>(threadIdx.x % 32);
   for (int offset = 1; offset < 32; offset *= 2) {
-    const T other = __shfl_up_sync(0xffffffffu, sum, offset);
+    const T other = __shfl_up_sync(kWholeWarp, sum, offset);
     if (lane >= offset) sum += other;
   }
   return sum;
@@ -42,4 +44,4 @@ __device__ Scanned<T> block_scan(T mine, T* scratch) {
   return out;
 }
 
-}  // namespace troupe::device
+}  // namespace troupe

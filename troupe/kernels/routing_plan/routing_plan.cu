@@ -9,11 +9,6 @@
 namespace troupe {
 namespace {
 
-using device::block_scan;
-using device::kScanScratch;
-using device::Scanned;
-
-constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kThreads = 1024;
 constexpr int kWarps = kThreads / 32;
 constexpr int kPerThread = plan::kTileSlots / kThreads;
@@ -32,7 +27,7 @@ struct Peers {
 };
 
 __device__ Peers peers_of(int id) {
-  const unsigned same = __match_any_sync(kAllLanes, id);
+  const unsigned same = __match_any_sync(kWholeWarp, id);
   const unsigned below = (1u << (threadIdx.x % 32)) - 1;
   return {__popc(same & below), __popc(same)};
 }
