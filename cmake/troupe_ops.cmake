@@ -1,7 +1,8 @@
 # troupe_source(<layer path>): adds troupe/<path>.cpp to libtroupe.so and, where troupe/<path>_test.cpp
 # exists, its test, linked with libtroupe.so. One line an op, a module, a file above kernels/.
 add_library(troupe SHARED)
-add_library(troupe_testing STATIC ${PROJECT_SOURCE_DIR}/troupe/testing/torch/jacobian.cpp)
+add_library(troupe_testing STATIC ${PROJECT_SOURCE_DIR}/troupe/testing/torch/jacobian.cpp
+  ${PROJECT_SOURCE_DIR}/troupe/testing/torch/plan.cpp)
 target_link_libraries(troupe_testing PUBLIC troupe GTest::gtest)
 
 function(troupe_source)

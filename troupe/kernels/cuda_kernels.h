@@ -8,10 +8,19 @@
 
 #include "troupe/core/cuda_stream.h"
 
-#define TROUPE_CUDA_KERNELS(X) \
-  X(topk_route, TopkRoute)     \
-  X(activation, Activation)    \
-  X(activation_backward, ActivationBackward)
+#define TROUPE_CUDA_KERNELS(X)               \
+  X(activation, Activation)                  \
+  X(activation_backward, ActivationBackward) \
+  X(combine, Combine)                        \
+  X(group_bias, GroupBias)                   \
+  X(group_bias_backward, GroupBiasBackward)  \
+  X(grouped_gemm, GroupedGemm)               \
+  X(grouped_gemm_weight, GroupedGemmWeight)  \
+  X(permute, Permute)                        \
+  X(routing_plan, RoutingPlan)               \
+  X(row_scores, RowScores)                   \
+  X(slot_dot, SlotDot)                       \
+  X(topk_route, TopkRoute)
 
 namespace troupe {
 

@@ -39,7 +39,8 @@ void gemm(int64_t m, int64_t n, int64_t k, Operand<T> a, Operand<T> b, T beta, T
   }
   // Fortran reads columns first: it sees each operand transposed and c^T = b^T a^T.
   const int mi = static_cast<int>(m), ni = static_cast<int>(n), ki = static_cast<int>(k);
-  const int lda = static_cast<int>(a.ld), ldb = static_cast<int>(b.ld), ldci = static_cast<int>(ldc);
+  const int lda = static_cast<int>(a.ld), ldb = static_cast<int>(b.ld),
+            ldci = static_cast<int>(ldc);
   const char ta = a.t ? 'T' : 'N', tb = b.t ? 'T' : 'N';
   const T one = 1;
   if constexpr (std::is_same_v<T, float>) {

@@ -3,10 +3,12 @@
 
 namespace troupe {
 
+void define_moe_ffn(torch::Library& m);
 void define_topk_route(torch::Library& m);
 
 }  // namespace troupe
 
 TORCH_LIBRARY(troupe, m) {
+  troupe::define_moe_ffn(m);
   troupe::define_topk_route(m);
 }

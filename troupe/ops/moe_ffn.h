@@ -5,10 +5,11 @@
 //   Y[r]   = W2_e A[r] + s_r b2_e
 //   out[t] = sum over k of Y[slot_row[t, k]]                    in slot order, fp32, rounded once
 //
-// act is activation(g) * (u + offset) with H = [g | u] (gated) or activation(H) (kernels/activation).
-// For backward it keeps x, by reference, and H: 2 T D + 4 R F bytes in bf16 for a gated layer, and
-// the routing; A is computed again from H. The gradient of s_r is a row product inside the backward
-// of the activation, so no output row is kept (hopper-kernels: section 2).
+// act is activation(g) * (u + offset) with H = [g | u] (gated) or activation(H)
+// (kernels/activation). For backward it keeps x, by reference, and H: 2 T D + 4 R F bytes in bf16
+// for a gated layer, and the routing; A is computed again from H. The gradient of s_r is a row
+// product inside the backward of the activation, so no output row is kept (hopper-kernels: section
+// 2).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,19 +19,12 @@
 #include <optional>
 #include <string>
 
+#include "troupe/ops/plan.h"
+
 namespace troupe {
 
-// What ops/routing_plan returns; all tensors live where x does.
-struct Plan {
-  at::Tensor expert_offset;  // int32 [E + 1]
-  at::Tensor row_src;        // int32 [R], R the host's bound
-  at::Tensor row_slot;       // int32 [R]
-  at::Tensor slot_row;       // int32 [T, K]
-  at::Tensor counts;         // int64 [E]
-};
-
 struct ExpertWeights {
-  at::Tensor w1;                 // [E, 2F, D] (F gate rows, then F up rows), or [E, F, D] if not gated
+  at::Tensor w1;                 // [E, 2F, D] (F gate rows, then F up rows): gated; or [E, F, D]
   std::optional<at::Tensor> b1;  // [E, 2F] or [E, F]
   at::Tensor w2;                 // [E, D, F]
   std::optional<at::Tensor> b2;  // [E, D]
@@ -38,10 +32,9 @@ struct ExpertWeights {
 
 struct FfnOptions {
   std::string activation = "silu";
-  bool gated = true;
   double clamp = std::numeric_limits<double>::infinity();  // X4
   double offset = 0;
-  bool keep_hidden = true;  // false: H is computed again in backward (M2, level `expert`)
+  bool keep_hidden = true;   // false: H is computed again in backward (M2, level `expert`)
   int64_t input_bits = -1;   // Q1 `inputs`: x as kept for dW1, in 8 or 4 bits
   int64_t hidden_bits = -1;  // Q1 `rematerialize`: H as kept, in 8 or 4 bits
 };

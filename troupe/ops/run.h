@@ -15,13 +15,19 @@ namespace troupe {
 Pool torch_pool();  // at::parallel_for; inside a parallel region it runs serially
 
 template <class Args>
+void run_cuda(const c10::Device& device, const Args& args,
+              void (*CudaKernels::*kernel)(const Args&, cudaStream_t)) {
+  const CudaPlugin& plugin = cuda_plugin();
+  const c10::DeviceGuard guard(device);
+  (plugin.kernels.*kernel)(args, plugin.current_stream(device.index()));
+}
+
+template <class Args>
 void run(const c10::Device& device, const Args& args, void (*cpu)(const Args&, const Pool&),
          void (*CudaKernels::*cuda)(const Args&, cudaStream_t)) {
   if (device.is_cpu()) return cpu(args, torch_pool());
   TROUPE_CHECK(device.is_cuda(), "no kernel for device", device.str());
-  const CudaPlugin& plugin = cuda_plugin();
-  const c10::DeviceGuard guard(device);
-  (plugin.kernels.*cuda)(args, plugin.current_stream(device.index()));
+  run_cuda(device, args, cuda);
 }
 
 }  // namespace troupe

@@ -1,5 +1,5 @@
-// Unequal tasks over PyTorch's CPU threads: whoever is free takes the next. Which thread runs a task
-// is open, so a task's result must not depend on it.
+// Unequal tasks over PyTorch's CPU threads: whoever is free takes the next. Which thread runs a
+// task is open, so a task's result must not depend on it.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,255 @@
+#include "troupe/ops/moe_ffn.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <vector>
+
+#include "troupe/ops/autograd.h"
+#include "troupe/ops/define.h"
+#include "troupe/ops/moe_ffn_paths.h"
+#include "troupe/ops/view.h"
+
+namespace troupe {
+namespace {
+
+// The operators' arguments, in groups, so that schemas stay readable: experts = [w1, b1?, w2, b2?],
+// plan = [expert_offset, row_src, row_slot, slot_row, counts], limits = [clamp, offset].
+using Experts = c10::List<std::optional<at::Tensor>>;
+using Limits = c10::ArrayRef<double>;
+using Two = std::tuple<at::Tensor, at::Tensor>;
+
+Experts pack(const ExpertWeights& e) {
+  return Experts({e.w1, e.b1, e.w2, e.b2});
+}
+
+TensorList pack(const Plan& p) {
+  return {p.expert_offset, p.row_src, p.row_slot, p.slot_row, p.counts};
+}
+
+ExpertWeights unpack(const Experts& e) {
+  TROUPE_CHECK(e.size() == 4, "moe_ffn: experts must be [w1, b1, w2, b2]; it has", e.size());
+  const std::optional<at::Tensor> w1 = e.get(0), b1 = e.get(1), w2 = e.get(2), b2 = e.get(3);
+  TROUPE_CHECK(w1.has_value() && w2.has_value(), "moe_ffn: w1 and w2 must be given");
+  return {*w1, b1, *w2, b2};
+}
+
+Plan unpack(at::TensorList p) {
+  TROUPE_CHECK(p.size() == 5,
+               "moe_ffn: plan must be [expert_offset, row_src, row_slot, slot_row, counts]; it has",
+               p.size());
+  return {p[0], p[1], p[2], p[3], p[4]};
+}
+
+void check_experts(const at::Tensor& x, const ExpertWeights& e) {
+  check_sizes(x, {-1, -1}, "moe_ffn: x");
+  check_sizes(e.w2, {-1, x.size(1), -1}, "moe_ffn: w2");
+  const int64_t E = e.w2.size(0), D = x.size(1), F = e.w2.size(2);
+  const bool gated = e.w1.dim() == 3 && e.w1.size(1) != F;
+  check_sizes(e.w1, {E, gated ? 2 * F : F, D}, "moe_ffn: w1");
+  if (e.b1.has_value()) check_sizes(*e.b1, {E, e.w1.size(1)}, "moe_ffn: b1");
+  if (e.b2.has_value()) check_sizes(*e.b2, {E, D}, "moe_ffn: b2");
+  for (const auto& t : {std::optional(e.w1), e.b1, std::optional(e.w2), e.b2}) {
+    if (!t.has_value()) continue;
+    check_dtype(*t, x.scalar_type(), "moe_ffn: w1, b1, w2, b2");
+    check_same_device(*t, x, "moe_ffn: w1, b1, w2, b2");
+  }
+}
+
+void check_routing(const at::Tensor& x, const at::Tensor& weights, const Plan& p, int64_t E) {
+  check_sizes(weights, {x.size(0), -1}, "moe_ffn: weights");
+  check_dtype(weights, x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat,
+              "moe_ffn: weights");
+  check_sizes(p.expert_offset, {E + 1}, "moe_ffn: expert_offset");
+  check_sizes(p.row_src, {-1}, "moe_ffn: row_src");
+  check_sizes(p.row_slot, {p.row_src.size(0)}, "moe_ffn: row_slot");
+  check_sizes(p.slot_row, {x.size(0), weights.size(1)}, "moe_ffn: slot_row");
+  for (const at::Tensor& t : {weights, p.expert_offset, p.row_src, p.row_slot, p.slot_row}) {
+    check_same_device(t, x, "moe_ffn: weights, plan");
+  }
+}
+
+// One call with its arguments unpacked and checked.
+struct Call {
+  Call(const at::Tensor& x, const at::Tensor& weights, const Experts& e, at::TensorList p,
+       const std::string& activation, Limits limits)
+      : experts(unpack(e)), plan(unpack(p)), ffn{x, weights, plan, experts, {}, false} {
+    check_experts(x, experts);
+    check_routing(x, weights, plan, experts.w2.size(0));
+    TROUPE_CHECK(limits.size() == 2, "moe_ffn: limits must be [clamp, offset]; it has",
+                 limits.size());
+    ffn.kind = {.act = act_of_name(activation),
+                .clamp = static_cast<float>(limits[0]),
+                .offset = static_cast<float>(limits[1])};
+    ffn.gated = experts.w1.size(1) != experts.w2.size(2);
+  }
+  Call(const Call&) = delete;
+
+  ExpertWeights experts;
+  Plan plan;
+  FfnCall ffn;
+};
+
+FfnForward forward(const FfnCall& call, bool hidden_only) {
+  return call.x.is_cuda() ? ffn_forward_cuda(call, hidden_only)
+                          : ffn_forward_cpu(call, hidden_only);
+}
+
+Two moe_ffn_forward_device(const at::Tensor& x, const at::Tensor& weights, const Experts& experts,
+                           at::TensorList plan, std::string activation, Limits limits) {
+  const Call call(x, weights, experts, plan, activation, limits);
+  FfnForward f = forward(call.ffn, /*hidden_only=*/false);
+  return {f.out, f.hidden};
+}
+
+Two moe_ffn_forward_meta(const at::Tensor& x, const at::Tensor& weights, const Experts& experts,
+                         at::TensorList plan, std::string activation, Limits limits) {
+  const Call call(x, weights, experts, plan, activation, limits);
+  return {at::empty(x.sizes(), x.options()),
+          at::empty({call.ffn.rows(), call.ffn.hidden_columns()}, x.options())};
+}
+
+at::Tensor moe_ffn_hidden_device(const at::Tensor& x, const at::Tensor& weights,
+                                 const Experts& experts, at::TensorList plan,
+                                 std::string activation, Limits limits) {
+  const Call call(x, weights, experts, plan, activation, limits);
+  return forward(call.ffn, /*hidden_only=*/true).hidden;
+}
+
+at::Tensor moe_ffn_hidden_meta(const at::Tensor& x, const at::Tensor& weights,
+                               const Experts& experts, at::TensorList plan, std::string activation,
+                               Limits limits) {
+  return std::get<1>(moe_ffn_forward_meta(x, weights, experts, plan, activation, limits));
+}
+
+// tensors = [grad_out, x, weights, hidden]; needs and the result in the order of FfnGradTensors, an
+// unwanted gradient being an empty tensor.
+std::vector<at::Tensor> moe_ffn_backward_device(at::TensorList tensors, const Experts& experts,
+                                                at::TensorList plan, std::string activation,
+                                                Limits limits, c10::ArrayRef<int64_t> needs) {
+  const Call call(tensors[1], tensors[2], experts, plan, activation, limits);
+  FfnNeeds wanted;
+  for (int i = 0; i < kNumFfnGradients; ++i) wanted[i] = needs[i] != 0;
+  const bool cuda = tensors[1].is_cuda();
+  FfnGradTensors grads = cuda ? ffn_backward_cuda(call.ffn, tensors[0], tensors[3], wanted)
+                              : ffn_backward_cpu(call.ffn, tensors[0], tensors[3], wanted);
+  const FfnGradTensors like = {tensors[1],      tensors[2],      call.experts.w1,
+                               call.experts.w1, call.experts.w2, call.experts.w2};
+  for (int i = 0; i < kNumFfnGradients; ++i) {
+    grads[i] = grads[i].defined() ? grads[i].to(like[i].scalar_type())
+                                  : at::empty({0}, tensors[1].options());
+  }
+  return {grads.begin(), grads.end()};
+}
+
+std::vector<at::Tensor> moe_ffn_backward_meta(at::TensorList tensors, const Experts& experts,
+                                              at::TensorList /*plan*/, std::string /*activation*/,
+                                              Limits /*limits*/, c10::ArrayRef<int64_t> needs) {
+  const ExpertWeights e = unpack(experts);
+  const at::Tensor none = at::empty({0}, tensors[1].options());
+  const TensorList like = {tensors[1],          tensors[2], e.w1,
+                           e.b1.value_or(none), e.w2,       e.b2.value_or(none)};
+  std::vector<at::Tensor> out;
+  for (int i = 0; i < kNumFfnGradients; ++i) {
+    out.push_back(needs[i] != 0 ? at::empty_like(like[i], at::MemoryFormat::Contiguous)
+                                : at::empty({0}, tensors[1].options()));
+  }
+  return out;
+}
+
+constexpr size_t kFixed = 10;  // weights, four of the experts, five of the plan
+
+void keep(TensorList& kept, const at::Tensor& t, int64_t) {
+  kept.push_back(t);
+}
+
+at::Tensor restore(const TensorList& kept, size_t& at, int64_t, at::IntArrayRef, at::ScalarType) {
+  return kept[at++];
+}
+
+TensorList backward(const Gradients& g, const FfnOptions& o, at::IntArrayRef x_sizes,
+                    at::ScalarType type) {
+  static const auto run = raw_op<decltype(moe_ffn_backward_device)>("troupe::moe_ffn_backward");
+  static const auto again = raw_op<decltype(moe_ffn_hidden_device)>("troupe::moe_ffn_hidden");
+  const auto& s = g.saved;
+  const auto given = [](const at::Tensor& t) {
+    return t.defined() ? std::optional<at::Tensor>(t) : std::nullopt;
+  };
+  const Experts experts({s[1], given(s[2]), s[3], given(s[4])});
+  const TensorList plan(s.begin() + 5, s.begin() + kFixed);
+  size_t at = kFixed;
+  const at::Tensor x = restore(s, at, o.input_bits, x_sizes, type);
+  const std::vector<double> limits = {o.clamp, o.offset};
+  const at::Tensor hidden =
+      o.keep_hidden ? restore(s, at, o.hidden_bits, {plan[1].size(0), s[1].size(1)}, type)
+                    : again(x, s[0], experts, plan, o.activation, limits);
+  std::vector<int64_t> needs(g.needs.begin(), g.needs.end());
+  TensorList grads =
+      run(TensorList{g.outputs[0], x, s[0], hidden}, experts, plan, o.activation, limits, needs);
+  for (int i = 0; i < kNumFfnGradients; ++i) {
+    if (needs[i] == 0) grads[i] = at::Tensor();
+  }
+  return grads;
+}
+
+// LONG: a schema's arguments, one for each field of FfnOptions
+at::Tensor moe_ffn_op(const at::Tensor& x, const at::Tensor& weights, const Experts& experts,
+                      at::TensorList plan, std::string activation, Limits limits, bool keep_hidden,
+                      int64_t input_bits, int64_t hidden_bits) {
+  TROUPE_CHECK(limits.size() == 2, "moe_ffn: limits must be [clamp, offset]; it has",
+               limits.size());
+  return moe_ffn(x, weights, unpack(plan), unpack(experts),
+                 {.activation = activation,
+                  .clamp = limits[0],
+                  .offset = limits[1],
+                  .keep_hidden = keep_hidden,
+                  .input_bits = input_bits,
+                  .hidden_bits = hidden_bits});
+}
+
+}  // namespace
+
+at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& weights_TK, const Plan& plan,
+                   const ExpertWeights& e, const FfnOptions& o) {
+  static const auto op = raw_op<decltype(moe_ffn_forward_device)>("troupe::moe_ffn_forward");
+  const at::Tensor x = rowwise(x_TD);
+  auto [out, hidden] =
+      op(x, weights_TK, pack(e), pack(plan), o.activation, std::vector<double>{o.clamp, o.offset});
+  const at::Tensor b1 = e.b1.value_or(at::Tensor()), b2 = e.b2.value_or(at::Tensor());
+  const TensorList inputs = {x, weights_TK, e.w1, b1, e.w2, b2};
+  if (!wants_grad(inputs)) return out;
+  TensorList saved = {weights_TK, e.w1, b1, e.w2, b2};
+  for (const at::Tensor& t : pack(plan)) saved.push_back(t);
+  keep(saved, x, o.input_bits);
+  if (o.keep_hidden) keep(saved, hidden, o.hidden_bits);
+  record({.name = "moe_ffn",
+          .inputs = inputs,
+          .outputs = {out},
+          .saved = saved,
+          .backward = [o, sizes = x.sizes().vec(), type = x.scalar_type()](const Gradients& g) {
+            return backward(g, o, sizes, type);
+          }});
+  return out;
+}
+
+void define_moe_ffn(torch::Library& m) {
+  define(m,
+         "moe_ffn_forward(Tensor x, Tensor weights, Tensor?[] experts, Tensor[] plan, "
+         "str activation, float[] limits) -> (Tensor, Tensor)",
+         moe_ffn_forward_device, moe_ffn_forward_meta);
+  define(m,
+         "moe_ffn_hidden(Tensor x, Tensor weights, Tensor?[] experts, Tensor[] plan, "
+         "str activation, float[] limits) -> Tensor",
+         moe_ffn_hidden_device, moe_ffn_hidden_meta);
+  define(m,
+         "moe_ffn_backward(Tensor[] tensors, Tensor?[] experts, Tensor[] plan, str activation, "
+         "float[] limits, int[] needs) -> Tensor[]",
+         moe_ffn_backward_device, moe_ffn_backward_meta);
+  m.def(
+      "moe_ffn(Tensor x, Tensor weights, Tensor?[] experts, Tensor[] plan, "
+      "str activation, float[] limits, bool keep_hidden=True, "
+      "int input_bits=-1, int hidden_bits=-1) -> Tensor",
+      moe_ffn_op);
+}
+
+}  // namespace troupe

@@ -1,0 +1,46 @@
+// The two paths of ops/moe_ffn behind one pair of functions: moe_ffn_cpu.cpp, moe_ffn_cuda.cpp.
+#pragma once
+
+#include <array>
+
+#include "troupe/kernels/activation/activation.h"
+#include "troupe/ops/moe_ffn.h"
+
+namespace troupe {
+
+struct FfnCall {
+  const at::Tensor& x;        // [T, D]
+  const at::Tensor& weights;  // [T, K], f32; f64 beside an x of f64
+  const Plan& plan;
+  const ExpertWeights& experts;
+  ActivationKind kind;
+  bool gated;
+
+  int64_t tokens() const { return x.size(0); }
+  int64_t width() const { return x.size(1); }
+  int64_t num_experts() const { return experts.w2.size(0); }
+  int64_t hidden() const { return experts.w2.size(2); }
+  int64_t hidden_columns() const { return experts.w1.size(1); }
+  int64_t rows() const { return plan.row_src.size(0); }
+};
+
+struct FfnForward {
+  at::Tensor out;     // [T, D]
+  at::Tensor hidden;  // [R, 2F] or [R, F], in x's type
+};
+
+// The order of gradients everywhere: x, weights, w1, b1, w2, b2. Undefined: not wanted.
+constexpr int kNumFfnGradients = 6;
+using FfnNeeds = std::array<bool, kNumFfnGradients>;
+using FfnGradTensors = std::array<at::Tensor, kNumFfnGradients>;
+
+// With hidden_only, out stays undefined.
+FfnForward ffn_forward_cpu(const FfnCall& call, bool hidden_only);
+FfnForward ffn_forward_cuda(const FfnCall& call, bool hidden_only);
+
+FfnGradTensors ffn_backward_cpu(const FfnCall& call, const at::Tensor& grad_out,
+                                const at::Tensor& hidden, const FfnNeeds& needs);
+FfnGradTensors ffn_backward_cuda(const FfnCall& call, const at::Tensor& grad_out,
+                                 const at::Tensor& hidden, const FfnNeeds& needs);
+
+}  // namespace troupe

@@ -1,0 +1,26 @@
+#include "troupe/ops/plan.h"
+
+#include "troupe/ops/view.h"
+
+namespace troupe {
+
+PlanRef plan_ref(const Plan& p, const char* op) {
+  TROUPE_CHECK(p.slot_row.dim() == 2, op, "- slot_row must be [T, K]; it has", p.slot_row.dim(),
+               "dimensions");
+  const int64_t E = p.expert_offset.numel() - 1;
+  check_sizes(p.expert_offset, {E + 1}, "plan: expert_offset");
+  check_sizes(p.row_slot, {p.row_src.size(0)}, "plan: row_slot");
+  check_sizes(p.counts, {E}, "plan: counts");
+  return {.tokens = p.slot_row.size(0),
+          .choices = p.slot_row.size(1),
+          .experts = E,
+          .rows = p.row_src.size(0),
+          .has_pads = p.row_src.size(0) != p.slot_row.numel(),
+          .expert_offset = ptr<const int32_t>(p.expert_offset, "plan: expert_offset"),
+          .row_src = ptr<const int32_t>(p.row_src, "plan: row_src"),
+          .row_slot = ptr<const int32_t>(p.row_slot, "plan: row_slot"),
+          .slot_row = ptr<const int32_t>(p.slot_row, "plan: slot_row"),
+          .counts = ptr<const int64_t>(p.counts, "plan: counts")};
+}
+
+}  // namespace troupe

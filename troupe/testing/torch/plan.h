@@ -1,0 +1,15 @@
+// A routing plan made by plain loops, for tests that should not depend on ops/routing_plan.
+#pragma once
+
+#include "troupe/ops/moe_ffn.h"
+
+namespace troupe::testing {
+
+// ids: int32 [T, K] on the CPU, -1 where a slot has no row.
+Plan plan_of(const at::Tensor& ids_TK, int64_t num_experts);
+
+// T tokens choose K distinct of E experts, fixed by the seed; counts are uneven. Where E > 2, the
+// last expert gets no token.
+at::Tensor random_ids(int64_t T, int64_t K, int64_t E, uint64_t seed);
+
+}  // namespace troupe::testing
