@@ -16,8 +16,9 @@ void collect_paths(const T& value, const std::string& path, std::vector<std::str
     collect_paths(value ? *value : typename T::value_type(), path, out);
   } else if constexpr (Config<T>) {
     T::visit(value, [&](std::string_view name, const auto& member) {
-      out.push_back(join(path, name));
-      collect_paths(member, out.back(), out);
+      const std::string inner = join(path, name);  // a copy: `out` moves as it grows
+      out.push_back(inner);
+      collect_paths(member, inner, out);
     });
   }
 }
