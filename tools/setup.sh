@@ -60,7 +60,7 @@ run_step() {
 explain_failure() {
   if grep -qiE 'no space left|not enough free space' "$log"; then
     die "$1 failed: the disk is full. Free some space and run the same command again."
-  elif grep -qiE 'resolv|connect|timed? ?out|unreachable|network|ssl|proxy' "$log"; then
+  elif grep -qiE 'resolv|connect|timed? ?out|unreachable|network|ssl|proxy|from versions: none' "$log"; then
     die "$1 failed, it seems for want of a network (full log: $log)." \
         "Behind a proxy set https_proxy; with a mirror of PyPI set PIP_INDEX_URL." \
         "Then run the same command again: what is done stays done."
@@ -146,16 +146,21 @@ plan_wheels() {
 }
 
 install_wheels() {
+  [[ $1 != torch_cuda ]] || find "$venv" -lname libcuda_stand_in.so -delete
   "$venv/bin/python" -m pip install --no-input --disable-pip-version-check --progress-bar off \
     "${@:2}" -r "$root/tools/requirements/$1.txt"
-  [[ $1 != nvcc ]] || link_wheel_toolkit
+  case $1 in
+    nvcc) link_wheel_toolkit ;;
+    torch_cpu) "$venv/bin/python" "$root/tools/cuda_stand_ins.py" "$(site_packages)" ;;
+  esac
   mkdir -p "$venv/.done"
   mark "$1" >"$venv/.done/$1"
 }
 
 # --- CUDA --------------------------------------------------------------------------------------
 
-wheel_toolkit() { printf '%s\n' "$venv"/lib/python3*/site-packages/nvidia/cu$cuda_major; }
+site_packages() { printf '%s\n' "$venv"/lib/python3*/site-packages; }
+wheel_toolkit() { printf '%s\n' "$(site_packages)/nvidia/cu$cuda_major"; }
 
 find_nvcc() {
   local candidate release toolkit
