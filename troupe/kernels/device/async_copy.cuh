@@ -1,0 +1,57 @@
+// Asynchronous copies from global to shared memory: 16 bytes a thread (cp.async), and boxes of a
+// tensor by the copy engine (TMA), to one block or to all blocks of a cluster named in a mask.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "troupe/kernels/device/mbarrier.cuh"
+
+namespace troupe::sm90 {
+
+// Copies the first `bytes` (0 or 16) of 16 bytes and fills the rest with zeros.
+__device__ inline void copy16(uint32_t dst, const void* src, uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
+               "r"(bytes)
+               : "memory");
+}
+
+// Arrives when all earlier copy16 of this thread have landed. The barrier counts this arrival.
+__device__ inline void copy16_arrive(uint32_t bar) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
+
+__device__ inline void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+struct BoxAt {
+  int x, y, z, w;  // Fastest dimension first.
+};
+
+// What a copy promises about its use: weights and activations are read again, by other blocks.
+constexpr uint64_t kEvictNormal = 0x1000000000000000ull;
+constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
+constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
+
+__device__ inline void copy_box_2d(uint32_t dst, const CUtensorMap* map, int x, int y,
+                                   uint32_t bar) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(dst),
+      "l"(map), "r"(x), "r"(y), "r"(bar)
+      : "memory");
+}
+
+// The same box into the same address of every block in `mask`; each block's own barrier counts it.
+__device__ inline void copy_box_4d_multicast(uint32_t dst, const CUtensorMap* map, BoxAt at,
+                                             uint32_t bar, uint16_t mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(dst),
+      "l"(map), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "r"(bar), "h"(mask)
+      : "memory");
+}
+
+}  // namespace troupe::sm90

@@ -1,0 +1,92 @@
+// The host's half of the launchers: tensor maps, and the launch of a persistent grid of clusters.
+#pragma once
+
+#include <cudaTypedefs.h>
+
+#include <algorithm>
+#include <array>
+
+#include "troupe/core/cuda_check.h"
+#include "troupe/kernels/moe_sm90/pipe.cuh"
+
+namespace troupe::sm90 {
+
+// A view of bf16 memory: sizes and element strides, fastest first (its stride is 1), and the box
+// that one copy takes of it.
+template <int kDims>
+struct MapShape {
+  std::array<int64_t, kDims> size;
+  std::array<int64_t, kDims> stride;
+  std::array<int, kDims> box;
+};
+
+inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  TROUPE_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                     cudaEnableDefault, &found));
+  TROUPE_CHECK(found == cudaDriverEntryPointSuccess, "the driver has no tensor maps");
+  return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
+}
+
+// Rows of the box are 128 swizzled bytes in shared memory; what lies outside the view reads as
+// zero.
+template <int kDims>
+CUtensorMap tensor_map(const void* data, const MapShape<kDims>& shape) {
+  static const PFN_cuTensorMapEncodeTiled_v12000 encode = tensor_map_encoder();
+  cuuint64_t size[kDims], stride[kDims];
+  cuuint32_t box[kDims], step[kDims];
+  for (int i = 0; i < kDims; ++i) {
+    size[i] = static_cast<cuuint64_t>(std::max<int64_t>(shape.size[i], 1));
+    stride[i] = static_cast<cuuint64_t>(shape.stride[i] * 2);
+    box[i] = static_cast<cuuint32_t>(shape.box[i]);
+    step[i] = 1;
+  }
+  CUtensorMap map;
+  const CUresult status =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kDims, const_cast<void*>(data), size,
+             stride + 1, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  TROUPE_CHECK(status == CUDA_SUCCESS, "tensor map refused, CUresult", static_cast<int>(status),
+               "dims", kDims, "row", shape.size[0], "of", shape.size[1]);
+  return map;
+}
+
+// Packed rows as K-major operand A: boxes of 64 k x 64 rows.
+inline CUtensorMap rows_map(const void* data, int64_t rows, int64_t k) {
+  return tensor_map<2>(data, {{k, rows}, {1, k}, {64, 64}});
+}
+
+// A matrix [blocks][k][n] as MN-major operand: boxes of 2 slabs of 64 n x 64 k.
+inline CUtensorMap slabs_map(const void* data, int64_t blocks, int64_t k, int64_t n) {
+  return tensor_map<4>(
+      data, {{64, k, n / 64, blocks}, {1, n, 64, std::max<int64_t>(k, 1) * n}, {64, 64, 2, 1}});
+}
+
+// Weights [E][parts][n][k] as K-major operand B: boxes of 128 n x 64 k of one part.
+inline CUtensorMap weight_map(const void* data, int64_t experts, int64_t parts, int64_t n,
+                              int64_t k) {
+  return tensor_map<4>(data,
+                       {{k, n, parts, experts}, {1, k, n * k, parts * n * k}, {64, 128, 1, 1}});
+}
+
+inline int num_multiprocessors() {
+  int device = 0, count = 0;
+  TROUPE_CUDA_CHECK(cudaGetDevice(&device));
+  TROUPE_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
+// One block a multiprocessor, in clusters of two, but no more clusters than there can be tiles.
+template <class... Params, class... Args>
+void launch_persistent(void (*kernel)(Params...), int64_t tile_bound, cudaStream_t stream,
+                       const Args&... args) {
+  const int64_t clusters = std::min<int64_t>(num_multiprocessors() / 2, tile_bound);
+  if (clusters == 0) return;
+  TROUPE_CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
+  kernel<<<static_cast<unsigned>(2 * clusters), kThreads, kSharedBytes, stream>>>(args...);
+  TROUPE_LAUNCH_CHECK(stream);
+}
+
+}  // namespace troupe::sm90

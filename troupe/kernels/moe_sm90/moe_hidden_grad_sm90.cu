@@ -1,0 +1,64 @@
+// `hidden`: the gradient through the activation, and that of the routing weights.
+#include "troupe/kernels/moe_sm90/launch.cuh"
+#include "troupe/kernels/moe_sm90/moe_sm90.h"
+#include "troupe/kernels/moe_sm90/rows_epilogue.cuh"
+#include "troupe/kernels/moe_sm90/rows_gemm.cuh"
+
+namespace troupe {
+namespace {
+
+using namespace sm90;
+
+struct HiddenGrad {
+  static constexpr bool kGather = true;
+  static constexpr WeightBoxes kBoxes = WeightBoxes::kSlabs;
+  static constexpr int kLead = 3;
+  static constexpr int kProducerRegisters = 56;
+  using Epilogue = SwigluBackward;
+};
+
+// One thread a slot; the partial sums of its row in the order of the column tiles.
+__global__ void __launch_bounds__(256)
+    reduce_scores_kernel(const float* partial, int tiles, const int32_t* slot_row, int64_t slots,
+                         float* grad_score) {
+  const int64_t slot = int64_t{blockIdx.x} * 256 + threadIdx.x;
+  if (slot >= slots) return;
+  const int64_t row = slot_row[slot];
+  float sum = 0;
+  for (int i = 0; row >= 0 && i < tiles; ++i) sum += partial[row * tiles + i];
+  grad_score[slot] = sum;
+}
+
+}  // namespace
+
+void moe_hidden_grad_sm90_cuda(const MoeHiddenGradSm90& a, cudaStream_t stream) {
+  validate(a);
+  const int64_t units = a.a.cols;
+  const auto n_tiles = static_cast<int>((units + kTileN - 1) / kTileN);
+  const SwigluBackward::Params backward{static_cast<const Bits16*>(a.h.data),
+                                        static_cast<Bits16*>(a.grad_h.data),
+                                        static_cast<Bits16*>(a.a.data),
+                                        static_cast<float*>(a.workspace),
+                                        static_cast<uint32_t>(units),
+                                        n_tiles,
+                                        a.score,
+                                        a.plan.row_slot};
+  const RowsGemm gemm{static_cast<const uint8_t*>(a.grad_out.data),
+                      static_cast<uint32_t>(a.grad_out.cols * 2),
+                      a.plan.row_src,
+                      a.plan.expert_offset,
+                      static_cast<int>(a.plan.experts),
+                      static_cast<int>(a.grad_out.cols / kTileK),
+                      n_tiles};
+  const int64_t tiles = a.plan.rows == 0 ? 0 : (a.plan.rows / kClusterM + a.plan.experts) * n_tiles;
+  launch_persistent(rows_gemm_kernel<HiddenGrad>, tiles, stream, gemm, backward, CUtensorMap{},
+                    slabs_map(a.w2.data, a.plan.experts, a.grad_out.cols, units));
+
+  const int64_t slots = a.plan.tokens * a.plan.choices;
+  if (slots == 0) return;
+  reduce_scores_kernel<<<static_cast<unsigned>((slots + 255) / 256), 256, 0, stream>>>(
+      backward.partial, n_tiles, a.plan.slot_row, slots, a.grad_score);
+  TROUPE_LAUNCH_CHECK(stream);
+}
+
+}  // namespace troupe

@@ -1,0 +1,114 @@
+// The contracts of the launchers; the references are in moe_sm90_ref.cpp.
+#include "troupe/kernels/moe_sm90/moe_sm90.h"
+
+namespace troupe {
+namespace {
+
+constexpr int64_t kMaxExperts = 1024;
+
+// A contiguous bf16 matrix of the given shape, whose rows the copy engine can address.
+template <class View>
+void check_matrix(const View& view, int64_t rows, int64_t cols, const char* name) {
+  TROUPE_CHECK(view.dtype == Dtype::kBF16, name, "is", troupe::name(view.dtype), "not bf16");
+  TROUPE_CHECK(view.rows == rows && view.cols == cols, name, "is", view.rows, "x", view.cols, "not",
+               rows, "x", cols);
+  TROUPE_CHECK(view.ld == cols, name, "has row stride", view.ld, "of", cols);
+  TROUPE_CHECK(rows == 0 || view.data != nullptr, name, "is null");
+  TROUPE_CHECK(reinterpret_cast<uintptr_t>(view.data) % 16 == 0, name, "is not 16-byte aligned");
+}
+
+void check_width(int64_t width, const char* name) {
+  TROUPE_CHECK(width > 0 && width % 64 == 0, name, width, "is no multiple of 64");
+}
+
+void check_plan(const PlanRef& plan) {
+  TROUPE_CHECK(0 < plan.experts && plan.experts <= kMaxExperts, "experts", plan.experts);
+  TROUPE_CHECK(plan.expert_offset != nullptr);
+  TROUPE_CHECK(plan.rows == 0 || (plan.row_src != nullptr && plan.row_slot != nullptr), "rows",
+               plan.rows);
+}
+
+void check_gradient(const MutRef& grad, int64_t rows, int64_t cols, bool accumulate,
+                    const char* name) {
+  TROUPE_CHECK(grad.dtype == Dtype::kF32 || (grad.dtype == Dtype::kBF16 && !accumulate), name, "is",
+               troupe::name(grad.dtype), "accumulate", accumulate);
+  TROUPE_CHECK(grad.rows == rows && grad.cols == cols && grad.ld == cols, name, "is", grad.rows,
+               "x", grad.cols, "not", rows, "x", cols);
+  TROUPE_CHECK(grad.data != nullptr && reinterpret_cast<uintptr_t>(grad.data) % 16 == 0, name,
+               "is null or not 16-byte aligned");
+}
+
+}  // namespace
+
+void validate(const MoeUpSm90& a) {
+  const int64_t d = a.x.cols, f = a.a.cols;
+  check_plan(a.plan);
+  check_width(d, "width");
+  check_width(f, "hidden width");
+  check_matrix(a.x, a.plan.tokens, d, "x");
+  check_matrix(a.w1, a.plan.experts * 2 * f, d, "w1");
+  check_matrix(a.h, a.plan.rows, 2 * f, "h");
+  check_matrix(a.a, a.plan.rows, f, "a");
+}
+
+void validate(const MoeDownSm90& a) {
+  const int64_t d = a.y.cols, f = a.a.cols;
+  check_plan(a.plan);
+  check_width(d, "width");
+  check_width(f, "hidden width");
+  check_matrix(a.a, a.plan.rows, f, "a");
+  check_matrix(a.w2, a.plan.experts * d, f, "w2");
+  check_matrix(a.y, a.plan.rows, d, "y");
+}
+
+void validate(const MoeHiddenGradSm90& a) {
+  const int64_t d = a.grad_out.cols, f = a.a.cols;
+  check_plan(a.plan);
+  check_width(d, "width");
+  check_width(f, "hidden width");
+  check_matrix(a.grad_out, a.plan.tokens, d, "grad_out");
+  check_matrix(a.w2, a.plan.experts * d, f, "w2");
+  check_matrix(a.h, a.plan.rows, 2 * f, "h");
+  check_matrix(a.grad_h, a.plan.rows, 2 * f, "grad_h");
+  check_matrix(a.a, a.plan.rows, f, "a");
+  TROUPE_CHECK(a.plan.tokens * a.plan.choices == 0 ||
+               (a.grad_score != nullptr && a.plan.slot_row != nullptr));
+  TROUPE_CHECK(a.plan.rows == 0 || a.workspace != nullptr);
+}
+
+void validate(const MoeRowsGradSm90& a) {
+  const int64_t d = a.grad_rows.cols, f = a.grad_h.cols / 2;
+  check_plan(a.plan);
+  check_width(d, "width");
+  check_width(f, "hidden width");
+  check_matrix(a.grad_h, a.plan.rows, 2 * f, "grad_h");
+  check_matrix(a.w1, a.plan.experts * 2 * f, d, "w1");
+  check_matrix(a.grad_rows, a.plan.rows, d, "grad_rows");
+}
+
+void validate(const MoeDownGradSm90& a) {
+  const int64_t d = a.grad_out.cols, f = a.a.cols;
+  check_plan(a.plan);
+  check_width(d, "width");
+  check_width(f, "hidden width");
+  check_matrix(a.grad_out, a.plan.tokens, d, "grad_out");
+  check_matrix(a.a, a.plan.rows, f, "a");
+  check_gradient(a.grad_w2, a.plan.experts * d, f, a.accumulate, "grad_w2");
+}
+
+void validate(const MoeUpGradSm90& a) {
+  const int64_t d = a.x.cols, f = a.grad_h.cols / 2;
+  check_plan(a.plan);
+  check_width(d, "width");
+  check_width(f, "hidden width");
+  check_matrix(a.x, a.plan.tokens, d, "x");
+  check_matrix(a.grad_h, a.plan.rows, 2 * f, "grad_h");
+  check_gradient(a.grad_w1, a.plan.experts * 2 * f, d, a.accumulate, "grad_w1");
+}
+
+int64_t workspace_bytes(const MoeHiddenGradSm90& a) {
+  const int64_t tiles = (a.a.cols + 255) / 256;
+  return a.plan.rows * tiles * 4;
+}
+
+}  // namespace troupe

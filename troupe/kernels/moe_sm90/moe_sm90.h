@@ -1,0 +1,116 @@
+// The products of a mixture-of-experts feed-forward layer with SwiGLU experts, in bf16 on Hopper
+// GPUs (compute capability 9.0): six kernels over rows packed by expert (routing_plan.h).
+//
+//   up       H[r, :] = X[src(r), :] W1_e^T;  A[r, u] = s_r silu(H[r, gate u]) H[r, up u]
+//   down     Y[r, :] = A[r, :] W2_e^T
+//   hidden   G[r, :] = dO[src(r), :] W2_e;   dS_r = sum_u G[r, u] silu(gate) up
+//            d(up) = s_r G silu(gate);  d(gate) = s_r G up silu'(gate);  A as in `up`
+//   rows     dXt[r, :] = dH[r, :] W1_e
+//   grad W2  dW2_e[d, u] = sum_r dO[src(r), d] A[r, u]
+//   grad W1  dW1_e[j, d] = sum_r dH[r, j] X[src(r), d]
+//
+// r runs over the rows of expert e: offset[e] <= r < offset[e + 1]; src = row_src, s_r =
+// score[row_slot[r]] (1 where `score` is null: then the weight belongs into the combine). Products
+// accumulate in fp32. Rounded to bf16 once: H, A, Y, dH, dXt, dW (unless fp32). A comes from the
+// rounded H, with the same bits forward and backward; G is never rounded.
+//
+// Shapes: T tokens, D width, F hidden width of an expert, E experts, R rows (the host's bound). D
+// and F are multiples of 64, E <= 1024. W1 is [E, 2F, D]: F gate rows, then F up rows; W2 is [E, D,
+// F]. H is private to `up` and `hidden`: in a row, the words of 16 units lie together
+// (hidden_column). dH is plain: F gate columns, then F up columns.
+//
+// Rows at or past offset[E] are neither read nor written. Pad rows (row_src = -1) read as zeros and
+// have s = 0. An expert without rows gets a zero gradient, or keeps it where it accumulates. A NaN
+// in one expert's rows reaches no other's. Every launcher is asynchronous, allocates nothing, reads
+// no count on the host and may be captured into a graph. Bitwise repeatable.
+#pragma once
+
+#include <cstdint>
+
+#include "troupe/core/cuda_stream.h"
+#include "troupe/core/view.h"
+#include "troupe/kernels/routing_plan/routing_plan.h"
+
+namespace troupe {
+
+// Where H keeps unit u's gate in its row of 2F; its up lies 2 further.
+constexpr int64_t hidden_column(int64_t u) {
+  const int64_t in_group = u % 16, block = in_group / 8, quad = in_group % 8 / 2;
+  return u / 16 * 32 + quad * 8 + block * 4 + u % 2;
+}
+
+struct MoeUpSm90 {
+  PlanRef plan;
+  MatRef x;                      // [T, D]
+  MatRef w1;                     // [E 2F, D]
+  const float* score = nullptr;  // [T, K], or null
+  MutRef h;                      // [R, 2F]  out
+  MutRef a;                      // [R, F]   out
+};
+
+struct MoeDownSm90 {
+  PlanRef plan;
+  MatRef a;   // [R, F]
+  MatRef w2;  // [E D, F]
+  MutRef y;   // [R, D]  out
+};
+
+struct MoeHiddenGradSm90 {
+  PlanRef plan;
+  MatRef grad_out;               // [T, D]
+  MatRef w2;                     // [E D, F]
+  MatRef h;                      // [R, 2F]
+  const float* score = nullptr;  // [T, K], or null
+  MutRef grad_h;                 // [R, 2F]  out
+  MutRef a;                      // [R, F]   out
+  float* grad_score = nullptr;   // [T, K]   out; 0 where a slot has no row
+  void* workspace = nullptr;     // workspace_bytes()
+};
+
+struct MoeRowsGradSm90 {
+  PlanRef plan;
+  MatRef grad_h;     // [R, 2F]
+  MatRef w1;         // [E 2F, D]
+  MutRef grad_rows;  // [R, D]  out
+};
+
+struct MoeDownGradSm90 {
+  PlanRef plan;
+  MatRef grad_out;          // [T, D]
+  MatRef a;                 // [R, F]
+  MutRef grad_w2;           // [E D, F]  out, bf16 or f32
+  bool accumulate = false;  // f32 alone: grad_w2 += instead of =
+};
+
+struct MoeUpGradSm90 {
+  PlanRef plan;
+  MatRef x;        // [T, D]
+  MatRef grad_h;   // [R, 2F]
+  MutRef grad_w1;  // [E 2F, D]  out, bf16 or f32
+  bool accumulate = false;
+};
+
+void validate(const MoeUpSm90& args);
+void validate(const MoeDownSm90& args);
+void validate(const MoeHiddenGradSm90& args);
+void validate(const MoeRowsGradSm90& args);
+void validate(const MoeDownGradSm90& args);
+void validate(const MoeUpGradSm90& args);
+
+int64_t workspace_bytes(const MoeHiddenGradSm90& args);
+
+void moe_up_sm90_ref(const MoeUpSm90& args);
+void moe_down_sm90_ref(const MoeDownSm90& args);
+void moe_hidden_grad_sm90_ref(const MoeHiddenGradSm90& args);
+void moe_rows_grad_sm90_ref(const MoeRowsGradSm90& args);
+void moe_down_grad_sm90_ref(const MoeDownGradSm90& args);
+void moe_up_grad_sm90_ref(const MoeUpGradSm90& args);
+
+void moe_up_sm90_cuda(const MoeUpSm90& args, cudaStream_t stream);
+void moe_down_sm90_cuda(const MoeDownSm90& args, cudaStream_t stream);
+void moe_hidden_grad_sm90_cuda(const MoeHiddenGradSm90& args, cudaStream_t stream);
+void moe_rows_grad_sm90_cuda(const MoeRowsGradSm90& args, cudaStream_t stream);
+void moe_down_grad_sm90_cuda(const MoeDownGradSm90& args, cudaStream_t stream);
+void moe_up_grad_sm90_cuda(const MoeUpGradSm90& args, cudaStream_t stream);
+
+}  // namespace troupe
