@@ -1,6 +1,5 @@
 // A matrix of any float type with padded rows, read and written as double: what tests of
-// element-wise and row-wise kernels hand to every path. And rule G8's tolerances, the one table of
-// them.
+// element-wise and row-wise kernels hand to every path.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,6 +13,7 @@
 #include "troupe/core/cuda_stream.h"
 #include "troupe/core/view.h"
 #include "troupe/testing/backend.h"
+#include "troupe/testing/tolerance.h"
 
 namespace troupe::testing {
 
@@ -73,19 +73,7 @@ class Matrix {
   Buffer<char> bytes_;
 };
 
-// |got - want| <= relative |want| + absolute max(1, the matrix's largest |want|)
-struct Tolerance {
-  double relative, absolute;
-};
-
-inline Tolerance tolerance(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kF64: return {1e-9, 1e-12};
-    case Dtype::kF32: return {1e-6, 1e-6};
-    default: return {1.6e-2, 1e-5};
-  }
-}
-
+// |got - want| <= rtol |want| + atol max(1, the matrix's largest |want|).
 // NaN agrees with NaN alone, and infinity with itself.
 inline void expect_near(Matrix& got, Matrix& want, Tolerance bound, const std::string& what = "") {
   ASSERT_TRUE(got.rows() == want.rows() && got.cols() == want.cols()) << what;
@@ -99,7 +87,7 @@ inline void expect_near(Matrix& got, Matrix& want, Tolerance bound, const std::s
     const double x = got.get(r, c), y = want.get(r, c);
     if (x == y || (std::isnan(x) && std::isnan(y))) return;
     const double error = std::abs(x - y);
-    if (error <= bound.relative * std::abs(y) + bound.absolute * largest) return;
+    if (error <= bound.rtol * std::abs(y) + bound.atol * largest) return;
     if (++faults <= 5)
       ADD_FAILURE() << what << " at " << r << ", " << c << ": " << x << ", not " << y;
   });

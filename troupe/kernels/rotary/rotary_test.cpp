@@ -106,15 +106,15 @@ TEST_P(RotaryTest, TheInverseGivesBackTheInputAndLengthsStay) {
     run(backend(), args);
     // Rounded twice.
     const auto bound = testing::tolerance(GetParam().dtype);
-    testing::expect_near(
-        back.y, p.x, testing::Tolerance{2 * bound.relative, 2 * bound.absolute + bound.relative});
+    testing::expect_near(back.y, p.x,
+                         testing::Tolerance{2 * bound.rtol, 2 * bound.atol + bound.rtol});
     for (int64_t t = 0; t < p.x.rows(); ++t) {
       double before = 0, after = 0;
       for (int64_t d = 0; d < p.x.cols(); ++d) {
         before += p.x.get(t, d) * p.x.get(t, d);
         after += p.y.get(t, d) * p.y.get(t, d);
       }
-      ASSERT_NEAR(after, before, 2 * bound.relative * before + 1e-4);
+      ASSERT_NEAR(after, before, 2 * bound.rtol * before + 1e-4);
     }
   }
 }
