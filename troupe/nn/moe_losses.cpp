@@ -1,0 +1,187 @@
+#include "troupe/nn/moe_losses.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "troupe/core/check.h"
+
+namespace troupe {
+namespace {
+
+// Counts and tokens of a scope, summed in one collective.
+struct Totals {
+  at::Tensor counts_BE, tokens_B;
+};
+
+Totals total_over(const SumOver& sum, const BalanceSums& s) {
+  if (!sum) return {s.counts_BE, s.tokens_B};
+  const int64_t E = s.counts_BE.size(1);
+  const at::Tensor both = sum(at::cat({s.counts_BE, s.tokens_B.unsqueeze(1)}, 1));
+  return {both.narrow(1, 0, E), both.select(1, E)};
+}
+
+class Losses {
+ public:
+  Losses(const BalanceConfig& config, const BalanceSums& sums, const LossSizes& sizes,
+         const Context& context)
+      : c_(config), s_(sums), n_(sizes), context_(context), E_(sums.probs_BE.size(1)) {}
+
+  std::vector<MoeLoss> all(FractionTracker& tracker) {
+    const Totals group = total_over(context_.group_sum, s_);
+    const at::Tensor probs_E = s_.probs_BE.sum(0), tokens = group.tokens_B.sum();
+    const at::Tensor counts_E = group.counts_BE.sum(0);
+    if (c_.aux_loss != 0) add("aux", lb(counts_E, probs_E, tokens, n_.top_k), c_.aux_loss);
+    if (c_.seq_loss != 0) {
+      const at::Tensor f = fractions(group.counts_BE, group.tokens_B, n_.top_k);
+      add("seq", load_balance(f, s_.probs_BE, group.tokens_B).mean(), c_.seq_loss);
+    }
+    if (c_.global_loss != 0) add("global", global(tracker, probs_E), c_.global_loss);
+    if (c_.batched_loss != 0) {
+      add("batched", batched(probs_E) / static_cast<double>(n_.moe_layers), c_.batched_loss);
+    }
+    if (c_.device_loss != 0) {
+      add("device", lb(merged(counts_E), merged(probs_E), tokens, n_.top_k), c_.device_loss);
+    }
+    if (c_.communication_loss != 0) {
+      const at::Tensor touched =
+          summed(context_.group_sum, touched_groups(s_.ids_TK, E_, n_.groups));
+      add("communication", lb(touched, merged(probs_E), tokens, n_.keep_groups),
+          c_.communication_loss);
+    }
+    if (c_.z_loss != 0) {
+      add("z", s_.lse_squares.to(at::kDouble) / tokens.to(at::kDouble).clamp_min(1), c_.z_loss);
+    }
+    return std::move(out_);
+  }
+
+ private:
+  static at::Tensor lb(const at::Tensor& counts, const at::Tensor& probs, const at::Tensor& tokens,
+                       int64_t k) {
+    return load_balance(fractions(counts, tokens, k), probs, tokens);
+  }
+
+  at::Tensor merged(const at::Tensor& x_E) const {
+    return x_E.reshape({n_.groups, E_ / n_.groups}).sum(1);
+  }
+
+  at::Tensor global(FractionTracker& tracker, const at::Tensor& probs_E) const {
+    const Totals all = total_over(context_.all_sum, s_);
+    const at::Tensor tokens = all.tokens_B.sum();
+    const at::Tensor f = tracker.add(all.counts_BE.sum(0), tokens, n_.top_k, c_.global_fractions);
+    return load_balance(f, probs_E, tokens) * static_cast<double>(context_.replicas);
+  }
+
+  // A rank's own loss is one of |G| means; over all ranks it is a share that A7 divides by D.
+  at::Tensor batched(const at::Tensor& probs_E) const {
+    const bool own = c_.batched_scope == LossScope::kRank;
+    const bool all = c_.batched_scope == LossScope::kAll;
+    const Totals t = total_over(own ? SumOver() : all ? context_.all_sum : context_.group_sum, s_);
+    const double factor = own   ? 1.0 / static_cast<double>(n_.group_ranks)
+                          : all ? static_cast<double>(context_.replicas)
+                                : 1.0;
+    return lb(t.counts_BE.sum(0), probs_E, t.tokens_B.sum(), n_.top_k) * factor;
+  }
+
+  void add(const char* name, const at::Tensor& value, double coefficient) {
+    out_.push_back({name, value * coefficient, coefficient});
+  }
+
+  const BalanceConfig& c_;
+  const BalanceSums& s_;
+  const LossSizes& n_;
+  const Context& context_;
+  int64_t E_;
+  std::vector<MoeLoss> out_;
+};
+
+}  // namespace
+
+at::Tensor fractions(const at::Tensor& counts, const at::Tensor& tokens, int64_t top_k) {
+  at::Tensor n = tokens.to(at::kDouble).clamp_min(1) * static_cast<double>(top_k);
+  if (counts.dim() == 2) n = n.unsqueeze(1);
+  return counts.to(at::kDouble) / n;
+}
+
+at::Tensor load_balance(const at::Tensor& fractions, const at::Tensor& probs,
+                        const at::Tensor& tokens) {
+  const at::Tensor n = tokens.to(at::kDouble).clamp_min(1);
+  return (fractions * probs.to(at::kDouble)).sum(-1) * static_cast<double>(probs.size(-1)) / n;
+}
+
+at::Tensor touched_groups(const at::Tensor& ids_TK, int64_t experts, int64_t groups) {
+  TROUPE_CHECK(groups >= 1 && experts % groups == 0, "experts", experts, "groups", groups);
+  const at::Tensor ids = ids_TK.to(at::kLong);
+  const at::Tensor group =
+      ids.div(experts / groups, "floor").masked_fill(ids.lt(0), groups);  // the last column: none
+  at::Tensor touched = at::zeros({ids.size(0), groups + 1}, ids.options());
+  touched.scatter_(1, group, 1);
+  return touched.narrow(1, 0, groups).sum(0);
+}
+
+FractionTracker::FractionTracker(int64_t experts)
+    : previous_(Param::of({experts}, {.kind = Init::kZero}).as_state()) {}
+
+at::Tensor FractionTracker::add(const at::Tensor& counts_E, const at::Tensor& tokens, int64_t top_k,
+                                GlobalFractions which) {
+  const at::NoGradGuard no_grad;
+  counts_E_ = counts_E_.defined() ? counts_E_ + counts_E : counts_E.to(at::kDouble);
+  tokens_ = tokens_.defined() ? tokens_ + tokens : tokens.to(at::kDouble);
+  now_E_ = fractions(counts_E_, tokens_, top_k);
+  if (which == GlobalFractions::kRunning) return now_E_;
+  if (!previous_.value.defined()) previous_.allocate(counts_E.options()), previous_.value.zero_();
+  const at::Tensor before = previous_.value.to(at::kDouble);
+  return before.where(before.sum() > 0, now_E_);  // chosen on the device: no copy to the host
+}
+
+void FractionTracker::end_of_step() {
+  if (now_E_.defined() && previous_.value.defined()) previous_.value.copy_(now_E_);
+  counts_E_ = tokens_ = now_E_ = at::Tensor();
+}
+
+std::vector<MoeLoss> moe_losses(const BalanceConfig& config, const BalanceSums& sums,
+                                const LossSizes& sizes, const Context& context,
+                                FractionTracker& tracker) {
+  if (!context.records() || (!config.balances() && config.z_loss == 0)) return {};
+  return Losses(config, sums, sizes, context).all(tracker);
+}
+
+void LossLedger::add(int64_t layer, std::vector<MoeLoss> losses) {
+  TROUPE_CHECK(std::find(layers_.begin(), layers_.end(), layer) != layers_.end(), "layer", layer,
+               "is no MoE layer");
+  for (const auto& [recorded, _] : records_) {
+    TROUPE_CHECK(recorded != layer, "layer", layer, "recorded its losses twice in a microbatch");
+  }
+  records_.emplace_back(layer, std::move(losses));
+}
+
+void LossLedger::check_complete() const {
+  for (const int64_t layer : layers_) {
+    const bool there = std::any_of(records_.begin(), records_.end(),
+                                   [layer](const auto& r) { return r.first == layer; });
+    TROUPE_CHECK(there, "layer", layer, "recorded no losses in this microbatch");
+  }
+}
+
+at::Tensor LossLedger::total() const {
+  check_complete();
+  at::Tensor sum;
+  for (const auto& [_, losses] : records_) {
+    for (const MoeLoss& loss : losses) sum = sum.defined() ? sum + loss.value : loss.value;
+  }
+  return sum.defined() ? sum : at::zeros({}, at::kDouble);
+}
+
+double LossLedger::reported(const std::string& name) const {
+  check_complete();
+  double sum = 0;
+  for (const auto& [_, losses] : records_) {
+    for (const MoeLoss& loss : losses) sum += loss.name == name ? loss.reported() : 0;
+  }
+  return layers_.empty() ? 0 : sum / static_cast<double>(layers_.size());
+}
+
+}  // namespace troupe

@@ -1,0 +1,149 @@
+// Auxiliary losses of a MoE layer, as values with gradients; nothing is kept globally (rule G6).
+//
+// For a set of N valid tokens with counts c_e (the plain top-k of r: before dropping, without bias
+// and groups) and P_e = sum over the tokens of r_te, where r is the softmax over all E experts, or
+// the other scores divided by their row sum:
+//
+//   LB = E / (k N^2) sum_e c_e P_e = E sum_e f_e P_e / N,     f_e = c_e / (k N)
+//
+// The gradient goes through P alone. LB is 1 where all c are equal, and where all r are 1 / E.
+// Counts stay integers until the product, which is in f64. N = 0 gives 0.
+//
+//   A1 aux      a LB over G and this microbatch
+//   A2 seq      a mean_b LB_b, one sequence over G each
+//   A3 global   a LB with f over all ranks and the step's microbatches so far, times D: a rank's
+//               share is of the whole sum, and A7 divides by D
+//   A4 batched  w / L LB; summed over the model's L MoE layers that is MegaBlocks' loss
+//   A6 z        coefficient / N sum_t lse(z_t)^2 over the valid tokens of G
+//   A9 device, communication   LB over the groups of R9
+//
+// Under several ranks each value is this rank's share: P is its own, c and N are the scope's.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "troupe/core/text.h"
+#include "troupe/dist/param.h"
+#include "troupe/nn/context.h"
+
+namespace troupe {
+
+enum class GlobalFractions { kRunning, kPrevious };  // A3: the step so far, or the last whole step
+constexpr auto names_of(GlobalFractions) {
+  return std::array{Named{"running", GlobalFractions::kRunning},
+                    Named{"previous", GlobalFractions::kPrevious}};
+}
+
+enum class LossScope { kRank, kGroup, kAll };
+constexpr auto names_of(LossScope) {
+  return std::array{Named{"rank", LossScope::kRank}, Named{"group", LossScope::kGroup},
+                    Named{"all", LossScope::kAll}};
+}
+
+// Coefficients; 0: off. Several may be on together (A5).
+struct BalanceConfig {
+  double aux_loss = 0;
+  double seq_loss = 0;
+  double global_loss = 0;
+  GlobalFractions global_fractions = GlobalFractions::kRunning;
+  double batched_loss = 0;
+  LossScope batched_scope = LossScope::kRank;
+  double device_loss = 0;
+  double communication_loss = 0;
+  double z_loss = 0;
+
+  static void visit(auto& c, auto&& f) {
+    f("aux_loss", c.aux_loss);
+    f("seq_loss", c.seq_loss);
+    f("global_loss", c.global_loss);
+    f("global_fractions", c.global_fractions);
+    f("batched_loss", c.batched_loss);
+    f("batched_scope", c.batched_scope);
+    f("device_loss", c.device_loss);
+    f("communication_loss", c.communication_loss);
+    f("z_loss", c.z_loss);
+  }
+  bool balances() const {
+    return aux_loss != 0 || seq_loss != 0 || global_loss != 0 || batched_loss != 0 ||
+           device_loss != 0 || communication_loss != 0;
+  }
+};
+
+// What the losses read of one routing; ATen tensors where x lives.
+struct BalanceSums {
+  at::Tensor counts_BE;    // int64  plain top-k, for each sequence of this rank
+  at::Tensor probs_BE;     // sum of r over the valid tokens, with its gradient
+  at::Tensor tokens_B;     // int64  valid tokens
+  at::Tensor ids_TK;       // int32  as chosen (communication loss alone)
+  at::Tensor lse_squares;  // scalar: sum over valid tokens of lse(z)^2, with its gradient
+};
+
+struct LossSizes {
+  int64_t top_k = 1;
+  int64_t moe_layers = 1;  // L, of the whole model (A4)
+  int64_t groups = 1;      // g and a of R9 (A9)
+  int64_t keep_groups = 1;
+  int64_t group_ranks = 1;  // |G|
+};
+
+struct MoeLoss {
+  std::string name;        // "aux", "seq", "global", "batched", "device", "communication", "z"
+  at::Tensor value;        // f64 scalar: coefficient included, with its gradient
+  double coefficient = 1;  // value / coefficient is what is reported (A8)
+
+  double reported() const { return value.item<double>() / coefficient; }
+};
+
+// A3's counts: state of the model, one for each layer.
+class FractionTracker {
+ public:
+  explicit FractionTracker(int64_t experts);
+
+  // Adds a microbatch (sums over all ranks) and returns f [E], f64: over the microbatches of the
+  // step so far, or those of the previous step if asked and there is one.
+  at::Tensor add(const at::Tensor& counts_E, const at::Tensor& tokens, int64_t top_k,
+                 GlobalFractions which);
+  void end_of_step();  // also after a skipped step
+
+  static void visit(auto& m, auto&& f) { f("previous_fractions", m.previous_); }
+
+ private:
+  at::Tensor counts_E_, tokens_;  // f64; undefined before the step's first microbatch
+  Param previous_;                // [E] f32 state, all 0: none yet
+  at::Tensor now_E_;
+};
+
+// [B, E] or [E] counts, and tokens [B] or a scalar, to f; N = 0 gives 0.
+at::Tensor fractions(const at::Tensor& counts, const at::Tensor& tokens, int64_t top_k);
+// LB of each row: E sum_e f P / N.
+at::Tensor load_balance(const at::Tensor& fractions, const at::Tensor& probs,
+                        const at::Tensor& tokens);
+// Tokens that chose at least one expert of each group: int64 [g].
+at::Tensor touched_groups(const at::Tensor& ids_TK, int64_t experts, int64_t groups);
+
+// All losses that are on. Empty unless the context records.
+std::vector<MoeLoss> moe_losses(const BalanceConfig& config, const BalanceSums& sums,
+                                const LossSizes& sizes, const Context& context,
+                                FractionTracker& tracker);
+
+// The losses of one microbatch over the model's MoE layers.
+class LossLedger {
+ public:
+  explicit LossLedger(std::vector<int64_t> layers) : layers_(std::move(layers)) {}
+
+  void add(int64_t layer, std::vector<MoeLoss> losses);  // a second record is an error (A4)
+  at::Tensor total() const;                        // sum of all values; refuses a missing layer
+  double reported(const std::string& name) const;  // mean over the layers (A8)
+
+ private:
+  void check_complete() const;
+  std::vector<int64_t> layers_;
+  std::vector<std::pair<int64_t, std::vector<MoeLoss>>> records_;
+};
+
+}  // namespace troupe
