@@ -3,33 +3,20 @@
 
 #include "troupe/core/cuda_check.h"
 #include "troupe/kernels/device/block_scan.cuh"
+#include "troupe/kernels/device/stable_rank.cuh"
 #include "troupe/kernels/routing_plan/geometry.h"
 #include "troupe/kernels/routing_plan/routing_plan.h"
 
 namespace troupe {
 namespace {
 
-constexpr int kThreads = 1024;
-constexpr int kWarps = kThreads / 32;
-constexpr int kPerThread = plan::kTileSlots / kThreads;
-static_assert(plan::kMaxFusedExperts == kThreads);
+constexpr int kThreads = kRankThreads;
+static_assert(plan::kMaxFusedExperts == kRankThreads && plan::kTileSlots == kRankTile);
 
 // ---- what both paths do
 
 __device__ bool routed(const RoutingPlan& a, int id) {
   return 0 <= id && id < a.shape.experts;
-}
-
-// How many lanes below this one hold the same id, and whether any lane holds more than that.
-struct Peers {
-  int before;
-  int count;
-};
-
-__device__ Peers peers_of(int id) {
-  const unsigned same = __match_any_sync(kWholeWarp, id);
-  const unsigned below = (1u << (threadIdx.x % 32)) - 1;
-  return {__popc(same & below), __popc(same)};
 }
 
 // Writes both maps of one slot; `rank` counts the slots of its expert before it.
@@ -104,55 +91,23 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Shared memory of place_kernel, [E] each.
-struct Shared {
-  __device__ Shared(int32_t* memory, int experts)
-      : total(memory),
-        next(total + experts),
-        first_row(next + experts),
-        first_tile(first_row + experts),
-        warp_rank(reinterpret_cast<uint16_t*>(first_tile + experts)) {}
-  static int64_t bytes(int64_t experts) { return experts * int64_t{16 + 2 * kWarps}; }
-
-  int32_t* total;       // the expert's slots, in all chunks
-  int32_t* next;        // the rank that this chunk's next slot of the expert gets
-  int32_t* first_row;   // of its segment
-  int32_t* first_tile;  // of its segment
-  uint16_t* warp_rank;  // [warps, E] slots of this tile before the warp's
+// Where each expert's segment begins, in shared memory: [E] each.
+struct Segments {
+  int32_t* first_row;
+  int32_t* first_tile;
 };
 
-// total and next from the chunks' histograms. Every block reads all of them, from L2 (64 KB at
-// E = 128 and 128 chunks): cheaper than a launch of its own for the prefix.
-__device__ void sum_histograms(const Shared& s, const int32_t* histograms, int experts) {
-  const int e = static_cast<int>(threadIdx.x) % experts;
-  const int part = static_cast<int>(threadIdx.x) / experts, parts = kThreads / experts;
-  for (int i = threadIdx.x; i < 2 * experts; i += kThreads) s.total[i] = 0;  // and next
-  __syncthreads();
-  if (part < parts) {
-    int all = 0, before = 0;
-#pragma unroll 8
-    for (int c = part; c < static_cast<int>(gridDim.x); c += parts) {
-      const int here = __ldg(&histograms[c * experts + e]);
-      all += here;
-      before += c < static_cast<int>(blockIdx.x) ? here : 0;
-    }
-    atomicAdd(&s.total[e], all);
-    atomicAdd(&s.next[e], before);
-  }
-  __syncthreads();
-}
-
 // Thread e lays out expert e; block 0 also writes what the host asked for. Returns the rows' total.
-__device__ int lay_out(const RoutingPlan& a, const Shared& s) {
+__device__ int lay_out(const RoutingPlan& a, const int32_t* total, const Segments& segments) {
   __shared__ int scratch[kScanScratch];
   const int e = static_cast<int>(threadIdx.x);
   const bool exists = e < a.shape.experts;
-  const Segment mine = segment(a, exists ? s.total[e] : 0, exists);
+  const Segment mine = segment(a, exists ? total[e] : 0, exists);
   const Scanned<int> rows = block_scan(mine.length, scratch);
   const Scanned<int> tiles = block_scan(mine.tiles, scratch);
   if (exists) {
-    s.first_row[e] = rows.before;
-    s.first_tile[e] = tiles.before;
+    segments.first_row[e] = rows.before;
+    segments.first_tile[e] = tiles.before;
   }
   if (blockIdx.x == 0) {
     const Scanned<int> dropped = block_scan(mine.dropped, scratch);
@@ -166,55 +121,27 @@ __device__ int lay_out(const RoutingPlan& a, const Shared& s) {
   return rows.total;
 }
 
-// One tile of slots: ranks within each warp by match, over the warps by a prefix for each expert.
-__device__ void place_tile(const RoutingPlan& a, const Shared& s, int64_t tile_begin) {
-  const int experts = static_cast<int>(a.shape.experts);
-  const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  auto* words = reinterpret_cast<uint32_t*>(s.warp_rank);
-  for (int i = threadIdx.x; i < kWarps / 2 * experts; i += kThreads) words[i] = 0;
-  __syncthreads();
-
-  uint16_t* mine = s.warp_rank + warp * experts;
-  int id[kPerThread], rank[kPerThread];
-  const int64_t begin = tile_begin + warp * (32 * kPerThread) + lane;
+__device__ void place_tile(const RoutingPlan& a, const RankShared& s, const Segments& segments,
+                           int64_t tile_begin) {
   const int64_t slots = a.shape.tokens * a.shape.choices;
+  int id[kRankItems], rank[kRankItems];
 #pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    id[i] = begin + i * 32 < slots ? a.ids[begin + i * 32] : -1;
+  for (int i = 0; i < kRankItems; ++i) {
+    const int64_t slot = tile_begin + rank_position(i);
+    id[i] = slot < slots ? a.ids[slot] : -1;
     if (!routed(a, id[i])) id[i] = -1;
   }
+  rank_tile(s, id, rank);
 #pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    const Peers peers = peers_of(id[i]);
-    const int start = id[i] >= 0 ? mine[id[i]] : 0;
-    __syncwarp();
-    if (id[i] >= 0 && peers.before == 0) mine[id[i]] = static_cast<uint16_t>(start + peers.count);
-    __syncwarp();
-    rank[i] = start + peers.before;
-  }
-  __syncthreads();
-  int in_tile = 0;  // Of expert threadIdx.x.
-  if (threadIdx.x < experts) {
-    for (int w = 0; w < kWarps; ++w) {
-      const int here = s.warp_rank[w * experts + threadIdx.x];
-      s.warp_rank[w * experts + threadIdx.x] = static_cast<uint16_t>(in_tile);
-      in_tile += here;
-    }
-  }
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    const int64_t slot = begin + i * 32;
+  for (int i = 0; i < kRankItems; ++i) {
+    const int64_t slot = tile_begin + rank_position(i);
     if (slot >= slots) continue;
     if (id[i] < 0) {
       a.slot_row[slot] = -1;
     } else {
-      const int before = s.next[id[i]] + mine[id[i]];
-      place(a, static_cast<int>(slot), s.first_row[id[i]], before + rank[i]);
+      place(a, static_cast<int>(slot), segments.first_row[id[i]], rank[i]);
     }
   }
-  __syncthreads();
-  if (threadIdx.x < experts) s.next[threadIdx.x] += in_tile;
 }
 
 // A block places the slots of its chunk, tile after tile, and shares in pads, tiles and the tail.
@@ -224,19 +151,20 @@ __global__ void __launch_bounds__(kThreads)
     place_kernel(RoutingPlan a, int64_t slots_per_chunk, const int32_t* histograms, int64_t bound) {
   extern __shared__ int32_t memory[];
   const int experts = static_cast<int>(a.shape.experts);
-  const Shared s(memory, experts);
-  sum_histograms(s, histograms, experts);
-  const int rows = lay_out(a, s);
+  const Segments segments{memory, memory + experts};
+  const RankShared s(memory + 2 * experts, experts);
+  sum_histograms(s, histograms);
+  const int rows = lay_out(a, s.total, segments);
 
   const int64_t begin = blockIdx.x * slots_per_chunk;
   const int64_t end = min(begin + slots_per_chunk, a.shape.tokens * a.shape.choices);
-  for (int64_t tile = begin; tile < end; tile += plan::kTileSlots) place_tile(a, s, tile);
+  for (int64_t tile = begin; tile < end; tile += kRankTile) place_tile(a, s, segments, tile);
 
-  const int warps = static_cast<int>(gridDim.x) * kWarps;
+  const int warps = static_cast<int>(gridDim.x) * kRankWarps;
   for (int e = (static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x)) / 32;
        e < experts; e += warps) {
     const int count = static_cast<int>(plan::placed(a.shape, s.total[e]));
-    finish_segment(a, e, s.first_row[e], count, s.first_tile[e]);
+    finish_segment(a, e, segments.first_row[e], count, segments.first_tile[e]);
   }
   clear_tail(a, rows, bound);
 }
@@ -244,7 +172,7 @@ __global__ void __launch_bounds__(kThreads)
 void plan_fused(const RoutingPlan& a, const plan::Chunks& chunks, cudaStream_t stream) {
   auto* histograms = static_cast<int32_t*>(a.workspace);
   const auto blocks = static_cast<unsigned>(chunks.count);
-  const auto bytes = static_cast<int>(Shared::bytes(a.shape.experts));
+  const auto bytes = static_cast<int>(RankShared::bytes(a.shape.experts) + 8 * a.shape.experts);
   count_kernel<<<blocks, kThreads, a.shape.experts * sizeof(int32_t), stream>>>(
       a, chunks.slots_per_chunk, histograms);
   TROUPE_LAUNCH_CHECK(stream);

@@ -1,0 +1,30 @@
+// Histogram: how often each value occurs in each row of an integer array.
+//
+//   out[i, b] = how many j have x[i, j] == b,  b in [0, bins)
+//
+// Values outside [0, bins) are counted nowhere. The counts are exact, so they do not depend on the
+// order of the threads. A row of no elements gives zeros.
+#pragma once
+
+#include <cstdint>
+
+#include "troupe/core/cuda_stream.h"
+#include "troupe/core/int_dtype.h"
+#include "troupe/core/pool.h"
+
+namespace troupe {
+
+struct Histogram {
+  IntRef x;  // [rows, n]  n below 2^31
+  int64_t bins = 0;
+  int32_t* out = nullptr;  // [rows, bins]  out, overwritten
+};
+
+void validate(const Histogram& args);
+int64_t bytes_moved(const Histogram& args);
+
+void histogram_ref(const Histogram& args);
+void histogram_cpu(const Histogram& args, const Pool& pool);
+void histogram_cuda(const Histogram& args, cudaStream_t stream);
+
+}  // namespace troupe
