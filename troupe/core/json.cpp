@@ -20,7 +20,7 @@ class Events : public nlohmann::json_sax<nlohmann::json> {
 
   Yaml take() { return builder_.take(); }
 
-  bool null() override { return add({.where = {file_}}); }
+  bool null() override { return add(detail::null_value({file_})); }
   bool boolean(bool value) override { return scalar(to_text(value)); }
   bool number_integer(number_integer_t value) override { return scalar(to_text(value)); }
   bool number_unsigned(number_unsigned_t value) override { return scalar(to_text(value)); }
@@ -40,13 +40,7 @@ class Events : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
-  bool scalar(const std::string& text) {
-    Yaml value;
-    value.kind = Yaml::Kind::kScalar;
-    value.where = {file_};
-    value.text = text;
-    return add(std::move(value));
-  }
+  bool scalar(const std::string& text) { return add(detail::scalar_value({file_}, text)); }
   bool open(Yaml::Kind kind) { return builder_.open(kind, {file_}), true; }
   bool add(Yaml value) { return builder_.add(std::move(value)), true; }
 

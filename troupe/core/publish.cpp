@@ -189,7 +189,7 @@ void publish_file(Fs& fs, const std::string& path, std::string_view bytes) {
 }
 
 std::string make_staging_directory(Fs& fs, const std::string& target) {
-  const std::string staging = staging_name(target);
+  std::string staging = staging_name(target);
   require(fs.mkdir(staging), staging, "make the folder");
   return staging;
 }

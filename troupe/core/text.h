@@ -29,6 +29,8 @@ struct Named {
   std::string_view name;
   E value;
 };
+template <class E>
+Named(const char*, E) -> Named<E>;
 
 template <class E>
 concept NamedEnum = std::is_enum_v<E> && requires(E e) {

@@ -11,7 +11,9 @@ void YamlBuilder::check_depth(size_t depth, const Where& where) const {
 
 void YamlBuilder::open(Yaml::Kind kind, const Where& where) {
   check_depth(open_.size() + 1, where);
-  open_.push_back({.value = {.kind = kind, .where = where}});
+  Open& top = open_.emplace_back();
+  top.value.kind = kind;
+  top.value.where = where;
 }
 
 Yaml YamlBuilder::close() {

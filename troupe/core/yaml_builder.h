@@ -13,6 +13,19 @@
 
 namespace troupe::detail {
 
+inline Yaml null_value(Where where) {
+  Yaml out;
+  out.where = std::move(where);
+  return out;
+}
+
+inline Yaml scalar_value(Where where, std::string text) {
+  Yaml out = null_value(std::move(where));
+  out.kind = Yaml::Kind::kScalar;
+  out.text = std::move(text);
+  return out;
+}
+
 class YamlBuilder {
  public:
   struct Limits {
