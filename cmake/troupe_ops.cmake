@@ -1,9 +1,11 @@
 # troupe_source(<layer path>): adds troupe/<path>.cpp to libtroupe.so and, where troupe/<path>_test.cpp
 # exists, its test, linked with libtroupe.so. One line an op, a module, a file above kernels/.
 add_library(troupe SHARED)
-add_library(troupe_testing STATIC ${PROJECT_SOURCE_DIR}/troupe/testing/torch/jacobian.cpp
-  ${PROJECT_SOURCE_DIR}/troupe/testing/torch/plan.cpp)
-target_link_libraries(troupe_testing PUBLIC troupe GTest::gtest)
+if(TROUPE_TESTS)
+  add_library(troupe_testing STATIC ${PROJECT_SOURCE_DIR}/troupe/testing/torch/jacobian.cpp
+    ${PROJECT_SOURCE_DIR}/troupe/testing/torch/plan.cpp)
+  target_link_libraries(troupe_testing PUBLIC troupe GTest::gtest)
+endif()
 
 function(troupe_source)
   foreach(path IN LISTS ARGN)
@@ -21,7 +23,7 @@ set(archives troupe_core ${kernels})
 list(TRANSFORM archives REPLACE "(.+)" "$<TARGET_FILE:\\1>")
 add_dependencies(troupe troupe_core ${kernels})
 target_link_libraries(troupe
-  PUBLIC troupe_options torch::cpu
+  PUBLIC $<BUILD_INTERFACE:troupe_options> torch::cpu
   PRIVATE -Wl,--whole-archive ${archives} -Wl,--no-whole-archive
           ${TROUPE_CORE_LIBRARIES} ${CMAKE_DL_LIBS})
 set_target_properties(troupe PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION 0)

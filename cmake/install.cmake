@@ -1,0 +1,30 @@
+# cmake --install, and what find_package(troupe) reads. Installed are libtroupe.so, the plug-in beside
+# it, the headers, and cmake/torch.cmake: a consumer needs the same wheel, looked for where this build
+# found it unless TROUPE_TORCH_ROOT says otherwise.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/troupe)
+
+target_compile_features(troupe PUBLIC cxx_std_20)
+target_include_directories(troupe INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+set(libraries troupe)
+if(TARGET troupe_cuda)
+  list(APPEND libraries troupe_cuda)  # Opened at run time: installed, but no target for others.
+  install(TARGETS troupe_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
+set_target_properties(${libraries} PROPERTIES
+  INSTALL_RPATH $ORIGIN INSTALL_RPATH_USE_LINK_PATH ON)
+
+install(TARGETS troupe EXPORT troupe LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(EXPORT troupe NAMESPACE troupe:: FILE troupeTargets.cmake DESTINATION ${package_dir})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/troupe DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+        FILES_MATCHING PATTERN "*.h" PATTERN testing EXCLUDE)
+configure_package_config_file(
+  ${PROJECT_SOURCE_DIR}/cmake/troupeConfig.cmake.in ${PROJECT_BINARY_DIR}/troupeConfig.cmake
+  INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/troupeConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/troupeConfig.cmake
+              ${PROJECT_BINARY_DIR}/troupeConfigVersion.cmake
+              ${PROJECT_SOURCE_DIR}/cmake/torch.cmake
+        DESTINATION ${package_dir})

@@ -1,0 +1,57 @@
+"""An installed Troupe is found, linked and run by a project that knows nothing of this tree."""
+import os
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILD = pathlib.Path(os.environ.get("TROUPE_BUILD", ROOT / "build/release"))
+
+
+def run(*command):
+    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode != 0:
+        raise AssertionError(f"{' '.join(map(str, command))}\n{done.stdout}")
+    return done.stdout
+
+
+class Install(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.prefix, cls.work = pathlib.Path(folder.name, "prefix"), pathlib.Path(folder.name, "work")
+        run("cmake", "--install", BUILD, "--prefix", cls.prefix)
+
+    def test_consumer_builds_and_runs(self):
+        run("cmake", "-G", "Ninja", "-S", ROOT / "examples/consumer", "-B", self.work,
+            f"-DCMAKE_PREFIX_PATH={self.prefix}", "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
+        run("cmake", "--build", self.work)
+        said = run(self.work / "consumer")
+        self.assertIn("token 3:", said)
+
+    def test_another_version_is_refused(self):
+        (self.prefix / "x").mkdir(parents=True, exist_ok=True)
+        (self.prefix / "x/CMakeLists.txt").write_text(
+            "cmake_minimum_required(VERSION 3.25)\nproject(x LANGUAGES CXX)\n"
+            "find_package(troupe 99.0 REQUIRED)\n")
+        with self.assertRaisesRegex(AssertionError, "99.0"):
+            run("cmake", "-S", self.prefix / "x", "-B", self.prefix / "x/build",
+                f"-DCMAKE_PREFIX_PATH={self.prefix}")
+
+    def test_headers_need_nothing_that_is_not_installed(self):
+        """Every quoted include of an installed header is installed too; no test helper is."""
+        headers = sorted((self.prefix / "include").rglob("*.h"))
+        self.assertGreater(len(headers), 10)
+        for header in headers:
+            self.assertNotIn("testing", header.relative_to(self.prefix).parts)
+            for line in header.read_text().splitlines():
+                if line.startswith('#include "'):
+                    name = line.split('"')[1]
+                    self.assertTrue((self.prefix / "include" / name).exists(), f"{header}: {name}")
+
+
+if __name__ == "__main__":
+    unittest.main()
