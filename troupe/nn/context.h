@@ -21,8 +21,8 @@ struct Context {
   int64_t step = 0;
   int64_t layer = 0;        // of the whole model: keys noise and tables
   int64_t first_token = 0;  // global index, within the step, of this rank's token 0
-  SumOver group_sum;        // over G, the ranks that share this microbatch
-  SumOver all_sum;          // over all ranks with tokens: G and the data replicas
+  SumOver group_sum = {};   // over G, the ranks that share this microbatch
+  SumOver all_sum = {};     // over all ranks with tokens: G and the data replicas
   int64_t replicas = 1;     // D, data replicas
 
   bool records() const { return training && owns_backward; }
@@ -30,9 +30,9 @@ struct Context {
 
 // What is known of the T tokens beside x. Undefined tensors: all valid; no ids; no replay.
 struct Tokens {
-  at::Tensor valid_T;     // bool, true: a real token (rule G3)
-  at::Tensor ids_T;       // integers: the vocabulary's; table routing reads them (R14)
-  at::Tensor replay_TK;   // int32: choices to take instead of the router's own (R15)
+  at::Tensor valid_T = {};    // bool, true: a real token (rule G3)
+  at::Tensor ids_T = {};      // integers: the vocabulary's; table routing reads them (R14)
+  at::Tensor replay_TK = {};  // int32: choices to take instead of the router's own (R15)
   int64_t sequences = 1;  // the T tokens are this many sequences of equal length, one after another
 };
 

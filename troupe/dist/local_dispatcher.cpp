@@ -1,0 +1,187 @@
+#include "troupe/dist/local_dispatcher.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "troupe/core/check.h"
+#include "troupe/kernels/routing_plan/routing_plan.h"
+#include "troupe/ops/run.h"
+#include "troupe/ops/view.h"
+
+namespace troupe {
+namespace {
+
+struct LocalLease : Lease {
+  at::Tensor x_TD, source_SD, scores_SK, grad_SD;
+  Plan plan;
+  int64_t row_bound = 0;
+};
+
+LocalLease& of(const Handle& handle) {
+  TROUPE_CHECK(handle != nullptr, "the handle's lease has ended");
+  return static_cast<LocalLease&>(*handle);
+}
+
+Plan plan_of(const at::Tensor& ids_SK, const PlanShape& shape) {
+  const at::Tensor ids = ids_SK.contiguous();
+  const auto ints = ids.options();
+  Plan plan{.expert_offset = at::empty({shape.experts + 1}, ints),
+            .row_src = at::empty({row_bound(shape)}, ints),
+            .row_slot = at::empty({row_bound(shape)}, ints),
+            .slot_row = at::empty(ids.sizes(), ints),
+            .counts = at::empty({shape.experts}, ints.dtype(at::kLong))};
+  RoutingPlan args{.shape = shape,
+                   .ids = ptr<const int32_t>(ids, "dispatcher: ids"),
+                   .counts = ptr<int64_t>(plan.counts, "counts"),
+                   .expert_offset = ptr<int32_t>(plan.expert_offset, "expert_offset"),
+                   .row_src = ptr<int32_t>(plan.row_src, "row_src"),
+                   .row_slot = ptr<int32_t>(plan.row_slot, "row_slot"),
+                   .slot_row = ptr<int32_t>(plan.slot_row, "slot_row")};
+  const at::Tensor workspace = at::empty({workspace_bytes(args)}, ints.dtype(at::kByte));
+  args.workspace = workspace.mutable_data_ptr();
+  run(ids.device(), args, routing_plan_cpu, &CudaKernels::routing_plan);
+  return plan;
+}
+
+class LocalDispatcher : public Dispatcher {
+ public:
+  explicit LocalDispatcher(int64_t experts) : placement_(contiguous(experts, 1)) {}
+
+  Handle stage(const at::Tensor& x_TD) override {
+    auto lease = std::make_shared<LocalLease>();
+    lease->x_TD = x_TD;
+    return lease;
+  }
+
+  void route(const Handle& handle, const Routed& routed) override {
+    LocalLease& lease = of(handle);
+    lease.source_SD = lease.x_TD;
+    lease.scores_SK = routed.scores_TK;
+    make_plan(lease, routed, routed.ids_TK);
+  }
+
+  ExpertRows rows(const Handle& handle) override {
+    const LocalLease& lease = of(handle);
+    return {lease.source_SD, lease.scores_SK, lease.plan, lease.row_bound};
+  }
+
+  at::Tensor combine(const Handle&, const at::Tensor& y_SD) override { return y_SD; }
+  void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
+    of(handle).grad_SD = grad_out_TD;
+  }
+  at::Tensor rows_grad(const Handle& handle) override { return of(handle).grad_SD; }
+  DispatchGradients combine_grad(const Handle&, const at::Tensor& grad_source_SD,
+                                 const at::Tensor& grad_scores_SK) override {
+    return {grad_source_SD, grad_scores_SK};
+  }
+  void release(const Handle& handle) override { of(handle) = LocalLease(); }
+
+  bool needs_host_counts() const override { return false; }
+  const Placement& placement() const override { return placement_; }
+  int64_t rank() const override { return 0; }
+  bool holds_all_experts() const override { return true; }
+  std::string description() const override { return "local: all experts in this process"; }
+
+ protected:
+  explicit LocalDispatcher(Placement placement) : placement_(std::move(placement)) {}
+
+  void make_plan(LocalLease& lease, const Routed& routed, const at::Tensor& ids_SK) const {
+    lease.plan = plan_of(ids_SK, {.tokens = ids_SK.size(0),
+                                  .choices = ids_SK.size(1),
+                                  .experts = placement_.experts(),
+                                  .alignment = routed.alignment,
+                                  .capacity = routed.capacity});
+    lease.row_bound = lease.plan.row_src.size(0);
+  }
+
+  Placement placement_;
+};
+
+// Source rows are (rank, token): rank w's copy of token t is row w T + t.
+class VirtualRanksDispatcher : public LocalDispatcher {
+ public:
+  explicit VirtualRanksDispatcher(Placement placement) : LocalDispatcher(std::move(placement)) {
+    TROUPE_CHECK(placement_.slices() == 1, "virtual ranks cannot hold slices of experts");
+    size_t most = 1;
+    for (int64_t e = 0; e < placement_.experts(); ++e) {
+      most = std::max(most, placement_.owners(e).size());
+    }
+    std::vector<int64_t> owners, replicas;
+    for (int64_t e = 0; e < placement_.experts(); ++e) {
+      const auto& all = placement_.owners(e);
+      replicas.push_back(static_cast<int64_t>(all.size()));
+      for (size_t i = 0; i < most; ++i) owners.push_back(all[i % all.size()]);
+    }
+    owners_ = at::tensor(owners, at::kLong).reshape({placement_.experts(), -1});
+    replicas_E_ = at::tensor(replicas, at::kLong);
+  }
+
+  void route(const Handle& handle, const Routed& routed) override {
+    LocalLease& lease = of(handle);
+    const int64_t W = placement_.ranks(), T = lease.x_TD.size(0), D = lease.x_TD.size(1);
+    const at::Tensor owner_TK = owners_of(routed.ids_TK);
+    std::vector<at::Tensor> ids;
+    for (int64_t w = 0; w < W; ++w) {
+      ids.push_back(routed.ids_TK.masked_fill(owner_TK.ne(w), -1));
+    }
+    const int64_t K = routed.ids_TK.size(1);
+    lease.source_SD = lease.x_TD.unsqueeze(0).expand({W, T, D}).reshape({W * T, D});
+    lease.scores_SK = routed.scores_TK.unsqueeze(0).expand({W, T, K}).reshape({W * T, K});
+    make_plan(lease, routed, at::cat(ids));
+  }
+
+  at::Tensor combine(const Handle&, const at::Tensor& y_SD) override { return sum(y_SD); }
+
+  void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
+    const int64_t W = placement_.ranks(), T = grad_out_TD.size(0), D = grad_out_TD.size(1);
+    of(handle).grad_SD = grad_out_TD.unsqueeze(0).expand({W, T, D}).reshape({W * T, D});
+  }
+
+  DispatchGradients combine_grad(const Handle&, const at::Tensor& grad_source_SD,
+                                 const at::Tensor& grad_scores_SK) override {
+    return {sum(grad_source_SD), sum(grad_scores_SK)};
+  }
+
+  std::string description() const override {
+    return std::to_string(placement_.ranks()) + " virtual ranks in this process";
+  }
+
+ private:
+  // The rank that a slot's row goes to: a replica by the token's index.
+  at::Tensor owners_of(const at::Tensor& ids_TK) const {
+    const at::Tensor ids = ids_TK.to(at::kLong).clamp_min(0);
+    const at::Tensor token = at::arange(ids.size(0), ids.options()).unsqueeze(1);
+    const at::Tensor replica = token.remainder(replicas_E_.to(ids.device()).index({ids}));
+    return owners_.to(ids.device()).index({ids, replica});
+  }
+
+  // [W T, X] to [T, X]: the ranks' parts in rank order, in f32, rounded once.
+  at::Tensor sum(const at::Tensor& x) const {
+    if (!x.defined()) return x;
+    const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const auto parts = x.reshape({placement_.ranks(), -1, x.size(1)}).unbind();
+    at::Tensor total = parts[0].to(wide);
+    for (size_t w = 1; w < parts.size(); ++w) total = total + parts[w];
+    return total.to(x.scalar_type());
+  }
+
+  at::Tensor owners_, replicas_E_;  // [E, most replicas], [E]
+};
+
+}  // namespace
+
+std::unique_ptr<Dispatcher> local_dispatcher(int64_t experts) {
+  return std::make_unique<LocalDispatcher>(experts);
+}
+
+std::unique_ptr<Dispatcher> virtual_ranks_dispatcher(const Placement& placement) {
+  return std::make_unique<VirtualRanksDispatcher>(placement);
+}
+
+}  // namespace troupe

@@ -1,0 +1,151 @@
+#include "troupe/nn/experts.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "troupe/core/check.h"
+
+namespace troupe {
+namespace {
+
+constexpr const char* kPlace = "model.moe";
+
+template <class... What>
+void require(bool holds, const What&... what) {
+  if (!holds) fail(Code::kBadValue, kPlace, what...);
+}
+
+bool bits_known(int64_t bits) {
+  return bits == -1 || bits == 4 || bits == 8;
+}
+
+// W + alpha / rank B A for each expert.
+at::Tensor adapted(const Param& w, const std::optional<Param>& a, const std::optional<Param>& b,
+                   double alpha) {
+  if (!a) return w.value;
+  const double scale = alpha / static_cast<double>(a->value.size(1));
+  return w.value + at::bmm(b->value, a->value) * scale;
+}
+
+// Every row to the one expert, score 1.
+Plan dense_plan(const at::Tensor& x_TD) {
+  const int64_t T = x_TD.size(0);
+  const auto ints = x_TD.options().dtype(at::kInt).requires_grad(false);
+  const at::Tensor row = at::arange(T, ints);
+  return {.expert_offset = at::arange(2, ints) * T,
+          .row_src = row,
+          .row_slot = row,
+          .slot_row = row.unsqueeze(1),
+          .counts = at::full({1}, T, ints.dtype(at::kLong))};
+}
+
+}  // namespace
+
+FfnOptions FfnForm::options() const {
+  FfnOptions o{.activation = activation};
+  o.clamp = clamp.value_or(std::numeric_limits<double>::infinity());
+  o.offset = offset;
+  return o;
+}
+
+Init ExpertsInit::up() const {
+  return {.kind = kaiming ? Init::kKaiming : Init::kNormal,
+          .std = std,
+          .truncate = truncate,
+          .same_experts = same_experts};
+}
+
+Init ExpertsInit::down(int64_t layers) const {
+  Init init = up();
+  init.std = down_std.value_or(std / std::sqrt(2.0 * static_cast<double>(layers)));
+  return init;
+}
+
+void validate(const ExpertsConfig& c, int64_t top_k) {
+  const auto known = {"silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"};
+  require(std::find(known.begin(), known.end(), c.form.activation) != known.end(),
+          "no activation '" + c.form.activation + "'; there are silu, gelu, gelu_tanh, quick_gelu,",
+          "relu, relu2");
+  require(c.hidden >= 1, "an expert's width hidden is", c.hidden, "; it must be 1 or more");
+  require(!c.form.clamp || *c.form.clamp > 0, "clamp must be above 0; it is",
+          c.form.clamp.value_or(0));
+  require(c.form.gated || c.form.offset == 0, "an offset needs gated experts");
+  require(!c.score_on_input || top_k == 1, "score_on_input needs top_k 1; it is", top_k);
+  require(c.lora.rank >= 0, "lora.rank is", c.lora.rank);
+  const QuantizeConfig& q = c.quantize;
+  require(bits_known(q.inputs) && bits_known(q.rematerialize) && bits_known(q.scatter),
+          "quantize takes -1, 4 or 8 bits; it is inputs", q.inputs, "rematerialize",
+          q.rematerialize, "scatter", q.scatter);
+  if (c.impl == ExpertsImpl::kGrouped) return;
+  require(c.recompute == Recompute::kNone || c.recompute == Recompute::kLayer,
+          "impl loop keeps what PyTorch's autograd keeps: recompute must be none or",
+          "layer, or impl grouped");
+  require(q.inputs == -1 && q.rematerialize == -1, "quantize needs impl grouped");
+}
+
+Experts::Experts(const ExpertsConfig& c, const ExpertsShape& shape) : config_(c) {
+  const int64_t E = shape.experts, D = shape.width, F = c.hidden, G = c.form.gates();
+  const int64_t held = shape.held ? static_cast<int64_t>(shape.held->size()) : E;
+  const Init down = c.init.down(shape.layers);
+  w1 = Param::of_experts({E, G, F, D}, c.init.up(), shape.held).showing({held, G * F, D});
+  w2 = Param::of_experts({E, D, F}, down, shape.held);
+  if (c.bias) {
+    b1 = Param::of_experts({E, G, F}, {.kind = Init::kZero}, shape.held).showing({held, G * F});
+    b2 = Param::of_experts({E, D}, {.kind = Init::kZero}, shape.held);
+    b1->group = b2->group = Group::kNoDecay;
+  }
+  if (c.lora.rank == 0) return;
+  const Init a{.kind = Init::kKaiming}, zero{.kind = Init::kZero};
+  w1.frozen = w2.frozen = true;
+  w1_lora_a = Param::of_experts({E, c.lora.rank, D}, a, shape.held);
+  w1_lora_b = Param::of_experts({E, G, F, c.lora.rank}, zero, shape.held)
+                  .showing({held, G * F, c.lora.rank});
+  w2_lora_a = Param::of_experts({E, c.lora.rank, F}, a, shape.held);
+  w2_lora_b = Param::of_experts({E, D, c.lora.rank}, zero, shape.held);
+}
+
+ExpertWeights Experts::weights() const {
+  ExpertWeights w{.w1 = adapted(w1, w1_lora_a, w1_lora_b, config_.lora.alpha),
+                  .b1 = std::nullopt,
+                  .w2 = adapted(w2, w2_lora_a, w2_lora_b, config_.lora.alpha),
+                  .b2 = std::nullopt};
+  if (b1) w.b1 = b1->value;
+  if (b2) w.b2 = b2->value;
+  return w;
+}
+
+at::Tensor Experts::forward(const ExpertRows& given) const {
+  ExpertRows rows = given;
+  if (config_.score_on_input) {  // X5: F(p x), then weight 1
+    rows.source_SD = (given.source_SD * given.scores_SK).to(given.source_SD.scalar_type());
+    rows.scores_SK = at::ones_like(given.scores_SK).detach();
+  }
+  FfnOptions options = config_.form.options();
+  options.keep_hidden = config_.recompute != Recompute::kExpert;
+  options.input_bits = config_.quantize.inputs;
+  options.hidden_bits = config_.quantize.rematerialize;
+  const ExpertWeights w = weights();
+  switch (config_.impl) {
+    case ExpertsImpl::kLoop: return loop_ffn(rows, w, options);
+    case ExpertsImpl::kGrouped: break;
+  }
+  return moe_ffn(rows.source_SD, rows.scores_SK, rows.plan, w, options);
+}
+
+at::Tensor dense_ffn(const at::Tensor& x_TD, const ExpertWeights& weights,
+                     const FfnOptions& options) {
+  const auto wide = x_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor ones =
+      at::ones({x_TD.size(0), 1}, x_TD.options().dtype(wide).requires_grad(false));
+  return moe_ffn(x_TD, ones, dense_plan(x_TD), weights, options);
+}
+
+}  // namespace troupe

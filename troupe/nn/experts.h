@@ -1,0 +1,170 @@
+// The experts: F(x) = W2 u for each routed row, with u = s act(W1 x) or s act(W1 x) (V x + o), s
+// the row's score (rules X1 to X8). Weights are W1 [E, 2F, D] (gate rows, then up rows) or [E, F,
+// D], and W2 [E, D, F], over the experts of this rank.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "troupe/core/text.h"
+#include "troupe/dist/dispatcher.h"
+#include "troupe/dist/param.h"
+
+namespace troupe {
+
+// The form of a feed-forward, shared by routed, shared and dense ones.
+struct FfnForm {
+  std::string activation = "silu";  // gelu, gelu_tanh, quick_gelu, relu, relu2
+  bool gated = true;
+  std::optional<double> clamp;  // X4
+  double offset = 0;            // X4: added to the up half
+
+  static void visit(auto& c, auto&& f) {
+    f("activation", c.activation);
+    f("gated", c.gated);
+    f("clamp", c.clamp);
+    f("offset", c.offset);
+  }
+  int64_t gates() const { return gated ? 2 : 1; }
+  FfnOptions options() const;
+};
+
+enum class ExpertsImpl {
+  kGrouped,  // one fused operator, group sizes read on the device
+  kLoop,     // each expert by plain ATen: the reference; reads counts on the host
+};
+constexpr auto names_of(ExpertsImpl) {
+  return std::array{Named{"grouped", ExpertsImpl::kGrouped}, Named{"loop", ExpertsImpl::kLoop}};
+}
+
+// What backward computes again (rule M2).
+enum class Recompute {
+  kNone,    // as little as the implementation can; the fused one rebuilds the activation anyway
+  kAct,     // the activation, from H
+  kExpert,  // H too, from x
+  kLayer,   // the whole MoE layer, from its input and the choices made (MoeLayer does that)
+};
+constexpr auto names_of(Recompute) {
+  return std::array{Named{"none", Recompute::kNone}, Named{"act", Recompute::kAct},
+                    Named{"expert", Recompute::kExpert}, Named{"layer", Recompute::kLayer}};
+}
+
+// Low-rank adapters on W1 and W2 of every expert: W + alpha / rank B A; the base is frozen.
+struct LoraConfig {
+  int64_t rank = 0;  // 0: none
+  double alpha = 16;
+
+  static void visit(auto& c, auto&& f) {
+    f("rank", c.rank);
+    f("alpha", c.alpha);
+  }
+};
+
+// Bits of what backward reads (section 8.1): -1 off, 8 or 4. `scatter` is accepted and costs
+// nothing: the output row need not be kept where the score comes before W2 (X1).
+struct QuantizeConfig {
+  int64_t inputs = -1;
+  int64_t rematerialize = -1;
+  int64_t scatter = -1;
+
+  static void visit(auto& c, auto&& f) {
+    f("inputs", c.inputs);
+    f("rematerialize", c.rematerialize);
+    f("scatter", c.scatter);
+  }
+};
+
+struct ExpertsInit {
+  double std = 0.02;
+  std::optional<double> down_std;  // of W2; absent: std / sqrt(2 layers)
+  double truncate = 0;
+  bool kaiming = false;
+  bool same_experts = false;
+
+  static void visit(auto& c, auto&& f) {
+    f("std", c.std);
+    f("down_std", c.down_std);
+    f("truncate", c.truncate);
+    f("kaiming", c.kaiming);
+    f("same_experts", c.same_experts);
+  }
+  Init up() const;
+  Init down(int64_t layers) const;
+};
+
+struct ExpertsConfig {
+  int64_t hidden = 0;  // F
+  FfnForm form;
+  bool bias = false;            // X6: b1, b2
+  bool score_on_input = false;  // X5: k = 1 only
+  ExpertsImpl impl = ExpertsImpl::kGrouped;
+  Recompute recompute = Recompute::kNone;
+  QuantizeConfig quantize;
+  LoraConfig lora;
+  ExpertsInit init;
+
+  static void visit(auto& c, auto&& f) {
+    f("hidden", c.hidden);
+    FfnForm::visit(c.form, f);
+    f("bias", c.bias);
+    f("score_on_input", c.score_on_input);
+    f("impl", c.impl);
+    f("recompute", c.recompute);
+    f("quantize", c.quantize);
+    f("lora", c.lora);
+    f("init", c.init);
+  }
+};
+
+void validate(const ExpertsConfig& config, int64_t top_k);  // throws with what is wrong
+
+struct ExpertsShape {
+  int64_t width;                    // D, or the latent width
+  int64_t experts;                  // E, over all ranks
+  int64_t layers;                   // of the model: scales W2's initial values
+  HeldExperts held = std::nullopt;  // absent: all
+};
+
+class Experts {
+ public:
+  Experts(const ExpertsConfig& config, const ExpertsShape& shape);
+
+  // [S, D]: the sum of each source row's rows, scores applied.
+  at::Tensor forward(const ExpertRows& rows) const;
+  int64_t row_alignment() const { return 1; }  // what a dispatcher must round segments to
+
+  static void visit(auto& m, auto&& f) {
+    f("w1", m.w1);
+    f("w2", m.w2);
+    f("b1", m.b1);
+    f("b2", m.b2);
+    f("w1_lora_a", m.w1_lora_a);
+    f("w1_lora_b", m.w1_lora_b);
+    f("w2_lora_a", m.w2_lora_a);
+    f("w2_lora_b", m.w2_lora_b);
+  }
+
+  Param w1, w2;
+  std::optional<Param> b1, b2;
+  std::optional<Param> w1_lora_a, w1_lora_b, w2_lora_a, w2_lora_b;
+
+ private:
+  ExpertWeights weights() const;
+
+  ExpertsConfig config_;
+};
+
+// A dense feed-forward over all T rows: one expert, score 1, so that a layer of one expert is it
+// bit for bit (L5). Weights as ExpertWeights with E = 1.
+at::Tensor dense_ffn(const at::Tensor& x_TD, const ExpertWeights& weights,
+                     const FfnOptions& options);
+
+// The reference: plain ATen with its own gradients, expert by expert. Reads counts on the host.
+at::Tensor loop_ffn(const ExpertRows& rows, const ExpertWeights& weights,
+                    const FfnOptions& options);
+
+}  // namespace troupe

@@ -1,0 +1,73 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+
+#include "troupe/core/check.h"
+#include "troupe/nn/experts.h"
+
+namespace troupe {
+namespace {
+
+at::Tensor activate(const at::Tensor& g, const std::string& name) {
+  if (name == "silu") return at::silu(g);
+  if (name == "gelu") return at::gelu(g);
+  if (name == "gelu_tanh") return at::gelu(g, "tanh");
+  if (name == "quick_gelu") return g * at::sigmoid(1.702 * g);
+  if (name == "relu") return at::relu(g);
+  TROUPE_CHECK(name == "relu2", "no activation", name);
+  return at::relu(g).square();
+}
+
+at::Tensor hidden_units(const at::Tensor& h, bool gated, const FfnOptions& o) {
+  const bool clamps = std::isfinite(o.clamp);
+  const at::Tensor g = gated ? h.chunk(2, 1)[0] : h;
+  const at::Tensor act = activate(clamps ? g.clamp_max(o.clamp) : g, o.activation);
+  if (!gated) return act;
+  const at::Tensor v = h.chunk(2, 1)[1];
+  return act * ((clamps ? v.clamp(-o.clamp, o.clamp) : v) + o.offset);
+}
+
+}  // namespace
+
+at::Tensor loop_ffn(const ExpertRows& rows, const ExpertWeights& w, const FfnOptions& o) {
+  const Plan& plan = rows.plan;
+  const at::Tensor offset = plan.expert_offset.cpu(), x = rows.source_SD;
+  const at::ScalarType wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const bool gated = w.w1.size(1) != w.w2.size(2);
+  const auto at = [&](int64_t e) { return offset.const_data_ptr<int32_t>()[e]; };
+  const at::Tensor slots = plan.row_slot.to(at::kLong), sources = plan.row_src.to(at::kLong);
+  const at::Tensor scores = rows.scores_SK.reshape({-1});
+  const auto w1 = w.w1.unbind(), w2 = w.w2.unbind();
+  const auto b1 = w.b1 ? w.b1->unbind() : std::vector<at::Tensor>(w1.size());
+  const auto b2 = w.b2 ? w.b2->unbind() : std::vector<at::Tensor>(w1.size());
+  std::vector<at::Tensor> y;
+  for (size_t e = 0; e < w1.size(); ++e) {
+    const int64_t begin = at(static_cast<int64_t>(e)), n = at(static_cast<int64_t>(e) + 1) - begin;
+    const at::Tensor slot = slots.narrow(0, begin, n), pad = slot.lt(0).unsqueeze(1);
+    const at::Tensor s = scores.index_select(0, slot.clamp_min(0)).unsqueeze(1).masked_fill(pad, 0);
+    const at::Tensor x_e =
+        x.index_select(0, sources.narrow(0, begin, n).clamp_min(0)).masked_fill(pad, 0);
+    const at::Tensor u = hidden_units(at::linear(x_e, w1[e], b1[e]), gated, o);
+    at::Tensor y_e = at::linear((s * u.to(wide)).to(x.scalar_type()), w2[e]);
+    if (b2[e].defined()) y_e = (y_e.to(wide) + s * b2[e].to(wide)).to(x.scalar_type());
+    y.push_back(y_e);
+  }
+  y.push_back(at::zeros({1, x.size(1)}, x.options()));  // what a slot without a row adds
+  const at::Tensor y_RD = at::cat(y);
+  const at::Tensor none = plan.slot_row.lt(0);
+  const at::Tensor row = plan.slot_row.to(at::kLong).masked_fill(none, y_RD.size(0) - 1);
+  at::Tensor sum = at::zeros({row.size(0), x.size(1)}, x.options().dtype(wide));
+  for (int64_t k = 0; k < row.size(1); ++k) {
+    sum = sum + y_RD.index_select(0, row.select(1, k)).to(wide);
+  }
+  return sum.to(x.scalar_type());
+}
+
+}  // namespace troupe

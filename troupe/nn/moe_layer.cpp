@@ -1,0 +1,137 @@
+#include "troupe/nn/moe_layer.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/linear.h>
+
+#include "troupe/core/check.h"
+#include "troupe/dist/local_dispatcher.h"
+#include "troupe/nn/recompute.h"
+
+namespace troupe {
+namespace {
+
+constexpr const char* kPlace = "model.moe";
+
+ExpertsShape experts_shape(const MoeConfig& c, const MoeShape& s, const Dispatcher& d) {
+  ExpertsShape shape{
+      .width = c.latent > 0 ? c.latent : s.width, .experts = c.experts, .layers = s.layers};
+  if (!d.holds_all_experts()) shape.held = d.placement().held_by(d.rank());
+  return shape;
+}
+
+at::Tensor flat(const at::Tensor& x, int64_t width) {
+  TROUPE_CHECK(1 <= x.dim() && x.dim() <= 3 && x.size(-1) == width,
+               "moe: x must be [D], [T, D] or [B, S, D] with D", width, "; it is", x.sizes());
+  return x.reshape({-1, width});
+}
+
+}  // namespace
+
+void validate(const MoeConfig& c, const MoeShape& s) {
+  validate(RouterShape{s.width, c.experts, c.top_k});
+  validate(c.ffn, c.top_k);
+  if (c.latent < 0 || c.shared.experts < 0 || c.shared.hidden < 0) {
+    fail(Code::kBadValue, kPlace, "latent is", c.latent, ", shared.experts is", c.shared.experts,
+         ", shared.hidden is", c.shared.hidden, "; none may be below 0");
+  }
+  if (c.return_bias && !c.output_bias) {
+    fail(Code::kBadValue, kPlace, "return_bias needs output_bias");
+  }
+}
+
+MoeSizes sizes_of(const MoeConfig& c, const MoeShape& s) {
+  return {.width = s.width,
+          .hidden = c.ffn.hidden,
+          .experts = c.experts,
+          .top_k = c.top_k,
+          .gated = c.ffn.form.gated,
+          .shared_hidden = c.shared.width_for(c.ffn.hidden),
+          .latent = c.latent,
+          .shared_gate = c.shared.experts > 0 && c.shared.form == SharedForm::kGate,
+          .expert_bias = c.ffn.bias,
+          .router_bias = std::visit([](const auto& r) { return r.gate.bias; }, c.router),
+          .output_bias = c.output_bias};
+}
+
+MoeLayer::MoeLayer(const MoeConfig& config, const MoeShape& shape,
+                   std::unique_ptr<Dispatcher> dispatcher)
+    : config_((validate(config, shape), config)),
+      shape_(shape),
+      router_(build(config.router, {shape.width, config.experts, config.top_k, shape.vocab})),
+      dispatcher_(dispatcher ? std::move(dispatcher) : local_dispatcher(config.experts)),
+      experts_(config.ffn, experts_shape(config, shape, *dispatcher_)),
+      fractions_(config.experts) {
+  validate(config.capacity, *router_);
+  if (config.shared.experts > 0) {
+    shared_.emplace(config.shared, config.ffn, shape.width, shape.layers);
+  }
+  if (config.latent > 0) {
+    latent_in_ = Param::of({config.latent, shape.width}, config.ffn.init.up());
+    latent_out_ = Param::of({shape.width, config.latent}, config.ffn.init.down(shape.layers));
+  }
+  if (config.output_bias) {
+    bias_ = Param::of({shape.width}, {.kind = Init::kZero}, Group::kNoDecay);
+  }
+}
+
+MoeOutput MoeLayer::forward(const at::Tensor& x, const Tokens& tokens, const Context& context) {
+  const at::Tensor x_TD = flat(x, shape_.width);
+  const bool twice = config_.ffn.recompute == Recompute::kLayer;
+  const Staged staged = twice ? Staged() : stage(x_TD);
+  const RouterOutput routed = router_->forward(x_TD, tokens, context);
+  const Kept kept =
+      keep_within(config_.capacity, routed, tokens, context, experts_.row_alignment());
+
+  MoeOutput out{
+      .y = twice ? mixture_twice(x_TD, kept.routed) : mixture(x_TD, kept.routed, staged),
+      .bias = {},
+      .losses = moe_losses(router_->balance(), routed.balance, loss_sizes(), context, fractions_),
+      .stats = {routed.counts_E, kept.dropped, routed.score_sum, routed.forced},
+      .ids_TK = routed.ids_TK};
+  if (bias_ && config_.return_bias) out.bias = bias_->value;
+  if (bias_ && !config_.return_bias) out.y = out.y + bias_->value;
+  out.y = out.y.reshape(x.sizes());
+  return out;
+}
+
+// What is sent: the rows that experts see.
+MoeLayer::Staged MoeLayer::stage(const at::Tensor& x_TD) {
+  const at::Tensor sent = latent_in_ ? at::linear(x_TD, latent_in_->value) : x_TD;
+  return {sent, dispatcher_->stage(sent)};
+}
+
+at::Tensor MoeLayer::mixture(const at::Tensor& x_TD, const Routed& routed, const Staged& staged) {
+  const ExpertRows rows = dispatch_rows(*dispatcher_, staged.handle, staged.sent, routed);
+  at::Tensor y_TD = combine_rows(*dispatcher_, staged.handle, experts_.forward(rows));
+  if (latent_out_) y_TD = at::linear(y_TD, latent_out_->value);
+  return shared_ ? shared_->add(y_TD, shared_->forward(x_TD), config_.top_k) : y_TD;
+}
+
+// Recompute::kLayer: keeps x and the choices, and runs the rest again in backward.
+at::Tensor MoeLayer::mixture_twice(const at::Tensor& x_TD, const Routed& routed) {
+  TensorList leaves;
+  for_each_param(*this, "", [&](const std::string&, Param& p) {
+    if (p.trainable()) leaves.push_back(p.value);
+  });
+  return recomputed({x_TD, routed.scores_TK}, leaves, [this, routed](const TensorList& in) {
+    Routed again = routed;
+    again.scores_TK = in[1];
+    return mixture(in[0], again, stage(in[0]));
+  });
+}
+
+LossSizes MoeLayer::loss_sizes() const {
+  const GroupsConfig limit = router_->limit();
+  return {.top_k = config_.top_k,
+          .moe_layers = shape_.moe_layers,
+          .groups = limit.groups,
+          .keep_groups = limit.keep,
+          .group_ranks = shape_.group_ranks};
+}
+
+void MoeLayer::end_of_step(const SumOver& all_sum, bool skipped) {
+  router_->end_of_step(all_sum, skipped);
+  fractions_.end_of_step();
+}
+
+}  // namespace troupe

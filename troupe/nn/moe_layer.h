@@ -1,0 +1,122 @@
+// The mixture-of-experts layer:
+//
+//   y_t = sum_j p_tj F_{I_tj}(x_t) + shared(x_t) + b_out      over the slots j that were not
+//   dropped
+//
+// Three siblings, each replaceable alone: the router chooses (nn/routers), the dispatcher moves
+// rows (dist/dispatcher.h), the experts compute (nn/experts.h). The order of a call: jitter,
+// logits, forced logits, select and weigh, losses and counters (of undropped choices), capacity,
+// dispatch, experts, combine, shared expert, bias.
+//
+// Inputs have 1, 2 or 3 dimensions, [D], [T, D] or [B, S, D], with the same values (L1). T may be
+// 0. With `latent`, rows are projected to that width before they are sent and back after the
+// combine (L3); router and shared expert see the full width.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "troupe/dist/dispatcher.h"
+#include "troupe/nn/capacity.h"
+#include "troupe/nn/experts.h"
+#include "troupe/nn/moe_counts.h"
+#include "troupe/nn/moe_losses.h"
+#include "troupe/nn/moe_stats.h"
+#include "troupe/nn/routers/routers.h"
+#include "troupe/nn/shared_expert.h"
+
+namespace troupe {
+
+struct MoeConfig {
+  int64_t experts = 0;       // E; 0: the model is dense
+  int64_t top_k = 2;         // K
+  std::string layers = "1";  // which layers are MoE layers (L4, moe_pattern.h)
+  ExpertsConfig ffn;
+  RouterConfig router;
+  CapacityConfig capacity;
+  SharedConfig shared;
+  int64_t latent = 0;        // l; 0: experts see the full width
+  bool output_bias = false;  // b_out, zero at the start, one for all experts
+  bool return_bias = false;  // returned beside y instead of added (Megatron's convention)
+
+  static void visit(auto& c, auto&& f) {
+    f("experts", c.experts);
+    f("top_k", c.top_k);
+    f("layers", c.layers);
+    ExpertsConfig::visit(c.ffn, f);
+    f("router", c.router);
+    f("capacity", c.capacity);
+    f("shared", c.shared);
+    f("latent", c.latent);
+    f("output_bias", c.output_bias);
+    f("return_bias", c.return_bias);
+  }
+};
+
+struct MoeShape {
+  int64_t width;            // D
+  int64_t layers = 1;       // of the model: scales W2's initial values
+  int64_t moe_layers = 1;   // of the model: A4
+  int64_t vocab = 0;        // table routing
+  int64_t group_ranks = 1;  // |G|
+};
+
+void validate(const MoeConfig& config, const MoeShape& shape);
+MoeSizes sizes_of(const MoeConfig& config, const MoeShape& shape);  // for counting
+
+struct MoeOutput {
+  at::Tensor y;     // as x
+  at::Tensor bias;  // [D] with return_bias, else undefined
+  std::vector<MoeLoss> losses;
+  MoeStats stats;
+  at::Tensor ids_TK;  // the choices, for a trace (R15)
+};
+
+class MoeLayer {
+ public:
+  // Without a dispatcher: all experts here.
+  MoeLayer(const MoeConfig& config, const MoeShape& shape,
+           std::unique_ptr<Dispatcher> dispatcher = nullptr);
+
+  MoeOutput forward(const at::Tensor& x, const Tokens& tokens, const Context& context);
+  // After each optimizer step, also a skipped one: biases and counters (R10, R11, A3).
+  void end_of_step(const SumOver& all_sum = {}, bool skipped = false);
+
+  Router& router() { return *router_; }
+  Experts& experts() { return experts_; }
+  const Dispatcher& dispatcher() const { return *dispatcher_; }
+
+  static void visit(auto& m, auto&& f) {
+    f("router", *m.router_);
+    f("experts", m.experts_);
+    f("shared", m.shared_);
+    f("latent_in", m.latent_in_);
+    f("latent_out", m.latent_out_);
+    f("bias", m.bias_);
+    f("balance", m.fractions_);
+  }
+
+ private:
+  struct Staged {
+    at::Tensor sent;  // x, or its latent projection
+    Handle handle;
+  };
+  Staged stage(const at::Tensor& x_TD);
+  at::Tensor mixture(const at::Tensor& x_TD, const Routed& routed, const Staged& staged);
+  at::Tensor mixture_twice(const at::Tensor& x_TD, const Routed& routed);
+  LossSizes loss_sizes() const;
+
+  MoeConfig config_;
+  MoeShape shape_;
+  std::unique_ptr<Router> router_;
+  std::unique_ptr<Dispatcher> dispatcher_;
+  Experts experts_;
+  std::optional<SharedExpert> shared_;
+  std::optional<Param> latent_in_, latent_out_;  // [l, D], [D, l]
+  std::optional<Param> bias_;                    // [D]
+  FractionTracker fractions_;
+};
+
+}  // namespace troupe

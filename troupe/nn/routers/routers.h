@@ -1,0 +1,17 @@
+// All router kinds: the one list.
+#pragma once
+
+#include "troupe/core/one_of.h"
+#include "troupe/nn/routers/sigmoid_bias.h"
+#include "troupe/nn/routers/table.h"
+#include "troupe/nn/routers/topk_softmax.h"
+
+namespace troupe {
+
+using RouterConfig = OneOf<TopkSoftmaxRouting, SigmoidBiasRouting, TableRouting>;
+
+inline std::unique_ptr<Router> build(const RouterConfig& config, const RouterShape& shape) {
+  return std::visit([&](const auto& c) { return c.build(shape); }, config);
+}
+
+}  // namespace troupe

@@ -1,0 +1,39 @@
+// From logits to choices, weights and what the losses read: the rules R4 to R9 in one place, for
+// all routers that choose by token.
+#pragma once
+
+#include "troupe/nn/routers/router.h"
+#include "troupe/nn/routers/topk_softmax.h"
+
+namespace troupe {
+
+enum class RouterScore { kSoftmax, kSigmoid, kSqrtSoftplus };
+enum class RouterWeighting {
+  kChosen,  // R4: a softmax over the chosen logits
+  kRaw,     // R5: s[I]
+  kSum,     // R6: s[I] / (sum + 1e-20), and s[I] for k = 1
+  kNorm,    // R7: s[I] over its p_norm-norm; a row of zeros gives zeros
+};
+
+struct SelectOptions {
+  int64_t top_k = 1;
+  RouterScore score = RouterScore::kSoftmax;
+  RouterWeighting weighting = RouterWeighting::kRaw;
+  double p_norm = 0;        // R7
+  double scale = 1;         // R8
+  GroupsConfig limit = {};  // R9
+  // Added to the selection scores alone (R10: b; R11: -beta on logits). Undefined: none.
+  at::Tensor bias_E = {};
+  // The choices, where they are made elsewhere (R14, R15, R3): [T, K] int32. Undefined: none.
+  at::Tensor given_ids_TK = {};
+};
+
+// z [T, E] in f32 or f64. Ties go to the lower expert (G2). Invalid tokens get ids -1, weights 0,
+// and are in no sum.
+RouterOutput select(const at::Tensor& z_TE, const Tokens& tokens, const SelectOptions& options);
+
+// What the routers with a gate do: logits, choices (or those of a replay), benchmark aids.
+RouterOutput route_gated(const Gate& gate, const at::Tensor& x_TD, const Tokens& tokens,
+                         const Context& context, SelectOptions options);
+
+}  // namespace troupe

@@ -1,0 +1,40 @@
+// Top-k of a softmax over the experts' logits (rules R4, R5, R7 to R9): Switch, GShard, Mixtral,
+// DBRX, OLMoE, Qwen-MoE, DeepSeek-V2.
+//   after    I = top-k of z, p = softmax over the k chosen logits                    (R4)
+//   before   I = top-k of s = softmax of z over all experts, p = s[I]                (R5)
+// p is then divided by its p_norm-norm if asked (R7) and multiplied by `scale` (R8). With k = 1
+// `after` would give p = 1 and no gradient: refused. Unset, the order is `after`, and `before` for
+// k = 1.
+#pragma once
+
+#include "troupe/nn/routers/gate.h"
+
+namespace troupe {
+
+enum class SoftmaxOrder { kAuto, kAfter, kBefore };
+constexpr auto names_of(SoftmaxOrder) {
+  return std::array{Named{"auto", SoftmaxOrder::kAuto}, Named{"after", SoftmaxOrder::kAfter},
+                    Named{"before", SoftmaxOrder::kBefore}};
+}
+
+struct TopkSoftmaxRouting {
+  static constexpr std::string_view kKind = "topk_softmax";
+  SoftmaxOrder order = SoftmaxOrder::kAuto;
+  double p_norm = 0;  // 0: off
+  double scale = 1;
+  GroupsConfig limit;
+  GateConfig gate;
+  BalanceConfig balance{.aux_loss = 1e-2};
+
+  static void visit(auto& c, auto&& f) {
+    f("order", c.order);
+    f("p_norm", c.p_norm);
+    f("scale", c.scale);
+    f("limit", c.limit);
+    GateConfig::visit(c.gate, f);
+    f("balance", c.balance);
+  }
+  std::unique_ptr<Router> build(const RouterShape& shape) const;
+};
+
+}  // namespace troupe

@@ -1,0 +1,38 @@
+#include "troupe/nn/shared_expert.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/sigmoid.h>
+
+#include "troupe/core/check.h"
+
+namespace troupe {
+
+SharedExpert::SharedExpert(const SharedConfig& config, const ExpertsConfig& routed, int64_t width,
+                           int64_t layers)
+    : form_(config.form), ffn_(routed.form) {
+  const int64_t F = config.width_for(routed.hidden), G = ffn_.gates();
+  TROUPE_CHECK(F >= 1, "a shared expert of width", F);
+  w1 = Param::of({G, F, width}, routed.init.up()).showing({G * F, width});
+  w2 = Param::of({width, F}, routed.init.down(layers));
+  if (form_ == SharedForm::kGate) gate = Param::of({1, width}, {.kind = Init::kZero});
+}
+
+at::Tensor SharedExpert::forward(const at::Tensor& x_TD) const {
+  const at::Tensor y =
+      dense_ffn(x_TD, {w1.value.unsqueeze(0), std::nullopt, w2.value.unsqueeze(0), std::nullopt},
+                ffn_.options());
+  if (!gate) return y;
+  const auto wide = x_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor open_T1 = at::sigmoid(at::matmul(x_TD.to(wide), gate->value.to(wide).t()));
+  return (y * open_T1).to(y.scalar_type());
+}
+
+at::Tensor SharedExpert::add(const at::Tensor& routed_TD, const at::Tensor& shared_TD,
+                             int64_t top_k) const {
+  if (form_ != SharedForm::kWeighted) return routed_TD + shared_TD;
+  const auto k = static_cast<double>(top_k);
+  return shared_TD / (k + 1) + routed_TD * (k / (k + 1));
+}
+
+}  // namespace troupe

@@ -1,0 +1,56 @@
+// The shared expert: a feed-forward that every token passes, beside the routed ones.
+//   sum       y = routed + shared                        (SH1)
+//   weighted  y = shared / (k + 1) + routed k / (k + 1)  (SH2, MegaBlocks)
+//   gate      y = routed + shared sigmoid(x w)           (SH3, Qwen2-MoE)
+#pragma once
+
+#include "troupe/nn/experts.h"
+
+namespace troupe {
+
+enum class SharedForm { kSum, kWeighted, kGate };
+constexpr auto names_of(SharedForm) {
+  return std::array{Named{"sum", SharedForm::kSum}, Named{"weighted", SharedForm::kWeighted},
+                    Named{"gate", SharedForm::kGate}};
+}
+
+struct SharedConfig {
+  int64_t experts = 0;  // n_s experts are one of n_s times the width; 0: none
+  int64_t hidden = 0;   // f_s, of all together; 0: n_s times the routed experts' width
+  SharedForm form = SharedForm::kSum;
+
+  static void visit(auto& c, auto&& f) {
+    f("experts", c.experts);
+    f("hidden", c.hidden);
+    f("form", c.form);
+  }
+  int64_t width_for(int64_t routed_hidden) const {
+    return experts == 0 ? 0 : hidden > 0 ? hidden : experts * routed_hidden;
+  }
+};
+
+class SharedExpert {
+ public:
+  // The routed experts' form and initial values; full width, no biases.
+  SharedExpert(const SharedConfig& config, const ExpertsConfig& routed, int64_t width,
+               int64_t layers);
+
+  at::Tensor forward(const at::Tensor& x_TD) const;  // gated, if it is; not weighted
+  // y of routed and shared, by the form.
+  at::Tensor add(const at::Tensor& routed_TD, const at::Tensor& shared_TD, int64_t top_k) const;
+
+  static void visit(auto& m, auto&& f) {
+    f("w1", m.w1);
+    f("w2", m.w2);
+    f("gate", m.gate);
+  }
+
+  Param w1, w2;               // [2 f_s, D] or [f_s, D], [D, f_s]
+  std::optional<Param> gate;  // [1, D]
+
+ private:
+  SharedForm form_;
+  FfnForm ffn_;
+};
+
+}  // namespace troupe
