@@ -1,11 +1,16 @@
 # troupe_test(<path> <library>...): builds troupe/<path>_test.cpp against the libraries, as in
 # troupe_test(core/config troupe_core), which makes the program config_test and the test core/config.
+# Where a lower layer has a test of that name, the program's name begins with the layer's: the op
+# beside kernels/permute/permute_test.cpp is tested by ops_permute_test.
 # Each run leaves its results in test_results/ for tools/check_features.py.
 function(troupe_test path)
   if(NOT TROUPE_TESTS)
     return()
   endif()
   get_filename_component(name ${path} NAME)
+  if(TARGET ${name}_test)
+    string(REPLACE "/" "_" name ${path})
+  endif()
   string(REPLACE "/" "." result ${path})
   add_executable(${name}_test ${PROJECT_SOURCE_DIR}/troupe/${path}_test.cpp)
   target_link_libraries(${name}_test PRIVATE ${ARGN} GTest::gtest_main)
