@@ -1,5 +1,6 @@
 # troupe_test(<path> <library>...): builds troupe/<path>_test.cpp against the libraries, as in
 # troupe_test(core/config troupe_core), which makes the program config_test and the test core/config.
+# Where the name is taken (kernels/norm has norm_test), the folder goes before it: ops_norm_test.
 # Where a lower layer has a test of that name, the program's name begins with the layer's: the op
 # beside kernels/permute/permute_test.cpp is tested by ops_permute_test.
 # Each run leaves its results in test_results/ for tools/check_features.py.
@@ -8,6 +9,11 @@ function(troupe_test path)
     return()
   endif()
   get_filename_component(name ${path} NAME)
+  if(TARGET ${name}_test)
+    get_filename_component(folder ${path} DIRECTORY)
+    get_filename_component(folder ${folder} NAME)
+    set(name ${folder}_${name})
+  endif()
   if(TARGET ${name}_test)
     string(REPLACE "/" "_" name ${path})
   endif()
