@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "troupe/dist/dispatcher.h"
-#include "troupe/nn/capacity.h"
+#include "troupe/nn/expert_capacity.h"
 #include "troupe/nn/experts.h"
 #include "troupe/nn/moe_counts.h"
 #include "troupe/nn/moe_losses.h"

@@ -1,4 +1,4 @@
-#include "troupe/nn/capacity.h"
+#include "troupe/nn/expert_capacity.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
