@@ -1,0 +1,56 @@
+// AdamW over one run of elements: moments, decoupled weight decay, clipping, the rounded copy of
+// the parameters that a model computes with; all in one pass.
+//
+//   g     = grad[i] grad_scale
+//   m[i]  = beta1 m[i] + (1 - beta1) g
+//   v[i]  = beta2 v[i] + (1 - beta2) g^2
+//   p[i]  = p[i] - lr (m[i] / (1 - beta1^step) / (sqrt(v[i] / (1 - beta2^step)) + eps)
+//                      + weight_decay p[i])
+//   copy[i] = p[i], rounded
+//
+// step counts from 1. grad_scale is read on the device, so that clipping needs no word with the
+// host; none: 1. Where it is not finite nothing at all is written: a gradient of NaN never reaches
+// a weight (clip_scale of grad_norm.h gives NaN then). N elements each. Arithmetic is float (double
+// where p is f64); m and v may be kept in bf16, p and the step itself still use them before they
+// are rounded. Each element stands alone: the same bits for any number of threads. Nothing may
+// overlap.
+#pragma once
+
+#include <cstdint>
+
+#include "troupe/core/cuda_stream.h"
+#include "troupe/core/pool.h"
+#include "troupe/core/view.h"
+
+namespace troupe {
+
+struct AdamW {
+  MutRef param;  // [1, N]  f32; f64 on the CPU, then all are
+  MatRef grad;   // [1, N]  f32, bf16 or f16
+  MutRef m;      // [1, N]  f32 or bf16, in and out
+  MutRef v;      // [1, N]  of m's type
+  int64_t step;  // > 0
+  double lr;
+  MutRef copy = {};                   // [1, N]  out, bf16 or f16, or none
+  const float* grad_scale = nullptr;  // [1] or none
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0;
+};
+
+void validate(const AdamW& args);        // throws on a broken contract; every path calls it
+int64_t bytes_moved(const AdamW& args);  // the roofline's numerator
+
+void adamw_ref(const AdamW& args);                        // the formula in double: for tests
+void adamw_cpu(const AdamW& args, const Pool& pool);      // what CPU runs use
+void adamw_cuda(const AdamW& args, cudaStream_t stream);  // asynchronous, allocates nothing
+
+// The step's constants, formed once in double: what the loops multiply with.
+template <class W>
+struct AdamWStep {
+  W lr, beta1, rest1, beta2, rest2, unbias1, unbias2, eps, weight_decay;
+};
+AdamWStep<double> adamw_step(const AdamW& args);
+
+}  // namespace troupe

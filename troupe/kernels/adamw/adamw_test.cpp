@@ -1,0 +1,193 @@
+#include "troupe/kernels/adamw/adamw.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "troupe/testing/matrix.h"
+
+namespace troupe {
+namespace {
+
+using testing::Backend;
+using testing::Buffer;
+using testing::Matrix;
+
+struct Types {
+  Dtype param, grad, moments, copy;
+};
+
+struct Case {
+  Backend backend;
+  Types types;
+  int64_t size;
+};
+
+struct Problem {
+  Problem(int64_t n, Types t)
+      : types(t),
+        param(t.param, 1, n),
+        grad(t.grad, 1, n),
+        m(t.moments, 1, n),
+        v(t.moments, 1, n),
+        copy(t.copy, 1, n),
+        scale(1) {
+    param.fill_normal(1);
+    grad.fill_normal(2);
+    m.fill_normal(3, 0.1);
+    v.fill_normal(4);
+    v.each([&](int64_t, int64_t i) { v.set(0, i, v.get(0, i) * v.get(0, i)); });
+    scale[0] = 0.37f;
+  }
+  AdamW args(int64_t step = 3) {
+    return {.param = param.mut(),
+            .grad = grad.view(),
+            .m = m.mut(),
+            .v = v.mut(),
+            .step = step,
+            .lr = 0.01,
+            .copy = types.copy == Dtype::kF64 ? MutRef{} : copy.mut(),
+            .grad_scale = scale.data(),
+            .weight_decay = 0.1};
+  }
+  Types types;
+  Matrix param, grad, m, v, copy;
+  Buffer<float> scale;
+};
+
+void run(Backend backend, const AdamW& a) {
+  testing::run(backend, a, adamw_cpu, TROUPE_CUDA_PATH(adamw_cuda));
+}
+
+class AdamWTest : public ::testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    if (!testing::available(GetParam().backend)) GTEST_SKIP() << "no GPU here";
+    if (GetParam().backend == Backend::kCuda && GetParam().types.param == Dtype::kF64) {
+      GTEST_SKIP() << "f64 is for the CPU";
+    }
+  }
+  Problem problem() const { return {GetParam().size, GetParam().types}; }
+};
+
+TEST_P(AdamWTest, AgreesWithTheReference) {
+  Problem got = problem(), want = problem();
+  for (const int64_t step : {1, 2, 3}) {
+    run(GetParam().backend, got.args(step));
+    adamw_ref(want.args(step));
+  }
+  const bool exact = GetParam().types.moments != Dtype::kBF16;
+  testing::expect_near(got.m, want.m, "m");
+  testing::expect_near(got.v, want.v, "v");
+  // Moments that are rounded between steps differ by a place now and then, and so do the steps.
+  testing::expect_near(
+      got.param, want.param,
+      exact ? testing::tolerance(want.param.dtype()) : testing::Tolerance{1e-3, 1e-4}, "param");
+  if (got.args().copy.data != nullptr) testing::expect_near(got.copy, want.copy, "copy");
+}
+
+TEST_P(AdamWTest, TheCopyIsTheParameterRounded) {
+  Problem p = problem();
+  if (p.args().copy.data == nullptr) GTEST_SKIP() << "no copy";
+  run(GetParam().backend, p.args());
+  Matrix want(GetParam().types.copy, 1, GetParam().size);
+  want.each([&](int64_t, int64_t i) { want.set(0, i, p.param.get(0, i)); });
+  EXPECT_TRUE(p.copy.same_bits(want));
+}
+
+TEST_P(AdamWTest, G4_EveryRunGivesTheSameBits) {
+  Problem first = problem(), second = problem();
+  run(GetParam().backend == Backend::kCuda ? Backend::kCuda : Backend::kCpu, first.args());
+  run(GetParam().backend, second.args());
+  EXPECT_TRUE(first.param.same_bits(second.param));
+  EXPECT_TRUE(first.m.same_bits(second.m));
+  EXPECT_TRUE(first.v.same_bits(second.v));
+}
+
+TEST_P(AdamWTest, AScaleThatIsNotFiniteChangesNothing) {
+  for (const float bad : {NAN, INFINITY, -INFINITY}) {
+    Problem p = problem(), untouched = problem();
+    p.scale[0] = bad;
+    run(GetParam().backend, p.args());
+    EXPECT_TRUE(p.param.same_bits(untouched.param));
+    EXPECT_TRUE(p.m.same_bits(untouched.m));
+    EXPECT_TRUE(p.v.same_bits(untouched.v));
+    EXPECT_TRUE(p.copy.same_bits(untouched.copy));
+  }
+}
+
+class AdamWByHand : public ::testing::TestWithParam<Backend> {
+ protected:
+  void SetUp() override {
+    if (!testing::available(GetParam())) GTEST_SKIP() << "no GPU here";
+  }
+};
+
+// trainer.md: p 1, g 0.5, lr 0.1, betas 0.9 and 0.95, decay 0.1, step 1 gives 0.99 - 0.1 = 0.89.
+TEST_P(AdamWByHand, TheFirstStepIsLrAndTheDecayIsDecoupled) {
+  Problem p(1, {Dtype::kF32, Dtype::kF32, Dtype::kF32, Dtype::kBF16});
+  p.param.fill(1), p.grad.fill(0.5), p.m.fill(0), p.v.fill(0);
+  p.scale[0] = 1;
+  AdamW args = p.args(1);
+  args.lr = 0.1;
+  run(GetParam(), args);
+  EXPECT_NEAR(p.param.get(0, 0), 0.89, 1e-7);
+  EXPECT_NEAR(p.m.get(0, 0), 0.05, 1e-8);
+  EXPECT_NEAR(p.v.get(0, 0), 0.0125, 1e-9);
+}
+
+TEST_P(AdamWByHand, E2_AZeroGradientDecaysAndNoMore) {
+  Problem p(5, {Dtype::kF32, Dtype::kF32, Dtype::kF32, Dtype::kBF16});
+  p.param.fill(2), p.grad.fill(0), p.m.fill(0), p.v.fill(0);
+  run(GetParam(), p.args(1000000));
+  EXPECT_NEAR(p.param.get(0, 4), 2 * (1 - 0.01 * 0.1), 1e-6);
+  EXPECT_EQ(p.m.get(0, 4), 0);
+}
+
+TEST(AdamW, RefusesWhatItCannotMean) {
+  Problem p(8, {Dtype::kF32, Dtype::kF32, Dtype::kF32, Dtype::kBF16});
+  const auto refused = [&](auto&& spoil) {
+    AdamW a = p.args();
+    spoil(a);
+    EXPECT_THROW(adamw_cpu(a, serial), Error);
+    EXPECT_THROW(adamw_ref(a), Error);
+  };
+  refused([](AdamW& a) { a.step = 0; });
+  refused([](AdamW& a) { a.beta2 = 1; });
+  refused([](AdamW& a) { a.eps = -1; });
+  refused([](AdamW& a) { a.lr = NAN; });
+  refused([](AdamW& a) { a.grad.cols = 7; });
+  refused([](AdamW& a) { a.m.dtype = Dtype::kF64; });
+  refused([](AdamW& a) { a.v.dtype = Dtype::kBF16; });
+  refused([](AdamW& a) { a.param.dtype = Dtype::kBF16; });
+  refused([](AdamW& a) { a.copy.dtype = Dtype::kF32; });
+}
+
+std::vector<Case> all_cases() {
+  const Types types[] = {{Dtype::kF32, Dtype::kF32, Dtype::kF32, Dtype::kBF16},
+                         {Dtype::kF32, Dtype::kBF16, Dtype::kF32, Dtype::kBF16},
+                         {Dtype::kF32, Dtype::kBF16, Dtype::kBF16, Dtype::kF64},  // f64: no copy
+                         {Dtype::kF32, Dtype::kF16, Dtype::kF32, Dtype::kF16},
+                         {Dtype::kF64, Dtype::kF64, Dtype::kF64, Dtype::kF64}};
+  std::vector<Case> cases;
+  for (Backend b : {Backend::kCpu, Backend::kCpuThreads, Backend::kCuda}) {
+    for (const Types& t : types) {
+      for (int64_t n : {0, 1, 31, 4096, 4097, 20011, 65536}) cases.push_back({b, t, n});
+    }
+  }
+  return cases;
+}
+
+std::string case_name(const ::testing::TestParamInfo<Case>& info) {
+  const auto& [backend, t, n] = info.param;
+  return std::string(name(backend)) + "_" + name(t.param) + "_grad_" + name(t.grad) + "_m_" +
+         name(t.moments) + "_n" + std::to_string(n);
+}
+INSTANTIATE_TEST_SUITE_P(All, AdamWTest, ::testing::ValuesIn(all_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(All, AdamWByHand, ::testing::Values(Backend::kCpu, Backend::kCuda),
+                         testing::backend_name);
+
+}  // namespace
+}  // namespace troupe

@@ -1,0 +1,82 @@
+#include <benchmark/benchmark.h>
+
+#include "troupe/kernels/quantize/quantize.h"
+#include "troupe/testing/matrix.h"
+
+namespace troupe {
+namespace {
+
+struct Problem {
+  explicit Problem(const benchmark::State& state)
+      : bits(static_cast<int>(state.range(1))),
+        x(Dtype::kBF16, 1, state.range(0)),
+        values(quantized_value_bytes(state.range(0), bits)),
+        scales(quantized_scales(state.range(0))),
+        saturated(1) {
+    x.fill_normal(1);
+    saturated[0] = 0;
+  }
+  Quantize forward() {
+    return {.x = x.view(),
+            .values = values.data(),
+            .scales = scales.data(),
+            .saturated = saturated.data(),
+            .bits = bits};
+  }
+  Dequantize backward() {
+    return {.values = values.data(), .scales = scales.data(), .x = x.mut(), .bits = bits};
+  }
+  int bits;
+  testing::Matrix x;
+  testing::Buffer<uint8_t> values;
+  testing::Buffer<F16> scales;
+  testing::Buffer<int64_t> saturated;
+};
+
+template <class Args>
+void measure(benchmark::State& state, const Args& args, auto&& body) {
+  for (auto _ : state) body(args);
+  state.SetBytesProcessed(state.iterations() * bytes_moved(args));
+}
+
+void ref(benchmark::State& state) {
+  Problem p(state);
+  measure(state, p.forward(), quantize_ref);
+}
+void cpu(benchmark::State& state) {
+  Problem p(state);
+  measure(state, p.forward(), [](const Quantize& a) { quantize_cpu(a, serial); });
+}
+void cpu_back(benchmark::State& state) {
+  Problem p(state);
+  quantize_cpu(p.forward(), serial);
+  measure(state, p.backward(), [](const Dequantize& a) { dequantize_cpu(a, serial); });
+}
+BENCHMARK(ref)->Args({1 << 16, 8})->Unit(benchmark::kMicrosecond);
+BENCHMARK(cpu)->Args({1 << 22, 8})->Args({1 << 22, 4})->Unit(benchmark::kMicrosecond);
+BENCHMARK(cpu_back)->Args({1 << 22, 8})->Args({1 << 22, 4})->Unit(benchmark::kMicrosecond);
+
+#ifdef TROUPE_CUDA
+void cuda(benchmark::State& state) {
+  if (!testing::available(testing::Backend::kCuda)) return state.SkipWithError("no GPU here");
+  Problem p(state);
+  measure(state, p.forward(), [](const Quantize& a) {
+    quantize_cuda(a, nullptr);
+    TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
+  });
+}
+void cuda_back(benchmark::State& state) {
+  if (!testing::available(testing::Backend::kCuda)) return state.SkipWithError("no GPU here");
+  Problem p(state);
+  quantize_cuda(p.forward(), nullptr);
+  measure(state, p.backward(), [](const Dequantize& a) {
+    dequantize_cuda(a, nullptr);
+    TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
+  });
+}
+BENCHMARK(cuda)->Args({1 << 27, 8})->Args({1 << 27, 4})->Unit(benchmark::kMicrosecond);
+BENCHMARK(cuda_back)->Args({1 << 27, 8})->Args({1 << 27, 4})->Unit(benchmark::kMicrosecond);
+#endif
+
+}  // namespace
+}  // namespace troupe
