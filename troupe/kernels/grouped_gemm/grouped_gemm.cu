@@ -1,0 +1,180 @@
+// c = a B_e over the rows of each expert. See tile_product.cuh for how a tile is computed.
+#include "troupe/kernels/device/block_scan.cuh"
+#include "troupe/kernels/device/tile_product.cuh"
+#include "troupe/kernels/grouped_gemm/grouped_gemm.h"
+#include "troupe/kernels/grouped_gemm/launch.cuh"
+
+namespace troupe {
+namespace {
+
+using tile::Major;
+
+constexpr int kM = 128;
+
+// Reading element by element keeps many of them in registers at once: half the accumulators then.
+template <class T, int kN, Major kB, bool kAligned>
+using RowProduct = tile::Product<T, kM, kN, Major::kK, kB, kAligned ? 64 : 32>;
+
+template <class T>
+struct Problem {
+  Mat<const T> a, b;
+  Mat<T> c;
+  const T* bias;
+  const float *scale, *bias_scale;
+  const int32_t *expert_offset, *row_src, *row_slot;
+  int64_t ld_bias;
+  int experts, n, k;
+  bool vector, accumulate;
+};
+
+// scale * sum + bias_scale * bias, over a tile's own rows and columns.
+template <class T>
+struct ScaledSum {
+  const T* bias;  // nullptr: none
+  const float *scale, *bias_scale;
+  const int32_t* row_slot;
+  int first_row, rows, cols;
+
+  struct Row {
+    float scale, bias_scale;
+  };
+  __device__ Row row(int r) const {
+    if (r >= rows) return {0, 0};
+    const int64_t at = row_slot != nullptr ? row_slot[first_row + r] : first_row + r;
+    return {factor(scale, at), factor(bias_scale, at)};
+  }
+  __device__ float column(int c) const {
+    return bias != nullptr && c < cols ? static_cast<float>(bias[c]) : 0;
+  }
+  __device__ static float value(Row r, float bias_of_column, float sum) {
+    return fmaf(r.bias_scale, bias_of_column, r.scale * sum);
+  }
+
+ private:
+  __device__ static float factor(const float* factors, int64_t at) {
+    return factors == nullptr ? 1 : at < 0 ? 0 : factors[at];
+  }
+};
+
+template <class T, int kN, Major kB, bool kAligned>
+struct RowWork {
+  using Product = RowProduct<T, kN, kB, kAligned>;
+  using SourceA = tile::Source<T, kM, Major::kK, Product::kThreads, kAligned>;
+  using SourceB = tile::Source<T, kN, kB, Product::kThreads, kAligned>;
+  struct Tile {
+    int expert, row, rows, col;
+  };
+
+  const Problem<T>& p;
+  int scanned = 0, tiles_before = 0;  // experts that end before the last tile found, their tiles
+
+  // A warp counts the tiles of 32 experts at a time, from where it was last.
+  __device__ bool find(int index, Tile& t) {
+    const int lane = static_cast<int>(threadIdx.x % 32), across = grouped::tiles(p.n, kN);
+    for (; scanned < p.experts; scanned += 32) {
+      const int e = scanned + lane;
+      const int begin = e < p.experts ? p.expert_offset[e] : 0;
+      const int rows = e < p.experts ? p.expert_offset[e + 1] - begin : 0;
+      const int tiles = grouped::tiles(rows, kM) * across, upto = warp_scan(tiles);
+      const unsigned reached = __ballot_sync(kWholeWarp, tiles_before + upto > index);
+      if (reached != 0) {
+        const int owner = __ffs(static_cast<int>(reached)) - 1;
+        t = locate(index - tiles_before - __shfl_sync(kWholeWarp, upto - tiles, owner),
+                   __shfl_sync(kWholeWarp, rows, owner), across);
+        t.row += __shfl_sync(kWholeWarp, begin, owner);
+        t.expert = scanned + owner;
+        return true;
+      }
+      tiles_before += __shfl_sync(kWholeWarp, upto, 31);
+    }
+    return false;
+  }
+
+  __device__ int open(const Tile& t, SourceA& a, SourceB& b) const {
+    a.open(
+        [&](int i) -> const T* {
+          if (i >= t.rows) return nullptr;
+          const int r = t.row + i, src = p.row_src != nullptr ? p.row_src[r] : r;
+          return src < 0 ? nullptr : p.a.row(src);
+        },
+        p.k);
+    if constexpr (kB == Major::kK) {
+      const T* first = p.b.row(int64_t{t.expert} * p.n + t.col);
+      b.open([&](int i) -> const T* { return t.col + i < p.n ? first + i * p.b.ld : nullptr; },
+             p.k);
+    } else {
+      b.open({.data = p.b.row(int64_t{t.expert} * p.k) + t.col,
+              .ld = static_cast<int>(p.b.ld),
+              .cols = p.n - t.col,
+              .begin = 0,
+              .end = p.k});
+    }
+    return grouped::tiles(p.k, tile::kDepth<T>);
+  }
+
+  __device__ void store(const Tile& t, const Product& product) const {
+    const int cols = min(kN, p.n - t.col);
+    const tile::Output<T> out{p.c.row(t.row) + t.col, p.c.ld, t.rows, cols, p.vector, p.accumulate};
+    const T* bias = p.bias != nullptr ? p.bias + t.expert * p.ld_bias + t.col : nullptr;
+    product.store(out, ScaledSum<T>{bias, p.scale, p.bias_scale, p.row_slot, t.row, t.rows, cols});
+  }
+
+ private:
+  __device__ static Tile locate(int index, int rows, int across) {
+    const auto [m, n] = grouped::place(index, grouped::tiles(rows, kM), across);
+    return {0, m * kM, min(kM, rows - m * kM), n * kN};
+  }
+};
+
+// A block takes tiles blockIdx.x, + gridDim.x, ... of all experts' tiles in order. One block
+// (128x256) or two a processor; bound by the tensor cores, next by shared memory's bandwidth.
+template <class T, int kN, Major kB, bool kAligned>
+__global__ void __launch_bounds__(RowProduct<T, kN, kB, kAligned>::kThreads)
+    grouped_gemm_kernel(const __grid_constant__ Problem<T> p) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  RowWork<T, kN, kB, kAligned> work{p};
+  tile::multiply_tiles(work, shared);
+}
+
+template <class T>
+Problem<T> problem(const GroupedGemm& x) {
+  return {.a = x.a.as<T>(),
+          .b = x.b.as<T>(),
+          .c = x.c.as<T>(),
+          .bias = static_cast<const T*>(x.bias.data),
+          .scale = x.scale,
+          .bias_scale = x.bias_scale,
+          .expert_offset = x.expert_offset,
+          .row_src = x.row_src,
+          .row_slot = x.row_slot,
+          .ld_bias = x.bias.ld,
+          .experts = static_cast<int>(x.experts),
+          .n = static_cast<int>(x.c.cols),
+          .k = static_cast<int>(x.a.cols),
+          .vector = grouped::stores_vectors(x.c),
+          .accumulate = x.accumulate};
+}
+
+}  // namespace
+
+void grouped_gemm_cuda(const GroupedGemm& x, cudaStream_t stream) {
+  validate(x);
+  if (x.c.rows == 0) return;
+  const GemmPlan plan = choose_plan({.dtype = x.a.dtype,
+                                     .experts = x.experts,
+                                     .rows = x.c.rows,
+                                     .rows_are_routed = true,
+                                     .cols = x.c.cols,
+                                     .aligned = grouped::aligned(x.a) && grouped::aligned(x.b)},
+                                    grouped::current_device());
+  const tile::LaunchShape shape{plan.blocks, plan.threads, plan.shared_bytes};
+  dispatch_float(x.a.dtype, [&]<class T>() {
+    grouped::dispatch_tile<T>(plan, [&]<int kN, bool kAligned>() {
+      auto* kernel = x.transpose_b ? grouped_gemm_kernel<T, kN, Major::kK, kAligned>
+                                   : grouped_gemm_kernel<T, kN, Major::kMN, kAligned>;
+      tile::launch(kernel, shape, stream, problem<T>(x));
+    });
+  });
+}
+
+}  // namespace troupe

@@ -1,0 +1,60 @@
+// What the launchers of both grouped products share.
+#pragma once
+
+#include <type_traits>
+
+#include "troupe/core/view.h"
+#include "troupe/kernels/device/tile_launch.cuh"
+#include "troupe/kernels/grouped_gemm/gemm_plan.h"
+
+namespace troupe::grouped {
+
+template <class View>
+bool aligned(const View& x) {
+  return tile::rows_aligned(x.data, x.ld, size_bytes(x.dtype));
+}
+
+// May the result be stored 16 bytes at a time?
+inline bool stores_vectors(const MutRef& c) {
+  return aligned(c) && c.cols * size_bytes(c.dtype) % 16 == 0;
+}
+
+inline DeviceLimits current_device() {
+  using tile::device_attribute;
+  return {.capability = 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
+                        device_attribute(cudaDevAttrComputeCapabilityMinor),
+          .processors = device_attribute(cudaDevAttrMultiProcessorCount),
+          .shared_per_block = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+          .shared_per_processor = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor)};
+}
+
+// f.operator()<kN, kAligned>() for the plan's tile, of those that T has.
+template <class T, class F>
+void dispatch_tile(const GemmPlan& plan, F&& f) {
+  TROUPE_CHECK(plan.path == Path::kGeneric, "no kernel built for", to_text(plan));
+  if constexpr (!std::is_same_v<T, float>) {
+    if (plan.tile_n == 256) return f.template operator()<256, true>();
+  }
+  if (plan.aligned) return f.template operator()<128, true>();
+  f.template operator()<128, false>();
+}
+
+// In 32 bits: choose_plan saw to it that tiles can be numbered so, and widths are checked.
+__device__ inline int tiles(int size, int tile) {
+  return (size + tile - 1) / tile;
+}
+
+// Tile (m, n) of a result of several, along M first: a tile of columns of the weights is read by
+// all rows while it is in the cache. In bands, or many rows would push one another out of it.
+struct Place {
+  int m, n;
+};
+constexpr int kBand = 16;
+
+__device__ inline Place place(int index, int tiles_m, int tiles_n) {
+  const int band = index / (kBand * tiles_n) * kBand;
+  const int height = min(kBand, tiles_m - band), in_band = index - band * tiles_n;
+  return {band + in_band % height, in_band / height};
+}
+
+}  // namespace troupe::grouped
