@@ -8,19 +8,38 @@
 
 #include "troupe/core/cuda_stream.h"
 
-#define TROUPE_CUDA_KERNELS(X)               \
-  X(activation, Activation)                  \
-  X(activation_backward, ActivationBackward) \
-  X(combine, Combine)                        \
-  X(group_bias, GroupBias)                   \
-  X(group_bias_backward, GroupBiasBackward)  \
-  X(grouped_gemm, GroupedGemm)               \
-  X(grouped_gemm_weight, GroupedGemmWeight)  \
-  X(permute, Permute)                        \
-  X(routing_plan, RoutingPlan)               \
-  X(row_scores, RowScores)                   \
-  X(slot_dot, SlotDot)                       \
-  X(topk_route, TopkRoute)
+#define TROUPE_CUDA_KERNELS(X)                             \
+  X(activation, Activation)                                \
+  X(activation_backward, ActivationBackward)               \
+  X(adamw, AdamW)                                          \
+  X(binned_plan, BinnedPlan)                               \
+  X(clip_scale, ClipScale)                                 \
+  X(combine, Combine)                                      \
+  X(cross_entropy, CrossEntropy)                           \
+  X(cross_entropy_backward, CrossEntropyBackward)          \
+  X(cumsum, Cumsum)                                        \
+  X(dequantize, Dequantize)                                \
+  X(drop_over_capacity, DropOverCapacity)                  \
+  X(drop_over_capacity_backward, DropOverCapacityBackward) \
+  X(group_bias, GroupBias)                                 \
+  X(group_bias_backward, GroupBiasBackward)                \
+  X(grouped_gemm, GroupedGemm)                             \
+  X(grouped_gemm_weight, GroupedGemmWeight)                \
+  X(histogram, Histogram)                                  \
+  X(norm, Norm)                                            \
+  X(norm_backward, NormBackward)                           \
+  X(permute, Permute)                                      \
+  X(quantize, Quantize)                                    \
+  X(radix_sort, RadixSort)                                 \
+  X(replicate, Replicate)                                  \
+  X(replicate_backward, ReplicateBackward)                 \
+  X(rotary, Rotary)                                        \
+  X(routing_plan, RoutingPlan)                             \
+  X(row_scores, RowScores)                                 \
+  X(slot_dot, SlotDot)                                     \
+  X(sum_squares, SumSquares)                               \
+  X(topk_route, TopkRoute)                                 \
+  X(topology, Topology)
 
 namespace troupe {
 

@@ -3,12 +3,50 @@
 
 namespace troupe {
 
+void define_activation(torch::Library& m);
+void define_adamw(torch::Library& m);
+void define_capacity(torch::Library& m);
+void define_combine(torch::Library& m);
+void define_cross_entropy(torch::Library& m);
+void define_cumsum(torch::Library& m);
+void define_gather(torch::Library& m);
+void define_grad_norm(torch::Library& m);
+void define_group_bias(torch::Library& m);
+void define_histogram(torch::Library& m);
 void define_moe_ffn(torch::Library& m);
+void define_norm(torch::Library& m);
+void define_permute(torch::Library& m);
+void define_quantize(torch::Library& m);
+void define_radix_sort(torch::Library& m);
+void define_replicate(torch::Library& m);
+void define_rotary(torch::Library& m);
+void define_routing_plan(torch::Library& m);
+void define_slot_dot(torch::Library& m);
 void define_topk_route(torch::Library& m);
+void define_topology(torch::Library& m);
 
 }  // namespace troupe
 
 TORCH_LIBRARY(troupe, m) {
+  troupe::define_activation(m);
+  troupe::define_adamw(m);
+  troupe::define_capacity(m);
+  troupe::define_combine(m);
+  troupe::define_cross_entropy(m);
+  troupe::define_cumsum(m);
+  troupe::define_gather(m);
+  troupe::define_grad_norm(m);
+  troupe::define_group_bias(m);
+  troupe::define_histogram(m);
   troupe::define_moe_ffn(m);
+  troupe::define_norm(m);
+  troupe::define_permute(m);
+  troupe::define_quantize(m);
+  troupe::define_radix_sort(m);
+  troupe::define_replicate(m);
+  troupe::define_rotary(m);
+  troupe::define_routing_plan(m);
+  troupe::define_slot_dot(m);
   troupe::define_topk_route(m);
+  troupe::define_topology(m);
 }

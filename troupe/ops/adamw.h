@@ -1,0 +1,29 @@
+// The optimizer's step over one tensor: kernels/adamw.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+namespace troupe {
+
+struct AdamWTensors {
+  at::Tensor param;                     // f32 (f64 on the CPU)
+  at::Tensor m, v;                      // f32 or bf16
+  std::optional<at::Tensor> copy = {};  // bf16 or f16: the parameter rounded, for the model
+};
+
+struct AdamWOptions {
+  double lr = 0;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0;
+};
+
+// Writes param, m, v and copy, all contiguous and of one size; grad of any float type. grad_scale
+// f32 [1], on the device: where it is not finite nothing is written. step counts from 1.
+void adamw_(const AdamWTensors& state, const at::Tensor& grad,
+            const std::optional<at::Tensor>& grad_scale, int64_t step, const AdamWOptions& options);
+
+}  // namespace troupe

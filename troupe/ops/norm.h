@@ -1,0 +1,27 @@
+// RMSNorm and LayerNorm, alone or after an addition: kernels/norm.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace troupe {
+
+struct NormOptions {
+  std::string kind = "rms";  // rms; rms_rounded: rounded before the weight, as Llama does; layer
+  double eps = 1e-5;
+};
+
+// Over the last dimension of x; weight and bias [D] of x's type. Gradients for all that is given.
+at::Tensor norm(const at::Tensor& x, const at::Tensor& weight_D,
+                const std::optional<at::Tensor>& bias_D, const NormOptions& options);
+
+// sum = x + residual, of which the norm is taken; returns {norm(sum), sum}.
+std::pair<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor& residual,
+                                           const at::Tensor& weight_D,
+                                           const std::optional<at::Tensor>& bias_D,
+                                           const NormOptions& options);
+
+}  // namespace troupe

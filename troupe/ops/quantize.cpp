@@ -1,0 +1,86 @@
+#include "troupe/ops/quantize.h"
+
+#include <ATen/ops/empty.h>
+
+#include "troupe/kernels/quantize/quantize.h"
+#include "troupe/ops/define.h"
+#include "troupe/ops/run.h"
+#include "troupe/ops/view.h"
+
+namespace troupe {
+namespace {
+
+using Two = std::tuple<at::Tensor, at::Tensor>;
+
+Two quantize_meta(const at::Tensor& x, int64_t bits, const at::Tensor& saturated) {
+  check_sizes(saturated, {1}, "quantize: saturated");
+  check_dtype(saturated, at::kLong, "quantize: saturated");
+  check_same_device(saturated, x, "quantize: saturated");
+  const int64_t n = x.numel();
+  return {
+      at::empty({quantized_value_bytes(n, static_cast<int>(bits))}, x.options().dtype(at::kByte)),
+      at::empty({quantized_scales(n)}, x.options().dtype(at::kHalf))};
+}
+
+Two quantize_device(const at::Tensor& x, int64_t bits, const at::Tensor& saturated) {
+  Two out = quantize_meta(x, bits, saturated);
+  const at::Tensor flat = x.contiguous();
+  const int64_t n = flat.numel();
+  const Quantize args{.x = {flat.const_data_ptr(), dtype_of_tensor(flat, "quantize: x"), 1, n, n},
+                      .values = std::get<0>(out).mutable_data_ptr<uint8_t>(),
+                      .scales = static_cast<F16*>(std::get<1>(out).mutable_data_ptr()),
+                      .saturated = saturated.mutable_data_ptr<int64_t>(),
+                      .bits = static_cast<int>(bits)};
+  run(x.device(), args, quantize_cpu, &CudaKernels::quantize);
+  return out;
+}
+
+at::Tensor dequantize_meta(const at::Tensor& values, const at::Tensor& scales, int64_t bits,
+                           at::IntArrayRef sizes, at::ScalarType dtype) {
+  at::Tensor x = at::empty(sizes, values.options().dtype(dtype));
+  check_sizes(values, {quantized_value_bytes(x.numel(), static_cast<int>(bits))},
+              "dequantize: values");
+  check_sizes(scales, {quantized_scales(x.numel())}, "dequantize: scales");
+  check_dtype(values, at::kByte, "dequantize: values");
+  check_dtype(scales, at::kHalf, "dequantize: scales");
+  check_same_device(scales, values, "dequantize: scales");
+  return x;
+}
+
+at::Tensor dequantize_device(const at::Tensor& values, const at::Tensor& scales, int64_t bits,
+                             at::IntArrayRef sizes, at::ScalarType dtype) {
+  at::Tensor x = dequantize_meta(values, scales, bits, sizes, dtype);
+  const at::Tensor v = values.contiguous(), s = scales.contiguous();
+  const int64_t n = x.numel();
+  const Dequantize args{.values = v.const_data_ptr<uint8_t>(),
+                        .scales = static_cast<const F16*>(s.const_data_ptr()),
+                        .x = {x.mutable_data_ptr(), dtype_of_tensor(x, "dequantize: x"), 1, n, n},
+                        .bits = static_cast<int>(bits)};
+  run(x.device(), args, dequantize_cpu, &CudaKernels::dequantize);
+  return x;
+}
+
+}  // namespace
+
+Quantized quantize(const at::Tensor& x, int64_t bits, const at::Tensor& saturated) {
+  static const auto op = raw_op<decltype(quantize_device)>("troupe::quantize");
+  auto [values, scales] = op(x, bits, saturated);
+  return {values, scales};
+}
+
+at::Tensor dequantize(const Quantized& q, int64_t bits, at::IntArrayRef sizes,
+                      at::ScalarType dtype) {
+  static const auto op = raw_op<decltype(dequantize_device)>("troupe::dequantize");
+  return op(q.values, q.scales, bits, sizes, dtype);
+}
+
+void define_quantize(torch::Library& m) {
+  define(m, "quantize(Tensor x, int bits, Tensor(a!) saturated) -> (Tensor, Tensor)",
+         quantize_device, quantize_meta);
+  define(m,
+         "dequantize(Tensor values, Tensor scales, int bits, int[] sizes, ScalarType dtype) "
+         "-> Tensor",
+         dequantize_device, dequantize_meta);
+}
+
+}  // namespace troupe

@@ -1,0 +1,114 @@
+#include "troupe/ops/rotary.h"
+
+#include <ATen/ops/empty.h>
+
+#include "troupe/kernels/rotary/rotary.h"
+#include "troupe/ops/autograd.h"
+#include "troupe/ops/define.h"
+#include "troupe/ops/run.h"
+#include "troupe/ops/view.h"
+
+namespace troupe {
+namespace {
+
+using Optional = std::optional<at::Tensor>;
+
+void check_table(const at::Tensor& table, const at::Tensor& x, const char* name) {
+  check_sizes(table, {-1, -1}, name);
+  check_dtype(table, x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat, name);
+  check_same_device(table, x, name);
+}
+
+at::Tensor rotary_meta(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                       const Optional& position, int64_t /*first*/, bool /*interleaved*/) {
+  TROUPE_CHECK(x.dim() == 3 || x.dim() == 4,
+               "rotary: x must be [T, H, D] or [B, S, H, D]; its sizes are", x.sizes());
+  check_table(cos, x, "rotary: cos");
+  check_table(sin, x, "rotary: sin");
+  if (position.has_value()) {
+    TROUPE_CHECK(position->sizes() == x.sizes().slice(0, x.dim() - 2),
+                 "rotary: position must have sizes", x.sizes().slice(0, x.dim() - 2), "; it has",
+                 position->sizes());
+    check_dtype(*position, at::kLong, "rotary: position");
+    check_same_device(*position, x, "rotary: position");
+  } else {
+    TROUPE_CHECK(x.size(-3) <= cos.size(0), "rotary: cos must have a row for each of", x.size(-3),
+                 "tokens; it has", cos.size(0));
+  }
+  return at::empty(x.sizes(), x.options());
+}
+
+at::Tensor turned(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                  const Optional& position, Rotary args) {
+  at::Tensor y = rotary_meta(x, cos, sin, position, args.first, false);
+  const int64_t columns = x.size(-2) * x.size(-1), tokens = columns == 0 ? 0 : x.numel() / columns;
+  if (tokens == 0) return y;
+  const at::Tensor rows = rowwise(x.reshape({tokens, columns})), out = y.view({tokens, columns});
+  // Without positions the kernel counts modulo the table: the table is cut to one sequence.
+  const int64_t P = position.has_value() ? cos.size(0) : x.size(-3);
+  const at::Tensor c = rowwise(cos.narrow(0, 0, P)), s = rowwise(sin.narrow(0, 0, P));
+  const Optional places = position.has_value() ? Optional(position->contiguous()) : Optional();
+  args.x = view(rows, "rotary: x");
+  args.y = mut_view(out, "rotary: y");
+  args.cos = view(c, "rotary: cos");
+  args.sin = view(s, "rotary: sin");
+  args.head_dim = x.size(-1);
+  args.position = ptr_or_null<const int64_t>(places, "rotary: position");
+  run(x.device(), args, rotary_cpu, &CudaKernels::rotary);
+  return y;
+}
+
+Rotary form_of(int64_t first, bool interleaved, bool inverse) {
+  Rotary args{};
+  args.first = first;
+  args.form = interleaved ? RotaryForm::kInterleaved : RotaryForm::kHalf;
+  args.inverse = inverse;
+  return args;
+}
+
+at::Tensor rotary_device(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                         const Optional& position, int64_t first, bool interleaved) {
+  return turned(x, cos, sin, position, form_of(first, interleaved, /*inverse=*/false));
+}
+
+at::Tensor rotary_backward_device(const at::Tensor& grad_y, const at::Tensor& cos,
+                                  const at::Tensor& sin, const Optional& position, int64_t first,
+                                  bool interleaved) {
+  return turned(grad_y, cos, sin, position, form_of(first, interleaved, /*inverse=*/true));
+}
+
+at::Tensor rotary_op(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                     const Optional& position, int64_t first, bool interleaved) {
+  static const auto op = raw_op<decltype(rotary_device)>("troupe::rotary");
+  static const auto backward = raw_op<decltype(rotary_backward_device)>("troupe::rotary_backward");
+  at::Tensor y = op(x, cos, sin, position, first, interleaved);
+  record({.name = "rotary",
+          .inputs = {x},
+          .outputs = {y},
+          .saved = {cos, sin, position.value_or(at::Tensor())},
+          .backward = [first, interleaved](const Gradients& g) -> TensorList {
+            const Optional p = g.saved[2].defined() ? Optional(g.saved[2]) : Optional();
+            return {backward(g.outputs[0], g.saved[0], g.saved[1], p, first, interleaved)};
+          }});
+  return y;
+}
+
+}  // namespace
+
+at::Tensor rotary(const at::Tensor& x, const RotaryTables& tables,
+                  const std::optional<at::Tensor>& position, const RotaryOptions& o) {
+  return rotary_op(x, tables.cos, tables.sin, position, o.first, o.interleaved);
+}
+
+void define_rotary(torch::Library& m) {
+  define(m,
+         "rotary(Tensor x, Tensor cos, Tensor sin, Tensor? position, int first, bool interleaved) "
+         "-> Tensor",
+         rotary_device, rotary_meta, rotary_op);
+  define(m,
+         "rotary_backward(Tensor grad_y, Tensor cos, Tensor sin, Tensor? position, int first, "
+         "bool interleaved) -> Tensor",
+         rotary_backward_device, rotary_meta);
+}
+
+}  // namespace troupe
