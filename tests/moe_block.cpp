@@ -1,0 +1,77 @@
+// Runs one MoE layer on tensors that Python made, for tests/hf_blocks_test.py:
+//   moe_block CONFIG.yaml IN.pt OUT.pt
+// IN holds x [B, S, D], grad (of y) and every parameter under its name; OUT gets y, loss.NAME and
+// the gradients, x.grad and PARAMETER.grad. Both are dictionaries of torch.save.
+#include <ATen/core/Dict.h>
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <iterator>
+
+#include "troupe/core/config.h"
+#include "troupe/nn/loss_edge.h"
+#include "troupe/nn/moe_layer.h"
+
+namespace troupe {
+namespace {
+
+using Tensors = c10::Dict<std::string, at::Tensor>;
+
+Tensors load(const char* path) {
+  std::ifstream in(path, std::ios::binary);
+  const std::vector<char> bytes((std::istreambuf_iterator<char>(in)), {});
+  const c10::IValue value = torch::jit::pickle_load(bytes);
+  Tensors out;
+  for (const auto& entry : value.toGenericDict()) {
+    out.insert(entry.key().toStringRef(), entry.value().toTensor());
+  }
+  return out;
+}
+
+void save(const char* path, const Tensors& tensors) {
+  const std::vector<char> bytes = torch::jit::pickle_save(tensors);
+  std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<int64_t>(bytes.size()));
+}
+
+void run(const char* config_path, const char* in_path, const char* out_path) {
+  MoeConfig config;
+  read_config(load_yaml(config_path), config);
+  const Tensors in = load(in_path);
+  at::Tensor x = in.at("x").clone().requires_grad_();
+  MoeLayer layer(config, {.width = x.size(-1)});
+  for_each_param(layer, "", [&](const std::string& name, Param& p) {
+    p.allocate(x.options());
+    if (!in.contains(name)) return;
+    p.value.detach().copy_(in.at(name).view(p.value.sizes()));
+  });
+  Tensors out;
+  MoeOutput result = layer.forward(x, {.sequences = x.size(0)}, {.training = true});
+  at::Tensor y = result.y;
+  for (const MoeLoss& loss : result.losses) {
+    out.insert("loss." + loss.name, loss.value.detach());
+    y = with_loss(y, loss.value, 1.0);
+  }
+  y.backward(in.at("grad"));
+  out.insert("y", y.detach());
+  out.insert("x.grad", x.grad());
+  for_each_param(layer, "", [&](const std::string& name, Param& p) {
+    if (p.value.grad().defined()) out.insert(name + ".grad", p.value.grad());
+  });
+  save(out_path, out);
+}
+
+}  // namespace
+}  // namespace troupe
+
+int main(int argc, char** argv) {
+  if (argc != 4) return std::fprintf(stderr, "usage: moe_block CONFIG.yaml IN.pt OUT.pt\n"), 2;
+  try {
+    troupe::run(argv[1], argv[2], argv[3]);
+  } catch (const std::exception& e) {
+    return std::fprintf(stderr, "%s\n", e.what()), 1;
+  }
+  return 0;
+}
