@@ -29,7 +29,17 @@ struct Operand {
 // c [m, n] = a b + beta c, where a is [m, k] and b is [k, n] after their transposes. beta = 0
 // overwrites c whatever it held (NaN included). k = 0 is allowed; m or n = 0 does nothing.
 template <class T>
-void gemm(int64_t m, int64_t n, int64_t k, Operand<T> a, Operand<T> b, T beta, T* c, int64_t ldc) {
+struct Gemm {
+  int64_t m, n, k;
+  Operand<T> a, b;
+  T beta;
+  T* c;
+  int64_t ldc;
+};
+
+template <class T>
+void gemm(const Gemm<T>& g) {
+  const auto& [m, n, k, a, b, beta, c, ldc] = g;
   if (m == 0 || n == 0) return;
   if (k == 0) {
     for (int64_t i = 0; beta == T(0) && i < m; ++i) {

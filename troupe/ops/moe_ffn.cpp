@@ -2,12 +2,14 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 
 #include <vector>
 
 #include "troupe/ops/autograd.h"
 #include "troupe/ops/define.h"
 #include "troupe/ops/moe_ffn_paths.h"
+#include "troupe/ops/quantize.h"
 #include "troupe/ops/view.h"
 
 namespace troupe {
@@ -159,12 +161,20 @@ std::vector<at::Tensor> moe_ffn_backward_meta(at::TensorList tensors, const Expe
 
 constexpr size_t kFixed = 10;  // weights, four of the experts, five of the plan
 
-void keep(TensorList& kept, const at::Tensor& t, int64_t) {
-  kept.push_back(t);
+void keep(TensorList& kept, const at::Tensor& t, int64_t bits, const FfnOptions& o) {
+  if (bits < 0) return kept.push_back(t);
+  const at::Tensor saturated =
+      o.saturated.defined() ? o.saturated : at::zeros({1}, t.options().dtype(at::kLong));
+  const Quantized q = quantize(t, bits, saturated);
+  kept.push_back(q.values);
+  kept.push_back(q.scales);
 }
 
-at::Tensor restore(const TensorList& kept, size_t& at, int64_t, at::IntArrayRef, at::ScalarType) {
-  return kept[at++];
+at::Tensor restore(const TensorList& kept, size_t& at, int64_t bits, at::IntArrayRef sizes,
+                   at::ScalarType type) {
+  if (bits < 0) return kept[at++];
+  at += 2;
+  return dequantize({kept[at - 2], kept[at - 1]}, bits, sizes, type);
 }
 
 TensorList backward(const Gradients& g, const FfnOptions& o, at::IntArrayRef x_sizes,
@@ -220,8 +230,8 @@ at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& weights_TK, const P
   if (!wants_grad(inputs)) return out;
   TensorList saved = {weights_TK, e.w1, b1, e.w2, b2};
   for (const at::Tensor& t : pack(plan)) saved.push_back(t);
-  keep(saved, x, o.input_bits);
-  if (o.keep_hidden) keep(saved, hidden, o.hidden_bits);
+  keep(saved, x, o.input_bits, o);
+  if (o.keep_hidden) keep(saved, hidden, o.hidden_bits, o);
   record({.name = "moe_ffn",
           .inputs = inputs,
           .outputs = {out},

@@ -13,7 +13,7 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t kBlockRows = 256;     // rows of one task: X, H and A of it fit in the L2 cache
+constexpr int64_t kBlockRows = 512;  // rows of a task: what BLAS packs of a weight serves them all
 constexpr int64_t kBlockColumns = 256;  // columns of a weight gradient's task
 constexpr int64_t kGatherRows = 2048;   // rows that a weight gradient gathers at a time
 
@@ -45,10 +45,15 @@ class WorkerScratch {
   std::unique_ptr<T[]> memory_;
 };
 
+// Rows [begin, begin + rows) of the packed order, columns [first, first + n).
+struct Part {
+  int64_t begin, rows, first, n;
+};
+
 // to[i, :] = from[row_src[begin + i], first : first + n]; pad rows are zero.
 template <class T>
-void gather(const FfnProblem<T>& p, const T* from, int64_t begin, int64_t rows, int64_t first,
-            int64_t n, T* to) {
+void gather(const FfnProblem<T>& p, const T* from, const Part& part, T* to) {
+  const auto& [begin, rows, first, n] = part;
   for (int64_t i = 0; i < rows; ++i, to += n) {
     const int64_t source = p.row_src[begin + i];
     if (source < 0) {
@@ -123,10 +128,10 @@ void round_to(Dtype dtype, int64_t n, T* x) {
 template <class T>
 void up_block(const FfnProblem<T>& p, const Block& b, T* x_block, T* hidden) {
   const int64_t G = p.hidden_columns(), m = b.rows();
-  gather(p, p.x, b.begin, m, 0, p.width, x_block);
+  gather(p, p.x, {b.begin, m, 0, p.width}, x_block);
   T* h = hidden + b.begin * G;
-  gemm<T>(m, G, p.width, {x_block, p.width}, {p.w1 + b.expert * G * p.width, p.width, true}, 0, h,
-          G);
+  gemm<T>(
+      {m, G, p.width, {x_block, p.width}, {p.w1 + b.expert * G * p.width, p.width, true}, 0, h, G});
   if (p.b1 != nullptr) add_bias<T>(p.b1 + b.expert * G, m, G, nullptr, h);
   round_to(p.stored, m * G, h);
 }
@@ -152,7 +157,7 @@ void moe_ffn_forward_cpu(const FfnProblem<T>& p, T* hidden, T* rows_D, T* out) {
                     .kind = p.kind},
                    serial);
     T* y = rows_D + b.begin * D;
-    gemm<T>(b.rows(), D, F, {act, F}, {p.w2 + b.expert * D * F, F, true}, 0, y, D);
+    gemm<T>({b.rows(), D, F, {act, F}, {p.w2 + b.expert * D * F, F, true}, 0, y, D});
     if (p.b2 != nullptr) add_bias<T>(p.b2 + b.expert * D, b.rows(), D, scores, y);
   });
   if (out != nullptr) combine_rows(p, p.tokens, rows_D, out);
@@ -183,8 +188,8 @@ class RowsBackward {
     T* grad_act = grad_y + kBlockRows * D;
     T* scores = grad_act + kBlockRows * F;
     T* grad_scores = scores + kBlockRows;
-    gather(p_, grad_out_, b.begin, m, 0, D, grad_y);
-    gemm<T>(m, F, D, {grad_y, D}, {p_.w2 + b.expert * D * F, F}, 0, grad_act, F);
+    gather(p_, grad_out_, {b.begin, m, 0, D}, grad_y);
+    gemm<T>({m, F, D, {grad_y, D}, {p_.w2 + b.expert * D * F, F}, 0, grad_act, F});
     scores_of(p_, b, scores);
     T* grad_h = scratch_.grad_hidden + b.begin * G;
     activation_backward_cpu({.h = read_view(hidden_ + b.begin * G, m, G),
@@ -197,8 +202,8 @@ class RowsBackward {
                             serial);
     store_score_gradients(b, grad_y, grad_scores);
     if (out_.x == nullptr) return;
-    gemm<T>(m, D, G, {grad_h, G}, {p_.w1 + b.expert * G * D, D}, 0, scratch_.rows_D + b.begin * D,
-            D);
+    gemm<T>(
+        {m, D, G, {grad_h, G}, {p_.w1 + b.expert * G * D, D}, 0, scratch_.rows_D + b.begin * D, D});
   }
 
  private:
@@ -258,12 +263,12 @@ class WeightsBackward {
           // (E2).
       const int64_t rows = std::min(kGatherRows, end - r);
       const T beta = r == begin ? T(0) : T(1);
-      gather(p_, t.of_w1 ? p_.x : grad_out_, r, rows, t.first, t.n, gathered);
+      gather(p_, t.of_w1 ? p_.x : grad_out_, {r, rows, t.first, t.n}, gathered);
       if (t.of_w1) {
-        gemm<T>(G, t.n, rows, {scratch_.grad_hidden + r * G, G, true}, {gathered, t.n}, beta, to,
-                D);
+        gemm<T>(
+            {G, t.n, rows, {scratch_.grad_hidden + r * G, G, true}, {gathered, t.n}, beta, to, D});
       } else {
-        gemm<T>(t.n, F, rows, {gathered, t.n, true}, {scratch_.act + r * F, F}, beta, to, F);
+        gemm<T>({t.n, F, rows, {gathered, t.n, true}, {scratch_.act + r * F, F}, beta, to, F});
       }
       r += rows;
     } while (r < end);

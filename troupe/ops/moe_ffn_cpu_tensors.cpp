@@ -1,8 +1,8 @@
 // Tensors to the loops of moe_ffn_cpu.h. A CPU multiplies bf16 and f16 hundreds of times slower
 // than f32 (at 0.3 to 1.4 GFLOP/s against 180): such operands are widened, and H is rounded where
 // the contract rounds it.
-#include <ATen/ops/empty.h>
 
+#include "troupe/ops/cpu_memory.h"
 #include "troupe/ops/moe_ffn_cpu.h"
 #include "troupe/ops/moe_ffn_paths.h"
 #include "troupe/ops/view.h"
@@ -72,11 +72,11 @@ T* data_or_null(const at::Tensor& t) {
 FfnForward ffn_forward_cpu(const FfnCall& call, bool hidden_only) {
   const Operands in(call);
   const auto options = in.x.options();
-  FfnForward out{.out = {}, .hidden = at::empty({call.rows(), call.hidden_columns()}, options)};
+  FfnForward out{.out = {}, .hidden = empty_large({call.rows(), call.hidden_columns()}, options)};
   at::Tensor rows_RD;
   if (!hidden_only) {
-    out.out = at::empty({call.tokens(), call.width()}, options);
-    rows_RD = at::empty({call.rows(), call.width()}, options);
+    out.out = empty_large({call.tokens(), call.width()}, options);
+    rows_RD = empty_large({call.rows(), call.width()}, options);
   }
   dispatch_compute(in.type, [&]<class T>() {
     moe_ffn_forward_cpu(problem<T>(call, in), out.hidden.data_ptr<T>(), data_or_null<T>(rows_RD),
@@ -92,15 +92,15 @@ FfnGradTensors ffn_backward_cpu(const FfnCall& call, const at::Tensor& grad_out,
   const Operands in(call);
   const at::Tensor grad = in.dense(grad_out), kept = in.dense(hidden);
   const auto options = in.x.options();
-  const at::Tensor grad_hidden = at::empty({call.rows(), call.hidden_columns()}, options);
-  const at::Tensor act = at::empty({call.rows(), call.hidden()}, options);
+  const at::Tensor grad_hidden = empty_large({call.rows(), call.hidden_columns()}, options);
+  const at::Tensor act = empty_large({call.rows(), call.hidden()}, options);
   const at::Tensor rows_RD =
-      needs[0] ? at::empty({call.rows(), call.width()}, options) : at::Tensor();
+      needs[0] ? empty_large({call.rows(), call.width()}, options) : at::Tensor();
   const FfnGradTensors like = {
       in.x, in.weights, in.w1, in.b1.value_or(at::Tensor()), in.w2, in.b2.value_or(at::Tensor())};
   FfnGradTensors out;
   for (int i = 0; i < kNumFfnGradients; ++i) {
-    if (needs[i] && like[i].defined()) out[i] = at::empty(like[i].sizes(), options);
+    if (needs[i] && like[i].defined()) out[i] = empty_large(like[i].sizes(), options);
   }
   dispatch_compute(in.type, [&]<class T>() {
     moe_ffn_backward_cpu<T>(

@@ -15,12 +15,23 @@ PlanRef plan_ref(const Plan& p, const char* op) {
           .choices = p.slot_row.size(1),
           .experts = E,
           .rows = p.row_src.size(0),
-          .has_pads = p.row_src.size(0) != p.slot_row.numel(),
+          .has_pads = true,  // With a capacity there may be as many rows as slots, and yet pads.
           .expert_offset = ptr<const int32_t>(p.expert_offset, "plan: expert_offset"),
           .row_src = ptr<const int32_t>(p.row_src, "plan: row_src"),
           .row_slot = ptr<const int32_t>(p.row_slot, "plan: row_slot"),
           .slot_row = ptr<const int32_t>(p.slot_row, "plan: slot_row"),
           .counts = ptr<const int64_t>(p.counts, "plan: counts")};
+}
+
+std::vector<at::Tensor> plan_tensors(const Plan& p) {
+  return {p.expert_offset, p.row_src, p.row_slot, p.slot_row, p.counts};
+}
+
+Plan plan_from(at::TensorList p, const char* op) {
+  TROUPE_CHECK(p.size() == 5, op,
+               "- plan must be [expert_offset, row_src, row_slot, slot_row, counts]; it has",
+               p.size(), "tensors");
+  return {p[0], p[1], p[2], p[3], p[4]};
 }
 
 }  // namespace troupe

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "troupe/kernels/routing_plan/routing_plan.h"
 
 namespace troupe {
@@ -18,5 +20,10 @@ struct Plan {
 
 // The same as kernels read it; valid while the tensors live. `op` begins the message of a refusal.
 PlanRef plan_ref(const Plan& plan, const char* op);
+
+// A plan in an operator's schema: Tensor[] in the order of the fields, as ops/routing_plan returns
+// it.
+std::vector<at::Tensor> plan_tensors(const Plan& plan);
+Plan plan_from(at::TensorList tensors, const char* op);
 
 }  // namespace troupe

@@ -25,6 +25,7 @@ at::Tensor rotary_meta(const at::Tensor& x, const at::Tensor& cos, const at::Ten
                "rotary: x must be [T, H, D] or [B, S, H, D]; its sizes are", x.sizes());
   check_table(cos, x, "rotary: cos");
   check_table(sin, x, "rotary: sin");
+  check_sizes(sin, {cos.size(0), cos.size(1)}, "rotary: sin");
   if (position.has_value()) {
     TROUPE_CHECK(position->sizes() == x.sizes().slice(0, x.dim() - 2),
                  "rotary: position must have sizes", x.sizes().slice(0, x.dim() - 2), "; it has",
