@@ -17,4 +17,6 @@ function(troupe_test path)
   target_link_libraries(${name}_test PRIVATE ${ARGN} GTest::gtest_main)
   add_test(NAME ${path} COMMAND ${name}_test
            --gtest_output=json:${PROJECT_BINARY_DIR}/test_results/${result}.json)
+  # A test's threads share the processors with other tests: waiting by spinning would starve them.
+  set_tests_properties(${path} PROPERTIES ENVIRONMENT "OMP_WAIT_POLICY=passive")
 endfunction()
