@@ -29,8 +29,9 @@ void permute_ref(const Permute& a) {
   dispatch_float64(a.x.dtype, [&]<class T>() {
     const auto x = a.x.as<T>();
     const auto out = a.out.as<T>();
-    for (int64_t r = 0; r < a.plan.expert_offset[a.plan.experts]; ++r) {
-      const int32_t slot = a.plan.row_slot[r];
+    const int64_t end = a.clear_tail ? a.plan.rows : a.plan.expert_offset[a.plan.experts];
+    for (int64_t r = 0; r < end; ++r) {
+      const int32_t slot = a.plan.row_slot[r];  // -1 in pads and in the tail
       for (int64_t d = 0; d < x.cols; ++d) {
         double value = 0;
         if (slot >= 0) {

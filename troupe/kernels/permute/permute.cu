@@ -37,9 +37,11 @@ __global__ void __launch_bounds__(kTokenGridThreads)
 
 // The same lanes for a row of out: those that belong to no token become zero.
 template <class T, int kN>
-__global__ void __launch_bounds__(kTokenGridThreads) clear_pads_kernel(PlanRef plan, Mat<T> out) {
+__global__ void __launch_bounds__(kTokenGridThreads)
+    clear_pads_kernel(PlanRef plan, bool tail, Mat<T> out) {
   const int64_t r = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-  if (r >= plan.expert_offset[plan.experts] || plan.row_src[r] >= 0) return;
+  const int64_t end = tail ? plan.rows : plan.expert_offset[plan.experts];
+  if (r >= end || plan.row_src[r] >= 0) return;
   const Pack<T, kN> zero{};
   const int packs = static_cast<int>(out.cols / kN);
   for (int p = static_cast<int>(threadIdx.x); p < packs; p += static_cast<int>(blockDim.x)) {
@@ -56,10 +58,10 @@ void launch(const Permute& a, cudaStream_t stream) {
         a.plan, a.x.as<T>(), weights, a.out.as<T>());
     TROUPE_LAUNCH_CHECK(stream);
   }
-  if (a.plan.has_pads && a.plan.rows > 0) {
+  if ((a.plan.has_pads || a.clear_tail) && a.plan.rows > 0) {
     const TokenGrid grid = token_grid(a.plan.rows, a.x.cols / kN);
-    clear_pads_kernel<T, kN>
-        <<<grid.blocks, dim3(grid.lanes, grid.tokens), 0, stream>>>(a.plan, a.out.as<T>());
+    clear_pads_kernel<T, kN><<<grid.blocks, dim3(grid.lanes, grid.tokens), 0, stream>>>(
+        a.plan, a.clear_tail, a.out.as<T>());
     TROUPE_LAUNCH_CHECK(stream);
   }
 }

@@ -24,6 +24,7 @@ struct Permute {
   MatRef x;             // [T, D]
   MatRef weights = {};  // [T, K]  f32, f64 where x is f64; no data: 1
   MutRef out;           // [R, D]  out, as x
+  bool clear_tail = false;
 };
 
 void validate(const Permute& args);

@@ -19,7 +19,8 @@ void scale_row(const T* x, Wide<T> w, int64_t width, T* out) {
 
 void permute_cpu(const Permute& a, const Pool& pool) {
   validate(a);
-  const int64_t rows = a.plan.expert_offset[a.plan.experts], D = a.x.cols;
+  const int64_t D = a.x.cols;
+  const int64_t rows = a.clear_tail ? a.plan.rows : a.plan.expert_offset[a.plan.experts];
   dispatch_float64(a.x.dtype, [&]<class T>() {
     const auto x = a.x.as<T>();
     const auto out = a.out.as<T>();

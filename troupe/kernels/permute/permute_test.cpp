@@ -87,6 +87,18 @@ TEST_P(PermuteTest, P1_RowsAreThoseOfTheirTokens) {
   }
 }
 
+TEST_P(PermuteTest, ClearsTheTailWhereAsked) {
+  Problem want = problem(), got = problem();
+  Permute a = want.args(true), b = got.args(true);
+  a.clear_tail = b.clear_tail = true;
+  permute_ref(a);
+  run(GetParam().backend, b);
+  EXPECT_TRUE(got.out.same_bits(want.out));
+  for (int64_t r = got.rows.true_rows(); r < got.rows.rows; ++r) {
+    ASSERT_EQ(got.out.get(r, 0), 0.0) << "row " << r;
+  }
+}
+
 constexpr Shape kShapes[] = {
     {{.tokens = 0, .choices = 2, .experts = 3}, 8, 0},
     {{.tokens = 1, .choices = 1, .experts = 1}, 1, 0},

@@ -1,0 +1,134 @@
+#include "troupe/ops/capacity.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <string>
+#include <tuple>
+
+#include "troupe/ops/autograd.h"
+#include "troupe/ops/define.h"
+#include "troupe/ops/routing_plan.h"
+#include "troupe/ops/run.h"
+#include "troupe/ops/view.h"
+
+namespace troupe {
+namespace {
+
+using Out = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using Mask = std::optional<at::Tensor>;
+
+// In the schema rule = [factor, minimum, 1 to renormalise, else 0].
+DropOptions options_of(int64_t experts, c10::ArrayRef<double> rule, const std::string& policy) {
+  TROUPE_CHECK(rule.size() == 3, "drop_over_capacity: rule must be [factor, minimum, renormalise]");
+  TROUPE_CHECK(policy == "probs" || policy == "position",
+               "drop_over_capacity: policy must be probs or position; it is", policy);
+  return {.experts = experts,
+          .rule = {.factor = rule[0], .minimum = static_cast<int64_t>(rule[1])},
+          .policy = policy == "probs" ? DropPolicy::kProbs : DropPolicy::kPosition,
+          .renormalise = rule[2] != 0};
+}
+
+Out drop_meta(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const Mask& valid_T,
+              int64_t experts, c10::ArrayRef<double> rule, std::string policy) {
+  options_of(experts, rule, policy);
+  check_sizes(ids_TK, {-1, -1}, "drop_over_capacity: ids");
+  check_dtype(ids_TK, at::kInt, "drop_over_capacity: ids");
+  check_sizes(weights_TK, {ids_TK.size(0), ids_TK.size(1)}, "drop_over_capacity: weights");
+  if (valid_T.has_value()) check_sizes(*valid_T, {ids_TK.size(0)}, "drop_over_capacity: valid");
+  return {at::empty(ids_TK.sizes(), ids_TK.options()),
+          at::empty(weights_TK.sizes(), weights_TK.options()),
+          at::empty({}, ids_TK.options().dtype(at::kLong))};
+}
+
+Out drop_device(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const Mask& valid_T,
+                int64_t experts, c10::ArrayRef<double> rule, std::string policy) {
+  Out out = drop_meta(ids_TK, weights_TK, valid_T, experts, rule, policy);
+  const DropOptions options = options_of(experts, rule, policy);
+  const at::Tensor ids = ids_TK.contiguous(), weights = weights_TK.contiguous();
+  check_same_device(weights, ids, "drop_over_capacity: weights");
+  const Plan plan = routing_plan(ids, {.experts = experts});
+  DropOverCapacity args{.plan = plan_ref(plan, "drop_over_capacity"),
+                        .ids = ptr<const int32_t>(ids, "drop_over_capacity: ids"),
+                        .weights = view(weights, "drop_over_capacity: weights"),
+                        .valid = ptr_or_null<const uint8_t>(valid_T, "drop_over_capacity: valid"),
+                        .rule = options.rule,
+                        .policy = options.policy,
+                        .renormalise = options.renormalise,
+                        .kept_ids = ptr<int32_t>(std::get<0>(out), "kept_ids"),
+                        .kept_weights = mut_view(std::get<1>(out), "kept_weights"),
+                        .dropped = ptr<int64_t>(std::get<2>(out), "dropped")};
+  const at::Tensor workspace = at::empty({workspace_bytes(args)}, ids.options().dtype(at::kByte));
+  args.workspace = workspace.mutable_data_ptr();
+  run(ids.device(), args, drop_over_capacity_cpu, &CudaKernels::drop_over_capacity);
+  return out;
+}
+
+at::Tensor drop_backward_meta(const at::Tensor& grad_TK, const at::Tensor& /*ids*/,
+                              const at::Tensor& /*kept_ids*/, const at::Tensor& weights_TK,
+                              int64_t /*experts*/, bool /*renormalise*/) {
+  check_sizes(grad_TK, {weights_TK.size(0), weights_TK.size(1)}, "drop_over_capacity: gradient");
+  return at::empty(weights_TK.sizes(), weights_TK.options());
+}
+
+at::Tensor drop_backward_device(const at::Tensor& grad_TK, const at::Tensor& ids_TK,
+                                const at::Tensor& kept_ids_TK, const at::Tensor& weights_TK,
+                                int64_t experts, bool renormalise) {
+  at::Tensor out =
+      drop_backward_meta(grad_TK, ids_TK, kept_ids_TK, weights_TK, experts, renormalise);
+  const at::Tensor grad = grad_TK.contiguous(), ids = ids_TK.contiguous();
+  const at::Tensor weights = weights_TK.contiguous();
+  const DropOverCapacityBackward args{
+      .experts = experts,
+      .ids = ptr<const int32_t>(ids, "drop_over_capacity: ids"),
+      .kept_ids = ptr<const int32_t>(kept_ids_TK, "drop_over_capacity: kept_ids"),
+      .weights = view(weights, "drop_over_capacity: weights"),
+      .grad_kept_weights = view(grad, "drop_over_capacity: gradient"),
+      .renormalise = renormalise,
+      .grad_weights = mut_view(out, "drop_over_capacity: grad_weights")};
+  run(grad.device(), args, drop_over_capacity_backward_cpu,
+      &CudaKernels::drop_over_capacity_backward);
+  return out;
+}
+
+Out drop_autograd(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const Mask& valid_T,
+                  int64_t experts, c10::ArrayRef<double> rule, std::string policy) {
+  static const auto op = raw_op<decltype(drop_device)>("troupe::drop_over_capacity");
+  Out out = op(ids_TK, weights_TK, valid_T, experts, rule, std::move(policy));
+  const bool renormalise = rule[2] != 0;
+  record({.name = "drop_over_capacity",
+          .inputs = {weights_TK},
+          .outputs = {std::get<1>(out)},
+          .saved = {ids_TK, std::get<0>(out), weights_TK},
+          .backward = [experts, renormalise](const Gradients& g) -> TensorList {
+            static const auto back =
+                raw_op<decltype(drop_backward_device)>("troupe::drop_over_capacity_backward");
+            return {back(g.outputs[0], g.saved[0], g.saved[1], g.saved[2], experts, renormalise)};
+          }});
+  return out;
+}
+
+}  // namespace
+
+KeptSlots drop_over_capacity(const at::Tensor& ids_TK, const at::Tensor& weights_TK,
+                             const Mask& valid_T, const DropOptions& o) {
+  const double rule[] = {o.rule.factor, static_cast<double>(o.rule.minimum),
+                         o.renormalise ? 1.0 : 0.0};
+  const char* policy = o.policy == DropPolicy::kProbs ? "probs" : "position";
+  const auto [ids, weights, dropped] =
+      drop_autograd(ids_TK, weights_TK, valid_T, o.experts, rule, policy);
+  return {ids, weights, dropped};
+}
+
+void define_capacity(torch::Library& m) {
+  define(m,
+         "drop_over_capacity(Tensor ids, Tensor weights, Tensor? valid, int experts, float[] rule, "
+         "str policy) -> (Tensor ids, Tensor weights, Tensor dropped)",
+         drop_device, drop_meta, drop_autograd);
+  define(m,
+         "drop_over_capacity_backward(Tensor grad, Tensor ids, Tensor kept_ids, Tensor weights, "
+         "int experts, bool renormalise) -> Tensor",
+         drop_backward_device, drop_backward_meta);
+}
+
+}  // namespace troupe

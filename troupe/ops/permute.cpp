@@ -1,0 +1,81 @@
+#include "troupe/ops/permute.h"
+
+#include <ATen/ops/empty.h>
+
+#include "troupe/kernels/permute/permute.h"
+#include "troupe/ops/autograd.h"
+#include "troupe/ops/combine.h"
+#include "troupe/ops/define.h"
+#include "troupe/ops/run.h"
+#include "troupe/ops/slot_dot.h"
+#include "troupe/ops/view.h"
+
+namespace troupe {
+namespace {
+
+using Weights = std::optional<at::Tensor>;
+
+at::Tensor permute_meta(const at::Tensor& x_TD, const Weights& weights_TK, at::TensorList tensors) {
+  const Plan plan = plan_from(tensors, "permute");
+  check_sizes(x_TD, {plan.slot_row.size(0), -1}, "permute: x");
+  if (weights_TK.has_value()) {
+    check_sizes(*weights_TK, {x_TD.size(0), plan.slot_row.size(1)}, "permute: weights");
+    check_dtype(*weights_TK, x_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat,
+                "permute: weights");
+  }
+  return at::empty({plan.row_src.size(0), x_TD.size(1)}, x_TD.options());
+}
+
+at::Tensor permute_device(const at::Tensor& x_TD, const Weights& weights_TK,
+                          at::TensorList tensors) {
+  at::Tensor out = permute_meta(x_TD, weights_TK, tensors);
+  const at::Tensor x = rowwise(x_TD);
+  Permute args{.plan = plan_ref(plan_from(tensors, "permute"), "permute"),
+               .x = view(x, "permute: x"),
+               .out = mut_view(out, "permute: out"),
+               .clear_tail = true};
+  check_same_device(tensors[0], x, "permute: plan");
+  at::Tensor weights;
+  if (weights_TK.has_value()) {
+    weights = weights_TK->contiguous();
+    check_same_device(weights, x, "permute: weights");
+    args.weights = view(weights, "permute: weights");
+  }
+  run(x.device(), args, permute_cpu, &CudaKernels::permute);
+  return out;
+}
+
+// Gradients: a combine with the same weights, and the dot of each row with its token's.
+at::Tensor permute_autograd(const at::Tensor& x_TD, const Weights& weights_TK,
+                            at::TensorList tensors) {
+  static const auto op = raw_op<decltype(permute_device)>("troupe::permute");
+  at::Tensor out = op(x_TD, weights_TK, tensors);
+  const at::Tensor weights = weights_TK.value_or(at::Tensor());
+  TensorList saved{weights, weights.defined() && weights.requires_grad() ? x_TD : at::Tensor()};
+  saved.insert(saved.end(), tensors.begin(), tensors.end());
+  record({.name = "permute",
+          .inputs = {x_TD, weights},
+          .outputs = {out},
+          .saved = saved,
+          .backward = [](const Gradients& g) -> TensorList {
+            const Plan plan = plan_from(at::TensorList(g.saved).slice(2), "permute_backward");
+            const at::Tensor &grad = g.outputs[0], &w = g.saved[0], &x = g.saved[1];
+            const Weights scale = w.defined() ? Weights(w) : std::nullopt;
+            return {g.needs[0] ? combine(grad, plan, scale) : at::Tensor(),
+                    g.needs[1] ? slot_dot(grad, x, plan) : at::Tensor()};
+          }});
+  return out;
+}
+
+}  // namespace
+
+at::Tensor permute(const at::Tensor& x_TD, const Plan& plan, const Weights& weights_TK) {
+  return permute_autograd(x_TD, weights_TK, plan_tensors(plan));
+}
+
+void define_permute(torch::Library& m) {
+  define(m, "permute(Tensor x, Tensor? weights, Tensor[] plan) -> Tensor", permute_device,
+         permute_meta, permute_autograd);
+}
+
+}  // namespace troupe

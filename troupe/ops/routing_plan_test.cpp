@@ -1,0 +1,73 @@
+#include "troupe/ops/routing_plan.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/sort.h>
+#include <gtest/gtest.h>
+
+#include "troupe/testing/torch/device.h"
+#include "troupe/testing/torch/plan.h"
+
+namespace troupe {
+namespace {
+
+class RoutingPlanOpTest : public testing::DeviceTest {};
+
+// ATen's stable sort of the slots by expert is the order of rows.
+TEST_P(RoutingPlanOpTest, P1_RowsAreSlotsSortedByExpert) {
+  for (int64_t T : {0, 1, 7, 300}) {
+    const at::Tensor ids = at::randint(0, 5, {T, 3}, options(at::kInt));
+    const Plan plan = routing_plan(ids, {.experts = 5});
+    const at::Tensor order = std::get<1>(ids.flatten().sort(/*stable=*/true, 0, false));
+    EXPECT_TRUE(plan.row_slot.equal(order.to(at::kInt))) << T;
+    EXPECT_TRUE(plan.row_src.equal(order.floor_divide(3).to(at::kInt))) << T;
+    EXPECT_EQ(plan.counts.sum().item<int64_t>(), 3 * T);
+    EXPECT_EQ(plan.expert_offset[5].item<int64_t>(), 3 * T);
+  }
+}
+
+TEST_P(RoutingPlanOpTest, AgreesWithThePlainLoops) {
+  const at::Tensor ids = testing::random_ids(65, 2, 6, 3);
+  const Plan want = testing::plan_of(ids, 6);
+  const Plan got = routing_plan(ids.to(device()), {.experts = 6});
+  EXPECT_TRUE(got.expert_offset.cpu().equal(want.expert_offset));
+  EXPECT_TRUE(got.slot_row.cpu().equal(want.slot_row));
+  EXPECT_TRUE(got.counts.cpu().equal(want.counts));
+}
+
+TEST_P(RoutingPlanOpTest, C6_CapacityFixesTheSizes) {
+  const at::Tensor ids = at::full({9, 1}, 2, options(at::kInt));
+  const Plan plan = routing_plan(ids, {.experts = 4, .alignment = 2, .capacity = 3});
+  EXPECT_EQ(plan.row_src.size(0), 16);
+  EXPECT_EQ(plan.counts[2].item<int64_t>(), 3);
+  EXPECT_EQ(plan.slot_row.ge(0).sum().item<int64_t>(), 3);
+}
+
+TEST_P(RoutingPlanOpTest, E16_IdsOfAnyStrides) {
+  const at::Tensor ids = at::randint(0, 5, {3, 40}, options(at::kInt)).t();
+  const Plan got = routing_plan(ids, {.experts = 5});
+  const Plan want = routing_plan(ids.contiguous(), {.experts = 5});
+  EXPECT_TRUE(got.row_slot.equal(want.row_slot));
+}
+TROUPE_ON_DEVICES(RoutingPlanOpTest);
+
+TEST(RoutingPlanOp, TracesWithoutData) {
+  const at::Tensor ids = at::empty({10, 2}, at::TensorOptions().dtype(at::kInt).device(at::kMeta));
+  const Plan plan = routing_plan(ids, {.experts = 4, .alignment = 8});
+  EXPECT_EQ(plan.row_src.size(0), 48);
+  EXPECT_TRUE(plan.row_src.is_meta());
+}
+
+TEST(RoutingPlanOp, RefusesIdsThatAreNotInt32OrNotAMatrix) {
+  const at::Tensor ids = at::randint(0, 4, {5, 2}, at::kLong);
+  EXPECT_NE(testing::refusal([&] { routing_plan(ids, {.experts = 4}); }).find("routing_plan: ids"),
+            std::string::npos);
+  EXPECT_NE(testing::refusal([&] {
+              routing_plan(ids.to(at::kInt).flatten(), {.experts = 4});
+            }).find("routing_plan: ids"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace troupe
