@@ -98,7 +98,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--library", default=None)
     options = parser.parse_args()
+    troupe_ops.load(options.library)
     torch.set_num_threads(options.threads)
     for shape in SHAPES:
         run(shape, options.rounds)

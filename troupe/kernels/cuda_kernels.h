@@ -34,11 +34,12 @@
   X(replicate, Replicate)                                  \
   X(replicate_backward, ReplicateBackward)                 \
   X(rotary, Rotary)                                        \
+  X(route, Route)                                          \
+  X(route_backward, RouteBackward)                         \
   X(routing_plan, RoutingPlan)                             \
   X(row_scores, RowScores)                                 \
   X(slot_dot, SlotDot)                                     \
   X(sum_squares, SumSquares)                               \
-  X(topk_route, TopkRoute)                                 \
   X(topology, Topology)
 
 namespace troupe {

@@ -20,9 +20,9 @@ void define_quantize(torch::Library& m);
 void define_radix_sort(torch::Library& m);
 void define_replicate(torch::Library& m);
 void define_rotary(torch::Library& m);
+void define_route(torch::Library& m);
 void define_routing_plan(torch::Library& m);
 void define_slot_dot(torch::Library& m);
-void define_topk_route(torch::Library& m);
 void define_topology(torch::Library& m);
 
 }  // namespace troupe
@@ -45,8 +45,8 @@ TORCH_LIBRARY(troupe, m) {
   troupe::define_radix_sort(m);
   troupe::define_replicate(m);
   troupe::define_rotary(m);
+  troupe::define_route(m);
   troupe::define_routing_plan(m);
   troupe::define_slot_dot(m);
-  troupe::define_topk_route(m);
   troupe::define_topology(m);
 }

@@ -37,7 +37,7 @@ struct FfnOptions {
   bool keep_hidden = true;   // false: H is computed again in backward (M2, level `expert`)
   int64_t input_bits = -1;   // Q1 `inputs`: x as kept for dW1, in 8 or 4 bits
   int64_t hidden_bits = -1;  // Q1 `rematerialize`: H as kept, in 8 or 4 bits
-  at::Tensor saturated;      // int64 [1] or undefined: groups whose scale fp16 cannot hold (Q2)
+  at::Tensor saturated = {};  // int64 [1] or undefined: groups whose scale fp16 cannot hold (Q2)
 };
 
 // x [S, D], weights f32 [T, K]; returns [T, D] in x's type. Frozen parts cost nothing (X8).

@@ -1,6 +1,6 @@
 // Tensors to the views that kernels take. Each call names its argument, so that an error can say
 // which one was wrong, what it was and what it must be:
-//   topk_route: logits must be [T, E] with rows packed, dtype f32, bf16 or f16, on cpu; it is ...
+//   route: logits must be [T, E] with rows packed, dtype f32, bf16 or f16, on cpu; it is ...
 #pragma once
 
 #include <ATen/core/Tensor.h>

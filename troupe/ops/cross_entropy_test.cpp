@@ -1,0 +1,129 @@
+#include "troupe/ops/cross_entropy.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include "troupe/testing/torch/device.h"
+#include "troupe/testing/torch/jacobian.h"
+
+namespace troupe {
+namespace {
+
+using testing::Tensors;
+
+// Targets 0, 3, 6, ... modulo V, the second one ignored.
+at::Tensor targets(int64_t T, int64_t V) {
+  at::Tensor target = at::arange(T, at::kLong).mul(3).remainder(V);
+  if (T > 1) target[1] = -100;
+  return target;
+}
+
+at::Tensor aten(const at::Tensor& logits, const at::Tensor& target) {
+  return at::cross_entropy_loss(logits, target, {}, /*reduction=*/0);
+}
+
+class CrossEntropyOp : public testing::DeviceTest {};
+
+TEST_P(CrossEntropyOp, AgreesWithAten) {
+  const at::Tensor logits = at::randn({9, 37}, device()) * 3;
+  const at::Tensor target = targets(9, 37).to(logits.device());
+  const at::Tensor weight = at::rand({9}, device());
+  const auto [loss, lse] = cross_entropy(logits, target, {});
+  EXPECT_TRUE(at::allclose(loss, aten(logits, target), 1e-5, 1e-6));
+  const at::Tensor kept = target.ne(-100).to(at::kFloat);
+  EXPECT_TRUE(at::allclose(lse, at::logsumexp(logits, 1) * kept, 1e-5, 1e-6));
+  const auto [weighed, same] = cross_entropy(logits, target, {.weight_T = weight, .z_loss = 0.1});
+  const at::Tensor want = weight * (aten(logits, target) + 0.1 * lse * lse);
+  EXPECT_TRUE(at::allclose(weighed, want, 1e-5, 1e-6));
+}
+
+TEST_P(CrossEntropyOp, TheGradientAgreesWithAtens) {
+  at::Tensor ours = at::randn({9, 37}, device()).requires_grad_();
+  at::Tensor theirs = ours.detach().clone().requires_grad_();
+  const at::Tensor target = targets(9, 37).to(ours.device());
+  (cross_entropy(ours, target, {}).first.sum() / 8).backward();
+  (aten(theirs, target).sum() / 8).backward();
+  EXPECT_TRUE(at::allclose(ours.grad(), theirs.grad(), 1e-5, 1e-7));
+}
+
+TEST_P(CrossEntropyOp, TakesAnyStrides) {
+  const at::Tensor logits = at::randn({37, 9}, device()).t();
+  const at::Tensor target = targets(9, 37).to(logits.device());
+  EXPECT_TRUE(cross_entropy(logits, target, {})
+                  .first.equal(cross_entropy(logits.contiguous(), target, {}).first));
+}
+
+TEST_P(CrossEntropyOp, TheHeadInChunksIsTheHeadInOnePiece) {
+  const at::Tensor data = at::randn({11, 8}, device()), words = at::randn({37, 8}, device());
+  const at::Tensor target = targets(11, 37).to(data.device());
+  const CrossEntropyOptions o{.weight_T = at::rand({11}, device()), .z_loss = 0.01};
+  at::Tensor x = data.clone().requires_grad_(), w = words.clone().requires_grad_();
+  (cross_entropy(at::matmul(x, w.t()), target, o).first.sum() * 0.25).backward();
+  for (const int64_t chunk : {1, 4, 11, 100}) {
+    at::Tensor cx = data.clone().requires_grad_(), cw = words.clone().requires_grad_();
+    const auto [loss, lse] = linear_cross_entropy(cx, cw, target, o, chunk);
+    (loss * 0.25).backward();
+    EXPECT_TRUE(at::allclose(cx.grad(), x.grad(), 1e-4, 1e-6)) << chunk;
+    EXPECT_TRUE(at::allclose(cw.grad(), w.grad(), 1e-4, 1e-6)) << chunk;
+    EXPECT_EQ(lse.sizes(), at::IntArrayRef({11}));
+  }
+}
+
+TEST_P(CrossEntropyOp, E1_NoTokens) {
+  at::Tensor x = at::randn({0, 8}, device()).requires_grad_();
+  at::Tensor w = at::randn({5, 8}, device()).requires_grad_();
+  const at::Tensor target = at::arange(0, at::kLong).to(x.device());
+  linear_cross_entropy(x, w, target, {}).first.backward();
+  EXPECT_TRUE(w.grad().eq(0).all().item<bool>());
+  at::Tensor logits = at::randn({0, 5}, device()).requires_grad_();
+  cross_entropy(logits, target, {}).first.sum().backward();
+  EXPECT_EQ(logits.grad().sizes(), logits.sizes());
+}
+
+INSTANTIATE_TEST_SUITE_P(On, CrossEntropyOp, testing::devices(), testing::device_name);
+
+at::Tensor input(at::IntArrayRef sizes) {
+  return at::randn(sizes, at::kDouble).requires_grad_();
+}
+
+TEST(CrossEntropyGradient, AgreesWithTheNumericJacobian) {
+  const CrossEntropyOptions o{.weight_T = at::rand({4}, at::kDouble), .z_loss = 0.3};
+  testing::expect_gradients(
+      [&](const Tensors& x) { return cross_entropy(x[0], targets(4, 5), o).first; },
+      {input({4, 5})});
+  testing::expect_gradients(
+      [&](const Tensors& x) { return linear_cross_entropy(x[0], x[1], targets(4, 5), o, 3).first; },
+      {input({4, 3}), input({5, 3})});
+}
+
+TEST(CrossEntropyGradient, X8_AFrozenHeadGetsNone) {
+  const at::Tensor x = input({4, 3}), w = at::randn({5, 3}, at::kDouble);
+  linear_cross_entropy(x, w, targets(4, 5), {}).first.backward();
+  EXPECT_TRUE(x.grad().defined());
+  EXPECT_FALSE(w.grad().defined());
+}
+
+TEST(CrossEntropyRefusal, NamesTheArgument) {
+  const at::Tensor logits = at::ones({4, 5}), target = targets(4, 5);
+  TROUPE_EXPECT_REFUSAL(cross_entropy(logits[0], target, {}), "cross_entropy: logits");
+  TROUPE_EXPECT_REFUSAL(cross_entropy(logits, target.narrow(0, 0, 3), {}), "cross_entropy: target");
+  TROUPE_EXPECT_REFUSAL(cross_entropy(logits, target.to(at::kInt), {}), "cross_entropy: target");
+  TROUPE_EXPECT_REFUSAL(cross_entropy(logits, target, {.weight_T = at::ones({5})}),
+                        "cross_entropy: weight");
+  TROUPE_EXPECT_REFUSAL(cross_entropy(logits, target, {.z_loss = -1}), "z_loss");
+  TROUPE_EXPECT_REFUSAL(linear_cross_entropy(logits, at::ones({7, 4}), target, {}),
+                        "linear_cross_entropy: weight");
+  TROUPE_EXPECT_REFUSAL(linear_cross_entropy(logits, at::ones({7, 5}), target, {}, 0),
+                        "linear_cross_entropy: chunk");
+}
+
+}  // namespace
+}  // namespace troupe
