@@ -1,22 +1,52 @@
-// Routes four tokens to two of six experts each and prints who goes where.
-#include <ATen/core/Tensor.h>
+// A dropless MoE layer on the CPU: forward, balance loss, backward, and who got how many tokens.
 #include <ATen/ops/randn.h>
 
 #include <cstdio>
+#include <exception>
 
-#include "troupe/ops/topk_route.h"
+#include "troupe/troupe.h"
+
+namespace {
+
+constexpr const char* kRecipe = R"(
+experts: 8
+top_k: 2
+hidden: 64
+router: {kind: topk_softmax, balance: {aux_loss: 0.01, z_loss: 0.001}}
+)";
+
+void run() {
+  const int64_t B = 2, S = 16, D = 32;
+  troupe::MoeConfig config;
+  troupe::read_config(troupe::parse_yaml(kRecipe, "recipe"), config);
+  troupe::MoeLayer layer(config, {.width = D});
+  troupe::for_each_param(layer, "moe", [](const std::string& name, troupe::Param& p) {
+    troupe::initialise(p, name, /*seed=*/1);
+  });
+
+  const at::Tensor x_BSD = at::randn({B, S, D}).requires_grad_();
+  const troupe::MoeOutput out = layer.forward(x_BSD, {.sequences = B}, {.training = true});
+  at::Tensor y_BSD = out.y;
+  for (const troupe::MoeLoss& loss : out.losses) {
+    std::printf("%s %.4f\n", loss.name.c_str(), loss.value.item<double>());
+    y_BSD = troupe::with_loss(y_BSD, loss.value, /*weight=*/1);
+  }
+  y_BSD.square().mean().backward();
+  troupe::for_each_param(layer, "moe", [](const std::string& name, troupe::Param& p) {
+    if (!p.trainable()) return;
+    std::printf("%-20s gradient norm %.4f\n", name.c_str(), p.value.grad().norm().item<double>());
+  });
+  std::printf("%s\n", troupe::health_line(0, troupe::load_stats(out.stats)).c_str());
+}
+
+}  // namespace
 
 int main() {
-  const int64_t T = 4, E = 6, K = 2;
-  const at::Tensor logits_TE = at::randn({T, E});
-  const auto [ids_TK, weights_TK, counts_E] =
-      troupe::topk_route(logits_TE, K, /*renormalize=*/true);
-  for (int64_t t = 0; t < T; ++t) {
-    std::printf("token %d:", static_cast<int>(t));
-    for (int64_t k = 0; k < K; ++k) {
-      std::printf("  expert %d (%.2f)", ids_TK[t][k].item<int>(), weights_TK[t][k].item<float>());
-    }
-    std::printf("\n");
+  try {
+    run();
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 1;
   }
   return 0;
 }

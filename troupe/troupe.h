@@ -1,0 +1,16 @@
+// Troupe's public header: the MoE layer and the operators beside it. Tensors are PyTorch's; faults
+// are troupe::Error. A program that may use a GPU calls has_cuda() before it asks PyTorch for one.
+#pragma once
+
+#include "troupe/core/check.h"
+#include "troupe/core/config.h"
+#include "troupe/nn/loss_edge.h"
+#include "troupe/nn/moe_layer.h"
+#include "troupe/nn/moe_stats.h"
+#include "troupe/nn/routing_trace.h"
+#include "troupe/nn/upcycle.h"
+#include "troupe/ops/adamw.h"
+#include "troupe/ops/cross_entropy.h"
+#include "troupe/ops/cuda_plugin.h"
+#include "troupe/ops/norm.h"
+#include "troupe/ops/rotary.h"
