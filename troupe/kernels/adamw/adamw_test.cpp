@@ -79,7 +79,10 @@ TEST_P(AdamWTest, AgreesWithTheReference) {
     adamw_ref(want.args(step));
   }
   const bool exact = GetParam().types.moments != Dtype::kBF16;
-  testing::expect_near(got.m, want.m, "m");
+  // A bf16 moment that was rounded the other way in one step may nearly cancel in the next.
+  testing::expect_near(
+      got.m, want.m, exact ? testing::tolerance(want.m.dtype()) : testing::Tolerance{1.6e-2, 1e-3},
+      "m");
   testing::expect_near(got.v, want.v, "v");
   // Moments that are rounded between steps differ by a place now and then, and so do the steps.
   testing::expect_near(
