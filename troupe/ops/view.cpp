@@ -29,6 +29,7 @@ std::string described(const at::Tensor& x) {
 
 void check_matrix(const at::Tensor& x, const char* name) {
   TROUPE_CHECK(x.defined() && x.dim() == 2, name, "must be a matrix; it is", described(x));
+  if (x.numel() == 0) return;  // Whatever its strides: backward of sum() hands back zeros.
   const bool columns_packed = x.size(1) <= 1 || x.stride(1) == 1;
   const bool rows_apart = x.size(0) <= 1 || x.stride(0) >= x.size(1);
   TROUPE_CHECK(columns_packed && rows_apart, name,
@@ -36,7 +37,7 @@ void check_matrix(const at::Tensor& x, const char* name) {
 }
 
 int64_t row_stride(const at::Tensor& x) {
-  return x.size(0) > 1 ? x.stride(0) : x.size(1);
+  return x.size(0) > 1 && x.numel() > 0 ? x.stride(0) : x.size(1);
 }
 
 }  // namespace
