@@ -63,6 +63,7 @@ void check_routing(const at::Tensor& x, const at::Tensor& weights, const Plan& p
   check_dtype(weights, x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat,
               "moe_ffn: weights");
   check_sizes(p.expert_offset, {E + 1}, "moe_ffn: expert_offset");
+  check_sizes(p.counts, {E}, "moe_ffn: counts");
   check_sizes(p.row_src, {-1}, "moe_ffn: row_src");
   check_sizes(p.row_slot, {p.row_src.size(0)}, "moe_ffn: row_slot");
   check_sizes(p.slot_row, {x.size(0), weights.size(1)}, "moe_ffn: slot_row");

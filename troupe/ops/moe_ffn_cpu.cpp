@@ -26,8 +26,9 @@ template <class T>
 std::vector<Block> row_blocks(const FfnProblem<T>& p) {
   std::vector<Block> blocks;
   for (int64_t e = 0; e < p.experts; ++e) {
-    for (int64_t r = p.expert_offset[e]; r < p.expert_offset[e + 1]; r += kBlockRows) {
-      blocks.push_back({e, r, std::min<int64_t>(r + kBlockRows, p.expert_offset[e + 1])});
+    const int64_t end = p.expert_offset[e] + p.counts[e];
+    for (int64_t r = p.expert_offset[e]; r < end; r += kBlockRows) {
+      blocks.push_back({e, r, std::min(r + kBlockRows, end)});
     }
   }
   return blocks;
@@ -50,25 +51,19 @@ struct Part {
   int64_t begin, rows, first, n;
 };
 
-// to[i, :] = from[row_src[begin + i], first : first + n]; pad rows are zero.
+// to[i, :] = from[row_src[begin + i], first : first + n]
 template <class T>
 void gather(const FfnProblem<T>& p, const T* from, const Part& part, T* to) {
   const auto& [begin, rows, first, n] = part;
   for (int64_t i = 0; i < rows; ++i, to += n) {
-    const int64_t source = p.row_src[begin + i];
-    if (source < 0) {
-      std::fill_n(to, n, T(0));
-    } else {
-      std::memcpy(to, from + source * p.width + first, n * sizeof(T));
-    }
+    std::memcpy(to, from + p.row_src[begin + i] * p.width + first, n * sizeof(T));
   }
 }
 
 template <class T>
 void scores_of(const FfnProblem<T>& p, const Block& b, T* scores) {
   for (int64_t i = 0; i < b.rows(); ++i) {
-    const int64_t slot = p.row_slot[b.begin + i];
-    scores[i] = slot < 0 ? T(0) : p.weights[slot];
+    scores[i] = p.weights[p.row_slot[b.begin + i]];
   }
 }
 
@@ -212,7 +207,6 @@ class RowsBackward {
     const int64_t D = p_.width;
     for (int64_t i = 0; i < b.rows(); ++i) {
       const int64_t slot = p_.row_slot[b.begin + i];
-      if (slot < 0) continue;
       const T bias = p_.b2 == nullptr ? T(0) : row_product(grad_y + i * D, p_.b2 + b.expert * D, D);
       out_.weights[slot] = grad_scores[i] + bias;
     }
@@ -257,7 +251,7 @@ class WeightsBackward {
   void run(const WeightTask& t, T* gathered) const {
     const int64_t D = p_.width, F = p_.hidden, G = p_.hidden_columns();
     T* to = t.of_w1 ? out_.w1 + t.expert * G * D + t.first : out_.w2 + (t.expert * D + t.first) * F;
-    const int64_t begin = p_.expert_offset[t.expert], end = p_.expert_offset[t.expert + 1];
+    const int64_t begin = p_.expert_offset[t.expert], end = begin + p_.counts[t.expert];
     int64_t r = begin;
     do {  // Once even without rows: the gradient of an expert without tokens is written as zero
           // (E2).
@@ -278,9 +272,8 @@ class WeightsBackward {
     const int64_t D = p_.width, G = p_.hidden_columns();
     if (out_.b1 != nullptr) std::fill_n(out_.b1 + e * G, G, T(0));
     if (out_.b2 != nullptr) std::fill_n(out_.b2 + e * D, D, T(0));
-    for (int64_t r = p_.expert_offset[e]; r < p_.expert_offset[e + 1]; ++r) {
-      const int64_t slot = p_.row_slot[r];
-      if (slot < 0) continue;
+    for (int64_t i = 0; i < p_.counts[e]; ++i) {
+      const int64_t r = p_.expert_offset[e] + i, slot = p_.row_slot[r];
       if (out_.b1 != nullptr) {
         add_bias<T>(scratch_.grad_hidden + r * G, 1, G, nullptr, out_.b1 + e * G);
       }

@@ -23,9 +23,10 @@ struct FfnProblem {
   const T* w2 = nullptr;                   // [E, D, F]
   const T* b2 = nullptr;                   // [E, D] or null
   const int32_t* expert_offset = nullptr;  // [E + 1]
-  const int32_t* row_src = nullptr;        // [R]
-  const int32_t* row_slot = nullptr;       // [R]
-  const int32_t* slot_row = nullptr;       // [T, K]
+  const int64_t* counts = nullptr;    // [E]  rows of a segment before its pads, which are skipped
+  const int32_t* row_src = nullptr;   // [R]
+  const int32_t* row_slot = nullptr;  // [R]
+  const int32_t* slot_row = nullptr;  // [T, K]
 
   int64_t hidden_columns() const { return gated ? 2 * hidden : hidden; }
 };

@@ -48,6 +48,7 @@ FfnProblem<T> problem(const FfnCall& call, const Operands& in) {
           .w2 = ptr<const T>(in.w2, "moe_ffn: w2"),
           .b2 = ptr_or_null<const T>(in.b2, "moe_ffn: b2"),
           .expert_offset = ptr<const int32_t>(call.plan.expert_offset, "moe_ffn: expert_offset"),
+          .counts = ptr<const int64_t>(call.plan.counts, "moe_ffn: counts"),
           .row_src = ptr<const int32_t>(call.plan.row_src, "moe_ffn: row_src"),
           .row_slot = ptr<const int32_t>(call.plan.row_slot, "moe_ffn: row_slot"),
           .slot_row = ptr<const int32_t>(call.plan.slot_row, "moe_ffn: slot_row")};
