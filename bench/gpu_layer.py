@@ -25,7 +25,7 @@ class GroupedMm:
 
     def __call__(self, x):
         tokens, experts = x.shape[0], self.gate.shape[0]
-        probs = torch.softmax(F.linear(x, self.gate).float(), -1)
+        probs = torch.softmax(troupe_ops.RouterProduct.apply(x, self.gate), -1)
         weights, ids = torch.topk(probs, self.k)
         order = torch.argsort(ids.flatten(), stable=True)
         counts = torch.histc(ids.flatten().int(), bins=experts, min=0, max=experts - 1)

@@ -61,7 +61,7 @@ TEST(MoeCounts, N1_BiasesSharedExpertsAndLatentWidth) {
 // The paper's formula for its dense models: 72 s L h^2 (1 + s / 6h + V / 12Lh).
 TEST(MoeCounts, N2_MegaBlocksPaper) {
   const int64_t sizes[5][3] = {
-      {512, 6, 316}, {768, 12, 879}, {1024, 24, 2487}, {1280, 36, 5122}, {1600, 48, 8684}};
+      {512, 6, 316}, {768, 12, 879}, {1024, 24, 2487}, {1536, 24, 5122}, {2048, 24, 8684}};
   for (const auto& [h, layers, want] : sizes) {
     const MoeSizes ffn{.width = h, .hidden = 4 * h, .gated = false};
     const AttentionSizes a{h, h / 64, h / 64, 64, 1024};

@@ -23,6 +23,7 @@ class DeviceTest : public ::testing::TestWithParam<const char*> {
 };
 
 inline auto devices() {
+  (void)has_cuda();  // Before any test makes PyTorch ask (ops/cuda_plugin.h).
   return ::testing::Values("cpu", "cuda");
 }
 inline std::string device_name(const ::testing::TestParamInfo<const char*>& info) {
