@@ -33,6 +33,21 @@ void load(const T* from, int64_t count, float (&x)[kQuantGroup]) {
   for (int64_t i = 0; i < kQuantGroup; ++i) x[i] = i < count ? static_cast<float>(from[i]) : 0.0f;
 }
 
+template <int kBits>
+void pack(const int32_t (&q)[kQuantGroup], int64_t count, uint8_t* values) {
+  constexpr int64_t kBytes = kQuantGroup * kBits / 8;
+  uint8_t bytes[kBytes];
+#pragma omp simd
+  for (int64_t i = 0; i < kBytes; ++i) {
+    if constexpr (kBits == 8) {
+      bytes[i] = static_cast<uint8_t>(q[i]);
+    } else {
+      bytes[i] = static_cast<uint8_t>((q[2 * i] & 15) | (q[2 * i + 1] & 15) << 4);
+    }
+  }
+  std::memcpy(values, bytes, (count * kBits + 7) / 8);
+}
+
 // Returns whether the group saturated.
 template <int kBits, class T>
 bool quantize_group(const T* from, int64_t count, uint8_t* values, F16& stored) {
@@ -41,34 +56,35 @@ bool quantize_group(const T* from, int64_t count, uint8_t* values, F16& stored) 
   load(from, count, x);
   const QuantScale s = quant_scale(largest_of(x), kMax);
   stored = s.stored;
-  int8_t q[kQuantGroup];
+  const float scale = s.scale;
+  int32_t q[kQuantGroup];
 #pragma omp simd
   for (int64_t i = 0; i < kQuantGroup; ++i) {
-    q[i] = static_cast<int8_t>(static_cast<int32_t>(quantized(x[i], s.scale, kMax)));
+    q[i] = static_cast<int32_t>(quantized(x[i], scale, kMax));
   }
-  if constexpr (kBits == 8) {
-    std::memcpy(values, q, count);
-  } else {
-    for (int64_t i = 0; i < (count + 1) / 2; ++i) {
-      values[i] = static_cast<uint8_t>((q[2 * i] & 15) | (q[2 * i + 1] & 15) << 4);
-    }
-  }
+  pack<kBits>(q, count, values);
   return s.saturated;
 }
 
 template <int kBits, class T>
 void dequantize_group(const uint8_t* values, float scale, T* x, int64_t count) {
+  float back[kQuantGroup];
+  uint8_t bytes[kQuantGroup * kBits / 8] = {};
+  std::memcpy(bytes, values, (count * kBits + 7) / 8);
   if constexpr (kBits == 8) {
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) {
-      put(x[i], static_cast<float>(static_cast<int8_t>(values[i])) * scale);
+    for (int64_t i = 0; i < kQuantGroup; ++i) {
+      back[i] = static_cast<float>(static_cast<int8_t>(bytes[i])) * scale;
     }
   } else {
-    for (int64_t i = 0; i < count; ++i) {
-      const int shifted = i % 2 == 0 ? values[i / 2] << 4 : values[i / 2];
-      put(x[i], static_cast<float>(static_cast<int8_t>(shifted & 0xf0) >> 4) * scale);
+#pragma omp simd
+    for (int64_t i = 0; i < kQuantGroup / 2; ++i) {
+      const int32_t pair = bytes[i];  // (q + 8) mod 16 - 8 extends a nibble's sign.
+      back[2 * i] = static_cast<float>(((pair + 8) & 15) - 8) * scale;
+      back[2 * i + 1] = static_cast<float>((((pair >> 4) + 8) & 15) - 8) * scale;
     }
   }
+  for (int64_t i = 0; i < count; ++i) put(x[i], back[i]);
 }
 
 // f(group, first element, number of elements, offset of its values) for each group of a range.

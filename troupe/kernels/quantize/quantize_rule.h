@@ -39,10 +39,10 @@ TROUPE_INLINE float quantized(float x, float scale, float qmax) {
   const float bounded = t > qmax ? qmax : t < -qmax ? -qmax : t;
   const float q = (bounded + kRound) - kRound;
   const float side = std::fma(-bounded, scale, x);
-  const float away = bounded - q;  // +-0.5 on a tie
-  const float up = away == 0.5f && side > 0 ? q + 1 : q;
-  const float down = away == -0.5f && side < 0 ? up - 1 : up;
-  return scale > 0 ? down : 0.0f;  // Scale 0 or NaN: 0.
+  const float away = bounded - q;  // +-0.5 on a tie; 2 away leads from q to the tie's other side.
+  const bool wrong = (std::abs(away) == 0.5f) & (away * side > 0);
+  const float nearest = wrong ? q + 2 * away : q;
+  return scale > 0 ? nearest : 0.0f;  // Scale 0 or NaN: 0.
 }
 
 }  // namespace troupe
