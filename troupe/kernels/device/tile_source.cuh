@@ -56,45 +56,88 @@ __device__ __forceinline__ void copy_chunk(uint32_t dst, const T* src, int count
   }
 }
 
-// Rows that stay the same while k advances.
-template <class T, int kSize, int kThreads, bool kAligned>
-class KMajorSource {
+// Rows that stay the same while k advances. `first` is a thread's first row, its chunk in each.
+template <class T, int kSize, int kThreads>
+struct KMajorCopies {
+  using Tile = Layout<T, kSize, Major::kK>;
   static constexpr int kRowsAtOnce = kThreads / 4;
   static constexpr int kCopies = kSize / kRowsAtOnce;
+  static constexpr int kBytesApart = kRowsAtOnce * Tile::kPitch;
   static_assert(kRowsAtOnce % 8 == 0 && kSize % kRowsAtOnce == 0);
+
+  __device__ static int first() { return static_cast<int>(threadIdx.x / 4); }
+  __device__ static int chunk() { return static_cast<int>(threadIdx.x % 4); }
+  __device__ static uint32_t place() { return Tile::at(first(), chunk()); }
+};
+
+// Rows anywhere.
+template <class T, int kSize, int kThreads, bool kAligned>
+class KMajorRows {
+  using Copies = KMajorCopies<T, kSize, kThreads>;
 
  public:
   // row_at(i), 0 <= i < kSize: where row i of the tile starts; nullptr is a row of zeros.
   template <class RowAt>
   __device__ __forceinline__ void open(const RowAt& row_at, int k) {
-    const int chunk = static_cast<int>(threadIdx.x % 4), first = static_cast<int>(threadIdx.x / 4);
     valid_ = 0;
 #pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      const T* row = row_at(first + i * kRowsAtOnce);
-      row_[i] = row + chunk * kChunk<T>;
+    for (int i = 0; i < Copies::kCopies; ++i) {
+      const T* row = row_at(Copies::first() + i * Copies::kRowsAtOnce);
+      row_[i] = row + Copies::chunk() * kChunk<T>;
       valid_ |= unsigned{row != nullptr} << i;
     }
-    left_ = k - chunk * kChunk<T>;
+    left_ = k - Copies::chunk() * kChunk<T>;
   }
 
   // Copies the next kDepth of k to the tile at `dst`.
   __device__ __forceinline__ void load(uint32_t dst) {
     const int count = min(max(left_, 0), kChunk<T>);
-    dst += Layout<T, kSize, Major::kK>::at(static_cast<int>(threadIdx.x / 4),
-                                           static_cast<int>(threadIdx.x % 4));
+    dst += Copies::place();
 #pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      copy_chunk<T, kAligned>(dst + i * kRowsAtOnce * 64, row_[i], valid_ >> i & 1 ? count : 0);
+    for (int i = 0; i < Copies::kCopies; ++i) {
+      copy_chunk<T, kAligned>(dst + i * Copies::kBytesApart, row_[i], valid_ >> i & 1 ? count : 0);
       row_[i] += kDepth<T>;
     }
     left_ -= kDepth<T>;
   }
 
  private:
-  const T* row_[kCopies];
+  const T* row_[Copies::kCopies];
   unsigned valid_;
   int left_;  // of k, from this thread's chunk on
+};
+
+// Rows at equal distances, of which only the first `rows` are there: one pointer in place of many.
+template <class T, int kSize, int kThreads, bool kAligned>
+class KMajorSource {
+  using Copies = KMajorCopies<T, kSize, kThreads>;
+
+ public:
+  __device__ __forceinline__ void open(const T* data, int64_t ld, int rows, int k) {
+    at_ = data + Copies::first() * ld + Copies::chunk() * kChunk<T>;
+    apart_ = Copies::kRowsAtOnce * ld;
+    rows_ = rows - Copies::first();
+    left_ = k - Copies::chunk() * kChunk<T>;
+  }
+
+  __device__ __forceinline__ void load(uint32_t dst) {
+    const int count = min(max(left_, 0), kChunk<T>);
+    const T* at = at_;
+    dst += Copies::place();
+#pragma unroll
+    for (int i = 0; i < Copies::kCopies; ++i) {
+      copy_chunk<T, kAligned>(dst + i * Copies::kBytesApart, at,
+                              i * Copies::kRowsAtOnce < rows_ ? count : 0);
+      at += apart_;
+    }
+    at_ += kDepth<T>;
+    left_ -= kDepth<T>;
+  }
+
+ private:
+  const T* at_;
+  int64_t apart_;
+  int rows_, left_;  // rows from this thread's first on; of k, from its chunk on
 };
 
 // Rows that are k: `rows` of them from `begin`, at data + index * ld.

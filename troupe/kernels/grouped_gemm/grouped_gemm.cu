@@ -1,5 +1,6 @@
 // c = a B_e over the rows of each expert. See tile_product.cuh for how a tile is computed.
 #include "troupe/kernels/device/block_scan.cuh"
+#include "troupe/kernels/device/tile_order.cuh"
 #include "troupe/kernels/device/tile_product.cuh"
 #include "troupe/kernels/grouped_gemm/grouped_gemm.h"
 #include "troupe/kernels/grouped_gemm/launch.cuh"
@@ -59,7 +60,7 @@ struct ScaledSum {
 template <class T, int kN, Major kB, bool kAligned>
 struct RowWork {
   using Product = RowProduct<T, kN, kB, kAligned>;
-  using SourceA = tile::Source<T, kM, Major::kK, Product::kThreads, kAligned>;
+  using SourceA = tile::KMajorRows<T, kM, Product::kThreads, kAligned>;
   using SourceB = tile::Source<T, kN, kB, Product::kThreads, kAligned>;
   struct Tile {
     int expert, row, rows, col;
@@ -70,12 +71,12 @@ struct RowWork {
 
   // A warp counts the tiles of 32 experts at a time, from where it was last.
   __device__ bool find(int index, Tile& t) {
-    const int lane = static_cast<int>(threadIdx.x % 32), across = grouped::tiles(p.n, kN);
+    const int lane = static_cast<int>(threadIdx.x % 32), across = tile::tiles(p.n, kN);
     for (; scanned < p.experts; scanned += 32) {
       const int e = scanned + lane;
       const int begin = e < p.experts ? p.expert_offset[e] : 0;
       const int rows = e < p.experts ? p.expert_offset[e + 1] - begin : 0;
-      const int tiles = grouped::tiles(rows, kM) * across, upto = warp_scan(tiles);
+      const int tiles = tile::tiles(rows, kM) * across, upto = warp_scan(tiles);
       const unsigned reached = __ballot_sync(kWholeWarp, tiles_before + upto > index);
       if (reached != 0) {
         const int owner = __ffs(static_cast<int>(reached)) - 1;
@@ -99,9 +100,7 @@ struct RowWork {
         },
         p.k);
     if constexpr (kB == Major::kK) {
-      const T* first = p.b.row(int64_t{t.expert} * p.n + t.col);
-      b.open([&](int i) -> const T* { return t.col + i < p.n ? first + i * p.b.ld : nullptr; },
-             p.k);
+      b.open(p.b.row(int64_t{t.expert} * p.n + t.col), p.b.ld, p.n - t.col, p.k);
     } else {
       b.open({.data = p.b.row(int64_t{t.expert} * p.k) + t.col,
               .ld = static_cast<int>(p.b.ld),
@@ -109,7 +108,7 @@ struct RowWork {
               .begin = 0,
               .end = p.k});
     }
-    return grouped::tiles(p.k, tile::kDepth<T>);
+    return tile::tiles(p.k, tile::kDepth<T>);
   }
 
   __device__ void store(const Tile& t, const Product& product) const {
@@ -121,7 +120,7 @@ struct RowWork {
 
  private:
   __device__ static Tile locate(int index, int rows, int across) {
-    const auto [m, n] = grouped::place(index, grouped::tiles(rows, kM), across);
+    const auto [m, n] = tile::place(index, tile::tiles(rows, kM), across);
     return {0, m * kM, min(kM, rows - m * kM), n * kN};
   }
 };

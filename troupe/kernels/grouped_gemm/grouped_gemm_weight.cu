@@ -1,4 +1,5 @@
 // c_e = a^T b over the rows of each expert. See tile_product.cuh for how a tile is computed.
+#include "troupe/kernels/device/tile_order.cuh"
 #include "troupe/kernels/device/tile_product.cuh"
 #include "troupe/kernels/grouped_gemm/grouped_gemm.h"
 #include "troupe/kernels/grouped_gemm/launch.cuh"
@@ -61,7 +62,7 @@ struct WeightWork {
             .end = end,
             .src = p.row_src,
             .gather = p.gather_b});
-    return grouped::tiles(end - begin, tile::kDepth<T>);
+    return tile::tiles(end - begin, tile::kDepth<T>);
   }
 
   __device__ void store(const Tile& t, const Product& product) const {
@@ -73,9 +74,9 @@ struct WeightWork {
 
  private:
   __device__ Part part(const Tile& t) const {
-    const int down = grouped::tiles(p.m, kM), across = grouped::tiles(p.n, kN);
+    const int down = tile::tiles(p.m, kM), across = tile::tiles(p.n, kN);
     const int expert = t.index / (down * across);
-    const auto [m, n] = grouped::place(t.index - expert * down * across, down, across);
+    const auto [m, n] = tile::place(t.index - expert * down * across, down, across);
     return {expert, m * kM, n * kN};
   }
 
