@@ -3,16 +3,13 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "troupe/core/check.h"
-#include "troupe/kernels/routing_plan/routing_plan.h"
-#include "troupe/ops/run.h"
-#include "troupe/ops/view.h"
+#include "troupe/ops/routing_plan.h"
 
 namespace troupe {
 namespace {
@@ -26,27 +23,6 @@ struct LocalLease : Lease {
 LocalLease& of(const Handle& handle) {
   TROUPE_CHECK(handle != nullptr, "the handle's lease has ended");
   return static_cast<LocalLease&>(*handle);
-}
-
-Plan plan_of(const at::Tensor& ids_SK, const PlanShape& shape) {
-  const at::Tensor ids = ids_SK.contiguous();
-  const auto ints = ids.options();
-  Plan plan{.expert_offset = at::empty({shape.experts + 1}, ints),
-            .row_src = at::empty({row_bound(shape)}, ints),
-            .row_slot = at::empty({row_bound(shape)}, ints),
-            .slot_row = at::empty(ids.sizes(), ints),
-            .counts = at::empty({shape.experts}, ints.dtype(at::kLong))};
-  RoutingPlan args{.shape = shape,
-                   .ids = ptr<const int32_t>(ids, "dispatcher: ids"),
-                   .counts = ptr<int64_t>(plan.counts, "counts"),
-                   .expert_offset = ptr<int32_t>(plan.expert_offset, "expert_offset"),
-                   .row_src = ptr<int32_t>(plan.row_src, "row_src"),
-                   .row_slot = ptr<int32_t>(plan.row_slot, "row_slot"),
-                   .slot_row = ptr<int32_t>(plan.slot_row, "slot_row")};
-  const at::Tensor workspace = at::empty({workspace_bytes(args)}, ints.dtype(at::kByte));
-  args.workspace = workspace.mutable_data_ptr();
-  run(ids.device(), args, routing_plan_cpu, &CudaKernels::routing_plan);
-  return plan;
 }
 
 class LocalDispatcher : public Dispatcher {
@@ -92,11 +68,9 @@ class LocalDispatcher : public Dispatcher {
   explicit LocalDispatcher(Placement placement) : placement_(std::move(placement)) {}
 
   void make_plan(LocalLease& lease, const Routed& routed, const at::Tensor& ids_SK) const {
-    lease.plan = plan_of(ids_SK, {.tokens = ids_SK.size(0),
-                                  .choices = ids_SK.size(1),
-                                  .experts = placement_.experts(),
-                                  .alignment = routed.alignment,
-                                  .capacity = routed.capacity});
+    lease.plan = routing_plan(ids_SK, {.experts = placement_.experts(),
+                                       .alignment = routed.alignment,
+                                       .capacity = routed.capacity});
     lease.row_bound = lease.plan.row_src.size(0);
   }
 

@@ -10,6 +10,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/rng.h"
+#include "troupe/ops/run.h"
 
 namespace troupe {
 namespace {
@@ -74,14 +75,17 @@ void draw_box(const Param& p, size_t first_dim, const Rng& rng, at::Tensor flat)
   for (int64_t begin = 0; begin < box.runs(); begin += step) {
     const int64_t end = std::min(box.runs(), begin + step);
     at::Tensor piece = at::empty({(end - begin) * run}, at::kFloat);
-    auto* out = piece.mutable_data_ptr<float>();
-    for (int64_t r = begin; r < end; ++r) {
-      const uint64_t at = box.global_index(r);
-      for (int64_t i = 0; i < run; ++i) {
-        *out++ =
-            static_cast<float>(std) * draw(rng, at + static_cast<uint64_t>(i), p.init.truncate);
-      }
-    }
+    auto* const out = piece.mutable_data_ptr<float>();
+    torch_pool()(end - begin, std::max<int64_t>(1, 4096 / std::max<int64_t>(run, 1)),
+                 [&](int64_t from, int64_t to) {
+                   for (int64_t r = from; r < to; ++r) {
+                     const uint64_t at = box.global_index(begin + r);
+                     for (int64_t i = 0; i < run; ++i) {
+                       out[r * run + i] = static_cast<float>(std) *
+                                          draw(rng, at + static_cast<uint64_t>(i), p.init.truncate);
+                     }
+                   }
+                 });
     flat.narrow(0, begin * run, (end - begin) * run).copy_(piece);
   }
 }

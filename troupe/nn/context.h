@@ -23,6 +23,7 @@ struct Context {
   int64_t first_token = 0;  // global index, within the step, of this rank's token 0
   SumOver group_sum = {};   // over G, the ranks that share this microbatch
   SumOver all_sum = {};     // over all ranks with tokens: G and the data replicas
+  SumOver group_rows = {};  // not a sum: the rows of all of G, in rank order
   int64_t replicas = 1;     // D, data replicas
 
   bool records() const { return training && owns_backward; }

@@ -16,19 +16,18 @@
 #include "troupe/dist/dispatcher.h"
 #include "troupe/nn/context.h"
 #include "troupe/nn/routers/router.h"
+#include "troupe/ops/capacity.h"
 
 namespace troupe {
 
-enum class CapacityPolicy { kProbs, kPosition };
-constexpr auto names_of(CapacityPolicy) {
-  return std::array{Named{"probs", CapacityPolicy::kProbs},
-                    Named{"position", CapacityPolicy::kPosition}};
+constexpr auto names_of(DropPolicy) {
+  return std::array{Named{"probs", DropPolicy::kProbs}, Named{"position", DropPolicy::kPosition}};
 }
 
 struct CapacityConfig {
   double factor = 0;  // phi; 0: none
   int64_t min = 1;    // C_min
-  CapacityPolicy policy = CapacityPolicy::kProbs;
+  DropPolicy policy = DropPolicy::kProbs;
   bool pad = false;
   bool renormalise = false;
   bool in_evaluation = false;
@@ -42,8 +41,6 @@ struct CapacityConfig {
     f("in_evaluation", c.in_evaluation);
   }
 };
-// C for n tokens.
-int64_t capacity_of(const CapacityConfig& config, int64_t tokens, int64_t choices, int64_t experts);
 void validate(const CapacityConfig& config, const Router& router);
 
 struct Kept {

@@ -25,7 +25,7 @@ RouterOutput routed_of(int64_t T, int64_t E, int64_t K, const Tokens& tokens = {
 }
 
 // C4 by plain loops.
-std::vector<bool> kept_slots(const RouterOutput& r, int64_t C, CapacityPolicy policy) {
+std::vector<bool> kept_slots(const RouterOutput& r, int64_t C, DropPolicy policy) {
   const at::Tensor ids = r.ids_TK.contiguous(), w = r.weights_TK.contiguous();
   const auto* e = ids.const_data_ptr<int32_t>();
   const auto* p = w.const_data_ptr<double>();
@@ -35,7 +35,7 @@ std::vector<bool> kept_slots(const RouterOutput& r, int64_t C, CapacityPolicy po
     for (int64_t s = 0; s < ids.numel(); ++s) {
       if (e[s] == expert) slots.push_back(s);
     }
-    if (policy == CapacityPolicy::kProbs) {
+    if (policy == DropPolicy::kProbs) {
       std::stable_sort(slots.begin(), slots.end(),
                        [&](int64_t a, int64_t b) { return p[a] > p[b]; });
     }
@@ -46,7 +46,7 @@ std::vector<bool> kept_slots(const RouterOutput& r, int64_t C, CapacityPolicy po
 
 TEST(Capacity, C2_TheFormula) {
   const auto C = [](double phi, int64_t T, int64_t E, int64_t K) {
-    return capacity_of({.factor = phi}, T, K, E);
+    return capacity({.factor = phi}, T, K, E);
   };
   EXPECT_EQ(C(1, 8, 4, 2), 4);
   EXPECT_EQ(C(1.25, 8, 4, 2), 5);
@@ -55,14 +55,14 @@ TEST(Capacity, C2_TheFormula) {
   EXPECT_EQ(C(1e9, 100, 10, 1), 100);  // C3: more than there are
   EXPECT_EQ(C(0, 100, 10, 1), 100);
   EXPECT_EQ(C(1, 0, 10, 1), 0);
-  EXPECT_EQ(capacity_of({.factor = 0.01, .min = 3}, 100, 1, 10), 3);
+  EXPECT_EQ(capacity({.factor = 0.01, .minimum = 3}, 100, 1, 10), 3);
 }
 
 TEST(Capacity, C4_KeepsExactlyTheRightSlots) {
-  for (const CapacityPolicy policy : {CapacityPolicy::kProbs, CapacityPolicy::kPosition}) {
+  for (const DropPolicy policy : {DropPolicy::kProbs, DropPolicy::kPosition}) {
     const RouterOutput r = routed_of(50, 6, 2);
     const CapacityConfig c{.factor = 0.8, .policy = policy};
-    const std::vector<bool> want = kept_slots(r, capacity_of(c, 50, 2, 6), policy);
+    const std::vector<bool> want = kept_slots(r, capacity({.factor = c.factor}, 50, 2, 6), policy);
     for (int run = 0; run < 10; ++run) {
       const Kept kept = keep_within(c, r, {}, kTraining, 1);
       for (int64_t s = 0; s < 100; ++s) {
@@ -110,7 +110,7 @@ TEST(Capacity, C5_RenormaliseGivesTheTokenItsWholeWeightAgain) {
 }
 
 TEST(Capacity, C2_CountsValidTokensOnly) {
-  const at::Tensor valid = at::tensor({1, 1, 1, 1, 0, 0, 0, 0}, at::kBool);
+  const at::Tensor valid = at::tensor({1, 1, 1, 1, 0, 0, 0, 0}, at::kInt).to(at::kBool);
   RouterOutput r = routed_of(8, 1, 1, {.valid_T = valid});
   const Kept kept = keep_within({.factor = 0.5}, r, {.valid_T = valid}, kTraining, 1);
   EXPECT_EQ(kept.routed.ids_TK.ge(0).sum().item<int64_t>(), 2);

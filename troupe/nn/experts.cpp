@@ -50,7 +50,8 @@ Plan dense_plan(const at::Tensor& x_TD) {
 }  // namespace
 
 FfnOptions FfnForm::options() const {
-  FfnOptions o{.activation = activation};
+  FfnOptions o;
+  o.activation = activation;
   o.clamp = clamp.value_or(std::numeric_limits<double>::infinity());
   o.offset = offset;
   return o;

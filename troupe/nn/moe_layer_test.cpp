@@ -292,6 +292,58 @@ TEST(MoeLayer, X5_ScoreOnTheInputNeedsOneChoice) {
   EXPECT_THROW(layer_of(plain), Error);
 }
 
+TEST(MoeLayer, Q3_TheNineMegaBlocksConfigurations) {
+  const int64_t cases[9][7] = {
+      {1, 2, 128, 2, 2, -1, -1}, {1, 8, 128, 2, 2, -1, 4}, {2, 8, 128, 2, 1, -1, 8},
+      {1, 2, 128, 2, 1, 4, -1},  {2, 8, 128, 4, 1, 8, -1}, {2, 2, 128, 2, 2, 4, 4},
+      {1, 8, 128, 4, 2, 4, 8},   {1, 2, 128, 4, 2, 8, 4},  {2, 2, 128, 4, 2, 8, 8}};
+  for (const auto& [B, S, h, E, k, inputs, rematerialize] : cases) {
+    MoeConfig c = config_of(E, k);
+    c.ffn.hidden = h;
+    MoeLayer plain = layer_of(c, at::kFloat);
+    c.ffn.quantize = {.inputs = inputs, .rematerialize = rematerialize};
+    MoeLayer saved = layer_of(c, at::kFloat);
+    const at::Tensor x = at::randn({B, S, kD}).requires_grad_();
+    const auto want = gradients(plain, x), got = gradients(saved, x);
+    EXPECT_TRUE(got.at("y").equal(want.at("y")));
+    const int64_t worst =
+        std::min(inputs < 0 ? 16 : inputs, rematerialize < 0 ? 16 : rematerialize);
+    for (const auto& [name, w] : want) {
+      const double bound = worst == 16 ? 0 : worst == 8 ? 0.05 : 0.6;
+      const double size = w.abs().max().item<double>();
+      EXPECT_LE((got.at(name) - w).abs().max().item<double>(), bound * size) << name;
+    }
+  }
+}
+
+TEST(MoeLayer, R13_ExpertChoiceFillsEachExpertAndItsGradientsAgree) {
+  MoeConfig c = config_of();
+  c.router = ExpertChoiceRouting{};
+  MoeLayer grouped = layer_of(c);
+  c.ffn.impl = ExpertsImpl::kLoop;
+  MoeLayer loop = layer_of(c);
+  const at::Tensor x = input(24);
+  EXPECT_TRUE(grouped.forward(x, {}, {}).stats.counts_E.eq(8).all().item<bool>());
+  expect_same(gradients(loop, x), gradients(grouped, x), 1e-11);
+}
+
+TEST(MoeLayer, C8_ACapacityExcludesRoutersThatBalanceByThemselves) {
+  MoeConfig c = config_of();
+  c.capacity.factor = 1;
+  c.router = ExpertChoiceRouting{};
+  EXPECT_THROW(layer_of(c), Error);
+  c.router = QuantileRouting{};
+  EXPECT_THROW(layer_of(c), Error);
+}
+
+TEST(MoeLayer, R15_AReplayedStepIsBitwiseEqual) {
+  MoeLayer layer = layer_of(config_of(), at::kFloat);
+  const at::Tensor x = input(24, at::kFloat);
+  const at::Tensor ids = layer.forward(x, {}, kTraining).ids_TK;
+  const auto first = gradients(layer, x);
+  expect_same(gradients(layer, x, {.replay_TK = ids}), first);
+}
+
 TEST(MoeLayer, E1_E15_NoTokensOrNoValidOnes) {
   MoeConfig c = config_of();
   c.shared.experts = 1;
@@ -376,7 +428,7 @@ TEST(MoeLayer, Defaults) {
   EXPECT_EQ(r.gate.jitter, 0);
   EXPECT_EQ(SigmoidBiasRouting{}.bias_rate, 1e-3);
   EXPECT_EQ(c.capacity.factor, 0);
-  EXPECT_EQ(c.capacity.policy, CapacityPolicy::kProbs);
+  EXPECT_EQ(c.capacity.policy, DropPolicy::kProbs);
   EXPECT_FALSE(c.capacity.pad);
   EXPECT_EQ(c.ffn.form.activation, "silu");
   EXPECT_TRUE(c.ffn.form.gated);

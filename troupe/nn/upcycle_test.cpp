@@ -40,7 +40,8 @@ at::Tensor one_expert(const at::Tensor& x, const DenseFfn& d, const FfnOptions& 
 double error(const Upcycle& u, int64_t hidden, bool bias = false) {
   const DenseFfn dense = dense_of(hidden, u.gated, bias);
   const at::Tensor x = at::randn({kT, kD}, at::kDouble);
-  const FfnOptions o{.activation = u.activation};
+  FfnOptions o;
+  o.activation = u.activation;
   const at::Tensor drawn = at::randn({u.experts / slices(u, hidden), kD}, at::kDouble);
   const at::Tensor z = at::matmul(x, upcycle_router(drawn, u, hidden).t());
   const RouterOutput r = select(

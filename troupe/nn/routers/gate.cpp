@@ -82,10 +82,10 @@ at::Tensor Gate::forced(const at::Tensor& z_TE, const Context& context) const {
   return z_TE + (noise.to(z_TE.scalar_type()) - z_TE.detach());
 }
 
-at::Tensor Gate::forced_ids(const at::Tensor& x_TD, int64_t top_k, const Context& context) const {
+at::Tensor Gate::forced_ids(const at::Tensor& z_TE, int64_t top_k, const Context& context) const {
   if (config_.force != Force::kUniform) return {};
-  const int64_t T = x_TD.size(0), E = weight.global[0];
-  const auto longs = x_TD.options().dtype(at::kLong).requires_grad(false);
+  const int64_t T = z_TE.size(0), E = z_TE.size(1);
+  const auto longs = z_TE.options().dtype(at::kLong).requires_grad(false);
   const at::Tensor slot = at::arange(T * top_k, longs) + context.first_token * top_k;
   return slot.remainder(E).reshape({T, top_k}).to(at::kInt);
 }

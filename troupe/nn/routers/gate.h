@@ -56,7 +56,7 @@ class Gate {
   // [T, E] f32 (or f64), with its gradient to x, W and b_r.
   at::Tensor logits(const at::Tensor& x_TD, const Context& context) const;
   // The forced choices, or undefined: [T, K] int32.
-  at::Tensor forced_ids(const at::Tensor& x_TD, int64_t top_k, const Context& context) const;
+  at::Tensor forced_ids(const at::Tensor& z_TE, int64_t top_k, const Context& context) const;
   bool forced() const { return config_.force != Force::kNone; }
 
   static void visit(auto& m, auto&& f) {

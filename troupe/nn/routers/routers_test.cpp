@@ -267,6 +267,134 @@ TEST(Table, R14_NeedsTokenIds) {
   expect_has(refusal([&] { router->forward(at::randn({3, 6}), {}, {}); }), "token ids");
 }
 
+TEST(Quantile, R11_FixedLogitsComeToEqualCounts) {
+  const at::Tensor z = at::randn({8192, 16}) + at::arange(16) * 0.3;
+  at::Tensor beta = at::zeros({16});
+  for (int update = 0; update < 50; ++update) {
+    beta = quantile_update(z, beta, {}, 2);
+    beta = beta - beta.mean();
+  }
+  const RouterOutput out = select(z, {}, {.top_k = 2, .beta_E = beta});
+  EXPECT_LE(out.counts_E.max().item<double>() / 1024, 1.01);
+}
+
+TEST(Quantile, R11_TheStepIsTheMeanOfItsMicrobatches) {
+  QuantileRouting c;
+  c.ema = 0.25;
+  const auto router = router_of(c);
+  Param& beta = param(*router, "beta");
+  Param& w = param(*router, "weight");
+  const at::Tensor x = at::randn({40, 6}), y = at::randn({40, 6});
+  const auto fresh = [&](const at::Tensor& in) {
+    return quantile_update(router_product(in, w.value, at::kFloat).detach(), at::zeros({8}), {}, 2);
+  };
+  at::Tensor want = (fresh(x) + fresh(y)) / 2 * 0.75;
+  want = want - want.mean();
+  router->forward(x, {}, kTraining), router->forward(y, {}, kTraining);
+  router->forward(x, {}, {});  // evaluation adds nothing
+  router->end_of_step({}, false);
+  EXPECT_LT((beta.value - want).abs().max().item<double>(), 1e-6);
+  const at::Tensor before = beta.value.clone();
+  router->forward(x, {}, kTraining);
+  router->end_of_step({}, true);
+  router->end_of_step({}, false);
+  EXPECT_TRUE(beta.value.equal(before));
+}
+
+TEST(Quantile, R11_CountsValidTokensAndRefusesAllExperts) {
+  const at::Tensor z = at::randn({30, 6}), valid = at::arange(30).lt(20);
+  EXPECT_TRUE(quantile_update(z, at::zeros({6}), valid, 2)
+                  .equal(quantile_update(z.narrow(0, 0, 20), at::zeros({6}), {}, 2)));
+  const at::Tensor beta = at::randn({6});
+  EXPECT_TRUE(quantile_update(z, beta, at::zeros({30}, at::kBool), 2).equal(beta));
+  expect_has(refusal([] { router_of(QuantileRouting{}, {.width = 6, .experts = 4, .top_k = 4}); }),
+             "top_k 4");
+}
+
+at::Tensor sinkhorn_ids(const at::Tensor& z, const at::Tensor& v) {
+  return std::get<1>((z - z.amax({1}, true) + v).sort(true, 1, true)).narrow(1, 0, 2);
+}
+
+TEST(Sinkhorn, R12_ChoicesEqualTheConvergedSearch) {
+  for (const double std : {0.1, 1.0, 3.0}) {
+    const at::Tensor z = at::randn({2048, 16}, at::kDouble) * std;
+    const at::Tensor v = sinkhorn_columns(z.to(at::kFloat), {}, 1e-4, 100);
+    const at::Tensor limit = sinkhorn_columns(z, {}, 1e-13, 5000);
+    const at::Tensor same = sinkhorn_ids(z.to(at::kFloat), v).eq(sinkhorn_ids(z, limit));
+    EXPECT_GE(same.to(at::kDouble).mean().item<double>(), 0.998) << std;
+    const at::Tensor y = z + limit, rows = y.softmax(1);
+    EXPECT_LT((rows.mean(0) * 16 - 1).abs().max().item<double>(), 1e-5);
+  }
+}
+
+TEST(Sinkhorn, R12_E14_LargeLogitsAndShiftsAreNoMatter) {
+  const at::Tensor z = (at::randn({512, 8}) * 6 * 1024).round() / 1024;
+  EXPECT_TRUE(sinkhorn_ids(z, sinkhorn_columns(z, {}, 1e-4, 100))
+                  .equal(sinkhorn_ids(z + 256, sinkhorn_columns(z + 256, {}, 1e-4, 100))));
+  EXPECT_TRUE(sinkhorn_columns(z * 1e3, {}, 1e-4, 100).isfinite().all().item<bool>());
+}
+
+TEST(Sinkhorn, R12_TrainingBalancesAndEvaluationTakesTheActivation) {
+  const auto router = router_of(SinkhornRouting{});
+  const at::Tensor x = at::randn({4000, 6}) + 1;
+  const RouterOutput trained = router->forward(x, {}, kTraining),
+                     evaluated = router->forward(x, {}, {});
+  const auto worst = [](const RouterOutput& r) { return r.counts_E.max().item<double>() / 1000; };
+  EXPECT_LT(worst(trained), 1.5);
+  EXPECT_LE(worst(trained), worst(evaluated));
+  const at::Tensor s = router_product(x, param(*router, "weight").value, at::kFloat).softmax(1);
+  EXPECT_TRUE(trained.weights_TK.equal(s.gather(1, trained.ids_TK.to(at::kLong))));
+}
+
+TEST(Sinkhorn, R12_InvalidTokensTakeNoPartAndNoneGivesNothing) {
+  const at::Tensor z = at::randn({60, 8}), valid = at::arange(60).lt(40);
+  const at::Tensor v = sinkhorn_columns(z, valid, 1e-4, 100);
+  EXPECT_LT((v - sinkhorn_columns(z.narrow(0, 0, 40), {}, 1e-4, 100)).abs().max().item<double>(),
+            1e-5);
+  EXPECT_TRUE(sinkhorn_columns(z.narrow(0, 0, 0), {}, 1e-4, 100).eq(0).all().item<bool>());
+  EXPECT_TRUE(
+      sinkhorn_columns(z, at::zeros({60}, at::kBool), 1e-4, 100).isfinite().all().item<bool>());
+}
+
+TEST(ExpertChoice, R13_EachExpertTakesExactlyItsColumnsBest) {
+  const auto router = router_of(ExpertChoiceRouting{});
+  const at::Tensor x = at::randn({41, 6});
+  const RouterOutput out = router->forward(x, {}, kTraining);
+  EXPECT_TRUE(out.counts_E.eq(11).all().item<bool>());  // ceil(41 * 2 / 8)
+  const at::Tensor s = router_product(x, param(*router, "weight").value, at::kFloat).softmax(1);
+  const at::Tensor taken = out.ids_TK.ge(0);
+  const at::Tensor worst = s.masked_fill(taken.logical_not(), 2).amin({0});
+  const at::Tensor best_left = s.masked_fill(taken, -1).amax({0});
+  EXPECT_TRUE(worst.ge(best_left).all().item<bool>());
+  EXPECT_TRUE(out.weights_TK.equal(s.masked_fill(taken.logical_not(), 0)));
+}
+
+TEST(ExpertChoice, R13_AHandExample) {
+  ExpertChoiceRouting c;
+  c.rho = 1;
+  c.score = RouterScore::kSigmoid;
+  const auto router = router_of(c, {.width = 2, .experts = 2, .top_k = 1});
+  param(*router, "weight")
+      .value.detach()
+      .copy_(at::tensor({1.0f, 0.0f, 0.0f, 1.0f}).reshape({2, 2}));
+  const at::Tensor x = at::tensor({3.0f, 9.0f, 2.0f, 1.0f, 5.0f, 0.0f, 1.0f, 8.0f}).reshape({4, 2});
+  const RouterOutput out = router->forward(x, {}, {});
+  EXPECT_TRUE(out.ids_TK.equal(at::tensor({0, 1, -1, -1, 0, -1, -1, 1}, at::kInt).reshape({4, 2})));
+}
+
+TEST(ExpertChoice, R13_ShufflingTokensPermutesTheResultAndMasksHold) {
+  const auto router = router_of(ExpertChoiceRouting{});
+  const at::Tensor x = at::randn({40, 6}), order = at::randn({40}).argsort();
+  const at::Tensor ids = router->forward(x, {}, {}).ids_TK;
+  EXPECT_TRUE(
+      router->forward(x.index_select(0, order), {}, {}).ids_TK.equal(ids.index_select(0, order)));
+  const at::Tensor valid = at::arange(40).lt(20);
+  const RouterOutput some = router->forward(x, {.valid_T = valid}, {});
+  EXPECT_TRUE(some.counts_E.eq(5).all().item<bool>());
+  EXPECT_TRUE(some.ids_TK.narrow(0, 20, 20).eq(-1).all().item<bool>());
+  EXPECT_FALSE(router->is_causal());
+}
+
 TEST(Routers, OneListReadsEveryKind) {
   for (const std::string_view kind : RouterConfig::kinds()) {
     RouterConfig config;

@@ -4,16 +4,12 @@
 
 #include "troupe/nn/routers/router.h"
 #include "troupe/nn/routers/topk_softmax.h"
+#include "troupe/ops/route.h"
 
 namespace troupe {
 
-enum class RouterScore { kSoftmax, kSigmoid, kSqrtSoftplus };
-enum class RouterWeighting {
-  kChosen,  // R4: a softmax over the chosen logits
-  kRaw,     // R5: s[I]
-  kSum,     // R6: s[I] / (sum + 1e-20), and s[I] for k = 1
-  kNorm,    // R7: s[I] over its p_norm-norm; a row of zeros gives zeros
-};
+using RouterScore = Score;
+using RouterWeighting = Weighting;
 
 struct SelectOptions {
   int64_t top_k = 1;
@@ -22,8 +18,9 @@ struct SelectOptions {
   double p_norm = 0;        // R7
   double scale = 1;         // R8
   GroupsConfig limit = {};  // R9
-  // Added to the selection scores alone (R10: b; R11: -beta on logits). Undefined: none.
+  // Moves the selection alone: by s + bias (R10), by z - beta (R11). Undefined: none.
   at::Tensor bias_E = {};
+  at::Tensor beta_E = {};
   // The choices, where they are made elsewhere (R14, R15, R3): [T, K] int32. Undefined: none.
   at::Tensor given_ids_TK = {};
 };
@@ -32,7 +29,11 @@ struct SelectOptions {
 // and are in no sum.
 RouterOutput select(const at::Tensor& z_TE, const Tokens& tokens, const SelectOptions& options);
 
+at::Tensor valid_or_all(const Tokens& tokens, const at::Tensor& like);  // bool [T]
+
 // What the routers with a gate do: logits, choices (or those of a replay), benchmark aids.
+RouterOutput route_logits(const Gate& gate, const at::Tensor& z_TE, const Tokens& tokens,
+                          const Context& context, SelectOptions options);
 RouterOutput route_gated(const Gate& gate, const at::Tensor& x_TD, const Tokens& tokens,
                          const Context& context, SelectOptions options);
 

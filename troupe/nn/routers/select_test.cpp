@@ -117,7 +117,7 @@ TEST(Select, R4_R5_R6_R7_R8_GradientsAgreeWithTheJacobian) {
 }
 
 TEST(Select, A1_A6_SumsHaveTheirGradients) {
-  const at::Tensor valid = at::tensor({1, 0, 1, 1, 1, 1}, at::kBool);
+  const at::Tensor valid = at::tensor({1, 0, 1, 1, 1, 1}, at::kInt).to(at::kBool);
   for (const RouterScore s : {RouterScore::kSoftmax, RouterScore::kSigmoid}) {
     const SelectOptions o{.top_k = 2, .score = s};
     const Tokens tokens{.valid_T = valid, .sequences = 2};
@@ -152,7 +152,7 @@ TEST(Select, R7_ARowOfZerosGivesZeros) {
 
 TEST(Select, R6_ReportsTheSumOfTheChosenScores) {
   const RouterOutput out =
-      select(at::zeros({3, 4}), {.valid_T = at::tensor({1, 1, 0}, at::kBool)},
+      select(at::zeros({3, 4}), {.valid_T = at::tensor({1, 1, 0}, at::kInt).to(at::kBool)},
              {.top_k = 2, .score = RouterScore::kSigmoid, .weighting = RouterWeighting::kSum});
   EXPECT_NEAR(out.score_sum.item<double>(), 1.0, 1e-6);
 }
@@ -220,7 +220,7 @@ TEST(Select, R10_TheBiasChoosesAndNeverWeighs) {
   const RouterOutput out = select(z, {}, o);
   EXPECT_TRUE(out.ids_TK.select(1, 0).eq(1).all().item<bool>());
   SelectOptions same = o;
-  same.bias_E = {};
+  same.bias_E = at::Tensor();
   same.given_ids_TK = out.ids_TK;
   EXPECT_TRUE(select(z, {}, same).weights_TK.equal(out.weights_TK));
   EXPECT_FALSE(

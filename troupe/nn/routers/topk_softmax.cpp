@@ -13,7 +13,7 @@ class TopkSoftmaxRouter : public Router {
   TopkSoftmaxRouter(const TopkSoftmaxRouting& config, const RouterShape& shape)
       : config_(config), gate_(config.gate, shape), shape_(shape) {
     options_.top_k = shape.top_k;
-    options_.weighting = weighting();
+    options_.weighting = softmax_weighting(config.order, config.p_norm, shape);
     options_.p_norm = config.p_norm;
     options_.scale = config.scale;
     options_.limit = config.limit;
@@ -32,25 +32,6 @@ class TopkSoftmaxRouter : public Router {
   }
 
  private:
-  // With one choice among several the weight of `after` is 1 whatever the logits are.
-  RouterWeighting weighting() const {
-    const bool one = shape_.top_k == 1 && shape_.experts > 1;
-    if (config_.order == SoftmaxOrder::kAfter) {
-      if (one) {
-        fail(Code::kBadValue, kPlace, "order 'after' (R4) with top_k 1 gives weight 1 and the",
-             "router no gradient; take order 'before' (R5) or the kind sigmoid_bias (R6)");
-      }
-      if (config_.p_norm > 0) {
-        fail(Code::kBadValue, kPlace, "p_norm (R7) goes with order 'before'; with 'after' the",
-             "weights sum to 1 already");
-      }
-      return RouterWeighting::kChosen;
-    }
-    if (config_.p_norm > 0) return RouterWeighting::kNorm;
-    const bool before = config_.order == SoftmaxOrder::kBefore || shape_.top_k == 1;
-    return before ? RouterWeighting::kRaw : RouterWeighting::kChosen;
-  }
-
   TopkSoftmaxRouting config_;
   Gate gate_;
   RouterShape shape_;
@@ -58,6 +39,25 @@ class TopkSoftmaxRouter : public Router {
 };
 
 }  // namespace
+
+// With one choice among several the weight of `after` is 1 whatever the logits are.
+Weighting softmax_weighting(SoftmaxOrder order, double p_norm, const RouterShape& shape) {
+  const bool one = shape.top_k == 1 && shape.experts > 1;
+  if (order == SoftmaxOrder::kAfter) {
+    if (one) {
+      fail(Code::kBadValue, kPlace, "order 'after' (R4) with top_k 1 gives weight 1 and the router",
+           "no gradient; take order 'before' (R5) or the kind sigmoid_bias (R6)");
+    }
+    if (p_norm > 0) {
+      fail(Code::kBadValue, kPlace,
+           "p_norm (R7) goes with order 'before'; with 'after' the weights", "sum to 1 already");
+    }
+    return Weighting::kChosen;
+  }
+  if (p_norm > 0) return Weighting::kNorm;
+  const bool before = order == SoftmaxOrder::kBefore || shape.top_k == 1;
+  return before ? Weighting::kRaw : Weighting::kChosen;
+}
 
 void validate(const RouterShape& shape) {
   if (shape.experts < 1 || shape.top_k < 1 || shape.top_k > shape.experts) {

@@ -37,4 +37,8 @@ struct TopkSoftmaxRouting {
   std::unique_ptr<Router> build(const RouterShape& shape) const;
 };
 
+// How weights are made from a softmax in that order; refuses `after` with one choice (R4).
+enum class Weighting;
+Weighting softmax_weighting(SoftmaxOrder order, double p_norm, const RouterShape& shape);
+
 }  // namespace troupe

@@ -1,0 +1,34 @@
+// Expert choice (rule R13, Zhou et al. 2022): experts choose tokens.
+//   s = softmax or sigmoid of z;  expert e takes its C = min(n, ceil(n rho / E)) best tokens, by
+//   column of s, ties to the lower token;  p_te = s_te for the pairs taken, divided by the token's
+//   sum if `normalise`;  rho = mean experts a token, by default k
+// A token gets 0 to E experts, so ids are [T, E] with -1 where an expert did not take it. Each
+// expert gets exactly C of this rank's n valid tokens. Balance losses have no gradient here and are
+// refused; the z-loss is allowed. The choice looks at later tokens: it is not causal.
+#pragma once
+
+#include "troupe/nn/routers/table.h"
+
+namespace troupe {
+
+struct ExpertChoiceRouting {
+  static constexpr std::string_view kKind = "expert_choice";
+  double rho = 0;  // 0: top_k
+  RouterScore score = RouterScore::kSoftmax;
+  bool normalise = false;
+  double scale = 1;
+  double z_loss = 0;
+  GateConfig gate;
+
+  static void visit(auto& c, auto&& f) {
+    f("rho", c.rho);
+    f("score", c.score);
+    f("normalise", c.normalise);
+    f("scale", c.scale);
+    f("z_loss", c.z_loss);
+    GateConfig::visit(c.gate, f);
+  }
+  std::unique_ptr<Router> build(const RouterShape& shape) const;
+};
+
+}  // namespace troupe

@@ -1,0 +1,39 @@
+// Quantile balancing (rule R11): I = top-k of z - beta, with beta moved after each step to where
+// the counts of this step's logits would have been equal.
+//   per microbatch, over the n valid tokens of G:
+//     alpha_t = the (k + 1)-th largest of z - beta in row t
+//     new_e   = the (floor(n k / E) + 1)-th largest of z - alpha in column e
+//   after the step: beta = ema beta + (1 - ema) mean of new over microbatches and replicas; then
+//   its mean is subtracted
+// Weights as topk_softmax's or sigmoid_bias' on I. Excludes balance losses and groups; needs k < E.
+#pragma once
+
+#include "troupe/nn/routers/table.h"
+
+namespace troupe {
+
+struct QuantileRouting {
+  static constexpr std::string_view kKind = "quantile";
+  double ema = 0;
+  RouterScore score = RouterScore::kSoftmax;
+  SoftmaxOrder order = SoftmaxOrder::kAuto;  // softmax alone
+  double scale = 1;
+  double z_loss = 0;
+  GateConfig gate;
+
+  static void visit(auto& c, auto&& f) {
+    f("ema", c.ema);
+    f("score", c.score);
+    f("order", c.order);
+    f("scale", c.scale);
+    f("z_loss", c.z_loss);
+    GateConfig::visit(c.gate, f);
+  }
+  std::unique_ptr<Router> build(const RouterShape& shape) const;
+};
+
+// new [E] of one microbatch, f32: z [T, E], valid [T] bool (undefined: all). beta where n = 0.
+at::Tensor quantile_update(const at::Tensor& z_TE, const at::Tensor& beta_E,
+                           const at::Tensor& valid_T, int64_t top_k);
+
+}  // namespace troupe

@@ -1,0 +1,86 @@
+#include "troupe/nn/routing_trace.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include "troupe/core/check.h"
+#include "troupe/core/file.h"
+#include "troupe/core/publish.h"
+#include "troupe/testing/temporary_folder.h"
+
+namespace troupe {
+namespace {
+
+// Choices of each token without repetition, some of them masked.
+at::Tensor distinct(int64_t T, int64_t K, int64_t experts) {
+  const at::Tensor first = at::randint(0, experts / K, {T, K}, at::kInt);
+  const at::Tensor ids = first + at::arange(K, at::kInt) * static_cast<int32_t>(experts / K);
+  return ids.masked_fill(at::rand({T, K}).lt(0.1), -1);
+}
+
+TEST(RoutingTrace, R15_WhatWasRecordedIsReplayed) {
+  RoutingTrace trace;
+  const at::Tensor ids = at::tensor({0, 3, 1, 2, -1, -1}, at::kInt).reshape({3, 2});
+  trace.record(1, 0, ids, 4);
+  EXPECT_TRUE(trace.replay(1, 0, at::kCPU).equal(ids));
+  EXPECT_TRUE(trace.counts(1, 0).equal(at::tensor({1, 1, 1, 1}, at::kLong)));
+  EXPECT_THROW(trace.replay(1, 1, at::kCPU), Error);
+  EXPECT_THROW(trace.record(1, 0, ids, 4), Error);
+}
+
+TEST(RoutingTrace, R15_CountsSumToTokensTimesChoices) {
+  RoutingTrace trace;
+  trace.record(0, 2, at::randint(0, 60, {100, 8}, at::kInt), 60);
+  EXPECT_EQ(trace.counts(0, 2).sum().item<int64_t>(), 800);
+  EXPECT_EQ(trace.counts(0, 2).size(0), 60);
+}
+
+TEST(RoutingTrace, R15_AFileHoldsItAllInTwoOrFourBytes) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder / "trace";
+  RoutingTrace trace;
+  const at::Tensor few = distinct(50, 8, 64);
+  const at::Tensor many = distinct(50, 8, 70000);
+  trace.record(0, 0, few, 64);
+  trace.save(path);
+  const auto small = static_cast<int64_t>(read_file(path).size());
+  EXPECT_LT(small, 50 * 8 * 2 + 64);
+  trace.record(3, 1, many, 70000);
+  trace.record(4, 1, at::zeros({0, 2}, at::kInt), 4);
+  trace.save(path);
+  const RoutingTrace back = RoutingTrace::load(path);
+  EXPECT_EQ(back.size(), 3);
+  EXPECT_TRUE(back.replay(0, 0, at::kCPU).equal(few));
+  EXPECT_TRUE(back.replay(3, 1, at::kCPU).equal(many));
+  EXPECT_EQ(back.replay(4, 1, at::kCPU).size(1), 2);
+}
+
+TEST(RoutingTrace, RefusesADamagedFile) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder / "trace";
+  RoutingTrace trace;
+  trace.record(0, 0, at::tensor({0, 1, 2, 3}, at::kInt).reshape({2, 2}), 4);
+  trace.save(path);
+  const std::string good = read_file(path);
+  const auto refused = [&](const std::string& text) {
+    Fs fs;
+    publish_file(fs, path, text);
+    EXPECT_THROW(RoutingTrace::load(path), Error) << text;
+  };
+  refused("troupe-trace 2\n");
+  refused("troupe-trace 1\n0 0 4 2");
+  refused(good.substr(0, good.size() - 1));
+  refused("troupe-trace 1\n0 0 4 999999999999 2\n");
+  refused("troupe-trace 1\n0 0 4 1 5\n");
+  refused("troupe-trace 1\n0 x 4 1 1\n");
+  refused(std::string("troupe-trace 1\n0 0 4 1 1\n\x09\x00", 27));
+  refused(std::string("troupe-trace 1\n0 0 4 1 2\n\x02\x00\x02\x00", 29));  // E22
+}
+
+}  // namespace
+}  // namespace troupe
