@@ -11,10 +11,10 @@ namespace {
 
 using route_detail::Chunks;
 using route_detail::ChunkTotals;
-using route_detail::kTiny;
 using route_detail::Partials;
 using route_detail::RouteLaunch;
 using route_detail::RouteRows;
+using scores::kTiny;
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpLanes;
@@ -133,7 +133,7 @@ class WarpRouter {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      v[i] = static_cast<float>(route_detail::score_of(a_.rule.score, v[i]));
+      v[i] = static_cast<float>(scores::score_of(a_.rule.score, v[i]));
       sum += At::expert(i) < E_ ? v[i] : 0;
     }
     return warp_sum(sum);
@@ -189,7 +189,7 @@ class WarpRouter {
     for (int i = 0; i < kPerLane; ++i) {
       if (At::expert(i) >= E_) continue;
       row_[skewed(At::expert(i))] =
-          by_score ? sort_key(static_cast<float>(route_detail::exp_negative(double{v[i]} - top)))
+          by_score ? sort_key(static_cast<float>(scores::exp_negative(double{v[i]} - top)))
                    : keys.key[i];
     }
     __syncwarp();
@@ -226,10 +226,9 @@ class WarpRouter {
   __device__ void weigh(int64_t t, Choice chosen, RowExp exp, float lse) {
     const bool real = lane_ < K_ && chosen.id >= 0;
     const float z = real ? static_cast<float>(rows_.logits(t, chosen.id)) : 0;
-    const float s = !real ? 0
-                    : rows_.is_softmax()
-                        ? expf(z - exp.top) / exp.sum
-                        : static_cast<float>(route_detail::score_of(a_.rule.score, z));
+    const float s = !real                ? 0
+                    : rows_.is_softmax() ? expf(z - exp.top) / exp.sum
+                                         : static_cast<float>(scores::score_of(a_.rule.score, z));
     const bool sound = chosen.sound && !isnan(lse);
     const float worth = !sound ? NAN : a_.rule.weighting == Weighting::kChosen ? z : s;
     const route_detail::OverWarp over{K_};

@@ -8,8 +8,8 @@ namespace troupe {
 namespace {
 
 using route_detail::kFastChoices;
-using route_detail::kTiny;
-using route_detail::Slope;
+using scores::kTiny;
+using scores::Slope;
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarpLanes;
@@ -46,7 +46,7 @@ template <class T>
 __device__ float common_grad(const Rows<T>& r, const RowSums& s, float z, float G) {
   const float softmax = expf(z - s.top) / s.exp_sum;
   if (r.is_softmax()) return softmax * (G - s.mean + s.squared);
-  const auto slope = static_cast<float>(route_detail::slope_of(r.a.rule.score, z).ds);
+  const auto slope = static_cast<float>(scores::slope_of(r.a.rule.score, z).ds);
   return slope * ((G - s.mean) / s.score_sum) + s.squared * softmax;
 }
 
@@ -66,7 +66,7 @@ __device__ Choice choice_at(const Rows<T>& r, const RowSums& s, int64_t t, int j
     const float p = expf(z - s.top) / s.exp_sum;
     return {id, p, p};
   }
-  const Slope slope = route_detail::slope_of(r.a.rule.score, z);
+  const Slope slope = scores::slope_of(r.a.rule.score, z);
   return {id, static_cast<float>(slope.s), static_cast<float>(slope.ds)};
 }
 
@@ -149,7 +149,7 @@ class WarpGradient {
       if (At::expert(i) >= E_) continue;
       const float x = expf(d_[i] - s.top);
       const float score =
-          r_.is_softmax() ? x : static_cast<float>(route_detail::score_of(r_.a.rule.score, d_[i]));
+          r_.is_softmax() ? x : static_cast<float>(scores::score_of(r_.a.rule.score, d_[i]));
       s.exp_sum += x;
       s.score_sum += score;
       s.mean += grad_prob(t, At::expert(i)) * score;
@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(kSlowThreads) backward_slow_kernel(Rows<T> r) 
   for (int e = threadIdx.x; e < E; e += kSlowThreads) {
     const float z = r.logit(t, e), x = expf(z - s.top);
     const float score =
-        r.is_softmax() ? x : static_cast<float>(route_detail::score_of(r.a.rule.score, z));
+        r.is_softmax() ? x : static_cast<float>(scores::score_of(r.a.rule.score, z));
     s.exp_sum += x;
     s.score_sum += score;
     s.mean += r.grad_prob(t, e) * score;

@@ -11,7 +11,7 @@
 namespace troupe {
 namespace {
 
-using route_detail::kTiny;
+using scores::kTiny;
 
 constexpr int64_t kRowsPerRange = 64;
 
@@ -98,7 +98,7 @@ class RowGradient {
     W sum = kTiny, mean = 0;
 #pragma omp simd reduction(+ : sum, mean)
     for (int64_t e = 0; e < E_; ++e) {
-      const route_detail::Slope slope = route_detail::slope_of<kScore>(z_[e]);
+      const scores::Slope slope = scores::slope_of<kScore>(z_[e]);
       s_[e] = static_cast<W>(slope.s);
       slope_[e] = static_cast<W>(slope.ds);
       sum += s_[e];

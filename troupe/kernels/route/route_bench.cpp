@@ -1,6 +1,6 @@
 #include <benchmark/benchmark.h>
 
-#include "troupe/kernels/route/route_problem.h"
+#include "troupe/kernels/route/problem_test.h"
 
 namespace troupe {
 namespace {

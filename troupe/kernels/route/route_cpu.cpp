@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "troupe/core/fast_math.h"
+#include "troupe/core/top_k.h"
 #include "troupe/kernels/route/geometry.h"
-#include "troupe/kernels/route/top_k.h"
 #include "troupe/kernels/route/weigh.h"
 
 namespace troupe {
@@ -16,7 +16,6 @@ namespace {
 
 using route_detail::Chunks;
 using route_detail::ChunkTotals;
-using route_detail::TopK;
 
 constexpr int64_t kRowsPerChunk = 64;
 constexpr int64_t kColumnsPerRange = 256;
@@ -92,7 +91,7 @@ class ChunkRouter {
       if (ids[j] >= 0) ++counts_[ids[j]];
     }
     if (plain_counts_.empty()) return;
-    const W scale = 1 / (softmax() ? W(1) : score_sum_ + route_detail::kTiny);
+    const W scale = 1 / (softmax() ? W(1) : score_sum_ + scores::kTiny);
     for (int64_t e = 0; e < E_; ++e) probs[e] += s_[e] * scale;
     if (!a_.is_plain()) {
       set_keys(softmax() ? z_ : s_, nullptr);
@@ -136,7 +135,7 @@ class ChunkRouter {
     W sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (int64_t e = 0; e < E_; ++e) {
-      s_[e] = static_cast<W>(route_detail::score_of<kScore>(z_[e]));
+      s_[e] = static_cast<W>(scores::score_of<kScore>(z_[e]));
       sum += s_[e];
     }
     score_sum_ = sum;
@@ -199,7 +198,7 @@ class ChunkRouter {
     if (softmax() && a_.rule.weighting != Weighting::kChosen) {
       for (int64_t i = 0; i < size; ++i) {
         const double x = double{z_[begin + i]} - top_;
-        group_.keys()[i] = TopK<W>::key_of(static_cast<W>(route_detail::exp_negative(x)));
+        group_.keys()[i] = TopK<W>::key_of(static_cast<W>(scores::exp_negative(x)));
       }
     } else {
       std::copy_n(experts_.keys() + begin, size, group_.keys());

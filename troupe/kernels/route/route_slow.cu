@@ -64,7 +64,7 @@ class BlockRouter {
   __device__ float score(int64_t t, int e) const {
     const float z = logit(t, e);
     return rows_.is_softmax() ? expf(z - top_) / exp_sum_
-                              : static_cast<float>(score_of(a_.rule.score, z));
+                              : static_cast<float>(scores::score_of(a_.rule.score, z));
   }
   // What the plain choice goes by.
   __device__ float plain_value(int64_t t, int e) const {
@@ -86,7 +86,7 @@ class BlockRouter {
 
   __device__ void add_probs(int64_t t) {
     const auto value = [&](int e) { return score(t, e); };
-    const float scale = rows_.is_softmax() ? 1 : 1 / (block_total(value) + kTiny);
+    const float scale = rows_.is_softmax() ? 1 : 1 / (block_total(value) + scores::kTiny);
     for (int e = threadIdx.x; e < E_; e += kThreads) probs_[e] += value(e) * scale;
   }
 
@@ -167,7 +167,7 @@ class BlockRouter {
   }
   __device__ uint32_t group_key(int64_t t, int e) const {
     if (!rows_.groups_by_score()) return keys_[e];
-    return sort_key(static_cast<float>(exp_negative(double{logit(t, e)} - top_)));
+    return sort_key(static_cast<float>(scores::exp_negative(double{logit(t, e)} - top_)));
   }
 
   __device__ void weigh(int64_t t, bool sound) {

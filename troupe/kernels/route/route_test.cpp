@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/kernels/route/route_problem.h"
+#include "troupe/kernels/route/problem_test.h"
 
 namespace troupe {
 namespace {

@@ -8,7 +8,8 @@
 
 #include "troupe/core/fast_math.h"
 #include "troupe/core/host_device.h"
-#include "troupe/kernels/route/score.h"
+#include "troupe/core/scores.h"
+#include "troupe/kernels/route/route.h"
 
 namespace troupe::route_detail {
 
@@ -32,7 +33,8 @@ TROUPE_INLINE Norm<W> norm_of(const RouteRule& rule, const Over& over, const Val
     const W top = over.max(value);
     return {top, over.sum([&](int64_t j) { return fast::exp(value(j) - top); })};
   }
-  if (rule.weighting == Weighting::kSum && rule.choices > 1) return {1, over.sum(value) + kTiny};
+  if (rule.weighting == Weighting::kSum && rule.choices > 1)
+    return {1, over.sum(value) + scores::kTiny};
   if (rule.weighting == Weighting::kNorm) {
     const W top = over.max(value);
     if (!(top > 0)) return {1, static_cast<W>(INFINITY)};  // All zero: weights and gradients 0.

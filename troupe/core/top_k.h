@@ -13,7 +13,7 @@
 #include "troupe/core/host_device.h"
 #include "troupe/core/round.h"
 
-namespace troupe::route_detail {
+namespace troupe {
 
 template <class W>
 class TopK {
@@ -22,8 +22,7 @@ class TopK {
   static constexpr Key kNone = std::numeric_limits<Key>::min();  // below every number
 
   explicit TopK(int64_t capacity)
-      : keys_(round_up(capacity, kBlock)),
-        maxima_(round_up(keys_.size() / kBlock, kLanes), kNone) {}
+      : keys_(round_up(capacity, kBlock)), maxima_(keys_.size() / kBlock) {}
 
   // NaN as -inf, -0 as 0.
   TROUPE_INLINE static Key key_of(W x) {
@@ -35,9 +34,13 @@ class TopK {
   // Fill the first n of keys(), then start(n), then take() up to n times.
   Key* keys() { return keys_.data(); }
   void start(int64_t n) {
-    blocks_ = ceil_div(n, kBlock);
+    blocks_ = static_cast<int32_t>(ceil_div(n, kBlock));
     std::fill(keys_.begin() + n, keys_.begin() + blocks_ * kBlock, kNone);
-    for (int64_t b = 0; b < blocks_; ++b) maxima_[b] = block_max(b);
+    top_ = kNone;
+    for (int32_t b = 0; b < blocks_; ++b) {
+      maxima_[b] = replace(keys_.data() + b * kBlock, kBlock, kBlock, kNone);
+      top_ = std::max(top_, maxima_[b]);
+    }
   }
 
   struct Found {
@@ -45,38 +48,44 @@ class TopK {
     Key key;
   };
   Found take() {
-    Key top = kNone;
-#pragma omp simd reduction(max : top)
-    for (int64_t b = 0; b < blocks_; ++b) top = std::max(top, maxima_[b]);
-    int64_t block = 0;
-    while (maxima_[block] != top) ++block;
-    Key* keys = keys_.data() + block * kBlock;
-    int32_t at = kBlock;
-#pragma omp simd reduction(min : at)
-    for (int32_t i = 0; i < kBlock; ++i) at = std::min(at, keys[i] == top ? i : kBlock);
-    keys[at] = kNone;
-    maxima_[block] = block_max(block);
-    return {static_cast<int32_t>(block * kBlock) + at, top};
+    const Key top = top_;
+    const int32_t block = find(maxima_.data(), blocks_, top);
+    Key* keys = keys_.data() + int64_t{block} * kBlock;
+    const int32_t at = find(keys, kBlock, top);
+    const Key next = replace(keys, kBlock, at, kNone);
+    top_ = replace(maxima_.data(), blocks_, block, next);
+    return {block * kBlock + at, top};
   }
 
  private:
   static constexpr int32_t kBlock = 16;
-  static constexpr int64_t kLanes = 8;
 
   // Between the bits of a float and an integer of the same order; its own inverse.
   TROUPE_INLINE static Key flip(Key bits) {
     return bits ^ ((bits >> (sizeof(Key) * 8 - 1)) & std::numeric_limits<Key>::max());
   }
-  Key block_max(int64_t block) const {
-    const Key* keys = keys_.data() + block * kBlock;
+  // The first place of `value`, which is there.
+  static TROUPE_INLINE int32_t find(const Key* x, int32_t n, Key value) {
+    int32_t at = n;
+#pragma omp simd reduction(min : at)
+    for (int32_t i = 0; i < n; ++i) at = std::min(at, x[i] == value ? i : n);
+    return at;
+  }
+  // x[at] = value, if there is an x[at], and the maximum of what x then holds. All of x is written:
+  // a store of one element would hold up the vector load that comes next.
+  static TROUPE_INLINE Key replace(Key* x, int32_t n, int32_t at, Key value) {
     Key top = kNone;
 #pragma omp simd reduction(max : top)
-    for (int32_t i = 0; i < kBlock; ++i) top = std::max(top, keys[i]);
+    for (int32_t i = 0; i < n; ++i) {
+      x[i] = i == at ? value : x[i];
+      top = std::max(top, x[i]);
+    }
     return top;
   }
 
   std::vector<Key> keys_, maxima_;
-  int64_t blocks_ = 0;
+  Key top_ = kNone;
+  int32_t blocks_ = 0;
 };
 
-}  // namespace troupe::route_detail
+}  // namespace troupe
