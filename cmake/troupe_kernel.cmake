@@ -1,4 +1,5 @@
-# troupe_kernel(<name> [NEEDS <kernel>...] [CPU <file>...] [CUDA <file>...]): one line adds a kernel
+# troupe_kernel(<name> [NEEDS <kernel>...] [CPU <file>...] [CUDA <file>...] [ARCHITECTURE <sm>]): one
+# line adds a kernel
 # folder. By convention the folder holds
 #   <name>.h          the API, the maths, the shapes
 #   <name>.cpp        the contract and the double-precision reference
@@ -6,13 +7,14 @@
 #   <name>.cu         the CUDA kernels and their launcher
 #   <name>_test.cpp   the tests, over all paths
 #   <name>_bench.cpp  the benchmark
-# CPU and CUDA name further files of the folder; NEEDS names kernels whose headers are used.
+# CPU and CUDA name further files of the folder; NEEDS names kernels whose headers are used;
+# ARCHITECTURE is the one that the CUDA files are written for (90a-real), in place of the list.
 # A folder makes two targets, kernel_<name> and kernel_<name>_cuda, so that it builds and tests alone.
 set_property(GLOBAL PROPERTY troupe_kernel_targets "")
 set_property(GLOBAL PROPERTY troupe_cuda_targets "")
 
 function(troupe_kernel name)
-  cmake_parse_arguments(arg "" "" "NEEDS;CPU;CUDA" ${ARGN})
+  cmake_parse_arguments(arg "" "ARCHITECTURE" "NEEDS;CPU;CUDA" ${ARGN})
   set(dir ${PROJECT_SOURCE_DIR}/troupe/kernels/${name})
   set(cpu ${name}.cpp ${arg_CPU})
   if(EXISTS ${dir}/${name}_cpu.cpp)
@@ -31,6 +33,9 @@ function(troupe_kernel name)
     add_library(kernel_${name}_cuda STATIC ${cuda})
     target_link_libraries(kernel_${name}_cuda PUBLIC kernel_${name} CUDA::cudart)
     target_compile_definitions(kernel_${name}_cuda PUBLIC TROUPE_CUDA)
+    if(arg_ARCHITECTURE)
+      set_target_properties(kernel_${name}_cuda PROPERTIES CUDA_ARCHITECTURES ${arg_ARCHITECTURE})
+    endif()
     set_property(GLOBAL APPEND PROPERTY troupe_cuda_targets kernel_${name}_cuda)
     list(PREPEND libraries kernel_${name}_cuda)
   endif()

@@ -26,6 +26,12 @@
   X(grouped_gemm, GroupedGemm)                             \
   X(grouped_gemm_weight, GroupedGemmWeight)                \
   X(histogram, Histogram)                                  \
+  X(moe_down_grad_sm90, MoeDownGradSm90)                   \
+  X(moe_down_sm90, MoeDownSm90)                            \
+  X(moe_hidden_grad_sm90, MoeHiddenGradSm90)               \
+  X(moe_rows_grad_sm90, MoeRowsGradSm90)                   \
+  X(moe_up_grad_sm90, MoeUpGradSm90)                       \
+  X(moe_up_sm90, MoeUpSm90)                                \
   X(norm, Norm)                                            \
   X(norm_backward, NormBackward)                           \
   X(permute, Permute)                                      \

@@ -8,7 +8,7 @@
 #include "troupe/kernels/grouped_gemm/grouped_gemm.h"
 #include "troupe/kernels/permute/permute.h"
 #include "troupe/kernels/row_scores/row_scores.h"
-#include "troupe/ops/moe_ffn_paths.h"
+#include "troupe/ops/moe_ffn_sm90.h"
 #include "troupe/ops/run.h"
 #include "troupe/ops/view.h"
 
@@ -212,6 +212,7 @@ class CudaFfn {
 }  // namespace
 
 FfnForward ffn_forward_cuda(const FfnCall& call, bool hidden_only) {
+  if (fits_sm90(call)) return ffn_forward_sm90(call, hidden_only);
   const CudaFfn ffn(call);
   FfnForward f{.out = {}, .hidden = ffn.hidden_rows()};
   if (!hidden_only) f.out = ffn.output(f.hidden);
@@ -220,6 +221,7 @@ FfnForward ffn_forward_cuda(const FfnCall& call, bool hidden_only) {
 
 FfnGradTensors ffn_backward_cuda(const FfnCall& call, const at::Tensor& grad_out,
                                  const at::Tensor& hidden, const FfnNeeds& needs) {
+  if (fits_sm90(call)) return ffn_backward_sm90(call, grad_out, hidden, needs);
   return CudaFfn(call).backward(grad_out, hidden, needs);
 }
 

@@ -20,6 +20,8 @@ namespace {
 
 using testing::Tensors;
 
+const bool kHasCuda = has_cuda();  // before any test makes PyTorch ask (ops/cuda_plugin.h)
+
 at::Tensor logits(int64_t T, int64_t E, at::ScalarType type = at::kDouble) {
   at::manual_seed(8);
   return at::randn({T, E}, at::kDouble).to(type).requires_grad_();
@@ -92,7 +94,7 @@ TEST(RouteOp, E1_ZeroTokens) {
 }
 
 TEST(RouteOp, G2_CpuAndCudaChooseAlike) {
-  if (!has_cuda()) GTEST_SKIP() << why_no_cuda();
+  if (!kHasCuda) GTEST_SKIP() << why_no_cuda();
   const at::Tensor z = (logits(4096, 64, at::kFloat).detach() * 2).round() / 2;
   for (const Score score : {Score::kSoftmax, Score::kSigmoid}) {
     const Weighting w = score == Score::kSoftmax ? Weighting::kRaw : Weighting::kSum;

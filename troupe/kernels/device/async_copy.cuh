@@ -30,11 +30,6 @@ struct BoxAt {
   int x, y, z, w;  // Fastest dimension first.
 };
 
-// What a copy promises about its use: weights and activations are read again, by other blocks.
-constexpr uint64_t kEvictNormal = 0x1000000000000000ull;
-constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
-constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
-
 __device__ inline void copy_box_2d(uint32_t dst, const CUtensorMap* map, int x, int y,
                                    uint32_t bar) {
   asm volatile(
@@ -52,6 +47,29 @@ __device__ inline void copy_box_4d_multicast(uint32_t dst, const CUtensorMap* ma
       ".multicast::cluster [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(dst),
       "l"(map), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "r"(bar), "h"(mask)
       : "memory");
+}
+
+// Asks for a box to be brought into L2.
+__device__ inline void prefetch_box_2d(const CUtensorMap* map, int x, int y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x),
+               "r"(y)
+               : "memory");
+}
+
+// A box from shared memory to global memory. Copies of one thread between two commits are a group;
+// wait until at most kPending groups have not yet read all of their shared memory.
+__device__ inline void store_box_2d(const CUtensorMap* map, int x, int y, uint32_t src) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+      "r"(x), "r"(y), "r"(src)
+      : "memory");
+}
+__device__ inline void store_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+template <int kPending>
+__device__ inline void store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
 }  // namespace troupe::sm90

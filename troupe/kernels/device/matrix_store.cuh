@@ -34,6 +34,12 @@ __device__ inline uint4 load_shared16(uint32_t address) {
   return v;
 }
 
+__device__ inline void store_shared16(uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
 // Two floats rounded to bf16; `low` lies in the lower half, that is at the lower address.
 __device__ inline uint32_t pack_bf16(float low, float high) {
   uint32_t packed;
@@ -45,12 +51,6 @@ __device__ inline float low_bf16(uint32_t packed) {
 }
 __device__ inline float high_bf16(uint32_t packed) {
   return __uint_as_float(packed & 0xffff0000u);
-}
-
-__device__ inline float fast_tanh(float x) {
-  float y;
-  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 }  // namespace troupe::sm90

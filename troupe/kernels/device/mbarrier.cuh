@@ -39,15 +39,17 @@ __device__ inline void barrier_arrive(uint32_t bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
-// Arrives at the barrier of the same address in block `cta` of the cluster. Orders what this thread
-// has read, not what it wrote: a release at cluster scope would cost a fence over the whole GPU.
-__device__ inline void barrier_arrive_at(uint32_t bar, uint32_t cta) {
-  asm volatile(
-      "{\n.reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(bar),
-      "r"(cta)
-      : "memory");
+// The address of `shared` in block `cta` of the cluster.
+__device__ inline uint32_t remote_address(uint32_t shared, uint32_t cta) {
+  uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared), "r"(cta));
+  return remote;
+}
+
+// Arrives at a barrier of any block of the cluster. Orders what this thread has read, not what it
+// wrote: a release at cluster scope would cost a fence over the whole GPU.
+__device__ inline void barrier_arrive_remote(uint32_t remote) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
 }
 
 // Arrives, and makes the phase wait for `bytes` of the copy engine.
@@ -68,23 +70,27 @@ __device__ inline bool barrier_try_wait(uint32_t bar, uint32_t parity) {
   return done != 0;
 }
 
-// No spin without a limit: after about two seconds the kernel traps and the host sees an error.
+// Ends the kernel with an illegal address, which the host sees. Not __trap(): beside bulk-copy
+// waits it makes ptxas ignore setmaxnreg's larger share of registers and spill (nvcc 13.0).
+__device__ inline void give_up() {
+  asm volatile("st.global.u32 [%0], %1;" ::"l"(uint64_t{0}), "r"(0u) : "memory");
+}
+
+// No spin without a limit: about two seconds.
 constexpr int64_t kSpinCycles = int64_t{1} << 32;
 
 __device__ inline void barrier_wait(uint32_t bar, uint32_t parity) {
   if (barrier_try_wait(bar, parity)) return;
   const int64_t start = clock64();
   while (!barrier_try_wait(bar, parity)) {
-    if (clock64() - start > kSpinCycles) __trap();
+    if (clock64() - start > kSpinCycles) give_up();
   }
 }
 
-// Named barriers 1..15 among `threads` threads of a block.
-__device__ inline void named_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ inline void named_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+// A named barrier, 1..15, among `threads` threads of a block.
+template <int kId>
+__device__ inline void named_sync(int threads) {
+  asm volatile("bar.sync %0, %1;" ::"n"(kId), "r"(threads) : "memory");
 }
 
 // Orders shared memory written by ordinary stores before reads by tensor cores and copy engine.

@@ -6,24 +6,22 @@
 
 namespace troupe::sm90 {
 
-// How an operand lies in shared memory. K-major: rows of 64 k values (128 bytes), row after row.
-// MN-major: slabs of 64 m (or n) values (128 bytes) a row, 64 rows of k, 8 KB a slab.
+// How an operand lies in shared memory. K-major: rows of kK k values (64 or 128 swizzled bytes), row
+// after row. MN-major: slabs of 64 m (or n) values (128 swizzled bytes) a row, kK rows of k.
 enum class Major { kK = 0, kMN = 1 };
 
-constexpr uint32_t kSlabBytes = 64 * 128;
-
-// The descriptor of an operand tile at a 1024-byte aligned address. Strides are in 16 bytes: from 8
-// rows to the next 8 (1024 bytes), and for MN-major from slab to slab.
+// The descriptor of an operand tile of kK (32 or 64) k values at a 1024-byte aligned address. The
+// stride is from 8 rows to the next 8; the leading one, for MN-major, from slab to slab.
+template <int kK>
 __device__ inline uint64_t operand(uint32_t address, Major major) {
-  const uint64_t leading = major == Major::kMN ? kSlabBytes >> 4 : 1;
-  constexpr uint64_t kStride = 1024 >> 4, kSwizzle128 = 1;
-  return (address & 0x3ffff) >> 4 | leading << 16 | kStride << 32 | kSwizzle128 << 62;
+  const bool wide = major == Major::kMN || kK == 64;
+  const uint64_t leading = major == Major::kMN ? kK * 128 >> 4 : 1;
+  const uint64_t stride = (wide ? 1024 : 512) >> 4, swizzle = wide ? 1 : 2;
+  return (address & 0x3ffff) >> 4 | leading << 16 | stride << 32 | swizzle << 62;
 }
 
 // What to add to a descriptor to come to the next 16 of k.
-constexpr uint64_t next_k16(Major major) {
-  return (major == Major::kMN ? 16 * 128 : 32) >> 4;
-}
+constexpr uint64_t next_k16(Major major) { return (major == Major::kMN ? 16 * 128 : 32) >> 4; }
 
 using Accumulator = float[128];
 

@@ -12,7 +12,7 @@
 namespace troupe::sm90 {
 
 // A view of bf16 memory: sizes and element strides, fastest first (its stride is 1), and the box
-// that one copy takes of it.
+// that one copy takes of it, whose rows are 128 or 64 bytes.
 template <int kDims>
 struct MapShape {
   std::array<int64_t, kDims> size;
@@ -45,29 +45,31 @@ CUtensorMap tensor_map(const void* data, const MapShape<kDims>& shape) {
   CUtensorMap map;
   const CUresult status =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kDims, const_cast<void*>(data), size,
-             stride + 1, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             stride + 1, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             shape.box[0] == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   TROUPE_CHECK(status == CUDA_SUCCESS, "tensor map refused, CUresult", static_cast<int>(status),
                "dims", kDims, "row", shape.size[0], "of", shape.size[1]);
   return map;
 }
 
-// Packed rows as K-major operand A: boxes of 64 k x 64 rows.
-inline CUtensorMap rows_map(const void* data, int64_t rows, int64_t k) {
-  return tensor_map<2>(data, {{k, rows}, {1, k}, {64, 64}});
+// A matrix in boxes of `columns` (32 or 64) x 64 rows: operand A of packed rows, and what is
+// stored.
+inline CUtensorMap rows_map(const void* data, int64_t rows, int64_t width, int columns) {
+  return tensor_map<2>(data, {{width, rows}, {1, width}, {columns, 64}});
 }
 
-// A matrix [blocks][k][n] as MN-major operand: boxes of 2 slabs of 64 n x 64 k.
-inline CUtensorMap slabs_map(const void* data, int64_t blocks, int64_t k, int64_t n) {
+// A matrix [blocks][k][n] as MN-major operand: boxes of 2 slabs of 64 n x box_k.
+inline CUtensorMap slabs_map(const void* data, int64_t blocks, int64_t k, int64_t n, int box_k) {
   return tensor_map<4>(
-      data, {{64, k, n / 64, blocks}, {1, n, 64, std::max<int64_t>(k, 1) * n}, {64, 64, 2, 1}});
+      data, {{64, k, n / 64, blocks}, {1, n, 64, std::max<int64_t>(k, 1) * n}, {64, box_k, 2, 1}});
 }
 
-// Weights [E][parts][n][k] as K-major operand B: boxes of 128 n x 64 k of one part.
+// Weights [E][parts][n][k] as K-major operand B: boxes of 128 n x box_k of one part.
 inline CUtensorMap weight_map(const void* data, int64_t experts, int64_t parts, int64_t n,
-                              int64_t k) {
+                              int64_t k, int box_k) {
   return tensor_map<4>(data,
-                       {{k, n, parts, experts}, {1, k, n * k, parts * n * k}, {64, 128, 1, 1}});
+                       {{k, n, parts, experts}, {1, k, n * k, parts * n * k}, {box_k, 128, 1, 1}});
 }
 
 inline int num_multiprocessors() {
@@ -78,7 +80,7 @@ inline int num_multiprocessors() {
 }
 
 // One block a multiprocessor, in clusters of two, but no more clusters than there can be tiles.
-template <class... Params, class... Args>
+template <uint32_t kSharedBytes, class... Params, class... Args>
 void launch_persistent(void (*kernel)(Params...), int64_t tile_bound, cudaStream_t stream,
                        const Args&... args) {
   const int64_t clusters = std::min<int64_t>(num_multiprocessors() / 2, tile_bound);

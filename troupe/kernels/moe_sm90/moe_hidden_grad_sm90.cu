@@ -12,9 +12,9 @@ using namespace sm90;
 struct HiddenGrad {
   static constexpr bool kGather = true;
   static constexpr WeightBoxes kBoxes = WeightBoxes::kSlabs;
-  static constexpr int kLead = 3;
   static constexpr int kProducerRegisters = 56;
   using Epilogue = SwigluBackward;
+  using G = Geometry<32, 6, Epilogue::kStagingBytes>;
 };
 
 // One thread a slot; the partial sums of its row in the order of the column tiles.
@@ -33,31 +33,31 @@ __global__ void __launch_bounds__(256)
 
 void moe_hidden_grad_sm90_cuda(const MoeHiddenGradSm90& a, cudaStream_t stream) {
   validate(a);
-  const int64_t units = a.a.cols;
+  const int64_t units = a.a.cols, rows = a.plan.rows;
   const auto n_tiles = static_cast<int>((units + kTileN - 1) / kTileN);
-  const SwigluBackward::Params backward{static_cast<const Bits16*>(a.h.data),
-                                        static_cast<Bits16*>(a.grad_h.data),
-                                        static_cast<Bits16*>(a.a.data),
-                                        static_cast<float*>(a.workspace),
-                                        static_cast<uint32_t>(units),
-                                        n_tiles,
-                                        a.score,
-                                        a.plan.row_slot};
-  const RowsGemm gemm{static_cast<const uint8_t*>(a.grad_out.data),
-                      static_cast<uint32_t>(a.grad_out.cols * 2),
-                      a.plan.row_src,
-                      a.plan.expert_offset,
-                      static_cast<int>(a.plan.experts),
-                      static_cast<int>(a.grad_out.cols / kTileK),
-                      n_tiles};
-  const int64_t tiles = a.plan.rows == 0 ? 0 : (a.plan.rows / kClusterM + a.plan.experts) * n_tiles;
-  launch_persistent(rows_gemm_kernel<HiddenGrad>, tiles, stream, gemm, backward, CUtensorMap{},
-                    slabs_map(a.w2.data, a.plan.experts, a.grad_out.cols, units));
+  const int64_t tiles = row_tile_bound(a.plan, units, kTileN);
+  auto* const partial = static_cast<float*>(a.workspace);
+  if (tiles > 0) {
+    const SwigluBackward::Params backward{rows_map(a.h.data, rows, 2 * units, kUnits),
+                                          rows_map(a.grad_h.data, rows, 2 * units, kUnits),
+                                          rows_map(a.a.data, rows, units, kUnits),
+                                          static_cast<Bits16*>(a.grad_h.data),
+                                          static_cast<Bits16*>(a.a.data),
+                                          partial,
+                                          static_cast<uint32_t>(units),
+                                          n_tiles,
+                                          a.score,
+                                          a.plan.row_slot};
+    launch_persistent<HiddenGrad::G::kBytes>(
+        rows_gemm_kernel<HiddenGrad>, tiles, stream,
+        rows_gemm(a.plan, &a.grad_out, a.grad_out.cols, units, kTileN), backward, CUtensorMap{},
+        slabs_map(a.w2.data, a.plan.experts, a.grad_out.cols, units, HiddenGrad::G::kK));
+  }
 
   const int64_t slots = a.plan.tokens * a.plan.choices;
   if (slots == 0) return;
   reduce_scores_kernel<<<static_cast<unsigned>((slots + 255) / 256), 256, 0, stream>>>(
-      backward.partial, n_tiles, a.plan.slot_row, slots, a.grad_score);
+      partial, n_tiles, a.plan.slot_row, slots, a.grad_score);
   TROUPE_LAUNCH_CHECK(stream);
 }
 

@@ -9,6 +9,26 @@ namespace {
 
 using namespace sm90;
 
+template <WeightStore kStore, bool kTransposed>
+struct WeightGrad {
+  using Epilogue = StoreWeight<kStore, kTransposed>;
+  using G = Geometry<32, 7, Epilogue::kStagingBytes>;
+};
+
+template <WeightStore kStore, bool kTransposed>
+void launch_weight_grad(const WeightGemm& gemm, const MutRef& out, int64_t rows,
+                        cudaStream_t stream) {
+  using Spec = WeightGrad<kStore, kTransposed>;
+  // Without rows there may be no memory; the map must still name some.
+  const CUtensorMap packed =
+      slabs_map(rows > 0 ? gemm.packed : out.data, 1, rows, gemm.columns_n, Spec::G::kK);
+  typename Spec::Epilogue::Params store{{}, out.data, gemm.columns_m, gemm.columns_n};
+  if (kStore == WeightStore::kBf16) store.map = rows_map(out.data, out.rows, out.cols, 64);
+  launch_persistent<Spec::G::kBytes>(weight_gemm_kernel<Spec>,
+                                     int64_t{gemm.experts} * gemm.m_pairs * gemm.n_tiles, stream,
+                                     gemm, store, packed);
+}
+
 template <bool kTransposed>
 void weight_grad(const PlanRef& plan, const MatRef& source, const MatRef& packed, const MutRef& out,
                  bool accumulate, cudaStream_t stream) {
@@ -22,21 +42,12 @@ void weight_grad(const PlanRef& plan, const MatRef& source, const MatRef& packed
                         columns_n,
                         (columns_m + kClusterM - 1) / kClusterM,
                         (columns_n + kTileN - 1) / kTileN};
-  const int64_t tiles = plan.experts * gemm.m_pairs * gemm.n_tiles;
-  // Without rows there may be no memory; the map must still name some.
-  const CUtensorMap map =
-      slabs_map(plan.rows > 0 ? packed.data : out.data, 1, plan.rows, columns_n);
-  const auto launch = [&]<WeightStore kStore>() {
-    using Store = StoreWeight<kStore, kTransposed>;
-    launch_persistent(weight_gemm_kernel<Store>, tiles, stream, gemm,
-                      typename Store::Params{out.data, columns_m, columns_n}, map);
-  };
   if (out.dtype == Dtype::kBF16) {
-    launch.template operator()<WeightStore::kBf16>();
+    launch_weight_grad<WeightStore::kBf16, kTransposed>(gemm, out, plan.rows, stream);
   } else if (accumulate) {
-    launch.template operator()<WeightStore::kAddF32>();
+    launch_weight_grad<WeightStore::kAddF32, kTransposed>(gemm, out, plan.rows, stream);
   } else {
-    launch.template operator()<WeightStore::kF32>();
+    launch_weight_grad<WeightStore::kF32, kTransposed>(gemm, out, plan.rows, stream);
   }
 }
 

@@ -1,6 +1,7 @@
-// What becomes of a tile of a product over packed rows. A warp owns 16 of its rows; it turns the
-// accumulators into 64-column chunks through its own corner of shared memory, so that every store
-// writes whole 128-byte lines, and rows past the expert's end are just not stored.
+// What becomes of a tile of a product over packed rows. A consumer warpgroup turns its 64 rows of
+// the accumulator into chunks in shared memory, each a box that the copy engine stores while the
+// next is made; where the expert ends inside the 64 rows, threads store the rows that exist
+// instead.
 #pragma once
 
 #include "troupe/kernels/device/matrix_store.cuh"
@@ -17,8 +18,8 @@ struct Chunk {
   uint32_t high[kBlocks];  // row lane / 4 + 8
 };
 
-// Where 16 bytes of a row lie in the warp's corner: swizzled so that eight rows, or eight
-// neighbours of one or two rows, lie in different banks.
+// Where 16 bytes of a row of 16 kBlocks bytes lie, swizzled as the copy engine does it: so that
+// eight rows, or eight neighbours of one or two rows, lie in different banks.
 template <int kBlocks>
 __device__ inline uint32_t staged(int row, int part) {
   const int swizzle = kBlocks == 8 ? row & 7 : row / 2 & 3;
@@ -26,64 +27,84 @@ __device__ inline uint32_t staged(int row, int part) {
 }
 
 template <int kBlocks>
-__device__ inline void stage(uint32_t staging, int lane, const Chunk<kBlocks>& chunk) {
+constexpr uint32_t kWarpBytes = 16 * kBlocks * 16;  // A warp's 16 rows.
+
+template <int kBlocks>
+__device__ inline void stage(uint32_t to, int lane, const Chunk<kBlocks>& chunk) {
   const int matrix = lane / 8, row = (matrix & 1) * 8 + lane % 8;
 #pragma unroll
   for (int j = 0; j < kBlocks; j += 2) {
-    store_matrices(staging + staged<kBlocks>(row, j + matrix / 2), chunk.low[j], chunk.high[j],
+    store_matrices(to + staged<kBlocks>(row, j + matrix / 2), chunk.low[j], chunk.high[j],
                    chunk.low[j + 1], chunk.high[j + 1]);
   }
 }
 
-// Writes what is staged to rows 0 .. valid - 1 of `to`.
+// A warp writes its staged 16 rows, but only rows 0 .. valid - 1.
 template <int kBlocks>
-__device__ inline void unstage(uint32_t staging, int lane, Bits16* to, uint32_t ld, int valid) {
+__device__ inline void unstage(uint32_t from, int lane, Bits16* to, uint32_t ld, int valid) {
   constexpr int kRows = 32 / kBlocks;  // of one store of the warp
   const int row = lane / kBlocks, part = lane % kBlocks;
   Bits16* at = to + row * ld + part * 8;
 #pragma unroll
   for (int r = 0; r < 16; r += kRows) {
-    const uint4 line = load_shared16(staging + staged<kBlocks>(r + row, part));
+    const uint4 line = load_shared16(from + staged<kBlocks>(r + row, part));
     if (r + row < valid) *reinterpret_cast<uint4*>(at) = line;
     at += kRows * ld;
   }
 }
 
-// Both, for one chunk. All lanes of the warp.
-template <int kBlocks>
-__device__ inline void store_chunk(uint32_t staging, int lane_id, const Chunk<kBlocks>& chunk,
-                                   Bits16* to, uint32_t ld, int valid) {
-  const int lane = opaque(lane_id);
-  stage(staging, lane, chunk);
-  __syncwarp();
-  unstage<kBlocks>(staging, lane, to, ld, valid);
-  __syncwarp();
-}
+// A matrix that is written in boxes of 8 kBlocks columns x 64 rows.
+struct Output {
+  const CUtensorMap* map;
+  Bits16* data;
+  uint32_t ld;
+
+  // The consumer's box in shared memory to `column` of rows `row` .. `row + valid - 1`.
+  template <int kBlocks>
+  __device__ void store(const Consumer& me, uint32_t from, int row, int column, int valid) const {
+    if (valid >= 64) {
+      if (me.leads()) store_box_2d(map, column, row, from);
+    } else {
+      unstage<kBlocks>(from + me.warp * kWarpBytes<kBlocks>, me.lane,
+                       data + int64_t{row + 16 * me.warp} * ld + column, ld, valid - 16 * me.warp);
+    }
+  }
+};
+
+// The rows of a consumer's tile that an epilogue stores.
+struct RowSpan {
+  int row = 0;    // first packed row
+  int valid = 0;  // up to 64
+};
 
 // C as it is: Y = A W2^T and dXt = dH W1.
 struct StoreRows {
+  static constexpr int kBuffers = 3;
+  static constexpr uint32_t kBufferBytes = 64 * 128;
+  static constexpr uint32_t kStagingBytes = kBuffers * kBufferBytes;
   struct Params {
-    Bits16* out;       // [R, columns]
-    uint32_t columns;  // a multiple of 64
+    CUtensorMap map;  // boxes of 64 columns
+    Bits16* out;      // [R, columns]
+    uint32_t columns;
   };
   const Params& p;
-  uint32_t staging;
-  int lane;
-  int row = 0;
-  int valid = 0;
+  Consumer me;
+  RowSpan span = {};
   uint32_t column = 0;
+  uint32_t buffer = 0;
 
-  __device__ void begin(const RowTile& tile, int first_row, int rows) {
-    row = first_row;
-    valid = rows;
+  __device__ void begin(const RowTile& tile, int row, int valid) {
+    span = {row, valid};
     column = tile.n * kTileN;
   }
+  __device__ void fetch() const {}
 
-  __device__ void end(const Accumulator& acc) const {
-    Bits16* to = p.out + int64_t{row} * p.columns + column;
+  __device__ void end(const Accumulator& acc) {
+    const Output out{&p.map, p.out, p.columns};
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       if (column + 64 * c >= p.columns) return;
+      const uint32_t to = me.staging + buffer * kBufferBytes;
       Chunk<8> chunk;
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
@@ -91,7 +112,13 @@ struct StoreRows {
         chunk.low[j] = pack_bf16(d[0], d[1]);
         chunk.high[j] = pack_bf16(d[2], d[3]);
       }
-      store_chunk(staging, lane, chunk, to + 64 * c, p.columns, valid);
+      stage(to + me.warp * kWarpBytes<8>, opaque(me.lane), chunk);
+      async_proxy_fence();
+      if (me.leads()) store_wait_read<kBuffers - 2>();  // The next chunk's buffer is free, then.
+      me.sync();
+      out.store<8>(me, to, span.row, column + 64 * c, span.valid);
+      if (me.leads()) store_commit();
+      buffer = buffer == kBuffers - 1 ? 0 : buffer + 1;
     }
   }
 };
@@ -115,52 +142,56 @@ struct Silu {
 struct RowScores {
   float low = 0, high = 0;
 
-  __device__ static float of(const float* score, const int32_t* row_slot, int64_t row,
-                             bool exists) {
+  __device__ static float of(const float* score, const int32_t* row_slot, int row, bool exists) {
     const int slot = exists ? __ldg(row_slot + row) : -1;
     return slot < 0 ? 0.0f : score == nullptr ? 1.0f : __ldg(score + slot);
   }
-  __device__ void load(const float* score, const int32_t* row_slot, int64_t row, int valid,
-                       int lane) {
-    low = of(score, row_slot, row + lane / 4, lane / 4 < valid);
-    high = of(score, row_slot, row + lane / 4 + 8, lane / 4 + 8 < valid);
+  __device__ void load(const float* score, const int32_t* row_slot, const RowSpan& span,
+                       const Consumer& me) {
+    const int row = 16 * me.warp + me.lane / 4;
+    low = of(score, row_slot, span.row + row, row < span.valid);
+    high = of(score, row_slot, span.row + row + 8, row + 8 < span.valid);
   }
 };
 
 // Where H keeps the 16 units of a group in a row: the 8 values that lane q of a quad has for it lie
-// together, so H is written and read from registers, 16 bytes a lane. Words of lane q:
-// gates (2q, 2q+1), ups (2q, 2q+1), gates (8+2q, 8+2q+1), ups (8+2q, 8+2q+1).
-// This lane's words of the group at `unit` (a multiple of 16), in the first of its two rows.
-template <class T>
-__device__ inline T* hidden_at(T* h, int row, uint32_t units, int unit, int lane) {
-  return h + int64_t{row + lane / 4} * (2 * units) + 2 * unit + 8 * (lane % 4);
+// together, 16 bytes, in the order gates (2q, 2q+1), ups (2q, 2q+1), gates (8+2q, 8+2q+1), ups
+// (8+2q, 8+2q+1). So H goes to and from registers 16 bytes at a time. In shared memory a group is a
+// box of 64 rows x 64 bytes; a sub-tile of 32 units has two.
+constexpr uint32_t kBox32 = 64 * 64;  // 64 rows x 32 bf16
+constexpr int kUnits = 32;            // of a sub-tile
+
+__device__ inline uint32_t hidden_at(const Consumer& me, uint32_t box) {
+  return box + me.warp * kWarpBytes<4> + staged<4>(opaque(me.lane) / 4, me.lane % 4);
 }
-constexpr int kHiddenGroup = 32;  // Values of H of a group of 16 units.
+constexpr uint32_t kEightRows = 8 * 64;  // From a lane's first row to its second; same swizzle.
 
 // H = C rounded, A = s silu(gate) up from the rounded H. Columns 0..127 of a tile are gates,
 // 128..255 the ups of the same units: a lane has both.
 struct Swiglu {
+  static constexpr int kBuffers = 2;
+  static constexpr uint32_t kBufferBytes = 3 * kBox32;  // H, H, A of 32 units
+  static constexpr uint32_t kStagingBytes = kBuffers * kBufferBytes;
   struct Params {
-    Bits16* h;       // [R, 2 units], lane order
-    Bits16* a;       // [R, units]
-    uint32_t units;  // F, a multiple of 64
+    CUtensorMap h_map, a_map;  // boxes of 32 columns
+    Bits16* h;                 // [R, 2 units], lane order
+    Bits16* a;                 // [R, units]
+    uint32_t units;            // F, a multiple of 64
     const float* score;
     const int32_t* row_slot;
   };
   const Params& p;
-  uint32_t staging;
-  int lane;
-  int row = 0;
-  int valid = 0;
+  Consumer me;
+  RowSpan span = {};
   int unit = 0;
+  uint32_t buffer = 0;
   RowScores score = {};
 
-  __device__ void begin(const RowTile& tile, int first_row, int rows) {
-    row = first_row;
-    valid = rows;
+  __device__ void begin(const RowTile& tile, int row, int valid) {
+    span = {row, valid};
     unit = tile.n * 128;
-    score.load(p.score, p.row_slot, row, valid, lane);
   }
+  __device__ void fetch() { score.load(p.score, p.row_slot, span, me); }
 
   __device__ static uint32_t activate(uint32_t gates, uint32_t ups, float s) {
     const float a = __fmul_rn(__fmul_rn(Silu(low_bf16(gates)).value, low_bf16(ups)), s);
@@ -168,9 +199,8 @@ struct Swiglu {
     return pack_bf16(a, b);
   }
 
-  // One group of 16 units: its gates are blocks `gate` and `gate + 4`, its ups 64 further.
-  __device__ void group(const float* gate, Bits16* low_at, Bits16* high_at, uint32_t* a_low,
-                        uint32_t* a_high) const {
+  // One group of 16 units: blocks 0 and 1 at `gate`, their ups 64 accumulators further.
+  __device__ void group(const float* gate, uint32_t h_at, uint32_t* a_low, uint32_t* a_high) const {
     uint32_t low[4], high[4];
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
@@ -183,91 +213,91 @@ struct Swiglu {
       a_low[b] = activate(low[2 * b], low[2 * b + 1], score.low);
       a_high[b] = activate(high[2 * b], high[2 * b + 1], score.high);
     }
-    if (lane / 4 < valid) {
-      __stcs(reinterpret_cast<uint4*>(low_at), make_uint4(low[0], low[1], low[2], low[3]));
-    }
-    if (lane / 4 + 8 < valid) {
-      __stcs(reinterpret_cast<uint4*>(high_at), make_uint4(high[0], high[1], high[2], high[3]));
-    }
+    store_shared16(h_at, make_uint4(low[0], low[1], low[2], low[3]));
+    store_shared16(h_at + kEightRows, make_uint4(high[0], high[1], high[2], high[3]));
   }
 
-  __device__ void end(const Accumulator& acc) const {
-    const int me = opaque(lane);
-    Bits16* low = hidden_at(p.h, row, p.units, unit, me);
-    Bits16* high = low + 16 * p.units;
-    Bits16* to = p.a + int64_t{row} * p.units + unit;
+  __device__ void end(const Accumulator& acc) {
+    const Output h{&p.h_map, p.h, 2 * p.units}, a{&p.a_map, p.a, p.units};
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      if (unit + 64 * c >= p.units) return;
-      Chunk<8> chunk;
+    for (int c = 0; c < 128 / kUnits; ++c) {
+      if (unit + kUnits * c >= static_cast<int>(p.units)) return;
+      const uint32_t to = me.staging + buffer * kBufferBytes;
+      const uint32_t h_at = hidden_at(me, to);
+      Chunk<4> chunk;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = (4 * c + i) * kHiddenGroup;
-        group(acc + 32 * c + 8 * i, low + at, high + at, chunk.low + 2 * i, chunk.high + 2 * i);
+      for (int i = 0; i < 2; ++i) {
+        group(acc + 16 * c + 8 * i, h_at + i * kBox32, chunk.low + 2 * i, chunk.high + 2 * i);
       }
-      store_chunk(staging, me, chunk, to + 64 * c, p.units, valid);
+      stage(to + 2 * kBox32 + me.warp * kWarpBytes<4>, opaque(me.lane), chunk);
+      async_proxy_fence();
+      if (me.leads()) store_wait_read<kBuffers - 2>();
+      me.sync();
+      const int at = unit + kUnits * c;
+      h.store<4>(me, to, span.row, 2 * at, span.valid);
+      h.store<4>(me, to + kBox32, span.row, 2 * at + 32, span.valid);
+      a.store<4>(me, to + 2 * kBox32, span.row, at, span.valid);
+      if (me.leads()) store_commit();
+      buffer ^= 1;
     }
   }
 };
 
 // C is G = dO W2. With A0 = silu(gate) up: dS partial = sum over the tile's units of G A0, A = s
-// A0, d(up) = s G silu(gate), d(gate) = s G up silu'(gate).
+// A0, d(up) = s G silu(gate), d(gate) = s G up silu'(gate). H comes by the copy engine, four
+// sub-tiles ahead, the first ones under the product; dH takes the place of the H it was made from.
 struct SwigluBackward {
+  static constexpr int kBuffers = 4;
+  static constexpr uint32_t kBufferBytes = 2 * kBox32;
+  static constexpr uint32_t kStagingBytes = kBuffers * kBufferBytes + kBox32;  // and A of 32 units
   struct Params {
-    const Bits16* h;  // [R, 2 units], lane order
-    Bits16* grad_h;   // [R, 2 units], gates then ups
-    Bits16* a;        // [R, units]
-    float* partial;   // [R, tiles]: sum of G A0 over a tile's units
+    CUtensorMap h_map, grad_h_map, a_map;  // boxes of 32 columns
+    Bits16* grad_h;                        // [R, 2 units], gates then ups
+    Bits16* a;                             // [R, units]
+    float* partial;                        // [R, tiles]: sum of G A0 over a tile's units
     uint32_t units;
     int tiles;
     const float* score;
     const int32_t* row_slot;
   };
-  // H of 32 units: two groups of 16, for the lane's two rows.
-  struct Hidden {
-    uint4 low[2], high[2];
-  };
   const Params& p;
-  uint32_t staging;
-  int lane;
-  int row = 0;
-  int valid = 0;
+  Consumer me;
+  RowSpan span = {};
   int tile_n = 0;
+  uint32_t phases = 0;  // Bit i: the phase of buffer i's barrier.
   RowScores score = {};
 
   __device__ int unit() const { return tile_n * kTileN; }
+  __device__ bool exists(int c) const { return unit() + kUnits * c < static_cast<int>(p.units); }
+  __device__ uint32_t buffer(int c) const { return me.staging + c % kBuffers * kBufferBytes; }
+  __device__ uint32_t barrier(int c) const { return me.barriers + c % kBuffers * 8; }
 
-  // `at` names this lane's first row. Rows that do not exist read as zero: their NaN must not
-  // matter, though nothing of theirs is stored.
-  __device__ void load(Hidden& to, const Bits16* at) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      to.low[i] = to.high[i] = make_uint4(0, 0, 0, 0);
-      const Bits16* group = at + kHiddenGroup * i;
-      if (lane / 4 < valid) to.low[i] = __ldcs(reinterpret_cast<const uint4*>(group));
-      if (lane / 4 + 8 < valid) {
-        to.high[i] = __ldcs(reinterpret_cast<const uint4*>(group + 16 * p.units));
+  // The leader's: H of sub-tile c into its buffer.
+  __device__ void load(int c) const {
+    const int column = 2 * (unit() + kUnits * c);
+    barrier_expect(barrier(c), kBufferBytes);
+    copy_box_2d(buffer(c), &p.h_map, column, span.row, barrier(c));
+    copy_box_2d(buffer(c) + kBox32, &p.h_map, column + 32, span.row, barrier(c));
+  }
+
+  __device__ void begin(const RowTile& tile, int row, int valid) {
+    span = {row, valid};
+    tile_n = tile.n;
+  }
+
+  __device__ void fetch() {
+    if (span.valid <= 0) return;
+    score.load(p.score, p.row_slot, span, me);
+    if (!me.leads()) return;
+    store_wait_read<0>();
+    for (int c = 0; c < kTileN / kUnits && exists(c); ++c) {
+      if (c < kBuffers) {
+        load(c);
+      } else {
+        prefetch_box_2d(&p.h_map, 2 * (unit() + kUnits * c), span.row);
+        prefetch_box_2d(&p.h_map, 2 * (unit() + kUnits * c) + 32, span.row);
       }
     }
-  }
-
-  // The warp's part of H is 16 rows x 1 KB: into L2 before the product, from there after it.
-  __device__ void prefetch() const {
-    const int lines = static_cast<int>(min(uint32_t{8}, (p.units - unit()) / 32));
-    for (int line = lane; line < 16 * 8; line += 32) {
-      if (line / 8 >= valid || line % 8 >= lines) continue;
-      const Bits16* at =
-          p.h + int64_t{row + line / 8} * (2 * p.units) + 2 * unit() + 64 * (line % 8);
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-    }
-  }
-
-  __device__ void begin(const RowTile& tile, int first_row, int rows) {
-    row = first_row;
-    valid = rows;
-    tile_n = tile.n;
-    score.load(p.score, p.row_slot, row, valid, lane);
-    prefetch();
   }
 
   // One unit pair of one row: H words in, words of d(gate), d(up), A out; returns G . A0.
@@ -287,52 +317,58 @@ struct SwigluBackward {
     Chunk<4> d_gate, d_up, a;
   };
 
-  // 32 units of G, that is four blocks of the accumulator.
-  __device__ void half_chunk(const Hidden& h, const float* g, Out& out, float& sum_low,
-                             float& sum_high) const {
+  // 32 units of G, that is four blocks of the accumulator, with H from the lane's place in a
+  // buffer.
+  __device__ void sub_tile(uint32_t h_at, const float* g, Out& out, float& sum_low,
+                           float& sum_high) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      const uint4 low = load_shared16(h_at + i * kBox32);
+      const uint4 high = load_shared16(h_at + i * kBox32 + kEightRows);
+      const float* d = g + 8 * i;
       const int b = 2 * i;
-      const float* low = g + 8 * i;
-      sum_low += differentiate(h.low[i].x, h.low[i].y, score.low, low, out.d_gate.low[b],
-                               out.d_up.low[b], out.a.low[b]);
-      sum_high += differentiate(h.high[i].x, h.high[i].y, score.high, low + 2, out.d_gate.high[b],
+      sum_low += differentiate(low.x, low.y, score.low, d, out.d_gate.low[b], out.d_up.low[b],
+                               out.a.low[b]);
+      sum_high += differentiate(high.x, high.y, score.high, d + 2, out.d_gate.high[b],
                                 out.d_up.high[b], out.a.high[b]);
-      sum_low += differentiate(h.low[i].z, h.low[i].w, score.low, low + 4, out.d_gate.low[b + 1],
+      sum_low += differentiate(low.z, low.w, score.low, d + 4, out.d_gate.low[b + 1],
                                out.d_up.low[b + 1], out.a.low[b + 1]);
-      sum_high += differentiate(h.high[i].z, h.high[i].w, score.high, low + 6,
-                                out.d_gate.high[b + 1], out.d_up.high[b + 1], out.a.high[b + 1]);
+      sum_high += differentiate(high.z, high.w, score.high, d + 6, out.d_gate.high[b + 1],
+                                out.d_up.high[b + 1], out.a.high[b + 1]);
     }
   }
 
-  __device__ void store(const Out& out, int me, Bits16* d_gate, Bits16* a) const {
-    stage(staging, me, out.d_gate);
-    stage(staging + 1024, me, out.d_up);
-    stage(staging + 2048, me, out.a);
-    __syncwarp();
-    unstage<4>(staging, me, d_gate, 2 * p.units, valid);
-    unstage<4>(staging + 1024, me, d_gate + p.units, 2 * p.units, valid);
-    unstage<4>(staging + 2048, me, a, p.units, valid);
-    __syncwarp();
+  __device__ void store(const Out& out, int c) const {
+    const Output grad_h{&p.grad_h_map, p.grad_h, 2 * p.units}, a{&p.a_map, p.a, p.units};
+    const uint32_t to = buffer(c), a_to = me.staging + kBuffers * kBufferBytes;
+    const int lane = opaque(me.lane), at = unit() + kUnits * c;
+    const uint32_t of_warp = me.warp * kWarpBytes<4>;
+    stage(to + of_warp, lane, out.d_gate);
+    stage(to + kBox32 + of_warp, lane, out.d_up);
+    stage(a_to + of_warp, lane, out.a);
+    async_proxy_fence();
+    me.sync();
+    grad_h.store<4>(me, to, span.row, at, span.valid);
+    grad_h.store<4>(me, to + kBox32, span.row, at + static_cast<int>(p.units), span.valid);
+    a.store<4>(me, a_to, span.row, at, span.valid);
+    if (me.leads()) store_commit();
   }
 
   __device__ void end(const Accumulator& acc) {
-    const int me = opaque(lane);
-    const Bits16* h = hidden_at(p.h, row, p.units, unit(), me);
-    Bits16* d_gate = p.grad_h + int64_t{row} * (2 * p.units) + unit();
-    Bits16* a = p.a + int64_t{row} * p.units + unit();
     float sum_low = 0, sum_high = 0;
-    Hidden hidden;
-    load(hidden, h);
 #pragma unroll
-    for (int c = 0; c < 8; ++c) {
-      if (unit() + 32 * c >= p.units) break;
+    for (int c = 0; c < kTileN / kUnits; ++c) {
+      if (!exists(c)) break;
+      barrier_wait(barrier(c), phases >> c % kBuffers & 1);
+      phases ^= 1u << c % kBuffers;
       Out out;
-      half_chunk(hidden, acc + 16 * c, out, sum_low, sum_high);
-      // The next 32 units come while these are stored; two buffers of them would spill.
-      if (c < 7 && unit() + 32 * (c + 1) < p.units) load(hidden, h + 2 * kHiddenGroup * (c + 1));
-      store(out, me, d_gate + 32 * c, a + 32 * c);
+      sub_tile(hidden_at(me, buffer(c)), acc + 16 * c, out, sum_low, sum_high);
+      if (me.leads()) store_wait_read<0>();
+      me.sync();  // All have read H; the last sub-tile's buffer and that of A are free.
+      if (me.leads() && c > 0 && c + 3 < kTileN / kUnits && exists(c + 3)) load(c + 3);
+      store(out, c);
     }
+    me.sync();  // The next tile's H may come when all have stored.
     store_sums(sum_low, sum_high);
   }
 
@@ -341,9 +377,10 @@ struct SwigluBackward {
       low += __shfl_xor_sync(0xffffffffu, low, step);
       high += __shfl_xor_sync(0xffffffffu, high, step);
     }
-    float* to = p.partial + int64_t{row + lane / 4} * p.tiles + tile_n;
-    if (lane % 4 == 0 && lane / 4 < valid) *to = low;
-    if (lane % 4 == 0 && lane / 4 + 8 < valid) to[8 * p.tiles] = high;
+    const int row = 16 * me.warp + me.lane / 4;
+    float* to = p.partial + int64_t{span.row + row} * p.tiles + tile_n;
+    if (me.lane % 4 == 0 && row < span.valid) *to = low;
+    if (me.lane % 4 == 0 && row + 8 < span.valid) to[8 * p.tiles] = high;
   }
 };
 

@@ -2,7 +2,9 @@
 // packed (by the copy engine) or gathered through row_src (16 bytes a thread); B is a weight.
 #pragma once
 
+#include "troupe/core/view.h"
 #include "troupe/kernels/moe_sm90/work.cuh"
+#include "troupe/kernels/routing_plan/routing_plan.h"
 
 namespace troupe::sm90 {
 
@@ -19,19 +21,42 @@ struct RowsGemm {
   const int32_t* row_src;        // [R]
   const int32_t* expert_offset;  // [E + 1]
   int experts;
-  int steps;    // K / 64
+  int k;        // length of the sum, a multiple of 64
   int n_tiles;  // ceil(N / 256)
+  bool tails_last;
+  int stagger;  // cycles over which the blocks' starts are spread
 };
+
+// Cluster tiles there may be at most: whole ones, and a rest for each expert.
+inline int64_t row_tile_bound(const PlanRef& plan, int64_t columns, int64_t tile_columns) {
+  const int64_t n_tiles = (columns + tile_columns - 1) / tile_columns;
+  return plan.rows == 0 ? 0 : (plan.rows / kClusterM + plan.experts) * n_tiles;
+}
+
+inline RowsGemm rows_gemm(const PlanRef& plan, const MatRef* gather, int64_t k, int64_t columns,
+                          int64_t tile_columns) {
+  return {gather == nullptr ? nullptr : static_cast<const uint8_t*>(gather->data),
+          static_cast<uint32_t>(k * 2),
+          plan.row_src,
+          plan.expert_offset,
+          static_cast<int>(plan.experts),
+          static_cast<int>(k),
+          static_cast<int>((columns + tile_columns - 1) / tile_columns),
+          tails_last(),
+          stagger_cycles(k)};
+}
 
 template <class Spec>
 struct RowsProducer {
+  using G = typename Spec::G;
+  static constexpr uint32_t kBoxBytes = G::kABytes / 2;  // 64 rows of A
   const RowsGemm& g;
   const CUtensorMap* a_map;
   const CUtensorMap* b_map;
   int rank;
 
-  __device__ void load_weight(const Pipe& pipe, const RowTile& tile, int step) const {
-    const int k = step * kTileK;
+  __device__ void load_weight(const Pipe<G>& pipe, const RowTile& tile, int step) const {
+    const int k = step * G::kK;
     BoxAt at;
     if constexpr (Spec::kBoxes == WeightBoxes::kRows) {
       at = {k, tile.n * kTileN + rank * 128, 0, tile.expert};
@@ -40,23 +65,23 @@ struct RowsProducer {
     } else {
       at = {0, k, tile.n * 4 + rank * 2, tile.expert};
     }
-    copy_box_4d_multicast(pipe.b() + rank * (kBBytes / 2), b_map, at, pipe.full(), 3);
+    copy_box_4d_multicast(pipe.b() + rank * (G::kBBytes / 2), b_map, at, pipe.full(), 3);
   }
 
   // One thread.
-  __device__ void load_packed(const Pipe& pipe, const RowTile& tile, int step) const {
+  __device__ void load_packed(const Pipe<G>& pipe, const RowTile& tile, int step) const {
     const int boxes = (tile.valid + 63) / 64;
-    barrier_expect(pipe.full(), kBBytes + boxes * kSlabBytes);
+    barrier_expect(pipe.full(), G::kBBytes + boxes * kBoxBytes);
     load_weight(pipe, tile, step);
     for (int i = 0; i < boxes; ++i) {
-      copy_box_2d(pipe.a() + i * kSlabBytes, a_map, step * kTileK, tile.row + 64 * i, pipe.full());
+      copy_box_2d(pipe.a() + i * kBoxBytes, a_map, step * G::kK, tile.row + 64 * i, pipe.full());
     }
   }
 
-  __device__ void run_packed(const RowWork& work, Pipe& pipe, int cluster, int clusters) const {
+  __device__ void run_packed(const RowWork& work, Pipe<G>& pipe, int cluster, int clusters) const {
     for (int t = cluster, total = work.total(); t < total; t += clusters) {
       const RowTile tile = work.at(t);
-      for (int step = 0; step < g.steps; ++step) {
+      for (int step = 0; step < g.k / G::kK; ++step) {
         pipe.wait_empty();
         load_packed(pipe, tile, step);
         pipe.advance();
@@ -64,39 +89,43 @@ struct RowsProducer {
     }
   }
 
-  // All four warps. Thread i copies 16 bytes at column 8 (i % 8) of rows i / 8 + 16 j.
-  __device__ void run_gathered(const RowWork& work, Pipe& pipe, int cluster, int clusters) const {
+  // All four warps. A row has kChunks chunks of 16 bytes; thread i copies chunk i % kChunks of rows
+  // i / kChunks + kRows j.
+  __device__ void run_gathered(const RowWork& work, Pipe<G>& pipe, int cluster,
+                               int clusters) const {
+    constexpr int kChunks = G::kK / 8, kRows = kWarpgroup / kChunks, kCopies = kTileM / kRows;
     const int thread = threadIdx.x % kWarpgroup;
-    const int row = thread / 8, chunk = thread % 8;
-    const uint32_t to = row * 128 + ((chunk ^ (row & 7)) << 4);
+    const int row = thread / kChunks, chunk = thread % kChunks;
+    const int swizzle = kChunks == 8 ? row & 7 : row / 2 & 3;
+    const uint32_t to = row * G::kK * 2 + ((chunk ^ swizzle) << 4);
     for (int t = cluster, total = work.total(); t < total; t += clusters) {
       const RowTile tile = work.at(t);
-      uint32_t from[8];
+      uint32_t from[kCopies];
       uint32_t exists = 0;  // Bit 4 + j: row j is there; 16 bytes of it are copied, else zeros.
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const int r = row + 16 * j;
+      for (int j = 0; j < kCopies; ++j) {
+        const int r = row + kRows * j;
         const int src = r < tile.valid ? __ldg(g.row_src + tile.row + r) : -1;
         exists |= uint32_t{src >= 0} << (4 + j);
         from[j] = static_cast<uint32_t>(max(src, 0));
       }
       const uint8_t* source = g.gather + chunk * 16;
       const bool upper = tile.valid > 64;
-      for (int step = 0; step < g.steps; ++step) {
+      for (int step = 0; step < g.k / G::kK; ++step) {
         pipe.wait_empty();
         if (thread == 0) {
-          barrier_expect(pipe.full(), kBBytes);
+          barrier_expect(pipe.full(), G::kBBytes);
           load_weight(pipe, tile, step);
         }
         const uint32_t dst = pipe.a() + to;
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          if (j < 4 || upper) {
+        for (int j = 0; j < kCopies; ++j) {
+          if (j < kCopies / 2 || upper) {
             copy16(dst + j * 2048, source + uint64_t{from[j]} * g.gather_row_bytes,
                    exists >> j & 16);
           }
         }
-        source += 128;
+        source += G::kK * 2;
         copy16_arrive(pipe.full());
         pipe.advance();
       }
@@ -112,27 +141,28 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
                      const __grid_constant__ typename Spec::Epilogue::Params params,
                      const __grid_constant__ CUtensorMap a_map,
                      const __grid_constant__ CUtensorMap b_map) {
-  extern __shared__ uint8_t raw[];
-  uint8_t* shared = raw + (1024 - (shared_address(raw) & 1023)) % 1024;
-  Pipe pipe{shared_address(shared)};
+  using G = typename Spec::G;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  Pipe<G> pipe{shared_address(shared)};
   const int group = threadIdx.x / kWarpgroup, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int rank = static_cast<int>(cluster_rank());
   const int cluster = blockIdx.x / 2, clusters = gridDim.x / 2;
+  const RowWork work =
+      RowWork::view(shared + G::kTablesAt, g.experts, g.n_tiles, rank, g.tails_last);
 
   if (threadIdx.x == 0) {
+    if (pipe.base % 1024 != 0) give_up();
     pipe.init(Spec::kGather ? 1 + kWarpgroup : 1);
     prefetch_map(&b_map);
     if (!Spec::kGather) prefetch_map(&a_map);
   }
-  if (group == 1 && warp == 0) {
-    RowWork::fill(shared + kTablesAt, g.expert_offset, g.experts, g.n_tiles, lane);
-  }
+  if (group == 1 && warp == 0) work.fill(g.expert_offset, lane);
   __syncthreads();
   cluster_sync();
-  const RowWork work = RowWork::view(shared + kTablesAt, g.experts, g.n_tiles, rank);
 
   if (group == 0) {
     registers_shrink<Spec::kProducerRegisters>();
+    stagger_start(g.stagger, cluster, clusters);
     const RowsProducer<Spec> producer{g, &a_map, &b_map, rank};
     if constexpr (Spec::kGather) {
       producer.run_gathered(work, pipe, cluster, clusters);
@@ -142,20 +172,26 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     }
   } else {
     registers_grow<(504 - Spec::kProducerRegisters) / 16 * 8>();
-    const int consumer = group - 1;
-    const uint32_t staging = pipe.base + kStagingAt + (consumer * 4 + warp) * kStagingBytes;
-    Multiply multiply{consumer, lane};
+    const Consumer me{pipe.staging(group - 1), pipe.epilogue_barriers(group - 1), group - 1, warp,
+                      lane};
+    constexpr Major kB = Spec::kBoxes == WeightBoxes::kSlabs ? Major::kMN : Major::kK;
+    const Multiply<G, Major::kK, kB, Spec::kFence> multiply(pipe, me.index, lane);
     Accumulator acc = {};  // Without this its registers would be taken from the start on.
-    typename Spec::Epilogue epilogue{params, staging, lane};
-    for (int t = cluster, total = work.total(); t < total; t += clusters) {
-      const RowTile tile = work.at(t);
-      const int valid = tile.warp_valid(consumer, warp);
-      epilogue.begin(tile, tile.warp_row(consumer, warp), valid);
-      multiply.run<Major::kK, Spec::kBoxes == WeightBoxes::kSlabs ? Major::kMN : Major::kK,
-                   Spec::kGather, Spec::kLead>(acc, pipe, g.steps,
-                                               tile.warp_valid(consumer, 0) > 0);
+    typename Spec::Epilogue epilogue{params, me};
+    const int total = work.total();
+    RowTile tile = cluster < total ? work.at(cluster) : RowTile{};
+    for (int t = cluster; t < total; t += clusters) {
+      const int valid = min(64, tile.valid - 64 * me.index);  // of this consumer's rows
+      RowTile next = tile;
+      epilogue.begin(tile, tile.row + 64 * me.index, valid);
+      multiply.run(acc, pipe, g.k / G::kK, valid > 0, [&] {
+        epilogue.fetch();
+        if (t + clusters < total) next = work.at(t + clusters);
+      });
       if (valid > 0) epilogue.end(acc);
+      tile = next;
     }
+    if (me.leads()) store_wait_read<0>();
   }
   cluster_sync();  // A block's memory must outlive its neighbour's copies and arrivals.
 }

@@ -16,100 +16,109 @@ struct WeightGemm {
   int experts;
   int columns_m, columns_n;  // multiples of 64
   int m_pairs, n_tiles;      // ceil(columns_m / 256), ceil(columns_n / 256)
+  int stagger;               // cycles over which the blocks' starts are spread
 };
 
+template <class G>
 struct WeightProducer {
+  static constexpr uint32_t kSlabBytes = G::kK * 128;
+  static constexpr int kWarpRows = G::kK / 4;          // of a step, a warp's
+  static constexpr int kSourceSteps = 32 / kWarpRows;  // A lane holds one row's source of so many.
   const WeightGemm& g;
   const CUtensorMap* b_map;
   int rank, warp, lane;
 
-  // The source of row `lane % 16` of this warp's 16 rows of a step; -1 past the expert's end.
-  __device__ int source(const WeightTile& tile, int step) const {
-    const int r = step * kTileK + 16 * warp + lane % 16;
+  // Lane i holds the source of row i % kWarpRows of this warp's rows of step `first` +
+  // i / kWarpRows; -1 past the expert's end.
+  __device__ int sources(const WeightTile& tile, int first) const {
+    const int r = (first + lane / kWarpRows) * G::kK + warp * kWarpRows + lane % kWarpRows;
     return r < tile.count ? __ldg(g.row_src + tile.row + r) : -1;
   }
 
-  // 64 rows x 128 columns of A: a warp copies 16 rows, two at a time, 16 chunks a row.
-  __device__ void gather_a(const Pipe& pipe, const WeightTile& tile, int src) const {
+  // kK rows x 128 columns of A: a warp copies its rows two at a time, 16 chunks a row.
+  __device__ void gather_a(const Pipe<G>& pipe, const WeightTile& tile, int src, int step) const {
     const int half = lane / 16, chunk = lane % 16;
     const int column = tile.m + 8 * chunk;
-    const bool exists = column < g.columns_m;
-    const int64_t row_bytes = int64_t{g.columns_m} * 2;
-    const uint8_t* base = g.gather + (exists ? column : 0) * 2;
-    const uint32_t dst = pipe.a() + chunk / 8 * kSlabBytes + warp * 2048 + half * 128;
+    const uint32_t bytes = column < g.columns_m ? 16 : 0;
+    const uint8_t* base = g.gather + (bytes ? column : 0) * 2;
+    const auto row_bytes = static_cast<uint32_t>(g.columns_m) * 2;
+    const uint32_t dst = pipe.a() + chunk / 8 * kSlabBytes + (warp * kWarpRows + half) * 128;
     const uint32_t swizzle = (chunk ^ half) & 7;
+    const int first = step % kSourceSteps * kWarpRows + half;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int row = __shfl_sync(0xffffffffu, src, 2 * i + half);
-      copy16(dst + i * 256 + ((swizzle ^ (2 * i & 7)) << 4), base + max(row, 0) * row_bytes,
-             row >= 0 && exists ? 16 : 0);
+    for (int i = 0; i < kWarpRows / 2; ++i) {
+      const int row = __shfl_sync(0xffffffffu, src, first + 2 * i);
+      const uint64_t at = uint64_t{static_cast<uint32_t>(max(row, 0))} * row_bytes;
+      copy16(dst + i * 256 + ((swizzle ^ (2 * i & 7)) << 4), base + at, row >= 0 ? bytes : 0);
     }
   }
 
-  // The same for 64 rows x 256 columns of B, zeros from row `left` on. A row is a warp's 32 chunks.
-  __device__ void copy_b(const Pipe& pipe, const WeightTile& tile, int step, int left) const {
+  // The same for kK rows x 256 columns of B, zeros from row `left` on. A row is a warp's 32 chunks.
+  __device__ void copy_b(const Pipe<G>& pipe, const WeightTile& tile, int step, int left) const {
     const int column = tile.n + 8 * lane;
     const bool exists = column < g.columns_n;
     const int64_t row_bytes = int64_t{g.columns_n} * 2;
     const uint8_t* base =
-        g.packed + (tile.row + step * kTileK) * row_bytes + (exists ? column : 0) * 2;
+        g.packed + (tile.row + step * G::kK) * row_bytes + (exists ? column : 0) * 2;
     const uint32_t dst = pipe.b() + lane / 8 * kSlabBytes;
-#pragma unroll 4
-    for (int i = 0; i < 16; ++i) {
-      const int row = warp + 4 * i;
+#pragma unroll 2
+    for (int row = warp; row < G::kK; row += 4) {
       const bool copied = row < left && exists;
       copy16(dst + row * 128 + (((lane ^ row) & 7) << 4), base + (copied ? row : 0) * row_bytes,
              copied ? 16 : 0);
     }
   }
 
-  __device__ void load_b(const Pipe& pipe, const WeightTile& tile, int step) const {
-    barrier_expect(pipe.full(), kBBytes);
-    copy_box_4d_multicast(pipe.b() + rank * (kBBytes / 2), b_map,
-                          {0, tile.row + step * kTileK, tile.n / 64 + rank * 2, 0}, pipe.full(), 3);
+  __device__ void load_b(const Pipe<G>& pipe, const WeightTile& tile, int step) const {
+    barrier_expect(pipe.full(), G::kBBytes);
+    copy_box_4d_multicast(pipe.b() + rank * (G::kBBytes / 2), b_map,
+                          {0, tile.row + step * G::kK, tile.n / 64 + rank * 2, 0}, pipe.full(), 3);
   }
 
-  __device__ void run(const WeightWork& work, Pipe& pipe, int cluster, int clusters) const {
+  __device__ void run(const WeightWork& work, Pipe<G>& pipe, int cluster, int clusters) const {
     const bool issues = warp == 0 && lane == 0;
     for (int t = cluster; t < work.total(); t += clusters) {
       const WeightTile tile = work.at(t);
-      const int steps = (tile.count + kTileK - 1) / kTileK;
-      int src = source(tile, 0);
+      const int steps = (tile.count + G::kK - 1) / G::kK;
+      int src = sources(tile, 0), next_src = -1;
       for (int step = 0; step < steps; ++step) {
-        const int next_src = source(tile, step + 1);
-        const int left = tile.count - step * kTileK;
+        const int in_group = step % kSourceSteps;
+        if (in_group == 0) next_src = sources(tile, step + kSourceSteps);
+        const int left = tile.count - step * G::kK;
         pipe.wait_empty();
         __syncwarp();
-        if (left < kTileK) {
+        if (left < G::kK) {
           copy_b(pipe, tile, step, left);
           if (issues) barrier_arrive(pipe.full());
         } else if (issues) {
           load_b(pipe, tile, step);
         }
         __syncwarp();
-        gather_a(pipe, tile, src);
+        gather_a(pipe, tile, src, step);
         copy16_arrive(pipe.full());
         pipe.advance();
-        src = next_src;
+        if (in_group == kSourceSteps - 1) src = next_src;
       }
     }
   }
 };
 
 // As rows_gemm_kernel; the sum runs over an expert's rows, so the steps differ from tile to tile.
-template <class Epilogue>
+template <class Spec>
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     weight_gemm_kernel(const __grid_constant__ WeightGemm g,
-                       const __grid_constant__ typename Epilogue::Params params,
+                       const __grid_constant__ typename Spec::Epilogue::Params params,
                        const __grid_constant__ CUtensorMap b_map) {
-  extern __shared__ uint8_t raw[];
-  Pipe pipe{shared_address(raw) + (1024 - (shared_address(raw) & 1023)) % 1024};
+  using G = typename Spec::G;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  Pipe<G> pipe{shared_address(shared)};
   const int group = threadIdx.x / kWarpgroup, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int rank = static_cast<int>(cluster_rank());
   const int cluster = blockIdx.x / 2, clusters = gridDim.x / 2;
   const WeightWork work{g.expert_offset, g.experts, g.m_pairs, g.n_tiles, rank};
 
   if (threadIdx.x == 0) {
+    if (pipe.base % 1024 != 0) give_up();
     pipe.init(1 + kWarpgroup);
     prefetch_map(&b_map);
   }
@@ -118,25 +127,32 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
 
   if (group == 0) {
     registers_shrink<56>();
-    WeightProducer{g, &b_map, rank, warp, lane}.run(work, pipe, cluster, clusters);
+    stagger_start(g.stagger, cluster, clusters);
+    WeightProducer<G>{g, &b_map, rank, warp, lane}.run(work, pipe, cluster, clusters);
   } else {
     registers_grow<224>();
-    const int consumer = group - 1;
-    Multiply multiply{consumer, lane};
+    const Consumer me{pipe.staging(group - 1), pipe.epilogue_barriers(group - 1), group - 1, warp,
+                      lane};
+    const Multiply<G, Major::kMN, Major::kMN, Spec::kFence> multiply(pipe, me.index, lane);
     Accumulator acc = {};  // Without this its registers would be taken from the start on.
-    const Epilogue epilogue{params, pipe.base + kStagingAt + consumer * 4 * kStagingBytes, consumer,
-                            warp, lane};
-    for (int t = cluster; t < work.total(); t += clusters) {
-      const WeightTile tile = work.at(t);
-      const int m = tile.m + 64 * consumer;
+    typename Spec::Epilogue epilogue{params, me};
+    const int total = work.total();
+    WeightTile tile = cluster < total ? work.at(cluster) : WeightTile{};
+    for (int t = cluster; t < total; t += clusters) {
+      const int m = tile.m + 64 * me.index;
       if (tile.count == 0) {
 #pragma unroll
         for (int i = 0; i < 128; ++i) acc[i] = 0;
       }
-      multiply.run<Major::kMN, Major::kMN, true, 1>(acc, pipe, (tile.count + kTileK - 1) / kTileK,
-                                                    tile.count > 0 && m < g.columns_m);
+      WeightTile next = tile;
+      multiply.run(acc, pipe, (tile.count + G::kK - 1) / G::kK, tile.count > 0 && m < g.columns_m,
+                   [&] {
+                     if (t + clusters < total) next = work.at(t + clusters);
+                   });
       if (m < g.columns_m) epilogue.end(acc, tile.expert, m, tile.n, tile.count == 0);
+      tile = next;
     }
+    if (me.leads()) store_wait_read<0>();
   }
   cluster_sync();
 }

@@ -22,69 +22,89 @@ struct RowTile {
   }
 };
 
-// Tiles of a product over packed rows: expert after expert; within one, groups of kGroup cluster
-// rows, columns outside, rows inside, so that what runs at one time shares rows and weights in L2.
+// Tiles of a product over packed rows. First all whole ones (256 rows), expert after expert; within
+// an expert groups of kGroup cluster rows, columns outside, rows inside, so that what runs at one
+// time shares rows and weights in L2. Then what is left of each expert: short tiles between long
+// ones would let blocks that share operands drift apart, and would load some blocks less than
+// others.
 struct RowWork {
-  static constexpr int kGroup = 16;
-  const int* offset;  // [E + 1]  shared memory
-  const int* before;  // [E + 1]  shared memory: tiles of earlier experts
+  static constexpr int kGroup = 8;
+  const int* offset;      // [E + 1]  shared memory
+  const int* before;      // [E + 1]  whole tiles of earlier experts
+  const uint16_t* tails;  // [E + 1]  earlier experts with a rest
   int experts;
   int n_tiles;
   int rank;  // of the block in its cluster
 
-  __device__ int total() const { return before[experts]; }
+  __device__ int total() const { return before[experts] + tails[experts] * n_tiles; }
+
+  __device__ static RowWork view(uint8_t* tables, int experts, int n_tiles, int rank) {
+    const int* offset = reinterpret_cast<const int*>(tables);
+    const int* before = offset + kMaxExperts + 1;
+    return {offset,  before,  reinterpret_cast<const uint16_t*>(before + kMaxExperts + 1),
+            experts, n_tiles, rank};
+  }
 
   // One warp fills the tables.
-  __device__ static void fill(uint8_t* tables, const int32_t* expert_offset, int experts,
-                              int n_tiles, int lane) {
-    int* offset = reinterpret_cast<int*>(tables);
-    int* before = offset + kMaxExperts + 1;
-    int carry = 0;
+  __device__ void fill(const int32_t* expert_offset, int lane) const {
+    int before_carry = 0, tails_carry = 0;
     for (int first = 0; first <= experts; first += 32) {
       const int e = first + lane;
       const int begin = e <= experts ? expert_offset[e] : 0;
-      const int end = e < experts ? expert_offset[e + 1] : begin;
-      const int tiles = (end - begin + kClusterM - 1) / kClusterM * n_tiles;
-      int sum = tiles;
+      const int length = e < experts ? expert_offset[e + 1] - begin : 0;
+      const int whole = length / kClusterM * n_tiles, tail = length % kClusterM != 0;
+      int whole_sum = whole, tail_sum = tail;
       for (int step = 1; step < 32; step *= 2) {
-        const int other = __shfl_up_sync(0xffffffffu, sum, step);
-        if (lane >= step) sum += other;
+        const int other_whole = __shfl_up_sync(0xffffffffu, whole_sum, step);
+        const int other_tail = __shfl_up_sync(0xffffffffu, tail_sum, step);
+        if (lane >= step) whole_sum += other_whole, tail_sum += other_tail;
       }
       if (e <= experts) {
-        offset[e] = begin;
-        before[e] = carry + sum - tiles;
+        const_cast<int*>(offset)[e] = begin;
+        const_cast<int*>(before)[e] = before_carry + whole_sum - whole;
+        const_cast<uint16_t*>(tails)[e] = static_cast<uint16_t>(tails_carry + tail_sum - tail);
       }
-      carry += __shfl_sync(0xffffffffu, sum, 31);
+      before_carry += __shfl_sync(0xffffffffu, whole_sum, 31);
+      tails_carry += __shfl_sync(0xffffffffu, tail_sum, 31);
     }
   }
 
-  __device__ static RowWork view(const uint8_t* tables, int experts, int n_tiles, int rank) {
-    const int* offset = reinterpret_cast<const int*>(tables);
-    return {offset, offset + kMaxExperts + 1, experts, n_tiles, rank};
-  }
-
-  __device__ int expert_of(int t) const {
-    int low = 0, high = experts;  // before[low] <= t < before[high]
+  // The e with prefix[e] <= i < prefix[e + 1].
+  template <class T>
+  __device__ int find(const T* prefix, int i) const {
+    int low = 0, high = experts;
     while (high - low > 1) {
       const int middle = (low + high) / 2;
-      (before[middle] <= t ? low : high) = middle;
+      (prefix[middle] <= i ? low : high) = middle;
     }
     return low;
   }
 
   __device__ RowTile at(int t) const {
-    const int e = expert_of(t);
-    const int begin = offset[e], end = offset[e + 1];
-    const int pairs = (end - begin + kClusterM - 1) / kClusterM;
+    const int whole_tiles = before[experts];
+    return t < whole_tiles ? whole(t) : tail(t - whole_tiles);
+  }
+
+  __device__ RowTile whole(int t) const {
+    const int e = find(before, t);
+    const int begin = offset[e];
+    const int pairs = (offset[e + 1] - begin) / kClusterM;
     const int i = t - before[e];
     const int group = i / (kGroup * n_tiles);
     const int in_group = i - group * kGroup * n_tiles;
     const int height = min(kGroup, pairs - group * kGroup);
     const int n = in_group / height;
-    const int first = begin + (group * kGroup + in_group - n * height) * kClusterM;
-    const int left = min(end - first, kClusterM);
-    const int share = left <= kTileM ? kTileM / 2 : kTileM;  // A short tile is split over both.
-    return {e, first + rank * share, max(0, min(left - rank * share, share)), n};
+    const int pair = group * kGroup + in_group - n * height;
+    return {e, begin + pair * kClusterM + rank * kTileM, kTileM, n};
+  }
+
+  // Up to 128 rows are split over both blocks.
+  __device__ RowTile tail(int i) const {
+    const int j = i / n_tiles;
+    const int e = find(tails, j);
+    const int end = offset[e + 1], left = (end - offset[e]) % kClusterM;
+    const int share = left <= kTileM ? kTileM / 2 : kTileM;
+    return {e, end - left + rank * share, max(0, min(left - rank * share, share)), i - j * n_tiles};
   }
 };
 

@@ -253,7 +253,7 @@ void launch_sums(const NormBackward& a, const BackwardViews<T>& v, cudaStream_t 
   float* weights = a.grad_weight.data == nullptr ? nullptr : static_cast<float*>(a.workspace);
   float* biases = a.grad_bias.data == nullptr ? nullptr : static_cast<float*>(a.workspace);
   if (weights != nullptr && biases != nullptr) biases += ranges.count * D;
-  if (weights == nullptr && biases == nullptr) return;
+  if (a.grad_weight.data == nullptr && a.grad_bias.data == nullptr) return;
   if (ranges.count > 0) {
     range_sums_kernel<T>
         <<<blocks_for(D, kThreads) * static_cast<unsigned>(ranges.count), kThreads, 0, stream>>>(

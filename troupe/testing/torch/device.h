@@ -1,7 +1,7 @@
 // The same test of an operator on every device, and the text of a refusal.
 //   class NormOp : public testing::DeviceTest {};
 //   TEST_P(NormOp, ...) { at::randn({3, 8}, device()); }
-//   INSTANTIATE_TEST_SUITE_P(On, NormOp, testing::devices(), testing::device_name);
+//   TROUPE_ON_DEVICES(NormOp);
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,12 +14,20 @@
 
 namespace troupe::testing {
 
+// A device, and the options of a tensor on it.
+struct Place : at::TensorOptions {
+  explicit Place(at::Device on) : at::TensorOptions(on), place(on) {}
+  operator const at::Device&() const { return place; }  // NOLINT(google-explicit-constructor)
+  at::Device place;
+};
+
 class DeviceTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     if (std::string(GetParam()) == "cuda" && !has_cuda()) GTEST_SKIP() << why_no_cuda();
   }
-  at::TensorOptions device() const { return at::TensorOptions(at::Device(GetParam())); }
+  Place device() const { return Place(at::Device(GetParam())); }
+  at::TensorOptions options(at::ScalarType type) const { return device().dtype(type); }
 };
 
 inline auto devices() {
@@ -29,6 +37,9 @@ inline auto devices() {
 inline std::string device_name(const ::testing::TestParamInfo<const char*>& info) {
   return info.param;
 }
+
+#define TROUPE_ON_DEVICES(Suite) \
+  INSTANTIATE_TEST_SUITE_P(On, Suite, ::troupe::testing::devices(), ::troupe::testing::device_name)
 
 // The refusal's message, or "accepted".
 template <class F>

@@ -1,0 +1,204 @@
+#include "troupe/kernels/moe_sm90/moe_sm90.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+#include <vector>
+
+#include "troupe/testing/matrix.h"
+#include "troupe/testing/routed_rows.h"
+
+namespace troupe {
+namespace {
+
+using testing::Matrix;
+using testing::RoutedRows;
+
+struct Shape {
+  const char* name;
+  int64_t T, D, F, E, K;
+  double masked = 0;
+  bool one_expert = false;
+};
+
+constexpr Shape kShapes[] = {{"one_token", 1, 64, 64, 1, 1},
+                             {"no_token", 0, 64, 64, 3, 2},
+                             {"tile_edges", 129, 128, 64, 2, 1},
+                             {"odd_widths", 200, 192, 320, 3, 2},
+                             {"empty_experts", 70, 64, 128, 40, 1},
+                             {"masked", 257, 128, 192, 8, 4, 0.3},
+                             {"all_to_one", 300, 128, 128, 5, 2, 0, true}};
+
+// All tensors of one layer, forward and backward.
+struct Layer {
+  explicit Layer(const Shape& s)
+      : rows({.tokens = s.T,
+              .choices = s.K,
+              .experts = s.E,
+              .spare_rows = 3,
+              .masked = s.masked,
+              .all_to_first = s.one_expert}),
+        plan(rows.read<PlanRef>()),
+        x(Dtype::kBF16, s.T, s.D),
+        grad_out(Dtype::kBF16, s.T, s.D),
+        w1(Dtype::kBF16, s.E * 2 * s.F, s.D),
+        w2(Dtype::kBF16, s.E * s.D, s.F),
+        score(Dtype::kF32, s.T, s.K),
+        h(Dtype::kBF16, plan.rows, 2 * s.F),
+        a(Dtype::kBF16, plan.rows, s.F),
+        y(Dtype::kBF16, plan.rows, s.D),
+        grad_h(Dtype::kBF16, plan.rows, 2 * s.F),
+        again(Dtype::kBF16, plan.rows, s.F),
+        grad_score(Dtype::kF32, s.T, s.K),
+        grad_rows(Dtype::kBF16, plan.rows, s.D),
+        grad_w1(Dtype::kF32, s.E * 2 * s.F, s.D),
+        grad_w2(Dtype::kBF16, s.E * s.D, s.F) {
+    unsigned seed = 1;
+    for (Matrix* m : {&x, &grad_out}) m->fill_normal(seed++, 0.5);
+    for (Matrix* m : {&w1, &w2}) m->fill_normal(seed++, 0.1);
+    score.each([&](int64_t t, int64_t k) { score.set(t, k, 0.1 + 0.01 * ((t * 7 + k * 3) % 50)); });
+    for (Matrix* m : outputs()) m->fill(NAN);
+  }
+  std::vector<Matrix*> outputs() {
+    return {&h, &a, &y, &grad_h, &again, &grad_score, &grad_rows, &grad_w1, &grad_w2};
+  }
+
+  // Each kernel reads what the one before it wrote.
+  template <class Run>
+  void run(const Run& go) {
+    const auto* s = static_cast<const float*>(score.view().data);
+    go(MoeUpSm90{plan, x.view(), w1.view(), s, h.mut(), a.mut()}, moe_up_sm90_ref,
+       TROUPE_CUDA_PATH(moe_up_sm90_cuda));
+    go(MoeDownSm90{plan, a.view(), w2.view(), y.mut()}, moe_down_sm90_ref,
+       TROUPE_CUDA_PATH(moe_down_sm90_cuda));
+    MoeHiddenGradSm90 hidden{plan,         grad_out.view(), w2.view(), h.view(), s,
+                             grad_h.mut(), again.mut(),     nullptr,   nullptr};
+    hidden.grad_score = static_cast<float*>(grad_score.mut().data);
+    testing::Buffer<char> workspace(workspace_bytes(hidden) + 1);
+    hidden.workspace = workspace.data();
+    go(hidden, moe_hidden_grad_sm90_ref, TROUPE_CUDA_PATH(moe_hidden_grad_sm90_cuda));
+    go(MoeRowsGradSm90{plan, grad_h.view(), w1.view(), grad_rows.mut()}, moe_rows_grad_sm90_ref,
+       TROUPE_CUDA_PATH(moe_rows_grad_sm90_cuda));
+    go(MoeDownGradSm90{plan, grad_out.view(), again.view(), grad_w2.mut(), false},
+       moe_down_grad_sm90_ref, TROUPE_CUDA_PATH(moe_down_grad_sm90_cuda));
+    go(MoeUpGradSm90{plan, x.view(), grad_h.view(), grad_w1.mut(), false}, moe_up_grad_sm90_ref,
+       TROUPE_CUDA_PATH(moe_up_grad_sm90_cuda));
+  }
+  void run_ref() {
+    run([](const auto& args, auto ref, auto) { ref(args); });
+  }
+  void run_cuda() {
+    run([]([[maybe_unused]] const auto& args, auto, [[maybe_unused]] auto cuda) {
+#ifdef TROUPE_CUDA
+      cuda(args, /*stream=*/nullptr);
+      TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
+#endif
+    });
+  }
+
+  RoutedRows rows;
+  PlanRef plan;
+  Matrix x, grad_out, w1, w2, score, h, a, y, grad_h, again, grad_score, grad_rows, grad_w1,
+      grad_w2;
+};
+
+bool on_hopper() {
+#ifdef TROUPE_CUDA
+  int major = 0;
+  return testing::available(testing::Backend::kCuda) &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
+         major == 9;
+#else
+  return false;
+#endif
+}
+
+// ||got - want|| <= bound ||want||, and no NaN where the reference has none. Rows that neither
+// wrote are NaN on both sides.
+void expect_same(Matrix& got, Matrix& want, double bound, const char* what) {
+  double apart = 0, size = 0;
+  int64_t strays = 0;
+  want.each([&](int64_t r, int64_t c) {
+    const double g = got.get(r, c), w = want.get(r, c);
+    strays += std::isnan(g) != std::isnan(w);
+    if (std::isnan(g) || std::isnan(w)) return;
+    apart += (g - w) * (g - w), size += w * w;
+  });
+  EXPECT_EQ(strays, 0) << what;
+  EXPECT_LE(std::sqrt(apart), bound * std::sqrt(size)) << what;
+}
+
+class MoeSm90 : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(MoeSm90, SixKernelsAgreeWithTheReferenceAndWriteNothingElse) {
+  if (!on_hopper()) GTEST_SKIP() << "no Hopper GPU here";
+  Layer got(GetParam()), want(GetParam());
+  want.run_ref();
+  got.run_cuda();
+  expect_same(got.h, want.h, 6e-3, "h");
+  expect_same(got.a, want.a, 6e-3, "a");
+  expect_same(got.y, want.y, 6e-3, "y");
+  expect_same(got.grad_h, want.grad_h, 6e-3, "grad_h");
+  expect_same(got.grad_score, want.grad_score, 4e-3, "grad_score");
+  expect_same(got.grad_rows, want.grad_rows, 6e-3, "grad_rows");
+  expect_same(got.grad_w1, want.grad_w1, 6e-3, "grad_w1");
+  expect_same(got.grad_w2, want.grad_w2, 6e-3, "grad_w2");
+}
+
+TEST_P(MoeSm90, G4_TwoRunsAreTheSameBits) {
+  if (!on_hopper()) GTEST_SKIP() << "no Hopper GPU here";
+  Layer one(GetParam()), two(GetParam());
+  one.run_cuda();
+  two.run_cuda();
+  for (size_t i = 0; i < one.outputs().size(); ++i) {
+    EXPECT_TRUE(one.outputs()[i]->same_bits(*two.outputs()[i])) << i;
+  }
+}
+
+// The reference's own rounding contract: backward's A is forward's, bit for bit.
+TEST_P(MoeSm90, X1_BackwardMakesTheSameActivation) {
+  Layer layer(GetParam());
+  on_hopper() ? layer.run_cuda() : layer.run_ref();
+  for (int64_t r = 0; r < layer.rows.true_rows(); ++r) {
+    for (int64_t c = 0; c < layer.a.cols(); ++c) {
+      ASSERT_EQ(layer.a.get(r, c), layer.again.get(r, c)) << r << ", " << c;
+    }
+  }
+}
+
+TEST_P(MoeSm90, E2_AnExpertWithoutRowsGetsAGradientOfExactlyZero) {
+  Layer layer(GetParam());
+  on_hopper() ? layer.run_cuda() : layer.run_ref();
+  for (int64_t e = 0; e < GetParam().E; ++e) {
+    if (layer.rows.counts[e] != 0) continue;
+    for (int64_t i = 0; i < 2 * GetParam().F; ++i) {
+      ASSERT_EQ(layer.grad_w1.get(e * 2 * GetParam().F + i, i % GetParam().D), 0) << e;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, MoeSm90, ::testing::ValuesIn(kShapes),
+                         [](const auto& test) { return test.param.name; });
+
+TEST(MoeSm90Layout, HiddenColumnsAreAPermutation) {
+  std::set<int64_t> seen;
+  for (int64_t u = 0; u < 192; ++u) {
+    seen.insert(hidden_column(u));
+    seen.insert(hidden_column(u) + 2);
+  }
+  EXPECT_EQ(seen.size(), 384u);
+  EXPECT_EQ(*seen.begin(), 0);
+  EXPECT_EQ(*seen.rbegin(), 383);
+}
+
+TEST(MoeSm90Layout, RefusesWidthsThatAreNotMultiplesOf64) {
+  Layer layer(kShapes[0]);
+  Matrix narrow(Dtype::kBF16, 1, 32), w1(Dtype::kBF16, 128, 32);
+  EXPECT_THROW(moe_up_sm90_ref(
+                   {layer.plan, narrow.view(), w1.view(), nullptr, layer.h.mut(), layer.a.mut()}),
+               Error);
+}
+
+}  // namespace
+}  // namespace troupe
