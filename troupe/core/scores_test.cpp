@@ -36,7 +36,7 @@ TEST(Scores, SlopesAreTheDerivatives) {
 
 TEST(Scores, E14_EndsAreFinite) {
   for (const Score score : {Score::kSigmoid, Score::kSqrtSoftplus}) {
-    for (const double z : {-1e4, -1e30, -INFINITY}) {
+    for (const double z : {-1e4, -1e30, -double{INFINITY}}) {
       EXPECT_EQ(static_cast<float>(scores::score_of(score, z)), 0);
       EXPECT_NEAR(scores::slope_of(score, z).ds, 0, 1e-30);
     }

@@ -27,7 +27,7 @@ class DeviceTest : public ::testing::TestWithParam<const char*> {
     if (std::string(GetParam()) == "cuda" && !has_cuda()) GTEST_SKIP() << why_no_cuda();
   }
   Place device() const { return Place(at::Device(GetParam())); }
-  at::TensorOptions options(at::ScalarType type) const { return device().dtype(type); }
+  at::TensorOptions options(at::ScalarType type = at::kFloat) const { return device().dtype(type); }
 };
 
 inline auto devices() {
