@@ -12,13 +12,14 @@ if(TARGET troupe_cuda)
   list(APPEND libraries troupe_cuda)  # Opened at run time: installed, but no target for others.
   install(TARGETS troupe_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
+# PyTorch's folder by name: CMake keeps link paths of its own accord outside the source tree alone.
 set_target_properties(${libraries} PROPERTIES
-  INSTALL_RPATH $ORIGIN INSTALL_RPATH_USE_LINK_PATH ON)
+  INSTALL_RPATH "$ORIGIN;${TROUPE_TORCH_ROOT}/torch/lib" INSTALL_RPATH_USE_LINK_PATH ON)
 
 install(TARGETS troupe EXPORT troupe LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT troupe NAMESPACE troupe:: FILE troupeTargets.cmake DESTINATION ${package_dir})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/troupe DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-        FILES_MATCHING PATTERN "*.h" PATTERN testing EXCLUDE)
+        FILES_MATCHING PATTERN "*.h" PATTERN "*_test.h" EXCLUDE PATTERN testing EXCLUDE)
 configure_package_config_file(
   ${PROJECT_SOURCE_DIR}/cmake/troupeConfig.cmake.in ${PROJECT_BINARY_DIR}/troupeConfig.cmake
   INSTALL_DESTINATION ${package_dir})
