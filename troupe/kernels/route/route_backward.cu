@@ -195,7 +195,8 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(Rows<T> r, bool pack
 
 // One block a token, for any E and K: the row is read a few times, from the cache.
 template <class T>
-__global__ void __launch_bounds__(kSlowThreads) backward_slow_kernel(Rows<T> r) {
+__global__ void __launch_bounds__(kSlowThreads, 2)  // As route.cu's: without the 2 it spills.
+    backward_slow_kernel(Rows<T> r) {
   __shared__ float scratch[kSlowThreads / kWarpLanes];
   const int64_t t = blockIdx.x;
   const int E = static_cast<int>(r.logits.cols), K = static_cast<int>(r.a.rule.choices);
