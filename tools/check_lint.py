@@ -15,6 +15,7 @@ import sys
 import time
 
 import check_format
+import check_layers
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 FAULT = re.compile(r"^/.*:\d+:\d+: (error|warning): ")
@@ -43,6 +44,13 @@ def with_headers(root, path):
                                      for name in INCLUDE.findall(path.read_text())))
 
 
+def is_linted(name):
+    """Not benches, and not tests that include torch (8 s a file, 5 minutes in all): what g++'s own
+    warnings say of these is enough."""
+    torch = check_layers.layer_of(name) in check_layers.TORCH.split()
+    return not name.endswith("_bench.cpp") and not (torch and name.endswith("_test.cpp"))
+
+
 class Linter:
     def __init__(self, root, build):
         self.root, self.build = root.resolve(), build.resolve()
@@ -56,9 +64,11 @@ class Linter:
         flags = {}
         for entry in entries:
             path = pathlib.Path(entry["directory"], entry["file"])
-            if path.suffix == ".cpp" and path.is_relative_to(self.root):
-                if path.relative_to(self.root).parts[0] in check_format.TOPS:
-                    flags.setdefault(path, entry["command"])
+            if path.suffix != ".cpp" or not path.is_relative_to(self.root):
+                continue
+            name = path.relative_to(self.root).as_posix()
+            if name.startswith(check_format.TOPS) and is_linted(name):
+                flags.setdefault(path, entry["command"])
         return sorted(flags.items())
 
     def key(self, path, command):

@@ -34,7 +34,7 @@ void run() {
   y_BSD.square().mean().backward();
   troupe::for_each_param(layer, "moe", [](const std::string& name, troupe::Param& p) {
     if (!p.trainable()) return;
-    std::printf("%-20s gradient norm %.4f\n", name.c_str(), p.value.grad().norm().item<double>());
+    std::printf("%-20s gradient norm %.2e\n", name.c_str(), p.value.grad().norm().item<double>());
   });
   std::printf("%s\n", troupe::health_line(0, troupe::load_stats(out.stats)).c_str());
 }
