@@ -13,6 +13,9 @@
   X(activation_backward, ActivationBackward)               \
   X(adamw, AdamW)                                          \
   X(binned_plan, BinnedPlan)                               \
+  X(block_dds, BlockDds)                                   \
+  X(block_dsd, BlockDsd)                                   \
+  X(block_sdd, BlockSdd)                                   \
   X(clip_scale, ClipScale)                                 \
   X(combine, Combine)                                      \
   X(cross_entropy, CrossEntropy)                           \
@@ -21,11 +24,14 @@
   X(dequantize, Dequantize)                                \
   X(drop_over_capacity, DropOverCapacity)                  \
   X(drop_over_capacity_backward, DropOverCapacityBackward) \
+  X(expert_choice, ExpertChoice)                           \
+  X(expert_choice_backward, ExpertChoiceBackward)          \
   X(group_bias, GroupBias)                                 \
   X(group_bias_backward, GroupBiasBackward)                \
   X(grouped_gemm, GroupedGemm)                             \
   X(grouped_gemm_weight, GroupedGemmWeight)                \
   X(histogram, Histogram)                                  \
+  X(jitter, Jitter)                                        \
   X(moe_down_grad_sm90, MoeDownGradSm90)                   \
   X(moe_down_sm90, MoeDownSm90)                            \
   X(moe_hidden_grad_sm90, MoeHiddenGradSm90)               \
@@ -34,7 +40,9 @@
   X(moe_up_sm90, MoeUpSm90)                                \
   X(norm, Norm)                                            \
   X(norm_backward, NormBackward)                           \
+  X(normal_noise, NormalNoise)                             \
   X(permute, Permute)                                      \
+  X(quantile, Quantile)                                    \
   X(quantize, Quantize)                                    \
   X(radix_sort, RadixSort)                                 \
   X(replicate, Replicate)                                  \
@@ -44,6 +52,7 @@
   X(route_backward, RouteBackward)                         \
   X(routing_plan, RoutingPlan)                             \
   X(row_scores, RowScores)                                 \
+  X(sinkhorn, Sinkhorn)                                    \
   X(slot_dot, SlotDot)                                     \
   X(sum_squares, SumSquares)                               \
   X(topology, Topology)

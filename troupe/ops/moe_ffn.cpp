@@ -232,6 +232,10 @@ at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& weights_TK, const P
   TensorList saved = {weights_TK, e.w1, b1, e.w2, b2};
   for (const at::Tensor& t : pack(plan)) saved.push_back(t);
   keep(saved, x, o.input_bits, o);
+  if (o.keep_hidden && o.hidden_bits >= 0) {
+    // Rows that no slot has were never written; a group of 32 may lie across their border.
+    hidden.masked_fill_(plan.row_slot.lt(0).unsqueeze(1), 0);
+  }
   if (o.keep_hidden) keep(saved, hidden, o.hidden_bits, o);
   record({.name = "moe_ffn",
           .inputs = inputs,

@@ -1,5 +1,6 @@
 #include "troupe/ops/permute.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
