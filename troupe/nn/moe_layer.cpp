@@ -22,7 +22,7 @@ ExpertsShape experts_shape(const MoeConfig& c, const MoeShape& s, const Dispatch
 at::Tensor flat(const at::Tensor& x, int64_t width) {
   TROUPE_CHECK(1 <= x.dim() && x.dim() <= 3 && x.size(-1) == width,
                "moe: x must be [D], [T, D] or [B, S, D] with D", width, "; it is", x.sizes());
-  return x.reshape({-1, width});
+  return x.reshape({-1, width}).contiguous();  // E16: strides change no bit
 }
 
 }  // namespace
