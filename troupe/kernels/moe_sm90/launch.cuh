@@ -55,8 +55,9 @@ CUtensorMap tensor_map(const void* data, const MapShape<kDims>& shape) {
 
 // A matrix in boxes of `columns` (32 or 64) x 64 rows: operand A of packed rows, and what is
 // stored.
-inline CUtensorMap rows_map(const void* data, int64_t rows, int64_t width, int columns) {
-  return tensor_map<2>(data, {{width, rows}, {1, width}, {columns, 64}});
+inline CUtensorMap rows_map(const void* data, int64_t rows, int64_t width, int columns,
+                            int box_rows = 64) {
+  return tensor_map<2>(data, {{width, rows}, {1, width}, {columns, box_rows}});
 }
 
 // A matrix [blocks][k][n] as MN-major operand: boxes of 2 slabs of 64 n x box_k.

@@ -14,6 +14,7 @@ struct HiddenGrad {
   static constexpr WeightBoxes kBoxes = WeightBoxes::kSlabs;
   static constexpr int kProducerRegisters = 56;
   using Epilogue = SwigluBackward;
+  static constexpr bool kFence = false;
   using G = Geometry<32, 6, Epilogue::kStagingBytes>;
 };
 

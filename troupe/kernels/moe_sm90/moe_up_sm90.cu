@@ -14,7 +14,8 @@ struct Up {
   static constexpr WeightBoxes kBoxes = WeightBoxes::kGateAndUp;
   static constexpr int kProducerRegisters = 72;
   using Epilogue = Swiglu;
-  using G = Geometry<32, 7, Epilogue::kStagingBytes>;
+  static constexpr bool kFence = false;
+  using G = Geometry<64, 4, Epilogue::kStagingBytes>;
 };
 
 }  // namespace

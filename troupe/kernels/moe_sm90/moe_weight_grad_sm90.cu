@@ -1,6 +1,7 @@
 // The gradients of the weights.
 #include "troupe/kernels/moe_sm90/launch.cuh"
 #include "troupe/kernels/moe_sm90/moe_sm90.h"
+#include "troupe/kernels/moe_sm90/moe_sm90_plan.h"
 #include "troupe/kernels/moe_sm90/weight_epilogue.cuh"
 #include "troupe/kernels/moe_sm90/weight_gemm.cuh"
 
@@ -12,7 +13,8 @@ using namespace sm90;
 template <WeightStore kStore, bool kTransposed>
 struct WeightGrad {
   using Epilogue = StoreWeight<kStore, kTransposed>;
-  using G = Geometry<32, 7, Epilogue::kStagingBytes>;
+  static constexpr bool kFence = false;
+  using G = Geometry<64, 4, Epilogue::kStagingBytes>;
 };
 
 template <WeightStore kStore, bool kTransposed>
@@ -23,7 +25,11 @@ void launch_weight_grad(const WeightGemm& gemm, const MutRef& out, int64_t rows,
   const CUtensorMap packed =
       slabs_map(rows > 0 ? gemm.packed : out.data, 1, rows, gemm.columns_n, Spec::G::kK);
   typename Spec::Epilogue::Params store{{}, out.data, gemm.columns_m, gemm.columns_n};
-  if (kStore == WeightStore::kBf16) store.map = rows_map(out.data, out.rows, out.cols, 64);
+  if (kStore == WeightStore::kBf16) {
+    constexpr int kColumns = Spec::Epilogue::kColumns;
+    store.map = rows_map(out.data, out.rows, out.cols, kTransposed ? 64 : kColumns,
+                         kTransposed ? kColumns : 64);
+  }
   launch_persistent<Spec::G::kBytes>(weight_gemm_kernel<Spec>,
                                      int64_t{gemm.experts} * gemm.m_pairs * gemm.n_tiles, stream,
                                      gemm, store, packed);
@@ -41,7 +47,8 @@ void weight_grad(const PlanRef& plan, const MatRef& source, const MatRef& packed
                         columns_m,
                         columns_n,
                         (columns_m + kClusterM - 1) / kClusterM,
-                        (columns_n + kTileN - 1) / kTileN};
+                        (columns_n + kTileN - 1) / kTileN,
+                        choose_weight_plan(plan.rows, plan.experts).stagger_cycles};
   if (out.dtype == Dtype::kBF16) {
     launch_weight_grad<WeightStore::kBf16, kTransposed>(gemm, out, plan.rows, stream);
   } else if (accumulate) {

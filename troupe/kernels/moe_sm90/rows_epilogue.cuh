@@ -78,12 +78,14 @@ struct RowSpan {
 };
 
 // C as it is: Y = A W2^T and dXt = dH W1.
+// A chunk is kColumns (32 or 64) wide.
+template <int kColumns>
 struct StoreRows {
   static constexpr int kBuffers = 3;
-  static constexpr uint32_t kBufferBytes = 64 * 128;
+  static constexpr uint32_t kBufferBytes = 64 * kColumns * 2;
   static constexpr uint32_t kStagingBytes = kBuffers * kBufferBytes;
   struct Params {
-    CUtensorMap map;  // boxes of 64 columns
+    CUtensorMap map;  // boxes of kColumns
     Bits16* out;      // [R, columns]
     uint32_t columns;
   };
@@ -102,21 +104,22 @@ struct StoreRows {
   __device__ void end(const Accumulator& acc) {
     const Output out{&p.map, p.out, p.columns};
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      if (column + 64 * c >= p.columns) return;
+    for (int c = 0; c < kTileN / kColumns; ++c) {
+      if (column + kColumns * c >= p.columns) return;
       const uint32_t to = me.staging + buffer * kBufferBytes;
-      Chunk<8> chunk;
+      constexpr int kBlocks = kColumns / 8;
+      Chunk<kBlocks> chunk;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float* d = acc + 32 * c + 4 * j;
+      for (int j = 0; j < kBlocks; ++j) {
+        const float* d = acc + 4 * (kBlocks * c + j);
         chunk.low[j] = pack_bf16(d[0], d[1]);
         chunk.high[j] = pack_bf16(d[2], d[3]);
       }
-      stage(to + me.warp * kWarpBytes<8>, opaque(me.lane), chunk);
+      stage(to + me.warp * kWarpBytes<kBlocks>, opaque(me.lane), chunk);
       async_proxy_fence();
       if (me.leads()) store_wait_read<kBuffers - 2>();  // The next chunk's buffer is free, then.
       me.sync();
-      out.store<8>(me, to, span.row, column + 64 * c, span.valid);
+      out.template store<kBlocks>(me, to, span.row, column + kColumns * c, span.valid);
       if (me.leads()) store_commit();
       buffer = buffer == kBuffers - 1 ? 0 : buffer + 1;
     }
@@ -169,9 +172,7 @@ constexpr uint32_t kEightRows = 8 * 64;  // From a lane's first row to its secon
 // H = C rounded, A = s silu(gate) up from the rounded H. Columns 0..127 of a tile are gates,
 // 128..255 the ups of the same units: a lane has both.
 struct Swiglu {
-  static constexpr int kBuffers = 2;
-  static constexpr uint32_t kBufferBytes = 3 * kBox32;  // H, H, A of 32 units
-  static constexpr uint32_t kStagingBytes = kBuffers * kBufferBytes;
+  static constexpr uint32_t kStagingBytes = 3 * kBox32;  // H, H, A of 32 units
   struct Params {
     CUtensorMap h_map, a_map;  // boxes of 32 columns
     Bits16* h;                 // [R, 2 units], lane order
@@ -184,7 +185,6 @@ struct Swiglu {
   Consumer me;
   RowSpan span = {};
   int unit = 0;
-  uint32_t buffer = 0;
   RowScores score = {};
 
   __device__ void begin(const RowTile& tile, int row, int valid) {
@@ -199,8 +199,12 @@ struct Swiglu {
     return pack_bf16(a, b);
   }
 
-  // One group of 16 units: blocks 0 and 1 at `gate`, their ups 64 accumulators further.
-  __device__ void group(const float* gate, uint32_t h_at, uint32_t* a_low, uint32_t* a_high) const {
+  // H of a group of 16 units for the lane's two rows.
+  struct Group {
+    uint4 low, high;
+  };
+  // Blocks 0 and 1 at `gate`, their ups 64 accumulators further.
+  __device__ void group(const float* gate, Group& h, uint32_t* a_low, uint32_t* a_high) const {
     uint32_t low[4], high[4];
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
@@ -213,32 +217,39 @@ struct Swiglu {
       a_low[b] = activate(low[2 * b], low[2 * b + 1], score.low);
       a_high[b] = activate(high[2 * b], high[2 * b + 1], score.high);
     }
-    store_shared16(h_at, make_uint4(low[0], low[1], low[2], low[3]));
-    store_shared16(h_at + kEightRows, make_uint4(high[0], high[1], high[2], high[3]));
+    h = {make_uint4(low[0], low[1], low[2], low[3]),
+         make_uint4(high[0], high[1], high[2], high[3])};
   }
 
+  // A sub-tile is made in registers while the one before it leaves shared memory.
   __device__ void end(const Accumulator& acc) {
-    const Output h{&p.h_map, p.h, 2 * p.units}, a{&p.a_map, p.a, p.units};
+    const Output h_out{&p.h_map, p.h, 2 * p.units}, a_out{&p.a_map, p.a, p.units};
+    const uint32_t to = me.staging;
 #pragma unroll
     for (int c = 0; c < 128 / kUnits; ++c) {
-      if (unit + kUnits * c >= static_cast<int>(p.units)) return;
-      const uint32_t to = me.staging + buffer * kBufferBytes;
-      const uint32_t h_at = hidden_at(me, to);
+      const int at = unit + kUnits * c;
+      if (at >= static_cast<int>(p.units)) return;
       Chunk<4> chunk;
+      Group h[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        group(acc + 16 * c + 8 * i, h_at + i * kBox32, chunk.low + 2 * i, chunk.high + 2 * i);
+        group(acc + 16 * c + 8 * i, h[i], chunk.low + 2 * i, chunk.high + 2 * i);
+      }
+      if (me.leads()) store_wait_read<0>();
+      me.sync();
+      const uint32_t h_at = hidden_at(me, to);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        store_shared16(h_at + i * kBox32, h[i].low);
+        store_shared16(h_at + i * kBox32 + kEightRows, h[i].high);
       }
       stage(to + 2 * kBox32 + me.warp * kWarpBytes<4>, opaque(me.lane), chunk);
       async_proxy_fence();
-      if (me.leads()) store_wait_read<kBuffers - 2>();
       me.sync();
-      const int at = unit + kUnits * c;
-      h.store<4>(me, to, span.row, 2 * at, span.valid);
-      h.store<4>(me, to + kBox32, span.row, 2 * at + 32, span.valid);
-      a.store<4>(me, to + 2 * kBox32, span.row, at, span.valid);
+      h_out.store<4>(me, to, span.row, 2 * at, span.valid);
+      h_out.store<4>(me, to + kBox32, span.row, 2 * at + 32, span.valid);
+      a_out.store<4>(me, to + 2 * kBox32, span.row, at, span.valid);
       if (me.leads()) store_commit();
-      buffer ^= 1;
     }
   }
 };
@@ -300,41 +311,46 @@ struct SwigluBackward {
     }
   }
 
-  // One unit pair of one row: H words in, words of d(gate), d(up), A out; returns G . A0.
-  __device__ static float differentiate(uint32_t gates, uint32_t ups, float s, const float* g,
-                                        uint32_t& d_gate, uint32_t& d_up, uint32_t& a) {
+  // Of one unit pair of one row, words of bf16; and G . A0.
+  struct Derivative {
+    uint32_t d_gate, d_up, a;
+    float dot;
+  };
+  __device__ static Derivative differentiate(uint32_t gates, uint32_t ups, float s,
+                                             const float* g) {
     const float up0 = low_bf16(ups), up1 = high_bf16(ups);
     const Silu act0(low_bf16(gates)), act1(high_bf16(gates));
     const float a0 = __fmul_rn(act0.value, up0), a1 = __fmul_rn(act1.value, up1);
     const float sg0 = s * g[0], sg1 = s * g[1];
-    d_up = pack_bf16(sg0 * act0.value, sg1 * act1.value);
-    d_gate = pack_bf16(sg0 * up0 * act0.slope(), sg1 * up1 * act1.slope());
-    a = pack_bf16(__fmul_rn(a0, s), __fmul_rn(a1, s));
-    return g[0] * a0 + g[1] * a1;
+    return {.d_gate = pack_bf16(sg0 * up0 * act0.slope(), sg1 * up1 * act1.slope()),
+            .d_up = pack_bf16(sg0 * act0.value, sg1 * act1.value),
+            .a = pack_bf16(__fmul_rn(a0, s), __fmul_rn(a1, s)),
+            .dot = g[0] * a0 + g[1] * a1};
   }
 
   struct Out {
     Chunk<4> d_gate, d_up, a;
+    float dot_low = 0, dot_high = 0;  // sums of G A0
   };
+
+  // Block b of a sub-tile, eight units of the lane's two rows.
+  __device__ void block(uint2 low, uint2 high, const float* g, int b, Out& out) const {
+    const Derivative l = differentiate(low.x, low.y, score.low, g);
+    const Derivative h = differentiate(high.x, high.y, score.high, g + 2);
+    out.d_gate.low[b] = l.d_gate, out.d_up.low[b] = l.d_up, out.a.low[b] = l.a;
+    out.d_gate.high[b] = h.d_gate, out.d_up.high[b] = h.d_up, out.a.high[b] = h.a;
+    out.dot_low += l.dot, out.dot_high += h.dot;
+  }
 
   // 32 units of G, that is four blocks of the accumulator, with H from the lane's place in a
   // buffer.
-  __device__ void sub_tile(uint32_t h_at, const float* g, Out& out, float& sum_low,
-                           float& sum_high) const {
+  __device__ void sub_tile(uint32_t h_at, const float* g, Out& out) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint4 low = load_shared16(h_at + i * kBox32);
       const uint4 high = load_shared16(h_at + i * kBox32 + kEightRows);
-      const float* d = g + 8 * i;
-      const int b = 2 * i;
-      sum_low += differentiate(low.x, low.y, score.low, d, out.d_gate.low[b], out.d_up.low[b],
-                               out.a.low[b]);
-      sum_high += differentiate(high.x, high.y, score.high, d + 2, out.d_gate.high[b],
-                                out.d_up.high[b], out.a.high[b]);
-      sum_low += differentiate(low.z, low.w, score.low, d + 4, out.d_gate.low[b + 1],
-                               out.d_up.low[b + 1], out.a.low[b + 1]);
-      sum_high += differentiate(high.z, high.w, score.high, d + 6, out.d_gate.high[b + 1],
-                                out.d_up.high[b + 1], out.a.high[b + 1]);
+      block(make_uint2(low.x, low.y), make_uint2(high.x, high.y), g + 8 * i, 2 * i, out);
+      block(make_uint2(low.z, low.w), make_uint2(high.z, high.w), g + 8 * i + 4, 2 * i + 1, out);
     }
   }
 
@@ -362,7 +378,8 @@ struct SwigluBackward {
       barrier_wait(barrier(c), phases >> c % kBuffers & 1);
       phases ^= 1u << c % kBuffers;
       Out out;
-      sub_tile(hidden_at(me, buffer(c)), acc + 16 * c, out, sum_low, sum_high);
+      sub_tile(hidden_at(me, buffer(c)), acc + 16 * c, out);
+      sum_low += out.dot_low, sum_high += out.dot_high;
       if (me.leads()) store_wait_read<0>();
       me.sync();  // All have read H; the last sub-tile's buffer and that of A are free.
       if (me.leads() && c > 0 && c + 3 < kTileN / kUnits && exists(c + 3)) load(c + 3);

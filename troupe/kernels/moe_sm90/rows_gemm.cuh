@@ -3,6 +3,7 @@
 #pragma once
 
 #include "troupe/core/view.h"
+#include "troupe/kernels/moe_sm90/moe_sm90_plan.h"
 #include "troupe/kernels/moe_sm90/work.cuh"
 #include "troupe/kernels/routing_plan/routing_plan.h"
 
@@ -35,6 +36,7 @@ inline int64_t row_tile_bound(const PlanRef& plan, int64_t columns, int64_t tile
 
 inline RowsGemm rows_gemm(const PlanRef& plan, const MatRef* gather, int64_t k, int64_t columns,
                           int64_t tile_columns) {
+  const MoeSm90Plan how = choose_rows_plan(k);
   return {gather == nullptr ? nullptr : static_cast<const uint8_t*>(gather->data),
           static_cast<uint32_t>(k * 2),
           plan.row_src,
@@ -42,8 +44,8 @@ inline RowsGemm rows_gemm(const PlanRef& plan, const MatRef* gather, int64_t k, 
           static_cast<int>(plan.experts),
           static_cast<int>(k),
           static_cast<int>((columns + tile_columns - 1) / tile_columns),
-          tails_last(),
-          stagger_cycles(k)};
+          how.in_step,
+          how.stagger_cycles};
 }
 
 template <class Spec>

@@ -3,8 +3,7 @@
 // write whole lines; fp32 is stored, or added to what is there, straight from the accumulators.
 #pragma once
 
-#include "troupe/kernels/device/matrix_store.cuh"
-#include "troupe/kernels/moe_sm90/work.cuh"
+#include "troupe/kernels/moe_sm90/rows_epilogue.cuh"
 
 namespace troupe::sm90 {
 
@@ -13,10 +12,11 @@ enum class WeightStore { kBf16, kF32, kAddF32 };
 template <WeightStore kStore, bool kTransposed>
 struct StoreWeight {
   static constexpr int kBuffers = 3;
-  static constexpr uint32_t kBufferBytes = 64 * 128;
+  static constexpr int kColumns = 32;  // n of a chunk: 32 or 64
+  static constexpr uint32_t kBufferBytes = 64 * kColumns * 2;
   static constexpr uint32_t kStagingBytes = kBuffers * kBufferBytes;
   struct Params {
-    CUtensorMap map;  // boxes of 64 x 64; unused for fp32
+    CUtensorMap map;  // boxes of 64 m x kColumns n; unused for fp32
     void* out;
     int columns_m, columns_n;  // multiples of 64
   };
@@ -27,9 +27,9 @@ struct StoreWeight {
   __device__ void end(const Accumulator& acc, int expert, int m, int n, bool empty) {
     if constexpr (kStore == WeightStore::kBf16) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        if (n + 64 * c >= p.columns_n) break;
-        bf16_chunk(acc + 32 * c, expert, m, n + 64 * c);
+      for (int c = 0; c < kTileN / kColumns; ++c) {
+        if (n + kColumns * c >= p.columns_n) break;
+        bf16_chunk(acc + kColumns / 2 * c, expert, m, n + kColumns * c);
       }
     } else {
       if (kStore == WeightStore::kAddF32 && empty) return;
@@ -38,24 +38,23 @@ struct StoreWeight {
     }
   }
 
-  // 64 x 64 of m, n. The staged rows are rows of the output.
+  // 64 x kColumns of m, n. The staged rows are rows of the output.
   __device__ void bf16_chunk(const float* acc, int expert, int m, int n) {
     const int lane = opaque(me.lane);
     const int matrix = lane / 8, i = lane % 8;
     const uint32_t to = me.staging + buffer * kBufferBytes;
 #pragma unroll
-    for (int j = 0; j < 8; j += 2) {
+    for (int j = 0; j < kColumns / 8; j += 2) {
       uint32_t words[4];
 #pragma unroll
       for (int b = 0; b < 4; ++b) {
         const float* d = acc + 4 * (j + b / 2) + 2 * (b % 2);
         words[b] = pack_bf16(d[0], d[1]);
       }
-      const int block = j + matrix / 2;                       // of 8 columns
-      const int octet = 2 * me.warp + matrix % 2;             // of 8 rows
-      const int row = 8 * (kTransposed ? block : octet) + i;  // staged
-      const int part = kTransposed ? octet : block;
-      const uint32_t at = to + row * 128 + ((part ^ i) << 4);
+      const int block = j + matrix / 2;            // of 8 columns
+      const int octet = 2 * me.warp + matrix % 2;  // of 8 rows
+      const uint32_t at = to + (kTransposed ? staged<8>(8 * block + i, octet)
+                                            : staged<kColumns / 8>(8 * octet + i, block));
       if constexpr (kTransposed) {
         store_matrices_transposed(at, words[0], words[1], words[2], words[3]);
       } else {

@@ -6,6 +6,15 @@
 
 namespace troupe::sm90 {
 
+// Blocks that run in step all store at one time and all multiply at another: spread their starts.
+// Groups of 8 clusters share a column tile and start together.
+__device__ inline void stagger_start(int cycles, int cluster, int clusters) {
+  if (cycles == 0) return;
+  const int64_t wait = int64_t{cycles} * (cluster / 8 * 8) / clusters;
+  const int64_t start = clock64();
+  while (clock64() - start < wait) __nanosleep(200);
+}
+
 // One block's share of a cluster tile over packed rows.
 struct RowTile {
   int expert;
@@ -35,14 +44,17 @@ struct RowWork {
   int experts;
   int n_tiles;
   int rank;  // of the block in its cluster
+  bool tails_last;
 
   __device__ int total() const { return before[experts] + tails[experts] * n_tiles; }
 
-  __device__ static RowWork view(uint8_t* tables, int experts, int n_tiles, int rank) {
+  __device__ static RowWork view(uint8_t* tables, int experts, int n_tiles, int rank,
+                                 bool tails_last) {
     const int* offset = reinterpret_cast<const int*>(tables);
     const int* before = offset + kMaxExperts + 1;
-    return {offset,  before,  reinterpret_cast<const uint16_t*>(before + kMaxExperts + 1),
-            experts, n_tiles, rank};
+    return {offset,    before,  reinterpret_cast<const uint16_t*>(before + kMaxExperts + 1),
+            experts,   n_tiles, rank,
+            tails_last};
   }
 
   // One warp fills the tables.
@@ -52,7 +64,8 @@ struct RowWork {
       const int e = first + lane;
       const int begin = e <= experts ? expert_offset[e] : 0;
       const int length = e < experts ? expert_offset[e + 1] - begin : 0;
-      const int whole = length / kClusterM * n_tiles, tail = length % kClusterM != 0;
+      const int whole = (tails_last ? length : length + kClusterM - 1) / kClusterM * n_tiles;
+      const int tail = tails_last && length % kClusterM != 0;
       int whole_sum = whole, tail_sum = tail;
       for (int step = 1; step < 32; step *= 2) {
         const int other_whole = __shfl_up_sync(0xffffffffu, whole_sum, step);
@@ -87,24 +100,28 @@ struct RowWork {
 
   __device__ RowTile whole(int t) const {
     const int e = find(before, t);
-    const int begin = offset[e];
-    const int pairs = (offset[e + 1] - begin) / kClusterM;
+    const int begin = offset[e], end = offset[e + 1];
+    const int pairs = (end - begin + (tails_last ? 0 : kClusterM - 1)) / kClusterM;
     const int i = t - before[e];
     const int group = i / (kGroup * n_tiles);
     const int in_group = i - group * kGroup * n_tiles;
     const int height = min(kGroup, pairs - group * kGroup);
     const int n = in_group / height;
-    const int pair = group * kGroup + in_group - n * height;
-    return {e, begin + pair * kClusterM + rank * kTileM, kTileM, n};
+    const int first = begin + (group * kGroup + in_group - n * height) * kClusterM;
+    return share(e, first, min(end - first, kClusterM), n);
   }
 
   // Up to 128 rows are split over both blocks.
+  __device__ RowTile share(int e, int first, int left, int n) const {
+    const int mine = left <= kTileM ? kTileM / 2 : kTileM;
+    return {e, first + rank * mine, max(0, min(left - rank * mine, mine)), n};
+  }
+
   __device__ RowTile tail(int i) const {
     const int j = i / n_tiles;
     const int e = find(tails, j);
     const int end = offset[e + 1], left = (end - offset[e]) % kClusterM;
-    const int share = left <= kTileM ? kTileM / 2 : kTileM;
-    return {e, end - left + rank * share, max(0, min(left - rank * share, share)), i - j * n_tiles};
+    return share(e, end - left, left, i - j * n_tiles);
   }
 };
 
