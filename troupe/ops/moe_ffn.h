@@ -34,9 +34,9 @@ struct FfnOptions {
   std::string activation = "silu";
   double clamp = std::numeric_limits<double>::infinity();  // X4
   double offset = 0;
-  bool keep_hidden = true;   // false: H is computed again in backward (M2, level `expert`)
-  int64_t input_bits = -1;   // Q1 `inputs`: x as kept for dW1, in 8 or 4 bits
-  int64_t hidden_bits = -1;  // Q1 `rematerialize`: H as kept, in 8 or 4 bits
+  bool keep_hidden = true;    // false: H is computed again in backward (M2, level `expert`)
+  int64_t input_bits = -1;    // Q1 `inputs`: x as kept for dW1, in 8 or 4 bits
+  int64_t hidden_bits = -1;   // Q1 `rematerialize`: H as kept, in 8 or 4 bits
   at::Tensor saturated = {};  // int64 [1] or undefined: groups whose scale fp16 cannot hold (Q2)
 };
 

@@ -130,7 +130,7 @@ double relative_error(const at::Tensor& got, const at::Tensor& want) {
   return ((got.to(at::kDouble) - w).abs().max() / (w.abs().max() + 1e-30)).item<double>();
 }
 
-constexpr Sizes kSizes[] = {{1, 3, 2, 1, 1},     {5, 8, 4, 3, 2},    {0, 4, 4, 2, 1},
+constexpr Sizes kSizes[] = {{1, 3, 2, 1, 1},    {5, 8, 4, 3, 2},   {0, 4, 4, 2, 1},
                             {61, 16, 24, 4, 3}, {520, 7, 5, 1, 1}, {23, 33, 17, 60, 8}};
 const Form kForms[] = {{"silu", true, false},
                        {"silu", true, true},

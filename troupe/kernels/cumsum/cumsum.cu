@@ -75,8 +75,7 @@ __global__ void __launch_bounds__(kThreads)
 // Third, and all there is for rows of one tile (before == nullptr): the sums within each tile.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    cumsum_kernel(const T* x, Tiles tiles,
-                  const uint64_t* before, bool exclusive, T* out) {
+    cumsum_kernel(const T* x, Tiles tiles, const uint64_t* before, bool exclusive, T* out) {
   __shared__ uint64_t scratch[kScanScratch];
   for (int64_t tile = blockIdx.x; tile < tiles.count; tile += gridDim.x) {
     const Items<T> items(x, tiles, tile);

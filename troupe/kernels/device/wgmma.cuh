@@ -6,8 +6,8 @@
 
 namespace troupe::sm90 {
 
-// How an operand lies in shared memory. K-major: rows of kK k values (64 or 128 swizzled bytes), row
-// after row. MN-major: slabs of 64 m (or n) values (128 swizzled bytes) a row, kK rows of k.
+// How an operand lies in shared memory. K-major: rows of kK k values (64 or 128 swizzled bytes),
+// row after row. MN-major: slabs of 64 m (or n) values (128 swizzled bytes) a row, kK rows of k.
 enum class Major { kK = 0, kMN = 1 };
 
 // The descriptor of an operand tile of kK (32 or 64) k values at a 1024-byte aligned address. The
@@ -21,7 +21,9 @@ __device__ inline uint64_t operand(uint32_t address, Major major) {
 }
 
 // What to add to a descriptor to come to the next 16 of k.
-constexpr uint64_t next_k16(Major major) { return (major == Major::kMN ? 16 * 128 : 32) >> 4; }
+constexpr uint64_t next_k16(Major major) {
+  return (major == Major::kMN ? 16 * 128 : 32) >> 4;
+}
 
 using Accumulator = float[128];
 

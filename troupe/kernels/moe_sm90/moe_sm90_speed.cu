@@ -445,6 +445,38 @@ void check(const Shape& s) {
   std::printf("\n");
 }
 
+// ---- soak: the same inputs again and again must give the same bits
+
+void run_all(const Layer& l) {
+  moe_up_sm90_cuda(l.up(), nullptr);
+  moe_down_sm90_cuda(l.down(), nullptr);
+  moe_hidden_grad_sm90_cuda(l.hidden(), nullptr);
+  moe_rows_grad_sm90_cuda(l.rows(), nullptr);
+  moe_down_grad_sm90_cuda(l.down_grad(), nullptr);
+  moe_up_grad_sm90_cuda(l.up_grad(), nullptr);
+}
+
+void soak(const Shape& s, int rounds) {
+  Layer first(s), again(s);
+  std::printf("%s, %d rounds:", s.name.c_str(), rounds);
+  run_all(first);
+  const int64_t RF = first.R * s.F, RD = first.R * s.D, weights = s.E * s.D * s.F;
+  for (int i = 0; i < rounds; ++i) {
+    for (Memory* m : {&again.h, &again.a, &again.y, &again.grad_h, &again.grad_rows}) m->poison();
+    run_all(again);
+    check_same(first, first.h, again.h, 2 * RF, "H");
+    check_same(first, first.a, again.a_back, RF, "A");
+    check_same(first, first.y, again.y, RD, "Y");
+    check_same(first, first.grad_h, again.grad_h, 2 * RF, "dH");
+    check_same(first, first.grad_rows, again.grad_rows, RD, "dXt");
+    check_same(first, first.grad_w2, again.grad_w2, weights, "dW2");
+    check_same(first, first.grad_w1, again.grad_w1, 2 * weights, "dW1");
+    check_same(first, first.grad_score, again.grad_score, 2 * first.R, "dS");
+    if (failures > 0) break;
+  }
+  std::printf(" %s\n", failures ? "BAD" : "same bits");
+}
+
 // ---- times
 
 struct Step {
@@ -529,6 +561,10 @@ int main(int argc, char** argv) {
       if (only.empty() || s.name == only) check(s);
     }
     std::printf("%s: %d failures\n", failures ? "FAILED" : "ok", failures);
+  } else if (mode == "soak") {
+    for (const Shape& s : kCheck) {
+      if (s.name == "ragged" || s.name == "wide") soak(s, repeats);
+    }
   } else {
     for (const Shape& s : kTime) {
       if (only.empty() || s.name == only) time_shape(s, repeats);

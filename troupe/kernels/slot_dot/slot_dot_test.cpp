@@ -69,8 +69,7 @@ TEST_P(SlotDotTest, AgreesWithTheReference) {
   run(GetParam().backend, got.args());
   const double size = std::sqrt(static_cast<double>(GetParam().shape.width));
   const double one = wide(GetParam().dtype) == Dtype::kF64 ? 1e-15 : 1e-6;
-  testing::expect_near(got.out, want.out,
-                       testing::Tolerance{.rtol = one, .atol = one * size});
+  testing::expect_near(got.out, want.out, testing::Tolerance{.rtol = one, .atol = one * size});
 }
 
 TEST_P(SlotDotTest, SlotsWithoutRowAreExactlyZero) {
