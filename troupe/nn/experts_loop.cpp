@@ -28,7 +28,7 @@ at::Tensor activate(const at::Tensor& g, const std::string& name) {
 at::Tensor hidden_units(const at::Tensor& h, bool gated, const FfnOptions& o) {
   const bool clamps = std::isfinite(o.clamp);
   const at::Tensor g = gated ? h.chunk(2, 1)[0] : h;
-  const at::Tensor act = activate(clamps ? g.clamp_max(o.clamp) : g, o.activation);
+  at::Tensor act = activate(clamps ? g.clamp_max(o.clamp) : g, o.activation);
   if (!gated) return act;
   const at::Tensor v = h.chunk(2, 1)[1];
   return act * ((clamps ? v.clamp(-o.clamp, o.clamp) : v) + o.offset);

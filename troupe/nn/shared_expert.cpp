@@ -19,7 +19,7 @@ SharedExpert::SharedExpert(const SharedConfig& config, const ExpertsConfig& rout
 }
 
 at::Tensor SharedExpert::forward(const at::Tensor& x_TD) const {
-  const at::Tensor y =
+  at::Tensor y =
       dense_ffn(x_TD, {w1.value.unsqueeze(0), std::nullopt, w2.value.unsqueeze(0), std::nullopt},
                 ffn_.options());
   if (!gate) return y;

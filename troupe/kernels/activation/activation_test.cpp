@@ -249,14 +249,14 @@ TEST_P(ActivationCurve, X3_ANanStaysOne) {
 }
 
 TEST_P(ActivationCurve, X4_TheGradientIsExactlyZeroBeyondTheClamp) {
-  constexpr float m = 7;
-  const float above = std::nextafter(m, 8.0f);
+  constexpr float kClamp = 7;
+  const float above = std::nextafter(kClamp, 8.0f);
   for (int i = 0; i < kNumActs; ++i) {
-    const ActivationKind kind{.act = static_cast<Act>(i), .clamp = m, .offset = 1};
+    const ActivationKind kind{.act = static_cast<Act>(i), .clamp = kClamp, .offset = 1};
     Problem p({4, 1, true}, Dtype::kF32, kind);
     p.score.fill(1);
     p.grad_u.fill(1);
-    const float gates[] = {m, above, 1, 1}, ups[] = {m, above, -m, -above};
+    const float gates[] = {kClamp, above, 1, 1}, ups[] = {kClamp, above, -kClamp, -above};
     for (int r = 0; r < 4; ++r) p.h.set(r, 0, gates[r]), p.h.set(r, 1, ups[r]);
     run(GetParam(), p);
     EXPECT_GT(p.grad_h.get(0, 0), 0) << name(kind.act);

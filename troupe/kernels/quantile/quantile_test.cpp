@@ -142,7 +142,7 @@ TEST_P(QuantileRules, R11_FiftyUpdatesBalanceFixedLogits) {
     for (int e = 0; e < 16; ++e) p.beta[e] -= mean;
   }
   const std::vector<int64_t> counts = counts_of(p);
-  EXPECT_LE(*std::max_element(counts.begin(), counts.end()), 4096 * 4 / 16 * 1.01);
+  EXPECT_LE(*std::max_element(counts.begin(), counts.end()), 4096 * 4 / 16.0 * 1.01);
 }
 
 TEST_P(QuantileRules, R11_MayWriteOverBeta) {

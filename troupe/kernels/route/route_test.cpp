@@ -16,7 +16,6 @@ namespace {
 
 using route_detail::RouteProblem;
 using testing::Backend;
-using testing::Matrix;
 using Shape = RouteProblem::Shape;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();

@@ -63,7 +63,7 @@ class SinkhornRouter : public Router {
 at::Tensor sinkhorn_columns(const at::Tensor& z_TE, const at::Tensor& valid_T, double tolerance,
                             int64_t max_iterations) {
   const at::NoGradGuard no_grad;
-  at::Tensor z = z_TE;
+  const at::Tensor& z = z_TE;
   const int64_t E = z.size(1);
   at::Tensor v_E = at::zeros({E}, z.options()), open = at::zeros({}, z.options()).eq(0);
   if (z.size(0) == 0) return v_E;
