@@ -204,7 +204,7 @@ __device__ V sum_all(const P* x, int64_t n, V* scratch) {
 // columns' update. Each then decides by itself, from the same numbers in the same order, whether to
 // stop. The logits are read twice an iteration, from the L2 cache where they fit.
 template <class T>
-__global__ void __launch_bounds__(kThreads) sinkhorn_kernel(Problem<T> p) {
+__global__ void __launch_bounds__(kThreads, 2) sinkhorn_kernel(Problem<T> p) {
   __shared__ float floats[kThreads];
   __shared__ double doubles[kWarps];
   __shared__ int64_t integers[kWarps];
