@@ -54,7 +54,7 @@ TEST_P(RowScoresTest, P1_ThereAndBackKeepsKeptSlotsAndZeroesTheRest) {
 
 INSTANTIATE_TEST_SUITE_P(All, RowScoresTest,
                          ::testing::Values(Backend::kCpu, Backend::kCpuThreads, Backend::kCuda),
-                         [](const auto& info) { return name(info.param); });
+                         [](const auto& test) { return name(test.param); });
 
 TEST(RowScores, RefusesOtherTypesAndWiderRows) {
   float x[4];
