@@ -29,6 +29,24 @@ void add(const T* x, const T* residual, T* sum, int64_t D) {
   for (int64_t d = 0; d < D; ++d) put(sum[d], static_cast<W>(x[d]) + static_cast<W>(residual[d]));
 }
 
+// The sum of f(d) over d < n in 16 partial sums: a serial float sum over a wide row is off by more
+// than the tolerance, and how many lanes the compiler takes is its own affair.
+template <class W, class F>
+W lane_sum(int64_t n, F f) {
+  constexpr int64_t kLanes = 16;
+  W lanes[kLanes] = {};
+  int64_t d = 0;
+  for (; d + kLanes <= n; d += kLanes) {
+#pragma omp simd
+    for (int64_t l = 0; l < kLanes; ++l) lanes[l] += f(d + l);
+  }
+  for (int64_t l = 0; d < n; ++d, ++l) lanes[l] += f(d);
+  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+    for (int64_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
+  }
+  return lanes[0];
+}
+
 // Mean (0 for RMSNorm) and 1 / sqrt(variance + eps). The variance is taken around the mean in a
 // second pass: sum s^2 - D mean^2 would cancel.
 template <class T>
@@ -37,18 +55,14 @@ struct Statistics {
 
   Statistics(const T* s, int64_t D, NormKind kind, float eps) {
     using W = Wide<T>;
-    W sum = 0, squares = 0;
     if (kind == NormKind::kLayer) {
-#pragma omp simd reduction(+ : sum)
-      for (int64_t d = 0; d < D; ++d) sum += static_cast<W>(s[d]);
-      mean = sum / static_cast<W>(D);
+      mean = lane_sum<W>(D, [=](int64_t d) { return static_cast<W>(s[d]); }) / static_cast<W>(D);
     }
     const W centre = mean;
-#pragma omp simd reduction(+ : squares)
-    for (int64_t d = 0; d < D; ++d) {
+    const W squares = lane_sum<W>(D, [=](int64_t d) {
       const W x = static_cast<W>(s[d]) - centre;
-      squares += x * x;
-    }
+      return x * x;
+    });
     rstd = 1 / std::sqrt(squares / static_cast<W>(D) + static_cast<W>(eps));
   }
 };
