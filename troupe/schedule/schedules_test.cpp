@@ -1,0 +1,152 @@
+#include "troupe/schedule/schedules.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "troupe/core/check.h"
+#include "troupe/schedule/text.h"
+#include "troupe/schedule/verify.h"
+
+namespace troupe {
+namespace {
+
+Schedule accumulate(StepWork work) {
+  return build_schedule(Accumulate{}, work);
+}
+
+bool names(const std::vector<std::string>& faults, const std::string& what) {
+  return std::any_of(faults.begin(), faults.end(), [&](const std::string& fault) {
+    return fault.find(what) != std::string::npos;
+  });
+}
+
+TEST(Schedules, AccumulateIsTheGoldenText) {
+  EXPECT_EQ(to_text(accumulate({.chunks = 3, .microbatches = 2})),
+            "0: F0.0 F1.0 F2.0 B2.0 B1.0 B0.0 F0.1 F1.1 F2.1 B2.1 B1.1 B0.1 U\n");
+  EXPECT_EQ(to_text(accumulate({.chunks = 3, .recomputed = {1}, .snapshot = true})),
+            "0: F0.0 L1.0 F2.0 B2.0 F1.0 B1.0 B0.0 U P\n");
+}
+
+TEST(Schedules, AccumulateIsSoundOverASweep) {
+  for (int chunks : {1, 2, 5, 18}) {
+    for (int microbatches : {1, 3, 16}) {
+      for (int recomputed = 0; recomputed <= chunks; ++recomputed) {
+        StepWork work{.chunks = chunks, .microbatches = microbatches};
+        for (int c = 0; c < recomputed; ++c) work.recomputed.push_back(c);
+        const Schedule schedule = accumulate(work);
+        EXPECT_TRUE(schedule_faults(schedule, work).empty());
+        EXPECT_EQ(parse_schedule(to_text(schedule)), schedule);
+      }
+    }
+  }
+}
+
+TEST(Schedules, RecomputedChunksKeepTheirInputAlone) {
+  const PeakLive none = peak_live(accumulate({.chunks = 5, .microbatches = 4})[0]);
+  EXPECT_EQ(none.graphs, 5);
+  EXPECT_EQ(none.inputs, 0);
+  const PeakLive most =
+      peak_live(accumulate({.chunks = 5, .microbatches = 4, .recomputed = {1, 2, 3}})[0]);
+  EXPECT_EQ(most.graphs, 2);  // the first chunk, and the block that is computed again
+  EXPECT_EQ(most.inputs, 3);
+}
+
+TEST(Schedules, AccumulateRefusesASecondRank) {
+  EXPECT_THROW(accumulate({.chunks = 2, .ranks = 2}), Error);
+}
+
+// Two stages, one forward and one backward at a time: what a further builder will make.
+constexpr std::string_view kPipeline =
+    "0: F0.0 S1.0>1 F0.1 S1.1>1 R1.0<1 B0.0 R1.1<1 B0.1 U\n"
+    "1: R1.0<0 F1.0 B1.0 S1.0>0 R1.1<0 F1.1 I1.1 S1.1>0 W1.1 U\n";
+constexpr StepWork pipeline_work() {
+  return {.chunks = 2, .microbatches = 2, .ranks = 2};
+}
+
+TEST(Verify, AcceptsAPipeline) {
+  const StepWork work = pipeline_work();
+  EXPECT_EQ(schedule_faults(parse_schedule(kPipeline), work), std::vector<std::string>{});
+}
+
+TEST(Verify, AcceptsReplicasWithShardedParameters) {
+  const StepWork work{.chunks = 1, .microbatches = 1, .ranks = 2};
+  const std::string list = " G0 F0.0 B0.0 X0 A0@2 U0@4\n";
+  EXPECT_EQ(schedule_faults(parse_schedule("0:" + list + "1:" + list), work),
+            std::vector<std::string>{});
+}
+
+TEST(Verify, FindsEveryMissingAction) {
+  const StepWork work = pipeline_work();
+  const Schedule whole = parse_schedule(kPipeline);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    for (size_t i = 0; i < whole[rank].size(); ++i) {
+      Schedule cut = whole;
+      cut[rank].erase(cut[rank].begin() + static_cast<int64_t>(i));
+      EXPECT_FALSE(schedule_faults(cut, work).empty()) << to_text(cut);
+    }
+  }
+}
+
+TEST(Verify, FindsEveryRepeatedAction) {
+  const StepWork work = pipeline_work();
+  const Schedule whole = parse_schedule(kPipeline);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    for (size_t i = 0; i < whole[rank].size(); ++i) {
+      Schedule twice = whole;
+      twice[rank].insert(twice[rank].begin() + static_cast<int64_t>(i), whole[rank][i]);
+      EXPECT_FALSE(schedule_faults(twice, work).empty()) << to_text(twice);
+    }
+  }
+}
+
+TEST(Verify, FindsADeadlock) {
+  const Schedule schedule = parse_schedule(
+      "0: R1.0<1 F0.0 S1.0>1 B0.0 U\n"
+      "1: R1.0<0 F1.0 B1.0 S1.0>0 U\n");
+  const auto faults = schedule_faults(schedule, {.chunks = 2, .microbatches = 1, .ranks = 2});
+  EXPECT_TRUE(names(faults, "rank 0, position 0 (R1.0<1): waits for ever"));
+  EXPECT_TRUE(names(faults, "rank 1, position 0 (R1.0<0): waits for ever"));
+}
+
+TEST(Verify, FindsTransfersInAnotherOrder) {
+  const Schedule schedule = parse_schedule(
+      "0: F0.0 F0.1 S1.1>1 S1.0>1 R1.0<1 B0.0 R1.1<1 B0.1 U\n"
+      "1: R1.0<0 F1.0 B1.0 S1.0>0 R1.1<0 F1.1 B1.1 S1.1>0 U\n");
+  EXPECT_TRUE(names(schedule_faults(schedule, pipeline_work()), "another value than the next"));
+}
+
+TEST(Verify, FindsWhatIsWrongWithOneList) {
+  const StepWork one{.chunks = 1};
+  const auto faults = [&](std::string_view text) {
+    return schedule_faults(parse_schedule(text), one);
+  };
+  EXPECT_TRUE(faults("0: F0.0 B0.0 U").empty());
+  EXPECT_TRUE(names(faults("0: B0.0 F0.0 U"), "no forward before it"));
+  EXPECT_TRUE(names(faults("0: F0.0 U B0.0"), "before chunk 0's last backward"));
+  EXPECT_TRUE(names(faults("0: F0.0 B0.0 U A0"), "reduced after its update"));
+  EXPECT_TRUE(names(faults("0: F0.0 A0 B0.0 U"), "reduced before its last backward"));
+  EXPECT_TRUE(names(faults("0: F0.0 B0.0@1 U"), "waits for position 1"));
+  EXPECT_TRUE(names(faults("0: F0.1 B0.0 U"), "no such microbatch"));
+  EXPECT_TRUE(names(faults("0: F1.0 B0.0 U"), "no such chunk"));
+  EXPECT_TRUE(names(faults("0: G0 X0 F0.0 B0.0 U"), "not gathered"));
+  EXPECT_TRUE(names(faults("0: G0 F0.0 B0.0 U"), "never freed"));
+  EXPECT_TRUE(names(faults("0: F0.0 L0.0 B0.0 U"), "a light forward comes first"));
+  EXPECT_TRUE(names(faults("0: F0.0 W0.0 U"), "follows the input half"));
+}
+
+TEST(Verify, ReplicasMustReduce) {
+  const StepWork work{.chunks = 1, .microbatches = 1, .ranks = 2};
+  const auto faults = schedule_faults(parse_schedule("0: F0.0 B0.0 A0 U\n1: F0.0 B0.0 U\n"), work);
+  EXPECT_TRUE(names(faults, "chunk 0 runs on 2 ranks and is not reduced on each"));
+}
+
+TEST(Text, RefusesWhatIsNoSchedule) {
+  for (const std::string text :
+       {"F0.0", "1: F0.0", "0: Q0", "0: F0.", "0: S1.0<1", "0: F0.0@", "0: F01", "0: F0x"}) {
+    EXPECT_THROW(parse_schedule(text), Error) << text;
+  }
+}
+
+}  // namespace
+}  // namespace troupe

@@ -1,0 +1,18 @@
+// The one text form of schedules, for golden tests, diffs and messages. A line a rank:
+//   0: F0.0 F1.0 S2.0>1 R2.0<1 B1.0@4 B0.0 U
+// letter, chunk, ".microbatch", ">peer" or "<peer", "@" and the positions that it waits for.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "troupe/schedule/action.h"
+
+namespace troupe {
+
+std::string to_text(const Action& action);
+std::string to_text(const Schedule& schedule);
+// The inverse, bit for bit; throws E2005 naming line and word.
+Schedule parse_schedule(std::string_view text);
+
+}  // namespace troupe
