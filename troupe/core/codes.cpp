@@ -28,6 +28,12 @@ std::string_view explain(Code code) {
              "quote it for the shell where it has spaces or brackets.";
     case Code::kNoRecipe:
       return "The recipe cannot be read. The message holds the system's reason.";
+    case Code::kBadRunFolder:
+      return "The run's folder cannot be made or written: its name is taken by a file, a folder "
+             "above is read-only, or a right is missing. Choose another checkpoint.dir.";
+    case Code::kBadFaultPoint:
+      return "TROUPE_FAULT, which makes faults for tests, does not read: it is "
+             "point[#n][@rank][:step]=action, several joined by \";\". Unset it for a real run.";
     case Code::kUnreadableData:
       return "A file of the data set or the tokenizer cannot be opened or read, or is not a "
              "regular "
@@ -39,6 +45,37 @@ std::string_view explain(Code code) {
       return "A file of a checkpoint or a model folder cannot be opened or read, or is not a "
              "regular file. An older checkpoint of the same run may be intact: see `troupe "
              "inspect`.";
+    case Code::kNoCheckpoint:
+      return "There is no complete checkpoint where one has to be: no folder step-N whose "
+             "manifest.json is whole and whose files have their sizes. The message lists the steps "
+             "that were passed over and why. A copy that is still under way looks like this too.";
+    case Code::kBadModelFile:
+      return "A model file is not valid safetensors, or a folder of such files does not agree with "
+             "its index. It is refused before anything is allocated. Copy or download it again; "
+             "compare its size and checksum with the source's.";
+    case Code::kDamagedCheckpoint:
+      return "The bytes of a checkpoint are not those that were written: a checksum differs, or a "
+             "shard belongs to another step or run. The message names file and tensor. An older "
+             "step may be intact: checkpoint.resume: auto goes back to it by itself.";
+    case Code::kStateMismatch:
+      return "A checkpoint and the model or optimizer differ in names, shapes or element types; "
+             "the message lists all of them. Load with the recipe that the run was started with, "
+             "or waive names in checkpoint.waive_missing and checkpoint.waive_unused.";
+    case Code::kOtherRun:
+      return "The recipe or the data changed in a way that would make the resumed run another one. "
+             "The message lists what was saved and what is now. Undo the change, or start anew "
+             "with checkpoint.init_from, which takes the weights alone.";
+    case Code::kForeignCheckpoint:
+      return "The folder is a checkpoint of another program, in a format that needs Python's "
+             "pickle, which can run any code and is never opened here. The message says how to "
+             "turn it into safetensors.";
+    case Code::kBadModelConfig:
+      return "A config.json names an architecture or a setting that is not supported, or does not "
+             "agree with the tensors beside it. The message names key, value and what is "
+             "supported. A setting that would change the mathematics is never ignored.";
+    case Code::kOtherFormat:
+      return "The checkpoint was written by a newer version, in a format that this one does not "
+             "know. Use at least the version that the message names.";
     case Code::kNoSpace:
       return "The disk or the user's quota is full. The message says how many bytes were needed "
              "and "
@@ -55,6 +92,10 @@ std::string_view explain(Code code) {
       return "A CUDA call or kernel failed. The message names the call and CUDA's reason. A "
              "kernel's fault may surface at a later call: build with TROUPE_SYNC_LAUNCHES to see "
              "where it began.";
+    case Code::kFolderInUse:
+      return "Another process writes to the same run folder: two runs would overwrite each other. "
+             "The message names its process and machine. Wait for it, stop it, or choose another "
+             "checkpoint.dir.";
     case Code::kBrokenContract:
       return "A function of Troupe was called with arguments outside its contract. Reached through "
              "the program `troupe` this is a bug of ours: please report the message. From your own "

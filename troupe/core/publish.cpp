@@ -96,6 +96,9 @@ int Fs::rename_new(const std::string& from, const std::string& to) {
   if (::lstat(to.c_str(), &info) == 0) return errno = EEXIST, -1;
   return ::rename(from.c_str(), to.c_str());
 }
+int Fs::exchange(const std::string& a, const std::string& b) {
+  return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE);
+}
 int Fs::unlink(const std::string& path) {
   return ::unlink(path.c_str());
 }

@@ -31,6 +31,7 @@ class Fs {
   virtual int close(int fd);
   virtual int rename(const std::string& from, const std::string& to);      // replaces `to`
   virtual int rename_new(const std::string& from, const std::string& to);  // EEXIST if there is one
+  virtual int exchange(const std::string& a, const std::string& b);  // each gets the other's name
   virtual int unlink(const std::string& path);
   virtual int mkdir(const std::string& path);
   virtual int rmdir(const std::string& path);

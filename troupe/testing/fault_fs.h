@@ -43,6 +43,9 @@ class FaultFs : public Fs {
   int rename_new(const std::string& from, const std::string& to) override {
     return hit("rename_new " + from + ' ' + to) ? -1 : Fs::rename_new(from, to);
   }
+  int exchange(const std::string& a, const std::string& b) override {
+    return hit("exchange " + a + ' ' + b) ? -1 : Fs::exchange(a, b);
+  }
   int unlink(const std::string& path) override {
     return hit("unlink " + path) ? -1 : Fs::unlink(path);
   }

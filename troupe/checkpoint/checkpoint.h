@@ -1,0 +1,139 @@
+// Checkpoints, as the trainer uses them. A step is a folder RUN/step-001200 that appears whole or
+// not at all and is never changed: docs/RELIABILITY.md. It holds tensors in global coordinates, so
+// any parallel layout loads what any other saved.
+//
+//   CheckpointState state;                           // built once: it points at the live tensors
+//   state.add("model." + name, param);               // and add_like() for moments and masters
+//   Saver saver(config, run_id, peers, log);
+//   saver.save(state, {.step = step, .scalars = json});   // at an interval
+//   saver.wait();                                    // at the end: throws what went wrong
+//
+//   if (auto loaded = resume(config, state, options)) read_config(loaded->manifest.scalars, ...);
+//
+// Any number of ranks: all of them make the same calls in the same order. Each writes the boxes
+// that it owns, and rank 0 the manifest, once all have written.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "troupe/checkpoint/box.h"
+#include "troupe/checkpoint/config.h"
+#include "troupe/checkpoint/find_resume.h"
+#include "troupe/checkpoint/peers.h"
+#include "troupe/core/fault.h"
+#include "troupe/core/log.h"
+#include "troupe/core/publish.h"
+#include "troupe/dist/param.h"
+
+namespace troupe {
+
+// The ranks that hold the same box: `index` is this one's place among `count`. One of them, spread
+// by name, owns it and writes it; all of them read it.
+struct Replica {
+  int64_t index = 0;
+  int64_t count = 1;
+};
+
+// The tensors of a run under global names. It holds references: what is saved or loaded is what the
+// tensors are then. A tensor must be contiguous and may be on any device.
+class CheckpointState {
+ public:
+  struct Part {
+    TensorBox tensor;
+    at::Tensor value;  // flat, of the box's number of elements
+    bool owned;        // this rank writes it
+  };
+
+  // A parameter's local box; one entry an expert where it is per expert.
+  void add(const std::string& name, const Param& p, Replica replica = {});
+  // Something of the same box, such as a moment: `value` has the parameter's local elements.
+  void add_like(const std::string& name, const Param& p, const at::Tensor& value,
+                Replica replica = {});
+  // A tensor that all `replica.count` ranks hold whole.
+  void add_whole(const std::string& name, const at::Tensor& value, Replica replica = {});
+  void add_box(const std::string& name, const Box& box, const at::Tensor& value,
+               Replica replica = {});
+
+  const std::vector<Part>& parts() const { return parts_; }
+  int64_t owned_bytes() const;  // what a save of this rank writes
+
+ private:
+  std::vector<Part> parts_;
+};
+
+struct SaveInfo {
+  int64_t step = 0;
+  std::string scalars = "{}";  // the trainer's counters, cursors, ...: one JSON object
+  // What must not differ when the run goes on: ("data.train", hash), ("model.moe.experts", "8").
+  Fingerprint fingerprint = {};
+  bool bad = false;                  // NaN in the weights: kept apart, never resumed by itself
+  bool force = false;                // replaces the same step, if it is there
+  std::optional<double> score = {};  // validation loss, for keep_best
+};
+
+struct SaveResult {
+  int64_t step = 0;
+  std::string folder;
+  std::string skipped;       // why, if nothing was written
+  int64_t bytes = 0;         // written by this rank
+  double stall_seconds = 0;  // that the caller of save() waited
+  double write_seconds = 0;
+};
+
+class Saver {
+ public:
+  // Makes the run folder if it must (E2008 if it cannot be), takes its lock (E7005 if another run
+  // holds it) and clears what a killed save left. `fs` and `faults` outlive the saver.
+  Saver(CheckpointConfig config, std::string run_id, Peers peers, Log log, Fs& fs,
+        const Faults& faults);
+  ~Saver();  // waits for what is being written; its error, if not asked for, is logged
+
+  // With `background` returns when the state is copied, else when the step is published. One save
+  // is in flight: with another one it waits, or returns false. Throws what an earlier save met,
+  // once. A full disk under `when_full: retry` is a warning and no error.
+  bool save(const CheckpointState& state, const SaveInfo& info);
+  bool busy() const;
+  std::vector<SaveResult> take_results();  // of the saves that have ended since the last call
+  void wait();
+  // Drops the save in flight, if it is not yet published: a second signal came.
+  void abandon();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+struct LoadOptions {
+  std::vector<std::string> waive_missing = {};  // in the state, not in the checkpoint: left alone
+  std::vector<std::string> waive_unused = {};   // in the checkpoint, not in the state
+  bool cast = false;
+  bool strict = false;
+  int64_t buffer_bytes = int64_t{64} << 20;  // at most, beside the tensors; for each thread
+  int threads = 4;
+};
+
+struct Loaded {
+  ResumePoint point;
+  int64_t bytes_read = 0;
+  double seconds = 0;
+  std::vector<std::string> notes;  // casts, NaN counts, waived names: lines for the log
+};
+
+// Fills the state from a checkpoint, each byte checked against its checksum. All missing, unused,
+// reshaped and retyped names are one Error (E4005).
+Loaded load(const std::string& folder, const CheckpointState& state, const LoadOptions& options,
+            const Peers& peers, const Faults& faults);
+
+// find_resume() and load(), for `auto` going on to an older step where one is damaged, with a note.
+// Nothing: a fresh start.
+std::optional<Loaded> resume(const CheckpointConfig& config, const CheckpointState& state,
+                             const Fingerprint& now, const Peers& peers, const Faults& faults);
+
+}  // namespace troupe

@@ -1,0 +1,23 @@
+// The ranks that save and load together. One function is all that is asked of a network.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace troupe {
+
+struct Peers {
+  int rank = 0;
+  int world = 1;
+  // Each rank gives a text and gets all of them in rank order. Used from one thread at a time,
+  // which may be a background thread: it must not meet the collectives of a training step. Throws
+  // where a rank is lost. Absent in a world of one.
+  std::function<std::vector<std::string>(const std::string& mine)> all_gather = {};
+
+  std::vector<std::string> gather(const std::string& mine) const {
+    return world == 1 ? std::vector{mine} : all_gather(mine);
+  }
+};
+
+}  // namespace troupe
