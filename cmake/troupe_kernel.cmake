@@ -4,7 +4,7 @@
 #   <name>.h          the API, the maths, the shapes
 #   <name>.cpp        the contract and the double-precision reference
 #   <name>_cpu.cpp    the CPU path (absent where ops/ runs it through ATen)
-#   <name>.cu         the CUDA kernels and their launcher
+#   <name>.cu         the CUDA kernels and their launcher (absent where a kernel is the CPU's own)
 #   <name>_test.cpp   the tests, over all paths
 #   <name>_bench.cpp  the benchmark
 # CPU and CUDA name further files of the folder; NEEDS names kernels whose headers are used;
@@ -27,7 +27,7 @@ function(troupe_kernel name)
   set_property(GLOBAL APPEND PROPERTY troupe_kernel_targets kernel_${name})
   set(libraries kernel_${name})
 
-  if(TROUPE_CUDA)
+  if(TROUPE_CUDA AND EXISTS ${dir}/${name}.cu)
     set(cuda ${name}.cu ${arg_CUDA})
     list(TRANSFORM cuda PREPEND ${dir}/)
     add_library(kernel_${name}_cuda STATIC ${cuda})

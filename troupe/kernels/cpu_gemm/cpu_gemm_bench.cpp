@@ -1,0 +1,42 @@
+// The products of an expert with 512 rows, at the shapes of docs/BENCH.md: M, N, K, a transposed, b
+// transposed. On one core.
+#include <benchmark/benchmark.h>
+
+#include <vector>
+
+#include "troupe/kernels/cpu_gemm/cpu_gemm.h"
+
+namespace troupe {
+namespace {
+
+void cpu(benchmark::State& state) {
+  const int64_t m = state.range(0), n = state.range(1), k = state.range(2);
+  const bool a_t = state.range(3) != 0, b_t = state.range(4) != 0;
+  const std::vector<float> a(m * k, 1e-3f), b(n * k, 1e-3f);
+  std::vector<float> c(m * n), scratch(kCpuGemmScratch);
+  const CpuGemm args{.m = m,
+                     .n = n,
+                     .k = k,
+                     .a = {a.data(), a_t ? m : k, a_t},
+                     .b = {b.data(), b_t ? k : n, b_t},
+                     .c = c.data(),
+                     .ldc = n};
+  for (auto _ : state) cpu_gemm_cpu(args, scratch.data());
+  state.counters["flops"] = benchmark::Counter(
+      static_cast<double>(state.iterations() * flops(args)), benchmark::Counter::kIsRate);
+}
+BENCHMARK(cpu)
+    ->Args({2048, 2048, 2048, 0, 0})
+    ->Args({512, 3584, 512, 0, 1})
+    ->Args({512, 512, 1792, 0, 1})
+    ->Args({512, 1792, 512, 0, 0})
+    ->Args({512, 512, 3584, 0, 0})
+    ->Args({3584, 512, 512, 1, 0})
+    ->Args({512, 512, 512, 0, 1})
+    ->Args({512, 512, 512, 1, 0})
+    ->Args({256, 128, 256, 0, 1})
+    ->Args({256, 64, 256, 1, 0})
+    ->Unit(benchmark::kMicrosecond);
+
+}  // namespace
+}  // namespace troupe
