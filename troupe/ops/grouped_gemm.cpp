@@ -17,7 +17,7 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t kTaskRows = 256;  // of the result: the same tasks for any number of threads
+constexpr int64_t kTaskRows = 512;  // of the result: the same tasks for any number of threads
 
 // CPU products run in float or double.
 bool needs_f32(const at::Tensor& x) {
@@ -54,16 +54,17 @@ void multiply_rows(const GroupedGemm& x) {
   const auto c = x.c.as<T>();
   const std::vector<RowTask> tasks = row_tasks(x);
   const int64_t stride = x.transpose_b ? c.cols : a.cols;  // rows of b for an expert
-  run_tasks(static_cast<int64_t>(tasks.size()), [&](int64_t i, int64_t /*worker*/) {
+  WorkerScratch<T> scratch(kGemmScratch);
+  run_tasks(static_cast<int64_t>(tasks.size()), [&](int64_t i, int64_t worker) {
     const auto [e, row, rows] = tasks[i];
     gemm<T>({.m = rows,
              .n = c.cols,
              .k = a.cols,
              .a = operand(a, row, false),
              .b = operand(b, e * stride, x.transpose_b),
-             .beta = T(0),
              .c = c.row(row),
-             .ldc = c.ld});
+             .ldc = c.ld},
+            scratch.of(worker));
   });
 }
 
@@ -72,16 +73,17 @@ void sum_outer_products(const GroupedGemmWeight& x) {
   const auto a = x.a.as<T>(), b = x.b.as<T>();
   const auto c = x.c.as<T>();
   const int64_t across = ceil_div(a.cols, kTaskRows);
-  run_tasks(x.experts * across, [&](int64_t i, int64_t /*worker*/) {
+  WorkerScratch<T> scratch(kGemmScratch);
+  run_tasks(x.experts * across, [&](int64_t i, int64_t worker) {
     const int64_t e = i / across, first = i % across * kTaskRows, row = x.expert_offset[e];
     gemm<T>({.m = std::min(kTaskRows, a.cols - first),
              .n = c.cols,
              .k = x.expert_offset[e + 1] - row,
              .a = {a.row(row) + first, a.ld, true},
              .b = operand(b, row, false),
-             .beta = T(0),
              .c = c.row(e * a.cols + first),
-             .ldc = c.ld});
+             .ldc = c.ld},
+            scratch.of(worker));
   });
 }
 

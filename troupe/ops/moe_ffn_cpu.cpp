@@ -1,8 +1,8 @@
 #include "troupe/ops/moe_ffn_cpu.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
-#include <memory>
 #include <vector>
 
 #include "troupe/kernels/activation/activation.h"
@@ -13,9 +13,8 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t kBlockRows = 512;  // rows of a task: what BLAS packs of a weight serves them all
-constexpr int64_t kBlockColumns = 256;  // columns of a weight gradient's task
-constexpr int64_t kGatherRows = 2048;   // rows that a weight gradient gathers at a time
+constexpr int64_t kBlockRows =
+    512;  // rows of a task, or of a weight whose gradient a task computes
 
 struct Block {
   int64_t expert, begin, end;
@@ -32,32 +31,6 @@ std::vector<Block> row_blocks(const FfnProblem<T>& p) {
     }
   }
   return blocks;
-}
-
-// One block of memory a worker, reused for all its tasks.
-template <class T>
-class WorkerScratch {
- public:
-  explicit WorkerScratch(int64_t each) : each_(each), memory_(new T[task_workers() * each]) {}
-  T* of(int64_t worker) { return memory_.get() + worker * each_; }
-
- private:
-  int64_t each_;
-  std::unique_ptr<T[]> memory_;
-};
-
-// Rows [begin, begin + rows) of the packed order, columns [first, first + n).
-struct Part {
-  int64_t begin, rows, first, n;
-};
-
-// to[i, :] = from[row_src[begin + i], first : first + n]
-template <class T>
-void gather(const FfnProblem<T>& p, const T* from, const Part& part, T* to) {
-  const auto& [begin, rows, first, n] = part;
-  for (int64_t i = 0; i < rows; ++i, to += n) {
-    std::memcpy(to, from + p.row_src[begin + i] * p.width + first, n * sizeof(T));
-  }
 }
 
 template <class T>
@@ -121,12 +94,11 @@ void round_to(Dtype dtype, int64_t n, T* x) {
 }
 
 template <class T>
-void up_block(const FfnProblem<T>& p, const Block& b, T* x_block, T* hidden) {
-  const int64_t G = p.hidden_columns(), m = b.rows();
-  gather(p, p.x, {b.begin, m, 0, p.width}, x_block);
+void up_block(const FfnProblem<T>& p, const Block& b, T* hidden, T* scratch) {
+  const int64_t G = p.hidden_columns(), m = b.rows(), D = p.width;
   T* h = hidden + b.begin * G;
-  gemm<T>(
-      {m, G, p.width, {x_block, p.width}, {p.w1 + b.expert * G * p.width, p.width, true}, 0, h, G});
+  const Operand<T> x{p.x, D, false, p.row_src + b.begin}, w1{p.w1 + b.expert * G * D, D, true};
+  gemm<T>({m, G, D, x, w1, h, G}, scratch);
   if (p.b1 != nullptr) add_bias<T>(p.b1 + b.expert * G, m, G, nullptr, h);
   round_to(p.stored, m * G, h);
 }
@@ -137,13 +109,13 @@ template <class T>
 void moe_ffn_forward_cpu(const FfnProblem<T>& p, T* hidden, T* rows_D, T* out) {
   const std::vector<Block> blocks = row_blocks(p);
   const int64_t G = p.hidden_columns(), D = p.width, F = p.hidden;
-  WorkerScratch<T> scratch(kBlockRows * (D + F + 1));
+  WorkerScratch<T> scratch(kGemmScratch + kBlockRows * (F + 1));
   run_tasks(static_cast<int64_t>(blocks.size()), [&](int64_t i, int64_t worker) {
     const Block& b = blocks[i];
-    T* x_block = scratch.of(worker);
-    T* act = x_block + kBlockRows * D;
+    T* products = scratch.of(worker);
+    T* act = products + kGemmScratch;
     T* scores = act + kBlockRows * F;
-    up_block(p, b, x_block, hidden);
+    up_block(p, b, hidden, products);
     if (out == nullptr) return;
     scores_of(p, b, scores);
     activation_cpu({.h = read_view(hidden + b.begin * G, b.rows(), G),
@@ -152,7 +124,7 @@ void moe_ffn_forward_cpu(const FfnProblem<T>& p, T* hidden, T* rows_D, T* out) {
                     .kind = p.kind},
                    serial);
     T* y = rows_D + b.begin * D;
-    gemm<T>({b.rows(), D, F, {act, F}, {p.w2 + b.expert * D * F, F, true}, 0, y, D});
+    gemm<T>({b.rows(), D, F, {act, F}, {p.w2 + b.expert * D * F, F, true}, y, D}, products);
     if (p.b2 != nullptr) add_bias<T>(p.b2 + b.expert * D, b.rows(), D, scores, y);
   });
   if (out != nullptr) combine_rows(p, p.tokens, rows_D, out);
@@ -175,16 +147,15 @@ class RowsBackward {
                const FfnScratch<T>& scratch, const FfnGradients<T>& out)
       : p_(p), hidden_(hidden), grad_out_(grad_out), scratch_(scratch), out_(out) {}
 
-  int64_t scratch_size() const { return kBlockRows * (p_.width + p_.hidden + 2); }
+  int64_t scratch_size() const { return kGemmScratch + kBlockRows * (p_.hidden + 2); }
 
   void run(const Block& b, T* memory) const {
     const int64_t m = b.rows(), D = p_.width, F = p_.hidden, G = p_.hidden_columns();
-    T* grad_y = memory;
-    T* grad_act = grad_y + kBlockRows * D;
+    T* grad_act = memory + kGemmScratch;
     T* scores = grad_act + kBlockRows * F;
     T* grad_scores = scores + kBlockRows;
-    gather(p_, grad_out_, {b.begin, m, 0, D}, grad_y);
-    gemm<T>({m, F, D, {grad_y, D}, {p_.w2 + b.expert * D * F, F}, 0, grad_act, F});
+    const Operand<T> grad_y{grad_out_, D, false, p_.row_src + b.begin};
+    gemm<T>({m, F, D, grad_y, {p_.w2 + b.expert * D * F, F}, grad_act, F}, memory);
     scores_of(p_, b, scores);
     T* grad_h = scratch_.grad_hidden + b.begin * G;
     activation_backward_cpu({.h = read_view(hidden_ + b.begin * G, m, G),
@@ -195,19 +166,20 @@ class RowsBackward {
                              .u = write_view(scratch_.act + b.begin * F, m, F),
                              .kind = p_.kind},
                             serial);
-    store_score_gradients(b, grad_y, grad_scores);
+    store_score_gradients(b, grad_scores);
     if (out_.x == nullptr) return;
-    gemm<T>(
-        {m, D, G, {grad_h, G}, {p_.w1 + b.expert * G * D, D}, 0, scratch_.rows_D + b.begin * D, D});
+    const Operand<T> w1{p_.w1 + b.expert * G * D, D};
+    gemm<T>({m, D, G, {grad_h, G}, w1, scratch_.rows_D + b.begin * D, D}, memory);
   }
 
  private:
-  void store_score_gradients(const Block& b, const T* grad_y, const T* grad_scores) const {
+  void store_score_gradients(const Block& b, const T* grad_scores) const {
     if (out_.weights == nullptr) return;
     const int64_t D = p_.width;
     for (int64_t i = 0; i < b.rows(); ++i) {
       const int64_t slot = p_.row_slot[b.begin + i];
-      const T bias = p_.b2 == nullptr ? T(0) : row_product(grad_y + i * D, p_.b2 + b.expert * D, D);
+      const T* grad_y = grad_out_ + p_.row_src[b.begin + i] * D;
+      const T bias = p_.b2 == nullptr ? T(0) : row_product(grad_y, p_.b2 + b.expert * D, D);
       out_.weights[slot] = grad_scores[i] + bias;
     }
   }
@@ -219,9 +191,8 @@ class RowsBackward {
   const FfnGradients<T>& out_;
 };
 
-// A weight gradient's task: columns [first, first + n) of D, all rows of one expert, in fixed
-// order.
-//   dW1_e[:, cols] = dH_e^T x[row_src, cols]      dW2_e[cols, :] = dOut[row_src, cols]^T A_e
+// A weight gradient's task: rows [first, first + n) of a weight, all rows of its expert, in order.
+//   dW1_e = dH_e^T x[row_src]      dW2_e = dOut[row_src]^T A_e
 struct WeightTask {
   int64_t expert, first, n;
   bool of_w1;
@@ -234,38 +205,29 @@ class WeightsBackward {
                   const FfnGradients<T>& out)
       : p_(p), grad_out_(grad_out), scratch_(scratch), out_(out) {}
 
-  int64_t scratch_size() const { return kGatherRows * kBlockColumns; }
-
-  std::vector<WeightTask> tasks() const {
-    std::vector<WeightTask> all;
-    for (int64_t e = 0; e < p_.experts; ++e) {
-      for (int64_t d = 0; d < p_.width; d += kBlockColumns) {
-        const int64_t n = std::min(kBlockColumns, p_.width - d);
-        if (out_.w1 != nullptr) all.push_back({e, d, n, true});
-        if (out_.w2 != nullptr) all.push_back({e, d, n, false});
+  void add_tasks(int64_t e, std::vector<WeightTask>& all) const {
+    for (const bool of_w1 : {true, false}) {
+      if ((of_w1 ? out_.w1 : out_.w2) == nullptr) continue;
+      const int64_t rows = of_w1 ? p_.hidden_columns() : p_.width;
+      for (int64_t r = 0; r < rows; r += kBlockRows) {
+        all.push_back({e, r, std::min(kBlockRows, rows - r), of_w1});
       }
     }
-    return all;
   }
 
-  void run(const WeightTask& t, T* gathered) const {
+  // An expert without rows too: its gradient is written as zero (E2).
+  void run(const WeightTask& t, T* products) const {
     const int64_t D = p_.width, F = p_.hidden, G = p_.hidden_columns();
-    T* to = t.of_w1 ? out_.w1 + t.expert * G * D + t.first : out_.w2 + (t.expert * D + t.first) * F;
-    const int64_t begin = p_.expert_offset[t.expert], end = begin + p_.counts[t.expert];
-    int64_t r = begin;
-    do {  // Once even without rows: the gradient of an expert without tokens is written as zero
-          // (E2).
-      const int64_t rows = std::min(kGatherRows, end - r);
-      const T beta = r == begin ? T(0) : T(1);
-      gather(p_, t.of_w1 ? p_.x : grad_out_, {r, rows, t.first, t.n}, gathered);
-      if (t.of_w1) {
-        gemm<T>(
-            {G, t.n, rows, {scratch_.grad_hidden + r * G, G, true}, {gathered, t.n}, beta, to, D});
-      } else {
-        gemm<T>({t.n, F, rows, {gathered, t.n, true}, {scratch_.act + r * F, F}, beta, to, F});
-      }
-      r += rows;
-    } while (r < end);
+    const int64_t begin = p_.expert_offset[t.expert], rows = p_.counts[t.expert];
+    if (t.of_w1) {
+      const Operand<T> grad_h{scratch_.grad_hidden + begin * G + t.first, G, true};
+      T* to = out_.w1 + (t.expert * G + t.first) * D;
+      gemm<T>({t.n, D, rows, grad_h, {p_.x, D, false, p_.row_src + begin}, to, D}, products);
+    } else {
+      const Operand<T> grad_y{grad_out_ + t.first, D, true, p_.row_src + begin};
+      T* to = out_.w2 + (t.expert * D + t.first) * F;
+      gemm<T>({t.n, F, rows, grad_y, {scratch_.act + begin * F, F}, to, F}, products);
+    }
   }
 
   void bias_gradients(int64_t e) const {
@@ -290,23 +252,77 @@ class WeightsBackward {
   const FfnGradients<T>& out_;
 };
 
+// Counts what is still to be done before a task may begin.
+class Countdown {
+ public:
+  void add() { ++left_; }
+  void done() {
+    if (--left_ == 0) left_.notify_all();
+  }
+  void wait() const {
+    for (int64_t left = left_; left > 0; left = left_) left_.wait(left);
+  }
+
+ private:
+  std::atomic<int64_t> left_ = 0;
+};
+
+struct CountdownGuard {  // also when a task throws: nobody waits for ever
+  explicit CountdownGuard(Countdown& to) : countdown(to) {}
+  ~CountdownGuard() { countdown.done(); }
+  CountdownGuard(const CountdownGuard&) = delete;
+  CountdownGuard& operator=(const CountdownGuard&) = delete;
+  Countdown& countdown;
+};
+
+// All tasks of backward, in the order in which they are handed out: the weights of an expert right
+// after the next expert's rows. So dH and A are read while they are in the last cache, and whoever
+// waits for rows waits for tasks that others already have in hand.
+template <class T>
+struct TaskOrder {
+  struct Task {
+    bool is_weight;
+    size_t index;
+  };
+
+  TaskOrder(const FfnProblem<T>& p, const WeightsBackward<T>& gradients) : blocks(row_blocks(p)) {
+    size_t next = 0;
+    for (int64_t e = 0; e <= p.experts; ++e) {
+      for (; next < blocks.size() && blocks[next].expert == e; ++next)
+        tasks.push_back({false, next});
+      if (e > 0) gradients.add_tasks(e - 1, weights);
+      while (tasks.size() < next + weights.size()) tasks.push_back({true, tasks.size() - next});
+    }
+  }
+
+  std::vector<Block> blocks;
+  std::vector<WeightTask> weights;
+  std::vector<Task> tasks;
+};
+
 }  // namespace
 
 template <class T>
 void moe_ffn_backward_cpu(const FfnProblem<T>& p, const T* hidden, const T* grad_out,
                           const FfnScratch<T>& scratch, const FfnGradients<T>& out) {
-  const std::vector<Block> blocks = row_blocks(p);
-  const RowsBackward<T> rows(p, hidden, grad_out, scratch, out);
   if (out.weights != nullptr) std::fill_n(out.weights, p.tokens * p.choices, T(0));
-  WorkerScratch<T> row_scratch(rows.scratch_size());
-  run_tasks(static_cast<int64_t>(blocks.size()),
-            [&](int64_t i, int64_t worker) { rows.run(blocks[i], row_scratch.of(worker)); });
-
+  const RowsBackward<T> rows(p, hidden, grad_out, scratch, out);
   const WeightsBackward<T> weights(p, grad_out, scratch, out);
-  const std::vector<WeightTask> tasks = weights.tasks();
-  WorkerScratch<T> gathered(weights.scratch_size());
-  run_tasks(static_cast<int64_t>(tasks.size()),
-            [&](int64_t i, int64_t worker) { weights.run(tasks[i], gathered.of(worker)); });
+  const TaskOrder<T> order(p, weights);
+  std::vector<Countdown> missing(p.experts);
+  for (const Block& b : order.blocks) missing[b.expert].add();
+  WorkerScratch<T> memory(rows.scratch_size());
+  run_tasks(static_cast<int64_t>(order.tasks.size()), [&](int64_t i, int64_t worker) {
+    const auto [is_weight, index] = order.tasks[i];
+    if (is_weight) {
+      const WeightTask& task = order.weights[index];
+      missing[task.expert].wait();
+      weights.run(task, memory.of(worker));
+    } else {
+      const CountdownGuard done(missing[order.blocks[index].expert]);
+      rows.run(order.blocks[index], memory.of(worker));
+    }
+  });
   if (out.b1 != nullptr || out.b2 != nullptr) {
     run_tasks(p.experts, [&](int64_t e, int64_t) { weights.bias_gradients(e); });
   }

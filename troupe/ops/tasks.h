@@ -4,11 +4,24 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 namespace troupe {
 
 // Runs task(i, worker) for each i in [0, n) once; worker is in [0, task_workers()).
 void run_tasks(int64_t n, const std::function<void(int64_t i, int64_t worker)>& task);
 int64_t task_workers();
+
+// One block of memory a worker, reused for all its tasks; uninitialised.
+template <class T>
+class WorkerScratch {
+ public:
+  explicit WorkerScratch(int64_t each) : each_(each), memory_(new T[task_workers() * each]) {}
+  T* of(int64_t worker) { return memory_.get() + worker * each_; }
+
+ private:
+  int64_t each_;
+  std::unique_ptr<T[]> memory_;
+};
 
 }  // namespace troupe
