@@ -204,9 +204,9 @@ void cpu_gemm_cpu(const CpuGemm& args, float* scratch) {
     for (int64_t i = 0; !add && i < m; ++i) std::fill_n(c + i * ldc, n, 0.0f);
     return;
   }
-  constexpr int64_t kLine = 64;  // bytes
+  constexpr int64_t kLine = 64, kFloat = sizeof(float);
   const auto address = reinterpret_cast<intptr_t>(scratch);
-  float* b_panel = scratch + (round_up(address, kLine) - address) / sizeof(float);
+  float* b_panel = scratch + (round_up(address, kLine) - address) / kFloat;
   float* a_panels = b_panel + kTileCols * kBlockSum;
   const int64_t step = sum_block(k);
   for (int64_t i = 0; i < m; i += kBlockRows) {
