@@ -7,27 +7,23 @@
 #include <vector>
 
 #include "troupe/testing/backend.h"
+#include "troupe/testing/far_matrix.h"
 #include "troupe/testing/matrix.h"
-#include "troupe/testing/routed_rows.h"
+#include "troupe/testing/routed_cases.h"
 
 namespace troupe {
 namespace {
 
 using testing::Backend;
 using testing::Matrix;
+using testing::RoutedCase;
 using testing::RoutedRows;
 using testing::RoutedShape;
-
-struct Shape {
-  RoutedShape routed;
-  int64_t width;
-  int64_t pad;  // ld - width
-};
 
 enum class Addend { kNone, kSame, kF32 };
 
 struct Problem {
-  Problem(const Shape& s, Dtype dtype, Addend kind = Addend::kNone)
+  Problem(const RoutedCase::Shape& s, Dtype dtype, Addend kind = Addend::kNone)
       : rows(s.routed),
         addend_kind(kind),
         y(dtype, rows.rows, s.width, s.pad),
@@ -57,17 +53,8 @@ void run(Backend backend, const Combine& args) {
   testing::run(backend, args, combine_cpu, TROUPE_CUDA_PATH(combine_cuda));
 }
 
-struct Case {
-  Backend backend;
-  Dtype dtype;
-  Shape shape;
-};
-
-class CombineTest : public ::testing::TestWithParam<Case> {
+class CombineTest : public testing::RoutedTest {
  protected:
-  void SetUp() override {
-    if (!testing::available(GetParam().backend)) GTEST_SKIP() << "no GPU here";
-  }
   Problem problem(Addend kind = Addend::kNone) const {
     return {GetParam().shape, GetParam().dtype, kind};
   }
@@ -101,38 +88,7 @@ TEST_P(CombineTest, G4_RepeatsBitForBit) {
   }
 }
 
-constexpr Shape kShapes[] = {
-    {{.tokens = 0, .choices = 2, .experts = 3}, 8, 0},
-    {{.tokens = 1, .choices = 1, .experts = 1}, 1, 0},
-    {{.tokens = 5, .choices = 2, .experts = 3, .alignment = 4}, 3, 0},
-    {{.tokens = 33, .choices = 8, .experts = 8, .alignment = 16, .spare_rows = 5}, 64, 0},
-    {{.tokens = 17, .choices = 3, .experts = 60, .masked = 0.3}, 136, 8},
-    {{.tokens = 16, .choices = 4, .experts = 4, .spare_rows = 9, .masked = 0.1}, 40, 1},
-    {{.tokens = 7, .choices = 10, .experts = 16, .alignment = 2}, 2056, 0},
-    {{.tokens = 9, .choices = 61, .experts = 61, .masked = 0.8}, 24, 0},  // Expert choice.
-};
-
-std::vector<Case> cases_of(const std::vector<Dtype>& dtypes) {
-  std::vector<Case> cases;
-  for (Backend b : {Backend::kCpu, Backend::kCpuThreads, Backend::kCuda}) {
-    for (Dtype d : dtypes) {
-      if (b == Backend::kCuda && d == Dtype::kF64) continue;
-      for (const Shape& s : kShapes) cases.push_back({b, d, s});
-    }
-  }
-  return cases;
-}
-
-std::string case_name(const ::testing::TestParamInfo<Case>& info) {
-  const auto& [backend, dtype, s] = info.param;
-  return std::string(name(backend)) + "_" + name(dtype) + "_t" + std::to_string(s.routed.tokens) +
-         "_k" + std::to_string(s.routed.choices) + "_e" + std::to_string(s.routed.experts) + "_d" +
-         std::to_string(s.width) + "_ld" + std::to_string(s.width + s.pad);
-}
-INSTANTIATE_TEST_SUITE_P(All, CombineTest,
-                         ::testing::ValuesIn(cases_of({Dtype::kF32, Dtype::kBF16, Dtype::kF16,
-                                                       Dtype::kF64})),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(All, CombineTest, testing::routed_cases(), testing::routed_name);
 
 class CombineHalfTest : public CombineTest {};
 
@@ -149,8 +105,8 @@ TEST_P(CombineHalfTest, P2_IsWithinOnePlaceOfTheExactSumRoundedOnce) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CombineHalfTest,
-                         ::testing::ValuesIn(cases_of({Dtype::kBF16, Dtype::kF16})), case_name);
+INSTANTIATE_TEST_SUITE_P(All, CombineHalfTest, testing::routed_cases({Dtype::kBF16, Dtype::kF16}),
+                         testing::routed_name);
 
 class CombineCase : public ::testing::TestWithParam<Backend> {
  protected:
@@ -176,7 +132,7 @@ INSTANTIATE_TEST_SUITE_P(All, CombineCase,
                          testing::backend_name);
 
 TEST(Combine, RefusesWhatDoesNotFitThePlan) {
-  Problem p(kShapes[3], Dtype::kBF16, Addend::kSame);
+  Problem p(testing::kRoutedShape, Dtype::kBF16, Addend::kSame);
   Combine a = p.args(true);
   a.y.rows = a.plan.rows - 1;
   EXPECT_THROW(combine_cpu(a, serial), Error);
@@ -192,6 +148,20 @@ TEST(Combine, RefusesWhatDoesNotFitThePlan) {
   a = p.args(true);
   a.weights.dtype = Dtype::kBF16;
   EXPECT_THROW(combine_cpu(a, serial), Error);
+}
+
+// The last rows of y and of the result begin past element 2^31.
+TEST(Combine, E9_ElementOffsetsAre64Bit) {
+  Problem p(testing::kRoutedShape, Dtype::kBF16), want(testing::kRoutedShape, Dtype::kBF16);
+  combine_cpu(want.args(true), serial);
+  testing::FarMatrix y(p.y.rows(), p.y.cols()), out(p.out.rows(), p.out.cols());
+  testing::copy_into(y.mut(), p.y.view());
+  Combine a = p.args(true);
+  a.y = y.view();
+  a.out = out.mut();
+  combine_cpu(a, serial);
+  testing::copy_into(p.out.mut(), out.view());
+  EXPECT_TRUE(p.out.same_bits(want.out));
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
-#include <benchmark/benchmark.h>
-
 #include "troupe/kernels/cross_entropy/cross_entropy.h"
+#include "troupe/testing/bench.h"
 #include "troupe/testing/matrix.h"
 
 namespace troupe {
@@ -34,24 +33,17 @@ struct Problem {
   Matrix loss, lse, grad_loss;
 };
 
-template <class Args>
-void measure(benchmark::State& state, const Args& args, auto&& body) {
-  for (auto _ : state) body(args);
-  state.SetBytesProcessed(state.iterations() * bytes_moved(args));
-}
-
 void ref(benchmark::State& state) {
   Problem p(state);
-  measure(state, p.forward(), cross_entropy_ref);
+  testing::measure(state, p.forward(), cross_entropy_ref);
 }
 void cpu(benchmark::State& state) {
   Problem p(state);
-  measure(state, p.forward(), [](const CrossEntropy& a) { cross_entropy_cpu(a, serial); });
+  testing::measure_cpu(state, p.forward(), cross_entropy_cpu);
 }
 void cpu_backward(benchmark::State& state) {
   Problem p(state);
-  measure(state, p.backward(),
-          [](const CrossEntropyBackward& a) { cross_entropy_backward_cpu(a, serial); });
+  testing::measure_cpu(state, p.backward(), cross_entropy_backward_cpu);
 }
 
 void shapes(benchmark::internal::Benchmark* b) {
@@ -64,20 +56,14 @@ BENCHMARK(cpu_backward)->Apply(shapes);
 
 #ifdef TROUPE_CUDA
 void cuda(benchmark::State& state) {
-  if (!testing::available(testing::Backend::kCuda)) return state.SkipWithError("no GPU here");
+  if (testing::no_gpu(state)) return;
   Problem p(state);
-  measure(state, p.forward(), [](const CrossEntropy& a) {
-    cross_entropy_cuda(a, nullptr);
-    TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
-  });
+  testing::measure_cuda(state, p.forward(), cross_entropy_cuda);
 }
 void cuda_backward(benchmark::State& state) {
-  if (!testing::available(testing::Backend::kCuda)) return state.SkipWithError("no GPU here");
+  if (testing::no_gpu(state)) return;
   Problem p(state);
-  measure(state, p.backward(), [](const CrossEntropyBackward& a) {
-    cross_entropy_backward_cuda(a, nullptr);
-    TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
-  });
+  testing::measure_cuda(state, p.backward(), cross_entropy_backward_cuda);
 }
 BENCHMARK(cuda)->Args({4096, 50304, int(Dtype::kBF16)})->Unit(benchmark::kMicrosecond);
 BENCHMARK(cuda_backward)->Args({4096, 50304, int(Dtype::kBF16)})->Unit(benchmark::kMicrosecond);

@@ -1,6 +1,5 @@
-#include <benchmark/benchmark.h>
-
 #include "troupe/kernels/group_bias/group_bias.h"
+#include "troupe/testing/bench.h"
 #include "troupe/testing/matrix.h"
 
 namespace troupe {
@@ -33,24 +32,17 @@ struct Problem {
   Matrix x, bias, grad_bias;
 };
 
-template <class Args>
-void measure(benchmark::State& state, const Args& args, auto&& body) {
-  for (auto _ : state) body(args);
-  state.SetBytesProcessed(state.iterations() * bytes_moved(args));
-}
-
 void ref(benchmark::State& state) {
   Problem p(state);
-  measure(state, p.backward(), group_bias_backward_ref);
+  testing::measure(state, p.backward(), group_bias_backward_ref);
 }
 void cpu(benchmark::State& state) {
   Problem p(state);
-  measure(state, p.forward(), [](const GroupBias& a) { group_bias_cpu(a, serial); });
+  testing::measure_cpu(state, p.forward(), group_bias_cpu);
 }
 void cpu_backward(benchmark::State& state) {
   Problem p(state);
-  measure(state, p.backward(),
-          [](const GroupBiasBackward& a) { group_bias_backward_cpu(a, serial); });
+  testing::measure_cpu(state, p.backward(), group_bias_backward_cpu);
 }
 
 void shapes(benchmark::internal::Benchmark* b) {
@@ -63,20 +55,14 @@ BENCHMARK(cpu_backward)->Apply(shapes);
 
 #ifdef TROUPE_CUDA
 void cuda(benchmark::State& state) {
-  if (!testing::available(testing::Backend::kCuda)) return state.SkipWithError("no GPU here");
+  if (testing::no_gpu(state)) return;
   Problem p(state);
-  measure(state, p.forward(), [](const GroupBias& a) {
-    group_bias_cuda(a, nullptr);
-    TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
-  });
+  testing::measure_cuda(state, p.forward(), group_bias_cuda);
 }
 void cuda_backward(benchmark::State& state) {
-  if (!testing::available(testing::Backend::kCuda)) return state.SkipWithError("no GPU here");
+  if (testing::no_gpu(state)) return;
   Problem p(state);
-  measure(state, p.backward(), [](const GroupBiasBackward& a) {
-    group_bias_backward_cuda(a, nullptr);
-    TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
-  });
+  testing::measure_cuda(state, p.backward(), group_bias_backward_cuda);
 }
 BENCHMARK(cuda)->Args({65536, 64, 2048, int(Dtype::kBF16)})->Unit(benchmark::kMicrosecond);
 BENCHMARK(cuda_backward)->Args({65536, 64, 2048, int(Dtype::kBF16)})->Unit(benchmark::kMicrosecond);

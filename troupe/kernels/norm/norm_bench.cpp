@@ -1,6 +1,5 @@
-#include <benchmark/benchmark.h>
-
 #include "troupe/kernels/norm/norm.h"
+#include "troupe/testing/bench.h"
 #include "troupe/testing/matrix.h"
 
 namespace troupe {
@@ -42,23 +41,17 @@ struct Problem {
   Buffer<char> workspace;
 };
 
-template <class Args>
-void measure(benchmark::State& state, const Args& args, auto&& body) {
-  for (auto _ : state) body(args);
-  state.SetBytesProcessed(state.iterations() * bytes_moved(args));
-}
-
 void ref(benchmark::State& state) {
   Problem p(state);
-  measure(state, p.forward(), norm_ref);
+  testing::measure(state, p.forward(), norm_ref);
 }
 void cpu(benchmark::State& state) {
   Problem p(state);
-  measure(state, p.forward(), [](const Norm& a) { norm_cpu(a, serial); });
+  testing::measure_cpu(state, p.forward(), norm_cpu);
 }
 void cpu_backward(benchmark::State& state) {
   Problem p(state);
-  measure(state, p.backward(), [](const NormBackward& a) { norm_backward_cpu(a, serial); });
+  testing::measure_cpu(state, p.backward(), norm_backward_cpu);
 }
 
 void shapes(benchmark::internal::Benchmark* b) {
@@ -71,20 +64,14 @@ BENCHMARK(cpu_backward)->Apply(shapes);
 
 #ifdef TROUPE_CUDA
 void cuda(benchmark::State& state) {
-  if (!testing::available(testing::Backend::kCuda)) return state.SkipWithError("no GPU here");
+  if (testing::no_gpu(state)) return;
   Problem p(state);
-  measure(state, p.forward(), [](const Norm& a) {
-    norm_cuda(a, nullptr);
-    TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
-  });
+  testing::measure_cuda(state, p.forward(), norm_cuda);
 }
 void cuda_backward(benchmark::State& state) {
-  if (!testing::available(testing::Backend::kCuda)) return state.SkipWithError("no GPU here");
+  if (testing::no_gpu(state)) return;
   Problem p(state);
-  measure(state, p.backward(), [](const NormBackward& a) {
-    norm_backward_cuda(a, nullptr);
-    TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
-  });
+  testing::measure_cuda(state, p.backward(), norm_backward_cuda);
 }
 BENCHMARK(cuda)->Args({32768, 2048, int(Dtype::kBF16)})->Unit(benchmark::kMicrosecond);
 BENCHMARK(cuda_backward)->Args({32768, 2048, int(Dtype::kBF16)})->Unit(benchmark::kMicrosecond);

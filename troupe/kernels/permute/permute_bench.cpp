@@ -1,67 +1,32 @@
-#include <benchmark/benchmark.h>
-
-#include <random>
-
 #include "troupe/kernels/permute/permute.h"
-#include "troupe/testing/backend.h"
-#include "troupe/testing/routed_rows.h"
+#include "troupe/testing/routed_bench.h"
 
 namespace troupe {
 namespace {
 
-struct Problem {
-  explicit Problem(const benchmark::State& state)
-      : routed({.tokens = state.range(0), .choices = state.range(1), .experts = state.range(2)}),
-        width(state.range(3)),
-        rows(routed.rows * width),
-        tokens(routed.shape.tokens * width) {
-    // Random bits of moderate size: zeros would flatter a GPU.
-    std::mt19937 rng(7);
-    for (size_t i = 0; i < rows.size(); ++i) rows[i].bits = 0x3c00 | (rng() & 0x83ff);
-    for (size_t i = 0; i < tokens.size(); ++i) tokens[i].bits = 0x3c00 | (rng() & 0x83ff);
-  }
-  Permute args() {
-    const int64_t T = routed.shape.tokens;
-    return {.plan = routed.read<PlanRef>(),
-            .x = {tokens.data(), Dtype::kBF16, T, width, width},
-            .out = {rows.data(), Dtype::kBF16, routed.rows, width, width}};
-  }
-  testing::RoutedRows routed;
-  int64_t width;
-  testing::Buffer<BF16> rows, tokens;
+struct Problem : testing::RoutedBench {
+  using RoutedBench::RoutedBench;
+  Permute args() { return {.plan = routed.read<PlanRef>(), .x = tokens().read(), .out = rows()}; }
 };
 
-template <class Run>
-void measure(benchmark::State& state, const Run& run) {
-  Problem p(state);
-  for (auto _ : state) run(p.args());
-  state.SetBytesProcessed(state.iterations() * bytes_moved(p.args()));
-}
-
 void ref(benchmark::State& state) {
-  measure(state, permute_ref);
+  Problem p(state);
+  testing::measure(state, p.args(), permute_ref);
 }
 void cpu(benchmark::State& state) {
-  measure(state, [](const Permute& a) { permute_cpu(a, serial); });
+  Problem p(state);
+  testing::measure_cpu(state, p.args(), permute_cpu);
 }
-BENCHMARK(ref)->Args({512, 2, 8, 512})->Unit(benchmark::kMicrosecond);
-BENCHMARK(cpu)->Args({512, 2, 8, 512})->Args({2048, 8, 64, 2048})->Unit(benchmark::kMicrosecond);
+BENCHMARK(ref)->Apply(testing::routed_ref_shapes);
+BENCHMARK(cpu)->Apply(testing::routed_cpu_shapes);
 
 #ifdef TROUPE_CUDA
 void cuda(benchmark::State& state) {
-  if (!testing::available(testing::Backend::kCuda)) return state.SkipWithError("no GPU here");
-  constexpr int kRuns = 10;  // A wait a batch: the launches follow each other as in a step.
-  measure(state, [](const Permute& a) {
-    for (int i = 0; i < kRuns; ++i) permute_cuda(a, nullptr);
-    TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
-  });
-  state.SetBytesProcessed(state.bytes_processed() * kRuns);
+  if (testing::no_gpu(state)) return;
+  Problem p(state);
+  testing::measure_cuda(state, p.args(), permute_cuda, /*launches=*/10);
 }
-BENCHMARK(cuda)
-    ->Args({24576, 8, 128, 1536})
-    ->Args({32768, 8, 128, 4096})
-    ->Args({8192, 2, 8, 4096})
-    ->Unit(benchmark::kMicrosecond);
+BENCHMARK(cuda)->Apply(testing::routed_cuda_shapes);
 #endif
 
 }  // namespace

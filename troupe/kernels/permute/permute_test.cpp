@@ -7,25 +7,20 @@
 #include <vector>
 
 #include "troupe/testing/backend.h"
+#include "troupe/testing/far_matrix.h"
 #include "troupe/testing/matrix.h"
-#include "troupe/testing/routed_rows.h"
+#include "troupe/testing/routed_cases.h"
 
 namespace troupe {
 namespace {
 
 using testing::Backend;
 using testing::Matrix;
+using testing::RoutedCase;
 using testing::RoutedRows;
-using testing::RoutedShape;
-
-struct Shape {
-  RoutedShape routed;
-  int64_t width;
-  int64_t pad;  // ld - width
-};
 
 struct Problem {
-  Problem(const Shape& s, Dtype dtype)
+  Problem(const RoutedCase::Shape& s, Dtype dtype)
       : rows(s.routed),
         x(dtype, s.routed.tokens, s.width, s.pad),
         weights(wide(dtype), s.routed.tokens, s.routed.choices),
@@ -47,17 +42,8 @@ void run(Backend backend, const Permute& args) {
   testing::run(backend, args, permute_cpu, TROUPE_CUDA_PATH(permute_cuda));
 }
 
-struct Case {
-  Backend backend;
-  Dtype dtype;
-  Shape shape;
-};
-
-class PermuteTest : public ::testing::TestWithParam<Case> {
+class PermuteTest : public testing::RoutedTest {
  protected:
-  void SetUp() override {
-    if (!testing::available(GetParam().backend)) GTEST_SKIP() << "no GPU here";
-  }
   Problem problem() const { return {GetParam().shape, GetParam().dtype}; }
 };
 
@@ -99,38 +85,10 @@ TEST_P(PermuteTest, ClearsTheTailWhereAsked) {
   }
 }
 
-constexpr Shape kShapes[] = {
-    {{.tokens = 0, .choices = 2, .experts = 3}, 8, 0},
-    {{.tokens = 1, .choices = 1, .experts = 1}, 1, 0},
-    {{.tokens = 5, .choices = 2, .experts = 3, .alignment = 4}, 3, 0},
-    {{.tokens = 33, .choices = 8, .experts = 8, .alignment = 16, .spare_rows = 5}, 64, 0},
-    {{.tokens = 17, .choices = 3, .experts = 60, .masked = 0.3}, 136, 8},
-    {{.tokens = 16, .choices = 2, .experts = 4, .spare_rows = 9, .masked = 0.1}, 40, 1},
-    {{.tokens = 7, .choices = 4, .experts = 5, .alignment = 32}, 2056, 0},
-    {{.tokens = 40, .choices = 1, .experts = 4, .all_to_first = true}, 7, 2},
-};
-
-std::vector<Case> all_cases() {
-  std::vector<Case> cases;
-  for (Backend b : {Backend::kCpu, Backend::kCpuThreads, Backend::kCuda}) {
-    for (Dtype d : {Dtype::kF32, Dtype::kBF16, Dtype::kF16, Dtype::kF64}) {
-      if (b == Backend::kCuda && d == Dtype::kF64) continue;
-      for (const Shape& s : kShapes) cases.push_back({b, d, s});
-    }
-  }
-  return cases;
-}
-
-std::string case_name(const ::testing::TestParamInfo<Case>& info) {
-  const auto& [backend, dtype, s] = info.param;
-  return std::string(name(backend)) + "_" + name(dtype) + "_t" + std::to_string(s.routed.tokens) +
-         "_k" + std::to_string(s.routed.choices) + "_e" + std::to_string(s.routed.experts) + "_d" +
-         std::to_string(s.width) + "_ld" + std::to_string(s.width + s.pad);
-}
-INSTANTIATE_TEST_SUITE_P(All, PermuteTest, ::testing::ValuesIn(all_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(All, PermuteTest, testing::routed_cases(), testing::routed_name);
 
 TEST(Permute, RefusesOutputsTooSmallForTheBound) {
-  Problem p(kShapes[3], Dtype::kF32);
+  Problem p(testing::kRoutedShape, Dtype::kF32);
   Permute a = p.args(false);
   a.out.rows = a.plan.rows - 1;
   EXPECT_THROW(permute_cpu(a, serial), Error);
@@ -143,13 +101,28 @@ TEST(Permute, RefusesOutputsTooSmallForTheBound) {
 }
 
 TEST(Permute, RefusesWeightsOfAnotherTypeOrShape) {
-  Problem p(kShapes[3], Dtype::kF32);
+  Problem p(testing::kRoutedShape, Dtype::kF32);
   Permute a = p.args(true);
   a.weights.dtype = Dtype::kBF16;
   EXPECT_THROW(permute_cpu(a, serial), Error);
   a = p.args(true);
   a.weights.cols = 1;
   EXPECT_THROW(permute_cpu(a, serial), Error);
+}
+
+// The last rows of x and of the result begin past element 2^31.
+TEST(Permute, E9_ElementOffsetsAre64Bit) {
+  Problem p(testing::kRoutedShape, Dtype::kBF16), want(testing::kRoutedShape, Dtype::kBF16);
+  permute_ref(want.args(true));
+  testing::FarMatrix x(p.x.rows(), p.x.cols()), out(p.out.rows(), p.out.cols());
+  testing::copy_into(x.mut(), p.x.view());
+  testing::copy_into(out.mut(), p.out.view());
+  Permute a = p.args(true);
+  a.x = x.view();
+  a.out = out.mut();
+  permute_cpu(a, serial);
+  testing::copy_into(p.out.mut(), out.view());
+  EXPECT_TRUE(p.out.same_bits(want.out));
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
-#include <benchmark/benchmark.h>
-
 #include "troupe/kernels/quantize/quantize.h"
+#include "troupe/testing/bench.h"
 #include "troupe/testing/matrix.h"
 
 namespace troupe {
@@ -33,24 +32,18 @@ struct Problem {
   testing::Buffer<int64_t> saturated;
 };
 
-template <class Args>
-void measure(benchmark::State& state, const Args& args, auto&& body) {
-  for (auto _ : state) body(args);
-  state.SetBytesProcessed(state.iterations() * bytes_moved(args));
-}
-
 void ref(benchmark::State& state) {
   Problem p(state);
-  measure(state, p.forward(), quantize_ref);
+  testing::measure(state, p.forward(), quantize_ref);
 }
 void cpu(benchmark::State& state) {
   Problem p(state);
-  measure(state, p.forward(), [](const Quantize& a) { quantize_cpu(a, serial); });
+  testing::measure_cpu(state, p.forward(), quantize_cpu);
 }
 void cpu_back(benchmark::State& state) {
   Problem p(state);
   quantize_cpu(p.forward(), serial);
-  measure(state, p.backward(), [](const Dequantize& a) { dequantize_cpu(a, serial); });
+  testing::measure_cpu(state, p.backward(), dequantize_cpu);
 }
 BENCHMARK(ref)->Args({1 << 16, 8})->Unit(benchmark::kMicrosecond);
 BENCHMARK(cpu)->Args({1 << 22, 8})->Args({1 << 22, 4})->Unit(benchmark::kMicrosecond);
@@ -58,21 +51,15 @@ BENCHMARK(cpu_back)->Args({1 << 22, 8})->Args({1 << 22, 4})->Unit(benchmark::kMi
 
 #ifdef TROUPE_CUDA
 void cuda(benchmark::State& state) {
-  if (!testing::available(testing::Backend::kCuda)) return state.SkipWithError("no GPU here");
+  if (testing::no_gpu(state)) return;
   Problem p(state);
-  measure(state, p.forward(), [](const Quantize& a) {
-    quantize_cuda(a, nullptr);
-    TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
-  });
+  testing::measure_cuda(state, p.forward(), quantize_cuda);
 }
 void cuda_back(benchmark::State& state) {
-  if (!testing::available(testing::Backend::kCuda)) return state.SkipWithError("no GPU here");
+  if (testing::no_gpu(state)) return;
   Problem p(state);
   quantize_cuda(p.forward(), nullptr);
-  measure(state, p.backward(), [](const Dequantize& a) {
-    dequantize_cuda(a, nullptr);
-    TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
-  });
+  testing::measure_cuda(state, p.backward(), dequantize_cuda);
 }
 BENCHMARK(cuda)->Args({1 << 27, 8})->Args({1 << 27, 4})->Unit(benchmark::kMicrosecond);
 BENCHMARK(cuda_back)->Args({1 << 27, 8})->Args({1 << 27, 4})->Unit(benchmark::kMicrosecond);

@@ -7,25 +7,20 @@
 #include <vector>
 
 #include "troupe/testing/backend.h"
+#include "troupe/testing/far_matrix.h"
 #include "troupe/testing/matrix.h"
-#include "troupe/testing/routed_rows.h"
+#include "troupe/testing/routed_cases.h"
 
 namespace troupe {
 namespace {
 
 using testing::Backend;
 using testing::Matrix;
+using testing::RoutedCase;
 using testing::RoutedRows;
-using testing::RoutedShape;
-
-struct Shape {
-  RoutedShape routed;
-  int64_t width;
-  int64_t pad;  // ld - width
-};
 
 struct Problem {
-  Problem(const Shape& s, Dtype dtype)
+  Problem(const RoutedCase::Shape& s, Dtype dtype)
       : routed(s.routed),
         rows(dtype, routed.rows, s.width, s.pad),
         x(dtype, s.routed.tokens, s.width, s.pad),
@@ -48,17 +43,8 @@ void run(Backend backend, const SlotDot& args) {
   testing::run(backend, args, slot_dot_cpu, TROUPE_CUDA_PATH(slot_dot_cuda));
 }
 
-struct Case {
-  Backend backend;
-  Dtype dtype;
-  Shape shape;
-};
-
-class SlotDotTest : public ::testing::TestWithParam<Case> {
+class SlotDotTest : public testing::RoutedTest {
  protected:
-  void SetUp() override {
-    if (!testing::available(GetParam().backend)) GTEST_SKIP() << "no GPU here";
-  }
   Problem problem() const { return {GetParam().shape, GetParam().dtype}; }
 };
 
@@ -93,37 +79,10 @@ TEST_P(SlotDotTest, G4_RepeatsBitForBit) {
   }
 }
 
-constexpr Shape kShapes[] = {
-    {{.tokens = 0, .choices = 2, .experts = 3}, 8, 0},
-    {{.tokens = 1, .choices = 1, .experts = 1}, 1, 0},
-    {{.tokens = 5, .choices = 2, .experts = 3, .alignment = 4}, 3, 0},
-    {{.tokens = 33, .choices = 8, .experts = 8, .alignment = 16, .spare_rows = 5}, 64, 0},
-    {{.tokens = 17, .choices = 3, .experts = 60, .masked = 0.3}, 136, 8},
-    {{.tokens = 16, .choices = 4, .experts = 4, .spare_rows = 9, .masked = 0.1}, 40, 1},
-    {{.tokens = 7, .choices = 10, .experts = 16, .alignment = 2}, 2056, 0},
-};
-
-std::vector<Case> all_cases() {
-  std::vector<Case> cases;
-  for (Backend b : {Backend::kCpu, Backend::kCpuThreads, Backend::kCuda}) {
-    for (Dtype d : {Dtype::kF32, Dtype::kBF16, Dtype::kF16, Dtype::kF64}) {
-      if (b == Backend::kCuda && d == Dtype::kF64) continue;
-      for (const Shape& s : kShapes) cases.push_back({b, d, s});
-    }
-  }
-  return cases;
-}
-
-std::string case_name(const ::testing::TestParamInfo<Case>& info) {
-  const auto& [backend, dtype, s] = info.param;
-  return std::string(name(backend)) + "_" + name(dtype) + "_t" + std::to_string(s.routed.tokens) +
-         "_k" + std::to_string(s.routed.choices) + "_d" + std::to_string(s.width) + "_ld" +
-         std::to_string(s.width + s.pad);
-}
-INSTANTIATE_TEST_SUITE_P(All, SlotDotTest, ::testing::ValuesIn(all_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(All, SlotDotTest, testing::routed_cases(), testing::routed_name);
 
 TEST(SlotDot, RefusesWhatDoesNotFitThePlan) {
-  Problem p(kShapes[3], Dtype::kBF16);
+  Problem p(testing::kRoutedShape, Dtype::kBF16);
   SlotDot a = p.args();
   a.rows.rows = a.plan.rows - 1;
   EXPECT_THROW(slot_dot_cpu(a, serial), Error);
@@ -133,6 +92,20 @@ TEST(SlotDot, RefusesWhatDoesNotFitThePlan) {
   a = p.args();
   a.out.dtype = Dtype::kBF16;
   EXPECT_THROW(slot_dot_cpu(a, serial), Error);
+}
+
+// The last rows of both operands begin past element 2^31.
+TEST(SlotDot, E9_ElementOffsetsAre64Bit) {
+  Problem p(testing::kRoutedShape, Dtype::kBF16), want(testing::kRoutedShape, Dtype::kBF16);
+  slot_dot_cpu(want.args(), serial);
+  testing::FarMatrix rows(p.rows.rows(), p.rows.cols()), x(p.x.rows(), p.x.cols());
+  testing::copy_into(rows.mut(), p.rows.view());
+  testing::copy_into(x.mut(), p.x.view());
+  SlotDot a = p.args();
+  a.rows = rows.view();
+  a.x = x.view();
+  slot_dot_cpu(a, serial);
+  EXPECT_TRUE(p.out.same_bits(want.out));
 }
 
 }  // namespace
