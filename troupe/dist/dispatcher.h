@@ -50,10 +50,9 @@ struct Routed {
 };
 
 struct ExpertRows {
-  at::Tensor source_SD;   // what the experts read; plan.row_src points into it
-  at::Tensor scores_SK;   // the score of each slot of a source row
-  Plan plan;              // over the local experts; its tensors are on the device
-  int64_t row_bound = 0;  // the host's bound on the number of rows
+  at::Tensor source_SD;  // what the experts read; plan.row_src points into it
+  at::Tensor scores_SK;  // the score of each slot of a source row
+  Plan plan;             // over the local experts; its tensors are on the device
 };
 
 class Lease {

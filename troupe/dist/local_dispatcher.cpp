@@ -17,7 +17,6 @@ namespace {
 struct LocalLease : Lease {
   at::Tensor x_TD, source_SD, scores_SK, grad_SD;
   Plan plan;
-  int64_t row_bound = 0;
 };
 
 LocalLease& of(const Handle& handle) {
@@ -44,7 +43,7 @@ class LocalDispatcher : public Dispatcher {
 
   ExpertRows rows(const Handle& handle) override {
     const LocalLease& lease = of(handle);
-    return {lease.source_SD, lease.scores_SK, lease.plan, lease.row_bound};
+    return {lease.source_SD, lease.scores_SK, lease.plan};
   }
 
   at::Tensor combine(const Handle&, const at::Tensor& y_SD) override { return y_SD; }
@@ -71,7 +70,6 @@ class LocalDispatcher : public Dispatcher {
     lease.plan = routing_plan(ids_SK, {.experts = placement_.experts(),
                                        .alignment = routed.alignment,
                                        .capacity = routed.capacity});
-    lease.row_bound = lease.plan.row_src.size(0);
   }
 
   Placement placement_;

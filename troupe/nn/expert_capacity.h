@@ -1,12 +1,8 @@
 // Expert capacity (rules C1 to C6, C8): off by default, which is dropless.
 //
-//   C = min(n, max(min, ceil(factor n K / E - 1e-6))) assignments for each expert, per rank and
-//   microbatch; the others of an expert are dropped: their slots give 0, and the token's other
-//   weights stay as they are unless `renormalise`
-//   policy probs      an expert keeps those of largest weight (ties: lower token)
-//   policy position   those of lowest token
-//   pad               experts get exactly C rows; sizes are static, and pad rows add nothing
-// Losses, counts and biases use the choices before dropping. Off in evaluation unless asked.
+// How many an expert may take, which slots stay and what `renormalise` does: kernels/capacity.
+// `pad` gives experts exactly C rows; sizes are then static, and pad rows add nothing. Losses,
+// counts and biases use the choices before dropping. Off in evaluation unless asked.
 #pragma once
 
 #include <array>

@@ -10,18 +10,9 @@
 #include "troupe/kernels/row_scores/row_scores.h"
 #include "troupe/ops/moe_ffn_sm90.h"
 #include "troupe/ops/run.h"
-#include "troupe/ops/view.h"
 
 namespace troupe {
 namespace {
-
-MatRef flat_view(const at::Tensor& w, const char* name) {
-  return view(w.view({w.size(0) * w.size(1), w.size(2)}), name);
-}
-
-MutRef flat_out(const at::Tensor& w, const char* name) {
-  return mut_view(w.view({w.size(0) * w.size(1), w.size(2)}), name);
-}
 
 // One call: its operands dense, and the steps that both passes are made of.
 class CudaFfn {

@@ -1,10 +1,12 @@
-// The two paths of ops/moe_ffn behind one pair of functions: moe_ffn_cpu.cpp, moe_ffn_cuda.cpp.
+// The paths of ops/moe_ffn behind one pair of functions each: moe_ffn_cpu.cpp, moe_ffn_cuda.cpp and
+// moe_ffn_sm90.cpp.
 #pragma once
 
 #include <array>
 
 #include "troupe/kernels/activation/activation.h"
 #include "troupe/ops/moe_ffn.h"
+#include "troupe/ops/view.h"
 
 namespace troupe {
 
@@ -33,6 +35,14 @@ struct FfnForward {
 constexpr int kNumFfnGradients = 6;
 using FfnNeeds = std::array<bool, kNumFfnGradients>;
 using FfnGradTensors = std::array<at::Tensor, kNumFfnGradients>;
+
+// Weights [E, X, Y] as the matrix [E X, Y] that the grouped kernels take.
+inline MatRef flat_view(const at::Tensor& w, const char* name) {
+  return view(w.view({w.size(0) * w.size(1), w.size(2)}), name);
+}
+inline MutRef flat_out(const at::Tensor& w, const char* name) {
+  return mut_view(w.view({w.size(0) * w.size(1), w.size(2)}), name);
+}
 
 // With hidden_only, out stays undefined.
 FfnForward ffn_forward_cpu(const FfnCall& call, bool hidden_only);

@@ -7,14 +7,9 @@
 #include "troupe/kernels/combine/combine.h"
 #include "troupe/kernels/moe_sm90/moe_sm90.h"
 #include "troupe/ops/run.h"
-#include "troupe/ops/view.h"
 
 namespace troupe {
 namespace {
-
-MatRef flat_view(const at::Tensor& w, const char* name) {
-  return view(w.view({w.size(0) * w.size(1), w.size(2)}), name);
-}
 
 class Sm90Ffn {
  public:
@@ -58,7 +53,7 @@ class Sm90Ffn {
       launch(MoeUpGradSm90{.plan = plan_,
                            .x = view(x_, "moe_ffn: x"),
                            .grad_h = view(dH, "grad_hidden"),
-                           .grad_w1 = flat_out(out[2])},
+                           .grad_w1 = flat_out(out[2], "grad_w1")},
              &CudaKernels::moe_up_grad_sm90);
     }
     if (needs[4]) {
@@ -66,7 +61,7 @@ class Sm90Ffn {
       launch(MoeDownGradSm90{.plan = plan_,
                              .grad_out = view(dO, "moe_ffn: grad_out"),
                              .a = view(a, "act"),
-                             .grad_w2 = flat_out(out[4])},
+                             .grad_w2 = flat_out(out[4], "grad_w2")},
              &CudaKernels::moe_down_grad_sm90);
     }
     if (!needs[1]) out[1] = at::Tensor();
@@ -83,10 +78,6 @@ class Sm90Ffn {
 
   at::Tensor rows_of(int64_t columns) const {
     return at::empty({plan_.rows, columns}, x_.options());
-  }
-
-  static MutRef flat_out(const at::Tensor& w) {
-    return mut_view(w.view({w.size(0) * w.size(1), w.size(2)}), "weight gradient");
   }
 
   at::Tensor summed(const at::Tensor& rows) const {
