@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <utility>
+
 #include "troupe/ops/plan.h"
 
 namespace troupe {
@@ -15,5 +17,13 @@ struct PlanOptions {
 
 // ids int32 [T, K]; -1, or any id outside [0, E), has no row. No gradient, no wait for the device.
 Plan routing_plan(const at::Tensor& ids_TK, const PlanOptions& options);
+
+// The same with the plan's tiles of `height` rows, for kernels that take one tile a block.
+struct PlanTiles {
+  at::Tensor list;   // int32 [bound, 2]: (expert, first row); entries past `count` mean nothing
+  at::Tensor count;  // int32 [1]
+};
+std::pair<Plan, PlanTiles> routing_plan_tiles(const at::Tensor& ids_TK, int64_t height,
+                                              const PlanOptions& options);
 
 }  // namespace troupe

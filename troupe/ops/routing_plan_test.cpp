@@ -52,6 +52,24 @@ TEST_P(RoutingPlanOpTest, E16_IdsOfAnyStrides) {
 }
 TROUPE_ON_DEVICES(RoutingPlanOpTest);
 
+TEST_P(RoutingPlanOpTest, TilesCoverEachSegmentFromItsStart) {
+  const at::Tensor ids = testing::random_ids(50, 3, 7, 5).to(device().device());
+  const auto [plan, tiles] = routing_plan_tiles(ids, 8, {.experts = 7});
+  const Plan plain = routing_plan(ids, {.experts = 7});
+  EXPECT_TRUE(plan.row_slot.equal(plain.row_slot));
+  const at::Tensor offset = plan.expert_offset.cpu(), list = tiles.list.cpu();
+  int64_t at_tile = 0;
+  for (int64_t e = 0; e < 7; ++e) {
+    const auto end = offset[e + 1].item<int32_t>();
+    for (auto row = offset[e].item<int32_t>(); row < end; row += 8, ++at_tile) {
+      EXPECT_EQ(list[at_tile][0].item<int32_t>(), e);
+      EXPECT_EQ(list[at_tile][1].item<int32_t>(), row);
+    }
+  }
+  EXPECT_EQ(tiles.count.item<int32_t>(), at_tile);
+  TROUPE_EXPECT_REFUSAL(routing_plan_tiles(ids, 0, {.experts = 7}), "height must be above 0");
+}
+
 TEST(RoutingPlanOp, TracesWithoutData) {
   const at::Tensor ids = at::empty({10, 2}, at::TensorOptions().dtype(at::kInt).device(at::kMeta));
   const Plan plan = routing_plan(ids, {.experts = 4, .alignment = 8});
