@@ -6,6 +6,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
@@ -85,10 +86,18 @@ void validate(const ExpertsConfig& c, int64_t top_k) {
   require(bits_known(q.inputs) && bits_known(q.rematerialize) && bits_known(q.scatter),
           "quantize takes -1, 4 or 8 bits; it is inputs", q.inputs, "rematerialize",
           q.rematerialize, "scatter", q.scatter);
+  require(q.rematerialize == -1 || c.recompute != Recompute::kExpert, "quantize.rematerialize is",
+          q.rematerialize, "but recompute expert keeps no H; set one of them");
+  require((q.inputs == -1 && q.rematerialize == -1) || c.recompute != Recompute::kLayer,
+          "quantize changes what experts keep, but recompute layer keeps nothing of theirs");
   if (c.impl == ExpertsImpl::kGrouped) return;
-  require(c.recompute == Recompute::kNone || c.recompute == Recompute::kLayer,
-          "impl loop keeps what PyTorch's autograd keeps: recompute must be none or",
-          "layer, or impl grouped");
+  require(c.impl != ExpertsImpl::kBlockSparse || c.hidden % kExpertBlock == 0,
+          "impl block_sparse needs hidden to be a multiple of", kExpertBlock, "; it is", c.hidden,
+          "- impl grouped takes any");
+  require(
+      c.recompute == Recompute::kNone || c.recompute == Recompute::kLayer,
+      "impl loop and block_sparse keep what PyTorch's autograd keeps: recompute must be none or",
+      "layer, or impl grouped");
   require(q.inputs == -1 && q.rematerialize == -1, "quantize needs impl grouped");
 }
 
@@ -123,7 +132,7 @@ ExpertWeights Experts::weights() const {
   return w;
 }
 
-at::Tensor Experts::forward(const ExpertRows& given) const {
+ExpertsOutput Experts::forward(const ExpertRows& given) const {
   ExpertRows rows = given;
   if (config_.score_on_input) {  // X5: F(p x), then weight 1
     rows.source_SD = (given.source_SD * given.scores_SK).to(given.source_SD.scalar_type());
@@ -135,10 +144,14 @@ at::Tensor Experts::forward(const ExpertRows& given) const {
   options.hidden_bits = config_.quantize.rematerialize;
   const ExpertWeights w = weights();
   switch (config_.impl) {
-    case ExpertsImpl::kLoop: return loop_ffn(rows, w, options);
+    case ExpertsImpl::kLoop: return {loop_ffn(rows, w, options)};
+    case ExpertsImpl::kBlockSparse: return {block_sparse_ffn(rows, w, options)};
     case ExpertsImpl::kGrouped: break;
   }
-  return moe_ffn(rows.source_SD, rows.scores_SK, rows.plan, w, options);
+  if (options.input_bits >= 0 || options.hidden_bits >= 0) {
+    options.saturated = at::zeros({1}, rows.plan.counts.options());
+  }
+  return {moe_ffn(rows.source_SD, rows.scores_SK, rows.plan, w, options), options.saturated};
 }
 
 at::Tensor dense_ffn(const at::Tensor& x_TD, const ExpertWeights& weights,

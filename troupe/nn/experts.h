@@ -34,12 +34,19 @@ struct FfnForm {
 };
 
 enum class ExpertsImpl {
-  kGrouped,  // one fused operator, group sizes read on the device
-  kLoop,     // each expert by plain ATen: the reference; reads counts on the host
+  kGrouped,      // one fused operator, group sizes read on the device
+  kBlockSparse,  // products with a block-diagonal matrix; keeps more for backward than kGrouped
+  kLoop,         // each expert by plain ATen: the reference; reads counts on the host
 };
 constexpr auto names_of(ExpertsImpl) {
-  return std::array{Named{"grouped", ExpertsImpl::kGrouped}, Named{"loop", ExpertsImpl::kLoop}};
+  return std::array{Named{"grouped", ExpertsImpl::kGrouped},
+                    Named{"block_sparse", ExpertsImpl::kBlockSparse},
+                    Named{"loop", ExpertsImpl::kLoop}};
 }
+
+// Rows and columns of a block of kBlockSparse: each expert's rows are padded to whole blocks, and
+// `hidden` must be a multiple.
+constexpr int64_t kExpertBlock = 128;
 
 // What backward computes again (rule M2).
 enum class Recompute {
@@ -129,13 +136,22 @@ struct ExpertsShape {
   HeldExperts held = std::nullopt;  // absent: all
 };
 
+struct ExpertsOutput {
+  at::Tensor y_SD;  // the sum of each source row's rows, scores applied
+  // int64 [1], undefined where nothing is kept in fewer bits: groups of kept values that fp16
+  // scales cannot hold (Q2). Counted as they are quantised, which under Recompute::kLayer is in
+  // backward.
+  at::Tensor saturated = {};
+};
+
 class Experts {
  public:
   Experts(const ExpertsConfig& config, const ExpertsShape& shape);
 
-  // [S, D]: the sum of each source row's rows, scores applied.
-  at::Tensor forward(const ExpertRows& rows) const;
-  int64_t row_alignment() const { return 1; }  // what a dispatcher must round segments to
+  ExpertsOutput forward(const ExpertRows& rows) const;
+  int64_t row_alignment() const {  // what a dispatcher must round segments to
+    return config_.impl == ExpertsImpl::kBlockSparse ? kExpertBlock : 1;
+  }
 
   static void visit(auto& m, auto&& f) {
     f("w1", m.w1);
@@ -166,5 +182,10 @@ at::Tensor dense_ffn(const at::Tensor& x_TD, const ExpertWeights& weights,
 // The reference: plain ATen with its own gradients, expert by expert. Reads counts on the host.
 at::Tensor loop_ffn(const ExpertRows& rows, const ExpertWeights& weights,
                     const FfnOptions& options);
+
+// The MegaBlocks form, over segments of whole blocks; scores are applied to y, which is the same
+// but for rounding. Waits for no device.
+at::Tensor block_sparse_ffn(const ExpertRows& rows, const ExpertWeights& weights,
+                            const FfnOptions& options);
 
 }  // namespace troupe

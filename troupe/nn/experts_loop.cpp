@@ -1,40 +1,12 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/relu.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/silu.h>
 #include <ATen/ops/zeros.h>
 
-#include <cmath>
-
-#include "troupe/core/check.h"
 #include "troupe/nn/experts.h"
+#include "troupe/nn/ffn_units.h"
 
 namespace troupe {
-namespace {
-
-at::Tensor activate(const at::Tensor& g, const std::string& name) {
-  if (name == "silu") return at::silu(g);
-  if (name == "gelu") return at::gelu(g);
-  if (name == "gelu_tanh") return at::gelu(g, "tanh");
-  if (name == "quick_gelu") return g * at::sigmoid(1.702 * g);
-  if (name == "relu") return at::relu(g);
-  TROUPE_CHECK(name == "relu2", "no activation", name);
-  return at::relu(g).square();
-}
-
-at::Tensor hidden_units(const at::Tensor& h, bool gated, const FfnOptions& o) {
-  const bool clamps = std::isfinite(o.clamp);
-  const at::Tensor g = gated ? h.chunk(2, 1)[0] : h;
-  at::Tensor act = activate(clamps ? g.clamp_max(o.clamp) : g, o.activation);
-  if (!gated) return act;
-  const at::Tensor v = h.chunk(2, 1)[1];
-  return act * ((clamps ? v.clamp(-o.clamp, o.clamp) : v) + o.offset);
-}
-
-}  // namespace
 
 at::Tensor loop_ffn(const ExpertRows& rows, const ExpertWeights& w, const FfnOptions& o) {
   const Plan& plan = rows.plan;
@@ -54,7 +26,7 @@ at::Tensor loop_ffn(const ExpertRows& rows, const ExpertWeights& w, const FfnOpt
     const at::Tensor s = scores.index_select(0, slot.clamp_min(0)).unsqueeze(1).masked_fill(pad, 0);
     const at::Tensor x_e =
         x.index_select(0, sources.narrow(0, begin, n).clamp_min(0)).masked_fill(pad, 0);
-    const at::Tensor u = hidden_units(at::linear(x_e, w1[e], b1[e]), gated, o);
+    const at::Tensor u = ffn_units(at::linear(x_e, w1[e], b1[e]), gated, o);
     at::Tensor y_e = at::linear((s * u.to(wide)).to(x.scalar_type()), w2[e]);
     if (b2[e].defined()) y_e = (y_e.to(wide) + s * b2[e].to(wide)).to(x.scalar_type());
     y.push_back(y_e);

@@ -15,95 +15,18 @@
 #include <gtest/gtest.h>
 
 #include "troupe/core/check.h"
+#include "troupe/nn/experts_problem_test.h"
 #include "troupe/nn/shared_expert.h"
-#include "troupe/testing/torch/plan_of.h"
 
 namespace troupe {
 namespace {
 
-constexpr int64_t kT = 23, kK = 2, kE = 5, kD = 6, kF = 7;
+using namespace experts_problem;
 
-struct Case {
-  ExpertsConfig config;
-  at::ScalarType type = at::kDouble;
-};
-
-Experts experts_of(const Case& c, int64_t seed = 3) {
-  Experts m(c.config, {.width = kD, .experts = kE, .layers = 2});
-  for_each_param(m, "experts", [&](const std::string& name, Param& p) {
-    p.init = {.kind = Init::kNormal, .std = 0.5};
-    p.allocate(at::TensorOptions(c.type));
-    initialise(p, name, static_cast<uint64_t>(seed));
-  });
-  return m;
-}
-
-// Experts 1 and kE - 1 have no token, some slots are dropped.
-ExpertRows rows_of(at::ScalarType type, int64_t alignment = 1, int64_t K = kK) {
-  at::Tensor ids = at::randint(0, kE, {kT, K}, at::kInt);
-  ids.masked_fill_(ids.eq(1).logical_or(ids.eq(kE - 1)), 2);
-  ids.masked_fill_(at::rand({kT, K}).lt(0.1), -1);
-  const auto wide = type == at::kDouble ? at::kDouble : at::kFloat;
-  return {.source_SD = at::randn({kT, kD}, at::kDouble).to(type).requires_grad_(),
-          .scores_SK = at::rand({kT, K}, wide).requires_grad_(),
-          .plan = testing::plan_of(ids, kE, alignment)};
-}
-
-std::vector<at::Tensor> leaves(Experts& m, const ExpertRows& rows) {
-  std::vector<at::Tensor> out = {rows.source_SD, rows.scores_SK};
-  for_each_param(m, "", [&](const std::string&, Param& p) {
-    if (p.value.requires_grad()) out.push_back(p.value);
-  });
-  return out;
-}
-
-// Output and all gradients, for a fixed weighing of the output.
-std::vector<at::Tensor> results(Experts& m, const ExpertRows& rows) {
-  const auto inputs = leaves(m, rows);
-  for (const at::Tensor& x : inputs) x.mutable_grad().reset();
-  const at::Tensor y = m.forward(rows);
-  const at::Tensor w = at::arange(y.numel(), at::kDouble).cos().reshape(y.sizes());
-  (y.to(at::kDouble) * w).sum().backward();
-  std::vector<at::Tensor> out = {y.detach()};
-  for (const at::Tensor& x : inputs) {
-    out.push_back(x.grad().defined() ? x.grad().clone() : at::zeros_like(x));
-  }
-  return out;
-}
-
-void expect_close(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& want,
-                  double bound) {
-  ASSERT_EQ(got.size(), want.size());
-  for (size_t i = 0; i < got.size(); ++i) {
-    const at::Tensor w = want[i].to(at::kDouble);
-    const double size = std::max(1.0, w.abs().max().item<double>());
-    EXPECT_LT((got[i].to(at::kDouble) - w).abs().max().item<double>() / size, bound) << i;
-  }
-}
-
-std::vector<Case> forms() {
-  std::vector<Case> out;
-  for (const char* name : {"silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"}) {
-    for (const bool gated : {true, false}) {
-      Case c;
-      c.config.hidden = kF;
-      c.config.form.activation = name;
-      c.config.form.gated = gated;
-      out.push_back(c);
-    }
-  }
-  Case clamped = out[0];
-  clamped.config.form.clamp = 0.5;
-  clamped.config.form.offset = 1;
-  out.push_back(clamped);
-  Case biased = out[0];
-  biased.config.bias = true;
-  out.push_back(biased);
-  return out;
-}
+constexpr int64_t kF = 7;
 
 TEST(Experts, X1_X2_X3_X4_X6_X7_GroupedEqualsTheLoopInAllGradients) {
-  for (Case c : forms()) {
+  for (Case c : forms(kF)) {
     const ExpertRows rows = rows_of(c.type);
     Experts grouped = experts_of(c);
     c.config.impl = ExpertsImpl::kLoop;
@@ -115,7 +38,7 @@ TEST(Experts, X1_X2_X3_X4_X6_X7_GroupedEqualsTheLoopInAllGradients) {
 
 TEST(Experts, X7_LowPrecisionAgreesWithF64OverUnequalGroups) {
   for (const auto& [type, bound] : {std::pair{at::kFloat, 1e-5}, std::pair{at::kBFloat16, 3e-2}}) {
-    Case c = forms()[0];
+    Case c = forms(kF)[0];
     c.type = type;
     const ExpertRows rows = rows_of(type);
     Experts narrow = experts_of(c);
@@ -135,7 +58,7 @@ TEST(Experts, X7_LowPrecisionAgreesWithF64OverUnequalGroups) {
 }
 
 TEST(Experts, P3_PaddedSegmentsChangeNothing) {
-  const Case c = forms().back();
+  const Case c = forms(kF).back();
   Experts m = experts_of(c);
   const ExpertRows rows = rows_of(c.type);
   const auto want = results(m, rows);
@@ -154,7 +77,7 @@ TEST(Experts, P3_PaddedSegmentsChangeNothing) {
 }
 
 TEST(Experts, E2_AnExpertWithoutTokensHasZeroGradientsWritten) {
-  Case c = forms().back();
+  Case c = forms(kF).back();
   c.type = at::kFloat;
   Experts m = experts_of(c);
   results(m, rows_of(c.type));
@@ -164,7 +87,7 @@ TEST(Experts, E2_AnExpertWithoutTokensHasZeroGradientsWritten) {
 }
 
 TEST(Experts, X4_GradientIsExactlyZeroBeyondTheClamp) {
-  Case c = forms()[0];
+  Case c = forms(kF)[0];
   c.config.form.clamp = 1e-3;  // everything lies beyond
   Experts m = experts_of(c);
   results(m, rows_of(c.type));
@@ -174,7 +97,7 @@ TEST(Experts, X4_GradientIsExactlyZeroBeyondTheClamp) {
 }
 
 TEST(Experts, X5_ScoreOnTheInputIsFOfPX) {
-  Case c = forms()[0];
+  Case c = forms(kF)[0];
   c.config.score_on_input = true;
   Experts m = experts_of(c);
   const ExpertRows rows = rows_of(c.type, 1, /*K=*/1);
@@ -183,13 +106,13 @@ TEST(Experts, X5_ScoreOnTheInputIsFOfPX) {
   ExpertRows scaled = rows;
   scaled.source_SD = rows.source_SD * rows.scores_SK;
   scaled.scores_SK = at::ones_like(rows.scores_SK);
-  EXPECT_TRUE(m.forward(rows).equal(plain.forward(scaled)));
-  m.forward(rows).sum().backward();
+  EXPECT_TRUE(m.forward(rows).y_SD.equal(plain.forward(scaled).y_SD));
+  m.forward(rows).y_SD.sum().backward();
   EXPECT_GT(rows.scores_SK.grad().abs().max().item<double>(), 0);
 }
 
 TEST(Experts, X8_EachSubsetAloneEqualsTheFullGradients) {
-  const Case c = forms().back();
+  const Case c = forms(kF).back();
   const ExpertRows rows = rows_of(c.type);
   Experts m = experts_of(c);
   const auto inputs = leaves(m, rows);
@@ -197,7 +120,7 @@ TEST(Experts, X8_EachSubsetAloneEqualsTheFullGradients) {
   for (size_t mask = 1; mask + 1 < (size_t{1} << inputs.size()); ++mask) {
     for (size_t i = 0; i < inputs.size(); ++i) inputs[i].set_requires_grad((mask >> i & 1) != 0);
     for (const at::Tensor& x : inputs) x.mutable_grad().reset();
-    const at::Tensor y = m.forward(rows);
+    const at::Tensor y = m.forward(rows).y_SD;
     (y * at::arange(y.numel(), at::kDouble).cos().reshape(y.sizes())).sum().backward();
     for (size_t i = 0; i < inputs.size(); ++i) {
       ASSERT_EQ(inputs[i].grad().defined(), (mask >> i & 1) != 0);
@@ -208,14 +131,14 @@ TEST(Experts, X8_EachSubsetAloneEqualsTheFullGradients) {
 }
 
 TEST(Experts, X8_AdaptersStartAtTheBaseAndLearnAlone) {
-  Case c = forms()[0];
+  Case c = forms(kF)[0];
   Experts base = experts_of(c);
   c.config.lora.rank = 3;
   Experts m = experts_of(c);
   const ExpertRows rows = rows_of(c.type);
   m.w1_lora_b->value.detach().zero_();
   m.w2_lora_b->value.detach().zero_();
-  EXPECT_TRUE(m.forward(rows).equal(base.forward(rows)));
+  EXPECT_TRUE(m.forward(rows).y_SD.equal(base.forward(rows).y_SD));
   m = experts_of(c);
   results(m, rows);
   EXPECT_FALSE(m.w1.value.grad().defined());
@@ -223,11 +146,11 @@ TEST(Experts, X8_AdaptersStartAtTheBaseAndLearnAlone) {
   const at::Tensor merged = m.w1.value + (16.0 / 3) * m.w1_lora_b->value.bmm(m.w1_lora_a->value);
   base.w1.value = merged.detach();
   base.w2.value = (m.w2.value + (16.0 / 3) * m.w2_lora_b->value.bmm(m.w2_lora_a->value)).detach();
-  EXPECT_LT((m.forward(rows) - base.forward(rows)).abs().max().item<double>(), 1e-12);
+  EXPECT_LT((m.forward(rows).y_SD - base.forward(rows).y_SD).abs().max().item<double>(), 1e-12);
 }
 
 TEST(Experts, M2_RecomputingHChangesNoBit) {
-  Case c = forms().back();
+  Case c = forms(kF).back();
   c.type = at::kFloat;
   const ExpertRows rows = rows_of(c.type);
   Experts keeps = experts_of(c);
@@ -238,7 +161,7 @@ TEST(Experts, M2_RecomputingHChangesNoBit) {
 }
 
 TEST(Experts, Q3_TheForwardUsesUnquantisedValuesAndEachKnobItsOwnGradients) {
-  Case c = forms()[0];
+  Case c = forms(kF)[0];
   c.type = at::kFloat;
   const ExpertRows rows = rows_of(c.type);
   Experts plain = experts_of(c);
@@ -261,13 +184,31 @@ TEST(Experts, Q3_TheForwardUsesUnquantisedValuesAndEachKnobItsOwnGradients) {
   for (size_t i = 0; i < s.size(); ++i) EXPECT_TRUE(s[i].equal(want[i])) << i;
 }
 
+TEST(Experts, Q2_ReportsTheGroupsThatFp16ScalesCannotHold) {
+  Case c = forms(kF)[0];
+  c.type = at::kFloat;
+  const ExpertRows rows = rows_of(c.type);
+  EXPECT_FALSE(experts_of(c).forward(rows).saturated.defined());
+  c.config.quantize.inputs = 8;
+  const Experts m = experts_of(c);
+  const auto count = [&](const ExpertRows& r) { return m.forward(r).saturated.item<int64_t>(); };
+  EXPECT_EQ(count(rows), 0);
+  // An element over 127 * 65504 cuts its group's scale; two in one group of 32 are one.
+  ExpertRows large = rows;
+  large.source_SD = rows.source_SD.detach().clone();
+  large.source_SD.view({-1})[3] = large.source_SD.view({-1})[31] = 1e7;
+  large.source_SD.view({-1})[64] = -1e8;
+  large.source_SD.requires_grad_();
+  EXPECT_EQ(count(large), 2);
+}
+
 TEST(Experts, E1_NoTokens) {
-  Case c = forms().back();
+  Case c = forms(kF).back();
   Experts m = experts_of(c);
   const ExpertRows rows{.source_SD = at::zeros({0, kD}, at::kDouble).requires_grad_(),
                         .scores_SK = at::zeros({0, kK}, at::kDouble).requires_grad_(),
                         .plan = testing::plan_of(at::zeros({0, kK}, at::kInt), kE)};
-  const at::Tensor y = m.forward(rows);
+  const at::Tensor y = m.forward(rows).y_SD;
   EXPECT_EQ(y.sizes(), (at::IntArrayRef{0, kD}));
   y.sum().backward();
   EXPECT_TRUE(m.w1.value.grad().eq(0).all().item<bool>());
@@ -298,6 +239,12 @@ TEST(Experts, RefusesWhatCannotBeAndSaysWhy) {
   has(refusal([](auto& c) { c.impl = ExpertsImpl::kLoop, c.recompute = Recompute::kExpert; }),
       "recompute");
   has(refusal([](auto& c) { c.impl = ExpertsImpl::kLoop, c.quantize.inputs = 8; }), "grouped");
+  has(refusal([](auto& c) { c.impl = ExpertsImpl::kBlockSparse; }), "multiple of 128");
+  const auto again = [](Recompute level) {
+    return [level](auto& c) { c.recompute = level, c.quantize.rematerialize = 8; };
+  };
+  has(refusal(again(Recompute::kExpert)), "keeps no H");
+  has(refusal(again(Recompute::kLayer)), "keeps nothing");
 }
 
 SharedExpert shared_of(SharedForm form) {

@@ -82,11 +82,14 @@ MoeOutput MoeLayer::forward(const at::Tensor& x, const Tokens& tokens, const Con
   const Kept kept =
       keep_within(config_.capacity, routed, tokens, context, experts_.row_alignment());
 
+  const Mixture mixed =
+      twice ? mixture_twice(x_TD, kept.routed) : mixture(x_TD, kept.routed, staged);
+
   MoeOutput out{
-      .y = twice ? mixture_twice(x_TD, kept.routed) : mixture(x_TD, kept.routed, staged),
+      .y = mixed.y_TD,
       .bias = {},
       .losses = moe_losses(router_->balance(), routed.balance, loss_sizes(), context, fractions_),
-      .stats = {routed.counts_E, kept.dropped, routed.score_sum, routed.forced},
+      .stats = {routed.counts_E, kept.dropped, routed.score_sum, routed.forced, mixed.saturated},
       .ids_TK = routed.ids_TK};
   if (bias_ && config_.return_bias) out.bias = bias_->value;
   if (bias_ && !config_.return_bias) out.y = out.y + bias_->value;
@@ -100,24 +103,28 @@ MoeLayer::Staged MoeLayer::stage(const at::Tensor& x_TD) {
   return {sent, dispatcher_->stage(sent)};
 }
 
-at::Tensor MoeLayer::mixture(const at::Tensor& x_TD, const Routed& routed, const Staged& staged) {
+MoeLayer::Mixture MoeLayer::mixture(const at::Tensor& x_TD, const Routed& routed,
+                                    const Staged& staged) {
   const ExpertRows rows = dispatch_rows(*dispatcher_, staged.handle, staged.sent, routed);
-  at::Tensor y_TD = combine_rows(*dispatcher_, staged.handle, experts_.forward(rows));
+  const ExpertsOutput computed = experts_.forward(rows);
+  at::Tensor y_TD = combine_rows(*dispatcher_, staged.handle, computed.y_SD);
   if (latent_out_) y_TD = at::linear(y_TD, latent_out_->value);
-  return shared_ ? shared_->add(y_TD, shared_->forward(x_TD), config_.top_k) : y_TD;
+  if (shared_) y_TD = shared_->add(y_TD, shared_->forward(x_TD), config_.top_k);
+  return {y_TD, computed.saturated};
 }
 
 // Recompute::kLayer: keeps x and the choices, and runs the rest again in backward.
-at::Tensor MoeLayer::mixture_twice(const at::Tensor& x_TD, const Routed& routed) {
+MoeLayer::Mixture MoeLayer::mixture_twice(const at::Tensor& x_TD, const Routed& routed) {
   TensorList leaves;
   for_each_param(*this, "", [&](const std::string&, Param& p) {
     if (p.trainable()) leaves.push_back(p.value);
   });
-  return recomputed({x_TD, routed.scores_TK}, leaves, [this, routed](const TensorList& in) {
+  const auto run = [this, routed](const TensorList& in) {
     Routed again = routed;
     again.scores_TK = in[1];
-    return mixture(in[0], again, stage(in[0]));
-  });
+    return mixture(in[0], again, stage(in[0])).y_TD;
+  };
+  return {recomputed({x_TD, routed.scores_TK}, leaves, run), {}};
 }
 
 LossSizes MoeLayer::loss_sizes() const {

@@ -104,8 +104,11 @@ class MoeLayer {
     Handle handle;
   };
   Staged stage(const at::Tensor& x_TD);
-  at::Tensor mixture(const at::Tensor& x_TD, const Routed& routed, const Staged& staged);
-  at::Tensor mixture_twice(const at::Tensor& x_TD, const Routed& routed);
+  struct Mixture {
+    at::Tensor y_TD, saturated;  // saturated: as ExpertsOutput's
+  };
+  Mixture mixture(const at::Tensor& x_TD, const Routed& routed, const Staged& staged);
+  Mixture mixture_twice(const at::Tensor& x_TD, const Routed& routed);
   LossSizes loss_sizes() const;
 
   MoeConfig config_;

@@ -319,6 +319,9 @@ TEST(MoeLayer, Q3_TheNineMegaBlocksConfigurations) {
     const at::Tensor x = at::randn({B, S, kD}).requires_grad_();
     const auto want = gradients(plain, x), got = gradients(saved, x);
     EXPECT_TRUE(got.at("y").equal(want.at("y")));
+    const MoeStats stats = saved.forward(x, {}, kTraining).stats;
+    EXPECT_EQ(stats.saturated.defined(), inputs > 0 || rematerialize > 0);
+    EXPECT_EQ(load_stats(stats).saturated, 0);
     const int64_t worst =
         std::min(inputs < 0 ? 16 : inputs, rematerialize < 0 ? 16 : rematerialize);
     for (const auto& [name, w] : want) {

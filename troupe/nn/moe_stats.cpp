@@ -24,12 +24,14 @@ MoeStats& MoeStats::operator+=(const MoeStats& other) {
   score_sum = score_sum.defined() && other.score_sum.defined() ? (score_sum + other.score_sum) / 2
                                                                : sum_of(score_sum, other.score_sum);
   forced = forced || other.forced;
+  saturated = sum_of(saturated, other.saturated);
   return *this;
 }
 
 LoadStats load_stats(const MoeStats& stats) {
   LoadStats out;
   out.forced = stats.forced;
+  if (stats.saturated.defined()) out.saturated = stats.saturated.sum().item<int64_t>();
   if (stats.dropped.defined()) out.dropped = stats.dropped.sum().item<int64_t>();
   if (stats.score_sum.defined()) out.score_sum = stats.score_sum.item<double>();
   if (!stats.counts_E.defined() || stats.counts_E.numel() == 0) return out;
@@ -75,6 +77,9 @@ std::string health_line(int64_t layer, const LoadStats& s, const HealthLimits& l
   }
   if (s.score_sum > 0 && s.score_sum < limits.score_sum) {
     say("the chosen scores sum to ", s.score_sum, " only");
+  }
+  if (s.saturated > 0) {
+    say(s.saturated, " groups of saved activations are beyond what 8 or 4 bits can hold");
   }
   const std::string reasons = why.str();
   line << "layer " << layer << ": " << (reasons.empty() ? "healthy" : "not healthy: " + reasons)

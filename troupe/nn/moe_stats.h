@@ -14,6 +14,9 @@ struct MoeStats {
   at::Tensor dropped = {};    // int64 scalar; undefined: nothing can drop
   at::Tensor score_sum = {};  // mean over tokens of the chosen scores' sum (R6); may be undefined
   bool forced = false;        // R3
+  // int64 [1]: groups of kept activations that fp16 scales cannot hold (Q2); undefined: none is
+  // quantised
+  at::Tensor saturated = {};
 
   // Adds another microbatch or rank of the same layer.
   MoeStats& operator+=(const MoeStats& other);
@@ -30,6 +33,7 @@ struct LoadStats {
   double std = 0;        // of the counts
   double score_sum = 0;  // 0: the router has no independent scores
   bool forced = false;
+  int64_t saturated = 0;  // quantised groups whose scale was cut
 
   double dropped_fraction() const {
     return assignments == 0 ? 0 : static_cast<double>(dropped) / static_cast<double>(assignments);

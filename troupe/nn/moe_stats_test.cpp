@@ -60,6 +60,14 @@ TEST(MoeStats, R3_ForcedRoutingIsInTheLine) {
   expect_has(health_line(0, load_stats(s)), "FORCED ROUTING");
 }
 
+TEST(MoeStats, Q2_SaturatedGroupsAddUpAndAreInTheLine) {
+  MoeStats s = counts({1, 1});
+  EXPECT_EQ(load_stats(s).saturated, 0);
+  s.saturated = at::full({1}, 2, at::kLong);
+  s += s;
+  expect_has(health_line(0, load_stats(s)), "4 groups of saved activations");
+}
+
 TEST(MoeStats, E1_NoTokensDivideNothing) {
   const LoadStats l = load_stats(counts({0, 0}));
   EXPECT_EQ(l.max_over_mean, 0);

@@ -10,7 +10,7 @@
 #include "troupe/core/check.h"
 #include "troupe/nn/experts.h"
 #include "troupe/nn/routers/select.h"
-#include "troupe/testing/torch/plan_of.h"
+#include "troupe/testing/torch/plan.h"
 
 namespace troupe {
 namespace {

@@ -10,13 +10,14 @@
 
 namespace troupe::testing {
 
-Plan plan_of(const at::Tensor& ids_TK, int64_t num_experts) {
+Plan plan_of(const at::Tensor& ids_TK, int64_t num_experts, int64_t alignment) {
   const int64_t K = ids_TK.size(1), slots = ids_TK.numel();
+  const int64_t bound = slots + num_experts * (alignment - 1);
   const int32_t* ids = ids_TK.data_ptr<int32_t>();
   const auto ints = at::TensorOptions().dtype(at::kInt);
   Plan p{.expert_offset = at::zeros({num_experts + 1}, ints),
-         .row_src = at::full({slots}, -1, ints),
-         .row_slot = at::full({slots}, -1, ints),
+         .row_src = at::full({bound}, -1, ints),
+         .row_slot = at::full({bound}, -1, ints),
          .slot_row = at::full(ids_TK.sizes(), -1, ints),
          .counts = at::zeros({num_experts}, at::kLong)};
   int32_t row = 0;
@@ -27,8 +28,9 @@ Plan plan_of(const at::Tensor& ids_TK, int64_t num_experts) {
       p.row_slot.data_ptr<int32_t>()[row] = static_cast<int32_t>(s);
       p.slot_row.data_ptr<int32_t>()[s] = row++;
     }
-    p.expert_offset.data_ptr<int32_t>()[e + 1] = row;
     p.counts.data_ptr<int64_t>()[e] = row - p.expert_offset.data_ptr<int32_t>()[e];
+    row = static_cast<int32_t>((row + alignment - 1) / alignment * alignment);
+    p.expert_offset.data_ptr<int32_t>()[e + 1] = row;
   }
   return p;
 }

@@ -1,12 +1,13 @@
 // A routing plan made by plain loops, for tests that should not depend on ops/routing_plan.
 #pragma once
 
-#include "troupe/ops/moe_ffn.h"
+#include "troupe/ops/plan.h"
 
 namespace troupe::testing {
 
-// ids: int32 [T, K] on the CPU, -1 where a slot has no row.
-Plan plan_of(const at::Tensor& ids_TK, int64_t num_experts);
+// ids: int32 [T, K] on the CPU, -1 where a slot has no row; segments are rounded up to a multiple
+// of `alignment`.
+Plan plan_of(const at::Tensor& ids_TK, int64_t num_experts, int64_t alignment = 1);
 
 // T tokens choose K distinct of E experts, fixed by the seed; counts are uneven. Where E > 2, the
 // last expert gets no token.
