@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "troupe/core/check.h"
+#include "troupe/ops/kept.h"
 
 namespace troupe {
 namespace {
@@ -40,14 +41,18 @@ class RecordedNode : public autograd::Node {
       const auto& meta = input_metadata(static_cast<uint32_t>(i));
       if (!g.outputs[i].defined()) g.outputs[i] = meta.zeros_like();
     }
-    for (const autograd::SavedVariable& x : saved_) {
-      g.saved.push_back(x.unpack(shared_from_this()));
-    }
+    g.saved = saved();
     for (size_t i = 0; i < num_outputs(); ++i) g.needs.push_back(task_should_compute_output(i));
     TensorList results = backward_(g);
     TROUPE_CHECK(results.size() == num_outputs(), name_, "returned", results.size(),
                  "gradients for", num_outputs(), "inputs");
     return create_graph ? with_no_second(std::move(results)) : results;
+  }
+
+  TensorList saved() {
+    TensorList out;
+    for (const autograd::SavedVariable& x : saved_) out.push_back(x.unpack(shared_from_this()));
+    return out;
   }
 
   void release_variables() override {
@@ -74,6 +79,12 @@ class RecordedNode : public autograd::Node {
 };
 
 }  // namespace
+
+TensorList kept_for_backward(const at::Tensor& result) {
+  auto* node = dynamic_cast<RecordedNode*>(result.grad_fn().get());
+  TROUPE_CHECK(node != nullptr, "no operator of this library recorded a gradient for this tensor");
+  return node->saved();
+}
 
 bool wants_grad(const TensorList& inputs) {
   if (!at::GradMode::is_enabled()) return false;

@@ -19,9 +19,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <functional>
+#include <map>
 
 #include "troupe/core/check.h"
+#include "troupe/ops/kept.h"
+#include "troupe/testing/torch/device.h"
 #include "troupe/testing/torch/jacobian.h"
 #include "troupe/testing/torch/plan.h"
 
@@ -256,6 +258,45 @@ TEST(MoeFfn, M2_RecomputingTheHiddenRowsChangesNoBit) {
   for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(got[i].equal(want[i])) << i;
 }
 
+// Bytes of the storages that a result's node keeps, each counted once, those of `except` not.
+int64_t bytes_kept(const at::Tensor& result, const Tensors& except) {
+  std::map<const void*, int64_t> storages;
+  for (const at::Tensor& t : kept_for_backward(result)) {
+    if (t.defined()) storages[t.storage().data()] = static_cast<int64_t>(t.storage().nbytes());
+  }
+  for (const at::Tensor& t : except) storages.erase(t.storage().data());
+  int64_t sum = 0;
+  for (const auto& [start, bytes] : storages) sum += bytes;
+  return sum;
+}
+
+TEST(MoeFfn, M1_BackwardKeepsXAndHAnd24BytesARow) {
+  constexpr int64_t kT = 96, kD = 40, kF = 24, kE = 4, kK = 3;
+  for (const bool gated : {true, false}) {
+    const Layer layer({kT, kD, kF, kE, kK}, {"silu", gated}, at::kBFloat16);
+    const Tensors parameters = {layer.tensors[2], layer.tensors[4]};
+    const at::Tensor out = layer.run(layer.tensors);
+    const int64_t x = 2 * kT * kD, h = 2 * kT * kK * kF * (gated ? 2 : 1), rows = kT * kK;
+    const int64_t rest = bytes_kept(out, parameters) - x - h;
+    EXPECT_GT(rest, 12 * rows);  // the scores and the plan's maps
+    EXPECT_LE(rest, 24 * rows);
+    // Without H, and with either in fewer bits: what is promised, no more.
+    FfnOptions o = layer.options();
+    o.keep_hidden = false;
+    const auto kept = [&] {
+      const Plan plan = testing::plan_of(layer.ids, kE);
+      const ExpertWeights experts = layer.experts(layer.tensors);
+      return bytes_kept(moe_ffn(layer.tensors[0], layer.tensors[1], plan, experts, o), parameters);
+    };
+    EXPECT_EQ(kept(), x + rest);
+    o.input_bits = 4;
+    EXPECT_EQ(kept(), x / 2 * 9 / 16 + rest);  // 4.5 bits an element
+    o = layer.options();
+    o.hidden_bits = 8;
+    EXPECT_EQ(kept(), x + h / 2 * 17 / 16 + rest);  // 8.5 bits
+  }
+}
+
 TEST(MoeFfn, E16_TakesAnyStrides) {
   Layer layer({12, 6, 5, 3, 2}, {});
   const at::Tensor want = layer.run(layer.tensors);
@@ -265,21 +306,12 @@ TEST(MoeFfn, E16_TakesAnyStrides) {
   EXPECT_TRUE(layer.run(strided).equal(want));
 }
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
-}
-
 TEST(MoeFfn, NamesTheArgumentThatIsWrong) {
   const Layer layer({4, 6, 5, 3, 2}, {"silu", true, true});
   const auto with = [&](size_t i, const at::Tensor& t) {
     Tensors changed = layer.tensors;
     changed[i] = t;
-    return error_of([&] { layer.run(changed); });
+    return testing::refusal([&] { layer.run(changed); });
   };
   const auto& t = layer.tensors;
   EXPECT_NE(with(1, t[1].slice(0, 1)).find("moe_ffn: weights must have sizes"), std::string::npos);
