@@ -45,6 +45,10 @@ void check_structure(const BlockStructure& s, const at::Tensor& beside) {
   check_sizes(s.row_indices, {blocks}, "block_sparse: row_indices");
   check_sizes(s.block_order, {blocks}, "block_sparse: block_order");
   check_same_device(s.row_offsets, beside, "block_sparse: row_offsets");
+  check_same_device(s.col_indices, beside, "block_sparse: col_indices");
+  check_same_device(s.col_offsets, beside, "block_sparse: col_offsets");
+  check_same_device(s.row_indices, beside, "block_sparse: row_indices");
+  check_same_device(s.block_order, beside, "block_sparse: block_order");
 }
 
 BlockTopology topology_view(const BlockStructure& s) {

@@ -35,7 +35,11 @@ Out drop_meta(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const Mask
   check_sizes(ids_TK, {-1, -1}, "drop_over_capacity: ids");
   check_dtype(ids_TK, at::kInt, "drop_over_capacity: ids");
   check_sizes(weights_TK, {ids_TK.size(0), ids_TK.size(1)}, "drop_over_capacity: weights");
-  if (valid_T.has_value()) check_sizes(*valid_T, {ids_TK.size(0)}, "drop_over_capacity: valid");
+  check_same_device(weights_TK, ids_TK, "drop_over_capacity: weights");
+  if (valid_T.has_value()) {
+    check_sizes(*valid_T, {ids_TK.size(0)}, "drop_over_capacity: valid");
+    check_same_device(*valid_T, ids_TK, "drop_over_capacity: valid");
+  }
   return {at::empty(ids_TK.sizes(), ids_TK.options()),
           at::empty(weights_TK.sizes(), weights_TK.options()),
           at::empty({}, ids_TK.options().dtype(at::kLong))};
@@ -46,7 +50,6 @@ Out drop_device(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const Ma
   Out out = drop_meta(ids_TK, weights_TK, valid_T, experts, rule, policy);
   const DropOptions options = options_of(experts, rule, policy);
   const at::Tensor ids = ids_TK.contiguous(), weights = weights_TK.contiguous();
-  check_same_device(weights, ids, "drop_over_capacity: weights");
   const Plan plan = routing_plan(ids, {.experts = experts});
   DropOverCapacity args{.plan = plan_ref(plan, "drop_over_capacity"),
                         .ids = ptr<const int32_t>(ids, "drop_over_capacity: ids"),
@@ -64,10 +67,17 @@ Out drop_device(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const Ma
   return out;
 }
 
-at::Tensor drop_backward_meta(const at::Tensor& grad_TK, const at::Tensor& /*ids*/,
-                              const at::Tensor& /*kept_ids*/, const at::Tensor& weights_TK,
+at::Tensor drop_backward_meta(const at::Tensor& grad_TK, const at::Tensor& ids_TK,
+                              const at::Tensor& kept_ids_TK, const at::Tensor& weights_TK,
                               int64_t /*experts*/, bool /*renormalise*/) {
-  check_sizes(grad_TK, {weights_TK.size(0), weights_TK.size(1)}, "drop_over_capacity: gradient");
+  check_sizes(weights_TK, {-1, -1}, "drop_over_capacity_backward: weights");
+  const auto check = [&](const at::Tensor& t, const char* name) {
+    check_sizes(t, {weights_TK.size(0), weights_TK.size(1)}, name);
+    check_same_device(t, weights_TK, name);
+  };
+  check(grad_TK, "drop_over_capacity_backward: grad");
+  check(ids_TK, "drop_over_capacity_backward: ids");
+  check(kept_ids_TK, "drop_over_capacity_backward: kept_ids");
   return at::empty(weights_TK.sizes(), weights_TK.options());
 }
 

@@ -6,6 +6,7 @@
 #include "troupe/ops/autograd.h"
 #include "troupe/ops/define.h"
 #include "troupe/ops/permute.h"
+#include "troupe/ops/plan_check.h"
 #include "troupe/ops/run.h"
 #include "troupe/ops/slot_dot.h"
 #include "troupe/ops/view.h"
@@ -18,18 +19,21 @@ using Optional = std::optional<at::Tensor>;
 at::Tensor combine_meta(const at::Tensor& y_RD, const Optional& weights_TK,
                         const Optional& addend_TD, at::TensorList tensors) {
   const Plan plan = plan_from(tensors, "combine");
+  check_plan(plan, y_RD, "combine");
   check_sizes(y_RD, {plan.row_src.size(0), -1}, "combine: y");
   const int64_t T = plan.slot_row.size(0), K = plan.slot_row.size(1), D = y_RD.size(1);
   if (weights_TK.has_value()) {
     check_sizes(*weights_TK, {T, K}, "combine: weights");
     check_dtype(*weights_TK, y_RD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat,
                 "combine: weights");
+    check_same_device(*weights_TK, y_RD, "combine: weights");
   }
   if (addend_TD.has_value()) {
     check_sizes(*addend_TD, {T, D}, "combine: addend");
     if (addend_TD->scalar_type() != at::kFloat) {
       check_dtype(*addend_TD, y_RD.scalar_type(), "combine: addend");
     }
+    check_same_device(*addend_TD, y_RD, "combine: addend");
   }
   return at::empty({T, D}, y_RD.options());
 }
@@ -40,18 +44,11 @@ at::Tensor combine_device(const at::Tensor& y_RD, const Optional& weights_TK,
   const at::Tensor y = rowwise(y_RD);
   const at::Tensor weights = weights_TK.has_value() ? weights_TK->contiguous() : at::Tensor();
   const at::Tensor addend = addend_TD.has_value() ? rowwise(*addend_TD) : at::Tensor();
-  check_same_device(tensors[0], y, "combine: plan");
   Combine args{.plan = plan_ref(plan_from(tensors, "combine"), "combine"),
                .y = view(y, "combine: y"),
                .out = mut_view(out, "combine: out")};
-  if (weights.defined()) {
-    check_same_device(weights, y, "combine: weights");
-    args.weights = view(weights, "combine: weights");
-  }
-  if (addend.defined()) {
-    check_same_device(addend, y, "combine: addend");
-    args.addend = view(addend, "combine: addend");
-  }
+  if (weights.defined()) args.weights = view(weights, "combine: weights");
+  if (addend.defined()) args.addend = view(addend, "combine: addend");
   run(y.device(), args, combine_cpu, &CudaKernels::combine);
   return out;
 }

@@ -73,6 +73,9 @@ at::Tensor cross_entropy_backward_meta(const at::Tensor& grad_loss, at::TensorLi
   TROUPE_CHECK(saved.size() == 3, "cross_entropy_backward: saved must be [logits, target, lse]");
   check(saved[0], saved[1], weight);
   check_sizes(grad_loss, {saved[0].size(0)}, "cross_entropy_backward: grad_loss");
+  check_sizes(saved[2], {saved[0].size(0)}, "cross_entropy_backward: lse");
+  check_same_device(grad_loss, saved[0], "cross_entropy_backward: grad_loss");
+  check_same_device(saved[2], saved[0], "cross_entropy_backward: lse");
   return at::empty(saved[0].sizes(), saved[0].options());
 }
 

@@ -97,20 +97,27 @@ Out choose_device(const at::Tensor& logits_TE, const Optional& valid_T, const Op
   return out;
 }
 
-at::Tensor backward_meta(const at::Tensor& grad_weights, const at::Tensor& /*grad_squares*/,
-                         const at::Tensor& logits, const at::Tensor& /*ids*/,
-                         const Optional& /*valid*/, Factors /*rule*/) {
-  check_sizes(grad_weights, {logits.size(0), logits.size(1)}, "expert_choice: gradient");
+at::Tensor backward_meta(const at::Tensor& grad_weights, const at::Tensor& grad_squares,
+                         const at::Tensor& logits, const at::Tensor& ids, const Optional& /*valid*/,
+                         Factors /*rule*/) {
+  check_sizes(logits, {-1, -1}, "expert_choice_backward: logits");
+  const int64_t T = logits.size(0), E = logits.size(1);
+  check_sizes(grad_weights, {T, E}, "expert_choice_backward: grad_weights");
+  check_sizes(grad_squares, {1, 1}, "expert_choice_backward: grad_lse_squares");
+  check_sizes(ids, {T, E}, "expert_choice_backward: ids");
+  check_same_device(grad_weights, logits, "expert_choice_backward: grad_weights");
+  check_same_device(grad_squares, logits, "expert_choice_backward: grad_lse_squares");
+  check_same_device(ids, logits, "expert_choice_backward: ids");
   return at::empty(logits.sizes(), logits.options());
 }
 
 at::Tensor backward_device(const at::Tensor& grad_weights_TE, const at::Tensor& grad_squares,
                            const at::Tensor& logits_TE, const at::Tensor& ids_TE,
                            const Optional& valid_T, Factors rule) {
+  at::Tensor out = backward_meta(grad_weights_TE, grad_squares, logits_TE, ids_TE, valid_T, rule);
   const at::Tensor logits = rowwise(logits_TE), grad = grad_weights_TE.contiguous();
   const at::Tensor squares = grad_squares.contiguous();
   const Optional valid = dense(valid_T);
-  at::Tensor out = at::empty(logits.sizes(), logits.options());
   const ExpertChoiceBackward args{
       .logits = view(logits, "expert_choice: logits"),
       .rule = unpacked(rule),

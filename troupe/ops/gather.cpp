@@ -24,9 +24,11 @@ Out binned_plan_meta(const at::Tensor& indices, const at::Tensor& bins, const Bi
   check_sizes(bins, {-1}, "gather, scatter: bins");
   if (padded_bins.has_value()) {
     check_sizes(*padded_bins, {bins.size(0)}, "gather, scatter: padded_bins");
+    check_same_device(*padded_bins, indices, "gather, scatter: padded_bins");
   }
+  check_same_device(bins, indices, "gather, scatter: bins");
   TROUPE_CHECK(K >= 1 && indices.size(0) % K == 0, "gather, scatter: indices has", indices.size(0),
-               "elements for top_k", K);
+               "elements; it must have a multiple of top_k", K);
   const auto ints = indices.options();
   return {at::empty({bins.size(0) + 1}, ints), at::empty({rows}, ints), at::empty({rows}, ints),
           at::empty({indices.size(0) / K, K}, ints),
@@ -38,7 +40,6 @@ Out binned_plan_device(const at::Tensor& indices_in, const at::Tensor& bins_in,
   Out out = binned_plan_meta(indices_in, bins_in, padded_in, K, capacity, rows);
   const at::Tensor indices = indices_in.contiguous(), bins = bins_in.contiguous();
   const Bins padded = padded_in.has_value() ? Bins(padded_in->contiguous()) : std::nullopt;
-  check_same_device(bins, indices, "gather, scatter: bins");
   const BinnedPlan args{
       .tokens = indices.size(0) / K,
       .choices = K,
@@ -74,8 +75,11 @@ Plan make_plan(const at::Tensor& indices, const at::Tensor& bins, int64_t K, con
 
 // The weights as combine takes them; the cast is differentiable.
 at::Tensor weights_of(const at::Tensor& weights, const at::Tensor& x, const Plan& plan) {
-  TROUPE_CHECK(weights.numel() == plan.slot_row.numel(), "scatter: weights has", weights.numel(),
-               "elements for", plan.slot_row.numel(), "slots");
+  TROUPE_CHECK(weights.numel() == plan.slot_row.numel(),
+               "scatter: weights must have an element for", "each of", plan.slot_row.numel(),
+               "slots; it has", weights.numel());
+  TROUPE_CHECK(weights.is_floating_point(), "scatter: weights must be of a float type; it is",
+               weights.scalar_type());
   const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   return weights.reshape(plan.slot_row.sizes()).to(wide);
 }

@@ -91,7 +91,8 @@ void sum_outer_products(const GroupedGemmWeight& x) {
 void check_segments(const int32_t* offset, int64_t experts, int64_t rows) {
   for (int64_t e = 0; e < experts; ++e) {
     TROUPE_CHECK(0 <= offset[e] && offset[e] <= offset[e + 1] && offset[e + 1] <= rows,
-                 "expert_offset of expert", e, "is", offset[e], "to", offset[e + 1], "of", rows);
+                 "expert_offset must rise from 0 to", rows, "at most; expert", e, "has rows",
+                 offset[e], "to", offset[e + 1]);
   }
 }
 
@@ -120,8 +121,8 @@ at::Tensor grouped_gemm_meta(const at::Tensor& x, const at::Tensor& w,
   check_sizes(x, {-1, -1}, "grouped_gemm: x");
   check_offset(expert_offset, x, "grouped_gemm: expert_offset");
   check_sizes(w, {expert_offset.size(0) - 1, -1, -1}, "grouped_gemm: w");
-  TROUPE_CHECK(w.size(in) == x.size(1), "grouped_gemm: w takes", w.size(in), "inputs, x has",
-               x.size(1));
+  TROUPE_CHECK(w.size(in) == x.size(1), "grouped_gemm: w must take", x.size(1),
+               "inputs, x's columns; it takes", w.size(in));
   check_dtype(w, x.scalar_type(), "grouped_gemm: w");
   check_same_device(w, x, "grouped_gemm: w");
   return at::zeros({x.size(0), w.size(out)}, x.options());

@@ -9,6 +9,7 @@
 #include "troupe/ops/autograd.h"
 #include "troupe/ops/define.h"
 #include "troupe/ops/moe_ffn_paths.h"
+#include "troupe/ops/plan_check.h"
 #include "troupe/ops/quantize.h"
 #include "troupe/ops/view.h"
 
@@ -25,22 +26,11 @@ Experts pack(const ExpertWeights& e) {
   return Experts({e.w1, e.b1, e.w2, e.b2});
 }
 
-TensorList pack(const Plan& p) {
-  return {p.expert_offset, p.row_src, p.row_slot, p.slot_row, p.counts};
-}
-
 ExpertWeights unpack(const Experts& e) {
   TROUPE_CHECK(e.size() == 4, "moe_ffn: experts must be [w1, b1, w2, b2]; it has", e.size());
   const std::optional<at::Tensor> w1 = e.get(0), b1 = e.get(1), w2 = e.get(2), b2 = e.get(3);
   TROUPE_CHECK(w1.has_value() && w2.has_value(), "moe_ffn: w1 and w2 must be given");
   return {*w1, b1, *w2, b2};
-}
-
-Plan unpack(at::TensorList p) {
-  TROUPE_CHECK(p.size() == 5,
-               "moe_ffn: plan must be [expert_offset, row_src, row_slot, slot_row, counts]; it has",
-               p.size());
-  return {p[0], p[1], p[2], p[3], p[4]};
 }
 
 void check_experts(const at::Tensor& x, const ExpertWeights& e) {
@@ -62,21 +52,18 @@ void check_routing(const at::Tensor& x, const at::Tensor& weights, const Plan& p
   check_sizes(weights, {x.size(0), -1}, "moe_ffn: weights");
   check_dtype(weights, x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat,
               "moe_ffn: weights");
-  check_sizes(p.expert_offset, {E + 1}, "moe_ffn: expert_offset");
-  check_sizes(p.counts, {E}, "moe_ffn: counts");
-  check_sizes(p.row_src, {-1}, "moe_ffn: row_src");
-  check_sizes(p.row_slot, {p.row_src.size(0)}, "moe_ffn: row_slot");
-  check_sizes(p.slot_row, {x.size(0), weights.size(1)}, "moe_ffn: slot_row");
-  for (const at::Tensor& t : {weights, p.expert_offset, p.row_src, p.row_slot, p.slot_row}) {
-    check_same_device(t, x, "moe_ffn: weights, plan");
-  }
+  check_same_device(weights, x, "moe_ffn: weights");
+  check_plan(p, x, "moe_ffn");
+  check_sizes(p.expert_offset, {E + 1}, "moe_ffn: the plan's expert_offset");
+  check_sizes(p.slot_row, {x.size(0), weights.size(1)}, "moe_ffn: the plan's slot_row");
 }
 
 // One call with its arguments unpacked and checked.
 struct Call {
   Call(const at::Tensor& x, const at::Tensor& weights, const Experts& e, at::TensorList p,
        const std::string& activation, Limits limits)
-      : experts(unpack(e)), plan(unpack(p)), ffn{x, weights, plan, experts, {}, false} {
+      : experts(unpack(e)), plan(plan_from(p, "moe_ffn")), ffn{x,       weights, plan,
+                                                               experts, {},      false} {
     check_experts(x, experts);
     check_routing(x, weights, plan, experts.w2.size(0));
     TROUPE_CHECK(limits.size() == 2, "moe_ffn: limits must be [clamp, offset]; it has",
@@ -125,12 +112,32 @@ at::Tensor moe_ffn_hidden_meta(const at::Tensor& x, const at::Tensor& weights,
   return std::get<1>(moe_ffn_forward_meta(x, weights, experts, plan, activation, limits));
 }
 
+// What backward's tensors, [grad_out, x, weights, hidden], must be beside those of the call.
+void check_backward(const FfnCall& call, at::TensorList tensors, c10::ArrayRef<int64_t> needs) {
+  TROUPE_CHECK(needs.size() == kNumFfnGradients, "moe_ffn_backward: needs must have",
+               kNumFfnGradients, "numbers; it has", needs.size());
+  const auto check = [&](const at::Tensor& t, int64_t rows, int64_t columns, const char* name) {
+    check_sizes(t, {rows, columns}, name);
+    check_dtype(t, call.x.scalar_type(), name);
+    check_same_device(t, call.x, name);
+  };
+  check(tensors[0], call.tokens(), call.width(), "moe_ffn_backward: grad_out");
+  check(tensors[3], call.rows(), call.hidden_columns(), "moe_ffn_backward: hidden");
+}
+
+const at::Tensor& backward_input(at::TensorList tensors, size_t i) {
+  TROUPE_CHECK(tensors.size() == 4, "moe_ffn_backward: tensors must be [grad_out, x, weights,",
+               "hidden]; it has", tensors.size());
+  return tensors[i];
+}
+
 // tensors = [grad_out, x, weights, hidden]; needs and the result in the order of FfnGradTensors, an
 // unwanted gradient being an empty tensor.
 std::vector<at::Tensor> moe_ffn_backward_device(at::TensorList tensors, const Experts& experts,
                                                 at::TensorList plan, std::string activation,
                                                 Limits limits, c10::ArrayRef<int64_t> needs) {
-  const Call call(tensors[1], tensors[2], experts, plan, activation, limits);
+  const Call call(backward_input(tensors, 1), tensors[2], experts, plan, activation, limits);
+  check_backward(call.ffn, tensors, needs);
   FfnNeeds wanted;
   for (int i = 0; i < kNumFfnGradients; ++i) wanted[i] = needs[i] != 0;
   const bool cuda = tensors[1].is_cuda();
@@ -146,9 +153,11 @@ std::vector<at::Tensor> moe_ffn_backward_device(at::TensorList tensors, const Ex
 }
 
 std::vector<at::Tensor> moe_ffn_backward_meta(at::TensorList tensors, const Experts& experts,
-                                              at::TensorList /*plan*/, std::string /*activation*/,
-                                              Limits /*limits*/, c10::ArrayRef<int64_t> needs) {
-  const ExpertWeights e = unpack(experts);
+                                              at::TensorList plan, std::string activation,
+                                              Limits limits, c10::ArrayRef<int64_t> needs) {
+  const Call call(backward_input(tensors, 1), tensors[2], experts, plan, activation, limits);
+  check_backward(call.ffn, tensors, needs);
+  const ExpertWeights& e = call.experts;
   const at::Tensor none = at::empty({0}, tensors[1].options());
   const TensorList like = {tensors[1],          tensors[2], e.w1,
                            e.b1.value_or(none), e.w2,       e.b2.value_or(none)};
@@ -209,7 +218,7 @@ at::Tensor moe_ffn_op(const at::Tensor& x, const at::Tensor& weights, const Expe
                       int64_t input_bits, int64_t hidden_bits) {
   TROUPE_CHECK(limits.size() == 2, "moe_ffn: limits must be [clamp, offset]; it has",
                limits.size());
-  return moe_ffn(x, weights, unpack(plan), unpack(experts),
+  return moe_ffn(x, weights, plan_from(plan, "moe_ffn"), unpack(experts),
                  {.activation = activation,
                   .clamp = limits[0],
                   .offset = limits[1],
@@ -223,14 +232,15 @@ at::Tensor moe_ffn_op(const at::Tensor& x, const at::Tensor& weights, const Expe
 at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& weights_TK, const Plan& plan,
                    const ExpertWeights& e, const FfnOptions& o) {
   static const auto op = raw_op<decltype(moe_ffn_forward_device)>("troupe::moe_ffn_forward");
+  check_sizes(x_TD, {-1, -1}, "moe_ffn: x");
   const at::Tensor x = rowwise(x_TD);
-  auto [out, hidden] =
-      op(x, weights_TK, pack(e), pack(plan), o.activation, std::vector<double>{o.clamp, o.offset});
+  auto [out, hidden] = op(x, weights_TK, pack(e), plan_tensors(plan), o.activation,
+                          std::vector<double>{o.clamp, o.offset});
   const at::Tensor b1 = e.b1.value_or(at::Tensor()), b2 = e.b2.value_or(at::Tensor());
   const TensorList inputs = {x, weights_TK, e.w1, b1, e.w2, b2};
   if (!wants_grad(inputs)) return out;
   TensorList saved = {weights_TK, e.w1, b1, e.w2, b2};
-  for (const at::Tensor& t : pack(plan)) saved.push_back(t);
+  for (const at::Tensor& t : plan_tensors(plan)) saved.push_back(t);
   keep(saved, x, o.input_bits, o);
   if (o.keep_hidden && o.hidden_bits >= 0) {
     // Rows that no slot has were never written; a group of 32 may lie across their border.

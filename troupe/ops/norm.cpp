@@ -89,9 +89,24 @@ Four norm_device(const at::Tensor& x, const Optional& residual, const at::Tensor
 
 // saved = [s, weight, mean, rstd]; gradients of s, weight and bias (empty without one), the last
 // two in float (f64 for f64).
-Three norm_backward_meta(const at::Tensor& /*grad_y*/, const Optional& /*grad_sum*/,
-                         at::TensorList saved, std::string /*kind*/, bool has_bias) {
+Three norm_backward_meta(const at::Tensor& grad_y, const Optional& grad_sum, at::TensorList saved,
+                         std::string kind, bool has_bias) {
   TROUPE_CHECK(saved.size() == 4, "norm_backward: saved must be [s, weight, mean, rstd]");
+  const at::Tensor& s = saved[0];
+  TROUPE_CHECK(s.dim() > 0 && s.size(-1) > 0, "norm_backward: s must have columns; its sizes are",
+               s.sizes());
+  const int64_t rows = s.numel() / s.size(-1);
+  const auto check_like = [&](const at::Tensor& t, const char* name) {
+    TROUPE_CHECK(t.sizes() == s.sizes(), name, "must have sizes", s.sizes(), "; it has", t.sizes());
+    check_same_device(t, s, name);
+  };
+  check_like(grad_y, "norm_backward: grad_y");
+  if (grad_sum.has_value()) check_like(*grad_sum, "norm_backward: grad_sum");
+  check_parameter(saved[1], s, "norm_backward: weight");
+  check_sizes(saved[2], {Kind(kind).kind == NormKind::kLayer ? rows : 0}, "norm_backward: mean");
+  check_sizes(saved[3], {rows}, "norm_backward: rstd");
+  check_same_device(saved[2], s, "norm_backward: mean");
+  check_same_device(saved[3], s, "norm_backward: rstd");
   const auto wide = saved[0].options().dtype(wide_type(saved[0]));
   const int64_t D = saved[1].size(0);
   return {at::empty(saved[0].sizes(), saved[0].options()), at::empty({D}, wide),

@@ -6,6 +6,7 @@
 #include "troupe/ops/autograd.h"
 #include "troupe/ops/combine.h"
 #include "troupe/ops/define.h"
+#include "troupe/ops/plan_check.h"
 #include "troupe/ops/run.h"
 #include "troupe/ops/slot_dot.h"
 #include "troupe/ops/view.h"
@@ -17,11 +18,13 @@ using Weights = std::optional<at::Tensor>;
 
 at::Tensor permute_meta(const at::Tensor& x_TD, const Weights& weights_TK, at::TensorList tensors) {
   const Plan plan = plan_from(tensors, "permute");
+  check_plan(plan, x_TD, "permute");
   check_sizes(x_TD, {plan.slot_row.size(0), -1}, "permute: x");
   if (weights_TK.has_value()) {
     check_sizes(*weights_TK, {x_TD.size(0), plan.slot_row.size(1)}, "permute: weights");
     check_dtype(*weights_TK, x_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat,
                 "permute: weights");
+    check_same_device(*weights_TK, x_TD, "permute: weights");
   }
   return at::empty({plan.row_src.size(0), x_TD.size(1)}, x_TD.options());
 }
@@ -34,11 +37,9 @@ at::Tensor permute_device(const at::Tensor& x_TD, const Weights& weights_TK,
                .x = view(x, "permute: x"),
                .out = mut_view(out, "permute: out"),
                .clear_tail = true};
-  check_same_device(tensors[0], x, "permute: plan");
   at::Tensor weights;
   if (weights_TK.has_value()) {
     weights = weights_TK->contiguous();
-    check_same_device(weights, x, "permute: weights");
     args.weights = view(weights, "permute: weights");
   }
   run(x.device(), args, permute_cpu, &CudaKernels::permute);

@@ -1,5 +1,8 @@
 #include "troupe/ops/plan.h"
 
+#include <string>
+
+#include "troupe/ops/plan_check.h"
 #include "troupe/ops/view.h"
 
 namespace troupe {
@@ -21,6 +24,21 @@ PlanRef plan_ref(const Plan& p, const char* op) {
           .row_slot = ptr<const int32_t>(p.row_slot, "plan: row_slot"),
           .slot_row = ptr<const int32_t>(p.slot_row, "plan: slot_row"),
           .counts = ptr<const int64_t>(p.counts, "plan: counts")};
+}
+
+void check_plan(const Plan& p, const at::Tensor& beside, const char* op) {
+  const auto check = [&](const at::Tensor& t, std::initializer_list<int64_t> sizes,
+                         at::ScalarType type, const char* field) {
+    const std::string name = std::string(op) + ": the plan's " + field;
+    check_sizes(t, sizes, name.c_str());
+    check_dtype(t, type, name.c_str());
+    check_same_device(t, beside, name.c_str());
+  };
+  check(p.expert_offset, {-1}, at::kInt, "expert_offset");
+  check(p.row_src, {-1}, at::kInt, "row_src");
+  check(p.row_slot, {p.row_src.size(0)}, at::kInt, "row_slot");
+  check(p.slot_row, {-1, -1}, at::kInt, "slot_row");
+  check(p.counts, {p.expert_offset.size(0) - 1}, at::kLong, "counts");
 }
 
 std::vector<at::Tensor> plan_tensors(const Plan& p) {

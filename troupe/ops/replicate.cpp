@@ -14,13 +14,13 @@ namespace {
 at::Tensor replicate_meta(const at::Tensor& x, const at::Tensor& bins, int64_t num_outputs) {
   check_sizes(x, {-1, -1}, "replicate: x");
   check_sizes(bins, {x.size(1)}, "replicate: bins");
+  check_same_device(bins, x, "replicate: bins");
   return at::empty({x.size(0), num_outputs}, x.options());
 }
 
 at::Tensor replicate_device(const at::Tensor& x_in, const at::Tensor& bins, int64_t num_outputs) {
   at::Tensor out = replicate_meta(x_in, bins, num_outputs);
   const at::Tensor x = x_in.contiguous();
-  check_same_device(bins, x, "replicate: bins");
   const Replicate args{.x = x.const_data_ptr(),
                        .element_bytes = static_cast<int64_t>(x.element_size()),
                        .rows = x.size(0),
@@ -34,6 +34,8 @@ at::Tensor replicate_device(const at::Tensor& x_in, const at::Tensor& bins, int6
 
 at::Tensor replicate_backward_meta(const at::Tensor& grad_out, const at::Tensor& bins) {
   check_sizes(grad_out, {-1, -1}, "replicate_backward: gradient");
+  check_sizes(bins, {-1}, "replicate_backward: bins");
+  check_same_device(bins, grad_out, "replicate_backward: bins");
   return at::empty({grad_out.size(0), bins.size(0)}, grad_out.options());
 }
 

@@ -126,8 +126,15 @@ std::vector<at::Tensor> route_device(const at::Tensor& logits_TE, const Extras& 
   return out;
 }
 
-at::Tensor route_backward_meta(const at::Tensor& logits, const at::Tensor& /*ids*/,
-                               const Extras& /*extras*/, Ints /*rule*/, Floats /*factors*/) {
+at::Tensor route_backward_meta(const at::Tensor& logits, const at::Tensor& ids,
+                               const Extras& extras, Ints rule, Floats factors) {
+  check_sizes(logits, {-1, -1}, "route_backward: logits");
+  check_sizes(ids, {logits.size(0), unpack_rule(rule, factors).choices}, "route_backward: ids");
+  check_same_device(ids, logits, "route_backward: ids");
+  for (size_t i = 0; i < extras.size(); ++i) {
+    const at::Tensor t = extra(extras, i);
+    if (t.defined()) check_same_device(t, logits, "route_backward: extras");
+  }
   return at::empty(logits.sizes(), logits.options());
 }
 
@@ -135,7 +142,7 @@ at::Tensor route_backward_meta(const at::Tensor& logits, const at::Tensor& /*ids
 at::Tensor route_backward_device(const at::Tensor& logits_TE, const at::Tensor& ids,
                                  const Extras& extras, Ints rule, Floats factors) {
   const at::Tensor logits = rowwise(logits_TE);
-  at::Tensor out = at::empty(logits.sizes(), logits.options());
+  at::Tensor out = route_backward_meta(logits_TE, ids, extras, rule, factors);
   std::array<at::Tensor, 4> given;
   for (size_t i = 0; i < given.size(); ++i) given[i] = extra(extras, i);
   RouteBackward args{.logits = view(logits, "route: logits"),

@@ -4,6 +4,7 @@
 
 #include "troupe/kernels/slot_dot/slot_dot.h"
 #include "troupe/ops/define.h"
+#include "troupe/ops/plan_check.h"
 #include "troupe/ops/run.h"
 #include "troupe/ops/view.h"
 
@@ -13,9 +14,11 @@ namespace {
 at::Tensor slot_dot_meta(const at::Tensor& rows_RD, const at::Tensor& x_TD,
                          at::TensorList tensors) {
   const Plan plan = plan_from(tensors, "slot_dot");
+  check_plan(plan, x_TD, "slot_dot");
   check_sizes(x_TD, {plan.slot_row.size(0), -1}, "slot_dot: x");
   check_sizes(rows_RD, {plan.row_src.size(0), x_TD.size(1)}, "slot_dot: rows");
   check_dtype(rows_RD, x_TD.scalar_type(), "slot_dot: rows");
+  check_same_device(rows_RD, x_TD, "slot_dot: rows");
   const auto wide = x_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   return at::empty(plan.slot_row.sizes(), x_TD.options().dtype(wide));
 }
@@ -24,7 +27,6 @@ at::Tensor slot_dot_device(const at::Tensor& rows_RD, const at::Tensor& x_TD,
                            at::TensorList tensors) {
   at::Tensor out = slot_dot_meta(rows_RD, x_TD, tensors);
   const at::Tensor rows = rowwise(rows_RD), x = rowwise(x_TD);
-  check_same_device(rows, x, "slot_dot: rows");
   const SlotDot args{.plan = plan_ref(plan_from(tensors, "slot_dot"), "slot_dot"),
                      .rows = view(rows, "slot_dot: rows"),
                      .x = view(x, "slot_dot: x"),

@@ -1,0 +1,349 @@
+"""The operators from Python: torch.library.opcheck of every one, torch.compile and torch.export of
+an MoE layer made of them, and what backward keeps as PyTorch counts it."""
+import math
+import os
+import pathlib
+import unittest
+
+import torch
+from torch.library import opcheck
+
+torch.ops.load_library(str(pathlib.Path(os.environ["TROUPE_BUILD"], "libtroupe.so")))
+OPS = torch.ops.troupe
+T, D, F, E, K, B = 6, 4, 3, 5, 2, 4  # B: the block of block-sparse products
+LIMITS = [math.inf, 0.0]
+RULE, FACTORS = [K, 0, 0, 1, 1, 1, 1, 1], [1.0, 1.0]  # route.cpp: choices, score, weighting, ...
+NONE = [None] * 4
+
+
+def normal(*sizes, grad=False, dtype=torch.float32):
+    return torch.randn(*sizes, dtype=dtype).requires_grad_(grad)
+
+
+def ints(*values, dtype=torch.int32):
+    return torch.tensor(values, dtype=dtype)
+
+
+def plan_of(ids, experts=E):
+    return list(OPS.routing_plan(ids, experts))
+
+
+class Sample:
+    """One routed batch, and the arguments of every operator on it."""
+
+    def __init__(self, grad):
+        torch.manual_seed(1)
+        self.ids = torch.stack([torch.randperm(E)[:K] for _ in range(T)]).int()
+        self.plan = plan_of(self.ids)
+        self.offset, rows = self.plan[0], T * K
+        self.x, self.rows = normal(T, D, grad=grad), normal(rows, D, grad=grad)
+        self.weights = torch.rand(T, K).requires_grad_(grad)
+        self.score = torch.rand(rows).requires_grad_(grad)
+        self.experts = [normal(E, 2 * F, D, grad=grad), normal(E, 2 * F, grad=grad),
+                        normal(E, D, F, grad=grad), normal(E, D, grad=grad)]
+        self.logits, self.hidden = normal(T, E, grad=grad), normal(rows, 2 * F, grad=grad)
+        counts = torch.bincount(self.ids.flatten(), minlength=E).int()
+        self.sorted = torch.sort(self.ids.flatten(), stable=True).indices.int()
+        self.bins = counts.cumsum(0).int()
+        self.padded = ((counts + B - 1) // B * B).cumsum(0).int()
+        # Blocks (0, 0), (0, 2), (1, 2) of 2 x 3: by rows, then by columns.
+        self.structure = [[ints(0, 2, 3), ints(0, 2, 2), ints(0, 1, 1, 3), ints(0, 0, 1),
+                           ints(0, 1, 2)], [2 * B, 3 * B, B, 0]]
+
+    def differentiable(self, grad):
+        x, d = self.x, self.logits
+        head = normal(T, 2, 8, grad=grad)
+        cos, sin = torch.rand(T, 4), torch.rand(T, 4)
+        ffn = [x, self.weights, self.experts, self.plan, "silu", LIMITS]
+        return {
+            "activation": [self.hidden, self.score, self.offset, "silu", True, LIMITS],
+            "block_dds": [normal(7, 2 * B, grad=grad), normal(3, B, B, grad=grad), *self.structure],
+            "block_dsd": [normal(3, B, B, grad=grad), *self.structure, normal(3 * B, 7, grad=grad)],
+            "block_sdd": [normal(2 * B, 7, grad=grad), normal(7, 3 * B, grad=grad),
+                          *self.structure],
+            "combine": [self.rows, self.weights, x, self.plan],
+            "cross_entropy": [d, torch.randint(E, (T,)), None, 0.1, -100],
+            "drop_over_capacity": [self.ids, self.weights, None, E, [1.0, 1.0, 1.0], "probs"],
+            "expert_choice": [d, None, None, "softmax", [2.0, 1.0, 1.0]],
+            "group_bias": [self.rows, self.experts[3], self.offset, self.score],
+            "grouped_gemm": [self.rows, self.experts[0], self.offset, True],
+            "grouped_gemm_weight": [self.hidden, self.rows, self.offset],
+            "jitter": [x, 0.1, [1, 2, 3, 0]],
+            "norm": [x, normal(T, D, grad=grad), normal(D, grad=grad), normal(D, grad=grad),
+                     "layer", 1e-5],
+            "permute": [x, self.weights, self.plan],
+            "replicate": [normal(2, E, grad=grad), self.bins, T * K],
+            "rotary": [head, cos, sin, None, 0, False],
+            "moe_ffn": ffn,
+            "route": [d, K, "softmax", "chosen", FACTORS, NONE],
+            "gather": [x, self.sorted, self.bins, K],
+            "scatter": [self.rows, self.sorted, self.weights.flatten(), self.bins, K],
+            "padded_gather": [x, self.sorted, self.bins, self.padded, K, T * K + E * B],
+            "padded_scatter": [normal(T * K + E * B, D, grad=grad), self.sorted,
+                               self.weights.flatten(), self.bins, self.padded, K],
+            "binned_gather": [x, self.sorted, self.bins, 3, K],
+            "binned_scatter": [normal(E, 3, D, grad=grad), self.sorted, self.weights.flatten(),
+                               self.bins, K],
+        }
+
+    def plain(self):
+        x, d = self.x, self.logits
+        ffn = [self.experts, self.plan, "silu", LIMITS]
+        values, scales = OPS.quantize(x, 8, torch.zeros(1, dtype=torch.int64))
+        ids, kept, _ = OPS.drop_over_capacity(self.ids, self.weights, None, E, [1.0, 1.0, 0.0],
+                                              "probs")
+        chosen, weights, _, squares = OPS.expert_choice(d, None, None, "softmax", [2.0, 1.0, 1.0])
+        target = torch.randint(E, (T,))
+        y, total, mean, rstd = OPS.norm(x, x, normal(D), normal(D), "layer", 1e-5)
+        return {
+            "activation_backward": [normal(T * K, F), self.hidden, self.score, self.offset, "silu",
+                                    LIMITS],
+            "adamw_": [[normal(9), torch.zeros(9), torch.zeros(9)], normal(9), None, 1,
+                       [1e-3, 0.9, 0.99, 1e-8, 0.1]],
+            "binned_plan": [self.sorted, self.bins, None, K, 0, T * K],
+            "clip_scale": [torch.tensor([4.0], dtype=torch.float64), 1.0],
+            "cross_entropy_backward": [torch.ones(T), [d, target, d.logsumexp(1)], None, 0.0, -100],
+            "dequantize": [values, scales, 8, [T, D], torch.float32],
+            "drop_over_capacity_backward": [normal(T, K), self.ids, ids, kept, E, False],
+            "exclusive_cumsum": [ints(3, 1, 2), 0],
+            "expert_choice_backward": [normal(T, E), squares, d, chosen, None,
+                                       [0.0, 2.0, 1.0, 1.0]],
+            "group_bias_backward": [self.rows, self.experts[3], self.offset, self.score],
+            "histogram": [self.ids.flatten(), E],
+            "inclusive_cumsum": [ints(3, 1, 2), 0],
+            "moe_ffn_backward": [[x, x, self.weights, self.hidden], *ffn, [1] * 6],
+            "moe_ffn_forward": [x, self.weights, *ffn],
+            "moe_ffn_hidden": [x, self.weights, *ffn],
+            "norm_backward": [y, total, [total, normal(D), mean, rstd], "layer", True],
+            "normal_noise": [d, 0.5, "router_noise", [1, 2, 3, 0]],
+            "quantile": [d, torch.zeros(E), None, K],
+            "quantize": [x, 4, torch.zeros(1, dtype=torch.int64)],
+            "replicate_backward": [normal(2, T * K), self.bins],
+            "rotary_backward": [normal(T, 2, 8), torch.rand(T, 4), torch.rand(T, 4), None, 0, True],
+            "route_backward": [d, self.ids, [self.weights, None, None, None], RULE, FACTORS],
+            "route_forward": [d, NONE, RULE, FACTORS],
+            "routing_plan": [self.ids, E, 1, 0],
+            "routing_plan_tiles": [self.ids, E, 4, 1, 0],
+            "sinkhorn": [d, None, K, 1e-4, 100],
+            "slot_dot": [self.rows, x, self.plan],
+            "sort": [self.ids.flatten(), None],
+            "sum_squares": [[x, self.rows]],
+            "topology": [self.padded, B, int(self.padded[-1]) // B, 2],
+        }
+
+
+def registered():
+    names = torch._C._dispatch_get_all_op_names()
+    return {name.split("::")[1].split(".")[0] for name in names if name.startswith("troupe::")}
+
+
+# The tensors in an argument that is a list.
+LISTED = {"plan": ["expert_offset", "row_src", "row_slot", "slot_row", "counts"],
+          "experts": ["w1", "b1", "w2", "b2"],
+          "extras": ["bias", "beta", "valid", "given_ids"],
+          "indices": ["row_offsets", "col_indices", "col_offsets", "row_indices", "block_order"],
+          "state": ["param", "m", "v"]}
+# What operators take although the sample has it otherwise. One more column, expert, token or
+# element is another problem of the same kind; leading dimensions are flattened; a tensor that is
+# alone on its device is traced, not computed.
+ACCEPTED = {
+    "activation": "h dimensions, expert_offset size",
+    "activation_backward": "grad_u dimensions, h dimensions, expert_offset size",
+    "binned_gather": "x size, bins size",
+    "binned_plan": "bins size",
+    "binned_scatter": "x size, weights dimensions",
+    "block_dsd": "b size",
+    "clip_scale": "sum_squares device",
+    "cross_entropy": "logits size",
+    "cross_entropy_backward": "saved size",
+    "exclusive_cumsum": "x size dimensions device",
+    "expert_choice": "logits size device",
+    "gather": "x size, bins size",
+    "grouped_gemm_weight": "a size, b size",
+    "histogram": "x size dimensions device",
+    "inclusive_cumsum": "x size dimensions device",
+    "jitter": "x size dimensions device",
+    "normal_noise": "like size device",
+    "padded_gather": "x size",
+    "padded_scatter": "x size, weights dimensions",
+    "permute": "x size",
+    "quantize": "x size dimensions",
+    "replicate": "x type",
+    "replicate_backward": "grad size, bins size",
+    "rotary": "x size dimensions",
+    "rotary_backward": "grad_y size dimensions",
+    "route": "logits size device",
+    "route_backward": "logits size",
+    "route_forward": "logits size device",
+    "routing_plan": "ids size device",
+    "routing_plan_tiles": "ids size device",
+    "scatter": "x size, weights dimensions, bins size",
+    "sinkhorn": "logits size device",
+    "slot_dot": "slot_row size",
+    "sort": "x size device",
+    "sum_squares": "tensors size dimensions",
+    "topology": "padded_bins size device",
+}
+
+
+class Operators(unittest.TestCase):
+    def check(self, name, arguments):
+        with self.subTest(name):
+            opcheck(getattr(OPS, name).default, arguments,
+                    test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
+
+    def test_schema_tracing_and_gradients_of_every_operator(self):
+        with_grad, plain = Sample(True).differentiable(True), Sample(False).plain()
+        self.assertEqual(set(with_grad) | set(plain), registered())
+        for name, arguments in [*with_grad.items(), *plain.items()]:
+            self.check(name, arguments)
+
+    def test_traced_gradients_equal_the_eager_ones(self):
+        for name, arguments in Sample(True).differentiable(True).items():
+            operator = getattr(OPS, name).default
+            with self.subTest(name):
+                # opcheck adds up all results, which fails where the first is of integers.
+                if isinstance(operator(*arguments), torch.Tensor) or name == "norm":
+                    opcheck(operator, arguments, test_utils=("test_aot_dispatch_static",))
+                else:
+                    self.same_gradients(operator, arguments)
+
+    def same_gradients(self, operator, arguments):
+        def total():
+            results = operator(*arguments)
+            return sum(t.cos().sum() for t in results if t.is_floating_point() and t.numel())
+
+        leaves = [t for t in arguments if isinstance(t, torch.Tensor) and t.requires_grad]
+        torch._dynamo.reset()
+        traced = torch.compile(total, backend="aot_eager", fullgraph=True, dynamic=False)
+        for got, want in zip(torch.autograd.grad(traced(), leaves),
+                             torch.autograd.grad(total(), leaves), strict=True):
+            self.assertTrue(got.equal(want))
+
+
+def tensors_of(name, arguments):
+    """(name, position, position in a list, the tensor) of each tensor."""
+    schema = getattr(OPS, name).default._schema
+    for i, (argument, given) in enumerate(zip(schema.arguments, arguments)):
+        if isinstance(given, torch.Tensor):
+            yield argument.name, i, None, given
+        elif isinstance(given, list):
+            for j, t in enumerate(given):
+                if isinstance(t, torch.Tensor):
+                    yield LISTED.get(argument.name, {j: argument.name})[j], i, j, t
+
+
+def wrong(t):
+    """The tensor with one thing wrong, and what."""
+    if t.dim() > 0 and t.size(-1) > 0:
+        yield "size", torch.cat([t, t.narrow(-1, 0, 1)], -1)
+    yield "dimensions", t.unsqueeze(0)
+    yield "type", t.to(torch.int16 if t.is_floating_point() else torch.float32)
+    yield "device", t.to("meta")
+
+
+class Refusals(unittest.TestCase):
+    def refusal(self, name, arguments, i, j, t):
+        changed = [list(a) if isinstance(a, list) else a for a in arguments]
+        if j is None:
+            changed[i] = t
+        else:
+            changed[i][j] = t
+        try:
+            getattr(OPS, name).default(*changed)
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+        return None
+
+    def test_every_operator_refuses_what_does_not_fit_and_says_what_must_be(self):
+        sample, accepted = Sample(False), {}
+        for name, arguments in {**sample.differentiable(False), **sample.plain()}.items():
+            for argument, i, j, given in tensors_of(name, arguments):
+                for kind, t in wrong(given):
+                    message = self.refusal(name, arguments, i, j, t)
+                    if message is None:
+                        accepted.setdefault(name, {}).setdefault(argument, {})[kind] = None
+                    else:
+                        self.assertIn(" must ", message, f"{name}: {kind} of {argument}")
+        said = {name: ", ".join(f"{argument} {' '.join(kinds)}" for argument, kinds in of.items())
+                for name, of in accepted.items()}
+        self.assertEqual(said, ACCEPTED)
+
+
+class Layer(torch.nn.Module):
+    """An MoE layer of operators alone."""
+
+    def __init__(self, bits=-1):
+        super().__init__()
+        torch.manual_seed(2)
+        self.bits = bits
+        self.router, self.scale = (torch.nn.Parameter(p) for p in (normal(E, D), torch.ones(D)))
+        self.w1, self.w2 = (torch.nn.Parameter(p) for p in (normal(E, 2 * F, D), normal(E, D, F)))
+
+    def forward(self, x):
+        h = OPS.norm(x, None, self.scale, None, "rms", 1e-5)[0]
+        logits = torch.nn.functional.linear(h, self.router)
+        ids, weights, *_ = OPS.route(logits, K, "softmax", "chosen", FACTORS, NONE)
+        return x + OPS.moe_ffn(h, weights, [self.w1, None, self.w2, None], plan_of(ids), "silu",
+                               LIMITS, True, self.bits, self.bits)
+
+
+def results(layer, run, x):
+    layer.zero_grad()
+    x = x.clone().requires_grad_()
+    y = run(x)
+    y.square().sum().backward()
+    return [y.detach(), x.grad, *(p.grad for p in layer.parameters())]
+
+
+class Compiled(unittest.TestCase):
+    def test_compiled_gradients_equal_the_eager_ones_bit_for_bit(self):
+        for bits in (-1, 8):
+            layer = Layer(bits)
+            want = results(layer, layer, normal(T, D))
+            for backend in ("eager", "aot_eager"):
+                torch._dynamo.reset()
+                run = torch.compile(layer, fullgraph=True, backend=backend, dynamic=False)
+                for tokens in (T, 9, 1):
+                    torch.manual_seed(tokens)
+                    x = normal(tokens, D)
+                    got, want = results(layer, run, x), results(layer, layer, x)
+                    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+                        self.assertTrue(a.equal(b), (bits, backend, tokens, i))
+
+    def test_an_exported_layer_gives_the_same_output(self):
+        layer, x = Layer().eval(), normal(T, D)
+        exported = torch.export.export(layer, (x,))
+        self.assertTrue(exported.module()(x).equal(layer(x)))
+        called = {str(n.target) for n in exported.run_decompositions().graph.nodes}
+        self.assertIn("troupe.moe_ffn_forward.default", called)
+
+
+class Memory(unittest.TestCase):
+    def test_m1_backward_keeps_x_and_h_and_few_bytes_a_row(self):
+        tokens, width, hidden = 64, 32, 16
+        ids = torch.stack([torch.randperm(E)[:K] for _ in range(tokens)]).int()
+        x = normal(tokens, width, dtype=torch.bfloat16, grad=True)
+        w1, w2 = (normal(E, *s, dtype=torch.bfloat16, grad=True)
+                  for s in ((2 * hidden, width), (width, hidden)))
+        weights, kept = torch.rand(tokens, K).requires_grad_(), {}
+
+        def pack(t):
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            y = OPS.moe_ffn(x, weights, [w1, None, w2, None], plan_of(ids), "silu", LIMITS)
+        for parameter in (w1, w2):
+            del kept[parameter.untyped_storage().data_ptr()]
+        rows = tokens * K
+        self.assertEqual(kept[x.untyped_storage().data_ptr()], 2 * tokens * width)
+        rest = sum(kept.values()) - 2 * tokens * width - 4 * rows * hidden
+        self.assertGreater(rest, 0)
+        self.assertLessEqual(rest, 24 * rows)
+        y.sum().backward()
+        self.assertIsNotNone(x.grad)
+
+
+if __name__ == "__main__":
+    unittest.main()
