@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <memory>
 #include <optional>
@@ -35,6 +36,21 @@ TEST(Param, I1_ExpertsHaveTheBitsOfATensorNamedWithTheGlobalNumber) {
   const at::Tensor one = whole(Param::of({3, 7}, kNormal), "layers.3.moe.experts.4.w1");
   EXPECT_TRUE(all[4].equal(one));
   EXPECT_EQ(expert_name("w1", 2), "2.w1");
+}
+
+size_t peak_resident_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<size_t>(usage.ru_maxrss) << 10;
+}
+
+// The whole would be 8 GiB; the bound is rule I1's.
+TEST(Param, I1_ARankNeverMakesTheWholeTensor) {
+  const HeldExperts held = std::vector<int64_t>{7};
+  Param p = Param::of_experts({2048, 1024, 1024}, kNormal, held);
+  const size_t before = peak_resident_bytes(), shard = size_t{4} << 20;
+  EXPECT_EQ(whole(p, "w1").numel(), 1024 * 1024);
+  EXPECT_LE(peak_resident_bytes(), before + shard + (size_t{64} << 20));
 }
 
 TEST(Param, I1_ABoxHasTheBitsOfItsPlaceInTheWhole) {
