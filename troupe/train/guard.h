@@ -1,0 +1,62 @@
+// What stands between a gradient and the weights: the scale of fp16's loss, and the test for values
+// that are not finite or far out of line. Both are plain state that a checkpoint keeps.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace troupe {
+
+// fp16's gradients are computed of scale * loss. After `hysteresis` steps that overflow (not
+// necessarily in a row) the scale halves, and halves again at each further one; after `window` good
+// steps in a row it doubles and the hysteresis is whole again.
+struct LossScaleConfig {
+  double initial = 4294967296;  // 2^32
+  int64_t window = 1000;
+  int64_t hysteresis = 2;
+  double least = 1;
+  static void visit(auto& c, auto&& f) {
+    f("initial", c.initial);
+    f("window", c.window);
+    f("hysteresis", c.hysteresis);
+    f("least", c.least);
+  }
+};
+struct LossScaleState {
+  double scale = 1;
+  int64_t good = 0;
+  int64_t left = 2;  // of the hysteresis
+  static void visit(auto& c, auto&& f) {
+    f("scale", c.scale);
+    f("good", c.good);
+    f("left", c.left);
+  }
+};
+LossScaleState start_of(const LossScaleConfig& config);
+void update(LossScaleState& state, const LossScaleConfig& config, bool overflow);
+
+// A loss or a gradient's norm is a spike if it lies more than `sigmas` standard deviations above
+// the mean of the last `window` steps that were not. There is no verdict before `window` / 2 steps.
+struct SpikeConfig {
+  double sigmas = 6;  // 0: off
+  int64_t window = 128;
+  bool skip = false;  // leave the step out, instead of saying so
+  static void visit(auto& c, auto&& f) {
+    f("sigmas", c.sigmas);
+    f("window", c.window);
+    f("skip", c.skip);
+  }
+};
+struct SpikeState {
+  std::vector<double> losses = {}, norms = {};  // the newest last
+  static void visit(auto& c, auto&& f) {
+    f("losses", c.losses);
+    f("norms", c.norms);
+  }
+};
+// "loss 9.1 is 7.3 sigma above the last 128 steps", or nothing; then the values join the window.
+std::string judge(SpikeState& state, const SpikeConfig& config, double loss, double norm);
+
+}  // namespace troupe

@@ -1,0 +1,184 @@
+#include "troupe/train/optimizer.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/lerp.h>
+#include <ATen/ops/linalg_matrix_norm.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/sign.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "troupe/core/check.h"
+#include "troupe/ops/adamw.h"
+
+namespace troupe {
+namespace {
+
+void round_copy(Bucket& b) {
+  if (b.has_master()) b.value.copy_(b.master);
+}
+
+class AdamWOptimizer : public Optimizer {
+ public:
+  explicit AdamWOptimizer(const AdamWConfig& config) : config_(config) {}
+
+  std::vector<std::string> state_names(const Bucket&) const override { return {"m", "v"}; }
+
+  void update(const ParamStore&, Bucket& b, const UpdateStep& s) override {
+    AdamWTensors tensors{.param = b.master, .m = b.state[0], .v = b.state[1]};
+    if (b.has_master()) tensors.copy = b.value;
+    adamw_(tensors, b.grad, s.grad_scale, s.step,
+           {.lr = s.lr,
+            .beta1 = config_.betas[0],
+            .beta2 = config_.betas[1],
+            .eps = config_.eps,
+            .weight_decay = s.weight_decay});
+  }
+
+ private:
+  AdamWConfig config_;
+};
+
+class Sgd : public Optimizer {
+ public:
+  explicit Sgd(const SgdConfig& config) : config_(config) {}
+
+  std::vector<std::string> state_names(const Bucket&) const override { return {"momentum"}; }
+
+  void update(const ParamStore&, Bucket& b, const UpdateStep& s) override {
+    b.grad.mul_(s.grad_scale);
+    b.state[0].mul_(config_.momentum).add_(b.grad);
+    b.master.mul_(1 - s.lr * s.weight_decay).add_(b.state[0], -s.lr);
+    round_copy(b);
+  }
+
+ private:
+  SgdConfig config_;
+};
+
+class Lion : public Optimizer {
+ public:
+  explicit Lion(const LionConfig& config) : config_(config) {}
+
+  std::vector<std::string> state_names(const Bucket&) const override { return {"m"}; }
+
+  void update(const ParamStore&, Bucket& b, const UpdateStep& s) override {
+    b.grad.mul_(s.grad_scale);
+    at::Tensor& m = b.state[0];
+    const at::Tensor direction = at::sign(at::lerp(m.to(at::kFloat), b.grad, 1 - config_.betas[0]));
+    b.master.mul_(1 - s.lr * s.weight_decay).add_(direction, -s.lr);
+    m.mul_(config_.betas[1]).add_(b.grad, 1 - config_.betas[1]);
+    round_copy(b);
+  }
+
+ private:
+  LionConfig config_;
+};
+
+class Muon : public Optimizer {
+ public:
+  explicit Muon(const MuonConfig& config) : config_(config), others_(config) {}
+
+  std::vector<std::string> state_names(const Bucket& b) const override {
+    return b.key.matrix ? std::vector<std::string>{"momentum"} : others_.state_names(b);
+  }
+
+  void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
+    if (!b.key.matrix) return others_.update(store, b, s);
+    b.grad.mul_(s.grad_scale);
+    at::Tensor& v = b.state[0];
+    v.mul_(config_.momentum).add_(b.grad, 1 - config_.momentum);
+    const at::Tensor u = at::lerp(b.grad, v.to(at::kFloat), config_.momentum);
+    b.master.mul_(1 - s.lr * s.weight_decay);
+    for (const int64_t slot : b.members) {
+      // The last two dimensions of the box are the matrix: [E, 2, F, D] is 2 E of [F, D].
+      const std::vector<int64_t>& size = store.slots()[static_cast<size_t>(slot)].named.param->size;
+      const int64_t rows = size[size.size() - 2], columns = size.back();
+      if (rows == 0 || columns == 0) continue;
+      const at::Tensor o = newton_schulz(store.part(slot, u).view({-1, rows, columns}));
+      const double scale = 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)));
+      store.part(slot, b.master).add_(o.reshape({-1}), -s.lr * scale);
+    }
+    round_copy(b);
+  }
+
+ private:
+  MuonConfig config_;
+  AdamWOptimizer others_;
+};
+
+void check_betas(const std::vector<double>& betas, std::vector<std::string>& out) {
+  const auto outside = [](double b) { return !(0 <= b && b < 1); };
+  if (betas.size() != 2 || std::any_of(betas.begin(), betas.end(), outside)) {
+    out.emplace_back("betas must be two numbers from 0 to below 1");
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Optimizer> AdamWConfig::build() const {
+  return std::make_unique<AdamWOptimizer>(*this);
+}
+std::unique_ptr<Optimizer> SgdConfig::build() const {
+  return std::make_unique<Sgd>(*this);
+}
+std::unique_ptr<Optimizer> LionConfig::build() const {
+  return std::make_unique<Lion>(*this);
+}
+std::unique_ptr<Optimizer> MuonConfig::build() const {
+  return std::make_unique<Muon>(*this);
+}
+
+const OptimizerBase& base_of(const OptimizerConfig& config) {
+  return std::visit([](const auto& c) -> const OptimizerBase& { return c; }, config);
+}
+
+std::vector<std::string> optimizer_faults(const OptimizerConfig& config) {
+  std::vector<std::string> out;
+  const OptimizerBase& base = base_of(config);
+  if (!(base.lr >= 0)) out.push_back("lr " + to_text(base.lr) + " must not be negative");
+  if (!(base.weight_decay >= 0)) {
+    out.push_back("weight_decay " + to_text(base.weight_decay) + " must not be negative");
+  }
+  if (const auto* adamw = std::get_if<AdamWConfig>(&config)) check_betas(adamw->betas, out);
+  if (const auto* muon = std::get_if<MuonConfig>(&config)) check_betas(muon->betas, out);
+  if (const auto* lion = std::get_if<LionConfig>(&config)) check_betas(lion->betas, out);
+  return out;
+}
+
+BucketKey bucket_key(const OptimizerBase& config, const NamedParam& named) {
+  const Param& p = *named.param;
+  BucketKey key{.matrix = p.group == Group::kMatrix && p.size.size() >= 2,
+                .decay = p.group != Group::kNoDecay && p.shown.size() >= 2};
+  for (const ParamGroup& group : config.groups) {
+    if (!matches(group.names, named.name)) continue;
+    key.lr_scale = group.lr_scale;
+    key.decay = group.decay && p.group != Group::kNoDecay && p.shown.size() >= 2;
+  }
+  return key;
+}
+
+bool is_frozen(const OptimizerBase& config, const std::string& name) {
+  bool frozen = false;
+  for (const ParamGroup& group : config.groups) {
+    if (matches(group.names, name)) frozen = group.frozen;
+  }
+  return frozen;
+}
+
+at::Tensor newton_schulz(const at::Tensor& x) {
+  const bool tall = x.size(-2) > x.size(-1);
+  at::Tensor y = x.to(at::kFloat);
+  if (tall) y = y.transpose(-2, -1);
+  y = y / (at::linalg_matrix_norm(y, "fro", {-2, -1}, /*keepdim=*/true) + 1e-7);
+  for (int i = 0; i < 5; ++i) {
+    const at::Tensor gram = at::matmul(y, y.transpose(-2, -1));
+    const at::Tensor both = gram * -4.7750 + at::matmul(gram, gram) * 2.0315;
+    y = y * 3.4445 + at::matmul(both, y);
+  }
+  return tall ? y.transpose(-2, -1) : y;
+}
+
+}  // namespace troupe

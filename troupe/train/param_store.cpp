@@ -1,0 +1,140 @@
+#include "troupe/train/param_store.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "troupe/core/check.h"
+
+namespace troupe {
+namespace {
+
+constexpr int64_t kAlign = 16;  // elements of f32: 64 bytes
+
+int64_t bad_count(const at::Tensor& x) {
+  return x.numel() - at::isfinite(x).sum().item<int64_t>();
+}
+
+}  // namespace
+
+ParamStore::ParamStore(std::vector<NamedParam> params, const at::TensorOptions& options,
+                       const std::function<BucketKey(const NamedParam&)>& key_of) {
+  for (NamedParam& named : params) {
+    Param& p = *named.param;
+    if (!p.trainable()) {
+      p.allocate(options);
+      others_.push_back(std::move(named));
+      continue;
+    }
+    const BucketKey key = key_of(named);
+    const at::ScalarType dtype = p.fp32 ? at::kFloat : options.dtype().toScalarType();
+    auto bucket = std::find_if(buckets_.begin(), buckets_.end(),
+                               [&](const Bucket& b) { return b.key == key && b.dtype == dtype; });
+    if (bucket == buckets_.end()) {
+      bucket = buckets_.insert(bucket, Bucket{.key = key, .dtype = dtype});
+    }
+    bucket->members.push_back(static_cast<int64_t>(slots_.size()));
+    slots_.push_back({std::move(named), bucket - buckets_.begin(), bucket->size});
+    bucket->size += (p.numel() + kAlign - 1) / kAlign * kAlign;
+  }
+  for (Bucket& b : buckets_) {
+    b.value = at::zeros({b.size}, options.dtype(b.dtype));
+    b.master = b.has_master() ? at::zeros({b.size}, options.dtype(at::kFloat)) : b.value;
+    b.grad = at::zeros({b.size}, options.dtype(at::kFloat));
+    for (const int64_t s : b.members) {
+      Param& p = *slots_[static_cast<size_t>(s)].named.param;
+      p.value = part(s, b.value).view(p.shown).detach().set_requires_grad(true);
+    }
+  }
+  has_grad_.assign(slots_.size(), 0);
+}
+
+void ParamStore::initialise_all(uint64_t seed) {
+  for (const Slot& slot : slots_) initialise(*slot.named.param, slot.named.name, seed);
+  for (const NamedParam& other : others_) initialise(*other.param, other.name, seed);
+  masters_from_values();
+}
+
+void ParamStore::masters_from_values() {
+  for (Bucket& b : buckets_) {
+    if (b.has_master()) b.master.copy_(b.value);
+  }
+}
+
+void ParamStore::values_from_masters() {
+  for (Bucket& b : buckets_) {
+    if (b.has_master()) b.value.copy_(b.master);
+  }
+}
+
+void ParamStore::begin_step() {
+  std::fill(has_grad_.begin(), has_grad_.end(), 0);
+}
+
+void ParamStore::add(int64_t slot, const at::Tensor& grad) {
+  if (!grad.defined()) return;
+  const auto s = static_cast<size_t>(slot);
+  const at::NoGradGuard no_grad;
+  at::Tensor into = part(slot, buckets_[static_cast<size_t>(slots_[s].bucket)].grad).view_as(grad);
+  has_grad_[s] != 0 ? into.add_(grad) : into.copy_(grad);
+  has_grad_[s] = 1;
+}
+
+void ParamStore::end_step() {
+  for (size_t s = 0; s < slots_.size(); ++s) {
+    if (has_grad_[s] != 0) continue;
+    part(static_cast<int64_t>(s), buckets_[static_cast<size_t>(slots_[s].bucket)].grad).zero_();
+  }
+}
+
+int64_t ParamStore::slot_of(const Param* param) const {
+  const auto found = std::find_if(slots_.begin(), slots_.end(),
+                                  [&](const Slot& slot) { return slot.named.param == param; });
+  return found == slots_.end() ? -1 : found - slots_.begin();
+}
+
+at::Tensor ParamStore::part(int64_t slot, const at::Tensor& buffer) const {
+  const Slot& s = slots_[static_cast<size_t>(slot)];
+  return buffer.narrow(0, s.offset, s.named.param->numel());
+}
+
+std::vector<at::Tensor> ParamStore::grads() const {
+  std::vector<at::Tensor> out;
+  for (const Bucket& b : buckets_) out.push_back(b.grad);
+  return out;
+}
+
+std::vector<BadValue> bad_values(const ParamStore& store, at::Tensor Bucket::*buffer) {
+  std::vector<BadValue> out;
+  for (size_t s = 0; s < store.slots().size(); ++s) {
+    const ParamStore::Slot& slot = store.slots()[s];
+    const Param& p = *slot.named.param;
+    const at::Tensor all = store.part(static_cast<int64_t>(s),
+                                      store.buckets()[static_cast<size_t>(slot.bucket)].*buffer);
+    if (bad_count(all) == 0) continue;
+    if (!p.per_expert) {
+      out.push_back({slot.named.name, bad_count(all), all.numel()});
+      continue;
+    }
+    const int64_t each = all.numel() / static_cast<int64_t>(p.experts.size());
+    for (size_t e = 0; e < p.experts.size(); ++e) {
+      const int64_t bad = bad_count(all.narrow(0, static_cast<int64_t>(e) * each, each));
+      if (bad > 0) out.push_back({expert_name(slot.named.name, p.experts[e]), bad, each});
+    }
+  }
+  return out;
+}
+
+bool matches(std::string_view pattern, std::string_view name) {
+  const size_t star = pattern.find('*');
+  if (star == std::string_view::npos) return pattern == name;
+  if (name.substr(0, star) != pattern.substr(0, star)) return false;
+  for (size_t i = star; i <= name.size(); ++i) {
+    if (matches(pattern.substr(star + 1), name.substr(i))) return true;
+  }
+  return false;
+}
+
+}  // namespace troupe

@@ -1,0 +1,51 @@
+#include "troupe/train/record.h"
+
+#include <cmath>
+
+#include "troupe/core/text.h"
+
+namespace troupe {
+namespace {
+
+std::string number(double value) {
+  return std::isfinite(value) ? to_text(value) : "null";
+}
+
+}  // namespace
+
+void Record::add(std::string_view name, double value) {
+  add_json(name, number(value));
+  scalars_.emplace_back(name, value);
+}
+
+void Record::add(std::string_view name, int64_t value) {
+  add_json(name, to_text(value));
+  scalars_.emplace_back(name, static_cast<double>(value));
+}
+
+void Record::add(std::string_view name, std::string_view text) {
+  add_json(name, to_text(std::string(text)));
+}
+
+void Record::add(std::string_view name, std::span<const double> values) {
+  std::string list = "[";
+  for (const double value : values) list += (list.size() > 1 ? "," : "") + number(value);
+  add_json(name, list + "]");
+}
+
+void Record::add_json(std::string_view name, std::string_view json) {
+  body_ += (body_.empty() ? "" : ",") + to_text(std::string(name)) + ":" + std::string(json);
+}
+
+double Record::scalar(std::string_view name, double otherwise) const {
+  for (const auto& [own, value] : scalars_) {
+    if (own == name) return value;
+  }
+  return otherwise;
+}
+
+std::string Record::json() const {
+  return "{" + body_ + "}";
+}
+
+}  // namespace troupe

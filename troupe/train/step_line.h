@@ -1,0 +1,28 @@
+// The line that a step prints, and Megatron-LM's for those whose tools read that one.
+//   step 1200/20000  loss 3.412  lr 2.98e-04  gnorm 0.83  tok/s 181.4k  mfu 41.2%
+//   mem 61.3/80.0G  data 0.4%  load 1.31 dead 0 drop 0.0%  eta 2h14m          (all one line)
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "troupe/core/text.h"
+#include "troupe/train/record.h"
+#include "troupe/train/span.h"
+
+namespace troupe {
+
+enum class LineFormat { kTroupe, kMegatron };
+constexpr auto names_of(LineFormat) {
+  return std::array{Named{"troupe", LineFormat::kTroupe}, Named{"megatron", LineFormat::kMegatron}};
+}
+
+// Of the record's scalars, those that it has: loss, lr, grad_norm, tokens_s, mfu, data_wait,
+// moe/load, moe/dead, moe/dropped, skipped, loss_scale, ... `run` is how long the whole run is.
+std::string step_line(LineFormat format, const Record& record, const Position& now,
+                      const Position& run);
+
+std::string short_number(double value);  // 181.4k, 2.08M
+std::string short_time(double seconds);  // 2h14m, 3m05s, 12s
+
+}  // namespace troupe
