@@ -37,6 +37,12 @@ void Record::add_json(std::string_view name, std::string_view json) {
   body_ += (body_.empty() ? "" : ",") + to_text(std::string(name)) + ":" + std::string(json);
 }
 
+void Record::set(std::string_view name, double value) {
+  for (auto& [own, old] : scalars_) {
+    if (own == name) old = value;
+  }
+}
+
 double Record::scalar(std::string_view name, double otherwise) const {
   for (const auto& [own, value] : scalars_) {
     if (own == name) return value;

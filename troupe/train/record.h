@@ -17,6 +17,9 @@ class Record {
   void add(std::string_view name, std::span<const double> values);
   void add_json(std::string_view name, std::string_view json);  // finished JSON
 
+  // Changes a number for scalar() and step lines; the JSON stays as it is.
+  void set(std::string_view name, double value);
+
   // The numbers among them: what TensorBoard shows.
   const std::vector<std::pair<std::string, double>>& scalars() const { return scalars_; }
   double scalar(std::string_view name, double otherwise = 0) const;

@@ -1,0 +1,14 @@
+// Model FLOPs utilisation: FLOPs that the model needs (not those of recomputation, padding, dropped
+// pairs) over what the device could do. FLOPs per token: nn/models/costs.h.
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+namespace troupe {
+
+// Dense bf16 peak in FLOP/s by the device's name, "NVIDIA H100 80GB HBM3"; nothing if it is not
+// known: then FLOP/s are shown and MFU is not.
+std::optional<double> peak_flops(std::string_view device_name);
+
+}  // namespace troupe

@@ -1,0 +1,60 @@
+#include "troupe/train/signals.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+
+#include "troupe/core/check.h"
+
+namespace troupe {
+namespace {
+
+sigset_t waited() {
+  sigset_t out;
+  sigemptyset(&out);
+  for (const int s : {SIGTERM, SIGINT, SIGUSR1, SIGUSR2}) sigaddset(&out, s);
+  return out;
+}
+
+}  // namespace
+
+Signals::Signals() {
+  const sigset_t set = waited();
+  for (const int s : {SIGHUP, SIGPIPE, SIGXFSZ}) ::signal(s, SIG_IGN);
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  signals_ = ::signalfd(-1, &set, SFD_CLOEXEC);
+  end_ = ::eventfd(0, EFD_CLOEXEC);
+  TROUPE_CHECK(signals_ >= 0 && end_ >= 0, "no file descriptors are left for signals");
+  thread_ = std::thread([this] { wait(); });
+}
+
+Signals::~Signals() {
+  const uint64_t one = 1;
+  if (::write(end_, &one, sizeof(one)) == sizeof(one)) thread_.join();
+  ::close(signals_);
+  ::close(end_);
+}
+
+void Signals::wait() {
+  std::array<pollfd, 2> ready = {pollfd{signals_, POLLIN, 0}, pollfd{end_, POLLIN, 0}};
+  while (::poll(ready.data(), ready.size(), -1) >= 0 || errno == EINTR) {
+    if (ready[1].revents != 0) return;
+    signalfd_siginfo info{};
+    if (ready[0].revents == 0 || ::read(signals_, &info, sizeof(info)) != sizeof(info)) continue;
+    const int number = static_cast<int>(info.ssi_signo);
+    if (number == SIGUSR1) save_ = true;
+    if (number == SIGUSR2) status_ = true;
+    if (number != SIGTERM && number != SIGINT) continue;
+    // What is published stays whole at any instant, so that leaving here loses no checkpoint.
+    if (stop_.exchange(number) != 0) std::_Exit(128 + number);
+  }
+}
+
+}  // namespace troupe

@@ -1,0 +1,35 @@
+// Signals as flags that the loop reads between steps. A thread waits for them, so that no code of
+// ours runs inside a signal handler, and a process with number 1 gets them too.
+//   SIGTERM, SIGINT   once: stop after this step, with a checkpoint. Twice: leave at once, 128 + n
+//   SIGUSR1           save a checkpoint now
+//   SIGUSR2           say where the run is
+//   SIGHUP, SIGPIPE, SIGXFSZ are ignored: a closed terminal or pipe does not end a run
+#pragma once
+
+#include <atomic>
+#include <thread>
+
+namespace troupe {
+
+class Signals {
+ public:
+  // Blocks the signals in this thread; make it before any other thread is started.
+  Signals();
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+  ~Signals();
+
+  int stop() const { return stop_; }  // the signal, or 0
+  bool take_save() { return save_.exchange(false); }
+  bool take_status() { return status_.exchange(false); }
+
+ private:
+  void wait();
+
+  std::atomic<int> stop_ = 0;
+  std::atomic<bool> save_ = false, status_ = false;
+  int signals_ = -1, end_ = -1;  // a signalfd and an eventfd
+  std::thread thread_;
+};
+
+}  // namespace troupe
