@@ -11,7 +11,7 @@
 namespace troupe {
 namespace {
 
-Schedule accumulate(StepWork work) {
+Schedule accumulate(const StepWork& work) {
   return build_schedule(Accumulate{}, work);
 }
 

@@ -26,7 +26,7 @@
 namespace troupe {
 
 struct StepInput {
-  std::vector<Batch> microbatches;
+  std::vector<Batch> microbatches = {};
   double weight_sum = 1;
   double loss_scale = 1;
   Context context = {};  // training, seed, step; the executor fills in the rest

@@ -79,10 +79,10 @@ std::vector<Batch> batches(int64_t microbatches) {
 }
 
 struct Bench {
-  explicit Bench(const std::string& faults = "")
+  explicit Bench(const std::string& points = "")
       : store(params(model), at::TensorOptions(at::kFloat),
               [](const NamedParam&) { return BucketKey{}; }),
-        faults(faults) {
+        faults(points) {
     store.initialise_all(3);
   }
   static std::vector<NamedParam> params(Model& model) {

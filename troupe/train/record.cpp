@@ -29,12 +29,19 @@ void Record::add(std::string_view name, std::string_view text) {
 
 void Record::add(std::string_view name, std::span<const double> values) {
   std::string list = "[";
-  for (const double value : values) list += (list.size() > 1 ? "," : "") + number(value);
-  add_json(name, list + "]");
+  for (const double value : values) {
+    if (list.size() > 1) list += ',';
+    list += number(value);
+  }
+  list += ']';
+  add_json(name, list);
 }
 
 void Record::add_json(std::string_view name, std::string_view json) {
-  body_ += (body_.empty() ? "" : ",") + to_text(std::string(name)) + ":" + std::string(json);
+  if (!body_.empty()) body_ += ',';
+  body_ += to_text(std::string(name));
+  body_ += ':';
+  body_ += json;
 }
 
 void Record::set(std::string_view name, double value) {
@@ -51,7 +58,10 @@ double Record::scalar(std::string_view name, double otherwise) const {
 }
 
 std::string Record::json() const {
-  return "{" + body_ + "}";
+  std::string out = "{";
+  out += body_;
+  out += '}';
+  return out;
 }
 
 }  // namespace troupe
