@@ -41,6 +41,38 @@ std::string_view explain(Code code) {
     case Code::kBadJson:
       return "A JSON document is malformed, names a field twice, or is far larger or deeper than "
              "any of ours is. The message names the file and the place in it.";
+    case Code::kBadTokenFile:
+      return "A token file is not what its format says: a wrong first word, a count that the file "
+             "cannot hold, offsets that go back, a size that does not fit. The message names file, "
+             "offset, what was found and what was expected. Usually the file was cut while it was "
+             "copied: copy it again, or build it again.";
+    case Code::kBadToken:
+      return "A token id is not below the size of the vocabulary, or negative. The message names "
+             "file, sequence and position. The data was made with another tokenizer, or the "
+             "model's vocabulary is too small.";
+    case Code::kTooFewTokens:
+      return "A data set has fewer tokens than one sample needs, or none at all. The message says "
+             "how many there are and how many are needed: use a shorter sequence or more data.";
+    case Code::kDataChanged:
+      return "A data file was cut, written to or replaced while the run was reading it. What the "
+             "run saw before came from the old file: leave data files alone while they are in "
+             "use.";
+    case Code::kSourceUsedUp:
+      return "A source of the mix has been read `max_epochs` times and the run asks for more. "
+             "Raise max_epochs, lower the source's weight, or train on fewer tokens.";
+    case Code::kBadDocument:
+      return "A line of a JSONL file is not a document: no JSON object, the key is missing or "
+             "holds no text, or the line is too long. The message names file and line. Mend it, "
+             "or set `on_bad: skip`, which counts such lines and goes on.";
+    case Code::kBadShard:
+      return "A shard of an MDS data set is damaged: its size or hash is not what index.json "
+             "says, or an offset in it points elsewhere. Copy the shard again.";
+    case Code::kOtherTokenizer:
+      return "The data was made with another tokenizer than the recipe's. The ids mean other "
+             "words: build the data again, or name the tokenizer that made it.";
+    case Code::kOutputExists:
+      return "The output is there already, or another process is making it. Nothing is "
+             "overwritten: choose another name, delete the old files, or set `replace: true`.";
     case Code::kUnreadableCheckpoint:
       return "A file of a checkpoint or a model folder cannot be opened or read, or is not a "
              "regular file. An older checkpoint of the same run may be intact: see `troupe "

@@ -18,6 +18,10 @@ const char* kind_of(mode_t mode) {
   return "a device";
 }
 
+int64_t written_ns(const struct stat& info) {
+  return int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec;
+}
+
 }  // namespace
 
 void fail_file(Code code, const std::string& path, const std::string& operation, int error,
@@ -33,6 +37,9 @@ InputFile::InputFile(std::string path, Code fault) : path_(std::move(path)), fau
   const int error = ::fstat(fd_, &info) == 0 ? 0 : errno;
   if (error == 0 && S_ISREG(info.st_mode)) {
     size_ = info.st_size;
+    written_ns_ = written_ns(info);
+    device_ = info.st_dev;
+    inode_ = info.st_ino;
     return;
   }
   ::close(std::exchange(fd_, -1));  // A constructor that throws runs no destructor.
@@ -44,18 +51,38 @@ InputFile::InputFile(InputFile&& other) noexcept
     : path_(std::move(other.path_)),
       fault_(other.fault_),
       fd_(std::exchange(other.fd_, -1)),
-      size_(other.size_) {}
+      size_(other.size_),
+      written_ns_(other.written_ns_),
+      device_(other.device_),
+      inode_(other.inode_) {}
 
 InputFile& InputFile::operator=(InputFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(fault_, other.fault_);
   std::swap(fd_, other.fd_);
   std::swap(size_, other.size_);
+  std::swap(written_ns_, other.written_ns_);
+  std::swap(device_, other.device_);
+  std::swap(inode_, other.inode_);
   return *this;
 }
 
 InputFile::~InputFile() {
   if (fd_ >= 0) ::close(fd_);
+}
+
+void InputFile::require_unchanged(Code changed) const {
+  struct stat info {};
+  if (::stat(path_.c_str(), &info) != 0) fail_file(changed, path_, "find again", errno);
+  if (info.st_size != size_) {
+    fail(changed, path_, "has", info.st_size, "bytes now and had", size_, "when it was opened");
+  }
+  if (info.st_dev != device_ || info.st_ino != inode_) {
+    fail(changed, path_, "was replaced by another file since it was opened");
+  }
+  if (written_ns(info) != written_ns_) {
+    fail(changed, path_, "was written to since it was opened");
+  }
 }
 
 void InputFile::read_at(int64_t offset, std::span<std::byte> out) const {

@@ -25,6 +25,8 @@ class InputFile {
 
   const std::string& path() const { return path_; }
   int64_t size() const { return size_; }  // when it was opened
+  // Throws `changed` if the file has been cut, grown, written to or replaced since it was opened.
+  void require_unchanged(Code changed) const;
   // Fills `out` from `offset`. A file that ends before that is a fault.
   void read_at(int64_t offset, std::span<std::byte> out) const;
 
@@ -34,6 +36,8 @@ class InputFile {
   Code fault_;
   int fd_ = -1;
   int64_t size_ = 0;
+  int64_t written_ns_ = 0;  // when it was last written to
+  uint64_t device_ = 0, inode_ = 0;
 };
 
 // The whole of a small file; more than `limit` bytes are refused before they are read.

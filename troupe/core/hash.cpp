@@ -53,6 +53,10 @@ Hash128 hash128(std::span<const std::byte> bytes) {
   return ours(XXH3_128bits(bytes.data(), bytes.size()));
 }
 
+uint64_t xxh64(std::span<const std::byte> bytes) {
+  return XXH64(bytes.data(), bytes.size(), 0);
+}
+
 Hasher::Hasher() : state_(new State) {
   XXH3_INITSTATE(&state_->xxh);
   XXH3_128bits_reset(&state_->xxh);

@@ -1,4 +1,5 @@
-// XXH3 checksums: for data that may be damaged, not for data that may be forged.
+// xxHash checksums, XXH3 unless said otherwise: for data that may be damaged, not for data that may
+// be forged.
 #pragma once
 
 #include <cstddef>
@@ -27,6 +28,9 @@ Hash128 hash128(std::span<const std::byte> bytes);
 inline uint64_t hash64(std::string_view text) {
   return hash64(std::as_bytes(std::span(text)));
 }
+
+// The older hash XXH64, seed 0, that other tools' files name.
+uint64_t xxh64(std::span<const std::byte> bytes);
 
 // The same hashes of bytes that come in pieces; the cuts between the pieces do not matter.
 class Hasher {

@@ -61,6 +61,11 @@ TEST(Hash, SeesEveryFlippedBit) {
   EXPECT_EQ(seen.size(), 8 * text.size() + 1);
 }
 
+TEST(Hash, Xxh64IsTheOlderHash) {
+  EXPECT_EQ(hex(xxh64(bytes(""))), "ef46db3751d8e999");
+  EXPECT_EQ(hex(xxh64(bytes("abc"))), "44bc2cf5ad770999");
+}
+
 TEST(Hash, HexReadsBack) {
   const Hash128 hash = hash128(bytes("x"));
   Hash128 back;
