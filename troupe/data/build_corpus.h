@@ -1,0 +1,80 @@
+// `data build`: a corpus of text becomes PREFIX.bin, PREFIX.idx and PREFIX.json (for chats also
+// PREFIX.weights), the same bytes for any number of workers, the bytes of Megatron's tools for
+// JSONL.
+//
+// Lines are encoded by all cores, in pieces, and written in their order; memory is a few pieces for
+// each worker and does not grow with the corpus. Every 256 MiB of text what is there is synced and
+// noted in PREFIX.building: the same command, after a kill or a power cut, goes on from there if
+// neither settings nor files have changed, and else begins anew.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "troupe/core/log.h"
+#include "troupe/core/publish.h"
+#include "troupe/core/units.h"
+#include "troupe/data/build_info.h"
+#include "troupe/data/documents.h"
+
+namespace troupe {
+
+enum class OnBad { kStop, kSkip };
+constexpr auto names_of(OnBad) {
+  return std::array{Named{"stop", OnBad::kStop}, Named{"skip", OnBad::kSkip}};
+}
+
+struct BuildConfig {
+  std::vector<std::string> input;  // files, folders, patterns: read in this order
+  std::string output;              // PREFIX
+  CorpusFormat format = CorpusFormat::kAuto;
+  std::string key = "text";  // of JSONL; `messages` is usual for chats
+  bool append_eod = true;
+  OnBad on_bad = OnBad::kStop;
+  Bytes longest = {int64_t{64} << 20};  // line, or file where a file is a document
+  int workers = 0;                      // 0: one for each core
+  bool replace = false;                 // PREFIX may exist
+  ChatTemplate chat = {};
+  static void visit(auto& c, auto&& f) {
+    f("input", c.input);
+    f("output", c.output);
+    f("format", c.format);
+    f("key", c.key);
+    f("append_eod", c.append_eod);
+    f("on_bad", c.on_bad);
+    f("longest", c.longest);
+    f("workers", c.workers);
+    f("replace", c.replace);
+    f("chat", c.chat);
+  }
+};
+
+struct BuildTokenizer {
+  Encode encode;
+  int64_t vocab = 0;  // ids are below; decides between 2 and 4 bytes an id
+  std::optional<int32_t> eod = {};
+  std::string fingerprint = {};  // goes into PREFIX.json
+};
+
+struct BuildResult {
+  BuildInfo info;
+  int64_t sequences = 0;
+  int64_t text_bytes = 0;  // of the corpus
+  double seconds = 0;      // of this process
+  bool resumed = false;
+  std::vector<std::string> bad;  // the first ten documents that were skipped, with their place
+};
+
+// How a build works inside; a test makes pieces and notes small.
+struct BuildLimits {
+  int64_t piece = 1 << 20;
+  int64_t bytes_between_notes = int64_t{256} << 20;
+};
+
+void validate(const BuildConfig& config, const BuildTokenizer& tokenizer);
+BuildResult build_corpus(const BuildConfig& config, const BuildTokenizer& tokenizer, Fs& fs,
+                         const Log& log = {}, const BuildLimits& limits = {});
+
+}  // namespace troupe

@@ -1,0 +1,32 @@
+// PREFIX.json: what `data build` remembers of how it made PREFIX.bin. Files of other tools have
+// none.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace troupe {
+
+struct BuildInfo {
+  std::string tokenizer;  // its fingerprint; empty: not known
+  int64_t vocab = 0;      // 0: not known
+  int64_t documents = 0;
+  int64_t tokens = 0;
+  int64_t skipped = 0;  // documents that were bad
+  static void visit(auto& c, auto&& f) {
+    f("tokenizer", c.tokenizer);
+    f("vocab", c.vocab);
+    f("documents", c.documents);
+    f("tokens", c.tokens);
+    f("skipped", c.skipped);
+  }
+};
+
+std::optional<BuildInfo> read_build_info(const std::string& prefix);
+
+// Throws E3108 if the data says that another tokenizer than `tokenizer` made it. Where one of the
+// two is not known there is nothing to compare.
+void require_tokenizer(const std::string& prefix, const std::string& tokenizer);
+
+}  // namespace troupe

@@ -1,0 +1,107 @@
+// The section `data` of a recipe.
+//   data:
+//     train: [{path: corpus/train, weight: 2}, {kind: text, path: notes.txt, weight: 1}]
+//     valid: [{path: corpus/valid}]
+//     sequence: 4096
+//     tokenizer: tokenizer.json
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "troupe/core/text.h"
+#include "troupe/core/units.h"
+#include "troupe/data/sources.h"
+
+namespace troupe {
+
+enum class DataOrder {
+  kOurs,      // a function of seed and sample number; any number of epochs
+  kMegatron,  // what Megatron-LM would read (megatron_order.h); a fixed number of samples
+};
+constexpr auto names_of(DataOrder) {
+  return std::array{Named{"ours", DataOrder::kOurs}, Named{"megatron", DataOrder::kMegatron}};
+}
+
+enum class Packing { kConcat, kBestFit };  // sampler.h
+constexpr auto names_of(Packing) {
+  return std::array{Named{"concat", Packing::kConcat}, Named{"best_fit", Packing::kBestFit}};
+}
+
+// Where a document ends within a sample: what attention is masked by and positions begin anew at.
+enum class Documents {
+  kNone,       // nowhere: a sample is one document
+  kSequences,  // where a sequence of the source ends
+  kEod,        // behind each end-of-document id
+};
+constexpr auto names_of(Documents) {
+  return std::array{Named{"none", Documents::kNone}, Named{"sequences", Documents::kSequences},
+                    Named{"eod", Documents::kEod}};
+}
+
+// Fill in the middle, on ids: of a document x (as far as it lies in the sample), with chance
+// `rate`, two cuts are drawn and prefix | middle | suffix becomes
+//   [prefix] prefix [suffix] suffix [middle] middle        or, with chance `spm_rate` of these,
+//   [prefix] [suffix] suffix [middle] prefix middle
+// What no longer fits falls off the end of the sample.
+struct FimConfig {
+  double rate = 0.5;
+  double spm_rate = 0.5;
+  int32_t prefix = 0, middle = 0, suffix = 0;  // the ids of the three marks
+  static void visit(auto& c, auto&& f) {
+    f("rate", c.rate);
+    f("spm_rate", c.spm_rate);
+    f("prefix", c.prefix);
+    f("middle", c.middle);
+    f("suffix", c.suffix);
+  }
+};
+
+// A part of a curriculum: from the end of the stage before to `until`, counted in tokens of the
+// whole run; the last stage has no end. A source of several stages goes on where it was.
+struct StageConfig {
+  std::optional<Count> until;
+  std::vector<SourceConfig> train;
+  static void visit(auto& c, auto&& f) {
+    f("until", c.until);
+    f("train", c.train);
+  }
+};
+
+struct DataConfig {
+  std::vector<SourceConfig> train;
+  std::vector<StageConfig> stages;  // in place of `train`
+  std::vector<SourceConfig> valid;  // each is evaluated by itself, in order, once
+  std::string split;  // "969,30,1": parts of each file of `train` for training, validation, test
+  int64_t sequence = 1024;
+  std::string tokenizer;  // the file that made the ids; empty: not needed
+  DataOrder order = DataOrder::kOurs;
+  Packing packing = Packing::kConcat;
+  Documents documents = Documents::kNone;
+  bool eod_mask_loss = false;  // no loss where the input is the end-of-document id
+  std::optional<FimConfig> fim = {};
+  std::optional<int64_t> seed = {};  // of the order; absent: train.seed
+
+  static void visit(auto& c, auto&& f) {
+    f("train", c.train);
+    f("stages", c.stages);
+    f("valid", c.valid);
+    f("split", c.split);
+    f("sequence", c.sequence);
+    f("tokenizer", c.tokenizer);
+    f("order", c.order);
+    f("packing", c.packing);
+    f("documents", c.documents);
+    f("eod_mask_loss", c.eod_mask_loss);
+    f("fim", c.fim);
+    f("seed", c.seed);
+  }
+};
+
+// All that can be wrong without opening a file, in one Error: a line a fault.
+void validate(const DataConfig& config);
+
+}  // namespace troupe

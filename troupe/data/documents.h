@@ -1,0 +1,65 @@
+// Text to documents of ids: what a line or a file of a corpus means.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "troupe/core/text.h"
+
+namespace troupe {
+
+// Appends the ids of a text. Several threads call it at once.
+using Encode = std::function<void(std::string_view text, std::vector<int32_t>& ids)>;
+
+enum class CorpusFormat {
+  kAuto,   // by the file's name: .jsonl and .json are jsonl, all else text
+  kText,   // a file is a document
+  kLines,  // each line that is not empty is a document
+  kJsonl,  // each line is an object; the string under `key` is a document
+  kChat,   // each line is an object; `key` is a list of {"role": ..., "content": ...}
+};
+constexpr auto names_of(CorpusFormat) {
+  return std::array{Named{"auto", CorpusFormat::kAuto}, Named{"text", CorpusFormat::kText},
+                    Named{"lines", CorpusFormat::kLines}, Named{"jsonl", CorpusFormat::kJsonl},
+                    Named{"chat", CorpusFormat::kChat}};
+}
+
+// A conversation as text: for each message `open` with {role} replaced, its content, `close`. What
+// the `learn` role says is learnt, `close` behind it too; all else is context. The three parts are
+// encoded one by one, so that no id belongs to two of them.
+struct ChatTemplate {
+  std::string open = "<|im_start|>{role}\n";
+  std::string close = "<|im_end|>\n";
+  std::string learn = "assistant";
+  static void visit(auto& c, auto&& f) {
+    f("open", c.open);
+    f("close", c.close);
+    f("learn", c.learn);
+  }
+};
+
+struct DocumentRules {
+  CorpusFormat format = CorpusFormat::kJsonl;  // not kAuto
+  std::string key = "text";
+  std::optional<int32_t> eod = {};  // appended to documents that are not empty
+  ChatTemplate chat = {};
+};
+
+// Documents one after the other.
+struct EncodedDocuments {
+  std::vector<int32_t> ids;
+  std::vector<uint8_t> weights;  // of each id; chats alone have them
+  std::vector<int64_t> ends;     // of each document in ids
+};
+
+// Appends the document of one line (or file). Throws std::string with what is wrong with it; then
+// `out` is as it was.
+void add_document(std::string_view text, const DocumentRules& rules, const Encode& encode,
+                  EncodedDocuments& out);
+
+}  // namespace troupe

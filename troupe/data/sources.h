@@ -1,0 +1,115 @@
+// All kinds of sources: where the tokens of a data set come from. One struct a kind, and the one
+// list. In a recipe:
+//   train: [{path: corpus/train, weight: 2}, {kind: text, path: notes.txt, max_epochs: 3}]
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "troupe/core/log.h"
+#include "troupe/core/one_of.h"
+#include "troupe/core/text.h"
+#include "troupe/data/token_source.h"
+
+namespace troupe {
+
+// What opening a source may have to know.
+struct SourceNeeds {
+  int64_t vocab = 0;                // of the model; ids are below
+  std::string tokenizer = {};       // fingerprint of the recipe's tokenizer; empty: not known
+  std::optional<int32_t> eod = {};  // the id that ends a document
+  Log log = {};
+};
+
+// How a source takes part in a mix; fields of every kind.
+struct SourceShare {
+  double weight = 1;                  // its share of the samples, over the sum of all weights
+  std::optional<int64_t> max_epochs;  // reading it more often is an error; absent: no limit
+  static void visit(auto& c, auto&& f) {
+    f("weight", c.weight);
+    f("max_epochs", c.max_epochs);
+  }
+};
+
+// PREFIX.bin and PREFIX.idx of Megatron's tools or `data build` (token_file.h).
+struct MegatronFiles {
+  static constexpr std::string_view kKind = "megatron";
+  std::string path;
+  SourceShare share = {};
+  static void visit(auto& c, auto&& f) {
+    f("path", c.path);
+    SourceShare::visit(c.share, f);
+  }
+  TokenSourcePtr open(const SourceNeeds& needs) const;
+};
+
+// A file of ids alone, without a header, as OLMo has them (whatever its name ends in). One
+// sequence; where its documents end, an end-of-document id says (`data.documents: eod`).
+enum class FlatType { kU16, kU32 };
+constexpr auto names_of(FlatType) {
+  return std::array{Named{"u16", FlatType::kU16}, Named{"u32", FlatType::kU32}};
+}
+struct FlatFile {
+  static constexpr std::string_view kKind = "flat";
+  std::string path;
+  FlatType type = FlatType::kU16;
+  SourceShare share = {};
+  static void visit(auto& c, auto&& f) {
+    f("path", c.path);
+    f("type", c.type);
+    SourceShare::visit(c.share, f);
+  }
+  TokenSourcePtr open(const SourceNeeds& needs) const;
+};
+
+// llm.c's .bin: 256 words of header that say type and count. One sequence, as above.
+struct LlmcFile {
+  static constexpr std::string_view kKind = "llmc";
+  std::string path;
+  SourceShare share = {};
+  static void visit(auto& c, auto&& f) {
+    f("path", c.path);
+    SourceShare::visit(c.share, f);
+  }
+  TokenSourcePtr open(const SourceNeeds& needs) const;
+};
+
+// A text file whose bytes are the ids 0 to 255: no tokenizer, nothing to build. One sequence.
+struct TextFile {
+  static constexpr std::string_view kKind = "text";
+  std::string path;
+  SourceShare share = {};
+  static void visit(auto& c, auto&& f) {
+    f("path", c.path);
+    SourceShare::visit(c.share, f);
+  }
+  TokenSourcePtr open(const SourceNeeds& needs) const;
+};
+
+// No file: Megatron's mock documents. Their lengths are numpy's default_rng(0).integers(1, 4096);
+// one of n tokens is 1, 2, ... n - 1, each modulo the vocabulary, and the end-of-document id (0
+// where there is none).
+struct MockTokens {
+  static constexpr std::string_view kKind = "mock";
+  int64_t documents = 100000;
+  SourceShare share = {};
+  static void visit(auto& c, auto&& f) {
+    f("documents", c.documents);
+    SourceShare::visit(c.share, f);
+  }
+  TokenSourcePtr open(const SourceNeeds& needs) const;
+};
+
+using SourceConfig = OneOf<MegatronFiles, FlatFile, LlmcFile, TextFile, MockTokens>;
+
+inline TokenSourcePtr open(const SourceConfig& config, const SourceNeeds& needs) {
+  return std::visit([&](const auto& c) { return c.open(needs); }, config);
+}
+inline const SourceShare& share_of(const SourceConfig& config) {
+  return std::visit([](const auto& c) -> const SourceShare& { return c.share; }, config);
+}
+// The path, or for what has none the kind.
+std::string name_of(const SourceConfig& config);
+
+}  // namespace troupe
