@@ -7,7 +7,7 @@
 
 namespace troupe {
 
-BatchReader::BatchReader(std::function<Batch(int64_t)> make, int64_t first, int64_t ahead)
+BatchReader::BatchReader(std::function<TokenBatch(int64_t)> make, int64_t first, int64_t ahead)
     : make_(std::move(make)), ahead_(static_cast<size_t>(ahead)) {
   TROUPE_CHECK(ahead >= 1, ahead);
   thread_ = std::thread([this, first] { run(first); });
@@ -30,7 +30,7 @@ void BatchReader::run(int64_t n) {
       if (stop_) return;
     }
     try {
-      Batch batch = make_(n);
+      TokenBatch batch = make_(n);
       const std::lock_guard lock(mutex_);
       ready_.push_back(std::move(batch));
     } catch (...) {
@@ -42,13 +42,13 @@ void BatchReader::run(int64_t n) {
   }
 }
 
-Batch BatchReader::next() {
+TokenBatch BatchReader::next() {
   const auto begin = std::chrono::steady_clock::now();
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return !ready_.empty() || fault_; });
   wait_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (ready_.empty()) std::rethrow_exception(fault_);
-  Batch batch = std::move(ready_.front());
+  TokenBatch batch = std::move(ready_.front());
   ready_.pop_front();
   lock.unlock();
   changed_.notify_all();

@@ -17,24 +17,24 @@ class BatchReader {
  public:
   // `make(n)` makes batch n; it is called with first, first + 1, ... by the thread alone, at most
   // `ahead` (1 or more) batches before next() takes them.
-  BatchReader(std::function<Batch(int64_t n)> make, int64_t first, int64_t ahead);
+  BatchReader(std::function<TokenBatch(int64_t n)> make, int64_t first, int64_t ahead);
   BatchReader(const BatchReader&) = delete;
   BatchReader& operator=(const BatchReader&) = delete;
   ~BatchReader();  // waits for the batch that is being made
 
   // The next batch in order. What make(n) threw is thrown here instead of batch n, and again by
   // every later call.
-  Batch next();
+  TokenBatch next();
   double wait_seconds() const { return wait_seconds_; }  // how long next() waited, in all
 
  private:
   void run(int64_t n);
 
-  std::function<Batch(int64_t)> make_;
+  std::function<TokenBatch(int64_t)> make_;
   const size_t ahead_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Batch> ready_;
+  std::deque<TokenBatch> ready_;
   std::exception_ptr fault_;
   bool stop_ = false;
   double wait_seconds_ = 0;

@@ -15,13 +15,13 @@ using testing::refusal_code;
 using namespace std::chrono_literals;
 
 TEST(BatchReader, BatchesComeInOrder) {
-  BatchReader reader([](int64_t n) { return Batch{.first_sample = n}; }, 5, 3);
+  BatchReader reader([](int64_t n) { return TokenBatch{.first_sample = n}; }, 5, 3);
   for (int64_t n = 5; n < 200; ++n) EXPECT_EQ(reader.next().first_sample, n);
 }
 
 TEST(BatchReader, ReadsAheadAndNoFurther) {
   std::atomic<int64_t> made = 0;
-  BatchReader reader([&](int64_t n) { return ++made, Batch{.first_sample = n}; }, 0, 3);
+  BatchReader reader([&](int64_t n) { return ++made, TokenBatch{.first_sample = n}; }, 0, 3);
   while (made < 3) std::this_thread::sleep_for(1ms);
   std::this_thread::sleep_for(20ms);
   EXPECT_EQ(made, 3);
@@ -33,7 +33,7 @@ TEST(BatchReader, AFaultComesInItsPlaceAndStays) {
   BatchReader reader(
       [](int64_t n) {
         if (n == 2) fail(Code::kDataChanged, "x.bin", "was cut");
-        return Batch{.first_sample = n};
+        return TokenBatch{.first_sample = n};
       },
       0, 4);
   reader.next();
@@ -47,7 +47,7 @@ TEST(BatchReader, F70_WaitingIsCounted) {
   BatchReader slow(
       [](int64_t n) {
         std::this_thread::sleep_for(30ms);
-        return Batch{.first_sample = n};
+        return TokenBatch{.first_sample = n};
       },
       0, 1);
   for (int i = 0; i < 3; ++i) slow.next();
@@ -56,7 +56,7 @@ TEST(BatchReader, F70_WaitingIsCounted) {
 
 TEST(BatchReader, StopsInTheMiddle) {
   for (int i = 0; i < 20; ++i) {
-    BatchReader reader([](int64_t n) { return Batch{.first_sample = n}; }, 0, 2);
+    BatchReader reader([](int64_t n) { return TokenBatch{.first_sample = n}; }, 0, 2);
     if (i % 2 == 0) reader.next();
   }
 }

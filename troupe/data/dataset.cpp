@@ -159,7 +159,7 @@ std::vector<std::pair<std::string, std::string>> Dataset::fingerprint() const {
   return out;
 }
 
-Batch Dataset::batch(int64_t first, int64_t count) const {
+TokenBatch Dataset::batch(int64_t first, int64_t count) const {
   TROUPE_CHECK(first >= 0 && count >= 0, first, count);
   if (first + count > size()) {
     fail(Code::kSourceUsedUp, "data", "has", size(), "samples;", first + count - 1,
@@ -167,7 +167,7 @@ Batch Dataset::batch(int64_t first, int64_t count) const {
   }
   const int64_t S = rules_.sequence;
   const auto inputs = static_cast<size_t>(count * S);
-  Batch out{.first_sample = first, .B = count, .S = S};
+  TokenBatch out{.first_sample = first, .B = count, .S = S};
   out.ids.resize(static_cast<size_t>(count * (S + 1)));
   out.documents.resize(inputs);
   out.positions.resize(inputs);
@@ -182,7 +182,7 @@ Batch Dataset::batch(int64_t first, int64_t count) const {
   return out;
 }
 
-void Dataset::fill(Batch& batch, int64_t b) const {
+void Dataset::fill(TokenBatch& batch, int64_t b) const {
   const auto [source, index] = order_->at(batch.first_sample + b);
   const MixedSource& from = sources_[static_cast<size_t>(source)];
   const int64_t per = from.sampler->samples_per_epoch();
@@ -191,8 +191,8 @@ void Dataset::fill(Batch& batch, int64_t b) const {
   read(batch, b, from, from.sampler->pieces(index));
 }
 
-void Dataset::read(Batch& batch, int64_t b, const MixedSource& source,
-                   const std::vector<Piece>& pieces) const {
+void Dataset::read(TokenBatch& batch, int64_t b, const MixedSource& source,
+                   const std::vector<TokenPiece>& pieces) const {
   const int64_t S = rules_.sequence;
   const auto width = static_cast<size_t>(S + 1);
   Row row{.ids = row_of(batch.ids, b, S + 1),

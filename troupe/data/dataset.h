@@ -3,7 +3,7 @@
 // asked for. So the whole state of a run's data is one number, the next sample.
 //
 //   const Data data = build(config.data, needs);
-//   Batch batch = data.train->batch(first_sample, count);   // any range, from any thread
+//   TokenBatch batch = data.train->batch(first_sample, count);   // any range, from any thread
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 namespace troupe {
 
 // B samples of S inputs and S labels. Inputs are ids[b, 0 ... S - 1], labels ids[b, 1 ... S].
-struct Batch {
+struct TokenBatch {
   int64_t first_sample = 0;
   int64_t B = 0, S = 0;
   std::vector<int32_t> ids = {};  // [B, S + 1]; padding is 0
@@ -83,7 +83,7 @@ class Dataset {
   int64_t samples_per_epoch() const;               // of all sources together
   // Samples first ... first + count - 1. Throws E3102 for an id that the vocabulary does not have,
   // E3104 for a file that changed, E3105 where a source is used up.
-  Batch batch(int64_t first, int64_t count) const;
+  TokenBatch batch(int64_t first, int64_t count) const;
   // Throws E3105 if a run of that many samples would use up a source: before it starts.
   void require(int64_t samples) const;
   std::vector<SourceUse> uses(int64_t samples) const;  // after that many samples
@@ -91,9 +91,9 @@ class Dataset {
   std::vector<std::pair<std::string, std::string>> fingerprint() const;
 
  private:
-  void fill(Batch& batch, int64_t b) const;
-  void read(Batch& batch, int64_t b, const MixedSource& source,
-            const std::vector<Piece>& pieces) const;
+  void fill(TokenBatch& batch, int64_t b) const;
+  void read(TokenBatch& batch, int64_t b, const MixedSource& source,
+            const std::vector<TokenPiece>& pieces) const;
   [[noreturn]] void fail_used_up(int source, int64_t samples) const;
 
   std::vector<MixedSource> sources_;

@@ -46,12 +46,12 @@ void put_tokens(const std::string& prefix, const std::vector<Ids>& sequences) {
 // A dataset of one source in memory with the given pieces as its only sample.
 class OnePiece : public Sampler {
  public:
-  explicit OnePiece(std::vector<Piece> pieces) : pieces_(std::move(pieces)) {}
+  explicit OnePiece(std::vector<TokenPiece> pieces) : pieces_(std::move(pieces)) {}
   int64_t samples_per_epoch() const override { return 1; }
-  std::vector<Piece> pieces(int64_t) const override { return pieces_; }
+  std::vector<TokenPiece> pieces(int64_t) const override { return pieces_; }
 
  private:
-  std::vector<Piece> pieces_;
+  std::vector<TokenPiece> pieces_;
 };
 class Alone : public SourceOrder {
  public:
@@ -60,8 +60,8 @@ class Alone : public SourceOrder {
   int64_t count(int, int64_t n) const override { return n; }
 };
 
-Batch one_sample(const std::vector<Ids>& sequences, std::vector<Piece> pieces,
-                 const SampleRules& rules, int64_t sample = 0) {
+TokenBatch one_sample(const std::vector<Ids>& sequences, std::vector<TokenPiece> pieces,
+                      const SampleRules& rules, int64_t sample = 0) {
   std::vector<MixedSource> sources;
   sources.push_back({.name = "memory",
                      .tokens = std::make_shared<MemorySource>(sequences),
@@ -70,7 +70,7 @@ Batch one_sample(const std::vector<Ids>& sequences, std::vector<Piece> pieces,
 }
 
 TEST(Dataset, WithoutDocumentsASampleIsOne) {
-  const Batch batch = one_sample({{1, 2, 3}, {4, 5}}, {{0, 5}}, {.sequence = 4, .vocab = 10});
+  const TokenBatch batch = one_sample({{1, 2, 3}, {4, 5}}, {{0, 5}}, {.sequence = 4, .vocab = 10});
   EXPECT_EQ(batch.ids, (Ids{1, 2, 3, 4, 5}));
   EXPECT_EQ(batch.documents, (Ids{0, 0, 0, 0}));
   EXPECT_EQ(batch.positions, (Ids{0, 1, 2, 3}));
@@ -78,8 +78,9 @@ TEST(Dataset, WithoutDocumentsASampleIsOne) {
 }
 
 TEST(Dataset, DocumentsEndWhereSequencesDo) {
-  const Batch batch = one_sample({{1, 2, 3}, {}, {4, 5}, {6, 7}}, {{1, 6}},
-                                 {.sequence = 5, .vocab = 10, .documents = Documents::kSequences});
+  const TokenBatch batch =
+      one_sample({{1, 2, 3}, {}, {4, 5}, {6, 7}}, {{1, 6}},
+                 {.sequence = 5, .vocab = 10, .documents = Documents::kSequences});
   EXPECT_EQ(batch.ids, (Ids{2, 3, 4, 5, 6, 7}));
   EXPECT_EQ(batch.documents, (Ids{0, 0, 1, 1, 2}));
   EXPECT_EQ(batch.positions, (Ids{0, 1, 0, 1, 0}));
@@ -88,7 +89,7 @@ TEST(Dataset, DocumentsEndWhereSequencesDo) {
 
 TEST(Dataset, DocumentsEndBehindTheEndOfDocumentId) {
   const SampleRules rules{.sequence = 5, .vocab = 10, .eod = 9, .documents = Documents::kEod};
-  const Batch batch = one_sample({{1, 9, 2, 3, 9, 4}}, {{0, 6}}, rules);
+  const TokenBatch batch = one_sample({{1, 9, 2, 3, 9, 4}}, {{0, 6}}, rules);
   EXPECT_EQ(batch.documents, (Ids{0, 0, 1, 1, 1}));
   EXPECT_EQ(batch.positions, (Ids{0, 1, 0, 1, 2}));
   EXPECT_EQ(batch.weights, (std::vector<float>{1, 0, 1, 1, 0}));
@@ -102,7 +103,7 @@ TEST(Dataset, EodMaskLossMasksWhereTheInputEnds) {
 
 TEST(Dataset, PaddingCountsNothing) {
   const SampleRules rules{.sequence = 6, .vocab = 10, .documents = Documents::kSequences};
-  const Batch batch = one_sample({{1, 2, 3}, {4, 5}}, {{0, 3}, {3, 2}}, rules);
+  const TokenBatch batch = one_sample({{1, 2, 3}, {4, 5}}, {{0, 3}, {3, 2}}, rules);
   EXPECT_EQ(batch.ids, (Ids{1, 2, 3, 4, 5, 0, 0}));
   EXPECT_EQ(batch.documents, (Ids{0, 0, 0, 1, 1, -1}));
   EXPECT_EQ(batch.positions, (Ids{0, 1, 2, 0, 1, 0}));
@@ -155,7 +156,7 @@ TEST(Dataset, FillInTheMiddleLeavesAShareAlone) {
   const SampleRules rules{.sequence = 4, .vocab = 100, .fim = fim, .seed = 3};
   int plain = 0;
   for (int64_t n = 0; n < 400; ++n) {
-    const Batch batch = one_sample({{1, 2, 3, 4, 5}}, {{0, 5}}, rules, n);
+    const TokenBatch batch = one_sample({{1, 2, 3, 4, 5}}, {{0, 5}}, rules, n);
     EXPECT_EQ(batch.ids.size(), 5u);  // What does not fit falls off.
     plain += batch.ids == Ids{1, 2, 3, 4, 5};
   }
@@ -184,13 +185,13 @@ struct OfFiles : ::testing::Test {
 
 TEST_F(OfFiles, ASampleDoesNotDependOnHowItIsAskedFor) {
   const Data data = build(mixed("documents: sequences"), needs);
-  const Batch whole = data.train->batch(1000, 24);
+  const TokenBatch whole = data.train->batch(1000, 24);
   for (const int64_t ranks : {1, 2, 3, 4, 8}) {
     const Data again = build(mixed("documents: sequences"), needs);  // as after a restart
     Ids ids;
     std::vector<float> weights;
     for (int64_t rank = 0; rank < ranks; ++rank) {
-      const Batch part = again.train->batch(1000 + rank * 24 / ranks, 24 / ranks);
+      const TokenBatch part = again.train->batch(1000 + rank * 24 / ranks, 24 / ranks);
       ids.insert(ids.end(), part.ids.begin(), part.ids.end());
       weights.insert(weights.end(), part.weights.begin(), part.weights.end());
     }
@@ -201,7 +202,7 @@ TEST_F(OfFiles, ASampleDoesNotDependOnHowItIsAskedFor) {
 
 TEST_F(OfFiles, SourcesHaveTheirShareAndAreCounted) {
   const Data data = build(mixed(), needs);
-  const Batch batch = data.train->batch(0, 400);
+  const TokenBatch batch = data.train->batch(0, 400);
   const std::vector<SourceUse> uses = data.train->uses(400);
   ASSERT_EQ(uses.size(), 2u);
   EXPECT_EQ(uses[0].name, a);
@@ -215,7 +216,7 @@ TEST_F(OfFiles, SourcesHaveTheirShareAndAreCounted) {
 }
 
 TEST_F(OfFiles, AnotherSeedIsAnotherOrder) {
-  const Batch one = build(mixed(), needs).train->batch(0, 50);
+  const TokenBatch one = build(mixed(), needs).train->batch(0, 50);
   EXPECT_EQ(build(mixed("seed: 7"), needs).train->batch(0, 50).ids, one.ids);
   EXPECT_NE(build(mixed("seed: 8"), needs).train->batch(0, 50).ids, one.ids);
 }
@@ -247,7 +248,7 @@ TEST_F(OfFiles, StagesFollowEachOther) {
       "}]}\n"
       "sequence: 16\n");
   const Data data = build(config, needs);
-  const Batch batch = data.train->batch(0, 400);
+  const TokenBatch batch = data.train->batch(0, 400);
   const auto count = [&](int source, int64_t begin, int64_t end) {
     return std::count(batch.sources.begin() + begin, batch.sources.begin() + end, source);
   };
@@ -257,7 +258,7 @@ TEST_F(OfFiles, StagesFollowEachOther) {
   EXPECT_EQ(data.train->uses(400)[0].samples, count(0, 0, 400));
   // In the third stage source a goes on where the first left it.
   const Data alone = build(config_of("train: [{path: " + a + "}]\nsequence: 16"), needs);
-  const Batch plain = alone.train->batch(0, 200);
+  const TokenBatch plain = alone.train->batch(0, 200);
   int64_t next = 0;
   for (int64_t i = 0; i < 400; ++i) {
     if (batch.sources[static_cast<size_t>(i)] != 0) continue;
@@ -273,7 +274,7 @@ TEST_F(OfFiles, ASplitCutsEachFile) {
   const auto tokens = [](const Dataset& set) { return set.uses(0)[0].tokens; };
   EXPECT_EQ(tokens(*data.train) + tokens(*data.valid[0].second) + tokens(*data.test), 3010);
   int32_t most = 0;
-  const Batch all = data.train->batch(0, data.train->samples_per_epoch());
+  const TokenBatch all = data.train->batch(0, data.train->samples_per_epoch());
   most = *std::ranges::max_element(all.ids);
   EXPECT_LT(most, tokens(*data.train));
   EXPECT_EQ(data.valid[0].second->batch(0, 1).ids[0], tokens(*data.train));
@@ -284,14 +285,14 @@ TEST_F(OfFiles, EvaluationReadsAllOnceInOrder) {
   EXPECT_EQ(data.train, nullptr);
   const Dataset& valid = *data.valid[0].second;
   EXPECT_EQ(valid.size(), 32);
-  const Batch batch = valid.batch(0, 32);
+  const TokenBatch batch = valid.batch(0, 32);
   EXPECT_EQ(std::accumulate(batch.weights.begin(), batch.weights.end(), 0.0f), 499);
   refusal_code(Code::kSourceUsedUp, [&] { valid.batch(32, 1); });
 }
 
 TEST_F(OfFiles, BestFitKeepsDocumentsWhole) {
   const Data data = build(mixed("packing: best_fit\ndocuments: sequences"), needs);
-  const Batch batch = data.train->batch(0, 100);
+  const TokenBatch batch = data.train->batch(0, 100);
   EXPECT_GT(std::ranges::count(batch.documents, 1), 0);
   for (int64_t i = 0; i < 100; ++i) {
     const auto row = batch.row(i);
@@ -323,7 +324,7 @@ TEST_F(OfFiles, MegatronsBlendIsMegatrons) {
   needs.samples = 50;
   const Data data = build(mixed("order: megatron"), needs);
   EXPECT_EQ(data.train->size(), 51);  // ceil(37.5) + ceil(12.5)
-  const Batch batch = data.train->batch(0, 8);
+  const TokenBatch batch = data.train->batch(0, 8);
   EXPECT_EQ(batch.sources, (Ids{0, 1, 0, 0, 0, 1, 0, 0}));
   EXPECT_EQ(data.train->uses(8)[1].samples, 2);
 }
@@ -361,7 +362,7 @@ TEST_F(OfFiles, F61_SharesThatMeanNothingAreRefusedTogether) {
 }
 
 TEST_F(OfFiles, F61_WeightsNeedNotSumToOne) {
-  const Batch one = build(mixed(), needs).train->batch(0, 50);
+  const TokenBatch one = build(mixed(), needs).train->batch(0, 50);
   DataConfig config = mixed();
   std::get<MegatronFiles>(config.train[0]).share.weight = 0.75;
   std::get<MegatronFiles>(config.train[1]).share.weight = 0.25;

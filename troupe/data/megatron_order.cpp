@@ -101,10 +101,10 @@ std::pair<int64_t, int64_t> MegatronIndex::locate(int64_t token) const {
   return {position, token - begins_[static_cast<size_t>(position)]};
 }
 
-std::vector<MegatronIndex::Piece> MegatronIndex::sample(int64_t i) const {
+std::vector<MegatronIndex::TokenPiece> MegatronIndex::sample(int64_t i) const {
   TROUPE_CHECK(0 <= i && i < num_samples(), i, "of", num_samples());
   auto [position, offset] = sample_index(shuffle_[static_cast<size_t>(i)]);
-  std::vector<Piece> out;
+  std::vector<TokenPiece> out;
   for (int64_t left = sequence_ + 1; left > 0; ++position, offset = 0) {
     const auto p = static_cast<size_t>(position);
     const int64_t count = std::min(left, begins_[p + 1] - begins_[p] - offset);

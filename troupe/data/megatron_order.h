@@ -39,13 +39,13 @@ class MegatronIndex {
   // Row k of Megatron's sample_index: a position in document_index, and a token in that sequence.
   std::pair<int64_t, int64_t> sample_index(int64_t k) const { return locate(k * sequence_); }
 
-  struct Piece {
+  struct TokenPiece {
     int64_t sequence;  // of `lengths`
     int64_t first;     // token in it
     int64_t count;
-    bool operator==(const Piece&) const = default;
+    bool operator==(const TokenPiece&) const = default;
   };
-  std::vector<Piece> sample(int64_t i) const;  // L + 1 tokens in all
+  std::vector<TokenPiece> sample(int64_t i) const;  // L + 1 tokens in all
 
  private:
   std::pair<int64_t, int64_t> locate(int64_t token) const;

@@ -42,7 +42,7 @@ class ShuffledChunks : public Sampler {
         key_(key) {}
 
   int64_t samples_per_epoch() const override { return per_epoch_; }
-  std::vector<Piece> pieces(int64_t sample) const override {
+  std::vector<TokenPiece> pieces(int64_t sample) const override {
     const Rng rng = rng_of(key_, sample / per_epoch_);
     const auto shift =
         static_cast<int64_t>(static_cast<double>(rng.uniform(0)) * static_cast<double>(spare_ + 1));
@@ -60,7 +60,7 @@ class OrderedChunks : public Sampler {
   OrderedChunks(const TokenSource& source, int64_t L) : L_(L), tokens_(source.num_tokens()) {}
 
   int64_t samples_per_epoch() const override { return ceil_div(tokens_ - 1, L_); }
-  std::vector<Piece> pieces(int64_t sample) const override {
+  std::vector<TokenPiece> pieces(int64_t sample) const override {
     const int64_t first = sample % samples_per_epoch() * L_;
     return {{first, std::min(L_ + 1, tokens_ - first)}};
   }
@@ -82,7 +82,7 @@ class PackedSequences : public Sampler {
   }
 
   int64_t samples_per_epoch() const override { return first_sample_.back(); }
-  std::vector<Piece> pieces(int64_t sample) const override {
+  std::vector<TokenPiece> pieces(int64_t sample) const override {
     const int64_t n = samples_per_epoch();
     const int64_t bin = Permutation(n, rng_of(key_, sample / n))(sample % n);
     const auto above = std::upper_bound(first_sample_.begin(), first_sample_.end(), bin);
@@ -93,12 +93,12 @@ class PackedSequences : public Sampler {
  private:
   static constexpr int64_t kWindow = 1024;
 
-  std::vector<Piece> cut_window(int64_t window) const {
+  std::vector<TokenPiece> cut_window(int64_t window) const {
     const int64_t first = window * kWindow;
     const int64_t count = std::min(kWindow, source_->num_sequences() - first);
     std::vector<int64_t> starts(static_cast<size_t>(count + 1));
     source_->starts(first, starts);
-    std::vector<Piece> out;
+    std::vector<TokenPiece> out;
     for (size_t i = 0; i + 1 < starts.size(); ++i) {
       for (int64_t at = starts[i]; at + 1 < starts[i + 1]; at += L_) {
         out.push_back({at, std::min(L_ + 1, starts[i + 1] - at)});
@@ -107,13 +107,13 @@ class PackedSequences : public Sampler {
     return out;
   }
 
-  std::vector<std::vector<Piece>> pack(int64_t window) const {
-    std::vector<Piece> cuts = cut_window(window);
+  std::vector<std::vector<TokenPiece>> pack(int64_t window) const {
+    std::vector<TokenPiece> cuts = cut_window(window);
     std::stable_sort(cuts.begin(), cuts.end(),
-                     [](const Piece& a, const Piece& b) { return a.count > b.count; });
-    std::vector<std::vector<Piece>> bins;
+                     [](const TokenPiece& a, const TokenPiece& b) { return a.count > b.count; });
+    std::vector<std::vector<TokenPiece>> bins;
     std::multimap<int64_t, size_t> room;  // what is free in a bin; equal ones in order of age
-    for (const Piece& cut : cuts) {
+    for (const TokenPiece& cut : cuts) {
       const auto fit = room.lower_bound(cut.count);
       size_t bin = bins.size();
       int64_t left = L_ + 1;
@@ -142,8 +142,8 @@ class MegatronSamples : public Sampler {
         index_(lengths_of(*source_, 0, source_->num_sequences()), needs) {}
 
   int64_t samples_per_epoch() const override { return index_.num_samples(); }
-  std::vector<Piece> pieces(int64_t sample) const override {
-    std::vector<Piece> out;
+  std::vector<TokenPiece> pieces(int64_t sample) const override {
+    std::vector<TokenPiece> out;
     for (const auto& [sequence, first, count] : index_.sample(sample)) {
       out.push_back({source_->start(sequence) + first, count});
     }

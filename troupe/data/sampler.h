@@ -13,10 +13,10 @@
 namespace troupe {
 
 // Consecutive tokens of a source.
-struct Piece {
+struct TokenPiece {
   int64_t first = 0;
   int64_t count = 0;
-  bool operator==(const Piece&) const = default;
+  bool operator==(const TokenPiece&) const = default;
 };
 
 class Sampler {
@@ -25,7 +25,7 @@ class Sampler {
   virtual int64_t samples_per_epoch() const = 0;
   // Sample r of epoch e is number e * samples_per_epoch() + r. The pieces hold `sequence` + 1
   // tokens or fewer; what is missing is padding. Any thread, no state.
-  virtual std::vector<Piece> pieces(int64_t sample) const = 0;
+  virtual std::vector<TokenPiece> pieces(int64_t sample) const = 0;
 };
 
 // Which random numbers a source's order draws: no two sources of a run share them.

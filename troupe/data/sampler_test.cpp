@@ -26,7 +26,7 @@ std::vector<int> label_counts(const TokenSource& source, const Sampler& sampler,
                               int64_t count) {
   std::vector<int> out(static_cast<size_t>(source.num_tokens()));
   for (int64_t i = first; i < first + count; ++i) {
-    for (const Piece& piece : sampler.pieces(i)) {
+    for (const TokenPiece& piece : sampler.pieces(i)) {
       for (int64_t t = piece.first + 1; t < piece.first + piece.count; ++t) {
         ++out.at(static_cast<size_t>(t));
       }
@@ -84,8 +84,8 @@ TEST(OrderedChunks, AreAllOfTheFileInOrder) {
   const auto source = source_of({10, 3});
   const auto sampler = ordered_chunks(*source, 5);
   EXPECT_EQ(sampler->samples_per_epoch(), 3);
-  EXPECT_EQ(sampler->pieces(0), (std::vector<Piece>{{0, 6}}));
-  EXPECT_EQ(sampler->pieces(2), (std::vector<Piece>{{10, 3}}));
+  EXPECT_EQ(sampler->pieces(0), (std::vector<TokenPiece>{{0, 6}}));
+  EXPECT_EQ(sampler->pieces(2), (std::vector<TokenPiece>{{10, 3}}));
   const std::vector<int> count = label_counts(*source, *sampler, 0, 3);
   EXPECT_EQ(count, (std::vector<int>{0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}));
 }
@@ -113,7 +113,7 @@ TEST(PackedSequences, LittleOfASampleIsLeftFree) {
   int64_t used = 0;
   for (int64_t i = 0; i < sampler->samples_per_epoch(); ++i) {
     int64_t in_sample = 0;
-    for (const Piece& piece : sampler->pieces(i)) in_sample += piece.count;
+    for (const TokenPiece& piece : sampler->pieces(i)) in_sample += piece.count;
     EXPECT_LE(in_sample, 64);
     used += in_sample;
   }
@@ -125,8 +125,8 @@ TEST(MegatronSamples, ArePiecesOfTheSource) {
   const auto source = source_of({7, 3, 12, 1, 9});
   const auto sampler = megatron_samples(source, {.sequence = 4, .seed = 1234, .samples = 17});
   EXPECT_EQ(sampler->samples_per_epoch(), 23);
-  EXPECT_EQ(sampler->pieces(0), (std::vector<Piece>{{27, 5}}));           // 54 ... 58
-  EXPECT_EQ(sampler->pieces(2), (std::vector<Piece>{{18, 4}, {10, 1}}));  // 38 ... 41, 30
+  EXPECT_EQ(sampler->pieces(0), (std::vector<TokenPiece>{{27, 5}}));           // 54 ... 58
+  EXPECT_EQ(sampler->pieces(2), (std::vector<TokenPiece>{{18, 4}, {10, 1}}));  // 38 ... 41, 30
 }
 
 }  // namespace
