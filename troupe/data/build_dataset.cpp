@@ -164,7 +164,7 @@ class Builder {
     sources.push_back(std::move(source));
     SampleRules plain = rules();
     plain.fim.reset();  // What is measured is the text as it is.
-    return std::make_unique<Dataset>(std::move(sources), std::move(order), std::move(plain));
+    return std::make_unique<Dataset>(std::move(sources), std::move(order), plain);
   }
 
   MixedSource shuffled(const SourceConfig& config, int number) const {

@@ -110,7 +110,7 @@ std::span<T> row_of(std::vector<T>& values, int64_t b, int64_t width) {
 
 Dataset::Dataset(std::vector<MixedSource> sources, std::unique_ptr<SourceOrder> order,
                  SampleRules rules)
-    : sources_(std::move(sources)), order_(std::move(order)), rules_(std::move(rules)) {
+    : sources_(std::move(sources)), order_(std::move(order)), rules_(rules) {
   TROUPE_CHECK(rules_.sequence > 0 && rules_.vocab > 0, rules_.sequence, rules_.vocab);
 }
 
