@@ -1,6 +1,7 @@
 // The largest of a row on the CPU, by (value descending, index ascending): no branch depends on the
-// values. Floats become integers of the same order; a block of them keeps its maximum, so taking
-// the largest looks at the maxima and at one block.
+// values. Floats become integers of the same order, and these with their index one integer each, so
+// that a maximum is value and place at once. A tournament of maxima, halving, gives the largest; to
+// take it plays its log2(n) games again.
 #pragma once
 
 #include <algorithm>
@@ -11,18 +12,18 @@
 #include <vector>
 
 #include "troupe/core/host_device.h"
-#include "troupe/core/round.h"
 
 namespace troupe {
 
 template <class W>
 class TopK {
+  __extension__ using Int128 = __int128;
+
  public:
   using Key = std::conditional_t<std::is_same_v<W, double>, int64_t, int32_t>;
   static constexpr Key kNone = std::numeric_limits<Key>::min();  // below every number
 
-  explicit TopK(int64_t capacity)
-      : keys_(round_up(capacity, kBlock)), maxima_(keys_.size() / kBlock) {}
+  explicit TopK(int64_t capacity) : keys_(width_of(capacity)), games_(2 * keys_.size()) {}
 
   // NaN as -inf, -0 as 0.
   TROUPE_INLINE static Key key_of(W x) {
@@ -34,58 +35,60 @@ class TopK {
   // Fill the first n of keys(), then start(n), then take() up to n times.
   Key* keys() { return keys_.data(); }
   void start(int64_t n) {
-    blocks_ = static_cast<int32_t>(ceil_div(n, kBlock));
-    std::fill(keys_.begin() + n, keys_.begin() + blocks_ * kBlock, kNone);
-    top_ = kNone;
-    for (int32_t b = 0; b < blocks_; ++b) {
-      maxima_[b] = replace(keys_.data() + b * kBlock, kBlock, kBlock, kNone);
-      top_ = std::max(top_, maxima_[b]);
+    width_ = static_cast<int32_t>(width_of(n));
+    std::fill(keys_.begin() + n, keys_.begin() + width_, kNone);
+    Entry* round = games_.data();
+    const Key* keys = keys_.data();
+    const int32_t width = width_;
+#pragma omp simd
+    for (int32_t i = 0; i < width; ++i) round[i] = entry(keys[i], i);
+    for (int32_t half = width / 2; half > 0; half /= 2) {
+      Entry* next = round + 2 * half;
+#pragma omp simd
+      for (int32_t i = 0; i < half; ++i) next[i] = std::max(round[i], round[i + half]);
+      round = next;
     }
+    top_ = *round;
   }
 
   struct Found {
     int32_t index;
     Key key;
   };
-  Found take() {
-    const Key top = top_;
-    const int32_t block = find(maxima_.data(), blocks_, top);
-    Key* keys = keys_.data() + int64_t{block} * kBlock;
-    const int32_t at = find(keys, kBlock, top);
-    const Key next = replace(keys, kBlock, at, kNone);
-    top_ = replace(maxima_.data(), blocks_, block, next);
-    return {block * kBlock + at, top};
+  TROUPE_INLINE Found take() {
+    const auto index = static_cast<int32_t>(~static_cast<uint32_t>(top_));
+    const auto key = static_cast<Key>(top_ >> 32);
+    Entry* round = games_.data();
+    Entry winner = entry(kNone, index);
+    round[index] = winner;
+    for (int32_t half = width_ / 2; half > 0; half /= 2) {
+      winner = std::max(winner, round[(index & (2 * half - 1)) ^ half]);
+      round += 2 * half;
+      round[index & (half - 1)] = winner;
+    }
+    top_ = winner;
+    return {index, key};
   }
 
  private:
-  static constexpr int32_t kBlock = 16;
+  using Entry = std::conditional_t<std::is_same_v<W, double>, Int128, int64_t>;
 
+  static int64_t width_of(int64_t n) {
+    return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n)));
+  }
   // Between the bits of a float and an integer of the same order; its own inverse.
   TROUPE_INLINE static Key flip(Key bits) {
     return bits ^ ((bits >> (sizeof(Key) * 8 - 1)) & std::numeric_limits<Key>::max());
   }
-  // The first place of `value`, which is there.
-  static TROUPE_INLINE int32_t find(const Key* x, int32_t n, Key value) {
-    int32_t at = n;
-#pragma omp simd reduction(min : at)
-    for (int32_t i = 0; i < n; ++i) at = std::min(at, x[i] == value ? i : n);
-    return at;
-  }
-  // x[at] = value, if there is an x[at], and the maximum of what x then holds. All of x is written:
-  // a store of one element would hold up the vector load that comes next.
-  static TROUPE_INLINE Key replace(Key* x, int32_t n, int32_t at, Key value) {
-    Key top = kNone;
-#pragma omp simd reduction(max : top)
-    for (int32_t i = 0; i < n; ++i) {
-      x[i] = i == at ? value : x[i];
-      top = std::max(top, x[i]);
-    }
-    return top;
+  // Of equal keys the lower index is the larger.
+  TROUPE_INLINE static Entry entry(Key key, int32_t index) {
+    return static_cast<Entry>(key) * (int64_t{1} << 32) + static_cast<uint32_t>(~index);
   }
 
-  std::vector<Key> keys_, maxima_;
-  Key top_ = kNone;
-  int32_t blocks_ = 0;
+  std::vector<Key> keys_;
+  std::vector<Entry> games_;  // round after round: width, width / 2, ... 1 winners
+  Entry top_ = 0;
+  int32_t width_ = 1;
 };
 
 }  // namespace troupe
