@@ -47,12 +47,14 @@ struct Routed {
   at::Tensor scores_TK;   // f32 (f64 beside f64)
   int64_t alignment = 1;  // each expert's segment is a multiple of this many rows (P3)
   int64_t capacity = 0;   // C6: exactly this many rows for each expert; 0: as many as there are
+  int64_t budget = 0;     // C7: rows that a rank has room for; 0: for all
 };
 
 struct ExpertRows {
   at::Tensor source_SD;  // what the experts read; plan.row_src points into it
   at::Tensor scores_SK;  // the score of each slot of a source row
   Plan plan;             // over the local experts; its tensors are on the device
+  at::Tensor lost = {};  // C7: rows that had no room, an int64 scalar; undefined: none can be
 };
 
 class Lease {

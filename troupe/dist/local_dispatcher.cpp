@@ -15,13 +15,23 @@ namespace troupe {
 namespace {
 
 struct LocalLease : Lease {
-  at::Tensor x_TD, source_SD, scores_SK, grad_SD;
+  at::Tensor x_TD, source_SD, scores_SK, grad_SD, lost;
   Plan plan;
 };
 
 LocalLease& of(const Handle& handle) {
   TROUPE_CHECK(handle != nullptr, "the handle's lease has ended");
   return static_cast<LocalLease&>(*handle);
+}
+
+// C7: a rank's first `budget` slots, by (token, slot), have room; the others become -1 and are
+// counted in `lost`.
+at::Tensor with_room(const at::Tensor& ids_TK, int64_t budget, at::Tensor& lost) {
+  if (budget == 0) return ids_TK;
+  const at::Tensor routed = ids_TK.reshape({-1}).ge(0);
+  const at::Tensor over = routed.logical_and(routed.cumsum(0).gt(budget));
+  lost = lost.defined() ? lost + over.sum() : over.sum();
+  return ids_TK.masked_fill(over.reshape(ids_TK.sizes()), -1);
 }
 
 class LocalDispatcher : public Dispatcher {
@@ -38,12 +48,12 @@ class LocalDispatcher : public Dispatcher {
     LocalLease& lease = of(handle);
     lease.source_SD = lease.x_TD;
     lease.scores_SK = routed.scores_TK;
-    make_plan(lease, routed, routed.ids_TK);
+    make_plan(lease, routed, with_room(routed.ids_TK, routed.budget, lease.lost));
   }
 
   ExpertRows rows(const Handle& handle) override {
     const LocalLease& lease = of(handle);
-    return {lease.source_SD, lease.scores_SK, lease.plan};
+    return {lease.source_SD, lease.scores_SK, lease.plan, lease.lost};
   }
 
   at::Tensor combine(const Handle&, const at::Tensor& y_SD) override { return y_SD; }
@@ -100,7 +110,8 @@ class VirtualRanksDispatcher : public LocalDispatcher {
     const at::Tensor owner_TK = owners_of(routed.ids_TK);
     std::vector<at::Tensor> ids;
     for (int64_t w = 0; w < W; ++w) {
-      ids.push_back(routed.ids_TK.masked_fill(owner_TK.ne(w), -1));
+      const at::Tensor own = routed.ids_TK.masked_fill(owner_TK.ne(w), -1);
+      ids.push_back(with_room(own, routed.budget, lease.lost));
     }
     const int64_t K = routed.ids_TK.size(1);
     lease.source_SD = lease.x_TD.unsqueeze(0).expand({W, T, D}).reshape({W * T, D});

@@ -3,6 +3,11 @@
 // How many an expert may take, which slots stay and what `renormalise` does: kernels/capacity.
 // `pad` gives experts exactly C rows; sizes are then static, and pad rows add nothing. Losses,
 // counts and biases use the choices before dropping. Off in evaluation unless asked.
+//
+// `scope`: an expert's share is of this rank's tokens, or of those of all of G in the order (rank,
+// token). A budget (C7) bounds memory and not the result: a rank makes room for ceil(budget T K)
+// rows, and a step in which more arrive is done again without it (MoeLayer::lost_rows). In training
+// alone.
 #pragma once
 
 #include <array>
@@ -10,7 +15,7 @@
 
 #include "troupe/core/text.h"
 #include "troupe/dist/dispatcher.h"
-#include "troupe/nn/context.h"
+#include "troupe/nn/group_rows.h"
 #include "troupe/nn/routers/router.h"
 #include "troupe/ops/capacity.h"
 
@@ -23,25 +28,29 @@ constexpr auto names_of(DropPolicy) {
 struct CapacityConfig {
   double factor = 0;  // phi; 0: none
   int64_t min = 1;    // C_min
+  RoutingScope scope = RoutingScope::kRank;
   DropPolicy policy = DropPolicy::kProbs;
   bool pad = false;
   bool renormalise = false;
   bool in_evaluation = false;
+  double budget = 0;  // phi_r; 0: room for all that can arrive
 
   static void visit(auto& c, auto&& f) {
     f("factor", c.factor);
     f("min", c.min);
+    f("scope", c.scope);
     f("policy", c.policy);
     f("pad", c.pad);
     f("renormalise", c.renormalise);
     f("in_evaluation", c.in_evaluation);
+    f("budget", c.budget);
   }
 };
 void validate(const CapacityConfig& config, const Router& router);
 
 struct Kept {
   Routed routed;
-  at::Tensor dropped = {};  // int64 scalar; undefined: nothing can drop
+  at::Tensor dropped = {};  // int64 scalar, this rank's; undefined: nothing can drop
 };
 
 // What of the router's choices goes to the experts; `alignment` as Routed's.

@@ -1,6 +1,7 @@
 #include "troupe/nn/expert_capacity.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
@@ -13,6 +14,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/nn/routers/select.h"
+#include "troupe/nn/virtual_group_test.h"
 #include "troupe/testing/torch/jacobian.h"
 
 namespace troupe {
@@ -115,6 +117,54 @@ TEST(Capacity, C2_CountsValidTokensOnly) {
   const Kept kept = keep_within({.factor = 0.5}, r, {.valid_T = valid}, kTraining, 1);
   EXPECT_EQ(kept.routed.ids_TK.ge(0).sum().item<int64_t>(), 2);
   EXPECT_EQ(kept.dropped.item<int64_t>(), 2);
+}
+
+// Three ranks of 20, 0 and 30 tokens keep what one rank with all of them keeps, also the gradient.
+TEST(Capacity, C2_C4_TheGroupKeepsWhatOneRankWouldKeep) {
+  const at::Tensor valid = at::rand({50}).gt(0.2), z = at::randn({50, 4}, at::kDouble);
+  const int64_t first[] = {0, 20, 20, 50};
+  for (const CapacityConfig& base : {CapacityConfig{.factor = 0.7},
+                                     CapacityConfig{.factor = 0.7, .policy = DropPolicy::kPosition},
+                                     CapacityConfig{.factor = 0.7, .renormalise = true}}) {
+    const auto keep = [&](int64_t begin, int64_t n, const Context& context, RoutingScope scope) {
+      CapacityConfig c = base;
+      c.scope = scope;
+      const Tokens tokens{.valid_T = valid.narrow(0, begin, n)};
+      RouterOutput r = select(z.narrow(0, begin, n), tokens, {.top_k = 2});
+      r.weights_TK = r.weights_TK.detach().requires_grad_();
+      const Kept kept = keep_within(c, r, tokens, context, 1);
+      (kept.routed.scores_TK * at::arange(2 * n, at::kDouble).add(2 * begin).cos().reshape({n, 2}))
+          .sum()
+          .backward();
+      return std::tuple(kept, r.weights_TK.grad());
+    };
+    const auto [want, want_grad] = keep(0, 50, kTraining, RoutingScope::kRank);
+    int64_t dropped = 0;
+    run_group(3, [&](VirtualRank& rank) {
+      const int64_t begin = first[rank.index()], n = first[rank.index() + 1] - begin;
+      Context context = kTraining;
+      context.group_rows = rank.rows();
+      const auto [kept, grad] = keep(begin, n, context, RoutingScope::kGroup);
+      EXPECT_TRUE(kept.routed.ids_TK.equal(want.routed.ids_TK.narrow(0, begin, n)));
+      EXPECT_TRUE(kept.routed.scores_TK.equal(want.routed.scores_TK.narrow(0, begin, n)));
+      EXPECT_TRUE(grad.equal(want_grad.narrow(0, begin, n)));
+      const at::Tensor all = rank.sum()(kept.dropped);
+      if (rank.index() == 0) dropped = all.item<int64_t>();
+    });
+    EXPECT_EQ(dropped, want.dropped.item<int64_t>());
+    EXPECT_GT(dropped, 10);
+  }
+}
+
+TEST(Capacity, C2_C6_AGroupsCapacityMayBeAllOfARanksTokens) {
+  run_group(2, [](VirtualRank& rank) {
+    const int64_t T = rank.index() == 0 ? 4 : 60;
+    Context context = kTraining;
+    context.group_rows = rank.rows();
+    const CapacityConfig c{.factor = 1, .scope = RoutingScope::kGroup, .pad = true};
+    const Kept kept = keep_within(c, routed_of(T, 4, 2), {}, context, 1);
+    EXPECT_EQ(kept.routed.capacity, std::min<int64_t>(T, 32));  // 64 tokens, 2 choices, 4 experts
+  });
 }
 
 TEST(Capacity, C1_C8_OffByDefaultAndInEvaluation) {

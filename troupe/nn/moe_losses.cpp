@@ -19,6 +19,7 @@ struct Totals {
 
 Totals total_over(const SumOver& sum, const BalanceSums& s) {
   if (!sum) return {s.counts_BE, s.tokens_B};
+  if (!s.counts_BE.defined()) return {{}, sum(s.tokens_B)};
   const int64_t E = s.counts_BE.size(1);
   const at::Tensor both = sum(at::cat({s.counts_BE, s.tokens_B.unsqueeze(1)}, 1));
   return {both.narrow(1, 0, E), both.select(1, E)};
@@ -28,12 +29,23 @@ class Losses {
  public:
   Losses(const BalanceConfig& config, const BalanceSums& sums, const LossSizes& sizes,
          const Context& context)
-      : c_(config), s_(sums), n_(sizes), context_(context), E_(sums.probs_BE.size(1)) {}
+      : c_(config), s_(sums), n_(sizes), context_(context) {}
 
   std::vector<MoeLoss> all(FractionTracker& tracker) {
     const Totals group = total_over(context_.group_sum, s_);
-    const at::Tensor probs_E = s_.probs_BE.sum(0), tokens = group.tokens_B.sum();
-    const at::Tensor counts_E = group.counts_BE.sum(0);
+    const at::Tensor tokens = group.tokens_B.sum();
+    if (c_.balances()) balance(group, tokens, tracker);
+    if (c_.z_loss != 0) {
+      add("z", s_.lse_squares.to(at::kDouble) / tokens.to(at::kDouble).clamp_min(1), c_.z_loss);
+    }
+    return std::move(out_);
+  }
+
+ private:
+  void balance(const Totals& group, const at::Tensor& tokens, FractionTracker& tracker) {
+    TROUPE_CHECK(s_.probs_BE.defined(), "a balance loss is on, and the router made no sums for it");
+    E_ = s_.probs_BE.size(1);
+    const at::Tensor probs_E = s_.probs_BE.sum(0), counts_E = group.counts_BE.sum(0);
     if (c_.aux_loss != 0) add("aux", lb(counts_E, probs_E, tokens, n_.top_k), c_.aux_loss);
     if (c_.seq_loss != 0) {
       const at::Tensor f = fractions(group.counts_BE, group.tokens_B, n_.top_k);
@@ -52,13 +64,8 @@ class Losses {
       add("communication", lb(touched, merged(probs_E), tokens, n_.keep_groups),
           c_.communication_loss);
     }
-    if (c_.z_loss != 0) {
-      add("z", s_.lse_squares.to(at::kDouble) / tokens.to(at::kDouble).clamp_min(1), c_.z_loss);
-    }
-    return std::move(out_);
   }
 
- private:
   static at::Tensor lb(const at::Tensor& counts, const at::Tensor& probs, const at::Tensor& tokens,
                        int64_t k) {
     return load_balance(fractions(counts, tokens, k), probs, tokens);
@@ -94,7 +101,7 @@ class Losses {
   const BalanceSums& s_;
   const LossSizes& n_;
   const Context& context_;
-  int64_t E_;
+  int64_t E_ = 0;
   std::vector<MoeLoss> out_;
 };
 

@@ -74,7 +74,8 @@ struct BalanceConfig {
   }
 };
 
-// What the losses read of one routing; ATen tensors where x lives.
+// What the losses read of one routing; ATen tensors where x lives. The z-loss alone needs neither
+// counts nor probabilities: both may then be undefined.
 struct BalanceSums {
   at::Tensor counts_BE;    // int64  plain top-k, for each sequence of this rank
   at::Tensor probs_BE;     // sum of r over the valid tokens, with its gradient

@@ -236,6 +236,17 @@ TEST(MoeLosses, A6_ZeroLogitsGiveTheSquaredLogOfE) {
               1e-3 * ln_E * ln_E, 1e-15);
 }
 
+TEST(MoeLosses, A6_NeedsNoBalanceSums) {
+  BalanceSums s = sums_of(logits(20));
+  const double want = value(run({.z_loss = 0.1}, s));
+  s.counts_BE = s.probs_BE = at::Tensor();
+  EXPECT_EQ(value(run({.z_loss = 0.1}, s)), want);
+  Context context = kTraining;  // two ranks with as many tokens each
+  context.group_sum = [](const at::Tensor& own) { return own * 2; };
+  EXPECT_NEAR(value(run({.z_loss = 0.1}, s, {.top_k = kK}, context)), want / 2, 1e-15);
+  EXPECT_THROW(run({.aux_loss = 0.1}, s), Error);
+}
+
 TEST(MoeLosses, A9_AsManyGroupsAsExpertsGivesA1) {
   const BalanceSums s = sums_of(logits(30));
   const double aux = value(run({.aux_loss = 0.1}, s));

@@ -299,6 +299,39 @@ INSTANTIATE_TEST_SUITE_P(All, SinkhornRules,
                          ::testing::Values(Backend::kCpu, Backend::kCpuThreads, Backend::kCuda),
                          testing::backend_name);
 
+// Captured instead of run, a call that waited for the device would be refused, and the graph shows
+// what it did: one kernel, no copy.
+TEST(Sinkhorn, R12_IsOneKernelAndNoCopyToTheHost) {
+  if (!testing::available(Backend::kCuda)) GTEST_SKIP() << "no GPU here";
+#ifdef TROUPE_CUDA
+  Problem p({500, 64}, Dtype::kF32, 1), want({500, 64}, Dtype::kF32, 1);
+  const Sinkhorn args = p.args();
+  cudaStream_t stream = nullptr;
+  TROUPE_CUDA_CHECK(cudaStreamCreate(&stream));
+  TROUPE_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  sinkhorn_cuda(args, stream);
+  cudaGraph_t graph = nullptr;
+  TROUPE_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+  size_t nodes = 0;
+  TROUPE_CUDA_CHECK(cudaGraphGetNodes(graph, nullptr, &nodes));
+  ASSERT_EQ(nodes, 1u);
+  cudaGraphNode_t node = nullptr;
+  cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
+  TROUPE_CUDA_CHECK(cudaGraphGetNodes(graph, &node, &nodes));
+  TROUPE_CUDA_CHECK(cudaGraphNodeGetType(node, &type));
+  EXPECT_EQ(type, cudaGraphNodeTypeKernel);
+  cudaGraphExec_t exec = nullptr;
+  TROUPE_CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
+  TROUPE_CUDA_CHECK(cudaGraphLaunch(exec, stream));
+  TROUPE_CUDA_CHECK(cudaStreamSynchronize(stream));
+  run(Backend::kCuda, want);
+  EXPECT_EQ(p.choices(), want.choices());
+  TROUPE_CUDA_CHECK(cudaGraphExecDestroy(exec));
+  TROUPE_CUDA_CHECK(cudaGraphDestroy(graph));
+  TROUPE_CUDA_CHECK(cudaStreamDestroy(stream));
+#endif
+}
+
 TEST(Sinkhorn, RefusesBadArguments) {
   Problem p({6, 4, 5}, Dtype::kF32, 1);
   EXPECT_THROW(sinkhorn_cpu(p.args(), serial), Error) << "5 choices of 4";

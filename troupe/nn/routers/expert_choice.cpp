@@ -1,63 +1,39 @@
 #include "troupe/nn/routers/expert_choice.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/logsumexp.h>
-#include <ATen/ops/zeros.h>
-
-#include <limits>
 
 #include "troupe/core/check.h"
+#include "troupe/ops/expert_choice.h"
 
 namespace troupe {
 namespace {
-
-// Which pairs are taken: [T, E] bool.
-at::Tensor taken(const at::Tensor& s_TE, const at::Tensor& valid_T, double rho) {
-  const at::NoGradGuard no_grad;
-  const int64_t T = s_TE.size(0), E = s_TE.size(1);
-  const at::Tensor invalid = valid_T.logical_not().unsqueeze(1);
-  const at::Tensor by =
-      s_TE.nan_to_num(-1).masked_fill(invalid, -std::numeric_limits<double>::infinity());
-  const at::Tensor order = std::get<1>(by.sort(/*stable=*/true, /*dim=*/0, /*descending=*/true));
-  const at::Tensor place =
-      at::zeros({T, E}, order.options())
-          .scatter_(0, order, at::arange(T, order.options()).unsqueeze(1).expand({T, E}));
-  const at::Tensor n = valid_T.sum();
-  const at::Tensor C =
-      (n.to(at::kDouble) * (rho / static_cast<double>(E)) - 1e-6).ceil().clamp_min(0).minimum(n);
-  return place.lt(C).logical_and(valid_T.unsqueeze(1));
-}
 
 class ExpertChoiceRouter : public Router {
  public:
   ExpertChoiceRouter(const ExpertChoiceRouting& config, const RouterShape& shape)
       : config_(config), gate_(config.gate, shape), shape_(shape) {
     balance_.z_loss = config.z_loss;
+    rule_ = {.score = config.score,
+             .rho = config.rho > 0 ? config.rho : static_cast<double>(shape.top_k),
+             .normalise = config.normalise,
+             .scale = static_cast<float>(config.scale)};
   }
 
   RouterOutput forward(const at::Tensor& x_TD, const Tokens& tokens,
                        const Context& context) override {
     const at::Tensor z_TE = gate_.logits(x_TD, context);
-    const at::Tensor valid_T = valid_or_all(tokens, z_TE);
-    const at::Tensor s_TE =
-        config_.score == RouterScore::kSoftmax ? z_TE.softmax(1) : z_TE.sigmoid();
-    const at::Tensor mine = tokens.replay_TK.defined()
-                                ? tokens.replay_TK.ge(0).logical_and(valid_T.unsqueeze(1))
-                                : taken(s_TE.detach(), valid_T, rho());
-    at::Tensor w = s_TE.masked_fill(mine.logical_not(), 0);
-    if (config_.normalise) w = w / (w.sum(1, true) + 1e-20);
+    const ExpertChoiceResult r = expert_choice(
+        z_TE,
+        {.rule = rule_, .valid_T = tokens.valid_T, .given_ids_TE = given(z_TE, tokens, context)});
     RouterOutput out;
-    out.weights_TK = config_.scale == 1 ? w : w * config_.scale;
-    const at::Tensor expert =
-        at::arange(shape_.experts, z_TE.options().dtype(at::kInt).requires_grad(false));
-    out.ids_TK = expert.expand(mine.sizes()).masked_fill(mine.logical_not(), -1);
-    out.counts_E = mine.sum(0);
-    out.balance = select(z_TE, tokens, {.top_k = shape_.top_k, .score = config_.score}).balance;
-    out.balance.ids_TK = out.ids_TK;
+    out.ids_TK = r.ids_TE;
+    out.weights_TK = r.weights_TE;
+    out.counts_E = r.counts_E;
+    out.balance.ids_TK = r.ids_TE;
+    out.balance.tokens_B = number_of(tokens, z_TE);
+    out.balance.lse_squares = r.lse_squares;
     out.forced = gate_.forced();
+    out.logits_TE = z_TE.detach();
     return out;
   }
 
@@ -70,9 +46,22 @@ class ExpertChoiceRouter : public Router {
   }
 
  private:
-  double rho() const { return config_.rho > 0 ? config_.rho : static_cast<double>(shape_.top_k); }
+  // The choices, where they are not this rank's own to make: of a replay (R15), or of all of G.
+  at::Tensor given(const at::Tensor& z_TE, const Tokens& tokens, const Context& context) const {
+    if (tokens.replay_TK.defined()) return tokens.replay_TK;
+    const GroupRows group(config_.scope, context, tokens, z_TE);
+    if (!group.shared()) return {};
+    return group.own(
+        expert_choice(group.all(z_TE.detach()), {.rule = rule_, .valid_T = *group.valid()}).ids_TE);
+  }
+
+  static at::Tensor number_of(const Tokens& tokens, const at::Tensor& z_TE) {
+    if (tokens.valid_T.defined()) return tokens.valid_T.sum().reshape({1});
+    return at::full({1}, z_TE.size(0), z_TE.options().dtype(at::kLong).requires_grad(false));
+  }
 
   ExpertChoiceRouting config_;
+  ExpertChoiceRule rule_;
   Gate gate_;
   RouterShape shape_;
   BalanceConfig balance_;

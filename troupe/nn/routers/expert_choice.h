@@ -3,10 +3,12 @@
 //   column of s, ties to the lower token;  p_te = s_te for the pairs taken, divided by the token's
 //   sum if `normalise`;  rho = mean experts a token, by default k
 // A token gets 0 to E experts, so ids are [T, E] with -1 where an expert did not take it. Each
-// expert gets exactly C of this rank's n valid tokens. Balance losses have no gradient here and are
-// refused; the z-loss is allowed. The choice looks at later tokens: it is not causal.
+// expert gets exactly C of the n valid tokens, of this rank or of all of G (ops/expert_choice).
+// Balance losses have no gradient here and are refused; the z-loss is allowed. The choice looks at
+// later tokens: it is not causal.
 #pragma once
 
+#include "troupe/nn/group_rows.h"
 #include "troupe/nn/routers/table.h"
 
 namespace troupe {
@@ -16,6 +18,7 @@ struct ExpertChoiceRouting {
   double rho = 0;  // 0: top_k
   RouterScore score = RouterScore::kSoftmax;
   bool normalise = false;
+  RoutingScope scope = RoutingScope::kRank;
   double scale = 1;
   double z_loss = 0;
   GateConfig gate;
@@ -24,6 +27,7 @@ struct ExpertChoiceRouting {
     f("rho", c.rho);
     f("score", c.score);
     f("normalise", c.normalise);
+    f("scope", c.scope);
     f("scale", c.scale);
     f("z_loss", c.z_loss);
     GateConfig::visit(c.gate, f);

@@ -6,12 +6,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
-#include <cmath>
-#include <string>
-
-#include "troupe/core/rng.h"
-#include "troupe/nn/routers/noise.h"
+#include "troupe/core/check.h"
 #include "troupe/ops/autograd.h"
+#include "troupe/ops/jitter.h"
 
 namespace troupe {
 namespace {
@@ -24,6 +21,10 @@ at::Tensor product(const at::Tensor& x_TD, const at::Tensor& w_ED, at::ScalarTyp
     return at::mm(x_TD, w_ED.t(), type);
   }
   return at::mm(x_TD.to(type), w_ED.to(type).t());
+}
+
+NoisePlace place_of(const Context& c) {
+  return {.key = {.seed = c.seed, .step = c.step, .layer = c.layer}, .first_token = c.first_token};
 }
 
 }  // namespace
@@ -47,6 +48,10 @@ at::Tensor router_product(const at::Tensor& x_TD, const at::Tensor& w_ED, at::Sc
 }
 
 Gate::Gate(const GateConfig& config, const RouterShape& shape) : config_(config) {
+  if (!(config.jitter >= 0 && config.jitter < 1) || !(config.force_std >= 0)) {
+    fail(Code::kBadValue, "model.moe.router", "jitter is", config.jitter, "and force_std is",
+         config.force_std, "; jitter must lie in [0, 1) and force_std be 0 or more");
+  }
   weight = Param::of({shape.experts, shape.width}, {.kind = Init::kNormal, .std = config.std},
                      Group::kRouter);
   if (config.bias) bias = Param::of({shape.experts}, {.kind = Init::kZero}, Group::kNoDecay);
@@ -56,30 +61,29 @@ at::Tensor Gate::logits(const at::Tensor& x_TD, const Context& context) const {
   const bool wide = config_.fp64 || x_TD.scalar_type() == at::kDouble;
   const at::ScalarType type = wide ? at::kDouble : at::kFloat;
   const bool jitters = context.training && config_.jitter > 0;
-  const at::Tensor seen = jitters ? jittered(x_TD, config_.jitter, context) : x_TD;
+  const at::Tensor seen = jitters ? jitter(x_TD, config_.jitter, place_of(context)) : x_TD;
   at::Tensor z_TE = router_product(seen, weight.value, type);
   if (bias) z_TE = z_TE + bias->value.to(type);
+  if (z_TE.is_cuda()) z_TE = z_TE.to(at::kFloat);
   return forced(z_TE, context);
 }
 
 at::Tensor Gate::forced(const at::Tensor& z_TE, const Context& context) const {
   if (config_.force == Force::kBiased) {
-    const int64_t E = z_TE.size(1);
-    const Rng rng(context.seed, stream_of("force_biased." + std::to_string(context.layer)));
-    const uint64_t step = config_.force_fixed ? 0 : static_cast<uint64_t>(context.step);
-    at::Tensor add = at::empty({E}, at::kFloat);
-    for (int64_t e = 0; e < E; ++e) {
-      add.mutable_data_ptr<float>()[e] =
-          static_cast<float>(config_.force_std) * rng.normal(step, static_cast<uint32_t>(e));
-    }
-    return z_TE + add.to(z_TE.options().requires_grad(false));
+    NoisePlace place = place_of(context);
+    place.first_token = 0;  // one vector for all tokens
+    if (config_.force_fixed) place.key.step = 0;
+    const at::Tensor like = at::empty({1, z_TE.size(1)}, z_TE.options().requires_grad(false));
+    return z_TE + normal_noise(like, config_.force_std, "force_biased", place);
   }
   if (config_.force != Force::kRandom) return z_TE;
-  // Uniform in (-1, 1) to normal; the sum has z's gradient and not its value.
-  const at::Tensor u =
-      uniform_noise("force_random", z_TE.size(0), z_TE.size(1), context, z_TE.device()) * 2 - 1;
-  const at::Tensor noise = u.clamp(-1 + 0x1p-23, 1 - 0x1p-23).erfinv() * std::sqrt(2.0);
-  return z_TE + (noise.to(z_TE.scalar_type()) - z_TE.detach());
+  at::Tensor noise = normal_noise(z_TE, 1, "force_random", place_of(context));
+  record({.name = "force_random",
+          .inputs = {z_TE},
+          .outputs = {noise},
+          .saved = {},
+          .backward = [](const Gradients& g) -> TensorList { return {g.outputs[0]}; }});
+  return noise;
 }
 
 at::Tensor Gate::forced_ids(const at::Tensor& z_TE, int64_t top_k, const Context& context) const {

@@ -2,7 +2,9 @@
 // (R2), or forced ones (R3).
 //
 // Operands as stored (bf16 x and W are allowed), products and sums in f32, no TF32; in f64 where
-// asked or where x is f64. W is [E, D], the same on all ranks.
+// asked or where x is f64 (on CUDA the f64 logits are then rounded to f32, which is what its
+// routing kernels take). W is [E, D], the same on all ranks. Noise is drawn where x is
+// (ops/jitter).
 #pragma once
 
 #include <ATen/core/Tensor.h>

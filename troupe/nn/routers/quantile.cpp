@@ -6,9 +6,9 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
-#include <limits>
-
 #include "troupe/core/check.h"
+#include "troupe/nn/group_rows.h"
+#include "troupe/ops/quantile.h"
 
 namespace troupe {
 namespace {
@@ -25,6 +25,7 @@ class QuantileRouter : public Router {
                              ? softmax_weighting(config.order, 0, shape)
                              : RouterWeighting::kSum;
     options_.scale = config.scale;
+    options_.balance = false;
   }
 
   RouterOutput forward(const at::Tensor& x_TD, const Tokens& tokens,
@@ -62,13 +63,8 @@ class QuantileRouter : public Router {
   // Sums of the microbatches' new beta, and their number in the last element.
   void add(const at::Tensor& z_TE, const Tokens& tokens, const Context& context) {
     const at::NoGradGuard no_grad;
-    at::Tensor z = z_TE, valid = tokens.valid_T;
-    if (context.group_rows) {
-      if (!valid.defined()) valid = at::full({z.size(0)}, true, z.options().dtype(at::kBool));
-      z = context.group_rows(z);
-      valid = context.group_rows(valid);
-    }
-    const at::Tensor fresh = quantile_update(z, beta_.value, valid, shape_.top_k);
+    const GroupRows group(RoutingScope::kGroup, context, tokens, z_TE);
+    const at::Tensor fresh = quantile(group.all(z_TE), beta_.value, group.valid(), shape_.top_k);
     const at::Tensor with_count = at::cat({fresh, at::full({1}, 1, fresh.options())});
     sums_ = sums_.defined() ? sums_ + with_count : with_count;
   }
@@ -83,24 +79,6 @@ class QuantileRouter : public Router {
 };
 
 }  // namespace
-
-at::Tensor quantile_update(const at::Tensor& z_TE, const at::Tensor& beta_E,
-                           const at::Tensor& valid_T, int64_t top_k) {
-  const at::NoGradGuard no_grad;
-  const int64_t T = z_TE.size(0), E = z_TE.size(1);
-  if (T == 0) return beta_E.clone();
-  const at::Tensor above = std::get<0>((z_TE - beta_E).topk(top_k + 1, 1)).select(1, top_k);
-  at::Tensor left = z_TE - above.unsqueeze(1);
-  at::Tensor n = at::full({}, T, z_TE.options().dtype(at::kLong));
-  if (valid_T.defined()) {
-    left = left.masked_fill(valid_T.logical_not().unsqueeze(1),
-                            -std::numeric_limits<double>::infinity());
-    n = valid_T.sum();
-  }
-  const at::Tensor rank = (n * top_k).div(E, "floor").expand({1, E});
-  const at::Tensor fresh = std::get<0>(left.sort(/*dim=*/0, /*descending=*/true)).gather(0, rank);
-  return fresh.select(0, 0).to(beta_E.scalar_type()).where(n > 0, beta_E);
-}
 
 std::unique_ptr<Router> QuantileRouting::build(const RouterShape& shape) const {
   validate(shape);

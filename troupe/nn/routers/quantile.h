@@ -1,6 +1,6 @@
 // Quantile balancing (rule R11): I = top-k of z - beta, with beta moved after each step to where
 // the counts of this step's logits would have been equal.
-//   per microbatch, over the n valid tokens of G:
+//   per microbatch, over the n valid tokens of G (ops/quantile):
 //     alpha_t = the (k + 1)-th largest of z - beta in row t
 //     new_e   = the (floor(n k / E) + 1)-th largest of z - alpha in column e
 //   after the step: beta = ema beta + (1 - ema) mean of new over microbatches and replicas; then
@@ -31,9 +31,5 @@ struct QuantileRouting {
   }
   std::unique_ptr<Router> build(const RouterShape& shape) const;
 };
-
-// new [E] of one microbatch, f32: z [T, E], valid [T] bool (undefined: all). beta where n = 0.
-at::Tensor quantile_update(const at::Tensor& z_TE, const at::Tensor& beta_E,
-                           const at::Tensor& valid_T, int64_t top_k);
 
 }  // namespace troupe

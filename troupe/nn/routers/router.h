@@ -44,9 +44,10 @@ struct RouterOutput {
   at::Tensor weights_TK;  // f32 (f64 beside f64), with gradient; 0 where ids are -1
   at::Tensor counts_E;    // int64 assignments as chosen, before any dropping: c
   BalanceSums balance;    // what the losses read
-  at::Tensor score_sum =
-      {};               // mean over valid tokens of the chosen scores' sum (R6); else undefined
-  bool forced = false;  // a benchmark aid chose (R3): no training speed
+  // Mean over the valid tokens of the chosen scores' sum (R6); undefined for the softmax.
+  at::Tensor score_sum = {};
+  bool forced = false;        // a benchmark aid chose (R3): no training speed
+  at::Tensor logits_TE = {};  // z without its graph, for a trace (R15)
 };
 
 using VisitParam = std::function<void(const std::string& name, Param& param)>;

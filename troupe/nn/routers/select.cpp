@@ -1,7 +1,6 @@
 #include "troupe/nn/routers/select.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <utility>
@@ -16,6 +15,7 @@ RouteOptions route_options(const Tokens& tokens, const SelectOptions& o) {
                             .norm = static_cast<float>(o.p_norm > 0 ? o.p_norm : 1),
                             .scale = static_cast<float>(o.scale)},
                    .sequences = tokens.sequences,
+                   .balance = o.balance,
                    .valid_T = tokens.valid_T,
                    .given_ids_TK = o.given_ids_TK};
   if (o.given_ids_TK.defined()) return out;  // nothing is left to select
@@ -37,11 +37,6 @@ at::Tensor counts_of(const at::Tensor& ids_TK, int64_t experts) {
 }
 
 }  // namespace
-
-at::Tensor valid_or_all(const Tokens& tokens, const at::Tensor& like) {
-  if (tokens.valid_T.defined()) return tokens.valid_T;
-  return at::ones({like.size(0)}, like.options().dtype(at::kBool).requires_grad(false));
-}
 
 RouterOutput select(const at::Tensor& z_TE, const Tokens& tokens, const SelectOptions& o) {
   const RouteResult r = route(z_TE, route_options(tokens, o));
@@ -67,7 +62,9 @@ RouterOutput route_gated(const Gate& gate, const at::Tensor& x_TD, const Tokens&
 RouterOutput route_logits(const Gate& gate, const at::Tensor& z_TE, const Tokens& tokens,
                           const Context& context, SelectOptions options) {
   if (tokens.replay_TK.defined()) options.given_ids_TK = tokens.replay_TK;
+  options.balance = options.balance && context.records();
   RouterOutput out = select(z_TE, tokens, options);
+  out.logits_TE = z_TE.detach();
   out.forced = gate.forced();
   const at::Tensor forced = gate.forced_ids(z_TE, options.top_k, context);
   if (!forced.defined()) return out;

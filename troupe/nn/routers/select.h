@@ -23,15 +23,15 @@ struct SelectOptions {
   at::Tensor beta_E = {};
   // The choices, where they are made elsewhere (R14, R15, R3): [T, K] int32. Undefined: none.
   at::Tensor given_ids_TK = {};
+  bool balance = true;  // false: no balance loss reads counts_BE and probs_BE, which are not made
 };
 
 // z [T, E] in f32 or f64. Ties go to the lower expert (G2). Invalid tokens get ids -1, weights 0,
 // and are in no sum.
 RouterOutput select(const at::Tensor& z_TE, const Tokens& tokens, const SelectOptions& options);
 
-at::Tensor valid_or_all(const Tokens& tokens, const at::Tensor& like);  // bool [T]
-
-// What the routers with a gate do: logits, choices (or those of a replay), benchmark aids.
+// What the routers with a gate do: logits, choices (or those of a replay), benchmark aids. Balance
+// sums are made where `options` asks for them and the context records losses.
 RouterOutput route_logits(const Gate& gate, const at::Tensor& z_TE, const Tokens& tokens,
                           const Context& context, SelectOptions options);
 RouterOutput route_gated(const Gate& gate, const at::Tensor& x_TD, const Tokens& tokens,

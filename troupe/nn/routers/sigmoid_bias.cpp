@@ -21,6 +21,7 @@ class SigmoidBiasRouter : public Router {
     options_.weighting = config.p_norm > 0 ? RouterWeighting::kNorm : RouterWeighting::kSum;
     options_.p_norm = config.p_norm;
     options_.scale = config.scale;
+    options_.balance = config.balance.balances();
     options_.limit = config.limit;
   }
 

@@ -1,10 +1,12 @@
 // Sinkhorn routing (rule R12, S-BASE): in training I = top-k of z + v, where exp(z + u + v) has
-// rows of sum 1 / n and columns of sum 1 / E over the n valid tokens of this rank; in evaluation
-// the top-k of the activation.
+// rows of sum 1 / n and columns of sum 1 / E over the n valid tokens of this rank, or of all of G;
+// in evaluation the top-k of the activation. The search is ops/sinkhorn's: one kernel, nothing
+// waits for it.
 //   p = scale sigmoid(z)[I] for k = 1, else scale softmax(z)[I] over all E, not renormalised
 // No gradient goes through u and v. Excludes balance losses and a capacity; the z-loss is allowed.
 #pragma once
 
+#include "troupe/nn/group_rows.h"
 #include "troupe/nn/routers/gate.h"
 
 namespace troupe {
@@ -13,6 +15,7 @@ struct SinkhornRouting {
   static constexpr std::string_view kKind = "sinkhorn";
   double tolerance = 1e-4;  // of the mean change of v; below 0: always max_iterations
   int64_t max_iterations = 100;
+  RoutingScope scope = RoutingScope::kRank;
   double scale = 1;
   double z_loss = 0;
   GateConfig gate;
@@ -20,15 +23,12 @@ struct SinkhornRouting {
   static void visit(auto& c, auto&& f) {
     f("tolerance", c.tolerance);
     f("max_iterations", c.max_iterations);
+    f("scope", c.scope);
     f("scale", c.scale);
     f("z_loss", c.z_loss);
     GateConfig::visit(c.gate, f);
   }
   std::unique_ptr<Router> build(const RouterShape& shape) const;
 };
-
-// v [E] up to a constant: z [T, E], valid [T] bool (undefined: all).
-at::Tensor sinkhorn_columns(const at::Tensor& z_TE, const at::Tensor& valid_T, double tolerance,
-                            int64_t max_iterations);
 
 }  // namespace troupe

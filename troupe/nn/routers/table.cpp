@@ -40,6 +40,7 @@ class TableRouter : public Router {
     options_.weighting =
         config.score == RouterScore::kSoftmax ? RouterWeighting::kRaw : RouterWeighting::kSum;
     options_.scale = config.scale;
+    options_.balance = false;
     if (config.table != "round_robin") table_VK_ = load_table(config.table, shape);
   }
 

@@ -16,6 +16,7 @@ class TopkSoftmaxRouter : public Router {
     options_.weighting = softmax_weighting(config.order, config.p_norm, shape);
     options_.p_norm = config.p_norm;
     options_.scale = config.scale;
+    options_.balance = config.balance.balances();
     options_.limit = config.limit;
   }
 
