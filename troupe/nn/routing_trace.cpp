@@ -1,11 +1,15 @@
 #include "troupe/nn/routing_trace.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <functional>
 #include <limits>
+#include <numeric>
 #include <sstream>
 
 #include "troupe/core/check.h"
@@ -36,8 +40,13 @@ class Parser {
     return out;
   }
 
+  // Are `n` elements of `size` bytes left? Asked before room is made for them.
+  void expect(int64_t n, int64_t size) const {
+    const auto left = static_cast<int64_t>(text_.size() - at_);
+    if (n > left / size) refuse("ends in the middle of a record");
+  }
+
   void bytes(void* out, int64_t n) {
-    if (n > static_cast<int64_t>(text_.size() - at_)) refuse("ends in the middle of a record");
     std::memcpy(out, text_.data() + at_, static_cast<size_t>(n));
     at_ += static_cast<size_t>(n);
   }
@@ -53,7 +62,7 @@ class Parser {
 };
 
 struct Header {
-  int64_t layer, microbatch, experts, T, K;
+  int64_t layer, microbatch, experts, T, K, with_logits;
 };
 
 Header read_header(Parser& parser) {
@@ -61,42 +70,74 @@ Header read_header(Parser& parser) {
   const std::string_view line = parser.line();
   const char* at = line.data();
   const char* const end = line.data() + line.size() - 1;
-  for (int64_t* field : {&h.layer, &h.microbatch, &h.experts, &h.T, &h.K}) {
+  for (int64_t* field : {&h.layer, &h.microbatch, &h.experts, &h.T, &h.K, &h.with_logits}) {
     if (field != &h.layer && (at == end || *at++ != ' ')) parser.refuse("has a bad record line");
     const auto [next, error] = std::from_chars(at, end, *field);
     if (error != std::errc() || *field < 0) parser.refuse("has a bad record line");
     at = next;
   }
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  if (at != end || h.experts < 1 || h.T > kMost || h.K > h.experts || h.K > kMost / (h.T + 1)) {
+  if (at != end || h.experts < 1 || h.experts > kMost || h.T > kMost || h.K > h.experts ||
+      h.K > kMost / (h.T + 1) || h.with_logits > 1) {
     parser.refuse("has a bad record line");
   }
   return h;
 }
 
-// E22: in range (-1: none), and no expert twice for a token.
-void check_choices(const at::Tensor& ids_TK, int64_t experts, const Parser& parser) {
+// The first fault of the choices (E22), or nullptr: an expert that there is not, or twice for a
+// token. -1 is none.
+const char* fault_of(const at::Tensor& ids_TK, int64_t experts) {
   const int64_t K = ids_TK.size(1);
   const auto* row = ids_TK.const_data_ptr<int32_t>();
   for (int64_t t = 0; t < ids_TK.size(0); ++t, row += K) {
     for (int64_t j = 0; j < K; ++j) {
-      if (row[j] < -1 || row[j] >= experts) parser.refuse("names an expert that there is not");
+      if (row[j] < -1 || row[j] >= experts) return "names an expert that there is not";
       if (row[j] >= 0 && std::find(row, row + j, row[j]) != row + j) {
-        parser.refuse("names an expert twice for a token");
+        return "names an expert twice for a token";
       }
     }
   }
+  return nullptr;
+}
+
+at::Tensor counts_of(const at::Tensor& ids_TK, int64_t experts) {
+  at::Tensor counts = at::zeros({experts}, at::kLong);
+  auto* n = counts.mutable_data_ptr<int64_t>();
+  const auto* ids = ids_TK.const_data_ptr<int32_t>();
+  for (int64_t slot = 0; slot < ids_TK.numel(); ++slot) {
+    if (ids[slot] >= 0) ++n[ids[slot]];
+  }
+  return counts;
+}
+
+void append(std::string& out, const at::Tensor& t) {
+  out.append(static_cast<const char*>(t.const_data_ptr()), t.nbytes());
+}
+
+// The record's next tensor.
+at::Tensor read_tensor(Parser& parser, at::IntArrayRef sizes, at::ScalarType type) {
+  const int64_t numel = std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies());
+  parser.expect(numel, static_cast<int64_t>(c10::elementSize(type)));
+  at::Tensor out = at::empty(sizes, type);
+  parser.bytes(out.mutable_data_ptr(), static_cast<int64_t>(out.nbytes()));
+  return out;
 }
 
 }  // namespace
 
 void RoutingTrace::record(int64_t layer, int64_t microbatch, const at::Tensor& ids_TK,
-                          int64_t experts) {
+                          int64_t experts, const at::Tensor& logits_TE) {
   TROUPE_CHECK(ids_TK.dim() == 2, "choices are [T, K]; they are", ids_TK.sizes());
-  const bool fresh = records_
-                         .try_emplace({layer, microbatch}, experts,
-                                      ids_TK.to(at::kCPU, narrow_type(experts)).contiguous())
-                         .second;
+  const at::Tensor ids = ids_TK.to(at::kCPU, at::kInt).contiguous();
+  const char* fault = fault_of(ids, experts);
+  TROUPE_CHECK(fault == nullptr, "layer", layer, "microbatch", microbatch, "of the trace", fault);
+  Choices choices{experts, ids.to(narrow_type(experts)), counts_of(ids, experts), {}};
+  if (logits_TE.defined()) {
+    TROUPE_CHECK(logits_TE.sizes() == at::IntArrayRef({ids.size(0), experts}), "logits are [T, E],",
+                 ids.size(0), "by", experts, "; they are", logits_TE.sizes());
+    choices.logits_TE = logits_TE.detach().to(at::kCPU, at::kFloat).contiguous();
+  }
+  const bool fresh = records_.try_emplace({layer, microbatch}, std::move(choices)).second;
   TROUPE_CHECK(fresh, "layer", layer, "microbatch", microbatch, "was recorded twice");
 }
 
@@ -111,9 +152,11 @@ at::Tensor RoutingTrace::replay(int64_t layer, int64_t microbatch, c10::Device d
 }
 
 at::Tensor RoutingTrace::counts(int64_t layer, int64_t microbatch) const {
-  const Choices& c = at(layer, microbatch);
-  const at::Tensor ids = c.ids_TK.reshape({-1}).to(at::kLong);
-  return ids.masked_select(ids.ge(0)).bincount({}, c.experts);
+  return at(layer, microbatch).counts_E;
+}
+
+at::Tensor RoutingTrace::logits(int64_t layer, int64_t microbatch) const {
+  return at(layer, microbatch).logits_TE;
 }
 
 void RoutingTrace::save(const std::string& path) const {
@@ -121,9 +164,11 @@ void RoutingTrace::save(const std::string& path) const {
   for (const auto& [key, c] : records_) {
     std::ostringstream line;
     line << key.first << ' ' << key.second << ' ' << c.experts << ' ' << c.ids_TK.size(0) << ' '
-         << c.ids_TK.size(1) << '\n';
+         << c.ids_TK.size(1) << ' ' << c.logits_TE.defined() << '\n';
     out += line.str();
-    out.append(static_cast<const char*>(c.ids_TK.const_data_ptr()), c.ids_TK.nbytes());
+    append(out, c.counts_E);
+    append(out, c.ids_TK);
+    if (c.logits_TE.defined()) append(out, c.logits_TE);
   }
   Fs fs;
   publish_file(fs, path, out);
@@ -136,10 +181,15 @@ RoutingTrace RoutingTrace::load(const std::string& path) {
   RoutingTrace out;
   while (!parser.done()) {
     const Header h = read_header(parser);
-    at::Tensor ids = at::empty({h.T, h.K}, narrow_type(h.experts));
-    parser.bytes(ids.mutable_data_ptr(), static_cast<int64_t>(ids.nbytes()));
-    check_choices(ids.to(at::kInt), h.experts, parser);
-    out.record(h.layer, h.microbatch, ids, h.experts);
+    const at::Tensor counts = read_tensor(parser, {h.experts}, at::kLong);
+    const at::Tensor ids = read_tensor(parser, {h.T, h.K}, narrow_type(h.experts)).to(at::kInt);
+    if (const char* fault = fault_of(ids, h.experts)) parser.refuse(fault);
+    if (!counts_of(ids, h.experts).equal(counts)) {
+      parser.refuse("has counts that are not those of its choices");
+    }
+    at::Tensor logits;
+    if (h.with_logits != 0) logits = read_tensor(parser, {h.T, h.experts}, at::kFloat);
+    out.record(h.layer, h.microbatch, ids, h.experts, logits);
   }
   return out;
 }

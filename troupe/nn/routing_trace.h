@@ -4,8 +4,12 @@
 //   trace.record(layer, microbatch, out.ids_TK, experts);      in forward; copies to the host
 //   tokens.replay_TK = trace.replay(layer, microbatch, device)  another run takes the same choices
 //
-// File: one line "troupe-trace 1", then for each record a line "layer microbatch experts T K" and
-// its T K choices, little-endian, of 2 or 4 bytes.
+// Choices are int32 [T, K], -1 for none, no expert twice for a token (E22); expert choice's are
+// [T, E]. Logits [T, E] may go with them, as f32.
+//
+// File: one line "troupe-trace 1", then for each record a line "layer microbatch experts T K L"
+// with L = 1 where it has logits, else 0; then, little-endian, its counts (E int64), its T K
+// choices of 2 or 4 bytes, and its logits (T E f32).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,10 +24,12 @@ namespace troupe {
 class RoutingTrace {
  public:
   // Once for each (layer, microbatch).
-  void record(int64_t layer, int64_t microbatch, const at::Tensor& ids_TK, int64_t experts);
+  void record(int64_t layer, int64_t microbatch, const at::Tensor& ids_TK, int64_t experts,
+              const at::Tensor& logits_TE = {});
   // int32 [T, K]; an error that names both where there is no such record.
   at::Tensor replay(int64_t layer, int64_t microbatch, c10::Device device) const;
   at::Tensor counts(int64_t layer, int64_t microbatch) const;  // int64 [E]
+  at::Tensor logits(int64_t layer, int64_t microbatch) const;  // undefined: not recorded
   int64_t size() const { return static_cast<int64_t>(records_.size()); }
 
   void save(const std::string& path) const;  // the whole file or nothing
@@ -32,7 +38,9 @@ class RoutingTrace {
  private:
   struct Choices {
     int64_t experts;
-    at::Tensor ids_TK;  // int16 or int32, on the host
+    at::Tensor ids_TK;     // int16 or int32, on the host as all here
+    at::Tensor counts_E;   // int64
+    at::Tensor logits_TE;  // f32 or undefined
   };
   const Choices& at(int64_t layer, int64_t microbatch) const;
 

@@ -60,6 +60,36 @@ TEST(RoutingTrace, R15_AFileHoldsItAllInTwoOrFourBytes) {
   EXPECT_EQ(back.replay(4, 1, at::kCPU).size(1), 2);
 }
 
+TEST(RoutingTrace, R15_TheFileIsWhatTheHeaderSays) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder / "trace";
+  RoutingTrace trace;
+  trace.record(1, 5, at::tensor({2, 0, -1, -1}, at::kInt).reshape({2, 2}), 3,
+               at::tensor({1.0f, -2.0f, 0.5f, 0.0f, 0.0f, 0.0f}).reshape({2, 3}));
+  trace.save(path);
+  const std::string text = "troupe-trace 1\n1 5 3 2 2 1\n";
+  const auto eight = [](char n) { return std::string(1, n) + std::string(7, '\0'); };
+  const std::string counts = eight(1) + eight(0) + eight(1);
+  const std::string ids("\x02\0\0\0\xff\xff\xff\xff", 8);
+  const std::string logits("\0\0\x80\x3f\0\0\0\xc0\0\0\0\x3f", 12);
+  EXPECT_EQ(read_file(path), text + counts + ids + logits + std::string(12, '\0'));
+  const RoutingTrace back = RoutingTrace::load(path);
+  EXPECT_TRUE(back.counts(1, 5).equal(at::tensor({1, 0, 1}, at::kLong)));
+  EXPECT_TRUE(back.logits(1, 5).equal(trace.logits(1, 5)));
+}
+
+TEST(RoutingTrace, E22_RefusesToRecordWhatIsNoChoice) {
+  RoutingTrace trace;
+  const auto record = [&](std::initializer_list<int> ids) {
+    trace.record(0, 0, at::tensor(std::vector<int>(ids), at::kInt).reshape({1, 2}), 4);
+  };
+  EXPECT_THROW(record({1, 1}), Error);
+  EXPECT_THROW(record({1, 4}), Error);
+  EXPECT_THROW(record({1, -2}), Error);
+  EXPECT_NO_THROW(record({-1, -1}));
+  EXPECT_THROW(trace.record(0, 1, at::zeros({2, 1}, at::kInt), 4, at::zeros({2, 3})), Error);
+}
+
 TEST(RoutingTrace, RefusesADamagedFile) {
   const testing::TemporaryFolder folder;
   const std::string path = folder / "trace";
@@ -75,11 +105,22 @@ TEST(RoutingTrace, RefusesADamagedFile) {
   refused("troupe-trace 2\n");
   refused("troupe-trace 1\n0 0 4 2");
   refused(good.substr(0, good.size() - 1));
-  refused("troupe-trace 1\n0 0 4 999999999999 2\n");
-  refused("troupe-trace 1\n0 0 4 1 5\n");
-  refused("troupe-trace 1\n0 x 4 1 1\n");
-  refused(std::string("troupe-trace 1\n0 0 4 1 1\n\x09\x00", 27));
-  refused(std::string("troupe-trace 1\n0 0 4 1 2\n\x02\x00\x02\x00", 29));  // E22
+  refused("troupe-trace 1\n0 0 4 999999999999 2 0\n");
+  refused("troupe-trace 1\n0 0 999999999999 1 1 0\n");
+  refused("troupe-trace 1\n0 0 2000000000 1 1 0\n");  // no room is made for what is not there
+  refused("troupe-trace 1\n0 0 4 1 5 0\n");
+  refused("troupe-trace 1\n0 0 4 1 1 2\n");
+  refused("troupe-trace 1\n0 x 4 1 1 0\n");
+  const size_t counts = good.rfind('\n') + 1, ids = counts + 4 * 8;
+  const auto with = [&](size_t at, char value) {
+    std::string bad = good;
+    bad[at] = value;
+    return bad;
+  };
+  refused(with(counts, 2));         // counts that are not those of the choices
+  refused(with(ids, 9));            // an expert that there is not
+  refused(with(ids, 1));            // E22: twice
+  refused(good + good.substr(15));  // the same record again
 }
 
 }  // namespace
