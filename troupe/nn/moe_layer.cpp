@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/zeros.h>
 
 #include "troupe/core/check.h"
 #include "troupe/dist/local_dispatcher.h"
@@ -27,12 +28,20 @@ at::Tensor flat(const at::Tensor& x, int64_t width) {
 
 }  // namespace
 
+RouterConfig router_of(const MoeConfig& c, const MoeShape& s) {
+  return s.moe_index < c.table_layers ? RouterConfig(c.table) : c.router;
+}
+
 void validate(const MoeConfig& c, const MoeShape& s) {
   validate(RouterShape{s.width, c.experts, c.top_k});
   validate(c.ffn, c.top_k);
   if (c.latent < 0 || c.shared.experts < 0 || c.shared.hidden < 0) {
     fail(Code::kBadValue, kPlace, "latent is", c.latent, ", shared.experts is", c.shared.experts,
          ", shared.hidden is", c.shared.hidden, "; none may be below 0");
+  }
+  if (c.table_layers < 0 || c.table_layers > s.moe_layers) {
+    fail(Code::kBadValue, kPlace, "table_layers is", c.table_layers, "of", s.moe_layers,
+         "MoE layers");
   }
   if (c.return_bias && !c.output_bias) {
     fail(Code::kBadValue, kPlace, "return_bias needs output_bias");
@@ -49,7 +58,7 @@ MoeSizes sizes_of(const MoeConfig& c, const MoeShape& s) {
           .latent = c.latent,
           .shared_gate = c.shared.experts > 0 && c.shared.form == SharedForm::kGate,
           .expert_bias = c.ffn.bias,
-          .router_bias = std::visit([](const auto& r) { return r.gate.bias; }, c.router),
+          .router_bias = std::visit([](const auto& r) { return r.gate.bias; }, router_of(c, s)),
           .output_bias = c.output_bias};
 }
 
@@ -57,7 +66,8 @@ MoeLayer::MoeLayer(const MoeConfig& config, const MoeShape& shape,
                    std::unique_ptr<Dispatcher> dispatcher)
     : config_((validate(config, shape), config)),
       shape_(shape),
-      router_(build(config.router, {shape.width, config.experts, config.top_k, shape.vocab})),
+      router_(build(router_of(config, shape),
+                    {shape.width, config.experts, config.top_k, shape.vocab})),
       dispatcher_(dispatcher ? std::move(dispatcher) : local_dispatcher(config.experts)),
       experts_(config.ffn, experts_shape(config, shape, *dispatcher_)),
       fractions_(config.experts) {
@@ -77,20 +87,23 @@ MoeLayer::MoeLayer(const MoeConfig& config, const MoeShape& shape,
 MoeOutput MoeLayer::forward(const at::Tensor& x, const Tokens& tokens, const Context& context) {
   const at::Tensor x_TD = flat(x, shape_.width);
   const bool twice = config_.ffn.recompute == Recompute::kLayer;
-  const Staged staged = twice ? Staged() : stage(x_TD);
-  const RouterOutput routed = router_->forward(x_TD, tokens, context);
+  // With a shared expert x has three users; their gradients are added as router + (experts +
+  // shared), also where the latter two come from a recomputed graph.
+  const auto [scored_TD, mixed_TD] = shared_ ? forked(x_TD) : std::array{x_TD, x_TD};
+  const Staged staged = twice ? Staged() : stage(mixed_TD);
+  const RouterOutput routed = router_->forward(scored_TD, tokens, context);
   const Kept kept =
       keep_within(config_.capacity, routed, tokens, context, experts_.row_alignment());
 
-  const Mixture mixed =
-      twice ? mixture_twice(x_TD, kept.routed) : mixture(x_TD, kept.routed, staged);
+  const Mixture mixed = twice ? mixture_twice(mixed_TD, kept.routed) : mixture(kept.routed, staged);
 
   MoeOutput out{
       .y = mixed.y_TD,
       .bias = {},
       .losses = moe_losses(router_->balance(), routed.balance, loss_sizes(), context, fractions_),
       .stats = {routed.counts_E, kept.dropped, routed.score_sum, routed.forced, mixed.saturated},
-      .ids_TK = routed.ids_TK};
+      .ids_TK = routed.ids_TK,
+      .logits_TE = routed.logits_TE};
   if (bias_ && config_.return_bias) out.bias = bias_->value;
   if (bias_ && !config_.return_bias) out.y = out.y + bias_->value;
   out.y = out.y.reshape(x.sizes());
@@ -99,17 +112,21 @@ MoeOutput MoeLayer::forward(const at::Tensor& x, const Tokens& tokens, const Con
 
 // What is sent: the rows that experts see.
 MoeLayer::Staged MoeLayer::stage(const at::Tensor& x_TD) {
-  const at::Tensor sent = latent_in_ ? at::linear(x_TD, latent_in_->value) : x_TD;
-  return {sent, dispatcher_->stage(sent)};
+  const auto [routed_TD, shared_TD] = shared_ ? forked(x_TD) : std::array{x_TD, at::Tensor()};
+  const at::Tensor sent = latent_in_ ? at::linear(routed_TD, latent_in_->value) : routed_TD;
+  return {sent, shared_TD, dispatcher_->stage(sent)};
 }
 
-MoeLayer::Mixture MoeLayer::mixture(const at::Tensor& x_TD, const Routed& routed,
-                                    const Staged& staged) {
+MoeLayer::Mixture MoeLayer::mixture(const Routed& routed, const Staged& staged) {
+  const bool overlap = shared_ && config_.shared.overlap;
+  at::Tensor shared_TD = overlap ? shared_->forward(staged.shared) : at::Tensor();
   const ExpertRows rows = dispatch_rows(*dispatcher_, staged.handle, staged.sent, routed);
+  if (rows.lost.defined()) lost_ = lost_.defined() ? lost_ + rows.lost : rows.lost;
   const ExpertsOutput computed = experts_.forward(rows);
   at::Tensor y_TD = combine_rows(*dispatcher_, staged.handle, computed.y_SD);
   if (latent_out_) y_TD = at::linear(y_TD, latent_out_->value);
-  if (shared_) y_TD = shared_->add(y_TD, shared_->forward(x_TD), config_.top_k);
+  if (shared_ && !overlap) shared_TD = shared_->forward(staged.shared);
+  if (shared_) y_TD = shared_->add(y_TD, shared_TD, config_.top_k);
   return {y_TD, computed.saturated};
 }
 
@@ -122,7 +139,7 @@ MoeLayer::Mixture MoeLayer::mixture_twice(const at::Tensor& x_TD, const Routed& 
   const auto run = [this, routed](const TensorList& in) {
     Routed again = routed;
     again.scores_TK = in[1];
-    return mixture(in[0], again, stage(in[0])).y_TD;
+    return mixture(again, stage(in[0])).y_TD;
   };
   return {recomputed({x_TD, routed.scores_TK}, leaves, run), {}};
 }
@@ -134,6 +151,13 @@ LossSizes MoeLayer::loss_sizes() const {
           .groups = limit.groups,
           .keep_groups = limit.keep,
           .group_ranks = shape_.group_ranks};
+}
+
+int64_t MoeLayer::lost_rows(const SumOver& all_sum) {
+  if (config_.capacity.budget == 0) return 0;
+  const at::Tensor own = lost_.defined() ? lost_ : at::zeros({}, at::kLong);
+  lost_ = at::Tensor();
+  return summed(all_sum, own).item<int64_t>();
 }
 
 void MoeLayer::end_of_step(const SumOver& all_sum, bool skipped) {

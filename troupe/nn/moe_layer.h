@@ -35,6 +35,8 @@ struct MoeConfig {
   std::string layers = "1";  // which layers are MoE layers (L4, moe_pattern.h)
   ExpertsConfig ffn;
   RouterConfig router;
+  int64_t table_layers = 0;  // the first n MoE layers are routed by `table`, not by `router` (R14)
+  TableRouting table;
   CapacityConfig capacity;
   SharedConfig shared;
   int64_t latent = 0;        // l; 0: experts see the full width
@@ -47,6 +49,8 @@ struct MoeConfig {
     f("layers", c.layers);
     ExpertsConfig::visit(c.ffn, f);
     f("router", c.router);
+    f("table_layers", c.table_layers);
+    f("table", c.table);
     f("capacity", c.capacity);
     f("shared", c.shared);
     f("latent", c.latent);
@@ -61,8 +65,10 @@ struct MoeShape {
   int64_t moe_layers = 1;   // of the model: A4
   int64_t vocab = 0;        // table routing
   int64_t group_ranks = 1;  // |G|
+  int64_t moe_index = 0;    // which of the model's MoE layers this is
 };
 
+RouterConfig router_of(const MoeConfig& config, const MoeShape& shape);  // of this layer (R14)
 void validate(const MoeConfig& config, const MoeShape& shape);
 MoeSizes sizes_of(const MoeConfig& config, const MoeShape& shape);  // for counting
 
@@ -71,7 +77,7 @@ struct MoeOutput {
   at::Tensor bias;  // [D] with return_bias, else undefined
   std::vector<MoeLoss> losses;
   MoeStats stats;
-  at::Tensor ids_TK;  // the choices, for a trace (R15)
+  at::Tensor ids_TK, logits_TE;  // the choices and what they were made of, for a trace (R15)
 };
 
 class MoeLayer {
@@ -81,6 +87,11 @@ class MoeLayer {
            std::unique_ptr<Dispatcher> dispatcher = nullptr);
 
   MoeOutput forward(const at::Tensor& x, const Tokens& tokens, const Context& context);
+  // C7: rows of all ranks since the last call that had no room. Reads the number, so it waits for
+  // the device: to be called at the end of a step, on every rank. If it is not 0 the step is to be
+  // done again: end_of_step(all_sum, /*skipped=*/true), and the same forwards with
+  // Context::budgeted off. Always 0 without a budget.
+  int64_t lost_rows(const SumOver& all_sum = {});
   // After each optimizer step, also a skipped one: biases and counters (R10, R11, A3).
   void end_of_step(const SumOver& all_sum = {}, bool skipped = false);
 
@@ -100,14 +111,15 @@ class MoeLayer {
 
  private:
   struct Staged {
-    at::Tensor sent;  // x, or its latent projection
+    at::Tensor sent;    // x, or its latent projection
+    at::Tensor shared;  // x, for the shared expert
     Handle handle;
   };
   Staged stage(const at::Tensor& x_TD);
   struct Mixture {
     at::Tensor y_TD, saturated;  // saturated: as ExpertsOutput's
   };
-  Mixture mixture(const at::Tensor& x_TD, const Routed& routed, const Staged& staged);
+  Mixture mixture(const Routed& routed, const Staged& staged);
   Mixture mixture_twice(const at::Tensor& x_TD, const Routed& routed);
   LossSizes loss_sizes() const;
 
@@ -120,6 +132,7 @@ class MoeLayer {
   std::optional<Param> latent_in_, latent_out_;  // [l, D], [D, l]
   std::optional<Param> bias_;                    // [D]
   FractionTracker fractions_;
+  at::Tensor lost_;  // rows without room so far
 };
 
 }  // namespace troupe

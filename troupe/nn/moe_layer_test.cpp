@@ -9,12 +9,15 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <map>
+#include <random>
 
 #include "troupe/core/check.h"
 #include "troupe/core/config.h"
 #include "troupe/dist/local_dispatcher.h"
 #include "troupe/nn/loss_edge.h"
+#include "troupe/nn/routing_trace.h"
 
 namespace troupe {
 namespace {
@@ -221,6 +224,29 @@ TEST(MoeLayer, C1_AllTokensToOneExpertIsThatExpertsDenseLayer) {
             1e-12);
 }
 
+// C1 beyond a toy size: one expert gets every row, and the plan has no more rows than there are.
+TEST(MoeLayer, E4_AllOf65536TokensToOneExpert) {
+  const int64_t T = 65536;
+  MoeConfig c = config_of(4, 1);
+  MoeLayer layer = layer_of(c, at::kFloat);
+  for_each_param(layer, "", [](const std::string& name, Param& p) {
+    if (name == "router.weight") p.value.detach().zero_()[2].fill_(1e3);
+  });
+  const at::Tensor x = at::rand({T, kD}).requires_grad_();
+  const auto g = gradients(layer, x);
+  const ExpertWeights w{layer.experts().w1.value.narrow(0, 2, 1), std::nullopt,
+                        layer.experts().w2.value.narrow(0, 2, 1), std::nullopt};
+  EXPECT_LT((g.at("y") - dense_ffn(x, w, {})).abs().max().item<double>(), 1e-6);
+  for (const int64_t e : {0, 1, 3}) EXPECT_TRUE(g.at("experts.w1")[e].eq(0).all().item<bool>());
+  EXPECT_GT(g.at("experts.w1")[2].abs().max().item<double>(), 0);
+  EXPECT_EQ(layer.forward(x, {}, kTraining).stats.counts_E[2].item<int64_t>(), T);
+  const auto dispatcher = local_dispatcher(4);
+  const Handle handle = dispatcher->stage(x.detach());
+  const RouterOutput r = layer.router().forward(x.detach(), {}, {});
+  dispatcher->route(handle, {.ids_TK = r.ids_TK, .scores_TK = r.weights_TK});
+  EXPECT_LE(dispatcher->rows(handle).plan.row_src.size(0), T);
+}
+
 TEST(MoeLayer, C5_DroppedTokensGetExactlyZeroAndLossesSeeTheChoices) {
   MoeConfig c = config_of(4, 1);
   c.capacity.factor = 0.5;
@@ -244,6 +270,22 @@ TEST(MoeLayer, C6_PaddingChangesNoBit) {
   expect_same(gradients(padded, x), gradients(plain, x));
 }
 
+TEST(MoeLayer, R10_C6_APaddedCapacityDoesNotFreezeTheBias) {
+  MoeConfig c = config_of();
+  c.router = SigmoidBiasRouting{};
+  c.capacity = {.factor = 1, .pad = true};
+  MoeLayer layer = layer_of(c, at::kFloat);
+  const MoeOutput out = layer.forward(input(31, at::kFloat), {}, kTraining);
+  EXPECT_GT(out.stats.dropped.item<int64_t>(), 0);
+  layer.end_of_step();
+  for_each_param(layer, "", [&](const std::string& name, Param& p) {
+    if (name != "router.balance_bias") return;
+    const at::Tensor under = 62 - out.stats.counts_E * 6;  // by the choices before dropping
+    EXPECT_TRUE(p.value.equal(under.sign().to(at::kFloat) * 1e-3f));
+    EXPECT_GT(p.value.abs().sum().item<double>(), 0);
+  });
+}
+
 TEST(MoeLayer, M2_RecomputingTheLayerChangesNoBitAndCountsOnce) {
   MoeConfig c = config_of();
   c.latent = 4;
@@ -260,18 +302,66 @@ TEST(MoeLayer, M2_RecomputingTheLayerChangesNoBitAndCountsOnce) {
   EXPECT_EQ(counted.sum().item<int64_t>(), 48);
 }
 
-// Here x has three users, whose gradients PyTorch adds in another order.
-TEST(MoeLayer, M2_RecomputingWithASharedExpertChangesXsGradientByRoundingAlone) {
+// x has three users then, router, experts and shared expert; a gate makes it four.
+TEST(MoeLayer, M2_RecomputingWithASharedExpertChangesNoBit) {
+  for (const SharedForm form : {SharedForm::kSum, SharedForm::kWeighted, SharedForm::kGate}) {
+    for (const int64_t latent : {0, 4}) {
+      MoeConfig c = config_of();
+      c.shared = {.experts = 1, .form = form};
+      c.latent = latent;
+      MoeLayer plain = layer_of(c, at::kFloat);
+      c.ffn.recompute = Recompute::kLayer;
+      MoeLayer twice = layer_of(c, at::kFloat);
+      const at::Tensor x = input(24, at::kFloat);
+      expect_same(gradients(twice, x), gradients(plain, x));
+    }
+  }
+}
+
+TEST(MoeLayer, A8_RecomputeChangesNoReportedLoss) {
   MoeConfig c = config_of();
-  c.shared.experts = 1;
-  MoeLayer plain = layer_of(c, at::kFloat);
+  auto& balance = std::get<TopkSoftmaxRouting>(c.router).balance;
+  balance.seq_loss = 0.1, balance.z_loss = 0.01;
+  MoeLayer plain = layer_of(c);
   c.ffn.recompute = Recompute::kLayer;
-  MoeLayer twice = layer_of(c, at::kFloat);
-  const at::Tensor x = input(24, at::kFloat);
-  auto got = gradients(twice, x), want = gradients(plain, x);
-  EXPECT_LT((got.at("x") - want.at("x")).abs().max().item<double>(), 1e-5);
-  got.erase("x"), want.erase("x");
-  expect_same(got, want);
+  MoeLayer twice = layer_of(c);
+  const at::Tensor x = input(24);
+  const auto want = plain.forward(x, {}, kTraining).losses,
+             got = twice.forward(x, {}, kTraining).losses;
+  ASSERT_EQ(got.size(), 3u);
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i].reported(), want[i].reported());
+}
+
+TEST(MoeLayer, SH4_BesideTheDispatchEqualsAfterTheCombineBitForBit) {
+  for (const SharedForm form : {SharedForm::kSum, SharedForm::kWeighted, SharedForm::kGate}) {
+    MoeConfig c = config_of();
+    c.shared = {.experts = 2, .form = form};
+    const at::Tensor x = input(24, at::kFloat);
+    const auto run = [&](bool overlap) {
+      c.shared.overlap = overlap;
+      MoeLayer layer = layer_of(c, at::kFloat, virtual_ranks_dispatcher(contiguous(6, 3)));
+      return gradients(layer, x);
+    };
+    expect_same(run(true), run(false));
+  }
+}
+
+// An expert's width split over two ranks (ETP): b1 with its half, b2 on one of them alone.
+TEST(MoeLayer, X6_TwoSlicesOfAnExpertSumToItWithTheOutputBiasOnOne) {
+  const int64_t F = 6, half = F / 2;
+  const at::Tensor x = at::randn({9, kD}, at::kDouble);
+  const at::Tensor w1 = at::randn({1, 2, F, kD}, at::kDouble),
+                   b1 = at::randn({1, 2, F}, at::kDouble);
+  const at::Tensor w2 = at::randn({1, kD, F}, at::kDouble), b2 = at::randn({1, kD}, at::kDouble);
+  const auto part = [&](int64_t from, int64_t width, bool with_b2) {
+    const ExpertWeights w{w1.narrow(2, from, width).reshape({1, 2 * width, kD}),
+                          b1.narrow(2, from, width).reshape({1, 2 * width}),
+                          w2.narrow(2, from, width).contiguous(),
+                          with_b2 ? std::optional(b2) : std::nullopt};
+    return dense_ffn(x, w, {});
+  };
+  const at::Tensor both = part(0, half, true) + part(half, half, false);
+  EXPECT_LT((both - part(0, F, true)).abs().max().item<double>(), 1e-12);
 }
 
 TEST(MoeLayer, X7_LoopEqualsGrouped) {
@@ -350,14 +440,167 @@ TEST(MoeLayer, C8_ACapacityExcludesRoutersThatBalanceByThemselves) {
   EXPECT_THROW(layer_of(c), Error);
   c.router = QuantileRouting{};
   EXPECT_THROW(layer_of(c), Error);
+  c.router = SinkhornRouting{};
+  EXPECT_THROW(layer_of(c), Error);
+}
+
+// All tokens to the experts of one of three ranks, and room for the even share and a half.
+TEST(MoeLayer, C7_AnOverflowIsSeenAndTheStepIsDoneAgainWithoutTheBudget) {
+  MoeConfig c = config_of();
+  c.router = SigmoidBiasRouting{};
+  const auto skewed = [&](double budget) {
+    c.capacity.budget = budget;
+    MoeLayer layer = layer_of(c, at::kFloat, virtual_ranks_dispatcher(contiguous(6, 3)));
+    for_each_param(layer, "", [](const std::string& name, Param& p) {
+      if (name == "router.balance_bias") p.value.narrow(0, 0, 2).fill_(10);
+    });
+    return layer;
+  };
+  MoeLayer dropless = skewed(0), tight = skewed(0.5), roomy = skewed(1);
+  const at::Tensor x = input(40, at::kFloat);
+  const auto want = gradients(dropless, x);
+  EXPECT_EQ(dropless.lost_rows(), 0);
+  expect_same(gradients(roomy, x), want);
+  EXPECT_EQ(roomy.lost_rows(), 0);
+
+  EXPECT_FALSE(gradients(tight, x).at("y").equal(want.at("y")));
+  EXPECT_EQ(tight.lost_rows([](const at::Tensor& own) { return own * 2; }), 2 * 40);  // of 80 rows
+  EXPECT_EQ(tight.lost_rows(), 0);                                                    // said once
+  tight.end_of_step({}, /*skipped=*/true);
+  Context again = kTraining;
+  again.budgeted = false;
+  expect_same(gradients(tight, x, {}, again), want);
+  EXPECT_EQ(tight.lost_rows(), 0);
+  EXPECT_EQ(tight.forward(x, {}, {}).stats.dropped.defined(), false);
+}
+
+TEST(MoeLayer, R14_TheFirstMoeLayersMayBeRoutedByATable) {
+  MoeConfig c = config_of();
+  c.table_layers = 2;
+  const auto causal_ids = [&](int64_t moe_index) {
+    MoeLayer layer(c, {.width = kD, .moe_layers = 4, .vocab = 50, .moe_index = moe_index});
+    for_each_param(layer, "", [](const std::string& name, Param& p) {
+      p.allocate(at::TensorOptions(at::kFloat));
+      initialise(p, name, 1);
+    });
+    return layer.forward(input(12, at::kFloat), {.ids_T = at::arange(12)}, kTraining);
+  };
+  const at::Tensor table = at::arange(12).remainder(6).to(at::kInt);
+  EXPECT_TRUE(causal_ids(1).ids_TK.select(1, 0).equal(table));
+  EXPECT_TRUE(causal_ids(1).losses.empty());
+  EXPECT_FALSE(causal_ids(2).ids_TK.select(1, 0).equal(table));
+  EXPECT_FALSE(causal_ids(2).losses.empty());
+  EXPECT_THROW(validate(c, {.width = kD}), Error);  // a model of one MoE layer
+}
+
+TEST(MoeLayer, A5_BalancingNoneLearnsFromTheModelsLossAlone) {
+  MoeConfig c = config_of();
+  auto& balance = std::get<TopkSoftmaxRouting>(c.router).balance;
+  MoeLayer with = layer_of(c);
+  balance = {};
+  MoeLayer none = layer_of(c);
+  const at::Tensor x = input(20);
+  EXPECT_TRUE(none.forward(x, {}, kTraining).losses.empty());
+  // The router's gradient with the loss, less the loss's own, is the one without.
+  const auto got = gradients(none, x), all = gradients(with, x);
+  for_each_param(with, "", [](const std::string&, Param& p) { p.value.mutable_grad().reset(); });
+  with.forward(x.detach(), {}, kTraining).losses.at(0).value.backward();
+  at::Tensor own;
+  for_each_param(with, "", [&](const std::string& name, Param& p) {
+    if (name == "router.weight") own = p.value.grad();
+  });
+  EXPECT_GT(own.abs().max().item<double>(), 1e-6);
+  EXPECT_LT((all.at("router.weight") - own - got.at("router.weight")).abs().max().item<double>(),
+            1e-12);
+}
+
+// One model of four MoE layers: whatever stages and chunks hold them, the losses have one sum.
+TEST(MoeLayer, A4_TheSumIsThatOfTheModelForAnyPipeline) {
+  MoeConfig c = config_of();
+  std::get<TopkSoftmaxRouting>(c.router).balance = {.batched_loss = 0.1};
+  const at::Tensor x = input(16).detach();
+  const auto total = [&](const std::vector<std::vector<int64_t>>& stages) {
+    double sum = 0;
+    for (const std::vector<int64_t>& mine : stages) {
+      LossLedger ledger(mine);
+      for (const int64_t l : mine) {
+        MoeLayer layer(c, {.width = kD, .layers = 4, .moe_layers = 4});
+        for_each_param(layer, "layers." + std::to_string(l), [](const std::string& name, Param& p) {
+          p.allocate(at::TensorOptions(at::kDouble));
+          initialise(p, name, 11);
+        });
+        ledger.add(l, layer.forward(x, {}, kTraining).losses);
+      }
+      sum += ledger.total().item<double>();
+    }
+    return sum;
+  };
+  const double whole = total({{0, 1, 2, 3}});
+  EXPECT_NEAR(total({{0, 1}, {2, 3}}), whole, 1e-15);  // two stages
+  EXPECT_NEAR(total({{0, 2}, {1, 3}}), whole, 1e-15);  // of two chunks each
+  EXPECT_NEAR(total({{0}, {1}, {2}, {3}}), whole, 1e-15);
+  EXPECT_GT(whole, 0.1 * 0.9);
 }
 
 TEST(MoeLayer, R15_AReplayedStepIsBitwiseEqual) {
-  MoeLayer layer = layer_of(config_of(), at::kFloat);
-  const at::Tensor x = input(24, at::kFloat);
-  const at::Tensor ids = layer.forward(x, {}, kTraining).ids_TK;
-  const auto first = gradients(layer, x);
-  expect_same(gradients(layer, x, {.replay_TK = ids}), first);
+  for (const std::string_view kind : RouterConfig::kinds()) {
+    MoeConfig c = config_of();
+    ASSERT_TRUE(c.router.select(kind));
+    MoeLayer layer = layer_of(c, at::kFloat);
+    const at::Tensor x = input(24, at::kFloat);
+    Tokens tokens{.ids_T = at::arange(24)};
+    RoutingTrace trace;
+    trace.record(1, 0, layer.forward(x, tokens, kTraining).ids_TK, 6);
+    const auto first = gradients(layer, x, tokens);
+    tokens.replay_TK = trace.replay(1, 0, at::kCPU);
+    expect_same(gradients(layer, x, tokens), first);
+  }
+}
+
+TEST(MoeLayer, R15_EveryLayersTracedCountsSumToItsChoices) {
+  MoeLayer layer = layer_of(config_of());
+  const at::Tensor valid = at::arange(24).remainder(5).ne(0);
+  const MoeOutput out = layer.forward(input(24), {.valid_T = valid}, kTraining);
+  RoutingTrace trace;
+  trace.record(1, 0, out.ids_TK, 6, out.logits_TE);
+  EXPECT_EQ(trace.counts(1, 0).sum().item<int64_t>(), valid.sum().item<int64_t>() * 2);
+  EXPECT_TRUE(trace.counts(1, 0).equal(out.stats.counts_E));
+  EXPECT_TRUE(trace.logits(1, 0).equal(out.logits_TE.to(at::kFloat)));
+}
+
+// Bytes that the process holds, as the kernel counts them.
+int64_t resident_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t size = 0, resident = 0;
+  statm >> size >> resident;
+  return resident * 4096;
+}
+
+// Also with evaluation in between and a recomputed layer, whose first pass keeps nothing.
+TEST(MoeLayer, E20_AThousandSizesGrowNothing) {
+  MoeConfig c = config_of();
+  c.shared.experts = 1;
+  SigmoidBiasRouting router;
+  router.balance.global_loss = router.balance.z_loss = 0.1;
+  c.router = router;
+  MoeLayer plain = layer_of(c, at::kFloat);
+  c.ffn.recompute = Recompute::kLayer;
+  MoeLayer twice = layer_of(c, at::kFloat);
+  std::mt19937 random(4);
+  const auto steps = [&](int n) {
+    for (int i = 0; i < n; ++i) {
+      MoeLayer& layer = i % 2 == 0 ? plain : twice;
+      const at::Tensor x = input(static_cast<int64_t>(random() % 600), at::kFloat);
+      gradients(layer, x);
+      layer.forward(x, {}, {});
+      layer.end_of_step();
+    }
+  };
+  for (MoeLayer* layer : {&plain, &twice}) gradients(*layer, input(600, at::kFloat));
+  steps(200);
+  const int64_t before = resident_bytes();
+  steps(800);
+  EXPECT_LT(resident_bytes() - before, int64_t{4} << 20);
 }
 
 TEST(MoeLayer, E1_E15_NoTokensOrNoValidOnes) {
@@ -380,6 +623,21 @@ TEST(MoeLayer, E3_E7_E8_OddNumbersOfTokensAndExperts) {
       EXPECT_EQ(out.stats.counts_E.sum().item<int64_t>(), T * K);
       EXPECT_TRUE(out.y.isfinite().all().item<bool>());
     }
+  }
+}
+
+TEST(MoeLayer, E8_ManyExpertsAndOddWidths) {
+  for (const auto& [E, F] :
+       {std::pair{1000, 1}, std::pair{70000, 1}, std::pair{3, 100}, std::pair{2, 1408}}) {
+    MoeConfig c = config_of(E, 2);
+    c.ffn.hidden = F;
+    MoeLayer grouped = layer_of(c);
+    c.ffn.impl = ExpertsImpl::kLoop;
+    MoeLayer loop = layer_of(c);
+    const at::Tensor x = input(7).detach();
+    const at::Tensor y = grouped.forward(x, {}, {}).y;
+    EXPECT_LT((y - loop.forward(x, {}, {}).y).abs().max().item<double>(), 1e-10) << E;
+    EXPECT_GT(y.abs().max().item<double>(), 0) << E;
   }
 }
 

@@ -1,5 +1,6 @@
 #include "troupe/nn/recompute.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -37,6 +38,19 @@ at::Tensor recomputed(const TensorList& inputs, const TensorList& leaves,
             return out;
           }});
   return y;
+}
+
+std::array<at::Tensor, 2> forked(const at::Tensor& x) {
+  if (!wants_grad({x})) return {x, x};
+  // The same memory, no views in autograd's sense.
+  std::array<at::Tensor, 2> out = {x.variable_data(), x.variable_data()};
+  record(
+      {.name = "forked",
+       .inputs = {x},
+       .outputs = {out[0], out[1]},
+       .saved = {},
+       .backward = [](const Gradients& g) -> TensorList { return {g.outputs[0] + g.outputs[1]}; }});
+  return out;
 }
 
 }  // namespace troupe

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <functional>
 
 #include "troupe/ops/autograd.h"
@@ -14,5 +15,9 @@ namespace troupe {
 // come in as an input or be a function of keys.
 at::Tensor recomputed(const TensorList& inputs, const TensorList& leaves,
                       const std::function<at::Tensor(const TensorList&)>& f);
+
+// x for two users, without a copy. Their gradients are added here and nowhere else: a sum of three,
+// ((a, b), c), then has one order, whether a part of the graph is recomputed or not.
+std::array<at::Tensor, 2> forked(const at::Tensor& x);
 
 }  // namespace troupe

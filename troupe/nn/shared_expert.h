@@ -18,11 +18,14 @@ struct SharedConfig {
   int64_t experts = 0;  // n_s experts are one of n_s times the width; 0: none
   int64_t hidden = 0;   // f_s, of all together; 0: n_s times the routed experts' width
   SharedForm form = SharedForm::kSum;
+  // Computed while the dispatcher moves rows, instead of after the combine; no bit changes (SH4).
+  bool overlap = true;
 
   static void visit(auto& c, auto&& f) {
     f("experts", c.experts);
     f("hidden", c.hidden);
     f("form", c.form);
+    f("overlap", c.overlap);
   }
   int64_t width_for(int64_t routed_hidden) const {
     return experts == 0 ? 0 : hidden > 0 ? hidden : experts * routed_hidden;
