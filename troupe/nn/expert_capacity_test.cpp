@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <tuple>
 #include <vector>
 
 #include "troupe/core/check.h"
@@ -138,7 +139,9 @@ TEST(Capacity, C2_C4_TheGroupKeepsWhatOneRankWouldKeep) {
           .backward();
       return std::tuple(kept, r.weights_TK.grad());
     };
-    const auto [want, want_grad] = keep(0, 50, kTraining, RoutingScope::kRank);
+    const auto whole = keep(0, 50, kTraining, RoutingScope::kRank);
+    const Kept& want = std::get<0>(whole);
+    const at::Tensor& want_grad = std::get<1>(whole);
     int64_t dropped = 0;
     run_group(3, [&](VirtualRank& rank) {
       const int64_t begin = first[rank.index()], n = first[rank.index() + 1] - begin;

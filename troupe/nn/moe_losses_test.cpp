@@ -51,7 +51,7 @@ double lb_of(const at::Tensor& counts, const at::Tensor& probs, double n, double
 std::vector<MoeLoss> run(const BalanceConfig& config, const BalanceSums& sums,
                          const LossSizes& sizes = {.top_k = kK},
                          const Context& context = kTraining) {
-  FractionTracker tracker(sums.probs_BE.size(1));
+  FractionTracker tracker(kE);
   return moe_losses(config, sums, sizes, context, tracker);
 }
 

@@ -415,7 +415,7 @@ TEST(Quantile, R11_FixedLogitsComeToEqualCounts) {
   const at::Tensor z = at::randn({8192, 16}) + at::arange(16) * 0.3;
   at::Tensor beta = at::zeros({16});
   for (int update = 0; update < 50; ++update) {
-    beta = quantile(z, beta, {}, 2);
+    beta = troupe::quantile(z, beta, std::nullopt, 2);
     beta = beta - beta.mean();
   }
   const RouterOutput out = select(z, {}, {.top_k = 2, .beta_E = beta});
@@ -430,7 +430,8 @@ TEST(Quantile, R11_TheStepIsTheMeanOfItsMicrobatches) {
   Param& w = param(*router, "weight");
   const at::Tensor x = at::randn({40, 6}), y = at::randn({40, 6});
   const auto fresh = [&](const at::Tensor& in) {
-    return quantile(router_product(in, w.value, at::kFloat).detach(), at::zeros({8}), {}, 2);
+    return troupe::quantile(router_product(in, w.value, at::kFloat).detach(), at::zeros({8}),
+                            std::nullopt, 2);
   };
   at::Tensor want = (fresh(x) + fresh(y)) / 2 * 0.75;
   want = want - want.mean();
@@ -548,16 +549,6 @@ TEST(Sinkhorn, R12_TrainingBalancesAndEvaluationTakesTheActivation) {
   const at::Tensor s = router_product(x, param(*router, "weight").value, at::kFloat).softmax(1);
   const at::Tensor want = s.gather(1, trained.ids_TK.to(at::kLong));
   EXPECT_LT((trained.weights_TK - want).abs().max().item<double>(), 1e-6);
-}
-
-TEST(Sinkhorn, R12_InvalidTokensTakeNoPartAndNoneGivesNothing) {
-  const at::Tensor z = at::randn({60, 8}), valid = at::arange(60).lt(40);
-  const at::Tensor v = sinkhorn_columns(z, valid, 1e-4, 100);
-  EXPECT_LT((v - sinkhorn_columns(z.narrow(0, 0, 40), {}, 1e-4, 100)).abs().max().item<double>(),
-            1e-5);
-  EXPECT_TRUE(sinkhorn_columns(z.narrow(0, 0, 0), {}, 1e-4, 100).eq(0).all().item<bool>());
-  EXPECT_TRUE(
-      sinkhorn_columns(z, at::zeros({60}, at::kBool), 1e-4, 100).isfinite().all().item<bool>());
 }
 
 TEST(ExpertChoice, R13_EachExpertTakesExactlyItsColumnsBest) {
