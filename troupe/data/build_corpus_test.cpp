@@ -175,7 +175,10 @@ TEST_F(Corpus, F63_BadLinesStopOrAreCounted) {
   config.longest = {4000};
   config.replace = true;
   for (const auto& [line, what] : kinds) {
-    put_file(folder / "in.jsonl", good + good + line + good);
+    std::string text = good + good;
+    text += line;
+    text += good;
+    put_file(folder / "in.jsonl", text);
     config.on_bad = OnBad::kStop;
     const std::string refusal = refusal_code(Code::kBadDocument, [&] { build({.piece = 100}); });
     EXPECT_PRED2(has, refusal, (folder / "in.jsonl") + ":3: E3106");

@@ -10,7 +10,7 @@ namespace troupe {
 Permutation::Permutation(int64_t n, const Rng& rng) : n_(n), rng_(rng) {
   TROUPE_CHECK(n >= 0, n);
   if (n < 2) return;
-  const int rounds = 6 * std::bit_width(static_cast<uint64_t>(n)) + 6;
+  const auto rounds = 6 * static_cast<int>(std::bit_width(static_cast<uint64_t>(n))) + 6;
   for (int r = 0; r < rounds; ++r) {
     // Column 1 draws the constants, column 2 and on the rounds' bits.
     const Words4 w = rng_.bits(static_cast<uint64_t>(r), 1);
