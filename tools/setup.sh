@@ -10,7 +10,7 @@
 apt_packages=(
   ca-certificates g++:g++ cmake:cmake ninja-build:ninja ccache:ccache git:git
   python3:python3 python3-venv universal-ctags:ctags
-  libyaml-cpp-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libxxhash-dev
+  libyaml-cpp-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libxxhash-dev libcli11-dev
   libgtest-dev libbenchmark-dev
 )
 cuda_major=13     # PyTorch's: a second CUDA runtime of another major version may not share its process

@@ -108,6 +108,11 @@ std::string_view explain(Code code) {
     case Code::kOtherFormat:
       return "The checkpoint was written by a newer version, in a format that this one does not "
              "know. Use at least the version that the message names.";
+    case Code::kNonFinite:
+      return "The loss or a gradient is NaN or infinite. It was found before the update, so the "
+             "weights are as they were; the message names what was computed wrong first. More than "
+             "train.max_skips such steps in a row stop the run. Usual causes: a learning rate that "
+             "is too large, no warm-up, damaged data, a passing fault of the hardware.";
     case Code::kNoSpace:
       return "The disk or the user's quota is full. The message says how many bytes were needed "
              "and "
@@ -128,6 +133,9 @@ std::string_view explain(Code code) {
       return "Another process writes to the same run folder: two runs would overwrite each other. "
              "The message names its process and machine. Wait for it, stop it, or choose another "
              "checkpoint.dir.";
+    case Code::kNoDevice:
+      return "The recipe asks for a device that is not here, or whose driver does not answer. "
+             "`run.device: auto` takes what there is.";
     case Code::kBrokenContract:
       return "A function of Troupe was called with arguments outside its contract. Reached through "
              "the program `troupe` this is a bug of ours: please report the message. From your own "

@@ -51,11 +51,13 @@ enum class Code {
   kForeignCheckpoint = 4007,
   kBadModelConfig = 4008,
   kOtherFormat = 4009,
+  kNonFinite = 5001,
   kNoSpace = 7001,
   kFileFailed = 7002,
   kOldCpu = 7003,
   kCudaFailed = 7004,
   kFolderInUse = 7005,
+  kNoDevice = 7101,
   kBrokenContract = 9001,
 };
 
