@@ -1,13 +1,14 @@
-"""Whole training steps on the CPU: `troupe train` against transformers' Mixtral in a plain PyTorch loop.
+#!/usr/bin/env python3
+"""A whole training step on the CPU: Troupe beside Hugging Face transformers in a plain torch loop.
 
-The quickstart's model: width 192, 4 layers, 8 experts, top 2 of width 192, vocabulary 2048, batches of
-8 x 256 tokens, fp32, AdamW, clipping, balance loss. Both run the same number of steps in turns on
-random tokens; told is the median step, without the first five.
+  .venv/bin/python bench/cpu_step.py [--build build/release] [--rounds N] [--threads N] [MODEL...]
 
-  .venv/bin/python bench/cpu_step.py build/release/troupe [--rounds 2] [--steps 20]
+Forward, loss with the balance loss, backward, clipping and AdamW, fp32, on the same shapes. The
+rival takes SDPA, the fused AdamW, and each implementation of the experts that runs on a CPU; the
+fastest counts. Rounds are interleaved; medians are printed.
 """
 import argparse
-import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -15,72 +16,85 @@ import tempfile
 import time
 
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import OlmoeConfig, OlmoeForCausalLM
 
-RECIPE = """
-model: {{layers: 4, width: 192, heads: 6, vocab: 2048, max_positions: 256,
-        moe: {{experts: 8, top_k: 2, hidden: 192, router: {{balance: {{aux_loss: 0.01}}}}}}}}
-data: {{train: [{{kind: mock}}], sequence: 256}}
-train: {{global_batch: 8, micro_batch: 8, steps: {steps}, precision: fp32, clip: 1,
-        optimizer: {{lr: 1e-3, weight_decay: 0.1}}, schedule: {{warmup: 5}}}}
-checkpoint: {{dir: {run}, every: 0s}}
-run: {{device: cpu}}
-"""
-WARM = 5
+MODELS = {  # name: (rows, tokens, width, layers, heads, experts, k, hidden, vocab)
+    "quickstart": (8, 256, 192, 4, 6, 8, 2, 192, 2048),
+    "olmoe-60m": (4, 512, 384, 8, 6, 16, 4, 384, 4096),
+}
+RIVALS = ("eager", "grouped_mm", "batched_mm")
 
 
-def ours(program, steps):
+class Rival:
+    def __init__(self, shape, implementation):
+        rows, tokens, d, layers, heads, experts, k, hidden, vocab = shape
+        config = OlmoeConfig(hidden_size=d, num_hidden_layers=layers, num_attention_heads=heads,
+                             num_key_value_heads=heads, intermediate_size=hidden,
+                             num_experts=experts, num_experts_per_tok=k, vocab_size=vocab,
+                             max_position_embeddings=tokens, output_router_logits=True,
+                             router_aux_loss_coef=0.01, use_cache=False, pad_token_id=None,
+                             attn_implementation="sdpa", experts_implementation=implementation)
+        config._experts_implementation = implementation
+        torch.manual_seed(1)
+        self.model = OlmoeForCausalLM(config).train()
+        self.adam = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0.1, fused=True)
+        self.ids = torch.randint(vocab, (rows, tokens))
+
+    def step(self):
+        start = time.perf_counter()
+        loss = self.model(input_ids=self.ids, labels=self.ids).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.adam.step()
+        self.adam.zero_grad(set_to_none=True)
+        return time.perf_counter() - start
+
+
+class Ours:
+    def __init__(self, shape, program, threads, folder):
+        rows, tokens, d, layers, heads, experts, k, hidden, vocab = shape
+        recipe = pathlib.Path(folder, "model.yaml")
+        recipe.write_text(
+            f"{{layers: {layers}, width: {d}, heads: {heads}, vocab: {vocab}, qk_norm: whole, "
+            f"norm: {{kind: rms_rounded}}, max_positions: {tokens}, moe: {{experts: {experts}, "
+            f"top_k: {k}, hidden: {hidden}, router: {{kind: topk_softmax, order: before, balance: "
+            "{aux_loss: 0.01}}}}")
+        self.process = subprocess.Popen(
+            [program, recipe, str(rows), str(tokens)], text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": str(threads)})
+
+    def step(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline().split()[0])
+
+
+def compare(name, options):
+    shape = MODELS[name]
+    tokens = shape[0] * shape[1]
     with tempfile.TemporaryDirectory() as folder:
-        recipe = pathlib.Path(folder, "recipe.yaml")
-        recipe.write_text(RECIPE.format(steps=steps, run=folder + "/run"))
-        subprocess.run([program, "train", str(recipe), "--quiet"], check=True)
-        rows = [json.loads(line) for line in open(folder + "/run/log.jsonl")]
-    rows = [row for row in rows if "event" not in row][WARM:]
-    for part in ("forward_s", "backward_s", "update_s"):
-        print(f"    {part} {1e3 * statistics.median(row[part] for row in rows):.1f} ms")
-    return statistics.median(row["step_s"] for row in rows)
-
-
-def theirs(steps, implementation):
-    torch.manual_seed(0)
-    config = MixtralConfig(hidden_size=192, intermediate_size=192, num_hidden_layers=4,
-                           num_attention_heads=6, num_key_value_heads=6, num_local_experts=8,
-                           num_experts_per_tok=2, vocab_size=2048, max_position_embeddings=256,
-                           router_aux_loss_coef=0.01, output_router_logits=True, use_cache=False,
-                           tie_word_embeddings=False, sliding_window=None,
-                           experts_implementation=implementation)
-    model = MixtralForCausalLM(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, fused=True)
-    seconds = []
-    for _ in range(steps):
-        ids = torch.randint(0, 2048, (8, 256))
-        begin = time.perf_counter()
-        model(input_ids=ids, labels=ids).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds[WARM:])
-
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("program")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=20)
-    options = parser.parse_args()
-    best = {}
-    for _ in range(options.rounds):
-        runs = {"troupe": lambda: ours(options.program, options.steps)}
-        for kind in ("eager", "grouped_mm"):
-            runs["transformers, " + kind] = lambda kind=kind: theirs(options.steps, kind)
-        for name, run in runs.items():
-            seconds = run()
-            best[name] = min(best.get(name, seconds), seconds)
-            print(f"{name}: {1e3 * seconds:.1f} ms a step, {2048 / seconds:.0f} tokens/s")
-    fastest = min(v for k, v in best.items() if k != "troupe")
-    print(f"troupe is {fastest / best['troupe']:.2f} times as fast as the faster of the others")
+        program = pathlib.Path(options.build, "model_step").resolve()
+        runs = {r: Rival(shape, r) for r in options.rivals.split(",")}
+        runs["troupe"] = Ours(shape, program, options.threads, folder)
+        times = {r: [] for r in runs}
+        for i in range(options.rounds + 1):
+            for r, run in runs.items():
+                seconds = run.step()
+                if i > 0:
+                    times[r].append(seconds)
+    rate = {r: tokens / statistics.median(t) for r, t in times.items()}
+    print(f"{name}: " + ", ".join(f"{r} {x:.0f}" for r, x in rate.items()) + " tokens/s; troupe is "
+          f"{rate['troupe'] / max(x for r, x in rate.items() if r != 'troupe'):.2f}x the fastest")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("models", nargs="*", default=list(MODELS))
+    parser.add_argument("--build", default="build/release")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rivals", default=",".join(RIVALS))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    for model in arguments.models:
+        compare(model, arguments)
