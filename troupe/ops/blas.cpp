@@ -5,7 +5,6 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/cpu.h"
-#include "troupe/kernels/cpu_gemm/cpu_gemm.h"
 
 extern "C" {
 void sgemm_(const char* transa, const char* transb, const int* m, const int* n, const int* k,
@@ -18,8 +17,6 @@ void dgemm_(const char* transa, const char* transb, const int* m, const int* n, 
 
 namespace troupe {
 namespace {
-
-static_assert(kGemmScratch == kCpuGemmScratch);
 
 bool has_wide_vectors() {
   static const bool wide = [] {
@@ -96,15 +93,15 @@ GemmOperand as_ours(const Operand<float>& x) {
 template <class T>
 void gemm(const Gemm<T>& g, T* scratch) {
   const auto& [m, n, k, a, b, c, ldc, add] = g;
-  if (m == 0 || n == 0) return;
-  if (k == 0) {
-    for (int64_t i = 0; !add && i < m; ++i) std::fill_n(c + i * ldc, n, T(0));
-    return;
-  }
   if constexpr (std::is_same_v<T, float>) {
     if (!has_wide_vectors()) {
       return cpu_gemm_cpu({m, n, k, as_ours(a), as_ours(b), c, ldc, add}, scratch);
     }
+  }
+  if (m == 0 || n == 0) return;
+  if (k == 0) {
+    for (int64_t i = 0; !add && i < m; ++i) std::fill_n(c + i * ldc, n, T(0));
+    return;
   }
   if (a.rows != nullptr || b.rows != nullptr) return gather_and_multiply(g, scratch);
   blas(g);

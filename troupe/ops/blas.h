@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "troupe/kernels/cpu_gemm/cpu_gemm.h"
+
 namespace troupe {
 
 // A row-major operand: rows x cols as stored, used transposed if `t`. With `rows`, its stored row r
@@ -32,7 +34,7 @@ struct Gemm {
   bool add = false;
 };
 
-constexpr int64_t kGemmScratch = 176 * 1024;  // numbers, one piece a thread
+constexpr int64_t kGemmScratch = kCpuGemmScratch;  // numbers, one piece a thread
 
 template <class T>  // float or double
 void gemm(const Gemm<T>& g, T* scratch);
