@@ -62,6 +62,12 @@ class Reader {
         note(field.value, join(path, "kind"));
       }
     }
+    if constexpr (HasPresets<C>) {
+      for (const Yaml::Field& field : y.fields) {
+        if (field.name != "preset" || field.value.text.empty()) continue;
+        if (!out.select_preset(field.value.text)) return unknown_kind(field, path, C::presets());
+      }
+    }
     for (const Yaml::Field& field : y.fields) {
       if (!Choice<C> || field.name != "kind") read_field(field, path, out);
     }

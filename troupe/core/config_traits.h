@@ -23,6 +23,13 @@ concept Choice = Config<C> && requires(C& c) {
   c.select("kind");
 };
 
+// A config that can begin as a named one: its field `preset` is read first.
+template <class C>
+concept HasPresets = Config<C> && requires(C& c) {
+  c.select_preset("name");
+  C::presets();
+};
+
 // Which line or --set gave the value at a path such as "model.moe.top_k"; absent: the default.
 using Sources = std::map<std::string, Where>;
 

@@ -13,60 +13,10 @@
 #include <vector>
 
 #include "troupe/nn/moe_layer.h"
+#include "troupe/nn/norm_module.h"
+#include "troupe/nn/rope.h"
 
 namespace troupe {
-
-enum class NormForm { kRms, kRmsRounded, kLayer };  // rounded: to the type before the weight
-constexpr auto names_of(NormForm) {
-  return std::array{Named{"rms", NormForm::kRms}, Named{"rms_rounded", NormForm::kRmsRounded},
-                    Named{"layer", NormForm::kLayer}};
-}
-struct NormConfig {
-  NormForm kind = NormForm::kRms;
-  double eps = 1e-5;
-  bool bias = false;  // of a LayerNorm
-
-  static void visit(auto& c, auto&& f) {
-    f("kind", c.kind);
-    f("eps", c.eps);
-    f("bias", c.bias);
-  }
-};
-
-enum class RopeScaling { kNone, kLinear, kLlama3, kYarn };
-constexpr auto names_of(RopeScaling) {
-  return std::array{Named{"none", RopeScaling::kNone}, Named{"linear", RopeScaling::kLinear},
-                    Named{"llama3", RopeScaling::kLlama3}, Named{"yarn", RopeScaling::kYarn}};
-}
-struct RopeConfig {  // the formulas: nn/rope.h
-  double theta = 10000;
-  double fraction = 1;       // of a head's dimensions that turn, the first ones
-  bool interleaved = false;  // neighbours (2j, 2j + 1) are pairs, instead of halves
-  RopeScaling scaling = RopeScaling::kNone;
-  double factor = 1;
-  int64_t original_positions = 4096;     // L: before the context was stretched
-  double low_freq = 1, high_freq = 4;    // llama3
-  double beta_fast = 32, beta_slow = 1;  // yarn
-  bool truncate = true;                  // yarn: whole dimensions as borders of the ramp
-  std::optional<double> attention_factor, mscale, mscale_all_dim;  // yarn
-
-  static void visit(auto& c, auto&& f) {
-    f("theta", c.theta);
-    f("fraction", c.fraction);
-    f("interleaved", c.interleaved);
-    f("scaling", c.scaling);
-    f("factor", c.factor);
-    f("original_positions", c.original_positions);
-    f("low_freq", c.low_freq);
-    f("high_freq", c.high_freq);
-    f("beta_fast", c.beta_fast);
-    f("beta_slow", c.beta_slow);
-    f("truncate", c.truncate);
-    f("attention_factor", c.attention_factor);
-    f("mscale", c.mscale);
-    f("mscale_all_dim", c.mscale_all_dim);
-  }
-};
 
 // Multi-head latent attention (DeepSeek-V2, -V3): keys and values of all heads from one vector.
 struct MlaConfig {

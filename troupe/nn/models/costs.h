@@ -40,7 +40,7 @@ struct ModelCosts {
   // S / 2 causally (`full`: S, as the PaLM and MegaBlocks papers count), min(S / 2, w) in a window.
   // The output head is in, MTP modules are not.
   double flops_per_token(int64_t sequence, bool full = false) const;
-  double flops_per_token(double mean_keys) const;  // packed documents: sum L^2 / (2 sum L)
+  double flops_with_keys(double mean_keys) const;  // packed documents: sum L^2 / (2 sum L)
 };
 
 ModelCosts costs_of(const ModelConfig& config);

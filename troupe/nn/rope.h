@@ -1,0 +1,82 @@
+// Rotary frequencies and tables, for all scalings of the context (formats.md 3.4).
+//
+// n dimensions turn; f_j = theta^(-2j / n), j < n / 2; L = original_positions; c = factor.
+//   none      f
+//   linear    f / c
+//   llama3    wave length w = 2 pi / f;  w > L / low: f / c;  w < L / high: f;
+//             else s = (L / w - low) / (high - low), f ((1 - s) / c + s)
+//   yarn      d(r) = n ln(L / (2 pi r)) / (2 ln theta);  lo = max(d(beta_fast), 0),
+//             hi = min(d(beta_slow), n - 1), lo down and hi up to whole numbers if `truncate`;
+//             ramp = clamp((j - lo) / (hi - lo), 0, 1);  f (1 - ramp) + f / c ramp;
+//             cos and sin times m, m = attention_factor, or g(mscale) / g(mscale_all_dim) where
+//             both are given, or g(1);  g(s) = 0.1 s ln c + 1 for c > 1, else 1
+// cos[p, j] = m cos(p f_j), computed in double.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "troupe/core/text.h"
+#include "troupe/ops/rotary.h"
+
+namespace troupe {
+
+enum class RopeScaling { kNone, kLinear, kLlama3, kYarn };
+constexpr auto names_of(RopeScaling) {
+  return std::array{Named{"none", RopeScaling::kNone}, Named{"linear", RopeScaling::kLinear},
+                    Named{"llama3", RopeScaling::kLlama3}, Named{"yarn", RopeScaling::kYarn}};
+}
+
+struct RopeConfig {
+  double theta = 10000;
+  double fraction = 1;       // of a head's dimensions that turn, the first ones
+  bool interleaved = false;  // neighbours (2j, 2j + 1) are pairs, instead of halves
+  RopeScaling scaling = RopeScaling::kNone;
+  double factor = 1;
+  int64_t original_positions = 4096;     // L: before the context was stretched
+  double low_freq = 1, high_freq = 4;    // llama3
+  double beta_fast = 32, beta_slow = 1;  // yarn
+  bool truncate = true;
+  std::optional<double> attention_factor, mscale, mscale_all_dim;
+
+  static void visit(auto& c, auto&& f) {
+    f("theta", c.theta);
+    f("fraction", c.fraction);
+    f("interleaved", c.interleaved);
+    f("scaling", c.scaling);
+    f("factor", c.factor);
+    f("original_positions", c.original_positions);
+    f("low_freq", c.low_freq);
+    f("high_freq", c.high_freq);
+    f("beta_fast", c.beta_fast);
+    f("beta_slow", c.beta_slow);
+    f("truncate", c.truncate);
+    f("attention_factor", c.attention_factor);
+    f("mscale", c.mscale);
+    f("mscale_all_dim", c.mscale_all_dim);
+  }
+};
+
+std::vector<double> rope_frequencies(const RopeConfig& config, int64_t n);  // n / 2 of them
+double rope_amplitude(const RopeConfig& config);                            // m
+// What DeepSeek multiplies the softmax's scale by: g(mscale_all_dim)^2; 1 where that is not given.
+double rope_softmax_factor(const RopeConfig& config);
+
+// The tables of n turned dimensions, made once and again when a longer sequence comes.
+class Rope {
+ public:
+  Rope(const RopeConfig& config, int64_t n) : config_(config), n_(n) {}
+
+  // At least `positions` rows, where and as x needs them (f32; f64 beside f64).
+  const RotaryTables& tables(int64_t positions, const at::Tensor& x);
+  RotaryOptions options(int64_t first = 0) const { return {config_.interleaved, first}; }
+
+ private:
+  RopeConfig config_;
+  int64_t n_;
+  RotaryTables tables_;
+};
+
+}  // namespace troupe
