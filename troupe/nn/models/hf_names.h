@@ -1,16 +1,17 @@
 // Which tensors of a Hugging Face folder are which of ours, as plain data: one file a family in
 // nn/models/hf/. Import and export stream over this table; it neither reads nor allocates.
 //
-// Every entry of ours is a matrix of `rows` x `columns` (what lies after dimension 0 is flattened;
-// a vector is one column). It is made of pieces, runs of its rows, each an affine picture of one
-// tensor of theirs, in elements of its row-major data:
+// Every entry of ours is a matrix of `rows` x `columns` (the last dimension is the columns, those
+// before it the rows; a vector is one column). It is made of pieces, runs of its rows, each an
+// affine picture of one tensor of theirs, in elements of its row-major data:
 //
 //   ours[piece.row + r, c] = theirs.data[piece.offset + r * piece.row_stride + c *
 //   piece.column_stride]
 //                            for 0 <= r < piece.rows, 0 <= c < columns
 //
 // That says split and joined projections, transposed and interleaved experts and one tensor for all
-// experts. Over the whole table each element of ours and each of theirs is named exactly once.
+// experts. Over the whole table each element of ours and each of theirs is named exactly once; of a
+// padded vocabulary the table holds the true rows, and `shape` says how many.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +57,9 @@ struct HfTensor {
   std::vector<int64_t> shape;  // ours, the global one
   int64_t rows = 0, columns = 1;
   std::vector<HfPiece> pieces;
-  bool fp32 = false;  // stays f32 whatever type is asked for
+  std::vector<std::string> copies = {};  // theirs that repeat this tensor whole: written on export,
+                                         // compared on import
+  bool fp32 = false;                     // stays f32 whatever type is asked for
 };
 
 // The whole table for a model of that family: ours in the order of units. Throws, with the key at

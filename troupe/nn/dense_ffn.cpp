@@ -1,0 +1,39 @@
+#include "troupe/nn/dense_ffn.h"
+
+#include "troupe/nn/attention_module.h"
+
+namespace troupe {
+
+FfnForm form_of(FfnAct act) {
+  switch (act) {
+    case FfnAct::kSwiglu: return {"silu", true, {}, 0};
+    case FfnAct::kGeglu: return {"gelu", true, {}, 0};
+    case FfnAct::kGegluTanh: return {"gelu_tanh", true, {}, 0};
+    case FfnAct::kReglu: return {"relu", true, {}, 0};
+    case FfnAct::kGelu: return {"gelu", false, {}, 0};
+    case FfnAct::kGeluTanh: return {"gelu_tanh", false, {}, 0};
+    case FfnAct::kRelu2: return {"relu2", false, {}, 0};
+    case FfnAct::kSilu: return {"silu", false, {}, 0};
+    case FfnAct::kRelu: break;
+  }
+  return {"relu", false, {}, 0};
+}
+
+DenseFfn::DenseFfn(const ModelConfig& c, int64_t hidden) : form_(form_of(c.act)) {
+  const int64_t G = form_.gates(), D = c.width;
+  const Init up = {.kind = Init::kNormal, .std = c.init_std.value_or(0.02)};
+  w1 = Param::of({G, hidden, D}, up).showing({G * hidden, D});
+  w2 = Param::of({D, hidden}, residual_init(c));
+  if (!c.ffn_bias.value_or(c.bias)) return;
+  b1 = Param::of({G, hidden}, {.kind = Init::kZero}, Group::kNoDecay).showing({G * hidden});
+  b2 = Param::of({D}, {.kind = Init::kZero}, Group::kNoDecay);
+}
+
+at::Tensor DenseFfn::forward(const at::Tensor& x_TD) const {
+  ExpertWeights w{w1.value.unsqueeze(0), std::nullopt, w2.value.unsqueeze(0), std::nullopt};
+  if (b1) w.b1 = b1->value.unsqueeze(0);
+  if (b2) w.b2 = b2->value.unsqueeze(0);
+  return dense_ffn(x_TD, w, form_.options());
+}
+
+}  // namespace troupe

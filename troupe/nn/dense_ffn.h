@@ -1,0 +1,31 @@
+// The dense feed-forward: W2 (act(W1 x + b1)) + b2, one expert that every token takes.
+#pragma once
+
+#include "troupe/nn/experts.h"
+#include "troupe/nn/models/config.h"
+
+namespace troupe {
+
+FfnForm form_of(FfnAct act);
+
+class DenseFfn {
+ public:
+  DenseFfn(const ModelConfig& config, int64_t hidden);
+
+  at::Tensor forward(const at::Tensor& x_TD) const;
+
+  static void visit(auto& m, auto&& f) {
+    f("w1", m.w1);
+    f("w2", m.w2);
+    f("b1", m.b1);
+    f("b2", m.b2);
+  }
+
+  Param w1, w2;                 // [2 F, D] (gate, then up) or [F, D]; [D, F]
+  std::optional<Param> b1, b2;  // [2 F] or [F]; [D]
+
+ private:
+  FfnForm form_;
+};
+
+}  // namespace troupe

@@ -1,0 +1,78 @@
+#include "troupe/nn/linear.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/sum.h>
+
+#include "troupe/core/check.h"
+#include "troupe/ops/autograd.h"
+
+namespace troupe {
+namespace {
+
+// Row ranges of one gradient, a view for each part.
+TensorList parts_of(const at::Tensor& whole, const std::vector<int64_t>& rows) {
+  TensorList out;
+  int64_t from = 0;
+  for (const int64_t n : rows) {
+    out.push_back(whole.narrow(0, from, n));
+    from += n;
+  }
+  return out;
+}
+
+}  // namespace
+
+Linear::Linear(const LinearShape& s) : weight(Param::of({s.out, s.in}, s.init)) {
+  if (s.bias) bias = Param::of({s.out}, {.kind = Init::kZero}, Group::kNoDecay);
+}
+
+at::Tensor Linear::forward(const at::Tensor& x) const {
+  return at::linear(x, weight.value, bias ? bias->value : at::Tensor());
+}
+
+at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*>& parts) {
+  TensorList weights, biases, inputs = {x_TD};
+  std::vector<int64_t> rows;
+  for (const Linear* part : parts) {
+    weights.push_back(part->weight.value);
+    rows.push_back(part->weight.value.size(0));
+    if (part->bias) biases.push_back(part->bias->value);
+  }
+  TROUPE_CHECK(biases.empty() || biases.size() == parts.size(), "biases of", biases.size(), "of",
+               parts.size(), "products");
+  inputs.insert(inputs.end(), weights.begin(), weights.end());
+  inputs.insert(inputs.end(), biases.begin(), biases.end());
+  at::Tensor y, joined;
+  {
+    const at::NoGradGuard no_grad;
+    joined = at::cat(weights);
+    y = at::linear(x_TD, joined, biases.empty() ? at::Tensor() : at::cat(biases));
+  }
+  record({.name = "joined_linear",
+          .inputs = std::move(inputs),
+          .outputs = {y},
+          .saved = {x_TD, joined},
+          .backward = [rows, biased = !biases.empty()](const Gradients& g) -> TensorList {
+            const at::Tensor& dy = g.outputs[0];
+            TensorList out = {g.needs[0] ? at::mm(dy, g.saved[1]) : at::Tensor()};
+            bool any = false;
+            for (size_t i = 1; i <= rows.size(); ++i) any = any || g.needs[i];
+            const TensorList dw =
+                any ? parts_of(at::mm(dy.t(), g.saved[0]), rows) : TensorList(rows.size());
+            out.insert(out.end(), dw.begin(), dw.end());
+            if (biased) {
+              const TensorList db = parts_of(dy.sum(0), rows);
+              out.insert(out.end(), db.begin(), db.end());
+            }
+            for (size_t i = 0; i < out.size(); ++i) {
+              if (!g.needs[i]) out[i] = at::Tensor();
+            }
+            return out;
+          }});
+  return y;
+}
+
+}  // namespace troupe

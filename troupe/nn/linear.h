@@ -1,0 +1,37 @@
+// y = x W^T + b, and several such products of one x made as one.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <vector>
+
+#include "troupe/dist/param.h"
+
+namespace troupe {
+
+struct LinearShape {
+  int64_t out, in;
+  Init init;
+  bool bias = false;
+};
+
+struct Linear {
+  explicit Linear(const LinearShape& shape);
+
+  at::Tensor forward(const at::Tensor& x) const;  // [.., in] to [.., out]
+
+  static void visit(auto& m, auto&& f) {
+    f("weight", m.weight);
+    f("bias", m.bias);
+  }
+
+  Param weight;               // [out, in]
+  std::optional<Param> bias;  // [out]
+};
+
+// x [T, D] times all weights [n_i, D], side by side: [T, sum n_i]; biases all or none. One product
+// forward, two backward; the weights are joined anew in each call, which copies them once.
+at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*>& parts);
+
+}  // namespace troupe

@@ -1,0 +1,56 @@
+#include "troupe/nn/linear.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include "troupe/testing/torch/device.h"
+#include "troupe/testing/torch/jacobian.h"
+
+namespace troupe {
+namespace {
+
+Linear linear(int64_t out, int64_t in, bool bias) {
+  Linear l({out, in, {.kind = Init::kNormal, .std = 1}, bias});
+  l.weight.value = at::randn({out, in}, at::kDouble).requires_grad_();
+  if (bias) l.bias->value = at::randn({out}, at::kDouble).requires_grad_();
+  return l;
+}
+
+TEST(Linear, JointProductIsThePartsSideBySideWithTheirGradients) {
+  for (const bool bias : {false, true}) {
+    const Linear a = linear(3, 4, bias), b = linear(2, 4, bias);
+    const at::Tensor x = at::randn({5, 4}, at::kDouble).requires_grad_();
+    EXPECT_TRUE(joined_linear(x, {&a, &b}).allclose(at::cat({a.forward(x), b.forward(x)}, 1)));
+    testing::Tensors leaves = {x, a.weight.value, b.weight.value};
+    if (bias) leaves.insert(leaves.end(), {a.bias->value, b.bias->value});
+    testing::expect_gradients(
+        [&](const testing::Tensors&) {
+          return joined_linear(x, {&a, &b});
+        },
+        leaves);
+  }
+}
+
+TEST(Linear, X8_AFrozenPartGetsNoGradientAndChangesNoOther) {
+  Linear a = linear(3, 4, false);
+  const Linear b = linear(2, 4, false);
+  const at::Tensor x = at::randn({5, 4}, at::kDouble).requires_grad_();
+  joined_linear(x, {&a, &b}).sum().backward();
+  const at::Tensor want = b.weight.value.grad().clone();
+  b.weight.value.mutable_grad().reset();
+  a.weight.value = a.weight.value.detach();
+  joined_linear(x, {&a, &b}).sum().backward();
+  EXPECT_FALSE(a.weight.value.grad().defined());
+  EXPECT_TRUE(at::equal(b.weight.value.grad(), want));
+}
+
+TEST(Linear, BiasesOfSomePartsAloneAreRefused) {
+  const Linear a = linear(3, 4, true), b = linear(2, 4, false);
+  TROUPE_EXPECT_REFUSAL(joined_linear(at::randn({5, 4}, at::kDouble), {&a, &b}), "biases of 1");
+}
+
+}  // namespace
+}  // namespace troupe

@@ -1,0 +1,51 @@
+// Multi-head latent attention (DeepSeek-V2, -V3):
+//
+//   q      = Wq x, or Wqb norm(Wqa x)           a head: nope_dim, then rope_dim that turn
+//   c, r   = Wkva x                             kv_rank, and one rope_dim key for all heads, turned
+//   k, v   = Wkvb norm(c)                       a head: nope_dim keys, value_dim values
+//   key of head h = [k_h, r];  scale (nope_dim + rope_dim)^-1/2 times rope_softmax_factor
+//
+// Generation keeps norm(c) and the turned r: kv_rank + rope_dim numbers a token and layer.
+#pragma once
+
+#include "troupe/nn/attention_module.h"
+
+namespace troupe {
+
+class Mla : public AttentionModule {
+ public:
+  Mla(const ModelConfig& config, const LayerConfig& layer);
+
+  at::Tensor forward(const at::Tensor& x_TD, const AttentionCall& call) override;
+  void for_each(const std::string& prefix,
+                const std::function<void(const std::string&, Param&)>& f) override {
+    for_each_param(*this, prefix, f);
+  }
+
+  static void visit(auto& m, auto&& f) {
+    f("q", m.q_);
+    f("q_down", m.q_down_);
+    f("q_norm", m.q_norm_);
+    f("q_up", m.q_up_);
+    f("kv_down", m.kv_down_);
+    f("kv_norm", m.kv_norm_);
+    f("kv_up", m.kv_up_);
+    f("out", m.out_);
+  }
+
+ private:
+  at::Tensor queries(const at::Tensor& x_TD) const;
+  at::Tensor turned(const at::Tensor& x_THd, int64_t first, const AttentionCall& call);
+
+  MlaConfig config_;
+  int64_t heads_, index_;
+  double scale_, dropout_;
+  std::optional<Linear> q_, q_down_, q_up_;
+  std::optional<Norm> q_norm_;
+  Linear kv_down_, kv_up_, out_;
+  Norm kv_norm_;
+  Rope rope_;
+  int64_t max_positions_;
+};
+
+}  // namespace troupe
