@@ -1,0 +1,178 @@
+"""Whole models against Hugging Face transformers: logits, loss and every gradient, of each family.
+
+Tiny random models, fp32, on the CPU. The weights go through the files that transformers saves and
+our tables of names (nn/models/hf_names.h); tests/model_run.cpp runs ours.
+"""
+import os
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+import torch
+from safetensors.torch import load_file
+from transformers import (DbrxConfig, DbrxForCausalLM, DeepseekV2Config, DeepseekV2ForCausalLM,
+                          DeepseekV3Config, DeepseekV3ForCausalLM, GptOssConfig, GptOssForCausalLM,
+                          LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM,
+                          OlmoeConfig, OlmoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
+
+PROGRAM = pathlib.Path(os.environ["TROUPE_BUILD"], "model_run")
+VOCAB, BATCH, SEQUENCE = 96, 2, 40
+COMMON = dict(hidden_size=32, num_hidden_layers=2, vocab_size=VOCAB, max_position_embeddings=64,
+              num_attention_heads=4, attention_dropout=0.0, use_cache=False)
+SHAPE = f"layers: 2, width: 32, heads: 4, vocab: {VOCAB}, max_positions: 64, "
+
+
+def relative(got, want):
+    return ((got - want).abs().max() / want.abs().max().clamp_min(1e-30)).item()
+
+
+def seeded(kind, config):
+    torch.manual_seed(3)
+    config._attn_implementation = "eager"
+    config._experts_implementation = "eager"
+    made = kind(config).float().train()
+    with torch.no_grad():
+        for name, p in made.named_parameters():
+            p.normal_(std=0.2)
+            if "norm" in name:
+                p.add_(1)
+    return made
+
+
+class Models(unittest.TestCase):
+    def compare(self, family, theirs, config, bound=1e-4):
+        torch.manual_seed(4)
+        ids = torch.randint(VOCAB, (BATCH, SEQUENCE + 1))
+        sent = {"ids": ids[:, :-1].contiguous(), "labels": ids[:, 1:].contiguous()}
+        logits = theirs(input_ids=sent["ids"]).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), sent["labels"].flatten())
+        loss.backward()
+        with tempfile.TemporaryDirectory() as folder:
+            theirs.save_pretrained(folder)
+            weights = load_file(pathlib.Path(folder, "model.safetensors"))
+            paths = [str(pathlib.Path(folder, name)) for name in ("c.yaml", "in.pt", "out.pt")]
+            pathlib.Path(paths[0]).write_text("{" + config + "}")
+            torch.save(sent | {k: v.clone() for k, v in weights.items()}, paths[1])
+            subprocess.run([PROGRAM, family, *paths], check=True)
+            got = torch.load(paths[2], weights_only=False)
+        self.assertLess((got["logits"] - logits.detach()).abs().max().item(), bound)
+        self.assertAlmostEqual(got["loss"].item(), loss.item(), delta=1e-5)
+        gradients = {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None}
+        ours = {n[5:]: g for n, g in got.items() if n.startswith("grad.")}
+        self.assertEqual(sorted(ours), sorted(gradients))
+        for name, gradient in gradients.items():
+            self.assertLess(relative(ours[name], gradient), 2e-3, name)
+        return got
+
+    def test_llama(self):
+        config = LlamaConfig(**COMMON, intermediate_size=48, num_key_value_heads=2,
+                             rms_norm_eps=1e-5, attention_bias=True, mlp_bias=True,
+                             rope_parameters=dict(rope_type="llama3", rope_theta=500.0, factor=8.0,
+                                                  low_freq_factor=1.0, high_freq_factor=4.0,
+                                                  original_max_position_embeddings=16))
+        self.compare("llama", seeded(LlamaForCausalLM, config),
+                     SHAPE + "kv_heads: 2, ffn: 48, bias: true, norm: {eps: 1e-5}, rope: {theta: "
+                     "500, scaling: llama3, factor: 8, original_positions: 16}")
+
+    def test_llama_tied(self):
+        config = LlamaConfig(**COMMON, intermediate_size=48, rms_norm_eps=1e-6,
+                             tie_word_embeddings=True,
+                             rope_parameters=dict(rope_type="linear", rope_theta=10000.0,
+                                                  factor=4.0))
+        self.compare("llama", seeded(LlamaForCausalLM, config),
+                     SHAPE + "ffn: 48, tie_embeddings: true, norm: {eps: 1e-6}, rope: {scaling: "
+                     "linear, factor: 4}")
+
+    def test_mixtral(self):
+        config = MixtralConfig(**COMMON, intermediate_size=24, num_key_value_heads=2,
+                               num_local_experts=4, num_experts_per_tok=2, sliding_window=7,
+                               rms_norm_eps=1e-5, rope_parameters=dict(rope_type="default",
+                                                                       rope_theta=1e6))
+        self.compare("mixtral", seeded(MixtralForCausalLM, config),
+                     SHAPE + "kv_heads: 2, window: 7, norm: {kind: rms_rounded}, rope: {theta: "
+                     "1000000}, moe: {experts: 4, top_k: 2, hidden: 24, router: {kind: "
+                     "topk_softmax, order: after}}")
+
+    def test_qwen3_moe(self):
+        config = Qwen3MoeConfig(**COMMON, num_key_value_heads=2, head_dim=16,
+                                moe_intermediate_size=12, intermediate_size=40, num_experts=8,
+                                num_experts_per_tok=3, norm_topk_prob=True, mlp_only_layers=[0],
+                                rms_norm_eps=1e-6, rope_parameters=dict(rope_type="default",
+                                                                        rope_theta=1e6))
+        self.compare("qwen3_moe", seeded(Qwen3MoeForCausalLM, config),
+                     SHAPE + "kv_heads: 2, head_dim: 16, qk_norm: head, norm: {eps: 1e-6}, ffn: 40,"
+                     " first_dense: 1, rope: {theta: 1000000}, moe: {experts: 8, top_k: 3, hidden: "
+                     "12, router: {kind: topk_softmax, order: before, p_norm: 1}}")
+
+    def test_olmoe(self):
+        config = OlmoeConfig(**COMMON, intermediate_size=12, num_key_value_heads=4, num_experts=8,
+                             num_experts_per_tok=3, norm_topk_prob=False, clip_qkv=0.9,
+                             rms_norm_eps=1e-5, pad_token_id=1, eos_token_id=2,
+                             rope_parameters=dict(rope_type="default", rope_theta=1e4))
+        self.compare("olmoe", seeded(OlmoeForCausalLM, config),
+                     SHAPE + "qk_norm: whole, clip_qkv: 0.9, norm: {eps: 1e-5}, moe: {experts: 8, "
+                     "top_k: 3, hidden: 12, router: {kind: topk_softmax, order: before}}")
+
+    def test_dbrx(self):
+        config = DbrxConfig(d_model=32, n_heads=4, n_layers=2, max_seq_len=64, vocab_size=VOCAB,
+                            attn_config=dict(kv_n_heads=2, clip_qkv=0.8, rope_theta=10000.0),
+                            ffn_config=dict(ffn_hidden_size=12, moe_num_experts=4, moe_top_k=2,
+                                            moe_jitter_eps=0.0, hidden_size=32,
+                                            ffn_act_fn={"name": "silu"}),
+                            use_cache=False, resid_pdrop=0.0, emb_pdrop=0.0)
+        self.compare("dbrx", seeded(DbrxForCausalLM, config),
+                     SHAPE + "kv_heads: 2, clip_qkv: 0.8, norm: {kind: layer, eps: 1e-5}, moe: "
+                     "{experts: 4, top_k: 2, hidden: 12, router: {kind: topk_softmax, order: "
+                     "before, p_norm: 1}}")
+
+    MLA = ("mla: {kv_rank: 20, nope_dim: 12, rope_dim: 8, value_dim: 10%s}, ffn: 40, first_dense: 1,"
+           " norm: {eps: 1e-6}, ")
+
+    def test_deepseek_v2(self):
+        config = DeepseekV2Config(**COMMON, q_lora_rank=None, kv_lora_rank=20, qk_nope_head_dim=12,
+                                  qk_rope_head_dim=8, v_head_dim=10, intermediate_size=40,
+                                  moe_intermediate_size=12, n_routed_experts=8, n_shared_experts=2,
+                                  num_experts_per_tok=3, first_k_dense_replace=1,
+                                  routed_scaling_factor=1.0, topk_method="greedy",
+                                  norm_topk_prob=False, num_key_value_heads=4, rms_norm_eps=1e-6,
+                                  head_dim=8,
+                                  rope_parameters=dict(rope_type="default", rope_theta=1e4))
+        self.compare("deepseek_v2", seeded(DeepseekV2ForCausalLM, config),
+                     SHAPE + self.MLA % "" + "rope: {interleaved: true}, moe: {experts: 8, top_k: "
+                     "3, hidden: 12, shared: {experts: 2}, router: {kind: topk_softmax, order: "
+                     "before}}")
+
+    def test_deepseek_v3(self):
+        rope = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, beta_fast=8.0, beta_slow=1.0,
+                    mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=16)
+        config = DeepseekV3Config(**COMMON, q_lora_rank=16, kv_lora_rank=20, qk_nope_head_dim=12,
+                                  qk_rope_head_dim=8, v_head_dim=10, intermediate_size=40,
+                                  moe_intermediate_size=12, n_routed_experts=8, n_shared_experts=1,
+                                  num_experts_per_tok=2, first_k_dense_replace=1, n_group=4,
+                                  topk_group=2, routed_scaling_factor=2.5, norm_topk_prob=True,
+                                  num_key_value_heads=4, rms_norm_eps=1e-6, rope_parameters=rope)
+        theirs = seeded(DeepseekV3ForCausalLM, config)
+        theirs.model.layers[1].mlp.gate.e_score_correction_bias.normal_(std=0.1)
+        self.compare("deepseek_v3", theirs,
+                     SHAPE + self.MLA % ", q_rank: 16" + "rope: {interleaved: true, scaling: yarn, "
+                     "factor: 4, beta_fast: 8, mscale: 1, mscale_all_dim: 1, original_positions: "
+                     "16}, moe: {experts: 8, top_k: 2, hidden: 12, shared: {experts: 1}, router: "
+                     "{kind: sigmoid_bias, scale: 2.5, limit: {groups: 4, keep: 2, top: 2}}}")
+
+    def test_gpt_oss(self):
+        rope = dict(rope_type="yarn", rope_theta=1.5e4, factor=4.0, beta_fast=8.0, beta_slow=1.0,
+                    truncate=False, original_max_position_embeddings=16)
+        config = GptOssConfig(**COMMON, intermediate_size=12, num_key_value_heads=2, head_dim=16,
+                              num_local_experts=4, num_experts_per_tok=2, sliding_window=9,
+                              rms_norm_eps=1e-5, rope_parameters=rope)
+        self.compare("gpt_oss", seeded(GptOssForCausalLM, config),
+                     SHAPE + "kv_heads: 2, head_dim: 16, bias: true, sinks: true, window: 9, "
+                     "window_layers: '2', norm: {eps: 1e-5}, rope: {theta: 15000, scaling: yarn, "
+                     "factor: 4, beta_fast: 8, truncate: false, original_positions: 16}, moe: "
+                     "{experts: 4, top_k: 2, hidden: 12, activation: quick_gelu, clamp: 7, offset: "
+                     "1, bias: true, router: {kind: topk_softmax, order: after, bias: true}}")
+
+
+if __name__ == "__main__":
+    unittest.main()

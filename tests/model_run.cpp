@@ -1,0 +1,136 @@
+// Runs a whole model on tensors that Python made, for tests/hf_models_test.py:
+//   model_run FAMILY CONFIG.yaml IN.pt OUT.pt
+// IN holds ids [B, S], labels [B, S] and every tensor of a Hugging Face file under its name there,
+// perhaps documents [B, S]. OUT gets logits, loss (the mean over the targets), mtp where there is
+// one, and the gradient of the loss under the names of transformers' modules ("grad." + name).
+// Both are dictionaries of torch.save.
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Dict.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <iterator>
+#include <map>
+
+#include "troupe/core/config.h"
+#include "troupe/nn/models/hf_names.h"
+#include "troupe/nn/models/model.h"
+
+namespace troupe {
+namespace {
+
+using Tensors = c10::Dict<std::string, at::Tensor>;
+
+Tensors load(const char* path) {
+  std::ifstream in(path, std::ios::binary);
+  const std::vector<char> bytes((std::istreambuf_iterator<char>(in)), {});
+  Tensors out;
+  const c10::IValue value = torch::jit::pickle_load(bytes);
+  for (const auto& entry : value.toGenericDict()) {
+    out.insert(entry.key().toStringRef(), entry.value().toTensor());
+  }
+  return out;
+}
+
+void save(const char* path, const Tensors& tensors) {
+  const std::vector<char> bytes = torch::jit::pickle_save(tensors);
+  std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<int64_t>(bytes.size()));
+}
+
+// The part of theirs that is `p`, as rows and columns of ours.
+at::Tensor picture(const at::Tensor& theirs, const HfTensor& t, const HfPiece& p) {
+  TROUPE_CHECK(theirs.sizes() == p.shape, p.name, "has sizes", theirs.sizes());
+  return theirs.as_strided({p.rows, t.columns}, {p.row_stride, p.column_stride}, p.offset);
+}
+
+// One of our tensors, an expert's apart, as a matrix.
+std::map<std::string, at::Tensor> matrices(Model& model, bool gradients) {
+  std::map<std::string, at::Tensor> out;
+  model.for_each_param(-1, [&](const std::string& name, Param& p) {
+    const at::Tensor x = gradients ? p.value.grad() : p.value.detach();
+    if (!x.defined()) return;
+    const int64_t columns =
+        p.global.size() > 1 && !(p.per_expert && p.global.size() == 2) ? p.global.back() : 1;
+    if (!p.per_expert) {
+      out[name] = x.view({-1, columns});
+      return;
+    }
+    for (size_t i = 0; i < p.experts.size(); ++i) {
+      out[expert_name(name, p.experts[i])] = x[static_cast<int64_t>(i)].reshape({-1, columns});
+    }
+  });
+  return out;
+}
+
+void fill(Model& model, HfFamily family, const Tensors& in) {
+  model.for_each_param(-1, [](const std::string& name, Param& p) { initialise(p, name, 1); });
+  const auto ours = matrices(model, false);
+  size_t found = 0;
+  for (const HfTensor& t : hf_names(family, model.config())) {
+    TROUPE_CHECK(ours.count(t.name) == 1, t.name, "is no parameter");
+    ++found;
+    for (const HfPiece& p : t.pieces) {
+      TROUPE_CHECK(in.contains(p.name), p.name, "is missing");
+      ours.at(t.name).narrow(0, p.row, p.rows).copy_(picture(in.at(p.name), t, p));
+    }
+  }
+  size_t wanted = 0;
+  for (const auto& [name, value] : ours) wanted += name.find(".balance.") == std::string::npos;
+  TROUPE_CHECK(found == wanted, found, "tensors in the table, and", wanted, "in the model");
+}
+
+void run(char** argv) {
+  HfFamily family{};
+  TROUPE_CHECK(from_text(argv[1], family), "no family", argv[1]);
+  ModelConfig config;
+  read_config(load_yaml(argv[2]), config);
+  const std::unique_ptr<Model> model = build_model(config);
+  const Tensors in = load(argv[3]);
+  fill(*model, family, in);
+
+  Batch batch{.ids_BS = in.at("ids"), .labels_BS = in.at("labels")};
+  if (in.contains("documents")) batch.documents_BS = in.at("documents");
+  const Context context = {.training = true};
+  at::Tensor h;
+  for (int64_t u = 0; u + 1 < model->num_units(); ++u) {
+    h = model->forward(u, h, batch, context).h;
+  }
+  Tensors out;
+  {
+    const at::NoGradGuard no_grad;
+    out.insert("logits", model->logits(h));
+  }
+  const UnitResult last = model->forward(model->num_units() - 1, h, batch, context);
+  const at::Tensor loss = last.loss_sum / last.weight_sum;
+  if (last.mtp_sum.defined()) out.insert("mtp", last.mtp_sum.detach());
+  loss.backward();
+  out.insert("loss", loss.detach());
+  const auto gradients = matrices(*model, true);
+  for (const HfTensor& t : hf_names(family, config, /*fused=*/true)) {
+    if (gradients.count(t.name) == 0) continue;
+    for (const HfPiece& p : t.pieces) {
+      const std::string name = "grad." + p.name;
+      if (!out.contains(name)) out.insert(name, at::zeros(p.shape));
+      picture(out.at(name), t, p).copy_(gradients.at(t.name).narrow(0, p.row, p.rows));
+    }
+  }
+  save(argv[4], out);
+}
+
+}  // namespace
+}  // namespace troupe
+
+int main(int argc, char** argv) {
+  if (argc != 5) return std::fprintf(stderr, "usage: model_run FAMILY CONFIG IN.pt OUT.pt\n"), 2;
+  try {
+    troupe::run(argv);
+  } catch (const std::exception& e) {
+    return std::fprintf(stderr, "%s\n", e.what()), 1;
+  }
+  return 0;
+}
