@@ -24,11 +24,11 @@ constexpr int64_t kVocab = 61;
 
 ModelConfig config_of(const std::string& extra) {
   ModelConfig config;
-  read_config(parse_yaml("{layers: 2, width: 32, heads: 4, vocab: 61, max_positions: 64, init_std: "
-                         "0.1, " +
-                             extra + "}",
-                         "tiny"),
-              config);
+  for (const std::string& part :
+       {std::string("layers: 2, width: 32, heads: 4, vocab: 61, max_positions: 64, init_std: 0.1"),
+        extra}) {
+    read_config(parse_yaml("{" + part + "}", "tiny"), config);
+  }
   return config;
 }
 

@@ -28,6 +28,7 @@ ModelConfig small(const char* name) {
     c.moe.experts = 8;
     c.moe.top_k = 4;
     c.moe.ffn.hidden = 12;
+    if (auto* r = std::get_if<SigmoidBiasRouting>(&c.moe.router)) r->limit = {4, 2, 2};
   }
   return c;
 }
