@@ -86,17 +86,24 @@ struct Head {
   int64_t lse_at(int64_t i) const { return h * p.tokens + s.q + i; }
   int64_t out_ld() const { return p.heads * p.value_dim; }
 
-  void scores(const Block& b, T* to) const {
-    gemm<T>({b.m, b.n, p.key_dim, {q(b.i), p.q.ld}, {k(b.j), p.k.ld, true}, T(0), to, b.n});
+  void scores(const Block& b, T* to, T* scratch) const {
+    gemm<T>({b.m, b.n, p.key_dim, {q(b.i), p.q.ld}, {k(b.j), p.k.ld, true}, to, b.n}, scratch);
   }
 };
 
+// A worker's memory: the products', and blocks of scores.
 template <class T>
-void forward_block(const Head<T>& head, const Block& b, T* scores, T* out, T* lse) {
+struct Scratch {
+  T *gemm, *blocks;
+};
+
+template <class T>
+void forward_block(const Head<T>& head, const Block& b, const Scratch<T>& scratch, T* out, T* lse) {
   const AttentionProblem<T>& p = head.p;
   const T scale = static_cast<T>(p.scale);
   T inverse[kQueryRows];
-  head.scores(b, scores);
+  T* const scores = scratch.blocks;
+  head.scores(b, scores, scratch.gemm);
   for (int64_t r = 0; r < b.m; ++r) {
     T* const row = scores + r * b.n;
     const Seen seen = seen_by(p, head.s, b, r);
@@ -110,7 +117,7 @@ void forward_block(const Head<T>& head, const Block& b, T* scores, T* out, T* ls
   }
   const int64_t e = p.value_dim, ld = head.out_ld();
   T* const to = out + head.out_at(b.i);
-  gemm<T>({b.m, e, b.n, {scores, b.n}, {head.v(b.j), p.v.ld}, T(0), to, ld});
+  gemm<T>({b.m, e, b.n, {scores, b.n}, {head.v(b.j), p.v.ld}, to, ld}, scratch.gemm);
   for (int64_t r = 0; r < b.m; ++r) {
     for (int64_t c = 0; c < e; ++c) to[r * ld + c] *= inverse[r];
   }
@@ -118,18 +125,18 @@ void forward_block(const Head<T>& head, const Block& b, T* scores, T* out, T* ls
 
 // With P the weights and dP = dO V^T:  dS = scale P (dP - D),  D = dO . O.
 template <class T>
-void backward_block(const Head<T>& head, const Block& b, const AttentionResult<T>& r, T* scratch,
-                    const AttentionGradients<T>& grads) {
+void backward_block(const Head<T>& head, const Block& b, const AttentionResult<T>& r,
+                    const Scratch<T>& scratch, const AttentionGradients<T>& grads) {
   const AttentionProblem<T>& p = head.p;
   const AttentionSegment& s = head.s;
   const int64_t d = p.key_dim, e = p.value_dim, ld = head.out_ld();
   const T scale = static_cast<T>(p.scale);
-  T* const weights = scratch;
-  T* const ds = scratch + b.m * b.n;
+  T* const weights = scratch.blocks;
+  T* const ds = weights + b.m * b.n;
   const T* const dout = r.grad_out + head.out_at(b.i);
   const T* const out = r.out + head.out_at(b.i);
-  head.scores(b, weights);
-  gemm<T>({b.m, b.n, e, {dout, ld}, {head.v(b.j), p.v.ld, true}, T(0), ds, b.n});
+  head.scores(b, weights, scratch.gemm);
+  gemm<T>({b.m, b.n, e, {dout, ld}, {head.v(b.j), p.v.ld, true}, ds, b.n}, scratch.gemm);
   for (int64_t i = 0; i < b.m; ++i) {
     const Seen seen = seen_by(p, s, b, i);
     const T lse = r.lse[head.lse_at(b.i + i)], D = dot(dout + i * ld, out + i * ld, e);
@@ -144,9 +151,10 @@ void backward_block(const Head<T>& head, const Block& b, const AttentionResult<T
   T* const dq = grads.q.data + (s.q + b.i) * grads.q.ld + head.h * d;
   T* const dk = grads.k.data + (s.k + b.j) * grads.k.ld + head.g * d;
   T* const dv = grads.v.data + (s.k + b.j) * grads.v.ld + head.g * e;
-  gemm<T>({b.m, d, b.n, {ds, b.n}, {head.k(b.j), p.k.ld}, T(0), dq, grads.q.ld});
-  gemm<T>({b.n, d, b.m, {ds, b.n, true}, {head.q(b.i), p.q.ld}, T(1), dk, grads.k.ld});
-  gemm<T>({b.n, e, b.m, {weights, b.n, true}, {dout, ld}, T(1), dv, grads.v.ld});
+  gemm<T>({b.m, d, b.n, {ds, b.n}, {head.k(b.j), p.k.ld}, dq, grads.q.ld}, scratch.gemm);
+  gemm<T>({b.n, d, b.m, {ds, b.n, true}, {head.q(b.i), p.q.ld}, dk, grads.k.ld, true},
+          scratch.gemm);
+  gemm<T>({b.n, e, b.m, {weights, b.n, true}, {dout, ld}, dv, grads.v.ld, true}, scratch.gemm);
 }
 
 // Calls f(head, block, scratch) for all blocks of all query heads of each (segment, key head), in
@@ -155,16 +163,17 @@ template <class T, class Begin, class F>
 void for_blocks(const AttentionProblem<T>& p, int64_t copies, Begin&& begin, F&& f) {
   int64_t keys = 0;
   for (const AttentionSegment& s : p.segments) keys = std::max(keys, s.past + s.rows);
-  const int64_t each = copies * kQueryRows * keys, group = p.heads / p.kv_heads;
+  const int64_t each = kGemmScratch + copies * kQueryRows * keys, group = p.heads / p.kv_heads;
   const std::unique_ptr<T[]> memory(new T[task_workers() * each]);
   const int64_t n = static_cast<int64_t>(p.segments.size()) * p.kv_heads;
   run_tasks(n, [&](int64_t task, int64_t worker) {
     const AttentionSegment& s = p.segments[task / p.kv_heads];
     const int64_t g = task % p.kv_heads;
+    T* const mine = memory.get() + worker * each;
     begin(s, g);
     for (int64_t h = g * group; h < (g + 1) * group; ++h) {
       for (int64_t i = 0; i < s.rows; i += kQueryRows) {
-        f(Head<T>{p, s, h, g}, block_at(p, s, i), memory.get() + worker * each);
+        f(Head<T>{p, s, h, g}, block_at(p, s, i), Scratch<T>{mine, mine + kGemmScratch});
       }
     }
   });
@@ -183,7 +192,7 @@ template <class T>
 void attention_forward_cpu(const AttentionProblem<T>& p, T* out, T* lse) {
   for_blocks(
       p, 1, [](const AttentionSegment&, int64_t) {},
-      [&](const Head<T>& head, const Block& b, T* scratch) {
+      [&](const Head<T>& head, const Block& b, const Scratch<T>& scratch) {
         forward_block(head, b, scratch, out, lse);
       });
 }
@@ -200,7 +209,7 @@ void attention_backward_cpu(const AttentionProblem<T>& p, const AttentionResult<
         clear_rows(grads.k, s, g * p.key_dim, p.key_dim);
         clear_rows(grads.v, s, g * p.value_dim, p.value_dim);
       },
-      [&](const Head<T>& head, const Block& b, T* scratch) {
+      [&](const Head<T>& head, const Block& b, const Scratch<T>& scratch) {
         AttentionGradients<T> own = grads;
         if (grads.sinks != nullptr) own.sinks = &sinks[(&head.s - p.segments.data()) * p.heads];
         backward_block(head, b, r, scratch, own);
