@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
 
 #include "troupe/core/fast_math.h"
 #include "troupe/ops/blas.h"
@@ -164,12 +163,12 @@ void for_blocks(const AttentionProblem<T>& p, int64_t copies, Begin&& begin, F&&
   int64_t keys = 0;
   for (const AttentionSegment& s : p.segments) keys = std::max(keys, s.past + s.rows);
   const int64_t each = kGemmScratch + copies * kQueryRows * keys, group = p.heads / p.kv_heads;
-  const std::unique_ptr<T[]> memory(new T[task_workers() * each]);
+  WorkerScratch<T> memory(each);
   const int64_t n = static_cast<int64_t>(p.segments.size()) * p.kv_heads;
   run_tasks(n, [&](int64_t task, int64_t worker) {
     const AttentionSegment& s = p.segments[task / p.kv_heads];
     const int64_t g = task % p.kv_heads;
-    T* const mine = memory.get() + worker * each;
+    T* const mine = memory.of(worker);
     begin(s, g);
     for (int64_t h = g * group; h < (g + 1) * group; ++h) {
       for (int64_t i = 0; i < s.rows; i += kQueryRows) {
