@@ -11,6 +11,7 @@ apt_packages=(
   ca-certificates g++:g++ cmake:cmake ninja-build:ninja ccache:ccache git:git
   python3:python3 python3-venv universal-ctags:ctags
   libyaml-cpp-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libxxhash-dev
+  libicu-dev libpcre2-dev libsentencepiece-dev
   libgtest-dev libbenchmark-dev
 )
 cuda_major=13     # PyTorch's: a second CUDA runtime of another major version may not share its process
@@ -207,6 +208,7 @@ setup() {
     plan_wheels torch_cpu 4 "PyTorch, the CPU part (1.3 GB)" --no-deps
   fi
   plan_wheels python 1 "Python libraries for tests"
+  plan_wheels oracles 1 "tokenizers to compare with" --no-deps
   plan_wheels lint 1 "clang-format and clang-tidy"
   planned=${#step_names[@]}
   run_plan

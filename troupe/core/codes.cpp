@@ -73,6 +73,21 @@ std::string_view explain(Code code) {
     case Code::kOutputExists:
       return "The output is there already, or another process is making it. Nothing is "
              "overwritten: choose another name, delete the old files, or set `replace: true`.";
+    case Code::kBadTokenizer:
+      return "A tokenizer's file is malformed, contradicts itself, or asks for a component that is "
+             "not supported. The message names the file, the place in it, and what was expected. "
+             "Nothing in such a file is ever ignored without a warning: ids would silently differ.";
+    case Code::kNoTokenizer:
+      return "The file or folder is there, and nothing in it is a tokenizer. The message lists "
+             "what "
+             "is recognised: by content, not by name.";
+    case Code::kVocabTooLarge:
+      return "The tokenizer has ids that the model's vocabulary does not. Set model.vocab to at "
+             "least the tokenizer's size, or use the tokenizer that the model was made with.";
+    case Code::kSlowPattern:
+      return "A regular expression of the tokenizer's file took far more steps on a text than any "
+             "sound pattern does. The pattern backtracks without end on such text: it must be "
+             "written differently.";
     case Code::kUnreadableCheckpoint:
       return "A file of a checkpoint or a model folder cannot be opened or read, or is not a "
              "regular file. An older checkpoint of the same run may be intact: see `troupe "

@@ -1,0 +1,37 @@
+// What a text becomes before it is cut: the normalizers of tokenizer.json.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "troupe/data/tokenizer/regex.h"
+
+namespace troupe {
+
+class JsonNode;
+
+class Normalizer {
+ public:
+  Normalizer() = default;  // changes nothing
+  // NFC, NFD, NFKC, NFKD, Lowercase, Strip, StripAccents, Prepend, Replace, Sequence. Any other
+  // type is refused by its name.
+  explicit Normalizer(const JsonNode& node) { add(node); }
+
+  // `text` as it is, or what it became, which `storage` holds.
+  std::string_view run(std::string_view text, std::string& storage, Regex::Scratch& scratch) const;
+
+  // False: the text is as it should be. True: `out` is what it becomes.
+  using Step = std::function<bool(std::string_view text, std::string& out, Regex::Scratch&)>;
+
+ private:
+  void add(const JsonNode& node);
+
+  std::vector<Step> steps_;
+};
+
+// The pattern of a Split or Replace: {"String": s}, which matches itself, or {"Regex": r}.
+Regex read_pattern(const JsonNode& node);
+
+}  // namespace troupe

@@ -1,0 +1,34 @@
+// The protobuf of a SentencePiece .model, read and checked by hand: libsentencepiece trusts what it
+// is given, down to offsets in its tables.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "troupe/data/tokenizer/tokenizer.h"
+
+namespace troupe {
+
+struct SentencePieceModel {
+  enum class Type { kNormal = 1, kUnknown, kControl, kUserDefined, kUnused, kByte };
+  struct Piece {
+    std::string text;
+    float score = 0;
+    Type type = Type::kNormal;
+  };
+  std::vector<Piece> pieces;  // by id
+  int64_t model_type = 1;     // 1 unigram, 2 BPE, 3 word, 4 character
+  bool byte_fallback = false;
+  SpecialIds special;
+};
+
+// Throws E3101 with `file` and the place: a message that is cut or whose lengths or numbers run
+// over; an empty piece, one given twice, with a NUL or not UTF-8; not exactly one UNKNOWN; a BYTE
+// piece without byte_fallback or that is not <0x00> to <0xFF>; byte_fallback without all 256; a
+// score that is no number; a table of characters (precompiled_charsmap) that leads outside itself.
+// Unknown fields are passed over.
+SentencePieceModel check_sentencepiece(std::string_view bytes, const std::string& file);
+
+}  // namespace troupe
