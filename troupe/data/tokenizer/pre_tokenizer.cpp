@@ -79,7 +79,7 @@ class Joiner {
 
 // A step that cuts each piece where matches(piece, scratch, f) calls f(begin, end).
 template <class Matches>
-Step cut_step(Behavior behavior, bool invert, Matches matches) {
+Step cut_step(Behavior behavior, bool invert, const Matches& matches) {
   return [behavior, invert, matches](Pieces& p, Regex::Scratch& scratch) {
     p.next.clear();
     for (const Cut& cut : p.cuts) {
