@@ -64,7 +64,7 @@ class BpeTokenizer : public Tokenizer {
   const Bpe bpe_;
   const BpeTokenizerParts parts_;  // but what bpe_ took
   TokenTable by_token_;
-  TokenMatcher raw_, normalized_;  // of added tokens
+  TokenMatcher raw_, normalized_;                       // of added tokens
   std::map<TokenId, std::string> normalized_spelling_;  // of added tokens that are sought so
   std::vector<bool> is_special_;
   std::vector<std::string> bytes_;  // by id, what each says, where that is all there is to it
