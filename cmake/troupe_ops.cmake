@@ -19,9 +19,9 @@ endfunction()
 # The kernels' CPU halves go in whole: the plug-in calls their validate() and workspace_bytes().
 # TARGET_FILE and not the targets' names: CMake 3.25 cannot mix whole and plain uses of one archive.
 get_property(kernels GLOBAL PROPERTY troupe_kernel_targets)
-set(archives troupe_core troupe_schedule ${kernels})
+set(archives troupe_core troupe_schedule troupe_checkpoint ${kernels})
 list(TRANSFORM archives REPLACE "(.+)" "$<TARGET_FILE:\\1>")
-add_dependencies(troupe troupe_core troupe_schedule ${kernels})
+add_dependencies(troupe troupe_core troupe_schedule troupe_checkpoint ${kernels})
 target_link_libraries(troupe
   PUBLIC $<BUILD_INTERFACE:troupe_options> torch::cpu
   PRIVATE -Wl,--whole-archive ${archives} -Wl,--no-whole-archive

@@ -2,13 +2,16 @@
 // not at all and is never changed: docs/RELIABILITY.md. It holds tensors in global coordinates, so
 // any parallel layout loads what any other saved.
 //
-//   CheckpointState state;                           // built once: it points at the live tensors
-//   state.add("model." + name, param);               // and add_like() for moments and masters
-//   Saver saver(config, run_id, peers, log);
-//   saver.save(state, {.step = step, .scalars = json});   // at an interval
-//   saver.wait();                                    // at the end: throws what went wrong
-//
-//   if (auto loaded = resume(config, state, options)) read_config(loaded->manifest.scalars, ...);
+//   CheckpointState state;                       // once: it points at the live tensors
+//   state.add("model." + name, param);           // add_like() for moments and masters
+//   const auto loaded = resume(config, state, fingerprint, peers, faults);
+//   if (loaded) read_scalars(loaded->point.manifest, loaded->point.folder, counters);
+//   Saver saver(config, run_id, peers, log, fs, faults);     // takes the run folder
+//   saver.go_on_from(loaded ? loaded->point.manifest.step : -1);
+//   ...
+//   saver.save(state, {.step = step, .scalars = json_of(counters)});   // at an interval
+//   saver.take_results();                        // each step: cheap
+//   saver.wait();                                // at the end: throws what went wrong
 //
 // Any number of ranks: all of them make the same calls in the same order. Each writes the boxes
 // that it owns, and rank 0 the manifest, once all have written.
@@ -27,6 +30,7 @@
 #include "troupe/checkpoint/config.h"
 #include "troupe/checkpoint/find_resume.h"
 #include "troupe/checkpoint/peers.h"
+#include "troupe/checkpoint/save_step.h"
 #include "troupe/core/fault.h"
 #include "troupe/core/log.h"
 #include "troupe/core/publish.h"
@@ -68,41 +72,30 @@ class CheckpointState {
   std::vector<Part> parts_;
 };
 
-struct SaveInfo {
-  int64_t step = 0;
-  std::string scalars = "{}";  // the trainer's counters, cursors, ...: one JSON object
-  // What must not differ when the run goes on: ("data.train", hash), ("model.moe.experts", "8").
-  Fingerprint fingerprint = {};
-  bool bad = false;                  // NaN in the weights: kept apart, never resumed by itself
-  bool force = false;                // replaces the same step, if it is there
-  std::optional<double> score = {};  // validation loss, for keep_best
-};
-
-struct SaveResult {
-  int64_t step = 0;
-  std::string folder;
-  std::string skipped;       // why, if nothing was written
-  int64_t bytes = 0;         // written by this rank
-  double stall_seconds = 0;  // that the caller of save() waited
-  double write_seconds = 0;
-};
-
 class Saver {
  public:
-  // Makes the run folder if it must (E2008 if it cannot be), takes its lock (E7005 if another run
-  // holds it) and clears what a killed save left. `fs` and `faults` outlive the saver.
+  // Rank 0 makes the run folder where there is none (E2008 if it cannot be), takes its lock (E7005
+  // if another run holds it) and clears what a killed save left. `fs` and `faults` outlive it.
   Saver(CheckpointConfig config, std::string run_id, Peers peers, Log log, Fs& fs,
         const Faults& faults);
-  ~Saver();  // waits for what is being written; its error, if not asked for, is logged
+  ~Saver();  // waits for what is being written; an error that nobody asked for is logged
+
+  // Before the first save: the run goes on from that step (-1: from the start). Complete later
+  // steps, of a branch that is given up or damaged, are renamed to "step-001300.aside", so that
+  // neither a save nor a later start takes them for this run's.
+  void go_on_from(int64_t step);
 
   // With `background` returns when the state is copied, else when the step is published. One save
-  // is in flight: with another one it waits, or returns false. Throws what an earlier save met,
-  // once. A full disk under `when_full: retry` is a warning and no error.
+  // is in flight: with another one it waits, or under `when_busy: skip` returns false with a line
+  // (in a world of several ranks it waits; there the caller agrees on busy() first). What a failed
+  // write does is `on_error`'s to say: a warning, an Error thrown here or by poll(), or to try
+  // again.
   bool save(const CheckpointState& state, const SaveInfo& info);
   bool busy() const;
   std::vector<SaveResult> take_results();  // of the saves that have ended since the last call
+  // Waits. Throws if the last save failed, also under `on_error: retry`: nothing follows it.
   void wait();
-  // Drops the save in flight, if it is not yet published: a second signal came.
+  // Drops the save in flight unless it is being published: a second signal came. Does not wait.
   void abandon();
 
  private:
@@ -123,7 +116,7 @@ struct Loaded {
   ResumePoint point;
   int64_t bytes_read = 0;
   double seconds = 0;
-  std::vector<std::string> notes;  // casts, NaN counts, waived names: lines for the log
+  std::vector<std::string> notes = {};  // steps passed over, casts, NaN, waived names: for the log
 };
 
 // Fills the state from a checkpoint, each byte checked against its checksum. All missing, unused,
@@ -131,8 +124,9 @@ struct Loaded {
 Loaded load(const std::string& folder, const CheckpointState& state, const LoadOptions& options,
             const Peers& peers, const Faults& faults);
 
-// find_resume() and load(), for `auto` going on to an older step where one is damaged, with a note.
-// Nothing: a fresh start.
+// find_resume() and load(); under `auto` goes on to an older step where one is damaged, with a
+// note, and throws if all are. Throws E4006 with every change of the fingerprint that is not
+// waived. Nothing: a fresh start.
 std::optional<Loaded> resume(const CheckpointConfig& config, const CheckpointState& state,
                              const Fingerprint& now, const Peers& peers, const Faults& faults);
 

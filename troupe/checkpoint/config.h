@@ -30,12 +30,12 @@ constexpr auto names_of(WhenBusy) {
   return std::array{Named{"wait", WhenBusy::kWait}, Named{"skip", WhenBusy::kSkip}};
 }
 
-// The disk is full: try again at the next interval, stop the run, or ask every 10 s whether there
-// is room again.
-enum class WhenFull { kRetry, kStop, kPause };
-constexpr auto names_of(WhenFull) {
-  return std::array{Named{"retry", WhenFull::kRetry}, Named{"stop", WhenFull::kStop},
-                    Named{"pause", WhenFull::kPause}};
+// A save that the disk refused (full, over quota, read-only, I/O errors): try again at the next
+// interval, stop the run, or try again every `pause` until it works.
+enum class OnError { kRetry, kStop, kPause };
+constexpr auto names_of(OnError) {
+  return std::array{Named{"retry", OnError::kRetry}, Named{"stop", OnError::kStop},
+                    Named{"pause", OnError::kPause}};
 }
 
 struct CheckpointConfig {
@@ -48,13 +48,15 @@ struct CheckpointConfig {
   int64_t keep_best = 0;         // lowest validation loss
   bool background = true;        // writes while training goes on
   WhenBusy when_busy = WhenBusy::kWait;
-  WhenFull when_full = WhenFull::kRetry;
+  OnError on_error = OnError::kRetry;
+  Duration pause = seconds(10);
   Resume resume = {};
   std::string init_from = "";  // a checkpoint or model folder: weights alone, step 0
   bool cast = false;           // loads other floating element types too, with a line each
   bool strict = false;         // NaN in a loaded weight, too little disk: errors
   std::vector<std::string> waive_missing = {};  // names; a * at the end stands for any rest
   std::vector<std::string> waive_unused = {};
+  std::vector<std::string> waive_changed = {};  // of the fingerprint: what may differ on resume
 
   static void visit(auto& c, auto&& f) {
     f("dir", c.dir);
@@ -66,13 +68,15 @@ struct CheckpointConfig {
     f("keep_best", c.keep_best);
     f("background", c.background);
     f("when_busy", c.when_busy);
-    f("when_full", c.when_full);
+    f("on_error", c.on_error);
+    f("pause", c.pause);
     f("resume", c.resume);
     f("init_from", c.init_from);
     f("cast", c.cast);
     f("strict", c.strict);
     f("waive_missing", c.waive_missing);
     f("waive_unused", c.waive_unused);
+    f("waive_changed", c.waive_changed);
   }
 };
 

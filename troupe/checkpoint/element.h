@@ -6,6 +6,7 @@
 
 namespace troupe {
 
+// In the order in which the reference library ranks them: it writes the last ones first.
 enum class Element {
   kBool,
   kF4,
@@ -25,10 +26,10 @@ enum class Element {
   kI32,
   kU32,
   kF32,
-  kI64,
-  kU64,
+  kC64,
   kF64,
-  kC64
+  kI64,
+  kU64
 };
 
 struct ElementInfo {
@@ -41,8 +42,8 @@ inline constexpr ElementInfo kElements[] = {
     {"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
     {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
     {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},    {"F16", 16},    {"BF16", 16},
-    {"I32", 32},        {"U32", 32},    {"F32", 32},    {"I64", 64},    {"U64", 64},
-    {"F64", 64},        {"C64", 64}};
+    {"I32", 32},        {"U32", 32},    {"F32", 32},    {"C64", 64},    {"F64", 64},
+    {"I64", 64},        {"U64", 64}};
 
 constexpr std::string_view name_of(Element e) {
   return kElements[static_cast<int>(e)].name;

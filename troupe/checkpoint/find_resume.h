@@ -1,4 +1,4 @@
-// Which step of a run folder to go on from, and what a run folder is otherwise asked.
+// Which step of a run folder to go on from, and what else a run folder is asked.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,24 @@ namespace troupe {
 struct ResumePoint {
   std::string folder;  // RUN/step-001200
   Manifest manifest;
-  std::vector<std::string> passed_over;  // "step 1300: incomplete: no manifest.json"
+  std::vector<std::string> passed_over;  // "step 1300: incomplete: manifest.json is missing"
 };
 
-// The newest step whose manifest is whole and whose files have the sizes that it says; by number,
-// whatever the files' times. A step tagged bad is passed over. `before`: only steps below it.
-// Nothing: a fresh start, under kAuto and kNever. Throws E4002 under kMust, and under kStep if that
-// very step is not complete.
+// The newest step that is complete: its manifest is whole and its files have their sizes. Newest by
+// number, whatever the files' times. A step that is tagged bad is passed over, and those in `tried`
+// are not looked at. What the file `latest` says is compared and any difference noted; it never
+// decides. Nothing: a fresh start, under kNever, and under kAuto where there is no step at all.
+// Throws E4002 where steps are there and none is complete, under kMust where there is none, and
+// under kStep where that very step is not complete.
 std::optional<ResumePoint> find_resume(const std::string& run, const Resume& resume,
-                                       std::optional<int64_t> before = {});
+                                       const std::vector<int64_t>& tried = {});
 
-std::string step_name(int64_t step);                      // "step-001200"
-std::optional<int64_t> step_of(const std::string& name);  // of a folder's name
-std::vector<int64_t> steps_in(const std::string& run);    // ascending; folders alone
+// The manifest of a complete checkpoint; throws E4002, with the reason, where it is not one.
+Manifest check_complete(const std::string& folder);
+
+std::string step_name(int64_t step);                          // "step-001200"
+std::optional<int64_t> step_of(const std::string& name);      // of a folder's name
+std::vector<int64_t> steps_in(const std::string& run);        // ascending; folders alone
+std::string folder_of(const std::string& run, int64_t step);  // as it is written there
 
 }  // namespace troupe

@@ -20,4 +20,8 @@ struct Peers {
   }
 };
 
+// Runs `f`, which returns a text, on every rank and gives all the texts to all. If it throws an
+// Error on one rank, it is thrown on all, with the code of the first and a line a rank.
+std::vector<std::string> together(const Peers& peers, const std::function<std::string()>& f);
+
 }  // namespace troupe

@@ -62,15 +62,6 @@ void sync_tree(Fs& fs, const std::string& folder) {
   sync_directory(fs, folder);
 }
 
-void remove_tree(Fs& fs, const std::string& path) {
-  if (is_folder(path)) {
-    for (const std::string& entry : entries(path)) remove_tree(fs, entry);
-    require(fs.rmdir(path), path, "remove the folder");
-  } else {
-    require(fs.unlink(path), path, "remove");
-  }
-}
-
 }  // namespace
 
 int Fs::open(const std::string& path, int flags) {
@@ -179,9 +170,13 @@ void NewFile::fail_and_remove(const std::string& operation, size_t bytes_left) {
 }
 
 void publish_file(Fs& fs, const std::string& path, std::string_view bytes) {
+  publish_file(fs, path, [&](NewFile& file) { file.write(bytes); });
+}
+
+void publish_file(Fs& fs, const std::string& path, const std::function<void(NewFile&)>& write) {
   const std::string staging = staging_name(path);
   NewFile file(fs, staging);
-  file.write(bytes);
+  write(file);
   file.finish();
   if (fs.rename(staging, path) != 0) {
     const int error = errno;
@@ -201,6 +196,22 @@ void publish_directory(Fs& fs, const std::string& staging, const std::string& ta
   sync_tree(fs, staging);
   require(fs.rename_new(staging, target), target, "rename " + staging + " to this name");
   sync_directory(fs, parent(target));
+}
+
+void replace_directory(Fs& fs, const std::string& staging, const std::string& target) {
+  sync_tree(fs, staging);
+  require(fs.exchange(staging, target), target, "exchange with " + staging);
+  sync_directory(fs, parent(target));
+  remove_tree(fs, staging);
+}
+
+void remove_tree(Fs& fs, const std::string& path) {
+  if (is_folder(path)) {
+    for (const std::string& entry : entries(path)) remove_tree(fs, entry);
+    require(fs.rmdir(path), path, "remove the folder");
+  } else {
+    require(fs.unlink(path), path, "remove");
+  }
 }
 
 void remove_published(Fs& fs, const std::string& path) {

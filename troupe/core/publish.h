@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -64,6 +65,8 @@ class NewFile {
 
 // Makes `path` hold `bytes`, replacing what was there (a symbolic link itself, not its target).
 void publish_file(Fs& fs, const std::string& path, std::string_view bytes);
+// The same for content that `write` gives in pieces; it does not finish() the file.
+void publish_file(Fs& fs, const std::string& path, const std::function<void(NewFile&)>& write);
 
 // A new empty folder with a staging name beside `target`, to be filled with NewFiles.
 std::string make_staging_directory(Fs& fs, const std::string& target);
@@ -72,10 +75,17 @@ std::string make_staging_directory(Fs& fs, const std::string& target);
 // folders in it are synced here. If it throws before the rename, the staging folder stays.
 void publish_directory(Fs& fs, const std::string& staging, const std::string& target);
 
+// The same where `target` exists: the two change their names in one step, then the old content, now
+// under the staging name, is removed. E7002 on a disk that cannot do it.
+void replace_directory(Fs& fs, const std::string& staging, const std::string& target);
+
 // The opposite: renames it to a staging name first, so that a half deleted folder is never seen.
 void remove_published(Fs& fs, const std::string& path);
 
 bool is_staging(std::string_view name);  // of a file or folder, without its path
+
+// Deletes a file, or a folder with all that is in it: of a staging name, which nobody reads.
+void remove_tree(Fs& fs, const std::string& path);
 
 // Deletes all that is left under staging names in the folder; returns how many. For a time when
 // nobody else writes there: at the start of a run, under its lock.

@@ -1,0 +1,111 @@
+#include "troupe/checkpoint/box.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+#include "troupe/core/check.h"
+
+namespace troupe {
+namespace {
+
+int64_t product(const Sizes& sizes, size_t from) {
+  return std::accumulate(sizes.begin() + static_cast<int64_t>(from), sizes.end(), int64_t{1},
+                         std::multiplies<>());
+}
+
+int64_t position(const Box& box, const Sizes& at) {  // in the row-major order of the box
+  int64_t index = 0;
+  for (size_t d = 0; d < at.size(); ++d) index = index * box.size[d] + at[d] - box.offset[d];
+  return index;
+}
+
+}  // namespace
+
+std::string to_text(const Sizes& sizes) {
+  std::string out = "[";
+  for (size_t d = 0; d < sizes.size(); ++d) out += (d ? ", " : "") + std::to_string(sizes[d]);
+  return out + ']';
+}
+
+std::string to_text(const Box& box) {
+  if (box.is_whole()) return to_text(box.global);
+  std::string out = "[";
+  for (size_t d = 0; d < box.size.size(); ++d) {
+    out += (d ? ", " : "") + std::to_string(box.offset[d]) + ':' +
+           std::to_string(box.offset[d] + box.size[d]);
+  }
+  return out + "] of " + to_text(box.global);
+}
+
+int64_t Box::numel() const {
+  return product(size, 0);
+}
+
+void validate(const Box& box) {
+  TROUPE_CHECK(box.offset.size() == box.global.size() && box.size.size() == box.global.size(),
+               "global", to_text(box.global), "offset", to_text(box.offset), "size",
+               to_text(box.size));
+  int64_t elements = 1;
+  for (size_t d = 0; d < box.size.size(); ++d) {
+    const int64_t global = box.global[d], offset = box.offset[d], size = box.size[d];
+    TROUPE_CHECK(
+        global >= 0 && 0 <= size && size <= global && 0 <= offset && offset <= global - size &&
+            !__builtin_mul_overflow(elements, global, &elements),
+        "global", to_text(box.global), "offset", to_text(box.offset), "size", to_text(box.size));
+  }
+}
+
+bool overlap(const Box& a, const Box& b, Box& out) {
+  TROUPE_CHECK(a.global == b.global, to_text(a.global), "and", to_text(b.global));
+  out = a;
+  for (size_t d = 0; d < a.size.size(); ++d) {
+    const int64_t begin = std::max(a.offset[d], b.offset[d]);
+    const int64_t end = std::min(a.offset[d] + a.size[d], b.offset[d] + b.size[d]);
+    if (end <= begin) return false;
+    out.offset[d] = begin;
+    out.size[d] = end - begin;
+  }
+  return true;
+}
+
+void for_each_run(const Box& source, const Box& target, const Box& part,
+                  const std::function<void(int64_t from, int64_t to, int64_t count)>& f) {
+  if (part.numel() == 0) return;
+  // Dimensions from `inner` on are whole in both boxes, so that a run goes on through them.
+  size_t inner = part.size.size();
+  while (inner > 0 && part.size[inner - 1] == source.size[inner - 1] &&
+         part.size[inner - 1] == target.size[inner - 1]) {
+    --inner;
+  }
+  if (inner > 0) --inner;  // and one more, of which a part is contiguous
+  const int64_t count = product(part.size, inner);
+  Sizes at = part.offset;
+  while (true) {
+    f(position(source, at), position(target, at), count);
+    size_t d = inner;
+    while (d > 0) {
+      --d;
+      if (++at[d] < part.offset[d] + part.size[d]) break;
+      at[d] = part.offset[d];
+      if (d == 0) return;
+    }
+    if (inner == 0) return;
+  }
+}
+
+bool tiles(const std::vector<Box>& boxes, const Box& whole) {
+  int64_t covered = 0;
+  Box part;
+  for (size_t i = 0; i < boxes.size(); ++i) {
+    if (!overlap(boxes[i], whole, part)) continue;
+    covered += part.numel();
+    Box common;
+    for (size_t j = 0; j < i; ++j) {
+      if (overlap(boxes[j], part, common)) return false;
+    }
+  }
+  return covered == whole.numel();
+}
+
+}  // namespace troupe

@@ -1,0 +1,77 @@
+#include "troupe/checkpoint/foreign.h"
+
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+#include "troupe/core/check.h"
+
+namespace troupe {
+namespace {
+
+namespace stdfs = std::filesystem;
+
+constexpr char kConvert[] =
+    "its index is a Python pickle, which can run any code and is never opened. Convert it where it "
+    "was made: python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER x.pt, then "
+    "safetensors.torch.save_file(torch.load(\"x.pt\", weights_only=True), \"model.safetensors\")";
+constexpr char kToHub[] =
+    "Export it to the Hugging Face format where it was made (Megatron-Bridge, or "
+    "tools/checkpoint/convert.py), then: troupe import FOLDER";
+
+struct Seen {
+  bool metadata = false, distcp = false, megatron = false, rank_folder = false;
+  bool safetensors = false;
+  std::string pickle = "";
+};
+
+Seen look(const std::string& folder) {
+  Seen seen;
+  std::error_code error;
+  for (stdfs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename();
+    seen.metadata |= name == ".metadata";
+    seen.distcp |= name.ends_with(".distcp");
+    seen.megatron |= name == "latest_checkpointed_iteration.txt" || name == "metadata.json";
+    seen.rank_folder |= name.starts_with("mp_rank_") || name == "model_optim_rng.pt";
+    seen.safetensors |= name.ends_with(".safetensors");
+    if (name.ends_with(".pt") || name.ends_with(".pth") || name.ends_with(".bin")) {
+      seen.pickle = name;
+    }
+  }
+  return seen;
+}
+
+[[noreturn]] void refuse(const std::string& folder, const std::string& what) {
+  fail(Code::kForeignCheckpoint, folder, what);
+}
+
+}  // namespace
+
+void refuse_foreign(const std::string& folder) {
+  const Seen seen = look(folder);
+  if (seen.megatron && (seen.distcp || !seen.safetensors)) {
+    refuse(folder, std::string("is a checkpoint of Megatron-LM. ") + kToHub);
+  }
+  if (seen.distcp) {
+    refuse(folder, std::string("is a checkpoint of torch.distributed.checkpoint") +
+                       (seen.metadata ? "; " : ", an incomplete one: .metadata is missing; ") +
+                       kConvert);
+  }
+  if (seen.rank_folder) {
+    refuse(folder, std::string("is a checkpoint of Megatron-LM or MegaBlocks (mp_rank folders): "
+                               "pickles, which are never opened. ") +
+                       kToHub);
+  }
+}
+
+void refuse_pickles(const std::string& folder) {
+  const Seen seen = look(folder);
+  if (seen.safetensors || seen.pickle.empty()) return;
+  refuse(folder, "holds " + seen.pickle +
+                     ", a Python pickle, which can run any code and is never opened. Save it as "
+                     "safetensors: safetensors.torch.save_file(torch.load(FILE, "
+                     "weights_only=True), \"model.safetensors\")");
+}
+
+}  // namespace troupe

@@ -1,0 +1,281 @@
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "troupe/checkpoint/checkpoint.h"
+#include "troupe/checkpoint/names.h"
+#include "troupe/checkpoint/reader.h"
+#include "troupe/checkpoint/tensor_element.h"
+#include "troupe/core/check.h"
+#include "troupe/core/suggest.h"
+
+namespace troupe {
+namespace {
+
+using Part = CheckpointState::Part;
+using Clock = std::chrono::steady_clock;
+
+bool is_float(Element e) {
+  return e == Element::kF32 || e == Element::kBF16 || e == Element::kF16 || e == Element::kF64;
+}
+
+std::string shown(Element element, const Sizes& sizes) {
+  return std::string(name_of(element)) + ' ' + to_text(sizes);
+}
+
+// What does not fit, a line each; and what was let pass.
+class Matching {
+ public:
+  Matching(const CheckpointReader& reader, const LoadOptions& options)
+      : reader_(reader), options_(options) {}
+
+  void match(const CheckpointState& state) {
+    std::vector<std::string_view> names;
+    for (const auto& [name, tensor] : reader_.tensors()) names.push_back(name);
+    for (const Part& part : state.parts()) {
+      const TensorBox& t = part.tensor;
+      const CheckpointReader::Tensor* const stored = reader_.find(t.name);
+      if (stored != nullptr) {
+        compare(t, *stored, part);
+      } else if (matches_any(options_.waive_missing, t.name)) {
+        notes.push_back("waived: " + t.name + " is not in the checkpoint and stays as it was");
+      } else {
+        const std::string_view near = nearest(t.name, names);
+        faults.push_back("missing: " + t.name + ' ' + shown(t.element, t.box.global) +
+                         (near.empty() ? "" : "; there is " + std::string(near)));
+      }
+    }
+  }
+
+  // A bit for each tensor of the checkpoint, in order: whether this rank uses it.
+  std::string used() const {
+    std::string out(reader_.tensors().size(), '0');
+    size_t i = 0;
+    for (const auto& [name, tensor] : reader_.tensors())
+      out[i++] = used_.contains(name) ? '1' : '0';
+    return out;
+  }
+
+  void match_unused(const std::vector<std::string>& used_of_ranks) {
+    size_t i = 0;
+    for (const auto& [name, tensor] : reader_.tensors()) {
+      const auto has = [i](const std::string& used) { return i < used.size() && used[i] == '1'; };
+      if (!std::ranges::any_of(used_of_ranks, has)) {
+        const std::string line = name + ' ' + shown(tensor.element, tensor.global);
+        matches_any(options_.waive_unused, name) ? notes.push_back("waived: unused " + line)
+                                                 : faults.push_back("unused: " + line);
+      }
+      ++i;
+    }
+  }
+
+  std::vector<std::string> faults, notes;
+  std::vector<const Part*> wanted;
+
+ private:
+  void compare(const TensorBox& t, const CheckpointReader::Tensor& stored, const Part& part) {
+    used_.insert(t.name);
+    const bool shape_fits = stored.global == t.box.global;
+    const bool casts = options_.cast && is_float(stored.element) && is_float(t.element);
+    if (shape_fits && (stored.element == t.element || casts)) {
+      wanted.push_back(&part);
+      if (stored.element != t.element) {
+        notes.push_back("cast: " + t.name + " from " + std::string(name_of(stored.element)) +
+                        " to " + std::string(name_of(t.element)));
+      }
+      return;
+    }
+    std::string line = (shape_fits ? "retyped: " : "reshaped: ") + t.name + " is " +
+                       shown(stored.element, stored.global) + " there and " +
+                       shown(t.element, t.box.global) + " here";
+    if (shape_fits) line += "; checkpoint.cast: true converts";
+    if (!shape_fits && t.box.global.size() == 2 && stored.global.size() == 2 &&
+        stored.global[1] == t.box.global[1] && t.name.find("embed") != std::string::npos) {
+      line += "; only the vocabulary differs: another tokenizer?";
+    }
+    faults.push_back(line);
+  }
+
+  const CheckpointReader& reader_;
+  const LoadOptions& options_;
+  std::set<std::string, std::less<>> used_;
+};
+
+void fail_faults(const std::string& folder, std::vector<std::string> faults) {
+  if (faults.empty()) return;
+  std::ranges::sort(faults);
+  faults.erase(std::unique(faults.begin(), faults.end()), faults.end());
+  std::string text = "differs from the model in " + std::to_string(faults.size()) + " tensors";
+  for (const std::string& line : faults) text += "\n  " + line;
+  fail(Code::kStateMismatch, folder,
+       text +
+           "\n  (weights alone: checkpoint.init_from; names may be waived in "
+           "checkpoint.waive_missing and waive_unused)");
+}
+
+class Filling {
+ public:
+  Filling(const CheckpointReader& reader, const Faults& faults)
+      : reader_(reader), faults_(faults) {}
+
+  void run(const std::vector<const Part*>& parts, int threads) {
+    std::atomic<size_t> next = 0;
+    const auto work = [&] {
+      for (size_t i; (i = next++) < parts.size();) {
+        try {
+          fill(*parts[i]);
+        } catch (...) {
+          const std::lock_guard lock(mutex_);
+          if (!first_) first_ = std::current_exception();
+          next = parts.size();
+        }
+      }
+    };
+    {
+      std::vector<std::jthread> others;
+      for (int i = 1; i < std::min<int>(threads, static_cast<int>(parts.size())); ++i) {
+        others.emplace_back(work);
+      }
+      work();
+    }
+    if (first_) std::rethrow_exception(first_);
+    std::ranges::sort(unsound);
+  }
+
+  std::atomic<int64_t> bytes = 0;
+  std::vector<std::string> unsound;
+
+ private:
+  void fill(const Part& part) {
+    const TensorBox& t = part.tensor;
+    const CheckpointReader::Tensor& stored = *reader_.find(t.name);
+    const bool direct = part.value.is_cpu() && stored.element == t.element;
+    at::Tensor host = part.value;
+    if (!direct) host = at::empty({t.box.numel()}, at::TensorOptions(scalar_of(stored.element)));
+    bytes += reader_.read(stored, t.name, t.box, bytes_of(host), faults_);
+    if (!direct) at::Tensor(part.value).copy_(host);
+    const int64_t count = count_unsound(stored.element, bytes_of(host));
+    if (count == 0) return;
+    const std::lock_guard lock(mutex_);
+    unsound.push_back(t.name + ": " + std::to_string(count) + " numbers are NaN or infinite");
+  }
+
+  const CheckpointReader& reader_;
+  const Faults& faults_;
+  std::mutex mutex_;
+  std::exception_ptr first_;
+};
+
+bool is_damage(Code code) {
+  return code == Code::kUnreadableCheckpoint || code == Code::kNoCheckpoint ||
+         code == Code::kBadModelFile || code == Code::kDamagedCheckpoint;
+}
+
+void check_fingerprint(const ResumePoint& point, const Fingerprint& now,
+                       const std::vector<std::string>& waived) {
+  std::string lines;
+  for (const std::string& line : changes(point.manifest.fingerprint, now)) {
+    if (!matches_any(waived, line.substr(0, line.find(": ")))) lines += "\n  " + line;
+  }
+  if (lines.empty()) return;
+  fail(Code::kOtherRun, point.folder,
+       "is of a run that differs:" + lines + "\n  (checkpoint.waive_changed lets a name pass)");
+}
+
+// Rank 0 looks; the others read the manifest that it found.
+std::optional<ResumePoint> find_together(const CheckpointConfig& config,
+                                         const std::vector<int64_t>& tried, const Peers& peers) {
+  std::optional<ResumePoint> point;
+  const std::string folder = together(peers, [&] {
+    if (peers.rank == 0) point = find_resume(config.dir, config.resume, tried);
+    return point ? point->folder : std::string();
+  })[0];
+  if (folder.empty()) return {};
+  together(peers, [&] {
+    if (!point) point = ResumePoint{folder, read_manifest(folder), {}};
+    return std::string();
+  });
+  return point;
+}
+
+}  // namespace
+
+Loaded load(const std::string& folder, const CheckpointState& state, const LoadOptions& options,
+            const Peers& peers, const Faults& faults) {
+  const auto start = Clock::now();
+  std::unique_ptr<CheckpointReader> reader;
+  std::unique_ptr<Matching> matching;
+  const std::vector<std::string> used = together(peers, [&] {
+    reader = std::make_unique<CheckpointReader>(folder);
+    matching = std::make_unique<Matching>(*reader, options);
+    matching->match(state);
+    return matching->used();
+  });
+  Loaded out;
+  together(peers, [&] {
+    matching->match_unused(used);
+    fail_faults(folder, matching->faults);
+    Filling filling(*reader, faults);
+    filling.run(matching->wanted, options.threads);
+    out.bytes_read = filling.bytes;
+    out.notes = std::move(matching->notes);
+    if (options.strict && !filling.unsound.empty()) {
+      fail(Code::kDamagedCheckpoint, folder, "holds numbers that are not finite:", [&] {
+        std::string lines;
+        for (const std::string& line : filling.unsound) lines += "\n  " + line;
+        return lines;
+      }());
+    }
+    for (std::string& line : filling.unsound) out.notes.push_back(std::move(line));
+    for (const std::string& file : reader->extra_files()) {
+      out.notes.push_back(file + " is in the folder and in no manifest: ignored");
+    }
+    return std::string();
+  });
+  out.point = {folder, reader->manifest(), {}};
+  out.seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  return out;
+}
+
+std::optional<Loaded> resume(const CheckpointConfig& config, const CheckpointState& state,
+                             const Fingerprint& now, const Peers& peers, const Faults& faults) {
+  const LoadOptions options = {.waive_missing = config.waive_missing,
+                               .waive_unused = config.waive_unused,
+                               .cast = config.cast,
+                               .strict = config.strict};
+  std::vector<int64_t> tried;
+  std::vector<std::string> damaged;
+  std::exception_ptr first;
+  while (true) {
+    std::optional<ResumePoint> point;
+    try {
+      point = find_together(config, tried, peers);
+    } catch (const Error& e) {
+      if (!first || !is_damage(e.code())) throw;
+    }
+    if (!point && first) std::rethrow_exception(first);  // All are damaged: not a fresh start.
+    if (!point) return {};
+    check_fingerprint(*point, now, config.waive_changed);
+    try {
+      Loaded loaded = load(point->folder, state, options, peers, faults);
+      loaded.point.passed_over = std::move(point->passed_over);
+      for (const std::string& line : loaded.point.passed_over) damaged.push_back(line);
+      loaded.notes.insert(loaded.notes.begin(), damaged.begin(), damaged.end());
+      return loaded;
+    } catch (const Error& e) {
+      if (config.resume.kind != Resume::kAuto || !is_damage(e.code())) throw;
+      if (!first) first = std::current_exception();
+      damaged.push_back("step " + std::to_string(point->manifest.step) + ": " + e.what());
+      tried.push_back(point->manifest.step);
+    }
+  }
+}
+
+}  // namespace troupe

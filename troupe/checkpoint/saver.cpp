@@ -1,0 +1,285 @@
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "troupe/checkpoint/checkpoint.h"
+#include "troupe/checkpoint/run_folder.h"
+#include "troupe/checkpoint/save_step.h"
+#include "troupe/checkpoint/tensor_element.h"
+#include "troupe/core/check.h"
+
+namespace troupe {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void wait_for_device(const at::Tensor& of) {
+  if (of.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(of.device().type());
+  guard.synchronizeStream(guard.getStream(of.device()));
+}
+
+// Host copies of what this rank writes. Kept between saves: fresh memory costs more than the copy.
+class Snapshot {
+ public:
+  // Without `copy`, tensors on the CPU are written from where they are.
+  std::vector<Piece> take(const CheckpointState& state, bool copy) {
+    std::vector<Piece> out;
+    size_t i = 0;
+    std::set<c10::DeviceIndex> devices;
+    at::Tensor last;
+    for (const CheckpointState::Part& part : state.parts()) {
+      if (!part.owned) continue;
+      at::Tensor source = part.value;
+      if (copy || !source.is_cpu()) {
+        const at::Tensor& kept = buffer(i++, source);
+        at::Tensor(kept).copy_(source, /*non_blocking=*/true);
+        if (!source.is_cpu()) last = source;
+        source = kept;
+      }
+      out.push_back({part.tensor, bytes_of(source)});
+    }
+    if (last.defined()) wait_for_device(last);
+    return out;
+  }
+
+ private:
+  const at::Tensor& buffer(size_t i, const at::Tensor& like) {
+    if (i >= buffers_.size()) buffers_.resize(i + 1);
+    at::Tensor& out = buffers_[i];
+    if (!out.defined() || out.numel() != like.numel() || out.scalar_type() != like.scalar_type()) {
+      const bool pinned = like.is_cuda();  // or the copy would not overlap with another
+      out = at::empty({like.numel()}, at::TensorOptions(like.scalar_type()).pinned_memory(pinned));
+    }
+    return out;
+  }
+
+  std::vector<at::Tensor> buffers_;
+};
+
+}  // namespace
+
+class Saver::Impl {
+ public:
+  Impl(CheckpointConfig config, std::string run_id, Peers peers, Log log, Fs& fs,
+       const Faults& faults)
+      : config_(std::move(config)),
+        run_id_(std::move(run_id)),
+        peers_(std::move(peers)),
+        log_(std::move(log)),
+        fs_(fs),
+        faults_(faults) {
+    validate(config_);
+    together(peers_, [&] {
+      if (peers_.rank == 0) take_folder();
+      return std::string();
+    });
+  }
+
+  ~Impl() {
+    join();
+    if (error_ && !told_) {
+      try {
+        std::rethrow_exception(error_);
+      } catch (const std::exception& e) {
+        log_.error(std::string("the last checkpoint was not written: ") + e.what());
+      }
+    }
+  }
+
+  void go_on_from(int64_t step) {
+    together(peers_, [&] {
+      if (peers_.rank != 0) return std::string();
+      for (const std::string& line : set_aside_later(fs_, config_.dir, step)) log_.warning(line);
+      return std::string();
+    });
+  }
+
+  bool save(const CheckpointState& state, const SaveInfo& info) {
+    rethrow();
+    const auto start = Clock::now();
+    if (busy()) {
+      if (peers_.world == 1 && config_.when_busy == WhenBusy::kSkip) {
+        log_.warning("step " + std::to_string(info.step) +
+                     " is not saved: the save before is still being written");
+        return false;
+      }
+      join();
+      rethrow();
+    }
+    join();
+    faults_.at("save.stage", info.step);
+    Task task{info, snapshot_.take(state, config_.background)};
+    abandon_ = false;
+    running_ = true;
+    if (config_.background) {
+      const double stall = since(start);
+      thread_ = std::jthread([this, stall, t = std::move(task)]() mutable { work(t, stall); });
+    } else {
+      work(task, -1);
+      rethrow();
+    }
+    return true;
+  }
+
+  bool busy() const { return running_; }
+
+  std::vector<SaveResult> take_results() {
+    rethrow();
+    const std::lock_guard lock(mutex_);
+    return std::exchange(results_, {});
+  }
+
+  void wait() {
+    join();
+    const std::lock_guard lock(mutex_);
+    if (error_) {
+      told_ = true;
+      std::rethrow_exception(std::exchange(error_, nullptr));
+    }
+  }
+
+  void abandon() { abandon_ = true; }
+
+ private:
+  struct Task {
+    SaveInfo info;
+    std::vector<Piece> pieces;
+  };
+
+  void take_folder() {
+    prepare_run_folder(fs_, config_.dir);
+    lock_ = std::make_unique<RunLock>(config_.dir);
+    if (!lock_->taken_over().empty()) log_.warning(lock_->taken_over());
+    const int64_t removed = remove_staging(fs_, config_.dir);
+    if (removed > 0) {
+      log_.info("removed " + std::to_string(removed) + " leftovers of a save that was killed");
+    }
+  }
+
+  // On the background thread, or in save() itself (stall < 0: all of it is a stall).
+  void work(const Task& task, double stall) {
+    const auto start = Clock::now();
+    SaveResult result{.step = task.info.step};
+    std::exception_ptr error;
+    try {
+      write(task, result);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    result.write_seconds = since(start);
+    result.stall_seconds = stall < 0 ? result.write_seconds : stall;
+    report(result, error);
+    const std::lock_guard lock(mutex_);
+    error_ = error, told_ = false;
+    if (!error) results_.push_back(result);
+    running_ = false;
+  }
+
+  void write(const Task& task, SaveResult& result) {
+    while (true) {
+      try {
+        return save_step({fs_, faults_, peers_, log_, &abandon_}, config_, run_id_, task.info,
+                         task.pieces, result);
+      } catch (const Error& e) {
+        if (config_.on_error != OnError::kPause || e.exit_class() != ExitClass::kResource) throw;
+        log_.warning(std::string(e.what()) + "; the save is tried again in " +
+                     to_text(config_.pause));
+        for (Duration slept; slept < config_.pause; slept.ns += milliseconds(50).ns) {
+          if (abandon_) throw;
+          std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        }
+      }
+    }
+  }
+
+  void report(const SaveResult& result, const std::exception_ptr& error) {
+    const std::string head = "step " + std::to_string(result.step);
+    if (error && config_.on_error == OnError::kRetry) {
+      try {
+        std::rethrow_exception(error);
+      } catch (const std::exception& e) {
+        log_.warning(head + " is not saved, the next interval tries again: " + e.what());
+      }
+    } else if (!error && !result.skipped.empty()) {
+      log_.info(head + " is not saved: " + result.skipped);
+    } else if (!error) {
+      std::ostringstream line;
+      line << "saved " << head << ": " << result.bytes << " bytes in " << result.write_seconds
+           << " s, training waited " << result.stall_seconds << " s";
+      if (result.bad) line << "; it holds NaN or infinite numbers and is tagged bad";
+      result.bad ? log_.warning(line.str()) : log_.info(line.str());
+    }
+  }
+
+  void join() {
+    if (thread_.joinable()) thread_.join();
+  }
+
+  // Under `stop`, and for what is no fault of the disk.
+  void rethrow() {
+    const std::lock_guard lock(mutex_);
+    if (!error_ || told_) return;
+    try {
+      std::rethrow_exception(error_);
+    } catch (const Error& e) {
+      if (config_.on_error == OnError::kRetry && e.exit_class() == ExitClass::kResource) return;
+      told_ = true;
+      throw;
+    }
+  }
+
+  const CheckpointConfig config_;
+  const std::string run_id_;
+  const Peers peers_;
+  const Log log_;
+  Fs& fs_;
+  const Faults& faults_;
+  std::unique_ptr<RunLock> lock_;
+  Snapshot snapshot_;
+  std::atomic<bool> abandon_ = false, running_ = false;
+  std::mutex mutex_;
+  std::exception_ptr error_;  // of the last save
+  bool told_ = false;
+  std::vector<SaveResult> results_;
+  std::jthread thread_;
+};
+
+Saver::Saver(CheckpointConfig config, std::string run_id, Peers peers, Log log, Fs& fs,
+             const Faults& faults)
+    : impl_(std::make_unique<Impl>(std::move(config), std::move(run_id), std::move(peers),
+                                   std::move(log), fs, faults)) {}
+Saver::~Saver() = default;
+
+void Saver::go_on_from(int64_t step) {
+  impl_->go_on_from(step);
+}
+bool Saver::save(const CheckpointState& state, const SaveInfo& info) {
+  return impl_->save(state, info);
+}
+bool Saver::busy() const {
+  return impl_->busy();
+}
+std::vector<SaveResult> Saver::take_results() {
+  return impl_->take_results();
+}
+void Saver::wait() {
+  impl_->wait();
+}
+void Saver::abandon() {
+  impl_->abandon();
+}
+
+}  // namespace troupe

@@ -1,0 +1,433 @@
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros_like.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <thread>
+
+#include "troupe/checkpoint/checkpoint.h"
+#include "troupe/checkpoint/run_folder.h"
+#include "troupe/core/check.h"
+#include "troupe/testing/temporary_folder.h"
+
+namespace troupe {
+namespace {
+
+namespace stdfs = std::filesystem;
+using testing::TemporaryFolder;
+using Clock = std::chrono::steady_clock;
+
+const Faults kNone;
+
+// A model of two parameters with their moments and a counter.
+struct Model {
+  explicit Model(int64_t hidden = 4, at::ScalarType type = at::kFloat)
+      : dense(Param::of({hidden, 6}, {.kind = Init::kNormal, .std = 1})),
+        experts(Param::of_experts({5, 3, 2}, {.kind = Init::kNormal, .std = 1})) {
+    dense.allocate(at::TensorOptions(type));
+    initialise(dense, "dense", 1);
+    initialise(experts, "moe.w1", 1);
+    moment = at::zeros_like(dense.value);
+    steps = at::full({}, 0, at::kLong);
+  }
+  CheckpointState state() const {
+    CheckpointState out;
+    out.add("model.dense", dense);
+    out.add("model.moe.w1", experts);
+    out.add_like("moment.dense", dense, moment);
+    out.add_whole("steps", steps);
+    return out;
+  }
+  void advance(int64_t step) {
+    dense.value.detach().add_(0.25);
+    experts.value.detach().mul_(1.5);
+    moment.add_(static_cast<double>(step));
+    steps.fill_(step);
+  }
+  bool same(const Model& other) const {
+    return at::equal(dense.value, other.dense.value) &&
+           at::equal(experts.value, other.experts.value) && at::equal(moment, other.moment) &&
+           at::equal(steps, other.steps);
+  }
+  Param dense, experts;
+  at::Tensor moment, steps;
+};
+
+class Saving : public ::testing::Test {
+ protected:
+  Saving() { config_.dir = folder_.path(), config_.background = false; }
+
+  std::unique_ptr<Saver> saver(const Faults& faults = kNone) {
+    return std::make_unique<Saver>(config_, "run", Peers{}, Log(), fs_, faults);
+  }
+  Loaded load_into(const Model& run, const LoadOptions& options = {}) {
+    return load(find_resume(folder_.path(), {})->folder, run.state(), options, {}, kNone);
+  }
+  template <class F>
+  static Error error_of(F&& f) {
+    try {
+      f();
+    } catch (const Error& e) {
+      return e;
+    }
+    throw std::logic_error("nothing was thrown");
+  }
+  static bool has(const Error& e, const std::string& part) {
+    return std::string(e.what()).find(part) != std::string::npos;
+  }
+
+  TemporaryFolder folder_;
+  CheckpointConfig config_;
+  Fs fs_;
+};
+
+TEST_F(Saving, WhatIsLoadedIsWhatWasSavedToTheBit) {
+  for (const bool background : {false, true}) {
+    config_.background = background;
+    Model run, other;
+    run.advance(7);
+    const int64_t step = background ? 2 : 1;
+    {
+      const auto s = saver();
+      EXPECT_TRUE(s->save(run.state(), {.step = step, .scalars = R"({"tokens":5})"}));
+      s->wait();
+      ASSERT_EQ(s->take_results().size(), 1u);
+    }
+    const Loaded loaded = load_into(other);
+    EXPECT_TRUE(run.same(other));
+    EXPECT_EQ(loaded.point.manifest.step, step);
+    EXPECT_EQ(loaded.bytes_read, run.state().owned_bytes());
+    EXPECT_EQ(loaded.point.manifest.scalars_text, R"({"tokens":5})");
+    EXPECT_TRUE(loaded.notes.empty());
+  }
+}
+
+TEST_F(Saving, ABackgroundSaveHoldsTheStateOfItsStep) {
+  config_.background = true;
+  const Faults slow("save.shard=sleep:200");
+  Model run, wanted, other;
+  run.advance(1), wanted.advance(1);
+  const auto s = saver(slow);
+  const auto start = Clock::now();
+  s->save(run.state(), {.step = 1});
+  EXPECT_LT(Clock::now() - start, std::chrono::milliseconds(150));
+  EXPECT_TRUE(s->busy());
+  run.advance(2);  // training goes on
+  s->wait();
+  EXPECT_FALSE(s->busy());
+  const auto results = s->take_results();
+  ASSERT_EQ(results.size(), 1u);
+  EXPECT_LT(results[0].stall_seconds, 0.15);
+  EXPECT_GE(results[0].write_seconds, 0.2);
+  load_into(other);
+  EXPECT_TRUE(other.same(wanted));
+}
+
+TEST_F(Saving, F4_AKillInABackgroundSaveLeavesTheStepBefore) {
+  const pid_t child = fork();
+  if (child == 0) {
+    config_.background = true;
+    const Faults slow("save.shard#2=sleep:30000");
+    Model run;
+    const auto s = saver(slow);
+    s->save(run.state(), {.step = 1});
+    s->wait();
+    s->save(run.state(), {.step = 2});
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    raise(SIGKILL);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(read_file(folder_ / "latest"), "step-000001\n");
+  Model other;
+  EXPECT_EQ(load_into(other).point.manifest.step, 1);
+  const auto next = saver();  // takes over and clears what was left
+  for (const auto& entry : stdfs::directory_iterator(folder_.path())) {
+    EXPECT_FALSE(is_staging(entry.path().filename().string()));
+  }
+}
+
+TEST_F(Saving, F12_WithKeep1TheNewStepIsThereBeforeTheOldIsGone) {
+  config_.background = true, config_.keep = 1;
+  Model run;
+  const auto s = saver();
+  s->save(run.state(), {.step = 1});
+  s->wait();
+  size_t most = 0, least = 9;
+  for (int64_t step = 2; step < 12; ++step) {
+    s->save(run.state(), {.step = step});
+    while (s->busy()) {
+      const size_t n = steps_in(folder_.path()).size();
+      most = std::max(most, n), least = std::min(least, n);
+    }
+  }
+  s->wait();
+  EXPECT_GE(least, 1u);
+  EXPECT_LE(most, 2u);
+}
+
+TEST_F(Saving, F13_OneSaveIsInFlightAndTheNextWaitsOrIsLeftOut) {
+  config_.background = true;
+  const Faults slow("save.shard=sleep:150");
+  Model run;
+  {
+    const auto s = saver(slow);
+    s->save(run.state(), {.step = 1});
+    const auto start = Clock::now();
+    EXPECT_TRUE(s->save(run.state(), {.step = 2}));
+    EXPECT_GE(Clock::now() - start, std::chrono::milliseconds(100));
+    s->wait();
+    EXPECT_EQ(s->take_results().size(), 2u);
+  }
+  config_.when_busy = WhenBusy::kSkip;
+  const auto s = saver(slow);
+  EXPECT_TRUE(s->save(run.state(), {.step = 3}));
+  EXPECT_FALSE(s->save(run.state(), {.step = 4}));
+  s->wait();
+  EXPECT_EQ(steps_in(folder_.path()), (std::vector<int64_t>{1, 2, 3}));
+}
+
+TEST_F(Saving, F17_ASecondSignalDropsTheSaveAndLeavesTheOldStep) {
+  config_.background = true;
+  const Faults slow("save.shard#2=sleep:200");
+  Model run;
+  const auto s = saver(slow);
+  s->save(run.state(), {.step = 1});
+  s->wait();
+  s->save(run.state(), {.step = 2});
+  s->abandon();
+  s->wait();
+  EXPECT_EQ(s->take_results().back().skipped, "it was abandoned");
+  EXPECT_EQ(steps_in(folder_.path()), std::vector<int64_t>{1});
+  s->save(run.state(), {.step = 3});  // and only that one
+  s->wait();
+  EXPECT_EQ(steps_in(folder_.path()), (std::vector<int64_t>{1, 3}));
+}
+
+TEST_F(Saving, F21_StepsGoOnWhileAWriteStalls) {
+  config_.background = true;
+  const Faults stall("save.manifest=sleep:300");
+  Model run;
+  const auto s = saver(stall);
+  s->save(run.state(), {.step = 1});
+  int steps = 0;
+  for (const auto start = Clock::now(); Clock::now() - start < std::chrono::milliseconds(100);
+       ++steps) {
+    s->take_results();
+    run.advance(steps);
+  }
+  EXPECT_GT(steps, 10);
+  EXPECT_TRUE(s->busy());
+  s->wait();
+  EXPECT_GE(s->take_results()[0].write_seconds, 0.3);
+}
+
+TEST_F(Saving, F6_AFullDiskIsAWarningAnErrorOrAPause) {
+  Model run;
+  const Faults full("save.shard#1=enospc"), io("save.shard#1=eio");
+  {
+    const auto s = saver(full);
+    EXPECT_TRUE(s->save(run.state(), {.step = 1}));  // retry: training goes on
+    EXPECT_TRUE(s->take_results().empty());
+    EXPECT_THROW(s->wait(), Error);  // but the end of a run is not silent
+    EXPECT_TRUE(s->save(run.state(), {.step = 2}));
+    s->wait();
+    EXPECT_EQ(s->take_results().size(), 1u);
+  }
+  config_.on_error = OnError::kStop;
+  for (const bool background : {false, true}) {
+    config_.background = background;
+    const Faults again("save.shard#1=eio");
+    const auto s = saver(again);
+    const Error e = error_of([&] {
+      s->save(run.state(), {.step = 3});
+      while (s->busy()) {
+      }
+      s->take_results();
+    });
+    EXPECT_EQ(e.code(), Code::kFileFailed);
+    s->take_results();  // told once
+  }
+  config_.on_error = OnError::kPause, config_.pause = milliseconds(60);
+  const auto s = saver(io);
+  const auto start = Clock::now();
+  s->save(run.state(), {.step = 4});
+  s->wait();
+  EXPECT_GE(Clock::now() - start, std::chrono::milliseconds(60));
+  EXPECT_EQ(steps_in(folder_.path()), (std::vector<int64_t>{2, 4}));
+}
+
+TEST_F(Saving, AFaultThatIsNotTheDisksIsNeverAWarning) {
+  const Faults bug("save.manifest=throw");
+  Model run;
+  const auto s = saver(bug);
+  EXPECT_THROW(s->save(run.state(), {.step = 1}), Error);
+  EXPECT_THROW(Saver(config_, "x", Peers{}, Log(), fs_, kNone),
+               Error);  // F11: the folder is in use
+}
+
+TEST_F(Saving, F27_AnotherElementTypeIsAnErrorOrACast) {
+  Model run, half(4, at::kBFloat16);
+  run.dense.value.detach().fill_(1.5);
+  saver()->save(run.state(), {.step = 1});
+  CheckpointState want;
+  want.add("model.dense", half.dense);
+  LoadOptions options = {.waive_unused = {"model.moe.*", "moment.*", "steps"}};
+  const auto attempt = [&] { return load(folder_ / "step-000001", want, options, {}, kNone); };
+  const Error e = error_of(attempt);
+  EXPECT_EQ(e.code(), Code::kStateMismatch);
+  EXPECT_TRUE(has(e, "retyped: model.dense is F32 [4, 6] there and BF16 [4, 6] here")) << e.what();
+  options.cast = true;
+  const Loaded loaded = attempt();
+  EXPECT_EQ(half.dense.value.detach()[0][0].item<float>(), 1.5f);
+  EXPECT_EQ(loaded.notes.front(), "cast: model.dense from F32 to BF16");
+}
+
+TEST_F(Saving, F28_F29_F30_AllThatDiffersIsToldAtOnce) {
+  Model run, wide(8);
+  saver()->save(run.state(), {.step = 1});
+  CheckpointState want;
+  want.add("model.dense", wide.dense);
+  want.add("model.moe.w1", Param(run.experts));
+  want.add_like("moment.danse", run.dense, run.moment);
+  want.add_whole("extra", run.steps);
+  Param more = Param::of_experts({7, 3, 2}, {});
+  initialise(more, "more", 1);
+  want.add("model.more.w1", more);
+  const Error e = error_of([&] { load(folder_ / "step-000001", want, {}, {}, kNone); });
+  EXPECT_EQ(e.code(), Code::kStateMismatch);
+  for (const char* line :
+       {"reshaped: model.dense is F32 [4, 6] there and F32 [8, 6] here",
+        "missing: moment.danse F32 [4, 6]; there is moment.dense", "missing: extra I64 []",
+        "missing: model.more.6.w1 F32 [3, 2]", "unused: moment.dense F32 [4, 6]",
+        "unused: steps I64 []", "differs from the model in 12 tensors"}) {
+    EXPECT_TRUE(has(e, line)) << line << "\n" << e.what();
+  }
+  const LoadOptions waive = {.waive_missing = {"moment.*", "extra", "model.more.*"},
+                             .waive_unused = {"moment.dense", "steps"}};
+  EXPECT_TRUE(has(error_of([&] { load(folder_ / "step-000001", want, waive, {}, kNone); }),
+                  "differs from the model in 1 tensors"));
+}
+
+TEST_F(Saving, F34_NumbersThatAreNotFiniteAreCountedWhenLoaded) {
+  Model run, other;
+  saver()->save(run.state(), {.step = 1});
+  run.dense.value.detach()[1][2] = NAN;
+  saver()->save(run.state(), {.step = 2});
+  const std::string bad = folder_ / "step-000002";
+  const Loaded loaded = load(bad, other.state(), {}, {}, kNone);
+  ASSERT_EQ(loaded.notes.size(), 1u);
+  EXPECT_EQ(loaded.notes[0], "model.dense: 1 numbers are NaN or infinite");
+  EXPECT_THROW(load(bad, other.state(), {.strict = true}, {}, kNone), Error);
+  EXPECT_EQ(resume(config_, other.state(), {}, {}, kNone)->point.manifest.step, 1);  // F14
+}
+
+TEST_F(Saving, F23_F25_ResumeGoesBackToAnIntactStepAndSaysSo) {
+  Model run, other;
+  for (const int64_t step : {1, 2, 3}) {
+    run.advance(step);
+    saver()->save(run.state(), {.step = step});
+  }
+  // The bytes of step 3 are wrong, which its sizes do not tell; a shard of step 2 is gone.
+  const std::string shard = "/shard-00000-000.safetensors", three = folder_ / "step-000003" + shard;
+  std::string bytes = read_file(three);
+  bytes.back() = static_cast<char>(bytes.back() ^ 4);
+  publish_file(fs_, three, bytes);
+  stdfs::remove(folder_ / "step-000002" + shard);
+  publish_file(fs_, folder_ / "step-000001/extra.safetensors", "x");
+  const auto loaded = resume(config_, other.state(), {}, {}, kNone);
+  EXPECT_EQ(loaded->point.manifest.step, 1);
+  ASSERT_EQ(loaded->notes.size(), 4u);
+  EXPECT_NE(loaded->notes[0].find("step 3: "), std::string::npos);
+  EXPECT_NE(loaded->notes[0].find("is damaged: its checksum is"), std::string::npos);
+  EXPECT_NE(loaded->notes[1].find("step 2: "), std::string::npos);
+  EXPECT_NE(loaded->notes[3].find("extra.safetensors is in the folder and in no manifest"),
+            std::string::npos);
+  config_.resume = {Resume::kStep, 3};  // a named step never falls back
+  EXPECT_THROW(resume(config_, other.state(), {}, {}, kNone), Error);
+  // The run goes on from 1: what came later is neither overwritten nor taken for its own.
+  config_.resume = {};
+  Saver next(config_, "run", {}, Log(), fs_, kNone);
+  next.go_on_from(loaded->point.manifest.step);
+  EXPECT_TRUE(stdfs::exists(folder_ / "step-000003.aside"));
+  next.save(run.state(), {.step = 2});
+  next.save(run.state(), {.step = 3});
+  EXPECT_EQ(resume(config_, other.state(), {}, {}, kNone)->point.manifest.step, 3);
+  EXPECT_TRUE(other.same(run));
+}
+
+TEST_F(Saving, AllDamagedIsNoFreshStart) {
+  Model run, other;
+  EXPECT_FALSE(resume(config_, other.state(), {}, {}, kNone));
+  saver()->save(run.state(), {.step = 1});
+  const std::string shard = folder_ / "step-000001/shard-00000-000.safetensors";
+  std::string bytes = read_file(shard);
+  bytes.back() = static_cast<char>(bytes.back() ^ 4);
+  publish_file(fs_, shard, bytes);
+  EXPECT_EQ(error_of([&] { resume(config_, other.state(), {}, {}, kNone); }).code(),
+            Code::kDamagedCheckpoint);
+}
+
+TEST_F(Saving, F30_F33_AChangedRunIsRefusedWithEachChange) {
+  Model run;
+  saver()->save(run.state(),
+                {.step = 1, .fingerprint = {{"model.moe.experts", "4"}, {"data", "a"}}});
+  const Fingerprint now = {{"model.moe.experts", "8"}, {"data", "b"}};
+  const Error e = error_of([&] { resume(config_, run.state(), now, {}, kNone); });
+  EXPECT_EQ(e.code(), Code::kOtherRun);
+  EXPECT_TRUE(has(e, "model.moe.experts: 4 was saved, 8 is asked for") &&
+              has(e, "data: a was saved, b is asked for"))
+      << e.what();
+  config_.waive_changed = {"data"};
+  EXPECT_FALSE(has(error_of([&] { resume(config_, run.state(), now, {}, kNone); }), "data: a"));
+  config_.waive_changed = {"*"};
+  EXPECT_TRUE(resume(config_, run.state(), now, {}, kNone));
+}
+
+TEST_F(Saving, ExpertsAreNamedApartWhereverTheyLie) {
+  Model run;
+  saver()->save(run.state(), {.step = 1});
+  Param some = Param::of_experts({5, 3, 2}, {}, std::vector<int64_t>{4, 1});
+  initialise(some, "some", 9);
+  CheckpointState want;
+  want.add("model.moe.w1", some);
+  load(folder_ / "step-000001", want, {.waive_unused = {"*"}}, {}, kNone);
+  EXPECT_TRUE(at::equal(some.value[0], run.experts.value[4]));
+  EXPECT_TRUE(at::equal(some.value[1], run.experts.value[1]));
+}
+
+TEST_F(Saving, OneOfTheReplicasWritesABox) {
+  Model run;
+  int64_t owned = 0;
+  for (int64_t r = 0; r < 3; ++r) {
+    CheckpointState state;
+    for (int i = 0; i < 20; ++i) state.add_whole("t" + std::to_string(i), run.moment, {r, 3});
+    EXPECT_GT(state.owned_bytes(), 0);  // all take part
+    owned += state.owned_bytes();
+  }
+  EXPECT_EQ(owned, 20 * 24 * 4);
+}
+
+TEST_F(Saving, RefusesAStateThatCannotBe) {
+  Model run;
+  CheckpointState state;
+  EXPECT_THROW(state.add_like("x", run.dense, run.steps), Error);
+  EXPECT_THROW(state.add_whole("x", run.dense.value.detach().t()), Error);
+  EXPECT_THROW(state.add_whole("x", run.moment, {2, 2}), Error);
+  EXPECT_THROW(state.add_box("x", {{4}, {3}, {2}}, run.moment), Error);
+  state.add_whole("x", run.moment);
+  state.add_whole("x", run.moment);
+  EXPECT_THROW(saver()->save(state, {.step = 1}), Error);
+}
+
+}  // namespace
+}  // namespace troupe
