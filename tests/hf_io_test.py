@@ -1,0 +1,234 @@
+"""Import and export of Hugging Face folders, with transformers on the other side.
+
+Each family as a tiny random model: transformers' folder into a checkpoint of ours and out again has
+the same bytes in each tensor, and AutoModelForCausalLM gives the same logits for both.
+"""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+PROGRAM = pathlib.Path(os.environ["TROUPE_BUILD"], "hf_io")
+SMALL = dict(vocab_size=96, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-5)
+YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, beta_fast=32.0, beta_slow=1.0,
+            original_max_position_embeddings=16)
+MLA = dict(SMALL, num_key_value_heads=4, intermediate_size=48, moe_intermediate_size=32,
+           n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=1,
+           kv_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)
+FAMILIES = {
+    "llama": dict(SMALL, intermediate_size=48, attention_bias=True, rope_parameters=dict(
+        rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=16)),
+    "mixtral": dict(SMALL, intermediate_size=48, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": dict(SMALL, intermediate_size=48, moe_intermediate_size=32, num_experts=4,
+                      num_experts_per_tok=2, head_dim=8, mlp_only_layers=[1], norm_topk_prob=True),
+    "olmoe": dict(SMALL, intermediate_size=48, num_experts=4, num_experts_per_tok=2, clip_qkv=8.0,
+                  eos_token_id=3),
+    "dbrx": dict(vocab_size=96, d_model=64, n_layers=2, n_heads=4, max_seq_len=64,
+                 attn_config=dict(kv_n_heads=2, clip_qkv=8.0, rope_theta=5e5),
+                 ffn_config=dict(hidden_size=64, ffn_hidden_size=48, moe_num_experts=4, moe_top_k=2,
+                                 moe_loss_weight=0.05)),
+    "deepseek_v2": dict(MLA, q_lora_rank=None, topk_method="greedy"),
+    "deepseek_v3": dict(MLA, q_lora_rank=24, n_group=2, topk_group=1,
+                        rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=1.0)),
+    "gpt_oss": dict(SMALL, intermediate_size=48, head_dim=16, num_local_experts=4,
+                    num_experts_per_tok=2, sliding_window=8,
+                    rope_parameters=dict(YARN, truncate=False)),
+}
+
+
+def tensors_of(folder):
+    out = {}
+    for path in pathlib.Path(folder).glob("*.safetensors"):
+        out.update(load_file(path))
+    return out
+
+
+class HfIo(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+
+    def hf_io(self, *args, code=0):
+        ran = subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True)
+        self.assertEqual(ran.returncode, code, ran.stderr)
+        return ran.stdout if code == 0 else ran.stderr
+
+    def save(self, family, dtype=torch.bfloat16):
+        torch.manual_seed(5)
+        config = AutoConfig.for_model(family, **FAMILIES[family])
+        model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.normal_(std=0.3)
+        folder = self.root / family
+        model.save_pretrained(folder)
+        (folder / "tokenizer.json").write_text('{"a": "\u00e4"}')
+        return folder, model
+
+    def round_trip(self, family):
+        folder, model = self.save(family)
+        run, back = self.root / (family + ".run"), self.root / (family + ".back")
+        self.hf_io("import", folder, run)
+        self.hf_io("export", run, back)
+        want, got = tensors_of(folder), tensors_of(back)
+        self.assertEqual(sorted(want), sorted(got))
+        for name, tensor in want.items():
+            # What a model must keep in f32 is written so, whatever type was asked for.
+            exact = got[name] if got[name].dtype == tensor.dtype else got[name].to(tensor.dtype)
+            self.assertTrue(torch.equal(exact.view(torch.uint8), tensor.view(torch.uint8)), name)
+        self.assertEqual((back / "tokenizer.json").read_bytes(),
+                         (folder / "tokenizer.json").read_bytes())
+        loaded = AutoModelForCausalLM.from_pretrained(back, dtype=torch.bfloat16).eval()
+        ids = torch.randint(0, 96, (2, 24), generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            self.assertTrue(torch.equal(model(ids).logits, loaded(ids).logits))
+        return folder, run, back
+
+    def test_llama(self):
+        self.round_trip("llama")
+
+    def test_mixtral(self):
+        folder, run, back = self.round_trip("mixtral")
+        self.assertGreater(len(list(back.glob("*.safetensors"))), 1)  # sharded, with an index
+        # Any safetensors reader opens our shards; an expert has a name of its own.
+        theirs = tensors_of(folder)["model.layers.1.block_sparse_moe.experts.3.w2.weight"]
+        with safe_open(run / "step-000000" / "shard-00000-000.safetensors", "pt") as shard:
+            self.assertTrue(torch.equal(shard.get_tensor("model.layers.1.moe.experts.3.w2"), theirs))
+
+    def test_qwen3_moe(self):
+        self.round_trip("qwen3_moe")
+
+    def test_olmoe(self):
+        self.round_trip("olmoe")
+
+    def test_dbrx(self):
+        self.round_trip("dbrx")
+
+    def test_deepseek_v2(self):
+        self.round_trip("deepseek_v2")
+
+    def test_deepseek_v3(self):
+        self.round_trip("deepseek_v3")
+
+    def test_gpt_oss(self):
+        self.round_trip("gpt_oss")
+
+    def test_both_spellings_are_one_config(self):
+        folder, _ = self.save("mixtral")
+        path = folder / "config.json"
+        new = json.loads(path.read_text())
+        parameters = new.pop("rope_parameters")
+        old = dict(new, rope_theta=parameters["rope_theta"], rope_scaling=None,
+                   torch_dtype=new.pop("dtype"), num_experts=new["num_local_experts"])
+        del old["num_local_experts"]
+        before = self.hf_io("config", folder)
+        path.write_text(json.dumps(old))
+        self.assertEqual(self.hf_io("config", folder), before)
+
+    def test_four_faults_of_one_expert_are_four_errors(self):
+        folder, _ = self.save("mixtral")
+        path, name = folder / "model.safetensors", \
+            "model.layers.1.block_sparse_moe.experts.3.w2.weight"
+        good = load_file(path)
+
+        def refusal(change):
+            tensors = dict(good)
+            change(tensors)
+            save_file({k: v.contiguous().clone() for k, v in tensors.items()}, path,
+                      {"format": "pt"})
+            return self.hf_io("import", folder, self.root / "x", code=4)
+
+        self.assertIn("missing: " + name, refusal(lambda t: t.pop(name)))
+        renamed = refusal(lambda t: t.update({name + "x": t.pop(name)}))
+        self.assertIn("missing: " + name, renamed)
+        self.assertIn("unused: " + name + "x", renamed)
+        self.assertIn("unused: " + name + ".copy",
+                      refusal(lambda t: t.update({name + ".copy": t[name]})))
+        self.assertIn("reshaped: " + name, refusal(lambda t: t.update({name: t[name].t()})))
+
+    def test_a_config_that_does_not_fit_or_is_not_known_is_refused(self):
+        folder, _ = self.save("mixtral")
+        path = folder / "config.json"
+        good = json.loads(path.read_text())
+        for change, what in [({"num_local_experts": 8}, "missing: "),
+                             ({"vocab_size": 95}, "reshaped: "),
+                             ({"model_type": "gpt_neox"}, "model_type"),
+                             ({"hidden_act": "gelu"}, "hidden_act"),
+                             ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+                              "rope_type"),
+                             ({"quantization_config": {"quant_method": "gptq"}}, "quant_method"),
+                             ({"num_experts_per_tok": 9}, "num_experts_per_tok")]:
+            path.write_text(json.dumps(dict(good, **change)))
+            self.assertIn(what, self.hf_io("import", folder, self.root / "x", code=4))
+
+    def test_an_export_replaces_nothing(self):
+        folder, _ = self.save("llama")
+        self.hf_io("import", folder, self.root / "run")
+        (self.root / "there").mkdir()
+        self.assertIn("--force", self.hf_io("export", self.root / "run", self.root / "there", code=7))
+
+    def test_fp8_blocks_are_widened(self):
+        folder, _ = self.save("deepseek_v3")
+        path, config = folder / "model.safetensors", folder / "config.json"
+        tensors, want = load_file(path), {}
+        for name in [n for n in tensors if n.endswith("_proj.weight") and ".experts." in n]:
+            rows, columns = tensors[name].shape
+            scale = torch.rand(-(-rows // 16), -(-columns // 24)) + 0.5
+            wide = scale.repeat_interleave(16, 0)[:rows].repeat_interleave(24, 1)[:, :columns]
+            tensors[name] = (tensors[name].float() / wide).to(torch.float8_e4m3fn)
+            tensors[name + "_scale_inv"] = scale
+            want[name] = (tensors[name].float() * wide).to(torch.bfloat16)
+        save_file(tensors, path, {"format": "pt"})
+        config.write_text(json.dumps(dict(json.loads(config.read_text()), quantization_config=dict(
+            quant_method="fp8", fmt="e4m3", weight_block_size=[16, 24]))))
+        self.hf_io("import", folder, self.root / "run")
+        self.hf_io("export", self.root / "run", self.root / "back")
+        got = tensors_of(self.root / "back")
+        self.assertGreater(len(want), 8)
+        for name, tensor in want.items():
+            self.assertTrue(torch.equal(got[name], tensor), name)
+
+    def test_mxfp4_is_widened(self):
+        folder, _ = self.save("gpt_oss")
+        path, config = folder / "model.safetensors", folder / "config.json"
+        tensors, want = load_file(path), {}
+        # transformers makes experts of 48: not whole groups of 32 for `down`; quantise `gate_up`.
+        values = torch.tensor([0, .5, 1, 1.5, 2, 3, 4, 6, -0., -.5, -1, -1.5, -2, -3, -4, -6])
+        for name in [n for n in tensors if n.endswith("gate_up_proj")]:
+            experts, inner, outer = tensors[name].shape
+            codes = torch.randint(0, 16, (experts, outer, inner // 32, 32))
+            scales = torch.randint(120, 130, (experts, outer, inner // 32), dtype=torch.uint8)
+            tensors[name + "_blocks"] = (codes[..., ::2] | codes[..., 1::2] << 4).to(torch.uint8)
+            tensors[name + "_scales"] = scales
+            wide = values[codes] * torch.pow(2.0, scales.float() - 127)[..., None]
+            want[name] = wide.flatten(2).transpose(1, 2).to(torch.bfloat16)
+            del tensors[name]
+        save_file(tensors, path, {"format": "pt"})
+        config.write_text(json.dumps(dict(json.loads(config.read_text()),
+                                          quantization_config=dict(quant_method="mxfp4"))))
+        self.hf_io("import", folder, self.root / "run")
+        self.hf_io("export", self.root / "run", self.root / "back")
+        got = tensors_of(self.root / "back")
+        self.assertEqual(len(want), 2)
+        for name, tensor in want.items():
+            self.assertTrue(torch.equal(got[name], tensor), name)
+
+    def test_pickles_are_never_opened(self):
+        folder, _ = self.save("llama")
+        shutil.move(folder / "model.safetensors", folder / "pytorch_model.bin")
+        self.assertIn("never opened", self.hf_io("import", folder, self.root / "x", code=4))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,211 @@
+// Whole folders: a model hub's to a checkpoint of ours, and back.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+
+#include "troupe/checkpoint/hf/hf_weights.h"
+#include "troupe/checkpoint/reader.h"
+#include "troupe/checkpoint/run_folder.h"
+#include "troupe/checkpoint/tensor_element.h"
+#include "troupe/core/check.h"
+
+namespace troupe {
+namespace {
+
+namespace stdfs = std::filesystem;
+
+constexpr const char* kTokenizerFiles[] = {"tokenizer.json",          "tokenizer_config.json",
+                                           "special_tokens_map.json", "tokenizer.model",
+                                           "chat_template.jinja",     "generation_config.json"};
+
+void copy_files(Fs& fs, const std::string& from, const std::string& to) {
+  for (const char* name : kTokenizerFiles) {
+    std::error_code error;
+    if (from.empty() || !stdfs::exists(from + '/' + name, error)) continue;
+    NewFile file(fs, to + '/' + name);
+    file.write(read_file(from + '/' + name, Code::kUnreadableCheckpoint));
+    file.finish();
+  }
+}
+
+void write_new(Fs& fs, const std::string& path, const std::string& text) {
+  NewFile file(fs, path);
+  file.write(text);
+  file.finish();
+}
+
+std::string generation_config(const HfConfig& config) {
+  using Json = nlohmann::ordered_json;
+  const Json passed = Json::parse(config.passed);
+  Json out = Json::object();
+  for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
+    if (passed.contains(name) && !passed[name].is_null()) out[name] = passed[name];
+  }
+  out["do_sample"] = false;
+  return out.dump(2) + '\n';
+}
+
+// One tensor of theirs, with all pieces of ours that make it.
+struct Theirs {
+  const HfPiece* first;
+  bool fp32 = false;
+  std::vector<std::pair<const HfTensor*, const HfPiece*>> pieces;
+  const HfTensor* copy_of = nullptr;
+  std::string name;
+};
+
+class Export {
+ public:
+  Export(const HfConfig& config, const TensorOf& tensor_of, const ExportOptions& options)
+      : config_(config), tensor_of_(tensor_of), table_(hf_names(config.family, config.model)) {
+    if (!options.dtype.empty()) config_.dtype = options.dtype;
+    type_ = config_.dtype == "float32"    ? at::kFloat
+            : config_.dtype == "bfloat16" ? at::kBFloat16
+                                          : at::kHalf;
+    group();
+  }
+
+  void write(Fs& fs, const std::string& staging, int64_t file_bytes) {
+    std::vector<SafetensorsEntry> entries;
+    for (const Theirs& t : theirs_) {
+      entries.push_back({t.name, element_of(t.fp32 ? at::kFloat : type_), shape_of(t)});
+    }
+    const ModelFilePlan plan = plan_model_files(entries, file_bytes);
+    for (const auto& [name, tensors] : plan.files) {
+      NewFile file(fs, staging + '/' + name);
+      write_safetensors(file, layout_safetensors(tensors),
+                        [&](const SafetensorsEntry& entry, const WriteBytes& write) {
+                          const at::Tensor made = make(theirs_[by_name_.at(entry.name)]);
+                          write(bytes_of(made));
+                        });
+      file.finish();
+    }
+    if (!plan.index.empty()) {
+      write_new(fs, staging + "/model.safetensors.index.json", plan.index);
+    }
+    write_new(fs, staging + "/config.json", to_json(config_));
+  }
+
+  // What was written, read as any import would, is what was to be written.
+  void verify(const std::string& staging) const {
+    const HfWeights back(staging);
+    for (const HfTensor& ours : table_) {
+      const HfTensor* const found = back.find(ours.name);
+      TROUPE_CHECK(found != nullptr, ours.name, "is not in the exported folder");
+      const at::Tensor wanted = tensor_of_(ours.name).to(back.type_of(*found)).view(ours.shape);
+      if (!at::equal(back.read(*found), wanted)) {
+        fail(Code::kDamagedCheckpoint, staging, "tensor", ours.name, "does not read back the same");
+      }
+    }
+  }
+
+ private:
+  void group() {
+    for (const HfTensor& ours : table_) {
+      for (const HfPiece& piece : ours.pieces) {
+        const auto [at, added] = by_name_.try_emplace(piece.name, theirs_.size());
+        if (added) theirs_.push_back({&piece, ours.fp32, {}, nullptr, piece.name});
+        theirs_[at->second].pieces.emplace_back(&ours, &piece);
+      }
+    }
+    for (const HfTensor& ours : table_) {
+      for (const std::string& copy : ours.copies) {
+        by_name_.emplace(copy, theirs_.size());
+        theirs_.push_back({&ours.pieces.at(0), ours.fp32, {}, &ours, copy});
+      }
+    }
+  }
+
+  static Sizes shape_of(const Theirs& t) {
+    return t.copy_of != nullptr ? t.copy_of->pieces[0].shape : t.first->shape;
+  }
+
+  at::Tensor make(const Theirs& t) const {
+    const at::ScalarType type = t.fp32 ? at::kFloat : type_;
+    if (t.copy_of != nullptr) return make(theirs_[by_name_.at(t.copy_of->pieces[0].name)]);
+    at::Tensor out = at::empty({Box::whole(t.first->shape).numel()}, at::TensorOptions(type));
+    for (const auto& [ours, p] : t.pieces) {
+      if (p->rows == 0 || ours->columns == 0) continue;
+      const at::Tensor matrix = tensor_of_(ours->name).view({ours->rows, ours->columns});
+      out.as_strided({p->rows, ours->columns}, {p->row_stride, p->column_stride}, p->offset)
+          .copy_(matrix.narrow(0, p->row, p->rows));
+    }
+    return out;
+  }
+
+  HfConfig config_;
+  const TensorOf& tensor_of_;
+  const std::vector<HfTensor> table_;
+  at::ScalarType type_ = at::kBFloat16;
+  std::vector<Theirs> theirs_;
+  std::map<std::string, size_t> by_name_;
+};
+
+}  // namespace
+
+void import_hf(const std::string& folder, const std::string& run, const Log& log, Fs& fs) {
+  const HfWeights weights(folder);
+  for (const std::string& line : weights.config().notes) log.warning(line);
+  prepare_run_folder(fs, run);
+  std::vector<Piece> pieces;
+  for (const HfTensor& ours : weights.table()) {
+    Piece piece{{"model." + ours.name, element_of(weights.type_of(ours)), Box::whole(ours.shape)}};
+    piece.make = [&weights, &ours](const WriteBytes& write) {
+      write(bytes_of(weights.read(ours)));
+    };
+    pieces.push_back(std::move(piece));
+  }
+  CheckpointConfig config;
+  config.dir = run;
+  const Faults none;
+  const Peers alone;
+  SaveResult result;
+  save_step({fs, none, alone, log, nullptr}, config, new_run_id(), {.step = 0}, pieces, result);
+  if (!result.skipped.empty()) fail(Code::kFolderInUse, run, result.skipped);
+  const std::string kept = make_staging_directory(fs, run + "/hf");
+  write_new(fs, kept + "/config.json", to_json(weights.config()));
+  copy_files(fs, folder, kept);
+  publish_directory(fs, kept, run + "/hf");
+}
+
+void export_hf(const HfConfig& config, const TensorOf& tensor_of, const std::string& folder,
+               const std::string& tokenizer_folder, const ExportOptions& options, Fs& fs) {
+  std::error_code error;
+  const bool there = stdfs::exists(stdfs::symlink_status(folder, error));
+  if (there && !options.force) {
+    fail(Code::kFileFailed, folder, "is there already; --force replaces it");
+  }
+  const std::string staging = make_staging_directory(fs, folder);
+  try {
+    Export out(config, tensor_of, options);
+    out.write(fs, staging, options.file_bytes);
+    copy_files(fs, tokenizer_folder, staging);
+    if (!stdfs::exists(staging + "/generation_config.json", error)) {
+      write_new(fs, staging + "/generation_config.json", generation_config(config));
+    }
+    out.verify(staging);
+    there ? replace_directory(fs, staging, folder) : publish_directory(fs, staging, folder);
+  } catch (...) {
+    if (stdfs::exists(staging, error)) remove_tree(fs, staging);
+    throw;
+  }
+}
+
+TensorOf tensors_of_checkpoint(const std::string& folder) {
+  const auto reader = std::make_shared<CheckpointReader>(folder, check_complete(folder));
+  return [reader](const std::string& ours) {
+    const std::string name = "model." + ours;
+    const CheckpointReader::Tensor* const t = reader->find(name);
+    if (t == nullptr) fail(Code::kStateMismatch, reader->folder(), "has no tensor", name);
+    at::Tensor out = at::empty(t->global, at::TensorOptions(scalar_of(t->element)));
+    reader->read(*t, name, Box::whole(t->global), bytes_of(out), Faults());
+    return out;
+  };
+}
+
+}  // namespace troupe

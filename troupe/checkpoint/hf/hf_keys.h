@@ -1,0 +1,135 @@
+// The keys of a config.json, listed once for reading and writing:
+//   keys.field({"num_local_experts", "num_experts"}, c.moe.experts, int64_t{8});
+// reads the first of the names that is there and not null, else takes the class default, or writes
+// the first name. What was never listed is unknown: kept as text, and told.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+#include <initializer_list>
+#include <optional>
+#include <set>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "troupe/core/check.h"
+
+namespace troupe {
+
+using Json = nlohmann::ordered_json;
+
+class HfKeys {
+ public:
+  // `json` outlives it: what is read, or an object to write into.
+  HfKeys(Json& json, bool reads, std::string place)
+      : json_(json), reads_(reads), place_(std::move(place)) {}
+
+  bool reads() const { return reads_; }
+  bool has(const char* name) const { return json_.contains(name) && !json_[name].is_null(); }
+
+  template <class T>
+  void field(std::initializer_list<const char*> names, T& value, const T& absent) {
+    if (!reads_) return put(*names.begin(), value);
+    bool found = false;
+    for (const char* name : names) {
+      known_.insert(name);
+      if (found || !has(name)) continue;
+      value = as<T>(name);
+      found = true;
+    }
+    if (!found) value = absent;
+  }
+
+  // null and a missing key say the same.
+  template <class T>
+  void optional(std::initializer_list<const char*> names, std::optional<T>& value) {
+    if (!reads_) return value ? put(*names.begin(), *value) : void(json_[*names.begin()] = nullptr);
+    value.reset();
+    for (const char* name : names) {
+      known_.insert(name);
+      if (!value && has(name)) value = as<T>(name);
+    }
+  }
+
+  // The one value that is supported; missing means that too.
+  template <class T>
+  void only(const char* name, const T& value) {
+    T found = value;
+    field({name}, found, value);
+    if (found != value) refuse(name, "is supported as " + Json(value).dump() + " alone");
+  }
+
+  // Without effect on the mathematics: kept as it is.
+  void pass(std::initializer_list<const char*> names, Json& kept) {
+    for (const char* name : names) {
+      known_.insert(name);
+      if (reads_ && json_.contains(name)) kept[name] = json_[name];
+      if (!reads_ && kept.contains(name)) json_[name] = kept[name];
+    }
+  }
+
+  // The object under a name, read or made; a missing one is empty.
+  HfKeys section(const char* name) {
+    known_.insert(name);
+    Json& inner = json_[name];
+    if (inner.is_null()) inner = Json::object();
+    if (!inner.is_object()) refuse(name, "is not an object");
+    return {inner, reads_, place_ + name + '.'};
+  }
+
+  Json& at(const char* name) {
+    known_.insert(name);
+    return json_[name];
+  }
+
+  Json unknown() const {
+    Json out = Json::object();
+    for (const auto& [name, value] : json_.items()) {
+      if (!known_.contains(name)) out[name] = value;
+    }
+    return out;
+  }
+
+  [[noreturn]] void refuse(const std::string& name, const std::string& what) const {
+    const std::string value = json_.contains(name) ? json_[name].dump().substr(0, 200) : "absent";
+    fail(Code::kBadModelConfig, place_ + name, "is", value + ';', what);
+  }
+
+  template <class T>
+  T as(const char* name) const {
+    const Json& value = json_[name];
+    if constexpr (std::is_same_v<T, bool>) {
+      if (!value.is_boolean()) refuse(name, "true or false is expected");
+    } else if constexpr (std::is_integral_v<T>) {
+      // 128.0 is a size too: some writers have no integers.
+      const bool whole = value.is_number_float() &&
+                         std::trunc(value.get<double>()) == value.get<double>() &&
+                         std::abs(value.get<double>()) < 1e15;
+      if (!value.is_number_integer() && !whole) refuse(name, "a whole number is expected");
+      if (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{1} << 62) {
+        refuse(name, "is too large");
+      }
+    } else if constexpr (std::is_floating_point_v<T>) {
+      if (!value.is_number()) refuse(name, "a number is expected");
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      if (!value.is_string()) refuse(name, "text is expected");
+    }
+    return value.get<T>();
+  }
+
+ private:
+  template <class T>
+  void put(const char* name, const T& value) {
+    json_[name] = value;
+  }
+
+  Json& json_;
+  const bool reads_;
+  const std::string place_;
+  std::set<std::string> known_;
+};
+
+}  // namespace troupe

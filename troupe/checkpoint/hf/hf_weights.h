@@ -1,0 +1,80 @@
+// The weights of a model hub's folder under our names, one tensor at a time: nothing larger than
+// one tensor is held. FP8 blocks (DeepSeek) and MXFP4 (gpt-oss) are widened to f32 as they are
+// read.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "troupe/checkpoint/checkpoint.h"
+#include "troupe/checkpoint/hf/hf_config.h"
+#include "troupe/checkpoint/model_index.h"
+
+namespace troupe {
+
+class HfWeights {
+ public:
+  // Reads config.json and headers and sees that every tensor is accounted for: each of ours has its
+  // parts in the right shape, each of theirs is used, a copy, a scale or known to be without
+  // meaning. Else one E4005 with the full list. Experts may be apart or joined as in memory; a
+  // model whose MTP modules are not in the files has none, with a note.
+  explicit HfWeights(const std::string& folder);
+
+  const HfConfig& config() const { return config_; }
+  const std::vector<HfTensor>& table() const { return table_; }
+  const HfTensor* find(std::string_view ours) const;  // nullptr: none
+
+  // The type that a tensor of ours has in the files; of quantised ones bf16.
+  at::ScalarType type_of(const HfTensor& ours) const;
+  at::Tensor read(const HfTensor& ours) const;  // in that type, of ours.shape, on the CPU
+
+ private:
+  struct Part;
+  void account();
+  const ModelFiles::Tensor* theirs(const std::string& name) const;
+  bool is_quantised(const std::string& name) const;
+  bool fits(const HfPiece& piece, std::vector<std::string>& faults) const;
+  at::Tensor range(const HfPiece& piece, int64_t first, int64_t count) const;
+  at::Tensor fp8_range(const HfPiece& piece, int64_t first, int64_t count) const;
+  at::Tensor mxfp4_range(const HfPiece& piece, int64_t first, int64_t count) const;
+
+  ModelFiles files_;
+  HfConfig config_;
+  std::vector<HfTensor> table_;
+  std::map<std::string, const HfTensor*, std::less<>> by_name_;
+};
+
+// Fills a state's parts "PREFIX" + name from the folder: weights alone, as init_from takes them. A
+// part of another type is cast. Names of the state that the model has not, or the other way round,
+// are one E4005; parts without the prefix are left alone. Returns lines for the log.
+std::vector<std::string> load_hf(const HfWeights& weights, const CheckpointState& state,
+                                 const std::string& prefix = "model.");
+
+// Writes the folder's weights as step 0 of a run folder, tensor by tensor, with config.json and the
+// tokenizer's files beside the shards' manifest in RUN/hf.
+void import_hf(const std::string& folder, const std::string& run, const Log& log, Fs& fs);
+
+struct ExportOptions {
+  std::string dtype = "";  // "bfloat16", ..; empty: the config's
+  int64_t file_bytes = int64_t{5'000'000'000};
+  bool force = false;  // replaces the folder, if it is there
+};
+
+// Gives a tensor of ours, whole, in any floating type, on the CPU.
+using TensorOf = std::function<at::Tensor(const std::string& ours)>;
+
+// Writes a folder that AutoModelForCausalLM loads: config.json, generation_config.json, safetensors
+// and the files of `tokenizer_folder` (empty: none), byte for byte. It appears whole or not at all.
+// Before it does, every tensor is read back and compared.
+void export_hf(const HfConfig& config, const TensorOf& tensor_of, const std::string& folder,
+               const std::string& tokenizer_folder, const ExportOptions& options, Fs& fs);
+
+// The weights of a checkpoint of ours, "model." + name.
+TensorOf tensors_of_checkpoint(const std::string& folder);
+
+}  // namespace troupe
