@@ -1,0 +1,44 @@
+// troupe check: all that is wrong with a recipe, and what it would do. No device is used.
+#include <iostream>
+#include <memory>
+
+#include "apps/recipe_options.h"
+#include "apps/verbs.h"
+#include "troupe/nn/models/costs.h"
+#include "troupe/train/open_data.h"
+#include "troupe/train/step_line.h"
+
+namespace troupe {
+namespace {
+
+void check(const RecipeOptions& options) {
+  Sources sources;
+  const Recipe recipe = load_recipe(options.path, options.sets, sources);
+  validate(recipe, sources);
+  const RunPlan plan = plan_of(recipe);
+  const OpenedData opened = open_data(recipe, Log({stderr_sink()}, Level::kWarning));
+  const ModelCosts costs = costs_of(recipe.model);
+  std::cout << "model  " << costs.params() << " parameters, " << costs.active_params()
+            << " active, " << short_number(costs.flops_per_token(recipe.data.sequence))
+            << " FLOPs a token\n"
+            << "batch  " << plan.batch << " sequences of " << recipe.data.sequence << ", "
+            << plan.micro_batch << " at a time (" << plan.micro_reason << ")\n"
+            << "run    " << plan.run.steps << " steps, " << plan.run.tokens << " tokens\n";
+  for (const SourceUse& use : opened.data.train->uses(plan.run.samples)) {
+    std::cout << "data   " << use.name << ": " << use.tokens << " tokens, " << use.epochs()
+              << " epochs in this run\n";
+  }
+  std::cout << "ok\n";
+}
+
+}  // namespace
+
+void add_check(CLI::App& app, Call&) {
+  CLI::App* verb = app.add_subcommand("check", "says all that is wrong with a recipe");
+  const auto options = std::make_shared<RecipeOptions>();
+  options->add_to(*verb);
+  verb->footer("Example: troupe check recipes/quickstart.yaml");
+  verb->callback([options] { check(*options); });
+}
+
+}  // namespace troupe

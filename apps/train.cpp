@@ -1,0 +1,143 @@
+// troupe train: trains, or goes on.
+#include <malloc.h>
+
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+#include <sstream>
+
+#include "apps/recipe_options.h"
+#include "apps/verbs.h"
+#include "troupe/checkpoint/run_folder.h"
+#include "troupe/core/config.h"
+#include "troupe/core/file.h"
+#include "troupe/core/json.h"
+#include "troupe/train/run_files.h"
+#include "troupe/train/trainer.h"
+
+namespace troupe {
+namespace {
+
+struct TrainOptions {
+  RecipeOptions recipe;
+  bool print = false, force = false, quiet = false;
+};
+
+// A step frees what the next one asks for again. Kept, and not given back to the system page by
+// page, it is there without a fault for each page.
+void keep_freed_memory() {
+  ::mallopt(M_MMAP_MAX, 0);
+  ::mallopt(M_TRIM_THRESHOLD, -1);
+}
+
+void write_run_files(Fs& fs, const TrainOptions& options, const Recipe& recipe,
+                     const Sources& sources, const Call& call) {
+  const std::string& dir = recipe.checkpoint.dir;
+  std::ostringstream resolved, environment;
+  print_config(resolved, recipe, sources);
+  publish_file(fs, dir + "/recipe.yaml", without_secrets(resolved.str()));
+  std::string given = read_file(options.recipe.path, Code::kNoRecipe);
+  for (const std::string& set : options.recipe.sets) given += "\n# --set " + set;
+  publish_file(fs, dir + "/given.yaml", without_secrets(given));
+  write_json(environment, this_environment(call.words, device_of(recipe.run.device).str()));
+  publish_file(fs, dir + "/env.json", environment.str() + "\n");
+}
+
+std::string command_of(const TrainOptions& options) {
+  std::string out = "troupe train " + options.recipe.path;
+  for (const std::string& set : options.recipe.sets) out += " --set '" + set + "'";
+  return out;
+}
+
+// A run with its end recorded in exit.json, once the folder is ours.
+class Run {
+ public:
+  Run(const TrainOptions& options, const Call& call, Signals& signals)
+      : options_(options),
+        call_(call),
+        signals_(signals),
+        faults_(Faults::from_environment(0)),
+        fs_(disk_, faults_) {}
+
+  void go() {
+    Recipe recipe = load_recipe(options_.recipe.path, options_.recipe.sets, sources_);
+    validate(recipe, sources_);
+    if (options_.print) return print_config(std::cout, recipe, sources_);
+    dir_ = recipe.checkpoint.dir;
+    prepare_run_folder(fs_, dir_);
+    std::vector<std::shared_ptr<LogSink>> sinks = {file_sink(dir_ + "/log.txt")};
+    if (!options_.quiet) sinks.push_back(stderr_sink());
+    log_ = Log(sinks);
+    trainer_ = std::make_unique<Trainer>(recipe, RunTools{.log = log_,
+                                                          .fs = fs_,
+                                                          .faults = faults_,
+                                                          .signals = signals_,
+                                                          .force = options_.force,
+                                                          .continue_with = command_of(options_),
+                                                          .begun = [this, &recipe] {
+                                                            ours_ = true;
+                                                            write_run_files(fs_, options_, recipe,
+                                                                            sources_, call_);
+                                                          }});
+    trainer_->run();
+    end({.code = 0, .phase = "exit", .message = "done"});
+  }
+
+  void end(ExitRecord record) {
+    if (trainer_ != nullptr) {
+      record.step = trainer_->state().done.steps;
+      if (record.code != 0) record.phase = trainer_->phase();
+      record.checkpoint = trainer_->newest_checkpoint();
+      record.resumable = !record.checkpoint.empty();
+    }
+    const char* const torchrun = std::getenv("TORCHELASTIC_ERROR_FILE");
+    write_exit(fs_, ours_ ? dir_ : "", record, torchrun == nullptr ? "" : torchrun, log_);
+  }
+
+ private:
+  const TrainOptions& options_;
+  const Call& call_;
+  Signals& signals_;
+  const Faults faults_;
+  Fs disk_;
+  FaultyFs fs_;
+  Sources sources_;
+  std::string dir_;
+  Log log_;
+  std::unique_ptr<Trainer> trainer_;
+  bool ours_ = false;
+};
+
+void train(const TrainOptions& options, Call& call) {
+  keep_freed_memory();
+  Signals signals;  // before any thread
+  Run run(options, call, signals);
+  try {
+    run.go();
+  } catch (const Error& error) {
+    call.code = static_cast<int>(error.exit_class());
+    run.end({.code = call.code, .error = to_text(error.code()), .message = error.what()});
+    throw;
+  } catch (const std::exception& error) {
+    run.end({.code = static_cast<int>(ExitClass::kBug), .message = error.what()});
+    throw;
+  }
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, Call& call) {
+  CLI::App* verb = app.add_subcommand("train", "trains a model, or goes on with a run");
+  const auto options = std::make_shared<TrainOptions>();
+  options->recipe.add_to(*verb);
+  verb->add_flag("--print-config", options->print, "print the resolved recipe and stop");
+  verb->add_flag("--force", options->force,
+                 "go on although the model, the data or the seed are not those of the checkpoint");
+  verb->add_flag("--quiet", options->quiet, "write to the run folder alone");
+  verb->footer(
+      "Example: troupe train recipes/quickstart.yaml --set train.steps=100\n"
+      "Ctrl-C or SIGTERM saves and stops; the same command goes on. SIGUSR1 saves now.");
+  verb->callback([options, &call] { train(*options, call); });
+}
+
+}  // namespace troupe

@@ -1,0 +1,34 @@
+// The verbs of the program, a file each. A verb adds its subcommand to the parser; what it does is
+// the subcommand's callback, which leaves the exit class in `call.code` and may throw Error.
+#pragma once
+
+#include <CLI/App.hpp>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace troupe {
+
+struct Call {
+  std::vector<std::string> words;  // argv
+  int code = 0;
+};
+
+void add_check(CLI::App& app, Call& call);
+void add_config(CLI::App& app, Call& call);
+void add_generate(CLI::App& app, Call& call);
+void add_report(CLI::App& app, Call& call);
+void add_train(CLI::App& app, Call& call);
+
+struct Verb {
+  std::string_view name;
+  void (*add)(CLI::App& app, Call& call);
+};
+inline constexpr Verb kVerbs[] = {{"train", add_train},
+                                  {"check", add_check},
+                                  {"generate", add_generate},
+                                  {"report", add_report},
+                                  {"config", add_config}};
+
+}  // namespace troupe

@@ -1,0 +1,83 @@
+// A model and what changes it: parameters, optimizer, the schedule of a step, and the guards in
+// front of the weights. It knows no files, logs or clocks.
+//
+// One word with the host a step: loss and gradient norm, read before the update decides. A gradient
+// that is not finite never reaches a weight.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "troupe/checkpoint/checkpoint.h"
+#include "troupe/train/executor.h"
+#include "troupe/train/feed.h"
+#include "troupe/train/recipe.h"
+#include "troupe/train/train_state.h"
+
+namespace troupe {
+
+struct StepReport {
+  double loss = 0;       // mean over the targets that count
+  double mtp_loss = 0;   // the same of MTP modules, their factor included
+  double grad_norm = 0;  // before clipping
+  double lr = 0, weight_decay = 0;
+  bool finite = true;
+  bool skipped = false;
+  std::string spike;      // what is out of line; empty: nothing
+  std::string first_bad;  // of a step that is not finite: where it began
+  StepOutput output;
+  PhaseSeconds seconds;
+};
+
+class Learner {
+ public:
+  Learner(const Recipe& recipe, const c10::Device& device, const Faults& faults);
+
+  // One step over a global batch; brings `state` forward, also where the weights stay as they are.
+  StepReport step(const Feed& feed, TrainState& state);
+
+  // The mean loss of a batch, its targets' number and the routed counts, without changing anything.
+  struct Sums {
+    double loss = 0, weight = 0;
+  };
+  Sums evaluate(const Feed& feed);
+  // [1, S] ids to [V] logits of the last one.
+  at::Tensor next_logits(const at::Tensor& ids_1S);
+
+  // Weights (f32 masters where there are), optimizer state, routers' state: what a checkpoint has.
+  void add_to(CheckpointState& state, bool weights_alone = false);
+  void loaded(bool weights_alone);  // after a checkpoint filled what add_to named
+
+  Model& model() { return *model_; }
+  ParamStore& store() { return *store_; }
+  const c10::Device& device() const { return device_; }
+  Precision precision() const { return precision_; }
+  bool weights_finite() const { return bad_values(*store_, &Bucket::master).empty(); }
+
+ private:
+  StepInput input_of(const Feed& feed, const TrainState& state) const;
+  void update(const StepOutput& output, const Feed& feed, TrainState& state, StepReport& report);
+  void apply(const TrainState& state, StepReport& report, const at::Tensor& grad_scale);
+  std::string first_bad(const Feed& feed, const TrainState& state);
+  std::string first_bad_unit(const Feed& feed, const TrainState& state);
+
+  const Recipe recipe_;
+  const RunPlan plan_;
+  c10::Device device_;
+  Precision precision_;
+  const Faults& faults_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<ParamStore> store_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<Executor> executor_;
+  std::vector<int> recomputed_;        // chunks
+  std::map<int, Schedule> schedules_;  // by the number of microbatches
+};
+
+// The device that the recipe asks for; E7101 if it is not there.
+c10::Device device_of(DeviceKind kind);
+
+}  // namespace troupe

@@ -1,0 +1,31 @@
+#include "troupe/train/open_data.h"
+
+#include "troupe/core/check.h"
+#include "troupe/core/hash.h"
+#include "troupe/data/tokenizer/tokenizers.h"
+
+namespace troupe {
+
+OpenedData open_data(const Recipe& recipe, const Log& log) {
+  const RunPlan plan = plan_of(recipe);
+  OpenedData out;
+  DataNeeds needs{.vocab = recipe.model.vocab,
+                  .seed = recipe.train.seed,
+                  .batch = plan.batch,
+                  .samples = plan.run.samples,
+                  .log = log};
+  if (!recipe.data.tokenizer.empty()) {
+    out.tokenizer = open_tokenizer(recipe.data.tokenizer);
+    require_fits(*out.tokenizer, recipe.model.vocab, recipe.data.tokenizer);
+    needs.tokenizer = hex(out.tokenizer->fingerprint());
+    if (out.tokenizer->special().eos >= 0) needs.eod = out.tokenizer->special().eos;
+  }
+  out.data = build(recipe.data, needs);
+  if (out.data.train == nullptr) {
+    fail(Code::kBadValue, "data.train", "names no data to train on");
+  }
+  out.data.train->require(plan.run.samples);
+  return out;
+}
+
+}  // namespace troupe

@@ -1,0 +1,21 @@
+// A recipe's data and tokenizer, opened and checked against the rest of the recipe.
+#pragma once
+
+#include <memory>
+
+#include "troupe/data/dataset.h"
+#include "troupe/data/tokenizer/tokenizer.h"
+#include "troupe/train/recipe.h"
+
+namespace troupe {
+
+struct OpenedData {
+  std::unique_ptr<Tokenizer> tokenizer;  // null: the recipe names none
+  Data data;
+};
+
+// Throws where a file is missing or bad, where the vocabulary is smaller than the tokenizer's,
+// where there is nothing to train on, and where a source would be used up before the run ends.
+OpenedData open_data(const Recipe& recipe, const Log& log);
+
+}  // namespace troupe

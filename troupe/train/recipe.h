@@ -1,0 +1,178 @@
+// A recipe: everything that a run is, as one config. The mathematics is in model, data and train;
+// how it maps onto machines in parallel alone.
+//
+//   model: {layers: 4, width: 192, heads: 6, vocab: 2048, moe: {experts: 8, top_k: 2, hidden: 192}}
+//   data: {train: [{path: corpus/train}], valid: [{path: corpus/valid}], sequence: 256}
+//   train: {global_batch_tokens: 16K, tokens: 4M, optimizer: {lr: 1e-3}}
+//   checkpoint: {dir: runs/quickstart}
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "troupe/checkpoint/config.h"
+#include "troupe/core/config_traits.h"
+#include "troupe/core/units.h"
+#include "troupe/data/data_config.h"
+#include "troupe/nn/models/config.h"
+#include "troupe/train/guard.h"
+#include "troupe/train/health.h"
+#include "troupe/train/lr_schedule.h"
+#include "troupe/train/optimizer.h"
+#include "troupe/train/step_line.h"
+
+namespace troupe {
+
+// auto: bf16 on a GPU, fp32 on the CPU, whose bf16 products are far slower.
+enum class Precision { kAuto, kFp32, kBf16, kFp16 };
+constexpr auto names_of(Precision) {
+  return std::array{Named{"auto", Precision::kAuto}, Named{"fp32", Precision::kFp32},
+                    Named{"bf16", Precision::kBf16}, Named{"fp16", Precision::kFp16}};
+}
+
+struct TrainConfig {
+  Count global_batch_tokens = {};           // or global_batch
+  int64_t global_batch = 0;                 // sequences of a step
+  std::optional<int64_t> micro_batch = {};  // sequences at a time; absent: chosen, and printed
+  Count tokens = {};                        // how long the run is; or steps
+  int64_t steps = 0;
+  Precision precision = Precision::kAuto;
+  OptimizerConfig optimizer;
+  LrConfig schedule = CosineLr{};
+  double clip = 1;  // of the global gradient norm; 0: none
+  uint64_t seed = 1;
+  std::optional<BatchRamp> batch_ramp = {};
+  std::string recompute = "[0]";  // which blocks are computed again in backward: a pattern as of
+                                  // model.moe.layers; "1": all
+  LossScaleConfig loss_scale;     // fp16 alone
+  SpikeConfig spike;
+  int64_t max_skips = 5;  // steps in a row without a finite gradient before the run stops
+
+  static void visit(auto& c, auto&& f) {
+    f("global_batch_tokens", c.global_batch_tokens);
+    f("global_batch", c.global_batch);
+    f("micro_batch", c.micro_batch);
+    f("tokens", c.tokens);
+    f("steps", c.steps);
+    f("precision", c.precision);
+    f("optimizer", c.optimizer);
+    f("schedule", c.schedule);
+    f("clip", c.clip);
+    f("seed", c.seed);
+    f("batch_ramp", c.batch_ramp);
+    f("recompute", c.recompute);
+    f("loss_scale", c.loss_scale);
+    f("spike", c.spike);
+    f("max_skips", c.max_skips);
+  }
+};
+
+struct EvalConfig {
+  Span every = {};  // 0: never
+  bool at_start = false;
+  int64_t batches = 0;                    // of each set; 0: all of it
+  int64_t batch = 0;                      // sequences at a time; 0: train's micro batch
+  std::vector<std::string> prompts = {};  // continued at each evaluation
+  int64_t sample_tokens = 64;
+  double temperature = 0.8;  // 0: the most probable token
+  int64_t sample_top_k = 0;  // 0: all
+
+  static void visit(auto& c, auto&& f) {
+    f("every", c.every);
+    f("at_start", c.at_start);
+    f("batches", c.batches);
+    f("batch", c.batch);
+    f("prompts", c.prompts);
+    f("sample_tokens", c.sample_tokens);
+    f("temperature", c.temperature);
+    f("sample_top_k", c.sample_top_k);
+  }
+};
+
+struct LogConfig {
+  Span every = {};  // step lines; 0: each of the first ten, then a second apart at least
+  LineFormat format = LineFormat::kTroupe;
+  Span records = steps(1);    // lines of log.jsonl
+  Span experts = steps(100);  // the load of every expert, for the report's heat map
+  bool tensorboard = true;
+  HealthConfig health;
+
+  static void visit(auto& c, auto&& f) {
+    f("every", c.every);
+    f("format", c.format);
+    f("records", c.records);
+    f("experts", c.experts);
+    f("tensorboard", c.tensorboard);
+    f("health", c.health);
+  }
+};
+
+enum class DeviceKind { kAuto, kCpu, kCuda };
+constexpr auto names_of(DeviceKind) {
+  return std::array{Named{"auto", DeviceKind::kAuto}, Named{"cpu", DeviceKind::kCpu},
+                    Named{"cuda", DeviceKind::kCuda}};
+}
+
+struct RunConfig {
+  DeviceKind device = DeviceKind::kAuto;
+  int64_t threads = 0;       // of the CPU; 0: one a core
+  Duration time_limit = {};  // stops in time to save; 0: none
+  static void visit(auto& c, auto&& f) {
+    f("device", c.device);
+    f("threads", c.threads);
+    f("time_limit", c.time_limit);
+  }
+};
+
+// Ranks along each axis. What is absent is 1 here: this program runs one process.
+struct ParallelConfig {
+  int64_t data = 1, expert = 1, tensor = 1, pipeline = 1, context = 1;
+  static void visit(auto& c, auto&& f) {
+    f("data", c.data);
+    f("expert", c.expert);
+    f("tensor", c.tensor);
+    f("pipeline", c.pipeline);
+    f("context", c.context);
+  }
+};
+
+struct Recipe {
+  ModelConfig model;
+  DataConfig data;
+  TrainConfig train;
+  EvalConfig eval;
+  ParallelConfig parallel;
+  CheckpointConfig checkpoint;
+  LogConfig log;
+  RunConfig run;
+
+  static void visit(auto& r, auto&& f) {
+    f("model", r.model);
+    f("data", r.data);
+    f("train", r.train);
+    f("eval", r.eval);
+    f("parallel", r.parallel);
+    f("checkpoint", r.checkpoint);
+    f("log", r.log);
+    f("run", r.run);
+  }
+};
+
+// The file, then each --set; faults of both in one Error. `sources` says where each value is from.
+Recipe load_recipe(const std::string& path, const std::vector<std::string>& sets, Sources& sources);
+
+// All that is wrong with the values, without opening data or devices; throws one Error with a line
+// each. Warnings are what looks unintended.
+void validate(const Recipe& recipe, const Sources& sources);
+
+// What follows from the recipe, with the reason where a choice was made.
+struct RunPlan {
+  int64_t batch = 0;         // sequences of a full step
+  int64_t micro_batch = 0;   // sequences
+  std::string micro_reason;  // "given", "largest divisor of 64 with at most 8192 tokens"
+  Position run;              // how long it is
+};
+RunPlan plan_of(const Recipe& recipe);
+
+}  // namespace troupe

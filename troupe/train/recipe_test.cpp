@@ -1,0 +1,116 @@
+#include "troupe/train/recipe.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "troupe/core/check.h"
+#include "troupe/core/config.h"
+#include "troupe/core/publish.h"
+#include "troupe/testing/temporary_folder.h"
+
+namespace troupe {
+namespace {
+
+constexpr std::string_view kNano =
+    "model: {layers: 2, width: 32, heads: 4, vocab: 256, max_positions: 64,\n"
+    "        moe: {experts: 4, top_k: 2, hidden: 64}}\n"
+    "data: {train: [{kind: mock}], sequence: 32}\n"
+    "train: {global_batch: 8, steps: 20}\n"
+    "checkpoint: {dir: nano}\n";
+
+struct Loaded {
+  Recipe recipe;
+  Sources sources;
+};
+
+Loaded loaded(const std::vector<std::string>& sets = {}, std::string_view text = kNano) {
+  const testing::TemporaryFolder folder;
+  Fs fs;
+  publish_file(fs, folder / "nano.yaml", text);
+  Loaded out;
+  out.recipe = load_recipe(folder / "nano.yaml", sets, out.sources);
+  return out;
+}
+
+std::vector<std::string> faults(const std::vector<std::string>& sets) {
+  const Loaded l = loaded(sets);
+  std::vector<std::string> out;
+  try {
+    validate(l.recipe, l.sources);
+  } catch (const Error& error) {
+    std::istringstream lines(error.what());
+    for (std::string line; std::getline(lines, line);) out.push_back(line);
+  }
+  return out;
+}
+
+bool one_says(const std::vector<std::string>& lines, const std::string& what) {
+  return std::any_of(lines.begin(), lines.end(),
+                     [&](const std::string& line) { return line.find(what) != std::string::npos; });
+}
+
+TEST(Recipe, NanoIsSoundAndSaysWhatFollowsFromIt) {
+  EXPECT_EQ(faults({}), std::vector<std::string>{});
+  const RunPlan plan = plan_of(loaded().recipe);
+  EXPECT_EQ(plan.run, (Position{20, 160, 5120}));
+  EXPECT_EQ(plan.micro_batch, 8);
+}
+
+TEST(Recipe, F83_ThePrintedRecipeReadsBackTheSame) {
+  const Recipe recipe = loaded({"train.optimizer.kind=muon", "train.schedule.kind=wsd"}).recipe;
+  std::ostringstream os;
+  print_config(os, recipe);
+  Recipe again;
+  read_config(parse_yaml(os.str(), "printed"), again);
+  EXPECT_TRUE(same(recipe, again));
+}
+
+TEST(Recipe, F79_AllProblemsAreToldAtOnceWithTheirPlaces) {
+  const auto found = faults({"train.micro_batch=3", "train.clip=-1", "train.schedule.warmup=30",
+                             "parallel.expert=4", "data.sequence=128", "eval.batches=-1",
+                             "train.optimizer.lr=-1", "model.moe.top_k=5"});
+  EXPECT_TRUE(one_says(found, "train.micro_batch: 3 does not divide the global batch of 8"));
+  EXPECT_TRUE(one_says(found, "train.clip"));
+  EXPECT_TRUE(one_says(found, "parallel.expert: 4 ranks asked for"));
+  EXPECT_TRUE(one_says(found, "data.sequence: 128 is longer than the model's 64 positions"));
+  EXPECT_TRUE(one_says(found, "eval.batches"));
+  EXPECT_TRUE(one_says(found, "lr -1 must not be negative"));
+  EXPECT_TRUE(one_says(found, "top_k"));
+  EXPECT_TRUE(one_says(found, "--set train.micro_batch=3"));  // its place
+  EXPECT_TRUE(one_says(faults({"train.schedule.warmup=30"}), "warmup 30 is longer"));
+}
+
+TEST(Recipe, BatchIsInTokensOrSequencesAndNotBoth) {
+  EXPECT_TRUE(one_says(faults({"train.global_batch_tokens=256"}), "either global_batch_tokens"));
+  EXPECT_TRUE(one_says(faults({"train.global_batch=0"}), "either global_batch_tokens"));
+  EXPECT_TRUE(one_says(faults({"train.global_batch=0", "train.global_batch_tokens=100"}),
+                       "100 is not a multiple of data.sequence 32. Near: 96, 128"));
+  const Recipe tokens = loaded({"train.global_batch=0", "train.global_batch_tokens=256"}).recipe;
+  EXPECT_EQ(plan_of(tokens).batch, 8);
+}
+
+TEST(Recipe, TheMicroBatchDividesEveryBatchOfARamp) {
+  const Recipe recipe =
+      loaded({"train.batch_ramp={start: 2, increment: 2, samples: 24}", "data.sequence=32"}).recipe;
+  EXPECT_EQ(plan_of(recipe).micro_batch, 2);
+  EXPECT_EQ(plan_of(recipe).run.steps, 20);
+  EXPECT_TRUE(one_says(faults({"train.batch_ramp={start: 3, increment: 2, samples: 24}"}),
+                       "to the global batch 8: it cannot"));
+}
+
+TEST(Recipe, F77_UnknownKeysAreErrorsWithTheirLine) {
+  try {
+    loaded({}, "train: {globl_batch: 8}\n");
+    FAIL();
+  } catch (const Error& error) {
+    const std::string what = error.what();
+    EXPECT_NE(what.find("nano.yaml:1"), std::string::npos) << what;
+    EXPECT_NE(what.find("global_batch"), std::string::npos) << what;
+    EXPECT_EQ(error.exit_class(), ExitClass::kUsage);
+  }
+}
+
+}  // namespace
+}  // namespace troupe

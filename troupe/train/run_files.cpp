@@ -1,0 +1,82 @@
+#include "troupe/train/run_files.h"
+
+#include <ATen/Parallel.h>
+#include <torch/version.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <regex>
+#include <sstream>
+#include <thread>
+
+#include "troupe/core/json.h"
+#include "troupe/core/text.h"
+#include "troupe/train/version.h"
+
+namespace troupe {
+namespace {
+
+std::string processor_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+RunEnvironment this_environment(const std::vector<std::string>& command,
+                                const std::string& device) {
+  RunEnvironment out;
+  out.version = version();
+  out.commit = commit();
+  for (const std::string& word : command) out.command += (out.command.empty() ? "" : " ") + word;
+  out.command = without_secrets(out.command);
+  char host[256] = {};
+  out.host = ::gethostname(host, sizeof(host) - 1) == 0 ? host : "unknown";
+  out.processor = processor_name();
+  out.device = device;
+  out.torch = TORCH_VERSION;
+  out.cores = std::thread::hardware_concurrency();
+  out.threads = at::get_num_threads();
+  out.pid = ::getpid();
+  return out;
+}
+
+std::string without_secrets(std::string text) {
+  static const std::regex secret(R"(://[^/\s@]+@)");
+  return std::regex_replace(text, secret, "://***@");
+}
+
+void write_exit(Fs& fs, const std::string& run, ExitRecord record, const std::string& error_file,
+                const Log& log) {
+  record.message = without_secrets(record.message);
+  try {
+    std::ostringstream os;
+    write_json(os, record);
+    if (!run.empty() && ::access(run.c_str(), W_OK) == 0) {
+      publish_file(fs, run + "/exit.json", os.str() + "\n");
+    }
+    if (error_file.empty() || record.code == 0) return;
+    const auto since = std::chrono::system_clock::now().time_since_epoch();
+    const std::string message = to_text(record.message);
+    const std::string seconds =
+        std::to_string(std::chrono::duration_cast<std::chrono::seconds>(since).count());
+    publish_file(fs, error_file,
+                 "{\"message\":{\"message\":" + message + ",\"extraInfo\":{\"py_callstack\":" +
+                     message + ",\"timestamp\":\"" + seconds + "\"}}}\n");
+  } catch (const Error& error) {
+    log.warning(error.what());
+  }
+}
+
+int64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t pages = 0, resident = 0;
+  file >> pages >> resident;
+  return file ? resident * ::sysconf(_SC_PAGESIZE) : 0;
+}
+
+}  // namespace troupe

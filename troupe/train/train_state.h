@@ -1,0 +1,39 @@
+// What a run knows of itself beside its tensors: the `scalars` of a checkpoint.
+#pragma once
+
+#include <optional>
+
+#include "troupe/train/guard.h"
+#include "troupe/train/span.h"
+
+namespace troupe {
+
+struct TrainState {
+  Position done;
+  int64_t updates = 0;      // steps that changed the weights: what the optimizer counts by
+  int64_t skipped = 0;      // steps that did not, in all
+  int64_t skipped_now = 0;  // and in a row, up to now
+  int64_t nonfinite = 0;
+  int64_t loss_tokens = 0;  // targets that counted
+  double loss_ema = 0;
+  LossScaleState loss_scale;
+  SpikeState spike;
+  std::optional<double> best = {};  // lowest validation loss
+  double seconds = 0;               // of training, over all starts
+
+  static void visit(auto& s, auto&& f) {
+    f("done", s.done);
+    f("updates", s.updates);
+    f("skipped", s.skipped);
+    f("skipped_now", s.skipped_now);
+    f("nonfinite", s.nonfinite);
+    f("loss_tokens", s.loss_tokens);
+    f("loss_ema", s.loss_ema);
+    f("loss_scale", s.loss_scale);
+    f("spike", s.spike);
+    f("best", s.best);
+    f("seconds", s.seconds);
+  }
+};
+
+}  // namespace troupe

@@ -1,0 +1,494 @@
+#include "troupe/train/trainer.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <sstream>
+
+#include "troupe/checkpoint/run_folder.h"
+#include "troupe/core/config.h"
+#include "troupe/core/json.h"
+#include "troupe/train/report.h"
+#include "troupe/train/run_files.h"
+#include "troupe/train/sample.h"
+
+namespace troupe {
+namespace {
+
+enum Due { kLine, kRecord, kExperts, kEval, kSaveTime, kSaveSteps };
+
+std::string fixed(double value, int digits) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof(buffer), "%.*f", digits, value);
+  return buffer;
+}
+
+// The bytes of the text that the counted labels spell.
+int64_t label_bytes(const Tokenizer& tokenizer, const TokenBatch& batch) {
+  std::vector<TokenId> ids;
+  for (int64_t b = 0; b < batch.B; ++b) {
+    for (int64_t s = 0; s < batch.S; ++s) {
+      const auto at = static_cast<size_t>(b * batch.S + s);
+      if (batch.weights[at] != 0) ids.push_back(batch.row(b)[static_cast<size_t>(s) + 1]);
+    }
+  }
+  return static_cast<int64_t>(tokenizer.decode(ids, {.skip_special = true}).size());
+}
+
+double unix_seconds() {
+  const auto since = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(since).count();
+}
+
+// What must not change when a run goes on: the model, the order of its data, its seed.
+void add_config(Fingerprint& out, const Recipe& recipe) {
+  for (auto& [path, text] : flatten(recipe.model)) out.emplace_back("model." + path, text);
+  out.emplace_back("data.sequence", std::to_string(recipe.data.sequence));
+  out.emplace_back("train.seed", std::to_string(recipe.train.seed));
+  out.emplace_back("train.batch", std::to_string(plan_of(recipe).batch));
+}
+
+}  // namespace
+
+Trainer::Trainer(const Recipe& recipe, const RunTools& tools)
+    : recipe_(recipe),
+      tools_(tools),
+      plan_(plan_of(recipe)),
+      health_(recipe.log.health),
+      cadences_({Cadence(recipe.log.every), Cadence(recipe.log.records),
+                 Cadence(recipe.log.experts), Cadence(recipe.eval.every),
+                 Cadence(Span{recipe.checkpoint.every.ns, Span::Unit::kTime}),
+                 Cadence(steps(recipe.checkpoint.every_steps))}) {
+  if (recipe.run.threads > 0) at::set_num_threads(static_cast<int>(recipe.run.threads));
+  phase_ = "data";
+  auto [tokenizer, data] = open_data(recipe_, tools_.log);
+  tokenizer_ = std::move(tokenizer);
+  data_ = std::move(data);
+  phase_ = "model";
+  learner_ = std::make_unique<Learner>(recipe_, device_of(recipe_.run.device), tools_.faults);
+  if (learner_->precision() == Precision::kFp16) {
+    state_.loss_scale = start_of(recipe_.train.loss_scale);
+  }
+  flops_per_token_ = learner_->model().costs().flops_per_token(recipe_.data.sequence);
+  learner_->add_to(tensors_);
+  phase_ = "load";
+  resume_run();
+}
+
+Trainer::~Trainer() = default;
+
+void Trainer::resume_run() {
+  fingerprint_ = data_.train->fingerprint();
+  add_config(fingerprint_, recipe_);
+  const Peers alone;
+  const CheckpointConfig& config = recipe_.checkpoint;
+  const auto loaded =
+      resume(config, tensors_, tools_.force ? Fingerprint{} : fingerprint_, alone, tools_.faults);
+  run_id_ = loaded ? loaded->point.manifest.run : new_run_id();
+  if (loaded) {
+    read_config(loaded->point.manifest.scalars, state_);
+    learner_->loaded(false);
+    resumed_step_ = saved_step_ = state_.done.steps;
+    newest_ = loaded->point.folder;
+    for (const std::string& passed : loaded->point.passed_over) {
+      tools_.log.warning("passed over " + passed);
+    }
+    for (const std::string& note : loaded->notes) tools_.log.info(note);
+  } else if (!config.init_from.empty()) {
+    CheckpointState weights;
+    learner_->add_to(weights, true);
+    const Loaded from = load(config.init_from, weights,
+                             {.waive_missing = config.waive_missing,
+                              .waive_unused = {"optimizer.*"},
+                              .cast = config.cast,
+                              .strict = config.strict},
+                             alone, tools_.faults);
+    learner_->loaded(true);
+    for (const std::string& note : from.notes) tools_.log.info(note);
+    tools_.log.info("weights from " + config.init_from + "; step 0");
+  }
+  before_ = experts_asked_ = state_.done;
+}
+
+void Trainer::say_start() const {
+  const Log& log = tools_.log;
+  const ModelCosts costs = learner_->model().costs();
+  log.info("device " + learner_->device().str() + ", " + std::to_string(at::get_num_threads()) +
+           " threads, " + to_text(learner_->precision()));
+  log.info("model " + short_number(static_cast<double>(costs.params())) + " parameters, " +
+           short_number(static_cast<double>(costs.active_params())) + " active; " +
+           std::to_string(recipe_.model.layers) + " layers, " +
+           (recipe_.model.moe.experts > 0
+                ? std::to_string(recipe_.model.moe.experts) + " experts, top " +
+                      std::to_string(recipe_.model.moe.top_k)
+                : std::string("dense")));
+  log.info("batch " + std::to_string(plan_.batch) + " sequences of " +
+           std::to_string(recipe_.data.sequence) + " = " +
+           std::to_string(plan_.batch / plan_.micro_batch) + " x micro batch " +
+           std::to_string(plan_.micro_batch) + " (" + plan_.micro_reason + ")");
+  for (const SourceUse& use : data_.train->uses(plan_.run.samples)) {
+    log.info("data " + use.name + ": " + short_number(static_cast<double>(use.tokens)) +
+             " tokens, " + fixed(use.epochs(), 2) + " epochs in this run");
+  }
+  log.info("run " + std::to_string(plan_.run.steps) + " steps, " +
+           short_number(static_cast<double>(plan_.run.tokens)) + " tokens; lr " +
+           to_text(base_of(recipe_.train.optimizer).lr) + ' ' +
+           std::string(recipe_.train.schedule.kind()) + ", " +
+           std::string(recipe_.train.optimizer.kind()));
+  log.info("everything is written to " + recipe_.checkpoint.dir);
+  if (resumed_step_ < 0) return;
+  log.info("resumed step " + std::to_string(resumed_step_) + " from " + newest_ + ", " +
+           std::to_string(state_.done.samples) + " samples done; next id " +
+           std::to_string(state_.done.samples));
+}
+
+RunEnd Trainer::run() {
+  if (state_.done.steps >= plan_.run.steps) {
+    tools_.log.info("already finished at step " + std::to_string(state_.done.steps));
+    return RunEnd::kAlreadyFinished;
+  }
+  const std::string& dir = recipe_.checkpoint.dir;
+  saver_ = std::make_unique<Saver>(recipe_.checkpoint, run_id_, Peers{}, tools_.log, tools_.fs,
+                                   tools_.faults);
+  if (tools_.begun) tools_.begun();
+  jsonl_ = std::make_unique<AppendFile>(dir + "/log.jsonl", tools_.log);
+  if (recipe_.log.tensorboard) {
+    board_ = std::make_unique<TensorBoard>(dir + "/tb", resumed_step_, tools_.log);
+  }
+  say_start();
+  Record begin;
+  begin.add("event", std::string_view(resumed_step_ >= 0 ? "resume" : "start"));
+  begin.add("samples", state_.done.samples);
+  event(std::move(begin));
+  if (recipe_.eval.at_start && state_.done.steps == 0) evaluate_all();
+  while (state_.done.steps < plan_.run.steps) {
+    if (tools_.signals.stop() != 0) {
+      return stop(tools_.signals.stop() == SIGINT ? "interrupt" : "SIGTERM");
+    }
+    if (out_of_time()) return stop("time limit " + to_text(recipe_.run.time_limit));
+    one_step();
+  }
+  return finish();
+}
+
+// Batches are made ahead by a thread; where a ramp changes their size, each knows its own.
+Feed Trainer::next_feed() {
+  phase_ = "batch";
+  if (reader_ == nullptr) {
+    reader_ = std::make_unique<BatchReader>(
+        [this, sample = state_.done.samples](int64_t) mutable {
+          const int64_t count = batch_at(recipe_.train.batch_ramp, plan_.batch, sample);
+          sample += count;
+          return data_.train->batch(sample - count, count);
+        },
+        state_.done.steps, 2);
+  }
+  tools_.faults.at("batch", state_.done.steps);
+  const TokenBatch batch = reader_->next();
+  TROUPE_CHECK(batch.first_sample == state_.done.samples, "batch of sample", batch.first_sample,
+               "at", state_.done.samples);
+  return make_feed(batch, plan_.micro_batch, learner_->device());
+}
+
+void Trainer::one_step() {
+  const auto begin = Clock::now();
+  before_ = state_.done;
+  const Feed feed = next_feed();
+  const double wait = std::chrono::duration<double>(Clock::now() - begin).count();
+  phase_ = "step";
+  const StepReport report = learner_->step(feed, state_);
+  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  state_.seconds += seconds;
+  last_step_seconds_ = seconds;
+  after_step(report, feed, seconds, wait);
+}
+
+void Trainer::after_step(const StepReport& report, const Feed& feed, double seconds, double wait) {
+  interval_.add(report, feed, seconds, wait);
+  if (report.finite) {
+    const bool first = state_.loss_ema == 0;
+    state_.loss_ema = first ? report.loss : 0.98 * state_.loss_ema + 0.02 * report.loss;
+  }
+  require_progress(report, feed);
+  const bool line = line_due(before_);
+  phase_ = "log";
+  tools_.faults.at("log", state_.done.steps);
+  if (line || cadences_[kRecord].due(before_, state_.done, seconds_since_start())) {
+    write_record(report, feed, seconds, line);
+  }
+  if (cadences_[kEval].due(before_, state_.done, seconds_since_start())) evaluate_all();
+  const std::vector<int64_t>& at = recipe_.checkpoint.at;
+  const bool asked = tools_.signals.take_save();
+  // Both cadences are asked, so that neither falls behind.
+  const bool by_time = cadences_[kSaveTime].due(before_, state_.done, seconds_since_start());
+  const bool by_steps = cadences_[kSaveSteps].due(before_, state_.done, seconds_since_start());
+  if (asked || by_time || by_steps ||
+      std::find(at.begin(), at.end(), state_.done.steps) != at.end()) {
+    save(asked ? "SIGUSR1" : "interval");
+  }
+  note_saves();
+  if (tools_.signals.take_status()) {
+    tools_.log.info("status: step " + std::to_string(state_.done.steps) + ", loss " +
+                    fixed(state_.loss_ema, 4) + ", newest checkpoint " +
+                    (newest_.empty() ? "none" : newest_));
+  }
+}
+
+void Trainer::require_progress(const StepReport& report, const Feed& feed) {
+  const std::string step = "step " + std::to_string(state_.done.steps);
+  if (!report.spike.empty()) {
+    tools_.log.warning(step + ": " + report.spike + (report.skipped ? "; skipped" : ""));
+    Record record;
+    record.add("event", std::string_view("spike"));
+    record.add("what", report.spike);
+    event(std::move(record));
+  }
+  if (report.finite) return;
+  const std::string where = report.first_bad.empty() ? "" : " First: " + report.first_bad + ".";
+  const std::string what = "non-finite " +
+                           std::string(std::isfinite(report.loss) ? "gradient" : "loss") +
+                           ", found before the update; weights untouched." + where;
+  Record record;
+  record.add("event", std::string_view("nonfinite"));
+  record.add("first", report.first_bad);
+  record.add("first_sample", feed.first_sample);
+  record.add("samples", feed.samples);
+  event(std::move(record));
+  const bool overflow = learner_->precision() == Precision::kFp16;
+  const std::string line = step + ": " + to_text(Code::kNonFinite) + ' ' + what;
+  if (overflow) {
+    return tools_.log.info(step + ": fp16 overflow, skipped; loss scale now " +
+                           fixed(state_.loss_scale.scale, 0));
+  }
+  if (state_.skipped_now > recipe_.train.max_skips) {
+    fail(Code::kNonFinite, step, what, state_.skipped_now, "steps in a row were skipped");
+  }
+  tools_.log.warning(line + " Skipped (" + std::to_string(state_.skipped_now) + " of " +
+                     std::to_string(recipe_.train.max_skips) + ")");
+}
+
+bool Trainer::line_due(const Position& before) {
+  const double now = seconds_since_start();
+  bool due = state_.done.steps == plan_.run.steps;
+  if (recipe_.log.every.value > 0) {
+    due |= cadences_[kLine].due(before, state_.done, now);
+  } else {
+    due |= state_.done.steps - std::max<int64_t>(resumed_step_, 0) <= 10 || now - last_line_ >= 1;
+  }
+  if (due) last_line_ = now;
+  return due;
+}
+
+void Trainer::write_record(const StepReport& report, const Feed& feed, double seconds, bool line) {
+  Record r;
+  r.add("step", state_.done.steps);
+  r.add("samples", state_.done.samples);
+  r.add("tokens", state_.done.tokens);
+  r.add("time", unix_seconds());
+  r.add("loss", report.loss);
+  r.add("ppl", std::exp(std::min(20.0, report.loss)));
+  r.add("loss_ema", state_.loss_ema);
+  if (report.output.mtp_sum.defined()) r.add("mtp_loss", report.mtp_loss);
+  r.add("grad_norm", report.grad_norm);
+  r.add("lr", report.lr);
+  r.add("weight_decay", report.weight_decay);
+  r.add("batch", feed.samples);
+  r.add("skipped", state_.skipped);
+  r.add("nonfinite", state_.nonfinite);
+  if (learner_->precision() == Precision::kFp16) r.add("loss_scale", state_.loss_scale.scale);
+  r.add("step_s", seconds);
+  r.add("tokens_s", static_cast<double>(feed.tokens) / seconds);
+  r.add("forward_s", report.seconds.forward);
+  r.add("backward_s", report.seconds.backward);
+  r.add("update_s", report.seconds.update);
+  if (line) {
+    const double flops = flops_per_token_ * interval_.tokens_per_second();
+    r.add("tflops", flops * 1e-12);
+    if (peak_) r.add("mfu", flops / *peak_);
+    r.add("data_wait", interval_.wait_fraction());
+    r.add("rss", resident_bytes());
+    const std::vector<LayerLoad> loads = interval_.loads();
+    add_moe(r, loads, interval_.aux());
+    Record shown = r;  // the line tells the interval's mean, the log each step's own
+    shown.set("loss", interval_.loss());
+    shown.set("step_s", interval_.step_seconds());
+    shown.set("tokens_s", interval_.tokens_per_second());
+    tools_.log.info(step_line(recipe_.log.format, shown, state_.done, plan_.run));
+    if (!loads.empty()) {
+      const std::string verdict = health_.add(state_.done.steps, interval_.steps(), loads);
+      if (verdict != verdict_) tools_.log.info(verdict_ = verdict);
+      // Asked at lines alone, which have the counts: of all steps since it was asked last.
+      if (cadences_[kExperts].due(experts_asked_, state_.done, seconds_since_start())) {
+        event(experts_record(loads));
+      }
+      experts_asked_ = state_.done;
+    }
+    interval_.clear();
+  }
+  jsonl_->append(r.json() + "\n");
+  if (board_ != nullptr) board_->scalars(state_.done.steps, r.scalars());
+}
+
+void Trainer::evaluate_all() {
+  phase_ = "eval";
+  tools_.faults.at("eval", state_.done.steps);
+  double first = 0;
+  for (size_t i = 0; i < data_.valid.size(); ++i) {
+    if (tools_.signals.stop() != 0) return;  // the stop comes first
+    const auto& [name, set] = data_.valid[i];
+    const double loss = evaluate_set(name, *set);
+    if (i == 0) first = loss;
+  }
+  sample_all();
+  if (data_.valid.empty()) return;
+  score_ = first;
+  scored_step_ = state_.done.steps;
+  if (first >= state_.best.value_or(INFINITY)) return;
+  state_.best = first;
+  if (recipe_.checkpoint.keep_best > 0 && state_.done.steps > 0) save("best validation loss");
+}
+
+double Trainer::evaluate_set(const std::string& name, const Dataset& set) {
+  const auto begin = Clock::now();
+  const int64_t rows = recipe_.eval.batch > 0 ? recipe_.eval.batch : plan_.micro_batch;
+  const int64_t all = set.samples_per_epoch();
+  const int64_t samples =
+      recipe_.eval.batches > 0 ? std::min(all, recipe_.eval.batches * rows) : all;
+  Learner::Sums sums;
+  int64_t bytes = 0;
+  for (int64_t first = 0; first < samples && tools_.signals.stop() == 0; first += rows) {
+    const TokenBatch batch = set.batch(first, std::min(rows, samples - first));
+    const Learner::Sums part = learner_->evaluate(make_feed(batch, batch.B, learner_->device()));
+    sums.loss += part.loss;
+    sums.weight += part.weight;
+    if (tokenizer_ != nullptr) bytes += label_bytes(*tokenizer_, batch);
+  }
+  const double loss = sums.weight > 0 ? sums.loss / sums.weight : 0;
+  Record r;
+  r.add("event", std::string_view("eval"));
+  r.add("set", name);
+  r.add("val/loss", loss);
+  r.add("val/ppl", std::exp(std::min(20.0, loss)));
+  if (bytes > 0) r.add("val/bits_per_byte", sums.loss / std::log(2.0) / static_cast<double>(bytes));
+  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  r.add("seconds", seconds);
+  tools_.log.info("eval step " + std::to_string(state_.done.steps) + "  " + name + "  loss " +
+                  fixed(loss, 4) + "  ppl " + fixed(r.scalar("val/ppl"), 2) +
+                  (bytes > 0 ? "  bits/byte " + fixed(r.scalar("val/bits_per_byte"), 4) : "") +
+                  "  " + fixed(seconds, 1) + " s");
+  if (board_ != nullptr) {
+    board_->scalars(state_.done.steps, {{"val/" + name + "/loss", loss}});
+  }
+  event(std::move(r));
+  return loss;
+}
+
+void Trainer::sample_all() {
+  for (const std::string& prompt : recipe_.eval.prompts) {
+    const std::string text = sample(*learner_, *tokenizer_, prompt,
+                                    {.tokens = recipe_.eval.sample_tokens,
+                                     .temperature = recipe_.eval.temperature,
+                                     .top_k = recipe_.eval.sample_top_k,
+                                     .seed = recipe_.train.seed,
+                                     .window = recipe_.data.sequence});
+    tools_.log.info("sample step " + std::to_string(state_.done.steps) + ": " + text);
+    if (board_ != nullptr) board_->text(state_.done.steps, "sample", text);
+    Record r;
+    r.add("event", std::string_view("sample"));
+    r.add("prompt", prompt);
+    r.add("text", text);
+    event(std::move(r));
+  }
+}
+
+void Trainer::save(const std::string& why) {
+  if (saved_step_ == state_.done.steps) return;
+  phase_ = "save";
+  std::ostringstream scalars;
+  write_json(scalars, state_);
+  const bool saved =
+      saver_->save(tensors_, {.step = state_.done.steps,
+                              .scalars = scalars.str(),
+                              .fingerprint = fingerprint_,
+                              .bad = !learner_->weights_finite(),
+                              .force = tools_.force,
+                              .score = scored_step_ == state_.done.steps ? score_ : std::nullopt});
+  if (saved) saved_step_ = state_.done.steps;
+  tools_.log.debug("save of step " + std::to_string(state_.done.steps) + " (" + why + ")");
+}
+
+void Trainer::note_saves() {
+  for (const SaveResult& result : saver_->take_results()) {
+    if (!result.skipped.empty()) {
+      tools_.log.warning("step " + std::to_string(result.step) + " not saved: " + result.skipped);
+      continue;
+    }
+    last_save_seconds_ = result.stall_seconds + result.write_seconds;
+    newest_ = result.folder;
+    tools_.log.info("step " + std::to_string(result.step) + " saved in " +
+                    fixed(last_save_seconds_, 1) + " s: " + result.folder);
+    Record r;
+    r.add("event", std::string_view("save"));
+    r.add("saved", result.step);
+    r.add("bytes", result.bytes);
+    r.add("stall_s", result.stall_seconds);
+    r.add("write_s", result.write_seconds);
+    event(std::move(r));
+  }
+}
+
+bool Trainer::out_of_time() const {
+  if (recipe_.run.time_limit.ns == 0) return false;
+  const double needed = 1.5 * last_save_seconds_ + last_step_seconds_;
+  return seconds_since_start() + needed >= recipe_.run.time_limit.seconds();
+}
+
+RunEnd Trainer::stop(const std::string& why) {
+  tools_.log.info(why + ": stopping after step " + std::to_string(state_.done.steps));
+  save(why);
+  saver_->wait();
+  note_saves();
+  Record r;
+  r.add("event", std::string_view("stop"));
+  r.add("why", why);
+  event(std::move(r));
+  tools_.log.info("step " + std::to_string(state_.done.steps) + " done, saved: " + newest_ +
+                  ". Continue with: " + tools_.continue_with);
+  return RunEnd::kStopped;
+}
+
+RunEnd Trainer::finish() {
+  if (recipe_.eval.every.value > 0 || recipe_.eval.at_start) evaluate_all();
+  save("end");
+  saver_->wait();
+  note_saves();
+  Record r;
+  r.add("event", std::string_view("end"));
+  event(std::move(r));
+  phase_ = "exit";
+  tools_.faults.at("exit", state_.done.steps);
+  tools_.log.info("finished " + std::to_string(state_.done.steps) + " steps, " +
+                  short_number(static_cast<double>(state_.done.tokens)) + " tokens in " +
+                  short_time(state_.seconds) +
+                  "; report: " + write_report(tools_.fs, recipe_.checkpoint.dir));
+  return RunEnd::kFinished;
+}
+
+void Trainer::event(Record record) {
+  record.add("step", state_.done.steps);
+  record.add("time", unix_seconds());
+  jsonl_->append(record.json() + "\n");
+}
+
+std::string Trainer::newest_checkpoint() const {
+  return newest_;
+}
+
+double Trainer::seconds_since_start() const {
+  return std::chrono::duration<double>(Clock::now() - start_).count();
+}
+
+}  // namespace troupe

@@ -1,0 +1,106 @@
+// A run from its recipe to its end: opens the data, resumes, trains, evaluates, saves, logs. The
+// same call goes on after any stop.
+//
+//   RUN/recipe.yaml given.yaml env.json   what was asked for, and where it runs
+//   RUN/log.txt log.jsonl tb/             what happened
+//   RUN/step-000120/ latest               checkpoints
+//   RUN/report.html exit.json             at the end
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "troupe/checkpoint/checkpoint.h"
+#include "troupe/core/log.h"
+#include "troupe/data/batch_reader.h"
+#include "troupe/train/append_file.h"
+#include "troupe/train/learner.h"
+#include "troupe/train/metrics.h"
+#include "troupe/train/open_data.h"
+#include "troupe/train/signals.h"
+#include "troupe/train/tensorboard.h"
+
+namespace troupe {
+
+// What a run is given beside its recipe.
+struct RunTools {
+  Log log;
+  Fs& fs;
+  const Faults& faults;
+  Signals& signals;
+  bool force = false;                // goes on although data, model or seed changed
+  std::string continue_with;         // the command that goes on: "troupe train run.yaml"
+  std::function<void()> begun = {};  // called once the run folder is locked
+};
+
+enum class RunEnd { kFinished, kAlreadyFinished, kStopped };
+
+class Trainer {
+ public:
+  Trainer(const Recipe& recipe, const RunTools& tools);
+  ~Trainer();
+
+  RunEnd run();
+  const TrainState& state() const { return state_; }
+  Learner& learner() { return *learner_; }
+  const std::string& phase() const { return phase_; }  // for a message about what failed
+  std::string newest_checkpoint() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void resume_run();
+  void say_start() const;
+  Feed next_feed();
+  void one_step();
+  void after_step(const StepReport& report, const Feed& feed, double seconds, double wait);
+  void require_progress(const StepReport& report, const Feed& feed);
+  void write_record(const StepReport& report, const Feed& feed, double seconds, bool line_due);
+  bool line_due(const Position& before);
+  void evaluate_all();
+  void sample_all();
+  double evaluate_set(const std::string& name, const Dataset& set);
+  void save(const std::string& why);
+  void note_saves();
+  bool out_of_time() const;
+  RunEnd stop(const std::string& why);
+  RunEnd finish();
+  void event(Record record);
+  double seconds_since_start() const;
+
+  const Recipe recipe_;
+  RunTools tools_;
+  const RunPlan plan_;
+  Clock::time_point start_ = Clock::now();
+  std::string phase_ = "start";
+  std::unique_ptr<Tokenizer> tokenizer_;
+  Data data_;
+  std::unique_ptr<Learner> learner_;
+  TrainState state_;
+  Position before_;         // the last step
+  Position experts_asked_;  // the last line
+  std::unique_ptr<Saver> saver_;
+  CheckpointState tensors_;
+  Fingerprint fingerprint_;
+  std::string run_id_;
+  std::unique_ptr<BatchReader> reader_;
+  std::unique_ptr<AppendFile> jsonl_;
+  std::unique_ptr<TensorBoard> board_;
+  MoeHealth health_;
+  std::string verdict_;
+  Interval interval_;
+  std::vector<Cadence> cadences_;
+  int64_t resumed_step_ = -1;
+  int64_t saved_step_ = -1, scored_step_ = -1;
+  std::optional<double> score_ = {};  // validation loss at scored_step_
+  double last_line_ = -1, last_save_seconds_ = 0, last_step_seconds_ = 0;
+  std::string newest_;
+  double flops_per_token_ = 0;
+  std::optional<double> peak_ = {};
+};
+
+}  // namespace troupe
