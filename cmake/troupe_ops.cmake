@@ -19,13 +19,14 @@ endfunction()
 # The kernels' CPU halves go in whole: the plug-in calls their validate() and workspace_bytes().
 # TARGET_FILE and not the targets' names: CMake 3.25 cannot mix whole and plain uses of one archive.
 get_property(kernels GLOBAL PROPERTY troupe_kernel_targets)
-set(archives troupe_core troupe_schedule troupe_checkpoint ${kernels})
+set(layers troupe_core troupe_schedule troupe_data troupe_tokenizer troupe_checkpoint)
+set(archives ${layers} ${kernels})
 list(TRANSFORM archives REPLACE "(.+)" "$<TARGET_FILE:\\1>")
-add_dependencies(troupe troupe_core troupe_schedule troupe_checkpoint ${kernels})
+add_dependencies(troupe ${layers} ${kernels})
 target_link_libraries(troupe
   PUBLIC $<BUILD_INTERFACE:troupe_options> torch::cpu
   PRIVATE -Wl,--whole-archive ${archives} -Wl,--no-whole-archive
-          ${TROUPE_CORE_LIBRARIES} ${CMAKE_DL_LIBS})
+          ${TROUPE_CORE_LIBRARIES} ${TROUPE_TOKENIZER_LIBRARIES} Threads::Threads ${CMAKE_DL_LIBS})
 set_target_properties(troupe PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION 0)
 
 if(TROUPE_CUDA)

@@ -1,0 +1,167 @@
+#include "troupe/train/executor.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <chrono>
+#include <limits>
+#include <utility>
+
+#include "troupe/core/check.h"
+
+namespace troupe {
+namespace {
+
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& seconds) : seconds_(seconds) {}
+  ~Stopwatch() {
+    const auto passed = std::chrono::steady_clock::now() - start_;
+    seconds_ += std::chrono::duration<double>(passed).count();
+  }
+
+ private:
+  double& seconds_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+// What a fault asks to be put into a tensor: NaN or infinity; otherwise the tensor as it is.
+at::Tensor spoiled(const at::Tensor& x, FaultAction action) {
+  if (action == FaultAction::kNan) return x * std::numeric_limits<double>::quiet_NaN();
+  if (action == FaultAction::kInf) return x * std::numeric_limits<double>::infinity();
+  return x;
+}
+
+void add_to(at::Tensor& sum, const at::Tensor& x) {
+  const at::Tensor wide = x.detach().to(at::kDouble);
+  sum = sum.defined() ? sum.add_(wide) : wide.clone();
+}
+
+// The roots of a unit's backward, and the gradient of each.
+struct Roots {
+  std::vector<at::Tensor> values, gradients;
+  void add(const at::Tensor& value, const at::Tensor& gradient) {
+    if (!value.defined() || !value.requires_grad()) return;
+    values.push_back(value);
+    gradients.push_back(gradient);
+  }
+  void add(const at::Tensor& value, double gradient) {
+    if (value.defined()) add(value, at::full({}, gradient, value.options()));
+  }
+};
+
+}  // namespace
+
+Executor::Executor(Model& model, ParamStore& store, const Faults& faults)
+    : model_(model), store_(store), faults_(faults) {
+  for (int64_t unit = 0; unit < model.num_units(); ++unit) {
+    auto& params = unit_params_.emplace_back();
+    model.for_each_param(unit, [&](const std::string&, Param& p) {
+      const int64_t slot = store.slot_of(&p);
+      if (slot >= 0) params.emplace_back(slot, &p);
+    });
+  }
+}
+
+StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input,
+                         const Handlers& handlers) {
+  out_ = {};
+  seconds_ = {};
+  store_.begin_step();
+  for (const Action& action : list) {
+    switch (action.kind) {
+      case Kind::kForwardLight: forward(action, input, true); break;
+      case Kind::kForward: forward(action, input, false); break;
+      case Kind::kBackward: backward(action, input); break;
+      case Kind::kUpdate: {
+        const Stopwatch watch(seconds_.update);
+        store_.end_step();
+        if (handlers.update) handlers.update(out_);
+        break;
+      }
+      case Kind::kSnapshot:
+        if (handlers.snapshot) handlers.snapshot();
+        break;
+      default: TROUPE_CHECK(false, "one process has no handler for", to_text(action.kind));
+    }
+  }
+  outputs_.clear();
+  gradients_.clear();
+  live_.clear();
+  return std::exchange(out_, {});
+}
+
+void Executor::forward(const Action& action, const StepInput& input, bool light) {
+  const Stopwatch watch(seconds_.forward);
+  const Cell cell{action.chunk, action.microbatch};
+  const Batch& batch = input.microbatches[static_cast<size_t>(action.microbatch)];
+  Context context = input.context;
+  context.owns_backward = !light;
+  context.first_token = action.microbatch * batch.ids_BS.numel();
+  at::Tensor h;
+  if (action.chunk > 0) h = outputs_.at({action.chunk - 1, action.microbatch});
+  const at::AutoGradMode graph(!light);
+  if (!light && h.defined()) h = h.detach().set_requires_grad(true);
+  UnitResult result = model_.forward(action.chunk, h, batch, context);
+  const FaultAction fault = faults_.at("forward." + std::to_string(action.chunk), context.step);
+  if (fault != FaultAction::kNone) {
+    at::Tensor& value = result.h.defined() ? result.h : result.loss_sum;
+    value = spoiled(value, fault);
+  }
+  if (result.h.defined()) outputs_[cell] = result.h.detach();
+  if (light) return;
+  collect(action.chunk, result);
+  live_[cell] = {h, std::move(result)};
+}
+
+void Executor::collect(int chunk, const UnitResult& result) {
+  const at::NoGradGuard no_grad;
+  if (result.loss_sum.defined()) add_to(out_.loss_sum, result.loss_sum);
+  if (result.mtp_sum.defined()) add_to(out_.mtp_sum, result.mtp_sum);
+  for (const MoeLoss& loss : result.losses) {
+    add_to(out_.aux[loss.name], loss.value / loss.coefficient);
+    ++out_.aux_terms[loss.name];
+  }
+  std::vector<MoeStats>& own = out_.moe[chunk];
+  own.resize(std::max(own.size(), result.stats.size()));
+  for (size_t i = 0; i < result.stats.size(); ++i) {
+    own[i].counts_E.defined() ? void(own[i] += result.stats[i]) : void(own[i] = result.stats[i]);
+  }
+  if (own.empty()) out_.moe.erase(chunk);
+}
+
+void Executor::backward(const Action& action, const StepInput& input) {
+  const Stopwatch watch(seconds_.backward);
+  const Cell cell{action.chunk, action.microbatch};
+  Live live = std::move(live_.at(cell));
+  live_.erase(cell);
+  const auto& params = unit_params_[static_cast<size_t>(action.chunk)];
+  const UnitResult& r = live.result;
+  const double token = input.loss_scale / input.weight_sum;
+  const double aux = input.loss_scale / static_cast<double>(input.microbatches.size());
+  Roots roots;
+  const auto above = gradients_.find({action.chunk + 1, action.microbatch});
+  if (above != gradients_.end()) roots.add(r.h, above->second);
+  roots.add(r.loss_sum, token);
+  roots.add(r.mtp_sum, token);
+  for (const MoeLoss& loss : r.losses) roots.add(loss.value, aux);
+  std::vector<at::Tensor> wanted;
+  if (live.input.defined()) wanted.push_back(live.input);
+  for (const auto& [slot, p] : params) wanted.push_back(p->value);
+  std::vector<at::Tensor> grads(wanted.size());
+  if (!roots.values.empty() && !wanted.empty()) {
+    grads = torch::autograd::grad(roots.values, wanted, roots.gradients, std::nullopt,
+                                  /*create_graph=*/false, /*allow_unused=*/true);
+  }
+  const FaultAction fault =
+      faults_.at("backward." + std::to_string(action.chunk), input.context.step);
+  size_t at = 0;
+  if (live.input.defined()) gradients_[cell] = grads[at++];
+  for (const auto& [slot, p] : params) store_.add(slot, spoiled(grads[at++], fault));
+  gradients_.erase({action.chunk + 1, action.microbatch});
+  outputs_.erase({action.chunk - 1, action.microbatch});
+}
+
+}  // namespace troupe

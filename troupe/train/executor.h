@@ -1,0 +1,82 @@
+// Runs the actions of a step on a model: one handler a kind. It issues and decides nothing; which
+// microbatch goes when, what is computed again, when the update comes, is the schedule's to say.
+//
+// Autograd works inside a unit. A forward takes the unit before's output as a new leaf; a backward
+// asks for the gradients of that leaf and of the unit's parameters, adds the latter to the
+// ParamStore and keeps the former for the unit before. So a graph lives from F to B of one unit and
+// one microbatch, and no gradient is accumulated but in the store's f32 buffers.
+//
+// What is differentiated is loss_scale (sum of weighted token losses / weight_sum + sum of
+// auxiliary losses / microbatches): weight_sum is of the whole global batch, so that the split into
+// microbatches does not matter (rules A7, D1).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "troupe/core/fault.h"
+#include "troupe/nn/models/model.h"
+#include "troupe/schedule/action.h"
+#include "troupe/train/param_store.h"
+
+namespace troupe {
+
+struct StepInput {
+  std::vector<Batch> microbatches = {};
+  double weight_sum = 1;
+  double loss_scale = 1;
+  Context context = {};  // training, seed, step; the executor fills in the rest
+};
+
+// Tensors on the device; nothing has been waited for.
+struct StepOutput {
+  at::Tensor loss_sum;                       // f64 scalar: sum of weighted token losses
+  at::Tensor mtp_sum;                        // undefined without MTP modules
+  std::map<std::string, at::Tensor> aux;     // sum over layers and microbatches, coefficient out
+  std::map<std::string, int64_t> aux_terms;  // how many were summed
+  std::map<int64_t, std::vector<MoeStats>> moe;  // by unit, over all microbatches
+};
+
+struct PhaseSeconds {  // the host's; on a GPU those of issuing
+  double forward = 0, backward = 0, update = 0;
+};
+
+class Executor {
+ public:
+  struct Handlers {
+    std::function<void(const StepOutput&)> update = {};
+    std::function<void()> snapshot = {};
+  };
+
+  Executor(Model& model, ParamStore& store, const Faults& faults);
+  // `list` is this rank's, verified. Units are the schedule's chunks.
+  StepOutput run(const std::vector<Action>& list, const StepInput& input, const Handlers& handlers);
+  const PhaseSeconds& seconds() const { return seconds_; }  // of the last step
+
+ private:
+  using Cell = std::pair<int, int>;  // chunk, microbatch
+  struct Live {
+    at::Tensor input;   // a leaf, or undefined for the first unit
+    UnitResult result;  // with its graph
+  };
+
+  void forward(const Action& action, const StepInput& input, bool light);
+  void backward(const Action& action, const StepInput& input);
+  void collect(int chunk, const UnitResult& result);
+
+  Model& model_;
+  ParamStore& store_;
+  const Faults& faults_;
+  std::vector<std::vector<std::pair<int64_t, Param*>>> unit_params_;  // slot, parameter
+  std::map<Cell, Live> live_;
+  std::map<Cell, at::Tensor> outputs_;    // of a unit, for the next one
+  std::map<Cell, at::Tensor> gradients_;  // of a unit's input, for the one before
+  StepOutput out_;
+  PhaseSeconds seconds_;
+};
+
+}  // namespace troupe

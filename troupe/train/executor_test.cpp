@@ -1,0 +1,182 @@
+#include "troupe/train/executor.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/tanh.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "troupe/schedule/schedules.h"
+
+namespace troupe {
+namespace {
+
+constexpr int64_t kVocab = 11, kWidth = 6, kUnits = 4;
+
+// An embedding, two blocks with an auxiliary loss each, a head tied to the embedding.
+class SmallModel : public Model {
+ public:
+  const ModelConfig& config() const override { return config_; }
+  int64_t num_units() const override { return kUnits; }
+  at::Tensor logits(const at::Tensor& h) override { return at::linear(h, table_.value); }
+  void end_of_step(const SumOver&, bool) override {}
+
+  UnitResult forward(int64_t unit, const at::Tensor& h, const Batch& batch,
+                     const Context& context) override {
+    UnitResult out;
+    if (unit == 0) {
+      out.h = table_.value.index_select(0, batch.ids_BS.view(-1))
+                  .view({-1, batch.ids_BS.size(1), kWidth});
+    } else if (unit < kUnits - 1) {
+      Param& w = blocks_[static_cast<size_t>(unit - 1)];
+      out.h = h + at::tanh(at::linear(h, w.value));
+      if (context.records()) {
+        out.losses.push_back({"aux", 0.1 * at::mean(out.h * out.h).to(at::kDouble), 0.1});
+        out.stats.push_back({.counts_E = at::full({2}, batch.ids_BS.numel(), at::kLong)});
+      }
+    } else {
+      const at::Tensor nll =
+          -at::log_softmax(logits(h), -1).gather(-1, batch.labels_BS.unsqueeze(-1)).squeeze(-1);
+      out.loss_sum = (nll * batch.weights_BS).sum();
+      out.weight_sum = batch.weights_BS.sum();
+    }
+    return out;
+  }
+
+  void for_each_param(int64_t unit, const ParamVisitor& f) override {
+    if (unit <= 0 || unit == kUnits - 1) f("table", table_);
+    if (unit == 1 || unit < 0) f("w1", blocks_[0]);
+    if (unit == 2 || unit < 0) f("w2", blocks_[1]);
+  }
+
+ private:
+  static Param normal(std::vector<int64_t> sizes) {
+    return Param::of(std::move(sizes), {.kind = Init::kNormal, .std = 0.5});
+  }
+  ModelConfig config_;
+  Param table_ = normal({kVocab, kWidth});
+  std::vector<Param> blocks_ = {normal({kWidth, kWidth}), normal({kWidth, kWidth})};
+};
+
+// Eight sequences in all, in `microbatches` parts; some targets do not count.
+std::vector<Batch> batches(int64_t microbatches) {
+  const at::Tensor ids = (at::arange(8 * 5) * 7).remainder(kVocab).view({8, 5});
+  const at::Tensor labels = (at::arange(8 * 5) * 5 + 3).remainder(kVocab).view({8, 5});
+  const at::Tensor weights = (at::arange(8 * 5).remainder(3) != 0).to(at::kFloat).view({8, 5});
+  std::vector<Batch> out;
+  for (int64_t m = 0; m < microbatches; ++m) {
+    const int64_t n = 8 / microbatches;
+    out.push_back({.ids_BS = ids.narrow(0, m * n, n),
+                   .labels_BS = labels.narrow(0, m * n, n),
+                   .weights_BS = weights.narrow(0, m * n, n)});
+  }
+  return out;
+}
+
+struct Bench {
+  explicit Bench(const std::string& points = "")
+      : store(params(model), at::TensorOptions(at::kFloat),
+              [](const NamedParam&) { return BucketKey{}; }),
+        faults(points) {
+    store.initialise_all(3);
+  }
+  static std::vector<NamedParam> params(Model& model) {
+    std::vector<NamedParam> out;
+    model.for_each_param(-1, [&](const std::string& name, Param& p) { out.push_back({name, &p}); });
+    return out;
+  }
+  StepOutput run(int64_t microbatches, std::vector<int> recomputed = {}, double scale = 1) {
+    const Schedule schedule =
+        build_schedule(Accumulate{}, {.chunks = kUnits,
+                                      .microbatches = static_cast<int>(microbatches),
+                                      .recomputed = std::move(recomputed)});
+    StepInput input{.microbatches = batches(microbatches), .weight_sum = 26, .loss_scale = scale};
+    input.context.training = true;
+    input.context.step = 5;
+    Executor executor(model, store, faults);
+    return executor.run(schedule[0], input, {.update = [&](const StepOutput&) { ++updates; }});
+  }
+  at::Tensor grad() { return store.buckets()[0].grad; }
+
+  SmallModel model;
+  ParamStore store;
+  Faults faults;
+  int updates = 0;
+};
+
+TEST(Executor, GradientsAreThoseOfTheWholeGraph) {
+  Bench bench;
+  const StepOutput got = bench.run(1);
+  EXPECT_EQ(bench.updates, 1);
+  const Batch batch = batches(1)[0];
+  Context context;
+  context.training = true;
+  at::Tensor h, loss;
+  for (int64_t unit = 0; unit < kUnits; ++unit) {
+    const UnitResult r = bench.model.forward(unit, h, batch, context);
+    h = r.h;
+    at::Tensor part = r.loss_sum.defined() ? r.loss_sum / 26 : r.loss_sum;
+    if (!r.losses.empty()) part = r.losses[0].value;
+    if (part.defined()) loss = loss.defined() ? loss + part : part;
+  }
+  for (size_t s = 0; s < bench.store.slots().size(); ++s) {
+    const at::Tensor want =
+        torch::autograd::grad({loss}, {bench.store.slots()[s].named.param->value}, {}, true)[0];
+    const at::Tensor diff = bench.store.part(static_cast<int64_t>(s), bench.grad()) - want.view(-1);
+    EXPECT_LT(diff.abs().max().item<float>(), 1e-7) << bench.store.slots()[s].named.name;
+  }
+  EXPECT_EQ(got.aux_terms.at("aux"), 2);
+  EXPECT_EQ(got.moe.size(), 2u);
+}
+
+TEST(Executor, F126_EightMicrobatchesAreOneWithinRounding) {
+  Bench one, eight;
+  const StepOutput a = one.run(1), b = eight.run(8);
+  EXPECT_NEAR(a.loss_sum.item<double>(), b.loss_sum.item<double>(), 1e-5);
+  EXPECT_LT((one.grad() - eight.grad()).abs().max().item<float>(), 1e-7);
+  EXPECT_EQ(a.moe.at(1)[0].counts_E[0].item<int64_t>(), b.moe.at(1)[0].counts_E[0].item<int64_t>());
+}
+
+TEST(Executor, F117_RecomputationChangesNoBitAndCountsOnce) {
+  Bench plain, again;
+  const StepOutput a = plain.run(2), b = again.run(2, {1, 2});
+  EXPECT_TRUE(at::equal(plain.grad(), again.grad()));
+  EXPECT_TRUE(at::equal(a.loss_sum, b.loss_sum));
+  EXPECT_TRUE(at::equal(a.aux.at("aux"), b.aux.at("aux")));
+  EXPECT_EQ(a.aux_terms.at("aux"), b.aux_terms.at("aux"));
+  EXPECT_TRUE(at::equal(a.moe.at(2)[0].counts_E, b.moe.at(2)[0].counts_E));
+}
+
+TEST(Executor, TheLossScaleIsAFactorOfAllGradients) {
+  Bench one, scaled;
+  one.run(2);
+  scaled.run(2, {}, 1024);
+  EXPECT_TRUE(at::equal(one.grad() * 1024, scaled.grad()));
+}
+
+TEST(Executor, F119_TwoRunsAreBitwiseEqual) {
+  Bench a, b;
+  a.run(4);
+  b.run(4);
+  EXPECT_TRUE(at::equal(a.grad(), b.grad()));
+}
+
+TEST(Executor, F111_AFaultPointSpoilsOneUnit) {
+  Bench forward("forward.1:5=nan"), backward("backward.2:5=inf"), other_step("forward.1:6=nan");
+  forward.run(1);
+  EXPECT_EQ(bad_values(forward.store, &Bucket::grad).size(), 3u);
+  backward.run(1);
+  const auto bad = bad_values(backward.store, &Bucket::grad);
+  ASSERT_EQ(bad.size(), 1u);
+  EXPECT_EQ(bad[0].name, "w2");
+  other_step.run(1);
+  EXPECT_TRUE(bad_values(other_step.store, &Bucket::grad).empty());
+}
+
+}  // namespace
+}  // namespace troupe
