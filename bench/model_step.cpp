@@ -62,7 +62,7 @@ class Bench {
       for (const MoeLoss& l : r.losses) h = with_loss(h, l.value, 1);
       out.push_back(h);
     }
-    const at::Tensor loss = r.loss_sum / r.weight_sum;
+    const at::Tensor loss = r.loss_sum.div(r.weight_sum);
     loss_ = loss.item<double>();
     loss.backward();
     for (size_t u = out.size() - 1; u-- > 0;) {

@@ -10,7 +10,6 @@
 #include <cmath>
 #include <limits>
 
-#include "troupe/nn/moe_pattern.h"
 #include "troupe/ops/cuda_plugin.h"
 #include "troupe/ops/grad_norm.h"
 #include "troupe/schedule/schedules.h"
@@ -71,7 +70,7 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
     }
   }
   executor_ = std::make_unique<Executor>(*model_, *store_, faults_);
-  const std::vector<bool> again = moe_layers(recipe_.train.recompute, recipe_.model.layers);
+  const std::vector<bool> again = recomputed_blocks(recipe_);
   for (size_t layer = 0; layer < again.size(); ++layer) {
     if (again[layer]) recomputed_.push_back(static_cast<int>(layer) + 1);
   }

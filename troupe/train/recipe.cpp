@@ -71,7 +71,7 @@ void check_train(const Recipe& r, Problems& problems) {
     problems.add("train.spike", "needs sigmas of at least 0 and a window of at least 2 steps");
   }
   problems.add_all("train.optimizer", optimizer_faults(t.optimizer));
-  problems.gather("train.recompute", [&] { moe_layers(t.recompute, r.model.layers); });
+  problems.gather("train.recompute", [&] { recomputed_blocks(r); });
   if (problems.empty()) problems.add_all("train.schedule", lr_faults(t.schedule, plan_of(r).run));
 }
 
@@ -128,6 +128,11 @@ void validate(const Recipe& r, const Sources& sources) {
   check_parallel(r, problems);
   check_rest(r, problems);
   problems.throw_if_any();
+}
+
+std::vector<bool> recomputed_blocks(const Recipe& r) {
+  if (r.train.recompute == "none") return std::vector<bool>(static_cast<size_t>(r.model.layers));
+  return moe_layers(r.train.recompute, r.model.layers);
 }
 
 RunPlan plan_of(const Recipe& r) {

@@ -43,8 +43,8 @@ struct TrainConfig {
   double clip = 1;  // of the global gradient norm; 0: none
   uint64_t seed = 1;
   std::optional<BatchRamp> batch_ramp = {};
-  std::string recompute = "[0]";  // which blocks are computed again in backward: a pattern as of
-                                  // model.moe.layers; "1": all
+  std::string recompute = "none";  // which blocks are computed again in backward: none, or a
+                                   // pattern as of model.moe.layers; "1": all
   LossScaleConfig loss_scale;     // fp16 alone
   SpikeConfig spike;
   int64_t max_skips = 5;  // steps in a row without a finite gradient before the run stops
@@ -174,5 +174,8 @@ struct RunPlan {
   Position run;              // how long it is
 };
 RunPlan plan_of(const Recipe& recipe);
+
+// By block: whether train.recompute names it.
+std::vector<bool> recomputed_blocks(const Recipe& recipe);
 
 }  // namespace troupe

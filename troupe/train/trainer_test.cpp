@@ -131,7 +131,7 @@ TEST(Trainer, F111_TooManyBadStepsStopTheRunWithClassFive) {
 TEST(Trainer, F126_AnotherMicroBatchHasTheSameLossWithinRounding) {
   Runs runs;
   const Result one = runs.run("one", {"train.micro_batch=1"}), eight = runs.run("eight");
-  EXPECT_LT((one.weights - eight.weights).abs().max().item<float>(), 2e-4);
+  EXPECT_LT(one.weights.sub(eight.weights).abs().max().item().toFloat(), 2e-4);
 }
 
 TEST(Trainer, F117_RecomputationChangesNoBit) {

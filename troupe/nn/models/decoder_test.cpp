@@ -139,7 +139,7 @@ TEST(Decoder, PackedDocumentsAreAsIfAlone) {
       alone.push_back(model->logits(body(*model, one, context)));
     }
     EXPECT_TRUE(packed.allclose(at::cat(alone, 1), 1e-4, 1e-5)) << form;
-    batch.documents_BS = {};
+    batch.documents_BS = at::Tensor();
     EXPECT_FALSE(packed.allclose(model->logits(body(*model, batch, context)), 1e-3, 1e-3)) << form;
   }
   Batch bad = batch_of(1, 2);
