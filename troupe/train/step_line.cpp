@@ -30,7 +30,10 @@ std::string own_line(const Record& r, const Position& now, const Position& run) 
   if (has(r, "mtp_loss")) out += text("  mtp %.3f", r.scalar("mtp_loss"));
   out += "  tok/s " + short_number(r.scalar("tokens_s"));
   if (has(r, "mfu")) out += text("  mfu %.1f%%", 100 * r.scalar("mfu"));
-  if (has(r, "memory")) out += text("  mem %.1fG", r.scalar("memory") * 0x1p-30);
+  if (has(r, "memory_peak")) {
+    out += text("  mem %.1f/", r.scalar("memory_peak") * 0x1p-30) +
+           text("%.1fG", r.scalar("memory_total") * 0x1p-30);
+  }
   if (has(r, "data_wait")) out += text("  data %.1f%%", 100 * r.scalar("data_wait"));
   if (has(r, "moe/load")) {
     out += text("  load %.2f dead %.0f drop %.1f%%", r.scalar("moe/load"), r.scalar("moe/dead"),

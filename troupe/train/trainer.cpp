@@ -11,6 +11,7 @@
 #include "troupe/checkpoint/run_folder.h"
 #include "troupe/core/config.h"
 #include "troupe/core/json.h"
+#include "troupe/train/memory_use.h"
 #include "troupe/train/report.h"
 #include "troupe/train/run_files.h"
 #include "troupe/train/sample.h"
@@ -310,6 +311,12 @@ void Trainer::write_record(const StepReport& report, const Feed& feed, double se
     if (peak_) r.add("mfu", flops / *peak_);
     r.add("data_wait", interval_.wait_fraction());
     r.add("rss", resident_bytes());
+    const MemoryUse memory = memory_use(learner_->device());
+    r.add("memory", memory.allocated);
+    r.add("memory_reserved", memory.reserved);
+    r.add("memory_peak", memory.peak);
+    r.add("memory_total", memory.total);
+    r.add("memory_retries", memory.retries);
     const std::vector<LayerLoad> loads = interval_.loads();
     add_moe(r, loads, interval_.aux());
     Record shown = r;  // the line tells the interval's mean, the log each step's own

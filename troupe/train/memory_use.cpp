@@ -1,0 +1,36 @@
+#include "troupe/train/memory_use.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "troupe/train/run_files.h"
+
+namespace troupe {
+namespace {
+
+MemoryUse of_host() {
+  struct rusage usage = {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const int64_t resident = resident_bytes();
+  return {.allocated = resident,
+          .reserved = resident,
+          .peak = int64_t{usage.ru_maxrss} * 1024,
+          .total = int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE)};
+}
+
+}  // namespace
+
+MemoryUse memory_use(const c10::Device& device) {
+  if (device.is_cpu()) return of_host();
+  c10::DeviceAllocator& allocator = *c10::getDeviceAllocator(device.type());
+  constexpr size_t kAll = 0;  // small and large blocks together
+  const auto stats = allocator.getDeviceStats(device.index());
+  return {.allocated = stats.allocated_bytes.at(kAll).current,
+          .reserved = stats.reserved_bytes.at(kAll).current,
+          .peak = stats.allocated_bytes.at(kAll).peak,
+          .total = static_cast<int64_t>(allocator.getMemoryInfo(device.index()).second),
+          .retries = stats.num_alloc_retries};
+}
+
+}  // namespace troupe

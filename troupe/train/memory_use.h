@@ -1,0 +1,20 @@
+// What a process uses of the memory that bounds it: the device's where it computes on one, else the
+// host's.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+
+namespace troupe {
+
+struct MemoryUse {
+  int64_t allocated = 0;  // bytes of tensors now; on the CPU the resident set
+  int64_t reserved = 0;   // and what the allocator keeps beside them
+  int64_t peak = 0;       // the most that was ever allocated
+  int64_t total = 0;      // what there is in all
+  int64_t retries = 0;    // how often the allocator had to give memory back to go on; CUDA alone
+};
+MemoryUse memory_use(const c10::Device& device);
+
+}  // namespace troupe
