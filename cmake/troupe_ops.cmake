@@ -8,10 +8,19 @@ if(TROUPE_TESTS)
 endif()
 
 function(troupe_source)
+  troupe_add_sources(troupe ${ARGN})
+endfunction()
+
+# The same for libtroupe_train.so.
+function(troupe_train_source)
+  troupe_add_sources(troupe_train ${ARGN})
+endfunction()
+
+function(troupe_add_sources library)
   foreach(path IN LISTS ARGN)
-    target_sources(troupe PRIVATE ${PROJECT_SOURCE_DIR}/troupe/${path}.cpp)
+    target_sources(${library} PRIVATE ${PROJECT_SOURCE_DIR}/troupe/${path}.cpp)
     if(EXISTS ${PROJECT_SOURCE_DIR}/troupe/${path}_test.cpp)
-      troupe_test(${path} troupe troupe_testing)
+      troupe_test(${path} ${library} troupe_testing)
     endif()
   endforeach()
 endfunction()
@@ -19,15 +28,25 @@ endfunction()
 # The kernels' CPU halves go in whole: the plug-in calls their validate() and workspace_bytes().
 # TARGET_FILE and not the targets' names: CMake 3.25 cannot mix whole and plain uses of one archive.
 get_property(kernels GLOBAL PROPERTY troupe_kernel_targets)
-set(layers troupe_core troupe_schedule troupe_data troupe_tokenizer troupe_checkpoint)
+set(layers troupe_core troupe_schedule troupe_data troupe_checkpoint)
 set(archives ${layers} ${kernels})
 list(TRANSFORM archives REPLACE "(.+)" "$<TARGET_FILE:\\1>")
 add_dependencies(troupe ${layers} ${kernels})
 target_link_libraries(troupe
   PUBLIC $<BUILD_INTERFACE:troupe_options> torch::cpu
   PRIVATE -Wl,--whole-archive ${archives} -Wl,--no-whole-archive
-          ${TROUPE_CORE_LIBRARIES} ${TROUPE_TOKENIZER_LIBRARIES} Threads::Threads ${CMAKE_DL_LIBS})
+          ${TROUPE_CORE_LIBRARIES} Threads::Threads ${CMAKE_DL_LIBS})
 set_target_properties(troupe PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION 0)
+
+# The trainer and the tokenizers are a library of their own: who loads the operators into Python, or
+# builds a model of their own with them, needs no Unicode tables and no SentencePiece.
+add_library(troupe_train SHARED)
+add_dependencies(troupe_train troupe_tokenizer)
+target_link_libraries(troupe_train
+  PUBLIC troupe
+  PRIVATE -Wl,--whole-archive $<TARGET_FILE:troupe_tokenizer> -Wl,--no-whole-archive
+          ${TROUPE_TOKENIZER_LIBRARIES})
+set_target_properties(troupe_train PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION 0)
 
 if(TROUPE_CUDA)
   get_property(cuda_kernels GLOBAL PROPERTY troupe_cuda_targets)

@@ -91,6 +91,17 @@ inline std::string dotted(const std::string& prefix, std::string_view name) {
 }
 }  // namespace detail
 
+template <class M, class F>
+void for_each_param(M& module, const std::string& prefix, F&& f);
+
+// Over visit() alone: what the `for_each` of a module behind an interface consists of.
+template <class M, class F>
+void for_each_member_param(M& module, const std::string& prefix, F&& f) {
+  M::visit(module, [&](std::string_view name, auto& member) {
+    for_each_param(member, detail::dotted(prefix, name), f);
+  });
+}
+
 // Calls f(name, param) over a module's visit(), depth first, in the order of its fields. A module
 // behind an interface has `for_each(prefix, f)`; optional and null parts that are absent are
 // skipped.
@@ -101,9 +112,7 @@ void for_each_param(M& module, const std::string& prefix, F&& f) {
   } else if constexpr (requires { module.for_each(prefix, f); }) {
     module.for_each(prefix, f);
   } else if constexpr (requires { M::visit(module, [](std::string_view, auto&) {}); }) {
-    M::visit(module, [&](std::string_view name, auto& member) {
-      for_each_param(member, detail::dotted(prefix, name), f);
-    });
+    for_each_member_param(module, prefix, f);
   } else if constexpr (requires { module.size(); }) {
     for (size_t i = 0; i < module.size(); ++i) {
       for_each_param(module[i], detail::dotted(prefix, std::to_string(i)), f);

@@ -19,7 +19,7 @@ class Mla : public AttentionModule {
   at::Tensor forward(const at::Tensor& x_TD, const AttentionCall& call) override;
   void for_each(const std::string& prefix,
                 const std::function<void(const std::string&, Param&)>& f) override {
-    for_each_param(*this, prefix, f);
+    for_each_member_param(*this, prefix, f);
   }
 
   static void visit(auto& m, auto&& f) {

@@ -80,7 +80,7 @@ TEST(Recipe, F79_AllProblemsAreToldAtOnceWithTheirPlaces) {
   EXPECT_TRUE(one_says(found, "top_k"));
   EXPECT_TRUE(one_says(found, "--set train.micro_batch=3"));  // its place
   EXPECT_TRUE(one_says(faults({"train.schedule.warmup=30"}), "warmup 30 is longer"));
-  EXPECT_TRUE(one_says(faults({"train.recompute=[1,0,1]"}), "[1,0,1]"));
+  EXPECT_TRUE(one_says(faults({"train.recompute='[1,0,1]'"}), "[1,0,1]"));
 }
 
 TEST(Recipe, BatchIsInTokensOrSequencesAndNotBoth) {
