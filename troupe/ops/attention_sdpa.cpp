@@ -1,6 +1,5 @@
 #include "troupe/ops/attention_sdpa.h"
 
-#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -81,10 +80,6 @@ at::Tensor sequences(Sequences s, const AttentionForm& form) {
 
 at::Tensor attention_sdpa(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionForm& form) {
-  // Flash attention's backward is deterministic where PyTorch is told that all must be.
-  if (q.is_cuda() && !at::globalContext().deterministicAlgorithms()) {
-    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
-  }
   const std::vector<int64_t>& n = form.lengths;
   if (q.numel() == 0) return at::zeros({q.size(0), q.size(1), v.size(2)}, q.options());
   if (std::all_of(n.begin(), n.end(), [&](int64_t length) { return length == n[0]; })) {
