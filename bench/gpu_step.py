@@ -24,6 +24,7 @@ model: {{preset: olmoe-1b-7b, layers: {layers}}}
 data: {{train: [{{kind: flat, path: {tokens}, type: u16}}], sequence: {sequence}}}
 train: {{global_batch: {sequences}, micro_batch: {sequences}, steps: {steps},
         optimizer: {{lr: 1e-4, weight_decay: 0.1}}, schedule: {{warmup: 2}}, clip: 1}}
+profile: {{from: {profile}}}
 checkpoint: {{dir: {run}, every_steps: 0, every: 1000h}}
 run: {{device: cuda}}
 """
@@ -53,7 +54,8 @@ def troupe(args, folder):
     run = folder / f"run{time.monotonic_ns()}"
     recipe = folder / "recipe.yaml"
     recipe.write_text(RECIPE.format(layers=LAYERS, tokens=tokens_file(folder), sequence=SEQUENCE,
-                                    sequences=args.sequences, steps=args.steps, run=run))
+                                    sequences=args.sequences, steps=args.steps, run=run,
+                                    profile=args.steps - 4 if args.log else 0))
     ran = subprocess.run([args.program, "train", str(recipe), *args.more], capture_output=True, text=True)
     if ran.returncode:
         sys.exit(f"troupe train ended with {ran.returncode}:\n{ran.stderr[-4000:]}")

@@ -34,9 +34,9 @@ std::string unit_name(int64_t unit, int64_t units) {
   return unit == units - 1 ? "the output head" : "layer " + std::to_string(unit - 1);
 }
 
-// Two runs are equal bit for bit (rule G4). On a GPU that asks it of PyTorch's own operators too: of
-// cuBLAS, and of flash attention's backward. Its habit of filling fresh memory meanwhile is no part
-// of that, and would cost a pass over each tensor.
+// Two runs are equal bit for bit (rule G4). On a GPU that asks it of PyTorch's own operators too:
+// of cuBLAS, and of flash attention's backward. Its habit of filling fresh memory meanwhile is no
+// part of that, and would cost a pass over each tensor.
 void make_deterministic(const c10::Device& device) {
   if (device.is_cpu()) return;
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);

@@ -94,6 +94,7 @@ void check_rest(const Recipe& r, Problems& problems) {
       r.log.experts.unit == Span::Unit::kPercent || r.eval.every.unit == Span::Unit::kPercent) {
     problems.add("log", "intervals are in steps, samples, tokens or time, not in percent");
   }
+  problems.add_all("profile", profile_faults(r.profile));
   if (r.run.threads < 0) problems.add("run.threads", "must not be negative");
   if (r.data.sequence > r.model.max_positions) {
     problems.add("data.sequence", std::to_string(r.data.sequence) + " is longer than the model's " +

@@ -20,6 +20,7 @@
 #include "troupe/train/health.h"
 #include "troupe/train/lr_schedule.h"
 #include "troupe/train/optimizer.h"
+#include "troupe/train/profile.h"
 #include "troupe/train/step_line.h"
 
 namespace troupe {
@@ -45,7 +46,7 @@ struct TrainConfig {
   std::optional<BatchRamp> batch_ramp = {};
   std::string recompute = "none";  // which blocks are computed again in backward: none, or a
                                    // pattern as of model.moe.layers; "1": all
-  LossScaleConfig loss_scale;     // fp16 alone
+  LossScaleConfig loss_scale;      // fp16 alone
   SpikeConfig spike;
   int64_t max_skips = 5;  // steps in a row without a finite gradient before the run stops
 
@@ -145,6 +146,7 @@ struct Recipe {
   ParallelConfig parallel;
   CheckpointConfig checkpoint;
   LogConfig log;
+  ProfileConfig profile;
   RunConfig run;
 
   static void visit(auto& r, auto&& f) {
@@ -155,6 +157,7 @@ struct Recipe {
     f("parallel", r.parallel);
     f("checkpoint", r.checkpoint);
     f("log", r.log);
+    f("profile", r.profile);
     f("run", r.run);
   }
 };

@@ -159,6 +159,8 @@ RunEnd Trainer::run() {
   if (recipe_.log.tensorboard) {
     board_ = std::make_unique<TensorBoard>(dir + "/tb", resumed_step_, tools_.log);
   }
+  profile_ =
+      std::make_unique<Profile>(recipe_.profile, dir, tools_.log, !learner_->device().is_cpu());
   say_start();
   Record begin;
   begin.add("event", std::string_view(resumed_step_ >= 0 ? "resume" : "start"));
@@ -197,11 +199,13 @@ Feed Trainer::next_feed() {
 void Trainer::one_step() {
   const auto begin = Clock::now();
   before_ = state_.done;
+  profile_->begin(state_.done.steps + 1);
   const Feed feed = next_feed();
   const double wait = std::chrono::duration<double>(Clock::now() - begin).count();
   phase_ = "step";
   const StepReport report = learner_->step(feed, state_);
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  profile_->end(state_.done.steps);
   state_.seconds += seconds;
   last_step_seconds_ = seconds;
   after_step(report, feed, seconds, wait);

@@ -21,6 +21,7 @@
 #include "troupe/train/learner.h"
 #include "troupe/train/metrics.h"
 #include "troupe/train/open_data.h"
+#include "troupe/train/profile.h"
 #include "troupe/train/signals.h"
 #include "troupe/train/tensorboard.h"
 
@@ -90,6 +91,7 @@ class Trainer {
   std::unique_ptr<BatchReader> reader_;
   std::unique_ptr<AppendFile> jsonl_;
   std::unique_ptr<TensorBoard> board_;
+  std::unique_ptr<Profile> profile_;
   MoeHealth health_;
   std::string verdict_;
   Interval interval_;
