@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""Whole training steps: `troupe train` beside Hugging Face transformers in a plain torch loop.
+
+  .venv/bin/python bench/train_step.py quickstart olmoe-60m            on the CPU, fp32
+  python3 bench/train_step.py olmoe-8l --sequences 4                   on a GPU, bf16
+
+The same shapes, random tokens, balance loss, clipping and AdamW. On a GPU Troupe keeps fp32 master
+weights and moments; the rivals' are bf16, which is less work and less memory. Each side runs in a
+process of its own, in turns; medians over the steps after the first ones are printed, the fastest
+rival counts.
+"""
+import argparse
+import json
+import os
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+MODELS = {  # sequences and tokens of a step, d, layers, heads, experts, k, hidden, vocabulary
+    "quickstart": dict(sequences=8, tokens=256, d=192, layers=4, heads=6, experts=8, k=2, hidden=192,
+                       vocab=2048),
+    "olmoe-60m": dict(sequences=4, tokens=512, d=384, layers=8, heads=6, experts=16, k=4, hidden=384,
+                      vocab=4096),
+    "olmoe-8l": dict(sequences=4, tokens=4096, d=2048, layers=8, heads=16, experts=64, k=8, hidden=1024,
+                     vocab=50304, device="cuda"),
+}
+RIVALS = {"cpu": ("eager", "grouped_mm", "batched_mm"), "cuda": ("grouped_mm", "grouped_mm compiled")}
+RECIPE = """
+model: {{layers: {layers}, width: {d}, heads: {heads}, vocab: {vocab}, max_positions: {tokens},
+        qk_norm: whole, norm: {{kind: rms_rounded}}, init_std: 0.02,
+        moe: {{experts: {experts}, top_k: {k}, hidden: {hidden},
+              router: {{kind: topk_softmax, order: before, balance: {{aux_loss: 0.01}}}}}}}}
+data: {{train: [{{kind: flat, path: {file}, type: u16}}], sequence: {tokens}}}
+train: {{global_batch: {sequences}, micro_batch: {sequences}, steps: {steps},
+        optimizer: {{lr: 1e-4, weight_decay: 0.1}}, schedule: {{warmup: 2}}, clip: 1}}
+checkpoint: {{dir: {run}, every_steps: 0, every: 1000h}}
+log: {{every: 1000000 steps, tensorboard: false}}
+profile: {{from: {profile}}}
+run: {{device: {device}, threads: {threads}}}
+"""
+
+
+def gflop_per_token(m):
+    """Forward and backward, rule N2: six a weight that the token meets, attention over half the keys."""
+    active = m["layers"] * (4 * m["d"] ** 2 + m["k"] * 3 * m["d"] * m["hidden"] + m["d"] * m["experts"])
+    return 1e-9 * (6 * (active + m["d"] * m["vocab"]) + 6 * m["layers"] * m["d"] * m["tokens"])
+
+
+def troupe(m, args, folder):
+    import numpy
+    file, run = folder / "tokens.bin", folder / f"run{time.monotonic_ns()}"
+    if not file.exists():
+        count = (args.steps + 2) * m["sequences"] * (m["tokens"] + 1)
+        numpy.random.default_rng(1).integers(0, m["vocab"], count, dtype=numpy.uint16).tofile(file)
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(RECIPE.format(**{"device": "cpu", **m}, file=file, run=run, steps=args.steps,
+                                    profile=args.steps - 3 if args.profile else 0, threads=args.threads))
+    ran = subprocess.run([args.program, "train", str(recipe)], capture_output=True, text=True)
+    if ran.returncode:
+        sys.exit(f"troupe train ended with {ran.returncode}:\n{ran.stderr[-4000:]}")
+    if args.profile:
+        print(ran.stderr[-5000:])
+    rows = [json.loads(line) for line in (run / "log.jsonl").open()]
+    rows = [row for row in rows if "event" not in row]
+    return statistics.median(row["step_s"] for row in rows[args.skip:-4 if args.profile else None]), \
+        rows[-1]["memory_peak"]
+
+
+def rival(name, m, args):
+    """In a process of its own: the median step in seconds, and the peak in bytes."""
+    import torch
+    from transformers import OlmoeConfig, OlmoeForCausalLM
+    device, implementation = m.get("device", "cpu"), name.split()[0]
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    config = OlmoeConfig(hidden_size=m["d"], intermediate_size=m["hidden"], num_hidden_layers=m["layers"],
+                         num_attention_heads=m["heads"], num_key_value_heads=m["heads"],
+                         vocab_size=m["vocab"], num_experts=m["experts"], num_experts_per_tok=m["k"],
+                         max_position_embeddings=m["tokens"], output_router_logits=True,
+                         router_aux_loss_coef=0.01, pad_token_id=None, use_cache=False,
+                         experts_implementation=implementation, attn_implementation="sdpa")
+    config._experts_implementation = implementation
+    torch.manual_seed(1)
+    torch.set_default_dtype(torch.bfloat16 if device == "cuda" else torch.float32)
+    with torch.device(device):
+        model = OlmoeForCausalLM(config).train()
+    torch.set_default_dtype(torch.float32)
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    run = torch.compile(model) if name.endswith("compiled") else model
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    times = []
+    for _ in range(args.steps):
+        ids = torch.randint(0, m["vocab"], (m["sequences"], m["tokens"]), device=device)
+        wait()
+        start = time.perf_counter()
+        run(input_ids=ids, labels=ids).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        adam.step()
+        adam.zero_grad(set_to_none=True)
+        wait()
+        times.append(time.perf_counter() - start)
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else \
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps([statistics.median(times[args.skip:]), peak]))
+
+
+def other_process(name, model, args):
+    words = [sys.executable, __file__, model, "--one", name, "--steps", str(args.steps), "--skip",
+             str(args.skip), "--threads", str(args.threads), "--sequences", str(args.sequences)]
+    ran = subprocess.run(words, capture_output=True, text=True, env=dict(os.environ))
+    if ran.returncode:
+        print(f"  {name}: {(ran.stderr.strip().splitlines() or ['no message'])[-1][:200]}")
+        return None
+    return json.loads(ran.stdout.strip().splitlines()[-1])
+
+
+def compare(name, m, args):
+    tokens, gflop = m["sequences"] * m["tokens"], gflop_per_token(m)
+    print(f"{name}: {m['sequences']} x {m['tokens']} tokens a step, d {m['d']}, {m['layers']} layers, "
+          f"{m['experts']} experts top-{m['k']} of {m['hidden']}, vocabulary {m['vocab']}; "
+          f"{gflop:.3f} GFLOP a token", flush=True)
+    rivals = RIVALS[m.get("device", "cpu")] if args.rivals is None else args.rivals
+    read = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(args.rounds):
+            for side in ("troupe", *rivals):
+                one = troupe(m, args, pathlib.Path(folder)) if side == "troupe" else \
+                    other_process(side, name, args)
+                if one:
+                    read.setdefault(side, []).append(one)
+    rates = {}
+    for side, values in read.items():
+        seconds, peak = statistics.median(v[0] for v in values), max(v[1] for v in values)
+        rates[side] = tokens / seconds
+        print(f"  {side:<22}{seconds * 1e3:9.1f} ms a step {rates[side]:10.0f} tokens/s "
+              f"{rates[side] * gflop:9.1f} GFLOP/s   peak {peak / 2**30:6.2f} GiB", flush=True)
+    own = rates.pop("troupe", None)
+    if own and rates:
+        print(f"  troupe is {own / max(rates.values()):.2f}x the fastest rival", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("models", nargs="+", choices=MODELS)
+    parser.add_argument("--program", default="build/release/troupe")
+    parser.add_argument("--sequences", type=int, default=0, help="of a step; 0: the model's own number")
+    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--skip", type=int, default=4, help="steps before those that count")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--rivals", nargs="*")
+    parser.add_argument("--profile", action="store_true", help="show where Troupe's last steps go")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    for name in args.models:
+        m = dict(MODELS[name])
+        m["sequences"] = args.sequences or m["sequences"]
+        rival(args.one, m, args) if args.one else compare(name, m, args)
+
+
+if __name__ == "__main__":
+    main()
