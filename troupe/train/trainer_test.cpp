@@ -31,6 +31,10 @@ struct Result {
   TrainState state;
 };
 
+double loss_of(const std::string& line) {
+  return std::stod(line.substr(line.rfind(':') + 1));
+}
+
 class Runs {
  public:
   Result run(const std::string& name, std::vector<std::string> sets = {},
@@ -43,7 +47,12 @@ class Runs {
     Fs fs;
     Signals signals;
     const Faults points(faults);
-    Trainer trainer(recipe, {.log = Log(), .fs = fs, .faults = points, .signals = signals});
+    Trainer trainer(recipe, {.log = Log(),
+                             .fs = fs,
+                             .faults = points,
+                             .signals = signals,
+                             .force = false,
+                             .continue_with = "troupe train nano"});
     const RunEnd end = trainer.run();
     return {end, losses(name), trainer.learner().store().buckets()[0].master.clone(),
             trainer.state()};
@@ -130,8 +139,16 @@ TEST(Trainer, F111_TooManyBadStepsStopTheRunWithClassFive) {
 
 TEST(Trainer, F126_AnotherMicroBatchHasTheSameLossWithinRounding) {
   Runs runs;
-  const Result one = runs.run("one", {"train.micro_batch=1"}), eight = runs.run("eight");
-  EXPECT_LT(one.weights.sub(eight.weights).abs().max().item().toFloat(), 2e-4);
+  // Without the balance loss, which is of a micro batch and no sum over tokens. Losses are
+  // compared, not weights: Adam turns a gradient's last bit into a step where the gradient is
+  // nearly 0.
+  const std::string plain = "model.moe.router.balance.aux_loss=0";
+  const Result one = runs.run("one", {plain, "train.micro_batch=1"}),
+               eight = runs.run("eight", {plain});
+  ASSERT_EQ(one.losses.size(), 12u);
+  for (size_t i = 0; i < one.losses.size(); ++i) {
+    EXPECT_NEAR(loss_of(one.losses[i]), loss_of(eight.losses[i]), 1e-4) << i;
+  }
 }
 
 TEST(Trainer, F117_RecomputationChangesNoBit) {
@@ -153,9 +170,9 @@ TEST(Trainer, EvaluationChangesNothing) {
 TEST(Trainer, EveryOptimizerLearns) {
   Runs runs;
   for (const std::string kind : {"adamw", "sgd", "lion", "muon"}) {
-    const std::string lr = kind == "sgd" ? "0.5" : kind == "lion" ? "3e-4" : "3e-3";
+    const std::string lr = kind == "sgd" ? "0.5" : kind == "lion" ? "1e-3" : "3e-3";
     const Result r = runs.run(kind, {"train.optimizer.kind=" + kind, "train.optimizer.lr=" + lr});
-    EXPECT_LT(r.losses.back().substr(r.losses.back().rfind(':') + 1), "5.4") << kind;
+    EXPECT_LT(loss_of(r.losses.back()), 5.4) << kind;
   }
 }
 
