@@ -35,7 +35,7 @@ def seeded(kind, config):
     with torch.no_grad():
         for name, p in made.named_parameters():
             p.normal_(std=0.2)
-            if "norm" in name:
+            if "norm" in name and p.dim() == 1:
                 p.add_(1)
     return made
 
@@ -108,7 +108,7 @@ class Models(unittest.TestCase):
     def test_olmoe(self):
         config = OlmoeConfig(**COMMON, intermediate_size=12, num_key_value_heads=4, num_experts=8,
                              num_experts_per_tok=3, norm_topk_prob=False, clip_qkv=0.9,
-                             rms_norm_eps=1e-5, pad_token_id=1, eos_token_id=2,
+                             rms_norm_eps=1e-5, pad_token_id=None, eos_token_id=2,
                              rope_parameters=dict(rope_type="default", rope_theta=1e4))
         self.compare("olmoe", seeded(OlmoeForCausalLM, config),
                      SHAPE + "qk_norm: whole, clip_qkv: 0.9, norm: {eps: 1e-5}, moe: {experts: 8, "

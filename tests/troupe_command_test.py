@@ -34,7 +34,8 @@ class TroupeCommand(unittest.TestCase):
                               capture_output=True, text=True, timeout=120)
 
     def losses(self, run="run"):
-        rows = [json.loads(line) for line in (self.folder / run / "log.jsonl").open()]
+        lines = (self.folder / run / "log.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
         return {r["step"]: r["loss"] for r in rows if "event" not in r}
 
     def exit_record(self):
