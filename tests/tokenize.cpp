@@ -1,8 +1,10 @@
 // What tests/tokenizer_test.py and bench/tokenizer_speed.py run:
 //   tokenize encode TOKENIZER DOCUMENTS IDS [no-special]
 //   tokenize decode TOKENIZER IDS DOCUMENTS [skip-special]   what is streamed is compared with it
-//   too tokenize bench TOKENIZER DOCUMENTS THREADS TIMES         a line of seconds each tokenize
-//   train VOCAB PATTERN DOCUMENTS TOKENIZER THREADS tokenize show TOKENIZER kind, size, special ids
+//     too
+//   tokenize bench TOKENIZER DOCUMENTS THREADS TIMES         a line of seconds each
+//   tokenize train VOCAB PATTERN DOCUMENTS TOKENIZER THREADS
+//   tokenize show TOKENIZER                                  kind, size, special ids
 // DOCUMENTS and IDS are records: a little-endian u32 n, then n bytes or n 32-bit ids.
 #include <chrono>
 #include <cstdio>

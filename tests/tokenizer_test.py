@@ -302,6 +302,19 @@ class SentencePiece(unittest.TestCase):
                         normalization_rule_name="nmt_nfkc" if fallback else "identity", num_threads=1)
                     self.compare(pathlib.Path(prefix + ".model"), ties=kind == "unigram")
 
+    def test_trained_as_llama_is(self):
+        """Spaces as they are and no symbols of the user's: what our own encoder takes over."""
+        with tempfile.TemporaryDirectory() as folder:
+            for fallback in (True, False):
+                for prefix in (True, False):
+                    name = str(pathlib.Path(folder, f"{fallback}{prefix}"))
+                    sentencepiece.SentencePieceTrainer.train(
+                        sentence_iterator=iter("\n".join(prose()).split("\n")), model_prefix=name, vocab_size=900,
+                        model_type="bpe", byte_fallback=fallback, normalization_rule_name="identity", num_threads=1,
+                        remove_extra_whitespaces=False, add_dummy_prefix=prefix, allow_whitespace_only_pieces=True,
+                        split_by_whitespace=prefix, character_coverage=.98, minloglevel=2)
+                    self.compare(pathlib.Path(name + ".model"))
+
 
 class Tiktoken(unittest.TestCase):
     def test_qwen(self):

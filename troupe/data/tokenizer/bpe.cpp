@@ -27,7 +27,8 @@ Bpe::Bpe(BpeSpec spec) : spec_(std::move(spec)), pairs_(spec_.merges.size()) {
   for (size_t rank = 0; rank < spec_.merges.size(); ++rank) {
     const auto [left, right, result] = spec_.merges[rank];
     pairs_.set(static_cast<uint32_t>(left), static_cast<uint32_t>(right),
-               static_cast<uint32_t>(rank), static_cast<uint32_t>(result));
+               spec_.ranks.empty() ? static_cast<uint32_t>(rank) : spec_.ranks[rank],
+               static_cast<uint32_t>(result));
   }
   cut_ = may_cut_before_spaces();
 }
@@ -149,8 +150,8 @@ void Bpe::merge_short(std::vector<TokenId>& ids) const {
   size_t n = ids.size();
   for (size_t i = 0; i + 1 < n; ++i) merges[i] = look(i);
   while (n > 1) {
-    const auto best =
-        std::min_element(merges.begin(), merges.begin() + static_cast<int64_t>(n) - 1);
+    const auto best = std::min_element(merges.begin(), merges.begin() + static_cast<int64_t>(n) - 1,
+                                       [](auto a, auto b) { return a >> 32 < b >> 32; });
     if (*best == PairTable::kNone) break;
     const auto i = static_cast<size_t>(best - merges.begin());
     ids[i] = static_cast<TokenId>(*best & 0xFFFFFFFF);

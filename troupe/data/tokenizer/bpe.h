@@ -26,6 +26,7 @@ struct BpeSpec {
   // What the ids spell in the text. Those that no text can reach are left out.
   std::vector<std::pair<std::string, TokenId>> tokens;
   std::vector<BpeMerge> merges;  // by rank; of a pair given twice the last counts
+  std::vector<uint32_t> ranks;   // of each merge, where several have one; empty: 0, 1, ...
   bool whole_first = false;      // a piece that is a token is that token ("ignore_merges")
   TokenId unk = -1;              // for a symbol that is no token; -1: it is dropped
   bool fuse_unk = false;         // one unk for a run of them

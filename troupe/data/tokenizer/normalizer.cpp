@@ -140,6 +140,14 @@ void Normalizer::add(const JsonNode& node) {
   }
 }
 
+Normalizer Normalizer::mark_spaces(bool prefix) {
+  const std::string mark = "\xE2\x96\x81";
+  Normalizer out;
+  if (prefix) out.steps_.push_back(prepend(mark));
+  out.steps_.push_back(replace_text(" ", mark));
+  return out;
+}
+
 std::string_view Normalizer::run(std::string_view text, std::string& storage,
                                  Regex::Scratch& scratch) const {
   for (const Step& step : steps_) {

@@ -18,6 +18,8 @@ class Normalizer {
   // NFC, NFD, NFKC, NFKD, Lowercase, Strip, StripAccents, Prepend, Replace, Sequence. Any other
   // type is refused by its name.
   explicit Normalizer(const JsonNode& node) { add(node); }
+  // SentencePiece's: U+2581 for each space, and, with `prefix`, before a text that is not empty.
+  static Normalizer mark_spaces(bool prefix);
 
   // `text` as it is, or what it became, which `storage` holds.
   std::string_view run(std::string_view text, std::string& storage, Regex::Scratch& scratch) const;

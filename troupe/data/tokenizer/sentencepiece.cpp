@@ -3,8 +3,11 @@
 
 #include <sentencepiece_processor.h>
 
+#include <algorithm>
+
 #include "troupe/core/check.h"
 #include "troupe/core/file.h"
+#include "troupe/data/tokenizer/bpe_tokenizer.h"
 #include "troupe/data/tokenizer/decoder.h"
 #include "troupe/data/tokenizer/sentencepiece_model.h"
 #include "troupe/data/tokenizer/token_table.h"
@@ -16,10 +19,76 @@ namespace {
 constexpr int64_t kMostFileBytes = int64_t{256} << 20;
 using Type = SentencePieceModel::Type;
 
+// The characters of the pieces that a text can become are such pieces themselves: so what a merge
+// joins is always a piece, and has an id.
+bool spells_its_characters(const std::vector<std::pair<std::string, TokenId>>& tokens,
+                           const TokenTable& ids) {
+  return std::all_of(tokens.begin(), tokens.end(), [&](const auto& token) {
+    const std::string_view text = token.first;
+    for (size_t at = 0; at < text.size();) {
+      const size_t bytes = utf8_at(text, at).bytes;
+      if (ids.find(text.substr(at, bytes)) < 0) return false;
+      at += bytes;
+    }
+    return true;
+  });
+}
+
+// Each way to make a piece of two, the highest score first; equal scores have one rank.
+void add_merges(const SentencePieceModel& model, const TokenTable& ids, BpeSpec& spec) {
+  std::vector<std::pair<std::string, TokenId>> order = spec.tokens;
+  const auto score = [&](TokenId id) { return model.pieces[static_cast<size_t>(id)].score; };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](const auto& a, const auto& b) { return score(a.second) > score(b.second); });
+  uint32_t rank = 0;
+  for (size_t i = 0; i < order.size(); ++i) {
+    const std::string_view text = order[i].first;
+    if (i > 0 && score(order[i].second) != score(order[i - 1].second)) ++rank;
+    for (size_t cut = utf8_at(text, 0).bytes; cut < text.size(); cut += utf8_at(text, cut).bytes) {
+      const TokenId left = ids.find(text.substr(0, cut)), right = ids.find(text.substr(cut));
+      if (left < 0 || right < 0) continue;
+      spec.merges.push_back({left, right, order[i].second});
+      spec.ranks.push_back(rank);
+    }
+  }
+}
+
+// The library's pair encoding as our own, which remembers words: the same ids, many times as fast.
+// Null for a model that does more: unigrams, tables of characters, user-defined or unused pieces.
+std::unique_ptr<const BpeTokenizer> own_encoder(const SentencePieceModel& model) {
+  constexpr int64_t kBpe = 2;
+  if (model.model_type != kBpe || model.changes_characters || model.drop_spaces ||
+      !model.mark_spaces || model.suffix_spaces) {
+    return nullptr;
+  }
+  BpeTokenizerParts parts;
+  BpeSpec& spec = parts.bpe;
+  spec.bytes = false;
+  spec.byte_fallback = model.byte_fallback;
+  spec.byte_tokens.fill(-1);
+  spec.unk = model.special.unk;
+  spec.fuse_unk = true;
+  for (size_t i = 0; i < model.pieces.size(); ++i) {
+    const auto& [text, score, type] = model.pieces[i];
+    const auto id = static_cast<TokenId>(i);
+    if (type == Type::kUserDefined || type == Type::kUnused) return nullptr;
+    if (type == Type::kByte) spec.byte_tokens[static_cast<size_t>(byte_of_token(text))] = id;
+    if (type == Type::kNormal) spec.tokens.emplace_back(text, id);
+  }
+  TokenTable ids;
+  for (const auto& [text, id] : spec.tokens) ids.add(text, id);
+  if (!spells_its_characters(spec.tokens, ids)) return nullptr;
+  add_merges(model, ids, spec);
+  parts.normalizer = Normalizer::mark_spaces(model.add_prefix);
+  return std::make_unique<const BpeTokenizer>(std::move(parts));
+}
+
 class SentencePiece : public Tokenizer {
  public:
   SentencePiece(SentencePieceModel model, const std::string& bytes, const std::string& file)
-      : model_(std::move(model)), fingerprint_(hash128(std::as_bytes(std::span(bytes)))) {
+      : model_(std::move(model)),
+        fingerprint_(hash128(std::as_bytes(std::span(bytes)))),
+        encoder_(own_encoder(model_)) {
     const auto status = processor_.LoadFromSerializedProto(bytes);
     if (!status.ok())
       fail(Code::kBadTokenizer, file, "is refused by the library:", status.ToString());
@@ -31,6 +100,10 @@ class SentencePiece : public Tokenizer {
 
   void append(std::string_view text, const EncodeOptions&,
               std::vector<TokenId>& ids) const override {
+    // The library repairs what is no UTF-8 in its own way.
+    if (encoder_ != nullptr && is_utf8(text)) {
+      return encoder_->append(text, {.add_special = false}, ids);
+    }
     std::vector<int> found;
     const auto status = processor_.Encode(text, &found);
     TROUPE_CHECK(status.ok(), "SentencePiece:", status.ToString());
@@ -88,6 +161,7 @@ class SentencePiece : public Tokenizer {
 
   const SentencePieceModel model_;
   const Hash128 fingerprint_;
+  const std::unique_ptr<const BpeTokenizer> encoder_;  // null: the library encodes
   TokenTable by_piece_;
   sentencepiece::SentencePieceProcessor processor_;
 };

@@ -117,15 +117,15 @@ Model::Piece read_piece(Message message) {
 
 struct Trainer {
   int64_t model_type = 1, bos = 1, eos = 2, pad = -1;
-  bool byte_fallback = false;
+  bool byte_fallback = false, suffix_spaces = false;
 };
 
-Trainer read_trainer(Message message) {
-  Trainer out;
+void read_trainer(Message message, Trainer& out) {
   Field f;
   while (message.next(f)) {
     switch (f.number) {
       case 3: out.model_type = message.integer(f); break;
+      case 24: out.suffix_spaces = message.integer(f) != 0; break;
       case 35: out.byte_fallback = message.integer(f) != 0; break;
       case 41: out.bos = static_cast<int32_t>(message.integer(f)); break;
       case 42: out.eos = static_cast<int32_t>(message.integer(f)); break;
@@ -136,7 +136,6 @@ Trainer read_trainer(Message message) {
   if (out.model_type < 1 || out.model_type > 4) {
     message.refuse("model_type is", out.model_type, "where there are 1 to 4");
   }
-  return out;
 }
 
 // A double array of 32-bit units, as Darts-clone lays it out. From each node the library looks at
@@ -198,10 +197,19 @@ void check_characters(const Message& message, std::string_view map) {
   }
 }
 
-void read_normalizer(Message message) {
+void read_normalizer(Message message, Model& out) {
   Field f;
   while (message.next(f)) {
-    if (f.number == 2) check_characters(message, message.text(f));
+    switch (f.number) {
+      case 2:
+        check_characters(message, message.text(f));
+        out.changes_characters = !message.text(f).empty();
+        break;
+      case 3: out.add_prefix = message.integer(f) != 0; break;
+      case 4: out.drop_spaces = message.integer(f) != 0; break;
+      case 5: out.mark_spaces = message.integer(f) != 0; break;
+      default: break;
+    }
   }
 }
 
@@ -260,6 +268,7 @@ TokenId special_id(const Model& model, int64_t id) {
 
 SentencePieceModel check_sentencepiece(std::string_view bytes, const std::string& file) {
   Model model;
+  Model denormalizer;
   Trainer trainer;
   Message message(bytes, file, bytes);
   Field f;
@@ -268,13 +277,15 @@ SentencePieceModel check_sentencepiece(std::string_view bytes, const std::string
       model.pieces.push_back(read_piece(message.message(f)));
       if (model.pieces.size() > kMostPieces) message.refuse("more than", kMostPieces, "pieces");
     }
-    if (f.number == 2) trainer = read_trainer(message.message(f));
-    if (f.number == 3 || f.number == 5) read_normalizer(message.message(f));
+    if (f.number == 2) read_trainer(message.message(f), trainer);
+    if (f.number == 3) read_normalizer(message.message(f), model);
+    if (f.number == 5) read_normalizer(message.message(f), denormalizer);  // checked, no more
   }
   if (model.pieces.empty())
     fail(Code::kBadTokenizer, file, "has no pieces: no SentencePiece model");
   model.model_type = trainer.model_type;
   model.byte_fallback = trainer.byte_fallback;
+  model.suffix_spaces = trainer.suffix_spaces;
   Checker(model, file).run();
   const auto is_unknown = [](const Model::Piece& p) { return p.type == Model::Type::kUnknown; };
   const auto unknown = std::find_if(model.pieces.begin(), model.pieces.end(), is_unknown);

@@ -21,6 +21,12 @@ struct SentencePieceModel {
   std::vector<Piece> pieces;  // by id
   int64_t model_type = 1;     // 1 unigram, 2 BPE, 3 word, 4 character
   bool byte_fallback = false;
+  // What becomes of a text before it is cut.
+  bool changes_characters = false;  // by a table: NFKC, for instance
+  bool add_prefix = true;           // a space before it
+  bool drop_spaces = true;          // at both ends, and all but one of a run
+  bool mark_spaces = true;          // U+2581 stands for a space
+  bool suffix_spaces = false;       // a word's space is behind it
   SpecialIds special;
 };
 
