@@ -1,0 +1,61 @@
+"""`./dev` on machines that lack something: it says what, and how to get it."""
+import os
+import pathlib
+import shutil
+import stat
+import subprocess
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+NOBODY = 65534
+
+
+class Packages(unittest.TestCase):
+    """plan_packages of tools/setup.sh, for a user without root, where the system has no or all packages."""
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        self.folder.chmod(0o755)
+        shutil.copy(ROOT / "tools/setup.sh", self.folder)
+        self.program("apt-get", "exit 1")
+        self.program("sudo", "exit 1")
+
+    def program(self, name, text):
+        path = self.folder / name
+        path.write_text("#!/bin/sh\n" + text + "\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+
+    def plan(self, more=""):
+        script = (f"root={self.folder} venv={self.folder}/.venv; source {self.folder}/setup.sh; "
+                  f'have() {{ [[ $1 == apt-get || $1 == sudo ]]; }}; {more} plan_packages; printf "%s\\n" "${{step_names[@]}}"')
+        return subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd="/", capture_output=True, text=True,
+                              env={"PATH": f"{self.folder}:{os.environ['PATH']}"}, check=False,
+                              user=NOBODY if os.geteuid() == 0 else None)
+
+    def test_without_root_it_names_what_is_missing(self):
+        self.program("dpkg-query", "exit 0")
+        out = self.plan("apt_packages+=(bible-kjv:bible);")
+        self.assertEqual(out.returncode, 1, out)
+        line = next(text for text in out.stderr.splitlines() if "apt-get install -y" in text)
+        for package in ("g++", "libicu-dev", "libpcre2-dev", "libsentencepiece-dev", "libcli11-dev", "libyaml-cpp-dev", "bible-kjv"):
+            self.assertIn(package, line.split())
+
+    def test_one_that_is_missing_is_named_alone(self):
+        names = subprocess.run(["bash", "-c", f"source {ROOT}/tools/setup.sh; printf '%s\\n' \"${{apt_packages[@]%%:*}}\""],
+                               env={"root": "/", "venv": "/", "PATH": os.environ["PATH"]}, capture_output=True, text=True,
+                               check=True).stdout.split()
+        there = [name for name in names if name != "libicu-dev"]
+        self.program("dpkg-query", "\n".join(f"echo installed {name}:amd64" for name in there))
+        out = self.plan()
+        self.assertEqual(out.returncode, 1, out)
+        self.assertIn("apt-get install -y libicu-dev ", out.stderr)
+        self.assertNotIn("libpcre2-dev", out.stderr)
+        self.program("dpkg-query", "\n".join(f"echo installed {name}:amd64" for name in names))
+        out = self.plan()
+        self.assertEqual((out.returncode, out.stdout.strip()), (0, ""), out)
+
+
+if __name__ == "__main__":
+    unittest.main()
