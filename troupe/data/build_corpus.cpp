@@ -9,7 +9,7 @@
 #include "troupe/core/hash.h"
 #include "troupe/core/json.h"
 #include "troupe/data/corpus.h"
-#include "troupe/data/ordered_workers.h"
+#include "troupe/data/encode_corpus.h"
 #include "troupe/data/token_writer.h"
 
 namespace troupe {
@@ -20,17 +20,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kBadKept = 10;
 constexpr auto kTimeBetweenLines = std::chrono::seconds(5);
-
-struct BadDocument {
-  std::string place, what;
-};
-
-// What became of a piece of the corpus.
-struct EncodedPiece {
-  CorpusPlace next = {};
-  EncodedDocuments documents = {};
-  std::vector<BadDocument> bad = {};
-};
 
 // Where a build that was stopped goes on. `of` is a hash of settings and files.
 struct Journal {
@@ -46,19 +35,6 @@ struct Journal {
   }
 };
 
-CorpusFormat format_of(const BuildConfig& config, const std::vector<std::string>& files) {
-  if (config.format != CorpusFormat::kAuto) return config.format;
-  const auto is_jsonl = [](const std::string& path) {
-    return path.ends_with(".jsonl") || path.ends_with(".json");
-  };
-  const auto count = std::ranges::count_if(files, is_jsonl);
-  if (count != 0 && count != std::ssize(files)) {
-    fail(Code::kBadValue, "format", "is auto, and", count, "of the", files.size(),
-         "files are JSONL: build them apart, or name the format");
-  }
-  return count == 0 ? CorpusFormat::kText : CorpusFormat::kJsonl;
-}
-
 // All that decides the bytes of the output.
 std::string hash_of(const BuildConfig& config, const BuildTokenizer& tokenizer,
                     const std::vector<std::string>& files) {
@@ -66,7 +42,8 @@ std::string hash_of(const BuildConfig& config, const BuildTokenizer& tokenizer,
   same.workers = 0;
   std::ostringstream text;
   write_json(text, same);
-  text << tokenizer.vocab << ' ' << tokenizer.eod.value_or(-1) << ' ' << tokenizer.fingerprint;
+  text << tokenizer.vocab << ' ' << tokenizer.eod.value_or(-1) << ' ' << tokenizer.fingerprint
+       << ' ' << tokenizer.manner;
   for (const std::string& path : files) {
     text << '\n'
          << path << ' ' << stdfs::file_size(path) << ' '
@@ -75,39 +52,6 @@ std::string hash_of(const BuildConfig& config, const BuildTokenizer& tokenizer,
   Hasher hasher;
   hasher.update(text.str());
   return hex(hasher.digest128());
-}
-
-EncodedPiece encode_piece(const CorpusPiece& piece, const DocumentRules& rules,
-                          const Encode& encode, int64_t longest) {
-  EncodedPiece out{.next = piece.next};
-  int64_t number = piece.first_line;
-  const auto add = [&](std::string_view text) {
-    const std::string place = rules.format == CorpusFormat::kText
-                                  ? piece.path
-                                  : piece.path + ':' + std::to_string(number);
-    const auto too_long = [&](int64_t bytes) {
-      out.bad.push_back({place, "has " + std::to_string(bytes) + " bytes, more than `longest`, " +
-                                    std::to_string(longest)});
-    };
-    if (piece.long_line) return too_long(*piece.long_line);
-    if (std::ssize(text) > longest) return too_long(std::ssize(text));
-    try {
-      add_document(text, rules, encode, out.documents);
-    } catch (const std::string& what) {
-      out.bad.push_back({place, what});
-    }
-  };
-  std::string_view text = piece.text;
-  if (piece.is_first && text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
-  if (rules.format == CorpusFormat::kText || piece.long_line) return add(text), out;
-  for (; !text.empty(); ++number) {
-    const size_t end = std::min(text.find('\n'), text.size());
-    std::string_view line = text.substr(0, end);
-    text.remove_prefix(std::min(end + 1, text.size()));
-    if (line.ends_with('\r')) line.remove_suffix(1);
-    if (line.find_first_not_of(" \t") != std::string_view::npos) add(line);
-  }
-  return out;
 }
 
 // One build, from the corpus to the published files.
@@ -121,7 +65,7 @@ class Build {
         log_(log),
         limits_(limits),
         files_(corpus_files(config.input)),
-        rules_{.format = format_of(config, files_),
+        rules_{.format = settled_format(config.format, files_),
                .key = config.key,
                .eod = config.append_eod ? tokenizer.eod : std::nullopt,
                .chat = config.chat},
@@ -173,24 +117,11 @@ class Build {
   }
 
   void encode_all(CorpusReader& reader, TokenWriter& writer) {
-    const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-    const int threads = std::max(1, config_.workers > 0 ? config_.workers : cores);
-    OrderedWorkers<EncodedPiece> workers(threads);
-    bool more = true;
-    while (more || workers.pending() > 0) {
-      if (more && workers.pending() < 2 * static_cast<size_t>(threads)) {
-        std::optional<CorpusPiece> piece = reader.next();
-        more = piece.has_value();
-        if (!more) continue;
-        workers.add([this, p = std::make_shared<CorpusPiece>(std::move(*piece))] {
-          return encode_piece(*p, rules_, tokenizer_.encode, config_.longest.value);
-        });
-        continue;
-      }
-      const EncodedPiece piece = workers.take();
+    const EncodeJob job{rules_, tokenizer_.encode, config_.longest.value, config_.workers};
+    encode_corpus(reader, job, [&](const EncodedPiece& piece) {
       write(piece, writer);
       note(piece, reader, writer);
-    }
+    });
   }
 
   void write(const EncodedPiece& piece, TokenWriter& writer) {
@@ -257,6 +188,7 @@ class Build {
     publish_file(fs_, config_.output + ".json", text.str() + '\n');
     log_line(result_.text_bytes, writer.counts());
     writer.publish();
+    result_.read_bytes = result_.text_bytes - begin_bytes_;
     result_.seconds = seconds();
     if (result_.info.skipped > 0) {
       log_.warning("data build: " + std::to_string(result_.info.skipped) + " documents skipped");

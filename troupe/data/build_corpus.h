@@ -56,13 +56,15 @@ struct BuildTokenizer {
   int64_t vocab = 0;  // ids are below; decides between 2 and 4 bytes an id
   std::optional<int32_t> eod = {};
   std::string fingerprint = {};  // goes into PREFIX.json
+  std::string manner = {};       // how it is used, where that decides ids: "special as text"
 };
 
 struct BuildResult {
   BuildInfo info;
   int64_t sequences = 0;
   int64_t text_bytes = 0;  // of the corpus
-  double seconds = 0;      // of this process
+  int64_t read_bytes = 0;  // of them, by this process, in `seconds`
+  double seconds = 0;
   bool resumed = false;
   std::vector<std::string> bad;  // the first ten documents that were skipped, with their place
 };

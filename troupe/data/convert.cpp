@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <sstream>
 
+#include "troupe/core/json.h"
+#include "troupe/data/build_info.h"
 #include "troupe/data/token_file.h"
 
 namespace troupe {
@@ -55,6 +58,28 @@ class Copier {
   std::vector<uint8_t> weights_;
 };
 
+// What all the inputs say of how they were made, summed up; nothing where one of them is silent.
+std::optional<BuildInfo> joined_info(const std::vector<std::string>& prefixes) {
+  std::optional<BuildInfo> out;
+  for (const std::string& prefix : prefixes) {
+    const std::optional<BuildInfo> info = read_build_info(token_prefix(prefix));
+    if (!info) return std::nullopt;
+    if (!out) {
+      out = info;
+      continue;
+    }
+    if (info->tokenizer != out->tokenizer || info->vocab != out->vocab) {
+      fail(Code::kOtherTokenizer, token_prefix(prefix) + ".json", "tokenizer", info->tokenizer,
+           "with", info->vocab, "ids made these tokens,", out->tokenizer, "with", out->vocab,
+           "those of", token_prefix(prefixes[0]));
+    }
+    out->documents += info->documents;
+    out->tokens += info->tokens;
+    out->skipped += info->skipped;
+  }
+  return out;
+}
+
 }  // namespace
 
 TokenCounts merge_tokens(Fs& fs, const std::vector<std::string>& prefixes,
@@ -73,11 +98,51 @@ TokenCounts merge_tokens(Fs& fs, const std::vector<std::string>& prefixes,
            ": one has weights and one has none");
     }
   }
+  const std::optional<BuildInfo> info = joined_info(prefixes);
   TokenWriter writer(fs, {.prefix = output,
                           .type = files[0]->index().type(),
                           .weights = files[0]->has_weights(),
                           .replace = replace});
   for (const auto& file : files) Copier(*file, writer).run();
+  if (info) {
+    std::ostringstream text;
+    write_json(text, *info);
+    publish_file(fs, output + ".json", text.str() + '\n');
+  }
+  writer.publish();
+  return writer.counts();
+}
+
+TokenCounts convert_ids(const IdsConfig& config, Fs& fs, const Log& log) {
+  const TokenSourcePtr source = open(config.input, {.log = log});
+  const int64_t limit =
+      config.vocab > 0 ? config.vocab : int64_t{std::numeric_limits<int32_t>::max()};
+  TokenWriter writer(fs, {.prefix = config.output,
+                          .type = config.vocab > 0 ? token_type_for(config.vocab) : TokenType::kI32,
+                          .replace = config.replace});
+  constexpr int64_t kBlock = 1 << 20;
+  std::vector<int32_t> ids;
+  bool is_open = false;
+  const auto end = [&] {
+    writer.end_sequence();
+    writer.end_document();
+    is_open = false;
+  };
+  for (int64_t at = 0; at < source->num_tokens(); at += kBlock) {
+    ids.resize(static_cast<size_t>(std::min(kBlock, source->num_tokens() - at)));
+    source->read(at, ids);
+    require_below(ids, limit, *source, at);
+    for (std::span<const int32_t> rest(ids); !rest.empty();) {
+      const auto found = std::ranges::find(rest, config.eod);
+      const bool ends = found != rest.end();
+      const auto count = static_cast<size_t>(found - rest.begin() + (ends ? 1 : 0));
+      writer.add_tokens(rest.first(count));
+      is_open = true;
+      if (ends) end();
+      rest = rest.subspan(count);
+    }
+  }
+  if (is_open) end();
   writer.publish();
   return writer.counts();
 }

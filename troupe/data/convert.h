@@ -6,12 +6,14 @@
 
 #include "troupe/core/log.h"
 #include "troupe/core/publish.h"
+#include "troupe/data/sources.h"
 #include "troupe/data/token_writer.h"
 
 namespace troupe {
 
 // `data merge`: the documents of all inputs, one after the other, as Megatron's merge_datasets. All
-// must have one token type, and weights all or none.
+// must have one token type, and weights all or none. Where each input says which tokenizer made it
+// (PREFIX.json), these must be one (E3108), and the output says the same.
 TokenCounts merge_tokens(Fs& fs, const std::vector<std::string>& prefixes,
                          const std::string& output, bool replace = false, const Log& log = {});
 
@@ -37,5 +39,16 @@ struct MdsConfig {
 // A sample becomes a document. Sizes, offsets and xxHash sums are checked; what is wrong is E3107
 // with the shard's name. Compressed shards must be unpacked first.
 TokenCounts convert_mds(const MdsConfig& config, Fs& fs, const Log& log = {});
+
+// `data convert --from llmc` and `flat`: a file of ids in a row (sources.h). A document ends with
+// each end-of-document id, which stays its last; what follows the last one is a document too.
+struct IdsConfig {
+  SourceConfig input = FlatFile{};  // or LlmcFile
+  std::string output;
+  int32_t eod = 0;
+  int64_t vocab = 0;  // 0: unknown, ids are stored in 4 bytes
+  bool replace = false;
+};
+TokenCounts convert_ids(const IdsConfig& config, Fs& fs, const Log& log = {});
 
 }  // namespace troupe

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "troupe/core/hash.h"
+#include "troupe/data/build_info.h"
 #include "troupe/data/token_file.h"
 #include "troupe/testing/files.h"
 #include "troupe/testing/temporary_folder.h"
@@ -60,6 +61,63 @@ TEST(Merge, IsTheConcatenation) {
   for (const char* suffix : {".idx", ".bin"}) {
     EXPECT_EQ(bytes_of_file(folder / "m" + suffix), bytes_of_file(folder / "both" + suffix));
   }
+}
+
+void put_info(const std::string& prefix, const std::string& tokenizer, int64_t tokens) {
+  put_file(prefix + ".json", "{\"tokenizer\":\"" + tokenizer + "\",\"vocab\":9,\"documents\":1," +
+                                 "\"tokens\":" + std::to_string(tokens) + ",\"skipped\":0}");
+}
+
+TEST(Merge, RemembersTheTokenizerAndRefusesTwo) {
+  const TemporaryFolder folder;
+  put_tokens(folder / "a", {{{1}}});
+  put_tokens(folder / "b", {{{1, 2}}});
+  put_info(folder / "a", "x", 1);
+  put_info(folder / "b", "x", 2);
+  Fs fs;
+  merge_tokens(fs, {folder / "a", folder / "b"}, folder / "m");
+  EXPECT_EQ(read_build_info(folder / "m")->tokenizer, "x");
+  EXPECT_EQ(read_build_info(folder / "m")->tokens, 3);
+  put_info(folder / "b", "y", 2);
+  refusal_code(Code::kOtherTokenizer, [&] {
+    merge_tokens(fs, {folder / "a", folder / "b"}, folder / "n");
+  });
+  EXPECT_FALSE(std::filesystem::exists(folder / "n.idx"));
+}
+
+TEST(Ids, AFileOfIdsIsCutBehindEachEndOfDocument) {
+  const TemporaryFolder folder;
+  std::string bytes;
+  for (const uint16_t id : {7, 8, 0, 0, 9, 0, 5}) bytes += le(id);
+  put_file(folder / "ids.npy", bytes);
+  IdsConfig config{.input = FlatFile{.path = folder / "ids.npy"},
+                   .output = folder / "out",
+                   .eod = 0,
+                   .vocab = 10};
+  Fs fs;
+  EXPECT_EQ(convert_ids(config, fs).documents, 4);
+  put_tokens(folder / "want", {{{7, 8, 0}}, {{0}}, {{9, 0}}, {{5}}});
+  for (const char* suffix : {".idx", ".bin"}) {
+    EXPECT_EQ(bytes_of_file(folder / "out" + suffix), bytes_of_file(folder / "want" + suffix));
+  }
+  config.vocab = 9;
+  config.output = folder / "small";
+  refusal_code(Code::kBadToken, [&] { convert_ids(config, fs); });
+}
+
+TEST(Ids, LlmcsHeaderIsRead) {
+  const TemporaryFolder folder;
+  std::string bytes = le(int32_t{20240520}) + le(int32_t{1}) + le(int32_t{3});
+  bytes.resize(1024);
+  for (const uint16_t id : {50256, 1, 2}) bytes += le(id);
+  put_file(folder / "x.bin", bytes);
+  Fs fs;
+  const IdsConfig config{.input = LlmcFile{.path = folder / "x.bin"},
+                         .output = folder / "out",
+                         .eod = 50256,
+                         .vocab = 50257};
+  EXPECT_EQ(convert_ids(config, fs).documents, 2);
+  EXPECT_EQ(all_tokens(folder / "out"), (Ids{50256, 1, 2}));
 }
 
 TEST(Merge, TypesMustBeEqual) {

@@ -1,0 +1,39 @@
+#include "troupe/data/count_corpus.h"
+
+#include <chrono>
+#include <numeric>
+
+#include "troupe/data/encode_corpus.h"
+
+namespace troupe {
+
+CorpusCount count_corpus(const BuildConfig& config, const BuildTokenizer& tokenizer) {
+  constexpr size_t kBadKept = 10;
+  const auto begin = std::chrono::steady_clock::now();
+  const std::vector<std::string> files = corpus_files(config.input);
+  const DocumentRules rules{.format = settled_format(config.format, files),
+                            .key = config.key,
+                            .eod = config.append_eod ? tokenizer.eod : std::nullopt,
+                            .chat = config.chat};
+  const bool chat = rules.format == CorpusFormat::kChat;
+  const bool whole = rules.format == CorpusFormat::kText;
+  CorpusReader reader(files, {.whole_files = whole, .longest = config.longest.value});
+  CorpusCount out{.files = std::ssize(files), .text_bytes = reader.total_bytes(), .bad = {}};
+  const EncodeJob job{rules, tokenizer.encode, config.longest.value, config.workers};
+  encode_corpus(reader, job, [&](const EncodedPiece& piece) {
+    for (const BadDocument& bad : piece.bad) {
+      if (config.on_bad == OnBad::kStop) fail(Code::kBadDocument, bad.place, bad.what);
+      if (out.bad.size() < kBadKept) out.bad.push_back(bad.place + ": " + bad.what);
+      ++out.skipped;
+    }
+    const EncodedDocuments& d = piece.documents;
+    out.documents += std::ssize(d.ends);
+    out.tokens += std::ssize(d.ids);
+    out.learnt +=
+        chat ? std::accumulate(d.weights.begin(), d.weights.end(), int64_t{0}) : std::ssize(d.ids);
+  });
+  out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return out;
+}
+
+}  // namespace troupe

@@ -1,0 +1,37 @@
+// `data count`: what a build of a corpus would make, without writing it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "troupe/data/build_corpus.h"
+
+namespace troupe {
+
+struct CorpusCount {
+  int64_t files = 0;
+  int64_t documents = 0;
+  int64_t tokens = 0;  // with what ends documents
+  int64_t learnt = 0;  // of them, those that are targets: all, but in chats
+  int64_t text_bytes = 0;
+  int64_t skipped = 0;           // bad documents
+  std::vector<std::string> bad;  // the first ten of them, with their place
+  double seconds = 0;
+
+  static void visit(auto& c, auto&& f) {
+    f("files", c.files);
+    f("documents", c.documents);
+    f("tokens", c.tokens);
+    f("learnt", c.learnt);
+    f("text_bytes", c.text_bytes);
+    f("skipped", c.skipped);
+    f("bad", c.bad);
+    f("seconds", c.seconds);
+  }
+};
+
+// As build_corpus with the same config, whose output is not looked at.
+CorpusCount count_corpus(const BuildConfig& config, const BuildTokenizer& tokenizer);
+
+}  // namespace troupe
