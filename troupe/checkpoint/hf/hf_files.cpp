@@ -23,14 +23,26 @@ constexpr const char* kTokenizerFiles[] = {"tokenizer.json",          "tokenizer
                                            "special_tokens_map.json", "tokenizer.model",
                                            "chat_template.jinja",     "generation_config.json"};
 
+void copy_file(Fs& fs, const std::string& from, const std::string& to) {
+  NewFile file(fs, to);
+  file.write(read_file(from, Code::kUnreadableCheckpoint));
+  file.finish();
+}
+
 void copy_files(Fs& fs, const std::string& from, const std::string& to) {
   for (const char* name : kTokenizerFiles) {
     std::error_code error;
     if (from.empty() || !stdfs::exists(from + '/' + name, error)) continue;
-    NewFile file(fs, to + '/' + name);
-    file.write(read_file(from + '/' + name, Code::kUnreadableCheckpoint));
-    file.finish();
+    copy_file(fs, from + '/' + name, to + '/' + name);
   }
+}
+
+// A folder's files, or one file under the name that readers look for.
+void copy_tokenizer(Fs& fs, const std::string& from, const std::string& to) {
+  std::error_code error;
+  if (from.empty() || stdfs::is_directory(from, error)) return copy_files(fs, from, to);
+  const bool is_model = from.ends_with(".model");
+  copy_file(fs, from, to + (is_model ? "/tokenizer.model" : "/tokenizer.json"));
 }
 
 void write_new(Fs& fs, const std::string& path, const std::string& text) {
@@ -64,11 +76,11 @@ class Export {
   Export(const HfConfig& config, const TensorOf& tensor_of, const ExportOptions& options)
       : config_(config), tensor_of_(tensor_of), table_(hf_names(config.family, config.model)) {
     if (!options.dtype.empty()) config_.dtype = options.dtype;
-    type_ = config_.dtype == "float32"    ? at::kFloat
-            : config_.dtype == "bfloat16" ? at::kBFloat16
-                                          : at::kHalf;
+    type_ = hf_scalar_type(config_.dtype);
     group();
   }
+
+  int64_t num_theirs() const { return std::ssize(theirs_); }
 
   void write(Fs& fs, const std::string& staging, int64_t file_bytes) {
     std::vector<SafetensorsEntry> entries;
@@ -97,7 +109,7 @@ class Export {
     for (const HfTensor& ours : table_) {
       const HfTensor* const found = back.find(ours.name);
       TROUPE_CHECK(found != nullptr, ours.name, "is not in the exported folder");
-      const at::Tensor wanted = tensor_of_(ours.name).to(back.type_of(*found)).view(ours.shape);
+      const at::Tensor wanted = matrix_of(ours).to(back.type_of(*found)).view(ours.shape);
       if (!at::equal(back.read(*found), wanted)) {
         fail(Code::kDamagedCheckpoint, staging, "tensor", ours.name, "does not read back the same");
       }
@@ -125,13 +137,27 @@ class Export {
     return t.copy_of != nullptr ? t.copy_of->pieces[0].shape : t.first->shape;
   }
 
+  // The true rows: a padded vocabulary has more of them.
+  at::Tensor matrix_of(const HfTensor& ours) const {
+    const at::Tensor value = tensor_of_(ours.name);
+    Sizes shape = value.sizes().vec();
+    if (!shape.empty() && shape[0] == padded_vocab(config_.model) && ours.shape != shape) {
+      shape[0] = ours.shape.at(0);
+    }
+    if (shape != ours.shape) {
+      fail(Code::kStateMismatch, "the checkpoint", "tensor", ours.name, "is",
+           to_text(value.sizes().vec()), "and should be", to_text(ours.shape));
+    }
+    return value.reshape({-1, ours.columns}).narrow(0, 0, ours.rows);
+  }
+
   at::Tensor make(const Theirs& t) const {
     const at::ScalarType type = t.fp32 ? at::kFloat : type_;
     if (t.copy_of != nullptr) return make(theirs_[by_name_.at(t.copy_of->pieces[0].name)]);
     at::Tensor out = at::empty({Box::whole(t.first->shape).numel()}, at::TensorOptions(type));
     for (const auto& [ours, p] : t.pieces) {
       if (p->rows == 0 || ours->columns == 0) continue;
-      const at::Tensor matrix = tensor_of_(ours->name).view({ours->rows, ours->columns});
+      const at::Tensor matrix = matrix_of(*ours);
       out.as_strided({p->rows, ours->columns}, {p->row_stride, p->column_stride}, p->offset)
           .copy_(matrix.narrow(0, p->row, p->rows));
     }
@@ -148,15 +174,38 @@ class Export {
 
 }  // namespace
 
-void import_hf(const std::string& folder, const std::string& run, const Log& log, Fs& fs) {
+at::ScalarType hf_scalar_type(const std::string& dtype) {
+  if (dtype == "float32") return at::kFloat;
+  if (dtype == "bfloat16") return at::kBFloat16;
+  if (dtype == "float16") return at::kHalf;
+  fail(Code::kBadValue, "dtype", to_text(dtype), "is none of bfloat16, float16, float32");
+}
+
+ImportResult import_hf(const std::string& folder, const std::string& run, const Log& log, Fs& fs,
+                       const ImportOptions& options) {
   const HfWeights weights(folder);
   for (const std::string& line : weights.config().notes) log.warning(line);
+  const auto type_of = [&](const HfTensor& ours) {
+    const bool asked = !options.dtype.empty() && !ours.fp32;
+    return asked ? hf_scalar_type(options.dtype) : weights.type_of(ours);
+  };
   prepare_run_folder(fs, run);
+  if (!steps_in(run).empty()) {
+    fail(Code::kFileFailed, run, "holds", step_name(steps_in(run).front()),
+         "already; import into a folder of its own");
+  }
+  const std::string kept = make_staging_directory(fs, run + "/hf");
+  write_new(fs, kept + "/config.json", to_json(weights.config()));
+  copy_files(fs, folder, kept);
+  std::error_code error;  // one that is there is of an import that was killed
+  stdfs::exists(run + "/hf", error) ? replace_directory(fs, kept, run + "/hf")
+                                    : publish_directory(fs, kept, run + "/hf");
   std::vector<Piece> pieces;
   for (const HfTensor& ours : weights.table()) {
-    Piece piece{{"model." + ours.name, element_of(weights.type_of(ours)), Box::whole(ours.shape)}};
-    piece.make = [&weights, &ours](const WriteBytes& write) {
-      write(bytes_of(weights.read(ours)));
+    const at::ScalarType type = type_of(ours);
+    Piece piece{{"model." + ours.name, element_of(type), Box::whole(ours.shape)}};
+    piece.make = [&weights, &ours, type](const WriteBytes& write) {
+      write(bytes_of(weights.read(ours).to(type)));
     };
     pieces.push_back(std::move(piece));
   }
@@ -167,14 +216,15 @@ void import_hf(const std::string& folder, const std::string& run, const Log& log
   SaveResult result;
   save_step({fs, none, alone, log, nullptr}, config, new_run_id(), {.step = 0}, pieces, result);
   if (!result.skipped.empty()) fail(Code::kFolderInUse, run, result.skipped);
-  const std::string kept = make_staging_directory(fs, run + "/hf");
-  write_new(fs, kept + "/config.json", to_json(weights.config()));
-  copy_files(fs, folder, kept);
-  publish_directory(fs, kept, run + "/hf");
+  if (result.bad) log.warning(folder + " holds NaN or infinite weights: the step is tagged bad");
+  return {.checkpoint = run + '/' + step_name(0),
+          .tensors = std::ssize(weights.table()),
+          .of = weights.num_theirs() - std::ssize(weights.skipped()),
+          .skipped = weights.skipped()};
 }
 
-void export_hf(const HfConfig& config, const TensorOf& tensor_of, const std::string& folder,
-               const std::string& tokenizer_folder, const ExportOptions& options, Fs& fs) {
+int64_t export_hf(const HfConfig& config, const TensorOf& tensor_of, const std::string& folder,
+                  const std::string& tokenizer, const ExportOptions& options, Fs& fs) {
   std::error_code error;
   const bool there = stdfs::exists(stdfs::symlink_status(folder, error));
   if (there && !options.force) {
@@ -184,12 +234,15 @@ void export_hf(const HfConfig& config, const TensorOf& tensor_of, const std::str
   try {
     Export out(config, tensor_of, options);
     out.write(fs, staging, options.file_bytes);
-    copy_files(fs, tokenizer_folder, staging);
-    if (!stdfs::exists(staging + "/generation_config.json", error)) {
-      write_new(fs, staging + "/generation_config.json", generation_config(config));
-    }
+    copy_tokenizer(fs, tokenizer, staging);
+    const auto write_absent = [&](const std::string& name, const std::string& text) {
+      if (!stdfs::exists(staging + '/' + name, error)) write_new(fs, staging + '/' + name, text);
+    };
+    write_absent("generation_config.json", generation_config(config));
+    for (const auto& [name, text] : options.files) write_absent(name, text);
     out.verify(staging);
     there ? replace_directory(fs, staging, folder) : publish_directory(fs, staging, folder);
+    return out.num_theirs();
   } catch (...) {
     if (stdfs::exists(staging, error)) remove_tree(fs, staging);
     throw;

@@ -120,7 +120,11 @@ void HfWeights::account() {
     for (const std::string& copy : ours.copies) used.insert(copy);
   }
   for (const auto& [name, tensor] : files_.tensors()) {
-    if (used.contains(name) || hf_skippable(config_.family, config_.model, name)) continue;
+    if (used.contains(name)) continue;
+    if (hf_skippable(config_.family, config_.model, name)) {
+      skipped_.push_back(name);
+      continue;
+    }
     faults.push_back("unused: " + name + ' ' + std::string(name_of(tensor.entry->element)) + ' ' +
                      to_text(tensor.entry->shape));
   }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "troupe/checkpoint/checkpoint.h"
@@ -28,6 +29,9 @@ class HfWeights {
   const HfConfig& config() const { return config_; }
   const std::vector<HfTensor>& table() const { return table_; }
   const HfTensor* find(std::string_view ours) const;  // nullptr: none
+  int64_t num_theirs() const { return std::ssize(files_.tensors()); }
+  // Theirs that hold nothing to import (hf_skippable).
+  const std::vector<std::string>& skipped() const { return skipped_; }
 
   // The type that a tensor of ours has in the files; of quantised ones bf16.
   at::ScalarType type_of(const HfTensor& ours) const;
@@ -47,6 +51,7 @@ class HfWeights {
   HfConfig config_;
   std::vector<HfTensor> table_;
   std::map<std::string, const HfTensor*, std::less<>> by_name_;
+  std::vector<std::string> skipped_;
 };
 
 // Fills a state's parts "PREFIX" + name from the folder: weights alone, as init_from takes them. A
@@ -55,24 +60,42 @@ class HfWeights {
 std::vector<std::string> load_hf(const HfWeights& weights, const CheckpointState& state,
                                  const std::string& prefix = "model.");
 
+struct ImportOptions {
+  std::string dtype = "";  // "bfloat16", "float16", "float32"; empty: as the files have it
+};
+
+struct ImportResult {
+  std::string checkpoint;       // RUN/step-000000
+  int64_t tensors = 0, of = 0;  // ours, and theirs that they were made from
+  std::vector<std::string> skipped = {};
+};
+
 // Writes the folder's weights as step 0 of a run folder, tensor by tensor, with config.json and the
-// tokenizer's files beside the shards' manifest in RUN/hf.
-void import_hf(const std::string& folder, const std::string& run, const Log& log, Fs& fs);
+// tokenizer's files beside the shards' manifest in RUN/hf. What a model keeps in f32 stays f32
+// whatever type is asked for.
+ImportResult import_hf(const std::string& folder, const std::string& run, const Log& log, Fs& fs,
+                       const ImportOptions& options = {});
 
 struct ExportOptions {
   std::string dtype = "";  // "bfloat16", ..; empty: the config's
   int64_t file_bytes = int64_t{5'000'000'000};
   bool force = false;  // replaces the folder, if it is there
+  // (name, text) of further files, where the tokenizer's folder has none of that name.
+  std::vector<std::pair<std::string, std::string>> files = {};
 };
 
 // Gives a tensor of ours, whole, in any floating type, on the CPU.
 using TensorOf = std::function<at::Tensor(const std::string& ours)>;
 
 // Writes a folder that AutoModelForCausalLM loads: config.json, generation_config.json, safetensors
-// and the files of `tokenizer_folder` (empty: none), byte for byte. It appears whole or not at all.
-// Before it does, every tensor is read back and compared.
-void export_hf(const HfConfig& config, const TensorOf& tensor_of, const std::string& folder,
-               const std::string& tokenizer_folder, const ExportOptions& options, Fs& fs);
+// and the tokenizer's files, byte for byte: those of the folder `tokenizer`, or that one file
+// (empty: none). It appears whole or not at all. Before it does, every tensor is read back and
+// compared. Rows of a padded vocabulary are left out. Returns how many tensors of theirs there are.
+int64_t export_hf(const HfConfig& config, const TensorOf& tensor_of, const std::string& folder,
+                  const std::string& tokenizer, const ExportOptions& options, Fs& fs);
+
+// "bfloat16" and its like; E2005 for anything else.
+at::ScalarType hf_scalar_type(const std::string& dtype);
 
 // The weights of a checkpoint of ours, "model." + name.
 TensorOf tensors_of_checkpoint(const std::string& folder);
