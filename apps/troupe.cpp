@@ -2,7 +2,6 @@
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 
-#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <new>
@@ -16,15 +15,29 @@
 namespace troupe {
 namespace {
 
-// "troupe exprot: no such verb. Did you mean export?", where the first word is none.
-std::string unknown_verb(const std::vector<std::string>& words) {
-  std::vector<std::string_view> verbs;
-  for (const Verb& verb : kVerbs) verbs.push_back(verb.name);
-  if (words.size() < 2 || words[1].starts_with('-')) return {};
-  if (std::find(verbs.begin(), verbs.end(), words[1]) != verbs.end()) return {};
-  const std::string guess(nearest(words[1], verbs));
-  return "troupe " + words[1] + ": no such verb. " +
-         (guess.empty() ? "There are " + joined(verbs) : "Did you mean " + guess + "?");
+// "troupe data biuld: no such verb. Did you mean build?", where a word should be a verb and is
+// none.
+std::string unknown_verb(const CLI::App& app, const std::vector<std::string>& words) {
+  const CLI::App* group = &app;
+  std::string said = "troupe";
+  for (size_t i = 1; i < words.size() && !words[i].starts_with('-'); ++i) {
+    const std::vector<const CLI::App*> inner = group->get_subcommands({});
+    if (inner.empty()) return {};
+    std::vector<std::string_view> verbs;
+    const CLI::App* next = nullptr;
+    for (const CLI::App* verb : inner) {
+      verbs.push_back(verb->get_name());
+      if (verb->get_name() == words[i]) next = verb;
+    }
+    said += ' ' + words[i];
+    if (next == nullptr) {
+      const std::string guess(nearest(words[i], verbs));
+      return said + ": no such verb. " +
+             (guess.empty() ? "There are " + joined(verbs) : "Did you mean " + guess + "?");
+    }
+    group = next;
+  }
+  return {};
 }
 
 int run(Call& call) {
@@ -32,7 +45,10 @@ int run(Call& call) {
       "Troupe trains mixture-of-experts language models.\n\n"
       "  troupe check recipe.yaml     all that is wrong with a recipe, before anything runs\n"
       "  troupe train recipe.yaml     trains; the same command goes on after any stop\n"
-      "  troupe generate RUN -p TEXT  text from what was trained\n",
+      "  troupe generate RUN -p TEXT  text from what was trained\n"
+      "  troupe data build TEXT ...   tokens of text; tokenizer train makes a vocabulary\n"
+      "  troupe import, export        from and to Hugging Face's folders\n"
+      "  troupe inspect, diff         what a file holds; where two runs differ\n",
       "troupe");
   app.set_version_flag("--version", "troupe " + version() + " (" + commit() + ")");
   app.footer(
@@ -45,7 +61,7 @@ int run(Call& call) {
   try {
     app.parse(words);
   } catch (const CLI::ParseError& error) {
-    const std::string wrong = unknown_verb(call.words);
+    const std::string wrong = unknown_verb(app, call.words);
     if (error.get_exit_code() == 0 || wrong.empty()) return app.exit(error) == 0 ? 0 : 2;
     std::cerr << wrong << '\n';
     return 2;

@@ -17,18 +17,24 @@ struct Call {
 
 void add_check(CLI::App& app, Call& call);
 void add_config(CLI::App& app, Call& call);
+void add_data(CLI::App& app, Call& call);
+void add_diff(CLI::App& app, Call& call);
+void add_export(CLI::App& app, Call& call);
 void add_generate(CLI::App& app, Call& call);
+void add_import(CLI::App& app, Call& call);
+void add_inspect(CLI::App& app, Call& call);
 void add_report(CLI::App& app, Call& call);
+void add_tokenizer(CLI::App& app, Call& call);
 void add_train(CLI::App& app, Call& call);
 
 struct Verb {
   std::string_view name;
   void (*add)(CLI::App& app, Call& call);
 };
-inline constexpr Verb kVerbs[] = {{"train", add_train},
-                                  {"check", add_check},
-                                  {"generate", add_generate},
-                                  {"report", add_report},
-                                  {"config", add_config}};
+inline constexpr Verb kVerbs[] = {
+    {"train", add_train},         {"check", add_check},   {"generate", add_generate},
+    {"report", add_report},       {"config", add_config}, {"data", add_data},
+    {"tokenizer", add_tokenizer}, {"import", add_import}, {"export", add_export},
+    {"inspect", add_inspect},     {"diff", add_diff}};
 
 }  // namespace troupe

@@ -1,0 +1,349 @@
+// troupe data: sets of tokens, made, merged, converted, counted and looked at.
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+
+#include "apps/print.h"
+#include "apps/unit_option.h"
+#include "apps/verbs.h"
+#include "troupe/data/build_corpus.h"
+#include "troupe/data/convert.h"
+#include "troupe/data/count_corpus.h"
+#include "troupe/data/describe_tokens.h"
+#include "troupe/data/token_file.h"
+#include "troupe/data/tokenizer/tokenizers.h"
+
+namespace troupe {
+namespace {
+
+Log log_of(bool quiet) {
+  return Log({stderr_sink()}, quiet ? Level::kWarning : Level::kInfo);
+}
+
+// What build and count have in common: a corpus and how its text becomes ids.
+struct CorpusOptions {
+  BuildConfig build;
+  std::string tokenizer;
+  bool no_eod = false, special_as_text = false, json = false, quiet = false;
+  std::optional<int32_t> eod;
+
+  void add_to(CLI::App& verb) {
+    verb.add_option("input", build.input, "files, folders or patterns, in this order")->required();
+    verb.add_option("-t,--tokenizer", tokenizer,
+                    "tokenizer.json, a .model, ranks, a model's folder, or bytes");
+    add_value(verb, "--format", build.format,
+              "auto (.jsonl and .json: jsonl, else text), text, lines, jsonl, chat");
+    verb.add_option("--key", build.key, "of a line's object; for chats usually messages")
+        ->capture_default_str();
+    verb.add_option("--eod", eod, "the id that ends a document; else the tokenizer's end of text");
+    verb.add_flag("--no-eod", no_eod, "end documents with nothing");
+    verb.add_flag("--special-as-text", special_as_text,
+                  "special tokens spelled out in the text are plain text");
+    add_value(verb, "--on-bad", build.on_bad, "a line that cannot be read: stop or skip");
+    add_value(verb, "--longest", build.longest, "longest line, or file where a file is a document");
+    verb.add_option("--open", build.chat.open, "chat: before a message")
+        ->default_str(to_text(build.chat.open));
+    verb.add_option("--close", build.chat.close, "chat: after it")
+        ->default_str(to_text(build.chat.close));
+    verb.add_option("--learn", build.chat.learn, "chat: whose messages are learnt")
+        ->capture_default_str();
+    verb.add_option("-w,--workers", build.workers, "threads; 0: one a core. Never changes a byte");
+    verb.add_flag("--json", json, "print the result as JSON");
+    verb.add_flag("-q,--quiet", quiet, "no lines on the way");
+  }
+
+  BuildTokenizer open() {
+    if (tokenizer.empty()) {
+      fail(Code::kBadValue, "--tokenizer", "is not given: text becomes ids by one");
+    }
+    if (special_as_text && build.format == CorpusFormat::kChat) {
+      fail(Code::kBadValue, "--special-as-text",
+           "would make plain text of a chat's own marks too (--open, --close)");
+    }
+    const std::shared_ptr<const Tokenizer> opened = open_tokenizer(tokenizer);
+    if (!eod && !no_eod && opened->special().eos < 0) {
+      fail(Code::kBadValue, "--tokenizer", tokenizer,
+           "has no end-of-text token: name its id with --eod, or give --no-eod");
+    }
+    build.append_eod = !no_eod;
+    const EncodeOptions how{.add_special = false, .special_as_text = special_as_text};
+    BuildTokenizer out{
+        .encode = [opened, how](std::string_view text,
+                                std::vector<int32_t>& ids) { opened->append(text, how, ids); },
+        .vocab = std::max<int64_t>(opened->vocab_size(), eod.value_or(-1) + 1),
+        .fingerprint = hex(opened->fingerprint()),
+        .manner = special_as_text ? "special as text" : ""};
+    if (!no_eod) out.eod = eod.value_or(opened->special().eos);
+    return out;
+  }
+};
+
+struct Built {  // --json of data build
+  std::string output;
+  BuildInfo info;
+  int64_t sequences = 0, text_bytes = 0, read_bytes = 0;
+  double seconds = 0;
+  bool resumed = false;
+  std::vector<std::string> bad;
+  static void visit(auto& b, auto&& f) {
+    f("output", b.output);
+    f("info", b.info);
+    f("sequences", b.sequences);
+    f("text_bytes", b.text_bytes);
+    f("read_bytes", b.read_bytes);
+    f("seconds", b.seconds);
+    f("resumed", b.resumed);
+    f("bad", b.bad);
+  }
+};
+
+void build(CorpusOptions& options) {
+  const BuildTokenizer tokenizer = options.open();
+  Fs fs;
+  const BuildResult r = build_corpus(options.build, tokenizer, fs, log_of(options.quiet));
+  const std::string& prefix = options.build.output;
+  if (options.json) {
+    return print_json(Built{prefix, r.info, r.sequences, r.text_bytes, r.read_bytes, r.seconds,
+                            r.resumed, r.bad});
+  }
+  for (const std::string& bad : r.bad) std::cout << "skipped  " << bad << '\n';
+  std::cout << prefix << ".bin and .idx: " << with_commas(r.info.documents) << " documents, "
+            << with_commas(r.info.tokens) << " tokens of " << (tokenizer.vocab < 65500 ? 2 : 4)
+            << " bytes";
+  if (r.info.skipped > 0) std::cout << ", " << with_commas(r.info.skipped) << " skipped";
+  std::cout << "\n"
+            << with_commas(r.text_bytes) << " bytes of text, " << rate(r.read_bytes, r.seconds)
+            << (r.resumed ? ", resumed" : "") << "\nIn a recipe: data: {train: [{path: " << prefix
+            << "}]}\n";
+}
+
+void add_build(CLI::App& data) {
+  CLI::App* verb =
+      data.add_subcommand("build", "text, JSONL or chats to PREFIX.bin and PREFIX.idx");
+  const auto options = std::make_shared<CorpusOptions>();
+  options->add_to(*verb);
+  verb->add_option("-o,--output", options->build.output, "PREFIX")->required();
+  verb->add_flag("--replace", options->build.replace, "PREFIX may exist");
+  verb->footer(
+      "Example: troupe data build corpus/*.jsonl -t tokenizer.json -o data/train\n"
+      "Stopped or killed, the same command goes on. Chats leave PREFIX.weights: a 1 for each id\n"
+      "that is learnt.");
+  verb->callback([options] { build(*options); });
+}
+
+bool is_token_data(const std::string& path) {
+  return std::filesystem::exists(token_prefix(path) + ".idx");
+}
+
+void count(CorpusOptions& options) {
+  CorpusCount out;
+  std::vector<std::string> text;
+  for (const std::string& input : options.build.input) {
+    if (!is_token_data(input)) {
+      text.push_back(input);
+      continue;
+    }
+    const TokenFile file(input, log_of(options.quiet));
+    out.documents += file.index().num_documents();
+    out.tokens += file.num_tokens();
+    ++out.files;
+  }
+  if (!text.empty() && out.files > 0) {
+    fail(Code::kBadValue, text[0], "is text and others are tokens: count them apart");
+  }
+  if (!text.empty()) out = count_corpus(options.build, options.open());
+  if (options.json) return print_json(out);
+  for (const std::string& bad : out.bad) std::cout << "skipped  " << bad << '\n';
+  std::cout << with_commas(out.files) << " files, " << with_commas(out.documents) << " documents, "
+            << with_commas(out.tokens) << " tokens\n";
+  if (text.empty()) return;
+  std::cout << with_commas(out.text_bytes) << " bytes of text, "
+            << fixed(static_cast<double>(out.text_bytes) /
+                         static_cast<double>(std::max<int64_t>(1, out.tokens)),
+                     2)
+            << " bytes a token, " << rate(out.text_bytes, out.seconds) << '\n';
+  if (options.build.format == CorpusFormat::kChat) {
+    std::cout << with_commas(out.learnt) << " tokens are learnt\n";
+  }
+}
+
+void add_count(CLI::App& data) {
+  CLI::App* verb = data.add_subcommand("count", "tokens of text, or of sets that are built");
+  const auto options = std::make_shared<CorpusOptions>();
+  options->add_to(*verb);
+  verb->footer("Example: troupe data count corpus/ -t tokenizer.json");
+  verb->callback([options] { count(*options); });
+}
+
+struct InspectOptions {
+  std::string path, tokenizer;
+  int64_t show = 0;
+  bool fast = false, json = false;
+};
+
+// The first documents as text; what chats do not learn is in brackets.
+void show_documents(const InspectOptions& options) {
+  const auto tokenizer = open_tokenizer(options.tokenizer);
+  const TokenFile file(options.path);
+  const int64_t wanted = std::min(options.show, file.index().num_documents());
+  std::vector<int64_t> bounds(static_cast<size_t>(wanted + 1));
+  file.index().documents(0, bounds);
+  for (int64_t d = 0; d < wanted; ++d) {
+    constexpr int64_t kMost = 2000;
+    const auto at = static_cast<size_t>(d);
+    const int64_t begin = file.start(bounds[at]), end = file.start(bounds[at + 1]);
+    std::vector<int32_t> ids(static_cast<size_t>(std::min(kMost, end - begin)));
+    std::vector<float> weights(ids.size(), 1.0f);
+    file.read(begin, ids);
+    if (file.has_weights()) file.read_weights(begin, weights);
+    std::cout << "--- document " << d << ", " << end - begin << " tokens"
+              << (end - begin > kMost ? ", the first 2000:" : ":") << '\n';
+    for (size_t i = 0; i < ids.size();) {
+      size_t same = i + 1;
+      while (same < ids.size() && weights[same] == weights[i]) ++same;
+      const std::string text = tokenizer->decode(std::span(ids).subspan(i, same - i));
+      std::cout << (weights[i] == 0 ? "[" + text + "]" : text);
+      i = same;
+    }
+    std::cout << '\n';
+  }
+}
+
+void inspect(const InspectOptions& options) {
+  const TokenSummary summary =
+      describe_tokens(options.path, !options.fast, Log({stderr_sink()}, Level::kWarning));
+  if (options.json) return print_json(summary);
+  print_tokens(summary);
+  if (options.show == 0) return;
+  if (options.tokenizer.empty()) {
+    fail(Code::kBadValue, "--show", "needs --tokenizer, which makes text of ids");
+  }
+  show_documents(options);
+}
+
+void add_inspect_data(CLI::App& data) {
+  CLI::App* verb = data.add_subcommand("inspect", "what a set of tokens holds; fails if it is bad");
+  const auto options = std::make_shared<InspectOptions>();
+  verb->add_option("path", options->path, "PREFIX, or one of its files")->required();
+  verb->add_flag("--fast", options->fast, "the index alone, not every token");
+  verb->add_option("--show", options->show, "print so many documents; needs --tokenizer")
+      ->check(CLI::NonNegativeNumber);
+  verb->add_option("-t,--tokenizer", options->tokenizer, "that makes text of them");
+  verb->add_flag("--json", options->json, "print JSON");
+  verb->footer("Example: troupe data inspect data/train --show 2 -t tokenizer.json");
+  verb->callback([options] { inspect(*options); });
+}
+
+void print_counts(const std::string& output, const TokenCounts& counts, bool json) {
+  if (json) return print_json(counts);
+  std::cout << output << ".bin and .idx: " << with_commas(counts.documents) << " documents, "
+            << with_commas(counts.sequences) << " sequences, " << with_commas(counts.tokens)
+            << " tokens\n";
+}
+
+struct OutputOptions {
+  std::vector<std::string> input;
+  std::string output;
+  bool replace = false, json = false;
+
+  void add_to(CLI::App& verb, const std::string& what) {
+    verb.add_option("input", input, what)->required();
+    verb.add_option("-o,--output", output, "PREFIX")->required();
+    verb.add_flag("--replace", replace, "PREFIX may exist");
+    verb.add_flag("--json", json, "print the counts as JSON");
+  }
+};
+
+void add_merge(CLI::App& data) {
+  CLI::App* verb = data.add_subcommand("merge", "several sets of tokens to one");
+  const auto options = std::make_shared<OutputOptions>();
+  options->add_to(*verb, "PREFIXes, in this order");
+  verb->footer("Example: troupe data merge data/a data/b -o data/all");
+  verb->callback([options] {
+    Fs fs;
+    const Log log({stderr_sink()}, Level::kWarning);
+    print_counts(options->output,
+                 merge_tokens(fs, options->input, options->output, options->replace, log),
+                 options->json);
+  });
+}
+
+enum class From { kMds, kLlmc, kFlatU16, kFlatU32 };
+constexpr auto names_of(From) {
+  return std::array{Named{"mds", From::kMds}, Named{"llmc", From::kLlmc},
+                    Named{"flat-u16", From::kFlatU16}, Named{"flat-u32", From::kFlatU32}};
+}
+
+struct ConvertOptions {
+  OutputOptions files;
+  From from = From::kMds;
+  MdsConfig mds;
+  int64_t vocab = 0;
+  std::optional<int32_t> eod;
+};
+
+TokenCounts convert(const ConvertOptions& options) {
+  Fs fs;
+  const Log log({stderr_sink()}, Level::kWarning);
+  if (options.files.input.size() != 1) {
+    fail(Code::kBadValue, "input", options.files.input.size(), "names are given; one is converted");
+  }
+  const std::string& input = options.files.input[0];
+  if (options.from == From::kMds) {
+    MdsConfig mds = options.mds;
+    mds.input = input;
+    mds.output = options.files.output;
+    mds.vocab = options.vocab;
+    mds.replace = options.files.replace;
+    return convert_mds(mds, fs, log);
+  }
+  if (!options.eod) {
+    fail(Code::kBadValue, "--eod", "is not given: the id that ends a document in", input);
+  }
+  IdsConfig ids{.output = options.files.output,
+                .eod = *options.eod,
+                .vocab = options.vocab,
+                .replace = options.files.replace};
+  if (options.from == From::kLlmc) {
+    ids.input = LlmcFile{.path = input};
+  } else {
+    const FlatType type = options.from == From::kFlatU16 ? FlatType::kU16 : FlatType::kU32;
+    ids.input = FlatFile{.path = input, .type = type};
+  }
+  return convert_ids(ids, fs, log);
+}
+
+void add_convert(CLI::App& data) {
+  CLI::App* verb = data.add_subcommand("convert", "tokens of other programs to .bin and .idx");
+  const auto options = std::make_shared<ConvertOptions>();
+  options->files.add_to(*verb, "an MDS folder (with index.json), or a file of ids");
+  add_value(*verb, "--from", options->from,
+            "mds (LLM-Foundry), llmc (llm.c), flat-u16 or flat-u32 (ids alone, as OLMo)");
+  verb->add_option("--column", options->mds.column, "mds: the column of ids")
+      ->capture_default_str();
+  verb->add_option("--bytes-are", options->mds.bytes_are,
+                   "mds: what a column of plain bytes holds: i64, i32 or u16")
+      ->capture_default_str();
+  verb->add_option("--vocab", options->vocab,
+                   "ids are below, and 2 bytes each where that does; 0: not known");
+  verb->add_option("--eod", options->eod, "llmc, flat: the id that ends a document");
+  verb->footer("Example: troupe data convert mds/train --from mds --vocab 50432 -o data/train");
+  verb->callback(
+      [options] { print_counts(options->files.output, convert(*options), options->files.json); });
+}
+
+}  // namespace
+
+void add_data(CLI::App& app, Call&) {
+  CLI::App* verb = app.add_subcommand("data", "builds and looks at sets of tokens");
+  verb->require_subcommand(1);
+  verb->footer("Example: troupe data build corpus/ -t tokenizer.json -o data/train");
+  add_build(*verb);
+  add_count(*verb);
+  add_inspect_data(*verb);
+  add_merge(*verb);
+  add_convert(*verb);
+}
+
+}  // namespace troupe

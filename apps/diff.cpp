@@ -1,0 +1,153 @@
+// troupe diff: two checkpoints, or two recipes, and where they differ.
+#include <filesystem>
+#include <iostream>
+#include <map>
+#include <memory>
+
+#include "apps/print.h"
+#include "apps/verbs.h"
+#include "troupe/checkpoint/compare_tensors.h"
+#include "troupe/core/config.h"
+#include "troupe/train/recipe.h"
+
+namespace troupe {
+namespace {
+
+constexpr int kDifferent = 1;  // as diff(1) and cmp(1): no class of an error
+
+struct DiffVerb {
+  std::string a, b;
+  std::vector<std::string> only;
+  bool all = false, json = false, weights = false;
+};
+
+struct Difference {  // --json of tensors
+  TensorComparison tensors;
+  std::vector<std::string> state;
+  static void visit(auto& d, auto&& f) {
+    TensorComparison::visit(d.tensors, f);
+    f("state", d.state);
+  }
+};
+
+void print_value(const TensorDifference& d) {
+  std::cout << "  " << d.name << "  ";
+  if (d.values.elements == 0 || d.what != "values") std::cout << d.what;
+  if (d.values.different > 0) {
+    std::cout << (d.what == "values" ? "" : "; ") << with_commas(d.values.different) << " of "
+              << with_commas(d.values.elements) << " differ";
+    if (d.values.max_abs) std::cout << ", max " << to_text(*d.values.max_abs);
+    std::cout << ", first at " << to_text(d.values.first) << ": " << d.values.first_a << " and "
+              << d.values.first_b;
+  }
+  std::cout << '\n';
+}
+
+void print_tensors(const Difference& d, bool all) {
+  const TensorComparison& c = d.tensors;
+  constexpr int64_t kFew = 20;
+  const int64_t shown = all ? std::ssize(c.differences) : std::min(kFew, std::ssize(c.differences));
+  for (int64_t i = 0; i < shown; ++i) print_value(c.differences[static_cast<size_t>(i)]);
+  if (shown < std::ssize(c.differences)) {
+    std::cout << "  and " << with_commas(std::ssize(c.differences) - shown) << " more (--all)\n";
+  }
+  for (const std::string& line : d.state) std::cout << "  state " << line << '\n';
+  std::cout << with_commas(c.equal) << " of " << with_commas(c.tensors)
+            << " tensors are equal bit for bit";
+  if (c.different > 0) {
+    std::cout << "; " << with_commas(c.different) << " of " << with_commas(c.elements)
+              << " elements differ, by at most " << to_text(c.max_abs);
+  }
+  std::cout << '\n';
+}
+
+void diff_tensors(const DiffVerb& verb, Call& call) {
+  const auto a = open_tensors(verb.a), b = open_tensors(verb.b);
+  std::vector<std::string> only = verb.only;
+  if (verb.weights) only.emplace_back("model.*");
+  Difference found{.tensors = compare_tensors(*a, *b, only), .state = {}};
+  // How long the steps took is no part of a run's state.
+  if (a->manifest() != nullptr && b->manifest() != nullptr && only.empty()) {
+    found.state = changes(a->manifest()->scalars, b->manifest()->scalars, {"seconds"});
+  }
+  if (found.tensors.tensors == 0) fail(Code::kBadValue, "--only", "no tensor has such a name");
+  verb.json ? print_json(found) : print_tensors(found, verb.all);
+  const bool same = found.tensors.equal == found.tensors.tensors && found.state.empty();
+  if (!same) call.code = kDifferent;
+}
+
+struct RecipeChange {
+  std::string path, a, b;
+  static void visit(auto& c, auto&& f) {
+    f("path", c.path);
+    f("a", c.a);
+    f("b", c.b);
+  }
+};
+struct RecipeChanges {
+  std::vector<RecipeChange> changes;
+  static void visit(auto& c, auto&& f) { f("changes", c.changes); }
+};
+
+std::map<std::string, std::string> values_of(const std::string& path) {
+  Sources sources;
+  const auto flat = flatten(load_recipe(path, {}, sources));
+  return {flat.begin(), flat.end()};
+}
+
+void diff_recipes(const DiffVerb& verb, Call& call) {
+  const auto a = values_of(verb.a), b = values_of(verb.b);
+  std::map<std::string, std::string> all = a;
+  all.insert(b.begin(), b.end());
+  RecipeChanges out;
+  for (const auto& [path, value] : all) {
+    const auto in_a = a.find(path), in_b = b.find(path);
+    const std::string of_a = in_a == a.end() ? "(not there)" : in_a->second;
+    const std::string of_b = in_b == b.end() ? "(not there)" : in_b->second;
+    if (of_a != of_b) out.changes.push_back({path, of_a, of_b});
+  }
+  if (verb.json) {
+    print_json(out);
+  } else {
+    for (const RecipeChange& c : out.changes) {
+      std::cout << "  " << c.path << ": " << c.a << " and " << c.b << '\n';
+    }
+    std::cout << out.changes.size() << " of " << all.size() << " values differ\n";
+  }
+  if (!out.changes.empty()) call.code = kDifferent;
+}
+
+bool is_recipe(const std::string& path) {
+  return path.ends_with(".yaml") || path.ends_with(".yml");
+}
+
+void diff(const DiffVerb& verb, Call& call) {
+  if (is_recipe(verb.a) != is_recipe(verb.b)) {
+    fail(Code::kBadValue, is_recipe(verb.a) ? verb.a : verb.b,
+         "is a recipe and the other name is not: two of a kind are compared");
+  }
+  is_recipe(verb.a) ? diff_recipes(verb, call) : diff_tensors(verb, call);
+}
+
+}  // namespace
+
+void add_diff(CLI::App& app, Call& call) {
+  CLI::App* verb = app.add_subcommand("diff", "where two checkpoints or two recipes differ");
+  const auto options = std::make_shared<DiffVerb>();
+  verb->add_option("a", options->a,
+                   "a checkpoint, a run (its newest step), a model folder, a .safetensors file,\n"
+                   "or a recipe (.yaml)")
+      ->required();
+  verb->add_option("b", options->b, "another of the same kind")->required();
+  verb->add_option("--only", options->only, "names; a * at the end stands for any rest");
+  verb->add_flag("--weights", options->weights,
+                 "the model's tensors alone, no optimizer, no state");
+  verb->add_flag("--all", options->all, "list every difference");
+  verb->add_flag("--json", options->json, "print JSON");
+  verb->footer(
+      "Example: troupe diff runs/a/step-000200 runs/b/step-000200\n"
+      "Exit: 0 the same bit for bit, 1 different, else the class of an error.");
+  verb->callback([options, &call] { diff(*options, call); });
+}
+
+}  // namespace troupe

@@ -1,0 +1,92 @@
+// troupe export: a checkpoint to a folder that other programs load.
+#include <iostream>
+#include <memory>
+
+#include "apps/print.h"
+#include "apps/unit_option.h"
+#include "apps/verbs.h"
+#include "troupe/train/check_logits.h"
+#include "troupe/train/export_run.h"
+
+namespace troupe {
+namespace {
+
+struct ExportVerb {
+  std::string run, folder, dtype;
+  Bytes shard = {5'000'000'000};
+  bool force = false, check_logits = false, json = false;
+};
+
+struct Exported {  // --json
+  std::string folder, checkpoint, family, dtype;
+  int64_t tensors = 0;
+  std::vector<std::string> left_out;
+  std::optional<LogitsCheck> logits = {};
+  static void visit(auto& e, auto&& f) {
+    f("folder", e.folder);
+    f("checkpoint", e.checkpoint);
+    f("family", e.family);
+    f("dtype", e.dtype);
+    f("tensors", e.tensors);
+    f("left_out", e.left_out);
+    f("logits", e.logits);
+  }
+};
+
+void export_run(const ExportVerb& verb) {
+  Fs fs;
+  const Log log({stderr_sink()}, Level::kWarning);
+  if (!verb.dtype.empty()) hf_scalar_type(verb.dtype);  // before any work
+  const ExportSource source = export_source(verb.run, log);
+  Exported out{.folder = verb.folder,
+               .checkpoint = source.checkpoint,
+               .family = to_text(source.config.family),
+               .dtype = verb.dtype.empty() ? source.config.dtype : verb.dtype,
+               .left_out = source.left_out};
+  out.tensors = export_hf(source.config, tensors_of_checkpoint(source.checkpoint), verb.folder,
+                          source.tokenizer,
+                          {.dtype = out.dtype,
+                           .file_bytes = verb.shard.value,
+                           .force = verb.force,
+                           .files = source.files},
+                          fs);
+  if (verb.check_logits) out.logits = check_logits(verb.folder, out.checkpoint, source.model);
+  if (verb.json) {
+    print_json(out);
+  } else {
+    std::cout << verb.folder << ": " << out.family << ", " << out.tensors << " tensors in "
+              << out.dtype << ", each read back and compared\n";
+    for (const std::string& name : out.left_out) {
+      std::cout << "left out, a run's state  " << name << '\n';
+    }
+    if (out.logits) print_logits(*out.logits);
+  }
+  if (out.logits) {
+    require_logits(*out.logits, rounds(out.checkpoint, out.dtype), verb.folder);
+  }
+}
+
+}  // namespace
+
+void add_export(CLI::App& app, Call&) {
+  CLI::App* verb = app.add_subcommand("export", "a checkpoint to a Hugging Face folder");
+  const auto options = std::make_shared<ExportVerb>();
+  verb->add_option("run", options->run, "a run's folder (its newest step), or a step's")
+      ->required();
+  verb->add_option("folder", options->folder, "the folder to make")->required();
+  verb->add_option(
+      "--dtype", options->dtype,
+      "bfloat16, float16 or float32; else what the model was imported in, or bfloat16");
+  add_value(*verb, "--shard-size", options->shard, "of a file; a larger tensor has its own");
+  verb->add_flag("--force", options->force, "replaces the folder");
+  verb->add_flag("--check-logits", options->check_logits,
+                 "run the model from both and compare; 4 bytes a parameter");
+  verb->add_flag("--json", options->json, "print the result as JSON");
+  verb->footer(
+      "Example: troupe export runs/small out --dtype bfloat16 --check-logits\n"
+      "The folder appears whole or not at all. A weight that the family's files have no place for\n"
+      "is an error.");
+  verb->callback([options] { export_run(*options); });
+}
+
+}  // namespace troupe

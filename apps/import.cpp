@@ -1,0 +1,109 @@
+// troupe import: a model hub's folder to a checkpoint.
+#include <iostream>
+#include <memory>
+#include <sstream>
+
+#include "apps/print.h"
+#include "apps/verbs.h"
+#include "troupe/checkpoint/hf/hf_weights.h"
+#include "troupe/core/config.h"
+#include "troupe/nn/models/costs.h"
+#include "troupe/train/check_logits.h"
+
+namespace troupe {
+namespace {
+
+struct ImportVerb {
+  std::string folder, run;
+  ImportOptions options;
+  bool check_logits = false, json = false;
+};
+
+struct Imported {  // --json
+  std::string checkpoint, family;
+  int64_t parameters = 0, tensors = 0, of = 0;
+  std::vector<std::string> skipped;
+  std::optional<LogitsCheck> logits = {};
+  static void visit(auto& i, auto&& f) {
+    f("checkpoint", i.checkpoint);
+    f("family", i.family);
+    f("parameters", i.parameters);
+    f("tensors", i.tensors);
+    f("of", i.of);
+    f("skipped", i.skipped);
+    f("logits", i.logits);
+  }
+};
+
+// What a recipe that starts from the import says of it.
+struct ImportedRecipe {
+  struct Data {
+    std::string tokenizer;
+    int64_t sequence = 0;
+    static void visit(auto& d, auto&& f) {
+      f("tokenizer", d.tokenizer);
+      f("sequence", d.sequence);
+    }
+  };
+  ModelConfig model;
+  Data data;
+  static void visit(auto& r, auto&& f) {
+    f("model", r.model);
+    f("data", r.data);
+  }
+};
+
+void write_recipe(Fs& fs, const std::string& run, const ModelConfig& model) {
+  std::ostringstream text;
+  text << "# What was imported. A recipe that trains it has this model, and\n"
+       << "# checkpoint: {init_from: " << run << "/step-000000, cast: true}\n";
+  print_config(text, ImportedRecipe{model, {run + "/hf", model.max_positions}});
+  publish_file(fs, run + "/recipe.yaml", text.str());
+}
+
+void import_folder(const ImportVerb& verb) {
+  Fs fs;
+  const Log log({stderr_sink()}, Level::kWarning);
+  if (!verb.options.dtype.empty()) hf_scalar_type(verb.options.dtype);  // before any work
+  const ImportResult result = import_hf(verb.folder, verb.run, log, fs, verb.options);
+  const HfConfig config = read_hf_config(verb.run + "/hf");
+  write_recipe(fs, verb.run, config.model);
+  Imported out{.checkpoint = result.checkpoint,
+               .family = to_text(config.family),
+               .parameters = costs_of(config.model).params(),
+               .tensors = result.tensors,
+               .of = result.of,
+               .skipped = result.skipped};
+  if (verb.check_logits) out.logits = check_logits(verb.folder, result.checkpoint, config.model);
+  if (verb.json) {
+    print_json(out);
+  } else {
+    std::cout << out.checkpoint << ": " << out.family << ", " << with_commas(out.parameters)
+              << " parameters; all " << out.of << " tensors of the folder are in its "
+              << out.tensors << '\n';
+    for (const std::string& name : out.skipped) std::cout << "holds nothing  " << name << '\n';
+    if (out.logits) print_logits(*out.logits);
+  }
+  if (out.logits) require_logits(*out.logits, !verb.options.dtype.empty(), out.checkpoint);
+}
+
+}  // namespace
+
+void add_import(CLI::App& app, Call&) {
+  CLI::App* verb = app.add_subcommand("import", "a Hugging Face folder to a checkpoint");
+  const auto options = std::make_shared<ImportVerb>();
+  verb->add_option("folder", options->folder, "with config.json and safetensors")->required();
+  verb->add_option("run", options->run, "the run's folder: gets step-000000 and hf/")->required();
+  verb->add_option("--dtype", options->options.dtype,
+                   "bfloat16, float16 or float32; else as the files have it");
+  verb->add_flag("--check-logits", options->check_logits,
+                 "run the model from both and compare; 4 bytes a parameter");
+  verb->add_flag("--json", options->json, "print the result as JSON");
+  verb->footer(
+      "Example: troupe import ~/OLMoE-1B-7B runs/olmoe --check-logits\n"
+      "Every tensor is used or named; one that is missing, left over or of another shape is an\n"
+      "error. Train from it with checkpoint: {init_from: runs/olmoe/step-000000, cast: true}.");
+  verb->callback([options] { import_folder(*options); });
+}
+
+}  // namespace troupe

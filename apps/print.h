@@ -1,0 +1,55 @@
+// What verbs print: numbers as people read them, and JSON.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <iostream>
+#include <string>
+
+#include "troupe/core/config_traits.h"
+#include "troupe/core/json.h"
+#include "troupe/data/describe_tokens.h"
+#include "troupe/train/check_logits.h"
+
+namespace troupe {
+
+// "1,234,567"
+inline std::string with_commas(int64_t value) {
+  std::string out = std::to_string(value);
+  const size_t first = value < 0 ? 1 : 0;
+  for (size_t at = out.size(); at > first + 3;) out.insert(at -= 3, 1, ',');
+  return out;
+}
+
+inline std::string fixed(double value, int digits) {
+  char text[64];
+  std::snprintf(text, sizeof(text), "%.*f", digits, value);
+  return text;
+}
+
+// "512 B", "3.4 KiB", "12.5 GiB"
+inline std::string readable_bytes(int64_t bytes) {
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  auto value = static_cast<double>(bytes);
+  int unit = 0;
+  while (value >= 1024 && unit < 6) value /= 1024, ++unit;
+  return fixed(value, unit == 0 ? 0 : 1) + ' ' + kUnits[unit];
+}
+
+// "12.3 MB/s": millions of bytes, as data build counts.
+inline std::string rate(int64_t bytes, double seconds) {
+  return fixed(static_cast<double>(bytes) * 1e-6 / (seconds > 1e-9 ? seconds : 1e-9), 1) + " MB/s";
+}
+
+template <Config C>
+void print_json(const C& config) {
+  write_json(std::cout, config);
+  std::cout << '\n';
+}
+
+void print_tokens(const TokenSummary& summary);
+void print_logits(const LogitsCheck& check);
+// E4005 where they differ by more than rounding explains.
+void require_logits(const LogitsCheck& check, bool rounded, const std::string& place);
+
+}  // namespace troupe

@@ -1,0 +1,274 @@
+"""The verbs of `troupe` that work on files, with other programs' readers on the other side: Hugging
+Face's tokenizers and safetensors, and a reader of Megatron's index in numpy."""
+import concurrent.futures
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import tempfile
+import unittest
+
+import numpy
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+
+TROUPE = pathlib.Path(os.environ["TROUPE_BUILD"], "troupe")
+WORDS = "the cat sat on a mat and the dog ran after it while rain fell \u00e4\u00f6\u20ac \U0001F600".split()
+MESSAGES = [{"role": "user", "content": "who sat?"}, {"role": "assistant", "content": "the cat"}]
+
+
+def lines(count):
+    """Documents of many lengths, the same ones each time."""
+    return [" ".join(WORDS[(i * j + j) % len(WORDS)] for j in range(i % 40 + 1)) for i in range(count)]
+
+
+def read_megatron(prefix):
+    """Documents of ids, as Megatron-LM lays them out: formats written down from its own tool."""
+    index = pathlib.Path(str(prefix) + ".idx").read_bytes()
+    assert index[:9] == b"MMIDIDX\0\0" and struct.unpack_from("<Q", index, 9)[0] == 1
+    dtype = {4: numpy.int32, 8: numpy.uint16}[index[17]]
+    sequences, documents = struct.unpack_from("<QQ", index, 18)
+    lengths = numpy.frombuffer(index, "<i4", sequences, 34)
+    offsets = numpy.frombuffer(index, "<i8", sequences, 34 + 4 * sequences)
+    bounds = numpy.frombuffer(index, "<i8", documents, 34 + 12 * sequences)
+    assert len(index) == 34 + 12 * sequences + 8 * documents
+    tokens = numpy.fromfile(str(prefix) + ".bin", dtype)
+    size = numpy.dtype(dtype).itemsize
+    cut = [tokens[o // size:o // size + n].tolist() for o, n in zip(offsets, lengths)]
+    return [sum(cut[a:b], []) for a, b in zip(bounds, bounds[1:])]
+
+
+class TroupeFiles(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+
+    def troupe(self, *words, code=0, **more):
+        ran = subprocess.run([str(TROUPE), *map(str, words)], cwd=self.folder, capture_output=True,
+                             text=True, timeout=120, **more)
+        self.assertEqual(ran.returncode, code, ran.stdout + ran.stderr)
+        return ran.stdout if code in (0, 1) else ran.stderr
+
+    def write_lines(self, name="corpus.jsonl", count=300):
+        texts = lines(count)
+        with (self.folder / name).open("w") as out:
+            for text in texts:
+                out.write(json.dumps({"text": text}) + "\n")
+        return texts
+
+    def make_tokenizer(self):
+        texts = self.write_lines()
+        made = json.loads(self.troupe("tokenizer", "train", "corpus.jsonl", "--vocab", 300, "-o",
+                                      "tokenizer.json", "--special", "<|endoftext|>", "--special",
+                                      "<|im_end|>", "--json"))
+        self.assertEqual(made["vocab"], 300)
+        self.assertGreater(made["bytes_per_token"], 1.5)
+        return texts, Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+
+    def test_every_verb_has_help_with_an_example(self):
+        groups = {"data": ["build", "count", "inspect", "merge", "convert"],
+                  "tokenizer": ["train", "encode", "decode"],
+                  "import": [], "export": [], "inspect": [], "diff": []}
+        for verb, inner in groups.items():
+            asked = [[verb]] + [[verb, one] for one in inner]
+            with concurrent.futures.ThreadPoolExecutor(2) as pool:
+                for words, text in zip(asked, pool.map(lambda w: self.troupe(*w, "--help"), asked)):
+                    self.assertIn("Example: troupe " + verb, text)
+                    self.assertLess(len(text.splitlines()), 55, words)
+
+    def test_a_verb_inside_a_verb_is_guessed(self):
+        self.assertIn("Did you mean build?", self.troupe("data", "biuld", "x", code=2))
+
+    def test_hugging_face_loads_the_tokenizer_and_gives_the_same_ids(self):
+        texts, theirs = self.make_tokenizer()
+        self.assertEqual(theirs.get_vocab_size(), 300)
+        self.assertEqual(theirs.token_to_id("<|endoftext|>"), 0)
+        (self.folder / "lines.txt").write_text("\n".join(texts))
+        got = self.troupe("tokenizer", "encode", "tokenizer.json", "-f", "lines.txt", "--lines")
+        want = [theirs.encode(text).ids for text in texts]
+        self.assertEqual([[int(i) for i in line.split()] for line in got.splitlines()], want)
+        ids = " ".join(map(str, want[7]))
+        self.assertEqual(self.troupe("tokenizer", "decode", "tokenizer.json", ids)[:-1], texts[7])
+        piped = self.troupe("tokenizer", "encode", "tokenizer.json", "--json", input=texts[9])
+        self.assertEqual(json.loads(piped)["ids"], want[9])
+        self.assertIn("E3102", self.troupe("tokenizer", "decode", "tokenizer.json", "3 300", code=3))
+
+    def test_the_vocabulary_does_not_depend_on_the_workers(self):
+        self.write_lines()
+        for workers in (1, 3):
+            self.troupe("tokenizer", "train", "corpus.jsonl", "--vocab", 400, "-w", workers, "-o",
+                        f"t{workers}.json")
+        self.assertEqual((self.folder / "t1.json").read_bytes(), (self.folder / "t3.json").read_bytes())
+
+    def test_build_is_what_the_tokenizer_says_and_the_same_for_any_workers(self):
+        texts, theirs = self.make_tokenizer()
+        for workers in (1, 4):
+            out = self.troupe("data", "build", "corpus.jsonl", "-t", "tokenizer.json", "-w", workers,
+                              "-o", f"out{workers}")
+            self.assertIn("MB/s", out)
+        for suffix in (".bin", ".idx", ".json"):
+            self.assertEqual((self.folder / ("out1" + suffix)).read_bytes(),
+                             (self.folder / ("out4" + suffix)).read_bytes())
+        want = [theirs.encode(text, add_special_tokens=False).ids + [0] for text in texts]
+        self.assertEqual(read_megatron(self.folder / "out1"), want)
+        self.assertIn("E3109", self.troupe("data", "build", "corpus.jsonl", "-t", "tokenizer.json",
+                                           "-o", "out1", code=3))
+        counted = json.loads(self.troupe("data", "count", "corpus.jsonl", "-t", "tokenizer.json",
+                                         "--json"))
+        self.assertEqual(counted["tokens"], sum(map(len, want)))
+        self.assertIn(f"{len(texts)} documents", self.troupe("data", "count", "out1"))
+
+    def test_folders_and_patterns_are_read_and_a_bad_line_has_its_place(self):
+        (self.folder / "in").mkdir()
+        (self.folder / "in" / "b.txt").write_text("b")
+        (self.folder / "in" / "a.txt").write_text("a\nA")
+        self.troupe("data", "build", "in", "-t", "bytes", "--eod", 256, "-o", "x")
+        self.assertEqual(read_megatron(self.folder / "x"), [[97, 10, 65, 256], [98, 256]])
+        self.troupe("data", "build", "in/*.txt", "-t", "bytes", "--no-eod", "--format", "lines", "-o",
+                    "y")
+        self.assertEqual(read_megatron(self.folder / "y"), [[97], [65], [98]])
+        self.assertIn("--eod", self.troupe("data", "build", "in", "-t", "bytes", "-o", "z", code=2))
+        (self.folder / "bad.jsonl").write_text('{"text": "a"}\n{"text": 3}\n{"text": "b"}\n')
+        said = self.troupe("data", "build", "bad.jsonl", "-t", "bytes", "--no-eod", "-o", "z", code=3)
+        self.assertIn("bad.jsonl:2: E3106", said)
+        said = self.troupe("data", "build", "bad.jsonl", "-t", "bytes", "--no-eod", "-o", "z",
+                           "--on-bad", "skip")
+        self.assertIn("1 skipped", said)
+        self.assertEqual(read_megatron(self.folder / "z"), [[97], [98]])
+
+    def test_chats_have_a_mask_of_what_the_assistant_says(self):
+        _, theirs = self.make_tokenizer()
+        (self.folder / "chat.jsonl").write_text(json.dumps({"messages": MESSAGES}) + "\n")
+        self.troupe("data", "build", "chat.jsonl", "-t", "tokenizer.json", "--format", "chat", "--key",
+                    "messages", "--open", "{role}: ", "--close", "<|im_end|>", "-o", "chat")
+        ids, weights = [], []
+        for message in MESSAGES:
+            for text, learn in ((message["role"] + ": ", 0), (message["content"], 1),
+                                ("<|im_end|>", 1)):
+                some = theirs.encode(text, add_special_tokens=False).ids
+                ids += some
+                weights += [learn * (message["role"] == "assistant")] * len(some)
+        self.assertEqual(read_megatron(self.folder / "chat"), [ids + [0]])
+        self.assertEqual(list((self.folder / "chat.weights").read_bytes()), weights + [1])
+        shown = self.troupe("data", "inspect", "chat", "--show", 1, "-t", "tokenizer.json")
+        self.assertIn("[user: who sat?<|im_end|>assistant: ]the cat<|im_end|>", shown)
+        self.assertEqual(json.loads(self.troupe("data", "inspect", "chat", "--json"))["scan"]["learnt"],
+                         sum(weights) + 1)
+
+    def test_merge_convert_and_a_damaged_index(self):
+        (self.folder / "a.txt").write_text("ab")
+        self.troupe("data", "build", "a.txt", "-t", "bytes", "--eod", 256, "-o", "a")
+        numpy.array([5, 6, 256, 7, 256], "<u2").tofile(self.folder / "ids.npy")
+        self.troupe("data", "convert", "ids.npy", "--from", "flat-u16", "--eod", 256, "--vocab", 257,
+                    "-o", "b")
+        self.assertIn("3 documents", self.troupe("data", "merge", "a", "b", "-o", "ab"))
+        self.assertEqual(read_megatron(self.folder / "ab"), [[97, 98, 256], [5, 6, 256], [7, 256]])
+        self.assertIn("ok", self.troupe("inspect", "ab.bin"))
+        index = (self.folder / "ab.idx").read_bytes()
+        (self.folder / "ab.idx").write_bytes(index[:-3])
+        self.assertIn("E3101", self.troupe("inspect", "ab", code=3))
+
+    def test_inspect_tells_what_a_file_is(self):
+        self.make_tokenizer()
+        found = json.loads(self.troupe("inspect", "tokenizer.json", "--json"))
+        self.assertEqual((found["kind"], found["vocab"], found["special"]["eos"]),
+                         ("tokenizer.json", 300, 0))
+        self.assertEqual(found["added"], ["<|endoftext|>", "<|im_end|>"])
+        tensors = {"w": numpy.arange(6, dtype=numpy.float32).reshape(2, 3),
+                   "n": numpy.array(7, dtype=numpy.int64)}
+        save_file(tensors, self.folder / "x.safetensors")
+        text = self.troupe("inspect", "x.safetensors")
+        self.assertIn("w  F32 [2, 3]", text)
+        self.assertIn("7 elements", text)
+        tensors["w"][1, 1] = numpy.nan
+        save_file(tensors, self.folder / "x.safetensors")
+        self.assertIn("w holds 1 values", subprocess.run(
+            [str(TROUPE), "inspect", "x.safetensors"], cwd=self.folder, capture_output=True,
+            text=True).stdout)
+        self.troupe("inspect", "x.safetensors", code=4)
+        (self.folder / "cut.safetensors").write_bytes(
+            (self.folder / "x.safetensors").read_bytes()[:-1])
+        self.assertIn("E4003", self.troupe("inspect", "cut.safetensors", code=4))
+        self.assertIn("is not there", self.troupe("inspect", "nothing", code=2))
+        (self.folder / "note").write_text("a note")
+        self.assertIn("is no checkpoint", self.troupe("inspect", "note", code=2))
+
+    def test_N2_a_preset_has_its_published_parameters_and_flops(self):
+        found = json.loads(self.troupe("inspect", "model", "qwen3-30b-a3b", "--sequence", 8192,
+                                       "--json"))
+        self.assertEqual(found["parameters"], 30_532_122_624)
+        self.assertEqual(found["active"], 3_353_032_704)
+        self.assertEqual(found["flops_per_token"], 27_913_617_408)
+        self.assertEqual(found["flops_per_token_full"], 37_577_293_824)
+        self.assertEqual(found["train_bytes"], 18 * 30_532_122_624)
+        self.assertEqual(found["cache_bytes"], 48 * 2 * 4 * 128 * 2)
+        self.assertIn("6,919,161,856", self.troupe("inspect", "model", "olmoe-1b-7b"))
+        self.assertIn("mixtral-8x7b", self.troupe("inspect", "model", "mixtral-8x7", code=2))
+
+    def test_diff_is_numpys_opinion(self):
+        rng = numpy.random.default_rng(0)
+        a = {"w": rng.normal(size=(5, 7)).astype(numpy.float32), "v": numpy.zeros(3, numpy.float16)}
+        b = {"w": a["w"].copy(), "v": a["v"], "u": numpy.ones(1, numpy.int32)}
+        b["w"][3, 2] += 0.25
+        b["w"][4, 6] -= 0.5
+        save_file(a, self.folder / "a.safetensors")
+        save_file(b, self.folder / "b.safetensors")
+        self.assertIn("2 of 2 tensors are equal bit for bit",
+                      self.troupe("diff", "a.safetensors", "a.safetensors"))
+        found = json.loads(self.troupe("diff", "a.safetensors", "b.safetensors", "--json", code=1))
+        self.assertEqual((found["tensors"], found["equal"], found["different"]), (3, 1, 2))
+        self.assertEqual(found["max_abs"], float(abs(a["w"].astype(float) - b["w"]).max()))
+        only, values = found["differences"]
+        self.assertEqual((only["name"], only["what"]), ("u", "only in B, I32 [1]"))
+        self.assertEqual(values["first"], [3, 2])
+        self.assertEqual(float(values["first_a"]), float(a["w"][3, 2]))
+        self.troupe("diff", "a.safetensors", "b.safetensors", "--only", "v")
+
+    def test_two_recipes_differ_in_what_they_say_otherwise(self):
+        recipe = "model: {layers: 2, width: 32, heads: 4, vocab: 256}\ntrain: {steps: %d}\n"
+        (self.folder / "a.yaml").write_text(recipe % 5)
+        (self.folder / "b.yaml").write_text(recipe % 6 + "run: {device: cpu}\n")
+        said = self.troupe("diff", "a.yaml", "b.yaml", code=1)
+        self.assertIn("train.steps: 5 and 6", said)
+        self.assertIn("run.device: auto and cpu", said)
+        self.troupe("diff", "a.yaml", "a.yaml")
+        self.troupe("diff", "a.yaml", ".", code=2)
+
+    def test_a_run_is_inspected_compared_and_exported(self):
+        (self.folder / "text.txt").write_text("The cat sat on the mat. " * 300)
+        (self.folder / "nano.yaml").write_text("""
+model: {layers: 2, width: 32, heads: 4, vocab: 256, vocab_pad: 96, max_positions: 64,
+        moe: {experts: 4, top_k: 2, hidden: 64}}
+data: {train: [{kind: text, path: text.txt}], sequence: 32, tokenizer: bytes}
+train: {global_batch: 8, steps: 4, optimizer: {lr: 3e-3}}
+checkpoint: {dir: run, every_steps: 2}
+run: {device: cpu}
+""")
+        self.troupe("train", "nano.yaml", "--quiet")
+        self.troupe("train", "nano.yaml", "--quiet", "--set", "checkpoint.dir=again")
+        said = self.troupe("inspect", "run")
+        self.assertIn("step 4 of run", said)
+        self.assertIn("ok: every byte read, checksums agree", said)
+        self.assertIn("loss  scalar, 4 points, steps 1 to 4", self.troupe("inspect", "run/tb"))
+        self.assertIn("tensors are equal bit for bit\n", self.troupe("diff", "run", "again"))
+        said = self.troupe("diff", "run/step-000002", "run/step-000004", code=1)
+        self.assertIn("state done.steps: 2 and 4", said)
+        out = json.loads(self.troupe("export", "run", "hub", "--check-logits", "--dtype", "float32",
+                                     "--json"))
+        self.assertTrue(out["logits"]["equal"])
+        with safe_open(self.folder / "hub" / "model.safetensors", "numpy") as file:
+            self.assertEqual(len(file.keys()), out["tensors"])
+            self.assertEqual(file.get_slice("model.embed_tokens.weight").get_shape(), [256, 32])
+        self.assertIn("config.json accounts for every tensor", self.troupe("inspect", "hub"))
+        shard = next((self.folder / "run" / "step-000004").glob("*.safetensors"))
+        data = bytearray(shard.read_bytes())
+        data[-5] ^= 4
+        shard.write_bytes(data)
+        self.assertIn("E4004", self.troupe("inspect", "run/step-000004", code=4))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,128 @@
+"""`troupe import` and `troupe export` with transformers on the other side."""
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+TROUPE = pathlib.Path(os.environ["TROUPE_BUILD"], "troupe")
+SMALL = dict(vocab_size=96, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=64, intermediate_size=48)
+NANO = """
+model: {layers: 2, width: 32, heads: 4, vocab: 300, max_positions: 64,
+        moe: {experts: 4, top_k: 2, hidden: 64}}
+data: {train: [{path: data}], sequence: 32, tokenizer: tokenizer.json}
+train: {global_batch: 8, steps: 3, optimizer: {lr: 3e-3}}
+checkpoint: {dir: run}
+run: {device: cpu}
+"""
+
+
+class TroupeHub(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+
+    def troupe(self, *words, code=0):
+        ran = subprocess.run([str(TROUPE), *map(str, words)], cwd=self.folder, capture_output=True,
+                             text=True, timeout=120, env=dict(os.environ, OMP_NUM_THREADS="1"))
+        self.assertEqual(ran.returncode, code, ran.stdout + ran.stderr)
+        return ran.stdout if code in (0, 1) else ran.stderr
+
+    def save(self, family, dtype=torch.bfloat16, **more):
+        torch.manual_seed(5)
+        config = AutoConfig.for_model(family, **dict(SMALL, **more))
+        model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.normal_(std=0.3)
+        model.save_pretrained(self.folder / family)
+
+    def test_there_and_back_is_the_same_model(self):
+        self.save("mixtral", num_local_experts=4, num_experts_per_tok=2)
+        got = json.loads(self.troupe("import", "mixtral", "run", "--check-logits", "--json"))
+        tensors = load_file(self.folder / "mixtral" / "model.safetensors")
+        self.assertEqual((got["family"], got["of"]), ("mixtral", len(tensors)))
+        self.assertEqual(got["parameters"], sum(t.numel() for t in tensors.values()))
+        self.assertTrue(got["logits"]["equal"])
+        self.assertGreater(got["logits"]["largest"], 1)
+        before = (self.folder / "run" / "step-000000" / "manifest.json").read_bytes()
+        self.assertIn("step-000000 already", self.troupe("import", "mixtral", "run", code=7))
+        self.assertEqual((self.folder / "run" / "step-000000" / "manifest.json").read_bytes(), before)
+        said = self.troupe("export", "run", "back", "--shard-size", "60KB", "--check-logits")
+        self.assertIn("the same bits", said)
+        self.assertGreater(len(list((self.folder / "back").glob("*.safetensors"))), 1)
+        back = {}
+        for path in (self.folder / "back").glob("*.safetensors"):
+            back.update(load_file(path))
+        self.assertEqual(sorted(back), sorted(tensors))
+        for name, tensor in tensors.items():
+            self.assertTrue(torch.equal(back[name], tensor), name)
+        one, two = (AutoModelForCausalLM.from_pretrained(self.folder / name, dtype=torch.bfloat16)
+                    for name in ("mixtral", "back"))
+        ids = torch.randint(0, 96, (2, 24), generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            self.assertTrue(torch.equal(one.eval()(ids).logits, two.eval()(ids).logits))
+        self.assertIn("tensors are equal bit for bit\n", self.troupe("diff", "mixtral", "back"))
+        self.assertIn("mixtral, ", self.troupe("inspect", "mixtral"))
+
+    def test_another_type_is_rounded_once_and_told(self):
+        self.save("olmoe", torch.float32, num_experts=4, num_experts_per_tok=2, eos_token_id=3)
+        out = json.loads(self.troupe("import", "olmoe", "narrow", "--dtype", "bfloat16",
+                                     "--check-logits", "--json"))
+        self.assertFalse(out["logits"]["equal"])
+        self.assertLess(out["logits"]["mean_difference"], 2e-2 * out["logits"]["mean"])
+        self.assertIn("BF16", self.troupe("inspect", "narrow"))
+        self.troupe("import", "olmoe", "wide", "--check-logits")
+        out = json.loads(self.troupe("export", "wide", "half", "--dtype", "float16", "--check-logits",
+                                     "--json"))
+        self.assertFalse(out["logits"]["equal"])
+        self.assertLess(out["logits"]["mean_difference"], 2e-3 * out["logits"]["mean"])
+        want = load_file(self.folder / "olmoe" / "model.safetensors")
+        got = load_file(self.folder / "half" / "model.safetensors")
+        for name, tensor in want.items():
+            self.assertTrue(torch.equal(got[name], tensor.to(torch.float16)), name)
+        self.assertIn("E2005", self.troupe("export", "wide", "x", "--dtype", "int8", code=2))
+
+    def test_every_tensor_is_used_or_named(self):
+        self.save("mixtral", num_local_experts=4, num_experts_per_tok=2)
+        path = self.folder / "mixtral" / "model.safetensors"
+        tensors = load_file(path)
+        name = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
+        tensors[name + "x"] = tensors.pop(name)
+        save_file(tensors, path, {"format": "pt"})
+        said = self.troupe("import", "mixtral", "run", code=4)
+        self.assertIn("missing: " + name, said)
+        self.assertIn("unused: " + name + "x", said)
+        self.assertFalse((self.folder / "run" / "step-000000").exists())
+
+    def test_a_model_that_was_trained_here_is_loaded_there(self):
+        (self.folder / "text.txt").write_text("the cat sat on the mat. the dog ran. " * 200)
+        self.troupe("tokenizer", "train", "text.txt", "--vocab", 300, "-o", "tokenizer.json")
+        self.troupe("data", "build", "text.txt", "-t", "tokenizer.json", "-o", "data")
+        (self.folder / "nano.yaml").write_text(NANO)
+        self.troupe("train", "nano.yaml", "--quiet")
+        out = json.loads(self.troupe("export", "run", "hub", "--check-logits", "--dtype", "float32",
+                                     "--json"))
+        self.assertTrue(out["logits"]["equal"])
+        model = AutoModelForCausalLM.from_pretrained(self.folder / "hub", dtype=torch.float32).eval()
+        tokenizer = AutoTokenizer.from_pretrained(self.folder / "hub")
+        text = "the dog sat on the cat."
+        ids = tokenizer(text)["input_ids"]
+        ours = self.troupe("tokenizer", "encode", "tokenizer.json", text)
+        self.assertEqual(ids, [int(i) for i in ours.split()])
+        self.assertEqual(tokenizer.eos_token, "<|endoftext|>")
+        # Greedy text is a long chain of equal logits.
+        made = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)
+        said = self.troupe("generate", "run", "-p", text, "-n", 12, "--temperature", 0)
+        self.assertEqual(tokenizer.decode(made[0]), said.rstrip("\n"))
+
+
+if __name__ == "__main__":
+    unittest.main()
