@@ -18,7 +18,7 @@ std::string to_text(const Sizes& sizes);  // "[4, 8]"
 struct Box {
   Sizes global, offset, size;  // of one length; [] is a single number
 
-  static Box whole(Sizes global) { return {global, Sizes(global.size(), 0), global}; }
+  static Box whole(const Sizes& global) { return {global, Sizes(global.size(), 0), global}; }
   int64_t numel() const;
   bool is_whole() const { return size == global; }
   bool operator==(const Box&) const = default;

@@ -88,8 +88,9 @@ class Export {
       entries.push_back({t.name, element_of(t.fp32 ? at::kFloat : type_), shape_of(t)});
     }
     const ModelFilePlan plan = plan_model_files(entries, file_bytes);
+    const std::string into = staging + '/';
     for (const auto& [name, tensors] : plan.files) {
-      NewFile file(fs, staging + '/' + name);
+      NewFile file(fs, into + name);
       write_safetensors(file, layout_safetensors(tensors),
                         [&](const SafetensorsEntry& entry, const WriteBytes& write) {
                           const at::Tensor made = make(theirs_[by_name_.at(entry.name)]);
