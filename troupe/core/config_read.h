@@ -1,6 +1,7 @@
 // The reader behind read_config.
 #pragma once
 
+#include <span>
 #include <utility>
 
 #include "troupe/core/check.h"
@@ -26,7 +27,8 @@ void collect_paths(const T& value, const std::string& path, std::vector<std::str
 // Reads what it can and keeps all faults, so that a user sees them at once.
 class Reader {
  public:
-  explicit Reader(std::vector<std::string> paths) : paths_(std::move(paths)) {}
+  explicit Reader(std::vector<std::string> paths, std::span<const Alias> aliases = {})
+      : paths_(std::move(paths)), aliases_(aliases) {}
 
   template <class T>
   void read(const Yaml& y, const std::string& path, T& out) {
@@ -104,6 +106,7 @@ class Reader {
   void add_fault(Code code, const Where& where, const std::string& what);
 
   std::vector<std::string> paths_;
+  std::span<const Alias> aliases_;
   std::string faults_;
   Code first_ = Code::kBadValue;
   Sources sources_;

@@ -30,6 +30,16 @@ concept HasPresets = Config<C> && requires(C& c) {
   C::presets();
 };
 
+// What other programs call a field, for "did you mean": their name and our path.
+struct Alias {
+  std::string_view name;
+  std::string_view path;
+};
+template <class C>
+concept HasAliases = requires {
+  C::aliases();
+};
+
 // Which line or --set gave the value at a path such as "model.moe.top_k"; absent: the default.
 using Sources = std::map<std::string, Where>;
 

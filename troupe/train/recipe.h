@@ -8,6 +8,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -160,6 +161,8 @@ struct Recipe {
     f("profile", r.profile);
     f("run", r.run);
   }
+  // core/config_read.h: what Megatron-LM, LLM-Foundry and Hugging Face call our fields.
+  static std::span<const Alias> aliases();
 };
 
 // The file, then each --set; faults of both in one Error. `sources` says where each value is from.
