@@ -1,24 +1,86 @@
-// troupe config: the resolved recipe, with where each value was given. It reads back as it is.
+// troupe config: recipes as they are understood. print: every value, with where it was given;
+// explain: one field; diff: two recipes; schema: for editors.
 #include "troupe/core/config.h"
 
 #include <iostream>
+#include <map>
 #include <memory>
 
 #include "apps/recipe_options.h"
 #include "apps/verbs.h"
+#include "troupe/train/key_help.h"
 
 namespace troupe {
+namespace {
 
-void add_config(CLI::App& app, Call&) {
-  CLI::App* verb = app.add_subcommand("config", "prints a recipe with every value");
+void print(const RecipeOptions& options) {
+  Sources sources;
+  const Recipe recipe = load_recipe(options.path, options.sets, sources);
+  print_config(std::cout, recipe, sources);
+}
+
+struct DiffOptions {
+  std::string first, second;
+};
+
+void diff(const DiffOptions& options, Call& call) {
+  Sources first_sources, second_sources;
+  const Recipe first = load_recipe(options.first, {}, first_sources);
+  const Recipe second = load_recipe(options.second, {}, second_sources);
+  std::map<std::string, std::string> other;
+  for (auto& [path, value] : flatten(second)) other[path] = value;
+  const auto line = [&](const std::string& path, const std::string& a, const std::string& b) {
+    std::cout << path << ": " << a << " -> " << b << '\n';
+    call.code = 1;
+  };
+  for (const auto& [path, value] : flatten(first)) {
+    const auto there = other.find(path);
+    if (there == other.end()) {
+      line(path, value, "none");
+    } else {
+      if (there->second != value) line(path, value, there->second);
+      other.erase(there);
+    }
+  }
+  for (const auto& [path, value] : other) line(path, "none", value);
+  if (call.code == 0) std::cout << "the same\n";
+}
+
+void add_print(CLI::App& verb) {
+  CLI::App* print_verb = verb.add_subcommand("print", "a recipe with every value and its source");
   const auto options = std::make_shared<RecipeOptions>();
-  options->add_to(*verb);
-  verb->footer("Example: troupe config recipes/quickstart.yaml --set train.steps=10");
-  verb->callback([options] {
-    Sources sources;
-    const Recipe recipe = load_recipe(options->path, options->sets, sources);
-    print_config(std::cout, recipe, sources);
-  });
+  options->add_to(*print_verb);
+  print_verb->footer("Example: troupe config print run.yaml --set train.steps=10");
+  print_verb->callback([options] { print(*options); });
+}
+
+void add_config_diff(CLI::App& verb, Call& call) {
+  CLI::App* diff_verb = verb.add_subcommand("diff", "what two recipes have otherwise");
+  const auto options = std::make_shared<DiffOptions>();
+  diff_verb->add_option("first", options->first, "a recipe")->required();
+  diff_verb->add_option("second", options->second, "another one")->required();
+  diff_verb->footer(
+      "Example: troupe config diff runs/a/recipe.yaml runs/b/recipe.yaml\n"
+      "Returns 0 where they are the same, 1 where they are not.");
+  diff_verb->callback([options, &call] { diff(*options, call); });
+}
+
+}  // namespace
+
+void add_config(CLI::App& app, Call& call) {
+  CLI::App* verb = app.add_subcommand("config", "prints, explains and compares recipes");
+  verb->require_subcommand(1);
+  add_print(*verb);
+  CLI::App* explain_verb = verb->add_subcommand("explain", "what a field means, takes and is");
+  const auto key = std::make_shared<std::string>();
+  explain_verb->add_option("key", *key, "a field's path, its name, or a section")->required();
+  explain_verb->footer("Example: troupe config explain model.moe.top_k");
+  explain_verb->callback([key] { std::cout << explain_key(*key); });
+  add_config_diff(*verb, call);
+  CLI::App* schema = verb->add_subcommand("schema", "a JSON schema of recipes, for editors");
+  schema->footer("Example: troupe config schema > recipe.schema.json");
+  schema->callback([] { write_recipe_schema(std::cout); });
+  verb->footer("Example: troupe config print run.yaml");
 }
 
 }  // namespace troupe

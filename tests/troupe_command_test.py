@@ -73,10 +73,10 @@ class TroupeCommand(unittest.TestCase):
         self.assertEqual(self.troupe("check", "nano.yaml").returncode, 3)
 
     def test_F83_the_printed_recipe_is_a_recipe(self):
-        first = self.troupe("config", "nano.yaml").stdout
+        first = self.troupe("config", "print", "nano.yaml").stdout
         (self.folder / "printed.yaml").write_text(first)
         strip = lambda text: [line.split("  #")[0] for line in text.splitlines()]
-        self.assertEqual(strip(self.troupe("config", "printed.yaml").stdout), strip(first))
+        self.assertEqual(strip(self.troupe("config", "print", "printed.yaml").stdout), strip(first))
 
     def test_a_run_leaves_what_the_docs_say(self):
         out = self.troupe("train", "nano.yaml")

@@ -1,0 +1,91 @@
+#include "troupe/train/key_help.h"
+
+#include <algorithm>
+
+#include "troupe/core/check.h"
+#include "troupe/train/recipe.h"
+
+namespace troupe {
+namespace {
+
+bool ends_in(std::string_view path, std::string_view end) {
+  return path == end || (path.ends_with(end) && path[path.size() - end.size() - 1] == '.');
+}
+
+// The table's line of that path: a whole path first, then the end of one.
+std::string text_of(std::string_view path) {
+  for (const KeyHelp& line : key_help()) {
+    if (line.path == path) return std::string(line.text);
+  }
+  for (const KeyHelp& line : key_help()) {
+    if (line.path.starts_with('*') && path.ends_with(line.path.substr(1))) {
+      return std::string(line.text);
+    }
+  }
+  return {};
+}
+
+std::string section_of(const std::string& path) {
+  const auto dot = path.rfind('.');
+  return dot == std::string::npos ? "" : path.substr(0, dot);
+}
+
+std::string told(const FieldInfo& field, const std::vector<FieldInfo>& fields) {
+  std::string out = field.path + "\n  " + text_of(field.path) + "\n  type     " + field.type + '\n';
+  if (!field.value.empty()) out += "  default  " + field.value + '\n';
+  if (!field.only_of.empty() && !field.path.ends_with(".kind")) {
+    out += "  of kind  " + field.only_of + '\n';
+  }
+  std::string names, beside;
+  for (const Alias& alias : Recipe::aliases()) {
+    if (alias.path == field.path) names += (names.empty() ? "" : ", ") + std::string(alias.name);
+  }
+  if (!names.empty()) out += "  known as " + names + '\n';
+  const bool is_section = field.type.find("section") != std::string::npos;
+  const std::string inside = is_section
+                                 ? field.path + (field.type.starts_with("a list") ? "[]" : "")
+                                 : section_of(field.path);
+  for (const FieldInfo& other : fields) {
+    if (section_of(other.path) != inside || other.path == field.path) continue;
+    beside += (beside.empty() ? "" : ", ") + other.path.substr(other.path.rfind('.') + 1);
+  }
+  if (!beside.empty()) out += (is_section ? "  holds    " : "  beside   ") + beside + '\n';
+  return out;
+}
+
+}  // namespace
+
+std::vector<FieldInfo> recipe_fields() {
+  return describe(Recipe());
+}
+
+std::string explain_key(const std::string& key) {
+  const std::vector<FieldInfo> fields = recipe_fields();
+  const std::string wanted = normalized(key);
+  std::string out;
+  for (const FieldInfo& field : fields) {
+    if (field.path == wanted) return told(field, fields);
+  }
+  for (const FieldInfo& field : fields) {
+    if (ends_in(field.path, wanted)) out += told(field, fields);
+  }
+  if (!out.empty()) return out;
+  for (const Alias& alias : Recipe::aliases()) {
+    if (alias.name == wanted) return explain_key(std::string(alias.path));
+  }
+  std::vector<std::string_view> names;
+  for (const FieldInfo& field : fields) {
+    names.push_back(field.path);
+    names.push_back(std::string_view(field.path).substr(field.path.rfind('.') + 1));
+  }
+  const std::string_view guess = nearest(wanted, names);
+  fail(Code::kNoSuchField, key, "no field of a recipe is called so",
+       guess.empty() ? "" : "; did you mean \"" + std::string(guess) + "\"?");
+}
+
+void write_recipe_schema(std::ostream& os) {
+  write_schema(os, Recipe(), [](const std::string& path) { return text_of(path); });
+  os << '\n';
+}
+
+}  // namespace troupe
