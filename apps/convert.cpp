@@ -1,0 +1,78 @@
+// troupe convert: other trainers' settings as a recipe.
+#include <iostream>
+#include <memory>
+
+#include "apps/verbs.h"
+#include "troupe/core/file.h"
+#include "troupe/core/publish.h"
+#include "troupe/train/foreign/convert_recipe.h"
+
+namespace troupe {
+namespace {
+
+struct ConvertOptions {
+  std::string file, from = "auto", out;
+  bool force = false, quiet = false;
+};
+
+void tell(std::string_view what, const std::vector<std::string>& lines) {
+  if (lines.empty()) return;
+  std::cerr << what << " (" << lines.size() << ")\n";
+  for (const std::string& line : lines) std::cerr << "  " << line << '\n';
+}
+
+void convert(const ConvertOptions& options, Call& call) {
+  ForeignKind kind = ForeignKind::kAuto;
+  if (!from_text(options.from, kind)) {
+    const Expectation wanted = expectation(options.from, kind);
+    fail(Code::kBadValue, "--from", "must be", wanted.wanted, ", not", options.from);
+  }
+  constexpr int64_t kLongest = int64_t{4} << 20;
+  const std::string text = read_file(options.file, Code::kNoRecipe, kLongest);
+  const Conversion out = convert_recipe(text, options.file, kind);
+  if (!options.quiet) {
+    tell("mapped", out.mapped);
+    tell("ignored: no result depends on it", out.ignored);
+  }
+  tell("to look at", out.notes);
+  tell("to be filled in", out.missing);
+  tell("not supported", out.refused);
+  if (!out.refused.empty() && !options.force) {
+    std::cerr << "No recipe is written: what is not supported would be lost. Take it out, or "
+                 "--force.\n";
+    call.code = static_cast<int>(ExitClass::kUsage);
+    return;
+  }
+  std::string recipe;
+  for (const std::string& line : out.refused)
+    recipe.append("# not supported: ").append(line).append("\n");
+  for (const std::string& line : out.missing)
+    recipe.append("# to be filled in: ").append(line).append("\n");
+  recipe += out.recipe;
+  if (options.out.empty()) {
+    std::cout << recipe;
+  } else {
+    Fs fs;
+    publish_file(fs, options.out, recipe);
+  }
+}
+
+}  // namespace
+
+void add_convert(CLI::App& app, Call& call) {
+  CLI::App* verb = app.add_subcommand("convert", "makes a recipe of other trainers' settings");
+  CLI::App* recipe = verb->add_subcommand(
+      "recipe", "of a Megatron-LM script, LLM-Foundry's YAML or MegaBlocks' Arguments");
+  const auto options = std::make_shared<ConvertOptions>();
+  recipe->add_option("file", options->file, "the script, the YAML, the Python file")->required();
+  recipe->add_option("-o,--out", options->out, "the recipe's file; else standard output");
+  recipe->add_option("--from", options->from, "auto, megatron, foundry, megablocks");
+  recipe->add_flag("--force", options->force, "write what can be converted, the rest as comments");
+  recipe->add_flag("--quiet", options->quiet, "do not list what was mapped and ignored");
+  recipe->footer("Example: troupe convert recipe pretrain.sh -o run.yaml && troupe check run.yaml");
+  recipe->callback([options, &call] { convert(*options, call); });
+  verb->require_subcommand(1);
+  verb->footer("Example: troupe convert recipe pretrain.sh -o run.yaml");
+}
+
+}  // namespace troupe

@@ -1,0 +1,12 @@
+// Megatron-LM's flags, and those of MegaBlocks' fork, into a draft.
+#pragma once
+
+#include <string>
+
+#include "troupe/train/foreign/draft.h"
+
+namespace troupe {
+
+void convert_megatron(const std::string& text, const std::string& file, Draft& draft);
+
+}  // namespace troupe
