@@ -2,6 +2,7 @@
 #include <iostream>
 #include <memory>
 
+#include "apps/memory_option.h"
 #include "apps/recipe_options.h"
 #include "apps/verbs.h"
 #include "troupe/nn/models/costs.h"
@@ -11,7 +12,7 @@
 namespace troupe {
 namespace {
 
-void check(const RecipeOptions& options) {
+void check(const RecipeOptions& options, const MemoryOption& memory, Call& call) {
   Sources sources;
   const Recipe recipe = load_recipe(options.path, options.sets, sources);
   validate(recipe, sources);
@@ -28,17 +29,30 @@ void check(const RecipeOptions& options) {
     std::cout << "data   " << use.name << ": " << use.tokens << " tokens, " << use.epochs()
               << " epochs in this run\n";
   }
+  if (const double available = memory.bytes(recipe); available > 0) {
+    const MemoryVerdict verdict = judge_memory(recipe, runs_on_gpu(recipe), available);
+    (verdict.warns ? std::cerr : std::cout)
+        << (verdict.warns ? options.path + ": " : "") << verdict.line << '\n';
+    if (!verdict.fits) {
+      call.code = static_cast<int>(ExitClass::kResource);
+      return;
+    }
+  }
   std::cout << "ok\n";
 }
 
 }  // namespace
 
-void add_check(CLI::App& app, Call&) {
+void add_check(CLI::App& app, Call& call) {
   CLI::App* verb = app.add_subcommand("check", "says all that is wrong with a recipe");
   const auto options = std::make_shared<RecipeOptions>();
+  const auto memory = std::make_shared<MemoryOption>();
   options->add_to(*verb);
-  verb->footer("Example: troupe check recipes/quickstart.yaml");
-  verb->callback([options] { check(*options); });
+  memory->add_to(*verb);
+  verb->footer(
+      "Example: troupe check recipes/quickstart.yaml\n"
+      "Returns 2 for the recipe, 3 for the data, 7 where the memory does not suffice.");
+  verb->callback([options, memory, &call] { check(*options, *memory, call); });
 }
 
 }  // namespace troupe

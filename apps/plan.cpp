@@ -1,0 +1,141 @@
+// troupe plan: the memory and the time that a run will take. No device is used.
+#include <cstdio>
+#include <iostream>
+#include <memory>
+
+#include "apps/memory_option.h"
+#include "apps/recipe_options.h"
+#include "apps/verbs.h"
+#include "troupe/core/json.h"
+#include "troupe/nn/models/costs.h"
+#include "troupe/train/forecast.h"
+#include "troupe/train/step_line.h"
+
+namespace troupe {
+namespace {
+
+struct PlanOptions {
+  RecipeOptions recipe;
+  MemoryOption memory;
+  double rate = 0;
+  bool json = false;
+};
+
+struct PlanReport {
+  int64_t params = 0, active_params = 0;
+  double memory = 0;
+  MemoryForecast parts;
+  double step_flops = 0, step_seconds = 0, tokens_per_second = 0, run_seconds = 0;
+  static void visit(auto& r, auto&& f) {
+    f("params", r.params);
+    f("active_params", r.active_params);
+    f("memory", r.memory);
+    f("parts", r.parts);
+    f("step_flops", r.step_flops);
+    f("step_seconds", r.step_seconds);
+    f("tokens_per_second", r.tokens_per_second);
+    f("run_seconds", r.run_seconds);
+  }
+};
+
+void print_memory(const MemoryForecast& m, const Recipe& recipe) {
+  const RunPlan plan = plan_of(recipe);
+  const std::string rows = "micro batch " + std::to_string(plan.micro_batch) + " x " +
+                           std::to_string(recipe.data.sequence) + " tokens";
+  const auto line = [](const char* what, double bytes, const std::string& why) {
+    std::printf("  %-20s %9s   %s\n", what, in_gib(bytes).c_str(), why.c_str());
+  };
+  std::printf("memory, GiB\n");
+  line("weights", m.weights, "");
+  line("gradients", m.gradients, "f32");
+  line("master weights", m.masters, m.masters > 0 ? "f32" : "the weights themselves");
+  line("optimizer", m.moments, std::string(recipe.train.optimizer.kind()));
+  line("kept for backward", m.activations, rows);
+  line("working space", m.workspace, "");
+  line("runtime", m.runtime, "libraries, the device");
+  line("in all", m.total(), "");
+}
+
+// "6.92B", "1.81T", "33.1P"
+std::string large_number(double value) {
+  constexpr const char* kUnits[] = {"", "K", "M", "B", "T", "P", "E", "Z", "Y"};
+  int unit = 0;
+  while (value >= 1000 && unit < 8) value /= 1000, ++unit;
+  char text[32];
+  std::snprintf(text, sizeof(text), unit == 0 ? "%.0f%s" : "%.2f%s", value, kUnits[unit]);
+  return text;
+}
+
+void print_time(const TimeForecast& time, double rate) {
+  std::printf("time at %g TFLOP/s\n  a step %ss, %s tokens/s, the run %s\n", rate,
+              short_number(time.step_seconds).c_str(), short_number(time.tokens_per_second).c_str(),
+              short_time(time.run_seconds).c_str());
+}
+
+PlanReport report_of(const Recipe& recipe, const MemoryForecast& memory) {
+  const ModelCosts costs = costs_of(recipe.model);
+  return {.params = costs.params(),
+          .active_params = costs.active_params(),
+          .memory = memory.total(),
+          .parts = memory,
+          .step_flops = forecast_time(recipe, 1).step_flops};
+}
+
+void print_all(const PlanReport& report, const Recipe& recipe, double rate, double available) {
+  const auto count = [](auto n) { return large_number(static_cast<double>(n)); };
+  const RunPlan plan = plan_of(recipe);
+  std::printf("model %s parameters, %s active\nstep %s tokens, %s FLOPs; %s steps\n",
+              count(report.params).c_str(), count(report.active_params).c_str(),
+              count(plan.batch * recipe.data.sequence).c_str(), count(report.step_flops).c_str(),
+              std::to_string(plan.run.steps).c_str());
+  print_memory(report.parts, recipe);
+  if (available > 0) {
+    std::printf("%s\n", judge_memory(recipe, runs_on_gpu(recipe), available).line.c_str());
+  }
+  if (rate > 0) {
+    print_time(forecast_time(recipe, rate * 1e12), rate);
+  } else {
+    std::printf("time: give --rate in TFLOP/s; `troupe bench` measures it\n");
+  }
+}
+
+void plan(const PlanOptions& options, Call& call) {
+  Sources sources;
+  const Recipe recipe = load_recipe(options.recipe.path, options.recipe.sets, sources);
+  validate(recipe, sources);
+  if (options.rate < 0) fail(Code::kBadValue, "--rate", "must be positive, not", options.rate);
+  const double available = options.memory.bytes(recipe);
+  PlanReport report = report_of(recipe, forecast_memory(recipe, runs_on_gpu(recipe)));
+  if (options.rate > 0) {
+    const TimeForecast time = forecast_time(recipe, options.rate * 1e12);
+    report.step_seconds = time.step_seconds;
+    report.tokens_per_second = time.tokens_per_second;
+    report.run_seconds = time.run_seconds;
+  }
+  if (options.json) {
+    write_json(std::cout, report);
+    std::cout << '\n';
+  } else {
+    print_all(report, recipe, options.rate, available);
+  }
+  if (available > 0 && report.memory > available) {
+    call.code = static_cast<int>(ExitClass::kResource);
+  }
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, Call& call) {
+  CLI::App* verb = app.add_subcommand("plan", "forecasts the memory and the time of a run");
+  const auto options = std::make_shared<PlanOptions>();
+  options->recipe.add_to(*verb);
+  options->memory.add_to(*verb);
+  verb->add_option("--rate", options->rate, "TFLOP/s that the device reaches, for the time");
+  verb->add_flag("--json", options->json, "one line for programs");
+  verb->footer(
+      "Example: troupe plan run.yaml --set run.device=cuda --assume-memory 80GiB --rate 400\n"
+      "Returns 7 where the run does not fit.");
+  verb->callback([options, &call] { plan(*options, call); });
+}
+
+}  // namespace troupe

@@ -1,0 +1,76 @@
+// How much memory a run of one process will take, and how long it will be, from its recipe alone.
+//
+// What is kept for every parameter is exact: the model's parameters are counted as the optimizer
+// will see them. What backward keeps is what modules declare (nn/models/costs.h), times the tokens
+// of a microbatch. The working space is that of the larger of the output head and one block.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "troupe/train/recipe.h"
+
+namespace troupe {
+
+struct MemoryForecast {  // bytes
+  double weights = 0;
+  double gradients = 0;    // f32, over the step
+  double masters = 0;      // f32 copies beside 2-byte weights
+  double moments = 0;      // and other state of the optimizer and of routers
+  double activations = 0;  // kept for backward, of one microbatch
+  double workspace = 0;    // on top of them when backward begins
+  double runtime = 0;      // of libraries and the device before any tensor
+
+  double total() const {
+    return weights + gradients + masters + moments + activations + workspace + runtime;
+  }
+  static void visit(auto& m, auto&& f) {
+    f("weights", m.weights);
+    f("gradients", m.gradients);
+    f("masters", m.masters);
+    f("moments", m.moments);
+    f("activations", m.activations);
+    f("workspace", m.workspace);
+    f("runtime", m.runtime);
+  }
+};
+
+bool runs_on_gpu(const Recipe& recipe);  // run.device, and what `auto` stands for here
+// Of the device that the recipe runs on; 0: it is asked for and is not here.
+double available_memory(const Recipe& recipe);
+
+// `on_gpu` says what `auto` is in train.precision.
+MemoryForecast forecast_memory(const Recipe& recipe, bool on_gpu);
+
+// A change that needs less: "train.micro_batch=4", its gain in bytes, and what it costs.
+struct MemoryCut {
+  std::string set;
+  double gain = 0;
+  std::string cost;
+};
+std::vector<MemoryCut> memory_cuts(const Recipe& recipe, bool on_gpu);  // cheapest first; at most 3
+
+// "memory 74.8 of 80.0 GiB. Cheapest: ...". Above 90 % it begins with W7002; above 100 % the run
+// does not fit.
+struct MemoryVerdict {
+  std::string line;
+  bool warns = false;
+  bool fits = true;
+};
+MemoryVerdict judge_memory(const Recipe& recipe, bool on_gpu, double available);
+
+struct TimeForecast {
+  double step_flops = 0;  // of the model, forward and backward
+  double step_seconds = 0;
+  double tokens_per_second = 0;
+  double run_seconds = 0;
+};
+TimeForecast forecast_time(const Recipe& recipe, double flops_per_second);
+
+// What a process may use here: the machine's memory, or less where its control group says so.
+int64_t host_memory();
+
+std::string in_gib(double bytes);  // "74.8"
+
+}  // namespace troupe

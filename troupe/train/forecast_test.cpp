@@ -1,0 +1,101 @@
+#include "troupe/train/forecast.h"
+
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "troupe/core/config.h"
+#include "troupe/nn/models/costs.h"
+
+namespace troupe {
+namespace {
+
+Recipe recipe_of(const std::string& more) {
+  Recipe r;
+  read_config(
+      parse_yaml("data: {sequence: 64}\ntrain: {global_batch: 8, micro_batch: 8, steps: 10}\n"
+                 "checkpoint: {dir: run}\n",
+                 "base"),
+      r);
+  read_config(parse_yaml(more, "more"), r);
+  return r;
+}
+
+constexpr double kGiB = double{1 << 30};
+
+// Of one GPU without sharding, 18 bytes a parameter: bf16 weights, f32 gradients, masters, moments.
+TEST(Forecast, StatesOfAPublishedModelAreThoseOfTheTable) {
+  const Recipe r = recipe_of("model: {preset: olmoe-1b-7b}");
+  const MemoryForecast m = forecast_memory(r, /*on_gpu=*/true);
+  const double states = m.weights + m.gradients + m.masters + m.moments;
+  const double routers = 16 * 64 * 4;  // their f32 counts
+  EXPECT_DOUBLE_EQ(states, 18.0 * 6919161856.0 + routers);
+  EXPECT_NEAR(states / kGiB, 116, 0.5);
+}
+
+TEST(Forecast, StatesFollowPrecisionOptimizerAndWhatIsFrozen) {
+  const std::string model =
+      "model: {layers: 2, width: 32, heads: 4, vocab: 256, moe: {experts: 4, "
+      "hidden: 64}}\n";
+  const auto count = static_cast<double>(costs_of(recipe_of(model).model).params());
+  const MemoryForecast cpu = forecast_memory(recipe_of(model), false);
+  EXPECT_EQ(cpu.weights, 4 * count);
+  EXPECT_EQ(cpu.gradients, 4 * count);
+  EXPECT_EQ(cpu.masters, 0);
+  const double routers = 2 * 4 * 4;  // f32 counts of two layers
+  EXPECT_EQ(cpu.moments, 8 * count + routers);
+  const MemoryForecast small =
+      forecast_memory(recipe_of(model + "train: {optimizer: {moments: bf16}}"), false);
+  EXPECT_EQ(small.moments, 4 * count + routers);
+  const MemoryForecast lion =
+      forecast_memory(recipe_of(model + "train: {optimizer: {kind: lion}}"), false);
+  EXPECT_EQ(lion.moments, 4 * count + routers);
+  const MemoryForecast frozen = forecast_memory(
+      recipe_of(model + "train: {optimizer: {groups: [{names: '*', frozen: true}]}}"), false);
+  EXPECT_EQ(frozen.gradients + frozen.moments, routers);
+  EXPECT_EQ(frozen.weights, 4 * count);
+}
+
+TEST(Forecast, LessIsKeptOfASmallerMicrobatchAndWhatIsComputedAgain) {
+  const std::string model =
+      "model: {layers: 6, width: 64, heads: 4, vocab: 256, moe: {experts: 4, "
+      "hidden: 64}}\n";
+  const double whole = forecast_memory(recipe_of(model), false).activations;
+  EXPECT_NEAR(forecast_memory(recipe_of(model + "train: {micro_batch: 4}"), false).activations,
+              whole / 2, 1);
+  EXPECT_LT(forecast_memory(recipe_of(model + "train: {recompute: '1'}"), false).activations,
+            whole / 3);
+  EXPECT_LT(forecast_memory(recipe_of(model + "train: {precision: bf16}"), false).activations,
+            0.6 * whole);
+}
+
+TEST(Forecast, ARunThatDoesNotFitIsToldWithTheCheapestCuts) {
+  const Recipe r = recipe_of("model: {layers: 6, width: 256, heads: 4, vocab: 8192, ffn: 1024}");
+  const double needed = forecast_memory(r, false).total();
+  const MemoryVerdict easy = judge_memory(r, false, 2 * needed);
+  EXPECT_TRUE(easy.fits && !easy.warns);
+  EXPECT_TRUE(easy.line.starts_with("memory ")) << easy.line;
+  const MemoryVerdict tight = judge_memory(r, false, needed / 0.95);
+  EXPECT_TRUE(tight.fits && tight.warns);
+  EXPECT_TRUE(tight.line.starts_with("W7002 memory ")) << tight.line;
+  EXPECT_NE(tight.line.find("train.micro_batch=4 (-"), std::string::npos) << tight.line;
+  EXPECT_NE(tight.line.find("train.optimizer.moments=bf16 (-"), std::string::npos) << tight.line;
+  EXPECT_FALSE(judge_memory(r, false, needed / 2).fits);
+}
+
+TEST(Forecast, TimeIsTheFormulasAtTheRate) {
+  const Recipe r = recipe_of("model: {layers: 2, width: 32, heads: 4, vocab: 256, ffn: 64}");
+  const TimeForecast t = forecast_time(r, 1e9);
+  EXPECT_DOUBLE_EQ(t.step_flops, 512 * costs_of(r.model).flops_per_token(64));
+  EXPECT_DOUBLE_EQ(t.step_seconds, t.step_flops / 1e9);
+  EXPECT_NEAR(t.run_seconds, 10 * t.step_seconds, 1e-9);
+}
+
+TEST(Forecast, TheHostsMemoryIsKnown) {
+  EXPECT_GT(host_memory(), int64_t{1} << 28);
+  EXPECT_EQ(in_gib(kGiB * 74.84), "74.8");
+  EXPECT_EQ(in_gib(kGiB / 4), "0.25");
+}
+
+}  // namespace
+}  // namespace troupe
