@@ -20,6 +20,7 @@ void add_config(CLI::App& app, Call& call);
 void add_convert(CLI::App& app, Call& call);
 void add_data(CLI::App& app, Call& call);
 void add_diff(CLI::App& app, Call& call);
+void add_eval(CLI::App& app, Call& call);
 void add_export(CLI::App& app, Call& call);
 void add_generate(CLI::App& app, Call& call);
 void add_import(CLI::App& app, Call& call);
@@ -34,10 +35,10 @@ struct Verb {
   void (*add)(CLI::App& app, Call& call);
 };
 inline constexpr Verb kVerbs[] = {
-    {"train", add_train},     {"check", add_check},   {"generate", add_generate},
-    {"report", add_report},   {"config", add_config}, {"plan", add_plan},
-    {"convert", add_convert}, {"data", add_data},     {"tokenizer", add_tokenizer},
-    {"import", add_import},   {"export", add_export}, {"inspect", add_inspect},
-    {"diff", add_diff}};
+    {"train", add_train},         {"check", add_check},     {"generate", add_generate},
+    {"eval", add_eval},           {"report", add_report},   {"config", add_config},
+    {"plan", add_plan},           {"convert", add_convert}, {"data", add_data},
+    {"tokenizer", add_tokenizer}, {"import", add_import},   {"export", add_export},
+    {"inspect", add_inspect},     {"diff", add_diff}};
 
 }  // namespace troupe

@@ -6,8 +6,9 @@
 
 namespace troupe {
 
-OpenedData open_data(const Recipe& recipe, const Log& log) {
-  const RunPlan plan = plan_of(recipe);
+namespace {
+
+OpenedData open_all(const Recipe& recipe, const RunPlan& plan, const Log& log) {
   OpenedData out;
   DataNeeds needs{.vocab = recipe.model.vocab,
                   .seed = recipe.train.seed,
@@ -21,11 +22,27 @@ OpenedData open_data(const Recipe& recipe, const Log& log) {
     if (out.tokenizer->special().eos >= 0) needs.eod = out.tokenizer->special().eos;
   }
   out.data = build(recipe.data, needs);
+  return out;
+}
+
+}  // namespace
+
+OpenedData open_data(const Recipe& recipe, const Log& log) {
+  const RunPlan plan = plan_of(recipe);
+  OpenedData out = open_all(recipe, plan, log);
   if (out.data.train == nullptr) {
     fail(Code::kBadValue, "data.train", "names no data to train on");
   }
   out.data.train->require(plan.run.samples);
   return out;
+}
+
+OpenedData open_valid(Recipe recipe, const Log& log) {
+  if (recipe.data.split.empty()) {  // else the validation set is a part of the training files
+    recipe.data.train.clear();
+    recipe.data.stages.clear();
+  }
+  return open_all(recipe, plan_of(recipe), log);
 }
 
 }  // namespace troupe

@@ -11,6 +11,7 @@
 #include "troupe/checkpoint/run_folder.h"
 #include "troupe/core/config.h"
 #include "troupe/core/json.h"
+#include "troupe/train/evaluate.h"
 #include "troupe/train/memory_use.h"
 #include "troupe/train/report.h"
 #include "troupe/train/run_files.h"
@@ -25,18 +26,6 @@ std::string fixed(double value, int digits) {
   char buffer[64];
   std::snprintf(buffer, sizeof(buffer), "%.*f", digits, value);
   return buffer;
-}
-
-// The bytes of the text that the counted labels spell.
-int64_t label_bytes(const Tokenizer& tokenizer, const TokenBatch& batch) {
-  std::vector<TokenId> ids;
-  for (int64_t b = 0; b < batch.B; ++b) {
-    for (int64_t s = 0; s < batch.S; ++s) {
-      const auto at = static_cast<size_t>(b * batch.S + s);
-      if (batch.weights[at] != 0) ids.push_back(batch.row(b)[static_cast<size_t>(s) + 1]);
-    }
-  }
-  return static_cast<int64_t>(tokenizer.decode(ids, {.skip_special = true}).size());
 }
 
 double unix_seconds() {
@@ -364,32 +353,26 @@ void Trainer::evaluate_all() {
 
 double Trainer::evaluate_set(const std::string& name, const Dataset& set) {
   const auto begin = Clock::now();
-  const int64_t rows = recipe_.eval.batch > 0 ? recipe_.eval.batch : plan_.micro_batch;
-  const int64_t all = set.samples_per_epoch();
-  const int64_t samples =
-      recipe_.eval.batches > 0 ? std::min(all, recipe_.eval.batches * rows) : all;
-  Learner::Sums sums;
-  int64_t bytes = 0;
-  for (int64_t first = 0; first < samples && tools_.signals.stop() == 0; first += rows) {
-    const TokenBatch batch = set.batch(first, std::min(rows, samples - first));
-    const Learner::Sums part = learner_->evaluate(make_feed(batch, batch.B, learner_->device()));
-    sums.loss += part.loss;
-    sums.weight += part.weight;
-    if (tokenizer_ != nullptr) bytes += label_bytes(*tokenizer_, batch);
-  }
-  const double loss = sums.weight > 0 ? sums.loss / sums.weight : 0;
+  const SetScore score =
+      score_set(*learner_, set,
+                {.rows = recipe_.eval.batch > 0 ? recipe_.eval.batch : plan_.micro_batch,
+                 .batches = recipe_.eval.batches,
+                 .tokenizer = tokenizer_.get(),
+                 .stop = [this] { return tools_.signals.stop() != 0; }});
+  const double loss = score.loss();
   Record r;
   r.add("event", std::string_view("eval"));
   r.add("set", name);
   r.add("val/loss", loss);
-  r.add("val/ppl", std::exp(std::min(20.0, loss)));
-  if (bytes > 0) r.add("val/bits_per_byte", sums.loss / std::log(2.0) / static_cast<double>(bytes));
+  r.add("val/ppl", score.perplexity());
+  if (score.bytes > 0) r.add("val/bits_per_byte", score.bits_per_byte());
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   r.add("seconds", seconds);
-  tools_.log.info("eval step " + std::to_string(state_.done.steps) + "  " + name + "  loss " +
-                  fixed(loss, 4) + "  ppl " + fixed(r.scalar("val/ppl"), 2) +
-                  (bytes > 0 ? "  bits/byte " + fixed(r.scalar("val/bits_per_byte"), 4) : "") +
-                  "  " + fixed(seconds, 1) + " s");
+  tools_.log.info(
+      "eval step " + std::to_string(state_.done.steps) + "  " + name + "  loss " + fixed(loss, 4) +
+      "  ppl " + fixed(r.scalar("val/ppl"), 2) +
+      (score.bytes > 0 ? "  bits/byte " + fixed(r.scalar("val/bits_per_byte"), 4) : "") + "  " +
+      fixed(seconds, 1) + " s");
   if (board_ != nullptr) {
     board_->scalars(state_.done.steps, {{"val/" + name + "/loss", loss}});
   }

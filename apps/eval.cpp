@@ -1,0 +1,111 @@
+// troupe eval: what a trained model scores.
+#include <cstdio>
+#include <iostream>
+#include <memory>
+
+#include "apps/verbs.h"
+#include "troupe/train/evaluate.h"
+#include "troupe/train/open_data.h"
+#include "troupe/train/record.h"
+#include "troupe/train/trained.h"
+
+namespace troupe {
+namespace {
+
+struct EvalOptions {
+  std::string path;
+  std::vector<std::string> sets, tasks;
+  bool json = false;
+};
+
+void tell(const EvalOptions& options, const Record& record, const std::string& line) {
+  if (options.json) {
+    std::cout << record.json() << '\n';
+  } else {
+    std::cout << line << '\n';
+  }
+}
+
+void tell_set(const EvalOptions& options, int64_t step, const std::string& name,
+              const SetScore& score) {
+  Record r;
+  r.add("step", step);
+  r.add("set", name);
+  r.add("loss", score.loss());
+  r.add("ppl", score.perplexity());
+  if (score.bytes > 0) r.add("bits_per_byte", score.bits_per_byte());
+  r.add("targets", static_cast<int64_t>(score.weight));
+  char line[160];
+  std::snprintf(line, sizeof(line), "  loss %.4f  ppl %.2f", score.loss(), score.perplexity());
+  std::string text = name + line;
+  if (score.bytes > 0) {
+    std::snprintf(line, sizeof(line), "  bits/byte %.4f", score.bits_per_byte());
+    text += line;
+  }
+  tell(options, r, text + "  (" + std::to_string(static_cast<int64_t>(score.weight)) + " targets)");
+}
+
+void tell_task(const EvalOptions& options, int64_t step, const std::string& name,
+               const ChoiceScore& score) {
+  Record r;
+  r.add("step", step);
+  r.add("task", name);
+  r.add("accuracy", score.accuracy());
+  r.add("accuracy_normed", score.accuracy_normed());
+  r.add("questions", score.questions);
+  char line[160];
+  std::snprintf(line, sizeof(line), "  accuracy %.4f  per byte %.4f  (%lld questions)",
+                score.accuracy(), score.accuracy_normed(), static_cast<long long>(score.questions));
+  tell(options, r, name + line);
+}
+
+void eval(const EvalOptions& options) {
+  const Log log({stderr_sink()}, Level::kWarning);
+  Trained trained = open_trained(options.path, options.sets);
+  const Recipe& recipe = trained.recipe;
+  const OpenedData opened = open_valid(recipe, log);
+  if (opened.data.valid.empty() && options.tasks.empty()) {
+    fail(Code::kBadValue, "data.valid",
+         "names no set to evaluate on: --set 'data.valid=[{path: corpus/valid}]', or --tasks FILE");
+  }
+  if (!options.tasks.empty() && opened.tokenizer == nullptr) {
+    fail(Code::kBadValue, "data.tokenizer", "is not set, and questions are text");
+  }
+  if (!options.json) std::cout << trained.folder << ", step " << trained.step << '\n';
+  const int64_t rows = recipe.eval.batch > 0 ? recipe.eval.batch : plan_of(recipe).micro_batch;
+  for (const auto& [name, set] : opened.data.valid) {
+    tell_set(
+        options, trained.step, name,
+        score_set(
+            *trained.learner, *set,
+            {.rows = rows, .batches = recipe.eval.batches, .tokenizer = opened.tokenizer.get()}));
+  }
+  for (const std::string& task : options.tasks) {
+    tell_task(options, trained.step, task,
+              score_questions(*trained.learner, *opened.tokenizer, read_questions(task),
+                              recipe.data.sequence));
+  }
+}
+
+}  // namespace
+
+void add_eval(CLI::App& app, Call&) {
+  CLI::App* verb = app.add_subcommand("eval", "scores a trained model on text and on questions");
+  const auto options = std::make_shared<EvalOptions>();
+  verb->add_option("run", options->path, "a run's folder, or one of its step-N")->required();
+  verb->add_option("--set", options->sets, "path=value: over the run's recipe; may be given often")
+      ->type_name("PATH=VALUE")
+      ->expected(1)
+      ->take_all();
+  verb->add_option("--tasks", options->tasks,
+                   "JSONL files of {query, choices, gold}: the likeliest choice")
+      ->expected(1)
+      ->take_all();
+  verb->add_flag("--json", options->json, "a line of JSON each");
+  verb->footer(
+      "Example: troupe eval runs/quickstart --set 'data.valid=[{kind: text, path: book.txt}]'\n"
+      "Losses are means over all targets; bits per byte need data.tokenizer.");
+  verb->callback([options] { eval(*options); });
+}
+
+}  // namespace troupe

@@ -1,0 +1,149 @@
+#include "troupe/train/evaluate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include "troupe/core/file.h"
+#include "troupe/core/json.h"
+
+namespace troupe {
+namespace {
+
+int64_t label_bytes(const Tokenizer& tokenizer, const TokenBatch& batch) {
+  std::vector<TokenId> ids;
+  for (int64_t b = 0; b < batch.B; ++b) {
+    for (int64_t s = 0; s < batch.S; ++s) {
+      const auto at = static_cast<size_t>(b * batch.S + s);
+      if (batch.weights[at] != 0) ids.push_back(batch.row(b)[static_cast<size_t>(s) + 1]);
+    }
+  }
+  return static_cast<int64_t>(tokenizer.decode(ids, {.skip_special = true}).size());
+}
+
+Question question_of(const Yaml& line) {
+  Question out{.query = "", .gold = -1};
+  for (const Yaml::Field& field : line.fields) {
+    if (field.name == "query" || field.name == "ctx") out.query = field.value.text;
+    if (field.name == "choices" || field.name == "endings") {
+      for (const Yaml& item : field.value.items) out.choices.push_back(item.text);
+    }
+    if ((field.name == "gold" || field.name == "label") && !from_text(field.value.text, out.gold)) {
+      out.gold = -1;
+    }
+  }
+  return out;
+}
+
+bool is_blank(char c) {
+  return c == ' ' || c == '\n' || c == '\t';
+}
+
+// One sample whose targets count from `first` on.
+TokenBatch sample_of(const std::vector<TokenId>& ids, size_t first) {
+  TokenBatch out{.B = 1, .S = static_cast<int64_t>(ids.size()) - 1};
+  out.ids = ids;
+  for (size_t i = 0; i + 1 < ids.size(); ++i) {
+    out.documents.push_back(0);
+    out.positions.push_back(static_cast<int32_t>(i));
+    out.weights.push_back(i + 1 >= first ? 1.0F : 0.0F);
+  }
+  out.sources = {0};
+  return out;
+}
+
+}  // namespace
+
+double SetScore::perplexity() const {
+  return std::exp(std::min(20.0, loss()));
+}
+
+double SetScore::bits_per_byte() const {
+  return bytes == 0 ? 0 : loss_sum / std::log(2.0) / static_cast<double>(bytes);
+}
+
+SetScore score_set(Learner& learner, const Dataset& set, const SetOptions& options) {
+  const int64_t all = set.samples_per_epoch();
+  const int64_t samples = options.batches > 0 ? std::min(all, options.batches * options.rows) : all;
+  SetScore out;
+  for (int64_t first = 0; first < samples; first += options.rows) {
+    if (options.stop && options.stop()) break;
+    const TokenBatch batch = set.batch(first, std::min(options.rows, samples - first));
+    const Learner::Sums part = learner.evaluate(make_feed(batch, batch.B, learner.device()));
+    out.loss_sum += part.loss;
+    out.weight += part.weight;
+    if (options.tokenizer != nullptr) out.bytes += label_bytes(*options.tokenizer, batch);
+  }
+  return out;
+}
+
+std::vector<Question> read_questions(const std::string& path) {
+  std::istringstream lines(read_file(path));
+  std::vector<Question> out;
+  int64_t number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    if (std::all_of(line.begin(), line.end(), is_blank)) continue;
+    std::string place = path;
+    place.append(":").append(std::to_string(number));
+    out.push_back(question_of(parse_json(line, place, Code::kBadDocument)));
+    const Question& q = out.back();
+    if (q.choices.size() < 2) {
+      fail(Code::kBadDocument, place, "needs `choices`, two texts at least; it has",
+           q.choices.size());
+    }
+    if (q.gold < 0 || q.gold >= static_cast<int64_t>(q.choices.size())) {
+      fail(Code::kBadDocument, place, "needs `gold`, the number of one of the", q.choices.size(),
+           "choices, from 0; it is", q.gold);
+    }
+    for (const std::string& choice : q.choices) {
+      if (choice.empty()) fail(Code::kBadDocument, place, "has an empty choice");
+    }
+  }
+  if (out.empty()) fail(Code::kBadDocument, path, "has no questions");
+  return out;
+}
+
+std::vector<double> choice_likelihoods(Learner& learner, const Tokenizer& tokenizer,
+                                       const Question& question, int64_t window) {
+  std::vector<TokenId> context = tokenizer.encode(question.query);
+  std::vector<double> out;
+  for (const std::string& choice : question.choices) {
+    const bool parted =
+        question.query.empty() || is_blank(question.query.back()) || is_blank(choice.front());
+    std::string whole = question.query;
+    if (!parted) whole += ' ';
+    std::vector<TokenId> ids = tokenizer.encode(whole.append(choice));
+    // Where the ids part: a token may reach over the end of the query.
+    const auto [a, b] = std::mismatch(context.begin(), context.end(), ids.begin(), ids.end());
+    size_t first = static_cast<size_t>(a - context.begin());
+    if (first == 0) {  // the first id has nothing before it that could foretell it
+      ids.insert(ids.begin(), std::max<TokenId>(tokenizer.special().bos, 0));
+      first = 1;
+    }
+    const size_t most = static_cast<size_t>(window) + 1;
+    if (ids.size() > most) {
+      const size_t cut = ids.size() - most;
+      ids.erase(ids.begin(), ids.begin() + static_cast<int64_t>(cut));
+      first = first > cut ? first - cut : 1;
+    }
+    out.push_back(-learner.evaluate(make_feed(sample_of(ids, first), 1, learner.device())).loss);
+  }
+  return out;
+}
+
+ChoiceScore score_questions(Learner& learner, const Tokenizer& tokenizer,
+                            const std::vector<Question>& questions, int64_t window) {
+  ChoiceScore out;
+  for (const Question& q : questions) {
+    std::vector<double> sums = choice_likelihoods(learner, tokenizer, q, window);
+    const auto best = [&] { return std::max_element(sums.begin(), sums.end()) - sums.begin(); };
+    ++out.questions;
+    out.right += best() == q.gold;
+    for (size_t i = 0; i < sums.size(); ++i) sums[i] /= static_cast<double>(q.choices[i].size());
+    out.right_normed += best() == q.gold;
+  }
+  return out;
+}
+
+}  // namespace troupe

@@ -1,0 +1,39 @@
+#include "troupe/train/trained.h"
+
+#include "troupe/checkpoint/find_resume.h"
+
+namespace troupe {
+
+Trained open_trained(const std::string& path, const std::vector<std::string>& sets) {
+  std::string place = path;
+  while (place.size() > 1 && place.ends_with('/')) place.pop_back();
+  const auto slash = place.rfind('/');
+  const std::string name = place.substr(slash == std::string::npos ? 0 : slash + 1);
+  const bool is_step = step_of(name).has_value();
+  const std::string run = !is_step                     ? place
+                          : slash == std::string::npos ? "."
+                                                       : place.substr(0, slash);
+  Sources sources;
+  Trained out{.recipe = load_recipe(run + "/recipe.yaml", sets, sources),
+              .folder = place,
+              .faults = std::make_unique<Faults>(),
+              .learner = nullptr};
+  // What is measured is the loss itself.
+  out.recipe.model.z_loss = 0;
+  if (is_step) {
+    out.step = check_complete(place).step;
+  } else {
+    const auto point = find_resume(run, {.kind = Resume::kMust});
+    out.folder = point->folder;
+    out.step = point->manifest.step;
+  }
+  out.learner =
+      std::make_unique<Learner>(out.recipe, device_of(out.recipe.run.device), *out.faults);
+  CheckpointState weights;
+  out.learner->add_to(weights, /*weights_alone=*/true);
+  load(out.folder, weights, {.waive_unused = {"optimizer.*"}}, Peers{}, *out.faults);
+  out.learner->loaded(/*weights_alone=*/true);
+  return out;
+}
+
+}  // namespace troupe

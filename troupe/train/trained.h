@@ -1,0 +1,25 @@
+// A model that a run left behind, opened to be used.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "troupe/train/learner.h"
+
+namespace troupe {
+
+struct Trained {
+  Recipe recipe;
+  std::string folder;  // of the checkpoint
+  int64_t step = 0;
+  std::unique_ptr<Faults> faults;  // none; the learner holds a reference
+  std::unique_ptr<Learner> learner;
+};
+
+// `path` is a run's folder, of which the newest complete step is taken, or RUN/step-001200. The
+// recipe is RUN/recipe.yaml, then each of `sets`. Throws E2007 without a recipe, E4002 without a
+// checkpoint.
+Trained open_trained(const std::string& path, const std::vector<std::string>& sets);
+
+}  // namespace troupe
