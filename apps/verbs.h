@@ -15,11 +15,14 @@ struct Call {
   int code = 0;
 };
 
+void add_bench(CLI::App& app, Call& call);
 void add_check(CLI::App& app, Call& call);
+void add_completion(CLI::App& app, Call& call);
 void add_config(CLI::App& app, Call& call);
 void add_convert(CLI::App& app, Call& call);
 void add_data(CLI::App& app, Call& call);
 void add_diff(CLI::App& app, Call& call);
+void add_doctor(CLI::App& app, Call& call);
 void add_eval(CLI::App& app, Call& call);
 void add_export(CLI::App& app, Call& call);
 void add_generate(CLI::App& app, Call& call);
@@ -27,6 +30,7 @@ void add_import(CLI::App& app, Call& call);
 void add_inspect(CLI::App& app, Call& call);
 void add_plan(CLI::App& app, Call& call);
 void add_report(CLI::App& app, Call& call);
+void add_selftest(CLI::App& app, Call& call);
 void add_tokenizer(CLI::App& app, Call& call);
 void add_train(CLI::App& app, Call& call);
 
@@ -35,10 +39,11 @@ struct Verb {
   void (*add)(CLI::App& app, Call& call);
 };
 inline constexpr Verb kVerbs[] = {
-    {"train", add_train},         {"check", add_check},     {"generate", add_generate},
-    {"eval", add_eval},           {"report", add_report},   {"config", add_config},
-    {"plan", add_plan},           {"convert", add_convert}, {"data", add_data},
-    {"tokenizer", add_tokenizer}, {"import", add_import},   {"export", add_export},
-    {"inspect", add_inspect},     {"diff", add_diff}};
+    {"train", add_train},   {"check", add_check},         {"generate", add_generate},
+    {"eval", add_eval},     {"report", add_report},       {"config", add_config},
+    {"plan", add_plan},     {"bench", add_bench},         {"convert", add_convert},
+    {"data", add_data},     {"tokenizer", add_tokenizer}, {"import", add_import},
+    {"export", add_export}, {"inspect", add_inspect},     {"diff", add_diff},
+    {"doctor", add_doctor}, {"selftest", add_selftest},   {"completion", add_completion}};
 
 }  // namespace troupe

@@ -1,0 +1,256 @@
+"""The verbs around a run, from outside: convert, plan, check, eval, config, doctor, selftest, bench,
+completion."""
+import json
+import math
+import os
+import pathlib
+import re
+import subprocess
+import tempfile
+import unittest
+
+TROUPE = pathlib.Path(os.environ["TROUPE_BUILD"], "troupe")
+NANO = """
+model: {layers: 2, width: 32, heads: 4, vocab: 256, max_positions: 64,
+        moe: {experts: 4, top_k: 2, hidden: 64}}
+data: {train: [{kind: text, path: text.txt}], valid: [{kind: text, path: valid.txt}],
+       sequence: 32, tokenizer: bytes}
+train: {global_batch: 8, steps: 40, optimizer: {lr: 3e-3}, schedule: {warmup: 2}}
+eval: {every: 40}
+checkpoint: {dir: run, every_steps: 20}
+run: {device: cpu}
+"""
+SCRIPT = """#!/bin/bash
+MODEL=(
+    --num-layers 2 --hidden-size 32 --num-attention-heads 4
+    --seq-length 32 --vocab-size 256 --swiglu --normalization RMSNorm --disable-bias-linear
+    --position-embedding-type rope --untie-embeddings-and-output-weights
+    --num-experts 4 --moe-router-topk 2 --moe-aux-loss-coeff 1e-2 --moe-grouped-gemm
+)
+torchrun --nproc_per_node 1 pretrain_gpt.py ${MODEL[@]} --micro-batch-size 4 \\
+    --global-batch-size 8 --train-iters 10 --lr 1e-3 --lr-decay-style cosine --mock-data \\
+    --save converted --eval-iters 0 --use-flash-attn
+"""
+FOUNDRY = """
+variables: {length: 32}
+max_seq_len: ${variables.length}
+run_name: foundry
+model:
+  name: mpt_causal_lm
+  d_model: 32
+  n_heads: 4
+  n_layers: 2
+  vocab_size: 256
+  ffn_config: {ffn_type: mb_dmoe, moe_num_experts: 4, moe_top_k: 2, moe_world_size: 1, mlp_type: glu}
+  init_config: {init_std: 0.02}
+train_loader: {dataset: {local: text, split: train}}
+optimizer: {name: decoupled_adamw, lr: 1e-3, weight_decay: 0}
+scheduler: {name: cosine_with_warmup, t_warmup: 2ba, alpha_f: 0.1}
+max_duration: 10ba
+global_train_batch_size: 8
+"""
+
+
+class TroupeRuns(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.temporary = tempfile.TemporaryDirectory()
+        cls.folder = pathlib.Path(cls.temporary.name)
+        cls.env = dict(os.environ, OMP_NUM_THREADS="1")
+        (cls.folder / "nano.yaml").write_text(NANO)
+        (cls.folder / "text.txt").write_text("The cat sat on the mat. " * 300)
+        (cls.folder / "valid.txt").write_text("The cat sat on the mat. " * 9 + "The dog.")
+        (cls.folder / "run.sh").write_text(SCRIPT)
+        (cls.folder / "foundry.yaml").write_text(FOUNDRY)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.temporary.cleanup()
+
+    def troupe(self, *words, code=0):
+        out = subprocess.run([str(TROUPE), *words], cwd=self.folder, env=self.env,
+                             capture_output=True, text=True, timeout=120)
+        self.assertEqual(out.returncode, code, out.stdout + out.stderr)
+        return out
+
+    def test_help_is_a_screen_with_an_example(self):
+        for verb in ("check", "plan", "eval", "config", "config print", "config explain",
+                     "config diff", "config schema", "convert", "convert recipe", "doctor",
+                     "selftest", "bench", "completion"):
+            text = self.troupe(*verb.split(), "--help").stdout
+            self.assertIn("Example: ", text, verb)
+            self.assertLess(text.count("\n"), 30, verb)
+
+    def test_megatrons_script_becomes_a_recipe_that_checks_and_trains(self):
+        out = self.troupe("convert", "recipe", "run.sh", "-o", "converted.yaml")
+        self.assertIn("--num-layers 2 -> model.layers: 2", out.stderr)
+        self.assertIn("--use-flash-attn: speed only", out.stderr)
+        self.assertNotIn("not supported", out.stderr)
+        self.assertNotIn("to be filled in", out.stderr)
+        self.assertIn("ok", self.troupe("check", "converted.yaml").stdout)
+        self.troupe("train", "converted.yaml", "--quiet", "--set", "run.device=cpu", "--set",
+                    "train.steps=2")
+        self.assertTrue((self.folder / "converted" / "step-000002").is_dir())
+
+    def test_foundrys_yaml_becomes_a_recipe_that_checks(self):
+        out = self.troupe("convert", "recipe", "foundry.yaml", "-o", "foundry_out.yaml")
+        self.assertIn("model.ffn_config.moe_num_experts: 4 -> model.moe.experts: 4", out.stderr)
+        self.troupe("check", "foundry_out.yaml", "--set",
+                    "data.train=[{kind: text, path: text.txt}]")
+
+    def test_what_cannot_be_converted_stops_the_conversion(self):
+        (self.folder / "bad.sh").write_text("--num-layers 2 --fp8-format hybrid --num-expert 4\n")
+        out = self.troupe("convert", "recipe", "bad.sh", code=2)
+        self.assertEqual(out.stdout, "")
+        self.assertIn("bad.sh:1: E2005 --fp8-format hybrid", out.stderr)
+        self.assertIn("did you mean --num-experts?", out.stderr)
+        forced = self.troupe("convert", "recipe", "bad.sh", "--force", "--quiet")
+        self.assertIn("# not supported: bad.sh:1: E2005 --fp8-format", forced.stdout)
+        self.assertIn("layers: 2  # --num-layers 2", forced.stdout)
+        self.assertIn("# to be filled in: model.vocab", forced.stdout)
+        self.troupe("convert", "recipe", "nowhere.sh", code=2)
+        self.troupe("convert", "recipe", "bad.sh", "--from", "megatrn", code=2)
+
+    def test_plan_and_check_tell_the_memory(self):
+        out = self.troupe("plan", "nano.yaml", "--rate", "0.05")
+        self.assertRegex(out.stdout, r"weights +0\.00")
+        self.assertRegex(out.stdout, r"memory [\d.]+ of [\d.]+ GiB")
+        self.assertRegex(out.stdout, r"the run \d")
+        plan = json.loads(self.troupe("plan", "nano.yaml", "--rate", "0.05", "--json").stdout)
+        self.assertEqual(plan["parts"]["weights"] + plan["parts"]["gradients"] +
+                         plan["parts"]["moments"], 16 * plan["params"] + 2 * 4 * 4)
+        self.assertAlmostEqual(plan["run_seconds"], 40 * plan["step_seconds"], places=9)
+        out = self.troupe("plan", "nano.yaml", "--assume-memory", "100MiB", code=7)
+        self.assertIn("W7002 memory", out.stdout)
+        self.assertIn("will not fit", out.stdout)
+        out = self.troupe("check", "nano.yaml", "--assume-memory", "100MiB", code=7)
+        self.assertIn("nano.yaml: W7002 memory", out.stderr)
+        self.assertNotIn("ok\n", out.stdout)
+        self.assertRegex(self.troupe("check", "nano.yaml").stdout, r"memory [\d.]+ of")
+        self.troupe("plan", "nano.yaml", "--assume-memory", "lots", code=2)
+        olmoe = self.troupe("plan", "nano.yaml", "--set", "model={preset: olmoe-1b-7b}", "--set",
+                            "run.device=cuda", "--assume-memory", "80GiB", code=7)
+        self.assertRegex(olmoe.stdout, r"6\.92B parameters, 1\.28B active")
+
+    def test_the_forecast_is_near_what_a_run_takes(self):
+        out = json.loads(self.troupe(
+            "bench", "nano.yaml", "--json", "--steps", "2", "--warmup", "1", "--set",
+            "model={layers: 4, width: 256, heads: 4, vocab: 4096, max_positions: 256, "
+            "moe: {experts: 8, top_k: 2, hidden: 256}}", "--set", "data.sequence=256", "--set",
+            "train.global_batch=4", "--set", "train.micro_batch=4").stdout)
+        ratio = out["forecast_bytes"] / out["peak_bytes"]
+        self.assertLess(abs(math.log(ratio)), math.log(1.15), out)
+
+    def test_bench_measures_learned_and_forced_routing(self):
+        out = self.troupe("bench", "nano.yaml", "--steps", "2", "--warmup", "1", "-o", "b.json")
+        self.assertIn("FORCED", out.stdout)
+        report = json.loads((self.folder / "b.json").read_text())
+        self.assertEqual([t["routing"] for t in report["times"]], ["learned", "forced"])
+        for times in report["times"]:
+            self.assertGreater(times["step_s"], times["forward_s"])
+            self.assertAlmostEqual(times["tokens_s"], 8 * 32 / times["step_s"], delta=1e-3)
+        self.assertEqual(report["times"][1]["max_over_mean"], 1)
+        self.assertEqual(report["device"], "cpu")
+        self.assertRegex(report["commit"], r"^([0-9a-f]{7,}\+?|unknown)$")
+        self.troupe("bench", "nano.yaml", "--steps", "0", code=2)
+
+    def test_eval_scores_a_run_as_training_did(self):
+        self.troupe("train", "nano.yaml", "--quiet")
+        log = (self.folder / "run" / "log.jsonl").read_text()
+        rows = [json.loads(line) for line in log.splitlines()]
+        trained = [r for r in rows if r.get("event") == "eval"][-1]
+        lines = self.troupe("eval", "run", "--json").stdout.splitlines()
+        score = json.loads(lines[0])
+        self.assertEqual((score["set"], score["step"]), ("valid.txt", 40))
+        self.assertAlmostEqual(score["loss"], trained["val/loss"], places=6)
+        self.assertAlmostEqual(score["bits_per_byte"], score["loss"] / math.log(2), places=4)
+        older = json.loads(self.troupe("eval", "run/step-000020", "--json").stdout)
+        self.assertEqual(older["step"], 20)
+        self.assertGreater(older["loss"], score["loss"])
+        (self.folder / "q.jsonl").write_text("".join(
+            json.dumps({"query": "The cat sat on", "choices": choices, "gold": gold}) + "\n"
+            for choices, gold in ((["the mat", "xq zvkw"], 0), (["qqq", "the"], 1))))
+        out = self.troupe("eval", "run", "--tasks", "q.jsonl")
+        self.assertIn("q.jsonl  accuracy 1.0000  per byte 1.0000  (2 questions)", out.stdout)
+        self.troupe("eval", "run", "--set", "data.valid=[]", code=2)
+        self.troupe("eval", "run/step-000030", code=4)
+        self.troupe("eval", "nowhere", code=2)
+        (self.folder / "q.jsonl").write_text('{"query": "x"}\n')
+        self.troupe("eval", "run", "--tasks", "q.jsonl", code=3)
+
+    def test_config_prints_explains_compares(self):
+        printed = self.troupe("config", "print", "nano.yaml", "--set", "train.clip=2").stdout
+        self.assertIn("  clip: 2  # --set train.clip=2", printed)
+        (self.folder / "other.yaml").write_text(printed)
+        out = self.troupe("config", "diff", "nano.yaml", "other.yaml", code=1)
+        self.assertEqual(out.stdout, "train.clip: 1 -> 2\n")
+        self.assertEqual(self.troupe("config", "diff", "other.yaml", "other.yaml").stdout,
+                         "the same\n")
+        text = self.troupe("config", "explain", "top_k").stdout
+        self.assertIn("model.moe.top_k\n  K, experts a token", text)
+        self.assertIn("num_experts_per_tok", text)
+        out = self.troupe("config", "explain", "no_such_thing_at_all", code=2)
+        self.assertIn("E2003", out.stderr)
+        out = self.troupe("check", "nano.yaml", "--set", "model.moe.num_experts=8", code=2)
+        self.assertIn('here it is "model.moe.experts"', out.stderr)
+
+    def accepts(self, schema, value):
+        """As much of JSON schema as ours needs."""
+        if "anyOf" in schema:
+            return any(self.accepts(s, value) for s in schema["anyOf"])
+        if "enum" in schema:
+            return value in schema["enum"]
+        types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        names = {"object": dict, "array": list, "string": str, "boolean": bool,
+                 "integer": int, "number": (int, float), "null": type(None)}
+        if "number" in types and isinstance(value, str) and re.fullmatch(r"[\d.]+e-?\d+", value):
+            return True  # YAML 1.1 takes 1e-05 for a text, 1.2 and ours for a number
+        if not any(isinstance(value, names[t]) and
+                   (t == "boolean" or not isinstance(value, bool)) for t in types):
+            return False
+        if isinstance(value, dict):
+            return all(k in schema["properties"] and self.accepts(schema["properties"][k], v)
+                       for k, v in value.items())
+        return not isinstance(value, list) or all(self.accepts(schema["items"], v) for v in value)
+
+    def test_the_schema_takes_recipes_and_nothing_else(self):
+        yaml = __import__("yaml")
+        schema = json.loads(self.troupe("config", "schema").stdout)
+        printed = self.troupe("config", "print", "nano.yaml").stdout
+        self.assertTrue(self.accepts(schema, yaml.safe_load(printed)))
+        self.assertFalse(self.accepts(schema, {"model": {"num_experts": 8}}))
+        self.assertFalse(self.accepts(schema, {"train": {"steps": "many"}}))
+
+    def test_doctor_and_selftest_say_ok(self):
+        out = self.troupe("doctor", ".")
+        for line in out.stdout.splitlines():
+            self.assertRegex(line, r"^(ok  |warn|fail)  [^:]+: ")
+        self.assertIn("processor", out.stdout)
+        self.assertIn("fail", self.troupe("doctor", "no/such/folder", code=7).stdout)
+        out = self.troupe("selftest", "--device", "cpu", "--quiet")
+        self.assertRegex(out.stdout, r"^selftest OK: 7 checks on cpu, [\d.]+ s\n$")
+
+    def complete(self, *words):
+        """What bash offers for the last of the words."""
+        script = ('source <("$1" completion bash); shift; complete -p troupe >/dev/null || exit 9; '
+                  'COMP_WORDS=(troupe "$@"); COMP_CWORD=$#; _troupe 2>/dev/null; '
+                  'printf "%s\\n" "${COMPREPLY[@]}"')
+        out = subprocess.run(["bash", "-c", script, "bash", str(TROUPE), *words],
+                             capture_output=True, text=True, timeout=60)
+        self.assertEqual(out.returncode, 0, out.stderr)
+        return out.stdout.split()
+
+    def test_bash_completes_verbs_options_and_fields(self):
+        self.assertEqual(self.complete("tra"), ["train"])
+        self.assertEqual(self.complete("convert", ""), ["recipe", "--help", "-h"])
+        self.assertEqual(self.complete("config", "ex"), ["explain"])
+        self.assertIn("--assume-memory", self.complete("plan", "run.yaml", "--"))
+        self.assertEqual(self.complete("train", "run.yaml", "--set", "model.moe.top"),
+                         ["model.moe.top_k="])
+        self.assertEqual(self.complete("config", "explain", "train.se"), ["train.seed"])
+        self.assertIn("bashcompinit", self.troupe("completion", "zsh").stdout)
+        self.troupe("completion", "fish", code=2)
+
+
+if __name__ == "__main__":
+    unittest.main()
