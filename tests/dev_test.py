@@ -1,4 +1,5 @@
 """`./dev` on machines that lack something: it says what, and how to get it."""
+import hashlib
 import os
 import pathlib
 import shutil
@@ -55,6 +56,52 @@ class Packages(unittest.TestCase):
         self.program("dpkg-query", "\n".join(f"echo installed {name}:amd64" for name in names))
         out = self.plan()
         self.assertEqual((out.returncode, out.stdout.strip()), (0, ""), out)
+
+
+class QuickStart(unittest.TestCase):
+    """`./dev quickstart` in a copy of the tree's front door whose tools only note how they are called."""
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        for name in ("dev", "CMakePresets.json", "tools/setup.sh", "tools/requirements"):
+            target = self.folder / name
+            target.parent.mkdir(exist_ok=True)
+            (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, target)
+        done = self.folder / ".venv/.done"
+        done.mkdir(parents=True)
+        for file in (ROOT / "tools/requirements").glob("*.txt"):
+            mark = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+            (done / file.stem).write_text(mark)
+        (self.folder / "build/release").mkdir(parents=True)
+        for name in ("bin/apt-get", "bin/cmake", "bin/ninja", "bin/sudo", ".venv/bin/python"):
+            path = self.folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f'#!/bin/sh\necho "{path.name} $*" >>{self.folder}/calls\n'
+                            + ('[ "$1" != env ] || shift 2; exec "$@"\n' if path.name == "sudo" else ""))
+            path.chmod(0o755)
+
+    def run_dev(self, missing, *words):
+        query = self.folder / "bin/dpkg-query"
+        query.write_text(f"#!/bin/bash\nroot=/ venv=/; source {self.folder}/tools/setup.sh\n"
+                         f'for p in "${{apt_packages[@]%%:*}}" bible-kjv; do [[ $p == "{missing}" ]] || echo installed $p:all; done\n')
+        query.chmod(0o755)
+        out = subprocess.run([self.folder / "dev", "quickstart", *words], capture_output=True, text=True, check=False,
+                             env={"PATH": f"{self.folder}/bin:/usr/bin:/bin", "HOME": str(self.folder)})
+        self.assertEqual(out.returncode, 0, out.stdout + out.stderr)
+        return (self.folder / "calls").read_text()
+
+    def test_it_builds_the_program_and_no_test(self):
+        calls = self.run_dev("", "--text", "notes.txt")
+        self.assertRegex(calls, r"ninja -C build/release -j \d+ troupe_program( troupe_cuda)?\n")
+        self.assertIn("python tools/quickstart.py build/release/troupe --text notes.txt\n", calls)
+        self.assertNotIn("apt-get", calls)
+
+    @unittest.skipIf(shutil.which("bible"), "the text is on this machine")
+    def test_its_text_is_a_package(self):
+        self.assertIn("apt-get install -y --no-install-recommends bible-kjv\n", self.run_dev("bible-kjv"))
+        (self.folder / "calls").unlink()
+        self.assertNotIn("bible-kjv", self.run_dev("bible-kjv", "--text", "notes.txt"))
 
 
 if __name__ == "__main__":
