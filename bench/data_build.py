@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""`data build` beside the same work in Python: JSONL to .bin and .idx with bytes as ids.
+"""`troupe data build` beside the same work in Python: JSONL to Megatron's .bin and .idx, with Hugging
+Face's tokenizers (which use all cores in batches) and numpy.
 
   .venv/bin/python bench/data_build.py BUILD [--megabytes N] [--rounds N]
 
-The corpus is the Python sources of the standard library, a file a document, over and over. Both sides
-read the same file from the page cache and write to the same disk; rounds are interleaved, medians and
-the peak of resident memory are printed, and the two outputs are compared byte by byte.
-"""
+The corpus is the Python sources of the standard library, a file a document, over and over; the
+tokenizer a byte-level one of 32,000 tokens, trained on it. Both sides are whole processes that read
+the same file from the page cache and write to the same disk; rounds are interleaved. Medians and the
+peak of resident memory are printed, and the outputs are compared byte by byte."""
 import argparse
 import json
 import os
 import pathlib
-import resource
 import statistics
 import struct
 import subprocess
@@ -20,7 +20,7 @@ import sysconfig
 import tempfile
 import time
 
-import numpy
+BATCH = 256  # documents
 
 
 def write_corpus(path, size):
@@ -31,67 +31,80 @@ def write_corpus(path, size):
             out.writelines(lines)
 
 
-def build_in_python(source, prefix):
-    """What tools in Python do: a line at a time, numpy to the disk, the index from lists."""
-    lengths, documents = [], [0]
+def batches(lines):
+    batch = []
+    for line in lines:
+        batch.append(json.loads(line)["text"])
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    yield batch
+
+
+def build_in_python(source, prefix, tokenizer):
+    """What tools in Python do: batches through the tokenizer, numpy to the disk, the index from lists."""
+    import numpy
+    from tokenizers import Tokenizer
+    made = Tokenizer.from_file(tokenizer)
+    end = made.token_to_id("<|endoftext|>")
+    lengths = []
     with open(source, encoding="utf-8") as lines, open(prefix + ".bin", "wb") as out:
-        for line in lines:
-            ids = numpy.frombuffer(json.loads(line)["text"].encode(), numpy.uint8)
-            if len(ids):
-                out.write(numpy.append(ids.astype(numpy.uint16), numpy.uint16(256)).tobytes())
-                lengths.append(len(ids) + 1)
-            documents.append(len(lengths))
+        for batch in batches(lines):
+            for encoding in made.encode_batch_fast(batch, add_special_tokens=False):
+                ids = numpy.asarray(encoding.ids + [end], numpy.uint16)
+                out.write(ids.tobytes())
+                lengths.append(len(ids))
     offsets = numpy.zeros(len(lengths), numpy.int64)
     offsets[1:] = numpy.cumsum(lengths[:-1], dtype=numpy.int64) * 2
     with open(prefix + ".idx", "wb") as out:
-        out.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, len(lengths), len(documents)))
-        for array, kind in ((lengths, numpy.int32), (offsets, numpy.int64), (documents, numpy.int64)):
+        out.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, len(lengths), len(lengths) + 1))
+        for array, kind in ((lengths, numpy.int32), (offsets, numpy.int64), (range(len(lengths) + 1), numpy.int64)):
             out.write(numpy.asarray(array, kind).tobytes())
 
 
-def python_side(source, prefix):
+def run(words, threads):
+    """Seconds and the peak of resident memory in MiB, of a whole process."""
     begin = time.perf_counter()
-    build_in_python(source, prefix)
-    seconds = time.perf_counter() - begin
-    return {"seconds": seconds,
-            "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
-
-
-def run(*command):
-    out = subprocess.run([str(c) for c in command], check=True, capture_output=True, text=True)
-    return json.loads(out.stdout)
+    process = subprocess.Popen([str(w) for w in words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               env={**os.environ, "RAYON_NUM_THREADS": str(threads)})
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{words[0]} ended with {process.returncode}")
+    return time.perf_counter() - begin, usage.ru_maxrss / 1024
 
 
 def main():
     if sys.argv[1:2] == ["--python"]:
-        print(json.dumps(python_side(*sys.argv[2:])))
-        return
+        return build_in_python(*sys.argv[2:])
     parser = argparse.ArgumentParser()
     parser.add_argument("build")
-    parser.add_argument("--megabytes", type=int, default=200)
+    parser.add_argument("--megabytes", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    program = pathlib.Path(args.build, "data_build").resolve()
-    cores = os.cpu_count()
+    troupe = pathlib.Path(args.build, "troupe").resolve()
     with tempfile.TemporaryDirectory() as folder:
-        source = f"{folder}/corpus.jsonl"
+        source, tokenizer = f"{folder}/corpus.jsonl", f"{folder}/tokenizer.json"
         write_corpus(source, args.megabytes * 1000 * 1000)
-        sides = {"Python": (sys.executable, __file__, "--python", source, f"{folder}/python"),
-                 "Troupe, 1 worker": (program, 1, f"{folder}/one", source),
-                 f"Troupe, {cores} workers": (program, cores, f"{folder}/all", source)}
-        results = {name: [] for name in sides}
+        subprocess.run([troupe, "tokenizer", "train", source, "--output", tokenizer, "--vocab", "32000"],
+                       check=True, capture_output=True)
+        results = {}
         for _ in range(args.rounds):
-            for name, command in sides.items():
-                results[name].append(run(*command))
+            for threads in sorted({1, os.cpu_count()}):
+                ours = (troupe, "data", "build", source, "--output", f"{folder}/ours{threads}", "--tokenizer", tokenizer,
+                        "--workers", threads, "--replace")
+                theirs = (sys.executable, __file__, "--python", source, f"{folder}/theirs", tokenizer)
+                results.setdefault(("Troupe", threads), []).append(run(ours, threads))
+                results.setdefault(("Python", threads), []).append(run(theirs, threads))
+                for suffix in (".bin", ".idx"):
+                    made = [pathlib.Path(folder, p + suffix).read_bytes() for p in ("theirs", f"ours{threads}")]
+                    assert made[0] == made[1], f"{suffix} differs"
         size = os.path.getsize(source)
-        for suffix in (".bin", ".idx"):
-            made = [pathlib.Path(folder, p + suffix).read_bytes() for p in ("python", "one", "all")]
-            assert made[0] == made[1] == made[2], f"{suffix} differs"
-    print(f"{size / 1e6:.0f} MB of JSONL, {cores} cores, medians of {args.rounds} rounds")
-    for name, runs in results.items():
-        seconds = statistics.median(r["seconds"] for r in runs)
-        peak = max(r["peak_kib"] for r in runs) / 1024
-        print(f"{name:20} {size / 1e6 / seconds:8.1f} MB/s   peak {peak:6.0f} MiB")
+    print(f"{size / 1e6:.0f} MB of JSONL, medians of {args.rounds} rounds; outputs equal")
+    for (name, threads), runs in sorted(results.items()):
+        seconds = statistics.median(r[0] for r in runs)
+        print(f"{name}, {threads} threads {size / 1e6 / seconds:8.1f} MB/s   peak {max(r[1] for r in runs):6.0f} MiB")
+    return None
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def their_encoder(name):
         model = sentencepiece.SentencePieceProcessor(model_file=path)
         return lambda texts, threads: model.encode(texts, num_threads=threads)
     if name == "qwen":
-        import tiktoken
+        import tiktoken.load
         ranks = tiktoken.load.load_tiktoken_bpe(path)
         made = tiktoken.Encoding("qwen", pat_str=QWEN, mergeable_ranks=ranks, special_tokens={})
         return lambda texts, threads: made.encode_ordinary_batch(texts, num_threads=threads)
