@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Encoding beside the original libraries: MB of text a second, on the same files, texts and threads.
 
-    python3 bench/tokenizer_speed.py build/release [megabytes] [rounds]
+    python3 bench/tokenizer_speed.py build/release [megabytes] [rounds] [name...]
 
 The texts are the sources and pages that Python brings, a document a file. Each figure is the median
 of the rounds; in a round every library runs once, in turn, after a first run that is not counted.
@@ -79,14 +79,14 @@ def worker(name, path, threads):
     print(time.perf_counter() - begin)
 
 
-def main(build, megabytes=10, rounds=5):
+def main(build, megabytes=10, rounds=5, *names):
     texts, size = corpus(megabytes)
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "texts")
         path.write_bytes(b"".join(struct.pack("<I", len(t.encode())) + t.encode() for t in texts))
         ids = pathlib.Path(folder, "ids")
         print(f"{len(texts)} documents, {size:.1f} MB, median of {rounds} rounds, MB/s")
-        for name in FILES:
+        for name in names or FILES:
             program = str(pathlib.Path(build, "tokenize"))
             subprocess.run([program, "encode", file_of(name), path, ids, "no-special"], check=True)
             want = their_encoder(name)(texts, 2)
@@ -112,4 +112,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "--worker":
         worker(sys.argv[2], sys.argv[3], int(sys.argv[4]))
     else:
-        main(sys.argv[1], *map(int, sys.argv[2:]))
+        main(sys.argv[1], *map(int, sys.argv[2:4]), *sys.argv[4:])

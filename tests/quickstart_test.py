@@ -133,6 +133,17 @@ class Recipes(Folder):
         self.assertAlmostEqual(work["quickstart_dense"] / work["quickstart"], 1, 2)
         self.assertRegex(said["quickstart"], r"420 steps, 860160 tokens")
 
+    def test_made_up_data_needs_no_file_and_is_learnt(self):
+        """Each id is the one before it and one, so a benchmark's loss falls as a real one's does."""
+        sets = [*SMALL, "data.train=[{kind: mock}]", "data.valid=[]", 'data.tokenizer=""', "eval.prompts=[]", "model.vocab=64",
+                "train.steps=40", "checkpoint.dir=runs/mock"]
+        words = [w for one in sets for w in ("--set", one)]
+        out = subprocess.run([TROUPE, "train", ROOT / "recipes/quickstart.yaml", *words], cwd=self.folder, env=self.env,
+                             capture_output=True, text=True, check=False)
+        self.assertEqual(out.returncode, 0, out.stderr)
+        losses = [r["loss"] for r in self.rows("runs/mock") if "event" not in r]
+        self.assertLess(losses[-1], losses[0] - .5)
+
 
 if __name__ == "__main__":
     unittest.main()
