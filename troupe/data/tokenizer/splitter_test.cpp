@@ -39,7 +39,7 @@ std::vector<std::string> matched(const Regex& regex, const std::string& text) {
 // PCRE2 anchors $ at every line end where tiktoken's engine does so at the end of the text alone.
 std::string for_pcre2(std::string_view pattern) {
   std::string out(pattern);
-  if (const size_t at = out.find("$"); at != std::string::npos) out.replace(at, 1, "(?!.|\\n)");
+  if (const size_t at = out.find('$'); at != std::string::npos) out.replace(at, 1, "(?!.|\\n)");
   return out;
 }
 
