@@ -115,7 +115,7 @@ double slope_error(const c10::Device& /*device*/) {
 }
 
 double attention_error(const c10::Device& device) {
-  constexpr int64_t T = 70, H = 4, d = 16;
+  const int64_t T = 70, H = 4, d = 16;
   const at::TensorOptions f32 = at::TensorOptions(device).dtype(at::kFloat);
   const at::TensorOptions f64 = at::TensorOptions(at::kCPU).dtype(at::kDouble);
   const auto run = [&](const at::TensorOptions& options, bool plain) {
@@ -139,7 +139,7 @@ double attention_error(const c10::Device& device) {
 }
 
 double loss_error(const c10::Device& device) {
-  constexpr int64_t T = 65, V = 500;
+  const int64_t T = 65, V = 500;
   const auto run = [&](const at::TensorOptions& options, bool plain) {
     const at::Tensor x = numbers({T, kWidth}, 1, options).requires_grad_();
     const at::Tensor w = numbers({V, kWidth}, 2, options).requires_grad_();
