@@ -86,7 +86,7 @@ Code code_of_opening(const std::string& name) {
 
 TEST(Tokenizers, AreToldByContentNotByName) {
   const testing::TemporaryFolder folder;
-  const std::string root = folder.path();
+  const std::string& root = folder.path();
   put(root + "/a.bin", trained());
   EXPECT_EQ(open_tokenizer(root + "/a.bin")->kind(), "tokenizer.json");
   std::filesystem::create_directory(root + "/hub");
@@ -107,7 +107,7 @@ TEST(Tokenizers, AreToldByContentNotByName) {
 
 TEST(Tokenizers, F74_WhatIsNoneIsRefusedWithItsName) {
   const testing::TemporaryFolder folder;
-  const std::string root = folder.path();
+  const std::string& root = folder.path();
   put(root + "/empty", "");
   put(root + "/text", "just words\n");
   put(root + "/ranks", ranks());
