@@ -59,15 +59,27 @@ def troupe(m, args, folder):
     recipe = folder / "recipe.yaml"
     recipe.write_text(RECIPE.format(**{"device": "cpu", **m}, file=file, run=run, steps=args.steps,
                                     profile=args.steps - 3 if args.profile else 0, threads=args.threads))
-    ran = subprocess.run([args.program, "train", str(recipe)], capture_output=True, text=True)
-    if ran.returncode:
-        sys.exit(f"troupe train ended with {ran.returncode}:\n{ran.stderr[-4000:]}")
+    rows, said = until_the_last_step([args.program, "train", str(recipe)], run / "log.jsonl", args.steps)
     if args.profile:
-        print(ran.stderr[-5000:])
-    rows = [json.loads(line) for line in (run / "log.jsonl").open()]
-    rows = [row for row in rows if "event" not in row]
+        print(said[-5000:])
     return statistics.median(row["step_s"] for row in rows[args.skip:-4 if args.profile else None]), \
         rows[-1]["memory_peak"]
+
+
+def until_the_last_step(command, log, steps):
+    """The log's rows; the run is killed then, since what follows is a checkpoint of the whole model."""
+    with tempfile.TemporaryFile("w+") as said, subprocess.Popen(command, stderr=said) as ran:
+        rows = []
+        while len(rows) < steps and ran.poll() is None:
+            time.sleep(0.2)
+            lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+            rows = [json.loads(line) for line in lines if line.endswith("\n") and '"event"' not in line]
+        ran.kill()
+        said.seek(0)
+        text = said.read()
+    if len(rows) < steps:
+        sys.exit(f"troupe train ended at step {len(rows)}:\n{text[-4000:]}")
+    return rows, text
 
 
 def rival(name, m, args):
