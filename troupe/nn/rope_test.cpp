@@ -10,20 +10,32 @@
 namespace troupe {
 namespace {
 
+RopeConfig of_theta(double theta) {
+  RopeConfig c;
+  c.theta = theta;
+  return c;
+}
+
+RopeConfig scaled(RopeScaling scaling, double factor, double theta = 10000) {
+  RopeConfig c = of_theta(theta);
+  c.scaling = scaling;
+  c.factor = factor;
+  return c;
+}
+
 TEST(Rope, PlainFrequenciesArePowersOfTheta) {
-  const std::vector<double> f = rope_frequencies({.theta = 100}, 4);
+  const std::vector<double> f = rope_frequencies(of_theta(100), 4);
   ASSERT_EQ(f.size(), 2);
   EXPECT_DOUBLE_EQ(f[0], 1);
   EXPECT_DOUBLE_EQ(f[1], 0.1);
-  EXPECT_DOUBLE_EQ(
-      rope_frequencies({.theta = 100, .scaling = RopeScaling::kLinear, .factor = 4}, 4)[1], 0.025);
+  EXPECT_DOUBLE_EQ(rope_frequencies(scaled(RopeScaling::kLinear, 4, 100), 4)[1], 0.025);
 }
 
 TEST(Rope, Llama3KeepsShortWavesAndDividesLongOnes) {
-  const RopeConfig c = {
-      .theta = 500000, .scaling = RopeScaling::kLlama3, .factor = 8, .original_positions = 8192};
+  RopeConfig c = scaled(RopeScaling::kLlama3, 8, 500000);
+  c.original_positions = 8192;
   const std::vector<double> f = rope_frequencies(c, 128),
-                            plain = rope_frequencies({.theta = 5e5}, 128);
+                            plain = rope_frequencies(of_theta(5e5), 128);
   EXPECT_DOUBLE_EQ(f[0], plain[0]);
   EXPECT_DOUBLE_EQ(f[63], plain[63] / 8);
   // Between: s = (L / w - low) / (high - low).
@@ -34,29 +46,29 @@ TEST(Rope, Llama3KeepsShortWavesAndDividesLongOnes) {
 
 // formats.md 3.4: DeepSeek's softmax factor at factor 40 and gpt-oss' amplitude at 32.
 TEST(Rope, YarnsFactorsAreThePublishedOnes) {
-  RopeConfig deepseek = {.scaling = RopeScaling::kYarn, .factor = 40};
+  RopeConfig deepseek = scaled(RopeScaling::kYarn, 40);
   deepseek.mscale = deepseek.mscale_all_dim = 1;
   EXPECT_NEAR(rope_softmax_factor(deepseek), 1.8738542, 5e-8);
   EXPECT_NEAR(rope_softmax_factor(deepseek) / std::sqrt(192.0), 0.1352338, 5e-8);
   EXPECT_DOUBLE_EQ(rope_amplitude(deepseek), 1);
-  const RopeConfig oss = {.scaling = RopeScaling::kYarn, .factor = 32};
+  const RopeConfig oss = scaled(RopeScaling::kYarn, 32);
   EXPECT_NEAR(rope_amplitude(oss), 1.3465736, 5e-8);
   EXPECT_DOUBLE_EQ(rope_softmax_factor(oss), 1);
-  EXPECT_DOUBLE_EQ(rope_amplitude({.factor = 1}), 1);
+  EXPECT_DOUBLE_EQ(rope_amplitude(RopeConfig()), 1);
 }
 
 TEST(Rope, YarnKeepsFastDimensionsAndDividesSlowOnes) {
-  const RopeConfig c = {
-      .theta = 150000, .scaling = RopeScaling::kYarn, .factor = 32, .truncate = false};
+  RopeConfig c = scaled(RopeScaling::kYarn, 32, 150000);
+  c.truncate = false;
   const std::vector<double> f = rope_frequencies(c, 64),
-                            plain = rope_frequencies({.theta = 150000}, 64);
+                            plain = rope_frequencies(of_theta(150000), 64);
   EXPECT_DOUBLE_EQ(f[0], plain[0]);
   EXPECT_DOUBLE_EQ(f[31], plain[31] / 32);
   for (int j = 1; j < 32; ++j) EXPECT_LE(f[j] / plain[j], f[j - 1] / plain[j - 1] + 1e-15);
 }
 
 TEST(Rope, TablesGrowAndKeepTheirRows) {
-  Rope rope({.theta = 100}, 4);
+  Rope rope(of_theta(100), 4);
   const at::Tensor f32 = at::empty({1}), f64 = at::empty({1}, at::kDouble);
   EXPECT_NEAR(rope.tables(3, f32).cos[2][1].item<double>(), std::cos(0.2), 1e-7);
   EXPECT_NEAR(rope.tables(300, f32).sin[299][1].item<double>(), std::sin(29.9), 1e-6);

@@ -39,7 +39,9 @@ TEST(Presets, N1_ParameterCountsAreThePublishedIntegers) {
     int64_t state = 0;
     for (size_t u = 0; u + 1 < costs.units.size(); ++u) state += costs.units[u].state;
     EXPECT_EQ(costs.params() + state, p.total) << p.name;
-    if (p.active > 0) EXPECT_EQ(costs.active_params() + state, p.active) << p.name;
+    if (p.active > 0) {
+      EXPECT_EQ(costs.active_params() + state, p.active) << p.name;
+    }
   }
 }
 
