@@ -6,6 +6,7 @@
 #include "troupe/core/config.h"
 #include "troupe/data/tokenizer/tokenizers.h"
 #include "troupe/train/sample.h"
+#include "troupe/train/trained.h"
 
 namespace troupe {
 namespace {
@@ -17,25 +18,18 @@ struct GenerateOptions {
 };
 
 void generate(const GenerateOptions& options) {
-  Sources sources;
-  Recipe recipe = load_recipe(options.run + "/recipe.yaml", {}, sources);
+  const Trained trained = open_trained(options.run, {});
+  const Recipe& recipe = trained.recipe;
   if (recipe.data.tokenizer.empty()) {
     fail(Code::kBadValue, options.run + "/recipe.yaml",
          "data.tokenizer is not set: without it no "
          "text can be made of ids");
   }
   const auto tokenizer = open_tokenizer(recipe.data.tokenizer);
-  const Faults none;
-  Learner learner(recipe, device_of(recipe.run.device), none);
-  CheckpointState weights;
-  learner.add_to(weights, /*weights_alone=*/true);
-  const auto point = find_resume(options.run, {.kind = Resume::kMust});
-  load(point->folder, weights, {.waive_unused = {"optimizer.*"}}, Peers{}, none);
-  learner.loaded(/*weights_alone=*/true);
   SampleOptions sample_options = options.sample;
-  sample_options.window = recipe.data.sequence;
+  sample_options.window = recipe.model.max_positions;
   for (const std::string& prompt : options.prompts) {
-    std::cout << sample(learner, *tokenizer, prompt, sample_options) << '\n';
+    std::cout << sample(*trained.learner, *tokenizer, prompt, sample_options) << '\n';
   }
 }
 

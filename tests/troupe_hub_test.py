@@ -44,6 +44,18 @@ class TroupeHub(unittest.TestCase):
                 p.normal_(std=0.3)
         model.save_pretrained(self.folder / family)
 
+    def test_an_imported_model_writes_and_is_evaluated(self):
+        self.save("mixtral", num_local_experts=4, num_experts_per_tok=2, vocab_size=280)
+        (self.folder / "text.txt").write_text("the cat sat on the mat. " * 200)
+        self.troupe("tokenizer", "train", "text.txt", "--output", "mixtral/tokenizer.json", "--vocab", 270)
+        self.troupe("import", "mixtral", "run")
+        said = self.troupe("generate", "run", "-p", "the cat", "-n", 4, "--temperature", 0)
+        self.assertTrue(said.startswith("the cat"), said)
+        self.troupe("data", "build", "text.txt", "--output", "set", "--tokenizer", "mixtral/tokenizer.json")
+        out = self.troupe("eval", "run", "--set", f"data.valid=[{{path: {self.folder}/set}}]", "--set",
+                          "data.sequence=32", "--set", "eval.batches=2")
+        self.assertIn("loss", out)
+
     def test_there_and_back_is_the_same_model(self):
         self.save("mixtral", num_local_experts=4, num_experts_per_tok=2)
         got = json.loads(self.troupe("import", "mixtral", "run", "--check-logits", "--json"))

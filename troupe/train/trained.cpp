@@ -3,6 +3,15 @@
 #include "troupe/checkpoint/find_resume.h"
 
 namespace troupe {
+namespace {
+
+// An imported model's recipe says nothing of training; nothing here trains.
+void settle_length(TrainConfig& train) {
+  if (train.global_batch == 0 && train.global_batch_tokens.value == 0) train.global_batch = 1;
+  if (train.steps == 0 && train.tokens.value == 0) train.steps = 1;
+}
+
+}  // namespace
 
 Trained open_trained(const std::string& path, const std::vector<std::string>& sets) {
   std::string place = path;
@@ -20,6 +29,7 @@ Trained open_trained(const std::string& path, const std::vector<std::string>& se
               .learner = nullptr};
   // What is measured is the loss itself.
   out.recipe.model.z_loss = 0;
+  settle_length(out.recipe.train);
   if (is_step) {
     out.step = check_complete(place).step;
   } else {
@@ -31,7 +41,14 @@ Trained open_trained(const std::string& path, const std::vector<std::string>& se
       std::make_unique<Learner>(out.recipe, device_of(out.recipe.run.device), *out.faults);
   CheckpointState weights;
   out.learner->add_to(weights, /*weights_alone=*/true);
-  load(out.folder, weights, {.waive_unused = {"optimizer.*"}}, Peers{}, *out.faults);
+  // An import keeps the types of its files, and has no past of the balance losses.
+  LoadOptions options = {.waive_unused = {"optimizer.*"}, .cast = true};
+  for (const NamedParam& state : out.learner->store().others()) {
+    if (state.name.ends_with(".balance.previous_fractions")) {
+      options.waive_missing.push_back("model." + state.name);
+    }
+  }
+  load(out.folder, weights, options, Peers{}, *out.faults);
   out.learner->loaded(/*weights_alone=*/true);
   return out;
 }
