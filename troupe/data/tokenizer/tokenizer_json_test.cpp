@@ -243,7 +243,13 @@ TEST(TokenizerJson, F73_AMegabyteWithoutASpaceTakesLessThanASecond) {
   const auto t = Document{.pre = pre, .vocab = vocab + "}", .merges = merges + "]"}.open();
   const std::clock_t begin = std::clock();
   EXPECT_EQ(t->encode(std::string(size_t{1} << 20, 'a')).size(), size_t{1} << 9);
-  EXPECT_LT(std::clock() - begin, CLOCKS_PER_SEC);
+  // A second; checked memory accesses take several times as long. A quadratic search takes minutes.
+#ifdef __SANITIZE_ADDRESS__
+  constexpr int kSeconds = 10;
+#else
+  constexpr int kSeconds = 1;
+#endif
+  EXPECT_LT(std::clock() - begin, kSeconds * CLOCKS_PER_SEC);
 }
 
 TEST(TokenizerJson, ShortAndLongWordsMergeAlike) {
