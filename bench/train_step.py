@@ -28,7 +28,8 @@ MODELS = {  # sequences and tokens of a step, d, layers, heads, experts, k, hidd
     "olmoe-8l": dict(sequences=4, tokens=4096, d=2048, layers=8, heads=16, experts=64, k=8, hidden=1024,
                      vocab=50304, device="cuda"),
 }
-RIVALS = {"cpu": ("eager", "grouped_mm", "batched_mm"), "cuda": ("grouped_mm", "grouped_mm compiled")}
+# Not batched_mm on the CPU: many times slower at these sizes (bench/cpu_layer.py has it).
+RIVALS = {"cpu": ("eager", "grouped_mm"), "cuda": ("grouped_mm", "grouped_mm compiled")}
 RECIPE = """
 model: {{layers: {layers}, width: {d}, heads: {heads}, vocab: {vocab}, max_positions: {tokens},
         qk_norm: whole, norm: {{kind: rms_rounded}}, init_std: 0.02,
