@@ -9,7 +9,6 @@ namespace {
 
 using route_detail::kFastChoices;
 using scores::kTiny;
-using scores::Slope;
 
 constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarpLanes;
@@ -41,33 +40,30 @@ struct RowSums {
   float squared;       // 2 grad_lse_squares lse
 };
 
-// dz of an expert, apart from what its own choice adds.
+// dz of an expert; c is the gradient of its chosen value, 0 if it was not chosen. G + c comes
+// before the subtraction: with E = 1 the result is exactly 0 (L5).
 template <class T>
-__device__ float common_grad(const Rows<T>& r, const RowSums& s, float z, float G) {
+__device__ float logit_grad(const Rows<T>& r, const RowSums& s, float z, float G, float c) {
   const float softmax = expf(z - s.top) / s.exp_sum;
-  if (r.is_softmax()) return softmax * (G - s.mean + s.squared);
+  if (r.of_logits()) return softmax * (G - s.mean + s.squared) + c;
+  if (r.is_softmax()) return softmax * (G + c - s.mean + s.squared);
   const auto slope = static_cast<float>(scores::slope_of(r.a.rule.score, z).ds);
-  return slope * ((G - s.mean) / s.score_sum) + s.squared * softmax;
+  return slope * ((G - s.mean) / s.score_sum + c) + s.squared * softmax;
 }
 
-// A choice: its logit's gradient through the weight alone is slope c.
 struct Choice {
   int id;
-  float value, slope;
+  float value;
 };
 
 template <class T>
 __device__ Choice choice_at(const Rows<T>& r, const RowSums& s, int64_t t, int j) {
   const int id = r.a.ids[t * r.a.rule.choices + j];
-  if (id < 0) return {id, NAN, NAN};
+  if (id < 0) return {id, NAN};
   const float z = r.logit(t, id);
-  if (r.of_logits()) return {id, z, 1};
-  if (r.is_softmax()) {
-    const float p = expf(z - s.top) / s.exp_sum;
-    return {id, p, p};
-  }
-  const Slope slope = scores::slope_of(r.a.rule.score, z);
-  return {id, static_cast<float>(slope.s), static_cast<float>(slope.ds)};
+  if (r.of_logits()) return {id, z};
+  if (r.is_softmax()) return {id, expf(z - s.top) / s.exp_sum};
+  return {id, static_cast<float>(scores::score_of(r.a.rule.score, z))};
 }
 
 // One token of a warp: the row in registers, a choice on each of the first K lanes.
@@ -87,26 +83,23 @@ class WarpGradient {
     route_detail::load_row(r_.logits, t, packed_, d_);
     const float squares = r_.grad_squares == nullptr ? 0 : *r_.grad_squares;
     RowSums s = sums(t, squares);
-    int id = -1;
-    float add = 0;
+    float chosen[kPerLane] = {};  // the gradients of the chosen values, at their experts
     if (r_.grad_weights.data != nullptr) {
-      const Choice mine = lane_ < K_ ? choice_at(r_, s, t, lane_) : Choice{-1, 0, 0};
+      const Choice mine = lane_ < K_ ? choice_at(r_, s, t, lane_) : Choice{-1, 0};
       const float c = choice_grad(t, mine);
-      id = mine.id;
-      add = mine.slope * c;
       if (r_.is_softmax() && !r_.of_logits()) {
         s.mean += route_detail::OverWarp{K_}.sum([&](int) { return mine.value * c; });
+      }
+      for (int j = 0; j < K_; ++j) {
+        const int e = __shfl_sync(kWholeWarp, mine.id, j);
+        const float more = __shfl_sync(kWholeWarp, c, j);
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i) chosen[i] += At::expert(i) == e ? more : 0;
       }
     }
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      d_[i] = common_grad(r_, s, d_[i], grad_prob(t, At::expert(i)));
-    }
-    for (int j = 0; j < K_; ++j) {
-      const int e = __shfl_sync(kWholeWarp, id, j);
-      const float more = __shfl_sync(kWholeWarp, add, j);
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i) d_[i] += At::expert(i) == e ? more : 0;
+      d_[i] = logit_grad(r_, s, d_[i], grad_prob(t, At::expert(i)), chosen[i]);
     }
   }
 
@@ -239,8 +232,7 @@ __global__ void __launch_bounds__(kSlowThreads, 2)  // As route.cu's: without th
       s.mean += over.sum([&](int j) { return value(j) * c(j); });
   }
   for (int e = threadIdx.x; e < E; e += kSlowThreads) {
-    float d = common_grad(r, s, r.logit(t, e), r.grad_prob(t, e));
-    r.out(t, e) = static_cast<T>(d);
+    r.out(t, e) = static_cast<T>(logit_grad(r, s, r.logit(t, e), r.grad_prob(t, e), 0));
   }
   __syncthreads();
   if (!weighs) return;
@@ -248,8 +240,8 @@ __global__ void __launch_bounds__(kSlowThreads, 2)  // As route.cu's: without th
   for (int j = threadIdx.x; j < K; j += kSlowThreads) {
     const Choice mine = choice_at(r, s, t, j);
     if (mine.id < 0) continue;
-    const float d = common_grad(r, s, r.logit(t, mine.id), r.grad_prob(t, mine.id));
-    r.out(t, mine.id) = static_cast<T>(d + mine.slope * c(j));
+    const float G = r.grad_prob(t, mine.id);
+    r.out(t, mine.id) = static_cast<T>(logit_grad(r, s, r.logit(t, mine.id), G, c(j)));
   }
 }
 

@@ -17,8 +17,9 @@ constexpr int64_t kRowsPerRange = 64;
 
 // With c_j the gradient of the j-th chosen value (weigh.h), G = grad_probs[b, :] and
 // l = 2 grad_lse_squares lse:
-//   softmax  dz_e = s_e (G_e + l - sum G s - sum_j c_j s_Ij) + s_Ij c_j where e = I_j
-//            (for kChosen the last two are 0 and c_j)
+//   softmax  dz_e = s_e (G'_e - sum G' s + l) with G'_e = G_e + c_j where e = I_j; added up first,
+//            so that the one expert of E = 1 gets exactly 0 (L5)
+//            for kChosen G' = G, and c_j itself is added where e = I_j
 //   others   dz_e = s'_e (G_e - sum G r) / (sum s + 1e-20) + l softmax_e + s'_Ij c_j where e = I_j
 template <class T>
 class RowGradient {
@@ -81,16 +82,26 @@ class RowGradient {
   void softmax_row(int64_t t, const W* G) {
     const bool of_logits = a_.rule.weighting == Weighting::kChosen;
     const int32_t* ids = choice_gradients(t, of_logits ? z_ : softmax_);
-    W mean = 0;
+    std::copy_n(G, E_, d_.begin());
+    const bool whole = of_logits || add_choices(ids);
+    W mean = whole ? W(0) : std::numeric_limits<W>::quiet_NaN();
 #pragma omp simd reduction(+ : mean)
-    for (int64_t e = 0; e < E_; ++e) mean += G[e] * softmax_[e];
-    for (int64_t j = 0; ids != nullptr && !of_logits && j < K_; ++j) {
-      mean += c_[j] * at(softmax_, ids[j]);
-    }
-    for (int64_t e = 0; e < E_; ++e) d_[e] = softmax_[e] * (G[e] - mean + squared_);
+    for (int64_t e = 0; e < E_; ++e) mean += d_[e] * softmax_[e];
+    for (int64_t e = 0; e < E_; ++e) d_[e] = softmax_[e] * (d_[e] - mean + squared_);
+    if (of_logits) add_choices(ids);
+  }
+
+  // Adds c_ to the chosen experts' elements; whether every choice has an expert.
+  bool add_choices(const int32_t* ids) {
+    bool whole = true;
     for (int64_t j = 0; ids != nullptr && j < K_; ++j) {
-      if (ids[j] >= 0) d_[ids[j]] += of_logits ? c_[j] : softmax_[ids[j]] * c_[j];
+      if (ids[j] < 0) {
+        whole = false;
+      } else {
+        d_[ids[j]] += c_[j];
+      }
     }
+    return whole;
   }
 
   template <Score kScore>

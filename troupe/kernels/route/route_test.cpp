@@ -157,6 +157,17 @@ TEST_P(RouteTest, BackwardAgreesWithTheReference) {
   }
 }
 
+TEST_P(RouteTest, L5_TheOnlyExpertsLogitHasExactlyNoGradient) {
+  for (const Weighting weighting : {Weighting::kRaw, Weighting::kSum, Weighting::kChosen}) {
+    RouteProblem p({300, 1, 3}, {.choices = 1, .weighting = weighting});
+    p.grad_lse_squares.fill(0);
+    forward(backend(), p);
+    backward(backend(), p);
+    p.grad_logits.each(
+        [&](int64_t t, int64_t e) { EXPECT_EQ(p.grad_logits.get(t, e), 0) << "token " << t; });
+  }
+}
+
 TEST_P(RouteTest, G4_EveryRunGivesTheSameBits) {
   for (const Named& mode : all_modes()) {
     RouteProblem first = problem_of(mode), second = problem_of(mode);
