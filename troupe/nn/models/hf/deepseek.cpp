@@ -24,17 +24,12 @@ void add_block(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefi
 }  // namespace
 
 std::vector<HfTensor> deepseek_names(const ModelConfig& c, bool fused) {
-  Table t;
-  add_ends(t, c);
-  const auto layer = [](int64_t i) { return "layers." + std::to_string(i) + "."; };
-  for (int64_t i = 0; i < c.layers; ++i) {
-    add_block(t, c, layer_config(c, i), {layer(i), "model." + layer(i)}, fused);
-  }
-  std::vector<HfTensor> all = t.take();
+  std::vector<HfTensor> all = layered_names(
+      c, [&](Table& t, const LayerConfig& l, const Prefix& at) { add_block(t, c, l, at, fused); });
   // An MTP module is one more layer, with copies of the embedding and of the head.
   for (int64_t d = 0; d < c.mtp.depth; ++d) {
     const std::string ours = "head.mtp." + std::to_string(d) + ".";
-    const std::string theirs = "model." + layer(c.layers + d);
+    const std::string theirs = "model.layers." + std::to_string(c.layers + d) + ".";
     Table m;
     m.same(ours + "token_norm.weight", {c.width}, theirs + "enorm.weight");
     m.same(ours + "hidden_norm.weight", {c.width}, theirs + "hnorm.weight");

@@ -30,17 +30,11 @@ void add_transposed_experts(Table& t, const ModelConfig& c, const LayerConfig& l
 }  // namespace
 
 std::vector<HfTensor> gpt_oss_names(const ModelConfig& c, bool /*fused*/) {
-  Table t;
-  add_ends(t, c);
-  for (int64_t i = 0; i < c.layers; ++i) {
-    const LayerConfig l = layer_config(c, i);
-    const std::string ours = "layers." + std::to_string(i) + ".";
-    const Prefix at = {ours, "model." + ours};
+  return layered_names(c, [&](Table& t, const LayerConfig& l, const Prefix& at) {
     add_norms(t, c, at);
     add_attention(t, c, l, at);
     add_transposed_experts(t, c, l, at);
-  }
-  return t.take();
+  });
 }
 
 }  // namespace troupe::hf

@@ -127,4 +127,14 @@ void add_experts(Table& t, const ModelConfig& c, const LayerConfig& l, const Moe
   }
 }
 
+std::vector<HfTensor> layered_names(const ModelConfig& c, const AddBlock& add_block) {
+  Table t;
+  add_ends(t, c);
+  for (int64_t i = 0; i < c.layers; ++i) {
+    const std::string ours = "layers." + std::to_string(i) + ".";
+    add_block(t, layer_config(c, i), {ours, "model." + ours});
+  }
+  return t.take();
+}
+
 }  // namespace troupe::hf

@@ -1,6 +1,7 @@
 // What the families' tables are made with.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,6 +53,11 @@ void add_norms(Table& t, const ModelConfig& c, const Prefix& at);
 void add_ffn(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at);
 void add_experts(Table& t, const ModelConfig& c, const LayerConfig& l, const MoeStyle& style,
                  const Prefix& at, bool fused);
+
+// The ends, and each block by `add_block` between "layers.3." of ours and "model.layers.3." of
+// theirs.
+using AddBlock = std::function<void(Table& t, const LayerConfig& l, const Prefix& at)>;
+std::vector<HfTensor> layered_names(const ModelConfig& c, const AddBlock& add_block);
 
 using Names = std::vector<HfTensor> (*)(const ModelConfig&, bool fused);
 std::vector<HfTensor> llama_names(const ModelConfig& c, bool fused);
