@@ -7,6 +7,8 @@ import tempfile
 import unittest
 
 import torch
+import yaml
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -83,6 +85,32 @@ class TroupeHub(unittest.TestCase):
             self.assertTrue(torch.equal(one.eval()(ids).logits, two.eval()(ids).logits))
         self.assertIn("tensors are equal bit for bit\n", self.troupe("diff", "mixtral", "back"))
         self.assertIn("mixtral, ", self.troupe("inspect", "mixtral"))
+
+    def test_a_training_starts_from_an_import(self):
+        self.save("mixtral", num_local_experts=4, num_experts_per_tok=2)
+        self.troupe("import", "mixtral", "run")
+        # What a run would save beside the weights is there too, as a new run begins with it.
+        with safe_open(self.folder / "run/step-000000/shard-00000-000.safetensors", "pt") as shard:
+            past = [n for n in shard.keys() if n.endswith("previous_fractions")]
+            self.assertEqual(len(past), 2)
+            self.assertTrue(all(not shard.get_tensor(name).any() for name in past))
+        recipe = {"model": yaml.safe_load((self.folder / "run/recipe.yaml").read_text())["model"],
+                  "data": {"train": [{"kind": "mock"}], "sequence": 32},
+                  "train": {"global_batch": 4, "steps": 2, "precision": "fp32",
+                            "optimizer": {"lr": 1e-30}},
+                  "checkpoint": {"dir": "more", "init_from": "run/step-000000", "cast": True},
+                  "run": {"device": "cpu"}}
+        (self.folder / "more.yaml").write_text(json.dumps(recipe))
+        self.troupe("train", "more.yaml", "--quiet")
+        # Steps of 1e-30 change zeros alone: what is exported is what was imported.
+        self.troupe("export", "more", "back", "--dtype", "bfloat16")
+        want, got = (load_file(self.folder / name / "model.safetensors") for name in ("mixtral", "back"))
+        for name, tensor in want.items():
+            self.assertLess((got[name] - tensor).abs().max(), 1e-29, name)
+        # What differs from the model is told all the same.
+        said = self.troupe("train", "more.yaml", "--set", "checkpoint.dir=other", "--set",
+                           "model.moe.experts=5", code=4)
+        self.assertIn("missing: model.layers.1.moe.experts.4.w2", said)
 
     def test_another_type_is_rounded_once_and_told(self):
         self.save("olmoe", torch.float32, num_experts=4, num_experts_per_tok=2, eos_token_id=3)

@@ -13,6 +13,16 @@ void settle_length(TrainConfig& train) {
 
 }  // namespace
 
+Loaded load_weights(Learner& learner, const std::string& folder, LoadOptions options,
+                    const Faults& faults) {
+  CheckpointState weights;
+  learner.add_to(weights, /*weights_alone=*/true);
+  options.waive_unused.emplace_back("optimizer.*");
+  Loaded out = load(folder, weights, options, Peers{}, faults);
+  learner.loaded(/*weights_alone=*/true);
+  return out;
+}
+
 Trained open_trained(const std::string& path, const std::vector<std::string>& sets) {
   std::string place = path;
   while (place.size() > 1 && place.ends_with('/')) place.pop_back();
@@ -39,17 +49,8 @@ Trained open_trained(const std::string& path, const std::vector<std::string>& se
   }
   out.learner =
       std::make_unique<Learner>(out.recipe, device_of(out.recipe.run.device), *out.faults);
-  CheckpointState weights;
-  out.learner->add_to(weights, /*weights_alone=*/true);
-  // An import keeps the types of its files, and has no past of the balance losses.
-  LoadOptions options = {.waive_unused = {"optimizer.*"}, .cast = true};
-  for (const NamedParam& state : out.learner->store().others()) {
-    if (state.name.ends_with(".balance.previous_fractions")) {
-      options.waive_missing.push_back("model." + state.name);
-    }
-  }
-  load(out.folder, weights, options, Peers{}, *out.faults);
-  out.learner->loaded(/*weights_alone=*/true);
+  // An import keeps the types of its files.
+  load_weights(*out.learner, out.folder, {.cast = true}, *out.faults);
   return out;
 }
 

@@ -16,6 +16,7 @@
 #include "troupe/train/report.h"
 #include "troupe/train/run_files.h"
 #include "troupe/train/sample.h"
+#include "troupe/train/trained.h"
 
 namespace troupe {
 namespace {
@@ -88,15 +89,12 @@ void Trainer::resume_run() {
     }
     for (const std::string& note : loaded->notes) tools_.log.info(note);
   } else if (!config.init_from.empty()) {
-    CheckpointState weights;
-    learner_->add_to(weights, true);
-    const Loaded from = load(config.init_from, weights,
-                             {.waive_missing = config.waive_missing,
-                              .waive_unused = {"optimizer.*"},
-                              .cast = config.cast,
-                              .strict = config.strict},
-                             alone, tools_.faults);
-    learner_->loaded(true);
+    const Loaded from = load_weights(*learner_, config.init_from,
+                                     {.waive_missing = config.waive_missing,
+                                      .waive_unused = config.waive_unused,
+                                      .cast = config.cast,
+                                      .strict = config.strict},
+                                     tools_.faults);
     for (const std::string& note : from.notes) tools_.log.info(note);
     tools_.log.info("weights from " + config.init_from + "; step 0");
   }

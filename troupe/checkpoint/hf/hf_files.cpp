@@ -13,6 +13,7 @@
 #include "troupe/checkpoint/run_folder.h"
 #include "troupe/checkpoint/tensor_element.h"
 #include "troupe/core/check.h"
+#include "troupe/nn/models/model.h"
 
 namespace troupe {
 namespace {
@@ -182,6 +183,27 @@ at::ScalarType hf_scalar_type(const std::string& dtype) {
   fail(Code::kBadValue, "dtype", to_text(dtype), "is none of bfloat16, float16, float32");
 }
 
+namespace {
+
+// What a model has besides what their files hold: state of its routers, as a new run begins with.
+std::vector<Piece> state_pieces(const HfWeights& weights) {
+  std::vector<Piece> out;
+  build_model(weights.config().model)->for_each_param(-1, [&](const std::string& name, Param& p) {
+    if (p.group != Group::kState || weights.find(name) != nullptr) return;
+    initialise(p, name, 0);
+    CheckpointState state;
+    state.add("model." + name, p);
+    for (const CheckpointState::Part& part : state.parts()) {
+      Piece piece{part.tensor};
+      piece.make = [value = part.value](const WriteBytes& write) { write(bytes_of(value)); };
+      out.push_back(std::move(piece));
+    }
+  });
+  return out;
+}
+
+}  // namespace
+
 ImportResult import_hf(const std::string& folder, const std::string& run, const Log& log, Fs& fs,
                        const ImportOptions& options) {
   const HfWeights weights(folder);
@@ -201,7 +223,7 @@ ImportResult import_hf(const std::string& folder, const std::string& run, const 
   std::error_code error;  // one that is there is of an import that was killed
   stdfs::exists(run + "/hf", error) ? replace_directory(fs, kept, run + "/hf")
                                     : publish_directory(fs, kept, run + "/hf");
-  std::vector<Piece> pieces;
+  std::vector<Piece> pieces = state_pieces(weights);
   for (const HfTensor& ours : weights.table()) {
     const at::ScalarType type = type_of(ours);
     Piece piece{{"model." + ours.name, element_of(type), Box::whole(ours.shape)}};

@@ -72,7 +72,8 @@ struct ImportResult {
 
 // Writes the folder's weights as step 0 of a run folder, tensor by tensor, with config.json and the
 // tokenizer's files beside the shards' manifest in RUN/hf. What a model keeps in f32 stays f32
-// whatever type is asked for.
+// whatever type is asked for. State of the model that no hub's file has (BalanceConfig's past) is
+// written as a new run begins with it, so that the step is a whole model to init_from.
 ImportResult import_hf(const std::string& folder, const std::string& run, const Log& log, Fs& fs,
                        const ImportOptions& options = {});
 
