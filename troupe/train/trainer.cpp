@@ -142,6 +142,7 @@ RunEnd Trainer::run() {
   saver_ = std::make_unique<Saver>(recipe_.checkpoint, run_id_, Peers{}, tools_.log, tools_.fs,
                                    tools_.faults);
   if (tools_.begun) tools_.begun();
+  saver_->go_on_from(resumed_step_);
   jsonl_ = std::make_unique<AppendFile>(dir + "/log.jsonl", tools_.log);
   if (recipe_.log.tensorboard) {
     board_ = std::make_unique<TensorBoard>(dir + "/tb", resumed_step_, tools_.log);

@@ -1,5 +1,7 @@
 #include "troupe/train/trainer.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
@@ -27,9 +29,19 @@ constexpr std::string_view kNano =
 struct Result {
   RunEnd end;
   std::vector<std::string> losses;  // as the log tells them
-  at::Tensor weights;
+  at::Tensor weights;               // all masters, moments and routers' state, end to end
   TrainState state;
 };
+
+at::Tensor all_of(const ParamStore& store) {
+  std::vector<at::Tensor> out;
+  for (const Bucket& b : store.buckets()) {
+    out.push_back(b.master.flatten());
+    for (const at::Tensor& moment : b.state) out.push_back(moment.flatten());
+  }
+  for (const NamedParam& other : store.others()) out.push_back(other.param->value.flatten());
+  return at::cat(out).detach();
+}
 
 double loss_of(const std::string& line) {
   return std::stod(line.substr(line.rfind(':') + 1));
@@ -54,8 +66,7 @@ class Runs {
                              .force = false,
                              .continue_with = "troupe train nano"});
     const RunEnd end = trainer.run();
-    return {end, losses(name), trainer.learner().store().buckets()[0].master.clone(),
-            trainer.state()};
+    return {end, losses(name), all_of(trainer.learner().store()), trainer.state()};
   }
 
   std::vector<std::string> losses(const std::string& name) const {
@@ -90,7 +101,7 @@ TEST(Trainer, F119_TwoRunsAreBitwiseEqual) {
 TEST(Trainer, F122_ARunInTwoPartsIsTheWholeRunBitForBit) {
   Runs runs;
   const Result whole = runs.run("whole", {"log.records=1 steps"});
-  for (const int64_t cut : {1, 7}) {
+  for (const int64_t cut : {1, 6, 7}) {
     const std::string name = "cut" + std::to_string(cut);
     // The same run, killed by a fault after `cut` steps with a checkpoint there.
     EXPECT_THROW(runs.run(name, {"checkpoint.at=[" + std::to_string(cut) + "]"},
@@ -102,6 +113,37 @@ TEST(Trainer, F122_ARunInTwoPartsIsTheWholeRunBitForBit) {
     EXPECT_EQ(rest.state.done, whole.state.done);
     EXPECT_EQ(rest.state.spike.losses, whole.state.spike.losses);
   }
+}
+
+TEST(Trainer, F122_EveryOptimizerAndRouterGoesOnBitForBit) {
+  Runs runs;
+  const std::string router = "model.moe.router=";
+  int number = 0;
+  for (const std::string& one :
+       {std::string("train.optimizer.kind=sgd"), std::string("train.optimizer.kind=lion"),
+        std::string("train.optimizer.kind=muon"), router + "{kind: sigmoid_bias}",
+        router + "{balance: {global_loss: 0.01, global_fractions: previous}}"}) {
+    const std::vector<std::string> sets = {one, "checkpoint.at=[6]"};
+    const std::string name = std::to_string(++number), cut = "cut " + name;
+    const Result whole = runs.run(name, sets);
+    EXPECT_THROW(runs.run(cut, sets, "batch:6=throw"), std::exception) << one;
+    const Result rest = runs.run(cut, sets);
+    EXPECT_EQ(rest.losses, whole.losses) << one;
+    EXPECT_TRUE(at::equal(rest.weights, whole.weights)) << one;
+  }
+}
+
+TEST(Trainer, F18_GoingOnFromAnEarlierStepSetsLaterOnesAside) {
+  Runs runs;
+  runs.run("a");
+  const std::vector<std::string> other = {"train.optimizer.lr=1e-3", "checkpoint.resume=step 4"};
+  const Result branch = runs.run("a", other);
+  EXPECT_EQ(branch.end, RunEnd::kFinished);
+  EXPECT_TRUE(std::filesystem::exists(runs.path("a") + "/step-000012.aside"));
+  // The step of that number is now the branch's.
+  const Result end = runs.run("a");
+  EXPECT_EQ(end.end, RunEnd::kAlreadyFinished);
+  EXPECT_TRUE(at::equal(end.weights, branch.weights));
 }
 
 TEST(Trainer, F32_AFinishedRunIsLeftAlone) {
@@ -149,6 +191,17 @@ TEST(Trainer, F126_AnotherMicroBatchHasTheSameLossWithinRounding) {
   for (size_t i = 0; i < one.losses.size(); ++i) {
     EXPECT_NEAR(loss_of(one.losses[i]), loss_of(eight.losses[i]), 1e-4) << i;
   }
+  // Under SGD a step is a multiple of its gradient: weights agree too.
+  const auto sgd = [&](const std::string& name, const std::string& set) {
+    return runs
+        .run(name, {plain, "train.optimizer.kind=sgd", "train.optimizer.lr=0.1",
+                    "train.optimizer.momentum=0", set})
+        .weights;
+  };
+  const at::Tensor first = sgd("first", "train.steps=3"), w1 = sgd("w1", "train.micro_batch=1"),
+                   w8 = sgd("w8", "train.micro_batch=8");
+  EXPECT_GT((w8 - first).norm().item<double>(), 1e-2 * w8.norm().item<double>());
+  EXPECT_LT((w1 - w8).norm().item<double>(), 1e-6 * w8.norm().item<double>());
 }
 
 TEST(Trainer, F117_RecomputationChangesNoBit) {
