@@ -342,9 +342,9 @@ void Trainer::evaluate_all() {
     if (i == 0) first = loss;
   }
   sample_all();
+  scored_step_ = state_.done.steps;
   if (data_.valid.empty()) return;
   score_ = first;
-  scored_step_ = state_.done.steps;
   if (first >= state_.best.value_or(INFINITY)) return;
   state_.best = first;
   if (recipe_.checkpoint.keep_best > 0 && state_.done.steps > 0) save("best validation loss");
@@ -454,7 +454,8 @@ RunEnd Trainer::stop(const std::string& why) {
 }
 
 RunEnd Trainer::finish() {
-  if (recipe_.eval.every.value > 0 || recipe_.eval.at_start) evaluate_all();
+  const bool wanted = recipe_.eval.every.value > 0 || recipe_.eval.at_start;
+  if (wanted && scored_step_ != state_.done.steps) evaluate_all();
   save("end");
   saver_->wait();
   note_saves();

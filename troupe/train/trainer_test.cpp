@@ -43,6 +43,12 @@ at::Tensor all_of(const ParamStore& store) {
   return at::cat(out).detach();
 }
 
+size_t count_of(const std::string& text, const std::string& what) {
+  size_t out = 0;
+  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++out;
+  return out;
+}
+
 double loss_of(const std::string& line) {
   return std::stod(line.substr(line.rfind(':') + 1));
 }
@@ -218,6 +224,24 @@ TEST(Trainer, EvaluationChangesNothing) {
   EXPECT_EQ(plain.losses, evaluated.losses);
   EXPECT_TRUE(at::equal(plain.weights, evaluated.weights));
   EXPECT_NE(read_file(runs.path("evaluated") + "/log.jsonl").find("val/loss"), std::string::npos);
+}
+
+TEST(Trainer, TheLastStepIsEvaluatedOnce) {
+  Runs runs;
+  const auto evaluations = [&](const std::string& name, std::vector<std::string> sets) {
+    sets.emplace_back("eval.at_start=true");
+    runs.run(name, sets);
+    return read_file(runs.path(name) + "/log.jsonl");
+  };
+  const std::string eval = "\"event\":\"eval\"", sample = "\"event\":\"sample\"";
+  EXPECT_EQ(count_of(evaluations("divides", {"eval.every=4"}), eval), 4u);   // 0, 4, 8, 12
+  EXPECT_EQ(count_of(evaluations("does not", {"eval.every=5"}), eval), 4u);  // 0, 5, 10, 12
+  EXPECT_EQ(count_of(evaluations("at the ends", {}), eval), 2u);
+  const std::string text =
+      evaluations("writes", {"data.valid=[]", "data.tokenizer=bytes", "eval.prompts=[a]",
+                             "eval.sample_tokens=2", "eval.every=6"});
+  EXPECT_EQ(count_of(text, eval), 0u);
+  EXPECT_EQ(count_of(text, sample), 3u);  // 0, 6, 12
 }
 
 TEST(Trainer, EveryOptimizerLearns) {
