@@ -5,42 +5,20 @@
 // one, and the gradient of the loss under the names of transformers' modules ("grad." + name).
 // Both are dictionaries of torch.save.
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Dict.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/core/ivalue.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/jit/serialization/pickle.h>
 
 #include <cstdio>
 #include <exception>
-#include <fstream>
-#include <iterator>
 #include <map>
 
+#include "tests/pickled.h"
 #include "troupe/core/config.h"
 #include "troupe/nn/models/hf_names.h"
 #include "troupe/nn/models/model.h"
 
 namespace troupe {
 namespace {
-
-using Tensors = c10::Dict<std::string, at::Tensor>;
-
-Tensors load(const char* path) {
-  std::ifstream in(path, std::ios::binary);
-  const std::vector<char> bytes((std::istreambuf_iterator<char>(in)), {});
-  Tensors out;
-  const c10::IValue value = torch::jit::pickle_load(bytes);
-  for (const auto& entry : value.toGenericDict()) {
-    out.insert(entry.key().toStringRef(), entry.value().toTensor());
-  }
-  return out;
-}
-
-void save(const char* path, const Tensors& tensors) {
-  const std::vector<char> bytes = torch::jit::pickle_save(tensors);
-  std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<int64_t>(bytes.size()));
-}
 
 // The part of theirs that is `p`, as rows and columns of ours.
 at::Tensor picture(const at::Tensor& theirs, const HfTensor& t, const HfPiece& p) {
@@ -90,16 +68,13 @@ void run(char** argv) {
   ModelConfig config;
   read_config(load_yaml(argv[2]), config);
   const std::unique_ptr<Model> model = build_model(config);
-  const Tensors in = load(argv[3]);
+  const Tensors in = load_pickled(argv[3]);
   fill(*model, family, in);
 
   Batch batch{.ids_BS = in.at("ids"), .labels_BS = in.at("labels")};
   if (in.contains("documents")) batch.documents_BS = in.at("documents");
   const Context context = {.training = true};
-  at::Tensor h;
-  for (int64_t u = 0; u + 1 < model->num_units(); ++u) {
-    h = model->forward(u, h, batch, context).h;
-  }
+  const at::Tensor h = hidden_states(*model, batch, context);
   Tensors out;
   {
     const at::NoGradGuard no_grad;
@@ -119,7 +94,7 @@ void run(char** argv) {
       picture(out.at(name), t, p).copy_(gradients.at(t.name).narrow(0, p.row, p.rows));
     }
   }
-  save(argv[4], out);
+  save_pickled(argv[4], out);
 }
 
 }  // namespace

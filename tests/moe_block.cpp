@@ -2,15 +2,11 @@
 //   moe_block CONFIG.yaml IN.pt OUT.pt
 // IN holds x [B, S, D], grad (of y) and every parameter under its name; OUT gets y, loss.NAME and
 // the gradients, x.grad and PARAMETER.grad. Both are dictionaries of torch.save.
-#include <ATen/core/Dict.h>
-#include <ATen/core/ivalue.h>
-#include <torch/csrc/jit/serialization/pickle.h>
 
 #include <cstdio>
 #include <exception>
-#include <fstream>
-#include <iterator>
 
+#include "tests/pickled.h"
 #include "troupe/core/config.h"
 #include "troupe/nn/loss_edge.h"
 #include "troupe/nn/moe_layer.h"
@@ -18,28 +14,10 @@
 namespace troupe {
 namespace {
 
-using Tensors = c10::Dict<std::string, at::Tensor>;
-
-Tensors load(const char* path) {
-  std::ifstream in(path, std::ios::binary);
-  const std::vector<char> bytes((std::istreambuf_iterator<char>(in)), {});
-  const c10::IValue value = torch::jit::pickle_load(bytes);
-  Tensors out;
-  for (const auto& entry : value.toGenericDict()) {
-    out.insert(entry.key().toStringRef(), entry.value().toTensor());
-  }
-  return out;
-}
-
-void save(const char* path, const Tensors& tensors) {
-  const std::vector<char> bytes = torch::jit::pickle_save(tensors);
-  std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<int64_t>(bytes.size()));
-}
-
 void run(const char* config_path, const char* in_path, const char* out_path) {
   MoeConfig config;
   read_config(load_yaml(config_path), config);
-  const Tensors in = load(in_path);
+  const Tensors in = load_pickled(in_path);
   at::Tensor x = in.at("x").clone().requires_grad_();
   MoeLayer layer(config, {.width = x.size(-1)});
   for_each_param(layer, "", [&](const std::string& name, Param& p) {
@@ -60,7 +38,7 @@ void run(const char* config_path, const char* in_path, const char* out_path) {
   for_each_param(layer, "", [&](const std::string& name, Param& p) {
     if (p.value.grad().defined()) out.insert(name + ".grad", p.value.grad());
   });
-  save(out_path, out);
+  save_pickled(out_path, out);
 }
 
 }  // namespace

@@ -25,8 +25,7 @@ std::vector<float> next_logits(Model& model, const std::vector<int64_t>& ids, Kv
                                c10::Device device) {
   Batch batch{.ids_BS = at::tensor(ids, at::kLong).unsqueeze(0).to(device)};
   batch.cache = &cache;
-  at::Tensor h;
-  for (int64_t u = 0; u + 1 < model.num_units(); ++u) h = model.forward(u, h, batch, {}).h;
+  const at::Tensor h = hidden_states(model, batch);
   cache.advance(static_cast<int64_t>(ids.size()));
   const at::Tensor z =
       model.logits(h.select(1, h.size(1) - 1)).flatten().to(at::kFloat).cpu().contiguous();

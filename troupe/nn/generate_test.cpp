@@ -35,9 +35,7 @@ const char* const kForms[] = {
 at::Tensor trained_logits(Model& model, const std::vector<int64_t>& ids) {
   const at::NoGradGuard no_grad;
   const Batch batch{.ids_BS = at::tensor(ids, at::kLong).unsqueeze(0)};
-  at::Tensor h;
-  for (int64_t u = 0; u + 1 < model.num_units(); ++u) h = model.forward(u, h, batch, {}).h;
-  return model.logits(h).select(1, h.size(1) - 1).flatten();
+  return model.logits(hidden_states(model, batch)).select(1, std::ssize(ids) - 1).flatten();
 }
 
 GenerateConfig greedy(int64_t tokens) {

@@ -50,11 +50,10 @@ at::Tensor logits_of(const ModelConfig& config, const std::set<std::string>& tab
   });
   fill(state);
   const Batch batch{.ids_BS = tokens(config)};
-  at::Tensor h;
-  for (int64_t unit = 0; unit + 1 < model->num_units(); ++unit) {
-    h = model->forward(unit, h, batch, {}).h;
-  }
-  return model->logits(h).narrow(-1, 0, config.vocab).to(at::kFloat).contiguous();
+  return model->logits(hidden_states(*model, batch))
+      .narrow(-1, 0, config.vocab)
+      .to(at::kFloat)
+      .contiguous();
 }
 
 }  // namespace

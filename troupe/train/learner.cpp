@@ -233,10 +233,7 @@ Learner::Sums Learner::evaluate(const Feed& feed) {
 at::Tensor Learner::next_logits(const at::Tensor& ids_1S) {
   const at::NoGradGuard no_grad;
   const Batch batch{.ids_BS = ids_1S};
-  at::Tensor h;
-  for (int64_t unit = 0; unit + 1 < model_->num_units(); ++unit) {
-    h = model_->forward(unit, h, batch, {}).h;
-  }
+  const at::Tensor h = hidden_states(*model_, batch);
   return model_->logits(h.narrow(1, h.size(1) - 1, 1)).view(-1).to(at::kFloat);
 }
 

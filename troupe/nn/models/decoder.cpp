@@ -96,4 +96,10 @@ std::unique_ptr<Model> build_model(const ModelConfig& config, const BuildOptions
   return std::make_unique<Decoder>(config, options);
 }
 
+at::Tensor hidden_states(Model& model, const Batch& batch, const Context& context) {
+  at::Tensor h;
+  for (int64_t u = 0; u + 1 < model.num_units(); ++u) h = model.forward(u, h, batch, context).h;
+  return h;
+}
+
 }  // namespace troupe

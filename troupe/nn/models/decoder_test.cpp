@@ -44,14 +44,8 @@ Batch batch_of(int64_t rows, int64_t tokens) {
           .labels_BS = ids.narrow(1, 1, tokens).contiguous()};
 }
 
-at::Tensor body(Model& model, const Batch& batch, const Context& context) {
-  at::Tensor h;
-  for (int64_t u = 0; u + 1 < model.num_units(); ++u) h = model.forward(u, h, batch, context).h;
-  return h;
-}
-
 UnitResult whole(Model& model, const Batch& batch, const Context& context = {.training = true}) {
-  return model.forward(model.num_units() - 1, body(model, batch, context), batch, context);
+  return model.forward(model.num_units() - 1, hidden_states(model, batch, context), batch, context);
 }
 
 std::map<std::string, at::Tensor> gradients(Model& model) {
@@ -73,7 +67,7 @@ TEST(Decoder, LossIsTheCrossEntropyOfTheLogits) {
     batch.weights_BS[1][4] = 0;
     batch.labels_BS[2][8] = -100;
     const Context context = {.training = false};
-    const at::Tensor z = model->logits(body(*model, batch, context));
+    const at::Tensor z = model->logits(hidden_states(*model, batch, context));
     EXPECT_EQ(z.size(2), kVocab);
     const at::Tensor nll =
         -at::log_softmax(z, 2).gather(2, batch.labels_BS.clamp_min(0).unsqueeze(2)).squeeze(2);
@@ -132,19 +126,21 @@ TEST(Decoder, PackedDocumentsAreAsIfAlone) {
     Batch batch = batch_of(1, 12);
     batch.documents_BS = at::tensor({0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2}, at::kInt).unsqueeze(0);
     const Context context;
-    const at::Tensor packed = model->logits(body(*model, batch, context));
+    const at::Tensor packed = model->logits(hidden_states(*model, batch, context));
     std::vector<at::Tensor> alone;
     for (const auto& [from, n] : {std::pair{0, 5}, {5, 4}, {9, 3}}) {
       const Batch one{.ids_BS = batch.ids_BS.narrow(1, from, n)};
-      alone.push_back(model->logits(body(*model, one, context)));
+      alone.push_back(model->logits(hidden_states(*model, one, context)));
     }
     EXPECT_TRUE(packed.allclose(at::cat(alone, 1), 1e-4, 1e-5)) << form;
     batch.documents_BS = at::Tensor();
-    EXPECT_FALSE(packed.allclose(model->logits(body(*model, batch, context)), 1e-3, 1e-3)) << form;
+    EXPECT_FALSE(packed.allclose(model->logits(hidden_states(*model, batch, context)), 1e-3, 1e-3))
+        << form;
   }
   Batch bad = batch_of(1, 2);
   bad.documents_BS = at::tensor({1, 0}, at::kInt).unsqueeze(0);
-  TROUPE_EXPECT_REFUSAL(body(*built(config_of("ffn: 8")), bad, {}), "document 0 follows 1");
+  TROUPE_EXPECT_REFUSAL(hidden_states(*built(config_of("ffn: 8")), bad, {}),
+                        "document 0 follows 1");
 }
 
 // Row 41: module 1 predicts the token after the next, from labels shifted by two against ids.
@@ -242,7 +238,8 @@ TEST(Decoder, DropoutIsTrainingsAloneAndAFunctionOfItsKeys) {
   const Context c = {.training = true};
   Context later = c;
   later.first_token = 8;
-  const at::Tensor both = body(*model, batch, c), one = body(*model, second, later);
+  const at::Tensor both = hidden_states(*model, batch, c),
+                   one = hidden_states(*model, second, later);
   EXPECT_TRUE(both.narrow(0, 1, 1).allclose(one, 1e-4, 1e-5));
 }
 

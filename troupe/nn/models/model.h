@@ -82,4 +82,7 @@ struct BuildOptions {
 // Checks the config, then builds. Units outside the options' range refuse every call.
 std::unique_ptr<Model> build_model(const ModelConfig& config, const BuildOptions& options = {});
 
+// Through all units but the head: [B, S, D], as it goes into the head and logits().
+at::Tensor hidden_states(Model& model, const Batch& batch, const Context& context = {});
+
 }  // namespace troupe
