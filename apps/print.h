@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
 #include <iostream>
 #include <string>
 
@@ -10,6 +9,7 @@
 #include "troupe/core/json.h"
 #include "troupe/data/describe_tokens.h"
 #include "troupe/train/check_logits.h"
+#include "troupe/train/step_line.h"
 
 namespace troupe {
 
@@ -19,12 +19,6 @@ inline std::string with_commas(int64_t value) {
   const size_t first = value < 0 ? 1 : 0;
   for (size_t at = out.size(); at > first + 3;) out.insert(at -= 3, 1, ',');
   return out;
-}
-
-inline std::string fixed(double value, int digits) {
-  char text[64];
-  std::snprintf(text, sizeof(text), "%.*f", digits, value);
-  return text;
 }
 
 // "512 B", "3.4 KiB", "12.5 GiB"

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <numeric>
+
+#include "troupe/train/step_line.h"
 
 namespace troupe {
 namespace {
@@ -11,12 +12,6 @@ namespace {
 double mean_of(const std::vector<double>& counts) {
   const double sum = std::accumulate(counts.begin(), counts.end(), 0.0);
   return counts.empty() ? 0 : sum / static_cast<double>(counts.size());
-}
-
-std::string fixed(double value, int digits) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof(buffer), "%.*f", digits, value);
-  return buffer;
 }
 
 }  // namespace

@@ -61,6 +61,10 @@ std::string megatron_line(const Record& r, const Position& now, const Position& 
 
 }  // namespace
 
+std::string fixed(double value, int digits) {
+  return text("%.*f", digits, value);
+}
+
 std::string short_number(double value) {
   if (value >= 1e6) return text("%.2fM", value / 1e6);
   return value >= 1e3 ? text("%.1fk", value / 1e3) : text("%.0f", value);

@@ -22,7 +22,8 @@ constexpr auto names_of(LineFormat) {
 std::string step_line(LineFormat format, const Record& record, const Position& now,
                       const Position& run);
 
-std::string short_number(double value);  // 181.4k, 2.08M
-std::string short_time(double seconds);  // 2h14m, 3m05s, 12s
+std::string fixed(double value, int digits);  // 0.50
+std::string short_number(double value);       // 181.4k, 2.08M
+std::string short_time(double seconds);       // 2h14m, 3m05s, 12s
 
 }  // namespace troupe

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <csignal>
-#include <cstdio>
 #include <sstream>
 
 #include "troupe/checkpoint/run_folder.h"
@@ -22,12 +21,6 @@ namespace troupe {
 namespace {
 
 enum Due { kLine, kRecord, kExperts, kEval, kSaveTime, kSaveSteps };
-
-std::string fixed(double value, int digits) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof(buffer), "%.*f", digits, value);
-  return buffer;
-}
 
 double unix_seconds() {
   const auto since = std::chrono::system_clock::now().time_since_epoch();
