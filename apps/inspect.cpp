@@ -8,6 +8,7 @@
 #include "apps/verbs.h"
 #include "troupe/checkpoint/describe_tensors.h"
 #include "troupe/checkpoint/hf/hf_weights.h"
+#include "troupe/core/file.h"
 #include "troupe/data/token_file.h"
 #include "troupe/data/tokenizer/tokenizers.h"
 #include "troupe/nn/models/costs.h"
@@ -24,11 +25,6 @@ struct InspectVerb {
   int64_t sequence = 0;
   bool fast = false, all = false, json = false;
 };
-
-bool is_there(const std::string& path) {
-  std::error_code error;
-  return stdfs::exists(path, error);
-}
 
 // --- a model, by name or by a folder's config.json ---
 

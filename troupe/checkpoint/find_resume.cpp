@@ -8,6 +8,7 @@
 
 #include "troupe/checkpoint/foreign.h"
 #include "troupe/core/check.h"
+#include "troupe/core/file.h"
 
 namespace troupe {
 namespace {
@@ -104,8 +105,7 @@ std::string folder_of(const std::string& run, int64_t step) {
 }
 
 Manifest check_complete(const std::string& folder) {
-  std::error_code error;
-  if (!stdfs::exists(stdfs::status(folder + '/' + kManifestName, error))) {
+  if (!is_there(folder + '/' + kManifestName)) {
     refuse_foreign(folder);
     refuse_pickles(folder);
     fail(Code::kNoCheckpoint, folder, "is incomplete: manifest.json is missing");
@@ -158,6 +158,21 @@ std::optional<ResumePoint> find_resume(const std::string& run, const Resume& res
     fail_nothing(run, point.passed_over);
   }
   return {};
+}
+
+RunPath run_path(std::string path) {
+  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
+  const stdfs::path place(path);
+  if (!step_of(place.filename().string()) && !is_there(path + '/' + kManifestName)) {
+    return {.run = path};
+  }
+  const std::string run = place.parent_path().string();
+  return {.run = run.empty() ? "." : run, .step = path};
+}
+
+ResumePoint find_step(const RunPath& path) {
+  if (path.step.empty()) return *find_resume(path.run, {.kind = Resume::kMust});
+  return {path.step, check_complete(path.step), {}};
 }
 
 }  // namespace troupe

@@ -29,6 +29,15 @@ std::optional<ResumePoint> find_resume(const std::string& run, const Resume& res
 // The manifest of a complete checkpoint; throws E4002, with the reason, where it is not one.
 Manifest check_complete(const std::string& folder);
 
+// What a user names: a run's folder, or one of its steps.
+struct RunPath {
+  std::string run;
+  std::string step = {};  // RUN/step-001200: such a name, or a manifest in it; empty: none named
+};
+RunPath run_path(std::string path);
+// That step, or the run's newest complete one; throws E4002.
+ResumePoint find_step(const RunPath& path);
+
 std::string step_name(int64_t step);                          // "step-001200"
 std::optional<int64_t> step_of(const std::string& name);      // of a folder's name
 std::vector<int64_t> steps_in(const std::string& run);        // ascending; folders alone

@@ -35,7 +35,8 @@ std::string content(int fd) {
   return out;
 }
 
-bool is_there(const std::string& path) {
+// Also by a link that leads nowhere.
+bool is_taken(const std::string& path) {
   struct stat info {};
   return ::lstat(path.c_str(), &info) == 0;
 }
@@ -147,7 +148,7 @@ void publish_step(Fs& fs, const Faults& faults, const std::string& run, const st
                   const Manifest& manifest) {
   const std::string name = step_name(manifest.step), target = run + '/' + name;
   faults.at("save.publish", manifest.step);
-  if (is_there(target)) {
+  if (is_taken(target)) {
     replace_directory(fs, staging, target);
   } else {
     publish_directory(fs, staging, target);
@@ -186,7 +187,7 @@ std::vector<std::string> set_aside_later(Fs& fs, const std::string& run, int64_t
   for (const Step& later : complete_steps(run)) {
     if (later.step <= step || later.manifest.bad) continue;
     std::string to = later.folder + ".aside";
-    for (int n = 2; is_there(to); ++n) to = later.folder + ".aside" + std::to_string(n);
+    for (int n = 2; is_taken(to); ++n) to = later.folder + ".aside" + std::to_string(n);
     if (fs.rename_new(later.folder, to) != 0) {
       fail_file(Code::kFileFailed, later.folder, "rename to " + to, errno);
     }

@@ -395,6 +395,20 @@ TEST_F(Save, F19_NewestByNumberAmongTheCompleteOnes) {
                                        ": is incomplete: manifest.json is missing");
 }
 
+TEST_F(Save, APathIsARunOrOneOfItsSteps) {
+  for (const int64_t step : {3, 4}) save(step);
+  const std::string run = folder_.path(), step = folder_ / "step-000003";
+  EXPECT_EQ(find_step(run_path(run)).manifest.step, 4);
+  EXPECT_EQ(find_step(run_path(run + "/")).folder, folder_ / "step-000004");
+  EXPECT_EQ(run_path(step + "//").run, run);
+  EXPECT_EQ(find_step(run_path(step + "//")).manifest.step, 3);
+  EXPECT_EQ(run_path("step-000003").run, ".");
+  // By its manifest under any name; by its name without a manifest, which is then missed.
+  stdfs::rename(step, folder_ / "kept");
+  EXPECT_EQ(find_step(run_path(folder_ / "kept")).manifest.step, 3);
+  EXPECT_EQ(error_of([&] { find_step(run_path(step)); }).code(), Code::kNoCheckpoint);
+}
+
 TEST_F(Save, F20_AnyPathWorks) {
   const std::string name =
       "a folder with sp\xc3\xa4"

@@ -8,6 +8,7 @@
 #include "troupe/checkpoint/model_index.h"
 #include "troupe/checkpoint/reader.h"
 #include "troupe/core/check.h"
+#include "troupe/core/file.h"
 
 namespace troupe {
 namespace {
@@ -87,11 +88,6 @@ class FileTensors : public TensorSet {
  private:
   SafetensorsFile file_;
 };
-
-bool is_there(const std::string& path) {
-  std::error_code error;
-  return stdfs::exists(stdfs::status(path, error));
-}
 
 bool is_model_folder(const std::string& folder) {
   return is_there(folder + "/model.safetensors") ||

@@ -109,6 +109,11 @@ std::string read_file(const std::string& path, Code fault, int64_t limit) {
   return out;
 }
 
+bool is_there(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0;
+}
+
 MappedFile::MappedFile(const std::string& path, Code fault) {
   const InputFile file(path, fault);
   const auto size = static_cast<size_t>(file.size());

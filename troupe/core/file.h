@@ -62,6 +62,10 @@ class MappedFile {
   std::span<const std::byte> bytes_;  // empty for an empty file
 };
 
+// Whether anything has that name, or lies where a link of that name points. What cannot be asked is
+// not there.
+bool is_there(const std::string& path);
+
 // Throws "path: code cannot <operation>: <the text of `error`, an errno>", with `more` at the end.
 [[noreturn]] void fail_file(Code code, const std::string& path, const std::string& operation,
                             int error, const std::string& more = "");

@@ -93,6 +93,17 @@ TEST(File, RefusesWhatIsNoRegularFileAndNeverBlocks) {
             "/dev/zero: E3001 is a device and not a regular file");
 }
 
+TEST(File, IsThereWhereALinkLeads) {
+  const TemporaryFolder folder;
+  const std::string link = folder / "link";
+  EXPECT_FALSE(is_there(link));
+  std::filesystem::create_symlink(folder.path(), link);
+  EXPECT_TRUE(is_there(link));
+  EXPECT_TRUE(is_there(folder.path()));
+  EXPECT_FALSE(is_there(link + "/nothing"));
+  EXPECT_FALSE(is_there(""));
+}
+
 TEST(File, AMovedMapStaysMapped) {
   const TemporaryFolder folder;
   write(folder / "x", "abc");

@@ -4,9 +4,10 @@
 
 #include <filesystem>
 #include <set>
-#include <system_error>
 
+#include "troupe/checkpoint/find_resume.h"
 #include "troupe/checkpoint/reader.h"
+#include "troupe/core/file.h"
 #include "troupe/data/tokenizer/tokenizers.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/train/recipe.h"
@@ -16,22 +17,6 @@ namespace {
 
 namespace stdfs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-bool is_there(const std::string& path) {
-  std::error_code error;
-  return stdfs::exists(path, error);
-}
-
-// The run's folder and the step's.
-std::pair<std::string, std::string> find_step(std::string path) {
-  while (path.size() > 1 && path.ends_with('/')) path.pop_back();
-  if (!is_there(path + '/' + kManifestName)) {
-    return {path, find_resume(path, {.kind = Resume::kMust})->folder};
-  }
-  check_complete(path);
-  const std::string run = stdfs::path(path).parent_path().string();
-  return {run.empty() ? "." : run, path};
-}
 
 // What readers of tokenizer.json have to be told beside it.
 std::string tokenizer_config(const Tokenizer& tokenizer, const ModelConfig& model) {
@@ -103,8 +88,9 @@ void account(ExportSource& out) {
 
 ExportSource export_source(const std::string& path, const Log& log) {
   ExportSource out;
-  const auto [run, step] = find_step(path);
-  out.checkpoint = step;
+  const RunPath place = run_path(path);
+  const std::string& run = place.run;
+  out.checkpoint = find_step(place).folder;
   if (is_there(run + "/hf/config.json")) {
     out.config = read_hf_config(run + "/hf");
     out.model = out.config.model;

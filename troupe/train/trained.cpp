@@ -24,29 +24,18 @@ Loaded load_weights(Learner& learner, const std::string& folder, LoadOptions opt
 }
 
 Trained open_trained(const std::string& path, const std::vector<std::string>& sets) {
-  std::string place = path;
-  while (place.size() > 1 && place.ends_with('/')) place.pop_back();
-  const auto slash = place.rfind('/');
-  const std::string name = place.substr(slash == std::string::npos ? 0 : slash + 1);
-  const bool is_step = step_of(name).has_value();
-  const std::string run = !is_step                     ? place
-                          : slash == std::string::npos ? "."
-                                                       : place.substr(0, slash);
+  const RunPath place = run_path(path);
   Sources sources;
-  Trained out{.recipe = load_recipe(run + "/recipe.yaml", sets, sources),
-              .folder = place,
+  Recipe recipe = load_recipe(place.run + "/recipe.yaml", sets, sources);
+  const ResumePoint point = find_step(place);
+  Trained out{.recipe = std::move(recipe),
+              .folder = point.folder,
+              .step = point.manifest.step,
               .faults = std::make_unique<Faults>(),
               .learner = nullptr};
   // What is measured is the loss itself.
   out.recipe.model.z_loss = 0;
   settle_length(out.recipe.train);
-  if (is_step) {
-    out.step = check_complete(place).step;
-  } else {
-    const auto point = find_resume(run, {.kind = Resume::kMust});
-    out.folder = point->folder;
-    out.step = point->manifest.step;
-  }
   out.learner =
       std::make_unique<Learner>(out.recipe, device_of(out.recipe.run.device), *out.faults);
   // An import keeps the types of its files.
