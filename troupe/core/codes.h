@@ -61,6 +61,7 @@ enum class Code {
   kOldCpu = 7003,
   kCudaFailed = 7004,
   kFolderInUse = 7005,
+  kTooLarge = 7006,
   kNoDevice = 7101,
   kBrokenContract = 9001,
 };
@@ -72,6 +73,11 @@ constexpr ExitClass exit_class(Code code) {
 
 inline std::string to_text(Code code) {
   return 'E' + std::to_string(static_cast<int>(code));
+}
+
+// What is told and does not stop anything: "W7006".
+inline std::string warning_text(Code code) {
+  return 'W' + std::to_string(static_cast<int>(code));
 }
 
 // What the fault means and what to do about it: one paragraph.

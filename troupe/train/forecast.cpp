@@ -7,6 +7,7 @@
 #include <fstream>
 #include <utility>
 
+#include "troupe/core/codes.h"
 #include "troupe/core/config.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/train/learner.h"
@@ -157,7 +158,8 @@ MemoryVerdict judge_memory(const Recipe& r, bool on_gpu, double available) {
   out.warns = needed > 0.9 * available;
   out.fits = needed <= available;
   if (!out.warns) return out;
-  out.line = "W7002 " + out.line + (out.fits ? "." : ": it will not fit.");
+  out.line = out.fits ? warning_text(Code::kTooLarge) + ' ' + out.line + '.'
+                      : to_text(Code::kTooLarge) + ' ' + out.line + ": it will not fit.";
   const char* separator = " Cheapest: ";
   for (const MemoryCut& cut : memory_cuts(r, on_gpu)) {
     out.line.append(std::exchange(separator, ", ")).append(cut.set);

@@ -51,8 +51,8 @@ struct MemoryCut {
 };
 std::vector<MemoryCut> memory_cuts(const Recipe& recipe, bool on_gpu);  // cheapest first; at most 3
 
-// "memory 74.8 of 80.0 GiB. Cheapest: ...". Above 90 % it begins with W7002; above 100 % the run
-// does not fit.
+// "memory 74.8 of 80.0 GiB. Cheapest: ...". Above 90 % it begins with W7006; above 100 % with
+// E7006: the run does not fit.
 struct MemoryVerdict {
   std::string line;
   bool warns = false;

@@ -77,10 +77,12 @@ TEST(Forecast, ARunThatDoesNotFitIsToldWithTheCheapestCuts) {
   EXPECT_TRUE(easy.line.starts_with("memory ")) << easy.line;
   const MemoryVerdict tight = judge_memory(r, false, needed / 0.95);
   EXPECT_TRUE(tight.fits && tight.warns);
-  EXPECT_TRUE(tight.line.starts_with("W7002 memory ")) << tight.line;
+  EXPECT_TRUE(tight.line.starts_with("W7006 memory ")) << tight.line;
   EXPECT_NE(tight.line.find("train.micro_batch=4 (-"), std::string::npos) << tight.line;
   EXPECT_NE(tight.line.find("train.optimizer.moments=bf16 (-"), std::string::npos) << tight.line;
-  EXPECT_FALSE(judge_memory(r, false, needed / 2).fits);
+  const MemoryVerdict over = judge_memory(r, false, needed / 2);
+  EXPECT_FALSE(over.fits);
+  EXPECT_TRUE(over.line.starts_with("E7006 memory ")) << over.line;
 }
 
 TEST(Forecast, TimeIsTheFormulasAtTheRate) {
