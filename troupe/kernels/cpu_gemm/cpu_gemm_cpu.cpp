@@ -1,8 +1,9 @@
 // The CPU path. A tile of c, kTileRows x kTileCols, lives in registers while one block of p goes
 // by. Both operands are first laid out as the tile reads them:
-//   a  panels of kTileRows rows, p by p      a block of at most kBlockRows rows, in the second
-//   cache b  one panel of kTileCols columns        in the first cache, used by all panels of a
-// The layout costs a pass over each operand and makes every read of the inner loop consecutive.
+//   a  panels of kTileRows rows, p by p    a block of at most kBlockRows rows, in the second cache
+//   b  one panel of kTileCols columns      in the first cache, used by all panels of a
+// The layout costs a pass over each operand and makes every read of the inner loop consecutive. For
+// few columns of c that pass costs more than it saves: a is then read where it lies.
 #include <algorithm>
 #include <cstring>
 
@@ -14,8 +15,9 @@ namespace {
 
 // Twelve sums, two columns of b and one element of a: 15 of AVX2's 16 registers.
 constexpr int64_t kTileRows = 6, kTileCols = 16, kLanes = 8;
-constexpr int64_t kBlockRows = 516;  // 86 panels: the 512 rows of a task, and no second block
-constexpr int64_t kBlockSum = 320;   // of p at most: a panel of b takes 20 KiB of the first cache
+constexpr int64_t kBlockRows = 516;    // 86 panels: the 512 rows of a task, and no second block
+constexpr int64_t kInPlaceCols = 192;  // of c at most, where a is read in place
+constexpr int64_t kBlockSum = 320;     // of p at most: a panel of b takes 20 KiB of the first cache
 // A panel of a ends in room for the lanes that the last store writes too far.
 constexpr int64_t kSlack = kLanes;
 static_assert((kBlockRows / kTileRows) * (kTileRows * kBlockSum + kSlack) + kTileCols * kBlockSum +
@@ -99,14 +101,34 @@ struct Block {
   int64_t panel() const { return kTileRows * k + kSlack; }
 };
 
+// Where a tile's elements a[i, p] lie: in a panel, or in the operand itself.
+struct Panel {
+  const float* data;
+  float at(int64_t i, int64_t p) const { return data[p * kTileRows + i]; }
+};
+struct Rows {
+  const float* row[kTileRows];
+  float at(int64_t i, int64_t p) const { return row[i][p]; }
+};
+struct Columns {
+  const float* data;
+  int64_t ld;
+  float at(int64_t i, int64_t p) const { return data[p * ld + i]; }
+};
+
+// Past the last row: the last row again, and not stored.
+Rows rows_at(const GemmOperand& a, const Block& block, int64_t i) {
+  Rows rows;
+  for (int64_t r = 0; r < kTileRows; ++r) {
+    rows.row[r] = row(a, block.i + std::min(i + r, block.m - 1)) + block.p;
+  }
+  return rows;
+}
+
 void lay_out_a(const GemmOperand& a, const Block& b, float* to) {
   if (!a.t) {
     for (int64_t i = 0; i < b.m; i += kTileRows, to += b.panel()) {
-      const float* from[kTileRows];  // Past the last row: the last row again, and not stored.
-      for (int64_t r = 0; r < kTileRows; ++r) {
-        from[r] = row(a, b.i + std::min(i + r, b.m - 1)) + b.p;
-      }
-      lay_across<kTileRows>(from, b.k, kTileRows, to);
+      lay_across<kTileRows>(rows_at(a, b, i).row, b.k, kTileRows, to);
     }
     return;
   }
@@ -136,8 +158,8 @@ void lay_out_b(const GemmOperand& b, const Block& block, int64_t j, int64_t n, f
 }
 
 // A tile of c: [kTileRows, kTileCols], rows ldc apart.
-template <bool kAdd>
-void multiply_tile(const float* a, const float* b, int64_t k, float* c, int64_t ldc) {
+template <bool kAdd, class A>
+void multiply_tile(const A a, const float* b, int64_t k, float* c, int64_t ldc) {
   constexpr int64_t kColumns = kTileCols / kLanes;
   Vector sum[kTileRows][kColumns];
 #pragma GCC unroll 6
@@ -146,12 +168,13 @@ void multiply_tile(const float* a, const float* b, int64_t k, float* c, int64_t 
     __builtin_prefetch(c + i * ldc);
     __builtin_prefetch(c + i * ldc + kTileCols - 1);
   }
-  for (int64_t p = 0; p < k; ++p, a += kTileRows, b += kTileCols) {
+  for (int64_t p = 0; p < k; ++p, b += kTileCols) {
     const Vector b0 = load(b), b1 = load(b + kLanes);
 #pragma GCC unroll 6
     for (int64_t i = 0; i < kTileRows; ++i) {
-      sum[i][0] += a[i] * b0;
-      sum[i][1] += a[i] * b1;
+      const float x = a.at(i, p);
+      sum[i][0] += x * b0;
+      sum[i][1] += x * b1;
     }
   }
 #pragma GCC unroll 6
@@ -162,7 +185,8 @@ void multiply_tile(const float* a, const float* b, int64_t k, float* c, int64_t 
 }
 
 // A tile at the edge: `m` x `n` of it are c's.
-void multiply_edge(const float* a, const float* b, int64_t k, const CpuGemm& c, bool add) {
+template <class A>
+void multiply_edge(const A& a, const float* b, int64_t k, const CpuGemm& c, bool add) {
   float tile[kTileRows * kTileCols];
   multiply_tile<false>(a, b, k, tile, kTileCols);
   for (int64_t i = 0; i < c.m; ++i) {
@@ -173,24 +197,46 @@ void multiply_edge(const float* a, const float* b, int64_t k, const CpuGemm& c, 
   }
 }
 
+// The tiles of kTileCols columns of c, from j; panel_of(i) is what row i's tile reads of a.
+template <class PanelOf>
+void multiply_columns(const CpuGemm& x, const Block& block, const float* b, int64_t j, bool add,
+                      const PanelOf& panel_of) {
+  const int64_t n = std::min(kTileCols, x.n - j);
+  for (int64_t i = 0; i < block.m; i += kTileRows) {
+    float* c = x.c + (block.i + i) * x.ldc + j;
+    const int64_t m = std::min(kTileRows, block.m - i);
+    const auto panel = panel_of(i);
+    if (m < kTileRows || n < kTileCols) {
+      multiply_edge(panel, b, block.k,
+                    {.m = m, .n = n, .k = 0, .a = x.a, .b = x.b, .c = c, .ldc = x.ldc}, add);
+    } else if (add) {
+      multiply_tile<true>(panel, b, block.k, c, x.ldc);
+    } else {
+      multiply_tile<false>(panel, b, block.k, c, x.ldc);
+    }
+  }
+}
+
 void multiply_block(const CpuGemm& x, const Block& block, float* a, float* b) {
   const bool add = x.add || block.p > 0;
-  lay_out_a(x.a, block, a);
+  Block direct = block, rest = block;  // rows that are read in place, and those laid out
+  direct.m = x.n > kInPlaceCols || (x.a.t && x.a.rows != nullptr) ? 0
+             : x.a.t ? block.m - block.m % kTileRows  // Columns past the last may be nobody's.
+                     : block.m;
+  rest.i += direct.m;
+  rest.m -= direct.m;
+  lay_out_a(x.a, rest, a);
   for (int64_t j = 0; j < x.n; j += kTileCols) {
     lay_out_b(x.b, block, j, x.n, b);
-    const float* panel = a;
-    for (int64_t i = 0; i < block.m; i += kTileRows, panel += block.panel()) {
-      float* c = x.c + (block.i + i) * x.ldc + j;
-      const int64_t m = std::min(kTileRows, block.m - i), n = std::min(kTileCols, x.n - j);
-      if (m < kTileRows || n < kTileCols) {
-        multiply_edge(panel, b, block.k,
-                      {.m = m, .n = n, .k = 0, .a = x.a, .b = x.b, .c = c, .ldc = x.ldc}, add);
-      } else if (add) {
-        multiply_tile<true>(panel, b, block.k, c, x.ldc);
-      } else {
-        multiply_tile<false>(panel, b, block.k, c, x.ldc);
-      }
+    if (x.a.t) {
+      multiply_columns(x, direct, b, j, add, [&](int64_t i) {
+        return Columns{x.a.data + block.p * x.a.ld + block.i + i, x.a.ld};
+      });
+    } else {
+      multiply_columns(x, direct, b, j, add, [&](int64_t i) { return rows_at(x.a, block, i); });
     }
+    multiply_columns(x, rest, b, j, add,
+                     [&](int64_t i) { return Panel{a + i / kTileRows * block.panel()}; });
   }
 }
 
