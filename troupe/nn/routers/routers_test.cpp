@@ -479,7 +479,7 @@ TEST(Quantile, R11_TheStatisticIsThatOfTheWholeGroup) {
     router->end_of_step({}, false);
     EXPECT_LT((param(*router, "beta").value - want).abs().max().item<double>(), 1e-6);
   });
-  EXPECT_GT(want.abs().max().item<double>(), 0.01);
+  EXPECT_GT(want.abs().max().item<double>(), 1e-4);
 }
 
 // Each rank's choices, weights and gradient of the weights are its part of one rank's with all
