@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "troupe/kernels/activation/activation.h"
@@ -13,21 +14,27 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t kBlockRows =
-    512;  // rows of a task, or of a weight whose gradient a task computes
+// Rows of a task, or of a weight whose gradient a task computes.
+constexpr int64_t kBlockRows = 512, kFewRows = 128;
 
 struct Block {
   int64_t expert, begin, end;
   int64_t rows() const { return end - begin; }
 };
 
+// The fewer rows are left, the fewer a block has: all workers end at about the same time. A row's
+// result does not depend on its block.
 template <class T>
 std::vector<Block> row_blocks(const FfnProblem<T>& p) {
   std::vector<Block> blocks;
+  int64_t left = std::accumulate(p.counts, p.counts + p.experts, int64_t{0});
   for (int64_t e = 0; e < p.experts; ++e) {
     const int64_t end = p.expert_offset[e] + p.counts[e];
-    for (int64_t r = p.expert_offset[e]; r < end; r += kBlockRows) {
-      blocks.push_back({e, r, std::min(r + kBlockRows, end)});
+    for (int64_t r = p.expert_offset[e]; r < end;) {
+      const int64_t fair = std::clamp(left / (4 * task_workers()), kFewRows, kBlockRows);
+      blocks.push_back({e, r, std::min(r + fair, end)});
+      left -= blocks.back().rows();
+      r = blocks.back().end;
     }
   }
   return blocks;

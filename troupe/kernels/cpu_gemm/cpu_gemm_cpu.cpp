@@ -15,9 +15,9 @@ namespace {
 
 // Twelve sums, two columns of b and one element of a: 15 of AVX2's 16 registers.
 constexpr int64_t kTileRows = 6, kTileCols = 16, kLanes = 8;
-constexpr int64_t kBlockRows = 516;    // 86 panels: the 512 rows of a task, and no second block
-constexpr int64_t kInPlaceCols = 192;  // of c at most, where a is read in place
-constexpr int64_t kBlockSum = 320;     // of p at most: a panel of b takes 20 KiB of the first cache
+constexpr int64_t kBlockRows = 516;  // 86 panels: the 512 rows of a task, and no second block
+constexpr int64_t kInPlaceCols = 192, kInPlaceColsT = 64;  // of c, where a is read in place
+constexpr int64_t kBlockSum = 320;  // of p at most: a panel of b takes 20 KiB of the first cache
 // A panel of a ends in room for the lanes that the last store writes too far.
 constexpr int64_t kSlack = kLanes;
 static_assert((kBlockRows / kTileRows) * (kTileRows * kBlockSum + kSlack) + kTileCols * kBlockSum +
@@ -220,9 +220,11 @@ void multiply_columns(const CpuGemm& x, const Block& block, const float* b, int6
 void multiply_block(const CpuGemm& x, const Block& block, float* a, float* b) {
   const bool add = x.add || block.p > 0;
   Block direct = block, rest = block;  // rows that are read in place, and those laid out
-  direct.m = x.n > kInPlaceCols || (x.a.t && x.a.rows != nullptr) ? 0
-             : x.a.t ? block.m - block.m % kTileRows  // Columns past the last may be nobody's.
-                     : block.m;
+  if (!x.a.t) {
+    direct.m = x.n <= kInPlaceCols ? block.m : 0;
+  } else {  // Whole tiles: columns past the last may be nobody's.
+    direct.m = x.n <= kInPlaceColsT && x.a.rows == nullptr ? block.m - block.m % kTileRows : 0;
+  }
   rest.i += direct.m;
   rest.m -= direct.m;
   lay_out_a(x.a, rest, a);
