@@ -58,8 +58,8 @@ class Packages(unittest.TestCase):
         self.assertEqual((out.returncode, out.stdout.strip()), (0, ""), out)
 
 
-class QuickStart(unittest.TestCase):
-    """`./dev quickstart` in a copy of the tree's front door whose tools only note how they are called."""
+class FrontDoor(unittest.TestCase):
+    """A copy of the tree's front door whose tools only note how they are called."""
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
@@ -74,22 +74,66 @@ class QuickStart(unittest.TestCase):
             mark = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
             (done / file.stem).write_text(mark)
         (self.folder / "build/release").mkdir(parents=True)
-        for name in ("bin/apt-get", "bin/cmake", "bin/ninja", "bin/sudo", ".venv/bin/python"):
+        for name in ("bin/apt-get", "bin/clang++", "bin/cmake", "bin/ninja", "bin/sudo", ".venv/bin/python"):
             path = self.folder / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(f'#!/bin/sh\necho "{path.name} $*" >>{self.folder}/calls\n'
                             + ('[ "$1" != env ] || shift 2; exec "$@"\n' if path.name == "sudo" else ""))
             path.chmod(0o755)
 
-    def run_dev(self, missing, *words):
+    def dev(self, missing, *words, code=0):
         query = self.folder / "bin/dpkg-query"
         query.write_text(f"#!/bin/bash\nroot=/ venv=/; source {self.folder}/tools/setup.sh\n"
-                         f'for p in "${{apt_packages[@]%%:*}}" bible-kjv; do [[ $p == "{missing}" ]] || echo installed $p:all; done\n')
+                         f'for p in "${{apt_packages[@]%%:*}}" bible-kjv clang libclang-rt-dev; do [[ $p == "{missing}" ]] || echo installed $p:all; done\n')
         query.chmod(0o755)
-        out = subprocess.run([self.folder / "dev", "quickstart", *words], capture_output=True, text=True, check=False,
+        out = subprocess.run([self.folder / "dev", *words], capture_output=True, text=True, check=False,
                              env={"PATH": f"{self.folder}/bin:/usr/bin:/bin", "HOME": str(self.folder)})
-        self.assertEqual(out.returncode, 0, out.stdout + out.stderr)
+        self.assertEqual(out.returncode, code, out.stdout + out.stderr)
+        return out
+
+    def calls(self):
         return (self.folder / "calls").read_text()
+
+
+class Fuzz(FrontDoor):
+    """`./dev fuzz` with fuzz programs that do as they are told."""
+    def setUp(self):
+        super().setUp()
+        (self.folder / "tests/fuzz").mkdir(parents=True)
+        for name in ("ci", "fuzz"):
+            (self.folder / "build" / name).mkdir()
+        for name in ("good", "bad"):
+            (self.folder / f"tests/fuzz/{name}_fuzz.cpp").write_text("")
+            path = self.folder / f"build/fuzz/{name}_fuzz"
+            path.write_text(f'#!/bin/sh\necho "{name}_fuzz $*" >>{self.folder}/calls\n' + (
+                "echo stat::number_of_executed_units: 123\n" if name == "good" else
+                "echo SUMMARY: libFuzzer: deadly signal\n"
+                "echo \"artifact_prefix='x'; Test unit written to build/fuzz/findings/bad-crash-1\"\nexit 77\n"))
+            path.chmod(0o755)
+
+    def test_each_target_is_built_and_run_and_a_finding_is_told_with_its_command(self):
+        out = self.dev("libclang-rt-dev", "fuzz", "7", code=1)
+        self.assertIn("apt-get install -y --no-install-recommends libclang-rt-dev\n", self.calls())
+        self.assertRegex(self.calls(), r"ninja -C build/fuzz -j \d+ bad_fuzz good_fuzz\n")
+        self.assertRegex(self.calls(), r"good_fuzz -max_total_time=7 .* build/fuzz/corpus/good tests/fuzz/good\n")
+        self.assertIn("good: 123 inputs in", out.stdout)
+        self.assertIn("  build/fuzz/bad_fuzz build/fuzz/findings/bad-crash-1\n", out.stdout)
+        self.assertIn("deadly signal", out.stderr)
+
+    def test_one_target_is_asked_for_by_name(self):
+        self.dev("", "fuzz", "good", "3")
+        self.assertIn("good_fuzz -max_total_time=3 ", self.calls())
+        self.assertNotIn("bad_fuzz", self.calls())
+        out = self.dev("", "fuzz", "goood", code=1)
+        self.assertIn("no target goood", out.stderr)
+        self.assertIn("good", out.stderr.split())
+
+
+class QuickStart(FrontDoor):
+    """`./dev quickstart`."""
+    def run_dev(self, missing, *words):
+        self.dev(missing, "quickstart", *words)
+        return self.calls()
 
     def test_it_builds_the_program_and_no_test(self):
         calls = self.run_dev("", "--text", "notes.txt")
