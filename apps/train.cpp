@@ -12,6 +12,8 @@
 #include "troupe/core/config.h"
 #include "troupe/core/file.h"
 #include "troupe/core/json.h"
+#include "troupe/train/forecast.h"
+#include "troupe/train/memory_use.h"
 #include "troupe/train/run_files.h"
 #include "troupe/train/trainer.h"
 
@@ -46,7 +48,7 @@ void write_run_files(Fs& fs, const TrainOptions& options, const Recipe& recipe,
 std::string command_of(const TrainOptions& options) {
   std::string out = "troupe train " + options.recipe.path;
   for (const std::string& set : options.recipe.sets) out += " --set '" + set + "'";
-  return out;
+  return without_secrets(out);
 }
 
 // A run with its end recorded in exit.json, once the folder is ours.
@@ -60,7 +62,8 @@ class Run {
         fs_(disk_, faults_) {}
 
   void go() {
-    Recipe recipe = load_recipe(options_.recipe.path, options_.recipe.sets, sources_);
+    recipe_ = load_recipe(options_.recipe.path, options_.recipe.sets, sources_);
+    const Recipe& recipe = recipe_;
     validate(recipe, sources_);
     if (options_.print) return print_config(std::cout, recipe, sources_);
     dir_ = recipe.checkpoint.dir;
@@ -68,6 +71,7 @@ class Run {
     std::vector<std::shared_ptr<LogSink>> sinks = {file_sink(dir_ + "/log.txt")};
     if (!options_.quiet) sinks.push_back(stderr_sink());
     log_ = Log(sinks);
+    if (!faults_.empty()) log_.warning("TROUPE_FAULT is set: faults are made on purpose");
     trainer_ = std::make_unique<Trainer>(recipe, RunTools{.log = log_,
                                                           .fs = fs_,
                                                           .faults = faults_,
@@ -81,6 +85,22 @@ class Run {
                                                           }});
     trainer_->run();
     end({.code = 0, .phase = "exit", .message = "done"});
+  }
+
+  // Where it happened, and what of the recipe takes the memory.
+  Error out_of_memory(const std::exception& error) const {
+    std::string what = error.what();
+    what = what.substr(0, what.find('\n'));
+    const double available = available_memory(recipe_);
+    if (available > 0) {
+      what += ". Forecast: " + judge_memory(recipe_, runs_on_gpu(recipe_), available).line;
+    }
+    const std::string place =
+        trainer_ == nullptr
+            ? "start"
+            : "step " + std::to_string(trainer_->state().done.steps + 1) + ", " + trainer_->phase();
+    return Error(place + ": " + to_text(Code::kTooLarge) + " out of memory: " + what,
+                 Code::kTooLarge);
   }
 
   void end(ExitRecord record) {
@@ -101,6 +121,7 @@ class Run {
   const Faults faults_;
   Fs disk_;
   FaultyFs fs_;
+  Recipe recipe_;
   Sources sources_;
   std::string dir_;
   Log log_;
@@ -119,6 +140,12 @@ void train(const TrainOptions& options, Call& call) {
     run.end({.code = call.code, .error = to_text(error.code()), .message = error.what()});
     throw;
   } catch (const std::exception& error) {
+    if (is_out_of_memory(error)) {
+      const Error told = run.out_of_memory(error);
+      call.code = static_cast<int>(told.exit_class());
+      run.end({.code = call.code, .error = to_text(told.code()), .message = told.what()});
+      throw told;
+    }
     run.end({.code = static_cast<int>(ExitClass::kBug), .message = error.what()});
     throw;
   }

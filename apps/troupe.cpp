@@ -1,8 +1,10 @@
 // The program `troupe`: verbs, errors, exit classes.
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
+#include <fcntl.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <new>
 
@@ -10,6 +12,7 @@
 #include "troupe/core/check.h"
 #include "troupe/core/cpu.h"
 #include "troupe/core/suggest.h"
+#include "troupe/train/run_files.h"
 #include "troupe/train/version.h"
 
 namespace troupe {
@@ -38,6 +41,13 @@ std::string unknown_verb(const CLI::App& app, const std::vector<std::string>& wo
     group = next;
   }
   return {};
+}
+
+// Started with `2>&-`, the first file that is opened would be number 2, and get all messages.
+void open_standard_files() {
+  for (const int fd : {0, 1, 2}) {
+    if (::fcntl(fd, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) != fd) std::abort();
+  }
 }
 
 int run(Call& call) {
@@ -75,7 +85,9 @@ int run(Call& call) {
 int main(int argc, char** argv) {
   troupe::Call call{std::vector<std::string>(argv, argv + argc)};
   try {
+    troupe::open_standard_files();
     troupe::check_cpu();
+    for (const std::string& line : troupe::unknown_variables()) std::cerr << line << '\n';
     return troupe::run(call);
   } catch (const troupe::Error& error) {
     std::cerr << error.what() << '\n';

@@ -150,8 +150,9 @@ std::string_view explain(Code code) {
              "checkpoint.dir.";
     case Code::kTooLarge:
       return "The run is forecast to need more than nine tenths of the memory (a warning, W7006), "
-             "or more than there is (an error, E7006). The message holds both sizes and the "
-             "cheapest changes that save some; `troupe plan` says where the memory goes.";
+             "or more than there is (an error, E7006), or memory ran out all the same. The message "
+             "holds the sizes and the cheapest changes that save some; `troupe plan` says where "
+             "the memory goes.";
     case Code::kNoDevice:
       return "The recipe asks for a device that is not here, or whose driver does not answer. "
              "`run.device: auto` takes what there is.";

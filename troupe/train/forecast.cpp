@@ -3,8 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <string>
+#include <thread>
 #include <utility>
 
 #include "troupe/core/codes.h"
@@ -184,6 +187,14 @@ int64_t host_memory() {
   int64_t limit = number_in("/sys/fs/cgroup/memory.max");
   if (limit == 0) limit = number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes");
   return limit > 0 ? std::min(all, limit) : all;
+}
+
+int64_t host_cores() {
+  const auto all = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  std::ifstream file("/sys/fs/cgroup/cpu.max");  // "200000 100000" microseconds, or "max 100000"
+  double quota = 0, period = 0;
+  if (!(file >> quota >> period) || quota <= 0 || period <= 0) return all;
+  return std::clamp<int64_t>(static_cast<int64_t>(std::ceil(quota / period)), 1, all);
 }
 
 std::string in_gib(double bytes) {

@@ -70,6 +70,8 @@ TimeForecast forecast_time(const Recipe& recipe, double flops_per_second);
 
 // What a process may use here: the machine's memory, or less where its control group says so.
 int64_t host_memory();
+// The cores, likewise; a part of one counts as one.
+int64_t host_cores();
 
 std::string in_gib(double bytes);  // "74.8"
 

@@ -1,8 +1,12 @@
 #include "troupe/train/memory_use.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/util/Exception.h>
 #include <sys/resource.h>
 #include <unistd.h>
+
+#include <new>
+#include <string_view>
 
 #include "troupe/train/run_files.h"
 
@@ -31,6 +35,13 @@ MemoryUse memory_use(const c10::Device& device) {
           .peak = stats.allocated_bytes.at(kAll).peak,
           .total = static_cast<int64_t>(allocator.getMemoryInfo(device.index()).second),
           .retries = stats.num_alloc_retries};
+}
+
+bool is_out_of_memory(const std::exception& error) {
+  // The host's allocator of PyTorch has no type of its own for that.
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+         dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+         std::string_view(error.what()).find("DefaultCPUAllocator: ") != std::string_view::npos;
 }
 
 }  // namespace troupe

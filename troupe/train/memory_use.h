@@ -5,6 +5,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <exception>
 
 namespace troupe {
 
@@ -16,5 +17,8 @@ struct MemoryUse {
   int64_t retries = 0;    // how often the allocator had to give memory back to go on; CUDA alone
 };
 MemoryUse memory_use(const c10::Device& device);
+
+// Whether what was thrown says that the host or the device has no memory left.
+bool is_out_of_memory(const std::exception& error);
 
 }  // namespace troupe

@@ -109,7 +109,7 @@ Recipe load_recipe(const std::string& path, const std::vector<std::string>& sets
                    Sources& sources) {
   Recipe out;
   Problems problems(sources);
-  problems.gather("recipe", [&] { sources = read_config(load_yaml(path), out); });
+  problems.gather(path, [&] { sources = read_config(load_yaml(path), out); });
   for (const std::string& set : sets) {
     problems.gather("--set", [&] {
       for (auto& [name, where] : read_config(override_yaml(set), out)) sources[name] = where;

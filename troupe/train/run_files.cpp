@@ -4,6 +4,7 @@
 #include <torch/version.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <regex>
@@ -11,6 +12,7 @@
 #include <thread>
 
 #include "troupe/core/json.h"
+#include "troupe/core/suggest.h"
 #include "troupe/core/text.h"
 #include "troupe/train/version.h"
 
@@ -48,6 +50,22 @@ RunEnvironment this_environment(const std::vector<std::string>& command,
 std::string without_secrets(std::string text) {
   static const std::regex secret(R"(://[^/\s@]+@)");
   return std::regex_replace(text, secret, "://***@");
+}
+
+std::vector<std::string> unknown_variables() {
+  // TROUPE_BUILD tells the tests of this repository where the program is.
+  static const std::vector<std::string_view> known = {"TROUPE_FAULT", "TROUPE_BUILD"};
+  std::vector<std::string> out;
+  for (char** entry = ::environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::string_view name = text.substr(0, text.find('='));
+    if (!name.starts_with("TROUPE_") || std::ranges::count(known, name) > 0) continue;
+    std::string_view guess = nearest(name, known);
+    if (guess.empty()) guess = known.front();
+    out.push_back("environment: " + std::string(name) + " is not read; there is " +
+                  std::string(guess) + ", for tests");
+  }
+  return out;
 }
 
 void write_exit(Fs& fs, const std::string& run, ExitRecord record, const std::string& error_file,

@@ -57,6 +57,10 @@ RunEnvironment this_environment(const std::vector<std::string>& command, const s
 // Passwords in "scheme://user:password@host" become ***.
 std::string without_secrets(std::string text);
 
+// A line for each variable TROUPE_* of the environment that nothing reads, with the nearest that
+// is.
+std::vector<std::string> unknown_variables();
+
 // Writes RUN/exit.json, and TORCHELASTIC_ERROR_FILE in torchrun's form where `error_file` names it.
 // Never throws: a full disk must not hide the error that is told.
 void write_exit(Fs& fs, const std::string& run, ExitRecord record, const std::string& error_file,

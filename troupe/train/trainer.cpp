@@ -1,6 +1,7 @@
 #include "troupe/train/trainer.h"
 
 #include <ATen/Parallel.h>
+#include <c10/util/Logging.h>
 
 #include <algorithm>
 #include <cmath>
@@ -11,6 +12,7 @@
 #include "troupe/core/config.h"
 #include "troupe/core/json.h"
 #include "troupe/train/evaluate.h"
+#include "troupe/train/forecast.h"
 #include "troupe/train/memory_use.h"
 #include "troupe/train/report.h"
 #include "troupe/train/run_files.h"
@@ -35,6 +37,24 @@ void add_config(Fingerprint& out, const Recipe& recipe) {
   out.emplace_back("train.batch", std::to_string(plan_of(recipe).batch));
 }
 
+// A run that cannot fit is told before anything is allocated, not by the system's killer.
+void require_memory(const Recipe& recipe, const RunTools& tools) {
+  const double available = available_memory(recipe);
+  if (available <= 0) return;  // the device is not here: device_of says so
+  const MemoryVerdict verdict = judge_memory(recipe, runs_on_gpu(recipe), available);
+  if (!verdict.fits && !tools.force) {
+    throw Error("model, train: " + verdict.line, Code::kTooLarge);  // the line has the code
+  }
+  if (verdict.warns) tools.log.warning(verdict.line);
+}
+
+void require_space(const CheckpointConfig& config, int64_t bytes, const Log& log) {
+  const std::string warning = space_warning(config.dir, bytes, config.keep);
+  if (warning.empty()) return;
+  if (config.strict) fail(Code::kNoSpace, config.dir, warning);
+  log.warning(warning);
+}
+
 }  // namespace
 
 Trainer::Trainer(const Recipe& recipe, const RunTools& tools)
@@ -46,12 +66,16 @@ Trainer::Trainer(const Recipe& recipe, const RunTools& tools)
                  Cadence(recipe.log.experts), Cadence(recipe.eval.every),
                  Cadence(Span{recipe.checkpoint.every.ns, Span::Unit::kTime}),
                  Cadence(steps(recipe.checkpoint.every_steps))}) {
-  if (recipe.run.threads > 0) at::set_num_threads(static_cast<int>(recipe.run.threads));
+  FLAGS_caffe2_use_fatal_for_enforce = false;  // memory that runs out is told, and aborts nothing
+  const int64_t threads = recipe.run.threads;
+  at::set_num_threads(static_cast<int>(
+      threads > 0 ? threads : std::min<int64_t>(at::get_num_threads(), host_cores())));
   phase_ = "data";
   auto [tokenizer, data] = open_data(recipe_, tools_.log);
   tokenizer_ = std::move(tokenizer);
   data_ = std::move(data);
   phase_ = "model";
+  require_memory(recipe_, tools_);
   learner_ = std::make_unique<Learner>(recipe_, device_of(recipe_.run.device), tools_.faults);
   if (learner_->precision() == Precision::kFp16) {
     state_.loss_scale = start_of(recipe_.train.loss_scale);
@@ -68,9 +92,9 @@ void Trainer::resume_run() {
   fingerprint_ = data_.train->fingerprint();
   add_config(fingerprint_, recipe_);
   const Peers alone;
-  const CheckpointConfig& config = recipe_.checkpoint;
-  const auto loaded =
-      resume(config, tensors_, tools_.force ? Fingerprint{} : fingerprint_, alone, tools_.faults);
+  CheckpointConfig config = recipe_.checkpoint;
+  if (tools_.force) config.waive_changed = {"*"};
+  const auto loaded = resume(config, tensors_, fingerprint_, alone, tools_.faults);
   run_id_ = loaded ? loaded->point.manifest.run : new_run_id();
   if (loaded) {
     read_config(loaded->point.manifest.scalars, state_);
@@ -134,8 +158,9 @@ RunEnd Trainer::run() {
   const std::string& dir = recipe_.checkpoint.dir;
   saver_ = std::make_unique<Saver>(recipe_.checkpoint, run_id_, Peers{}, tools_.log, tools_.fs,
                                    tools_.faults);
-  if (tools_.begun) tools_.begun();
   saver_->go_on_from(resumed_step_);
+  if (tools_.begun) tools_.begun();
+  require_space(recipe_.checkpoint, tensors_.owned_bytes(), tools_.log);
   jsonl_ = std::make_unique<AppendFile>(dir + "/log.jsonl", tools_.log);
   if (recipe_.log.tensorboard) {
     board_ = std::make_unique<TensorBoard>(dir + "/tb", resumed_step_, tools_.log);
@@ -374,6 +399,7 @@ double Trainer::evaluate_set(const std::string& name, const Dataset& set) {
 
 void Trainer::sample_all() {
   for (const std::string& prompt : recipe_.eval.prompts) {
+    if (tools_.signals.stop() != 0) return;
     const std::string text = sample(*learner_, *tokenizer_, prompt,
                                     {.tokens = recipe_.eval.sample_tokens,
                                      .temperature = recipe_.eval.temperature,
@@ -457,10 +483,15 @@ RunEnd Trainer::finish() {
   event(std::move(r));
   phase_ = "exit";
   tools_.faults.at("exit", state_.done.steps);
+  std::string report = "none";
+  try {
+    report = write_report(tools_.fs, recipe_.checkpoint.dir);
+  } catch (const Error& error) {  // a log that a full disk has cut ends no run that is done
+    tools_.log.warning(std::string("no report is written: ") + error.what());
+  }
   tools_.log.info("finished " + std::to_string(state_.done.steps) + " steps, " +
                   short_number(static_cast<double>(state_.done.tokens)) + " tokens in " +
-                  short_time(state_.seconds) +
-                  "; report: " + write_report(tools_.fs, recipe_.checkpoint.dir));
+                  short_time(state_.seconds) + "; report: " + report);
   return RunEnd::kFinished;
 }
 
