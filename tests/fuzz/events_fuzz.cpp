@@ -1,5 +1,5 @@
-// Any bytes as a TensorBoard event file, and as an event in one whose checksums are right: a summary,
-// or an Error of the class of data.
+// Any bytes as a TensorBoard event file, and as an event in one whose checksums are right: a
+// summary, or an Error of the class of data.
 #include <sys/mman.h>
 #include <unistd.h>
 

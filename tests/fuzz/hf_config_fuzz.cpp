@@ -1,6 +1,6 @@
-// Any bytes as a config.json: an Error, or a config that is written and, read again, written the same;
-// and what is read of our own writing is the same model. (A pattern of layers may be spelt otherwise
-// the first time.)
+// Any bytes as a config.json: an Error, or a config that is written and, read again, written the
+// same; and what is read of our own writing is the same model. (A pattern of layers may be spelt
+// otherwise the first time.)
 #include <cstdint>
 #include <cstdlib>
 #include <string>

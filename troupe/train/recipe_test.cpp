@@ -101,6 +101,35 @@ TEST(Recipe, TheMicroBatchDividesEveryBatchOfARamp) {
                        "to the global batch 8: it cannot"));
 }
 
+// Every field of the recipe, with values that it must not take for something else.
+TEST(Recipe, F78_NoFieldTakesNonsense) {
+  int64_t fields = 0;
+  for (const auto& [path, text] : flatten(Recipe{})) {
+    const bool number = text.find_first_not_of("0123456789.e-") == std::string::npos;
+    const bool truth = text == "true" || text == "false";
+    int64_t refused = 0;
+    std::string taken;
+    for (const std::string value : {"1e400", ".nan", "99999999999999999999", "''", "-7x", "yes",
+                                    "0o17", "[1, {no_such_field: 2}]"}) {
+      Recipe recipe;
+      try {
+        read_config(override_yaml(path + "=" + value), recipe);
+        taken += ' ' + value;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.exit_class(), ExitClass::kUsage) << error.what();
+        EXPECT_NE(std::string(error.what()).find(path), std::string::npos) << error.what();
+        ++refused;
+      }
+    }
+    EXPECT_GE(refused, 1) << path;
+    if (!number && !truth) continue;
+    // Twenty nines are a number where fractions are.
+    EXPECT_TRUE(taken.empty() || taken == " 99999999999999999999") << path << " takes" << taken;
+    ++fields;
+  }
+  EXPECT_GT(fields, 100);
+}
+
 TEST(Recipe, F77_UnknownKeysAreErrorsWithTheirLine) {
   try {
     loaded({}, "train: {globl_batch: 8}\n");

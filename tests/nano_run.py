@@ -1,0 +1,95 @@
+"""The nano run that the tests of faults share: a model and a text so small that a run of the
+program `troupe` takes half a second."""
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+import time
+import unittest
+
+TROUPE = pathlib.Path(os.environ["TROUPE_BUILD"], "troupe")
+NANO = """
+model: {layers: 2, width: 32, heads: 4, vocab: 256, max_positions: 64,
+        moe: {experts: 4, top_k: 2, hidden: 64}}
+data: {train: [{kind: text, path: text.txt}], sequence: 32, tokenizer: bytes}
+train: {global_batch: 8, steps: 20, optimizer: {lr: 3e-3}, schedule: {warmup: 2}}
+checkpoint: {dir: run, every_steps: 5}
+log: {tensorboard: false}
+run: {device: cpu}
+"""
+# What a test's own file system needs: to be root in a name space of its own.
+ALONE = subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode == 0 \
+    if os.path.exists("/usr/bin/unshare") else False
+STRACE = os.path.exists("/usr/bin/strace") and subprocess.run(
+    ["strace", "-o", "/dev/null", "true"], capture_output=True, check=False).returncode == 0
+
+
+class NanoRun(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        (self.folder / "nano.yaml").write_text(NANO)
+        (self.folder / "text.txt").write_text("The cat sat on the mat. " * 300)
+
+    def env(self, **more):
+        return dict(os.environ, OMP_NUM_THREADS="1", **more)
+
+    def command(self, words, code, timeout=60, **more):
+        """Any command, here; its exit code must be `code`."""
+        ran = subprocess.run([str(w) for w in words], cwd=self.folder, env=self.env(**more),
+                             capture_output=True, text=True, timeout=timeout, check=False)
+        self.assertEqual(ran.returncode, code, ran.stdout + ran.stderr)
+        return ran
+
+    def troupe(self, *words, code=0, **more):
+        return self.command([TROUPE, *words], code, **more)
+
+    def train(self, *sets, code=0, **more):
+        words = [w for s in sets for w in (("--set", s) if not s.startswith("--") else (s,))]
+        return self.troupe("train", "nano.yaml", *words, code=code, **more).stderr
+
+    def shell(self, script, code=0):
+        """A script, root in a name space of its own; $TROUPE is the program."""
+        return self.command(["unshare", "-rm", "sh", "-c", script], code, TROUPE=str(TROUPE))
+
+    def start(self, *words, **more):
+        """A run that goes on by itself, its stderr in the file `said`."""
+        out = (self.folder / "said").open("w")
+        self.addCleanup(out.close)
+        run = subprocess.Popen([str(TROUPE), "train", "nano.yaml", *words], cwd=self.folder,
+                               env=self.env(**more), stderr=out, start_new_session=True)
+        self.addCleanup(run.wait)
+        self.addCleanup(run.kill)
+        return run
+
+    def said(self):
+        return (self.folder / "said").read_text()
+
+    def wait_for(self, what, seconds=30):
+        end = time.monotonic() + seconds
+        while not what():
+            self.assertLess(time.monotonic(), end, "it never came to that")
+            time.sleep(0.02)
+
+    def records(self, run="run"):
+        lines = (self.folder / run / "log.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def losses(self, run="run"):
+        """Of each step, as the text of the log has it."""
+        lines = (self.folder / run / "log.jsonl").read_text().splitlines()
+        pairs = ((json.loads(line), line) for line in lines)
+        return {row["step"]: line.split('"loss":')[1].split(",")[0]
+                for row, line in pairs if "event" not in row}
+
+    def steps(self, run="run"):
+        return sorted(p.name for p in (self.folder / run).glob("step-*"))
+
+    def exit_record(self, run="run"):
+        return json.loads((self.folder / run / "exit.json").read_text())
+
+    def assert_equal_runs(self, a, b):
+        self.assertEqual(self.losses(a), self.losses(b))
+        self.assertIn("tensors are equal bit for bit", self.troupe("diff", a, b).stdout)

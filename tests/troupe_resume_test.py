@@ -1,0 +1,134 @@
+"""Runs that go on: with something changed, missing or newer than what they go on from, and with numbers
+that are not what they should be. Rows of docs/RELIABILITY.md."""
+import json
+import random
+import unittest
+
+from nano_run import NanoRun
+
+
+class TroupeResume(NanoRun):
+    def test_F14_F23_a_later_branch_is_set_aside_and_never_taken(self):
+        whole = self.train("checkpoint.dir=whole", "checkpoint.keep=0")
+        self.assertNotIn("aside", whole)
+        self.train("checkpoint.keep=0")
+        # Back to step 10: what came later is another branch.
+        said = self.train("checkpoint.keep=0", "checkpoint.resume=step 10")
+        self.assertIn("resumed step 10", said)
+        self.assertIn("step-000015.aside", self.steps())
+        self.assertIn("step-000020.aside", self.steps())
+        self.assert_equal_runs("whole", "run")
+        # A damaged newest step: the one before, and the damaged one out of the way.
+        shard = self.folder / "run" / "step-000020" / "shard-00000-000.safetensors"
+        data = bytearray(shard.read_bytes())
+        data[-9] ^= 1
+        shard.write_bytes(data)
+        said = self.train("checkpoint.keep=0")
+        self.assertIn("passed over", said)
+        self.assertIn("resumed step 15", said)
+        self.assert_equal_runs("whole", "run")
+
+    def test_F14_weights_with_nan_are_never_gone_on_from(self):
+        self.train("train.max_skips=9", "checkpoint.background=false", TROUPE_FAULT="optim:7=nan;batch:12=kill", code=-9)
+        self.assertTrue(json.loads((self.folder / "run/step-000010/manifest.json").read_text())["bad"])
+        self.assertEqual((self.folder / "run/latest").read_text(), "step-000005\n")
+        said = self.train()
+        self.assertIn("resumed step 5", said)
+        self.train("checkpoint.dir=whole")
+        self.assert_equal_runs("whole", "run")
+
+    def test_F32_a_finished_run_says_so_and_writes_nothing(self):
+        self.train("train.steps=5")
+        before = {p: p.read_bytes() for p in (self.folder / "run").rglob("*") if p.is_file() and p.name != "log.txt"}
+        self.assertIn("already finished at step 5", self.train("train.steps=5"))
+        self.assertIn("already finished at step 5", self.train("train.steps=4"))
+        self.assertEqual(before, {p: p.read_bytes() for p in before})
+
+    def test_F33_what_changes_the_samples_is_refused_by_name(self):
+        self.train("train.steps=5")
+        (self.folder / "other.txt").write_text("The dog ran after it. " * 300)
+        for sets, what in ((["train.seed=9"], "train.seed"), (["data.sequence=16"], "data.sequence"),
+                           (["data.train=[{kind: text, path: other.txt}]"], "data other.txt"),
+                           (["model.moe.top_k=1"], "model.moe.top_k")):
+            said = self.train(*sets, code=4)
+            self.assertIn("E4006", said)
+            self.assertIn(what, said)
+        (self.folder / "text.txt").write_text("The hat sat on the mat. " * 300)  # the same name and size
+        self.assertIn("data text.txt", self.train(code=4))
+        self.assertIn("resumed step 5", self.train("--force"))
+
+    def test_F38_weights_without_an_optimizer_are_a_beginning_alone(self):
+        self.train("train.steps=5", "checkpoint.dir=first")
+        self.troupe("export", "first", "hub", "--dtype", "float32")
+        self.troupe("import", "hub", "run")
+        self.assertEqual(self.steps(), ["step-000000"])
+        said = self.train(code=4)
+        self.assertIn("without an optimizer", said)
+        self.assertIn("checkpoint.init_from=run/step-000000", said)
+        self.train("train.steps=5", "checkpoint.dir=sgd", "train.optimizer.kind=sgd")
+        said = self.train("checkpoint.dir=sgd", code=4)  # moments of another optimizer are missing too
+        self.assertRegex(said, r"E4005 .*\n  missing: optimizer\.\w+\.embed.tokens")
+        self.assertIn("weights alone: checkpoint.init_from", said)
+        said = self.train("checkpoint.init_from=run/step-000000", "checkpoint.dir=new", "train.steps=5")
+        self.assertIn("weights from run/step-000000; step 0", said)
+        self.assertEqual(sorted(self.losses("new")), [1, 2, 3, 4, 5])
+
+    def test_F52_through_a_hubs_folder_the_next_losses_are_the_same(self):
+        self.train("train.steps=5", "checkpoint.dir=first", "train.optimizer.kind=sgd")
+        self.troupe("export", "first", "hub", "--dtype", "float32")
+        self.troupe("import", "hub", "there")
+        sets = ["train.steps=5", "train.seed=4", "model.moe.router.balance.aux_loss=0"]
+        self.train("checkpoint.dir=a", "checkpoint.init_from=first/step-000005", *sets)
+        self.train("checkpoint.dir=b", "checkpoint.init_from=there/step-000000", *sets)
+        self.assertEqual(len(self.losses("a")), 5)
+        self.assertEqual(self.losses("a"), self.losses("b"))
+
+    def test_F69_a_batch_without_a_target_is_a_step_without_nan(self):
+        self.troupe("data", "build", "text.txt", "-t", "bytes", "--no-eod", "-o", "set")
+        (self.folder / "set.weights").write_bytes(bytes((self.folder / "set.bin").stat().st_size // 2))
+        said = self.train("data={train: [{path: set}], sequence: 32}", "train.steps=3")
+        self.assertNotIn("nan", said.lower())
+        self.assertEqual(sorted(self.losses()), [1, 2, 3])
+
+    def test_F70_waiting_for_data_is_told_and_alarms_nobody(self):
+        said = self.train(TROUPE_FAULT="batch=sleep:50")
+        rows = [r for r in self.records() if "data_wait" in r]
+        self.assertGreater(min(r["data_wait"] for r in rows), 0.5)
+        self.assertIn("data", said)
+        self.assertEqual(len(self.losses()), 20)
+
+    def test_F112_one_batch_of_noise_is_told_and_left_out_if_asked(self):
+        noise = random.Random(5).randbytes(32)
+        (self.folder / "text.txt").write_bytes(b"The cat sat on the mat. " * 400 + noise + b"The cat sat on the mat. " * 80)
+        sets = ["train.steps=360", "train.global_batch=1", "train.spike.window=64", "data.train=[{kind: text, path: text.txt}]"]
+        said = self.train(*sets)
+        spikes = [r for r in self.records() if r.get("event") == "spike"]
+        self.assertTrue(spikes, "the noise was in no sample")
+        self.assertRegex(said, r"step \d+: loss [\d.]+ is [\d.]+ sigma above the last \d+ steps")
+        said = self.train(*sets, "train.spike.skip=true", "checkpoint.dir=skipped")
+        self.assertIn("; skipped", said)
+        rows = [r for r in self.records("skipped") if "event" not in r]
+        self.assertGreaterEqual(rows[-1]["skipped"], 1)
+
+    def test_F127_another_batch_is_refused_and_goes_on_at_its_sample_if_waived(self):
+        self.train("train.steps=10")
+        said = self.train("train.global_batch=16", code=4)
+        self.assertRegex(said, r"train.batch.*8.*16")
+        self.train("train.global_batch=16", "checkpoint.waive_changed=[train.batch]")
+        rows = {r["step"]: r["samples"] for r in self.records() if "event" not in r}
+        self.assertEqual((rows[10], rows[11], rows[20]), (80, 96, 240))
+
+    def test_F133_the_log_marks_where_a_run_goes_on(self):
+        self.train(TROUPE_FAULT="batch:8=kill", code=-9)
+        self.train()
+        rows = self.records()
+        marks = [i for i, r in enumerate(rows) if r.get("event") in ("start", "resume")]
+        self.assertEqual([rows[i]["event"] for i in marks], ["start", "resume"])
+        self.assertEqual((rows[marks[1]]["step"], rows[marks[1]]["samples"]), (5, 40))
+        for part in (rows[:marks[1]], rows[marks[1]:]):
+            numbers = [r["step"] for r in part]
+            self.assertEqual(numbers, sorted(numbers))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,146 @@
+"""Signals and limits of time while a run does this or that: where it stops, what it leaves, how
+it goes on. Rows of docs/RELIABILITY.md."""
+import os
+import pty
+import signal
+import subprocess
+import time
+import unittest
+
+from nano_run import TROUPE, NanoRun
+
+
+class TroupeStops(NanoRun):
+    def stop_at(self, point, *sets, sign=signal.SIGTERM, seen=None):
+        """A run that gets the signal while it sleeps 1.5 s at the point; its exit code."""
+        run = self.start(*(w for s in sets for w in ("--set", s)), TROUPE_FAULT=f"{point}=sleep:1500")
+        self.wait_for(seen or (lambda: "steps, " in self.said()))
+        time.sleep(0.3)
+        begin = time.monotonic()
+        run.send_signal(sign)
+        code = run.wait(timeout=30)
+        self.assertLess(time.monotonic() - begin, 4)
+        return code
+
+    def test_F17_a_second_signal_leaves_a_slow_save_and_the_old_step(self):
+        run = self.start(TROUPE_FAULT="save.shard:10=sleep:5000;batch:11=sleep:700")
+        self.wait_for(lambda: self.steps() == ["step-000005"] and len(self.losses()) >= 10)
+        run.send_signal(signal.SIGTERM)
+        self.wait_for(lambda: "stopping" in self.said())
+        time.sleep(0.2)
+        begin = time.monotonic()
+        run.send_signal(signal.SIGTERM)
+        self.assertEqual(run.wait(timeout=10), 128 + signal.SIGTERM)
+        self.assertLess(time.monotonic() - begin, 1)
+        self.assertEqual(self.steps(), ["step-000005"])
+        self.assertIn("resumed step 5", self.train())
+        self.assertEqual([p.name for p in (self.folder / "run").glob(".*")], [])
+        # And one signal alone lets the save end.
+        run = self.start("--set", "checkpoint.dir=slow", TROUPE_FAULT="save.shard:5=sleep:1000")
+        self.wait_for(lambda: (self.folder / "slow" / "log.jsonl").exists() and len(self.losses("slow")) >= 5)
+        run.send_signal(signal.SIGTERM)
+        self.assertEqual(run.wait(timeout=20), 0)
+        self.assertIn("step-000005", self.steps("slow"))
+
+    def test_F98_a_stop_is_a_saved_step_exit_0_and_the_command_to_go_on(self):
+        self.assertEqual(self.stop_at("batch:7"), 0)
+        said = self.said()
+        self.assertIn("SIGTERM: stopping after step 8", said)
+        self.assertIn("Continue with: troupe train nano.yaml", said)
+        self.assertIn("step-000008", self.steps())
+        record = self.exit_record()
+        self.assertEqual((record["code"], record["step"], record["resumable"]), (0, 8, True))
+        self.train()
+        self.train("checkpoint.dir=whole")
+        self.assert_equal_runs("whole", "run")
+
+    def test_F100_a_stop_is_heard_in_load_eval_samples_and_save(self):
+        sets = ["data.valid=[{kind: text, path: text.txt}]", "eval.every=4"]
+        self.assertEqual(self.stop_at("eval:4", *sets), 0)
+        self.assertEqual(self.steps(), ["step-000004"])  # neither the evaluation nor a further step
+        self.assertNotIn('"eval"', (self.folder / "run" / "log.jsonl").read_text())
+        self.assertEqual(self.stop_at("load.read#1", seen=lambda: "TROUPE_FAULT" in self.said()), 0)
+        self.assertEqual(self.steps(), ["step-000004"])
+        self.assertEqual(self.stop_at("save.shard:5"), 0)
+        self.assertIn("step-000005", self.steps())
+        prompts = [f"eval.prompts=[{', '.join(['The'] * 40)}]", "eval.sample_tokens=64", "eval.every=1"]
+        self.assertEqual(self.stop_at("eval:7", *prompts), 0)
+        self.assertNotIn("sample step 8", self.said())
+
+    def test_F102_control_c_stops_and_twice_leaves_at_once(self):
+        for presses, want in ((1, 0), (2, 128 + signal.SIGINT)):
+            folder = f"run{presses}"
+            child, terminal = pty.fork()
+            if child == 0:
+                os.chdir(self.folder)
+                os.execvpe(TROUPE, [str(TROUPE), "train", "nano.yaml", "--set", f"checkpoint.dir={folder}"],
+                           self.env(TROUPE_FAULT="batch:7=sleep:2000"))
+            self.wait_for(lambda f=folder: (self.folder / f / "log.jsonl").exists() and len(self.losses(f)) >= 7)
+            for _ in range(presses):
+                time.sleep(0.2)
+                os.write(terminal, b"\x03")
+            said = b""
+            try:
+                while part := os.read(terminal, 65536):
+                    said += part
+            except OSError:  # the terminal's other side is closed
+                pass
+            os.close(terminal)
+            self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), want, said)
+            newest = "step-000008" if presses == 1 else "step-000005"
+            self.assertEqual(self.steps(folder)[-1], newest)
+            if presses == 1:
+                self.assertIn(b"interrupt: stopping after step 8", said)
+
+    def test_F103_signals_save_and_tell_and_change_no_loss(self):
+        run = self.start(TROUPE_FAULT="batch:7=sleep:1000")
+        self.wait_for(lambda: (self.folder / "run" / "log.jsonl").exists() and len(self.losses()) >= 7)
+        run.send_signal(signal.SIGUSR1)
+        run.send_signal(signal.SIGUSR2)
+        self.assertEqual(run.wait(timeout=20), 0)
+        self.assertIn("step-000008", self.said())
+        self.assertRegex(self.said(), r"status: step 8, loss \d\.\d+, newest checkpoint run/step-00000[58]")
+        self.train("checkpoint.dir=whole")
+        self.assertEqual(self.losses(), self.losses("whole"))
+
+    def test_F104_a_closed_terminal_or_pipe_ends_nothing(self):
+        run = self.start(TROUPE_FAULT="batch:7=sleep:800")
+        self.wait_for(lambda: (self.folder / "run" / "log.jsonl").exists() and len(self.losses()) >= 7)
+        run.send_signal(signal.SIGHUP)
+        run.send_signal(signal.SIGPIPE)
+        self.assertEqual(run.wait(timeout=20), 0)
+        self.assertEqual(len(self.losses()), 20)
+
+    def test_F97_closed_outputs_end_nothing_and_spoil_no_file(self):
+        script = "'%s' train nano.yaml --set checkpoint.dir=%s %s; echo $? >code"
+        for name, redirection in (("head", "2>&1 | head -n 1"), ("closed", ">&- 2>&- <&-")):
+            self.command(["bash", "-c", "set -o pipefail; " + script % (TROUPE, name, redirection)], 0)
+            self.assertEqual(len(self.losses(name)), 20)
+            self.assertEqual(self.exit_record(name)["code"], 0)
+            # What goes to number 2 must be in no file of the run.
+            for file in (self.folder / name).iterdir():
+                if file.is_file() and file.name not in ("log.txt", "log.jsonl", "report.html"):
+                    self.assertNotIn(b"saved step", file.read_bytes(), file.name)
+            self.troupe("inspect", name)
+
+    def test_F105_nothing_outlives_the_process(self):
+        run = self.start(TROUPE_FAULT="batch:7=sleep:20000")
+        self.wait_for(lambda: (self.folder / "run" / "log.jsonl").exists() and len(self.losses()) >= 7)
+        run.kill()
+        run.wait()
+        left = subprocess.run(["ps", "-o", "pid=", "--sid", str(run.pid)], capture_output=True, text=True, check=False).stdout
+        self.assertEqual(left.split(), [])
+
+    def test_F106_a_limit_of_time_is_kept_with_a_saved_step(self):
+        begin = time.monotonic()
+        said = self.train("run.time_limit=2s", "train.steps=1000", TROUPE_FAULT="batch=sleep:50")
+        self.assertLess(time.monotonic() - begin, 4)
+        self.assertIn("time limit 2s: stopping after step", said)
+        last = max(self.losses())
+        self.assertTrue(5 < last < 60, last)
+        self.assertEqual(self.steps()[-1], f"step-{last:06d}")
+        self.assertEqual(self.exit_record()["code"], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
