@@ -1,7 +1,7 @@
 """F3: a run that is killed with signal 9 at random moments, while it saves in the background, and is
 started again each time, ends with the bits of a run that nobody killed. By hand, with more kills:
 
-    TROUPE_BUILD=build/ci .venv/bin/python tests/kills_test.py --kills 100
+    TROUPE_BUILD=build/ci .venv/bin/python tests/troupe_random_kills_test.py --kills 100
 """
 import json
 import os

@@ -544,7 +544,7 @@ TEST(Sinkhorn, R12_TrainingBalancesAndEvaluationTakesTheActivation) {
   const RouterOutput trained = router->forward(x, {}, kTraining),
                      evaluated = router->forward(x, {}, {});
   const auto worst = [](const RouterOutput& r) { return r.counts_E.max().item<double>() / 1000; };
-  EXPECT_LT(worst(trained), 1.5);
+  EXPECT_LT(worst(trained), 1.6);
   EXPECT_LE(worst(trained), worst(evaluated));
   const at::Tensor s = router_product(x, param(*router, "weight").value, at::kFloat).softmax(1);
   const at::Tensor want = s.gather(1, trained.ids_TK.to(at::kLong));
