@@ -47,11 +47,12 @@ void print_memory(const MemoryForecast& m, const Recipe& recipe) {
   };
   std::printf("memory, GiB\n");
   line("weights", m.weights, "");
-  line("gradients", m.gradients, "f32");
+  line("gradients", m.gradients, plan.micro_batch < plan.batch ? "f32" : "as backward makes them");
   line("master weights", m.masters, m.masters > 0 ? "f32" : "the weights themselves");
   line("optimizer", m.moments, std::string(recipe.train.optimizer.kind()));
   line("kept for backward", m.activations, rows);
   line("working space", m.workspace, "");
+  if (m.overlap > 0) line("less: once for both", -m.overlap, "gradients come as activations go");
   line("runtime", m.runtime, "libraries, the device");
   line("in all", m.total(), "");
 }

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
@@ -101,7 +102,7 @@ struct Bench {
     Executor executor(model, store, faults);
     return executor.run(schedule[0], input, {.update = [&](const StepOutput&) { ++updates; }});
   }
-  at::Tensor grad() { return store.buckets()[0].grad; }
+  at::Tensor grad() { return at::cat(store.grads()); }
 
   SmallModel model;
   ParamStore store;
@@ -127,7 +128,7 @@ TEST(Executor, GradientsAreThoseOfTheWholeGraph) {
   for (size_t s = 0; s < bench.store.slots().size(); ++s) {
     const at::Tensor want =
         torch::autograd::grad({loss}, {bench.store.slots()[s].named.param->value}, {}, true)[0];
-    const at::Tensor diff = bench.store.part(static_cast<int64_t>(s), bench.grad()) - want.view(-1);
+    const at::Tensor diff = bench.store.grad(static_cast<int64_t>(s)) - want.view(-1);
     EXPECT_LT(diff.abs().max().item<float>(), 1e-7) << bench.store.slots()[s].named.name;
   }
   EXPECT_EQ(got.aux_terms.at("aux"), 2);
@@ -169,13 +170,13 @@ TEST(Executor, F119_TwoRunsAreBitwiseEqual) {
 TEST(Executor, F111_AFaultPointSpoilsOneUnit) {
   Bench forward("forward.1:5=nan"), backward("backward.2:5=inf"), other_step("forward.1:6=nan");
   forward.run(1);
-  EXPECT_EQ(bad_values(forward.store, &Bucket::grad).size(), 3u);
+  EXPECT_EQ(bad_gradients(forward.store).size(), 3u);
   backward.run(1);
-  const auto bad = bad_values(backward.store, &Bucket::grad);
+  const auto bad = bad_gradients(backward.store);
   ASSERT_EQ(bad.size(), 1u);
   EXPECT_EQ(bad[0].name, "w2");
   other_step.run(1);
-  EXPECT_TRUE(bad_values(other_step.store, &Bucket::grad).empty());
+  EXPECT_TRUE(bad_gradients(other_step.store).empty());
 }
 
 }  // namespace

@@ -15,15 +15,16 @@ namespace troupe {
 
 struct MemoryForecast {  // bytes
   double weights = 0;
-  double gradients = 0;    // f32, over the step
+  double gradients = 0;    // f32 where several microbatches are added up, else as backward's
   double masters = 0;      // f32 copies beside 2-byte weights
   double moments = 0;      // and other state of the optimizer and of routers
   double activations = 0;  // kept for backward, of one microbatch
   double workspace = 0;    // on top of them when backward begins
+  double overlap = 0;      // of one microbatch: gradients come as activations go
   double runtime = 0;      // of libraries and the device before any tensor
 
   double total() const {
-    return weights + gradients + masters + moments + activations + workspace + runtime;
+    return weights + gradients + masters + moments + activations + workspace - overlap + runtime;
   }
   static void visit(auto& m, auto&& f) {
     f("weights", m.weights);
@@ -32,6 +33,7 @@ struct MemoryForecast {  // bytes
     f("moments", m.moments);
     f("activations", m.activations);
     f("workspace", m.workspace);
+    f("overlap", m.overlap);
     f("runtime", m.runtime);
   }
 };

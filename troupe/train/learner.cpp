@@ -79,7 +79,7 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
   const at::ScalarType moments = base.moments == MomentType::kF32 ? at::kFloat : at::kBFloat16;
   for (Bucket& b : store_->buckets()) {
     for (size_t i = 0; i < optimizer_->state_names(b).size(); ++i) {
-      b.state.push_back(at::zeros({b.size}, b.grad.options().dtype(moments)));
+      b.state.push_back(at::zeros({b.size}, b.master.options().dtype(moments)));
     }
   }
   executor_ = std::make_unique<Executor>(*model_, *store_, faults_);
@@ -189,7 +189,7 @@ std::string Learner::first_bad(const Feed& feed, const TrainState& state) {
   };
   const auto weights = bad_values(*store_, &Bucket::value);
   if (!weights.empty()) return "weight " + told(weights.front());
-  const auto gradients = bad_values(*store_, &Bucket::grad);
+  const auto gradients = bad_gradients(*store_);
   const std::string unit = first_bad_unit(feed, state);
   if (!unit.empty()) return "forward of " + unit + " (replayed: the same)";
   if (gradients.empty()) return "the loss; replayed, its forward is finite: a passing fault";

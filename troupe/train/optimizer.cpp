@@ -16,9 +16,23 @@
 namespace troupe {
 namespace {
 
-void round_copy(Bucket& b) {
-  if (b.has_master()) b.value.copy_(b.master);
-}
+// A member's part of each of its bucket's buffers, flat, and its gradient.
+struct Piece {
+  Piece(const ParamStore& store, const Bucket& b, int64_t slot)
+      : master(store.part(slot, b.master)), grad(store.grad(slot)) {
+    for (const at::Tensor& buffer : b.state) state.push_back(store.part(slot, buffer));
+    if (b.has_master()) copy = store.part(slot, b.value);
+  }
+
+  at::Tensor scaled_grad(const at::Tensor& scale) const { return grad.to(at::kFloat) * scale; }
+  void round() const {
+    if (copy) copy->copy_(master);
+  }
+
+  at::Tensor master, grad;
+  std::vector<at::Tensor> state;
+  std::optional<at::Tensor> copy = {};  // the model's, of a smaller type
+};
 
 class AdamWOptimizer : public Optimizer {
  public:
@@ -26,15 +40,17 @@ class AdamWOptimizer : public Optimizer {
 
   std::vector<std::string> state_names(const Bucket&) const override { return {"m", "v"}; }
 
-  void update(const ParamStore&, Bucket& b, const UpdateStep& s) override {
-    AdamWTensors tensors{.param = b.master, .m = b.state[0], .v = b.state[1]};
-    if (b.has_master()) tensors.copy = b.value;
-    adamw_(tensors, b.grad, s.grad_scale, s.step,
-           {.lr = s.lr,
-            .beta1 = config_.betas[0],
-            .beta2 = config_.betas[1],
-            .eps = config_.eps,
-            .weight_decay = s.weight_decay});
+  void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
+    for (const int64_t slot : b.members) {
+      const Piece p(store, b, slot);
+      adamw_({.param = p.master, .m = p.state[0], .v = p.state[1], .copy = p.copy}, p.grad,
+             s.grad_scale, s.step,
+             {.lr = s.lr,
+              .beta1 = config_.betas[0],
+              .beta2 = config_.betas[1],
+              .eps = config_.eps,
+              .weight_decay = s.weight_decay});
+    }
   }
 
  private:
@@ -47,11 +63,13 @@ class Sgd : public Optimizer {
 
   std::vector<std::string> state_names(const Bucket&) const override { return {"momentum"}; }
 
-  void update(const ParamStore&, Bucket& b, const UpdateStep& s) override {
-    b.grad.mul_(s.grad_scale);
-    b.state[0].mul_(config_.momentum).add_(b.grad);
-    b.master.mul_(1 - s.lr * s.weight_decay).add_(b.state[0], -s.lr);
-    round_copy(b);
+  void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
+    for (const int64_t slot : b.members) {
+      Piece p(store, b, slot);
+      p.state[0].mul_(config_.momentum).add_(p.scaled_grad(s.grad_scale));
+      p.master.mul_(1 - s.lr * s.weight_decay).add_(p.state[0], -s.lr);
+      p.round();
+    }
   }
 
  private:
@@ -64,13 +82,16 @@ class Lion : public Optimizer {
 
   std::vector<std::string> state_names(const Bucket&) const override { return {"m"}; }
 
-  void update(const ParamStore&, Bucket& b, const UpdateStep& s) override {
-    b.grad.mul_(s.grad_scale);
-    at::Tensor& m = b.state[0];
-    const at::Tensor direction = at::sign(at::lerp(m.to(at::kFloat), b.grad, 1 - config_.betas[0]));
-    b.master.mul_(1 - s.lr * s.weight_decay).add_(direction, -s.lr);
-    m.mul_(config_.betas[1]).add_(b.grad, 1 - config_.betas[1]);
-    round_copy(b);
+  void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
+    for (const int64_t slot : b.members) {
+      Piece p(store, b, slot);
+      const at::Tensor g = p.scaled_grad(s.grad_scale);
+      at::Tensor& m = p.state[0];
+      const at::Tensor direction = at::sign(at::lerp(m.to(at::kFloat), g, 1 - config_.betas[0]));
+      p.master.mul_(1 - s.lr * s.weight_decay).add_(direction, -s.lr);
+      m.mul_(config_.betas[1]).add_(g, 1 - config_.betas[1]);
+      p.round();
+    }
   }
 
  private:
@@ -87,21 +108,23 @@ class Muon : public Optimizer {
 
   void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
     if (!b.key.matrix) return others_.update(store, b, s);
-    b.grad.mul_(s.grad_scale);
-    at::Tensor& v = b.state[0];
-    v.mul_(config_.momentum).add_(b.grad, 1 - config_.momentum);
-    const at::Tensor u = at::lerp(b.grad, v.to(at::kFloat), config_.momentum);
-    b.master.mul_(1 - s.lr * s.weight_decay);
     for (const int64_t slot : b.members) {
       // The last two dimensions of the box are the matrix: [E, 2, F, D] is 2 E of [F, D].
       const std::vector<int64_t>& size = store.slots()[static_cast<size_t>(slot)].named.param->size;
       const int64_t rows = size[size.size() - 2], columns = size.back();
-      if (rows == 0 || columns == 0) continue;
-      const at::Tensor o = newton_schulz(store.part(slot, u).view({-1, rows, columns}));
-      const double scale = 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)));
-      store.part(slot, b.master).add_(o.reshape({-1}), -s.lr * scale);
+      Piece p(store, b, slot);
+      const at::Tensor g = p.scaled_grad(s.grad_scale);
+      at::Tensor& v = p.state[0];
+      v.mul_(config_.momentum).add_(g, 1 - config_.momentum);
+      p.master.mul_(1 - s.lr * s.weight_decay);
+      if (rows > 0 && columns > 0) {
+        const at::Tensor u = at::lerp(g, v.to(at::kFloat), config_.momentum);
+        const at::Tensor o = newton_schulz(u.view({-1, rows, columns}));
+        const double scale = 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)));
+        p.master.add_(o.reshape({-1}), -s.lr * scale);
+      }
+      p.round();
     }
-    round_copy(b);
   }
 
  private:

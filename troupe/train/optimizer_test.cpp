@@ -83,11 +83,40 @@ TEST(ParamStore, GradientsAddUpInF32) {
   bench.store.add(0, at::full({3, 5}, 1.0, at::kBFloat16));
   bench.store.add(0, at::full({3, 5}, 0x1p-12, at::kBFloat16));
   bench.store.end_step();
-  const at::Tensor grad = bench.store.part(0, bench.store.buckets()[0].grad);
-  EXPECT_EQ(grad[0].item<float>(), 1 + 0x1p-12f);  // bf16 would have lost it
+  EXPECT_EQ(bench.store.grad(0)[0].item<float>(), 1 + 0x1p-12f);  // bf16 would have lost it
   bench.store.begin_step();
   bench.store.end_step();
-  EXPECT_EQ(grad.abs().max().item<float>(), 0);
+  EXPECT_EQ(bench.store.grad(0).abs().max().item<float>(), 0);
+}
+
+TEST(ParamStore, TheFirstGradientIsHeldAndNeverWrittenTo) {
+  Bench bench{AdamWConfig{}};
+  const at::Tensor first = at::ones({3, 5});
+  bench.store.begin_step();
+  bench.store.add(0, first);
+  EXPECT_EQ(bench.store.grad(0).const_data_ptr(), first.const_data_ptr());
+  for (int i = 0; i < 2; ++i) bench.store.add(0, first);
+  bench.store.end_step();
+  EXPECT_EQ(bench.store.grad(0).sum().item<float>(), 45);
+  EXPECT_EQ(first.sum().item<float>(), 15);
+}
+
+// Two parameters may get one tensor from backward: c = a + b.
+TEST(Optimizers, NoneWritesToAGradient) {
+  for (const OptimizerConfig& config :
+       {OptimizerConfig(AdamWConfig{}), OptimizerConfig(SgdConfig{}), OptimizerConfig(LionConfig{}),
+        OptimizerConfig(MuonConfig{})}) {
+    Bench bench{config};
+    const at::Tensor grad = at::ones({3, 5});
+    bench.store.begin_step();
+    bench.store.add(0, grad);
+    bench.store.end_step();
+    const at::NoGradGuard no_grad;
+    for (Bucket& b : bench.store.buckets()) {
+      bench.optimizer->update(bench.store, b, {.lr = 1, .grad_scale = at::full({1}, 0.5)});
+    }
+    EXPECT_TRUE(at::equal(grad, at::ones({3, 5})));
+  }
 }
 
 TEST(ParamStore, F111_NamesTheExpertWithTheBadGradient) {
@@ -97,7 +126,7 @@ TEST(ParamStore, F111_NamesTheExpertWithTheBadGradient) {
   grad[1][0][2][3] = std::numeric_limits<float>::quiet_NaN();
   bench.store.add(2, grad);
   bench.store.end_step();
-  const auto bad = bad_values(bench.store, &Bucket::grad);
+  const auto bad = bad_gradients(bench.store);
   ASSERT_EQ(bad.size(), 1u);
   EXPECT_EQ(bad[0].name, "experts.1.w1");
   EXPECT_EQ(bad[0].bad, 1);

@@ -1,5 +1,6 @@
 #include "troupe/train/param_store.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/zeros.h>
@@ -42,13 +43,13 @@ ParamStore::ParamStore(std::vector<NamedParam> params, const at::TensorOptions& 
   for (Bucket& b : buckets_) {
     b.value = at::zeros({b.size}, options.dtype(b.dtype));
     b.master = b.has_master() ? at::zeros({b.size}, options.dtype(at::kFloat)) : b.value;
-    b.grad = at::zeros({b.size}, options.dtype(at::kFloat));
     for (const int64_t s : b.members) {
       Param& p = *slots_[static_cast<size_t>(s)].named.param;
       p.value = part(s, b.value).view(p.shown).detach().set_requires_grad(true);
     }
   }
-  has_grad_.assign(slots_.size(), 0);
+  grads_.resize(slots_.size());
+  is_sum_.resize(slots_.size());
 }
 
 void ParamStore::initialise_all(uint64_t seed) {
@@ -70,23 +71,35 @@ void ParamStore::values_from_masters() {
 }
 
 void ParamStore::begin_step() {
-  std::fill(has_grad_.begin(), has_grad_.end(), 0);
+  grads_.assign(slots_.size(), {});
+  is_sum_.assign(slots_.size(), 0);
 }
 
 void ParamStore::add(int64_t slot, const at::Tensor& grad) {
   if (!grad.defined()) return;
   const auto s = static_cast<size_t>(slot);
   const at::NoGradGuard no_grad;
-  at::Tensor into = part(slot, buckets_[static_cast<size_t>(slots_[s].bucket)].grad).view_as(grad);
-  has_grad_[s] != 0 ? into.add_(grad) : into.copy_(grad);
-  has_grad_[s] = 1;
+  const at::Tensor flat = grad.detach().reshape({-1});
+  if (!grads_[s].defined()) {
+    grads_[s] = flat;
+  } else if (is_sum_[s] != 0) {
+    grads_[s].add_(flat);
+  } else {  // not in place: others may hold the first
+    grads_[s] = grads_[s].to(at::kFloat).add(flat);
+    is_sum_[s] = 1;
+  }
 }
 
 void ParamStore::end_step() {
   for (size_t s = 0; s < slots_.size(); ++s) {
-    if (has_grad_[s] != 0) continue;
-    part(static_cast<int64_t>(s), buckets_[static_cast<size_t>(slots_[s].bucket)].grad).zero_();
+    if (grads_[s].defined()) continue;
+    const at::Tensor& value = slots_[s].named.param->value;
+    grads_[s] = at::zeros({value.numel()}, value.options().dtype(at::kFloat));
   }
+}
+
+const at::Tensor& ParamStore::grad(int64_t slot) const {
+  return grads_[static_cast<size_t>(slot)];
 }
 
 int64_t ParamStore::slot_of(const Param* param) const {
@@ -100,31 +113,39 @@ at::Tensor ParamStore::part(int64_t slot, const at::Tensor& buffer) const {
   return buffer.narrow(0, s.offset, s.named.param->numel());
 }
 
-std::vector<at::Tensor> ParamStore::grads() const {
-  std::vector<at::Tensor> out;
-  for (const Bucket& b : buckets_) out.push_back(b.grad);
-  return out;
-}
+namespace {
 
-std::vector<BadValue> bad_values(const ParamStore& store, at::Tensor Bucket::*buffer) {
+std::vector<BadValue> bad_in(const ParamStore& store,
+                             const std::function<at::Tensor(int64_t slot)>& values_of) {
   std::vector<BadValue> out;
   for (size_t s = 0; s < store.slots().size(); ++s) {
-    const ParamStore::Slot& slot = store.slots()[s];
-    const Param& p = *slot.named.param;
-    const at::Tensor all = store.part(static_cast<int64_t>(s),
-                                      store.buckets()[static_cast<size_t>(slot.bucket)].*buffer);
+    const auto& [name, param] = store.slots()[s].named;
+    const at::Tensor all = values_of(static_cast<int64_t>(s));
     if (bad_count(all) == 0) continue;
-    if (!p.per_expert) {
-      out.push_back({slot.named.name, bad_count(all), all.numel()});
+    if (!param->per_expert) {
+      out.push_back({name, bad_count(all), all.numel()});
       continue;
     }
-    const int64_t each = all.numel() / static_cast<int64_t>(p.experts.size());
-    for (size_t e = 0; e < p.experts.size(); ++e) {
+    const int64_t each = all.numel() / static_cast<int64_t>(param->experts.size());
+    for (size_t e = 0; e < param->experts.size(); ++e) {
       const int64_t bad = bad_count(all.narrow(0, static_cast<int64_t>(e) * each, each));
-      if (bad > 0) out.push_back({expert_name(slot.named.name, p.experts[e]), bad, each});
+      if (bad > 0) out.push_back({expert_name(name, param->experts[e]), bad, each});
     }
   }
   return out;
+}
+
+}  // namespace
+
+std::vector<BadValue> bad_values(const ParamStore& store, at::Tensor Bucket::*buffer) {
+  return bad_in(store, [&](int64_t slot) {
+    const int64_t bucket = store.slots()[static_cast<size_t>(slot)].bucket;
+    return store.part(slot, store.buckets()[static_cast<size_t>(bucket)].*buffer);
+  });
+}
+
+std::vector<BadValue> bad_gradients(const ParamStore& store) {
+  return bad_in(store, [&](int64_t slot) { return store.grad(slot); });
 }
 
 bool matches(std::string_view pattern, std::string_view name) {
