@@ -119,7 +119,7 @@ class TroupeResume(NanoRun):
         self.assertEqual((rows[10], rows[11], rows[20]), (80, 96, 240))
 
     def test_F133_the_log_marks_where_a_run_goes_on(self):
-        self.train(TROUPE_FAULT="batch:8=kill", code=-9)
+        self.train("checkpoint.background=false", TROUPE_FAULT="batch:8=kill", code=-9)
         self.train()
         rows = self.records()
         marks = [i for i, r in enumerate(rows) if r.get("event") in ("start", "resume")]
