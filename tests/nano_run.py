@@ -8,7 +8,7 @@ import tempfile
 import time
 import unittest
 
-TROUPE = pathlib.Path(os.environ["TROUPE_BUILD"], "troupe")
+TROUPE = pathlib.Path(os.environ["TROUPE_BUILD"], "troupe").resolve()
 NANO = """
 model: {layers: 2, width: 32, heads: 4, vocab: 256, max_positions: 64,
         moe: {experts: 4, top_k: 2, hidden: 64}}
