@@ -26,12 +26,14 @@ STRACE = os.path.exists("/usr/bin/strace") and subprocess.run(
 
 
 class NanoRun(unittest.TestCase):
+    RECIPE, TEXT = NANO, "The cat sat on the mat. " * 300
+
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.folder = pathlib.Path(temporary.name)
-        (self.folder / "nano.yaml").write_text(NANO)
-        (self.folder / "text.txt").write_text("The cat sat on the mat. " * 300)
+        (self.folder / "nano.yaml").write_text(self.RECIPE)
+        (self.folder / "text.txt").write_text(self.TEXT)
 
     def env(self, **more):
         return dict(os.environ, OMP_NUM_THREADS="1", **more)
@@ -72,6 +74,9 @@ class NanoRun(unittest.TestCase):
         while not what():
             self.assertLess(time.monotonic(), end, "it never came to that")
             time.sleep(0.02)
+
+    def wait_for_step(self, step):
+        self.wait_for(lambda: (self.folder / "run" / "log.jsonl").exists() and len(self.losses()) >= step)
 
     def records(self, run="run"):
         lines = (self.folder / run / "log.jsonl").read_text().splitlines()

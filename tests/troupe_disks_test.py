@@ -74,7 +74,7 @@ class TroupeDisks(NanoRun):
 
     def test_F22_F132_a_run_folder_that_is_deleted_comes_back(self):
         run = self.start(TROUPE_FAULT="batch:7=sleep:1000")
-        self.wait_for(lambda: (self.folder / "run" / "log.jsonl").exists() and len(self.losses()) >= 7)
+        self.wait_for_step(7)
         shutil.rmtree(self.folder / "run")
         self.assertEqual(run.wait(timeout=20), 0)
         self.assertEqual(sorted(self.losses()), list(range(8, 21)))
@@ -85,7 +85,7 @@ class TroupeDisks(NanoRun):
         self.troupe("data", "build", "text.txt", "-t", "bytes", "--no-eod", "-o", "set")
         recipe = "data={train: [{path: set}], sequence: 32}"
         run = self.start("--set", recipe, TROUPE_FAULT="batch:7=sleep:1000")
-        self.wait_for(lambda: (self.folder / "run" / "log.jsonl").exists() and len(self.losses()) >= 7)
+        self.wait_for_step(7)
         os.truncate(self.folder / "set.bin", 100)
         self.assertEqual(run.wait(timeout=20), 3)
         self.assertRegex(self.said(), r"set\.bin: E310[14]")

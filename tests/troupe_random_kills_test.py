@@ -3,18 +3,15 @@ started again each time, ends with the bits of a run that nobody killed. By hand
 
     TROUPE_BUILD=build/ci .venv/bin/python tests/troupe_random_kills_test.py --kills 100
 """
-import json
 import os
-import pathlib
 import random
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
-TROUPE = pathlib.Path(os.environ["TROUPE_BUILD"], "troupe").resolve()
+from nano_run import NanoRun
+
 KILLS, SEED = 5, 1
 NANO = """
 model: {layers: 2, width: 32, heads: 4, vocab: 256, max_positions: 64,
@@ -29,32 +26,18 @@ FILES = {"recipe.yaml", "given.yaml", "env.json", "log.txt", "log.jsonl", "tb", 
          "exit.json", "lock"}
 
 
-class Kills(unittest.TestCase):
+class Kills(NanoRun):
+    RECIPE, TEXT = NANO, "The cat sat on the mat and the dog ran. " * 500
+
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
-        (self.folder / "nano.yaml").write_text(NANO)
-        (self.folder / "text.txt").write_text("The cat sat on the mat and the dog ran. " * 500)
+        super().setUp()
         self.steps = 50 + 15 * KILLS
 
-    def start(self, run):
-        return subprocess.Popen(
-            [TROUPE, "train", "nano.yaml", "--quiet", "--set", f"checkpoint.dir={run}", "--set",
-             f"train.steps={self.steps}"], cwd=self.folder, env=dict(os.environ, OMP_NUM_THREADS="1"),
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    def begin(self, run):
+        return self.start("--quiet", "--set", f"checkpoint.dir={run}", "--set", f"train.steps={self.steps}")
 
     def finish(self, run):
-        process = self.start(run)
-        stderr = process.communicate(timeout=600)[1]
-        self.assertEqual(process.returncode, 0, stderr)
-
-    def records(self, run):
-        lines = (self.folder / run / "log.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
-
-    def losses(self, run):
-        return {r["step"]: r["loss"] for r in self.records(run) if "event" not in r}
+        self.assertEqual(self.begin(run).wait(timeout=600), 0, self.said())
 
     def wait_for_a_step(self, process):
         """Until the run, going on, has written of a step."""
@@ -87,7 +70,7 @@ class Kills(unittest.TestCase):
         went_on, in_a_save = 0, 0
         for count in range(KILLS):
             before, left = self.newest("killed"), self.left_over("killed")
-            process = self.start("killed")
+            process = self.begin("killed")
             if count % 4 == 3:  # while it starts: loads libraries, looks for a step, reads it
                 time.sleep(draw.random() * start_up)
             else:  # in one of the dozen steps after its first
@@ -95,8 +78,7 @@ class Kills(unittest.TestCase):
                 time.sleep(draw.random() * 12 * a_step)
             self.assertIsNone(process.poll(), f"it ended by itself after {count} kills")
             os.killpg(process.pid, signal.SIGKILL)
-            process.communicate(timeout=60)
-            self.assertEqual(process.returncode, -signal.SIGKILL)
+            self.assertEqual(process.wait(timeout=60), -signal.SIGKILL)
             went_on += self.newest("killed") > before
             in_a_save += bool(self.left_over("killed") - left)
         self.finish("killed")
@@ -106,11 +88,7 @@ class Kills(unittest.TestCase):
               flush=True)
         self.assertGreaterEqual(went_on, KILLS // 5)
         self.assertGreaterEqual(resumed, KILLS // 5)
-        self.assertEqual(self.losses("killed"), self.losses("whole"))
-        diff = subprocess.run([TROUPE, "diff", "whole", "killed"], cwd=self.folder, text=True,
-                              capture_output=True, timeout=60)
-        self.assertEqual(diff.returncode, 0, diff.stdout + diff.stderr)
-        self.assertIn("tensors are equal bit for bit", diff.stdout)
+        self.assert_equal_runs("whole", "killed")
         self.assertEqual(self.left_over("killed"), set())
 
 

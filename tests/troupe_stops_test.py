@@ -94,7 +94,7 @@ class TroupeStops(NanoRun):
 
     def test_F103_signals_save_and_tell_and_change_no_loss(self):
         run = self.start(TROUPE_FAULT="batch:7=sleep:1000")
-        self.wait_for(lambda: (self.folder / "run" / "log.jsonl").exists() and len(self.losses()) >= 7)
+        self.wait_for_step(7)
         run.send_signal(signal.SIGUSR1)
         run.send_signal(signal.SIGUSR2)
         self.assertEqual(run.wait(timeout=20), 0)
@@ -105,7 +105,7 @@ class TroupeStops(NanoRun):
 
     def test_F104_a_closed_terminal_or_pipe_ends_nothing(self):
         run = self.start(TROUPE_FAULT="batch:7=sleep:800")
-        self.wait_for(lambda: (self.folder / "run" / "log.jsonl").exists() and len(self.losses()) >= 7)
+        self.wait_for_step(7)
         run.send_signal(signal.SIGHUP)
         run.send_signal(signal.SIGPIPE)
         self.assertEqual(run.wait(timeout=20), 0)
@@ -125,7 +125,7 @@ class TroupeStops(NanoRun):
 
     def test_F105_nothing_outlives_the_process(self):
         run = self.start(TROUPE_FAULT="batch:7=sleep:20000")
-        self.wait_for(lambda: (self.folder / "run" / "log.jsonl").exists() and len(self.losses()) >= 7)
+        self.wait_for_step(7)
         run.kill()
         run.wait()
         left = subprocess.run(["ps", "-o", "pid=", "--sid", str(run.pid)], capture_output=True, text=True, check=False).stdout
