@@ -75,6 +75,7 @@ class TroupeDisks(NanoRun):
     def test_F22_F132_a_run_folder_that_is_deleted_comes_back(self):
         run = self.start(TROUPE_FAULT="batch:7=sleep:1000")
         self.wait_for_step(7)
+        self.wait_for((self.folder / "run" / "latest").exists)  # the save of step 5 is done
         shutil.rmtree(self.folder / "run")
         self.assertEqual(run.wait(timeout=20), 0)
         self.assertEqual(sorted(self.losses()), list(range(8, 21)))
