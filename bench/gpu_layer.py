@@ -1,140 +1,348 @@
 #!/usr/bin/env python3
-"""Forward and backward of one MoE layer on one GPU, bf16: Troupe beside torch._grouped_mm.
+"""Forward and backward of one MoE layer on one GPU, bf16, router included: Troupe beside others.
 
-  python3 bench/gpu_layer.py --library libtroupe.so [--profile]
+  python3 bench/gpu_layer.py [--library libtroupe.so] [--shapes S7-256,OLMoE] [--compiled] [--kernels 12]
+  python3 bench/gpu_layer.py --warm           compiles what the sides compile on first use, and ends
 
-The rivals are eager PyTorch with torch._grouped_mm: `index_add` as transformers combines, and
-`gather_sum`, the faster form (scores on the activations, both combines a gather and a sum). The same
-weights, tokens and router for all; L2 cleared before each timing; rounds interleaved; medians.
---profile counts kernels and copies of one forward and backward of ours.
+Sides: torch._grouped_mm with combines as gather and sum (layer_rivals.py; eager, --compiled adds
+torch.compile's), SonicMoE where it can be imported, and ours. The same tokens, gradient and router for
+all: x and dO 0.2 randn, weights 0.02 randn. GPU time alone: forward (with what backward needs saved),
+and forward with backward, are each captured into a CUDA graph; L2 is cleared before each replay,
+nothing waits for the host, sides take turns in rounds, the first round is left out, medians count.
+Backward is the difference. TFLOP/s: 6 T K n d forward, 18 both. Gradients are written, not added up.
+`kept` is what is held after forward, output included; `peak` over the state before, gradients
+included. --routing zipf,empty,heavy times ours with experts loaded unequally too. Ours is compared
+with _grouped_mm before it is timed. A line of JSON for each shape and side.
 """
 import argparse
+import gc
+import json
 import statistics
+import sys
+import time
 
 import torch
-import torch.nn.functional as F
 
+import layer_rivals
 import troupe_ops
 
-SHAPES = [(8192, 4096, 14336, 8, 2), (32768, 2048, 1024, 64, 8), (24576, 1536, 256, 128, 8)]
+SHAPES = {  # T, d, n, E, K
+    "S7-256": (24576, 1536, 256, 128, 8),
+    "S30-512": (32768, 4096, 512, 128, 8),
+    "S120-1024": (32768, 4096, 1024, 128, 8),
+    "Qwen3-30B": (32768, 2048, 768, 128, 8),
+    "OLMoE": (32768, 2048, 1024, 64, 8),
+    "Mixtral": (8192, 4096, 14336, 8, 2),
+}
+MIB = 2**20
 
 
-class GroupedMm:
-    def __init__(self, gate, w1, w2, k, combine):
-        self.gate, self.w1, self.w2, self.k, self.combine = gate, w1, w2, k, combine
+class Tensors:
+    """Of one shape, the same for all sides."""
 
-    def __call__(self, x):
-        tokens, experts = x.shape[0], self.gate.shape[0]
-        probs = torch.softmax(troupe_ops.RouterProduct.apply(x, self.gate), -1)
-        weights, ids = torch.topk(probs, self.k)
-        order = torch.argsort(ids.flatten(), stable=True)
-        counts = torch.histc(ids.flatten().int(), bins=experts, min=0, max=experts - 1)
-        offsets = counts.cumsum(0).int()
-        rows = x[order // self.k]
-        gate, up = torch._grouped_mm(rows, self.w1.transpose(1, 2), offs=offsets).chunk(2, -1)
-        score = weights.flatten()[order].to(x.dtype)[:, None]
-        if self.combine == "gather_sum":
-            y = torch._grouped_mm(F.silu(gate) * up * score, self.w2.transpose(1, 2), offs=offsets)
-            inverse = torch.empty_like(order)
-            inverse[order] = torch.arange(order.numel(), device=x.device)
-            return y[inverse].view(tokens, self.k, -1).sum(1)
-        y = torch._grouped_mm(F.silu(gate) * up, self.w2.transpose(1, 2), offs=offsets) * score
-        return torch.zeros_like(x).index_add_(0, order // self.k, y)
+    def __init__(self, shape):
+        tokens, d, n, experts, self.k = shape
+        torch.manual_seed(0)
+        bf16 = dict(device="cuda", dtype=torch.bfloat16)
+        self.x = (torch.randn(tokens, d, **bf16) * 0.2).requires_grad_()
+        self.grad = torch.randn(tokens, d, **bf16) * 0.2
+        self.gate = (torch.randn(experts, d, **bf16) * 0.02).requires_grad_()
+        self.w1 = (torch.randn(experts, 2 * n, d, **bf16) * 0.02).requires_grad_()
+        self.w2 = (torch.randn(experts, d, n, **bf16) * 0.02).requires_grad_()
 
 
-def timed(layer, x, grad, parameters, flush):
-    for p in [x, *parameters]:
-        p.grad = None
-    flush.zero_()
-    start, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+class Side:
+    """A layer, and what is measured of it."""
+
+    def __init__(self, name, t):
+        self.name, (self.kind, _, routing) = name, name.partition("/")
+        weights = (t.gate, t.w1, t.w2, t.k)
+        self.bias, self.w1 = None, t.w1
+        if routing:
+            with torch.no_grad():
+                logits = troupe_ops.RouterProduct.apply(t.x, t.gate)
+                self.bias = layer_rivals.bias_for(routing, logits, t.k)
+        if self.kind == "troupe":
+            self.layer = troupe_ops.Layer(*weights, "before", self.bias)
+        elif self.kind == "sonic":
+            self.layer = layer_rivals.SonicMoE(*weights)
+            self.w1 = self.layer.w1
+        elif self.kind == "compiled":
+            self.layer = torch.compile(layer_rivals.GroupedMm(*weights), fullgraph=True, dynamic=False)
+        else:
+            self.layer = layer_rivals.GroupedMm(*weights, combine=self.kind)
+        self.t, self.inputs = t, (t.x, t.gate, self.w1, t.w2)
+        self.times, self.clocks = {"forward": [], "both": []}, []
+        self.run = {"forward": self.forward, "both": self.both}
+        self.counts, self.mode, self.graphs = {}, "eager", []
+
+    def forward(self):
+        return self.layer(self.t.x)
+
+    def both(self):
+        y = self.layer(self.t.x)
+        return (y, *torch.autograd.grad(y, self.inputs, self.t.grad))
+
+    def memory(self):
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        y = self.forward()
+        kept = torch.cuda.memory_allocated() - before
+        grads = torch.autograd.grad(y, self.inputs, self.t.grad)
+        torch.cuda.synchronize()
+        del y, grads
+        self.kept, self.peak = kept / MIB, (torch.cuda.max_memory_allocated() - before) / MIB
+
+    def capture(self):
+        """Both works as graphs. What cannot be captured is timed eagerly, and said so."""
+        try:
+            for name, work in (("forward", self.forward), ("both", self.both)):
+                stream = torch.cuda.Stream()
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):
+                    work()
+                torch.cuda.current_stream().wait_stream(stream)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    work()
+                self.graphs.append(graph)
+                self.run[name] = graph.replay
+            self.mode = "graph"
+        except RuntimeError as error:
+            self.run = {"forward": self.forward, "both": self.both}
+            print(f"  {self.name}: cannot be captured, timed eagerly: {first_line(error)}", flush=True)
+
+    def profile(self, rows):
+        """Kernels and copies of one forward and one backward, and a table of them by time."""
+        activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+        all_rows, y = [], None
+        for part in ("forward", "backward"):
+            torch.cuda.synchronize()
+            with torch.profiler.profile(activities=activities) as run:
+                if part == "forward":
+                    y = self.forward()
+                else:
+                    torch.autograd.grad(y, self.inputs, self.t.grad)
+                torch.cuda.synchronize()
+            found = [e for e in run.key_averages() if e.device_type == torch.autograd.DeviceType.CUDA]
+            moves = [e for e in found if e.key.startswith(("Memcpy", "Memset"))]
+            self.counts[part] = dict(
+                kernels=sum(e.count for e in found if e not in moves), copies_and_fills=sum(e.count for e in moves),
+                to_host=sum(e.count for e in moves if "DtoH" in e.key or "Device -> Host" in e.key))
+            all_rows += [(e.self_device_time_total, e.count, part, e.key) for e in found]
+        print(f"  {self.name}: " + "; ".join(
+            f"{part} {c['kernels']} kernels, {c['copies_and_fills']} copies and fills, {c['to_host']} of them to the host"
+            for part, c in self.counts.items()), flush=True)
+        for us, count, part, key in sorted(all_rows, reverse=True)[:rows]:
+            print(f"    {us:9.0f} us {count:3d}x {part:8s} {key[:96]}")
+
+    def result(self, shape):
+        tokens, d, n, _, k = SHAPES[shape]
+        flops = 6 * tokens * k * n * d
+        forward, both = (statistics.median(self.times[w]) for w in ("forward", "both"))
+        ranked = sorted(self.times["both"])
+        tenth = len(ranked) // 10
+        out = dict(shape=shape, side=self.name, mode=self.mode, forward_ms=forward, backward_ms=both - forward,
+                   both_ms=both, forward_tflops=flops / forward / 1e9, both_tflops=3 * flops / both / 1e9,
+                   both_mean_ms=statistics.mean(ranked), both_p10_ms=ranked[tenth], both_p90_ms=ranked[-1 - tenth],
+                   timings=len(ranked), kept_mib=self.kept, peak_mib=self.peak)
+        if self.clocks:
+            out.update(sm_mhz=[min(self.clocks), max(self.clocks)])
+        if self.bias is not None:
+            out.update(self.load())
+        return {**out, **self.counts}
+
+    def load(self):
+        """How unequal the routing became: the busiest expert's share of all rows, experts without any."""
+        with torch.no_grad():
+            logits = troupe_ops.RouterProduct.apply(self.t.x, self.t.gate) + self.bias
+            ids = torch.topk(logits, self.t.k).indices.flatten()
+            rows = torch.bincount(ids, minlength=logits.shape[1])
+        return dict(busiest=(rows.max() / rows.sum()).item(), empty=int((rows == 0).sum()))
+
+
+def first_line(error):
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def apart(a, b):
+    norm = torch.linalg.vector_norm
+    return (norm(a - b, dtype=torch.float32) / norm(b, dtype=torch.float32)).item()
+
+
+def check(side, t):
+    """Against eager _grouped_mm: a wrong layer's speed is worth nothing."""
+    if side.kind == "gather_sum":
+        return
+    got = [r.detach() for r in side.both()]
+    if side.kind == "sonic":
+        # Its logits are bf16, where ties are common and every top-k breaks them its own way: most
+        # tokens agree, and their median is compared.
+        like = layer_rivals.GroupedMm(t.gate, t.w1, t.w2, t.k, order="after", bf16_logits=True)
+        want = like(t.x)
+        rows = [torch.linalg.vector_norm(v, dim=1, dtype=torch.float32) for v in (got[0] - want, want)]
+        errors = {"y, its median row": (rows[0] / rows[1]).median().item()}
+    else:
+        like = layer_rivals.GroupedMm(t.gate, t.w1, t.w2, t.k, bias=side.bias)
+        y = like(t.x)
+        want = (y, *torch.autograd.grad(y, side.inputs, t.grad))
+        errors = {what: apart(a, b) for what, a, b in zip(("y", "dx", "dgate", "dw1", "dw2"), got, want)}
+    wrong = not all(e < 0.03 for e in errors.values())
+    print(f"  {side.name}: apart from _grouped_mm's norm by " +
+          ", ".join(f"{what} {e:.1e}" for what, e in errors.items()) + ("  WRONG" if wrong else ""), flush=True)
+
+
+def prepared(name, t, options):
+    """A side that has run once; None where it cannot, with the reason said."""
+    start = time.perf_counter()
+    try:
+        side = Side(name, t)
+        side.both()
+        torch.cuda.synchronize()
+    except ImportError as error:
+        print(f"  {name}: left out, its package is missing: {first_line(error)}", flush=True)
+        return None
+    except Exception as error:  # a rival that fails must not end the run
+        if name.startswith("troupe"):
+            raise
+        print(f"  {name}: left out, it fails: {type(error).__name__} {first_line(error)}", flush=True)
+        return None
+    took = time.perf_counter() - start
+    if options.warm or took > 3:
+        print(f"  {name}: {took:.1f} s until its first gradients", flush=True)
+    return side
+
+
+def turn(work, count, flush):
+    """Queued in one go: the device never waits for the host. Milliseconds of each."""
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
+    for start, end in events:
+        flush.zero_()
+        start.record()
+        work()
+        end.record()
+    return events
+
+
+def clock():
+    try:
+        return torch.cuda.clock_rate()
+    except Exception:  # needs NVIDIA's management library, which not every machine has
+        return None
+
+
+def time_sides(sides, options):
+    flush = torch.empty(1 << 28, device="cuda", dtype=torch.uint8)
+    counts = {}
+    for i in range(options.rounds + 1):
+        for side in sides:
+            for name, work in side.run.items():
+                key = (side.name, name)
+                if key not in counts:  # how many fit into the time of a turn
+                    events = turn(work, 3, flush)
+                    torch.cuda.synchronize()
+                    each = min(start.elapsed_time(end) for start, end in events)
+                    counts[key] = max(3, round(options.ms / each))
+                events = turn(work, counts[key], flush)
+                mhz = clock() if name == "both" else None
+                torch.cuda.synchronize()
+                if i:
+                    side.times[name] += [start.elapsed_time(end) for start, end in events]
+                    side.clocks += [mhz] if mhz else []
+
+
+def sustained(side, seconds):
+    """Milliseconds of forward and backward, one after the other without a pause for so long."""
+    count = max(1, round(seconds * 1e3 / statistics.median(side.times["both"])))
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
-    y = layer(x)
-    middle.record()
-    y.backward(grad)
+    for _ in range(count):
+        side.run["both"]()
     end.record()
     torch.cuda.synchronize()
-    return start.elapsed_time(middle), middle.elapsed_time(end)
+    return start.elapsed_time(end) / count
 
 
-def make(shape):
-    tokens, d, n, experts, k = shape
-    torch.manual_seed(0)
-    bf16 = dict(device="cuda", dtype=torch.bfloat16)
-    x = (torch.randn(tokens, d, **bf16) * 0.2).requires_grad_()
-    grad = torch.randn(tokens, d, **bf16) * 0.2
-    gate = (torch.randn(experts, d, **bf16) * 0.02).requires_grad_()
-    w1 = (torch.randn(experts, 2 * n, d, **bf16) * 0.02).requires_grad_()
-    w2 = (torch.randn(experts, d, n, **bf16) * 0.02).requires_grad_()
-    layers = {c: GroupedMm(gate, w1, w2, k, c) for c in ("index_add", "gather_sum")}
-    layers["troupe"] = troupe_ops.Layer(gate, w1, w2, k, "before")
-    return x, grad, (gate, w1, w2), layers
+def show(result):
+    r = result
+    skew = f"  busiest {100 * r['busiest']:.1f}% of rows, {r['empty']} empty" if "busiest" in r else ""
+    mhz = "  {}-{} MHz".format(*r["sm_mhz"]) if "sm_mhz" in r else ""
+    print(f"  {r['side']:<13}{r['mode']:6}forward {r['forward_ms']:7.3f} ms {r['forward_tflops']:5.0f}  "
+          f"backward {r['backward_ms']:7.3f}  both {r['both_ms']:7.3f} ms {r['both_tflops']:5.0f} TFLOP/s  "
+          f"kept {r['kept_mib']:6.0f} peak {r['peak_mib']:6.0f} MiB{mhz}{skew}", flush=True)
 
 
-def check(x, grad, parameters, layers):
-    """Ours against the gather-sum rival: a wrong layer's speed is worth nothing."""
-    results = {}
-    for name in ("gather_sum", "troupe"):
-        for p in [x, *parameters]:
-            p.grad = None
-        y = layers[name](x)
-        y.backward(grad)
-        results[name] = [y.detach(), *(p.grad for p in [x, *parameters])]
-    for what, a, b in zip(("y", "x", "gate", "w1", "w2"), *results.values()):
-        error = ((a.float() - b.float()).norm() / b.float().norm()).item()
-        print(f"    {what}: {error:.1e} of the rival's norm apart" + ("" if error < 0.03 else "  WRONG"))
+def bench(shape, options):
+    tokens, d, n, experts, k = SHAPES[shape]
+    print(f"{shape}: T={tokens} d={d} n={n} E={experts} K={k}", flush=True)
+    t = Tensors(SHAPES[shape])
+    sides = [s for s in (prepared(name, t, options) for name in options.sides) if s]
+    if options.warm:
+        return
+    for side in sides:
+        check(side, t)
+        side.memory()
+        if side.kind == "troupe" and side.bias is None:
+            side.profile(options.kernels)
+        if not options.eager:
+            side.capture()
+        gc.collect()
+    time_sides(sides, options)
+    lines = []
+    for side in sides:
+        result = side.result(shape)
+        if options.sustained:
+            result["sustained_both_ms"] = sustained(side, options.sustained)
+        show(result)
+        lines.append(json.dumps({key: round(v, 4) if isinstance(v, float) else v for key, v in result.items()}))
+    if options.json:
+        with open(options.json, "a", encoding="utf-8") as out:
+            out.write("\n".join(lines) + "\n")
+    else:
+        print("\n".join(lines), flush=True)
+    for side in sides:
+        for graph in side.graphs:
+            graph.reset()
 
 
-def bench(shape, rounds):
-    tokens, d, n, experts, k = shape
-    x, grad, parameters, layers = make(shape)
-    flush = torch.empty(1 << 28, device="cuda", dtype=torch.uint8)
-    print(f"T={tokens} d={d} n={n} E={experts} K={k}")
-    check(x, grad, parameters, layers)
-    times = {name: [] for name in layers}
-    for i in range(rounds + 3):
-        for name, layer in layers.items():
-            pair = timed(layer, x, grad, parameters, flush)
-            if i >= 3:
-                times[name].append(pair)
-    flops = 6 * tokens * k * n * d
-    for name, pairs in times.items():
-        forward, backward = (statistics.median(p[i] for p in pairs) for i in (0, 1))
-        print(f"  {name:10s} forward {forward:7.2f} ms {flops / forward / 1e9:6.1f} TFLOP/s   "
-              f"both {forward + backward:7.2f} ms {3 * flops / (forward + backward) / 1e9:6.1f}")
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    y = layers["troupe"](x)
-    print(f"  troupe keeps {(torch.cuda.memory_allocated() - before) / 2**20:.0f} MiB for backward "
-          f"(2 T d + 4 T K n and the output: {(4 * tokens * d + 4 * tokens * k * n) / 2**20:.0f})")
-    y.backward(grad)
+def read_options():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--library", help="libtroupe.so (default: the newest under build/)")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="names, by commas (default: all)")
+    parser.add_argument("--sides", default="troupe,gather_sum,sonic", help="of these, index_add and compiled")
+    parser.add_argument("--compiled", action="store_true", help="the side `compiled` too; it takes its time")
+    parser.add_argument("--routing", default="uniform", help="uniform, zipf, empty, heavy, by commas")
+    parser.add_argument("--eager", action="store_true", help="launch by launch, no graphs")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--ms", type=float, default=100, help="of each side and work in a round")
+    parser.add_argument("--sustained", type=float, default=0, help="seconds without a pause, at the end")
+    parser.add_argument("--kernels", type=int, default=0, help="rows of a table of our kernels")
+    parser.add_argument("--json", help="a file to append the lines of JSON to, in place of printing them")
+    parser.add_argument("--warm", action="store_true")
+    options = parser.parse_args()
+    options.shapes, options.sides = options.shapes.split(","), options.sides.split(",")
+    if unknown := set(options.shapes) - set(SHAPES):
+        parser.error(f"no shape {', '.join(unknown)}: there are {', '.join(SHAPES)}")
+    if unknown := set(options.sides) - {"troupe", "gather_sum", "index_add", "compiled", "sonic"}:
+        parser.error(f"no side {', '.join(unknown)}")
+    options.sides += ["compiled"] if options.compiled and "compiled" not in options.sides else []
+    options.sides += [f"troupe/{r}" for r in options.routing.split(",") if r != "uniform"]
+    return options
 
 
-def profile(shape):
-    x, grad, _, layers = make(shape)
-    layer = layers["troupe"]
-    layer(x).backward(grad)
-    torch.cuda.synchronize()
-    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities) as run:
-        layer(x).backward(grad)
-    table = run.key_averages()
-    copies = [e.key for e in table if "DtoH" in e.key or "Device -> Host" in e.key]
-    kernels = [e for e in table if e.device_type == torch.autograd.DeviceType.CUDA]
-    print(f"profile of T={shape[0]} E={shape[3]}: {sum(e.count for e in kernels)} device events, "
-          f"device-to-host copies: {len(copies)} {copies}")
-    for e in sorted(kernels, key=lambda e: -e.self_device_time_total)[:14]:
-        print(f"  {e.self_device_time_total:9.0f} us {e.count:3d}x {e.key[:90]}")
+def main():
+    options = read_options()
+    troupe_ops.load(options.library)
+    begin = time.perf_counter()
+    print(torch.cuda.get_device_name(), "torch", torch.__version__, "CUDA", torch.version.cuda, flush=True)
+    for shape in options.shapes:
+        bench(shape, options)
+        gc.collect()
+        torch._dynamo.reset()
+        torch.cuda.empty_cache()
+    print(f"{time.perf_counter() - begin:.0f} s", flush=True)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--library", default=None)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--profile", action="store_true")
-    options = parser.parse_args()
-    troupe_ops.load(options.library)
-    print(torch.cuda.get_device_name(), torch.__version__)
-    for shape in SHAPES:
-        bench(shape, options.rounds)
-        if options.profile:
-            profile(shape)
+    sys.exit(main())

@@ -38,16 +38,18 @@ class RouterProduct(torch.autograd.Function):
 
 
 class Layer:
-    """order: "after" (softmax over the chosen) or "before" (of all)."""
+    """order: "after" (softmax over the chosen) or "before" (of all). bias [E]: added to the logits."""
 
-    def __init__(self, gate, w1, w2, k, order):
-        self.gate, self.k = gate, k
+    def __init__(self, gate, w1, w2, k, order, bias=None):
+        self.gate, self.k, self.bias = gate, k, bias
         self.experts = [w1, None, w2, None]
         self.weighting = "chosen" if order == "after" else "raw"
 
     def __call__(self, x):
         tokens = x.reshape(-1, x.shape[-1])
         logits = RouterProduct.apply(tokens, self.gate)
+        if self.bias is not None:
+            logits = logits + self.bias
         ids, weights = torch.ops.troupe.route(logits, self.k, "softmax", self.weighting, [1.0, 1.0],
                                               [None] * 4)[:2]
         plan = torch.ops.troupe.routing_plan(ids, self.gate.shape[0])
