@@ -1,51 +1,56 @@
 #!/usr/bin/env python3
-"""mutate.py [--each N] [--seed N] [--root DIR] [kernel...]: breaks a line of each kernel and expects
-its test to fail.
+"""mutate.py BUILD [--cuda] [--each N] [--seed N] [--jobs N] [--keep FOLDER] [--flags=F] [kernel...]:
+breaks a line of each file of a kernel and expects the kernel's test to fail.
 
-Works on a copy of the tree: for each source file of a kernel's folder (reference and CPU path), one
-small mechanical change at a time, such as < to <= or + to -, then the kernel's test is built and run.
-A change that does not compile is replaced by another. Fails where a test passes all the same: such a
-line needs a test, or does nothing and should go. The choice of lines is a function of the seed."""
+BUILD is a finished build of the tree as it is, best one with sanitizers: its flags, libraries and tests
+are used, and nothing in it or in the tree is changed. Each file of a kernel's folder (with --cuda its .cu
+and .cuh files and those of kernels/device, else .cpp and .h, but not its contract) gets one small change at a time, such as <
+to <= or + to -. A source file that the change reaches is compiled, and the kernel's test linked with it. A
+change that does not compile, or in a header leaves the code of all as it was, is replaced by another.
+Then run_mutants.py runs the tests and fails where one passes all the same: such a line needs a test, or
+does nothing and should go. The choice of lines is a function of the seed.
+
+With --keep the programs stay in FOLDER, beside the libraries they load and run_mutants.py, for a machine
+that has a GPU and need have no compiler."""
 import argparse
-import os
+import concurrent.futures
+import hashlib
+import json
 import pathlib
 import random
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
+import threading
 
-import check_sizes
-
-PARTS = ("CMakeLists.txt", "CMakePresets.json", "cmake", "troupe")
-# With the address sanitizer, as CI tests too: a loop that runs one step too far is seen.
-OPTIONS = ("-G", "Ninja", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS=-O1 -fsanitize=address",
-           "-DTROUPE_TORCH=OFF", "-DTROUPE_CUDA=OFF", "-DTROUPE_BENCHES=OFF")
 SWAPS = [(" < ", " <= "), (" <= ", " < "), (" > ", " >= "), (" >= ", " > "), (" == ", " != "),
          (" != ", " == "), (" + ", " - "), (" - ", " + "), (" * ", " / "), (" / ", " * "),
          (" += ", " -= "), (" && ", " || "), (" || ", " && "), ("std::max", "std::min"),
          ("std::min", "std::max"), ("true", "false"), ("false", "true")]
-NUMBER = re.compile(r"(?<![\w.])(\d+)(?=[;,)\s.\]f])")
-# Lines whose change need not be seen: how work is shared out, and sizes that benchmarks report.
-SILENT = re.compile(r"^\s*(//|#|template|using|static_assert|TROUPE_CHECK|assert)|grain|reserve\(")
-SILENT_FUNCTIONS = {"bytes_moved", "flops", "workspace_bytes"}
-TEST_SECONDS = 180
-
-
-def silent_lines(path):
-    """The line numbers of functions that only report a size."""
-    run = subprocess.run([*check_sizes.CTAGS, str(path)], capture_output=True, text=True, check=True)
-    for tag in map(check_sizes.json.loads, run.stdout.splitlines()):
-        if tag["name"] in SILENT_FUNCTIONS:
-            yield from range(tag["line"], tag.get("end", tag["line"]) + 1)
+# But not the grain of a pool, nor the unused shared memory of `<<<blocks, kThreads, 0, stream>>>`.
+NUMBER = re.compile(r"(?<![\w.])(\d+)(?=[;,)\s.\]f])(?!, (\[&|[\w.]*stream))")
+# Lines whose change need not be seen: how work is shared out (also a named whole number, which is the
+# same wherever it is used), what only saves time, and sizes that benchmarks report.
+SILENT = re.compile(r"^\s*(//|#|template|using|static_assert|TROUPE_CHECK|assert"
+                    r"|(static |inline )*constexpr (int|int64_t|uint32_t|unsigned) k\w+ = \d+;)"
+                    r"|grain|PerRange|reserve\(|__launch_bounds__|prefetch|kSpinCycles"
+                    r"|int device = 0, value = 0;")
+SILENT_FUNCTION = re.compile(r"\w.*\b(bytes_moved|flops|workspace_bytes)\(.*\{$")
+TARGET = re.compile(r"CMakeFiles/kernel_(\w+?)(_cuda)?\.dir/")
+ARCHITECTURE = re.compile(r"--generate-code=arch=compute_(\w+),")
+# nvcc's own temporary files, whose names end in the object, hold its process's number.
+TEMPORARY = re.compile(rb"tmpxft_[0-9a-f]+_[0-9a-f]+")
+# Libraries of the compiler and of libc: the other machine has them, as new or newer.
+SYSTEM = re.compile(r"lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s)\.so|ld-linux|linux-vdso")
 
 
 def changes(line):
     """All small changes of one line; what stands in a string or a comment is left alone."""
     code = line.split("//")[0]
-    if SILENT.match(code) or "grain" in code or '"' in code:
+    if SILENT.search(code) or '"' in code:
         return
     for old, new in SWAPS:
         for found in re.finditer(re.escape(old), code):
@@ -54,87 +59,164 @@ def changes(line):
         yield line[:found.start()] + str(int(found[1]) + 1) + line[found.end():]
 
 
-def candidates(path, rng):
-    lines = path.read_text().splitlines()
-    silent = set(silent_lines(path))
-    found = [(n, new) for n, line in enumerate(lines, 1) if n not in silent for new in changes(line)]
+def candidates(lines, rng):
+    """Pairs of a line's number and a change of it, in the order in which they are tried."""
+    found, silent = [], False
+    for number, line in enumerate(lines, 1):
+        silent = (silent or bool(SILENT_FUNCTION.match(line))) and line != "}"
+        found += [] if silent else [(number, new) for new in changes(line)]
     rng.shuffle(found)
-    return lines, found
+    return found
+
+
+def output_of(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+class Unit:
+    """A source file: its kernel, how it is compiled, and which files of the tree it reads."""
+
+    def __init__(self, build, source, entry, options):
+        self.build, self.source = build, source
+        self.place = pathlib.Path(entry["file"]).relative_to(source)
+        self.kernel = TARGET.search(entry["command"])[1]
+        words = shlex.split(entry["command"])
+        out = words.pop(words.index("-o") + 1)
+        self.words = [word for word in words if word != "-o" and
+                      not ((found := ARCHITECTURE.match(word)) and found[1] != options.arch)]
+        self.words += options.flags
+        self.reads = {line.strip() for line in
+                      output_of("ninja", "-C", build, "-t", "deps", out).splitlines()}
+        self.bytes = (build / out).stat().st_size
+        self.lock, self.whole = threading.Lock(), None
+
+    def compile(self, folder, change=True):
+        """folder/mutant.o, where files in `folder` stand for those of the tree, and a hash of its
+        code; None where it does not compile."""
+        words = list(self.words)
+        if change:
+            words.insert(1, f"-I{folder}")
+        if change and self.place.suffix == ".cpp":  # No name of a file tells code apart.
+            words.append(f"-ffile-prefix-map={folder}={self.source}")
+        if change and (folder / self.place).exists():
+            words = [word.replace(str(self.source / self.place), str(folder / self.place))
+                     for word in words]
+        out = folder / "mutant.o"
+        run = subprocess.run([*words, "-o", out], cwd=self.build, capture_output=True, text=True)
+        if run.returncode != 0 and not change:
+            sys.exit(f"{self.place} does not compile before anything is broken:\n{run.stderr}")
+        if run.returncode != 0:
+            return None
+        return hashlib.sha256(TEMPORARY.sub(b"", out.read_bytes())).digest()
+
+    def code(self):
+        """The hash of the code as it is; one thread finds it."""
+        with self.lock, tempfile.TemporaryDirectory() as folder:
+            self.whole = self.whole or self.compile(pathlib.Path(folder), change=False)
+            return self.whole
 
 
 class Tree:
-    """A copy of the project, built without torch and CUDA."""
+    def __init__(self, build, options):
+        entries = json.loads((build / "compile_commands.json").read_text())
+        cache = (build / "CMakeCache.txt").read_text()
+        self.build, self.options = build, options
+        self.source = pathlib.Path(re.search(r"^CMAKE_HOME_DIRECTORY\S*=(.*)$", cache, re.M)[1])
+        self.units = [Unit(build, self.source, entry, options) for entry in entries
+                      if (target := TARGET.search(entry["command"])) and
+                      bool(target[2]) == options.cuda and
+                      (not options.kernels or target[1] in options.kernels)]
 
-    def __init__(self, root, folder):
-        self.root, self.build = pathlib.Path(folder, "tree"), pathlib.Path(folder, "build")
-        self.environment = {**os.environ, "CCACHE_BASEDIR": folder, "CCACHE_NOHASHDIR": "1"}
-        self.root.mkdir()
-        for part in PARTS:
-            copy = shutil.copytree if (root / part).is_dir() else shutil.copy
-            copy(root / part, self.root / part)
-        self.run("cmake", "-S", self.root, "-B", self.build, *OPTIONS, check=True)
+    def files(self):
+        """Each file to change, with the units that read it, the quickest to compile first; those
+        that take longest come first."""
+        found, kinds = [], {".cu", ".cuh"} if self.options.cuda else {".cpp", ".h"}
+        for path in sorted((self.source / "troupe/kernels").rglob("*.*")):
+            contract = path.name == f"{path.parent.name}.h"
+            wanted = path.suffix in kinds or self.options.cuda and path.parent.name == "device"
+            users = [unit for unit in self.units if str(path) in unit.reads]
+            if users and wanted and not contract:
+                found.append((path, sorted(users, key=lambda unit: unit.bytes)))
+        return sorted(found, key=lambda each: -each[1][0].bytes)
 
-    def run(self, *command, **options):
-        return subprocess.run([str(word) for word in command], env=self.environment, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
-
-    def kernels(self):
-        text = (self.root / "CMakeLists.txt").read_text()
-        return re.findall(r"^troupe_kernel\((\w+)", text, re.M)
-
-    def sources(self, kernel):
-        folder = self.root / "troupe/kernels" / kernel
-        return [p for p in sorted(folder.glob("*.cpp")) if not p.stem.endswith(("_test", "_bench"))]
-
-    def compiles(self, kernel):
-        return self.run("ninja", "-C", self.build, "-j", "1", f"{kernel}_test").returncode == 0
-
-    def passes(self, kernel):
-        try:
-            return self.run(self.build / f"{kernel}_test", timeout=TEST_SECONDS).returncode == 0
-        except subprocess.TimeoutExpired:
-            return False
+    def link(self, kernel, program, objects=()):
+        """A kernel's test; what the objects define is not taken from the archives after them."""
+        steps = output_of("ninja", "-C", self.build, "-t", "commands", f"{kernel}_test")
+        words = shlex.split(steps.splitlines()[-1])
+        words = words[words.index("&&") + 1:-2]
+        first = next(i for i, word in enumerate(words) if word.endswith(".a"))
+        words[first:first] = map(str, objects)
+        words[words.index("-o") + 1] = str(program)
+        subprocess.run([*words, *self.options.flags, "-s"], cwd=self.build, check=True)
 
 
-def try_file(tree, kernel, path, options):
-    """Yields (line number, old line, new line, whether a test failed) for each change tried."""
-    rng = random.Random(f"{options.seed} {path.name}")
-    lines, found = candidates(path, rng)
-    tried = 0
-    try:
+def change_file(tree, path, users, folder):
+    """Makes the changes of one file; returns what run_mutants.py is told of each."""
+    lines = path.read_text().splitlines()
+    found = candidates(lines, random.Random(f"{tree.options.seed} {path.name}"))
+    place, made = path.relative_to(tree.source), []
+    with tempfile.TemporaryDirectory() as name:
+        copy = pathlib.Path(name, place)
+        copy.parent.mkdir(parents=True)
         for number, new in found:
-            if tried == options.each:
-                return
-            path.write_text("\n".join(lines[:number - 1] + [new] + lines[number:]) + "\n")
-            if tree.compiles(kernel):
-                tried += 1
-                yield number, lines[number - 1].strip(), new.strip(), not tree.passes(kernel)
-    finally:
-        path.write_text("\n".join(lines) + "\n")
+            copy.write_text("\n".join(lines[:number - 1] + [new] + lines[number:]) + "\n")
+            for unit in users if len(made) < tree.options.each else ():
+                code = unit.compile(pathlib.Path(name))
+                if code is None:
+                    unit.code()  # Stops where the file does not compile as it is.
+                    break
+                if place == unit.place or code != unit.code():
+                    program = f"{unit.kernel}_test.{place.parent.name}.{path.name}.{number}.{len(made)}"
+                    tree.link(unit.kernel, folder / program, [pathlib.Path(name, "mutant.o")])
+                    made.append({"kernel": unit.kernel, "program": program,
+                                 "place": f"{place.parent.name}/{path.name}:{number}",
+                                 "old": lines[number - 1].strip(), "new": new.strip()})
+                    break
+    return made
+
+
+def copy_libraries(program, folder):
+    for name, path in re.findall(r"(\S+) => (/\S+)", output_of("ldd", program)):
+        if not SYSTEM.match(name):
+            shutil.copy(path, folder / name)
+
+
+def prepare(tree, folder):
+    made = []
+    with concurrent.futures.ThreadPoolExecutor(tree.options.jobs) as pool:
+        jobs = [pool.submit(change_file, tree, *file, folder) for file in tree.files()]
+        for job in concurrent.futures.as_completed(jobs):
+            made += job.result()
+            print(f"{len(made)} changes compiled", end="\r", flush=True)
+    for kernel in sorted({each["kernel"] for each in made}):
+        tree.link(kernel, folder / f"{kernel}_test")
+        copy_libraries(folder / f"{kernel}_test", folder)
+    made.sort(key=lambda each: each["place"])
+    (folder / "mutants.json").write_text(
+        json.dumps({"gpu": tree.options.cuda, "mutants": made}, indent=1))
+    shutil.copy(pathlib.Path(__file__).with_name("run_mutants.py"), folder)
 
 
 def main():
     parser = argparse.ArgumentParser()
+    parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("kernels", nargs="*")
+    parser.add_argument("--cuda", action="store_true", help="change the CUDA files")
     parser.add_argument("--each", type=int, default=1, help="changes a file")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).parent.parent)
+    parser.add_argument("--jobs", type=int, default=1, help="compilers, and tests, at a time")
+    parser.add_argument("--keep", type=pathlib.Path, help="leave the programs here, and run none")
+    parser.add_argument("--arch", default="90a", help="the GPU architecture to compile for")
+    parser.add_argument("--flags", type=shlex.split, default=[], help="more of them, to compile and link")
     options = parser.parse_args()
-    survived = tried = 0
+    tree = Tree(options.build.resolve(), options)
+    if options.keep:
+        options.keep.mkdir(parents=True, exist_ok=True)
+        return prepare(tree, options.keep.resolve())
     with tempfile.TemporaryDirectory() as folder:
-        tree = Tree(options.root, folder)
-        for kernel in options.kernels or tree.kernels():
-            if not (tree.compiles(kernel) and tree.passes(kernel)):
-                sys.exit(f"{kernel}: its test fails before anything is broken")
-            for path in tree.sources(kernel):
-                begin = time.monotonic()
-                for number, old, new, caught in try_file(tree, kernel, path, options):
-                    tried, survived = tried + 1, survived + (not caught)
-                    print(f"{'caught' if caught else 'SURVIVED':8}  {kernel}/{path.name}:{number}  "
-                          f"{time.monotonic() - begin:.0f} s\n          - {old}\n          + {new}",
-                          flush=True)
-    print(f"{tried} changes, {survived} of them unnoticed")
-    return survived > 0 or tried == 0
+        prepare(tree, pathlib.Path(folder))
+        return subprocess.run([sys.executable, f"{folder}/run_mutants.py", "--jobs",
+                               str(options.jobs)], check=False).returncode
 
 
 if __name__ == "__main__":

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""run_mutants.py [--jobs N] [--seconds N] [FOLDER]: runs the programs that mutate.py made.
+
+First each kernel's test as it is: it must pass and, where CUDA files were changed, use the GPU. Then
+the changed ones: the test must fail, crash or take too long. What passes on a GPU runs again under
+compute-sanitizer, where there is one, as the CPU's changes do under the address sanitizer: a read past
+the end is seen. Prints a table and fails where a change is never seen."""
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+
+class Runner:
+    def __init__(self, folder, seconds, gpu):
+        self.folder, self.seconds, self.gpu = folder, seconds, gpu
+        libraries = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+        self.environment = {**os.environ, "LD_LIBRARY_PATH": libraries, "GTEST_FAIL_FAST": "1"}
+        if not gpu:  # The address sanitizer does not know the memory that a GPU can read.
+            self.environment["CUDA_VISIBLE_DEVICES"] = ""
+
+    def run(self, program, *before):
+        """What a program ended with ('passed' where nothing failed), its output and its seconds."""
+        begin = time.monotonic()
+        try:
+            run = subprocess.run([*before, str(self.folder / program)], env=self.environment,
+                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                 timeout=self.seconds)
+            end, output = run.returncode, run.stdout.decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            end, output = "too long", ""
+        took = time.monotonic() - begin
+        if end == 0:
+            return "passed", output, took
+        failed = [line[12:].split(",")[0] for line in output.splitlines() if "[  FAILED  ]" in line]
+        return failed[0] if failed else f"ended with {end}", output, took
+
+    def unbroken(self, kernel):
+        end, output, took = self.run(f"{kernel}_test")
+        idle = self.gpu and "no GPU here" in output
+        return "no GPU was used" if idle else end, output, took
+
+    def sanitized(self, program):
+        end, _, took = self.run(program, "compute-sanitizer", "--error-exitcode", "9")
+        return end, took
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=pathlib.Path(__file__).parent)
+    parser.add_argument("--jobs", type=int, default=6, help="programs at a time")
+    parser.add_argument("--seconds", type=int, default=120, help="how long a program may take")
+    options = parser.parse_args()
+    made = json.loads((options.folder / "mutants.json").read_text())
+    runner, mutants = Runner(options.folder.resolve(), options.seconds, made["gpu"]), made["mutants"]
+    kernels = sorted({mutant["kernel"] for mutant in mutants})
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        void = set()
+        for kernel, (end, output, took) in zip(kernels, pool.map(runner.unbroken, kernels)):
+            print(f"unbroken  {kernel}_test  {took:.0f} s  {end}")
+            if end != "passed":
+                void.add(kernel)
+                print(f"{output[-2000:]}\n{kernel}: shows nothing, {end} before anything was broken")
+        mutants = [mutant for mutant in mutants if mutant["kernel"] not in void]
+
+        def judge(mutant):
+            end, _, took = runner.run(mutant["program"])
+            if end == "passed" and runner.gpu and shutil.which("compute-sanitizer"):
+                again, more = runner.sanitized(mutant["program"])
+                unbroken = runner.sanitized(f"{mutant['kernel']}_test")[0]
+                if again not in ("passed", "too long") and unbroken == "passed":
+                    return f"sanitizer: {again}", took + more
+            return end, took
+
+        survived = 0
+        for mutant, (end, took) in zip(mutants, pool.map(judge, mutants)):
+            survived += end == "passed"
+            print(f"{'SURVIVED' if end == 'passed' else 'caught':8}  {mutant['place']}  "
+                  f"{mutant['kernel']}_test  {took:.0f} s  {end}\n"
+                  f"          - {mutant['old']}\n          + {mutant['new']}", flush=True)
+    print(f"{len(mutants)} changes, {survived} of them unnoticed")
+    return survived > 0 or bool(void) or not mutants
+
+
+if __name__ == "__main__":
+    sys.exit(main())
