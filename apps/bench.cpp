@@ -10,6 +10,7 @@
 #include "troupe/core/publish.h"
 #include "troupe/train/bench_run.h"
 #include "troupe/train/forecast.h"
+#include "troupe/train/memory_use.h"
 
 namespace troupe {
 namespace {
@@ -42,6 +43,7 @@ void print(const BenchReport& report) {
 }
 
 void bench(const BenchCommand& options) {
+  keep_freed_memory();  // as `train` does
   Sources sources;
   const Recipe recipe = load_recipe(options.recipe.path, options.recipe.sets, sources);
   validate(recipe, sources);

@@ -1,6 +1,4 @@
 // troupe train: trains, or goes on.
-#include <malloc.h>
-
 #include <cstdlib>
 #include <iostream>
 #include <memory>
@@ -24,13 +22,6 @@ struct TrainOptions {
   RecipeOptions recipe;
   bool print = false, force = false, quiet = false;
 };
-
-// A step frees what the next one asks for again. Kept, and not given back to the system page by
-// page, it is there without a fault for each page.
-void keep_freed_memory() {
-  ::mallopt(M_MMAP_MAX, 0);
-  ::mallopt(M_TRIM_THRESHOLD, -1);
-}
 
 void write_run_files(Fs& fs, const TrainOptions& options, const Recipe& recipe,
                      const Sources& sources, const Call& call) {

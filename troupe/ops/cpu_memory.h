@@ -10,4 +10,8 @@ namespace troupe {
 // at::empty; a CPU tensor of several large pages asks the system for them (where it grants them).
 at::Tensor empty_large(at::IntArrayRef sizes, const at::TensorOptions& options);
 
+// From now on the process keeps large CPU tensors in a core/memory_region.h, which takes no more
+// than lives at once and a little. Before the first tensor.
+void keep_large_tensors_together();
+
 }  // namespace troupe

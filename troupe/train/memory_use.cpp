@@ -2,12 +2,14 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/Exception.h>
+#include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <new>
 #include <string_view>
 
+#include "troupe/ops/cpu_memory.h"
 #include "troupe/train/run_files.h"
 
 namespace troupe {
@@ -35,6 +37,12 @@ MemoryUse memory_use(const c10::Device& device) {
           .peak = stats.allocated_bytes.at(kAll).peak,
           .total = static_cast<int64_t>(allocator.getMemoryInfo(device.index()).second),
           .retries = stats.num_alloc_retries};
+}
+
+void keep_freed_memory() {
+  keep_large_tensors_together();
+  ::mallopt(M_MMAP_MAX, 0);
+  ::mallopt(M_TRIM_THRESHOLD, -1);
 }
 
 bool is_out_of_memory(const std::exception& error) {

@@ -18,6 +18,10 @@ struct MemoryUse {
 };
 MemoryUse memory_use(const c10::Device& device);
 
+// A step frees what the next one asks for again. From now on, to be called before the first tensor,
+// it is kept and not given back to the system page by page, large tensors apart from small things.
+void keep_freed_memory();
+
 // Whether what was thrown says that the host or the device has no memory left.
 bool is_out_of_memory(const std::exception& error);
 
