@@ -1,6 +1,7 @@
 #include "troupe/nn/linear.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/as_strided.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
@@ -21,6 +22,20 @@ TensorList parts_of(const at::Tensor& whole, const std::vector<int64_t>& rows) {
     from += n;
   }
   return out;
+}
+
+// [sum n_i, D]: a view where the parts lie one behind the other in memory, as a ParamStore lays
+// them; else a copy.
+at::Tensor joined(const TensorList& parts) {
+  int64_t rows = 0;
+  bool adjacent = true;
+  for (const at::Tensor& part : parts) {
+    adjacent = adjacent && part.is_contiguous() && part.storage().is_alias_of(parts[0].storage()) &&
+               part.storage_offset() == parts[0].storage_offset() + rows * parts[0].size(1);
+    rows += part.size(0);
+  }
+  if (!adjacent) return at::cat(parts);
+  return at::as_strided(parts[0], {rows, parts[0].size(1)}, {parts[0].size(1), 1});
 }
 
 }  // namespace
@@ -45,19 +60,21 @@ at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*
                parts.size(), "products");
   inputs.insert(inputs.end(), weights.begin(), weights.end());
   inputs.insert(inputs.end(), biases.begin(), biases.end());
-  at::Tensor y, joined;
+  at::Tensor y;
   {
     const at::NoGradGuard no_grad;
-    joined = at::cat(weights);
-    y = at::linear(x_TD, joined, biases.empty() ? at::Tensor() : at::cat(biases));
+    y = at::linear(x_TD, joined(weights), biases.empty() ? at::Tensor() : at::cat(biases));
   }
+  TensorList saved = {x_TD};
+  saved.insert(saved.end(), weights.begin(), weights.end());
   record({.name = "joined_linear",
           .inputs = std::move(inputs),
           .outputs = {y},
-          .saved = {x_TD, joined},
+          .saved = std::move(saved),
           .backward = [rows, biased = !biases.empty()](const Gradients& g) -> TensorList {
             const at::Tensor& dy = g.outputs[0];
-            TensorList out = {g.needs[0] ? at::mm(dy, g.saved[1]) : at::Tensor()};
+            const TensorList w(g.saved.begin() + 1, g.saved.end());
+            TensorList out = {g.needs[0] ? at::mm(dy, joined(w)) : at::Tensor()};
             bool any = false;
             for (size_t i = 1; i <= rows.size(); ++i) any = any || g.needs[i];
             const TensorList dw =

@@ -31,7 +31,7 @@ struct Linear {
 };
 
 // x [T, D] times all weights [n_i, D], side by side: [T, sum n_i]; biases all or none. One product
-// forward, two backward; the weights are joined anew in each call, which copies them once.
+// forward, two backward. Weights that do not lie one behind the other are joined by a copy in each.
 at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*>& parts);
 
 }  // namespace troupe

@@ -34,6 +34,27 @@ TEST(Linear, JointProductIsThePartsSideBySideWithTheirGradients) {
   }
 }
 
+// As a ParamStore has them; then no copy is made, and the product is the same.
+TEST(Linear, WeightsThatLieOneBehindTheOtherAreJoinedWhereTheyLie) {
+  Linear a = linear(3, 4, false), b = linear(2, 4, false);
+  const at::Tensor x = at::randn({5, 4}, at::kDouble).requires_grad_();
+  const at::Tensor apart = joined_linear(x, {&a, &b});
+  const at::Tensor g = at::randn(apart.sizes(), at::kDouble);
+  apart.backward(g);
+  const at::Tensor grads = at::cat({x.grad(), a.weight.value.grad(), b.weight.value.grad()});
+  const at::Tensor buffer = at::cat({a.weight.value, b.weight.value}).detach();
+  a.weight.value = buffer.narrow(0, 0, 3).detach().requires_grad_();
+  b.weight.value = buffer.narrow(0, 3, 2).detach().requires_grad_();
+  x.mutable_grad().reset();
+  const at::Tensor together = joined_linear(x, {&a, &b});
+  EXPECT_TRUE(at::equal(together, apart));
+  together.backward(g);
+  EXPECT_TRUE(at::equal(at::cat({x.grad(), a.weight.value.grad(), b.weight.value.grad()}), grads));
+  const at::Tensor swapped = joined_linear(x, {&b, &a});  // beside each other, in another order
+  EXPECT_TRUE(swapped.narrow(1, 0, 2).allclose(apart.narrow(1, 3, 2)));
+  EXPECT_TRUE(swapped.narrow(1, 2, 3).allclose(apart.narrow(1, 0, 3)));
+}
+
 TEST(Linear, X8_AFrozenPartGetsNoGradientAndChangesNoOther) {
   Linear a = linear(3, 4, false);
   const Linear b = linear(2, 4, false);
