@@ -60,24 +60,26 @@ Attention::Attention(const ModelConfig& c, const LayerConfig& l)
 
 at::Tensor Attention::forward(const at::Tensor& x_TD, const AttentionCall& call) {
   const at::Tensor qkv = joined_linear(x_TD, {&q_, &k_, &v_});
-  const bool plain = qk_norm_ == QkNorm::kNone && !clip_ && call.cache == nullptr &&
-                     !(dropout_ > 0 && call.context.training);
+  const bool plain = !clip_ && call.cache == nullptr && !(dropout_ > 0 && call.context.training);
   const at::Tensor o = plain ? core(qkv, call) : apart(qkv, call);
   return out_.forward(o.flatten(1));
 }
 
-// Nothing stands between the product and the rotation.
+// Nothing but norms stands between the product and the rotation.
 at::Tensor Attention::core(const at::Tensor& qkv_TN, const AttentionCall& call) {
-  std::optional<PackedRotary> rotary;
+  PackedForm packed{.heads = {layer_.heads, layer_.kv_heads, layer_.head_dim}};
+  if (q_norm_) {
+    packed.norm = {q_norm_->weight.value, k_norm_->weight.value, q_norm_->options};
+  }
   if (rope_) {
-    rotary = {rope_->tables(positions_needed(call, max_positions_), qkv_TN),
-              positions_of(call, qkv_TN), rope_->options()};
+    packed.rotary = {rope_->tables(positions_needed(call, max_positions_), qkv_TN),
+                     positions_of(call, qkv_TN), rope_->options()};
   }
   AttentionForm form = {.scale = 1 / std::sqrt(static_cast<double>(layer_.head_dim)),
                         .window = layer_.window,
                         .lengths = segment_lengths(call)};
   if (sinks_) form.sinks_H = sinks_->value;
-  return packed_attention(qkv_TN, {layer_.heads, layer_.kv_heads, layer_.head_dim}, rotary, form);
+  return packed_attention(qkv_TN, packed, form);
 }
 
 at::Tensor Attention::prepared(const at::Tensor& x_Tn, const std::optional<Norm>& norm,

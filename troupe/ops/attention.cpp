@@ -4,8 +4,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <array>
 #include <numeric>
+#include <tuple>
 
+#include "troupe/kernels/norm/norm.h"
 #include "troupe/kernels/rotary/rotary.h"
 #include "troupe/ops/attention_cpu.h"
 #include "troupe/ops/attention_sdpa.h"
@@ -159,13 +162,108 @@ void turn(const at::Tensor& qkv_TN, const PackedHeads& n, const PackedRotary& r,
   run(qkv_TN.device(), args, rotary_cpu, &CudaKernels::rotary);
 }
 
-void check_packed(const at::Tensor& qkv, const PackedHeads& n,
-                  const std::optional<PackedRotary>& rotary, const AttentionForm& form) {
+// The columns that one norm is taken of: those of all queries or all keys, or of each head.
+struct NormPiece {
+  int64_t first, width;
+  const at::Tensor& weight_D;
+};
+std::vector<NormPiece> norm_pieces(const PackedNorm& norm, const PackedHeads& n) {
+  std::vector<NormPiece> out;
+  int64_t first = 0;
+  for (const auto& [weight, heads] :
+       {std::tie(norm.q_weight, n.heads), std::tie(norm.k_weight, n.kv_heads)}) {
+    const int64_t end = first + heads * n.dim, width = weight.size(0);
+    for (; first < end; first += width) out.push_back({first, width, weight});
+  }
+  return out;
+}
+
+NormKind kind_of(const NormOptions& o) {
+  return o.kind == "layer" ? NormKind::kLayer : NormKind::kRms;
+}
+
+// Queries and keys as the products take them, and what the norms' backward reads, a column a norm.
+struct Heads {
+  at::Tensor qk_TN, mean_TP, rstd_TP;
+};
+
+Heads normed(const at::Tensor& qkv_TN, const PackedHeads& n, const PackedNorm& norm) {
+  const int64_t T = qkv_TN.size(0);
+  const std::vector<NormPiece> pieces = norm_pieces(norm, n);
+  const auto P = static_cast<int64_t>(pieces.size());
+  Heads out{at::empty({T, (n.heads + n.kv_heads) * n.dim}, qkv_TN.options()),
+            at::empty({T, P}, qkv_TN.options()), at::empty({T, P}, qkv_TN.options())};
+  for (int64_t p = 0; p < P; ++p) {
+    const auto& [first, width, weight] = pieces[p];
+    const at::Tensor x = qkv_TN.narrow(1, first, width), y = out.qk_TN.narrow(1, first, width);
+    const at::Tensor w = weight.unsqueeze(0), mean = out.mean_TP.narrow(1, p, 1),
+                     rstd = out.rstd_TP.narrow(1, p, 1);
+    const NormKind kind = kind_of(norm.options);
+    const Norm args{.x = view(x, "attention: qkv"),
+                    .weight = view(w, "attention: norm"),
+                    .y = mut_view(y, "attention: qkv"),
+                    .mean = kind == NormKind::kLayer ? mut_view(mean, "attention: mean") : MutRef{},
+                    .rstd = mut_view(rstd, "attention: rstd"),
+                    .kind = kind,
+                    .eps = static_cast<float>(norm.options.eps),
+                    .round_before_weight = norm.options.kind == "rms_rounded"};
+    norm_cpu(args, torch_pool());
+  }
+  return out;
+}
+
+// From the gradient of what came out of the norms, in `grad_TN`, to that of what went in, in the
+// same place; returns the weights' gradients, of the queries' and the keys' norm.
+std::array<at::Tensor, 2> norms_backward(const at::Tensor& qkv_TN, const PackedHeads& n,
+                                         const PackedNorm& norm, const Heads& heads,
+                                         const at::Tensor& grad_TN) {
+  const std::vector<NormPiece> pieces = norm_pieces(norm, n);
+  std::array<at::Tensor, 2> out;
+  for (size_t p = 0; p < pieces.size(); ++p) {
+    const auto& [first, width, weight] = pieces[p];
+    const auto column = static_cast<int64_t>(p);
+    const at::Tensor s = qkv_TN.narrow(1, first, width), g = grad_TN.narrow(1, first, width);
+    const at::Tensor w = weight.unsqueeze(0), mean = heads.mean_TP.narrow(1, column, 1),
+                     rstd = heads.rstd_TP.narrow(1, column, 1);
+    const at::Tensor grad_weight = at::empty({1, width}, qkv_TN.options());
+    const NormKind kind = kind_of(norm.options);
+    NormBackward args{.s = view(s, "attention: qkv"),
+                      .weight = view(w, "attention: norm"),
+                      .rstd = view(rstd, "attention: rstd"),
+                      .grad_y = view(g, "attention: gradient"),
+                      .grad_s = mut_view(g, "attention: gradient"),
+                      .grad_weight = mut_view(grad_weight, "attention: gradient"),
+                      .mean = kind == NormKind::kLayer ? view(mean, "attention: mean") : MatRef{},
+                      .kind = kind,
+                      .round_before_weight = norm.options.kind == "rms_rounded"};
+    const at::Tensor workspace =
+        at::empty({workspace_bytes(args)}, qkv_TN.options().dtype(at::kByte));
+    args.workspace = workspace.mutable_data_ptr();
+    norm_backward_cpu(args, torch_pool());
+    at::Tensor& sum = out[first < n.heads * n.dim ? 0 : 1];
+    sum = sum.defined() ? sum.add_(grad_weight.squeeze(0)) : grad_weight.squeeze(0);
+  }
+  return out;
+}
+
+void check_packed(const at::Tensor& qkv, const PackedForm& packed, const AttentionForm& form) {
+  const auto& [n, norm, rotary] = packed;
   check_sizes(qkv, {-1, (n.heads + 2 * n.kv_heads) * n.dim}, "attention: qkv");
   TROUPE_CHECK(qkv.is_contiguous(), "attention: qkv must be contiguous");
   const TensorList p = parts(qkv.detach(), n);
   check(p[0], p[1], p[2], form);
   TROUPE_CHECK(form.past == 0, "attention: a joint product has no past");
+  if (norm) {
+    const int64_t q = norm->q_weight.numel(), k = norm->k_weight.numel();
+    const bool whole = q == n.heads * n.dim && k == n.kv_heads * n.dim;
+    TROUPE_CHECK(norm->q_weight.dim() == 1 && norm->k_weight.dim() == 1 &&
+                     (whole || (q == n.dim && k == n.dim)),
+                 "attention: norms of", n.heads, "and", n.kv_heads, "heads of", n.dim,
+                 "have weights of all of them or of one; they are", norm->q_weight.sizes(), "and",
+                 norm->k_weight.sizes());
+    check_dtype(norm->q_weight, qkv.scalar_type(), "attention: norm");
+    check_dtype(norm->k_weight, qkv.scalar_type(), "attention: norm");
+  }
   if (!rotary) return;
   if (rotary->position_T)
     return check_sizes(*rotary->position_T, {qkv.size(0)}, "attention: position");
@@ -201,29 +299,90 @@ at::Tensor attention_f32(const at::Tensor& q, const at::Tensor& k, const at::Ten
   return r.out;
 }
 
-at::Tensor packed_f32(const at::Tensor& qkv_TN, const PackedHeads& heads,
-                      const std::optional<PackedRotary>& rotary, const AttentionForm& form) {
+int64_t first_length(const AttentionForm& form) {
+  return form.lengths.empty() ? 0 : form.lengths[0];
+}
+
+// What attention reads of a joint product: its own memory, or with a norm memory apart.
+Heads prepared(const at::Tensor& qkv_TN, const PackedForm& packed, const AttentionForm& form) {
+  Heads out = packed.norm ? normed(qkv_TN, packed.heads, *packed.norm) : Heads{qkv_TN, {}, {}};
+  if (packed.rotary) {
+    turn(out.qk_TN, packed.heads, *packed.rotary, first_length(form), /*inverse=*/false);
+  }
+  return out;
+}
+
+// Queries and keys as prepared, values as the product has them.
+TensorList parts_of(const Heads& heads, const at::Tensor& qkv_TN, const PackedHeads& n) {
+  const int64_t T = qkv_TN.size(0), q = n.heads * n.dim, kv = n.kv_heads * n.dim;
+  return {heads.qk_TN.narrow(1, 0, q).view({T, n.heads, n.dim}),
+          heads.qk_TN.narrow(1, q, kv).view({T, n.kv_heads, n.dim}), parts(qkv_TN, n)[2]};
+}
+
+TensorList packed_backward(const Gradients& g, const PackedForm& packed,
+                           const AttentionForm& form) {
+  const at::Tensor &qkv = g.saved[0], &q_weight = g.saved[4], &k_weight = g.saved[5];
+  PackedForm own = packed;
+  Heads heads{qkv, {}, {}};  // without a norm they were turned where they lay
+  if (own.norm) {
+    own.norm->q_weight = q_weight;
+    own.norm->k_weight = k_weight;
+    heads = prepared(qkv, own, form);
+  }
+  const at::Tensor grad = at::empty(qkv.sizes(), qkv.options());
+  const at::Tensor sink =
+      backward(parts_of(heads, qkv, packed.heads), with_sinks(form, g.saved[3]),
+               {g.saved[1], g.saved[2]}, g.outputs[0], parts(grad, packed.heads));
+  if (packed.rotary) {
+    turn(grad, packed.heads, *packed.rotary, first_length(form), /*inverse=*/true);
+  }
+  std::array<at::Tensor, 2> weights;
+  if (own.norm) weights = norms_backward(qkv, packed.heads, *own.norm, heads, grad);
+  return {grad, sink, weights[0], weights[1]};
+}
+
+at::Tensor packed_f32(const at::Tensor& qkv_TN, const PackedForm& packed,
+                      const AttentionForm& form) {
   const at::Tensor sinks = sinks_or_none(form), own = qkv_TN.detach();
-  const int64_t length = form.lengths.empty() ? 0 : form.lengths[0];
+  const at::Tensor q_weight = packed.norm ? packed.norm->q_weight : at::Tensor();
+  const at::Tensor k_weight = packed.norm ? packed.norm->k_weight : at::Tensor();
   Result r;
   {
     const at::NoGradGuard no_grad;
-    if (rotary) turn(own, heads, *rotary, length, /*inverse=*/false);
-    r = forward(parts(own, heads), form);
+    r = forward(parts_of(prepared(own, packed, form), own, packed.heads), form);
   }
+  PackedForm kept = packed;  // its weights come as saved tensors
+  if (kept.norm) kept.norm->q_weight = kept.norm->k_weight = at::Tensor();
   record({.name = "packed_attention",
-          .inputs = {qkv_TN, sinks},
+          .inputs = {qkv_TN, sinks, q_weight, k_weight},
           .outputs = {r.out},
-          .saved = {own, r.out, r.lse, sinks},
-          .backward = [f = plain(form), heads, rotary, length](const Gradients& g) -> TensorList {
-            const at::Tensor grad = at::empty(g.saved[0].sizes(), g.saved[0].options());
-            const at::Tensor sink =
-                backward(parts(g.saved[0], heads), with_sinks(f, g.saved[3]),
-                         {g.saved[1], g.saved[2]}, g.outputs[0], parts(grad, heads));
-            if (rotary) turn(grad, heads, *rotary, length, /*inverse=*/true);
-            return {grad, sink};
+          .saved = {own, r.out, r.lse, sinks, q_weight, k_weight},
+          .backward = [f = plain(form), kept](const Gradients& g) {
+            return packed_backward(g, kept, f);
           }});
   return r.out;
+}
+
+// The same of operators, each with its gradient.
+at::Tensor packed_by_parts(const at::Tensor& qkv_TN, const PackedForm& packed,
+                           const AttentionForm& form) {
+  const auto& [n, norm, rotary] = packed;
+  const int64_t q = n.heads * n.dim, kv = n.kv_heads * n.dim, length = first_length(form);
+  TensorList p = qkv_TN.split_with_sizes({q, kv, kv}, 1);
+  const auto prepare = [&, &norm = norm, &rotary = rotary](at::Tensor x, const at::Tensor& weight) {
+    const bool each = norm && weight.size(0) != x.size(1);
+    if (norm && !each) x = troupe::norm(x, weight, {}, norm->options);
+    x = x.unflatten(1, {-1, n.dim});
+    if (each) x = troupe::norm(x, weight, {}, norm->options);
+    if (!rotary) return x;
+    const auto& [tables, position, options] = *rotary;
+    if (position || length == 0) return troupe::rotary(x, tables, position, options);
+    return troupe::rotary(x.unflatten(0, {-1, length}), tables, position, options).flatten(0, 1);
+  };
+  const at::Tensor none;
+  return attention(prepare(p[0], norm ? norm->q_weight : none),
+                   prepare(p[1], norm ? norm->k_weight : none), p[2].unflatten(1, {-1, n.dim}),
+                   form);
 }
 
 bool narrow_on_cpu(const at::Tensor& x) {
@@ -246,27 +405,14 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
       .to(q.scalar_type());
 }
 
-at::Tensor packed_attention(const at::Tensor& qkv_TN, const PackedHeads& heads,
-                            const std::optional<PackedRotary>& rotary, const AttentionForm& form) {
-  check_packed(qkv_TN, heads, rotary, form);
-  if (qkv_TN.is_cpu() && !narrow_on_cpu(qkv_TN)) return packed_f32(qkv_TN, heads, rotary, form);
-  if (qkv_TN.is_cpu()) {
-    return packed_f32(qkv_TN.to(at::kFloat), heads, rotary, widened(form)).to(qkv_TN.scalar_type());
+at::Tensor packed_attention(const at::Tensor& qkv_TN, const PackedForm& packed,
+                            const AttentionForm& form) {
+  check_packed(qkv_TN, packed, form);
+  if (!qkv_TN.is_cpu() || (packed.norm && narrow_on_cpu(qkv_TN))) {
+    return packed_by_parts(qkv_TN, packed, form);
   }
-  TensorList p = parts(qkv_TN, heads);
-  if (rotary) {
-    const int64_t length = form.lengths.empty() ? 0 : form.lengths[0];
-    RotaryTables tables = rotary->tables;
-    std::optional<at::Tensor> position = rotary->position_T;
-    const auto turned = [&](const at::Tensor& x) {
-      if (position || length == 0) return troupe::rotary(x, tables, position, rotary->options);
-      const std::vector<int64_t> rows = {x.size(0) / length, length, x.size(1), x.size(2)};
-      return troupe::rotary(x.unflatten(0, {rows[0], length}), tables, position, rotary->options)
-          .view(x.sizes());
-    };
-    p = {turned(p[0]), turned(p[1]), p[2]};
-  }
-  return attention_sdpa(p[0], p[1], p[2], form);
+  if (!narrow_on_cpu(qkv_TN)) return packed_f32(qkv_TN, packed, form);
+  return packed_f32(qkv_TN.to(at::kFloat), packed, widened(form)).to(qkv_TN.scalar_type());
 }
 
 }  // namespace troupe

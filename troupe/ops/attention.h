@@ -17,6 +17,7 @@
 #include <optional>
 #include <vector>
 
+#include "troupe/ops/norm.h"
 #include "troupe/ops/rotary.h"
 
 namespace troupe {
@@ -45,10 +46,23 @@ struct PackedRotary {
   RotaryOptions options;
 };
 
-// The same of a joint product, whose queries and keys are turned first. qkv is OVERWRITTEN, so it
-// must be nobody else's: neither read later nor kept by the graph that made it. No copy of it or of
-// its gradient is made.
-at::Tensor packed_attention(const at::Tensor& qkv_TN, const PackedHeads& heads,
-                            const std::optional<PackedRotary>& rotary, const AttentionForm& form);
+// What stands between the product and the rotation: a norm without bias of the whole of a token's
+// queries, and of its keys, or with weights [dim] of each head alone.
+struct PackedNorm {
+  at::Tensor q_weight, k_weight;
+  NormOptions options;
+};
+struct PackedForm {
+  PackedHeads heads;
+  std::optional<PackedNorm> norm = {};
+  std::optional<PackedRotary> rotary = {};
+};
+
+// The same of a joint product, whose queries and keys are normed and turned first. On the CPU only
+// the product is kept, and its queries and keys are made again in backward; without a norm they are
+// turned where they lie: qkv is OVERWRITTEN then. So it must be nobody else's: neither read later
+// nor kept by the graph that made it. On the CPU its gradient is made in one piece.
+at::Tensor packed_attention(const at::Tensor& qkv_TN, const PackedForm& packed,
+                            const AttentionForm& form);
 
 }  // namespace troupe

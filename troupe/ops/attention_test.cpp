@@ -7,6 +7,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/sin.h>
@@ -14,6 +15,7 @@
 #include <gtest/gtest.h>
 
 #include "troupe/ops/attention_sdpa.h"
+#include "troupe/ops/kept.h"
 #include "troupe/testing/torch/device.h"
 #include "troupe/testing/torch/jacobian.h"
 
@@ -160,7 +162,7 @@ TEST(Attention, AJointProductIsTurnedAndAttendedToAsItsPartsAre) {
           tables, placed ? std::optional(position) : std::nullopt, {.interleaved = interleaved}};
       const at::Tensor leaf = at::randn({T, (H + 2 * G) * d}, at::kDouble).requires_grad_();
       const at::Tensor other = leaf.detach().clone().requires_grad_();
-      const at::Tensor got = packed_attention(leaf * 1, {H, G, d}, rotary_form, form);
+      const at::Tensor got = packed_attention(leaf * 1, {{H, G, d}, {}, rotary_form}, form);
       const auto turned = [&](const at::Tensor& x) {
         return rotary(x, tables, position, rotary_form.options);
       };
@@ -172,6 +174,56 @@ TEST(Attention, AJointProductIsTurnedAndAttendedToAsItsPartsAre) {
       got.backward(g);
       want.backward(g);
       EXPECT_TRUE(at::allclose(leaf.grad(), other.grad(), 1e-12, 1e-12));
+    }
+  }
+}
+
+// A norm, of all heads or of each, between the product and the rotation: what the operators give
+// one after the other, the same bits in f32 and f64, and on the CPU no more kept than the product.
+TEST(Attention, AJointProductIsNormedAsItsPartsAre) {
+  const int64_t H = 4, G = 2, d = 6, S = 5, T = 2 * S;
+  const at::Tensor angle = at::arange(S, at::kDouble).unsqueeze(1) * at::pow(0.3, at::arange(3));
+  const AttentionForm form = {.scale = 0.4, .lengths = {S, S}};
+  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    for (const char* kind : {"rms", "rms_rounded", "layer"}) {
+      for (const bool whole : {false, true}) {
+        const auto wide = type == at::kDouble ? at::kDouble : at::kFloat;
+        const RotaryTables tables = {angle.cos().to(wide), angle.sin().to(wide)};
+        const NormOptions options{kind, 1e-5};
+        const Tensors leaves = {at::randn({T, (H + 2 * G) * d}).to(type),
+                                at::randn({whole ? H * d : d}).to(type),
+                                at::randn({whole ? G * d : d}).to(type)};
+        Tensors x, y;
+        for (const at::Tensor& leaf : leaves) {
+          x.push_back(leaf.clone().requires_grad_());
+          y.push_back(leaf.clone().requires_grad_());
+        }
+        const at::Tensor got = packed_attention(
+            x[0] * 1, {{H, G, d}, PackedNorm{x[1], x[2], options}, PackedRotary{tables, {}, {}}},
+            form);
+        const auto prepared = [&](int64_t first, int64_t heads, const at::Tensor& weight) {
+          const at::Tensor part = y[0].narrow(1, first, heads * d);
+          const at::Tensor n = whole ? norm(part, weight, {}, options).view({T, heads, d})
+                                     : norm(part.view({T, heads, d}), weight, {}, options);
+          return rotary(n.view({2, S, heads, d}), tables, {}, {}).view({T, heads, d});
+        };
+        const at::Tensor want = attention(prepared(0, H, y[1]), prepared(H * d, G, y[2]),
+                                          y[0].narrow(1, (H + G) * d, G * d).view({T, G, d}), form);
+        SCOPED_TRACE(std::string(kind) + (whole ? " whole " : " head ") + c10::toString(type));
+        EXPECT_TRUE(at::equal(got, want));
+        if (type == at::kFloat) {
+          const TensorList kept = kept_for_backward(got);
+          EXPECT_EQ(kept.size(), 6U);  // the product, o, lse, no sinks, two weights
+          EXPECT_EQ(kept[0].sizes(), leaves[0].sizes());
+        }
+        const at::Tensor g = at::randn(got.sizes()).to(type);
+        got.backward(g);
+        want.backward(g);
+        const double bound = type == at::kBFloat16 ? 0.05 : type == at::kFloat ? 1e-5 : 1e-12;
+        for (size_t i = 0; i < x.size(); ++i) {
+          EXPECT_TRUE(at::allclose(x[i].grad(), y[i].grad(), bound, bound)) << i;
+        }
+      }
     }
   }
 }
@@ -222,8 +274,11 @@ TEST(Attention, BadInputIsRefusedByName) {
   TROUPE_EXPECT_REFUSAL(attention(q.narrow(1, 0, 3), kv, kv, form), "must divide");
   TROUPE_EXPECT_REFUSAL(attention(q, kv, kv, {.lengths = {4}, .sinks_H = at::randn({3})}),
                         "attention: sinks");
-  TROUPE_EXPECT_REFUSAL(packed_attention(at::randn({4, 40}), {4, 2, 6}, {}, form),
+  TROUPE_EXPECT_REFUSAL(packed_attention(at::randn({4, 40}), {.heads = {4, 2, 6}}, form),
                         "attention: qkv");
+  const PackedNorm norm = {at::ones({24}), at::ones({6}), {}};
+  TROUPE_EXPECT_REFUSAL(packed_attention(at::randn({4, 48}), {{4, 2, 6}, norm}, form),
+                        "have weights of all of them or of one");
 }
 
 }  // namespace
