@@ -112,6 +112,7 @@ class Sample:
             "histogram": [self.ids.flatten(), E],
             "inclusive_cumsum": [ints(3, 1, 2), 0],
             "moe_ffn_backward": [[x, x, self.weights, self.hidden], *ffn, [1] * 6],
+            "moe_ffn_backward_": [[x, x, self.weights], self.hidden.clone(), *ffn, [1] * 6],
             "moe_ffn_forward": [x, self.weights, *ffn],
             "moe_ffn_hidden": [x, self.weights, *ffn],
             "norm_backward": [y, total, [total, normal(D), mean, rstd], "layer", True],

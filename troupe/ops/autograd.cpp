@@ -1,13 +1,16 @@
 #include "troupe/ops/autograd.h"
 
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <mutex>
 #include <utility>
 
 #include "troupe/core/check.h"
@@ -20,7 +23,8 @@ namespace autograd = torch::autograd;
 
 class RecordedNode : public autograd::Node {
  public:
-  explicit RecordedNode(Record& r) : name_(r.name), backward_(std::move(r.backward)) {
+  explicit RecordedNode(Record& r)
+      : name_(r.name), backward_(std::move(r.backward)), again_(std::move(r.again)) {
     set_next_edges(autograd::collect_next_edges(r.inputs));
   }
 
@@ -29,19 +33,28 @@ class RecordedNode : public autograd::Node {
     for (const at::Tensor& x : saved) {
       bool is_output = false;
       for (const at::Tensor& y : outputs) is_output = is_output || x.is_same(y);
-      saved_.emplace_back(x, is_output);
+      auto maker = is_output ? nullptr : maker_of(x);
+      if (maker != nullptr) {
+        saved_.push_back({.variable = {}, .maker = std::move(maker)});
+      } else {
+        saved_.push_back({.variable = {x, is_output}, .maker = {}});
+      }
     }
   }
 
   autograd::variable_list apply(autograd::variable_list&& grads) override {
     const bool create_graph = at::GradMode::is_enabled();
     const at::NoGradGuard no_grad;
+    made_again_.reset();
     Gradients g{.outputs = std::move(grads), .saved = {}, .needs = {}};
     for (size_t i = 0; i < g.outputs.size(); ++i) {
       const auto& meta = input_metadata(static_cast<uint32_t>(i));
       if (!g.outputs[i].defined()) g.outputs[i] = meta.zeros_like();
     }
     g.saved = saved();
+    // What traces a backward may run it many times.
+    g.last =
+        !autograd::get_current_graph_task_keep_graph() && !at::areAnyTensorSubclassLike(g.saved);
     for (size_t i = 0; i < num_outputs(); ++i) g.needs.push_back(task_should_compute_output(i));
     TensorList results = backward_(g);
     TROUPE_CHECK(results.size() == num_outputs(), name_, "returned", results.size(),
@@ -51,17 +64,44 @@ class RecordedNode : public autograd::Node {
 
   TensorList saved() {
     TensorList out;
-    for (const autograd::SavedVariable& x : saved_) out.push_back(x.unpack(shared_from_this()));
+    for (const Kept& x : saved_) {
+      out.push_back(x.maker ? x.maker->first_output() : x.variable.unpack(shared_from_this()));
+    }
     return out;
   }
 
   void release_variables() override {
-    for (autograd::SavedVariable& x : saved_) x.reset_data();
+    for (Kept& x : saved_) {
+      x.variable.reset_data();
+      x.maker.reset();
+    }
+    made_again_.reset();
   }
 
   std::string name() const override { return std::string("troupe::") + name_; }
 
  private:
+  // A saved tensor, or the node that makes it again.
+  struct Kept {
+    autograd::SavedVariable variable;
+    std::shared_ptr<RecordedNode> maker;
+  };
+
+  static std::shared_ptr<RecordedNode> maker_of(const at::Tensor& x) {
+    if (!x.defined() || x.output_nr() != 0) return nullptr;
+    auto node = std::dynamic_pointer_cast<RecordedNode>(x.grad_fn());
+    return node != nullptr && node->again_ ? node : nullptr;
+  }
+
+  at::Tensor first_output() {
+    const std::lock_guard lock(mutex_);
+    if (!made_again_.defined()) {
+      const at::NoGradGuard no_grad;
+      made_again_ = again_(saved());
+    }
+    return made_again_;
+  }
+
   // Under create_graph the gradients get a node that throws when someone differentiates them.
   autograd::variable_list with_no_second(autograd::variable_list&& results) const {
     const at::AutoGradMode with_grad(true);
@@ -75,7 +115,9 @@ class RecordedNode : public autograd::Node {
 
   const char* name_;
   BackwardFn backward_;
-  std::vector<autograd::SavedVariable> saved_;
+  AgainFn again_;
+  std::vector<Kept> saved_;
+  at::Tensor made_again_;  // the first output, while backwards that saved it run
 };
 
 }  // namespace

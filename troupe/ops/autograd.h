@@ -24,10 +24,15 @@ struct Gradients {
   TensorList outputs;       // one for each recorded output; zeros where nothing depends on it
   TensorList saved;         // in the order of Record::saved; undefined where that was undefined
   std::vector<bool> needs;  // for each recorded input: is its gradient wanted (rule X8)
+  // Nobody reads the graph's own tensors in `saved` again: they may be overwritten.
+  bool last = false;
 };
 
 // Returns one tensor for each recorded input, undefined where not needed or not differentiable.
 using BackwardFn = std::function<TensorList(const Gradients&)>;
+
+// The first output once more, the same bits, from Record::saved.
+using AgainFn = std::function<at::Tensor(const TensorList& saved)>;
 
 struct Record {
   const char* name;    // shown as the gradient function's name
@@ -35,6 +40,9 @@ struct Record {
   TensorList outputs;  // the differentiable results, which must not be views of inputs
   TensorList saved;    // inputs, outputs or others that backward reads
   BackwardFn backward;
+  // With it, records that save the first output keep none of its memory: it is made again when the
+  // first of their backwards asks for it, and dropped before this one's.
+  AgainFn again = {};
 };
 
 // Does nothing where gradients are off or no input wants one. Under create_graph

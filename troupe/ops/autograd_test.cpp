@@ -65,5 +65,68 @@ TEST(Autograd, RefusesASecondDerivative) {
   EXPECT_THROW(x.grad().sum().backward(), std::exception);
 }
 
+// y = 2 x, which is made again rather than kept; `made` counts how often.
+at::Tensor doubled(const at::Tensor& x, int* made) {
+  at::Tensor y;
+  {
+    const at::NoGradGuard no_grad;
+    y = x * 2;
+  }
+  record({.name = "doubled",
+          .inputs = {x},
+          .outputs = {y},
+          .saved = {x},
+          .backward = [](const Gradients& g) -> TensorList { return {g.outputs[0] * 2}; },
+          .again =
+              [made](const TensorList& saved) {
+                ++*made;
+                return saved[0] * 2;
+              }});
+  return y;
+}
+
+TEST(Autograd, WhatCanBeMadeAgainIsNotKeptAndIsMadeOnceForAllWhoReadIt) {
+  const at::Tensor x = input(), w = input(), v = input();
+  int made = 0;
+  at::Tensor y = doubled(x, &made);
+  const at::Tensor z = product(y, w).sum() + product(y, v).sum();
+  const auto held = y.storage().getWeakStorageImpl();
+  y.reset();
+  EXPECT_TRUE(held.expired());
+  z.backward({}, /*retain_graph=*/true);
+  EXPECT_EQ(made, 1);
+  EXPECT_TRUE(w.grad().equal(x * 2));
+  EXPECT_TRUE(x.grad().equal((w + v) * 2));
+  z.backward();
+  EXPECT_EQ(made, 2);
+  EXPECT_TRUE(w.grad().equal(x * 4));
+  EXPECT_THROW(z.backward(), std::exception);
+}
+
+TEST(Autograd, WhoAsksForTheGradientsOfOneReaderAloneGetsThem) {
+  const at::Tensor x = input(), w = input();
+  int made = 0;
+  product(doubled(x, &made), w).sum().backward({}, false, false, std::vector<at::Tensor>{w});
+  EXPECT_TRUE(w.grad().equal(x * 2));
+  EXPECT_FALSE(x.grad().defined());
+}
+
+TEST(Autograd, SavedTensorsAreTheLastReadersWhereTheGraphIsNotKept) {
+  const at::Tensor x = input();
+  std::vector<bool> last;
+  const at::Tensor y = x.detach() * 3;
+  record({.name = "tripled",
+          .inputs = {x},
+          .outputs = {y},
+          .saved = {x},
+          .backward = [&last](const Gradients& g) -> TensorList {
+            last.push_back(g.last);
+            return {g.outputs[0] * 3};
+          }});
+  y.sum().backward({}, /*retain_graph=*/true);
+  y.sum().backward();
+  EXPECT_EQ(last, (std::vector<bool>{false, true}));
+}
+
 }  // namespace
 }  // namespace troupe

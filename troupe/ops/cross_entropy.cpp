@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
@@ -141,10 +142,11 @@ Head head_chunks(const at::Tensor& x, const at::Tensor& weight, const at::Tensor
                  const CrossEntropyOptions& o, int64_t chunk, Wanted wanted) {
   const int64_t T = x.size(0);
   const auto wide = x.options().dtype(wide_type(x));
-  Head head{.loss = at::zeros({}, wide),
-            .lse = at::empty({T}, wide),
-            .grad_x = wanted.x ? at::empty_like(x, at::MemoryFormat::Contiguous) : at::Tensor(),
-            .grad_weight = wanted.weight ? at::zeros(weight.sizes(), wide) : at::Tensor()};
+  Head head{
+      .loss = at::zeros({}, wide),
+      .lse = at::empty({T}, wide),
+      .grad_x = wanted.x ? at::empty_like(x, at::MemoryFormat::Contiguous) : at::Tensor(),
+      .grad_weight = wanted.weight && T == 0 ? at::zeros(weight.sizes(), wide) : at::Tensor()};
   for (int64_t begin = 0; begin < T; begin += chunk) {
     const int64_t n = std::min(chunk, T - begin);
     const at::Tensor rows = x.narrow(0, begin, n), words = target.narrow(0, begin, n);
@@ -157,8 +159,13 @@ Head head_chunks(const at::Tensor& x, const at::Tensor& weight, const at::Tensor
     if (!wanted.x && !wanted.weight) continue;
     const TensorList saved = {logits, words, lse};
     gradient_into(logits, at::ones({1}, wide).expand({n}), saved, w, o.z_loss, o.ignore);
-    if (wanted.x) head.grad_x.narrow(0, begin, n).copy_(at::matmul(logits, weight));
-    if (wanted.weight) head.grad_weight += at::matmul(logits.t(), rows);
+    if (wanted.x) {
+      at::Tensor to = head.grad_x.narrow(0, begin, n);
+      at::mm_out(to, logits, weight);
+    }
+    if (!wanted.weight) continue;
+    const at::Tensor own = at::mm(logits.t(), rows);
+    head.grad_weight = begin == 0 ? own.to(wide) : head.grad_weight.add_(own);
   }
   return head;
 }
@@ -193,9 +200,12 @@ std::pair<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& x_TD,
           .outputs = {head.loss},
           .saved = {head.grad_x, head.grad_weight},
           .backward = [type = weight_VD.scalar_type()](const Gradients& g) -> TensorList {
-            const at::Tensor& scale = g.outputs[0];
-            return {g.needs[0] ? g.saved[0] * scale.to(g.saved[0].scalar_type()) : at::Tensor(),
-                    g.needs[1] ? (g.saved[1] * scale).to(type) : at::Tensor()};
+            const auto scaled = [&](at::Tensor x) {
+              const at::Tensor scale = g.outputs[0].to(x.scalar_type());
+              return g.last ? x.mul_(scale) : x * scale;
+            };
+            return {g.needs[0] ? scaled(g.saved[0]) : at::Tensor(),
+                    g.needs[1] ? scaled(g.saved[1]).to(type) : at::Tensor()};
           }});
   return {head.loss, head.lse};
 }

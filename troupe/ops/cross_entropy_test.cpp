@@ -104,6 +104,18 @@ TEST(CrossEntropyGradient, AgreesWithTheNumericJacobian) {
       {input({4, 3}), input({5, 3})});
 }
 
+TEST(CrossEntropyGradient, BackwardOfAGraphThatIsKeptIsThatOfTheLastOne) {
+  const at::Tensor x = input({4, 3}), w = input({5, 3});
+  const at::Tensor loss = linear_cross_entropy(x, w, targets(4, 5), {}).first * 0.3;
+  loss.backward({}, /*retain_graph=*/true);
+  const at::Tensor first_x = x.grad().clone(), first_w = w.grad().clone();
+  x.mutable_grad().reset();
+  w.mutable_grad().reset();
+  loss.backward();
+  EXPECT_TRUE(x.grad().equal(first_x));
+  EXPECT_TRUE(w.grad().equal(first_w));
+}
+
 TEST(CrossEntropyGradient, X8_AFrozenHeadGetsNone) {
   const at::Tensor x = input({4, 3}), w = at::randn({5, 3}, at::kDouble);
   linear_cross_entropy(x, w, targets(4, 5), {}).first.backward();

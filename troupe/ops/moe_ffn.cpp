@@ -131,18 +131,15 @@ const at::Tensor& backward_input(at::TensorList tensors, size_t i) {
   return tensors[i];
 }
 
-// tensors = [grad_out, x, weights, hidden]; needs and the result in the order of FfnGradTensors, an
-// unwanted gradient being an empty tensor.
-std::vector<at::Tensor> moe_ffn_backward_device(at::TensorList tensors, const Experts& experts,
-                                                at::TensorList plan, std::string activation,
-                                                Limits limits, c10::ArrayRef<int64_t> needs) {
-  const Call call(backward_input(tensors, 1), tensors[2], experts, plan, activation, limits);
+std::vector<at::Tensor> gradients(const Call& call, at::TensorList tensors,
+                                  c10::ArrayRef<int64_t> needs, bool overwrite) {
   check_backward(call.ffn, tensors, needs);
   FfnNeeds wanted;
   for (int i = 0; i < kNumFfnGradients; ++i) wanted[i] = needs[i] != 0;
   const bool cuda = tensors[1].is_cuda();
-  FfnGradTensors grads = cuda ? ffn_backward_cuda(call.ffn, tensors[0], tensors[3], wanted)
-                              : ffn_backward_cpu(call.ffn, tensors[0], tensors[3], wanted);
+  FfnGradTensors grads =
+      cuda ? ffn_backward_cuda(call.ffn, tensors[0], tensors[3], wanted)
+           : ffn_backward_cpu(call.ffn, tensors[0], tensors[3], wanted, overwrite);
   const FfnGradTensors like = {tensors[1],      tensors[2],      call.experts.w1,
                                call.experts.w1, call.experts.w2, call.experts.w2};
   for (int i = 0; i < kNumFfnGradients; ++i) {
@@ -150,6 +147,33 @@ std::vector<at::Tensor> moe_ffn_backward_device(at::TensorList tensors, const Ex
                                   : at::empty({0}, tensors[1].options());
   }
   return {grads.begin(), grads.end()};
+}
+
+// tensors = [grad_out, x, weights, hidden]; needs and the result in the order of FfnGradTensors, an
+// unwanted gradient being an empty tensor.
+std::vector<at::Tensor> moe_ffn_backward_device(at::TensorList tensors, const Experts& experts,
+                                                at::TensorList plan, std::string activation,
+                                                Limits limits, c10::ArrayRef<int64_t> needs) {
+  const Call call(backward_input(tensors, 1), tensors[2], experts, plan, activation, limits);
+  return gradients(call, tensors, needs, /*overwrite=*/false);
+}
+
+TensorList with_hidden(at::TensorList tensors, const at::Tensor& hidden) {
+  TensorList all = tensors.vec();
+  all.push_back(hidden);
+  return all;
+}
+
+// The same, but tensors = [grad_out, x, weights], and hidden may be overwritten.
+// LONG: a schema's arguments
+std::vector<at::Tensor> moe_ffn_backward_over_device(at::TensorList tensors,
+                                                     const at::Tensor& hidden,
+                                                     const Experts& experts, at::TensorList plan,
+                                                     std::string activation, Limits limits,
+                                                     c10::ArrayRef<int64_t> needs) {
+  const TensorList all = with_hidden(tensors, hidden);
+  const Call call(backward_input(all, 1), all[2], experts, plan, activation, limits);
+  return gradients(call, all, needs, /*overwrite=*/true);
 }
 
 std::vector<at::Tensor> moe_ffn_backward_meta(at::TensorList tensors, const Experts& experts,
@@ -167,6 +191,15 @@ std::vector<at::Tensor> moe_ffn_backward_meta(at::TensorList tensors, const Expe
                                 : at::empty({0}, tensors[1].options()));
   }
   return out;
+}
+
+// LONG: a schema's arguments
+std::vector<at::Tensor> moe_ffn_backward_over_meta(at::TensorList tensors, const at::Tensor& hidden,
+                                                   const Experts& experts, at::TensorList plan,
+                                                   std::string activation, Limits limits,
+                                                   c10::ArrayRef<int64_t> needs) {
+  return moe_ffn_backward_meta(with_hidden(tensors, hidden), experts, plan, activation, limits,
+                               needs);
 }
 
 constexpr size_t kFixed = 10;  // weights, four of the experts, five of the plan
@@ -190,6 +223,8 @@ at::Tensor restore(const TensorList& kept, size_t& at, int64_t bits, at::IntArra
 TensorList backward(const Gradients& g, const FfnOptions& o, at::IntArrayRef x_sizes,
                     at::ScalarType type) {
   static const auto run = raw_op<decltype(moe_ffn_backward_device)>("troupe::moe_ffn_backward");
+  static const auto run_over =
+      raw_op<decltype(moe_ffn_backward_over_device)>("troupe::moe_ffn_backward_");
   static const auto again = raw_op<decltype(moe_ffn_hidden_device)>("troupe::moe_ffn_hidden");
   const auto& s = g.saved;
   const auto given = [](const at::Tensor& t) {
@@ -204,8 +239,12 @@ TensorList backward(const Gradients& g, const FfnOptions& o, at::IntArrayRef x_s
       o.keep_hidden ? restore(s, at, o.hidden_bits, {plan[1].size(0), s[1].size(1)}, type)
                     : again(x, s[0], experts, plan, o.activation, limits);
   std::vector<int64_t> needs(g.needs.begin(), g.needs.end());
-  TensorList grads =
-      run(TensorList{g.outputs[0], x, s[0], hidden}, experts, plan, o.activation, limits, needs);
+  // Only a graph that goes on reads H again; on CUDA its gradient has memory of its own.
+  TensorList grads = g.last && hidden.is_cpu()
+                         ? run_over(TensorList{g.outputs[0], x, s[0]}, hidden, experts, plan,
+                                    o.activation, limits, needs)
+                         : run(TensorList{g.outputs[0], x, s[0], hidden}, experts, plan,
+                               o.activation, limits, needs);
   for (int i = 0; i < kNumFfnGradients; ++i) {
     if (needs[i] == 0) grads[i] = at::Tensor();
   }
@@ -270,6 +309,10 @@ void define_moe_ffn(torch::Library& m) {
          "moe_ffn_backward(Tensor[] tensors, Tensor?[] experts, Tensor[] plan, str activation, "
          "float[] limits, int[] needs) -> Tensor[]",
          moe_ffn_backward_device, moe_ffn_backward_meta);
+  define(m,
+         "moe_ffn_backward_(Tensor[] tensors, Tensor(a!) hidden, Tensor?[] experts, Tensor[] plan, "
+         "str activation, float[] limits, int[] needs) -> Tensor[]",
+         moe_ffn_backward_over_device, moe_ffn_backward_over_meta);
   m.def(
       "moe_ffn(Tensor x, Tensor weights, Tensor?[] experts, Tensor[] plan, "
       "str activation, float[] limits, bool keep_hidden=True, "

@@ -47,8 +47,8 @@ struct FfnGradients {
 template <class T>
 void moe_ffn_forward_cpu(const FfnProblem<T>& p, T* hidden, T* rows_D, T* out);
 
-// grad_out [T, D]; hidden as forward left it. Scratch: grad_hidden [R, G F], act [R, F],
-// rows_D [R, D].
+// grad_out [T, D]; hidden as forward left it. Scratch: grad_hidden [R, G F], which may be hidden,
+// act [R, F], rows_D [R, D].
 template <class T>
 struct FfnScratch {
   T* grad_hidden;

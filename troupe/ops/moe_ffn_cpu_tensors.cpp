@@ -89,11 +89,12 @@ FfnForward ffn_forward_cpu(const FfnCall& call, bool hidden_only) {
 }
 
 FfnGradTensors ffn_backward_cpu(const FfnCall& call, const at::Tensor& grad_out,
-                                const at::Tensor& hidden, const FfnNeeds& needs) {
+                                const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite) {
   const Operands in(call);
   const at::Tensor grad = in.dense(grad_out), kept = in.dense(hidden);
   const auto options = in.x.options();
-  const at::Tensor grad_hidden = empty_large({call.rows(), call.hidden_columns()}, options);
+  const at::Tensor grad_hidden =
+      overwrite ? kept : empty_large({call.rows(), call.hidden_columns()}, options);
   const at::Tensor act = empty_large({call.rows(), call.hidden()}, options);
   const at::Tensor rows_RD =
       needs[0] ? empty_large({call.rows(), call.width()}, options) : at::Tensor();

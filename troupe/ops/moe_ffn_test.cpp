@@ -258,6 +258,28 @@ TEST(MoeFfn, M2_RecomputingTheHiddenRowsChangesNoBit) {
   for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(got[i].equal(want[i])) << i;
 }
 
+// A graph's last backward writes dH over H; one before it does not.
+TEST(MoeFfn, BackwardOfAGraphThatIsKeptIsThatOfTheLastOne) {
+  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    const Layer layer({90, 12, 7, 4, 2}, {"silu", true, true}, type);
+    const at::Tensor out = layer.run(layer.tensors), g = at::randn(out.sizes()).to(type);
+    const auto run = [&](bool keep) {
+      Tensors grads;
+      out.backward(g, keep);
+      for (const at::Tensor& t : layer.tensors) {
+        grads.push_back(t.grad());
+        t.mutable_grad().reset();
+      }
+      return grads;
+    };
+    const Tensors first = run(true), second = run(true), last = run(false);
+    for (size_t i = 0; i < first.size(); ++i) {
+      EXPECT_TRUE(second[i].equal(first[i])) << i;
+      EXPECT_TRUE(last[i].equal(first[i])) << i;
+    }
+  }
+}
+
 // Bytes of the storages that a result's node keeps, each counted once, those of `except` not.
 int64_t bytes_kept(const at::Tensor& result, const Tensors& except) {
   std::map<const void*, int64_t> storages;
