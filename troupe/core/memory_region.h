@@ -29,7 +29,7 @@ class MemoryRegion {
   bool grow(int64_t bytes);
 
   char *begin_ = nullptr, *top_ = nullptr, *end_ = nullptr;  // usable up to top_
-  std::map<char*, int64_t> free_;                             // no two are neighbours
+  std::map<char*, int64_t> free_;                            // no two are neighbours
   std::unordered_map<void*, int64_t> used_;
   mutable std::mutex mutex_;
 };

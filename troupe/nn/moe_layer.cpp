@@ -23,7 +23,8 @@ ExpertsShape experts_shape(const MoeConfig& c, const MoeShape& s, const Dispatch
 at::Tensor flat(const at::Tensor& x, int64_t width) {
   TROUPE_CHECK(1 <= x.dim() && x.dim() <= 3 && x.size(-1) == width,
                "moe: x must be [D], [T, D] or [B, S, D] with D", width, "; it is", x.sizes());
-  return x.reshape({-1, width}).contiguous();  // E16: strides change no bit
+  // E16: strides change no bit. What has its form already stays itself, not a view of itself.
+  return (x.dim() == 2 ? x : x.reshape({-1, width})).contiguous();
 }
 
 }  // namespace

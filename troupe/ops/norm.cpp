@@ -1,5 +1,6 @@
 #include "troupe/ops/norm.h"
 
+#include <ATen/TensorSubclassLikeUtils.h>
 #include <ATen/ops/empty.h>
 
 #include "troupe/kernels/norm/norm.h"
@@ -142,7 +143,7 @@ Three norm_backward_device(const at::Tensor& grad_y, const Optional& grad_sum, a
 
 TensorList backward(const Gradients& g, const std::string& kind, bool has_residual) {
   static const auto op = raw_op<decltype(norm_backward_device)>("troupe::norm_backward");
-  const TensorList saved(g.saved.begin(), g.saved.end());
+  const TensorList saved(g.saved.begin(), g.saved.begin() + 4);
   const Optional grad_sum = has_residual ? given(g.outputs[1]) : Optional();
   const auto [grad_s, grad_weight, grad_bias] =
       op(g.outputs[0], grad_sum, saved, kind, /*has_bias=*/g.needs[3]);
@@ -158,11 +159,18 @@ Four norm_op(const at::Tensor& x, const Optional& residual, const at::Tensor& we
   Four out = op(x, residual, weight, bias, kind, eps);
   const auto& [y, sum, mean, rstd] = out;
   const bool added = residual.has_value();
+  AgainFn again;  // on the CPU a pass over rows costs less than their memory
+  if (x.is_cpu() && !at::isTensorSubclassLike(x)) {
+    again = [kind, eps](const TensorList& saved) {
+      return std::get<0>(norm_device(saved[0], {}, saved[1], given(saved[4]), kind, eps));
+    };
+  }
   record({.name = "norm",
           .inputs = {x, residual.value_or(at::Tensor()), weight, bias.value_or(at::Tensor())},
           .outputs = added ? TensorList{y, sum} : TensorList{y},
-          .saved = {added ? sum : x, weight, mean, rstd},
-          .backward = [kind, added](const Gradients& g) { return backward(g, kind, added); }});
+          .saved = {added ? sum : x, weight, mean, rstd, bias.value_or(at::Tensor())},
+          .backward = [kind, added](const Gradients& g) { return backward(g, kind, added); },
+          .again = again});
   return out;
 }
 

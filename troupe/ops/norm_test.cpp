@@ -8,6 +8,7 @@
 #include <ATen/ops/rsqrt.h>
 #include <gtest/gtest.h>
 
+#include "troupe/ops/kept.h"
 #include "troupe/testing/torch/device.h"
 #include "troupe/testing/torch/jacobian.h"
 
@@ -73,6 +74,27 @@ TEST(NormGradient, AgreesWithTheNumericJacobian) {
           return y * 2 + sum * sum;
         },
         {input({3, 5}), input({3, 5}), input({5})});
+  }
+}
+
+// On the CPU who reads the result keeps none of it; what backward makes again has the same bits.
+TEST(NormGradient, TheResultIsMadeAgainForItsReadersBackward) {
+  for (const char* kind : {"rms", "rms_rounded", "layer"}) {
+    for (const auto type : {at::kFloat, at::kBFloat16}) {
+      const auto leaf = [&](at::IntArrayRef sizes) {
+        return at::randn(sizes).to(type).requires_grad_();
+      };
+      const at::Tensor x = leaf({6, 33}), r = leaf({6, 33}), w = leaf({33}), b = leaf({33});
+      at::Tensor y = add_norm(x, r, w, b, {.kind = kind}).first;
+      const at::Tensor want = y.detach().clone(), w2 = leaf({33});
+      const at::Tensor z = norm(y, w2, {}, {});  // an operator that saves y
+      const auto held = y.storage().getWeakStorageImpl();
+      y.reset();
+      EXPECT_TRUE(held.expired()) << kind;
+      EXPECT_TRUE(kept_for_backward(z)[0].equal(want)) << kind;
+      z.sum().backward();
+      EXPECT_TRUE(b.grad().defined());
+    }
   }
 }
 

@@ -74,7 +74,8 @@ TEST(Forecast, LessIsKeptOfASmallerMicrobatchAndWhatIsComputedAgain) {
 }
 
 TEST(Forecast, ARunThatDoesNotFitIsToldWithTheCheapestCuts) {
-  const Recipe r = recipe_of("model: {layers: 6, width: 256, heads: 4, vocab: 8192, ffn: 1024}");
+  const Recipe r = recipe_of(
+      "model: {layers: 6, width: 256, heads: 4, vocab: 8192, ffn: 1024}\ndata: {sequence: 256}");
   const double needed = forecast_memory(r, false).total();
   const MemoryVerdict easy = judge_memory(r, false, 2 * needed);
   EXPECT_TRUE(easy.fits && !easy.warns);
