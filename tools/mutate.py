@@ -5,7 +5,7 @@ breaks a line of each file of a kernel and expects the kernel's test to fail.
 BUILD is a finished build of the tree as it is, best one with sanitizers: its flags, libraries and tests
 are used, and nothing in it or in the tree is changed. Each file of a kernel's folder (with --cuda its .cu
 and .cuh files and those of kernels/device, else .cpp and .h, but not its contract) gets one small change at a time, such as <
-to <= or + to -. A source file that the change reaches is compiled, and the kernel's test linked with it. A
+to <= or + to -. A source file that the change reaches is compiled, and the kernel's tests linked with it. A
 change that does not compile, or in a header leaves the code of all as it was, is replaced by another.
 Then run_mutants.py runs the tests and fails where one passes all the same: such a line needs a test, or
 does nothing and should go. The choice of lines is a function of the seed.
@@ -30,8 +30,8 @@ SWAPS = [(" < ", " <= "), (" <= ", " < "), (" > ", " >= "), (" >= ", " > "), (" 
          (" != ", " == "), (" + ", " - "), (" - ", " + "), (" * ", " / "), (" / ", " * "),
          (" += ", " -= "), (" && ", " || "), (" || ", " && "), ("std::max", "std::min"),
          ("std::min", "std::max"), ("true", "false"), ("false", "true")]
-# But not the grain of a pool, nor the unused shared memory of `<<<blocks, kThreads, 0, stream>>>`.
-NUMBER = re.compile(r"(?<![\w.])(\d+)(?=[;,)\s.\]f])(?!, (\[&|[\w.]*stream))")
+# But not a tiny number's exponent, the grain of a pool, nor unused shared memory: `<<<blocks, kThreads, 0, stream>>>`.
+NUMBER = re.compile(r"(?<![\w.])(?<!\de-)(\d+)(?=[;,)\s.\]f])(?!, (\[&|[\w.]*stream))")
 # Lines whose change need not be seen: how work is shared out (also a named whole number, which is the
 # same wherever it is used), what only saves time, and sizes that benchmarks report.
 SILENT = re.compile(r"^\s*(//|#|template|using|static_assert|TROUPE_CHECK|assert"
@@ -139,9 +139,14 @@ class Tree:
                 found.append((path, sorted(users, key=lambda unit: unit.bytes)))
         return sorted(found, key=lambda each: -each[1][0].bytes)
 
-    def link(self, kernel, program, objects=()):
-        """A kernel's test; what the objects define is not taken from the archives after them."""
-        steps = output_of("ninja", "-C", self.build, "-t", "commands", f"{kernel}_test")
+    def tests(self, kernel):
+        """Its own, and those of further files of its folder."""
+        folder = self.source / "troupe/kernels" / kernel
+        return sorted(path.stem for path in folder.glob("*_test.cpp"))
+
+    def link(self, test, program, objects=()):
+        """A test; what the objects define is not taken from the archives after them."""
+        steps = output_of("ninja", "-C", self.build, "-t", "commands", test)
         words = shlex.split(steps.splitlines()[-1])
         words = words[words.index("&&") + 1:-2]
         first = next(i for i, word in enumerate(words) if word.endswith(".a"))
@@ -166,10 +171,11 @@ def change_file(tree, path, users, folder):
                     unit.code()  # Stops where the file does not compile as it is.
                     break
                 if place == unit.place or code != unit.code():
-                    program = f"{unit.kernel}_test.{place.parent.name}.{path.name}.{number}.{len(made)}"
-                    tree.link(unit.kernel, folder / program, [pathlib.Path(name, "mutant.o")])
-                    made.append({"kernel": unit.kernel, "program": program,
-                                 "place": f"{place.parent.name}/{path.name}:{number}",
+                    ending = f"{place.parent.name}.{path.name}.{number}.{len(made)}"
+                    tests = {test: f"{test}.{ending}" for test in tree.tests(unit.kernel)}
+                    for test, program in tests.items():
+                        tree.link(test, folder / program, [pathlib.Path(name, "mutant.o")])
+                    made.append({"place": f"{place.parent.name}/{path.name}:{number}", "tests": tests,
                                  "old": lines[number - 1].strip(), "new": new.strip()})
                     break
     return made
@@ -188,9 +194,9 @@ def prepare(tree, folder):
         for job in concurrent.futures.as_completed(jobs):
             made += job.result()
             print(f"{len(made)} changes compiled", end="\r", flush=True)
-    for kernel in sorted({each["kernel"] for each in made}):
-        tree.link(kernel, folder / f"{kernel}_test")
-        copy_libraries(folder / f"{kernel}_test", folder)
+    for test in sorted({test for each in made for test in each["tests"]}):
+        tree.link(test, folder / test)
+        copy_libraries(folder / test, folder)
     made.sort(key=lambda each: each["place"])
     (folder / "mutants.json").write_text(
         json.dumps({"gpu": tree.options.cuda, "mutants": made}, indent=1))

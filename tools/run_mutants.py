@@ -40,14 +40,27 @@ class Runner:
         failed = [line[12:].split(",")[0] for line in output.splitlines() if "[  FAILED  ]" in line]
         return failed[0] if failed else f"ended with {end}", output, took
 
-    def unbroken(self, kernel):
-        end, output, took = self.run(f"{kernel}_test")
+    def unbroken(self, test):
+        end, output, took = self.run(test)
         idle = self.gpu and "no GPU here" in output
         return "no GPU was used" if idle else end, output, took
 
     def sanitized(self, program):
-        end, _, took = self.run(program, "compute-sanitizer", "--error-exitcode", "9")
-        return end, took
+        return self.run(program, "compute-sanitizer", "--error-exitcode", "9")[0]
+
+    def judge(self, mutant):
+        """What the first test that notices ends with ('passed' where none does), and all seconds."""
+        begin = time.monotonic()
+        ends = []
+        for test, program in mutant["tests"].items():
+            ends.append((self.run(program)[0], test))
+            if ends[-1][0] == "passed" and self.gpu and shutil.which("compute-sanitizer"):
+                again = self.sanitized(program)
+                if again not in ("passed", "too long") and self.sanitized(test) == "passed":
+                    ends[-1] = (f"sanitizer: {again}", test)
+            if ends[-1][0] != "passed":
+                break
+        return *ends[-1], time.monotonic() - begin
 
 
 def main():
@@ -58,31 +71,20 @@ def main():
     options = parser.parse_args()
     made = json.loads((options.folder / "mutants.json").read_text())
     runner, mutants = Runner(options.folder.resolve(), options.seconds, made["gpu"]), made["mutants"]
-    kernels = sorted({mutant["kernel"] for mutant in mutants})
+    tests = sorted({test for mutant in mutants for test in mutant["tests"]})
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        void = set()
-        for kernel, (end, output, took) in zip(kernels, pool.map(runner.unbroken, kernels)):
-            print(f"unbroken  {kernel}_test  {took:.0f} s  {end}")
+        void, survived = set(), 0
+        for test, (end, output, took) in zip(tests, pool.map(runner.unbroken, tests)):
+            print(f"unbroken  {test}  {took:.0f} s  {end}")
             if end != "passed":
-                void.add(kernel)
-                print(f"{output[-2000:]}\n{kernel}: shows nothing, {end} before anything was broken")
-        mutants = [mutant for mutant in mutants if mutant["kernel"] not in void]
-
-        def judge(mutant):
-            end, _, took = runner.run(mutant["program"])
-            if end == "passed" and runner.gpu and shutil.which("compute-sanitizer"):
-                again, more = runner.sanitized(mutant["program"])
-                unbroken = runner.sanitized(f"{mutant['kernel']}_test")[0]
-                if again not in ("passed", "too long") and unbroken == "passed":
-                    return f"sanitizer: {again}", took + more
-            return end, took
-
-        survived = 0
-        for mutant, (end, took) in zip(mutants, pool.map(judge, mutants)):
+                void.add(test)
+                print(f"{output[-2000:]}\n{test}: shows nothing, {end} before anything was broken")
+        mutants = [mutant for mutant in mutants if void.isdisjoint(mutant["tests"])]
+        for mutant, (end, test, took) in zip(mutants, pool.map(runner.judge, mutants)):
             survived += end == "passed"
-            print(f"{'SURVIVED' if end == 'passed' else 'caught':8}  {mutant['place']}  "
-                  f"{mutant['kernel']}_test  {took:.0f} s  {end}\n"
-                  f"          - {mutant['old']}\n          + {mutant['new']}", flush=True)
+            print(f"{'SURVIVED' if end == 'passed' else 'caught':8}  {mutant['place']}  {test}  "
+                  f"{took:.0f} s  {end}\n          - {mutant['old']}\n          + {mutant['new']}",
+                  flush=True)
     print(f"{len(mutants)} changes, {survived} of them unnoticed")
     return survived > 0 or bool(void) or not mutants
 
