@@ -158,6 +158,16 @@ TEST_P(ActivationTest, MayWriteOverItsInputs) {
   EXPECT_TRUE(got.grad_u.same_bits(want.again));
 }
 
+TEST_P(ActivationTest, X2_BackwardNeedsNoPlaceForUAndTheScores) {
+  Problem got(GetParam().shape, GetParam().dtype), want(GetParam().shape, GetParam().dtype);
+  ActivationBackward bare = got.backward();
+  bare.u = {}, bare.grad_score = {};
+  testing::run(backend(), bare, activation_backward_cpu,
+               TROUPE_CUDA_PATH(activation_backward_cuda));
+  activation_backward_ref(want.backward());
+  testing::expect_near(got.grad_h, want.grad_h);
+}
+
 TEST_P(ActivationTest, RowsPastTheLastExpertAreNotTouched) {
   const Shape shape = GetParam().shape;
   Buffer<int32_t> offset(3);

@@ -90,7 +90,8 @@ std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (Backend b : {Backend::kCpu, Backend::kCpuThreads, Backend::kCuda}) {
     for (Dtype d : {Dtype::kF32, Dtype::kBF16, Dtype::kF16, Dtype::kF64}) {
-      for (Shape s : {Shape{0, 8}, {1, 1}, {7, 13, 2}, {61, 128}, {300, 520, 8}, {3, 2051}}) {
+      for (Shape s :
+           {Shape{0, 8}, {3, 0}, {1, 1}, {7, 13, 2}, {61, 128}, {300, 520, 8}, {3, 2051}}) {
         cases.push_back({b, d, s});
       }
     }
