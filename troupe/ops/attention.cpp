@@ -143,22 +143,29 @@ TensorList parts(const at::Tensor& qkv_TN, const PackedHeads& n) {
           qkv_TN.narrow(1, q + kv, kv).view({T, n.kv_heads, d})};
 }
 
+// Some columns of a matrix, without a tensor's cost.
+MutRef columns(const at::Tensor& x, int64_t first, int64_t n) {
+  MutRef out = mut_view(x, "attention: qkv");
+  out.data = static_cast<char*>(out.data) + first * size_bytes(out.dtype);
+  out.cols = n;
+  return out;
+}
+
 // Turns queries and keys where they lie.
 void turn(const at::Tensor& qkv_TN, const PackedHeads& n, const PackedRotary& r, int64_t length,
           bool inverse) {
   if (qkv_TN.size(0) == 0) return;
-  const at::Tensor heads = qkv_TN.narrow(1, 0, (n.heads + n.kv_heads) * n.dim);
-  const int64_t P = r.position_T ? r.tables.cos.size(0) : length;
-  const at::Tensor cos = r.tables.cos.narrow(0, 0, P), sin = r.tables.sin.narrow(0, 0, P);
-  Rotary args{.x = view(heads, "attention: qkv"),
-              .y = mut_view(heads, "attention: qkv"),
-              .cos = view(cos, "attention: cos"),
-              .sin = view(sin, "attention: sin"),
+  const MutRef heads = columns(qkv_TN, 0, (n.heads + n.kv_heads) * n.dim);
+  Rotary args{.x = heads.read(),
+              .y = heads,
+              .cos = view(r.tables.cos, "attention: cos"),
+              .sin = view(r.tables.sin, "attention: sin"),
               .head_dim = n.dim,
               .position = ptr_or_null<const int64_t>(r.position_T, "attention: position"),
               .first = r.options.first,
               .form = r.options.interleaved ? RotaryForm::kInterleaved : RotaryForm::kHalf,
               .inverse = inverse};
+  if (!r.position_T) args.cos.rows = args.sin.rows = length;  // counted modulo the table
   run(qkv_TN.device(), args, rotary_cpu, &CudaKernels::rotary);
 }
 
@@ -195,15 +202,13 @@ Heads normed(const at::Tensor& qkv_TN, const PackedHeads& n, const PackedNorm& n
             at::empty({T, P}, qkv_TN.options()), at::empty({T, P}, qkv_TN.options())};
   for (int64_t p = 0; p < P; ++p) {
     const auto& [first, width, weight] = pieces[p];
-    const at::Tensor x = qkv_TN.narrow(1, first, width), y = out.qk_TN.narrow(1, first, width);
-    const at::Tensor w = weight.unsqueeze(0), mean = out.mean_TP.narrow(1, p, 1),
-                     rstd = out.rstd_TP.narrow(1, p, 1);
+    const at::Tensor w = weight.unsqueeze(0);
     const NormKind kind = kind_of(norm.options);
-    const Norm args{.x = view(x, "attention: qkv"),
+    const Norm args{.x = columns(qkv_TN, first, width).read(),
                     .weight = view(w, "attention: norm"),
-                    .y = mut_view(y, "attention: qkv"),
-                    .mean = kind == NormKind::kLayer ? mut_view(mean, "attention: mean") : MutRef{},
-                    .rstd = mut_view(rstd, "attention: rstd"),
+                    .y = columns(out.qk_TN, first, width),
+                    .mean = kind == NormKind::kLayer ? columns(out.mean_TP, p, 1) : MutRef{},
+                    .rstd = columns(out.rstd_TP, p, 1),
                     .kind = kind,
                     .eps = static_cast<float>(norm.options.eps),
                     .round_before_weight = norm.options.kind == "rms_rounded"};
@@ -222,19 +227,18 @@ std::array<at::Tensor, 2> norms_backward(const at::Tensor& qkv_TN, const PackedH
   for (size_t p = 0; p < pieces.size(); ++p) {
     const auto& [first, width, weight] = pieces[p];
     const auto column = static_cast<int64_t>(p);
-    const at::Tensor s = qkv_TN.narrow(1, first, width), g = grad_TN.narrow(1, first, width);
-    const at::Tensor w = weight.unsqueeze(0), mean = heads.mean_TP.narrow(1, column, 1),
-                     rstd = heads.rstd_TP.narrow(1, column, 1);
+    const MutRef g = columns(grad_TN, first, width);
+    const at::Tensor w = weight.unsqueeze(0);
     const at::Tensor grad_weight = at::empty({1, width}, qkv_TN.options());
-    const NormKind kind = kind_of(norm.options);
-    NormBackward args{.s = view(s, "attention: qkv"),
+    const bool layer = kind_of(norm.options) == NormKind::kLayer;
+    NormBackward args{.s = columns(qkv_TN, first, width).read(),
                       .weight = view(w, "attention: norm"),
-                      .rstd = view(rstd, "attention: rstd"),
-                      .grad_y = view(g, "attention: gradient"),
-                      .grad_s = mut_view(g, "attention: gradient"),
+                      .rstd = columns(heads.rstd_TP, column, 1).read(),
+                      .grad_y = g.read(),
+                      .grad_s = g,
                       .grad_weight = mut_view(grad_weight, "attention: gradient"),
-                      .mean = kind == NormKind::kLayer ? view(mean, "attention: mean") : MatRef{},
-                      .kind = kind,
+                      .mean = layer ? columns(heads.mean_TP, column, 1).read() : MatRef{},
+                      .kind = kind_of(norm.options),
                       .round_before_weight = norm.options.kind == "rms_rounded"};
     const at::Tensor workspace =
         at::empty({workspace_bytes(args)}, qkv_TN.options().dtype(at::kByte));
