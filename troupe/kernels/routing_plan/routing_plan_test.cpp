@@ -182,6 +182,7 @@ constexpr PlanShape kShapes[] = {
     {.tokens = 100, .choices = 2, .experts = 7, .capacity = 11, .tile_height = 8},
     {.tokens = 1000, .choices = 4, .experts = 64, .alignment = 16, .capacity = 70},
     {.tokens = 0, .choices = 4, .experts = 4, .capacity = 3},
+    {.tokens = 50, .choices = 2, .experts = 7, .alignment = 8, .capacity = 1},
     {.tokens = 900, .choices = 2, .experts = 1500, .capacity = 2, .tile_height = 2},
     {.tokens = 300000, .choices = 2, .experts = 6, .tile_height = 128},  // Several tiles a chunk.
 };
