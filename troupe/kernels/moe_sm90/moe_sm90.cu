@@ -10,37 +10,27 @@ namespace {
 
 using namespace sm90;
 
-template <WeightBoxes kWeightBoxes, bool kDeepRing>
+template <WeightBoxes kWeightBoxes>
 struct PlainRows {
   static constexpr bool kGather = false;
   static constexpr bool kFence = false;
   static constexpr WeightBoxes kBoxes = kWeightBoxes;
   static constexpr int kProducerRegisters = 40;
-  static constexpr int kColumns = kDeepRing ? 32 : 64;  // of a store
-  using Epilogue = StoreRows<kColumns>;
-  using G = Geometry<64, kDeepRing ? 4 : 3, Epilogue::kStagingBytes>;
+  using Epilogue = StoreRows;
+  using G = Geometry<64, 4, Epilogue::kStagingBytes>;
 };
 constexpr int kSlotK = 64;
 
 template <WeightBoxes kBoxes>
 void multiply_rows(const PlanRef& plan, const MatRef& a, const CUtensorMap& weights,
                    const MutRef& out, cudaStream_t stream) {
+  using Spec = PlainRows<kBoxes>;
   const int64_t tiles = row_tile_bound(plan, out.cols, kTileN);
   if (tiles == 0) return;
-  const auto launch = [&]<bool kDeepRing>() {
-    using Spec = PlainRows<kBoxes, kDeepRing>;
-    const typename Spec::Epilogue::Params store{
-        rows_map(out.data, plan.rows, out.cols, Spec::kColumns), static_cast<Bits16*>(out.data),
-        static_cast<uint32_t>(out.cols)};
-    launch_persistent<Spec::G::kBytes>(rows_gemm_kernel<Spec>, tiles, stream,
-                                       rows_gemm(plan, nullptr, a.cols, out.cols, kTileN), store,
-                                       rows_map(a.data, plan.rows, a.cols, kSlotK), weights);
-  };
-  if (choose_rows_plan(a.cols).deep_ring) {
-    launch.template operator()<true>();
-  } else {
-    launch.template operator()<false>();
-  }
+  launch_persistent<Spec::G::kBytes>(
+      rows_gemm_kernel<Spec>, tiles, stream, rows_gemm(plan, nullptr, a.cols, out.cols, kTileN),
+      StoreRows::Params{static_cast<Bits16*>(out.data), static_cast<uint32_t>(out.cols)},
+      rows_map(a.data, plan.rows, a.cols, kSlotK), weights);
 }
 
 }  // namespace

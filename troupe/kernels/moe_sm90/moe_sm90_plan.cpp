@@ -6,10 +6,8 @@ namespace troupe {
 namespace {
 
 // TFLOP/s on one H200, 2026-11-21 (moe_sm90_speed time). In step or spread, dXt: sums of 28672: 666
-// or 558; 2048: 654 or 694; 512: 548 or 591. Deep ring or not: 2048 (dXt): 694 or 678; 256 (down):
-// 444 or 474.
+// or 558; 2048: 654 or 694; 512: 548 or 591.
 constexpr int64_t kInStepFrom = 4096;
-constexpr int64_t kDeepRingFrom = 1024;
 constexpr int64_t kCyclesOf64 = 1100;  // of a 128 x 256 tile on one multiprocessor
 constexpr int64_t kCyclesOfStore = 3000;
 constexpr int64_t kMaxStagger = 100'000;
@@ -22,13 +20,11 @@ int tile_cycles(int64_t length) {
 
 MoeSm90Plan choose_rows_plan(int64_t length) {
   const bool in_step = length >= kInStepFrom;
-  return {.in_step = in_step,
-          .stagger_cycles = in_step ? 0 : tile_cycles(length),
-          .deep_ring = length >= kDeepRingFrom};
+  return {.in_step = in_step, .stagger_cycles = in_step ? 0 : tile_cycles(length)};
 }
 
 MoeSm90Plan choose_weight_plan(int64_t rows, int64_t experts) {
-  return {.in_step = false, .stagger_cycles = tile_cycles(rows / experts), .deep_ring = true};
+  return {.in_step = false, .stagger_cycles = tile_cycles(rows / experts)};
 }
 
 }  // namespace troupe

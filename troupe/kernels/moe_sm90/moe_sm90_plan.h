@@ -12,8 +12,6 @@ struct MoeSm90Plan {
   // while others multiply.
   bool in_step = false;
   int stagger_cycles = 0;
-  // Four slots of 64 and small store buffers, in place of three and large ones.
-  bool deep_ring = false;
 };
 
 // For a sum of `length` terms: k of a product over rows.

@@ -13,11 +13,6 @@ TEST(MoeSm90Plan, KeepsLongSumsInStepAndSpreadsShortOnes) {
   EXPECT_GT(choose_rows_plan(64).stagger_cycles, 0);
 }
 
-TEST(MoeSm90Plan, GivesShortSumsLargeStoreBuffers) {
-  EXPECT_FALSE(choose_rows_plan(256).deep_ring);
-  EXPECT_TRUE(choose_rows_plan(1024).deep_ring);
-}
-
 TEST(MoeSm90Plan, NeverWaitsLong) {
   // One expert with all rows, and no row at all.
   EXPECT_LE(choose_weight_plan(int64_t{1} << 31, 1).stagger_cycles, 100'000);

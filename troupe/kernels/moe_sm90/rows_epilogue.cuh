@@ -1,7 +1,9 @@
-// What becomes of a tile of a product over packed rows. A consumer warpgroup turns its 64 rows of
-// the accumulator into chunks in shared memory, each a box that the copy engine stores while the
-// next is made; where the expert ends inside the 64 rows, threads store the rows that exist
-// instead.
+// What becomes of a tile of a product over packed rows. Where rows are gathered, threads copy
+// (cp.async), and the consumers' own loads and stores would queue behind those: there a consumer
+// warpgroup turns its 64 rows of the accumulator into chunks in shared memory, each a box that the
+// copy engine stores while the next is made; where the expert ends inside the 64 rows, threads
+// store the rows that exist instead. Where nothing is gathered, each warp stores its own 16 rows
+// and waits for nobody.
 #pragma once
 
 #include "troupe/kernels/device/matrix_store.cuh"
@@ -39,16 +41,23 @@ __device__ inline void stage(uint32_t to, int lane, const Chunk<kBlocks>& chunk)
   }
 }
 
-// A warp writes its staged 16 rows, but only rows 0 .. valid - 1.
+// A warp writes its staged 16 rows, but only rows 0 .. valid - 1. Then the staged bytes are free.
 template <int kBlocks>
 __device__ inline void unstage(uint32_t from, int lane, Bits16* to, uint32_t ld, int valid) {
   constexpr int kRows = 32 / kBlocks;  // of one store of the warp
+  constexpr int kStores = 16 / kRows;
   const int row = lane / kBlocks, part = lane % kBlocks;
-  Bits16* at = to + row * ld + part * 8;
+  Bits16* at = to + int64_t{row} * ld + part * 8;
+  uint4 lines[kStores];
+  __syncwarp();
 #pragma unroll
-  for (int r = 0; r < 16; r += kRows) {
-    const uint4 line = load_shared16(from + staged<kBlocks>(r + row, part));
-    if (r + row < valid) *reinterpret_cast<uint4*>(at) = line;
+  for (int i = 0; i < kStores; ++i) {
+    lines[i] = load_shared16(from + staged<kBlocks>(kRows * i + row, part));
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kStores; ++i) {
+    if (kRows * i + row < valid) *reinterpret_cast<uint4*>(at) = lines[i];
     at += kRows * ld;
   }
 }
@@ -78,22 +87,17 @@ struct RowSpan {
 };
 
 // C as it is: Y = A W2^T and dXt = dH W1.
-// A chunk is kColumns (32 or 64) wide.
-template <int kColumns>
 struct StoreRows {
-  static constexpr int kBuffers = 3;
-  static constexpr uint32_t kBufferBytes = 64 * kColumns * 2;
-  static constexpr uint32_t kStagingBytes = kBuffers * kBufferBytes;
+  static constexpr int kBlocks = 8;  // of 8 columns in a chunk
+  static constexpr uint32_t kStagingBytes = 4 * kWarpBytes<kBlocks>;
   struct Params {
-    CUtensorMap map;  // boxes of kColumns
-    Bits16* out;      // [R, columns]
+    Bits16* out;  // [R, columns]
     uint32_t columns;
   };
   const Params& p;
   Consumer me;
   RowSpan span = {};
   uint32_t column = 0;
-  uint32_t buffer = 0;
 
   __device__ void begin(const RowTile& tile, int row, int valid) {
     span = {row, valid};
@@ -101,13 +105,12 @@ struct StoreRows {
   }
   __device__ void fetch() const {}
 
-  __device__ void end(const Accumulator& acc) {
-    const Output out{&p.map, p.out, p.columns};
+  __device__ void end(const Accumulator& acc) const {
+    const uint32_t staging = me.staging + me.warp * kWarpBytes<kBlocks>;
+    Bits16* const out = p.out + int64_t{span.row + 16 * me.warp} * p.columns + column;
 #pragma unroll
-    for (int c = 0; c < kTileN / kColumns; ++c) {
-      if (column + kColumns * c >= p.columns) return;
-      const uint32_t to = me.staging + buffer * kBufferBytes;
-      constexpr int kBlocks = kColumns / 8;
+    for (int c = 0; c < kTileN / 8 / kBlocks; ++c) {
+      if (column + 8 * kBlocks * c >= p.columns) return;
       Chunk<kBlocks> chunk;
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
@@ -115,13 +118,9 @@ struct StoreRows {
         chunk.low[j] = pack_bf16(d[0], d[1]);
         chunk.high[j] = pack_bf16(d[2], d[3]);
       }
-      stage(to + me.warp * kWarpBytes<kBlocks>, opaque(me.lane), chunk);
-      async_proxy_fence();
-      if (me.leads()) store_wait_read<kBuffers - 2>();  // The next chunk's buffer is free, then.
-      me.sync();
-      out.template store<kBlocks>(me, to, span.row, column + kColumns * c, span.valid);
-      if (me.leads()) store_commit();
-      buffer = buffer == kBuffers - 1 ? 0 : buffer + 1;
+      stage(staging, opaque(me.lane), chunk);
+      unstage<kBlocks>(staging, me.lane, out + 8 * kBlocks * c, p.columns,
+                       span.valid - 16 * me.warp);
     }
   }
 };
