@@ -20,7 +20,7 @@ constexpr int64_t kIgnore = -100;
 // Rows of logits made together: what stays in a processor's caches, and what fills a GPU, whose
 // weight gradient is read and written once a chunk.
 int64_t chunk_rows(int64_t vocab, const c10::Device& device) {
-  const int64_t elements = device.is_cpu() ? int64_t{8} << 20 : int64_t{128} << 20;
+  const int64_t elements = device.is_cpu() ? int64_t{8} << 20 : int64_t{256} << 20;
   return std::max<int64_t>(128, elements / vocab);
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/matmul.h>
@@ -138,6 +139,19 @@ struct Wanted {
   bool x, weight;
 };
 
+// sum += a b, or sum = a b where there is none yet. A GPU's product adds to the wide sum itself; a
+// product of its own, rounded, would be written, read and added.
+void add_product(at::Tensor& sum, const at::Tensor& a, const at::Tensor& b, at::ScalarType type) {
+  const bool widens = a.is_cuda() && a.scalar_type() != type;
+  if (!sum.defined()) {
+    sum = widens ? at::mm(a, b, type) : at::mm(a, b).to(type);
+  } else if (widens) {
+    at::addmm_out(sum, sum, a, b, type);
+  } else {
+    sum.add_(at::mm(a, b));
+  }
+}
+
 Head head_chunks(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& target,
                  const CrossEntropyOptions& o, int64_t chunk, Wanted wanted) {
   const int64_t T = x.size(0);
@@ -163,9 +177,7 @@ Head head_chunks(const at::Tensor& x, const at::Tensor& weight, const at::Tensor
       at::Tensor to = head.grad_x.narrow(0, begin, n);
       at::mm_out(to, logits, weight);
     }
-    if (!wanted.weight) continue;
-    const at::Tensor own = at::mm(logits.t(), rows);
-    head.grad_weight = begin == 0 ? own.to(wide) : head.grad_weight.add_(own);
+    if (wanted.weight) add_product(head.grad_weight, logits.t(), rows, wide_type(x));
   }
   return head;
 }

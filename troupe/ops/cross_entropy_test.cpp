@@ -77,6 +77,19 @@ TEST_P(CrossEntropyOp, TheHeadInChunksIsTheHeadInOnePiece) {
   }
 }
 
+TEST_P(CrossEntropyOp, TheHeadInManyBf16ChunksKeepsTheTablesGradient) {
+  const at::Tensor data = at::randn({96, 32}, device()).to(at::kBFloat16);
+  const at::Tensor words = at::randn({40, 32}, device()).to(at::kBFloat16);
+  const at::Tensor target = targets(96, 40).to(data.device());
+  at::Tensor x = data.to(at::kFloat).requires_grad_(), w = words.to(at::kFloat).requires_grad_();
+  linear_cross_entropy(x, w, target, {}, 96).first.backward();
+  at::Tensor cx = data.clone().requires_grad_(), cw = words.clone().requires_grad_();
+  linear_cross_entropy(cx, cw, target, {}, 3).first.backward();
+  EXPECT_EQ(cw.grad().scalar_type(), at::kBFloat16);
+  EXPECT_LT((cw.grad().to(at::kFloat) - w.grad()).norm().item<double>(),
+            4e-3 * w.grad().norm().item<double>());
+}
+
 TEST_P(CrossEntropyOp, E1_NoTokens) {
   at::Tensor x = at::randn({0, 8}, device()).requires_grad_();
   at::Tensor w = at::randn({5, 8}, device()).requires_grad_();
