@@ -42,11 +42,21 @@ class Sm90Ffn {
 
   FfnGradTensors backward(const at::Tensor& grad_out, const at::Tensor& hidden,
                           const FfnNeeds& needs) const {
-    const at::Tensor dO = grad_out.contiguous(), dH = rows_of(call_.hidden_columns()),
-                     a = rows_of(call_.hidden());
+    const at::Tensor dO = grad_out.contiguous(), dH = rows_of(call_.hidden_columns());
+    at::Tensor a = rows_of(call_.hidden());
     FfnGradTensors out;
     out[1] = at::empty(weights_.sizes(), weights_.options());
     hidden_gradient(dO, hidden, dH, a, out[1]);
+    // What needs A comes first, and A goes before the rows of dX come.
+    if (needs[4]) {
+      out[4] = at::empty(w2_.sizes(), w2_.options());
+      launch(MoeDownGradSm90{.plan = plan_,
+                             .grad_out = view(dO, "moe_ffn: grad_out"),
+                             .a = view(a, "act"),
+                             .grad_w2 = flat_out(out[4], "grad_w2")},
+             &CudaKernels::moe_down_grad_sm90);
+    }
+    a = at::Tensor();
     if (needs[0]) out[0] = gradient_of_x(dH);
     if (needs[2]) {
       out[2] = at::empty(w1_.sizes(), w1_.options());
@@ -55,14 +65,6 @@ class Sm90Ffn {
                            .grad_h = view(dH, "grad_hidden"),
                            .grad_w1 = flat_out(out[2], "grad_w1")},
              &CudaKernels::moe_up_grad_sm90);
-    }
-    if (needs[4]) {
-      out[4] = at::empty(w2_.sizes(), w2_.options());
-      launch(MoeDownGradSm90{.plan = plan_,
-                             .grad_out = view(dO, "moe_ffn: grad_out"),
-                             .a = view(a, "act"),
-                             .grad_w2 = flat_out(out[4], "grad_w2")},
-             &CudaKernels::moe_down_grad_sm90);
     }
     if (!needs[1]) out[1] = at::Tensor();
     return out;
