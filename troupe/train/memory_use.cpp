@@ -1,5 +1,6 @@
 #include "troupe/train/memory_use.h"
 
+#include <ATen/Context.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/Exception.h>
 #include <malloc.h>
@@ -29,6 +30,7 @@ MemoryUse of_host() {
 
 MemoryUse memory_use(const c10::Device& device) {
   if (device.is_cpu()) return of_host();
+  at::globalContext().lazyInitDevice(device.type());  // Else the allocator knows no device.
   c10::DeviceAllocator& allocator = *c10::getDeviceAllocator(device.type());
   constexpr size_t kAll = 0;  // small and large blocks together
   const auto stats = allocator.getDeviceStats(device.index());
