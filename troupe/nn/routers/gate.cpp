@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
@@ -15,12 +16,33 @@ namespace {
 
 // A tensor core product of bf16 or f16 operands is exact before its f32 sum, so on a GPU they need
 // not be widened first.
-at::Tensor product(const at::Tensor& x_TD, const at::Tensor& w_ED, at::ScalarType type) {
+bool is_mixed(const at::Tensor& x_TD, const at::Tensor& w_ED, at::ScalarType type) {
   const bool half = x_TD.scalar_type() == at::kBFloat16 || x_TD.scalar_type() == at::kHalf;
-  if (x_TD.is_cuda() && half && w_ED.scalar_type() == x_TD.scalar_type() && type == at::kFloat) {
-    return at::mm(x_TD, w_ED.t(), type);
-  }
+  return x_TD.is_cuda() && half && w_ED.scalar_type() == x_TD.scalar_type() && type == at::kFloat;
+}
+
+at::Tensor product(const at::Tensor& x_TD, const at::Tensor& w_ED, at::ScalarType type) {
+  if (is_mixed(x_TD, w_ED, type)) return at::mm(x_TD, w_ED.t(), type);
   return at::mm(x_TD.to(type), w_ED.to(type).t());
+}
+
+// dx = dz W and dW = dz^T x. Beside bf16 operands on a GPU dz goes in as two bf16 terms, its value
+// rounded and what that left over: 16 bits of it in tensor cores, in place of f32 copies of x.
+TensorList product_backward(const Gradients& g) {
+  const at::Tensor &dz = g.outputs[0], &x = g.saved[0], &w = g.saved[1];
+  const at::ScalarType type = dz.scalar_type();
+  if (!is_mixed(x, w, type) || x.scalar_type() != at::kBFloat16) {
+    return {g.needs[0] ? at::mm(dz, w.to(type)).to(x.scalar_type()) : at::Tensor(),
+            g.needs[1] ? at::mm(dz.t(), x.to(type)).to(w.scalar_type()) : at::Tensor()};
+  }
+  const at::Tensor high = dz.to(at::kBFloat16), low = (dz - high).to(at::kBFloat16);
+  const at::Tensor both = at::cat({high, low}, 1);
+  TensorList out(2);
+  if (g.needs[0]) out[0] = at::mm(both, at::cat({w, w}, 0));
+  if (g.needs[1]) {
+    out[1] = at::mm(both.t(), x, type).view({2, w.size(0), w.size(1)}).sum(0).to(w.scalar_type());
+  }
+  return out;
 }
 
 NoisePlace place_of(const Context& c) {
@@ -39,11 +61,7 @@ at::Tensor router_product(const at::Tensor& x_TD, const at::Tensor& w_ED, at::Sc
           .inputs = {x_TD, w_ED},
           .outputs = {z_TE},
           .saved = {x_TD, w_ED},
-          .backward = [type](const Gradients& g) -> TensorList {
-            const at::Tensor &x = g.saved[0], &w = g.saved[1], &dz = g.outputs[0];
-            return {g.needs[0] ? at::mm(dz, w.to(type)).to(x.scalar_type()) : at::Tensor(),
-                    g.needs[1] ? at::mm(dz.t(), x.to(type)).to(w.scalar_type()) : at::Tensor()};
-          }});
+          .backward = product_backward});
   return z_TE;
 }
 
