@@ -9,7 +9,7 @@ namespace troupe {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int64_t kWarpColumns = 1024;  // Rows up to here are a warp's work, longer ones a block's.
+constexpr int64_t kWarpColumns = 4096;  // Rows up to here are a warp's work, longer ones a block's.
 constexpr int kSumWarps = 16;
 
 // A team of kTeam threads, a warp or the whole block, has a row.
