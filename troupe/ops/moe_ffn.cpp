@@ -138,7 +138,7 @@ std::vector<at::Tensor> gradients(const Call& call, at::TensorList tensors,
   for (int i = 0; i < kNumFfnGradients; ++i) wanted[i] = needs[i] != 0;
   const bool cuda = tensors[1].is_cuda();
   FfnGradTensors grads =
-      cuda ? ffn_backward_cuda(call.ffn, tensors[0], tensors[3], wanted)
+      cuda ? ffn_backward_cuda(call.ffn, tensors[0], tensors[3], wanted, overwrite)
            : ffn_backward_cpu(call.ffn, tensors[0], tensors[3], wanted, overwrite);
   const FfnGradTensors like = {tensors[1],      tensors[2],      call.experts.w1,
                                call.experts.w1, call.experts.w2, call.experts.w2};
@@ -239,12 +239,11 @@ TensorList backward(const Gradients& g, const FfnOptions& o, at::IntArrayRef x_s
       o.keep_hidden ? restore(s, at, o.hidden_bits, {plan[1].size(0), s[1].size(1)}, type)
                     : again(x, s[0], experts, plan, o.activation, limits);
   std::vector<int64_t> needs(g.needs.begin(), g.needs.end());
-  // Only a graph that goes on reads H again; on CUDA its gradient has memory of its own.
-  TensorList grads = g.last && hidden.is_cpu()
-                         ? run_over(TensorList{g.outputs[0], x, s[0]}, hidden, experts, plan,
-                                    o.activation, limits, needs)
-                         : run(TensorList{g.outputs[0], x, s[0], hidden}, experts, plan,
-                               o.activation, limits, needs);
+  // Only a graph that goes on reads H again.
+  TensorList grads = g.last ? run_over(TensorList{g.outputs[0], x, s[0]}, hidden, experts, plan,
+                                       o.activation, limits, needs)
+                            : run(TensorList{g.outputs[0], x, s[0], hidden}, experts, plan,
+                                  o.activation, limits, needs);
   for (int i = 0; i < kNumFfnGradients; ++i) {
     if (needs[i] == 0) grads[i] = at::Tensor();
   }

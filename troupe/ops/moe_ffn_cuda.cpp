@@ -1,6 +1,6 @@
 // The CUDA path of ops/moe_ffn: kernels of the table, chained on one stream. No size visits the
 // host. Transient memory is A and Y forward, and dH, A (which takes the place of G) and the rows of
-// dX backward.
+// dX backward; a last backward gives H back before the rows of dX come.
 #include <ATen/ops/empty.h>
 
 #include "troupe/kernels/combine/combine.h"
@@ -8,6 +8,7 @@
 #include "troupe/kernels/grouped_gemm/grouped_gemm.h"
 #include "troupe/kernels/permute/permute.h"
 #include "troupe/kernels/row_scores/row_scores.h"
+#include "troupe/ops/give_back.h"
 #include "troupe/ops/moe_ffn_sm90.h"
 #include "troupe/ops/run.h"
 
@@ -70,7 +71,7 @@ class CudaFfn {
   }
 
   FfnGradTensors backward(const at::Tensor& grad_out, const at::Tensor& hidden,
-                          const FfnNeeds& needs) const {
+                          const FfnNeeds& needs, bool overwrite) const {
     const at::Tensor dO = rowwise(grad_out), s = scores();
     const at::Tensor act = gradient_of_act(dO), dH = rows_of(call_.hidden_columns());
     const at::Tensor grad_score = at::empty({plan_.rows, 1}, s.options());
@@ -84,6 +85,7 @@ class CudaFfn {
                                  .num_experts = plan_.experts,
                                  .kind = call_.kind},
               &CudaKernels::activation_backward);
+    if (overwrite) give_back(hidden);
     FfnGradTensors out;
     if (b2_.defined() && (needs[1] || needs[5])) out[5] = through_b2(dO, s, grad_score);
     if (needs[0]) out[0] = gradient_of_x(dH);
@@ -211,9 +213,9 @@ FfnForward ffn_forward_cuda(const FfnCall& call, bool hidden_only) {
 }
 
 FfnGradTensors ffn_backward_cuda(const FfnCall& call, const at::Tensor& grad_out,
-                                 const at::Tensor& hidden, const FfnNeeds& needs) {
-  if (fits_sm90(call)) return ffn_backward_sm90(call, grad_out, hidden, needs);
-  return CudaFfn(call).backward(grad_out, hidden, needs);
+                                 const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite) {
+  if (fits_sm90(call)) return ffn_backward_sm90(call, grad_out, hidden, needs, overwrite);
+  return CudaFfn(call).backward(grad_out, hidden, needs, overwrite);
 }
 
 }  // namespace troupe

@@ -48,10 +48,11 @@ inline MutRef flat_out(const at::Tensor& w, const char* name) {
 FfnForward ffn_forward_cpu(const FfnCall& call, bool hidden_only);
 FfnForward ffn_forward_cuda(const FfnCall& call, bool hidden_only);
 
-// With `overwrite`, hidden is left as its own gradient.
+// With `overwrite` nobody reads hidden again: on the CPU it is left as its own gradient, on CUDA
+// without memory (give_back.h).
 FfnGradTensors ffn_backward_cpu(const FfnCall& call, const at::Tensor& grad_out,
                                 const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite);
 FfnGradTensors ffn_backward_cuda(const FfnCall& call, const at::Tensor& grad_out,
-                                 const at::Tensor& hidden, const FfnNeeds& needs);
+                                 const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite);
 
 }  // namespace troupe

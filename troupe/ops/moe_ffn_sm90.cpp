@@ -6,6 +6,7 @@
 
 #include "troupe/kernels/combine/combine.h"
 #include "troupe/kernels/moe_sm90/moe_sm90.h"
+#include "troupe/ops/give_back.h"
 #include "troupe/ops/run.h"
 
 namespace troupe {
@@ -41,12 +42,13 @@ class Sm90Ffn {
   }
 
   FfnGradTensors backward(const at::Tensor& grad_out, const at::Tensor& hidden,
-                          const FfnNeeds& needs) const {
+                          const FfnNeeds& needs, bool overwrite) const {
     const at::Tensor dO = grad_out.contiguous(), dH = rows_of(call_.hidden_columns());
     at::Tensor a = rows_of(call_.hidden());
     FfnGradTensors out;
     out[1] = at::empty(weights_.sizes(), weights_.options());
     hidden_gradient(dO, hidden, dH, a, out[1]);
+    if (overwrite) give_back(hidden);
     // What needs A comes first, and A goes before the rows of dX come.
     if (needs[4]) {
       out[4] = at::empty(w2_.sizes(), w2_.options());
@@ -134,8 +136,8 @@ FfnForward ffn_forward_sm90(const FfnCall& call, bool hidden_only) {
 }
 
 FfnGradTensors ffn_backward_sm90(const FfnCall& call, const at::Tensor& grad_out,
-                                 const at::Tensor& hidden, const FfnNeeds& needs) {
-  return Sm90Ffn(call).backward(grad_out, hidden, needs);
+                                 const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite) {
+  return Sm90Ffn(call).backward(grad_out, hidden, needs, overwrite);
 }
 
 }  // namespace troupe

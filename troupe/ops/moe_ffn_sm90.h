@@ -12,6 +12,6 @@ bool fits_sm90(const FfnCall& call);
 
 FfnForward ffn_forward_sm90(const FfnCall& call, bool hidden_only);
 FfnGradTensors ffn_backward_sm90(const FfnCall& call, const at::Tensor& grad_out,
-                                 const at::Tensor& hidden, const FfnNeeds& needs);
+                                 const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite);
 
 }  // namespace troupe

@@ -22,6 +22,7 @@
 #include <map>
 
 #include "troupe/core/check.h"
+#include "troupe/ops/cuda_plugin.h"
 #include "troupe/ops/kept.h"
 #include "troupe/testing/torch/device.h"
 #include "troupe/testing/torch/jacobian.h"
@@ -279,6 +280,74 @@ TEST(MoeFfn, BackwardOfAGraphThatIsKeptIsThatOfTheLastOne) {
     }
   }
 }
+
+// A layer's tensors of another type or device, as leaves.
+Tensors leaves(const Tensors& from, const at::TensorOptions& options) {
+  Tensors out;
+  for (const at::Tensor& t : from) {
+    if (!t.defined()) {
+      out.emplace_back();
+    } else {
+      out.push_back(t.detach().to(options).clone().requires_grad_());
+    }
+  }
+  return out;
+}
+
+// Output and gradients; a kept graph's are computed twice and must not differ.
+Tensors results(const Layer& layer, const Tensors& t, const at::Tensor& g) {
+  const Plan plan = testing::plan_of(layer.ids.to(t[0].device()), layer.sizes.E);
+  const at::Tensor out = moe_ffn(t[0], t[1], plan, layer.experts(t), layer.options());
+  const auto gradients = [&](bool keep) {
+    out.backward(g.to(out.options()), keep);
+    Tensors grads;
+    for (const at::Tensor& x : t) {
+      if (!x.defined()) continue;
+      grads.push_back(x.grad());
+      x.mutable_grad().reset();
+    }
+    return grads;
+  };
+  const Tensors first = gradients(true);
+  Tensors last = gradients(false);
+  for (size_t i = 0; i < first.size(); ++i) EXPECT_TRUE(last[i].equal(first[i])) << i;
+  last.push_back(out.detach());
+  return last;
+}
+
+struct OnAGpu {
+  const char* name;
+  Sizes sizes;
+  Form form;
+  at::ScalarType type;
+  double tolerance;
+};
+
+class MoeFfnOnAGpu : public ::testing::TestWithParam<OnAGpu> {};
+
+TEST_P(MoeFfnOnAGpu, X2_AgreesWithF64OnTheCpu) {
+  if (!has_cuda()) GTEST_SKIP() << why_no_cuda();
+  const OnAGpu& c = GetParam();
+  const Layer layer(c.sizes, c.form, c.type);
+  const at::Tensor g = at::randn({c.sizes.T, c.sizes.D}, at::kDouble).to(c.type);
+  Tensors on_gpu = leaves(layer.tensors, at::TensorOptions(c10::Device(c10::kCUDA, 0)));
+  const Tensors got = results(layer, on_gpu, g);
+  const Tensors want = results(layer, leaves(layer.tensors, at::kDouble), g);
+  for (size_t i = 0; i < want.size(); ++i) {
+    const at::Tensor apart = got[i].cpu().to(at::kDouble) - want[i];
+    EXPECT_LT(apart.norm().item<double>(), c.tolerance * want[i].norm().item<double>()) << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , MoeFfnOnAGpu,
+    ::testing::Values(OnAGpu{"Bf16Swiglu", {300, 128, 64, 5, 2}, {}, at::kBFloat16, 1e-2},
+                      OnAGpu{"Bf16OddWidths", {90, 24, 40, 4, 2}, {}, at::kBFloat16, 1e-2},
+                      OnAGpu{"F32Swiglu", {300, 128, 64, 5, 2}, {}, at::kFloat, 1e-4},
+                      OnAGpu{
+                          "F32Biased", {90, 24, 16, 4, 2}, {"gelu", true, true}, at::kFloat, 1e-4},
+                      OnAGpu{"F32Plain", {90, 24, 16, 4, 2}, {"relu2", false}, at::kFloat, 1e-4}),
+    [](const auto& made) { return std::string(made.param.name); });
 
 // Bytes of the storages that a result's node keeps, each counted once, those of `except` not.
 int64_t bytes_kept(const at::Tensor& result, const Tensors& except) {
