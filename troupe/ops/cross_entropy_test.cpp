@@ -87,7 +87,7 @@ TEST_P(CrossEntropyOp, TheHeadInManyBf16ChunksKeepsTheTablesGradient) {
   linear_cross_entropy(cx, cw, target, {}, 3).first.backward();
   EXPECT_EQ(cw.grad().scalar_type(), at::kBFloat16);
   EXPECT_LT((cw.grad().to(at::kFloat) - w.grad()).norm().item<double>(),
-            4e-3 * w.grad().norm().item<double>());
+            2e-2 * w.grad().norm().item<double>());  // bf16 logits
 }
 
 TEST_P(CrossEntropyOp, E1_NoTokens) {

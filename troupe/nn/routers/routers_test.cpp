@@ -19,9 +19,9 @@
 #include "troupe/core/config.h"
 #include "troupe/core/publish.h"
 #include "troupe/nn/virtual_group_test.h"
-#include "troupe/ops/cuda_plugin.h"
 #include "troupe/ops/quantile.h"
 #include "troupe/testing/temporary_folder.h"
+#include "troupe/testing/torch/device.h"
 #include "troupe/testing/torch/jacobian.h"
 
 namespace troupe {
@@ -81,15 +81,16 @@ TEST(Gate, R1_GradientsAgreeWithTheJacobian) {
 }
 
 // Gradients whose sums over tokens cancel but for what bf16 would round away.
-TEST(Gate, R1_GradientsOnAGpuKeepWhatBf16WouldRoundAway) {
-  if (!has_cuda()) GTEST_SKIP() << "no CUDA device";
+class GateOn : public testing::DeviceTest {};
+
+TEST_P(GateOn, R1_GradientsKeepWhatBf16WouldRoundAway) {
   const int64_t T = 512, E = 9, D = 64;
   const at::Tensor sign = 1 - 2 * at::arange(T).remainder(2).view({T, 1});
   const at::Tensor dz = 1 + 1e-3 * at::randn({T, E});
   const at::Tensor x = (sign * at::ones({T, D})).to(at::kBFloat16);
   const at::Tensor w = at::randn({E, D}).to(at::kBFloat16);
-  at::Tensor gx = x.cuda().requires_grad_(), gw = w.cuda().requires_grad_();
-  router_product(gx, gw, at::kFloat).backward(dz.cuda());
+  at::Tensor gx = x.to(device().place).requires_grad_(), gw = w.to(device().place).requires_grad_();
+  router_product(gx, gw, at::kFloat).backward(dz.to(device().place));
   const auto error = [](const at::Tensor& got, const at::Tensor& want) {
     return ((got.cpu().to(at::kDouble) - want).norm() / want.norm()).item<double>();
   };
@@ -97,6 +98,7 @@ TEST(Gate, R1_GradientsOnAGpuKeepWhatBf16WouldRoundAway) {
   EXPECT_LT(error(gw.grad(), at::matmul(wide.t(), x.to(at::kDouble))), 1e-2);
   EXPECT_LT(error(gx.grad(), at::matmul(wide, w.to(at::kDouble))), 4e-3);
 }
+TROUPE_ON_DEVICES(GateOn);
 
 // A router whose logits are the input as it sees it.
 std::unique_ptr<Router> mirror_of(TopkSoftmaxRouting config) {
