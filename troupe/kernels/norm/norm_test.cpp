@@ -227,8 +227,9 @@ TEST(Norm, RefusesWhatItCannotMean) {
 }
 
 std::vector<Case> all_cases() {
-  const std::vector<Shape> shapes = {{0, 8},    {1, 1},     {3, 7},        {67, 128, 8},
-                                     {33, 257}, {1030, 64}, {5, 2048, 16}, {2, 1031, 1}, {3, 4104}, {2, 4099, 1}};
+  const std::vector<Shape> shapes = {{0, 8},    {1, 1},      {3, 7},        {67, 128, 8},
+                                     {33, 257}, {1030, 64},  {5, 2048, 16}, {2, 1031, 1},
+                                     {3, 4104}, {2, 4099, 1}};
   std::vector<Case> cases;
   for (Backend b : {Backend::kCpu, Backend::kCpuThreads, Backend::kCuda}) {
     for (Dtype d : {Dtype::kF32, Dtype::kBF16, Dtype::kF16, Dtype::kF64}) {
