@@ -10,19 +10,13 @@
 #include <algorithm>
 
 #include "troupe/core/check.h"
+#include "troupe/nn/head_rows.h"
 #include "troupe/ops/cross_entropy.h"
 
 namespace troupe {
 namespace {
 
 constexpr int64_t kIgnore = -100;
-
-// Rows of logits made together: what stays in a processor's caches, and what fills a GPU, whose
-// weight gradient is read and written once a chunk.
-int64_t chunk_rows(int64_t vocab, const c10::Device& device) {
-  const int64_t elements = device.is_cpu() ? int64_t{8} << 20 : int64_t{256} << 20;
-  return std::max<int64_t>(128, elements / vocab);
-}
 
 Linear joint(const ModelConfig& c) {
   const Init init = {.kind = Init::kNormal, .std = c.init_std.value_or(0.02)};
@@ -74,7 +68,7 @@ at::Tensor Head::loss(const at::Tensor& x_BSD, const Targets& t, const at::Tenso
     options.weight_T = t.weights_BS.reshape({-1}).to(wide);
   }
   return linear_cross_entropy(x_BSD.flatten(0, 1), table, t.labels_BS.reshape({-1}), options,
-                              chunk_rows(vocab_, x_BSD.device()))
+                              head_rows(vocab_, !x_BSD.is_cpu()))
       .first;
 }
 

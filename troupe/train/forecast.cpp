@@ -12,6 +12,7 @@
 
 #include "troupe/core/codes.h"
 #include "troupe/core/config.h"
+#include "troupe/nn/head_rows.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/train/learner.h"
 #include "troupe/train/memory_use.h"
@@ -109,9 +110,7 @@ void add_activations(const Recipe& r, bool on_gpu, double width, MemoryForecast&
   const double head = static_cast<double>(costs.units.back().saved_bytes);
   out.activations = tokens * scale * (kept + head);
   const auto vocab = static_cast<double>(m.vocab), D = static_cast<double>(m.width);
-  // As the head cuts its tokens (nn/head.cpp).
-  const double logits = on_gpu ? double{128 << 20} : double{8 << 20};
-  const double rows = std::min(tokens, std::max(128.0, logits / vocab));
+  const double rows = std::min(tokens, static_cast<double>(head_rows(m.vocab, on_gpu)));
   // Logits of a chunk and their gradient, and the gradient of the output table.
   const double head_work = rows * vocab * (width + 4) + 4 * vocab * D;
   out.workspace = std::max(head_work, tokens * width * working + tokens * scale * rebuilt);
