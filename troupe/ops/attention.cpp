@@ -136,11 +136,14 @@ AttentionForm with_sinks(AttentionForm form, const at::Tensor& sinks) {
   return form;
 }
 
-TensorList parts(const at::Tensor& qkv_TN, const PackedHeads& n) {
+// Queries and keys of one matrix, which may be the joint product too, and the product's values.
+TensorList parts(const at::Tensor& qk, const at::Tensor& qkv_TN, const PackedHeads& n) {
   const int64_t T = qkv_TN.size(0), d = n.dim, q = n.heads * d, kv = n.kv_heads * d;
-  return {qkv_TN.narrow(1, 0, q).view({T, n.heads, d}),
-          qkv_TN.narrow(1, q, kv).view({T, n.kv_heads, d}),
+  return {qk.narrow(1, 0, q).view({T, n.heads, d}), qk.narrow(1, q, kv).view({T, n.kv_heads, d}),
           qkv_TN.narrow(1, q + kv, kv).view({T, n.kv_heads, d})};
+}
+TensorList parts(const at::Tensor& qkv_TN, const PackedHeads& n) {
+  return parts(qkv_TN, qkv_TN, n);
 }
 
 // Some columns of a matrix, without a tensor's cost.
@@ -185,10 +188,6 @@ std::vector<NormPiece> norm_pieces(const PackedNorm& norm, const PackedHeads& n)
   return out;
 }
 
-NormKind kind_of(const NormOptions& o) {
-  return o.kind == "layer" ? NormKind::kLayer : NormKind::kRms;
-}
-
 // Queries and keys as the products take them, and what the norms' backward reads, a column a norm.
 struct Heads {
   at::Tensor qk_TN, mean_TP, rstd_TP;
@@ -197,21 +196,21 @@ struct Heads {
 Heads normed(const at::Tensor& qkv_TN, const PackedHeads& n, const PackedNorm& norm) {
   const int64_t T = qkv_TN.size(0);
   const std::vector<NormPiece> pieces = norm_pieces(norm, n);
+  const NamedNorm form = named_norm(norm.options.kind);
   const auto P = static_cast<int64_t>(pieces.size());
   Heads out{at::empty({T, (n.heads + n.kv_heads) * n.dim}, qkv_TN.options()),
             at::empty({T, P}, qkv_TN.options()), at::empty({T, P}, qkv_TN.options())};
   for (int64_t p = 0; p < P; ++p) {
     const auto& [first, width, weight] = pieces[p];
     const at::Tensor w = weight.unsqueeze(0);
-    const NormKind kind = kind_of(norm.options);
     const Norm args{.x = columns(qkv_TN, first, width).read(),
                     .weight = view(w, "attention: norm"),
                     .y = columns(out.qk_TN, first, width),
-                    .mean = kind == NormKind::kLayer ? columns(out.mean_TP, p, 1) : MutRef{},
+                    .mean = form.kind == NormKind::kLayer ? columns(out.mean_TP, p, 1) : MutRef{},
                     .rstd = columns(out.rstd_TP, p, 1),
-                    .kind = kind,
+                    .kind = form.kind,
                     .eps = static_cast<float>(norm.options.eps),
-                    .round_before_weight = norm.options.kind == "rms_rounded"};
+                    .round_before_weight = form.round};
     norm_cpu(args, torch_pool());
   }
   return out;
@@ -223,6 +222,8 @@ std::array<at::Tensor, 2> norms_backward(const at::Tensor& qkv_TN, const PackedH
                                          const PackedNorm& norm, const Heads& heads,
                                          const at::Tensor& grad_TN) {
   const std::vector<NormPiece> pieces = norm_pieces(norm, n);
+  const NamedNorm form = named_norm(norm.options.kind);
+  const bool layer = form.kind == NormKind::kLayer;
   std::array<at::Tensor, 2> out;
   for (size_t p = 0; p < pieces.size(); ++p) {
     const auto& [first, width, weight] = pieces[p];
@@ -230,7 +231,6 @@ std::array<at::Tensor, 2> norms_backward(const at::Tensor& qkv_TN, const PackedH
     const MutRef g = columns(grad_TN, first, width);
     const at::Tensor w = weight.unsqueeze(0);
     const at::Tensor grad_weight = at::empty({1, width}, qkv_TN.options());
-    const bool layer = kind_of(norm.options) == NormKind::kLayer;
     NormBackward args{.s = columns(qkv_TN, first, width).read(),
                       .weight = view(w, "attention: norm"),
                       .rstd = columns(heads.rstd_TP, column, 1).read(),
@@ -238,8 +238,8 @@ std::array<at::Tensor, 2> norms_backward(const at::Tensor& qkv_TN, const PackedH
                       .grad_s = g,
                       .grad_weight = mut_view(grad_weight, "attention: gradient"),
                       .mean = layer ? columns(heads.mean_TP, column, 1).read() : MatRef{},
-                      .kind = kind_of(norm.options),
-                      .round_before_weight = norm.options.kind == "rms_rounded"};
+                      .kind = form.kind,
+                      .round_before_weight = form.round};
     const at::Tensor workspace =
         at::empty({workspace_bytes(args)}, qkv_TN.options().dtype(at::kByte));
     args.workspace = workspace.mutable_data_ptr();
@@ -316,13 +316,6 @@ Heads prepared(const at::Tensor& qkv_TN, const PackedForm& packed, const Attenti
   return out;
 }
 
-// Queries and keys as prepared, values as the product has them.
-TensorList parts_of(const Heads& heads, const at::Tensor& qkv_TN, const PackedHeads& n) {
-  const int64_t T = qkv_TN.size(0), q = n.heads * n.dim, kv = n.kv_heads * n.dim;
-  return {heads.qk_TN.narrow(1, 0, q).view({T, n.heads, n.dim}),
-          heads.qk_TN.narrow(1, q, kv).view({T, n.kv_heads, n.dim}), parts(qkv_TN, n)[2]};
-}
-
 TensorList packed_backward(const Gradients& g, const PackedForm& packed,
                            const AttentionForm& form) {
   const at::Tensor &qkv = g.saved[0], &q_weight = g.saved[4], &k_weight = g.saved[5];
@@ -335,7 +328,7 @@ TensorList packed_backward(const Gradients& g, const PackedForm& packed,
   }
   const at::Tensor grad = at::empty(qkv.sizes(), qkv.options());
   const at::Tensor sink =
-      backward(parts_of(heads, qkv, packed.heads), with_sinks(form, g.saved[3]),
+      backward(parts(heads.qk_TN, qkv, packed.heads), with_sinks(form, g.saved[3]),
                {g.saved[1], g.saved[2]}, g.outputs[0], parts(grad, packed.heads));
   if (packed.rotary) {
     turn(grad, packed.heads, *packed.rotary, first_length(form), /*inverse=*/true);
@@ -353,7 +346,7 @@ at::Tensor packed_f32(const at::Tensor& qkv_TN, const PackedForm& packed,
   Result r;
   {
     const at::NoGradGuard no_grad;
-    r = forward(parts_of(prepared(own, packed, form), own, packed.heads), form);
+    r = forward(parts(prepared(own, packed, form).qk_TN, own, packed.heads), form);
   }
   PackedForm kept = packed;  // its weights come as saved tensors
   if (kept.norm) kept.norm->q_weight = kept.norm->k_weight = at::Tensor();

@@ -16,18 +16,6 @@ using Optional = std::optional<at::Tensor>;
 using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using Four = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;  // y, sum, mean, rstd
 
-struct Kind {
-  NormKind kind = NormKind::kRms;
-  bool round = false;
-
-  explicit Kind(const std::string& name) {
-    const bool known = name == "rms" || name == "rms_rounded" || name == "layer";
-    TROUPE_CHECK(known, "norm: kind must be rms, rms_rounded or layer; it is", name);
-    if (name == "layer") kind = NormKind::kLayer;
-    round = name == "rms_rounded";
-  }
-};
-
 at::ScalarType wide_type(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
@@ -59,7 +47,7 @@ Four norm_meta(const at::Tensor& x, const Optional& residual, const at::Tensor& 
   const int64_t rows = x.numel() / x.size(-1);
   return {at::empty(x.sizes(), x.options()),
           residual.has_value() ? at::empty(x.sizes(), x.options()) : at::empty({0}, x.options()),
-          at::empty({Kind(kind).kind == NormKind::kLayer ? rows : 0}, wide),
+          at::empty({named_norm(kind).kind == NormKind::kLayer ? rows : 0}, wide),
           at::empty({rows}, wide)};
 }
 
@@ -67,7 +55,7 @@ Four norm_device(const at::Tensor& x, const Optional& residual, const at::Tensor
                  const Optional& bias, std::string kind, double eps) {
   Four out = norm_meta(x, residual, weight, bias, kind, eps);
   auto& [y, sum, mean, rstd] = out;
-  const Kind k(kind);
+  const NamedNorm k = named_norm(kind);
   const at::Tensor rows = rowwise(x), w = rowwise(weight), y_rows = rowwise(y);
   const at::Tensor r = residual.has_value() ? rowwise(*residual) : at::Tensor();
   const at::Tensor b = bias.has_value() ? rowwise(*bias) : at::Tensor(), sum_rows = rowwise(sum);
@@ -104,7 +92,8 @@ Three norm_backward_meta(const at::Tensor& grad_y, const Optional& grad_sum, at:
   check_like(grad_y, "norm_backward: grad_y");
   if (grad_sum.has_value()) check_like(*grad_sum, "norm_backward: grad_sum");
   check_parameter(saved[1], s, "norm_backward: weight");
-  check_sizes(saved[2], {Kind(kind).kind == NormKind::kLayer ? rows : 0}, "norm_backward: mean");
+  check_sizes(saved[2], {named_norm(kind).kind == NormKind::kLayer ? rows : 0},
+              "norm_backward: mean");
   check_sizes(saved[3], {rows}, "norm_backward: rstd");
   check_same_device(saved[2], s, "norm_backward: mean");
   check_same_device(saved[3], s, "norm_backward: rstd");
@@ -117,7 +106,7 @@ Three norm_backward_meta(const at::Tensor& grad_y, const Optional& grad_sum, at:
 Three norm_backward_device(const at::Tensor& grad_y, const Optional& grad_sum, at::TensorList saved,
                            std::string kind, bool has_bias) {
   Three out = norm_backward_meta(grad_y, grad_sum, saved, kind, has_bias);
-  const Kind k(kind);
+  const NamedNorm k = named_norm(kind);
   const at::Tensor s = rowwise(saved[0]), w = rowwise(saved[1]), grad = rowwise(grad_y);
   const at::Tensor around = grad_sum.has_value() ? rowwise(*grad_sum) : at::Tensor();
   const at::Tensor grad_s = rowwise(std::get<0>(out)), grad_w = rowwise(std::get<1>(out));
@@ -175,6 +164,12 @@ Four norm_op(const at::Tensor& x, const Optional& residual, const at::Tensor& we
 }
 
 }  // namespace
+
+NamedNorm named_norm(const std::string& kind) {
+  const bool known = kind == "rms" || kind == "rms_rounded" || kind == "layer";
+  TROUPE_CHECK(known, "norm: kind must be rms, rms_rounded or layer; it is", kind);
+  return {kind == "layer" ? NormKind::kLayer : NormKind::kRms, kind == "rms_rounded"};
+}
 
 at::Tensor norm(const at::Tensor& x, const at::Tensor& weight_D,
                 const std::optional<at::Tensor>& bias_D, const NormOptions& o) {

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -14,6 +15,14 @@ struct NormOptions {
   std::string kind = "rms";  // rms; rms_rounded: rounded before the weight, as Llama does; layer
   double eps = 1e-5;
 };
+
+// What a kind's name means to kernels/norm; an unknown name is an error.
+enum class NormKind : uint8_t;  // kernels/norm
+struct NamedNorm {
+  NormKind kind;
+  bool round;  // before the weight
+};
+NamedNorm named_norm(const std::string& kind);
 
 // Over the last dimension of x; weight and bias [D] of x's type. Gradients for all that is given.
 at::Tensor norm(const at::Tensor& x, const at::Tensor& weight_D,
