@@ -79,14 +79,20 @@ def call(*words):
     return done.stdout
 
 
+def command(verb, side, args, *sets):
+    """A verb on a side's recipe; what the caller asked to change comes last."""
+    words = [args.program, verb, str(BENCH / f"versus_{side}.yaml")]
+    for one in (*sets, *args.set, *getattr(args, side)):
+        words += ["--set", one]
+    return words
+
+
 def train(side, args):
     """The run's points: (step, tokens, seconds of training, validation loss)."""
     run = args.output / side
-    sets = [f"data.train=[{{path: {args.data}/train}}]", f"data.valid=[{{path: {args.data}/valid}}]",
-            f"data.tokenizer={args.data}/tokenizer.json", f"checkpoint.dir={run}", *args.set, *getattr(args, side)]
-    words = [args.program, "train", str(BENCH / f"versus_{side}.yaml")]
-    for one in sets:
-        words += ["--set", one]
+    words = command("train", side, args, f"data.train=[{{path: {args.data}/train}}]",
+                    f"data.valid=[{{path: {args.data}/valid}}]", f"data.tokenizer={args.data}/tokenizer.json",
+                    f"checkpoint.dir={run}")
     begin = time.time()
     if not any(row.get("event") == "end" for row in rows_of(run)):
         done = subprocess.run(words, check=False)
@@ -116,11 +122,10 @@ def reached(points, loss):
     return None
 
 
-def flops_per_token(side, args):
-    words = [args.program, "plan", str(BENCH / f"versus_{side}.yaml"), "--json"]
-    for one in (*args.set, *getattr(args, side)):
-        words += ["--set", one]
-    said = subprocess.run([str(w) for w in words], capture_output=True, text=True, check=False, cwd=args.output).stdout
+def plan_of(side, args):
+    """Sizes and work, as `troupe plan` says them."""
+    words = [*command("plan", side, args), "--json"]
+    said = subprocess.run(words, capture_output=True, text=True, check=False, cwd=args.output).stdout
     return json.loads(said) if said.startswith("{") else {}
 
 
@@ -177,7 +182,7 @@ def main():
     result = dict(dense=dict(zip(("steps", "tokens", "seconds", "val_loss"), last)),
                   moe=dict(zip(("steps", "tokens", "seconds", "val_loss"), other)))
     for side in curves:
-        result[side].update({key: value for key, value in flops_per_token(side, args).items()
+        result[side].update({key: value for key, value in plan_of(side, args).items()
                              if key in ("params", "active_params", "step_flops")})
     for side in curves:
         r = result[side]

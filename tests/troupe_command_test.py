@@ -46,7 +46,7 @@ class TroupeCommand(NanoRun):
 
     def test_check_finds_all_and_starts_nothing(self):
         out = self.ran("check", "nano.yaml", "--set", "train.micro_batch=3", "--set",
-                          "parallel.tensor=2")
+                       "parallel.tensor=2")
         self.assertEqual(out.returncode, 2)
         self.assertIn("train.micro_batch", out.stderr)
         self.assertIn("parallel.tensor", out.stderr)
@@ -101,7 +101,7 @@ class TroupeCommand(NanoRun):
 
     def test_F111_numeric_faults_are_class_5(self):
         out = self.ran("train", "nano.yaml", "--set", "train.max_skips=1",
-                          TROUPE_FAULT="forward.1=nan", TORCHELASTIC_ERROR_FILE="error.json")
+                       TROUPE_FAULT="forward.1=nan", TORCHELASTIC_ERROR_FILE="error.json")
         self.assertEqual(out.returncode, 5)
         self.assertIn("E5001", out.stderr)
         record = self.exit_record()
@@ -115,9 +115,7 @@ class TroupeCommand(NanoRun):
                                  stderr=subprocess.DEVNULL)
         self.addCleanup(first.wait)
         self.addCleanup(first.kill)
-        deadline = time.time() + 30
-        while not (self.folder / "run" / "env.json").exists() and time.time() < deadline:
-            time.sleep(0.05)
+        self.wait_for((self.folder / "run" / "env.json").exists)
         out = self.ran("train", "nano.yaml")
         self.assertEqual(out.returncode, 7)
         self.assertIn(str(first.pid), out.stderr)
