@@ -43,3 +43,8 @@ if(EXISTS ${torch_dir}/lib/libtorch_cuda.so)
     -Wl,--no-as-needed ${torch_dir}/lib/libtorch_cuda.so ${torch_dir}/lib/libc10_cuda.so
     -Wl,--as-needed)
 endif()
+
+# ProcessGroupNCCL.hpp reads NCCL's own header.
+add_library(torch::nccl_headers INTERFACE IMPORTED)
+target_compile_options(torch::nccl_headers INTERFACE
+  "SHELL:-idirafter ${TROUPE_TORCH_ROOT}/nvidia/nccl/include")

@@ -3,7 +3,8 @@
 add_library(troupe SHARED)
 if(TROUPE_TESTS)
   add_library(troupe_testing STATIC ${PROJECT_SOURCE_DIR}/troupe/testing/torch/jacobian.cpp
-    ${PROJECT_SOURCE_DIR}/troupe/testing/torch/plan.cpp)
+    ${PROJECT_SOURCE_DIR}/troupe/testing/torch/plan.cpp
+    ${PROJECT_SOURCE_DIR}/troupe/testing/torch/ranks.cpp)
   target_link_libraries(troupe_testing PUBLIC troupe GTest::gtest)
 endif()
 
@@ -32,6 +33,7 @@ set(layers troupe_core troupe_schedule troupe_data troupe_checkpoint)
 set(archives ${layers} ${kernels})
 list(TRANSFORM archives REPLACE "(.+)" "$<TARGET_FILE:\\1>")
 add_dependencies(troupe ${layers} ${kernels})
+target_include_directories(troupe PRIVATE ${PROJECT_SOURCE_DIR}/troupe/dist/gloo_headers)
 target_link_libraries(troupe
   PUBLIC $<BUILD_INTERFACE:troupe_options> torch::cpu
   PRIVATE -Wl,--whole-archive ${archives} -Wl,--no-whole-archive
@@ -50,7 +52,8 @@ set_target_properties(troupe_train PROPERTIES VERSION ${PROJECT_VERSION} SOVERSI
 
 if(TROUPE_CUDA)
   get_property(cuda_kernels GLOBAL PROPERTY troupe_cuda_targets)
-  add_library(troupe_cuda SHARED ${PROJECT_SOURCE_DIR}/troupe/ops/cuda_plugin_table.cpp)
+  add_library(troupe_cuda SHARED ${PROJECT_SOURCE_DIR}/troupe/ops/cuda_plugin_table.cpp
+    ${PROJECT_SOURCE_DIR}/troupe/dist/nccl_backend.cpp)
   target_link_libraries(troupe_cuda
-    PRIVATE troupe ${cuda_kernels} torch::cuda CUDA::cudart)
+    PRIVATE troupe ${cuda_kernels} torch::cuda torch::nccl_headers CUDA::cudart)
 endif()

@@ -34,6 +34,11 @@ std::string_view explain(Code code) {
     case Code::kBadFaultPoint:
       return "TROUPE_FAULT, which makes faults for tests, does not read: it is "
              "point[#n][@rank][:step]=action, several joined by \";\". Unset it for a real run.";
+    case Code::kRanksDiffer:
+      return "The ranks were not started alike: another recipe, version, data or checkpoint on "
+             "some "
+             "of them. The message lists which ranks have what. Start all of them with the same "
+             "command, from the same files.";
     case Code::kUnreadableData:
       return "A file of the data set or the tokenizer cannot be opened or read, or is not a "
              "regular "
@@ -128,6 +133,21 @@ std::string_view explain(Code code) {
              "weights are as they were; the message names what was computed wrong first. More than "
              "train.max_skips such steps in a row stop the run. Usual causes: a learning rate that "
              "is too large, no warm-up, damaged data, a passing fault of the hardware.";
+    case Code::kRankLost:
+      return "Another rank ended, or the connection to it broke, in the middle of an operation. "
+             "The "
+             "message names the operation and, where they are known, the ranks that no longer "
+             "answer: what they wrote last says why. The run goes on from its last checkpoint.";
+    case Code::kNoMeeting:
+      return "The ranks did not meet at the start: the port is taken, the address is wrong, or "
+             "some "
+             "ranks never came. The message says which. MASTER_ADDR and MASTER_PORT say where "
+             "rank 0 waits; every rank needs its own RANK below WORLD_SIZE.";
+    case Code::kRankHung:
+      return "A rank is alive but has not moved for longer than run.hang_timeout: stopped, "
+             "starved, "
+             "or waiting for a disk. The message names it and what it was doing. Raise "
+             "run.hang_timeout where steps really take that long.";
     case Code::kNoSpace:
       return "The disk or the user's quota is full. The message says how many bytes were needed "
              "and "

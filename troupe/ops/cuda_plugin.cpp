@@ -12,6 +12,7 @@ namespace {
 struct Opened {
   CudaPlugin plugin;
   std::string problem;
+  void* library = nullptr;
 };
 
 std::filesystem::path folder_of_this_library() {
@@ -35,7 +36,7 @@ std::string missing_driver() {
 }
 
 Opened open() {
-  Opened out{.plugin = {}, .problem = missing_driver()};
+  Opened out{.plugin = {}, .problem = missing_driver(), .library = nullptr};
   if (!out.problem.empty()) return out;
   const std::string path = folder_of_this_library() / "libtroupe_cuda.so";
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
@@ -50,6 +51,7 @@ Opened open() {
     return out;
   }
   fill(&out.plugin);
+  out.library = library;
   return out;
 }
 
@@ -71,6 +73,13 @@ std::string why_no_cuda() {
 const CudaPlugin& cuda_plugin() {
   TROUPE_CHECK(has_cuda(), "- a CUDA tensor was given, but", opened().problem);
   return opened().plugin;
+}
+
+void* cuda_plugin_symbol(const char* name) {
+  TROUPE_CHECK(has_cuda(), "-", name, "is asked for, but", opened().problem);
+  void* const symbol = dlsym(opened().library, name);
+  TROUPE_CHECK(symbol != nullptr, "- libtroupe_cuda.so is of another version: it lacks", name);
+  return symbol;
 }
 
 }  // namespace troupe

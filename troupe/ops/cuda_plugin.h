@@ -16,8 +16,9 @@ struct CudaPlugin {
   int (*compute_capability)(int device) = nullptr;       // 90 for a Hopper GPU
 };
 
-bool has_cuda();                  // a driver, a device and the plug-in
-const CudaPlugin& cuda_plugin();  // or an Error that says which of the three is missing
-std::string why_no_cuda();        // empty where has_cuda()
+bool has_cuda();                             // a driver, a device and the plug-in
+const CudaPlugin& cuda_plugin();             // or an Error that says which of the three is missing
+std::string why_no_cuda();                   // empty where has_cuda()
+void* cuda_plugin_symbol(const char* name);  // a function that a layer above put into the plug-in
 
 }  // namespace troupe

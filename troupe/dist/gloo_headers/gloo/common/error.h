@@ -1,0 +1,1 @@
+#pragma once  // context.h says why this is here

@@ -1,0 +1,163 @@
+#include "troupe/dist/group.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <numeric>
+#include <utility>
+
+#include "troupe/core/check.h"
+#include "troupe/dist/group_backend.h"
+
+namespace troupe {
+namespace {
+
+using c10d::Work;
+
+[[noreturn]] void lost(const std::string& what, const std::string& group, const char* why) {
+  fail(Code::kRankLost, what + " of " + group, why);
+}
+
+void check_sizes(const at::Tensor& whole, const at::Tensor& part, int64_t ranks) {
+  TROUPE_CHECK(whole.numel() == part.numel() * ranks, "- the whole tensor has", whole.numel(),
+               "elements, each of", ranks, "parts", part.numel());
+  TROUPE_CHECK(
+      whole.scalar_type() == part.scalar_type() && whole.is_contiguous() && part.is_contiguous(),
+      "- whole and part must be contiguous and of one type");
+}
+
+}  // namespace
+
+struct Pending::Work {
+  c10::intrusive_ptr<c10d::Work> work;
+  std::vector<at::Tensor> tensors;  // alive until it is done
+  std::string what, group;
+};
+
+void Pending::wait() {
+  if (!work_) return;
+  const std::shared_ptr<Work> work = std::exchange(work_, nullptr);
+  try {
+    work->work->wait();
+  } catch (const std::exception& e) {
+    lost(work->what, work->group, e.what());
+  }
+}
+
+Group::Group(int64_t rank) : ranks_{rank} {}
+
+Group::Group(std::unique_ptr<Backend> backend, std::vector<int64_t> ranks, int64_t rank)
+    : backend_(std::move(backend)), ranks_(std::move(ranks)), rank_(rank) {}
+
+Group::~Group() = default;
+
+std::string Group::description() const {
+  std::string out = ranks_.size() == 1 ? "rank " : "ranks ";
+  const bool run = ranks_.size() > 4 &&
+                   ranks_.back() - ranks_.front() + 1 == static_cast<int64_t>(ranks_.size());
+  if (run) {
+    out += std::to_string(ranks_.front()) + " to " + std::to_string(ranks_.back());
+  } else {
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      if (i > 0) out += ", ";
+      out += std::to_string(ranks_[i]);
+    }
+  }
+  return backend_ ? out + " over " + backend_->c10d->getBackendName() : out;
+}
+
+template <class F>
+Pending Group::issue(const char* what, std::vector<at::Tensor> tensors, F&& start) {
+  Pending pending;
+  if (!backend_) return pending;
+  const at::NoGradGuard no_grad;
+  try {
+    pending.work_ = std::make_shared<Pending::Work>(
+        Pending::Work{start(*backend_->c10d), std::move(tensors), what, description()});
+  } catch (const std::exception& e) {
+    lost(what, description(), e.what());
+  }
+  return pending;
+}
+
+Pending Group::sum(const std::vector<at::Tensor>& all) {
+  for (const at::Tensor& x : all) {
+    TROUPE_CHECK(x.is_contiguous(), "- a tensor to be summed must be contiguous:", x.sizes());
+  }
+  return issue("sum", all, [&](c10d::Backend& c10d) {
+    std::vector<at::Tensor> tensors = all;
+    return tensors.size() == 1 ? c10d.allreduce(tensors) : c10d.allreduce_coalesced(tensors);
+  });
+}
+
+Pending Group::sum_shards(const std::vector<at::Tensor>& outs, const std::vector<at::Tensor>& ins) {
+  std::vector<at::Tensor> tensors = outs;
+  for (size_t i = 0; i < ins.size(); ++i) {
+    check_sizes(ins[i], outs[i], size());
+    if (!backend_) tensors[i].copy_(ins[i].view_as(outs[i]));
+    tensors.push_back(ins[i]);
+  }
+  return issue("sum_shards", std::move(tensors), [&](c10d::Backend& c10d) {
+    std::vector<at::Tensor> to = outs, from = ins;
+    return c10d.reduce_scatter_tensor_coalesced(to, from);
+  });
+}
+
+Pending Group::gather(const std::vector<at::Tensor>& outs, const std::vector<at::Tensor>& ins) {
+  std::vector<at::Tensor> tensors = outs;
+  for (size_t i = 0; i < ins.size(); ++i) {
+    check_sizes(outs[i], ins[i], size());
+    const bool there = ins[i].numel() == 0 || ins[i].data_ptr() == outs[i].data_ptr();
+    if (!backend_ && !there) tensors[i].copy_(ins[i].view_as(outs[i]));
+    tensors.push_back(ins[i]);
+  }
+  return issue("gather", std::move(tensors), [&](c10d::Backend& c10d) {
+    std::vector<at::Tensor> to = outs, from = ins;
+    return c10d.allgather_into_tensor_coalesced(to, from);
+  });
+}
+
+Pending Group::exchange(const at::Tensor& out, const at::Tensor& in,
+                        const std::vector<int64_t>& from_rows,
+                        const std::vector<int64_t>& to_rows) {
+  const auto total = [](const std::vector<int64_t>& rows) {
+    return std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  };
+  TROUPE_CHECK(
+      static_cast<int64_t>(from_rows.size()) == size() && from_rows.size() == to_rows.size(),
+      "- a group of", size(), "ranks was given", from_rows.size(), "and", to_rows.size());
+  TROUPE_CHECK(out.size(0) == total(from_rows) && in.size(0) == total(to_rows), "-", out.size(0),
+               "rows to receive and", in.size(0), "to send, in parts of", total(from_rows), "and",
+               total(to_rows));
+  TROUPE_CHECK(in.scalar_type() == out.scalar_type() && in.is_contiguous() && out.is_contiguous(),
+               "- both must be contiguous and of one type");
+  if (!backend_) {
+    at::Tensor to = out;
+    to.copy_(in);
+  }
+  return issue("exchange", {out, in}, [&](c10d::Backend& c10d) {
+    at::Tensor to = out, from = in;
+    std::vector<int64_t> receive = from_rows, send = to_rows;
+    return c10d.alltoall_base(to, from, receive, send);
+  });
+}
+
+Pending Group::broadcast(const at::Tensor& x, int64_t from) {
+  return issue("broadcast", {x}, [&](c10d::Backend& c10d) {
+    std::vector<at::Tensor> tensors{x};
+    c10d::BroadcastOptions options;
+    options.rootRank = from;
+    return c10d.broadcast(tensors, options);
+  });
+}
+
+at::Tensor Group::summed(const at::Tensor& x) {
+  at::Tensor out = x.detach().clone(at::MemoryFormat::Contiguous);
+  sum({out}).wait();
+  return out;
+}
+
+void Group::barrier() {
+  issue("barrier", {}, [](c10d::Backend& c10d) { return c10d.barrier(); }).wait();
+}
+
+}  // namespace troupe

@@ -1,0 +1,93 @@
+#include <charconv>
+#include <cstdlib>
+
+#include "troupe/core/check.h"
+#include "troupe/dist/world.h"
+
+namespace troupe {
+namespace {
+
+int64_t number(const std::string& name, const std::string& text, int64_t least) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < least) {
+    std::string what = "\"";
+    what.append(text).append("\" is not a whole number from ").append(std::to_string(least));
+    fail(Code::kBadValue, name, what);
+  }
+  return value;
+}
+
+// What one launcher calls the four numbers.
+struct Names {
+  const char* source;
+  const char* sign;  // is set under this launcher alone
+  const char *rank, *size, *local_rank, *local_size;
+};
+constexpr Names kLaunchers[] = {
+    {"torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"RANK and WORLD_SIZE", "RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {"SLURM", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
+     "SLURM_NTASKS_PER_NODE"},
+};
+
+// "gpu[3-5,7],login" begins with "gpu3", "n1,n2" with "n1".
+std::string first_host(const std::string& list) {
+  const size_t open = list.find('['), comma = list.find(',');
+  if (open == std::string::npos || comma < open) return list.substr(0, comma);
+  const size_t end = list.find_first_of("-,]", open);
+  std::string host = list.substr(0, open);
+  host.append(list, open + 1, end - open - 1);
+  return host;
+}
+
+}  // namespace
+
+std::optional<Place> place_from(const GetVariable& get) {
+  for (const Names& names : kLaunchers) {
+    if (!get(names.sign)) continue;
+    const auto needed = [&](const char* name) {
+      const auto value = get(name);
+      if (!value) {
+        fail(Code::kBadValue, name,
+             std::string("is not set, although ") + names.sign + " is: " + names.source +
+                 " sets both. Unset " + names.sign + " to run one process");
+      }
+      return *value;
+    };
+    Place p{.source = names.source};
+    p.size = number(names.size, needed(names.size), 1);
+    p.rank = number(names.rank, needed(names.rank), 0);
+    if (p.rank >= p.size) {
+      fail(Code::kBadValue, names.rank,
+           "rank " + std::to_string(p.rank) + " in a world of " + std::to_string(p.size));
+    }
+    p.local_rank = p.rank;
+    p.local_size = p.size;
+    if (const auto text = get(names.local_rank)) p.local_rank = number(names.local_rank, *text, 0);
+    if (const auto text = get(names.local_size)) p.local_size = number(names.local_size, *text, 1);
+    if (const auto list = get("SLURM_STEP_NODELIST")) p.host = first_host(*list);
+    if (const auto text = get("MASTER_ADDR")) p.host = *text;
+    if (const auto text = get("MASTER_PORT")) {
+      p.port = static_cast<int>(number("MASTER_PORT", *text, 1));
+    }
+    if (const auto text = get("TORCHELASTIC_RESTART_COUNT")) {
+      p.attempt = number("TORCHELASTIC_RESTART_COUNT", *text, 0);
+    }
+    p.launcher_has_store = get("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
+    return p;
+  }
+  return {};
+}
+
+std::optional<Place> place_from_environment() {
+  return place_from([](const std::string& name) -> std::optional<std::string> {
+    const char* const value = std::getenv(name.c_str());
+    if (value == nullptr) return {};
+    return value;
+  });
+}
+
+}  // namespace troupe

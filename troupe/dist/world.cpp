@@ -1,0 +1,195 @@
+#include "troupe/dist/world.h"
+
+// As torch's own build sets them: without, its headers are empty.
+#define USE_C10D_GLOO
+
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "troupe/core/check.h"
+#include "troupe/dist/group_backend.h"
+#include "troupe/ops/cuda_plugin.h"
+
+namespace troupe {
+namespace {
+
+using Milliseconds = std::chrono::milliseconds;
+
+class StoreBoard : public Board {
+ public:
+  explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  void post(const std::string& key, const std::string& text) override {
+    guarded(key, [&] { store_->set(key, std::vector<uint8_t>(text.begin(), text.end())); });
+  }
+  std::optional<std::string> peek(const std::string& key) override {
+    std::optional<std::string> out;
+    guarded(key, [&] {
+      if (store_->check({key})) out = got(key);
+    });
+    return out;
+  }
+  std::string read(const std::string& key, Milliseconds timeout) override {
+    std::string out;
+    guarded(key, [&] {
+      store_->wait({key}, timeout);
+      out = got(key);
+    });
+    return out;
+  }
+
+ private:
+  std::string got(const std::string& key) {
+    const std::vector<uint8_t> bytes = store_->get(key);
+    return {bytes.begin(), bytes.end()};
+  }
+  template <class F>
+  static void guarded(const std::string& key, F&& f) {
+    try {
+      f();
+    } catch (const std::exception& e) {
+      fail(Code::kRankLost, "the meeting point's \"" + key + '"', e.what());
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+std::string list_of(const std::vector<int64_t>& ranks) {
+  std::string out;
+  for (const int64_t r : ranks) {
+    if (!out.empty()) out += ',';
+    out += std::to_string(r);
+  }
+  return out;
+}
+
+c10::intrusive_ptr<c10d::Store> open_store(const Place& place, const WorldOptions& options) {
+  const bool serves = !place.launcher_has_store && place.rank == 0;
+  c10d::TCPStoreOptions how;
+  how.port = static_cast<uint16_t>(place.port);
+  how.isServer = serves;
+  how.waitWorkers = false;
+  how.timeout = options.start_timeout;
+  try {
+    auto store = c10::make_intrusive<c10d::TCPStore>(place.host, how);
+    // A launcher's store outlives a failed attempt, and so would its addresses.
+    return c10::make_intrusive<c10d::PrefixStore>("troupe/" + std::to_string(place.attempt), store);
+  } catch (const std::exception& e) {
+    fail(Code::kNoMeeting, place.host + ':' + std::to_string(place.port),
+         std::string(serves ? "rank 0 cannot open it: " : "cannot be reached: ") + e.what() +
+             ". Set MASTER_ADDR to rank 0's machine and MASTER_PORT to a free port");
+  }
+}
+
+}  // namespace
+
+struct World::Store {
+  c10::intrusive_ptr<c10d::Store> store;
+  std::unique_ptr<StoreBoard> board;
+  std::map<std::string, int64_t> rounds;  // of gather_texts, by topic
+};
+
+World::World() : World(Place{}, c10::kCPU, {}) {}
+
+World::World(const Place& place, const c10::Device& device, const WorldOptions& options)
+    : place_(place), device_(device), options_(options), store_(std::make_shared<Store>()) {
+  if (place_.size == 1) return;
+  store_->store = open_store(place_, options_);
+  store_->board = std::make_unique<StoreBoard>(store_->store);
+  const std::string here = "here/";
+  board().post(here + std::to_string(place_.rank), "yes");
+  const auto end = std::chrono::steady_clock::now() + options_.start_timeout;
+  std::vector<int64_t> missing;
+  for (int64_t r = 0; r < place_.size; ++r) {
+    const auto left =
+        std::chrono::duration_cast<Milliseconds>(end - std::chrono::steady_clock::now());
+    try {
+      store_->store->wait({here + std::to_string(r)}, std::max(left, Milliseconds(1)));
+    } catch (const std::exception&) {
+      missing.push_back(r);
+    }
+  }
+  if (!missing.empty()) {
+    fail(Code::kNoMeeting, place_.host + ':' + std::to_string(place_.port),
+         "of " + std::to_string(place_.size) + " ranks, rank(s) " + list_of(missing) +
+             " did not arrive within " + std::to_string(options_.start_timeout.count() / 1000) +
+             " s (run.start_timeout)");
+  }
+}
+
+World::~World() = default;
+
+Board& World::board() {
+  TROUPE_CHECK(store_->board != nullptr, "- a world of one rank has no board");
+  return *store_->board;
+}
+
+std::shared_ptr<Group> World::group(const std::vector<int64_t>& ranks) {
+  return make(ranks, !device_.is_cpu());
+}
+
+std::shared_ptr<Group> World::all() {
+  std::vector<int64_t> ranks(static_cast<size_t>(size()));
+  for (size_t r = 0; r < ranks.size(); ++r) ranks[r] = static_cast<int64_t>(r);
+  return group(ranks);
+}
+
+std::shared_ptr<Group> World::processors() {
+  std::vector<int64_t> ranks(static_cast<size_t>(size()));
+  for (size_t r = 0; r < ranks.size(); ++r) ranks[r] = static_cast<int64_t>(r);
+  return make(ranks, false);
+}
+
+std::shared_ptr<Group> World::make(const std::vector<int64_t>& ranks, bool on_device) {
+  const auto own = std::find(ranks.begin(), ranks.end(), rank());
+  TROUPE_CHECK(own != ranks.end(), "- rank", rank(), "is not of the group", list_of(ranks));
+  const std::string key = (on_device ? "nccl/" : "gloo/") + list_of(ranks);
+  std::shared_ptr<Group>& group = groups_[key];
+  if (group) return group;
+  if (ranks.size() == 1) return group = std::make_shared<Group>(rank());
+  const int index = static_cast<int>(own - ranks.begin());
+  const int count = static_cast<int>(ranks.size());
+  auto store = c10::make_intrusive<c10d::PrefixStore>(key, store_->store);
+  auto backend = std::make_unique<Group::Backend>();
+  try {
+    if (on_device) {
+      auto make_nccl = reinterpret_cast<MakeNccl>(cuda_plugin_symbol(kMakeNccl));
+      backend->c10d = c10::intrusive_ptr<c10d::Backend>::reclaim(
+          make_nccl(store, index, count, options_.hang_timeout.count()));
+    } else {
+      auto how = c10d::ProcessGroupGloo::Options::create(options_.hang_timeout);
+      const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
+      how->devices.push_back(
+          interface != nullptr ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
+                               : (place_.local_size == place_.size
+                                      ? c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")
+                                      : c10d::ProcessGroupGloo::createDefaultDevice()));
+      backend->c10d = c10::make_intrusive<c10d::ProcessGroupGloo>(store, index, count, how);
+    }
+  } catch (const std::exception& e) {
+    fail(Code::kNoMeeting, "ranks " + list_of(ranks), e.what());
+  }
+  return group = std::shared_ptr<Group>(new Group(std::move(backend), ranks, index));
+}
+
+std::vector<std::string> World::gather_texts(const std::string& topic, const std::string& mine) {
+  if (size() == 1) return {mine};
+  const std::string round = topic + '/' + std::to_string(store_->rounds[topic]++) + '/';
+  board().post(round + std::to_string(rank()), mine);
+  std::vector<std::string> out;
+  for (int64_t r = 0; r < size(); ++r) {
+    out.push_back(r == rank() ? mine
+                              : board().read(round + std::to_string(r), options_.hang_timeout));
+  }
+  return out;
+}
+
+}  // namespace troupe

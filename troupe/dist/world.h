@@ -1,0 +1,90 @@
+// All ranks of a run: where this one stands among them, how they meet, and what they tell each
+// other. Made once at the start and passed down.
+//
+//   const auto place = place_from_environment();   // absent: this process is alone
+//   World world(place.value_or(Place{}), device, options);
+//   std::shared_ptr<Group> experts = world.group(mesh.ranks_of(GroupKind::kExpert, world.rank()));
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "troupe/dist/group.h"
+
+namespace troupe {
+
+struct Place {
+  int64_t rank = 0, size = 1;
+  int64_t local_rank = 0, local_size = 1;  // among the processes of this machine
+  std::string host = "127.0.0.1";          // where rank 0 is
+  int port = 29500;
+  int64_t attempt = 0;                 // how often the launcher has started this run before
+  bool launcher_has_store = false;     // torchrun: the meeting point is its own, not rank 0's
+  std::string source = "one process";  // "torchrun", "SLURM", "Open MPI", "RANK and WORLD_SIZE"
+};
+
+// Out of what a launcher sets: torchrun or plain RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; srun;
+// mpirun. Nothing: no launcher. E2005 where a variable is missing or does not read, by its name.
+using GetVariable = std::function<std::optional<std::string>(const std::string& name)>;
+std::optional<Place> place_from(const GetVariable& get);
+std::optional<Place> place_from_environment();
+
+struct WorldOptions {
+  std::chrono::milliseconds start_timeout{300'000};  // for all ranks to arrive
+  std::chrono::milliseconds hang_timeout{600'000};   // of one collective
+};
+
+// What ranks write down for each other at the meeting point: small texts. From any thread.
+class Board {
+ public:
+  virtual ~Board() = default;
+  virtual void post(const std::string& key, const std::string& text) = 0;
+  virtual std::optional<std::string> peek(const std::string& key) = 0;  // does not wait
+  // E6001 where it is not there in time.
+  virtual std::string read(const std::string& key, std::chrono::milliseconds timeout) = 0;
+};
+
+class World {
+ public:
+  World();  // of one
+  // Meets the others. E6002 with the ranks that did not come, or why the meeting point is not to be
+  // had; `device` is this rank's own.
+  World(const Place& place, const c10::Device& device, const WorldOptions& options);
+  ~World();
+
+  int64_t rank() const { return place_.rank; }
+  int64_t size() const { return place_.size; }
+  const Place& place() const { return place_; }
+  const c10::Device& device() const { return device_; }
+
+  // The ranks (of the world, in the group's order) that this one is among: each of them calls with
+  // the same list, and gets one group however often. Between GPUs if the device is one.
+  std::shared_ptr<Group> group(const std::vector<int64_t>& ranks);
+  std::shared_ptr<Group> all();         // of the device
+  std::shared_ptr<Group> processors();  // all ranks, of tensors on the CPU
+
+  // Each rank gives a text and gets all, in rank order: over the board, so from any thread; one
+  // after another for each topic.
+  std::vector<std::string> gather_texts(const std::string& topic, const std::string& mine);
+  Board& board();
+
+ private:
+  struct Store;
+  std::shared_ptr<Group> make(const std::vector<int64_t>& ranks, bool on_device);
+
+  Place place_;
+  c10::Device device_{c10::kCPU};
+  WorldOptions options_;
+  std::shared_ptr<Store> store_;
+  std::map<std::string, std::shared_ptr<Group>> groups_;
+};
+
+}  // namespace troupe

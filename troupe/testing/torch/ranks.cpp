@@ -1,0 +1,148 @@
+#include "troupe/testing/torch/ranks.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "troupe/dist/meeting_point.h"
+#include "troupe/testing/temporary_folder.h"
+
+namespace troupe::testing {
+namespace {
+
+std::string this_test() {
+  const auto* const info = ::testing::UnitTest::GetInstance()->current_test_info();
+  return std::string(info->test_suite_name()) + '.' + info->name();
+}
+
+// How often this test has come to in_ranks.
+int next_call() {
+  static std::map<std::string, int> calls;
+  return calls[this_test()]++;
+}
+
+const char* variable(const char* name) {
+  return std::getenv(name);
+}
+
+// Runs the body as one of the ranks, if this process is one and this is its call.
+void run_as_rank(int call, const std::function<void(World&)>& body) {
+  if (call != std::atoi(variable("TROUPE_TEST_CALL"))) return;
+  const Place place{.rank = std::atoi(variable("RANK")),
+                    .size = std::atoi(variable("WORLD_SIZE")),
+                    .local_rank = std::atoi(variable("RANK")),
+                    .local_size = std::atoi(variable("WORLD_SIZE")),
+                    .port = std::atoi(variable("MASTER_PORT")),
+                    .launcher_has_store = true};
+  {
+    World world(
+        place, c10::kCPU,
+        {.start_timeout = std::chrono::seconds(30), .hang_timeout = std::chrono::seconds(30)});
+    try {
+      body(world);
+    } catch (const std::exception& e) {
+      ADD_FAILURE() << e.what();
+    }
+    // Nobody leaves while another still talks to it.
+    if (!::testing::Test::HasFailure()) world.gather_texts("end of test", "");
+  }
+  std::fflush(nullptr);
+  std::_Exit(::testing::Test::HasFailure() ? 1 : 0);
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream in(path);
+  std::stringstream out;
+  out << in.rdbuf();
+  return out.str();
+}
+
+struct Process {
+  pid_t pid = 0;
+  std::string output;
+  bool ended = false;
+  int end = 0;  // exit code, or minus the signal
+};
+
+Process start(int rank, int ranks, int call, int port, const std::string& folder) {
+  Process out{.output = folder + "/rank" + std::to_string(rank) + ".txt"};
+  std::vector<std::string> settings;
+  for (char** e = environ; *e != nullptr; ++e) settings.emplace_back(*e);
+  settings.push_back("TROUPE_TEST_CALL=" + std::to_string(call));
+  settings.push_back("RANK=" + std::to_string(rank));
+  settings.push_back("WORLD_SIZE=" + std::to_string(ranks));
+  settings.push_back("MASTER_PORT=" + std::to_string(port));
+  settings.push_back("OMP_NUM_THREADS=1");
+  std::vector<std::string> arguments{"/proc/self/exe", "--gtest_filter=" + this_test()};
+  const auto pointers = [](std::vector<std::string>& texts) {
+    std::vector<char*> all;
+    for (std::string& text : texts) all.push_back(text.data());
+    all.push_back(nullptr);
+    return all;
+  };
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, 1, out.output.c_str(), O_WRONLY | O_CREAT, 0600);
+  posix_spawn_file_actions_adddup2(&actions, 1, 2);
+  const int failed = posix_spawn(&out.pid, "/proc/self/exe", &actions, nullptr,
+                                 pointers(arguments).data(), pointers(settings).data());
+  posix_spawn_file_actions_destroy(&actions);
+  if (failed != 0) throw std::runtime_error("cannot start a rank");
+  return out;
+}
+
+}  // namespace
+
+void in_ranks(int ranks, const std::function<void(World&)>& body, int seconds) {
+  in_ranks_that_end(std::vector<int>(static_cast<size_t>(ranks), 0), body, seconds);
+}
+
+void in_ranks_that_end(const std::vector<int>& ends, const std::function<void(World&)>& body,
+                       int seconds) {
+  const int call = next_call();
+  if (variable("TROUPE_TEST_CALL") != nullptr) return run_as_rank(call, body);
+  const int ranks = static_cast<int>(ends.size());
+  const TemporaryFolder folder;
+  const MeetingPoint meeting;
+  std::vector<Process> all;
+  for (int r = 0; r < ranks; ++r)
+    all.push_back(start(r, ranks, call, meeting.port(), folder.path()));
+  const auto last = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
+  size_t running = all.size();
+  while (running > 0 && std::chrono::steady_clock::now() < last) {
+    for (Process& p : all) {
+      int status = 0;
+      if (p.ended || waitpid(p.pid, &status, WNOHANG) != p.pid) continue;
+      p.ended = true;
+      p.end = WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+      --running;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  for (size_t r = 0; r < all.size(); ++r) {
+    Process& p = all[r];
+    if (!p.ended) {
+      kill(p.pid, SIGKILL);
+      waitpid(p.pid, nullptr, 0);
+      ADD_FAILURE() << "rank " << r << " was still running after " << seconds << " s\n"
+                    << text_of(p.output);
+    } else if (p.end != ends[r]) {
+      ADD_FAILURE() << "rank " << r << " ended with " << p.end << ", not " << ends[r] << '\n'
+                    << text_of(p.output);
+    }
+  }
+}
+
+}  // namespace troupe::testing

@@ -1,0 +1,24 @@
+// A test of several ranks, each a process of its own over Gloo:
+//
+//   TEST(Group, SumsOverRanks) {
+//     in_ranks(4, [](World& world) { EXPECT_EQ(...); });
+//   }
+//
+// The test's process starts `ranks` copies of this program with this test alone; in each of them
+// the call of in_ranks with the same number in the test runs `body`, and the process ends there.
+// In the first process nothing of `body` runs: it waits, and fails where a rank failed or took
+// longer than `seconds`. What comes before the call runs in every process.
+#pragma once
+
+#include <functional>
+
+#include "troupe/dist/world.h"
+
+namespace troupe::testing {
+
+void in_ranks(int ranks, const std::function<void(World&)>& body, int seconds = 60);
+// The same with the exit code or, negative, the signal that is expected of each rank.
+void in_ranks_that_end(const std::vector<int>& ends, const std::function<void(World&)>& body,
+                       int seconds = 60);
+
+}  // namespace troupe::testing
