@@ -13,7 +13,8 @@ namespace troupe::testing {
 Plan plan_of(const at::Tensor& ids_TK, int64_t num_experts, int64_t alignment) {
   const int64_t K = ids_TK.size(1), slots = ids_TK.numel();
   const int64_t bound = slots + num_experts * (alignment - 1);
-  const int32_t* ids = ids_TK.data_ptr<int32_t>();
+  const at::Tensor here_TK = ids_TK.cpu().contiguous();
+  const int32_t* ids = here_TK.data_ptr<int32_t>();
   const auto ints = at::TensorOptions().dtype(at::kInt);
   Plan p{.expert_offset = at::zeros({num_experts + 1}, ints),
          .row_src = at::full({bound}, -1, ints),
@@ -31,6 +32,9 @@ Plan plan_of(const at::Tensor& ids_TK, int64_t num_experts, int64_t alignment) {
     p.counts.data_ptr<int64_t>()[e] = row - p.expert_offset.data_ptr<int32_t>()[e];
     row = static_cast<int32_t>((row + alignment - 1) / alignment * alignment);
     p.expert_offset.data_ptr<int32_t>()[e + 1] = row;
+  }
+  for (at::Tensor* x : {&p.expert_offset, &p.row_src, &p.row_slot, &p.slot_row, &p.counts}) {
+    *x = x->to(ids_TK.device());
   }
   return p;
 }

@@ -5,8 +5,8 @@
 
 namespace troupe::testing {
 
-// ids: int32 [T, K] on the CPU, -1 where a slot has no row; segments are rounded up to a multiple
-// of `alignment`.
+// ids: int32 [T, K], -1 where a slot has no row; segments are rounded up to a multiple of
+// `alignment`. The plan is on the ids' device.
 Plan plan_of(const at::Tensor& ids_TK, int64_t num_experts, int64_t alignment = 1);
 
 // T tokens choose K distinct of E experts, fixed by the seed; counts are uneven. Where E > 2, the
