@@ -9,11 +9,14 @@
 #include "troupe/checkpoint/run_folder.h"
 #include "troupe/core/config.h"
 #include "troupe/core/file.h"
+#include "troupe/core/hash.h"
 #include "troupe/core/json.h"
+#include "troupe/dist/world.h"
 #include "troupe/train/forecast.h"
 #include "troupe/train/memory_use.h"
 #include "troupe/train/run_files.h"
 #include "troupe/train/trainer.h"
+#include "troupe/train/version.h"
 
 namespace troupe {
 namespace {
@@ -49,7 +52,8 @@ class Run {
       : options_(options),
         call_(call),
         signals_(signals),
-        faults_(Faults::from_environment(0)),
+        place_(place_from_environment().value_or(Place{})),
+        faults_(Faults::from_environment(static_cast<int>(place_.rank))),
         fs_(disk_, faults_) {}
 
   void go() {
@@ -58,10 +62,14 @@ class Run {
     validate(recipe, sources_);
     if (options_.print) return print_config(std::cout, recipe, sources_);
     dir_ = recipe.checkpoint.dir;
-    prepare_run_folder(fs_, dir_);
-    std::vector<std::shared_ptr<LogSink>> sinks = {file_sink(dir_ + "/log.txt")};
+    const bool first = place_.rank == 0;
+    if (first) prepare_run_folder(fs_, dir_);
+    std::vector<std::shared_ptr<LogSink>> sinks;
+    if (first) sinks.push_back(file_sink(dir_ + "/log.txt"));
     if (!options_.quiet) sinks.push_back(stderr_sink());
-    log_ = Log(sinks);
+    // The others do what rank 0 does, and speak of what is theirs alone.
+    log_ = Log(sinks, first ? Level::kInfo : Level::kWarning,
+               rank_prefix(static_cast<int>(place_.rank), static_cast<int>(place_.size)));
     if (!faults_.empty()) log_.warning("TROUPE_FAULT is set: faults are made on purpose");
     trainer_ = std::make_unique<Trainer>(recipe, RunTools{.log = log_,
                                                           .fs = fs_,
@@ -69,13 +77,32 @@ class Run {
                                                           .signals = signals_,
                                                           .force = options_.force,
                                                           .continue_with = command_of(options_),
-                                                          .begun = [this, &recipe] {
-                                                            ours_ = true;
-                                                            write_run_files(fs_, options_, recipe,
-                                                                            sources_, call_);
-                                                          }});
+                                                          .begun = [this] { begun(); },
+                                                          .ranks = meet()});
     trainer_->run();
     end({.code = 0, .phase = "exit", .message = "done"});
+  }
+
+  // All ranks of the run, with one recipe.
+  std::shared_ptr<Ranks> meet() const {
+    if (place_.size == 1) return std::make_shared<Ranks>();
+    const auto whole = [](Duration d) { return std::chrono::milliseconds(d.ns / 1'000'000); };
+    const auto world =
+        std::make_shared<World>(place_, device_of(recipe_.run.device, place_.local_rank),
+                                WorldOptions{.start_timeout = whole(recipe_.run.start_timeout),
+                                             .hang_timeout = whole(recipe_.run.hang_timeout)});
+    std::ostringstream text;
+    print_config(text, recipe_, {});
+    const auto ranks = std::make_shared<Ranks>(world, recipe_);
+    ranks->require_equal("version", version() + ' ' + commit());
+    ranks->require_equal("recipe", hex(hash128(std::as_bytes(std::span(text.str())))));
+    return ranks;
+  }
+
+  void begun() {
+    if (place_.rank != 0) return;
+    ours_ = true;
+    write_run_files(fs_, options_, recipe_, sources_, call_);
   }
 
   // Where it happened, and what of the recipe takes the memory.
@@ -109,6 +136,7 @@ class Run {
   const TrainOptions& options_;
   const Call& call_;
   Signals& signals_;
+  const Place place_;
   const Faults faults_;
   Fs disk_;
   FaultyFs fs_;

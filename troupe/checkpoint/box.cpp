@@ -56,6 +56,41 @@ void validate(const Box& box) {
   }
 }
 
+std::vector<Box> boxes_of_range(const Box& box, int64_t from, int64_t to) {
+  if (from == 0 && to == box.numel()) return {box};
+  std::vector<Box> out;
+  if (from >= to) return out;
+  int64_t inner = 1;
+  for (size_t d = 1; d < box.size.size(); ++d) inner *= box.size[d];
+  // Rows first .. first + count - 1 of the box.
+  const auto rows = [&](int64_t first, int64_t count) {
+    Box part = box;
+    part.offset[0] += first;
+    part.size[0] = count;
+    return part;
+  };
+  // A part of row r: that row without its dimension is a box of its own.
+  const auto part_of_row = [&](int64_t r, int64_t begin, int64_t end) {
+    const auto tail = [](const Sizes& sizes) { return Sizes(sizes.begin() + 1, sizes.end()); };
+    for (Box& piece :
+         boxes_of_range({tail(box.global), tail(box.offset), tail(box.size)}, begin, end)) {
+      Box part = rows(r, 1);
+      std::copy(piece.offset.begin(), piece.offset.end(), part.offset.begin() + 1);
+      std::copy(piece.size.begin(), piece.size.end(), part.size.begin() + 1);
+      out.push_back(std::move(part));
+    }
+  };
+  int64_t row = from / inner;
+  if (from % inner != 0) {
+    part_of_row(row, from % inner, std::min(inner, to - row * inner));
+    ++row;
+  }
+  const int64_t whole = to / inner - row;
+  if (whole > 0) out.push_back(rows(row, whole));
+  if (to % inner != 0 && to / inner >= row) part_of_row(to / inner, 0, to % inner);
+  return out;
+}
+
 bool overlap(const Box& a, const Box& b, Box& out) {
   TROUPE_CHECK(a.global == b.global, to_text(a.global), "and", to_text(b.global));
   out = a;

@@ -37,6 +37,9 @@ struct TensorBox {
   int64_t bytes() const { return box.numel() * bits_of(element) / 8; }
 };
 
+// Elements from .. to - 1 of a box, in its row-major order, as boxes, each a run of them, in order.
+std::vector<Box> boxes_of_range(const Box& box, int64_t from, int64_t to);
+
 bool overlap(const Box& a, const Box& b, Box& out);  // false: they share no element
 
 // Calls f(from, to, count) for the runs of elements that are contiguous in both row-major boxes and

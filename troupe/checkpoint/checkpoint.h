@@ -60,6 +60,10 @@ class CheckpointState {
   // Something of the same box, such as a moment: `value` has the parameter's local elements.
   void add_like(const std::string& name, const Param& p, const at::Tensor& value,
                 Replica replica = {});
+  // The same of a part: the parameter's local elements from, from + 1, ... as they lie in memory;
+  // boxes come of it, as few as there can be. No elements add nothing.
+  void add_range(const std::string& name, const Param& p, int64_t from, const at::Tensor& value,
+                 Replica replica = {});
   // A tensor that all `replica.count` ranks hold whole.
   void add_whole(const std::string& name, const at::Tensor& value, Replica replica = {});
   void add_box(const std::string& name, const Box& box, const at::Tensor& value,

@@ -69,7 +69,7 @@ SetScore score_set(Learner& learner, const Dataset& set, const SetOptions& optio
   for (int64_t first = 0; first < samples; first += options.rows) {
     if (options.stop && options.stop()) break;
     const TokenBatch batch = set.batch(first, std::min(options.rows, samples - first));
-    const Learner::Sums part = learner.evaluate(make_feed(batch, batch.B, learner.device()));
+    const Learner::Sums part = learner.evaluate(batch);
     out.loss_sum += part.loss;
     out.weight += part.weight;
     if (options.tokenizer != nullptr) out.bytes += label_bytes(*options.tokenizer, batch);
@@ -127,7 +127,7 @@ std::vector<double> choice_likelihoods(Learner& learner, const Tokenizer& tokeni
       ids.erase(ids.begin(), ids.begin() + static_cast<int64_t>(cut));
       first = first > cut ? first - cut : 1;
     }
-    out.push_back(-learner.evaluate(make_feed(sample_of(ids, first), 1, learner.device())).loss);
+    out.push_back(-learner.evaluate(sample_of(ids, first)).loss);
   }
   return out;
 }

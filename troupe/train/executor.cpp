@@ -5,6 +5,7 @@
 #include <ATen/ops/full.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <limits>
 #include <utility>
@@ -54,13 +55,23 @@ struct Roots {
 
 }  // namespace
 
-Executor::Executor(Model& model, ParamStore& store, const Faults& faults)
+Executor::Executor(Model& model, ParamStore& store, const Faults& faults,
+                   const std::vector<int>& owners)
     : model_(model), store_(store), faults_(faults) {
   for (int64_t unit = 0; unit < model.num_units(); ++unit) {
     auto& params = unit_params_.emplace_back();
+    auto& buckets = unit_buckets_.emplace_back();
+    const int owner = owners[static_cast<size_t>(unit)];
+    std::vector<int64_t>& all = owned_buckets_[owner];
+    owned_units_[owner].push_back(unit);
     model.for_each_param(unit, [&](const std::string&, Param& p) {
       const int64_t slot = store.slot_of(&p);
-      if (slot >= 0) params.emplace_back(slot, &p);
+      if (slot < 0) return;
+      params.emplace_back(slot, &p);
+      const int64_t bucket = store.slots()[static_cast<size_t>(slot)].bucket;
+      for (std::vector<int64_t>* list : {&buckets, &all}) {
+        if (std::find(list->begin(), list->end(), bucket) == list->end()) list->push_back(bucket);
+      }
     });
   }
 }
@@ -75,6 +86,9 @@ StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input
       case Kind::kForwardLight: forward(action, input, true); break;
       case Kind::kForward: forward(action, input, false); break;
       case Kind::kBackward: backward(action, input); break;
+      case Kind::kGather: store_.gather(owned_buckets_.at(action.chunk)); break;
+      case Kind::kFree: store_.drop(owned_buckets_.at(action.chunk)); break;
+      case Kind::kReduce: reduce(action, input); break;
       case Kind::kUpdate: {
         const Stopwatch watch(seconds_.update);
         store_.end_step();
@@ -84,7 +98,7 @@ StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input
       case Kind::kSnapshot:
         if (handlers.snapshot) handlers.snapshot();
         break;
-      default: TROUPE_CHECK(false, "one process has no handler for", to_text(action.kind));
+      default: TROUPE_CHECK(false, "there is no handler for", to_text(action.kind));
     }
   }
   outputs_.clear();
@@ -93,13 +107,23 @@ StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input
   return std::exchange(out_, {});
 }
 
+void Executor::reduce(const Action& action, const StepInput& input) {
+  const Stopwatch watch(seconds_.reduce);
+  faults_.at("reduce", input.context.step);
+  const bool last =
+      action.microbatch < 0 || action.microbatch + 1 == static_cast<int>(input.microbatches.size());
+  for (const int64_t unit : owned_units_.at(action.chunk)) store_.reduce(unit, last);
+}
+
 void Executor::forward(const Action& action, const StepInput& input, bool light) {
   const Stopwatch watch(seconds_.forward);
+  store_.need(unit_buckets_[static_cast<size_t>(action.chunk)]);
   const Cell cell{action.chunk, action.microbatch};
   const Batch& batch = input.microbatches[static_cast<size_t>(action.microbatch)];
   Context context = input.context;
   context.owns_backward = !light;
-  context.first_token = action.microbatch * batch.ids_BS.numel();
+  context.first_token =
+      input.first_token + action.microbatch * input.microbatches[0].ids_BS.numel();
   at::Tensor h;
   if (action.chunk > 0) h = outputs_.at({action.chunk - 1, action.microbatch});
   const at::AutoGradMode graph(!light);
@@ -112,17 +136,17 @@ void Executor::forward(const Action& action, const StepInput& input, bool light)
   }
   if (result.h.defined()) outputs_[cell] = result.h.detach();
   if (light) return;
-  collect(action.chunk, result);
+  collect(action.chunk, result, batch.ids_BS.numel() > 0);
   live_[cell] = {h, std::move(result)};
 }
 
-void Executor::collect(int chunk, const UnitResult& result) {
+void Executor::collect(int chunk, const UnitResult& result, bool counts) {
   const at::NoGradGuard no_grad;
   if (result.loss_sum.defined()) add_to(out_.loss_sum, result.loss_sum);
   if (result.mtp_sum.defined()) add_to(out_.mtp_sum, result.mtp_sum);
   for (const MoeLoss& loss : result.losses) {
     add_to(out_.aux[loss.name], loss.value / loss.coefficient);
-    ++out_.aux_terms[loss.name];
+    out_.aux_terms[loss.name] += counts;
   }
   std::vector<MoeStats>& own = out_.moe[chunk];
   own.resize(std::max(own.size(), result.stats.size()));
@@ -140,7 +164,8 @@ void Executor::backward(const Action& action, const StepInput& input) {
   const auto& params = unit_params_[static_cast<size_t>(action.chunk)];
   const UnitResult& r = live.result;
   const double token = input.loss_scale / input.weight_sum;
-  const double aux = input.loss_scale / static_cast<double>(input.microbatches.size());
+  const double aux = input.loss_scale / static_cast<double>(input.all_microbatches);
+  store_.need(unit_buckets_[static_cast<size_t>(action.chunk)]);
   Roots roots;
   const auto above = gradients_.find({action.chunk + 1, action.microbatch});
   if (above != gradients_.end()) roots.add(r.h, above->second);

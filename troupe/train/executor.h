@@ -7,8 +7,8 @@
 // one microbatch, and no gradient is accumulated but in the store's f32 buffers.
 //
 // What is differentiated is loss_scale (sum of weighted token losses / weight_sum + sum of
-// auxiliary losses / microbatches): weight_sum is of the whole global batch, so that the split into
-// microbatches does not matter (rules A7, D1).
+// auxiliary losses / all_microbatches): both are of the whole global batch, so that the split into
+// microbatches and ranks does not matter (rules A7, D1), and gradients are sums, never means.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,10 +26,12 @@
 namespace troupe {
 
 struct StepInput {
-  std::vector<Batch> microbatches = {};
-  double weight_sum = 1;
+  std::vector<Batch> microbatches = {};  // this rank's; those without rows add nothing
+  double weight_sum = 1;                 // of all ranks
   double loss_scale = 1;
-  Context context = {};  // training, seed, step; the executor fills in the rest
+  int64_t all_microbatches = 0;  // of all ranks, those without rows not counted
+  int64_t first_token = 0;       // global index, within the step, of microbatch 0's first
+  Context context = {};          // training, seed, step; the executor fills in the rest
 };
 
 // Tensors on the device; nothing has been waited for.
@@ -42,7 +44,7 @@ struct StepOutput {
 };
 
 struct PhaseSeconds {  // the host's; on a GPU those of issuing
-  double forward = 0, backward = 0, update = 0;
+  double forward = 0, backward = 0, reduce = 0, update = 0;
 };
 
 class Executor {
@@ -52,10 +54,14 @@ class Executor {
     std::function<void()> snapshot = {};
   };
 
-  Executor(Model& model, ParamStore& store, const Faults& faults);
+  // `owners`: for each unit the one under whose name its parameters are gathered and reduced.
+  Executor(Model& model, ParamStore& store, const Faults& faults, const std::vector<int>& owners);
   // `list` is this rank's, verified. Units are the schedule's chunks.
   StepOutput run(const std::vector<Action>& list, const StepInput& input, const Handlers& handlers);
   const PhaseSeconds& seconds() const { return seconds_; }  // of the last step
+  const std::vector<int64_t>& buckets_of(int64_t unit) const {
+    return unit_buckets_[static_cast<size_t>(unit)];
+  }
 
  private:
   using Cell = std::pair<int, int>;  // chunk, microbatch
@@ -66,12 +72,15 @@ class Executor {
 
   void forward(const Action& action, const StepInput& input, bool light);
   void backward(const Action& action, const StepInput& input);
-  void collect(int chunk, const UnitResult& result);
+  void reduce(const Action& action, const StepInput& input);
+  void collect(int chunk, const UnitResult& result, bool counts);
 
   Model& model_;
   ParamStore& store_;
   const Faults& faults_;
   std::vector<std::vector<std::pair<int64_t, Param*>>> unit_params_;  // slot, parameter
+  std::vector<std::vector<int64_t>> unit_buckets_;                    // that a unit reads
+  std::map<int, std::vector<int64_t>> owned_units_, owned_buckets_;   // by the owner
   std::map<Cell, Live> live_;
   std::map<Cell, at::Tensor> outputs_;    // of a unit, for the next one
   std::map<Cell, at::Tensor> gradients_;  // of a unit's input, for the one before

@@ -14,16 +14,16 @@ namespace troupe {
 namespace {
 
 template <class T>
-at::Tensor tensor_of(const std::vector<T>& values, int64_t rows, at::ScalarType type) {
-  const auto size = static_cast<int64_t>(values.size());
-  at::Tensor out = at::empty({rows, rows == 0 ? 0 : size / rows}, type);
+at::Tensor tensor_of(const std::vector<T>& values, int64_t rows, int64_t columns,
+                     at::ScalarType type) {
+  at::Tensor out = at::empty({rows, columns}, type);
   std::memcpy(out.mutable_data_ptr(), values.data(), values.size() * sizeof(T));
   return out;
 }
 
 }  // namespace
 
-Feed make_feed(const TokenBatch& batch, int64_t micro, const c10::Device& device) {
+Feed make_feed(const TokenBatch& batch, int64_t micro, const c10::Device& device, int64_t steps) {
   TROUPE_CHECK(micro > 0 && batch.B % micro == 0, "microbatches of", micro, "out of", batch.B);
   Feed out{.first_sample = batch.first_sample, .samples = batch.B, .tokens = batch.B * batch.S};
   for (const float w : batch.weights) {
@@ -33,20 +33,24 @@ Feed make_feed(const TokenBatch& batch, int64_t micro, const c10::Device& device
   const auto& documents = batch.documents;
   const bool padded = std::find(documents.begin(), documents.end(), -1) != documents.end();
   const bool several = std::any_of(documents.begin(), documents.end(), [](int d) { return d > 0; });
-  const at::Tensor ids = tensor_of(batch.ids, batch.B, at::kInt).to(device, at::kLong);
-  const at::Tensor weights = tensor_of(batch.weights, batch.B, at::kFloat).to(device);
+  const at::Tensor ids = tensor_of(batch.ids, batch.B, batch.S + 1, at::kInt).to(device, at::kLong);
+  const at::Tensor weights = tensor_of(batch.weights, batch.B, batch.S, at::kFloat).to(device);
   at::Tensor document, position, valid;
   if (padded || several) {
-    document = tensor_of(documents, batch.B, at::kInt).to(device);
-    position = tensor_of(batch.positions, batch.B, at::kInt).to(device, at::kLong);
+    document = tensor_of(documents, batch.B, batch.S, at::kInt).to(device);
+    position = tensor_of(batch.positions, batch.B, batch.S, at::kInt).to(device, at::kLong);
     if (padded) {
       valid = document >= 0;
       // Padding is one more document, behind the row's last: numbers never fall along a row.
       document = at::where(valid, document, std::get<0>(document.cummax(1)) + 1).to(at::kInt);
     }
   }
-  for (int64_t m = 0; m < batch.B; m += micro) {
-    const auto rows = [&](const at::Tensor& x) { return x.defined() ? x.narrow(0, m, micro) : x; };
+  out.all_microbatches = batch.B / micro;
+  for (int64_t m = 0; m < std::max(batch.B, steps * micro); m += micro) {
+    const int64_t from = std::min(m, batch.B), count = std::min(micro, batch.B - from);
+    const auto rows = [&](const at::Tensor& x) {
+      return x.defined() ? x.narrow(0, from, count) : x;
+    };
     out.microbatches.push_back({.ids_BS = rows(ids).narrow(1, 0, batch.S).contiguous(),
                                 .labels_BS = rows(ids).narrow(1, 1, batch.S).contiguous(),
                                 .weights_BS = rows(weights),

@@ -12,16 +12,21 @@
 namespace troupe {
 
 struct Feed {
-  std::vector<Batch> microbatches = {};
-  int64_t first_sample = 0;
+  std::vector<Batch> microbatches = {};  // of this rank
+  int64_t all_microbatches = 0;          // of all ranks, those without rows not counted
+  int64_t first_token = 0;               // of microbatch 0, in the global batch
+  int64_t first_sample = 0;              // what follows is of the global batch
   int64_t samples = 0;
   int64_t tokens = 0;       // samples times sequence
   double weight_sum = 0;    // of all targets
   int64_t loss_tokens = 0;  // targets that count
 };
 
-// Rows m * micro .. (m + 1) * micro make microbatch m; `micro` divides their number. Documents are
-// told to the model only where a row has more than one, and validity only where there is padding.
-Feed make_feed(const TokenBatch& batch, int64_t micro, const c10::Device& device);
+// Rows m * micro .. (m + 1) * micro make microbatch m; `micro` divides their number. Where fewer
+// than `steps` come of that, microbatches without rows follow. Documents are told to the model only
+// where a row has more than one, and validity only where there is padding. All numbers are those of
+// the batch given: a rank that has a part of a batch puts in what the others have.
+Feed make_feed(const TokenBatch& batch, int64_t micro, const c10::Device& device,
+               int64_t steps = 0);
 
 }  // namespace troupe

@@ -263,9 +263,15 @@ constexpr KeyHelp kTexts[] = {
     {"eval.temperature", "0: always the most probable token."},
     {"eval.sample_top_k", "Out of so many; 0: all."},
 
-    {"parallel", "Processes along each axis; no result depends on it."},
-    {"parallel.data", "Replicas with different samples."},
-    {"parallel.expert", "Processes that share the experts out."},
+    {"parallel", "How the run lies on its ranks; no result depends on it."},
+    {"parallel.data", "Ranks with different samples; 0: all there are."},
+    {"parallel.expert", "Ranks that share the experts out; 0: as many as can."},
+    {"parallel.shard", "What ranks cut between them: none, zero1 (optimizer state), full."},
+    {"parallel.shard_ranks", "Ranks that hold one copy of what is cut; 0: all."},
+    {"parallel.prefetch", "shard full: so many units are gathered ahead."},
+    {"parallel.reshard", "shard full: units are dropped between forward and backward."},
+    {"parallel.dispatch", "fast, or exact: the same bits as one rank has."},
+    {"parallel.sum", "Type that gradients are summed in between ranks: fp32, bf16."},
     {"parallel.tensor", "Processes that share each matrix."},
     {"parallel.pipeline", "Processes that share the layers."},
     {"parallel.context", "Processes that share each sequence."},
@@ -307,6 +313,8 @@ constexpr KeyHelp kTexts[] = {
     {"run.device", "auto takes a GPU where there is one."},
     {"run.threads", "Of the CPU; 0: one a core."},
     {"run.time_limit", "Stops in time to save; 0s: none."},
+    {"run.start_timeout", "How long ranks wait for each other at the start."},
+    {"run.hang_timeout", "How long one operation between ranks may take."},
 };
 
 }  // namespace

@@ -3,7 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/full.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -11,6 +11,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <map>
+#include <utility>
 
 #include "troupe/ops/cuda_plugin.h"
 #include "troupe/ops/grad_norm.h"
@@ -46,7 +48,7 @@ void make_deterministic(const c10::Device& device) {
 
 }  // namespace
 
-c10::Device device_of(DeviceKind kind) {
+c10::Device device_of(DeviceKind kind, int64_t local_rank) {
   const bool there = has_cuda();
   if (kind == DeviceKind::kCuda && !there) {
     fail(Code::kNoDevice, "run.device",
@@ -54,67 +56,87 @@ c10::Device device_of(DeviceKind kind) {
          "recipe runs on the processor");
   }
   if (!there || kind == DeviceKind::kCpu) return {c10::kCPU};
-  return {c10::kCUDA, 0};
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
 }
 
-Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& faults)
+Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& faults,
+                 std::shared_ptr<Ranks> ranks)
     : recipe_(recipe),
       plan_(plan_of(recipe)),
       device_(device),
       precision_(resolved(recipe.train.precision, device)),
       faults_(faults),
-      model_(build_model(recipe.model)) {
+      model_(build_model(recipe.model, ranks->build_options())),
+      ranks_(std::move(ranks)) {
   make_deterministic(device_);
+  work_.chunks = static_cast<int>(model_->num_units());
+  const std::vector<bool> again = recomputed_blocks(recipe_);
+  for (size_t layer = 0; layer < again.size(); ++layer) {
+    if (again[layer]) work_.recomputed.push_back(static_cast<int>(layer) + 1);
+  }
+  std::map<const Param*, int> first;  // unit that reads it
+  for (int unit = 0; unit < work_.chunks; ++unit) {
+    model_->for_each_param(unit, [&](const std::string&, Param& p) {
+      const auto [seen, is_new] = first.emplace(&p, unit);
+      const std::pair tie{seen->second, unit};
+      if (is_new || tie.first == unit) return;
+      if (work_.tied.empty() || work_.tied.back() != tie) work_.tied.push_back(tie);
+    });
+  }
   const OptimizerBase& base = base_of(recipe_.train.optimizer);
   std::vector<NamedParam> params;
   model_->for_each_param(-1, [&](const std::string& name, Param& p) {
     p.frozen |= is_frozen(base, name);
-    params.push_back({name, &p});
+    params.push_back({name, &p, first.at(&p)});
   });
   store_ = std::make_unique<ParamStore>(
       std::move(params), at::TensorOptions(type_of(precision_)).device(device_),
-      [&](const NamedParam& named) { return bucket_key(base, named); });
+      [&](const NamedParam& named) { return bucket_key(base, named); }, ranks_->sharing());
   store_->initialise_all(recipe_.train.seed);
   optimizer_ = std::visit([](const auto& c) { return c.build(); }, recipe_.train.optimizer);
   const at::ScalarType moments = base.moments == MomentType::kF32 ? at::kFloat : at::kBFloat16;
   for (Bucket& b : store_->buckets()) {
     for (size_t i = 0; i < optimizer_->state_names(b).size(); ++i) {
-      b.state.push_back(at::zeros({b.size}, b.master.options().dtype(moments)));
+      b.state.push_back(at::zeros({b.own_size}, b.master.options().dtype(moments)));
     }
   }
-  executor_ = std::make_unique<Executor>(*model_, *store_, faults_);
-  const std::vector<bool> again = recomputed_blocks(recipe_);
-  for (size_t layer = 0; layer < again.size(); ++layer) {
-    if (again[layer]) recomputed_.push_back(static_cast<int>(layer) + 1);
-  }
+  executor_ = std::make_unique<Executor>(*model_, *store_, faults_, owners(work_));
 }
 
 StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
   StepInput out{.microbatches = feed.microbatches,
                 .weight_sum = feed.weight_sum > 0 ? feed.weight_sum : 1,
-                .loss_scale = precision_ == Precision::kFp16 ? state.loss_scale.scale : 1};
+                .loss_scale = precision_ == Precision::kFp16 ? state.loss_scale.scale : 1,
+                .all_microbatches = feed.all_microbatches,
+                .first_token = feed.first_token};
   out.context.training = true;
   out.context.seed = recipe_.train.seed;
   out.context.step = state.done.steps;
+  out.context.all_sum = ranks_->sum_over_all();
+  out.context.replicas = ranks_->size();
   return out;
+}
+
+const Schedule& Learner::schedule_of(int microbatches) {
+  Schedule& schedule = schedules_[microbatches];
+  if (schedule.empty()) {
+    StepWork work = work_;
+    work.microbatches = microbatches;
+    schedule = ranks_->schedule(std::move(work));
+  }
+  return schedule;
 }
 
 StepReport Learner::step(const Feed& feed, TrainState& state) {
   StepReport report;
-  const int microbatches = static_cast<int>(feed.microbatches.size());
-  Schedule& schedule = schedules_[microbatches];
-  if (schedule.empty()) {
-    schedule = build_schedule(Accumulate{}, {.chunks = static_cast<int>(model_->num_units()),
-                                             .microbatches = microbatches,
-                                             .recomputed = recomputed_});
-  }
+  const Schedule& schedule = schedule_of(static_cast<int>(feed.microbatches.size()));
   const StepInput input = input_of(feed, state);
   report.output = executor_->run(schedule[0], input, {.update = [&](const StepOutput& output) {
                                    update(output, feed, state, report);
                                  }});
   report.seconds = executor_->seconds();
   if (!report.finite && precision_ != Precision::kFp16) report.first_bad = first_bad(feed, state);
-  model_->end_of_step({}, report.skipped);
+  model_->end_of_step(ranks_->sum_over_all(), report.skipped);
   ++state.done.steps;
   state.done.samples += feed.samples;
   state.done.tokens += feed.tokens;
@@ -128,10 +150,15 @@ void Learner::update(const StepOutput& output, const Feed& feed, TrainState& sta
   const double unscale = precision_ == Precision::kFp16 ? 1 / state.loss_scale.scale : 1;
   const double clip =
       recipe_.train.clip > 0 ? recipe_.train.clip : std::numeric_limits<double>::infinity();
-  const auto [scale, norm] = clip_scale(sum_squares(store_->grads()) * (unscale * unscale), clip);
   const at::Tensor mtp =
       output.mtp_sum.defined() ? output.mtp_sum : at::zeros({}, output.loss_sum.options());
-  const at::Tensor seen = at::stack({output.loss_sum, mtp, norm.to(at::kDouble).squeeze(0)}).cpu();
+  const at::Tensor squares = sum_squares(store_->counted_grads()).to(device_);
+  // One sum over all ranks decides for all of them: what is not finite anywhere is so everywhere.
+  const at::Tensor sums =
+      summed(ranks_->sum_over_all(),
+             at::stack({output.loss_sum, mtp, (squares * (unscale * unscale)).squeeze(0)}));
+  const auto [scale, norm] = clip_scale(sums.narrow(0, 2, 1), clip);
+  const at::Tensor seen = at::cat({sums.narrow(0, 0, 2), norm.to(at::kDouble)}).cpu();
   const auto* const values = seen.const_data_ptr<double>();
   const double weight = feed.weight_sum > 0 ? feed.weight_sum : 1;
   report.loss = values[0] / weight;
@@ -174,93 +201,139 @@ void Learner::apply(const TrainState& state, StepReport& report, const at::Tenso
                         .lr = report.lr * b.key.lr_scale,
                         .weight_decay = b.key.decay ? report.weight_decay : 0,
                         .grad_scale = grad_scale});
+    b.stale = true;
   }
   const FaultAction fault = faults_.at("optim", step);
   if (fault == FaultAction::kNan || fault == FaultAction::kInf) {
-    store_->buckets()[0].master.narrow(0, 0, 1).fill_(std::numeric_limits<double>::quiet_NaN());
-    store_->values_from_masters();
+    Bucket& first = store_->buckets()[0];
+    for (const at::Tensor& x : {first.master, first.own}) {
+      x.narrow(0, 0, 1).fill_(std::numeric_limits<double>::quiet_NaN());
+    }
   }
 }
 
-// In the order in which a step computes: weights, forward, gradients from the head down.
+// In the order in which a step computes: weights, forward, gradients from the head down. Every rank
+// looks, also where another one has it: looking takes all of them.
 std::string Learner::first_bad(const Feed& feed, const TrainState& state) {
   const auto told = [](const BadValue& bad) {
     return bad.name + ", " + std::to_string(bad.bad) + " of " + std::to_string(bad.of) + " values";
   };
-  const auto weights = bad_values(*store_, &Bucket::value);
-  if (!weights.empty()) return "weight " + told(weights.front());
+  const auto weights = bad_values(*store_, &Bucket::own);
   const auto gradients = bad_gradients(*store_);
   const std::string unit = first_bad_unit(feed, state);
-  if (!unit.empty()) return "forward of " + unit + " (replayed: the same)";
-  if (gradients.empty()) return "the loss; replayed, its forward is finite: a passing fault";
-  return "gradient of " + told(gradients.back()) + "; replayed, its forward is finite";
+  // What comes first in a step comes first here.
+  std::string found;
+  if (!weights.empty()) {
+    found = "1 weight " + told(weights.front());
+  } else if (!unit.empty()) {
+    found = "2 forward of " + unit + " (replayed: the same)";
+  } else if (!gradients.empty()) {
+    found = "3 gradient of " + told(gradients.back()) + "; replayed, its forward is finite";
+  }
+  std::vector<std::string> all = ranks_->peers().gather(found);
+  int64_t rank = -1;
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r].empty()) continue;
+    if (rank < 0 || all[r][0] < all[static_cast<size_t>(rank)][0]) rank = static_cast<int64_t>(r);
+  }
+  if (rank < 0) return "the loss; replayed, its forward is finite: a passing fault";
+  const std::string what = all[static_cast<size_t>(rank)].substr(2);
+  return ranks_->alone() ? what : "rank " + std::to_string(rank) + ", " + what;
 }
 
 std::string Learner::first_bad_unit(const Feed& feed, const TrainState& state) {
   const at::NoGradGuard no_grad;
   Context context = input_of(feed, state).context;
   context.owns_backward = false;  // counts nothing a second time
+  std::string found;
   for (size_t m = 0; m < feed.microbatches.size(); ++m) {
     const Batch& batch = feed.microbatches[m];
-    context.first_token = static_cast<int64_t>(m) * batch.ids_BS.numel();
+    context.first_token = feed.first_token + static_cast<int64_t>(m) * batch.ids_BS.numel();
     at::Tensor h;
-    for (int64_t unit = 0; unit < model_->num_units(); ++unit) {
+    through_units([&](int64_t unit) {
       const UnitResult r = model_->forward(unit, h, batch, context);
       h = r.h;
       const at::Tensor& value = h.defined() ? h : r.loss_sum;
-      if (at::isfinite(value).all().item<bool>()) continue;
-      return unit_name(unit, model_->num_units()) + ", microbatch " + std::to_string(m);
-    }
+      if (!found.empty() || at::isfinite(value).all().item<bool>()) return;
+      found = unit_name(unit, model_->num_units()) + ", microbatch " + std::to_string(m);
+    });
   }
-  return {};
+  return found;
 }
 
-Learner::Sums Learner::evaluate(const Feed& feed) {
-  const at::NoGradGuard no_grad;
-  Sums out;
-  for (const Batch& batch : feed.microbatches) {
-    at::Tensor h;
-    for (int64_t unit = 0; unit < model_->num_units(); ++unit) {
-      const UnitResult r = model_->forward(unit, h, batch, {});
-      h = r.h;
-      if (r.loss_sum.defined()) out.loss += r.loss_sum.item<double>();
-    }
+void Learner::through_units(const std::function<void(int64_t unit)>& f) {
+  for (int64_t unit = 0; unit < model_->num_units(); ++unit) {
+    const std::vector<int64_t>& buckets = executor_->buckets_of(unit);
+    store_->gather(buckets);
+    store_->need(buckets);
+    f(unit);
+    store_->drop(buckets);
   }
-  out.weight = feed.weight_sum;
-  return out;
+}
+
+Learner::Sums Learner::evaluate(const TokenBatch& batch) {
+  const at::NoGradGuard no_grad;
+  const Ranks::Share share = ranks_->share_of(batch.B);
+  const Feed feed = make_feed(rows_of(batch, share.first, share.count),
+                              std::max<int64_t>(share.count, 1), device_, 1);
+  Sums out{.loss = 0, .weight = feed.weight_sum};
+  at::Tensor h;
+  through_units([&](int64_t unit) {
+    const UnitResult r = model_->forward(unit, h, feed.microbatches[0], {});
+    h = r.h;
+    if (r.loss_sum.defined()) out.loss += r.loss_sum.item<double>();
+  });
+  const std::vector<double> sums = ranks_->summed({out.loss, out.weight});
+  return {.loss = sums[0], .weight = sums[1]};
 }
 
 at::Tensor Learner::next_logits(const at::Tensor& ids_1S) {
   const at::NoGradGuard no_grad;
   const Batch batch{.ids_BS = ids_1S};
-  const at::Tensor h = hidden_states(*model_, batch);
-  return model_->logits(h.narrow(1, h.size(1) - 1, 1)).view(-1).to(at::kFloat);
+  const int64_t last = model_->num_units() - 1;
+  at::Tensor h, logits;
+  through_units([&](int64_t unit) {
+    if (unit < last) h = model_->forward(unit, h, batch, {}).h;
+    if (unit == last) logits = model_->logits(h.narrow(1, h.size(1) - 1, 1));
+  });
+  return logits.view(-1).to(at::kFloat);
 }
 
-void Learner::add_to(CheckpointState& state, bool weights_alone) {
+void Learner::add_to(CheckpointState& state, Saved what) {
   for (size_t s = 0; s < store_->slots().size(); ++s) {
     const ParamStore::Slot& slot = store_->slots()[s];
     const Bucket& b = store_->buckets()[static_cast<size_t>(slot.bucket)];
-    const auto part = [&](const at::Tensor& buffer) {
-      return store_->part(static_cast<int64_t>(s), buffer);
+    if (what.to_load && !store_->reads_loaded(b)) continue;
+    const RankGroup& same = *store_->owners_of(b).replicas;
+    const Replica replica = what.to_load ? Replica() : Replica{same.rank(), same.size()};
+    const int64_t from = store_->owned(static_cast<int64_t>(s)).from;
+    const auto add = [&](const std::string& prefix, const at::Tensor& buffer) {
+      state.add_range(prefix + slot.named.name, *slot.named.param, from,
+                      store_->part(static_cast<int64_t>(s), buffer), replica);
     };
-    state.add_like("model." + slot.named.name, *slot.named.param, part(b.master));
-    if (weights_alone) continue;
+    add("model.", b.master);
+    if (what.weights_alone) continue;
     const std::vector<std::string> names = optimizer_->state_names(b);
-    for (size_t i = 0; i < names.size(); ++i) {
-      state.add_like("optimizer." + names[i] + '.' + slot.named.name, *slot.named.param,
-                     part(b.state[i]));
-    }
+    for (size_t i = 0; i < names.size(); ++i) add("optimizer." + names[i] + '.', b.state[i]);
   }
-  for (const NamedParam& other : store_->others()) state.add("model." + other.name, *other.param);
+  for (const NamedParam& other : store_->others()) {
+    const Owners& owners =
+        other.param->per_expert ? store_->sharing().experts : store_->sharing().dense;
+    const RankGroup &cut = *owners.owners, &same = *owners.replicas;
+    // Whole on each of them, to read and to write.
+    const Replica replica{same.rank() * cut.size() + cut.rank(), same.size() * cut.size()};
+    state.add("model." + other.name, *other.param, what.to_load ? Replica() : replica);
+  }
 }
 
 void Learner::loaded(bool weights_alone) {
-  store_->values_from_masters();
-  if (!weights_alone) return;
-  for (Bucket& b : store_->buckets()) {
-    for (at::Tensor& x : b.state) x.zero_();
+  if (weights_alone) {
+    for (Bucket& b : store_->buckets()) {
+      for (at::Tensor& x : b.state) x.zero_();
+    }
   }
+  store_->spread_loaded();
+  store_->values_from_masters();
 }
 
 }  // namespace troupe

@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "troupe/checkpoint/checkpoint.h"
+#include "troupe/data/dataset.h"
 #include "troupe/train/executor.h"
 #include "troupe/train/feed.h"
+#include "troupe/train/ranks.h"
 #include "troupe/train/recipe.h"
 #include "troupe/train/train_state.h"
 
@@ -34,21 +36,30 @@ struct StepReport {
 
 class Learner {
  public:
-  Learner(const Recipe& recipe, const c10::Device& device, const Faults& faults);
+  Learner(const Recipe& recipe, const c10::Device& device, const Faults& faults,
+          std::shared_ptr<Ranks> ranks = std::make_shared<Ranks>());
 
-  // One step over a global batch; brings `state` forward, also where the weights stay as they are.
+  // One step over a global batch, this rank's part of it; brings `state` forward, also where the
+  // weights stay as they are.
   StepReport step(const Feed& feed, TrainState& state);
 
-  // The mean loss of a batch, its targets' number and the routed counts, without changing anything.
+  // The summed loss of a batch and its targets' weight, without changing anything: the batch is
+  // given to each rank, and each takes a share of its rows.
   struct Sums {
     double loss = 0, weight = 0;
   };
-  Sums evaluate(const Feed& feed);
+  Sums evaluate(const TokenBatch& batch);
   // [1, S] ids to [V] logits of the last one.
   at::Tensor next_logits(const at::Tensor& ids_1S);
 
-  // Weights (f32 masters where there are), optimizer state, routers' state: what a checkpoint has.
-  void add_to(CheckpointState& state, bool weights_alone = false);
+  // Weights (f32 masters where there are), optimizer state, routers' state: what a checkpoint has,
+  // as far as this rank owns it. `to_load`: where ranks own the same, the first of them alone, and
+  // loaded() tells the others.
+  struct Saved {
+    bool weights_alone = false;
+    bool to_load = false;
+  };
+  void add_to(CheckpointState& state, Saved what);
   void loaded(bool weights_alone);  // after a checkpoint filled what add_to named
 
   Model& model() { return *model_; }
@@ -63,6 +74,9 @@ class Learner {
   void apply(const TrainState& state, StepReport& report, const at::Tensor& grad_scale);
   std::string first_bad(const Feed& feed, const TrainState& state);
   std::string first_bad_unit(const Feed& feed, const TrainState& state);
+  const Schedule& schedule_of(int microbatches);
+  // f(unit) for each in order, its values being there.
+  void through_units(const std::function<void(int64_t unit)>& f);
 
   const Recipe recipe_;
   const RunPlan plan_;
@@ -72,12 +86,14 @@ class Learner {
   std::unique_ptr<Model> model_;
   std::unique_ptr<ParamStore> store_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::shared_ptr<Ranks> ranks_;
   std::unique_ptr<Executor> executor_;
-  std::vector<int> recomputed_;        // chunks
+  StepWork work_;                      // of a step, but for the number of microbatches
   std::map<int, Schedule> schedules_;  // by the number of microbatches
 };
 
-// The device that the recipe asks for; E7101 if it is not there.
-c10::Device device_of(DeviceKind kind);
+// The device that the recipe asks for, of this machine's the one with that number; E7101 if it is
+// not there.
+c10::Device device_of(DeviceKind kind, int64_t local_rank = 0);
 
 }  // namespace troupe

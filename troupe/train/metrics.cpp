@@ -1,6 +1,7 @@
 #include "troupe/train/metrics.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/full_like.h>
 
 #include <algorithm>
 
@@ -27,6 +28,22 @@ void Interval::add(const StepReport& report, const Feed& feed, double step_secon
     auto& [sum, terms] = aux_[name];
     sum = sum.defined() ? sum + value : value;
     terms += report.output.aux_terms.at(name);
+  }
+}
+
+void Interval::add_other_ranks(const SumOver& sum) {
+  if (!sum) return;
+  for (auto& [unit, layers] : moe_) {
+    for (MoeStats& stats : layers) {
+      for (at::Tensor* x : {&stats.counts_E, &stats.dropped, &stats.saturated}) {
+        if (x->defined()) *x = sum(*x);
+      }
+    }
+  }
+  for (auto& [name, entry] : aux_) {
+    const at::Tensor terms = at::full_like(entry.first, static_cast<double>(entry.second));
+    entry.first = sum(entry.first);
+    entry.second = sum(terms).item<int64_t>();
   }
 }
 

@@ -16,6 +16,9 @@ class Interval {
  public:
   void add(const StepReport& report, const Feed& feed, double step_seconds, double wait_seconds);
   void clear() { *this = {}; }
+  // Adds what the other ranks saw of experts and auxiliary losses; each rank calls it, with equal
+  // steps behind it. Absent: one rank.
+  void add_other_ranks(const SumOver& sum);
 
   int64_t steps() const { return steps_; }
   double loss() const;          // mean over all targets of the interval

@@ -21,7 +21,7 @@ struct Piece {
   Piece(const ParamStore& store, const Bucket& b, int64_t slot)
       : master(store.part(slot, b.master)), grad(store.grad(slot)) {
     for (const at::Tensor& buffer : b.state) state.push_back(store.part(slot, buffer));
-    if (b.has_master()) copy = store.part(slot, b.value);
+    if (b.has_master()) copy = store.part(slot, b.own);
   }
 
   at::Tensor scaled_grad(const at::Tensor& scale) const { return grad.to(at::kFloat) * scale; }
@@ -41,7 +41,7 @@ class AdamWOptimizer : public Optimizer {
   std::vector<std::string> state_names(const Bucket&) const override { return {"m", "v"}; }
 
   void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
-    for (const int64_t slot : b.members) {
+    for (const int64_t slot : store.owned_members(b)) {
       const Piece p(store, b, slot);
       adamw_({.param = p.master, .m = p.state[0], .v = p.state[1], .copy = p.copy}, p.grad,
              s.grad_scale, s.step,
@@ -64,7 +64,7 @@ class Sgd : public Optimizer {
   std::vector<std::string> state_names(const Bucket&) const override { return {"momentum"}; }
 
   void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
-    for (const int64_t slot : b.members) {
+    for (const int64_t slot : store.owned_members(b)) {
       Piece p(store, b, slot);
       p.state[0].mul_(config_.momentum).add_(p.scaled_grad(s.grad_scale));
       p.master.mul_(1 - s.lr * s.weight_decay).add_(p.state[0], -s.lr);
@@ -83,7 +83,7 @@ class Lion : public Optimizer {
   std::vector<std::string> state_names(const Bucket&) const override { return {"m"}; }
 
   void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
-    for (const int64_t slot : b.members) {
+    for (const int64_t slot : store.owned_members(b)) {
       Piece p(store, b, slot);
       const at::Tensor g = p.scaled_grad(s.grad_scale);
       at::Tensor& m = p.state[0];
@@ -108,7 +108,7 @@ class Muon : public Optimizer {
 
   void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
     if (!b.key.matrix) return others_.update(store, b, s);
-    for (const int64_t slot : b.members) {
+    for (const int64_t slot : store.owned_members(b)) {
       // The last two dimensions of the box are the matrix: [E, 2, F, D] is 2 E of [F, D].
       const std::vector<int64_t>& size = store.slots()[static_cast<size_t>(slot)].named.param->size;
       const int64_t rows = size[size.size() - 2], columns = size.back();

@@ -3,26 +3,51 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "troupe/core/check.h"
 
 namespace troupe {
 namespace {
 
-constexpr int64_t kAlign = 16;  // elements of f32: 64 bytes
+constexpr int64_t kAlign = 16;   // elements of f32: 64 bytes
+constexpr size_t kInFlight = 2;  // reductions whose gradients are held at a time
 
 int64_t bad_count(const at::Tensor& x) {
   return x.numel() - at::isfinite(x).sum().item<int64_t>();
 }
 
+int64_t rounded(int64_t n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+// A tensor's memory given back, and had again, under the same tensor and all its views: also those
+// that autograd keeps.
+void give_back_memory(const at::Tensor& x) {
+  c10::StorageImpl* const storage = x.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, x.device()));
+  storage->set_nbytes(0);
+}
+
+void have_memory(const at::Tensor& x) {
+  c10::StorageImpl* const storage = x.storage().unsafeGetStorageImpl();
+  if (storage->nbytes() > 0) return;
+  const size_t bytes = static_cast<size_t>(x.numel()) * x.element_size();
+  storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes));
+  storage->set_nbytes(bytes);
+}
+
 }  // namespace
 
 ParamStore::ParamStore(std::vector<NamedParam> params, const at::TensorOptions& options,
-                       const std::function<BucketKey(const NamedParam&)>& key_of) {
+                       const std::function<BucketKey(const NamedParam&)>& key_of, Sharing sharing)
+    : sharing_(std::move(sharing)) {
   for (NamedParam& named : params) {
     Param& p = *named.param;
     if (!p.trainable()) {
@@ -30,50 +55,87 @@ ParamStore::ParamStore(std::vector<NamedParam> params, const at::TensorOptions& 
       others_.push_back(std::move(named));
       continue;
     }
-    const BucketKey key = key_of(named);
-    const at::ScalarType dtype = p.fp32 ? at::kFloat : options.dtype().toScalarType();
-    auto bucket = std::find_if(buckets_.begin(), buckets_.end(),
-                               [&](const Bucket& b) { return b.key == key && b.dtype == dtype; });
-    if (bucket == buckets_.end()) {
-      bucket = buckets_.insert(bucket, Bucket{.key = key, .dtype = dtype});
-    }
+    const Bucket wanted{.key = key_of(named),
+                        .dtype = p.fp32 ? at::kFloat : options.dtype().toScalarType(),
+                        .unit = sharing_.alone ? -1 : named.unit,
+                        .experts = !sharing_.alone && p.per_expert};
+    auto bucket = std::find_if(buckets_.begin(), buckets_.end(), [&](const Bucket& b) {
+      return b.key == wanted.key && b.dtype == wanted.dtype && b.unit == wanted.unit &&
+             b.experts == wanted.experts;
+    });
+    if (bucket == buckets_.end()) bucket = buckets_.insert(bucket, wanted);
     bucket->members.push_back(static_cast<int64_t>(slots_.size()));
     slots_.push_back({std::move(named), bucket - buckets_.begin(), bucket->size});
-    bucket->size += (p.numel() + kAlign - 1) / kAlign * kAlign;
+    bucket->size += rounded(p.numel(), kAlign);
   }
-  for (Bucket& b : buckets_) {
-    b.value = at::zeros({b.size}, options.dtype(b.dtype));
-    b.master = b.has_master() ? at::zeros({b.size}, options.dtype(at::kFloat)) : b.value;
-    for (const int64_t s : b.members) {
-      Param& p = *slots_[static_cast<size_t>(s)].named.param;
-      p.value = part(s, b.value).view(p.shown).detach().set_requires_grad(true);
-    }
-  }
+  for (Bucket& b : buckets_) make_buffers(b, options);
   grads_.resize(slots_.size());
   is_sum_.resize(slots_.size());
 }
 
+void ParamStore::make_buffers(Bucket& b, const at::TensorOptions& options) {
+  const RankGroup& owners = *owners_of(b).owners;
+  b.size = rounded(b.size, owners.size() * kAlign);
+  b.own_size = b.size / owners.size();
+  b.own_from = owners.rank() * b.own_size;
+  b.dropped_between_uses = sharing_.full && owners.size() > 1;
+  b.value = at::zeros({b.size}, options.dtype(b.dtype));
+  const at::Tensor part_of_value = b.value.narrow(0, b.own_from, b.own_size);
+  b.own = b.dropped_between_uses ? at::empty_like(part_of_value) : part_of_value;
+  b.master = b.has_master() ? at::zeros({b.own_size}, options.dtype(at::kFloat)) : b.own;
+  for (const int64_t s : b.members) {
+    const Slot& slot = slots_[static_cast<size_t>(s)];
+    Param& p = *slot.named.param;
+    p.value =
+        b.value.narrow(0, slot.offset, p.numel()).view(p.shown).detach().set_requires_grad(true);
+  }
+  if (b.dropped_between_uses) give_back_memory(b.value);
+}
+
+const Owners& ParamStore::owners_of(const Bucket& b) const {
+  return b.experts ? sharing_.experts : sharing_.dense;
+}
+
 void ParamStore::initialise_all(uint64_t seed) {
-  for (const Slot& slot : slots_) initialise(*slot.named.param, slot.named.name, seed);
+  for (Bucket& b : buckets_) {
+    const at::NoGradGuard no_grad;
+    if (b.dropped_between_uses) {
+      have_memory(b.value);
+      b.value.zero_();
+    }
+    for (const int64_t s : b.members) {
+      const NamedParam& named = slots_[static_cast<size_t>(s)].named;
+      initialise(*named.param, named.name, seed);
+    }
+    if (!b.dropped_between_uses) continue;
+    b.own.copy_(b.value.narrow(0, b.own_from, b.own_size));
+    give_back_memory(b.value);
+  }
   for (const NamedParam& other : others_) initialise(*other.param, other.name, seed);
   masters_from_values();
 }
 
 void ParamStore::masters_from_values() {
   for (Bucket& b : buckets_) {
-    if (b.has_master()) b.master.copy_(b.value);
+    if (b.has_master()) b.master.copy_(b.own);
   }
 }
 
 void ParamStore::values_from_masters() {
+  std::vector<int64_t> all;
   for (Bucket& b : buckets_) {
-    if (b.has_master()) b.value.copy_(b.master);
+    if (b.has_master()) b.own.copy_(b.master);
+    b.stale = true;
+    if (!b.dropped_between_uses) all.push_back(&b - buckets_.data());
   }
+  gather(all);
+  need(all);
 }
 
 void ParamStore::begin_step() {
   grads_.assign(slots_.size(), {});
   is_sum_.assign(slots_.size(), 0);
+  for (Bucket& b : buckets_) b.grad = {};
 }
 
 void ParamStore::add(int64_t slot, const at::Tensor& grad) {
@@ -92,15 +154,152 @@ void ParamStore::add(int64_t slot, const at::Tensor& grad) {
 }
 
 void ParamStore::end_step() {
-  for (size_t s = 0; s < slots_.size(); ++s) {
-    if (grads_[s].defined()) continue;
-    const at::Tensor& value = slots_[s].named.param->value;
-    grads_[s] = at::zeros({value.numel()}, value.options().dtype(at::kFloat));
+  finish_all();
+  for (Bucket& b : buckets_) {
+    if (b.unit >= 0) {
+      if (!b.grad.defined()) b.grad = at::zeros_like(b.own, at::TensorOptions(at::kFloat));
+      for (const int64_t s : b.members) grads_[static_cast<size_t>(s)] = part(s, b.grad);
+      continue;
+    }
+    for (const int64_t m : b.members) {
+      const auto s = static_cast<size_t>(m);
+      if (grads_[s].defined()) continue;
+      const at::Tensor& value = slots_[s].named.param->value;
+      grads_[s] = at::zeros({value.numel()}, value.options().dtype(at::kFloat));
+    }
   }
 }
 
 const at::Tensor& ParamStore::grad(int64_t slot) const {
   return grads_[static_cast<size_t>(slot)];
+}
+
+std::vector<at::Tensor> ParamStore::counted_grads() const {
+  if (sharing_.alone) return grads_;
+  std::vector<at::Tensor> out;
+  for (const Bucket& b : buckets_) {
+    if (owners_of(b).replicas->rank() == 0) out.push_back(b.grad);
+  }
+  return out;
+}
+
+void ParamStore::gather(const std::vector<int64_t>& buckets) {
+  const at::NoGradGuard no_grad;
+  for (const bool experts : {false, true}) {
+    std::vector<at::Tensor> values, own;
+    std::vector<Bucket*> chosen;
+    for (const int64_t i : buckets) {
+      Bucket& b = buckets_[static_cast<size_t>(i)];
+      if (b.unit < 0 || b.experts != experts) continue;
+      const bool first = b.dropped_between_uses && b.uses++ == 0;
+      if (!first && !(b.stale && !b.dropped_between_uses)) continue;
+      b.stale = false;
+      if (owners_of(b).owners->size() == 1) continue;
+      if (b.dropped_between_uses) have_memory(b.value);
+      chosen.push_back(&b);
+      values.push_back(b.value.detach());
+      own.push_back(b.own.detach());
+    }
+    if (chosen.empty()) continue;
+    // Buckets of another type go apart: one call has one type.
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      std::vector<at::Tensor> to, from;
+      for (size_t i = 0; i < chosen.size(); ++i) {
+        if (chosen[i]->dtype != type) continue;
+        to.push_back(values[i]);
+        from.push_back(own[i]);
+      }
+      if (to.empty()) continue;
+      const Pending pending = owners_of(*chosen[0]).owners->gather(to, from);
+      for (Bucket* b : chosen) {
+        if (b->dtype == type) b->gathering = pending;
+      }
+    }
+  }
+}
+
+void ParamStore::need(const std::vector<int64_t>& buckets) {
+  for (const int64_t i : buckets) buckets_[static_cast<size_t>(i)].gathering.wait();
+}
+
+void ParamStore::drop(const std::vector<int64_t>& buckets) {
+  for (const int64_t i : buckets) {
+    Bucket& b = buckets_[static_cast<size_t>(i)];
+    if (!b.dropped_between_uses) continue;
+    TROUPE_CHECK(b.uses > 0, "- a bucket of unit", b.unit, "is dropped and was not gathered");
+    if (--b.uses == 0) give_back_memory(b.value);
+  }
+}
+
+void ParamStore::reduce(int64_t unit, bool last) {
+  const at::NoGradGuard no_grad;
+  for (Bucket& b : buckets_) {
+    if (b.unit != unit) continue;
+    // A sum of one rank is still rounded as the others' is.
+    Reduction r{.bucket = &b - buckets_.data(), .last = last};
+    r.whole = at::zeros({b.size}, b.own.options().dtype(sharing_.sum_type));
+    for (const int64_t m : b.members) {
+      at::Tensor& grad = grads_[static_cast<size_t>(m)];
+      const Slot& slot = slots_[static_cast<size_t>(m)];
+      if (grad.defined()) r.whole.narrow(0, slot.offset, grad.numel()).copy_(grad);
+      grad = {};
+      is_sum_[static_cast<size_t>(m)] = 0;
+    }
+    const Owners& ranks = owners_of(b);
+    if (ranks.owners->size() > 1) {
+      r.own = at::empty({b.own_size}, r.whole.options());
+      r.pending = ranks.owners->sum_shards({r.own}, {r.whole});
+    } else {
+      r.own = r.whole;
+      if (last) {  // nothing to wait for: to the replicas at once
+        if (b.grad.defined()) r.own.add_(std::exchange(b.grad, {}));
+        r.pending = ranks.replicas->sum({r.own});
+        r.all_summed = true;
+      }
+    }
+    reductions_.push_back(std::move(r));
+  }
+  while (reductions_.size() > kInFlight) {
+    finish(reductions_.front());
+    reductions_.erase(reductions_.begin());
+  }
+}
+
+void ParamStore::finish(Reduction& r) {
+  const at::NoGradGuard no_grad;
+  Bucket& b = buckets_[static_cast<size_t>(r.bucket)];
+  r.pending.wait();
+  const at::Tensor own = r.own.to(at::kFloat);
+  if (b.grad.defined()) {
+    b.grad.add_(own);
+  } else {
+    b.grad = own;
+  }
+  if (!r.last || r.all_summed) return;
+  RankGroup& replicas = *owners_of(b).replicas;
+  if (replicas.size() == 1) return;
+  if (sharing_.sum_type == at::kFloat) return replicas.sum({b.grad}).wait();
+  const at::Tensor narrow = b.grad.to(sharing_.sum_type);
+  replicas.sum({narrow}).wait();
+  b.grad = narrow.to(at::kFloat);
+}
+
+void ParamStore::finish_all() {
+  for (Reduction& r : reductions_) finish(r);
+  reductions_.clear();
+}
+
+bool ParamStore::reads_loaded(const Bucket& b) const {
+  return owners_of(b).replicas->rank() == 0;
+}
+
+void ParamStore::spread_loaded() {
+  const at::NoGradGuard no_grad;
+  for (Bucket& b : buckets_) {
+    RankGroup& replicas = *owners_of(b).replicas;
+    replicas.broadcast(b.master.detach(), 0).wait();
+    for (const at::Tensor& x : b.state) replicas.broadcast(x, 0).wait();
+  }
 }
 
 int64_t ParamStore::slot_of(const Param* param) const {
@@ -109,11 +308,31 @@ int64_t ParamStore::slot_of(const Param* param) const {
   return found == slots_.end() ? -1 : found - slots_.begin();
 }
 
+ParamStore::Range ParamStore::owned(int64_t slot) const {
+  const Slot& s = slots_[static_cast<size_t>(slot)];
+  const Bucket& b = buckets_[static_cast<size_t>(s.bucket)];
+  const int64_t from = std::max(s.offset, b.own_from);
+  const int64_t to = std::min(s.offset + s.named.param->numel(), b.own_from + b.own_size);
+  return to <= from ? Range{} : Range{from - s.offset, to - from};
+}
+
+std::vector<int64_t> ParamStore::owned_members(const Bucket& b) const {
+  std::vector<int64_t> out;
+  for (const int64_t slot : b.members) {
+    if (owned(slot).size > 0) out.push_back(slot);
+  }
+  return out;
+}
+
 at::Tensor ParamStore::part(int64_t slot, const at::Tensor& buffer) const {
   const Slot& s = slots_[static_cast<size_t>(slot)];
+  const Range range = owned(slot);
+  const int64_t from =
+      range.size == 0 ? 0
+                      : s.offset + range.from - buckets_[static_cast<size_t>(s.bucket)].own_from;
   // Past the dispatcher: an update asks for hundreds.
-  return at::native::as_strided_tensorimpl(buffer, {s.named.param->numel()}, {1},
-                                           buffer.storage_offset() + s.offset);
+  return at::native::as_strided_tensorimpl(buffer, {range.size}, {1},
+                                           buffer.storage_offset() + from);
 }
 
 namespace {
@@ -122,17 +341,21 @@ std::vector<BadValue> bad_in(const ParamStore& store,
                              const std::function<at::Tensor(int64_t slot)>& values_of) {
   std::vector<BadValue> out;
   for (size_t s = 0; s < store.slots().size(); ++s) {
-    const auto& [name, param] = store.slots()[s].named;
+    const auto& [name, param, unit] = store.slots()[s].named;
     const at::Tensor all = values_of(static_cast<int64_t>(s));
-    if (bad_count(all) == 0) continue;
+    if (all.numel() == 0 || bad_count(all) == 0) continue;
     if (!param->per_expert) {
       out.push_back({name, bad_count(all), all.numel()});
       continue;
     }
-    const int64_t each = all.numel() / static_cast<int64_t>(param->experts.size());
-    for (size_t e = 0; e < param->experts.size(); ++e) {
-      const int64_t bad = bad_count(all.narrow(0, static_cast<int64_t>(e) * each, each));
-      if (bad > 0) out.push_back({expert_name(name, param->experts[e]), bad, each});
+    const int64_t each = param->numel() / static_cast<int64_t>(param->experts.size());
+    const ParamStore::Range range = store.owned(static_cast<int64_t>(s));
+    for (int64_t at = range.from; at < range.from + range.size;) {
+      const int64_t end = std::min((at / each + 1) * each, range.from + range.size);
+      const int64_t bad = bad_count(all.narrow(0, at - range.from, end - at));
+      const int64_t expert = param->experts[static_cast<size_t>(at / each)];
+      if (bad > 0) out.push_back({expert_name(name, expert), bad, end - at});
+      at = end;
     }
   }
   return out;

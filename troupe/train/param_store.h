@@ -1,22 +1,32 @@
-// All parameters of a model in few flat buffers, and their gradients of a step.
+// All parameters of a model in few flat buffers, their gradients of a step, and what of both other
+// ranks hold.
 //
 // Trainable parameters are cut into buckets of equal settings. A bucket has one buffer for the
 // values that the model reads (a Param's value is a view of it), one of f32 masters where the
 // model's type is smaller (else the values themselves), and those of the optimizer. Parameters
 // begin on 64 bytes; what lies between them is 0 and stays 0.
 //
+// Shared with other ranks (Sharing), a bucket holds the parameters of one unit, and rank i of the S
+// that share it owns elements i n / S .. (i + 1) n / S: their masters, moments and summed gradient
+// are here and nowhere else. So a parameter's part on a rank is a range of its elements, whatever
+// its shape. Values are whole on every rank (`full` off: ZeRO-1; S = 1: DDP), or only between
+// gather() and drop() of a unit that reads them (`full`: FSDP, and HSDP where `replicas` has
+// ranks).
+//
 // Gradients are a tensor each, the one that backward made, so the first is neither copied nor
 // widened. They live from backward to the next step: their memory is what forward's activations
-// had, and goes back to it.
+// had, and goes back to it. Where they are shared they live until reduce().
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "troupe/dist/group.h"
 #include "troupe/dist/param.h"
 
 namespace troupe {
@@ -24,6 +34,7 @@ namespace troupe {
 struct NamedParam {
   std::string name;
   Param* param;
+  int64_t unit = 0;  // the first that reads it
 };
 
 // What a bucket's parameters have in common.
@@ -34,14 +45,37 @@ struct BucketKey {
   bool operator==(const BucketKey&) const = default;
 };
 
+// The ranks that hold the same parameters: `owners` cut one copy of the state between them,
+// `replicas` are those that own the same part of another copy.
+struct Owners {
+  std::shared_ptr<RankGroup> owners = std::make_shared<RankGroup>();
+  std::shared_ptr<RankGroup> replicas = std::make_shared<RankGroup>();
+};
+
+struct Sharing {
+  bool alone = true;  // one rank: nothing below counts
+  bool full = false;
+  Owners dense, experts;
+  at::ScalarType sum_type = at::kFloat;  // that gradients are summed in between ranks
+};
+
 struct Bucket {
   BucketKey key;
   at::ScalarType dtype;
-  int64_t size = 0;
+  int64_t unit = -1;  // -1: of all units
+  bool experts = false;
+  int64_t size = 0;                    // a multiple of the owners' number
+  int64_t own_from = 0, own_size = 0;  // this rank's range
   at::Tensor value = {};               // [size] of dtype
-  at::Tensor master = {};              // [size] f32; `value` itself if that is f32
-  std::vector<at::Tensor> state = {};  // [size] each, the optimizer's
+  at::Tensor own = {};                 // [own_size] of dtype; part of `value` unless `full`
+  at::Tensor master = {};              // [own_size] f32; `own` itself if that is f32
+  at::Tensor grad = {};                // [own_size] f32 of a step, where the bucket is shared
+  std::vector<at::Tensor> state = {};  // [own_size] each, the optimizer's
   std::vector<int64_t> members = {};   // indices of slots()
+  bool dropped_between_uses = false;
+  int uses = 0;        // gather() without drop(), where dropped between uses
+  bool stale = false;  // `own` changed since `value` was gathered
+  Pending gathering;
   bool has_master() const { return dtype != at::kFloat; }
 };
 
@@ -55,11 +89,11 @@ class ParamStore {
   // Makes the values of all: trainable ones as views, the others (frozen, state) on their own.
   // `key_of` settles each trainable one's bucket.
   ParamStore(std::vector<NamedParam> params, const at::TensorOptions& options,
-             const std::function<BucketKey(const NamedParam&)>& key_of);
+             const std::function<BucketKey(const NamedParam&)>& key_of, Sharing sharing = {});
 
   void initialise_all(uint64_t seed);
   void masters_from_values();  // after values were written: initialisation, weights alone loaded
-  void values_from_masters();  // after a checkpoint was loaded
+  void values_from_masters();  // after a checkpoint was loaded, or an update
 
   // Gradients of a step. begin_step forgets the last one's; add() holds the first that a parameter
   // gets, whose bits nobody may change from then on, and adds the others, in f32; end_step() gives
@@ -68,22 +102,56 @@ class ParamStore {
   void add(int64_t slot, const at::Tensor& grad);
   void end_step();
   const at::Tensor& grad(int64_t slot) const;  // flat: f32, or one tensor of backward's type
-  const std::vector<at::Tensor>& grads() const { return grads_; }  // of all slots
+  // What this rank counts in the norm: each element of each parameter on one rank alone.
+  std::vector<at::Tensor> counted_grads() const;
+
+  // Between ranks; nothing where a bucket has no others. `slots` of one unit or more. gather() only
+  // starts what need() waits for; drop() ends one gather().
+  void gather(const std::vector<int64_t>& buckets);
+  void need(const std::vector<int64_t>& buckets);
+  void drop(const std::vector<int64_t>& buckets);
+  // Starts to sum the gradients that the unit's buckets got since the last call; `last`: no more of
+  // them come in this step.
+  void reduce(int64_t unit, bool last);
+  // Gives owners' masters and state to their replicas: rank 0 of `replicas` has loaded them.
+  void spread_loaded();
+  bool reads_loaded(const Bucket& bucket) const;  // this rank is that rank 0
 
   std::vector<Bucket>& buckets() { return buckets_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
   const std::vector<Slot>& slots() const { return slots_; }
   const std::vector<NamedParam>& others() const { return others_; }  // not trained
   int64_t slot_of(const Param* param) const;                         // -1: not trained
-  // A slot's part of one of its bucket's buffers, flat.
+  // A slot's part of one of its bucket's own buffers (own, master, grad, state), flat; and which of
+  // the parameter's elements that is.
+  struct Range {
+    int64_t from = 0, size = 0;
+  };
+  Range owned(int64_t slot) const;
+  std::vector<int64_t> owned_members(const Bucket& bucket) const;  // of which a part is here
   at::Tensor part(int64_t slot, const at::Tensor& buffer) const;
+  const Owners& owners_of(const Bucket& bucket) const;
+  const Sharing& sharing() const { return sharing_; }
 
  private:
+  struct Reduction {
+    int64_t bucket;
+    bool last;
+    bool all_summed = false;  // also over replicas
+    at::Tensor whole = {}, own = {};
+    Pending pending = {};
+  };
+  void make_buffers(Bucket& bucket, const at::TensorOptions& options);
+  void finish(Reduction& reduction);
+  void finish_all();
+
+  Sharing sharing_;
   std::vector<Slot> slots_;
   std::vector<NamedParam> others_;
   std::vector<Bucket> buckets_;
   std::vector<at::Tensor> grads_;  // of each slot, or undefined
   std::vector<char> is_sum_;       // of each slot: its gradient is a sum that we made
+  std::vector<Reduction> reductions_;
 };
 
 // The tensor and, where it is per expert, the expert with the first value that is not finite.
@@ -91,7 +159,7 @@ struct BadValue {
   std::string name;  // an expert's own name
   int64_t bad = 0, of = 0;
 };
-// Over the slots in the order given; nothing: all are finite.
+// Over the slots in the order given, as far as they are owned here; nothing: all are finite.
 std::vector<BadValue> bad_values(const ParamStore& store, at::Tensor Bucket::*buffer);
 std::vector<BadValue> bad_gradients(const ParamStore& store);
 

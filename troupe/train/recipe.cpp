@@ -75,12 +75,16 @@ void check_train(const Recipe& r, Problems& problems) {
   if (problems.empty()) problems.add_all("train.schedule", lr_faults(t.schedule, plan_of(r).run));
 }
 
+// What is wrong in any world; the rest is known when the ranks have met.
 void check_parallel(const Recipe& r, Problems& problems) {
-  ParallelConfig::visit(r.parallel, [&](std::string_view name, int64_t ranks) {
-    if (ranks == 1) return;
-    problems.add("parallel." + std::string(name),
-                 std::to_string(ranks) + " ranks asked for; this version runs one process");
-  });
+  for (const std::string& fault : unbuilt_axes(r.parallel)) problems.add("parallel", fault);
+  const ShardKind shard = r.parallel.shard;
+  if ((shard == ShardKind::kFull || shard == ShardKind::kZero1) && needs_whole_matrices(r)) {
+    problems.add("parallel.shard", to_text(shard) + " cuts matrices, which muon needs whole: none");
+  }
+  if (r.parallel.prefetch < 0) problems.add("parallel.prefetch", "must not be negative");
+  if (r.run.hang_timeout.ns <= 0) problems.add("run.hang_timeout", "must be positive");
+  if (r.run.start_timeout.ns <= 0) problems.add("run.start_timeout", "must be positive");
 }
 
 void check_rest(const Recipe& r, Problems& problems) {
@@ -129,6 +133,10 @@ void validate(const Recipe& r, const Sources& sources) {
   check_parallel(r, problems);
   check_rest(r, problems);
   problems.throw_if_any();
+}
+
+bool needs_whole_matrices(const Recipe& r) {
+  return std::holds_alternative<MuonConfig>(r.train.optimizer);
 }
 
 std::vector<bool> recomputed_blocks(const Recipe& r) {

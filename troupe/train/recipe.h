@@ -21,6 +21,7 @@
 #include "troupe/train/health.h"
 #include "troupe/train/lr_schedule.h"
 #include "troupe/train/optimizer.h"
+#include "troupe/train/parallel.h"
 #include "troupe/train/profile.h"
 #include "troupe/train/step_line.h"
 
@@ -118,24 +119,16 @@ constexpr auto names_of(DeviceKind) {
 
 struct RunConfig {
   DeviceKind device = DeviceKind::kAuto;
-  int64_t threads = 0;       // of the CPU; 0: one a core
-  Duration time_limit = {};  // stops in time to save; 0: none
+  int64_t threads = 0;                    // of the CPU; 0: one a core
+  Duration time_limit = {};               // stops in time to save; 0: none
+  Duration start_timeout = seconds(300);  // for all ranks to arrive
+  Duration hang_timeout = seconds(600);   // of one operation between ranks
   static void visit(auto& c, auto&& f) {
     f("device", c.device);
     f("threads", c.threads);
     f("time_limit", c.time_limit);
-  }
-};
-
-// Ranks along each axis. What is absent is 1 here: this program runs one process.
-struct ParallelConfig {
-  int64_t data = 1, expert = 1, tensor = 1, pipeline = 1, context = 1;
-  static void visit(auto& c, auto&& f) {
-    f("data", c.data);
-    f("expert", c.expert);
-    f("tensor", c.tensor);
-    f("pipeline", c.pipeline);
-    f("context", c.context);
+    f("start_timeout", c.start_timeout);
+    f("hang_timeout", c.hang_timeout);
   }
 };
 
@@ -180,6 +173,9 @@ struct RunPlan {
   Position run;              // how long it is
 };
 RunPlan plan_of(const Recipe& recipe);
+
+// Whether the optimizer is one whose update of a matrix is no update of its elements.
+bool needs_whole_matrices(const Recipe& recipe);
 
 // By block: whether train.recompute names it.
 std::vector<bool> recomputed_blocks(const Recipe& recipe);

@@ -14,11 +14,11 @@ void settle_length(TrainConfig& train) {
 }  // namespace
 
 Loaded load_weights(Learner& learner, const std::string& folder, LoadOptions options,
-                    const Faults& faults) {
+                    const Faults& faults, const Peers& peers) {
   CheckpointState weights;
-  learner.add_to(weights, /*weights_alone=*/true);
+  learner.add_to(weights, {.weights_alone = true, .to_load = true});
   options.waive_unused.emplace_back("optimizer.*");
-  Loaded out = load(folder, weights, options, Peers{}, faults);
+  Loaded out = load(folder, weights, options, peers, faults);
   learner.loaded(/*weights_alone=*/true);
   return out;
 }

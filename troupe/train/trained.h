@@ -25,6 +25,6 @@ Trained open_trained(const std::string& path, const std::vector<std::string>& se
 // A checkpoint's model into a learner, whose optimizer then begins anew; what a run has saved of
 // its optimizer is passed over. A tensor that is missing or over is E4005.
 Loaded load_weights(Learner& learner, const std::string& folder, LoadOptions options,
-                    const Faults& faults);
+                    const Faults& faults, const Peers& peers = {});
 
 }  // namespace troupe

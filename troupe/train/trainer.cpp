@@ -61,6 +61,8 @@ Trainer::Trainer(const Recipe& recipe, const RunTools& tools)
     : recipe_(recipe),
       tools_(tools),
       plan_(plan_of(recipe)),
+      ranks_(*tools.ranks),
+      first_(ranks_.rank() == 0),
       health_(recipe.log.health),
       cadences_({Cadence(recipe.log.every), Cadence(recipe.log.records),
                  Cadence(recipe.log.experts), Cadence(recipe.eval.every),
@@ -76,13 +78,16 @@ Trainer::Trainer(const Recipe& recipe, const RunTools& tools)
   data_ = std::move(data);
   phase_ = "model";
   require_memory(recipe_, tools_);
-  learner_ = std::make_unique<Learner>(recipe_, device_of(recipe_.run.device), tools_.faults);
+  learner_ = std::make_unique<Learner>(
+      recipe_, device_of(recipe_.run.device, ranks_.world().place().local_rank), tools_.faults,
+      tools_.ranks);
   if (learner_->precision() == Precision::kFp16) {
     state_.loss_scale = start_of(recipe_.train.loss_scale);
   }
   flops_per_token_ = learner_->model().costs().flops_per_token(recipe_.data.sequence);
-  learner_->add_to(tensors_);
+  learner_->add_to(tensors_, {});
   phase_ = "load";
+  tools_.faults.at("load.read");
   resume_run();
 }
 
@@ -91,11 +96,14 @@ Trainer::~Trainer() = default;
 void Trainer::resume_run() {
   fingerprint_ = data_.train->fingerprint();
   add_config(fingerprint_, recipe_);
-  const Peers alone;
+  for (const auto& [what, value] : fingerprint_) ranks_.require_equal(what, value);
+  const Peers peers = ranks_.peers();
   CheckpointConfig config = recipe_.checkpoint;
   if (tools_.force) config.waive_changed = {"*"};
-  const auto loaded = resume(config, tensors_, fingerprint_, alone, tools_.faults);
-  run_id_ = loaded ? loaded->point.manifest.run : new_run_id();
+  CheckpointState to_load;
+  learner_->add_to(to_load, {.to_load = true});
+  const auto loaded = resume(config, to_load, fingerprint_, peers, tools_.faults);
+  run_id_ = loaded ? loaded->point.manifest.run : peers.gather(new_run_id())[0];
   if (loaded) {
     read_config(loaded->point.manifest.scalars, state_);
     learner_->loaded(false);
@@ -111,7 +119,7 @@ void Trainer::resume_run() {
                                       .waive_unused = config.waive_unused,
                                       .cast = config.cast,
                                       .strict = config.strict},
-                                     tools_.faults);
+                                     tools_.faults, peers);
     for (const std::string& note : from.notes) tools_.log.info(note);
     tools_.log.info("weights from " + config.init_from + "; step 0");
   }
@@ -121,6 +129,7 @@ void Trainer::resume_run() {
 void Trainer::say_start() const {
   const Log& log = tools_.log;
   const ModelCosts costs = learner_->model().costs();
+  if (!ranks_.alone()) log.info(ranks_.description());
   log.info("device " + learner_->device().str() + ", " + std::to_string(at::get_num_threads()) +
            " threads, " + to_text(learner_->precision()));
   log.info("model " + short_number(static_cast<double>(costs.params())) + " parameters, " +
@@ -156,17 +165,17 @@ RunEnd Trainer::run() {
     return RunEnd::kAlreadyFinished;
   }
   const std::string& dir = recipe_.checkpoint.dir;
-  saver_ = std::make_unique<Saver>(recipe_.checkpoint, run_id_, Peers{}, tools_.log, tools_.fs,
-                                   tools_.faults);
+  saver_ = std::make_unique<Saver>(recipe_.checkpoint, run_id_, ranks_.peers(), tools_.log,
+                                   tools_.fs, tools_.faults);
   saver_->go_on_from(resumed_step_);
   if (tools_.begun) tools_.begun();
   require_space(recipe_.checkpoint, tensors_.owned_bytes(), tools_.log);
-  jsonl_ = std::make_unique<AppendFile>(dir + "/log.jsonl", tools_.log);
-  if (recipe_.log.tensorboard) {
+  if (first_) jsonl_ = std::make_unique<AppendFile>(dir + "/log.jsonl", tools_.log);
+  if (first_ && recipe_.log.tensorboard) {
     board_ = std::make_unique<TensorBoard>(dir + "/tb", resumed_step_, tools_.log);
   }
-  profile_ =
-      std::make_unique<Profile>(recipe_.profile, dir, tools_.log, !learner_->device().is_cpu());
+  profile_ = std::make_unique<Profile>(first_ ? recipe_.profile : ProfileConfig{}, dir, tools_.log,
+                                       !learner_->device().is_cpu());
   say_start();
   Record begin;
   begin.add("event", std::string_view(resumed_step_ >= 0 ? "resume" : "start"));
@@ -174,40 +183,72 @@ RunEnd Trainer::run() {
   event(std::move(begin));
   if (recipe_.eval.at_start && state_.done.steps == 0) evaluate_all();
   while (state_.done.steps < plan_.run.steps) {
-    if (tools_.signals.stop() != 0) {
-      return stop(tools_.signals.stop() == SIGINT ? "interrupt" : "SIGTERM");
-    }
-    if (out_of_time()) return stop("time limit " + to_text(recipe_.run.time_limit));
-    one_step();
+    if (ranks_.alone()) stop_ = why_stop();
+    if (!stop_.empty()) return stop(stop_);
+    const auto begin = Clock::now();
+    const Feed feed = next_feed();
+    // Some rank has been asked to stop: all do, before the same step.
+    if (!stop_.empty()) return stop(stop_);
+    one_step(feed, begin, std::chrono::duration<double>(Clock::now() - begin).count());
   }
   return finish();
+}
+
+std::string Trainer::why_stop() const {
+  const int signal = tools_.signals.stop();
+  if (signal != 0) return signal == SIGINT ? "interrupt" : "SIGTERM";
+  return out_of_time() ? "time limit " + to_text(recipe_.run.time_limit) : "";
+}
+
+bool Trainer::stop_asked() const {
+  return ranks_.summed({tools_.signals.stop() != 0 ? 1.0 : 0.0})[0] > 0;
 }
 
 // Batches are made ahead by a thread; where a ramp changes their size, each knows its own.
 Feed Trainer::next_feed() {
   phase_ = "batch";
+  const auto size_at = [this](int64_t sample) {
+    return batch_at(recipe_.train.batch_ramp, plan_.batch, sample);
+  };
+  const auto share_of = [this](int64_t batch) {
+    return ranks_.share_of(batch / plan_.micro_batch);
+  };
   if (reader_ == nullptr) {
     reader_ = std::make_unique<BatchReader>(
-        [this, sample = state_.done.samples](int64_t) mutable {
-          const int64_t count = batch_at(recipe_.train.batch_ramp, plan_.batch, sample);
+        [this, size_at, share_of, sample = state_.done.samples](int64_t) mutable {
+          const int64_t count = size_at(sample), micro = plan_.micro_batch;
+          const Ranks::Share share = share_of(count);
+          const int64_t first = sample + share.first * micro;
           sample += count;
-          return data_.train->batch(sample - count, count);
+          return data_.train->batch(first, share.count * micro);
         },
         state_.done.steps, 2);
   }
   tools_.faults.at("batch", state_.done.steps);
+  const int64_t count = size_at(state_.done.samples);
+  const Ranks::Share share = share_of(count);
   const TokenBatch batch = reader_->next();
-  TROUPE_CHECK(batch.first_sample == state_.done.samples, "batch of sample", batch.first_sample,
-               "at", state_.done.samples);
-  return make_feed(batch, plan_.micro_batch, learner_->device());
+  TROUPE_CHECK(batch.first_sample == state_.done.samples + share.first * plan_.micro_batch,
+               "batch of sample", batch.first_sample, "at", state_.done.samples);
+  Feed feed = make_feed(batch, plan_.micro_batch, learner_->device(), share.steps);
+  if (ranks_.alone()) return feed;
+  const std::string why = why_stop();
+  const std::vector<double> all = ranks_.summed(
+      {feed.weight_sum, static_cast<double>(feed.loss_tokens), why.empty() ? 0. : 1.});
+  feed.weight_sum = all[0];
+  feed.loss_tokens = static_cast<int64_t>(all[1]);
+  if (all[2] > 0) stop_ = why.empty() ? "another rank was asked to stop" : why;
+  feed.all_microbatches = count / plan_.micro_batch;
+  feed.first_sample = state_.done.samples;
+  feed.samples = count;
+  feed.tokens = count * recipe_.data.sequence;
+  feed.first_token = share.first * plan_.micro_batch * recipe_.data.sequence;
+  return feed;
 }
 
-void Trainer::one_step() {
-  const auto begin = Clock::now();
+void Trainer::one_step(const Feed& feed, Clock::time_point begin, double wait) {
   before_ = state_.done;
   profile_->begin(state_.done.steps + 1);
-  const Feed feed = next_feed();
-  const double wait = std::chrono::duration<double>(Clock::now() - begin).count();
   phase_ = "step";
   const StepReport report = learner_->step(feed, state_);
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
@@ -224,28 +265,46 @@ void Trainer::after_step(const StepReport& report, const Feed& feed, double seco
     state_.loss_ema = first ? report.loss : 0.98 * state_.loss_ema + 0.02 * report.loss;
   }
   require_progress(report, feed);
-  const bool line = line_due(before_);
+  const Due due = due_after_step();
   phase_ = "log";
   tools_.faults.at("log", state_.done.steps);
-  if (line || cadences_[kRecord].due(before_, state_.done, seconds_since_start())) {
-    write_record(report, feed, seconds, line);
-  }
-  if (cadences_[kEval].due(before_, state_.done, seconds_since_start())) evaluate_all();
-  const std::vector<int64_t>& at = recipe_.checkpoint.at;
-  const bool asked = tools_.signals.take_save();
-  // Both cadences are asked, so that neither falls behind.
-  const bool by_time = cadences_[kSaveTime].due(before_, state_.done, seconds_since_start());
-  const bool by_steps = cadences_[kSaveSteps].due(before_, state_.done, seconds_since_start());
-  if (asked || by_time || by_steps ||
-      std::find(at.begin(), at.end(), state_.done.steps) != at.end()) {
-    save(asked ? "SIGUSR1" : "interval");
-  }
+  if (due.line || due.record) write_record(report, feed, seconds, due.line);
+  if (due.eval) evaluate_all();
+  if (due.save) save(due.why);
   note_saves();
-  if (tools_.signals.take_status()) {
+  if (due.status) {
     tools_.log.info("status: step " + std::to_string(state_.done.steps) + ", loss " +
                     fixed(state_.loss_ema, 4) + ", newest checkpoint " +
                     (newest_.empty() ? "none" : newest_));
   }
+}
+
+Trainer::Due Trainer::due_after_step() {
+  const double now = seconds_since_start();
+  const std::vector<int64_t>& at = recipe_.checkpoint.at;
+  // All cadences are asked, so that none falls behind.
+  const bool by_time = cadences_[kSaveTime].due(before_, state_.done, now);
+  const bool by_steps = cadences_[kSaveSteps].due(before_, state_.done, now);
+  const bool asked = tools_.signals.take_save();
+  Due due{.line = line_due(before_),
+          .record = cadences_[kRecord].due(before_, state_.done, now),
+          .eval = cadences_[kEval].due(before_, state_.done, now),
+          .save = asked || by_time || by_steps ||
+                  std::find(at.begin(), at.end(), state_.done.steps) != at.end(),
+          .status = tools_.signals.take_status(),
+          .why = asked ? "SIGUSR1" : "interval"};
+  if (ranks_.alone()) return due;
+  const auto of_first = [this](bool x) { return first_ && x ? 1.0 : 0.0; };
+  const auto any = [](bool x) { return x ? 1.0 : 0.0; };
+  const std::vector<double> all =
+      ranks_.summed({of_first(due.line), of_first(due.record), of_first(due.eval),
+                     any(asked) + of_first(due.save), any(due.status)});
+  due.line = all[0] > 0;
+  due.record = all[1] > 0;
+  due.eval = all[2] > 0;
+  due.save = all[3] > 0;
+  due.status = all[4] > 0;
+  return due;
 }
 
 void Trainer::require_progress(const StepReport& report, const Feed& feed) {
@@ -294,6 +353,11 @@ bool Trainer::line_due(const Position& before) {
 }
 
 void Trainer::write_record(const StepReport& report, const Feed& feed, double seconds, bool line) {
+  if (line) interval_.add_other_ranks(ranks_.sum_over_all());
+  if (!first_) {
+    if (line) interval_.clear();
+    return;
+  }
   Record r;
   r.add("step", state_.done.steps);
   r.add("samples", state_.done.samples);
@@ -354,7 +418,7 @@ void Trainer::evaluate_all() {
   tools_.faults.at("eval", state_.done.steps);
   double first = 0;
   for (size_t i = 0; i < data_.valid.size(); ++i) {
-    if (tools_.signals.stop() != 0) return;  // the stop comes first
+    if (stop_asked()) return;  // the stop comes first
     const auto& [name, set] = data_.valid[i];
     const double loss = evaluate_set(name, *set);
     if (i == 0) first = loss;
@@ -375,7 +439,7 @@ double Trainer::evaluate_set(const std::string& name, const Dataset& set) {
                 {.rows = recipe_.eval.batch > 0 ? recipe_.eval.batch : plan_.micro_batch,
                  .batches = recipe_.eval.batches,
                  .tokenizer = tokenizer_.get(),
-                 .stop = [this] { return tools_.signals.stop() != 0; }});
+                 .stop = [this] { return stop_asked(); }});
   const double loss = score.loss();
   Record r;
   r.add("event", std::string_view("eval"));
@@ -399,7 +463,7 @@ double Trainer::evaluate_set(const std::string& name, const Dataset& set) {
 
 void Trainer::sample_all() {
   for (const std::string& prompt : recipe_.eval.prompts) {
-    if (tools_.signals.stop() != 0) return;
+    if (stop_asked()) return;
     const std::string text = sample(*learner_, *tokenizer_, prompt,
                                     {.tokens = recipe_.eval.sample_tokens,
                                      .temperature = recipe_.eval.temperature,
@@ -425,7 +489,7 @@ void Trainer::save(const std::string& why) {
       saver_->save(tensors_, {.step = state_.done.steps,
                               .scalars = scalars.str(),
                               .fingerprint = fingerprint_,
-                              .bad = !learner_->weights_finite(),
+                              .bad = ranks_.summed({learner_->weights_finite() ? 0. : 1.})[0] > 0,
                               .force = tools_.force,
                               .score = scored_step_ == state_.done.steps ? score_ : std::nullopt});
   if (saved) saved_step_ = state_.done.steps;
@@ -483,6 +547,7 @@ RunEnd Trainer::finish() {
   event(std::move(r));
   phase_ = "exit";
   tools_.faults.at("exit", state_.done.steps);
+  if (!first_) return RunEnd::kFinished;
   std::string report = "none";
   try {
     report = write_report(tools_.fs, recipe_.checkpoint.dir);
@@ -496,6 +561,7 @@ RunEnd Trainer::finish() {
 }
 
 void Trainer::event(Record record) {
+  if (!first_) return;
   record.add("step", state_.done.steps);
   record.add("time", unix_seconds());
   jsonl_->append(record.json() + "\n");

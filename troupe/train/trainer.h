@@ -36,6 +36,7 @@ struct RunTools {
   bool force = false;                // goes on although data, model or seed changed
   std::string continue_with;         // the command that goes on: "troupe train run.yaml"
   std::function<void()> begun = {};  // called once the run folder is locked
+  std::shared_ptr<Ranks> ranks = std::make_shared<Ranks>();
 };
 
 enum class RunEnd { kFinished, kAlreadyFinished, kStopped };
@@ -57,11 +58,20 @@ class Trainer {
   void resume_run();
   void say_start() const;
   Feed next_feed();
-  void one_step();
+  void one_step(const Feed& feed, Clock::time_point begin, double wait);
+  // What is to be done after a step, the same on all ranks: rank 0's clock decides, and a signal to
+  // any of them.
+  struct Due {
+    bool line = false, record = false, eval = false, save = false, status = false;
+    std::string why;  // of the save
+  };
+  Due due_after_step();
   void after_step(const StepReport& report, const Feed& feed, double seconds, double wait);
   void require_progress(const StepReport& report, const Feed& feed);
   void write_record(const StepReport& report, const Feed& feed, double seconds, bool line_due);
   bool line_due(const Position& before);
+  bool stop_asked() const;  // on any rank; each asks
+  std::string why_stop() const;
   void evaluate_all();
   void sample_all();
   double evaluate_set(const std::string& name, const Dataset& set);
@@ -76,6 +86,9 @@ class Trainer {
   const Recipe recipe_;
   RunTools tools_;
   const RunPlan plan_;
+  Ranks& ranks_;
+  const bool first_;  // rank 0: the one that writes
+  std::string stop_;  // why the run is to stop; empty: it goes on
   Clock::time_point start_ = Clock::now();
   std::string phase_ = "start";
   std::unique_ptr<Tokenizer> tokenizer_;

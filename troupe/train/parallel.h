@@ -1,0 +1,66 @@
+// The recipe's `parallel`: how a run lies on its ranks. Nothing in it changes what is computed but
+// for the order of sums.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "troupe/core/text.h"
+#include "troupe/dist/a2a_dispatcher.h"
+#include "troupe/dist/mesh.h"
+
+namespace troupe {
+
+enum class ShardKind : uint8_t { kAuto, kNone, kZero1, kFull };
+constexpr auto names_of(ShardKind) {
+  return std::array{Named{"auto", ShardKind::kAuto}, Named{"none", ShardKind::kNone},
+                    Named{"zero1", ShardKind::kZero1}, Named{"full", ShardKind::kFull}};
+}
+
+enum class SumType : uint8_t { kFp32, kBf16 };
+constexpr auto names_of(SumType) {
+  return std::array{Named{"fp32", SumType::kFp32}, Named{"bf16", SumType::kBf16}};
+}
+
+struct ParallelConfig {
+  int64_t data = 0;    // replicas with other samples; 0: what the other axes leave
+  int64_t expert = 0;  // ranks that share the experts out; 0: chosen
+  int64_t tensor = 1, pipeline = 1, context = 1;
+  ShardKind shard = ShardKind::kAuto;  // of the optimizer's state (zero1), of all state (full)
+  int64_t shard_ranks = 0;             // that hold one copy of what is sharded; 0: all
+  int64_t prefetch = 1;                // full: units gathered ahead
+  bool reshard = true;                 // full: drop values between forward and backward
+  DispatchMode dispatch = DispatchMode::kFast;
+  SumType sum = SumType::kFp32;  // of gradients between ranks
+  static void visit(auto& c, auto&& f) {
+    f("data", c.data);
+    f("expert", c.expert);
+    f("tensor", c.tensor);
+    f("pipeline", c.pipeline);
+    f("context", c.context);
+    f("shard", c.shard);
+    f("shard_ranks", c.shard_ranks);
+    f("prefetch", c.prefetch);
+    f("reshard", c.reshard);
+    f("dispatch", c.dispatch);
+    f("sum", c.sum);
+  }
+};
+
+// What a layout is chosen for.
+struct LayoutNeeds {
+  int64_t world = 1;
+  int64_t experts = 0;          // 0: a dense model
+  bool whole_matrices = false;  // the optimizer cannot work on parts of them
+};
+
+std::vector<std::string> unbuilt_axes(const ParallelConfig& config);  // what no world can have yet
+// All that does not fit.
+std::vector<std::string> layout_faults(const ParallelConfig& config, const LayoutNeeds& needs);
+// With every choice made: no kAuto is left, and no 0 in `expert`.
+ParallelConfig resolved(const ParallelConfig& config, const LayoutNeeds& needs);
+MeshShape shape_of(const ParallelConfig& resolved);
+
+}  // namespace troupe

@@ -1,0 +1,136 @@
+#include "troupe/train/ranks.h"
+
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <map>
+
+#include "troupe/core/check.h"
+#include "troupe/dist/a2a_dispatcher.h"
+#include "troupe/schedule/schedules.h"
+
+namespace troupe {
+namespace {
+
+ParallelConfig checked(const ParallelConfig& config, const LayoutNeeds& needs) {
+  std::string all;
+  for (const std::string& fault : layout_faults(config, needs)) {
+    if (!all.empty()) all += '\n';
+    all += fault;
+  }
+  if (!all.empty()) throw Error(all, Code::kBadValue);
+  return resolved(config, needs);
+}
+
+}  // namespace
+
+Ranks::Ranks() : world_(std::make_shared<World>()), mesh_(1, {}) {}
+
+Ranks::Ranks(std::shared_ptr<World> world, const Recipe& recipe)
+    : world_(std::move(world)),
+      config_(checked(recipe.parallel, {.world = world_->size(),
+                                        .experts = recipe.model.moe.experts,
+                                        .whole_matrices = needs_whole_matrices(recipe)})),
+      mesh_(world_->size(), shape_of(config_)) {
+  if (alone()) return;
+  const auto group = [&](GroupKind kind) {
+    return world_->group(mesh_.ranks_of(kind, world_->rank()));
+  };
+  all_ = world_->all();
+  host_ = world_->processors();
+  if (mesh_.shape().expert > 1) experts_ = group(GroupKind::kExpert);
+  sharing_ = {.alone = false,
+              .full = config_.shard == ShardKind::kFull,
+              .dense = {group(GroupKind::kShard), group(GroupKind::kReplicate)},
+              .experts = {group(GroupKind::kExpertShard), group(GroupKind::kExpertReplicate)},
+              .sum_type = config_.sum == SumType::kFp32 ? at::kFloat : at::kBFloat16};
+}
+
+BuildOptions Ranks::build_options() const {
+  BuildOptions out;
+  if (!experts_) return out;
+  out.dispatcher = [group = experts_, mode = config_.dispatch](int64_t, const MoeConfig& moe) {
+    const int64_t ranks = group->size();
+    return a2a_dispatcher(group,
+                          ranks <= moe.experts ? contiguous(moe.experts, ranks)
+                                               : hidden_sharded(moe.experts, ranks, moe.ffn.hidden),
+                          mode);
+  };
+  return out;
+}
+
+Schedule Ranks::schedule(StepWork work) const {
+  work.replicas = static_cast<int>(size());
+  if (alone()) return build_schedule(Accumulate{}, work);
+  if (config_.shard == ShardKind::kFull) {
+    return build_schedule(
+        FullShard{.prefetch = static_cast<int>(config_.prefetch), .reshard = config_.reshard},
+        work);
+  }
+  return build_schedule(DataParallel{.sharded = config_.shard == ShardKind::kZero1}, work);
+}
+
+Ranks::Share Ranks::share_of(int64_t all) const {
+  const int64_t first = rank() * all / size(), end = (rank() + 1) * all / size();
+  return {first, end - first, (all + size() - 1) / size()};
+}
+
+SumOver Ranks::sum_over_all() const {
+  if (alone()) return {};
+  return [all = all_](const at::Tensor& x) { return all->summed(x); };
+}
+
+std::vector<double> Ranks::summed(std::vector<double> values) const {
+  if (alone()) return values;
+  const at::Tensor sum = host_->summed(at::tensor(values, at::kDouble));
+  return {sum.const_data_ptr<double>(), sum.const_data_ptr<double>() + sum.numel()};
+}
+
+std::vector<double> Ranks::from_first(std::vector<double> values) const {
+  if (rank() != 0) std::fill(values.begin(), values.end(), 0);
+  return summed(std::move(values));
+}
+
+Peers Ranks::peers() const {
+  if (alone()) return {};
+  return {.rank = static_cast<int>(rank()),
+          .world = static_cast<int>(size()),
+          .all_gather = [world = world_](const std::string& mine) {
+            return world->gather_texts("checkpoint", mine);
+          }};
+}
+
+void Ranks::require_equal(const std::string& what, const std::string& text) const {
+  if (alone()) return;
+  const std::vector<std::string> all = world_->gather_texts(what, text);
+  std::map<std::string, std::string> who;
+  for (size_t r = 0; r < all.size(); ++r) {
+    std::string& ranks = who[all[r]];
+    if (!ranks.empty()) ranks += ", ";
+    ranks += std::to_string(r);
+  }
+  if (who.size() == 1) return;
+  std::string told;
+  for (const auto& [value, ranks] : who) {
+    if (!told.empty()) told += "; ";
+    told.append("rank(s) ").append(ranks).append(": ").append(value);
+  }
+  fail(Code::kRanksDiffer, what, "differs between ranks - " + told);
+}
+
+std::string Ranks::description() const {
+  if (alone()) return "1 rank";
+  std::string out = std::to_string(size());
+  out.append(" ranks (").append(world_->place().source).append("): ");
+  if (experts_) {
+    out += "experts over " + std::to_string(mesh_.shape().expert) + " ranks, ";
+  }
+  const std::string over = std::to_string(mesh_.size(GroupKind::kShard)) + " ranks";
+  switch (config_.shard) {
+    case ShardKind::kFull: return out + "all state over " + over;
+    case ShardKind::kZero1: return out + "optimizer state over " + over;
+    default: return out + "all state on every rank";
+  }
+}
+
+}  // namespace troupe

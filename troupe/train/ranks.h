@@ -1,0 +1,65 @@
+// The ranks of a run, as the trainer sees them: who holds which experts and which part of the
+// state, which microbatches are whose, and what is agreed on. A run of one rank is one too.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "troupe/checkpoint/peers.h"
+#include "troupe/dist/mesh.h"
+#include "troupe/dist/world.h"
+#include "troupe/nn/models/model.h"
+#include "troupe/schedule/action.h"
+#include "troupe/schedule/work.h"
+#include "troupe/train/param_store.h"
+#include "troupe/train/recipe.h"
+
+namespace troupe {
+
+class Ranks {
+ public:
+  Ranks();  // one
+  // Makes the groups. Throws one Error of all that does not fit.
+  Ranks(std::shared_ptr<World> world, const Recipe& recipe);
+
+  int64_t rank() const { return world_->rank(); }
+  int64_t size() const { return world_->size(); }
+  bool alone() const { return size() == 1; }
+  World& world() { return *world_; }
+  const Mesh& mesh() const { return mesh_; }
+
+  // How the model reaches its experts, and how the store shares its state.
+  BuildOptions build_options() const;
+  Sharing sharing() const { return sharing_; }
+  Schedule schedule(StepWork work) const;
+
+  // Of a batch's `all` microbatches the ones that are this rank's. Every rank runs steps() of them,
+  // those past its own being empty.
+  struct Share {
+    int64_t first = 0, count = 0, steps = 0;
+  };
+  Share share_of(int64_t all) const;
+
+  SumOver sum_over_all() const;  // of the device's tensors; absent: one rank
+  std::vector<double> summed(std::vector<double> values) const;  // small, on the host
+  // What rank 0 says, on all ranks.
+  std::vector<double> from_first(std::vector<double> values) const;
+  Peers peers() const;
+  // All ranks have the same text, or E2010 that tells which have what of it.
+  void require_equal(const std::string& what, const std::string& text) const;
+  std::string description() const;  // "8 ranks (torchrun): experts over 4, state over 8 (zero1)"
+
+ private:
+  std::shared_ptr<World> world_;
+  ParallelConfig config_;
+  Mesh mesh_;
+  Sharing sharing_;
+  std::shared_ptr<RankGroup> experts_;
+  std::shared_ptr<RankGroup> all_, host_;
+};
+
+}  // namespace troupe
