@@ -43,14 +43,14 @@ void Pending::wait() {
   }
 }
 
-Group::Group(int64_t rank) : ranks_{rank} {}
+RankGroup::RankGroup(int64_t rank) : ranks_{rank} {}
 
-Group::Group(std::unique_ptr<Backend> backend, std::vector<int64_t> ranks, int64_t rank)
+RankGroup::RankGroup(std::unique_ptr<Backend> backend, std::vector<int64_t> ranks, int64_t rank)
     : backend_(std::move(backend)), ranks_(std::move(ranks)), rank_(rank) {}
 
-Group::~Group() = default;
+RankGroup::~RankGroup() = default;
 
-std::string Group::description() const {
+std::string RankGroup::description() const {
   std::string out = ranks_.size() == 1 ? "rank " : "ranks ";
   const bool run = ranks_.size() > 4 &&
                    ranks_.back() - ranks_.front() + 1 == static_cast<int64_t>(ranks_.size());
@@ -66,7 +66,7 @@ std::string Group::description() const {
 }
 
 template <class F>
-Pending Group::issue(const char* what, std::vector<at::Tensor> tensors, F&& start) {
+Pending RankGroup::issue(const char* what, std::vector<at::Tensor> tensors, F&& start) {
   Pending pending;
   if (!backend_) return pending;
   const at::NoGradGuard no_grad;
@@ -79,7 +79,7 @@ Pending Group::issue(const char* what, std::vector<at::Tensor> tensors, F&& star
   return pending;
 }
 
-Pending Group::sum(const std::vector<at::Tensor>& all) {
+Pending RankGroup::sum(const std::vector<at::Tensor>& all) {
   for (const at::Tensor& x : all) {
     TROUPE_CHECK(x.is_contiguous(), "- a tensor to be summed must be contiguous:", x.sizes());
   }
@@ -89,7 +89,8 @@ Pending Group::sum(const std::vector<at::Tensor>& all) {
   });
 }
 
-Pending Group::sum_shards(const std::vector<at::Tensor>& outs, const std::vector<at::Tensor>& ins) {
+Pending RankGroup::sum_shards(const std::vector<at::Tensor>& outs,
+                              const std::vector<at::Tensor>& ins) {
   std::vector<at::Tensor> tensors = outs;
   for (size_t i = 0; i < ins.size(); ++i) {
     check_sizes(ins[i], outs[i], size());
@@ -102,7 +103,7 @@ Pending Group::sum_shards(const std::vector<at::Tensor>& outs, const std::vector
   });
 }
 
-Pending Group::gather(const std::vector<at::Tensor>& outs, const std::vector<at::Tensor>& ins) {
+Pending RankGroup::gather(const std::vector<at::Tensor>& outs, const std::vector<at::Tensor>& ins) {
   std::vector<at::Tensor> tensors = outs;
   for (size_t i = 0; i < ins.size(); ++i) {
     check_sizes(outs[i], ins[i], size());
@@ -116,9 +117,9 @@ Pending Group::gather(const std::vector<at::Tensor>& outs, const std::vector<at:
   });
 }
 
-Pending Group::exchange(const at::Tensor& out, const at::Tensor& in,
-                        const std::vector<int64_t>& from_rows,
-                        const std::vector<int64_t>& to_rows) {
+Pending RankGroup::exchange(const at::Tensor& out, const at::Tensor& in,
+                            const std::vector<int64_t>& from_rows,
+                            const std::vector<int64_t>& to_rows) {
   const auto total = [](const std::vector<int64_t>& rows) {
     return std::accumulate(rows.begin(), rows.end(), int64_t{0});
   };
@@ -141,7 +142,7 @@ Pending Group::exchange(const at::Tensor& out, const at::Tensor& in,
   });
 }
 
-Pending Group::broadcast(const at::Tensor& x, int64_t from) {
+Pending RankGroup::broadcast(const at::Tensor& x, int64_t from) {
   return issue("broadcast", {x}, [&](c10d::Backend& c10d) {
     std::vector<at::Tensor> tensors{x};
     c10d::BroadcastOptions options;
@@ -150,13 +151,13 @@ Pending Group::broadcast(const at::Tensor& x, int64_t from) {
   });
 }
 
-at::Tensor Group::summed(const at::Tensor& x) {
+at::Tensor RankGroup::summed(const at::Tensor& x) {
   at::Tensor out = x.detach().clone(at::MemoryFormat::Contiguous);
   sum({out}).wait();
   return out;
 }
 
-void Group::barrier() {
+void RankGroup::barrier() {
   issue("barrier", {}, [](c10d::Backend& c10d) { return c10d.barrier(); }).wait();
 }
 

@@ -29,15 +29,15 @@ class Pending {
   bool done() const { return work_ == nullptr; }
 
  private:
-  friend class Group;
+  friend class RankGroup;
   struct Work;
   std::shared_ptr<Work> work_;
 };
 
-class Group {
+class RankGroup {
  public:
-  explicit Group(int64_t rank = 0);  // this rank alone
-  ~Group();
+  explicit RankGroup(int64_t rank = 0);  // this rank alone
+  ~RankGroup();
 
   int64_t rank() const { return rank_; }  // this one's place in ranks()
   int64_t size() const { return static_cast<int64_t>(ranks_.size()); }
@@ -63,7 +63,7 @@ class Group {
  private:
   friend class World;
   struct Backend;
-  Group(std::unique_ptr<Backend> backend, std::vector<int64_t> ranks, int64_t rank);
+  RankGroup(std::unique_ptr<Backend> backend, std::vector<int64_t> ranks, int64_t rank);
   // `start` issues the call; null: nothing is to be sent.
   template <class F>
   Pending issue(const char* what, std::vector<at::Tensor> tensors, F&& start);

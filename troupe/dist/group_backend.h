@@ -1,4 +1,4 @@
-// What is behind a Group: for group.cpp and world.cpp alone.
+// What is behind a RankGroup: for group.cpp and world.cpp alone.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -9,7 +9,7 @@
 
 namespace troupe {
 
-struct Group::Backend {
+struct RankGroup::Backend {
   c10::intrusive_ptr<c10d::Backend> c10d;
 };
 

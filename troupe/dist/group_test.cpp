@@ -85,7 +85,7 @@ TEST(Group, SubgroupsTalkApart) {
 }
 
 TEST(Group, OfOneRankCopies) {
-  Group alone;
+  RankGroup alone;
   const at::Tensor in = at::arange(4, at::kFloat), out = at::empty({4}, at::kFloat);
   alone.sum({in}).wait();
   alone.gather({out}, {in}).wait();
@@ -97,7 +97,7 @@ TEST(Group, OfOneRankCopies) {
 }
 
 TEST(Group, RefusesSizesThatDoNotAgreeBeforeAnythingIsSent) {
-  Group alone;
+  RankGroup alone;
   EXPECT_THROW(alone.gather({at::empty({3})}, {at::empty({2})}), Error);
   EXPECT_THROW(alone.exchange(at::empty({2, 1}), at::empty({2, 1}), {1}, {2}), Error);
 }

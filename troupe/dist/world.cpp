@@ -132,33 +132,33 @@ Board& World::board() {
   return *store_->board;
 }
 
-std::shared_ptr<Group> World::group(const std::vector<int64_t>& ranks) {
+std::shared_ptr<RankGroup> World::group(const std::vector<int64_t>& ranks) {
   return make(ranks, !device_.is_cpu());
 }
 
-std::shared_ptr<Group> World::all() {
+std::shared_ptr<RankGroup> World::all() {
   std::vector<int64_t> ranks(static_cast<size_t>(size()));
   for (size_t r = 0; r < ranks.size(); ++r) ranks[r] = static_cast<int64_t>(r);
   return group(ranks);
 }
 
-std::shared_ptr<Group> World::processors() {
+std::shared_ptr<RankGroup> World::processors() {
   std::vector<int64_t> ranks(static_cast<size_t>(size()));
   for (size_t r = 0; r < ranks.size(); ++r) ranks[r] = static_cast<int64_t>(r);
   return make(ranks, false);
 }
 
-std::shared_ptr<Group> World::make(const std::vector<int64_t>& ranks, bool on_device) {
+std::shared_ptr<RankGroup> World::make(const std::vector<int64_t>& ranks, bool on_device) {
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
   TROUPE_CHECK(own != ranks.end(), "- rank", rank(), "is not of the group", list_of(ranks));
   const std::string key = (on_device ? "nccl/" : "gloo/") + list_of(ranks);
-  std::shared_ptr<Group>& group = groups_[key];
+  std::shared_ptr<RankGroup>& group = groups_[key];
   if (group) return group;
-  if (ranks.size() == 1) return group = std::make_shared<Group>(rank());
+  if (ranks.size() == 1) return group = std::make_shared<RankGroup>(rank());
   const int index = static_cast<int>(own - ranks.begin());
   const int count = static_cast<int>(ranks.size());
   auto store = c10::make_intrusive<c10d::PrefixStore>(key, store_->store);
-  auto backend = std::make_unique<Group::Backend>();
+  auto backend = std::make_unique<RankGroup::Backend>();
   try {
     if (on_device) {
       auto make_nccl = reinterpret_cast<MakeNccl>(cuda_plugin_symbol(kMakeNccl));
@@ -177,7 +177,7 @@ std::shared_ptr<Group> World::make(const std::vector<int64_t>& ranks, bool on_de
   } catch (const std::exception& e) {
     fail(Code::kNoMeeting, "ranks " + list_of(ranks), e.what());
   }
-  return group = std::shared_ptr<Group>(new Group(std::move(backend), ranks, index));
+  return group = std::shared_ptr<RankGroup>(new RankGroup(std::move(backend), ranks, index));
 }
 
 std::vector<std::string> World::gather_texts(const std::string& topic, const std::string& mine) {

@@ -3,7 +3,8 @@
 //
 //   const auto place = place_from_environment();   // absent: this process is alone
 //   World world(place.value_or(Place{}), device, options);
-//   std::shared_ptr<Group> experts = world.group(mesh.ranks_of(GroupKind::kExpert, world.rank()));
+//   std::shared_ptr<RankGroup> experts = world.group(mesh.ranks_of(GroupKind::kExpert,
+//   world.rank()));
 #pragma once
 
 #include <c10/core/Device.h>
@@ -67,9 +68,9 @@ class World {
 
   // The ranks (of the world, in the group's order) that this one is among: each of them calls with
   // the same list, and gets one group however often. Between GPUs if the device is one.
-  std::shared_ptr<Group> group(const std::vector<int64_t>& ranks);
-  std::shared_ptr<Group> all();         // of the device
-  std::shared_ptr<Group> processors();  // all ranks, of tensors on the CPU
+  std::shared_ptr<RankGroup> group(const std::vector<int64_t>& ranks);
+  std::shared_ptr<RankGroup> all();         // of the device
+  std::shared_ptr<RankGroup> processors();  // all ranks, of tensors on the CPU
 
   // Each rank gives a text and gets all, in rank order: over the board, so from any thread; one
   // after another for each topic.
@@ -78,13 +79,13 @@ class World {
 
  private:
   struct Store;
-  std::shared_ptr<Group> make(const std::vector<int64_t>& ranks, bool on_device);
+  std::shared_ptr<RankGroup> make(const std::vector<int64_t>& ranks, bool on_device);
 
   Place place_;
   c10::Device device_{c10::kCPU};
   WorldOptions options_;
   std::shared_ptr<Store> store_;
-  std::map<std::string, std::shared_ptr<Group>> groups_;
+  std::map<std::string, std::shared_ptr<RankGroup>> groups_;
 };
 
 }  // namespace troupe
