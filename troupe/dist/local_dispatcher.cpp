@@ -1,14 +1,13 @@
 #include "troupe/dist/local_dispatcher.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/tensor.h>
 
-#include <algorithm>
 #include <vector>
 
 #include "troupe/core/check.h"
+#include "troupe/dist/owner_table.h"
+#include "troupe/dist/row_budget.h"
 #include "troupe/ops/routing_plan.h"
 
 namespace troupe {
@@ -22,16 +21,6 @@ struct LocalLease : Lease {
 LocalLease& of(const Handle& handle) {
   TROUPE_CHECK(handle != nullptr, "the handle's lease has ended");
   return static_cast<LocalLease&>(*handle);
-}
-
-// C7: a rank's first `budget` slots, by (token, slot), have room; the others become -1 and are
-// counted in `lost`.
-at::Tensor with_room(const at::Tensor& ids_TK, int64_t budget, at::Tensor& lost) {
-  if (budget == 0) return ids_TK;
-  const at::Tensor routed = ids_TK.reshape({-1}).ge(0);
-  const at::Tensor over = routed.logical_and(routed.cumsum(0).gt(budget));
-  lost = lost.defined() ? lost + over.sum() : over.sum();
-  return ids_TK.masked_fill(over.reshape(ids_TK.sizes()), -1);
 }
 
 class LocalDispatcher : public Dispatcher {
@@ -48,7 +37,7 @@ class LocalDispatcher : public Dispatcher {
     LocalLease& lease = of(handle);
     lease.source_SD = lease.x_TD;
     lease.scores_SK = routed.scores_TK;
-    make_plan(lease, routed, with_room(routed.ids_TK, routed.budget, lease.lost));
+    make_plan(lease, routed, within_budget(routed.ids_TK, routed.budget, lease.lost));
   }
 
   ExpertRows rows(const Handle& handle) override {
@@ -88,30 +77,18 @@ class LocalDispatcher : public Dispatcher {
 // Source rows are (rank, token): rank w's copy of token t is row w T + t.
 class VirtualRanksDispatcher : public LocalDispatcher {
  public:
-  explicit VirtualRanksDispatcher(Placement placement) : LocalDispatcher(std::move(placement)) {
+  explicit VirtualRanksDispatcher(Placement placement) : LocalDispatcher(std::move(placement)), owners_(placement_) {
     TROUPE_CHECK(placement_.slices() == 1, "virtual ranks cannot hold slices of experts");
-    size_t most = 1;
-    for (int64_t e = 0; e < placement_.experts(); ++e) {
-      most = std::max(most, placement_.owners(e).size());
-    }
-    std::vector<int64_t> owners, replicas;
-    for (int64_t e = 0; e < placement_.experts(); ++e) {
-      const auto& all = placement_.owners(e);
-      replicas.push_back(static_cast<int64_t>(all.size()));
-      for (size_t i = 0; i < most; ++i) owners.push_back(all[i % all.size()]);
-    }
-    owners_ = at::tensor(owners, at::kLong).reshape({placement_.experts(), -1});
-    replicas_E_ = at::tensor(replicas, at::kLong);
   }
 
   void route(const Handle& handle, const Routed& routed) override {
     LocalLease& lease = of(handle);
     const int64_t W = placement_.ranks(), T = lease.x_TD.size(0), D = lease.x_TD.size(1);
-    const at::Tensor owner_TK = owners_of(routed.ids_TK);
+    const at::Tensor owner_TK = owners_.owner_TK(routed.ids_TK);
     std::vector<at::Tensor> ids;
     for (int64_t w = 0; w < W; ++w) {
       const at::Tensor own = routed.ids_TK.masked_fill(owner_TK.ne(w), -1);
-      ids.push_back(with_room(own, routed.budget, lease.lost));
+      ids.push_back(within_budget(own, routed.budget, lease.lost));
     }
     const int64_t K = routed.ids_TK.size(1);
     lease.source_SD = lease.x_TD.unsqueeze(0).expand({W, T, D}).reshape({W * T, D});
@@ -136,14 +113,6 @@ class VirtualRanksDispatcher : public LocalDispatcher {
   }
 
  private:
-  // The rank that a slot's row goes to: a replica by the token's index.
-  at::Tensor owners_of(const at::Tensor& ids_TK) const {
-    const at::Tensor ids = ids_TK.to(at::kLong).clamp_min(0);
-    const at::Tensor token = at::arange(ids.size(0), ids.options()).unsqueeze(1);
-    const at::Tensor replica = token.remainder(replicas_E_.to(ids.device()).index({ids}));
-    return owners_.to(ids.device()).index({ids, replica});
-  }
-
   // [W T, X] to [T, X]: the ranks' parts in rank order, in f32, rounded once.
   at::Tensor sum(const at::Tensor& x) const {
     if (!x.defined()) return x;
@@ -154,7 +123,7 @@ class VirtualRanksDispatcher : public LocalDispatcher {
     return total.to(x.scalar_type());
   }
 
-  at::Tensor owners_, replicas_E_;  // [E, most replicas], [E]
+  OwnerTable owners_;
 };
 
 }  // namespace

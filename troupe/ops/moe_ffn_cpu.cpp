@@ -89,7 +89,8 @@ MatRef read_view(const T* data, int64_t rows, int64_t cols) {
   return {data, dtype_of<T>, rows, cols, cols};
 }
 
-// To the type in which H is kept, so that backward computes A from the same bits.
+// To the type of x. H: so that backward computes A from the bits that are kept. Rows of Y and dX: so
+// that a sum of rows does not depend on where they were made (ranks send them in this type).
 template <class T>
 void round_to(Dtype dtype, int64_t n, T* x) {
   if (dtype == dtype_of<T>) return;
@@ -133,6 +134,7 @@ void moe_ffn_forward_cpu(const FfnProblem<T>& p, T* hidden, T* rows_D, T* out) {
     T* y = rows_D + b.begin * D;
     gemm<T>({b.rows(), D, F, {act, F}, {p.w2 + b.expert * D * F, F, true}, y, D}, products);
     if (p.b2 != nullptr) add_bias<T>(p.b2 + b.expert * D, b.rows(), D, scores, y);
+    round_to(p.stored, b.rows() * D, y);
   });
   if (out != nullptr) combine_rows(p, p.tokens, rows_D, out);
 }
@@ -176,7 +178,9 @@ class RowsBackward {
     store_score_gradients(b, grad_scores);
     if (out_.x == nullptr) return;
     const Operand<T> w1{p_.w1 + b.expert * G * D, D};
-    gemm<T>({m, D, G, {grad_h, G}, w1, scratch_.rows_D + b.begin * D, D}, memory);
+    T* grad_x = scratch_.rows_D + b.begin * D;
+    gemm<T>({m, D, G, {grad_h, G}, w1, grad_x, D}, memory);
+    round_to(p_.stored, m * D, grad_x);
   }
 
  private:

@@ -15,7 +15,7 @@ struct FfnProblem {
   int64_t tokens, choices, experts, width, hidden;  // T, K, E, D, F
   ActivationKind kind;
   bool gated;                              // H has 2F columns, or F
-  Dtype stored = dtype_of<T>;              // the type that H is rounded to
+  Dtype stored = dtype_of<T>;              // of x: H, Y and the rows of dX are rounded to it
   const T* x = nullptr;                    // [S, D]
   const T* weights = nullptr;              // [T, K]
   const T* w1 = nullptr;                   // [E, G F, D]

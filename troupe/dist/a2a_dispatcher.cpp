@@ -1,0 +1,237 @@
+#include "troupe/dist/a2a_dispatcher.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/nonzero_static.h>
+#include <ATen/ops/zeros.h>
+
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "troupe/core/check.h"
+#include "troupe/dist/copies.h"
+#include "troupe/dist/host_copy.h"
+#include "troupe/dist/row_budget.h"
+#include "troupe/ops/combine.h"
+#include "troupe/ops/routing_plan.h"
+
+namespace troupe {
+namespace {
+
+// How many of something go to each rank, and come from each.
+struct Split {
+  std::vector<int64_t> to, from;
+  int64_t sent() const { return std::accumulate(to.begin(), to.end(), int64_t{0}); }
+  int64_t received() const { return std::accumulate(from.begin(), from.end(), int64_t{0}); }
+};
+
+struct A2aLease : Lease {
+  // From stage and route, until rows().
+  at::Tensor x_TD;
+  Routed routed;
+  HostCopy counts;  // int32 [2, W, kCountColumns]: sent, received
+  // From rows(), for the ways back and for backward.
+  Copies copies;
+  Split copy_split, row_split;
+  int64_t choices = 0;  // K
+  at::Tensor copy_R;    // kExact: the received copy of each source row
+  Plan sums, slot_sums;
+  at::Tensor grad_C;  // on its way
+  Pending pending;
+};
+
+A2aLease& of(const Handle& handle) {
+  TROUPE_CHECK(handle != nullptr, "the handle's lease has ended");
+  return static_cast<A2aLease&>(*handle);
+}
+
+Split read_split(const at::Tensor& counts, CountColumn column) {
+  const auto read = [&](int64_t direction) {
+    const at::Tensor column_W = counts[direction].select(1, column).contiguous();
+    const auto* data = column_W.const_data_ptr<int32_t>();
+    return std::vector<int64_t>(data, data + column_W.numel());
+  };
+  return {read(0), read(1)};
+}
+
+// A rank without experts gets nothing.
+Plan empty_plan(const at::Tensor& ids_SK) {
+  const auto ints = ids_SK.options();
+  const at::Tensor none = at::empty({0}, ints);
+  return {.expert_offset = at::zeros({1}, ints),
+          .row_src = none,
+          .row_slot = none,
+          .slot_row = ids_SK,
+          .counts = at::empty({0}, ints.dtype(at::kLong))};
+}
+
+class A2aDispatcher : public Dispatcher {
+ public:
+  A2aDispatcher(std::shared_ptr<RankGroup> ranks, Placement placement, DispatchMode mode)
+      : ranks_(std::move(ranks)),
+        placement_(std::move(placement)),
+        mode_(mode),
+        table_(placement_),
+        held_(static_cast<int64_t>(placement_.held_by(ranks_->rank()).size())) {
+    TROUPE_CHECK(ranks_->size() == placement_.ranks(), "- experts are placed on",
+                 placement_.ranks(), "ranks, but the group has", ranks_->size(), ":",
+                 ranks_->description());
+  }
+
+  Handle stage(const at::Tensor& x_TD) override {
+    auto lease = std::make_shared<A2aLease>();
+    lease->x_TD = x_TD.detach();
+    return lease;
+  }
+
+  void route(const Handle& handle, const Routed& routed) override {
+    A2aLease& lease = of(handle);
+    TROUPE_CHECK(lease.x_TD.defined(), "route comes once, after stage");
+    TROUPE_CHECK(routed.ids_TK.dim() == 2 && routed.ids_TK.size(0) == lease.x_TD.size(0) &&
+                     routed.scores_TK.sizes() == routed.ids_TK.sizes(),
+                 "- ids", routed.ids_TK.sizes(), "and scores", routed.scores_TK.sizes(), "for x",
+                 lease.x_TD.sizes());
+    lease.routed = routed;
+    lease.copies = Copies(table_, routed.ids_TK, placement_.slices());
+    lease.counts = exchanged(lease.copies.counts(routed.capacity));
+  }
+
+  ExpertRows rows(const Handle& handle) override {
+    A2aLease& lease = of(handle);
+    TROUPE_CHECK(lease.routed.ids_TK.defined(), "rows comes once, after route");
+    const at::Tensor counts = lease.counts.read();
+    lease.copy_split = read_split(counts, kCopies);
+    lease.row_split = read_split(counts, kRows);
+    const int64_t capacity = read_split(counts, kCapacity).received();
+    const Routed routed = std::exchange(lease.routed, {});
+    lease.choices = routed.ids_TK.size(1);
+
+    lease.copies.list(lease.copy_split.sent());
+    const at::Tensor told = lease.copies.routing(table_, routed.ids_TK, routed.scores_TK);
+    at::Tensor heard, source_CD;
+    Pending hearing = send_copies(lease, told, heard);
+    const at::Tensor x_TD = std::exchange(lease.x_TD, {});
+    Pending moving = send_copies(lease, x_TD.index_select(0, lease.copies.token_C()), source_CD);
+    keep_sums(lease);
+    hearing.wait();
+    CopyRouting in = read_routing(heard, lease.choices, routed.scores_TK.scalar_type());
+    if (mode_ == DispatchMode::kExact) in = one_row_each(lease, in);
+    ExpertRows out{.source_SD = {}, .scores_SK = in.scores_CK, .plan = {}};
+    const at::Tensor ids = within_budget(in.ids_CK, routed.budget, out.lost);
+    out.plan =
+        held_ == 0
+            ? empty_plan(ids)
+            : routing_plan(ids,
+                           {.experts = held_, .alignment = routed.alignment, .capacity = capacity});
+    moving.wait();
+    out.source_SD = source_rows(lease, source_CD);
+    return out;
+  }
+
+  at::Tensor combine(const Handle& handle, const at::Tensor& y_SD) override {
+    return sum_back(of(handle), y_SD);
+  }
+
+  void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
+    A2aLease& lease = of(handle);
+    const at::Tensor rows = grad_out_TD.index_select(0, lease.copies.token_C());
+    lease.pending = send_copies(lease, rows, lease.grad_C);
+  }
+
+  at::Tensor rows_grad(const Handle& handle) override {
+    A2aLease& lease = of(handle);
+    lease.pending.wait();
+    return source_rows(lease, std::exchange(lease.grad_C, {}));
+  }
+
+  DispatchGradients combine_grad(const Handle& handle, const at::Tensor& grad_source_SD,
+                                 const at::Tensor& grad_scores_SK) override {
+    A2aLease& lease = of(handle);
+    DispatchGradients out;
+    if (grad_source_SD.defined()) out.x_TD = sum_back(lease, grad_source_SD);
+    if (!grad_scores_SK.defined()) return out;
+    const at::Tensor back = sent_back(lease, grad_scores_SK);
+    out.scores_TK = mode_ == DispatchMode::kFast
+                        ? troupe::combine(back, lease.sums)
+                        : troupe::combine(back, lease.slot_sums).reshape({-1, lease.choices});
+    return out;
+  }
+
+  void release(const Handle& handle) override { of(handle) = A2aLease(); }
+
+  bool needs_host_counts() const override { return true; }
+  const Placement& placement() const override { return placement_; }
+  int64_t rank() const override { return ranks_->rank(); }
+  bool holds_all_experts() const override { return false; }
+  std::string description() const override {
+    return std::string("all-to-all, ") + to_text(mode_) + ": " +
+           std::to_string(placement_.experts()) + " experts on " + ranks_->description();
+  }
+
+ private:
+  HostCopy exchanged(const at::Tensor& counts) const {
+    const at::Tensor both = at::empty({2, counts.size(0), counts.size(1)}, counts.options());
+    both[0].copy_(counts);
+    const std::vector<int64_t> one(counts.size(0), 1);
+    ranks_->exchange(both[1], both[0], one, one).wait();
+    return HostCopy(both);
+  }
+
+  Pending send_copies(const A2aLease& lease, const at::Tensor& rows_C, at::Tensor& out) const {
+    std::vector<int64_t> sizes = rows_C.sizes().vec();
+    sizes[0] = lease.copy_split.received();
+    out = at::empty(sizes, rows_C.options());
+    return ranks_->exchange(out, rows_C, lease.copy_split.from, lease.copy_split.to);
+  }
+
+  void keep_sums(A2aLease& lease) const {
+    if (mode_ == DispatchMode::kFast) {
+      lease.sums = lease.copies.sum_of_copies(lease.copy_split.sent());
+    } else {
+      lease.sums = lease.copies.sum_of_rows(lease.row_split.sent());
+      lease.slot_sums = lease.copies.sum_of_slots(lease.row_split.sent());
+    }
+  }
+
+  // kExact: each routed row of the copies is a source row.
+  CopyRouting one_row_each(A2aLease& lease, const CopyRouting& in) const {
+    const at::Tensor ids = in.ids_CK.reshape({-1});
+    const at::Tensor slot_R = at::nonzero_static(ids.ge(0), lease.row_split.received()).squeeze(1);
+    lease.copy_R = slot_R.div(in.ids_CK.size(1), "floor");
+    return {ids.index_select(0, slot_R).unsqueeze(1),
+            in.scores_CK.reshape({-1}).index_select(0, slot_R).unsqueeze(1)};
+  }
+
+  at::Tensor source_rows(const A2aLease& lease, const at::Tensor& copies_CD) const {
+    return mode_ == DispatchMode::kFast ? copies_CD : copies_CD.index_select(0, lease.copy_R);
+  }
+
+  // Rows of the source buffer, each to the rank that its token is of.
+  at::Tensor sent_back(const A2aLease& lease, const at::Tensor& y_SX) const {
+    const Split& split = mode_ == DispatchMode::kFast ? lease.copy_split : lease.row_split;
+    const at::Tensor back = at::empty({split.sent(), y_SX.size(1)}, y_SX.options());
+    ranks_->exchange(back, y_SX.contiguous(), split.to, split.from).wait();
+    return back;
+  }
+
+  at::Tensor sum_back(const A2aLease& lease, const at::Tensor& y_SD) const {
+    return troupe::combine(sent_back(lease, y_SD), lease.sums);
+  }
+
+  std::shared_ptr<RankGroup> ranks_;
+  Placement placement_;
+  DispatchMode mode_;
+  OwnerTable table_;
+  int64_t held_;
+};
+
+}  // namespace
+
+std::unique_ptr<Dispatcher> a2a_dispatcher(std::shared_ptr<RankGroup> ranks,
+                                           const Placement& placement, DispatchMode mode) {
+  return std::make_unique<A2aDispatcher>(std::move(ranks), placement, mode);
+}
+
+}  // namespace troupe

@@ -1,0 +1,38 @@
+// The dispatcher of several processes over c10d's all-to-all: between processors over Gloo, between
+// GPUs over NCCL, on any topology. It defines what expert parallelism computes; others are faster.
+//
+// A token goes once to each rank that has one of its experts (a replica: the one that its index on
+// this rank chooses; slices: all), with its local experts and scores. One exchange of counts tells
+// each rank what comes; the host reads them, once in a call of route() and rows().
+//
+//   kFast   a rank adds up its own rows of a token, one row comes back, and the token's owner adds
+//           those in rank order: the bits of virtual_ranks_dispatcher
+//   kExact  every routed row comes back, and the owner adds them in slot order: the bits of one
+//           process that has the tokens of all ranks, in rank order, for outputs, gradients of
+//           inputs and scores, and those of an expert that one rank holds whole
+// The gradients come back as the results do; those of scores, too, are added over slices.
+//
+// Capacity (C6): an expert has exactly as many rows as the capacities of all ranks together. Budget
+// (C7): this rank's, of the rows that it receives. Ranks may have no tokens, no experts, or
+// neither.
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "troupe/core/text.h"
+#include "troupe/dist/dispatcher.h"
+#include "troupe/dist/group.h"
+
+namespace troupe {
+
+enum class DispatchMode { kFast, kExact };
+constexpr auto names_of(DispatchMode) {
+  return std::array{Named{"fast", DispatchMode::kFast}, Named{"exact", DispatchMode::kExact}};
+}
+
+// The placement's rank r is the group's: each of the group makes the same calls in the same order.
+std::unique_ptr<Dispatcher> a2a_dispatcher(std::shared_ptr<RankGroup> ranks,
+                                           const Placement& placement, DispatchMode mode);
+
+}  // namespace troupe

@@ -1,0 +1,60 @@
+#include "troupe/dist/owner_table.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace troupe {
+
+OwnerTable::OwnerTable(const Placement& p)
+    : ranks_(p.ranks()), experts_(p.experts()), slices_(p.slices()) {
+  size_t most = 1;
+  for (int64_t e = 0; e < experts_; ++e) most = std::max(most, p.owners(e).size());
+  std::vector<int64_t> owners, replicas;
+  for (int64_t e = 0; e < experts_; ++e) {
+    const auto& all = p.owners(e);
+    replicas.push_back(static_cast<int64_t>(all.size()));
+    for (size_t i = 0; i < most; ++i) owners.push_back(all[i % all.size()]);
+  }
+  std::vector<int32_t> local(ranks_ * experts_, -1);
+  for (int64_t w = 0; w < ranks_; ++w) {
+    int32_t next = 0;
+    for (const int64_t e : p.held_by(w)) local[w * experts_ + e] = next++;
+  }
+  owners_ = at::tensor(owners, at::kLong).reshape({experts_, -1});
+  replicas_E_ = at::tensor(replicas, at::kLong);
+  local_WE_ = at::tensor(local, at::kInt).reshape({ranks_, experts_});
+}
+
+void OwnerTable::move_to(const at::Device& device) {
+  owners_ = owners_.to(device);
+  replicas_E_ = replicas_E_.to(device);
+  local_WE_ = local_WE_.to(device);
+}
+
+at::Tensor OwnerTable::owner_TK(const at::Tensor& ids_TK) {
+  move_to(ids_TK.device());
+  const at::Tensor ids = ids_TK.to(at::kLong).clamp(0, experts_ - 1);
+  const at::Tensor token = at::arange(ids.size(0), ids.options()).unsqueeze(1);
+  const at::Tensor replica = token.remainder(replicas_E_.index({ids}));
+  return owners_.index({ids, replica});
+}
+
+at::Tensor OwnerTable::sent_WTK(const at::Tensor& ids_TK) {
+  move_to(ids_TK.device());
+  const at::Tensor valid = ids_TK.ge(0).logical_and(ids_TK.lt(experts_));
+  const at::Tensor rank_W11 = at::arange(ranks_, owners_.options()).reshape({-1, 1, 1});
+  if (slices_ == 1) return owner_TK(ids_TK).eq(rank_W11).logical_and(valid);
+  const at::Tensor ids = ids_TK.to(at::kLong).clamp(0, experts_ - 1);
+  return owners_.index({ids}).eq(rank_W11.unsqueeze(3)).any(-1).logical_and(valid);
+}
+
+at::Tensor OwnerTable::local_ids_CK(const at::Tensor& ids_CK, const at::Tensor& rank_C) {
+  const at::Tensor ids = ids_CK.to(at::kLong).clamp(0, experts_ - 1);
+  return local_WE_.index({rank_C.unsqueeze(1), ids});
+}
+
+}  // namespace troupe
