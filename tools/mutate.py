@@ -144,15 +144,19 @@ class Tree:
         return sorted(found, key=lambda each: -each[1][0].bytes)
 
     def tests(self, kernel):
-        """Its own, and those of further files of its folder."""
-        folder = self.source / "troupe/kernels" / kernel
-        return sorted(path.stem for path in folder.glob("*_test.cpp"))
+        """Its own, and those of further files of its folder, but those that use none of its CUDA code."""
+        folder, library = self.source / "troupe/kernels" / kernel, f"libkernel_{kernel}_cuda.a"
+        names = sorted(path.stem for path in folder.glob("*_test.cpp"))
+        return [name for name in names if not self.options.cuda or library in self.link_words(name)]
+
+    def link_words(self, test):
+        steps = output_of("ninja", "-C", self.build, "-t", "commands", test)
+        words = shlex.split(steps.splitlines()[-1])
+        return words[words.index("&&") + 1:-2]
 
     def link(self, test, program, objects=()):
         """A test; what the objects define is not taken from the archives after them."""
-        steps = output_of("ninja", "-C", self.build, "-t", "commands", test)
-        words = shlex.split(steps.splitlines()[-1])
-        words = words[words.index("&&") + 1:-2]
+        words = self.link_words(test)
         first = next(i for i, word in enumerate(words) if word.endswith(".a"))
         words[first:first] = map(str, objects)
         words[words.index("-o") + 1] = str(program)
