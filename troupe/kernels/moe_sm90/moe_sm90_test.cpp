@@ -187,7 +187,7 @@ TEST(MoeSm90LongSums, LastRowsOfMoreThan32ExpertsAreComputed) {
   if (!on_hopper()) GTEST_SKIP() << "no Hopper GPU here";
   constexpr int64_t kExperts = 70, kLong = 4096, kUnits = 64;
   std::vector<int32_t> expert_of_slot(600, 36);
-  for (int32_t i = 0; i < 100; ++i) expert_of_slot[i] = i * 3 % kExperts;
+  for (int32_t i = 0; i < 100; ++i) expert_of_slot[i] = static_cast<int32_t>(i * 3 % kExperts);
   RoutedRows rows({.tokens = 600, .choices = 1, .experts = kExperts}, expert_of_slot);
   const auto plan = rows.read<PlanRef>();
   Matrix a(Dtype::kBF16, plan.rows, kLong), w2(Dtype::kBF16, kExperts * kUnits, kLong);
