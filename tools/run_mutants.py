@@ -19,6 +19,7 @@ import time
 class Runner:
     def __init__(self, folder, seconds, gpu):
         self.folder, self.seconds, self.gpu = folder, seconds, gpu
+        self.has_sanitizer = gpu and shutil.which("compute-sanitizer")
         libraries = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"
         self.environment = {**os.environ, "LD_LIBRARY_PATH": libraries, "GTEST_FAIL_FAST": "1"}
         if not gpu:  # The address sanitizer does not know the memory that a GPU can read.
@@ -51,16 +52,18 @@ class Runner:
     def judge(self, mutant):
         """What the first test that notices ends with ('passed' where none does), and all seconds."""
         begin = time.monotonic()
-        ends = []
-        for test, program in mutant["tests"].items():
-            ends.append((self.run(program)[0], test))
-            if ends[-1][0] == "passed" and self.gpu and shutil.which("compute-sanitizer"):
-                again = self.sanitized(program)
-                if again not in ("passed", "too long") and self.sanitized(test) == "passed":
-                    ends[-1] = (f"sanitizer: {again}", test)
-            if ends[-1][0] != "passed":
-                break
-        return *ends[-1], time.monotonic() - begin
+
+        def ends():
+            for test, program in mutant["tests"].items():
+                yield self.run(program)[0], test
+            for test, program in mutant["tests"].items() if self.has_sanitizer else ():
+                end = self.sanitized(program)
+                if end not in ("passed", "too long") and self.sanitized(test) == "passed":
+                    yield f"sanitizer: {end}", test
+
+        all_tests = " ".join(mutant["tests"])
+        end, test = next((end for end in ends() if end[0] != "passed"), ("passed", all_tests))
+        return end, test, time.monotonic() - begin
 
 
 def main():
@@ -79,7 +82,10 @@ def main():
             if end != "passed":
                 void.add(test)
                 print(f"{output[-2000:]}\n{test}: shows nothing, {end} before anything was broken")
-        mutants = [mutant for mutant in mutants if void.isdisjoint(mutant["tests"])]
+        for mutant in mutants:
+            for test in void:
+                mutant["tests"].pop(test, None)
+        mutants = [mutant for mutant in mutants if mutant["tests"]]
         for mutant, (end, test, took) in zip(mutants, pool.map(runner.judge, mutants)):
             survived += end == "passed"
             print(f"{'SURVIVED' if end == 'passed' else 'caught':8}  {mutant['place']}  {test}  "

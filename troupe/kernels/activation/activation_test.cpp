@@ -168,6 +168,39 @@ TEST_P(ActivationTest, X2_BackwardNeedsNoPlaceForUAndTheScores) {
   testing::expect_near(got.grad_h, want.grad_h);
 }
 
+// f(element) for what lies between one row and the next.
+template <class F>
+void each_pad(Matrix& m, F&& f) {
+  dispatch_float64(m.dtype(), [&]<class T>() {
+    const auto rows = m.mut().as<T>();
+    for (int64_t r = 0; r < rows.rows; ++r) {
+      for (int64_t c = rows.cols; c < rows.ld; ++c) f(rows.row(r)[c]);
+    }
+  });
+}
+
+TEST_P(ActivationTest, NeitherReadsNorWritesBetweenItsRows) {
+  Problem clean(GetParam().shape, GetParam().dtype), p(GetParam().shape, GetParam().dtype);
+  for (Matrix* in : {&p.h, &p.grad_u}) {
+    each_pad(*in, [](auto& x) { x = static_cast<std::decay_t<decltype(x)>>(NAN); });
+  }
+  for (Matrix* out : {&p.u, &p.grad_h, &p.again}) {
+    each_pad(*out, [](auto& x) { x = static_cast<std::decay_t<decltype(x)>>(77.0f); });
+  }
+  run(backend(), clean);
+  run(backend(), p);
+  const auto expect_same = [](Matrix& got, Matrix& want) {
+    want.each([&](int64_t r, int64_t c) { ASSERT_EQ(got.get(r, c), want.get(r, c)) << r; });
+  };
+  expect_same(p.u, clean.u);
+  expect_same(p.grad_h, clean.grad_h);
+  expect_same(p.grad_score, clean.grad_score);
+  expect_same(p.again, clean.again);
+  for (Matrix* out : {&p.u, &p.grad_h, &p.again}) {
+    each_pad(*out, [](auto& x) { ASSERT_EQ(static_cast<float>(x), 77); });
+  }
+}
+
 TEST_P(ActivationTest, RowsPastTheLastExpertAreNotTouched) {
   const Shape shape = GetParam().shape;
   Buffer<int32_t> offset(3);
@@ -344,9 +377,9 @@ TEST(Activation, RefusesWhatItCannotMean) {
 }
 
 std::vector<Case> all_cases() {
-  const std::vector<Shape> shapes = {{0, 8, true},    {3, 0, true},     {1, 1, true},
-                                     {7, 13, true},   {5, 64, true, 8}, {67, 257, true, 3},
-                                     {130, 96, true}, {9, 31, false},   {33, 128, false}};
+  const std::vector<Shape> shapes = {
+      {0, 8, true},       {3, 0, true},    {1, 1, true},   {7, 13, true},    {5, 64, true, 8},
+      {67, 257, true, 3}, {130, 96, true}, {9, 31, false}, {33, 128, false}, {21, 129, false, 7}};
   std::vector<Case> cases;
   for (Backend b : {Backend::kCpu, Backend::kCpuThreads, Backend::kCuda}) {
     for (Dtype d : {Dtype::kF32, Dtype::kBF16, Dtype::kF16, Dtype::kF64}) {

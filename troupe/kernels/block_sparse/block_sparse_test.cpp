@@ -270,6 +270,38 @@ TEST_P(BlockSparseTest, X7_EqualsTheGroupedProductOnABlockDiagonal) {
   testing::expect_near(got, want, sum_tolerance(c.dtype));
 }
 
+class BlockSparseEdge : public ::testing::TestWithParam<Backend> {
+ protected:
+  void SetUp() override {
+    if (!testing::available(GetParam())) GTEST_SKIP() << "no GPU here";
+  }
+};
+
+// C's rows begin at multiples of 16 bytes, and end between two.
+TEST_P(BlockSparseEdge, WritesNoColumnPastTheLast) {
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16}) {
+    const Shape s{.block_rows = 2, .block_cols = 2, .third = 13, .density = 1};
+    Problem p(s, dtype, {1, 0, 1, 1}, false, true);
+    Matrix wide(dtype, p.rows, 16);
+    wide.fill(kGuard);
+    BlockDsd x = p.dsd();
+    block_dsd_ref(x);
+    x.c = wide.mut();
+    x.c.cols = s.third;
+    testing::run(GetParam(), x, block_dsd_cpu, TROUPE_CUDA_PATH(block_dsd_cuda));
+    Matrix got(dtype, p.rows, s.third);
+    got.each([&](int64_t r, int64_t c) { got.set(r, c, wide.get(r, c)); });
+    testing::expect_near(got, p.dsd_c, sum_tolerance(dtype));
+    for (int64_t r = 0; r < p.rows; ++r) {
+      for (int64_t c = s.third; c < 16; ++c) ASSERT_EQ(wide.get(r, c), kGuard) << r << ", " << c;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BlockSparseEdge,
+                         ::testing::Values(Backend::kCpu, Backend::kCpuThreads, Backend::kCuda),
+                         testing::backend_name);
+
 // A topology counts its blocks in 32 bits where STK counted them in 16.
 TEST(BlockSparse, E11_TakesMoreBlocksThan32767) {
   const Shape s{.block_rows = 200, .block_cols = 190, .third = 3, .density = 1, .block = 1};

@@ -212,6 +212,21 @@ TEST_P(CrossEntropyEdge, E14_HugeLogitsStayFinite) {
   }
 }
 
+// Wherever the largest stands, no other thread's words may be taken for it.
+TEST_P(CrossEntropyEdge, E14_OneHugeLogitStaysFiniteInAnyPlace) {
+  constexpr int64_t kWords = 300;
+  Problem p({kWords, kWords}, Dtype::kF32);
+  p.logits.each([&](int64_t t, int64_t v) { p.logits.set(t, v, v == t ? 1e4 : -1e4); });
+  for (int64_t t = 0; t < kWords; ++t) p.target[t] = t;
+  p.weighted = false;
+  p.grad_loss.fill(1);
+  run(GetParam(), p);
+  for (int64_t t = 0; t < kWords; ++t) {
+    ASSERT_EQ(p.loss.get(t, 0), 0) << "word " << t;
+    ASSERT_EQ(p.lse.get(t, 0), 1e4) << "word " << t;
+  }
+}
+
 TEST_P(CrossEntropyEdge, InfinitiesAndNan) {
   Problem p({5, 3}, Dtype::kF32);
   const double rows[5][3] = {

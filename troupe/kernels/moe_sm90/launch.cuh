@@ -11,12 +11,12 @@
 
 namespace troupe::sm90 {
 
-// A view of bf16 memory: sizes and element strides, fastest first (its stride is 1), and the box
-// that one copy takes of it, whose rows are 128 or 64 bytes.
+// A view of bf16 memory: sizes, fastest first; strides in elements of all but the first, whose
+// elements are neighbours; and the box that one copy takes of it, whose rows are 128 or 64 bytes.
 template <int kDims>
 struct MapShape {
   std::array<int64_t, kDims> size;
-  std::array<int64_t, kDims> stride;
+  std::array<int64_t, kDims - 1> stride;
   std::array<int, kDims> box;
 };
 
@@ -34,18 +34,18 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
 template <int kDims>
 CUtensorMap tensor_map(const void* data, const MapShape<kDims>& shape) {
   static const PFN_cuTensorMapEncodeTiled_v12000 encode = tensor_map_encoder();
-  cuuint64_t size[kDims], stride[kDims];
+  cuuint64_t size[kDims], stride[kDims - 1];
   cuuint32_t box[kDims], step[kDims];
   for (int i = 0; i < kDims; ++i) {
     size[i] = static_cast<cuuint64_t>(std::max<int64_t>(shape.size[i], 1));
-    stride[i] = static_cast<cuuint64_t>(shape.stride[i] * 2);
     box[i] = static_cast<cuuint32_t>(shape.box[i]);
     step[i] = 1;
   }
+  for (int i = 0; i < kDims - 1; ++i) stride[i] = static_cast<cuuint64_t>(shape.stride[i] * 2);
   CUtensorMap map;
   const CUresult status =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kDims, const_cast<void*>(data), size,
-             stride + 1, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kDims, const_cast<void*>(data), size, stride,
+             box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
              shape.box[0] == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   TROUPE_CHECK(status == CUDA_SUCCESS, "tensor map refused, CUresult", static_cast<int>(status),
@@ -57,20 +57,20 @@ CUtensorMap tensor_map(const void* data, const MapShape<kDims>& shape) {
 // stored.
 inline CUtensorMap rows_map(const void* data, int64_t rows, int64_t width, int columns,
                             int box_rows = 64) {
-  return tensor_map<2>(data, {{width, rows}, {1, width}, {columns, box_rows}});
+  return tensor_map<2>(data, {{width, rows}, {width}, {columns, box_rows}});
 }
 
 // A matrix [blocks][k][n] as MN-major operand: boxes of 2 slabs of 64 n x box_k.
 inline CUtensorMap slabs_map(const void* data, int64_t blocks, int64_t k, int64_t n, int box_k) {
   return tensor_map<4>(
-      data, {{64, k, n / 64, blocks}, {1, n, 64, std::max<int64_t>(k, 1) * n}, {64, box_k, 2, 1}});
+      data, {{64, k, n / 64, blocks}, {n, 64, std::max<int64_t>(k, 1) * n}, {64, box_k, 2, 1}});
 }
 
 // Weights [E][parts][n][k] as K-major operand B: boxes of 128 n x box_k of one part.
 inline CUtensorMap weight_map(const void* data, int64_t experts, int64_t parts, int64_t n,
                               int64_t k, int box_k) {
   return tensor_map<4>(data,
-                       {{k, n, parts, experts}, {1, k, n * k, parts * n * k}, {box_k, 128, 1, 1}});
+                       {{k, n, parts, experts}, {k, n * k, parts * n * k}, {box_k, 128, 1, 1}});
 }
 
 inline int num_multiprocessors() {

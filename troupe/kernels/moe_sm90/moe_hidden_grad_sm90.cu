@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(256)
 void moe_hidden_grad_sm90_cuda(const MoeHiddenGradSm90& a, cudaStream_t stream) {
   validate(a);
   const int64_t units = a.a.cols, rows = a.plan.rows;
-  const auto n_tiles = static_cast<int>((units + kTileN - 1) / kTileN);
+  const auto n_tiles = static_cast<int>(ceil_div(units, kTileN));
   const int64_t tiles = row_tile_bound(a.plan, units, kTileN);
   auto* const partial = static_cast<float*>(a.workspace);
   if (tiles > 0) {
@@ -57,7 +57,7 @@ void moe_hidden_grad_sm90_cuda(const MoeHiddenGradSm90& a, cudaStream_t stream) 
 
   const int64_t slots = a.plan.tokens * a.plan.choices;
   if (slots == 0) return;
-  reduce_scores_kernel<<<static_cast<unsigned>((slots + 255) / 256), 256, 0, stream>>>(
+  reduce_scores_kernel<<<static_cast<unsigned>(ceil_div(slots, 256)), 256, 0, stream>>>(
       partial, n_tiles, a.plan.slot_row, slots, a.grad_score);
   TROUPE_LAUNCH_CHECK(stream);
 }

@@ -181,6 +181,29 @@ TEST_P(MoeSm90, E2_AnExpertWithoutRowsGetsAGradientOfExactlyZero) {
 INSTANTIATE_TEST_SUITE_P(All, MoeSm90, ::testing::ValuesIn(kShapes),
                          [](const auto& test) { return test.param.name; });
 
+// Of long sums the experts' last rows come after all whole tiles, and a warp finds 32 experts' at a
+// time: here the experts beyond them have some too, and one has whole tiles.
+TEST(MoeSm90LongSums, LastRowsOfMoreThan32ExpertsAreComputed) {
+  if (!on_hopper()) GTEST_SKIP() << "no Hopper GPU here";
+  constexpr int64_t kExperts = 70, kLong = 4096, kUnits = 64;
+  std::vector<int32_t> expert_of_slot(600, 36);
+  for (int32_t i = 0; i < 100; ++i) expert_of_slot[i] = static_cast<int32_t>(i * 3 % kExperts);
+  RoutedRows rows({.tokens = 600, .choices = 1, .experts = kExperts}, expert_of_slot);
+  const auto plan = rows.read<PlanRef>();
+  Matrix a(Dtype::kBF16, plan.rows, kLong), w2(Dtype::kBF16, kExperts * kUnits, kLong);
+  for (Matrix* m : {&a, &w2}) {
+    uint32_t word = 1;
+    m->each(
+        [&](int64_t r, int64_t c) { word = word * 69069 + 5, m->set(r, c, (word >> 28) - 7.5); });
+  }
+  Matrix got(Dtype::kBF16, plan.rows, kUnits), want(Dtype::kBF16, plan.rows, kUnits);
+  for (Matrix* m : {&got, &want}) m->fill(NAN);
+  moe_down_sm90_ref({plan, a.view(), w2.view(), want.mut()});
+  testing::run(testing::Backend::kCuda, MoeDownSm90{plan, a.view(), w2.view(), got.mut()}, nullptr,
+               TROUPE_CUDA_PATH(moe_down_sm90_cuda));
+  expect_same(got, want, 6e-3, "y");
+}
+
 TEST(MoeSm90Layout, HiddenColumnsAreAPermutation) {
   std::set<int64_t> seen;
   for (int64_t u = 0; u < 192; ++u) {

@@ -1,4 +1,5 @@
 // The gradients of the weights.
+#include "troupe/core/round.h"
 #include "troupe/kernels/moe_sm90/launch.cuh"
 #include "troupe/kernels/moe_sm90/moe_sm90.h"
 #include "troupe/kernels/moe_sm90/moe_sm90_plan.h"
@@ -46,8 +47,8 @@ void weight_grad(const PlanRef& plan, const MatRef& source, const MatRef& packed
                         static_cast<int>(plan.experts),
                         columns_m,
                         columns_n,
-                        (columns_m + kClusterM - 1) / kClusterM,
-                        (columns_n + kTileN - 1) / kTileN,
+                        static_cast<int>(ceil_div(columns_m, kClusterM)),
+                        static_cast<int>(ceil_div(columns_n, kTileN)),
                         choose_weight_plan(plan.rows, plan.experts).stagger_cycles};
   if (out.dtype == Dtype::kBF16) {
     launch_weight_grad<WeightStore::kBf16, kTransposed>(gemm, out, plan.rows, stream);

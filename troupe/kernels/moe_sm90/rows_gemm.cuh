@@ -2,6 +2,7 @@
 // packed (by the copy engine) or gathered through row_src (16 bytes a thread); B is a weight.
 #pragma once
 
+#include "troupe/core/round.h"
 #include "troupe/core/view.h"
 #include "troupe/kernels/moe_sm90/moe_sm90_plan.h"
 #include "troupe/kernels/moe_sm90/work.cuh"
@@ -30,8 +31,8 @@ struct RowsGemm {
 
 // Cluster tiles there may be at most: whole ones, and a rest for each expert.
 inline int64_t row_tile_bound(const PlanRef& plan, int64_t columns, int64_t tile_columns) {
-  const int64_t n_tiles = (columns + tile_columns - 1) / tile_columns;
-  return plan.rows == 0 ? 0 : (plan.rows / kClusterM + plan.experts) * n_tiles;
+  if (plan.rows == 0) return 0;
+  return (plan.rows / kClusterM + plan.experts) * ceil_div(columns, tile_columns);
 }
 
 inline RowsGemm rows_gemm(const PlanRef& plan, const MatRef* gather, int64_t k, int64_t columns,
@@ -43,7 +44,7 @@ inline RowsGemm rows_gemm(const PlanRef& plan, const MatRef* gather, int64_t k, 
           plan.expert_offset,
           static_cast<int>(plan.experts),
           static_cast<int>(k),
-          static_cast<int>((columns + tile_columns - 1) / tile_columns),
+          static_cast<int>(ceil_div(columns, tile_columns)),
           how.in_step,
           how.stagger_cycles};
 }

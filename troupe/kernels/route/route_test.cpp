@@ -251,6 +251,15 @@ TEST_P(RouteRules, G2_TiesAndLastBitsAreOrderedExactly) {
   }
 }
 
+TEST_P(RouteRules, G2_MinusZeroIsNoLessThanZero) {
+  for (const int64_t choices : {3, 33}) {  // Both of CUDA's ranges.
+    RouteProblem p({5, 40}, {.choices = choices});
+    p.logits.each([&](int64_t t, int64_t e) { p.logits.set(t, e, e % 3 == 0 ? -0.0 : 0.0); });
+    run(p);
+    for (int64_t i = 0; i < 5 * choices; ++i) EXPECT_EQ(p.ids[i], i % choices) << "slot " << i;
+  }
+}
+
 TEST_P(RouteRules, G3_InvalidTokensChangeNothing) {
   for (const Named& mode : modes(4, 16)) {
     RouteProblem masked = problem({120, 16}, mode);
