@@ -15,7 +15,7 @@
 namespace troupe {
 
 enum class Kind : uint8_t {
-  kGather,          // make the chunk's whole parameters present
+  kGather,          // make the chunk's whole parameters present: begun here, waited for at its use
   kForwardLight,    // compute the chunk; keep its input and no graph
   kForward,         // compute the chunk; keep what its backward needs
   kSend,            // the input of `chunk` (or its gradient) to `peer`
@@ -24,7 +24,8 @@ enum class Kind : uint8_t {
   kBackwardInput,   // the first half: the input's gradient
   kBackwardWeight,  // the second half: the parameters' gradients; drops the graph
   kFree,            // drop gathered parameters
-  kReduce,          // sum the chunk's gradients over its replicas
+  kReduce,          // sum the chunk's gradients, of one microbatch or of the whole step, over its
+                    // replicas: begun here, waited for by the update
   kUpdate,          // the optimizer's step over the chunk; chunk -1: all of this rank
   kSnapshot,        // copy the state out for a checkpoint
 };
@@ -39,6 +40,10 @@ struct Action {
   auto operator<=>(const Action&) const = default;
 };
 
+// kGather, kReduce and their kin are of all ranks that run the chunk: each issues them in the same
+// order. Chunks that share parameters (work.h) are gathered, freed, reduced and updated under the
+// name of the first. Replicas of a model run equal lists, so a schedule holds the lists of one.
+//
 // Sends and receives name the chunk whose input it is: what goes to the rank that runs the chunk is
 // the activation, what comes from it is the gradient.
 using Schedule = std::vector<std::vector<Action>>;  // [rank][position]

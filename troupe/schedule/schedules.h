@@ -3,10 +3,12 @@
 
 #include "troupe/core/one_of.h"
 #include "troupe/schedule/accumulate.h"
+#include "troupe/schedule/data_parallel.h"
+#include "troupe/schedule/full_shard.h"
 
 namespace troupe {
 
-using ScheduleConfig = OneOf<Accumulate>;
+using ScheduleConfig = OneOf<Accumulate, DataParallel, FullShard>;
 
 Schedule build_schedule(const ScheduleConfig& config, const StepWork& work);  // verified
 

@@ -1,12 +1,11 @@
 #include "troupe/schedule/verify.h"
 
 #include <algorithm>
-#include <deque>
 #include <map>
 #include <set>
-#include <tuple>
 
 #include "troupe/core/check.h"
+#include "troupe/schedule/deadlock.h"
 #include "troupe/schedule/text.h"
 
 namespace troupe {
@@ -35,11 +34,20 @@ class RankCheck {
  public:
   RankCheck(const Schedule& schedule, const StepWork& work, int rank,
             std::vector<std::string>& faults)
-      : list_(schedule[static_cast<size_t>(rank)]), work_(work), rank_(rank), faults_(faults) {
+      : list_(schedule[static_cast<size_t>(rank)]),
+        work_(work),
+        rank_(rank),
+        owner_(owners(work)),
+        faults_(faults) {
+    bool updated = false;
     for (const Action& action : list_) {
       if (computes(action.kind)) own_.insert(action.chunk);
       if (action.kind == Kind::kGather) gathered_.insert(action.chunk);
+      if (action.kind == Kind::kGather && updated) present_.insert(action.chunk);
+      if (action.kind == Kind::kReduce) reduces_ = true;
+      if (action.kind == Kind::kUpdate) updated = true;
     }
+    resident_ = present_;
   }
 
   void run() {
@@ -48,16 +56,17 @@ class RankCheck {
       if (!check_range(action)) continue;
       if (computes(action.kind)) check_compute(action);
       if (moves(action.kind)) check_transfer(action);
-      if (action.kind == Kind::kGather) present_.insert(action.chunk);
+      if (action.kind == Kind::kGather) check_gather(action.chunk);
       if (action.kind == Kind::kFree) check_free(action.chunk);
-      if (action.kind == Kind::kReduce) check_reduce(action.chunk);
+      if (action.kind == Kind::kReduce) check_reduce(action);
       if (action.kind == Kind::kUpdate) check_update(action.chunk);
+      if (action.kind == Kind::kSnapshot) check_snapshot();
     }
     check_end();
   }
 
   const std::set<int>& own() const { return own_; }
-  const std::set<int>& reduced() const { return reduced_; }
+  bool reduces() const { return reduces_; }
 
  private:
   void fault(const std::string& what) {
@@ -82,6 +91,8 @@ class RankCheck {
     if (action.microbatch >= work_.microbatches || (needs_cell && action.microbatch < 0)) {
       fault("no such microbatch");
     }
+    const bool of_parameters = needs_chunk && !needs_cell;
+    if (of_parameters && action.chunk >= 0 && action.chunk < work_.chunks) check_group(action);
     if (moves(action.kind) && (action.peer < 0 || action.peer >= work_.ranks ||
                                action.peer == rank_ || action.chunk == 0)) {
       fault("no such transfer");
@@ -89,10 +100,25 @@ class RankCheck {
     return faults_.size() == before;
   }
 
+  void check_group(const Action& action) {
+    const int owner = owner_[action.chunk];
+    if (owner != action.chunk) fault("is named by chunk " + std::to_string(owner) + ", its tie");
+    if (group(owner).empty()) fault("the rank does not run this chunk");
+  }
+
+  // The chunks of this rank whose parameters go by the name `owner`.
+  std::vector<int> group(int owner) const {
+    std::vector<int> out;
+    for (const int c : own_) {
+      if (c < work_.chunks && c >= 0 && owner_[c] == owner) out.push_back(c);
+    }
+    return out;
+  }
+
   void check_compute(const Action& action) {
     const Cell cell{action.chunk, action.microbatch};
     Progress& p = cells_[cell];
-    if (gathered_.contains(action.chunk) && !present_.contains(action.chunk)) {
+    if (!gathered_.empty() && !present_.contains(owner_[action.chunk])) {
       fault("the chunk's parameters are not gathered");
     }
     switch (action.kind) {
@@ -147,31 +173,81 @@ class RankCheck {
     if (!there) fault("sent before it is computed");
   }
 
+  void check_gather(int chunk) {
+    if (!present_.insert(chunk).second) fault("gathered while it is there");
+  }
+
   void check_free(int chunk) {
     if (present_.erase(chunk) == 0) fault("freed without being gathered");
   }
 
+  bool is_done(const Cell& cell) const {
+    const auto found = cells_.find(cell);
+    return found != cells_.end() && found->second.is_done();
+  }
+
+  // Whether this microbatch has added to the gradient of the chunks of that name.
+  bool has_begun(int owner, int m) const {
+    const std::vector<int> chunks = group(owner);
+    return std::any_of(chunks.begin(), chunks.end(), [&](int c) {
+      const auto found = cells_.find({c, m});
+      return found != cells_.end() && found->second.has_input_gradient();
+    });
+  }
+
   bool all_done(int chunk) const {
     for (int m = 0; m < work_.microbatches; ++m) {
-      const auto found = cells_.find({chunk, m});
-      if (found == cells_.end() || !found->second.is_done()) return false;
+      if (!is_done({chunk, m})) return false;
     }
     return true;
   }
 
-  void check_reduce(int chunk) {
-    if (!own_.contains(chunk)) fault("the rank does not run this chunk");
-    if (!reduced_.insert(chunk).second) fault("a second reduction");
-    if (updated_.contains(chunk)) fault("reduced after its update");
-    if (!all_done(chunk)) fault("reduced before its last backward");
+  void check_reduce(const Action& action) {
+    const bool one = action.microbatch >= 0;
+    if (updated_.contains(action.chunk)) fault("reduced after its update");
+    for (int m = 0; one && m < work_.microbatches; ++m) {
+      if (m != action.microbatch && !reduced_.contains({action.chunk, m}) &&
+          has_begun(action.chunk, m)) {
+        fault("the sum holds microbatch " + std::to_string(m) + " too");
+      }
+    }
+    for (int m = one ? action.microbatch : 0; m < work_.microbatches; ++m) {
+      if (!reduced_.insert({action.chunk, m}).second) return fault("a second reduction");
+      for (const int c : group(action.chunk)) {
+        if (!is_done({c, m})) return fault("reduced before its last backward");
+      }
+      if (one) break;
+    }
   }
 
   void check_update(int chunk) {
-    for (const int c : chunk < 0 ? own_ : std::set<int>{chunk}) {
-      if (!own_.contains(c)) fault("the rank does not run chunk " + std::to_string(c));
-      if (!updated_.insert(c).second) fault("a second update of chunk " + std::to_string(c));
-      if (!all_done(c)) fault("an update before chunk " + std::to_string(c) + "'s last backward");
+    std::set<int> named{chunk};
+    if (chunk < 0) named = own_;
+    if (chunk >= 0 && owner_[chunk] != chunk) fault("is named by the chunk that it is tied to");
+    if (chunk >= 0) {
+      for (const int c : group(chunk)) named.insert(c);
     }
+    for (const int c : named) {
+      const std::string name = "chunk " + std::to_string(c);
+      if (!own_.contains(c)) fault("the rank does not run " + name);
+      if (!updated_.insert(c).second) fault("a second update of " + name);
+      if (!all_done(c)) fault("an update before " + name + "'s last backward");
+      for (int m = 0; reduces_ && m < work_.microbatches; ++m) {
+        if (reduced_.contains({owner_[c], m})) continue;
+        fault("an update of " + name + " before microbatch " + std::to_string(m) + " is reduced");
+      }
+      if (!present_.contains(c)) continue;
+      if (resident_.contains(c)) {
+        present_.erase(c);  // old values
+      } else {
+        fault("an update while " + name + "'s old values are gathered");
+      }
+    }
+  }
+
+  void check_snapshot() {
+    if (!work_.snapshot) fault("no snapshot was asked for");
+    if (at_ + 1 != list_.size()) fault("a snapshot ends the step");
   }
 
   void check_end() {
@@ -179,53 +255,42 @@ class RankCheck {
       const std::string chunk = "chunk " + std::to_string(c);
       if (!all_done(c)) fault(chunk + " does not finish all microbatches");
       if (!updated_.contains(c)) fault(chunk + " is never updated");
+      if (!gathered_.empty() && !gathered_.contains(owner_[c])) {
+        fault(chunk + " is not gathered, and others are");
+      }
     }
-    for (const int c : present_) fault("chunk " + std::to_string(c) + " is never freed");
+    for (const int c : work_.recomputed) check_light(c);
+    for (const int c : present_) {
+      if (!resident_.contains(c)) fault("chunk " + std::to_string(c) + " is never freed");
+    }
+    for (const int c : resident_) {
+      if (!present_.contains(c)) fault("the next step lacks chunk " + std::to_string(c));
+    }
+    const bool saved = !list_.empty() && list_.back().kind == Kind::kSnapshot;
+    if (work_.snapshot && !saved) fault("the snapshot is missing");
+  }
+
+  void check_light(int chunk) {
+    for (int m = 0; own_.contains(chunk) && m < work_.microbatches; ++m) {
+      const auto found = cells_.find({chunk, m});
+      if (found != cells_.end() && found->second.light == 1) continue;
+      fault("chunk " + std::to_string(chunk) + " is to be recomputed and has no light forward of " +
+            "microbatch " + std::to_string(m));
+    }
   }
 
   const std::vector<Action>& list_;
   const StepWork& work_;
   const int rank_;
+  const std::vector<int> owner_;
   std::vector<std::string>& faults_;
   size_t at_ = 0;
-  std::set<int> own_, gathered_, present_, reduced_, updated_;
-  std::set<Cell> received_;
+  bool reduces_ = false;
+  std::set<int> own_, gathered_, present_, updated_;
+  std::set<int> resident_;  // gathered after the update, for the next step
+  std::set<Cell> received_, reduced_;
   std::map<Cell, Progress> cells_;
 };
-
-using Transfer = std::tuple<int, int, int, int>;  // from, to, chunk, microbatch
-
-// Every rank issues in order; a receive waits for its send, which waits for nobody. If all lists
-// can be emptied so, no timing can stop them: what is enabled stays enabled.
-void check_transfers(const Schedule& schedule, std::vector<std::string>& faults) {
-  std::map<std::pair<int, int>, std::deque<Cell>> channels;  // (from, to) -> in flight, in order
-  std::vector<size_t> at(schedule.size(), 0);
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (size_t rank = 0; rank < schedule.size(); ++rank) {
-      for (; at[rank] < schedule[rank].size(); ++at[rank], moved = true) {
-        const Action& a = schedule[rank][at[rank]];
-        const int self = static_cast<int>(rank);
-        if (a.kind == Kind::kSend) channels[{self, a.peer}].emplace_back(a.chunk, a.microbatch);
-        if (a.kind != Kind::kRecv) continue;
-        auto& channel = channels[{a.peer, self}];
-        if (channel.empty() || channel.front() != Cell{a.chunk, a.microbatch}) break;
-        channel.pop_front();
-      }
-    }
-  }
-  for (size_t rank = 0; rank < schedule.size(); ++rank) {
-    if (at[rank] == schedule[rank].size()) continue;
-    faults.push_back("rank " + std::to_string(rank) + ", position " + std::to_string(at[rank]) +
-                     " (" + to_text(schedule[rank][at[rank]]) +
-                     "): waits for ever, or for another value than the next that is sent");
-  }
-  for (const auto& [ends, channel] : channels) {
-    if (channel.empty()) continue;
-    faults.push_back("rank " + std::to_string(ends.first) + ": " + std::to_string(channel.size()) +
-                     " sends to rank " + std::to_string(ends.second) + " are never received");
-  }
-}
 
 }  // namespace
 
@@ -235,22 +300,31 @@ std::vector<std::string> schedule_faults(const Schedule& schedule, const StepWor
     return {"a schedule of " + std::to_string(schedule.size()) + " ranks for " +
             std::to_string(work.ranks)};
   }
-  std::map<int, std::vector<bool>> holders;  // chunk -> for each rank that runs it: is it reduced
+  const std::vector<int> owner = owners(work);
+  Holders holders;
+  std::set<int> run, reducing;
   for (int rank = 0; rank < work.ranks; ++rank) {
     RankCheck check(schedule, work, rank, faults);
     check.run();
-    for (const int c : check.own()) holders[c].push_back(check.reduced().contains(c));
-  }
-  for (int c = 0; c < work.chunks; ++c) {
-    const std::vector<bool>& held = holders[c];
-    const std::string chunk = "chunk " + std::to_string(c);
-    if (held.empty()) faults.push_back(chunk + " runs on no rank");
-    if (held.size() > 1 && std::find(held.begin(), held.end(), false) != held.end()) {
-      faults.push_back(chunk + " runs on " + std::to_string(held.size()) +
-                       " ranks and is not reduced on each");
+    if (check.reduces()) reducing.insert(rank);
+    for (const int c : check.own()) {
+      if (c < 0 || c >= work.chunks) continue;
+      run.insert(c);
+      holders[owner[c]].insert(rank);
     }
   }
-  check_transfers(schedule, faults);
+  for (int c = 0; c < work.chunks; ++c) {
+    if (!run.contains(c)) faults.push_back("chunk " + std::to_string(c) + " runs on no rank");
+  }
+  for (const auto& [c, ranks] : holders) {
+    const size_t times = ranks.size() * static_cast<size_t>(work.replicas);
+    const bool all = std::includes(reducing.begin(), reducing.end(), ranks.begin(), ranks.end());
+    if (times == 1 || all) continue;
+    faults.push_back("chunk " + std::to_string(c) + " runs on " + std::to_string(times) +
+                     " ranks and is not reduced on each");
+  }
+  const std::vector<std::string> stuck = deadlocks(schedule, holders);
+  faults.insert(faults.end(), stuck.begin(), stuck.end());
   return faults;
 }
 
@@ -273,6 +347,19 @@ PeakLive peak_live(const std::vector<Action>& rank) {
     if (action.kind == Kind::kBackward || action.kind == Kind::kBackwardWeight) graphs.erase(cell);
     peak.graphs = std::max(peak.graphs, static_cast<int>(graphs.size()));
     peak.inputs = std::max(peak.inputs, static_cast<int>(inputs.size()));
+  }
+  return peak;
+}
+
+int peak_gathered(const std::vector<Action>& rank) {
+  std::set<int> present;
+  int peak = 0;
+  for (int pass = 0; pass < 2; ++pass) {  // the second begins with what the first leaves
+    for (const Action& action : rank) {
+      if (action.kind == Kind::kGather) present.insert(action.chunk);
+      if (action.kind == Kind::kFree) present.erase(action.chunk);
+      peak = std::max(peak, static_cast<int>(present.size()));
+    }
   }
   return peak;
 }

@@ -7,12 +7,17 @@
 //              before
 //   data       the input of chunk c > 0 is there: computed here or received; its gradient likewise
 //   transfers  every send meets its receive, in the same order on both sides
-//   deadlock   with each rank issuing in order and each receive waiting for its send, all finish,
-//              whatever the ranks' speeds
-//   parameters if a chunk is gathered, it is so before each use and freed after the last
-//   update     every chunk is reduced at most once, after its last backward, and updated once,
-//   after
-//              that; a chunk that runs on several ranks must be reduced
+//   deadlock   with each rank issuing in order, each receive waiting for its send and each gather
+//              and reduction for all ranks that run the chunk, all finish, whatever their speeds
+//   parameters where chunks are gathered, all are: before each use, not twice, freed after the last
+//              use and before the update, which would leave old values; or gathered after the
+//              update and present in the whole of the next step
+//   reduction  where gradients are reduced, each microbatch's of each chunk is, once: by a
+//              reduction that names it, before another adds to the same sum, or by one of the whole
+//              step; after the backward, before the update. A chunk that several ranks or replicas
+//              run must be reduced
+//   update     every chunk is updated once, after its last backward
+//   snapshot   ends the step where one was asked for
 #pragma once
 
 #include <string>
@@ -32,5 +37,9 @@ struct PeakLive {
   int inputs = 0;  // whose input alone is kept (light forwards)
 };
 PeakLive peak_live(const std::vector<Action>& rank);
+
+// Chunks that are gathered at the worst moment. One that is still gathered at the end was so at the
+// beginning.
+int peak_gathered(const std::vector<Action>& rank);
 
 }  // namespace troupe
