@@ -95,7 +95,8 @@ class Run {
     print_config(text, recipe_, {});
     const auto ranks = std::make_shared<Ranks>(world, recipe_);
     ranks->require_equal("version", version() + ' ' + commit());
-    ranks->require_equal("recipe", hex(hash128(std::as_bytes(std::span(text.str())))));
+    const std::string recipe = text.str();
+    ranks->require_equal("recipe", hex(hash128(std::as_bytes(std::span(recipe)))));
     return ranks;
   }
 

@@ -1,5 +1,7 @@
 #include "troupe/nn/block.h"
 
+#include <algorithm>
+
 #include <ATen/TensorOperators.h>
 
 #include <tuple>
@@ -61,7 +63,7 @@ UnitResult Block::forward(const at::Tensor& h, const Batch& batch, const Packing
 at::Tensor Block::feed_forward(const at::Tensor& x_TD, const Batch& batch, const Context& context,
                                UnitResult& result) {
   if (ffn_) return ffn_->forward(x_TD);
-  const int64_t sequences = result.h.size(0);
+  const int64_t sequences = std::max<int64_t>(result.h.size(0), 1);  // of no tokens: one, empty
   Tokens tokens = {.valid_T = flat_or_none(batch.valid_BS),
                    .ids_T = flat_or_none(batch.ids_BS),
                    .sequences = sequences};

@@ -112,6 +112,15 @@ Experts::Experts(const ExpertsConfig& c, const ExpertsShape& shape) : config_(c)
     b2 = Param::of_experts({E, D}, {.kind = Init::kZero}, shape.held);
     b1->group = b2->group = Group::kNoDecay;
   }
+  if (shape.slices > 1) {
+    TROUPE_CHECK(F % shape.slices == 0, "experts' hidden", F, "is not cut evenly over",
+                 shape.slices, "ranks");
+    TROUPE_CHECK(!c.bias && c.lora.rank == 0, "experts with bias or lora cannot be cut by their",
+                 "hidden width: use at most as many expert ranks as experts");
+    const int64_t columns = F / shape.slices;
+    w1.take_box(2, shape.slice * columns, columns, Axis::kExpertTensor);
+    w2.take_box(2, shape.slice * columns, columns, Axis::kExpertTensor);
+  }
   if (c.lora.rank == 0) return;
   const Init a{.kind = Init::kKaiming}, zero{.kind = Init::kZero};
   w1.frozen = w2.frozen = true;

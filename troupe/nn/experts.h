@@ -134,6 +134,8 @@ struct ExpertsShape {
   int64_t experts;                  // E, over all ranks
   int64_t layers;                   // of the model: scales W2's initial values
   HeldExperts held = std::nullopt;  // absent: all
+  // Hidden sharding (H2): of each expert's F columns this rank has part `slice` of `slices`.
+  int64_t slices = 1, slice = 0;
 };
 
 struct ExpertsOutput {

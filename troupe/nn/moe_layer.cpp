@@ -17,6 +17,8 @@ ExpertsShape experts_shape(const MoeConfig& c, const MoeShape& s, const Dispatch
   ExpertsShape shape{
       .width = c.latent > 0 ? c.latent : s.width, .experts = c.experts, .layers = s.layers};
   if (!d.holds_all_experts()) shape.held = d.placement().held_by(d.rank());
+  shape.slices = d.placement().slices();
+  if (shape.slices > 1) shape.slice = d.placement().slice_of(d.rank());
   return shape;
 }
 

@@ -86,8 +86,12 @@ void ParamStore::make_buffers(Bucket& b, const at::TensorOptions& options) {
   for (const int64_t s : b.members) {
     const Slot& slot = slots_[static_cast<size_t>(s)];
     Param& p = *slot.named.param;
-    p.value =
-        b.value.narrow(0, slot.offset, p.numel()).view(p.shown).detach().set_requires_grad(true);
+    // With a version of its own: a gather that fills the buffer again is no change of the values
+    // that autograd keeps.
+    p.value = b.value.narrow(0, slot.offset, p.numel())
+                  .view(p.shown)
+                  .variable_data()
+                  .set_requires_grad(true);
   }
   if (b.dropped_between_uses) give_back_memory(b.value);
 }
@@ -135,7 +139,7 @@ void ParamStore::values_from_masters() {
 void ParamStore::begin_step() {
   grads_.assign(slots_.size(), {});
   is_sum_.assign(slots_.size(), 0);
-  for (Bucket& b : buckets_) b.grad = {};
+  for (Bucket& b : buckets_) b.grad.reset();
 }
 
 void ParamStore::add(int64_t slot, const at::Tensor& grad) {
@@ -242,7 +246,7 @@ void ParamStore::reduce(int64_t unit, bool last) {
       at::Tensor& grad = grads_[static_cast<size_t>(m)];
       const Slot& slot = slots_[static_cast<size_t>(m)];
       if (grad.defined()) r.whole.narrow(0, slot.offset, grad.numel()).copy_(grad);
-      grad = {};
+      grad.reset();
       is_sum_[static_cast<size_t>(m)] = 0;
     }
     const Owners& ranks = owners_of(b);
@@ -252,7 +256,7 @@ void ParamStore::reduce(int64_t unit, bool last) {
     } else {
       r.own = r.whole;
       if (last) {  // nothing to wait for: to the replicas at once
-        if (b.grad.defined()) r.own.add_(std::exchange(b.grad, {}));
+        if (b.grad.defined()) r.own.add_(std::exchange(b.grad, at::Tensor()));
         r.pending = ranks.replicas->sum({r.own});
         r.all_summed = true;
       }

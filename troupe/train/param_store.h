@@ -75,7 +75,7 @@ struct Bucket {
   bool dropped_between_uses = false;
   int uses = 0;        // gather() without drop(), where dropped between uses
   bool stale = false;  // `own` changed since `value` was gathered
-  Pending gathering;
+  Pending gathering = {};
   bool has_master() const { return dtype != at::kFloat; }
 };
 

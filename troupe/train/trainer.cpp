@@ -177,10 +177,10 @@ RunEnd Trainer::run() {
   profile_ = std::make_unique<Profile>(first_ ? recipe_.profile : ProfileConfig{}, dir, tools_.log,
                                        !learner_->device().is_cpu());
   say_start();
-  Record begin;
-  begin.add("event", std::string_view(resumed_step_ >= 0 ? "resume" : "start"));
-  begin.add("samples", state_.done.samples);
-  event(std::move(begin));
+  Record started;
+  started.add("event", std::string_view(resumed_step_ >= 0 ? "resume" : "start"));
+  started.add("samples", state_.done.samples);
+  event(std::move(started));
   if (recipe_.eval.at_start && state_.done.steps == 0) evaluate_all();
   while (state_.done.steps < plan_.run.steps) {
     if (ranks_.alone()) stop_ = why_stop();
