@@ -2,9 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/nonzero_static.h>
-#include <ATen/ops/zeros.h>
 
 #include <numeric>
 #include <utility>
@@ -13,9 +11,8 @@
 #include "troupe/core/check.h"
 #include "troupe/dist/copies.h"
 #include "troupe/dist/host_copy.h"
-#include "troupe/dist/row_budget.h"
+#include "troupe/dist/rank_plan.h"
 #include "troupe/ops/combine.h"
-#include "troupe/ops/routing_plan.h"
 
 namespace troupe {
 namespace {
@@ -56,17 +53,6 @@ Split read_split(const at::Tensor& counts, CountColumn column) {
   return {read(0), read(1)};
 }
 
-// A rank without experts gets nothing.
-Plan empty_plan(const at::Tensor& ids_SK) {
-  const auto ints = ids_SK.options();
-  const at::Tensor none = at::empty({0}, ints);
-  return {.expert_offset = at::zeros({1}, ints),
-          .row_src = none,
-          .row_slot = none,
-          .slot_row = ids_SK,
-          .counts = at::empty({0}, ints.dtype(at::kLong))};
-}
-
 class A2aDispatcher : public Dispatcher {
  public:
   A2aDispatcher(std::shared_ptr<RankGroup> ranks, Placement placement, DispatchMode mode)
@@ -75,9 +61,7 @@ class A2aDispatcher : public Dispatcher {
         mode_(mode),
         table_(placement_),
         held_(static_cast<int64_t>(placement_.held_by(ranks_->rank()).size())) {
-    TROUPE_CHECK(ranks_->size() == placement_.ranks(), "- experts are placed on",
-                 placement_.ranks(), "ranks, but the group has", ranks_->size(), ":",
-                 ranks_->description());
+    check_placed_on(placement_, *ranks_);
   }
 
   Handle stage(const at::Tensor& x_TD) override {
@@ -89,10 +73,7 @@ class A2aDispatcher : public Dispatcher {
   void route(const Handle& handle, const Routed& routed) override {
     A2aLease& lease = of(handle);
     TROUPE_CHECK(lease.x_TD.defined(), "route comes once, after stage");
-    TROUPE_CHECK(routed.ids_TK.dim() == 2 && routed.ids_TK.size(0) == lease.x_TD.size(0) &&
-                     routed.scores_TK.sizes() == routed.ids_TK.sizes(),
-                 "- ids", routed.ids_TK.sizes(), "and scores", routed.scores_TK.sizes(), "for x",
-                 lease.x_TD.sizes());
+    check_routed(routed, lease.x_TD);
     lease.routed = routed;
     lease.copies = Copies(table_, routed.ids_TK, placement_.slices());
     lease.counts = exchanged(lease.copies.counts(routed.capacity));
@@ -121,10 +102,7 @@ class A2aDispatcher : public Dispatcher {
     ExpertRows out{.source_SD = {}, .scores_SK = in.scores_CK, .plan = {}};
     const at::Tensor ids = within_budget(in.ids_CK, routed.budget, out.lost);
     out.plan =
-        held_ == 0
-            ? empty_plan(ids)
-            : routing_plan(ids,
-                           {.experts = held_, .alignment = routed.alignment, .capacity = capacity});
+        plan_of_rank(ids, {.experts = held_, .alignment = routed.alignment, .capacity = capacity});
     moving.wait();
     out.source_SD = source_rows(lease, source_CD);
     return out;

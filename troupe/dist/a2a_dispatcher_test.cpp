@@ -22,26 +22,8 @@ std::unique_ptr<Dispatcher> over(World& world, const Placement& placement, Mode 
   return a2a_dispatcher(world.all(), placement, mode);
 }
 
-std::string text_of(const Case& c, const Placement& p) {
-  return std::to_string(p.ranks()) + " ranks, type " + std::to_string(int(c.type)) + ", load " +
-         std::to_string(int(c.load)) + ", " + std::to_string(c.all()) + " tokens, seed " +
-         std::to_string(c.seed);
-}
-
-// kFast against virtual ranks, kExact against one process, both bit for bit.
 void compare(World& world, const Case& c, const Placement& p, const Options& o = {}) {
-  const Inputs all = draw(c), own = part_of(all, c, p, world.rank());
-  Options whole = o;
-  whole.capacity *= p.ranks();
-  for (const Mode mode : {Mode::kFast, Mode::kExact}) {
-    const auto oracle =
-        mode == Mode::kFast ? virtual_ranks_dispatcher(p) : local_dispatcher(c.experts);
-    const auto d = over(world, p, mode);
-    const Results got = run(*d, own, o);
-    expect_equal(got, part_of(run(*oracle, all, whole), c, p, world.rank()),
-                 to_text(mode) + ", " + text_of(c, p));
-    expect_equal(run(*d, own, o), got, to_text(mode) + " once more, " + text_of(c, p));
-  }
+  ranks_problem::compare(world, a2a_dispatcher, c, p, o);
 }
 
 // Every type, load and distribution of tokens.
@@ -53,13 +35,15 @@ void compare_all(World& world) {
   for (int64_t r = 0; r < W; ++r) ragged[r] = 7 * ((r + 2) % W) + r % 2;
   last.back() = 33;
   for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16}) {
-    for (const auto& tokens : {even, ragged, last, one, none}) {
-      compare(world, {.tokens = tokens, .type = type, .experts = p.experts()}, p);
-    }
-    for (const Load load :
-         {Load::kBalanced, Load::kHotExpert, Load::kHotRank, Load::kTwice, Load::kNone}) {
-      compare(world, {.tokens = ragged, .type = type, .load = load, .experts = p.experts()}, p);
-    }
+    compare(world, {.tokens = ragged, .type = type, .experts = p.experts()}, p);
+    compare(world, {.tokens = last, .type = type, .experts = p.experts()}, p);
+  }
+  for (const auto& tokens : {even, one, none}) {
+    compare(world, {.tokens = tokens, .experts = p.experts()}, p);
+  }
+  for (const Load load :
+       {Load::kBalanced, Load::kHotExpert, Load::kHotRank, Load::kTwice, Load::kNone}) {
+    compare(world, {.tokens = ragged, .load = load, .experts = p.experts()}, p);
   }
 }
 

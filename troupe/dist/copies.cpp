@@ -1,15 +1,14 @@
 #include "troupe/dist/copies.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/nonzero_static.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/where.h>
 
 #include <algorithm>
+
+#include "troupe/dist/return_sums.h"
 
 namespace troupe {
 namespace {
@@ -18,17 +17,6 @@ namespace {
 at::Tensor places(const at::Tensor& mask) {
   const at::Tensor place = mask.reshape({-1}).cumsum(0, at::kInt) - 1;
   return place.masked_fill(mask.reshape({-1}).logical_not(), -1).reshape(mask.sizes());
-}
-
-// Of what a plan holds, combine reads slot_row alone.
-Plan summing(const at::Tensor& slot_row, int64_t rows) {
-  const auto ints = slot_row.options();
-  const at::Tensor none = at::empty({rows}, ints);
-  return {.expert_offset = at::arange(2, ints) * rows,
-          .row_src = none,
-          .row_slot = none,
-          .slot_row = slot_row.contiguous(),
-          .counts = at::empty({1}, ints.dtype(at::kLong))};
 }
 
 }  // namespace
@@ -58,19 +46,15 @@ at::Tensor Copies::routing(OwnerTable& table, const at::Tensor& ids_TK,
 }
 
 Plan Copies::sum_of_copies(int64_t copies) const {
-  return summing(places(any_WT_).t(), copies);
+  return sum_over_ranks(places(any_WT_), copies);
 }
 
 Plan Copies::sum_of_rows(int64_t rows) const {
-  const at::Tensor place_WTK = places(sent_WTK_);
-  if (slices_ == 1) return summing(place_WTK.amax(0), rows);
-  return summing(place_WTK.permute({1, 2, 0}).flatten(1), rows);
+  return sum_over_slots(places(sent_WTK_), slices_, rows);
 }
 
 Plan Copies::sum_of_slots(int64_t rows) const {
-  const at::Tensor place_WTK = places(sent_WTK_);
-  if (slices_ == 1) return summing(place_WTK.amax(0).reshape({-1, 1}), rows);
-  return summing(place_WTK.permute({1, 2, 0}).flatten(0, 1), rows);
+  return sum_over_slices(places(sent_WTK_), slices_, rows);
 }
 
 CopyRouting read_routing(const at::Tensor& routing, int64_t choices, at::ScalarType score_type) {

@@ -7,7 +7,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/dist/owner_table.h"
-#include "troupe/dist/row_budget.h"
+#include "troupe/dist/rank_plan.h"
 #include "troupe/ops/routing_plan.h"
 
 namespace troupe {
@@ -77,7 +77,8 @@ class LocalDispatcher : public Dispatcher {
 // Source rows are (rank, token): rank w's copy of token t is row w T + t.
 class VirtualRanksDispatcher : public LocalDispatcher {
  public:
-  explicit VirtualRanksDispatcher(Placement placement) : LocalDispatcher(std::move(placement)), owners_(placement_) {
+  explicit VirtualRanksDispatcher(Placement placement)
+      : LocalDispatcher(std::move(placement)), owners_(placement_) {
     TROUPE_CHECK(placement_.slices() == 1, "virtual ranks cannot hold slices of experts");
   }
 

@@ -38,7 +38,7 @@ void OwnerTable::move_to(const at::Device& device) {
 at::Tensor OwnerTable::owner_TK(const at::Tensor& ids_TK) {
   move_to(ids_TK.device());
   const at::Tensor ids = ids_TK.to(at::kLong).clamp(0, experts_ - 1);
-  const at::Tensor token = at::arange(ids.size(0), ids.options()).unsqueeze(1);
+  const at::Tensor token = at::arange(ids.size(-2), ids.options()).unsqueeze(1);
   const at::Tensor replica = token.remainder(replicas_E_.index({ids}));
   return owners_.index({ids, replica});
 }
@@ -55,6 +55,14 @@ at::Tensor OwnerTable::sent_WTK(const at::Tensor& ids_TK) {
 at::Tensor OwnerTable::local_ids_CK(const at::Tensor& ids_CK, const at::Tensor& rank_C) {
   const at::Tensor ids = ids_CK.to(at::kLong).clamp(0, experts_ - 1);
   return local_WE_.index({rank_C.unsqueeze(1), ids});
+}
+
+at::Tensor OwnerTable::held_ids_WTK(const at::Tensor& ids_WTK, int64_t rank) {
+  move_to(ids_WTK.device());
+  const at::Tensor ids = ids_WTK.to(at::kLong).clamp(0, experts_ - 1);
+  at::Tensor elsewhere = ids_WTK.lt(0).logical_or(ids_WTK.ge(experts_));
+  if (slices_ == 1) elsewhere = elsewhere.logical_or(owner_TK(ids_WTK).ne(rank));
+  return local_WE_[rank].index({ids}).masked_fill(elsewhere, -1);
 }
 
 }  // namespace troupe

@@ -15,10 +15,13 @@ class OwnerTable {
   at::Tensor sent_WTK(const at::Tensor& ids_TK);  // bool
   // Replicas chosen by the token's index, and no slices: the one rank of each slot, int64; that of
   // expert 0 where a slot has no expert.
-  at::Tensor owner_TK(const at::Tensor& ids_TK);
+  at::Tensor owner_TK(const at::Tensor& ids_TK);  // or [W, T, K], of several ranks' tokens
   // ids [C, K] of copies for the ranks int64 [C]: which of that rank's experts, int32; -1: not
   // there.
   at::Tensor local_ids_CK(const at::Tensor& ids_CK, const at::Tensor& rank_C);
+  // ids [W, T, K] of all ranks' tokens: which of `rank`'s experts, int32; -1: the row goes
+  // elsewhere.
+  at::Tensor held_ids_WTK(const at::Tensor& ids_WTK, int64_t rank);
 
  private:
   void move_to(const at::Device& device);

@@ -16,7 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "troupe/dist/dispatcher.h"
+#include "troupe/dist/a2a_dispatcher.h"
+#include "troupe/dist/local_dispatcher.h"
 #include "troupe/dist/world.h"
 
 namespace troupe::ranks_problem {
@@ -161,6 +162,31 @@ inline void expect_equal(const Results& got, const Results& want, const std::str
   one(got.scores_TK, want.scores_TK, "grad scores");
   one(got.w1, want.w1, "grad w1");
   one(got.w2, want.w2, "grad w2");
+}
+
+inline std::string text_of(const Case& c, const Placement& p) {
+  return std::to_string(p.ranks()) + " ranks, type " + at::toString(c.type) + ", load " +
+         std::to_string(static_cast<int>(c.load)) + ", " + std::to_string(c.all()) +
+         " tokens, seed " + std::to_string(c.seed);
+}
+
+using Maker = std::unique_ptr<Dispatcher> (*)(std::shared_ptr<RankGroup>, const Placement&,
+                                              DispatchMode);
+// kFast against virtual ranks, kExact against one process, both bit for bit.
+inline void compare(World& world, Maker make, const Case& c, const Placement& p,
+                    const Options& o = {}) {
+  const Inputs all = draw(c), own = part_of(all, c, p, world.rank());
+  Options whole = o;
+  whole.capacity *= p.ranks();
+  for (const DispatchMode mode : {DispatchMode::kFast, DispatchMode::kExact}) {
+    const auto oracle =
+        mode == DispatchMode::kFast ? virtual_ranks_dispatcher(p) : local_dispatcher(c.experts);
+    const auto d = make(world.all(), p, mode);
+    const Results got = run(*d, own, o);
+    expect_equal(got, part_of(run(*oracle, all, whole), c, p, world.rank()),
+                 to_text(mode) + ", " + text_of(c, p));
+    expect_equal(run(*d, own, o), got, to_text(mode) + " once more, " + text_of(c, p));
+  }
 }
 
 }  // namespace troupe::ranks_problem

@@ -89,8 +89,8 @@ MatRef read_view(const T* data, int64_t rows, int64_t cols) {
   return {data, dtype_of<T>, rows, cols, cols};
 }
 
-// To the type of x. H: so that backward computes A from the bits that are kept. Rows of Y and dX: so
-// that a sum of rows does not depend on where they were made (ranks send them in this type).
+// To the type of x. H: so that backward computes A from the bits that are kept. Rows of Y and dX:
+// so that a sum of rows does not depend on where they were made (ranks send them in this type).
 template <class T>
 void round_to(Dtype dtype, int64_t n, T* x) {
   if (dtype == dtype_of<T>) return;
