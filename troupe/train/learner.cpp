@@ -193,7 +193,15 @@ std::string Learner::first_bad(const Feed& feed, const TrainState& state) {
   const std::string unit = first_bad_unit(feed, state);
   if (!unit.empty()) return "forward of " + unit + " (replayed: the same)";
   if (gradients.empty()) return "the loss; replayed, its forward is finite: a passing fault";
-  return "gradient of " + told(gradients.back()) + "; replayed, its forward is finite";
+  return "gradient of " + told(gradients.back()) +
+         (gradients_are_bad_again(feed, state) ? " (replayed: the same; its forward is finite)"
+                                               : "; replayed, it is finite: a passing fault");
+}
+
+bool Learner::gradients_are_bad_again(const Feed& feed, const TrainState& state) {
+  const Schedule& schedule = schedules_.at(static_cast<int>(feed.microbatches.size()));
+  executor_->run(schedule[0], input_of(feed, state), {.update = [](const StepOutput&) {}});
+  return !bad_gradients(*store_).empty();
 }
 
 std::string Learner::first_bad_unit(const Feed& feed, const TrainState& state) {

@@ -27,7 +27,7 @@ struct StepReport {
   bool finite = true;
   bool skipped = false;
   std::string spike;      // what is out of line; empty: nothing
-  std::string first_bad;  // of a step that is not finite: where it began
+  std::string first_bad;  // of a step that is not finite: where it began, and if a replay finds it
   StepOutput output;
   PhaseSeconds seconds;
 };
@@ -63,6 +63,7 @@ class Learner {
   void apply(const TrainState& state, StepReport& report, const at::Tensor& grad_scale);
   std::string first_bad(const Feed& feed, const TrainState& state);
   std::string first_bad_unit(const Feed& feed, const TrainState& state);
+  bool gradients_are_bad_again(const Feed& feed, const TrainState& state);
 
   const Recipe recipe_;
   const RunPlan plan_;
