@@ -68,7 +68,8 @@ void diff_tensors(const DiffVerb& verb, Call& call) {
   Difference found{.tensors = compare_tensors(*a, *b, only), .state = {}};
   // How long the steps took is no part of a run's state.
   if (a->manifest() != nullptr && b->manifest() != nullptr && only.empty()) {
-    found.state = changes(a->manifest()->scalars, b->manifest()->scalars, {"seconds"});
+    found.state =
+        changes(a->manifest()->scalars, b->manifest()->scalars, {"seconds", "save_seconds"});
   }
   if (found.tensors.tensors == 0) fail(Code::kBadValue, "--only", "no tensor has such a name");
   verb.json ? print_json(found) : print_tensors(found, verb.all);

@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import random
 import subprocess
 import tempfile
 import unittest
@@ -10,6 +11,7 @@ import torch
 import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 TROUPE = pathlib.Path(os.environ["TROUPE_BUILD"], "troupe")
@@ -57,6 +59,37 @@ class TroupeHub(unittest.TestCase):
         out = self.troupe("eval", "run", "--set", f"data.valid=[{{path: {self.folder}/set}}]", "--set",
                           "data.sequence=32", "--set", "eval.batches=2")
         self.assertIn("loss", out)
+
+    def test_questions_are_scored_as_transformers_scores_them(self):
+        """Multiple choice as lm-eval asks it: the log-likelihood of each continuation, and that divided
+        by its bytes."""
+        self.save("mixtral", dtype=torch.float32, num_local_experts=4, num_experts_per_tok=2, vocab_size=280,
+                  max_position_embeddings=128)
+        (self.folder / "text.txt").write_text("the cat sat on the mat. a dog ran after it. " * 200)
+        self.troupe("tokenizer", "train", "text.txt", "--output", "mixtral/tokenizer.json", "--vocab", 270)
+        self.troupe("import", "mixtral", "run")
+        draw, words = random.Random(3), "the cat sat on mat a dog ran after it zx q".split()
+        questions = [{"query": " ".join(draw.choices(words, k=6)), "gold": draw.randrange(4),
+                      "choices": [" ".join(draw.choices(words, k=draw.randrange(1, 7))) for _ in range(4)]}
+                     for _ in range(24)]
+        (self.folder / "q.jsonl").write_text("".join(json.dumps(q) + "\n" for q in questions))
+        ours = json.loads(self.troupe("eval", "run", "--tasks", "q.jsonl", "--json", "--set", "data.valid=[]").splitlines()[-1])
+        tokenizer = Tokenizer.from_file(str(self.folder / "mixtral/tokenizer.json"))
+        model = AutoModelForCausalLM.from_pretrained(self.folder / "mixtral", dtype=torch.float32).eval()
+        right = normed = 0
+        for q in questions:
+            scores = []
+            for choice in q["choices"]:
+                before = len(tokenizer.encode(q["query"]).ids)
+                ids = torch.tensor([tokenizer.encode(q["query"] + " " + choice).ids])
+                with torch.no_grad():
+                    logs = model(ids).logits[0, :-1].log_softmax(-1)
+                scores.append(logs.gather(1, ids[0, 1:, None])[before - 1:].sum().item())
+            right += max(range(4), key=scores.__getitem__) == q["gold"]
+            normed += max(range(4), key=lambda i: scores[i] / len(q["choices"][i])) == q["gold"]
+        self.assertNotEqual(right, normed)  # else one of them could stand for the other
+        self.assertAlmostEqual(ours["accuracy"], right / 24)
+        self.assertAlmostEqual(ours["accuracy_normed"], normed / 24)
 
     def test_there_and_back_is_the_same_model(self):
         self.save("mixtral", num_local_experts=4, num_experts_per_tok=2)

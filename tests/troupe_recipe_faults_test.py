@@ -72,6 +72,34 @@ class TroupeRecipeFaults(NanoRun):
         two = ["--set", "train.steps=7", "--set", "train.steps=9"]
         self.assertIn("steps: 9  #", self.troupe("config", "print", "nano.yaml", *two).stdout)
 
+    def test_F81_a_recipe_may_stand_on_another(self):
+        (self.folder / "small.yaml").write_text("base: nano.yaml\ntrain: {steps: 7, global_batch: 4}\n")
+        (self.folder / "sub").mkdir()
+        (self.folder / "deep.yaml").write_text("base: sub/middle.yaml\nmodel: {layers: 3}\n")
+        (self.folder / "sub/middle.yaml").write_text("base: leaf.yaml\nmodel: {width: 64}\n")
+        (self.folder / "sub/leaf.yaml").write_text(NANO)
+        said = self.troupe("config", "print", "small.yaml", "--set", "train.steps=9").stdout
+        self.assertIn("steps: 9  # --set train.steps=9", said)
+        self.assertIn("global_batch: 4  # small.yaml:2", said)
+        self.assertRegex(said, r"width: 32  # nano.yaml:\d")
+        self.assertNotIn("base", said)
+        said = self.troupe("config", "print", "deep.yaml").stdout
+        self.assertIn("layers: 3  # deep.yaml:2", said)
+        self.assertIn("width: 64  # sub/middle.yaml:2", said)
+        self.troupe("train", "small.yaml")
+        self.assertEqual(max(self.losses()), 7)
+        for base, what in (("../nano.yaml", "without .."), (f"{self.folder}/nano.yaml", "without .."),
+                           ("small.yaml", "or on itself"), ("[a]", "names a file"), ("no.yaml", "no.yaml")):
+            (self.folder / "small.yaml").write_text(f"base: {base}\n")
+            said = self.troupe("check", "small.yaml", code=2).stderr
+            self.assertIn(what, said)
+            self.assertRegex(said, r"E20\d\d")
+        (self.folder / "small.yaml").write_text("base: nano.yaml\ntrain: {stepz: 7}\n")
+        (self.folder / "nano.yaml").write_text(NANO.replace("heads", "headz"))
+        said = self.troupe("check", "small.yaml", code=2).stderr
+        self.assertIn("small.yaml:2", said)
+        self.assertIn("nano.yaml:2", said)
+
     def test_F82_a_run_that_cannot_fit_stops_before_it_allocates(self):
         said = self.troupe("check", "nano.yaml", "--assume-memory", "100MiB", code=7)
         self.assertIn("it will not fit", said.stderr)

@@ -1,7 +1,9 @@
 """Runs that go on: with something changed, missing or newer than what they go on from, and with numbers
 that are not what they should be. Rows of docs/RELIABILITY.md."""
 import json
+import pathlib
 import random
+import shutil
 import unittest
 
 from nano_run import NanoRun
@@ -36,6 +38,23 @@ class TroupeResume(NanoRun):
         self.assertIn("resumed step 5", said)
         self.train("checkpoint.dir=whole")
         self.assert_equal_runs("whole", "run")
+
+    def test_F31_what_older_versions_wrote_is_gone_on_from(self):
+        """tests/ckpt/vN: a run of format N that was stopped at step 8, and the losses that followed there."""
+        stored = sorted((pathlib.Path(__file__).parent / "ckpt").iterdir())
+        self.assertGreaterEqual(len(stored), 1)
+        for folder in stored:
+            with self.subTest(folder.name):
+                shutil.copy(folder / "recipe.yaml", self.folder / "nano.yaml")
+                shutil.copytree(folder / "step-000008", self.folder / "run" / "step-000008")
+                self.assertIn("step 8", self.troupe("inspect", "run/step-000008").stdout)
+                self.assertIn("resumed step 8 from run/step-000008, 32 samples done", self.train())
+                want = json.loads((folder / "losses.json").read_text())
+                got = self.losses()
+                self.assertEqual(sorted(got), sorted(map(int, want)))
+                for step, loss in want.items():
+                    self.assertAlmostEqual(float(got[int(step)]), loss, delta=1e-4)
+                shutil.rmtree(self.folder / "run")
 
     def test_F32_a_finished_run_says_so_and_writes_nothing(self):
         self.train("train.steps=5")
@@ -90,6 +109,22 @@ class TroupeResume(NanoRun):
         self.assertNotIn("nan", said.lower())
         self.assertEqual(sorted(self.losses()), [1, 2, 3])
 
+    def test_D2_a_loss_is_the_mean_over_all_targets_however_the_batch_is_cut(self):
+        """A sequence with one target in 32 counts a thirty-second of one that has all."""
+        self.troupe("data", "build", "text.txt", "-t", "bytes", "--no-eod", "-o", "set")
+        size = (self.folder / "set.bin").stat().st_size // 2
+        (self.folder / "set.weights").write_bytes(bytes((i // 32) % 3 == 1 or i % 32 == 5 for i in range(size)))
+        sets = ["data={train: [{path: set}], sequence: 32}", "train.steps=6", "train.optimizer={kind: sgd, lr: 0.3}",
+                "model.moe.router.balance.aux_loss=0"]
+        losses = []
+        for micro in (1, 2, 8):
+            self.train(*sets, f"train.micro_batch={micro}", f"checkpoint.dir=run{micro}")
+            losses.append([float(v) for v in self.losses(f"run{micro}").values()])
+        self.assertLess(losses[0][-1], losses[0][0] - 0.5)
+        for other in losses[1:]:
+            for a, b in zip(losses[0], other):
+                self.assertAlmostEqual(a, b, delta=2e-5)
+
     def test_F70_waiting_for_data_is_told_and_alarms_nobody(self):
         said = self.train(TROUPE_FAULT="batch=sleep:50")
         rows = [r for r in self.records() if "data_wait" in r]
@@ -114,9 +149,30 @@ class TroupeResume(NanoRun):
         self.train("train.steps=10")
         said = self.train("train.global_batch=16", code=4)
         self.assertRegex(said, r"train.batch.*8.*16")
-        self.train("train.global_batch=16", "checkpoint.waive_changed=[train.batch]")
+        self.train("train.global_batch=16", "checkpoint.waive_changed=[train.batch, train.length]")
         rows = {r["step"]: r["samples"] for r in self.records() if "event" not in r}
         self.assertEqual((rows[10], rows[11], rows[20]), (80, 96, 240))
+
+    def test_F127_another_length_is_refused_where_the_rates_so_far_would_have_been_others(self):
+        self.train("train.steps=10")
+        said = self.train(code=4)  # 20 steps: the cosine was one of 10
+        self.assertIn("E4006 the run was to be 10 steps long and is now 20: of that length, the 10 steps so far would "
+                      "have had another learning rate", said)
+        self.assertIn("checkpoint.waive_changed=[train.length]", said)
+        self.assertEqual(max(self.losses()), 10)
+        said = self.train("checkpoint.waive_changed=[train.length]")
+        self.assertIn("it goes on from sample 80", said)
+        rows = {r["step"]: r["samples"] for r in self.records() if "event" not in r}
+        self.assertEqual((rows[10], rows[11], rows[20]), (80, 88, 160))
+        # A constant rate, a tail that has not begun, an end of its own: no step would have been another.
+        for name, schedule in (("constant", "{kind: constant}"), ("wsd", "{kind: wsd, decay: 5}"),
+                               ("cosine", "{kind: cosine, end: 30}")):
+            sets = [f"checkpoint.dir={name}", f"train.schedule={schedule}"]
+            self.train(*sets, "train.steps=30", TROUPE_FAULT="batch:12=kill", code=-9)
+            self.train(*sets, "train.steps=40")
+            self.assertEqual(max(self.losses(name)), 40)
+        # After the tail has begun it is another run.
+        self.train("checkpoint.dir=wsd", "train.schedule={kind: wsd, decay: 5}", "train.steps=50", code=4)
 
     def test_F133_the_log_marks_where_a_run_goes_on(self):
         self.train("checkpoint.background=false", TROUPE_FAULT="batch:8=kill", code=-9)

@@ -4,7 +4,10 @@ import json
 import math
 import os
 import pathlib
+import pty
 import re
+import shutil
+import signal
 import subprocess
 import tempfile
 import unittest
@@ -133,13 +136,18 @@ class TroupeRuns(unittest.TestCase):
         self.assertRegex(olmoe.stdout, r"6\.92B parameters, 1\.28B active")
 
     def test_the_forecast_is_near_what_a_run_takes(self):
-        out = json.loads(self.troupe(
-            "bench", "nano.yaml", "--json", "--steps", "2", "--warmup", "1", "--set",
-            "model={layers: 4, width: 256, heads: 4, vocab: 4096, max_positions: 256, "
-            "moe: {experts: 8, top_k: 2, hidden: 256}}", "--set", "data.sequence=256", "--set",
-            "train.global_batch=4", "--set", "train.micro_batch=4").stdout)
-        ratio = out["forecast_bytes"] / out["peak_bytes"]
-        self.assertLess(abs(math.log(ratio)), math.log(1.15), out)
+        peaks = []
+        for recompute in ("none", "1"):
+            out = json.loads(self.troupe(
+                "bench", "nano.yaml", "--json", "--steps", "2", "--warmup", "1", "--set",
+                "model={layers: 4, width: 256, heads: 4, vocab: 4096, max_positions: 256, "
+                "moe: {experts: 8, top_k: 2, hidden: 256}}", "--set", "data.sequence=256", "--set",
+                "train.global_batch=4", "--set", "train.micro_batch=4", "--set",
+                f"train.recompute='{recompute}'").stdout)
+            ratio = out["forecast_bytes"] / out["peak_bytes"]
+            self.assertLess(abs(math.log(ratio)), math.log(1.15), out)
+            peaks.append(out["peak_bytes"])
+        self.assertLess(peaks[1], peaks[0])
 
     def test_bench_measures_learned_and_forced_routing(self):
         out = self.troupe("bench", "nano.yaml", "--steps", "2", "--warmup", "1", "-o", "b.json")
@@ -248,8 +256,42 @@ class TroupeRuns(unittest.TestCase):
         self.assertEqual(self.complete("train", "run.yaml", "--set", "model.moe.top"),
                          ["model.moe.top_k="])
         self.assertEqual(self.complete("config", "explain", "train.se"), ["train.seed"])
-        self.assertIn("bashcompinit", self.troupe("completion", "zsh").stdout)
         self.troupe("completion", "fish", code=2)
+
+    def complete_in_zsh(self, *lines):
+        """What stands on the command line of a real zsh after the tab key, for each of the lines."""
+        child, terminal = pty.fork()
+        if child == 0:
+            os.chdir(self.folder)
+            os.execvpe("zsh", ["zsh", "-f", "-i"], dict(self.env, TERM="dumb", PS1="$ "))
+        said, out = b"", []
+        try:
+            os.write(terminal, b"unsetopt zle_bracketed_paste; autoload -Uz compinit; compinit -u -D; path=(%s $path); "
+                               b"source <(troupe completion zsh); print READ''Y\n" % str(TROUPE.parent.resolve()).encode())
+            while b"READY" not in said:
+                said += os.read(terminal, 65536)
+            for line in lines:
+                # To the line's beginning, and print what the tab made of it, in words.
+                os.write(terminal, line.encode() + b"\t\x01print -r -- '<' \x05 '>'\n")
+                said = b""
+                while not (found := re.findall(rb"\n< (.*?) *>", said.replace(b"\r", b""))):
+                    said += os.read(terminal, 65536)
+                out.append(found[-1].decode())
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(terminal)
+        return out
+
+    @unittest.skipUnless(shutil.which("zsh"), "zsh is not installed")
+    def test_zsh_completes_verbs_options_and_fields(self):
+        wanted = {"troupe tra": "troupe train",
+                  "troupe config ex": "troupe config explain",
+                  "troupe plan run.yaml --assume-m": "troupe plan run.yaml --assume-memory",
+                  "troupe train run.yaml --set model.moe.top": "troupe train run.yaml --set model.moe.top_k=",
+                  "troupe config explain train.se": "troupe config explain train.seed",
+                  "troupe check nan": "troupe check nano.yaml"}
+        self.assertEqual(self.complete_in_zsh(*wanted), list(wanted.values()))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Signals and limits of time while a run does this or that: where it stops, what it leaves, how
 it goes on. Rows of docs/RELIABILITY.md."""
+import fcntl
 import os
 import pty
 import signal
@@ -100,6 +101,10 @@ class TroupeStops(NanoRun):
         self.assertEqual(run.wait(timeout=20), 0)
         self.assertIn("step-000008", self.said())
         self.assertRegex(self.said(), r"status: step 8, loss \d\.\d+, newest checkpoint run/step-00000[58]")
+        # The stacks are those of the moment of the signal, when the main thread slept at that point.
+        main = next(line for line in self.said().splitlines() if line.startswith(f"thread {run.pid} "))
+        self.assertRegex(main, r"nanosleep.*troupe::Faults::hit.*troupe::Trainer::next_feed.*troupe::Trainer::run")
+        self.assertGreater(self.said().count("\nthread "), 1)
         self.train("checkpoint.dir=whole")
         self.assertEqual(self.losses(), self.losses("whole"))
 
@@ -122,6 +127,30 @@ class TroupeStops(NanoRun):
                 if file.is_file() and file.name not in ("log.txt", "log.jsonl", "report.html"):
                     self.assertNotIn(b"saved step", file.read_bytes(), file.name)
             self.troupe("inspect", name)
+
+    def test_F97_a_pipe_that_nobody_reads_holds_no_run(self):
+        reader, writer = os.pipe()
+        self.addCleanup(os.close, reader)
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+        run = subprocess.Popen([str(TROUPE), "train", "nano.yaml", "--set", "log.every=1"], cwd=self.folder,
+                               env=self.env(), stderr=writer, stdout=writer)
+        os.close(writer)
+        self.assertEqual(run.wait(timeout=30), 0)
+        self.assertEqual(len(self.losses()), 20)
+        self.assertIn("finished 20 steps", (self.folder / "run/log.txt").read_text())
+
+    def test_F101_a_save_that_is_slower_than_the_grace_is_told(self):
+        said = self.train()
+        self.assertNotIn("run.grace", said)  # so little is not worth a word
+        # Known from the save before, at the start of what goes on.
+        slow = {"TROUPE_FAULT": "save.shard:5=sleep:1500;batch:12=kill"}
+        said = self.train("run.grace=1s", "checkpoint.dir=slow", code=-9, **slow)
+        self.assertRegex(said, r"warning a checkpoint takes 1\.\d s, longer than the 1s of run\.grace: .*checkpoint\.every")
+        self.assertEqual(said.count("longer than"), 1)
+        # And from the disk's speed, before the first one: 30 MiB of state, a millisecond of grace.
+        said = self.train("run.grace=1ms", "checkpoint.dir=big", "train.steps=2", "model.width=256", "model.moe.hidden=256")
+        self.assertRegex(said, r"a checkpoint of 0\.0\d? GiB takes about \d+\.\d s here, and run\.grace leaves 1ms")
+        self.assertEqual([p.name for p in (self.folder / "big").glob(".*")], [])
 
     def test_F105_nothing_outlives_the_process(self):
         run = self.start(TROUPE_FAULT="batch:7=sleep:20000")

@@ -54,7 +54,7 @@ struct CheckpointConfig {
   std::string init_from = "";  // a checkpoint or model folder: weights alone, step 0
   bool cast = false;           // loads other floating element types too, with a line each
   bool strict = false;         // NaN in a loaded weight, too little disk: errors
-  std::vector<std::string> waive_missing = {};  // names; a * at the end stands for any rest
+  std::vector<std::string> waive_missing = {};  // names; a * stands for any text
   std::vector<std::string> waive_unused = {};
   std::vector<std::string> waive_changed = {};  // of the fingerprint: what may differ on resume
 

@@ -1,4 +1,4 @@
-// Patterns over names: a name, or its beginning and a *.
+// Patterns over names: "layers.3.*" matches "layers.3.mlp.w1". * stands for any text, also none.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,13 @@
 namespace troupe {
 
 inline bool matches(std::string_view pattern, std::string_view name) {
-  return pattern.ends_with('*') ? name.starts_with(pattern.substr(0, pattern.size() - 1))
-                                : name == pattern;
+  const size_t star = pattern.find('*');
+  if (star == std::string_view::npos) return pattern == name;
+  if (name.substr(0, star) != pattern.substr(0, star)) return false;
+  for (size_t i = star; i <= name.size(); ++i) {
+    if (matches(pattern.substr(star + 1), name.substr(i))) return true;
+  }
+  return false;
 }
 
 inline bool matches_any(const std::vector<std::string>& patterns, std::string_view name) {

@@ -1,6 +1,7 @@
 // The one file that knows spdlog.
 #include "troupe/core/log.h"
 
+#include <poll.h>
 #include <spdlog/sinks/rotating_file_sink.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <unistd.h>
@@ -23,7 +24,13 @@ class StderrSink : public LogSink {
   StderrSink() { sink_.set_pattern("%H:%M:%S.%e %^%l%$ %v"); }
 
   void write(Level level, std::string_view line) override {
+    const std::lock_guard lock(mutex_);
     try {
+      if (!can_take()) return void(++lost_);
+      if (const int64_t lost = std::exchange(lost_, 0); lost > 0) {
+        sink_.log(message(Level::kWarning,
+                          std::to_string(lost) + " lines were not read here and are lost"));
+      }
       sink_.log(message(level, line));
     } catch (const std::exception&) {
       // Nobody is left to tell.
@@ -31,7 +38,17 @@ class StderrSink : public LogSink {
   }
 
  private:
-  spdlog::sinks::stderr_color_sink_mt sink_;
+  // A reader that is merely slow is waited for. One that has stopped (a stuck pipe, a terminal
+  // after Ctrl-S) holds nobody up: lines are left out and counted until it reads again.
+  bool can_take() const {
+    constexpr int kPatience = 200;  // ms
+    pollfd out = {STDERR_FILENO, POLLOUT, 0};
+    return ::poll(&out, 1, lost_ == 0 ? kPatience : 0) != 0;  // an error is the sink's to meet
+  }
+
+  std::mutex mutex_;
+  int64_t lost_ = 0;
+  spdlog::sinks::stderr_color_sink_st sink_;
 };
 
 class FileSink : public LogSink {

@@ -1,8 +1,11 @@
 #include "troupe/core/log.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <mutex>
 #include <sstream>
@@ -116,6 +119,39 @@ TEST(Log, StderrHasNoColoursWhereNobodyLooks) {
   const std::string said = ::testing::internal::GetCapturedStderr();
   EXPECT_NE(said.find(" warning careful\n"), std::string::npos) << said;
   EXPECT_EQ(said.find('\x1b'), std::string::npos);
+}
+
+// A GB of lines into a pipe whose reader has stopped: lost and counted, and nobody waits for it.
+TEST(Log, F97_APipeThatNobodyReadsHoldsNobody) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const int before = ::dup(STDERR_FILENO);
+  ::dup2(ends[1], STDERR_FILENO);
+  const Log log({stderr_sink()});
+  const std::string line(1000, 'x');
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < 1'000'000; ++i) log.info(line);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  const auto read_all = [&] {  // without waiting for more
+    ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+    std::string out, part(1 << 16, '\0');
+    for (ssize_t n = 0; (n = ::read(ends[0], part.data(), part.size())) > 0;) {
+      out.append(part, 0, static_cast<size_t>(n));
+    }
+    return out;
+  };
+  const std::string first = read_all();
+  log.info("again");
+  const std::string second = read_all();
+  ::dup2(before, STDERR_FILENO);
+  for (const int fd : {before, ends[0], ends[1]}) ::close(fd);
+  EXPECT_LT(took.count(), 30);
+  const int64_t read = count_lines(first);
+  EXPECT_GT(read, 10);
+  EXPECT_EQ(first.back(), '\n');  // whole lines
+  const std::string lost = " warning " + std::to_string(1'000'000 - read) + " lines were not read";
+  EXPECT_NE(second.find(lost), std::string::npos) << second << read;
+  EXPECT_NE(second.find(" info again\n"), std::string::npos) << second;
 }
 
 }  // namespace

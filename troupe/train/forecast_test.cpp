@@ -37,6 +37,27 @@ TEST(Forecast, StatesOfAPublishedModelAreThoseOfTheTable) {
   }
 }
 
+// Row 138: `troupe plan` has an answer for each published model, with its own number of parameters.
+TEST(Forecast, EveryPublishedModelHasOne) {
+  int64_t models = 0;
+  for (const std::string_view name : ModelConfig::presets()) {
+    const Recipe r = recipe_of("model: {preset: " + std::string(name) + "}");
+    EXPECT_NO_THROW(validate(r, {})) << name;
+    const ModelCosts costs = costs_of(r.model);
+    const MemoryForecast m = forecast_memory(r, /*on_gpu=*/true);
+    // Weights of 2 bytes; biases of routers, and MTP modules, beside the published number.
+    const auto all = static_cast<double>(costs.params() + costs.mtp_params);
+    EXPECT_NEAR(m.weights / (2 * all), 1, 1e-3) << name;
+    EXPECT_GT(m.activations, 0) << name;
+    const double a_second = 1e15;
+    EXPECT_NEAR(forecast_time(r, a_second).step_seconds,
+                8 * 64 * costs.flops_per_token(64) / a_second, 1e-9)
+        << name;
+    ++models;
+  }
+  EXPECT_GT(models, 25);
+}
+
 TEST(Forecast, StatesFollowPrecisionOptimizerAndWhatIsFrozen) {
   const std::string model =
       "model: {layers: 2, width: 32, heads: 4, vocab: 256, moe: {experts: 4, "

@@ -53,6 +53,15 @@ std::string told(const FieldInfo& field, const std::vector<FieldInfo>& fields) {
   return out;
 }
 
+// A recipe as a file has it.
+struct RecipeFile : Recipe {
+  std::string base;
+  static void visit(auto& r, auto&& f) {
+    f("base", r.base);
+    Recipe::visit(r, f);
+  }
+};
+
 }  // namespace
 
 std::vector<FieldInfo> recipe_fields() {
@@ -84,7 +93,9 @@ std::string explain_key(const std::string& key) {
 }
 
 void write_recipe_schema(std::ostream& os) {
-  write_schema(os, Recipe(), [](const std::string& path) { return text_of(path); });
+  write_schema(os, RecipeFile(), [](const std::string& path) {
+    return path == "base" ? "A recipe beside this one that is read first." : text_of(path);
+  });
   os << '\n';
 }
 

@@ -237,6 +237,9 @@ constexpr KeyHelp kTexts[] = {
     {"train.batch_ramp.start", "Sequences of the first step."},
     {"train.batch_ramp.increment", "By so many it grows."},
     {"train.batch_ramp.samples", "Over so many sequences in all."},
+    {"train.batch_ramp.stages", "Instead: batches by hand, before the full one."},
+    {"train.batch_ramp.stages[].batch", "Sequences of a step."},
+    {"train.batch_ramp.stages[].until", "The stage ends when the run has seen so many samples."},
     {"train.recompute", "Blocks that backward computes again: none, \"1\" all, or a list."},
     {"train.loss_scale", "fp16 alone."},
     {"train.loss_scale.initial", "The first scale."},
@@ -292,14 +295,14 @@ constexpr KeyHelp kTexts[] = {
     {"checkpoint.init_from", "A checkpoint's or model's folder: its weights, step 0."},
     {"checkpoint.cast", "Loads other floating types too, with a line each."},
     {"checkpoint.strict", "NaN in a loaded weight and too small a disk are errors."},
-    {"checkpoint.waive_missing", "Names that the checkpoint may lack; * at the end: any rest."},
+    {"checkpoint.waive_missing", "Names that the checkpoint may lack; * stands for any text."},
     {"checkpoint.waive_unused", "Names that it may have besides."},
     {"checkpoint.waive_changed", "What of data and model may differ on resume."},
 
     {"log", "What is told."},
     {"log.every", "Step lines; 0: the first ten, then a second apart."},
     {"log.format", "Of step lines: ours, or Megatron-LM's for its tools."},
-    {"log.records", "Lines of log.jsonl."},
+    {"log.records", "Lines of log.jsonl; 0: each step, of a long run 100,000 of them."},
     {"log.experts", "The load of every expert, for the report."},
     {"log.tensorboard", "Write tb/ in the run's folder."},
     {"log.health", "When the experts count as ill."},
@@ -315,6 +318,7 @@ constexpr KeyHelp kTexts[] = {
     {"run.time_limit", "Stops in time to save; 0s: none."},
     {"run.start_timeout", "How long ranks wait for each other at the start."},
     {"run.hang_timeout", "How long one operation between ranks may take."},
+    {"run.grace", "From SIGTERM to SIGKILL, to warn of saves that are slower; 0s: no end."},
 };
 
 }  // namespace

@@ -221,6 +221,9 @@ std::string Learner::first_bad(const Feed& feed, const TrainState& state) {
   const auto weights = bad_values(*store_, &Bucket::own);
   const auto gradients = bad_gradients(*store_);
   const std::string unit = first_bad_unit(feed, state);
+  // Looked at by all where there are several: a step between ranks takes all of them.
+  const bool again =
+      (!gradients.empty() || !ranks_->alone()) && gradients_are_bad_again(feed, state);
   // What comes first in a step comes first here.
   std::string found;
   if (!weights.empty()) {
@@ -228,7 +231,9 @@ std::string Learner::first_bad(const Feed& feed, const TrainState& state) {
   } else if (!unit.empty()) {
     found = "2 forward of " + unit + " (replayed: the same)";
   } else if (!gradients.empty()) {
-    found = "3 gradient of " + told(gradients.back()) + "; replayed, its forward is finite";
+    found = "3 gradient of " + told(gradients.back()) +
+            (again ? " (replayed: the same; its forward is finite)"
+                   : "; replayed, it is finite: a passing fault");
   }
   std::vector<std::string> all = ranks_->peers().gather(found);
   int64_t rank = -1;
@@ -239,6 +244,12 @@ std::string Learner::first_bad(const Feed& feed, const TrainState& state) {
   if (rank < 0) return "the loss; replayed, its forward is finite: a passing fault";
   const std::string what = all[static_cast<size_t>(rank)].substr(2);
   return ranks_->alone() ? what : "rank " + std::to_string(rank) + ", " + what;
+}
+
+bool Learner::gradients_are_bad_again(const Feed& feed, const TrainState& state) {
+  const Schedule& schedule = schedule_of(static_cast<int>(feed.microbatches.size()));
+  executor_->run(schedule[0], input_of(feed, state), {.update = [](const StepOutput&) {}});
+  return !bad_gradients(*store_).empty();
 }
 
 std::string Learner::first_bad_unit(const Feed& feed, const TrainState& state) {

@@ -29,7 +29,7 @@ struct StepReport {
   bool finite = true;
   bool skipped = false;
   std::string spike;      // what is out of line; empty: nothing
-  std::string first_bad;  // of a step that is not finite: where it began
+  std::string first_bad;  // of a step that is not finite: where it began, and if a replay finds it
   StepOutput output;
   PhaseSeconds seconds;
 };
@@ -77,6 +77,7 @@ class Learner {
   const Schedule& schedule_of(int microbatches);
   // f(unit) for each in order, its values being there.
   void through_units(const std::function<void(int64_t unit)>& f);
+  bool gradients_are_bad_again(const Feed& feed, const TrainState& state);
 
   const Recipe recipe_;
   const RunPlan plan_;

@@ -136,8 +136,49 @@ double ramped(double start, double end, RampForm form, int64_t step, int64_t ste
   return start + (end - start) * (form == RampForm::kLinear ? r : cosine(1 - r));
 }
 
+std::vector<std::string> ramp_faults(const BatchRamp& ramp, int64_t full, int64_t micro) {
+  std::vector<std::string> out;
+  const std::string whole = "the global batch " + std::to_string(full);
+  if (!ramp.stages.empty()) {
+    if (ramp.start != 0 || ramp.increment != 0 || ramp.samples != 0) {
+      out.emplace_back("has stages, or start, increment and samples; not both");
+    }
+    int64_t before = 0;
+    for (const BatchStage& stage : ramp.stages) {
+      if (stage.batch <= 0 || stage.until <= before) {
+        out.push_back("a stage of batch " + std::to_string(stage.batch) + " until sample " +
+                      std::to_string(stage.until) + ": batches are positive, and each stage ends" +
+                      " after the one before it, at " + std::to_string(before));
+      }
+      before = stage.until;
+    }
+  } else if (ramp.start <= 0 || ramp.increment <= 0 || ramp.samples <= 0 || ramp.start >= full ||
+             (full - ramp.start) % ramp.increment != 0) {
+    out.push_back("goes from start " + std::to_string(ramp.start) + " in whole increments of " +
+                  std::to_string(ramp.increment) + " to " + whole + ": it cannot");
+  }
+  if (out.empty() && micro > 0 && !divides_ramp(ramp, micro)) {
+    out.push_back("has batches that are no multiples of micro_batch " + std::to_string(micro));
+  }
+  return out;
+}
+
+int64_t ramp_end(const BatchRamp& ramp) {
+  return ramp.stages.empty() ? ramp.samples : ramp.stages.back().until;
+}
+
+bool divides_ramp(const std::optional<BatchRamp>& ramp, int64_t n) {
+  if (!ramp) return true;
+  const auto fits = [n](const BatchStage& stage) { return stage.batch % n == 0; };
+  if (!ramp->stages.empty()) return std::ranges::all_of(ramp->stages, fits);
+  return ramp->start % n == 0 && ramp->increment % n == 0;
+}
+
 int64_t batch_at(const std::optional<BatchRamp>& ramp, int64_t full, int64_t samples) {
-  if (!ramp || samples >= ramp->samples) return full;
+  if (!ramp || samples >= ramp_end(*ramp)) return full;
+  for (const BatchStage& stage : ramp->stages) {
+    if (samples < stage.until) return stage.batch;
+  }
   const int64_t increments = (full - ramp->start) / ramp->increment;
   const int64_t passed = samples * increments / ramp->samples;
   return std::min(full, ramp->start + ramp->increment * passed);
@@ -147,7 +188,7 @@ Position run_of(const std::optional<BatchRamp>& ramp, int64_t full, int64_t sequ
                 int64_t tokens) {
   Position out;
   const int64_t samples = (tokens + sequence - 1) / sequence;
-  while (ramp && out.samples < std::min(samples, ramp->samples)) {
+  while (ramp && out.samples < std::min(samples, ramp_end(*ramp))) {
     out.samples += batch_at(ramp, full, out.samples);
     ++out.steps;
   }

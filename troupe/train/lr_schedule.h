@@ -89,17 +89,33 @@ constexpr auto names_of(RampForm) {
 // A value that moves from `start` at step 0 to `end` at step `steps` and stays there.
 double ramped(double start, double end, RampForm form, int64_t step, int64_t steps);
 
-// The batch grows from `start` by `increment` (sequences) in equal stretches of `samples` in all.
+// `batch` sequences a step until the run has seen so many samples.
+struct BatchStage {
+  int64_t batch = 0;
+  int64_t until = 0;
+  static void visit(auto& c, auto&& f) {
+    f("batch", c.batch);
+    f("until", c.until);
+  }
+};
+// The batch grows from `start` by `increment` (sequences) in equal stretches of `samples` in all;
+// or goes through `stages`. After that it is the full one.
 struct BatchRamp {
   int64_t start = 0;
   int64_t increment = 0;
   int64_t samples = 0;
+  std::vector<BatchStage> stages = {};
   static void visit(auto& c, auto&& f) {
     f("start", c.start);
     f("increment", c.increment);
     f("samples", c.samples);
+    f("stages", c.stages);
   }
 };
+// Names what is wrong for a full batch of `full` in parts of `micro` (0: not chosen yet).
+std::vector<std::string> ramp_faults(const BatchRamp& ramp, int64_t full, int64_t micro);
+int64_t ramp_end(const BatchRamp& ramp);                             // samples
+bool divides_ramp(const std::optional<BatchRamp>& ramp, int64_t n);  // each of its batches
 // Sequences of the step that begins after `samples`; `full` where there is no ramp or it is over.
 int64_t batch_at(const std::optional<BatchRamp>& ramp, int64_t full, int64_t samples);
 // How long a run of `tokens` is: steps are whole, so it may end up to a batch later.

@@ -107,6 +107,23 @@ TEST(Ramps, BatchGrowsInEqualStretchesAndCountsItsSamples) {
   EXPECT_EQ(run_of(std::nullopt, 32, 10, 10000), (Position{32, 1024, 10240}));
 }
 
+TEST(Ramps, StagesAreBatchesUntilASample) {
+  const BatchRamp ramp{.stages = {{4, 16}, {12, 40}}};
+  EXPECT_EQ(batch_at(ramp, 32, 0), 4);
+  EXPECT_EQ(batch_at(ramp, 32, 15), 4);
+  EXPECT_EQ(batch_at(ramp, 32, 16), 12);
+  EXPECT_EQ(batch_at(ramp, 32, 39), 12);
+  EXPECT_EQ(batch_at(ramp, 32, 40), 32);
+  // 4 steps of 4, 2 of 12, then 3 of 32 to reach 136.
+  EXPECT_EQ(run_of(ramp, 32, 10, 1360), (Position{9, 136, 1360}));
+  EXPECT_TRUE(ramp_faults(ramp, 32, 4).empty());
+  EXPECT_EQ(ramp_faults(ramp, 32, 8),
+            std::vector<std::string>{"has batches that are no multiples of micro_batch 8"});
+  EXPECT_EQ(ramp_faults({.start = 4, .stages = {{4, 16}}}, 32, 0).size(), 1u);
+  EXPECT_EQ(ramp_faults({.stages = {{4, 16}, {8, 16}}}, 32, 0).size(), 1u);
+  EXPECT_EQ(ramp_faults({.stages = {{0, 16}}}, 32, 0).size(), 1u);
+}
+
 TEST(Spans, ReadAndPrintTheSame) {
   for (const std::string text : {"2K steps", "100K samples", "1B tokens", "5%", "30min"}) {
     Span span;

@@ -3,6 +3,8 @@
 #include <array>
 #include <utility>
 
+#include "troupe/ops/cuda_device.h"
+
 namespace troupe {
 
 std::optional<double> peak_flops(std::string_view device_name) {
@@ -18,6 +20,15 @@ std::optional<double> peak_flops(std::string_view device_name) {
     if (device_name.find(name) != std::string_view::npos) return tera * 1e12;
   }
   return std::nullopt;
+}
+
+std::optional<double> device_peak(const c10::Device& device) {
+  return peak_flops(device_name(device));
+}
+
+std::string device_name(const c10::Device& device) {
+  const std::string name = device.is_cuda() ? cuda_device_name(device.index()) : "";
+  return device.str() + (name.empty() ? "" : ", ") + name;
 }
 
 }  // namespace troupe

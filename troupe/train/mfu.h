@@ -2,7 +2,10 @@
 // pairs) over what the device could do. FLOPs per token: nn/models/costs.h.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <optional>
+#include <string>
 #include <string_view>
 
 namespace troupe {
@@ -10,5 +13,8 @@ namespace troupe {
 // Dense bf16 peak in FLOP/s by the device's name, "NVIDIA H100 80GB HBM3"; nothing if it is not
 // known: then FLOP/s are shown and MFU is not.
 std::optional<double> peak_flops(std::string_view device_name);
+std::optional<double> device_peak(const c10::Device& device);
+
+std::string device_name(const c10::Device& device);  // "cpu"; "cuda:0, NVIDIA H200"
 
 }  // namespace troupe

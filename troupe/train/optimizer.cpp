@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "troupe/checkpoint/names.h"
 #include "troupe/core/check.h"
 #include "troupe/ops/adamw.h"
 

@@ -15,6 +15,7 @@
 #include <limits>
 #include <sstream>
 
+#include "troupe/checkpoint/names.h"
 #include "troupe/core/config.h"
 
 namespace troupe {

@@ -378,14 +378,4 @@ std::vector<BadValue> bad_gradients(const ParamStore& store) {
   return bad_in(store, [&](int64_t slot) { return store.grad(slot); });
 }
 
-bool matches(std::string_view pattern, std::string_view name) {
-  const size_t star = pattern.find('*');
-  if (star == std::string_view::npos) return pattern == name;
-  if (name.substr(0, star) != pattern.substr(0, star)) return false;
-  for (size_t i = star; i <= name.size(); ++i) {
-    if (matches(pattern.substr(star + 1), name.substr(i))) return true;
-  }
-  return false;
-}
-
 }  // namespace troupe

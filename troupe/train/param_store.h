@@ -163,7 +163,4 @@ struct BadValue {
 std::vector<BadValue> bad_values(const ParamStore& store, at::Tensor Bucket::*buffer);
 std::vector<BadValue> bad_gradients(const ParamStore& store);
 
-// "layers.3.*" matches "layers.3.mlp.w1": * stands for any text, also none.
-bool matches(std::string_view pattern, std::string_view name);
-
 }  // namespace troupe

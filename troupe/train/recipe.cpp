@@ -1,9 +1,12 @@
 #include "troupe/train/recipe.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <utility>
 
 #include "troupe/core/check.h"
 #include "troupe/core/config.h"
+#include "troupe/core/near.h"
 #include "troupe/nn/moe_pattern.h"
 #include "troupe/train/problems.h"
 
@@ -41,23 +44,14 @@ void check_batch(const Recipe& r, Problems& problems) {
   }
   const int64_t batch = batch_of(r);
   if (t.micro_batch && (*t.micro_batch <= 0 || batch % *t.micro_batch != 0)) {
-    problems.add("train.micro_batch", std::to_string(*t.micro_batch) +
-                                          " does not divide the global batch of " +
-                                          std::to_string(batch) + " sequences");
+    problems.add("train.micro_batch",
+                 std::to_string(*t.micro_batch) + " does not divide the global batch of " +
+                     std::to_string(batch) + " sequences" + near_divisors(batch, *t.micro_batch));
   }
   if (!t.batch_ramp) return;
-  const BatchRamp& ramp = *t.batch_ramp;
-  if (ramp.start <= 0 || ramp.increment <= 0 || ramp.samples <= 0 || ramp.start >= batch ||
-      (batch - ramp.start) % ramp.increment != 0) {
-    problems.add("train.batch_ramp", "goes from start " + std::to_string(ramp.start) +
-                                         " in whole increments of " +
-                                         std::to_string(ramp.increment) + " to the global batch " +
-                                         std::to_string(batch) + ": it cannot");
-  } else if (t.micro_batch &&
-             (ramp.start % *t.micro_batch != 0 || ramp.increment % *t.micro_batch != 0)) {
-    problems.add("train.batch_ramp", "start and increment must be multiples of micro_batch " +
-                                         std::to_string(*t.micro_batch));
-  }
+  problems.add_all(
+      "train.batch_ramp",
+      ramp_faults(*t.batch_ramp, batch, std::max<int64_t>(t.micro_batch.value_or(0), 0)));
 }
 
 void check_train(const Recipe& r, Problems& problems) {
@@ -73,6 +67,27 @@ void check_train(const Recipe& r, Problems& problems) {
   problems.add_all("train.optimizer", optimizer_faults(t.optimizer));
   problems.gather("train.recompute", [&] { recomputed_blocks(r); });
   if (problems.empty()) problems.add_all("train.schedule", lr_faults(t.schedule, plan_of(r).run));
+}
+
+// What is asked for and would be left out, because of something else that is asked for.
+void check_exclusive(const Recipe& r, Problems& problems) {
+  const bool scored = r.eval.every.value > 0 && (!r.data.valid.empty() || !r.data.split.empty());
+  const struct {
+    bool both;
+    const char *path, *why;
+  } pairs[] = {
+      {r.train.spike.skip && r.train.spike.sigmas == 0, "train.spike.skip",
+       "leaves nothing out: with train.spike.sigmas 0 nothing is a spike"},
+      {r.checkpoint.when_busy == WhenBusy::kSkip && !r.checkpoint.background,
+       "checkpoint.when_busy", "is of checkpoint.background alone: else no save meets another"},
+      {r.checkpoint.keep_best > 0 && !scored, "checkpoint.keep_best",
+       "needs scores: eval.every, and data.valid or data.split"},
+      {r.model.preset.empty() && r.model.mtp.depth == 0 && r.model.mtp.weight != MtpConfig{}.weight,
+       "model.mtp.weight", "has no module to weigh: model.mtp.depth is 0"},
+  };
+  for (const auto& pair : pairs) {
+    if (pair.both) problems.add(pair.path, pair.why);
+  }
 }
 
 // What is wrong in any world; the rest is known when the ranks have met.
@@ -107,13 +122,52 @@ void check_rest(const Recipe& r, Problems& problems) {
   }
 }
 
+// Where `base: text` in a file leads. It stays in the file's folder: a recipe from elsewhere reads
+// no file of yours.
+std::string base_path(const std::string& from, const Yaml::Field& base) {
+  const std::filesystem::path name = base.value.text;
+  const bool up = std::ranges::find(name, "..") != name.end();
+  if (base.value.kind != Yaml::Kind::kScalar || name.empty() || name.is_absolute() || up) {
+    fail(Code::kBadValue, to_text(base.where) + ": base",
+         "names a file in the recipe's folder or below it, without ..");
+  }
+  return (std::filesystem::path(from).parent_path() / name).string();
+}
+
+// The file and what it is based on, the deepest base first, without their fields `base`.
+std::vector<Yaml> with_bases(const std::string& path) {
+  constexpr size_t kMost = 8;
+  std::vector<Yaml> out;
+  for (std::string next = path; !next.empty();) {
+    if (out.size() == kMost) {
+      fail(Code::kBadValue, path, "is based on more than", kMost - 1, "files, or on itself");
+    }
+    Yaml file = load_yaml(next);
+    const std::string from = std::exchange(next, "");
+    const auto base = std::ranges::find(file.fields, "base", &Yaml::Field::name);
+    if (base != file.fields.end()) {
+      next = base_path(from, *base);
+      file.fields.erase(base);
+    }
+    if (file.where.file.empty()) file.where.file = from;
+    out.insert(out.begin(), std::move(file));
+  }
+  return out;
+}
+
 }  // namespace
 
 Recipe load_recipe(const std::string& path, const std::vector<std::string>& sets,
                    Sources& sources) {
   Recipe out;
   Problems problems(sources);
-  problems.gather(path, [&] { sources = read_config(load_yaml(path), out); });
+  problems.gather(path, [&] {
+    for (const Yaml& file : with_bases(path)) {
+      problems.gather(file.where.file, [&] {
+        for (auto& [name, where] : read_config(file, out)) sources[name] = where;
+      });
+    }
+  });
   for (const std::string& set : sets) {
     problems.gather("--set", [&] {
       for (auto& [name, where] : read_config(override_yaml(set), out)) sources[name] = where;
@@ -130,6 +184,7 @@ void validate(const Recipe& r, const Sources& sources) {
   problems.gather("checkpoint", [&] { validate(r.checkpoint); });
   check_batch(r, problems);
   check_train(r, problems);
+  check_exclusive(r, problems);
   check_parallel(r, problems);
   check_rest(r, problems);
   problems.throw_if_any();
@@ -137,6 +192,12 @@ void validate(const Recipe& r, const Sources& sources) {
 
 bool needs_whole_matrices(const Recipe& r) {
   return std::holds_alternative<MuonConfig>(r.train.optimizer);
+}
+
+Span record_interval(const Recipe& r) {
+  constexpr int64_t kLines = 100'000;
+  if (r.log.records.value > 0) return r.log.records;
+  return steps((plan_of(r).run.steps + kLines - 1) / kLines);
 }
 
 std::vector<bool> recomputed_blocks(const Recipe& r) {
@@ -155,9 +216,7 @@ RunPlan plan_of(const Recipe& r) {
     out.micro_reason = "given";
   } else {
     // It must divide every batch of a ramp too.
-    const auto fits = [&](int64_t n) {
-      return out.batch % n == 0 && (!ramp || (ramp->start % n == 0 && ramp->increment % n == 0));
-    };
+    const auto fits = [&](int64_t n) { return out.batch % n == 0 && divides_ramp(ramp, n); };
     out.micro_batch = std::clamp<int64_t>(kMicroTokens / sequence, 1, out.batch);
     while (!fits(out.micro_batch)) --out.micro_batch;
     out.micro_reason =
@@ -165,7 +224,7 @@ RunPlan plan_of(const Recipe& r) {
   }
   if (r.train.steps > 0) {
     Position& run = out.run;
-    for (; run.steps < r.train.steps && ramp && run.samples < ramp->samples; ++run.steps) {
+    for (; run.steps < r.train.steps && ramp && run.samples < ramp_end(*ramp); ++run.steps) {
       run.samples += batch_at(ramp, out.batch, run.samples);
     }
     run.samples += (r.train.steps - run.steps) * out.batch;

@@ -96,7 +96,7 @@ struct EvalConfig {
 struct LogConfig {
   Span every = {};  // step lines; 0: each of the first ten, then a second apart at least
   LineFormat format = LineFormat::kTroupe;
-  Span records = steps(1);    // lines of log.jsonl
+  Span records = {};          // lines of log.jsonl; 0: each step, of a long run 100,000 of them
   Span experts = steps(100);  // the load of every expert, for the report's heat map
   bool tensorboard = true;
   HealthConfig health;
@@ -119,14 +119,17 @@ constexpr auto names_of(DeviceKind) {
 
 struct RunConfig {
   DeviceKind device = DeviceKind::kAuto;
-  int64_t threads = 0;                    // of the CPU; 0: one a core
-  Duration time_limit = {};               // stops in time to save; 0: none
+  int64_t threads = 0;       // of the CPU; 0: one a core
+  Duration time_limit = {};  // stops in time to save; 0: none
+  Duration grace =
+      seconds(30);  // from SIGTERM to SIGKILL, as torchrun and SLURM have it; 0: no end
   Duration start_timeout = seconds(300);  // for all ranks to arrive
   Duration hang_timeout = seconds(600);   // of one operation between ranks
   static void visit(auto& c, auto&& f) {
     f("device", c.device);
     f("threads", c.threads);
     f("time_limit", c.time_limit);
+    f("grace", c.grace);
     f("start_timeout", c.start_timeout);
     f("hang_timeout", c.hang_timeout);
   }
@@ -159,6 +162,7 @@ struct Recipe {
 };
 
 // The file, then each --set; faults of both in one Error. `sources` says where each value is from.
+// `base: other.yaml` at the top of a file is a file beside it, or further down, that is read first.
 Recipe load_recipe(const std::string& path, const std::vector<std::string>& sets, Sources& sources);
 
 // All that is wrong with the values, without opening data or devices; throws one Error with a line
@@ -176,6 +180,9 @@ RunPlan plan_of(const Recipe& recipe);
 
 // Whether the optimizer is one whose update of a matrix is no update of its elements.
 bool needs_whole_matrices(const Recipe& recipe);
+
+// How often log.jsonl has a line: what log.records says, or at most 100,000 times in the run.
+Span record_interval(const Recipe& recipe);
 
 // By block: whether train.recompute names it.
 std::vector<bool> recomputed_blocks(const Recipe& recipe);

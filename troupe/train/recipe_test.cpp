@@ -71,7 +71,13 @@ TEST(Recipe, F79_AllProblemsAreToldAtOnceWithTheirPlaces) {
   const auto found = faults({"train.micro_batch=3", "train.clip=-1", "train.schedule.warmup=30",
                              "parallel.expert=4", "data.sequence=128", "eval.batches=-1",
                              "train.optimizer.lr=-1", "model.moe.top_k=5"});
-  EXPECT_TRUE(one_says(found, "train.micro_batch: 3 does not divide the global batch of 8"));
+  EXPECT_TRUE(one_says(found,
+                       "train.micro_batch: 3 does not divide the global batch of 8 "
+                       "sequences; near: 2, 4"));
+  EXPECT_TRUE(one_says(faults({"model.heads=5"}),
+                       "heads 5 does not divide width 32 in layer 0; "
+                       "near: 4, 8"));
+  EXPECT_TRUE(one_says(faults({"model.kv_heads=3"}), "kv_heads must divide heads; near: 2, 4"));
   EXPECT_TRUE(one_says(found, "train.clip"));
   EXPECT_TRUE(one_says(found, "parallel.expert: 4 ranks asked for"));
   EXPECT_TRUE(one_says(found, "data.sequence: 128 is longer than the model's 64 positions"));
@@ -99,6 +105,76 @@ TEST(Recipe, TheMicroBatchDividesEveryBatchOfARamp) {
   EXPECT_EQ(plan_of(recipe).run.steps, 20);
   EXPECT_TRUE(one_says(faults({"train.batch_ramp={start: 3, increment: 2, samples: 24}"}),
                        "to the global batch 8: it cannot"));
+  const Recipe stages =
+      loaded({"train.batch_ramp={stages: [{batch: 2, until: 8}, {batch: 4, until: 24}]}"}).recipe;
+  EXPECT_EQ(plan_of(stages).micro_batch, 2);
+  EXPECT_EQ(plan_of(stages).run, (Position{20, 8 + 16 + 12 * 8, 120 * 32}));
+}
+
+// The table of options that exclude each other: each pair is refused, and the line names both.
+TEST(Recipe, F80_WhatExcludesEachOtherIsRefusedAndNeverLeftOut) {
+  const struct {
+    std::vector<std::string> sets;
+    std::vector<std::string> names;
+  } pairs[] = {
+      {{"train.global_batch_tokens=256"}, {"global_batch_tokens", "global_batch ("}},
+      {{"train.tokens=5120"}, {"train.tokens", "steps"}},
+      {{"train.batch_ramp={start: 2, increment: 2, samples: 24, stages: [{batch: 2, until: 4}]}"},
+       {"train.batch_ramp", "stages", "start"}},
+      {{"train.spike={skip: true, sigmas: 0}"}, {"train.spike.skip", "sigmas"}},
+      {{"checkpoint.when_busy=skip", "checkpoint.background=false"}, {"when_busy", "background"}},
+      {{"checkpoint.keep_best=1"}, {"keep_best", "eval.every", "data.valid"}},
+      {{"model.mtp.weight=0.5"}, {"mtp.weight", "mtp.depth"}},
+      {{"eval.prompts=[a]"}, {"eval.prompts", "data.tokenizer"}},
+      {{"log.every=5%"}, {"log", "percent"}},
+      {{"data.stages=[{train: [{kind: mock}]}]"}, {"data.stages", "data.train"}},
+      {{"data.split='9,1'", "data.valid=[{kind: mock}]"}, {"data.split", "data.valid"}},
+      {{"data.packing=best_fit"}, {"best_fit", "data.documents"}},
+      {{"data.packing=best_fit", "data.order=megatron", "data.documents=sequences"},
+       {"best_fit", "data.order"}},
+      {{"model.norm.bias=true"}, {"norm.bias", "norm.kind"}},
+      {{"model.rope.factor=4"}, {"rope.factor", "rope.scaling"}},
+      {{"model.mla={}", "model.positions=learned"}, {"mla", "positions"}},
+      {{"model.mla={}", "model.sinks=true"}, {"mla", "sinks"}},
+      {{"model.mla={}", "model.kv_heads=2"}, {"mla", "kv_heads"}},
+      {{"model.mla={}", "model.bias=true"}, {"mla", "biases"}},
+      {{"model.moe.return_bias=true"}, {"return_bias", "output_bias"}},
+      {{"model.moe.score_on_input=true"}, {"score_on_input", "top_k"}},
+      {{"model.moe.impl=loop", "model.moe.quantize.inputs=8"}, {"quantize", "impl"}},
+      {{"train.schedule.warmup=30"}, {"warmup", "longer"}},
+      {{"data.sequence=128"}, {"data.sequence", "max_positions"}},
+  };
+  for (const auto& [sets, names] : pairs) {
+    const std::vector<std::string> lines = faults(sets);
+    EXPECT_TRUE(std::ranges::any_of(lines,
+                                    [&names = names](const std::string& line) {
+                                      return std::ranges::all_of(
+                                          names, [&](const std::string& name) {
+                                            return line.find(name) != std::string::npos;
+                                          });
+                                    }))
+        << sets[0] << ": " << (lines.empty() ? "is taken" : lines[0]);
+  }
+}
+
+// F134: a million steps leave a bounded log.
+TEST(Recipe, F134_ALongRunHasAHundredThousandRecords) {
+  const auto records = [](const std::vector<std::string>& sets) {
+    const Recipe recipe = loaded(sets).recipe;
+    Cadence cadence(record_interval(recipe));
+    const int64_t n = plan_of(recipe).run.steps;
+    int64_t out = 0;
+    for (Position now{0, 0, 0}; now.steps < n;) {
+      const Position before = now;
+      ++now.steps;
+      out += cadence.due(before, now, 0);
+    }
+    return out;
+  };
+  EXPECT_EQ(records({"train.steps=20"}), 20);
+  EXPECT_EQ(records({"train.steps=100000"}), 100000);
+  EXPECT_EQ(records({"train.steps=1000000"}), 100000);
+  EXPECT_EQ(records({"train.steps=1000000", "log.records=500"}), 2000);
 }
 
 // Every field of the recipe, with values that it must not take for something else.

@@ -42,6 +42,11 @@ Signals::~Signals() {
   ::close(end_);
 }
 
+void Signals::on_status(std::function<void()> f) {
+  const std::lock_guard lock(mutex_);
+  on_status_ = std::move(f);
+}
+
 void Signals::wait() {
   std::array<pollfd, 2> ready = {pollfd{signals_, POLLIN, 0}, pollfd{end_, POLLIN, 0}};
   while (::poll(ready.data(), ready.size(), -1) >= 0 || errno == EINTR) {
@@ -50,7 +55,11 @@ void Signals::wait() {
     if (ready[0].revents == 0 || ::read(signals_, &info, sizeof(info)) != sizeof(info)) continue;
     const int number = static_cast<int>(info.ssi_signo);
     if (number == SIGUSR1) save_ = true;
-    if (number == SIGUSR2) status_ = true;
+    if (number == SIGUSR2) {
+      status_ = true;
+      const std::lock_guard lock(mutex_);
+      if (on_status_) on_status_();
+    }
     if (number != SIGTERM && number != SIGINT) continue;
     // What is published stays whole at any instant, so that leaving here loses no checkpoint.
     if (stop_.exchange(number) != 0) std::_Exit(128 + number);

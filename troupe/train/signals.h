@@ -2,11 +2,13 @@
 // ours runs inside a signal handler, and a process with number 1 gets them too.
 //   SIGTERM, SIGINT   once: stop after this step, with a checkpoint. Twice: leave at once, 128 + n
 //   SIGUSR1           save a checkpoint now
-//   SIGUSR2           say where the run is
+//   SIGUSR2           say where the run is, and each of its threads
 //   SIGHUP, SIGPIPE, SIGXFSZ are ignored: a closed terminal or pipe does not end a run
 #pragma once
 
 #include <atomic>
+#include <functional>
+#include <mutex>
 #include <thread>
 
 namespace troupe {
@@ -22,12 +24,16 @@ class Signals {
   int stop() const { return stop_; }  // the signal, or 0
   bool take_save() { return save_.exchange(false); }
   bool take_status() { return status_.exchange(false); }
+  // Besides, at once and in the waiting thread: the loop itself may hang. {}: nothing.
+  void on_status(std::function<void()> f);
 
  private:
   void wait();
 
   std::atomic<int> stop_ = 0;
   std::atomic<bool> save_ = false, status_ = false;
+  std::mutex mutex_;
+  std::function<void()> on_status_;
   int signals_ = -1, end_ = -1;  // a signalfd and an eventfd
   std::thread thread_;
 };

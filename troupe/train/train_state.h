@@ -20,6 +20,8 @@ struct TrainState {
   SpikeState spike;
   std::optional<double> best = {};  // lowest validation loss
   double seconds = 0;               // of training, over all starts
+  Position run = {};                // how long the run was to be; 0: not known
+  double save_seconds = 0;          // of the last save; 0: there was none
 
   static void visit(auto& s, auto&& f) {
     f("done", s.done);
@@ -33,6 +35,8 @@ struct TrainState {
     f("spike", s.spike);
     f("best", s.best);
     f("seconds", s.seconds);
+    f("run", s.run);
+    f("save_seconds", s.save_seconds);
   }
 };
 

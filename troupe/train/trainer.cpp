@@ -8,15 +8,21 @@
 #include <csignal>
 #include <sstream>
 
+#include "troupe/checkpoint/names.h"
 #include "troupe/checkpoint/run_folder.h"
 #include "troupe/core/config.h"
 #include "troupe/core/json.h"
 #include "troupe/train/evaluate.h"
 #include "troupe/train/forecast.h"
+#include "troupe/train/going_on.h"
 #include "troupe/train/memory_use.h"
+#include "troupe/train/mfu.h"
 #include "troupe/train/report.h"
 #include "troupe/train/run_files.h"
 #include "troupe/train/sample.h"
+#include "troupe/train/save_time.h"
+#include "troupe/train/stacks.h"
+#include "troupe/train/start_lines.h"
 #include "troupe/train/trained.h"
 
 namespace troupe {
@@ -64,7 +70,7 @@ Trainer::Trainer(const Recipe& recipe, const RunTools& tools)
       ranks_(*tools.ranks),
       first_(ranks_.rank() == 0),
       health_(recipe.log.health),
-      cadences_({Cadence(recipe.log.every), Cadence(recipe.log.records),
+      cadences_({Cadence(recipe.log.every), Cadence(record_interval(recipe)),
                  Cadence(recipe.log.experts), Cadence(recipe.eval.every),
                  Cadence(Span{recipe.checkpoint.every.ns, Span::Unit::kTime}),
                  Cadence(steps(recipe.checkpoint.every_steps))}) {
@@ -84,14 +90,20 @@ Trainer::Trainer(const Recipe& recipe, const RunTools& tools)
   if (learner_->precision() == Precision::kFp16) {
     state_.loss_scale = start_of(recipe_.train.loss_scale);
   }
-  flops_per_token_ = learner_->model().costs().flops_per_token(recipe_.data.sequence);
+  const ModelCosts costs = learner_->model().costs();
+  flops_per_token_ = costs.flops_per_token(recipe_.data.sequence);
+  full_flops_per_token_ = costs.flops_per_token(recipe_.data.sequence, /*full=*/true);
+  peak_ = device_peak(learner_->device());
   learner_->add_to(tensors_, {});
+  tools_.signals.on_status([log = tools_.log] { log.info("stacks:\n" + stacks_of_all_threads()); });
   phase_ = "load";
   tools_.faults.at("load.read");
   resume_run();
 }
 
-Trainer::~Trainer() = default;
+Trainer::~Trainer() {
+  tools_.signals.on_status({});
+}
 
 void Trainer::resume_run() {
   fingerprint_ = data_.train->fingerprint();
@@ -106,6 +118,7 @@ void Trainer::resume_run() {
   run_id_ = loaded ? loaded->point.manifest.run : peers.gather(new_run_id())[0];
   if (loaded) {
     read_config(loaded->point.manifest.scalars, state_);
+    require_schedule(loaded->point.folder);
     learner_->loaded(false);
     resumed_step_ = saved_step_ = state_.done.steps;
     newest_ = loaded->point.folder;
@@ -123,15 +136,57 @@ void Trainer::resume_run() {
     for (const std::string& note : from.notes) tools_.log.info(note);
     tools_.log.info("weights from " + config.init_from + "; step 0");
   }
+  state_.run = plan_.run;
   before_ = experts_asked_ = state_.done;
+}
+
+// A run that goes on with another length has had another schedule: asked for, or refused.
+void Trainer::require_schedule(const std::string& folder) const {
+  if (plan_.run.steps <= state_.done.steps) return;  // it is finished
+  const std::string what = other_schedule(recipe_.train, state_.done, state_.run, plan_.run);
+  if (what.empty()) return;
+  const std::string name = "train.length";
+  const std::vector<std::string>& waived = recipe_.checkpoint.waive_changed;
+  if (!tools_.force && !matches_any(waived, name)) {
+    fail(Code::kOtherRun, folder,
+         what + ". checkpoint.waive_changed=[" + name + "] goes on all the same, from sample " +
+             std::to_string(state_.done.samples));
+  }
+  tools_.log.warning(what + "; it goes on from sample " + std::to_string(state_.done.samples));
+}
+
+// A save that outlasts the time between SIGTERM and SIGKILL is lost: told before it matters.
+void Trainer::foresee_save() {
+  const double grace = recipe_.run.grace.seconds();
+  if (grace <= 0) return;
+  constexpr double kSlowDisk = 2e6;  // bytes a second; what it holds in the time is not looked at
+  const int64_t bytes = tensors_.owned_bytes();
+  double seconds = state_.save_seconds;
+  if (seconds == 0 && static_cast<double>(bytes) > kSlowDisk * grace) {
+    seconds = write_seconds(tools_.fs, recipe_.checkpoint.dir, bytes).value_or(0);
+  }
+  if (seconds == 0) return;
+  tools_.log.info("a checkpoint of " + in_gib(static_cast<double>(bytes)) + " GiB takes about " +
+                  fixed(seconds, 1) + " s here, and run.grace leaves " +
+                  to_text(recipe_.run.grace));
+  warn_of_slow_save(seconds);
+}
+
+void Trainer::warn_of_slow_save(double seconds) {
+  const Duration grace = recipe_.run.grace;
+  if (grace.ns == 0 || seconds <= grace.seconds() || std::exchange(warned_of_save_, true)) return;
+  tools_.log.warning(
+      "a checkpoint takes " + fixed(seconds, 1) + " s, longer than the " + to_text(grace) +
+      " of run.grace: a stop by SIGTERM would lose the steps since the"
+      " one before. Save oftener (checkpoint.every), or have the launcher wait longer");
 }
 
 void Trainer::say_start() const {
   const Log& log = tools_.log;
   const ModelCosts costs = learner_->model().costs();
   if (!ranks_.alone()) log.info(ranks_.description());
-  log.info("device " + learner_->device().str() + ", " + std::to_string(at::get_num_threads()) +
-           " threads, " + to_text(learner_->precision()));
+  log.info("device " + device_name(learner_->device()) + ", " +
+           std::to_string(at::get_num_threads()) + " threads, " + to_text(learner_->precision()));
   log.info("model " + short_number(static_cast<double>(costs.params())) + " parameters, " +
            short_number(static_cast<double>(costs.active_params())) + " active; " +
            std::to_string(recipe_.model.layers) + " layers, " +
@@ -139,6 +194,8 @@ void Trainer::say_start() const {
                 ? std::to_string(recipe_.model.moe.experts) + " experts, top " +
                       std::to_string(recipe_.model.moe.top_k)
                 : std::string("dense")));
+  const std::string balance = balance_line(recipe_.model);
+  if (!balance.empty()) log.info(balance);
   log.info("batch " + std::to_string(plan_.batch) + " sequences of " +
            std::to_string(recipe_.data.sequence) + " = " +
            std::to_string(plan_.batch / plan_.micro_batch) + " x micro batch " +
@@ -177,6 +234,7 @@ RunEnd Trainer::run() {
   profile_ = std::make_unique<Profile>(first_ ? recipe_.profile : ProfileConfig{}, dir, tools_.log,
                                        !learner_->device().is_cpu());
   say_start();
+  foresee_save();
   Record started;
   started.add("event", std::string_view(resumed_step_ >= 0 ? "resume" : "start"));
   started.add("samples", state_.done.samples);
@@ -382,7 +440,10 @@ void Trainer::write_record(const StepReport& report, const Feed& feed, double se
   if (line) {
     const double flops = flops_per_token_ * interval_.tokens_per_second();
     r.add("tflops", flops * 1e-12);
-    if (peak_) r.add("mfu", flops / *peak_);
+    if (peak_) {
+      r.add("mfu", flops / *peak_);
+      r.add("mfu_full", full_flops_per_token_ * interval_.tokens_per_second() / *peak_);
+    }
     r.add("data_wait", interval_.wait_fraction());
     r.add("rss", resident_bytes());
     const MemoryUse memory = memory_use(learner_->device());
@@ -502,10 +563,11 @@ void Trainer::note_saves() {
       tools_.log.warning("step " + std::to_string(result.step) + " not saved: " + result.skipped);
       continue;
     }
-    last_save_seconds_ = result.stall_seconds + result.write_seconds;
+    state_.save_seconds = result.stall_seconds + result.write_seconds;
+    warn_of_slow_save(state_.save_seconds);
     newest_ = result.folder;
     tools_.log.info("step " + std::to_string(result.step) + " saved in " +
-                    fixed(last_save_seconds_, 1) + " s: " + result.folder);
+                    fixed(state_.save_seconds, 1) + " s: " + result.folder);
     Record r;
     r.add("event", std::string_view("save"));
     r.add("saved", result.step);
@@ -518,7 +580,7 @@ void Trainer::note_saves() {
 
 bool Trainer::out_of_time() const {
   if (recipe_.run.time_limit.ns == 0) return false;
-  const double needed = 1.5 * last_save_seconds_ + last_step_seconds_;
+  const double needed = 1.5 * state_.save_seconds + last_step_seconds_;
   return seconds_since_start() + needed >= recipe_.run.time_limit.seconds();
 }
 

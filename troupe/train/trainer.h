@@ -56,7 +56,10 @@ class Trainer {
   using Clock = std::chrono::steady_clock;
 
   void resume_run();
+  void require_schedule(const std::string& folder) const;
   void say_start() const;
+  void foresee_save();
+  void warn_of_slow_save(double seconds);
   Feed next_feed();
   void one_step(const Feed& feed, Clock::time_point begin, double wait);
   // What is to be done after a step, the same on all ranks: rank 0's clock decides, and a signal to
@@ -112,9 +115,10 @@ class Trainer {
   int64_t resumed_step_ = -1;
   int64_t saved_step_ = -1, scored_step_ = -1;
   std::optional<double> score_ = {};  // validation loss at scored_step_
-  double last_line_ = -1, last_save_seconds_ = 0, last_step_seconds_ = 0;
+  double last_line_ = -1, last_step_seconds_ = 0;
+  bool warned_of_save_ = false;
   std::string newest_;
-  double flops_per_token_ = 0;
+  double flops_per_token_ = 0, full_flops_per_token_ = 0;
   std::optional<double> peak_ = {};
 };
 

@@ -5,12 +5,16 @@
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <csignal>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <sstream>
 
 #include "troupe/core/config.h"
 #include "troupe/core/file.h"
+#include "troupe/testing/files.h"
 #include "troupe/testing/temporary_folder.h"
 
 namespace troupe {
@@ -24,7 +28,7 @@ constexpr std::string_view kNano =
     "train: {global_batch: 8, steps: 12, precision: fp32, optimizer: {lr: 3e-3},\n"
     "        schedule: {warmup: 2}}\n"
     "checkpoint: {every_steps: 4}\n"
-    "run: {device: cpu}\n";
+    "run: {device: cpu, threads: 1}\n";
 
 struct Result {
   RunEnd end;
@@ -55,8 +59,29 @@ double loss_of(const std::string& line) {
 
 class Runs {
  public:
-  Result run(const std::string& name, std::vector<std::string> sets = {},
+  Result run(const std::string& name, const std::vector<std::string>& sets = {},
              const std::string& faults = "") {
+    Result out;
+    out.end = run(name, sets, faults, [&](Trainer& trainer) {
+      out.weights = all_of(trainer.learner().store());
+      out.state = trainer.state();
+    });
+    out.losses = losses(name);
+    return out;
+  }
+
+  std::map<std::string, at::Tensor> weights_of(const std::string& name,
+                                               const std::vector<std::string>& sets) {
+    std::map<std::string, at::Tensor> out;
+    run(name, sets, "", [&](Trainer& trainer) {
+      trainer.learner().model().for_each_param(
+          -1, [&](const std::string& param, Param& p) { out[param] = p.value.detach().clone(); });
+    });
+    return out;
+  }
+
+  RunEnd run(const std::string& name, std::vector<std::string> sets, const std::string& faults,
+             const std::function<void(Trainer&)>& look) {
     Recipe recipe;
     read_config(parse_yaml(std::string(kNano), "nano"), recipe);
     sets.push_back("checkpoint.dir=" + (folder_ / name));
@@ -72,7 +97,8 @@ class Runs {
                              .force = false,
                              .continue_with = "troupe train nano"});
     const RunEnd end = trainer.run();
-    return {end, losses(name), all_of(trainer.learner().store()), trainer.state()};
+    look(trainer);
+    return end;
   }
 
   std::vector<std::string> losses(const std::string& name) const {
@@ -83,6 +109,16 @@ class Runs {
       if (line.find("\"event\"") == std::string::npos && at != std::string::npos) {
         out.push_back(line.substr(0, line.find(',')) + line.substr(at, line.find(',', at) - at));
       }
+    }
+    return out;
+  }
+  // Of each step.
+  std::vector<double> field(const std::string& name, const std::string& key) const {
+    std::vector<double> out;
+    std::istringstream lines(read_file(folder_ / name + "/log.jsonl"));
+    for (std::string line; std::getline(lines, line);) {
+      const size_t at = line.find('"' + key + "\":");
+      if (at != std::string::npos) out.push_back(std::stod(line.substr(at + key.size() + 3)));
     }
     return out;
   }
@@ -118,6 +154,26 @@ TEST(Trainer, F122_ARunInTwoPartsIsTheWholeRunBitForBit) {
     EXPECT_TRUE(at::equal(rest.weights, whole.weights));
     EXPECT_EQ(rest.state.done, whole.state.done);
     EXPECT_EQ(rest.state.spike.losses, whole.state.spike.losses);
+  }
+}
+
+// Where an epoch ends, which is 48 samples here, in the warm-up, and after an evaluation.
+TEST(Trainer, F122_ACutAtAnEpochsBorderLosesNothing) {
+  Runs runs;
+  std::string text;
+  for (int i = 0; i < 48 * 32 + 1; ++i) text += static_cast<char>('a' + i * i % 26);
+  testing::put_file(runs.path("text"), text);
+  const std::string data = "data.train=[{kind: text, path: '" + runs.path("text") + "'}]";
+  const Result whole = runs.run("whole", {data, "eval.every=6"});
+  for (const int64_t cut : {1, 6, 12}) {
+    const std::string name = "cut" + std::to_string(cut), at = std::to_string(cut);
+    const std::vector<std::string> sets = {data, "eval.every=6", "checkpoint.at=[" + at + "]"};
+    if (cut < 12) {
+      EXPECT_THROW(runs.run(name, sets, "batch:" + at + "=throw"), std::exception);
+    }
+    const Result rest = runs.run(name, sets);
+    EXPECT_EQ(rest.losses, whole.losses);
+    EXPECT_TRUE(at::equal(rest.weights, whole.weights));
   }
 }
 
@@ -172,6 +228,33 @@ TEST(Trainer, F111_ANanNeverReachesTheWeights) {
   const std::string log = read_file(runs.path("bad") + "/log.jsonl");
   EXPECT_NE(log.find("\"event\":\"nonfinite\",\"first\":\"gradient of layers.0"),
             std::string::npos);
+}
+
+// Row 188: a step that is done again tells what passes from what stays.
+TEST(Trainer, F111_AReplayTellsPassingFromLastingFaults) {
+  Runs runs;
+  const auto first = [&](const std::string& name, std::vector<std::string> sets,
+                         const std::string& faults) {
+    sets.emplace_back("train.steps=6");
+    sets.emplace_back("train.max_skips=9");
+    runs.run(name, sets, faults);
+    const std::string log = read_file(runs.path(name) + "/log.jsonl");
+    const std::string key = "\"event\":\"nonfinite\",\"first\":\"";
+    const size_t at = log.find(key);
+    return at == std::string::npos
+               ? ""
+               : log.substr(at + key.size(), log.find('"', at + key.size()) - at - key.size());
+  };
+  // In memory for once; and each time that this step is computed.
+  const std::string once = first("once", {}, "backward.1#1:3=nan");
+  EXPECT_TRUE(once.starts_with("gradient of layers.0")) << once;
+  EXPECT_NE(once.find("; replayed, it is finite: a passing fault"), std::string::npos) << once;
+  const std::string always = first("always", {}, "backward.1:3=nan");
+  EXPECT_TRUE(always.starts_with("gradient of layers.0")) << always;
+  EXPECT_NE(always.find("(replayed: the same"), std::string::npos) << always;
+  EXPECT_NE(first("forward", {}, "forward.2#1:3=nan").find("a passing fault"), std::string::npos);
+  const std::string weight = first("weight", {}, "optim:2=nan");
+  EXPECT_TRUE(weight.starts_with("weight ")) << weight;
 }
 
 TEST(Trainer, F111_TooManyBadStepsStopTheRunWithClassFive) {
@@ -258,6 +341,102 @@ TEST(Trainer, TheBatchRampCountsItsSamples) {
   const Result r = runs.run("ramp", {"train.batch_ramp={start: 2, increment: 2, samples: 24}"});
   EXPECT_EQ(r.state.done.steps, 12);
   EXPECT_EQ(r.state.done.samples, 4 * 2 + 2 * 4 + 2 * 6 + 4 * 8);
+}
+
+TEST(Trainer, BatchStagesAreExactAndGoOn) {
+  Runs runs;
+  const std::vector<std::string> sets = {
+      "train.batch_ramp={stages: [{batch: 2, until: 8}, {batch: 4, until: 24}]}",
+      "checkpoint.at=[6]"};
+  const Result whole = runs.run("whole", sets);
+  EXPECT_EQ(whole.state.done.samples, 4 * 2 + 4 * 4 + 4 * 8);
+  EXPECT_THROW(runs.run("cut", sets, "batch:6=throw"), std::exception);  // between 4 and 4
+  const Result rest = runs.run("cut", sets);
+  EXPECT_EQ(rest.losses, whole.losses);
+  EXPECT_EQ(rest.state.done, whole.state.done);
+  EXPECT_TRUE(at::equal(rest.weights, whole.weights));
+}
+
+// Row 162: the first overflow is let pass, the second halves the scale.
+TEST(Trainer, F120_TheSecondInfinityHalvesTheScale) {
+  Runs runs;
+  const std::vector<std::string> sets = {"train.precision=fp16", "train.loss_scale.initial=256",
+                                         "train.steps=8"};
+  EXPECT_EQ(runs.run("none", sets).state.loss_scale.scale, 256);
+  const Result one = runs.run("one", sets, "backward.1:3=inf");
+  EXPECT_EQ(one.state.loss_scale.scale, 256);
+  EXPECT_EQ(one.state.skipped, 1);
+  const Result two = runs.run("two", sets, "backward.1:3=inf;backward.2:5=inf");
+  EXPECT_EQ(two.state.loss_scale.scale, 128);
+  EXPECT_EQ(two.state.skipped, 2);
+  EXPECT_EQ(two.state.updates, 6);
+}
+
+// Row 157: half of the bytes, and a loss within half a percent.
+TEST(Trainer, Bf16MomentsChangeTheLossByLessThanHalfAPercent) {
+  Runs runs;
+  for (const std::string kind : {"adamw", "lion"}) {
+    const std::vector<std::string> sets = {"train.steps=60", "train.optimizer.kind=" + kind,
+                                           "train.optimizer.lr=1e-3"};
+    std::vector<std::string> low = sets;
+    low.emplace_back("train.optimizer.moments=bf16");
+    const double full = loss_of(runs.run(kind + "f32", sets).losses.back());
+    const double half = loss_of(runs.run(kind + "bf16", low).losses.back());
+    EXPECT_LT(full, 4.5) << kind;  // it has learnt
+    EXPECT_NEAR(half / full, 1, 0.005) << kind;
+    EXPECT_NE(half, full) << kind;
+  }
+}
+
+// Row 41: one module more, and it goes on bit for bit.
+TEST(Trainer, MultiTokenPredictionTrainsAndGoesOn) {
+  Runs runs;
+  const std::vector<std::string> sets = {"model.mtp={depth: 2, weight: 0.3}", "checkpoint.at=[6]",
+                                         "train.steps=24"};
+  const Result whole = runs.run("whole", sets);
+  EXPECT_THROW(runs.run("cut", sets, "batch:6=throw"), std::exception);
+  const Result rest = runs.run("cut", sets);
+  EXPECT_EQ(rest.losses, whole.losses);
+  EXPECT_TRUE(at::equal(rest.weights, whole.weights));
+  const std::vector<double> predicted = runs.field("whole", "mtp_loss");
+  ASSERT_EQ(predicted.size(), 24u);
+  // Nothing is known at first; of 32 positions 31 and 30 have an id so far ahead.
+  EXPECT_NEAR(predicted.front(), 0.3 * std::log(256) * (31 + 30) / 64, 0.05);
+  EXPECT_LT(predicted.back(), 0.97 * predicted.front());
+}
+
+// Row 43: a list of layers that differ, as a recipe says it.
+TEST(Trainer, LayersOfManySortsTrainAndGoOn) {
+  Runs runs;
+  const std::vector<std::string> sets = {
+      "model.layers=4", "model.ffn=48", "checkpoint.at=[6]",
+      "model.overrides=[{layers: [0], experts: 0}, {layers: [1], window: 8, heads: 2}, "
+      "{layers: [2], attention: false, experts: 2, top_k: 1, hidden: 32}]"};
+  const Result whole = runs.run("whole", sets);
+  EXPECT_LT(loss_of(whole.losses.back()), loss_of(whole.losses.front()) - 0.1);
+  EXPECT_THROW(runs.run("cut", sets, "batch:6=throw"), std::exception);
+  const Result rest = runs.run("cut", sets);
+  EXPECT_EQ(rest.losses, whole.losses);
+  EXPECT_TRUE(at::equal(rest.weights, whole.weights));
+}
+
+// Row 165: adapters of all experts learn, and nothing else moves.
+TEST(Trainer, OnlyTheAdaptersOfExpertsChange) {
+  Runs runs;
+  const std::vector<std::string> sets = {"model.moe.lora.rank=2",
+                                         "train.optimizer.groups=[{names: '*', frozen: true}, "
+                                         "{names: '*lora*', frozen: false}]"};
+  std::vector<std::string> none = sets;
+  none.emplace_back("train.optimizer.lr=0");
+  const std::map<std::string, at::Tensor> before = runs.weights_of("before", none),
+                                          after = runs.weights_of("after", sets);
+  int64_t adapters = 0;
+  for (const auto& [name, value] : after) {
+    const bool adapter = name.find("lora") != std::string::npos;
+    adapters += adapter;
+    EXPECT_EQ(!at::equal(value, before.at(name)), adapter) << name;
+  }
+  EXPECT_EQ(adapters, 2 * 4);  // two layers, A and B of W1 and of W2, for all experts
 }
 
 TEST(Trainer, F120_Fp16OverflowHalvesTheScaleAndGoesOn) {

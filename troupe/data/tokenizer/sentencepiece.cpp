@@ -105,8 +105,11 @@ class SentencePiece : public Tokenizer {
       return encoder_->append(text, {.add_special = false}, ids);
     }
     std::vector<int> found;
-    const auto status = processor_.Encode(text, &found);
-    TROUPE_CHECK(status.ok(), "SentencePiece:", status.ToString());
+    // A pair model whose control piece is one character has no ids for a text with that character.
+    if (const auto status = processor_.Encode(text, &found); !status.ok()) {
+      fail(Code::kBadTokenizer, "tokenizer",
+           "SentencePiece has no ids for a text:", status.ToString());
+    }
     ids.insert(ids.end(), found.begin(), found.end());
   }
 

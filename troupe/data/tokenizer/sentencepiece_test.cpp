@@ -77,6 +77,21 @@ void expect_refused(const std::string& bytes, const std::string& part) {
   }
 }
 
+// Found by fuzzing: the library has no ids for a text with a character that is a control piece.
+TEST(SentencePiece, F74_ATextWithoutIdsIsAnErrorOfTheDataAndNotOurs) {
+  const auto t = parse_sentencepiece(pieces() + piece("\xEF\xBF\xBD", 0, Type::kControl) +
+                                         trainer() + field(3, field(1, std::string("identity"))),
+                                     "t.model");
+  EXPECT_EQ(t->encode("ab a"), (Ids{6, 5, 6}));
+  try {
+    t->encode("a\xFF");  // which the library reads as U+FFFD
+    ADD_FAILURE() << "encoded";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.exit_class(), ExitClass::kData) << e.what();
+    EXPECT_NE(std::string(e.what()).find("SentencePiece has no ids"), std::string::npos);
+  }
+}
+
 TEST(SentencePiece, MergesTheHighestScoreAndDropsTheFirstSpace) {
   const auto t = parse_sentencepiece(model(), "t.model");
   EXPECT_EQ(t->encode("ab a"), (Ids{6, 5, 6}));  // the mark and a (-1) before ab (-2)

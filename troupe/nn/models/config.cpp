@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "troupe/core/check.h"
+#include "troupe/core/near.h"
 #include "troupe/nn/moe_pattern.h"
 
 namespace troupe {
@@ -94,10 +95,13 @@ void check_mla(const ModelConfig& c, Faults& f) {
 
 void check_layer(const ModelConfig& c, int64_t i, Faults& f) {
   const LayerConfig l = layer_config(c, i);
-  f.unless(l.heads >= 1 && l.kv_heads >= 1 && l.heads % l.kv_heads == 0, "heads", "is", l.heads,
-           "and kv_heads is", l.kv_heads, "in layer", i, "; kv_heads must divide heads");
+  f.unless(
+      l.heads >= 1 && l.kv_heads >= 1 && l.heads % l.kv_heads == 0, "heads", "is", l.heads,
+      "and kv_heads is", l.kv_heads, "in layer", i,
+      "; kv_heads must divide heads" + (l.heads >= 1 ? near_divisors(l.heads, l.kv_heads) : ""));
   f.unless(c.mla || c.head_dim > 0 || l.heads < 1 || c.width % l.heads == 0, "head_dim",
-           "is left out, and heads", l.heads, "does not divide width", c.width, "in layer", i);
+           "is left out, and heads", l.heads, "does not divide width", c.width, "in layer",
+           std::to_string(i) + near_divisors(c.width, l.heads));
   const auto turned = static_cast<int64_t>(static_cast<double>(l.head_dim) * c.rope.fraction);
   f.unless(c.mla || c.positions != PositionForm::kRope || (turned >= 2 && turned % 2 == 0),
            "head_dim", "is", l.head_dim, "and", turned, "dimensions of it turn in layer", i,

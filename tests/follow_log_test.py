@@ -1,0 +1,67 @@
+"""tools/follow_log.py: what it sends where, with a stand-in for the package of the other side."""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOL = pathlib.Path(__file__).resolve().parents[1] / "tools/follow_log.py"
+STAND_IN = """
+import json
+def say(*what): print(json.dumps(what), flush=True)
+class Run:
+    def log(self, values, step): say("log", step, values)
+    def finish(self): say("finish")
+def init(**how): say("init", how); return Run()
+set_experiment = lambda name: say("experiment", name)
+start_run = lambda run_name: say("start", run_name)
+log_metrics = lambda values, step: say("log", step, values)
+end_run = lambda: say("finish")
+"""
+LINES = [{"event": "start", "samples": 0, "step": 0}, {"step": 1, "time": 5.5, "loss": 5.25, "moe/load_layers": [1, 2]},
+         {"event": "eval", "set": "books", "val/loss": 5, "val/ppl": 148.4, "step": 1}, {"step": 2, "loss": None}]
+END = {"event": "end", "step": 2}
+
+
+class FollowLog(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        (self.folder / "small").mkdir()
+        self.log = self.folder / "small/log.jsonl"
+        for name in ("wandb", "mlflow"):
+            (self.folder / f"{name}.py").write_text(STAND_IN)
+
+    def follow(self, *words, lines=(*LINES, END)):
+        self.log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        out = subprocess.run([sys.executable, TOOL, "small", *words], cwd=self.folder, env={"PYTHONPATH": str(self.folder)},
+                             capture_output=True, text=True, timeout=20, check=True).stdout
+        return [json.loads(line) for line in out.splitlines()] if "--to" in words else out
+
+    def test_steps_and_evaluations_go_to_wandb_under_one_name(self):
+        said = self.follow("--to", "wandb", "--project", "p")
+        self.assertEqual(said, [["init", {"project": "p", "name": "small", "id": "small", "resume": "allow"}],
+                                ["log", 1, {"loss": 5.25}], ["log", 1, {"val/books/loss": 5, "val/books/ppl": 148.4}], ["finish"]])
+
+    def test_mlflow_gets_the_same(self):
+        said = self.follow("--to", "mlflow")
+        self.assertEqual(said[:3], [["experiment", "troupe"], ["start", "small"], ["log", 1, {"loss": 5.25}]])
+        self.assertEqual(said[-1], ["finish"])
+
+    def test_it_waits_for_lines_and_for_the_rest_of_one(self):
+        self.log.write_text(json.dumps(LINES[1]) + '\n{"step": 2, "lo')
+        with subprocess.Popen([sys.executable, TOOL, "small"], cwd=self.folder, stdout=subprocess.PIPE, text=True) as tool:
+            self.assertEqual(tool.stdout.readline(), '1 {"loss": 5.25}\n')
+            with open(self.log, "a", encoding="utf-8") as log:
+                log.write('ss": 4}\n' + json.dumps(END) + "\n")
+            self.assertEqual(tool.communicate(timeout=20)[0], '2 {"loss": 4}\n')
+        self.assertEqual(tool.returncode, 0)
+
+    def test_once_ends_with_what_is_there(self):
+        self.assertEqual(self.follow("--once", lines=LINES).splitlines()[0], '1 {"loss": 5.25}')
+
+
+if __name__ == "__main__":
+    unittest.main()

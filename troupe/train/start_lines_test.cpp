@@ -1,0 +1,41 @@
+#include "troupe/train/start_lines.h"
+
+#include <gtest/gtest.h>
+
+#include "troupe/core/config.h"
+
+namespace troupe {
+namespace {
+
+std::string line_for(const std::string& router, int64_t experts = 4) {
+  ModelConfig model;
+  model.layers = 2;
+  model.ffn = 32;
+  model.moe.experts = experts;
+  model.moe.ffn.hidden = 32;
+  read_config(parse_yaml(router, "test"), model.moe.router);
+  return balance_line(model);
+}
+
+// Row 210: nobody trains without a balance and does not know it.
+TEST(StartLines, SayWhatBalancesTheExpertsOrThatNothingDoes) {
+  EXPECT_EQ(line_for("{}"), "balance: aux_loss 0.01");
+  EXPECT_EQ(line_for("{balance: {z_loss: 0.001, seq_loss: 0.02}}"),
+            "balance: aux_loss 0.01, seq_loss 0.02, z_loss 0.001");
+  const std::string none = line_for("{balance: {aux_loss: 0}}");
+  EXPECT_TRUE(none.starts_with("balance: none: nothing shares the tokens out")) << none;
+  EXPECT_NE(none.find("model.moe.router.balance.aux_loss=0.01"), std::string::npos) << none;
+  const std::string only_z = line_for("{balance: {aux_loss: 0, z_loss: 0.001}}");
+  EXPECT_TRUE(only_z.starts_with("balance: none (z_loss 0.001): nothing")) << only_z;
+}
+
+TEST(StartLines, RoutersThatBalanceByThemselvesSayHow) {
+  EXPECT_EQ(line_for("{kind: sigmoid_bias}"), "balance: a bias that moves by 0.001");
+  EXPECT_TRUE(line_for("{kind: sigmoid_bias, bias_rate: 0}").starts_with("balance: none"));
+  EXPECT_EQ(line_for("{kind: expert_choice}"), "balance: by the router expert_choice");
+  EXPECT_EQ(line_for("{kind: sinkhorn}"), "balance: by the router sinkhorn");
+  EXPECT_EQ(line_for("{}", 0), "");  // dense
+}
+
+}  // namespace
+}  // namespace troupe
