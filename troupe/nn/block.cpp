@@ -1,9 +1,8 @@
 #include "troupe/nn/block.h"
 
-#include <algorithm>
-
 #include <ATen/TensorOperators.h>
 
+#include <algorithm>
 #include <tuple>
 
 #include "troupe/nn/dropout.h"

@@ -1,0 +1,61 @@
+#!/usr/bin/env python3
+"""What several ranks do when one of them is lost, late, asked to stop, or started otherwise."""
+import signal
+import time
+import unittest
+
+from ranks_run import RanksRun
+
+
+class TroupeRanksFaults(RanksRun):
+    def test_F84_a_killed_rank_ends_the_others_within_seconds(self):
+        for fault in ("forward.1:5=kill", "backward.1:5=kill", "reduce:5=kill", "optim:5=kill"):
+            runs = self.start_ranks(3, TROUPE_FAULT=lambda r, f=fault: f if r == 1 else "")
+            self.assertEqual(runs[1].wait(30), -signal.SIGKILL, fault)
+            begin = time.monotonic()
+            for rank in (0, 2):
+                self.assertEqual(runs[rank].wait(10), 6, self.text_of(rank)[-1500:])
+                self.assertIn("E6001", self.text_of(rank))
+            self.assertLess(time.monotonic() - begin, 5, fault)
+            self.assertEqual(self.exit_record()["error"], "E6001")
+
+    def test_F99_a_signal_to_one_rank_stops_all_at_one_step(self):
+        runs = self.start_ranks(3, "train.steps=2000", "log.every=1")
+        self.wait_for_step(3)
+        runs[2].send_signal(signal.SIGTERM)
+        for rank, run in enumerate(runs):
+            self.assertEqual(run.wait(20), 0, self.text_of(rank)[-1500:])
+        last = max(self.losses())
+        self.assertIn(f"step-{last:06d}", self.steps())
+        self.assertIn("Continue with", self.text_of(0))
+
+    def test_F90_ranks_that_were_started_otherwise_are_named(self):
+        runs = [self.start_rank(r, 3, 21789, ["train.seed=2"] if r == 2 else []) for r in range(3)]
+        for rank, run in enumerate(runs):
+            self.assertEqual(run.wait(30), 2, self.text_of(rank)[-1500:])
+            self.assertIn("E2010", self.text_of(rank))
+            self.assertIn("rank(s) 0, 1:", self.text_of(rank))
+
+    def test_F91_a_rank_that_never_comes_is_named(self):
+        runs = [self.start_rank(r, 3, 21790, ["run.start_timeout=3s"]) for r in range(2)]
+        for rank, run in enumerate(runs):
+            self.assertEqual(run.wait(15), 6, self.text_of(rank)[-1500:])
+            self.assertIn("rank(s) 2 did not arrive", self.text_of(rank))
+
+    def test_F111_a_nan_on_one_rank_reaches_no_weight_of_any(self):
+        runs = self.start_ranks(2, TROUPE_FAULT=lambda r: "backward.1:5=nan" if r == 1 else "")
+        for rank, run in enumerate(runs):
+            self.assertEqual(run.wait(30), 0, self.text_of(rank)[-1500:])
+        # Seen in the sum, so by the rank that owns that part of it.
+        self.assertRegex(self.text_of(0), "First: rank [01], gradient of model.layers.0")
+        self.assertEqual([r["nonfinite"] for r in self.records() if r.get("step") == 20 and "event" not in r], [1])
+
+    def test_a_layout_that_cannot_be_is_told_with_what_can(self):
+        runs = self.start_ranks(3, "parallel.expert=2")
+        for rank, run in enumerate(runs):
+            self.assertEqual(run.wait(30), 2, self.text_of(rank)[-1500:])
+        self.assertIn("parallel.expert", self.text_of(0))
+
+
+if __name__ == "__main__":
+    unittest.main()
