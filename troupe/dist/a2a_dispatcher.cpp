@@ -94,7 +94,7 @@ class A2aDispatcher : public Dispatcher {
     at::Tensor heard, source_CD;
     Pending hearing = send_copies(lease, told, heard);
     const at::Tensor x_TD = std::exchange(lease.x_TD, {});
-    Pending moving = send_copies(lease, x_TD.index_select(0, lease.copies.token_C()), source_CD);
+    Pending moving = send_copies(lease, x_TD.index_select(0, lease.copies.tokens()), source_CD);
     keep_sums(lease);
     hearing.wait();
     CopyRouting in = read_routing(heard, lease.choices, routed.scores_TK.scalar_type());
@@ -114,7 +114,7 @@ class A2aDispatcher : public Dispatcher {
 
   void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
     A2aLease& lease = of(handle);
-    const at::Tensor rows = grad_out_TD.index_select(0, lease.copies.token_C());
+    const at::Tensor rows = grad_out_TD.index_select(0, lease.copies.tokens());
     lease.pending = send_copies(lease, rows, lease.grad_C);
   }
 

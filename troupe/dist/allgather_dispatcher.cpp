@@ -155,13 +155,13 @@ class AllgatherDispatcher : public Dispatcher {
 
   at::Tensor held_ids(const GatherLease& lease, const at::Tensor& ids_SK) {
     const at::Tensor ids_WTK = ids_SK.reshape({ranks_->size(), lease.most, lease.choices});
-    const at::Tensor held = table_.held_ids_WTK(ids_WTK, ranks_->rank());
+    const at::Tensor held = table_.held_ids(ids_WTK, ranks_->rank());
     return held.reshape({-1, exact_ ? 1 : lease.choices});
   }
 
   void keep_sums(GatherLease& lease, const at::Tensor& ids_TK) {
     const int64_t W = ranks_->size(), T = ids_TK.size(0), rows = W * lease.slots;
-    const at::Tensor sent_WTK = table_.sent_WTK(ids_TK);
+    const at::Tensor sent_WTK = table_.sent(ids_TK);
     const at::Tensor place = at::arange(rows, ids_TK.options()).reshape({W, lease.most, -1});
     const at::Tensor own = place.narrow(1, 0, T);
     if (exact_) {

@@ -22,7 +22,7 @@ at::Tensor places(const at::Tensor& mask) {
 }  // namespace
 
 Copies::Copies(OwnerTable& table, const at::Tensor& ids_TK, int64_t slices)
-    : sent_WTK_(table.sent_WTK(ids_TK)), any_WT_(sent_WTK_.any(2)), slices_(slices) {}
+    : sent_WTK_(table.sent(ids_TK)), any_WT_(sent_WTK_.any(2)), slices_(slices) {}
 
 at::Tensor Copies::counts(int64_t capacity) const {
   const at::Tensor copies = any_WT_.sum(1, false, at::kInt);
@@ -40,7 +40,7 @@ at::Tensor Copies::routing(OwnerTable& table, const at::Tensor& ids_TK,
   const int64_t T = std::max<int64_t>(1, ids_TK.size(0)), K = ids_TK.size(1);
   const at::Tensor sent_CK = sent_WTK_.reshape({-1, K}).index_select(0, copy_C_);
   const at::Tensor rank_C = copy_C_.div(T, "floor");
-  const at::Tensor ids = table.local_ids_CK(ids_TK.index_select(0, token_C_), rank_C);
+  const at::Tensor ids = table.local_ids(ids_TK.index_select(0, token_C_), rank_C);
   const at::Tensor scores = scores_TK.detach().index_select(0, token_C_);
   return at::cat({ids.masked_fill(sent_CK.logical_not(), -1), scores.view(at::kInt)}, 1);
 }

@@ -26,7 +26,7 @@ class Copies {
   at::Tensor counts(int64_t capacity) const;
   // The tokens of all copies, int64; `copies` is how many there are, which the host knows by then.
   void list(int64_t copies);
-  const at::Tensor& token_C() const { return token_C_; }
+  const at::Tensor& tokens() const { return token_C_; }
   // int32 [C, K + K or 2 K]: local experts, -1 where a slot's row is not for that rank, and the
   // bits of the scores.
   at::Tensor routing(OwnerTable& table, const at::Tensor& ids_TK,

@@ -131,10 +131,7 @@ Pending RankGroup::exchange(const at::Tensor& out, const at::Tensor& in,
                total(to_rows));
   TROUPE_CHECK(in.scalar_type() == out.scalar_type() && in.is_contiguous() && out.is_contiguous(),
                "- both must be contiguous and of one type");
-  if (!backend_) {
-    at::Tensor to = out;
-    to.copy_(in);
-  }
+  if (!backend_) out.copy_(in);
   return issue("exchange", {out, in}, [&](c10d::Backend& c10d) {
     at::Tensor to = out, from = in;
     std::vector<int64_t> receive = from_rows, send = to_rows;

@@ -85,7 +85,7 @@ class VirtualRanksDispatcher : public LocalDispatcher {
   void route(const Handle& handle, const Routed& routed) override {
     LocalLease& lease = of(handle);
     const int64_t W = placement_.ranks(), T = lease.x_TD.size(0), D = lease.x_TD.size(1);
-    const at::Tensor owner_TK = owners_.owner_TK(routed.ids_TK);
+    const at::Tensor owner_TK = owners_.owners(routed.ids_TK);
     std::vector<at::Tensor> ids;
     for (int64_t w = 0; w < W; ++w) {
       const at::Tensor own = routed.ids_TK.masked_fill(owner_TK.ne(w), -1);

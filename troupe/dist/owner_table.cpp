@@ -35,7 +35,7 @@ void OwnerTable::move_to(const at::Device& device) {
   local_WE_ = local_WE_.to(device);
 }
 
-at::Tensor OwnerTable::owner_TK(const at::Tensor& ids_TK) {
+at::Tensor OwnerTable::owners(const at::Tensor& ids_TK) {
   move_to(ids_TK.device());
   const at::Tensor ids = ids_TK.to(at::kLong).clamp(0, experts_ - 1);
   const at::Tensor token = at::arange(ids.size(-2), ids.options()).unsqueeze(1);
@@ -43,25 +43,25 @@ at::Tensor OwnerTable::owner_TK(const at::Tensor& ids_TK) {
   return owners_.index({ids, replica});
 }
 
-at::Tensor OwnerTable::sent_WTK(const at::Tensor& ids_TK) {
+at::Tensor OwnerTable::sent(const at::Tensor& ids_TK) {
   move_to(ids_TK.device());
   const at::Tensor valid = ids_TK.ge(0).logical_and(ids_TK.lt(experts_));
   const at::Tensor rank_W11 = at::arange(ranks_, owners_.options()).reshape({-1, 1, 1});
-  if (slices_ == 1) return owner_TK(ids_TK).eq(rank_W11).logical_and(valid);
+  if (slices_ == 1) return owners(ids_TK).eq(rank_W11).logical_and(valid);
   const at::Tensor ids = ids_TK.to(at::kLong).clamp(0, experts_ - 1);
   return owners_.index({ids}).eq(rank_W11.unsqueeze(3)).any(-1).logical_and(valid);
 }
 
-at::Tensor OwnerTable::local_ids_CK(const at::Tensor& ids_CK, const at::Tensor& rank_C) {
+at::Tensor OwnerTable::local_ids(const at::Tensor& ids_CK, const at::Tensor& rank_C) {
   const at::Tensor ids = ids_CK.to(at::kLong).clamp(0, experts_ - 1);
   return local_WE_.index({rank_C.unsqueeze(1), ids});
 }
 
-at::Tensor OwnerTable::held_ids_WTK(const at::Tensor& ids_WTK, int64_t rank) {
+at::Tensor OwnerTable::held_ids(const at::Tensor& ids_WTK, int64_t rank) {
   move_to(ids_WTK.device());
   const at::Tensor ids = ids_WTK.to(at::kLong).clamp(0, experts_ - 1);
   at::Tensor elsewhere = ids_WTK.lt(0).logical_or(ids_WTK.ge(experts_));
-  if (slices_ == 1) elsewhere = elsewhere.logical_or(owner_TK(ids_WTK).ne(rank));
+  if (slices_ == 1) elsewhere = elsewhere.logical_or(owners(ids_WTK).ne(rank));
   return local_WE_[rank].index({ids}).masked_fill(elsewhere, -1);
 }
 

@@ -12,16 +12,16 @@ class OwnerTable {
   explicit OwnerTable(const Placement& placement);
 
   // ids int32 [T, K] of this rank's tokens; -1, or any id outside [0, E), goes nowhere.
-  at::Tensor sent_WTK(const at::Tensor& ids_TK);  // bool
+  at::Tensor sent(const at::Tensor& ids_TK);  // bool [W, T, K]
   // Replicas chosen by the token's index, and no slices: the one rank of each slot, int64; that of
   // expert 0 where a slot has no expert.
-  at::Tensor owner_TK(const at::Tensor& ids_TK);  // or [W, T, K], of several ranks' tokens
+  at::Tensor owners(const at::Tensor& ids_TK);  // or [W, T, K], of several ranks' tokens
   // ids [C, K] of copies for the ranks int64 [C]: which of that rank's experts, int32; -1: not
   // there.
-  at::Tensor local_ids_CK(const at::Tensor& ids_CK, const at::Tensor& rank_C);
+  at::Tensor local_ids(const at::Tensor& ids_CK, const at::Tensor& rank_C);
   // ids [W, T, K] of all ranks' tokens: which of `rank`'s experts, int32; -1: the row goes
   // elsewhere.
-  at::Tensor held_ids_WTK(const at::Tensor& ids_WTK, int64_t rank);
+  at::Tensor held_ids(const at::Tensor& ids_WTK, int64_t rank);
 
  private:
   void move_to(const at::Device& device);
