@@ -96,13 +96,16 @@ struct Bench {
         build_schedule(Accumulate{}, {.chunks = kUnits,
                                       .microbatches = static_cast<int>(microbatches),
                                       .recomputed = std::move(recomputed)});
-    StepInput input{.microbatches = batches(microbatches), .weight_sum = 26, .loss_scale = scale};
+    StepInput input{.microbatches = batches(microbatches),
+                    .weight_sum = 26,
+                    .loss_scale = scale,
+                    .all_microbatches = microbatches};
     input.context.training = true;
     input.context.step = 5;
-    Executor executor(model, store, faults);
+    Executor executor(model, store, faults, owners({.chunks = kUnits}));
     return executor.run(schedule[0], input, {.update = [&](const StepOutput&) { ++updates; }});
   }
-  at::Tensor grad() { return at::cat(store.grads()); }
+  at::Tensor grad() { return at::cat(store.counted_grads()); }
 
   SmallModel model;
   ParamStore store;

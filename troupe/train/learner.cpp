@@ -7,6 +7,7 @@
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cmath>
 #include <cstdlib>
@@ -39,8 +40,7 @@ std::string unit_name(int64_t unit, int64_t units) {
 // Two runs are equal bit for bit (rule G4). On a GPU that asks it of PyTorch's own operators too:
 // of cuBLAS, and of flash attention's backward. Its habit of filling fresh memory meanwhile is no
 // part of that, and would cost a pass over each tensor.
-void make_deterministic(const c10::Device& device) {
-  if (device.is_cpu()) return;
+void make_deterministic() {
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
@@ -68,7 +68,11 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
       faults_(faults),
       model_(build_model(recipe.model, ranks->build_options())),
       ranks_(std::move(ranks)) {
-  make_deterministic(device_);
+  if (!device_.is_cpu()) {
+    // What names no device, such as an allocation, is of this rank's too.
+    c10::impl::VirtualGuardImpl(device_.type()).setDevice(device_);
+    make_deterministic();
+  }
   work_.chunks = static_cast<int>(model_->num_units());
   const std::vector<bool> again = recomputed_blocks(recipe_);
   for (size_t layer = 0; layer < again.size(); ++layer) {

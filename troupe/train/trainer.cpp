@@ -441,8 +441,9 @@ void Trainer::write_record(const StepReport& report, const Feed& feed, double se
     const double flops = flops_per_token_ * interval_.tokens_per_second();
     r.add("tflops", flops * 1e-12);
     if (peak_) {
-      r.add("mfu", flops / *peak_);
-      r.add("mfu_full", full_flops_per_token_ * interval_.tokens_per_second() / *peak_);
+      const double peak = *peak_ * static_cast<double>(ranks_.size());
+      r.add("mfu", flops / peak);
+      r.add("mfu_full", full_flops_per_token_ * interval_.tokens_per_second() / peak);
     }
     r.add("data_wait", interval_.wait_fraction());
     r.add("rss", resident_bytes());
