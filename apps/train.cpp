@@ -4,7 +4,7 @@
 #include <memory>
 #include <sstream>
 
-#include "apps/recipe_options.h"
+#include "apps/train_options.h"
 #include "apps/verbs.h"
 #include "troupe/checkpoint/run_folder.h"
 #include "troupe/core/config.h"
@@ -21,11 +21,6 @@
 namespace troupe {
 namespace {
 
-struct TrainOptions {
-  RecipeOptions recipe;
-  bool print = false, force = false, quiet = false;
-};
-
 void write_run_files(Fs& fs, const TrainOptions& options, const Recipe& recipe,
                      const Sources& sources, const Call& call) {
   const std::string& dir = recipe.checkpoint.dir;
@@ -40,7 +35,9 @@ void write_run_files(Fs& fs, const TrainOptions& options, const Recipe& recipe,
 }
 
 std::string command_of(const TrainOptions& options) {
-  std::string out = "troupe train " + options.recipe.path;
+  const char* const launcher = std::getenv("TROUPE_LAUNCH");  // "troupe launch -n 2 --"
+  std::string out = launcher == nullptr ? "troupe" : launcher;
+  out += " train " + options.recipe.path;
   for (const std::string& set : options.recipe.sets) out += " --set '" + set + "'";
   return without_secrets(out);
 }
@@ -176,11 +173,7 @@ void train(const TrainOptions& options, Call& call) {
 void add_train(CLI::App& app, Call& call) {
   CLI::App* verb = app.add_subcommand("train", "trains a model, or goes on with a run");
   const auto options = std::make_shared<TrainOptions>();
-  options->recipe.add_to(*verb);
-  verb->add_flag("--print-config", options->print, "print the resolved recipe and stop");
-  verb->add_flag("--force", options->force,
-                 "go on although the model, the data or the seed are not those of the checkpoint");
-  verb->add_flag("--quiet", options->quiet, "write to the run folder alone");
+  options->add_to(*verb);
   verb->footer(
       "Example: troupe train recipes/quickstart.yaml --set train.steps=100\n"
       "Ctrl-C or SIGTERM saves and stops; the same command goes on. SIGUSR1 saves now.");

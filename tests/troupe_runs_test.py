@@ -79,7 +79,7 @@ class TroupeRuns(unittest.TestCase):
     def test_help_is_a_screen_with_an_example(self):
         for verb in ("check", "plan", "eval", "config", "config print", "config explain",
                      "config diff", "config schema", "convert", "convert recipe", "doctor",
-                     "selftest", "bench", "completion"):
+                     "selftest", "bench", "launch", "completion"):
             text = self.troupe(*verb.split(), "--help").stdout
             self.assertIn("Example: ", text, verb)
             self.assertLess(text.count("\n"), 30, verb)

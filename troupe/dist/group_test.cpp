@@ -165,6 +165,13 @@ TEST(Place, IsReadFromEveryLauncher) {
   EXPECT_EQ(torchrun->local_size, 2);
   EXPECT_EQ(torchrun->attempt, 2);
   EXPECT_TRUE(torchrun->launcher_has_store);
+  EXPECT_EQ(torchrun->source, "torchrun");
+  const auto launched = place_of({{"TROUPE_LAUNCH", "1"},
+                                  {"TORCHELASTIC_RUN_ID", "around"},
+                                  {"RANK", "1"},
+                                  {"WORLD_SIZE", "2"}});
+  EXPECT_EQ(launched->source, "troupe launch");
+  EXPECT_EQ(launched->rank, 1);
   const auto slurm = place_of({{"SLURM_STEP_ID", "0"},
                                {"SLURM_PROCID", "1"},
                                {"SLURM_NTASKS", "4"},

@@ -25,21 +25,21 @@ ParallelConfig resolved(const ParallelConfig& config, const LayoutNeeds& needs) 
   return out;
 }
 
-std::vector<std::string> unbuilt_axes(const ParallelConfig& config) {
-  std::vector<std::string> out;
+std::vector<std::pair<std::string, std::string>> unbuilt_axes(const ParallelConfig& config) {
+  std::vector<std::pair<std::string, std::string>> out;
   for (const auto& [name, ranks] :
        {std::pair{"tensor", config.tensor}, std::pair{"pipeline", config.pipeline},
         std::pair{"context", config.context}}) {
     if (ranks == 1) continue;
-    out.push_back(std::string(name) + ' ' + std::to_string(ranks) +
-                  ": this version runs one rank along this axis");
+    out.emplace_back("parallel." + std::string(name),
+                     std::to_string(ranks) + ": this version runs one rank along this axis");
   }
   return out;
 }
 
 std::vector<std::string> layout_faults(const ParallelConfig& config, const LayoutNeeds& needs) {
   std::vector<std::string> out;
-  for (const std::string& fault : unbuilt_axes(config)) out.push_back("parallel: E2005 " + fault);
+  for (const auto& [field, why] : unbuilt_axes(config)) out.push_back(field + ": E2005 " + why);
   const ParallelConfig c = resolved(config, needs);
   if (out.empty()) out = Mesh::faults(needs.world, shape_of(c));
   if (config.data != 0 && config.data != needs.world) {

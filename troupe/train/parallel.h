@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "troupe/core/text.h"
@@ -56,7 +57,8 @@ struct LayoutNeeds {
   bool whole_matrices = false;  // the optimizer cannot work on parts of them
 };
 
-std::vector<std::string> unbuilt_axes(const ParallelConfig& config);  // what no world can have yet
+// What no world can have yet: field and why.
+std::vector<std::pair<std::string, std::string>> unbuilt_axes(const ParallelConfig& config);
 // All that does not fit.
 std::vector<std::string> layout_faults(const ParallelConfig& config, const LayoutNeeds& needs);
 // With every choice made: no kAuto is left, and no 0 in `expert`.

@@ -92,7 +92,7 @@ void check_exclusive(const Recipe& r, Problems& problems) {
 
 // What is wrong in any world; the rest is known when the ranks have met.
 void check_parallel(const Recipe& r, Problems& problems) {
-  for (const std::string& fault : unbuilt_axes(r.parallel)) problems.add("parallel", fault);
+  for (const auto& [field, why] : unbuilt_axes(r.parallel)) problems.add(field, why);
   const ShardKind shard = r.parallel.shard;
   if ((shard == ShardKind::kFull || shard == ShardKind::kZero1) && needs_whole_matrices(r)) {
     problems.add("parallel.shard", to_text(shard) + " cuts matrices, which muon needs whole: none");

@@ -69,7 +69,7 @@ TEST(Recipe, F83_ThePrintedRecipeReadsBackTheSame) {
 
 TEST(Recipe, F79_AllProblemsAreToldAtOnceWithTheirPlaces) {
   const auto found = faults({"train.micro_batch=3", "train.clip=-1", "train.schedule.warmup=30",
-                             "parallel.expert=4", "data.sequence=128", "eval.batches=-1",
+                             "parallel.tensor=4", "data.sequence=128", "eval.batches=-1",
                              "train.optimizer.lr=-1", "model.moe.top_k=5"});
   EXPECT_TRUE(one_says(found,
                        "train.micro_batch: 3 does not divide the global batch of 8 "
@@ -79,7 +79,7 @@ TEST(Recipe, F79_AllProblemsAreToldAtOnceWithTheirPlaces) {
                        "near: 4, 8"));
   EXPECT_TRUE(one_says(faults({"model.kv_heads=3"}), "kv_heads must divide heads; near: 2, 4"));
   EXPECT_TRUE(one_says(found, "train.clip"));
-  EXPECT_TRUE(one_says(found, "parallel.expert: 4 ranks asked for"));
+  EXPECT_TRUE(one_says(found, "parallel.tensor: 4: this version runs one rank along this axis"));
   EXPECT_TRUE(one_says(found, "data.sequence: 128 is longer than the model's 64 positions"));
   EXPECT_TRUE(one_says(found, "eval.batches"));
   EXPECT_TRUE(one_says(found, "lr -1 must not be negative"));

@@ -43,11 +43,20 @@ CUtensorMap tensor_map(const void* data, const MapShape<kDims>& shape) {
   }
   for (int i = 0; i < kDims - 1; ++i) stride[i] = static_cast<cuuint64_t>(shape.stride[i] * 2);
   CUtensorMap map;
-  const CUresult status =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kDims, const_cast<void*>(data), size, stride,
-             box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             shape.box[0] == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto try_encode = [&] {
+    return encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kDims, const_cast<void*>(data), size,
+                  stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  shape.box[0] == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult status = try_encode();
+  if (status == CUDA_ERROR_INVALID_CONTEXT) {
+    // The first call of a thread (autograd's, say): this makes the device's context its own.
+    int device = 0;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaSetDevice(device));
+    status = try_encode();
+  }
   TROUPE_CHECK(status == CUDA_SUCCESS, "tensor map refused, CUresult", static_cast<int>(status),
                "dims", kDims, "row", shape.size[0], "of", shape.size[1]);
   return map;

@@ -1,0 +1,268 @@
+// troupe launch: the ranks of a run on this machine, started, watched and, where that helps,
+// started again.
+#include <CLI/Error.hpp>
+#include <signal.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+
+#include "apps/local_ranks.h"
+#include "apps/train_options.h"
+#include "apps/verbs.h"
+#include "troupe/checkpoint/find_resume.h"
+#include "troupe/core/config.h"
+#include "troupe/core/log.h"
+#include "troupe/dist/meeting_point.h"
+#include "troupe/train/forecast.h"
+#include "troupe/train/recipe.h"
+#include "troupe/train/step_line.h"
+
+namespace troupe {
+namespace {
+
+using std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+struct LaunchOptions {
+  int ranks = 0, max_restarts = 0, port = 0;
+  bool quiet = false;
+  std::vector<std::string> command;
+};
+
+std::string meaning(int code) {
+  switch (code) {
+    case 2: return "usage or recipe";
+    case 3: return "data";
+    case 4: return "checkpoint";
+    case 5: return "numbers that are not finite";
+    case 6: return "lost peer";
+    case 7: return "memory, disk or device";
+    case 70: return "a fault of the program";
+    case 128 + SIGINT:
+    case 128 + SIGTERM: return "asked twice to stop";
+    default: return "no exit class";
+  }
+}
+
+double seconds_between(SteadyTime a, SteadyTime b) {
+  return std::chrono::duration<double>(b - a).count();
+}
+
+// How all ranks of one attempt ended, in the order that they did.
+struct AttemptEnd {
+  std::vector<RankEnd> ranks;
+  SteadyTime begin;
+  bool asked_to_stop = false;
+
+  // The rank whose end made the others fail: those that lost a peer end with 6, by themselves or
+  // because they are told to, and before it may have done so.
+  const RankEnd& cause() const {
+    const auto first = [this](auto&& is) { return std::ranges::find_if(ranks, is); };
+    const auto own = first([](const RankEnd& e) {
+      return !e.forced && (e.signal != 0 || (e.code != 0 && e.code != 6));
+    });
+    if (own != ranks.end()) return *own;
+    const auto bad = first([](const RankEnd& e) { return e.code != 0; });
+    if (bad == ranks.end()) return ranks.front();
+    const auto left = first([&](const RankEnd& e) { return e.code == 0 && e.when <= bad->when; });
+    return left != ranks.end() ? *left : *bad;
+  }
+  int code() const {
+    const bool good = std::ranges::all_of(ranks, [](const RankEnd& e) { return e.code == 0; });
+    if (good) return 0;
+    const int code = cause().code;
+    return code == 0 ? static_cast<int>(ExitClass::kPeer) : code;  // it left the others
+  }
+  std::string description() const {
+    const RankEnd& e = cause();
+    std::string out = "rank " + std::to_string(e.rank) + " of " + std::to_string(ranks.size());
+    if (e.signal != 0) {
+      out.append(" was ended by SIG").append(::sigabbrev_np(e.signal));
+      if (e.signal == SIGKILL) out += " (by somebody, or by the system for want of memory)";
+    } else if (e.code == 0) {
+      out += " ended with 0 and left the others";
+    } else {
+      out.append(" ended with ").append(std::to_string(e.code));
+      out.append(" (").append(meaning(e.code)).append(")");
+    }
+    out += ' ' + fixed(seconds_between(begin, e.when), 1) + " s after the start; all were down " +
+           fixed(seconds_between(e.when, ranks.back().when), 1) + " s later";
+    for (const RankEnd& other : ranks) {
+      if (!other.forced) continue;
+      out.append(". Rank ").append(std::to_string(other.rank));
+      out += other.stood_still ? " stood still (SIGSTOP) and was killed" : " hung and was killed";
+    }
+    return out;
+  }
+};
+
+// Another attempt may do better: a peer was lost, a process killed, the program at fault. What the
+// recipe, the data, a checkpoint, the numbers or the machine's size are to blame for stays as it
+// is.
+bool may_pass(const RankEnd& cause, int code) {
+  return cause.signal != 0 || code == static_cast<int>(ExitClass::kPeer) ||
+         code == static_cast<int>(ExitClass::kBug);
+}
+
+// Waits until all have ended. Once one has failed, the others, which lose it, have 5 s to end by
+// themselves and 2 more after SIGTERM. Signals to this process are passed on.
+AttemptEnd watch(LocalRanks& ranks, Waiter& waiter) {
+  AttemptEnd out{.ranks = {}, .begin = steady_clock::now()};
+  std::optional<SteadyTime> next;
+  bool told = false;
+  while (ranks.running()) {
+    const int signal = waiter.wait(next);
+    for (const RankEnd& end : ranks.reap()) {
+      if (end.code != 0 && !next) next = end.when + 5s;
+      out.ranks.push_back(end);
+    }
+    if (signal != 0 && signal != SIGCHLD) {
+      out.asked_to_stop |= signal == SIGTERM || signal == SIGINT;
+      ranks.send(signal);
+    }
+    if (!next || steady_clock::now() < *next) continue;
+    ranks.force(told ? SIGKILL : SIGTERM);
+    told = true;
+    next = *next + 2s;
+  }
+  return out;
+}
+
+class Launcher {
+ public:
+  Launcher(const LaunchOptions& options, std::vector<std::string> words, std::string run)
+      : options_(options),
+        words_(std::move(words)),
+        run_(std::move(run)),
+        meeting_(options.port),
+        log_({stderr_sink()}, options.quiet ? Level::kWarning : Level::kInfo, "launch: ") {}
+
+  int go() {
+    int64_t failed_at = -1;
+    for (int attempt = 0;; ++attempt) {
+      log_.info("attempt " + std::to_string(attempt + 1) + " of " +
+                std::to_string(options_.max_restarts + 1) + ": " + std::to_string(options_.ranks) +
+                " ranks, which meet at port " + std::to_string(meeting_.port()));
+      const AttemptEnd end = once(attempt);
+      const int code = end.code();
+      if (code == 0) return 0;
+      log_.error(end.description());
+      if (end.asked_to_stop || !may_pass(end.cause(), code) || attempt == options_.max_restarts) {
+        return code;
+      }
+      const int64_t step = newest_step();
+      if (attempt > 0 && step == failed_at) {
+        log_.error("no progress since step " + std::to_string(step) + ": it is not tried again");
+        return code;
+      }
+      failed_at = step;
+    }
+  }
+
+ private:
+  AttemptEnd once(int attempt) {
+    std::vector<Variables> environments;
+    for (int rank = 0; rank < options_.ranks; ++rank) {
+      environments.push_back(variables(rank, attempt));
+    }
+    LocalRanks ranks(words_, environments);
+    return watch(ranks, waiter_);
+  }
+
+  Variables variables(int rank, int attempt) const {
+    const std::string all = std::to_string(options_.ranks), own = std::to_string(rank);
+    Variables out = {{"TROUPE_LAUNCH", command()},
+                     {"RANK", own},
+                     {"WORLD_SIZE", all},
+                     {"LOCAL_RANK", own},
+                     {"LOCAL_WORLD_SIZE", all},
+                     {"MASTER_ADDR", "127.0.0.1"},
+                     {"MASTER_PORT", std::to_string(meeting_.port())},
+                     {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                     {"TORCHELASTIC_RESTART_COUNT", std::to_string(attempt)}};
+    const int64_t threads = std::max<int64_t>(host_cores() / options_.ranks, 1);
+    // NVLink multicast is off: where a machine does not grant it, groups fail at their start.
+    const Variables unless_set = {{"OMP_NUM_THREADS", std::to_string(threads)},
+                                  {"NCCL_NVLS_ENABLE", "0"},
+                                  {"TORCH_SYMM_MEM_DISABLE_MULTICAST", "1"},
+                                  {"NVSHMEM_DISABLE_NVLS", "1"}};
+    for (const auto& [name, value] : unless_set) {
+      if (std::getenv(name.c_str()) == nullptr) out.emplace_back(name, value);
+    }
+    return out;
+  }
+
+  // What goes on with the run, up to what follows "--".
+  std::string command() const {
+    std::string out = "troupe launch -n " + std::to_string(options_.ranks);
+    const int restarts = options_.max_restarts;
+    if (restarts > 0) out += " --max-restarts " + std::to_string(restarts);
+    return out + " --";
+  }
+
+  int64_t newest_step() const {
+    const std::vector<int64_t> steps = steps_in(run_);
+    return steps.empty() ? 0 : steps.back();
+  }
+
+  const LaunchOptions& options_;
+  const std::vector<std::string> words_;
+  const std::string run_;
+  Waiter waiter_;  // before the meeting point's threads
+  MeetingPoint meeting_;
+  const Log log_;
+};
+
+// What the ranks would say, said once: a command line or a recipe that cannot be.
+TrainOptions train_options(const std::vector<std::string>& words) {
+  if (words.empty() || words.front() != "train") {
+    throw Error("launch: " + to_text(Code::kBadValue) +
+                    " what is started on several ranks is train: troupe launch -n 2 -- train "
+                    "recipe.yaml" +
+                    (words.empty() ? "" : "; \"" + words.front() + "\" is of one process"),
+                Code::kBadValue);
+  }
+  TrainOptions options;
+  CLI::App train("", "train");
+  options.add_to(train);
+  train.parse(std::vector<std::string>(words.rbegin(), words.rend() - 1));
+  return options;
+}
+
+void launch(const LaunchOptions& options, Call& call) {
+  const auto dashes = std::ranges::find(call.words, "--");
+  const std::vector<std::string> words(std::min(dashes + 1, call.words.end()), call.words.end());
+  const TrainOptions train = train_options(words);
+  Sources sources;
+  const Recipe recipe = load_recipe(train.recipe.path, train.recipe.sets, sources);
+  validate(recipe, sources);
+  if (train.print) return print_config(std::cout, recipe, sources);
+  call.code = Launcher(options, words, recipe.checkpoint.dir).go();
+}
+
+}  // namespace
+
+void add_launch(CLI::App& app, Call& call) {
+  CLI::App* verb = app.add_subcommand("launch", "trains with several processes of this machine");
+  const auto options = std::make_shared<LaunchOptions>();
+  verb->add_option("-n,--ranks", options->ranks, "processes: of GPUs, one each")
+      ->required()
+      ->check(CLI::Range(1, 1024));
+  verb->add_option("--max-restarts", options->max_restarts,
+                   "start all again, from the newest checkpoint, so often after a lost rank")
+      ->check(CLI::Range(0, 1'000'000));
+  verb->add_option("--port", options->port, "where the ranks meet; any that is free if not said")
+      ->check(CLI::Range(1, 65535));
+  verb->add_flag("--quiet", options->quiet, "say only what failed");
+  verb->add_option("command", options->command, "after \"--\": train and what it takes");
+  verb->footer(
+      "Example: troupe launch -n 4 --max-restarts 3 -- train recipes/quickstart.yaml\n"
+      "Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 are passed to all ranks. Returns what the rank "
+      "returned\n"
+      "that failed first, 6 if a signal ended it.");
+  verb->callback([options, &call] { launch(*options, call); });
+}
+
+}  // namespace troupe

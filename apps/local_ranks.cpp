@@ -1,0 +1,166 @@
+#include "apps/local_ranks.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "troupe/core/check.h"
+
+namespace troupe {
+namespace {
+
+using std::chrono::steady_clock;
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> out;
+  for (std::string& text : texts) out.push_back(text.data());
+  out.push_back(nullptr);
+  return out;
+}
+
+// This process's environment, with `more` in the place of what has the same names.
+std::vector<std::string> environment_with(const Variables& more) {
+  std::vector<std::string> out;
+  for (char** entry = ::environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string text = *entry, name = text.substr(0, text.find('='));
+    if (std::ranges::find(more, name, &Variables::value_type::first) == more.end()) {
+      out.push_back(text);
+    }
+  }
+  for (const auto& [name, value] : more) out.push_back(name + '=' + value);
+  return out;
+}
+
+// Only what may be called between fork and exec in a process with threads: no memory is taken.
+[[noreturn]] void become(char* const* words, char* const* environment, pid_t parent) {
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(127);  // it was gone before the line above
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::execve("/proc/self/exe", words, environment);
+  ::_exit(127);
+}
+
+pid_t start(std::vector<std::string> words, const Variables& variables) {
+  words.insert(words.begin(), "troupe");
+  std::vector<std::string> environment = environment_with(variables);
+  const std::vector<char*> argv = pointers(words), envp = pointers(environment);
+  const pid_t parent = ::getpid(), pid = ::fork();
+  if (pid == 0) become(argv.data(), envp.data(), parent);
+  if (pid < 0) {
+    fail(Code::kFileFailed, "fork",
+         std::string("the system starts no more processes: ") + std::strerror(errno) +
+             ". Ask for fewer ranks, or raise the limit (ulimit -u)");
+  }
+  return pid;
+}
+
+// The letter after the name in /proc/PID/stat; the name may hold anything, ")" too.
+bool stands_still(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const size_t end = line.rfind(") ");
+  return end != std::string::npos && (line[end + 2] == 'T' || line[end + 2] == 't');
+}
+
+}  // namespace
+
+Waiter::Waiter() {
+  for (const int s : {SIGHUP, SIGPIPE}) ::signal(s, SIG_IGN);
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (const int s : {SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGCHLD}) ::sigaddset(&set, s);
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  signals_ = ::signalfd(-1, &set, SFD_CLOEXEC);
+  TROUPE_CHECK(signals_ >= 0, "no file descriptor is left for signals");
+}
+
+Waiter::~Waiter() {
+  ::close(signals_);
+}
+
+int Waiter::wait(std::optional<SteadyTime> until) {
+  while (true) {
+    int left = -1;
+    if (until) {
+      const auto rest =
+          std::chrono::ceil<std::chrono::milliseconds>(*until - steady_clock::now()).count();
+      left = static_cast<int>(std::max<int64_t>(rest, 0));
+    }
+    pollfd ready{signals_, POLLIN, 0};
+    const int n = ::poll(&ready, 1, left);
+    if (n == 0) return 0;
+    signalfd_siginfo info{};
+    if (n > 0 && ::read(signals_, &info, sizeof(info)) == sizeof(info)) {
+      return static_cast<int>(info.ssi_signo);
+    }
+    TROUPE_CHECK(errno == EINTR, "waiting for signals:", std::strerror(errno));
+  }
+}
+
+LocalRanks::LocalRanks(const std::vector<std::string>& words,
+                       const std::vector<Variables>& environments) {
+  try {
+    for (const Variables& variables : environments) {
+      children_.push_back({.pid = start(words, variables)});
+      ++running_;
+    }
+  } catch (const Error&) {
+    force(SIGKILL);  // no destructor comes: those already started must not stay
+    throw;
+  }
+}
+
+LocalRanks::~LocalRanks() {
+  force(SIGKILL);
+  for (const Child& child : children_) {
+    if (child.pid > 0) ::waitpid(child.pid, nullptr, 0);
+  }
+}
+
+void LocalRanks::send(int signal) const {
+  for (const Child& child : children_) {
+    if (child.pid > 0) ::kill(child.pid, signal);
+  }
+}
+
+void LocalRanks::force(int signal) {
+  for (Child& child : children_) {
+    if (child.pid <= 0) continue;
+    child.forced = true;
+    child.stood_still |= stands_still(child.pid);
+  }
+  send(signal);
+}
+
+std::vector<RankEnd> LocalRanks::reap() {
+  std::vector<RankEnd> out;
+  for (size_t i = 0; i < children_.size(); ++i) {
+    Child& child = children_[i];
+    int status = 0;
+    if (child.pid <= 0 || ::waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
+    const int signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    out.push_back({.rank = static_cast<int>(i),
+                   .code = signal != 0 ? static_cast<int>(ExitClass::kPeer) : WEXITSTATUS(status),
+                   .signal = signal,
+                   .forced = child.forced,
+                   .stood_still = child.stood_still,
+                   .when = steady_clock::now()});
+    child.pid = -1;
+    --running_;
+  }
+  return out;
+}
+
+}  // namespace troupe

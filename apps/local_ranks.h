@@ -1,0 +1,76 @@
+// The ranks of a run that are processes of this machine: started, waited for and ended by one
+// launcher.
+//
+//   Waiter waiter;                     // before any thread
+//   LocalRanks ranks({"train", "run.yaml"}, {{{"RANK", "0"}}, {{"RANK", "1"}}});
+//   while (ranks.running()) {
+//     waiter.wait({});                 // the end of a rank is a signal too
+//     for (const RankEnd& end : ranks.reap()) ...
+//   }
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace troupe {
+
+using SteadyTime = std::chrono::steady_clock::time_point;
+
+// Signals as something to wait for.
+class Waiter {
+ public:
+  // Keeps SIGTERM, SIGINT, SIGUSR1, SIGUSR2 and SIGCHLD back, and ignores SIGHUP and SIGPIPE, in
+  // this thread and those it starts.
+  Waiter();
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
+  ~Waiter();
+  int wait(std::optional<SteadyTime> until);  // the next signal; 0: it is that time
+
+ private:
+  int signals_ = -1;
+};
+
+// How a rank ended.
+struct RankEnd {
+  int rank = 0;
+  int code = 0;              // what it returned; 6 where a signal ended it
+  int signal = 0;            // that did
+  bool forced = false;       // it had been told to, by force()
+  bool stood_still = false;  // by SIGSTOP, when it was forced
+  SteadyTime when;
+};
+
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+class LocalRanks {
+ public:
+  // This very program, its arguments `words`, once for each of `environments`, which are added to
+  // this process's own. The thread that does this must outlive the ranks: the system kills them
+  // when it ends. Each is a process group, so that a Ctrl-C in the terminal reaches the launcher
+  // alone. E7002 where the system starts no more.
+  LocalRanks(const std::vector<std::string>& words, const std::vector<Variables>& environments);
+  LocalRanks(const LocalRanks&) = delete;
+  LocalRanks& operator=(const LocalRanks&) = delete;
+  ~LocalRanks();  // kills what still runs
+
+  bool running() const { return running_ > 0; }
+  void send(int signal) const;  // to those that run
+  void force(int signal);       // likewise; their end is no more their own
+  std::vector<RankEnd> reap();  // what has ended since the last call
+
+ private:
+  struct Child {
+    pid_t pid = -1;  // -1: it has ended
+    bool forced = false, stood_still = false;
+  };
+  std::vector<Child> children_;
+  int running_ = 0;
+};
+
+}  // namespace troupe

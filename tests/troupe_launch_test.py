@@ -1,0 +1,136 @@
+"""`troupe launch`: several ranks of one run on this machine, ranks that are killed or wrong, starts
+again, signals. Rows of docs/RELIABILITY.md."""
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import time
+import unittest
+
+from nano_run import TROUPE, NanoRun
+
+SLOW = "batch=sleep:60"  # of each step, so that a test can meet it on its way
+
+
+class TroupeLaunch(NanoRun):
+    def words(self, *sets, options=(), ranks=2):
+        return ["launch", "-n", ranks, *options, "--", "train", "nano.yaml", *(w for s in sets for w in ("--set", s))]
+
+    def launch(self, *sets, options=(), ranks=2, code=0, **more):
+        """To its end; what it said."""
+        return self.troupe(*self.words(*sets, options=options, ranks=ranks), code=code, **more).stderr
+
+    def start_launch(self, *sets, options=(), **more):
+        """One that goes on by itself."""
+        out = (self.folder / "said").open("w")
+        self.addCleanup(out.close)
+        run = subprocess.Popen([str(w) for w in (TROUPE, *self.words(*sets, options=options))], cwd=self.folder,
+                               env=self.env(**more), stderr=out)
+        self.addCleanup(run.wait)
+        self.addCleanup(run.kill)
+        return run
+
+    def ranks_of(self, run):
+        """Process ids, by rank."""
+        out = {}
+        for child in pathlib.Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split():
+            found = re.search(rb"(?:^|\0)RANK=(\d+)", pathlib.Path(f"/proc/{child}/environ").read_bytes())
+            if found:
+                out[int(found[1])] = int(child)
+        return out
+
+    def assert_gone(self, pids):
+        for pid in pids:
+            self.assertFalse(os.path.exists(f"/proc/{pid}"), f"process {pid} is still there")
+
+    def test_two_ranks_learn_what_one_learns(self):
+        said = self.launch()
+        self.assertIn("2 ranks (troupe launch)", said)
+        self.assertEqual(said.count("attempt 1 of 1"), 1)
+        self.assertEqual(self.exit_record()["code"], 0)
+        self.train("checkpoint.dir=one")
+        one, two = self.losses("one"), self.losses()
+        self.assertEqual(sorted(two), list(range(1, 21)))
+        for step, loss in one.items():
+            self.assertAlmostEqual(float(loss), float(two[step]), delta=1e-5)
+
+    def test_F84_F87_a_killed_rank_is_named_and_ends_all(self):
+        begin = time.monotonic()
+        said = self.launch(code=6, TROUPE_FAULT="forward.1@1:7=kill")
+        self.assertLess(time.monotonic() - begin, 20)
+        self.assertRegex(said, r"rank 1 of 2 was ended by SIGKILL .* s after the start; all were down \d\.\d s later")
+        self.assertNotIn("attempt 2", said)
+
+    def test_F85_a_rank_that_stands_still_is_named_and_killed(self):
+        said = self.launch("run.hang_timeout=2s", code=6, TROUPE_FAULT="forward.1@1:3=stop")
+        self.assertIn("Rank 1 stood still (SIGSTOP) and was killed", said)
+
+    def test_F87_the_class_is_that_of_the_rank_at_fault(self):
+        for fault, code, words in (("exit:5", 5, "rank 1 of 2 ended with 5 (numbers that are not finite)"),
+                                   ("exit:0", 6, "rank 1 of 2 ended with 0 and left the others"),
+                                   ("throw", 70, "rank 1 of 2 ended with 70 (a fault of the program)")):
+            with self.subTest(fault):
+                run = "checkpoint.dir=" + fault.replace(":", "-")
+                said = self.launch(run, code=code, TROUPE_FAULT=f"forward.1@1:3={fault}")
+                self.assertIn(words, said)
+
+    def test_F92_killed_ranks_are_started_again_and_nothing_is_lost(self):
+        run = self.start_launch(options=["--max-restarts", "2"], TROUPE_FAULT=SLOW)
+        for rank, step in ((1, 7), (0, 12)):
+            self.wait_for_step(step)
+            os.kill(self.ranks_of(run)[rank], signal.SIGKILL)
+        self.assertEqual(run.wait(timeout=60), 0, self.said())
+        said = self.said()
+        self.assertIn("attempt 3 of 3", said)
+        self.assertIn("resumed step 5", said)
+        self.assertIn("resumed step 10", said)
+        self.launch("checkpoint.dir=whole")
+        self.assert_equal_runs("whole", "run")
+
+    def test_F93_a_fault_that_comes_again_at_one_step_ends_the_attempts(self):
+        said = self.launch(options=["--max-restarts", "5"], code=70, TROUPE_FAULT="optim@0:7=throw")
+        self.assertIn("attempt 2 of 6", said)
+        self.assertIn("no progress since step 5", said)
+        self.assertNotIn("attempt 3", said)
+
+    def test_a_wrong_recipe_is_told_once_and_never_tried_again(self):
+        for sets, words in ((["train.stepz=3"], "E2003"), (["train.global_batch=0"], "E2005")):
+            said = self.launch(*sets, options=["--max-restarts", "3"], code=2)
+            self.assertEqual(said.count(words), 1, said)
+            self.assertNotIn("attempt", said)
+        # One that only the ranks can see.
+        said = self.launch("parallel.expert=3", options=["--max-restarts", "3"], code=2)
+        self.assertNotIn("attempt 2", said)
+        self.assertIn("launch -n 2 -- train", self.troupe("launch", "-n", 2, "--", "eval", "run", code=2).stderr)
+        self.troupe("launch", "-n", 2, "--", "train", "nano.yaml", "--fast", code=2)
+        self.assertFalse((self.folder / "run" / "log.jsonl").exists())
+
+    def test_F98_a_stop_of_the_launcher_is_a_saved_step_of_all_ranks(self):
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            run = self.start_launch(TROUPE_FAULT=SLOW)
+            done = 12 if self.steps() else 4
+            self.wait_for_step(done)
+            ranks = self.ranks_of(run)
+            self.assertEqual(sorted(ranks), [0, 1])
+            run.send_signal(sign)
+            self.assertEqual(run.wait(timeout=20), 0, self.said())
+            self.assert_gone(ranks.values())
+            self.assertEqual(self.steps()[-1], f"step-{max(self.losses()):06}")
+            self.assertLess(max(self.losses()), 20)
+            self.assertIn("Continue with: troupe launch -n 2 -- train nano.yaml", self.said())
+        self.launch()
+        self.launch("checkpoint.dir=whole")
+        self.assert_equal_runs("whole", "run")
+
+    def test_F105_no_rank_outlives_the_launcher(self):
+        run = self.start_launch(TROUPE_FAULT=SLOW)
+        self.wait_for_step(2)
+        ranks = self.ranks_of(run).values()
+        run.kill()
+        run.wait()
+        self.wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in ranks), seconds=5)
+
+
+if __name__ == "__main__":
+    unittest.main()
