@@ -53,8 +53,8 @@ CUtensorMap tensor_map(const void* data, const MapShape<kDims>& shape) {
   if (status == CUDA_ERROR_INVALID_CONTEXT) {
     // The first call of a thread (autograd's, say): this makes the device's context its own.
     int device = 0;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaSetDevice(device));
+    TROUPE_CUDA_CHECK(cudaGetDevice(&device));
+    TROUPE_CUDA_CHECK(cudaSetDevice(device));
     status = try_encode();
   }
   TROUPE_CHECK(status == CUDA_SUCCESS, "tensor map refused, CUresult", static_cast<int>(status),
