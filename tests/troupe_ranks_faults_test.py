@@ -47,7 +47,7 @@ class TroupeRanksFaults(RanksRun):
         for rank, run in enumerate(runs):
             self.assertEqual(run.wait(30), 0, self.text_of(rank)[-1500:])
         # Seen in the sum, so by the rank that owns that part of it.
-        self.assertRegex(self.text_of(0), "First: rank [01], gradient of model.layers.0")
+        self.assertRegex(self.text_of(0), "First: rank [01], gradient of layers.0")
         self.assertEqual([r["nonfinite"] for r in self.records() if r.get("step") == 20 and "event" not in r], [1])
 
     def test_a_layout_that_cannot_be_is_told_with_what_can(self):

@@ -22,6 +22,8 @@ namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 
+constexpr Milliseconds kLeaveTime{2000};
+
 class StoreBoard : public Board {
  public:
   explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
@@ -125,7 +127,23 @@ World::World(const Place& place, const c10::Device& device, const WorldOptions& 
   }
 }
 
-World::~World() = default;
+// Where rank 0 serves the meeting point, it stays until the others need it no more: what they read last
+// may be why all of them end.
+World::~World() {
+  if (store_->board == nullptr) return;
+  const std::string bye = "bye/";
+  try {
+    board().post(bye + std::to_string(place_.rank), "");
+    if (place_.rank != 0 || place_.launcher_has_store) return;
+    const auto end = std::chrono::steady_clock::now() + kLeaveTime;
+    for (int64_t r = 1; r < place_.size; ++r) {
+      const auto left =
+          std::chrono::duration_cast<Milliseconds>(end - std::chrono::steady_clock::now());
+      store_->store->wait({bye + std::to_string(r)}, std::max(left, Milliseconds(1)));
+    }
+  } catch (const std::exception&) {  // somebody is gone already: nobody is left to wait for
+  }
+}
 
 Board& World::board() {
   TROUPE_CHECK(store_->board != nullptr, "- a world of one rank has no board");
