@@ -127,8 +127,8 @@ World::World(const Place& place, const c10::Device& device, const WorldOptions& 
   }
 }
 
-// Where rank 0 serves the meeting point, it stays until the others need it no more: what they read last
-// may be why all of them end.
+// Where rank 0 serves the meeting point, it stays until the others need it no more: what they read
+// last may be why all of them end.
 World::~World() {
   if (store_->board == nullptr) return;
   const std::string bye = "bye/";
