@@ -184,6 +184,9 @@ std::shared_ptr<RankGroup> World::make(const std::vector<int64_t>& ranks, bool o
           make_nccl(store, index, count, options_.hang_timeout.count()));
     } else {
       auto how = c10d::ProcessGroupGloo::Options::create(options_.hang_timeout);
+      // torch 2.11's threads write the name of what they completed last into one string, unguarded:
+      // a second one would in time free it twice.
+      how->threads = 1;
       const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
       how->devices.push_back(
           interface != nullptr ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
