@@ -8,11 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "troupe/core/check.h"
 #include "troupe/dist/copies.h"
+#include "troupe/dist/group_dispatcher.h"
 #include "troupe/dist/host_copy.h"
-#include "troupe/dist/rank_plan.h"
-#include "troupe/ops/combine.h"
 
 namespace troupe {
 namespace {
@@ -24,25 +22,12 @@ struct Split {
   int64_t received() const { return std::accumulate(from.begin(), from.end(), int64_t{0}); }
 };
 
-struct A2aLease : Lease {
-  // From stage and route, until rows().
-  at::Tensor x_TD;
-  Routed routed;
-  HostCopy counts;  // int32 [2, W, kCountColumns]: sent, received
-  // From rows(), for the ways back and for backward.
+struct A2aLease : GroupLease {
+  HostCopy counts;  // int32 [2, W, kCountColumns]: sent, received; from route() to rows()
   Copies copies;
   Split copy_split, row_split;
-  int64_t choices = 0;  // K
-  at::Tensor copy_R;    // kExact: the received copy of each source row
-  Plan sums, slot_sums;
-  at::Tensor grad_C;  // on its way
-  Pending pending;
+  at::Tensor copy_R;  // kExact: the received copy of each source row
 };
-
-A2aLease& of(const Handle& handle) {
-  TROUPE_CHECK(handle != nullptr, "the handle's lease has ended");
-  return static_cast<A2aLease&>(*handle);
-}
 
 Split read_split(const at::Tensor& counts, CountColumn column) {
   const auto read = [&](int64_t direction) {
@@ -53,42 +38,18 @@ Split read_split(const at::Tensor& counts, CountColumn column) {
   return {read(0), read(1)};
 }
 
-class A2aDispatcher : public Dispatcher {
+class A2aDispatcher : public GroupDispatcher<A2aLease> {
  public:
-  A2aDispatcher(std::shared_ptr<RankGroup> ranks, Placement placement, DispatchMode mode)
-      : ranks_(std::move(ranks)),
-        placement_(std::move(placement)),
-        mode_(mode),
-        table_(placement_),
-        held_(static_cast<int64_t>(placement_.held_by(ranks_->rank()).size())) {
-    check_placed_on(placement_, *ranks_);
-  }
-
-  Handle stage(const at::Tensor& x_TD) override {
-    auto lease = std::make_shared<A2aLease>();
-    lease->x_TD = x_TD.detach();
-    return lease;
-  }
-
-  void route(const Handle& handle, const Routed& routed) override {
-    A2aLease& lease = of(handle);
-    TROUPE_CHECK(lease.x_TD.defined(), "route comes once, after stage");
-    check_routed(routed, lease.x_TD);
-    lease.routed = routed;
-    lease.copies = Copies(table_, routed.ids_TK, placement_.slices());
-    lease.counts = exchanged(lease.copies.counts(routed.capacity));
-  }
+  A2aDispatcher(std::shared_ptr<RankGroup> ranks, const Placement& placement, DispatchMode mode)
+      : GroupDispatcher("all-to-all", std::move(ranks), placement, mode) {}
 
   ExpertRows rows(const Handle& handle) override {
     A2aLease& lease = of(handle);
-    TROUPE_CHECK(lease.routed.ids_TK.defined(), "rows comes once, after route");
+    const Routed routed = take_routed(lease);
     const at::Tensor counts = lease.counts.read();
     lease.copy_split = read_split(counts, kCopies);
     lease.row_split = read_split(counts, kRows);
     const int64_t capacity = read_split(counts, kCapacity).received();
-    const Routed routed = std::exchange(lease.routed, {});
-    lease.choices = routed.ids_TK.size(1);
-
     lease.copies.list(lease.copy_split.sent());
     const at::Tensor told = lease.copies.routing(table_, routed.ids_TK, routed.scores_TK);
     at::Tensor heard, source_CD;
@@ -98,7 +59,7 @@ class A2aDispatcher : public Dispatcher {
     keep_sums(lease);
     hearing.wait();
     CopyRouting in = read_routing(heard, lease.choices, routed.scores_TK.scalar_type());
-    if (mode_ == DispatchMode::kExact) in = one_row_each(lease, in);
+    if (exact()) in = one_row_each(lease, in);
     ExpertRows out{.source_SD = {}, .scores_SK = in.scores_CK, .plan = {}};
     const at::Tensor ids = within_budget(in.ids_CK, routed.budget, out.lost);
     out.plan =
@@ -108,47 +69,29 @@ class A2aDispatcher : public Dispatcher {
     return out;
   }
 
-  at::Tensor combine(const Handle& handle, const at::Tensor& y_SD) override {
-    return sum_back(of(handle), y_SD);
-  }
-
   void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
     A2aLease& lease = of(handle);
     const at::Tensor rows = grad_out_TD.index_select(0, lease.copies.tokens());
-    lease.pending = send_copies(lease, rows, lease.grad_C);
-  }
-
-  at::Tensor rows_grad(const Handle& handle) override {
-    A2aLease& lease = of(handle);
-    lease.pending.wait();
-    return source_rows(lease, std::exchange(lease.grad_C, {}));
-  }
-
-  DispatchGradients combine_grad(const Handle& handle, const at::Tensor& grad_source_SD,
-                                 const at::Tensor& grad_scores_SK) override {
-    A2aLease& lease = of(handle);
-    DispatchGradients out;
-    if (grad_source_SD.defined()) out.x_TD = sum_back(lease, grad_source_SD);
-    if (!grad_scores_SK.defined()) return out;
-    const at::Tensor back = sent_back(lease, grad_scores_SK);
-    out.scores_TK = mode_ == DispatchMode::kFast
-                        ? troupe::combine(back, lease.sums)
-                        : troupe::combine(back, lease.slot_sums).reshape({-1, lease.choices});
-    return out;
-  }
-
-  void release(const Handle& handle) override { of(handle) = A2aLease(); }
-
-  bool needs_host_counts() const override { return true; }
-  const Placement& placement() const override { return placement_; }
-  int64_t rank() const override { return ranks_->rank(); }
-  bool holds_all_experts() const override { return false; }
-  std::string description() const override {
-    return std::string("all-to-all, ") + to_text(mode_) + ": " +
-           std::to_string(placement_.experts()) + " experts on " + ranks_->description();
+    lease.pending = send_copies(lease, rows, lease.grad_rows);
   }
 
  private:
+  void announce(A2aLease& lease) override {
+    lease.copies = Copies(table_, lease.routed.ids_TK, placement_.slices());
+    lease.counts = exchanged(lease.copies.counts(lease.routed.capacity));
+  }
+
+  at::Tensor source_rows(const A2aLease& lease, const at::Tensor& copies_CD) const override {
+    return exact() ? copies_CD.index_select(0, lease.copy_R) : copies_CD;
+  }
+
+  at::Tensor sent_back(const A2aLease& lease, const at::Tensor& y_SX) const override {
+    const Split& split = exact() ? lease.row_split : lease.copy_split;
+    const at::Tensor back = at::empty({split.sent(), y_SX.size(1)}, y_SX.options());
+    ranks_->exchange(back, y_SX.contiguous(), split.to, split.from).wait();
+    return back;
+  }
+
   HostCopy exchanged(const at::Tensor& counts) const {
     const at::Tensor both = at::empty({2, counts.size(0), counts.size(1)}, counts.options());
     both[0].copy_(counts);
@@ -165,11 +108,11 @@ class A2aDispatcher : public Dispatcher {
   }
 
   void keep_sums(A2aLease& lease) const {
-    if (mode_ == DispatchMode::kFast) {
-      lease.sums = lease.copies.sum_of_copies(lease.copy_split.sent());
-    } else {
+    if (exact()) {
       lease.sums = lease.copies.sum_of_rows(lease.row_split.sent());
       lease.slot_sums = lease.copies.sum_of_slots(lease.row_split.sent());
+    } else {
+      lease.sums = lease.copies.sum_of_copies(lease.copy_split.sent());
     }
   }
 
@@ -181,28 +124,6 @@ class A2aDispatcher : public Dispatcher {
     return {ids.index_select(0, slot_R).unsqueeze(1),
             in.scores_CK.reshape({-1}).index_select(0, slot_R).unsqueeze(1)};
   }
-
-  at::Tensor source_rows(const A2aLease& lease, const at::Tensor& copies_CD) const {
-    return mode_ == DispatchMode::kFast ? copies_CD : copies_CD.index_select(0, lease.copy_R);
-  }
-
-  // Rows of the source buffer, each to the rank that its token is of.
-  at::Tensor sent_back(const A2aLease& lease, const at::Tensor& y_SX) const {
-    const Split& split = mode_ == DispatchMode::kFast ? lease.copy_split : lease.row_split;
-    const at::Tensor back = at::empty({split.sent(), y_SX.size(1)}, y_SX.options());
-    ranks_->exchange(back, y_SX.contiguous(), split.to, split.from).wait();
-    return back;
-  }
-
-  at::Tensor sum_back(const A2aLease& lease, const at::Tensor& y_SD) const {
-    return troupe::combine(sent_back(lease, y_SD), lease.sums);
-  }
-
-  std::shared_ptr<RankGroup> ranks_;
-  Placement placement_;
-  DispatchMode mode_;
-  OwnerTable table_;
-  int64_t held_;
 };
 
 }  // namespace

@@ -17,19 +17,13 @@
 // neither.
 #pragma once
 
-#include <array>
 #include <memory>
 
-#include "troupe/core/text.h"
+#include "troupe/dist/dispatch_mode.h"
 #include "troupe/dist/dispatcher.h"
 #include "troupe/dist/group.h"
 
 namespace troupe {
-
-enum class DispatchMode { kFast, kExact };
-constexpr auto names_of(DispatchMode) {
-  return std::array{Named{"fast", DispatchMode::kFast}, Named{"exact", DispatchMode::kExact}};
-}
 
 // The placement's rank r is the group's: each of the group makes the same calls in the same order.
 std::unique_ptr<Dispatcher> a2a_dispatcher(std::shared_ptr<RankGroup> ranks,

@@ -11,59 +11,28 @@
 #include <utility>
 #include <vector>
 
-#include "troupe/core/check.h"
 #include "troupe/dist/copies.h"
+#include "troupe/dist/group_dispatcher.h"
 #include "troupe/dist/host_copy.h"
-#include "troupe/dist/rank_plan.h"
 #include "troupe/dist/return_sums.h"
-#include "troupe/ops/combine.h"
 
 namespace troupe {
 namespace {
 
-struct GatherLease : Lease {
-  at::Tensor x_TD;
-  Routed routed;
-  int64_t slots = 0;    // a rank's share of what comes back: the largest T, for kExact times K
-  int64_t most = 0;     // the largest T of a rank; 1 at least
-  int64_t choices = 0;  // K
-  Plan sums, slot_sums;
-  at::Tensor grad_SD;  // on its way
-  Pending pending;
+struct GatherLease : GroupLease {
+  int64_t slots = 0;  // a rank's share of what comes back: the largest T, for kExact times K
+  int64_t most = 0;   // the largest T of a rank; 1 at least
 };
 
-GatherLease& of(const Handle& handle) {
-  TROUPE_CHECK(handle != nullptr, "the handle's lease has ended");
-  return static_cast<GatherLease&>(*handle);
-}
-
-class AllgatherDispatcher : public Dispatcher {
+class AllgatherDispatcher : public GroupDispatcher<GatherLease> {
  public:
-  AllgatherDispatcher(std::shared_ptr<RankGroup> ranks, Placement placement, DispatchMode mode)
-      : ranks_(std::move(ranks)),
-        placement_(std::move(placement)),
-        exact_(mode == DispatchMode::kExact),
-        table_(placement_) {
-    check_placed_on(placement_, *ranks_);
-  }
-
-  Handle stage(const at::Tensor& x_TD) override {
-    auto lease = std::make_shared<GatherLease>();
-    lease->x_TD = x_TD.detach();
-    return lease;
-  }
-
-  void route(const Handle& handle, const Routed& routed) override {
-    GatherLease& lease = of(handle);
-    TROUPE_CHECK(lease.x_TD.defined(), "route comes once, after stage");
-    check_routed(routed, lease.x_TD);
-    lease.routed = routed;
-  }
+  AllgatherDispatcher(std::shared_ptr<RankGroup> ranks, const Placement& placement,
+                      DispatchMode mode)
+      : GroupDispatcher("all-gather", std::move(ranks), placement, mode) {}
 
   ExpertRows rows(const Handle& handle) override {
     GatherLease& lease = of(handle);
-    TROUPE_CHECK(lease.routed.ids_TK.defined(), "rows comes once, after route");
-    const Routed routed = std::exchange(lease.routed, {});
+    const Routed routed = take_routed(lease);
     const at::Tensor x_TD = std::exchange(lease.x_TD, {});
     const int64_t capacity = agree(lease, routed);
     at::Tensor told_SK, source_SD;
@@ -77,58 +46,21 @@ class AllgatherDispatcher : public Dispatcher {
     const CopyRouting in = read_routing(told_SK, lease.choices, routed.scores_TK.scalar_type());
     ExpertRows out{.source_SD = {}, .scores_SK = in.scores_CK, .plan = {}};
     const at::Tensor held = held_ids(lease, in.ids_CK);
-    if (exact_) out.scores_SK = in.scores_CK.reshape({-1, 1});
-    out.plan = plan_of_rank(
-        within_budget(held, routed.budget, out.lost),
-        {.experts = held_count(), .alignment = routed.alignment, .capacity = capacity});
+    if (exact()) out.scores_SK = in.scores_CK.reshape({-1, 1});
+    out.plan =
+        plan_of_rank(within_budget(held, routed.budget, out.lost),
+                     {.experts = held_, .alignment = routed.alignment, .capacity = capacity});
     moving.wait();
     out.source_SD = source_rows(lease, source_SD);
     return out;
   }
 
-  at::Tensor combine(const Handle& handle, const at::Tensor& y_SD) override {
-    return troupe::combine(sent_back(of(handle), y_SD), of(handle).sums);
-  }
-
   void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
     GatherLease& lease = of(handle);
-    lease.pending = gather(padded(lease, grad_out_TD), lease.grad_SD);
-  }
-
-  at::Tensor rows_grad(const Handle& handle) override {
-    GatherLease& lease = of(handle);
-    lease.pending.wait();
-    return source_rows(lease, std::exchange(lease.grad_SD, {}));
-  }
-
-  DispatchGradients combine_grad(const Handle& handle, const at::Tensor& grad_source_SD,
-                                 const at::Tensor& grad_scores_SK) override {
-    const GatherLease& lease = of(handle);
-    DispatchGradients out;
-    if (grad_source_SD.defined()) out.x_TD = combine(handle, grad_source_SD);
-    if (!grad_scores_SK.defined()) return out;
-    const at::Tensor back = sent_back(lease, grad_scores_SK);
-    out.scores_TK =
-        troupe::combine(back, exact_ ? lease.slot_sums : lease.sums).reshape({-1, lease.choices});
-    return out;
-  }
-
-  void release(const Handle& handle) override { of(handle) = GatherLease(); }
-
-  bool needs_host_counts() const override { return true; }
-  const Placement& placement() const override { return placement_; }
-  int64_t rank() const override { return ranks_->rank(); }
-  bool holds_all_experts() const override { return false; }
-  std::string description() const override {
-    return std::string("all-gather, ") + (exact_ ? "exact: " : "fast: ") +
-           std::to_string(placement_.experts()) + " experts on " + ranks_->description();
+    lease.pending = gather(padded(lease, grad_out_TD), lease.grad_rows);
   }
 
  private:
-  int64_t held_count() const {
-    return static_cast<int64_t>(placement_.held_by(ranks_->rank()).size());
-  }
-
   // The largest number of tokens; returns the capacities of all ranks together.
   int64_t agree(GatherLease& lease, const Routed& routed) const {
     const int64_t W = ranks_->size(), T = routed.ids_TK.size(0);
@@ -138,8 +70,7 @@ class AllgatherDispatcher : public Dispatcher {
     ranks_->gather({all}, {own}).wait();
     const at::Tensor told = HostCopy(all).read();
     lease.most = std::max<int64_t>(1, told.select(1, 0).max().item<int64_t>());
-    lease.choices = routed.ids_TK.size(1);
-    lease.slots = exact_ ? lease.most * lease.choices : lease.most;
+    lease.slots = exact() ? lease.most * lease.choices : lease.most;
     return told.select(1, 1).sum().item<int64_t>();
   }
 
@@ -156,7 +87,7 @@ class AllgatherDispatcher : public Dispatcher {
   at::Tensor held_ids(const GatherLease& lease, const at::Tensor& ids_SK) {
     const at::Tensor ids_WTK = ids_SK.reshape({ranks_->size(), lease.most, lease.choices});
     const at::Tensor held = table_.held_ids(ids_WTK, ranks_->rank());
-    return held.reshape({-1, exact_ ? 1 : lease.choices});
+    return held.reshape({-1, exact() ? 1 : lease.choices});
   }
 
   void keep_sums(GatherLease& lease, const at::Tensor& ids_TK) {
@@ -164,7 +95,7 @@ class AllgatherDispatcher : public Dispatcher {
     const at::Tensor sent_WTK = table_.sent(ids_TK);
     const at::Tensor place = at::arange(rows, ids_TK.options()).reshape({W, lease.most, -1});
     const at::Tensor own = place.narrow(1, 0, T);
-    if (exact_) {
+    if (exact()) {
       const at::Tensor place_WTK = own.masked_fill(sent_WTK.logical_not(), -1);
       lease.sums = sum_over_slots(place_WTK, placement_.slices(), rows);
       lease.slot_sums = sum_over_slices(place_WTK, placement_.slices(), rows);
@@ -175,23 +106,18 @@ class AllgatherDispatcher : public Dispatcher {
   }
 
   // kExact: each slot of a token is a source row.
-  at::Tensor source_rows(const GatherLease& lease, const at::Tensor& rows_SD) const {
-    if (!exact_) return rows_SD;
+  at::Tensor source_rows(const GatherLease& lease, const at::Tensor& rows_SD) const override {
+    if (!exact()) return rows_SD;
     const int64_t S = rows_SD.size(0), K = lease.choices, D = rows_SD.size(1);
     return rows_SD.unsqueeze(1).expand({S, K, D}).reshape({S * K, D});
   }
 
-  at::Tensor sent_back(const GatherLease& lease, const at::Tensor& y_SX) const {
+  at::Tensor sent_back(const GatherLease& lease, const at::Tensor& y_SX) const override {
     const at::Tensor back = at::empty(y_SX.sizes(), y_SX.options());
     const std::vector<int64_t> even(ranks_->size(), lease.slots);
     ranks_->exchange(back, y_SX.contiguous(), even, even).wait();
     return back;
   }
-
-  std::shared_ptr<RankGroup> ranks_;
-  Placement placement_;
-  bool exact_;
-  OwnerTable table_;
 };
 
 }  // namespace

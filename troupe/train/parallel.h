@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "troupe/core/text.h"
-#include "troupe/dist/a2a_dispatcher.h"
+#include "troupe/dist/dispatch_mode.h"
 #include "troupe/dist/mesh.h"
 
 namespace troupe {
