@@ -1,4 +1,4 @@
-// troupe bench: the time of a recipe's steps here.
+// troupe bench: the time of a recipe's steps here; of a machine's own operations, for `plan`.
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -6,11 +6,18 @@
 
 #include "apps/recipe_options.h"
 #include "apps/verbs.h"
+#include "troupe/core/config.h"
 #include "troupe/core/json.h"
 #include "troupe/core/publish.h"
+#include "troupe/dist/world.h"
+#include "troupe/plan/machine.h"
+#include "troupe/train/bench_machine.h"
 #include "troupe/train/bench_run.h"
 #include "troupe/train/forecast.h"
+#include "troupe/train/learner.h"
 #include "troupe/train/memory_use.h"
+#include "troupe/train/run_files.h"
+#include "troupe/train/version.h"
 
 namespace troupe {
 namespace {
@@ -62,12 +69,66 @@ void bench(const BenchCommand& options) {
   }
 }
 
+struct MachineCommand {
+  DeviceKind device = DeviceKind::kAuto;
+  std::string like, name, out;
+};
+
+// Where the machine file says what cannot be measured here, it is taken from `like`.
+void bench_machine(const MachineCommand& options) {
+  Machine assumed;
+  if (!options.like.empty()) assumed = load_machine(options.like);
+  const Place place = place_from_environment().value_or(Place{});
+  const c10::Device device = device_of(options.device, place.local_rank);
+  World world(place, device, {});
+  Machine machine = bench_machine(device, world, assumed);
+  if (world.rank() != 0) return;
+  const RunEnvironment here = this_environment({}, device.str());
+  machine.name = options.name.empty() ? here.processor : options.name;
+  machine.measured = "troupe " + version() + " (" + commit() + "), " +
+                     std::to_string(world.size()) + " rank(s) on " + device.str() + ", " +
+                     std::to_string(here.threads) + " threads";
+  std::ostringstream text;
+  print_config(text, machine);
+  if (options.out.empty()) {
+    std::cout << text.str();
+  } else {
+    Fs fs;
+    publish_file(fs, options.out, text.str());
+  }
+}
+
+CLI::App* add_bench_machine(CLI::App& bench) {
+  CLI::App* verb =
+      bench.add_subcommand("machine", "measures what `troupe plan --machine` asks for");
+  const auto options = std::make_shared<MachineCommand>();
+  verb->add_option_function<std::string>(
+      "--device",
+      [options](const std::string& text) {
+        if (!from_text(text, options->device)) {
+          fail(Code::kBadValue, "--device", "must be", expectation(text, options->device).wanted,
+               ", not", text);
+        }
+      },
+      "cpu, cuda, or auto");
+  verb->add_option("--like", options->like, "a machine file with what is not measured");
+  verb->add_option("--name", options->name, "what to call it; the device's own name if not said");
+  verb->add_option("-o,--out", options->out, "a file for the YAML");
+  verb->footer(
+      "Example: troupe bench machine -o here.yaml\n"
+      "         troupe launch -n 2 -- bench machine -o two.yaml     with the links between ranks");
+  verb->callback([options] { bench_machine(*options); });
+  return verb;
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, Call&) {
   CLI::App* verb = app.add_subcommand("bench", "times a recipe's steps here, on made-up tokens");
   const auto options = std::make_shared<BenchCommand>();
   options->recipe.add_to(*verb);
+  CLI::App* const machine = add_bench_machine(*verb);
+  CLI::Option* const recipe = verb->get_option("recipe")->required(false);
   verb->add_option("--steps", options->bench.steps, "steps that are timed");
   verb->add_option("--warmup", options->bench.warmup, "steps before them");
   verb->add_option("-o,--out", options->out, "a file for the JSON");
@@ -75,7 +136,11 @@ void add_bench(CLI::App& app, Call&) {
   verb->footer(
       "Example: troupe bench run.yaml --steps 10 -o bench.json\n"
       "Learned routing is what training has; FORCED is equal loads, and no training speed.");
-  verb->callback([options] { bench(*options); });
+  verb->callback([options, machine, recipe] {
+    if (machine->parsed()) return;
+    if (recipe->empty()) throw CLI::RequiredError("recipe");
+    bench(*options);
+  });
 }
 
 }  // namespace troupe

@@ -234,6 +234,10 @@ TrainOptions train_options(const std::vector<std::string>& words) {
 void launch(const LaunchOptions& options, Call& call) {
   const auto dashes = std::ranges::find(call.words, "--");
   const std::vector<std::string> words(std::min(dashes + 1, call.words.end()), call.words.end());
+  if (words.size() > 1 && words[0] == "bench" && words[1] == "machine") {
+    call.code = Launcher(options, words, "").go();
+    return;
+  }
   const TrainOptions train = train_options(words);
   Sources sources;
   const Recipe recipe = load_recipe(train.recipe.path, train.recipe.sets, sources);
@@ -256,7 +260,8 @@ void add_launch(CLI::App& app, Call& call) {
   verb->add_option("--port", options->port, "where the ranks meet; any that is free if not said")
       ->check(CLI::Range(1, 65535));
   verb->add_flag("--quiet", options->quiet, "say only what failed");
-  verb->add_option("command", options->command, "after \"--\": train and what it takes");
+  verb->add_option("command", options->command,
+                   "after \"--\": train and what it takes, or bench machine");
   verb->footer(
       "Example: troupe launch -n 4 --max-restarts 3 -- train recipes/quickstart.yaml\n"
       "Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 are passed to all ranks. Returns what the rank "

@@ -1,9 +1,11 @@
-// troupe plan: the memory and the time that a run will take. No device is used.
+// troupe plan: the memory and the time that a run will take, on one rank or many. No device is
+// used.
 #include <cstdio>
 #include <iostream>
 #include <memory>
 
 #include "apps/memory_option.h"
+#include "apps/plan_layout.h"
 #include "apps/recipe_options.h"
 #include "apps/verbs.h"
 #include "troupe/core/json.h"
@@ -17,8 +19,8 @@ namespace {
 struct PlanOptions {
   RecipeOptions recipe;
   MemoryOption memory;
+  LayoutOptions layout;
   double rate = 0;
-  bool json = false;
 };
 
 struct PlanReport {
@@ -105,6 +107,13 @@ void plan(const PlanOptions& options, Call& call) {
   const Recipe recipe = load_recipe(options.recipe.path, options.recipe.sets, sources);
   validate(recipe, sources);
   if (options.rate < 0) fail(Code::kBadValue, "--rate", "must be positive, not", options.rate);
+  if (options.layout.ranks > 0) {
+    const double given = options.memory.text.empty() ? 0 : options.memory.bytes(recipe);
+    if (!plan_layout(options.layout, recipe, given)) {
+      call.code = static_cast<int>(ExitClass::kResource);
+    }
+    return;
+  }
   const double available = options.memory.bytes(recipe);
   PlanReport report = report_of(recipe, forecast_memory(recipe, runs_on_gpu(recipe)));
   if (options.rate > 0) {
@@ -113,7 +122,7 @@ void plan(const PlanOptions& options, Call& call) {
     report.tokens_per_second = time.tokens_per_second;
     report.run_seconds = time.run_seconds;
   }
-  if (options.json) {
+  if (options.layout.json) {
     write_json(std::cout, report);
     std::cout << '\n';
   } else {
@@ -132,9 +141,11 @@ void add_plan(CLI::App& app, Call& call) {
   options->recipe.add_to(*verb);
   options->memory.add_to(*verb);
   verb->add_option("--rate", options->rate, "TFLOP/s that the device reaches, for the time");
-  verb->add_flag("--json", options->json, "one line for programs");
+  options->layout.add_to(*verb);
+  verb->add_flag("--json", options->layout.json, "one line for programs");
   verb->footer(
       "Example: troupe plan run.yaml --set run.device=cuda --assume-memory 80GiB --rate 400\n"
+      "         troupe plan run.yaml --ranks 64 --machine machines/assumed-h100.yaml --scaling\n"
       "Returns 7 where the run does not fit.");
   verb->callback([options, &call] { plan(*options, call); });
 }

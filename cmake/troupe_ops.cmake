@@ -29,7 +29,7 @@ endfunction()
 # The kernels' CPU halves go in whole: the plug-in calls their validate() and workspace_bytes().
 # TARGET_FILE and not the targets' names: CMake 3.25 cannot mix whole and plain uses of one archive.
 get_property(kernels GLOBAL PROPERTY troupe_kernel_targets)
-set(layers troupe_core troupe_schedule troupe_mesh troupe_data troupe_checkpoint)
+set(layers troupe_core troupe_schedule troupe_plan troupe_mesh troupe_data troupe_checkpoint)
 set(archives ${layers} ${kernels})
 list(TRANSFORM archives REPLACE "(.+)" "$<TARGET_FILE:\\1>")
 add_dependencies(troupe ${layers} ${kernels})

@@ -71,7 +71,7 @@ class TroupeRuns(unittest.TestCase):
         cls.temporary.cleanup()
 
     def troupe(self, *words, code=0):
-        out = subprocess.run([str(TROUPE), *words], cwd=self.folder, env=self.env,
+        out = subprocess.run([str(TROUPE), *map(str, words)], cwd=self.folder, env=self.env,
                              capture_output=True, text=True, timeout=120)
         self.assertEqual(out.returncode, code, out.stdout + out.stderr)
         return out
@@ -79,7 +79,7 @@ class TroupeRuns(unittest.TestCase):
     def test_help_is_a_screen_with_an_example(self):
         for verb in ("check", "plan", "eval", "config", "config print", "config explain",
                      "config diff", "config schema", "convert", "convert recipe", "doctor",
-                     "selftest", "bench", "launch", "completion"):
+                     "selftest", "bench", "bench machine", "launch", "completion"):
             text = self.troupe(*verb.split(), "--help").stdout
             self.assertIn("Example: ", text, verb)
             self.assertLess(text.count("\n"), 30, verb)
@@ -134,6 +134,37 @@ class TroupeRuns(unittest.TestCase):
         olmoe = self.troupe("plan", "nano.yaml", "--set", "model={preset: olmoe-1b-7b}", "--set",
                             "run.device=cuda", "--assume-memory", "80GiB", code=7)
         self.assertRegex(olmoe.stdout, r"6\.92B parameters, 1\.28B active")
+
+    def test_plan_lays_a_run_on_ranks_of_a_machine(self):
+        machine = pathlib.Path(__file__).parent.parent / "machines" / "assumed-h100.yaml"
+        words = ["plan", "nano.yaml", "--machine", machine, "--ranks"]
+        out = self.troupe(*words, 4, "--list").stdout
+        self.assertIn("experts    expert_tensor 1 x expert 4 x expert_data 1 x pipeline 1", out)
+        self.assertRegex(out, r"expert  +1 group of 4: 0 1 2 3")
+        self.assertRegex(out, r"experts' exchange +[\d.]+ ms")
+        self.assertRegex(out, r"0: F0\.0 .* U G0")
+        told = json.loads(self.troupe(*words, 4, "--json").stdout)
+        parts = sum(told[p] for p in ("compute", "exchange", "exposed", "bubble", "update", "slowest"))
+        self.assertAlmostEqual(parts, told["step_seconds"], places=9)
+        self.assertAlmostEqual(sum(told["parts"].values()), told["memory"], delta=1)
+        rows = self.troupe(*words, 6, "--scaling").stdout.splitlines()
+        self.assertEqual([row.split()[0] for row in rows], ["ranks", "1", "2", "4", "6"])
+        chosen = [json.loads(x) for x in self.troupe(*words, 4, "--choose", "--json").stdout.splitlines()]
+        self.assertGreater(len(chosen), 3)
+        self.assertEqual(chosen, sorted(chosen, key=lambda f: f["step_seconds"]))
+        self.troupe(*words, 4, "--choose", "--assume-memory", "50MiB", code=7)
+        self.assertIn("machines/", self.troupe("plan", "nano.yaml", "--ranks", 4, code=2).stderr)
+        self.assertIn("parallel.expert", self.troupe(*words, 4, "--set", "parallel.expert=3", code=2).stderr)
+
+    def test_a_measured_machine_and_step_give_the_forecast_of_one_rank(self):
+        self.troupe("bench", "machine", "-o", "here.yaml", "--device", "cpu")
+        self.assertIn("1 rank(s) on cpu", (self.folder / "here.yaml").read_text())
+        self.troupe("bench", "nano.yaml", "--steps", 2, "--warmup", 1, "-o", "bench.json")
+        told = json.loads(self.troupe("plan", "nano.yaml", "--ranks", 1, "--machine", "here.yaml",
+                                      "--bench", "bench.json", "--json").stdout)
+        step = json.loads((self.folder / "bench.json").read_text())["times"][0]["step_s"]
+        self.assertAlmostEqual(told["step_seconds"] / step, 1, places=9)
+        self.troupe("plan", "nano.yaml", "--ranks", 1, "--machine", "here.yaml", "--bench", "here.yaml", code=2)
 
     def test_the_forecast_is_near_what_a_run_takes(self):
         peaks = []

@@ -17,7 +17,7 @@
 
 #include "troupe/ops/cuda_plugin.h"
 #include "troupe/ops/grad_norm.h"
-#include "troupe/schedule/schedules.h"
+#include "troupe/train/step_work.h"
 
 namespace troupe {
 namespace {
@@ -73,20 +73,8 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
     c10::impl::VirtualGuardImpl(device_.type()).setDevice(device_);
     make_deterministic();
   }
-  work_.chunks = static_cast<int>(model_->num_units());
-  const std::vector<bool> again = recomputed_blocks(recipe_);
-  for (size_t layer = 0; layer < again.size(); ++layer) {
-    if (again[layer]) work_.recomputed.push_back(static_cast<int>(layer) + 1);
-  }
-  std::map<const Param*, int> first;  // unit that reads it
-  for (int unit = 0; unit < work_.chunks; ++unit) {
-    model_->for_each_param(unit, [&](const std::string&, Param& p) {
-      const auto [seen, is_new] = first.emplace(&p, unit);
-      const std::pair tie{seen->second, unit};
-      if (is_new || tie.first == unit) return;
-      if (work_.tied.empty() || work_.tied.back() != tie) work_.tied.push_back(tie);
-    });
-  }
+  work_ = step_work(*model_, recipe_);
+  const std::map<const Param*, int> first = first_readers(*model_);
   const OptimizerBase& base = base_of(recipe_.train.optimizer);
   std::vector<NamedParam> params;
   model_->for_each_param(-1, [&](const std::string& name, Param& p) {

@@ -7,7 +7,6 @@
 
 #include "troupe/core/check.h"
 #include "troupe/dist/a2a_dispatcher.h"
-#include "troupe/schedule/schedules.h"
 
 namespace troupe {
 namespace {
@@ -61,18 +60,7 @@ BuildOptions Ranks::build_options() const {
 
 Schedule Ranks::schedule(StepWork work) const {
   work.replicas = static_cast<int>(size());
-  if (alone()) return build_schedule(Accumulate{}, work);
-  if (config_.shard == ShardKind::kFull) {
-    return build_schedule(
-        FullShard{.prefetch = static_cast<int>(config_.prefetch), .reshard = config_.reshard},
-        work);
-  }
-  return build_schedule(DataParallel{.sharded = config_.shard == ShardKind::kZero1}, work);
-}
-
-Ranks::Share Ranks::share_of(int64_t all) const {
-  const int64_t first = rank() * all / size(), end = (rank() + 1) * all / size();
-  return {first, end - first, (all + size() - 1) / size()};
+  return step_schedule(config_, work);
 }
 
 SumOver Ranks::sum_over_all() const {

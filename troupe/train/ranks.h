@@ -17,6 +17,7 @@
 #include "troupe/schedule/work.h"
 #include "troupe/train/param_store.h"
 #include "troupe/train/recipe.h"
+#include "troupe/train/step_work.h"
 
 namespace troupe {
 
@@ -37,12 +38,8 @@ class Ranks {
   Sharing sharing() const { return sharing_; }
   Schedule schedule(StepWork work) const;
 
-  // Of a batch's `all` microbatches the ones that are this rank's. Every rank runs steps() of them,
-  // those past its own being empty.
-  struct Share {
-    int64_t first = 0, count = 0, steps = 0;
-  };
-  Share share_of(int64_t all) const;
+  using Share = RankShare;
+  Share share_of(int64_t all) const { return troupe::share_of(all, rank(), size()); }
 
   SumOver sum_over_all() const;  // of the device's tensors; absent: one rank
   std::vector<double> summed(std::vector<double> values) const;  // small, on the host

@@ -1,0 +1,232 @@
+#include "apps/plan_layout.h"
+
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <vector>
+
+#include "troupe/core/check.h"
+#include "troupe/core/json.h"
+#include "troupe/schedule/text.h"
+#include "troupe/train/forecast.h"
+#include "troupe/train/layout_forecast.h"
+#include "troupe/train/step_line.h"
+
+namespace troupe {
+namespace {
+
+struct LayoutReport {
+  int64_t ranks = 1;
+  ParallelConfig parallel = {};
+  double memory = 0;
+  StepMemory parts = {};
+  double step_seconds = 0, compute = 0, exchange = 0, exposed = 0, bubble = 0, update = 0;
+  double collectives = 0, slowest = 0;
+  double tokens_per_second = 0, mfu = 0;
+  static void visit(auto& r, auto&& f) {
+    f("ranks", r.ranks);
+    f("parallel", r.parallel);
+    f("memory", r.memory);
+    f("parts", r.parts);
+    f("step_seconds", r.step_seconds);
+    f("compute", r.compute);
+    f("exchange", r.exchange);
+    f("exposed", r.exposed);
+    f("bubble", r.bubble);
+    f("update", r.update);
+    f("collectives", r.collectives);
+    f("slowest", r.slowest);
+    f("tokens_per_second", r.tokens_per_second);
+    f("mfu", r.mfu);
+  }
+};
+
+// "754.6 ms", "16.67 s"
+std::string seconds_text(double seconds) {
+  char text[32];
+  if (seconds < 1) {
+    std::snprintf(text, sizeof(text), "%.1f ms", 1e3 * seconds);
+  } else {
+    std::snprintf(text, sizeof(text), seconds < 100 ? "%.2f s" : "%.0f s", seconds);
+  }
+  return text;
+}
+
+LayoutReport report_of(const LayoutForecast& f) {
+  return {.ranks = f.world,
+          .parallel = f.parallel,
+          .memory = f.rank.peak.total(),
+          .parts = f.rank.peak,
+          .step_seconds = f.step_seconds,
+          .compute = f.rank.compute,
+          .exchange = f.rank.exchange,
+          .exposed = f.rank.exposed,
+          .bubble = f.rank.bubble,
+          .update = f.rank.update,
+          .collectives = f.rank.collectives,
+          .slowest = f.step_seconds - f.rank.seconds,
+          .tokens_per_second = f.tokens_per_second,
+          .mfu = f.mfu};
+}
+
+void print_memory(const StepMemory& m) {
+  std::printf("memory of a rank at its worst moment, GiB\n");
+  const auto line = [](const char* what, double bytes) {
+    std::printf("  %-20s %9s\n", what, in_gib(bytes).c_str());
+  };
+  line("values", m.values);
+  line("masters, optimizer", m.state);
+  line("gradients", m.gradients);
+  line("kept for backward", m.activations);
+  line("working space", m.workspace);
+  line("runtime", m.runtime);
+  line("in all", m.total());
+}
+
+void print_time(const LayoutReport& r) {
+  std::printf("a step %s, %s tokens/s, %s of each rank, MFU %.1f%%\n",
+              seconds_text(r.step_seconds).c_str(), short_number(r.tokens_per_second).c_str(),
+              short_number(r.tokens_per_second / static_cast<double>(r.ranks)).c_str(),
+              100 * r.mfu);
+  const auto line = [&](const char* what, double seconds, const char* why) {
+    if (seconds <= 0) return;
+    std::printf("  %-20s %9s %5.1f%%   %s\n", what, seconds_text(seconds).c_str(),
+                100 * seconds / r.step_seconds, why);
+  };
+  line("forward, backward", r.compute, "");
+  line("experts' exchange", r.exchange, "waited for");
+  line("gathers and sums", r.exposed, "waited for");
+  line("other stages", r.bubble, "waited for");
+  line("update", r.update, "");
+  line("the slowest rank", r.slowest, "waited for");
+  if (r.collectives <= 0) return;
+  std::printf("gathers and sums take %s, %.0f%% of it beside computation\n",
+              seconds_text(r.collectives).c_str(), 100 * (1 - r.exposed / r.collectives));
+}
+
+void print_scaling(const std::vector<LayoutReport>& all) {
+  std::printf("%7s %10s %12s %12s %7s %11s %8s\n", "ranks", "step", "tokens/s", "of a rank", "MFU",
+              "efficiency", "GiB");
+  const double first = all.front().tokens_per_second / static_cast<double>(all.front().ranks);
+  for (const LayoutReport& r : all) {
+    const double each = r.tokens_per_second / static_cast<double>(r.ranks);
+    std::printf("%7s %10s %12s %12s %6.1f%% %10.1f%% %8s\n", std::to_string(r.ranks).c_str(),
+                seconds_text(r.step_seconds).c_str(), short_number(r.tokens_per_second).c_str(),
+                short_number(each).c_str(), 100 * r.mfu, 100 * each / first,
+                in_gib(r.memory).c_str());
+  }
+}
+
+void print_choice(const std::vector<LayoutForecast>& all) {
+  std::printf("%7s %6s %12s %10s %7s %10s %10s %8s\n", "expert", "shard", "shard_ranks", "step",
+              "MFU", "exchange", "exposed", "GiB");
+  for (size_t i = 0; i < std::min<size_t>(all.size(), 8); ++i) {
+    const LayoutForecast& f = all[i];
+    const auto part = [&](double seconds) { return 100 * seconds / f.step_seconds; };
+    std::printf("%7s %6s %12s %10s %6.1f%% %9.1f%% %9.1f%% %8s\n",
+                std::to_string(f.parallel.expert).c_str(), to_text(f.parallel.shard).c_str(),
+                std::to_string(mesh_of(f).shape().shard).c_str(),
+                seconds_text(f.step_seconds).c_str(), 100 * f.mfu, part(f.rank.exchange),
+                part(f.rank.exposed), in_gib(f.rank.peak.total()).c_str());
+  }
+}
+
+Machine machine_of(const LayoutOptions& options, const Recipe& recipe, bool on_gpu) {
+  const Machine machine = load_machine(options.machine);
+  if (options.bench.empty()) return machine;
+  std::ifstream file(options.bench);
+  const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const auto times = json.is_object() ? json.find("times") : json.end();
+  if (times == json.end() || !times->is_array() || times->empty() ||
+      !times->front().contains("step_s") || !times->front()["step_s"].is_number()) {
+    fail(Code::kBadValue, options.bench,
+         "is no file of `troupe bench` (JSON with times[0].step_s); write one with -o");
+  }
+  return calibrated(recipe, machine, on_gpu, times->front()["step_s"].get<double>());
+}
+
+// From the fewest ranks that the layout allows, doubled up to all.
+std::vector<LayoutReport> scaling_of(const Recipe& recipe, const Machine& machine, bool on_gpu,
+                                     int64_t ranks) {
+  std::vector<LayoutReport> out;
+  for (int64_t n = 1;; n = std::min(2 * n, ranks)) {
+    try {
+      out.push_back(report_of(forecast_layout(with_batch_of(recipe, n), n, machine, on_gpu)));
+    } catch (const Error&) {
+      if (n == ranks) throw;  // the least that was asked for must do
+    }
+    if (n == ranks) return out;
+  }
+}
+
+}  // namespace
+
+void LayoutOptions::add_to(CLI::App& verb) {
+  verb.add_option("--ranks", ranks, "the run on so many ranks of --machine")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  verb.add_option("--machine", machine, "what a rank and its links reach: a file (machines/)");
+  verb.add_option(
+      "--bench", bench,
+      "JSON of `troupe bench` with this recipe on one rank: scales the machine's rates");
+  verb.add_flag("--scaling", scaling,
+                "a table up to --ranks, each rank with the work of one (weak scaling)");
+  verb.add_flag("--choose", choose, "the fastest layouts of --ranks that fit into memory");
+  verb.add_flag("--list", list, "the actions that each rank issues in a step");
+}
+
+bool plan_layout(const LayoutOptions& options, const Recipe& recipe, double available) {
+  if (options.machine.empty()) {
+    fail(Code::kBadValue, "--ranks",
+         "needs --machine FILE: one of machines/, or what `troupe bench machine` writes");
+  }
+  const bool on_gpu = recipe.run.device == DeviceKind::kCuda ||
+                      (recipe.run.device == DeviceKind::kAuto && runs_on_gpu(recipe));
+  const Machine machine = machine_of(options, recipe, on_gpu);
+  if (available <= 0) available = machine.memory;
+  if (options.scaling) {
+    const std::vector<LayoutReport> all = scaling_of(recipe, machine, on_gpu, options.ranks);
+    if (options.json) {
+      for (const LayoutReport& r : all) write_json(std::cout, r), std::cout << '\n';
+    } else {
+      print_scaling(all);
+    }
+    return available <= 0 || all.back().memory <= available;
+  }
+  if (options.choose) {
+    const std::vector<LayoutForecast> all =
+        layouts_that_fit(recipe, options.ranks, machine, on_gpu, available);
+    if (options.json) {
+      for (const LayoutForecast& f : all) write_json(std::cout, report_of(f)), std::cout << '\n';
+    } else if (all.empty()) {
+      std::printf(
+          "no layout of %s ranks fits into %s GiB each: more ranks, or a smaller "
+          "train.micro_batch, or train.recompute\n",
+          std::to_string(options.ranks).c_str(), in_gib(available).c_str());
+    } else {
+      print_choice(all);
+    }
+    return !all.empty();
+  }
+  const LayoutForecast forecast = forecast_layout(recipe, options.ranks, machine, on_gpu);
+  const LayoutReport report = report_of(forecast);
+  if (options.json) {
+    write_json(std::cout, report);
+    std::cout << '\n';
+  } else {
+    std::printf("%s ranks of %s\n%s", std::to_string(options.ranks).c_str(), machine.name.c_str(),
+                to_text(mesh_of(forecast)).c_str());
+    print_memory(report.parts);
+    print_time(report);
+    if (options.list) std::printf("%s", to_text(forecast.schedule).c_str());
+  }
+  const bool fits = available <= 0 || report.memory <= available;
+  if (!fits && !options.json) {
+    std::printf("E7006 it will not fit: a rank has %s GiB\n", in_gib(available).c_str());
+  }
+  return fits;
+}
+
+}  // namespace troupe

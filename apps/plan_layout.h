@@ -1,0 +1,24 @@
+// troupe plan --ranks: a recipe on ranks that are not there.
+#pragma once
+
+#include <CLI/App.hpp>
+
+#include <cstdint>
+#include <string>
+
+#include "troupe/train/recipe.h"
+
+namespace troupe {
+
+struct LayoutOptions {
+  int64_t ranks = 0;  // 0: not asked for
+  std::string machine, bench;
+  bool scaling = false, choose = false, list = false, json = false;
+
+  void add_to(CLI::App& verb);
+};
+
+// Whether a rank's memory fits into `available` bytes; 0: that of the machine file.
+bool plan_layout(const LayoutOptions& options, const Recipe& recipe, double available);
+
+}  // namespace troupe

@@ -1,0 +1,63 @@
+#include "troupe/plan/machine.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "troupe/core/check.h"
+#include "troupe/core/config.h"
+
+namespace troupe {
+namespace {
+
+// One rank's share of the links between hosts.
+Link across(const Machine& m, int64_t hosts) {
+  const double left = 1 - m.derate * std::log10(static_cast<double>(hosts));
+  return {.bandwidth = m.between.bandwidth * std::max(left, 0.05), .latency = m.between.latency};
+}
+
+}  // namespace
+
+Machine load_machine(const std::string& path) {
+  Machine m;
+  read_config(load_yaml(path), m);
+  std::string faults;
+  const auto needs = [&](bool good, const char* what) {
+    if (!good) faults.append(faults.empty() ? "" : ", ").append(what);
+  };
+  needs(m.products > 0, "products must be FLOP/s above 0");
+  needs(m.bandwidth > 0, "bandwidth must be bytes a second above 0");
+  needs(m.ranks_per_host > 0, "ranks_per_host must be at least 1");
+  needs(m.imbalance >= 1, "imbalance must be at least 1");
+  needs(m.jitter >= 0 && m.derate >= 0 && m.overhead >= 0,
+        "jitter, derate, overhead must not be negative");
+  if (!faults.empty()) fail(Code::kBadValue, path, faults + ". `troupe bench machine` writes one");
+  if (m.experts <= 0) m.experts = m.products;
+  if (m.attention <= 0) m.attention = m.products;
+  return m;
+}
+
+double gather_seconds(const Machine& m, const Spread& group, double whole) {
+  if (group.ranks <= 1 || whole <= 0) return 0;
+  const Link link = group.hosts > 1 ? across(m, group.hosts) : m.inside;
+  TROUPE_CHECK(link.bandwidth > 0, "- the machine file has no bandwidth",
+               group.hosts > 1 ? "between hosts" : "inside a host");
+  const auto others = static_cast<double>(group.ranks - 1);
+  const double out = whole * others / static_cast<double>(group.ranks);
+  return others * link.latency + out / link.bandwidth;
+}
+
+double exchange_seconds(const Machine& m, const Spread& group, double out) {
+  if (group.ranks <= 1) return 0;
+  const double far = group.hosts > 1 ? 1 - 1 / static_cast<double>(group.hosts) : 0;
+  double seconds = 0;
+  if (far < 1) {
+    TROUPE_CHECK(m.inside.bandwidth > 0, "- the machine file has no bandwidth inside a host");
+    seconds = m.inside.latency + out * (1 - far) / m.inside.bandwidth;
+  }
+  if (far == 0) return seconds;
+  const Link link = across(m, group.hosts);
+  TROUPE_CHECK(link.bandwidth > 0, "- the machine file has no bandwidth between hosts");
+  return std::max(seconds, link.latency + out * far / link.bandwidth);
+}
+
+}  // namespace troupe

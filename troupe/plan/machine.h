@@ -1,0 +1,74 @@
+// A machine as the planner sees it: what a device computes and moves in a second, and what lies
+// between devices. A file of it is YAML (machines/*.yaml) and is written by `troupe bench machine`;
+// all rates are those that are reached, not those of a data sheet.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace troupe {
+
+// Between two ranks: a collective of n steps that moves b bytes out of each rank takes
+// n latency + b / bandwidth.
+struct Link {
+  double bandwidth = 0;  // bytes a second out of a rank, with as many coming in
+  double latency = 0;    // seconds
+  static void visit(auto& l, auto&& f) {
+    f("bandwidth", l.bandwidth);
+    f("latency", l.latency);
+  }
+};
+
+struct Machine {
+  std::string name = {};
+  std::string measured = {};  // when and how; empty: assumed
+  double memory = 0;          // bytes of a device
+  double products = 0;        // FLOP/s of large matrix products
+  double experts = 0;         // of grouped ones
+  double attention = 0;       // of attention's core
+  double bandwidth = 0;       // bytes a second of the device's memory, read and written
+  double overhead = 0;        // seconds that a pass through one unit takes, however small
+  int64_t ranks_per_host = 8;
+  Link inside, between;  // ranks of one host, of two
+  double summing = 1;    // seconds of a sum that is cut, over those of a gather of as many bytes
+  double jitter = 0;     // deviation of a rank's step, as a part of it
+  double derate = 0;     // of `between`, each tenfold number of hosts
+  double imbalance = 1;  // load of the busiest expert rank over the mean
+  static void visit(auto& m, auto&& f) {
+    f("name", m.name);
+    f("measured", m.measured);
+    f("memory", m.memory);
+    f("products", m.products);
+    f("experts", m.experts);
+    f("attention", m.attention);
+    f("bandwidth", m.bandwidth);
+    f("overhead", m.overhead);
+    f("ranks_per_host", m.ranks_per_host);
+    f("inside", m.inside);
+    f("between", m.between);
+    f("summing", m.summing);
+    f("jitter", m.jitter);
+    f("derate", m.derate);
+    f("imbalance", m.imbalance);
+  }
+};
+
+// Names every field that is missing or makes no sense.
+Machine load_machine(const std::string& path);
+
+// How a group of ranks lies on hosts.
+struct Spread {
+  int64_t ranks = 1;
+  int64_t hosts = 1;  // among them
+};
+
+// Seconds of one collective over a group, by rings: W ranks, `whole` bytes on each rank once it is
+// gathered or before it is summed and cut.
+//   gather, sum and cut   (W - 1) latency + whole (W - 1) / W / bandwidth
+//   sum on all            twice that
+//   exchange              latency + bytes that leave a rank / bandwidth, both links at once
+// A ring that crosses hosts has the pace of `between`.
+double gather_seconds(const Machine& machine, const Spread& group, double whole);
+double exchange_seconds(const Machine& machine, const Spread& group, double out);
+
+}  // namespace troupe

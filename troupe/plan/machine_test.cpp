@@ -1,0 +1,54 @@
+#include "troupe/plan/machine.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "troupe/core/check.h"
+#include "troupe/testing/temporary_folder.h"
+
+namespace troupe {
+namespace {
+
+Machine two_hosts() {
+  return {.inside = {.bandwidth = 100, .latency = 0.01},
+          .between = {.bandwidth = 10, .latency = 0.1}};
+}
+
+TEST(Machine, ARingPassesEachPartOnce) {
+  EXPECT_DOUBLE_EQ(gather_seconds(two_hosts(), {.ranks = 4}, 1000), 3 * 0.01 + 750 / 100.0);
+  EXPECT_DOUBLE_EQ(gather_seconds(two_hosts(), {.ranks = 4, .hosts = 2}, 1000), 3 * 0.1 + 75);
+  EXPECT_EQ(gather_seconds(two_hosts(), {.ranks = 1}, 1000), 0);
+}
+
+TEST(Machine, AnExchangeUsesBothLinksAtOnce) {
+  EXPECT_DOUBLE_EQ(exchange_seconds(two_hosts(), {.ranks = 4}, 1000), 0.01 + 10);
+  EXPECT_DOUBLE_EQ(exchange_seconds(two_hosts(), {.ranks = 4, .hosts = 2}, 1000), 0.1 + 50);
+  EXPECT_EQ(exchange_seconds(two_hosts(), {.ranks = 1, .hosts = 1}, 1000), 0);
+}
+
+TEST(Machine, LinksBetweenManyHostsAreSlower) {
+  Machine m = two_hosts();
+  m.derate = 0.06;
+  const double ten = gather_seconds(m, {.ranks = 10, .hosts = 10}, 1000);
+  EXPECT_NEAR(ten, 9 * 0.1 + 900 / (10 * 0.94), 1e-9);
+}
+
+TEST(Machine, AFileWithoutARateIsRefusedByName) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder / "m.yaml";
+  std::ofstream(path) << "{name: x, bandwidth: 1e9, jitter: -1}\n";
+  try {
+    load_machine(path);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("products"), std::string::npos);
+    EXPECT_NE(std::string(e.what()).find("jitter"), std::string::npos);
+    EXPECT_EQ(std::string(e.what()).find("bandwidth must"), std::string::npos);
+  }
+  std::ofstream(path) << "{name: x, bandwidth: 1e9, products: 2e9}\n";
+  EXPECT_EQ(load_machine(path).experts, 2e9);
+}
+
+}  // namespace
+}  // namespace troupe

@@ -1,0 +1,142 @@
+#include "troupe/train/bench_machine.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <vector>
+
+#include "troupe/train/forecast.h"
+#include "troupe/train/memory_use.h"
+
+namespace troupe {
+namespace {
+
+constexpr int kRounds = 7;
+
+class Clock {
+ public:
+  explicit Clock(const c10::Device& device) : device_(device) {}
+
+  // Median seconds of one call, after one that is not timed. `times` calls make a round, so that
+  // what a round takes can be told from starting it.
+  double seconds(int times, const std::function<void()>& call) const {
+    call();
+    std::vector<double> rounds;
+    for (int round = 0; round < kRounds; ++round) {
+      wait();
+      const auto begin = std::chrono::steady_clock::now();
+      for (int i = 0; i < times; ++i) call();
+      wait();
+      const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+      rounds.push_back(passed.count() / times);
+    }
+    std::ranges::nth_element(rounds, rounds.begin() + kRounds / 2);
+    return rounds[kRounds / 2];
+  }
+
+ private:
+  void wait() const {
+    if (!device_.is_cpu())
+      c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+  }
+  c10::Device device_;
+};
+
+// Sizes that a device is busy with for some milliseconds.
+struct Sizes {
+  int64_t matrix, batch, rows, bytes, sequence, heads;
+  int times;
+};
+
+Sizes sizes_for(const c10::Device& device) {
+  if (device.is_cpu()) return {1024, 8, 256, int64_t{64} << 20, 512, 8, 2};
+  return {8192, 64, 2048, int64_t{1} << 30, 4096, 32, 10};
+}
+
+void bench_device(const Clock& clock, const at::TensorOptions& options, const Sizes& n,
+                  Machine& out) {
+  const auto each = static_cast<double>(n.matrix);
+  const at::Tensor a = at::randn({n.matrix, n.matrix}, options);
+  out.products = 2 * each * each * each / clock.seconds(n.times, [&] { at::mm(a, a); });
+  // Experts: the products of one are narrower.
+  const int64_t hidden = n.matrix / 4;
+  const at::Tensor x = at::randn({n.batch, n.rows, hidden}, options);
+  const at::Tensor w = at::randn({n.batch, hidden, hidden}, options);
+  out.experts = 2.0 * static_cast<double>(n.batch * n.rows * hidden * hidden) /
+                clock.seconds(n.times, [&] { at::bmm(x, w); });
+  const at::Tensor q = at::randn({2, n.heads, n.sequence, 128}, options);
+  const double core = 2.0 * 2 * 2 * 128 * static_cast<double>(n.heads) / 2 *
+                      static_cast<double>(n.sequence * n.sequence);
+  out.attention = core / clock.seconds(n.times, [&] {
+    at::scaled_dot_product_attention(q, q, q, {}, 0.0, /*is_causal=*/true);
+  });
+  const at::Tensor bytes = at::zeros({n.bytes}, options.dtype(at::kByte));
+  const at::Tensor copy = at::zeros_like(bytes);
+  out.bandwidth =
+      2.0 * static_cast<double>(n.bytes) / clock.seconds(n.times, [&] { copy.copy_(bytes); });
+}
+
+// A line through the times of a small and a large one: its slope and where it begins.
+struct Line {
+  double begin, slope;  // seconds, seconds a byte
+};
+
+Line line_of(const Clock& clock, int64_t small, int64_t large,
+             const std::function<void(int64_t bytes)>& call) {
+  const double near = clock.seconds(10, [&] { call(small); });
+  const double far = clock.seconds(2, [&] { call(large); });
+  const double slope = std::max(far - near, 1e-9) / static_cast<double>(large - small);
+  return {std::max(near - slope * static_cast<double>(small), 0.0), slope};
+}
+
+void bench_links(const Clock& clock, const at::TensorOptions& options, World& world, bool on_gpu,
+                 Machine& out) {
+  RankGroup& all = *world.all();
+  const int64_t W = world.size();
+  const int64_t large = (on_gpu ? int64_t{256} : int64_t{16}) << 20;
+  const at::Tensor whole = at::zeros({large / 4}, options.dtype(at::kFloat));
+  const at::Tensor part = at::zeros({large / 4}, options.dtype(at::kFloat));
+  const auto gather = [&](int64_t bytes) {
+    const int64_t n = bytes / 4 / W;
+    all.gather({whole.narrow(0, 0, n * W)}, {part.narrow(0, 0, n)}).wait();
+  };
+  const auto sum = [&](int64_t bytes) {
+    const int64_t n = bytes / 4 / W;
+    all.sum_shards({part.narrow(0, 0, n)}, {whole.narrow(0, 0, n * W)}).wait();
+  };
+  const Line gathers = line_of(clock, 4096, large, gather), sums = line_of(clock, 4096, large, sum);
+  const auto others = static_cast<double>(W - 1);
+  out.inside = {.bandwidth = others / static_cast<double>(W) / gathers.slope,
+                .latency = gathers.begin / others};
+  out.summing = sums.slope / gathers.slope;
+}
+
+}  // namespace
+
+Machine bench_machine(const c10::Device& device, World& world, const Machine& assumed) {
+  const at::NoGradGuard no_grad;
+  const bool on_gpu = !device.is_cpu();
+  const at::TensorOptions options =
+      at::TensorOptions(on_gpu ? at::kBFloat16 : at::kFloat).device(device);
+  const Clock clock(device);
+  Machine out = assumed;
+  out.memory =
+      on_gpu ? static_cast<double>(memory_use(device).total) : static_cast<double>(host_memory());
+  bench_device(clock, options, sizes_for(device), out);
+  out.ranks_per_host = std::max<int64_t>(world.place().local_size, 1);
+  if (world.size() > 1) bench_links(clock, options, world, on_gpu, out);
+  return out;
+}
+
+}  // namespace troupe

@@ -1,0 +1,253 @@
+#include "troupe/train/layout_forecast.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include "troupe/core/check.h"
+#include "troupe/nn/models/costs.h"
+#include "troupe/nn/models/model.h"
+#include "troupe/train/model_memory.h"
+#include "troupe/train/step_work.h"
+
+namespace troupe {
+namespace {
+
+LayoutNeeds needs_of(const Recipe& r, int64_t world) {
+  return {.world = world,
+          .experts = num_moe_layers(r.model) > 0 ? r.model.moe.experts : 0,
+          .whole_matrices = needs_whole_matrices(r)};
+}
+
+ParallelConfig checked(const ParallelConfig& config, const LayoutNeeds& needs) {
+  std::string all;
+  for (const std::string& fault : layout_faults(config, needs)) {
+    all.append(all.empty() ? "" : "\n").append(fault);
+  }
+  if (!all.empty()) throw Error(all, Code::kBadValue);
+  return resolved(config, needs);
+}
+
+// The sharing ranks of one kind of parameters.
+struct Group {
+  Spread owners, replicas;
+};
+
+Spread spread_of(const Mesh& mesh, GroupKind kind, const Machine& machine) {
+  std::set<int64_t> hosts;
+  const std::vector<int64_t> ranks = mesh.ranks_of(kind, 0);
+  for (const int64_t rank : ranks) hosts.insert(rank / machine.ranks_per_host);
+  return {static_cast<int64_t>(ranks.size()), static_cast<int64_t>(hosts.size())};
+}
+
+// Costs of units, put together.
+class Costing {
+ public:
+  Costing(const Recipe& recipe, const ParallelConfig& parallel, const Mesh& mesh,
+          const Machine& machine, int microbatches, bool on_gpu)
+      : r_(recipe),
+        parallel_(parallel),
+        machine_(machine),
+        alone_(mesh.world() == 1),
+        adds_up_(parallel.shard != ShardKind::kFull && microbatches > 1),
+        width_(value_width(recipe, on_gpu)),
+        sum_width_(parallel.sum == SumType::kFp32 ? 4 : 2),
+        tokens_(static_cast<double>(plan_of(recipe).micro_batch * recipe.data.sequence)),
+        expert_ranks_(mesh.shape().expert),
+        dense_{spread_of(mesh, GroupKind::kShard, machine),
+               spread_of(mesh, GroupKind::kReplicate, machine)},
+        experts_{spread_of(mesh, GroupKind::kExpertShard, machine),
+                 spread_of(mesh, GroupKind::kExpertReplicate, machine)},
+        exchange_(spread_of(mesh, GroupKind::kExpert, machine)) {
+    const ModelMemory memory = model_memory(recipe, on_gpu);
+    const ModelCosts costs = costs_of(recipe.model);
+    double passing = memory.workspace;
+    for (size_t u = 0; u < costs.units.size(); ++u) {
+      out_.chunks.push_back(chunk(static_cast<int64_t>(u), costs.units[u], memory.units[u]));
+      passing += memory.units[u].again ? memory.units[u].input : memory.units[u].saved;
+    }
+    out_.workspace = memory.workspace;
+    out_.runtime = runtime_memory(on_gpu, passing);
+  }
+  StepCosts result() && { return std::move(out_); }
+
+ private:
+  bool is_head(int64_t unit) const { return unit == r_.model.layers + 1; }
+
+  ChunkCosts chunk(int64_t unit, const UnitCosts& costs, const UnitMemory& memory) {
+    ChunkCosts c{.saved = memory.saved, .input = memory.input};
+    add_compute(unit, costs, memory, c);
+    const double share = 1.0 / static_cast<double>(expert_ranks_);
+    add_state(memory.dense, 1, dense_, c);
+    add_state(memory.experts, share, experts_, c);
+    return c;
+  }
+
+  void add_compute(int64_t unit, const UnitCosts& u, const UnitMemory& memory, ChunkCosts& c) {
+    const bool block = unit > 0 && !is_head(unit);
+    const LayerConfig layer = block ? layer_config(r_.model, unit - 1) : LayerConfig{};
+    double routed = 0;
+    if (block && layer.moe) {
+      const MoeSizes s = sizes_of(*layer.moe, {.width = r_.model.width});
+      routed = static_cast<double>(u.params.experts) * static_cast<double>(s.top_k) /
+               static_cast<double>(s.experts);
+      add_exchange(s, c);
+    }
+    const auto sequence = static_cast<double>(r_.data.sequence);
+    const double seen = sequence / 2;
+    const double keys = u.window > 0 ? std::min(seen, static_cast<double>(u.window)) : seen;
+    const double dense = static_cast<double>(u.product_params) - routed;
+    const double products =
+        2 * tokens_ * (dense / machine_.products + routed * imbalance() / machine_.experts);
+    const double core = 2 * tokens_ * static_cast<double>(u.core_dims) * keys / machine_.attention;
+    const double moved = 2 * memory.saved / machine_.bandwidth;
+    c.forward = products + core + moved + machine_.overhead;
+    c.backward = 2 * products + 2.5 * core + 2 * moved + machine_.overhead;
+    if (is_head(unit)) {
+      c.forward += c.backward - machine_.overhead;
+      c.backward = machine_.overhead;
+    }
+  }
+
+  double imbalance() const { return expert_ranks_ > 1 ? machine_.imbalance : 1; }
+
+  // Rows there and back: each token to every other rank that holds one of its K experts.
+  void add_exchange(const MoeSizes& s, ChunkCosts& c) {
+    if (expert_ranks_ == 1) return;
+    const auto W = static_cast<double>(expert_ranks_);
+    const double met = W * (1 - std::pow(1 - 1 / W, static_cast<double>(s.top_k)));
+    const double rows = tokens_ * met * (W - 1) / W * imbalance();
+    const double width = static_cast<double>(s.latent > 0 ? s.latent : s.width) * width_;
+    c.exchange = 2 * exchange_seconds(machine_, exchange_, rows * width) +
+                 exchange_seconds(machine_, exchange_, 0);  // the numbers of rows
+    c.saved += tokens_ * met * width;
+  }
+
+  // `share` of the parameters are of this rank's kExpert or dense group, cut between its owners.
+  void add_state(const StateBytes& all, double share, const Group& group, ChunkCosts& c) {
+    const double S = static_cast<double>(group.owners.ranks);
+    const double elements = all.elements * share, values = all.values * share;
+    c.values += values;
+    c.owned += values / S;
+    c.state += (all.masters + all.moments) * share / S + all.frozen * share;
+    c.gradient += adds_up_ ? 4 * elements : all.gradients * share;
+    out_.update += elements / S * (width_ < 4 ? 34 : 28) / machine_.bandwidth;
+    if (alone_) return;
+    c.summing += elements * sum_width_;
+    c.sum += 4 * elements / S;
+    if (parallel_.shard != ShardKind::kNone) {
+      c.gather += gather_seconds(machine_, group.owners, values);
+    }
+    c.reduce += machine_.summing * gather_seconds(machine_, group.owners, elements * sum_width_);
+    c.replicate += 2 * gather_seconds(machine_, group.replicas, elements / S * sum_width_);
+  }
+
+  const Recipe& r_;
+  const ParallelConfig& parallel_;
+  const Machine& machine_;
+  bool alone_;
+  bool adds_up_;  // a rank's gradients of several microbatches, in f32
+  double width_, sum_width_, tokens_;
+  int64_t expert_ranks_;
+  Group dense_, experts_;
+  Spread exchange_;
+  StepCosts out_;
+};
+
+// What the recipe leaves open, in all ways.
+std::vector<ParallelConfig> choices_of(const ParallelConfig& given, int64_t world,
+                                       const Machine& machine) {
+  std::vector<int64_t> experts = {given.expert};
+  if (given.expert == 0) {
+    experts.clear();
+    for (int64_t n = 1; n <= world; ++n) {
+      if (world % n == 0) experts.push_back(n);
+    }
+  }
+  std::vector<ShardKind> kinds = {given.shard};
+  if (given.shard == ShardKind::kAuto)
+    kinds = {ShardKind::kNone, ShardKind::kZero1, ShardKind::kFull};
+  std::vector<ParallelConfig> out;
+  for (const int64_t expert : experts) {
+    for (const ShardKind kind : kinds) {
+      std::set<int64_t> blocks = {given.shard_ranks};
+      if (given.shard_ranks == 0 && kind == ShardKind::kFull) blocks.insert(machine.ranks_per_host);
+      for (const int64_t block : blocks) {
+        if (block >= world) continue;
+        out.push_back(given);
+        out.back().expert = expert;
+        out.back().shard = kind;
+        out.back().shard_ranks = block;
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+LayoutForecast forecast_layout(const Recipe& r, int64_t world, const Machine& machine,
+                               bool on_gpu) {
+  LayoutForecast out{.world = world};
+  out.parallel = checked(r.parallel, needs_of(r, world));
+  const Mesh mesh = mesh_of(out);
+  const auto model = build_model(r.model);
+  const RunPlan plan = plan_of(r);
+  out.work = step_work(*model, r);
+  out.work.replicas = static_cast<int>(world);
+  out.work.microbatches = static_cast<int>(share_of(plan.batch / plan.micro_batch, 0, world).steps);
+  out.schedule = step_schedule(out.parallel, out.work);
+  const StepCosts costs =
+      Costing(r, out.parallel, mesh, machine, out.work.microbatches, on_gpu).result();
+  std::vector<RankTimeline> ranks = timeline_of(out.schedule, out.work, costs);
+  out.rank = *std::ranges::max_element(ranks, {}, &RankTimeline::seconds);
+  const double late = machine.jitter * std::sqrt(2 * std::log(static_cast<double>(world)));
+  out.step_seconds = out.rank.seconds * (1 + late);
+  const auto tokens = static_cast<double>(plan.batch * r.data.sequence);
+  out.tokens_per_second = tokens / out.step_seconds;
+  const double flops = costs_of(r.model).flops_per_token(r.data.sequence) * out.tokens_per_second;
+  out.mfu = flops / (machine.products * static_cast<double>(world));
+  return out;
+}
+
+std::vector<LayoutForecast> layouts_that_fit(const Recipe& recipe, int64_t world,
+                                             const Machine& machine, bool on_gpu, double memory) {
+  std::vector<LayoutForecast> out;
+  for (const ParallelConfig& parallel : choices_of(recipe.parallel, world, machine)) {
+    Recipe r = recipe;
+    r.parallel = parallel;
+    if (!layout_faults(parallel, needs_of(r, world)).empty()) continue;
+    LayoutForecast f = forecast_layout(r, world, machine, on_gpu);
+    if (f.rank.peak.total() <= memory) out.push_back(std::move(f));
+  }
+  std::ranges::stable_sort(out, {}, [](const LayoutForecast& f) {
+    return std::pair(f.step_seconds, f.rank.peak.total());
+  });
+  return out;
+}
+
+Recipe with_batch_of(const Recipe& recipe, int64_t world) {
+  Recipe out = recipe;
+  const RunPlan plan = plan_of(recipe);
+  out.train.micro_batch = plan.micro_batch;
+  out.train.global_batch = plan.batch * world;
+  out.train.global_batch_tokens = {};
+  return out;
+}
+
+Mesh mesh_of(const LayoutForecast& forecast) {
+  return {forecast.world, shape_of(forecast.parallel)};
+}
+
+Machine calibrated(const Recipe& r, const Machine& machine, bool on_gpu, double seconds) {
+  const double told = forecast_layout(r, 1, machine, on_gpu).rank.seconds;
+  const double faster = told / seconds;
+  Machine out = machine;
+  for (double* rate : {&out.products, &out.experts, &out.attention, &out.bandwidth})
+    *rate *= faster;
+  out.overhead /= faster;
+  return out;
+}
+
+}  // namespace troupe

@@ -1,0 +1,53 @@
+// A recipe on any number of ranks of a machine, before any is there: the list that they would run
+// (step_work.h), what its actions cost (plan/step_costs.h), and when each would happen.
+//
+// Seconds of a unit's forward for T tokens, with the machine's rates:
+//   2 T A / products + 2 T X imbalance / experts + 2 T core keys / attention
+//     + 2 saved bytes / bandwidth + overhead
+// A: weights of dense products, X: of the experts that a token meets. Backward: twice the products,
+// 2.5 times the core, twice the bytes. The head's backward is in its forward. What is exchanged
+// with expert ranks, each way: T rows x the ranks that a token's K experts lie on, other than its
+// own. The update reads and writes 28 bytes a parameter, 34 where values are of 2 bytes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "troupe/dist/mesh.h"
+#include "troupe/plan/machine.h"
+#include "troupe/plan/timeline.h"
+#include "troupe/train/recipe.h"
+
+namespace troupe {
+
+struct LayoutForecast {
+  int64_t world = 1;
+  ParallelConfig parallel = {};  // resolved
+  StepWork work = {};
+  Schedule schedule = {};
+  RankTimeline rank = {};   // of the slowest
+  double step_seconds = 0;  // with what ranks wait for the slowest of them
+  double tokens_per_second = 0;
+  double mfu = 0;  // of the machine's `products`
+};
+
+// Throws one Error of all that does not fit.
+LayoutForecast forecast_layout(const Recipe& recipe, int64_t world, const Machine& machine,
+                               bool on_gpu);
+
+// Every way to lay the recipe on so many ranks (`parallel.expert`, `shard`, `shard_ranks` that the
+// recipe leaves open) whose memory fits, the fastest first; of equals the one with less memory.
+std::vector<LayoutForecast> layouts_that_fit(const Recipe& recipe, int64_t world,
+                                             const Machine& machine, bool on_gpu, double memory);
+
+// A batch of all ranks, each of which gets so many microbatches: weak scaling from one rank on.
+Recipe with_batch_of(const Recipe& recipe, int64_t world);
+
+Mesh mesh_of(const LayoutForecast& forecast);
+
+// Seconds of a step that was measured on one rank (`troupe bench`): rates and overhead of `machine`
+// are scaled so that the forecast of one rank is that.
+Machine calibrated(const Recipe& recipe, const Machine& machine, bool on_gpu, double seconds);
+
+}  // namespace troupe

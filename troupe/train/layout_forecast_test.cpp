@@ -1,0 +1,176 @@
+#include "troupe/train/layout_forecast.h"
+
+#include <gtest/gtest.h>
+
+#include "troupe/core/check.h"
+#include "troupe/core/config.h"
+#include "troupe/nn/models/costs.h"
+#include "troupe/train/forecast.h"
+
+namespace troupe {
+namespace {
+
+constexpr double kGiB = double{1 << 30};
+
+Recipe recipe_of(const std::string& more) {
+  Recipe r;
+  read_config(parse_yaml("data: {sequence: 1024}\n"
+                         "train: {global_batch: 64, micro_batch: 1, steps: 10}\n"
+                         "checkpoint: {dir: run}\n",
+                         "base"),
+              r);
+  read_config(parse_yaml(more, "more"), r);
+  return r;
+}
+
+// Products alone cost time: whatever else is free.
+Machine products_alone() {
+  const Link free{.bandwidth = 1e30};
+  return {.products = 1e12,
+          .experts = 1e12,
+          .attention = 1e12,
+          .bandwidth = 1e30,
+          .inside = free,
+          .between = free};
+}
+
+// The machine of the published scaling model (8 devices a host; assumed, not measured).
+Machine assumed_cluster() {
+  return {.memory = 80 * kGiB,
+          .products = 600e12,
+          .experts = 600e12,
+          .attention = 400e12,
+          .bandwidth = 3e12,
+          .overhead = 30e-6,
+          .inside = {.bandwidth = 330e9, .latency = 12e-6},
+          .between = {.bandwidth = 42e9, .latency = 12e-6},
+          .jitter = 0.004,
+          .derate = 0.06,
+          .imbalance = 1.06};
+}
+
+TEST(LayoutForecast, ARankAloneTakesTheTimeOfItsProducts) {
+  const Recipe r = recipe_of("model: {preset: olmoe-1b-7b}");
+  const LayoutForecast f = forecast_layout(r, 1, products_alone(), true);
+  const double core = 64 * 1024 * 512 * 6.0 * 16 * 2 * 2048 / 1e12;
+  const double all = forecast_time(r, 1e12).step_seconds;
+  EXPECT_NEAR(f.step_seconds, all + core * (0.5 / 6 * 2), 0.01 * all);  // the core's 3.5 for 3
+  EXPECT_EQ(f.rank.exposed + f.rank.exchange + f.rank.collectives, 0);
+}
+
+TEST(LayoutForecast, ARankAloneHoldsWhatTheForecastOfOneProcessSays) {
+  for (const char* more : {"model: {preset: olmoe-1b-7b}", "model: {preset: qwen3-30b-a3b}",
+                           "model: {preset: mixtral-8x7b}\ntrain: {recompute: '1'}"}) {
+    const Recipe r = recipe_of(more);
+    const StepMemory m = forecast_layout(r, 1, products_alone(), true).rank.peak;
+    const MemoryForecast one = forecast_memory(r, true);
+    EXPECT_NEAR(m.values, one.weights, 1e-6 * one.weights) << more;
+    EXPECT_NEAR(m.state, one.masters + one.moments, 1e-6 * m.state) << more;
+    EXPECT_NEAR(m.total(), one.total(), 0.05 * one.total()) << more;
+  }
+}
+
+// N4: bytes a parameter, sharded over d ranks: bf16 with f32 sums.
+TEST(LayoutForecast, N4_StatesAreThoseOfTheTable) {
+  const std::string model = "model: {preset: olmoe-1b-7b}\nparallel: {expert: 1, shard: ";
+  const double params = 6919161856.0;
+  for (const int64_t d : {2, 8, 64}) {
+    const auto of = [&](const std::string& shard) {
+      return forecast_layout(recipe_of(model + shard + "}"), d, products_alone(), true).rank.peak;
+    };
+    const auto share = static_cast<double>(d);
+    EXPECT_NEAR(of("none").values + of("none").state, 14 * params, 1e-3 * params);
+    EXPECT_NEAR(of("zero1").values + of("zero1").state, (2 + 12 / share) * params, 1e-3 * params);
+    const StepMemory full = of("full");
+    EXPECT_NEAR(full.state, 12 * params / share, 1e-3 * params);
+    EXPECT_GE(full.values, 2 * params / share);
+    EXPECT_LE(full.values, 2 * params / share + 4 * params / 16);  // and two layers of 16
+  }
+}
+
+// Experts are cut over their own ranks, dense parameters over all.
+TEST(LayoutForecast, N4_ExpertsHaveTheirOwnDivisor) {
+  const Recipe r = recipe_of("model: {preset: mixtral-8x7b}\nparallel: {expert: 8, shard: zero1}");
+  const LayoutForecast f = forecast_layout(r, 16, products_alone(), true);
+  double experts = 0, dense = 0;
+  for (const UnitCosts& u : costs_of(r.model).units) {
+    experts += static_cast<double>(u.params.experts);
+    dense += static_cast<double>(u.params.total() - u.params.experts);
+  }
+  EXPECT_NEAR(f.rank.peak.values, 2 * (dense + experts / 8), 1e-3 * dense);
+  EXPECT_NEAR(f.rank.peak.state, 12 * (dense / 16 + experts / 8 / 2), 1e-3 * dense);
+}
+
+TEST(LayoutForecast, SlowerLinksAndMoreRanksNeverMakeAStepFaster) {
+  const Recipe one = recipe_of("model: {preset: dbrx}\nparallel: {expert: 8, shard: zero1}");
+  double before = 0;
+  for (const int64_t world : {8, 64, 512, 3072}) {
+    const LayoutForecast f =
+        forecast_layout(with_batch_of(one, world), world, assumed_cluster(), true);
+    EXPECT_GE(f.step_seconds, before) << world;
+    before = f.step_seconds;
+    Machine slow = assumed_cluster();
+    slow.between.bandwidth /= 4;
+    const LayoutForecast g = forecast_layout(with_batch_of(one, world), world, slow, true);
+    EXPECT_GE(g.step_seconds, f.step_seconds) << world;
+    if (world == 3072) {
+      EXPECT_GT(g.step_seconds, f.step_seconds);
+    }
+  }
+}
+
+// A cluster of 3,072 devices: near linear from 64 on, as was published of this model's training.
+TEST(LayoutForecast, S_DbrxScalesNearlyLinearly) {
+  const Recipe one = recipe_of(
+      "model: {preset: dbrx}\ndata: {sequence: 4096}\ntrain: {global_batch: 16}\n"
+      "parallel: {expert: 8, shard: full, shard_ranks: 64}");
+  const auto of = [&](int64_t world) {
+    return forecast_layout(with_batch_of(one, world), world, assumed_cluster(), true);
+  };
+  const LayoutForecast few = of(64), many = of(3072);
+  const double each_few = few.tokens_per_second / 64, each_many = many.tokens_per_second / 3072;
+  EXPECT_GT(each_many / each_few, 0.9);
+  EXPECT_LT(each_many / each_few, 1.0);
+  EXPECT_LT(few.rank.peak.total(), 141 * kGiB);
+}
+
+TEST(LayoutForecast, ACalibratedMachineTakesTheTimeThatWasMeasured) {
+  const Recipe r = recipe_of("model: {preset: olmoe-1b-7b}");
+  const Machine m = calibrated(r, assumed_cluster(), true, 1.25);
+  EXPECT_NEAR(forecast_layout(r, 1, m, true).rank.seconds, 1.25, 1e-9);
+}
+
+// Row 193: experts stay on few hosts, and what does not fit is left out.
+TEST(LayoutForecast, TheFastestLayoutThatFitsIsChosen) {
+  const Recipe r = with_batch_of(
+      recipe_of("model: {preset: dbrx}\ndata: {sequence: 4096}\ntrain: {global_batch: 8}"), 64);
+  const auto fit = layouts_that_fit(r, 64, assumed_cluster(), true, 200 * kGiB);
+  ASSERT_GT(fit.size(), 1U);
+  EXPECT_LE(fit.front().parallel.expert, 16);  // of 64: two hosts
+  for (size_t i = 0; i < fit.size(); ++i) {
+    EXPECT_LE(fit[i].rank.peak.total(), 200 * kGiB);
+    if (i > 0) {
+      EXPECT_GE(fit[i].step_seconds, fit[i - 1].step_seconds);
+    }
+  }
+  EXPECT_GT(layouts_that_fit(r, 64, assumed_cluster(), true, 1e15).size(), fit.size());
+  EXPECT_TRUE(layouts_that_fit(r, 64, assumed_cluster(), true, 1e9).empty());
+  Recipe given = r;
+  given.parallel.expert = 16;
+  for (const auto& f : layouts_that_fit(given, 64, assumed_cluster(), true, 1e15)) {
+    EXPECT_EQ(f.parallel.expert, 16);
+  }
+}
+
+TEST(LayoutForecast, WhatDoesNotFitIsRefusedWithWhatWould) {
+  try {
+    forecast_layout(recipe_of("model: {preset: mixtral-8x7b}\nparallel: {expert: 3}"), 4,
+                    products_alone(), true);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("parallel.expert"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace troupe

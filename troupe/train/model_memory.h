@@ -1,0 +1,45 @@
+// The memory that a model of a recipe takes on a rank alone, unit by unit: what every forecast, of
+// one process or of many ranks, is put together from.
+//
+// What is kept for every parameter is exact: they are counted as the optimizer will see them. What
+// backward keeps is what modules declare (nn/models/costs.h), times the tokens of a microbatch. The
+// working space is that of the larger of the output head and one block.
+#pragma once
+
+#include <vector>
+
+#include "troupe/train/recipe.h"
+
+namespace troupe {
+
+struct StateBytes {
+  double elements = 0;   // that are trained
+  double values = 0;     // of those
+  double gradients = 0;  // as backward makes them
+  double masters = 0;    // f32 copies beside 2-byte values
+  double moments = 0;    // and other state of the optimizer and of routers
+  double frozen = 0;     // values that are not trained
+};
+
+struct UnitMemory {
+  StateBytes dense, experts;  // of parameters that this unit is the first to read
+  double saved = 0;           // for backward, of one microbatch; its input is in it
+  double input = 0;           // the unit's, of one microbatch
+  bool again = false;         // computed again in backward: between the passes its input is kept
+};
+
+struct ModelMemory {
+  std::vector<UnitMemory> units;
+  double workspace = 0;  // on top of what is kept when backward begins
+};
+
+ModelMemory model_memory(const Recipe& recipe, bool on_gpu);
+
+// Bytes of a value that is computed with; `on_gpu` says what `auto` is in train.precision.
+double value_width(const Recipe& recipe, bool on_gpu);
+
+// Of libraries and the device before any tensor, and what an allocator keeps beside `passing` bytes
+// of tensors that come and go.
+double runtime_memory(bool on_gpu, double passing);
+
+}  // namespace troupe
