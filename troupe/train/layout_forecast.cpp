@@ -241,7 +241,9 @@ Mesh mesh_of(const LayoutForecast& forecast) {
 }
 
 Machine calibrated(const Recipe& r, const Machine& machine, bool on_gpu, double seconds) {
-  const double told = forecast_layout(r, 1, machine, on_gpu).rank.seconds;
+  Recipe one = r;
+  one.parallel = {};
+  const double told = forecast_layout(one, 1, machine, on_gpu).rank.seconds;
   const double faster = told / seconds;
   Machine out = machine;
   for (double* rate : {&out.products, &out.experts, &out.attention, &out.bandwidth})

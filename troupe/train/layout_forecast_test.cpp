@@ -138,6 +138,8 @@ TEST(LayoutForecast, ACalibratedMachineTakesTheTimeThatWasMeasured) {
   const Recipe r = recipe_of("model: {preset: olmoe-1b-7b}");
   const Machine m = calibrated(r, assumed_cluster(), true, 1.25);
   EXPECT_NEAR(forecast_layout(r, 1, m, true).rank.seconds, 1.25, 1e-9);
+  const Recipe two = recipe_of("model: {preset: olmoe-1b-7b}\nparallel: {expert: 2}");
+  EXPECT_EQ(calibrated(two, assumed_cluster(), true, 1.25).products, m.products);
 }
 
 // Row 193: experts stay on few hosts, and what does not fit is left out.
