@@ -57,6 +57,14 @@ class TroupeRanks(RanksRun):
         self.assertLess(self.apart("one", "many"), 1e-5)
         self.assertLess(self.tensors_apart("one", "many"), 2e-6)
 
+    def test_F82_a_layout_that_will_not_fit_is_told_before_it_is_made(self):
+        large = ("model={preset: olmoe-1b-7b}", "data.sequence=128")
+        for rank, run in enumerate(self.start_ranks(2, *large)):
+            self.assertEqual(run.wait(40), 7, self.text_of(rank))
+        self.assertRegex(self.text_of(0), r"E7006 memory [\d.]+ of [\d.]+ GiB: it will not fit")
+        self.train_ranks(2, name="small")
+        self.assertRegex(self.text_of(0, "small"), r"2 ranks .*; memory forecast [\d.]+ GiB a rank of [\d.]+")
+
     def train_part(self, end, world, *sets):
         """Goes on with the run "many" in another layout; all ranks are killed behind step `end`."""
         sets = (*sets, "checkpoint.every_steps=4", "checkpoint.background=false")

@@ -13,6 +13,7 @@
 #include "troupe/core/codes.h"
 #include "troupe/core/config.h"
 #include "troupe/nn/models/costs.h"
+#include "troupe/train/layout_forecast.h"
 #include "troupe/train/learner.h"
 #include "troupe/train/memory_use.h"
 #include "troupe/train/model_memory.h"
@@ -24,6 +25,10 @@ namespace {
 bool adds_up(const Recipe& r) {
   const RunPlan plan = plan_of(r);
   return plan.micro_batch < plan.batch;
+}
+
+double needed_memory(const Recipe& r, bool on_gpu, int64_t world) {
+  return world == 1 ? forecast_memory(r, on_gpu).total() : layout_memory(r, world, on_gpu).total();
 }
 
 bool try_set(Recipe& r, const std::string& assignment) {
@@ -50,9 +55,9 @@ bool runs_on_gpu(const Recipe& r) {
   return device_of(DeviceKind::kAuto).is_cuda();
 }
 
-double available_memory(const Recipe& r) {
+double available_memory(const Recipe& r, int64_t ranks_here) {
   const c10::Device device = device_of(DeviceKind::kAuto);
-  if (!runs_on_gpu(r)) return static_cast<double>(host_memory());
+  if (!runs_on_gpu(r)) return static_cast<double>(host_memory()) / static_cast<double>(ranks_here);
   return device.is_cuda() ? static_cast<double>(memory_use(device).total) : 0;
 }
 
@@ -74,8 +79,8 @@ MemoryForecast forecast_memory(const Recipe& r, bool on_gpu) {
   return out;
 }
 
-std::vector<MemoryCut> memory_cuts(const Recipe& r, bool on_gpu) {
-  const double now = forecast_memory(r, on_gpu).total();
+std::vector<MemoryCut> memory_cuts(const Recipe& r, bool on_gpu, int64_t world) {
+  const double now = needed_memory(r, on_gpu, world);
   const std::string half = to_text(plan_of(r).micro_batch / 2);
   std::vector<MemoryCut> out;
   for (const MemoryCut& cut : {MemoryCut{"train.micro_batch=" + half, 0, "smaller products"},
@@ -83,14 +88,14 @@ std::vector<MemoryCut> memory_cuts(const Recipe& r, bool on_gpu) {
                                MemoryCut{"train.recompute=\"1\"", 0, "a third more time"}}) {
     Recipe changed = r;
     if (!try_set(changed, cut.set)) continue;
-    const double gain = now - forecast_memory(changed, on_gpu).total();
+    const double gain = now - needed_memory(changed, on_gpu, world);
     if (gain > 0.01 * now) out.push_back({cut.set, gain, cut.cost});
   }
   return out;
 }
 
-MemoryVerdict judge_memory(const Recipe& r, bool on_gpu, double available) {
-  const double needed = forecast_memory(r, on_gpu).total();
+MemoryVerdict judge_memory(const Recipe& r, bool on_gpu, double available, int64_t world) {
+  const double needed = needed_memory(r, on_gpu, world);
   MemoryVerdict out;
   out.line = "memory " + in_gib(needed) + " of " + in_gib(available) + " GiB";
   out.warns = needed > 0.9 * available;
@@ -99,7 +104,7 @@ MemoryVerdict judge_memory(const Recipe& r, bool on_gpu, double available) {
   out.line = out.fits ? warning_text(Code::kTooLarge) + ' ' + out.line + '.'
                       : to_text(Code::kTooLarge) + ' ' + out.line + ": it will not fit.";
   const char* separator = " Cheapest: ";
-  for (const MemoryCut& cut : memory_cuts(r, on_gpu)) {
+  for (const MemoryCut& cut : memory_cuts(r, on_gpu, world)) {
     out.line.append(std::exchange(separator, ", ")).append(cut.set);
     out.line.append(" (-").append(in_gib(cut.gain)).append("; ").append(cut.cost).append(")");
   }

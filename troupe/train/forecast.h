@@ -1,4 +1,5 @@
-// How much memory a run of one process will take, and how long it will be, from its recipe alone.
+// How much memory a run will take, and how long one of one process will be, from its recipe alone;
+// many ranks: layout_forecast.h.
 //
 // What is kept for every parameter is exact: the model's parameters are counted as the optimizer
 // will see them. What backward keeps is what modules declare (nn/models/costs.h), times the tokens
@@ -39,8 +40,9 @@ struct MemoryForecast {  // bytes
 };
 
 bool runs_on_gpu(const Recipe& recipe);  // run.device, and what `auto` stands for here
-// Of the device that the recipe runs on; 0: it is asked for and is not here.
-double available_memory(const Recipe& recipe);
+// Of the device that the recipe runs on; 0: it is asked for and is not here. Ranks of one machine
+// share its host's memory evenly.
+double available_memory(const Recipe& recipe, int64_t ranks_here = 1);
 
 // `on_gpu` says what `auto` is in train.precision.
 MemoryForecast forecast_memory(const Recipe& recipe, bool on_gpu);
@@ -51,7 +53,8 @@ struct MemoryCut {
   double gain = 0;
   std::string cost;
 };
-std::vector<MemoryCut> memory_cuts(const Recipe& recipe, bool on_gpu);  // cheapest first; at most 3
+// Cheapest first; at most 3. Of a rank of `world`, where the recipe's layout is settled.
+std::vector<MemoryCut> memory_cuts(const Recipe& recipe, bool on_gpu, int64_t world = 1);
 
 // "memory 74.8 of 80.0 GiB. Cheapest: ...". Above 90 % it begins with W7006; above 100 % with
 // E7006: the run does not fit.
@@ -60,7 +63,7 @@ struct MemoryVerdict {
   bool warns = false;
   bool fits = true;
 };
-MemoryVerdict judge_memory(const Recipe& recipe, bool on_gpu, double available);
+MemoryVerdict judge_memory(const Recipe& recipe, bool on_gpu, double available, int64_t world = 1);
 
 struct TimeForecast {
   double step_flops = 0;  // of the model, forward and backward

@@ -211,6 +211,18 @@ LayoutForecast forecast_layout(const Recipe& r, int64_t world, const Machine& ma
   return out;
 }
 
+StepMemory layout_memory(const Recipe& r, int64_t world, bool on_gpu) {
+  const Link any{.bandwidth = 1};
+  const Machine machine{.products = 1,
+                        .experts = 1,
+                        .attention = 1,
+                        .bandwidth = 1,
+                        .ranks_per_host = world,
+                        .inside = any,
+                        .between = any};
+  return forecast_layout(r, world, machine, on_gpu).rank.peak;
+}
+
 std::vector<LayoutForecast> layouts_that_fit(const Recipe& recipe, int64_t world,
                                              const Machine& machine, bool on_gpu, double memory) {
   std::vector<LayoutForecast> out;

@@ -36,6 +36,9 @@ struct LayoutForecast {
 LayoutForecast forecast_layout(const Recipe& recipe, int64_t world, const Machine& machine,
                                bool on_gpu);
 
+// What a rank holds at the worst moment: of the same, without its time.
+StepMemory layout_memory(const Recipe& recipe, int64_t world, bool on_gpu);
+
 // Every way to lay the recipe on so many ranks (`parallel.expert`, `shard`, `shard_ranks` that the
 // recipe leaves open) whose memory fits, the fastest first; of equals the one with less memory.
 std::vector<LayoutForecast> layouts_that_fit(const Recipe& recipe, int64_t world,

@@ -7,6 +7,8 @@
 
 #include "troupe/core/check.h"
 #include "troupe/dist/a2a_dispatcher.h"
+#include "troupe/train/choose_layout.h"
+#include "troupe/train/forecast.h"
 
 namespace troupe {
 namespace {
@@ -21,15 +23,30 @@ ParallelConfig checked(const ParallelConfig& config, const LayoutNeeds& needs) {
   return resolved(config, needs);
 }
 
+// All ranks choose alike: memory is that of the least.
+ParallelConfig chosen(const Recipe& recipe, World& world, std::string& why) {
+  double least = available_memory(recipe, world.place().local_size);
+  for (const std::string& text : world.gather_texts("memory", std::to_string(least))) {
+    least = std::min(least, std::stod(text));
+  }
+  LayoutChoice choice = choose_layout(recipe, {.world = world.size(),
+                                               .per_host = world.place().local_size,
+                                               .memory = least,
+                                               .on_gpu = runs_on_gpu(recipe)});
+  why = choice.why;
+  return choice.parallel;
+}
+
 }  // namespace
 
 Ranks::Ranks() : world_(std::make_shared<World>()), mesh_(1, {}) {}
 
 Ranks::Ranks(std::shared_ptr<World> world, const Recipe& recipe)
     : world_(std::move(world)),
-      config_(checked(recipe.parallel, {.world = world_->size(),
-                                        .experts = recipe.model.moe.experts,
-                                        .whole_matrices = needs_whole_matrices(recipe)})),
+      config_(
+          checked(chosen(recipe, *world_, why_), {.world = world_->size(),
+                                                  .experts = recipe.model.moe.experts,
+                                                  .whole_matrices = needs_whole_matrices(recipe)})),
       mesh_(world_->size(), shape_of(config_)) {
   if (alone()) return;
   const auto group = [&](GroupKind kind) {

@@ -32,6 +32,7 @@ class Ranks {
   bool alone() const { return size() == 1; }
   World& world() { return *world_; }
   const Mesh& mesh() const { return mesh_; }
+  const ParallelConfig& parallel() const { return config_; }  // every choice made
 
   // How the model reaches its experts, and how the store shares its state.
   BuildOptions build_options() const;
@@ -49,9 +50,11 @@ class Ranks {
   // All ranks have the same text, or E2010 that tells which have what of it.
   void require_equal(const std::string& what, const std::string& text) const;
   std::string description() const;  // "8 ranks (torchrun): experts over 4, state over 8 (zero1)"
+  const std::string& why() const { return why_; }  // this layout; empty: one rank
 
  private:
   std::shared_ptr<World> world_;
+  std::string why_;
   ParallelConfig config_;
   Mesh mesh_;
   Sharing sharing_;

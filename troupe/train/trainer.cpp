@@ -45,9 +45,12 @@ void add_config(Fingerprint& out, const Recipe& recipe) {
 
 // A run that cannot fit is told before anything is allocated, not by the system's killer.
 void require_memory(const Recipe& recipe, const RunTools& tools) {
-  const double available = available_memory(recipe);
+  Ranks& ranks = *tools.ranks;
+  const double available = available_memory(recipe, ranks.world().place().local_size);
   if (available <= 0) return;  // the device is not here: device_of says so
-  const MemoryVerdict verdict = judge_memory(recipe, runs_on_gpu(recipe), available);
+  Recipe laid = recipe;
+  laid.parallel = ranks.parallel();
+  const MemoryVerdict verdict = judge_memory(laid, runs_on_gpu(laid), available, ranks.size());
   if (!verdict.fits && !tools.force) {
     throw Error("model, train: " + verdict.line, Code::kTooLarge);  // the line has the code
   }
@@ -184,7 +187,7 @@ void Trainer::warn_of_slow_save(double seconds) {
 void Trainer::say_start() const {
   const Log& log = tools_.log;
   const ModelCosts costs = learner_->model().costs();
-  if (!ranks_.alone()) log.info(ranks_.description());
+  if (!ranks_.alone()) log.info(ranks_.description() + "; " + ranks_.why());
   log.info("device " + device_name(learner_->device()) + ", " +
            std::to_string(at::get_num_threads()) + " threads, " + to_text(learner_->precision()));
   log.info("model " + short_number(static_cast<double>(costs.params())) + " parameters, " +

@@ -1,0 +1,53 @@
+#include "troupe/train/choose_layout.h"
+
+#include <numeric>
+
+#include "troupe/nn/models/config.h"
+#include "troupe/train/forecast.h"
+#include "troupe/train/layout_forecast.h"
+
+namespace troupe {
+namespace {
+
+double memory_with(Recipe recipe, const ParallelConfig& parallel, const RanksAtHand& ranks) {
+  recipe.parallel = parallel;
+  return layout_memory(recipe, ranks.world, ranks.on_gpu).total();
+}
+
+std::string of_gib(double bytes, double memory) {
+  const std::string needs = in_gib(bytes) + " GiB a rank";
+  return memory > 0 ? needs + " of " + in_gib(memory) : needs;
+}
+
+}  // namespace
+
+LayoutChoice choose_layout(const Recipe& r, const RanksAtHand& ranks) {
+  LayoutChoice out{.parallel = r.parallel, .why = {}};
+  ParallelConfig& c = out.parallel;
+  const int64_t experts = num_moe_layers(r.model) > 0 ? r.model.moe.experts : 0;
+  if (c.expert == 0) {
+    const int64_t near = std::gcd(ranks.world, std::max<int64_t>(ranks.per_host, 1));
+    c.expert = experts > 0 ? std::gcd(near, experts) : 1;
+  }
+  const LayoutNeeds needs{
+      .world = ranks.world, .experts = experts, .whole_matrices = needs_whole_matrices(r)};
+  if (!layout_faults(c, needs).empty()) return out;  // whoever asks for it tells them
+  const bool open = c.shard == ShardKind::kAuto;
+  c = resolved(c, needs);
+  double bytes = memory_with(r, c, ranks);
+  if (open && c.shard == ShardKind::kZero1 && ranks.memory > 0 && bytes > 0.9 * ranks.memory) {
+    ParallelConfig full = c;
+    full.shard = ShardKind::kFull;
+    const double less = memory_with(r, full, ranks);
+    if (less < bytes) {
+      out.why = "all state is shared: with the optimizer's alone it would be " +
+                of_gib(bytes, ranks.memory) + "; ";
+      c = full;
+      bytes = less;
+    }
+  }
+  out.why += "memory forecast " + of_gib(bytes, ranks.memory);
+  return out;
+}
+
+}  // namespace troupe

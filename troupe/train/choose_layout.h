@@ -1,0 +1,29 @@
+// What a recipe leaves open in `parallel`, settled for the ranks that are there, and why.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "troupe/train/recipe.h"
+
+namespace troupe {
+
+struct RanksAtHand {
+  int64_t world = 1;
+  int64_t per_host = 1;
+  double memory = 0;  // of a rank's device; 0: not known
+  bool on_gpu = false;
+};
+
+struct LayoutChoice {
+  ParallelConfig parallel;
+  std::string why;  // a line for the log
+};
+
+// Experts lie over as many ranks of one host as divide their number: the fewest bytes of weights,
+// and rows cross no slower link. Of the state the optimizer's alone is shared (ZeRO-1), the fewest
+// bytes sent, unless that needs over 90 % of the memory and sharing all of it (FSDP) needs less.
+// What is given stays as it is, also where it does not fit: layout_faults tells that.
+LayoutChoice choose_layout(const Recipe& recipe, const RanksAtHand& ranks);
+
+}  // namespace troupe
