@@ -135,7 +135,7 @@ void print_choice(const std::vector<LayoutForecast>& all) {
 }
 
 Machine machine_of(const LayoutOptions& options, const Recipe& recipe, bool on_gpu) {
-  const Machine machine = load_machine(options.machine);
+  Machine machine = load_machine(options.machine);
   if (options.bench.empty()) return machine;
   std::ifstream file(options.bench);
   const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
