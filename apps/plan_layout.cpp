@@ -10,10 +10,12 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/json.h"
+#include "troupe/core/publish.h"
 #include "troupe/schedule/text.h"
 #include "troupe/train/forecast.h"
 #include "troupe/train/layout_forecast.h"
 #include "troupe/train/step_line.h"
+#include "troupe/train/svg.h"
 
 namespace troupe {
 namespace {
@@ -120,6 +122,22 @@ void print_scaling(const std::vector<LayoutReport>& all) {
   }
 }
 
+// A lane a row: what this rank computes, exchanges and waits for, and what goes on beside.
+std::string picture_of(const LayoutForecast& forecast) {
+  std::vector<svg::BarRow> rows;
+  for (const auto& [name, lane] : names_of(Lane{})) {
+    rows.push_back({std::string(name)});
+    for (const TimeSlot& slot : forecast.rank.slots) {
+      if (slot.lane == lane)
+        rows.back().bars.push_back({to_text(slot.action), slot.begin, slot.end});
+    }
+  }
+  const std::string title = "a step of " + std::to_string(forecast.world) + " ranks, " +
+                            seconds_text(forecast.rank.seconds) + ", as forecast";
+  std::string out = svg::timeline(title, rows);
+  return out.insert(out.find("<svg") + 4, " xmlns=\"http://www.w3.org/2000/svg\"");
+}
+
 void print_choice(const std::vector<LayoutForecast>& all) {
   std::printf("%7s %6s %12s %10s %7s %10s %10s %8s\n", "expert", "shard", "shard_ranks", "step",
               "MFU", "exchange", "exposed", "GiB");
@@ -174,6 +192,7 @@ void LayoutOptions::add_to(CLI::App& verb) {
   verb.add_flag("--scaling", scaling,
                 "a table up to --ranks, each rank with the work of one (weak scaling)");
   verb.add_flag("--choose", choose, "the fastest layouts of --ranks that fit into memory");
+  verb.add_option("--picture", picture, "an SVG file with the step of a rank, action by action");
   verb.add_flag("--list", list, "the actions that each rank issues in a step");
 }
 
@@ -212,6 +231,10 @@ bool plan_layout(const LayoutOptions& options, const Recipe& recipe, double avai
   }
   const LayoutForecast forecast = forecast_layout(recipe, options.ranks, machine, on_gpu);
   const LayoutReport report = report_of(forecast);
+  if (!options.picture.empty()) {
+    Fs fs;
+    publish_file(fs, options.picture, picture_of(forecast));
+  }
   if (options.json) {
     write_json(std::cout, report);
     std::cout << '\n';

@@ -12,7 +12,7 @@ namespace troupe {
 
 struct LayoutOptions {
   int64_t ranks = 0;  // 0: not asked for
-  std::string machine, bench;
+  std::string machine, bench, picture;
   bool scaling = false, choose = false, list = false, json = false;
 
   void add_to(CLI::App& verb);

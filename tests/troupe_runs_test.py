@@ -11,6 +11,7 @@ import signal
 import subprocess
 import tempfile
 import unittest
+import xml.etree.ElementTree
 
 TROUPE = pathlib.Path(os.environ["TROUPE_BUILD"], "troupe")
 NANO = """
@@ -138,7 +139,10 @@ class TroupeRuns(unittest.TestCase):
     def test_plan_lays_a_run_on_ranks_of_a_machine(self):
         machine = pathlib.Path(__file__).parent.parent / "machines" / "assumed-h100.yaml"
         words = ["plan", "nano.yaml", "--machine", machine, "--ranks"]
-        out = self.troupe(*words, 4, "--list").stdout
+        out = self.troupe(*words, 4, "--list", "--picture", "step.svg").stdout
+        picture = xml.etree.ElementTree.parse(self.folder / "step.svg").getroot()
+        names = [e.text for e in picture.iter("{http://www.w3.org/2000/svg}title")]
+        self.assertGreater(names.count("F1.0"), 1)  # its exchange, and its computation
         self.assertIn("experts    expert_tensor 1 x expert 4 x expert_data 1 x pipeline 1", out)
         self.assertRegex(out, r"expert  +1 group of 4: 0 1 2 3")
         self.assertRegex(out, r"experts' exchange +[\d.]+ ms")

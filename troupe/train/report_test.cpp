@@ -59,6 +59,11 @@ TEST(Report, ExpertsRecordTellsSharesOfTheMean) {
 TEST(Svg, ChartsAreThinnedAndLeaveOutWhatCannotBeDrawn) {
   svg::Line line{"loss", {}};
   for (int64_t i = 0; i < 10000; ++i) line.values[i] = 1 + 1.0 / static_cast<double>(i + 1);
+  const std::string lanes =
+      svg::timeline("a step", {{"compute", {{"F0.0", 0, 1}, {"B0.0", 1, 4}}}, {"wait", {}}});
+  EXPECT_NE(lanes.find("<title>B0.0</title>"), std::string::npos);
+  EXPECT_NE(lanes.find("4 s"), std::string::npos);
+  EXPECT_EQ(svg::timeline("none", {{"compute", {}}}), "");
   const std::string chart = svg::line_chart("loss", {line}, false);
   EXPECT_LT(std::count(chart.begin(), chart.end(), ','), 700);
   EXPECT_EQ(svg::line_chart("x", {{"x", {{1, -1.0}}}}, true), "");

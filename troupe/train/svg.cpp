@@ -139,4 +139,33 @@ std::string heat_map(const std::string& title, const std::vector<std::vector<dou
   return os.str();
 }
 
+std::string timeline(const std::string& title, const std::vector<BarRow>& rows) {
+  constexpr double kWide = 900, kNames = 110, kRow = 22, kHead = 24;
+  double last = 0;
+  for (const BarRow& row : rows) {
+    for (const Bar& bar : row.bars) last = std::max(last, bar.end);
+  }
+  if (!(last > 0)) return {};
+  const auto at = [&](double seconds) { return kNames + (kWide - kNames) * seconds / last; };
+  const double foot = kHead + kRow * static_cast<double>(rows.size());
+  std::ostringstream os;
+  os << "<svg width=\"" << kWide + 30 << "\" height=\"" << foot + 20 << "\" role=\"img\">";
+  text(os, 0, 15, title, "start");
+  for (size_t r = 0; r < rows.size(); ++r) {
+    const double top = kHead + kRow * static_cast<double>(r);
+    text(os, kNames - 6, top + 15, rows[r].name, "end");
+    for (const Bar& bar : rows[r].bars) {
+      os << "<rect x=\"" << at(bar.begin) << "\" y=\"" << top + 2 << "\" width=\""
+         << std::max(at(bar.end) - at(bar.begin), 0.3) << "\" height=\"" << kRow - 4 << "\" fill=\""
+         << kColours[r % std::size(kColours)] << "\" stroke=\"#fff\" stroke-width=\"0.2\"><title>"
+         << bar.name << "</title></rect>";
+    }
+  }
+  for (const double part : {0.0, 0.5, 1.0}) {
+    text(os, at(part * last), foot + 14, short_label(part * last) + " s", "middle");
+  }
+  os << "</svg>\n";
+  return os.str();
+}
+
 }  // namespace troupe::svg
