@@ -66,7 +66,7 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
       device_(device),
       precision_(resolved(recipe.train.precision, device)),
       faults_(faults),
-      model_(build_model(recipe.model, ranks->build_options())),
+      model_(build_model(recipe.model, ranks->build_options(faults))),
       ranks_(std::move(ranks)) {
   if (!device_.is_cpu()) {
     // What names no device, such as an allocation, is of this rank's too.
@@ -104,7 +104,8 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
       b.state.push_back(at::zeros({b.own_size}, b.master.options().dtype(moments)));
     }
   }
-  executor_ = std::make_unique<Executor>(*model_, *store_, faults_, owners(work_));
+  executor_ =
+      std::make_unique<Executor>(*model_, *store_, faults_, owners(work_), ranks_->world().pulse());
 }
 
 StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {

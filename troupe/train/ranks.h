@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "troupe/checkpoint/peers.h"
+#include "troupe/core/fault.h"
 #include "troupe/dist/mesh.h"
 #include "troupe/dist/world.h"
 #include "troupe/nn/models/model.h"
@@ -32,8 +33,9 @@ class Ranks {
   World& world() { return *world_; }
   const Mesh& mesh() const { return mesh_; }
 
-  // How the model reaches its experts, and how the store shares its state.
-  BuildOptions build_options() const;
+  // How the model reaches its experts (with `faults`, which must stay, on the way), and how the
+  // store shares its state.
+  BuildOptions build_options(const Faults& faults) const;
   Sharing sharing() const { return sharing_; }
   Schedule schedule(StepWork work) const;
 

@@ -68,6 +68,7 @@ Trainer::Trainer(const Recipe& recipe, const RunTools& tools)
       tools_(tools),
       plan_(plan_of(recipe)),
       ranks_(*tools.ranks),
+      pulse_(ranks_.world().pulse()),
       first_(ranks_.rank() == 0),
       health_(recipe.log.health),
       cadences_({Cadence(recipe.log.every), Cadence(record_interval(recipe)),
@@ -78,11 +79,11 @@ Trainer::Trainer(const Recipe& recipe, const RunTools& tools)
   const int64_t threads = recipe.run.threads;
   at::set_num_threads(static_cast<int>(
       threads > 0 ? threads : std::min<int64_t>(at::get_num_threads(), host_cores())));
-  phase_ = "data";
+  pulse_.begin(Phase::kData);
   auto [tokenizer, data] = open_data(recipe_, tools_.log);
   tokenizer_ = std::move(tokenizer);
   data_ = std::move(data);
-  phase_ = "model";
+  pulse_.begin(Phase::kModel);
   require_memory(recipe_, tools_);
   learner_ = std::make_unique<Learner>(
       recipe_, device_of(recipe_.run.device, ranks_.world().place().local_rank), tools_.faults,
@@ -96,7 +97,7 @@ Trainer::Trainer(const Recipe& recipe, const RunTools& tools)
   peak_ = device_peak(learner_->device());
   learner_->add_to(tensors_, {});
   tools_.signals.on_status([log = tools_.log] { log.info("stacks:\n" + stacks_of_all_threads()); });
-  phase_ = "load";
+  pulse_.begin(Phase::kLoad);
   tools_.faults.at("load.read");
   resume_run();
 }
@@ -137,6 +138,7 @@ void Trainer::resume_run() {
     tools_.log.info("weights from " + config.init_from + "; step 0");
   }
   state_.run = plan_.run;
+  pulse_.done(state_.done.steps);
   before_ = experts_asked_ = state_.done;
 }
 
@@ -264,7 +266,7 @@ bool Trainer::stop_asked() const {
 
 // Batches are made ahead by a thread; where a ramp changes their size, each knows its own.
 Feed Trainer::next_feed() {
-  phase_ = "batch";
+  pulse_.begin(Phase::kBatch);
   const auto size_at = [this](int64_t sample) {
     return batch_at(recipe_.train.batch_ramp, plan_.batch, sample);
   };
@@ -307,8 +309,8 @@ Feed Trainer::next_feed() {
 void Trainer::one_step(const Feed& feed, Clock::time_point begin, double wait) {
   before_ = state_.done;
   profile_->begin(state_.done.steps + 1);
-  phase_ = "step";
   const StepReport report = learner_->step(feed, state_);
+  pulse_.done(state_.done.steps);
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   profile_->end(state_.done.steps);
   state_.seconds += seconds;
@@ -324,7 +326,7 @@ void Trainer::after_step(const StepReport& report, const Feed& feed, double seco
   }
   require_progress(report, feed);
   const Due due = due_after_step();
-  phase_ = "log";
+  pulse_.begin(Phase::kLog);
   tools_.faults.at("log", state_.done.steps);
   if (due.line || due.record) write_record(report, feed, seconds, due.line);
   if (due.eval) evaluate_all();
@@ -476,7 +478,7 @@ void Trainer::write_record(const StepReport& report, const Feed& feed, double se
 }
 
 void Trainer::evaluate_all() {
-  phase_ = "eval";
+  const PulseScope scope(pulse_, Phase::kEval);
   tools_.faults.at("eval", state_.done.steps);
   double first = 0;
   for (size_t i = 0; i < data_.valid.size(); ++i) {
@@ -544,7 +546,7 @@ void Trainer::sample_all() {
 
 void Trainer::save(const std::string& why) {
   if (saved_step_ == state_.done.steps) return;
-  phase_ = "save";
+  const PulseScope scope(pulse_, Phase::kSave);
   std::ostringstream scalars;
   write_json(scalars, state_);
   const bool saved =
@@ -608,7 +610,7 @@ RunEnd Trainer::finish() {
   Record r;
   r.add("event", std::string_view("end"));
   event(std::move(r));
-  phase_ = "exit";
+  pulse_.begin(Phase::kExit);
   tools_.faults.at("exit", state_.done.steps);
   if (!first_) return RunEnd::kFinished;
   std::string report = "none";

@@ -49,7 +49,7 @@ class Trainer {
   RunEnd run();
   const TrainState& state() const { return state_; }
   Learner& learner() { return *learner_; }
-  const std::string& phase() const { return phase_; }  // for a message about what failed
+  Doing doing() const { return pulse_.now(); }  // for a message about what failed
   std::string newest_checkpoint() const;
 
  private:
@@ -90,10 +90,10 @@ class Trainer {
   RunTools tools_;
   const RunPlan plan_;
   Ranks& ranks_;
+  Pulse& pulse_;
   const bool first_;  // rank 0: the one that writes
   std::string stop_;  // why the run is to stop; empty: it goes on
   Clock::time_point start_ = Clock::now();
-  std::string phase_ = "start";
   std::unique_ptr<Tokenizer> tokenizer_;
   Data data_;
   std::unique_ptr<Learner> learner_;
