@@ -246,10 +246,12 @@ RunEnd Trainer::run() {
     if (ranks_.alone()) stop_ = why_stop();
     if (!stop_.empty()) return stop(stop_);
     const auto begin = Clock::now();
+    const double waited = pulse_.waited_seconds();
     const Feed feed = next_feed();
     // Some rank has been asked to stop: all do, before the same step.
     if (!stop_.empty()) return stop(stop_);
-    one_step(feed, begin, std::chrono::duration<double>(Clock::now() - begin).count());
+    const double all = std::chrono::duration<double>(Clock::now() - begin).count();
+    one_step(feed, begin, {.all = all, .own = all - (pulse_.waited_seconds() - waited)});
   }
   return finish();
 }
@@ -306,7 +308,7 @@ Feed Trainer::next_feed() {
   return feed;
 }
 
-void Trainer::one_step(const Feed& feed, Clock::time_point begin, double wait) {
+void Trainer::one_step(const Feed& feed, Clock::time_point begin, Wait wait) {
   before_ = state_.done;
   profile_->begin(state_.done.steps + 1);
   const StepReport report = learner_->step(feed, state_);
@@ -315,7 +317,8 @@ void Trainer::one_step(const Feed& feed, Clock::time_point begin, double wait) {
   profile_->end(state_.done.steps);
   state_.seconds += seconds;
   last_step_seconds_ = seconds;
-  after_step(report, feed, seconds, wait);
+  stragglers_.add(report.seconds, wait.own);
+  after_step(report, feed, seconds, wait.all);
 }
 
 void Trainer::after_step(const StepReport& report, const Feed& feed, double seconds, double wait) {
@@ -412,8 +415,42 @@ bool Trainer::line_due(const Position& before) {
   return due;
 }
 
+// Ranks do not share a clock: each tells how long it worked.
+void Trainer::judge_stragglers() {
+  if (ranks_.alone()) return;
+  const OwnSeconds mine = stragglers_.take();
+  std::vector<double> all(static_cast<size_t>(ranks_.size()) * mine.size());
+  std::copy(mine.begin(), mine.end(),
+            all.begin() + ranks_.rank() * static_cast<int64_t>(mine.size()));
+  all = ranks_.summed(std::move(all));
+  std::vector<OwnSeconds> of(static_cast<size_t>(ranks_.size()));
+  for (size_t i = 0; i < all.size(); ++i) of[i / mine.size()][i % mine.size()] = all[i];
+  const std::optional<Straggler> before = stragglers_.slow();
+  const double wall = interval_.step_seconds() * static_cast<double>(interval_.steps());
+  if (!stragglers_.judge(of, interval_.steps(), wall) || !first_) return;
+  if (!stragglers_.slow()) {
+    tools_.log.info("rank " + std::to_string(before->rank) +
+                    " is no longer slower than the others");
+    return;
+  }
+  const Straggler& slow = *stragglers_.slow();
+  tools_.log.warning("rank " + std::to_string(slow.rank) + " works " + fixed(slow.factor, 1) +
+                     " times as long as the others, and they wait for it: most in " +
+                     std::string(slow.phase) + ", " + fixed(slow.seconds * 1e3, 1) +
+                     " ms a step where their median is " + fixed(slow.median * 1e3, 1) + " ms");
+  Record r;
+  r.add("event", std::string_view("straggler"));
+  r.add("rank", slow.rank);
+  r.add("factor", slow.factor);
+  r.add("phase", slow.phase);
+  r.add("phase_s", slow.seconds);
+  r.add("median_s", slow.median);
+  event(std::move(r));
+}
+
 void Trainer::write_record(const StepReport& report, const Feed& feed, double seconds, bool line) {
   if (line) interval_.add_other_ranks(ranks_.sum_over_all());
+  if (line) judge_stragglers();
   if (!first_) {
     if (line) interval_.clear();
     return;
