@@ -209,6 +209,7 @@ void Learner::apply(const TrainState& state, StepReport& report, const at::Tenso
     b.stale = true;
   }
   const FaultAction fault = faults_.at("optim", step);
+  if (fault == FaultAction::kFlip) store_->buckets()[0].master.narrow(0, 0, 1).neg_();  // a bit
   if (fault == FaultAction::kNan || fault == FaultAction::kInf) {
     Bucket& first = store_->buckets()[0];
     for (const at::Tensor& x : {first.master, first.own}) {

@@ -17,6 +17,7 @@
 #include "troupe/train/going_on.h"
 #include "troupe/train/memory_use.h"
 #include "troupe/train/mfu.h"
+#include "troupe/train/replicas.h"
 #include "troupe/train/report.h"
 #include "troupe/train/run_files.h"
 #include "troupe/train/sample.h"
@@ -584,6 +585,7 @@ void Trainer::sample_all() {
 void Trainer::save(const std::string& why) {
   if (saved_step_ == state_.done.steps) return;
   const PulseScope scope(pulse_, Phase::kSave);
+  require_equal_replicas(learner_->store(), ranks_);
   std::ostringstream scalars;
   write_json(scalars, state_);
   const bool saved =
