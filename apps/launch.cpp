@@ -2,6 +2,7 @@
 // started again.
 #include <CLI/Error.hpp>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -15,8 +16,10 @@
 #include "troupe/core/config.h"
 #include "troupe/core/log.h"
 #include "troupe/dist/meeting_point.h"
+#include "troupe/dist/pulse.h"
 #include "troupe/train/forecast.h"
 #include "troupe/train/recipe.h"
+#include "troupe/train/run_files.h"
 #include "troupe/train/step_line.h"
 
 namespace troupe {
@@ -64,10 +67,14 @@ struct AttemptEnd {
       return !e.forced && (e.signal != 0 || (e.code != 0 && e.code != 6));
     });
     if (own != ranks.end()) return *own;
+    const auto stopped = first([](const RankEnd& e) { return e.stood_still; });
+    if (stopped != ranks.end()) return *stopped;
     const auto bad = first([](const RankEnd& e) { return e.code != 0; });
     if (bad == ranks.end()) return ranks.front();
     const auto left = first([&](const RankEnd& e) { return e.code == 0 && e.when <= bad->when; });
-    return left != ranks.end() ? *left : *bad;
+    if (left != ranks.end()) return *left;
+    const auto hung = first([](const RankEnd& e) { return e.forced; });
+    return hung != ranks.end() ? *hung : *bad;
   }
   int code() const {
     const bool good = std::ranges::all_of(ranks, [](const RankEnd& e) { return e.code == 0; });
@@ -75,10 +82,13 @@ struct AttemptEnd {
     const int code = cause().code;
     return code == 0 ? static_cast<int>(ExitClass::kPeer) : code;  // it left the others
   }
+  // The cause, with where it was; then who had to be killed besides.
   std::string description() const {
     const RankEnd& e = cause();
     std::string out = "rank " + std::to_string(e.rank) + " of " + std::to_string(ranks.size());
-    if (e.signal != 0) {
+    if (e.forced) {
+      out += how_it_hung(e);
+    } else if (e.signal != 0) {
       out.append(" was ended by SIG").append(::sigabbrev_np(e.signal));
       if (e.signal == SIGKILL) out += " (by somebody, or by the system for want of memory)";
     } else if (e.code == 0) {
@@ -87,14 +97,19 @@ struct AttemptEnd {
       out.append(" ended with ").append(std::to_string(e.code));
       out.append(" (").append(meaning(e.code)).append(")");
     }
-    out += ' ' + fixed(seconds_between(begin, e.when), 1) + " s after the start; all were down " +
+    out += " in " + to_text(e.doing) + ", " + fixed(seconds_between(begin, e.when), 1) +
+           " s after the start; all were down " +
            fixed(seconds_between(e.when, ranks.back().when), 1) + " s later";
     for (const RankEnd& other : ranks) {
-      if (!other.forced) continue;
-      out.append(". Rank ").append(std::to_string(other.rank));
-      out += other.stood_still ? " stood still (SIGSTOP) and was killed" : " hung and was killed";
+      if (!other.forced || &other == &e) continue;
+      out += ". Rank " + std::to_string(other.rank) + how_it_hung(other);
     }
     return out;
+  }
+
+ private:
+  static std::string how_it_hung(const RankEnd& e) {
+    return e.stood_still ? " stood still (SIGSTOP) and was killed" : " hung and was killed";
   }
 };
 
@@ -107,14 +122,18 @@ bool may_pass(const RankEnd& cause, int code) {
 }
 
 // Waits until all have ended. Once one has failed, the others, which lose it, have 5 s to end by
-// themselves and 2 more after SIGTERM. Signals to this process are passed on.
-AttemptEnd watch(LocalRanks& ranks, Waiter& waiter) {
+// themselves and 2 more after SIGTERM; those that stand still hear no SIGTERM and are killed as
+// soon as nobody else is left. Signals to this process are passed on.
+AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses) {
   AttemptEnd out{.ranks = {}, .begin = steady_clock::now()};
   std::optional<SteadyTime> next;
   bool told = false;
   while (ranks.running()) {
-    const int signal = waiter.wait(next);
-    for (const RankEnd& end : ranks.reap()) {
+    const int signal = waiter.wait(next ? std::min(*next, steady_clock::now() + 200ms) : next);
+    for (RankEnd& end : ranks.reap()) {
+      Pulse& pulse = pulses.of(end.rank);
+      end.doing = pulse.now();
+      pulse.set_ended();
       if (end.code != 0 && !next) next = end.when + 5s;
       out.ranks.push_back(end);
     }
@@ -122,7 +141,12 @@ AttemptEnd watch(LocalRanks& ranks, Waiter& waiter) {
       out.asked_to_stop |= signal == SIGTERM || signal == SIGINT;
       ranks.send(signal);
     }
-    if (!next || steady_clock::now() < *next) continue;
+    if (!next) continue;
+    if (ranks.all_stand_still()) {
+      ranks.force(SIGKILL);
+      continue;
+    }
+    if (steady_clock::now() < *next) continue;
     ranks.force(told ? SIGKILL : SIGTERM);
     told = true;
     next = *next + 2s;
@@ -136,6 +160,7 @@ class Launcher {
       : options_(options),
         words_(std::move(words)),
         run_(std::move(run)),
+        pulses_(options.ranks),
         meeting_(options.port),
         log_({stderr_sink()}, options.quiet ? Level::kWarning : Level::kInfo, "launch: ") {}
 
@@ -145,10 +170,12 @@ class Launcher {
       log_.info("attempt " + std::to_string(attempt + 1) + " of " +
                 std::to_string(options_.max_restarts + 1) + ": " + std::to_string(options_.ranks) +
                 " ranks, which meet at port " + std::to_string(meeting_.port()));
+      const auto before = exit_file();
       const AttemptEnd end = once(attempt);
       const int code = end.code();
       if (code == 0) return 0;
       log_.error(end.description());
+      if (exit_file() == before) write_exit_for_first(end);
       if (end.asked_to_stop || !may_pass(end.cause(), code) || attempt == options_.max_restarts) {
         return code;
       }
@@ -167,13 +194,15 @@ class Launcher {
     for (int rank = 0; rank < options_.ranks; ++rank) {
       environments.push_back(variables(rank, attempt));
     }
+    pulses_.clear();
     LocalRanks ranks(words_, environments);
-    return watch(ranks, waiter_);
+    return watch(ranks, waiter_, pulses_);
   }
 
   Variables variables(int rank, int attempt) const {
     const std::string all = std::to_string(options_.ranks), own = std::to_string(rank);
     Variables out = {{"TROUPE_LAUNCH", command()},
+                     {kPulsesVariable, pulses_.variable()},
                      {"RANK", own},
                      {"WORLD_SIZE", all},
                      {"LOCAL_RANK", own},
@@ -202,6 +231,33 @@ class Launcher {
     return out + " --";
   }
 
+  // Which exit.json there is: another one is another file.
+  std::pair<ino_t, time_t> exit_file() const {
+    struct stat file {};
+    if (::stat((run_ + "/exit.json").c_str(), &file) != 0) return {};
+    return {file.st_ino, file.st_mtime};
+  }
+
+  // In the place of rank 0, which could not; not where it never had the folder for its own.
+  void write_exit_for_first(const AttemptEnd& end) {
+    if (pulses_.of(0).now().phase < Phase::kBatch) return;
+    const RankEnd& cause = end.cause();
+    const int code = end.code();
+    const int64_t newest = newest_step();
+    ExitRecord record{.code = code,
+                      .error = code == static_cast<int>(ExitClass::kPeer)
+                                   ? to_text(cause.forced ? Code::kRankHung : Code::kRankLost)
+                                   : "",
+                      .rank = cause.rank,
+                      .step = cause.doing.done,
+                      .phase = phase_text(cause.doing),
+                      .message = end.description(),
+                      .resumable = newest > 0};
+    if (newest > 0) record.checkpoint = run_ + '/' + step_name(newest);
+    Fs disk;
+    write_exit(disk, run_, record, "", log_);
+  }
+
   int64_t newest_step() const {
     const std::vector<int64_t> steps = steps_in(run_);
     return steps.empty() ? 0 : steps.back();
@@ -210,6 +266,7 @@ class Launcher {
   const LaunchOptions& options_;
   const std::vector<std::string> words_;
   const std::string run_;
+  Pulses pulses_;
   Waiter waiter_;  // before the meeting point's threads
   MeetingPoint meeting_;
   const Log log_;

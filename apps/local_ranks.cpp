@@ -129,6 +129,11 @@ LocalRanks::~LocalRanks() {
   }
 }
 
+bool LocalRanks::all_stand_still() const {
+  return std::ranges::all_of(
+      children_, [](const Child& child) { return child.pid <= 0 || stands_still(child.pid); });
+}
+
 void LocalRanks::send(int signal) const {
   for (const Child& child : children_) {
     if (child.pid > 0) ::kill(child.pid, signal);

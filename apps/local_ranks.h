@@ -17,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "troupe/dist/pulse.h"
+
 namespace troupe {
 
 using SteadyTime = std::chrono::steady_clock::time_point;
@@ -43,6 +45,7 @@ struct RankEnd {
   int signal = 0;            // that did
   bool forced = false;       // it had been told to, by force()
   bool stood_still = false;  // by SIGSTOP, when it was forced
+  Doing doing = {};          // then; for who started it to fill in
   SteadyTime when;
 };
 
@@ -60,9 +63,10 @@ class LocalRanks {
   ~LocalRanks();  // kills what still runs
 
   bool running() const { return running_ > 0; }
-  void send(int signal) const;  // to those that run
-  void force(int signal);       // likewise; their end is no more their own
-  std::vector<RankEnd> reap();  // what has ended since the last call
+  bool all_stand_still() const;  // those that run have been stopped by SIGSTOP
+  void send(int signal) const;   // to those that run
+  void force(int signal);        // likewise; their end is no more their own
+  std::vector<RankEnd> reap();   // what has ended since the last call
 
  private:
   struct Child {

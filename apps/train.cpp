@@ -77,20 +77,19 @@ class Run {
                                                           .begun = [this] { begun(); },
                                                           .ranks = meet()});
     trainer_->run();
-    end({.code = 0, .phase = "exit", .message = "done"});
+    end({.code = 0, .message = "done"}, {.phase = Phase::kExit});
   }
 
   // All ranks of the run, with one recipe.
-  std::shared_ptr<Ranks> meet() const {
+  std::shared_ptr<Ranks> meet() {
     if (place_.size == 1) return std::make_shared<Ranks>();
     const auto whole = [](Duration d) { return std::chrono::milliseconds(d.ns / 1'000'000); };
-    const auto world =
-        std::make_shared<World>(place_, device_of(recipe_.run.device, place_.local_rank),
-                                WorldOptions{.start_timeout = whole(recipe_.run.start_timeout),
-                                             .hang_timeout = whole(recipe_.run.hang_timeout)});
+    world_ = std::make_shared<World>(place_, device_of(recipe_.run.device, place_.local_rank),
+                                     WorldOptions{.start_timeout = whole(recipe_.run.start_timeout),
+                                                  .hang_timeout = whole(recipe_.run.hang_timeout)});
     std::ostringstream text;
     print_config(text, recipe_, {});
-    const auto ranks = std::make_shared<Ranks>(world, recipe_);
+    const auto ranks = std::make_shared<Ranks>(world_, recipe_);
     ranks->require_equal("version", version() + ' ' + commit());
     const std::string recipe = text.str();
     ranks->require_equal("recipe", hex(hash128(std::as_bytes(std::span(recipe)))));
@@ -111,18 +110,41 @@ class Run {
     if (available > 0) {
       what += ". Forecast: " + judge_memory(recipe_, runs_on_gpu(recipe_), available).line;
     }
-    const std::string place =
-        trainer_ == nullptr
-            ? "start"
-            : "step " + std::to_string(trainer_->state().done.steps + 1) + ", " + trainer_->phase();
-    return Error(place + ": " + to_text(Code::kTooLarge) + " out of memory: " + what,
+    return Error(to_text(doing()) + ": " + to_text(Code::kTooLarge) + " out of memory: " + what,
                  Code::kTooLarge);
   }
 
-  void end(ExitRecord record) {
+  // Notes why the run ends, for the other ranks too; what is to be told of it here.
+  Error failed(const Error& error) {
+    ExitRecord record{.code = static_cast<int>(error.exit_class()),
+                      .error = to_text(error.code()),
+                      .rank = place_.rank,
+                      .message = error.what()};
+    if (world_ == nullptr || error.code() != Code::kRankLost) {
+      if (world_ != nullptr) world_->last_words(error.what());
+      end(record, doing());
+      return error;
+    }
+    const Loss loss = world_->find_lost(error.what());
+    record.error = to_text(loss.code);
+    record.message = loss.message;
+    if (loss.rank >= 0) record.rank = loss.rank;
+    end(record, loss.rank >= 0 ? loss.doing : doing());
+    return Error(loss.brief, loss.code);
+  }
+  void failed(const std::exception& error) {
+    if (world_ != nullptr) world_->last_words(error.what());
+    end({.code = static_cast<int>(ExitClass::kBug), .rank = place_.rank, .message = error.what()},
+        doing());
+  }
+
+ private:
+  Doing doing() const { return trainer_ == nullptr ? Doing{} : trainer_->doing(); }
+
+  void end(ExitRecord record, const Doing& at) {
+    record.phase = phase_text(at);
     if (trainer_ != nullptr) {
-      record.step = trainer_->state().done.steps;
-      if (record.code != 0) record.phase = trainer_->phase();
+      record.step = record.rank == place_.rank ? trainer_->state().done.steps : at.done;
       record.checkpoint = trainer_->newest_checkpoint();
       record.resumable = !record.checkpoint.empty();
     }
@@ -130,7 +152,6 @@ class Run {
     write_exit(fs_, ours_ ? dir_ : "", record, torchrun == nullptr ? "" : torchrun, log_);
   }
 
- private:
   const TrainOptions& options_;
   const Call& call_;
   Signals& signals_;
@@ -142,6 +163,7 @@ class Run {
   Sources sources_;
   std::string dir_;
   Log log_;
+  std::shared_ptr<World> world_;  // absent: this rank alone
   std::unique_ptr<Trainer> trainer_;
   bool ours_ = false;
 };
@@ -153,17 +175,16 @@ void train(const TrainOptions& options, Call& call) {
   try {
     run.go();
   } catch (const Error& error) {
-    call.code = static_cast<int>(error.exit_class());
-    run.end({.code = call.code, .error = to_text(error.code()), .message = error.what()});
-    throw;
+    const Error told = run.failed(error);
+    call.code = static_cast<int>(told.exit_class());
+    throw told;
   } catch (const std::exception& error) {
     if (is_out_of_memory(error)) {
-      const Error told = run.out_of_memory(error);
+      const Error told = run.failed(run.out_of_memory(error));
       call.code = static_cast<int>(told.exit_class());
-      run.end({.code = call.code, .error = to_text(told.code()), .message = told.what()});
       throw told;
     }
-    run.end({.code = static_cast<int>(ExitClass::kBug), .message = error.what()});
+    run.failed(error);
     throw;
   }
 }

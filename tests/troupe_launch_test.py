@@ -64,7 +64,7 @@ class TroupeLaunch(NanoRun):
 
     def test_F85_a_rank_that_stands_still_is_named_and_killed(self):
         said = self.launch("run.hang_timeout=2s", code=6, TROUPE_FAULT="forward.1@1:3=stop")
-        self.assertIn("Rank 1 stood still (SIGSTOP) and was killed", said)
+        self.assertIn("rank 1 of 2 stood still (SIGSTOP) and was killed in step 4, forward 2/4, ", said)
 
     def test_F87_the_class_is_that_of_the_rank_at_fault(self):
         for fault, code, words in (("exit:5", 5, "rank 1 of 2 ended with 5 (numbers that are not finite)"),

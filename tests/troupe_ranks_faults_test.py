@@ -50,6 +50,16 @@ class TroupeRanksFaults(RanksRun):
         self.assertRegex(self.text_of(0), "First: rank [01], gradient of layers.0")
         self.assertEqual([r["nonfinite"] for r in self.records() if r.get("step") == 20 and "event" not in r], [1])
 
+    def test_F118_replicas_that_differ_are_found_before_they_are_saved(self):
+        runs = self.start_ranks(3, "parallel.shard=none", TROUPE_FAULT=lambda r: "optim:7=flip" if r == 1 else "")
+        for rank, run in enumerate(runs):
+            self.assertEqual(run.wait(30), 70, self.text_of(rank)[-1500:])
+            self.assertRegex(self.text_of(rank), r"E9001 differs between ranks that hold the same")
+        self.assertRegex(self.text_of(0), r"embed\.tokens \(dense\): E9001 .*(rank\(s\) 1: hash \w+; rank\(s\) 0, 2: hash|"
+                                          r"rank\(s\) 0, 2: hash \w+; rank\(s\) 1: hash)")
+        self.assertEqual(self.steps(), [])  # nor is the step saved in which it was found
+        self.assertEqual(self.exit_record()["step"], 10)
+
     def test_a_layout_that_cannot_be_is_told_with_what_can(self):
         runs = self.start_ranks(3, "parallel.expert=2")
         for rank, run in enumerate(runs):

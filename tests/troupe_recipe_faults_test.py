@@ -120,7 +120,7 @@ class TroupeRecipeFaults(NanoRun):
                "data={train: [{kind: mock}], sequence: 65536}", "train.global_batch=32", "train.micro_batch=32"]
         words = " ".join(f"--set '{s}'" for s in big)
         ran = self.command(["bash", "-c", f"ulimit -v 2000000; exec {TROUPE} train nano.yaml {words} --force"], 7)
-        self.assertRegex(ran.stderr, r"step 1, step: E7006 out of memory: ")
+        self.assertRegex(ran.stderr, r"step 1, forward 2/3: E7006 out of memory: ")
         self.assertIn("Forecast: ", ran.stderr)
         self.assertEqual((self.exit_record()["code"], self.exit_record()["error"]), (7, "E7006"))
 

@@ -31,11 +31,13 @@ struct Pending::Work {
   c10::intrusive_ptr<c10d::Work> work;
   std::vector<at::Tensor> tensors;  // alive until it is done
   std::string what, group;
+  std::shared_ptr<Pulse> pulse;
 };
 
 void Pending::wait() {
   if (!work_) return;
   const std::shared_ptr<Work> work = std::exchange(work_, nullptr);
+  const Waiting waiting(work->pulse.get());
   try {
     work->work->wait();
   } catch (const std::exception& e) {
@@ -45,8 +47,12 @@ void Pending::wait() {
 
 RankGroup::RankGroup(int64_t rank) : ranks_{rank} {}
 
-RankGroup::RankGroup(std::unique_ptr<Backend> backend, std::vector<int64_t> ranks, int64_t rank)
-    : backend_(std::move(backend)), ranks_(std::move(ranks)), rank_(rank) {}
+RankGroup::RankGroup(std::unique_ptr<Backend> backend, std::vector<int64_t> ranks, int64_t rank,
+                     std::shared_ptr<Pulse> pulse)
+    : backend_(std::move(backend)),
+      ranks_(std::move(ranks)),
+      rank_(rank),
+      pulse_(std::move(pulse)) {}
 
 RankGroup::~RankGroup() = default;
 
@@ -72,7 +78,7 @@ Pending RankGroup::issue(const char* what, std::vector<at::Tensor> tensors, F&& 
   const at::NoGradGuard no_grad;
   try {
     pending.work_ = std::make_shared<Pending::Work>(
-        Pending::Work{start(*backend_->c10d), std::move(tensors), what, description()});
+        Pending::Work{start(*backend_->c10d), std::move(tensors), what, description(), pulse_});
   } catch (const std::exception& e) {
     lost(what, description(), e.what());
   }

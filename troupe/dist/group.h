@@ -19,6 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "troupe/dist/pulse.h"
+
 namespace troupe {
 
 // What is on its way. Several may be; each holds its tensors.
@@ -63,7 +65,8 @@ class RankGroup {
  private:
   friend class World;
   struct Backend;
-  RankGroup(std::unique_ptr<Backend> backend, std::vector<int64_t> ranks, int64_t rank);
+  RankGroup(std::unique_ptr<Backend> backend, std::vector<int64_t> ranks, int64_t rank,
+            std::shared_ptr<Pulse> pulse);
   // `start` issues the call; null: nothing is to be sent.
   template <class F>
   Pending issue(const char* what, std::vector<at::Tensor> tensors, F&& start);
@@ -71,6 +74,7 @@ class RankGroup {
   std::unique_ptr<Backend> backend_;
   std::vector<int64_t> ranks_;
   int64_t rank_ = 0;
+  std::shared_ptr<Pulse> pulse_;  // which is told of each wait
 };
 
 }  // namespace troupe

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <mutex>
 #include <utility>
 
 #include "troupe/core/check.h"
@@ -46,6 +47,15 @@ class StoreBoard : public Board {
     });
     return out;
   }
+  std::string claim(const std::string& key, const std::string& text) override {
+    std::string out;
+    guarded(key, [&] {
+      const std::vector<uint8_t> bytes =
+          store_->compareSet(key, {}, std::vector<uint8_t>(text.begin(), text.end()));
+      out.assign(bytes.begin(), bytes.end());
+    });
+    return out;
+  }
 
  private:
   std::string got(const std::string& key) {
@@ -73,8 +83,9 @@ std::string list_of(const std::vector<int64_t>& ranks) {
   return out;
 }
 
-c10::intrusive_ptr<c10d::Store> open_store(const Place& place, const WorldOptions& options) {
-  const bool serves = !place.launcher_has_store && place.rank == 0;
+// A connection of its own: what waits over one lets nobody else ask over it.
+c10::intrusive_ptr<c10d::Store> open_store(const Place& place, const WorldOptions& options,
+                                           bool serves) {
   c10d::TCPStoreOptions how;
   how.port = static_cast<uint16_t>(place.port);
   how.isServer = serves;
@@ -96,26 +107,41 @@ c10::intrusive_ptr<c10d::Store> open_store(const Place& place, const WorldOption
 struct World::Store {
   c10::intrusive_ptr<c10d::Store> store;
   std::unique_ptr<StoreBoard> board;
+  std::mutex mutex;
   std::map<std::string, int64_t> rounds;  // of gather_texts, by topic
+
+  int64_t next_round(const std::string& topic) {
+    const std::lock_guard lock(mutex);
+    return rounds[topic]++;
+  }
 };
 
 World::World() : World(Place{}, c10::kCPU, {}) {}
 
 World::World(const Place& place, const c10::Device& device, const WorldOptions& options)
     : place_(place), device_(device), options_(options), store_(std::make_shared<Store>()) {
-  if (place_.size == 1) return;
-  store_->store = open_store(place_, options_);
+  pulses_ = place_.size > 1 ? Pulses::of_launcher(static_cast<int>(place_.size)) : nullptr;
+  pulse_ = pulses_ ? std::shared_ptr<Pulse>(pulses_, &pulses_->of(place_.rank))
+                   : std::make_shared<Pulse>();
+  if (place_.size > 1) meet();
+}
+
+void World::meet() {
+  const bool serves = !place_.launcher_has_store && place_.rank == 0;
+  store_->store = open_store(place_, options_, serves);
   store_->board = std::make_unique<StoreBoard>(store_->store);
   const std::string here = "here/";
-  board().post(here + std::to_string(place_.rank), "yes");
+  board().post(here + std::to_string(place_.rank), to_text(this_process()));
   const auto end = std::chrono::steady_clock::now() + options_.start_timeout;
   std::vector<int64_t> missing;
+  std::vector<Process> processes;
   for (int64_t r = 0; r < place_.size; ++r) {
     const auto left =
         std::chrono::duration_cast<Milliseconds>(end - std::chrono::steady_clock::now());
     try {
-      store_->store->wait({here + std::to_string(r)}, std::max(left, Milliseconds(1)));
-    } catch (const std::exception&) {
+      const std::string key = here + std::to_string(r);
+      processes.push_back(process_of(board().read(key, std::max(left, Milliseconds(1)))));
+    } catch (const Error&) {
       missing.push_back(r);
     }
   }
@@ -125,12 +151,21 @@ World::World(const Place& place, const c10::Device& device, const WorldOptions& 
              " did not arrive within " + std::to_string(options_.start_timeout.count() / 1000) +
              " s (run.start_timeout)");
   }
+  watch_ = std::make_unique<Watch>(
+      Watch::Self{.rank = place_.rank,
+                  .size = place_.size,
+                  .pulse = pulse_,
+                  .all = pulses_,
+                  .processes = std::move(processes),
+                  .first_serves = !place_.launcher_has_store},
+      std::make_unique<StoreBoard>(open_store(place_, options_, /*serves=*/false)));
 }
 
 // Where rank 0 serves the meeting point, it stays until the others need it no more: what they read
 // last may be why all of them end.
 World::~World() {
   if (store_->board == nullptr) return;
+  watch_.reset();
   const std::string bye = "bye/";
   try {
     board().post(bye + std::to_string(place_.rank), "");
@@ -143,6 +178,15 @@ World::~World() {
     }
   } catch (const std::exception&) {  // somebody is gone already: nobody is left to wait for
   }
+}
+
+void World::last_words(const std::string& text) {
+  if (watch_) watch_->last_words(text);
+}
+
+Loss World::find_lost(const std::string& failed) {
+  TROUPE_CHECK(watch_ != nullptr, "- a world of one rank loses none");
+  return watch_->find_lost(failed);
 }
 
 Board& World::board() {
@@ -198,19 +242,37 @@ std::shared_ptr<RankGroup> World::make(const std::vector<int64_t>& ranks, bool o
   } catch (const std::exception& e) {
     fail(Code::kNoMeeting, "ranks " + list_of(ranks), e.what());
   }
-  return group = std::shared_ptr<RankGroup>(new RankGroup(std::move(backend), ranks, index));
+  return group =
+             std::shared_ptr<RankGroup>(new RankGroup(std::move(backend), ranks, index, pulse_));
 }
 
 std::vector<std::string> World::gather_texts(const std::string& topic, const std::string& mine) {
   if (size() == 1) return {mine};
-  const std::string round = topic + '/' + std::to_string(store_->rounds[topic]++) + '/';
+  const std::string round = topic + '/' + std::to_string(store_->next_round(topic)) + '/';
   board().post(round + std::to_string(rank()), mine);
+  const Waiting waiting(std::this_thread::get_id() == thread_ ? pulse_.get() : nullptr);
+  const auto end = std::chrono::steady_clock::now() + options_.hang_timeout;
   std::vector<std::string> out;
   for (int64_t r = 0; r < size(); ++r) {
-    out.push_back(r == rank() ? mine
-                              : board().read(round + std::to_string(r), options_.hang_timeout));
+    out.push_back(r == rank() ? mine : from_rank(r, topic, round + std::to_string(r), end));
   }
   return out;
+}
+
+// Asked for again and again: nobody tells one that waits for a text that its writer is no more.
+std::string World::from_rank(int64_t from, const std::string& topic, const std::string& key,
+                             std::chrono::steady_clock::time_point end) {
+  const std::string what = "the exchange of \"" + topic + '"';
+  for (Milliseconds pause{1};; pause = std::min(2 * pause, Milliseconds(100))) {
+    const bool ended = watch_->has_ended(from);  // before the last look for what it may have left
+    if (std::optional<std::string> text = board().peek(key)) return *text;
+    if (ended) fail(Code::kRankLost, what, "rank", from, "has ended");
+    if (std::chrono::steady_clock::now() >= end) {
+      fail(Code::kRankLost, what, "nothing came from rank", from, "in",
+           options_.hang_timeout.count() / 1000, "s (run.hang_timeout)");
+    }
+    std::this_thread::sleep_for(pause);
+  }
 }
 
 }  // namespace troupe

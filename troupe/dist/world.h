@@ -16,9 +16,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "troupe/dist/board.h"
 #include "troupe/dist/group.h"
+#include "troupe/dist/pulse.h"
+#include "troupe/dist/watch.h"
 
 namespace troupe {
 
@@ -43,16 +47,6 @@ struct WorldOptions {
   std::chrono::milliseconds hang_timeout{600'000};   // of one collective
 };
 
-// What ranks write down for each other at the meeting point: small texts. From any thread.
-class Board {
- public:
-  virtual ~Board() = default;
-  virtual void post(const std::string& key, const std::string& text) = 0;
-  virtual std::optional<std::string> peek(const std::string& key) = 0;  // does not wait
-  // E6001 where it is not there in time.
-  virtual std::string read(const std::string& key, std::chrono::milliseconds timeout) = 0;
-};
-
 class World {
  public:
   World();  // of one
@@ -73,18 +67,31 @@ class World {
   std::shared_ptr<RankGroup> processors();  // all ranks, of tensors on the CPU
 
   // Each rank gives a text and gets all, in rank order: over the board, so from any thread; one
-  // after another for each topic.
+  // after another for each topic. E6001 as soon as a rank of this machine has ended.
   std::vector<std::string> gather_texts(const std::string& topic, const std::string& mine);
   Board& board();
 
+  Pulse& pulse() { return *pulse_; }  // what this rank does
+  // This rank ends, and why: the others are told. Then, or where `failed`, an operation with
+  // others, did: which rank is the cause.
+  void last_words(const std::string& text);
+  Loss find_lost(const std::string& failed);
+
  private:
   struct Store;
+  void meet();
+  std::string from_rank(int64_t from, const std::string& topic, const std::string& key,
+                        std::chrono::steady_clock::time_point end);
   std::shared_ptr<RankGroup> make(const std::vector<int64_t>& ranks, bool on_device);
 
   Place place_;
   c10::Device device_{c10::kCPU};
   WorldOptions options_;
+  std::shared_ptr<Pulses> pulses_;  // where the launcher shares them
+  std::shared_ptr<Pulse> pulse_;
   std::shared_ptr<Store> store_;
+  std::unique_ptr<Watch> watch_;
+  std::thread::id thread_ = std::this_thread::get_id();  // that trains
   std::map<std::string, std::shared_ptr<RankGroup>> groups_;
 };
 

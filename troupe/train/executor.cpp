@@ -15,19 +15,6 @@
 namespace troupe {
 namespace {
 
-class Stopwatch {
- public:
-  explicit Stopwatch(double& seconds) : seconds_(seconds) {}
-  ~Stopwatch() {
-    const auto passed = std::chrono::steady_clock::now() - start_;
-    seconds_ += std::chrono::duration<double>(passed).count();
-  }
-
- private:
-  double& seconds_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
-
 // What a fault asks to be put into a tensor: NaN or infinity; otherwise the tensor as it is.
 at::Tensor spoiled(const at::Tensor& x, FaultAction action) {
   if (action == FaultAction::kNan) return x * std::numeric_limits<double>::quiet_NaN();
@@ -55,9 +42,33 @@ struct Roots {
 
 }  // namespace
 
+class Executor::Watched {
+ public:
+  Watched(Executor& executor, Phase phase, double PhaseSeconds::*seconds, int unit = -1)
+      : executor_(executor),
+        seconds_(seconds),
+        scope_(executor.pulse_, phase, std::max(unit, 0),
+               unit < 0 ? 0 : static_cast<int>(executor.model_.num_units())) {}
+  Watched(const Watched&) = delete;
+  Watched& operator=(const Watched&) = delete;
+  ~Watched() {
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start_;
+    const double waited = executor_.pulse_.waited_seconds() - waited_;
+    executor_.seconds_.*seconds_ += passed.count();
+    executor_.seconds_.own.*seconds_ += passed.count() - waited;
+  }
+
+ private:
+  Executor& executor_;
+  double PhaseSeconds::*seconds_;
+  PulseScope scope_;
+  double waited_ = executor_.pulse_.waited_seconds();
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
 Executor::Executor(Model& model, ParamStore& store, const Faults& faults,
-                   const std::vector<int>& owners)
-    : model_(model), store_(store), faults_(faults) {
+                   const std::vector<int>& owners, Pulse& pulse)
+    : model_(model), store_(store), faults_(faults), pulse_(pulse) {
   for (int64_t unit = 0; unit < model.num_units(); ++unit) {
     auto& params = unit_params_.emplace_back();
     auto& buckets = unit_buckets_.emplace_back();
@@ -90,7 +101,7 @@ StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input
       case Kind::kFree: store_.drop(owned_buckets_.at(action.chunk)); break;
       case Kind::kReduce: reduce(action, input); break;
       case Kind::kUpdate: {
-        const Stopwatch watch(seconds_.update);
+        const Watched watched(*this, Phase::kOptim, &PhaseSeconds::update);
         store_.end_step();
         if (handlers.update) handlers.update(out_);
         break;
@@ -108,7 +119,7 @@ StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input
 }
 
 void Executor::reduce(const Action& action, const StepInput& input) {
-  const Stopwatch watch(seconds_.reduce);
+  const Watched watched(*this, Phase::kReduce, &PhaseSeconds::reduce, action.chunk);
   faults_.at("reduce", input.context.step);
   const bool last =
       action.microbatch < 0 || action.microbatch + 1 == static_cast<int>(input.microbatches.size());
@@ -116,7 +127,7 @@ void Executor::reduce(const Action& action, const StepInput& input) {
 }
 
 void Executor::forward(const Action& action, const StepInput& input, bool light) {
-  const Stopwatch watch(seconds_.forward);
+  const Watched watched(*this, Phase::kForward, &PhaseSeconds::forward, action.chunk);
   store_.need(unit_buckets_[static_cast<size_t>(action.chunk)]);
   const Cell cell{action.chunk, action.microbatch};
   const Batch& batch = input.microbatches[static_cast<size_t>(action.microbatch)];
@@ -157,7 +168,7 @@ void Executor::collect(int chunk, const UnitResult& result, bool counts) {
 }
 
 void Executor::backward(const Action& action, const StepInput& input) {
-  const Stopwatch watch(seconds_.backward);
+  const Watched watched(*this, Phase::kBackward, &PhaseSeconds::backward, action.chunk);
   const Cell cell{action.chunk, action.microbatch};
   Live live = std::move(live_.at(cell));
   live_.erase(cell);

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "troupe/core/fault.h"
+#include "troupe/dist/pulse.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/schedule/action.h"
 #include "troupe/train/param_store.h"
@@ -43,8 +44,12 @@ struct StepOutput {
   std::map<int64_t, std::vector<MoeStats>> moe;  // by unit, over all microbatches
 };
 
-struct PhaseSeconds {  // the host's; on a GPU those of issuing
+// The host's, and of them what it did not wait for other ranks; on a GPU those of issuing.
+struct PhaseSeconds {
   double forward = 0, backward = 0, reduce = 0, update = 0;
+};
+struct StepSeconds : PhaseSeconds {
+  PhaseSeconds own = {};
 };
 
 class Executor {
@@ -55,10 +60,12 @@ class Executor {
   };
 
   // `owners`: for each unit the one under whose name its parameters are gathered and reduced.
-  Executor(Model& model, ParamStore& store, const Faults& faults, const std::vector<int>& owners);
+  // `pulse` is told of each action.
+  Executor(Model& model, ParamStore& store, const Faults& faults, const std::vector<int>& owners,
+           Pulse& pulse);
   // `list` is this rank's, verified. Units are the schedule's chunks.
   StepOutput run(const std::vector<Action>& list, const StepInput& input, const Handlers& handlers);
-  const PhaseSeconds& seconds() const { return seconds_; }  // of the last step
+  const StepSeconds& seconds() const { return seconds_; }  // of the last step
   const std::vector<int64_t>& buckets_of(int64_t unit) const {
     return unit_buckets_[static_cast<size_t>(unit)];
   }
@@ -73,6 +80,8 @@ class Executor {
   void forward(const Action& action, const StepInput& input, bool light);
   void backward(const Action& action, const StepInput& input);
   void reduce(const Action& action, const StepInput& input);
+  // While it lives, an action of this phase is under way, and its time is taken.
+  class Watched;
   void collect(int chunk, const UnitResult& result, bool counts);
 
   Model& model_;
@@ -85,7 +94,8 @@ class Executor {
   std::map<Cell, at::Tensor> outputs_;    // of a unit, for the next one
   std::map<Cell, at::Tensor> gradients_;  // of a unit's input, for the one before
   StepOutput out_;
-  PhaseSeconds seconds_;
+  StepSeconds seconds_;
+  Pulse& pulse_;
 };
 
 }  // namespace troupe

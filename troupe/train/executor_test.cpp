@@ -102,7 +102,8 @@ struct Bench {
                     .all_microbatches = microbatches};
     input.context.training = true;
     input.context.step = 5;
-    Executor executor(model, store, faults, owners({.chunks = kUnits}));
+    Pulse pulse;
+    Executor executor(model, store, faults, owners({.chunks = kUnits}), pulse);
     return executor.run(schedule[0], input, {.update = [&](const StepOutput&) { ++updates; }});
   }
   at::Tensor grad() { return at::cat(store.counted_grads()); }

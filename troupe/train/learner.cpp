@@ -66,7 +66,7 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
       device_(device),
       precision_(resolved(recipe.train.precision, device)),
       faults_(faults),
-      model_(build_model(recipe.model, ranks->build_options())),
+      model_(build_model(recipe.model, ranks->build_options(faults))),
       ranks_(std::move(ranks)) {
   if (!device_.is_cpu()) {
     // What names no device, such as an allocation, is of this rank's too.
@@ -92,7 +92,8 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
       b.state.push_back(at::zeros({b.own_size}, b.master.options().dtype(moments)));
     }
   }
-  executor_ = std::make_unique<Executor>(*model_, *store_, faults_, owners(work_));
+  executor_ =
+      std::make_unique<Executor>(*model_, *store_, faults_, owners(work_), ranks_->world().pulse());
 }
 
 StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
@@ -196,6 +197,7 @@ void Learner::apply(const TrainState& state, StepReport& report, const at::Tenso
     b.stale = true;
   }
   const FaultAction fault = faults_.at("optim", step);
+  if (fault == FaultAction::kFlip) store_->buckets()[0].master.narrow(0, 0, 1).neg_();  // a bit
   if (fault == FaultAction::kNan || fault == FaultAction::kInf) {
     Bucket& first = store_->buckets()[0];
     for (const at::Tensor& x : {first.master, first.own}) {

@@ -31,7 +31,7 @@ struct StepReport {
   std::string spike;      // what is out of line; empty: nothing
   std::string first_bad;  // of a step that is not finite: where it began, and if a replay finds it
   StepOutput output;
-  PhaseSeconds seconds;
+  StepSeconds seconds;
 };
 
 class Learner {

@@ -7,6 +7,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/dist/a2a_dispatcher.h"
+#include "troupe/dist/watched_dispatcher.h"
 #include "troupe/train/choose_layout.h"
 #include "troupe/train/forecast.h"
 
@@ -62,15 +63,17 @@ Ranks::Ranks(std::shared_ptr<World> world, const Recipe& recipe)
               .sum_type = config_.sum == SumType::kFp32 ? at::kFloat : at::kBFloat16};
 }
 
-BuildOptions Ranks::build_options() const {
+BuildOptions Ranks::build_options(const Faults& faults) const {
   BuildOptions out;
   if (!experts_) return out;
-  out.dispatcher = [group = experts_, mode = config_.dispatch](int64_t, const MoeConfig& moe) {
+  out.dispatcher = [group = experts_, mode = config_.dispatch, world = world_, &faults](
+                       int64_t, const MoeConfig& moe) {
     const int64_t ranks = group->size();
-    return a2a_dispatcher(group,
-                          ranks <= moe.experts ? contiguous(moe.experts, ranks)
-                                               : hidden_sharded(moe.experts, ranks, moe.ffn.hidden),
-                          mode);
+    const Placement placement = ranks <= moe.experts
+                                    ? contiguous(moe.experts, ranks)
+                                    : hidden_sharded(moe.experts, ranks, moe.ffn.hidden);
+    return watched_dispatcher(a2a_dispatcher(group, placement, mode),
+                              std::shared_ptr<Pulse>(world, &world->pulse()), faults);
   };
   return out;
 }

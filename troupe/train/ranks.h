@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "troupe/checkpoint/peers.h"
+#include "troupe/core/fault.h"
 #include "troupe/dist/mesh.h"
 #include "troupe/dist/world.h"
 #include "troupe/nn/models/model.h"
@@ -34,8 +35,9 @@ class Ranks {
   const Mesh& mesh() const { return mesh_; }
   const ParallelConfig& parallel() const { return config_; }  // every choice made
 
-  // How the model reaches its experts, and how the store shares its state.
-  BuildOptions build_options() const;
+  // How the model reaches its experts (with `faults`, which must stay, on the way), and how the
+  // store shares its state.
+  BuildOptions build_options(const Faults& faults) const;
   Sharing sharing() const { return sharing_; }
   Schedule schedule(StepWork work) const;
 

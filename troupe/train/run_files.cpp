@@ -53,14 +53,16 @@ std::string without_secrets(std::string text) {
 }
 
 std::vector<std::string> unknown_variables() {
-  // TROUPE_BUILD tells the tests of this repository where the program is, TROUPE_LAUNCH a rank that
-  // `troupe launch` has started it.
+  // TROUPE_BUILD tells the tests of this repository where the program is, TROUPE_LAUNCH and
+  // TROUPE_PULSES a rank that `troupe launch` has started it.
   static const std::vector<std::string_view> known = {"TROUPE_FAULT", "TROUPE_BUILD"};
   std::vector<std::string> out;
   for (char** entry = ::environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
     const std::string_view name = text.substr(0, text.find('='));
-    if (!name.starts_with("TROUPE_") || name == "TROUPE_LAUNCH") continue;
+    if (!name.starts_with("TROUPE_") || name == "TROUPE_LAUNCH" || name == "TROUPE_PULSES") {
+      continue;
+    }
     if (std::ranges::count(known, name) > 0) continue;
     std::string_view guess = nearest(name, known);
     if (guess.empty()) guess = known.front();

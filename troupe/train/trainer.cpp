@@ -17,6 +17,7 @@
 #include "troupe/train/going_on.h"
 #include "troupe/train/memory_use.h"
 #include "troupe/train/mfu.h"
+#include "troupe/train/replicas.h"
 #include "troupe/train/report.h"
 #include "troupe/train/run_files.h"
 #include "troupe/train/sample.h"
@@ -71,6 +72,7 @@ Trainer::Trainer(const Recipe& recipe, const RunTools& tools)
       tools_(tools),
       plan_(plan_of(recipe)),
       ranks_(*tools.ranks),
+      pulse_(ranks_.world().pulse()),
       first_(ranks_.rank() == 0),
       health_(recipe.log.health),
       cadences_({Cadence(recipe.log.every), Cadence(record_interval(recipe)),
@@ -81,11 +83,11 @@ Trainer::Trainer(const Recipe& recipe, const RunTools& tools)
   const int64_t threads = recipe.run.threads;
   at::set_num_threads(static_cast<int>(
       threads > 0 ? threads : std::min<int64_t>(at::get_num_threads(), host_cores())));
-  phase_ = "data";
+  pulse_.begin(Phase::kData);
   auto [tokenizer, data] = open_data(recipe_, tools_.log);
   tokenizer_ = std::move(tokenizer);
   data_ = std::move(data);
-  phase_ = "model";
+  pulse_.begin(Phase::kModel);
   require_memory(recipe_, tools_);
   learner_ = std::make_unique<Learner>(
       recipe_, device_of(recipe_.run.device, ranks_.world().place().local_rank), tools_.faults,
@@ -99,7 +101,7 @@ Trainer::Trainer(const Recipe& recipe, const RunTools& tools)
   peak_ = device_peak(learner_->device());
   learner_->add_to(tensors_, {});
   tools_.signals.on_status([log = tools_.log] { log.info("stacks:\n" + stacks_of_all_threads()); });
-  phase_ = "load";
+  pulse_.begin(Phase::kLoad);
   tools_.faults.at("load.read");
   resume_run();
 }
@@ -140,6 +142,7 @@ void Trainer::resume_run() {
     tools_.log.info("weights from " + config.init_from + "; step 0");
   }
   state_.run = plan_.run;
+  pulse_.done(state_.done.steps);
   before_ = experts_asked_ = state_.done;
 }
 
@@ -247,10 +250,12 @@ RunEnd Trainer::run() {
     if (ranks_.alone()) stop_ = why_stop();
     if (!stop_.empty()) return stop(stop_);
     const auto begin = Clock::now();
+    const double waited = pulse_.waited_seconds();
     const Feed feed = next_feed();
     // Some rank has been asked to stop: all do, before the same step.
     if (!stop_.empty()) return stop(stop_);
-    one_step(feed, begin, std::chrono::duration<double>(Clock::now() - begin).count());
+    const double all = std::chrono::duration<double>(Clock::now() - begin).count();
+    one_step(feed, begin, {.all = all, .own = all - (pulse_.waited_seconds() - waited)});
   }
   return finish();
 }
@@ -267,7 +272,7 @@ bool Trainer::stop_asked() const {
 
 // Batches are made ahead by a thread; where a ramp changes their size, each knows its own.
 Feed Trainer::next_feed() {
-  phase_ = "batch";
+  pulse_.begin(Phase::kBatch);
   const auto size_at = [this](int64_t sample) {
     return batch_at(recipe_.train.batch_ramp, plan_.batch, sample);
   };
@@ -307,16 +312,17 @@ Feed Trainer::next_feed() {
   return feed;
 }
 
-void Trainer::one_step(const Feed& feed, Clock::time_point begin, double wait) {
+void Trainer::one_step(const Feed& feed, Clock::time_point begin, Wait wait) {
   before_ = state_.done;
   profile_->begin(state_.done.steps + 1);
-  phase_ = "step";
   const StepReport report = learner_->step(feed, state_);
+  pulse_.done(state_.done.steps);
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   profile_->end(state_.done.steps);
   state_.seconds += seconds;
   last_step_seconds_ = seconds;
-  after_step(report, feed, seconds, wait);
+  stragglers_.add(report.seconds, wait.own);
+  after_step(report, feed, seconds, wait.all);
 }
 
 void Trainer::after_step(const StepReport& report, const Feed& feed, double seconds, double wait) {
@@ -327,7 +333,7 @@ void Trainer::after_step(const StepReport& report, const Feed& feed, double seco
   }
   require_progress(report, feed);
   const Due due = due_after_step();
-  phase_ = "log";
+  pulse_.begin(Phase::kLog);
   tools_.faults.at("log", state_.done.steps);
   if (due.line || due.record) write_record(report, feed, seconds, due.line);
   if (due.eval) evaluate_all();
@@ -413,8 +419,42 @@ bool Trainer::line_due(const Position& before) {
   return due;
 }
 
+// Ranks do not share a clock: each tells how long it worked.
+void Trainer::judge_stragglers() {
+  if (ranks_.alone()) return;
+  const OwnSeconds mine = stragglers_.take();
+  std::vector<double> all(static_cast<size_t>(ranks_.size()) * mine.size());
+  std::copy(mine.begin(), mine.end(),
+            all.begin() + ranks_.rank() * static_cast<int64_t>(mine.size()));
+  all = ranks_.summed(std::move(all));
+  std::vector<OwnSeconds> of(static_cast<size_t>(ranks_.size()));
+  for (size_t i = 0; i < all.size(); ++i) of[i / mine.size()][i % mine.size()] = all[i];
+  const std::optional<Straggler> before = stragglers_.slow();
+  const double wall = interval_.step_seconds() * static_cast<double>(interval_.steps());
+  if (!stragglers_.judge(of, interval_.steps(), wall) || !first_) return;
+  if (!stragglers_.slow()) {
+    tools_.log.info("rank " + std::to_string(before->rank) +
+                    " is no longer slower than the others");
+    return;
+  }
+  const Straggler& slow = *stragglers_.slow();
+  tools_.log.warning("rank " + std::to_string(slow.rank) + " works " + fixed(slow.factor, 1) +
+                     " times as long as the others, and they wait for it: most in " +
+                     std::string(slow.phase) + ", " + fixed(slow.seconds * 1e3, 1) +
+                     " ms a step where their median is " + fixed(slow.median * 1e3, 1) + " ms");
+  Record r;
+  r.add("event", std::string_view("straggler"));
+  r.add("rank", slow.rank);
+  r.add("factor", slow.factor);
+  r.add("phase", slow.phase);
+  r.add("phase_s", slow.seconds);
+  r.add("median_s", slow.median);
+  event(std::move(r));
+}
+
 void Trainer::write_record(const StepReport& report, const Feed& feed, double seconds, bool line) {
   if (line) interval_.add_other_ranks(ranks_.sum_over_all());
+  if (line) judge_stragglers();
   if (!first_) {
     if (line) interval_.clear();
     return;
@@ -479,7 +519,7 @@ void Trainer::write_record(const StepReport& report, const Feed& feed, double se
 }
 
 void Trainer::evaluate_all() {
-  phase_ = "eval";
+  const PulseScope scope(pulse_, Phase::kEval);
   tools_.faults.at("eval", state_.done.steps);
   double first = 0;
   for (size_t i = 0; i < data_.valid.size(); ++i) {
@@ -547,7 +587,8 @@ void Trainer::sample_all() {
 
 void Trainer::save(const std::string& why) {
   if (saved_step_ == state_.done.steps) return;
-  phase_ = "save";
+  const PulseScope scope(pulse_, Phase::kSave);
+  require_equal_replicas(learner_->store(), ranks_);
   std::ostringstream scalars;
   write_json(scalars, state_);
   const bool saved =
@@ -611,7 +652,7 @@ RunEnd Trainer::finish() {
   Record r;
   r.add("event", std::string_view("end"));
   event(std::move(r));
-  phase_ = "exit";
+  pulse_.begin(Phase::kExit);
   tools_.faults.at("exit", state_.done.steps);
   if (!first_) return RunEnd::kFinished;
   std::string report = "none";

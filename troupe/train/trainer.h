@@ -23,6 +23,7 @@
 #include "troupe/train/open_data.h"
 #include "troupe/train/profile.h"
 #include "troupe/train/signals.h"
+#include "troupe/train/stragglers.h"
 #include "troupe/train/tensorboard.h"
 
 namespace troupe {
@@ -49,7 +50,7 @@ class Trainer {
   RunEnd run();
   const TrainState& state() const { return state_; }
   Learner& learner() { return *learner_; }
-  const std::string& phase() const { return phase_; }  // for a message about what failed
+  Doing doing() const { return pulse_.now(); }  // for a message about what failed
   std::string newest_checkpoint() const;
 
  private:
@@ -61,7 +62,10 @@ class Trainer {
   void foresee_save();
   void warn_of_slow_save(double seconds);
   Feed next_feed();
-  void one_step(const Feed& feed, Clock::time_point begin, double wait);
+  struct Wait {
+    double all = 0, own = 0;  // s for a batch; without what other ranks took
+  };
+  void one_step(const Feed& feed, Clock::time_point begin, Wait wait);
   // What is to be done after a step, the same on all ranks: rank 0's clock decides, and a signal to
   // any of them.
   struct Due {
@@ -73,6 +77,7 @@ class Trainer {
   void require_progress(const StepReport& report, const Feed& feed);
   void write_record(const StepReport& report, const Feed& feed, double seconds, bool line_due);
   bool line_due(const Position& before);
+  void judge_stragglers();
   bool stop_asked() const;  // on any rank; each asks
   std::string why_stop() const;
   void evaluate_all();
@@ -90,10 +95,10 @@ class Trainer {
   RunTools tools_;
   const RunPlan plan_;
   Ranks& ranks_;
+  Pulse& pulse_;
   const bool first_;  // rank 0: the one that writes
   std::string stop_;  // why the run is to stop; empty: it goes on
   Clock::time_point start_ = Clock::now();
-  std::string phase_ = "start";
   std::unique_ptr<Tokenizer> tokenizer_;
   Data data_;
   std::unique_ptr<Learner> learner_;
@@ -111,6 +116,7 @@ class Trainer {
   MoeHealth health_;
   std::string verdict_;
   Interval interval_;
+  Stragglers stragglers_;
   std::vector<Cadence> cadences_;
   int64_t resumed_step_ = -1;
   int64_t saved_step_ = -1, scored_step_ = -1;

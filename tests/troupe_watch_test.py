@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""Ranks that watch each other: who is the cause, what it was doing, and one message that says so. Rows F84 to F88 of
+docs/RELIABILITY.md, through `troupe launch` and without it."""
+import re
+import signal
+import subprocess
+import time
+import unittest
+
+from nano_run import TROUPE
+from ranks_run import RanksRun
+
+# Fault point of rank 1, where it then is, and the settings that lead there.
+POINTS = (("load.read", "load", ()), ("forward.1", "step 6, forward 2/4", ()), ("dispatch", "step 6, dispatch", ()),
+          ("combine", "step 6, combine", ()), ("backward.1", "step 6, backward 2/4", ()),
+          ("reduce", "step 6, reduce [1-4]/4", ()), ("optim", "step 6, optim", ()),
+          ("eval", "step 5, eval", ("eval.every=5",)), ("save.stage", "step 5, save", ("checkpoint.every_steps=5",)))
+
+
+class TroupeWatch(RanksRun):
+    def launch(self, fault, code, *sets, ranks=2):
+        """What all said, and the seconds from the end of the rank at fault to that of the last."""
+        words = [w for s in sets for w in ("--set", s)]
+        ran = subprocess.run([str(TROUPE), "launch", "-n", str(ranks), "--", "train", "nano.yaml", *words],
+                             cwd=self.folder, env=self.env(TROUPE_FAULT=fault), capture_output=True, text=True,
+                             timeout=60, check=False)
+        self.assertEqual(ran.returncode, code, ran.stderr)
+        return ran.stderr, float(re.search(r"all were down ([0-9.]+) s later", ran.stderr)[1])
+
+    def rule(self, point, rank, action):
+        return f"{point}@{rank}{'' if point == 'load.read' else ':5'}={action}"
+
+    def test_F84_a_killed_rank_is_named_with_what_it_did(self):
+        for point, where, sets in POINTS:
+            with self.subTest(point):
+                run = "checkpoint.dir=" + point.replace(".", "-")
+                said, seconds = self.launch(self.rule(point, 1, "kill"), 6, run, *sets)
+                self.assertLess(seconds, 10)
+                self.assertRegex(said, f"E6001 rank 1 of 2 has ended without a word; it was in {where}")
+                self.assertRegex(said, rf"launch: rank 1 of 2 was ended by SIGKILL .* in {where}, \d")
+                self.assertEqual(said.count("E6001 rank 1 of 2"), 1, said)
+                if point != "load.read":
+                    record = self.exit_record(point.replace(".", "-"))
+                    self.assertEqual((record["rank"], record["code"], record["error"], record["step"]),
+                                     (1, 6, "E6001", 5))
+                    self.assertRegex(f"step 6, {record['phase']} step 5, {record['phase']}", where)
+
+    def test_F84_of_several_that_are_left_one_tells(self):
+        said, _ = self.launch("reduce@2:5=kill", 6, ranks=4)
+        self.assertEqual(said.count("E6001 rank 2 of 4 has ended without a word"), 1, said)
+        self.assertEqual(said.count("E6001 ends with rank 2, as rank"), 2, said)
+
+    def test_F85_a_stopped_rank_is_named_within_the_limit_and_two_seconds(self):
+        for point, where, sets in POINTS[1:2] + POINTS[5:7] + POINTS[8:]:
+            with self.subTest(point):
+                run = "checkpoint.dir=" + point.replace(".", "-")
+                said, _ = self.launch(self.rule(point, 1, "stop"), 6, run, "run.hang_timeout=2s", *sets)
+                self.assertLess(float(re.search(r" since ([0-9.]+) s", said)[1]), 4.5)
+                self.assertRegex(said, rf"E6003 rank 1 of 2 stands still \(SIGSTOP\); it is in {where} since \d")
+                self.assertRegex(said, rf"rank 1 of 2 stood still \(SIGSTOP\) and was killed in {where}, \d")
+
+    def test_F85_a_rank_that_does_not_move_is_named(self):
+        said, _ = self.launch("forward.1@1:5=sleep:15000", 6, "run.hang_timeout=2s")
+        self.assertIn("E6003 rank 1 of 2 does not move; it is in step 6, forward 2/4 since", said)
+        self.assertIn("rank 1 of 2 hung and was killed in step 6, forward 2/4", said)
+
+    def test_F86_when_rank_0_dies_the_launcher_writes_its_record(self):
+        said, _ = self.launch("optim@0:7=kill", 6)
+        self.assertIn("rank 0 of 2 was ended by SIGKILL", said)
+        record = self.exit_record()
+        self.assertEqual((record["code"], record["error"], record["rank"], record["step"], record["phase"]),
+                         (6, "E6001", 0, 7, "optim"))
+        self.assertIn("was ended by SIGKILL", record["message"])
+        self.assertFalse(record["resumable"])
+        self.assertEqual(record["checkpoint"], "")
+
+    def test_F86_without_a_launcher_the_others_know_that_rank_0_is_gone(self):
+        runs = self.start_ranks(3, TROUPE_FAULT=lambda r: "backward.1:5=kill" if r == 0 else "")
+        self.assertEqual(runs[0].wait(30), -signal.SIGKILL)
+        begin = time.monotonic()
+        for rank in (1, 2):
+            self.assertEqual(runs[rank].wait(10), 6, self.text_of(rank))
+            self.assertRegex(self.text_of(rank), "E6001 (rank 0 of 3 has ended|ends with rank 0)")
+        self.assertLess(time.monotonic() - begin, 5)
+
+    def test_F87_the_words_of_the_rank_at_fault_are_what_the_others_tell(self):
+        runs = self.start_ranks(2, TROUPE_FAULT=lambda r: "forward.1:5=throw" if r == 1 else "")
+        for rank, code in ((1, 70), (0, 6)):
+            self.assertEqual(runs[rank].wait(30), code, self.text_of(rank))
+        self.assertIn("rank 1 of 2 ended by a fault of its own: ", self.text_of(0))
+        self.assertIn("thrown at forward.1", self.exit_record()["message"])
+
+    def test_F88_a_late_rank_is_named_and_stops_nobody(self):
+        late = {"TROUPE_FAULT": lambda r: "forward.1=sleep:25" if r == 1 else ""}
+        for rank, run in enumerate(self.start_ranks(3, "log.every=1", "train.steps=40", "train.global_batch=12", **late)):
+            self.assertEqual(run.wait(60), 0, self.text_of(rank))
+        told = [r for r in self.records() if r.get("event") == "straggler"]
+        self.assertEqual([(r["rank"], r["phase"]) for r in told], [(1, "forward")])
+        self.assertGreater(told[0]["factor"], 2)
+        self.assertGreater(told[0]["phase_s"], 0.1)
+        self.assertRegex(self.text_of(0), r"rank 1 works \d+\.\d times as long as the others, .* most in forward, ")
+        self.assertNotIn("times as long", self.text_of(1) + self.text_of(2))
+
+    def test_F88_nobody_is_late_in_a_quiet_run(self):
+        for run in self.start_ranks(2, "log.every=1", "train.steps=200", "checkpoint.every_steps=0"):
+            self.assertEqual(run.wait(60), 0)
+        self.assertEqual([r for r in self.records() if r.get("event") == "straggler"], [])
+
+
+if __name__ == "__main__":
+    unittest.main()

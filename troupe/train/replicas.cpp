@@ -1,0 +1,142 @@
+#include "troupe/train/replicas.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <sstream>
+#include <utility>
+#include <vector>
+
+#include "troupe/core/check.h"
+#include "troupe/core/hash.h"
+
+namespace troupe {
+namespace {
+
+// What is compared with what: ranks that have a line of one key have the same of it.
+using Hashes = std::map<std::string, uint64_t>;
+using Ways = std::map<uint64_t, std::vector<int64_t>>;  // hash to ranks
+
+void add(Hasher& hasher, const at::Tensor& x) {
+  const at::Tensor here = x.detach().contiguous().cpu();
+  hasher.update(
+      {static_cast<const std::byte*>(here.const_data_ptr()), static_cast<size_t>(here.nbytes())});
+}
+
+// The experts that a bucket's parameters are of: ranks with others have nothing in common.
+std::string holder(const Bucket& b, const Ranks& ranks) {
+  if (!b.experts) return "dense";
+  const std::vector<int64_t> group = ranks.mesh().ranks_of(GroupKind::kExpert, ranks.rank());
+  const auto place = std::find(group.begin(), group.end(), ranks.rank()) - group.begin();
+  return "experts of place " + std::to_string(place);
+}
+
+// The same part of every bucket: that of this rank's place among the owners.
+std::string part_of(const Bucket& b, const ParamStore& store) {
+  const RankGroup& owners = *store.owners_of(b).owners;
+  return ", part " + std::to_string(owners.rank() + 1) + '/' + std::to_string(owners.size());
+}
+
+// Of buckets together, or (`each`) of each tensor by its name.
+Hashes hashes_of(const ParamStore& store, const Ranks& ranks, bool each) {
+  std::map<std::string, Hasher> out;
+  for (const Bucket& b : store.buckets()) {
+    const bool whole = !b.dropped_between_uses;
+    const bool masters = b.has_master() || !whole;
+    const std::string of = holder(b, ranks);
+    if (!each) {
+      if (whole) add(out[of], b.value);
+      if (masters) add(out[of + part_of(b, store)], b.master);
+      continue;
+    }
+    for (const int64_t s : b.members) {
+      const NamedParam& named = store.slots()[static_cast<size_t>(s)].named;
+      if (whole) add(out[named.name + " (" + of + ")"], named.param->value);
+      if (masters) {
+        add(out[named.name + " (master, " + of + part_of(b, store) + ")"], store.part(s, b.master));
+      }
+    }
+  }
+  Hashes hashes;
+  for (const auto& [key, hasher] : out) hashes[key] = hasher.digest64();
+  return hashes;
+}
+
+// The texts of all, in rank order: over the group, since a checkpoint's thread may be at the board.
+std::vector<std::string> gathered(Ranks& ranks, const std::string& mine) {
+  std::vector<double> sizes(static_cast<size_t>(ranks.size()));
+  sizes[static_cast<size_t>(ranks.rank())] = static_cast<double>(mine.size());
+  sizes = ranks.summed(std::move(sizes));
+  const auto longest = static_cast<int64_t>(*std::max_element(sizes.begin(), sizes.end()));
+  const at::Tensor own = at::zeros({longest}, at::kByte);
+  const at::Tensor all = at::zeros({ranks.size() * longest}, at::kByte);
+  std::memcpy(own.mutable_data_ptr(), mine.data(), mine.size());
+  ranks.world().processors()->gather({all}, {own}).wait();
+  const auto* const bytes = static_cast<const char*>(all.const_data_ptr());
+  std::vector<std::string> out;
+  for (size_t r = 0; r < sizes.size(); ++r) {
+    out.emplace_back(bytes + static_cast<int64_t>(r) * longest, static_cast<size_t>(sizes[r]));
+  }
+  return out;
+}
+
+// By key, where the ranks that have it do not agree.
+std::map<std::string, Ways> differing(Ranks& ranks, const Hashes& mine) {
+  std::string text;
+  for (const auto& [key, hash] : mine) text += hex(hash) + ' ' + key + '\n';
+  const std::vector<std::string> all = gathered(ranks, text);
+  std::map<std::string, Ways> out;
+  for (size_t r = 0; r < all.size(); ++r) {
+    std::istringstream lines(all[r]);
+    for (std::string line; std::getline(lines, line);) {
+      uint64_t hash = 0;
+      const size_t space = line.find(' ');
+      TROUPE_CHECK(space != std::string::npos && from_hex(line.substr(0, space), hash), "-", line);
+      out[line.substr(space + 1)][hash].push_back(static_cast<int64_t>(r));
+    }
+  }
+  std::erase_if(out, [](const auto& entry) { return entry.second.size() == 1; });
+  return out;
+}
+
+std::string who_has_what(const Ways& ways) {
+  std::string out;
+  for (const auto& [hash, ranks] : ways) {
+    if (!out.empty()) out += "; ";
+    out += "rank(s) ";
+    for (const int64_t r : ranks) {
+      if (r != ranks.front()) out += ", ";
+      out += std::to_string(r);
+    }
+    out += ": hash " + hex(hash);
+  }
+  return out;
+}
+
+}  // namespace
+
+void require_equal_replicas(ParamStore& store, Ranks& ranks) {
+  if (ranks.alone()) return;
+  std::vector<int64_t> whole;
+  for (size_t b = 0; b < store.buckets().size(); ++b) {
+    if (!store.buckets()[b].dropped_between_uses) whole.push_back(static_cast<int64_t>(b));
+  }
+  store.gather(whole);
+  store.need(whole);
+  if (differing(ranks, hashes_of(store, ranks, /*each=*/false)).empty()) return;
+  const std::map<std::string, Ways> tensors = differing(ranks, hashes_of(store, ranks, true));
+  const std::string place = tensors.empty() ? "weights" : tensors.begin()->first;
+  if (ranks.rank() > 0) {
+    fail(Code::kBrokenContract, place,
+         "differs between ranks that hold the same; rank 0 tells how");
+  }
+  fail(Code::kBrokenContract, place, "differs between ranks that hold the same, as do",
+       tensors.empty() ? 0 : tensors.size() - 1, "other tensors -",
+       tensors.empty() ? "in what lies between parameters" : who_has_what(tensors.begin()->second),
+       "- memory or a device has failed on the rank that is alone with its bits, or the program "
+       "has; this step is not saved. The same command goes on from the checkpoint before");
+}
+
+}  // namespace troupe
