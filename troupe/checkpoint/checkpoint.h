@@ -112,19 +112,20 @@ struct LoadOptions {
   std::vector<std::string> waive_unused = {};   // in the checkpoint, not in the state
   bool cast = false;
   bool strict = false;
-  int64_t buffer_bytes = int64_t{64} << 20;  // at most, beside the tensors; for each thread
+  int64_t buffer_bytes = int64_t{64} << 20;  // read at a time to be sent, by a rank; or one slice
   int threads = 4;
 };
 
 struct Loaded {
   ResumePoint point;
-  int64_t bytes_read = 0;
+  int64_t bytes_read = 0;  // by this rank, of tensors
   double seconds = 0;
   std::vector<std::string> notes = {};  // steps passed over, casts, NaN, waived names: for the log
 };
 
-// Fills the state from a checkpoint, each byte checked against its checksum. All missing, unused,
-// reshaped and retyped names are one Error (E4005).
+// Fills the state from a checkpoint, each byte checked against its checksum. A byte is read by one
+// rank, which sends the others what they need of it. All missing, unused, reshaped and retyped
+// names are one Error (E4005).
 Loaded load(const std::string& folder, const CheckpointState& state, const LoadOptions& options,
             const Peers& peers, const Faults& faults);
 

@@ -1,18 +1,14 @@
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <exception>
-#include <mutex>
 #include <set>
-#include <thread>
 
 #include "troupe/checkpoint/checkpoint.h"
+#include "troupe/checkpoint/fill.h"
 #include "troupe/checkpoint/names.h"
 #include "troupe/checkpoint/reader.h"
-#include "troupe/checkpoint/tensor_element.h"
 #include "troupe/core/check.h"
 #include "troupe/core/suggest.h"
 
@@ -120,59 +116,6 @@ void fail_faults(const std::string& folder, std::vector<std::string> faults) {
            "checkpoint.waive_missing and waive_unused)");
 }
 
-class Filling {
- public:
-  Filling(const CheckpointReader& reader, const Faults& faults)
-      : reader_(reader), faults_(faults) {}
-
-  void run(const std::vector<const Part*>& parts, int threads) {
-    std::atomic<size_t> next = 0;
-    const auto work = [&] {
-      for (size_t i; (i = next++) < parts.size();) {
-        try {
-          fill(*parts[i]);
-        } catch (...) {
-          const std::lock_guard lock(mutex_);
-          if (!first_) first_ = std::current_exception();
-          next = parts.size();
-        }
-      }
-    };
-    {
-      std::vector<std::jthread> others;
-      for (int i = 1; i < std::min<int>(threads, static_cast<int>(parts.size())); ++i) {
-        others.emplace_back(work);
-      }
-      work();
-    }
-    if (first_) std::rethrow_exception(first_);
-    std::ranges::sort(unsound);
-  }
-
-  std::atomic<int64_t> bytes = 0;
-  std::vector<std::string> unsound;
-
- private:
-  void fill(const Part& part) {
-    const TensorBox& t = part.tensor;
-    const CheckpointReader::Tensor& stored = *reader_.find(t.name);
-    const bool direct = part.value.is_cpu() && stored.element == t.element;
-    at::Tensor host = part.value;
-    if (!direct) host = at::empty({t.box.numel()}, at::TensorOptions(scalar_of(stored.element)));
-    bytes += reader_.read(stored, t.name, t.box, bytes_of(host), faults_);
-    if (!direct) at::Tensor(part.value).copy_(host);
-    const int64_t count = count_unsound(stored.element, bytes_of(host));
-    if (count == 0) return;
-    const std::lock_guard lock(mutex_);
-    unsound.push_back(t.name + ": " + std::to_string(count) + " numbers are NaN or infinite");
-  }
-
-  const CheckpointReader& reader_;
-  const Faults& faults_;
-  std::mutex mutex_;
-  std::exception_ptr first_;
-};
-
 bool is_damage(Code code) {
   return code == Code::kUnreadableCheckpoint || code == Code::kNoCheckpoint ||
          code == Code::kBadModelFile || code == Code::kDamagedCheckpoint;
@@ -229,18 +172,21 @@ Loaded load(const std::string& folder, const CheckpointState& state, const LoadO
   together(peers, [&] {
     matching->match_unused(used);
     fail_faults(folder, matching->faults);
-    Filling filling(*reader, faults);
-    filling.run(matching->wanted, options.threads);
-    out.bytes_read = filling.bytes;
+    return std::string();
+  });
+  Filling filling(*reader, options, peers, faults);
+  filling.run(matching->wanted);
+  together(peers, [&] {
+    out.bytes_read = filling.bytes_read();
     out.notes = std::move(matching->notes);
-    if (options.strict && !filling.unsound.empty()) {
+    if (options.strict && !filling.unsound().empty()) {
       fail(Code::kDamagedCheckpoint, folder, "holds numbers that are not finite:", [&] {
         std::string lines;
-        for (const std::string& line : filling.unsound) lines += "\n  " + line;
+        for (const std::string& line : filling.unsound()) lines += "\n  " + line;
         return lines;
       }());
     }
-    for (std::string& line : filling.unsound) out.notes.push_back(std::move(line));
+    for (const std::string& line : filling.unsound()) out.notes.push_back(line);
     for (const std::string& file : reader->extra_files()) {
       out.notes.push_back(file + " is in the folder and in no manifest: ignored");
     }

@@ -1,11 +1,24 @@
-// The ranks that save and load together. One function is all that is asked of a network.
+// The ranks that save and load together. Two functions are all that is asked of a network.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
 namespace troupe {
+
+// Bytes for each rank, and from each: the first to[0] of `out` go to rank 0, and so on; in `in` lie
+// from[r] bytes of each rank r, in rank order.
+struct ByteSwap {
+  std::span<const std::byte> out;
+  const std::vector<int64_t>& to;
+  std::span<std::byte> in;
+  const std::vector<int64_t>& from;
+};
 
 struct Peers {
   int rank = 0;
@@ -14,9 +27,15 @@ struct Peers {
   // which may be a background thread: it must not meet the collectives of a training step. Throws
   // where a rank is lost. Absent in a world of one.
   std::function<std::vector<std::string>(const std::string& mine)> all_gather = {};
+  // What load() sends, on the caller's thread, no step running: all ranks swap at the same time.
+  std::function<void(const ByteSwap& bytes)> swap_bytes = {};
 
   std::vector<std::string> gather(const std::string& mine) const {
     return world == 1 ? std::vector{mine} : all_gather(mine);
+  }
+  void swap(const ByteSwap& bytes) const {
+    if (world > 1) return swap_bytes(bytes);
+    std::ranges::copy(bytes.out, bytes.in.begin());
   }
 };
 

@@ -161,27 +161,31 @@ int64_t CheckpointReader::read(const Tensor& tensor, const std::string& name, co
   int64_t bytes = 0;
   for (const Tensor::Slice& slice : tensor.slices) {
     Box part;
-    if (!overlap(slice.box, box, part)) continue;
-    for (int attempt = 1;; ++attempt) {
-      try {
-        const std::string path = folder_ + '/' + manifest_.shards[slice.shard].file;
-        if (faults.at("load.read", manifest_.step) == FaultAction::kEio) {
-          fail_file(Code::kUnreadableCheckpoint, path, "read", EIO);
-        }
-        bytes += read_slice(tensor, name, slice, box, out);
-        break;
-      } catch (const Error& e) {
-        if (e.code() != Code::kUnreadableCheckpoint || attempt == kTries) throw;
-        std::this_thread::sleep_for(std::chrono::milliseconds(10 << attempt));
-      }
-    }
+    if (overlap(slice.box, box, part)) bytes += read_slice(tensor, name, slice, box, out, faults);
   }
   return bytes;
 }
 
 int64_t CheckpointReader::read_slice(const Tensor& tensor, const std::string& name,
                                      const Tensor::Slice& slice, const Box& box,
-                                     std::span<std::byte> out) const {
+                                     std::span<std::byte> out, const Faults& faults) const {
+  for (int attempt = 1;; ++attempt) {
+    try {
+      const std::string path = folder_ + '/' + manifest_.shards[slice.shard].file;
+      if (faults.at("load.read", manifest_.step) == FaultAction::kEio) {
+        fail_file(Code::kUnreadableCheckpoint, path, "read", EIO);
+      }
+      return try_slice(tensor, name, slice, box, out);
+    } catch (const Error& e) {
+      if (e.code() != Code::kUnreadableCheckpoint || attempt == kTries) throw;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10 << attempt));
+    }
+  }
+}
+
+int64_t CheckpointReader::try_slice(const Tensor& tensor, const std::string& name,
+                                    const Tensor::Slice& slice, const Box& box,
+                                    std::span<std::byte> out) const {
   const SafetensorsFile& file = shard(slice.shard);
   const SafetensorsEntry* const entry = file.find(slice.stored_name);
   const int64_t each = bits_of(tensor.element) / 8;

@@ -47,6 +47,9 @@ class CheckpointReader {
   // read. A file that cannot be read is tried five times. Several threads may call it at once.
   int64_t read(const Tensor& tensor, const std::string& name, const Box& box,
                std::span<std::byte> out, const Faults& faults) const;
+  // The same of one slice, which overlaps the box: the rest of `out` is left alone.
+  int64_t read_slice(const Tensor& tensor, const std::string& name, const Tensor::Slice& slice,
+                     const Box& box, std::span<std::byte> out, const Faults& faults) const;
 
  private:
   struct Shard {
@@ -55,8 +58,8 @@ class CheckpointReader {
   };
 
   const SafetensorsFile& shard(size_t i) const;
-  int64_t read_slice(const Tensor& tensor, const std::string& name, const Tensor::Slice& slice,
-                     const Box& box, std::span<std::byte> out) const;
+  int64_t try_slice(const Tensor& tensor, const std::string& name, const Tensor::Slice& slice,
+                    const Box& box, std::span<std::byte> out) const;
 
   std::string folder_;
   Manifest manifest_;

@@ -4,18 +4,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <barrier>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <numeric>
 #include <set>
-#include <thread>
 
 #include "troupe/checkpoint/find_resume.h"
 #include "troupe/checkpoint/reader.h"
 #include "troupe/checkpoint/run_folder.h"
+#include "troupe/checkpoint/thread_ranks_test.h"
 #include "troupe/core/check.h"
 #include "troupe/core/json.h"
 #include "troupe/testing/fault_fs.h"
@@ -28,6 +27,7 @@ namespace {
 namespace stdfs = std::filesystem;
 using testing::FaultFs;
 using testing::TemporaryFolder;
+using testing::ThreadRanks;
 
 constexpr int64_t kRows = 6, kColumns = 8;
 const Faults kNone;
@@ -55,33 +55,6 @@ struct RankState {
   std::vector<float> all;
   int64_t count;
   std::vector<Piece> pieces;
-};
-
-// Ranks that are threads of this process.
-class Threads {
- public:
-  explicit Threads(int world)
-      : world_(world), texts_(static_cast<size_t>(world)), barrier_(world) {}
-
-  void run(const std::function<void(const Peers&)>& f) {
-    std::vector<std::jthread> threads;
-    for (int rank = 0; rank < world_; ++rank) {
-      threads.emplace_back([this, rank, &f] {
-        f({rank, world_, [this, rank](const std::string& mine) {
-             texts_[static_cast<size_t>(rank)] = mine;
-             barrier_.arrive_and_wait();
-             std::vector<std::string> all = texts_;
-             barrier_.arrive_and_wait();
-             return all;
-           }});
-      });
-    }
-  }
-
- private:
-  const int world_;
-  std::vector<std::string> texts_;
-  std::barrier<> barrier_;
 };
 
 class Save : public ::testing::Test {
@@ -156,7 +129,7 @@ TEST_F(Save, WhatIsSavedIsFoundAndRead) {
 
 TEST_F(Save, AnyNumberOfRanksWritesWhatAnyOtherReads) {
   for (const int world : {1, 2, 3, 4}) {
-    Threads(world).run([&](const Peers& peers) { save_as(fs_, peers, {.step = world}); });
+    ThreadRanks(world).run([&](const Peers& peers) { save_as(fs_, peers, {.step = world}); });
     const CheckpointReader reader(folder_of(folder_.path(), world));
     EXPECT_EQ(reader.manifest().shards.size(), static_cast<size_t>(world));
     const std::vector<float> all = weights(world);
@@ -176,7 +149,7 @@ TEST_F(Save, AnyNumberOfRanksWritesWhatAnyOtherReads) {
 }
 
 TEST_F(Save, ABoxThatTwoRanksWriteOrNobodyIsNotPublished) {
-  Threads(2).run([&](const Peers& peers) {
+  ThreadRanks(2).run([&](const Peers& peers) {
     const RankState twice(1, 0, 1);
     SaveResult result;
     const Log log;
@@ -324,7 +297,7 @@ TEST_F(Save, F14_NumbersThatAreNotFiniteTagTheStepBad) {
 
 TEST_F(Save, F15_OneRankThatCannotWriteStopsThePublishOnAll) {
   save(1);
-  Threads(4).run([&](const Peers& peers) {
+  ThreadRanks(4).run([&](const Peers& peers) {
     const Faults faults("save.shard@2=eio", peers.rank);
     const Error e = error_of([&] { save_as(fs_, peers, {.step = 2}, faults); });
     EXPECT_EQ(e.code(), Code::kFileFailed);

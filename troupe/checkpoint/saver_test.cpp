@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -15,6 +16,7 @@
 
 #include "troupe/checkpoint/checkpoint.h"
 #include "troupe/checkpoint/run_folder.h"
+#include "troupe/checkpoint/thread_ranks_test.h"
 #include "troupe/core/check.h"
 #include "troupe/testing/temporary_folder.h"
 
@@ -23,6 +25,7 @@ namespace {
 
 namespace stdfs = std::filesystem;
 using testing::TemporaryFolder;
+using testing::ThreadRanks;
 using Clock = std::chrono::steady_clock;
 
 const Faults kNone;
@@ -403,6 +406,71 @@ TEST_F(Saving, ExpertsAreNamedApartWhereverTheyLie) {
   load(folder_ / "step-000001", want, {.waive_unused = {"*"}}, {}, kNone);
   EXPECT_TRUE(at::equal(some.value[0], run.experts.value[4]));
   EXPECT_TRUE(at::equal(some.value[1], run.experts.value[1]));
+}
+
+// Rank r of W of a model of which each holds a run of elements of every tensor, and all the
+// counter.
+struct CutModel {
+  CutModel(const Peers& peers, at::ScalarType type) : rank(peers.rank), world(peers.world) {
+    whole.dense.value = whole.dense.value.to(type);
+    for (at::Tensor* const x : {&dense, &moment, &experts}) {
+      const int64_t n = x == &experts ? 30 : 24;
+      *x = at::full({(rank + 1) * n / world - rank * n / world}, -1, at::TensorOptions(type));
+    }
+    moment = moment.to(at::kFloat), experts = experts.to(at::kFloat);
+  }
+  CheckpointState state() const {
+    CheckpointState out;
+    out.add_range("model.dense", whole.dense, rank * 24 / world, dense);
+    out.add_range("model.moe.w1", whole.experts, rank * 30 / world, experts);
+    out.add_range("moment.dense", whole.dense, rank * 24 / world, moment);
+    out.add_whole("steps", whole.steps);
+    return out;
+  }
+  bool is_of(const Model& run) const {
+    const auto same = [&](const at::Tensor& part, const at::Tensor& of) {
+      const int64_t from = rank * of.numel() / world;
+      return at::equal(part, of.reshape({-1}).narrow(0, from, part.numel()).to(part.dtype()));
+    };
+    return same(dense, run.dense.value) && same(experts, run.experts.value) &&
+           same(moment, run.moment) && at::equal(whole.steps, run.steps);
+  }
+  int64_t rank, world;
+  Model whole;
+  at::Tensor dense, experts, moment;
+};
+
+TEST_F(Saving, RanksReadEachByteOnceAndSendEachOtherWhatTheyNeed) {
+  Model run;
+  run.advance(3);
+  saver()->save(run.state(), {.step = 1});
+  for (const int world : {1, 2, 3, 5, 8}) {
+    for (const int64_t at_a_time : {1, 100, 1 << 20}) {
+      for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+        std::atomic<int64_t> read = 0;
+        ThreadRanks(world).run([&](const Peers& peers) {
+          const CutModel cut(peers, type);
+          const LoadOptions options = {.cast = true, .buffer_bytes = at_a_time};
+          read += load(folder_ / "step-000001", cut.state(), options, peers, kNone).bytes_read;
+          EXPECT_TRUE(cut.is_of(run)) << "rank " << peers.rank << " of " << world;
+        });
+        EXPECT_EQ(read, run.state().owned_bytes()) << world << " ranks";
+      }
+    }
+  }
+}
+
+TEST_F(Saving, WhatOneRankCannotReadIsAnErrorOfAll) {
+  saver()->save(Model().state(), {.step = 1});
+  const Faults broken("load.read=eio");
+  ThreadRanks(3).run([&](const Peers& peers) {
+    const CutModel cut(peers, at::kFloat);
+    const Error e = error_of([&] {
+      load(folder_ / "step-000001", cut.state(), {}, peers, peers.rank == 1 ? broken : kNone);
+    });
+    EXPECT_EQ(e.code(), Code::kUnreadableCheckpoint);
+    EXPECT_TRUE(has(e, "rank 1")) << e.what();
+  });
 }
 
 TEST_F(Saving, OneOfTheReplicasWritesABox) {

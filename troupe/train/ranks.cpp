@@ -1,8 +1,11 @@
 #include "troupe/train/ranks.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <map>
 
 #include "troupe/core/check.h"
@@ -103,9 +106,19 @@ Peers Ranks::peers() const {
   if (alone()) return {};
   return {.rank = static_cast<int>(rank()),
           .world = static_cast<int>(size()),
-          .all_gather = [world = world_](const std::string& mine) {
-            return world->gather_texts("checkpoint", mine);
-          }};
+          .all_gather =
+              [world = world_](const std::string& mine) {
+                return world->gather_texts("checkpoint", mine);
+              },
+          .swap_bytes =
+              [group = host_](const ByteSwap& bytes) {
+                const at::Tensor out = at::empty({std::ssize(bytes.out)}, at::kByte);
+                const at::Tensor in = at::empty({std::ssize(bytes.in)}, at::kByte);
+                std::ranges::copy(bytes.out, static_cast<std::byte*>(out.mutable_data_ptr()));
+                group->exchange(in, out, bytes.from, bytes.to).wait();
+                std::copy_n(static_cast<const std::byte*>(in.const_data_ptr()), in.numel(),
+                            bytes.in.begin());
+              }};
 }
 
 void Ranks::require_equal(const std::string& what, const std::string& text) const {

@@ -126,6 +126,7 @@ void Trainer::resume_run() {
     require_schedule(loaded->point.folder);
     learner_->loaded(false);
     resumed_step_ = saved_step_ = state_.done.steps;
+    read_bytes_ = static_cast<int64_t>(ranks_.summed({static_cast<double>(loaded->bytes_read)})[0]);
     newest_ = loaded->point.folder;
     for (const std::string& passed : loaded->point.passed_over) {
       tools_.log.warning("passed over " + passed);
@@ -244,6 +245,7 @@ RunEnd Trainer::run() {
   Record started;
   started.add("event", std::string_view(resumed_step_ >= 0 ? "resume" : "start"));
   started.add("samples", state_.done.samples);
+  if (resumed_step_ >= 0) started.add("read_bytes", read_bytes_);
   event(std::move(started));
   if (recipe_.eval.at_start && state_.done.steps == 0) evaluate_all();
   while (state_.done.steps < plan_.run.steps) {

@@ -119,6 +119,7 @@ class Trainer {
   Stragglers stragglers_;
   std::vector<Cadence> cadences_;
   int64_t resumed_step_ = -1;
+  int64_t read_bytes_ = 0;  // of tensors, by all ranks, to go on
   int64_t saved_step_ = -1, scored_step_ = -1;
   std::optional<double> score_ = {};  // validation loss at scored_step_
   double last_line_ = -1, last_step_seconds_ = 0;

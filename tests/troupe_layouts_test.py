@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Layouts over ranks, where ranks differ most: chats of which most sequences have nothing to learn, and
+batches that leave a rank without any. tools/layouts_table.py makes a table of every layout."""
+import re
+import tempfile
+import unittest
+
+from layout_runs import Layout, LayoutRuns
+from nano_run import STRACE
+
+
+class TroupeLayouts(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.runs = LayoutRuns(folder.name)
+
+    def assert_near(self, layout):
+        for part, name in ((layout.reference(), "one"), (layout, "many")):
+            self.runs.train(part, name, "checkpoint.at=[1]")
+        for what, apart in zip(("loss", "norm"), self.runs.apart("one", "many")):
+            self.assertLess(apart, 1e-5, what)
+        start, gradients = self.runs.start_of("one", "many")
+        self.assertEqual(start, 0, "initial weights")
+        self.assertLess(gradients, 1e-5)
+        self.assertLess(self.runs.diff("one", "many")["max_abs"], 1e-5, "weights and moments")
+
+    def test_F95_F96_six_ranks_one_empty_and_others_without_a_target(self):
+        layout = Layout(6, "HSDP", 2, expert=2, batch=5)
+        self.assertEqual(layout.empty_ranks(), 1)
+        targets = self.runs.targets()
+        self.assertGreater(sum(n == 0 for n in targets) / len(targets), 0.3)
+        self.assertGreater(max(targets), 20)
+        self.assert_near(layout)
+
+    def test_H2_H4_four_ranks_cut_two_experts_and_differ_in_targets(self):
+        self.assert_near(Layout(4, "ZeRO-1", expert=4, experts=2))
+
+    def test_H5_exact_dispatch_is_one_process_bit_for_bit(self):
+        sets = ("train.clip=0", "model.moe.top_k=3")
+        layout = Layout(4, "FSDP", expert=4, exact=True, batch=1)
+        self.runs.train(layout.reference(), "one", *sets)
+        self.runs.train(layout, "many", *sets)
+        self.assertEqual(self.runs.figures("one"), self.runs.figures("many"))
+        self.assertEqual(self.runs.diff("one", "many")["different"], 0)
+        # The other dispatch adds in another order: what is equal here could have differed.
+        self.runs.train(Layout(4, "FSDP", expert=4, batch=1), "fast", *sets)
+        self.assertGreater(self.runs.diff("one", "fast")["different"], 0)
+
+    def test_F124_F125_each_layout_loads_what_each_other_saved(self):
+        layouts = [Layout(experts=2), Layout(3, "ZeRO-1", experts=2), Layout(4, "HSDP", 2, expert=4, experts=2)]
+        for i, layout in enumerate(layouts):
+            self.runs.train(layout, f"from{i}", "train.steps=2")
+        self.runs.train(layouts[0], "whole", "train.steps=3")
+        loss = self.runs.figures("whole")[3][0]
+        for i, layout in enumerate(layouts):
+            for source in (f"from{j}/step-000002" for j in range(len(layouts)) if i != j):
+                name = f"{i}-{source.split('/', maxsplit=1)[0]}"
+                found, read = self.runs.load(layout, source, name)
+                with self.subTest(layout=str(layout), source=source):
+                    self.assertEqual(self.runs.diff(source, f"{name}/step-000003")["different"], 0)
+                    self.assertLess(abs(found - loss) / loss, 1e-5)
+                    self.assertEqual(read, self.runs.tensor_bytes(source))
+
+    @unittest.skipUnless(STRACE, "strace cannot be used here")
+    def test_168_the_system_sees_each_byte_read_once(self):
+        self.runs.train(Layout(experts=2), "from", "train.steps=2")
+        trace = self.runs.folder / "trace"
+        _, read = self.runs.load(Layout(4, "FSDP", expert=2, experts=2), "from/step-000002", "to",
+                                 before=("strace", "-ff", "-y", "-e", "trace=read,pread64,mmap", "-o", str(trace)))
+        bytes_read = 0
+        for path in self.runs.folder.glob("trace.*"):
+            for call, rest in re.findall(r"^(\w+)\((.*\.safetensors>.*)$", path.read_text(), re.M):
+                self.assertNotEqual(call, "mmap")
+                bytes_read += int(rest.rsplit("= ", 1)[1])
+        self.assertGreaterEqual(bytes_read, read)  # headers of the files besides
+        self.assertLess(bytes_read, 1.05 * self.runs.tensor_bytes("from/step-000002"))
+
+
+if __name__ == "__main__":
+    unittest.main()
