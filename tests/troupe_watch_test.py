@@ -51,7 +51,7 @@ class TroupeWatch(RanksRun):
         self.assertEqual(said.count("E6001 ends with rank 2, as rank"), 2, said)
 
     def test_F85_a_stopped_rank_is_named_within_the_limit_and_two_seconds(self):
-        for point, where, sets in POINTS[1:2] + POINTS[5:7] + POINTS[8:]:
+        for point, where, sets in POINTS[1:2] + POINTS[8:]:
             with self.subTest(point):
                 run = "checkpoint.dir=" + point.replace(".", "-")
                 said, _ = self.launch(self.rule(point, 1, "stop"), 6, run, "run.hang_timeout=2s", *sets)
