@@ -37,6 +37,21 @@ class RouterProduct(torch.autograd.Function):
         return grad @ gate, grad.t() @ x
 
 
+class JoinedRouterProduct(RouterProduct):
+    """And x for its other reader, whose gradient is added to the product's own in place, as
+    nn/routers/gate.h has it."""
+
+    @staticmethod
+    def forward(ctx, x, gate):
+        return RouterProduct.forward(ctx, x, gate), x
+
+    @staticmethod
+    def backward(ctx, grad, grad_x):
+        x, gate = ctx.saved_tensors
+        grad = grad.to(x.dtype)
+        return grad_x.addmm_(grad, gate), grad.t() @ x  # grad_x: moe_ffn made it, for us alone
+
+
 class Layer:
     """order: "after" (softmax over the chosen) or "before" (of all). bias [E]: added to the logits."""
 
@@ -47,7 +62,7 @@ class Layer:
 
     def __call__(self, x):
         tokens = x.reshape(-1, x.shape[-1])
-        logits = RouterProduct.apply(tokens, self.gate)
+        logits, tokens = JoinedRouterProduct.apply(tokens, self.gate)
         if self.bias is not None:
             logits = logits + self.bias
         ids, weights = torch.ops.troupe.route(logits, self.k, "softmax", self.weighting, [1.0, 1.0],

@@ -2,7 +2,7 @@
 // one GPU and many; kernels see no difference, only another source buffer and row_src.
 //
 // One MoE layer and microbatch, in order:
-//   handle = stage(x)                    right after the norm; may start to move x
+//   handle = stage(x)                    after the router; may start to move x
 //   route(handle, routed)                after top-k: ids, scores, counts; builds the plan
 //   rows = rows(handle)                  the source buffer and the plan over it
 //   y = experts(rows)                    [S, D]: for each source row the sum of its local rows,

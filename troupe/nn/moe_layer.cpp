@@ -90,15 +90,14 @@ MoeLayer::MoeLayer(const MoeConfig& config, const MoeShape& shape,
 MoeOutput MoeLayer::forward(const at::Tensor& x, const Tokens& tokens, const Context& context) {
   const at::Tensor x_TD = flat(x, shape_.width);
   const bool twice = config_.ffn.recompute == Recompute::kLayer;
-  // With a shared expert x has three users; their gradients are added as router + (experts +
-  // shared), also where the latter two come from a recomputed graph.
-  const auto [scored_TD, mixed_TD] = shared_ ? forked(x_TD) : std::array{x_TD, x_TD};
-  const Staged staged = twice ? Staged() : stage(mixed_TD);
-  const RouterOutput routed = router_->forward(scored_TD, tokens, context);
+  const RouterOutput routed = router_->forward(x_TD, tokens, context);
   const Kept kept =
       keep_within(config_.capacity, routed, tokens, context, experts_.row_alignment());
 
-  const Mixture mixed = twice ? mixture_twice(mixed_TD, kept.routed) : mixture(kept.routed, staged);
+  // Of the router's x: gradients are added as router + (experts + shared), also where the latter
+  // two come from a recomputed graph.
+  const Mixture mixed =
+      twice ? mixture_twice(routed.x_TD, kept.routed) : mixture(routed.x_TD, kept.routed);
 
   MoeOutput out{
       .y = mixed.y_TD,
@@ -113,22 +112,18 @@ MoeOutput MoeLayer::forward(const at::Tensor& x, const Tokens& tokens, const Con
   return out;
 }
 
-// What is sent: the rows that experts see.
-MoeLayer::Staged MoeLayer::stage(const at::Tensor& x_TD) {
-  const auto [routed_TD, shared_TD] = shared_ ? forked(x_TD) : std::array{x_TD, at::Tensor()};
-  const at::Tensor sent = latent_in_ ? at::linear(routed_TD, latent_in_->value) : routed_TD;
-  return {sent, shared_TD, dispatcher_->stage(sent)};
-}
-
-MoeLayer::Mixture MoeLayer::mixture(const Routed& routed, const Staged& staged) {
+MoeLayer::Mixture MoeLayer::mixture(const at::Tensor& x_TD, const Routed& routed) {
+  const auto [sent_TD, read_TD] = shared_ ? forked(x_TD) : std::array{x_TD, at::Tensor()};
+  const at::Tensor rows_TD = latent_in_ ? at::linear(sent_TD, latent_in_->value) : sent_TD;
+  const Handle handle = dispatcher_->stage(rows_TD);
   const bool overlap = shared_ && config_.shared.overlap;
-  at::Tensor shared_TD = overlap ? shared_->forward(staged.shared) : at::Tensor();
-  const ExpertRows rows = dispatch_rows(*dispatcher_, staged.handle, staged.sent, routed);
+  at::Tensor shared_TD = overlap ? shared_->forward(read_TD) : at::Tensor();
+  const ExpertRows rows = dispatch_rows(*dispatcher_, handle, rows_TD, routed);
   if (rows.lost.defined()) lost_ = lost_.defined() ? lost_ + rows.lost : rows.lost;
   const ExpertsOutput computed = experts_.forward(rows);
-  at::Tensor y_TD = combine_rows(*dispatcher_, staged.handle, computed.y_SD);
+  at::Tensor y_TD = combine_rows(*dispatcher_, handle, computed.y_SD);
   if (latent_out_) y_TD = at::linear(y_TD, latent_out_->value);
-  if (shared_ && !overlap) shared_TD = shared_->forward(staged.shared);
+  if (shared_ && !overlap) shared_TD = shared_->forward(read_TD);
   if (shared_) y_TD = shared_->add(y_TD, shared_TD, config_.top_k);
   return {y_TD, computed.saturated};
 }
@@ -142,7 +137,7 @@ MoeLayer::Mixture MoeLayer::mixture_twice(const at::Tensor& x_TD, const Routed& 
   const auto run = [this, routed](const TensorList& in) {
     Routed again = routed;
     again.scores_TK = in[1];
-    return mixture(again, stage(in[0])).y_TD;
+    return mixture(in[0], again).y_TD;
   };
   return {recomputed({x_TD, routed.scores_TK}, leaves, run), {}};
 }

@@ -110,16 +110,10 @@ class MoeLayer {
   }
 
  private:
-  struct Staged {
-    at::Tensor sent;    // x, or its latent projection
-    at::Tensor shared;  // x, for the shared expert
-    Handle handle;
-  };
-  Staged stage(const at::Tensor& x_TD);
   struct Mixture {
     at::Tensor y_TD, saturated;  // saturated: as ExpertsOutput's
   };
-  Mixture mixture(const Routed& routed, const Staged& staged);
+  Mixture mixture(const at::Tensor& x_TD, const Routed& routed);
   Mixture mixture_twice(const at::Tensor& x_TD, const Routed& routed);
   LossSizes loss_sizes() const;
 

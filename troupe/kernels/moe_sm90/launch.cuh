@@ -89,7 +89,8 @@ inline int num_multiprocessors() {
   return count;
 }
 
-// One block a multiprocessor, in clusters of two, but no more clusters than there can be tiles.
+// One block a multiprocessor, in clusters of two, but no more clusters than there can be tiles. It
+// starts while the kernel before it ends, and waits for that one's memory (after_previous_kernel).
 template <uint32_t kSharedBytes, class... Params, class... Args>
 void launch_persistent(void (*kernel)(Params...), int64_t tile_bound, cudaStream_t stream,
                        const Args&... args) {
@@ -97,7 +98,17 @@ void launch_persistent(void (*kernel)(Params...), int64_t tile_bound, cudaStream
   if (clusters == 0) return;
   TROUPE_CUDA_CHECK(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-  kernel<<<static_cast<unsigned>(2 * clusters), kThreads, kSharedBytes, stream>>>(args...);
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned>(2 * clusters);
+  config.blockDim = kThreads;
+  config.dynamicSmemBytes = kSharedBytes;
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = 1;
+  TROUPE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args...));
   TROUPE_LAUNCH_CHECK(stream);
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "troupe/core/cuda_check.h"
 #include "troupe/kernels/route/geometry.h"
@@ -41,8 +42,9 @@ __device__ __forceinline__ int skewed(int e) {
   return e + e / 32;
 }
 
-// One warp's work on one token after another; sums of r stay in registers.
-template <class T, int kPerLane>
+// One warp's work on one token after another; sums of r stay in registers. kSoftmax: nothing of the
+// other scores is compiled in.
+template <class T, int kPerLane, bool kSoftmax>
 class WarpRouter {
   using At = WarpRow<kPerLane>;
 
@@ -65,7 +67,7 @@ class WarpRouter {
     route_detail::load_row(rows_.logits, t, rows_.packed, v);
     const RowExp exp = exponentials(v);
     const float lse = exp.top + logf(exp.sum);
-    if (!rows_.is_softmax()) {
+    if (!is_softmax()) {
       const float sum = to_scores(v);
       if (rows_.has_sums()) add_scores(v, sum);
     } else if (rows_.has_sums()) {
@@ -95,6 +97,10 @@ class WarpRouter {
   }
 
  private:
+  __device__ bool is_softmax() const {
+    return kSoftmax || rows_.is_softmax();
+  }
+
   struct RowExp {
     float top, sum;
   };
@@ -226,9 +232,9 @@ class WarpRouter {
   __device__ void weigh(int64_t t, Choice chosen, RowExp exp, float lse) {
     const bool real = lane_ < K_ && chosen.id >= 0;
     const float z = real ? static_cast<float>(rows_.logits(t, chosen.id)) : 0;
-    const float s = !real                ? 0
-                    : rows_.is_softmax() ? expf(z - exp.top) / exp.sum
-                                         : static_cast<float>(scores::score_of(a_.rule.score, z));
+    const float s = !real          ? 0
+                    : is_softmax() ? expf(z - exp.top) / exp.sum
+                                   : static_cast<float>(scores::score_of(a_.rule.score, z));
     const bool sound = chosen.sound && !isnan(lse);
     const float worth = !sound ? NAN : a_.rule.weighting == Weighting::kChosen ? z : s;
     const route_detail::OverWarp over{K_};
@@ -286,7 +292,7 @@ __device__ void store_block(const Router& router, Shared shared, int experts, co
 // A block a chunk, a warp a token. The logits are read once, into registers, where the K rounds of
 // arg-max and the sums of r stay; bound by the rounds' latency, hence many small blocks.
 // Without the second bound ptxas aims at three blocks and spills for it.
-template <class T, int kPerLane>
+template <class T, int kPerLane, bool kSoftmax>
 __global__ void __launch_bounds__(kThreads, kPerLane <= 16 ? 2 : 1)
     route_kernel(RouteRows<T> rows, Chunks chunks, Partials out) {
   extern __shared__ uint32_t memory[];
@@ -295,7 +301,7 @@ __global__ void __launch_bounds__(kThreads, kPerLane <= 16 ? 2 : 1)
   for (int i = threadIdx.x; i < 2 * experts; i += kThreads) memory[i] = 0;
   __syncthreads();
   const Chunks::Span span = chunks.span(blockIdx.x);
-  WarpRouter<T, kPerLane> router(rows, shared);
+  WarpRouter<T, kPerLane, kSoftmax> router(rows, shared);
   for (int64_t t = span.begin + threadIdx.x / kWarpLanes; t < span.end; t += kWarps) {
     router.route(t);
   }
@@ -405,13 +411,13 @@ void finish(const Route& a, const Partials& in, const Chunks& chunks, cudaStream
   TROUPE_LAUNCH_CHECK(stream);
 }
 
-template <class T>
+template <bool kSoftmax, class T>
 void route_rows_fast(const RouteRows<T>& rows, const RouteLaunch& launch) {
   const int64_t E = rows.logits.cols;
   const auto per_lane = std::bit_ceil(static_cast<unsigned>(ceil_div(E, kWarpLanes)));
   const auto blocks = static_cast<unsigned>(launch.chunks.count);
   dispatch_int<1, 2, 4, 8, 16, 32>(static_cast<int>(per_lane), [&]<int kPerLane>() {
-    route_kernel<T, kPerLane><<<blocks, kThreads, Shared::bytes(E), launch.stream>>>(
+    route_kernel<T, kPerLane, kSoftmax><<<blocks, kThreads, Shared::bytes(E), launch.stream>>>(
         rows, launch.chunks, launch.partials);
   });
   TROUPE_LAUNCH_CHECK(launch.stream);
@@ -427,8 +433,13 @@ void route_cuda(const Route& a, cudaStream_t stream) {
     const RouteRows<T> rows{a, a.logits.as<T>(), a.weights.as<float>(), a.lse.as<float>().data,
                             rows_are_packed(a.logits)};
     if (rows.logits.rows == 0) return;
-    route_detail::is_fast(a.rule, a.logits.cols) ? route_rows_fast(rows, launch)
-                                                 : route_detail::route_rows_slow(rows, launch);
+    if (!route_detail::is_fast(a.rule, a.logits.cols)) {
+      return route_detail::route_rows_slow(rows, launch);
+    }
+    if constexpr (std::is_same_v<T, float>) {
+      if (a.rule.score == Score::kSoftmax) return route_rows_fast<true>(rows, launch);
+    }
+    route_rows_fast<false>(rows, launch);
   });
   finish(a, launch.partials, launch.chunks, stream);
 }

@@ -1,5 +1,6 @@
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "troupe/core/cuda_check.h"
 #include "troupe/kernels/route/route_device.cuh"
@@ -14,7 +15,8 @@ constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarpLanes;
 constexpr int kSlowThreads = 256;
 
-template <class T>
+// kSoftmax: of no other score, so that nothing of theirs is compiled in.
+template <class T, bool kSoftmax = false>
 struct Rows {
   RouteBackward a;
   Mat<const T> logits;
@@ -23,28 +25,29 @@ struct Rows {
   const float* grad_squares;
   int64_t length;  // tokens of a sequence
 
-  __device__ bool is_softmax() const { return a.rule.score == Score::kSoftmax; }
+  __device__ bool is_softmax() const { return kSoftmax || a.rule.score == Score::kSoftmax; }
   __device__ bool of_logits() const { return a.rule.weighting == Weighting::kChosen; }
   __device__ bool skips(int64_t t) const { return a.valid != nullptr && a.valid[t] == 0; }
   __device__ float logit(int64_t t, int e) const { return static_cast<float>(logits(t, e)); }
-  __device__ float grad_prob(int64_t t, int e) const {
-    return grad_probs.data == nullptr ? 0 : grad_probs(t / length, e);
+  __device__ const float* grad_probs_of(int64_t t) const {
+    return grad_probs.data == nullptr ? nullptr : grad_probs.row(t / length);
   }
 };
 
 // What a row's gradient needs beside its logits; the same on all threads of the row.
 struct RowSums {
-  float top, exp_sum;  // of the softmax
-  float score_sum;     // of the other scores, and what divides; 1 for the softmax
-  float mean;          // sum G r; for the softmax plus sum c s[I]
-  float squared;       // 2 grad_lse_squares lse
+  float top, exp_scale;  // of the softmax, exp(z - top) exp_scale
+  float score_sum;       // of the other scores, and what divides; 1 for the softmax
+  float mean;            // sum G r; for the softmax plus sum c s[I]
+  float squared;         // 2 grad_lse_squares lse
 };
 
 // dz of an expert; c is the gradient of its chosen value, 0 if it was not chosen. G + c comes
 // before the subtraction: with E = 1 the result is exactly 0 (L5).
-template <class T>
-__device__ float logit_grad(const Rows<T>& r, const RowSums& s, float z, float G, float c) {
-  const float softmax = expf(z - s.top) / s.exp_sum;
+template <class T, bool kSoftmax>
+__device__ float logit_grad(const Rows<T, kSoftmax>& r, const RowSums& s, float z, float G,
+                            float c) {
+  const float softmax = expf(z - s.top) * s.exp_scale;
   if (r.of_logits()) return softmax * (G - s.mean + s.squared) + c;
   if (r.is_softmax()) return softmax * (G + c - s.mean + s.squared);
   const auto slope = static_cast<float>(scores::slope_of(r.a.rule.score, z).ds);
@@ -56,25 +59,27 @@ struct Choice {
   float value;
 };
 
-template <class T>
-__device__ Choice choice_at(const Rows<T>& r, const RowSums& s, int64_t t, int j) {
+template <class T, bool kSoftmax>
+__device__ Choice choice_at(const Rows<T, kSoftmax>& r, const RowSums& s, int64_t t, int j) {
   const int id = r.a.ids[t * r.a.rule.choices + j];
   if (id < 0) return {id, NAN};
   const float z = r.logit(t, id);
   if (r.of_logits()) return {id, z};
-  if (r.is_softmax()) return {id, expf(z - s.top) / s.exp_sum};
+  if (r.is_softmax()) return {id, expf(z - s.top) * s.exp_scale};
   return {id, static_cast<float>(scores::score_of(r.a.rule.score, z))};
 }
 
-// One token of a warp: the row in registers, a choice on each of the first K lanes.
-template <class T, int kPerLane>
+// One token of a warp: the row in registers, a choice on each of the first K lanes. `scattered`:
+// shared memory of as many floats as the row has in registers.
+template <class T, int kPerLane, bool kSoftmax>
 class WarpGradient {
   using At = WarpRow<kPerLane>;
 
  public:
-  __device__ WarpGradient(const Rows<T>& r, bool packed)
+  __device__ WarpGradient(const Rows<T, kSoftmax>& r, bool packed, float* scattered)
       : r_(r),
         packed_(packed),
+        scattered_(scattered),
         lane_(static_cast<int>(threadIdx.x % kWarpLanes)),
         E_(static_cast<int>(r.logits.cols)),
         K_(static_cast<int>(r.a.rule.choices)) {}
@@ -82,24 +87,26 @@ class WarpGradient {
   __device__ void compute(int64_t t) {
     route_detail::load_row(r_.logits, t, packed_, d_);
     const float squares = r_.grad_squares == nullptr ? 0 : *r_.grad_squares;
-    RowSums s = sums(t, squares);
+    const float* G = r_.grad_probs_of(t);
+    RowSums s = sums(G, squares);
     float chosen[kPerLane] = {};  // the gradients of the chosen values, at their experts
     if (r_.grad_weights.data != nullptr) {
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) scattered_[At::expert(i)] = 0;
+      __syncwarp();
       const Choice mine = lane_ < K_ ? choice_at(r_, s, t, lane_) : Choice{-1, 0};
       const float c = choice_grad(t, mine);
       if (r_.is_softmax() && !r_.of_logits()) {
         s.mean += route_detail::OverWarp{K_}.sum([&](int) { return mine.value * c; });
       }
-      for (int j = 0; j < K_; ++j) {
-        const int e = __shfl_sync(kWholeWarp, mine.id, j);
-        const float more = __shfl_sync(kWholeWarp, c, j);
+      if (mine.id >= 0) scattered_[mine.id] = c;  // a token's choices differ
+      __syncwarp();
 #pragma unroll
-        for (int i = 0; i < kPerLane; ++i) chosen[i] += At::expert(i) == e ? more : 0;
-      }
+      for (int i = 0; i < kPerLane; ++i) chosen[i] = scattered_[At::expert(i)];
     }
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      d_[i] = logit_grad(r_, s, d_[i], grad_prob(t, At::expert(i)), chosen[i]);
+      d_[i] = logit_grad(r_, s, d_[i], grad_prob(G, At::expert(i)), chosen[i]);
     }
   }
 
@@ -128,12 +135,13 @@ class WarpGradient {
   }
 
  private:
-  __device__ float grad_prob(int64_t t, int e) const {
-    return e < E_ ? r_.grad_prob(t, e) : 0;
+  __device__ float grad_prob(const float* G, int e) const {
+    return G != nullptr && e < E_ ? G[e] : 0;
   }
 
-  __device__ RowSums sums(int64_t t, float squares) const {
+  __device__ RowSums sums(const float* G, float squares) const {
     RowSums s{-INFINITY, 0, 0, 0, 0};
+    float exp_sum = 0;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) s.top = fmaxf(s.top, d_[i]);
     s.top = warp_max(s.top);
@@ -143,14 +151,15 @@ class WarpGradient {
       const float x = expf(d_[i] - s.top);
       const float score =
           r_.is_softmax() ? x : static_cast<float>(scores::score_of(r_.a.rule.score, d_[i]));
-      s.exp_sum += x;
+      exp_sum += x;
       s.score_sum += score;
-      s.mean += grad_prob(t, At::expert(i)) * score;
+      s.mean += grad_prob(G, At::expert(i)) * score;
     }
-    s.exp_sum = warp_sum(s.exp_sum);
-    s.score_sum = r_.is_softmax() ? s.exp_sum : warp_sum(s.score_sum) + kTiny;
-    s.mean = warp_sum(s.mean) / s.score_sum;
-    s.squared = 2 * squares * (s.top + logf(s.exp_sum));
+    exp_sum = warp_sum(exp_sum);
+    s.exp_scale = 1 / exp_sum;
+    s.score_sum = r_.is_softmax() ? exp_sum : warp_sum(s.score_sum) + kTiny;
+    s.mean = G == nullptr ? 0 : warp_sum(s.mean) / s.score_sum;
+    s.squared = squares == 0 ? 0 : 2 * squares * (s.top + logf(exp_sum));
     return s;
   }
 
@@ -165,19 +174,21 @@ class WarpGradient {
     return route_detail::value_grad(rule, norm, p, g, dot);
   }
 
-  const Rows<T>& r_;
+  const Rows<T, kSoftmax>& r_;
   const bool packed_;
+  float* const scattered_;
   const int lane_, E_, K_;
   float d_[kPerLane];  // logits, then their gradients
 };
 
 // One warp a token. Lane j computes what the j-th choice adds and hands it to the lane that holds
 // its expert; the row is read once and written once, sixteen bytes at a time where it is aligned.
-template <class T, int kPerLane>
-__global__ void __launch_bounds__(kThreads) backward_kernel(Rows<T> r, bool packed) {
+template <class T, int kPerLane, bool kSoftmax>
+__global__ void __launch_bounds__(kThreads) backward_kernel(Rows<T, kSoftmax> r, bool packed) {
+  __shared__ float scattered[kWarps][kPerLane * kWarpLanes];
   const int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpLanes;
   if (t >= r.logits.rows) return;  // Whole warps leave together.
-  WarpGradient<T, kPerLane> row(r, packed);
+  WarpGradient<T, kPerLane, kSoftmax> row(r, packed, scattered[threadIdx.x / kWarpLanes]);
   if (r.skips(t)) {
     row.clear();
   } else {
@@ -198,21 +209,25 @@ __global__ void __launch_bounds__(kSlowThreads, 2)  // As route.cu's: without th
     return;
   }
   RowSums s{-INFINITY, 0, 0, 0, 0};
+  float exp_sum = 0;
+  const float* G = r.grad_probs_of(t);
+  const auto grad_prob = [&](int e) { return G == nullptr ? 0 : G[e]; };
   for (int e = threadIdx.x; e < E; e += kSlowThreads) s.top = fmaxf(s.top, r.logit(t, e));
   s.top = block_max<kSlowThreads>(s.top, scratch);
   for (int e = threadIdx.x; e < E; e += kSlowThreads) {
     const float z = r.logit(t, e), x = expf(z - s.top);
     const float score =
         r.is_softmax() ? x : static_cast<float>(scores::score_of(r.a.rule.score, z));
-    s.exp_sum += x;
+    exp_sum += x;
     s.score_sum += score;
-    s.mean += r.grad_prob(t, e) * score;
+    s.mean += grad_prob(e) * score;
   }
-  s.exp_sum = block_sum<kSlowThreads>(s.exp_sum, scratch);
-  s.score_sum = r.is_softmax() ? s.exp_sum : block_sum<kSlowThreads>(s.score_sum, scratch) + kTiny;
+  exp_sum = block_sum<kSlowThreads>(exp_sum, scratch);
+  s.exp_scale = 1 / exp_sum;
+  s.score_sum = r.is_softmax() ? exp_sum : block_sum<kSlowThreads>(s.score_sum, scratch) + kTiny;
   s.mean = block_sum<kSlowThreads>(s.mean, scratch) / s.score_sum;
   const float squares = r.grad_squares == nullptr ? 0 : *r.grad_squares;
-  s.squared = 2 * squares * (s.top + logf(s.exp_sum));
+  s.squared = 2 * squares * (s.top + logf(exp_sum));
 
   const route_detail::OverBlock<kSlowThreads> over{K, scratch};
   const auto value = [&](int64_t j) { return choice_at(r, s, t, static_cast<int>(j)).value; };
@@ -232,7 +247,7 @@ __global__ void __launch_bounds__(kSlowThreads, 2)  // As route.cu's: without th
       s.mean += over.sum([&](int j) { return value(j) * c(j); });
   }
   for (int e = threadIdx.x; e < E; e += kSlowThreads) {
-    r.out(t, e) = static_cast<T>(logit_grad(r, s, r.logit(t, e), r.grad_prob(t, e), 0));
+    r.out(t, e) = static_cast<T>(logit_grad(r, s, r.logit(t, e), grad_prob(e), 0));
   }
   __syncthreads();
   if (!weighs) return;
@@ -240,25 +255,38 @@ __global__ void __launch_bounds__(kSlowThreads, 2)  // As route.cu's: without th
   for (int j = threadIdx.x; j < K; j += kSlowThreads) {
     const Choice mine = choice_at(r, s, t, j);
     if (mine.id < 0) continue;
-    const float G = r.grad_prob(t, mine.id);
-    r.out(t, mine.id) = static_cast<T>(logit_grad(r, s, r.logit(t, mine.id), G, c(j)));
+    r.out(t, mine.id) =
+        static_cast<T>(logit_grad(r, s, r.logit(t, mine.id), grad_prob(mine.id), c(j)));
   }
 }
 
-template <class T>
-void launch(const Rows<T>& rows, cudaStream_t stream) {
+template <class T, bool kSoftmax>
+void launch_fast(const Rows<T, kSoftmax>& rows, cudaStream_t stream) {
   const int64_t tokens = rows.logits.rows, E = rows.logits.cols;
-  if (E > route_detail::kFastExperts || rows.a.rule.choices > kFastChoices) {
-    backward_slow_kernel<<<static_cast<unsigned>(tokens), kSlowThreads, 0, stream>>>(rows);
-    return TROUPE_LAUNCH_CHECK(stream);
-  }
   const auto per_lane = std::bit_ceil(static_cast<unsigned>(ceil_div(E, kWarpLanes)));
   const auto blocks = static_cast<unsigned>(ceil_div(tokens, kWarps));
   const bool packed = rows_are_packed(rows.a.logits) && rows_are_packed(rows.a.grad_logits.read());
   dispatch_int<1, 2, 4, 8, 16, 32>(static_cast<int>(per_lane), [&]<int kPerLane>() {
-    backward_kernel<T, kPerLane><<<blocks, kThreads, 0, stream>>>(rows, packed);
+    backward_kernel<T, kPerLane, kSoftmax><<<blocks, kThreads, 0, stream>>>(rows, packed);
   });
   TROUPE_LAUNCH_CHECK(stream);
+}
+
+template <class T>
+void launch(const Rows<T>& rows, cudaStream_t stream) {
+  if (rows.logits.cols > route_detail::kFastExperts || rows.a.rule.choices > kFastChoices) {
+    const auto tokens = static_cast<unsigned>(rows.logits.rows);
+    backward_slow_kernel<<<tokens, kSlowThreads, 0, stream>>>(rows);
+    return TROUPE_LAUNCH_CHECK(stream);
+  }
+  if constexpr (std::is_same_v<T, float>) {
+    if (rows.is_softmax()) {
+      return launch_fast(Rows<T, true>{rows.a, rows.logits, rows.out, rows.grad_weights,
+                                       rows.grad_probs, rows.grad_squares, rows.length},
+                         stream);
+    }
+  }
+  launch_fast(rows, stream);
 }
 
 Mat<const float> floats(const MatRef& m) {

@@ -21,7 +21,7 @@ class ExpertChoiceRouter : public Router {
 
   RouterOutput forward(const at::Tensor& x_TD, const Tokens& tokens,
                        const Context& context) override {
-    const at::Tensor z_TE = gate_.logits(x_TD, context);
+    const auto [z_TE, also_x_TD] = gate_.logits(x_TD, context);
     const ExpertChoiceResult r = expert_choice(
         z_TE,
         {.rule = rule_, .valid_T = tokens.valid_T, .given_ids_TE = given(z_TE, tokens, context)});
@@ -34,6 +34,7 @@ class ExpertChoiceRouter : public Router {
     out.balance.lse_squares = r.lse_squares;
     out.forced = gate_.forced();
     out.logits_TE = z_TE.detach();
+    out.x_TD = also_x_TD;
     return out;
   }
 

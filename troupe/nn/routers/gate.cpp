@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -26,19 +27,32 @@ at::Tensor product(const at::Tensor& x_TD, const at::Tensor& w_ED, at::ScalarTyp
   return at::mm(x_TD.to(type), w_ED.to(type).t());
 }
 
-// dx = dz W and dW = dz^T x. Beside bf16 operands on a GPU dz goes in as two bf16 terms, its value
-// rounded and what that left over: 16 bits of it in tensor cores, in place of f32 copies of x.
+// sum + a b, rounded once; over `sum` where it is nobody else's.
+at::Tensor plus_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
+  const bool ours = sum.use_count() == 1 && sum.storage().use_count() == 1 && !sum.is_view();
+  return ours ? at::addmm_out(const_cast<at::Tensor&>(sum), sum, a, b) : at::addmm(sum, a, b);
+}
+
+// dx = dz W + what else came for x, and dW = dz^T x. Beside bf16 operands on a GPU dz goes in as
+// two bf16 terms, its value rounded and what that left over: 16 bits of it in tensor cores, in
+// place of f32 copies of x.
 TensorList product_backward(const Gradients& g) {
   const at::Tensor &dz = g.outputs[0], &x = g.saved[0], &w = g.saved[1];
   const at::ScalarType type = dz.scalar_type();
+  const bool joins = g.outputs.size() > 1;
+  const auto grad_x = [&](const at::Tensor& a, const at::Tensor& b) {
+    if (joins && a.scalar_type() == x.scalar_type()) return plus_product(g.outputs[1], a, b);
+    const at::Tensor own = at::mm(a, b).to(x.scalar_type());
+    return joins ? own + g.outputs[1] : own;
+  };
   if (!is_mixed(x, w, type) || x.scalar_type() != at::kBFloat16) {
-    return {g.needs[0] ? at::mm(dz, w.to(type)).to(x.scalar_type()) : at::Tensor(),
+    return {g.needs[0] ? grad_x(dz, w.to(type)) : at::Tensor(),
             g.needs[1] ? at::mm(dz.t(), x.to(type)).to(w.scalar_type()) : at::Tensor()};
   }
   const at::Tensor high = dz.to(at::kBFloat16), low = (dz - high).to(at::kBFloat16);
   const at::Tensor both = at::cat({high, low}, 1);
   TensorList out(2);
-  if (g.needs[0]) out[0] = at::mm(both, at::cat({w, w}, 0));
+  if (g.needs[0]) out[0] = grad_x(both, at::cat({w, w}, 0));
   if (g.needs[1]) {
     out[1] = at::mm(both.t(), x, type).view({2, w.size(0), w.size(1)}).sum(0).to(w.scalar_type());
   }
@@ -51,18 +65,20 @@ NoisePlace place_of(const Context& c) {
 
 }  // namespace
 
-at::Tensor router_product(const at::Tensor& x_TD, const at::Tensor& w_ED, at::ScalarType type) {
-  at::Tensor z_TE;
+Gated router_product(const at::Tensor& x_TD, const at::Tensor& w_ED, at::ScalarType type) {
+  Gated out{.z_TE = {}, .x_TD = x_TD};
   {
     const at::NoGradGuard no_grad;
-    z_TE = product(x_TD, w_ED, type);
+    out.z_TE = product(x_TD, w_ED, type);
   }
+  const bool joins = wants_grad({x_TD});
+  if (joins) out.x_TD = x_TD.variable_data();  // the same memory, no view in autograd's sense
   record({.name = "router_product",
           .inputs = {x_TD, w_ED},
-          .outputs = {z_TE},
+          .outputs = joins ? TensorList{out.z_TE, out.x_TD} : TensorList{out.z_TE},
           .saved = {x_TD, w_ED},
           .backward = product_backward});
-  return z_TE;
+  return out;
 }
 
 Gate::Gate(const GateConfig& config, const RouterShape& shape) : config_(config) {
@@ -75,15 +91,17 @@ Gate::Gate(const GateConfig& config, const RouterShape& shape) : config_(config)
   if (config.bias) bias = Param::of({shape.experts}, {.kind = Init::kZero}, Group::kNoDecay);
 }
 
-at::Tensor Gate::logits(const at::Tensor& x_TD, const Context& context) const {
+Gated Gate::logits(const at::Tensor& x_TD, const Context& context) const {
   const bool wide = config_.fp64 || x_TD.scalar_type() == at::kDouble;
   const at::ScalarType type = wide ? at::kDouble : at::kFloat;
   const bool jitters = context.training && config_.jitter > 0;
   const at::Tensor seen = jitters ? jitter(x_TD, config_.jitter, place_of(context)) : x_TD;
-  at::Tensor z_TE = router_product(seen, weight.value, type);
-  if (bias) z_TE = z_TE + bias->value.to(type);
-  if (z_TE.is_cuda()) z_TE = z_TE.to(at::kFloat);
-  return forced(z_TE, context);
+  Gated out = router_product(seen, weight.value, type);
+  if (bias) out.z_TE = out.z_TE + bias->value.to(type);
+  if (out.z_TE.is_cuda()) out.z_TE = out.z_TE.to(at::kFloat);
+  out.z_TE = forced(out.z_TE, context);
+  if (jitters) out.x_TD = x_TD;
+  return out;
 }
 
 at::Tensor Gate::forced(const at::Tensor& z_TE, const Context& context) const {

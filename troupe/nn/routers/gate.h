@@ -51,12 +51,19 @@ struct GateConfig {
   }
 };
 
+// Logits, and x for whoever else reads it: the same memory. What flows back into that x is added to
+// the product's own gradient as the product is made (dx = dz W + what came), in place where nobody
+// else holds it, so that no pass over [T, D] adds the two.
+struct Gated {
+  at::Tensor z_TE;  // [T, E] f32 (or f64), with its gradient to x, W and b_r
+  at::Tensor x_TD;  // x itself where its gradient is not asked for, or the gate sees a jittered x
+};
+
 class Gate {
  public:
   Gate(const GateConfig& config, const RouterShape& shape);
 
-  // [T, E] f32 (or f64), with its gradient to x, W and b_r.
-  at::Tensor logits(const at::Tensor& x_TD, const Context& context) const;
+  Gated logits(const at::Tensor& x_TD, const Context& context) const;
   // The forced choices, or undefined: [T, K] int32.
   at::Tensor forced_ids(const at::Tensor& z_TE, int64_t top_k, const Context& context) const;
   bool forced() const { return config_.force != Force::kNone; }
@@ -76,6 +83,6 @@ class Gate {
 };
 
 // z = x W^T: the product of rule R1, in `type` (f32 or f64).
-at::Tensor router_product(const at::Tensor& x_TD, const at::Tensor& w_ED, at::ScalarType type);
+Gated router_product(const at::Tensor& x_TD, const at::Tensor& w_ED, at::ScalarType type);
 
 }  // namespace troupe

@@ -32,9 +32,9 @@ class QuantileRouter : public Router {
                        const Context& context) override {
     SelectOptions options = options_;
     options.beta_E = beta_.value;
-    const at::Tensor z_TE = gate_.logits(x_TD, context);
-    RouterOutput out = route_logits(gate_, z_TE, tokens, context, options);
-    if (context.records()) add(z_TE.detach(), tokens, context);
+    const Gated gated = gate_.logits(x_TD, context);
+    RouterOutput out = route_logits(gate_, gated, tokens, context, options);
+    if (context.records()) add(gated.z_TE.detach(), tokens, context);
     return out;
   }
 

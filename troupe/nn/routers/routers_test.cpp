@@ -13,6 +13,7 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
 #include "troupe/core/check.h"
@@ -66,7 +67,7 @@ void expect_has(const std::string& text, const char* part) {
 TEST(Gate, R1_TheProductIsF32WhateverTheModel) {
   const at::Tensor x = at::randn({50, 300}).to(at::kBFloat16),
                    w = at::randn({9, 300}).to(at::kBFloat16);
-  const at::Tensor z = router_product(x, w, at::kFloat);
+  const at::Tensor z = router_product(x, w, at::kFloat).z_TE;
   EXPECT_EQ(z.scalar_type(), at::kFloat);
   const at::Tensor xd = x.to(at::kDouble), wd = w.to(at::kDouble);
   const at::Tensor size = at::matmul(xd.abs(), wd.abs().t());
@@ -75,7 +76,7 @@ TEST(Gate, R1_TheProductIsF32WhateverTheModel) {
 
 TEST(Gate, R1_GradientsAgreeWithTheJacobian) {
   testing::expect_gradients(
-      [](const testing::Tensors& in) { return router_product(in[0], in[1], at::kDouble); },
+      [](const testing::Tensors& in) { return router_product(in[0], in[1], at::kDouble).z_TE; },
       {at::randn({4, 3}, at::kDouble).requires_grad_(),
        at::randn({5, 3}, at::kDouble).requires_grad_()});
 }
@@ -90,7 +91,7 @@ TEST_P(GateOn, R1_GradientsKeepWhatBf16WouldRoundAway) {
   const at::Tensor x = (sign * at::ones({T, D})).to(at::kBFloat16);
   const at::Tensor w = at::randn({E, D}).to(at::kBFloat16);
   at::Tensor gx = x.to(device().place).requires_grad_(), gw = w.to(device().place).requires_grad_();
-  router_product(gx, gw, at::kFloat).backward(dz.to(device().place));
+  router_product(gx, gw, at::kFloat).z_TE.backward(dz.to(device().place));
   const auto error = [](const at::Tensor& got, const at::Tensor& want) {
     return ((got.cpu().to(at::kDouble) - want).norm() / want.norm()).item<double>();
   };
@@ -98,7 +99,32 @@ TEST_P(GateOn, R1_GradientsKeepWhatBf16WouldRoundAway) {
   EXPECT_LT(error(gw.grad(), at::matmul(wide.t(), x.to(at::kDouble))), 1e-2);
   EXPECT_LT(error(gx.grad(), at::matmul(wide, w.to(at::kDouble))), 4e-3);
 }
+
+TEST_P(GateOn, WhatElseFlowsIntoXIsAddedInTheProduct) {
+  const auto place = device().place;
+  const auto wide = [](const at::Tensor& t) { return t.detach().cpu().to(at::kDouble); };
+  for (const auto& [type, bound] : {std::pair{at::kFloat, 1e-6}, {at::kBFloat16, 6e-3}}) {
+    const at::Tensor w = at::randn({9, 24}).to(type).to(place);
+    const at::Tensor dz = at::randn({40, 9}).to(place), dx = at::randn({40, 24}).to(type).to(place);
+    for (const bool held : {false, true}) {  // held: another reader has the gradient that comes
+      const at::Tensor x = at::randn({40, 24}).to(type).to(place).requires_grad_();
+      const at::Tensor beside = at::zeros_like(x).requires_grad_();
+      const auto [z, again] = router_product(x, w, at::kFloat);
+      EXPECT_EQ(again.const_data_ptr(), x.const_data_ptr());
+      const at::Tensor used = held ? again + beside : again * 1;
+      ((z * dz).sum() + (used * dx).to(at::kFloat).sum()).backward();
+      const at::Tensor want = at::matmul(wide(dz), wide(w)) + wide(dx);
+      EXPECT_LT(((wide(x.grad()) - want).norm() / want.norm()).item<double>(), bound);
+      EXPECT_TRUE(!held || beside.grad().equal(dx));
+    }
+  }
+}
 TROUPE_ON_DEVICES(GateOn);
+
+TEST(Gate, XIsHandedOnAsItIsWhereNobodyWantsItsGradient) {
+  const at::Tensor x = at::randn({4, 3}), w = at::randn({5, 3}).requires_grad_();
+  EXPECT_TRUE(router_product(x, w, at::kFloat).x_TD.is_same(x));
+}
 
 // A router whose logits are the input as it sees it.
 std::unique_ptr<Router> mirror_of(TopkSoftmaxRouting config) {
@@ -451,7 +477,7 @@ TEST(Quantile, R11_TheStepIsTheMeanOfItsMicrobatches) {
   Param& w = param(*router, "weight");
   const at::Tensor x = at::randn({40, 6}), y = at::randn({40, 6});
   const auto fresh = [&](const at::Tensor& in) {
-    return troupe::quantile(router_product(in, w.value, at::kFloat).detach(), at::zeros({8}),
+    return troupe::quantile(router_product(in, w.value, at::kFloat).z_TE.detach(), at::zeros({8}),
                             std::nullopt, 2);
   };
   at::Tensor want = (fresh(x) + fresh(y)) / 2 * 0.75;
@@ -567,7 +593,8 @@ TEST(Sinkhorn, R12_TrainingBalancesAndEvaluationTakesTheActivation) {
   const auto worst = [](const RouterOutput& r) { return r.counts_E.max().item<double>() / 1000; };
   EXPECT_LT(worst(trained), 1.6);
   EXPECT_LE(worst(trained), worst(evaluated));
-  const at::Tensor s = router_product(x, param(*router, "weight").value, at::kFloat).softmax(1);
+  const at::Tensor s =
+      router_product(x, param(*router, "weight").value, at::kFloat).z_TE.softmax(1);
   const at::Tensor want = s.gather(1, trained.ids_TK.to(at::kLong));
   EXPECT_LT((trained.weights_TK - want).abs().max().item<double>(), 1e-6);
 }
@@ -577,7 +604,8 @@ TEST(ExpertChoice, R13_EachExpertTakesExactlyItsColumnsBest) {
   const at::Tensor x = at::randn({41, 6});
   const RouterOutput out = router->forward(x, {}, kTraining);
   EXPECT_TRUE(out.counts_E.eq(11).all().item<bool>());  // ceil(41 * 2 / 8)
-  const at::Tensor s = router_product(x, param(*router, "weight").value, at::kFloat).softmax(1);
+  const at::Tensor s =
+      router_product(x, param(*router, "weight").value, at::kFloat).z_TE.softmax(1);
   const at::Tensor taken = out.ids_TK.ge(0);
   const at::Tensor worst = s.masked_fill(taken.logical_not(), 2).amin({0});
   const at::Tensor best_left = s.masked_fill(taken, -1).amax({0});

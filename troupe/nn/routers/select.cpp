@@ -59,12 +59,14 @@ RouterOutput route_gated(const Gate& gate, const at::Tensor& x_TD, const Tokens&
   return route_logits(gate, gate.logits(x_TD, context), tokens, context, std::move(options));
 }
 
-RouterOutput route_logits(const Gate& gate, const at::Tensor& z_TE, const Tokens& tokens,
+RouterOutput route_logits(const Gate& gate, const Gated& gated, const Tokens& tokens,
                           const Context& context, SelectOptions options) {
+  const at::Tensor& z_TE = gated.z_TE;
   if (tokens.replay_TK.defined()) options.given_ids_TK = tokens.replay_TK;
   options.balance = options.balance && context.records();
   RouterOutput out = select(z_TE, tokens, options);
   out.logits_TE = z_TE.detach();
+  out.x_TD = gated.x_TD;
   out.forced = gate.forced();
   const at::Tensor forced = gate.forced_ids(z_TE, options.top_k, context);
   if (!forced.defined()) return out;

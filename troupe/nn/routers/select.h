@@ -32,7 +32,7 @@ RouterOutput select(const at::Tensor& z_TE, const Tokens& tokens, const SelectOp
 
 // What the routers with a gate do: logits, choices (or those of a replay), benchmark aids. Balance
 // sums are made where `options` asks for them and the context records losses.
-RouterOutput route_logits(const Gate& gate, const at::Tensor& z_TE, const Tokens& tokens,
+RouterOutput route_logits(const Gate& gate, const Gated& gated, const Tokens& tokens,
                           const Context& context, SelectOptions options);
 RouterOutput route_gated(const Gate& gate, const at::Tensor& x_TD, const Tokens& tokens,
                          const Context& context, SelectOptions options);

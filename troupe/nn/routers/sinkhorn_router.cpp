@@ -21,12 +21,12 @@ class SinkhornRouter : public Router {
 
   RouterOutput forward(const at::Tensor& x_TD, const Tokens& tokens,
                        const Context& context) override {
-    const at::Tensor z_TE = gate_.logits(x_TD, context);
+    const Gated gated = gate_.logits(x_TD, context);
     SelectOptions options = options_;
     if (context.training && !tokens.replay_TK.defined()) {
-      options.given_ids_TK = search(z_TE.detach(), tokens, context);
+      options.given_ids_TK = search(gated.z_TE.detach(), tokens, context);
     }
-    return route_logits(gate_, z_TE, tokens, context, options);
+    return route_logits(gate_, gated, tokens, context, options);
   }
   const BalanceConfig& balance() const override { return balance_; }
   int64_t slots() const override { return shape_.top_k; }

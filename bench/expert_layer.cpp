@@ -1,0 +1,141 @@
+// One MoE layer over ranks, forward and backward, timed as a whole: routing, counts, rows there and
+// back, products. Each rank is a process (RANK, WORLD_SIZE, ...; `troupe launch` or
+// bench/expert_parallel.py sets them); rank 0 prints a line of JSON with the median seconds of the
+// slowest rank.
+//
+//   expert_layer TOKENS WIDTH HIDDEN EXPERTS TOP_K fast|exact a2a|allgather [rounds]
+//
+// TOKENS are this rank's. bf16 on a GPU, f32 on the CPU; tokens, weights and gradients random, the
+// router's choices near even.
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/randn.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "troupe/core/check.h"
+#include "troupe/core/config.h"
+#include "troupe/dist/a2a_dispatcher.h"
+#include "troupe/dist/allgather_dispatcher.h"
+#include "troupe/dist/world.h"
+#include "troupe/nn/moe_layer.h"
+#include "troupe/ops/cuda_plugin.h"
+
+namespace {
+
+using namespace troupe;
+
+struct Arguments {
+  int64_t tokens, width, hidden, experts, top_k;
+  std::string mode, kind;
+  int64_t rounds = 20;
+};
+
+Arguments arguments_of(int argc, char** argv) {
+  TROUPE_CHECK(argc == 8 || argc == 9,
+               "expert_layer TOKENS WIDTH HIDDEN EXPERTS TOP_K fast|exact a2a|allgather [rounds]");
+  const auto number = [&](int i) { return int64_t{std::stoll(argv[i])}; };
+  Arguments a{number(1), number(2), number(3), number(4), number(5), argv[6], argv[7]};
+  if (argc == 9) a.rounds = number(8);
+  TROUPE_CHECK(a.mode == "fast" || a.mode == "exact", "mode", a.mode, "is not fast or exact");
+  TROUPE_CHECK(a.kind == "a2a" || a.kind == "allgather", "kind", a.kind, "is not a2a or allgather");
+  return a;
+}
+
+MoeLayer layer_of(const Arguments& a, World& world, const at::TensorOptions& options) {
+  const DispatchMode mode = a.mode == "fast" ? DispatchMode::kFast : DispatchMode::kExact;
+  const Placement placement = contiguous(a.experts, world.size());
+  MoeConfig config;
+  config.experts = a.experts;
+  config.top_k = a.top_k;
+  config.ffn.hidden = a.hidden;
+  MoeLayer layer(config, {.width = a.width, .group_ranks = world.size()},
+                 a.kind == "a2a" ? a2a_dispatcher(world.all(), placement, mode)
+                                 : allgather_dispatcher(world.all(), placement, mode));
+  for_each_param(layer, "moe", [&](const std::string& name, Param& p) {
+    p.allocate(p.fp32 ? options.dtype(at::kFloat) : options);
+    initialise(p, name, 1);
+  });
+  return layer;
+}
+
+class Stopwatch {
+ public:
+  explicit Stopwatch(World& world) : world_(world) {}
+
+  // Of the slowest rank, from a moment in which all are ready.
+  template <class F>
+  double seconds(F&& f) const {
+    wait();
+    world_.processors()->barrier();
+    const auto begin = std::chrono::steady_clock::now();
+    f();
+    wait();
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+    double slowest = 0;
+    for (const std::string& text : world_.gather_texts("time", std::to_string(passed.count()))) {
+      slowest = std::max(slowest, std::stod(text));
+    }
+    return slowest;
+  }
+
+ private:
+  void wait() const {
+    const c10::Device device = world_.device();
+    if (!device.is_cpu())
+      c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+  }
+  World& world_;
+};
+
+double median(std::vector<double> values) {
+  std::ranges::nth_element(values, values.begin() + static_cast<int64_t>(values.size() / 2));
+  return values[values.size() / 2];
+}
+
+void run(const Arguments& a) {
+  const Place place = place_from_environment().value_or(Place{});
+  const c10::Device device =
+      has_cuda() ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(place.local_rank))
+                 : c10::Device(c10::kCPU);
+  const c10::DeviceGuard guard(device);
+  World world(place, device, {});
+  const auto options =
+      at::TensorOptions(device).dtype(device.is_cpu() ? at::kFloat : at::kBFloat16);
+  MoeLayer layer = layer_of(a, world, options);
+  at::Tensor x = at::randn({a.tokens, a.width}, options).mul_(0.2).requires_grad_();
+  const at::Tensor grad = at::randn({a.tokens, a.width}, options).mul_(0.2);
+  const Context context{.training = true, .seed = 1};
+  const Stopwatch watch(world);
+  std::vector<double> forward, both;
+  for (int64_t round = 0; round < a.rounds + 3; ++round) {
+    const double f = watch.seconds([&] { layer.forward(x, {}, context); });
+    const double b = watch.seconds([&] { layer.forward(x, {}, context).y.backward(grad); });
+    x.mutable_grad().reset();
+    for_each_param(layer, "", [](const std::string&, Param& p) { p.value.mutable_grad().reset(); });
+    layer.end_of_step();
+    if (round < 3) continue;
+    forward.push_back(f);
+    both.push_back(b);
+  }
+  if (world.rank() != 0) return;
+  std::printf("{\"side\": \"troupe %s %s\", \"forward_ms\": %.3f, \"both_ms\": %.3f}\n",
+              a.kind.c_str(), a.mode.c_str(), 1e3 * median(forward), 1e3 * median(both));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    run(arguments_of(argc, argv));
+    return 0;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "expert_layer: %s\n", e.what());
+    return 1;
+  }
+}
