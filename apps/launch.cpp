@@ -15,6 +15,7 @@
 #include "troupe/checkpoint/find_resume.h"
 #include "troupe/core/config.h"
 #include "troupe/core/log.h"
+#include "troupe/dist/flight_record.h"
 #include "troupe/dist/meeting_point.h"
 #include "troupe/dist/pulse.h"
 #include "troupe/train/forecast.h"
@@ -176,6 +177,7 @@ class Launcher {
       if (code == 0) return 0;
       log_.error(end.description());
       if (exit_file() == before) write_exit_for_first(end);
+      keep_flight();
       if (end.asked_to_stop || !may_pass(end.cause(), code) || attempt == options_.max_restarts) {
         return code;
       }
@@ -256,6 +258,17 @@ class Launcher {
     if (newest > 0) record.checkpoint = run_ + '/' + step_name(newest);
     Fs disk;
     write_exit(disk, run_, record, "", log_);
+  }
+
+  // What all ranks did last, also those that could tell nobody.
+  void keep_flight() {
+    if (pulses_.of(0).now().phase < Phase::kBatch) return;
+    std::vector<const Pulse*> all;
+    for (int rank = 0; rank < options_.ranks; ++rank) all.push_back(&pulses_.of(rank));
+    Fs disk;
+    const std::string path = run_ + "/flight.json";
+    write_flight(disk, path, flight_record(all), log_);
+    log_.info("what each rank did last: " + path);
   }
 
   int64_t newest_step() const {

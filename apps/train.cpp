@@ -11,6 +11,7 @@
 #include "troupe/core/file.h"
 #include "troupe/core/hash.h"
 #include "troupe/core/json.h"
+#include "troupe/dist/flight_record.h"
 #include "troupe/dist/world.h"
 #include "troupe/train/forecast.h"
 #include "troupe/train/memory_use.h"
@@ -148,8 +149,16 @@ class Run {
       record.checkpoint = trainer_->newest_checkpoint();
       record.resumable = !record.checkpoint.empty();
     }
+    if (record.code != 0) keep_flight();
     const char* const torchrun = std::getenv("TORCHELASTIC_ERROR_FILE");
     write_exit(fs_, ours_ ? dir_ : "", record, torchrun == nullptr ? "" : torchrun, log_);
+  }
+
+  // A launcher that shares the pulses writes what all did.
+  void keep_flight() {
+    if (world_ == nullptr || trainer_ == nullptr || world_->launcher_sees_pulses()) return;
+    write_flight(fs_, dir_ + "/flight-rank-" + std::to_string(place_.rank) + ".json",
+                 flight_record({&world_->pulse()}, place_.rank), log_);
   }
 
   const TrainOptions& options_;

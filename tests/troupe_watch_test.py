@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Ranks that watch each other: who is the cause, what it was doing, and one message that says so. Rows F84 to F88 of
 docs/RELIABILITY.md, through `troupe launch` and without it."""
+import json
 import re
 import signal
 import subprocess
@@ -30,6 +31,21 @@ class TroupeWatch(RanksRun):
     def rule(self, point, rank, action):
         return f"{point}@{rank}{'' if point == 'load.read' else ':5'}={action}"
 
+    def check_flight(self, run, where):
+        """Row 192: what both ranks did last is kept, also of the one that was killed."""
+        ranks = json.loads((self.folder / run / "flight.json").read_text())["ranks"]
+        self.assertEqual([r["rank"] for r in ranks], [0, 1])
+        last = ranks[1]["moments"][-1]
+        self.assertRegex(f"step {last['step']}, {last['phase']}", where)
+        self.assertTrue(all(m["ago_s"] >= 0 for r in ranks for m in r["moments"]))
+        # The operations that both came to are the same ones.
+        issued = [{(m["group"], m["number"]): (m["operation"], m["bytes"]) for m in r["moments"] if m["event"] == "issue"}
+                  for r in ranks]
+        both = issued[0].keys() & issued[1].keys()
+        self.assertGreater(len(both), 2)
+        for key in both:
+            self.assertEqual(issued[0][key][0], issued[1][key][0])
+
     def test_F84_a_killed_rank_is_named_with_what_it_did(self):
         for point, where, sets in POINTS:
             with self.subTest(point):
@@ -40,6 +56,7 @@ class TroupeWatch(RanksRun):
                 self.assertRegex(said, rf"launch: rank 1 of 2 was ended by SIGKILL .* in {where}, \d")
                 self.assertEqual(said.count("E6001 rank 1 of 2"), 1, said)
                 if point != "load.read":
+                    self.check_flight(point.replace(".", "-"), where)
                     record = self.exit_record(point.replace(".", "-"))
                     self.assertEqual((record["rank"], record["code"], record["error"], record["step"]),
                                      (1, 6, "E6001", 5))
@@ -82,6 +99,10 @@ class TroupeWatch(RanksRun):
             self.assertEqual(runs[rank].wait(10), 6, self.text_of(rank))
             self.assertRegex(self.text_of(rank), "E6001 (rank 0 of 3 has ended|ends with rank 0)")
         self.assertLess(time.monotonic() - begin, 5)
+        for rank in (1, 2):  # no launcher sees what all did: each that is left keeps its own
+            kept = json.loads((self.folder / f"run/flight-rank-{rank}.json").read_text())["ranks"]
+            self.assertEqual([r["rank"] for r in kept], [rank])
+            self.assertIn("wait", [m["event"] for m in kept[0]["moments"]])
 
     def test_F87_the_words_of_the_rank_at_fault_are_what_the_others_tell(self):
         runs = self.start_ranks(2, TROUPE_FAULT=lambda r: "forward.1:5=throw" if r == 1 else "")

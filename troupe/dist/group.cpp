@@ -13,8 +13,12 @@ namespace {
 
 using c10d::Work;
 
-[[noreturn]] void lost(const std::string& what, const std::string& group, const char* why) {
-  fail(Code::kRankLost, what + " of " + group, why);
+[[noreturn]] void lost(Together what, const std::string& group, const char* why) {
+  fail(Code::kRankLost, std::string(to_text(what)) + " of " + group, why);
+}
+
+void note(const std::shared_ptr<Pulse>& pulse, Note event, const Operation& operation) {
+  if (pulse) pulse->note(event, operation);
 }
 
 void check_sizes(const at::Tensor& whole, const at::Tensor& part, int64_t ranks) {
@@ -30,7 +34,8 @@ void check_sizes(const at::Tensor& whole, const at::Tensor& part, int64_t ranks)
 struct Pending::Work {
   c10::intrusive_ptr<c10d::Work> work;
   std::vector<at::Tensor> tensors;  // alive until it is done
-  std::string what, group;
+  Operation operation;
+  std::string group;
   std::shared_ptr<Pulse> pulse;
 };
 
@@ -38,11 +43,13 @@ void Pending::wait() {
   if (!work_) return;
   const std::shared_ptr<Work> work = std::exchange(work_, nullptr);
   const Waiting waiting(work->pulse.get());
+  note(work->pulse, Note::kWait, work->operation);
   try {
     work->work->wait();
   } catch (const std::exception& e) {
-    lost(work->what, work->group, e.what());
+    lost(work->operation.what, work->group, e.what());
   }
+  note(work->pulse, Note::kWaited, work->operation);
 }
 
 RankGroup::RankGroup(int64_t rank) : ranks_{rank} {}
@@ -72,13 +79,19 @@ std::string RankGroup::description() const {
 }
 
 template <class F>
-Pending RankGroup::issue(const char* what, std::vector<at::Tensor> tensors, F&& start) {
+Pending RankGroup::issue(Together what, std::vector<at::Tensor> tensors, F&& start) {
   Pending pending;
   if (!backend_) return pending;
   const at::NoGradGuard no_grad;
+  Operation operation{.what = what,
+                      .first = static_cast<int32_t>(ranks_.front()),
+                      .ranks = static_cast<int32_t>(size()),
+                      .number = ++issued_};
+  for (const at::Tensor& x : tensors) operation.bytes += static_cast<int64_t>(x.nbytes());
+  note(pulse_, Note::kIssue, operation);
   try {
-    pending.work_ = std::make_shared<Pending::Work>(
-        Pending::Work{start(*backend_->c10d), std::move(tensors), what, description(), pulse_});
+    pending.work_ = std::make_shared<Pending::Work>(Pending::Work{
+        start(*backend_->c10d), std::move(tensors), operation, description(), pulse_});
   } catch (const std::exception& e) {
     lost(what, description(), e.what());
   }
@@ -89,7 +102,7 @@ Pending RankGroup::sum(const std::vector<at::Tensor>& all) {
   for (const at::Tensor& x : all) {
     TROUPE_CHECK(x.is_contiguous(), "- a tensor to be summed must be contiguous:", x.sizes());
   }
-  return issue("sum", all, [&](c10d::Backend& c10d) {
+  return issue(Together::kSum, all, [&](c10d::Backend& c10d) {
     std::vector<at::Tensor> tensors = all;
     return tensors.size() == 1 ? c10d.allreduce(tensors) : c10d.allreduce_coalesced(tensors);
   });
@@ -103,7 +116,7 @@ Pending RankGroup::sum_shards(const std::vector<at::Tensor>& outs,
     if (!backend_) tensors[i].copy_(ins[i].view_as(outs[i]));
     tensors.push_back(ins[i]);
   }
-  return issue("sum_shards", std::move(tensors), [&](c10d::Backend& c10d) {
+  return issue(Together::kSumShards, std::move(tensors), [&](c10d::Backend& c10d) {
     std::vector<at::Tensor> to = outs, from = ins;
     return c10d.reduce_scatter_tensor_coalesced(to, from);
   });
@@ -117,7 +130,7 @@ Pending RankGroup::gather(const std::vector<at::Tensor>& outs, const std::vector
     if (!backend_ && !there) tensors[i].copy_(ins[i].view_as(outs[i]));
     tensors.push_back(ins[i]);
   }
-  return issue("gather", std::move(tensors), [&](c10d::Backend& c10d) {
+  return issue(Together::kGather, std::move(tensors), [&](c10d::Backend& c10d) {
     std::vector<at::Tensor> to = outs, from = ins;
     return c10d.allgather_into_tensor_coalesced(to, from);
   });
@@ -138,7 +151,7 @@ Pending RankGroup::exchange(const at::Tensor& out, const at::Tensor& in,
   TROUPE_CHECK(in.scalar_type() == out.scalar_type() && in.is_contiguous() && out.is_contiguous(),
                "- both must be contiguous and of one type");
   if (!backend_) out.copy_(in);
-  return issue("exchange", {out, in}, [&](c10d::Backend& c10d) {
+  return issue(Together::kExchange, {out, in}, [&](c10d::Backend& c10d) {
     at::Tensor to = out, from = in;
     std::vector<int64_t> receive = from_rows, send = to_rows;
     return c10d.alltoall_base(to, from, receive, send);
@@ -146,7 +159,7 @@ Pending RankGroup::exchange(const at::Tensor& out, const at::Tensor& in,
 }
 
 Pending RankGroup::broadcast(const at::Tensor& x, int64_t from) {
-  return issue("broadcast", {x}, [&](c10d::Backend& c10d) {
+  return issue(Together::kBroadcast, {x}, [&](c10d::Backend& c10d) {
     std::vector<at::Tensor> tensors{x};
     c10d::BroadcastOptions options;
     options.rootRank = from;
@@ -161,7 +174,7 @@ at::Tensor RankGroup::summed(const at::Tensor& x) {
 }
 
 void RankGroup::barrier() {
-  issue("barrier", {}, [](c10d::Backend& c10d) { return c10d.barrier(); }).wait();
+  issue(Together::kBarrier, {}, [](c10d::Backend& c10d) { return c10d.barrier(); }).wait();
 }
 
 }  // namespace troupe

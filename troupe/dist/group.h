@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "troupe/dist/flight.h"
 #include "troupe/dist/pulse.h"
 
 namespace troupe {
@@ -69,12 +70,13 @@ class RankGroup {
             std::shared_ptr<Pulse> pulse);
   // `start` issues the call; null: nothing is to be sent.
   template <class F>
-  Pending issue(const char* what, std::vector<at::Tensor> tensors, F&& start);
+  Pending issue(Together what, std::vector<at::Tensor> tensors, F&& start);
 
   std::unique_ptr<Backend> backend_;
   std::vector<int64_t> ranks_;
   int64_t rank_ = 0;
-  std::shared_ptr<Pulse> pulse_;  // which is told of each wait
+  int64_t issued_ = 0;
+  std::shared_ptr<Pulse> pulse_;  // which is told of each operation and wait
 };
 
 }  // namespace troupe

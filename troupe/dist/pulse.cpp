@@ -33,6 +33,14 @@ int64_t steady_now() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
+Doing doing_of(int64_t done, uint64_t phase, int64_t since) {
+  return {.done = done,
+          .phase = static_cast<Phase>(phase & 0xff),
+          .unit = static_cast<int>(phase >> 8 & kUnitMask),
+          .units = static_cast<int>(phase >> (8 + kUnitBits) & kUnitMask),
+          .since = since};
+}
+
 int64_t Doing::step() const {
   return done + (phase >= Phase::kBatch && phase <= Phase::kOptim ? 1 : 0);
 }
@@ -55,16 +63,22 @@ void Pulse::begin(Phase phase, int unit, int units) {
 
 void Pulse::set(uint64_t packed) {
   packed_.store(packed, std::memory_order_relaxed);
-  since_.store(steady_now(), std::memory_order_relaxed);
+  const int64_t now = steady_now();
+  since_.store(now, std::memory_order_relaxed);
+  flight_.add({.at = now, .done = done_.load(std::memory_order_relaxed), .phase = packed});
 }
 
 Doing Pulse::now() const {
-  const uint64_t all = packed_.load(std::memory_order_relaxed);
-  return {.done = done_.load(std::memory_order_relaxed),
-          .phase = static_cast<Phase>(all & 0xff),
-          .unit = static_cast<int>(all >> 8 & kUnitMask),
-          .units = static_cast<int>(all >> (8 + kUnitBits) & kUnitMask),
-          .since = since_.load(std::memory_order_relaxed)};
+  return doing_of(done_.load(std::memory_order_relaxed), packed_.load(std::memory_order_relaxed),
+                  since_.load(std::memory_order_relaxed));
+}
+
+void Pulse::note(Note event, const Operation& operation) {
+  flight_.add({.at = steady_now(),
+               .done = done_.load(std::memory_order_relaxed),
+               .phase = packed_.load(std::memory_order_relaxed),
+               .event = event,
+               .operation = operation});
 }
 
 double Pulse::waited_seconds() const {

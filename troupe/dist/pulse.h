@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "troupe/core/text.h"
+#include "troupe/dist/flight.h"
 
 namespace troupe {
 
@@ -55,6 +56,8 @@ struct Doing {
   int64_t since = 0;        // steady_now() when it began
   int64_t step() const;     // the step that is under way, or was the last
 };
+// `phase`: phase, unit and units in one number, as a pulse keeps them.
+Doing doing_of(int64_t done, uint64_t phase, int64_t since);
 std::string phase_text(const Doing& doing);  // "forward 3/8"
 std::string to_text(const Doing& doing);     // "step 8, forward 3/8"; "load" before any step
 
@@ -70,6 +73,10 @@ class Pulse {
   bool waiting() const { return waits_.load(std::memory_order_relaxed) > 0; }
   double waited_seconds() const;
 
+  // What it did before, of which operations between ranks are told by those that issue them.
+  const Flight& flight() const { return flight_; }
+  void note(Note event, const Operation& operation);
+
   // The launcher writes down that the process is no more.
   void set_ended() { ended_.store(true, std::memory_order_relaxed); }
   bool ended() const { return ended_.load(std::memory_order_relaxed); }
@@ -83,6 +90,7 @@ class Pulse {
   std::atomic<int> waits_ = 0;
   std::atomic<uint64_t> packed_ = 0;  // units, unit, phase
   std::atomic<bool> ended_ = false;
+  Flight flight_;
 };
 
 // A phase within another one, which goes on when it ends.

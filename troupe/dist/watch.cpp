@@ -258,9 +258,9 @@ std::vector<News> Watch::State::look() {
   for (size_t r = 0; r < now.size(); ++r) {
     const std::optional<Beat>&was = first[r].beat, is = now[r].beat;
     if (static_cast<int64_t>(r) == self.rank || !now[r].words.empty()) continue;
-    // One of this machine is there, however seldom it is let to run.
-    const bool beats =
-        (was && is && is->count > was->count) || (is && is_here(static_cast<int64_t>(r)));
+    // One of this machine is there, however seldom it is let to run; another one was heard since,
+    // be it for the first time.
+    const bool beats = is && (!was || is->count > was->count || is_here(static_cast<int64_t>(r)));
     if (!beats) now[r].found = Found::kSilent;
     if (beats && !is->waiting) now[r].found = Found::kHung;
   }

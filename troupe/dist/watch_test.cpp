@@ -15,6 +15,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using testing::HasSubstr;
+using namespace std::chrono_literals;
 
 constexpr milliseconds kBeat{200};
 
@@ -72,6 +73,11 @@ struct Ranks {
                                                             .beat = kBeat},
                                                 std::make_unique<TableBoard>(table)));
     }
+    while (heard() < size) std::this_thread::sleep_for(1ms);
+  }
+  int64_t heard() const {
+    const std::lock_guard lock(table->mutex);
+    return static_cast<int64_t>(table->texts.size());  // a first beat of each
   }
   void doing(size_t rank, int64_t done, Phase phase) {
     pulses[rank]->done(done);

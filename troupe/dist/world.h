@@ -72,6 +72,7 @@ class World {
   Board& board();
 
   Pulse& pulse() { return *pulse_; }  // what this rank does
+  bool launcher_sees_pulses() const { return pulses_ != nullptr; }
   // This rank ends, and why: the others are told. Then, or where `failed`, an operation with
   // others, did: which rank is the cause.
   void last_words(const std::string& text);
