@@ -35,7 +35,7 @@ struct ModelSummary {
   int64_t layers = 0, moe_layers = 0, sequence = 0;
   double flops_per_token = 0, flops_per_token_full = 0;
   int64_t weight_bytes = 0;  // bf16
-  int64_t train_bytes = 0;   // weights, f32 gradients, masters and two moments
+  int64_t train_bytes = 0;   // weights, the rest of f32 masters, f32 gradients, two moments
   int64_t saved_bytes = 0;   // that a token keeps for backward
   int64_t cache_bytes = 0;   // of keys and values, a token
   static void visit(auto& m, auto&& f) {
@@ -71,7 +71,7 @@ int64_t cache_bytes(const ModelConfig& model) {
 }
 
 ModelSummary summary_of(const std::string& name, const ModelConfig& model, int64_t sequence) {
-  constexpr int64_t kWeight = 2, kTrained = 18;  // bytes a parameter: 2 + 4 + 4 + 8
+  constexpr int64_t kWeight = 2, kTrained = 16;  // bytes a parameter: 2 + 2 + 4 + 8
   const ModelCosts costs = costs_of(model);
   ParamCount count;
   ModelSummary out{

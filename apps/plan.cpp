@@ -50,7 +50,11 @@ void print_memory(const MemoryForecast& m, const Recipe& recipe) {
   std::printf("memory, GiB\n");
   line("weights", m.weights, "");
   line("gradients", m.gradients, plan.micro_batch < plan.batch ? "f32" : "as backward makes them");
-  line("master weights", m.masters, m.masters > 0 ? "f32" : "the weights themselves");
+  const bool halves = recipe.train.precision != Precision::kFp16;
+  line("master weights", m.masters,
+       m.masters == 0 ? "the weights themselves"
+       : halves       ? "the lower halves of f32"
+                      : "f32");
   line("optimizer", m.moments, std::string(recipe.train.optimizer.kind()));
   line("kept for backward", m.activations, rows);
   line("working space", m.workspace, "");

@@ -203,7 +203,7 @@ class TroupeFiles(unittest.TestCase):
         self.assertEqual(found["active"], 3_353_032_704)
         self.assertEqual(found["flops_per_token"], 27_913_617_408)
         self.assertEqual(found["flops_per_token_full"], 37_577_293_824)
-        self.assertEqual(found["train_bytes"], 18 * 30_532_122_624)
+        self.assertEqual(found["train_bytes"], 16 * 30_532_122_624)
         self.assertEqual(found["cache_bytes"], 48 * 2 * 4 * 128 * 2)
         self.assertIn("6,919,161,856", self.troupe("inspect", "model", "olmoe-1b-7b"))
         self.assertIn("mixtral-8x7b", self.troupe("inspect", "model", "mixtral-8x7", code=2))

@@ -49,6 +49,17 @@ class TroupeRanks(RanksRun):
         self.train_ranks(2, FULL, experts(2), name="b")
         self.assert_equal_runs("a", "b")
 
+    def test_bf16_masters_in_halves_outlive_a_kill_bit_for_bit(self):
+        bf16, every = "train.precision=bf16", ("checkpoint.every_steps=4", "checkpoint.background=false")
+        for layout in ((DDP, experts(1)), (ZERO, experts(2)), (FULL, experts(1))):
+            name = layout[0][-4:] + layout[1][-1:]
+            self.train_ranks(2, bf16, *layout, *every, name=name)
+            runs = self.start_ranks(2, bf16, *layout, *every, name="cut" + name, TROUPE_FAULT="batch:8=kill")
+            for run in runs:
+                self.assertNotEqual(run.wait(60), 0)
+            self.train_ranks(2, bf16, *layout, *every, name="cut" + name)
+            self.assert_equal_runs(name, "cut" + name)
+
     def test_F124_F125_a_run_goes_on_in_another_layout(self):
         self.train("checkpoint.dir=one")
         layouts = ((2, FULL, experts(2)), (1,), (4, ZERO, experts(2)), (3, FULL), (2, DDP))

@@ -24,6 +24,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "troupe/checkpoint/box.h"
@@ -45,14 +46,26 @@ struct Replica {
   int64_t count = 1;
 };
 
+// A tensor that is saved or filled; or f32 numbers in halves, of which files know nothing: `value`
+// is bf16 and `low`, int16, has what that leaves of each (core/split_f32.h).
+struct Live {
+  Live(at::Tensor whole) : value(std::move(whole)) {}  // NOLINT(google-explicit-constructor)
+  Live(at::Tensor high, at::Tensor rest) : value(std::move(high)), low(std::move(rest)) {}
+  at::Tensor value;
+  at::Tensor low = {};
+};
+
 // The tensors of a run under global names. It holds references: what is saved or loaded is what the
 // tensors are then. A tensor must be contiguous and may be on any device.
 class CheckpointState {
  public:
   struct Part {
     TensorBox tensor;
-    at::Tensor value;  // flat, of the box's number of elements
-    bool owned;        // this rank writes it
+    at::Tensor value;     // flat, of the box's number of elements
+    bool owned;           // this rank writes it
+    at::Tensor low = {};  // Live's, likewise
+
+    void fill(const at::Tensor& numbers) const;  // flat, on the host; cast where types differ
   };
 
   // A parameter's local box; one entry an expert where it is per expert.
@@ -62,12 +75,11 @@ class CheckpointState {
                 Replica replica = {});
   // The same of a part: the parameter's local elements from, from + 1, ... as they lie in memory;
   // boxes come of it, as few as there can be. No elements add nothing.
-  void add_range(const std::string& name, const Param& p, int64_t from, const at::Tensor& value,
+  void add_range(const std::string& name, const Param& p, int64_t from, const Live& live,
                  Replica replica = {});
   // A tensor that all `replica.count` ranks hold whole.
   void add_whole(const std::string& name, const at::Tensor& value, Replica replica = {});
-  void add_box(const std::string& name, const Box& box, const at::Tensor& value,
-               Replica replica = {});
+  void add_box(const std::string& name, const Box& box, const Live& live, Replica replica = {});
 
   const std::vector<Part>& parts() const { return parts_; }
   int64_t owned_bytes() const;  // what a save of this rank writes

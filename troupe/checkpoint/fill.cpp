@@ -119,7 +119,8 @@ void Filling::begin(Target& target) {
   const TensorBox& t = target.part->tensor;
   const Source& source = sources_[target.tensor];
   const Element element = source.tensor->element;
-  const bool direct = target.part->value.is_cpu() && element == t.element;
+  const bool direct =
+      target.part->value.is_cpu() && element == t.element && !target.part->low.defined();
   target.host = direct ? target.part->value
                        : at::empty({t.box.numel()}, at::TensorOptions(scalar_of(element)));
   for (size_t i = 0; i < source.shared.size(); ++i) {
@@ -131,7 +132,7 @@ void Filling::begin(Target& target) {
 
 void Filling::finish(Target& target) {
   const at::Tensor host = std::exchange(target.host, at::Tensor());
-  if (!host.is_same(target.part->value)) at::Tensor(target.part->value).copy_(host);
+  if (!host.is_same(target.part->value)) target.part->fill(host);
   const int64_t count = count_unsound(sources_[target.tensor].tensor->element, bytes_of(host));
   if (count == 0) return;
   const std::lock_guard lock(mutex_);

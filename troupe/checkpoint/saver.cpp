@@ -2,11 +2,13 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <exception>
 #include <mutex>
 #include <set>
+#include <span>
 #include <sstream>
 #include <thread>
 
@@ -15,11 +17,14 @@
 #include "troupe/checkpoint/save_step.h"
 #include "troupe/checkpoint/tensor_element.h"
 #include "troupe/core/check.h"
+#include "troupe/core/split_f32.h"
 
 namespace troupe {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr size_t kJoined = size_t{1} << 18;  // numbers at a time: a mebibyte, still in the cache
 
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -40,22 +45,41 @@ class Snapshot {
     size_t i = 0;
     std::set<c10::DeviceIndex> devices;
     at::Tensor last;
+    const auto host = [&](const at::Tensor& source) {
+      if (!copy && source.is_cpu()) return source;
+      const at::Tensor& kept = buffer(i++, source);
+      at::Tensor(kept).copy_(source, /*non_blocking=*/true);
+      if (!source.is_cpu()) last = source;
+      return kept;
+    };
     for (const CheckpointState::Part& part : state.parts()) {
       if (!part.owned) continue;
-      at::Tensor source = part.value;
-      if (copy || !source.is_cpu()) {
-        const at::Tensor& kept = buffer(i++, source);
-        at::Tensor(kept).copy_(source, /*non_blocking=*/true);
-        if (!source.is_cpu()) last = source;
-        source = kept;
-      }
-      out.push_back({part.tensor, bytes_of(source)});
+      const at::Tensor value = host(part.value);
+      out.push_back(part.low.defined() ? joined(part.tensor, value, host(part.low))
+                                       : Piece{part.tensor, bytes_of(value)});
     }
     if (last.defined()) wait_for_device(last);
     return out;
   }
 
  private:
+  // The f32 numbers are put together as they are written: no memory for all of them.
+  static Piece joined(const TensorBox& tensor, const at::Tensor& value, const at::Tensor& low) {
+    Piece out{tensor};
+    out.make = [value, low](const WriteBytes& write) {
+      const auto* const high = static_cast<const BF16*>(value.const_data_ptr());
+      const auto* const rest = static_cast<const uint16_t*>(low.const_data_ptr());
+      const auto n = static_cast<size_t>(value.numel());
+      std::vector<float> piece(std::min(n, kJoined));
+      for (size_t at = 0; at < n; at += kJoined) {
+        const std::span<float> numbers(piece.data(), std::min(kJoined, n - at));
+        join_f32(high + at, rest + at, numbers);
+        write(std::as_bytes(numbers));
+      }
+    };
+    return out;
+  }
+
   const at::Tensor& buffer(size_t i, const at::Tensor& like) {
     if (i >= buffers_.size()) buffers_.resize(i + 1);
     at::Tensor& out = buffers_[i];

@@ -1,4 +1,6 @@
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -406,6 +408,49 @@ TEST_F(Saving, ExpertsAreNamedApartWhereverTheyLie) {
   load(folder_ / "step-000001", want, {.waive_unused = {"*"}}, {}, kNone);
   EXPECT_TRUE(at::equal(some.value[0], run.experts.value[4]));
   EXPECT_TRUE(at::equal(some.value[1], run.experts.value[1]));
+}
+
+// f32 numbers in halves are f32 in the files, whoever reads them.
+TEST_F(Saving, NumbersInHalvesAreSavedWhole) {
+  const int64_t n = (int64_t{1} << 20) + 77;  // more than a piece
+  const at::Tensor numbers = at::randn({n}), high = at::empty({n}, at::kBFloat16),
+                   low = at::empty({n}, at::kShort);
+  CheckpointState halves, whole;
+  halves.add_box("x", Box::whole({n}), {high, low});
+  whole.add_box("x", Box::whole({n}), numbers);
+  EXPECT_EQ(halves.owned_bytes(), whole.owned_bytes());
+  for (const CheckpointState::Part& part : halves.parts()) part.fill(numbers);
+  EXPECT_TRUE(at::allclose(high.to(at::kFloat), numbers, 0x1p-8, 0));
+  for (const bool background : {false, true}) {
+    config_.background = background;
+    {
+      const auto s = saver();
+      s->save(halves, {.step = background ? 2 : 1});
+      s->wait();
+    }
+    const at::Tensor wanted = numbers.clone(), had = high.clone();
+    numbers.zero_(), high.zero_(), low.zero_();
+    const std::string folder = find_resume(folder_.path(), {})->folder;
+    EXPECT_TRUE(load(folder, whole, {}, {}, kNone).notes.empty());
+    EXPECT_TRUE(at::equal(numbers, wanted));
+    load(folder, halves, {}, {}, kNone);
+    EXPECT_TRUE(at::equal(high, had));
+  }
+  // Of a file with bf16 numbers, as an import may be: nothing is left beside them.
+  CheckpointState import;
+  import.add_box("x", Box::whole({n}), high.clone());
+  saver()->save(import, {.step = 3});
+  low.fill_(5);
+  load(folder_ / "step-000003", halves, {.cast = true}, {}, kNone);
+  EXPECT_EQ(low.abs().max().item<int>(), 0);
+}
+
+TEST_F(Saving, HalvesOfOtherTypesAreRefused) {
+  CheckpointState state;
+  const at::Tensor high = at::full({4}, 1, at::kBFloat16), low = at::full({4}, 1, at::kShort);
+  EXPECT_THROW(state.add_box("x", Box::whole({4}), {high.to(at::kHalf), low}), Error);
+  EXPECT_THROW(state.add_box("x", Box::whole({4}), {high, low.to(at::kInt)}), Error);
+  EXPECT_THROW(state.add_box("x", Box::whole({4}), {high, low.narrow(0, 0, 3)}), Error);
 }
 
 // Rank r of W of a model of which each holds a run of elements of every tensor, and all the

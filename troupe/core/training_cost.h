@@ -42,11 +42,12 @@ enum class TrainingPrecision {
   kF32,
 };
 
-// Bytes a parameter of training with Adam (N4): what every rank keeps, and what the optimizer
-// keeps, which may be cut into d parts. d is DP x CP for dense parameters and EDP for experts.
+// Bytes a parameter of training with Adam (N4, less the 2 that masters of bf16 in halves save:
+// core/split_f32.h): what every rank keeps, and what the optimizer keeps, which may be cut into d
+// parts. d is DP x CP for dense parameters and EDP for experts.
 struct StateBytes {
   int64_t kept;      // weight and gradient
-  int64_t cuttable;  // master weight (and f32 gradient of f16), both moments
+  int64_t cuttable;  // rest of the master weight (and f32 gradient of f16), both moments
 
   constexpr double per_parameter(int64_t d = 1) const {
     return static_cast<double>(kept) + static_cast<double>(cuttable) / static_cast<double>(d);
@@ -54,7 +55,7 @@ struct StateBytes {
 };
 constexpr StateBytes state_bytes(TrainingPrecision p) {
   switch (p) {
-    case TrainingPrecision::kBf16: return {2 + 4, 4 + 4 + 4};
+    case TrainingPrecision::kBf16: return {2 + 4, 2 + 4 + 4};
     case TrainingPrecision::kF16: return {2 + 2, 4 + 4 + 4 + 4};
     case TrainingPrecision::kF32: return {4 + 4, 4 + 4};
   }

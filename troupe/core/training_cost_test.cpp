@@ -31,10 +31,10 @@ TEST(TrainingCost, N2_TrainingIsThreeTimesForward) {
 
 TEST(TrainingCost, N4_BytesAParameter) {
   using enum TrainingPrecision;
-  EXPECT_EQ(state_bytes(kBf16).per_parameter(), 18);
+  EXPECT_EQ(state_bytes(kBf16).per_parameter(), 16);
   EXPECT_EQ(state_bytes(kF16).per_parameter(), 20);
   EXPECT_EQ(state_bytes(kF32).per_parameter(), 16);
-  EXPECT_EQ(state_bytes(kBf16).per_parameter(8), 6 + 12.0 / 8);
+  EXPECT_EQ(state_bytes(kBf16).per_parameter(8), 6 + 10.0 / 8);
   EXPECT_EQ(state_bytes(kF16).per_parameter(4), 4 + 16.0 / 4);
   EXPECT_EQ(state_bytes(kF32).per_parameter(2), 8 + 8.0 / 2);
 }
@@ -48,13 +48,13 @@ TEST(TrainingCost, N4_ThreeLayouts) {
   };
   const double D = static_cast<double>(dense), X = static_cast<double>(experts);
   // Everything on each rank, nothing cut.
-  EXPECT_DOUBLE_EQ(gb({.dense = dense, .experts = experts}), 46.702792704 * 18);
+  EXPECT_DOUBLE_EQ(gb({.dense = dense, .experts = experts}), 46.702792704 * 16);
   // EP 8: an eighth of the experts here, held by 64 / 8 ranks; dense state cut by all 64.
   EXPECT_NEAR(gb({.dense = dense, .experts = experts / 8, .dense_cuts = 64, .expert_cuts = 8}),
-              (D * (6 + 12.0 / 64) + X / 8 * (6 + 12.0 / 8)) * 1e-9, 1e-9);
+              (D * (6 + 10.0 / 64) + X / 8 * (6 + 10.0 / 8)) * 1e-9, 1e-9);
   // PP 4, EP 8, DP 16: a quarter of all layers; EDP 2.
   EXPECT_NEAR(gb({.dense = dense / 4, .experts = experts / 32, .dense_cuts = 16, .expert_cuts = 2}),
-              (D / 4 * (6 + 12.0 / 16) + X / 32 * (6 + 12.0 / 2)) * 1e-9, 1e-6);
+              (D / 4 * (6 + 10.0 / 16) + X / 32 * (6 + 10.0 / 2)) * 1e-9, 1e-6);
 }
 
 }  // namespace

@@ -8,9 +8,12 @@
 namespace troupe {
 
 struct AdamWTensors {
-  at::Tensor param;                     // f32 (f64 on the CPU)
+  at::Tensor param;                     // f32 (f64 on the CPU); beside `remainder` bf16
   at::Tensor m, v;                      // f32 or bf16
   std::optional<at::Tensor> copy = {};  // bf16 or f16: the parameter rounded, for the model
+  // int16: the low halves of f32 parameters whose high halves `param` has (core/split_f32.h); then
+  // there is no copy.
+  std::optional<at::Tensor> remainder = {};
 };
 
 struct AdamWOptions {
@@ -21,8 +24,8 @@ struct AdamWOptions {
   double weight_decay = 0;
 };
 
-// Writes param, m, v and copy, all contiguous and of one size; grad of any float type. grad_scale
-// f32 [1], on the device: where it is not finite nothing is written. step counts from 1.
+// Writes param, m, v, copy and remainder, all contiguous and of one size; grad of any float type.
+// grad_scale f32 [1], on the device: where it is not finite nothing is written. step counts from 1.
 void adamw_(const AdamWTensors& state, const at::Tensor& grad,
             const std::optional<at::Tensor>& grad_scale, int64_t step, const AdamWOptions& options);
 

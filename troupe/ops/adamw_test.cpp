@@ -5,6 +5,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
@@ -47,6 +48,31 @@ TEST_P(AdamWOp, AGradientInHalfPrecisionServesAFloatParameter) {
   EXPECT_TRUE(p.equal(q));
 }
 
+// The formula of core/split_f32.h, in PyTorch's operators.
+at::Tensor joined(const at::Tensor& value, const at::Tensor& low) {
+  const at::Tensor upper = value.view(at::kShort).to(at::kLong) - low.lt(0).to(at::kLong);
+  const at::Tensor bits =
+      (upper.bitwise_and(0xffff) * 65536) + low.to(at::kLong).bitwise_and(0xffff);
+  return bits.to(at::kInt).view(at::kFloat);
+}
+
+TEST_P(AdamWOp, AParameterInHalvesHasTheBitsOfAWholeOne) {
+  const auto options = at::TensorOptions(device());
+  at::Tensor value = at::randn({7, 11}, options.dtype(at::kBFloat16));
+  const at::Tensor low = at::zeros({7, 11}, options.dtype(at::kShort));
+  at::Tensor p = value.to(at::kFloat), copy = value.clone(), m = at::zeros_like(p),
+             v = at::zeros_like(p), hm = m.clone(), hv = v.clone();
+  for (int64_t step = 1; step <= 4; ++step) {
+    const at::Tensor grad = at::randn({7, 11}, options.dtype(at::kBFloat16));
+    adamw_({.param = p, .m = m, .v = v, .copy = copy}, grad, {}, step, kOptions);
+    adamw_({.param = value, .m = hm, .v = hv, .remainder = low}, grad, {}, step, kOptions);
+    EXPECT_TRUE(joined(value, low).equal(p)) << step;
+    const at::Tensor tie = p.view(at::kInt).bitwise_and(0xffff).eq(0x8000);
+    EXPECT_TRUE(value.eq(copy).logical_or(tie).all().item<bool>()) << step;
+  }
+  EXPECT_TRUE(hm.equal(m) && hv.equal(v));
+}
+
 TEST_P(AdamWOp, ANanScaleLeavesEverythingAsItWas) {
   at::Tensor p = at::randn({9}, device()), m = at::zeros_like(p), v = at::zeros_like(p);
   const at::Tensor before = p.clone();
@@ -71,6 +97,11 @@ TEST(AdamWRefusal, NamesTheArgument) {
   TROUPE_EXPECT_REFUSAL(adamw_({p, m, v}, p, at::ones({2}), 1, kOptions), "adamw_: grad_scale");
   TROUPE_EXPECT_REFUSAL(adamw_({p, m, v}, p, {}, 0, kOptions), "step");
   TROUPE_EXPECT_REFUSAL(adamw_({p.to(at::kBFloat16), m, v}, p, {}, 1, kOptions), "param");
+  const at::Tensor value = p.to(at::kBFloat16), low = at::zeros({4, 6}, at::kShort);
+  TROUPE_EXPECT_REFUSAL(adamw_({p, m, v, {}, low}, p, {}, 1, kOptions), "copy");
+  TROUPE_EXPECT_REFUSAL(adamw_({p, m, v, value, low}, p, {}, 1, kOptions), "remainder");
+  TROUPE_EXPECT_REFUSAL(adamw_({value, m, v, {}, p}, p, {}, 1, kOptions), "remainder");
+  TROUPE_EXPECT_REFUSAL(adamw_({value, m, v, {}, low.t()}, p, {}, 1, kOptions), "remainder");
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ namespace troupe {
 struct MemoryForecast {  // bytes
   double weights = 0;
   double gradients = 0;    // f32 where several microbatches are added up, else as backward's
-  double masters = 0;      // f32 copies beside 2-byte weights
+  double masters = 0;      // of f32: the lower halves of bf16 weights, whole ones beside f16
   double moments = 0;      // and other state of the optimizer and of routers
   double activations = 0;  // kept for backward, of one microbatch
   double workspace = 0;    // on top of them when backward begins

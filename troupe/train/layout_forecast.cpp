@@ -132,7 +132,8 @@ class Costing {
     c.owned += values / S;
     c.state += (all.masters + all.moments) * share / S + all.frozen * share;
     c.gradient += adds_up_ ? 4 * elements : all.gradients * share;
-    out_.update += elements / S * (width_ < 4 ? 34 : 28) / machine_.bandwidth;
+    const double moved = width_ == 4 ? 28 : r_.train.precision == Precision::kFp16 ? 34 : 32;
+    out_.update += elements / S * moved / machine_.bandwidth;
     if (alone_) return;
     c.summing += elements * sum_width_;
     c.sum += 4 * elements / S;

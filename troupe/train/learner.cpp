@@ -89,7 +89,7 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
   const at::ScalarType moments = base.moments == MomentType::kF32 ? at::kFloat : at::kBFloat16;
   for (Bucket& b : store_->buckets()) {
     for (size_t i = 0; i < optimizer_->state_names(b).size(); ++i) {
-      b.state.push_back(at::zeros({b.own_size}, b.master.options().dtype(moments)));
+      b.state.push_back(at::zeros({b.own_size}, b.own.options().dtype(moments)));
     }
   }
   executor_ =
@@ -197,10 +197,11 @@ void Learner::apply(const TrainState& state, StepReport& report, const at::Tenso
     b.stale = true;
   }
   const FaultAction fault = faults_.at("optim", step);
-  if (fault == FaultAction::kFlip) store_->buckets()[0].master.narrow(0, 0, 1).neg_();  // a bit
+  const Bucket& first = store_->buckets()[0];
+  const at::Tensor master = first.masters()[0];
+  if (fault == FaultAction::kFlip) master.narrow(0, 0, 1).neg_();  // a bit
   if (fault == FaultAction::kNan || fault == FaultAction::kInf) {
-    Bucket& first = store_->buckets()[0];
-    for (const at::Tensor& x : {first.master, first.own}) {
+    for (const at::Tensor& x : {master, first.own}) {
       x.narrow(0, 0, 1).fill_(std::numeric_limits<double>::quiet_NaN());
     }
   }
@@ -312,14 +313,14 @@ void Learner::add_to(CheckpointState& state, Saved what) {
     const RankGroup& same = *store_->owners_of(b).replicas;
     const Replica replica = what.to_load ? Replica() : Replica{same.rank(), same.size()};
     const int64_t from = store_->owned(static_cast<int64_t>(s)).from;
-    const auto add = [&](const std::string& prefix, const at::Tensor& buffer) {
-      state.add_range(prefix + slot.named.name, *slot.named.param, from,
-                      store_->part(static_cast<int64_t>(s), buffer), replica);
+    const auto part = [&](const at::Tensor& x) { return store_->part(static_cast<int64_t>(s), x); };
+    const auto add = [&](const std::string& prefix, const Live& live) {
+      state.add_range(prefix + slot.named.name, *slot.named.param, from, live, replica);
     };
-    add("model.", b.master);
+    add("model.", b.in_halves() ? Live(part(b.own), part(b.low)) : Live(part(b.master)));
     if (what.weights_alone) continue;
     const std::vector<std::string> names = optimizer_->state_names(b);
-    for (size_t i = 0; i < names.size(); ++i) add("optimizer." + names[i] + '.', b.state[i]);
+    for (size_t i = 0; i < names.size(); ++i) add("optimizer." + names[i] + '.', part(b.state[i]));
   }
   for (const NamedParam& other : store_->others()) {
     const Owners& owners =

@@ -66,7 +66,8 @@ class Learner {
   ParamStore& store() { return *store_; }
   const c10::Device& device() const { return device_; }
   Precision precision() const { return precision_; }
-  bool weights_finite() const { return bad_values(*store_, &Bucket::master).empty(); }
+  // As the model reads them: of a master above the type's largest number too.
+  bool weights_finite() const { return bad_values(*store_, &Bucket::own).empty(); }
 
  private:
   StepInput input_of(const Feed& feed, const TrainState& state) const;

@@ -17,6 +17,7 @@ constexpr double kGpuRuntime = 0.8 * (1 << 30);     // context, cuBLAS's workspa
 void add_states(const Recipe& r, double width, std::vector<UnitMemory>& units) {
   const OptimizerBase& base = base_of(r.train.optimizer);
   const auto optimizer = std::visit([](const auto& c) { return c.build(); }, r.train.optimizer);
+  const double master = r.train.precision == Precision::kFp16 ? 4 : 2;  // of 2-byte values
   const double moment = base.moments == MomentType::kF32 ? 4 : 2;
   const auto model = build_model(r.model);
   std::set<const Param*> seen;
@@ -34,7 +35,7 @@ void add_states(const Recipe& r, double width, std::vector<UnitMemory>& units) {
       s.elements += count;
       s.values += count * bytes;
       s.gradients += count * bytes;
-      if (bytes < 4) s.masters += count * 4;
+      if (bytes < 4) s.masters += count * master;
       const Bucket bucket{.key = bucket_key(base, {name, &p}), .dtype = at::kFloat};
       s.moments += count * moment * static_cast<double>(optimizer->state_names(bucket).size());
     });

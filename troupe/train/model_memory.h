@@ -16,7 +16,7 @@ struct StateBytes {
   double elements = 0;   // that are trained
   double values = 0;     // of those
   double gradients = 0;  // as backward makes them
-  double masters = 0;    // f32 copies beside 2-byte values
+  double masters = 0;    // of f32: the lower halves of bf16 values, whole ones beside f16
   double moments = 0;    // and other state of the optimizer and of routers
   double frozen = 0;     // values that are not trained
 };

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "troupe/checkpoint/names.h"
 #include "troupe/core/check.h"
@@ -19,21 +20,52 @@ namespace {
 
 // A member's part of each of its bucket's buffers, flat, and its gradient.
 struct Piece {
-  Piece(const ParamStore& store, const Bucket& b, int64_t slot)
-      : master(store.part(slot, b.master)), grad(store.grad(slot)) {
+  Piece(const ParamStore& store, const Bucket& b, int64_t slot) : grad(store.grad(slot)) {
     for (const at::Tensor& buffer : b.state) state.push_back(store.part(slot, buffer));
+    if (b.in_halves()) {
+      copy = store.part(slot, b.own);
+      low = store.part(slot, b.low);
+      return;
+    }
+    master = store.part(slot, b.master);
     if (b.has_master()) copy = store.part(slot, b.own);
   }
 
   at::Tensor scaled_grad(const at::Tensor& scale) const { return grad.to(at::kFloat) * scale; }
-  void round() const {
-    if (copy) copy->copy_(master);
+
+  Piece narrowed(int64_t from, int64_t size) const {
+    Piece out = *this;
+    const auto cut = [&](at::Tensor& x) { x = x.narrow(0, from, size); };
+    cut(out.grad);
+    for (at::Tensor& x : out.state) cut(x);
+    cut(*out.copy);
+    cut(*out.low);
+    return out;
   }
 
-  at::Tensor master, grad;
+  at::Tensor master = {}, grad;  // master: none where it is in halves
   std::vector<at::Tensor> state;
   std::optional<at::Tensor> copy = {};  // the model's, of a smaller type
+  std::optional<at::Tensor> low = {};   // with `copy` the master
 };
+
+// f(piece) with a master in f32, which it changes; the model's values follow. Masters in halves are
+// joined and split again, a few matrices of `matrix` elements at a time.
+void update_masters(const Piece& all, int64_t matrix, const std::function<void(const Piece&)>& f) {
+  if (!all.low) {
+    f(all);
+    if (all.copy) all.copy->copy_(all.master);
+    return;
+  }
+  constexpr int64_t kAtATime = int64_t{1} << 24;  // 64 MiB of masters
+  const int64_t each = std::max<int64_t>(1, kAtATime / matrix) * matrix, n = all.grad.numel();
+  for (int64_t from = 0; from < n; from += each) {
+    Piece piece = all.narrowed(from, std::min(each, n - from));
+    piece.master = joined(*piece.copy, *piece.low);
+    f(piece);
+    split(piece.master, *piece.copy, *piece.low);
+  }
+}
 
 class AdamWOptimizer : public Optimizer {
  public:
@@ -44,8 +76,12 @@ class AdamWOptimizer : public Optimizer {
   void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
     for (const int64_t slot : store.owned_members(b)) {
       const Piece p(store, b, slot);
-      adamw_({.param = p.master, .m = p.state[0], .v = p.state[1], .copy = p.copy}, p.grad,
-             s.grad_scale, s.step,
+      adamw_({.param = p.low ? *p.copy : p.master,
+              .m = p.state[0],
+              .v = p.state[1],
+              .copy = p.low ? std::nullopt : p.copy,
+              .remainder = p.low},
+             p.grad, s.grad_scale, s.step,
              {.lr = s.lr,
               .beta1 = config_.betas[0],
               .beta2 = config_.betas[1],
@@ -66,10 +102,10 @@ class Sgd : public Optimizer {
 
   void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
     for (const int64_t slot : store.owned_members(b)) {
-      Piece p(store, b, slot);
-      p.state[0].mul_(config_.momentum).add_(p.scaled_grad(s.grad_scale));
-      p.master.mul_(1 - s.lr * s.weight_decay).add_(p.state[0], -s.lr);
-      p.round();
+      update_masters(Piece(store, b, slot), 1, [&](const Piece& p) {
+        p.state[0].mul_(config_.momentum).add_(p.scaled_grad(s.grad_scale));
+        p.master.mul_(1 - s.lr * s.weight_decay).add_(p.state[0], -s.lr);
+      });
     }
   }
 
@@ -85,13 +121,13 @@ class Lion : public Optimizer {
 
   void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
     for (const int64_t slot : store.owned_members(b)) {
-      Piece p(store, b, slot);
-      const at::Tensor g = p.scaled_grad(s.grad_scale);
-      at::Tensor& m = p.state[0];
-      const at::Tensor direction = at::sign(at::lerp(m.to(at::kFloat), g, 1 - config_.betas[0]));
-      p.master.mul_(1 - s.lr * s.weight_decay).add_(direction, -s.lr);
-      m.mul_(config_.betas[1]).add_(g, 1 - config_.betas[1]);
-      p.round();
+      update_masters(Piece(store, b, slot), 1, [&](const Piece& p) {
+        const at::Tensor g = p.scaled_grad(s.grad_scale);
+        const at::Tensor& m = p.state[0];
+        const at::Tensor direction = at::sign(at::lerp(m.to(at::kFloat), g, 1 - config_.betas[0]));
+        p.master.mul_(1 - s.lr * s.weight_decay).add_(direction, -s.lr);
+        m.mul_(config_.betas[1]).add_(g, 1 - config_.betas[1]);
+      });
     }
   }
 
@@ -113,18 +149,16 @@ class Muon : public Optimizer {
       // The last two dimensions of the box are the matrix: [E, 2, F, D] is 2 E of [F, D].
       const std::vector<int64_t>& size = store.slots()[static_cast<size_t>(slot)].named.param->size;
       const int64_t rows = size[size.size() - 2], columns = size.back();
-      Piece p(store, b, slot);
-      const at::Tensor g = p.scaled_grad(s.grad_scale);
-      at::Tensor& v = p.state[0];
-      v.mul_(config_.momentum).add_(g, 1 - config_.momentum);
-      p.master.mul_(1 - s.lr * s.weight_decay);
-      if (rows > 0 && columns > 0) {
+      if (rows == 0 || columns == 0) continue;
+      update_masters(Piece(store, b, slot), rows * columns, [&](const Piece& p) {
+        const at::Tensor g = p.scaled_grad(s.grad_scale);
+        const at::Tensor& v = p.state[0];
+        v.mul_(config_.momentum).add_(g, 1 - config_.momentum);
         const at::Tensor u = at::lerp(g, v.to(at::kFloat), config_.momentum);
         const at::Tensor o = newton_schulz(u.view({-1, rows, columns}));
         const double scale = 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)));
-        p.master.add_(o.reshape({-1}), -s.lr * scale);
-      }
-      p.round();
+        p.master.mul_(1 - s.lr * s.weight_decay).add_(o.reshape({-1}), -s.lr * scale);
+      });
     }
   }
 

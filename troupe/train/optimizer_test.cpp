@@ -11,12 +11,14 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <sstream>
 
 #include "troupe/checkpoint/names.h"
 #include "troupe/core/config.h"
+#include "troupe/core/split_f32.h"
 
 namespace troupe {
 namespace {
@@ -179,7 +181,64 @@ TEST(Optimizers, MastersOutliveTheModelsRounding) {
   Bench bench{config, at::kBFloat16};
   for (int64_t n = 1; n <= 100; ++n) bench.step(n, 0.5, 1e-4);  // each far below bf16's spacing
   EXPECT_NEAR(first(bench.w), 0.99, 0.004);
-  EXPECT_NEAR(bench.store.part(0, bench.store.buckets()[0].master)[0].item<float>(), 0.99, 1e-5);
+  const Bucket& b = bench.store.buckets()[0];
+  EXPECT_NEAR(bench.store.part(0, master_of(b))[0].item<float>(), 0.99, 1e-5);
+  EXPECT_FALSE(b.master.defined());
+  EXPECT_EQ(b.low.element_size(), 2);
+}
+
+// Of a bf16 model in 20 steps, beside the same parameters in f32 with the same gradients.
+TEST(Optimizers, MastersInHalvesHaveTheBitsOfWholeOnes) {
+  for (const OptimizerConfig& config :
+       {OptimizerConfig(AdamWConfig{}), OptimizerConfig(SgdConfig{}), OptimizerConfig(LionConfig{}),
+        OptimizerConfig(MuonConfig{})}) {
+    Bench halves{config, at::kBFloat16}, whole{config};
+    for (size_t i = 0; i < halves.store.buckets().size(); ++i) {
+      whole.store.buckets()[i].own.copy_(halves.store.buckets()[i].own);
+    }
+    for (int64_t n = 1; n <= 20; ++n) {
+      const double grad = std::cos(static_cast<double>(n));
+      halves.step(n, grad, 1e-3), whole.step(n, grad, 1e-3);
+    }
+    double apart = 0;
+    for (size_t i = 0; i < halves.store.buckets().size(); ++i) {
+      const Bucket &a = halves.store.buckets()[i], &b = whole.store.buckets()[i];
+      EXPECT_TRUE(at::equal(master_of(a), b.master)) << config.kind();
+      EXPECT_TRUE(at::equal(a.own, b.own.to(at::kBFloat16))) << config.kind();  // no ties here
+      apart += (master_of(a) - a.own).abs().sum().item<double>();
+    }
+    EXPECT_GT(apart, 0) << config.kind();  // the low halves are at work
+  }
+}
+
+// PyTorch's operators for any device, and core/split_f32.h.
+TEST(ParamStore, HalvesAreThoseOfTheFormula) {
+  const at::Tensor x = at::zeros({1 << 16}), value = at::zeros({1 << 16}, at::kBFloat16),
+                   low = at::zeros({1 << 16}, at::kShort);
+  for (const uint32_t rest : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+    auto* const numbers = x.mutable_data_ptr<float>();
+    for (uint32_t i = 0; i < 0x10000; ++i) numbers[i] = std::bit_cast<float>((i << 16) | rest);
+    split(x, value, low);
+    const at::Tensor back = joined(value, low);
+    const auto* const high = static_cast<const uint16_t*>(value.const_data_ptr());
+    const auto* const left = static_cast<const uint16_t*>(low.const_data_ptr());
+    for (uint32_t i = 0; i < 0x10000; ++i) {
+      const SplitF32 want = split_f32(numbers[i]);
+      ASSERT_EQ(high[i], want.value) << i << ' ' << rest;
+      ASSERT_EQ(left[i], want.low) << i << ' ' << rest;
+      ASSERT_EQ(std::bit_cast<uint32_t>(back.const_data_ptr<float>()[i]),
+                std::bit_cast<uint32_t>(join_f32(want.value, want.low)));
+    }
+  }
+}
+
+TEST(ParamStore, ValuesAloneAreTheirMasters) {
+  Bench bench{AdamWConfig{}, at::kBFloat16};
+  for (int64_t n = 1; n <= 3; ++n) bench.step(n, 0.3, 1e-4);
+  const Bucket& b = bench.store.buckets()[0];
+  ASSERT_FALSE(at::equal(master_of(b), b.own.to(at::kFloat)));
+  bench.store.masters_from_values();
+  EXPECT_TRUE(at::equal(master_of(b), b.own.to(at::kFloat)));
 }
 
 TEST(Optimizers, Bf16MomentsHalveTheBytes) {

@@ -6,6 +6,8 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/isnan.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -45,6 +47,24 @@ void have_memory(const at::Tensor& x) {
 
 }  // namespace
 
+at::Tensor joined(const at::Tensor& value, const at::Tensor& low) {
+  const at::Tensor upper = value.view(at::kShort).to(at::kInt), rest = low.to(at::kInt);
+  upper.add_(rest.bitwise_right_shift(31)).bitwise_left_shift_(16);  // less 1 where low >= 2^15
+  return upper.bitwise_or_(rest.bitwise_and_(0xffff)).view(at::kFloat);
+}
+
+at::Tensor master_of(const Bucket& b) {
+  return b.in_halves() ? joined(b.own.detach(), b.low) : b.master;
+}
+
+void split(const at::Tensor& master, const at::Tensor& value, const at::Tensor& low) {
+  const at::Tensor bits = master.view(at::kInt), is_nan = at::isnan(master);
+  low.copy_(bits.bitwise_and(0xffff).masked_fill_(is_nan, 0));
+  const at::Tensor rounded = (bits + 0x8000).bitwise_right_shift_(16);
+  const at::Tensor of_nan = bits.bitwise_right_shift(16).bitwise_or_(0x40);
+  value.view(at::kShort).copy_(at::where(is_nan, of_nan, rounded));
+}
+
 ParamStore::ParamStore(std::vector<NamedParam> params, const at::TensorOptions& options,
                        const std::function<BucketKey(const NamedParam&)>& key_of, Sharing sharing)
     : sharing_(std::move(sharing)) {
@@ -82,7 +102,11 @@ void ParamStore::make_buffers(Bucket& b, const at::TensorOptions& options) {
   b.value = at::zeros({b.size}, options.dtype(b.dtype));
   const at::Tensor part_of_value = b.value.narrow(0, b.own_from, b.own_size);
   b.own = b.dropped_between_uses ? at::empty_like(part_of_value) : part_of_value;
-  b.master = b.has_master() ? at::zeros({b.own_size}, options.dtype(at::kFloat)) : b.own;
+  if (b.in_halves()) {
+    b.low = at::zeros({b.own_size}, options.dtype(at::kShort));
+  } else {
+    b.master = b.has_master() ? at::zeros({b.own_size}, options.dtype(at::kFloat)) : b.own;
+  }
   for (const int64_t s : b.members) {
     const Slot& slot = slots_[static_cast<size_t>(s)];
     Param& p = *slot.named.param;
@@ -122,6 +146,7 @@ void ParamStore::initialise_all(uint64_t seed) {
 void ParamStore::masters_from_values() {
   for (Bucket& b : buckets_) {
     if (b.has_master()) b.master.copy_(b.own);
+    if (b.in_halves()) b.low.zero_();
   }
 }
 
@@ -301,7 +326,10 @@ void ParamStore::spread_loaded() {
   const at::NoGradGuard no_grad;
   for (Bucket& b : buckets_) {
     RankGroup& replicas = *owners_of(b).replicas;
-    replicas.broadcast(b.master.detach(), 0).wait();
+    // As bytes: NCCL has no type of 16 bits that are no number.
+    for (const at::Tensor& x : b.masters()) {
+      replicas.broadcast(x.detach().view(at::kByte), 0).wait();
+    }
     for (const at::Tensor& x : b.state) replicas.broadcast(x, 0).wait();
   }
 }

@@ -2,9 +2,10 @@
 // ranks hold.
 //
 // Trainable parameters are cut into buckets of equal settings. A bucket has one buffer for the
-// values that the model reads (a Param's value is a view of it), one of f32 masters where the
-// model's type is smaller (else the values themselves), and those of the optimizer. Parameters
-// begin on 64 bytes; what lies between them is 0 and stays 0.
+// values that the model reads (a Param's value is a view of it), one for what these leave of their
+// f32 masters, and those of the optimizer. A master is the value itself in f32; a bf16 value and 16
+// bits more (core/split_f32.h); an f32 number of its own beside f16. Parameters begin on 64 bytes
+// of f32; what lies between them is 0 and stays 0.
 //
 // Shared with other ranks (Sharing), a bucket holds the parameters of one unit, and rank i of the S
 // that share it owns elements i n / S .. (i + 1) n / S: their masters, moments and summed gradient
@@ -68,7 +69,8 @@ struct Bucket {
   int64_t own_from = 0, own_size = 0;  // this rank's range
   at::Tensor value = {};               // [size] of dtype
   at::Tensor own = {};                 // [own_size] of dtype; part of `value` unless `full`
-  at::Tensor master = {};              // [own_size] f32; `own` itself if that is f32
+  at::Tensor master = {};              // [own_size] f32; `own` itself if that is f32; bf16: none
+  at::Tensor low = {};                 // [own_size] int16, of bf16: `own` and it are the master
   at::Tensor grad = {};                // [own_size] f32 of a step, where the bucket is shared
   std::vector<at::Tensor> state = {};  // [own_size] each, the optimizer's
   std::vector<int64_t> members = {};   // indices of slots()
@@ -76,8 +78,19 @@ struct Bucket {
   int uses = 0;        // gather() without drop(), where dropped between uses
   bool stale = false;  // `own` changed since `value` was gathered
   Pending gathering = {};
-  bool has_master() const { return dtype != at::kFloat; }
+  bool in_halves() const { return dtype == at::kBFloat16; }
+  bool has_master() const { return dtype == at::kHalf; }  // beside the values
+  // The buffers that the masters are in.
+  std::vector<at::Tensor> masters() const {
+    return in_halves() ? std::vector<at::Tensor>{own, low} : std::vector<at::Tensor>{master};
+  }
 };
+
+// A bucket's masters, or a part's of it, in f32: the buffer itself, or a new tensor of halves.
+at::Tensor joined(const at::Tensor& value, const at::Tensor& low);
+at::Tensor master_of(const Bucket& bucket);
+// The halves of f32 numbers into `value` and `low`.
+void split(const at::Tensor& master, const at::Tensor& value, const at::Tensor& low);
 
 class ParamStore {
  public:
@@ -93,7 +106,7 @@ class ParamStore {
 
   void initialise_all(uint64_t seed);
   void masters_from_values();  // after values were written: initialisation, weights alone loaded
-  void values_from_masters();  // after a checkpoint was loaded, or an update
+  void values_from_masters();  // after a checkpoint was loaded
 
   // Gradients of a step. begin_step forgets the last one's; add() holds the first that a parameter
   // gets, whose bits nobody may change from then on, and adds the others, in f32; end_step() gives

@@ -44,18 +44,21 @@ Hashes hashes_of(const ParamStore& store, const Ranks& ranks, bool each) {
   std::map<std::string, Hasher> out;
   for (const Bucket& b : store.buckets()) {
     const bool whole = !b.dropped_between_uses;
-    const bool masters = b.has_master() || !whole;
+    const bool masters = b.dtype != at::kFloat || !whole;
     const std::string of = holder(b, ranks);
     if (!each) {
       if (whole) add(out[of], b.value);
-      if (masters) add(out[of + part_of(b, store)], b.master);
+      for (const at::Tensor& x : b.masters()) {
+        if (masters) add(out[of + part_of(b, store)], x);
+      }
       continue;
     }
     for (const int64_t s : b.members) {
       const NamedParam& named = store.slots()[static_cast<size_t>(s)].named;
       if (whole) add(out[named.name + " (" + of + ")"], named.param->value);
-      if (masters) {
-        add(out[named.name + " (master, " + of + part_of(b, store) + ")"], store.part(s, b.master));
+      for (const at::Tensor& x : b.masters()) {
+        if (!masters) break;
+        add(out[named.name + " (master, " + of + part_of(b, store) + ")"], store.part(s, x));
       }
     }
   }

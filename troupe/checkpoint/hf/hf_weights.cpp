@@ -243,7 +243,7 @@ std::vector<std::string> load_hf(const HfWeights& weights, const CheckpointState
       const auto dim = static_cast<int64_t>(d);
       box = box.narrow(dim, part->tensor.box.offset[d], part->tensor.box.size[d]);
     }
-    at::Tensor(part->value).copy_(box.reshape({-1}));
+    part->fill(box.reshape({-1}));
   }
   return notes;
 }

@@ -1,4 +1,5 @@
 #include "troupe/core/cuda_check.h"
+#include "troupe/core/split_f32.h"
 #include "troupe/kernels/adamw/adamw.h"
 #include "troupe/kernels/device/pack.cuh"
 
@@ -8,27 +9,68 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWide = 4;  // Elements of a thread: sixteen bytes of the float arrays.
 
-template <class G, class M, class C>
+// f32 parameters, and a rounded copy or null.
+template <class C>
+struct Whole {
+  float* p;
+  C* copy;
+
+  template <int kN>
+  __device__ Pack<float, kN> load(int64_t i) const {
+    return load_pack<kN>(p + i);
+  }
+  template <int kN>
+  __device__ void store(int64_t i, const Pack<float, kN>& param) const {
+    store_pack(p + i, param);
+    if (copy == nullptr) return;
+    Pack<C, kN> rounded;
+    for (int j = 0; j < kN; ++j) rounded.v[j] = static_cast<C>(param.v[j]);
+    store_pack(copy + i, rounded);
+  }
+};
+
+struct Halves {
+  uint16_t *value, *low;
+
+  template <int kN>
+  __device__ Pack<float, kN> load(int64_t i) const {
+    const auto upper = load_pack<kN>(value + i), lower = load_pack<kN>(low + i);
+    Pack<float, kN> out;
+    for (int j = 0; j < kN; ++j) out.v[j] = join_f32(upper.v[j], lower.v[j]);
+    return out;
+  }
+  template <int kN>
+  __device__ void store(int64_t i, const Pack<float, kN>& param) const {
+    Pack<uint16_t, kN> upper, lower;
+    for (int j = 0; j < kN; ++j) {
+      const SplitF32 s = split_f32(param.v[j]);
+      upper.v[j] = s.value;
+      lower.v[j] = s.low;
+    }
+    store_pack(value + i, upper);
+    store_pack(low + i, lower);
+  }
+};
+
+template <class P, class G, class M>
 struct Arrays {
-  float* param;
+  P param;
   const G* grad;
   M *m, *v;
-  C* copy;             // or null
   const float* scale;  // or null
   int64_t n;
 };
 
 // One thread kN elements: each array is read and written once.
-template <class G, class M, class C, int kN>
-__global__ void __launch_bounds__(kThreads) adamw_kernel(Arrays<G, M, C> x, AdamWStep<float> s) {
+template <class P, class G, class M, int kN>
+__global__ void __launch_bounds__(kThreads) adamw_kernel(Arrays<P, G, M> x, AdamWStep<float> s) {
   const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kN;
   const float scale = x.scale == nullptr ? 1.0f : *x.scale;
   if (i >= x.n || !isfinite(scale)) return;
 
-  auto param = load_pack<kN>(x.param + i);
+  auto param = x.param.template load<kN>(i);
   const auto grad = load_pack<kN>(x.grad + i);
   auto first = load_pack<kN>(x.m + i), second = load_pack<kN>(x.v + i);
-  Pack<C, kN> copy;
   for (int j = 0; j < kN; ++j) {
     const float g = static_cast<float>(grad.v[j]) * scale, p = param.v[j];
     const float m = s.beta1 * static_cast<float>(first.v[j]) + s.rest1 * g;
@@ -37,12 +79,10 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Arrays<G, M, C> x, Adam
     first.v[j] = static_cast<M>(m);
     second.v[j] = static_cast<M>(v);
     param.v[j] = p - s.lr * (m * s.unbias1 / denominator + s.weight_decay * p);
-    copy.v[j] = static_cast<C>(param.v[j]);
   }
-  store_pack(x.param + i, param);
+  x.param.store(i, param);
   store_pack(x.m + i, first);
   store_pack(x.v + i, second);
-  if (x.copy != nullptr) store_pack(x.copy + i, copy);
 }
 
 AdamWStep<float> constants(const AdamW& a) {
@@ -52,25 +92,24 @@ AdamWStep<float> constants(const AdamW& a) {
           f(s.unbias1), f(s.unbias2), f(s.eps),   f(s.weight_decay)};
 }
 
-template <class G, class M, class C>
-void launch(const AdamW& a, cudaStream_t stream) {
-  const int64_t n = a.param.cols;
+template <class G, class M, class P>
+void launch(const AdamW& a, P param, cudaStream_t stream) {
+  const int64_t n = a.grad.cols;
   const bool whole = n % kWide == 0;
   const auto aligned = [](const void* p) {
     return reinterpret_cast<uintptr_t>(p) % kPackBytes == 0;
   };
   const bool packed = whole && aligned(a.param.data) && aligned(a.grad.data) && aligned(a.m.data) &&
-                      aligned(a.v.data) && aligned(a.copy.data);
+                      aligned(a.v.data) && aligned(a.copy.data) && aligned(a.remainder.data);
   const int64_t each = kThreads * (packed ? kWide : 1), blocks = (n + each - 1) / each;
   TROUPE_CHECK(blocks <= 0x7fffffff, "elements", n);
-  const Arrays<G, M, C> x{.param = static_cast<float*>(a.param.data),
+  const Arrays<P, G, M> x{.param = param,
                           .grad = static_cast<const G*>(a.grad.data),
                           .m = static_cast<M*>(a.m.data),
                           .v = static_cast<M*>(a.v.data),
-                          .copy = static_cast<C*>(a.copy.data),
                           .scale = a.grad_scale,
                           .n = n};
-  const auto kernel = packed ? adamw_kernel<G, M, C, kWide> : adamw_kernel<G, M, C, 1>;
+  const auto kernel = packed ? adamw_kernel<P, G, M, kWide> : adamw_kernel<P, G, M, 1>;
   kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(x, constants(a));
 }
 
@@ -78,13 +117,18 @@ void launch(const AdamW& a, cudaStream_t stream) {
 
 void adamw_cuda(const AdamW& a, cudaStream_t stream) {
   validate(a);
-  if (a.param.cols == 0) return;
+  if (a.grad.cols == 0) return;
   dispatch_float(a.grad.dtype, [&]<class G>() {
     const auto with_moments = [&]<class M>() {
-      if (a.copy.data != nullptr && a.copy.dtype == Dtype::kF16) {
-        return launch<G, M, F16>(a, stream);
+      auto* const param = static_cast<float*>(a.param.data);
+      if (in_halves(a)) {
+        const Halves halves{static_cast<uint16_t*>(a.copy.data), a.remainder.data};
+        return launch<G, M>(a, halves, stream);
       }
-      launch<G, M, BF16>(a, stream);
+      if (a.copy.data != nullptr && a.copy.dtype == Dtype::kF16) {
+        return launch<G, M>(a, Whole<F16>{param, static_cast<F16*>(a.copy.data)}, stream);
+      }
+      launch<G, M>(a, Whole<BF16>{param, static_cast<BF16*>(a.copy.data)}, stream);
     };
     if (a.m.dtype == Dtype::kF32) return with_moments.template operator()<float>();
     with_moments.template operator()<BF16>();

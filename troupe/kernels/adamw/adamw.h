@@ -8,6 +8,11 @@
 //                      + weight_decay p[i])
 //   copy[i] = p[i], rounded
 //
+// The parameters are f32 numbers with or without a copy; or, where `remainder` is given, in halves:
+// p[i] is copy[i] and remainder[i] joined (core/split_f32.h), and comes back split. That is 8 bytes
+// an element read and written instead of 10, and two less kept; p has the same bits either way, and
+// the copy's ties go away from zero instead of to even.
+//
 // step counts from 1. grad_scale is read on the device, so that clipping needs no word with the
 // host; none: 1. Where it is not finite nothing at all is written: a gradient of NaN never reaches
 // a weight (clip_scale of grad_norm.h gives NaN then). N elements each. Arithmetic is float (double
@@ -25,13 +30,14 @@
 namespace troupe {
 
 struct AdamW {
-  MutRef param;  // [1, N]  f32; f64 on the CPU, then all are
+  MutRef param;  // [1, N]  f32; f64 on the CPU, then all are; none beside `remainder`
   MatRef grad;   // [1, N]  f32, bf16 or f16
   MutRef m;      // [1, N]  f32 or bf16, in and out
   MutRef v;      // [1, N]  of m's type
   int64_t step;  // > 0
   double lr;
-  MutRef copy = {};                   // [1, N]  out, bf16 or f16, or none
+  MutRef copy = {};              // [1, N]  out, bf16 or f16, or none; in halves bf16, in and out
+  Mat<uint16_t> remainder = {};  // [1, N]  in and out, or none
   const float* grad_scale = nullptr;  // [1] or none
   double beta1 = 0.9;
   double beta2 = 0.95;
@@ -41,6 +47,9 @@ struct AdamW {
 
 void validate(const AdamW& args);        // throws on a broken contract; every path calls it
 int64_t bytes_moved(const AdamW& args);  // the roofline's numerator
+inline bool in_halves(const AdamW& a) {
+  return a.remainder.rows > 0;
+}
 
 void adamw_ref(const AdamW& args);                        // the formula in double: for tests
 void adamw_cpu(const AdamW& args, const Pool& pool);      // what CPU runs use

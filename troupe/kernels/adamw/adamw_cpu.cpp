@@ -1,8 +1,9 @@
 // The CPU path: blocks of elements are shared out; each is one vector loop over all five arrays,
-// and one more, in the first cache, for the copy.
+// and one more, in the first cache, for a copy.
 #include <algorithm>
 #include <cmath>
 
+#include "troupe/core/split_f32.h"
 #include "troupe/kernels/adamw/adamw.h"
 
 namespace troupe {
@@ -12,25 +13,43 @@ namespace {
 // an end, is then the same for any number of threads.
 constexpr int64_t kBlock = 4096;
 
-template <class W, class G, class M>
+template <class W>
+struct Whole {
+  W* p;
+  TROUPE_INLINE W load(int64_t i) const { return p[i]; }
+  TROUPE_INLINE void store(int64_t i, W value) const { p[i] = value; }
+};
+
+struct Halves {
+  BF16* value;
+  uint16_t* low;
+  TROUPE_INLINE float load(int64_t i) const { return join_f32(value[i].bits, low[i]); }
+  TROUPE_INLINE void store(int64_t i, float p) const {
+    const SplitF32 s = split_f32(p);
+    value[i].bits = s.value;
+    low[i] = s.low;
+  }
+};
+
+template <class P, class G, class M>
 struct Arrays {
-  W* param;
+  P param;
   const G* grad;
   M *m, *v;
 };
 
-template <class W, class G, class M>
-void update(Arrays<W, G, M> x, int64_t begin, int64_t end, AdamWStep<W> s, W scale) {
+template <class W, class P, class G, class M>
+void update(Arrays<P, G, M> x, int64_t begin, int64_t end, AdamWStep<W> s, W scale) {
 #pragma omp simd
   for (int64_t i = begin; i < end; ++i) {
     const W g = static_cast<W>(x.grad[i]) * scale;
     const W m = s.beta1 * static_cast<W>(x.m[i]) + s.rest1 * g;
     const W v = s.beta2 * static_cast<W>(x.v[i]) + s.rest2 * (g * g);
-    const W p = x.param[i];
+    const W p = x.param.load(i);
     const W denominator = std::sqrt(v * s.unbias2) + s.eps;
     put(x.m[i], m);
     put(x.v[i], v);
-    x.param[i] = p - s.lr * (m * s.unbias1 / denominator + s.weight_decay * p);
+    x.param.store(i, p - s.lr * (m * s.unbias1 / denominator + s.weight_decay * p));
   }
 }
 
@@ -48,25 +67,38 @@ AdamWStep<W> constants(const AdamW& a) {
           w(s.unbias1), w(s.unbias2), w(s.eps),   w(s.weight_decay)};
 }
 
-template <class W, class G, class M>
-void run(const AdamW& a, const Pool& pool, float scale) {
+// The copy of what update() wrote, while it is in the cache.
+void round_copy(const AdamW& a, Whole<float> from, int64_t begin, int64_t end) {
+  if (a.copy.data == nullptr) return;
+  if (a.copy.dtype == Dtype::kBF16) {
+    copy_rounded(from.p, static_cast<BF16*>(a.copy.data), begin, end);
+  } else {
+    copy_rounded(from.p, static_cast<F16*>(a.copy.data), begin, end);
+  }
+}
+void round_copy(const AdamW&, Whole<double>, int64_t, int64_t) {}
+void round_copy(const AdamW&, Halves, int64_t, int64_t) {}
+
+template <class W, class P, class G, class M>
+void run(const AdamW& a, P param, const Pool& pool, float scale) {
   const AdamWStep<W> step = constants<W>(a);
-  const Arrays<W, G, M> x{static_cast<W*>(a.param.data), static_cast<const G*>(a.grad.data),
-                          static_cast<M*>(a.m.data), static_cast<M*>(a.v.data)};
-  const int64_t n = a.param.cols;
+  const Arrays<P, G, M> x{param, static_cast<const G*>(a.grad.data), static_cast<M*>(a.m.data),
+                          static_cast<M*>(a.v.data)};
+  const int64_t n = a.grad.cols;
   pool((n + kBlock - 1) / kBlock, 4, [&](int64_t first, int64_t last) {
     for (int64_t block = first; block < last; ++block) {
       const int64_t begin = block * kBlock, end = std::min(begin + kBlock, n);
       update(x, begin, end, step, static_cast<W>(scale));
-      if constexpr (std::is_same_v<W, float>) {
-        if (a.copy.data == nullptr) continue;
-        if (a.copy.dtype == Dtype::kBF16) {
-          copy_rounded(x.param, static_cast<BF16*>(a.copy.data), begin, end);
-        } else {
-          copy_rounded(x.param, static_cast<F16*>(a.copy.data), begin, end);
-        }
-      }
+      round_copy(a, param, begin, end);
     }
+  });
+}
+
+template <class P>
+void run_float(const AdamW& a, P param, const Pool& pool, float scale) {
+  dispatch_float(a.grad.dtype, [&]<class G>() {
+    if (a.m.dtype == Dtype::kF32) return run<float, P, G, float>(a, param, pool, scale);
+    run<float, P, G, BF16>(a, param, pool, scale);
   });
 }
 
@@ -76,11 +108,15 @@ void adamw_cpu(const AdamW& a, const Pool& pool) {
   validate(a);
   const float scale = a.grad_scale == nullptr ? 1 : *a.grad_scale;
   if (!std::isfinite(scale)) return;
-  if (a.param.dtype == Dtype::kF64) return run<double, double, double>(a, pool, scale);
-  dispatch_float(a.grad.dtype, [&]<class G>() {
-    if (a.m.dtype == Dtype::kF32) return run<float, G, float>(a, pool, scale);
-    run<float, G, BF16>(a, pool, scale);
-  });
+  if (in_halves(a)) {
+    const Halves halves{static_cast<BF16*>(a.copy.data), a.remainder.data};
+    return run_float(a, halves, pool, scale);
+  }
+  if (a.param.dtype == Dtype::kF64) {
+    const Whole<double> whole{static_cast<double*>(a.param.data)};
+    return run<double, Whole<double>, double, double>(a, whole, pool, scale);
+  }
+  run_float(a, Whole<float>{static_cast<float*>(a.param.data)}, pool, scale);
 }
 
 }  // namespace troupe

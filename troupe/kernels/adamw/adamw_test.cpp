@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
+#include "troupe/core/split_f32.h"
 #include "troupe/testing/matrix.h"
 
 namespace troupe {
@@ -17,6 +19,7 @@ using testing::Matrix;
 
 struct Types {
   Dtype param, grad, moments, copy;
+  bool halves = false;  // the parameter: copy and remainder
 };
 
 struct Case {
@@ -33,6 +36,7 @@ struct Problem {
         m(t.moments, 1, n),
         v(t.moments, 1, n),
         copy(t.copy, 1, n),
+        remainder(static_cast<size_t>(n)),
         scale(1) {
     param.fill_normal(1);
     grad.fill_normal(2);
@@ -40,20 +44,41 @@ struct Problem {
     v.fill_normal(4);
     v.each([&](int64_t, int64_t i) { v.set(0, i, v.get(0, i) * v.get(0, i)); });
     scale[0] = 0.37f;
+    split();
   }
   AdamW args(int64_t step = 3) {
-    return {.param = param.mut(),
+    const int64_t n = param.cols();
+    return {.param = types.halves ? MutRef{} : param.mut(),
             .grad = grad.view(),
             .m = m.mut(),
             .v = v.mut(),
             .step = step,
             .lr = 0.01,
             .copy = types.copy == Dtype::kF64 ? MutRef{} : copy.mut(),
+            .remainder = types.halves ? Mat<uint16_t>{remainder.data(), 1, n, n} : Mat<uint16_t>{},
             .grad_scale = scale.data(),
             .weight_decay = 0.1};
   }
+  // Between `param` and the two halves of it.
+  void split() {
+    if (!types.halves) return;
+    param.each([&](int64_t, int64_t i) {
+      const SplitF32 s = split_f32(param.mut().as<float>()(0, i));
+      copy.mut().as<BF16>()(0, i).bits = s.value;
+      remainder[static_cast<size_t>(i)] = s.low;
+    });
+  }
+  Problem& joined() {
+    if (!types.halves) return *this;
+    param.each([&](int64_t, int64_t i) {
+      param.mut().as<float>()(0, i) =
+          join_f32(copy.mut().as<BF16>()(0, i).bits, remainder[static_cast<size_t>(i)]);
+    });
+    return *this;
+  }
   Types types;
   Matrix param, grad, m, v, copy;
+  Buffer<uint16_t> remainder;
   Buffer<float> scale;
 };
 
@@ -78,6 +103,7 @@ TEST_P(AdamWTest, AgreesWithTheReference) {
     run(GetParam().backend, got.args(step));
     adamw_ref(want.args(step));
   }
+  got.joined(), want.joined();
   const bool exact = GetParam().types.moments != Dtype::kBF16;
   // A bf16 moment that was rounded the other way in one step may nearly cancel in the next.
   testing::expect_near(
@@ -95,16 +121,37 @@ TEST_P(AdamWTest, TheCopyIsTheParameterRounded) {
   Problem p = problem();
   if (p.args().copy.data == nullptr) GTEST_SKIP() << "no copy";
   run(GetParam().backend, p.args());
+  p.joined();
   Matrix want(GetParam().types.copy, 1, GetParam().size);
   want.each([&](int64_t, int64_t i) { want.set(0, i, p.param.get(0, i)); });
+  if (GetParam().types.halves) {  // a tie goes away from zero
+    want.each([&](int64_t, int64_t i) {
+      want.mut().as<BF16>()(0, i).bits = split_f32(p.param.mut().as<float>()(0, i)).value;
+    });
+  }
   EXPECT_TRUE(p.copy.same_bits(want));
+}
+
+TEST_P(AdamWTest, InHalvesAParameterHasTheSameBits) {
+  if (!GetParam().types.halves) GTEST_SKIP() << "whole";
+  Types types = GetParam().types;
+  Problem halves(GetParam().size, types);
+  types.halves = false;
+  Problem whole(GetParam().size, types);
+  for (const int64_t step : {1, 2, 3, 4}) {
+    run(GetParam().backend, halves.args(step));
+    run(GetParam().backend, whole.args(step));
+    EXPECT_TRUE(halves.joined().param.same_bits(whole.param)) << step;
+  }
+  EXPECT_TRUE(halves.m.same_bits(whole.m));
+  EXPECT_TRUE(halves.v.same_bits(whole.v));
 }
 
 TEST_P(AdamWTest, G4_EveryRunGivesTheSameBits) {
   Problem first = problem(), second = problem();
   run(GetParam().backend == Backend::kCuda ? Backend::kCuda : Backend::kCpu, first.args());
   run(GetParam().backend, second.args());
-  EXPECT_TRUE(first.param.same_bits(second.param));
+  EXPECT_TRUE(first.joined().param.same_bits(second.joined().param));
   EXPECT_TRUE(first.m.same_bits(second.m));
   EXPECT_TRUE(first.v.same_bits(second.v));
 }
@@ -114,7 +161,7 @@ TEST_P(AdamWTest, AScaleThatIsNotFiniteChangesNothing) {
     Problem p = problem(), untouched = problem();
     p.scale[0] = bad;
     run(GetParam().backend, p.args());
-    EXPECT_TRUE(p.param.same_bits(untouched.param));
+    EXPECT_TRUE(p.joined().param.same_bits(untouched.param));
     EXPECT_TRUE(p.m.same_bits(untouched.m));
     EXPECT_TRUE(p.v.same_bits(untouched.v));
     EXPECT_TRUE(p.copy.same_bits(untouched.copy));
@@ -149,6 +196,34 @@ TEST_P(AdamWByHand, E2_AZeroGradientDecaysAndNoMore) {
   EXPECT_EQ(p.m.get(0, 4), 0);
 }
 
+// A parameter that is NaN already, and those at the ends of the range.
+TEST_P(AdamWByHand, HalvesHoldEveryNumber) {
+  Problem p(4, {Dtype::kF32, Dtype::kF32, Dtype::kF32, Dtype::kBF16, true});
+  p.grad.fill(0), p.m.fill(0), p.v.fill(0);
+  p.param.set(0, 0, std::bit_cast<float>(0x7f800001u));  // whose set bit is a low one
+  p.param.set(0, 1, std::numeric_limits<float>::max());
+  p.param.set(0, 2, -INFINITY);
+  p.param.set(0, 3, -0x1.fffffcp-127);
+  p.split();
+  AdamW args = p.args(1);
+  args.lr = 0;
+  run(GetParam(), args);
+  p.joined();
+  EXPECT_TRUE(std::isnan(p.param.get(0, 0)) && std::isnan(p.copy.get(0, 0)));
+  EXPECT_EQ(p.param.get(0, 1), std::numeric_limits<float>::max());
+  EXPECT_EQ(p.copy.get(0, 1), INFINITY);
+  EXPECT_TRUE(std::isnan(p.param.get(0, 2)));  // -inf - 0 inf
+  EXPECT_EQ(p.param.get(0, 3), -0x1.fffffcp-127);
+}
+
+TEST(AdamW, AnElementInHalvesMovesTwoBytesLess) {
+  const Types whole{Dtype::kF32, Dtype::kBF16, Dtype::kF32, Dtype::kBF16};
+  Types halves = whole;
+  halves.halves = true;
+  EXPECT_EQ(bytes_moved(Problem(100, whole).args()), 2800);
+  EXPECT_EQ(bytes_moved(Problem(100, halves).args()), 2600);
+}
+
 TEST(AdamW, RefusesWhatItCannotMean) {
   Problem p(8, {Dtype::kF32, Dtype::kF32, Dtype::kF32, Dtype::kBF16});
   const auto refused = [&](auto&& spoil) {
@@ -166,6 +241,12 @@ TEST(AdamW, RefusesWhatItCannotMean) {
   refused([](AdamW& a) { a.v.dtype = Dtype::kBF16; });
   refused([](AdamW& a) { a.param.dtype = Dtype::kBF16; });
   refused([](AdamW& a) { a.copy.dtype = Dtype::kF32; });
+  Problem other(8, {Dtype::kF32, Dtype::kF32, Dtype::kF32, Dtype::kBF16, true});
+  refused([&](AdamW& a) { a.remainder = other.args().remainder; });  // beside a param
+  refused([&](AdamW& a) { a = other.args(), a.copy = {}; });
+  refused([&](AdamW& a) { a = other.args(), a.copy.dtype = Dtype::kF16; });
+  refused([&](AdamW& a) { a = other.args(), a.remainder.cols = 7; });
+  refused([&](AdamW& a) { a = other.args(), a.remainder.data = nullptr; });
 }
 
 std::vector<Case> all_cases() {
@@ -173,7 +254,10 @@ std::vector<Case> all_cases() {
                          {Dtype::kF32, Dtype::kBF16, Dtype::kF32, Dtype::kBF16},
                          {Dtype::kF32, Dtype::kBF16, Dtype::kBF16, Dtype::kF64},  // f64: no copy
                          {Dtype::kF32, Dtype::kF16, Dtype::kF32, Dtype::kF16},
-                         {Dtype::kF64, Dtype::kF64, Dtype::kF64, Dtype::kF64}};
+                         {Dtype::kF64, Dtype::kF64, Dtype::kF64, Dtype::kF64},
+                         {Dtype::kF32, Dtype::kBF16, Dtype::kF32, Dtype::kBF16, true},
+                         {Dtype::kF32, Dtype::kF32, Dtype::kF32, Dtype::kBF16, true},
+                         {Dtype::kF32, Dtype::kBF16, Dtype::kBF16, Dtype::kBF16, true}};
   std::vector<Case> cases;
   for (Backend b : {Backend::kCpu, Backend::kCpuThreads, Backend::kCuda}) {
     for (const Types& t : types) {
@@ -186,7 +270,7 @@ std::vector<Case> all_cases() {
 std::string case_name(const ::testing::TestParamInfo<Case>& info) {
   const auto& [backend, t, n] = info.param;
   return std::string(name(backend)) + "_" + name(t.param) + "_grad_" + name(t.grad) + "_m_" +
-         name(t.moments) + "_n" + std::to_string(n);
+         name(t.moments) + (t.halves ? "_halves" : "") + "_n" + std::to_string(n);
 }
 INSTANTIATE_TEST_SUITE_P(All, AdamWTest, ::testing::ValuesIn(all_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(All, AdamWByHand, ::testing::Values(Backend::kCpu, Backend::kCuda),
