@@ -15,8 +15,7 @@ constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarpLanes;
 constexpr int kSlowThreads = 256;
 
-// kSoftmax: of no other score, so that nothing of theirs is compiled in.
-template <class T, bool kSoftmax = false>
+template <class T>
 struct Rows {
   RouteBackward a;
   Mat<const T> logits;
@@ -25,7 +24,7 @@ struct Rows {
   const float* grad_squares;
   int64_t length;  // tokens of a sequence
 
-  __device__ bool is_softmax() const { return kSoftmax || a.rule.score == Score::kSoftmax; }
+  __host__ __device__ bool is_softmax() const { return a.rule.score == Score::kSoftmax; }
   __device__ bool of_logits() const { return a.rule.weighting == Weighting::kChosen; }
   __device__ bool skips(int64_t t) const { return a.valid != nullptr && a.valid[t] == 0; }
   __device__ float logit(int64_t t, int e) const { return static_cast<float>(logits(t, e)); }
@@ -44,12 +43,13 @@ struct RowSums {
 
 // dz of an expert; c is the gradient of its chosen value, 0 if it was not chosen. G + c comes
 // before the subtraction: with E = 1 the result is exactly 0 (L5).
-template <class T, bool kSoftmax>
-__device__ float logit_grad(const Rows<T, kSoftmax>& r, const RowSums& s, float z, float G,
-                            float c) {
+//
+// kSoftmax, here and below: of no other score, so that nothing of theirs is compiled in.
+template <bool kSoftmax, class T>
+__device__ float logit_grad(const Rows<T>& r, const RowSums& s, float z, float G, float c) {
   const float softmax = expf(z - s.top) * s.exp_scale;
   if (r.of_logits()) return softmax * (G - s.mean + s.squared) + c;
-  if (r.is_softmax()) return softmax * (G + c - s.mean + s.squared);
+  if (kSoftmax || r.is_softmax()) return softmax * (G + c - s.mean + s.squared);
   const auto slope = static_cast<float>(scores::slope_of(r.a.rule.score, z).ds);
   return slope * ((G - s.mean) / s.score_sum + c) + s.squared * softmax;
 }
@@ -59,13 +59,13 @@ struct Choice {
   float value;
 };
 
-template <class T, bool kSoftmax>
-__device__ Choice choice_at(const Rows<T, kSoftmax>& r, const RowSums& s, int64_t t, int j) {
+template <bool kSoftmax, class T>
+__device__ Choice choice_at(const Rows<T>& r, const RowSums& s, int64_t t, int j) {
   const int id = r.a.ids[t * r.a.rule.choices + j];
   if (id < 0) return {id, NAN};
   const float z = r.logit(t, id);
   if (r.of_logits()) return {id, z};
-  if (r.is_softmax()) return {id, expf(z - s.top) * s.exp_scale};
+  if (kSoftmax || r.is_softmax()) return {id, expf(z - s.top) * s.exp_scale};
   return {id, static_cast<float>(scores::score_of(r.a.rule.score, z))};
 }
 
@@ -76,7 +76,7 @@ class WarpGradient {
   using At = WarpRow<kPerLane>;
 
  public:
-  __device__ WarpGradient(const Rows<T, kSoftmax>& r, bool packed, float* scattered)
+  __device__ WarpGradient(const Rows<T>& r, bool packed, float* scattered)
       : r_(r),
         packed_(packed),
         scattered_(scattered),
@@ -94,9 +94,9 @@ class WarpGradient {
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i) scattered_[At::expert(i)] = 0;
       __syncwarp();
-      const Choice mine = lane_ < K_ ? choice_at(r_, s, t, lane_) : Choice{-1, 0};
+      const Choice mine = lane_ < K_ ? choice_at<kSoftmax>(r_, s, t, lane_) : Choice{-1, 0};
       const float c = choice_grad(t, mine);
-      if (r_.is_softmax() && !r_.of_logits()) {
+      if (is_softmax() && !r_.of_logits()) {
         s.mean += route_detail::OverWarp{K_}.sum([&](int) { return mine.value * c; });
       }
       if (mine.id >= 0) scattered_[mine.id] = c;  // a token's choices differ
@@ -106,7 +106,7 @@ class WarpGradient {
     }
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      d_[i] = logit_grad(r_, s, d_[i], grad_prob(G, At::expert(i)), chosen[i]);
+      d_[i] = logit_grad<kSoftmax>(r_, s, d_[i], grad_prob(G, At::expert(i)), chosen[i]);
     }
   }
 
@@ -135,6 +135,10 @@ class WarpGradient {
   }
 
  private:
+  __device__ bool is_softmax() const {
+    return kSoftmax || r_.is_softmax();
+  }
+
   __device__ float grad_prob(const float* G, int e) const {
     return G != nullptr && e < E_ ? G[e] : 0;
   }
@@ -150,14 +154,14 @@ class WarpGradient {
       if (At::expert(i) >= E_) continue;
       const float x = expf(d_[i] - s.top);
       const float score =
-          r_.is_softmax() ? x : static_cast<float>(scores::score_of(r_.a.rule.score, d_[i]));
+          is_softmax() ? x : static_cast<float>(scores::score_of(r_.a.rule.score, d_[i]));
       exp_sum += x;
       s.score_sum += score;
       s.mean += grad_prob(G, At::expert(i)) * score;
     }
     exp_sum = warp_sum(exp_sum);
     s.exp_scale = 1 / exp_sum;
-    s.score_sum = r_.is_softmax() ? exp_sum : warp_sum(s.score_sum) + kTiny;
+    s.score_sum = is_softmax() ? exp_sum : warp_sum(s.score_sum) + kTiny;
     s.mean = G == nullptr ? 0 : warp_sum(s.mean) / s.score_sum;
     s.squared = squares == 0 ? 0 : 2 * squares * (s.top + logf(exp_sum));
     return s;
@@ -174,7 +178,7 @@ class WarpGradient {
     return route_detail::value_grad(rule, norm, p, g, dot);
   }
 
-  const Rows<T, kSoftmax>& r_;
+  const Rows<T>& r_;
   const bool packed_;
   float* const scattered_;
   const int lane_, E_, K_;
@@ -184,7 +188,7 @@ class WarpGradient {
 // One warp a token. Lane j computes what the j-th choice adds and hands it to the lane that holds
 // its expert; the row is read once and written once, sixteen bytes at a time where it is aligned.
 template <class T, int kPerLane, bool kSoftmax>
-__global__ void __launch_bounds__(kThreads) backward_kernel(Rows<T, kSoftmax> r, bool packed) {
+__global__ void __launch_bounds__(kThreads) backward_kernel(Rows<T> r, bool packed) {
   __shared__ float scattered[kWarps][kPerLane * kWarpLanes];
   const int64_t t = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpLanes;
   if (t >= r.logits.rows) return;  // Whole warps leave together.
@@ -230,7 +234,9 @@ __global__ void __launch_bounds__(kSlowThreads, 2)  // As route.cu's: without th
   s.squared = 2 * squares * (s.top + logf(exp_sum));
 
   const route_detail::OverBlock<kSlowThreads> over{K, scratch};
-  const auto value = [&](int64_t j) { return choice_at(r, s, t, static_cast<int>(j)).value; };
+  const auto value = [&](int64_t j) {
+    return choice_at<false>(r, s, t, static_cast<int>(j)).value;
+  };
   const auto grad = [&](int64_t j) { return r.a.rule.scale * r.grad_weights(t, j); };
   route_detail::Norm<float> norm{1, 1};
   float dot = 0;
@@ -247,21 +253,21 @@ __global__ void __launch_bounds__(kSlowThreads, 2)  // As route.cu's: without th
       s.mean += over.sum([&](int j) { return value(j) * c(j); });
   }
   for (int e = threadIdx.x; e < E; e += kSlowThreads) {
-    r.out(t, e) = static_cast<T>(logit_grad(r, s, r.logit(t, e), grad_prob(e), 0));
+    r.out(t, e) = static_cast<T>(logit_grad<false>(r, s, r.logit(t, e), grad_prob(e), 0));
   }
   __syncthreads();
   if (!weighs) return;
   // A second write of the chosen elements, from the unrounded sum.
   for (int j = threadIdx.x; j < K; j += kSlowThreads) {
-    const Choice mine = choice_at(r, s, t, j);
+    const Choice mine = choice_at<false>(r, s, t, j);
     if (mine.id < 0) continue;
     r.out(t, mine.id) =
-        static_cast<T>(logit_grad(r, s, r.logit(t, mine.id), grad_prob(mine.id), c(j)));
+        static_cast<T>(logit_grad<false>(r, s, r.logit(t, mine.id), grad_prob(mine.id), c(j)));
   }
 }
 
-template <class T, bool kSoftmax>
-void launch_fast(const Rows<T, kSoftmax>& rows, cudaStream_t stream) {
+template <bool kSoftmax, class T>
+void launch_fast(const Rows<T>& rows, cudaStream_t stream) {
   const int64_t tokens = rows.logits.rows, E = rows.logits.cols;
   const auto per_lane = std::bit_ceil(static_cast<unsigned>(ceil_div(E, kWarpLanes)));
   const auto blocks = static_cast<unsigned>(ceil_div(tokens, kWarps));
@@ -280,13 +286,9 @@ void launch(const Rows<T>& rows, cudaStream_t stream) {
     return TROUPE_LAUNCH_CHECK(stream);
   }
   if constexpr (std::is_same_v<T, float>) {
-    if (rows.is_softmax()) {
-      return launch_fast(Rows<T, true>{rows.a, rows.logits, rows.out, rows.grad_weights,
-                                       rows.grad_probs, rows.grad_squares, rows.length},
-                         stream);
-    }
+    if (rows.is_softmax()) return launch_fast<true>(rows, stream);
   }
-  launch_fast(rows, stream);
+  launch_fast<false>(rows, stream);
 }
 
 Mat<const float> floats(const MatRef& m) {
