@@ -3,8 +3,8 @@
 //
 //   c [m, n] = a b + (add ? c : 0)      a is [m, k] and b is [k, n] after their transposes
 //
-// f32 goes through kernels/cpu_gemm, but where the processor has vectors of 512 bits through
-// PyTorch's BLAS (MKL in the x86-64 wheel), which uses them; f64 always does.
+// f32 goes through kernels/cpu_gemm, whose bits of a row depend on nothing but that row; f64
+// through PyTorch's BLAS (MKL in the x86-64 wheel), which promises no such thing.
 #pragma once
 
 #include <cstdint>

@@ -26,13 +26,6 @@ __device__ inline void cluster_sync() {
           : "memory");
 }
 
-// In a kernel launched to start while the one before it still runs: all threads wait here until
-// that one's writes are there, and from here on the next such kernel may start.
-__device__ inline void after_previous_kernel() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;");
-}
-
 __device__ inline void barrier_init(uint32_t bar, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }

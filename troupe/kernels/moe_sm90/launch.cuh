@@ -89,8 +89,7 @@ inline int num_multiprocessors() {
   return count;
 }
 
-// One block a multiprocessor, in clusters of two, but no more clusters than there can be tiles. It
-// starts while the kernel before it ends, and waits for that one's memory (after_previous_kernel).
+// One block a multiprocessor, in clusters of two, but no more clusters than there can be tiles.
 template <uint32_t kSharedBytes, class... Params, class... Args>
 void launch_persistent(void (*kernel)(Params...), int64_t tile_bound, cudaStream_t stream,
                        const Args&... args) {
@@ -98,17 +97,7 @@ void launch_persistent(void (*kernel)(Params...), int64_t tile_bound, cudaStream
   if (clusters == 0) return;
   TROUPE_CUDA_CHECK(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned>(2 * clusters);
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = kSharedBytes;
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  TROUPE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args...));
+  kernel<<<static_cast<unsigned>(2 * clusters), kThreads, kSharedBytes, stream>>>(args...);
   TROUPE_LAUNCH_CHECK(stream);
 }
 

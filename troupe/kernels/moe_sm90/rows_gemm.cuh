@@ -159,7 +159,6 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     prefetch_map(&b_map);
     if (!Spec::kGather) prefetch_map(&a_map);
   }
-  after_previous_kernel();
   if (group == 1 && warp == 0) work.fill(g.expert_offset, lane);
   __syncthreads();
   cluster_sync();

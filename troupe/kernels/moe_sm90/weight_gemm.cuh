@@ -122,7 +122,6 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     pipe.init(1 + kWarpgroup);
     prefetch_map(&b_map);
   }
-  after_previous_kernel();
   __syncthreads();
   cluster_sync();
 

@@ -10,6 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int64_t kWarpColumns = 4096;  // Rows up to here are a warp's work, longer ones a block's.
+constexpr int kSumThreads = 64;         // of a block that sums rows
 constexpr int kSumWarps = 16;
 
 // A team of kTeam threads, a warp or the whole block, has a row.
@@ -162,24 +163,34 @@ __global__ void __launch_bounds__(kThreads) norm_backward_kernel(BackwardViews<T
   }
 }
 
-// The first stage of grad_weight and grad_bias. One thread a column, one block a range of rows and
-// 256 columns.
-template <class T>
-__global__ void __launch_bounds__(kThreads)
+// The first stage of grad_weight and grad_bias: kN columns a thread, down a range of rows; a block
+// is one range. Bound by reading s and the gradient, hence several rows in flight.
+template <class T, int kN>
+__global__ void __launch_bounds__(kSumThreads)
     range_sums_kernel(BackwardViews<T> v, NormRanges ranges, float* weights, float* biases) {
-  const int64_t tiles = (v.s.cols + kThreads - 1) / kThreads, D = v.s.cols;
-  const int64_t range = blockIdx.x / tiles, d = blockIdx.x % tiles * kThreads + threadIdx.x;
+  const int64_t D = v.s.cols, tiles = (D + kSumThreads * kN - 1) / (kSumThreads * kN);
+  const int64_t range = blockIdx.x / tiles;
+  const int64_t d = (blockIdx.x % tiles * kSumThreads + threadIdx.x) * kN;
   if (d >= D) return;
   const int64_t begin = range * ranges.rows_per_range;
   const int64_t end = min(begin + ranges.rows_per_range, v.s.rows);
-  float sum_weight = 0, sum_bias = 0;
+  float sum_weight[kN] = {}, sum_bias[kN] = {};
+#pragma unroll 4
   for (int64_t r = begin; r < end; ++r) {
-    const float grad = static_cast<float>(v.grad(r, d)), s = static_cast<float>(v.s(r, d));
-    sum_weight += grad * normalised<T>(s, v.mean_of(r), v.rstd_of(r), v.round);
-    sum_bias += grad;
+    const auto grads = load_pack<kN>(v.grad.row(r) + d), all = load_pack<kN>(v.s.row(r) + d);
+    const float mean = v.mean_of(r), rstd = v.rstd_of(r);
+#pragma unroll
+    for (int i = 0; i < kN; ++i) {
+      const auto grad = static_cast<float>(grads.v[i]);
+      sum_weight[i] += grad * normalised<T>(static_cast<float>(all.v[i]), mean, rstd, v.round);
+      sum_bias[i] += grad;
+    }
   }
-  if (weights != nullptr) weights[range * D + d] = sum_weight;
-  if (biases != nullptr) biases[range * D + d] = sum_bias;
+#pragma unroll
+  for (int i = 0; i < kN; ++i) {
+    if (weights != nullptr) weights[range * D + d + i] = sum_weight[i];
+    if (biases != nullptr) biases[range * D + d + i] = sum_bias[i];
+  }
 }
 
 // The second stage. One block 32 columns: warp w adds the ranges w, w + 16, ..., and the first warp
@@ -247,7 +258,8 @@ void launch_forward(const Norm& a, cudaStream_t stream) {
 }
 
 template <class T>
-void launch_sums(const NormBackward& a, const BackwardViews<T>& v, cudaStream_t stream) {
+void launch_sums(const NormBackward& a, const BackwardViews<T>& v, bool packed,
+                 cudaStream_t stream) {
   const NormRanges ranges = norm_ranges(a.s.rows);
   const int64_t D = a.s.cols;
   float* weights = a.grad_weight.data == nullptr ? nullptr : static_cast<float*>(a.workspace);
@@ -255,9 +267,11 @@ void launch_sums(const NormBackward& a, const BackwardViews<T>& v, cudaStream_t 
   if (weights != nullptr && biases != nullptr) biases += ranges.count * D;
   if (a.grad_weight.data == nullptr && a.grad_bias.data == nullptr) return;
   if (ranges.count > 0) {
-    range_sums_kernel<T>
-        <<<blocks_for(D, kThreads) * static_cast<unsigned>(ranges.count), kThreads, 0, stream>>>(
-            v, ranges, weights, biases);
+    const bool wide = packed && D % kPackOf<T> == 0;
+    const auto kernel = wide ? range_sums_kernel<T, kPackOf<T>> : range_sums_kernel<T, 1>;
+    const unsigned tiles = blocks_for(D, kSumThreads * (wide ? kPackOf<T> : 1));
+    kernel<<<tiles* static_cast<unsigned>(ranges.count), kSumThreads, 0, stream>>>(v, ranges,
+                                                                                   weights, biases);
   }
   for (const auto& [sums, out] : {std::pair{weights, a.grad_weight}, {biases, a.grad_bias}}) {
     if (out.data == nullptr) continue;
@@ -279,11 +293,11 @@ void launch_backward(const NormBackward& a, cudaStream_t stream) {
                            .rstd_ld = a.rstd.ld,
                            .layer = a.kind == NormKind::kLayer,
                            .round = a.round_before_weight};
-  launch_sums(a, v, stream);  // First: grad_s may be written over grad_y.
-  if (a.s.rows == 0) return;
   const bool packed = rows_are_packed(a.s) && rows_are_packed(a.grad_y) &&
                       rows_are_packed(a.grad_sum) && rows_are_packed(a.grad_s.read()) &&
                       rows_are_packed(a.weight);
+  launch_sums(a, v, packed, stream);  // First: grad_s may be written over grad_y.
+  if (a.s.rows == 0) return;
   dispatch_team<T>(a.s.cols, packed, [&]<int kN, int kTeam>() {
     norm_backward_kernel<T, kN, kTeam>
         <<<blocks_for(a.s.rows, kThreads / kTeam), kThreads, 0, stream>>>(v);
