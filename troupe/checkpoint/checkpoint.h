@@ -23,6 +23,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,26 +47,39 @@ struct Replica {
   int64_t count = 1;
 };
 
-// A tensor that is saved or filled; or f32 numbers in halves, of which files know nothing: `value`
-// is bf16 and `low`, int16, has what that leaves of each (core/split_f32.h).
+// A tensor that is saved or filled, flat. Or f32 numbers of which memory holds another form, and
+// files know nothing: in halves, `value` in bf16 and `low`, int16, what that leaves of each
+// (core/split_f32.h); or moments in 8 bits, codes in `value` and a scale for each 256 of them
+// (core/moment8.h).
 struct Live {
+  // Numbers from `at` on, on the host: of codes, whose blocks may be filled in several pieces.
+  using Take = std::function<void(int64_t at, const at::Tensor& numbers)>;
+
   Live(at::Tensor whole) : value(std::move(whole)) {}  // NOLINT(google-explicit-constructor)
   Live(at::Tensor high, at::Tensor rest) : value(std::move(high)), low(std::move(rest)) {}
+  // The codes begin with a block. A load gives its numbers to `take`.
+  static Live coded(const at::Tensor& codes, const at::Tensor& scales, bool second, Take take);
+
+  bool in_place() const { return !low.defined() && !scales.defined(); }
+  Live part(int64_t at, int64_t count) const;
+  void fill(const at::Tensor& numbers) const;  // flat, on the host; cast where types differ
+  // The f32 numbers at, at + 1, ..; not in place, on the host.
+  void numbers(int64_t at, std::span<float> out) const;
+
   at::Tensor value;
-  at::Tensor low = {};
+  at::Tensor low = {}, scales = {};
+  bool second = false;  // of codes: second moments
+  int64_t first = 0;    // of codes: their first one's place in its block
+  Take take = {};
 };
 
 // The tensors of a run under global names. It holds references: what is saved or loaded is what the
 // tensors are then. A tensor must be contiguous and may be on any device.
 class CheckpointState {
  public:
-  struct Part {
+  struct Part : Live {  // of the box's number of elements
     TensorBox tensor;
-    at::Tensor value;     // flat, of the box's number of elements
-    bool owned;           // this rank writes it
-    at::Tensor low = {};  // Live's, likewise
-
-    void fill(const at::Tensor& numbers) const;  // flat, on the host; cast where types differ
+    bool owned;  // this rank writes it
   };
 
   // A parameter's local box; one entry an expert where it is per expert.

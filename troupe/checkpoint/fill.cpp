@@ -120,7 +120,7 @@ void Filling::begin(Target& target) {
   const Source& source = sources_[target.tensor];
   const Element element = source.tensor->element;
   const bool direct =
-      target.part->value.is_cpu() && element == t.element && !target.part->low.defined();
+      target.part->value.is_cpu() && element == t.element && target.part->in_place();
   target.host = direct ? target.part->value
                        : at::empty({t.box.numel()}, at::TensorOptions(scalar_of(element)));
   for (size_t i = 0; i < source.shared.size(); ++i) {

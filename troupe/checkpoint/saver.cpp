@@ -17,14 +17,13 @@
 #include "troupe/checkpoint/save_step.h"
 #include "troupe/checkpoint/tensor_element.h"
 #include "troupe/core/check.h"
-#include "troupe/core/split_f32.h"
 
 namespace troupe {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kJoined = size_t{1} << 18;  // numbers at a time: a mebibyte, still in the cache
+constexpr size_t kMade = size_t{1} << 18;  // numbers at a time: a mebibyte, still in the cache
 
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -54,26 +53,27 @@ class Snapshot {
     };
     for (const CheckpointState::Part& part : state.parts()) {
       if (!part.owned) continue;
-      const at::Tensor value = host(part.value);
-      out.push_back(part.low.defined() ? joined(part.tensor, value, host(part.low))
-                                       : Piece{part.tensor, bytes_of(value)});
+      Live live = part;
+      for (at::Tensor* const x : {&live.value, &live.low, &live.scales}) {
+        if (x->defined()) *x = host(*x);
+      }
+      out.push_back(part.in_place() ? Piece{part.tensor, bytes_of(live.value)}
+                                    : made(part.tensor, std::move(live)));
     }
     if (last.defined()) wait_for_device(last);
     return out;
   }
 
  private:
-  // The f32 numbers are put together as they are written: no memory for all of them.
-  static Piece joined(const TensorBox& tensor, const at::Tensor& value, const at::Tensor& low) {
+  // The f32 numbers are made as they are written: no memory for all of them.
+  static Piece made(const TensorBox& tensor, Live live) {
     Piece out{tensor};
-    out.make = [value, low](const WriteBytes& write) {
-      const auto* const high = static_cast<const BF16*>(value.const_data_ptr());
-      const auto* const rest = static_cast<const uint16_t*>(low.const_data_ptr());
-      const auto n = static_cast<size_t>(value.numel());
-      std::vector<float> piece(std::min(n, kJoined));
-      for (size_t at = 0; at < n; at += kJoined) {
-        const std::span<float> numbers(piece.data(), std::min(kJoined, n - at));
-        join_f32(high + at, rest + at, numbers);
+    out.make = [live = std::move(live)](const WriteBytes& write) {
+      const auto n = static_cast<size_t>(live.value.numel());
+      std::vector<float> piece(std::min(n, kMade));
+      for (size_t at = 0; at < n; at += kMade) {
+        const std::span<float> numbers(piece.data(), std::min(kMade, n - at));
+        live.numbers(static_cast<int64_t>(at), numbers);
         write(std::as_bytes(numbers));
       }
     };

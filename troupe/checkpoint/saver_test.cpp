@@ -20,6 +20,7 @@
 #include "troupe/checkpoint/run_folder.h"
 #include "troupe/checkpoint/thread_ranks_test.h"
 #include "troupe/core/check.h"
+#include "troupe/core/moment8.h"
 #include "troupe/testing/temporary_folder.h"
 
 namespace troupe {
@@ -443,6 +444,47 @@ TEST_F(Saving, NumbersInHalvesAreSavedWhole) {
   low.fill_(5);
   load(folder_ / "step-000003", halves, {.cast = true}, {}, kNone);
   EXPECT_EQ(low.abs().max().item<int>(), 0);
+}
+
+// Moments in 8 bits are f32 in the files too; what a load brings comes in pieces of any size.
+TEST_F(Saving, CodesAreSavedAsTheNumbersThatTheyStandFor) {
+  constexpr int64_t kRows = 7, kColumns = 100, kSize = kRows * kColumns;
+  const Param p = Param::of({kRows, kColumns}, {});
+  for (const bool second : {false, true}) {
+    const at::Tensor codes = at::full({kSize}, 0, at::kByte), scales = at::full({3}, 0.25);
+    for (int64_t i = 0; i < kSize; ++i) codes[i] = (i * 7) % 256;
+    scales[1] = 4;
+    std::vector<float> want(kSize);
+    for (int64_t i = 0; i < kSize; ++i) {
+      const uint8_t code = codes.const_data_ptr<uint8_t>()[i];
+      const float scale = scales.const_data_ptr<float>()[i / 256];
+      want[static_cast<size_t>(i)] =
+          second ? second_moment(code, scale) : first_moment(code, scale);
+    }
+    at::Tensor brought = at::full({kSize}, -1, at::kFloat);
+    const Live::Take take = [&](int64_t at, const at::Tensor& numbers) {
+      brought.narrow(0, at, numbers.numel()).copy_(numbers);
+    };
+    // Two ranges of a parameter, the cut within a row: each of whole blocks and a rest.
+    CheckpointState state;
+    for (const auto& [from, n] : {std::pair<int64_t, int64_t>{0, 512}, {512, kSize - 512}}) {
+      state.add_range(
+          "m", p, from,
+          Live::coded(
+              codes.narrow(0, from, n), scales.narrow(0, from / 256, moment_blocks(n)), second,
+              [take, from = from](int64_t at, const at::Tensor& x) { take(from + at, x); }));
+    }
+    EXPECT_GT(state.parts().size(), 2u);
+    const int64_t step = second ? 2 : 1;
+    saver()->save(state, {.step = step});
+    const at::Tensor read = at::empty({kSize}, at::kFloat);
+    CheckpointState whole;
+    whole.add_like("m", p, read);
+    load(find_resume(folder_.path(), {})->folder, whole, {}, {}, kNone);
+    EXPECT_TRUE(std::equal(want.begin(), want.end(), read.const_data_ptr<float>()));
+    load(find_resume(folder_.path(), {})->folder, state, {}, {}, kNone);
+    EXPECT_TRUE(at::equal(brought, read));
+  }
 }
 
 TEST_F(Saving, HalvesOfOtherTypesAreRefused) {

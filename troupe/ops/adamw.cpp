@@ -17,26 +17,39 @@ void check_like(const at::Tensor& x, const at::Tensor& param, const char* name) 
   check_same_device(x, param, name);
 }
 
-// state = [param, m, v] or [param, m, v, copy], or [value, m, v, remainder], where that is int16
-bool in_halves(at::TensorList state) {
-  return state.size() == 4 && state[3].scalar_type() == at::kShort;
-}
+// state = [param, m, v], [param, m, v, copy] or, where the last is int16, [value, m, v, remainder];
+// where m is uint8 two scales follow.
+struct State {
+  explicit State(at::TensorList all)
+      : coded(all.size() > 1 && all[1].scalar_type() == at::kByte),
+        size(all.size() - (coded ? 2 : 0)),
+        halves(size == 4 && all[3].scalar_type() == at::kShort) {}
+  bool coded;
+  size_t size;  // without scales
+  bool halves;
+};
 
-void adamw_meta(at::TensorList state, const at::Tensor& grad, const Optional& grad_scale,
+void adamw_meta(at::TensorList all, const at::Tensor& grad, const Optional& grad_scale,
                 int64_t /*step*/, Options options) {
-  TROUPE_CHECK(state.size() == 3 || state.size() == 4,
+  const State state(all);
+  TROUPE_CHECK(state.size == 3 || state.size == 4,
                "adamw_: state must be [param, m, v], [param, m, v, copy] or [value, m, v, "
-               "remainder]; it has",
-               state.size());
+               "remainder], and two scales of uint8 moments; it has",
+               all.size());
   TROUPE_CHECK(options.size() == 5,
                "adamw_: options must be [lr, beta1, beta2, eps, weight_decay]; it has",
                options.size());
-  for (const at::Tensor& x : state) check_like(x, state[0], "adamw_: m, v, copy, remainder");
-  check_like(grad, state[0], "adamw_: grad");
+  for (size_t i = 0; i < state.size; ++i) {
+    check_like(all[i], all[0], "adamw_: m, v, copy, remainder");
+  }
+  for (size_t i = state.size; i < all.size(); ++i) {
+    check_same_device(all[i], all[0], "adamw_: m_scale, v_scale");
+  }
+  check_like(grad, all[0], "adamw_: grad");
   if (!grad_scale.has_value()) return;
   TROUPE_CHECK(grad_scale->numel() == 1, "adamw_: grad_scale must be one number; it is",
                grad_scale->sizes());
-  check_same_device(*grad_scale, state[0], "adamw_: grad_scale");
+  check_same_device(*grad_scale, all[0], "adamw_: grad_scale");
 }
 
 void check_contiguous(const at::Tensor& x, const char* name) {
@@ -51,32 +64,49 @@ MutRef flat(const at::Tensor& x, const char* name) {
   return {x.mutable_data_ptr(), dtype_of_tensor(x, name), 1, n, n};
 }
 
-Mat<uint16_t> flat_halves(const at::Tensor& x) {
-  check_contiguous(x, "adamw_: remainder");
-  return {static_cast<uint16_t*>(x.mutable_data_ptr()), 1, x.numel(), x.numel()};
+// The same of a type that is no number's.
+template <class T>
+Mat<T> flat_of(const at::Tensor& x, at::ScalarType type, const char* name) {
+  check_contiguous(x, name);
+  TROUPE_CHECK(x.scalar_type() == type, name, "must be", type, "; it is", x.scalar_type());
+  return {static_cast<T*>(x.mutable_data_ptr()), 1, x.numel(), x.numel()};
 }
 
-void adamw_device(at::TensorList state, const at::Tensor& grad, const Optional& grad_scale,
+MomentCodes codes_of(const at::Tensor& codes, const at::Tensor& scale) {
+  return {flat_of<uint8_t>(codes, at::kByte, "adamw_: m, v"),
+          flat_of<float>(scale, at::kFloat, "adamw_: m_scale, v_scale")};
+}
+
+void adamw_device(at::TensorList all, const at::Tensor& grad, const Optional& grad_scale,
                   int64_t step, Options options) {
-  adamw_meta(state, grad, grad_scale, step, options);
+  adamw_meta(all, grad, grad_scale, step, options);
+  const State state(all);
   const at::Tensor g = grad.contiguous();
-  const bool halves = in_halves(state);
-  const MutRef param = flat(state[0], "adamw_: param");
   AdamW args{
-      .param = halves ? MutRef{} : param,
+      .param = {},
       .grad = {g.const_data_ptr(), dtype_of_tensor(g, "adamw_: grad"), 1, g.numel(), g.numel()},
-      .m = flat(state[1], "adamw_: m"),
-      .v = flat(state[2], "adamw_: v"),
+      .m = {},
+      .v = {},
       .step = step,
       .lr = options[0],
-      .copy = halves ? param : MutRef{},
-      .remainder = halves ? flat_halves(state[3]) : Mat<uint16_t>{},
       .grad_scale = ptr_or_null<const float>(grad_scale, "adamw_: grad_scale"),
       .beta1 = options[1],
       .beta2 = options[2],
       .eps = options[3],
       .weight_decay = options[4]};
-  if (state.size() == 4 && !halves) args.copy = flat(state[3], "adamw_: copy");
+  (state.halves ? args.copy : args.param) = flat(all[0], "adamw_: param");
+  if (state.halves) {
+    args.remainder = flat_of<uint16_t>(all[3], at::kShort, "adamw_: remainder");
+  } else if (state.size == 4) {
+    args.copy = flat(all[3], "adamw_: copy");
+  }
+  if (state.coded) {
+    args.m8 = codes_of(all[1], all[state.size]);
+    args.v8 = codes_of(all[2], all[state.size + 1]);
+  } else {
+    args.m = flat(all[1], "adamw_: m");
+    args.v = flat(all[2], "adamw_: v");
+  }
   run(g.device(), args, adamw_cpu, &CudaKernels::adamw);
 }
 
@@ -92,6 +122,11 @@ void adamw_(const AdamWTensors& s, const at::Tensor& grad, const Optional& grad_
                "adamw_: remainder must be int16; it is", s.remainder->scalar_type());
   if (s.copy.has_value()) state.push_back(*s.copy);
   if (s.remainder.has_value()) state.push_back(*s.remainder);
+  const bool coded = s.m.scalar_type() == at::kByte;
+  TROUPE_CHECK(s.m_scale.has_value() == coded && s.v_scale.has_value() == coded,
+               "adamw_: m_scale and v_scale are of moments in uint8 alone; these are",
+               s.m.scalar_type());
+  if (coded) state.insert(state.end(), {*s.m_scale, *s.v_scale});
   const double options[] = {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay};
   op(state, grad, grad_scale, step, options);
 }

@@ -73,6 +73,23 @@ TEST_P(AdamWOp, AParameterInHalvesHasTheBitsOfAWholeOne) {
   EXPECT_TRUE(hm.equal(m) && hv.equal(v));
 }
 
+// From nothing the first step uses the new moments before they are stored.
+TEST_P(AdamWOp, MomentsInCodesTakeTheFirstStepOfWholeOnes) {
+  const auto options = at::TensorOptions(device());
+  at::Tensor p = at::randn({20, 30}, options), q = p.clone();
+  at::Tensor m = at::zeros_like(p), v = at::zeros_like(p);
+  const at::Tensor m8 = at::zeros({20, 30}, options.dtype(at::kByte)), v8 = m8.clone();
+  const at::Tensor m_scale = at::zeros({3}, options), v_scale = m_scale.clone();
+  const at::Tensor grad = at::randn({20, 30}, options);
+  adamw_({.param = p, .m = m, .v = v}, grad, {}, 1, kOptions);
+  adamw_({.param = q, .m = m8, .v = v8, .m_scale = m_scale, .v_scale = v_scale}, grad, {}, 1,
+         kOptions);
+  EXPECT_TRUE(q.equal(p));
+  EXPECT_GE(m_scale.max().item<float>(), m.abs().max().item<float>());
+  EXPECT_LT(m_scale.max().item<float>(), 2 * m.abs().max().item<float>());
+  EXPECT_TRUE(v8.gt(0).all().item<bool>());
+}
+
 TEST_P(AdamWOp, ANanScaleLeavesEverythingAsItWas) {
   at::Tensor p = at::randn({9}, device()), m = at::zeros_like(p), v = at::zeros_like(p);
   const at::Tensor before = p.clone();
@@ -102,6 +119,11 @@ TEST(AdamWRefusal, NamesTheArgument) {
   TROUPE_EXPECT_REFUSAL(adamw_({p, m, v, value, low}, p, {}, 1, kOptions), "remainder");
   TROUPE_EXPECT_REFUSAL(adamw_({value, m, v, {}, p}, p, {}, 1, kOptions), "remainder");
   TROUPE_EXPECT_REFUSAL(adamw_({value, m, v, {}, low.t()}, p, {}, 1, kOptions), "remainder");
+  const at::Tensor code = at::zeros({4, 6}, at::kByte), scale = at::zeros({1});
+  TROUPE_EXPECT_REFUSAL(adamw_({p, code, code}, p, {}, 1, kOptions), "m_scale");
+  TROUPE_EXPECT_REFUSAL(adamw_({p, m, v, {}, {}, scale, scale}, p, {}, 1, kOptions), "m_scale");
+  TROUPE_EXPECT_REFUSAL(
+      adamw_({p, code, code.clone(), {}, {}, scale, at::zeros({2})}, p, {}, 1, kOptions), "scales");
 }
 
 }  // namespace

@@ -72,6 +72,15 @@ TEST(Forecast, StatesFollowPrecisionOptimizerAndWhatIsFrozen) {
   const MemoryForecast small =
       forecast_memory(recipe_of(model + "train: {optimizer: {moments: bf16}}"), false);
   EXPECT_EQ(small.moments, 4 * count + routers);
+  const MemoryForecast coded =
+      forecast_memory(recipe_of(model + "train: {optimizer: {moments: int8}}"), false);
+  EXPECT_NEAR(coded.moments, 2 * (1 + 4.0 / 256) * count + routers, 1e-6 * count);
+  const MemoryForecast adafactor =
+      forecast_memory(recipe_of(model + "train: {optimizer: {kind: adafactor}}"), false);
+  EXPECT_LT(adafactor.moments, 0.5 * count);
+  const MemoryForecast soap =
+      forecast_memory(recipe_of(model + "train: {optimizer: {kind: soap}}"), false);
+  EXPECT_GT(soap.moments, 10 * count);
   const MemoryForecast lion =
       forecast_memory(recipe_of(model + "train: {optimizer: {kind: lion}}"), false);
   EXPECT_EQ(lion.moments, 4 * count + routers);

@@ -9,14 +9,17 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <map>
 #include <utility>
 
+#include "troupe/core/moment8.h"
 #include "troupe/ops/cuda_plugin.h"
 #include "troupe/ops/grad_norm.h"
+#include "troupe/train/moments8.h"
 #include "troupe/train/step_work.h"
 
 namespace troupe {
@@ -86,12 +89,7 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
       [&](const NamedParam& named) { return bucket_key(base, named); }, ranks_->sharing());
   store_->initialise_all(recipe_.train.seed);
   optimizer_ = std::visit([](const auto& c) { return c.build(); }, recipe_.train.optimizer);
-  const at::ScalarType moments = base.moments == MomentType::kF32 ? at::kFloat : at::kBFloat16;
-  for (Bucket& b : store_->buckets()) {
-    for (size_t i = 0; i < optimizer_->state_names(b).size(); ++i) {
-      b.state.push_back(at::zeros({b.own_size}, b.own.options().dtype(moments)));
-    }
-  }
+  make_state(*optimizer_, base.moments, *store_);
   executor_ =
       std::make_unique<Executor>(*model_, *store_, faults_, owners(work_), ranks_->world().pulse());
 }
@@ -320,7 +318,15 @@ void Learner::add_to(CheckpointState& state, Saved what) {
     add("model.", b.in_halves() ? Live(part(b.own), part(b.low)) : Live(part(b.master)));
     if (what.weights_alone) continue;
     const std::vector<std::string> names = optimizer_->state_names(b);
-    for (size_t i = 0; i < names.size(); ++i) add("optimizer." + names[i] + '.', part(b.state[i]));
+    for (size_t i = 0; i < names.size(); ++i) {
+      add("optimizer." + names[i] + '.', live_state(static_cast<int64_t>(s), i, names[i]));
+    }
+    const Param& p = *slot.named.param;
+    const std::vector<SlotState> others = optimizer_->slot_states(p, b.key);
+    for (size_t i = 0; i < others.size(); ++i) {
+      state.add_range("optimizer." + others[i].name + '.' + slot.named.name,
+                      state_like(p, others[i].extent), 0, slot.state[i], replica);
+    }
   }
   for (const NamedParam& other : store_->others()) {
     const Owners& owners =
@@ -332,12 +338,52 @@ void Learner::add_to(CheckpointState& state, Saved what) {
   }
 }
 
+Live Learner::live_state(int64_t slot, size_t i, const std::string& name) {
+  const int64_t bucket = store_->slots()[static_cast<size_t>(slot)].bucket;
+  const Bucket& b = store_->buckets()[static_cast<size_t>(bucket)];
+  const at::Tensor value = store_->part(slot, b.state[i]);
+  if (b.scales.empty()) return value;
+  const auto take = [this, slot, i, n = value.numel()](int64_t at, const at::Tensor& numbers) {
+    at::Tensor all;
+    {
+      const std::lock_guard lock(brought_mutex_);
+      at::Tensor& kept = brought_[{slot, i}];
+      if (!kept.defined()) kept = at::zeros({n}, at::kFloat);
+      all = kept;
+    }
+    all.narrow(0, at, numbers.numel()).copy_(numbers);
+  };
+  const at::Tensor scales = store_->part_of_blocks(slot, b.scales[i]);
+  return Live::coded(value, scales, is_second_moment(name), take);
+}
+
 void Learner::loaded(bool weights_alone) {
   if (weights_alone) {
     for (Bucket& b : store_->buckets()) {
       for (at::Tensor& x : b.state) x.zero_();
+      for (at::Tensor& x : b.scales) x.zero_();
+    }
+    for (ParamStore::Slot& slot : store_->slots()) {
+      for (at::Tensor& x : slot.state) x.zero_();
     }
   }
+  for (auto& [of, numbers] : brought_) {
+    const auto& [slot, i] = of;
+    const int64_t bucket = store_->slots()[static_cast<size_t>(slot)].bucket;
+    const Bucket& b = store_->buckets()[static_cast<size_t>(bucket)];
+    const bool second = is_second_moment(optimizer_->state_names(b)[i]);
+    const at::Tensor codes = store_->part(slot, b.state[i]);
+    const at::Tensor scales = store_->part_of_blocks(slot, b.scales[i]);
+    constexpr int64_t kAtATime = int64_t{1} << 24;
+    for (int64_t from = 0; from < numbers.numel(); from += kAtATime) {
+      const int64_t n = std::min(kAtATime, numbers.numel() - from);
+      code_moments(numbers.narrow(0, from, n).to(device_), codes.narrow(0, from, n),
+                   scales.narrow(0, from / kMomentBlock, moment_blocks(n)), second,
+                   /*dithered=*/false);
+    }
+    numbers.reset();
+  }
+  brought_.clear();
   store_->spread_loaded();
   store_->values_from_masters();
 }

@@ -7,8 +7,11 @@
 
 #include <c10/core/Device.h>
 
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "troupe/checkpoint/checkpoint.h"
@@ -78,6 +81,7 @@ class Learner {
   const Schedule& schedule_of(int microbatches);
   // f(unit) for each in order, its values being there.
   void through_units(const std::function<void(int64_t unit)>& f);
+  Live live_state(int64_t slot, size_t i, const std::string& name);
   bool gradients_are_bad_again(const Feed& feed, const TrainState& state);
 
   const Recipe recipe_;
@@ -92,6 +96,10 @@ class Learner {
   std::unique_ptr<Executor> executor_;
   StepWork work_;                      // of a step, but for the number of microbatches
   std::map<int, Schedule> schedules_;  // by the number of microbatches
+  // What a load brings of state in codes, f32 on the host, by slot and state, until loaded(): its
+  // pieces need not end with a block.
+  std::map<std::pair<int64_t, size_t>, at::Tensor> brought_;
+  std::mutex brought_mutex_;
 };
 
 // The device that the recipe asks for, of this machine's the one with that number; E7101 if it is

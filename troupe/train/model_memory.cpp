@@ -18,7 +18,7 @@ void add_states(const Recipe& r, double width, std::vector<UnitMemory>& units) {
   const OptimizerBase& base = base_of(r.train.optimizer);
   const auto optimizer = std::visit([](const auto& c) { return c.build(); }, r.train.optimizer);
   const double master = r.train.precision == Precision::kFp16 ? 4 : 2;  // of 2-byte values
-  const double moment = base.moments == MomentType::kF32 ? 4 : 2;
+  const double moment = bytes_of(base.moments);
   const auto model = build_model(r.model);
   std::set<const Param*> seen;
   for (int64_t unit = 0; unit < model->num_units(); ++unit) {
@@ -38,6 +38,9 @@ void add_states(const Recipe& r, double width, std::vector<UnitMemory>& units) {
       if (bytes < 4) s.masters += count * master;
       const Bucket bucket{.key = bucket_key(base, {name, &p}), .dtype = at::kFloat};
       s.moments += count * moment * static_cast<double>(optimizer->state_names(bucket).size());
+      for (const SlotState& state : optimizer->slot_states(p, bucket.key)) {
+        s.moments += 4 * static_cast<double>(state_like(p, state.extent).numel());
+      }
     });
   }
 }

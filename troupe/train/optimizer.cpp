@@ -6,66 +6,22 @@
 #include <ATen/ops/linalg_matrix_norm.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/sign.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
+#include <utility>
 
 #include "troupe/checkpoint/names.h"
 #include "troupe/core/check.h"
+#include "troupe/core/moment8.h"
 #include "troupe/ops/adamw.h"
+#include "troupe/train/adafactor.h"
+#include "troupe/train/optimizer_piece.h"
+#include "troupe/train/soap.h"
 
 namespace troupe {
 namespace {
-
-// A member's part of each of its bucket's buffers, flat, and its gradient.
-struct Piece {
-  Piece(const ParamStore& store, const Bucket& b, int64_t slot) : grad(store.grad(slot)) {
-    for (const at::Tensor& buffer : b.state) state.push_back(store.part(slot, buffer));
-    if (b.in_halves()) {
-      copy = store.part(slot, b.own);
-      low = store.part(slot, b.low);
-      return;
-    }
-    master = store.part(slot, b.master);
-    if (b.has_master()) copy = store.part(slot, b.own);
-  }
-
-  at::Tensor scaled_grad(const at::Tensor& scale) const { return grad.to(at::kFloat) * scale; }
-
-  Piece narrowed(int64_t from, int64_t size) const {
-    Piece out = *this;
-    const auto cut = [&](at::Tensor& x) { x = x.narrow(0, from, size); };
-    cut(out.grad);
-    for (at::Tensor& x : out.state) cut(x);
-    cut(*out.copy);
-    cut(*out.low);
-    return out;
-  }
-
-  at::Tensor master = {}, grad;  // master: none where it is in halves
-  std::vector<at::Tensor> state;
-  std::optional<at::Tensor> copy = {};  // the model's, of a smaller type
-  std::optional<at::Tensor> low = {};   // with `copy` the master
-};
-
-// f(piece) with a master in f32, which it changes; the model's values follow. Masters in halves are
-// joined and split again, a few matrices of `matrix` elements at a time.
-void update_masters(const Piece& all, int64_t matrix, const std::function<void(const Piece&)>& f) {
-  if (!all.low) {
-    f(all);
-    if (all.copy) all.copy->copy_(all.master);
-    return;
-  }
-  constexpr int64_t kAtATime = int64_t{1} << 24;  // 64 MiB of masters
-  const int64_t each = std::max<int64_t>(1, kAtATime / matrix) * matrix, n = all.grad.numel();
-  for (int64_t from = 0; from < n; from += each) {
-    Piece piece = all.narrowed(from, std::min(each, n - from));
-    piece.master = joined(*piece.copy, *piece.low);
-    f(piece);
-    split(piece.master, *piece.copy, *piece.low);
-  }
-}
 
 class AdamWOptimizer : public Optimizer {
  public:
@@ -80,7 +36,9 @@ class AdamWOptimizer : public Optimizer {
               .m = p.state[0],
               .v = p.state[1],
               .copy = p.low ? std::nullopt : p.copy,
-              .remainder = p.low},
+              .remainder = p.low,
+              .m_scale = p.scales.empty() ? std::nullopt : std::optional(p.scales[0]),
+              .v_scale = p.scales.empty() ? std::nullopt : std::optional(p.scales[1])},
              p.grad, s.grad_scale, s.step,
              {.lr = s.lr,
               .beta1 = config_.betas[0],
@@ -102,7 +60,7 @@ class Sgd : public Optimizer {
 
   void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
     for (const int64_t slot : store.owned_members(b)) {
-      update_masters(Piece(store, b, slot), 1, [&](const Piece& p) {
+      update_masters(Piece(store, b, slot), 1, [&](const Piece& p, int64_t) {
         p.state[0].mul_(config_.momentum).add_(p.scaled_grad(s.grad_scale));
         p.master.mul_(1 - s.lr * s.weight_decay).add_(p.state[0], -s.lr);
       });
@@ -121,7 +79,7 @@ class Lion : public Optimizer {
 
   void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
     for (const int64_t slot : store.owned_members(b)) {
-      update_masters(Piece(store, b, slot), 1, [&](const Piece& p) {
+      update_masters(Piece(store, b, slot), 1, [&](const Piece& p, int64_t) {
         const at::Tensor g = p.scaled_grad(s.grad_scale);
         const at::Tensor& m = p.state[0];
         const at::Tensor direction = at::sign(at::lerp(m.to(at::kFloat), g, 1 - config_.betas[0]));
@@ -150,7 +108,7 @@ class Muon : public Optimizer {
       const std::vector<int64_t>& size = store.slots()[static_cast<size_t>(slot)].named.param->size;
       const int64_t rows = size[size.size() - 2], columns = size.back();
       if (rows == 0 || columns == 0) continue;
-      update_masters(Piece(store, b, slot), rows * columns, [&](const Piece& p) {
+      update_masters(Piece(store, b, slot), rows * columns, [&](const Piece& p, int64_t) {
         const at::Tensor g = p.scaled_grad(s.grad_scale);
         const at::Tensor& v = p.state[0];
         v.mul_(config_.momentum).add_(g, 1 - config_.momentum);
@@ -164,6 +122,129 @@ class Muon : public Optimizer {
 
  private:
   MuonConfig config_;
+  AdamWOptimizer others_;
+};
+
+// Of a parameter's box: the last two dimensions are a matrix, the others count them. Else vectors:
+// one, or one an expert.
+struct Matrices {
+  explicit Matrices(const Param& p) {
+    const size_t fewest = p.per_expert ? 3 : 2;
+    if (p.size.size() < fewest) {
+      columns = p.size.empty() ? 1 : p.size.back();
+      return;
+    }
+    whole = true;
+    rows = p.size[p.size.size() - 2], columns = p.size.back();
+  }
+  bool whole = false;  // matrices and not vectors
+  int64_t rows = 1, columns = 1;
+  int64_t numel() const { return rows * columns; }
+};
+
+class Adafactor : public Optimizer {
+ public:
+  explicit Adafactor(const AdafactorConfig& config) : config_(config) {}
+
+  std::vector<std::string> state_names(const Bucket&) const override { return {}; }
+
+  std::vector<SlotState> slot_states(const Param& p, const BucketKey&) const override {
+    if (!Matrices(p).whole) return {{"variance", Extent::kEach}};
+    return {{"row", Extent::kRows}, {"column", Extent::kColumns}};
+  }
+
+  void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
+    const AdafactorStep step{.step = s.step,
+                             .lr = s.lr,
+                             .weight_decay = s.weight_decay,
+                             .beta2_decay = config_.beta2_decay,
+                             .eps = config_.eps,
+                             .clip = config_.clip};
+    for (const int64_t slot : store.owned_members(b)) {
+      const ParamStore::Slot& own = store.slots()[static_cast<size_t>(slot)];
+      const Matrices shape(*own.named.param);
+      update_masters(Piece(store, b, slot), shape.numel(), [&](const Piece& p, int64_t from) {
+        const std::vector<int64_t> sizes = {-1, shape.rows, shape.columns};
+        const at::Tensor master = p.master.view(sizes);
+        const at::Tensor g = p.scaled_grad(s.grad_scale).view(sizes);
+        const auto of = [&](size_t i, int64_t each) {  // the piece's part of a state
+          const int64_t n = master.size(0);
+          return own.state[i].view({-1, each}).narrow(0, from / shape.numel(), n);
+        };
+        if (!shape.whole) return adafactor_vectors(master, g, of(0, shape.columns), step);
+        adafactor_matrices(master, g, of(0, shape.rows), of(1, shape.columns), step);
+      });
+    }
+  }
+
+ private:
+  AdafactorConfig config_;
+};
+
+class Soap : public Optimizer {
+ public:
+  explicit Soap(const SoapConfig& config) : config_(config), others_(config) {}
+
+  std::vector<std::string> state_names(const Bucket&) const override { return {"m", "v"}; }
+
+  std::vector<SlotState> slot_states(const Param& p, const BucketKey& key) const override {
+    std::vector<SlotState> out;
+    if (!key.matrix) return out;
+    const Matrices shape(p);
+    if (shape.rows <= config_.max_side) {
+      out.push_back({"left", Extent::kRowsRows});
+      out.push_back({"left_basis", Extent::kRowsRows});
+    }
+    if (shape.columns <= config_.max_side) {
+      out.push_back({"right", Extent::kColumnsColumns});
+      out.push_back({"right_basis", Extent::kColumnsColumns});
+    }
+    return out;
+  }
+
+  void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
+    if (!b.key.matrix) return others_.update(store, b, s);
+    const SoapStep step{.step = s.step,
+                        .lr = s.lr,
+                        .weight_decay = s.weight_decay,
+                        .beta1 = config_.betas[0],
+                        .beta2 = config_.betas[1],
+                        .eps = config_.eps,
+                        .every = config_.every};
+    for (const int64_t slot : store.owned_members(b)) {
+      const ParamStore::Slot& own = store.slots()[static_cast<size_t>(slot)];
+      const Matrices shape(*own.named.param);
+      if (shape.numel() == 0) continue;
+      update_masters(Piece(store, b, slot), shape.numel(), [&](const Piece& p, int64_t from) {
+        const std::vector<int64_t> sizes = {-1, shape.rows, shape.columns};
+        const at::Tensor master = p.master.view(sizes);
+        size_t next = 0;
+        const auto side = [&](int64_t length) {
+          if (length > config_.max_side) return SoapSide{};
+          const auto part = [&](const at::Tensor& x) {
+            const at::Tensor all = x.view({-1, length, length});
+            return all.narrow(0, from / shape.numel(), master.size(0));
+          };
+          const size_t at = std::exchange(next, next + 2);
+          return SoapSide{part(own.state[at]), part(own.state[at + 1])};
+        };
+        const SoapSide left = side(shape.rows), right = side(shape.columns);
+        const at::Tensor m = p.state[0].to(at::kFloat), v = p.state[1].to(at::kFloat);
+        soap_matrices({.p = master,
+                       .g = p.scaled_grad(s.grad_scale).view(sizes),
+                       .m = m.view(sizes),
+                       .v = v.view(sizes),
+                       .left = left,
+                       .right = right},
+                      step);
+        p.state[0].copy_(m);
+        p.state[1].copy_(v);
+      });
+    }
+  }
+
+ private:
+  SoapConfig config_;
   AdamWOptimizer others_;
 };
 
@@ -188,6 +269,68 @@ std::unique_ptr<Optimizer> LionConfig::build() const {
 std::unique_ptr<Optimizer> MuonConfig::build() const {
   return std::make_unique<Muon>(*this);
 }
+std::unique_ptr<Optimizer> AdafactorConfig::build() const {
+  return std::make_unique<Adafactor>(*this);
+}
+std::unique_ptr<Optimizer> SoapConfig::build() const {
+  return std::make_unique<Soap>(*this);
+}
+
+at::ScalarType scalar_type(MomentType type) {
+  if (type == MomentType::kInt8) return at::kByte;
+  return type == MomentType::kF32 ? at::kFloat : at::kBFloat16;
+}
+
+double bytes_of(MomentType type) {
+  if (type == MomentType::kInt8) return 1 + 4.0 / kMomentBlock;
+  return type == MomentType::kF32 ? 4 : 2;
+}
+
+void make_state(const Optimizer& optimizer, MomentType moments, ParamStore& store) {
+  for (Bucket& b : store.buckets()) {
+    const at::TensorOptions options = b.own.options();
+    for (size_t i = 0; i < optimizer.state_names(b).size(); ++i) {
+      b.state.push_back(at::zeros({b.own_size}, options.dtype(scalar_type(moments))));
+      if (moments != MomentType::kInt8) continue;
+      b.scales.push_back(at::zeros({moment_blocks(b.own_size)}, options.dtype(at::kFloat)));
+    }
+    for (const int64_t s : b.members) {
+      ParamStore::Slot& slot = store.slots()[static_cast<size_t>(s)];
+      for (const SlotState& state : optimizer.slot_states(*slot.named.param, b.key)) {
+        slot.state.push_back(
+            at::zeros(state_like(*slot.named.param, state.extent).size, options.dtype(at::kFloat)));
+      }
+    }
+  }
+}
+
+Param state_like(const Param& p, Extent extent) {
+  Param out;
+  out.per_expert = p.per_expert;
+  out.experts = p.experts;
+  out.global = p.global, out.offset = p.offset, out.size = p.size;
+  if (extent == Extent::kEach) return out;
+  const size_t row = p.size.size() - 2, column = row + 1;
+  const bool of_rows = extent == Extent::kRows || extent == Extent::kRowsRows;
+  const size_t kept = of_rows ? row : column, other = of_rows ? column : row;
+  TROUPE_CHECK(p.size[row] == p.global[row] && p.size[column] == p.global[column],
+               "- an optimizer of whole matrices has a part of one");
+  const bool single = extent == Extent::kRows || extent == Extent::kColumns;
+  for (std::vector<int64_t>* const sizes : {&out.global, &out.offset, &out.size}) {
+    if (single) {
+      sizes->erase(sizes->begin() + static_cast<std::ptrdiff_t>(other));
+    } else {
+      (*sizes)[other] = (*sizes)[kept];
+    }
+  }
+  return out;
+}
+
+bool needs_whole_matrices(const OptimizerConfig& config) {
+  return std::holds_alternative<MuonConfig>(config) ||
+         std::holds_alternative<AdafactorConfig>(config) ||
+         std::holds_alternative<SoapConfig>(config);
+}
 
 const OptimizerBase& base_of(const OptimizerConfig& config) {
   return std::visit([](const auto& c) -> const OptimizerBase& { return c; }, config);
@@ -203,6 +346,23 @@ std::vector<std::string> optimizer_faults(const OptimizerConfig& config) {
   if (const auto* adamw = std::get_if<AdamWConfig>(&config)) check_betas(adamw->betas, out);
   if (const auto* muon = std::get_if<MuonConfig>(&config)) check_betas(muon->betas, out);
   if (const auto* lion = std::get_if<LionConfig>(&config)) check_betas(lion->betas, out);
+  if (const auto* soap = std::get_if<SoapConfig>(&config)) {
+    check_betas(soap->betas, out);
+    if (soap->every < 1) out.push_back("every " + to_text(soap->every) + " must be at least 1");
+    if (soap->max_side < 0) out.emplace_back("max_side must not be negative");
+  }
+  if (const auto* adafactor = std::get_if<AdafactorConfig>(&config)) {
+    if (!(adafactor->beta2_decay <= 0)) out.emplace_back("beta2_decay must not be positive");
+    if (!(adafactor->eps >= 0)) out.emplace_back("eps must not be negative");
+    if (!(adafactor->clip > 0)) out.emplace_back("clip must be positive");
+    if (base.moments != MomentType::kF32) {
+      out.emplace_back("moments: adafactor's rows and columns are f32");
+    }
+  }
+  if (base.moments == MomentType::kInt8 &&
+      (std::holds_alternative<MuonConfig>(config) || std::holds_alternative<SoapConfig>(config))) {
+    out.emplace_back("moments int8 is of adamw, sgd and lion; here f32 or bf16");
+  }
   return out;
 }
 

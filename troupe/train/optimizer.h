@@ -1,12 +1,15 @@
 // Optimizers over the buckets of a ParamStore, element by element but for Muon. With g the clipped
 // gradient (grad * grad_scale), p the master, lr and decay this step's, decay always decoupled:
-//   adamw  ops/adamw.h, one fused pass; moments f32 or bf16
+//   adamw  ops/adamw.h, one fused pass
 //   sgd    v = momentum v + g;               p -= lr (v + decay p)
 //   lion   u = sign(b1 m + (1 - b1) g);      p -= lr (u + decay p);   m = b2 m + (1 - b2) g
 //   muon   matrices: v = mu v + (1 - mu) g, u = (1 - mu) g + mu v, O = newton_schulz(u),
-//          p -= lr (0.2 sqrt(max(rows, columns)) O + decay p); all others: adamw. Each expert's
-//          each projection is a matrix of its own; routers, embeddings, head and norms are not
-//          matrices.
+//          p -= lr (0.2 sqrt(max(rows, columns)) O + decay p); all others: adamw
+//   soap   matrices: train/soap.h; all others: adamw
+//   adafactor  train/adafactor.h; also of routers, embeddings and head
+// Each expert's each projection is a matrix of its own; routers, embeddings, head and norms are not
+// matrices, where not said otherwise. Moments are f32 or bf16, those of adamw, and of sgd and lion,
+// 8 bits too (core/moment8.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,10 +25,13 @@
 
 namespace troupe {
 
-enum class MomentType { kF32, kBF16 };
+enum class MomentType { kF32, kBF16, kInt8 };
 constexpr auto names_of(MomentType) {
-  return std::array{Named{"f32", MomentType::kF32}, Named{"bf16", MomentType::kBF16}};
+  return std::array{Named{"f32", MomentType::kF32}, Named{"bf16", MomentType::kBF16},
+                    Named{"int8", MomentType::kInt8}};
 }
+at::ScalarType scalar_type(MomentType type);  // uint8 for kInt8: codes
+double bytes_of(MomentType type);             // of one, its part of a scale included
 
 // Parameters whose names match get other settings; the last that matches wins.
 struct ParamGroup {
@@ -67,13 +73,31 @@ struct UpdateStep {
   at::Tensor grad_scale;  // f32 [1], on the device
 };
 
+// State of another size than its parameter's, f32: a number for each row or column of a parameter's
+// matrices (the last two dimensions of its box), or for two of either; or for each element.
+enum class Extent { kEach, kRows, kColumns, kRowsRows, kColumnsColumns };
+struct SlotState {
+  std::string name;
+  Extent extent;
+};
+Param state_like(const Param& p, Extent extent);  // its box, without a value
+
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
   // Names of the state that it keeps for a bucket: "m", "v". All begin at 0.
   virtual std::vector<std::string> state_names(const Bucket& bucket) const = 0;
+  // Of a parameter besides, in ParamStore::Slot::state. All begin at 0.
+  virtual std::vector<SlotState> slot_states(const Param&, const BucketKey&) const { return {}; }
   virtual void update(const ParamStore& store, Bucket& bucket, const UpdateStep& step) = 0;
 };
+
+// The buffers of all state that it names, 0.
+void make_state(const Optimizer& optimizer, MomentType moments, ParamStore& store);
+
+inline bool is_second_moment(const std::string& state_name) {
+  return state_name == "v";
+}
 
 struct AdamWConfig : OptimizerBase {
   static constexpr std::string_view kKind = "adamw";
@@ -114,9 +138,36 @@ struct MuonConfig : AdamWConfig {
   std::unique_ptr<Optimizer> build() const;
 };
 
-using OptimizerConfig = OneOf<AdamWConfig, SgdConfig, LionConfig, MuonConfig>;
+struct AdafactorConfig : OptimizerBase {
+  static constexpr std::string_view kKind = "adafactor";
+  double beta2_decay = -0.8;
+  double eps = 1e-3;
+  double clip = 1;
+  static void visit(auto& c, auto&& f) {
+    OptimizerBase::visit(c, f);
+    f("beta2_decay", c.beta2_decay);
+    f("eps", c.eps);
+    f("clip", c.clip);
+  }
+  std::unique_ptr<Optimizer> build() const;
+};
+struct SoapConfig : AdamWConfig {
+  static constexpr std::string_view kKind = "soap";
+  int64_t every = 10;
+  int64_t max_side = 10000;
+  static void visit(auto& c, auto&& f) {
+    AdamWConfig::visit(c, f);
+    f("every", c.every);
+    f("max_side", c.max_side);
+  }
+  std::unique_ptr<Optimizer> build() const;
+};
+
+using OptimizerConfig =
+    OneOf<AdamWConfig, SgdConfig, LionConfig, MuonConfig, AdafactorConfig, SoapConfig>;
 
 const OptimizerBase& base_of(const OptimizerConfig& config);
+bool needs_whole_matrices(const OptimizerConfig& config);
 std::vector<std::string> optimizer_faults(const OptimizerConfig& config);
 // What group settings say of a parameter. Norms and biases (kNoDecay, one dimension) do not decay.
 BucketKey bucket_key(const OptimizerBase& config, const NamedParam& named);

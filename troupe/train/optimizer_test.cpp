@@ -1,24 +1,35 @@
 #include "troupe/train/optimizer.h"
 
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/eye.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/isnan.h>
+#include <ATen/ops/linalg_eigh.h>
+#include <ATen/ops/linalg_qr.h>
 #include <ATen/ops/linalg_svd.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
 #include <sstream>
+#include <vector>
 
 #include "troupe/checkpoint/names.h"
 #include "troupe/core/config.h"
+#include "troupe/core/moment8.h"
 #include "troupe/core/split_f32.h"
+#include "troupe/train/moments8.h"
 
 namespace troupe {
 namespace {
@@ -31,12 +42,7 @@ struct Bench {
         store({{"w", &w}, {"norm", &norm}, {"experts.w1", &experts}, {"bias", &state}},
               at::TensorOptions(dtype), [&](const NamedParam& p) { return bucket_key(base, p); }) {
     store.initialise_all(1);
-    const at::ScalarType moments = base.moments == MomentType::kF32 ? at::kFloat : at::kBFloat16;
-    for (Bucket& b : store.buckets()) {
-      for (size_t i = 0; i < optimizer->state_names(b).size(); ++i) {
-        b.state.push_back(at::zeros({b.size}, moments));
-      }
-    }
+    make_state(*optimizer, base.moments, store);
   }
 
   void step(int64_t n, double grad, double lr = 0.1) {
@@ -63,6 +69,10 @@ struct Bench {
   OptimizerBase base;
   ParamStore store;
 };
+
+std::vector<OptimizerConfig> every_kind() {
+  return {AdamWConfig{}, SgdConfig{}, LionConfig{}, MuonConfig{}, AdafactorConfig{}, SoapConfig{}};
+}
 
 float first(const Param& p) {
   return p.value.detach().view(-1)[0].item<float>();
@@ -106,9 +116,7 @@ TEST(ParamStore, TheFirstGradientIsHeldAndNeverWrittenTo) {
 
 // Two parameters may get one tensor from backward: c = a + b.
 TEST(Optimizers, NoneWritesToAGradient) {
-  for (const OptimizerConfig& config :
-       {OptimizerConfig(AdamWConfig{}), OptimizerConfig(SgdConfig{}), OptimizerConfig(LionConfig{}),
-        OptimizerConfig(MuonConfig{})}) {
+  for (const OptimizerConfig& config : every_kind()) {
     Bench bench{config};
     const at::Tensor grad = at::ones({3, 5});
     bench.store.begin_step();
@@ -146,9 +154,7 @@ TEST(Optimizers, AdamWIsTheHandExample) {
 }
 
 TEST(Optimizers, F121_NoRateChangesNothingAndDecayAloneScales) {
-  for (const OptimizerConfig& config :
-       {OptimizerConfig(AdamWConfig{}), OptimizerConfig(SgdConfig{}), OptimizerConfig(LionConfig{}),
-        OptimizerConfig(MuonConfig{})}) {
+  for (const OptimizerConfig& config : every_kind()) {
     Bench bench{config};
     const at::Tensor before = bench.store.buckets()[0].value.clone();
     bench.step(1, 0.5, 0);
@@ -189,9 +195,7 @@ TEST(Optimizers, MastersOutliveTheModelsRounding) {
 
 // Of a bf16 model in 20 steps, beside the same parameters in f32 with the same gradients.
 TEST(Optimizers, MastersInHalvesHaveTheBitsOfWholeOnes) {
-  for (const OptimizerConfig& config :
-       {OptimizerConfig(AdamWConfig{}), OptimizerConfig(SgdConfig{}), OptimizerConfig(LionConfig{}),
-        OptimizerConfig(MuonConfig{})}) {
+  for (const OptimizerConfig& config : every_kind()) {
     Bench halves{config, at::kBFloat16}, whole{config};
     for (size_t i = 0; i < halves.store.buckets().size(); ++i) {
       whole.store.buckets()[i].own.copy_(halves.store.buckets()[i].own);
@@ -248,6 +252,266 @@ TEST(Optimizers, Bf16MomentsHalveTheBytes) {
   bench.step(1, 0.5);
   EXPECT_NEAR(first(bench.w), 0.89, 1e-3);
   EXPECT_EQ(bench.store.buckets()[0].state[0].element_size(), 2);
+}
+
+TEST(Optimizers, CodedMomentsTakeAByteAndStayNear) {
+  for (OptimizerConfig config : {OptimizerConfig(AdamWConfig{}), OptimizerConfig(SgdConfig{}),
+                                 OptimizerConfig(LionConfig{})}) {
+    Bench whole{config, at::kBFloat16};
+    std::visit([](auto& c) { c.moments = MomentType::kInt8; }, config);
+    Bench coded{config, at::kBFloat16};
+    std::vector<at::Tensor> before;
+    for (const Bucket& b : coded.store.buckets()) before.push_back(master_of(b));
+    for (int64_t n = 1; n <= 50; ++n) {
+      const double grad = 1 + 0.3 * std::cos(static_cast<double>(n));
+      coded.step(n, grad, 1e-3), whole.step(n, grad, 1e-3);
+    }
+    for (size_t i = 0; i < coded.store.buckets().size(); ++i) {
+      const Bucket &a = coded.store.buckets()[i], &b = whole.store.buckets()[i];
+      EXPECT_EQ(a.state[0].element_size(), 1);
+      EXPECT_EQ(a.scales[0].numel(), a.own_size / 256);
+      const at::Tensor x = master_of(a), y = master_of(b);
+      const double moved = (y - before[i]).abs().max().item<double>();
+      EXPECT_LT((x - y).abs().max().item<double>(), 0.05 * moved) << config.kind();
+      EXPECT_FALSE(at::equal(x, y) && config.kind() == "adamw");
+    }
+  }
+}
+
+// The operators of train/moments8.h beside core/moment8.h.
+TEST(Optimizers, CodesAreThoseOfTheFormula) {
+  for (const bool second : {false, true}) {
+    for (const bool dithered : {false, true}) {
+      constexpr int64_t kSize = 3 * 256 + 77;
+      at::Tensor x = at::randn({kSize}) * at::randn({kSize}).exp();
+      if (second) x = x.square();
+      x.narrow(0, 256, 256).zero_();
+      x[10] = 0;
+      x[600] = std::numeric_limits<float>::quiet_NaN();
+      const at::Tensor codes = at::zeros({kSize}, at::kByte), scales = at::zeros({4});
+      code_moments(x, codes, scales, second, dithered);
+      const at::Tensor back = moments_of(codes, scales, second);
+      const auto* const from = x.const_data_ptr<float>();
+      for (int64_t block = 0; block < 4; ++block) {
+        const int64_t end = std::min(kSize, (block + 1) * 256);
+        uint32_t largest = 0;
+        for (int64_t i = block * 256; i < end; ++i) {
+          largest = std::max(largest, std::bit_cast<uint32_t>(std::abs(from[i])));
+        }
+        const float scale = moment_scale(largest), inverse = moment_inverse(scale);
+        ASSERT_EQ(std::bit_cast<uint32_t>(scales[block].item<float>()),
+                  std::bit_cast<uint32_t>(scale));
+        for (int64_t i = block * 256; i < end && block != 2; ++i) {
+          const MomentDither d =
+              dithered ? moment_dither(from[i], from[i]) : MomentDither{kToNearest, kToNearest};
+          const uint8_t want = second ? second_moment_code(from[i], inverse, d.second)
+                                      : first_moment_code(from[i], inverse, d.first);
+          ASSERT_EQ(codes.const_data_ptr<uint8_t>()[i], want) << i << ' ' << from[i];
+          ASSERT_EQ(back.const_data_ptr<float>()[i],
+                    second ? second_moment(want, scale) : first_moment(want, scale));
+        }
+      }
+      EXPECT_TRUE(at::isnan(back.narrow(0, 512, 256)).all().item<bool>());
+    }
+  }
+}
+
+// Independent of PyTorch's operators: plain loops in double, a matrix at a time.
+struct AdafactorLoops {
+  AdafactorLoops(int64_t rows, int64_t columns)
+      : R(rows), C(columns), row(static_cast<size_t>(R)), column(static_cast<size_t>(C)) {}
+
+  void step(std::vector<double>& p, const std::vector<double>& g, int64_t n, double lr,
+            double decay) {
+    const double w = std::pow(static_cast<double>(n), -0.8);
+    std::vector<double> u(p.size());
+    double mean = 0, p2 = 0, u2 = 0;
+    const auto of = [&](const std::vector<double>& x, int64_t r, int64_t c) {
+      return x[static_cast<size_t>(r * C + c)];
+    };
+    for (int64_t r = 0; r < R; ++r) {
+      double sum = 0;
+      for (int64_t c = 0; c < C; ++c) sum += of(g, r, c) * of(g, r, c);
+      double& x = row[static_cast<size_t>(r)];
+      x = (1 - w) * x + w * sum / static_cast<double>(C);
+      mean += x / static_cast<double>(R);
+    }
+    for (int64_t c = 0; c < C; ++c) {
+      double sum = 0;
+      for (int64_t r = 0; r < R; ++r) sum += of(g, r, c) * of(g, r, c);
+      double& x = column[static_cast<size_t>(c)];
+      x = (1 - w) * x + w * sum / static_cast<double>(R);
+    }
+    for (int64_t r = 0; r < R; ++r) {
+      for (int64_t c = 0; c < C; ++c) {
+        const double v =
+            row[static_cast<size_t>(r)] * column[static_cast<size_t>(c)] / std::max(mean, 0x1p-23);
+        u[static_cast<size_t>(r * C + c)] = of(g, r, c) / std::sqrt(std::max(v, 0x1p-46));
+      }
+    }
+    const auto size = static_cast<double>(p.size());
+    for (size_t i = 0; i < p.size(); ++i) p2 += p[i] * p[i] / size, u2 += u[i] * u[i] / size;
+    const double rate =
+        std::min(lr, 1 / std::sqrt(static_cast<double>(n))) * std::max(1e-3, std::sqrt(p2));
+    for (size_t i = 0; i < p.size(); ++i) {
+      p[i] = p[i] * (1 - lr * decay) - rate * u[i] / std::max(1.0, std::sqrt(u2));
+    }
+  }
+  int64_t R, C;
+  std::vector<double> row, column;
+};
+
+std::vector<double> doubles(const at::Tensor& x) {
+  const at::Tensor y = x.detach().to(at::kDouble).contiguous().view(-1);
+  return {y.const_data_ptr<double>(), y.const_data_ptr<double>() + y.numel()};
+}
+
+at::Tensor random_grad(const std::vector<int64_t>& sizes, int64_t n) {
+  at::manual_seed(static_cast<uint64_t>(n) * 100 + sizes.size());
+  return at::randn(sizes);
+}
+
+// 20 steps of f(parameter's matrix, its gradient, step) beside the optimizer's.
+struct Matrix {
+  int64_t slot, rows, columns;
+  double bound;
+};
+template <class F>
+void expect_steps(Bench& bench, const Matrix& of, F&& f) {
+  const auto& [slot, R, C, bound] = of;
+  const Param& param = *bench.store.slots()[static_cast<size_t>(slot)].named.param;
+  const auto each = static_cast<size_t>(R * C);
+  std::vector<double> all = doubles(param.value);
+  for (int64_t n = 1; n <= 20; ++n) {
+    bench.store.begin_step();
+    const at::Tensor grad = random_grad(param.shown, n);
+    bench.store.add(slot, grad);
+    bench.store.end_step();
+    const at::NoGradGuard no_grad;
+    for (Bucket& b : bench.store.buckets()) {
+      bench.optimizer->update(
+          bench.store, b,
+          {.step = n, .lr = 0.05, .weight_decay = 0.1, .grad_scale = at::ones({1})});
+    }
+    const std::vector<double> g = doubles(grad);
+    for (size_t at = 0; at < all.size(); at += each) {
+      std::vector<double> p(all.begin() + static_cast<std::ptrdiff_t>(at),
+                            all.begin() + static_cast<std::ptrdiff_t>(at + each));
+      const std::vector<double> own(g.begin() + static_cast<std::ptrdiff_t>(at),
+                                    g.begin() + static_cast<std::ptrdiff_t>(at + each));
+      f(at / each, p, own, n);
+      std::copy(p.begin(), p.end(), all.begin() + static_cast<std::ptrdiff_t>(at));
+    }
+    const std::vector<double> got = doubles(param.value);
+    for (size_t i = 0; i < all.size(); ++i) ASSERT_NEAR(got[i], all[i], bound) << n << ' ' << i;
+  }
+}
+
+TEST(Adafactor, IsItsFormulaInDouble) {
+  Bench bench{AdafactorConfig{}};
+  std::vector<AdafactorLoops> experts(4, AdafactorLoops(3, 4));
+  expect_steps(bench, {2, 3, 4, 2e-5}, [&](size_t i, auto& p, const auto& g, int64_t n) {
+    experts[i].step(p, g, n, 0.05, 0.1);
+  });
+  EXPECT_EQ(bench.store.slots()[2].state[0].sizes(), (std::vector<int64_t>{2, 2, 3}));
+  EXPECT_EQ(bench.store.slots()[2].state[1].sizes(), (std::vector<int64_t>{2, 2, 4}));
+  EXPECT_TRUE(bench.store.buckets()[0].state.empty());  // no moments of each element
+}
+
+// A vector's V is that of a matrix of one row whose columns are kept: row mean and all cancel.
+TEST(Adafactor, AVectorKeepsEachSquare) {
+  Bench bench{AdafactorConfig{}};
+  std::vector<double> v(7);
+  expect_steps(bench, {1, 1, 7, 2e-5}, [&](size_t, auto& p, const auto& g, int64_t n) {
+    double p2 = 0, u2 = 0;
+    std::vector<double> u(7);
+    const double w = std::pow(static_cast<double>(n), -0.8);
+    for (size_t i = 0; i < 7; ++i) {
+      v[i] += w * (g[i] * g[i] - v[i]);
+      u[i] = g[i] / std::sqrt(std::max(v[i], 0x1p-46));
+      p2 += p[i] * p[i] / 7, u2 += u[i] * u[i] / 7;
+    }
+    const double rate =
+        std::min(0.05, 1 / std::sqrt(static_cast<double>(n))) * std::max(1e-3, std::sqrt(p2));
+    for (size_t i = 0; i < 7; ++i) {
+      p[i] = p[i] * (1 - 0.05 * 0.1) - rate * u[i] / std::max(1.0, std::sqrt(u2));
+    }
+  });
+}
+
+// The paper's formula in double, a matrix at a time. Eigenvectors have no sign, and need none: the
+// step is the same for either.
+struct SoapLoops {
+  at::Tensor m, v, left, right, ql, qr;
+
+  at::Tensor step(const at::Tensor& p, const at::Tensor& g, int64_t n, int64_t every) {
+    const auto keep = [](at::Tensor& x, const at::Tensor& y, double b) {
+      x = x.defined() ? x * b + y * (1 - b) : y * (1 - b);
+    };
+    const auto t = static_cast<double>(n - 1);
+    at::Tensor out = p * (1 - 0.05 * 0.1);
+    if (n > 1) {
+      const at::Tensor turned = ql.t().matmul(g).matmul(qr);
+      keep(m, g, 0.9), keep(v, turned * turned, 0.95);
+      const at::Tensor top = ql.t().matmul(m).matmul(qr) / (1 - std::pow(0.9, t));
+      const at::Tensor move = top / ((v / (1 - std::pow(0.95, t))).sqrt() + 1e-8);
+      out = out - ql.matmul(move).matmul(qr.t()) * 0.05;
+    }
+    keep(left, g.matmul(g.t()), 0.95), keep(right, g.t().matmul(g), 0.95);
+    if (n == 1) {
+      ql = std::get<1>(at::linalg_eigh(left)), qr = std::get<1>(at::linalg_eigh(right));
+    } else if (n % every == 0) {
+      ql = std::get<0>(at::linalg_qr(left.matmul(ql)));
+      qr = std::get<0>(at::linalg_qr(right.matmul(qr)));
+    }
+    return out;
+  }
+};
+
+TEST(Soap, IsItsFormulaInDouble) {
+  SoapConfig config;
+  config.every = 3;
+  Bench bench{config};
+  std::vector<SoapLoops> experts(4);
+  expect_steps(bench, {2, 3, 4, 2e-3}, [&](size_t i, auto& p, const auto& g, int64_t n) {
+    const auto tensor = [](const std::vector<double>& x) {
+      return at::tensor(x, at::kDouble).view({3, 4});
+    };
+    p = doubles(experts[i].step(tensor(p), tensor(g), n, 3));
+  });
+  // Q is orthogonal, each matrix's own.
+  const at::Tensor q = bench.store.slots()[2].state[1];
+  EXPECT_EQ(q.sizes(), (std::vector<int64_t>{2, 2, 3, 3}));
+  const at::Tensor unit = q.transpose(-2, -1).matmul(q);
+  EXPECT_LT((unit - at::eye(3)).abs().max().item<float>(), 1e-5);
+}
+
+TEST(Soap, WithoutFactorsItIsAdam) {
+  SoapConfig config;
+  config.max_side = 0;
+  AdamWConfig adamw;
+  Bench a{config}, b{adamw};
+  a.step(1, 0.7, 0);  // its first looks only
+  for (int64_t n = 1; n <= 5; ++n) {
+    a.step(n + 1, std::cos(static_cast<double>(n))), b.step(n, std::cos(static_cast<double>(n)));
+  }
+  EXPECT_TRUE(a.store.slots()[2].state.empty());
+  EXPECT_LT((a.experts.value - b.experts.value).abs().max().item<float>(), 1e-5);
+}
+
+TEST(Optimizers, RefusesMomentsThatAKindHasNot) {
+  MuonConfig muon;
+  muon.moments = MomentType::kInt8;
+  EXPECT_EQ(optimizer_faults(muon).size(), 1u);
+  AdafactorConfig adafactor;
+  adafactor.moments = MomentType::kBF16;
+  EXPECT_EQ(optimizer_faults(adafactor).size(), 1u);
+  SoapConfig soap;
+  soap.every = 0;
+  EXPECT_EQ(optimizer_faults(soap).size(), 1u);
+  LionConfig lion;
+  lion.moments = MomentType::kInt8;
+  EXPECT_TRUE(optimizer_faults(lion).empty());
 }
 
 TEST(Muon, NewtonSchulzBringsSingularValuesNearOne) {

@@ -51,6 +51,11 @@ std::vector<std::string> layout_faults(const ParallelConfig& config, const Layou
     out.push_back("parallel.expert: E2005 " + std::to_string(needs.experts) + " experts on " +
                   std::to_string(c.expert) + " ranks: neither divides the other; nearest: " +
                   std::to_string(std::max<int64_t>(1, std::gcd(c.expert, needs.experts))));
+  } else if (needs.whole_matrices && c.expert > needs.experts && c.expert > 1) {
+    out.push_back("parallel.expert: E2005 " + std::to_string(c.expert) +
+                  " ranks cut the matrices of " + std::to_string(needs.experts) +
+                  " experts, which the optimizer needs whole: at most " +
+                  std::to_string(needs.experts));
   }
   return out;
 }

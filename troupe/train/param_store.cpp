@@ -14,11 +14,12 @@
 #include <utility>
 
 #include "troupe/core/check.h"
+#include "troupe/core/moment8.h"
 
 namespace troupe {
 namespace {
 
-constexpr int64_t kAlign = 16;   // elements of f32: 64 bytes
+constexpr int64_t kAlign = kMomentBlock;
 constexpr size_t kInFlight = 2;  // reductions whose gradients are held at a time
 
 int64_t bad_count(const at::Tensor& x) {
@@ -331,6 +332,12 @@ void ParamStore::spread_loaded() {
       replicas.broadcast(x.detach().view(at::kByte), 0).wait();
     }
     for (const at::Tensor& x : b.state) replicas.broadcast(x, 0).wait();
+    for (const at::Tensor& x : b.scales) replicas.broadcast(x, 0).wait();
+    for (const int64_t s : b.members) {
+      for (const at::Tensor& x : slots_[static_cast<size_t>(s)].state) {
+        replicas.broadcast(x, 0).wait();
+      }
+    }
   }
 }
 
@@ -365,6 +372,14 @@ at::Tensor ParamStore::part(int64_t slot, const at::Tensor& buffer) const {
   // Past the dispatcher: an update asks for hundreds.
   return at::native::as_strided_tensorimpl(buffer, {range.size}, {1},
                                            buffer.storage_offset() + from);
+}
+
+at::Tensor ParamStore::part_of_blocks(int64_t slot, const at::Tensor& scales) const {
+  const Slot& s = slots_[static_cast<size_t>(slot)];
+  const Range range = owned(slot);
+  if (range.size == 0) return scales.narrow(0, 0, 0);
+  const int64_t from = s.offset + range.from - buckets_[static_cast<size_t>(s.bucket)].own_from;
+  return scales.narrow(0, from / kMomentBlock, moment_blocks(range.size));
 }
 
 namespace {

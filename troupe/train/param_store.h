@@ -4,8 +4,8 @@
 // Trainable parameters are cut into buckets of equal settings. A bucket has one buffer for the
 // values that the model reads (a Param's value is a view of it), one for what these leave of their
 // f32 masters, and those of the optimizer. A master is the value itself in f32; a bf16 value and 16
-// bits more (core/split_f32.h); an f32 number of its own beside f16. Parameters begin on 64 bytes
-// of f32; what lies between them is 0 and stays 0.
+// bits more (core/split_f32.h); an f32 number of its own beside f16. Parameters and what ranks own
+// begin on 256 elements, a block of moments in 8 bits; what lies between them is 0 and stays 0.
 //
 // Shared with other ranks (Sharing), a bucket holds the parameters of one unit, and rank i of the S
 // that share it owns elements i n / S .. (i + 1) n / S: their masters, moments and summed gradient
@@ -73,7 +73,9 @@ struct Bucket {
   at::Tensor low = {};                 // [own_size] int16, of bf16: `own` and it are the master
   at::Tensor grad = {};                // [own_size] f32 of a step, where the bucket is shared
   std::vector<at::Tensor> state = {};  // [own_size] each, the optimizer's
-  std::vector<int64_t> members = {};   // indices of slots()
+  // [own_size / 256] f32 each: of a state that is uint8 codes (core/moment8.h); else none
+  std::vector<at::Tensor> scales = {};
+  std::vector<int64_t> members = {};  // indices of slots()
   bool dropped_between_uses = false;
   int uses = 0;        // gather() without drop(), where dropped between uses
   bool stale = false;  // `own` changed since `value` was gathered
@@ -97,6 +99,7 @@ class ParamStore {
   struct Slot {
     NamedParam named;
     int64_t bucket = 0, offset = 0;
+    std::vector<at::Tensor> state = {};  // the optimizer's of another size (Optimizer::slot_states)
   };
 
   // Makes the values of all: trainable ones as views, the others (frozen, state) on their own.
@@ -132,6 +135,7 @@ class ParamStore {
 
   std::vector<Bucket>& buckets() { return buckets_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
+  std::vector<Slot>& slots() { return slots_; }
   const std::vector<Slot>& slots() const { return slots_; }
   const std::vector<NamedParam>& others() const { return others_; }  // not trained
   int64_t slot_of(const Param* param) const;                         // -1: not trained
@@ -143,6 +147,7 @@ class ParamStore {
   Range owned(int64_t slot) const;
   std::vector<int64_t> owned_members(const Bucket& bucket) const;  // of which a part is here
   at::Tensor part(int64_t slot, const at::Tensor& buffer) const;
+  at::Tensor part_of_blocks(int64_t slot, const at::Tensor& scales) const;  // the same of scales
   const Owners& owners_of(const Bucket& bucket) const;
   const Sharing& sharing() const { return sharing_; }
 

@@ -95,7 +95,9 @@ void check_parallel(const Recipe& r, Problems& problems) {
   for (const auto& [field, why] : unbuilt_axes(r.parallel)) problems.add(field, why);
   const ShardKind shard = r.parallel.shard;
   if ((shard == ShardKind::kFull || shard == ShardKind::kZero1) && needs_whole_matrices(r)) {
-    problems.add("parallel.shard", to_text(shard) + " cuts matrices, which muon needs whole: none");
+    problems.add("parallel.shard", to_text(shard) + " cuts matrices, which " +
+                                       std::string(r.train.optimizer.kind()) +
+                                       " needs whole: none");
   }
   if (r.parallel.prefetch < 0) problems.add("parallel.prefetch", "must not be negative");
   if (r.run.hang_timeout.ns <= 0) problems.add("run.hang_timeout", "must be positive");
@@ -191,7 +193,7 @@ void validate(const Recipe& r, const Sources& sources) {
 }
 
 bool needs_whole_matrices(const Recipe& r) {
-  return std::holds_alternative<MuonConfig>(r.train.optimizer);
+  return needs_whole_matrices(r.train.optimizer);
 }
 
 Span record_interval(const Recipe& r) {

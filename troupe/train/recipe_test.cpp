@@ -67,6 +67,26 @@ TEST(Recipe, F83_ThePrintedRecipeReadsBackTheSame) {
   EXPECT_TRUE(same(recipe, again));
 }
 
+// Optimizers of whole matrices on ranks: replicas and whole experts, and no part of a matrix.
+TEST(Recipe, WhatCutsMatricesIsRefusedByNameOfTheOptimizer) {
+  for (const std::string kind : {"muon", "adafactor", "soap"}) {
+    for (const std::string shard : {"zero1", "full"}) {
+      const auto found = faults({"train.optimizer.kind=" + kind, "parallel.shard=" + shard});
+      EXPECT_TRUE(one_says(found, "parallel.shard: " + shard + " cuts matrices, which " + kind));
+    }
+    EXPECT_EQ(faults({"train.optimizer.kind=" + kind, "parallel.shard=none"}),
+              std::vector<std::string>{});
+  }
+  const LayoutNeeds needs{.world = 4, .experts = 2, .whole_matrices = true};
+  ParallelConfig config;
+  config.expert = 4;
+  EXPECT_TRUE(one_says(layout_faults(config, needs), "4 ranks cut the matrices of 2 experts"));
+  config.expert = 2;
+  EXPECT_TRUE(layout_faults(config, needs).empty());
+  config.expert = 0;
+  EXPECT_TRUE(layout_faults(config, needs).empty());
+}
+
 TEST(Recipe, F79_AllProblemsAreToldAtOnceWithTheirPlaces) {
   const auto found = faults({"train.micro_batch=3", "train.clip=-1", "train.schedule.warmup=30",
                              "parallel.tensor=4", "data.sequence=128", "eval.batches=-1",

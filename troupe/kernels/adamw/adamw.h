@@ -13,6 +13,10 @@
 // an element read and written instead of 10, and two less kept; p has the same bits either way, and
 // the copy's ties go away from zero instead of to even.
 //
+// Moments may be kept in 8 bits, with a scale for each 256 elements from the first on
+// (core/moment8.h): m8 and v8 in place of m and v. The step uses them before they are stored, which
+// is with a dither that comes of their own bits.
+//
 // step counts from 1. grad_scale is read on the device, so that clipping needs no word with the
 // host; none: 1. Where it is not finite nothing at all is written: a gradient of NaN never reaches
 // a weight (clip_scale of grad_norm.h gives NaN then). N elements each. Arithmetic is float (double
@@ -29,15 +33,21 @@
 
 namespace troupe {
 
+struct MomentCodes {
+  Mat<uint8_t> codes;  // [1, N]
+  Mat<float> scales;   // [1, ceil(N / 256)]
+};
+
 struct AdamW {
   MutRef param;  // [1, N]  f32; f64 on the CPU, then all are; none beside `remainder`
   MatRef grad;   // [1, N]  f32, bf16 or f16
-  MutRef m;      // [1, N]  f32 or bf16, in and out
-  MutRef v;      // [1, N]  of m's type
+  MutRef m;      // [1, N]  f32 or bf16, in and out; none beside m8
+  MutRef v;      // [1, N]  of m's type; none beside v8
   int64_t step;  // > 0
   double lr;
   MutRef copy = {};              // [1, N]  out, bf16 or f16, or none; in halves bf16, in and out
   Mat<uint16_t> remainder = {};  // [1, N]  in and out, or none
+  MomentCodes m8 = {}, v8 = {};  // in and out, or none
   const float* grad_scale = nullptr;  // [1] or none
   double beta1 = 0.9;
   double beta2 = 0.95;
@@ -49,6 +59,9 @@ void validate(const AdamW& args);        // throws on a broken contract; every p
 int64_t bytes_moved(const AdamW& args);  // the roofline's numerator
 inline bool in_halves(const AdamW& a) {
   return a.remainder.rows > 0;
+}
+inline bool in_codes(const AdamW& a) {  // the moments
+  return a.m8.codes.rows > 0;
 }
 
 void adamw_ref(const AdamW& args);                        // the formula in double: for tests

@@ -1,8 +1,10 @@
 // The CPU path: blocks of elements are shared out; each is one vector loop over all five arrays,
 // and one more, in the first cache, for a copy.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
+#include "troupe/core/moment8.h"
 #include "troupe/core/split_f32.h"
 #include "troupe/kernels/adamw/adamw.h"
 
@@ -16,6 +18,7 @@ constexpr int64_t kBlock = 4096;
 template <class W>
 struct Whole {
   W* p;
+  Whole at(int64_t i) const { return {p + i}; }
   TROUPE_INLINE W load(int64_t i) const { return p[i]; }
   TROUPE_INLINE void store(int64_t i, W value) const { p[i] = value; }
 };
@@ -23,6 +26,7 @@ struct Whole {
 struct Halves {
   BF16* value;
   uint16_t* low;
+  Halves at(int64_t i) const { return {value + i, low + i}; }
   TROUPE_INLINE float load(int64_t i) const { return join_f32(value[i].bits, low[i]); }
   TROUPE_INLINE void store(int64_t i, float p) const {
     const SplitF32 s = split_f32(p);
@@ -94,9 +98,60 @@ void run(const AdamW& a, P param, const Pool& pool, float scale) {
   });
 }
 
+// Codes of a block of moments into floats, and back.
+void read_codes(const AdamW& a, int64_t begin, int64_t count, float* m, float* v) {
+  const int64_t block = begin / kMomentBlock;
+  const float m_scale = a.m8.scales(0, block), v_scale = a.v8.scales(0, block);
+  const uint8_t *const m8 = a.m8.codes.data + begin, *const v8 = a.v8.codes.data + begin;
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) {
+    m[i] = first_moment(m8[i], m_scale);
+    v[i] = second_moment(v8[i], v_scale);
+  }
+}
+
+void write_codes(const AdamW& a, int64_t begin, int64_t count, const float* m, const float* v) {
+  uint32_t m_largest = 0, v_largest = 0;
+#pragma omp simd reduction(max : m_largest, v_largest)
+  for (int64_t i = 0; i < count; ++i) {
+    m_largest = std::max(m_largest, std::bit_cast<uint32_t>(m[i]) & 0x7fffffffu);
+    v_largest = std::max(v_largest, std::bit_cast<uint32_t>(v[i]) & 0x7fffffffu);
+  }
+  const int64_t block = begin / kMomentBlock;
+  const float m_scale = moment_scale(m_largest), v_scale = moment_scale(v_largest);
+  a.m8.scales(0, block) = m_scale;
+  a.v8.scales(0, block) = v_scale;
+  const float m_inverse = moment_inverse(m_scale), v_inverse = moment_inverse(v_scale);
+  uint8_t *const m8 = a.m8.codes.data + begin, *const v8 = a.v8.codes.data + begin;
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) {
+    const MomentDither dither = moment_dither(m[i], v[i]);
+    m8[i] = first_moment_code(m[i], m_inverse, dither.first);
+    v8[i] = second_moment_code(v[i], v_inverse, dither.second);
+  }
+}
+
+template <class P, class G>
+void run_codes(const AdamW& a, P param, const Pool& pool, float scale) {
+  const AdamWStep<float> step = constants<float>(a);
+  const auto* const grad = static_cast<const G*>(a.grad.data);
+  const int64_t n = a.grad.cols;
+  pool(moment_blocks(n), 64, [&](int64_t first, int64_t last) {
+    for (int64_t block = first; block < last; ++block) {
+      const int64_t begin = block * kMomentBlock, count = std::min(kMomentBlock, n - begin);
+      float m[kMomentBlock], v[kMomentBlock];
+      read_codes(a, begin, count, m, v);
+      update(Arrays<P, G, float>{param.at(begin), grad + begin, m, v}, 0, count, step, scale);
+      write_codes(a, begin, count, m, v);
+      round_copy(a, param, begin, begin + count);
+    }
+  });
+}
+
 template <class P>
 void run_float(const AdamW& a, P param, const Pool& pool, float scale) {
   dispatch_float(a.grad.dtype, [&]<class G>() {
+    if (in_codes(a)) return run_codes<P, G>(a, param, pool, scale);
     if (a.m.dtype == Dtype::kF32) return run<float, P, G, float>(a, param, pool, scale);
     run<float, P, G, BF16>(a, param, pool, scale);
   });
