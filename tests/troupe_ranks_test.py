@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """The same recipe on several ranks: losses, gradient norms, weights and moments are those of one."""
+import shutil
 import unittest
 
 from ranks_run import RanksRun
@@ -13,6 +14,7 @@ def experts(n):
 
 class TroupeRanks(RanksRun):
     def same_as_one(self, world, *sets):
+        shutil.rmtree(self.folder / "many", ignore_errors=True)
         self.train_ranks(world, *sets, name="many")
         self.assertLess(self.apart("one", "many"), 1e-5, sets)
         self.assertLess(self.tensors_apart("one", "many"), 2e-6, sets)
@@ -27,6 +29,13 @@ class TroupeRanks(RanksRun):
         self.train("checkpoint.dir=one")
         for sets in ((ZERO, experts(4)), (FULL, experts(2), "parallel.shard_ranks=2")):
             self.same_as_one(4, *sets)
+
+    def test_H1_rows_go_once_to_each_node_of_two_ranks(self):
+        self.train("checkpoint.dir=one")
+        self.same_as_one(4, ZERO, experts(4), "parallel.node_ranks=2")
+        self.assertIn("rows go two_level: 4 ranks share experts, over 2 nodes of 2", self.text_of(0, "many"))
+        self.same_as_one(2, ZERO, experts(2), "parallel.dispatcher=all_gather")
+        self.assertIn("rows go all_gather", self.text_of(0, "many"))
 
     def test_H2_more_ranks_than_experts_cut_their_width(self):
         few = "model.moe.experts=2"

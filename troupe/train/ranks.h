@@ -12,6 +12,7 @@
 #include "troupe/checkpoint/peers.h"
 #include "troupe/core/fault.h"
 #include "troupe/dist/mesh.h"
+#include "troupe/dist/two_level_dispatcher.h"
 #include "troupe/dist/world.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/schedule/action.h"
@@ -61,6 +62,7 @@ class Ranks {
   Mesh mesh_;
   Sharing sharing_;
   std::shared_ptr<RankGroup> experts_;
+  NodeGroups nodes_;  // two_level
   std::shared_ptr<RankGroup> all_, host_;
 };
 

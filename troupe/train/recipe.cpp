@@ -98,6 +98,7 @@ void check_parallel(const Recipe& r, Problems& problems) {
     problems.add("parallel.shard", to_text(shard) + " cuts matrices, which muon needs whole: none");
   }
   if (r.parallel.prefetch < 0) problems.add("parallel.prefetch", "must not be negative");
+  if (r.parallel.node_ranks < 0) problems.add("parallel.node_ranks", "must not be negative");
   if (r.run.hang_timeout.ns <= 0) problems.add("run.hang_timeout", "must be positive");
   if (r.run.start_timeout.ns <= 0) problems.add("run.start_timeout", "must be positive");
 }
