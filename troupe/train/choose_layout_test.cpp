@@ -90,6 +90,9 @@ TEST(ChooseLayout, NodesThatCannotBeAreFaults) {
   EXPECT_EQ(fault("expert: 4, dispatcher: two_level", {.world = 12, .experts = 64, .per_host = 3}),
             "parallel.node_ranks: E2005 4 ranks share experts: they cannot be cut into nodes of 3; "
             "nearest: 1");
+  EXPECT_EQ(fault("expert: 4, rebalance: {every: 10}", {.world = 4, .experts = 2, .per_host = 4}),
+            "parallel.rebalance: E2005 4 ranks cut 2 experts by their width: each has a part of "
+            "the same work");
 }
 
 TEST(ChooseLayout, WhatIsGivenStays) {

@@ -96,6 +96,11 @@ std::vector<std::string> layout_faults(const ParallelConfig& config, const Layou
     out.push_back("parallel.node_ranks: E2005 " + to_text(c.dispatcher) +
                   " knows no nodes; they are two_level's");
   }
+  if (c.rebalance.every > 0 && c.expert > needs.experts && needs.experts > 0) {
+    out.push_back("parallel.rebalance: E2005 " + std::to_string(c.expert) + " ranks cut " +
+                  std::to_string(needs.experts) +
+                  " experts by their width: each has a part of the same work");
+  }
   return out;
 }
 

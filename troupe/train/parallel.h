@@ -25,6 +25,16 @@ constexpr auto names_of(SumType) {
   return std::array{Named{"fp32", SumType::kFp32}, Named{"bf16", SumType::kBf16}};
 }
 
+// Experts change ranks between steps where that evens out what ranks compute.
+struct RebalanceConfig {
+  int64_t every = 0;   // steps, whose choices are counted; 0: experts stay
+  double gain = 0.05;  // by how much max/mean of the ranks' rows must fall
+  static void visit(auto& c, auto&& f) {
+    f("every", c.every);
+    f("gain", c.gain);
+  }
+};
+
 struct ParallelConfig {
   int64_t data = 0;    // replicas with other samples; 0: what the other axes leave
   int64_t expert = 0;  // ranks that share the experts out; 0: chosen
@@ -36,6 +46,7 @@ struct ParallelConfig {
   DispatchMode dispatch = DispatchMode::kFast;
   DispatcherKind dispatcher = DispatcherKind::kAuto;  // how rows reach other ranks' experts
   int64_t node_ranks = 0;     // two_level: ranks of a node; 0: of a host, or all that share experts
+  RebalanceConfig rebalance;  // of experts
   SumType sum = SumType::kFp32;  // of gradients between ranks
   static void visit(auto& c, auto&& f) {
     f("data", c.data);
@@ -50,6 +61,7 @@ struct ParallelConfig {
     f("dispatch", c.dispatch);
     f("dispatcher", c.dispatcher);
     f("node_ranks", c.node_ranks);
+    f("rebalance", c.rebalance);
     f("sum", c.sum);
   }
 };

@@ -40,6 +40,8 @@ class Ranks {
   // store shares its state.
   BuildOptions build_options(const Faults& faults) const;
   Sharing sharing() const { return sharing_; }
+  // Between which experts lie; null: all experts are here.
+  const std::shared_ptr<RankGroup>& expert_group() const { return experts_; }
   Schedule schedule(StepWork work) const;
 
   using Share = RankShare;

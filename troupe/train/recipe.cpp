@@ -99,6 +99,9 @@ void check_parallel(const Recipe& r, Problems& problems) {
   }
   if (r.parallel.prefetch < 0) problems.add("parallel.prefetch", "must not be negative");
   if (r.parallel.node_ranks < 0) problems.add("parallel.node_ranks", "must not be negative");
+  if (r.parallel.rebalance.every < 0 || r.parallel.rebalance.gain < 0) {
+    problems.add("parallel.rebalance", "every and gain must not be negative");
+  }
   if (r.run.hang_timeout.ns <= 0) problems.add("run.hang_timeout", "must be positive");
   if (r.run.start_timeout.ns <= 0) problems.add("run.start_timeout", "must be positive");
 }
