@@ -241,6 +241,9 @@ bool plan_layout(const LayoutOptions& options, const Recipe& recipe, double avai
   } else {
     std::printf("%s ranks of %s\n%s", std::to_string(options.ranks).c_str(), machine.name.c_str(),
                 to_text(mesh_of(forecast)).c_str());
+    const std::string rows = why_dispatcher(
+        forecast.parallel, {.world = options.ranks, .per_host = machine.ranks_per_host});
+    if (!rows.empty()) std::printf("%s\n", rows.c_str());
     print_memory(report.parts);
     print_time(report);
     if (options.list) std::printf("%s", to_text(forecast.schedule).c_str());

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """The same recipe on several ranks: losses, gradient norms, weights and moments are those of one."""
+import shutil
 import unittest
 
 from ranks_run import RanksRun
@@ -13,6 +14,7 @@ def experts(n):
 
 class TroupeRanks(RanksRun):
     def same_as_one(self, world, *sets):
+        shutil.rmtree(self.folder / "many", ignore_errors=True)
         self.train_ranks(world, *sets, name="many")
         self.assertLess(self.apart("one", "many"), 1e-5, sets)
         self.assertLess(self.tensors_apart("one", "many"), 2e-6, sets)
@@ -27,6 +29,48 @@ class TroupeRanks(RanksRun):
         self.train("checkpoint.dir=one")
         for sets in ((ZERO, experts(4)), (FULL, experts(2), "parallel.shard_ranks=2")):
             self.same_as_one(4, *sets)
+
+    def test_H1_rows_go_once_to_each_node_of_two_ranks(self):
+        self.train("checkpoint.dir=one")
+        self.same_as_one(4, ZERO, experts(4), "parallel.node_ranks=2")
+        self.assertIn("rows go two_level: 4 ranks share experts, over 2 nodes of 2", self.text_of(0, "many"))
+        self.same_as_one(2, ZERO, experts(2), "parallel.dispatcher=all_gather")
+        self.assertIn("rows go all_gather", self.text_of(0, "many"))
+
+    def test_experts_change_ranks_between_steps_and_the_losses_stay(self):
+        uneven = ("model.moe.experts=8", "model.moe.router.balance.aux_loss=0")
+        moves = ("parallel.rebalance.every=4", "parallel.rebalance.gain=0.01", experts(2), *uneven)
+        self.train("checkpoint.dir=one", *uneven)
+        for world, shard in ((4, FULL), (2, ZERO)):
+            self.same_as_one(world, shard, *moves)
+            events = [r for r in self.records("many") if r.get("event") == "rebalance"]
+            self.assertTrue(events)
+            for event in events:
+                for before, after in zip(event["load_before"], event["load_after"]):
+                    self.assertLess(after + 0.01, before + 1e-9)
+            self.assertIn("experts moved after step 4: layer ", self.text_of(0, "many"))
+        # A run that is killed goes on as it was, bit for bit; so does one in another layout, but for rounding.
+        kept = ("checkpoint.every_steps=3", "checkpoint.background=false", ZERO, *moves)
+        for run in self.start_ranks(2, *kept, name="killed", TROUPE_FAULT="batch:15=kill"):
+            self.assertIn(run.wait(40), (-9, 6))
+        shutil.copytree(self.folder / "killed", self.folder / "moved")
+        self.train_ranks(2, *kept, name="killed")
+        self.assert_equal_runs("many", "killed")
+        self.train_ranks(1, *uneven, name="moved")
+        self.assertLess(self.apart("one", "moved"), 1e-5)
+        self.assertLess(self.tensors_apart("one", "moved"), 2e-6)
+
+    def test_C7_a_step_without_room_is_done_again_and_its_loss_is_dropless(self):
+        for world, *sets in ((2, ZERO, experts(2)), (2, FULL, experts(2), "train.recompute=1")):
+            for name in ("free", "tight"):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+            self.train_ranks(world, *sets, name="free")
+            self.train_ranks(world, *sets, "model.moe.capacity.budget=0.9", name="tight")
+            self.assertEqual(self.losses("free"), self.losses("tight"))
+            self.assertEqual(self.tensors_apart("free", "tight"), 0)
+            self.assertEqual(self.text_of(0, "tight").count("the step was done again with room"), 1)
+            reruns = [r["reruns"] for r in self.records("tight") if "event" not in r]
+            self.assertGreater(reruns[-1], 0)
 
     def test_H2_more_ranks_than_experts_cut_their_width(self):
         few = "model.moe.experts=2"

@@ -2,25 +2,17 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/nonzero_static.h>
 
-#include <numeric>
 #include <utility>
 #include <vector>
 
 #include "troupe/dist/copies.h"
 #include "troupe/dist/group_dispatcher.h"
 #include "troupe/dist/host_copy.h"
+#include "troupe/dist/split.h"
 
 namespace troupe {
 namespace {
-
-// How many of something go to each rank, and come from each.
-struct Split {
-  std::vector<int64_t> to, from;
-  int64_t sent() const { return std::accumulate(to.begin(), to.end(), int64_t{0}); }
-  int64_t received() const { return std::accumulate(from.begin(), from.end(), int64_t{0}); }
-};
 
 struct A2aLease : GroupLease {
   HostCopy counts;  // int32 [2, W, kCountColumns]: sent, received; from route() to rows()
@@ -59,7 +51,7 @@ class A2aDispatcher : public GroupDispatcher<A2aLease> {
     keep_sums(lease);
     hearing.wait();
     CopyRouting in = read_routing(heard, lease.choices, routed.scores_TK.scalar_type());
-    if (exact()) in = one_row_each(lease, in);
+    if (exact()) in = one_row_each(in, lease.row_split.received(), lease.copy_R);
     ExpertRows out{.source_SD = {}, .scores_SK = in.scores_CK, .plan = {}};
     const at::Tensor ids = within_budget(in.ids_CK, routed.budget, out.lost);
     out.plan =
@@ -77,7 +69,7 @@ class A2aDispatcher : public GroupDispatcher<A2aLease> {
 
  private:
   void announce(A2aLease& lease) override {
-    lease.copies = Copies(table_, lease.routed.ids_TK, placement_.slices());
+    lease.copies = Copies(table_.sent(lease.routed.ids_TK), placement_.slices());
     lease.counts = exchanged(lease.copies.counts(lease.routed.capacity));
   }
 
@@ -114,15 +106,6 @@ class A2aDispatcher : public GroupDispatcher<A2aLease> {
     } else {
       lease.sums = lease.copies.sum_of_copies(lease.copy_split.sent());
     }
-  }
-
-  // kExact: each routed row of the copies is a source row.
-  CopyRouting one_row_each(A2aLease& lease, const CopyRouting& in) const {
-    const at::Tensor ids = in.ids_CK.reshape({-1});
-    const at::Tensor slot_R = at::nonzero_static(ids.ge(0), lease.row_split.received()).squeeze(1);
-    lease.copy_R = slot_R.div(in.ids_CK.size(1), "floor");
-    return {ids.index_select(0, slot_R).unsqueeze(1),
-            in.scores_CK.reshape({-1}).index_select(0, slot_R).unsqueeze(1)};
   }
 };
 

@@ -11,18 +11,9 @@
 #include "troupe/dist/return_sums.h"
 
 namespace troupe {
-namespace {
 
-// For each true element its place among them, -1 for the others; int32.
-at::Tensor places(const at::Tensor& mask) {
-  const at::Tensor place = mask.reshape({-1}).cumsum(0, at::kInt) - 1;
-  return place.masked_fill(mask.reshape({-1}).logical_not(), -1).reshape(mask.sizes());
-}
-
-}  // namespace
-
-Copies::Copies(OwnerTable& table, const at::Tensor& ids_TK, int64_t slices)
-    : sent_WTK_(table.sent(ids_TK)), any_WT_(sent_WTK_.any(2)), slices_(slices) {}
+Copies::Copies(const at::Tensor& sent_WTK, int64_t slices)
+    : sent_WTK_(sent_WTK), any_WT_(sent_WTK_.any(2)), slices_(slices) {}
 
 at::Tensor Copies::counts(int64_t capacity) const {
   const at::Tensor copies = any_WT_.sum(1, false, at::kInt);
@@ -35,14 +26,20 @@ void Copies::list(int64_t copies) {
   token_C_ = copy_C_.remainder(std::max<int64_t>(1, any_WT_.size(1)));
 }
 
-at::Tensor Copies::routing(OwnerTable& table, const at::Tensor& ids_TK,
-                           const at::Tensor& scores_TK) const {
-  const int64_t T = std::max<int64_t>(1, ids_TK.size(0)), K = ids_TK.size(1);
-  const at::Tensor sent_CK = sent_WTK_.reshape({-1, K}).index_select(0, copy_C_);
-  const at::Tensor rank_C = copy_C_.div(T, "floor");
-  const at::Tensor ids = table.local_ids(ids_TK.index_select(0, token_C_), rank_C);
+at::Tensor Copies::routing(OwnerTable& table, const at::Tensor& ids_TK, const at::Tensor& scores_TK,
+                           int64_t first_rank) const {
+  const at::Tensor rank_C = copy_C_.div(std::max<int64_t>(1, ids_TK.size(0)), "floor");
+  return told(table.local_ids(ids_TK.index_select(0, token_C_), rank_C + first_rank), scores_TK);
+}
+
+at::Tensor Copies::routing(const at::Tensor& ids_TK, const at::Tensor& scores_TK) const {
+  return told(ids_TK.index_select(0, token_C_), scores_TK);
+}
+
+at::Tensor Copies::told(const at::Tensor& ids_CK, const at::Tensor& scores_TK) const {
+  const at::Tensor sent_CK = sent_WTK_.reshape({-1, ids_CK.size(1)}).index_select(0, copy_C_);
   const at::Tensor scores = scores_TK.detach().index_select(0, token_C_);
-  return at::cat({ids.masked_fill(sent_CK.logical_not(), -1), scores.view(at::kInt)}, 1);
+  return at::cat({ids_CK.masked_fill(sent_CK.logical_not(), -1), scores.view(at::kInt)}, 1);
 }
 
 Plan Copies::sum_of_copies(int64_t copies) const {
@@ -62,6 +59,14 @@ CopyRouting read_routing(const at::Tensor& routing, int64_t choices, at::ScalarT
   const at::Tensor bits =
       routing.narrow(1, choices, routing.size(1) - choices).clone(at::MemoryFormat::Contiguous);
   return {routing.narrow(1, 0, choices).contiguous(), bits.view(score_type)};
+}
+
+CopyRouting one_row_each(const CopyRouting& copies, int64_t rows, at::Tensor& copy_R) {
+  const at::Tensor ids = copies.ids_CK.reshape({-1});
+  const at::Tensor slot_R = at::nonzero_static(ids.ge(0), rows).squeeze(1);
+  copy_R = slot_R.div(copies.ids_CK.size(1), "floor");
+  return {ids.index_select(0, slot_R).unsqueeze(1),
+          copies.scores_CK.reshape({-1}).index_select(0, slot_R).unsqueeze(1)};
 }
 
 }  // namespace troupe

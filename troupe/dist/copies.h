@@ -20,7 +20,8 @@ enum CountColumn : int64_t { kCopies, kRows, kCapacity, kCountColumns };
 class Copies {
  public:
   Copies() = default;
-  Copies(OwnerTable& table, const at::Tensor& ids_TK, int64_t slices);
+  // sent bool [W, T, K]: the slots whose rows go to each rank.
+  Copies(const at::Tensor& sent_WTK, int64_t slices);
 
   // int32 [W, kCountColumns]: what each rank gets, and this rank's capacity (C6).
   at::Tensor counts(int64_t capacity) const;
@@ -28,9 +29,11 @@ class Copies {
   void list(int64_t copies);
   const at::Tensor& tokens() const { return token_C_; }
   // int32 [C, K + K or 2 K]: local experts, -1 where a slot's row is not for that rank, and the
-  // bits of the scores.
-  at::Tensor routing(OwnerTable& table, const at::Tensor& ids_TK,
-                     const at::Tensor& scores_TK) const;
+  // bits of the scores. The first of these ranks is the table's `first_rank`.
+  at::Tensor routing(OwnerTable& table, const at::Tensor& ids_TK, const at::Tensor& scores_TK,
+                     int64_t first_rank = 0) const;
+  // The same with the ids as they are: what somebody else will send on.
+  at::Tensor routing(const at::Tensor& ids_TK, const at::Tensor& scores_TK) const;
 
   // For ops/combine over returned copies [C, ..]: a token's, in rank order.
   Plan sum_of_copies(int64_t copies) const;
@@ -40,6 +43,7 @@ class Copies {
   Plan sum_of_slots(int64_t rows) const;
 
  private:
+  at::Tensor told(const at::Tensor& ids_CK, const at::Tensor& scores_TK) const;
   at::Tensor sent_WTK_, any_WT_;  // bool
   at::Tensor copy_C_, token_C_;
   int64_t slices_ = 1;
@@ -50,5 +54,7 @@ struct CopyRouting {
   at::Tensor ids_CK, scores_CK;
 };
 CopyRouting read_routing(const at::Tensor& routing, int64_t choices, at::ScalarType score_type);
+// Each routed row of the copies by itself, K = 1: `rows` of them, and the copy of each, int64.
+CopyRouting one_row_each(const CopyRouting& copies, int64_t rows, at::Tensor& copy_R);
 
 }  // namespace troupe

@@ -87,6 +87,9 @@ class Dispatcher {
   // Must the host wait for row counts in each call? Decides what a schedule may overlap or capture.
   virtual bool needs_host_counts() const = 0;
   virtual const Placement& placement() const = 0;
+  // Experts lie otherwise from now on: between steps, with no lease open, on each rank alike. As
+  // many on this rank as before; the weights are the caller's to move.
+  virtual void place(const Placement& placement) = 0;
   virtual int64_t rank() const = 0;
   virtual bool holds_all_experts() const = 0;   // or those of placement().held_by(rank())
   virtual std::string description() const = 0;  // for the log, at start

@@ -151,6 +151,10 @@ Pending RankGroup::exchange(const at::Tensor& out, const at::Tensor& in,
   TROUPE_CHECK(in.scalar_type() == out.scalar_type() && in.is_contiguous() && out.is_contiguous(),
                "- both must be contiguous and of one type");
   if (!backend_) out.copy_(in);
+  const int64_t others = in.size(0) - to_rows[static_cast<size_t>(rank_)];
+  if (others > 0) {
+    bytes_to_others_ += others * (in.numel() / in.size(0)) * static_cast<int64_t>(in.itemsize());
+  }
   return issue(Together::kExchange, {out, in}, [&](c10d::Backend& c10d) {
     at::Tensor to = out, from = in;
     std::vector<int64_t> receive = from_rows, send = to_rows;

@@ -60,8 +60,9 @@ class RankGroup {
   // x of rank `from` on all.
   Pending broadcast(const at::Tensor& x, int64_t from);
 
-  at::Tensor summed(const at::Tensor& x);  // a new tensor, waited for
-  void barrier();                          // until all ranks are here
+  at::Tensor summed(const at::Tensor& x);                       // a new tensor, waited for
+  int64_t bytes_to_others() const { return bytes_to_others_; }  // that exchange() has sent so far
+  void barrier();                                               // until all ranks are here
 
  private:
   friend class World;
@@ -76,6 +77,7 @@ class RankGroup {
   std::vector<int64_t> ranks_;
   int64_t rank_ = 0;
   int64_t issued_ = 0;
+  int64_t bytes_to_others_ = 0;
   std::shared_ptr<Pulse> pulse_;  // which is told of each operation and wait
 };
 

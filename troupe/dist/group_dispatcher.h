@@ -70,6 +70,17 @@ class GroupDispatcher : public Dispatcher {
 
   bool needs_host_counts() const override { return true; }
   const Placement& placement() const override { return placement_; }
+  void place(const Placement& placement) override {
+    check_placed_on(placement, *ranks_);
+    const auto held = static_cast<int64_t>(placement.held_by(ranks_->rank()).size());
+    TROUPE_CHECK(
+        placement.experts() == placement_.experts() && placement.slices() == placement_.slices(),
+        "-", placement.experts(), "experts in", placement.slices(), "slices are not the",
+        placement_.experts(), "in", placement_.slices());
+    TROUPE_CHECK(held == held_, "- this rank would hold", held, "experts, and holds", held_);
+    placement_ = placement;
+    table_ = OwnerTable(placement_);
+  }
   int64_t rank() const override { return ranks_->rank(); }
   bool holds_all_experts() const override { return false; }
   std::string description() const override {

@@ -58,6 +58,9 @@ class LocalDispatcher : public Dispatcher {
 
   bool needs_host_counts() const override { return false; }
   const Placement& placement() const override { return placement_; }
+  void place(const Placement&) override {
+    fail(Code::kBadValue, "placement", "of experts that are all in one process cannot be another");
+  }
   int64_t rank() const override { return 0; }
   bool holds_all_experts() const override { return true; }
   std::string description() const override { return "local: all experts in this process"; }

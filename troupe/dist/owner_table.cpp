@@ -35,19 +35,20 @@ void OwnerTable::move_to(const at::Device& device) {
   local_WE_ = local_WE_.to(device);
 }
 
-at::Tensor OwnerTable::owners(const at::Tensor& ids_TK) {
+at::Tensor OwnerTable::owners(const at::Tensor& ids_TK, const at::Tensor& index_T) {
   move_to(ids_TK.device());
   const at::Tensor ids = ids_TK.to(at::kLong).clamp(0, experts_ - 1);
-  const at::Tensor token = at::arange(ids.size(-2), ids.options()).unsqueeze(1);
+  const at::Tensor token =
+      (index_T.defined() ? index_T : at::arange(ids.size(-2), ids.options())).unsqueeze(1);
   const at::Tensor replica = token.remainder(replicas_E_.index({ids}));
   return owners_.index({ids, replica});
 }
 
-at::Tensor OwnerTable::sent(const at::Tensor& ids_TK) {
+at::Tensor OwnerTable::sent(const at::Tensor& ids_TK, const at::Tensor& index_T) {
   move_to(ids_TK.device());
   const at::Tensor valid = ids_TK.ge(0).logical_and(ids_TK.lt(experts_));
   const at::Tensor rank_W11 = at::arange(ranks_, owners_.options()).reshape({-1, 1, 1});
-  if (slices_ == 1) return owners(ids_TK).eq(rank_W11).logical_and(valid);
+  if (slices_ == 1) return owners(ids_TK, index_T).eq(rank_W11).logical_and(valid);
   const at::Tensor ids = ids_TK.to(at::kLong).clamp(0, experts_ - 1);
   return owners_.index({ids}).eq(rank_W11.unsqueeze(3)).any(-1).logical_and(valid);
 }

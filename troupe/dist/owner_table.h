@@ -11,11 +11,13 @@ class OwnerTable {
  public:
   explicit OwnerTable(const Placement& placement);
 
-  // ids int32 [T, K] of this rank's tokens; -1, or any id outside [0, E), goes nowhere.
-  at::Tensor sent(const at::Tensor& ids_TK);  // bool [W, T, K]
+  // ids int32 [T, K] of a rank's tokens; -1, or any id outside [0, E), goes nowhere. `index` [T]:
+  // which of their own rank's tokens they are; undefined: 0, 1, ..
+  at::Tensor sent(const at::Tensor& ids_TK, const at::Tensor& index_T = {});  // bool [W, T, K]
   // Replicas chosen by the token's index, and no slices: the one rank of each slot, int64; that of
   // expert 0 where a slot has no expert.
-  at::Tensor owners(const at::Tensor& ids_TK);  // or [W, T, K], of several ranks' tokens
+  at::Tensor owners(const at::Tensor& ids_TK,  // or [W, T, K], of several ranks' tokens
+                    const at::Tensor& index_T = {});
   // ids [C, K] of copies for the ranks int64 [C]: which of that rank's experts, int32; -1: not
   // there.
   at::Tensor local_ids(const at::Tensor& ids_CK, const at::Tensor& rank_C);

@@ -25,6 +25,11 @@ at::Tensor places_of_slots(const at::Tensor& place_WTK, int64_t slices) {
 
 }  // namespace
 
+at::Tensor places(const at::Tensor& mask) {
+  const at::Tensor place = mask.reshape({-1}).cumsum(0, at::kInt) - 1;
+  return place.masked_fill(mask.reshape({-1}).logical_not(), -1).reshape(mask.sizes());
+}
+
 Plan sum_over_ranks(const at::Tensor& place_WT, int64_t rows) {
   return summing(place_WT.t(), rows);
 }

@@ -10,6 +10,9 @@
 
 namespace troupe {
 
+// For each true element of a mask its place among them in row-major order, -1 for the others.
+at::Tensor places(const at::Tensor& mask);
+
 // place [W, T] of each rank's part of a token: a token's parts in rank order.
 Plan sum_over_ranks(const at::Tensor& place_WT, int64_t rows);
 // place [W, T, K] of each slot's row: a token's rows in slot order; slices of one in rank order.

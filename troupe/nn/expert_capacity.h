@@ -6,7 +6,7 @@
 //
 // `scope`: an expert's share is of this rank's tokens, or of those of all of G in the order (rank,
 // token). A budget (C7) bounds memory and not the result: a rank makes room for ceil(budget T K)
-// rows, and a step in which more arrive is done again without it (MoeLayer::lost_rows). In training
+// rows, and a step in which more arrive is done again without it (train/learner.h). In training
 // alone.
 #pragma once
 

@@ -4,6 +4,8 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
 
+#include <utility>
+
 #include "troupe/core/check.h"
 #include "troupe/dist/local_dispatcher.h"
 #include "troupe/nn/recompute.h"
@@ -151,11 +153,24 @@ LossSizes MoeLayer::loss_sizes() const {
           .group_ranks = shape_.group_ranks};
 }
 
-int64_t MoeLayer::lost_rows(const SumOver& all_sum) {
-  if (config_.capacity.budget == 0) return 0;
-  const at::Tensor own = lost_.defined() ? lost_ : at::zeros({}, at::kLong);
+at::Tensor MoeLayer::lost_rows() {
+  if (config_.capacity.budget == 0) return {};
+  const at::Tensor lost = std::exchange(lost_, at::Tensor());
+  return lost.defined() ? lost : at::zeros({}, at::kLong);
+}
+
+void MoeLayer::forget_step(const SumOver& all_sum) {
+  router_->end_of_step(all_sum, /*skipped=*/true);
+  fractions_.forget();
   lost_ = at::Tensor();
-  return summed(all_sum, own).item<int64_t>();
+}
+
+void MoeLayer::place(const Placement& placement) {
+  dispatcher_->place(placement);
+  const std::vector<int64_t> held = placement.held_by(dispatcher_->rank());
+  for_each_param(experts_, "", [&](const std::string&, Param& p) {
+    if (p.per_expert) p.experts = held;
+  });
 }
 
 void MoeLayer::end_of_step(const SumOver& all_sum, bool skipped) {

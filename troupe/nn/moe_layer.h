@@ -87,13 +87,17 @@ class MoeLayer {
            std::unique_ptr<Dispatcher> dispatcher = nullptr);
 
   MoeOutput forward(const at::Tensor& x, const Tokens& tokens, const Context& context);
-  // C7: rows of all ranks since the last call that had no room. Reads the number, so it waits for
-  // the device: to be called at the end of a step, on every rank. If it is not 0 the step is to be
-  // done again: end_of_step(all_sum, /*skipped=*/true), and the same forwards with
-  // Context::budgeted off. Always 0 without a budget.
-  int64_t lost_rows(const SumOver& all_sum = {});
+  // C7: rows since the last call that had no room here, in all forwards, an int64 scalar; undefined
+  // without a budget. If the sum over layers and ranks is not 0 the step is to be done again:
+  // forget_step(), and the same forwards with Context::budgeted off.
+  at::Tensor lost_rows();
+  // As if the forwards since the last step had not been; each rank calls.
+  void forget_step(const SumOver& all_sum = {});
   // After each optimizer step, also a skipped one: biases and counters (R10, R11, A3).
   void end_of_step(const SumOver& all_sum = {}, bool skipped = false);
+
+  // Experts lie otherwise from now on (Dispatcher::place); their values are the caller's to move.
+  void place(const Placement& placement);
 
   Router& router() { return *router_; }
   Experts& experts() { return experts_; }

@@ -146,6 +146,10 @@ at::Tensor FractionTracker::add(const at::Tensor& counts_E, const at::Tensor& to
 
 void FractionTracker::end_of_step() {
   if (now_E_.defined() && previous_.value.defined()) previous_.value.copy_(now_E_);
+  forget();
+}
+
+void FractionTracker::forget() {
   counts_E_ = tokens_ = now_E_ = at::Tensor();
 }
 

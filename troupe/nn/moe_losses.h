@@ -110,6 +110,7 @@ class FractionTracker {
   at::Tensor add(const at::Tensor& counts_E, const at::Tensor& tokens, int64_t top_k,
                  GlobalFractions which);
   void end_of_step();  // also after a skipped step
+  void forget();       // what was added since: the step is done again
 
   static void visit(auto& m, auto&& f) { f("previous_fractions", m.previous_); }
 

@@ -48,7 +48,8 @@ double gather_seconds(const Machine& m, const Spread& group, double whole) {
 
 double exchange_seconds(const Machine& m, const Spread& group, double out) {
   if (group.ranks <= 1) return 0;
-  const double far = group.hosts > 1 ? 1 - 1 / static_cast<double>(group.hosts) : 0;
+  const auto ranks = static_cast<double>(group.ranks), hosts = static_cast<double>(group.hosts);
+  const double far = (ranks - ranks / hosts) / (ranks - 1);
   double seconds = 0;
   if (far < 1) {
     TROUPE_CHECK(m.inside.bandwidth > 0, "- the machine file has no bandwidth inside a host");

@@ -66,7 +66,8 @@ struct Spread {
 // gathered or before it is summed and cut.
 //   gather, sum and cut   (W - 1) latency + whole (W - 1) / W / bandwidth
 //   sum on all            twice that
-//   exchange              latency + bytes that leave a rank / bandwidth, both links at once
+//   exchange              latency + bytes that leave a rank / bandwidth, both links at once: of M
+//                         hosts' W ranks W - W/M of the W - 1 others are on another host
 // A ring that crosses hosts has the pace of `between`.
 double gather_seconds(const Machine& machine, const Spread& group, double whole);
 double exchange_seconds(const Machine& machine, const Spread& group, double out);

@@ -23,7 +23,8 @@ TEST(Machine, ARingPassesEachPartOnce) {
 
 TEST(Machine, AnExchangeUsesBothLinksAtOnce) {
   EXPECT_DOUBLE_EQ(exchange_seconds(two_hosts(), {.ranks = 4}, 1000), 0.01 + 10);
-  EXPECT_DOUBLE_EQ(exchange_seconds(two_hosts(), {.ranks = 4, .hosts = 2}, 1000), 0.1 + 50);
+  EXPECT_DOUBLE_EQ(exchange_seconds(two_hosts(), {.ranks = 4, .hosts = 2}, 1000), 0.1 + 200.0 / 3);
+  EXPECT_DOUBLE_EQ(exchange_seconds(two_hosts(), {.ranks = 2, .hosts = 2}, 1000), 0.1 + 100);
   EXPECT_EQ(exchange_seconds(two_hosts(), {.ranks = 1, .hosts = 1}, 1000), 0);
 }
 

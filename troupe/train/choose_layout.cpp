@@ -29,8 +29,10 @@ LayoutChoice choose_layout(const Recipe& r, const RanksAtHand& ranks) {
     const int64_t near = std::gcd(ranks.world, std::max<int64_t>(ranks.per_host, 1));
     c.expert = experts > 0 ? std::gcd(near, experts) : 1;
   }
-  const LayoutNeeds needs{
-      .world = ranks.world, .experts = experts, .whole_matrices = needs_whole_matrices(r)};
+  const LayoutNeeds needs{.world = ranks.world,
+                          .experts = experts,
+                          .whole_matrices = needs_whole_matrices(r),
+                          .per_host = ranks.per_host};
   if (!layout_faults(c, needs).empty()) return out;  // whoever asks for it tells them
   const bool open = c.shard == ShardKind::kAuto;
   c = resolved(c, needs);
@@ -46,6 +48,8 @@ LayoutChoice choose_layout(const Recipe& r, const RanksAtHand& ranks) {
       bytes = less;
     }
   }
+  const std::string rows = why_dispatcher(c, needs);
+  if (!rows.empty()) out.why += rows + "; ";
   out.why += "memory forecast " + of_gib(bytes, ranks.memory);
   return out;
 }

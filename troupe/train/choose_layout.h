@@ -23,6 +23,7 @@ struct LayoutChoice {
 // Experts lie over as many ranks of one host as divide their number: the fewest bytes of weights,
 // and rows cross no slower link. Of the state the optimizer's alone is shared (ZeRO-1), the fewest
 // bytes sent, unless that needs over 90 % of the memory and sharing all of it (FSDP) needs less.
+// Where the recipe has experts over several hosts, rows cross once to each of them (two_level).
 // What is given stays as it is, also where it does not fit: layout_faults tells that.
 LayoutChoice choose_layout(const Recipe& recipe, const RanksAtHand& ranks);
 

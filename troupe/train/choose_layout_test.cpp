@@ -48,6 +48,53 @@ TEST(ChooseLayout, AllStateIsSharedWhereTheOptimizersAloneDoesNotFit) {
   EXPECT_NE(choice.why.find("of 75.0"), std::string::npos) << choice.why;
 }
 
+// The hosts' own links take the rows of a node's ranks, where the recipe has experts over hosts.
+TEST(ChooseLayout, RowsGoInTwoLevelsWhereExpertsLieOverHosts) {
+  const auto with = [](const std::string& parallel, const RanksAtHand& ranks) {
+    return choose_layout(recipe_of("model: {preset: olmoe-1b-7b}\nparallel: {" + parallel + "}"),
+                         ranks);
+  };
+  const RanksAtHand hosts{.world = 32, .per_host = 8, .on_gpu = true};
+  const LayoutChoice two = with("expert: 16", hosts);
+  EXPECT_EQ(two.parallel.dispatcher, DispatcherKind::kTwoLevel);
+  EXPECT_EQ(two.parallel.node_ranks, 8);
+  EXPECT_NE(two.why.find("rows go two_level: 16 ranks share experts, over 2 nodes of 8; "),
+            std::string::npos)
+      << two.why;
+  const LayoutChoice one = with("expert: 8", hosts);
+  EXPECT_EQ(one.parallel.dispatcher, DispatcherKind::kAllToAll);
+  EXPECT_NE(one.why.find("rows go all_to_all: the 8 ranks"), std::string::npos) << one.why;
+  // Hosts of six are not filled by groups of four.
+  EXPECT_EQ(with("expert: 4", {.world = 12, .per_host = 6}).parallel.dispatcher,
+            DispatcherKind::kAllToAll);
+  // Nodes as the recipe has them, also on one host; and what is asked for by name.
+  const LayoutChoice virtual_nodes = with("expert: 4, node_ranks: 2", {.world = 4, .per_host = 4});
+  EXPECT_EQ(virtual_nodes.parallel.dispatcher, DispatcherKind::kTwoLevel);
+  EXPECT_EQ(virtual_nodes.parallel.node_ranks, 2);
+  EXPECT_EQ(with("expert: 16, dispatcher: all_to_all", hosts).parallel.dispatcher,
+            DispatcherKind::kAllToAll);
+}
+
+TEST(ChooseLayout, NodesThatCannotBeAreFaults) {
+  const auto fault = [](const std::string& parallel, const LayoutNeeds& needs) {
+    const auto faults = layout_faults(recipe_of("parallel: {" + parallel + "}").parallel, needs);
+    return faults.empty() ? "" : faults[0];
+  };
+  const LayoutNeeds needs{.world = 16, .experts = 64, .per_host = 8};
+  EXPECT_EQ(fault("expert: 16", needs), "");
+  EXPECT_EQ(fault("expert: 8, node_ranks: 3", needs),
+            "parallel.node_ranks: E2005 8 ranks share experts: they cannot be cut into nodes of 3; "
+            "nearest: 1");
+  EXPECT_EQ(fault("expert: 8, node_ranks: 4, dispatcher: all_gather", needs),
+            "parallel.node_ranks: E2005 all_gather knows no nodes; they are two_level's");
+  EXPECT_EQ(fault("expert: 4, dispatcher: two_level", {.world = 12, .experts = 64, .per_host = 3}),
+            "parallel.node_ranks: E2005 4 ranks share experts: they cannot be cut into nodes of 3; "
+            "nearest: 1");
+  EXPECT_EQ(fault("expert: 4, rebalance: {every: 10}", {.world = 4, .experts = 2, .per_host = 4}),
+            "parallel.rebalance: E2005 4 ranks cut 2 experts by their width: each has a part of "
+            "the same work");
+}
+
 TEST(ChooseLayout, WhatIsGivenStays) {
   const RanksAtHand ranks{.world = 16, .per_host = 8, .memory = kGiB, .on_gpu = true};
   const ParallelConfig c =

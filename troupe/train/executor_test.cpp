@@ -25,6 +25,7 @@ class SmallModel : public Model {
   const ModelConfig& config() const override { return config_; }
   int64_t num_units() const override { return kUnits; }
   at::Tensor logits(const at::Tensor& h) override { return at::linear(h, table_.value); }
+  void for_each_moe(const MoeVisitor&) override {}
   void end_of_step(const SumOver&, bool) override {}
 
   UnitResult forward(int64_t unit, const at::Tensor& h, const Batch& batch,

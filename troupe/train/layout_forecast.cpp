@@ -14,10 +14,11 @@
 namespace troupe {
 namespace {
 
-LayoutNeeds needs_of(const Recipe& r, int64_t world) {
+LayoutNeeds needs_of(const Recipe& r, int64_t world, const Machine& machine) {
   return {.world = world,
           .experts = num_moe_layers(r.model) > 0 ? r.model.moe.experts : 0,
-          .whole_matrices = needs_whole_matrices(r)};
+          .whole_matrices = needs_whole_matrices(r),
+          .per_host = machine.ranks_per_host};
 }
 
 ParallelConfig checked(const ParallelConfig& config, const LayoutNeeds& needs) {
@@ -60,6 +61,12 @@ class Costing {
         experts_{spread_of(mesh, GroupKind::kExpertShard, machine),
                  spread_of(mesh, GroupKind::kExpertReplicate, machine)},
         exchange_(spread_of(mesh, GroupKind::kExpert, machine)) {
+    if (parallel.dispatcher == DispatcherKind::kTwoLevel) {
+      const int64_t nodes = exchange_.ranks / parallel.node_ranks;
+      across_ = {.ranks = nodes, .hosts = std::min(nodes, exchange_.hosts)};
+      within_ = {.ranks = parallel.node_ranks,
+                 .hosts = std::max<int64_t>(1, exchange_.hosts / nodes)};
+    }
     const ModelMemory memory = model_memory(recipe, on_gpu);
     const ModelCosts costs = costs_of(recipe.model);
     double passing = memory.workspace;
@@ -112,17 +119,39 @@ class Costing {
 
   double imbalance() const { return expert_ranks_ > 1 ? machine_.imbalance : 1; }
 
-  // Rows there and back: each token to every other rank that holds one of its K experts.
+  // Rows there and back, and first the numbers of rows.
   void add_exchange(const MoeSizes& s, ChunkCosts& c) {
     if (expert_ranks_ == 1) return;
-    const auto W = static_cast<double>(expert_ranks_);
-    const double met = W * (1 - std::pow(1 - 1 / W, static_cast<double>(s.top_k)));
-    const double rows = tokens_ * met * (W - 1) / W * imbalance();
+    const auto K = static_cast<double>(s.top_k), W = static_cast<double>(expert_ranks_);
     const double width = static_cast<double>(s.latent > 0 ? s.latent : s.width) * width_;
-    c.exchange = 2 * exchange_seconds(machine_, exchange_, rows * width) +
-                 exchange_seconds(machine_, exchange_, 0);  // the numbers of rows
+    const double bytes = tokens_ * width * imbalance();
+    const bool exact = parallel_.dispatch == DispatchMode::kExact;
+    const double met = met_of(W, K), back = exact ? K : met;
     c.saved += tokens_ * met * width;
+    if (parallel_.dispatcher == DispatcherKind::kTwoLevel) {
+      const auto R = static_cast<double>(parallel_.node_ranks);
+      const double nodes = met_of(W / R, K), nodes_back = exact ? K : nodes;
+      const auto both = [&](double across, double within) {
+        return exchange_seconds(machine_, across_, across * bytes * (1 - R / W)) +
+               exchange_seconds(machine_, within_, within * bytes * (1 - 1 / R));
+      };
+      c.exchange = both(nodes, met) + both(nodes_back, back) + both(0, 0);
+      return;
+    }
+    const auto direct = [&](double rows) {
+      return exchange_seconds(machine_, exchange_, rows * bytes * (1 - 1 / W));
+    };
+    if (parallel_.dispatcher == DispatcherKind::kAllGather) {
+      c.exchange = gather_seconds(machine_, exchange_, W * tokens_ * width) +
+                   direct(exact ? W * K : W) + gather_seconds(machine_, exchange_, W);
+      c.saved += tokens_ * (W - met) * width;
+      return;
+    }
+    c.exchange = direct(met) + direct(back) + direct(0);
   }
+
+  // Of n holders of experts, those that a token's K choices are expected to meet.
+  static double met_of(double n, double K) { return n * (1 - std::pow(1 - 1 / n, K)); }
 
   // `share` of the parameters are of this rank's kExpert or dense group, cut between its owners.
   void add_state(const StateBytes& all, double share, const Group& group, ChunkCosts& c) {
@@ -152,7 +181,7 @@ class Costing {
   double width_, sum_width_, tokens_;
   int64_t expert_ranks_;
   Group dense_, experts_;
-  Spread exchange_;
+  Spread exchange_, across_, within_;
   StepCosts out_;
 };
 
@@ -191,7 +220,7 @@ std::vector<ParallelConfig> choices_of(const ParallelConfig& given, int64_t worl
 LayoutForecast forecast_layout(const Recipe& r, int64_t world, const Machine& machine,
                                bool on_gpu) {
   LayoutForecast out{.world = world};
-  out.parallel = checked(r.parallel, needs_of(r, world));
+  out.parallel = checked(r.parallel, needs_of(r, world, machine));
   const Mesh mesh = mesh_of(out);
   const auto model = build_model(r.model);
   const RunPlan plan = plan_of(r);
@@ -230,7 +259,7 @@ std::vector<LayoutForecast> layouts_that_fit(const Recipe& recipe, int64_t world
   for (const ParallelConfig& parallel : choices_of(recipe.parallel, world, machine)) {
     Recipe r = recipe;
     r.parallel = parallel;
-    if (!layout_faults(parallel, needs_of(r, world)).empty()) continue;
+    if (!layout_faults(parallel, needs_of(r, world, machine)).empty()) continue;
     LayoutForecast f = forecast_layout(r, world, machine, on_gpu);
     if (f.rank.peak.total() <= memory) out.push_back(std::move(f));
   }

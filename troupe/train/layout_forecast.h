@@ -7,7 +7,9 @@
 // A: weights of dense products, X: of the experts that a token meets. Backward: twice the products,
 // 2.5 times the core, twice the bytes. The head's backward is in its forward. What is exchanged
 // with expert ranks, each way: T rows x the ranks that a token's K experts lie on, other than its
-// own. The update reads and writes 28 bytes a parameter, 34 where values are of 2 bytes.
+// own; in two levels first T rows x the other nodes that they lie on, between nodes, and then those
+// ranks' rows inside; by all_gather T rows x all other ranks. Back under `exact`: T K rows. The
+// update reads and writes 28 bytes a parameter, 34 where values are of 2 bytes.
 #pragma once
 
 #include <cstdint>

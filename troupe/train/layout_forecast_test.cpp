@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "troupe/core/check.h"
 #include "troupe/core/config.h"
 #include "troupe/nn/models/costs.h"
@@ -99,6 +101,29 @@ TEST(LayoutForecast, N4_ExpertsHaveTheirOwnDivisor) {
   }
   EXPECT_NEAR(f.rank.peak.values, 2 * (dense + experts / 8), 1e-3 * dense);
   EXPECT_NEAR(f.rank.peak.state, 10 * (dense / 16 + experts / 8 / 2), 1e-3 * dense);
+}
+
+// Rows alone cost time: with free links inside a host, those that a token sends to its nodes.
+TEST(LayoutForecast, TwoLevelsSendATokenOnceToANode) {
+  Machine m = products_alone();
+  m.products = m.experts = m.attention = 1e30;
+  m.between = {.bandwidth = 1e9};
+  const auto exchange = [&](const std::string& dispatcher) {
+    const Recipe r = recipe_of(
+        "model: {preset: olmoe-1b-7b}\ntrain: {global_batch: 16}\n"
+        "parallel: {expert: 16, " +
+        dispatcher + "}");
+    return forecast_layout(r, 16, m, true).rank.exchange;
+  };
+  // Forward and backward of 16 layers, 1024 tokens, two ways, bf16; top 8 of 64 experts, 2 nodes
+  // of 8. A token's choices miss a node with 2^-8, a rank with (15/16)^8.
+  const double all = 2 * 16 * 1024.0 * 2 * 2 * 2048 / 1e9;
+  const double nodes = 1 - std::pow(0.5, 8), ranks = 8 * (1 - std::pow(15 / 16.0, 8));
+  EXPECT_NEAR(exchange("dispatcher: auto"), all * nodes, 1e-6);
+  EXPECT_NEAR(exchange("dispatcher: all_to_all"), all * ranks, 1e-6);
+  EXPECT_NEAR(exchange("dispatch: exact"), all * (nodes + 8 / 2.0) / 2, 1e-6);
+  EXPECT_GT(exchange("dispatcher: all_gather"), exchange("dispatcher: all_to_all"));
+  EXPECT_GT(exchange("node_ranks: 2"), exchange("node_ranks: 8"));
 }
 
 TEST(LayoutForecast, SlowerLinksAndMoreRanksNeverMakeAStepFaster) {

@@ -92,6 +92,11 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
   make_state(*optimizer_, base.moments, *store_);
   executor_ =
       std::make_unique<Executor>(*model_, *store_, faults_, owners(work_), ranks_->world().pulse());
+  const RebalanceConfig& rebalance = ranks_->parallel().rebalance;
+  if (rebalance.every > 0 && ranks_->expert_group() != nullptr) {
+    rebalancer_ = std::make_unique<Rebalancer>(rebalance, *model_, *store_, ranks_->expert_group(),
+                                               ranks_->sum_over_all());
+  }
 }
 
 StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
@@ -121,10 +126,16 @@ const Schedule& Learner::schedule_of(int microbatches) {
 StepReport Learner::step(const Feed& feed, TrainState& state) {
   StepReport report;
   const Schedule& schedule = schedule_of(static_cast<int>(feed.microbatches.size()));
-  const StepInput input = input_of(feed, state);
-  report.output = executor_->run(schedule[0], input, {.update = [&](const StepOutput& output) {
-                                   update(output, feed, state, report);
-                                 }});
+  StepInput input = input_of(feed, state);
+  const Executor::Handlers handlers = {
+      .update = [&](const StepOutput& output) { update(output, feed, state, report); }};
+  report.output = executor_->run(schedule[0], input, handlers);
+  if (report.lost_rows > 0) {
+    model_->for_each_moe([&](int64_t, MoeLayer& moe) { moe.forget_step(ranks_->sum_over_all()); });
+    ++state.reruns;
+    input.context.budgeted = false;
+    report.output = executor_->run(schedule[0], input, handlers);
+  }
   report.seconds = executor_->seconds();
   if (!report.finite && precision_ != Precision::kFp16) report.first_bad = first_bad(feed, state);
   model_->end_of_step(ranks_->sum_over_all(), report.skipped);
@@ -132,6 +143,7 @@ StepReport Learner::step(const Feed& feed, TrainState& state) {
   state.done.samples += feed.samples;
   state.done.tokens += feed.tokens;
   state.loss_tokens += feed.loss_tokens;
+  if (rebalancer_) report.moved = rebalancer_->after_step(state.done.steps, report.output);
   return report;
 }
 
@@ -145,12 +157,17 @@ void Learner::update(const StepOutput& output, const Feed& feed, TrainState& sta
       output.mtp_sum.defined() ? output.mtp_sum : at::zeros({}, output.loss_sum.options());
   const at::Tensor squares = sum_squares(store_->counted_grads()).to(device_);
   // One sum over all ranks decides for all of them: what is not finite anywhere is so everywhere.
-  const at::Tensor sums =
-      summed(ranks_->sum_over_all(),
-             at::stack({output.loss_sum, mtp, (squares * (unscale * unscale)).squeeze(0)}));
+  const at::Tensor sums = summed(
+      ranks_->sum_over_all(),
+      at::stack({output.loss_sum, mtp, (squares * (unscale * unscale)).squeeze(0), lost_rows()}));
   const auto [scale, norm] = clip_scale(sums.narrow(0, 2, 1), clip);
-  const at::Tensor seen = at::cat({sums.narrow(0, 0, 2), norm.to(at::kDouble)}).cpu();
+  const at::Tensor seen =
+      at::cat({sums.narrow(0, 0, 2), norm.to(at::kDouble), sums.narrow(0, 3, 1)}).cpu();
   const auto* const values = seen.const_data_ptr<double>();
+  if (values[3] > 0) {  // nothing of this attempt counts
+    report.lost_rows = static_cast<int64_t>(values[3]);
+    return;
+  }
   const double weight = feed.weight_sum > 0 ? feed.weight_sum : 1;
   report.loss = values[0] / weight;
   report.mtp_loss = values[1] / weight;
@@ -172,6 +189,15 @@ void Learner::update(const StepOutput& output, const Feed& feed, TrainState& sta
     ++state.updates;
     state.skipped_now = 0;
   }
+}
+
+at::Tensor Learner::lost_rows() {
+  at::Tensor all = at::zeros({}, at::TensorOptions(at::kDouble).device(device_));
+  model_->for_each_moe([&](int64_t, MoeLayer& moe) {
+    const at::Tensor lost = moe.lost_rows();
+    if (lost.defined()) all += lost.to(all.options());
+  });
+  return all;
 }
 
 void Learner::apply(const TrainState& state, StepReport& report, const at::Tensor& grad_scale) {
@@ -241,7 +267,9 @@ std::string Learner::first_bad(const Feed& feed, const TrainState& state) {
 
 bool Learner::gradients_are_bad_again(const Feed& feed, const TrainState& state) {
   const Schedule& schedule = schedule_of(static_cast<int>(feed.microbatches.size()));
-  executor_->run(schedule[0], input_of(feed, state), {.update = [](const StepOutput&) {}});
+  StepInput input = input_of(feed, state);
+  input.context.budgeted = false;  // as the step that is replayed: it had room for all
+  executor_->run(schedule[0], input, {.update = [](const StepOutput&) {}});
   return !bad_gradients(*store_).empty();
 }
 
@@ -249,6 +277,7 @@ std::string Learner::first_bad_unit(const Feed& feed, const TrainState& state) {
   const at::NoGradGuard no_grad;
   Context context = input_of(feed, state).context;
   context.owns_backward = false;  // counts nothing a second time
+  context.budgeted = false;       // there was room for all
   std::string found;
   for (size_t m = 0; m < feed.microbatches.size(); ++m) {
     const Batch& batch = feed.microbatches[m];
@@ -355,6 +384,14 @@ Live Learner::live_state(int64_t slot, size_t i, const std::string& name) {
   };
   const at::Tensor scales = store_->part_of_blocks(slot, b.scales[i]);
   return Live::coded(value, scales, is_second_moment(name), take);
+}
+
+RebalanceState Learner::rebalance_state() const {
+  return rebalancer_ ? rebalancer_->state() : RebalanceState{};
+}
+
+bool Learner::restore(const RebalanceState& state) {
+  return rebalancer_ ? rebalancer_->restore(state) : state.ranks == 0;
 }
 
 void Learner::loaded(bool weights_alone) {

@@ -2,7 +2,9 @@
 // front of the weights. It knows no files, logs or clocks.
 //
 // One word with the host a step: loss and gradient norm, read before the update decides. A gradient
-// that is not finite never reaches a weight.
+// that is not finite never reaches a weight. A step in which some rank had no room for all rows
+// that came (model.moe.capacity.budget, C7) is done again with room for all, before anything is
+// updated: all ranks learn of it by the same sum.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -19,6 +21,7 @@
 #include "troupe/train/executor.h"
 #include "troupe/train/feed.h"
 #include "troupe/train/ranks.h"
+#include "troupe/train/rebalance.h"
 #include "troupe/train/recipe.h"
 #include "troupe/train/train_state.h"
 
@@ -35,6 +38,8 @@ struct StepReport {
   std::string first_bad;  // of a step that is not finite: where it began, and if a replay finds it
   StepOutput output;
   StepSeconds seconds;
+  int64_t lost_rows = 0;                 // C7: of the first attempt, where the step was done again
+  std::vector<ExpertsMoved> moved = {};  // after it: what add_to() named is somewhere else
 };
 
 class Learner {
@@ -64,6 +69,10 @@ class Learner {
   };
   void add_to(CheckpointState& state, Saved what);
   void loaded(bool weights_alone);  // after a checkpoint filled what add_to named
+  // Of the rebalancing of experts (train/rebalance.h); each rank calls. restore(), after loaded(),
+  // moves what add_to() named. False: the state is not of this layout, which is no fault.
+  RebalanceState rebalance_state() const;
+  bool restore(const RebalanceState& state);
 
   Model& model() { return *model_; }
   ParamStore& store() { return *store_; }
@@ -73,6 +82,7 @@ class Learner {
   bool weights_finite() const { return bad_values(*store_, &Bucket::own).empty(); }
 
  private:
+  at::Tensor lost_rows();  // f64 scalar, this rank's
   StepInput input_of(const Feed& feed, const TrainState& state) const;
   void update(const StepOutput& output, const Feed& feed, TrainState& state, StepReport& report);
   void apply(const TrainState& state, StepReport& report, const at::Tensor& grad_scale);
@@ -94,6 +104,7 @@ class Learner {
   std::unique_ptr<Optimizer> optimizer_;
   std::shared_ptr<Ranks> ranks_;
   std::unique_ptr<Executor> executor_;
+  std::unique_ptr<Rebalancer> rebalancer_;  // null: experts stay
   StepWork work_;                      // of a step, but for the number of microbatches
   std::map<int, Schedule> schedules_;  // by the number of microbatches
   // What a load brings of state in codes, f32 on the host, by slot and state, until loaded(): its

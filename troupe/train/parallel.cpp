@@ -15,6 +15,15 @@ MeshShape shape_of(const ParallelConfig& c) {
           .shard = c.shard == ShardKind::kNone ? 1 : c.shard_ranks};
 }
 
+namespace {
+
+int64_t node_of(const ParallelConfig& c, const LayoutNeeds& needs) {
+  if (c.node_ranks > 0) return c.node_ranks;
+  return needs.per_host > 0 ? needs.per_host : needs.world;
+}
+
+}  // namespace
+
 ParallelConfig resolved(const ParallelConfig& config, const LayoutNeeds& needs) {
   ParallelConfig out = config;
   if (out.shard == ShardKind::kAuto) {
@@ -22,7 +31,31 @@ ParallelConfig resolved(const ParallelConfig& config, const LayoutNeeds& needs) 
   }
   // As many ranks as share the experts evenly: the fewest bytes of weights, and of gradients sent.
   if (out.expert == 0) out.expert = needs.experts > 0 ? std::gcd(needs.world, needs.experts) : 1;
+  const int64_t node = node_of(out, needs);
+  if (out.dispatcher == DispatcherKind::kAuto) {
+    const bool fills = out.expert > node && out.expert % node == 0;
+    out.dispatcher = fills ? DispatcherKind::kTwoLevel : DispatcherKind::kAllToAll;
+  }
+  const bool nodes = out.dispatcher == DispatcherKind::kTwoLevel;
+  out.node_ranks = nodes ? std::min(node, out.expert) : 0;
   return out;
+}
+
+std::string why_dispatcher(const ParallelConfig& c, const LayoutNeeds& needs) {
+  if (c.expert <= 1) return "";
+  const std::string ranks = std::to_string(c.expert);
+  std::string out = "rows go " + to_text(c.dispatcher) + ": ";
+  if (c.dispatcher == DispatcherKind::kTwoLevel) {
+    return out + ranks + " ranks share experts, over " + std::to_string(c.expert / c.node_ranks) +
+           " nodes of " + std::to_string(c.node_ranks);
+  }
+  const int64_t node = node_of(c, needs);
+  if (c.dispatcher == DispatcherKind::kAllGather) return out + "as the recipe says";
+  if (c.expert > node && c.expert % node == 0) return out + "as the recipe says";
+  if (node % c.expert == 0)
+    return out + "the " + ranks + " ranks that share experts are on one host";
+  return out + "the " + ranks + " ranks that share experts do not fill nodes of " +
+         std::to_string(node);
 }
 
 std::vector<std::pair<std::string, std::string>> unbuilt_axes(const ParallelConfig& config) {
@@ -56,6 +89,22 @@ std::vector<std::string> layout_faults(const ParallelConfig& config, const Layou
                   " ranks cut the matrices of " + std::to_string(needs.experts) +
                   " experts, which the optimizer needs whole: at most " +
                   std::to_string(needs.experts));
+  }
+  const bool two_level = c.dispatcher == DispatcherKind::kTwoLevel;
+  const int64_t node = std::min(node_of(config, needs), c.expert);
+  if ((two_level || config.node_ranks > 0) && c.expert % node != 0) {
+    out.push_back("parallel.node_ranks: E2005 " + std::to_string(c.expert) +
+                  " ranks share experts: they cannot be cut into nodes of " + std::to_string(node) +
+                  "; nearest: " + std::to_string(std::gcd(c.expert, node)));
+  }
+  if (config.node_ranks > 0 && config.dispatcher != DispatcherKind::kAuto && !two_level) {
+    out.push_back("parallel.node_ranks: E2005 " + to_text(c.dispatcher) +
+                  " knows no nodes; they are two_level's");
+  }
+  if (c.rebalance.every > 0 && c.expert > needs.experts && needs.experts > 0) {
+    out.push_back("parallel.rebalance: E2005 " + std::to_string(c.expert) + " ranks cut " +
+                  std::to_string(needs.experts) +
+                  " experts by their width: each has a part of the same work");
   }
   return out;
 }

@@ -25,6 +25,16 @@ constexpr auto names_of(SumType) {
   return std::array{Named{"fp32", SumType::kFp32}, Named{"bf16", SumType::kBf16}};
 }
 
+// Experts change ranks between steps where that evens out what ranks compute.
+struct RebalanceConfig {
+  int64_t every = 0;   // steps, whose choices are counted; 0: experts stay
+  double gain = 0.05;  // by how much max/mean of the ranks' rows must fall
+  static void visit(auto& c, auto&& f) {
+    f("every", c.every);
+    f("gain", c.gain);
+  }
+};
+
 struct ParallelConfig {
   int64_t data = 0;    // replicas with other samples; 0: what the other axes leave
   int64_t expert = 0;  // ranks that share the experts out; 0: chosen
@@ -34,6 +44,9 @@ struct ParallelConfig {
   int64_t prefetch = 1;                // full: units gathered ahead
   bool reshard = true;                 // full: drop values between forward and backward
   DispatchMode dispatch = DispatchMode::kFast;
+  DispatcherKind dispatcher = DispatcherKind::kAuto;  // how rows reach other ranks' experts
+  int64_t node_ranks = 0;     // two_level: ranks of a node; 0: of a host, or all that share experts
+  RebalanceConfig rebalance;  // of experts
   SumType sum = SumType::kFp32;  // of gradients between ranks
   static void visit(auto& c, auto&& f) {
     f("data", c.data);
@@ -46,6 +59,9 @@ struct ParallelConfig {
     f("prefetch", c.prefetch);
     f("reshard", c.reshard);
     f("dispatch", c.dispatch);
+    f("dispatcher", c.dispatcher);
+    f("node_ranks", c.node_ranks);
+    f("rebalance", c.rebalance);
     f("sum", c.sum);
   }
 };
@@ -55,14 +71,19 @@ struct LayoutNeeds {
   int64_t world = 1;
   int64_t experts = 0;          // 0: a dense model
   bool whole_matrices = false;  // the optimizer cannot work on parts of them
+  int64_t per_host = 0;         // ranks of a host; 0: all
 };
 
 // What no world can have yet: field and why.
 std::vector<std::pair<std::string, std::string>> unbuilt_axes(const ParallelConfig& config);
 // All that does not fit.
 std::vector<std::string> layout_faults(const ParallelConfig& config, const LayoutNeeds& needs);
-// With every choice made: no kAuto is left, and no 0 in `expert`.
+// With every choice made: no kAuto is left, and no 0 in `expert`, nor in two_level's `node_ranks`.
+// Rows go in two levels where the ranks that share experts fill several hosts (or nodes of
+// `node_ranks`), else directly.
 ParallelConfig resolved(const ParallelConfig& config, const LayoutNeeds& needs);
+// "rows go two_level: 16 ranks share experts, over 2 nodes of 8"; empty: no rows go anywhere.
+std::string why_dispatcher(const ParallelConfig& resolved, const LayoutNeeds& needs);
 MeshShape shape_of(const ParallelConfig& resolved);
 
 }  // namespace troupe

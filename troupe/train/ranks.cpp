@@ -7,9 +7,11 @@
 #include <cstddef>
 #include <iterator>
 #include <map>
+#include <numeric>
 
 #include "troupe/core/check.h"
 #include "troupe/dist/a2a_dispatcher.h"
+#include "troupe/dist/allgather_dispatcher.h"
 #include "troupe/dist/watched_dispatcher.h"
 #include "troupe/train/choose_layout.h"
 #include "troupe/train/forecast.h"
@@ -27,18 +29,29 @@ ParallelConfig checked(const ParallelConfig& config, const LayoutNeeds& needs) {
   return resolved(config, needs);
 }
 
-// All ranks choose alike: memory is that of the least.
+LayoutNeeds needs_of(const Recipe& recipe, int64_t world, int64_t per_host) {
+  return {.world = world,
+          .experts = recipe.model.moe.experts,
+          .whole_matrices = needs_whole_matrices(recipe),
+          .per_host = per_host};
+}
+
+// All ranks choose alike: memory is that of the least; hosts of unequal numbers of ranks count as
+// several of so many ranks as divide all of them.
 ParallelConfig chosen(const Recipe& recipe, World& world, std::string& why) {
-  double least = available_memory(recipe, world.place().local_size);
-  for (const std::string& text : world.gather_texts("memory", std::to_string(least))) {
-    least = std::min(least, std::stod(text));
+  RanksAtHand ranks{.world = world.size(),
+                    .per_host = 0,
+                    .memory = available_memory(recipe, world.place().local_size),
+                    .on_gpu = runs_on_gpu(recipe)};
+  const std::string mine =
+      std::to_string(ranks.memory) + ' ' + std::to_string(world.place().local_size);
+  for (const std::string& text : world.gather_texts("memory", mine)) {
+    ranks.memory = std::min(ranks.memory, std::stod(text));
+    ranks.per_host = std::gcd(ranks.per_host, std::stoll(text.substr(text.find(' '))));
   }
-  LayoutChoice choice = choose_layout(recipe, {.world = world.size(),
-                                               .per_host = world.place().local_size,
-                                               .memory = least,
-                                               .on_gpu = runs_on_gpu(recipe)});
+  const LayoutChoice choice = choose_layout(recipe, ranks);
   why = choice.why;
-  return choice.parallel;
+  return checked(choice.parallel, needs_of(recipe, ranks.world, ranks.per_host));
 }
 
 }  // namespace
@@ -47,10 +60,7 @@ Ranks::Ranks() : world_(std::make_shared<World>()), mesh_(1, {}) {}
 
 Ranks::Ranks(std::shared_ptr<World> world, const Recipe& recipe)
     : world_(std::move(world)),
-      config_(
-          checked(chosen(recipe, *world_, why_), {.world = world_->size(),
-                                                  .experts = recipe.model.moe.experts,
-                                                  .whole_matrices = needs_whole_matrices(recipe)})),
+      config_(chosen(recipe, *world_, why_)),
       mesh_(world_->size(), shape_of(config_)) {
   if (alone()) return;
   const auto group = [&](GroupKind kind) {
@@ -59,6 +69,9 @@ Ranks::Ranks(std::shared_ptr<World> world, const Recipe& recipe)
   all_ = world_->all();
   host_ = world_->processors();
   if (mesh_.shape().expert > 1) experts_ = group(GroupKind::kExpert);
+  if (experts_ && config_.dispatcher == DispatcherKind::kTwoLevel) {
+    nodes_ = node_groups(*world_, experts_, config_.node_ranks);
+  }
   sharing_ = {.alone = false,
               .full = config_.shard == ShardKind::kFull,
               .dense = {group(GroupKind::kShard), group(GroupKind::kReplicate)},
@@ -69,14 +82,22 @@ Ranks::Ranks(std::shared_ptr<World> world, const Recipe& recipe)
 BuildOptions Ranks::build_options(const Faults& faults) const {
   BuildOptions out;
   if (!experts_) return out;
-  out.dispatcher = [group = experts_, mode = config_.dispatch, world = world_, &faults](
-                       int64_t, const MoeConfig& moe) {
+  const auto make = [group = experts_, nodes = nodes_, mode = config_.dispatch,
+                     kind = config_.dispatcher](const Placement& placement) {
+    switch (kind) {
+      case DispatcherKind::kTwoLevel: return two_level_dispatcher(nodes, placement, mode);
+      case DispatcherKind::kAllGather: return allgather_dispatcher(group, placement, mode);
+      default: return a2a_dispatcher(group, placement, mode);
+    }
+  };
+  out.dispatcher = [make, group = experts_, world = world_, &faults](int64_t,
+                                                                     const MoeConfig& moe) {
     const int64_t ranks = group->size();
     const Placement placement = ranks <= moe.experts
                                     ? contiguous(moe.experts, ranks)
                                     : hidden_sharded(moe.experts, ranks, moe.ffn.hidden);
-    return watched_dispatcher(a2a_dispatcher(group, placement, mode),
-                              std::shared_ptr<Pulse>(world, &world->pulse()), faults);
+    return watched_dispatcher(make(placement), std::shared_ptr<Pulse>(world, &world->pulse()),
+                              faults);
   };
   return out;
 }

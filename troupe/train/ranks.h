@@ -12,6 +12,7 @@
 #include "troupe/checkpoint/peers.h"
 #include "troupe/core/fault.h"
 #include "troupe/dist/mesh.h"
+#include "troupe/dist/two_level_dispatcher.h"
 #include "troupe/dist/world.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/schedule/action.h"
@@ -39,6 +40,8 @@ class Ranks {
   // store shares its state.
   BuildOptions build_options(const Faults& faults) const;
   Sharing sharing() const { return sharing_; }
+  // Between which experts lie; null: all experts are here.
+  const std::shared_ptr<RankGroup>& expert_group() const { return experts_; }
   Schedule schedule(StepWork work) const;
 
   using Share = RankShare;
@@ -61,6 +64,7 @@ class Ranks {
   Mesh mesh_;
   Sharing sharing_;
   std::shared_ptr<RankGroup> experts_;
+  NodeGroups nodes_;  // two_level
   std::shared_ptr<RankGroup> all_, host_;
 };
 

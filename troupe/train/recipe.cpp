@@ -100,6 +100,18 @@ void check_parallel(const Recipe& r, Problems& problems) {
                                        " needs whole: none");
   }
   if (r.parallel.prefetch < 0) problems.add("parallel.prefetch", "must not be negative");
+  if (r.parallel.node_ranks < 0) problems.add("parallel.node_ranks", "must not be negative");
+  if (r.parallel.rebalance.every < 0 || r.parallel.rebalance.gain < 0) {
+    problems.add("parallel.rebalance", "every and gain must not be negative");
+  }
+  const std::string_view kind = r.train.optimizer.kind();
+  if (r.parallel.rebalance.every > 0 &&
+      (base_of(r.train.optimizer).moments == MomentType::kInt8 || kind == "adafactor" ||
+       kind == "soap")) {
+    problems.add("parallel.rebalance",
+                 "moves moments that belong to one element each: not those in int8, of adafactor "
+                 "or of soap");
+  }
   if (r.run.hang_timeout.ns <= 0) problems.add("run.hang_timeout", "must be positive");
   if (r.run.start_timeout.ns <= 0) problems.add("run.start_timeout", "must be positive");
 }

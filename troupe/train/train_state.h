@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "troupe/train/guard.h"
+#include "troupe/train/rebalance_state.h"
 #include "troupe/train/span.h"
 
 namespace troupe {
@@ -22,6 +23,8 @@ struct TrainState {
   double seconds = 0;               // of training, over all starts
   Position run = {};                // how long the run was to be; 0: not known
   double save_seconds = 0;          // of the last save; 0: there was none
+  RebalanceState rebalance = {};    // as of a save
+  int64_t reruns = 0;               // steps that were done again for want of room (C7)
 
   static void visit(auto& s, auto&& f) {
     f("done", s.done);
@@ -37,6 +40,8 @@ struct TrainState {
     f("seconds", s.seconds);
     f("run", s.run);
     f("save_seconds", s.save_seconds);
+    f("rebalance", s.rebalance);
+    f("reruns", s.reruns);
   }
 };
 

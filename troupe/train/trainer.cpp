@@ -99,11 +99,11 @@ Trainer::Trainer(const Recipe& recipe, const RunTools& tools)
   flops_per_token_ = costs.flops_per_token(recipe_.data.sequence);
   full_flops_per_token_ = costs.flops_per_token(recipe_.data.sequence, /*full=*/true);
   peak_ = device_peak(learner_->device());
-  learner_->add_to(tensors_, {});
   tools_.signals.on_status([log = tools_.log] { log.info("stacks:\n" + stacks_of_all_threads()); });
   pulse_.begin(Phase::kLoad);
   tools_.faults.at("load.read");
   resume_run();
+  learner_->add_to(tensors_, {});
 }
 
 Trainer::~Trainer() {
@@ -125,6 +125,11 @@ void Trainer::resume_run() {
     read_config(loaded->point.manifest.scalars, state_);
     require_schedule(loaded->point.folder);
     learner_->loaded(false);
+    if (!learner_->restore(state_.rebalance)) {
+      tools_.log.info(
+          "experts lie in their default places, not where the checkpoint's run had moved "
+          "them");
+    }
     resumed_step_ = saved_step_ = state_.done.steps;
     read_bytes_ = static_cast<int64_t>(ranks_.summed({static_cast<double>(loaded->bytes_read)})[0]);
     newest_ = loaded->point.folder;
@@ -334,6 +339,8 @@ void Trainer::after_step(const StepReport& report, const Feed& feed, double seco
     state_.loss_ema = first ? report.loss : 0.98 * state_.loss_ema + 0.02 * report.loss;
   }
   require_progress(report, feed);
+  note_moves(report.moved);
+  note_rerun(report.lost_rows);
   const Due due = due_after_step();
   pulse_.begin(Phase::kLog);
   tools_.faults.at("log", state_.done.steps);
@@ -374,6 +381,39 @@ Trainer::Due Trainer::due_after_step() {
   due.save = all[3] > 0;
   due.status = all[4] > 0;
   return due;
+}
+
+// C7, told once: how often it happens is in every record.
+void Trainer::note_rerun(int64_t lost_rows) {
+  if (lost_rows == 0 || std::exchange(told_of_rerun_, true)) return;
+  tools_.log.warning(
+      "step " + std::to_string(state_.done.steps) +
+      ": a rank had no room for all rows of its experts (model.moe.capacity.budget " +
+      to_text(recipe_.model.moe.capacity.budget) +
+      "): the step was done again with room, as all such steps will be; log.jsonl "
+      "counts them as reruns");
+}
+
+// What a save names lies elsewhere from now on.
+void Trainer::note_moves(const std::vector<ExpertsMoved>& moved) {
+  if (moved.empty()) return;
+  tensors_ = {};
+  learner_->add_to(tensors_, {});
+  tools_.log.info(moved_line(state_.done.steps, recipe_.model.moe.experts, moved));
+  std::vector<double> layers, experts, before, after;
+  for (const ExpertsMoved& m : moved) {
+    layers.push_back(static_cast<double>(m.layer));
+    experts.push_back(static_cast<double>(m.experts));
+    before.push_back(m.before);
+    after.push_back(m.after);
+  }
+  Record r;
+  r.add("event", std::string_view("rebalance"));
+  r.add("layers", layers);
+  r.add("experts_moved", experts);
+  r.add("load_before", before);
+  r.add("load_after", after);
+  event(std::move(r));
 }
 
 void Trainer::require_progress(const StepReport& report, const Feed& feed) {
@@ -476,6 +516,7 @@ void Trainer::write_record(const StepReport& report, const Feed& feed, double se
   r.add("batch", feed.samples);
   r.add("skipped", state_.skipped);
   r.add("nonfinite", state_.nonfinite);
+  if (recipe_.model.moe.capacity.budget > 0) r.add("reruns", state_.reruns);
   if (learner_->precision() == Precision::kFp16) r.add("loss_scale", state_.loss_scale.scale);
   r.add("step_s", seconds);
   r.add("tokens_s", static_cast<double>(feed.tokens) / seconds);
@@ -591,6 +632,7 @@ void Trainer::save(const std::string& why) {
   if (saved_step_ == state_.done.steps) return;
   const PulseScope scope(pulse_, Phase::kSave);
   require_equal_replicas(learner_->store(), ranks_);
+  state_.rebalance = learner_->rebalance_state();
   std::ostringstream scalars;
   write_json(scalars, state_);
   const bool saved =

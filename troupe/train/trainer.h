@@ -74,6 +74,8 @@ class Trainer {
   };
   Due due_after_step();
   void after_step(const StepReport& report, const Feed& feed, double seconds, double wait);
+  void note_rerun(int64_t lost_rows);
+  void note_moves(const std::vector<ExpertsMoved>& moved);
   void require_progress(const StepReport& report, const Feed& feed);
   void write_record(const StepReport& report, const Feed& feed, double seconds, bool line_due);
   bool line_due(const Position& before);
@@ -123,7 +125,7 @@ class Trainer {
   int64_t saved_step_ = -1, scored_step_ = -1;
   std::optional<double> score_ = {};  // validation loss at scored_step_
   double last_line_ = -1, last_step_seconds_ = 0;
-  bool warned_of_save_ = false;
+  bool warned_of_save_ = false, told_of_rerun_ = false;
   std::string newest_;
   double flops_per_token_ = 0, full_flops_per_token_ = 0;
   std::optional<double> peak_ = {};

@@ -64,13 +64,19 @@ class Decoder : public Model {
     if (heads) troupe::for_each_param(here(head_), "head", f);
   }
 
-  void end_of_step(const SumOver& all_sum, bool skipped) override {
-    const auto end = [&](MoeLayer* moe) {
-      if (moe != nullptr) moe->end_of_step(all_sum, skipped);
+  void for_each_moe(const MoeVisitor& f) override {
+    const auto visit_one = [&](int64_t unit, MoeLayer* moe) {
+      if (moe != nullptr) f(unit, *moe);
     };
-    for (const auto& block : layers_) end(block ? block->moe() : nullptr);
+    for (int64_t i = 0; i < config_.layers; ++i) {
+      visit_one(i + 1, layers_[i] ? layers_[i]->moe() : nullptr);
+    }
     if (!head_) return;
-    for (MtpModule& module : head_->mtp()) end(module.moe());
+    for (MtpModule& module : head_->mtp()) visit_one(config_.layers + 1, module.moe());
+  }
+
+  void end_of_step(const SumOver& all_sum, bool skipped) override {
+    for_each_moe([&](int64_t, MoeLayer& moe) { moe.end_of_step(all_sum, skipped); });
   }
 
   static void visit(auto& m, auto&& f) {

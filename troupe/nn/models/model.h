@@ -26,7 +26,8 @@
 
 namespace troupe {
 
-class KvCache;  // nn/kv_cache.h
+class KvCache;   // nn/kv_cache.h
+class MoeLayer;  // nn/moe_layer.h
 
 struct Batch {                 // one microbatch on the model's device; S may differ between batches
   at::Tensor ids_BS;           // int64: tokens
@@ -53,6 +54,7 @@ struct UnitResult {
 };
 
 using ParamVisitor = std::function<void(const std::string& name, Param& param)>;
+using MoeVisitor = std::function<void(int64_t unit, MoeLayer& layer)>;
 
 class Model {
  public:
@@ -67,6 +69,8 @@ class Model {
   // The parameters that a unit reads; unit < 0: all, each once. A tied table, and the table that
   // MTP modules read, are visited by both units, as one Param under one name.
   virtual void for_each_param(int64_t unit, const ParamVisitor& f) = 0;
+  // The MoE layers that are here, in the order of their units' UnitResult::stats.
+  virtual void for_each_moe(const MoeVisitor& f) = 0;
   // After each optimizer step, also a skipped one: routers' biases and counters.
   virtual void end_of_step(const SumOver& all_sum = {}, bool skipped = false) = 0;
   ModelCosts costs() const { return costs_of(config()); }
