@@ -55,7 +55,8 @@ class A2aDispatcher : public GroupDispatcher<A2aLease> {
     ExpertRows out{.source_SD = {}, .scores_SK = in.scores_CK, .plan = {}};
     const at::Tensor ids = within_budget(in.ids_CK, routed.budget, out.lost);
     out.plan =
-        plan_of_rank(ids, {.experts = held_, .alignment = routed.alignment, .capacity = capacity});
+        plan_of_rank(ids, {.experts = held_, .alignment = routed.alignment, .capacity = capacity},
+                     lease.row_split.received());
     moving.wait();
     out.source_SD = source_rows(lease, source_CD);
     return out;

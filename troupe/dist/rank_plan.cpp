@@ -4,6 +4,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+
 #include "troupe/core/check.h"
 
 namespace troupe {
@@ -16,8 +18,17 @@ at::Tensor within_budget(const at::Tensor& ids_SK, int64_t budget, at::Tensor& l
   return ids_SK.masked_fill(over.reshape(ids_SK.sizes()), -1);
 }
 
-Plan plan_of_rank(const at::Tensor& ids_SK, const PlanOptions& options) {
-  if (options.experts > 0) return routing_plan(ids_SK, options);
+Plan plan_of_rank(const at::Tensor& ids_SK, const PlanOptions& options, int64_t routed) {
+  if (options.experts > 0) {
+    Plan plan = routing_plan(ids_SK, options);
+    const int64_t bound = plan.row_src.size(0);
+    if (routed < 0 || options.capacity > 0) return plan;
+    // The rows in use are the first ones.
+    const int64_t rows = std::min(bound, routed + options.experts * (options.alignment - 1));
+    plan.row_src = plan.row_src.narrow(0, 0, rows);
+    plan.row_slot = plan.row_slot.narrow(0, 0, rows);
+    return plan;
+  }
   const auto ints = ids_SK.options();
   const at::Tensor none = at::empty({0}, ints);
   return {.expert_offset = at::zeros({1}, ints),

@@ -18,7 +18,9 @@ namespace troupe {
 at::Tensor within_budget(const at::Tensor& ids_SK, int64_t budget, at::Tensor& lost);
 
 // routing_plan over the experts of a rank, of which there may be none: then no row has a place.
-Plan plan_of_rank(const at::Tensor& ids_SK, const PlanOptions& options);
+// `routed`: at most so many ids have an expert, which the host knows; -1: any may. Buffers of rows
+// are sized by it: S K is the ranks' number times too many.
+Plan plan_of_rank(const at::Tensor& ids_SK, const PlanOptions& options, int64_t routed = -1);
 
 // Throws where ids and scores are not [T, K] for the T rows of x.
 void check_routed(const Routed& routed, const at::Tensor& x_TD);

@@ -99,7 +99,8 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
     ExpertRows out{.source_SD = {}, .scores_SK = in.scores_CK, .plan = {}};
     const at::Tensor ids = within_budget(in.ids_CK, routed.budget, out.lost);
     out.plan =
-        plan_of_rank(ids, {.experts = held_, .alignment = routed.alignment, .capacity = capacity});
+        plan_of_rank(ids, {.experts = held_, .alignment = routed.alignment, .capacity = capacity},
+                     lease.rows.within.received());
     moving.wait();
     out.source_SD = source_rows(lease, rows_ND);
     return out;

@@ -105,8 +105,8 @@ class Learner {
   std::shared_ptr<Ranks> ranks_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Rebalancer> rebalancer_;  // null: experts stay
-  StepWork work_;                      // of a step, but for the number of microbatches
-  std::map<int, Schedule> schedules_;  // by the number of microbatches
+  StepWork work_;                           // of a step, but for the number of microbatches
+  std::map<int, Schedule> schedules_;       // by the number of microbatches
   // What a load brings of state in codes, f32 on the host, by slot and state, until loaded(): its
   // pieces need not end with a block.
   std::map<std::pair<int64_t, size_t>, at::Tensor> brought_;

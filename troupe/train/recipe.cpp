@@ -105,9 +105,8 @@ void check_parallel(const Recipe& r, Problems& problems) {
     problems.add("parallel.rebalance", "every and gain must not be negative");
   }
   const std::string_view kind = r.train.optimizer.kind();
-  if (r.parallel.rebalance.every > 0 &&
-      (base_of(r.train.optimizer).moments == MomentType::kInt8 || kind == "adafactor" ||
-       kind == "soap")) {
+  if (r.parallel.rebalance.every > 0 && (base_of(r.train.optimizer).moments == MomentType::kInt8 ||
+                                         kind == "adafactor" || kind == "soap")) {
     problems.add("parallel.rebalance",
                  "moves moments that belong to one element each: not those in int8, of adafactor "
                  "or of soap");
