@@ -97,7 +97,8 @@ bool is_share(const std::string& name) {
          !name.starts_with("state: ");
 }
 
-// `bits`: what does not come from a sum over ranks is the same to the last bit.
+// `bits`: what does not come from a sum over ranks is the same to the last bit, but for the router's
+// part of x's gradient, a product of the BLAS, which may give a row other bits in other company.
 void compare(World& world, const Case& c, Mode mode, double bound, bool bits = false) {
   at::manual_seed(3);
   const auto W = static_cast<int64_t>(c.tokens.size());
@@ -121,7 +122,7 @@ void compare(World& world, const Case& c, Mode mode, double bound, bool bits = f
       const at::Tensor w = part_of(all, name, c, world.rank());
       const double off =
           w.numel() == 0 ? 0 : (got[name] - w).abs().to(at::kDouble).max().item<double>();
-      EXPECT_TRUE(off <= (bits && !is_share(name) ? 0 : bound))
+      EXPECT_TRUE(off <= (bits && !is_share(name) && name != "x" ? 0 : bound))
           << name << " is off by " << off << " in " << to_text(mode);
     }
   }

@@ -284,6 +284,7 @@ constexpr KeyHelp kTexts[] = {
     {"parallel.dispatcher",
      "How rows reach experts: all_to_all, all_gather, two_level (once to each node), or auto."},
     {"parallel.node_ranks", "two_level: ranks of a node; 0: those of a host."},
+    {"parallel.rebalance", "Whether experts change ranks where that evens out their load."},
     {"parallel.rebalance.every", "Steps after which experts may change ranks; 0: they stay."},
     {"parallel.rebalance.gain", "By how much max/mean of the ranks' rows must fall for that."},
     {"parallel.sum", "Type that gradients are summed in between ranks: fp32, bf16."},

@@ -385,7 +385,7 @@ Trainer::Due Trainer::due_after_step() {
 
 // C7, told once: how often it happens is in every record.
 void Trainer::note_rerun(int64_t lost_rows) {
-  if (lost_rows == 0 || std::exchange(told_of_rerun_, true)) return;
+  if (lost_rows == 0 || !first_ || std::exchange(told_of_rerun_, true)) return;
   tools_.log.warning(
       "step " + std::to_string(state_.done.steps) +
       ": a rank had no room for all rows of its experts (model.moe.capacity.budget " +
