@@ -60,6 +60,14 @@ class TroupeRanksFaults(RanksRun):
         self.assertEqual(self.steps(), [])  # nor is the step saved in which it was found
         self.assertEqual(self.exit_record()["step"], 10)
 
+    def test_F118_a_bit_of_a_master_in_halves_is_found_too(self):
+        runs = self.start_ranks(2, "parallel.shard=full", "parallel.shard_ranks=1", "train.precision=bf16",
+                                TROUPE_FAULT=lambda r: "optim:9=flip" if r == 1 else "")
+        for rank, run in enumerate(runs):
+            self.assertEqual(run.wait(30), 70, self.text_of(rank)[-1500:])
+        self.assertRegex(self.text_of(0), r"embed\.tokens \((dense|master, dense.*)\): E9001 ")
+        self.assertEqual(self.steps(), [])
+
     def test_a_layout_that_cannot_be_is_told_with_what_can(self):
         runs = self.start_ranks(3, "parallel.expert=2")
         for rank, run in enumerate(runs):
