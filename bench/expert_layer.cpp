@@ -26,9 +26,8 @@
 #include "troupe/nn/moe_layer.h"
 #include "troupe/ops/cuda_plugin.h"
 
+namespace troupe {
 namespace {
-
-using namespace troupe;
 
 struct Arguments {
   int64_t tokens, width, hidden, experts, top_k;
@@ -129,10 +128,11 @@ void run(const Arguments& a) {
 }
 
 }  // namespace
+}  // namespace troupe
 
 int main(int argc, char** argv) {
   try {
-    run(arguments_of(argc, argv));
+    troupe::run(troupe::arguments_of(argc, argv));
     return 0;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "expert_layer: %s\n", e.what());

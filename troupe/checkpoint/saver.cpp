@@ -53,7 +53,7 @@ class Snapshot {
     };
     for (const CheckpointState::Part& part : state.parts()) {
       if (!part.owned) continue;
-      Live live = part;
+      Live live = static_cast<const Live&>(part);
       for (at::Tensor* const x : {&live.value, &live.low, &live.scales}) {
         if (x->defined()) *x = host(*x);
       }

@@ -97,8 +97,9 @@ bool is_share(const std::string& name) {
          !name.starts_with("state: ");
 }
 
-// `bits`: what does not come from a sum over ranks is the same to the last bit, but for the router's
-// part of x's gradient, a product of the BLAS, which may give a row other bits in other company.
+// `bits`: what does not come from a sum over ranks is the same to the last bit, but for the
+// router's part of x's gradient, a product of the BLAS, which may give a row other bits in other
+// company.
 void compare(World& world, const Case& c, Mode mode, double bound, bool bits = false) {
   at::manual_seed(3);
   const auto W = static_cast<int64_t>(c.tokens.size());
