@@ -289,7 +289,7 @@ TEST_P(AdamWByHand, HalvesHoldEveryNumber) {
   p.grad.fill(0), p.m.fill(0), p.v.fill(0);
   p.param.set(0, 0, std::bit_cast<float>(0x7f800001u));  // whose set bit is a low one
   p.param.set(0, 1, std::numeric_limits<float>::max());
-  p.param.set(0, 2, -INFINITY);
+  p.param.set(0, 2, -std::numeric_limits<double>::infinity());
   p.param.set(0, 3, -0x1.fffffcp-127);
   p.split();
   AdamW args = p.args(1);
