@@ -7,7 +7,6 @@
 //
 // TOKENS are this rank's. bf16 on a GPU, f32 on the CPU; tokens, weights and gradients random, the
 // router's choices near even.
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/randn.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -19,7 +18,7 @@
 #include <vector>
 
 #include "troupe/core/check.h"
-#include "troupe/core/config.h"
+#include "troupe/core/median.h"
 #include "troupe/dist/a2a_dispatcher.h"
 #include "troupe/dist/allgather_dispatcher.h"
 #include "troupe/dist/world.h"
@@ -91,11 +90,6 @@ class Stopwatch {
   }
   World& world_;
 };
-
-double median(std::vector<double> values) {
-  std::ranges::nth_element(values, values.begin() + static_cast<int64_t>(values.size() / 2));
-  return values[values.size() / 2];
-}
 
 void run(const Arguments& a) {
   const Place place = place_from_environment().value_or(Place{});

@@ -18,12 +18,12 @@ import subprocess
 import sys
 import time
 
+import layer_shapes
+
 SHAPES = {  # tokens of a rank, d, n, E, K
+    **layer_shapes.SHAPES,
     "tiny": (256, 64, 32, 8, 2),
-    "OLMoE": (32768, 2048, 1024, 64, 8),
-    "Qwen3-30B": (32768, 2048, 768, 128, 8),
     "DBRX": (8192, 6144, 10752, 16, 4),
-    "Mixtral": (8192, 4096, 14336, 8, 2),
 }
 
 

@@ -25,15 +25,8 @@ import torch
 
 import layer_rivals
 import troupe_ops
+from layer_shapes import SHAPES
 
-SHAPES = {  # T, d, n, E, K
-    "S7-256": (24576, 1536, 256, 128, 8),
-    "S30-512": (32768, 4096, 512, 128, 8),
-    "S120-1024": (32768, 4096, 1024, 128, 8),
-    "Qwen3-30B": (32768, 2048, 768, 128, 8),
-    "OLMoE": (32768, 2048, 1024, 64, 8),
-    "Mixtral": (8192, 4096, 14336, 8, 2),
-}
 MIB = 2**20
 
 

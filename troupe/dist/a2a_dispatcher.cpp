@@ -1,7 +1,7 @@
 #include "troupe/dist/a2a_dispatcher.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
 
 #include <utility>
 #include <vector>
@@ -17,11 +17,11 @@ namespace {
 struct A2aLease : GroupLease {
   HostCopy counts;  // int32 [2, W, kCountColumns]: sent, received; from route() to rows()
   Copies copies;
-  Split copy_split, row_split;
+  RankSplit copy_split, row_split;
   at::Tensor copy_R;  // kExact: the received copy of each source row
 };
 
-Split read_split(const at::Tensor& counts, CountColumn column) {
+RankSplit read_split(const at::Tensor& counts, CountColumn column) {
   const auto read = [&](int64_t direction) {
     const at::Tensor column_W = counts[direction].select(1, column).contiguous();
     const auto* data = column_W.const_data_ptr<int32_t>();
@@ -45,9 +45,10 @@ class A2aDispatcher : public GroupDispatcher<A2aLease> {
     lease.copies.list(lease.copy_split.sent());
     const at::Tensor told = lease.copies.routing(table_, routed.ids_TK, routed.scores_TK);
     at::Tensor heard, source_CD;
-    Pending hearing = send_copies(lease, told, heard);
+    Pending hearing = send_rows(*ranks_, lease.copy_split, told, heard);
     const at::Tensor x_TD = std::exchange(lease.x_TD, {});
-    Pending moving = send_copies(lease, x_TD.index_select(0, lease.copies.tokens()), source_CD);
+    Pending moving = send_rows(*ranks_, lease.copy_split,
+                               x_TD.index_select(0, lease.copies.tokens()), source_CD);
     keep_sums(lease);
     hearing.wait();
     CopyRouting in = read_routing(heard, lease.choices, routed.scores_TK.scalar_type());
@@ -65,13 +66,14 @@ class A2aDispatcher : public GroupDispatcher<A2aLease> {
   void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
     A2aLease& lease = of(handle);
     const at::Tensor rows = grad_out_TD.index_select(0, lease.copies.tokens());
-    lease.pending = send_copies(lease, rows, lease.grad_rows);
+    lease.pending = send_rows(*ranks_, lease.copy_split, rows, lease.grad_rows);
   }
 
  private:
   void announce(A2aLease& lease) override {
     lease.copies = Copies(table_.sent(lease.routed.ids_TK), placement_.slices());
-    lease.counts = exchanged(lease.copies.counts(lease.routed.capacity));
+    const at::Tensor counts = lease.copies.counts(lease.routed.capacity);
+    lease.counts = HostCopy(at::stack({counts, told_each(*ranks_, counts)}));
   }
 
   at::Tensor source_rows(const A2aLease& lease, const at::Tensor& copies_CD) const override {
@@ -79,25 +81,8 @@ class A2aDispatcher : public GroupDispatcher<A2aLease> {
   }
 
   at::Tensor sent_back(const A2aLease& lease, const at::Tensor& y_SX) const override {
-    const Split& split = exact() ? lease.row_split : lease.copy_split;
-    const at::Tensor back = at::empty({split.sent(), y_SX.size(1)}, y_SX.options());
-    ranks_->exchange(back, y_SX.contiguous(), split.to, split.from).wait();
-    return back;
-  }
-
-  HostCopy exchanged(const at::Tensor& counts) const {
-    const at::Tensor both = at::empty({2, counts.size(0), counts.size(1)}, counts.options());
-    both[0].copy_(counts);
-    const std::vector<int64_t> one(counts.size(0), 1);
-    ranks_->exchange(both[1], both[0], one, one).wait();
-    return HostCopy(both);
-  }
-
-  Pending send_copies(const A2aLease& lease, const at::Tensor& rows_C, at::Tensor& out) const {
-    std::vector<int64_t> sizes = rows_C.sizes().vec();
-    sizes[0] = lease.copy_split.received();
-    out = at::empty(sizes, rows_C.options());
-    return ranks_->exchange(out, rows_C, lease.copy_split.from, lease.copy_split.to);
+    const RankSplit& split = exact() ? lease.row_split : lease.copy_split;
+    return returned_rows(*ranks_, split, y_SX);
   }
 
   void keep_sums(A2aLease& lease) const {

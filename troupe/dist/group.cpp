@@ -17,6 +17,17 @@ using c10d::Work;
   fail(Code::kRankLost, std::string(to_text(what)) + " of " + group, why);
 }
 
+// For what only moves: the networks have no integers of 16 bits, and a bf16 has as many.
+at::Tensor carried(const at::Tensor& x) {
+  return x.scalar_type() == at::kShort ? x.view(at::kBFloat16) : x;
+}
+
+std::vector<at::Tensor> carried(const std::vector<at::Tensor>& all) {
+  std::vector<at::Tensor> out;
+  for (const at::Tensor& x : all) out.push_back(carried(x));
+  return out;
+}
+
 void note(const std::shared_ptr<Pulse>& pulse, Note event, const Operation& operation) {
   if (pulse) pulse->note(event, operation);
 }
@@ -131,7 +142,7 @@ Pending RankGroup::gather(const std::vector<at::Tensor>& outs, const std::vector
     tensors.push_back(ins[i]);
   }
   return issue(Together::kGather, std::move(tensors), [&](c10d::Backend& c10d) {
-    std::vector<at::Tensor> to = outs, from = ins;
+    std::vector<at::Tensor> to = carried(outs), from = carried(ins);
     return c10d.allgather_into_tensor_coalesced(to, from);
   });
 }
@@ -156,7 +167,7 @@ Pending RankGroup::exchange(const at::Tensor& out, const at::Tensor& in,
     bytes_to_others_ += others * (in.numel() / in.size(0)) * static_cast<int64_t>(in.itemsize());
   }
   return issue(Together::kExchange, {out, in}, [&](c10d::Backend& c10d) {
-    at::Tensor to = out, from = in;
+    at::Tensor to = carried(out), from = carried(in);
     std::vector<int64_t> receive = from_rows, send = to_rows;
     return c10d.alltoall_base(to, from, receive, send);
   });
@@ -164,7 +175,7 @@ Pending RankGroup::exchange(const at::Tensor& out, const at::Tensor& in,
 
 Pending RankGroup::broadcast(const at::Tensor& x, int64_t from) {
   return issue(Together::kBroadcast, {x}, [&](c10d::Backend& c10d) {
-    std::vector<at::Tensor> tensors{x};
+    std::vector<at::Tensor> tensors{carried(x)};
     c10d::BroadcastOptions options;
     options.rootRank = from;
     return c10d.broadcast(tensors, options);

@@ -2,8 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/nonzero_static.h>
 #include <ATen/ops/stack.h>
 
@@ -55,7 +53,7 @@ struct Blocks {
 
 // How rows of one kind (a token's copies, or its routed rows) go over both groups.
 struct Ways {
-  Split across, within;
+  RankSplit across, within;
   Blocks arrived;  // [place that sent them here][node that they are of]
 };
 
@@ -88,10 +86,10 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
                                      lease.to_nodes.tokens().to(at::kInt).unsqueeze(1)},
                                     1);
     at::Tensor heard, rows_ND;
-    Pending hearing = send(*across_, lease.copies.across, told, heard);
+    Pending hearing = send_rows(*across_, lease.copies.across, told, heard);
     const at::Tensor x_TD = std::exchange(lease.x_TD, {});
-    Pending moving =
-        send(*across_, lease.copies.across, x_TD.index_select(0, lease.to_nodes.tokens()), rows_ND);
+    Pending moving = send_rows(*across_, lease.copies.across,
+                               x_TD.index_select(0, lease.to_nodes.tokens()), rows_ND);
     hearing.wait();
     CopyRouting in = pass_on(lease, heard, routed.scores_TK.scalar_type());
     keep_sums(lease);
@@ -108,8 +106,9 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
 
   void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
     TwoLevelLease& lease = of(handle);
-    lease.pending = send(*across_, lease.copies.across,
-                         grad_out_TD.index_select(0, lease.to_nodes.tokens()), lease.grad_rows);
+    lease.pending =
+        send_rows(*across_, lease.copies.across,
+                  grad_out_TD.index_select(0, lease.to_nodes.tokens()), lease.grad_rows);
   }
 
   std::string description() const override {
@@ -131,21 +130,13 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
         at::cat({counts_N.narrow(1, kCopies, 1), counts_N.narrow(1, kCapacity, 1),
                  counts_NR.select(2, kCopies), counts_NR.select(2, kRows)},
                 1);
-    const at::Tensor heard = each_other(*across_, told);
+    const at::Tensor heard = told_each(*across_, told);
     const auto of_rank = [&](int64_t from) { return heard.narrow(1, from, R).t(); };  // [R, N]
     const at::Tensor capacity = heard.select(1, kNodeCapacity).unsqueeze(0).expand({R, N});
     const at::Tensor passed = at::stack({of_rank(kPerRank), of_rank(kPerRank + R), capacity}, 2);
-    const at::Tensor coming = each_other(*within_, passed.reshape({R, N * kWithinColumns}));
+    const at::Tensor coming = told_each(*within_, passed.reshape({R, N * kWithinColumns}));
     lease.counts =
         HostCopy(at::cat({told.reshape({-1}), heard.reshape({-1}), coming.reshape({-1})}));
-  }
-
-  // A line to each rank of the group, and one from each.
-  static at::Tensor each_other(RankGroup& group, const at::Tensor& lines) {
-    const at::Tensor in = lines.contiguous(), out = at::empty_like(in);
-    const Sizes one(static_cast<size_t>(group.size()), 1);
-    group.exchange(out, in, one, one).wait();
-    return out;
   }
 
   // Returns the capacities of all ranks together.
@@ -205,8 +196,8 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
       lease.back_order = place.index_select(0, rows);
     }
     at::Tensor arrived;
-    send(*within_, lease.copies.within,
-         lease.to_ranks.routing(table_, came.ids_CK, came.scores_CK, first), arrived)
+    send_rows(*within_, lease.copies.within,
+              lease.to_ranks.routing(table_, came.ids_CK, came.scores_CK, first), arrived)
         .wait();
     return read_routing(lease.copies.arrived.exchange(arrived), lease.choices, score_type);
   }
@@ -229,7 +220,8 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
 
   at::Tensor source_rows(const TwoLevelLease& lease, const at::Tensor& rows_ND) const override {
     at::Tensor arrived;
-    send(*within_, lease.copies.within, rows_ND.index_select(0, lease.to_ranks.tokens()), arrived)
+    send_rows(*within_, lease.copies.within, rows_ND.index_select(0, lease.to_ranks.tokens()),
+              arrived)
         .wait();
     const at::Tensor copies_CD = lease.copies.arrived.exchange(arrived);
     return exact() ? copies_CD.index_select(0, lease.copy_R) : copies_CD;
@@ -237,22 +229,11 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
 
   at::Tensor sent_back(const TwoLevelLease& lease, const at::Tensor& y_SX) const override {
     const Ways& ways = exact() ? lease.rows : lease.copies;
-    const at::Tensor y = ways.arrived.exchanged().exchange(y_SX).contiguous();
-    const at::Tensor of_node = returned(*within_, ways.within, y);
+    const at::Tensor y = ways.arrived.exchanged().exchange(y_SX);
+    const at::Tensor of_node = returned_rows(*within_, ways.within, y);
     const at::Tensor crossing = exact() ? of_node.index_select(0, lease.back_order)
                                         : troupe::combine(of_node, lease.node_sums);
-    return returned(*across_, ways.across, crossing);
-  }
-
-  static Pending send(RankGroup& group, const Split& split, const at::Tensor& rows,
-                      at::Tensor& out) {
-    out = at::empty({split.received(), rows.size(1)}, rows.options());
-    return group.exchange(out, rows, split.from, split.to);
-  }
-  static at::Tensor returned(RankGroup& group, const Split& split, const at::Tensor& rows) {
-    const at::Tensor out = at::empty({split.sent(), rows.size(1)}, rows.options());
-    group.exchange(out, rows, split.to, split.from).wait();
-    return out;
+    return returned_rows(*across_, ways.across, crossing);
   }
 
   std::shared_ptr<RankGroup> across_, within_;

@@ -14,8 +14,10 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <utility>
 #include <vector>
 
+#include "troupe/core/median.h"
 #include "troupe/train/forecast.h"
 #include "troupe/train/memory_use.h"
 
@@ -41,8 +43,7 @@ class Clock {
       const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
       rounds.push_back(passed.count() / times);
     }
-    std::ranges::nth_element(rounds, rounds.begin() + kRounds / 2);
-    return rounds[kRounds / 2];
+    return median(std::move(rounds));
   }
 
  private:
@@ -54,17 +55,17 @@ class Clock {
 };
 
 // Sizes that a device is busy with for some milliseconds.
-struct Sizes {
+struct Work {
   int64_t matrix, batch, rows, bytes, sequence, heads;
   int times;
 };
 
-Sizes sizes_for(const c10::Device& device) {
+Work work_for(const c10::Device& device) {
   if (device.is_cpu()) return {1024, 8, 256, int64_t{64} << 20, 512, 8, 2};
   return {8192, 64, 2048, int64_t{1} << 30, 4096, 32, 10};
 }
 
-void bench_device(const Clock& clock, const at::TensorOptions& options, const Sizes& n,
+void bench_device(const Clock& clock, const at::TensorOptions& options, const Work& n,
                   Machine& out) {
   const auto each = static_cast<double>(n.matrix);
   const at::Tensor a = at::randn({n.matrix, n.matrix}, options);
@@ -133,7 +134,7 @@ Machine bench_machine(const c10::Device& device, World& world, const Machine& as
   Machine out = assumed;
   out.memory =
       on_gpu ? static_cast<double>(memory_use(device).total) : static_cast<double>(host_memory());
-  bench_device(clock, options, sizes_for(device), out);
+  bench_device(clock, options, work_for(device), out);
   out.ranks_per_host = std::max<int64_t>(world.place().local_size, 1);
   if (world.size() > 1) bench_links(clock, options, world, on_gpu, out);
   return out;

@@ -2,10 +2,10 @@
 
 #include <ATen/Parallel.h>
 
-#include <algorithm>
 #include <chrono>
 
 #include "troupe/core/config.h"
+#include "troupe/core/median.h"
 #include "troupe/core/rng.h"
 #include "troupe/train/forecast.h"
 #include "troupe/train/learner.h"
@@ -16,12 +16,6 @@
 
 namespace troupe {
 namespace {
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 // A global batch of tokens that are drawn evenly.
 TokenBatch made_up(const Recipe& r, const RunPlan& plan) {

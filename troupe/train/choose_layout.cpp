@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "troupe/core/check.h"
 #include "troupe/nn/models/config.h"
 #include "troupe/train/forecast.h"
 #include "troupe/train/layout_forecast.h"
@@ -21,18 +22,30 @@ std::string of_gib(double bytes, double memory) {
 
 }  // namespace
 
+LayoutNeeds needs_of(const Recipe& r, int64_t world, int64_t per_host) {
+  return {.world = world,
+          .experts = num_moe_layers(r.model) > 0 ? r.model.moe.experts : 0,
+          .whole_matrices = needs_whole_matrices(r),
+          .per_host = per_host};
+}
+
+ParallelConfig settled(const ParallelConfig& config, const LayoutNeeds& needs) {
+  std::string all;
+  for (const std::string& fault : layout_faults(config, needs)) {
+    all.append(all.empty() ? "" : "\n").append(fault);
+  }
+  if (!all.empty()) throw Error(all, Code::kBadValue);
+  return resolved(config, needs);
+}
+
 LayoutChoice choose_layout(const Recipe& r, const RanksAtHand& ranks) {
   LayoutChoice out{.parallel = r.parallel, .why = {}};
   ParallelConfig& c = out.parallel;
-  const int64_t experts = num_moe_layers(r.model) > 0 ? r.model.moe.experts : 0;
+  const LayoutNeeds needs = needs_of(r, ranks.world, ranks.per_host);
   if (c.expert == 0) {
     const int64_t near = std::gcd(ranks.world, std::max<int64_t>(ranks.per_host, 1));
-    c.expert = experts > 0 ? std::gcd(near, experts) : 1;
+    c.expert = needs.experts > 0 ? std::gcd(near, needs.experts) : 1;
   }
-  const LayoutNeeds needs{.world = ranks.world,
-                          .experts = experts,
-                          .whole_matrices = needs_whole_matrices(r),
-                          .per_host = ranks.per_host};
   if (!layout_faults(c, needs).empty()) return out;  // whoever asks for it tells them
   const bool open = c.shard == ShardKind::kAuto;
   c = resolved(c, needs);

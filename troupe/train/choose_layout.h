@@ -8,6 +8,11 @@
 
 namespace troupe {
 
+// What layout_faults() and resolved() have to know of a recipe on so many ranks.
+LayoutNeeds needs_of(const Recipe& recipe, int64_t world, int64_t per_host);
+// `config` with nothing left open; one Error of all that does not fit.
+ParallelConfig settled(const ParallelConfig& config, const LayoutNeeds& needs);
+
 struct RanksAtHand {
   int64_t world = 1;
   int64_t per_host = 1;

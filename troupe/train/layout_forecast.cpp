@@ -8,30 +8,15 @@
 #include "troupe/core/check.h"
 #include "troupe/nn/models/costs.h"
 #include "troupe/nn/models/model.h"
+#include "troupe/train/choose_layout.h"
 #include "troupe/train/model_memory.h"
 #include "troupe/train/step_work.h"
 
 namespace troupe {
 namespace {
 
-LayoutNeeds needs_of(const Recipe& r, int64_t world, const Machine& machine) {
-  return {.world = world,
-          .experts = num_moe_layers(r.model) > 0 ? r.model.moe.experts : 0,
-          .whole_matrices = needs_whole_matrices(r),
-          .per_host = machine.ranks_per_host};
-}
-
-ParallelConfig checked(const ParallelConfig& config, const LayoutNeeds& needs) {
-  std::string all;
-  for (const std::string& fault : layout_faults(config, needs)) {
-    all.append(all.empty() ? "" : "\n").append(fault);
-  }
-  if (!all.empty()) throw Error(all, Code::kBadValue);
-  return resolved(config, needs);
-}
-
 // The sharing ranks of one kind of parameters.
-struct Group {
+struct Team {
   Spread owners, replicas;
 };
 
@@ -154,7 +139,7 @@ class Costing {
   static double met_of(double n, double K) { return n * (1 - std::pow(1 - 1 / n, K)); }
 
   // `share` of the parameters are of this rank's kExpert or dense group, cut between its owners.
-  void add_state(const StateBytes& all, double share, const Group& group, ChunkCosts& c) {
+  void add_state(const StateBytes& all, double share, const Team& group, ChunkCosts& c) {
     const double S = static_cast<double>(group.owners.ranks);
     const double elements = all.elements * share, values = all.values * share;
     c.values += values;
@@ -180,7 +165,7 @@ class Costing {
   bool adds_up_;  // a rank's gradients of several microbatches, in f32
   double width_, sum_width_, tokens_;
   int64_t expert_ranks_;
-  Group dense_, experts_;
+  Team dense_, experts_;
   Spread exchange_, across_, within_;
   StepCosts out_;
 };
@@ -220,7 +205,7 @@ std::vector<ParallelConfig> choices_of(const ParallelConfig& given, int64_t worl
 LayoutForecast forecast_layout(const Recipe& r, int64_t world, const Machine& machine,
                                bool on_gpu) {
   LayoutForecast out{.world = world};
-  out.parallel = checked(r.parallel, needs_of(r, world, machine));
+  out.parallel = settled(r.parallel, needs_of(r, world, machine.ranks_per_host));
   const Mesh mesh = mesh_of(out);
   const auto model = build_model(r.model);
   const RunPlan plan = plan_of(r);
@@ -259,7 +244,7 @@ std::vector<LayoutForecast> layouts_that_fit(const Recipe& recipe, int64_t world
   for (const ParallelConfig& parallel : choices_of(recipe.parallel, world, machine)) {
     Recipe r = recipe;
     r.parallel = parallel;
-    if (!layout_faults(parallel, needs_of(r, world, machine)).empty()) continue;
+    if (!layout_faults(parallel, needs_of(r, world, machine.ranks_per_host)).empty()) continue;
     LayoutForecast f = forecast_layout(r, world, machine, on_gpu);
     if (f.rank.peak.total() <= memory) out.push_back(std::move(f));
   }

@@ -15,9 +15,9 @@ namespace troupe {
 namespace {
 
 // Which local rows go to each rank of the group, and where those that come are put.
-class Route {
+class Journey {
  public:
-  Route(const ExpertMove& move, int64_t rank) {
+  Journey(const ExpertMove& move, int64_t rank) {
     const std::vector<int64_t> now = move.from.held_by(rank), then = move.to.held_by(rank);
     TROUPE_CHECK(now.size() == then.size(), "- a rank would hold", then.size(),
                  "experts instead of", now.size());
@@ -56,17 +56,14 @@ at::Tensor rows_of(const Param& p, const at::Tensor& buffer, int64_t offset) {
   return buffer.narrow(0, offset, p.numel()).view({held, held > 0 ? p.numel() / held : 0});
 }
 
-using Routes = std::map<const Param*, Route>;
+using Journeys = std::map<const Param*, Journey>;
 
 void move_bucket(ParamStore& store, Bucket& b, const std::vector<int64_t>& members,
-                 const Routes& routes, RankGroup& experts) {
+                 const Journeys& routes, RankGroup& experts) {
   RankGroup& owners = *store.owners_of(b).owners;
   TROUPE_CHECK(b.scales.empty(), "- moments in codes have blocks that do not end with an expert");
   std::vector<at::Tensor> buffers = b.state;
-  for (const at::Tensor& x : b.masters()) {
-    // The networks have no integers of 16 bits; only their bits move.
-    buffers.push_back(x.scalar_type() == at::kShort ? x.view(at::kBFloat16) : x);
-  }
+  for (const at::Tensor& x : b.masters()) buffers.push_back(x);
   for (const at::Tensor& own : buffers) {
     const at::Tensor whole = at::empty({b.size}, own.options());
     owners.gather({whole}, {own.detach()}).wait();
@@ -86,9 +83,9 @@ void move_bucket(ParamStore& store, Bucket& b, const std::vector<int64_t>& membe
 
 void move_experts(ParamStore& store, RankGroup& experts, const std::vector<ExpertMove>& moves) {
   const at::NoGradGuard no_grad;
-  Routes routes;
+  Journeys routes;
   for (const ExpertMove& move : moves) {
-    const Route route(move, experts.rank());
+    const Journey route(move, experts.rank());
     for (const Param* p : move.params) routes.emplace(p, route);
   }
   std::vector<int64_t> changed;

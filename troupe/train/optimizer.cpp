@@ -332,6 +332,12 @@ bool needs_whole_matrices(const OptimizerConfig& config) {
          std::holds_alternative<SoapConfig>(config);
 }
 
+bool has_state_by_element(const OptimizerConfig& config) {
+  return base_of(config).moments != MomentType::kInt8 &&
+         !std::holds_alternative<AdafactorConfig>(config) &&
+         !std::holds_alternative<SoapConfig>(config);
+}
+
 const OptimizerBase& base_of(const OptimizerConfig& config) {
   return std::visit([](const auto& c) -> const OptimizerBase& { return c; }, config);
 }

@@ -168,6 +168,9 @@ using OptimizerConfig =
 
 const OptimizerBase& base_of(const OptimizerConfig& config);
 bool needs_whole_matrices(const OptimizerConfig& config);
+// Is each number of the state one element's own: none of a row or of a matrix, nor in a code whose
+// scale a block shares?
+bool has_state_by_element(const OptimizerConfig& config);
 std::vector<std::string> optimizer_faults(const OptimizerConfig& config);
 // What group settings say of a parameter. Norms and biases (kNoDecay, one dimension) do not decay.
 BucketKey bucket_key(const OptimizerBase& config, const NamedParam& named);

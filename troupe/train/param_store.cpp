@@ -327,10 +327,7 @@ void ParamStore::spread_loaded() {
   const at::NoGradGuard no_grad;
   for (Bucket& b : buckets_) {
     RankGroup& replicas = *owners_of(b).replicas;
-    // As bytes: NCCL has no type of 16 bits that are no number.
-    for (const at::Tensor& x : b.masters()) {
-      replicas.broadcast(x.detach().view(at::kByte), 0).wait();
-    }
+    for (const at::Tensor& x : b.masters()) replicas.broadcast(x.detach(), 0).wait();
     for (const at::Tensor& x : b.state) replicas.broadcast(x, 0).wait();
     for (const at::Tensor& x : b.scales) replicas.broadcast(x, 0).wait();
     for (const int64_t s : b.members) {

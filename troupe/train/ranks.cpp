@@ -19,23 +19,6 @@
 namespace troupe {
 namespace {
 
-ParallelConfig checked(const ParallelConfig& config, const LayoutNeeds& needs) {
-  std::string all;
-  for (const std::string& fault : layout_faults(config, needs)) {
-    if (!all.empty()) all += '\n';
-    all += fault;
-  }
-  if (!all.empty()) throw Error(all, Code::kBadValue);
-  return resolved(config, needs);
-}
-
-LayoutNeeds needs_of(const Recipe& recipe, int64_t world, int64_t per_host) {
-  return {.world = world,
-          .experts = recipe.model.moe.experts,
-          .whole_matrices = needs_whole_matrices(recipe),
-          .per_host = per_host};
-}
-
 // All ranks choose alike: memory is that of the least; hosts of unequal numbers of ranks count as
 // several of so many ranks as divide all of them.
 ParallelConfig chosen(const Recipe& recipe, World& world, std::string& why) {
@@ -51,7 +34,7 @@ ParallelConfig chosen(const Recipe& recipe, World& world, std::string& why) {
   }
   const LayoutChoice choice = choose_layout(recipe, ranks);
   why = choice.why;
-  return checked(choice.parallel, needs_of(recipe, ranks.world, ranks.per_host));
+  return settled(choice.parallel, needs_of(recipe, ranks.world, ranks.per_host));
 }
 
 }  // namespace

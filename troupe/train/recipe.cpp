@@ -104,9 +104,7 @@ void check_parallel(const Recipe& r, Problems& problems) {
   if (r.parallel.rebalance.every < 0 || r.parallel.rebalance.gain < 0) {
     problems.add("parallel.rebalance", "every and gain must not be negative");
   }
-  const std::string_view kind = r.train.optimizer.kind();
-  if (r.parallel.rebalance.every > 0 && (base_of(r.train.optimizer).moments == MomentType::kInt8 ||
-                                         kind == "adafactor" || kind == "soap")) {
+  if (r.parallel.rebalance.every > 0 && !has_state_by_element(r.train.optimizer)) {
     problems.add("parallel.rebalance",
                  "moves moments that belong to one element each: not those in int8, of adafactor "
                  "or of soap");
