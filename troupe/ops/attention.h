@@ -7,8 +7,8 @@
 // j where j <= i, and, with a window, i - window < j. Query head h reads key head h G / H.
 // On the CPU products are BLAS over blocks of 64 queries and take f32 or f64 (bf16 and f16 are
 // widened); on CUDA they are PyTorch's, flash attention where causality alone decides. Its backward
-// is bit for bit the same twice (rule G4) where PyTorch's deterministic algorithms are switched on,
-// as the trainer does.
+// is bit for bit the same twice (rule G4) where PyTorch's deterministic algorithms are switched on
+// and its cuDNN attention off: run.deterministic.
 #pragma once
 
 #include <ATen/core/Tensor.h>

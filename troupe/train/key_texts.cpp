@@ -328,6 +328,9 @@ constexpr KeyHelp kTexts[] = {
     {"run", "The process."},
     {"run.device", "auto takes a GPU where there is one."},
     {"run.threads", "Of the CPU; 0: one a core."},
+    {"run.deterministic",
+     "On a GPU: the same bits in each run, by flash attention in place of cuDNN's; a CPU always "
+     "has them."},
     {"run.time_limit", "Stops in time to save; 0s: none."},
     {"run.start_timeout", "How long ranks wait for each other at the start."},
     {"run.hang_timeout", "How long one operation between ranks may take."},

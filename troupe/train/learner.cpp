@@ -42,11 +42,14 @@ std::string unit_name(int64_t unit, int64_t units) {
 
 // Two runs are equal bit for bit (rule G4). On a GPU that asks it of PyTorch's own operators too:
 // of cuBLAS, and of flash attention's backward. Its habit of filling fresh memory meanwhile is no
-// part of that, and would cost a pass over each tensor.
-void make_deterministic() {
+// part of that, and would cost a pass over each tensor. cuDNN's attention, which PyTorch prefers
+// and whose backward takes two fifths of flash attention's time, has no such mode
+// (run.deterministic).
+void make_deterministic(bool attention) {
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
+  if (attention) at::globalContext().setSDPUseCuDNN(false);
 }
 
 }  // namespace
@@ -74,7 +77,7 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
   if (!device_.is_cpu()) {
     // What names no device, such as an allocation, is of this rank's too.
     c10::impl::VirtualGuardImpl(device_.type()).setDevice(device_);
-    make_deterministic();
+    make_deterministic(recipe.run.deterministic);
   }
   work_ = step_work(*model_, recipe_);
   const std::map<const Param*, int> first = first_readers(*model_);

@@ -119,8 +119,9 @@ constexpr auto names_of(DeviceKind) {
 
 struct RunConfig {
   DeviceKind device = DeviceKind::kAuto;
-  int64_t threads = 0;       // of the CPU; 0: one a core
-  Duration time_limit = {};  // stops in time to save; 0: none
+  int64_t threads = 0;         // of the CPU; 0: one a core
+  bool deterministic = false;  // on a GPU: attention whose gradients have the same bits each time
+  Duration time_limit = {};    // stops in time to save; 0: none
   Duration grace =
       seconds(30);  // from SIGTERM to SIGKILL, as torchrun and SLURM have it; 0: no end
   Duration start_timeout = seconds(300);  // for all ranks to arrive
@@ -128,6 +129,7 @@ struct RunConfig {
   static void visit(auto& c, auto&& f) {
     f("device", c.device);
     f("threads", c.threads);
+    f("deterministic", c.deterministic);
     f("time_limit", c.time_limit);
     f("grace", c.grace);
     f("start_timeout", c.start_timeout);

@@ -231,7 +231,7 @@ constexpr FlagRule kRules[] = {
     {"fp8-recipe", kRefused, kNoFp8},
     {"fp8-param-gather", kRefused, kNoFp8},
     {"fp4-format", kRefused, kNoFp8},
-    {"deterministic-mode", kIgnored, kAlways},
+    {"deterministic-mode", kSwitch, "run.deterministic", "true"},
     {"batch-invariant-mode", kIgnored, kAlways},
 
     // Kernels, recomputation.
