@@ -275,7 +275,7 @@ constexpr auto names_of(From) {
                     Named{"flat-u16", From::kFlatU16}, Named{"flat-u32", From::kFlatU32}};
 }
 
-struct ConvertOptions {
+struct TokensFrom {
   OutputOptions files;
   From from = From::kMds;
   MdsConfig mds;
@@ -283,7 +283,7 @@ struct ConvertOptions {
   std::optional<int32_t> eod;
 };
 
-TokenCounts convert(const ConvertOptions& options) {
+TokenCounts convert_tokens(const TokensFrom& options) {
   Fs fs;
   const Log log({stderr_sink()}, Level::kWarning);
   if (options.files.input.size() != 1) {
@@ -314,9 +314,9 @@ TokenCounts convert(const ConvertOptions& options) {
   return convert_ids(ids, fs, log);
 }
 
-void add_convert(CLI::App& data) {
+void add_convert_verb(CLI::App& data) {
   CLI::App* verb = data.add_subcommand("convert", "tokens of other programs to .bin and .idx");
-  const auto options = std::make_shared<ConvertOptions>();
+  const auto options = std::make_shared<TokensFrom>();
   options->files.add_to(*verb, "an MDS folder (with index.json), or a file of ids");
   add_value(*verb, "--from", options->from,
             "mds (LLM-Foundry), llmc (llm.c), flat-u16 or flat-u32 (ids alone, as OLMo)");
@@ -329,8 +329,9 @@ void add_convert(CLI::App& data) {
                    "ids are below, and 2 bytes each where that does; 0: not known");
   verb->add_option("--eod", options->eod, "llmc, flat: the id that ends a document");
   verb->footer("Example: troupe data convert mds/train --from mds --vocab 50432 -o data/train");
-  verb->callback(
-      [options] { print_counts(options->files.output, convert(*options), options->files.json); });
+  verb->callback([options] {
+    print_counts(options->files.output, convert_tokens(*options), options->files.json);
+  });
 }
 
 }  // namespace
@@ -343,7 +344,7 @@ void add_data(CLI::App& app, Call&) {
   add_count(*verb);
   add_inspect_data(*verb);
   add_merge(*verb);
-  add_convert(*verb);
+  add_convert_verb(*verb);
 }
 
 }  // namespace troupe

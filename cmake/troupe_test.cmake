@@ -15,6 +15,9 @@ function(troupe_test path)
   string(REPLACE "/" "." result ${path})
   add_executable(${name}_test ${PROJECT_SOURCE_DIR}/troupe/${path}_test.cpp)
   target_link_libraries(${name}_test PRIVATE ${ARGN} GTest::gtest_main)
+  if("troupe_testing" IN_LIST ARGN)  # All that takes long is in the library: a quarter less to build.
+    target_compile_options(${name}_test PRIVATE -O1)
+  endif()
   add_test(NAME ${path} COMMAND ${name}_test
            --gtest_output=json:${PROJECT_BINARY_DIR}/test_results/${result}.json)
   # A test's threads share the processors with other tests: waiting by spinning would starve them.

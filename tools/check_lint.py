@@ -27,6 +27,7 @@ EXTRA = [
     # g++ lets a structured binding into an OpenMP loop; clang does not yet.
     "-fno-openmp", "-fno-openmp-simd",
 ]
+BATCH = ["--checks=-bugprone-suspicious-include"]  # a batch includes .cpp files: that is its point
 REMEMBERED_DAYS = 30
 
 
@@ -51,6 +52,18 @@ def is_linted(name):
     return not name.endswith("_bench.cpp") and not (torch and name.endswith("_test.cpp"))
 
 
+def is_batch(path):
+    """Files that CMake compiles together (cmake/troupe_unity.cmake), one #include each."""
+    return path.parent.name == "Unity"
+
+
+def shown(root, path):
+    if not is_batch(path):
+        return path.relative_to(root).as_posix()
+    names = [pathlib.Path(name) for name in INCLUDE.findall(path.read_text())]
+    return f"{names[0].relative_to(root)} and {len(names) - 1} more"
+
+
 class Linter:
     def __init__(self, root, build):
         self.root, self.build = root.resolve(), build.resolve()
@@ -59,20 +72,20 @@ class Linter:
         self.common = b"".join(p.read_bytes() for p in (self.root / ".clang-tidy", *pins))
 
     def units(self):
-        """(file, flags) of each .cpp file of ours that the build compiles."""
+        """(file, flags) of each .cpp file of ours that the build compiles, alone or in a batch."""
         entries = json.loads((self.build / "compile_commands.json").read_text())
         flags = {}
         for entry in entries:
             path = pathlib.Path(entry["directory"], entry["file"])
-            if path.suffix != ".cpp" or not path.is_relative_to(self.root):
+            if path.suffix not in (".cpp", ".cxx") or not path.is_relative_to(self.root):
                 continue
             name = path.relative_to(self.root).as_posix()
-            if name.startswith(check_format.TOPS) and is_linted(name):
+            if is_batch(path) or name.startswith(check_format.TOPS) and is_linted(name):
                 flags.setdefault(path, entry["command"])
         return sorted(flags.items())
 
     def key(self, path, command):
-        digest = hashlib.sha256(self.common + repr(EXTRA).encode())
+        digest = hashlib.sha256(self.common + repr((EXTRA, BATCH)).encode())
         words = shlex.split(command.replace(str(self.root), "."))
         digest.update(" ".join(w for w in words if not w.endswith(".o")).encode())
         for file in sorted(with_headers(self.root, path)):
@@ -88,7 +101,8 @@ class Linter:
             return path, 0.0, ""
         begin = time.monotonic()
         run = subprocess.run([self.clang_tidy, "--quiet", "-p", str(self.build),
-                              *(f"--extra-arg={word}" for word in EXTRA), str(path)],
+                              *(f"--extra-arg={word}" for word in EXTRA),
+                              *(BATCH if is_batch(path) else []), str(path)],
                              capture_output=True, text=True)
         seconds = time.monotonic() - begin
         if run.returncode == 0:
@@ -124,8 +138,7 @@ def main(root, build):
         for done, (path, seconds, output) in enumerate(pool.map(linter.lint, units), 1):
             fresh += seconds > 0
             if seconds > 0:
-                name = path.relative_to(linter.root)
-                print(f"[{done}/{len(units)}] {name} {seconds:.0f} s", flush=True)
+                print(f"[{done}/{len(units)}] {shown(linter.root, path)} {seconds:.0f} s", flush=True)
             for finding in findings(output):
                 if finding not in told:
                     told[finding] = path

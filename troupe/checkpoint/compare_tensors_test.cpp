@@ -75,7 +75,7 @@ struct Two : ::testing::Test {
   std::string save(const std::string& run, const std::vector<float>& w, int64_t n,
                    const std::string& scalars = "{}") {
     const auto all = bytes(w);
-    std::vector<Piece> pieces;
+    std::vector<ShardPiece> pieces;
     for (int64_t row = 0; row < 2; ++row) {
       pieces.push_back({{"model.w", Element::kF32, {{2, 2}, {row, 0}, {1, 2}}},
                         all.subspan(static_cast<size_t>(8 * row), 8)});

@@ -16,7 +16,7 @@ namespace {
 namespace stdfs = std::filesystem;
 
 constexpr char kIndex[] = "model.safetensors.index.json", kSingle[] = "model.safetensors";
-constexpr int64_t kMaxIndex = int64_t{128} << 20;  // bytes
+constexpr int64_t kLongestIndex = int64_t{128} << 20;  // bytes
 
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name.find_first_of("/\\") == std::string::npos &&
@@ -94,7 +94,7 @@ void ModelFiles::open_single(std::vector<std::string>& faults) {
 }
 
 void ModelFiles::open_mapped(const std::string& index, std::vector<std::string>& faults) {
-  const std::string text = read_file(index, Code::kUnreadableCheckpoint, kMaxIndex);
+  const std::string text = read_file(index, Code::kUnreadableCheckpoint, kLongestIndex);
   const Yaml document = parse_json(text, index, Code::kBadModelFile);
   const Yaml* const map = field_of(document, "weight_map");
   if (map == nullptr || map->kind != Yaml::Kind::kMap) {

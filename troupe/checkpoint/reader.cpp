@@ -14,8 +14,8 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t kMaxIndex = int64_t{1} << 30;  // bytes: some millions of tensors
-constexpr int64_t kChunk = int64_t{1} << 20;     // stays in the cache from disk to hash to tensor
+constexpr int64_t kLongestManifest = int64_t{1} << 30;  // bytes: some millions of tensors
+constexpr int64_t kChunk = int64_t{1} << 20;  // stays in the cache from disk to hash to tensor
 constexpr int kTries = 5;
 
 // A stored tensor from front to end: what is asked for is copied out of the piece that just came.
@@ -79,7 +79,7 @@ CheckpointReader::CheckpointReader(std::string folder, Manifest manifest)
   for (size_t i = 0; i < manifest_.shards.size(); ++i) {
     const ShardInfo& info = manifest_.shards[i];
     const std::string path = folder_ + '/' + info.index;
-    const std::string text = read_file(path, Code::kUnreadableCheckpoint, kMaxIndex);
+    const std::string text = read_file(path, Code::kUnreadableCheckpoint, kLongestManifest);
     if (const std::string found = hex(hash64(text)); found != info.index_hash) {
       fail(Code::kDamagedCheckpoint, path, "is damaged: its checksum is", found, "and should be",
            info.index_hash);

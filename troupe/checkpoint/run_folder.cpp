@@ -41,14 +41,14 @@ bool is_taken(const std::string& path) {
   return ::lstat(path.c_str(), &info) == 0;
 }
 
-struct Step {
+struct CompleteStep {
   int64_t step;
   std::string folder;
   Manifest manifest;
 };
 
-std::vector<Step> complete_steps(const std::string& run) {
-  std::vector<Step> out;
+std::vector<CompleteStep> complete_steps(const std::string& run) {
+  std::vector<CompleteStep> out;
   for (const int64_t step : steps_in(run)) {
     try {
       std::string folder = folder_of(run, step);
@@ -61,10 +61,10 @@ std::vector<Step> complete_steps(const std::string& run) {
   return out;
 }
 
-std::set<int64_t> kept(const std::vector<Step>& steps, const CheckpointConfig& config) {
+std::set<int64_t> kept(const std::vector<CompleteStep>& steps, const CheckpointConfig& config) {
   std::set<int64_t> out;
   int64_t good = 0, bad = 0;
-  std::vector<const Step*> scored;
+  std::vector<const CompleteStep*> scored;
   for (auto it = steps.rbegin(); it != steps.rend(); ++it) {
     if (it->manifest.bad ? bad++ == 0 : good++ < config.keep || config.keep == 0) {
       out.insert(it->step);
@@ -74,7 +74,7 @@ std::set<int64_t> kept(const std::vector<Step>& steps, const CheckpointConfig& c
     if (it->manifest.score) scored.push_back(&*it);
   }
   // Of equal scores the newest, which comes first.
-  std::ranges::stable_sort(scored, {}, [](const Step* s) { return *s->manifest.score; });
+  std::ranges::stable_sort(scored, {}, [](const CompleteStep* s) { return *s->manifest.score; });
   for (size_t i = 0; i < scored.size() && static_cast<int64_t>(i) < config.keep_best; ++i) {
     out.insert(scored[i]->step);
   }
@@ -161,10 +161,10 @@ std::vector<int64_t> prune(Fs& fs, const Faults& faults, const CheckpointConfig&
                            int64_t just_written,
                            const std::function<void(const std::string&)>& note) {
   faults.at("prune", just_written);
-  const std::vector<Step> steps = complete_steps(config.dir);
+  const std::vector<CompleteStep> steps = complete_steps(config.dir);
   const std::set<int64_t> keep = kept(steps, config);
   std::vector<int64_t> removed;
-  for (const Step& step : steps) {
+  for (const CompleteStep& step : steps) {
     if (keep.contains(step.step) || step.step == just_written) continue;
     try {
       remove_published(fs, step.folder);
@@ -184,7 +184,7 @@ std::string new_run_id() {
 
 std::vector<std::string> set_aside_later(Fs& fs, const std::string& run, int64_t step) {
   std::vector<std::string> lines;
-  for (const Step& later : complete_steps(run)) {
+  for (const CompleteStep& later : complete_steps(run)) {
     if (later.step <= step || later.manifest.bad) continue;
     std::string to = later.folder + ".aside";
     for (int n = 2; is_taken(to); ++n) to = later.folder + ".aside" + std::to_string(n);

@@ -19,10 +19,10 @@ struct RankShards {
   static void visit(auto& r, auto&& f) { f("shards", r.shards); }
 };
 
-class Step {
+class OpenStep {
  public:
-  Step(const SaveTools& tools, const CheckpointConfig& config, const std::string& run_id,
-       const SaveInfo& info)
+  OpenStep(const SaveTools& tools, const CheckpointConfig& config, const std::string& run_id,
+           const SaveInfo& info)
       : tools_(tools), config_(config), run_id_(run_id), info_(info) {}
 
   // Rank 0 decides where to, or that there is nothing to do; returns why, or nothing.
@@ -38,7 +38,7 @@ class Step {
     return {};
   }
 
-  void write(const std::vector<Piece>& pieces, SaveResult& result) {
+  void write(const std::vector<ShardPiece>& pieces, SaveResult& result) {
     const ShardTask task{.folder = staging_,
                          .rank = tools_.peers.rank,
                          .run = run_id_,
@@ -140,8 +140,8 @@ class Step {
 }  // namespace
 
 void save_step(const SaveTools& tools, const CheckpointConfig& config, const std::string& run_id,
-               const SaveInfo& info, const std::vector<Piece>& pieces, SaveResult& result) {
-  Step step(tools, config, run_id, info);
+               const SaveInfo& info, const std::vector<ShardPiece>& pieces, SaveResult& result) {
+  OpenStep step(tools, config, run_id, info);
   result.bytes = 0;
   result.folder = config.dir + '/' + step_name(info.step);
   result.skipped = step.begin();

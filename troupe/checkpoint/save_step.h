@@ -46,6 +46,6 @@ struct SaveTools {
 
 // `pieces`: what this rank writes. Fills the result's `skipped`, `bad` and `bytes`.
 void save_step(const SaveTools& tools, const CheckpointConfig& config, const std::string& run_id,
-               const SaveInfo& info, const std::vector<Piece>& pieces, SaveResult& result);
+               const SaveInfo& info, const std::vector<ShardPiece>& pieces, SaveResult& result);
 
 }  // namespace troupe

@@ -54,7 +54,7 @@ struct RankState {
   }
   std::vector<float> all;
   int64_t count;
-  std::vector<Piece> pieces;
+  std::vector<ShardPiece> pieces;
 };
 
 class Save : public ::testing::Test {
@@ -154,7 +154,7 @@ TEST_F(Save, ABoxThatTwoRanksWriteOrNobodyIsNotPublished) {
     SaveResult result;
     const Log log;
     const SaveInfo info{.step = 1};
-    const auto pieces = std::vector<Piece>{twice.pieces[0]};
+    const auto pieces = std::vector<ShardPiece>{twice.pieces[0]};
     const Error e = error_of([&] {
       save_step({fs_, kNone, peers, log, nullptr}, config_, "run", info, pieces, result);
     });

@@ -39,8 +39,8 @@ void wait_for_device(const at::Tensor& of) {
 class Snapshot {
  public:
   // Without `copy`, tensors on the CPU are written from where they are.
-  std::vector<Piece> take(const CheckpointState& state, bool copy) {
-    std::vector<Piece> out;
+  std::vector<ShardPiece> take(const CheckpointState& state, bool copy) {
+    std::vector<ShardPiece> out;
     size_t i = 0;
     std::set<c10::DeviceIndex> devices;
     at::Tensor last;
@@ -57,7 +57,7 @@ class Snapshot {
       for (at::Tensor* const x : {&live.value, &live.low, &live.scales}) {
         if (x->defined()) *x = host(*x);
       }
-      out.push_back(part.in_place() ? Piece{part.tensor, bytes_of(live.value)}
+      out.push_back(part.in_place() ? ShardPiece{part.tensor, bytes_of(live.value)}
                                     : made(part.tensor, std::move(live)));
     }
     if (last.defined()) wait_for_device(last);
@@ -66,8 +66,8 @@ class Snapshot {
 
  private:
   // The f32 numbers are made as they are written: no memory for all of them.
-  static Piece made(const TensorBox& tensor, Live live) {
-    Piece out{tensor};
+  static ShardPiece made(const TensorBox& tensor, Live live) {
+    ShardPiece out{tensor};
     out.make = [live = std::move(live)](const WriteBytes& write) {
       const auto n = static_cast<size_t>(live.value.numel());
       std::vector<float> piece(std::min(n, kMade));
@@ -180,7 +180,7 @@ class Saver::Impl {
  private:
   struct Task {
     SaveInfo info;
-    std::vector<Piece> pieces;
+    std::vector<ShardPiece> pieces;
   };
 
   void take_folder() {

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kLeastShard = int64_t{64} << 20;
 // Hashed and written while still in the cache: one pass over memory, and not two.
-constexpr size_t kChunk = size_t{1} << 20;
+constexpr size_t kHashedAtOnce = size_t{1} << 20;
 
 std::string shard_name(int rank, size_t number) {
   char name[40];
@@ -24,17 +24,17 @@ std::string shard_name(int rank, size_t number) {
 }
 
 // Consecutive names stay together; shards have about equal bytes.
-std::vector<std::vector<Piece>> divide(std::vector<Piece> pieces, int threads) {
-  std::ranges::sort(pieces, [](const Piece& a, const Piece& b) {
+std::vector<std::vector<ShardPiece>> divide(std::vector<ShardPiece> pieces, int threads) {
+  std::ranges::sort(pieces, [](const ShardPiece& a, const ShardPiece& b) {
     return stored_name(a.tensor) < stored_name(b.tensor);
   });
   const int64_t total =
       std::transform_reduce(pieces.begin(), pieces.end(), int64_t{0}, std::plus<>(),
-                            [](const Piece& p) { return p.tensor.bytes(); });
+                            [](const ShardPiece& p) { return p.tensor.bytes(); });
   const int64_t each = std::max(kLeastShard, (total + threads - 1) / std::max(threads, 1));
-  std::vector<std::vector<Piece>> out;
+  std::vector<std::vector<ShardPiece>> out;
   int64_t filled = each;
-  for (Piece& piece : pieces) {
+  for (ShardPiece& piece : pieces) {
     if (filled >= each) out.emplace_back(), filled = 0;
     filled += piece.tensor.bytes();
     out.back().push_back(std::move(piece));
@@ -52,12 +52,12 @@ void check_fault(const Faults& faults, const char* point, const std::string& pat
 
 class ShardFile {
  public:
-  ShardFile(Fs& fs, const ShardTask& task, std::string name, std::vector<Piece> pieces)
+  ShardFile(Fs& fs, const ShardTask& task, std::string name, std::vector<ShardPiece> pieces)
       : fs_(fs), task_(task), name_(std::move(name)), pieces_(std::move(pieces)) {}
 
   ShardInfo write() {
     std::vector<SafetensorsEntry> entries;
-    for (const Piece& p : pieces_) {
+    for (const ShardPiece& p : pieces_) {
       entries.push_back({stored_name(p.tensor), p.tensor.element, p.tensor.box.size});
     }
     const SafetensorsLayout layout = layout_safetensors(
@@ -69,7 +69,7 @@ class ShardFile {
     NewFile file(fs_, task_.folder + '/' + info.file);
     std::string index;
     write_safetensors(file, layout, [&](const SafetensorsEntry& entry, const WriteBytes& write) {
-      const Piece& piece = piece_of(entry.name);
+      const ShardPiece& piece = piece_of(entry.name);
       index += to_json(StoredTensor{piece.tensor, hex(write_piece(piece, write, info.unsound))});
     });
     info.bytes = file.size();
@@ -86,12 +86,12 @@ class ShardFile {
 
  private:
   // divide() has sorted them by this name.
-  const Piece& piece_of(const std::string& name) const {
+  const ShardPiece& piece_of(const std::string& name) const {
     return *std::ranges::lower_bound(pieces_, name, {},
-                                     [](const Piece& p) { return stored_name(p.tensor); });
+                                     [](const ShardPiece& p) { return stored_name(p.tensor); });
   }
 
-  uint64_t write_piece(const Piece& piece, const WriteBytes& write, int64_t& unsound) const {
+  uint64_t write_piece(const ShardPiece& piece, const WriteBytes& write, int64_t& unsound) const {
     Hasher hasher;
     const auto take = [&](std::span<const std::byte> chunk) {
       if (task_.abandon != nullptr && task_.abandon->load()) throw Abandoned();
@@ -102,8 +102,8 @@ class ShardFile {
       write(chunk);
     };
     if (piece.make) piece.make(take);
-    for (size_t at = 0; at < piece.bytes.size(); at += kChunk) {
-      take(piece.bytes.subspan(at, std::min(kChunk, piece.bytes.size() - at)));
+    for (size_t at = 0; at < piece.bytes.size(); at += kHashedAtOnce) {
+      take(piece.bytes.subspan(at, std::min(kHashedAtOnce, piece.bytes.size() - at)));
     }
     return hasher.digest64();
   }
@@ -111,12 +111,12 @@ class ShardFile {
   Fs& fs_;
   const ShardTask& task_;
   const std::string name_;
-  const std::vector<Piece> pieces_;
+  const std::vector<ShardPiece> pieces_;
 };
 
-void check_pieces(const std::vector<Piece>& pieces) {
+void check_pieces(const std::vector<ShardPiece>& pieces) {
   std::vector<std::string> names;
-  for (const Piece& p : pieces) {
+  for (const ShardPiece& p : pieces) {
     validate(p.tensor.box);
     TROUPE_CHECK(p.make || static_cast<int64_t>(p.bytes.size()) == p.tensor.bytes(), p.tensor.name,
                  "has", p.bytes.size(), "bytes, its box needs", p.tensor.bytes());
@@ -130,7 +130,7 @@ void check_pieces(const std::vector<Piece>& pieces) {
 }  // namespace
 
 std::vector<ShardInfo> write_shards(Fs& fs, const Faults& faults, const ShardTask& task,
-                                    std::vector<Piece> pieces) {
+                                    std::vector<ShardPiece> pieces) {
   check_pieces(pieces);
   const auto shards = divide(std::move(pieces), task.threads);
   std::vector<ShardInfo> out(shards.size());

@@ -16,7 +16,7 @@
 
 namespace troupe {
 
-struct Piece {
+struct ShardPiece {
   TensorBox tensor;
   std::span<const std::byte> bytes = {};  // tensor.bytes() of them, row-major
   // In place of `bytes`: gives them when they are written, in pieces of whole elements.
@@ -37,6 +37,6 @@ struct Abandoned {};  // thrown where the caller asked for it
 // Every file is finished (synced) on return. A name that stands twice is E9001. Throws the first
 // fault; the folder is then the caller's to remove.
 std::vector<ShardInfo> write_shards(Fs& fs, const Faults& faults, const ShardTask& task,
-                                    std::vector<Piece> pieces);
+                                    std::vector<ShardPiece> pieces);
 
 }  // namespace troupe

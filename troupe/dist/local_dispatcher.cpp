@@ -9,6 +9,7 @@
 #include "troupe/dist/owner_table.h"
 #include "troupe/dist/rank_plan.h"
 #include "troupe/ops/routing_plan.h"
+#include "troupe/ops/view.h"
 
 namespace troupe {
 namespace {
@@ -120,7 +121,7 @@ class VirtualRanksDispatcher : public LocalDispatcher {
   // [W T, X] to [T, X]: the ranks' parts in rank order, in f32, rounded once.
   at::Tensor sum(const at::Tensor& x) const {
     if (!x.defined()) return x;
-    const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const auto wide = wide_type(x);
     const auto parts = x.reshape({placement_.ranks(), -1, x.size(1)}).unbind();
     at::Tensor total = parts[0].to(wide);
     for (size_t w = 1; w < parts.size(); ++w) total = total + parts[w];

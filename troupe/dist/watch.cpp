@@ -54,7 +54,7 @@ struct Beat {
   bool waiting = false;  // for other ranks
 };
 
-std::string to_text(const Beat& b) {
+std::string beat_text(const Beat& b) {
   std::ostringstream os;
   os.precision(17);
   os << b.count << ' ' << b.time << ' ' << b.doing.done << ' ' << static_cast<int>(b.doing.phase)
@@ -166,11 +166,11 @@ void Watch::State::beat() {
   const Doing doing = self.pulse->now();
   try {
     board->post("beat/" + std::to_string(self.rank),
-                to_text(Beat{.count = ++count,
-                             .time = unix_seconds(),
-                             .doing = doing,
-                             .age = static_cast<double>(steady_now() - doing.since) * 1e-9,
-                             .waiting = self.pulse->waiting()}));
+                beat_text(Beat{.count = ++count,
+                               .time = unix_seconds(),
+                               .doing = doing,
+                               .age = static_cast<double>(steady_now() - doing.since) * 1e-9,
+                               .waiting = self.pulse->waiting()}));
   } catch (const Error&) {  // it is gone: what the run does next says so
   }
 }

@@ -13,15 +13,16 @@
 #include <limits>
 
 #include "troupe/core/check.h"
+#include "troupe/ops/view.h"
 
 namespace troupe {
 namespace {
 
-constexpr const char* kPlace = "model.moe";
+constexpr const char* kExpertsPlace = "model.moe";
 
 template <class... What>
 void require(bool holds, const What&... what) {
-  if (!holds) fail(Code::kBadValue, kPlace, what...);
+  if (!holds) fail(Code::kBadValue, kExpertsPlace, what...);
 }
 
 bool bits_known(int64_t bits) {
@@ -165,7 +166,7 @@ ExpertsOutput Experts::forward(const ExpertRows& given) const {
 
 at::Tensor dense_ffn(const at::Tensor& x_TD, const ExpertWeights& weights,
                      const FfnOptions& options) {
-  const auto wide = x_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto wide = wide_type(x_TD);
   const at::Tensor ones =
       at::ones({x_TD.size(0), 1}, x_TD.options().dtype(wide).requires_grad(false));
   return moe_ffn(x_TD, ones, dense_plan(x_TD), weights, options);

@@ -5,13 +5,14 @@
 
 #include "troupe/nn/experts.h"
 #include "troupe/nn/ffn_units.h"
+#include "troupe/ops/view.h"
 
 namespace troupe {
 
 at::Tensor loop_ffn(const ExpertRows& rows, const ExpertWeights& w, const FfnOptions& o) {
   const Plan& plan = rows.plan;
   const at::Tensor offset = plan.expert_offset.cpu(), x = rows.source_SD;
-  const at::ScalarType wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::ScalarType wide = wide_type(x);
   const bool gated = w.w1.size(1) != w.w2.size(2);
   const auto at = [&](int64_t e) { return offset.const_data_ptr<int32_t>()[e]; };
   const at::Tensor slots = plan.row_slot.to(at::kLong), sources = plan.row_src.to(at::kLong);

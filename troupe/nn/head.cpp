@@ -12,6 +12,7 @@
 #include "troupe/core/check.h"
 #include "troupe/nn/head_rows.h"
 #include "troupe/ops/cross_entropy.h"
+#include "troupe/ops/view.h"
 
 namespace troupe {
 namespace {
@@ -64,7 +65,7 @@ at::Tensor Head::loss(const at::Tensor& x_BSD, const Targets& t, const at::Tenso
   options.z_loss = z_loss_;
   options.ignore = kIgnore;
   if (t.weights_BS.defined()) {
-    const auto wide = x_BSD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const auto wide = wide_type(x_BSD);
     options.weight_T = t.weights_BS.reshape({-1}).to(wide);
   }
   return linear_cross_entropy(x_BSD.flatten(0, 1), table, t.labels_BS.reshape({-1}), options,

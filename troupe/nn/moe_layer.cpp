@@ -13,7 +13,7 @@
 namespace troupe {
 namespace {
 
-constexpr const char* kPlace = "model.moe";
+constexpr const char* kMoePlace = "model.moe";
 
 ExpertsShape experts_shape(const MoeConfig& c, const MoeShape& s, const Dispatcher& d) {
   ExpertsShape shape{
@@ -41,15 +41,15 @@ void validate(const MoeConfig& c, const MoeShape& s) {
   validate(RouterShape{s.width, c.experts, c.top_k});
   validate(c.ffn, c.top_k);
   if (c.latent < 0 || c.shared.experts < 0 || c.shared.hidden < 0) {
-    fail(Code::kBadValue, kPlace, "latent is", c.latent, ", shared.experts is", c.shared.experts,
+    fail(Code::kBadValue, kMoePlace, "latent is", c.latent, ", shared.experts is", c.shared.experts,
          ", shared.hidden is", c.shared.hidden, "; none may be below 0");
   }
   if (c.table_layers < 0 || c.table_layers > s.moe_layers) {
-    fail(Code::kBadValue, kPlace, "table_layers is", c.table_layers, "of", s.moe_layers,
+    fail(Code::kBadValue, kMoePlace, "table_layers is", c.table_layers, "of", s.moe_layers,
          "MoE layers");
   }
   if (c.return_bias && !c.output_bias) {
-    fail(Code::kBadValue, kPlace, "return_bias needs output_bias");
+    fail(Code::kBadValue, kMoePlace, "return_bias needs output_bias");
   }
 }
 

@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "troupe/core/check.h"
+#include "troupe/ops/view.h"
 
 namespace troupe {
 namespace {
@@ -94,7 +95,7 @@ double rope_softmax_factor(const RopeConfig& c) {
 }
 
 const RotaryTables& Rope::tables(int64_t positions, const at::Tensor& x) {
-  const auto type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto type = wide_type(x);
   const at::Tensor& cos = tables_.cos;
   if (cos.defined() && cos.size(0) >= positions && cos.device() == x.device() &&
       cos.scalar_type() == type) {

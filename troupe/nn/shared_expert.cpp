@@ -5,6 +5,7 @@
 #include <ATen/ops/sigmoid.h>
 
 #include "troupe/core/check.h"
+#include "troupe/ops/view.h"
 
 namespace troupe {
 
@@ -23,7 +24,7 @@ at::Tensor SharedExpert::forward(const at::Tensor& x_TD) const {
       dense_ffn(x_TD, {w1.value.unsqueeze(0), std::nullopt, w2.value.unsqueeze(0), std::nullopt},
                 ffn_.options());
   if (!gate) return y;
-  const auto wide = x_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto wide = wide_type(x_TD);
   const at::Tensor open_T1 = at::sigmoid(at::matmul(x_TD.to(wide), gate->value.to(wide).t()));
   return (y * open_T1).to(y.scalar_type());
 }

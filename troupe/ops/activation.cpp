@@ -32,10 +32,6 @@ at::Tensor output(at::IntArrayRef sizes, const at::Tensor& like, const Optional&
                                    : at::empty(sizes, like.options());
 }
 
-MatRef score_view(const Optional& score) {
-  return score.has_value() ? view(score->unsqueeze(1), "activation: score") : MatRef{};
-}
-
 int64_t experts_of(const Optional& expert_offset) {
   return expert_offset.has_value() ? expert_offset->numel() - 1 : 0;
 }
@@ -45,8 +41,7 @@ void check_rows(const at::Tensor& h, const Optional& score, const Optional& expe
   if (score.has_value()) {
     check_sizes(*score, {h.size(-1) == 0 ? 0 : h.numel() / h.size(-1)}, "activation: score");
     check_same_device(*score, h, "activation: score");
-    check_dtype(*score, h.scalar_type() == at::kDouble ? at::kDouble : at::kFloat,
-                "activation: score");
+    check_dtype(*score, wide_type(h), "activation: score");
   }
   if (!expert_offset.has_value()) return;
   check_sizes(*expert_offset, {-1}, "activation: expert_offset");
@@ -73,7 +68,7 @@ at::Tensor activation_device(const at::Tensor& h, const Optional& score,
   const Activation args{
       .h = view(rows, "activation: h"),
       .u = mut_view(u_rows, "activation: u"),
-      .score = score_view(score),
+      .score = column(score, "activation: score"),
       .expert_offset = ptr_or_null<const int32_t>(expert_offset, "activation: expert_offset"),
       .num_experts = experts_of(expert_offset),
       .kind = kind_of(kind, limits)};
@@ -101,7 +96,7 @@ Two activation_backward_device(const at::Tensor& grad_u, const at::Tensor& h, co
       .h = view(h_rows, "activation_backward: h"),
       .grad_u = view(grad_rows, "activation_backward: grad_u"),
       .grad_h = mut_view(grad_h, "activation_backward: grad_h"),
-      .score = score_view(score),
+      .score = column(score, "activation: score"),
       .grad_score =
           score.has_value() ? mut_view(grad_score, "activation_backward: grad_score") : MutRef{},
       .expert_offset = ptr_or_null<const int32_t>(expert_offset, "activation: expert_offset"),
@@ -122,9 +117,6 @@ at::Tensor activation_op(const at::Tensor& h, const Optional& score, const Optio
           .outputs = {u},
           .saved = {h, score.value_or(at::Tensor()), expert_offset.value_or(at::Tensor())},
           .backward = [kind, limits = limits.vec()](const Gradients& g) -> TensorList {
-            const auto given = [](const at::Tensor& t) {
-              return t.defined() ? Optional(t) : Optional();
-            };
             const auto [grad_h, grad_score] = backward(g.outputs[0], g.saved[0], given(g.saved[1]),
                                                        given(g.saved[2]), kind, limits);
             return {g.needs[0] ? grad_h : at::Tensor(), g.needs[1] ? grad_score : at::Tensor()};

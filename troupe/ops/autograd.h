@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 namespace troupe {
@@ -27,6 +28,11 @@ struct Gradients {
   // Nobody reads the graph's own tensors in `saved` again: they may be overwritten.
   bool last = false;
 };
+
+// A saved tensor as the optional argument that it was.
+inline std::optional<at::Tensor> given(const at::Tensor& saved) {
+  return saved.defined() ? std::optional(saved) : std::nullopt;
+}
 
 // Returns one tensor for each recorded input, undefined where not needed or not differentiable.
 using BackwardFn = std::function<TensorList(const Gradients&)>;

@@ -24,8 +24,7 @@ at::Tensor combine_meta(const at::Tensor& y_RD, const Optional& weights_TK,
   const int64_t T = plan.slot_row.size(0), K = plan.slot_row.size(1), D = y_RD.size(1);
   if (weights_TK.has_value()) {
     check_sizes(*weights_TK, {T, K}, "combine: weights");
-    check_dtype(*weights_TK, y_RD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat,
-                "combine: weights");
+    check_dtype(*weights_TK, wide_type(y_RD), "combine: weights");
     check_same_device(*weights_TK, y_RD, "combine: weights");
   }
   if (addend_TD.has_value()) {

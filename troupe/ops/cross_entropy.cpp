@@ -25,10 +25,6 @@ namespace {
 using Optional = std::optional<at::Tensor>;
 using Two = std::tuple<at::Tensor, at::Tensor>;
 
-at::ScalarType wide_type(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 void check(const at::Tensor& logits, const at::Tensor& target, const Optional& weight) {
   check_sizes(logits, {-1, -1}, "cross_entropy: logits");
   check_sizes(target, {logits.size(0)}, "cross_entropy: target");
@@ -38,10 +34,6 @@ void check(const at::Tensor& logits, const at::Tensor& target, const Optional& w
   check_sizes(*weight, {logits.size(0)}, "cross_entropy: weight");
   check_dtype(*weight, wide_type(logits), "cross_entropy: weight");
   check_same_device(*weight, logits, "cross_entropy: weight");
-}
-
-MatRef column(const at::Tensor& x, const char* name) {
-  return view(x.unsqueeze(1), name);
 }
 
 Two cross_entropy_meta(const at::Tensor& logits, const at::Tensor& target, const Optional& weight,
@@ -56,14 +48,13 @@ Two cross_entropy_device(const at::Tensor& logits, const at::Tensor& target, con
   Two out = cross_entropy_meta(logits, target, weight, z_loss, ignore);
   const at::Tensor x = rowwise(logits), words = target.contiguous();
   const at::Tensor loss = std::get<0>(out).unsqueeze(1), lse = std::get<1>(out).unsqueeze(1);
-  const CrossEntropy args{
-      .logits = view(x, "cross_entropy: logits"),
-      .target = ptr<const int64_t>(words, "cross_entropy: target"),
-      .loss = mut_view(loss, "cross_entropy: loss"),
-      .lse = mut_view(lse, "cross_entropy: lse"),
-      .weight = weight.has_value() ? column(*weight, "cross_entropy: weight") : MatRef{},
-      .z_loss = static_cast<float>(z_loss),
-      .ignore = ignore};
+  const CrossEntropy args{.logits = view(x, "cross_entropy: logits"),
+                          .target = ptr<const int64_t>(words, "cross_entropy: target"),
+                          .loss = mut_view(loss, "cross_entropy: loss"),
+                          .lse = mut_view(lse, "cross_entropy: lse"),
+                          .weight = column(weight, "cross_entropy: weight"),
+                          .z_loss = static_cast<float>(z_loss),
+                          .ignore = ignore};
   run(x.device(), args, cross_entropy_cpu, &CudaKernels::cross_entropy);
   return out;
 }
@@ -95,7 +86,7 @@ void gradient_into(const at::Tensor& grad_logits, const at::Tensor& grad_loss, a
       .lse = view(lse, "cross_entropy_backward: lse"),
       .grad_loss = grad_view,
       .grad_logits = mut_view(grad_logits, "cross_entropy_backward: grad_logits"),
-      .weight = weight.has_value() ? column(*weight, "cross_entropy_backward: weight") : MatRef{},
+      .weight = column(weight, "cross_entropy_backward: weight"),
       .z_loss = static_cast<float>(z_loss),
       .ignore = ignore};
   run(x.device(), args, cross_entropy_backward_cpu, &CudaKernels::cross_entropy_backward);
@@ -106,10 +97,6 @@ at::Tensor cross_entropy_backward_device(const at::Tensor& grad_loss, at::Tensor
   at::Tensor grad = cross_entropy_backward_meta(grad_loss, saved, weight, z_loss, ignore);
   gradient_into(grad, grad_loss, saved, weight, z_loss, ignore);
   return grad;
-}
-
-Optional given(const at::Tensor& x) {
-  return x.defined() ? Optional(x) : Optional();
 }
 
 Two cross_entropy_op(const at::Tensor& logits, const at::Tensor& target, const Optional& weight,

@@ -80,7 +80,7 @@ at::Tensor weights_of(const at::Tensor& weights, const at::Tensor& x, const Plan
                "slots; it has", weights.numel());
   TROUPE_CHECK(weights.is_floating_point(), "scatter: weights must be of a float type; it is",
                weights.scalar_type());
-  const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto wide = wide_type(x);
   return weights.reshape(plan.slot_row.sizes()).to(wide);
 }
 

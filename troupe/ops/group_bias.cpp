@@ -16,10 +16,6 @@ namespace {
 using Optional = std::optional<at::Tensor>;
 using Two = std::tuple<at::Tensor, at::Tensor>;
 
-at::ScalarType wide_type(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 void check(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& expert_offset,
            const Optional& score) {
   check_sizes(x, {-1, -1}, "group_bias: x");
@@ -32,10 +28,6 @@ void check(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& expert
   check_sizes(*score, {x.size(0)}, "group_bias: score");
   check_dtype(*score, wide_type(x), "group_bias: score");
   check_same_device(*score, x, "group_bias: score");
-}
-
-MatRef score_view(const Optional& score) {
-  return score.has_value() ? view(score->unsqueeze(1), "group_bias: score") : MatRef{};
 }
 
 at::Tensor group_bias_meta(const at::Tensor& x, const at::Tensor& bias,
@@ -54,7 +46,7 @@ at::Tensor group_bias_device(const at::Tensor& x, const at::Tensor& bias,
       .bias = view(b, "group_bias: bias"),
       .y = mut_view(y, "group_bias: y"),
       .expert_offset = ptr<const int32_t>(expert_offset, "group_bias: expert_offset"),
-      .score = score_view(score)};
+      .score = column(score, "group_bias: score")};
   run(x.device(), args, group_bias_cpu, &CudaKernels::group_bias);
   return y;
 }
@@ -77,7 +69,7 @@ Two group_bias_backward_device(const at::Tensor& grad_y, const at::Tensor& bias,
       .grad_y = view(grad, "group_bias_backward: grad_y"),
       .grad_bias = mut_view(std::get<0>(out), "group_bias_backward: grad_bias"),
       .expert_offset = ptr<const int32_t>(expert_offset, "group_bias_backward: expert_offset"),
-      .score = score_view(score),
+      .score = column(score, "group_bias: score"),
       .bias = score.has_value() ? view(b, "group_bias_backward: bias") : MatRef{},
       .grad_score =
           score.has_value() ? mut_view(grad_score, "group_bias_backward: grad_score") : MutRef{}};

@@ -50,8 +50,7 @@ void check_experts(const at::Tensor& x, const ExpertWeights& e) {
 
 void check_routing(const at::Tensor& x, const at::Tensor& weights, const Plan& p, int64_t E) {
   check_sizes(weights, {x.size(0), -1}, "moe_ffn: weights");
-  check_dtype(weights, x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat,
-              "moe_ffn: weights");
+  check_dtype(weights, wide_type(x), "moe_ffn: weights");
   check_same_device(weights, x, "moe_ffn: weights");
   check_plan(p, x, "moe_ffn");
   check_sizes(p.expert_offset, {E + 1}, "moe_ffn: the plan's expert_offset");
@@ -227,9 +226,6 @@ TensorList backward(const Gradients& g, const FfnOptions& o, at::IntArrayRef x_s
       raw_op<decltype(moe_ffn_backward_over_device)>("troupe::moe_ffn_backward_");
   static const auto again = raw_op<decltype(moe_ffn_hidden_device)>("troupe::moe_ffn_hidden");
   const auto& s = g.saved;
-  const auto given = [](const at::Tensor& t) {
-    return t.defined() ? std::optional<at::Tensor>(t) : std::nullopt;
-  };
   const Experts experts({s[1], given(s[2]), s[3], given(s[4])});
   const TensorList plan(s.begin() + 5, s.begin() + kFixed);
   size_t at = kFixed;

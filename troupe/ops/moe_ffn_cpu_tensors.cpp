@@ -10,13 +10,9 @@
 namespace troupe {
 namespace {
 
-at::ScalarType compute_type(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 // A call's operands, dense and in the type that is computed in.
 struct Operands {
-  explicit Operands(const FfnCall& call) : type(compute_type(call.x)) {
+  explicit Operands(const FfnCall& call) : type(wide_type(call.x)) {
     x = dense(call.x);
     weights = dense(call.weights);
     w1 = dense(call.experts.w1);

@@ -16,18 +16,10 @@ using Optional = std::optional<at::Tensor>;
 using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using Four = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;  // y, sum, mean, rstd
 
-at::ScalarType wide_type(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 void check_parameter(const at::Tensor& p, const at::Tensor& x, const char* name) {
   check_sizes(p, {x.size(-1)}, name);
   check_dtype(p, x.scalar_type(), name);
   check_same_device(p, x, name);
-}
-
-Optional given(const at::Tensor& x) {
-  return x.defined() ? Optional(x) : Optional();
 }
 
 // `sum` is empty without a residual, `mean` unless LayerNorm.

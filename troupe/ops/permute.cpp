@@ -22,8 +22,7 @@ at::Tensor permute_meta(const at::Tensor& x_TD, const Weights& weights_TK, at::T
   check_sizes(x_TD, {plan.slot_row.size(0), -1}, "permute: x");
   if (weights_TK.has_value()) {
     check_sizes(*weights_TK, {x_TD.size(0), plan.slot_row.size(1)}, "permute: weights");
-    check_dtype(*weights_TK, x_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat,
-                "permute: weights");
+    check_dtype(*weights_TK, wide_type(x_TD), "permute: weights");
     check_same_device(*weights_TK, x_TD, "permute: weights");
   }
   return at::empty({plan.row_src.size(0), x_TD.size(1)}, x_TD.options());

@@ -11,15 +11,15 @@
 namespace troupe {
 namespace {
 
-using Out = std::tuple<at::Tensor, at::Tensor>;
+using Sorted = std::tuple<at::Tensor, at::Tensor>;
 
-Out sort_meta(const at::Tensor& x, std::optional<int64_t> /*end_bit*/) {
+Sorted sort_meta(const at::Tensor& x, std::optional<int64_t> /*end_bit*/) {
   check_sizes(x, {-1}, "sort: x");
   return {at::empty(x.sizes(), x.options()), at::empty(x.sizes(), x.options().dtype(at::kInt))};
 }
 
-Out sort_device(const at::Tensor& x_in, std::optional<int64_t> end_bit) {
-  Out out = sort_meta(x_in, end_bit);
+Sorted sort_device(const at::Tensor& x_in, std::optional<int64_t> end_bit) {
+  Sorted out = sort_meta(x_in, end_bit);
   const at::Tensor x = x_in.contiguous();
   RadixSort args{.x = int_view(x, "sort: x"),
                  .end_bit = static_cast<int>(end_bit.value_or(8 * x.element_size())),
@@ -33,7 +33,7 @@ Out sort_device(const at::Tensor& x_in, std::optional<int64_t> end_bit) {
 
 }  // namespace
 
-Out radix_sort(const at::Tensor& x, std::optional<int64_t> end_bit) {
+Sorted radix_sort(const at::Tensor& x, std::optional<int64_t> end_bit) {
   static const auto op = raw_op<decltype(sort_device)>("troupe::sort");
   return op(x, end_bit);
 }

@@ -15,7 +15,7 @@ using Optional = std::optional<at::Tensor>;
 
 void check_table(const at::Tensor& table, const at::Tensor& x, const char* name) {
   check_sizes(table, {-1, -1}, name);
-  check_dtype(table, x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat, name);
+  check_dtype(table, wide_type(x), name);
   check_same_device(table, x, name);
 }
 

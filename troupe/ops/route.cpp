@@ -48,10 +48,6 @@ RouteRule unpack_rule(Ints rule, Floats factors) {
           .group_best = rule[5]};
 }
 
-at::ScalarType float_type(const at::Tensor& logits) {
-  return logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 at::Tensor extra(const Extras& extras, size_t i) {
   TROUPE_CHECK(extras.size() == 4, "route: extras must be [bias, beta, valid, given_ids]; it has",
                extras.size());
@@ -77,7 +73,7 @@ std::vector<at::Tensor> route_meta(const at::Tensor& logits, const Extras& extra
   check(1, {E}, "route: beta");
   check(2, {T}, "route: valid");
   check(3, {T, r.choices}, "route: given_ids");
-  const auto floats = logits.options().dtype(float_type(logits));
+  const auto floats = logits.options().dtype(wide_type(logits));
   const auto longs = logits.options().dtype(at::kLong);
   const int64_t kept = rule[7] != 0 ? B : 0;
   return {at::empty({T, r.choices}, logits.options().dtype(at::kInt)),

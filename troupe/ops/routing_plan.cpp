@@ -11,7 +11,7 @@
 namespace troupe {
 namespace {
 
-using Out = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using PlanTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using WithTiles =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
@@ -26,7 +26,7 @@ PlanShape shape_of(const at::Tensor& ids, const PlanOptions& o, int64_t tile_hei
           .tile_height = tile_height};
 }
 
-Out empty_plan(const at::Tensor& ids_TK, const PlanShape& shape) {
+PlanTensors empty_plan(const at::Tensor& ids_TK, const PlanShape& shape) {
   const auto ints = ids_TK.options();
   const int64_t R = row_bound(shape), E = shape.experts;
   return {at::empty({E + 1}, ints), at::empty({R}, ints), at::empty({R}, ints),
@@ -38,7 +38,7 @@ PlanTiles empty_tiles(const at::Tensor& ids_TK, const PlanShape& shape) {
 }
 
 // Without tiles: an absent list.
-void fill(const at::Tensor& ids_TK, const PlanShape& shape, const Out& out,
+void fill(const at::Tensor& ids_TK, const PlanShape& shape, const PlanTensors& out,
           const PlanTiles& tiles) {
   const at::Tensor ids = ids_TK.contiguous();
   RoutingPlan args{.shape = shape,
@@ -57,15 +57,15 @@ void fill(const at::Tensor& ids_TK, const PlanShape& shape, const Out& out,
   run(ids.device(), args, routing_plan_cpu, &CudaKernels::routing_plan);
 }
 
-Out routing_plan_meta(const at::Tensor& ids_TK, int64_t experts, int64_t alignment,
-                      int64_t capacity) {
+PlanTensors routing_plan_meta(const at::Tensor& ids_TK, int64_t experts, int64_t alignment,
+                              int64_t capacity) {
   return empty_plan(ids_TK, shape_of(ids_TK, {experts, alignment, capacity}, 0));
 }
 
-Out routing_plan_device(const at::Tensor& ids_TK, int64_t experts, int64_t alignment,
-                        int64_t capacity) {
+PlanTensors routing_plan_device(const at::Tensor& ids_TK, int64_t experts, int64_t alignment,
+                                int64_t capacity) {
   const PlanShape shape = shape_of(ids_TK, {experts, alignment, capacity}, 0);
-  const Out out = empty_plan(ids_TK, shape);
+  const PlanTensors out = empty_plan(ids_TK, shape);
   fill(ids_TK, shape, out, {});
   return out;
 }
@@ -85,7 +85,7 @@ WithTiles routing_plan_tiles_meta(const at::Tensor& ids_TK, int64_t experts, int
 WithTiles routing_plan_tiles_device(const at::Tensor& ids_TK, int64_t experts, int64_t height,
                                     int64_t alignment, int64_t capacity) {
   const PlanShape shape = tiled_shape(ids_TK, height, {experts, alignment, capacity});
-  const Out out = empty_plan(ids_TK, shape);
+  const PlanTensors out = empty_plan(ids_TK, shape);
   const PlanTiles tiles = empty_tiles(ids_TK, shape);
   fill(ids_TK, shape, out, tiles);
   return std::tuple_cat(out, std::make_tuple(tiles.list, tiles.count));

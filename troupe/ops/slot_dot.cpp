@@ -19,7 +19,7 @@ at::Tensor slot_dot_meta(const at::Tensor& rows_RD, const at::Tensor& x_TD,
   check_sizes(rows_RD, {plan.row_src.size(0), x_TD.size(1)}, "slot_dot: rows");
   check_dtype(rows_RD, x_TD.scalar_type(), "slot_dot: rows");
   check_same_device(rows_RD, x_TD, "slot_dot: rows");
-  const auto wide = x_TD.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto wide = wide_type(x_TD);
   return at::empty(plan.slot_row.sizes(), x_TD.options().dtype(wide));
 }
 

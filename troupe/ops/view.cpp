@@ -63,6 +63,10 @@ at::ScalarType scalar_type(Dtype dtype) {
   return at::kFloat;
 }
 
+at::ScalarType wide_type(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
 at::Tensor rowwise(const at::Tensor& x) {
   if (x.dim() == 2 && (x.size(1) <= 1 || x.stride(1) == 1) &&
       (x.size(0) <= 1 || x.stride(0) >= x.size(1))) {
@@ -76,6 +80,10 @@ at::Tensor rowwise(const at::Tensor& x) {
 MatRef view(const at::Tensor& x, const char* name) {
   check_matrix(x, name);
   return {x.const_data_ptr(), dtype_of_tensor(x, name), x.size(0), x.size(1), row_stride(x)};
+}
+
+MatRef column(const std::optional<at::Tensor>& x, const char* name) {
+  return x.has_value() ? view(x->unsqueeze(1), name) : MatRef{};
 }
 
 MutRef mut_view(const at::Tensor& x, const char* name) {

@@ -14,6 +14,8 @@ namespace troupe {
 
 Dtype dtype_of_tensor(const at::Tensor& x, const char* name);  // a float type of core/dtype.h
 at::ScalarType scalar_type(Dtype dtype);
+at::ScalarType wide_type(
+    const at::Tensor& x);  // that sums over x are kept in: f64 for f64, else f32
 
 // The argument as kernels want it: all dimensions but the last flattened into rows, columns
 // contiguous. `rowwise` returns x itself where that holds and a copy where it does not (x.t(),
@@ -22,6 +24,9 @@ at::Tensor rowwise(const at::Tensor& x);
 
 MatRef view(const at::Tensor& x, const char* name);      // a float matrix, read
 MutRef mut_view(const at::Tensor& x, const char* name);  // a float matrix, written
+
+// A vector as a matrix of one column; empty where it is not given.
+MatRef column(const std::optional<at::Tensor>& x, const char* name);
 
 template <class T>
 Mat<T> mat(const at::Tensor& x, const char* name);  // T: float, double, int32_t, int64_t, uint8_t

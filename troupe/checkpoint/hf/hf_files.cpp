@@ -186,15 +186,15 @@ at::ScalarType hf_scalar_type(const std::string& dtype) {
 namespace {
 
 // What a model has besides what their files hold: state of its routers, as a new run begins with.
-std::vector<Piece> state_pieces(const HfWeights& weights) {
-  std::vector<Piece> out;
+std::vector<ShardPiece> state_pieces(const HfWeights& weights) {
+  std::vector<ShardPiece> out;
   build_model(weights.config().model)->for_each_param(-1, [&](const std::string& name, Param& p) {
     if (p.group != Group::kState || weights.find(name) != nullptr) return;
     initialise(p, name, 0);
     CheckpointState state;
     state.add("model." + name, p);
     for (const CheckpointState::Part& part : state.parts()) {
-      Piece piece{part.tensor};
+      ShardPiece piece{part.tensor};
       piece.make = [value = part.value](const WriteBytes& write) { write(bytes_of(value)); };
       out.push_back(std::move(piece));
     }
@@ -223,10 +223,10 @@ ImportResult import_hf(const std::string& folder, const std::string& run, const 
   std::error_code error;  // one that is there is of an import that was killed
   stdfs::exists(run + "/hf", error) ? replace_directory(fs, kept, run + "/hf")
                                     : publish_directory(fs, kept, run + "/hf");
-  std::vector<Piece> pieces = state_pieces(weights);
+  std::vector<ShardPiece> pieces = state_pieces(weights);
   for (const HfTensor& ours : weights.table()) {
     const at::ScalarType type = type_of(ours);
-    Piece piece{{"model." + ours.name, element_of(type), Box::whole(ours.shape)}};
+    ShardPiece piece{{"model." + ours.name, element_of(type), Box::whole(ours.shape)}};
     piece.make = [&weights, &ours, type](const WriteBytes& write) {
       write(bytes_of(weights.read(ours).to(type)));
     };

@@ -14,7 +14,6 @@ namespace troupe {
 namespace {
 
 using Tokens = std::vector<std::string>;
-using Step = Decoder::Step;
 
 std::string joined_tokens(const Tokens& tokens) {
   std::string out;
@@ -53,7 +52,7 @@ void fall_back(Tokens& tokens) {
   tokens = std::move(out);
 }
 
-Step read_replace(const JsonNode& node) {
+Decoder::Step read_replace(const JsonNode& node) {
   node.only({"type", "pattern", "content"});
   const auto pattern = std::make_shared<Regex>(read_pattern(node.at("pattern")));
   return [pattern, by = node.text("content")](Tokens& tokens) {
@@ -71,7 +70,7 @@ Step read_replace(const JsonNode& node) {
 }
 
 // Takes up to `most` of a character from the front of each token.
-Step read_strip(const JsonNode& node) {
+Decoder::Step read_strip(const JsonNode& node) {
   node.only({"type", "content", "start", "stop"});
   const std::string content = node.text("content");
   if (content.empty() || utf8_at(content, 0).bytes != content.size()) {
@@ -93,7 +92,7 @@ Step read_strip(const JsonNode& node) {
   };
 }
 
-Step read_metaspace(const JsonNode& node) {
+Decoder::Step read_metaspace(const JsonNode& node) {
   node.only({"type", "replacement", "prepend_scheme", "add_prefix_space", "split", "str_rep"});
   const std::string mark = node.text("replacement");
   const bool prepends = node.has("prepend_scheme") ? node.text("prepend_scheme") != "never"
@@ -176,7 +175,7 @@ std::string Decoder::run(std::vector<std::string> tokens) const {
     for (size_t i = 0; i < tokens.size(); ++i) out += (i == 0 ? "" : " ") + tokens[i];
     return out;
   }
-  for (const Step& step : steps_) step(tokens);
+  for (const Decoder::Step& step : steps_) step(tokens);
   return joined_tokens(tokens);
 }
 

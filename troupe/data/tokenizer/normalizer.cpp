@@ -10,9 +10,7 @@
 namespace troupe {
 namespace {
 
-using Step = Normalizer::Step;
-
-Step normal_form(NormalForm form) {
+Normalizer::Step normal_form(NormalForm form) {
   return [form](std::string_view text, std::string& out, Regex::Scratch&) {
     return normalize(form, text, out);
   };
@@ -20,7 +18,7 @@ Step normal_form(NormalForm form) {
 
 // Each character becomes what `put` adds for it.
 template <class F>
-Step by_character(F put) {
+Normalizer::Step by_character(F put) {
   return [put](std::string_view text, std::string& out, Regex::Scratch&) {
     std::string result;
     result.reserve(text.size());
@@ -33,7 +31,7 @@ Step by_character(F put) {
   };
 }
 
-Step strip(bool left, bool right) {
+Normalizer::Step strip(bool left, bool right) {
   return [left, right](std::string_view text, std::string& out, Regex::Scratch&) {
     while (left && !text.empty() && is_space(utf8_at(text, 0).code)) {
       text.remove_prefix(utf8_at(text, 0).bytes);
@@ -47,14 +45,14 @@ Step strip(bool left, bool right) {
   };
 }
 
-Step prepend(std::string prefix) {
+Normalizer::Step prepend(std::string prefix) {
   return [prefix](std::string_view text, std::string& out, Regex::Scratch&) {
     if (text.empty()) return false;
     return out = prefix + std::string(text), true;
   };
 }
 
-Step replace(Regex pattern, std::string by) {
+Normalizer::Step replace(Regex pattern, std::string by) {
   const auto shared = std::make_shared<Regex>(std::move(pattern));  // steps are copied
   return [shared, by](std::string_view text, std::string& out, Regex::Scratch& scratch) {
     std::string result;
@@ -69,7 +67,7 @@ Step replace(Regex pattern, std::string by) {
 }
 
 // A string, the usual case, without a regular expression.
-Step replace_text(std::string what, std::string by) {
+Normalizer::Step replace_text(std::string what, std::string by) {
   return [what, by](std::string_view text, std::string& out, Regex::Scratch&) {
     size_t found = text.find(what);
     if (found == std::string_view::npos) return false;
@@ -84,7 +82,7 @@ Step replace_text(std::string what, std::string by) {
   };
 }
 
-Step read_replace(const JsonNode& node) {
+Normalizer::Step read_replace(const JsonNode& node) {
   node.only({"type", "pattern", "content"});
   const JsonNode pattern = node.at("pattern");
   if (pattern.has("String") && !pattern.text("String").empty()) {
@@ -94,8 +92,8 @@ Step read_replace(const JsonNode& node) {
   return replace(read_pattern(pattern), node.text("content"));
 }
 
-const std::map<std::string, Step>& simple_steps() {
-  static const std::map<std::string, Step> steps = {
+const std::map<std::string, Normalizer::Step>& simple_steps() {
+  static const std::map<std::string, Normalizer::Step> steps = {
       {"NFC", normal_form(NormalForm::kNfc)},
       {"NFD", normal_form(NormalForm::kNfd)},
       {"NFKC", normal_form(NormalForm::kNfkc)},
@@ -150,7 +148,7 @@ Normalizer Normalizer::mark_spaces(bool prefix) {
 
 std::string_view Normalizer::run(std::string_view text, std::string& storage,
                                  Regex::Scratch& scratch) const {
-  for (const Step& step : steps_) {
+  for (const Normalizer::Step& step : steps_) {
     if (step(text, storage, scratch)) text = storage;
   }
   return text;

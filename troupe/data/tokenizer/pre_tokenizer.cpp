@@ -15,8 +15,6 @@
 namespace troupe {
 namespace {
 
-using Step = PreTokenizer::Step;
-
 // What becomes of the matches of a pattern and of what lies between them.
 enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
@@ -79,7 +77,7 @@ class Joiner {
 
 // A step that cuts each piece where matches(piece, scratch, f) calls f(begin, end).
 template <class Matches>
-Step cut_step(Behavior behavior, bool invert, const Matches& matches) {
+PreTokenizer::Step cut_step(Behavior behavior, bool invert, const Matches& matches) {
   return [behavior, invert, matches](Pieces& p, Regex::Scratch& scratch) {
     p.next.clear();
     for (const Cut& cut : p.cuts) {
@@ -112,7 +110,7 @@ auto characters(Is is) {
 
 // A pattern: by its own scanner where it is a well-known one, else by PCRE2. Every match is a
 // piece.
-Step isolate(const std::string& pattern, const std::string& place) {
+PreTokenizer::Step isolate(const std::string& pattern, const std::string& place) {
   if (const Splitter scan = splitter_of(pattern)) {
     return [scan](Pieces& p, Regex::Scratch&) {
       p.next.clear();
@@ -127,7 +125,7 @@ Step isolate(const std::string& pattern, const std::string& place) {
                   });
 }
 
-Step read_split(const JsonNode& node) {
+PreTokenizer::Step read_split(const JsonNode& node) {
   node.only({"type", "pattern", "behavior", "invert"});
   const Behavior behavior = read_behavior(node);
   const bool invert = node.flag("invert");
@@ -157,7 +155,7 @@ void rewrite(Pieces& p, Put put) {
   p.text = p.storage;
 }
 
-Step prefix_space() {
+PreTokenizer::Step prefix_space() {
   return [](Pieces& p, Regex::Scratch&) {
     rewrite(p, [](std::string_view piece, std::string& out) {
       if (!piece.starts_with(' ')) out += ' ';
@@ -173,7 +171,7 @@ constexpr auto names_of(Prepend) {
                     Named{"never", Prepend::kNever}};
 }
 
-Step mark_spaces(const std::string& mark, Prepend prepend) {
+PreTokenizer::Step mark_spaces(const std::string& mark, Prepend prepend) {
   return [mark, prepend](Pieces& p, Regex::Scratch&) {
     bool first = p.at_start && !p.cuts.empty() && p.cuts[0].begin == 0;
     rewrite(p, [&](std::string_view piece, std::string& out) {
@@ -202,7 +200,7 @@ Prepend read_prepend(const JsonNode& node) {
   return out;
 }
 
-void add_metaspace(const JsonNode& node, std::vector<Step>& steps) {
+void add_metaspace(const JsonNode& node, std::vector<PreTokenizer::Step>& steps) {
   node.only({"type", "replacement", "prepend_scheme", "add_prefix_space", "split", "str_rep"});
   const std::string mark = node.text("replacement");
   steps.push_back(mark_spaces(mark, read_prepend(node)));
@@ -221,13 +219,13 @@ bool is_punctuation(char32_t c) {
   return (category_of(c) & kPunctuation) != 0;
 }
 
-Step read_punctuation(const JsonNode& node) {
+PreTokenizer::Step read_punctuation(const JsonNode& node) {
   node.only({"type", "behavior"});
   const Behavior behavior = node.has("behavior") ? read_behavior(node) : Behavior::kIsolated;
   return cut_step(behavior, false, characters(is_punctuation));
 }
 
-Step read_digits(const JsonNode& node) {
+PreTokenizer::Step read_digits(const JsonNode& node) {
   node.only({"type", "individual_digits"});
   const Behavior behavior =
       node.flag("individual_digits") ? Behavior::kIsolated : Behavior::kContiguous;
@@ -236,7 +234,7 @@ Step read_digits(const JsonNode& node) {
 }
 
 // Words, and runs of what is neither a word nor white space.
-Step whitespace_step() {
+PreTokenizer::Step whitespace_step() {
   const auto kind = [](char32_t c) { return is_space(c) ? 0 : is_word(c) ? 1 : 2; };
   return [kind](Pieces& p, Regex::Scratch&) {
     p.next.clear();
@@ -258,7 +256,7 @@ Step whitespace_step() {
   };
 }
 
-Step read_delimiter(const JsonNode& node) {
+PreTokenizer::Step read_delimiter(const JsonNode& node) {
   node.only({"type", "delimiter"});
   const std::string text = node.text("delimiter");
   if (text.empty() || utf8_at(text, 0).bytes != text.size()) {
@@ -329,7 +327,7 @@ PreTokenizer PreTokenizer::pattern(const std::string& regex, const std::string& 
 }
 
 void PreTokenizer::run(Pieces& pieces, Regex::Scratch& scratch) const {
-  for (const Step& step : steps_) step(pieces, scratch);
+  for (const PreTokenizer::Step& step : steps_) step(pieces, scratch);
 }
 
 }  // namespace troupe

@@ -16,7 +16,6 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t kMostFileBytes = int64_t{256} << 20;
 using Type = SentencePieceModel::Type;
 
 // The characters of the pieces that a text can become are such pieces themselves: so what a merge
@@ -176,7 +175,7 @@ std::unique_ptr<Tokenizer> parse_sentencepiece(const std::string& bytes, const s
 }
 
 std::unique_ptr<Tokenizer> open_sentencepiece(const std::string& path) {
-  return parse_sentencepiece(read_file(path, Code::kUnreadableData, kMostFileBytes), path);
+  return parse_sentencepiece(read_file(path, Code::kUnreadableData, kLongestTokenizerFile), path);
 }
 
 }  // namespace troupe

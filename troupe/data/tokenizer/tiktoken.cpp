@@ -13,7 +13,6 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t kMostFileBytes = int64_t{256} << 20;
 constexpr TokenId kMostId = TokenId{1} << 24;
 
 int sextet(char c) {
@@ -278,7 +277,7 @@ std::unique_ptr<Tokenizer> parse_tiktoken(const std::string& text, const std::st
 }
 
 std::unique_ptr<Tokenizer> open_tiktoken(const std::string& path) {
-  const std::string text = read_file(path, Code::kUnreadableData, kMostFileBytes);
+  const std::string text = read_file(path, Code::kUnreadableData, kLongestTokenizerFile);
   Ranks ranks = parse_ranks(text, path);
   std::string known;
   for (const Encoding& encoding : kEncodings) {

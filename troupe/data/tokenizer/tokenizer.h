@@ -23,6 +23,8 @@ namespace troupe {
 
 using TokenId = int32_t;
 
+inline constexpr int64_t kLongestTokenizerFile = int64_t{256} << 20;  // more is refused unread
+
 struct SpecialIds {  // -1: there is none
   TokenId bos = -1;  // before a text
   TokenId eos = -1;  // after it

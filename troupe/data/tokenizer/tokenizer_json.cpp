@@ -16,7 +16,6 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t kMostFileBytes = int64_t{256} << 20;
 constexpr int64_t kMostId = int64_t{1} << 24;  // every id below the largest takes memory
 
 // Reads a document into the parts of a tokenizer.
@@ -347,13 +346,13 @@ std::unique_ptr<Tokenizer> parse_tokenizer(const std::string& json, const std::s
 std::unique_ptr<Tokenizer> open_tokenizer_json(const std::string& path) {
   const std::string config = config_beside(path);
   const std::string text =
-      config.empty() ? "" : read_file(config, Code::kUnreadableData, kMostFileBytes);
-  return build(read_file(path, Code::kUnreadableData, kMostFileBytes), path, text, config);
+      config.empty() ? "" : read_file(config, Code::kUnreadableData, kLongestTokenizerFile);
+  return build(read_file(path, Code::kUnreadableData, kLongestTokenizerFile), path, text, config);
 }
 
 std::unique_ptr<Tokenizer> open_gpt2_files(const std::string& vocab, const std::string& merges) {
-  const std::string ids = read_file(vocab, Code::kUnreadableData, kMostFileBytes);
-  const std::string pairs = read_file(merges, Code::kUnreadableData, kMostFileBytes);
+  const std::string ids = read_file(vocab, Code::kUnreadableData, kLongestTokenizerFile);
+  const std::string pairs = read_file(merges, Code::kUnreadableData, kLongestTokenizerFile);
   // As the tokenizer.json that the two are half of.
   static const std::string head =
       R"({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false},

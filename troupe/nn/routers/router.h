@@ -14,6 +14,8 @@
 
 namespace troupe {
 
+inline constexpr const char* kRouterPlace = "model.moe.router";  // in a recipe
+
 struct RouterShape {
   int64_t width;      // D
   int64_t experts;    // E

@@ -13,8 +13,6 @@
 namespace troupe {
 namespace {
 
-constexpr const char* kPlace = "model.moe.router";
-
 // The file's rows, checked against the vocabulary and the experts.
 at::Tensor load_table(const std::string& path, const RouterShape& shape) {
   const InputFile file(path);
@@ -86,10 +84,11 @@ void check_table(const at::Tensor& table_VK, int64_t experts) {
   for (int64_t v = 0; v < host.size(0); ++v, row += K) {
     for (int64_t j = 0; j < K; ++j) {
       if (row[j] < 0 || row[j] >= experts) {
-        fail(Code::kBadValue, kPlace, "the table's row", v, "names expert", row[j], "of", experts);
+        fail(Code::kBadValue, kRouterPlace, "the table's row", v, "names expert", row[j], "of",
+             experts);
       }
       if (std::find(row, row + j, row[j]) != row + j) {
-        fail(Code::kBadValue, kPlace, "the table's row", v, "names expert", row[j], "twice");
+        fail(Code::kBadValue, kRouterPlace, "the table's row", v, "names expert", row[j], "twice");
       }
     }
   }

@@ -6,8 +6,6 @@
 namespace troupe {
 namespace {
 
-constexpr const char* kPlace = "model.moe.router";
-
 class TopkSoftmaxRouter : public Router {
  public:
   TopkSoftmaxRouter(const TopkSoftmaxRouting& config, const RouterShape& shape)
@@ -46,11 +44,12 @@ Weighting softmax_weighting(SoftmaxOrder order, double p_norm, const RouterShape
   const bool one = shape.top_k == 1 && shape.experts > 1;
   if (order == SoftmaxOrder::kAfter) {
     if (one) {
-      fail(Code::kBadValue, kPlace, "order 'after' (R4) with top_k 1 gives weight 1 and the router",
+      fail(Code::kBadValue, kRouterPlace,
+           "order 'after' (R4) with top_k 1 gives weight 1 and the router",
            "no gradient; take order 'before' (R5) or the kind sigmoid_bias (R6)");
     }
     if (p_norm > 0) {
-      fail(Code::kBadValue, kPlace,
+      fail(Code::kBadValue, kRouterPlace,
            "p_norm (R7) goes with order 'before'; with 'after' the weights", "sum to 1 already");
     }
     return Weighting::kChosen;
@@ -68,7 +67,7 @@ void validate(const RouterShape& shape) {
 }
 
 void validate(const GroupsConfig& c, const RouterShape& s) {
-  const auto refuse = [](const auto&... what) { fail(Code::kBadValue, kPlace, what...); };
+  const auto refuse = [](const auto&... what) { fail(Code::kBadValue, kRouterPlace, what...); };
   if (c.groups < 1 || s.experts % c.groups != 0) {
     refuse(s.experts, "experts do not divide into", c.groups, "groups");
   }
