@@ -131,6 +131,21 @@ class TroupeRanks(RanksRun):
             for step, (loss, _) in self.figures(one).items():
                 self.assertAlmostEqual(self.figures(two)[step][0] / loss, 1, delta=5e-3)
 
+    def test_muon_trains_as_one_with_its_state_cut_anywhere(self):
+        muon = ("train.optimizer.kind=muon", "train.optimizer.lr=3e-3")
+        self.train("checkpoint.dir=one", *muon)
+        for world, *layout in ((2, ZERO, experts(2)), (3, FULL, experts(1)), (4, ZERO, experts(2))):
+            name = f"{world} {layout[0][-4:]}"
+            self.train_ranks(world, *muon, *layout, name=name)
+            self.assertLess(self.apart("one", name), 1e-4, name)
+
+    def test_muon_goes_on_in_another_layout(self):
+        muon = ("train.optimizer.kind=muon", "train.optimizer.lr=3e-3")
+        self.train("checkpoint.dir=one", *muon)
+        for part, (world, *sets) in enumerate(((2, FULL, experts(2)), (1,), (3, ZERO), (2, DDP)), 1):
+            self.train_part(4 * part if part < 4 else 20, world, *muon, *sets)
+        self.assertLess(self.apart("one", "many"), 1e-4)
+
     def test_F124_F125_a_run_goes_on_in_another_layout(self):
         self.train("checkpoint.dir=one")
         layouts = ((2, FULL, experts(2)), (1,), (4, ZERO, experts(2)), (3, FULL), (2, DDP))

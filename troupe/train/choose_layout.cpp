@@ -25,7 +25,8 @@ std::string of_gib(double bytes, double memory) {
 LayoutNeeds needs_of(const Recipe& r, int64_t world, int64_t per_host) {
   return {.world = world,
           .experts = num_moe_layers(r.model) > 0 ? r.model.moe.experts : 0,
-          .whole_matrices = needs_whole_matrices(r),
+          .whole_matrices = needs_whole_matrices(r.train.optimizer),
+          .whole_state = needs_whole_state(r.train.optimizer),
           .per_host = per_host};
 }
 

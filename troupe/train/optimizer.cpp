@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/lerp.h>
 #include <ATen/ops/linalg_matrix_norm.h>
 #include <ATen/ops/matmul.h>
@@ -93,38 +94,6 @@ class Lion : public Optimizer {
   LionConfig config_;
 };
 
-class Muon : public Optimizer {
- public:
-  explicit Muon(const MuonConfig& config) : config_(config), others_(config) {}
-
-  std::vector<std::string> state_names(const Bucket& b) const override {
-    return b.key.matrix ? std::vector<std::string>{"momentum"} : others_.state_names(b);
-  }
-
-  void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
-    if (!b.key.matrix) return others_.update(store, b, s);
-    for (const int64_t slot : store.owned_members(b)) {
-      // The last two dimensions of the box are the matrix: [E, 2, F, D] is 2 E of [F, D].
-      const std::vector<int64_t>& size = store.slots()[static_cast<size_t>(slot)].named.param->size;
-      const int64_t rows = size[size.size() - 2], columns = size.back();
-      if (rows == 0 || columns == 0) continue;
-      update_masters(Piece(store, b, slot), rows * columns, [&](const Piece& p, int64_t) {
-        const at::Tensor g = p.scaled_grad(s.grad_scale);
-        const at::Tensor& v = p.state[0];
-        v.mul_(config_.momentum).add_(g, 1 - config_.momentum);
-        const at::Tensor u = at::lerp(g, v.to(at::kFloat), config_.momentum);
-        const at::Tensor o = newton_schulz(u.view({-1, rows, columns}));
-        const double scale = 0.2 * std::sqrt(static_cast<double>(std::max(rows, columns)));
-        p.master.mul_(1 - s.lr * s.weight_decay).add_(o.reshape({-1}), -s.lr * scale);
-      });
-    }
-  }
-
- private:
-  MuonConfig config_;
-  AdamWOptimizer others_;
-};
-
 // Of a parameter's box: the last two dimensions are a matrix, the others count them. Else vectors:
 // one, or one an expert.
 struct Matrices {
@@ -140,6 +109,73 @@ struct Matrices {
   bool whole = false;  // matrices and not vectors
   int64_t rows = 1, columns = 1;
   int64_t numel() const { return rows * columns; }
+};
+
+class Muon : public Optimizer {
+ public:
+  explicit Muon(const MuonConfig& config) : config_(config), others_(config) {}
+
+  std::vector<std::string> state_names(const Bucket& b) const override {
+    return b.key.matrix ? std::vector<std::string>{"momentum"} : others_.state_names(b);
+  }
+
+  void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
+    if (!b.key.matrix) return others_.update(store, b, s);
+    if (store.owners_of(b).owners->size() > 1) return update_cut(store, b, s);
+    for (const int64_t slot : store.owned_members(b)) {
+      const Matrices shape(*store.slots()[static_cast<size_t>(slot)].named.param);
+      if (shape.numel() == 0) continue;
+      update_masters(Piece(store, b, slot), shape.numel(), [&](const Piece& p, int64_t) {
+        const at::Tensor u = direction(p.state[0], p.scaled_grad(s.grad_scale));
+        apply(p.master, orthogonal(u, shape), shape, s);
+      });
+    }
+  }
+
+ private:
+  at::Tensor direction(const at::Tensor& v, const at::Tensor& g) const {
+    v.mul_(config_.momentum).add_(g, 1 - config_.momentum);
+    return at::lerp(g, v.to(at::kFloat), config_.momentum);
+  }
+
+  static at::Tensor orthogonal(const at::Tensor& u, const Matrices& shape) {
+    return newton_schulz(u.view({-1, shape.rows, shape.columns})).reshape({-1});
+  }
+
+  static void apply(const at::Tensor& master, const at::Tensor& o, const Matrices& shape,
+                    const UpdateStep& s) {
+    const auto longest = static_cast<double>(std::max(shape.rows, shape.columns));
+    master.mul_(1 - s.lr * s.weight_decay).add_(o, -s.lr * 0.2 * std::sqrt(longest));
+  }
+
+  // Ranks own parts of matrices: u is gathered whole, and each rank makes the O that it owns a part
+  // of, so that no more than two ranks make the same one.
+  void update_cut(const ParamStore& store, const Bucket& b, const UpdateStep& s) const {
+    const at::Tensor own = direction(b.state[0], b.grad * s.grad_scale);
+    const at::Tensor all = at::empty({b.size}, own.options());
+    store.owners_of(b).owners->gather({all}, {own}).wait();
+    for (const int64_t slot : store.owned_members(b)) {
+      const ParamStore::Slot& member = store.slots()[static_cast<size_t>(slot)];
+      const Matrices shape(*member.named.param);
+      const Piece piece(store, b, slot);
+      const ParamStore::Range range = store.owned(slot);
+      const int64_t n = shape.numel(), end = range.from + range.size;
+      for (int64_t from = range.from; from < end;) {
+        const int64_t first = from / n, last = std::min(first + at_a_time(n), (end + n - 1) / n);
+        const int64_t to = std::min(end, last * n);
+        const at::Tensor u = all.narrow(0, member.offset + first * n, (last - first) * n);
+        const at::Tensor o = orthogonal(u, shape).narrow(0, from - first * n, to - from);
+        update_masters(piece.narrowed(from - range.from, to - from), 1,
+                       [&](const Piece& p, int64_t at) {
+                         apply(p.master, o.narrow(0, at, p.master.numel()), shape, s);
+                       });
+        from = to;
+      }
+    }
+  }
+
+  MuonConfig config_;
+  AdamWOptimizer others_;
 };
 
 class Adafactor : public Optimizer {
@@ -327,15 +363,16 @@ Param state_like(const Param& p, Extent extent) {
 }
 
 bool needs_whole_matrices(const OptimizerConfig& config) {
-  return std::holds_alternative<MuonConfig>(config) ||
-         std::holds_alternative<AdafactorConfig>(config) ||
+  return std::holds_alternative<MuonConfig>(config) || needs_whole_state(config);
+}
+
+bool needs_whole_state(const OptimizerConfig& config) {
+  return std::holds_alternative<AdafactorConfig>(config) ||
          std::holds_alternative<SoapConfig>(config);
 }
 
 bool has_state_by_element(const OptimizerConfig& config) {
-  return base_of(config).moments != MomentType::kInt8 &&
-         !std::holds_alternative<AdafactorConfig>(config) &&
-         !std::holds_alternative<SoapConfig>(config);
+  return base_of(config).moments != MomentType::kInt8 && !needs_whole_state(config);
 }
 
 const OptimizerBase& base_of(const OptimizerConfig& config) {

@@ -7,9 +7,10 @@
 //          p -= lr (0.2 sqrt(max(rows, columns)) O + decay p); all others: adamw
 //   soap   matrices: train/soap.h; all others: adamw
 //   adafactor  train/adafactor.h; also of routers, embeddings and head
-// Each expert's each projection is a matrix of its own; routers, embeddings, head and norms are not
-// matrices, where not said otherwise. Moments are f32 or bf16, those of adamw, and of sgd and lion,
-// 8 bits too (core/moment8.h).
+// Where ranks share muon's state, each has the momentum and masters of its range alone, and u is
+// gathered for the product. Each expert's each projection is a matrix of its own; routers,
+// embeddings, head and norms are not matrices, where not said otherwise. Moments are f32 or bf16,
+// those of adamw, and of sgd and lion, 8 bits too (core/moment8.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -167,7 +168,8 @@ using OptimizerConfig =
     OneOf<AdamWConfig, SgdConfig, LionConfig, MuonConfig, AdafactorConfig, SoapConfig>;
 
 const OptimizerBase& base_of(const OptimizerConfig& config);
-bool needs_whole_matrices(const OptimizerConfig& config);
+bool needs_whole_matrices(const OptimizerConfig& config);  // a part of one on a rank will not do
+bool needs_whole_state(const OptimizerConfig& config);     // of a matrix, on each of its ranks
 // Is each number of the state one element's own: none of a row or of a matrix, nor in a code whose
 // scale a block shares?
 bool has_state_by_element(const OptimizerConfig& config);

@@ -35,12 +35,16 @@ Piece Piece::narrowed(int64_t from, int64_t size) const {
   return out;
 }
 
+int64_t at_a_time(int64_t matrix) {
+  constexpr int64_t kElements = int64_t{1} << 24;
+  return std::max<int64_t>(1, kElements / matrix);
+}
+
 void update_masters(const Piece& all, int64_t matrix,
                     const std::function<void(const Piece& piece, int64_t from)>& f) {
-  constexpr int64_t kAtATime = int64_t{1} << 24;  // 64 MiB of f32
   const bool converted = all.low || !all.scales.empty();
   const int64_t n = all.grad.numel();
-  const int64_t each = converted ? std::max<int64_t>(1, kAtATime / matrix) * matrix : n;
+  const int64_t each = converted ? at_a_time(matrix) * matrix : n;
   for (int64_t from = 0; from < n; from += each) {
     const Piece stored = converted ? all.narrowed(from, std::min(each, n - from)) : all;
     Piece piece = stored;

@@ -27,6 +27,9 @@ struct Piece {
   std::optional<at::Tensor> low = {};               // with `copy` the master
 };
 
+// How many matrices of `matrix` elements are worked on at a time, where not all are: 64 MiB of f32.
+int64_t at_a_time(int64_t matrix);
+
 // f(piece, from) for elements from, from + 1, .. with master and state in f32 (or bf16 moments),
 // which f changes; the model's values follow. What memory has in another form (masters in halves,
 // first moments in codes) is converted and stored again, a few matrices of `matrix` elements at a

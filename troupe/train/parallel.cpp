@@ -27,7 +27,7 @@ int64_t node_of(const ParallelConfig& c, const LayoutNeeds& needs) {
 ParallelConfig resolved(const ParallelConfig& config, const LayoutNeeds& needs) {
   ParallelConfig out = config;
   if (out.shard == ShardKind::kAuto) {
-    out.shard = needs.whole_matrices ? ShardKind::kNone : ShardKind::kZero1;
+    out.shard = needs.whole_state ? ShardKind::kNone : ShardKind::kZero1;
   }
   // As many ranks as share the experts evenly: the fewest bytes of weights, and of gradients sent.
   if (out.expert == 0) out.expert = needs.experts > 0 ? std::gcd(needs.world, needs.experts) : 1;

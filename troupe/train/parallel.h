@@ -70,7 +70,8 @@ struct ParallelConfig {
 struct LayoutNeeds {
   int64_t world = 1;
   int64_t experts = 0;          // 0: a dense model
-  bool whole_matrices = false;  // the optimizer cannot work on parts of them
+  bool whole_matrices = false;  // the optimizer cannot work on parts of experts' matrices
+  bool whole_state = false;     // nor with a part of their state
   int64_t per_host = 0;         // ranks of a host; 0: all
 };
 

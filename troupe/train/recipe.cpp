@@ -94,8 +94,9 @@ void check_exclusive(const Recipe& r, Problems& problems) {
 void check_parallel(const Recipe& r, Problems& problems) {
   for (const auto& [field, why] : unbuilt_axes(r.parallel)) problems.add(field, why);
   const ShardKind shard = r.parallel.shard;
-  if ((shard == ShardKind::kFull || shard == ShardKind::kZero1) && needs_whole_matrices(r)) {
-    problems.add("parallel.shard", to_text(shard) + " cuts matrices, which " +
+  if ((shard == ShardKind::kFull || shard == ShardKind::kZero1) &&
+      needs_whole_state(r.train.optimizer)) {
+    problems.add("parallel.shard", to_text(shard) + " cuts state of matrices, which " +
                                        std::string(r.train.optimizer.kind()) +
                                        " needs whole: none");
   }
@@ -199,10 +200,6 @@ void validate(const Recipe& r, const Sources& sources) {
   check_parallel(r, problems);
   check_rest(r, problems);
   problems.throw_if_any();
-}
-
-bool needs_whole_matrices(const Recipe& r) {
-  return needs_whole_matrices(r.train.optimizer);
 }
 
 Span record_interval(const Recipe& r) {

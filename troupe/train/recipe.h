@@ -180,9 +180,6 @@ struct RunPlan {
 };
 RunPlan plan_of(const Recipe& recipe);
 
-// Whether the optimizer is one whose update of a matrix is no update of its elements.
-bool needs_whole_matrices(const Recipe& recipe);
-
 // How often log.jsonl has a line: what log.records says, or at most 100,000 times in the run.
 Span record_interval(const Recipe& recipe);
 
