@@ -131,6 +131,26 @@ class TroupeRanks(RanksRun):
             for step, (loss, _) in self.figures(one).items():
                 self.assertAlmostEqual(self.figures(two)[step][0] / loss, 1, delta=5e-3)
 
+    def test_F120_an_overflow_of_one_rank_halves_the_scale_of_all(self):
+        fp16 = ("train.precision=fp16", "train.loss_scale.initial=4294967296", "train.loss_scale.hysteresis=1")
+        self.train("checkpoint.dir=one", *fp16)
+        scales = self.scales("one")
+        self.assertEqual(scales[1], 2 ** 31)
+        for name, *layout in (("experts", DDP, experts(2)), ("full", FULL, experts(1))):
+            self.train_ranks(2, *fp16, *layout, name=name)
+            # Where scales differed, so would steps, and E9001 would end the run at its first save.
+            self.assertEqual(self.scales(name), scales, name)
+
+    def scales(self, name):
+        return {r["step"]: r["loss_scale"] for r in self.records(name) if "loss_scale" in r}
+
+    def test_each_rank_saves_its_own_part_and_no_other(self):
+        self.train_ranks(4, FULL, experts(2), name="run")
+        step = self.folder / "run/step-000020"
+        parts = [sum(f.stat().st_size for f in step.glob(f"shard-{rank:05d}-*.safetensors")) for rank in range(4)]
+        self.assertEqual(sum(parts), sum(f.stat().st_size for f in step.glob("*.safetensors")))
+        self.assertLess(max(parts), 1.15 * sum(parts) / 4)  # a header each, and what does not divide
+
     def test_muon_trains_as_one_with_its_state_cut_anywhere(self):
         muon = ("train.optimizer.kind=muon", "train.optimizer.lr=3e-3")
         self.train("checkpoint.dir=one", *muon)
