@@ -6,18 +6,23 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <iostream>
 #include <memory>
+#include <numeric>
+#include <optional>
 
 #include "apps/local_ranks.h"
 #include "apps/train_options.h"
 #include "apps/verbs.h"
 #include "troupe/checkpoint/find_resume.h"
+#include "troupe/core/check.h"
 #include "troupe/core/config.h"
 #include "troupe/core/log.h"
 #include "troupe/dist/flight_record.h"
 #include "troupe/dist/meeting_point.h"
 #include "troupe/dist/pulse.h"
+#include "troupe/train/choose_layout.h"
 #include "troupe/train/forecast.h"
 #include "troupe/train/recipe.h"
 #include "troupe/train/run_files.h"
@@ -30,7 +35,7 @@ using std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 struct LaunchOptions {
-  int ranks = 0, max_restarts = 0, port = 0;
+  int ranks = 0, min_ranks = 0, max_restarts = 0, port = 0;  // min_ranks 0: as `ranks`
   bool quiet = false;
   std::vector<std::string> command;
 };
@@ -157,19 +162,25 @@ AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses) {
 
 class Launcher {
  public:
-  Launcher(const LaunchOptions& options, std::vector<std::string> words, std::string run)
+  // `fits`: whether so many ranks can hold the run.
+  Launcher(const LaunchOptions& options, std::vector<std::string> words, std::string run,
+           std::function<bool(int ranks)> fits)
       : options_(options),
         words_(std::move(words)),
         run_(std::move(run)),
-        pulses_(options.ranks),
+        fits_(std::move(fits)),
+        devices_(static_cast<size_t>(options.ranks)),
         meeting_(options.port),
-        log_({stderr_sink()}, options.quiet ? Level::kWarning : Level::kInfo, "launch: ") {}
+        log_({stderr_sink()}, options.quiet ? Level::kWarning : Level::kInfo, "launch: ") {
+    std::iota(devices_.begin(), devices_.end(), 0);
+    pulses_.emplace(options.ranks);
+  }
 
   int go() {
     int64_t failed_at = -1;
     for (int attempt = 0;; ++attempt) {
       log_.info("attempt " + std::to_string(attempt + 1) + " of " +
-                std::to_string(options_.max_restarts + 1) + ": " + std::to_string(options_.ranks) +
+                std::to_string(options_.max_restarts + 1) + ": " + std::to_string(ranks()) +
                 " ranks, which meet at port " + std::to_string(meeting_.port()));
       const auto before = exit_file();
       const AttemptEnd end = once(attempt);
@@ -182,38 +193,55 @@ class Launcher {
         return code;
       }
       const int64_t step = newest_step();
-      if (attempt > 0 && step == failed_at) {
-        log_.error("no progress since step " + std::to_string(step) + ": it is not tried again");
-        return code;
+      if (step == failed_at) {
+        const std::string stuck = "no progress since step " + std::to_string(step) + ": ";
+        if (!leave_out(end.cause().rank)) {
+          log_.error(stuck + "it is not tried again");
+          return code;
+        }
+        log_.warning(stuck + "on with " + std::to_string(ranks()) + " ranks, without rank " +
+                     std::to_string(end.cause().rank));
       }
       failed_at = step;
     }
   }
 
  private:
+  int ranks() const { return static_cast<int>(devices_.size()); }
+
+  // The device of a rank that fails again, and as many of the last as it takes to fit.
+  bool leave_out(int rank) {
+    const int least = options_.min_ranks == 0 ? options_.ranks : options_.min_ranks;
+    int fewer = ranks() - 1;
+    while (fewer >= least && !fits_(fewer)) --fewer;
+    if (fewer < least) return false;
+    devices_.erase(devices_.begin() + rank);
+    devices_.resize(static_cast<size_t>(fewer));
+    pulses_.emplace(fewer);
+    return true;
+  }
+
   AttemptEnd once(int attempt) {
     std::vector<Variables> environments;
-    for (int rank = 0; rank < options_.ranks; ++rank) {
-      environments.push_back(variables(rank, attempt));
-    }
-    pulses_.clear();
-    LocalRanks ranks(words_, environments);
-    return watch(ranks, waiter_, pulses_);
+    for (int rank = 0; rank < ranks(); ++rank) environments.push_back(variables(rank, attempt));
+    pulses_->clear();
+    LocalRanks started(words_, environments);
+    return watch(started, waiter_, *pulses_);
   }
 
   Variables variables(int rank, int attempt) const {
-    const std::string all = std::to_string(options_.ranks), own = std::to_string(rank);
+    const std::string all = std::to_string(ranks()), own = std::to_string(rank);
     Variables out = {{"TROUPE_LAUNCH", command()},
-                     {kPulsesVariable, pulses_.variable()},
+                     {kPulsesVariable, pulses_->variable()},
                      {"RANK", own},
                      {"WORLD_SIZE", all},
-                     {"LOCAL_RANK", own},
+                     {"LOCAL_RANK", std::to_string(devices_[static_cast<size_t>(rank)])},
                      {"LOCAL_WORLD_SIZE", all},
                      {"MASTER_ADDR", "127.0.0.1"},
                      {"MASTER_PORT", std::to_string(meeting_.port())},
                      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                      {"TORCHELASTIC_RESTART_COUNT", std::to_string(attempt)}};
-    const int64_t threads = std::max<int64_t>(host_cores() / options_.ranks, 1);
+    const int64_t threads = std::max<int64_t>(host_cores() / ranks(), 1);
     // NVLink multicast is off: where a machine does not grant it, groups fail at their start.
     const Variables unless_set = {{"OMP_NUM_THREADS", std::to_string(threads)},
                                   {"NCCL_NVLS_ENABLE", "0"},
@@ -230,6 +258,7 @@ class Launcher {
     std::string out = "troupe launch -n " + std::to_string(options_.ranks);
     const int restarts = options_.max_restarts;
     if (restarts > 0) out += " --max-restarts " + std::to_string(restarts);
+    if (options_.min_ranks > 0) out += " --min-ranks " + std::to_string(options_.min_ranks);
     return out + " --";
   }
 
@@ -242,7 +271,7 @@ class Launcher {
 
   // In the place of rank 0, which could not; not where it never had the folder for its own.
   void write_exit_for_first(const AttemptEnd& end) {
-    if (pulses_.of(0).now().phase < Phase::kBatch) return;
+    if (pulses_->of(0).now().phase < Phase::kBatch) return;
     const RankEnd& cause = end.cause();
     const int code = end.code();
     const int64_t newest = newest_step();
@@ -262,9 +291,9 @@ class Launcher {
 
   // What all ranks did last, also those that could tell nobody.
   void keep_flight() {
-    if (pulses_.of(0).now().phase < Phase::kBatch) return;
+    if (pulses_->of(0).now().phase < Phase::kBatch) return;
     std::vector<const Pulse*> all;
-    for (int rank = 0; rank < options_.ranks; ++rank) all.push_back(&pulses_.of(rank));
+    for (int rank = 0; rank < ranks(); ++rank) all.push_back(&pulses_->of(rank));
     Fs disk;
     const std::string path = run_ + "/flight.json";
     write_flight(disk, path, flight_record(all), log_);
@@ -279,7 +308,9 @@ class Launcher {
   const LaunchOptions& options_;
   const std::vector<std::string> words_;
   const std::string run_;
-  Pulses pulses_;
+  const std::function<bool(int)> fits_;
+  std::vector<int> devices_;  // of each rank
+  std::optional<Pulses> pulses_;
   Waiter waiter_;  // before the meeting point's threads
   MeetingPoint meeting_;
   const Log log_;
@@ -302,10 +333,14 @@ TrainOptions train_options(const std::vector<std::string>& words) {
 }
 
 void launch(const LaunchOptions& options, Call& call) {
+  if (options.min_ranks > options.ranks) {
+    fail(Code::kBadValue, "--min-ranks", options.min_ranks, "is more than the", options.ranks,
+         "of --ranks");
+  }
   const auto dashes = std::ranges::find(call.words, "--");
   const std::vector<std::string> words(std::min(dashes + 1, call.words.end()), call.words.end());
   if (words.size() > 1 && words[0] == "bench" && words[1] == "machine") {
-    call.code = Launcher(options, words, "").go();
+    call.code = Launcher(options, words, "", [](int) { return true; }).go();
     return;
   }
   const TrainOptions train = train_options(words);
@@ -313,7 +348,10 @@ void launch(const LaunchOptions& options, Call& call) {
   const Recipe recipe = load_recipe(train.recipe.path, train.recipe.sets, sources);
   validate(recipe, sources);
   if (train.print) return print_config(std::cout, recipe, sources);
-  call.code = Launcher(options, words, recipe.checkpoint.dir).go();
+  const auto fits = [&recipe](int ranks) {
+    return layout_faults(recipe.parallel, needs_of(recipe, ranks, ranks)).empty();
+  };
+  call.code = Launcher(options, words, recipe.checkpoint.dir, fits).go();
 }
 
 }  // namespace
@@ -327,6 +365,11 @@ void add_launch(CLI::App& app, Call& call) {
   verb->add_option("--max-restarts", options->max_restarts,
                    "start all again, from the newest checkpoint, so often after a lost rank")
       ->check(CLI::Range(0, 1'000'000));
+  verb->add_option(
+          "--min-ranks", options->min_ranks,
+          "where a start fails again at the same step, go on without the rank that failed, "
+          "down to so many; -n if not said")
+      ->check(CLI::Range(1, 1024));
   verb->add_option("--port", options->port, "where the ranks meet; any that is free if not said")
       ->check(CLI::Range(1, 65535));
   verb->add_flag("--quiet", options->quiet, "say only what failed");

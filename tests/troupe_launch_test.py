@@ -94,6 +94,17 @@ class TroupeLaunch(NanoRun):
         self.assertIn("no progress since step 5", said)
         self.assertNotIn("attempt 3", said)
 
+    def test_F93_what_fails_again_goes_on_without_the_rank_that_failed(self):
+        said = self.launch("parallel.expert=2", ranks=4, options=["--max-restarts", "5", "--min-ranks", "2"],
+                           TROUPE_FAULT="optim@3:7=throw")
+        self.assertIn("attempt 2 of 6: 4 ranks", said)
+        # Three ranks cannot share experts in pairs.
+        self.assertIn("no progress since step 5: on with 2 ranks, without rank 3", said)
+        self.assertIn("attempt 3 of 6: 2 ranks", said)
+        self.launch("parallel.expert=2", "checkpoint.dir=whole")
+        for step, loss in self.losses("whole").items():
+            self.assertAlmostEqual(float(loss), float(self.losses()[step]), delta=1e-5)
+
     def test_a_wrong_recipe_is_told_once_and_never_tried_again(self):
         for sets, words in ((["train.stepz=3"], "E2003"), (["train.global_batch=0"], "E2005")):
             said = self.launch(*sets, options=["--max-restarts", "3"], code=2)
