@@ -2,13 +2,16 @@
 #include <cstdio>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <sstream>
 
 #include "apps/recipe_options.h"
 #include "apps/verbs.h"
+#include "troupe/core/check.h"
 #include "troupe/core/config.h"
 #include "troupe/core/json.h"
 #include "troupe/core/publish.h"
+#include "troupe/core/yaml.h"
 #include "troupe/dist/world.h"
 #include "troupe/plan/machine.h"
 #include "troupe/train/bench_machine.h"
@@ -71,18 +74,40 @@ void bench(const BenchCommand& options) {
 
 struct MachineCommand {
   DeviceKind device = DeviceKind::kAuto;
-  std::string like, name, out;
+  std::string like, name, out, expect;
 };
 
+// What is slow here, or on one of the ranks: told by rank 0, and an error of all where a file says
+// what there should be.
+void judge(const MachineCommand& options, const Machine& measured, World& world, Call& call) {
+  std::ostringstream own;
+  print_config(own, measured);
+  std::vector<Machine> ranks;
+  for (const std::string& text : world.gather_texts("machine", own.str())) {
+    read_config(parse_yaml(text, "a rank's rates"), ranks.emplace_back());
+  }
+  std::optional<Machine> expected;
+  if (!options.expect.empty()) expected = load_machine(options.expect);
+  const std::vector<std::string> slow = slow_parts(ranks, expected ? &*expected : nullptr);
+  if (world.rank() == 0) {
+    for (const std::string& line : slow) std::cerr << line << '\n';
+  }
+  if (slow.empty() || !expected) return;
+  call.code = static_cast<int>(ExitClass::kResource);
+  if (world.rank() != 0) return;
+  fail(Code::kSlowMachine, options.expect, std::to_string(slow.size()),
+       "rates are under 80% of it");
+}
+
 // Where the machine file says what cannot be measured here, it is taken from `like`.
-void bench_machine(const MachineCommand& options) {
+void bench_machine(const MachineCommand& options, Call& call) {
   Machine assumed;
   if (!options.like.empty()) assumed = load_machine(options.like);
   const Place place = place_from_environment().value_or(Place{});
   const c10::Device device = device_of(options.device, place.local_rank);
   World world(place, device, {});
   Machine machine = bench_machine(device, world, assumed);
-  if (world.rank() != 0) return;
+  if (world.rank() != 0) return judge(options, machine, world, call);
   const RunEnvironment here = this_environment({}, device.str());
   machine.name = options.name.empty() ? here.processor : options.name;
   machine.measured = "troupe " + version() + " (" + commit() + "), " +
@@ -96,9 +121,10 @@ void bench_machine(const MachineCommand& options) {
     Fs fs;
     publish_file(fs, options.out, text.str());
   }
+  judge(options, machine, world, call);
 }
 
-CLI::App* add_bench_machine(CLI::App& bench) {
+CLI::App* add_bench_machine(CLI::App& bench, Call& call) {
   CLI::App* verb =
       bench.add_subcommand("machine", "measures what `troupe plan --machine` asks for");
   const auto options = std::make_shared<MachineCommand>();
@@ -114,20 +140,24 @@ CLI::App* add_bench_machine(CLI::App& bench) {
   verb->add_option("--like", options->like, "a machine file with what is not measured");
   verb->add_option("--name", options->name, "what to call it; the device's own name if not said");
   verb->add_option("-o,--out", options->out, "a file for the YAML");
+  verb->add_option("--expect", options->expect,
+                   "a machine file: names what is a fifth slower than it says, on any rank, and "
+                   "returns 7");
   verb->footer(
       "Example: troupe bench machine -o here.yaml\n"
-      "         troupe launch -n 2 -- bench machine -o two.yaml     with the links between ranks");
-  verb->callback([options] { bench_machine(*options); });
+      "         troupe launch -n 2 -- bench machine -o two.yaml     with the links between ranks\n"
+      "         troupe launch -n 8 -- bench machine --expect ours.yaml   before a long run");
+  verb->callback([options, &call] { bench_machine(*options, call); });
   return verb;
 }
 
 }  // namespace
 
-void add_bench(CLI::App& app, Call&) {
+void add_bench(CLI::App& app, Call& call) {
   CLI::App* verb = app.add_subcommand("bench", "times a recipe's steps here, on made-up tokens");
   const auto options = std::make_shared<BenchCommand>();
   options->recipe.add_to(*verb);
-  CLI::App* const machine = add_bench_machine(*verb);
+  CLI::App* const machine = add_bench_machine(*verb, call);
   CLI::Option* const recipe = verb->get_option("recipe")->required(false);
   verb->add_option("--steps", options->bench.steps, "steps that are timed");
   verb->add_option("--warmup", options->bench.warmup, "steps before them");

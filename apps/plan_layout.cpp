@@ -14,8 +14,8 @@
 #include "troupe/schedule/text.h"
 #include "troupe/train/forecast.h"
 #include "troupe/train/layout_forecast.h"
+#include "troupe/train/layout_picture.h"
 #include "troupe/train/step_line.h"
-#include "troupe/train/svg.h"
 
 namespace troupe {
 namespace {
@@ -47,16 +47,6 @@ struct LayoutReport {
 };
 
 // "754.6 ms", "16.67 s"
-std::string seconds_text(double seconds) {
-  char text[32];
-  if (seconds < 1) {
-    std::snprintf(text, sizeof(text), "%.1f ms", 1e3 * seconds);
-  } else {
-    std::snprintf(text, sizeof(text), seconds < 100 ? "%.2f s" : "%.0f s", seconds);
-  }
-  return text;
-}
-
 LayoutReport report_of(const LayoutForecast& f) {
   return {.ranks = f.world,
           .parallel = f.parallel,
@@ -122,22 +112,6 @@ void print_scaling(const std::vector<LayoutReport>& all) {
   }
 }
 
-// A lane a row: what this rank computes, exchanges and waits for, and what goes on beside.
-std::string picture_of(const LayoutForecast& forecast) {
-  std::vector<svg::BarRow> rows;
-  for (const auto& [name, lane] : names_of(Lane{})) {
-    rows.push_back({std::string(name)});
-    for (const TimeSlot& slot : forecast.rank.slots) {
-      if (slot.lane == lane)
-        rows.back().bars.push_back({to_text(slot.action), slot.begin, slot.end});
-    }
-  }
-  const std::string title = "a step of " + std::to_string(forecast.world) + " ranks, " +
-                            seconds_text(forecast.rank.seconds) + ", as forecast";
-  std::string out = svg::timeline(title, rows);
-  return out.insert(out.find("<svg") + 4, " xmlns=\"http://www.w3.org/2000/svg\"");
-}
-
 void print_choice(const std::vector<LayoutForecast>& all) {
   std::printf("%7s %6s %12s %10s %7s %10s %10s %8s\n", "expert", "shard", "shard_ranks", "step",
               "MFU", "exchange", "exposed", "GiB");
@@ -152,8 +126,9 @@ void print_choice(const std::vector<LayoutForecast>& all) {
   }
 }
 
-Machine machine_of(const LayoutOptions& options, const Recipe& recipe, bool on_gpu) {
-  Machine machine = load_machine(options.machine);
+// With the rates that a measured step needs, where there is one.
+Machine machine_of(const LayoutOptions& options, const Recipe& recipe, const Machine& machine,
+                   bool on_gpu) {
   if (options.bench.empty()) return machine;
   std::ifstream file(options.bench);
   const auto json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
@@ -201,9 +176,10 @@ bool plan_layout(const LayoutOptions& options, const Recipe& recipe, double avai
     fail(Code::kBadValue, "--ranks",
          "needs --machine FILE: one of machines/, or what `troupe bench machine` writes");
   }
+  const Machine given = load_machine(options.machine);
   const bool on_gpu = recipe.run.device == DeviceKind::kCuda ||
-                      (recipe.run.device == DeviceKind::kAuto && runs_on_gpu(recipe));
-  const Machine machine = machine_of(options, recipe, on_gpu);
+                      (recipe.run.device == DeviceKind::kAuto && given.gpu);
+  const Machine machine = machine_of(options, recipe, given, on_gpu);
   if (available <= 0) available = machine.memory;
   if (options.scaling) {
     const std::vector<LayoutReport> all = scaling_of(recipe, machine, on_gpu, options.ranks);
@@ -233,7 +209,7 @@ bool plan_layout(const LayoutOptions& options, const Recipe& recipe, double avai
   const LayoutReport report = report_of(forecast);
   if (!options.picture.empty()) {
     Fs fs;
-    publish_file(fs, options.picture, picture_of(forecast));
+    publish_file(fs, options.picture, layout_picture(forecast));
   }
   if (options.json) {
     write_json(std::cout, report);

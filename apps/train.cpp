@@ -23,7 +23,7 @@ namespace troupe {
 namespace {
 
 void write_run_files(Fs& fs, const TrainOptions& options, const Recipe& recipe,
-                     const Sources& sources, const Call& call) {
+                     const Sources& sources, const Call& call, int64_t ranks) {
   const std::string& dir = recipe.checkpoint.dir;
   std::ostringstream resolved, environment;
   print_config(resolved, recipe, sources);
@@ -31,7 +31,9 @@ void write_run_files(Fs& fs, const TrainOptions& options, const Recipe& recipe,
   std::string given = read_file(options.recipe.path, Code::kNoRecipe);
   for (const std::string& set : options.recipe.sets) given += "\n# --set " + set;
   publish_file(fs, dir + "/given.yaml", without_secrets(given));
-  write_json(environment, this_environment(call.words, device_of(recipe.run.device).str()));
+  RunEnvironment here = this_environment(call.words, device_of(recipe.run.device).str());
+  here.ranks = ranks;
+  write_json(environment, here);
   publish_file(fs, dir + "/env.json", environment.str() + "\n");
 }
 
@@ -100,7 +102,7 @@ class Run {
   void begun() {
     if (place_.rank != 0) return;
     ours_ = true;
-    write_run_files(fs_, options_, recipe_, sources_, call_);
+    write_run_files(fs_, options_, recipe_, sources_, call_, place_.size);
   }
 
   // Where it happened, and what of the recipe takes the memory.

@@ -170,6 +170,30 @@ class TroupeRuns(unittest.TestCase):
         self.assertAlmostEqual(told["step_seconds"] / step, 1, places=9)
         self.troupe("plan", "nano.yaml", "--ranks", 1, "--machine", "here.yaml", "--bench", "here.yaml", code=2)
 
+    def test_a_report_shows_the_forecast_beside_what_the_run_took(self):
+        self.troupe("train", "nano.yaml", "--set", "checkpoint.dir=told")
+        self.troupe("bench", "machine", "-o", "here.yaml", "--device", "cpu")
+        self.troupe("report", "told", "--machine", "here.yaml")
+        page = (self.folder / "told" / "report.html").read_text()
+        self.assertIn("Forecast and measured", page)
+        for what in ("a step", "update", "tokens a second", "memory of a rank"):
+            self.assertRegex(page, rf"<td>{what}</td><td>[\d.]+[^<]*</td><td>[\d.]+[^<]*</td><td>\d+%")
+        self.assertRegex(page, r"a step of 1 ranks, \S+ \S+, as forecast")
+
+    def test_191_a_machine_that_is_slower_than_it_should_be_is_told_before_a_run(self):
+        self.troupe("bench", "machine", "-o", "here.yaml", "--device", "cpu")
+        here = (self.folder / "here.yaml").read_text()
+        self.assertIn("gpu: false", here)
+        for name, times in (("slower", 0.1), ("faster", 10)):
+            rates = re.sub(r"(?m)^(products|experts|attention|bandwidth): (\S+)",
+                           lambda m, times=times: f"{m[1]}: {float(m[2]) * times}", here)
+            (self.folder / f"{name}.yaml").write_text(rates)
+        self.troupe("bench", "machine", "-o", "again.yaml", "--device", "cpu", "--expect", "slower.yaml")
+        said = self.troupe("bench", "machine", "--device", "cpu", "--expect", "faster.yaml", code=7).stderr
+        for name in ("products", "experts", "attention", "bandwidth"):
+            self.assertRegex(said, rf"rank 0: {name} \S+ is \d+% of the \S+ that are expected")
+        self.assertIn("faster.yaml: E7102 4 rates", said)
+
     def test_the_forecast_is_near_what_a_run_takes(self):
         peaks = []
         for recompute in ("none", "1"):

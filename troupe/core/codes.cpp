@@ -173,6 +173,13 @@ std::string_view explain(Code code) {
              "or more than there is (an error, E7006), or memory ran out all the same. The message "
              "holds the sizes and the cheapest changes that save some; `troupe plan` says where "
              "the memory goes.";
+    case Code::kSlowMachine:
+      return "`troupe bench machine --expect` measured rates under four fifths of those in the "
+             "file. "
+             "A device that is hot, shared, capped in power or has another driver than the others "
+             "is "
+             "the usual cause; of links, a cable, or a group that does not take NVLink or RDMA. "
+             "One slow rank makes all as slow: leave it out, or mend it.";
     case Code::kNoDevice:
       return "The recipe asks for a device that is not here, or whose driver does not answer. "
              "`run.device: auto` takes what there is.";

@@ -67,6 +67,7 @@ enum class Code {
   kFolderInUse = 7005,
   kTooLarge = 7006,
   kNoDevice = 7101,
+  kSlowMachine = 7102,
   kBrokenContract = 9001,
 };
 

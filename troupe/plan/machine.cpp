@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 
 #include "troupe/core/check.h"
 #include "troupe/core/config.h"
+#include "troupe/core/median.h"
 
 namespace troupe {
 namespace {
@@ -15,7 +17,48 @@ Link across(const Machine& m, int64_t hosts) {
   return {.bandwidth = m.between.bandwidth * std::max(left, 0.05), .latency = m.between.latency};
 }
 
+struct Rate {
+  const char* name;
+  double Machine::*value;
+};
+constexpr Rate kRates[] = {{"products", &Machine::products},
+                           {"experts", &Machine::experts},
+                           {"attention", &Machine::attention},
+                           {"bandwidth", &Machine::bandwidth}};
+
+std::string share(double found, double wanted) {
+  char text[64];
+  std::snprintf(text, sizeof(text), "%.3g is %.0f%% of the %.3g", found, 100 * found / wanted,
+                wanted);
+  return text;
+}
+
 }  // namespace
+
+std::vector<std::string> slow_parts(const std::vector<Machine>& ranks, const Machine* expected,
+                                    double part) {
+  std::vector<std::string> out;
+  for (const auto& [name, value] : kRates) {
+    std::vector<double> all;
+    for (const Machine& m : ranks) all.push_back(m.*value);
+    const double usual = median(all);
+    for (size_t rank = 0; rank < ranks.size(); ++rank) {
+      const std::string who = "rank " + std::to_string(rank) + ": " + name + ' ';
+      const double found = ranks[rank].*value;
+      if (expected != nullptr && found < part * expected->*value) {
+        out.push_back(who + share(found, expected->*value) + " that are expected");
+      } else if (ranks.size() > 2 && found < part * usual) {
+        out.push_back(who + share(found, usual) + " that half of the ranks reach");
+      }
+    }
+  }
+  const double link = ranks.front().inside.bandwidth;
+  if (ranks.size() > 1 && expected != nullptr && link < part * expected->inside.bandwidth) {
+    out.push_back("between ranks: inside.bandwidth " + share(link, expected->inside.bandwidth) +
+                  " that are expected");
+  }
+  return out;
+}
 
 Machine load_machine(const std::string& path) {
   Machine m;

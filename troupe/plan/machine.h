@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace troupe {
 
@@ -22,6 +23,7 @@ struct Link {
 struct Machine {
   std::string name = {};
   std::string measured = {};  // when and how; empty: assumed
+  bool gpu = true;            // what `auto` stands for in run.device and train.precision
   double memory = 0;          // bytes of a device
   double products = 0;        // FLOP/s of large matrix products
   double experts = 0;         // of grouped ones
@@ -37,6 +39,7 @@ struct Machine {
   static void visit(auto& m, auto&& f) {
     f("name", m.name);
     f("measured", m.measured);
+    f("gpu", m.gpu);
     f("memory", m.memory);
     f("products", m.products);
     f("experts", m.experts);
@@ -55,6 +58,11 @@ struct Machine {
 
 // Names every field that is missing or makes no sense.
 Machine load_machine(const std::string& path);
+
+// Rates that are under `part` of what they should be, a line each: of each rank beside the median
+// of the ranks, where there are three or more, and beside `expected` where it is given.
+std::vector<std::string> slow_parts(const std::vector<Machine>& ranks, const Machine* expected,
+                                    double part = 0.8);
 
 // How a group of ranks lies on hosts.
 struct Spread {

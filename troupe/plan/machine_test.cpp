@@ -35,6 +35,26 @@ TEST(Machine, LinksBetweenManyHostsAreSlower) {
   EXPECT_NEAR(ten, 9 * 0.1 + 900 / (10 * 0.94), 1e-9);
 }
 
+// Row 191: one bad driver or link makes all ranks slow.
+TEST(Machine, WhatIsSlowIsNamedByRank) {
+  const Machine good{.products = 100, .experts = 80, .attention = 60, .bandwidth = 10};
+  Machine bad = good, worn = good;
+  bad.bandwidth = 5, worn.products = 85;
+  EXPECT_TRUE(slow_parts({good, worn, good}, nullptr).empty());
+  EXPECT_EQ(slow_parts({good, bad, good}, nullptr),
+            std::vector<std::string>{
+                "rank 1: bandwidth 5 is 50% of the 10 that half of the ranks reach"});
+  EXPECT_TRUE(slow_parts({good, bad}, nullptr).empty());  // which of two is the slow one?
+  EXPECT_EQ(slow_parts({bad}, &good),
+            std::vector<std::string>{"rank 0: bandwidth 5 is 50% of the 10 that are expected"});
+  Machine linked = good, slow_link = good;
+  linked.inside.bandwidth = 40, slow_link.inside.bandwidth = 8;
+  EXPECT_EQ(slow_parts({slow_link, slow_link}, &linked),
+            std::vector<std::string>{
+                "between ranks: inside.bandwidth 8 is 20% of the 40 that are expected"});
+  EXPECT_TRUE(slow_parts({linked, linked}, &linked).empty());
+}
+
 TEST(Machine, AFileWithoutARateIsRefusedByName) {
   const testing::TemporaryFolder folder;
   const std::string path = folder / "m.yaml";

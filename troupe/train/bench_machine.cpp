@@ -132,6 +132,7 @@ Machine bench_machine(const c10::Device& device, World& world, const Machine& as
       at::TensorOptions(on_gpu ? at::kBFloat16 : at::kFloat).device(device);
   const Clock clock(device);
   Machine out = assumed;
+  out.gpu = on_gpu;
   out.memory =
       on_gpu ? static_cast<double>(memory_use(device).total) : static_cast<double>(host_memory());
   bench_device(clock, options, work_for(device), out);

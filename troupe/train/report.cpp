@@ -9,6 +9,9 @@
 #include "troupe/core/file.h"
 #include "troupe/core/json.h"
 #include "troupe/core/text.h"
+#include "troupe/train/recipe.h"
+#include "troupe/train/report_forecast.h"
+#include "troupe/train/run_files.h"
 #include "troupe/train/svg.h"
 
 namespace troupe {
@@ -223,37 +226,46 @@ Record experts_record(const std::vector<LayerLoad>& loads) {
   return out;
 }
 
-std::string report_html(const RunLog& log, const std::string& name, const std::string& recipe,
-                        const std::string& environment) {
+std::string report_html(const RunLog& log, const ReportParts& parts) {
   std::ostringstream os;
   os << "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n<title>"
-     << escaped(name) << "</title>\n"
+     << escaped(parts.name) << "</title>\n"
      << "<style>body{font:15px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em;"
         "color:#222}pre{background:#f5f5f5;padding:1em;overflow:auto;white-space:pre-wrap}"
         "table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:.2em .6em;"
         "text-align:left}svg{display:inline-block;margin:.3em}.verdict{font-size:1.2em}"
         "</style></head>\n<body>\n<h1>"
-     << escaped(name) << "</h1>\n"
+     << escaped(parts.name) << "</h1>\n"
      << summary(log) << loss_chart(log) << chart_of(log, "lr", "learning rate")
      << chart_of(log, "tokens_s", "tokens a second")
      << chart_of(log, "grad_norm", "gradient norm", true)
      << chart_of(log, "moe/load", "load of the busiest expert, over the mean");
+  section(os, "Forecast and measured", parts.forecast);
   section(os, "Load of experts", expert_maps(log));
   section(os, "Samples", sample_table(log));
   section(os, "Evaluations", evaluation_table(log));
   section(os, "Events", event_table(log));
-  section(os, "Recipe", recipe.empty() ? "" : "<pre>" + escaped(recipe) + "</pre>\n");
+  section(os, "Recipe", parts.recipe.empty() ? "" : "<pre>" + escaped(parts.recipe) + "</pre>\n");
   section(os, "Environment",
-          environment.empty() ? "" : "<pre>" + escaped(environment) + "</pre>\n");
+          parts.environment.empty() ? "" : "<pre>" + escaped(parts.environment) + "</pre>\n");
   os << "</body></html>\n";
   return os.str();
 }
 
-std::string write_report(Fs& fs, const std::string& run) {
+std::string write_report(Fs& fs, const std::string& run, const std::string& machine) {
   const std::string path = run + "/report.html";
-  publish_file(fs, path,
-               report_html(read_run_log(run + "/log.jsonl"), run,
-                           read_if_there(run + "/recipe.yaml"), read_if_there(run + "/env.json")));
+  const RunLog log = read_run_log(run + "/log.jsonl");
+  ReportParts parts{.name = run,
+                    .recipe = read_if_there(run + "/recipe.yaml"),
+                    .environment = read_if_there(run + "/env.json")};
+  if (!machine.empty()) {
+    Sources sources;
+    RunEnvironment environment;
+    read_config(parse_json(read_file(run + "/env.json"), run + "/env.json"), environment);
+    parts.forecast = forecast_section(load_recipe(run + "/recipe.yaml", {}, sources),
+                                      environment.ranks, load_machine(machine), log);
+  }
+  publish_file(fs, path, report_html(log, parts));
   return path;
 }
 

@@ -44,8 +44,12 @@ RunLog read_run_log(const std::string& path);
 // The event that tells every expert's share.
 Record experts_record(const std::vector<LayerLoad>& loads);
 
-std::string report_html(const RunLog& log, const std::string& name, const std::string& recipe,
-                        const std::string& environment);
-std::string write_report(Fs& fs, const std::string& run);  // returns its path
+struct ReportParts {
+  std::string name, recipe, environment;
+  std::string forecast = {};  // HTML: report_forecast.h
+};
+std::string report_html(const RunLog& log, const ReportParts& parts);
+// Returns its path. With a machine file also what was forecast, beside what the run took.
+std::string write_report(Fs& fs, const std::string& run, const std::string& machine = "");
 
 }  // namespace troupe

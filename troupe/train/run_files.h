@@ -38,7 +38,7 @@ struct ExitRecord {
 
 struct RunEnvironment {
   std::string version, commit, command, host, processor, device, torch;
-  int64_t cores = 0, threads = 0, pid = 0;
+  int64_t cores = 0, threads = 0, pid = 0, ranks = 1;
   static void visit(auto& e, auto&& f) {
     f("version", e.version);
     f("commit", e.commit);
@@ -50,6 +50,7 @@ struct RunEnvironment {
     f("cores", e.cores);
     f("threads", e.threads);
     f("pid", e.pid);
+    f("ranks", e.ranks);
   }
 };
 RunEnvironment this_environment(const std::vector<std::string>& command, const std::string& device);

@@ -65,6 +65,16 @@ std::string fixed(double value, int digits) {
   return text("%.*f", digits, value);
 }
 
+std::string seconds_text(double seconds) {
+  char text[32];
+  if (seconds < 1) {
+    std::snprintf(text, sizeof(text), "%.1f ms", 1e3 * seconds);
+  } else {
+    std::snprintf(text, sizeof(text), seconds < 100 ? "%.2f s" : "%.0f s", seconds);
+  }
+  return text;
+}
+
 std::string short_number(double value) {
   if (value >= 1e6) return text("%.2fM", value / 1e6);
   return value >= 1e3 ? text("%.1fk", value / 1e3) : text("%.0f", value);

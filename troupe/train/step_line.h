@@ -23,6 +23,7 @@ std::string step_line(LineFormat format, const Record& record, const Position& n
                       const Position& run);
 
 std::string fixed(double value, int digits);  // 0.50
+std::string seconds_text(double seconds);     // 12.3 ms, 1.23 s, 123 s
 std::string short_number(double value);       // 181.4k, 2.08M
 std::string short_time(double seconds);       // 2h14m, 3m05s, 12s
 

@@ -1,0 +1,14 @@
+// A step as it is forecast, drawn.
+#pragma once
+
+#include <string>
+
+#include "troupe/train/layout_forecast.h"
+
+namespace troupe {
+
+// SVG of the slowest rank's step, a lane a row: what it computes, exchanges and waits for, and what
+// goes on beside.
+std::string layout_picture(const LayoutForecast& forecast);
+
+}  // namespace troupe
