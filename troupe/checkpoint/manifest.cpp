@@ -203,8 +203,13 @@ std::vector<StoredTensor> parse_index(const std::string& text, const std::string
     IndexLine line;
     read_as(parse_json(text.substr(at, end - at), place, Code::kNoCheckpoint), line,
             "the index of a shard");
-    StoredTensor tensor{{line.name, Element::kF32, {line.global, line.offset, line.size}},
-                        line.hash};
+    // By assignment: of nested lists of vectors g++ 12 says, falsely, that one may be
+    // uninitialized.
+    StoredTensor tensor;
+    tensor.tensor.name = line.name, tensor.hash = line.hash;
+    tensor.tensor.box.global = line.global;
+    tensor.tensor.box.offset = line.offset;
+    tensor.tensor.box.size = line.size;
     if (!element_of(line.dtype, tensor.tensor.element)) {
       fail(Code::kNoCheckpoint, place, "unknown dtype", line.dtype);
     }

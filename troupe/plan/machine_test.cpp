@@ -37,7 +37,8 @@ TEST(Machine, LinksBetweenManyHostsAreSlower) {
 
 // Row 191: one bad driver or link makes all ranks slow.
 TEST(Machine, WhatIsSlowIsNamedByRank) {
-  const Machine good{.products = 100, .experts = 80, .attention = 60, .bandwidth = 10};
+  Machine good;
+  good.products = 100, good.experts = 80, good.attention = 60, good.bandwidth = 10;
   Machine bad = good, worn = good;
   bad.bandwidth = 5, worn.products = 85;
   EXPECT_TRUE(slow_parts({good, worn, good}, nullptr).empty());
