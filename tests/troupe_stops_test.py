@@ -20,7 +20,7 @@ class TroupeStops(NanoRun):
         begin = time.monotonic()
         run.send_signal(sign)
         code = run.wait(timeout=30)
-        self.assertLess(time.monotonic() - begin, 4)
+        self.assertLess(time.monotonic() - begin, 10)
         return code
 
     def test_F17_a_second_signal_leaves_a_slow_save_and_the_old_step(self):
@@ -32,7 +32,7 @@ class TroupeStops(NanoRun):
         begin = time.monotonic()
         run.send_signal(signal.SIGTERM)
         self.assertEqual(run.wait(timeout=10), 128 + signal.SIGTERM)
-        self.assertLess(time.monotonic() - begin, 1)
+        self.assertLess(time.monotonic() - begin, 4)  # of the 5 s that the save takes
         self.assertEqual(self.steps(), ["step-000005"])
         self.assertIn("resumed step 5", self.train())
         self.assertEqual([p.name for p in (self.folder / "run").glob(".*")], [])
@@ -163,7 +163,7 @@ class TroupeStops(NanoRun):
     def test_F106_a_limit_of_time_is_kept_with_a_saved_step(self):
         begin = time.monotonic()
         said = self.train("run.time_limit=2s", "train.steps=1000", TROUPE_FAULT="batch=sleep:50")
-        self.assertLess(time.monotonic() - begin, 4)
+        self.assertLess(time.monotonic() - begin, 20)  # of 50 s
         self.assertIn("time limit 2s: stopping after step", said)
         last = max(self.losses())
         self.assertTrue(5 < last < 60, last)

@@ -98,7 +98,7 @@ class TroupeWatch(RanksRun):
         for rank in (1, 2):
             self.assertEqual(runs[rank].wait(10), 6, self.text_of(rank))
             self.assertRegex(self.text_of(rank), "E6001 (rank 0 of 3 has ended|ends with rank 0)")
-        self.assertLess(time.monotonic() - begin, 5)
+        self.assertLess(time.monotonic() - begin, 10)
         for rank in (1, 2):  # no launcher sees what all did: each that is left keeps its own
             kept = json.loads((self.folder / f"run/flight-rank-{rank}.json").read_text())["ranks"]
             self.assertEqual([r["rank"] for r in kept], [rank])

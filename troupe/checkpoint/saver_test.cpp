@@ -118,21 +118,21 @@ TEST_F(Saving, WhatIsLoadedIsWhatWasSavedToTheBit) {
 
 TEST_F(Saving, ABackgroundSaveHoldsTheStateOfItsStep) {
   config_.background = true;
-  const Faults slow("save.shard=sleep:1000");
+  const Faults slow("save.shard=sleep:3000");
   Model run, wanted, other;
   run.advance(1), wanted.advance(1);
   const auto s = saver(slow);
   const auto start = Clock::now();
   s->save(run.state(), {.step = 1});
-  EXPECT_LT(Clock::now() - start, std::chrono::milliseconds(700));
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(2));
   EXPECT_TRUE(s->busy());
   run.advance(2);  // training goes on
   s->wait();
   EXPECT_FALSE(s->busy());
   const auto results = s->take_results();
   ASSERT_EQ(results.size(), 1u);
-  EXPECT_LT(results[0].stall_seconds, 0.7);
-  EXPECT_GE(results[0].write_seconds, 1);
+  EXPECT_LT(results[0].stall_seconds, 2);
+  EXPECT_GE(results[0].write_seconds, 3);
   load_into(other);
   EXPECT_TRUE(other.same(wanted));
 }
