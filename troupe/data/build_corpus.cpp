@@ -18,7 +18,6 @@ namespace {
 namespace stdfs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kBadKept = 10;
 constexpr auto kTimeBetweenLines = std::chrono::seconds(5);
 
 // Where a build that was stopped goes on. `of` is a hash of settings and files.
@@ -125,11 +124,7 @@ class Build {
   }
 
   void write(const EncodedPiece& piece, TokenWriter& writer) {
-    for (const BadDocument& bad : piece.bad) {
-      if (config_.on_bad == OnBad::kStop) fail(Code::kBadDocument, bad.place, bad.what);
-      if (result_.bad.size() < kBadKept) result_.bad.push_back(bad.place + ": " + bad.what);
-      ++result_.info.skipped;
-    }
+    result_.info.skipped += skip_bad(piece.bad, config_.on_bad, result_.bad);
     int64_t begin = 0;
     const std::span ids(piece.documents.ids);
     const std::span weights(piece.documents.weights);
@@ -211,6 +206,15 @@ class Build {
 };
 
 }  // namespace
+
+int64_t skip_bad(const std::vector<BadDocument>& bad, OnBad on_bad,
+                 std::vector<std::string>& kept) {
+  for (const BadDocument& document : bad) {
+    if (on_bad == OnBad::kStop) fail(Code::kBadDocument, document.place, document.what);
+    if (kept.size() < 10) kept.push_back(document.place + ": " + document.what);
+  }
+  return static_cast<int64_t>(bad.size());
+}
 
 void validate(const BuildConfig& config, const BuildTokenizer& tokenizer) {
   if (config.input.empty()) fail(Code::kBadValue, "input", "names no file");

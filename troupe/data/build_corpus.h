@@ -75,6 +75,11 @@ struct BuildLimits {
   int64_t bytes_between_notes = int64_t{256} << 20;
 };
 
+// Throws at a bad document where `on_bad` says so; else `kept` gets those that are among the first
+// ten. Returns how many there are.
+struct BadDocument;
+int64_t skip_bad(const std::vector<BadDocument>& bad, OnBad on_bad, std::vector<std::string>& kept);
+
 void validate(const BuildConfig& config, const BuildTokenizer& tokenizer);
 BuildResult build_corpus(const BuildConfig& config, const BuildTokenizer& tokenizer, Fs& fs,
                          const Log& log = {}, const BuildLimits& limits = {});

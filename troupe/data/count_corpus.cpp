@@ -8,7 +8,6 @@
 namespace troupe {
 
 CorpusCount count_corpus(const BuildConfig& config, const BuildTokenizer& tokenizer) {
-  constexpr size_t kBadKept = 10;
   const auto begin = std::chrono::steady_clock::now();
   const std::vector<std::string> files = corpus_files(config.input);
   const DocumentRules rules{.format = settled_format(config.format, files),
@@ -21,11 +20,7 @@ CorpusCount count_corpus(const BuildConfig& config, const BuildTokenizer& tokeni
   CorpusCount out{.files = std::ssize(files), .text_bytes = reader.total_bytes(), .bad = {}};
   const EncodeJob job{rules, tokenizer.encode, config.longest.value, config.workers};
   encode_corpus(reader, job, [&](const EncodedPiece& piece) {
-    for (const BadDocument& bad : piece.bad) {
-      if (config.on_bad == OnBad::kStop) fail(Code::kBadDocument, bad.place, bad.what);
-      if (out.bad.size() < kBadKept) out.bad.push_back(bad.place + ": " + bad.what);
-      ++out.skipped;
-    }
+    out.skipped += skip_bad(piece.bad, config.on_bad, out.bad);
     const EncodedDocuments& d = piece.documents;
     out.documents += std::ssize(d.ends);
     out.tokens += std::ssize(d.ids);

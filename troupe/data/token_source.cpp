@@ -106,16 +106,16 @@ void require_below(std::span<const int32_t> ids, int64_t vocab, const TokenSourc
 }
 
 int64_t scan_tokens(const TokenSource& source, int64_t vocab, int64_t blocks) {
-  constexpr int64_t kBlock = 1 << 16;
-  const int64_t all = ceil_div(source.num_tokens(), kBlock);
+  constexpr int64_t kPiece = 1 << 16;
+  const int64_t all = ceil_div(source.num_tokens(), kPiece);
   const int64_t wanted = blocks == 0 ? all : std::min(blocks, all);
   std::vector<int32_t> ids;
   int64_t seen = 0;
   for (int64_t i = 0; i < wanted; ++i) {
     // The first and the last block are among them.
     const int64_t block = wanted == 1 ? 0 : i * (all - 1) / (wanted - 1);
-    const int64_t first = block * kBlock;
-    ids.resize(static_cast<size_t>(std::min(kBlock, source.num_tokens() - first)));
+    const int64_t first = block * kPiece;
+    ids.resize(static_cast<size_t>(std::min(kPiece, source.num_tokens() - first)));
     source.read(first, ids);
     require_below(ids, vocab, source, first);
     seen += std::ssize(ids);
