@@ -1,6 +1,7 @@
 """An installed Troupe is found, linked and run by a project that knows nothing of this tree."""
 import os
 import pathlib
+import re
 import subprocess
 import tempfile
 import unittest
@@ -31,6 +32,15 @@ class Install(unittest.TestCase):
         run("cmake", "--build", self.work)
         said = run(self.work / "consumer")
         self.assertRegex(said, r"router.*gradient norm \d")
+
+    def test_145_a_router_of_ones_own_in_two_files_learns(self):
+        work = self.work / "own"
+        run("cmake", "-G", "Ninja", "-S", ROOT / "examples/router", "-B", work,
+            f"-DCMAKE_PREFIX_PATH={self.prefix}", "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
+        run("cmake", "--build", work)
+        losses = [float(loss) for loss in re.findall(r"loss (\d\.\d+)", run(work / "router"))]
+        self.assertEqual(len(losses), 4)
+        self.assertLess(losses[-1], losses[0] / 4)
 
     def test_another_version_is_refused(self):
         (self.prefix / "x").mkdir(parents=True, exist_ok=True)

@@ -68,11 +68,12 @@ MoeSizes sizes_of(const MoeConfig& c, const MoeShape& s) {
 }
 
 MoeLayer::MoeLayer(const MoeConfig& config, const MoeShape& shape,
-                   std::unique_ptr<Dispatcher> dispatcher)
+                   std::unique_ptr<Dispatcher> dispatcher, std::unique_ptr<Router> router)
     : config_((validate(config, shape), config)),
       shape_(shape),
-      router_(build(router_of(config, shape),
-                    {shape.width, config.experts, config.top_k, shape.vocab})),
+      router_(router ? std::move(router)
+                     : build(router_of(config, shape),
+                             {shape.width, config.experts, config.top_k, shape.vocab})),
       dispatcher_(dispatcher ? std::move(dispatcher) : local_dispatcher(config.experts)),
       experts_(config.ffn, experts_shape(config, shape, *dispatcher_)),
       fractions_(config.experts) {
@@ -98,8 +99,8 @@ MoeOutput MoeLayer::forward(const at::Tensor& x, const Tokens& tokens, const Con
 
   // Of the router's x: gradients are added as router + (experts + shared), also where the latter
   // two come from a recomputed graph.
-  const Mixture mixed =
-      twice ? mixture_twice(routed.x_TD, kept.routed) : mixture(routed.x_TD, kept.routed);
+  const at::Tensor& seen_TD = routed.x_TD.defined() ? routed.x_TD : x_TD;
+  const Mixture mixed = twice ? mixture_twice(seen_TD, kept.routed) : mixture(seen_TD, kept.routed);
 
   MoeOutput out{
       .y = mixed.y_TD,

@@ -82,9 +82,11 @@ struct MoeOutput {
 
 class MoeLayer {
  public:
-  // Without a dispatcher: all experts here.
+  // Without a dispatcher: all experts here. Without a router: the configured one; with one of the
+  // caller's own (examples/router) config.router is not read.
   MoeLayer(const MoeConfig& config, const MoeShape& shape,
-           std::unique_ptr<Dispatcher> dispatcher = nullptr);
+           std::unique_ptr<Dispatcher> dispatcher = nullptr,
+           std::unique_ptr<Router> router = nullptr);
 
   MoeOutput forward(const at::Tensor& x, const Tokens& tokens, const Context& context);
   // C7: rows since the last call that had no room here, in all forwards, an int64 scalar; undefined

@@ -50,7 +50,8 @@ struct RouterOutput {
   at::Tensor score_sum = {};
   bool forced = false;        // a benchmark aid chose (R3): no training speed
   at::Tensor logits_TE = {};  // z without its graph, for a trace (R15)
-  at::Tensor x_TD = {};       // the input, for whoever reads it after the router (Gated::x_TD)
+  // The input, for whoever reads it after the router (Gated::x_TD); undefined: x itself.
+  at::Tensor x_TD = {};
 };
 
 using VisitParam = std::function<void(const std::string& name, Param& param)>;
