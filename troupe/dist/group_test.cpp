@@ -7,6 +7,7 @@
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <csignal>
 
 #include "troupe/core/check.h"
@@ -179,6 +180,16 @@ TEST(Place, IsReadFromEveryLauncher) {
                                {"SLURM_STEP_NODELIST", "gpu[3-5,7]"}});
   EXPECT_EQ(slurm->host, "gpu3");
   EXPECT_EQ(slurm->size, 4);
+  // Nodes of 2, 2, 8, 8, 8 and 1 ranks.
+  const std::array<int64_t, 6> here = {2, 2, 8, 8, 8, 1};
+  for (size_t node = 0; node < here.size(); ++node) {
+    const auto one = place_of({{"SLURM_STEP_ID", "0"},
+                               {"SLURM_PROCID", "0"},
+                               {"SLURM_NTASKS", "29"},
+                               {"SLURM_NODEID", std::to_string(node)},
+                               {"SLURM_STEP_TASKS_PER_NODE", "2(x2),8(x3),1"}});
+    EXPECT_EQ(one->local_size, here[node]);
+  }
   const auto mpi = place_of({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}});
   EXPECT_EQ(mpi->source, "Open MPI");
 }

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <string_view>
 
 #include "troupe/core/check.h"
 #include "troupe/dist/world.h"
@@ -44,6 +46,24 @@ std::string first_host(const std::string& list) {
   return host;
 }
 
+// Of "2(x4),1", the tasks of each of five nodes: those of one; 0: the list does not reach it.
+int64_t tasks_of_node(const std::string& list, int64_t node) {
+  constexpr const char* kName = "SLURM_STEP_TASKS_PER_NODE";
+  for (size_t at = 0; at < list.size();) {
+    const size_t end = std::min(list.find(',', at), list.size());
+    const std::string entry = list.substr(at, end - at);
+    const size_t open = entry.find("(x");
+    int64_t nodes = 1;
+    if (open != std::string::npos && entry.ends_with(')')) {
+      nodes = number(kName, entry.substr(open + 2, entry.size() - open - 3), 1);
+    }
+    if (node < nodes) return number(kName, entry.substr(0, open), 1);
+    node -= nodes;
+    at = end + 1;
+  }
+  return 0;
+}
+
 }  // namespace
 
 std::optional<Place> place_from(const GetVariable& get) {
@@ -70,6 +90,11 @@ std::optional<Place> place_from(const GetVariable& get) {
     if (const auto text = get(names.local_rank)) p.local_rank = number(names.local_rank, *text, 0);
     if (const auto text = get(names.local_size)) p.local_size = number(names.local_size, *text, 1);
     if (const auto list = get("SLURM_STEP_NODELIST")) p.host = first_host(*list);
+    const auto tasks = get("SLURM_STEP_TASKS_PER_NODE"), node = get("SLURM_NODEID");
+    if (names.sign == std::string_view("SLURM_STEP_ID") && tasks && node) {
+      const int64_t here = tasks_of_node(*tasks, number("SLURM_NODEID", *node, 0));
+      if (here > 0) p.local_size = here;
+    }
     if (const auto text = get("MASTER_ADDR")) p.host = *text;
     if (const auto text = get("MASTER_PORT")) {
       p.port = static_cast<int>(number("MASTER_PORT", *text, 1));
