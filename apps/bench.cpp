@@ -16,6 +16,7 @@
 #include "troupe/plan/machine.h"
 #include "troupe/train/bench_machine.h"
 #include "troupe/train/bench_run.h"
+#include "troupe/train/choose_layout.h"
 #include "troupe/train/forecast.h"
 #include "troupe/train/learner.h"
 #include "troupe/train/memory_use.h"
@@ -55,8 +56,10 @@ void print(const BenchReport& report) {
 void bench(const BenchCommand& options) {
   keep_freed_memory();  // as `train` does
   Sources sources;
-  const Recipe recipe = load_recipe(options.recipe.path, options.recipe.sets, sources);
+  Recipe recipe = load_recipe(options.recipe.path, options.recipe.sets, sources);
   validate(recipe, sources);
+  const RanksAtHand one{.memory = available_memory(recipe), .on_gpu = runs_on_gpu(recipe)};
+  recipe.train.micro_batch = choose_micro_batch(recipe, one).sequences;
   const BenchReport report = bench_run(recipe, options.bench);
   std::ostringstream text;
   write_json(text, report);

@@ -6,6 +6,7 @@
 #include "apps/recipe_options.h"
 #include "apps/verbs.h"
 #include "troupe/nn/models/costs.h"
+#include "troupe/train/choose_layout.h"
 #include "troupe/train/open_data.h"
 #include "troupe/train/step_line.h"
 
@@ -14,8 +15,12 @@ namespace {
 
 void check(const RecipeOptions& options, const MemoryOption& memory, Call& call) {
   Sources sources;
-  const Recipe recipe = load_recipe(options.path, options.sets, sources);
+  Recipe recipe = load_recipe(options.path, options.sets, sources);
   validate(recipe, sources);
+  const double available = memory.bytes(recipe);
+  const MicroBatchChoice micro =
+      choose_micro_batch(recipe, {.memory = available, .on_gpu = runs_on_gpu(recipe)});
+  recipe.train.micro_batch = micro.sequences;
   const RunPlan plan = plan_of(recipe);
   const OpenedData opened = open_data(recipe, Log({stderr_sink()}, Level::kWarning));
   const ModelCosts costs = costs_of(recipe.model);
@@ -23,13 +28,13 @@ void check(const RecipeOptions& options, const MemoryOption& memory, Call& call)
             << " active, " << short_number(costs.flops_per_token(recipe.data.sequence))
             << " FLOPs a token\n"
             << "batch  " << plan.batch << " sequences of " << recipe.data.sequence << ", "
-            << plan.micro_batch << " at a time (" << plan.micro_reason << ")\n"
+            << plan.micro_batch << " at a time (" << micro.why << ")\n"
             << "run    " << plan.run.steps << " steps, " << plan.run.tokens << " tokens\n";
   for (const SourceUse& use : opened.data.train->uses(plan.run.samples)) {
     std::cout << "data   " << use.name << ": " << use.tokens << " tokens, " << use.epochs()
               << " epochs in this run\n";
   }
-  if (const double available = memory.bytes(recipe); available > 0) {
+  if (available > 0) {
     const MemoryVerdict verdict = judge_memory(recipe, runs_on_gpu(recipe), available);
     (verdict.warns ? std::cerr : std::cout)
         << (verdict.warns ? options.path + ": " : "") << verdict.line << '\n';

@@ -10,6 +10,7 @@
 #include "apps/verbs.h"
 #include "troupe/core/json.h"
 #include "troupe/nn/models/costs.h"
+#include "troupe/train/choose_layout.h"
 #include "troupe/train/forecast.h"
 #include "troupe/train/step_line.h"
 
@@ -108,7 +109,7 @@ void print_all(const PlanReport& report, const Recipe& recipe, double rate, doub
 
 void plan(const PlanOptions& options, Call& call) {
   Sources sources;
-  const Recipe recipe = load_recipe(options.recipe.path, options.recipe.sets, sources);
+  Recipe recipe = load_recipe(options.recipe.path, options.recipe.sets, sources);
   validate(recipe, sources);
   if (options.rate < 0) fail(Code::kBadValue, "--rate", "must be positive, not", options.rate);
   if (options.layout.ranks > 0) {
@@ -119,6 +120,8 @@ void plan(const PlanOptions& options, Call& call) {
     return;
   }
   const double available = options.memory.bytes(recipe);
+  const RanksAtHand one{.memory = available, .on_gpu = runs_on_gpu(recipe)};
+  recipe.train.micro_batch = choose_micro_batch(recipe, one).sequences;
   PlanReport report = report_of(recipe, forecast_memory(recipe, runs_on_gpu(recipe)));
   if (options.rate > 0) {
     const TimeForecast time = forecast_time(recipe, options.rate * 1e12);

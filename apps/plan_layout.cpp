@@ -12,6 +12,7 @@
 #include "troupe/core/json.h"
 #include "troupe/core/publish.h"
 #include "troupe/schedule/text.h"
+#include "troupe/train/choose_layout.h"
 #include "troupe/train/forecast.h"
 #include "troupe/train/layout_forecast.h"
 #include "troupe/train/layout_picture.h"
@@ -171,7 +172,7 @@ void LayoutOptions::add_to(CLI::App& verb) {
   verb.add_flag("--list", list, "the actions that each rank issues in a step");
 }
 
-bool plan_layout(const LayoutOptions& options, const Recipe& recipe, double available) {
+bool plan_layout(const LayoutOptions& options, Recipe recipe, double available) {
   if (options.machine.empty()) {
     fail(Code::kBadValue, "--ranks",
          "needs --machine FILE: one of machines/, or what `troupe bench machine` writes");
@@ -190,6 +191,8 @@ bool plan_layout(const LayoutOptions& options, const Recipe& recipe, double avai
     }
     return available <= 0 || all.back().memory <= available;
   }
+  recipe.train.micro_batch =
+      choose_micro_batch(recipe, {.world = options.ranks, .on_gpu = on_gpu}).sequences;
   if (options.choose) {
     const std::vector<LayoutForecast> all =
         layouts_that_fit(recipe, options.ranks, machine, on_gpu, available);

@@ -155,6 +155,42 @@ class Recipes(Folder):
             self.assertEqual(len(losses), 3)
             self.assertAlmostEqual(losses[0], 5.5, delta=.5)  # ln 256: nothing is known
 
+    def run_on(self, recipe, ranks, name, *sets):
+        """The steps' losses of a run, of so many ranks."""
+        words = [w for one in [*sets, f"checkpoint.dir=runs/{name}"] for w in ("--set", one)]
+        launch = ["launch", "-n", str(ranks), "--"] if ranks > 1 else []
+        out = subprocess.run([TROUPE, *launch, "train", recipe, *words], cwd=self.folder, env=self.env, timeout=200,
+                             capture_output=True, text=True, check=False)
+        self.assertEqual(out.returncode, 0, out.stderr)
+        if ranks > 1:
+            self.assertIn(f"experts over {ranks}", out.stderr)
+        return [r["loss"] for r in self.rows(f"runs/{name}") if "event" not in r]
+
+    def test_129_mixtral_cut_down_trains_on_eight_ranks(self):
+        sets = ["model.layers=2", "model.width=64", "model.heads=8", "model.vocab=256", "model.max_positions=64",
+                "model.moe.hidden=32", "data.sequence=32", "train.global_batch=8", "train.micro_batch=1", "train.steps=3",
+                "run.device=cpu", "run.threads=1", "train.precision=fp32"]
+        one, eight = (self.run_on(ROOT / "recipes/mixtral_8x7b.yaml", n, f"mixtral{n}", *sets) for n in (1, 8))
+        self.assertEqual(len(eight), 3)
+        for a, b in zip(one, eight):
+            self.assertAlmostEqual(a, b, delta=1e-5 * a)
+
+    def test_120_a_converted_script_has_its_experts_over_ranks(self):
+        flags = ("--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --vocab-size 256 --swiglu "
+                 "--num-experts 8 --moe-router-topk 2 --moe-aux-loss-coeff 1e-2 --hidden-dropout 0 --attention-dropout 0 "
+                 "--expert-model-parallel-size 4 --use-distributed-optimizer --micro-batch-size 1 --global-batch-size 8 "
+                 "--train-iters 3 --lr 1e-3 --mock-data --save runs/script")
+        (self.folder / "script.sh").write_text(f"torchrun --nproc_per_node 4 pretrain_gpt.py {flags}\n")
+        told = subprocess.run([TROUPE, "convert", "recipe", "script.sh", "-o", "script.yaml"], cwd=self.folder, env=self.env,
+                              capture_output=True, text=True, check=False)
+        self.assertEqual(told.returncode, 0, told.stdout + told.stderr)
+        sets = ["run.device=cpu", "run.threads=1"]
+        four = self.run_on("script.yaml", 4, "script4", *sets)
+        one = self.run_on("script.yaml", 1, "script1", "parallel.expert=1", "parallel.shard=auto", *sets)
+        self.assertEqual(len(four), 3)
+        for a, b in zip(one, four):
+            self.assertAlmostEqual(a, b, delta=1e-5 * a)
+
     def test_made_up_data_needs_no_file_and_is_learnt(self):
         """Each id is the one before it and one, so a benchmark's loss falls as a real one's does."""
         sets = [*SMALL, "data.train=[{kind: mock}]", "data.valid=[]", 'data.tokenizer=""', "eval.prompts=[]", "model.vocab=64",

@@ -34,7 +34,7 @@ class RanksRun(NanoRun):
 
     def start_ranks(self, world, *sets, name="run", **more):
         """Of `more` a function gives a rank its own variables."""
-        port = random.randint(20000, 45000)
+        port = random.randint(20000, 32000)  # below those that a system gives out
         own = {key: value for key, value in more.items() if not callable(value)}
         return [self.start_rank(r, world, port, sets, name, **own,
                                 **{k: v(r) for k, v in more.items() if callable(v)}) for r in range(world)]
@@ -42,12 +42,13 @@ class RanksRun(NanoRun):
     def text_of(self, rank, name="run"):
         return (self.folder / f"{name}.{rank}.txt").read_text()
 
-    def train_ranks(self, world, *sets, name="run", timeout=60):
+    def train_ranks(self, world, *sets, name="run", timeout=60, code=0, **more):
+        """A whole run, each of whose ranks ends with that code."""
         if world == 1:
-            self.train(*sets, f"checkpoint.dir={name}")
+            self.train(*sets, f"checkpoint.dir={name}", code=code, **more)
             return
-        for rank, run in enumerate(self.start_ranks(world, *sets, name=name)):
-            self.assertEqual(run.wait(timeout), 0, self.text_of(rank, name)[-2000:])
+        for rank, run in enumerate(self.start_ranks(world, *sets, name=name, **more)):
+            self.assertEqual(run.wait(timeout), code, self.text_of(rank, name)[-2000:])
 
     def figures(self, name):
         """(loss, gradient norm) of each step."""

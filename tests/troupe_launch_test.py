@@ -8,12 +8,14 @@ import subprocess
 import time
 import unittest
 
-from nano_run import TROUPE, NanoRun
+from nano_run import NANO, TROUPE, NanoRun
 
 SLOW = "batch=sleep:60"  # of each step, so that a test can meet it on its way
 
 
 class TroupeLaunch(NanoRun):
+    RECIPE = NANO.replace("global_batch: 8", "global_batch: 8, micro_batch: 2")  # the same for any number of ranks
+
     def words(self, *sets, options=(), ranks=2):
         return ["launch", "-n", ranks, *options, "--", "train", "nano.yaml", *(w for s in sets for w in ("--set", s))]
 

@@ -15,9 +15,9 @@ class TroupeLayouts(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.runs = LayoutRuns(folder.name)
 
-    def assert_near(self, layout):
+    def assert_near(self, layout, *sets):
         for part, name in ((layout.reference(), "one"), (layout, "many")):
-            self.runs.train(part, name, "checkpoint.at=[1]")
+            self.runs.train(part, name, "checkpoint.at=[1]", *sets)
         for what, apart in zip(("loss", "norm"), self.runs.apart("one", "many")):
             self.assertLess(apart, 1e-5, what)
         start, gradients = self.runs.start_of("one", "many")
@@ -35,6 +35,11 @@ class TroupeLayouts(unittest.TestCase):
 
     def test_H2_H4_four_ranks_cut_two_experts_and_differ_in_targets(self):
         self.assert_near(Layout(4, "ZeRO-1", expert=4, experts=2))
+
+    def test_D1_a_mean_of_means_is_that_of_one_process(self):
+        self.assert_near(Layout(3, "FSDP", expert=3, experts=6), "train.loss_mean=microbatches")
+        self.runs.train(Layout(experts=6), "tokens")
+        self.assertGreater(self.runs.apart("one", "tokens")[0], 1e-3)
 
     def test_H5_exact_dispatch_is_one_process_bit_for_bit(self):
         sets = ("train.clip=0", "model.moe.top_k=3")

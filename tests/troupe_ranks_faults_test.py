@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """What several ranks do when one of them is lost, late, asked to stop, or started otherwise."""
+import itertools
 import signal
 import time
 import unittest
@@ -16,7 +17,7 @@ class TroupeRanksFaults(RanksRun):
             for rank in (0, 2):
                 self.assertEqual(runs[rank].wait(10), 6, self.text_of(rank)[-1500:])
                 self.assertIn("E6001", self.text_of(rank))
-            self.assertLess(time.monotonic() - begin, 5, fault)
+            self.assertLess(time.monotonic() - begin, 10, fault)
             self.assertEqual(self.exit_record()["error"], "E6001")
 
     def test_F99_a_signal_to_one_rank_stops_all_at_one_step(self):
@@ -43,12 +44,22 @@ class TroupeRanksFaults(RanksRun):
             self.assertIn("rank(s) 2 did not arrive", self.text_of(rank))
 
     def test_F111_a_nan_on_one_rank_reaches_no_weight_of_any(self):
-        runs = self.start_ranks(2, TROUPE_FAULT=lambda r: "backward.1:5=nan" if r == 1 else "")
-        for rank, run in enumerate(runs):
-            self.assertEqual(run.wait(30), 0, self.text_of(rank)[-1500:])
-        # Seen in the sum, so by the rank that owns that part of it.
-        self.assertRegex(self.text_of(0), "First: rank [01], gradient of layers.0")
-        self.assertEqual([r["nonfinite"] for r in self.records() if r.get("step") == 20 and "event" not in r], [1])
+        points = (("forward.0", "gradient of"), ("forward.1", "gradient of"), ("forward.3", "gradient of"),
+                  ("backward.1", r"gradient of layers\.0\."))
+        for (point, first), bad in itertools.product(points, (0, 1)):
+            name = f"{point}-{bad}".replace(".", "")
+            self.train_ranks(2, name=name, TROUPE_FAULT=lambda r, at=point, bad=bad: f"{at}:5=nan" if r == bad else "")
+            self.assertRegex(self.text_of(0, name), rf"First: rank {bad}, {first}")
+            last = [r for r in self.records(name) if r.get("step") == 20 and "event" not in r]
+            self.assertEqual([r["nonfinite"] for r in last], [1])
+
+    def test_F111_a_bad_weight_is_named_by_the_rank_that_has_it(self):
+        self.train_ranks(2, "model.tie_embeddings=true", code=5, TROUPE_FAULT=lambda r: "optim:5=nan" if r == 1 else "")
+        self.assertRegex(self.text_of(0), "First: rank 1, weight ")
+
+    def test_F111_a_passing_nan_is_told_as_one(self):
+        self.train_ranks(2, TROUPE_FAULT=lambda r: "backward.1#1:5=nan" if r == 1 else "")
+        self.assertRegex(self.text_of(0), r"First: rank [01], gradient of layers\.0\..*; replayed, it is finite: a passing fault")
 
     def test_F118_replicas_that_differ_are_found_before_they_are_saved(self):
         runs = self.start_ranks(3, "parallel.shard=none", TROUPE_FAULT=lambda r: "optim:7=flip" if r == 1 else "")

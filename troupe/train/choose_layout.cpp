@@ -1,6 +1,9 @@
 #include "troupe/train/choose_layout.h"
 
+#include <algorithm>
+#include <iterator>
 #include <numeric>
+#include <vector>
 
 #include "troupe/core/check.h"
 #include "troupe/nn/models/config.h"
@@ -18,6 +21,13 @@ double memory_with(Recipe recipe, const ParallelConfig& parallel, const RanksAtH
 std::string of_gib(double bytes, double memory) {
   const std::string needs = in_gib(bytes) + " GiB a rank";
   return memory > 0 ? needs + " of " + in_gib(memory) : needs;
+}
+
+// Those of `all` that `good` is true of; if none is, all of them.
+std::vector<int64_t> those(const std::vector<int64_t>& all, auto&& good) {
+  std::vector<int64_t> out;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(out), good);
+  return out.empty() ? all : out;
 }
 
 }  // namespace
@@ -65,6 +75,30 @@ LayoutChoice choose_layout(const Recipe& r, const RanksAtHand& ranks) {
   const std::string rows = why_dispatcher(c, needs);
   if (!rows.empty()) out.why += rows + "; ";
   out.why += "memory forecast " + of_gib(bytes, ranks.memory);
+  return out;
+}
+
+MicroBatchChoice choose_micro_batch(const Recipe& r, const RanksAtHand& ranks) {
+  if (r.train.micro_batch) return {.sequences = *r.train.micro_batch, .why = "given"};
+  const int64_t batch = plan_of(r).batch, tokens = ranks.on_gpu ? 2 * kMicroTokens : kMicroTokens;
+  std::vector<int64_t> fit = micro_batches(r, tokens);
+  fit = those(fit, [&](int64_t n) { return batch / n >= ranks.world; });
+  fit = those(fit, [&](int64_t n) { return batch / n % ranks.world == 0; });
+  MicroBatchChoice out{.sequences = fit.front(),
+                       .why = "chosen: at most " + std::to_string(tokens) + " tokens"};
+  if (ranks.world > 1) out.why += ", each of " + std::to_string(ranks.world) + " ranks its part";
+  if (ranks.memory <= 0) return out;
+  const auto needs = [&](int64_t n) {
+    Recipe with = r;
+    with.train.micro_batch = n;
+    return needed_memory(with, ranks.on_gpu, ranks.world);
+  };
+  const auto found = std::find_if(fit.begin(), fit.end(),
+                                  [&](int64_t n) { return needs(n) <= 0.9 * ranks.memory; });
+  if (found == fit.begin()) return out;
+  const double full = needs(out.sequences);
+  out.sequences = found == fit.end() ? fit.back() : *found;
+  out.why += "; " + std::to_string(fit.front()) + " would need " + of_gib(full, ranks.memory);
   return out;
 }
 

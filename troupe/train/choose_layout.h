@@ -32,4 +32,13 @@ struct LayoutChoice {
 // What is given stays as it is, also where it does not fit: layout_faults tells that.
 LayoutChoice choose_layout(const Recipe& recipe, const RanksAtHand& ranks);
 
+// train.micro_batch where the recipe has none; its `parallel` is settled. As many sequences as have
+// 8,192 tokens at most (16,384 on a GPU) and need at most 90 % of the memory: of the numbers that
+// divide the batch those that give all ranks equally many microbatches, or else each at least one.
+struct MicroBatchChoice {
+  int64_t sequences = 1;
+  std::string why;  // "given", "chosen: ..."
+};
+MicroBatchChoice choose_micro_batch(const Recipe& recipe, const RanksAtHand& ranks);
+
 }  // namespace troupe

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "troupe/core/config.h"
+#include "troupe/train/forecast.h"
 
 namespace troupe {
 namespace {
@@ -102,6 +103,37 @@ TEST(ChooseLayout, WhatIsGivenStays) {
   EXPECT_EQ(c.expert, 4);
   EXPECT_EQ(c.shard, ShardKind::kZero1);
   EXPECT_EQ(chosen("model: {preset: olmoe-1b-7b}\nparallel: {expert: 5}", ranks).expert, 5);
+}
+
+// Row 193: what fits, without a word in the recipe; the loss does not depend on it.
+TEST(ChooseLayout, AMicroBatchFitsTheMemoryAndGivesEachRankItsPart) {
+  const auto micro = [](const std::string& more, const RanksAtHand& ranks) {
+    Recipe r = recipe_of("model: {preset: olmoe-1b-7b}\n" + more);
+    if (more.find("micro_batch") == std::string::npos) r.train.micro_batch.reset();
+    r.parallel = choose_layout(r, ranks).parallel;
+    return choose_micro_batch(r, ranks);
+  };
+  EXPECT_EQ(micro("", {}).sequences, 8);
+  EXPECT_EQ(micro("", {.on_gpu = true}).sequences, 16);
+  EXPECT_EQ(micro("train: {micro_batch: 2}", {.on_gpu = true}).why, "given");
+  // 64 sequences: 8 each; of 3 ranks none has equally many, of 48 two have two.
+  EXPECT_EQ(micro("", {.world = 8, .per_host = 8, .on_gpu = true}).sequences, 8);
+  EXPECT_EQ(micro("", {.world = 3, .per_host = 3, .on_gpu = true}).sequences, 16);
+  EXPECT_EQ(micro("", {.world = 48, .per_host = 8, .on_gpu = true}).sequences, 1);
+  // Of 8 ranks of 80 GiB all can have 8; of less, what needs 90 % of it.
+  for (const double gib : {80., 40., 30., 24.}) {
+    const RanksAtHand ranks{.world = 8, .per_host = 8, .memory = gib * kGiB, .on_gpu = true};
+    const MicroBatchChoice choice = micro("", ranks);
+    Recipe r = recipe_of("model: {preset: olmoe-1b-7b}");
+    r.parallel = choose_layout(r, ranks).parallel;
+    r.train.micro_batch = choice.sequences;
+    const double needs = needed_memory(r, true, 8);
+    EXPECT_TRUE(needs <= 0.9 * ranks.memory || choice.sequences == 1) << gib << ' ' << needs;
+    r.train.micro_batch = 2 * choice.sequences;
+    EXPECT_TRUE(choice.sequences == 8 || needed_memory(r, true, 8) > 0.9 * ranks.memory) << gib;
+    EXPECT_EQ(choice.sequences == 8, choice.why.find("would need") == std::string::npos)
+        << choice.why;
+  }
 }
 
 }  // namespace

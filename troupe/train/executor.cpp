@@ -22,8 +22,8 @@ at::Tensor spoiled(const at::Tensor& x, FaultAction action) {
   return x;
 }
 
-void add_to(at::Tensor& sum, const at::Tensor& x) {
-  const at::Tensor wide = x.detach().to(at::kDouble);
+void add_to(at::Tensor& sum, const at::Tensor& x, double factor = 1) {
+  const at::Tensor wide = x.detach().to(at::kDouble) * factor;
   sum = sum.defined() ? sum.add_(wide) : wide.clone();
 }
 
@@ -96,7 +96,7 @@ StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input
     switch (action.kind) {
       case Kind::kForwardLight: forward(action, input, true); break;
       case Kind::kForward: forward(action, input, false); break;
-      case Kind::kBackward: backward(action, input); break;
+      case Kind::kBackward: backward(action, input, handlers); break;
       case Kind::kGather: store_.gather(owned_buckets_.at(action.chunk)); break;
       case Kind::kFree: store_.drop(owned_buckets_.at(action.chunk)); break;
       case Kind::kReduce: reduce(action, input); break;
@@ -147,34 +147,36 @@ void Executor::forward(const Action& action, const StepInput& input, bool light)
   }
   if (result.h.defined()) outputs_[cell] = result.h.detach();
   if (light) return;
-  collect(action.chunk, result, batch.ids_BS.numel() > 0);
+  collect(action, result, input);
   live_[cell] = {h, std::move(result)};
 }
 
-void Executor::collect(int chunk, const UnitResult& result, bool counts) {
+void Executor::collect(const Action& action, const UnitResult& result, const StepInput& input) {
   const at::NoGradGuard no_grad;
-  if (result.loss_sum.defined()) add_to(out_.loss_sum, result.loss_sum);
-  if (result.mtp_sum.defined()) add_to(out_.mtp_sum, result.mtp_sum);
+  const auto m = static_cast<size_t>(action.microbatch);
+  const bool counts = input.microbatches[m].ids_BS.numel() > 0;
+  if (result.loss_sum.defined()) add_to(out_.loss, result.loss_sum, input.factors[m]);
+  if (result.mtp_sum.defined()) add_to(out_.mtp, result.mtp_sum, input.factors[m]);
   for (const MoeLoss& loss : result.losses) {
     add_to(out_.aux[loss.name], loss.value / loss.coefficient);
     out_.aux_terms[loss.name] += counts;
   }
-  std::vector<MoeStats>& own = out_.moe[chunk];
+  std::vector<MoeStats>& own = out_.moe[action.chunk];
   own.resize(std::max(own.size(), result.stats.size()));
   for (size_t i = 0; i < result.stats.size(); ++i) {
     own[i].counts_E.defined() ? void(own[i] += result.stats[i]) : void(own[i] = result.stats[i]);
   }
-  if (own.empty()) out_.moe.erase(chunk);
+  if (own.empty()) out_.moe.erase(action.chunk);
 }
 
-void Executor::backward(const Action& action, const StepInput& input) {
+void Executor::backward(const Action& action, const StepInput& input, const Handlers& handlers) {
   const Watched watched(*this, Phase::kBackward, &PhaseSeconds::backward, action.chunk);
   const Cell cell{action.chunk, action.microbatch};
   Live live = std::move(live_.at(cell));
   live_.erase(cell);
   const auto& params = unit_params_[static_cast<size_t>(action.chunk)];
   const UnitResult& r = live.result;
-  const double token = input.loss_scale / input.weight_sum;
+  const double token = input.loss_scale * input.factors[static_cast<size_t>(action.microbatch)];
   const double aux = input.loss_scale / static_cast<double>(input.all_microbatches);
   store_.need(unit_buckets_[static_cast<size_t>(action.chunk)]);
   Roots roots;
@@ -195,7 +197,11 @@ void Executor::backward(const Action& action, const StepInput& input) {
       faults_.at("backward." + std::to_string(action.chunk), input.context.step);
   size_t at = 0;
   if (live.input.defined()) gradients_[cell] = grads[at++];
-  for (const auto& [slot, p] : params) store_.add(slot, spoiled(grads[at++], fault));
+  for (const auto& [slot, p] : params) {
+    const at::Tensor gradient = spoiled(grads[at++], fault);
+    if (handlers.gradient && gradient.defined()) handlers.gradient(action, slot, gradient);
+    store_.add(slot, gradient);
+  }
   gradients_.erase({action.chunk + 1, action.microbatch});
   outputs_.erase({action.chunk - 1, action.microbatch});
 }

@@ -6,9 +6,10 @@
 // ParamStore and keeps the former for the unit before. So a graph lives from F to B of one unit and
 // one microbatch, and no gradient is accumulated but in the store's f32 buffers.
 //
-// What is differentiated is loss_scale (sum of weighted token losses / weight_sum + sum of
-// auxiliary losses / all_microbatches): both are of the whole global batch, so that the split into
-// microbatches and ranks does not matter (rules A7, D1), and gradients are sums, never means.
+// What is differentiated is loss_scale (sum of weighted token losses, each times its microbatch's
+// factor, + sum of auxiliary losses / all_microbatches). All are of the whole global batch, so
+// gradients are sums, never means; where each factor is 1 / the batch's sum of weights, the split
+// into microbatches and ranks does not matter (rules A7, D2).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +29,7 @@ namespace troupe {
 
 struct StepInput {
   std::vector<Batch> microbatches = {};  // this rank's; those without rows add nothing
-  double weight_sum = 1;                 // of all ranks
+  std::vector<double> factors = {};      // of each one's weighted token losses
   double loss_scale = 1;
   int64_t all_microbatches = 0;  // of all ranks, those without rows not counted
   int64_t first_token = 0;       // global index, within the step, of microbatch 0's first
@@ -37,8 +38,8 @@ struct StepInput {
 
 // Tensors on the device; nothing has been waited for.
 struct StepOutput {
-  at::Tensor loss_sum;                       // f64 scalar: sum of weighted token losses
-  at::Tensor mtp_sum;                        // undefined without MTP modules
+  at::Tensor loss;                           // f64 scalar: this rank's part of the step's loss
+  at::Tensor mtp;                            // undefined without MTP modules
   std::map<std::string, at::Tensor> aux;     // sum over layers and microbatches, coefficient out
   std::map<std::string, int64_t> aux_terms;  // how many were summed
   std::map<int64_t, std::vector<MoeStats>> moe;  // by unit, over all microbatches
@@ -57,6 +58,8 @@ class Executor {
   struct Handlers {
     std::function<void(const StepOutput&)> update = {};
     std::function<void()> snapshot = {};
+    // A parameter's gradient of one microbatch on this rank, before it is added to others.
+    std::function<void(const Action&, int64_t slot, const at::Tensor& gradient)> gradient = {};
   };
 
   // `owners`: for each unit the one under whose name its parameters are gathered and reduced.
@@ -78,11 +81,11 @@ class Executor {
   };
 
   void forward(const Action& action, const StepInput& input, bool light);
-  void backward(const Action& action, const StepInput& input);
+  void backward(const Action& action, const StepInput& input, const Handlers& handlers);
   void reduce(const Action& action, const StepInput& input);
   // While it lives, an action of this phase is under way, and its time is taken.
   class Watched;
-  void collect(int chunk, const UnitResult& result, bool counts);
+  void collect(const Action& action, const UnitResult& result, const StepInput& input);
 
   Model& model_;
   ParamStore& store_;

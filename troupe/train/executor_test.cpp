@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "troupe/schedule/schedules.h"
+#include "troupe/train/loss_mean.h"
 
 namespace troupe {
 namespace {
@@ -92,13 +93,18 @@ struct Bench {
     model.for_each_param(-1, [&](const std::string& name, Param& p) { out.push_back({name, &p}); });
     return out;
   }
-  StepOutput run(int64_t microbatches, std::vector<int> recomputed = {}, double scale = 1) {
+  StepOutput run(int64_t microbatches, std::vector<int> recomputed = {}, double scale = 1,
+                 LossMean mean = LossMean::kTokens) {
     const Schedule schedule =
         build_schedule(Accumulate{}, {.chunks = kUnits,
                                       .microbatches = static_cast<int>(microbatches),
                                       .recomputed = std::move(recomputed)});
+    std::vector<double> weights;
+    for (const Batch& b : batches(microbatches)) {
+      weights.push_back(b.weights_BS.sum().item<double>());
+    }
     StepInput input{.microbatches = batches(microbatches),
-                    .weight_sum = 26,
+                    .factors = loss_factors(mean, weights, 26, microbatches),
                     .loss_scale = scale,
                     .all_microbatches = microbatches};
     input.context.training = true;
@@ -115,27 +121,35 @@ struct Bench {
   int updates = 0;
 };
 
-TEST(Executor, GradientsAreThoseOfTheWholeGraph) {
-  Bench bench;
-  const StepOutput got = bench.run(1);
-  EXPECT_EQ(bench.updates, 1);
-  const Batch batch = batches(1)[0];
+// With one graph from end to end, of one microbatch: its mean token loss, and its other losses.
+std::pair<at::Tensor, at::Tensor> whole_graph(Model& model, const Batch& batch) {
   Context context;
   context.training = true;
-  at::Tensor h, loss;
+  at::Tensor h, tokens, aux;
   for (int64_t unit = 0; unit < kUnits; ++unit) {
-    const UnitResult r = bench.model.forward(unit, h, batch, context);
+    const UnitResult r = model.forward(unit, h, batch, context);
     h = r.h;
-    at::Tensor part = r.loss_sum.defined() ? r.loss_sum / 26 : r.loss_sum;
-    if (!r.losses.empty()) part = r.losses[0].value;
-    if (part.defined()) loss = loss.defined() ? loss + part : part;
+    if (r.loss_sum.defined()) tokens = r.loss_sum / r.weight_sum;
+    for (const MoeLoss& l : r.losses) aux = aux.defined() ? aux + l.value : l.value;
   }
+  return {tokens, aux};
+}
+
+void expect_gradients_of(const at::Tensor& loss, Bench& bench) {
   for (size_t s = 0; s < bench.store.slots().size(); ++s) {
     const at::Tensor want =
         torch::autograd::grad({loss}, {bench.store.slots()[s].named.param->value}, {}, true)[0];
     const at::Tensor diff = bench.store.grad(static_cast<int64_t>(s)) - want.view(-1);
     EXPECT_LT(diff.abs().max().item<float>(), 1e-7) << bench.store.slots()[s].named.name;
   }
+}
+
+TEST(Executor, GradientsAreThoseOfTheWholeGraph) {
+  Bench bench;
+  const StepOutput got = bench.run(1);
+  EXPECT_EQ(bench.updates, 1);
+  const auto [tokens, aux] = whole_graph(bench.model, batches(1)[0]);
+  expect_gradients_of(tokens + aux, bench);
   EXPECT_EQ(got.aux_terms.at("aux"), 2);
   EXPECT_EQ(got.moe.size(), 2u);
 }
@@ -143,16 +157,31 @@ TEST(Executor, GradientsAreThoseOfTheWholeGraph) {
 TEST(Executor, F126_EightMicrobatchesAreOneWithinRounding) {
   Bench one, eight;
   const StepOutput a = one.run(1), b = eight.run(8);
-  EXPECT_NEAR(a.loss_sum.item<double>(), b.loss_sum.item<double>(), 1e-5);
+  EXPECT_NEAR(a.loss.item<double>(), b.loss.item<double>(), 1e-6);
   EXPECT_LT((one.grad() - eight.grad()).abs().max().item<float>(), 1e-7);
   EXPECT_EQ(a.moe.at(1)[0].counts_E[0].item<int64_t>(), b.moe.at(1)[0].counts_E[0].item<int64_t>());
+}
+
+TEST(Executor, D1_TheMeanOfMicrobatchesIsThatOfTheirMeans) {
+  Bench bench;
+  const StepOutput got = bench.run(8, {}, 1, LossMean::kMicrobatches);
+  at::Tensor loss, tokens;
+  for (const Batch& batch : batches(8)) {  // of 3 or 4 targets each
+    const auto [own, aux] = whole_graph(bench.model, batch);
+    loss = loss.defined() ? loss + (own + aux) / 8 : (own + aux) / 8;
+    tokens = tokens.defined() ? tokens + own / 8 : own / 8;
+  }
+  expect_gradients_of(loss, bench);
+  EXPECT_NEAR(got.loss.item<double>(), tokens.item<double>(), 1e-6);
+  Bench other;
+  EXPECT_GT(std::abs(other.run(8).loss.item<double>() - got.loss.item<double>()), 1e-4);
 }
 
 TEST(Executor, F117_RecomputationChangesNoBitAndCountsOnce) {
   Bench plain, again;
   const StepOutput a = plain.run(2), b = again.run(2, {1, 2});
   EXPECT_TRUE(at::equal(plain.grad(), again.grad()));
-  EXPECT_TRUE(at::equal(a.loss_sum, b.loss_sum));
+  EXPECT_TRUE(at::equal(a.loss, b.loss));
   EXPECT_TRUE(at::equal(a.aux.at("aux"), b.aux.at("aux")));
   EXPECT_EQ(a.aux_terms.at("aux"), b.aux_terms.at("aux"));
   EXPECT_TRUE(at::equal(a.moe.at(2)[0].counts_E, b.moe.at(2)[0].counts_E));

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "troupe/core/check.h"
 
@@ -48,6 +49,8 @@ Feed make_feed(const TokenBatch& batch, int64_t micro, const c10::Device& device
   out.all_microbatches = batch.B / micro;
   for (int64_t m = 0; m < std::max(batch.B, steps * micro); m += micro) {
     const int64_t from = std::min(m, batch.B), count = std::min(micro, batch.B - from);
+    const auto first = batch.weights.begin() + from * batch.S;
+    out.weights.push_back(std::accumulate(first, first + count * batch.S, 0.));
     const auto rows = [&](const at::Tensor& x) {
       return x.defined() ? x.narrow(0, from, count) : x;
     };

@@ -17,9 +17,10 @@ struct Feed {
   int64_t first_token = 0;               // of microbatch 0, in the global batch
   int64_t first_sample = 0;              // what follows is of the global batch
   int64_t samples = 0;
-  int64_t tokens = 0;       // samples times sequence
-  double weight_sum = 0;    // of all targets
-  int64_t loss_tokens = 0;  // targets that count
+  int64_t tokens = 0;                // samples times sequence
+  double weight_sum = 0;             // of all targets
+  std::vector<double> weights = {};  // of the targets of each of these microbatches
+  int64_t loss_tokens = 0;           // targets that count
 };
 
 // Rows m * micro .. (m + 1) * micro make microbatch m; `micro` divides their number. Where fewer

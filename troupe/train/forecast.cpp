@@ -27,10 +27,6 @@ bool adds_up(const Recipe& r) {
   return plan.micro_batch < plan.batch;
 }
 
-double needed_memory(const Recipe& r, bool on_gpu, int64_t world) {
-  return world == 1 ? forecast_memory(r, on_gpu).total() : layout_memory(r, world, on_gpu).total();
-}
-
 bool try_set(Recipe& r, const std::string& assignment) {
   try {
     read_config(override_yaml(assignment), r);
@@ -49,6 +45,10 @@ int64_t number_in(const std::string& path) {
 }
 
 }  // namespace
+
+double needed_memory(const Recipe& r, bool on_gpu, int64_t world) {
+  return world == 1 ? forecast_memory(r, on_gpu).total() : layout_memory(r, world, on_gpu).total();
+}
 
 bool runs_on_gpu(const Recipe& r) {
   if (r.run.device != DeviceKind::kAuto) return r.run.device == DeviceKind::kCuda;

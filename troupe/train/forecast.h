@@ -47,6 +47,9 @@ double available_memory(const Recipe& recipe, int64_t ranks_here = 1);
 // `on_gpu` says what `auto` is in train.precision.
 MemoryForecast forecast_memory(const Recipe& recipe, bool on_gpu);
 
+// In all, of a rank of `world`, where the recipe's layout is settled.
+double needed_memory(const Recipe& recipe, bool on_gpu, int64_t world = 1);
+
 // A change that needs less: "train.micro_batch=4", its gain in bytes, and what it costs.
 struct MemoryCut {
   std::string set;

@@ -35,6 +35,10 @@ at::ScalarType type_of(Precision precision) {
   return precision == Precision::kBf16 ? at::kBFloat16 : at::kHalf;
 }
 
+std::string to_text(const BadValue& bad) {
+  return bad.name + ", " + std::to_string(bad.bad) + " of " + std::to_string(bad.of) + " values";
+}
+
 std::string unit_name(int64_t unit, int64_t units) {
   if (unit == 0) return "the embedding";
   return unit == units - 1 ? "the output head" : "layer " + std::to_string(unit - 1);
@@ -104,7 +108,8 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
 
 StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
   StepInput out{.microbatches = feed.microbatches,
-                .weight_sum = feed.weight_sum > 0 ? feed.weight_sum : 1,
+                .factors = loss_factors(recipe_.train.loss_mean, feed.weights, feed.weight_sum,
+                                        feed.all_microbatches),
                 .loss_scale = precision_ == Precision::kFp16 ? state.loss_scale.scale : 1,
                 .all_microbatches = feed.all_microbatches,
                 .first_token = feed.first_token};
@@ -131,7 +136,7 @@ StepReport Learner::step(const Feed& feed, TrainState& state) {
   const Schedule& schedule = schedule_of(static_cast<int>(feed.microbatches.size()));
   StepInput input = input_of(feed, state);
   const Executor::Handlers handlers = {
-      .update = [&](const StepOutput& output) { update(output, feed, state, report); }};
+      .update = [&](const StepOutput& output) { update(output, state, report); }};
   report.output = executor_->run(schedule[0], input, handlers);
   if (report.lost_rows > 0) {
     model_->for_each_moe([&](int64_t, MoeLayer& moe) { moe.forget_step(ranks_->sum_over_all()); });
@@ -150,19 +155,17 @@ StepReport Learner::step(const Feed& feed, TrainState& state) {
   return report;
 }
 
-void Learner::update(const StepOutput& output, const Feed& feed, TrainState& state,
-                     StepReport& report) {
+void Learner::update(const StepOutput& output, TrainState& state, StepReport& report) {
   const at::NoGradGuard no_grad;
   const double unscale = precision_ == Precision::kFp16 ? 1 / state.loss_scale.scale : 1;
   const double clip =
       recipe_.train.clip > 0 ? recipe_.train.clip : std::numeric_limits<double>::infinity();
-  const at::Tensor mtp =
-      output.mtp_sum.defined() ? output.mtp_sum : at::zeros({}, output.loss_sum.options());
+  const at::Tensor mtp = output.mtp.defined() ? output.mtp : at::zeros({}, output.loss.options());
   const at::Tensor squares = sum_squares(store_->counted_grads()).to(device_);
   // One sum over all ranks decides for all of them: what is not finite anywhere is so everywhere.
   const at::Tensor sums = summed(
       ranks_->sum_over_all(),
-      at::stack({output.loss_sum, mtp, (squares * (unscale * unscale)).squeeze(0), lost_rows()}));
+      at::stack({output.loss, mtp, (squares * (unscale * unscale)).squeeze(0), lost_rows()}));
   const auto [scale, norm] = clip_scale(sums.narrow(0, 2, 1), clip);
   const at::Tensor seen =
       at::cat({sums.narrow(0, 0, 2), norm.to(at::kDouble), sums.narrow(0, 3, 1)}).cpu();
@@ -171,9 +174,8 @@ void Learner::update(const StepOutput& output, const Feed& feed, TrainState& sta
     report.lost_rows = static_cast<int64_t>(values[3]);
     return;
   }
-  const double weight = feed.weight_sum > 0 ? feed.weight_sum : 1;
-  report.loss = values[0] / weight;
-  report.mtp_loss = values[1] / weight;
+  report.loss = values[0];
+  report.mtp_loss = values[1];
   report.grad_norm = values[2];
   report.finite = std::isfinite(report.loss) && std::isfinite(report.grad_norm);
   if (precision_ == Precision::kFp16) {
@@ -237,51 +239,73 @@ void Learner::apply(const TrainState& state, StepReport& report, const at::Tenso
 // In the order in which a step computes: weights, forward, gradients from the head down. Every rank
 // looks, also where another one has it: looking takes all of them.
 std::string Learner::first_bad(const Feed& feed, const TrainState& state) {
-  const auto told = [](const BadValue& bad) {
-    return bad.name + ", " + std::to_string(bad.bad) + " of " + std::to_string(bad.of) + " values";
-  };
   const auto weights = bad_values(*store_, &Bucket::own);
   const auto gradients = bad_gradients(*store_);
-  const std::string unit = first_bad_unit(feed, state);
+  Finding found = bad_forward(feed, state);
   // Looked at by all where there are several: a step between ranks takes all of them.
-  const bool again =
-      (!gradients.empty() || !ranks_->alone()) && gradients_are_bad_again(feed, state);
-  // What comes first in a step comes first here.
-  std::string found;
+  if (!gradients.empty() || !ranks_->alone()) {
+    found.first_of(bad_gradient(feed, state));
+    // Of the step that was: a sum over ranks, seen by the one that has this part of it.
+    if (!gradients.empty()) {
+      found.first_of({.stage = Stage::kSum,
+                      .what = "gradient of " + to_text(gradients.back()) +
+                              "; replayed, it is finite: a passing fault"});
+    }
+  }
   if (!weights.empty()) {
-    found = "1 weight " + told(weights.front());
-  } else if (!unit.empty()) {
-    found = "2 forward of " + unit + " (replayed: the same)";
-  } else if (!gradients.empty()) {
-    found = "3 gradient of " + told(gradients.back()) +
-            (again ? " (replayed: the same; its forward is finite)"
-                   : "; replayed, it is finite: a passing fault");
+    found.first_of({.stage = Stage::kWeights, .what = "weight " + to_text(weights.front())});
   }
-  std::vector<std::string> all = ranks_->peers().gather(found);
-  int64_t rank = -1;
-  for (size_t r = 0; r < all.size(); ++r) {
-    if (all[r].empty()) continue;
-    if (rank < 0 || all[r][0] < all[static_cast<size_t>(rank)][0]) rank = static_cast<int64_t>(r);
-  }
-  if (rank < 0) return "the loss; replayed, its forward is finite: a passing fault";
-  const std::string what = all[static_cast<size_t>(rank)].substr(2);
-  return ranks_->alone() ? what : "rank " + std::to_string(rank) + ", " + what;
+  const std::vector<std::string> all = ranks_->peers().gather(found.key() + found.what);
+  const auto first = std::min_element(all.begin(), all.end());
+  const std::string what = first->substr(found.key().size());
+  if (what.empty()) return "the loss; replayed, its forward is finite: a passing fault";
+  return ranks_->alone() ? what : "rank " + std::to_string(first - all.begin()) + ", " + what;
 }
 
-bool Learner::gradients_are_bad_again(const Feed& feed, const TrainState& state) {
+std::string Learner::Finding::key() const {
+  std::string place = std::to_string(order);
+  return std::to_string(static_cast<int>(stage)) + std::string(20 - place.size(), '0') + place;
+}
+
+void Learner::Finding::first_of(const Finding& other) {
+  if (other.key() < key()) *this = other;
+}
+
+// A rank's own gradients tell whose it is; that of their sum alone, that each was finite.
+Learner::Finding Learner::bad_gradient(const Feed& feed, const TrainState& state) {
   const Schedule& schedule = schedule_of(static_cast<int>(feed.microbatches.size()));
   StepInput input = input_of(feed, state);
   input.context.budgeted = false;  // as the step that is replayed: it had room for all
-  executor_->run(schedule[0], input, {.update = [](const StepOutput&) {}});
-  return !bad_gradients(*store_).empty();
+  Finding found;
+  const auto look = [&](const Action& action, int64_t slot, const at::Tensor& gradient) {
+    const NamedParam& named = store_->slots()[static_cast<size_t>(slot)].named;
+    const auto bad = bad_values_of(named, gradient);
+    if (bad.empty()) return;
+    const int64_t units = model_->num_units();
+    const auto slots = static_cast<int64_t>(store_->slots().size());
+    const int64_t unit = action.microbatch * units + units - 1 - action.chunk;
+    found.first_of({.stage = Stage::kBackward,
+                    .order = (unit + 1) * slots - 1 - slot,
+                    .what = "gradient of " + to_text(bad.front()) +
+                            " (replayed: the same; its forward is finite)"});
+  };
+  executor_->run(schedule[0], input, {.update = [](const StepOutput&) {}, .gradient = look});
+  const auto sums = bad_gradients(*store_);
+  if (!sums.empty()) {
+    found.first_of({.stage = Stage::kSum,
+                    .what = "gradient of " + to_text(sums.back()) +
+                            " (replayed: the same; each rank's own is finite)"});
+  }
+  return found;
 }
 
-std::string Learner::first_bad_unit(const Feed& feed, const TrainState& state) {
+Learner::Finding Learner::bad_forward(const Feed& feed, const TrainState& state) {
   const at::NoGradGuard no_grad;
   Context context = input_of(feed, state).context;
   context.owns_backward = false;  // counts nothing a second time
   context.budgeted = false;       // there was room for all
-  std::string found;
+  Finding found;
+  const int64_t units = model_->num_units();
   for (size_t m = 0; m < feed.microbatches.size(); ++m) {
     const Batch& batch = feed.microbatches[m];
     context.first_token = feed.first_token + static_cast<int64_t>(m) * batch.ids_BS.numel();
@@ -290,8 +314,11 @@ std::string Learner::first_bad_unit(const Feed& feed, const TrainState& state) {
       const UnitResult r = model_->forward(unit, h, batch, context);
       h = r.h;
       const at::Tensor& value = h.defined() ? h : r.loss_sum;
-      if (!found.empty() || at::isfinite(value).all().item<bool>()) return;
-      found = unit_name(unit, model_->num_units()) + ", microbatch " + std::to_string(m);
+      if (found.stage != Stage::kNone || at::isfinite(value).all().item<bool>()) return;
+      found = {.stage = Stage::kForward,
+               .order = static_cast<int64_t>(m) * units + unit,
+               .what = "forward of " + unit_name(unit, units) + ", microbatch " +
+                       std::to_string(m) + " (replayed: the same)"};
     });
   }
   return found;

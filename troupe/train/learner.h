@@ -28,7 +28,7 @@
 namespace troupe {
 
 struct StepReport {
-  double loss = 0;       // mean over the targets that count
+  double loss = 0;       // as train.loss_mean has it, over the targets that count
   double mtp_loss = 0;   // the same of MTP modules, their factor included
   double grad_norm = 0;  // before clipping
   double lr = 0, weight_decay = 0;
@@ -82,17 +82,28 @@ class Learner {
   bool weights_finite() const { return bad_values(*store_, &Bucket::own).empty(); }
 
  private:
+  // Where a value that is not finite came from, in the order in which a step computes.
+  enum class Stage { kWeights, kForward, kBackward, kSum, kNone };
+  struct Finding {
+    Stage stage = Stage::kNone;
+    int64_t order = 0;  // within the stage
+    std::string what = {};
+
+    std::string key() const;              // of one length; the smaller came first
+    void first_of(const Finding& other);  // becomes it, where that came before
+  };
+
   at::Tensor lost_rows();  // f64 scalar, this rank's
   StepInput input_of(const Feed& feed, const TrainState& state) const;
-  void update(const StepOutput& output, const Feed& feed, TrainState& state, StepReport& report);
+  void update(const StepOutput& output, TrainState& state, StepReport& report);
   void apply(const TrainState& state, StepReport& report, const at::Tensor& grad_scale);
   std::string first_bad(const Feed& feed, const TrainState& state);
-  std::string first_bad_unit(const Feed& feed, const TrainState& state);
+  Finding bad_forward(const Feed& feed, const TrainState& state);
+  Finding bad_gradient(const Feed& feed, const TrainState& state);
   const Schedule& schedule_of(int microbatches);
   // f(unit) for each in order, its values being there.
   void through_units(const std::function<void(int64_t unit)>& f);
   Live live_state(int64_t slot, size_t i, const std::string& name);
-  bool gradients_are_bad_again(const Feed& feed, const TrainState& state);
 
   const Recipe recipe_;
   const RunPlan plan_;

@@ -4,6 +4,7 @@
 #include <ATen/ops/full_like.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace troupe {
 
@@ -12,6 +13,7 @@ void Interval::add(const StepReport& report, const Feed& feed, double step_secon
   ++steps_;
   tokens_ += feed.tokens;
   if (report.finite) {
+    ++finite_;
     loss_ += report.loss * feed.weight_sum;
     weight_ += feed.weight_sum;
   }
@@ -48,6 +50,7 @@ void Interval::add_other_ranks(const SumOver& sum) {
 }
 
 double Interval::loss() const {
+  if (finite_ == 0) return std::numeric_limits<double>::quiet_NaN();
   return weight_ > 0 ? loss_ / weight_ : 0;
 }
 double Interval::step_seconds() const {

@@ -21,7 +21,7 @@ class Interval {
   void add_other_ranks(const SumOver& sum);
 
   int64_t steps() const { return steps_; }
-  double loss() const;          // mean over all targets of the interval
+  double loss() const;          // mean over all targets of the finite steps; NaN: there is none
   double step_seconds() const;  // mean
   double tokens_per_second() const;
   double wait_fraction() const;  // of the time
@@ -31,7 +31,7 @@ class Interval {
   std::map<std::string, double> aux() const;
 
  private:
-  int64_t steps_ = 0, tokens_ = 0;
+  int64_t steps_ = 0, finite_ = 0, tokens_ = 0;
   double loss_ = 0, weight_ = 0, seconds_ = 0, wait_ = 0;
   std::map<int64_t, std::vector<MoeStats>> moe_;
   std::map<std::string, std::pair<at::Tensor, int64_t>> aux_;

@@ -180,5 +180,7 @@ struct BadValue {
 // Over the slots in the order given, as far as they are owned here; nothing: all are finite.
 std::vector<BadValue> bad_values(const ParamStore& store, at::Tensor Bucket::*buffer);
 std::vector<BadValue> bad_gradients(const ParamStore& store);
+// In the whole values of one of them, such as its gradient before it is summed over ranks.
+std::vector<BadValue> bad_values_of(const NamedParam& named, const at::Tensor& values);
 
 }  // namespace troupe

@@ -21,7 +21,7 @@ namespace {
 
 // All ranks choose alike: memory is that of the least; hosts of unequal numbers of ranks count as
 // several of so many ranks as divide all of them.
-ParallelConfig chosen(const Recipe& recipe, World& world, std::string& why) {
+RanksAtHand agreed(const Recipe& recipe, World& world) {
   RanksAtHand ranks{.world = world.size(),
                     .per_host = 0,
                     .memory = available_memory(recipe, world.place().local_size),
@@ -32,6 +32,10 @@ ParallelConfig chosen(const Recipe& recipe, World& world, std::string& why) {
     ranks.memory = std::min(ranks.memory, std::stod(text));
     ranks.per_host = std::gcd(ranks.per_host, std::stoll(text.substr(text.find(' '))));
   }
+  return ranks;
+}
+
+ParallelConfig chosen(const Recipe& recipe, const RanksAtHand& ranks, std::string& why) {
   const LayoutChoice choice = choose_layout(recipe, ranks);
   why = choice.why;
   return settled(choice.parallel, needs_of(recipe, ranks.world, ranks.per_host));
@@ -43,7 +47,8 @@ Ranks::Ranks() : world_(std::make_shared<World>()), mesh_(1, {}) {}
 
 Ranks::Ranks(std::shared_ptr<World> world, const Recipe& recipe)
     : world_(std::move(world)),
-      config_(chosen(recipe, *world_, why_)),
+      at_hand_(agreed(recipe, *world_)),
+      config_(chosen(recipe, at_hand_, why_)),
       mesh_(world_->size(), shape_of(config_)) {
   if (alone()) return;
   const auto group = [&](GroupKind kind) {

@@ -17,6 +17,7 @@
 #include "troupe/nn/models/model.h"
 #include "troupe/schedule/action.h"
 #include "troupe/schedule/work.h"
+#include "troupe/train/choose_layout.h"
 #include "troupe/train/param_store.h"
 #include "troupe/train/recipe.h"
 #include "troupe/train/step_work.h"
@@ -55,10 +56,12 @@ class Ranks {
   // All ranks have the same text, or E2010 that tells which have what of it.
   void require_equal(const std::string& what, const std::string& text) const;
   std::string description() const;  // "8 ranks (torchrun): experts over 4, state over 8 (zero1)"
-  const std::string& why() const { return why_; }  // this layout; empty: one rank
+  const std::string& why() const { return why_; }          // this layout; empty: one rank
+  const RanksAtHand& at_hand() const { return at_hand_; }  // agreed by all; of one, nothing known
 
  private:
   std::shared_ptr<World> world_;
+  RanksAtHand at_hand_;
   std::string why_;
   ParallelConfig config_;
   Mesh mesh_;

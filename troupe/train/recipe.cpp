@@ -13,8 +13,6 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t kMicroTokens = 8192;  // what `micro_batch` is chosen for
-
 int64_t batch_of(const Recipe& r) {
   if (r.train.global_batch > 0) return r.train.global_batch;
   return r.data.sequence > 0 ? r.train.global_batch_tokens.value / r.data.sequence : 0;
@@ -213,23 +211,22 @@ std::vector<bool> recomputed_blocks(const Recipe& r) {
   return moe_layers(r.train.recompute, r.model.layers);
 }
 
+std::vector<int64_t> micro_batches(const Recipe& r, int64_t most_tokens) {
+  const int64_t batch = batch_of(r);
+  std::vector<int64_t> out;
+  for (int64_t n = std::clamp<int64_t>(most_tokens / r.data.sequence, 1, batch); n > 0; --n) {
+    if (batch % n == 0 && divides_ramp(r.train.batch_ramp, n)) out.push_back(n);
+  }
+  return out;
+}
+
 RunPlan plan_of(const Recipe& r) {
   RunPlan out;
   out.batch = batch_of(r);
   const int64_t sequence = r.data.sequence;
   TROUPE_CHECK(out.batch > 0 && sequence > 0, "batch", out.batch, "sequence", sequence);
   const std::optional<BatchRamp>& ramp = r.train.batch_ramp;
-  if (r.train.micro_batch) {
-    out.micro_batch = *r.train.micro_batch;
-    out.micro_reason = "given";
-  } else {
-    // It must divide every batch of a ramp too.
-    const auto fits = [&](int64_t n) { return out.batch % n == 0 && divides_ramp(ramp, n); };
-    out.micro_batch = std::clamp<int64_t>(kMicroTokens / sequence, 1, out.batch);
-    while (!fits(out.micro_batch)) --out.micro_batch;
-    out.micro_reason =
-        "chosen: divides the batch, at most " + std::to_string(kMicroTokens) + " tokens";
-  }
+  out.micro_batch = r.train.micro_batch ? *r.train.micro_batch : micro_batches(r).front();
   if (r.train.steps > 0) {
     Position& run = out.run;
     for (; run.steps < r.train.steps && ramp && run.samples < ramp_end(*ramp); ++run.steps) {

@@ -19,6 +19,7 @@
 #include "troupe/nn/models/config.h"
 #include "troupe/train/guard.h"
 #include "troupe/train/health.h"
+#include "troupe/train/loss_mean.h"
 #include "troupe/train/lr_schedule.h"
 #include "troupe/train/optimizer.h"
 #include "troupe/train/parallel.h"
@@ -43,6 +44,7 @@ struct TrainConfig {
   Precision precision = Precision::kAuto;
   OptimizerConfig optimizer;
   LrConfig schedule = CosineLr{};
+  LossMean loss_mean = LossMean::kTokens;
   double clip = 1;  // of the global gradient norm; 0: none
   uint64_t seed = 1;
   std::optional<BatchRamp> batch_ramp = {};
@@ -61,6 +63,7 @@ struct TrainConfig {
     f("precision", c.precision);
     f("optimizer", c.optimizer);
     f("schedule", c.schedule);
+    f("loss_mean", c.loss_mean);
     f("clip", c.clip);
     f("seed", c.seed);
     f("batch_ramp", c.batch_ramp);
@@ -171,14 +174,18 @@ Recipe load_recipe(const std::string& path, const std::vector<std::string>& sets
 // each. Warnings are what looks unintended.
 void validate(const Recipe& recipe, const Sources& sources);
 
-// What follows from the recipe, with the reason where a choice was made.
+// What follows from the recipe.
 struct RunPlan {
-  int64_t batch = 0;         // sequences of a full step
-  int64_t micro_batch = 0;   // sequences
-  std::string micro_reason;  // "given", "largest divisor of 64 with at most 8192 tokens"
-  Position run;              // how long it is
+  int64_t batch = 0;        // sequences of a full step
+  int64_t micro_batch = 0;  // sequences; where the recipe has none, the first of micro_batches()
+  Position run;             // how long it is
 };
 RunPlan plan_of(const Recipe& recipe);
+
+// What train.micro_batch may be: divides each batch, ramp included, and is 1 or has so many tokens
+// at most. The largest first.
+inline constexpr int64_t kMicroTokens = 8192;
+std::vector<int64_t> micro_batches(const Recipe& recipe, int64_t most_tokens = kMicroTokens);
 
 // How often log.jsonl has a line: what log.records says, or at most 100,000 times in the run.
 Span record_interval(const Recipe& recipe);

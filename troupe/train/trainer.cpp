@@ -45,6 +45,16 @@ void add_config(Fingerprint& out, const Recipe& recipe) {
 }
 
 // A run that cannot fit is told before anything is allocated, not by the system's killer.
+// The recipe with its microbatch, and why it is that.
+std::pair<Recipe, std::string> settled_for(Recipe recipe, const Ranks& ranks) {
+  Recipe laid = recipe;
+  laid.parallel = ranks.parallel();
+  const RanksAtHand one{.memory = available_memory(recipe), .on_gpu = runs_on_gpu(recipe)};
+  const MicroBatchChoice micro = choose_micro_batch(laid, ranks.alone() ? one : ranks.at_hand());
+  recipe.train.micro_batch = micro.sequences;
+  return {std::move(recipe), micro.why};
+}
+
 void require_memory(const Recipe& recipe, const RunTools& tools) {
   Ranks& ranks = *tools.ranks;
   const double available = available_memory(recipe, ranks.world().place().local_size);
@@ -68,19 +78,23 @@ void require_space(const CheckpointConfig& config, int64_t bytes, const Log& log
 }  // namespace
 
 Trainer::Trainer(const Recipe& recipe, const RunTools& tools)
-    : recipe_(recipe),
+    : Trainer(settled_for(recipe, *tools.ranks), tools) {}
+
+Trainer::Trainer(const std::pair<Recipe, std::string>& settled, const RunTools& tools)
+    : recipe_(settled.first),
+      micro_why_(settled.second),
       tools_(tools),
-      plan_(plan_of(recipe)),
+      plan_(plan_of(recipe_)),
       ranks_(*tools.ranks),
       pulse_(ranks_.world().pulse()),
       first_(ranks_.rank() == 0),
-      health_(recipe.log.health),
-      cadences_({Cadence(recipe.log.every), Cadence(record_interval(recipe)),
-                 Cadence(recipe.log.experts), Cadence(recipe.eval.every),
-                 Cadence(Span{recipe.checkpoint.every.ns, Span::Unit::kTime}),
-                 Cadence(steps(recipe.checkpoint.every_steps))}) {
+      health_(recipe_.log.health),
+      cadences_({Cadence(recipe_.log.every), Cadence(record_interval(recipe_)),
+                 Cadence(recipe_.log.experts), Cadence(recipe_.eval.every),
+                 Cadence(Span{recipe_.checkpoint.every.ns, Span::Unit::kTime}),
+                 Cadence(steps(recipe_.checkpoint.every_steps))}) {
   FLAGS_caffe2_use_fatal_for_enforce = false;  // memory that runs out is told, and aborts nothing
-  const int64_t threads = recipe.run.threads;
+  const int64_t threads = recipe_.run.threads;
   at::set_num_threads(static_cast<int>(
       threads > 0 ? threads : std::min<int64_t>(at::get_num_threads(), host_cores())));
   pulse_.begin(Phase::kData);
@@ -211,7 +225,7 @@ void Trainer::say_start() const {
   log.info("batch " + std::to_string(plan_.batch) + " sequences of " +
            std::to_string(recipe_.data.sequence) + " = " +
            std::to_string(plan_.batch / plan_.micro_batch) + " x micro batch " +
-           std::to_string(plan_.micro_batch) + " (" + plan_.micro_reason + ")");
+           std::to_string(plan_.micro_batch) + " (" + micro_why_ + ")");
   for (const SourceUse& use : data_.train->uses(plan_.run.samples)) {
     log.info("data " + use.name + ": " + short_number(static_cast<double>(use.tokens)) +
              " tokens, " + fixed(use.epochs(), 2) + " epochs in this run");
@@ -509,7 +523,7 @@ void Trainer::write_record(const StepReport& report, const Feed& feed, double se
   r.add("loss", report.loss);
   r.add("ppl", std::exp(std::min(20.0, report.loss)));
   r.add("loss_ema", state_.loss_ema);
-  if (report.output.mtp_sum.defined()) r.add("mtp_loss", report.mtp_loss);
+  if (report.output.mtp.defined()) r.add("mtp_loss", report.mtp_loss);
   r.add("grad_norm", report.grad_norm);
   r.add("lr", report.lr);
   r.add("weight_decay", report.weight_decay);

@@ -93,7 +93,10 @@ class Trainer {
   void event(Record record);
   double seconds_since_start() const;
 
-  const Recipe recipe_;
+  Trainer(const std::pair<Recipe, std::string>& settled, const RunTools& tools);
+
+  const Recipe recipe_;  // its microbatch settled
+  const std::string micro_why_;
   RunTools tools_;
   const RunPlan plan_;
   Ranks& ranks_;

@@ -223,6 +223,30 @@ TEST(ConvertRecipe, WhatAMegatronScriptLeavesOutHasMegatronsDefaults) {
   EXPECT_EQ(read_back(megatron(arguments("--swiglu"))).model.ffn, 256);  // 8/3 h, by 64 down
 }
 
+TEST(ConvertRecipe, D1_MaskedTargetsAreCountedAsMegatronCountsThem) {
+  const auto mean = [](const std::string& more) {
+    return read_back(megatron(arguments(more))).train.loss_mean;
+  };
+  EXPECT_EQ(mean(""), LossMean::kTokens);
+  EXPECT_EQ(mean("--eod-mask-loss"), LossMean::kMicrobatches);
+  EXPECT_EQ(mean("--eod-mask-loss --calculate-per-token-loss"), LossMean::kTokens);
+}
+
+TEST(ConvertRecipe, WhatRanksShareIsMegatrons) {
+  const auto shard = [](const std::string& more) {
+    return read_back(megatron(arguments(more))).parallel.shard;
+  };
+  EXPECT_EQ(shard(""), ShardKind::kAuto);
+  EXPECT_EQ(shard("--use-distributed-optimizer"), ShardKind::kZero1);
+  EXPECT_EQ(shard("--use-torch-fsdp2"), ShardKind::kFull);
+  const std::string fsdp = "--use-megatron-fsdp --use-distributed-optimizer ";
+  EXPECT_EQ(shard(fsdp + "--data-parallel-sharding-strategy optim_grads_params"), ShardKind::kFull);
+  EXPECT_EQ(shard(fsdp + "--data-parallel-sharding-strategy optim_grads"), ShardKind::kZero1);
+  EXPECT_EQ(shard("--data-parallel-sharding-strategy no_shard"), ShardKind::kNone);
+  EXPECT_TRUE(any(megatron(arguments("--data-parallel-sharding-strategy some")).refused,
+                  "no_shard, optim"));
+}
+
 TEST(ConvertRecipe, MegatronsRoutersKeepTheirMeaning) {
   const auto router = [](const std::string& more) {
     return read_back(megatron(arguments("--num-experts 8 " + more))).model.moe.router;

@@ -23,6 +23,7 @@ class Megatron {
     attention();
     rope();
     if (experts() > 0) moe();
+    sharding();
     batch();
     schedule();
     optimizer();
@@ -374,9 +375,37 @@ class Megatron {
     draft_.set("model.moe.capacity.pad", "true", factor_from);
   }
 
+  // What the ranks share of the state; where nothing is said, the choice is left to the run.
+  void sharding() {
+    constexpr const char* kField = "parallel.shard";
+    const std::string strategy = flags_.text("data-parallel-sharding-strategy");
+    const bool all = flags_.given("use-torch-fsdp2");
+    const bool optimizer = flags_.given("use-distributed-optimizer");
+    if (!strategy.empty()) {
+      const Origin from = flags_.origin("data-parallel-sharding-strategy");
+      const bool known = strategy == "no_shard" || strategy == "optim" ||
+                         strategy == "optim_grads" || strategy == "optim_grads_params";
+      if (!known) {
+        return draft_.refuse(from, "no_shard, optim, optim_grads and optim_grads_params are there");
+      }
+      // Gradients that are summed are kept by their owner alone in any case.
+      const bool full = strategy == "optim_grads_params";
+      draft_.set(kField, full ? "full" : strategy == "no_shard" ? "none" : "zero1", from);
+    } else if (all) {
+      draft_.set(kField, "full", flags_.origin("use-torch-fsdp2"));
+    } else if (optimizer) {
+      draft_.set(kField, "zero1", flags_.origin("use-distributed-optimizer"));
+    }
+  }
+
   void batch() {
     if (!flags_.given("micro-batch-size"))
       draft_.set("train.micro_batch", "1", {"--micro-batch-size 1, its default", ""});
+    // Only where some targets do not count are the two means two numbers.
+    if (flags_.given("eod-mask-loss") && !flags_.given("calculate-per-token-loss")) {
+      draft_.set("train.loss_mean", "microbatches",
+                 {"without --calculate-per-token-loss, its default", ""});
+    }
     const auto ramp = flags_.list("rampup-batch-size");
     if (ramp.empty()) return;
     const Origin from = flags_.origin("rampup-batch-size");
