@@ -92,7 +92,8 @@ class Builder {
         source_needs_{.vocab = needs.vocab,
                       .tokenizer = needs.tokenizer,
                       .eod = needs.eod,
-                      .log = needs.log} {
+                      .log = needs.log,
+                      .cache = config.cache} {
     if (!needs_.eod && (config.documents == Documents::kEod || config.eod_mask_loss)) {
       fail(Code::kBadValue, "data",
            "documents: eod and eod_mask_loss need a tokenizer with an end-of-document id");
@@ -270,7 +271,8 @@ class Builder {
     }
   }
   static std::string same_place(const SourceConfig& source) {
-    return std::filesystem::weakly_canonical(name_of(source)).string();
+    const std::string name = name_of(source);
+    return is_url(name) ? name : std::filesystem::weakly_canonical(name).string();
   }
 
   const DataConfig& config_;

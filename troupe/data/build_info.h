@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "troupe/data/data_file.h"
+
 namespace troupe {
 
 struct BuildInfo {
@@ -23,10 +25,11 @@ struct BuildInfo {
   }
 };
 
-std::optional<BuildInfo> read_build_info(const std::string& prefix);
+std::optional<BuildInfo> read_build_info(const std::string& prefix, const CacheConfig& cache = {});
 
 // Throws E3108 if the data says that another tokenizer than `tokenizer` made it. Where one of the
 // two is not known there is nothing to compare.
-void require_tokenizer(const std::string& prefix, const std::string& tokenizer);
+void require_tokenizer(const std::string& prefix, const std::string& tokenizer,
+                       const CacheConfig& cache = {});
 
 }  // namespace troupe

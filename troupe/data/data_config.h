@@ -84,6 +84,7 @@ struct DataConfig {
   bool eod_mask_loss = false;  // no loss where the input is the end-of-document id
   std::optional<FimConfig> fim = {};
   std::optional<int64_t> seed = {};  // of the order; absent: train.seed
+  CacheConfig cache;                 // of what is behind URLs
 
   static void visit(auto& c, auto&& f) {
     f("train", c.train);
@@ -98,6 +99,7 @@ struct DataConfig {
     f("eod_mask_loss", c.eod_mask_loss);
     f("fim", c.fim);
     f("seed", c.seed);
+    f("cache", c.cache);
   }
 };
 

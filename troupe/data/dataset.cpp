@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "troupe/core/check.h"
+#include "troupe/core/thread_pool.h"
 
 namespace troupe {
 namespace {
@@ -187,7 +188,12 @@ TokenBatch Dataset::batch(int64_t first, int64_t count) const {
   out.positions.resize(inputs);
   out.weights.resize(inputs);
   out.sources.resize(static_cast<size_t>(count));
-  for (int64_t b = 0; b < count; ++b) fill(out, b);
+  // What comes over a network is waited for by many samples at once.
+  const auto far = [](const MixedSource& source) { return source.tokens->is_far(); };
+  const Pool pool = std::ranges::any_of(sources_, far) ? thread_pool(16) : Pool(serial);
+  pool(count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) fill(out, b);
+  });
   for (size_t s = 0; s < sources_.size(); ++s) {
     if (std::ranges::count(out.sources, static_cast<int32_t>(s)) > 0) {
       sources_[s].tokens->require_unchanged();

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <array>
 
+#include "troupe/core/check.h"
 #include "troupe/core/hash.h"
 #include "troupe/data/build_info.h"
 #include "troupe/data/numpy.h"
-#include "troupe/data/retry.h"
 #include "troupe/data/token_file.h"
 #include "troupe/data/token_type.h"
 
@@ -16,17 +16,18 @@ namespace {
 // Ids from `begin` to the end of a file: one sequence.
 class FlatSource : public TokenSource {
  public:
-  FlatSource(InputFile file, TokenType type, int64_t begin)
+  FlatSource(DataFilePtr file, TokenType type, int64_t begin)
       : file_(std::move(file)), type_(type), begin_(begin) {
-    const int64_t bytes = file_.size() - begin_;
+    const int64_t bytes = file_->size() - begin_;
     if (bytes % size_bytes(type_) != 0) {
-      fail(Code::kBadTokenFile, file_.path(), "has", bytes, "bytes of tokens, no multiple of the",
+      fail(Code::kBadTokenFile, file_->path(), "has", bytes, "bytes of tokens, no multiple of the",
            size_bytes(type_), "that one of type", name(type_), "has");
     }
     num_tokens_ = bytes / size_bytes(type_);
   }
 
-  std::string place() const override { return file_.path(); }
+  std::string place() const override { return file_->path(); }
+  bool is_far() const override { return file_->is_far(); }
   int64_t num_sequences() const override { return 1; }
   int64_t num_tokens() const override { return num_tokens_; }
   void starts(int64_t first, std::span<int64_t> out) const override {
@@ -35,25 +36,28 @@ class FlatSource : public TokenSource {
   }
   void read(int64_t first, std::span<int32_t> out) const override {
     std::vector<std::byte> bytes(out.size() * static_cast<size_t>(size_bytes(type_)));
-    read_steadily(file_, begin_ + first * size_bytes(type_), bytes);
+    file_->read(begin_ + first * size_bytes(type_), bytes);
     widen(type_, bytes, out);
   }
-  void require_unchanged() const override { file_.require_unchanged(Code::kDataChanged); }
+  void require_unchanged() const override { file_->require_unchanged(); }
   std::string fingerprint() const override {
     constexpr int64_t kBlocks = 64, kIds = 1024;
     Hasher hasher;
     std::vector<int32_t> ids;
+    std::vector<std::byte> bytes;
     for (int64_t i = 0; i < kBlocks; ++i) {
       const int64_t first = num_tokens_ / kBlocks * i;
       ids.resize(static_cast<size_t>(std::min(kIds, num_tokens_ - first)));
-      read(first, ids);
+      bytes.resize(ids.size() * static_cast<size_t>(size_bytes(type_)));
+      file_->peek(begin_ + first * size_bytes(type_), bytes);
+      widen(type_, bytes, ids);
       hasher.update(std::as_bytes(std::span(ids)));
     }
     return std::to_string(num_tokens_) + " tokens, " + hex(hasher.digest64());
   }
 
  private:
-  InputFile file_;
+  DataFilePtr file_;
   TokenType type_;
   int64_t begin_, num_tokens_ = 0;
 };
@@ -95,24 +99,24 @@ class MockSource : public TokenSource {
 }  // namespace
 
 TokenSourcePtr MegatronFiles::open(const SourceNeeds& needs) const {
-  auto source = std::make_shared<TokenFile>(path, needs.log);
-  require_tokenizer(token_prefix(path), needs.tokenizer);
+  auto source = std::make_shared<TokenFile>(path, needs.log, needs.cache);
+  require_tokenizer(token_prefix(path), needs.tokenizer, needs.cache);
   return source;
 }
 
-TokenSourcePtr FlatFile::open(const SourceNeeds& /*needs*/) const {
+TokenSourcePtr FlatFile::open(const SourceNeeds& needs) const {
   const TokenType wide = type == FlatType::kU16 ? TokenType::kU16 : TokenType::kU32;
-  return std::make_shared<FlatSource>(InputFile(path), wide, 0);
+  return std::make_shared<FlatSource>(open_data_file(path, needs.cache), wide, 0);
 }
 
-TokenSourcePtr LlmcFile::open(const SourceNeeds& /*needs*/) const {
+TokenSourcePtr LlmcFile::open(const SourceNeeds& needs) const {
   constexpr int64_t kHeaderBytes = 1024;
-  InputFile file(path);
-  if (file.size() < kHeaderBytes) {
-    fail(Code::kBadTokenFile, path, "has", file.size(), "bytes; the header has", kHeaderBytes);
+  const DataFilePtr file = open_data_file(path, needs.cache);
+  if (file->size() < kHeaderBytes) {
+    fail(Code::kBadTokenFile, path, "has", file->size(), "bytes; the header has", kHeaderBytes);
   }
   std::array<int32_t, 3> header;
-  read_array<int32_t>(file, 0, header);
+  read_array<int32_t>(*file, 0, header);
   const auto [magic, version, count] = header;
   const bool small = magic == 20240520 && version == 1;
   const bool large = magic == 20240801 && version == 7;
@@ -121,15 +125,15 @@ TokenSourcePtr LlmcFile::open(const SourceNeeds& /*needs*/) const {
          "are neither 20240520, 1 (u16) nor 20240801, 7 (u32) of llm.c");
   }
   const TokenType type = small ? TokenType::kU16 : TokenType::kU32;
-  if (count < 0 || file.size() - kHeaderBytes != count * size_bytes(type)) {
+  if (count < 0 || file->size() - kHeaderBytes != count * size_bytes(type)) {
     fail(Code::kBadTokenFile, path + " at byte 8", count, "tokens of", size_bytes(type),
-         "bytes and", kHeaderBytes, "of header are not the", file.size(), "bytes of the file");
+         "bytes and", kHeaderBytes, "of header are not the", file->size(), "bytes of the file");
   }
-  return std::make_shared<FlatSource>(std::move(file), type, kHeaderBytes);
+  return std::make_shared<FlatSource>(file, type, kHeaderBytes);
 }
 
-TokenSourcePtr TextFile::open(const SourceNeeds& /*needs*/) const {
-  return std::make_shared<FlatSource>(InputFile(path), TokenType::kU8, 0);
+TokenSourcePtr TextFile::open(const SourceNeeds& needs) const {
+  return std::make_shared<FlatSource>(open_data_file(path, needs.cache), TokenType::kU8, 0);
 }
 
 TokenSourcePtr MockTokens::open(const SourceNeeds& needs) const {

@@ -10,6 +10,7 @@
 #include "troupe/core/log.h"
 #include "troupe/core/one_of.h"
 #include "troupe/core/text.h"
+#include "troupe/data/data_file.h"
 #include "troupe/data/token_source.h"
 
 namespace troupe {
@@ -20,6 +21,7 @@ struct SourceNeeds {
   std::string tokenizer = {};       // fingerprint of the recipe's tokenizer; empty: not known
   std::optional<int32_t> eod = {};  // the id that ends a document
   Log log = {};
+  CacheConfig cache = {};
 };
 
 // How a source takes part in a mix; fields of every kind.

@@ -1,10 +1,9 @@
 #include "troupe/data/token_file.h"
 
 #include <algorithm>
-#include <filesystem>
 
+#include "troupe/core/check.h"
 #include "troupe/core/hash.h"
-#include "troupe/data/retry.h"
 
 namespace troupe {
 
@@ -13,15 +12,16 @@ std::string token_prefix(const std::string& path) {
   return has_suffix ? path.substr(0, path.size() - 4) : path;
 }
 
-TokenFile::TokenFile(const std::string& path, const Log& log)
-    : bin_(token_prefix(path) + ".bin"), index_(token_prefix(path) + ".idx", bin_.size()) {
+TokenFile::TokenFile(const std::string& path, const Log& log, const CacheConfig& cache)
+    : bin_(open_data_file(token_prefix(path) + ".bin", cache)),
+      index_(token_prefix(path) + ".idx", bin_->size(), cache) {
   const int64_t item = size_bytes(index_.type());
-  if (bin_.size() % item != 0) {
-    fail(Code::kBadTokenFile, bin_.path(), "has", bin_.size(), "bytes, no multiple of the", item,
+  if (bin_->size() % item != 0) {
+    fail(Code::kBadTokenFile, bin_->path(), "has", bin_->size(), "bytes, no multiple of the", item,
          "that a token of type", name(index_.type()), "has");
   }
-  if (bin_.size() > index_.end_in_bin()) {
-    log.warning(bin_.path() + " has " + std::to_string(bin_.size()) + " bytes; its index uses " +
+  if (bin_->size() > index_.end_in_bin()) {
+    log.warning(bin_->path() + " has " + std::to_string(bin_->size()) + " bytes; its index uses " +
                 std::to_string(index_.end_in_bin()) + " of them");
   }
   if (!index_.is_contiguous()) {
@@ -31,9 +31,8 @@ TokenFile::TokenFile(const std::string& path, const Log& log)
     for (const int32_t length : lengths) starts_.push_back(starts_.back() + length);
   }
   const std::string weights = token_prefix(path) + ".weights";
-  if (!std::filesystem::exists(weights)) return;
-  weights_.emplace(weights);
-  if (weights_->size() != num_tokens()) {
+  weights_ = find_data_file(weights, cache);
+  if (weights_ && weights_->size() != num_tokens()) {
     fail(Code::kBadTokenFile, weights, "has", weights_->size(), "bytes; one for each of the",
          num_tokens(), "tokens is expected");
   }
@@ -53,7 +52,7 @@ void TokenFile::starts(int64_t first, std::span<int64_t> out) const {
 
 void TokenFile::read_run(int64_t offset, std::span<int32_t> out) const {
   std::vector<std::byte> bytes(out.size() * static_cast<size_t>(size_bytes(index_.type())));
-  read_steadily(bin_, offset, bytes);
+  bin_->read(offset, bytes);
   widen(index_.type(), bytes, out);
 }
 
@@ -81,9 +80,9 @@ void TokenFile::read_weights(int64_t first, std::span<float> out) const {
 }
 
 void TokenFile::require_unchanged() const {
-  bin_.require_unchanged(Code::kDataChanged);
-  index_.file().require_unchanged(Code::kDataChanged);
-  if (weights_) weights_->require_unchanged(Code::kDataChanged);
+  bin_->require_unchanged();
+  index_.file().require_unchanged();
+  if (weights_) weights_->require_unchanged();
 }
 
 std::string TokenFile::fingerprint() const {
@@ -91,9 +90,9 @@ std::string TokenFile::fingerprint() const {
   Hasher hasher;
   std::vector<std::byte> block;
   for (int64_t i = 0; i < kBlocks; ++i) {
-    const int64_t first = bin_.size() / kBlocks * i;
-    block.resize(static_cast<size_t>(std::min(kBytes, bin_.size() - first)));
-    read_steadily(bin_, first, block);
+    const int64_t first = bin_->size() / kBlocks * i;
+    block.resize(static_cast<size_t>(std::min(kBytes, bin_->size() - first)));
+    bin_->peek(first, block);
     hasher.update(block);
   }
   return std::to_string(num_tokens()) + " tokens, index " + hex(index_.hash()) + ", tokens " +

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,15 +17,16 @@ class TokenFile : public TokenSource {
  public:
   // `path` is PREFIX, or one of the two files. A `.bin` that is longer than its index says is a
   // warning; one that is shorter, or no whole number of tokens, is refused.
-  explicit TokenFile(const std::string& path, const Log& log = {});
+  explicit TokenFile(const std::string& path, const Log& log = {}, const CacheConfig& cache = {});
 
   const TokenIndex& index() const { return index_; }
-  std::string place() const override { return bin_.path(); }
+  std::string place() const override { return bin_->path(); }
+  bool is_far() const override { return bin_->is_far(); }
   int64_t num_sequences() const override { return index_.num_sequences(); }
   int64_t num_tokens() const override { return index_.num_tokens(); }
   void starts(int64_t first, std::span<int64_t> out) const override;
   void read(int64_t first, std::span<int32_t> out) const override;
-  bool has_weights() const override { return weights_.has_value(); }
+  bool has_weights() const override { return weights_ != nullptr; }
   void read_weights(int64_t first, std::span<float> out) const override;
   void require_unchanged() const override;
   std::string fingerprint() const override;
@@ -34,9 +34,9 @@ class TokenFile : public TokenSource {
  private:
   void read_run(int64_t offset, std::span<int32_t> out) const;
 
-  InputFile bin_;
+  DataFilePtr bin_;
   TokenIndex index_;
-  std::optional<InputFile> weights_;
+  DataFilePtr weights_;          // null: none
   std::vector<int64_t> starts_;  // [S + 1], only where the sequences leave gaps in the .bin
 };
 

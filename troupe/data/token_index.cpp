@@ -4,8 +4,8 @@
 #include <cstring>
 #include <vector>
 
+#include "troupe/core/check.h"
 #include "troupe/core/hash.h"
-#include "troupe/data/retry.h"
 
 namespace troupe {
 namespace {
@@ -19,7 +19,7 @@ T value_at(std::string_view bytes, size_t offset) {
   return value;
 }
 
-std::string at_byte(const InputFile& file, int64_t offset) {
+std::string at_byte(const DataFile& file, int64_t offset) {
   return file.path() + " at byte " + std::to_string(offset);
 }
 
@@ -29,12 +29,12 @@ void in_blocks(int64_t n, F&& f) {
   for (int64_t first = 0; first < n; first += kBlock) f(first, std::min(kBlock, n - first));
 }
 
-uint64_t hash_of(const InputFile& file) {
+uint64_t hash_of(const DataFile& file) {
   Hasher hasher;
   std::vector<std::byte> block;
   in_blocks(file.size(), [&](int64_t first, int64_t count) {
     block.resize(static_cast<size_t>(count));
-    read_steadily(file, first, block);
+    file.read(first, block);
     hasher.update(block);
   });
   return hasher.digest64();
@@ -42,48 +42,49 @@ uint64_t hash_of(const InputFile& file) {
 
 }  // namespace
 
-TokenIndex::TokenIndex(const std::string& path, int64_t bin_bytes) : file_(path) {
+TokenIndex::TokenIndex(const std::string& path, int64_t bin_bytes, const CacheConfig& cache)
+    : file_(open_data_file(path, cache)) {
   read_header();
   check_sequences(bin_bytes);
   check_documents();
-  hash_ = hash_of(file_);
+  hash_ = hash_of(*file_);
 }
 
 void TokenIndex::read_header() {
-  if (file_.size() < kIndexHeaderBytes) {
-    fail(Code::kBadTokenFile, file_.path(), "has", file_.size(), "bytes; the header alone has",
+  if (file_->size() < kIndexHeaderBytes) {
+    fail(Code::kBadTokenFile, file_->path(), "has", file_->size(), "bytes; the header alone has",
          kIndexHeaderBytes);
   }
   char bytes[kIndexHeaderBytes];
-  read_steadily(file_, 0, std::as_writable_bytes(std::span(bytes)));
+  file_->read(0, std::as_writable_bytes(std::span(bytes)));
   const std::string_view header(bytes, kIndexHeaderBytes);
   if (!header.starts_with(kIndexMagic)) {
-    fail(Code::kBadTokenFile, at_byte(file_, 0),
+    fail(Code::kBadTokenFile, at_byte(*file_, 0),
          "does not begin with MMIDIDX: not the index of a Megatron data set");
   }
   const auto version = value_at<uint64_t>(header, 9);
-  if (version != 1) fail(Code::kBadTokenFile, at_byte(file_, 9), "version", version, "is not 1");
+  if (version != 1) fail(Code::kBadTokenFile, at_byte(*file_, 9), "version", version, "is not 1");
   const int code = static_cast<unsigned char>(header[17]);
   if (code < 1 || code > 8) {
-    fail(Code::kBadTokenFile, at_byte(file_, 17), "token type", code, "is none of 1 to 8");
+    fail(Code::kBadTokenFile, at_byte(*file_, 17), "token type", code, "is none of 1 to 8");
   }
   type_ = static_cast<TokenType>(code);
   if (type_ == TokenType::kF32 || type_ == TokenType::kF64) {
-    fail(Code::kBadTokenFile, at_byte(file_, 17), "token type", code, "is", name(type_),
+    fail(Code::kBadTokenFile, at_byte(*file_, 17), "token type", code, "is", name(type_),
          "which holds no token ids");
   }
   const auto S = value_at<uint64_t>(header, 18), D = value_at<uint64_t>(header, 26);
-  const auto room = static_cast<uint64_t>(file_.size() - kIndexHeaderBytes);
+  const auto room = static_cast<uint64_t>(file_->size() - kIndexHeaderBytes);
   // Divided, not multiplied: no count can overflow.
   if (S > room / 12 || D > (room - 12 * S) / 8) {
-    fail(Code::kBadTokenFile, at_byte(file_, 18), S, "sequences and", D,
-         "document entries need more than the", file_.size(), "bytes of the file. Was it cut?");
+    fail(Code::kBadTokenFile, at_byte(*file_, 18), S, "sequences and", D,
+         "document entries need more than the", file_->size(), "bytes of the file. Was it cut?");
   }
-  if (D == 0) fail(Code::kBadTokenFile, at_byte(file_, 26), "no document entries; expected >= 1");
+  if (D == 0) fail(Code::kBadTokenFile, at_byte(*file_, 26), "no document entries; expected >= 1");
   const uint64_t needed = 12 * S + 8 * D;
   has_modes_ = S > 0 && room == needed + S;
   if (room != needed && !has_modes_) {
-    fail(Code::kBadTokenFile, file_.path(), "has", file_.size(), "bytes;", S, "sequences and", D,
+    fail(Code::kBadTokenFile, file_->path(), "has", file_->size(), "bytes;", S, "sequences and", D,
          "document entries make", needed + kIndexHeaderBytes);
   }
   num_sequences_ = static_cast<int64_t>(S);
@@ -104,7 +105,7 @@ void TokenIndex::check_sequences(int64_t bin_bytes) {
       const int64_t length = lens[static_cast<size_t>(i)], offset = offs[static_cast<size_t>(i)];
       const int64_t sequence = first + i;
       const auto refuse = [&](int64_t at, const auto&... what) {
-        fail(Code::kBadTokenFile, at_byte(file_, at), "sequence", sequence, what...);
+        fail(Code::kBadTokenFile, at_byte(*file_, at), "sequence", sequence, what...);
       };
       const int64_t length_at = kIndexHeaderBytes + 4 * sequence;
       const int64_t offset_at = offsets_at() + 8 * sequence;
@@ -139,7 +140,7 @@ void TokenIndex::check_documents() const {
         previous = entry;
         continue;
       }
-      fail(Code::kBadTokenFile, at_byte(file_, documents_at() + 8 * document), "document entry",
+      fail(Code::kBadTokenFile, at_byte(*file_, documents_at() + 8 * document), "document entry",
            document, "is", entry, "after", previous,
            "; entries begin with 0, never fall, and end with", num_sequences_, "sequences");
     }
@@ -147,15 +148,15 @@ void TokenIndex::check_documents() const {
 }
 
 void TokenIndex::lengths(int64_t first, std::span<int32_t> out) const {
-  read_array(file_, kIndexHeaderBytes + 4 * first, out);
+  read_array(*file_, kIndexHeaderBytes + 4 * first, out);
 }
 
 void TokenIndex::offsets(int64_t first, std::span<int64_t> out) const {
-  read_array(file_, offsets_at() + 8 * first, out);
+  read_array(*file_, offsets_at() + 8 * first, out);
 }
 
 void TokenIndex::documents(int64_t first, std::span<int64_t> out) const {
-  read_array(file_, documents_at() + 8 * first, out);
+  read_array(*file_, documents_at() + 8 * first, out);
 }
 
 }  // namespace troupe

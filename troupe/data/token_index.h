@@ -20,7 +20,7 @@
 #include <span>
 #include <string>
 
-#include "troupe/core/file.h"
+#include "troupe/data/data_file.h"
 #include "troupe/data/token_type.h"
 
 namespace troupe {
@@ -31,9 +31,9 @@ inline constexpr int64_t kIndexHeaderBytes = 34;
 class TokenIndex {
  public:
   // `bin_bytes` is the size of the `.bin`, which no sequence may exceed.
-  TokenIndex(const std::string& path, int64_t bin_bytes);
+  TokenIndex(const std::string& path, int64_t bin_bytes, const CacheConfig& cache = {});
 
-  const InputFile& file() const { return file_; }
+  const DataFile& file() const { return *file_; }
   TokenType type() const { return type_; }
   int64_t num_sequences() const { return num_sequences_; }
   int64_t num_documents() const { return num_document_entries_ - 1; }
@@ -56,7 +56,7 @@ class TokenIndex {
   int64_t offsets_at() const { return kIndexHeaderBytes + 4 * num_sequences_; }
   int64_t documents_at() const { return kIndexHeaderBytes + 12 * num_sequences_; }
 
-  InputFile file_;
+  DataFilePtr file_;
   TokenType type_ = TokenType::kU16;
   int64_t num_sequences_ = 0, num_document_entries_ = 0;
   int64_t num_tokens_ = 0, num_empty_ = 0, end_in_bin_ = 0;

@@ -30,6 +30,7 @@ class SequenceRange : public TokenSource {
     source_->read(first_token_ + first, out);
   }
   bool has_weights() const override { return source_->has_weights(); }
+  bool is_far() const override { return source_->is_far(); }
   void read_weights(int64_t first, std::span<float> out) const override {
     source_->read_weights(first_token_ + first, out);
   }

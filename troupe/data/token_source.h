@@ -28,6 +28,8 @@ class TokenSource {
   // How much each of those tokens counts as a label: 1 unless the source says otherwise.
   virtual bool has_weights() const { return false; }
   virtual void read_weights(int64_t first, std::span<float> out) const;
+  // Whether a read may wait for a network: several at once are then faster.
+  virtual bool is_far() const { return false; }
   // Throws E3104 if a file is not what it was when it was opened.
   virtual void require_unchanged() const {}
   // Equal for equal contents, on any machine; of large files a part stands for the whole.

@@ -199,6 +199,9 @@ constexpr KeyHelp kTexts[] = {
     {"data.fim.middle", "Id of the middle's mark."},
     {"data.fim.suffix", "Id of the suffix's mark."},
     {"data.seed", "Of the order of samples; null: train.seed."},
+    {"data.cache", "What is read behind URLs (https://, s3://) is kept here."},
+    {"data.cache.dir", "The folder; empty: ~/.cache/troupe."},
+    {"data.cache.most", "Bytes kept of all files together, the newest; 0: everything."},
 
     {"train", "How it is trained."},
     {"train.global_batch_tokens",

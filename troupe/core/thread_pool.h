@@ -1,4 +1,4 @@
-// A Pool over threads of its own, for programs that work on text alone. What runs beside a model
+// A Pool over threads of its own, for work on text and for waiting. Computation beside a model
 // takes that one's (ops/run.h), so that a process has one set of workers.
 #pragma once
 

@@ -1,0 +1,44 @@
+#include "troupe/data/data_file.h"
+
+#include <utility>
+
+#include "troupe/core/file.h"
+#include "troupe/data/remote_file.h"
+#include "troupe/data/retry.h"
+
+namespace troupe {
+namespace {
+
+class LocalFile : public DataFile {
+ public:
+  explicit LocalFile(const std::string& path) : file_(path) {}
+  const std::string& path() const override { return file_.path(); }
+  int64_t size() const override { return file_.size(); }
+  void read(int64_t offset, std::span<std::byte> out) const override {
+    read_steadily(file_, offset, out);
+  }
+  void require_unchanged() const override { file_.require_unchanged(Code::kDataChanged); }
+
+ private:
+  InputFile file_;
+};
+
+}  // namespace
+
+bool is_url(std::string_view path) {
+  return path.starts_with("http://") || path.starts_with("https://") || path.starts_with("s3://");
+}
+
+DataFilePtr find_data_file(const std::string& path, const CacheConfig& cache) {
+  if (is_url(path)) return find_remote_file(path, cache);
+  return is_there(path) ? std::make_shared<LocalFile>(path) : nullptr;
+}
+
+DataFilePtr open_data_file(const std::string& path, const CacheConfig& cache) {
+  if (!is_url(path)) return std::make_shared<LocalFile>(path);
+  DataFilePtr file = find_remote_file(path, cache);
+  if (!file) fail(Code::kUnreadableData, shown_url(path), "is not there (404)");
+  return file;
+}
+
+}  // namespace troupe

@@ -1,0 +1,19 @@
+// A file behind a URL, kept in blocks on this machine's disk as they are read.
+//
+// DIR/<of URL, version and size>/<block>: 512 KiB each and their hash, published whole, so that
+// ranks of one host and later runs share them, and what a crash or a bad disk left is read anew. A
+// block is asked for once, however many threads want it.
+#pragma once
+
+#include <string>
+
+#include "troupe/data/data_file.h"
+#include "troupe/data/http.h"
+
+namespace troupe {
+
+inline constexpr int64_t kRemoteBlock = 512 << 10;
+
+DataFilePtr find_remote_file(const std::string& url, const CacheConfig& cache);  // null: 404
+
+}  // namespace troupe
