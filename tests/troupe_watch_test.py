@@ -121,6 +121,12 @@ class TroupeWatch(RanksRun):
         self.assertGreater(told[0]["phase_s"], 0.1)
         self.assertRegex(self.text_of(0), r"rank 1 works \d+\.\d times as long as the others, .* most in forward, ")
         self.assertNotIn("times as long", self.text_of(1) + self.text_of(2))
+        # Row 182: the least and the most of any rank, phase by phase, in the log and the report.
+        for row in (r for r in self.records() if "event" not in r and r["step"] > 5):
+            for phase in ("own", "batch", "forward", "backward", "reduce", "optim"):
+                self.assertLessEqual(row[f"ranks/{phase}_min_s"], row[f"ranks/{phase}_max_s"])
+            self.assertGreater(row["ranks/forward_max_s"], row["ranks/forward_min_s"] + 0.02)
+        self.assertIn("own work in a step", (self.folder / "run/report.html").read_text())
 
 
 if __name__ == "__main__":

@@ -60,6 +60,10 @@ std::vector<std::string> slow_parts(const std::vector<Machine>& ranks, const Mac
   return out;
 }
 
+double expected_holders(double n, double K) {
+  return n * (1 - std::pow(1 - 1 / n, K));
+}
+
 Machine load_machine(const std::string& path) {
   Machine m;
   read_config(load_yaml(path), m);
@@ -71,8 +75,8 @@ Machine load_machine(const std::string& path) {
   needs(m.bandwidth > 0, "bandwidth must be bytes a second above 0");
   needs(m.ranks_per_host > 0, "ranks_per_host must be at least 1");
   needs(m.imbalance >= 1, "imbalance must be at least 1");
-  needs(m.jitter >= 0 && m.derate >= 0 && m.overhead >= 0,
-        "jitter, derate, overhead must not be negative");
+  needs(m.jitter >= 0 && m.derate >= 0 && m.overhead >= 0 && m.contention >= 0,
+        "jitter, derate, overhead, contention must not be negative");
   if (!faults.empty()) fail(Code::kBadValue, path, faults + ". `troupe bench machine` writes one");
   if (m.experts <= 0) m.experts = m.products;
   if (m.attention <= 0) m.attention = m.products;

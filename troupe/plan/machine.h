@@ -31,11 +31,12 @@ struct Machine {
   double bandwidth = 0;       // bytes a second of the device's memory, read and written
   double overhead = 0;        // seconds that a pass through one unit takes, however small
   int64_t ranks_per_host = 8;
-  Link inside, between;  // ranks of one host, of two
-  double summing = 1;    // seconds of a sum that is cut, over those of a gather of as many bytes
-  double jitter = 0;     // deviation of a rank's step, as a part of it
-  double derate = 0;     // of `between`, each tenfold number of hosts
-  double imbalance = 1;  // load of the busiest expert rank over the mean
+  Link inside, between;   // ranks of one host, of two
+  double contention = 0;  // what runs beside a gather or sum takes 1 + contention times as long
+  double summing = 1;     // seconds of a sum that is cut, over those of a gather of as many bytes
+  double jitter = 0;      // deviation of a rank's step, as a part of it
+  double derate = 0;      // of `between`, each tenfold number of hosts
+  double imbalance = 1;   // load of the busiest expert rank over the mean
   static void visit(auto& m, auto&& f) {
     f("name", m.name);
     f("measured", m.measured);
@@ -49,6 +50,7 @@ struct Machine {
     f("ranks_per_host", m.ranks_per_host);
     f("inside", m.inside);
     f("between", m.between);
+    f("contention", m.contention);
     f("summing", m.summing);
     f("jitter", m.jitter);
     f("derate", m.derate);
@@ -63,6 +65,9 @@ Machine load_machine(const std::string& path);
 // of the ranks, where there are three or more, and beside `expected` where it is given.
 std::vector<std::string> slow_parts(const std::vector<Machine>& ranks, const Machine* expected,
                                     double part = 0.8);
+
+// Of n holders of experts, those that a token's K choices are expected to meet.
+double expected_holders(double n, double K);
 
 // How a group of ranks lies on hosts.
 struct Spread {

@@ -29,6 +29,7 @@ struct StepCosts {
   double update = 0;       // seconds, of all chunks
   double workspace = 0;    // bytes, on top of the rest wherever a chunk is computed
   double runtime = 0;      // of libraries and the device
+  double contention = 0;   // what computes beside a collective takes 1 + this times as long
   int sums_in_flight = 2;  // further ones wait for the oldest
 };
 

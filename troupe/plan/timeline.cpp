@@ -101,7 +101,13 @@ class Runner {
     const auto gathered = gathered_.find(owner_[static_cast<size_t>(a.chunk)]);
     if (gathered != gathered_.end()) wait_until(a, gathered->second, out_.exposed);
     pass(Lane::kExchange, a, exchange, out_.exchange);
-    pass(Lane::kCompute, a, seconds, out_.compute);
+    pass(Lane::kCompute, a, stretched(seconds), out_.compute);
+  }
+  // What is begun now, of so many seconds alone, with the collectives that are under way.
+  double stretched(double seconds) const {
+    const double window = std::max(lane_free_ - now_, 0.0), slower = 1 + costs_.contention;
+    const double done = window / slower;  // of it, when they are over
+    return seconds <= done ? seconds * slower : seconds + window - done;
   }
   double all_of(const Action& a, double ChunkCosts::*what) const {
     return sum_of(costs_, owner_, a.chunk, what);

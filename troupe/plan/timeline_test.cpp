@@ -52,6 +52,20 @@ TEST(Timeline, SumsHideBehindBackwardButForTheLast) {
   EXPECT_DOUBLE_EQ(t.seconds, 9 + 1.5 + 0.5);
 }
 
+// With half as long again beside them: B1 takes 2 + 0.5 of the 1.5 that A2 needs, and so B0.
+TEST(Timeline, ComputationBesideACollectiveIsSlower) {
+  StepCosts costs = even(3);
+  for (ChunkCosts& c : costs.chunks) c.reduce = 1.5;
+  costs.contention = 0.5;
+  const RankTimeline t = alone(DataParallel{.sharded = false}, {.chunks = 3}, costs);
+  EXPECT_DOUBLE_EQ(t.compute, 9 + 2 * 0.5);
+  EXPECT_DOUBLE_EQ(t.seconds, 9 + 2 * 0.5 + 1.5 + 0.5);
+  // A sum that outlasts the computation: all of that is slower.
+  for (ChunkCosts& c : costs.chunks) c.reduce = 30;
+  EXPECT_DOUBLE_EQ(alone(DataParallel{.sharded = false}, {.chunks = 3}, costs).compute,
+                   5 + 4 * 1.5);
+}
+
 // Two microbatches, of which the last one's sums go on over the replicas.
 TEST(Timeline, ReplicasAddUpOnceAStep) {
   StepCosts costs = even(1);

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -25,6 +26,7 @@ namespace troupe {
 namespace {
 
 constexpr int kRounds = 7;
+constexpr auto kHeating = std::chrono::milliseconds(700);
 
 class Clock {
  public:
@@ -44,6 +46,16 @@ class Clock {
       rounds.push_back(passed.count() / times);
     }
     return median(std::move(rounds));
+  }
+  // The same of what a rank does by itself, on a GPU that is busy for a while before: at its limit
+  // of power its clock is lower than in the first moments.
+  double steady_seconds(int times, const std::function<void()>& call) const {
+    const auto begin = std::chrono::steady_clock::now();
+    while (!device_.is_cpu() && std::chrono::steady_clock::now() - begin < kHeating) {
+      for (int i = 0; i < times; ++i) call();
+      wait();
+    }
+    return seconds(times, call);
   }
 
  private:
@@ -69,23 +81,23 @@ void bench_device(const Clock& clock, const at::TensorOptions& options, const Wo
                   Machine& out) {
   const auto each = static_cast<double>(n.matrix);
   const at::Tensor a = at::randn({n.matrix, n.matrix}, options);
-  out.products = 2 * each * each * each / clock.seconds(n.times, [&] { at::mm(a, a); });
+  out.products = 2 * each * each * each / clock.steady_seconds(n.times, [&] { at::mm(a, a); });
   // Experts: the products of one are narrower.
   const int64_t hidden = n.matrix / 4;
   const at::Tensor x = at::randn({n.batch, n.rows, hidden}, options);
   const at::Tensor w = at::randn({n.batch, hidden, hidden}, options);
   out.experts = 2.0 * static_cast<double>(n.batch * n.rows * hidden * hidden) /
-                clock.seconds(n.times, [&] { at::bmm(x, w); });
+                clock.steady_seconds(n.times, [&] { at::bmm(x, w); });
   const at::Tensor q = at::randn({2, n.heads, n.sequence, 128}, options);
   const double core = 2.0 * 2 * 2 * 128 * static_cast<double>(n.heads) / 2 *
                       static_cast<double>(n.sequence * n.sequence);
-  out.attention = core / clock.seconds(n.times, [&] {
+  out.attention = core / clock.steady_seconds(n.times, [&] {
     at::scaled_dot_product_attention(q, q, q, {}, 0.0, /*is_causal=*/true);
   });
   const at::Tensor bytes = at::zeros({n.bytes}, options.dtype(at::kByte));
   const at::Tensor copy = at::zeros_like(bytes);
-  out.bandwidth =
-      2.0 * static_cast<double>(n.bytes) / clock.seconds(n.times, [&] { copy.copy_(bytes); });
+  out.bandwidth = 2.0 * static_cast<double>(n.bytes) /
+                  clock.steady_seconds(n.times, [&] { copy.copy_(bytes); });
 }
 
 // A line through the times of a small and a large one: its slope and where it begins.
@@ -101,8 +113,30 @@ Line line_of(const Clock& clock, int64_t small, int64_t large,
   return {std::max(near - slope * static_cast<double>(small), 0.0), slope};
 }
 
-void bench_links(const Clock& clock, const at::TensorOptions& options, World& world, bool on_gpu,
-                 Machine& out) {
+// Products of about twice a gather's time, alone and begun beside it. Where the gather takes g,
+// they take g k / (1 + k) longer: of which k follows.
+double contention_of(const Clock& clock, const at::TensorOptions& options, int64_t matrix,
+                     const std::function<Pending()>& gather) {
+  const at::Tensor a = at::randn({matrix, matrix}, options);
+  at::Tensor out = at::empty_like(a);
+  const auto products = [&](int n) {
+    for (int i = 0; i < n; ++i) at::mm_out(out, a, a);
+  };
+  const double g = clock.seconds(2, [&] { gather().wait(); });
+  const double one = clock.seconds(2, [&] { products(1); });
+  const int n = std::max(1, static_cast<int>(std::lround(2 * g / one)));
+  const double alone = clock.seconds(1, [&] { products(n); });
+  const double both = clock.seconds(1, [&] {
+    Pending under_way = gather();
+    products(n);
+    under_way.wait();
+  });
+  const double lost = std::clamp((both - alone) / g, 0.0, 0.9);
+  return lost / (1 - lost);
+}
+
+void bench_links(const Clock& clock, const at::TensorOptions& options, World& world,
+                 const Work& work, bool on_gpu, Machine& out) {
   RankGroup& all = *world.all();
   const int64_t W = world.size();
   const int64_t large = (on_gpu ? int64_t{256} : int64_t{16}) << 20;
@@ -121,6 +155,10 @@ void bench_links(const Clock& clock, const at::TensorOptions& options, World& wo
   out.inside = {.bandwidth = others / static_cast<double>(W) / gathers.slope,
                 .latency = gathers.begin / others};
   out.summing = sums.slope / gathers.slope;
+  const int64_t n = large / 4 / W;
+  out.contention = contention_of(clock, options, work.matrix, [&] {
+    return all.gather({whole.narrow(0, 0, n * W)}, {part.narrow(0, 0, n)});
+  });
 }
 
 }  // namespace
@@ -137,7 +175,7 @@ Machine bench_machine(const c10::Device& device, World& world, const Machine& as
       on_gpu ? static_cast<double>(memory_use(device).total) : static_cast<double>(host_memory());
   bench_device(clock, options, work_for(device), out);
   out.ranks_per_host = std::max<int64_t>(world.place().local_size, 1);
-  if (world.size() > 1) bench_links(clock, options, world, on_gpu, out);
+  if (world.size() > 1) bench_links(clock, options, world, work_for(device), on_gpu, out);
   return out;
 }
 

@@ -25,11 +25,14 @@ struct LayoutChoice {
   std::string why;  // a line for the log
 };
 
-// Experts lie over as many ranks of one host as divide their number: the fewest bytes of weights,
-// and rows cross no slower link. Of the state the optimizer's alone is shared (ZeRO-1), the fewest
-// bytes sent, unless that needs over 90 % of the memory and sharing all of it (FSDP) needs less.
-// Where the recipe has experts over several hosts, rows cross once to each of them (two_level).
-// What is given stays as it is, also where it does not fit: layout_faults tells that.
+// Experts lie over as many ranks of one host as divide their number (rows cross no slower link)
+// where the rows that a rank then sends and waits for, twice counted, are fewer bytes than what its
+// experts' gradients and values no longer take beside the backward; else each rank has all of them.
+// Of the state the optimizer's alone is shared (ZeRO-1), the fewest bytes sent. Where that needs
+// over 90 % of the memory: the other of the two for the experts, then sharing all state (FSDP) with
+// either; where nothing fits, what needs least. Where the recipe has experts over several hosts,
+// rows cross once to each of them (two_level). What is given stays as it is, also where it does not
+// fit: layout_faults tells that.
 LayoutChoice choose_layout(const Recipe& recipe, const RanksAtHand& ranks);
 
 // train.micro_batch where the recipe has none; its `parallel` is settled. As many sequences as have

@@ -59,6 +59,7 @@ class Costing {
       out_.chunks.push_back(chunk(static_cast<int64_t>(u), costs.units[u], memory.units[u]));
       passing += memory.units[u].again ? memory.units[u].input : memory.units[u].saved;
     }
+    out_.contention = machine.contention;
     out_.workspace = memory.workspace;
     out_.runtime = runtime_memory(on_gpu, passing);
   }
@@ -111,11 +112,11 @@ class Costing {
     const double width = static_cast<double>(s.latent > 0 ? s.latent : s.width) * width_;
     const double bytes = tokens_ * width * imbalance();
     const bool exact = parallel_.dispatch == DispatchMode::kExact;
-    const double met = met_of(W, K), back = exact ? K : met;
+    const double met = expected_holders(W, K), back = exact ? K : met;
     c.saved += tokens_ * met * width;
     if (parallel_.dispatcher == DispatcherKind::kTwoLevel) {
       const auto R = static_cast<double>(parallel_.node_ranks);
-      const double nodes = met_of(W / R, K), nodes_back = exact ? K : nodes;
+      const double nodes = expected_holders(W / R, K), nodes_back = exact ? K : nodes;
       const auto both = [&](double across, double within) {
         return exchange_seconds(machine_, across_, across * bytes * (1 - R / W)) +
                exchange_seconds(machine_, within_, within * bytes * (1 - 1 / R));
@@ -135,9 +136,6 @@ class Costing {
     c.exchange = direct(met) + direct(back) + direct(0);
   }
 
-  // Of n holders of experts, those that a token's K choices are expected to meet.
-  static double met_of(double n, double K) { return n * (1 - std::pow(1 - 1 / n, K)); }
-
   // `share` of the parameters are of this rank's kExpert or dense group, cut between its owners.
   void add_state(const StateBytes& all, double share, const Team& group, ChunkCosts& c) {
     const double S = static_cast<double>(group.owners.ranks);
@@ -147,7 +145,8 @@ class Costing {
     c.state += (all.masters + all.moments) * share / S + all.frozen * share;
     c.gradient += adds_up_ ? 4 * elements : all.gradients * share;
     const double moved = width_ == 4 ? 28 : r_.train.precision == Precision::kFp16 ? 34 : 32;
-    out_.update += elements / S * moved / machine_.bandwidth;
+    const double squared = alone_ && !adds_up_ ? all.gradients / std::max(all.elements, 1.0) : 4;
+    out_.update += elements / S * (moved + squared) / machine_.bandwidth;
     if (alone_) return;
     c.summing += elements * sum_width_;
     c.sum += 4 * elements / S;

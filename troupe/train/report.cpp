@@ -109,6 +109,15 @@ std::string loss_chart(const RunLog& log) {
   return lines.empty() ? "" : svg::line_chart("loss", lines, false);
 }
 
+// What ranks do themselves in a step; the others wait for the slowest.
+std::string ranks_chart(const RunLog& log) {
+  const auto least = log.series.find("ranks/own_min_s"), most = log.series.find("ranks/own_max_s");
+  if (least == log.series.end() || most == log.series.end()) return {};
+  return svg::line_chart("a rank's own work in a step, seconds",
+                         {{"the slowest rank", most->second}, {"the fastest", least->second}},
+                         false);
+}
+
 // A picture a layer: time to the right, experts downwards. Of many layers those whose load is
 // worst.
 std::string expert_maps(const RunLog& log) {
@@ -237,7 +246,7 @@ std::string report_html(const RunLog& log, const ReportParts& parts) {
         "</style></head>\n<body>\n<h1>"
      << escaped(parts.name) << "</h1>\n"
      << summary(log) << loss_chart(log) << chart_of(log, "lr", "learning rate")
-     << chart_of(log, "tokens_s", "tokens a second")
+     << chart_of(log, "tokens_s", "tokens a second") << ranks_chart(log)
      << chart_of(log, "grad_norm", "gradient norm", true)
      << chart_of(log, "moe/load", "load of the busiest expert, over the mean");
   section(os, "Forecast and measured", parts.forecast);

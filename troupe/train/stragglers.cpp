@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <string>
 #include <utility>
 
 namespace troupe {
@@ -50,6 +51,24 @@ std::optional<Straggler> slowest(const std::vector<OwnSeconds>& ranks, int64_t s
 }
 
 }  // namespace
+
+void add_own_seconds(Record& record, const std::vector<OwnSeconds>& ranks, int64_t steps) {
+  if (ranks.empty() || steps == 0) return;
+  const auto add = [&](std::string_view name, const std::function<double(const OwnSeconds&)>& of) {
+    double least = of(ranks.front()), most = least;
+    for (const OwnSeconds& rank : ranks) {
+      least = std::min(least, of(rank));
+      most = std::max(most, of(rank));
+    }
+    const std::string key = "ranks/" + std::string(name);
+    record.add(key + "_min_s", least / static_cast<double>(steps));
+    record.add(key + "_max_s", most / static_cast<double>(steps));
+  };
+  add("own", total);
+  for (size_t p = 0; p < kOwnPhases.size(); ++p) {
+    add(kOwnPhases[p], [p](const OwnSeconds& x) { return x[p]; });
+  }
+}
 
 void Stragglers::add(const StepSeconds& step, double batch) {
   const OwnSeconds now = {batch, step.own.forward, step.own.backward, step.own.reduce,

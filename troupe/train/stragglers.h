@@ -13,12 +13,17 @@
 #include <vector>
 
 #include "troupe/train/learner.h"
+#include "troupe/train/record.h"
 
 namespace troupe {
 
 constexpr std::array<std::string_view, 5> kOwnPhases = {"batch", "forward", "backward", "reduce",
                                                         "optim"};
 using OwnSeconds = std::array<double, kOwnPhases.size()>;
+
+// ranks/own_min_s and ranks/own_max_s, and the same of each phase (ranks/forward_min_s): what the
+// fastest and the slowest rank did themselves, a step. Of no ranks: nothing.
+void add_own_seconds(Record& record, const std::vector<OwnSeconds>& ranks, int64_t steps);
 
 struct Straggler {
   int64_t rank = 0;

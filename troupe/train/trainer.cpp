@@ -476,8 +476,8 @@ bool Trainer::line_due(const Position& before) {
 }
 
 // Ranks do not share a clock: each tells how long it worked.
-void Trainer::judge_stragglers() {
-  if (ranks_.alone()) return;
+std::vector<OwnSeconds> Trainer::own_seconds_of_ranks() {
+  if (ranks_.alone()) return {};
   const OwnSeconds mine = stragglers_.take();
   std::vector<double> all(static_cast<size_t>(ranks_.size()) * mine.size());
   std::copy(mine.begin(), mine.end(),
@@ -485,6 +485,11 @@ void Trainer::judge_stragglers() {
   all = ranks_.summed(std::move(all));
   std::vector<OwnSeconds> of(static_cast<size_t>(ranks_.size()));
   for (size_t i = 0; i < all.size(); ++i) of[i / mine.size()][i % mine.size()] = all[i];
+  return of;
+}
+
+void Trainer::judge_stragglers(const std::vector<OwnSeconds>& of) {
+  if (of.empty()) return;
   const std::optional<Straggler> before = stragglers_.slow();
   const double wall = interval_.step_seconds() * static_cast<double>(interval_.steps());
   if (!stragglers_.judge(of, interval_.steps(), wall) || !first_) return;
@@ -510,7 +515,8 @@ void Trainer::judge_stragglers() {
 
 void Trainer::write_record(const StepReport& report, const Feed& feed, double seconds, bool line) {
   if (line) interval_.add_other_ranks(ranks_.sum_over_all());
-  if (line) judge_stragglers();
+  const std::vector<OwnSeconds> own = line ? own_seconds_of_ranks() : std::vector<OwnSeconds>();
+  judge_stragglers(own);
   if (!first_) {
     if (line) interval_.clear();
     return;
@@ -537,6 +543,7 @@ void Trainer::write_record(const StepReport& report, const Feed& feed, double se
   r.add("forward_s", report.seconds.forward);
   r.add("backward_s", report.seconds.backward);
   r.add("update_s", report.seconds.update);
+  add_own_seconds(r, own, interval_.steps());
   if (line) {
     const double flops = flops_per_token_ * interval_.tokens_per_second();
     r.add("tflops", flops * 1e-12);

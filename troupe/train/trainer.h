@@ -79,7 +79,8 @@ class Trainer {
   void require_progress(const StepReport& report, const Feed& feed);
   void write_record(const StepReport& report, const Feed& feed, double seconds, bool line_due);
   bool line_due(const Position& before);
-  void judge_stragglers();
+  std::vector<OwnSeconds> own_seconds_of_ranks();  // since the last call; empty: one rank
+  void judge_stragglers(const std::vector<OwnSeconds>& ranks);
   bool stop_asked() const;  // on any rank; each asks
   std::string why_stop() const;
   void evaluate_all();
