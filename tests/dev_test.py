@@ -1,10 +1,12 @@
 """`./dev` on machines that lack something: it says what, and how to get it."""
 import hashlib
+import json
 import os
 import pathlib
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -56,6 +58,28 @@ class Packages(unittest.TestCase):
         self.program("dpkg-query", "\n".join(f"echo installed {name}:amd64" for name in names))
         out = self.plan()
         self.assertEqual((out.returncode, out.stdout.strip()), (0, ""), out)
+
+
+class Counting(unittest.TestCase):
+    """tools/tests.py, over results as GoogleTest leaves them."""
+    def count(self, what, *cases):
+        with tempfile.TemporaryDirectory() as folder:
+            results = pathlib.Path(folder, "test_results")
+            results.mkdir()
+            suite = [{"name": name, "result": result} | ({"failures": [{}]} if result == "FAILED" else {})
+                     for name, result in cases]
+            (results / "a.json").write_text(json.dumps({"testsuites": [{"name": "S", "testsuite": suite}]}))
+            out = subprocess.run([sys.executable, str(ROOT / "tools/tests.py"), what, folder], capture_output=True, text=True,
+                                 check=False)
+        return out.returncode, out.stdout.strip()
+
+    def test_144_a_gpu_job_in_which_nothing_ran_fails(self):
+        cpu, ran, skipped = ("A/cpu", "COMPLETED"), ("A/cuda_bf16", "COMPLETED"), ("B/cuda", "SKIPPED")
+        self.assertEqual(self.count("count", cpu, skipped),
+                         (0, "2 test cases in 1 programs: 1 passed, 1 skipped, 0 failed"))
+        self.assertEqual(self.count("cuda", cpu, ran), (0, "1 test cases for cuda in 1 programs: 1 passed, 0 skipped, 0 failed"))
+        for cases in ((cpu,), (cpu, skipped), (ran, skipped), (ran, ("C/cuda", "FAILED"))):
+            self.assertEqual(self.count("cuda", *cases)[0], 1, cases)
 
 
 class FrontDoor(unittest.TestCase):

@@ -2,7 +2,8 @@
 """What ./dev asks about tests.
   tests.py programs BUILD FILTER   the build targets of the tests whose names match; `all` where
                                    one of them is no program of ours (a Python test, say)
-  tests.py count BUILD             how many test cases ran, over all BUILD/test_results/*.json"""
+  tests.py count BUILD             how many test cases ran, over all BUILD/test_results/*.json
+  tests.py cuda BUILD              of those for CUDA; ends with 1 where none passed or some did not run"""
 import collections
 import json
 import pathlib
@@ -36,16 +37,18 @@ def cases(file):
             yield suite["name"], case["name"], outcome
 
 
-def count(build):
+def count(build, part=""):
+    """Whether it is bad, of the cases in whose name the part is."""
     files = sorted((build / "test_results").glob("*.json"))
-    outcomes = collections.Counter(outcome for file in files for _, _, outcome in cases(file))
-    print(f"{outcomes.total()} test cases in {len(files)} programs: {outcomes['passed']} passed, "
-          f"{outcomes['skipped']} skipped, {outcomes['failed']} failed")
-    return outcomes["failed"] > 0 or outcomes["passed"] == 0
+    outcomes = collections.Counter(
+        outcome for file in files for _, name, outcome in cases(file) if part in name.lower())
+    print(f"{outcomes.total()} test cases {'for ' + part + ' ' if part else ''}in {len(files)} programs: "
+          f"{outcomes['passed']} passed, {outcomes['skipped']} skipped, {outcomes['failed']} failed")
+    return outcomes["failed"] > 0 or outcomes["passed"] == 0 or (part and outcomes["skipped"] > 0)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "programs":
         print(*programs(pathlib.Path(sys.argv[2]), sys.argv[3]))
     else:
-        sys.exit(count(pathlib.Path(sys.argv[2])))
+        sys.exit(bool(count(pathlib.Path(sys.argv[2]), "cuda" if sys.argv[1] == "cuda" else "")))
