@@ -41,6 +41,10 @@ void print(const BenchReport& report) {
               static_cast<long long>(report.batch), static_cast<long long>(report.sequence),
               static_cast<long long>(report.micro_batch), static_cast<long long>(report.steps),
               static_cast<long long>(report.warmup));
+  if (report.ranks > 1) {
+    std::printf("rank 0 of %lld, played alone: times are its own\n",
+                static_cast<long long>(report.ranks));
+  }
   for (const BenchTimes& t : report.times) {
     std::printf(
         "%-8s %.4f s (forward %.4f, backward %.4f, update %.4f), %.0f tokens/s, %.3f "
@@ -58,8 +62,12 @@ void bench(const BenchCommand& options) {
   Sources sources;
   Recipe recipe = load_recipe(options.recipe.path, options.recipe.sets, sources);
   validate(recipe, sources);
-  const RanksAtHand one{.memory = available_memory(recipe), .on_gpu = runs_on_gpu(recipe)};
-  recipe.train.micro_batch = choose_micro_batch(recipe, one).sequences;
+  if (options.bench.ranks < 1) fail(Code::kBadValue, "--ranks", "must be at least 1");
+  const bool alone = options.bench.ranks == 1;
+  const RanksAtHand ranks{.world = options.bench.ranks,
+                          .memory = alone ? available_memory(recipe) : 0,
+                          .on_gpu = runs_on_gpu(recipe)};
+  recipe.train.micro_batch = choose_micro_batch(recipe, ranks).sequences;
   const BenchReport report = bench_run(recipe, options.bench);
   std::ostringstream text;
   write_json(text, report);
@@ -164,6 +172,8 @@ void add_bench(CLI::App& app, Call& call) {
   CLI::Option* const recipe = verb->get_option("recipe")->required(false);
   verb->add_option("--steps", options->bench.steps, "steps that are timed");
   verb->add_option("--warmup", options->bench.warmup, "steps before them");
+  verb->add_option("--ranks", options->bench.ranks,
+                   "as one rank of so many, without the others: its memory, its own time");
   verb->add_option("-o,--out", options->out, "a file for the JSON");
   verb->add_flag("--json", options->json, "print the JSON instead of the table");
   verb->footer(

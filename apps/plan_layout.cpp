@@ -12,6 +12,7 @@
 #include "troupe/core/json.h"
 #include "troupe/core/publish.h"
 #include "troupe/schedule/text.h"
+#include "troupe/train/bench_run.h"
 #include "troupe/train/choose_layout.h"
 #include "troupe/train/forecast.h"
 #include "troupe/train/layout_forecast.h"
@@ -156,6 +157,21 @@ std::vector<LayoutReport> scaling_of(const Recipe& recipe, const Machine& machin
   }
 }
 
+// The forecast beside a rank that is played here.
+void print_measured(const Recipe& recipe, const LayoutForecast& forecast) {
+  Recipe laid = recipe;
+  laid.parallel = forecast.parallel;
+  const BenchReport report = bench_run(laid, {.warmup = 1, .steps = 2, .ranks = forecast.world});
+  const auto peak = static_cast<double>(report.peak_bytes);
+  const auto said = static_cast<double>(report.forecast_bytes);
+  std::printf(
+      "measured on %s as one of them: memory %s GiB at most where %s are forecast (%+.0f%%), a "
+      "step "
+      "of its own %s\n",
+      report.device.c_str(), in_gib(peak).c_str(), in_gib(said).c_str(), 100 * (said / peak - 1),
+      seconds_text(report.times.front().step_s).c_str());
+}
+
 }  // namespace
 
 void LayoutOptions::add_to(CLI::App& verb) {
@@ -169,6 +185,8 @@ void LayoutOptions::add_to(CLI::App& verb) {
                 "a table up to --ranks, each rank with the work of one (weak scaling)");
   verb.add_flag("--choose", choose, "the fastest layouts of --ranks that fit into memory");
   verb.add_option("--picture", picture, "an SVG file with the step of a rank, action by action");
+  verb.add_flag("--measure", measure,
+                "run three steps on this device as one of the ranks, and tell what it took");
   verb.add_flag("--list", list, "the actions that each rank issues in a step");
 }
 
@@ -225,6 +243,7 @@ bool plan_layout(const LayoutOptions& options, Recipe recipe, double available) 
     if (!rows.empty()) std::printf("%s\n", rows.c_str());
     print_memory(report.parts);
     print_time(report);
+    if (options.measure) print_measured(recipe, forecast);
     if (options.list) std::printf("%s", to_text(forecast.schedule).c_str());
   }
   const bool fits = available <= 0 || report.memory <= available;

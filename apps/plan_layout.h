@@ -13,7 +13,7 @@ namespace troupe {
 struct LayoutOptions {
   int64_t ranks = 0;  // 0: not asked for
   std::string machine, bench, picture;
-  bool scaling = false, choose = false, list = false, json = false;
+  bool scaling = false, choose = false, list = false, json = false, measure = false;
 
   void add_to(CLI::App& verb);
 };

@@ -208,6 +208,24 @@ class TroupeRuns(unittest.TestCase):
             peaks.append(out["peak_bytes"])
         self.assertLess(peaks[1], peaks[0])
 
+    def test_117_one_process_plays_a_rank_of_four_and_takes_what_is_forecast(self):
+        model = ("model={layers: 6, width: 384, heads: 4, vocab: 4096, max_positions: 256, "
+                 "moe: {experts: 8, top_k: 2, hidden: 384}}")
+        sets = [model, "data.sequence=256", "train.global_batch=8", "train.micro_batch=2", "run.device=cpu"]
+        peaks = {}
+        for layout in (("zero1", 1), ("zero1", 4), ("full", 1), ("full", 4)):
+            more = [*sets, f"parallel.shard={layout[0]}", f"parallel.expert={layout[1]}"]
+            out = json.loads(self.troupe("bench", "nano.yaml", "--ranks", "4", "--json", "--steps", "2", "--warmup", "1",
+                                         *(w for s in more for w in ("--set", s))).stdout)
+            self.assertEqual(out["ranks"], 4)
+            ratio = out["forecast_bytes"] / out["peak_bytes"]
+            self.assertLess(abs(math.log(ratio)), math.log(1.15), (layout, out))
+            peaks[layout] = out["peak_bytes"]
+        self.assertLess(peaks["full", 4], peaks["zero1", 1])
+        machine = pathlib.Path(__file__).parent.parent / "machines" / "assumed-h100.yaml"
+        told = self.troupe("plan", "nano.yaml", "--machine", machine, "--ranks", 4, "--measure", "--set", "run.device=cpu").stdout
+        self.assertRegex(told, r"measured on cpu as one of them: memory [\d.]+ GiB at most where [\d.]+ are forecast")
+
     def test_bench_measures_learned_and_forced_routing(self):
         out = self.troupe("bench", "nano.yaml", "--steps", "2", "--warmup", "1", "-o", "b.json")
         self.assertIn("FORCED", out.stdout)

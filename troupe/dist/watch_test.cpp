@@ -1,6 +1,6 @@
 #include "troupe/dist/watch.h"
 
-#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -14,10 +14,15 @@ namespace troupe {
 namespace {
 
 using std::chrono::milliseconds;
-using testing::HasSubstr;
 using namespace std::chrono_literals;
 
 constexpr milliseconds kBeat{200};
+
+testing::AssertionResult says(const std::string& text, const std::string& part) {
+  const bool found = text.find(part) != std::string::npos;
+  return (found ? testing::AssertionSuccess() : testing::AssertionFailure())
+         << '"' << text << "\" and \"" << part << '"';
+}
 
 // What a meeting point holds; it may go away.
 struct Table {
@@ -95,10 +100,11 @@ TEST(Watch, F84_ARankThatIsNotHeardIsNamedWithItsStepAndPhase) {
   EXPECT_EQ(loss.rank, 1);
   EXPECT_EQ(loss.code, Code::kRankLost);
   EXPECT_EQ(loss.doing.step(), 8);
-  EXPECT_THAT(loss.message, HasSubstr("rank 0, start: E6001 rank 1 of 3 is not heard any more; it "
-                                      "was in step 8, forward 2/4, heard "));
-  EXPECT_THAT(loss.message, HasSubstr("Noticed in sum of ranks 0 to 2: closed"));
-  EXPECT_THAT(loss.message, testing::Not(HasSubstr("rank 2")));
+  EXPECT_TRUE(says(loss.message,
+                   "rank 0, start: E6001 rank 1 of 3 is not heard any more; it "
+                   "was in step 8, forward 2/4, heard "));
+  EXPECT_TRUE(says(loss.message, "Noticed in sum of ranks 0 to 2: closed"));
+  EXPECT_FALSE(says(loss.message, "rank 2"));
 }
 
 TEST(Watch, F84_AProcessOfThisMachineThatIsNoMoreIsKnownAtOnce) {
@@ -110,7 +116,7 @@ TEST(Watch, F84_AProcessOfThisMachineThatIsNoMoreIsKnownAtOnce) {
   const Ranks ranks(2, gone);
   EXPECT_TRUE(ranks.watches[0]->has_ended(1));
   EXPECT_FALSE(ranks.watches[0]->has_ended(0));
-  EXPECT_THAT(ranks.watches[0]->find_lost("x").message, HasSubstr("has ended without a word"));
+  EXPECT_TRUE(says(ranks.watches[0]->find_lost("x").message, "has ended without a word"));
 }
 
 TEST(Watch, F85_AProcessThatIsStoppedIsNamedAsSuch) {
@@ -125,7 +131,7 @@ TEST(Watch, F85_AProcessThatIsStoppedIsNamedAsSuch) {
   const Ranks ranks(2, stopped);
   const Loss loss = ranks.watches[0]->find_lost("x");
   EXPECT_EQ(loss.code, Code::kRankHung);
-  EXPECT_THAT(loss.message, HasSubstr("rank 1 of 2 stands still (SIGSTOP); it is in start since"));
+  EXPECT_TRUE(says(loss.message, "rank 1 of 2 stands still (SIGSTOP); it is in start since"));
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
 }
@@ -137,15 +143,14 @@ TEST(Watch, F85_ARankThatNeitherMovesNorWaitsIsTheOneThatHangs) {
   const Loss loss = ranks.watches[0]->find_lost("x");
   EXPECT_EQ(loss.rank, 1);
   EXPECT_EQ(loss.code, Code::kRankHung);
-  EXPECT_THAT(loss.message,
-              HasSubstr("E6003 rank 1 of 3 does not move; it is in step 4, optim 2/4"));
+  EXPECT_TRUE(says(loss.message, "E6003 rank 1 of 3 does not move; it is in step 4, optim 2/4"));
 }
 
 TEST(Watch, F87_WhatARankSaysOfItsEndIsTheCause) {
   Ranks ranks(2);
   ranks.watches[1]->last_words("step 3: E5001 non-finite loss");
   const Loss loss = ranks.watches[0]->find_lost("x");
-  EXPECT_THAT(loss.message, HasSubstr("rank 1 of 2 ended by a fault of its own: step 3: E5001"));
+  EXPECT_TRUE(says(loss.message, "rank 1 of 2 ended by a fault of its own: step 3: E5001"));
 }
 
 TEST(Watch, OneOfThoseThatAreLeftTellsAndTheOthersAreBrief) {
@@ -155,7 +160,7 @@ TEST(Watch, OneOfThoseThatAreLeftTellsAndTheOthersAreBrief) {
   const Loss second = ranks.watches[0]->find_lost("x");
   EXPECT_EQ(first.brief, first.message);
   EXPECT_EQ(second.brief, "rank 0, start: E6001 ends with rank 1, as rank 2 tells");
-  EXPECT_THAT(second.message, HasSubstr("of its own"));  // for exit.json
+  EXPECT_TRUE(says(second.message, "of its own"));  // for exit.json
 }
 
 TEST(Watch, F86_AMeetingPointThatIsGoneWasRank0s) {
@@ -167,7 +172,7 @@ TEST(Watch, F86_AMeetingPointThatIsGoneWasRank0s) {
   }
   const Loss loss = ranks.watches[1]->find_lost("x");
   EXPECT_EQ(loss.rank, 0);
-  EXPECT_THAT(loss.brief, HasSubstr("rank 0 of 3 has ended without a word"));
+  EXPECT_TRUE(says(loss.brief, "rank 0 of 3 has ended without a word"));
 }
 
 TEST(Watch, NobodyIsAccusedWhereAllAreThere) {
@@ -175,7 +180,7 @@ TEST(Watch, NobodyIsAccusedWhereAllAreThere) {
   const Waiting waiting(ranks.pulses[1].get());
   const Loss loss = ranks.watches[0]->find_lost("x");
   EXPECT_EQ(loss.rank, -1);
-  EXPECT_THAT(loss.message, HasSubstr("a connection between two of them broke"));
+  EXPECT_TRUE(says(loss.message, "a connection between two of them broke"));
 }
 
 TEST(Watch, AProcessIsWrittenAndReadBack) {

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "troupe/core/check.h"
+#include "troupe/dist/echo_backend.h"
 #include "troupe/dist/group_backend.h"
 #include "troupe/ops/cuda_plugin.h"
 
@@ -120,10 +121,11 @@ World::World() : World(Place{}, c10::kCPU, {}) {}
 
 World::World(const Place& place, const c10::Device& device, const WorldOptions& options)
     : place_(place), device_(device), options_(options), store_(std::make_shared<Store>()) {
-  pulses_ = place_.size > 1 ? Pulses::of_launcher(static_cast<int>(place_.size)) : nullptr;
+  const bool meets = place_.size > 1 && !options_.played;
+  pulses_ = meets ? Pulses::of_launcher(static_cast<int>(place_.size)) : nullptr;
   pulse_ = pulses_ ? std::shared_ptr<Pulse>(pulses_, &pulses_->of(place_.rank))
                    : std::make_shared<Pulse>();
-  if (place_.size > 1) meet();
+  if (meets) meet();
 }
 
 void World::meet() {
@@ -219,10 +221,13 @@ std::shared_ptr<RankGroup> World::make(const std::vector<int64_t>& ranks, bool o
   if (ranks.size() == 1) return group = std::make_shared<RankGroup>(rank());
   const int index = static_cast<int>(own - ranks.begin());
   const int count = static_cast<int>(ranks.size());
-  auto store = c10::make_intrusive<c10d::PrefixStore>(key, store_->store);
   auto backend = std::make_unique<RankGroup::Backend>();
   try {
-    if (on_device) {
+    auto store =
+        options_.played ? nullptr : c10::make_intrusive<c10d::PrefixStore>(key, store_->store);
+    if (options_.played) {
+      backend->c10d = echo_backend(index, count);
+    } else if (on_device) {
       auto make_nccl = reinterpret_cast<MakeNccl>(cuda_plugin_symbol(kMakeNccl));
       backend->c10d = c10::intrusive_ptr<c10d::Backend>::reclaim(
           make_nccl(store, index, count, options_.hang_timeout.count()));
@@ -247,7 +252,8 @@ std::shared_ptr<RankGroup> World::make(const std::vector<int64_t>& ranks, bool o
 }
 
 std::vector<std::string> World::gather_texts(const std::string& topic, const std::string& mine) {
-  if (size() == 1) return {mine};
+  if (size() == 1 || options_.played)
+    return std::vector<std::string>(static_cast<size_t>(size()), mine);
   const std::string round = topic + '/' + std::to_string(store_->next_round(topic)) + '/';
   board().post(round + std::to_string(rank()), mine);
   const Waiting waiting(std::this_thread::get_id() == thread_ ? pulse_.get() : nullptr);

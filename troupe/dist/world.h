@@ -45,6 +45,7 @@ std::optional<Place> place_from_environment();
 struct WorldOptions {
   std::chrono::milliseconds start_timeout{300'000};  // for all ranks to arrive
   std::chrono::milliseconds hang_timeout{600'000};   // of one collective
+  bool played = false;  // by this process alone: nobody is met (echo_backend.h)
 };
 
 class World {

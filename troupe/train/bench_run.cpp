@@ -2,12 +2,15 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <chrono>
+#include <memory>
 
 #include "troupe/core/config.h"
 #include "troupe/core/median.h"
 #include "troupe/core/rng.h"
 #include "troupe/train/forecast.h"
+#include "troupe/train/layout_forecast.h"
 #include "troupe/train/learner.h"
 #include "troupe/train/memory_use.h"
 #include "troupe/train/metrics.h"
@@ -41,11 +44,43 @@ double busiest(const Interval& interval) {
   return loads.empty() ? 0 : sum / static_cast<double>(loads.size());
 }
 
-BenchTimes time_steps(const Recipe& r, const c10::Device& device, const BenchOptions& options) {
+std::shared_ptr<Ranks> played(const Recipe& r, const c10::Device& device, int64_t ranks) {
+  if (ranks == 1) return std::make_shared<Ranks>();
+  return std::make_shared<Ranks>(
+      std::make_shared<World>(Place{.size = ranks,
+                                    .local_size = std::min<int64_t>(ranks, 8),
+                                    .source = "played by one process"},
+                              device, WorldOptions{.played = true}),
+      r);
+}
+
+// This rank's part of a batch of all, who have the same.
+Feed own_feed(const Recipe& r, const RunPlan& plan, const c10::Device& device, const Ranks& ranks) {
+  const Ranks::Share share = ranks.share_of(plan.batch / plan.micro_batch);
+  RunPlan own = plan;
+  own.batch = share.count * plan.micro_batch;
+  Feed feed = make_feed(made_up(r, own), plan.micro_batch, device, share.steps);
+  feed.weight_sum *= static_cast<double>(ranks.size());
+  feed.loss_tokens *= ranks.size();
+  feed.all_microbatches *= ranks.size();
+  return feed;
+}
+
+double tensor_bytes(const Recipe& r, bool on_gpu, int64_t ranks) {
+  if (ranks == 1) {
+    const MemoryForecast m = forecast_memory(r, on_gpu);
+    return m.total() - (on_gpu ? m.runtime : 0);
+  }
+  const StepMemory m = layout_memory(r, ranks, on_gpu);
+  return m.total() - (on_gpu ? m.runtime : 0);
+}
+
+BenchTimes time_steps(const Recipe& r, const c10::Device& device,
+                      const std::shared_ptr<Ranks>& ranks, const BenchOptions& options) {
   const Faults none;
-  Learner learner(r, device, none);
+  Learner learner(r, device, none, ranks);
   const RunPlan plan = plan_of(r);
-  const Feed feed = make_feed(made_up(r, plan), plan.micro_batch, device);
+  const Feed feed = own_feed(r, plan, device, *ranks);
   TrainState state;
   state.loss_scale = start_of(r.train.loss_scale);
   std::vector<double> step, forward, backward, update;
@@ -99,13 +134,16 @@ BenchReport bench_run(const Recipe& given, const BenchOptions& options) {
                   .micro_batch = plan.micro_batch,
                   .sequence = r.data.sequence,
                   .warmup = options.warmup,
-                  .steps = options.steps};
-  out.times.push_back(time_steps(r, device, options));
+                  .steps = options.steps,
+                  .ranks = options.ranks};
+  const std::shared_ptr<Ranks> ranks = played(r, device, options.ranks);
+  if (!ranks->alone()) r.parallel = ranks->parallel();
+  out.times.push_back(time_steps(r, device, ranks, options));
   out.peak_bytes = memory_use(device).peak;
-  out.forecast_bytes = static_cast<int64_t>(forecast_memory(r, device.is_cuda()).total());
+  out.forecast_bytes = static_cast<int64_t>(tensor_bytes(r, device.is_cuda(), options.ranks));
   if (num_moe_layers(r.model) > 0 && r.model.moe.router.kind() != "expert_choice") {
     read_config(override_yaml("model.moe.router.force=uniform"), r);
-    out.times.push_back(time_steps(r, device, options));
+    out.times.push_back(time_steps(r, device, ranks, options));
     out.times.back().routing = "forced";
   }
   return out;

@@ -36,8 +36,9 @@ struct BenchReport {
   int64_t params = 0, active_params = 0;
   int64_t batch = 0, micro_batch = 0, sequence = 0;
   int64_t warmup = 0, steps = 0;
+  int64_t ranks = 1;           // of which this was one, played alone
   int64_t peak_bytes = 0;      // of the device's tensors; on the CPU the process's
-  int64_t forecast_bytes = 0;  // what `plan` says
+  int64_t forecast_bytes = 0;  // of the same, what `plan` says
   std::vector<BenchTimes> times = {};
   static void visit(auto& r, auto&& f) {
     f("version", r.version);
@@ -53,6 +54,7 @@ struct BenchReport {
     f("sequence", r.sequence);
     f("warmup", r.warmup);
     f("steps", r.steps);
+    f("ranks", r.ranks);
     f("peak_bytes", r.peak_bytes);
     f("forecast_bytes", r.forecast_bytes);
     f("times", r.times);
@@ -62,6 +64,9 @@ struct BenchReport {
 struct BenchOptions {
   int64_t warmup = 2;
   int64_t steps = 5;
+  // As rank 0 of so many, on hosts of 8, of whom no other is there (dist/echo_backend.h): what it
+  // holds and what it takes by itself, without a wait for others.
+  int64_t ranks = 1;
 };
 // Learned routing first, then, where the model has experts, forced.
 BenchReport bench_run(const Recipe& recipe, const BenchOptions& options);
