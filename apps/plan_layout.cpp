@@ -165,9 +165,8 @@ void print_measured(const Recipe& recipe, const LayoutForecast& forecast) {
   const auto peak = static_cast<double>(report.peak_bytes);
   const auto said = static_cast<double>(report.forecast_bytes);
   std::printf(
-      "measured on %s as one of them: memory %s GiB at most where %s are forecast (%+.0f%%), a "
-      "step "
-      "of its own %s\n",
+      "measured on %s as one of them: memory %s GiB at most where %s are forecast (%+.0f%%), "
+      "a step of its own %s\n",
       report.device.c_str(), in_gib(peak).c_str(), in_gib(said).c_str(), 100 * (said / peak - 1),
       seconds_text(report.times.front().step_s).c_str());
 }

@@ -147,11 +147,7 @@ class Recipes(Folder):
         for name, more in (("mixtral_8x7b", ["model.moe.hidden=32"]), ("dbrx", ["model.moe.hidden=32", "train.tokens=0"]),
                            ("megablocks_dmoe", ["model.moe.hidden=32"]), ("megablocks_moe", ["model.moe.hidden=32"]),
                            ("megablocks_dense", ["model.ffn=64"])):
-            words = [w for one in [*sets, *more, f"checkpoint.dir=runs/{name}"] for w in ("--set", one)]
-            out = subprocess.run([TROUPE, "train", ROOT / f"recipes/{name}.yaml", *words], cwd=self.folder, env=self.env,
-                                 capture_output=True, text=True, check=False)
-            self.assertEqual(out.returncode, 0, out.stderr)
-            losses = [r["loss"] for r in self.rows(f"runs/{name}") if "event" not in r]
+            losses = self.run_on(ROOT / f"recipes/{name}.yaml", 1, name, *sets, *more)
             self.assertEqual(len(losses), 3)
             self.assertAlmostEqual(losses[0], 5.5, delta=.5)  # ln 256: nothing is known
 
@@ -194,12 +190,8 @@ class Recipes(Folder):
     def test_made_up_data_needs_no_file_and_is_learnt(self):
         """Each id is the one before it and one, so a benchmark's loss falls as a real one's does."""
         sets = [*SMALL, "data.train=[{kind: mock}]", "data.valid=[]", 'data.tokenizer=""', "eval.prompts=[]", "model.vocab=64",
-                "train.steps=40", "checkpoint.dir=runs/mock"]
-        words = [w for one in sets for w in ("--set", one)]
-        out = subprocess.run([TROUPE, "train", ROOT / "recipes/quickstart.yaml", *words], cwd=self.folder, env=self.env,
-                             capture_output=True, text=True, check=False)
-        self.assertEqual(out.returncode, 0, out.stderr)
-        losses = [r["loss"] for r in self.rows("runs/mock") if "event" not in r]
+                "train.steps=40"]
+        losses = self.run_on(ROOT / "recipes/quickstart.yaml", 1, "mock", *sets)
         self.assertLess(losses[-1], losses[0] - .5)
 
 

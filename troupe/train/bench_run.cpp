@@ -67,12 +67,9 @@ Feed own_feed(const Recipe& r, const RunPlan& plan, const c10::Device& device, c
 }
 
 double tensor_bytes(const Recipe& r, bool on_gpu, int64_t ranks) {
-  if (ranks == 1) {
-    const MemoryForecast m = forecast_memory(r, on_gpu);
-    return m.total() - (on_gpu ? m.runtime : 0);
-  }
-  const StepMemory m = layout_memory(r, ranks, on_gpu);
-  return m.total() - (on_gpu ? m.runtime : 0);
+  const auto tensors = [&](const auto& m) { return m.total() - (on_gpu ? m.runtime : 0); };
+  return ranks == 1 ? tensors(forecast_memory(r, on_gpu))
+                    : tensors(layout_memory(r, ranks, on_gpu));
 }
 
 BenchTimes time_steps(const Recipe& r, const c10::Device& device,
