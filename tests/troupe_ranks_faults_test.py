@@ -62,9 +62,9 @@ class TroupeRanksFaults(RanksRun):
         self.assertRegex(self.text_of(0), r"First: rank [01], gradient of layers\.0\..*; replayed, it is finite: a passing fault")
 
     def test_F118_replicas_that_differ_are_found_before_they_are_saved(self):
-        runs = self.start_ranks(3, "parallel.shard=none", TROUPE_FAULT=lambda r: "optim:7=flip" if r == 1 else "")
-        for rank, run in enumerate(runs):
-            self.assertEqual(run.wait(30), 70, self.text_of(rank)[-1500:])
+        self.train_ranks(3, "parallel.shard=none", timeout=30, code=70,
+                         TROUPE_FAULT=lambda r: "optim:7=flip" if r == 1 else "")
+        for rank in range(3):
             self.assertRegex(self.text_of(rank), r"E9001 differs between ranks that hold the same")
         self.assertRegex(self.text_of(0), r"embed\.tokens \(dense\): E9001 .*(rank\(s\) 1: hash \w+; rank\(s\) 0, 2: hash|"
                                           r"rank\(s\) 0, 2: hash \w+; rank\(s\) 1: hash)")
@@ -72,17 +72,13 @@ class TroupeRanksFaults(RanksRun):
         self.assertEqual(self.exit_record()["step"], 10)
 
     def test_F118_a_bit_of_a_master_in_halves_is_found_too(self):
-        runs = self.start_ranks(2, "parallel.shard=full", "parallel.shard_ranks=1", "train.precision=bf16",
-                                TROUPE_FAULT=lambda r: "optim:9=flip" if r == 1 else "")
-        for rank, run in enumerate(runs):
-            self.assertEqual(run.wait(30), 70, self.text_of(rank)[-1500:])
+        self.train_ranks(2, "parallel.shard=full", "parallel.shard_ranks=1", "train.precision=bf16", timeout=30, code=70,
+                         TROUPE_FAULT=lambda r: "optim:9=flip" if r == 1 else "")
         self.assertRegex(self.text_of(0), r"embed\.tokens \((dense|master, dense.*)\): E9001 ")
         self.assertEqual(self.steps(), [])
 
     def test_a_layout_that_cannot_be_is_told_with_what_can(self):
-        runs = self.start_ranks(3, "parallel.expert=2")
-        for rank, run in enumerate(runs):
-            self.assertEqual(run.wait(30), 2, self.text_of(rank)[-1500:])
+        self.train_ranks(3, "parallel.expert=2", timeout=30, code=2)
         self.assertIn("parallel.expert", self.text_of(0))
 
 
