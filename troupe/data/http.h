@@ -33,7 +33,7 @@ class HttpObject {
 
  private:
   struct Connections;
-  HttpObject(const std::string& url);
+  explicit HttpObject(const std::string& url);
 
   std::shared_ptr<Connections> connections_;
   int64_t size_ = 0;
