@@ -155,7 +155,8 @@ struct Arrays {
   int64_t n;
 };
 
-// One thread kN elements: each array is read and written once.
+// One thread kN elements: each array is read and written once. What is fused is said, so that each
+// form of the kernel has the same bits.
 template <class P, class G, class S, int kN, bool kWhole>
 __global__ void __launch_bounds__(kThreads) adamw_kernel(Arrays<P, G, S> x, AdamWStep<float> s) {
   const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kN;
@@ -168,12 +169,12 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Arrays<P, G, S> x, Adam
   auto moments = x.moments.template load<kN, kWhole>(i, x.n);
   for (int j = 0; j < kN; ++j) {
     const float g = static_cast<float>(grad.v[j]) * scale, p = param.v[j];
-    const float m = s.beta1 * moments.first.v[j] + s.rest1 * g;
-    const float v = s.beta2 * moments.second.v[j] + s.rest2 * (g * g);
+    const float m = fmaf(s.beta1, moments.first.v[j], s.rest1 * g);
+    const float v = fmaf(s.beta2, moments.second.v[j], s.rest2 * (g * g));
     const float denominator = sqrtf(v * s.unbias2) + s.eps;
     moments.first.v[j] = m;
     moments.second.v[j] = v;
-    param.v[j] = p - s.lr * (m * s.unbias1 / denominator + s.weight_decay * p);
+    param.v[j] = fmaf(-s.lr, fmaf(s.weight_decay, p, m * s.unbias1 / denominator), p);
   }
   x.param.template store<kN, kWhole>(i, x.n, param);
   x.moments.template store<kN, kWhole>(i, x.n, lanes, moments);
