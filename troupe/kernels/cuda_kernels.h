@@ -55,7 +55,8 @@
   X(sinkhorn, Sinkhorn)                                    \
   X(slot_dot, SlotDot)                                     \
   X(sum_squares, SumSquares)                               \
-  X(topology, Topology)
+  X(topology, Topology)                                    \
+  X(zero_rows, ZeroRows)
 
 namespace troupe {
 

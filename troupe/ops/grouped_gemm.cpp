@@ -1,5 +1,6 @@
 #include "troupe/ops/grouped_gemm.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -22,6 +23,11 @@ constexpr int64_t kTaskRows = 512;  // of the result: the same tasks for any num
 // CPU products run in float or double.
 bool needs_f32(const at::Tensor& x) {
   return x.is_cpu() && (x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kHalf);
+}
+
+// The CUDA kernels write all of it, with zero_rows; those of the CPU leave zeros alone.
+at::Tensor unwritten(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return options.device().is_cuda() ? at::empty(sizes, options) : at::zeros(sizes, options);
 }
 
 MatRef stacked(const at::Tensor& w, const char* name) {
@@ -115,8 +121,9 @@ void check_offset(const at::Tensor& expert_offset, const at::Tensor& x, const ch
   TROUPE_CHECK(expert_offset.size(0) > 1, name, "must have an element more than there are experts");
 }
 
-at::Tensor grouped_gemm_meta(const at::Tensor& x, const at::Tensor& w,
-                             const at::Tensor& expert_offset, bool w_out_in) {
+// The sizes of the result.
+std::vector<int64_t> check_product(const at::Tensor& x, const at::Tensor& w,
+                                   const at::Tensor& expert_offset, bool w_out_in) {
   const int in = w_out_in ? 2 : 1, out = w_out_in ? 1 : 2;
   check_sizes(x, {-1, -1}, "grouped_gemm: x");
   check_offset(expert_offset, x, "grouped_gemm: expert_offset");
@@ -125,7 +132,12 @@ at::Tensor grouped_gemm_meta(const at::Tensor& x, const at::Tensor& w,
                "inputs, x's columns; it takes", w.size(in));
   check_dtype(w, x.scalar_type(), "grouped_gemm: w");
   check_same_device(w, x, "grouped_gemm: w");
-  return at::zeros({x.size(0), w.size(out)}, x.options());
+  return {x.size(0), w.size(out)};
+}
+
+at::Tensor grouped_gemm_meta(const at::Tensor& x, const at::Tensor& w,
+                             const at::Tensor& expert_offset, bool w_out_in) {
+  return at::zeros(check_product(x, w, expert_offset, w_out_in), x.options());
 }
 
 at::Tensor grouped_gemm_device(const at::Tensor& x, const at::Tensor& w,
@@ -135,7 +147,8 @@ at::Tensor grouped_gemm_device(const at::Tensor& x, const at::Tensor& w,
     return grouped_gemm_device(x.to(at::kFloat), w.to(at::kFloat), expert_offset, w_out_in)
         .to(x.scalar_type());
   }
-  at::Tensor y = grouped_gemm_meta(x, w, expert_offset, w_out_in);
+  const auto sizes = check_product(x, w, expert_offset, w_out_in);
+  at::Tensor y = unwritten(sizes, x.options());
   const at::Tensor rows = rowwise(x), weights = w.contiguous();
   const GroupedGemm args{
       .a = view(rows, "grouped_gemm: x"),
@@ -145,17 +158,26 @@ at::Tensor grouped_gemm_device(const at::Tensor& x, const at::Tensor& w,
       .expert_offset = ptr<const int32_t>(expert_offset, "grouped_gemm: expert_offset"),
       .transpose_b = w_out_in};
   run(x.device(), args, grouped_gemm_blas, &CudaKernels::grouped_gemm);
+  if (x.is_cuda()) {
+    run_cuda(x.device(), ZeroRows{args.c, args.expert_offset + args.experts},
+             &CudaKernels::zero_rows);
+  }
   return y;
 }
 
-at::Tensor grouped_gemm_weight_meta(const at::Tensor& a, const at::Tensor& b,
-                                    const at::Tensor& expert_offset) {
+std::vector<int64_t> check_weight_product(const at::Tensor& a, const at::Tensor& b,
+                                          const at::Tensor& expert_offset) {
   check_sizes(a, {-1, -1}, "grouped_gemm_weight: a");
   check_sizes(b, {a.size(0), -1}, "grouped_gemm_weight: b");
   check_dtype(b, a.scalar_type(), "grouped_gemm_weight: b");
   check_same_device(b, a, "grouped_gemm_weight: b");
   check_offset(expert_offset, a, "grouped_gemm_weight: expert_offset");
-  return at::zeros({expert_offset.size(0) - 1, a.size(1), b.size(1)}, a.options());
+  return {expert_offset.size(0) - 1, a.size(1), b.size(1)};
+}
+
+at::Tensor grouped_gemm_weight_meta(const at::Tensor& a, const at::Tensor& b,
+                                    const at::Tensor& expert_offset) {
+  return at::zeros(check_weight_product(a, b, expert_offset), a.options());
 }
 
 at::Tensor grouped_gemm_weight_device(const at::Tensor& a, const at::Tensor& b,
@@ -165,7 +187,7 @@ at::Tensor grouped_gemm_weight_device(const at::Tensor& a, const at::Tensor& b,
     return grouped_gemm_weight_device(a.to(at::kFloat), b.to(at::kFloat), expert_offset)
         .to(a.scalar_type());
   }
-  at::Tensor g = grouped_gemm_weight_meta(a, b, expert_offset);
+  at::Tensor g = unwritten(check_weight_product(a, b, expert_offset), a.options());
   const at::Tensor a_rows = rowwise(a), b_rows = rowwise(b);
   const GroupedGemmWeight args{
       .a = view(a_rows, "grouped_gemm_weight: a"),

@@ -100,6 +100,20 @@ TEST_P(GroupedGemmOp, E16_TakesStridedInputs) {
   EXPECT_TRUE(near(grouped_gemm(x, w, offsets(device())), by_loop(x, w)));
 }
 
+// Widths for which a Hopper GPU has kernels of its own.
+TEST_P(GroupedGemmOp, X7_WideGradientsInBf16EqualALoopOverExperts) {
+  const auto bf16 = device().dtype(at::kBFloat16);
+  const at::Tensor x = at::randn({kRows, 128}, bf16).requires_grad_();
+  const at::Tensor w = at::randn({3, 192, 128}, bf16).mul_(0.1).requires_grad_();
+  const at::Tensor grad = at::randn({kRows, 192}, bf16);
+  const at::Tensor y = grouped_gemm(x, w, offsets(device()));
+  y.backward(grad);
+  const at::Tensor x_ = x.detach(), w_ = w.detach();
+  EXPECT_TRUE(near(y, by_loop(x_, w_)));
+  EXPECT_TRUE(near(x.grad(), by_loop(grad, w_.transpose(1, 2))));
+  EXPECT_TRUE(near(w.grad(), outer_by_loop(grad, x_)));
+}
+
 INSTANTIATE_TEST_SUITE_P(On, GroupedGemmOp, testing::devices(), testing::device_name);
 
 at::Tensor input(at::IntArrayRef sizes) {

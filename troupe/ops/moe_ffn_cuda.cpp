@@ -164,7 +164,8 @@ class CudaFfn {
                                 .expert_offset = plan_.expert_offset,
                                 .row_src = plan_.row_src,
                                 .gather_a = gather_a,
-                                .gather_b = gather_b},
+                                .gather_b = gather_b,
+                                .finite_pads = true},  // their score is 0
               &CudaKernels::grouped_gemm_weight);
     return out;
   }

@@ -31,6 +31,9 @@ int64_t count_tiles(const GemmProblem& p, const GemmPlan& plan) {
 GemmPlan choose_plan(const GemmProblem& p, const DeviceLimits& limits) {
   TROUPE_CHECK(limits.capability >= 80, "grouped products need sm_80, the device is sm_",
                limits.capability);
+  if (p.plain && limits.capability == 90) {
+    return {.path = Path::kSm90, .tile_m = 256, .tile_n = 256, .depth = 64, .aligned = true};
+  }
   GemmPlan plan{.tile_m = 128, .tile_n = tile_cols(p), .stages = kStages, .aligned = p.aligned};
   plan.depth = kStageRowBytes / static_cast<int>(size_bytes(p.dtype));
   // A warp has 64x64 of a tile where it has the registers, else 64x32; in fp32 a thread has 8x8.

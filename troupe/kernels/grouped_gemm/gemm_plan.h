@@ -11,7 +11,8 @@
 
 namespace troupe {
 
-// kSm90 needs that chip's own instructions (TMA, wgmma); kGeneric runs on sm_80 and all later.
+// kSm90 needs that chip's own instructions (TMA, wgmma) and a plain product (kernels/moe_sm90);
+// kGeneric runs on sm_80 and all later.
 enum class Path { kGeneric, kSm90 };
 
 struct GemmProblem {
@@ -21,6 +22,7 @@ struct GemmProblem {
   bool rows_are_routed;  // ... which is the first if this is set
   int64_t cols;          // of the result
   bool aligned;          // every row of both operands begins at a multiple of 16 bytes
+  bool plain = false;    // bf16 without gaps, widths multiples of 64, and nothing but the product
 };
 
 struct DeviceLimits {

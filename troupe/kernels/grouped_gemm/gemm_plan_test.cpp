@@ -79,6 +79,17 @@ TEST(GemmPlan, FitsEveryDeviceFromSm80On) {
   }
 }
 
+TEST(GemmPlan, PlainProductsTakeHoppersOwnKernels) {
+  GemmProblem plain = problem(Dtype::kBF16, 4096, 2048);
+  plain.plain = true;
+  EXPECT_EQ(choose_plan(plain, kH200).path, Path::kSm90);
+  EXPECT_EQ(choose_plan(plain, kAda).path, Path::kGeneric);
+  DeviceLimits later = kH200;
+  later.capability = 100;
+  EXPECT_EQ(choose_plan(plain, later).path, Path::kGeneric);
+  EXPECT_EQ(choose_plan(problem(Dtype::kBF16, 4096, 2048), kH200).path, Path::kGeneric);
+}
+
 TEST(GemmPlan, RefusesWhatItCannotRun) {
   DeviceLimits old = kH200;
   old.capability = 75;

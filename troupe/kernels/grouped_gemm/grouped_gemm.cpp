@@ -1,6 +1,7 @@
 // The contract, and the reference: the header's formulas in double.
 #include "troupe/kernels/grouped_gemm/grouped_gemm.h"
 
+#include <algorithm>
 #include <limits>
 
 namespace troupe {
@@ -92,6 +93,21 @@ void validate(const GroupedGemmWeight& x) {
   TROUPE_CHECK(x.c.dtype == x.a.dtype || (x.c.dtype == Dtype::kF32 && x.a.dtype != Dtype::kF64),
                "a is", name(x.a.dtype), "c is", name(x.c.dtype));
   TROUPE_CHECK(!x.accumulate || size_bytes(x.c.dtype) >= 4, "accumulates in", name(x.c.dtype));
+}
+
+void validate(const ZeroRows& x) {
+  check_view("out", x.out.data, x.out.rows, x.out.cols, x.out.ld);
+  TROUPE_CHECK(x.first != nullptr);
+}
+
+void zero_rows_ref(const ZeroRows& x) {
+  validate(x);
+  dispatch_float64(x.out.dtype, [&]<class T>() {
+    const auto out = x.out.as<T>();
+    for (int64_t r = std::max(*x.first, 0); r < out.rows; ++r) {
+      std::fill_n(out.row(r), out.cols, T(0.0f));
+    }
+  });
 }
 
 int64_t flops(const GroupedGemm& x, int64_t true_rows) {

@@ -1,9 +1,13 @@
 // c = a B_e over the rows of each expert. See tile_product.cuh for how a tile is computed.
+#include <algorithm>
+
+#include "troupe/core/cuda_check.h"
 #include "troupe/kernels/device/block_scan.cuh"
 #include "troupe/kernels/device/tile_order.cuh"
 #include "troupe/kernels/device/tile_product.cuh"
 #include "troupe/kernels/grouped_gemm/grouped_gemm.h"
 #include "troupe/kernels/grouped_gemm/launch.cuh"
+#include "troupe/kernels/moe_sm90/moe_sm90.h"
 
 namespace troupe {
 namespace {
@@ -154,7 +158,33 @@ Problem<T> problem(const GroupedGemm& x) {
           .accumulate = x.accumulate};
 }
 
+bool is_plain(const GroupedGemm& x) {
+  return grouped::plain(x.a) && grouped::plain(x.b) && grouped::plain(x.c) &&
+         x.experts <= kMaxExpertsSm90 && x.bias.data == nullptr && x.scale == nullptr &&
+         !x.accumulate;
+}
+
+constexpr int kZeroThreads = 256;
+
+// Most often there is nothing to do.
+template <class T>
+__global__ void __launch_bounds__(kZeroThreads) zero_rows_kernel(Mat<T> out, const int32_t* first) {
+  for (int64_t r = int64_t{max(*first, 0)} + blockIdx.x; r < out.rows; r += gridDim.x) {
+    for (int64_t c = threadIdx.x; c < out.cols; c += kZeroThreads) out(r, c) = T(0.0f);
+  }
+}
+
 }  // namespace
+
+void zero_rows_cuda(const ZeroRows& x, cudaStream_t stream) {
+  validate(x);
+  if (x.out.rows == 0) return;
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(x.out.rows, 528));
+  dispatch_float(x.out.dtype, [&]<class T>() {
+    zero_rows_kernel<<<blocks, kZeroThreads, 0, stream>>>(x.out.as<T>(), x.first);
+  });
+  TROUPE_LAUNCH_CHECK(stream);
+}
 
 void grouped_gemm_cuda(const GroupedGemm& x, cudaStream_t stream) {
   validate(x);
@@ -164,8 +194,13 @@ void grouped_gemm_cuda(const GroupedGemm& x, cudaStream_t stream) {
                                      .rows = x.c.rows,
                                      .rows_are_routed = true,
                                      .cols = x.c.cols,
-                                     .aligned = grouped::aligned(x.a) && grouped::aligned(x.b)},
+                                     .aligned = grouped::aligned(x.a) && grouped::aligned(x.b),
+                                     .plain = is_plain(x)},
                                     grouped::current_device());
+  if (plan.path == Path::kSm90) {
+    return rows_product_sm90_cuda(
+        {x.experts, x.expert_offset, x.row_src, x.a, x.b, x.c, x.transpose_b}, stream);
+  }
   const tile::LaunchShape shape{plan.blocks, plan.threads, plan.shared_bytes};
   dispatch_float(x.a.dtype, [&]<class T>() {
     grouped::dispatch_tile<T>(plan, [&]<int kN, bool kAligned>() {

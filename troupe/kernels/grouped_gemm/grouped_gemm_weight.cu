@@ -3,6 +3,7 @@
 #include "troupe/kernels/device/tile_product.cuh"
 #include "troupe/kernels/grouped_gemm/grouped_gemm.h"
 #include "troupe/kernels/grouped_gemm/launch.cuh"
+#include "troupe/kernels/moe_sm90/moe_sm90.h"
 
 namespace troupe {
 namespace {
@@ -116,6 +117,14 @@ Problem<T> problem(const GroupedGemmWeight& x) {
           .accumulate = x.accumulate};
 }
 
+// Hopper's kernel would multiply a pad's zeros by what the other operand holds.
+bool is_plain(const GroupedGemmWeight& x) {
+  const bool gathers = x.gather_a || x.gather_b;
+  return grouped::plain(x.a) && grouped::plain(x.b) && grouped::aligned(x.c) &&
+         x.c.ld == x.c.cols && x.experts <= kMaxExpertsSm90 &&
+         (!gathers || (x.finite_pads && x.gather_a != x.gather_b));
+}
+
 }  // namespace
 
 void grouped_gemm_weight_cuda(const GroupedGemmWeight& x, cudaStream_t stream) {
@@ -125,8 +134,15 @@ void grouped_gemm_weight_cuda(const GroupedGemmWeight& x, cudaStream_t stream) {
                                      .rows = x.a.cols,
                                      .rows_are_routed = false,
                                      .cols = x.b.cols,
-                                     .aligned = grouped::aligned(x.a) && grouped::aligned(x.b)},
+                                     .aligned = grouped::aligned(x.a) && grouped::aligned(x.b),
+                                     .plain = is_plain(x)},
                                     grouped::current_device());
+  if (plan.path == Path::kSm90) {
+    return weight_product_sm90_cuda(
+        {x.experts, x.expert_offset, x.gather_a || x.gather_b ? x.row_src : nullptr, x.a, x.b, x.c,
+         x.gather_a, x.gather_b, x.accumulate},
+        stream);
+  }
   const tile::LaunchShape shape{plan.blocks, plan.threads, plan.shared_bytes};
   dispatch_float(x.a.dtype, [&]<class T>() {
     grouped::dispatch_tile<T>(plan, [&]<int kN, bool kAligned>() {

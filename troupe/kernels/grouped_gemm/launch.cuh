@@ -19,6 +19,12 @@ inline bool stores_vectors(const MutRef& c) {
   return aligned(c) && c.cols * size_bytes(c.dtype) % 16 == 0;
 }
 
+// What the kernels for Hopper GPUs take as operand.
+template <class View>
+bool plain(const View& x) {
+  return x.dtype == Dtype::kBF16 && aligned(x) && x.ld == x.cols && x.cols % 64 == 0;
+}
+
 inline DeviceLimits current_device() {
   using tile::device_attribute;
   return {.capability = 10 * device_attribute(cudaDevAttrComputeCapabilityMajor) +

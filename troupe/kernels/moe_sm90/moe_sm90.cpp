@@ -4,8 +4,6 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t kMaxExperts = 1024;
-
 // A contiguous bf16 matrix of the given shape, whose rows the copy engine can address.
 template <class View>
 void check_matrix(const View& view, int64_t rows, int64_t cols, const char* name) {
@@ -22,7 +20,7 @@ void check_width(int64_t width, const char* name) {
 }
 
 void check_plan(const PlanRef& plan) {
-  TROUPE_CHECK(0 < plan.experts && plan.experts <= kMaxExperts, "experts", plan.experts);
+  TROUPE_CHECK(0 < plan.experts && plan.experts <= kMaxExpertsSm90, "experts", plan.experts);
   TROUPE_CHECK(plan.expert_offset != nullptr);
   TROUPE_CHECK(plan.rows == 0 || (plan.row_src != nullptr && plan.row_slot != nullptr), "rows",
                plan.rows);
@@ -104,6 +102,30 @@ void validate(const MoeUpGradSm90& a) {
   check_matrix(a.x, a.plan.tokens, d, "x");
   check_matrix(a.grad_h, a.plan.rows, 2 * f, "grad_h");
   check_gradient(a.grad_w1, a.plan.experts * 2 * f, d, a.accumulate, "grad_w1");
+}
+
+void validate(const RowsProductSm90& a) {
+  const int64_t k = a.a.cols, n = a.c.cols;
+  TROUPE_CHECK(0 < a.experts && a.experts <= kMaxExpertsSm90, "experts", a.experts);
+  TROUPE_CHECK(a.expert_offset != nullptr);
+  check_width(k, "K");
+  check_width(n, "N");
+  check_matrix(a.a, a.row_src != nullptr ? a.a.rows : a.c.rows, k, "a");
+  check_matrix(a.b, a.experts * (a.transpose_b ? n : k), a.transpose_b ? k : n, "b");
+  check_matrix(a.c, a.c.rows, n, "c");
+}
+
+void validate(const WeightProductSm90& a) {
+  const int64_t m = a.a.cols, n = a.b.cols;
+  TROUPE_CHECK(0 < a.experts && a.experts <= kMaxExpertsSm90, "experts", a.experts);
+  TROUPE_CHECK(a.expert_offset != nullptr);
+  TROUPE_CHECK((a.row_src != nullptr) == (a.gather_a != a.gather_b), "gathers", a.gather_a,
+               a.gather_b);
+  check_width(m, "M");
+  check_width(n, "N");
+  check_matrix(a.a, a.row_src != nullptr ? a.a.rows : a.b.rows, m, "a");
+  check_matrix(a.b, a.b.rows, n, "b");
+  check_gradient(a.c, a.experts * m, n, a.accumulate, "c");
 }
 
 int64_t workspace_bytes(const MoeHiddenGradSm90& a) {

@@ -1,4 +1,4 @@
-// The products without a gather: `down` and `rows`.
+// The products whose rows are stored as they are: `down`, `rows`, and those for other experts.
 #include "troupe/kernels/moe_sm90/launch.cuh"
 #include "troupe/kernels/moe_sm90/moe_sm90.h"
 #include "troupe/kernels/moe_sm90/moe_sm90_plan.h"
@@ -10,44 +10,62 @@ namespace {
 
 using namespace sm90;
 
-template <WeightBoxes kWeightBoxes>
+template <bool kGathers, WeightBoxes kWeightBoxes>
 struct PlainRows {
-  static constexpr bool kGather = false;
+  static constexpr bool kGather = kGathers;
   static constexpr bool kFence = false;
   static constexpr WeightBoxes kBoxes = kWeightBoxes;
-  static constexpr int kProducerRegisters = 40;
+  static constexpr int kProducerRegisters = kGathers ? 72 : 40;
   using Epilogue = StoreRows;
   using G = Geometry<64, 4, Epilogue::kStagingBytes>;
 };
 constexpr int kSlotK = 64;
 
-template <WeightBoxes kBoxes>
+template <bool kGather, WeightBoxes kBoxes>
 void multiply_rows(const PlanRef& plan, const MatRef& a, const CUtensorMap& weights,
                    const MutRef& out, cudaStream_t stream) {
-  using Spec = PlainRows<kBoxes>;
+  using Spec = PlainRows<kGather, kBoxes>;
   const int64_t tiles = row_tile_bound(plan, out.cols, kTileN);
   if (tiles == 0) return;
   launch_persistent<Spec::G::kBytes>(
-      rows_gemm_kernel<Spec>, tiles, stream, rows_gemm(plan, nullptr, a.cols, out.cols, kTileN),
+      rows_gemm_kernel<Spec>, tiles, stream,
+      rows_gemm(plan, kGather ? &a : nullptr, a.cols, out.cols, kTileN),
       StoreRows::Params{static_cast<Bits16*>(out.data), static_cast<uint32_t>(out.cols)},
-      rows_map(a.data, plan.rows, a.cols, kSlotK), weights);
+      kGather ? CUtensorMap{} : rows_map(a.data, plan.rows, a.cols, kSlotK), weights);
+}
+
+template <bool kGather>
+void multiply_rows(const RowsProductSm90& x, cudaStream_t stream) {
+  const PlanRef plan{.experts = x.experts,
+                     .rows = x.c.rows,
+                     .expert_offset = x.expert_offset,
+                     .row_src = x.row_src};
+  if (x.transpose_b) {
+    multiply_rows<kGather, WeightBoxes::kRows>(
+        plan, x.a, weight_map(x.b.data, x.experts, 1, x.c.cols, x.a.cols, kSlotK), x.c, stream);
+  } else {
+    multiply_rows<kGather, WeightBoxes::kSlabs>(
+        plan, x.a, slabs_map(x.b.data, x.experts, x.a.cols, x.c.cols, kSlotK), x.c, stream);
+  }
 }
 
 }  // namespace
 
 void moe_down_sm90_cuda(const MoeDownSm90& a, cudaStream_t stream) {
   validate(a);
-  multiply_rows<WeightBoxes::kRows>(
-      a.plan, a.a, weight_map(a.w2.data, a.plan.experts, 1, a.y.cols, a.a.cols, kSlotK), a.y,
-      stream);
+  multiply_rows<false>({a.plan.experts, a.plan.expert_offset, nullptr, a.a, a.w2, a.y}, stream);
 }
 
 void moe_rows_grad_sm90_cuda(const MoeRowsGradSm90& a, cudaStream_t stream) {
   validate(a);
-  multiply_rows<WeightBoxes::kSlabs>(
-      a.plan, a.grad_h,
-      slabs_map(a.w1.data, a.plan.experts, a.grad_h.cols, a.grad_rows.cols, kSlotK), a.grad_rows,
-      stream);
+  multiply_rows<false>({a.plan.experts, a.plan.expert_offset, nullptr, a.grad_h, a.w1, a.grad_rows,
+                        /*transpose_b=*/false},
+                       stream);
+}
+
+void rows_product_sm90_cuda(const RowsProductSm90& a, cudaStream_t stream) {
+  validate(a);
+  a.row_src == nullptr ? multiply_rows<false>(a, stream) : multiply_rows<true>(a, stream);
 }
 
 }  // namespace troupe

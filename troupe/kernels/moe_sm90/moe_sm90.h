@@ -33,6 +33,8 @@
 
 namespace troupe {
 
+constexpr int64_t kMaxExpertsSm90 = 1024;
+
 // Where H keeps unit u's gate in its row of 2F; its up lies 2 further.
 constexpr int64_t hidden_column(int64_t u) {
   const int64_t in_group = u % 16, block = in_group / 8, quad = in_group % 8 / 2;
@@ -90,12 +92,43 @@ struct MoeUpGradSm90 {
   bool accumulate = false;
 };
 
+// Products of that form as such, for experts of other kinds: what kernels/grouped_gemm runs here
+// where nothing but the product is asked for.
+//
+//   rows      C[r, :] = A[src(r), :] B_e^T, or A[src(r), :] B_e where B lies as [E K, N]
+//   weight    C_e[m, n] (+)= sum_r A[src_a(r), m] B[src_b(r), n]; of A and B one is gathered, or
+//   none
+//
+// Without row_src src(r) = r. At pads what is not gathered must hold finite numbers.
+struct RowsProductSm90 {
+  int64_t experts;               // E
+  const int32_t* expert_offset;  // [E + 1]
+  const int32_t* row_src;        // [R], or null
+  MatRef a;                      // [R, K]; [S, K] where gathered
+  MatRef b;                      // [E N, K]; [E K, N] if not transpose_b
+  MutRef c;                      // [R, N]  out
+  bool transpose_b = true;
+};
+
+struct WeightProductSm90 {
+  int64_t experts;
+  const int32_t* expert_offset;
+  const int32_t* row_src;  // [R], or null
+  MatRef a;                // [R, M]; [S, M] where gathered
+  MatRef b;                // [R, N]; [S, N] where gathered
+  MutRef c;                // [E M, N]  out, bf16 or f32
+  bool gather_a = false, gather_b = false;
+  bool accumulate = false;
+};
+
 void validate(const MoeUpSm90& args);
 void validate(const MoeDownSm90& args);
 void validate(const MoeHiddenGradSm90& args);
 void validate(const MoeRowsGradSm90& args);
 void validate(const MoeDownGradSm90& args);
 void validate(const MoeUpGradSm90& args);
+void validate(const RowsProductSm90& args);
+void validate(const WeightProductSm90& args);
 
 int64_t workspace_bytes(const MoeHiddenGradSm90& args);
 
@@ -112,5 +145,7 @@ void moe_hidden_grad_sm90_cuda(const MoeHiddenGradSm90& args, cudaStream_t strea
 void moe_rows_grad_sm90_cuda(const MoeRowsGradSm90& args, cudaStream_t stream);
 void moe_down_grad_sm90_cuda(const MoeDownGradSm90& args, cudaStream_t stream);
 void moe_up_grad_sm90_cuda(const MoeUpGradSm90& args, cudaStream_t stream);
+void rows_product_sm90_cuda(const RowsProductSm90& args, cudaStream_t stream);
+void weight_product_sm90_cuda(const WeightProductSm90& args, cudaStream_t stream);
 
 }  // namespace troupe

@@ -71,4 +71,17 @@ void moe_up_grad_sm90_cuda(const MoeUpGradSm90& a, cudaStream_t stream) {
   weight_grad<true>(a.plan, a.x, a.grad_h, a.grad_w1, a.accumulate, stream);
 }
 
+void weight_product_sm90_cuda(const WeightProductSm90& a, cudaStream_t stream) {
+  validate(a);
+  const PlanRef plan{.experts = a.experts,
+                     .rows = a.gather_b ? a.a.rows : a.b.rows,
+                     .expert_offset = a.expert_offset,
+                     .row_src = a.row_src};
+  if (a.gather_b) {
+    weight_grad<true>(plan, a.b, a.a, a.c, a.accumulate, stream);
+  } else {
+    weight_grad<false>(plan, a.a, a.b, a.c, a.accumulate, stream);
+  }
+}
+
 }  // namespace troupe

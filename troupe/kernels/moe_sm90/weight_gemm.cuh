@@ -1,7 +1,7 @@
 // Gradients of the experts' weights: C_e[m, n] = sum over the rows r of expert e of
-// A[row_src[r], m] B[r, n]. A is gathered, 16 bytes a thread; B is packed and comes by the copy
-// engine, but for the last, partial 64 rows of an expert, where both come by threads: they alone
-// can put zeros in place of the next expert's rows.
+// A[row_src[r], m] B[r, n]. A is gathered (or packed as well), 16 bytes a thread; B is packed and
+// comes by the copy engine, but for the last, partial 64 rows of an expert, where both come by
+// threads: they alone can put zeros in place of the next expert's rows.
 #pragma once
 
 #include "troupe/kernels/moe_sm90/work.cuh"
@@ -9,9 +9,9 @@
 namespace troupe::sm90 {
 
 struct WeightGemm {
-  const uint8_t* gather;  // A's rows before the gather, [T, columns_m]
-  const uint8_t* packed;  // B, [R, columns_n]
-  const int32_t* row_src;
+  const uint8_t* gather;   // A's rows before the gather, [T, columns_m]
+  const uint8_t* packed;   // B, [R, columns_n]
+  const int32_t* row_src;  // or null: A is packed
   const int32_t* expert_offset;
   int experts;
   int columns_m, columns_n;  // multiples of 64
@@ -32,7 +32,8 @@ struct WeightProducer {
   // i / kWarpRows; -1 past the expert's end.
   __device__ int sources(const WeightTile& tile, int first) const {
     const int r = (first + lane / kWarpRows) * G::kK + warp * kWarpRows + lane % kWarpRows;
-    return r < tile.count ? __ldg(g.row_src + tile.row + r) : -1;
+    if (r >= tile.count) return -1;
+    return g.row_src == nullptr ? tile.row + r : __ldg(g.row_src + tile.row + r);
   }
 
   // kK rows x 128 columns of A: a warp copies its rows two at a time, 16 chunks a row.
