@@ -64,9 +64,9 @@ class HfIo(unittest.TestCase):
         self.assertEqual(ran.returncode, code, ran.stderr)
         return ran.stdout if code == 0 else ran.stderr
 
-    def save(self, family, dtype=torch.bfloat16):
+    def save(self, family, dtype=torch.bfloat16, **other):
         torch.manual_seed(5)
-        config = AutoConfig.for_model(family, **FAMILIES[family])
+        config = AutoConfig.for_model(family, **FAMILIES[family] | other)
         model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
         with torch.no_grad():
             for p in model.parameters():
@@ -76,8 +76,8 @@ class HfIo(unittest.TestCase):
         (folder / "tokenizer.json").write_text('{"a": "\u00e4"}')
         return folder, model
 
-    def round_trip(self, family):
-        folder, _ = self.save(family)
+    def round_trip(self, family, **other):
+        folder, _ = self.save(family, **other)
         run, back = self.root / (family + ".run"), self.root / (family + ".back")
         self.hf_io("import", folder, run)
         self.hf_io("export", run, back)
@@ -125,6 +125,9 @@ class HfIo(unittest.TestCase):
 
     def test_gpt_oss(self):
         self.round_trip("gpt_oss")
+
+    def test_gpt_oss_whose_rope_is_not_scaled(self):  # its class's default is
+        self.round_trip("gpt_oss", rope_parameters=dict(rope_type="default", rope_theta=1e4))
 
     def test_both_spellings_are_one_config(self):
         folder, _ = self.save("mixtral")

@@ -555,6 +555,9 @@ class Family {
           {"beta_slow", 1.0},    {"truncate", false}, {"original_max_position_embeddings", 4096}};
     }
     rope(150000);
+    if (!k_.reads() && c_.rope.scaling == RopeScaling::kNone) {
+      k_.at("rope_scaling") = Json{{"rope_type", "default"}};
+    }
   }
 
   HfConfig& hf_;
