@@ -60,6 +60,10 @@ class Wheel(unittest.TestCase):
         said = self.run_words(self.folder / "env/bin/python", "-c", USE)
         self.assertEqual(said.split(maxsplit=1)[1], "[0, 1, 3, 3, 4]\n")  # where each expert's rows begin
 
+    def test_176_the_reader_of_foreign_checkpoints_is_in_it(self):
+        said = self.run_words(self.folder / "env/bin/python", "-m", "troupe_foreign", self.folder / "none", "out", code=4)
+        self.assertIn("is no folder", said)
+
     def test_nothing_outside_the_wheel_and_pytorch_is_needed(self):
         for file in ("bin/troupe", "lib/libtroupe.so.0", "lib/libtroupe_train.so.0"):
             for line in self.run_words("ldd", self.site / "troupe" / file).splitlines():

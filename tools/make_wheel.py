@@ -58,6 +58,8 @@ def fill(package, stage, build):
     (package / "lib").mkdir()
     shutil.copy(ROOT / "python/troupe/__init__.py", package)
     shutil.copy(ROOT / "python/troupe_program.py", package.parent)
+    shutil.copytree(ROOT / "python/troupe_foreign", package.parent / "troupe_foreign",
+                    ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "recipes", package / "recipes")
     shutil.copy(stage / "bin/troupe", package / "bin")
     for library in sorted((stage / "lib").glob("libtroupe*.so*")):

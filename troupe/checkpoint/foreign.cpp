@@ -11,13 +11,11 @@ namespace {
 
 namespace stdfs = std::filesystem;
 
-constexpr char kConvert[] =
-    "its index is a Python pickle, which can run any code and is never opened. Convert it where it "
-    "was made: python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER x.pt, then "
-    "safetensors.torch.save_file(torch.load(\"x.pt\", weights_only=True), \"model.safetensors\")";
 constexpr char kToHub[] =
-    "Export it to the Hugging Face format where it was made (Megatron-Bridge, or "
-    "tools/checkpoint/convert.py), then: troupe import FOLDER";
+    "It is made of Python pickles, which can run any code and are never opened here. Make a "
+    "Hugging "
+    "Face folder of it: python3 -m troupe_foreign FOLDER OUT (docs/HOWTO.md), then: troupe import "
+    "OUT RUN";
 
 struct Seen {
   bool metadata = false, distcp = false, megatron = false, rank_folder = false;
@@ -55,12 +53,11 @@ void refuse_foreign(const std::string& folder) {
   }
   if (seen.distcp) {
     refuse(folder, std::string("is a checkpoint of torch.distributed.checkpoint") +
-                       (seen.metadata ? "; " : ", an incomplete one: .metadata is missing; ") +
-                       kConvert);
+                       (seen.metadata ? ". " : ", an incomplete one: .metadata is missing. ") +
+                       kToHub);
   }
   if (seen.rank_folder) {
-    refuse(folder, std::string("is a checkpoint of Megatron-LM or MegaBlocks (mp_rank folders): "
-                               "pickles, which are never opened. ") +
+    refuse(folder, std::string("is a checkpoint of Megatron-LM or MegaBlocks (mp_rank folders). ") +
                        kToHub);
   }
 }

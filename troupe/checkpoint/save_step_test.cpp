@@ -462,7 +462,7 @@ TEST_F(Save, ForeignCheckpointsAreRecognisedAndNotOpened) {
     EXPECT_EQ(e.code(), Code::kForeignCheckpoint) << e.what();
     return std::string(e.what());
   };
-  EXPECT_NE(hint({".metadata", "__0_0.distcp"}).find("dcp_to_torch"), std::string::npos);
+  EXPECT_NE(hint({".metadata", "__0_0.distcp"}).find("troupe_foreign"), std::string::npos);
   EXPECT_NE(hint({"__0_0.distcp"}).find(".metadata is missing"), std::string::npos);
   EXPECT_NE(hint({"latest_checkpointed_iteration.txt"}).find("Megatron-LM"), std::string::npos);
   EXPECT_NE(hint({"metadata.json", ".metadata", "__0_0.distcp", "common.pt"}).find("Megatron-LM"),
