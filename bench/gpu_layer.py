@@ -25,6 +25,7 @@ import torch
 
 import layer_rivals
 import troupe_ops
+from gpu_timing import apart, captured, first_line, turn
 from layer_shapes import SHAPES
 
 MIB = 2**20
@@ -33,10 +34,10 @@ MIB = 2**20
 class Tensors:
     """Of one shape, the same for all sides."""
 
-    def __init__(self, shape):
+    def __init__(self, shape, device="cuda"):
         tokens, d, n, experts, self.k = shape
         torch.manual_seed(0)
-        bf16 = dict(device="cuda", dtype=torch.bfloat16)
+        bf16 = dict(device=device, dtype=torch.bfloat16)
         self.x = (torch.randn(tokens, d, **bf16) * 0.2).requires_grad_()
         self.grad = torch.randn(tokens, d, **bf16) * 0.2
         self.gate = (torch.randn(experts, d, **bf16) * 0.02).requires_grad_()
@@ -91,16 +92,8 @@ class Side:
         """Both works as graphs. What cannot be captured is timed eagerly, and said so."""
         try:
             for name, work in (("forward", self.forward), ("both", self.both)):
-                stream = torch.cuda.Stream()
-                stream.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(stream):
-                    work()
-                torch.cuda.current_stream().wait_stream(stream)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    work()
-                self.graphs.append(graph)
-                self.run[name] = graph.replay
+                self.graphs.append(captured(work))
+                self.run[name] = self.graphs[-1].replay
             self.mode = "graph"
         except RuntimeError as error:
             self.run = {"forward": self.forward, "both": self.both}
@@ -155,15 +148,6 @@ class Side:
         return dict(busiest=(rows.max() / rows.sum()).item(), empty=int((rows == 0).sum()))
 
 
-def first_line(error):
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-
-
-def apart(a, b):
-    norm = torch.linalg.vector_norm
-    return (norm(a - b, dtype=torch.float32) / norm(b, dtype=torch.float32)).item()
-
-
 def check(side, t):
     """Against eager _grouped_mm: a wrong layer's speed is worth nothing."""
     if side.kind == "gather_sum":
@@ -206,17 +190,6 @@ def prepared(name, t, options):
     if options.warm or took > 3:
         print(f"  {name}: {took:.1f} s until its first gradients", flush=True)
     return side
-
-
-def turn(work, count, flush):
-    """Queued in one go: the device never waits for the host. Milliseconds of each."""
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
-    for start, end in events:
-        flush.zero_()
-        start.record()
-        work()
-        end.record()
-    return events
 
 
 def clock():
