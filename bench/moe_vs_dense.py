@@ -6,9 +6,11 @@ the same text: which of them reaches the dense model's loss sooner?
 
 The recipes are bench/versus_moe.yaml and bench/versus_dense.yaml; --set changes a line of both, --moe
 and --dense of one. The text, where --data holds none yet: the Python sources of this interpreter's
-libraries (--text names other folders), each file once, one in a hundred kept for validation. Time is
-the sum of the training steps, without evaluations and checkpoints. Left in --output: the runs,
-curves.csv, result.json and curves.svg.
+libraries, or the files under --text that end with --suffix (what the published curve was made with:
+the Linux kernel's sources, of Debian's package linux-source-6.1, --suffix .c --suffix .h); each file
+once, one in a hundred kept for validation. A run that would read the text more than once is warned of:
+a model with more parameters learns a text by heart sooner. Time is the sum of the training steps,
+without evaluations and checkpoints. Left in --output: the runs, curves.csv, result.json, curves.svg.
 """
 import argparse
 import csv
@@ -27,12 +29,14 @@ LONGEST = 100_000  # bytes of a source; longer ones are mostly tables that a pro
 COLOURS = {"dense": "#b3541e", "moe": "#1e6fb3"}
 
 
-def sources(folders, most):
+def sources(folders, suffixes, most):
     """Texts in an order that does not depend on the machine's, each once, so many bytes at most."""
     found = {}
     for folder in folders:
-        for path in pathlib.Path(folder).rglob("*.py"):
+        for path in pathlib.Path(folder).rglob("*"):
             try:
+                if path.suffix not in suffixes or not path.is_file():
+                    continue
                 text = path.read_bytes()
                 if 200 < len(text) <= LONGEST:
                     found.setdefault(hashlib.sha256(text).hexdigest(), text.decode())
@@ -53,10 +57,10 @@ def make_data(args):
         return
     begin = time.time()
     libraries = [sysconfig.get_path(p) for p in ("stdlib", "purelib", "platlib")]
-    texts = sources(args.text or libraries, args.megabytes * 1e6)
+    texts = sources(args.text or libraries, args.suffix or [".py"], args.megabytes * 1e6)
     if len(texts) < 10 * VALID_EVERY:
-        sys.exit(f"only {len(texts)} Python sources under {args.text or libraries}: name more folders with --text")
-    print(f"text   {sum(map(len, texts)) / 1e6:.0f} MB in {len(texts)} Python sources", flush=True)
+        sys.exit(f"only {len(texts)} sources under {args.text or libraries}: name more folders with --text")
+    print(f"text   {sum(map(len, texts)) / 1e6:.0f} MB in {len(texts)} sources", flush=True)
     args.data.mkdir(parents=True, exist_ok=True)
     for name, valid in (("train", False), ("valid", True)):
         with open(args.data / f"{name}.jsonl", "w", encoding="utf-8") as out:
@@ -69,7 +73,8 @@ def make_data(args):
     for name in ("train", "valid"):
         call(args.program, "data", "build", args.data / f"{name}.jsonl", "--output", args.data / name,
              "--tokenizer", tokenizer, "--quiet")
-    print(f"data   made in {time.time() - begin:.0f} s", flush=True)
+    print(f"data   made in {time.time() - begin:.0f} s: {(args.data / 'train.bin').stat().st_size / 2e6:.1f}M tokens",
+          flush=True)
 
 
 def call(*words):
@@ -162,6 +167,7 @@ def main():
     parser.add_argument("--data", type=pathlib.Path, default=pathlib.Path("data/versus"))
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("runs/versus"))
     parser.add_argument("--text", action="append", default=[], metavar="FOLDER")
+    parser.add_argument("--suffix", action="append", default=[], help="of the files to read; default .py")
     parser.add_argument("--megabytes", type=float, default=300, help="of text, at most")
     for name in ("set", "moe", "dense"):
         parser.add_argument(f"--{name}", action="append", default=[], metavar="PATH=VALUE")
@@ -179,6 +185,8 @@ def main():
                                    *((side, *point) for side, points in curves.items() for point in points)])
     picture(curves, args.output / "curves.svg")
     last, other = curves["dense"][-1], curves["moe"][-1]
+    if (held := (args.data / "train.bin").stat().st_size / 2) < max(last[1], other[1]):
+        print(f"warning: {max(last[1], other[1]) / 1e6:.1f}M tokens of a text of {held / 1e6:.1f}M")
     result = dict(dense=dict(zip(("steps", "tokens", "seconds", "val_loss"), last)),
                   moe=dict(zip(("steps", "tokens", "seconds", "val_loss"), other)))
     for side in curves:
