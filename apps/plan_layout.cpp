@@ -140,16 +140,41 @@ Machine machine_of(const LayoutOptions& options, const Recipe& recipe, const Mac
     fail(Code::kBadValue, options.bench,
          "is no file of `troupe bench` (JSON with times[0].step_s); write one with -o");
   }
-  return calibrated(recipe, machine, on_gpu, times->front()["step_s"].get<double>());
+  const auto held = [&](const char* key, int64_t otherwise) {
+    const auto at = json.find(key);
+    return at != json.end() && at->is_number_integer() ? at->get<int64_t>() : otherwise;
+  };
+  if (held("ranks", 1) != 1 || held("sequence", recipe.data.sequence) != recipe.data.sequence) {
+    fail(Code::kBadValue, options.bench,
+         "is of " + std::to_string(held("ranks", 1)) + " ranks and sequences of " +
+             std::to_string(held("sequence", 0)) + "; it must be of one rank and, as the recipe, " +
+             std::to_string(recipe.data.sequence));
+  }
+  Recipe measured = recipe;  // with the batch of that step
+  measured.train.global_batch = held("batch", recipe.train.global_batch);
+  measured.train.global_batch_tokens = {};
+  if (const int64_t rows = held("micro_batch", 0); rows > 0) measured.train.micro_batch = rows;
+  return calibrated(measured, machine, on_gpu, times->front()["step_s"].get<double>());
+}
+
+// What a run on those ranks would choose where the recipe leaves the layout open, and why.
+LayoutChoice choice_of(const Recipe& recipe, int64_t ranks, const Machine& machine, bool on_gpu,
+                       double memory) {
+  return choose_layout(recipe, {.world = ranks,
+                                .per_host = std::min(ranks, machine.ranks_per_host),
+                                .memory = memory,
+                                .on_gpu = on_gpu});
 }
 
 // From the fewest ranks that the layout allows, doubled up to all.
 std::vector<LayoutReport> scaling_of(const Recipe& recipe, const Machine& machine, bool on_gpu,
-                                     int64_t ranks) {
+                                     int64_t ranks, double memory) {
   std::vector<LayoutReport> out;
   for (int64_t n = 1;; n = std::min(2 * n, ranks)) {
     try {
-      out.push_back(report_of(forecast_layout(with_batch_of(recipe, n), n, machine, on_gpu)));
+      Recipe laid = with_batch_of(recipe, n);
+      laid.parallel = choice_of(laid, n, machine, on_gpu, memory).parallel;
+      out.push_back(report_of(forecast_layout(laid, n, machine, on_gpu)));
     } catch (const Error&) {
       if (n == ranks) throw;  // the least that was asked for must do
     }
@@ -200,7 +225,8 @@ bool plan_layout(const LayoutOptions& options, Recipe recipe, double available) 
   const Machine machine = machine_of(options, recipe, given, on_gpu);
   if (available <= 0) available = machine.memory;
   if (options.scaling) {
-    const std::vector<LayoutReport> all = scaling_of(recipe, machine, on_gpu, options.ranks);
+    const std::vector<LayoutReport> all =
+        scaling_of(recipe, machine, on_gpu, options.ranks, available);
     if (options.json) {
       for (const LayoutReport& r : all) write_json(std::cout, r), std::cout << '\n';
     } else {
@@ -208,6 +234,8 @@ bool plan_layout(const LayoutOptions& options, Recipe recipe, double available) 
     }
     return available <= 0 || all.back().memory <= available;
   }
+  const LayoutChoice choice = choice_of(recipe, options.ranks, machine, on_gpu, available);
+  if (!options.choose) recipe.parallel = choice.parallel;
   recipe.train.micro_batch =
       choose_micro_batch(recipe, {.world = options.ranks, .on_gpu = on_gpu}).sequences;
   if (options.choose) {
@@ -237,9 +265,7 @@ bool plan_layout(const LayoutOptions& options, Recipe recipe, double available) 
   } else {
     std::printf("%s ranks of %s\n%s", std::to_string(options.ranks).c_str(), machine.name.c_str(),
                 to_text(mesh_of(forecast)).c_str());
-    const std::string rows = why_dispatcher(
-        forecast.parallel, {.world = options.ranks, .per_host = machine.ranks_per_host});
-    if (!rows.empty()) std::printf("%s\n", rows.c_str());
+    std::printf("%s\n", choice.why.c_str());
     print_memory(report.parts);
     print_time(report);
     if (options.measure) print_measured(recipe, forecast);

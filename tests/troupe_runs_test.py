@@ -166,8 +166,12 @@ class TroupeRuns(unittest.TestCase):
         self.troupe("bench", "nano.yaml", "--steps", 2, "--warmup", 1, "-o", "bench.json")
         told = json.loads(self.troupe("plan", "nano.yaml", "--ranks", 1, "--machine", "here.yaml",
                                       "--bench", "bench.json", "--json").stdout)
-        step = json.loads((self.folder / "bench.json").read_text())["times"][0]["step_s"]
+        bench = json.loads((self.folder / "bench.json").read_text())
+        step = bench["times"][0]["step_s"]
         self.assertAlmostEqual(told["step_seconds"] / step, 1, places=9)
+        twice = json.loads(self.troupe("plan", "nano.yaml", "--set", f"train.global_batch={2 * bench['batch']}",
+                                       "--ranks", 1, "--machine", "here.yaml", "--bench", "bench.json", "--json").stdout)
+        self.assertTrue(1.3 < twice["step_seconds"] / step < 2.1, twice["step_seconds"] / step)
         self.troupe("plan", "nano.yaml", "--ranks", 1, "--machine", "here.yaml", "--bench", "here.yaml", code=2)
 
     def test_a_report_shows_the_forecast_beside_what_the_run_took(self):
