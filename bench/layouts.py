@@ -5,7 +5,7 @@
                            [--layouts none,zero1,full,expert-zero1,expert-full,auto] [--set PATH=VALUE]
 
 For each number of ranks: `bench machine` writes what the ranks and their links reach, `bench run.yaml` on one
-rank what a step takes of it; then each layout trains (made-up tokens, no checkpoint) and is ended, and
+rank what a step takes of it; then each layout trains (no checkpoint) and is ended, and
 `plan` says what it expected of that layout: from the machine file alone, and with the measured step
 (--bench). A layout is what lies over ranks: `expert-` all experts, then the sharding. `auto` is the recipe
 without `parallel`. Steps are medians after the first --skip; peaks those of the allocator, and so the
@@ -57,7 +57,7 @@ def train(args, ranks, sets, run):
     """Medians and peak of a run, or its last words."""
     start = [args.program] + (["launch", "-n", str(ranks), "--"] if ranks > 1 else [])
     words = [*start, "train", args.recipe, *words_of([*sets, f"checkpoint.dir={run}", "checkpoint.every_steps=0",
-                                                     "checkpoint.every=1000h", f"train.steps={args.steps + 1000}"])]
+                                                     "checkpoint.every=1000h", "log.every=4 steps", f"train.steps={args.steps + 1000}"])]
     shutil.rmtree(run, ignore_errors=True)
     with tempfile.TemporaryFile("w+") as said:
         begin = time.monotonic()
@@ -75,7 +75,7 @@ def train(args, ranks, sets, run):
     shutil.rmtree(run, ignore_errors=True)
     if len(rows) <= args.skip:
         return {"failed": words[-1500:]}
-    peak = max(row.get("memory_peak", 0) for row in rows)  # some rows alone hold it
+    peak = max(row.get("memory_peak", 0) for row in rows)  # in every fourth of them
     rows = rows[args.skip:]
     return dict(step_ms=round(1e3 * statistics.median(row["step_s"] for row in rows), 2),
                 data_wait=round(rows[-1].get("data_wait", 0), 3),
