@@ -411,6 +411,15 @@ class Foreign(Case):
         pickle.loads(pickle.dumps(Runs(touch, mark)))  # it would
         self.assertTrue(mark.exists())
 
+    def test_no_file_outside_the_folder_is_opened(self):
+        source = self.torch_dist({"x": torch.ones(2)})
+        path = source / "iter_0000010/.metadata"
+        meta = pickle.loads(path.read_bytes())
+        for place in meta.storage_data.values():
+            place.relative_path = "../../" + place.relative_path
+        path.write_bytes(pickle.dumps(meta))
+        self.refused(source, "outside this folder", options=["--raw"])
+
     def test_the_command_explains_itself(self):
         ran = subprocess.run([sys.executable, "-m", "troupe_foreign", "--help"], capture_output=True, text=True, check=True,
                              cwd=self.root, env=dict(os.environ, PYTHONPATH=str(ROOT / "python")), timeout=120)

@@ -57,6 +57,8 @@ class Reader:
             raise Fault(f"{self.folder / '.metadata'}: says nowhere in which file the part of {name} at "
                         f"{list(offsets)} lies: the save did not end well. Take an earlier step")
         path = self.folder / info.relative_path
+        if not path.resolve().is_relative_to(self.folder.resolve()):
+            raise Fault(f"{self.folder / '.metadata'}: says that {name} lies in {info.relative_path}, outside this folder")
         if getattr(info, "transform_descriptors", None):
             raise Fault(f"{path}: {name} is stored through {', '.join(info.transform_descriptors)}, which is not read "
                         "here. Save it again without")
