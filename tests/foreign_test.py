@@ -404,7 +404,7 @@ class Foreign(Case):
         torch.save({**good, "beside": Runs(os.system, f"touch {mark}")}, file)
         self.refused(source, "posix.system")
         source = self.torch_dist({"x": torch.ones(2)})
-        for runs in (Runs(os.system, f"touch {mark}"), Runs(touch, mark)):
+        for runs in (Runs(os.system, f"touch {mark}"), Runs(touch, mark), Runs(getattr, "x", "upper")):
             (source / "iter_0000010/.metadata").write_bytes(pickle.dumps(runs))
             self.refused(source, ".metadata", "cannot be read")
         self.assertFalse(mark.exists())

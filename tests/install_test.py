@@ -48,7 +48,7 @@ class Install(unittest.TestCase):
             "cmake_minimum_required(VERSION 3.25)\nproject(x LANGUAGES CXX)\n"
             "find_package(troupe 99.0 REQUIRED)\n")
         with self.assertRaisesRegex(AssertionError, "99.0"):
-            run("cmake", "-S", self.prefix / "x", "-B", self.prefix / "x/build",
+            run("cmake", "-G", "Ninja", "-S", self.prefix / "x", "-B", self.prefix / "x/build",
                 f"-DCMAKE_PREFIX_PATH={self.prefix}")
 
     def test_headers_need_nothing_that_is_not_installed(self):

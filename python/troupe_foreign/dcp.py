@@ -18,6 +18,16 @@ CLASSES = {f"{c.__module__}.{c.__qualname__}": c for c in (
 CLASSES["torch.serialization._get_layout"] = torch.serialization._get_layout
 
 
+def member(kind, name):
+    """As Python 3.11.0 to 3.11.3 pickle a member of an Enum; getattr of anything else is nobody's business here."""
+    if kind is not metadata._MEM_FORMAT_ENCODING:
+        raise ValueError(f"asks for {name!r} of {kind!r}")
+    return kind[name]
+
+
+CLASSES["builtins.getattr"] = member
+
+
 class Unpickler(pickle.Unpickler):
     def find_class(self, module, name):
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
