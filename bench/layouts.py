@@ -39,7 +39,7 @@ def words_of(sets):
 
 
 def call(*words):
-    """A command's output, and its end: some say what they found by their exit class."""
+    """What a command printed, its exit class and its errors. A class other than 0 may be an answer."""
     done = subprocess.run([str(w) for w in words], capture_output=True, text=True, check=False)
     return done.stdout, done.returncode, done.stderr
 
@@ -55,33 +55,35 @@ def steps_of(run):
 
 def train(args, ranks, sets, run):
     """Medians and peak of a run, or its last words."""
-    start = [args.program] + (["launch", "-n", str(ranks), "--"] if ranks > 1 else [])
-    words = [*start, "train", args.recipe, *words_of([*sets, f"checkpoint.dir={run}", "checkpoint.every_steps=0",
-                                                     "checkpoint.every=1000h", "log.every=4 steps", f"train.steps={args.steps + 1000}"])]
+    launch = ["launch", "-n", str(ranks), "--"] if ranks > 1 else []
+    sets = [*sets, f"checkpoint.dir={run}", "checkpoint.every_steps=0", "checkpoint.every=1000h", "log.every=4 steps",
+            f"train.steps={args.steps + 1000}"]
+    command = [args.program, *launch, "train", args.recipe, *words_of(sets)]
     shutil.rmtree(run, ignore_errors=True)
     with tempfile.TemporaryFile("w+") as said:
         begin = time.monotonic()
-        process = subprocess.Popen(words, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
         while process.poll() is None and len(steps_of(run)) < args.steps and time.monotonic() - begin < args.limit:
             time.sleep(0.2)
-        try:  # the launcher is told, so that it ends its ranks; nothing of the run is kept
+        try:  # launcher and ranks at once: nothing of the run is kept
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
         process.wait()
         said.seek(0)
-        words = said.read()
+        last_words = said.read()[-1500:]
     rows = steps_of(run)
     shutil.rmtree(run, ignore_errors=True)
     if len(rows) <= args.skip:
-        return {"failed": words[-1500:]}
+        return {"failed": last_words}
     peak = max(row.get("memory_peak", 0) for row in rows)  # in every fourth of them
     rows = rows[args.skip:]
     return dict(step_ms=round(1e3 * statistics.median(row["step_s"] for row in rows), 2),
                 data_wait=round(rows[-1].get("data_wait", 0), 3),
                 tokens_s=round(statistics.median(row["tokens_s"] for row in rows)),
                 peak_gib=round(peak / GIB, 3),
-                loss=round(rows[-1]["loss"], 5), load=round(statistics.median(row.get("moe/load", 1) for row in rows), 2))
+                loss=round(rows[-1]["loss"], 5),
+                load=round(statistics.median(row.get("moe/load", 1) for row in rows), 2))
 
 
 def forecast(args, ranks, sets, machine, *more):
