@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Layouts over ranks, where ranks differ most: chats of which most sequences have nothing to learn, and
 batches that leave a rank without any. tools/layouts_table.py makes a table of every layout."""
+import dataclasses
 import re
+import shutil
 import tempfile
 import unittest
 
@@ -51,6 +53,30 @@ class TroupeLayouts(unittest.TestCase):
         # The other dispatch adds in another order: what is equal here could have differed.
         self.runs.train(Layout(4, "FSDP", expert=4, batch=1), "fast", *sets)
         self.assertGreater(self.runs.diff("one", "fast")["different"], 0)
+
+    def test_90_exact_dispatch_keeps_its_bits_while_experts_move(self):
+        uneven = ("model.moe.router.balance.aux_loss=0", "model.moe.top_k=3", "train.steps=12")
+        moves = ("parallel.rebalance.every=4", "parallel.rebalance.gain=0.01")
+
+        def both(layout, *sets):
+            """The run whose experts stay, and the one whose experts change ranks; elements that differ."""
+            for name, more in (("stay", ()), ("move", moves)):
+                shutil.rmtree(self.runs.folder / name, ignore_errors=True)
+                self.runs.train(layout, name, *uneven, *sets, *more)
+            events = [r for r in self.runs.records("move") if r.get("event") == "rebalance"]
+            self.assertGreater(sum(sum(r["experts_moved"]) for r in events if r["step"] < 12), 0, layout)
+            return self.runs.diff("stay", "move")
+
+        for layout in (Layout(2, "ZeRO-1", expert=2, exact=True, experts=8, batch=1),
+                       Layout(4, "FSDP", expert=4, exact=True, experts=8, batch=1)):
+            # All tokens on one rank and no clipping, as in test_H5: then no sum has another order.
+            self.assertEqual(both(layout, "train.clip=0")["different"], 0, layout)
+            self.assertEqual(self.runs.figures("stay"), self.runs.figures("move"), layout)
+            self.assertLess(both(dataclasses.replace(layout, batch=7))["max_abs"], 1e-5, layout)
+            self.assertLess(max(self.runs.apart("stay", "move")), 1e-5, layout)
+        # The other dispatch adds by rank first: where an expert is shows.
+        fast = Layout(4, "FSDP", expert=4, experts=8, batch=1)
+        self.assertGreater(both(fast, "train.clip=0")["different"], 0)
 
     def test_F124_F125_each_layout_loads_what_each_other_saved(self):
         layouts = [Layout(experts=2), Layout(3, "ZeRO-1", experts=2), Layout(4, "HSDP", 2, expert=4, experts=2)]
