@@ -32,8 +32,9 @@ RankSplit read_split(const at::Tensor& counts, CountColumn column) {
 
 class A2aDispatcher : public GroupDispatcher<A2aLease> {
  public:
-  A2aDispatcher(std::shared_ptr<RankGroup> ranks, const Placement& placement, DispatchMode mode)
-      : GroupDispatcher("all-to-all", std::move(ranks), placement, mode) {}
+  A2aDispatcher(std::shared_ptr<RankGroup> ranks, const Placement& placement, DispatchMode mode,
+                WireType wire)
+      : GroupDispatcher("all-to-all", std::move(ranks), placement, mode, wire) {}
 
   ExpertRows rows(const Handle& handle) override {
     A2aLease& lease = of(handle);
@@ -48,7 +49,7 @@ class A2aDispatcher : public GroupDispatcher<A2aLease> {
     Pending hearing = send_rows(*ranks_, lease.copy_split, told, heard);
     const at::Tensor x_TD = std::exchange(lease.x_TD, {});
     Pending moving = send_rows(*ranks_, lease.copy_split,
-                               x_TD.index_select(0, lease.copies.tokens()), source_CD);
+                               packed(x_TD.index_select(0, lease.copies.tokens())), source_CD);
     keep_sums(lease);
     hearing.wait();
     CopyRouting in = read_routing(heard, lease.choices, routed.scores_TK.scalar_type());
@@ -59,13 +60,13 @@ class A2aDispatcher : public GroupDispatcher<A2aLease> {
         plan_of_rank(ids, {.experts = held_, .alignment = routed.alignment, .capacity = capacity},
                      lease.row_split.received());
     moving.wait();
-    out.source_SD = source_rows(lease, source_CD);
+    out.source_SD = unpacked(lease, source_rows(lease, source_CD));
     return out;
   }
 
   void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
     A2aLease& lease = of(handle);
-    const at::Tensor rows = grad_out_TD.index_select(0, lease.copies.tokens());
+    const at::Tensor rows = packed(grad_out_TD.index_select(0, lease.copies.tokens()));
     lease.pending = send_rows(*ranks_, lease.copy_split, rows, lease.grad_rows);
   }
 
@@ -98,8 +99,9 @@ class A2aDispatcher : public GroupDispatcher<A2aLease> {
 }  // namespace
 
 std::unique_ptr<Dispatcher> a2a_dispatcher(std::shared_ptr<RankGroup> ranks,
-                                           const Placement& placement, DispatchMode mode) {
-  return std::make_unique<A2aDispatcher>(std::move(ranks), placement, mode);
+                                           const Placement& placement, DispatchMode mode,
+                                           WireType wire) {
+  return std::make_unique<A2aDispatcher>(std::move(ranks), placement, mode, wire);
 }
 
 }  // namespace troupe

@@ -12,6 +12,11 @@
 //           inputs and scores, and those of an expert that one rank holds whole
 // The gradients come back as the results do; those of scores, too, are added over slices.
 //
+// WireType::kInt8: rows of x and of grad_out go out in 8 bits (wire.h), also those that stay on
+// their rank, so that a result does not depend on which rank an expert is on. Ids, scores, counts
+// and all that comes back go as they are. A group of one rounds nothing. Not with kExact: outputs
+// and gradients differ by about 1 %.
+//
 // Capacity (C6): an expert has exactly as many rows as the capacities of all ranks together. Budget
 // (C7): this rank's, of the rows that it receives. Ranks may have no tokens, no experts, or
 // neither.
@@ -27,6 +32,7 @@ namespace troupe {
 
 // The placement's rank r is the group's: each of the group makes the same calls in the same order.
 std::unique_ptr<Dispatcher> a2a_dispatcher(std::shared_ptr<RankGroup> ranks,
-                                           const Placement& placement, DispatchMode mode);
+                                           const Placement& placement, DispatchMode mode,
+                                           WireType wire = WireType::kNative);
 
 }  // namespace troupe

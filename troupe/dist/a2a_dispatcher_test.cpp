@@ -4,9 +4,13 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
+#include <cmath>
+#include <tuple>
+
 #include "troupe/core/check.h"
 #include "troupe/dist/local_dispatcher.h"
 #include "troupe/dist/ranks_problem_test.h"
+#include "troupe/dist/wire.h"
 #include "troupe/ops/combine.h"
 #include "troupe/ops/permute.h"
 #include "troupe/testing/torch/ranks.h"
@@ -268,6 +272,153 @@ TEST(A2aDispatcher, TwoHundredRandomRounds) {
                    part_of(run(odd ? *virtual_ranks : *one, all), c, p, world.rank()),
                    text_of(c, p));
     }
+  });
+}
+
+std::unique_ptr<Dispatcher> in_int8(World& world, const Placement& p) {
+  return a2a_dispatcher(world.all(), p, Mode::kFast, WireType::kInt8);
+}
+
+TEST(A2aDispatcher, F1_RowsOutInInt8AreAQuarterOrHalfOfTheBytes) {
+  in_ranks(4, [](World& world) {
+    const Placement p = contiguous(8, 4);
+    const auto sent = [&] {
+      const at::Tensor bytes = at::full({1}, world.all()->bytes_to_others(), at::kLong);
+      return world.all()->summed(bytes).item<int64_t>();
+    };
+    for (const auto type : {at::kFloat, at::kBFloat16}) {
+      const Case c{.tokens = {40, 0, 25, 33}, .type = type, .width = 256};
+      const Inputs all = draw(c), own = part_of(all, c, p, world.rank());
+      // Of each copy ids and scores, the row, and a row back; of each rank the counts for the
+      // others. In backward the same but for ids and counts.
+      const int64_t copies = copies_off_node(all, c, p, 1, false), told = 4 * c.choices;
+      const int64_t counts = 4 * 3 * 3 * 4;
+      const int64_t row = 256 * static_cast<int64_t>(at::elementSize(type));
+      ASSERT_GT(copies, 0);
+      for (const WireType wire : {WireType::kNative, WireType::kInt8}) {
+        const auto d = a2a_dispatcher(world.all(), p, Mode::kFast, wire);
+        const int64_t out = wire == WireType::kInt8 ? 256 + 16 + 4 : row, start = sent();
+        const Forward f = forward(*d, own);
+        const int64_t forth = sent() - start;
+        f.backward();
+        EXPECT_EQ(forth, counts + copies * (2 * told + out + row)) << to_text(wire);
+        EXPECT_EQ(sent() - start - forth, copies * (told + out + row)) << to_text(wire);
+      }
+      EXPECT_LT(256 + 16 + 4, (type == at::kFloat ? 0.28 : 0.55) * static_cast<double>(row));
+    }
+  });
+}
+
+TEST(A2aDispatcher, F1_RowsOutInInt8ChangeOutputsAndGradientsByAPercent) {
+  in_ranks(4, [](World& world) {
+    const auto compare_int8 = [&](const Case& c, const Placement& p, const Options& o = {}) {
+      const Inputs own = part_of(draw(c), c, p, world.rank());
+      const auto d = in_int8(world, p);
+      const Results want = run(*over(world, p, Mode::kFast), own, o), got = run(*d, own, o);
+      const std::string what = text_of(c, p);
+      expect_equal(run(*d, own, o), got, what + " once more");
+      for (const auto& [g, w, name] :
+           {std::tuple{got.out_TD, want.out_TD, "out"}, std::tuple{got.x_TD, want.x_TD, "grad x"},
+            std::tuple{got.scores_TK, want.scores_TK, "grad scores"},
+            std::tuple{got.w1, want.w1, "grad w1"}, std::tuple{got.w2, want.w2, "grad w2"}}) {
+        ASSERT_EQ(g.sizes(), w.sizes()) << what;
+        EXPECT_EQ(g.scalar_type(), w.scalar_type()) << what << ' ' << name;
+        const double error = relative_error(g, w);
+        const bool many = c.all() > 1000;
+        EXPECT_LE(error, many ? 2e-2 : 5e-2) << what << ' ' << name;  // of the 2e-1 that F1 allows
+        if (many && w.numel() > 0) {
+          EXPECT_GT(error, 1e-4) << what << ' ' << name;
+        }
+      }
+    };
+    for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      compare_int8({.tokens = {500, 0, 4, 700}, .type = type, .width = 64}, contiguous(8, 4));
+      compare_int8({.tokens = {7, 0, 21, 15}, .type = type}, contiguous(8, 4));
+    }
+    const Case c{.tokens = {20, 13, 0, 1}, .width = 80};
+    compare_int8(c, contiguous(8, 4), {.alignment = 16});
+    compare_int8(c, contiguous(8, 4), {.alignment = 4, .capacity = 20});
+    compare_int8(c, contiguous(8, 4), {.budget = 10});
+    for (const Load load : {Load::kHotRank, Load::kTwice, Load::kNone}) {
+      compare_int8({.tokens = {20, 13, 0, 1}, .load = load}, contiguous(8, 4));
+    }
+    compare_int8({.tokens = {0, 0, 0, 0}}, contiguous(8, 4));
+    compare_int8({.tokens = {7, 0, 12, 3}, .experts = 2, .choices = 2}, hidden_sharded(2, 4, kF));
+  });
+}
+
+// Gradients far below what fp16 holds, and no rank's rows beside another's.
+TEST(A2aDispatcher, F1_GradientsOfAnySizeTravelInInt8) {
+  in_ranks(2, [](World& world) {
+    const Placement p = contiguous(8, 2);
+    const Case c{.tokens = {40, 30}, .width = 64};
+    Inputs own = part_of(draw(c), c, p, world.rank());
+    own.grad_TD = own.grad_TD * 1e-15;
+    const Results want = run(*over(world, p, Mode::kFast), own), got = run(*in_int8(world, p), own);
+    EXPECT_LE(relative_error(got.x_TD, want.x_TD), 2e-2);
+    EXPECT_LE(relative_error(got.w1, want.w1), 2e-2);
+  });
+}
+
+// What guards look for is not lost on the way: the same tokens have NaN as without int8.
+TEST(A2aDispatcher, F1_ANaNStaysSeenInInt8AndInItsToken) {
+  in_ranks(2, [](World& world) {
+    const Placement p = contiguous(8, 2);
+    for (const auto type : {at::kFloat, at::kBFloat16}) {
+      for (const double bad : {double{NAN}, double{INFINITY}}) {
+        const Case c{.tokens = {9, 12}, .type = type, .masked = 0, .width = 48};
+        Inputs own = part_of(draw(c), c, p, world.rank());
+        const auto ill_tokens = [](const at::Tensor& x_TD) {
+          return x_TD.isfinite().logical_not().any(1);
+        };
+        const at::Tensor at_2 = at::arange(own.x_TD.size(0)).eq(2);
+        own.x_TD[2][33].fill_(bad);
+        const Results forth = run(*in_int8(world, p), own);
+        EXPECT_TRUE(ill_tokens(forth.out_TD).equal(at_2)) << bad;
+        EXPECT_TRUE(forth.out_TD[2].isnan().all().item<bool>()) << bad;
+        EXPECT_FALSE(forth.w1.isfinite().all().item<bool>()) << bad;
+
+        own = part_of(draw(c), c, p, world.rank());
+        own.grad_TD[2][33].fill_(bad);
+        const Results back = run(*in_int8(world, p), own);
+        EXPECT_TRUE(back.out_TD.isfinite().all().item<bool>()) << bad;
+        EXPECT_TRUE(ill_tokens(back.x_TD).equal(at_2)) << bad;
+        EXPECT_FALSE(back.w2.isfinite().all().item<bool>()) << bad;
+      }
+    }
+  });
+}
+
+TEST(A2aDispatcher, F1_MicrobatchesInFlightInInt8EqualOneAfterAnother) {
+  in_ranks(2, [](World& world) {
+    const Placement p = contiguous(8, 2);
+    const auto d = in_int8(world, p);
+    std::vector<Forward> flying;
+    std::vector<Results> want;
+    for (uint64_t m = 0; m < 3; ++m) {
+      const Case c{.tokens = {11 + static_cast<int64_t>(m), 30}, .seed = 20 + m};
+      const Inputs own = part_of(draw(c), c, p, world.rank());
+      want.push_back(run(*d, own));
+      flying.push_back(forward(*d, own));
+    }
+    for (const size_t m : {1, 0, 2}) expect_equal(flying[m].backward(), want[m], "in flight");
+  });
+}
+
+// It sends nothing, so nothing is rounded.
+TEST(A2aDispatcher, F1_OfOneRankInInt8IsTheLocalOne) {
+  const auto alone = std::make_shared<RankGroup>();
+  const Inputs in = draw({.tokens = {19}, .type = at::kBFloat16});
+  const auto d = a2a_dispatcher(alone, contiguous(8, 1), Mode::kFast, WireType::kInt8);
+  expect_equal(run(*d, in), run(*local_dispatcher(8), in), "int8");
+}
+
+TEST(A2aDispatcher, F1_RefusesInt8WithExactAndNamesItAtTheStart) {
+  in_ranks(2, [](World& world) {
+    const Placement p = contiguous(8, 2);
+    EXPECT_THROW(a2a_dispatcher(world.all(), p, Mode::kExact, WireType::kInt8), Error);
+    EXPECT_EQ(in_int8(world, p)->description(),
+              "all-to-all, fast: 8 experts on ranks 0, 1 over gloo, rows out in int8");
   });
 }
 

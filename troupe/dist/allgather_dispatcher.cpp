@@ -27,8 +27,8 @@ struct GatherLease : GroupLease {
 class AllgatherDispatcher : public GroupDispatcher<GatherLease> {
  public:
   AllgatherDispatcher(std::shared_ptr<RankGroup> ranks, const Placement& placement,
-                      DispatchMode mode)
-      : GroupDispatcher("all-gather", std::move(ranks), placement, mode) {}
+                      DispatchMode mode, WireType wire)
+      : GroupDispatcher("all-gather", std::move(ranks), placement, mode, wire) {}
 
   ExpertRows rows(const Handle& handle) override {
     GatherLease& lease = of(handle);
@@ -40,7 +40,7 @@ class AllgatherDispatcher : public GroupDispatcher<GatherLease> {
     const at::Tensor told_TK =
         at::cat({padded(lease, routed.ids_TK, -1), padded(lease, scores)}, 1);
     Pending telling = gather(told_TK, told_SK);
-    Pending moving = gather(padded(lease, x_TD), source_SD);
+    Pending moving = gather(padded(lease, packed(x_TD)), source_SD);
     keep_sums(lease, routed.ids_TK);
     telling.wait();
     const CopyRouting in = read_routing(told_SK, lease.choices, routed.scores_TK.scalar_type());
@@ -51,13 +51,13 @@ class AllgatherDispatcher : public GroupDispatcher<GatherLease> {
         plan_of_rank(within_budget(held, routed.budget, out.lost),
                      {.experts = held_, .alignment = routed.alignment, .capacity = capacity});
     moving.wait();
-    out.source_SD = source_rows(lease, source_SD);
+    out.source_SD = unpacked(lease, source_rows(lease, source_SD));
     return out;
   }
 
   void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
     GatherLease& lease = of(handle);
-    lease.pending = gather(padded(lease, grad_out_TD), lease.grad_rows);
+    lease.pending = gather(padded(lease, packed(grad_out_TD)), lease.grad_rows);
   }
 
  private:
@@ -74,7 +74,7 @@ class AllgatherDispatcher : public GroupDispatcher<GatherLease> {
     return told.select(1, 1).sum().item<int64_t>();
   }
 
-  // With rows of `fill` up to the largest T.
+  // With rows of `fill` up to the largest T; bytes of 0 are a packed row of zeros.
   static at::Tensor padded(const GatherLease& lease, const at::Tensor& rows, double fill = 0) {
     return at::constant_pad_nd(rows, {0, 0, 0, lease.most - rows.size(0)}, fill).contiguous();
   }
@@ -123,8 +123,9 @@ class AllgatherDispatcher : public GroupDispatcher<GatherLease> {
 }  // namespace
 
 std::unique_ptr<Dispatcher> allgather_dispatcher(std::shared_ptr<RankGroup> ranks,
-                                                 const Placement& placement, DispatchMode mode) {
-  return std::make_unique<AllgatherDispatcher>(std::move(ranks), placement, mode);
+                                                 const Placement& placement, DispatchMode mode,
+                                                 WireType wire) {
+  return std::make_unique<AllgatherDispatcher>(std::move(ranks), placement, mode, wire);
 }
 
 }  // namespace troupe

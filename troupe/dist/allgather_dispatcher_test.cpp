@@ -74,6 +74,23 @@ TEST(AllgatherDispatcher, C7_RowsWithoutRoomAreCounted) {
   });
 }
 
+TEST(AllgatherDispatcher, F1_RowsInInt8AreThoseOfAllToAll) {
+  in_ranks(4, [](World& world) {
+    const Placement p = contiguous(8, 4);
+    const auto made = [&](Maker make) {
+      return make(world.all(), p, DispatchMode::kFast, WireType::kInt8);
+    };
+    for (const auto type : {at::kFloat, at::kBFloat16}) {
+      const Case c{.tokens = {7, 0, 21, 15}, .type = type, .width = 40};
+      const Inputs own = part_of(draw(c), c, p, world.rank());
+      expect_equal(run(*made(allgather_dispatcher), own), run(*made(a2a_dispatcher), own),
+                   text_of(c, p));
+    }
+    EXPECT_THROW(allgather_dispatcher(world.all(), p, DispatchMode::kExact, WireType::kInt8),
+                 Error);
+  });
+}
+
 TEST(AllgatherDispatcher, RefusesAPlacementOnOtherRanks) {
   const auto alone = std::make_shared<RankGroup>();
   EXPECT_THROW(allgather_dispatcher(alone, contiguous(8, 2), DispatchMode::kFast), Error);

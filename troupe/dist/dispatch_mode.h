@@ -21,4 +21,10 @@ constexpr auto names_of(DispatcherKind) {
                     Named{"two_level", DispatcherKind::kTwoLevel}};
 }
 
+// What rows travel as on their way out; wire.h says what kInt8 makes of them.
+enum class WireType { kNative, kInt8 };
+constexpr auto names_of(WireType) {
+  return std::array{Named{"native", WireType::kNative}, Named{"int8", WireType::kInt8}};
+}
+
 }  // namespace troupe

@@ -1,5 +1,6 @@
 // What the dispatchers between processes have in common: all but how rows travel. One of its own
-// fills rows(), stage_grad() and the three ways below; L is its lease.
+// fills rows(), stage_grad() and the three ways below; L is its lease. Rows go out as packed()
+// makes them of rows of x or grad_out, and unpacked() makes source rows of what came.
 #pragma once
 
 #include <memory>
@@ -12,6 +13,7 @@
 #include "troupe/dist/group.h"
 #include "troupe/dist/owner_table.h"
 #include "troupe/dist/rank_plan.h"
+#include "troupe/dist/wire.h"
 #include "troupe/ops/combine.h"
 
 namespace troupe {
@@ -20,6 +22,8 @@ struct GroupLease : Lease {
   // From stage and route, until rows().
   at::Tensor x_TD;
   Routed routed;
+  int64_t width = 0;  // D, and the type: of the rows of x and of their gradients
+  at::ScalarType type = at::kFloat;
   // From rows(), for the ways back and for backward.
   int64_t choices = 0;   // K
   Plan sums, slot_sums;  // what comes back, added for each token; kExact: for each slot
@@ -33,6 +37,8 @@ class GroupDispatcher : public Dispatcher {
   Handle stage(const at::Tensor& x_TD) override {
     auto lease = std::make_shared<L>();
     lease->x_TD = x_TD.detach();
+    lease->width = x_TD.size(1);
+    lease->type = x_TD.scalar_type();
     return lease;
   }
 
@@ -51,7 +57,7 @@ class GroupDispatcher : public Dispatcher {
   at::Tensor rows_grad(const Handle& handle) override {
     L& lease = of(handle);
     lease.pending.wait();
-    return source_rows(lease, std::exchange(lease.grad_rows, {}));
+    return unpacked(lease, source_rows(lease, std::exchange(lease.grad_rows, {})));
   }
 
   DispatchGradients combine_grad(const Handle& handle, const at::Tensor& grad_source_SD,
@@ -85,24 +91,28 @@ class GroupDispatcher : public Dispatcher {
   bool holds_all_experts() const override { return false; }
   std::string description() const override {
     return std::string(name_) + ", " + to_text(mode_) + ": " +
-           std::to_string(placement_.experts()) + " experts on " + ranks_->description();
+           std::to_string(placement_.experts()) + " experts on " + ranks_->description() +
+           (wire_ == WireType::kInt8 ? ", rows out in int8" : "");
   }
 
  protected:
   GroupDispatcher(const char* name, std::shared_ptr<RankGroup> ranks, const Placement& placement,
-                  DispatchMode mode)
+                  DispatchMode mode, WireType wire)
       : name_(name),
         ranks_(std::move(ranks)),
         placement_(placement),
         mode_(mode),
+        wire_(ranks_->size() == 1 ? WireType::kNative : wire),  // one rank sends nothing
         table_(placement_),
         held_(static_cast<int64_t>(placement_.held_by(ranks_->rank()).size())) {
     check_placed_on(placement_, *ranks_);
+    TROUPE_CHECK(mode != DispatchMode::kExact || wire == WireType::kNative,
+                 "- rows that int8 rounds are not those of one process: exact or int8");
   }
 
   // What route() may already tell the other ranks.
   virtual void announce(L& /*lease*/) {}
-  // The source buffer out of the rows that came.
+  // The source buffer out of the rows that came, packed as they are.
   virtual at::Tensor source_rows(const L& lease, const at::Tensor& rows) const = 0;
   // Rows of the source buffer, each to the rank that its token is of.
   virtual at::Tensor sent_back(const L& lease, const at::Tensor& y_SX) const = 0;
@@ -120,12 +130,19 @@ class GroupDispatcher : public Dispatcher {
   at::Tensor sum_back(const L& lease, const at::Tensor& y_SD) const {
     return troupe::combine(sent_back(lease, y_SD), lease.sums);
   }
+  at::Tensor packed(const at::Tensor& rows_ND) const {
+    return wire_ == WireType::kInt8 ? packed_rows(rows_ND) : rows_ND;
+  }
+  at::Tensor unpacked(const L& lease, const at::Tensor& rows_SX) const {
+    return wire_ == WireType::kInt8 ? unpacked_rows(rows_SX, lease.width, lease.type) : rows_SX;
+  }
   bool exact() const { return mode_ == DispatchMode::kExact; }
 
   const char* name_;
   std::shared_ptr<RankGroup> ranks_;
   Placement placement_;
   DispatchMode mode_;
+  WireType wire_;
   OwnerTable table_;
   int64_t held_;  // experts of this rank
 };

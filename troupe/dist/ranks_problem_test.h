@@ -13,6 +13,7 @@
 
 #include <memory>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,7 @@ struct Case {
   double masked = 0.2;
   int64_t experts = 8, choices = 3;
   uint64_t seed = 1;
+  int64_t width = kD;
 
   int64_t all() const { return std::accumulate(tokens.begin(), tokens.end(), int64_t{0}); }
   int64_t first(int64_t rank) const {
@@ -67,13 +69,13 @@ inline Inputs draw(const Case& c) {
   const auto normal = [&](std::vector<int64_t> sizes) {
     return at::randn(sizes, at::kDouble).to(c.type);
   };
-  const int64_t T = c.all();
-  return {normal({T, kD}),
+  const int64_t T = c.all(), D = c.width;
+  return {normal({T, D}),
           choices(c),
           at::rand({T, c.choices}, at::kDouble).to(wide),
-          normal({T, kD}),
-          normal({c.experts, 2 * kF, kD}),
-          normal({c.experts, kD, kF})};
+          normal({T, D}),
+          normal({c.experts, 2 * kF, D}),
+          normal({c.experts, D, kF})};
 }
 
 // Rank r's tokens, and the weights that it holds.
@@ -164,6 +166,33 @@ inline void expect_equal(const Results& got, const Results& want, const std::str
   one(got.w2, want.w2, "grad w2");
 }
 
+// (token, node or rank) pairs of all ranks' tokens, other than the token's own node.
+inline int64_t copies_off_node(const Inputs& all, const Case& c, const Placement& p,
+                               int64_t per_node, bool by_node) {
+  int64_t copies = 0;
+  for (int64_t rank = 0; rank < p.ranks(); ++rank) {
+    const at::Tensor ids = part_of(all, c, p, rank).ids_TK;
+    for (int64_t t = 0; t < ids.size(0); ++t) {
+      std::set<int64_t> met;
+      for (int64_t k = 0; k < ids.size(1); ++k) {
+        const int64_t e = ids[t][k].item<int64_t>();
+        if (e < 0) continue;
+        const int64_t to = p.owners(e)[0];
+        if (to / per_node != rank / per_node) met.insert(by_node ? to / per_node : to);
+      }
+      copies += static_cast<int64_t>(met.size());
+    }
+  }
+  return copies;
+}
+
+// ||got - want|| / ||want||; 0 of nothing.
+inline double relative_error(const at::Tensor& got, const at::Tensor& want) {
+  const at::Tensor w = want.to(at::kDouble), off = got.to(at::kDouble) - w;
+  const double size = w.norm().item<double>();
+  return size == 0 ? off.norm().item<double>() : off.norm().item<double>() / size;
+}
+
 inline std::string text_of(const Case& c, const Placement& p) {
   return std::to_string(p.ranks()) + " ranks, type " + at::toString(c.type) + ", load " +
          std::to_string(static_cast<int>(c.load)) + ", " + std::to_string(c.all()) +
@@ -171,7 +200,7 @@ inline std::string text_of(const Case& c, const Placement& p) {
 }
 
 using Maker = std::unique_ptr<Dispatcher> (*)(std::shared_ptr<RankGroup>, const Placement&,
-                                              DispatchMode);
+                                              DispatchMode, WireType);
 // kFast against virtual ranks, kExact against one process, both bit for bit.
 inline void compare(World& world, Maker make, const Case& c, const Placement& p,
                     const Options& o = {}) {
@@ -181,7 +210,7 @@ inline void compare(World& world, Maker make, const Case& c, const Placement& p,
   for (const DispatchMode mode : {DispatchMode::kFast, DispatchMode::kExact}) {
     const auto oracle =
         mode == DispatchMode::kFast ? virtual_ranks_dispatcher(p) : local_dispatcher(c.experts);
-    const auto d = make(world.all(), p, mode);
+    const auto d = make(world.all(), p, mode, WireType::kNative);
     const Results got = run(*d, own, o);
     expect_equal(got, part_of(run(*oracle, all, whole), c, p, world.rank()),
                  to_text(mode) + ", " + text_of(c, p));

@@ -69,8 +69,9 @@ struct TwoLevelLease : GroupLease {
 
 class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
  public:
-  TwoLevelDispatcher(const NodeGroups& groups, const Placement& placement, DispatchMode mode)
-      : GroupDispatcher("two-level", groups.all, placement, mode),
+  TwoLevelDispatcher(const NodeGroups& groups, const Placement& placement, DispatchMode mode,
+                     WireType wire)
+      : GroupDispatcher("two-level", groups.all, placement, mode, wire),
         across_(groups.across),
         within_(groups.within) {
     TROUPE_CHECK(across_->size() * within_->size() == ranks_->size(), "-", across_->size(),
@@ -89,7 +90,7 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
     Pending hearing = send_rows(*across_, lease.copies.across, told, heard);
     const at::Tensor x_TD = std::exchange(lease.x_TD, {});
     Pending moving = send_rows(*across_, lease.copies.across,
-                               x_TD.index_select(0, lease.to_nodes.tokens()), rows_ND);
+                               packed(x_TD.index_select(0, lease.to_nodes.tokens())), rows_ND);
     hearing.wait();
     CopyRouting in = pass_on(lease, heard, routed.scores_TK.scalar_type());
     keep_sums(lease);
@@ -100,7 +101,7 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
         plan_of_rank(ids, {.experts = held_, .alignment = routed.alignment, .capacity = capacity},
                      lease.rows.within.received());
     moving.wait();
-    out.source_SD = source_rows(lease, rows_ND);
+    out.source_SD = unpacked(lease, source_rows(lease, rows_ND));
     return out;
   }
 
@@ -108,7 +109,7 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
     TwoLevelLease& lease = of(handle);
     lease.pending =
         send_rows(*across_, lease.copies.across,
-                  grad_out_TD.index_select(0, lease.to_nodes.tokens()), lease.grad_rows);
+                  packed(grad_out_TD.index_select(0, lease.to_nodes.tokens())), lease.grad_rows);
   }
 
   std::string description() const override {
@@ -261,8 +262,9 @@ NodeGroups node_groups(World& world, std::shared_ptr<RankGroup> all, int64_t ran
 }
 
 std::unique_ptr<Dispatcher> two_level_dispatcher(const NodeGroups& groups,
-                                                 const Placement& placement, DispatchMode mode) {
-  return std::make_unique<TwoLevelDispatcher>(groups, placement, mode);
+                                                 const Placement& placement, DispatchMode mode,
+                                                 WireType wire) {
+  return std::make_unique<TwoLevelDispatcher>(groups, placement, mode, wire);
 }
 
 }  // namespace troupe

@@ -19,6 +19,8 @@
 // Gradients go the same ways; those of scores and of weights have a2a_dispatcher's bits in both
 // modes, but for scores of experts that are cut by their width (H2) under kFast.
 //
+// WireType::kInt8: a2a_dispatcher's, rounded once: the bytes that came across go on within.
+//
 // The host reads row counts of both exchanges, once in a call of route() and rows(). Capacity,
 // budget, replicas and ranks without tokens or experts: as a2a_dispatcher. All collectives run in
 // every call.
@@ -45,6 +47,7 @@ struct NodeGroups {
 NodeGroups node_groups(World& world, std::shared_ptr<RankGroup> all, int64_t ranks_per_node);
 
 std::unique_ptr<Dispatcher> two_level_dispatcher(const NodeGroups& groups,
-                                                 const Placement& placement, DispatchMode mode);
+                                                 const Placement& placement, DispatchMode mode,
+                                                 WireType wire = WireType::kNative);
 
 }  // namespace troupe

@@ -3,8 +3,6 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
-#include <set>
-
 #include "troupe/core/check.h"
 #include "troupe/dist/ranks_problem_test.h"
 #include "troupe/ops/combine.h"
@@ -124,26 +122,6 @@ TEST(TwoLevelDispatcher, H1_H2_C7_AnyPlacementAndRanksWithoutRoomAsAllToAll) {
   });
 }
 
-// (token, node or rank) pairs of all ranks' tokens, other than the token's own node.
-int64_t copies_off_node(const Inputs& all, const Case& c, const Placement& p, int64_t per_node,
-                        bool by_node) {
-  int64_t copies = 0;
-  for (int64_t rank = 0; rank < p.ranks(); ++rank) {
-    const at::Tensor ids = part_of(all, c, p, rank).ids_TK;
-    for (int64_t t = 0; t < ids.size(0); ++t) {
-      std::set<int64_t> met;
-      for (int64_t k = 0; k < ids.size(1); ++k) {
-        const int64_t e = ids[t][k].item<int64_t>();
-        if (e < 0) continue;
-        const int64_t to = p.owners(e)[0];
-        if (to / per_node != rank / per_node) met.insert(by_node ? to / per_node : to);
-      }
-      copies += static_cast<int64_t>(met.size());
-    }
-  }
-  return copies;
-}
-
 TEST(TwoLevelDispatcher, ATokenCrossesOnceToANodeAndOneRowComesBack) {
   in_ranks(4, [](World& world) {
     const Placement p = contiguous(8, 4);
@@ -197,6 +175,27 @@ TEST(TwoLevelDispatcher, IdentityExpertsGiveEachTokenBackWithFourMicrobatchesInF
         EXPECT_TRUE(f.x.grad().equal(f.x.detach() * 3)) << to_text(mode);
       }
     }
+  });
+}
+
+// A row is rounded once, on its way across; so ranks have the rows that all-to-all would bring.
+TEST(TwoLevelDispatcher, F1_RowsInInt8AreRoundedOnceAndThoseOfAllToAll) {
+  in_ranks(4, [](World& world) {
+    const Placement p = contiguous(8, 4);
+    const NodeGroups groups = node_groups(world, world.all(), 2);
+    for (const auto type : {at::kFloat, at::kBFloat16}) {
+      const Case c{.tokens = {7, 0, 21, 15}, .type = type, .width = 96};
+      const Inputs own = part_of(draw(c), c, p, world.rank());
+      const auto direct = a2a_dispatcher(world.all(), p, Mode::kFast, WireType::kInt8);
+      const auto d = two_level_dispatcher(groups, p, Mode::kFast, WireType::kInt8);
+      const Results want = run(*direct, own), got = run(*d, own);
+      expect_equal(without_sums(got), without_sums(want), text_of(c, p));
+      for (const auto& [g, w] :
+           {std::pair{got.out_TD, want.out_TD}, std::pair{got.x_TD, want.x_TD}}) {
+        EXPECT_LE(relative_error(g, w), type == at::kFloat ? 1e-6 : 1e-2);
+      }
+    }
+    EXPECT_THROW(two_level_dispatcher(groups, p, Mode::kExact, WireType::kInt8), Error);
   });
 }
 
