@@ -37,6 +37,25 @@ class TroupeRanks(RanksRun):
         self.same_as_one(2, ZERO, experts(2), "parallel.dispatcher=all_gather")
         self.assertIn("rows go all_gather", self.text_of(0, "many"))
 
+    def test_F1_rows_in_int8_leave_the_loss_within_a_percent(self):
+        layouts = ((2, ZERO, experts(2)), (2, FULL, experts(2), "parallel.dispatcher=all_gather"),
+                   (4, ZERO, experts(4), "parallel.node_ranks=2"))
+        self.train("checkpoint.dir=one")
+        for part, (world, *sets) in enumerate(layouts):
+            name = f"int8 {part}"
+            self.train_ranks(world, *sets, "parallel.wire=int8", name=name)
+            self.assertRegex(self.text_of(0, name), "rows go [a-z_]+ in int8: ")
+            losses = [(loss, self.figures(name)[step][0]) for step, (loss, _) in self.figures("one").items()]
+            self.assertEqual(len(losses), 20)
+            self.assertNotEqual(*zip(*losses))
+            for native, rounded in losses:
+                self.assertLess(abs(rounded / native - 1), 0.01, sets)
+        # One rank sends no rows: nothing is rounded, whatever the recipe says.
+        self.train("checkpoint.dir=alone", "parallel.wire=int8")
+        self.assertEqual(self.figures("one"), self.figures("alone"))
+        said = self.train("checkpoint.dir=no", "parallel.wire=int8", "parallel.dispatch=exact", code=2)
+        self.assertIn("parallel.wire: int8 rounds the rows", said)
+
     def test_experts_change_ranks_between_steps_and_the_losses_stay(self):
         uneven = ("model.moe.experts=8", "model.moe.router.balance.aux_loss=0")
         moves = ("parallel.rebalance.every=4", "parallel.rebalance.gain=0.01", experts(2), *uneven)

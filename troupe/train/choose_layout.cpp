@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "troupe/core/check.h"
+#include "troupe/dist/wire.h"
 #include "troupe/nn/models/config.h"
 #include "troupe/nn/models/costs.h"
 #include "troupe/plan/machine.h"
@@ -55,9 +56,12 @@ ExpertBytes expert_bytes(const Recipe& r, const RanksAtHand& ranks, int64_t expe
     const LayerConfig config = layer_config(r.model, layer);
     if (!config.moe) continue;
     const MoeSizes s = sizes_of(*config.moe, {.width = r.model.width});
-    const auto across = static_cast<double>(s.latent > 0 ? s.latent : s.width);
-    out.rows += 4 * tokens * expected_holders(n, static_cast<double>(s.top_k)) * (1 - 1 / n) *
-                across * width;
+    const int64_t D = s.latent > 0 ? s.latent : s.width;
+    const auto row = [&](WireType wire) {
+      return static_cast<double>(wire_row_bytes(wire, D, static_cast<int64_t>(width)));
+    };
+    out.rows += 2 * tokens * expected_holders(n, static_cast<double>(s.top_k)) * (1 - 1 / n) *
+                (row(r.parallel.wire) + row(WireType::kNative));
     const auto elements =
         static_cast<double>(costs.units[static_cast<size_t>(layer) + 1].params.experts);
     const double all = (world - 1) / world, own = (world / n - 1) / (world / n) / n;

@@ -58,6 +58,25 @@ TEST(ChooseLayout, ExpertsLieOverRanksWhereTheirRowsAreFewerBytesThanTheyAre) {
   EXPECT_NE(small.why.find("do not lie over 2 ranks"), std::string::npos) << small.why;
 }
 
+// The choice counts the bytes that rows have in int8, and never takes it by itself.
+TEST(ChooseLayout, F1_RowsInInt8AreAskedForAndCounted) {
+  const RanksAtHand two{.world = 2, .per_host = 2, .on_gpu = true};
+  const auto choice = [&](const std::string& parallel) {
+    return choose_layout(recipe_of("model: {preset: olmoe-1b-7b, layers: 8, max_positions: 4096}\n"
+                                   "data: {sequence: 4096}\ntrain: {global_batch: 8}\n"
+                                   "parallel: {" +
+                                   parallel + "}"),
+                         two);
+  };
+  const LayoutChoice native = choice(""), int8 = choice("wire: int8");
+  EXPECT_EQ(native.parallel.wire, WireType::kNative);
+  EXPECT_NE(native.why.find("rows go all_to_all: "), std::string::npos) << native.why;
+  EXPECT_EQ(int8.parallel.wire, WireType::kInt8);
+  EXPECT_NE(int8.why.find("rows go all_to_all in int8: "), std::string::npos) << int8.why;
+  // 2.1 GB of 4096 bytes a row; half of the rows then have 2048 + 128 + 4.
+  EXPECT_NE(int8.why.find("their rows are 1.6 GB"), std::string::npos) << int8.why;
+}
+
 // What memory has no room for otherwise comes before fewer bytes.
 TEST(ChooseLayout, ExpertsLieOverRanksWhereElseTheyDoNotFit) {
   const std::string many =

@@ -279,7 +279,7 @@ constexpr KeyHelp kTexts[] = {
     {"eval.temperature", "0: always the most probable token."},
     {"eval.sample_top_k", "Out of so many; 0: all."},
 
-    {"parallel", "How the run lies on its ranks; no result depends on it."},
+    {"parallel", "How the run lies on its ranks; results differ by rounding alone."},
     {"parallel.data", "Ranks with different samples; 0: all there are."},
     {"parallel.expert", "Ranks that share the experts out; 0: as many as can."},
     {"parallel.shard", "What ranks cut between them: none, zero1 (optimizer state), full."},
@@ -289,6 +289,7 @@ constexpr KeyHelp kTexts[] = {
     {"parallel.dispatch", "fast, or exact: the same bits as one rank has."},
     {"parallel.dispatcher",
      "How rows reach experts: all_to_all, all_gather, two_level (once to each node), or auto."},
+    {"parallel.wire", "What rows travel to experts as: native, or int8, which rounds them."},
     {"parallel.node_ranks", "two_level: ranks of a node; 0: those of a host."},
     {"parallel.rebalance", "Whether experts change ranks where that evens out their load."},
     {"parallel.rebalance.every", "Steps after which experts may change ranks; 0: they stay."},

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "troupe/core/check.h"
+#include "troupe/dist/wire.h"
 #include "troupe/nn/models/costs.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/train/choose_layout.h"
@@ -109,31 +110,34 @@ class Costing {
   void add_exchange(const MoeSizes& s, ChunkCosts& c) {
     if (expert_ranks_ == 1) return;
     const auto K = static_cast<double>(s.top_k), W = static_cast<double>(expert_ranks_);
-    const double width = static_cast<double>(s.latent > 0 ? s.latent : s.width) * width_;
-    const double bytes = tokens_ * width * imbalance();
+    const int64_t D = s.latent > 0 ? s.latent : s.width;
+    const double width = static_cast<double>(D) * width_;  // bytes of a row, as it comes back
+    const auto sent = static_cast<double>(
+        wire_row_bytes(parallel_.wire, D, static_cast<int64_t>(width_)));  // and as it goes out
+    const double tokens = tokens_ * imbalance();
     const bool exact = parallel_.dispatch == DispatchMode::kExact;
     const double met = expected_holders(W, K), back = exact ? K : met;
     c.saved += tokens_ * met * width;
     if (parallel_.dispatcher == DispatcherKind::kTwoLevel) {
       const auto R = static_cast<double>(parallel_.node_ranks);
       const double nodes = expected_holders(W / R, K), nodes_back = exact ? K : nodes;
-      const auto both = [&](double across, double within) {
-        return exchange_seconds(machine_, across_, across * bytes * (1 - R / W)) +
-               exchange_seconds(machine_, within_, within * bytes * (1 - 1 / R));
+      const auto both = [&](double across, double within, double bytes) {
+        return exchange_seconds(machine_, across_, across * tokens * bytes * (1 - R / W)) +
+               exchange_seconds(machine_, within_, within * tokens * bytes * (1 - 1 / R));
       };
-      c.exchange = both(nodes, met) + both(nodes_back, back) + both(0, 0);
+      c.exchange = both(nodes, met, sent) + both(nodes_back, back, width) + both(0, 0, 0);
       return;
     }
-    const auto direct = [&](double rows) {
-      return exchange_seconds(machine_, exchange_, rows * bytes * (1 - 1 / W));
+    const auto direct = [&](double rows, double bytes) {
+      return exchange_seconds(machine_, exchange_, rows * tokens * bytes * (1 - 1 / W));
     };
     if (parallel_.dispatcher == DispatcherKind::kAllGather) {
-      c.exchange = gather_seconds(machine_, exchange_, W * tokens_ * width) +
-                   direct(exact ? W * K : W) + gather_seconds(machine_, exchange_, W);
+      c.exchange = gather_seconds(machine_, exchange_, W * tokens_ * sent) +
+                   direct(exact ? W * K : W, width) + gather_seconds(machine_, exchange_, W);
       c.saved += tokens_ * (W - met) * width;
       return;
     }
-    c.exchange = direct(met) + direct(back) + direct(0);
+    c.exchange = direct(met, sent) + direct(back, width) + direct(0, 0);
   }
 
   // `share` of the parameters are of this rank's kExpert or dense group, cut between its owners.

@@ -126,6 +126,26 @@ TEST(LayoutForecast, TwoLevelsSendATokenOnceToANode) {
   EXPECT_GT(exchange("node_ranks: 2"), exchange("node_ranks: 8"));
 }
 
+// Each way out has 2048 + 128 + 4 bytes for 4096; the ways back stay.
+TEST(LayoutForecast, F1_RowsInInt8AreCountedOnTheirWayOut) {
+  Machine m = products_alone();
+  m.products = m.experts = m.attention = 1e30;
+  m.inside = {.bandwidth = 1e9};
+  m.ranks_per_host = 16;
+  const auto exchange = [&](const std::string& parallel) {
+    const Recipe r = recipe_of(
+        "model: {preset: olmoe-1b-7b}\ntrain: {global_batch: 16}\n"
+        "parallel: {expert: 16, " +
+        parallel + "}");
+    return forecast_layout(r, 16, m, true).rank.exchange;
+  };
+  const double share = (2180 / 4096.0 + 1) / 2;
+  for (const std::string way : {"all_to_all", "two_level, node_ranks: 8", "all_gather"}) {
+    const double native = exchange("dispatcher: " + way);
+    EXPECT_NEAR(exchange("wire: int8, dispatcher: " + way), share * native, 1e-6 * native) << way;
+  }
+}
+
 TEST(LayoutForecast, SlowerLinksAndMoreRanksNeverMakeAStepFaster) {
   const Recipe one = recipe_of("model: {preset: dbrx}\nparallel: {expert: 8, shard: zero1}");
   double before = 0;

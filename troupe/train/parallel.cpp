@@ -44,7 +44,8 @@ ParallelConfig resolved(const ParallelConfig& config, const LayoutNeeds& needs) 
 std::string why_dispatcher(const ParallelConfig& c, const LayoutNeeds& needs) {
   if (c.expert <= 1) return "";
   const std::string ranks = std::to_string(c.expert);
-  std::string out = "rows go " + to_text(c.dispatcher) + ": ";
+  std::string out = "rows go " + to_text(c.dispatcher);
+  out += c.wire == WireType::kNative ? ": " : " in " + to_text(c.wire) + ": ";
   if (c.dispatcher == DispatcherKind::kTwoLevel) {
     return out + ranks + " ranks share experts, over " + std::to_string(c.expert / c.node_ranks) +
            " nodes of " + std::to_string(c.node_ranks);

@@ -1,5 +1,5 @@
 // The recipe's `parallel`: how a run lies on its ranks. Nothing in it changes what is computed but
-// for the order of sums.
+// for the order of sums, and for what `sum` and `wire` round.
 #pragma once
 
 #include <array>
@@ -45,6 +45,7 @@ struct ParallelConfig {
   bool reshard = true;                 // full: drop values between forward and backward
   DispatchMode dispatch = DispatchMode::kFast;
   DispatcherKind dispatcher = DispatcherKind::kAuto;  // how rows reach other ranks' experts
+  WireType wire = WireType::kNative;                  // of the rows on their way there
   int64_t node_ranks = 0;     // two_level: ranks of a node; 0: of a host, or all that share experts
   RebalanceConfig rebalance;  // of experts
   SumType sum = SumType::kFp32;  // of gradients between ranks
@@ -60,6 +61,7 @@ struct ParallelConfig {
     f("reshard", c.reshard);
     f("dispatch", c.dispatch);
     f("dispatcher", c.dispatcher);
+    f("wire", c.wire);
     f("node_ranks", c.node_ranks);
     f("rebalance", c.rebalance);
     f("sum", c.sum);
@@ -83,7 +85,8 @@ std::vector<std::string> layout_faults(const ParallelConfig& config, const Layou
 // Rows go in two levels where the ranks that share experts fill several hosts (or nodes of
 // `node_ranks`), else directly.
 ParallelConfig resolved(const ParallelConfig& config, const LayoutNeeds& needs);
-// "rows go two_level: 16 ranks share experts, over 2 nodes of 8"; empty: no rows go anywhere.
+// "rows go two_level: 16 ranks share experts, over 2 nodes of 8", or "rows go two_level in int8:
+// .."; empty: no rows go anywhere.
 std::string why_dispatcher(const ParallelConfig& resolved, const LayoutNeeds& needs);
 MeshShape shape_of(const ParallelConfig& resolved);
 

@@ -71,11 +71,11 @@ BuildOptions Ranks::build_options(const Faults& faults) const {
   BuildOptions out;
   if (!experts_) return out;
   const auto make = [group = experts_, nodes = nodes_, mode = config_.dispatch,
-                     kind = config_.dispatcher](const Placement& placement) {
+                     kind = config_.dispatcher, wire = config_.wire](const Placement& placement) {
     switch (kind) {
-      case DispatcherKind::kTwoLevel: return two_level_dispatcher(nodes, placement, mode);
-      case DispatcherKind::kAllGather: return allgather_dispatcher(group, placement, mode);
-      default: return a2a_dispatcher(group, placement, mode);
+      case DispatcherKind::kTwoLevel: return two_level_dispatcher(nodes, placement, mode, wire);
+      case DispatcherKind::kAllGather: return allgather_dispatcher(group, placement, mode, wire);
+      default: return a2a_dispatcher(group, placement, mode, wire);
     }
   };
   out.dispatcher = [make, group = experts_, world = world_, &faults](int64_t,

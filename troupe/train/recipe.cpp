@@ -99,6 +99,11 @@ void check_parallel(const Recipe& r, Problems& problems) {
                                        " needs whole: none");
   }
   if (r.parallel.prefetch < 0) problems.add("parallel.prefetch", "must not be negative");
+  if (r.parallel.wire == WireType::kInt8 && r.parallel.dispatch == DispatchMode::kExact) {
+    problems.add("parallel.wire",
+                 "int8 rounds the rows that go to experts, and parallel.dispatch exact gives the "
+                 "bits of one rank: take wire native, or dispatch fast");
+  }
   if (r.parallel.node_ranks < 0) problems.add("parallel.node_ranks", "must not be negative");
   if (r.parallel.rebalance.every < 0 || r.parallel.rebalance.gain < 0) {
     problems.add("parallel.rebalance", "every and gain must not be negative");

@@ -92,6 +92,17 @@ TEST(Recipe, WhatCutsMatricesIsRefusedByNameOfTheOptimizer) {
   EXPECT_TRUE(layout_faults(config, needs).empty());
 }
 
+TEST(Recipe, F1_RowsInInt8AndTheBitsOfOneRankExcludeEachOther) {
+  EXPECT_EQ(faults({"parallel.wire=int8"}), std::vector<std::string>{});
+  EXPECT_EQ(faults({"parallel.wire=native", "parallel.dispatch=exact"}),
+            std::vector<std::string>{});
+  EXPECT_TRUE(one_says(faults({"parallel.wire=int8", "parallel.dispatch=exact"}),
+                       "E2005 parallel.wire: int8 rounds the rows that go to experts, and "
+                       "parallel.dispatch exact gives the bits of one rank: take wire native, or "
+                       "dispatch fast"));
+  EXPECT_THROW(loaded({"parallel.wire=fp8"}), Error);
+}
+
 TEST(Recipe, F79_AllProblemsAreToldAtOnceWithTheirPlaces) {
   const auto found = faults({"train.micro_batch=3", "train.clip=-1", "train.schedule.warmup=30",
                              "parallel.tensor=4", "data.sequence=128", "eval.batches=-1",
