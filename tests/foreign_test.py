@@ -14,7 +14,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import unittest
 
 import torch
@@ -29,6 +28,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TROUPE = pathlib.Path(os.environ.get("TROUPE_BUILD", ROOT / "build/release"), "troupe")
 SITE = os.environ.get("MEGATRON_SITE", "")
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests")]
+from tiny_hub import FolderTest, random_model  # noqa: E402
 from troupe_foreign.__main__ import main  # noqa: E402
 
 VOCAB, PADDED, HEAD = 93, 96, 8
@@ -70,12 +70,7 @@ def touch(path):
 
 
 def model_of(config):
-    torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.normal_(std=0.2)
-    return model
+    return random_model(config, torch.float32, seed=3, std=0.2, attn_implementation="eager")
 
 
 def interleaved(q, k, v):
@@ -144,12 +139,7 @@ def of_rank(state, tp, pp, ep, at):
     return out
 
 
-class Case(unittest.TestCase):
-    def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.root = pathlib.Path(temporary.name)
-
+class Case(FolderTest):
     def convert(self, *words, code=0):
         """What it said."""
         said = io.StringIO()
@@ -160,18 +150,18 @@ class Case(unittest.TestCase):
 
     def refused(self, source, *expected, options=()):
         """Refused with these words, and nothing is left."""
-        said = self.convert(source, self.root / "refused", *options, code=4)
+        said = self.convert(source, self.folder / "refused", *options, code=4)
         for words in expected:
             self.assertIn(words, said)
         self.assertNotIn("Traceback", said)
-        self.assertEqual([p.name for p in self.root.iterdir() if "refused" in p.name], [])
+        self.assertEqual([p.name for p in self.folder.iterdir() if "refused" in p.name], [])
         return said
 
     def troupe_imports(self, folder):
-        ran = subprocess.run([TROUPE, "import", folder, self.root / "run", "--check-logits"], capture_output=True, text=True,
+        ran = subprocess.run([TROUPE, "import", folder, self.folder / "run", "--check-logits"], capture_output=True, text=True,
                              timeout=120, check=False)
         self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
-        shutil.rmtree(self.root / "run")
+        shutil.rmtree(self.folder / "run")
 
     def same(self, got, want):
         self.assertEqual(sorted(got), sorted(want))
@@ -183,12 +173,12 @@ class Case(unittest.TestCase):
         config = MixtralConfig(**COMMON, intermediate_size=24, num_local_experts=4, num_experts_per_tok=2,
                                sliding_window=None, rope_parameters=dict(rope_type="default", rope_theta=10000.0))
         self.model = model_of(config)
-        self.model.save_pretrained(self.root / "hub")
-        return load_file(self.root / "hub/model.safetensors")
+        self.model.save_pretrained(self.folder / "hub")
+        return load_file(self.folder / "hub/model.safetensors")
 
     def torch_dist(self, state, args=None):
         """A run of Megatron's: a tracker file and one step."""
-        folder = self.root / "megatron/iter_0000010"
+        folder = self.folder / "megatron/iter_0000010"
         dcp.save(dict(state), checkpoint_id=folder, no_dist=True)
         (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1,
                                                           "common_backend": "torch", "common_backend_version": 1}))
@@ -197,7 +187,7 @@ class Case(unittest.TestCase):
         return folder.parent
 
     def legacy(self, state, tp, pp, ep, change=None):
-        folder = self.root / f"legacy{tp}{pp}{ep}/iter_0000010"
+        folder = self.folder / f"legacy{tp}{pp}{ep}/iter_0000010"
         args = argparse.Namespace(**{**ARGS, "tensor_model_parallel_size": tp, "pipeline_model_parallel_size": pp,
                                      "expert_model_parallel_size": ep})
         for at in [(t, p, e) for t in range(tp) for p in range(pp) for e in range(ep)]:
@@ -215,46 +205,46 @@ class Foreign(Case):
     def test_176_dcp_in_shards_of_three_ranks_becomes_a_folder(self):
         config = LlamaConfig(**COMMON, intermediate_size=40)
         model = model_of(config)
-        torch.save(dict(model.state_dict()), self.root / "state.pt")
+        torch.save(dict(model.state_dict()), self.folder / "state.pt")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        ranks = [subprocess.Popen([sys.executable, "-c", SHARDED, self.root], stderr=subprocess.PIPE, text=True,
+        ranks = [subprocess.Popen([sys.executable, "-c", SHARDED, self.folder], stderr=subprocess.PIPE, text=True,
                                   env=dict(os.environ, RANK=str(r), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1",
                                            MASTER_PORT=str(port), OMP_NUM_THREADS="1")) for r in range(3)]
         for rank in ranks:
             self.assertEqual(rank.wait(120), 0, rank.stderr.read())
             rank.stderr.close()
-        self.assertEqual(len(list((self.root / "dcp").glob("*.distcp"))), 3)
-        config.save_pretrained(self.root)
-        said = self.convert(self.root / "dcp", self.root / "out", "--config", self.root / "config.json")
+        self.assertEqual(len(list((self.folder / "dcp").glob("*.distcp"))), 3)
+        config.save_pretrained(self.folder)
+        said = self.convert(self.folder / "dcp", self.folder / "out", "--config", self.folder / "config.json")
         self.assertIn("optim.state", said)
-        self.same(load_file(self.root / "out/model.safetensors"), dict(model.state_dict()))
-        self.troupe_imports(self.root / "out")
-        back = AutoModelForCausalLM.from_pretrained(self.root / "out", attn_implementation="eager")
+        self.same(load_file(self.folder / "out/model.safetensors"), dict(model.state_dict()))
+        self.troupe_imports(self.folder / "out")
+        back = AutoModelForCausalLM.from_pretrained(self.folder / "out", attn_implementation="eager")
         ids = torch.arange(20)[None]
         self.assertTrue(torch.equal(back(ids).logits, model(ids).logits))
         # By its own names, in files of about 8 KiB.
-        self.convert(self.root / "dcp", self.root / "raw", "--raw", "--shard", 2**-17)
-        files = sorted((self.root / "raw").glob("model-*.safetensors"))
+        self.convert(self.folder / "dcp", self.folder / "raw", "--raw", "--shard", 2**-17)
+        files = sorted((self.folder / "raw").glob("model-*.safetensors"))
         self.assertGreater(len(files), 3)
         raw = {n: t for f in files for n, t in load_file(f).items()}
         self.same(raw, {"model." + n: t for n, t in model.state_dict().items()})
-        index = json.loads((self.root / "raw/model.safetensors.index.json").read_text())
+        index = json.loads((self.folder / "raw/model.safetensors.index.json").read_text())
         self.assertEqual(set(index["weight_map"]), set(raw))
-        self.assertFalse((self.root / "raw/config.json").exists())
+        self.assertFalse((self.folder / "raw/config.json").exists())
 
     def test_176_torch_dist_in_megatrons_names_becomes_a_mixtral(self):
         want = self.mixtral()
         beside = {"optimizer.state.exp_avg.decoder.layers.mlp.router.weight": torch.ones(2, 4, 32)}
         source = self.torch_dist({**stacked(in_megatron(want, 4)), **beside})
-        self.assertIn("passed over 1", self.convert(source, self.root / "out"))
-        self.same(load_file(self.root / "out/model.safetensors"), want)
-        self.troupe_imports(self.root / "out")
-        self.assertIn("is there", self.convert(source, self.root / "out", code=4))
+        self.assertIn("passed over 1", self.convert(source, self.folder / "out"))
+        self.same(load_file(self.folder / "out/model.safetensors"), want)
+        self.troupe_imports(self.folder / "out")
+        self.assertIn("is there", self.convert(source, self.folder / "out", code=4))
         # The config.json of the model gives the same.
-        self.convert(source / "iter_0000010", self.root / "again", "--config", self.root / "hub/config.json")
-        self.same(load_file(self.root / "again/model.safetensors"), want)
+        self.convert(source / "iter_0000010", self.folder / "again", "--config", self.folder / "hub/config.json")
+        self.same(load_file(self.folder / "again/model.safetensors"), want)
         # One tensor a layer and expert, gate apart from up, in a wrapper's names: as other settings of Megatron's save.
         apart = {}
         for name, t in in_megatron(want, 4).items():
@@ -262,24 +252,24 @@ class Foreign(Case):
                 "input_layernorm.", "self_attention.linear_qkv.layer_norm_")
             apart |= dict(zip((name + "_w", name + "_v"), t.chunk(2))) if "linear_fc1" in name else {name: t}
         shutil.rmtree(source)
-        self.convert(self.torch_dist(apart), self.root / "apart")
-        self.same(load_file(self.root / "apart/model.safetensors"), want)
+        self.convert(self.torch_dist(apart), self.folder / "apart")
+        self.same(load_file(self.folder / "apart/model.safetensors"), want)
 
     def test_176_mp_rank_folders_are_joined(self):
         want = self.mixtral()
         state = in_megatron(want, 4)
         for layout in [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 2)]:
             with self.subTest(layout=layout):
-                self.convert(self.legacy(state, *layout), out := self.root / f"out{layout}")
+                self.convert(self.legacy(state, *layout), out := self.folder / f"out{layout}")
                 self.same(load_file(out / "model.safetensors"), want)
         self.troupe_imports(out)
 
         def grouped(part):  # the names of TransformerEngine's experts, which take a layer's at once
             return {n if ".local_experts." not in n else
                     n.replace(f"local_experts.{n.split('.')[6]}.", "") + n.split(".")[6]: t for n, t in part.items()}
-        shutil.rmtree(self.root / "legacy222")
-        self.convert(self.legacy(state, 2, 2, 2, grouped), self.root / "grouped")
-        self.same(load_file(self.root / "grouped/model.safetensors"), want)
+        shutil.rmtree(self.folder / "legacy222")
+        self.convert(self.legacy(state, 2, 2, 2, grouped), self.folder / "grouped")
+        self.same(load_file(self.folder / "grouped/model.safetensors"), want)
 
         def older(part):  # names of before megatron.core, in dictionaries within each other
             old = {}
@@ -294,16 +284,16 @@ class Foreign(Case):
             return {"language_model": {"embedding": {"word_embeddings": {"weight": old[top[0] + "weight"]}},
                                        "output_layer": {"weight": old[top[1] + "weight"]},
                                        "encoder": {n: t for n, t in old.items() if not n.startswith(top)}}}
-        shutil.rmtree(self.root / "legacy211")
-        self.convert(self.legacy(state, 2, 1, 1, older), self.root / "older")
-        self.same(load_file(self.root / "older/model.safetensors"), want)
+        shutil.rmtree(self.folder / "legacy211")
+        self.convert(self.legacy(state, 2, 1, 1, older), self.folder / "older")
+        self.same(load_file(self.folder / "older/model.safetensors"), want)
 
     def test_176_folders_of_megablocks_have_each_experts_rows_once(self):
         experts, width, wide = 4, 8, 6
         whole = {f"encoder.layers.0.mlp.moe.experts.mlp.{w}": torch.randn(experts * wide, width) for w in ("w1", "w2")}
         router = {"encoder.layers.0.mlp.moe.router.layer.weight": torch.randn(experts, width)}
         for dp in (2, 8):  # as many as share out experts, and more: then an expert's rows are shared out too
-            folder = self.root / f"dp{dp}"
+            folder = self.folder / f"dp{dp}"
             degree = min(dp, experts)
             for rank in range(dp):
                 part = {}
@@ -316,8 +306,8 @@ class Foreign(Case):
                                           tensor_model_parallel_size=1, pipeline_model_parallel_size=1)
                 torch.save({"args": args, "checkpoint_version": 3.0, "model": {"language_model": {"encoder": part}}},
                            folder / f"mp_rank_00_{rank:03d}/model_optim_rng.pt")
-            self.convert(folder, self.root / f"out{dp}", "--raw")
-            got = load_file(self.root / f"out{dp}/model.safetensors")
+            self.convert(folder, self.folder / f"out{dp}", "--raw")
+            got = load_file(self.folder / f"out{dp}/model.safetensors")
             self.same(got, {"language_model." + n: t for n, t in {**whole, **router}.items()})
         shutil.rmtree(folder / "mp_rank_00_005")
         self.refused(folder, "missing: mp_rank_00_005", options=["--raw"])
@@ -345,8 +335,8 @@ class Foreign(Case):
         (source / "latest_checkpointed_iteration.txt").write_text("10")
         (step / "metadata.json").write_text('{"sharded_backend": "zarr"}')
         self.refused(source, "zarr", "torch_dist")
-        self.refused(self.root / "none", "is no folder")
-        self.refused(self.root / "hub", "expected")
+        self.refused(self.folder / "none", "is no folder")
+        self.refused(self.folder / "hub", "expected")
 
     def test_a_tensor_too_many_or_too_few_or_of_another_shape_is_named(self):
         state = stacked(in_megatron(self.mixtral(), 4))
@@ -374,9 +364,9 @@ class Foreign(Case):
         state = in_megatron(self.mixtral(), 4)
         source = self.legacy(state, 2, 2, 2)
         step = source / "iter_0000010"
-        shutil.move(step / "mp_rank_01_000_001", self.root / "aside")
+        shutil.move(step / "mp_rank_01_000_001", self.folder / "aside")
         self.refused(source, "missing: mp_rank_01_000_001", "tp 2, pp 2, ep 2")
-        shutil.move(self.root / "aside", step / "mp_rank_01_000_001")
+        shutil.move(self.folder / "aside", step / "mp_rank_01_000_001")
         file = step / "mp_rank_01_000_001/model_optim_rng.pt"
         norm, proj = "decoder.layers.0.input_layernorm.weight", "decoder.layers.0.self_attention.linear_proj.weight"
         good, data = torch.load(file, weights_only=False), file.read_bytes()
@@ -391,14 +381,14 @@ class Foreign(Case):
         self.refused(source, "checkpoint_version 1.0")
 
     def test_no_code_of_a_pickle_runs(self):
-        mark = self.root / "ran"
+        mark = self.folder / "ran"
         want = self.mixtral()
         source = self.legacy(in_megatron(want, 4), 1, 1, 1)
         file = source / "iter_0000010/mp_rank_00/model_optim_rng.pt"
         good = torch.load(file, weights_only=False)
         torch.save({**good, "beside": [Runs(touch, mark), Runs(shutil.copy, file, mark)]}, file)
-        self.convert(source, self.root / "out")  # what is not the model's does not matter
-        self.same(load_file(self.root / "out/model.safetensors"), want)
+        self.convert(source, self.folder / "out")  # what is not the model's does not matter
+        self.same(load_file(self.folder / "out/model.safetensors"), want)
         torch.save({**good, "model": {"decoder.layers.0.x": Runs(touch, mark)}}, file)
         self.refused(source, "decoder.layers.0.x is of the class touch", options=["--raw"])
         torch.save({**good, "beside": Runs(os.system, f"touch {mark}")}, file)
@@ -422,7 +412,7 @@ class Foreign(Case):
 
     def test_the_command_explains_itself(self):
         ran = subprocess.run([sys.executable, "-m", "troupe_foreign", "--help"], capture_output=True, text=True, check=True,
-                             cwd=self.root, env=dict(os.environ, PYTHONPATH=str(ROOT / "python")), timeout=120)
+                             cwd=self.folder, env=dict(os.environ, PYTHONPATH=str(ROOT / "python")), timeout=120)
         self.assertIn("source", ran.stdout)
 
 
@@ -435,7 +425,7 @@ class RealMegatron(Case):
     """tests/megatron_model.py makes the models, computes logits and saves, all with megatron-core's own code."""
 
     def run_megatron(self, family, layout=(1, 1, 1), origin=None, ranks=1):
-        out = self.root / f"{family}{''.join(map(str, layout))}"
+        out = self.folder / f"{family}{''.join(map(str, layout))}"
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -443,7 +433,7 @@ class RealMegatron(Case):
                    PYTHONPATH=SITE, PYTHONWARNINGS="ignore")
         words = [sys.executable, ROOT / "tests/megatron_model.py", out, family, *map(str, layout)]
         words += [origin] if origin else []
-        logs = [open(self.root / f"log{r}", "w+") for r in range(ranks)]
+        logs = [open(self.folder / f"log{r}", "w+") for r in range(ranks)]
         running = [subprocess.Popen(words, env=dict(env, RANK=str(r)), stdout=log, stderr=log) for r, log in enumerate(logs)]
         for process, log in zip(running, logs):
             with log:
@@ -456,7 +446,7 @@ class RealMegatron(Case):
         """From both formats: the logits of Megatron's model and of transformers'; returns torch_dist's tensors."""
         made = self.run_megatron(family)
         for form in ("torch_dist", "legacy"):
-            hub = self.root / f"hub.{family}.{form}"
+            hub = self.folder / f"hub.{family}.{form}"
             self.convert(made / form, hub, *options)
             model = AutoModelForCausalLM.from_pretrained(hub, attn_implementation="eager", dtype=torch.float32).eval()
             from megatron_model import IDS
@@ -472,7 +462,7 @@ class RealMegatron(Case):
         for other, layout, ranks in layouts:
             made = self.run_megatron(other, layout, origin, ranks)
             for form in ("torch_dist", "legacy"):
-                self.convert(made / form, hub := self.root / f"hub.{other}{layout}.{form}")
+                self.convert(made / form, hub := self.folder / f"hub.{other}{layout}.{form}")
                 self.same(load_file(hub / "model.safetensors"), want)
 
     def test_176_mixtral_of_every_layout_is_the_same(self):
@@ -485,7 +475,7 @@ class RealMegatron(Case):
         for family in ("llama", "qwen3_moe"):
             with self.subTest(family=family):
                 self.agrees(family)
-        config = self.root / "config.json"
+        config = self.folder / "config.json"
         config.write_text(json.dumps(dict(COMMON, model_type="gpt_oss", intermediate_size=24, num_local_experts=4,
                                           num_experts_per_tok=2, attention_bias=True, layer_types=["full_attention"] * 2,
                                           rope_theta=10000.0, rope_scaling={"rope_type": "default"}, eos_token_id=1,

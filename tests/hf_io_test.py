@@ -8,13 +8,14 @@ import os
 import pathlib
 import shutil
 import subprocess
-import tempfile
 import unittest
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+
+from tiny_hub import FolderTest, random_model
 
 PROGRAM = pathlib.Path(os.environ["TROUPE_BUILD"], "hf_io")
 SMALL = dict(vocab_size=96, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -53,32 +54,22 @@ def tensors_of(folder):
     return out
 
 
-class HfIo(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name)
-
+class HfIo(FolderTest):
     def hf_io(self, *args, code=0):
         ran = subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True)
         self.assertEqual(ran.returncode, code, ran.stderr)
         return ran.stdout if code == 0 else ran.stderr
 
     def save(self, family, dtype=torch.bfloat16, **other):
-        torch.manual_seed(5)
-        config = AutoConfig.for_model(family, **FAMILIES[family] | other)
-        model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.normal_(std=0.3)
-        folder = self.root / family
+        model = random_model(AutoConfig.for_model(family, **FAMILIES[family] | other), dtype)
+        folder = self.folder / family
         model.save_pretrained(folder)
         (folder / "tokenizer.json").write_text('{"a": "\u00e4"}')
         return folder, model
 
     def round_trip(self, family, **other):
         folder, _ = self.save(family, **other)
-        run, back = self.root / (family + ".run"), self.root / (family + ".back")
+        run, back = self.folder / (family + ".run"), self.folder / (family + ".back")
         self.hf_io("import", folder, run)
         self.hf_io("export", run, back)
         want, got = tensors_of(folder), tensors_of(back)
@@ -152,7 +143,7 @@ class HfIo(unittest.TestCase):
             change(tensors)
             save_file({k: v.contiguous().clone() for k, v in tensors.items()}, path,
                       {"format": "pt"})
-            return self.hf_io("import", folder, self.root / "x", code=4)
+            return self.hf_io("import", folder, self.folder / "x", code=4)
 
         self.assertIn("missing: " + name, refusal(lambda t: t.pop(name)))
         renamed = refusal(lambda t: t.update({name + "x": t.pop(name)}))
@@ -175,13 +166,13 @@ class HfIo(unittest.TestCase):
                              ({"quantization_config": {"quant_method": "gptq"}}, "quant_method"),
                              ({"num_experts_per_tok": 9}, "num_experts_per_tok")]:
             path.write_text(json.dumps(dict(good, **change)))
-            self.assertIn(what, self.hf_io("import", folder, self.root / "x", code=4))
+            self.assertIn(what, self.hf_io("import", folder, self.folder / "x", code=4))
 
     def test_an_export_replaces_nothing(self):
         folder, _ = self.save("llama")
-        self.hf_io("import", folder, self.root / "run")
-        (self.root / "there").mkdir()
-        self.assertIn("--force", self.hf_io("export", self.root / "run", self.root / "there", code=7))
+        self.hf_io("import", folder, self.folder / "run")
+        (self.folder / "there").mkdir()
+        self.assertIn("--force", self.hf_io("export", self.folder / "run", self.folder / "there", code=7))
 
     def test_fp8_blocks_are_widened(self):
         folder, _ = self.save("deepseek_v3")
@@ -197,9 +188,9 @@ class HfIo(unittest.TestCase):
         save_file(tensors, path, {"format": "pt"})
         config.write_text(json.dumps(dict(json.loads(config.read_text()), quantization_config=dict(
             quant_method="fp8", fmt="e4m3", weight_block_size=[16, 24]))))
-        self.hf_io("import", folder, self.root / "run")
-        self.hf_io("export", self.root / "run", self.root / "back")
-        got = tensors_of(self.root / "back")
+        self.hf_io("import", folder, self.folder / "run")
+        self.hf_io("export", self.folder / "run", self.folder / "back")
+        got = tensors_of(self.folder / "back")
         self.assertGreater(len(want), 8)
         for name, tensor in want.items():
             self.assertTrue(torch.equal(got[name], tensor), name)
@@ -222,9 +213,9 @@ class HfIo(unittest.TestCase):
         save_file(tensors, path, {"format": "pt"})
         config.write_text(json.dumps(dict(json.loads(config.read_text()),
                                           quantization_config=dict(quant_method="mxfp4"))))
-        self.hf_io("import", folder, self.root / "run")
-        self.hf_io("export", self.root / "run", self.root / "back")
-        got = tensors_of(self.root / "back")
+        self.hf_io("import", folder, self.folder / "run")
+        self.hf_io("export", self.folder / "run", self.folder / "back")
+        got = tensors_of(self.folder / "back")
         self.assertEqual(len(want), 2)
         for name, tensor in want.items():
             self.assertTrue(torch.equal(got[name], tensor), name)
@@ -232,7 +223,7 @@ class HfIo(unittest.TestCase):
     def test_pickles_are_never_opened(self):
         folder, _ = self.save("llama")
         shutil.move(folder / "model.safetensors", folder / "pytorch_model.bin")
-        self.assertIn("never opened", self.hf_io("import", folder, self.root / "x", code=4))
+        self.assertIn("never opened", self.hf_io("import", folder, self.folder / "x", code=4))
 
 
 if __name__ == "__main__":

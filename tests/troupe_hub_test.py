@@ -4,7 +4,6 @@ import os
 import pathlib
 import random
 import subprocess
-import tempfile
 import unittest
 
 import torch
@@ -13,6 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from tiny_hub import FolderTest, random_model
 
 TROUPE = pathlib.Path(os.environ["TROUPE_BUILD"], "troupe")
 SMALL = dict(vocab_size=96, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
@@ -27,12 +28,7 @@ run: {device: cpu}
 """
 
 
-class TroupeHub(unittest.TestCase):
-    def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = pathlib.Path(temporary.name)
-
+class TroupeHub(FolderTest):
     def troupe(self, *words, code=0):
         ran = subprocess.run([str(TROUPE), *map(str, words)], cwd=self.folder, capture_output=True,
                              text=True, timeout=120, env=dict(os.environ, OMP_NUM_THREADS="1"))
@@ -40,13 +36,7 @@ class TroupeHub(unittest.TestCase):
         return ran.stdout if code in (0, 1) else ran.stderr
 
     def save(self, family, dtype=torch.bfloat16, **more):
-        torch.manual_seed(5)
-        config = AutoConfig.for_model(family, **dict(SMALL, **more))
-        model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.normal_(std=0.3)
-        model.save_pretrained(self.folder / family)
+        random_model(AutoConfig.for_model(family, **dict(SMALL, **more)), dtype).save_pretrained(self.folder / family)
 
     def test_an_imported_model_writes_and_is_evaluated(self):
         self.save("mixtral", num_local_experts=4, num_experts_per_tok=2, vocab_size=280)
