@@ -24,6 +24,8 @@ import sys
 import tempfile
 import time
 
+from run_log import steps_of
+
 GIB = 2**30
 
 
@@ -42,15 +44,6 @@ def call(*words):
     """What a command printed, its exit class and its errors. A class other than 0 may be an answer."""
     done = subprocess.run([str(w) for w in words], capture_output=True, text=True, check=False)
     return done.stdout, done.returncode, done.stderr
-
-
-def steps_of(run):
-    """The steps that are written so far."""
-    log = run / "log.jsonl"
-    if not log.exists():
-        return []
-    rows = [json.loads(line) for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    return [row for row in rows if "event" not in row]
 
 
 def train(args, ranks, sets, run):

@@ -23,6 +23,8 @@ import sys
 import sysconfig
 import time
 
+from run_log import rows_of
+
 BENCH = pathlib.Path(__file__).resolve().parent
 VALID_EVERY = 100
 LONGEST = 100_000  # bytes of a source; longer ones are mostly tables that a program wrote
@@ -111,11 +113,6 @@ def train(side, args):
         elif "event" not in row:
             seconds, tokens = seconds + row["step_s"], row["tokens"]
     return points
-
-
-def rows_of(run):
-    path = run / "log.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def reached(points, loss):
