@@ -10,9 +10,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 
 #include "troupe/core/check.h"
+#include "troupe/dist/watch.h"
 
 namespace troupe {
 namespace {
@@ -65,13 +65,9 @@ pid_t start(std::vector<std::string> words, const Variables& variables) {
   return pid;
 }
 
-// The letter after the name in /proc/PID/stat; the name may hold anything, ")" too.
 bool stands_still(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string line;
-  std::getline(file, line);
-  const size_t end = line.rfind(") ");
-  return end != std::string::npos && (line[end + 2] == 'T' || line[end + 2] == 't');
+  const char state = state_of(pid);
+  return state == 'T' || state == 't';
 }
 
 }  // namespace

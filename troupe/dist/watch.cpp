@@ -36,15 +36,6 @@ std::string one_digit(double x) {
   return os.str();
 }
 
-// The letter after the name in /proc/ID/stat; the name may hold anything, ")" too. 0: no process.
-char state_of(int process) {
-  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
-  std::string line;
-  std::getline(file, line);
-  const size_t end = line.rfind(") ");
-  return end == std::string::npos ? '\0' : line[end + 2];
-}
-
 // What a rank posts once a second.
 struct Beat {
   int64_t count = 0;
@@ -109,6 +100,15 @@ Process process_of(const std::string& text) {
   std::istringstream in(text);
   in >> out.id >> out.machine;
   return out;
+}
+
+// Behind the name in /proc/ID/stat, which may hold anything, ")" too.
+char state_of(int process) {
+  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const size_t end = line.rfind(") ");
+  return end == std::string::npos ? '\0' : line[end + 2];
 }
 
 struct Watch::State {

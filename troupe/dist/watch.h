@@ -25,6 +25,9 @@ struct Process {
 Process this_process();
 std::string to_text(const Process& process);
 Process process_of(const std::string& text);
+// The letter that the system has for it: Z or X where it has ended, T or t where it was stopped; 0:
+// there is no such process.
+char state_of(int process);
 
 // Why ranks lost each other, as far as this one can tell.
 struct Loss {
