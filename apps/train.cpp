@@ -124,19 +124,21 @@ class Run {
                       .rank = place_.rank,
                       .message = error.what()};
     if (world_ == nullptr || error.code() != Code::kRankLost) {
-      if (world_ != nullptr) world_->last_words(error.what());
+      if (world_ != nullptr) world_->last_words(error.what(), error.code());
       end(record, doing());
       return error;
     }
     const Loss loss = world_->find_lost(error.what());
-    record.error = to_text(loss.code);
+    // The run ends by its cause, this rank because it lost a peer.
+    record.code = static_cast<int>(exit_class(loss.cause));
+    record.error = to_text(loss.cause);
     record.message = loss.message;
     if (loss.rank >= 0) record.rank = loss.rank;
     end(record, loss.rank >= 0 ? loss.doing : doing());
     return Error(loss.brief, loss.code);
   }
   void failed(const std::exception& error) {
-    if (world_ != nullptr) world_->last_words(error.what());
+    if (world_ != nullptr) world_->last_words(error.what(), Code::kBrokenContract);
     end({.code = static_cast<int>(ExitClass::kBug), .rank = place_.rank, .message = error.what()},
         doing());
   }

@@ -77,6 +77,26 @@ class TroupeLaunch(NanoRun):
                 said = self.launch(run, code=code, TROUPE_FAULT=f"forward.1@1:3={fault}")
                 self.assertIn(words, said)
 
+    def test_F87_the_run_ends_with_the_class_of_its_cause_on_one_rank(self):
+        (self.folder / "text.txt").write_text(self.TEXT * 300)
+        self.troupe("data", "build", "text.txt", "-t", "bytes", "--no-eod", "-o", "set")
+        with (self.folder / "set.bin").open("r+b") as ids:  # of 33 blocks two that the start does not look at
+            for block in (1, 3):
+                ids.seek(2 * 65536 * block)
+                ids.write(b"\xff\x7f" * 65536)
+        # With this seed rank 1 is the first that meets one of them.
+        data = ("data={train: [{path: set}], sequence: 32}", "train.seed=3")
+        for run, sets, fault, code, error, end in (
+                ("data", data, "", 3, "E3102", r"rank 1 of 2 ended with 3 \(data\)"),
+                ("numbers", ["train.max_skips=1"], "backward.0@1=nan", 5, "E5001", r"rank [01] of 2 ended with 5 "),
+                ("killed", [], "forward.1@1:7=kill", 6, "E6001", r"rank 1 of 2 was ended by SIGKILL")):
+            with self.subTest(run):
+                said = self.launch(f"checkpoint.dir={run}", *sets, code=code, TROUPE_FAULT=fault)
+                self.assertRegex(said, "launch: " + end)
+                record = self.exit_record(run)
+                self.assertEqual((record["code"], record["error"]), (code, error), record)
+                self.assertIn("rank 1", record["message"])
+
     def test_F92_killed_ranks_are_started_again_and_nothing_is_lost(self):
         run = self.start_launch(options=["--max-restarts", "2"], TROUPE_FAULT=SLOW)
         for rank, step in ((1, 7), (0, 12)):

@@ -77,6 +77,7 @@ enum class Found { kNothing, kSaid, kEnded, kStopped, kSilent, kHung };
 struct News {
   Found found = Found::kNothing;
   std::string words = {};
+  Code code = Code::kRankLost;  // kSaid: that it ended with
   std::optional<Beat> beat = {};
 };
 
@@ -128,6 +129,7 @@ struct Watch::State {
   void run();
   void beat();
   bool on_thread(std::function<void()> f);  // false: it was not done in time
+  void post_end(const std::string& text);
 
   bool is_here(int64_t rank) const;
   bool has_ended(int64_t rank) const;
@@ -187,6 +189,15 @@ bool Watch::State::on_thread(std::function<void()> f) {
   return changed.wait_for(lock, kPatience, [&] { return *done; });
 }
 
+void Watch::State::post_end(const std::string& text) {
+  on_thread([this, text] {
+    try {
+      board->post("end/" + std::to_string(self.rank), text);
+    } catch (const Error&) {  // nobody is left to be told
+    }
+  });
+}
+
 bool Watch::State::is_here(int64_t rank) const {
   const auto r = static_cast<size_t>(rank);
   return r < self.processes.size() && self.processes[r].machine == here.machine;
@@ -230,6 +241,9 @@ News Watch::State::look_at(int64_t rank, bool& board_there) {
   if (out.words.starts_with(kSurvivor)) return out;
   if (!out.words.empty()) {
     out.found = Found::kSaid;
+    const size_t end = out.words.find(' ');  // of the code before them
+    out.code = code_of(out.words.substr(0, end)).value_or(Code::kBrokenContract);
+    out.words.erase(0, end + 1);
   } else if (has_ended(rank)) {
     out.found = Found::kEnded;
   } else if (stands_still(rank)) {
@@ -299,13 +313,8 @@ Watch::~Watch() {
   state_->changed.wait_for(lock, kPatience, [&] { return state_->ended; });
 }
 
-void Watch::last_words(const std::string& text) {
-  state_->on_thread([state = state_, text] {
-    try {
-      state->board->post("end/" + std::to_string(state->self.rank), text);
-    } catch (const Error&) {  // nobody is left to be told
-    }
-  });
+void Watch::last_words(const std::string& text, Code code) {
+  state_->post_end(to_text(code) + ' ' + text);
 }
 
 bool Watch::has_ended(int64_t rank) const {
@@ -313,7 +322,7 @@ bool Watch::has_ended(int64_t rank) const {
 }
 
 Loss Watch::find_lost(const std::string& failed) {
-  last_words(std::string(kSurvivor) + failed);
+  state_->post_end(std::string(kSurvivor) + failed);
   const auto news = std::make_shared<std::vector<News>>();
   const auto teller = std::make_shared<int64_t>(-1);
   const bool answered = state_->on_thread([state = state_, news, teller] {
@@ -338,6 +347,7 @@ Loss Watch::find_lost(const std::string& failed) {
     if (out.rank < 0) {
       out.rank = static_cast<int64_t>(r);
       out.code = hung ? Code::kRankHung : Code::kRankLost;
+      out.cause = n.found == Found::kSaid ? n.code : out.code;
       if (n.beat) out.doing = n.beat->doing;
     }
     if (!causes.empty()) causes += "; ";

@@ -31,10 +31,11 @@ char state_of(int process);
 
 // Why ranks lost each other, as far as this one can tell.
 struct Loss {
-  Code code = Code::kRankLost;  // kRankHung: the rank is there and does not move
-  int64_t rank = -1;            // the cause; -1: none is known
-  Doing doing = {};             // of that rank, as last heard
-  std::string message;          // all that is known
+  Code code = Code::kRankLost;   // kRankHung: the rank is there and does not move
+  Code cause = Code::kRankLost;  // that the rank at fault ended with, where it said so; else `code`
+  int64_t rank = -1;             // the cause; -1: none is known
+  Doing doing = {};              // of that rank, as last heard
+  std::string message;           // all that is known
   std::string
       brief;  // a line that names the rank, where another one tells the rest; else `message`
 };
@@ -56,7 +57,7 @@ class Watch {
   ~Watch();  // at most some seconds, whatever the network does
 
   // Why this rank ends: for those that lose it.
-  void last_words(const std::string& text);
+  void last_words(const std::string& text, Code code);
   // After `failed`, an operation with the others, did: looks until one is found, some three beats.
   Loss find_lost(const std::string& failed);
   // The process of that rank is known to be no more; asks nobody but the system.

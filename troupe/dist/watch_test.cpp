@@ -131,6 +131,7 @@ TEST(Watch, F85_AProcessThatIsStoppedIsNamedAsSuch) {
   const Ranks ranks(2, stopped);
   const Loss loss = ranks.watches[0]->find_lost("x");
   EXPECT_EQ(loss.code, Code::kRankHung);
+  EXPECT_EQ(loss.cause, Code::kRankHung);
   EXPECT_TRUE(says(loss.message, "rank 1 of 2 stands still (SIGSTOP); it is in start since"));
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
@@ -148,14 +149,16 @@ TEST(Watch, F85_ARankThatNeitherMovesNorWaitsIsTheOneThatHangs) {
 
 TEST(Watch, F87_WhatARankSaysOfItsEndIsTheCause) {
   Ranks ranks(2);
-  ranks.watches[1]->last_words("step 3: E5001 non-finite loss");
+  ranks.watches[1]->last_words("step 3: E5001 non-finite loss", Code::kNonFinite);
   const Loss loss = ranks.watches[0]->find_lost("x");
+  EXPECT_EQ(loss.cause, Code::kNonFinite);
+  EXPECT_EQ(loss.code, Code::kRankLost);
   EXPECT_TRUE(says(loss.message, "rank 1 of 2 ended by a fault of its own: step 3: E5001"));
 }
 
 TEST(Watch, OneOfThoseThatAreLeftTellsAndTheOthersAreBrief) {
   Ranks ranks(3);
-  ranks.watches[1]->last_words("E5001 of its own");
+  ranks.watches[1]->last_words("of its own", Code::kNonFinite);
   const Loss first = ranks.watches[2]->find_lost("x");
   const Loss second = ranks.watches[0]->find_lost("x");
   EXPECT_EQ(first.brief, first.message);

@@ -182,8 +182,8 @@ World::~World() {
   }
 }
 
-void World::last_words(const std::string& text) {
-  if (watch_) watch_->last_words(text);
+void World::last_words(const std::string& text, Code code) {
+  if (watch_) watch_->last_words(text, code);
 }
 
 Loss World::find_lost(const std::string& failed) {

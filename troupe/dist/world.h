@@ -76,7 +76,7 @@ class World {
   bool launcher_sees_pulses() const { return pulses_ != nullptr; }
   // This rank ends, and why: the others are told. Then, or where `failed`, an operation with
   // others, did: which rank is the cause.
-  void last_words(const std::string& text);
+  void last_words(const std::string& text, Code code);
   Loss find_lost(const std::string& failed);
 
  private:
