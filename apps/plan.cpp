@@ -60,6 +60,7 @@ void print_memory(const MemoryForecast& m, const Recipe& recipe) {
   line("kept for backward", m.activations, rows);
   line("working space", m.workspace, "");
   if (m.overlap > 0) line("less: once for both", -m.overlap, "gradients come as activations go");
+  if (m.update > 0) line("update", m.update, "beyond what backward takes");
   line("runtime", m.runtime, "libraries, the device");
   line("in all", m.total(), "");
 }

@@ -24,6 +24,7 @@ void Holdings::issue(const Action& a) {
     case Kind::kBackwardWeight: backward(a); break;
     case Kind::kReduce: reduce(a.chunk); break;
     case Kind::kUpdate:  // the next step's backward makes gradients anew
+      look(costs_.update_memory);
       now_.gradients = 0;
       summed_.clear();
       unsummed_.clear();

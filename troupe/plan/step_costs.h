@@ -26,11 +26,12 @@ struct ChunkCosts {
 
 struct StepCosts {
   std::vector<ChunkCosts> chunks;
-  double update = 0;       // seconds, of all chunks
-  double workspace = 0;    // bytes, on top of the rest wherever a chunk is computed
-  double runtime = 0;      // of libraries and the device
-  double contention = 0;   // what computes beside a collective takes 1 + this times as long
-  int sums_in_flight = 2;  // further ones wait for the oldest
+  double update = 0;         // seconds, of all chunks
+  double update_memory = 0;  // bytes, on top of the rest while it happens
+  double workspace = 0;      // bytes, on top of the rest wherever a chunk is computed
+  double runtime = 0;        // of libraries and the device
+  double contention = 0;     // what computes beside a collective takes 1 + this times as long
+  int sums_in_flight = 2;    // further ones wait for the oldest
 };
 
 // Of all chunks whose parameters go by the name of `chunk` (schedule/work.h).

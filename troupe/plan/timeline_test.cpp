@@ -37,6 +37,19 @@ TEST(Timeline, OneRankComputesAllTheTime) {
   EXPECT_EQ(t.exposed + t.exchange + t.bubble + t.collectives, 0);
 }
 
+TEST(Timeline, TheUpdateHoldsWhatItNeedsBesideTheGradients) {
+  const StepWork work{.chunks = 3};
+  StepCosts costs = even(3);
+  const double before = alone(Accumulate{}, work, costs).peak.total();
+  costs.update_memory = 1;
+  EXPECT_EQ(alone(Accumulate{}, work, costs).peak.total(), before);
+  costs.update_memory = 1000;
+  const StepMemory peak = alone(Accumulate{}, work, costs).peak;
+  EXPECT_EQ(peak.workspace, 1000);
+  EXPECT_EQ(peak.gradients, 3 * 100);
+  EXPECT_EQ(peak.total(), 3 * (100 + 30 + 100) + 1000);
+}
+
 TEST(Timeline, TheLightForwardIsPaidForTwice) {
   const StepWork work{.chunks = 3, .recomputed = {1}};
   EXPECT_DOUBLE_EQ(alone(Accumulate{}, work, even(3)).compute, 9 + 1);

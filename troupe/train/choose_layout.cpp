@@ -42,8 +42,8 @@ std::string amount(double bytes) {
 // What a rank sends in a step for the routed experts of all layers, over so many ranks of a host.
 struct ExpertBytes {
   double rows = 0;   // to experts and back, forward and backward: waited for
-  double saved = 0;  // of gradients summed in f32 and of values gathered, which experts that are
-                     // elsewhere do not need
+  double saved = 0;  // of gradients summed in f32 and of values gathered (and muon's directions),
+                     // which experts that are elsewhere do not need
 };
 
 ExpertBytes expert_bytes(const Recipe& r, const RanksAtHand& ranks, int64_t expert) {
@@ -65,7 +65,7 @@ ExpertBytes expert_bytes(const Recipe& r, const RanksAtHand& ranks, int64_t expe
     const auto elements =
         static_cast<double>(costs.units[static_cast<size_t>(layer) + 1].params.experts);
     const double all = (world - 1) / world, own = (world / n - 1) / (world / n) / n;
-    out.saved += elements * (4 + width) * (all - own);
+    out.saved += elements * (4 + width + direction_width(r)) * (all - own);
   }
   return out;
 }

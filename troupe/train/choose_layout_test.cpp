@@ -58,6 +58,21 @@ TEST(ChooseLayout, ExpertsLieOverRanksWhereTheirRowsAreFewerBytesThanTheyAre) {
   EXPECT_NE(small.why.find("do not lie over 2 ranks"), std::string::npos) << small.why;
 }
 
+TEST(ChooseLayout, MuonsDirectionsAreAmongWhatExpertsElsewhereSave) {
+  const RanksAtHand two{.world = 2, .per_host = 2, .on_gpu = true};
+  const auto why = [&](const std::string& kind) {
+    return choose_layout(recipe_of("model: {preset: olmoe-1b-7b, layers: 8, max_positions: 4096}\n"
+                                   "data: {sequence: 4096}\n"
+                                   "train: {global_batch: 8, optimizer: {kind: " +
+                                   kind + "}}"),
+                         two)
+        .why;
+  };
+  // 3.2 G elements, half of them elsewhere: 4 bytes of sums, 2 of values, 4 of directions.
+  EXPECT_NE(why("adamw").find("their gradients and values 9.7 GB less"), std::string::npos);
+  EXPECT_NE(why("muon").find("their gradients and values 16.1 GB less"), std::string::npos);
+}
+
 // The choice counts the bytes that rows have in int8, and never takes it by itself.
 TEST(ChooseLayout, F1_RowsInInt8AreAskedForAndCounted) {
   const RanksAtHand two{.world = 2, .per_host = 2, .on_gpu = true};

@@ -65,16 +65,19 @@ MemoryForecast forecast_memory(const Recipe& r, bool on_gpu) {
   const ModelMemory model = model_memory(r, on_gpu);
   MemoryForecast out{.workspace = model.workspace};
   const bool sums = adds_up(r);
+  double update = 0;
   for (const UnitMemory& unit : model.units) {
     for (const StateBytes& s : {unit.dense, unit.experts}) {
       out.weights += s.values + s.frozen;
       out.gradients += sums ? 4 * s.elements : s.gradients;
       out.masters += s.masters;
       out.moments += s.moments;
+      update = std::max(update, update_memory(s, 1, 1));
     }
     out.activations += unit.again ? unit.input : unit.saved;
   }
   if (!sums) out.overlap = std::min(out.gradients, out.activations);
+  out.update = std::max(update - (out.activations + out.workspace - out.overlap), 0.0);
   out.runtime = runtime_memory(on_gpu, out.activations + out.workspace);
   return out;
 }

@@ -22,10 +22,12 @@ struct MemoryForecast {  // bytes
   double activations = 0;  // kept for backward, of one microbatch
   double workspace = 0;    // on top of them when backward begins
   double overlap = 0;      // of one microbatch: gradients come as activations go
+  double update = 0;       // that the update takes beyond what backward had (model_memory.h)
   double runtime = 0;      // of libraries and the device before any tensor
 
   double total() const {
-    return weights + gradients + masters + moments + activations + workspace - overlap + runtime;
+    return weights + gradients + masters + moments + activations + workspace - overlap + update +
+           runtime;
   }
   static void visit(auto& m, auto&& f) {
     f("weights", m.weights);
@@ -35,6 +37,7 @@ struct MemoryForecast {  // bytes
     f("activations", m.activations);
     f("workspace", m.workspace);
     f("overlap", m.overlap);
+    f("update", m.update);
     f("runtime", m.runtime);
   }
 };

@@ -90,6 +90,27 @@ TEST(Forecast, StatesFollowPrecisionOptimizerAndWhatIsFrozen) {
   EXPECT_EQ(frozen.weights, 4 * count);
 }
 
+// A direction is of a whole matrix: where masters are f32 numbers, of all of a parameter at once.
+TEST(Forecast, MuonsDirectionsAreCountedWhereBackwardTakesLess) {
+  const std::string model =
+      "model: {layers: 2, width: 256, heads: 4, vocab: 256, ffn: 4096}\ndata: {sequence: 8}\n"
+      "train: {micro_batch: 1, optimizer: {kind: ";
+  const auto at_update = [&](const std::string& more, double bytes_each) {
+    const MemoryForecast m = forecast_memory(recipe_of(model + more), false);
+    EXPECT_GT(m.update, 0) << more;
+    EXPECT_NEAR(m.activations + m.workspace - m.overlap + m.update, bytes_each * 2 * 4096 * 256, 1);
+    EXPECT_DOUBLE_EQ(m.total(), m.weights + m.gradients + m.masters + m.moments + m.runtime +
+                                    bytes_each * 2 * 4096 * 256);
+  };
+  at_update("muon}}", 4 * 7);
+  at_update("muon}, precision: fp16}", 4 * 7);
+  at_update("muon}, precision: bf16}", 4 * 8);
+  EXPECT_EQ(forecast_memory(recipe_of(model + "adamw}}"), false).update, 0);
+  const std::string kept = "data: {sequence: 512}\ntrain: {optimizer: {kind: muon}}\n";
+  const std::string small = "model: {layers: 2, width: 64, heads: 4, vocab: 256, ffn: 128}\n";
+  EXPECT_EQ(forecast_memory(recipe_of(small + kept), false).update, 0);
+}
+
 TEST(Forecast, LessIsKeptOfASmallerMicrobatchAndWhatIsComputedAgain) {
   const std::string model =
       "model: {layers: 6, width: 64, heads: 4, vocab: 256, moe: {experts: 4, "

@@ -151,9 +151,13 @@ class Costing {
     const double moved = width_ == 4 ? 28 : r_.train.precision == Precision::kFp16 ? 34 : 32;
     const double squared = alone_ && !adds_up_ ? all.gradients / std::max(all.elements, 1.0) : 4;
     out_.update += elements / S * (moved + squared) / machine_.bandwidth;
+    out_.update_memory =
+        std::max(out_.update_memory, update_memory(all, share, group.owners.ranks));
     if (alone_) return;
     c.summing += elements * sum_width_;
     c.sum += 4 * elements / S;
+    out_.update +=
+        gather_seconds(machine_, group.owners, direction_width(r_) * all.matrices * share);
     if (parallel_.shard != ShardKind::kNone) {
       c.gather += gather_seconds(machine_, group.owners, values);
     }

@@ -10,7 +10,7 @@
 // own; in two levels first T rows x the other nodes that they lie on, between nodes, and then those
 // ranks' rows inside; by all_gather T rows x all other ranks. Back under `exact`: T K rows. The
 // update reads and writes 28 bytes a parameter, 32 where values are of 2 bytes (34 in fp16), after
-// the gradients have been read for their norm.
+// the gradients have been read for their norm; muon's directions, 4 bytes an element, are gathered.
 #pragma once
 
 #include <cstdint>

@@ -146,6 +146,30 @@ TEST(LayoutForecast, F1_RowsInInt8AreCountedOnTheirWayOut) {
   }
 }
 
+// Of each layer 4 W^2 of attention and 3 E W F of experts, in buckets of their own.
+TEST(LayoutForecast, MuonsDirectionsAreGatheredForTheUpdate) {
+  Machine m = products_alone();
+  m.inside = {.bandwidth = 1e9};
+  const auto of = [&](const std::string& kind, const std::string& parallel) {
+    const Recipe r = recipe_of(
+        "model: {layers: 2, width: 1024, heads: 8, vocab: 256, moe: {experts: 8, top_k: 2, "
+        "hidden: 512}}\ndata: {sequence: 8}\ntrain: {optimizer: {kind: " +
+        kind + "}}\nparallel: {sum: bf16, " + parallel + "}");
+    return forecast_layout(r, 4, m, true).rank;
+  };
+  const double dense = 4.0 * 1024 * 1024, experts = 3 * 8 * 512 * 1024.0, matrix = 512 * 1024;
+  const RankTimeline shared = of("muon", "expert: 1, shard: zero1");
+  const double sent = 4 * (dense + experts) * 3 / 4;
+  EXPECT_NEAR(shared.update, 2 * sent / 1e9, 1e-6);
+  EXPECT_NEAR(shared.peak.workspace,
+              4 * (experts * (1 + 1 / 4.0) + 6 * (experts * 2 / 3 / 4 + 2 * matrix)), 1);
+  EXPECT_LT(of("adamw", "expert: 1, shard: zero1").update, 1e-6);
+  // Experts over all ranks are nobody else's: their matrices are whole where they are.
+  const RankTimeline spread = of("muon", "expert: 4, shard: zero1");
+  EXPECT_NEAR(spread.update, 2 * 4 * dense * 3 / 4 / 1e9, 1e-6);
+  EXPECT_LT(of("muon", "expert: 1, shard: none").update, 1e-6);
+}
+
 TEST(LayoutForecast, SlowerLinksAndMoreRanksNeverMakeAStepFaster) {
   const Recipe one = recipe_of("model: {preset: dbrx}\nparallel: {expert: 8, shard: zero1}");
   double before = 0;

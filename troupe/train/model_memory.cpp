@@ -7,12 +7,22 @@
 #include "troupe/nn/head_rows.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/train/learner.h"
+#include "troupe/train/optimizer_piece.h"
 
 namespace troupe {
 namespace {
 
 constexpr double kHostRuntime = 134.0 * (1 << 20);  // resident before the model is made
 constexpr double kGpuRuntime = 0.8 * (1 << 30);     // context, cuBLAS's workspace
+
+void add_matrices(const Param& p, bool in_halves, StateBytes& s) {
+  const auto count = static_cast<double>(p.numel());
+  const auto matrix = static_cast<double>(p.size[p.size.size() - 2] * p.size.back());
+  s.matrices += count;
+  s.matrix = std::max(s.matrix, matrix);
+  s.largest = std::max(s.largest, count);
+  s.cut = in_halves;
+}
 
 void add_states(const Recipe& r, double width, std::vector<UnitMemory>& units) {
   const OptimizerBase& base = base_of(r.train.optimizer);
@@ -38,6 +48,7 @@ void add_states(const Recipe& r, double width, std::vector<UnitMemory>& units) {
       if (bytes < 4) s.masters += count * master;
       const Bucket bucket{.key = bucket_key(base, {name, &p}), .dtype = at::kFloat};
       s.moments += count * moment * static_cast<double>(optimizer->state_names(bucket).size());
+      if (direction_width(r) > 0 && bucket.key.matrix) add_matrices(p, bytes < 4 && master < 4, s);
       for (const SlotState& state : optimizer->slot_states(p, bucket.key)) {
         s.moments += 4 * static_cast<double>(state_like(p, state.extent).numel());
       }
@@ -105,6 +116,23 @@ void add_activations(const Recipe& r, bool on_gpu, double width, ModelMemory& ou
 }
 
 }  // namespace
+
+double direction_width(const Recipe& r) {
+  return needs_whole_matrices(r.train.optimizer) && !needs_whole_state(r.train.optimizer) ? 4 : 0;
+}
+
+double update_memory(const StateBytes& s, double share, int64_t owners) {
+  if (s.matrices == 0) return 0;
+  constexpr double kNewtonSchulz = 6;  // of square matrices at work, their products among them
+  const double largest = share * s.largest;
+  const auto at_once = static_cast<double>(at_a_time(static_cast<int64_t>(s.matrix)));
+  const double some = std::min(largest, at_once * s.matrix);
+  // And the direction itself, and what halves make of a master.
+  if (owners == 1) return 4 * (s.cut ? (kNewtonSchulz + 2) * some : (kNewtonSchulz + 1) * largest);
+  const auto ranks = static_cast<double>(owners);
+  const double own = std::min(some, largest / ranks + 2 * s.matrix);  // it may begin within one
+  return 4 * (share * s.matrices * (1 + 1 / ranks) + kNewtonSchulz * own);
+}
 
 double value_width(const Recipe& r, bool on_gpu) {
   const Precision precision = r.train.precision;

@@ -19,6 +19,11 @@ struct StateBytes {
   double masters = 0;    // of f32: the lower halves of bf16 values, whole ones beside f16
   double moments = 0;    // and other state of the optimizer and of routers
   double frozen = 0;     // values that are not trained
+  // Elements of matrices whose update is a direction of the whole matrix (muon); of those in the
+  // largest matrix and in the largest parameter. `cut`: masters are in halves, and some matrices of
+  // a parameter are worked on at a time.
+  double matrices = 0, matrix = 0, largest = 0;
+  bool cut = false;
 };
 
 struct UnitMemory {
@@ -34,6 +39,14 @@ struct ModelMemory {
 };
 
 ModelMemory model_memory(const Recipe& recipe, bool on_gpu);
+
+// What the update takes on top of all that is kept, at most, where a rank has `share` of the
+// parameters and `owners` ranks share their state: these gather the directions of a bucket, f32,
+// and work on some matrices of a parameter at a time.
+double update_memory(const StateBytes& states, double share, int64_t owners);
+
+// Bytes of each of StateBytes::matrices that ranks exchange where they share it: 0 but for muon.
+double direction_width(const Recipe& recipe);
 
 // Bytes of a value that is computed with; `on_gpu` says what `auto` is in train.precision.
 double value_width(const Recipe& recipe, bool on_gpu);
