@@ -106,11 +106,6 @@ std::vector<double> Ranks::summed(std::vector<double> values) const {
   return {sum.const_data_ptr<double>(), sum.const_data_ptr<double>() + sum.numel()};
 }
 
-std::vector<double> Ranks::from_first(std::vector<double> values) const {
-  if (rank() != 0) std::fill(values.begin(), values.end(), 0);
-  return summed(std::move(values));
-}
-
 Peers Ranks::peers() const {
   if (alone()) return {};
   return {.rank = static_cast<int>(rank()),

@@ -50,8 +50,6 @@ class Ranks {
 
   SumOver sum_over_all() const;  // of the device's tensors; absent: one rank
   std::vector<double> summed(std::vector<double> values) const;  // small, on the host
-  // What rank 0 says, on all ranks.
-  std::vector<double> from_first(std::vector<double> values) const;
   Peers peers() const;
   // All ranks have the same text, or E2010 that tells which have what of it.
   void require_equal(const std::string& what, const std::string& text) const;
