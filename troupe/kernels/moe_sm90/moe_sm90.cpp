@@ -19,9 +19,13 @@ void check_width(int64_t width, const char* name) {
   TROUPE_CHECK(width > 0 && width % 64 == 0, name, width, "is no multiple of 64");
 }
 
+void check_experts(int64_t experts, const int32_t* expert_offset) {
+  TROUPE_CHECK(0 < experts && experts <= kMaxExpertsSm90, "experts", experts);
+  TROUPE_CHECK(expert_offset != nullptr);
+}
+
 void check_plan(const PlanRef& plan) {
-  TROUPE_CHECK(0 < plan.experts && plan.experts <= kMaxExpertsSm90, "experts", plan.experts);
-  TROUPE_CHECK(plan.expert_offset != nullptr);
+  check_experts(plan.experts, plan.expert_offset);
   TROUPE_CHECK(plan.rows == 0 || (plan.row_src != nullptr && plan.row_slot != nullptr), "rows",
                plan.rows);
 }
@@ -106,8 +110,7 @@ void validate(const MoeUpGradSm90& a) {
 
 void validate(const RowsProductSm90& a) {
   const int64_t k = a.a.cols, n = a.c.cols;
-  TROUPE_CHECK(0 < a.experts && a.experts <= kMaxExpertsSm90, "experts", a.experts);
-  TROUPE_CHECK(a.expert_offset != nullptr);
+  check_experts(a.experts, a.expert_offset);
   check_width(k, "K");
   check_width(n, "N");
   check_matrix(a.a, a.row_src != nullptr ? a.a.rows : a.c.rows, k, "a");
@@ -117,8 +120,7 @@ void validate(const RowsProductSm90& a) {
 
 void validate(const WeightProductSm90& a) {
   const int64_t m = a.a.cols, n = a.b.cols;
-  TROUPE_CHECK(0 < a.experts && a.experts <= kMaxExpertsSm90, "experts", a.experts);
-  TROUPE_CHECK(a.expert_offset != nullptr);
+  check_experts(a.experts, a.expert_offset);
   TROUPE_CHECK((a.row_src != nullptr) == (a.gather_a != a.gather_b), "gathers", a.gather_a,
                a.gather_b);
   check_width(m, "M");
