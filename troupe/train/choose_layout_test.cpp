@@ -2,24 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include "troupe/core/config.h"
 #include "troupe/train/forecast.h"
+#include "troupe/train/recipe_of_test.h"
 
 namespace troupe {
 namespace {
 
 constexpr double kGiB = double{1 << 30};
-
-Recipe recipe_of(const std::string& more) {
-  Recipe r;
-  read_config(parse_yaml("data: {sequence: 1024}\n"
-                         "train: {global_batch: 64, micro_batch: 1, steps: 10}\n"
-                         "checkpoint: {dir: run}\n",
-                         "base"),
-              r);
-  read_config(parse_yaml(more, "more"), r);
-  return r;
-}
 
 ParallelConfig chosen(const std::string& more, const RanksAtHand& ranks) {
   return choose_layout(recipe_of(more), ranks).parallel;

@@ -4,21 +4,16 @@
 
 #include <sstream>
 
-#include "troupe/core/config.h"
 #include "troupe/nn/models/costs.h"
+#include "troupe/train/recipe_of_test.h"
 
 namespace troupe {
 namespace {
 
-Recipe recipe_of(const std::string& more) {
-  Recipe r;
-  read_config(
-      parse_yaml("data: {sequence: 64}\ntrain: {global_batch: 8, micro_batch: 8, steps: 10}\n"
-                 "checkpoint: {dir: run}\n",
-                 "base"),
-      r);
-  read_config(parse_yaml(more, "more"), r);
-  return r;
+Recipe small_recipe(const std::string& more) {
+  return recipe_of(more,
+                   "data: {sequence: 64}\ntrain: {global_batch: 8, micro_batch: 8, steps: 10}\n"
+                   "checkpoint: {dir: run}\n");
 }
 
 constexpr double kGiB = double{1 << 30};
@@ -28,7 +23,7 @@ constexpr double kGiB = double{1 << 30};
 TEST(Forecast, StatesOfAPublishedModelAreThoseOfTheTable) {
   const std::string model = "model: {preset: olmoe-1b-7b}\ntrain: {global_batch: 8, micro_batch: ";
   for (const int micro : {1, 8}) {
-    const Recipe r = recipe_of(model + std::to_string(micro) + "}");
+    const Recipe r = small_recipe(model + std::to_string(micro) + "}");
     const MemoryForecast m = forecast_memory(r, /*on_gpu=*/true);
     const double states = m.weights + m.gradients + m.masters + m.moments;
     const double routers = 16 * 64 * 4;  // their f32 counts
@@ -41,7 +36,7 @@ TEST(Forecast, StatesOfAPublishedModelAreThoseOfTheTable) {
 TEST(Forecast, EveryPublishedModelHasOne) {
   int64_t models = 0;
   for (const std::string_view name : ModelConfig::presets()) {
-    const Recipe r = recipe_of("model: {preset: " + std::string(name) + "}");
+    const Recipe r = small_recipe("model: {preset: " + std::string(name) + "}");
     EXPECT_NO_THROW(validate(r, {})) << name;
     const ModelCosts costs = costs_of(r.model);
     const MemoryForecast m = forecast_memory(r, /*on_gpu=*/true);
@@ -62,30 +57,30 @@ TEST(Forecast, StatesFollowPrecisionOptimizerAndWhatIsFrozen) {
   const std::string model =
       "model: {layers: 2, width: 32, heads: 4, vocab: 256, moe: {experts: 4, "
       "hidden: 64}}\n";
-  const auto count = static_cast<double>(costs_of(recipe_of(model).model).params());
-  const MemoryForecast cpu = forecast_memory(recipe_of(model), false);
+  const auto count = static_cast<double>(costs_of(small_recipe(model).model).params());
+  const MemoryForecast cpu = forecast_memory(small_recipe(model), false);
   EXPECT_EQ(cpu.weights, 4 * count);
   EXPECT_EQ(cpu.gradients, 4 * count);
   EXPECT_EQ(cpu.masters, 0);
   const double routers = 2 * 4 * 4;  // f32 counts of two layers
   EXPECT_EQ(cpu.moments, 8 * count + routers);
   const MemoryForecast small =
-      forecast_memory(recipe_of(model + "train: {optimizer: {moments: bf16}}"), false);
+      forecast_memory(small_recipe(model + "train: {optimizer: {moments: bf16}}"), false);
   EXPECT_EQ(small.moments, 4 * count + routers);
   const MemoryForecast coded =
-      forecast_memory(recipe_of(model + "train: {optimizer: {moments: int8}}"), false);
+      forecast_memory(small_recipe(model + "train: {optimizer: {moments: int8}}"), false);
   EXPECT_NEAR(coded.moments, 2 * (1 + 4.0 / 256) * count + routers, 1e-6 * count);
   const MemoryForecast adafactor =
-      forecast_memory(recipe_of(model + "train: {optimizer: {kind: adafactor}}"), false);
+      forecast_memory(small_recipe(model + "train: {optimizer: {kind: adafactor}}"), false);
   EXPECT_LT(adafactor.moments, 0.5 * count);
   const MemoryForecast soap =
-      forecast_memory(recipe_of(model + "train: {optimizer: {kind: soap}}"), false);
+      forecast_memory(small_recipe(model + "train: {optimizer: {kind: soap}}"), false);
   EXPECT_GT(soap.moments, 10 * count);
   const MemoryForecast lion =
-      forecast_memory(recipe_of(model + "train: {optimizer: {kind: lion}}"), false);
+      forecast_memory(small_recipe(model + "train: {optimizer: {kind: lion}}"), false);
   EXPECT_EQ(lion.moments, 4 * count + routers);
   const MemoryForecast frozen = forecast_memory(
-      recipe_of(model + "train: {optimizer: {groups: [{names: '*', frozen: true}]}}"), false);
+      small_recipe(model + "train: {optimizer: {groups: [{names: '*', frozen: true}]}}"), false);
   EXPECT_EQ(frozen.gradients + frozen.moments, routers);
   EXPECT_EQ(frozen.weights, 4 * count);
 }
@@ -96,7 +91,7 @@ TEST(Forecast, MuonsDirectionsAreCountedWhereBackwardTakesLess) {
       "model: {layers: 2, width: 256, heads: 4, vocab: 256, ffn: 4096}\ndata: {sequence: 8}\n"
       "train: {micro_batch: 1, optimizer: {kind: ";
   const auto at_update = [&](const std::string& more, double bytes_each) {
-    const MemoryForecast m = forecast_memory(recipe_of(model + more), false);
+    const MemoryForecast m = forecast_memory(small_recipe(model + more), false);
     EXPECT_GT(m.update, 0) << more;
     EXPECT_NEAR(m.activations + m.workspace - m.overlap + m.update, bytes_each * 2 * 4096 * 256, 1);
     EXPECT_DOUBLE_EQ(m.total(), m.weights + m.gradients + m.masters + m.moments + m.runtime +
@@ -105,27 +100,27 @@ TEST(Forecast, MuonsDirectionsAreCountedWhereBackwardTakesLess) {
   at_update("muon}}", 4 * 7);
   at_update("muon}, precision: fp16}", 4 * 7);
   at_update("muon}, precision: bf16}", 4 * 8);
-  EXPECT_EQ(forecast_memory(recipe_of(model + "adamw}}"), false).update, 0);
+  EXPECT_EQ(forecast_memory(small_recipe(model + "adamw}}"), false).update, 0);
   const std::string kept = "data: {sequence: 512}\ntrain: {optimizer: {kind: muon}}\n";
   const std::string small = "model: {layers: 2, width: 64, heads: 4, vocab: 256, ffn: 128}\n";
-  EXPECT_EQ(forecast_memory(recipe_of(small + kept), false).update, 0);
+  EXPECT_EQ(forecast_memory(small_recipe(small + kept), false).update, 0);
 }
 
 TEST(Forecast, LessIsKeptOfASmallerMicrobatchAndWhatIsComputedAgain) {
   const std::string model =
       "model: {layers: 6, width: 64, heads: 4, vocab: 256, moe: {experts: 4, "
       "hidden: 64}}\n";
-  const double whole = forecast_memory(recipe_of(model), false).activations;
-  EXPECT_NEAR(forecast_memory(recipe_of(model + "train: {micro_batch: 4}"), false).activations,
+  const double whole = forecast_memory(small_recipe(model), false).activations;
+  EXPECT_NEAR(forecast_memory(small_recipe(model + "train: {micro_batch: 4}"), false).activations,
               whole / 2, 1);
-  EXPECT_LT(forecast_memory(recipe_of(model + "train: {recompute: '1'}"), false).activations,
+  EXPECT_LT(forecast_memory(small_recipe(model + "train: {recompute: '1'}"), false).activations,
             whole / 3);
-  EXPECT_LT(forecast_memory(recipe_of(model + "train: {precision: bf16}"), false).activations,
+  EXPECT_LT(forecast_memory(small_recipe(model + "train: {precision: bf16}"), false).activations,
             0.6 * whole);
 }
 
 TEST(Forecast, ARunThatDoesNotFitIsToldWithTheCheapestCuts) {
-  const Recipe r = recipe_of(
+  const Recipe r = small_recipe(
       "model: {layers: 6, width: 256, heads: 4, vocab: 8192, ffn: 1024}\ndata: {sequence: 256}");
   const double needed = forecast_memory(r, false).total();
   const MemoryVerdict easy = judge_memory(r, false, 2 * needed);
@@ -142,7 +137,7 @@ TEST(Forecast, ARunThatDoesNotFitIsToldWithTheCheapestCuts) {
 }
 
 TEST(Forecast, TimeIsTheFormulasAtTheRate) {
-  const Recipe r = recipe_of("model: {layers: 2, width: 32, heads: 4, vocab: 256, ffn: 64}");
+  const Recipe r = small_recipe("model: {layers: 2, width: 32, heads: 4, vocab: 256, ffn: 64}");
   const TimeForecast t = forecast_time(r, 1e9);
   EXPECT_DOUBLE_EQ(t.step_flops, 512 * costs_of(r.model).flops_per_token(64));
   EXPECT_DOUBLE_EQ(t.step_seconds, t.step_flops / 1e9);

@@ -5,25 +5,14 @@
 #include <cmath>
 
 #include "troupe/core/check.h"
-#include "troupe/core/config.h"
 #include "troupe/nn/models/costs.h"
 #include "troupe/train/forecast.h"
+#include "troupe/train/recipe_of_test.h"
 
 namespace troupe {
 namespace {
 
 constexpr double kGiB = double{1 << 30};
-
-Recipe recipe_of(const std::string& more) {
-  Recipe r;
-  read_config(parse_yaml("data: {sequence: 1024}\n"
-                         "train: {global_batch: 64, micro_batch: 1, steps: 10}\n"
-                         "checkpoint: {dir: run}\n",
-                         "base"),
-              r);
-  read_config(parse_yaml(more, "more"), r);
-  return r;
-}
 
 // Products alone cost time: whatever else is free.
 Machine products_alone() {
