@@ -13,6 +13,7 @@
 #include "troupe/core/codes.h"
 #include "troupe/core/config.h"
 #include "troupe/nn/models/costs.h"
+#include "troupe/nn/models/model.h"
 #include "troupe/train/layout_forecast.h"
 #include "troupe/train/learner.h"
 #include "troupe/train/memory_use.h"
@@ -62,7 +63,7 @@ double available_memory(const Recipe& r, int64_t ranks_here) {
 }
 
 MemoryForecast forecast_memory(const Recipe& r, bool on_gpu) {
-  const ModelMemory model = model_memory(r, on_gpu);
+  const ModelMemory model = model_memory(r, on_gpu, *build_model(r.model));
   MemoryForecast out{.workspace = model.workspace};
   const bool sums = adds_up(r);
   double update = 0;

@@ -32,13 +32,13 @@ Spread spread_of(const Mesh& mesh, GroupKind kind, const Machine& machine) {
 class Costing {
  public:
   Costing(const Recipe& recipe, const ParallelConfig& parallel, const Mesh& mesh,
-          const Machine& machine, int microbatches, bool on_gpu)
+          const Machine& machine, int microbatches, const ModelMemory& memory)
       : r_(recipe),
         parallel_(parallel),
         machine_(machine),
         alone_(mesh.world() == 1),
         adds_up_(parallel.shard != ShardKind::kFull && microbatches > 1),
-        width_(value_width(recipe, on_gpu)),
+        width_(value_width(recipe, memory.on_gpu)),
         sum_width_(parallel.sum == SumType::kFp32 ? 4 : 2),
         tokens_(static_cast<double>(plan_of(recipe).micro_batch * recipe.data.sequence)),
         expert_ranks_(mesh.shape().expert),
@@ -53,7 +53,6 @@ class Costing {
       within_ = {.ranks = parallel.node_ranks,
                  .hosts = std::max<int64_t>(1, exchange_.hosts / nodes)};
     }
-    const ModelMemory memory = model_memory(recipe, on_gpu);
     const ModelCosts costs = costs_of(recipe.model);
     double passing = memory.workspace;
     for (size_t u = 0; u < costs.units.size(); ++u) {
@@ -62,7 +61,7 @@ class Costing {
     }
     out_.contention = machine.contention;
     out_.workspace = memory.workspace;
-    out_.runtime = runtime_memory(on_gpu, passing);
+    out_.runtime = runtime_memory(memory.on_gpu, passing);
   }
   StepCosts result() && { return std::move(out_); }
 
@@ -220,8 +219,9 @@ LayoutForecast forecast_layout(const Recipe& r, int64_t world, const Machine& ma
   out.work.replicas = static_cast<int>(world);
   out.work.microbatches = static_cast<int>(share_of(plan.batch / plan.micro_batch, 0, world).steps);
   out.schedule = step_schedule(out.parallel, out.work);
+  const ModelMemory memory = model_memory(r, on_gpu, *model);
   const StepCosts costs =
-      Costing(r, out.parallel, mesh, machine, out.work.microbatches, on_gpu).result();
+      Costing(r, out.parallel, mesh, machine, out.work.microbatches, memory).result();
   std::vector<RankTimeline> ranks = timeline_of(out.schedule, out.work, costs);
   out.rank = *std::ranges::max_element(ranks, {}, &RankTimeline::seconds);
   const double late = machine.jitter * std::sqrt(2 * std::log(static_cast<double>(world)));

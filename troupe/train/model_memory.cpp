@@ -24,15 +24,14 @@ void add_matrices(const Param& p, bool in_halves, StateBytes& s) {
   s.cut = in_halves;
 }
 
-void add_states(const Recipe& r, double width, std::vector<UnitMemory>& units) {
+void add_states(const Recipe& r, double width, Model& model, std::vector<UnitMemory>& units) {
   const OptimizerBase& base = base_of(r.train.optimizer);
   const auto optimizer = std::visit([](const auto& c) { return c.build(); }, r.train.optimizer);
   const double master = r.train.precision == Precision::kFp16 ? 4 : 2;  // of 2-byte values
   const double moment = bytes_of(base.moments);
-  const auto model = build_model(r.model);
   std::set<const Param*> seen;
-  for (int64_t unit = 0; unit < model->num_units(); ++unit) {
-    model->for_each_param(unit, [&](const std::string& name, Param& p) {
+  for (int64_t unit = 0; unit < model.num_units(); ++unit) {
+    model.for_each_param(unit, [&](const std::string& name, Param& p) {
       if (!seen.insert(&p).second) return;
       UnitMemory& u = units[static_cast<size_t>(unit)];
       StateBytes& s = p.per_expert ? u.experts : u.dense;
@@ -140,11 +139,11 @@ double value_width(const Recipe& r, bool on_gpu) {
   return wide ? 4 : 2;
 }
 
-ModelMemory model_memory(const Recipe& r, bool on_gpu) {
-  ModelMemory out;
+ModelMemory model_memory(const Recipe& r, bool on_gpu, Model& model) {
+  ModelMemory out{.on_gpu = on_gpu, .units = {}};
   out.units.resize(static_cast<size_t>(r.model.layers) + 2);
   const double width = value_width(r, on_gpu);
-  add_states(r, width, out.units);
+  add_states(r, width, model, out.units);
   add_activations(r, on_gpu, width, out);
   return out;
 }

@@ -8,6 +8,7 @@
 
 #include <vector>
 
+#include "troupe/nn/models/model.h"
 #include "troupe/train/recipe.h"
 
 namespace troupe {
@@ -34,11 +35,13 @@ struct UnitMemory {
 };
 
 struct ModelMemory {
+  bool on_gpu = false;
   std::vector<UnitMemory> units;
   double workspace = 0;  // on top of what is kept when backward begins
 };
 
-ModelMemory model_memory(const Recipe& recipe, bool on_gpu);
+// `model` is the recipe's, without values.
+ModelMemory model_memory(const Recipe& recipe, bool on_gpu, Model& model);
 
 // What the update takes on top of all that is kept, at most, where a rank has `share` of the
 // parameters and `owners` ranks share their state: these gather the directions of a bucket, f32,
