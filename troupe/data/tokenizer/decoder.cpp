@@ -94,10 +94,9 @@ Decoder::Step read_strip(const JsonNode& node) {
 
 Decoder::Step read_metaspace(const JsonNode& node) {
   node.only({"type", "replacement", "prepend_scheme", "add_prefix_space", "split", "str_rep"});
-  const std::string mark = node.text("replacement");
+  const std::string mark = node.character("replacement");
   const bool prepends = node.has("prepend_scheme") ? node.text("prepend_scheme") != "never"
                                                    : node.flag("add_prefix_space", true);
-  if (mark.empty()) node.refuse("has no replacement");
   return [mark, prepends](Tokens& tokens) {
     bool first = true;
     for (std::string& token : tokens) {

@@ -4,6 +4,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/text.h"
+#include "troupe/data/tokenizer/utf8.h"
 
 namespace troupe {
 namespace {
@@ -227,6 +228,15 @@ std::vector<std::pair<std::string, JsonNode>> JsonNode::fields() const {
 std::string JsonNode::text() const {
   if (!value_.is_string()) refuse("is no text");
   return value_.get<std::string>();
+}
+
+std::string JsonNode::character(const std::string& key) const {
+  const JsonNode node = at(key);
+  std::string out = node.text();
+  if (out.empty() || utf8_at(out, 0).bytes != out.size()) {
+    node.refuse("is \"" + out + "\"; one character is wanted");
+  }
+  return out;
 }
 
 int64_t JsonNode::integer() const {

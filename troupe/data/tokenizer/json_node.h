@@ -44,6 +44,7 @@ class JsonNode {
   bool is_zero() const { return value_.is_number() && value_.get<double>() == 0; }
 
   std::string text(const std::string& key) const { return at(key).text(); }
+  std::string character(const std::string& key) const;  // a text of one, as UTF-8
   bool flag(const std::string& key) const;
   bool flag(const std::string& key, bool absent) const { return has(key) ? flag(key) : absent; }
 

@@ -202,7 +202,7 @@ Prepend read_prepend(const JsonNode& node) {
 
 void add_metaspace(const JsonNode& node, std::vector<PreTokenizer::Step>& steps) {
   node.only({"type", "replacement", "prepend_scheme", "add_prefix_space", "split", "str_rep"});
-  const std::string mark = node.text("replacement");
+  const std::string mark = node.character("replacement");
   steps.push_back(mark_spaces(mark, read_prepend(node)));
   if (!node.flag("split", true)) return;
   steps.push_back(cut_step(Behavior::kMergedWithNext, false,

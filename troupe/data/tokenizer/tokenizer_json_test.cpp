@@ -113,6 +113,12 @@ TEST(TokenizerJson, F71_RefusesWhatItDoesNotObey) {
           .pre =
               R"({"type":"Split","pattern":{"Regex":"("},"behavior":"Isolated","invert":false})"},
       "pre_tokenizer.pattern.Regex");
+  for (const char* mark : {"", "ab"}) {  // an empty one was matched for ever
+    const std::string metaspace = std::string(R"({"type":"Metaspace","replacement":")") + mark +
+                                  R"(","prepend_scheme":"first","split":true})";
+    expect_refused(Document{.pre = metaspace}, "pre_tokenizer.replacement");
+    expect_refused(Document{.pre = metaspace}, "one character is wanted");
+  }
   expect_refused(Document{.vocab = R"({"a":99999999})", .merges = "[]"}, "99999999");
   expect_refused(Document{.vocab = R"({"a":-1})", .merges = "[]"}, "-1");
   expect_refused(Document{.vocab = R"({"a":1.5})", .merges = "[]"}, "1.5");
