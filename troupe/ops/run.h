@@ -9,16 +9,21 @@
 #include "troupe/core/check.h"
 #include "troupe/core/pool.h"
 #include "troupe/ops/cuda_plugin.h"
+#include "troupe/ops/shared_gpu.h"
 
 namespace troupe {
 
+inline constexpr int kSharedWaves = 4;  // kernels/moe_sm90
+
 Pool torch_pool();  // at::parallel_for; inside a parallel region it runs serially
 
+// Kernels that can leave room for others' (Args::waves) do so where there are any.
 template <class Args>
-void run_cuda(const c10::Device& device, const Args& args,
+void run_cuda(const c10::Device& device, Args args,
               void (*CudaKernels::*kernel)(const Args&, cudaStream_t)) {
   const CudaPlugin& plugin = cuda_plugin();
   const c10::DeviceGuard guard(device);
+  if constexpr (requires { args.waves; }) args.waves = shares_gpu() ? kSharedWaves : 1;
   (plugin.kernels.*kernel)(args, plugin.current_stream(device.index()));
 }
 

@@ -19,6 +19,7 @@
 #include "troupe/core/moment8.h"
 #include "troupe/ops/cuda_plugin.h"
 #include "troupe/ops/grad_norm.h"
+#include "troupe/ops/shared_gpu.h"
 #include "troupe/train/moments8.h"
 #include "troupe/train/step_work.h"
 
@@ -83,6 +84,7 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
     // What names no device, such as an allocation, is of this rank's too.
     c10::impl::VirtualGuardImpl(device_.type()).setDevice(device_);
     make_deterministic(recipe.run.deterministic);
+    set_shares_gpu(!ranks_->alone());
   }
   work_ = step_work(*model_, recipe_);
   const std::map<const Param*, int> first = first_readers(*model_);

@@ -199,7 +199,7 @@ void grouped_gemm_cuda(const GroupedGemm& x, cudaStream_t stream) {
                                     grouped::current_device());
   if (plan.path == Path::kSm90) {
     return rows_product_sm90_cuda(
-        {x.experts, x.expert_offset, x.row_src, x.a, x.b, x.c, x.transpose_b}, stream);
+        {x.experts, x.expert_offset, x.row_src, x.a, x.b, x.c, x.transpose_b, x.waves}, stream);
   }
   const tile::LaunchShape shape{plan.blocks, plan.threads, plan.shared_bytes};
   dispatch_float(x.a.dtype, [&]<class T>() {

@@ -47,6 +47,7 @@ struct GroupedGemm {
   const float* bias_scale = nullptr;  // likewise
   const int32_t* row_slot = nullptr;  // [R]  optional: where the scales of a row lie
   bool accumulate = false;
+  int waves = 1;  // kernels/moe_sm90
 };
 
 struct GroupedGemmWeight {
@@ -60,7 +61,8 @@ struct GroupedGemmWeight {
   bool gather_b = false;
   bool finite_pads = false;  // at pads the operand that is not gathered holds finite numbers
   bool accumulate =
-      false;  // f32 and f64 results only: a rounding each time would eat small gradients
+      false;      // f32 and f64 results only: a rounding each time would eat small gradients
+  int waves = 1;  // kernels/moe_sm90
 };
 
 // out[r, :] = 0 for the rows r from *first on: where first is expert_offset + E, those that the

@@ -140,7 +140,7 @@ void grouped_gemm_weight_cuda(const GroupedGemmWeight& x, cudaStream_t stream) {
   if (plan.path == Path::kSm90) {
     return weight_product_sm90_cuda(
         {x.experts, x.expert_offset, x.gather_a || x.gather_b ? x.row_src : nullptr, x.a, x.b, x.c,
-         x.gather_a, x.gather_b, x.accumulate},
+         x.gather_a, x.gather_b, x.accumulate, x.waves},
         stream);
   }
   const tile::LaunchShape shape{plan.blocks, plan.threads, plan.shared_bytes};

@@ -89,16 +89,25 @@ inline int num_multiprocessors() {
   return count;
 }
 
-// One block a multiprocessor, in clusters of two, but no more clusters than there can be tiles.
+// How large a grid may be, and where.
+struct Grid {
+  int64_t tile_bound;  // of cluster tiles
+  int waves;           // moe_sm90.h
+  cudaStream_t stream;
+};
+
+// One block a multiprocessor and wave, in clusters of two, but no more clusters than there can be
+// tiles.
 template <uint32_t kSharedBytes, class... Params, class... Args>
-void launch_persistent(void (*kernel)(Params...), int64_t tile_bound, cudaStream_t stream,
-                       const Args&... args) {
-  const int64_t clusters = std::min<int64_t>(num_multiprocessors() / 2, tile_bound);
+void launch_persistent(void (*kernel)(Params...), const Grid& grid, const Args&... args) {
+  TROUPE_CHECK(grid.waves >= 1, "waves", grid.waves);
+  const int64_t room = int64_t{num_multiprocessors()} / 2 * grid.waves;
+  const int64_t clusters = std::min(room, grid.tile_bound);
   if (clusters == 0) return;
   TROUPE_CUDA_CHECK(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-  kernel<<<static_cast<unsigned>(2 * clusters), kThreads, kSharedBytes, stream>>>(args...);
-  TROUPE_LAUNCH_CHECK(stream);
+  kernel<<<static_cast<unsigned>(2 * clusters), kThreads, kSharedBytes, grid.stream>>>(args...);
+  TROUPE_LAUNCH_CHECK(grid.stream);
 }
 
 }  // namespace troupe::sm90

@@ -50,7 +50,7 @@ void moe_hidden_grad_sm90_cuda(const MoeHiddenGradSm90& a, cudaStream_t stream) 
                                           a.score,
                                           a.plan.row_slot};
     launch_persistent<HiddenGrad::G::kBytes>(
-        rows_gemm_kernel<HiddenGrad>, tiles, stream,
+        rows_gemm_kernel<HiddenGrad>, {tiles, a.waves, stream},
         rows_gemm(a.plan, &a.grad_out, a.grad_out.cols, units, kTileN), backward, CUtensorMap{},
         slabs_map(a.w2.data, a.plan.experts, a.grad_out.cols, units, HiddenGrad::G::kK));
   }

@@ -23,12 +23,12 @@ constexpr int kSlotK = 64;
 
 template <bool kGather, WeightBoxes kBoxes>
 void multiply_rows(const PlanRef& plan, const MatRef& a, const CUtensorMap& weights,
-                   const MutRef& out, cudaStream_t stream) {
+                   const MutRef& out, int waves, cudaStream_t stream) {
   using Spec = PlainRows<kGather, kBoxes>;
   const int64_t tiles = row_tile_bound(plan, out.cols, kTileN);
   if (tiles == 0) return;
   launch_persistent<Spec::G::kBytes>(
-      rows_gemm_kernel<Spec>, tiles, stream,
+      rows_gemm_kernel<Spec>, {tiles, waves, stream},
       rows_gemm(plan, kGather ? &a : nullptr, a.cols, out.cols, kTileN),
       StoreRows::Params{static_cast<Bits16*>(out.data), static_cast<uint32_t>(out.cols)},
       kGather ? CUtensorMap{} : rows_map(a.data, plan.rows, a.cols, kSlotK), weights);
@@ -42,10 +42,12 @@ void multiply_rows(const RowsProductSm90& x, cudaStream_t stream) {
                      .row_src = x.row_src};
   if (x.transpose_b) {
     multiply_rows<kGather, WeightBoxes::kRows>(
-        plan, x.a, weight_map(x.b.data, x.experts, 1, x.c.cols, x.a.cols, kSlotK), x.c, stream);
+        plan, x.a, weight_map(x.b.data, x.experts, 1, x.c.cols, x.a.cols, kSlotK), x.c, x.waves,
+        stream);
   } else {
     multiply_rows<kGather, WeightBoxes::kSlabs>(
-        plan, x.a, slabs_map(x.b.data, x.experts, x.a.cols, x.c.cols, kSlotK), x.c, stream);
+        plan, x.a, slabs_map(x.b.data, x.experts, x.a.cols, x.c.cols, kSlotK), x.c, x.waves,
+        stream);
   }
 }
 
@@ -53,13 +55,15 @@ void multiply_rows(const RowsProductSm90& x, cudaStream_t stream) {
 
 void moe_down_sm90_cuda(const MoeDownSm90& a, cudaStream_t stream) {
   validate(a);
-  multiply_rows<false>({a.plan.experts, a.plan.expert_offset, nullptr, a.a, a.w2, a.y}, stream);
+  multiply_rows<false>({a.plan.experts, a.plan.expert_offset, nullptr, a.a, a.w2, a.y,
+                        /*transpose_b=*/true, a.waves},
+                       stream);
 }
 
 void moe_rows_grad_sm90_cuda(const MoeRowsGradSm90& a, cudaStream_t stream) {
   validate(a);
   multiply_rows<false>({a.plan.experts, a.plan.expert_offset, nullptr, a.grad_h, a.w1, a.grad_rows,
-                        /*transpose_b=*/false},
+                        /*transpose_b=*/false, a.waves},
                        stream);
 }
 

@@ -88,9 +88,10 @@ struct Layer {
   void run_ref() {
     run([](const auto& args, auto ref, auto) { ref(args); });
   }
-  void run_cuda() {
-    run([]([[maybe_unused]] const auto& args, auto, [[maybe_unused]] auto cuda) {
+  void run_cuda([[maybe_unused]] int waves = 1) {
+    run([=]([[maybe_unused]] auto args, auto, [[maybe_unused]] auto cuda) {
 #ifdef TROUPE_CUDA
+      args.waves = waves;
       cuda(args, /*stream=*/nullptr);
       TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
 #endif
@@ -153,6 +154,18 @@ TEST_P(MoeSm90, G4_TwoRunsAreTheSameBits) {
   two.run_cuda();
   for (size_t i = 0; i < one.outputs().size(); ++i) {
     EXPECT_TRUE(one.outputs()[i]->same_bits(*two.outputs()[i])) << i;
+  }
+}
+
+// Enough tiles that waves have blocks of their own.
+TEST(MoeSm90Waves, ChangeNoBit) {
+  if (!on_hopper()) GTEST_SKIP() << "no Hopper GPU here";
+  const Shape shape{"many_tiles", 3000, 1024, 512, 16, 2};
+  Layer one(shape), four(shape);
+  one.run_cuda();
+  four.run_cuda(/*waves=*/4);
+  for (size_t i = 0; i < one.outputs().size(); ++i) {
+    EXPECT_TRUE(one.outputs()[i]->same_bits(*four.outputs()[i])) << i;
   }
 }
 

@@ -34,8 +34,9 @@ void moe_up_sm90_cuda(const MoeUpSm90& a, cudaStream_t stream) {
                               a.score,
                               a.plan.row_slot};
   launch_persistent<Up::G::kBytes>(
-      rows_gemm_kernel<Up>, tiles, stream, rows_gemm(a.plan, &a.x, a.x.cols, units, kTileUnits),
-      swiglu, CUtensorMap{}, weight_map(a.w1.data, a.plan.experts, 2, units, a.x.cols, Up::G::kK));
+      rows_gemm_kernel<Up>, {tiles, a.waves, stream},
+      rows_gemm(a.plan, &a.x, a.x.cols, units, kTileUnits), swiglu, CUtensorMap{},
+      weight_map(a.w1.data, a.plan.experts, 2, units, a.x.cols, Up::G::kK));
 }
 
 }  // namespace troupe

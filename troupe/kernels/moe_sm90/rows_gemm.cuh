@@ -26,7 +26,7 @@ struct RowsGemm {
   int k;        // length of the sum, a multiple of 64
   int n_tiles;  // ceil(N / 256)
   bool tails_last;
-  int stagger;  // cycles over which the blocks' starts are spread
+  int stagger;  // cycles over which the first wave's starts are spread
 };
 
 // Cluster tiles there may be at most: whole ones, and a rest for each expert.
@@ -165,7 +165,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
 
   if (group == 0) {
     registers_shrink<Spec::kProducerRegisters>();
-    stagger_start(g.stagger, cluster, clusters);
+    stagger_start(g.stagger, cluster);
     const RowsProducer<Spec> producer{g, &a_map, &b_map, rank};
     if constexpr (Spec::kGather) {
       producer.run_gathered(work, pipe, cluster, clusters);

@@ -16,7 +16,7 @@ struct WeightGemm {
   int experts;
   int columns_m, columns_n;  // multiples of 64
   int m_pairs, n_tiles;      // ceil(columns_m / 256), ceil(columns_n / 256)
-  int stagger;               // cycles over which the blocks' starts are spread
+  int stagger;               // cycles over which the first wave's starts are spread
 };
 
 template <class G>
@@ -128,7 +128,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
 
   if (group == 0) {
     registers_shrink<56>();
-    stagger_start(g.stagger, cluster, clusters);
+    stagger_start(g.stagger, cluster);
     WeightProducer<G>{g, &b_map, rank, warp, lane}.run(work, pipe, cluster, clusters);
   } else {
     registers_grow<224>();

@@ -6,10 +6,17 @@
 
 namespace troupe::sm90 {
 
+__device__ inline int num_multiprocessors_here() {
+  uint32_t count;
+  asm("mov.u32 %0, %%nsmid;" : "=r"(count));
+  return static_cast<int>(count);
+}
+
 // Blocks that run in step all store at one time and all multiply at another: spread their starts.
-// Groups of 8 clusters share a column tile and start together.
-__device__ inline void stagger_start(int cycles, int cluster, int clusters) {
-  if (cycles == 0) return;
+// Groups of 8 clusters share a column tile and start together. Later waves start as others end.
+__device__ inline void stagger_start(int cycles, int cluster) {
+  const int clusters = min(static_cast<int>(gridDim.x), num_multiprocessors_here()) / 2;
+  if (cycles == 0 || cluster >= clusters) return;
   const int64_t wait = int64_t{cycles} * (cluster / 8 * 8) / clusters;
   const int64_t start = clock64();
   while (clock64() - start < wait) __nanosleep(200);
