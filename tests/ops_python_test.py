@@ -96,6 +96,7 @@ class Sample:
         target = torch.randint(E, (T,))
         y, total, mean, rstd = OPS.norm(x, x, normal(D), normal(D), "layer", 1e-5)
         return {
+            "accumulate_": [torch.zeros(T, D), x.detach().bfloat16(), True],
             "activation_backward": [normal(T * K, F), self.hidden, self.score, self.offset, "silu",
                                     LIMITS],
             "adamw_": [[normal(9), torch.zeros(9), torch.zeros(9)], normal(9), None, 1,

@@ -9,6 +9,7 @@
 #include "troupe/core/cuda_stream.h"
 
 #define TROUPE_CUDA_KERNELS(X)                             \
+  X(accumulate, Accumulate)                                \
   X(activation, Activation)                                \
   X(activation_backward, ActivationBackward)               \
   X(adamw, AdamW)                                          \

@@ -3,6 +3,7 @@
 
 namespace troupe {
 
+void define_accumulate(torch::Library& m);
 void define_activation(torch::Library& m);
 void define_adamw(torch::Library& m);
 void define_block_sparse(torch::Library& m);
@@ -34,6 +35,7 @@ void define_topology(torch::Library& m);
 }  // namespace troupe
 
 TORCH_LIBRARY(troupe, m) {
+  troupe::define_accumulate(m);
   troupe::define_activation(m);
   troupe::define_adamw(m);
   troupe::define_block_sparse(m);

@@ -11,6 +11,7 @@ struct ChunkCosts {
   double forward = 0, backward = 0;
   double exchange = 0;  // that a forward waits for other expert ranks, and a backward again
   double gather = 0, reduce = 0;
+  double laying = 0;     // before a reduction: gradients side by side, in the type of sums
   double replicate = 0;  // on top of a step's last reduction: the sum over replicas of a shard
   double send = 0;       // its input, to the rank that runs it
   // Bytes.

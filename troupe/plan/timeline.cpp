@@ -73,6 +73,7 @@ class Runner {
       case Kind::kBackwardWeight: compute(a, c.backward / 2, 0); break;
       case Kind::kGather: gathered_[a.chunk] = beside(a, all_of(a, &ChunkCosts::gather)); break;
       case Kind::kReduce:
+        pass(Lane::kCompute, a, stretched(all_of(a, &ChunkCosts::laying)), out_.compute);
         sums_.push_back(beside(a, reduction(a)));
         wait_for_sums(a, static_cast<size_t>(costs_.sums_in_flight));
         break;

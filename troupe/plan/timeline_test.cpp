@@ -79,6 +79,16 @@ TEST(Timeline, ComputationBesideACollectiveIsSlower) {
                    5 + 4 * 1.5);
 }
 
+// F0 F1 B1 A1 B0 A0 U: before each sum gradients are laid side by side. B0 takes 3 s for 1.5 s of
+// its 2, beside A1, and then 0.5.
+TEST(Timeline, GradientsAreLaidSideBySideBeforeASum) {
+  StepCosts costs = even(2);
+  for (ChunkCosts& c : costs.chunks) c.laying = 0.25, c.reduce = 3;
+  costs.contention = 1;
+  const RankTimeline t = alone(DataParallel{.sharded = false}, {.chunks = 2}, costs);
+  EXPECT_DOUBLE_EQ(t.compute, 4 + 0.25 + 3.5 + 0.25);
+}
+
 // Two microbatches, of which the last one's sums go on over the replicas.
 TEST(Timeline, ReplicasAddUpOnceAStep) {
   StepCosts costs = even(1);

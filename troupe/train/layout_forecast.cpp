@@ -37,7 +37,8 @@ class Costing {
         parallel_(parallel),
         machine_(machine),
         alone_(mesh.world() == 1),
-        adds_up_(parallel.shard != ShardKind::kFull && microbatches > 1),
+        many_(microbatches > 1),
+        adds_up_(many_ && parallel.shard != ShardKind::kFull),
         width_(value_width(recipe, memory.on_gpu)),
         sum_width_(parallel.sum == SumType::kFp32 ? 4 : 2),
         tokens_(static_cast<double>(plan_of(recipe).micro_batch * recipe.data.sequence)),
@@ -146,13 +147,23 @@ class Costing {
     c.values += values;
     c.owned += values / S;
     c.state += (all.masters + all.moments) * share / S + all.frozen * share;
-    c.gradient += adds_up_ ? 4 * elements : all.gradients * share;
+    const bool summed = group.owners.ranks * group.replicas.ranks > 1;
+    const bool adds_up = summed ? adds_up_ : many_;
+    const double gradient = adds_up ? 4 * elements : all.gradients * share;
+    c.gradient += gradient;
     const double moved = width_ == 4 ? 28 : r_.train.precision == Precision::kFp16 ? 34 : 32;
-    const double squared = alone_ && !adds_up_ ? all.gradients / std::max(all.elements, 1.0) : 4;
+    const double squared = summed || adds_up ? 4 : all.gradients / std::max(all.elements, 1.0);
     out_.update += elements / S * (moved + squared) / machine_.bandwidth;
     out_.update_memory =
         std::max(out_.update_memory, update_memory(all, share, group.owners.ranks));
+    // The first microbatch's gradients are widened, each further one's added.
+    if (adds_up) c.backward += (all.gradients * share + 8 * elements) / machine_.bandwidth;
     if (alone_) return;
+    if (!summed) {
+      c.sum += gradient;
+      return;
+    }
+    c.laying += (gradient + elements * sum_width_) / machine_.bandwidth;
     c.summing += elements * sum_width_;
     c.sum += 4 * elements / S;
     out_.update +=
@@ -168,7 +179,8 @@ class Costing {
   const ParallelConfig& parallel_;
   const Machine& machine_;
   bool alone_;
-  bool adds_up_;  // a rank's gradients of several microbatches, in f32
+  bool many_;     // microbatches of a rank
+  bool adds_up_;  // their gradients, in f32, before ranks sum them
   double width_, sum_width_, tokens_;
   int64_t expert_ranks_;
   Team dense_, experts_;

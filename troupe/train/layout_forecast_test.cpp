@@ -92,6 +92,20 @@ TEST(LayoutForecast, N4_ExpertsHaveTheirOwnDivisor) {
   EXPECT_NEAR(f.rank.peak.state, 10 * (dense / 16 + experts / 8 / 2), 1e-3 * dense);
 }
 
+// Experts that one rank alone has are not summed: their gradients stay the bf16 that backward made.
+TEST(LayoutForecast, ExpertsThatNoOtherRankHasAreNotSummed) {
+  const Recipe r = recipe_of(
+      "model: {preset: mixtral-8x7b}\ntrain: {global_batch: 8}\n"
+      "parallel: {shard: none, expert: 8}");
+  double experts = 0, dense = 0;
+  for (const UnitCosts& u : costs_of(r.model).units) {
+    experts += static_cast<double>(u.params.experts);
+    dense += static_cast<double>(u.params.total() - u.params.experts);
+  }
+  const double want = 2 * experts / 8 + 4 * dense;
+  EXPECT_NEAR(forecast_layout(r, 8, products_alone(), true).rank.peak.gradients, want, 0.1 * want);
+}
+
 // Rows alone cost time: with free links inside a host, those that a token sends to its nodes.
 TEST(LayoutForecast, TwoLevelsSendATokenOnceToANode) {
   Machine m = products_alone();

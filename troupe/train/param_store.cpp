@@ -15,6 +15,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/moment8.h"
+#include "troupe/ops/accumulate.h"
 
 namespace troupe {
 namespace {
@@ -44,6 +45,15 @@ void have_memory(const at::Tensor& x) {
   const size_t bytes = static_cast<size_t>(x.numel()) * x.element_size();
   storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes));
   storage->set_nbytes(bytes);
+}
+
+// f32 by our own kernel, which is faster than PyTorch's copy.
+void put(const at::Tensor& to, const at::Tensor& grad) {
+  if (to.scalar_type() == at::kFloat) {
+    accumulate_(to, grad, /*add=*/false);
+  } else {
+    to.copy_(grad);
+  }
 }
 
 }  // namespace
@@ -96,6 +106,7 @@ ParamStore::ParamStore(std::vector<NamedParam> params, const at::TensorOptions& 
 
 void ParamStore::make_buffers(Bucket& b, const at::TensorOptions& options) {
   const RankGroup& owners = *owners_of(b).owners;
+  b.summed = owners.size() > 1 || owners_of(b).replicas->size() > 1;
   b.size = rounded(b.size, owners.size() * kAlign);
   b.own_size = b.size / owners.size();
   b.own_from = owners.rank() * b.own_size;
@@ -175,18 +186,21 @@ void ParamStore::add(int64_t slot, const at::Tensor& grad) {
   const at::Tensor flat = grad.detach().reshape({-1});
   if (!grads_[s].defined()) {
     grads_[s] = flat;
-  } else if (is_sum_[s] != 0) {
-    grads_[s].add_(flat);
-  } else {  // not in place: others may hold the first
-    grads_[s] = grads_[s].to(at::kFloat).add(flat);
-    is_sum_[s] = 1;
+    return;
   }
+  if (is_sum_[s] == 0) {  // not in place: others may hold the first
+    const at::Tensor first = grads_[s];
+    grads_[s] = at::empty({flat.numel()}, flat.options().dtype(at::kFloat));
+    accumulate_(grads_[s], first, /*add=*/false);
+  }
+  accumulate_(grads_[s], flat, /*add=*/true);
+  is_sum_[s] = 1;
 }
 
 void ParamStore::end_step() {
   finish_all();
   for (Bucket& b : buckets_) {
-    if (b.unit >= 0) {
+    if (b.summed) {
       if (!b.grad.defined()) b.grad = at::zeros_like(b.own, at::TensorOptions(at::kFloat));
       for (const int64_t s : b.members) grads_[static_cast<size_t>(s)] = part(s, b.grad);
       continue;
@@ -208,7 +222,11 @@ std::vector<at::Tensor> ParamStore::counted_grads() const {
   if (sharing_.alone) return grads_;
   std::vector<at::Tensor> out;
   for (const Bucket& b : buckets_) {
-    if (owners_of(b).replicas->rank() == 0) out.push_back(b.grad);
+    if (b.summed) {
+      if (owners_of(b).replicas->rank() == 0) out.push_back(b.grad);
+      continue;
+    }
+    for (const int64_t s : b.members) out.push_back(grads_[static_cast<size_t>(s)]);
   }
   return out;
 }
@@ -261,20 +279,31 @@ void ParamStore::drop(const std::vector<int64_t>& buckets) {
   }
 }
 
+at::Tensor ParamStore::take_grads(const Bucket& b) {
+  const at::Tensor whole = at::empty({b.size}, b.own.options().dtype(sharing_.sum_type));
+  int64_t end = 0;  // of what is written
+  const auto zeros_until = [&](int64_t begin) {
+    if (begin > end) whole.narrow(0, end, begin - end).zero_();
+  };
+  for (const int64_t m : b.members) {
+    at::Tensor& grad = grads_[static_cast<size_t>(m)];
+    is_sum_[static_cast<size_t>(m)] = 0;
+    if (!grad.defined()) continue;
+    const int64_t begin = slots_[static_cast<size_t>(m)].offset, n = grad.numel();
+    zeros_until(begin);
+    put(whole.narrow(0, begin, n), grad);
+    end = begin + n;
+    grad.reset();
+  }
+  zeros_until(b.size);
+  return whole;
+}
+
 void ParamStore::reduce(int64_t unit, bool last) {
   const at::NoGradGuard no_grad;
   for (Bucket& b : buckets_) {
-    if (b.unit != unit) continue;
-    // A sum of one rank is still rounded as the others' is.
-    Reduction r{.bucket = &b - buckets_.data(), .last = last};
-    r.whole = at::zeros({b.size}, b.own.options().dtype(sharing_.sum_type));
-    for (const int64_t m : b.members) {
-      at::Tensor& grad = grads_[static_cast<size_t>(m)];
-      const Slot& slot = slots_[static_cast<size_t>(m)];
-      if (grad.defined()) r.whole.narrow(0, slot.offset, grad.numel()).copy_(grad);
-      grad.reset();
-      is_sum_[static_cast<size_t>(m)] = 0;
-    }
+    if (b.unit != unit || !b.summed) continue;
+    Reduction r{.bucket = &b - buckets_.data(), .last = last, .whole = take_grads(b)};
     const Owners& ranks = owners_of(b);
     if (ranks.owners->size() > 1) {
       r.own = at::empty({b.own_size}, r.whole.options());

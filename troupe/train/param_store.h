@@ -16,7 +16,8 @@
 //
 // Gradients are a tensor each, the one that backward made, so the first is neither copied nor
 // widened. They live from backward to the next step: their memory is what forward's activations
-// had, and goes back to it. Where they are shared they live until reduce().
+// had, and goes back to it. Where ranks add them up they live until reduce(); a bucket that no
+// other rank has, such as experts that lie over all ranks, keeps its own.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -65,13 +66,14 @@ struct Bucket {
   at::ScalarType dtype;
   int64_t unit = -1;  // -1: of all units
   bool experts = false;
+  bool summed = false;                 // over other ranks, owners or replicas
   int64_t size = 0;                    // a multiple of the owners' number
   int64_t own_from = 0, own_size = 0;  // this rank's range
   at::Tensor value = {};               // [size] of dtype
   at::Tensor own = {};                 // [own_size] of dtype; part of `value` unless `full`
   at::Tensor master = {};              // [own_size] f32; `own` itself if that is f32; bf16: none
   at::Tensor low = {};                 // [own_size] int16, of bf16: `own` and it are the master
-  at::Tensor grad = {};                // [own_size] f32 of a step, where the bucket is shared
+  at::Tensor grad = {};                // [own_size] f32 of a step, where the bucket is summed
   std::vector<at::Tensor> state = {};  // [own_size] each, the optimizer's
   // [own_size / 256] f32 each: of a state that is uint8 codes (core/moment8.h); else none
   std::vector<at::Tensor> scales = {};
@@ -160,6 +162,7 @@ class ParamStore {
     Pending pending = {};
   };
   void make_buffers(Bucket& bucket, const at::TensorOptions& options);
+  at::Tensor take_grads(const Bucket& bucket);  // [size], in the type of sums
   void finish(Reduction& reduction);
   void finish_all();
 

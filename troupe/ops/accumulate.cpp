@@ -1,0 +1,45 @@
+#include "troupe/ops/accumulate.h"
+
+#include "troupe/kernels/accumulate/accumulate.h"
+#include "troupe/ops/define.h"
+#include "troupe/ops/run.h"
+#include "troupe/ops/view.h"
+
+namespace troupe {
+namespace {
+
+void accumulate_meta(const at::Tensor& sum, const at::Tensor& x, bool /*add*/) {
+  check_dtype(sum, at::kFloat, "accumulate_: sum");
+  TROUPE_CHECK(sum.is_contiguous(), "accumulate_: sum must be contiguous; its sizes are",
+               sum.sizes(), "and its strides", sum.strides());
+  TROUPE_CHECK(dtype_of_tensor(x, "accumulate_: x") != Dtype::kF64,
+               "accumulate_: x must be f32, bf16 or f16; it is", x.scalar_type());
+  TROUPE_CHECK(x.sizes() == sum.sizes(), "accumulate_: x must have the sizes of sum,", sum.sizes(),
+               "; it has", x.sizes());
+  check_same_device(x, sum, "accumulate_: x");
+}
+
+void accumulate_device(const at::Tensor& sum, const at::Tensor& x, bool add) {
+  accumulate_meta(sum, x, add);
+  const at::Tensor flat = x.contiguous();
+  const int64_t n = flat.numel();
+  const Accumulate args{
+      .x = {flat.const_data_ptr(), dtype_of_tensor(flat, "accumulate_: x"), 1, n, n},
+      .sum = sum.mutable_data_ptr<float>(),
+      .add = add};
+  run(sum.device(), args, accumulate_cpu, &CudaKernels::accumulate);
+}
+
+}  // namespace
+
+void accumulate_(const at::Tensor& sum, const at::Tensor& x, bool add) {
+  static const auto op = raw_op<decltype(accumulate_device)>("troupe::accumulate_");
+  op(sum, x, add);
+}
+
+void define_accumulate(torch::Library& m) {
+  define(m, "accumulate_(Tensor(a!) sum, Tensor x, bool add) -> ()", accumulate_device,
+         accumulate_meta);
+}
+
+}  // namespace troupe
