@@ -37,13 +37,16 @@ class Clock {
   double seconds(int times, const std::function<void()>& call) const {
     call();
     std::vector<double> rounds;
+    for (int round = 0; round < kRounds; ++round) rounds.push_back(once(times, call));
+    return median(std::move(rounds));
+  }
+  // How much longer the second takes: they take turns, so that a clock that drifts is in both.
+  double difference(const std::function<void()>& first, const std::function<void()>& second) const {
+    first(), second();
+    std::vector<double> rounds;
     for (int round = 0; round < kRounds; ++round) {
-      wait();
-      const auto begin = std::chrono::steady_clock::now();
-      for (int i = 0; i < times; ++i) call();
-      wait();
-      const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
-      rounds.push_back(passed.count() / times);
+      const double alone = once(1, first);
+      rounds.push_back(once(1, second) - alone);
     }
     return median(std::move(rounds));
   }
@@ -59,6 +62,14 @@ class Clock {
   }
 
  private:
+  double once(int times, const std::function<void()>& call) const {
+    wait();
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < times; ++i) call();
+    wait();
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+    return passed.count() / times;
+  }
   void wait() const {
     if (!device_.is_cpu())
       c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
@@ -70,11 +81,12 @@ class Clock {
 struct Work {
   int64_t matrix, batch, rows, bytes, sequence, heads;
   int times;
+  int gathers;  // at once
 };
 
 Work work_for(const c10::Device& device) {
-  if (device.is_cpu()) return {1024, 8, 256, int64_t{64} << 20, 512, 8, 2};
-  return {8192, 64, 2048, int64_t{1} << 30, 4096, 32, 10};
+  if (device.is_cpu()) return {1024, 8, 256, int64_t{64} << 20, 512, 8, 2, 1};
+  return {8192, 64, 2048, int64_t{1} << 30, 4096, 32, 10, 8};
 }
 
 void bench_device(const Clock& clock, const at::TensorOptions& options, const Work& n,
@@ -113,25 +125,26 @@ Line line_of(const Clock& clock, int64_t small, int64_t large,
   return {std::max(near - slope * static_cast<double>(small), 0.0), slope};
 }
 
-// Products of about twice a gather's time, alone and begun beside it. Where the gather takes g,
-// they take g k / (1 + k) longer: of which k follows.
-double contention_of(const Clock& clock, const at::TensorOptions& options, int64_t matrix,
+// Products of about twice the time of some gathers, alone and begun beside them. Where the gathers
+// take g, they take g k / (1 + k) longer: of which k follows.
+double contention_of(const Clock& clock, const at::TensorOptions& options, const Work& work,
                      const std::function<Pending()>& gather) {
-  const at::Tensor a = at::randn({matrix, matrix}, options);
+  const at::Tensor a = at::randn({work.matrix, work.matrix}, options);
   at::Tensor out = at::empty_like(a);
   const auto products = [&](int n) {
     for (int i = 0; i < n; ++i) at::mm_out(out, a, a);
   };
-  const double g = clock.seconds(2, [&] { gather().wait(); });
-  const double one = clock.seconds(2, [&] { products(1); });
-  const int n = std::max(1, static_cast<int>(std::lround(2 * g / one)));
-  const double alone = clock.seconds(1, [&] { products(n); });
-  const double both = clock.seconds(1, [&] {
-    Pending under_way = gather();
+  const auto gathers_beside = [&](int n) {
+    std::vector<Pending> under_way;
+    for (int i = 0; i < work.gathers; ++i) under_way.push_back(gather());
     products(n);
-    under_way.wait();
-  });
-  const double lost = std::clamp((both - alone) / g, 0.0, 0.9);
+    for (Pending& one : under_way) one.wait();
+  };
+  const double g = clock.seconds(1, [&] { gathers_beside(0); });
+  const double one = clock.steady_seconds(2, [&] { products(1); });
+  const int n = std::max(1, static_cast<int>(std::lround(2 * g / one)));
+  const double longer = clock.difference([&] { products(n); }, [&] { gathers_beside(n); });
+  const double lost = std::clamp(longer / g, 0.0, 0.9);
   return lost / (1 - lost);
 }
 
@@ -156,7 +169,7 @@ void bench_links(const Clock& clock, const at::TensorOptions& options, World& wo
                 .latency = gathers.begin / others};
   out.summing = sums.slope / gathers.slope;
   const int64_t n = large / 4 / W;
-  out.contention = contention_of(clock, options, work.matrix, [&] {
+  out.contention = contention_of(clock, options, work, [&] {
     return all.gather({whole.narrow(0, 0, n * W)}, {part.narrow(0, 0, n)});
   });
 }
