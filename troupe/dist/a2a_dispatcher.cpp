@@ -15,7 +15,10 @@ namespace troupe {
 namespace {
 
 struct A2aLease : GroupLease {
-  HostCopy counts;  // int32 [2, W, kCountColumns]: sent, received; from route() to rows()
+  // From route() to rows().
+  HostCopy counts;         // int32 [2, W, kCountColumns]: sent, received
+  at::Tensor told, moved;  // what goes out: routing and rows of as many copies as there may be
+
   Copies copies;
   RankSplit copy_split, row_split;
   at::Tensor copy_R;  // kExact: the received copy of each source row
@@ -43,13 +46,13 @@ class A2aDispatcher : public GroupDispatcher<A2aLease> {
     lease.copy_split = read_split(counts, kCopies);
     lease.row_split = read_split(counts, kRows);
     const int64_t capacity = read_split(counts, kCapacity).received();
-    lease.copies.list(lease.copy_split.sent());
-    const at::Tensor told = lease.copies.routing(table_, routed.ids_TK, routed.scores_TK);
+    const int64_t sent = lease.copy_split.sent();
     at::Tensor heard, source_CD;
-    Pending hearing = send_rows(*ranks_, lease.copy_split, told, heard);
-    const at::Tensor x_TD = std::exchange(lease.x_TD, {});
+    Pending hearing = send_rows(*ranks_, lease.copy_split,
+                                std::exchange(lease.told, {}).narrow(0, 0, sent), heard);
     Pending moving = send_rows(*ranks_, lease.copy_split,
-                               packed(x_TD.index_select(0, lease.copies.tokens())), source_CD);
+                               std::exchange(lease.moved, {}).narrow(0, 0, sent), source_CD);
+    lease.copies.trim(sent);
     keep_sums(lease);
     hearing.wait();
     CopyRouting in = read_routing(heard, lease.choices, routed.scores_TK.scalar_type());
@@ -75,6 +78,10 @@ class A2aDispatcher : public GroupDispatcher<A2aLease> {
     lease.copies = Copies(table_.sent(lease.routed.ids_TK), placement_.slices());
     const at::Tensor counts = lease.copies.counts(lease.routed.capacity);
     lease.counts = HostCopy(at::stack({counts, told_each(*ranks_, counts)}));
+    // All that needs no number follows before the host waits for them.
+    lease.copies.list();
+    lease.told = lease.copies.routing(table_, lease.routed.ids_TK, lease.routed.scores_TK);
+    lease.moved = packed(std::exchange(lease.x_TD, {}).index_select(0, lease.copies.tokens()));
   }
 
   at::Tensor source_rows(const A2aLease& lease, const at::Tensor& copies_CD) const override {

@@ -3,7 +3,8 @@
 //
 // A token goes once to each rank that has one of its experts (a replica: the one that its index on
 // this rank chooses; slices: all), with its local experts and scores. One exchange of counts tells
-// each rank what comes; the host reads them, once in a call of route() and rows().
+// each rank what comes; the host reads them, once in a call of route() and rows(), after it has
+// asked for all that needs no number: so of what goes out as many rows are made as could go.
 //
 //   kFast   a rank adds up its own rows of a token, one row comes back, and the token's owner adds
 //           those in rank order: the bits of virtual_ranks_dispatcher

@@ -22,8 +22,15 @@ at::Tensor Copies::counts(int64_t capacity) const {
 }
 
 void Copies::list(int64_t copies) {
-  copy_C_ = at::nonzero_static(any_WT_.reshape({-1}), copies).squeeze(1);
-  token_C_ = copy_C_.remainder(std::max<int64_t>(1, any_WT_.size(1)));
+  const int64_t W = any_WT_.size(0), T = any_WT_.size(1), K = sent_WTK_.size(2);
+  const int64_t size = copies < 0 ? T * std::min(W, K * slices_) : copies;
+  copy_C_ = at::nonzero_static(any_WT_.reshape({-1}), size, /*fill_value=*/0).squeeze(1);
+  token_C_ = copy_C_.remainder(std::max<int64_t>(1, T));
+}
+
+void Copies::trim(int64_t copies) {
+  copy_C_ = copy_C_.narrow(0, 0, copies);
+  token_C_ = token_C_.narrow(0, 0, copies);
 }
 
 at::Tensor Copies::routing(OwnerTable& table, const at::Tensor& ids_TK, const at::Tensor& scores_TK,

@@ -25,8 +25,10 @@ class Copies {
 
   // int32 [W, kCountColumns]: what each rank gets, and this rank's capacity (C6).
   at::Tensor counts(int64_t capacity) const;
-  // The tokens of all copies, int64; `copies` is how many there are, which the host knows by then.
-  void list(int64_t copies);
+  // The tokens of all copies, int64. `copies`: how many there are, where the host knows it; else
+  // the list is as long as any can be, and what lies past its end goes nowhere, until trim().
+  void list(int64_t copies = -1);
+  void trim(int64_t copies);
   const at::Tensor& tokens() const { return token_C_; }
   // int32 [C, K + K or 2 K]: local experts, -1 where a slot's row is not for that rank, and the
   // bits of the scores. The first of these ranks is the table's `first_rank`.
