@@ -53,9 +53,10 @@ void Holdings::forward(const Action& a) {
 
 void Holdings::backward(const Action& a) {
   const ChunkCosts& c = costs_.chunks[static_cast<size_t>(a.chunk)];
+  look(costs_.workspace);  // its begin: the graph is whole
   if (unsummed_.insert(a.chunk).second) now_.gradients += c.gradient;
-  look(costs_.workspace);  // its end: graph and gradients are both there
   now_.activations -= c.saved;
+  look(costs_.workspace);  // its end: gradients have the place of what the graph let go
 }
 
 void Holdings::reduce(int chunk) {

@@ -32,7 +32,6 @@ struct StepCosts {
   double workspace = 0;      // bytes, on top of the rest wherever a chunk is computed
   double runtime = 0;        // of libraries and the device
   double contention = 0;     // what computes beside a collective takes 1 + this times as long
-  int sums_in_flight = 2;    // further ones wait for the oldest
 };
 
 // Of all chunks whose parameters go by the name of `chunk` (schedule/work.h).

@@ -62,6 +62,7 @@ class Runner {
 
   bool issue(const Action& a, Arrivals& arrivals) {
     if (a.kind == Kind::kRecv && !receive(a, arrivals)) return false;
+    if (a.kind == Kind::kReduce) wait_for_sums(a);
     ++at_;
     holdings_.issue(a);
     const ChunkCosts& c = costs_.chunks[static_cast<size_t>(std::max(a.chunk, 0))];
@@ -75,11 +76,10 @@ class Runner {
       case Kind::kReduce:
         pass(Lane::kCompute, a, stretched(all_of(a, &ChunkCosts::laying)), out_.compute);
         sums_.push_back(beside(a, reduction(a)));
-        wait_for_sums(a, static_cast<size_t>(costs_.sums_in_flight));
         break;
       case Kind::kSend: send(a, c.send, arrivals); break;
       case Kind::kUpdate:
-        wait_for_sums(a, 0);
+        wait_for_sums(a);
         pass(Lane::kCompute, a, costs_.update, out_.update);
         break;
       default: break;
@@ -125,8 +125,8 @@ class Runner {
     out_.collectives += seconds;
     return lane_free_;
   }
-  void wait_for_sums(const Action& a, size_t left) {
-    for (; sums_.size() > left; sums_.pop_front()) {
+  void wait_for_sums(const Action& a) {
+    for (; !sums_.empty(); sums_.pop_front()) {
       wait_until(a, sums_.front(), out_.exposed);
       holdings_.finish_sum();
     }

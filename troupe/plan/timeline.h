@@ -2,10 +2,10 @@
 //
 // A rank computes one action at a time. Gathers and sums go one after another beside it, in the
 // order that they are issued, and slow it meanwhile (StepCosts::contention); a computation waits
-// for the gather of its parameters, the update for all sums. What a computation exchanges with
-// other expert ranks it waits for itself. A receive waits for its send. The list is run twice and
-// the second step is told, since a gather that follows the update is waited for in the next step's
-// forward.
+// for the gather of its parameters, a sum for the one before it, the update for all. What a
+// computation exchanges with other expert ranks it waits for itself. A receive waits for its send.
+// The list is run twice and the second step is told, since a gather that follows the update is
+// waited for in the next step's forward.
 #pragma once
 
 #include <array>

@@ -41,7 +41,7 @@ TEST(Timeline, TheUpdateHoldsWhatItNeedsBesideTheGradients) {
   const StepWork work{.chunks = 3};
   StepCosts costs = even(3);
   const double before = alone(Accumulate{}, work, costs).peak.total();
-  costs.update_memory = 1;
+  costs.update_memory = 0;
   EXPECT_EQ(alone(Accumulate{}, work, costs).peak.total(), before);
   costs.update_memory = 1000;
   const StepMemory peak = alone(Accumulate{}, work, costs).peak;
@@ -99,14 +99,16 @@ TEST(Timeline, ReplicasAddUpOnceAStep) {
   EXPECT_DOUBLE_EQ(t.exposed, 4.25);
 }
 
-// Slow sums wait for each other, and a rank for the oldest of more than two.
-TEST(Timeline, AThirdSumWaitsForTheFirst) {
+// A rank waits for a sum before it begins the next, so that it holds the buffer of one at a time.
+TEST(Timeline, ASumWaitsForTheOneBefore) {
   StepCosts costs = even(3);
   for (ChunkCosts& c : costs.chunks) c.reduce = 10;
   const RankTimeline t = alone(DataParallel{.sharded = false}, {.chunks = 3}, costs);
   EXPECT_DOUBLE_EQ(t.seconds, 5 + 30 + 0.5);
-  costs.sums_in_flight = 1;
-  EXPECT_DOUBLE_EQ(alone(DataParallel{.sharded = false}, {.chunks = 3}, costs).seconds, 35.5);
+  EXPECT_DOUBLE_EQ(t.exposed, 30 - 2 - 2);
+  // As A2 is laid out: its buffer, the gradients that it is of, two graphs. Later ones hold less.
+  EXPECT_EQ(t.peak.gradients, 200 + 100);
+  EXPECT_EQ(t.peak.activations, 2 * 50);
 }
 
 // After the update: G0 G1 G2, of 2 s each, before F0 F1 F2 of 1 s: F0 waits 2, F1 and F2 1 each.
@@ -167,13 +169,12 @@ TEST(Timeline, PartsAddUpToTheStepWhateverTheSchedule) {
   }
 }
 
-TEST(Holdings, TheWorstMomentOfAccumulationIsTheLastBackwardsBegin) {
+TEST(Holdings, GradientsTakeThePlaceOfGraphs) {
   const RankTimeline one = alone(Accumulate{}, {.chunks = 3}, even(3));
   EXPECT_EQ(one.peak.values, 300);
   EXPECT_EQ(one.peak.state, 90);
-  // At the end of B2 its gradient and all three graphs are there; each later one gives more than it
-  // frees.
-  EXPECT_EQ(one.peak.activations + one.peak.gradients, std::max(150 + 100, 50 + 300));
+  // Before B2 all three graphs are there; each backward gives more than it frees.
+  EXPECT_EQ(one.peak.activations + one.peak.gradients, std::max(150, 300));
   const RankTimeline two = alone(Accumulate{}, {.chunks = 3, .microbatches = 2}, even(3));
   EXPECT_EQ(two.peak.gradients, 300);
   EXPECT_EQ(two.peak.activations, 150);
@@ -192,8 +193,8 @@ TEST(Holdings, FullShardingHoldsTheChunksInUseAlone) {
 
 TEST(Holdings, ARecomputedChunkKeepsItsInput) {
   const RankTimeline t = alone(Accumulate{}, {.chunks = 4, .recomputed = {0, 1, 2}}, even(4));
-  // F3 on three inputs; then B3, and its graph gives way to the next.
-  EXPECT_EQ(t.peak.activations + t.peak.gradients, std::max(3 * 5 + 50 + 100, 50 + 400));
+  // F3 on three inputs; at the end of B0 the gradients of all.
+  EXPECT_EQ(t.peak.activations + t.peak.gradients, std::max(3 * 5 + 50, 400));
 }
 
 }  // namespace

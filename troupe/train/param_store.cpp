@@ -21,7 +21,6 @@ namespace troupe {
 namespace {
 
 constexpr int64_t kAlign = kMomentBlock;
-constexpr size_t kInFlight = 2;  // reductions whose gradients are held at a time
 
 int64_t bad_count(const at::Tensor& x) {
   return x.numel() - at::isfinite(x).sum().item<int64_t>();
@@ -301,6 +300,7 @@ at::Tensor ParamStore::take_grads(const Bucket& b) {
 
 void ParamStore::reduce(int64_t unit, bool last) {
   const at::NoGradGuard no_grad;
+  finish_all();  // so that the buffers of one unit are there at a time
   for (Bucket& b : buckets_) {
     if (b.unit != unit || !b.summed) continue;
     Reduction r{.bucket = &b - buckets_.data(), .last = last, .whole = take_grads(b)};
@@ -317,10 +317,6 @@ void ParamStore::reduce(int64_t unit, bool last) {
       }
     }
     reductions_.push_back(std::move(r));
-  }
-  while (reductions_.size() > kInFlight) {
-    finish(reductions_.front());
-    reductions_.erase(reductions_.begin());
   }
 }
 

@@ -129,7 +129,7 @@ class ParamStore {
   void need(const std::vector<int64_t>& buckets);
   void drop(const std::vector<int64_t>& buckets);
   // Starts to sum the gradients that the unit's buckets got since the last call; `last`: no more of
-  // them come in this step.
+  // them come in this step. Waits for the sums of the unit before.
   void reduce(int64_t unit, bool last);
   // Gives owners' masters and state to their replicas: rank 0 of `replicas` has loaded them.
   void spread_loaded();
