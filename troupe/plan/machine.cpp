@@ -75,6 +75,8 @@ Machine load_machine(const std::string& path) {
   needs(m.bandwidth > 0, "bandwidth must be bytes a second above 0");
   needs(m.ranks_per_host > 0, "ranks_per_host must be at least 1");
   needs(m.imbalance >= 1, "imbalance must be at least 1");
+  needs(m.summing > 0 && m.exchanging > 0, "summing and exchanging must be above 0");
+  needs(m.dispatch >= 0, "dispatch must not be negative");
   needs(m.jitter >= 0 && m.derate >= 0 && m.overhead >= 0 && m.contention >= 0,
         "jitter, derate, overhead, contention must not be negative");
   if (!faults.empty()) fail(Code::kBadValue, path, faults + ". `troupe bench machine` writes one");
@@ -100,12 +102,12 @@ double exchange_seconds(const Machine& m, const Spread& group, double out) {
   double seconds = 0;
   if (far < 1) {
     TROUPE_CHECK(m.inside.bandwidth > 0, "- the machine file has no bandwidth inside a host");
-    seconds = m.inside.latency + out * (1 - far) / m.inside.bandwidth;
+    seconds = m.inside.latency + m.exchanging * out * (1 - far) / m.inside.bandwidth;
   }
   if (far == 0) return seconds;
   const Link link = across(m, group.hosts);
   TROUPE_CHECK(link.bandwidth > 0, "- the machine file has no bandwidth between hosts");
-  return std::max(seconds, link.latency + out * far / link.bandwidth);
+  return std::max(seconds, link.latency + m.exchanging * out * far / link.bandwidth);
 }
 
 }  // namespace troupe

@@ -34,6 +34,8 @@ struct Machine {
   Link inside, between;   // ranks of one host, of two
   double contention = 0;  // what runs beside a gather or sum takes 1 + contention times as long
   double summing = 1;     // seconds of a sum that is cut, over those of a gather of as many bytes
+  double exchanging = 1;  // the same of an exchange
+  double dispatch = 0;    // seconds that a dispatch of hardly any rows takes, there and back
   double jitter = 0;      // deviation of a rank's step, as a part of it
   double derate = 0;      // of `between`, each tenfold number of hosts
   double imbalance = 1;   // load of the busiest expert rank over the mean
@@ -52,6 +54,8 @@ struct Machine {
     f("between", m.between);
     f("contention", m.contention);
     f("summing", m.summing);
+    f("exchanging", m.exchanging);
+    f("dispatch", m.dispatch);
     f("jitter", m.jitter);
     f("derate", m.derate);
     f("imbalance", m.imbalance);
@@ -79,8 +83,8 @@ struct Spread {
 // gathered or before it is summed and cut.
 //   gather, sum and cut   (W - 1) latency + whole (W - 1) / W / bandwidth
 //   sum on all            twice that
-//   exchange              latency + bytes that leave a rank / bandwidth, both links at once: of M
-//                         hosts' W ranks W - W/M of the W - 1 others are on another host
+//   exchange              latency + exchanging x bytes that leave a rank / bandwidth, both links at
+//                         once: of M hosts' W ranks W - W/M of the W - 1 others are on another host
 // A ring that crosses hosts has the pace of `between`.
 double gather_seconds(const Machine& machine, const Spread& group, double whole);
 double exchange_seconds(const Machine& machine, const Spread& group, double out);

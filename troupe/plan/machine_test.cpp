@@ -15,6 +15,13 @@ Machine two_hosts() {
           .between = {.bandwidth = 10, .latency = 0.1}};
 }
 
+TEST(Machine, AnExchangeHasItsOwnRate) {
+  Machine m{.inside = {.bandwidth = 100, .latency = 1}, .between = {}};
+  m.exchanging = 2;
+  EXPECT_DOUBLE_EQ(exchange_seconds(m, {.ranks = 4, .hosts = 1}, 50), 1 + 2 * 50 / 100.0);
+  EXPECT_DOUBLE_EQ(gather_seconds(m, {.ranks = 2, .hosts = 1}, 100), 1 + 0.5);
+}
+
 TEST(Machine, ARingPassesEachPartOnce) {
   EXPECT_DOUBLE_EQ(gather_seconds(two_hosts(), {.ranks = 4}, 1000), 3 * 0.01 + 750 / 100.0);
   EXPECT_DOUBLE_EQ(gather_seconds(two_hosts(), {.ranks = 4, .hosts = 2}, 1000), 3 * 0.1 + 75);

@@ -3,9 +3,11 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/zeros.h>
@@ -19,6 +21,7 @@
 #include <vector>
 
 #include "troupe/core/median.h"
+#include "troupe/dist/a2a_dispatcher.h"
 #include "troupe/train/forecast.h"
 #include "troupe/train/memory_use.h"
 
@@ -148,6 +151,22 @@ double contention_of(const Clock& clock, const at::TensorOptions& options, const
   return lost / (1 - lost);
 }
 
+// What the first collective waits for the host, and the host for the device, counts here.
+double dispatch_of(const Clock& clock, const at::TensorOptions& options, World& world) {
+  const int64_t W = world.size();
+  const auto dispatcher = a2a_dispatcher(world.all(), contiguous(W, W), DispatchMode::kFast);
+  const at::Tensor x = at::randn({2 * W, 64}, options);
+  const Routed routed{
+      .ids_TK = at::arange(2 * W, options.dtype(at::kInt)).remainder(W).unsqueeze(1),
+      .scores_TK = at::ones({2 * W, 1}, options.dtype(at::kFloat))};
+  return clock.seconds(20, [&] {
+    const Handle handle = dispatcher->stage(x);
+    dispatcher->route(handle, routed);
+    dispatcher->combine(handle, dispatcher->rows(handle).source_SD);
+    dispatcher->release(handle);
+  });
+}
+
 void bench_links(const Clock& clock, const at::TensorOptions& options, World& world,
                  const Work& work, bool on_gpu, Machine& out) {
   RankGroup& all = *world.all();
@@ -163,11 +182,20 @@ void bench_links(const Clock& clock, const at::TensorOptions& options, World& wo
     const int64_t n = bytes / 4 / W;
     all.sum_shards({part.narrow(0, 0, n)}, {whole.narrow(0, 0, n * W)}).wait();
   };
-  const Line gathers = line_of(clock, 4096, large, gather), sums = line_of(clock, 4096, large, sum);
+  const auto exchange = [&](int64_t bytes) {
+    const int64_t n = bytes / 4 / W;
+    const std::vector<int64_t> each(static_cast<size_t>(W), n);
+    const at::Tensor came = part.narrow(0, 0, n * W).unsqueeze(1);
+    all.exchange(came, whole.narrow(0, 0, n * W).unsqueeze(1), each, each).wait();
+  };
+  const Line gathers = line_of(clock, 4096, large, gather), sums = line_of(clock, 4096, large, sum),
+             exchanges = line_of(clock, 4096, large, exchange);
   const auto others = static_cast<double>(W - 1);
   out.inside = {.bandwidth = others / static_cast<double>(W) / gathers.slope,
                 .latency = gathers.begin / others};
   out.summing = sums.slope / gathers.slope;
+  out.exchanging = exchanges.slope / gathers.slope;
+  out.dispatch = dispatch_of(clock, options, world);
   const int64_t n = large / 4 / W;
   out.contention = contention_of(clock, options, work, [&] {
     return all.gather({whole.narrow(0, 0, n * W)}, {part.narrow(0, 0, n)});

@@ -118,6 +118,11 @@ class Costing {
     const bool exact = parallel_.dispatch == DispatchMode::kExact;
     const double met = expected_holders(W, K), back = exact ? K : met;
     c.saved += tokens_ * met * width;
+    // Rows are laid out to be sent, and come back as one for each rank that a token met; in
+    // backward again. Forward alone waits for counts.
+    const double laid = tokens_ * (2 * std::min(W, K) + 2 * met) * width / machine_.bandwidth;
+    c.forward += laid + machine_.dispatch;
+    c.backward += laid;
     if (parallel_.dispatcher == DispatcherKind::kTwoLevel) {
       const auto R = static_cast<double>(parallel_.node_ranks);
       const double nodes = expected_holders(W / R, K), nodes_back = exact ? K : nodes;

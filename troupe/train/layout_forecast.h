@@ -8,7 +8,9 @@
 // 2.5 times the core, twice the bytes. The head's backward is in its forward. What is exchanged
 // with expert ranks, each way: T rows x the ranks that a token's K experts lie on, other than its
 // own; in two levels first T rows x the other nodes that they lie on, between nodes, and then those
-// ranks' rows inside; by all_gather T rows x all other ranks. Back under `exact`: T K rows. The
+// ranks' rows inside; by all_gather T rows x all other ranks. Back under `exact`: T K rows. Laying
+// those rows out moves 2 T (min(W, K) + the ranks that a token meets) rows in each pass, and the
+// forward waits for the numbers of rows (`dispatch` of the machine). The
 // update reads and writes 28 bytes a parameter, 32 where values are of 2 bytes (34 in fp16), after
 // the gradients have been read for their norm; muon's directions, 4 bytes an element, are gathered.
 #pragma once
