@@ -27,7 +27,7 @@ void Holdings::issue(const Action& a) {
       look(costs_.update_memory);
       now_.gradients = 0;
       summed_.clear();
-      unsummed_.clear();
+      here_.clear();
       break;
     default: break;
   }
@@ -54,7 +54,9 @@ void Holdings::forward(const Action& a) {
 void Holdings::backward(const Action& a) {
   const ChunkCosts& c = costs_.chunks[static_cast<size_t>(a.chunk)];
   look(costs_.workspace);  // its begin: the graph is whole
-  if (unsummed_.insert(a.chunk).second) now_.gradients += c.gradient;
+  const auto [here, first] = here_.try_emplace(a.chunk, c.made);
+  now_.gradients += first ? c.made : c.gradient - here->second;
+  if (!first) here->second = c.gradient;
   now_.activations -= c.saved;
   look(costs_.workspace);  // its end: gradients have the place of what the graph let go
 }
@@ -64,8 +66,10 @@ void Holdings::reduce(int chunk) {
   now_.gradients += in_flight_.back();
   look(0);
   for (size_t c = 0; c < owner_.size(); ++c) {
-    if (owner_[c] != chunk || unsummed_.erase(static_cast<int>(c)) == 0) continue;
-    now_.gradients -= costs_.chunks[c].gradient;
+    const auto here = here_.find(static_cast<int>(c));
+    if (owner_[c] != chunk || here == here_.end()) continue;
+    now_.gradients -= here->second;
+    here_.erase(here);
   }
   if (summed_.insert(chunk).second) {
     now_.gradients += sum_of(costs_, owner_, chunk, &ChunkCosts::sum);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <set>
 #include <utility>
 #include <vector>
@@ -43,7 +44,7 @@ class Holdings {
   const std::vector<int>& owner_;
   bool drops_;
   std::set<std::pair<int, int>> light_;  // chunk, microbatch: the input alone is kept
-  std::set<int> unsummed_;               // chunks whose gradients lie here as backward made them
+  std::map<int, double> here_;           // chunk: its gradients before ranks sum them
   std::set<int> summed_;
   std::deque<double> in_flight_;
   StepMemory now_, peak_;

@@ -18,7 +18,8 @@ struct ChunkCosts {
   double values = 0;    // whole, as computed with
   double owned = 0;     // the part of them that is here between uses, where they are dropped
   double state = 0;     // masters, moments, and what is not trained: always here
-  double gradient = 0;  // as backward makes it
+  double made = 0;      // a gradient as one backward makes it
+  double gradient = 0;  // the same, or the sum of several
   double summing = 0;   // the buffer that is summed over ranks
   double sum = 0;       // what is left of it here
   double saved = 0;     // kept from forward to backward, of one microbatch; its input is in it

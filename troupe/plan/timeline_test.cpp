@@ -16,6 +16,7 @@ StepCosts even(int chunks) {
                         .values = 100,
                         .owned = 10,
                         .state = 30,
+                        .made = 100,
                         .gradient = 100,
                         .summing = 200,
                         .sum = 20,
@@ -180,9 +181,22 @@ TEST(Holdings, GradientsTakeThePlaceOfGraphs) {
   EXPECT_EQ(two.peak.activations, 150);
 }
 
+// Of two microbatches: at the first one's end gradients as made, at the second's the sums.
+TEST(Holdings, TheFirstGradientIsHeldAsItIsMade) {
+  StepCosts costs = even(3);
+  for (ChunkCosts& c : costs.chunks) c.made = 60, c.saved = 100;
+  const StepMemory begin = alone(Accumulate{}, {.chunks = 3, .microbatches = 2}, costs).peak;
+  EXPECT_EQ(begin.gradients, 3 * 60);  // as the second one's backward begins
+  EXPECT_EQ(begin.activations, 3 * 100);
+  for (ChunkCosts& c : costs.chunks) c.gradient = 500;
+  const StepMemory end = alone(Accumulate{}, {.chunks = 3, .microbatches = 2}, costs).peak;
+  EXPECT_EQ(end.gradients, 3 * 500);
+  EXPECT_EQ(end.activations, 0);
+}
+
 TEST(Holdings, FullShardingHoldsTheChunksInUseAlone) {
   StepCosts costs = even(8);
-  for (ChunkCosts& c : costs.chunks) c.gradient = c.summing = c.sum = 0;
+  for (ChunkCosts& c : costs.chunks) c.made = c.gradient = c.summing = c.sum = 0;
   const RankTimeline t = alone(FullShard{.prefetch = 1}, {.chunks = 8, .replicas = 10}, costs);
   EXPECT_EQ(t.peak.state, 8 * 30);
   EXPECT_EQ(t.peak.values, 8 * 10 + 2 * 100);

@@ -191,6 +191,7 @@ TEST(ChooseLayout, AMicroBatchFitsTheMemoryAndGivesEachRankItsPart) {
     const RanksAtHand ranks{.world = 8, .per_host = 8, .memory = gib * kGiB, .on_gpu = true};
     const MicroBatchChoice choice = micro("", ranks);
     Recipe r = recipe_of("model: {preset: olmoe-1b-7b}");
+    r.train.micro_batch.reset();
     r.parallel = choose_layout(r, ranks).parallel;
     r.train.micro_batch = choice.sequences;
     const double needs = needed_memory(r, true, 8);

@@ -155,6 +155,7 @@ class Costing {
     const bool summed = group.owners.ranks * group.replicas.ranks > 1;
     const bool adds_up = summed ? adds_up_ : many_;
     const double gradient = adds_up ? 4 * elements : all.gradients * share;
+    c.made += all.gradients * share;
     c.gradient += gradient;
     const double moved = width_ == 4 ? 28 : r_.train.precision == Precision::kFp16 ? 34 : 32;
     const double squared = summed || adds_up ? 4 : all.gradients / std::max(all.elements, 1.0);
