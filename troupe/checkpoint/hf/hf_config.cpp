@@ -13,6 +13,7 @@ namespace troupe {
 namespace {
 
 constexpr int64_t kMaxConfig = int64_t{16} << 20;  // bytes
+constexpr int64_t kMostLayers = 10'000;            // published models have 126 at most
 
 const char* architecture(HfFamily family) {
   switch (family) {
@@ -141,7 +142,9 @@ class Family {
   }
 
   void check_sizes() {
-    if (c_.layers < 0 || c_.layers > 100'000) k_.refuse("num_hidden_layers", "is out of range");
+    if (c_.layers < 0 || c_.layers > kMostLayers) {
+      k_.refuse("num_hidden_layers", "is out of range: 0 to 10000");
+    }
   }
 
   void init_std() {
