@@ -4,6 +4,7 @@ import os
 import pathlib
 import random
 import subprocess
+import time
 import unittest
 
 import torch
@@ -164,6 +165,16 @@ class TroupeHub(FolderTest):
         self.assertIn("missing: " + name, said)
         self.assertIn("unused: " + name + "x", said)
         self.assertFalse((self.folder / "run" / "step-000000").exists())
+
+    def test_F143_a_config_of_too_many_layers_is_refused_at_once(self):
+        self.save("mixtral", num_local_experts=4, num_experts_per_tok=2)
+        path = self.folder / "mixtral" / "config.json"
+        path.write_text(json.dumps(dict(json.loads(path.read_text()), num_hidden_layers=96425)))
+        begin = time.monotonic()
+        said = self.troupe("import", "mixtral", "run", code=4)
+        self.assertLess(time.monotonic() - begin, 10)
+        self.assertIn("num_hidden_layers", said)
+        self.assertIn("0 to 10000", said)
 
     def test_a_model_that_was_trained_here_is_loaded_there(self):
         (self.folder / "text.txt").write_text("the cat sat on the mat. the dog ran. " * 200)
