@@ -118,6 +118,7 @@ class Sample:
             "moe_ffn_hidden": [x, self.weights, *ffn],
             "norm_backward": [y, total, [total, normal(D), mean, rstd], "layer", True],
             "normal_noise": [d, 0.5, "router_noise", [1, 2, 3, 0]],
+            "pack_rows": [x, torch.tensor([3, 0, 3, 5])],
             "quantile": [d, torch.zeros(E), None, K],
             "quantize": [x, 4, torch.zeros(1, dtype=torch.int64)],
             "replicate_backward": [normal(2, T * K), self.bins],
@@ -131,6 +132,7 @@ class Sample:
             "sort": [self.ids.flatten(), None],
             "sum_squares": [[x, self.rows]],
             "topology": [self.padded, B, int(self.padded[-1]) // B, 2],
+            "unpack_rows": [OPS.pack_rows(x, None), D, torch.bfloat16],
         }
 
 
@@ -166,6 +168,7 @@ ACCEPTED = {
     "inclusive_cumsum": "x size dimensions device",
     "jitter": "x size dimensions device",
     "normal_noise": "like size device",
+    "pack_rows": "x size, index size",
     "padded_gather": "x size",
     "padded_scatter": "x size, weights dimensions",
     "permute": "x size",
@@ -185,6 +188,7 @@ ACCEPTED = {
     "sort": "x size device",
     "sum_squares": "tensors size dimensions",
     "topology": "padded_bins size device",
+    "unpack_rows": "packed device",
 }
 
 

@@ -69,7 +69,7 @@ class A2aDispatcher : public GroupDispatcher<A2aLease> {
 
   void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
     A2aLease& lease = of(handle);
-    const at::Tensor rows = packed(grad_out_TD.index_select(0, lease.copies.tokens()));
+    const at::Tensor rows = packed(grad_out_TD, lease.copies.tokens());
     lease.pending = send_rows(*ranks_, lease.copy_split, rows, lease.grad_rows);
   }
 
@@ -81,7 +81,7 @@ class A2aDispatcher : public GroupDispatcher<A2aLease> {
     // All that needs no number follows before the host waits for them.
     lease.copies.list();
     lease.told = lease.copies.routing(table_, lease.routed.ids_TK, lease.routed.scores_TK);
-    lease.moved = packed(std::exchange(lease.x_TD, {}).index_select(0, lease.copies.tokens()));
+    lease.moved = packed(std::exchange(lease.x_TD, {}), lease.copies.tokens());
   }
 
   at::Tensor source_rows(const A2aLease& lease, const at::Tensor& copies_CD) const override {

@@ -130,8 +130,11 @@ class GroupDispatcher : public Dispatcher {
   at::Tensor sum_back(const L& lease, const at::Tensor& y_SD) const {
     return troupe::combine(sent_back(lease, y_SD), lease.sums);
   }
-  at::Tensor packed(const at::Tensor& rows_ND) const {
-    return wire_ == WireType::kInt8 ? packed_rows(rows_ND) : rows_ND;
+  at::Tensor packed(const at::Tensor& x_TD) const {
+    return wire_ == WireType::kInt8 ? packed_rows(x_TD) : x_TD;
+  }
+  at::Tensor packed(const at::Tensor& x_TD, const at::Tensor& tokens_N) const {
+    return wire_ == WireType::kInt8 ? packed_rows(x_TD, tokens_N) : x_TD.index_select(0, tokens_N);
   }
   at::Tensor unpacked(const L& lease, const at::Tensor& rows_SX) const {
     return wire_ == WireType::kInt8 ? unpacked_rows(rows_SX, lease.width, lease.type) : rows_SX;

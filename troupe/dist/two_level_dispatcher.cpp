@@ -89,8 +89,8 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
     at::Tensor heard, rows_ND;
     Pending hearing = send_rows(*across_, lease.copies.across, told, heard);
     const at::Tensor x_TD = std::exchange(lease.x_TD, {});
-    Pending moving = send_rows(*across_, lease.copies.across,
-                               packed(x_TD.index_select(0, lease.to_nodes.tokens())), rows_ND);
+    Pending moving =
+        send_rows(*across_, lease.copies.across, packed(x_TD, lease.to_nodes.tokens()), rows_ND);
     hearing.wait();
     CopyRouting in = pass_on(lease, heard, routed.scores_TK.scalar_type());
     keep_sums(lease);
@@ -107,9 +107,8 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
 
   void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
     TwoLevelLease& lease = of(handle);
-    lease.pending =
-        send_rows(*across_, lease.copies.across,
-                  packed(grad_out_TD.index_select(0, lease.to_nodes.tokens())), lease.grad_rows);
+    lease.pending = send_rows(*across_, lease.copies.across,
+                              packed(grad_out_TD, lease.to_nodes.tokens()), lease.grad_rows);
   }
 
   std::string description() const override {

@@ -42,6 +42,7 @@
   X(norm, Norm)                                            \
   X(norm_backward, NormBackward)                           \
   X(normal_noise, NormalNoise)                             \
+  X(pack_rows, PackRows)                                   \
   X(permute, Permute)                                      \
   X(quantile, Quantile)                                    \
   X(quantize, Quantize)                                    \
@@ -57,6 +58,7 @@
   X(slot_dot, SlotDot)                                     \
   X(sum_squares, SumSquares)                               \
   X(topology, Topology)                                    \
+  X(unpack_rows, UnpackRows)                               \
   X(zero_rows, ZeroRows)
 
 namespace troupe {

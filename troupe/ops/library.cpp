@@ -31,6 +31,7 @@ void define_routing_plan(torch::Library& m);
 void define_sinkhorn(torch::Library& m);
 void define_slot_dot(torch::Library& m);
 void define_topology(torch::Library& m);
+void define_wire_rows(torch::Library& m);
 
 }  // namespace troupe
 
@@ -63,4 +64,5 @@ TORCH_LIBRARY(troupe, m) {
   troupe::define_sinkhorn(m);
   troupe::define_slot_dot(m);
   troupe::define_topology(m);
+  troupe::define_wire_rows(m);
 }

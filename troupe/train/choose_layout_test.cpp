@@ -77,7 +77,7 @@ TEST(ChooseLayout, F1_RowsInInt8AreAskedForAndCounted) {
   EXPECT_NE(native.why.find("rows go all_to_all: "), std::string::npos) << native.why;
   EXPECT_EQ(int8.parallel.wire, WireType::kInt8);
   EXPECT_NE(int8.why.find("rows go all_to_all in int8: "), std::string::npos) << int8.why;
-  // 2.1 GB of 4096 bytes a row; half of the rows then have 2048 + 128 + 4.
+  // 2.1 GB of 4096 bytes a row; half of the rows then have 2048 + 128.
   EXPECT_NE(int8.why.find("their rows are 1.6 GB"), std::string::npos) << int8.why;
 }
 

@@ -96,8 +96,8 @@ class Costing {
         2 * tokens_ * (dense / machine_.products + routed * imbalance() / machine_.experts);
     const double core = 2 * tokens_ * static_cast<double>(u.core_dims) * keys / machine_.attention;
     const double moved = 2 * memory.saved / machine_.bandwidth;
-    c.forward = products + core + moved + machine_.overhead;
-    c.backward = 2 * products + 2.5 * core + 2 * moved + machine_.overhead;
+    c.forward += products + core + moved + machine_.overhead;
+    c.backward += 2 * products + 2.5 * core + 2 * moved + machine_.overhead;
     if (is_head(unit)) {
       c.forward += c.backward - machine_.overhead;
       c.backward = machine_.overhead;
@@ -119,8 +119,12 @@ class Costing {
     const double met = expected_holders(W, K), back = exact ? K : met;
     c.saved += tokens_ * met * width;
     // Rows are laid out to be sent, and come back as one for each rank that a token met; in
-    // backward again. Forward alone waits for counts.
-    const double laid = tokens_ * (2 * std::min(W, K) + 2 * met) * width / machine_.bandwidth;
+    // backward again. int8 packs them as they are laid out, and unpacks what came. Forward alone
+    // waits for counts.
+    const double came = parallel_.dispatcher == DispatcherKind::kAllGather ? W : met;
+    const double unpacked = parallel_.wire == WireType::kInt8 ? came * (sent + width) : 0;
+    const double moved = std::min(W, K) * (width + sent) + 2 * met * width + unpacked;
+    const double laid = tokens_ * moved / machine_.bandwidth;
     c.forward += laid + machine_.dispatch;
     c.backward += laid;
     if (parallel_.dispatcher == DispatcherKind::kTwoLevel) {

@@ -9,10 +9,11 @@
 // with expert ranks, each way: T rows x the ranks that a token's K experts lie on, other than its
 // own; in two levels first T rows x the other nodes that they lie on, between nodes, and then those
 // ranks' rows inside; by all_gather T rows x all other ranks. Back under `exact`: T K rows. Laying
-// those rows out moves 2 T (min(W, K) + the ranks that a token meets) rows in each pass, and the
-// forward waits for the numbers of rows (`dispatch` of the machine). The
-// update reads and writes 28 bytes a parameter, 32 where values are of 2 bytes (34 in fp16), after
-// the gradients have been read for their norm; muon's directions, 4 bytes an element, are gathered.
+// those rows out moves 2 T (min(W, K) + the ranks that a token meets) rows in each pass; under
+// `wire: int8` those that go out are written packed, and those that come are read so and written
+// whole. The forward waits for the numbers of rows (`dispatch` of the machine). The update reads
+// and writes 28 bytes a parameter, 32 where values are of 2 bytes (34 in fp16), after the gradients
+// have been read for their norm; muon's directions, 4 bytes an element, are gathered.
 #pragma once
 
 #include <cstdint>

@@ -129,7 +129,23 @@ TEST(LayoutForecast, TwoLevelsSendATokenOnceToANode) {
   EXPECT_GT(exchange("node_ranks: 2"), exchange("node_ranks: 8"));
 }
 
-// Each way out has 2048 + 128 + 4 bytes for 4096; the ways back stay.
+// Of 16 layers, in forward alone; and the rows of both passes, laid out for 8 ranks and back from
+// as many as a token meets.
+TEST(LayoutForecast, WhatADispatchWaitsForAndLaysOutIsCounted) {
+  Machine m = products_alone();
+  const Recipe r =
+      recipe_of("model: {preset: olmoe-1b-7b}\ntrain: {global_batch: 16}\nparallel: {expert: 16}");
+  const auto compute = [&] { return forecast_layout(r, 16, m, true).rank.compute; };
+  const double none = compute();
+  m.dispatch = 1e-3;
+  EXPECT_NEAR(compute() - none, 16e-3, 1e-9);
+  m.dispatch = 0;
+  m.bandwidth = 1e12;
+  const double met = 16 * (1 - std::pow(15 / 16.0, 8));
+  EXPECT_GT(compute() - none, 2 * 16 * 1024 * 2 * (8 + met) * 4096 / m.bandwidth);
+}
+
+// Each way out has 2048 + 128 bytes for 4096; the ways back stay.
 TEST(LayoutForecast, F1_RowsInInt8AreCountedOnTheirWayOut) {
   Machine m = products_alone();
   m.products = m.experts = m.attention = 1e30;
@@ -142,10 +158,32 @@ TEST(LayoutForecast, F1_RowsInInt8AreCountedOnTheirWayOut) {
         parallel + "}");
     return forecast_layout(r, 16, m, true).rank.exchange;
   };
-  const double share = (2180 / 4096.0 + 1) / 2;
+  const double share = (2176 / 4096.0 + 1) / 2;
   for (const std::string way : {"all_to_all", "two_level, node_ranks: 8", "all_gather"}) {
     const double native = exchange("dispatcher: " + way);
     EXPECT_NEAR(exchange("wire: int8, dispatcher: " + way), share * native, 1e-6 * native) << way;
+  }
+}
+
+// Rows of 4096 bytes are written as 2176, and what came is read so and written whole.
+TEST(LayoutForecast, F1_PackingAndUnpackingTakeTheTimeOfTheirBytes) {
+  Machine m = products_alone();
+  m.products = m.experts = m.attention = 1e30;
+  m.bandwidth = 1e12;
+  const auto seconds = [&](const std::string& parallel) {
+    const Recipe r = recipe_of(
+        "model: {preset: olmoe-1b-7b}\ntrain: {global_batch: 16}\n"
+        "parallel: {expert: 16, " +
+        parallel + "}");
+    return forecast_layout(r, 16, m, true).rank.seconds;
+  };
+  // Both passes of 16 layers, 1024 tokens, laid out for 8 ranks at most.
+  const double met = 16 * (1 - std::pow(15 / 16.0, 8)), passes = 2 * 16 * 1024.0 / 1e12;
+  for (const auto& [way, came] : {std::pair{"all_to_all", met}, std::pair{"all_gather", 16.0}}) {
+    const double want = passes * (8 * (2176 - 4096.0) + came * (2176 + 4096));
+    const std::string dispatcher = std::string("dispatcher: ") + way;
+    EXPECT_NEAR(seconds("wire: int8, " + dispatcher) - seconds(dispatcher), want, 1e-6 * want)
+        << way;
   }
 }
 

@@ -1,0 +1,74 @@
+#include "troupe/ops/wire_rows.h"
+
+#include <ATen/ops/empty.h>
+
+#include "troupe/kernels/wire_rows/wire_rows.h"
+#include "troupe/ops/define.h"
+#include "troupe/ops/run.h"
+#include "troupe/ops/view.h"
+
+namespace troupe {
+namespace {
+
+using Index = std::optional<at::Tensor>;
+
+at::Tensor pack_rows_meta(const at::Tensor& x_TD, const Index& index_R) {
+  check_sizes(x_TD, {-1, -1}, "pack_rows: x");
+  dtype_of_tensor(x_TD, "pack_rows: x");
+  if (index_R.has_value()) {
+    check_sizes(*index_R, {-1}, "pack_rows: index");
+    check_dtype(*index_R, at::kLong, "pack_rows: index");
+    check_same_device(*index_R, x_TD, "pack_rows: index");
+  }
+  const int64_t rows = index_R.has_value() ? index_R->size(0) : x_TD.size(0);
+  return at::empty({rows, wire_row(x_TD.size(1)).bytes}, x_TD.options().dtype(at::kByte));
+}
+
+at::Tensor pack_rows_device(const at::Tensor& x_TD, const Index& index_R) {
+  at::Tensor packed = pack_rows_meta(x_TD, index_R);
+  const at::Tensor x = rowwise(x_TD);
+  const Index index = index_R.has_value() ? Index(index_R->contiguous()) : std::nullopt;
+  const PackRows args{.x = view(x, "pack_rows: x"),
+                      .index = ptr_or_null<const int64_t>(index, "pack_rows: index"),
+                      .packed = mat<uint8_t>(packed, "pack_rows: packed")};
+  run(x.device(), args, pack_rows_cpu, &CudaKernels::pack_rows);
+  return packed;
+}
+
+at::Tensor unpack_rows_meta(const at::Tensor& packed_RB, int64_t width, at::ScalarType type) {
+  TROUPE_CHECK(width >= 0, "unpack_rows: width must be at least 0; it is", width);
+  check_sizes(packed_RB, {-1, wire_row(width).bytes}, "unpack_rows: packed");
+  check_dtype(packed_RB, at::kByte, "unpack_rows: packed");
+  at::Tensor out = at::empty({packed_RB.size(0), width}, packed_RB.options().dtype(type));
+  dtype_of_tensor(out, "unpack_rows: out");
+  return out;
+}
+
+at::Tensor unpack_rows_device(const at::Tensor& packed_RB, int64_t width, at::ScalarType type) {
+  at::Tensor out = unpack_rows_meta(packed_RB, width, type);
+  const at::Tensor packed = packed_RB.contiguous();
+  const UnpackRows args{.packed = mat<const uint8_t>(packed, "unpack_rows: packed"),
+                        .out = mut_view(out, "unpack_rows: out")};
+  run(packed.device(), args, unpack_rows_cpu, &CudaKernels::unpack_rows);
+  return out;
+}
+
+}  // namespace
+
+at::Tensor pack_rows(const at::Tensor& x_TD, const Index& index_R) {
+  static const auto op = raw_op<decltype(pack_rows_device)>("troupe::pack_rows");
+  return op(x_TD, index_R);
+}
+
+at::Tensor unpack_rows(const at::Tensor& packed_RB, int64_t width, at::ScalarType type) {
+  static const auto op = raw_op<decltype(unpack_rows_device)>("troupe::unpack_rows");
+  return op(packed_RB, width, type);
+}
+
+void define_wire_rows(torch::Library& m) {
+  define(m, "pack_rows(Tensor x, Tensor? index) -> Tensor", pack_rows_device, pack_rows_meta);
+  define(m, "unpack_rows(Tensor packed, int width, ScalarType dtype) -> Tensor", unpack_rows_device,
+         unpack_rows_meta);
+}
+
+}  // namespace troupe
