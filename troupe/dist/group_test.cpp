@@ -85,6 +85,22 @@ TEST(Group, SubgroupsTalkApart) {
   });
 }
 
+TEST(Group, WhatOneChannelDoesPassesAnother) {
+  in_ranks(2, [](World& world) {
+    const auto first = world.all(), second = world.group({0, 1}, "second");
+    EXPECT_NE(first.get(), second.get());
+    EXPECT_EQ(second.get(), world.group({0, 1}, "second").get());
+    const double r = static_cast<double>(world.rank());
+    const at::Tensor sum = at::full({1}, r + 1);
+    Pending pending;
+    if (r == 0) pending = first->sum({sum});
+    EXPECT_EQ(second->summed(at::full({1}, r)).item<double>(), 1);  // while rank 0's sum waits
+    if (r == 1) pending = first->sum({sum});
+    pending.wait();
+    EXPECT_EQ(sum.item<double>(), 3);
+  });
+}
+
 TEST(Group, OfOneRankCopies) {
   RankGroup alone;
   const at::Tensor in = at::arange(4, at::kFloat), out = at::empty({4}, at::kFloat);

@@ -28,6 +28,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "troupe/dist/dispatch_mode.h"
 #include "troupe/dist/dispatcher.h"
@@ -44,7 +45,8 @@ struct NodeGroups {
 
 // Cuts `all` into nodes of R of its ranks, one after another: hosts, or parts of one. E2005 where R
 // does not divide them. Each rank of `all` makes this call.
-NodeGroups node_groups(World& world, std::shared_ptr<RankGroup> all, int64_t ranks_per_node);
+NodeGroups node_groups(World& world, std::shared_ptr<RankGroup> all, int64_t ranks_per_node,
+                       const std::string& channel = {});
 
 std::unique_ptr<Dispatcher> two_level_dispatcher(const NodeGroups& groups,
                                                  const Placement& placement, DispatchMode mode,

@@ -196,8 +196,9 @@ Board& World::board() {
   return *store_->board;
 }
 
-std::shared_ptr<RankGroup> World::group(const std::vector<int64_t>& ranks) {
-  return make(ranks, !device_.is_cpu());
+std::shared_ptr<RankGroup> World::group(const std::vector<int64_t>& ranks,
+                                        const std::string& channel) {
+  return make(ranks, !device_.is_cpu(), channel);
 }
 
 std::shared_ptr<RankGroup> World::all() {
@@ -209,13 +210,14 @@ std::shared_ptr<RankGroup> World::all() {
 std::shared_ptr<RankGroup> World::processors() {
   std::vector<int64_t> ranks(static_cast<size_t>(size()));
   for (size_t r = 0; r < ranks.size(); ++r) ranks[r] = static_cast<int64_t>(r);
-  return make(ranks, false);
+  return make(ranks, false, {});
 }
 
-std::shared_ptr<RankGroup> World::make(const std::vector<int64_t>& ranks, bool on_device) {
+std::shared_ptr<RankGroup> World::make(const std::vector<int64_t>& ranks, bool on_device,
+                                       const std::string& channel) {
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
   TROUPE_CHECK(own != ranks.end(), "- rank", rank(), "is not of the group", list_of(ranks));
-  const std::string key = (on_device ? "nccl/" : "gloo/") + list_of(ranks);
+  const std::string key = (on_device ? "nccl/" : "gloo/") + list_of(ranks) + '/' + channel;
   std::shared_ptr<RankGroup>& group = groups_[key];
   if (group) return group;
   if (ranks.size() == 1) return group = std::make_shared<RankGroup>(rank());

@@ -3,7 +3,7 @@
 //
 //   const auto place = place_from_environment();   // absent: this process is alone
 //   World world(place.value_or(Place{}), device, options);
-//   std::shared_ptr<RankGroup> experts = world.group(mesh.ranks_of(GroupKind::kExpert,
+//   std::shared_ptr<RankGroup> shards = world.group(mesh.ranks_of(GroupKind::kShard,
 //   world.rank()));
 #pragma once
 
@@ -62,8 +62,11 @@ class World {
   const c10::Device& device() const { return device_; }
 
   // The ranks (of the world, in the group's order) that this one is among: each of them calls with
-  // the same list, and gets one group however often. Between GPUs if the device is one.
-  std::shared_ptr<RankGroup> group(const std::vector<int64_t>& ranks);
+  // the same list, and gets one group however often. Between GPUs if the device is one. What a
+  // group does is done in its order; `channel` names another group of the same ranks, whose
+  // operations pass those of the first.
+  std::shared_ptr<RankGroup> group(const std::vector<int64_t>& ranks,
+                                   const std::string& channel = {});
   std::shared_ptr<RankGroup> all();         // of the device
   std::shared_ptr<RankGroup> processors();  // all ranks, of tensors on the CPU
 
@@ -84,7 +87,8 @@ class World {
   void meet();
   std::string from_rank(int64_t from, const std::string& topic, const std::string& key,
                         std::chrono::steady_clock::time_point end);
-  std::shared_ptr<RankGroup> make(const std::vector<int64_t>& ranks, bool on_device);
+  std::shared_ptr<RankGroup> make(const std::vector<int64_t>& ranks, bool on_device,
+                                  const std::string& channel);
 
   Place place_;
   c10::Device device_{c10::kCPU};

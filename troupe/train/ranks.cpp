@@ -19,6 +19,9 @@
 namespace troupe {
 namespace {
 
+// Rows on their way to experts do not wait for sums and gathers of state between the same ranks.
+constexpr const char* kRows = "rows";
+
 // All ranks choose alike: memory is that of the least; hosts of unequal numbers of ranks count as
 // several of so many ranks as divide all of them.
 RanksAtHand agreed(const Recipe& recipe, World& world) {
@@ -51,14 +54,14 @@ Ranks::Ranks(std::shared_ptr<World> world, const Recipe& recipe)
       config_(chosen(recipe, at_hand_, why_)),
       mesh_(world_->size(), shape_of(config_)) {
   if (alone()) return;
-  const auto group = [&](GroupKind kind) {
-    return world_->group(mesh_.ranks_of(kind, world_->rank()));
+  const auto group = [&](GroupKind kind, const std::string& channel = {}) {
+    return world_->group(mesh_.ranks_of(kind, world_->rank()), channel);
   };
   all_ = world_->all();
   host_ = world_->processors();
-  if (mesh_.shape().expert > 1) experts_ = group(GroupKind::kExpert);
+  if (mesh_.shape().expert > 1) experts_ = group(GroupKind::kExpert, kRows);
   if (experts_ && config_.dispatcher == DispatcherKind::kTwoLevel) {
-    nodes_ = node_groups(*world_, experts_, config_.node_ranks);
+    nodes_ = node_groups(*world_, experts_, config_.node_ranks, kRows);
   }
   sharing_ = {.alone = false,
               .full = config_.shard == ShardKind::kFull,
