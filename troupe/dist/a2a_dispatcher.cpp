@@ -24,11 +24,16 @@ struct A2aLease : GroupLease {
   at::Tensor copy_R;  // kExact: the received copy of each source row
 };
 
+// Plain reads: the GPU has nothing to do until what follows them is issued.
 RankSplit read_split(const at::Tensor& counts, CountColumn column) {
+  const int64_t W = counts.size(1);
+  const auto* const all = counts.const_data_ptr<int32_t>();
   const auto read = [&](int64_t direction) {
-    const at::Tensor column_W = counts[direction].select(1, column).contiguous();
-    const auto* data = column_W.const_data_ptr<int32_t>();
-    return std::vector<int64_t>(data, data + column_W.numel());
+    std::vector<int64_t> out(static_cast<size_t>(W));
+    for (int64_t w = 0; w < W; ++w) {
+      out[static_cast<size_t>(w)] = all[(direction * W + w) * kCountColumns + column];
+    }
+    return out;
   };
   return {read(0), read(1)};
 }
@@ -75,12 +80,12 @@ class A2aDispatcher : public GroupDispatcher<A2aLease> {
 
  private:
   void announce(A2aLease& lease) override {
-    lease.copies = Copies(table_.sent(lease.routed.ids_TK), placement_.slices());
-    const at::Tensor counts = lease.copies.counts(lease.routed.capacity);
+    const Routed& routed = lease.routed;
+    lease.copies = Copies(table_, routed.ids_TK, {.count = ranks_->size()}, routed.capacity);
+    const at::Tensor& counts = lease.copies.counts();
     lease.counts = HostCopy(at::stack({counts, told_each(*ranks_, counts)}));
     // All that needs no number follows before the host waits for them.
-    lease.copies.list();
-    lease.told = lease.copies.routing(table_, lease.routed.ids_TK, lease.routed.scores_TK);
+    lease.told = lease.copies.tell(routed.scores_TK, ToldAs::kLocalIds);
     lease.moved = packed(std::exchange(lease.x_TD, {}), lease.copies.tokens());
   }
 
@@ -98,7 +103,7 @@ class A2aDispatcher : public GroupDispatcher<A2aLease> {
       lease.sums = lease.copies.sum_of_rows(lease.row_split.sent());
       lease.slot_sums = lease.copies.sum_of_slots(lease.row_split.sent());
     } else {
-      lease.sums = lease.copies.sum_of_copies(lease.copy_split.sent());
+      lease.sums = lease.copies.sum_of_copies();
     }
   }
 };

@@ -1,71 +1,71 @@
 #include "troupe/dist/copies.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/full_like.h>
 #include <ATen/ops/nonzero_static.h>
-#include <ATen/ops/stack.h>
 
-#include <algorithm>
+#include <optional>
 
-#include "troupe/dist/return_sums.h"
+#include "troupe/ops/routing_plan.h"
 
 namespace troupe {
+namespace {
 
-Copies::Copies(const at::Tensor& sent_WTK, int64_t slices)
-    : sent_WTK_(sent_WTK), any_WT_(sent_WTK_.any(2)), slices_(slices) {}
-
-at::Tensor Copies::counts(int64_t capacity) const {
-  const at::Tensor copies = any_WT_.sum(1, false, at::kInt);
-  const at::Tensor rows = sent_WTK_.sum({1, 2}, false, at::kInt);
-  return at::stack({copies, rows, at::full_like(copies, capacity)}, 1);
+std::optional<at::Tensor> given(const at::Tensor& x) {
+  return x.defined() ? std::optional(x) : std::nullopt;
 }
 
-void Copies::list(int64_t copies) {
-  const int64_t W = any_WT_.size(0), T = any_WT_.size(1), K = sent_WTK_.size(2);
-  const int64_t size = copies < 0 ? T * std::min(W, K * slices_) : copies;
-  copy_C_ = at::nonzero_static(any_WT_.reshape({-1}), size, /*fill_value=*/0).squeeze(1);
-  token_C_ = copy_C_.remainder(std::max<int64_t>(1, T));
+// The first `rows` of a plan are all that it has.
+Plan of_rows(Plan plan, int64_t rows) {
+  plan.row_src = plan.row_src.narrow(0, 0, rows);
+  plan.row_slot = plan.row_slot.narrow(0, 0, rows);
+  return plan;
+}
+
+}  // namespace
+
+Copies::Copies(OwnerTable& table, const at::Tensor& ids_TK, const Targets& to, int64_t capacity,
+               const at::Tensor& index_T)
+    : to_(to), ids_TK_(ids_TK) {
+  const OwnerTable::Tensors& owners = table.on(ids_TK.device());
+  local_WE_ = owners.local_WE;
+  lists_ = list_copies(ids_TK, given(index_T),
+                       {.owners_EM = owners.owners_EM,
+                        .replicas_E = owners.replicas_E,
+                        .slices = table.slices() > 1,
+                        .first = to.first,
+                        .per = to.per,
+                        .count = to.count},
+                       capacity);
+}
+
+at::Tensor Copies::tell(const at::Tensor& scores_TK, ToldAs as) {
+  plan_ = routing_plan(lists_.copy_target_TL, {.experts = to_.count});
+  const bool local = as == ToldAs::kLocalIds;
+  const auto names = local ? std::optional(local_WE_.narrow(0, to_.first, to_.count))
+                           : std::optional<at::Tensor>();
+  ToldCopies out = tell_copies(ids_TK_, scores_TK.detach(), lists_, plan_.row_slot, names, !local);
+  token_C_ = out.token_C;
+  return out.told_CX;
 }
 
 void Copies::trim(int64_t copies) {
-  copy_C_ = copy_C_.narrow(0, 0, copies);
+  plan_ = of_rows(plan_, copies);
   token_C_ = token_C_.narrow(0, 0, copies);
 }
 
-at::Tensor Copies::routing(OwnerTable& table, const at::Tensor& ids_TK, const at::Tensor& scores_TK,
-                           int64_t first_rank) const {
-  const at::Tensor rank_C = copy_C_.div(std::max<int64_t>(1, ids_TK.size(0)), "floor");
-  return told(table.local_ids(ids_TK.index_select(0, token_C_), rank_C + first_rank), scores_TK);
-}
-
-at::Tensor Copies::routing(const at::Tensor& ids_TK, const at::Tensor& scores_TK) const {
-  return told(ids_TK.index_select(0, token_C_), scores_TK);
-}
-
-at::Tensor Copies::told(const at::Tensor& ids_CK, const at::Tensor& scores_TK) const {
-  const at::Tensor sent_CK = sent_WTK_.reshape({-1, ids_CK.size(1)}).index_select(0, copy_C_);
-  const at::Tensor scores = scores_TK.detach().index_select(0, token_C_);
-  return at::cat({ids_CK.masked_fill(sent_CK.logical_not(), -1), scores.view(at::kInt)}, 1);
-}
-
-Plan Copies::sum_of_copies(int64_t copies) const {
-  return sum_over_ranks(places(any_WT_), copies);
-}
-
 Plan Copies::sum_of_rows(int64_t rows) const {
-  return sum_over_slots(places(sent_WTK_), slices_, rows);
+  return of_rows(routing_plan(lists_.row_target_TKS.flatten(1), {.experts = to_.count}), rows);
 }
 
 Plan Copies::sum_of_slots(int64_t rows) const {
-  return sum_over_slices(places(sent_WTK_), slices_, rows);
+  return of_rows(routing_plan(lists_.row_target_TKS.flatten(0, 1), {.experts = to_.count}), rows);
 }
 
-CopyRouting read_routing(const at::Tensor& routing, int64_t choices, at::ScalarType score_type) {
+CopyRouting read_routing(const at::Tensor& told, int64_t choices, at::ScalarType score_type) {
   // A clone: memory of its own, aligned for f64.
   const at::Tensor bits =
-      routing.narrow(1, choices, routing.size(1) - choices).clone(at::MemoryFormat::Contiguous);
-  return {routing.narrow(1, 0, choices).contiguous(), bits.view(score_type)};
+      told.narrow(1, choices, told.size(1) - choices).clone(at::MemoryFormat::Contiguous);
+  return {told.narrow(1, 0, choices).contiguous(), bits.view(score_type)};
 }
 
 CopyRouting one_row_each(const CopyRouting& copies, int64_t rows, at::Tensor& copy_R) {

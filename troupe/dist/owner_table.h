@@ -18,20 +18,21 @@ class OwnerTable {
   // expert 0 where a slot has no expert.
   at::Tensor owners(const at::Tensor& ids_TK,  // or [W, T, K], of several ranks' tokens
                     const at::Tensor& index_T = {});
-  // ids [C, K] of copies for the ranks int64 [C]: which of that rank's experts, int32; -1: not
-  // there.
-  at::Tensor local_ids(const at::Tensor& ids_CK, const at::Tensor& rank_C);
   // ids [W, T, K] of all ranks' tokens: which of `rank`'s experts, int32; -1: the row goes
   // elsewhere.
   at::Tensor held_ids(const at::Tensor& ids_WTK, int64_t rank);
 
- private:
-  void move_to(const at::Device& device);
+  struct Tensors {
+    at::Tensor owners_EM;   // int64; M the most owners, repeated where an expert has fewer
+    at::Tensor replicas_E;  // int64
+    at::Tensor local_WE;    // int32: which of that rank's experts; -1: not there
+  };
+  const Tensors& on(const at::Device& device);
+  int64_t slices() const { return slices_; }
 
+ private:
   int64_t ranks_, experts_, slices_;
-  at::Tensor owners_;      // int64 [E, most owners], repeated where an expert has fewer
-  at::Tensor replicas_E_;  // int64
-  at::Tensor local_WE_;    // int32
+  Tensors tensors_;
 };
 
 }  // namespace troupe

@@ -12,7 +12,6 @@
 #include "troupe/dist/copies.h"
 #include "troupe/dist/group_dispatcher.h"
 #include "troupe/dist/host_copy.h"
-#include "troupe/dist/return_sums.h"
 #include "troupe/dist/split.h"
 
 namespace troupe {
@@ -58,8 +57,9 @@ struct Ways {
 };
 
 struct TwoLevelLease : GroupLease {
-  HostCopy counts;      // from route() to rows()
-  at::Tensor sent_WTK;  // and this too
+  // From route() to rows(): what goes out, of as many copies as there may be, and numbers.
+  HostCopy counts;
+  at::Tensor told, moved;
   Copies to_nodes, to_ranks;
   Ways copies, rows;      // rows: kExact
   Plan node_sums;         // kFast: of what comes back within the node
@@ -82,15 +82,13 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
     TwoLevelLease& lease = of(handle);
     const Routed routed = take_routed(lease);
     const int64_t capacity = read_counts(lease);
-    lease.to_nodes.list(lease.copies.across.sent());
-    const at::Tensor told = at::cat({lease.to_nodes.routing(routed.ids_TK, routed.scores_TK),
-                                     lease.to_nodes.tokens().to(at::kInt).unsqueeze(1)},
-                                    1);
+    const int64_t sent = lease.copies.across.sent();
     at::Tensor heard, rows_ND;
-    Pending hearing = send_rows(*across_, lease.copies.across, told, heard);
-    const at::Tensor x_TD = std::exchange(lease.x_TD, {});
-    Pending moving =
-        send_rows(*across_, lease.copies.across, packed(x_TD, lease.to_nodes.tokens()), rows_ND);
+    Pending hearing = send_rows(*across_, lease.copies.across,
+                                std::exchange(lease.told, {}).narrow(0, 0, sent), heard);
+    Pending moving = send_rows(*across_, lease.copies.across,
+                               std::exchange(lease.moved, {}).narrow(0, 0, sent), rows_ND);
+    lease.to_nodes.trim(sent);
     hearing.wait();
     CopyRouting in = pass_on(lease, heard, routed.scores_TK.scalar_type());
     keep_sums(lease);
@@ -119,13 +117,11 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
  private:
   void announce(TwoLevelLease& lease) override {
     const int64_t N = across_->size(), R = within_->size();
-    const at::Tensor& ids_TK = lease.routed.ids_TK;
-    const int64_t T = ids_TK.size(0), K = ids_TK.size(1);
-    lease.sent_WTK = table_.sent(ids_TK);
-    lease.to_nodes = Copies(lease.sent_WTK.reshape({N, R, T, K}).any(1), placement_.slices());
-    const at::Tensor counts_N = lease.to_nodes.counts(lease.routed.capacity);
-    const Copies to_all(lease.sent_WTK, placement_.slices());
-    const at::Tensor counts_NR = to_all.counts(0).reshape({N, R, kCountColumns});
+    const Routed& routed = lease.routed;
+    lease.to_nodes = Copies(table_, routed.ids_TK, {.per = R, .count = N}, routed.capacity);
+    const at::Tensor& counts_N = lease.to_nodes.counts();
+    const Copies to_all(table_, routed.ids_TK, {.count = N * R});
+    const at::Tensor counts_NR = to_all.counts().reshape({N, R, kCountColumns});
     const at::Tensor told =
         at::cat({counts_N.narrow(1, kCopies, 1), counts_N.narrow(1, kCapacity, 1),
                  counts_NR.select(2, kCopies), counts_NR.select(2, kRows)},
@@ -137,6 +133,8 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
     const at::Tensor coming = told_each(*within_, passed.reshape({R, N * kWithinColumns}));
     lease.counts =
         HostCopy(at::cat({told.reshape({-1}), heard.reshape({-1}), coming.reshape({-1})}));
+    lease.told = lease.to_nodes.tell(routed.scores_TK, ToldAs::kIdsAndToken);
+    lease.moved = packed(std::exchange(lease.x_TD, {}), lease.to_nodes.tokens());
   }
 
   // Returns the capacities of all ranks together.
@@ -186,36 +184,28 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
     const int64_t R = within_->size(), first = across_->rank() * R, last = heard.size(1) - 1;
     const CopyRouting came = read_routing(heard.narrow(1, 0, last), lease.choices, score_type);
     const at::Tensor index = heard.select(1, last).to(at::kLong);
-    const at::Tensor sent = table_.sent(came.ids_CK, index).narrow(0, first, R).contiguous();
-    lease.to_ranks = Copies(sent, placement_.slices());
-    lease.to_ranks.list(lease.copies.within.sent());
+    lease.to_ranks = Copies(table_, came.ids_CK, {.first = first, .count = R}, 0, index);
+    const int64_t sent = lease.copies.within.sent(), rows = lease.rows.within.sent();
+    const at::Tensor told = lease.to_ranks.tell(came.scores_CK, ToldAs::kLocalIds);
+    lease.to_ranks.trim(sent);
     if (exact()) {
       // Rows come back in the order (rank, copy, slot), and go on as (copy, slot, rank).
-      const at::Tensor place = places(sent).permute({1, 2, 0}).reshape({-1});
-      const at::Tensor rows = at::nonzero_static(place.ge(0), lease.rows.within.sent()).squeeze(1);
-      lease.back_order = place.index_select(0, rows);
+      const at::Tensor place = lease.to_ranks.sum_of_rows(rows).slot_row.reshape({-1});
+      lease.back_order = place.index_select(0, at::nonzero_static(place.ge(0), rows).squeeze(1));
     }
     at::Tensor arrived;
-    send_rows(*within_, lease.copies.within,
-              lease.to_ranks.routing(table_, came.ids_CK, came.scores_CK, first), arrived)
-        .wait();
+    send_rows(*within_, lease.copies.within, told.narrow(0, 0, sent), arrived).wait();
     return read_routing(lease.copies.arrived.exchange(arrived), lease.choices, score_type);
   }
 
   void keep_sums(TwoLevelLease& lease) const {
-    const at::Tensor sent_WTK = std::exchange(lease.sent_WTK, {});
-    if (!exact()) {
-      lease.sums = lease.to_nodes.sum_of_copies(lease.copies.across.sent());
-      lease.node_sums = lease.to_ranks.sum_of_copies(lease.copies.within.sent());
-      return;
+    if (exact()) {  // they come as (node, token, slot, rank of the node)
+      lease.sums = lease.to_nodes.sum_of_rows(lease.rows.across.sent());
+      lease.slot_sums = lease.to_nodes.sum_of_slots(lease.rows.across.sent());
+    } else {
+      lease.sums = lease.to_nodes.sum_of_copies();
+      lease.node_sums = lease.to_ranks.sum_of_copies();
     }
-    const int64_t N = across_->size(), R = within_->size();
-    const int64_t T = sent_WTK.size(1), K = sent_WTK.size(2), rows = lease.rows.across.sent();
-    // They come as (node, token, slot, rank of the node).
-    const at::Tensor sent_NTKR = sent_WTK.reshape({N, R, T, K}).permute({0, 2, 3, 1});
-    const at::Tensor place = places(sent_NTKR).permute({0, 3, 1, 2}).reshape({N * R, T, K});
-    lease.sums = sum_over_slots(place, placement_.slices(), rows);
-    lease.slot_sums = sum_over_slices(place, placement_.slices(), rows);
   }
 
   at::Tensor source_rows(const TwoLevelLease& lease, const at::Tensor& rows_ND) const override {

@@ -33,6 +33,7 @@
   X(grouped_gemm_weight, GroupedGemmWeight)                \
   X(histogram, Histogram)                                  \
   X(jitter, Jitter)                                        \
+  X(list_copies, ListCopies)                               \
   X(moe_down_grad_sm90, MoeDownGradSm90)                   \
   X(moe_down_sm90, MoeDownSm90)                            \
   X(moe_hidden_grad_sm90, MoeHiddenGradSm90)               \
@@ -57,6 +58,7 @@
   X(sinkhorn, Sinkhorn)                                    \
   X(slot_dot, SlotDot)                                     \
   X(sum_squares, SumSquares)                               \
+  X(tell_copies, TellCopies)                               \
   X(topology, Topology)                                    \
   X(unpack_rows, UnpackRows)                               \
   X(zero_rows, ZeroRows)

@@ -24,6 +24,7 @@ void define_permute(torch::Library& m);
 void define_quantile(torch::Library& m);
 void define_quantize(torch::Library& m);
 void define_radix_sort(torch::Library& m);
+void define_rank_copies(torch::Library& m);
 void define_replicate(torch::Library& m);
 void define_rotary(torch::Library& m);
 void define_route(torch::Library& m);
@@ -57,6 +58,7 @@ TORCH_LIBRARY(troupe, m) {
   troupe::define_quantile(m);
   troupe::define_quantize(m);
   troupe::define_radix_sort(m);
+  troupe::define_rank_copies(m);
   troupe::define_replicate(m);
   troupe::define_rotary(m);
   troupe::define_route(m);
