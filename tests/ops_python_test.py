@@ -48,7 +48,7 @@ class Sample:
         self.padded = ((counts + B - 1) // B * B).cumsum(0).int()
         # Experts over two ranks: owners and how many each has; what is listed for them.
         self.places = [torch.arange(E).view(E, 1) % 2, torch.ones(E, dtype=torch.int64)]
-        self.lists = OPS.list_copies(self.ids, None, *self.places, False, 0, 1, 2, 7)
+        self.lists = OPS.list_copies(self.ids, None, self.places, False, [0, 1, 2], 7)
         # Blocks (0, 0), (0, 2), (1, 2) of 2 x 3: by rows, then by columns.
         self.structure = [[ints(0, 2, 3), ints(0, 2, 2), ints(0, 1, 1, 3), ints(0, 0, 1),
                            ints(0, 1, 2)], [2 * B, 3 * B, B, 0]]
@@ -118,7 +118,7 @@ class Sample:
             "moe_ffn_backward": [[x, x, self.weights, self.hidden], *ffn, [1] * 6],
             "moe_ffn_backward_": [[x, x, self.weights], self.hidden.clone(), *ffn, [1] * 6],
             "moe_ffn_forward": [x, self.weights, *ffn],
-            "list_copies": [self.ids, None, *self.places, False, 0, 1, 2, 7],
+            "list_copies": [self.ids, None, self.places, False, [0, 1, 2], 7],
             "moe_ffn_hidden": [x, self.weights, *ffn],
             "norm_backward": [y, total, [total, normal(D), mean, rstd], "layer", True],
             "normal_noise": [d, 0.5, "router_noise", [1, 2, 3, 0]],
@@ -135,7 +135,7 @@ class Sample:
             "slot_dot": [self.rows, x, self.plan],
             "sort": [self.ids.flatten(), None],
             "sum_squares": [[x, self.rows]],
-            "tell_copies": [self.ids, torch.rand(T, K), *self.lists[:2],
+            "tell_copies": [self.ids, torch.rand(T, K), list(self.lists[:2]),
                             ints(3, 0, -1), torch.zeros(2, E, dtype=torch.int32), False],
             "topology": [self.padded, B, int(self.padded[-1]) // B, 2],
             "unpack_rows": [OPS.pack_rows(x, None), D, torch.bfloat16],
@@ -173,7 +173,7 @@ ACCEPTED = {
     "histogram": "x size dimensions device",
     "inclusive_cumsum": "x size dimensions device",
     "jitter": "x size dimensions device",
-    "list_copies": "ids size, owners size",
+    "list_copies": "ids size, places size",
     "normal_noise": "like size device",
     "pack_rows": "x size, index size",
     "padded_gather": "x size",
@@ -194,7 +194,7 @@ ACCEPTED = {
     "slot_dot": "slot_row size",
     "sort": "x size device",
     "sum_squares": "tensors size dimensions",
-    "tell_copies": "row_target size, copy_target size, copy_slot size, local size",
+    "tell_copies": "lists size, copy_slot size, local size",
     "topology": "padded_bins size device",
     "unpack_rows": "packed device",
 }
