@@ -269,6 +269,33 @@ run: {device: cpu}
         shard.write_bytes(data)
         self.assertIn("E4004", self.troupe("inspect", "run/step-000004", code=4))
 
+    def test_an_export_says_whether_a_tokens_weights_sum_to_one(self):
+        """Of each order of softmax and choice, in families that know both and in one that knows one."""
+        (self.folder / "text.txt").write_text("The cat sat on the mat. " * 300)
+        (self.folder / "nano.yaml").write_text("""
+model: {layers: 1, width: 32, heads: 4, vocab: 256, max_positions: 64,
+        moe: {experts: 4, top_k: 2, hidden: 64}}
+data: {train: [{kind: text, path: text.txt}], sequence: 32, tokenizer: bytes}
+train: {global_batch: 8, steps: 2, optimizer: {lr: 1e-2}}
+run: {device: cpu}
+""")
+        orders = {"auto": True, "after": True, "before": False, "before, p_norm: 1": True}
+        for norm, family in (("head", "qwen3_moe"), ("whole", "olmoe"), ("none", "mixtral")):
+            for i, (order, sums) in enumerate(orders.items()):
+                run = f"{family}-{i}"
+                self.troupe("train", "nano.yaml", "--quiet", "--set", f"checkpoint.dir={run}", "--set",
+                            f"model.qk_norm={norm}", "--set", f"model.moe.router={{order: {order}}}")
+                words = ("export", run, f"hub-{run}", "--check-logits", "--dtype", "float32")
+                if family == "mixtral" and not sums:
+                    self.assertIn("E4008", self.troupe(*words, code=4))
+                    self.assertFalse((self.folder / f"hub-{run}").exists())
+                    continue
+                self.troupe(*words)
+                config = json.loads((self.folder / f"hub-{run}" / "config.json").read_text())
+                self.assertEqual(config["model_type"], family)
+                if family != "mixtral":
+                    self.assertEqual(config["norm_topk_prob"], sums, order)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -98,9 +98,8 @@ bool rounds(const std::string& checkpoint, const std::string& dtype) {
 }
 
 bool within_tolerance(const LogitsCheck& check, bool rounded) {
-  if (!rounded) return check.equal;
-  constexpr double kRounded = 5e-2;
-  return check.mean_difference <= kRounded * check.mean;
+  constexpr double kOtherOrder = 1e-6, kRounded = 5e-2;
+  return check.equal || check.mean_difference <= (rounded ? kRounded : kOtherOrder) * check.mean;
 }
 
 }  // namespace troupe

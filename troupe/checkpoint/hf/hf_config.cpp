@@ -277,10 +277,30 @@ class Family {
     balance.aux_loss = theirs * scale;
   }
 
+  // Whether the weights of a token sum to 1: softmax over the chosen logits is that over all of
+  // them, divided by its sum.
+  bool sums_to_one(const TopkSoftmaxRouting& router) const {
+    if (router.p_norm != 0 && router.p_norm != 1) {
+      k_.refuse("norm_topk_prob", "the weights' p_norm of the router has no place here but 0 or 1");
+    }
+    const bool over_chosen = router.order != SoftmaxOrder::kBefore && c_.moe.top_k > 1;
+    return router.p_norm == 1 || over_chosen;
+  }
+
   void norm_topk(TopkSoftmaxRouting& router) {
-    bool normalised = router.p_norm == 1;
+    bool normalised = !k_.reads() && sums_to_one(router);
     k_.field({"norm_topk_prob"}, normalised, false);
-    router.p_norm = normalised ? 1 : 0;
+    if (k_.reads()) router.p_norm = normalised ? 1 : 0;
+  }
+
+  // The family's class knows one of the two alone.
+  void always_sums_to_one(const TopkSoftmaxRouting& router, bool does) const {
+    if (k_.reads() || sums_to_one(router) == does || c_.moe.experts == 1) return;
+    k_.refuse("norm_topk_prob", does ? "this family divides a token's weights by their sum; the "
+                                       "model's router does not (order 'before' without p_norm)"
+                                     : "this family takes a token's weights as they are; the "
+                                       "model's router divides them by their sum (p_norm 1, or "
+                                       "order 'auto' or 'after')");
   }
 
   void experts(std::initializer_list<const char*> names, I count, I top_k) {
@@ -318,6 +338,7 @@ class Family {
     k_.optional({"sliding_window"}, window);
     c_.window = window.value_or(0);
     TopkSoftmaxRouting& router = softmax(SoftmaxOrder::kAfter);
+    always_sums_to_one(router, true);
     k_.field({"router_jitter_noise"}, router.gate.jitter, 0.0);
     aux_loss(k_, "router_aux_loss_coef", router.balance, 0.001);
     rope(1e6);
@@ -430,14 +451,18 @@ class Family {
     TopkSoftmaxRouting& router = softmax(SoftmaxOrder::kBefore);
     std::optional<double> jitter, norm;
     if (router.gate.jitter > 0) jitter = router.gate.jitter;
-    if (router.p_norm > 0) norm = router.p_norm;
+    if (router.p_norm > 0) {
+      norm = router.p_norm;
+    } else if (!k_.reads() && sums_to_one(router)) {
+      norm = 1;
+    }
     if (k_.reads() && !f.has("moe_normalize_expert_weights")) {
       f.at("moe_normalize_expert_weights") = 1.0;  // the class's default
     }
     f.optional({"moe_jitter_eps"}, jitter);
     f.optional({"moe_normalize_expert_weights"}, norm);
     router.gate.jitter = jitter.value_or(0);
-    router.p_norm = norm.value_or(0);
+    if (k_.reads()) router.p_norm = norm.value_or(0);
     aux_loss(f, "moe_loss_weight", router.balance, 0.01);
   }
 
@@ -489,6 +514,7 @@ class Family {
     TopkSoftmaxRouting& router = softmax(SoftmaxOrder::kBefore);
     if (k_.reads()) router.balance = {};
     k_.only("scoring_func", std::string("softmax"));
+    always_sums_to_one(router, false);
     k_.only("norm_topk_prob", false);
     k_.field({"routed_scaling_factor"}, router.scale, 1.0);
     std::string method = router.limit.groups > 1 ? "group_limited_greedy" : "greedy";
@@ -516,6 +542,7 @@ class Family {
     double limit = c_.moe.ffn.form.clamp.value_or(7);
     k_.field({"swiglu_limit"}, limit, 7.0);
     TopkSoftmaxRouting& router = softmax(SoftmaxOrder::kAfter);
+    always_sums_to_one(router, true);
     if (k_.reads()) {
       c_.bias = c_.sinks = c_.moe.ffn.bias = router.gate.bias = true;
       c_.moe.ffn.form = {.activation = "quick_gelu", .gated = true, .clamp = limit, .offset = 1};
