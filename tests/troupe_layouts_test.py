@@ -43,6 +43,19 @@ class TroupeLayouts(unittest.TestCase):
         self.runs.train(Layout(experts=6), "tokens")
         self.assertGreater(self.runs.apart("one", "tokens")[0], 1e-3)
 
+    def test_D3_ranks_without_a_microbatch_of_their_own_count_in_nothing(self):
+        """Seven microbatches on three ranks: in the last turn two of them have none."""
+        routers = {"quantile": ("model.moe.router={kind: quantile}",),
+                   "global": ("model.moe.router.balance={global_loss: 1.0, global_fractions: previous}",
+                              "train.steps=2")}
+        for router, sets in routers.items():
+            for part in (Layout(), Layout(3, "DDP")):
+                self.runs.train(part, f"{router} {part.world}", *sets)
+            one, many = (self.runs.figures(f"{router} {world}") for world in (1, 3))
+            # The first step of `previous` has none: it takes those of its own turn, over all ranks.
+            for step, (_, norm) in list(one.items())[router == "global":]:
+                self.assertLess(abs(many[step][1] - norm), 1e-5 * norm, f"{router}, step {step}")
+
     def test_H5_exact_dispatch_is_one_process_bit_for_bit(self):
         sets = ("train.clip=0", "model.moe.top_k=3")
         layout = Layout(4, "FSDP", expert=4, exact=True, batch=1)

@@ -42,6 +42,12 @@ struct Roots {
 
 }  // namespace
 
+// How many ranks have rows in microbatch m; the others have one without (share_of).
+int64_t ranks_with(int64_t m, const StepInput& input) {
+  const int64_t ranks = input.context.replicas, full = input.all_microbatches / ranks;
+  return m < full ? ranks : m == full ? input.all_microbatches % ranks : 0;
+}
+
 class Executor::Watched {
  public:
   Watched(Executor& executor, Phase phase, double PhaseSeconds::*seconds, int unit = -1)
@@ -135,6 +141,7 @@ void Executor::forward(const Action& action, const StepInput& input, bool light)
   context.owns_backward = !light;
   context.first_token =
       input.first_token + action.microbatch * input.microbatches[0].ids_BS.numel();
+  context.replicas = ranks_with(action.microbatch, input);
   at::Tensor h;
   if (action.chunk > 0) h = outputs_.at({action.chunk - 1, action.microbatch});
   const at::AutoGradMode graph(!light);

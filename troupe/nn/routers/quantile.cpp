@@ -64,7 +64,9 @@ class QuantileRouter : public Router {
   void add(const at::Tensor& z_TE, const Tokens& tokens, const Context& context) {
     const at::NoGradGuard no_grad;
     const GroupRows group(RoutingScope::kGroup, context, tokens, z_TE);
-    const at::Tensor fresh = quantile(group.all(z_TE), beta_.value, group.valid(), shape_.top_k);
+    const at::Tensor all = group.all(z_TE);
+    if (all.size(0) == 0) return;  // no microbatch, but what stands in for one
+    const at::Tensor fresh = quantile(all, beta_.value, group.valid(), shape_.top_k);
     const at::Tensor with_count = at::cat({fresh, at::full({1}, 1, fresh.options())});
     sums_ = sums_.defined() ? sums_ + with_count : with_count;
   }
