@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """What several ranks do when one of them is lost, late, asked to stop, or started otherwise."""
 import itertools
+import re
 import signal
 import time
 import unittest
@@ -31,11 +32,13 @@ class TroupeRanksFaults(RanksRun):
         self.assertIn("Continue with", self.text_of(0))
 
     def test_F90_ranks_that_were_started_otherwise_are_named(self):
-        runs = [self.start_rank(r, 3, 21789, ["train.seed=2"] if r == 2 else []) for r in range(3)]
-        for rank, run in enumerate(runs):
-            self.assertEqual(run.wait(30), 2, self.text_of(rank)[-1500:])
-            self.assertIn("E2010", self.text_of(rank))
-            self.assertIn("rank(s) 0, 1:", self.text_of(rank))
+        for port, otherwise in ((21789, "train.seed=2"), (21788, "parallel.shard=none")):
+            runs = [self.start_rank(r, 3, port, [otherwise] if r == 2 else []) for r in range(3)]
+            value = re.escape(otherwise.rsplit(".", 1)[1].replace("=", ": "))
+            for rank, run in enumerate(runs):
+                self.assertEqual(run.wait(30), 2, self.text_of(rank)[-1500:])
+                self.assertRegex(self.text_of(rank), rf"E2010 .*rank\(s\) 0, 1: .*rank\(s\) 2: {value}|"
+                                                     rf"E2010 .*rank\(s\) 2: {value}.*rank\(s\) 0, 1: ")
 
     def test_F91_a_rank_that_never_comes_is_named(self):
         runs = [self.start_rank(r, 3, 21790, ["run.start_timeout=3s"]) for r in range(2)]

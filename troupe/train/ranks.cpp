@@ -4,12 +4,17 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <numeric>
+#include <span>
+#include <sstream>
 
 #include "troupe/core/check.h"
+#include "troupe/core/hash.h"
 #include "troupe/dist/a2a_dispatcher.h"
 #include "troupe/dist/allgather_dispatcher.h"
 #include "troupe/dist/watched_dispatcher.h"
@@ -21,6 +26,7 @@ namespace {
 
 // Rows on their way to experts do not wait for sums and gathers of state between the same ranks.
 constexpr const char* kRows = "rows";
+constexpr std::chrono::milliseconds kReadTime{60'000};
 
 // All ranks choose alike: memory is that of the least; hosts of unequal numbers of ranks count as
 // several of so many ranks as divide all of them.
@@ -44,7 +50,55 @@ ParallelConfig chosen(const Recipe& recipe, const RanksAtHand& ranks, std::strin
   return settled(choice.parallel, needs_of(recipe, ranks.world, ranks.per_host));
 }
 
+void check_equal(const std::string& what, const std::vector<std::string>& all) {
+  std::map<std::string, std::string> who;
+  for (size_t r = 0; r < all.size(); ++r) {
+    std::string& ranks = who[all[r]];
+    if (!ranks.empty()) ranks += ", ";
+    ranks += std::to_string(r);
+  }
+  if (who.size() == 1) return;
+  std::string told;
+  for (const auto& [value, ranks] : who) {
+    if (!told.empty()) told += "; ";
+    told.append("rank(s) ").append(ranks).append(": ").append(value);
+  }
+  fail(Code::kRanksDiffer, what, "differs between ranks - " + told);
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> out;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) out.push_back(line);
+  return out;
+}
+
 }  // namespace
+
+void require_equal(World& world, const std::string& what, const std::string& text) {
+  check_equal(what, world.gather_texts(what, text));
+}
+
+void require_equal_lines(World& world, const std::string& what, const std::string& lines) {
+  const std::vector<std::string> hashes =
+      world.gather_texts(what, hex(hash128(std::as_bytes(std::span(lines)))));
+  if (std::ranges::count(hashes, hashes[0]) == std::ssize(hashes)) return;
+  const std::string key = "lines of the " + what;
+  if (world.rank() == 0) world.board().post(key, lines);
+  const std::vector<std::string> own = lines_of(lines),
+                                 first = lines_of(world.board().read(key, kReadTime));
+  const auto line = [&](size_t i) { return i < own.size() ? own[i] : "nothing more"; };
+  size_t at = 0;
+  while (at < first.size() && line(at) == first[at]) ++at;
+  if (world.rank() == 0) at = std::numeric_limits<int32_t>::max();
+  for (const std::string& of_rank : world.gather_texts(key, std::to_string(at))) {
+    at = std::min(at, static_cast<size_t>(std::stoull(of_rank)));
+  }
+  const std::string text = line(at);
+  const size_t begin = std::min(text.size(), text.find_first_not_of(' '));
+  check_equal(what, world.gather_texts(key, text.substr(begin)));
+  check_equal(what, hashes);
+}
 
 Ranks::Ranks() : world_(std::make_shared<World>()), mesh_(1, {}) {}
 
@@ -129,21 +183,7 @@ Peers Ranks::peers() const {
 }
 
 void Ranks::require_equal(const std::string& what, const std::string& text) const {
-  if (alone()) return;
-  const std::vector<std::string> all = world_->gather_texts(what, text);
-  std::map<std::string, std::string> who;
-  for (size_t r = 0; r < all.size(); ++r) {
-    std::string& ranks = who[all[r]];
-    if (!ranks.empty()) ranks += ", ";
-    ranks += std::to_string(r);
-  }
-  if (who.size() == 1) return;
-  std::string told;
-  for (const auto& [value, ranks] : who) {
-    if (!told.empty()) told += "; ";
-    told.append("rank(s) ").append(ranks).append(": ").append(value);
-  }
-  fail(Code::kRanksDiffer, what, "differs between ranks - " + told);
+  if (!alone()) troupe::require_equal(*world_, what, text);
 }
 
 std::string Ranks::description() const {

@@ -24,6 +24,11 @@
 
 namespace troupe {
 
+// All ranks have the same text, or E2010 that tells which have what of it. `lines`: of its first
+// line that is not the same everywhere.
+void require_equal(World& world, const std::string& what, const std::string& text);
+void require_equal_lines(World& world, const std::string& what, const std::string& lines);
+
 class Ranks {
  public:
   Ranks();  // one
@@ -51,7 +56,6 @@ class Ranks {
   SumOver sum_over_all() const;  // of the device's tensors; absent: one rank
   std::vector<double> summed(std::vector<double> values) const;  // small, on the host
   Peers peers() const;
-  // All ranks have the same text, or E2010 that tells which have what of it.
   void require_equal(const std::string& what, const std::string& text) const;
   std::string description() const;  // "8 ranks (torchrun): experts over 4, state over 8 (zero1)"
   const std::string& why() const { return why_; }          // this layout; empty: one rank
