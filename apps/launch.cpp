@@ -82,9 +82,20 @@ struct AttemptEnd {
     const auto hung = first([](const RankEnd& e) { return e.forced; });
     return hung != ranks.end() ? *hung : *bad;
   }
+  // Asked to stop, before they could hear it as a wish: nothing had begun that could be lost.
+  bool obeyed() const {
+    const auto by_signal = [](const RankEnd& e) {
+      return e.signal == SIGTERM || e.signal == SIGINT;
+    };
+    const auto fine = [&](const RankEnd& e) {
+      return by_signal(e) || e.code == 0 || e.code == static_cast<int>(ExitClass::kPeer);
+    };
+    return asked_to_stop && std::ranges::any_of(ranks, by_signal) &&
+           std::ranges::all_of(ranks, fine);
+  }
   int code() const {
-    const bool good = std::ranges::all_of(ranks, [](const RankEnd& e) { return e.code == 0; });
-    if (good) return 0;
+    if (std::ranges::all_of(ranks, [](const RankEnd& e) { return e.code == 0; })) return 0;
+    if (obeyed()) return 0;
     const int code = cause().code;
     return code == 0 ? static_cast<int>(ExitClass::kPeer) : code;  // it left the others
   }
@@ -185,7 +196,10 @@ class Launcher {
       const auto before = exit_file();
       const AttemptEnd end = once(attempt);
       const int code = end.code();
-      if (code == 0) return 0;
+      if (code == 0) {
+        if (end.obeyed()) log_.info("asked to stop before the run had begun");
+        return 0;
+      }
       log_.error(end.description());
       if (exit_file() == before) write_exit_for_first(end);
       keep_flight();
