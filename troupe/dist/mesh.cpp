@@ -11,16 +11,8 @@ namespace troupe {
 namespace {
 
 // "4 or 8": the divisors of n around `wanted` that will do. There is one: n or 1 always does.
-std::string near(int64_t n, int64_t wanted, const std::function<bool(int64_t)>& does) {
-  int64_t below = 0, above = 0;
-  for (int64_t d = 1; d <= n && above == 0; ++d) {
-    if (n % d == 0 && does(d)) (d < wanted ? below : above) = d;
-  }
-  if (below == 0 || above == 0) return std::to_string(std::max(below, above));
-  return std::to_string(below) + " or " + std::to_string(above);
-}
 std::string near(int64_t n, int64_t wanted) {
-  return near(n, wanted, [](int64_t) { return true; });
+  return near_divisors(n, wanted, [](int64_t) { return true; });
 }
 
 struct Size {
@@ -61,7 +53,7 @@ class MeshCheck {
     }
     MeshShape::visit(shape_, [&](const std::string& name, const auto& value) {
       if constexpr (std::is_same_v<decltype(value), const int64_t&>) {
-        const int64_t least = name == "shard" ? 0 : 1;
+        const int64_t least = name == "shard_ranks" ? 0 : 1;
         if (value < least) add(name, value, "is less than", least);
       }
     });
@@ -104,13 +96,13 @@ class MeshCheck {
       return block <= experts || block % experts == 0;
     };
     if (data % shape_.shard != 0) {
-      add("shard", shape_.shard, "does not divide the", data,
+      add("shard_ranks", shape_.shard, "does not divide the", data,
           "ranks that hold the same dense parameters; use",
-          near(data, shape_.shard, cuts_experts_evenly));
+          near_divisors(data, shape_.shard, cuts_experts_evenly));
     } else if (!cuts_experts_evenly(shape_.shard)) {
-      add("shard", shape_.shard, "times tensor", shape_.tensor,
+      add("shard_ranks", shape_.shard, "times tensor", shape_.tensor,
           "ranks cut unequal parts of the expert-data groups, which take every rank in", experts,
-          "(expert_tensor x expert); use", near(data, shape_.shard, cuts_experts_evenly));
+          "(expert_tensor x expert); use", near_divisors(data, shape_.shard, cuts_experts_evenly));
     }
   }
 
@@ -129,6 +121,15 @@ void print_some(std::ostream& os, const std::vector<T>& all, std::string_view be
 }
 
 }  // namespace
+
+std::string near_divisors(int64_t n, int64_t wanted, const std::function<bool(int64_t)>& does) {
+  int64_t below = 0, above = 0;
+  for (int64_t d = 1; d <= n && above == 0; ++d) {
+    if (n % d == 0 && does(d)) (d < wanted ? below : above) = d;
+  }
+  if (below == 0 || above == 0) return std::to_string(std::max(below, above));
+  return std::to_string(below) + " or " + std::to_string(above);
+}
 
 std::vector<std::string> Mesh::faults(int64_t world, const MeshShape& shape) {
   return MeshCheck(world, shape).run();

@@ -21,6 +21,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -75,10 +76,13 @@ struct MeshShape {
     f("pipeline", s.pipeline);
     f("expert", s.expert);
     f("expert_tensor", s.expert_tensor);
-    f("shard", s.shard);
+    f("shard_ranks", s.shard);  // of parallel.shard_ranks
     f("order", s.order);
   }
 };
+
+// "4 or 8": the divisors of n that do, next below and above what was wanted.
+std::string near_divisors(int64_t n, int64_t wanted, const std::function<bool(int64_t)>& does);
 
 class Mesh {
  public:

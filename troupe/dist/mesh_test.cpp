@@ -293,19 +293,20 @@ TEST(Mesh, RefusesWhatDoesNotDivideAndNamesTheNearest) {
             "parallel.context: E2005 tensor 4 times context 4 does not divide the 8 ranks of a "
             "stage; with tensor 4 use context 2\n");
   EXPECT_EQ(faults(16, {.shard = 5}),
-            "parallel.shard: E2005 5 does not divide the 16 ranks that hold the same dense "
+            "parallel.shard_ranks: E2005 5 does not divide the 16 ranks that hold the same dense "
             "parameters; use 4 or 8\n");
   EXPECT_EQ(faults(0, {.tensor = 0, .shard = -1}),
             "parallel: E2005 a mesh of 0 ranks\nparallel.tensor: E2005 0 is less than 1\n"
-            "parallel.shard: E2005 -1 is less than 0\n");
+            "parallel.shard_ranks: E2005 -1 is less than 0\n");
 }
 
 TEST(Mesh, RefusesBlocksThatCutExpertsUnevenly) {
-  EXPECT_EQ(faults(6, {.expert = 2, .shard = 3}),
-            "parallel.shard: E2005 3 times tensor 1 ranks cut unequal parts of the expert-data "
-            "groups, which take every rank in 2 (expert_tensor x expert); use 2 or 6\n");
+  EXPECT_EQ(
+      faults(6, {.expert = 2, .shard = 3}),
+      "parallel.shard_ranks: E2005 3 times tensor 1 ranks cut unequal parts of the expert-data "
+      "groups, which take every rank in 2 (expert_tensor x expert); use 2 or 6\n");
   EXPECT_EQ(faults(12, {.expert = 4, .shard = 5}),
-            "parallel.shard: E2005 5 does not divide the 12 ranks that hold the same dense "
+            "parallel.shard_ranks: E2005 5 does not divide the 12 ranks that hold the same dense "
             "parameters; use 4 or 12\n");
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <limits>
 #include <string_view>
 
 #include "troupe/core/check.h"
@@ -9,12 +10,14 @@
 namespace troupe {
 namespace {
 
-int64_t number(const std::string& name, const std::string& text, int64_t least) {
+int64_t number(const std::string& name, const std::string& text, int64_t least,
+               int64_t most = std::numeric_limits<int32_t>::max()) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < least) {
+  if (error != std::errc() || end != text.data() + text.size() || value < least || value > most) {
     std::string what = "\"";
     what.append(text).append("\" is not a whole number from ").append(std::to_string(least));
+    what.append(" to ").append(std::to_string(most));
     fail(Code::kBadValue, name, what);
   }
   return value;
@@ -97,7 +100,7 @@ std::optional<Place> place_from(const GetVariable& get) {
     }
     if (const auto text = get("MASTER_ADDR")) p.host = *text;
     if (const auto text = get("MASTER_PORT")) {
-      p.port = static_cast<int>(number("MASTER_PORT", *text, 1));
+      p.port = static_cast<int>(number("MASTER_PORT", *text, 1, 65535));
     }
     if (const auto text = get("TORCHELASTIC_RESTART_COUNT")) {
       p.attempt = number("TORCHELASTIC_RESTART_COUNT", *text, 0);

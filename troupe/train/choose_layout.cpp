@@ -93,7 +93,9 @@ LayoutNeeds needs_of(const Recipe& r, int64_t world, int64_t per_host) {
           .experts = num_moe_layers(r.model) > 0 ? r.model.moe.experts : 0,
           .whole_matrices = needs_whole_matrices(r.train.optimizer),
           .whole_state = needs_whole_state(r.train.optimizer),
-          .per_host = per_host};
+          .per_host = per_host,
+          .hidden = r.model.moe.ffn.hidden,
+          .whole_experts = r.model.moe.ffn.bias || r.model.moe.ffn.lora.rank > 0};
 }
 
 ParallelConfig settled(const ParallelConfig& config, const LayoutNeeds& needs) {

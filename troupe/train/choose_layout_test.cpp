@@ -151,15 +151,33 @@ TEST(ChooseLayout, NodesThatCannotBeAreFaults) {
   EXPECT_EQ(fault("expert: 16", needs), "");
   EXPECT_EQ(fault("expert: 8, node_ranks: 3", needs),
             "parallel.node_ranks: E2005 8 ranks share experts: they cannot be cut into nodes of 3; "
-            "nearest: 1");
+            "use 2 or 4");
   EXPECT_EQ(fault("expert: 8, node_ranks: 4, dispatcher: all_gather", needs),
             "parallel.node_ranks: E2005 all_gather knows no nodes; they are two_level's");
   EXPECT_EQ(fault("expert: 4, dispatcher: two_level", {.world = 12, .experts = 64, .per_host = 3}),
             "parallel.node_ranks: E2005 4 ranks share experts: they cannot be cut into nodes of 3; "
-            "nearest: 1");
+            "use 2 or 4");
   EXPECT_EQ(fault("expert: 4, rebalance: {every: 10}", {.world = 4, .experts = 2, .per_host = 4}),
             "parallel.rebalance: E2005 4 ranks cut 2 experts by their width: each has a part of "
             "the same work");
+}
+
+TEST(ChooseLayout, ExpertsThatCannotLieSoAreFaultsWithWhatWouldDo) {
+  const auto fault = [](int64_t expert, const LayoutNeeds& needs) {
+    const Recipe r = recipe_of("parallel: {expert: " + std::to_string(expert) + "}");
+    const auto faults = layout_faults(r.parallel, needs);
+    return faults.empty() ? "" : faults[0];
+  };
+  EXPECT_EQ(fault(4, {.world = 12, .experts = 6}),
+            "parallel.expert: E2005 6 experts on 4 ranks: neither divides the other; use 3 or 6");
+  EXPECT_EQ(fault(4, {.world = 4, .experts = 2, .hidden = 96}), "");
+  EXPECT_EQ(fault(4, {.world = 4, .experts = 2, .hidden = 97}),
+            "parallel.expert: E2005 an expert's width 97 does not divide into the 2 slices of 4 "
+            "ranks and 2 experts; use 2");
+  EXPECT_EQ(fault(4, {.world = 4, .experts = 2, .hidden = 96, .whole_experts = true}),
+            "parallel.expert: E2005 4 ranks would cut the hidden width of 2 experts, which those "
+            "with a bias or lora do not take; use 2");
+  EXPECT_EQ(fault(2, {.world = 4, .experts = 2, .hidden = 96, .whole_experts = true}), "");
 }
 
 TEST(ChooseLayout, WhatIsGivenStays) {

@@ -81,10 +81,31 @@ std::vector<std::string> layout_faults(const ParallelConfig& config, const Layou
                   std::to_string(needs.world) + " ranks; leave it out, or start that many");
   }
   const int64_t low = std::min(c.expert, needs.experts), high = std::max(c.expert, needs.experts);
+  const int64_t slices = c.expert / std::max<int64_t>(1, needs.experts);
+  const auto at_most_whole = [&](int64_t ranks) {
+    return ranks <= needs.experts && needs.experts % ranks == 0;
+  };
   if (c.expert > 1 && (low == 0 || high % low != 0)) {
+    const auto fits = [&](int64_t ranks) {
+      return needs.experts > 0 && (needs.experts % ranks == 0 || ranks % needs.experts == 0);
+    };
     out.push_back("parallel.expert: E2005 " + std::to_string(needs.experts) + " experts on " +
-                  std::to_string(c.expert) + " ranks: neither divides the other; nearest: " +
-                  std::to_string(std::max<int64_t>(1, std::gcd(c.expert, needs.experts))));
+                  std::to_string(c.expert) + " ranks: neither divides the other; use " +
+                  (needs.experts > 0 ? near_divisors(needs.world, c.expert, fits) : "1"));
+  } else if (needs.whole_experts && slices > 1) {
+    out.push_back("parallel.expert: E2005 " + std::to_string(c.expert) +
+                  " ranks would cut the hidden width of " + std::to_string(needs.experts) +
+                  " experts, which those with a bias or lora do not take; use " +
+                  near_divisors(needs.world, c.expert, at_most_whole));
+  } else if (slices > 1 && needs.hidden % slices != 0) {
+    const auto cuts = [&](int64_t ranks) {
+      return at_most_whole(ranks) ||
+             (ranks % needs.experts == 0 && needs.hidden % (ranks / needs.experts) == 0);
+    };
+    out.push_back("parallel.expert: E2005 an expert's width " + std::to_string(needs.hidden) +
+                  " does not divide into the " + std::to_string(slices) + " slices of " +
+                  std::to_string(c.expert) + " ranks and " + std::to_string(needs.experts) +
+                  " experts; use " + near_divisors(needs.world, c.expert, cuts));
   } else if (needs.whole_matrices && c.expert > needs.experts && c.expert > 1) {
     out.push_back("parallel.expert: E2005 " + std::to_string(c.expert) +
                   " ranks cut the matrices of " + std::to_string(needs.experts) +
@@ -96,7 +117,7 @@ std::vector<std::string> layout_faults(const ParallelConfig& config, const Layou
   if ((two_level || config.node_ranks > 0) && c.expert % node != 0) {
     out.push_back("parallel.node_ranks: E2005 " + std::to_string(c.expert) +
                   " ranks share experts: they cannot be cut into nodes of " + std::to_string(node) +
-                  "; nearest: " + std::to_string(std::gcd(c.expert, node)));
+                  "; use " + near_divisors(c.expert, node, [](int64_t) { return true; }));
   }
   if (config.node_ranks > 0 && config.dispatcher != DispatcherKind::kAuto && !two_level) {
     out.push_back("parallel.node_ranks: E2005 " + to_text(c.dispatcher) +

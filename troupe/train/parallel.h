@@ -75,6 +75,8 @@ struct LayoutNeeds {
   bool whole_matrices = false;  // the optimizer cannot work on parts of experts' matrices
   bool whole_state = false;     // nor with a part of their state
   int64_t per_host = 0;         // ranks of a host; 0: all
+  int64_t hidden = 0;           // of an expert, which slices cut evenly; 0: not known
+  bool whole_experts = false;   // with a bias or LoRA they cannot be cut by their width
 };
 
 // What no world can have yet: field and why.

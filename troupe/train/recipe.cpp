@@ -98,13 +98,18 @@ void check_parallel(const Recipe& r, Problems& problems) {
                                        std::string(r.train.optimizer.kind()) +
                                        " needs whole: none");
   }
-  if (r.parallel.prefetch < 0) problems.add("parallel.prefetch", "must not be negative");
+  for (const auto& [field, value] :
+       {std::pair{"data", r.parallel.data}, std::pair{"expert", r.parallel.expert},
+        std::pair{"shard_ranks", r.parallel.shard_ranks},
+        std::pair{"prefetch", r.parallel.prefetch},
+        std::pair{"node_ranks", r.parallel.node_ranks}}) {
+    if (value < 0) problems.add("parallel." + std::string(field), "must not be negative");
+  }
   if (r.parallel.wire == WireType::kInt8 && r.parallel.dispatch == DispatchMode::kExact) {
     problems.add("parallel.wire",
                  "int8 rounds the rows that go to experts, and parallel.dispatch exact gives the "
                  "bits of one rank: take wire native, or dispatch fast");
   }
-  if (r.parallel.node_ranks < 0) problems.add("parallel.node_ranks", "must not be negative");
   if (r.parallel.rebalance.every < 0 || r.parallel.rebalance.gain < 0) {
     problems.add("parallel.rebalance", "every and gain must not be negative");
   }
