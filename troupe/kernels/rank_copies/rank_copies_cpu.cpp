@@ -19,18 +19,16 @@ void list_copies_cpu(const ListCopies& a, const Pool& pool) {
     a.counts[3 * w + 2] = static_cast<int32_t>(a.capacity);
   }
   pool(a.tokens, kGrain, [&](int64_t begin, int64_t end) {
-    std::vector<int32_t> found(static_cast<size_t>(2 * a.targets));  // copies, rows
+    std::vector<int32_t> copies(static_cast<size_t>(a.targets)), rows(copies.size());
     for (int64_t t = begin; t < end; ++t) {
-      const int copies =
-          list_token(a, t, [&](int32_t w) { ++found[static_cast<size_t>(2 * w + 1)]; });
+      const int length = list_token(a, t, [&](int32_t w) { ++rows[static_cast<size_t>(w)]; });
       const int32_t* const list = a.copy_target + t * a.width();
-      for (int i = 0; i < copies; ++i) ++found[static_cast<size_t>(2 * list[i])];
+      for (int i = 0; i < length; ++i) ++copies[static_cast<size_t>(list[i])];
     }
-    for (int64_t w = 0; w < a.targets; ++w) {
-      for (int64_t i = 0; i < 2; ++i) {
-        const int32_t n = found[static_cast<size_t>(2 * w + i)];
-        if (n > 0) std::atomic_ref(a.counts[3 * w + i]).fetch_add(n);
-      }
+    for (size_t w = 0; w < copies.size(); ++w) {
+      if (rows[w] == 0) continue;
+      std::atomic_ref(a.counts[3 * w]).fetch_add(copies[w]);
+      std::atomic_ref(a.counts[3 * w + 1]).fetch_add(rows[w]);
     }
   });
 }
