@@ -8,7 +8,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <chrono>
 #include <csignal>
+#include <future>
+#include <map>
 
 #include "troupe/core/check.h"
 #include "troupe/dist/world.h"
@@ -159,6 +162,53 @@ TEST(World, F91_RanksThatDoNotComeAreNamed) {
   }
 }
 
+// Why a rank does not get into its world.
+std::string meeting_error(const Place& place, const WorldOptions& options) {
+  try {
+    World world(place, c10::kCPU, options);
+    return "met";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::kNoMeeting);
+    return e.what();
+  }
+}
+
+TEST(World, F91_WhoDoesNotReachRank0IsToldWhyInTime) {
+  const auto begin = std::chrono::steady_clock::now();
+  const WorldOptions options{.start_timeout = std::chrono::milliseconds(400)};
+  const Place nobody{.rank = 1, .size = 2, .port = 29875};
+  EXPECT_NE(meeting_error(nobody, options).find("Connection refused"), std::string::npos);
+  Place unknown = nobody;
+  unknown.host = "no such host";
+  EXPECT_NE(meeting_error(unknown, options).find("not known"), std::string::npos);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+}
+
+TEST(World, AStopIsHeardWhileRanksMeet) {
+  struct Asked {};
+  const WorldOptions options{.start_timeout = std::chrono::minutes(5),
+                             .check = [count = 0]() mutable {
+                               if (++count == 5) throw Asked();
+                             }};
+  EXPECT_THROW(World(Place{.rank = 0, .size = 2, .port = 29874}, c10::kCPU, options), Asked);
+  EXPECT_THROW(World(Place{.rank = 1, .size = 2, .port = 29873}, c10::kCPU, options), Asked);
+}
+
+TEST(World, TwoJobsAtOnePortDoNotMeet) {
+  const auto meet = [&](int64_t rank, const std::string& job, std::chrono::milliseconds timeout) {
+    return std::async(std::launch::async, [=] {
+      return meeting_error({.rank = rank, .size = 3, .port = 29872, .job = job},
+                           {.start_timeout = timeout});
+    });
+  };
+  // Job b finds job a's meeting point, which is there for longer than b waits.
+  auto zero = meet(0, "a.", std::chrono::seconds(4)), one = meet(1, "a.", std::chrono::seconds(4));
+  auto other = meet(2, "b.", std::chrono::seconds(2));
+  EXPECT_NE(other.get().find("rank(s) 0 did not arrive"), std::string::npos);
+  EXPECT_NE(one.get().find("rank(s) 2 did not arrive"), std::string::npos);
+  EXPECT_NE(zero.get().find("rank(s) 2 did not arrive"), std::string::npos);
+}
+
 std::optional<Place> place_of(const std::map<std::string, std::string>& variables) {
   return place_from([&](const std::string& name) -> std::optional<std::string> {
     const auto found = variables.find(name);
@@ -183,19 +233,23 @@ TEST(Place, IsReadFromEveryLauncher) {
   EXPECT_EQ(torchrun->attempt, 2);
   EXPECT_TRUE(torchrun->launcher_has_store);
   EXPECT_EQ(torchrun->source, "torchrun");
+  EXPECT_EQ(torchrun->job, "x.");
   const auto launched = place_of({{"TROUPE_LAUNCH", "1"},
                                   {"TORCHELASTIC_RUN_ID", "around"},
                                   {"RANK", "1"},
                                   {"WORLD_SIZE", "2"}});
   EXPECT_EQ(launched->source, "troupe launch");
   EXPECT_EQ(launched->rank, 1);
+  EXPECT_EQ(launched->job, "");  // its port is its own
   const auto slurm = place_of({{"SLURM_STEP_ID", "0"},
+                               {"SLURM_JOB_ID", "77"},
                                {"SLURM_PROCID", "1"},
                                {"SLURM_NTASKS", "4"},
                                {"SLURM_LOCALID", "1"},
                                {"SLURM_STEP_NODELIST", "gpu[3-5,7]"}});
   EXPECT_EQ(slurm->host, "gpu3");
   EXPECT_EQ(slurm->size, 4);
+  EXPECT_EQ(slurm->job, "77.0.");
   // Nodes of 2, 2, 8, 8, 8 and 1 ranks.
   const std::array<int64_t, 6> here = {2, 2, 8, 8, 8, 1};
   for (size_t node = 0; node < here.size(); ++node) {

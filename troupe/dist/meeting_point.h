@@ -2,7 +2,10 @@
 // it outlives each of them. Ranks reach it with Place::launcher_has_store.
 #pragma once
 
+#include <chrono>
+#include <functional>
 #include <memory>
+#include <string>
 
 namespace troupe {
 
@@ -16,5 +19,13 @@ class MeetingPoint {
   struct Server;
   std::unique_ptr<Server> server_;
 };
+
+// Until a store's server answers there. E6002 with why none does, after `timeout`; what `check`
+// throws, which is called again and again, may end it before.
+void wait_for_server(const std::string& host, int port, std::chrono::milliseconds timeout,
+                     const std::function<void()>& check);
+
+// Of what PyTorch says: behind it stand its own call stacks.
+std::string first_line(const std::string& text);
 
 }  // namespace troupe

@@ -28,15 +28,17 @@ struct Names {
   const char* source;
   const char* sign;  // is set under this launcher alone
   const char *rank, *size, *local_rank, *local_size;
+  const char *job = nullptr, *part = nullptr;  // which of its jobs this is, the same in all ranks
 };
 constexpr Names kLaunchers[] = {
     {"troupe launch", "TROUPE_LAUNCH", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
-    {"torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
+    {"torchrun", "TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+     "TORCHELASTIC_RUN_ID"},
     {"RANK and WORLD_SIZE", "RANK", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
-     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+     "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"},
     {"SLURM", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
-     "SLURM_NTASKS_PER_NODE"},
+     "SLURM_NTASKS_PER_NODE", "SLURM_JOB_ID", "SLURM_STEP_ID"},
 };
 
 // "gpu[3-5,7],login" begins with "gpu3", "n1,n2" with "n1".
@@ -92,6 +94,7 @@ std::optional<Place> place_from(const GetVariable& get) {
     p.local_size = p.size;
     if (const auto text = get(names.local_rank)) p.local_rank = number(names.local_rank, *text, 0);
     if (const auto text = get(names.local_size)) p.local_size = number(names.local_size, *text, 1);
+    p.local_is_told = get(names.local_rank).has_value();
     if (const auto list = get("SLURM_STEP_NODELIST")) p.host = first_host(*list);
     const auto tasks = get("SLURM_STEP_TASKS_PER_NODE"), node = get("SLURM_NODEID");
     if (names.sign == std::string_view("SLURM_STEP_ID") && tasks && node) {
@@ -106,6 +109,10 @@ std::optional<Place> place_from(const GetVariable& get) {
       p.attempt = number("TORCHELASTIC_RESTART_COUNT", *text, 0);
     }
     p.launcher_has_store = get("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
+    for (const char* const name : {names.job, names.part}) {
+      const auto text = name == nullptr ? std::nullopt : get(name);
+      if (text) p.job += *text + '.';
+    }
     return p;
   }
   return {};

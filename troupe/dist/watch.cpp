@@ -167,7 +167,7 @@ void Watch::State::run() {
 void Watch::State::beat() {
   const Doing doing = self.pulse->now();
   try {
-    board->post("beat/" + std::to_string(self.rank),
+    board->post(beat_key(self.rank),
                 beat_text(Beat{.count = ++count,
                                .time = unix_seconds(),
                                .doing = doing,
@@ -193,6 +193,7 @@ void Watch::State::post_end(const std::string& text) {
   on_thread([this, text] {
     try {
       board->post("end/" + std::to_string(self.rank), text);
+      board->claim(kFirstEnd, std::to_string(self.rank));
     } catch (const Error&) {  // nobody is left to be told
     }
   });
@@ -218,7 +219,7 @@ bool Watch::State::stands_still(int64_t rank) const {
 
 // Of this very moment where the launcher shares it.
 std::optional<Beat> Watch::State::last_beat(int64_t rank) {
-  std::optional<Beat> out = beat_of(board->peek("beat/" + std::to_string(rank)));
+  std::optional<Beat> out = beat_of(board->peek(beat_key(rank)));
   if (self.all) {
     if (!out) out.emplace();
     const Pulse& pulse = self.all->of(rank);

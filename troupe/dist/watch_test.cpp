@@ -4,59 +4,26 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <map>
-#include <mutex>
 #include <thread>
 
 #include "troupe/core/check.h"
+#include "troupe/testing/torch/table_board.h"
 
 namespace troupe {
 namespace {
 
 using std::chrono::milliseconds;
+using testing::Table;
+using testing::TableBoard;
 using namespace std::chrono_literals;
 
 constexpr milliseconds kBeat{200};
 
-testing::AssertionResult says(const std::string& text, const std::string& part) {
+::testing::AssertionResult says(const std::string& text, const std::string& part) {
   const bool found = text.find(part) != std::string::npos;
-  return (found ? testing::AssertionSuccess() : testing::AssertionFailure())
+  return (found ? ::testing::AssertionSuccess() : ::testing::AssertionFailure())
          << '"' << text << "\" and \"" << part << '"';
 }
-
-// What a meeting point holds; it may go away.
-struct Table {
-  std::mutex mutex;
-  std::map<std::string, std::string> texts;
-  bool gone = false;
-};
-
-class TableBoard : public Board {
- public:
-  explicit TableBoard(std::shared_ptr<Table> table) : table_(std::move(table)) {}
-  void post(const std::string& key, const std::string& text) override {
-    const auto lock = locked();
-    table_->texts[key] = text;
-  }
-  std::optional<std::string> peek(const std::string& key) override {
-    const auto lock = locked();
-    const auto found = table_->texts.find(key);
-    return found == table_->texts.end() ? std::nullopt : std::optional(found->second);
-  }
-  std::string read(const std::string& key, milliseconds) override { return peek(key).value_or(""); }
-  std::string claim(const std::string& key, const std::string& text) override {
-    const auto lock = locked();
-    return table_->texts.emplace(key, text).first->second;
-  }
-
- private:
-  std::unique_lock<std::mutex> locked() {
-    std::unique_lock lock(table_->mutex);
-    if (table_->gone) fail(Code::kRankLost, "the table", "is gone");
-    return lock;
-  }
-  std::shared_ptr<Table> table_;
-};
 
 // Ranks of several machines, as far as the system can tell.
 struct Ranks {

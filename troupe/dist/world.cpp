@@ -12,11 +12,15 @@
 #include <algorithm>
 #include <cstdlib>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "troupe/core/check.h"
 #include "troupe/dist/echo_backend.h"
+#include "troupe/dist/gather_texts.h"
 #include "troupe/dist/group_backend.h"
+#include "troupe/dist/meeting.h"
+#include "troupe/dist/meeting_point.h"
 #include "troupe/ops/cuda_plugin.h"
 
 namespace troupe {
@@ -25,6 +29,7 @@ namespace {
 using Milliseconds = std::chrono::milliseconds;
 
 constexpr Milliseconds kLeaveTime{2000};
+constexpr Milliseconds kLeastSilence{10'000};  // ten beats: a busy machine may lose some
 
 class StoreBoard : public Board {
  public:
@@ -37,6 +42,17 @@ class StoreBoard : public Board {
     std::optional<std::string> out;
     guarded(key, [&] {
       if (store_->check({key})) out = got(key);
+    });
+    return out;
+  }
+  std::optional<std::vector<std::string>> peek_all(const std::vector<std::string>& keys) override {
+    std::optional<std::vector<std::string>> out;
+    guarded(keys.front() + "\" and so on, \"" + keys.back(), [&] {
+      if (!store_->check(keys)) return;
+      out.emplace();
+      for (const std::vector<uint8_t>& bytes : store_->multiGet(keys)) {
+        out->emplace_back(bytes.begin(), bytes.end());
+      }
     });
     return out;
   }
@@ -68,7 +84,7 @@ class StoreBoard : public Board {
     try {
       f();
     } catch (const std::exception& e) {
-      fail(Code::kRankLost, "the meeting point's \"" + key + '"', e.what());
+      fail(Code::kRankLost, "the meeting point's \"" + key + '"', first_line(e.what()));
     }
   }
 
@@ -92,13 +108,17 @@ c10::intrusive_ptr<c10d::Store> open_store(const Place& place, const WorldOption
   how.isServer = serves;
   how.waitWorkers = false;
   how.timeout = options.start_timeout;
+  // PyTorch's own client tries for up to twice the time, hears no signal and tells call stacks.
+  if (!serves) wait_for_server(place.host, place.port, options.start_timeout, options.check);
   try {
     auto store = c10::make_intrusive<c10d::TCPStore>(place.host, how);
-    // A launcher's store outlives a failed attempt, and so would its addresses.
-    return c10::make_intrusive<c10d::PrefixStore>("troupe/" + std::to_string(place.attempt), store);
+    // A launcher's store outlives an attempt that failed, and so would its words.
+    return c10::make_intrusive<c10d::PrefixStore>(
+        "troupe/" + place.job + std::to_string(place.attempt), store);
   } catch (const std::exception& e) {
     fail(Code::kNoMeeting, place.host + ':' + std::to_string(place.port),
-         std::string(serves ? "rank 0 cannot open it: " : "cannot be reached: ") + e.what() +
+         std::string(serves ? "rank 0 cannot open it: " : "cannot be reached: ") +
+             first_line(e.what()) +
              ". Set MASTER_ADDR to rank 0's machine and MASTER_PORT to a free port");
   }
 }
@@ -131,28 +151,23 @@ World::World(const Place& place, const c10::Device& device, const WorldOptions& 
 void World::meet() {
   const bool serves = !place_.launcher_has_store && place_.rank == 0;
   store_->store = open_store(place_, options_, serves);
+  StoreBoard lobby(store_->store);
+  const Meeting meeting =
+      troupe::meet(lobby, {.rank = place_.rank,
+                           .size = place_.size,
+                           .process = to_text(this_process()),
+                           .place = place_.host + ':' + std::to_string(place_.port),
+                           .timeout = options_.start_timeout,
+                           .check = options_.check,
+                           .first_serves = !place_.launcher_has_store});
+  const auto of_meeting = [&](c10::intrusive_ptr<c10d::Store> store) {
+    return c10::make_intrusive<c10d::PrefixStore>(meeting.name, std::move(store));
+  };
+  store_->store = of_meeting(store_->store);
   store_->board = std::make_unique<StoreBoard>(store_->store);
-  const std::string here = "here/";
-  board().post(here + std::to_string(place_.rank), to_text(this_process()));
-  const auto end = std::chrono::steady_clock::now() + options_.start_timeout;
-  std::vector<int64_t> missing;
   std::vector<Process> processes;
-  for (int64_t r = 0; r < place_.size; ++r) {
-    const auto left =
-        std::chrono::duration_cast<Milliseconds>(end - std::chrono::steady_clock::now());
-    try {
-      const std::string key = here + std::to_string(r);
-      processes.push_back(process_of(board().read(key, std::max(left, Milliseconds(1)))));
-    } catch (const Error&) {
-      missing.push_back(r);
-    }
-  }
-  if (!missing.empty()) {
-    fail(Code::kNoMeeting, place_.host + ':' + std::to_string(place_.port),
-         "of " + std::to_string(place_.size) + " ranks, rank(s) " + list_of(missing) +
-             " did not arrive within " + std::to_string(options_.start_timeout.count() / 1000) +
-             " s (run.start_timeout)");
-  }
+  for (const std::string& text : meeting.processes) processes.push_back(process_of(text));
+  learn_hosts(processes);
   watch_ = std::make_unique<Watch>(
       Watch::Self{.rank = place_.rank,
                   .size = place_.size,
@@ -160,7 +175,19 @@ void World::meet() {
                   .all = pulses_,
                   .processes = std::move(processes),
                   .first_serves = !place_.launcher_has_store},
-      std::make_unique<StoreBoard>(open_store(place_, options_, /*serves=*/false)));
+      std::make_unique<StoreBoard>(of_meeting(open_store(place_, options_, /*serves=*/false))));
+}
+
+void World::learn_hosts(const std::vector<Process>& processes) {
+  std::set<std::string> before;
+  for (size_t r = 0; r < processes.size(); ++r) {
+    const std::string& machine = processes[r].machine;
+    if (r > 0 && machine == processes[r - 1].machine) continue;
+    hosts_in_rows_ &= before.insert(machine).second;
+  }
+  if (place_.local_is_told || before.size() == 1) return;
+  fail(Code::kBadValue, "LOCAL_RANK", "is not set, and the ranks are on", before.size(),
+       "machines: set LOCAL_RANK and LOCAL_WORLD_SIZE, a rank's place on its machine");
 }
 
 // Where rank 0 serves the meeting point, it stays until the others need it no more: what they read
@@ -183,11 +210,13 @@ World::~World() {
 }
 
 void World::last_words(const std::string& text, Code code) {
+  ends_ = true;
   if (watch_) watch_->last_words(text, code);
 }
 
 Loss World::find_lost(const std::string& failed) {
   TROUPE_CHECK(watch_ != nullptr, "- a world of one rank loses none");
+  ends_ = true;
   return watch_->find_lost(failed);
 }
 
@@ -247,40 +276,32 @@ std::shared_ptr<RankGroup> World::make(const std::vector<int64_t>& ranks, bool o
       backend->c10d = c10::make_intrusive<c10d::ProcessGroupGloo>(store, index, count, how);
     }
   } catch (const std::exception& e) {
-    fail(Code::kNoMeeting, "ranks " + list_of(ranks), e.what());
+    fail(Code::kNoMeeting, "ranks " + list_of(ranks), first_line(e.what()));
   }
   return group =
              std::shared_ptr<RankGroup>(new RankGroup(std::move(backend), ranks, index, pulse_));
 }
 
-std::vector<std::string> World::gather_texts(const std::string& topic, const std::string& mine) {
-  if (size() == 1 || options_.played)
-    return std::vector<std::string>(static_cast<size_t>(size()), mine);
-  const std::string round = topic + '/' + std::to_string(store_->next_round(topic)) + '/';
-  board().post(round + std::to_string(rank()), mine);
-  const Waiting waiting(std::this_thread::get_id() == thread_ ? pulse_.get() : nullptr);
-  const auto end = std::chrono::steady_clock::now() + options_.hang_timeout;
-  std::vector<std::string> out;
-  for (int64_t r = 0; r < size(); ++r) {
-    out.push_back(r == rank() ? mine : from_rank(r, topic, round + std::to_string(r), end));
-  }
-  return out;
+// Ranks may be unequally slow to begin: to open data, to build the model, to read a checkpoint.
+std::chrono::milliseconds World::time_to_answer() const {
+  const bool begins = pulse_->now().phase < Phase::kBatch;
+  return begins ? std::max(options_.start_timeout, options_.hang_timeout) : options_.hang_timeout;
 }
 
-// Asked for again and again: nobody tells one that waits for a text that its writer is no more.
-std::string World::from_rank(int64_t from, const std::string& topic, const std::string& key,
-                             std::chrono::steady_clock::time_point end) {
-  const std::string what = "the exchange of \"" + topic + '"';
-  for (Milliseconds pause{1};; pause = std::min(2 * pause, Milliseconds(100))) {
-    const bool ended = watch_->has_ended(from);  // before the last look for what it may have left
-    if (std::optional<std::string> text = board().peek(key)) return *text;
-    if (ended) fail(Code::kRankLost, what, "rank", from, "has ended");
-    if (std::chrono::steady_clock::now() >= end) {
-      fail(Code::kRankLost, what, "nothing came from rank", from, "in",
-           options_.hang_timeout.count() / 1000, "s (run.hang_timeout)");
-    }
-    std::this_thread::sleep_for(pause);
-  }
+std::vector<std::string> World::gather_texts(const std::string& topic, const std::string& mine,
+                                             Patience patience) {
+  if (size() == 1 || options_.played)
+    return std::vector<std::string>(static_cast<size_t>(size()), mine);
+  const Waiting waiting(std::this_thread::get_id() == thread_ ? pulse_.get() : nullptr);
+  Gathering how{
+      .rank = rank(),
+      .size = size(),
+      .topic = topic,
+      .round = topic + '/' + std::to_string(store_->next_round(topic)),
+      .silence = std::max(options_.hang_timeout, kLeastSilence),
+      .has_ended = [this](int64_t r) { return r == rank() ? ends_.load() : watch_->has_ended(r); }};
+  if (patience == Patience::kTimeout) how.timeout = time_to_answer();
+  return troupe::gather_texts(board(), how, mine);
 }
 
 }  // namespace troupe
