@@ -6,6 +6,7 @@
 #include "apps/recipe_options.h"
 #include "apps/verbs.h"
 #include "troupe/nn/models/costs.h"
+#include "troupe/plan/machine.h"
 #include "troupe/train/choose_layout.h"
 #include "troupe/train/open_data.h"
 #include "troupe/train/step_line.h"
@@ -17,6 +18,7 @@ void check(const RecipeOptions& options, const MemoryOption& memory, Call& call)
   Sources sources;
   Recipe recipe = load_recipe(options.path, options.sets, sources);
   validate(recipe, sources);
+  if (!recipe.run.machine.empty()) load_machine(recipe.run.machine);  // what is wrong with it
   const double available = memory.bytes(recipe);
   const MicroBatchChoice micro =
       choose_micro_batch(recipe, {.memory = available, .on_gpu = runs_on_gpu(recipe)});

@@ -23,7 +23,7 @@ namespace troupe {
 namespace {
 
 struct LayoutReport {
-  int64_t ranks = 1;
+  int64_t ranks = 1, micro_batch = 1;
   ParallelConfig parallel = {};
   double memory = 0;
   StepMemory parts = {};
@@ -32,6 +32,7 @@ struct LayoutReport {
   double tokens_per_second = 0, mfu = 0;
   static void visit(auto& r, auto&& f) {
     f("ranks", r.ranks);
+    f("micro_batch", r.micro_batch);
     f("parallel", r.parallel);
     f("memory", r.memory);
     f("parts", r.parts);
@@ -51,6 +52,7 @@ struct LayoutReport {
 // "754.6 ms", "16.67 s"
 LayoutReport report_of(const LayoutForecast& f) {
   return {.ranks = f.world,
+          .micro_batch = f.micro_batch,
           .parallel = f.parallel,
           .memory = f.rank.peak.total(),
           .parts = f.rank.peak,
@@ -115,16 +117,17 @@ void print_scaling(const std::vector<LayoutReport>& all) {
 }
 
 void print_choice(const std::vector<LayoutForecast>& all) {
-  std::printf("%7s %6s %12s %10s %7s %10s %10s %8s\n", "expert", "shard", "shard_ranks", "step",
-              "MFU", "exchange", "exposed", "GiB");
+  std::printf("%7s %6s %12s %12s %10s %7s %10s %10s %8s\n", "expert", "shard", "shard_ranks",
+              "micro_batch", "step", "MFU", "exchange", "exposed", "GiB");
   for (size_t i = 0; i < std::min<size_t>(all.size(), 8); ++i) {
     const LayoutForecast& f = all[i];
     const auto part = [&](double seconds) { return 100 * seconds / f.step_seconds; };
-    std::printf("%7s %6s %12s %10s %6.1f%% %9.1f%% %9.1f%% %8s\n",
+    std::printf("%7s %6s %12s %12s %10s %6.1f%% %9.1f%% %9.1f%% %8s\n",
                 std::to_string(f.parallel.expert).c_str(), to_text(f.parallel.shard).c_str(),
                 std::to_string(mesh_of(f).shape().shard).c_str(),
-                seconds_text(f.step_seconds).c_str(), 100 * f.mfu, part(f.rank.exchange),
-                part(f.rank.exposed), in_gib(f.rank.peak.total()).c_str());
+                std::to_string(f.micro_batch).c_str(), seconds_text(f.step_seconds).c_str(),
+                100 * f.mfu, part(f.rank.exchange), part(f.rank.exposed),
+                in_gib(f.rank.peak.total()).c_str());
   }
 }
 
@@ -160,10 +163,19 @@ Machine machine_of(const LayoutOptions& options, const Recipe& recipe, const Mac
 // What a run on those ranks would choose where the recipe leaves the layout open, and why.
 LayoutChoice choice_of(const Recipe& recipe, int64_t ranks, const Machine& machine, bool on_gpu,
                        double memory) {
-  return choose_layout(recipe, {.world = ranks,
-                                .per_host = std::min(ranks, machine.ranks_per_host),
-                                .memory = memory,
-                                .on_gpu = on_gpu});
+  const RanksAtHand at_hand{.world = ranks,
+                            .per_host = std::min(ranks, machine.ranks_per_host),
+                            .memory = memory,
+                            .on_gpu = on_gpu};
+  return choose_layout(recipe, at_hand, machine);
+}
+
+// Those that a run chooses among; where there are none, those that would fit with nothing to spare.
+std::vector<LayoutForecast> choices_of(const Recipe& recipe, int64_t ranks, const Machine& machine,
+                                       bool on_gpu, double memory) {
+  std::vector<LayoutForecast> out =
+      layouts_that_fit(recipe, ranks, machine, on_gpu, kMostMemory * memory);
+  return out.empty() ? layouts_that_fit(recipe, ranks, machine, on_gpu, memory) : out;
 }
 
 // From the fewest ranks that the layout allows, doubled up to all.
@@ -201,13 +213,15 @@ void print_measured(const Recipe& recipe, const LayoutForecast& forecast) {
 void LayoutOptions::add_to(CLI::App& verb) {
   verb.add_option("--ranks", ranks, "the run on so many ranks of --machine")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  verb.add_option("--machine", machine, "what a rank and its links reach: a file (machines/)");
+  verb.add_option("--machine", machine,
+                  "what a rank and its links reach: a file (machines/); run.machine if not said");
   verb.add_option(
       "--bench", bench,
       "JSON of `troupe bench` with this recipe on one rank: scales the machine's rates");
   verb.add_flag("--scaling", scaling,
                 "a table up to --ranks, each rank with the work of one (weak scaling)");
-  verb.add_flag("--choose", choose, "the fastest layouts of --ranks that fit into memory");
+  verb.add_flag("--choose", choose,
+                "the fastest layouts of --ranks that fit into 90 % of the memory");
   verb.add_option("--picture", picture, "an SVG file with the step of a rank, action by action");
   verb.add_flag("--measure", measure,
                 "run three steps on this device as one of the ranks, and tell what it took");
@@ -215,11 +229,13 @@ void LayoutOptions::add_to(CLI::App& verb) {
 }
 
 bool plan_layout(const LayoutOptions& options, Recipe recipe, double available) {
-  if (options.machine.empty()) {
+  const std::string& path = options.machine.empty() ? recipe.run.machine : options.machine;
+  if (path.empty()) {
     fail(Code::kBadValue, "--ranks",
-         "needs --machine FILE: one of machines/, or what `troupe bench machine` writes");
+         "needs --machine FILE, or run.machine in the recipe: one of machines/, or what `troupe "
+         "bench machine` writes");
   }
-  const Machine given = load_machine(options.machine);
+  const Machine given = load_machine(path);
   const bool on_gpu = recipe.run.device == DeviceKind::kCuda ||
                       (recipe.run.device == DeviceKind::kAuto && given.gpu);
   const Machine machine = machine_of(options, recipe, given, on_gpu);
@@ -234,13 +250,9 @@ bool plan_layout(const LayoutOptions& options, Recipe recipe, double available) 
     }
     return available <= 0 || all.back().memory <= available;
   }
-  const LayoutChoice choice = choice_of(recipe, options.ranks, machine, on_gpu, available);
-  if (!options.choose) recipe.parallel = choice.parallel;
-  recipe.train.micro_batch =
-      choose_micro_batch(recipe, {.world = options.ranks, .on_gpu = on_gpu}).sequences;
   if (options.choose) {
     const std::vector<LayoutForecast> all =
-        layouts_that_fit(recipe, options.ranks, machine, on_gpu, available);
+        choices_of(recipe, options.ranks, machine, on_gpu, available);
     if (options.json) {
       for (const LayoutForecast& f : all) write_json(std::cout, report_of(f)), std::cout << '\n';
     } else if (all.empty()) {
@@ -253,6 +265,9 @@ bool plan_layout(const LayoutOptions& options, Recipe recipe, double available) 
     }
     return !all.empty();
   }
+  const LayoutChoice choice = choice_of(recipe, options.ranks, machine, on_gpu, available);
+  recipe.parallel = choice.parallel;
+  recipe.train.micro_batch = choice.micro_batch;
   const LayoutForecast forecast = forecast_layout(recipe, options.ranks, machine, on_gpu);
   const LayoutReport report = report_of(forecast);
   if (!options.picture.empty()) {

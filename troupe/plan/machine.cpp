@@ -85,6 +85,38 @@ Machine load_machine(const std::string& path) {
   return m;
 }
 
+Machine assumed_machine(bool gpu) {
+  if (gpu) {
+    return {.name = "hosts of 8 H100 (assumed)",
+            .memory = 8.5e10,
+            .products = 6.0e14,
+            .experts = 5.2e14,
+            .attention = 4.0e14,
+            .bandwidth = 3.0e12,
+            .overhead = 3.0e-5,
+            .inside = {.bandwidth = 3.3e11, .latency = 1.2e-5},
+            .between = {.bandwidth = 4.2e10, .latency = 1.2e-5},
+            .contention = 0.5,
+            .dispatch = 1.0e-4,
+            .jitter = 0.004,
+            .derate = 0.06,
+            .imbalance = 1.06};
+  }
+  return {.name = "processes of a host (assumed)",
+          .gpu = false,
+          .memory = 1.6e10,
+          .products = 4.0e10,
+          .experts = 4.0e10,
+          .attention = 2.0e10,
+          .bandwidth = 5.0e9,
+          .overhead = 1.0e-4,
+          .inside = {.bandwidth = 1.0e9, .latency = 2.0e-4},
+          .between = {.bandwidth = 2.0e8, .latency = 5.0e-4},
+          .jitter = 0.004,
+          .derate = 0.06,
+          .imbalance = 1.06};
+}
+
 double gather_seconds(const Machine& m, const Spread& group, double whole) {
   if (group.ranks <= 1 || whole <= 0) return 0;
   const Link link = group.hosts > 1 ? across(m, group.hosts) : m.inside;

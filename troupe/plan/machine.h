@@ -65,6 +65,10 @@ struct Machine {
 // Names every field that is missing or makes no sense.
 Machine load_machine(const std::string& path);
 
+// Where no file is given: hosts of eight H100, as in machines/assumed-h100.yaml, or processes that
+// share a host's cores. Round figures, for the choice between layouts alone.
+Machine assumed_machine(bool gpu);
+
 // Rates that are under `part` of what they should be, a line each: of each rank beside the median
 // of the ranks, where there are three or more, and beside `expected` where it is given.
 std::vector<std::string> slow_parts(const std::vector<Machine>& ranks, const Machine* expected,

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "troupe/core/check.h"
+#include "troupe/core/config.h"
 #include "troupe/testing/temporary_folder.h"
 
 namespace troupe {
@@ -61,6 +62,15 @@ TEST(Machine, WhatIsSlowIsNamedByRank) {
             std::vector<std::string>{
                 "between ranks: inside.bandwidth 8 is 20% of the 40 that are expected"});
   EXPECT_TRUE(slow_parts({linked, linked}, &linked).empty());
+}
+
+// What a run chooses its layout by is what a reader of the file sees.
+TEST(Machine, TheAssumedMachineIsThatOfTheFile) {
+  const std::string here = __FILE__;
+  const std::string root = here.substr(0, here.rfind("troupe/plan/"));
+  EXPECT_EQ(flatten(load_machine(root + "machines/assumed-h100.yaml")),
+            flatten(assumed_machine(/*gpu=*/true)));
+  EXPECT_FALSE(assumed_machine(/*gpu=*/false).gpu);
 }
 
 TEST(Machine, AFileWithoutARateIsRefusedByName) {

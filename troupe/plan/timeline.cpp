@@ -75,11 +75,13 @@ class Runner {
       case Kind::kGather: gathered_[a.chunk] = beside(a, all_of(a, &ChunkCosts::gather)); break;
       case Kind::kReduce:
         pass(Lane::kCompute, a, stretched(all_of(a, &ChunkCosts::laying)), out_.compute);
-        sums_.push_back(beside(a, reduction(a)));
+        begin_sum(a);
         break;
       case Kind::kSend: send(a, c.send, arrivals); break;
       case Kind::kUpdate:
         wait_for_sums(a);
+        for (const double when : std::exchange(replica_sums_, {}))
+          wait_until(a, when, out_.exposed);
         pass(Lane::kCompute, a, costs_.update, out_.update);
         break;
       default: break;
@@ -113,9 +115,13 @@ class Runner {
   double all_of(const Action& a, double ChunkCosts::*what) const {
     return sum_of(costs_, owner_, a.chunk, what);
   }
-  double reduction(const Action& a) const {
+  // Sums between owners, where there are several, then those of what they own between replicas.
+  void begin_sum(const Action& a) {
     const bool last = a.microbatch < 0 || a.microbatch == work_.microbatches - 1;
-    return all_of(a, &ChunkCosts::reduce) + (last ? all_of(a, &ChunkCosts::replicate) : 0);
+    const double owners = all_of(a, &ChunkCosts::reduce),
+                 replicas = last ? all_of(a, &ChunkCosts::replicate) : 0;
+    if (owners == 0) return sums_.push_back({a, beside(a, replicas)});
+    sums_.push_back({a, beside(a, owners), replicas});
   }
   // A collective: when it is over.
   double beside(const Action& a, double seconds) {
@@ -127,8 +133,10 @@ class Runner {
   }
   void wait_for_sums(const Action& a) {
     for (; !sums_.empty(); sums_.pop_front()) {
-      wait_until(a, sums_.front(), out_.exposed);
+      const Sum& sum = sums_.front();
+      wait_until(a, sum.end, out_.exposed);
       holdings_.finish_sum();
+      if (sum.replicas > 0) replica_sums_.push_back(beside(sum.action, sum.replicas));
     }
   }
   void send(const Action& a, double seconds, Arrivals& arrivals) {
@@ -155,7 +163,13 @@ class Runner {
   double now_ = 0, begin_ = 0, lane_free_ = 0;
   std::map<int, double> gathered_;   // by chunk: when its gather is over
   std::map<int, double> link_free_;  // by peer
-  std::deque<double> sums_;          // when each is over
+  struct Sum {
+    Action action;
+    double end;
+    double replicas = 0;  // seconds of what follows then, between replicas
+  };
+  std::deque<Sum> sums_;
+  std::vector<double> replica_sums_;  // when each is over
   RankTimeline out_;
 };
 

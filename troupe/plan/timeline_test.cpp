@@ -100,6 +100,16 @@ TEST(Timeline, ReplicasAddUpOnceAStep) {
   EXPECT_DOUBLE_EQ(t.exposed, 4.25);
 }
 
+// F0 F1 B1 A1 B0 A0 U: the replicas' sum of 1 begins with A0, after B0, and is over before that of
+// 0.
+TEST(Timeline, ReplicasAddUpBesideTheBackwardThatFollows) {
+  StepCosts costs = even(2);
+  for (ChunkCosts& c : costs.chunks) c.reduce = 1, c.replicate = 1;
+  const RankTimeline t = alone(FullShard{}, {.chunks = 2, .replicas = 4}, costs);
+  EXPECT_DOUBLE_EQ(t.collectives, 4);
+  EXPECT_DOUBLE_EQ(t.exposed, 3);  // 1 of 1's replicas, then of 0
+}
+
 // A rank waits for a sum before it begins the next, so that it holds the buffer of one at a time.
 TEST(Timeline, ASumWaitsForTheOneBefore) {
   StepCosts costs = even(3);

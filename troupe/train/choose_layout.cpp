@@ -2,26 +2,18 @@
 
 #include <algorithm>
 #include <iterator>
-#include <numeric>
+#include <limits>
+#include <tuple>
 #include <vector>
 
 #include "troupe/core/check.h"
-#include "troupe/dist/wire.h"
 #include "troupe/nn/models/config.h"
-#include "troupe/nn/models/costs.h"
-#include "troupe/plan/machine.h"
 #include "troupe/train/forecast.h"
 #include "troupe/train/layout_forecast.h"
-#include "troupe/train/model_memory.h"
 #include "troupe/train/step_line.h"
 
 namespace troupe {
 namespace {
-
-double memory_with(Recipe recipe, const ParallelConfig& parallel, const RanksAtHand& ranks) {
-  recipe.parallel = parallel;
-  return layout_memory(recipe, ranks.world, ranks.on_gpu).total();
-}
 
 std::string of_gib(double bytes, double memory) {
   const std::string needs = in_gib(bytes) + " GiB a rank";
@@ -35,55 +27,45 @@ std::vector<int64_t> those(const std::vector<int64_t>& all, auto&& good) {
   return out.empty() ? all : out;
 }
 
-std::string amount(double bytes) {
-  return bytes < 1e9 ? fixed(1e-6 * bytes, 1) + " MB" : fixed(1e-9 * bytes, 1) + " GB";
+bool in_blocks(const LayoutForecast& f) {
+  const ParallelConfig& c = f.parallel;
+  return c.shard != ShardKind::kNone && c.shard_ranks > 0 && c.shard_ranks < f.world;
 }
 
-// What a rank sends in a step for the routed experts of all layers, over so many ranks of a host.
-struct ExpertBytes {
-  double rows = 0;   // to experts and back, forward and backward: waited for
-  double saved = 0;  // of gradients summed in f32 and of values gathered (and muon's directions),
-                     // which experts that are elsewhere do not need
-};
+// Fewer come first.
+auto moving_parts(const LayoutForecast& f) {
+  const ParallelConfig& c = f.parallel;
+  const int kind = c.shard == ShardKind::kZero1 ? 0 : c.shard == ShardKind::kNone ? 1 : 2;
+  return std::tuple(kind, in_blocks(f), c.expert, -f.micro_batch);
+}
 
-ExpertBytes expert_bytes(const Recipe& r, const RanksAtHand& ranks, int64_t expert) {
-  const double width = value_width(r, ranks.on_gpu), n = static_cast<double>(expert);
-  const auto world = static_cast<double>(ranks.world);
-  const double tokens = static_cast<double>(plan_of(r).batch * r.data.sequence) / world;
-  const ModelCosts costs = costs_of(r.model);
-  ExpertBytes out;
-  for (int64_t layer = 0; layer < r.model.layers; ++layer) {
-    const LayerConfig config = layer_config(r.model, layer);
-    if (!config.moe) continue;
-    const MoeSizes s = sizes_of(*config.moe, {.width = r.model.width});
-    const int64_t D = s.latent > 0 ? s.latent : s.width;
-    const auto row = [&](WireType wire) {
-      return static_cast<double>(wire_row_bytes(wire, D, static_cast<int64_t>(width)));
-    };
-    out.rows += 2 * tokens * expected_holders(n, static_cast<double>(s.top_k)) * (1 - 1 / n) *
-                (row(r.parallel.wire) + row(WireType::kNative));
-    const auto elements =
-        static_cast<double>(costs.units[static_cast<size_t>(layer) + 1].params.experts);
-    const double all = (world - 1) / world, own = (world / n - 1) / (world / n) / n;
-    out.saved += elements * (4 + width + direction_width(r)) * (all - own);
+// "zero1 over 8 ranks each, experts over 4, micro batch 2: 436.2 ms"
+std::string told(const LayoutForecast& f) {
+  const ParallelConfig& c = f.parallel;
+  std::string out = to_text(c.shard);
+  if (in_blocks(f)) out += " over " + std::to_string(c.shard_ranks) + " ranks each";
+  if (c.expert > 1) out += ", experts over " + std::to_string(c.expert);
+  return out + ", micro batch " + std::to_string(f.micro_batch) + ": " +
+         fixed(1e3 * f.step_seconds, 1) + " ms";
+}
+
+// `fit` is not empty, the fastest first.
+size_t simplest_of_the_fastest(const std::vector<LayoutForecast>& fit) {
+  size_t out = 0;
+  for (size_t i = 1; i < fit.size(); ++i) {
+    if (fit[i].step_seconds > kAlike * fit.front().step_seconds) break;
+    if (moving_parts(fit[i]) < moving_parts(fit[out])) out = i;
   }
   return out;
 }
 
-// The choice with its reasons: those of `out`, what memory asked for, and how rows go.
-LayoutChoice told(LayoutChoice out, const ParallelConfig& asked, int64_t wanted, double bytes,
-                  const RanksAtHand& ranks, const LayoutNeeds& needs) {
-  ParallelConfig& c = out.parallel;
-  if (c.expert != wanted) {
-    out.why += "but over " + std::to_string(c.expert) + " they fit; ";
-  }
-  if (c.shard == ShardKind::kFull && asked.shard == ShardKind::kAuto) {
-    out.why += "all state is shared: with the optimizer's alone it would not fit; ";
-  }
-  const std::string rows = why_dispatcher(c, needs);
-  if (!rows.empty()) out.why += rows + "; ";
-  out.why += "memory forecast " + of_gib(bytes, ranks.memory);
-  return out;
+// The choice among those that fit, beside the fastest of the others.
+std::string reason(const std::vector<LayoutForecast>& fit, size_t chosen, const Machine& machine) {
+  std::string out = told(fit[chosen]) + " a step, forecast for " +
+                    (machine.name.empty() ? "the machine" : machine.name);
+  if (fit.size() == 1) return out;
+  if (chosen == 0) return out + "; next " + told(fit[1]);
+  return out + "; as fast with more parts " + told(fit.front());
 }
 
 }  // namespace
@@ -107,54 +89,60 @@ ParallelConfig settled(const ParallelConfig& config, const LayoutNeeds& needs) {
   return resolved(config, needs);
 }
 
-LayoutChoice choose_layout(const Recipe& r, const RanksAtHand& ranks) {
-  const LayoutNeeds needs = needs_of(r, ranks.world, ranks.per_host);
-  // The ways that are open, the first that fits is taken.
-  LayoutChoice out{.parallel = r.parallel, .why = {}};
-  std::vector<int64_t> experts = {r.parallel.expert};
-  if (r.parallel.expert == 0) {
-    const int64_t near = std::gcd(ranks.world, std::max<int64_t>(ranks.per_host, 1));
-    const int64_t over = needs.experts > 0 ? std::gcd(near, needs.experts) : 1;
-    experts = {over};
-    if (over > 1) {
-      const ExpertBytes bytes = expert_bytes(r, ranks, over);
-      const bool spread = 2 * bytes.rows <= bytes.saved;
-      experts = spread ? std::vector<int64_t>{over, 1} : std::vector<int64_t>{1, over};
-      out.why = std::string(spread ? "experts lie over " : "experts do not lie over ") +
-                std::to_string(over) + " ranks: their rows are " + amount(bytes.rows) +
-                " a step and rank, their gradients and values " + amount(bytes.saved) + " less; ";
-    }
+Machine machine_of(const Recipe& r, bool on_gpu) {
+  if (r.run.machine.empty()) return assumed_machine(on_gpu);
+  const Machine assumed = assumed_machine(on_gpu);
+  Machine out = load_machine(r.run.machine);
+  if (out.inside.bandwidth <= 0) out.inside = assumed.inside;
+  if (out.between.bandwidth <= 0) out.between = assumed.between;
+  return out;
+}
+
+std::vector<int64_t> open_micro_batches(const Recipe& r, int64_t world, bool on_gpu) {
+  if (r.train.micro_batch) return {*r.train.micro_batch};
+  const int64_t batch = plan_of(r).batch;
+  std::vector<int64_t> out = micro_batches(r, on_gpu ? 2 * kMicroTokens : kMicroTokens);
+  out = those(out, [&](int64_t n) { return batch / n >= world; });
+  return those(out, [&](int64_t n) { return batch / n % world == 0; });
+}
+
+LayoutChoice choose_layout(const Recipe& r, const RanksAtHand& ranks, const Machine& machine) {
+  Machine costs = machine;
+  costs.ranks_per_host = std::max<int64_t>(ranks.per_host, 1);
+  const double all = std::numeric_limits<double>::infinity();
+  const auto fitting = [&](double memory) {
+    return layouts_that_fit(r, ranks.world, costs, ranks.on_gpu, memory);
+  };
+  std::vector<LayoutForecast> fit = fitting(ranks.memory > 0 ? kMostMemory * ranks.memory : all);
+  LayoutChoice out{.parallel = r.parallel, .micro_batch = plan_of(r).micro_batch};
+  size_t chosen = 0;
+  if (fit.empty()) {
+    fit = fitting(all);
+    if (fit.empty()) return out;  // whoever asks for it tells what is wrong with it
+    const auto least = std::ranges::min_element(
+        fit, {}, [](const LayoutForecast& f) { return f.rank.peak.total(); });
+    out.why = "nothing fits, this needs least: ";
+    fit = {*least};
+  } else {
+    chosen = simplest_of_the_fastest(fit);
   }
-  const bool open = r.parallel.shard == ShardKind::kAuto;
-  double least = 0;
-  for (const bool full : {false, true}) {
-    for (const int64_t expert : experts) {
-      ParallelConfig c = r.parallel;
-      c.expert = expert;
-      if (!layout_faults(c, needs).empty()) {  // whoever asks for it tells them
-        out.parallel = c;
-        return out;
-      }
-      c = resolved(c, needs);
-      if (full) {
-        if (!open || c.shard != ShardKind::kZero1) continue;
-        c.shard = ShardKind::kFull;
-      }
-      const double bytes = memory_with(r, c, ranks);
-      const bool fits = ranks.memory <= 0 || bytes <= 0.9 * ranks.memory;
-      if (least == 0 || fits || bytes < least) out.parallel = c, least = bytes;
-      if (fits) return told(std::move(out), r.parallel, experts.front(), bytes, ranks, needs);
-    }
-  }
-  return told(std::move(out), r.parallel, experts.front(), least, ranks, needs);
+  const LayoutForecast& f = fit[chosen];
+  out.parallel = f.parallel;
+  out.micro_batch = f.micro_batch;
+  out.micro_why = r.train.micro_batch ? "given" : "chosen with the layout";
+  out.seconds = f.step_seconds;
+  out.why += reason(fit, chosen, machine) + "; ";
+  const std::string rows =
+      why_dispatcher(f.parallel, needs_of(r, ranks.world, costs.ranks_per_host));
+  if (!rows.empty()) out.why += rows + "; ";
+  out.why += "memory forecast " + of_gib(f.rank.peak.total(), ranks.memory);
+  return out;
 }
 
 MicroBatchChoice choose_micro_batch(const Recipe& r, const RanksAtHand& ranks) {
   if (r.train.micro_batch) return {.sequences = *r.train.micro_batch, .why = "given"};
-  const int64_t batch = plan_of(r).batch, tokens = ranks.on_gpu ? 2 * kMicroTokens : kMicroTokens;
-  std::vector<int64_t> fit = micro_batches(r, tokens);
-  fit = those(fit, [&](int64_t n) { return batch / n >= ranks.world; });
-  fit = those(fit, [&](int64_t n) { return batch / n % ranks.world == 0; });
+  const int64_t tokens = ranks.on_gpu ? 2 * kMicroTokens : kMicroTokens;
+  const std::vector<int64_t> fit = open_micro_batches(r, ranks.world, ranks.on_gpu);
   MicroBatchChoice out{.sequences = fit.front(),
                        .why = "chosen: at most " + std::to_string(tokens) + " tokens"};
   if (ranks.world > 1) out.why += ", each of " + std::to_string(ranks.world) + " ranks its part";
@@ -164,8 +152,8 @@ MicroBatchChoice choose_micro_batch(const Recipe& r, const RanksAtHand& ranks) {
     with.train.micro_batch = n;
     return needed_memory(with, ranks.on_gpu, ranks.world);
   };
-  const auto found = std::find_if(fit.begin(), fit.end(),
-                                  [&](int64_t n) { return needs(n) <= 0.9 * ranks.memory; });
+  const auto found = std::find_if(
+      fit.begin(), fit.end(), [&](int64_t n) { return needs(n) <= kMostMemory * ranks.memory; });
   if (found == fit.begin()) return out;
   const double full = needs(out.sequences);
   out.sequences = found == fit.end() ? fit.back() : *found;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <memory>
 #include <set>
 #include <utility>
 
@@ -21,11 +23,26 @@ struct Team {
   Spread owners, replicas;
 };
 
-Spread spread_of(const Mesh& mesh, GroupKind kind, const Machine& machine) {
+int64_t hosts_of(const std::vector<int64_t>& ranks, const Machine& machine) {
   std::set<int64_t> hosts;
-  const std::vector<int64_t> ranks = mesh.ranks_of(kind, 0);
   for (const int64_t rank : ranks) hosts.insert(rank / machine.ranks_per_host);
-  return {static_cast<int64_t>(ranks.size()), static_cast<int64_t>(hosts.size())};
+  return static_cast<int64_t>(hosts.size());
+}
+
+Spread spread_of(const Mesh& mesh, GroupKind kind, const Machine& machine) {
+  const std::vector<int64_t> ranks = mesh.ranks_of(kind, 0);
+  return {static_cast<int64_t>(ranks.size()), hosts_of(ranks, machine)};
+}
+
+// Of the group that lies on most hosts: groups of 3 on hosts of 8 do not all stay inside one.
+Spread expert_spread(const Mesh& mesh, const Machine& machine) {
+  Spread out = spread_of(mesh, GroupKind::kExpert, machine);
+  const int64_t host = machine.ranks_per_host;
+  if (host % out.ranks == 0 || out.ranks % host == 0) return out;
+  for (const std::vector<int64_t>& ranks : mesh.all(GroupKind::kExpert)) {
+    out.hosts = std::max(out.hosts, hosts_of(ranks, machine));
+  }
+  return out;
 }
 
 // Costs of units, put together.
@@ -47,7 +64,7 @@ class Costing {
                spread_of(mesh, GroupKind::kReplicate, machine)},
         experts_{spread_of(mesh, GroupKind::kExpertShard, machine),
                  spread_of(mesh, GroupKind::kExpertReplicate, machine)},
-        exchange_(spread_of(mesh, GroupKind::kExpert, machine)) {
+        exchange_(expert_spread(mesh, machine)) {
     if (parallel.dispatcher == DispatcherKind::kTwoLevel) {
       const int64_t nodes = exchange_.ranks / parallel.node_ranks;
       across_ = {.ranks = nodes, .hosts = std::min(nodes, exchange_.hosts)};
@@ -198,61 +215,114 @@ class Costing {
   StepCosts out_;
 };
 
-// What the recipe leaves open, in all ways.
-std::vector<ParallelConfig> choices_of(const ParallelConfig& given, int64_t world,
-                                       const Machine& machine) {
-  std::vector<int64_t> experts = {given.expert};
-  if (given.expert == 0) {
-    experts.clear();
-    for (int64_t n = 1; n <= world; ++n) {
-      if (world % n == 0) experts.push_back(n);
-    }
-  }
-  std::vector<ShardKind> kinds = {given.shard};
-  if (given.shard == ShardKind::kAuto)
-    kinds = {ShardKind::kNone, ShardKind::kZero1, ShardKind::kFull};
+// The ways of sharing state that the recipe leaves open.
+std::vector<ShardKind> kinds_of(const ParallelConfig& given, const LayoutNeeds& needs) {
+  if (given.shard != ShardKind::kAuto) return {given.shard};
+  if (needs.whole_state) return {ShardKind::kNone};
+  if (given.shard_ranks > 0) return {ShardKind::kZero1, ShardKind::kFull};
+  return {ShardKind::kNone, ShardKind::kZero1, ShardKind::kFull};
+}
+
+// What the recipe leaves open, in all ways that can be.
+std::vector<ParallelConfig> choices_of(const ParallelConfig& given, const LayoutNeeds& needs) {
   std::vector<ParallelConfig> out;
-  for (const int64_t expert : experts) {
-    for (const ShardKind kind : kinds) {
-      std::set<int64_t> blocks = {given.shard_ranks};
-      if (given.shard_ranks == 0 && kind == ShardKind::kFull) blocks.insert(machine.ranks_per_host);
-      for (const int64_t block : blocks) {
-        if (block >= world) continue;
-        out.push_back(given);
-        out.back().expert = expert;
-        out.back().shard = kind;
-        out.back().shard_ranks = block;
-      }
+  const auto add = [&](int64_t expert, ShardKind kind, int64_t block) {
+    ParallelConfig c = given;
+    c.expert = expert;
+    c.shard = kind;
+    c.shard_ranks = block;
+    if (layout_faults(c, needs).empty()) out.push_back(resolved(c, needs));
+  };
+  for (int64_t expert = 1; expert <= needs.world; ++expert) {
+    if (needs.world % expert != 0 || (given.expert != 0 && expert != given.expert)) continue;
+    for (const ShardKind kind : kinds_of(given, needs)) {
+      add(expert, kind, given.shard_ranks);
+      const bool open = given.shard == ShardKind::kAuto && given.shard_ranks == 0;
+      const bool hosts = 1 < needs.per_host && needs.per_host < needs.world;
+      if (open && hosts && kind != ShardKind::kNone) add(expert, kind, needs.per_host);
     }
   }
   return out;
 }
 
+// What is the same in all layouts of a recipe on so many ranks.
+class Forecaster {
+ public:
+  // The recipe and the machine stay; of more than `most` microbatches on a rank the others are
+  // taken to be as the last of them.
+  Forecaster(const Recipe& recipe, int64_t world, const Machine& machine, bool on_gpu, int64_t most)
+      : r_(recipe),
+        world_(world),
+        machine_(machine),
+        most_(most),
+        model_(build_model(recipe.model)),
+        memory_(model_memory(recipe, on_gpu, *model_)),
+        work_(step_work(*model_, recipe)) {
+    const RunPlan plan = plan_of(recipe);
+    work_.replicas = static_cast<int>(world);
+    work_.microbatches = static_cast<int>(share_of(plan.batch / plan.micro_batch, 0, world).steps);
+    tokens_ = static_cast<double>(plan.batch * recipe.data.sequence);
+    flops_ = costs_of(recipe.model).flops_per_token(recipe.data.sequence) * tokens_;
+    micro_batch_ = plan.micro_batch;
+  }
+
+  // `parallel` is resolved.
+  LayoutForecast operator()(const ParallelConfig& parallel) const {
+    const int64_t left = work_.microbatches - most_;
+    if (left <= 0) return costed(parallel, work_.microbatches);
+    LayoutForecast out = costed(parallel, most_), before = costed(parallel, most_ - 1);
+    add_microbatches(out.rank, before.rank, static_cast<double>(left));
+    out.work = work_;
+    tell_rates(out);
+    return out;
+  }
+
+ private:
+  LayoutForecast costed(const ParallelConfig& parallel, int64_t microbatches) const {
+    LayoutForecast out{.world = world_, .micro_batch = micro_batch_, .parallel = parallel};
+    out.work = work_;
+    out.work.microbatches = static_cast<int>(microbatches);
+    out.schedule = step_schedule(parallel, out.work);
+    const StepCosts costs =
+        Costing(r_, out.parallel, mesh_of(out), machine_, out.work.microbatches, memory_).result();
+    std::vector<RankTimeline> ranks = timeline_of(out.schedule, out.work, costs);
+    out.rank = *std::ranges::max_element(ranks, {}, &RankTimeline::seconds);
+    tell_rates(out);
+    return out;
+  }
+
+  void tell_rates(LayoutForecast& out) const {
+    const double late = machine_.jitter * std::sqrt(2 * std::log(static_cast<double>(world_)));
+    out.step_seconds = out.rank.seconds * (1 + late);
+    out.tokens_per_second = tokens_ / out.step_seconds;
+    out.mfu = flops_ / out.step_seconds / (machine_.products * static_cast<double>(world_));
+  }
+
+  static void add_microbatches(RankTimeline& out, const RankTimeline& before, double more) {
+    for (double RankTimeline::*part :
+         {&RankTimeline::seconds, &RankTimeline::compute, &RankTimeline::exchange,
+          &RankTimeline::exposed, &RankTimeline::bubble, &RankTimeline::collectives}) {
+      out.*part += more * (out.*part - before.*part);
+    }
+  }
+
+  const Recipe& r_;
+  int64_t world_;
+  const Machine& machine_;
+  int64_t most_;
+  std::unique_ptr<Model> model_;
+  ModelMemory memory_;
+  StepWork work_;
+  double tokens_ = 0, flops_ = 0;
+  int64_t micro_batch_ = 1;
+};
+
 }  // namespace
 
 LayoutForecast forecast_layout(const Recipe& r, int64_t world, const Machine& machine,
                                bool on_gpu) {
-  LayoutForecast out{.world = world};
-  out.parallel = settled(r.parallel, needs_of(r, world, machine.ranks_per_host));
-  const Mesh mesh = mesh_of(out);
-  const auto model = build_model(r.model);
-  const RunPlan plan = plan_of(r);
-  out.work = step_work(*model, r);
-  out.work.replicas = static_cast<int>(world);
-  out.work.microbatches = static_cast<int>(share_of(plan.batch / plan.micro_batch, 0, world).steps);
-  out.schedule = step_schedule(out.parallel, out.work);
-  const ModelMemory memory = model_memory(r, on_gpu, *model);
-  const StepCosts costs =
-      Costing(r, out.parallel, mesh, machine, out.work.microbatches, memory).result();
-  std::vector<RankTimeline> ranks = timeline_of(out.schedule, out.work, costs);
-  out.rank = *std::ranges::max_element(ranks, {}, &RankTimeline::seconds);
-  const double late = machine.jitter * std::sqrt(2 * std::log(static_cast<double>(world)));
-  out.step_seconds = out.rank.seconds * (1 + late);
-  const auto tokens = static_cast<double>(plan.batch * r.data.sequence);
-  out.tokens_per_second = tokens / out.step_seconds;
-  const double flops = costs_of(r.model).flops_per_token(r.data.sequence) * out.tokens_per_second;
-  out.mfu = flops / (machine.products * static_cast<double>(world));
-  return out;
+  const ParallelConfig parallel = settled(r.parallel, needs_of(r, world, machine.ranks_per_host));
+  return Forecaster(r, world, machine, on_gpu, std::numeric_limits<int64_t>::max())(parallel);
 }
 
 StepMemory layout_memory(const Recipe& r, int64_t world, bool on_gpu) {
@@ -269,13 +339,20 @@ StepMemory layout_memory(const Recipe& r, int64_t world, bool on_gpu) {
 
 std::vector<LayoutForecast> layouts_that_fit(const Recipe& recipe, int64_t world,
                                              const Machine& machine, bool on_gpu, double memory) {
+  const LayoutNeeds needs = needs_of(recipe, world, machine.ranks_per_host);
+  const std::vector<ParallelConfig> choices = choices_of(recipe.parallel, needs);
   std::vector<LayoutForecast> out;
-  for (const ParallelConfig& parallel : choices_of(recipe.parallel, world, machine)) {
+  for (const int64_t sequences : open_micro_batches(recipe, world, on_gpu)) {
     Recipe r = recipe;
-    r.parallel = parallel;
-    if (!layout_faults(parallel, needs_of(r, world, machine.ranks_per_host)).empty()) continue;
-    LayoutForecast f = forecast_layout(r, world, machine, on_gpu);
-    if (f.rank.peak.total() <= memory) out.push_back(std::move(f));
+    r.train.micro_batch = sequences;
+    const Forecaster forecast(r, world, machine, on_gpu, kCostedMicrobatches);
+    for (const ParallelConfig& parallel : choices) {
+      LayoutForecast f = forecast(parallel);
+      if (f.rank.peak.total() > memory) continue;
+      f.schedule.clear();
+      f.rank.slots.clear();
+      out.push_back(std::move(f));
+    }
   }
   std::ranges::stable_sort(out, {}, [](const LayoutForecast& f) {
     return std::pair(f.step_seconds, f.rank.peak.total());

@@ -29,6 +29,7 @@ namespace troupe {
 
 struct LayoutForecast {
   int64_t world = 1;
+  int64_t micro_batch = 1;       // sequences
   ParallelConfig parallel = {};  // resolved
   StepWork work = {};
   Schedule schedule = {};
@@ -45,8 +46,12 @@ LayoutForecast forecast_layout(const Recipe& recipe, int64_t world, const Machin
 // What a rank holds at the worst moment: of the same, without its time.
 StepMemory layout_memory(const Recipe& recipe, int64_t world, bool on_gpu);
 
-// Every way to lay the recipe on so many ranks (`parallel.expert`, `shard`, `shard_ranks` that the
-// recipe leaves open) whose memory fits, the fastest first; of equals the one with less memory.
+// Every way to lay the recipe on so many ranks (`parallel.expert`, `shard` and with it
+// `shard_ranks`, all or those of a host, and `train.micro_batch`, that the recipe leaves open)
+// whose memory fits, the fastest first; of equals the one with less memory. Without their schedules
+// and the slots of their timelines. Of more than kCostedMicrobatches on a rank so many are costed,
+// and each further one takes as long as the last of them.
+inline constexpr int64_t kCostedMicrobatches = 6;
 std::vector<LayoutForecast> layouts_that_fit(const Recipe& recipe, int64_t world,
                                              const Machine& machine, bool on_gpu, double memory);
 

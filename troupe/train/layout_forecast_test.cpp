@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "troupe/core/check.h"
 #include "troupe/nn/models/costs.h"
@@ -252,6 +256,164 @@ TEST(LayoutForecast, ACalibratedMachineTakesTheTimeThatWasMeasured) {
   EXPECT_EQ(calibrated(two, assumed_cluster(), true, 1.25).products, m.products);
 }
 
+// A second is a byte that leaves a rank in a gather or a sum.
+Machine counting_bytes() {
+  Machine out = products_alone();
+  out.products = out.experts = out.attention = 1e30;
+  out.inside = out.between = {.bandwidth = 1};
+  return out;
+}
+
+// In a gather of `whole` bytes over n ranks, or before they are summed and cut.
+double sent(double whole, int64_t n) {
+  return whole * static_cast<double>(n - 1) / static_cast<double>(n);
+}
+
+struct Block {  // of the ranks that have the same parameters
+  int64_t owners = 1, replicas = 1;
+  double part(double whole) const { return whole / static_cast<double>(owners); }
+};
+
+struct UnitBytes {  // of f32 on a rank, while they are gathered
+  double dense = 0, experts = 0;
+  double all() const { return dense + experts; }
+};
+
+struct Moved {
+  double gathered = 0, freed = 0, reduced = 0;  // bytes that are whole on a rank
+  double sent = 0;                              // that leave it
+  double peak = 0;                              // gathered at a time
+};
+
+// Read off the list, with the groups that a rank would join.
+Moved moved_by(const LayoutForecast& f, const std::vector<UnitBytes>& units) {
+  const Mesh mesh = mesh_of(f);
+  const Block dense{mesh.size(GroupKind::kShard), mesh.size(GroupKind::kReplicate)};
+  const Block experts{mesh.size(GroupKind::kExpertShard), mesh.size(GroupKind::kExpertReplicate)};
+  Moved out;
+  double here = 0;
+  for (const Action& a : f.schedule.at(0)) {
+    if (a.kind != Kind::kGather && a.kind != Kind::kFree && a.kind != Kind::kReduce) continue;
+    const UnitBytes& u = units.at(static_cast<size_t>(a.chunk));
+    const double cut = sent(u.dense, dense.owners) + sent(u.experts, experts.owners);
+    const double copies = 2 * (sent(dense.part(u.dense), dense.replicas) +
+                               sent(experts.part(u.experts), experts.replicas));
+    const bool last = a.microbatch < 0 || a.microbatch == f.work.microbatches - 1;
+    if (a.kind == Kind::kGather) out.gathered += u.all(), out.sent += cut, here += u.all();
+    if (a.kind == Kind::kFree) out.freed += u.all(), here -= u.all();
+    if (a.kind == Kind::kReduce) out.reduced += u.all(), out.sent += cut + (last ? copies : 0);
+    out.peak = std::max(out.peak, here);
+  }
+  return out;
+}
+
+// The same by formula: which ranks share what, how often each unit is gathered (a list of C units
+// comes back to unit c after 2 (C - 1 - c) others, and after 2 c in the next microbatch; one that
+// is used again within prefetch + 1 stays), and the most that prefetch + 1 neighbours hold.
+Moved moved_in(int64_t world, const ParallelConfig& p, int64_t microbatches,
+               const std::vector<UnitBytes>& units) {
+  Moved out;
+  if (world == 1) return out;
+  const bool full = p.shard == ShardKind::kFull;
+  const int64_t block = p.shard == ShardKind::kNone ? 1 : p.shard_ranks > 0 ? p.shard_ranks : world;
+  const Block dense{block, world / block};
+  const int64_t owners = std::max<int64_t>(1, block / p.expert);
+  const Block experts{owners, world / p.expert / owners};
+  const auto C = std::ssize(units), far = p.prefetch + 1;
+  for (int64_t c = 0; c < C; ++c) {
+    const UnitBytes& u = units[static_cast<size_t>(c)];
+    int64_t gathers = p.shard == ShardKind::kNone ? 0 : 1;
+    if (full && p.reshard && 2 * (C - 1 - c) > far) gathers += microbatches;
+    if (full && 2 * c > far) gathers += microbatches - 1;
+    const int64_t sums = full ? microbatches : 1;
+    out.gathered += static_cast<double>(gathers) * u.all();
+    out.reduced += static_cast<double>(sums) * u.all();
+    out.sent += static_cast<double>(gathers + sums) *
+                (sent(u.dense, dense.owners) + sent(u.experts, experts.owners));
+    out.sent += 2 * (sent(dense.part(u.dense), dense.replicas) +
+                     sent(experts.part(u.experts), experts.replicas));
+    double side = 0;  // of unit c and those behind it that are there with it
+    for (int64_t i = c; i < (full && p.reshard ? std::min(c + far, C) : C); ++i) {
+      side += units[static_cast<size_t>(i)].all();
+    }
+    out.peak = std::max(out.peak, p.shard == ShardKind::kNone ? 0 : side);
+  }
+  out.freed = full ? out.gathered : 0;
+  return out;
+}
+
+// Every way to share state that fits these ranks.
+std::vector<ParallelConfig> ways_of(int64_t world) {
+  std::vector<ParallelConfig> out;
+  for (const int64_t expert : {1, 2, 8, 64}) {
+    if (world % expert != 0) continue;
+    const auto add = [&](ShardKind shard, int64_t block, int64_t prefetch, bool reshard) {
+      ParallelConfig& p = out.emplace_back();
+      p.expert = expert;
+      p.shard = shard;
+      p.shard_ranks = block;
+      p.prefetch = prefetch;
+      p.reshard = reshard;
+    };
+    add(ShardKind::kNone, 0, 1, true);
+    for (const int64_t block : {0, 2, 8, 64}) {
+      const bool fits = world % std::max<int64_t>(block, 1) == 0 &&
+                        (block == 0 || block % expert == 0 || expert % block == 0);
+      if (!fits || block >= world) continue;
+      add(ShardKind::kZero1, block, 1, true);
+      for (const int64_t prefetch : {0, 1, 3}) add(ShardKind::kFull, block, prefetch, true);
+      add(ShardKind::kFull, block, 1, false);
+    }
+  }
+  return out;
+}
+
+void expect_formulas(const Recipe& recipe, int64_t world, const ParallelConfig& parallel) {
+  Recipe r = with_batch_of(recipe, world);
+  r.parallel = parallel;
+  const int64_t microbatches = recipe.train.global_batch;
+  std::vector<UnitBytes> units;
+  for (const UnitCosts& u : costs_of(r.model).units) {
+    const auto experts = static_cast<double>(u.params.experts);
+    units.push_back({.dense = 4 * (static_cast<double>(u.params.total()) - experts),
+                     .experts = 4 * experts / static_cast<double>(parallel.expert)});
+  }
+  const LayoutForecast f = forecast_layout(r, world, counting_bytes(), true);
+  ASSERT_EQ(f.work.microbatches, microbatches);
+  const Moved got = moved_by(f, units), want = moved_in(world, parallel, microbatches, units);
+  const std::string what =
+      std::to_string(world) + " ranks, experts over " + std::to_string(parallel.expert) + ", " +
+      to_text(parallel.shard) + " over " + std::to_string(parallel.shard_ranks) + ", prefetch " +
+      std::to_string(parallel.prefetch) + ", units " + std::to_string(units.size());
+  const auto expect_near = [&](double a, double b) { EXPECT_NEAR(a, b, 1e-9 * b) << what; };
+  expect_near(got.gathered, want.gathered);
+  expect_near(got.freed, want.freed);
+  expect_near(got.reduced, want.reduced);
+  expect_near(got.peak, want.peak);
+  expect_near(got.sent, want.sent);
+  expect_near(f.rank.collectives, want.sent);
+}
+
+TEST(LayoutForecast, EveryLayoutOfUpTo3072RanksMovesTheBytesOfTheFormulas) {
+  int64_t layouts = 0;
+  for (const int64_t layers : {1, 6}) {
+    for (const int64_t microbatches : {1, 3}) {
+      const Recipe recipe = recipe_of(
+          "model: {layers: " + std::to_string(layers) +
+          ", width: 64, heads: 4, vocab: 512, max_positions: 64, moe: {experts: 64, top_k: 2, "
+          "hidden: 32}}\ndata: {sequence: 16}\ntrain: {precision: fp32, global_batch: " +
+          std::to_string(microbatches) + "}");
+      for (const int64_t world : {1, 2, 8, 64, 512, 3072}) {
+        for (const ParallelConfig& parallel : ways_of(world)) {
+          expect_formulas(recipe, world, parallel);
+          ++layouts;
+        }
+      }
+    }
+  }
+  EXPECT_GT(layouts, 1000);
+}
+
 // Row 193: experts stay on few hosts, and what does not fit is left out.
 TEST(LayoutForecast, TheFastestLayoutThatFitsIsChosen) {
   const Recipe r = with_batch_of(
@@ -272,6 +434,47 @@ TEST(LayoutForecast, TheFastestLayoutThatFitsIsChosen) {
   for (const auto& f : layouts_that_fit(given, 64, assumed_cluster(), true, 1e15)) {
     EXPECT_EQ(f.parallel.expert, 16);
   }
+}
+
+// The step of many microbatches, of which six are costed.
+TEST(LayoutForecast, ALongStepIsThatOfItsFirstMicrobatchesAndMoreOfTheLast) {
+  Recipe r = with_batch_of(
+      recipe_of("model: {preset: olmoe-1b-7b}\ntrain: {micro_batch: 1, global_batch: 40}"), 16);
+  const auto fit = layouts_that_fit(r, 16, assumed_cluster(), true, 1e15);
+  ASSERT_GT(fit.size(), 10U);
+  for (const LayoutForecast& f : fit) {
+    r.parallel = f.parallel;
+    const LayoutForecast whole = forecast_layout(r, 16, assumed_cluster(), true);
+    EXPECT_EQ(whole.work.microbatches, 40);
+    EXPECT_NEAR(f.step_seconds, whole.step_seconds, 1e-3 * whole.step_seconds);
+    EXPECT_NEAR(f.rank.exposed, whole.rank.exposed, 1e-3 * whole.step_seconds);
+    EXPECT_NEAR(f.rank.peak.total(), whole.rank.peak.total(), 1);
+  }
+}
+
+TEST(LayoutForecast, MicrobatchesThatAreLeftOpenAreAmongTheWays) {
+  Recipe r = recipe_of("model: {preset: olmoe-1b-7b}\ntrain: {global_batch: 64}");
+  const auto tried = [&] {
+    std::set<int64_t> out;
+    for (const auto& f : layouts_that_fit(r, 8, assumed_cluster(), true, 1e15)) {
+      out.insert(f.micro_batch);
+    }
+    return out;
+  };
+  EXPECT_EQ(tried(), (std::set<int64_t>{1}));
+  r.train.micro_batch.reset();
+  EXPECT_EQ(tried(), (std::set<int64_t>{1, 2, 4, 8}));
+}
+
+// Groups of 3 on hosts of 8: the third lies on two.
+TEST(LayoutForecast, ExpertsWhoseRanksDoNotFillHostsCountAsOverSeveral) {
+  Machine m = products_alone();
+  m.products = m.experts = m.attention = 1e30;
+  m.between = {.bandwidth = 1e9};
+  const Recipe r = recipe_of(
+      "model: {preset: olmoe-1b-7b, moe: {experts: 12}}\ntrain: {global_batch: 24}\n"
+      "parallel: {expert: 3, dispatcher: all_to_all}");
+  EXPECT_GT(forecast_layout(r, 24, m, true).rank.exchange, 1e-3);
 }
 
 TEST(LayoutForecast, WhatDoesNotFitIsRefusedWithWhatWould) {

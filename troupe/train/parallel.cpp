@@ -59,6 +59,33 @@ std::string why_dispatcher(const ParallelConfig& c, const LayoutNeeds& needs) {
          std::to_string(node);
 }
 
+std::vector<std::string> without_effect(const ParallelConfig& given,
+                                        const ParallelConfig& resolved) {
+  constexpr const char* kHere = "no rows go to other ranks: each has all experts (expert: 1)";
+  constexpr const char* kWhole = "weights are whole on each rank: it is of shard: full";
+  const ParallelConfig none;
+  const bool rows = resolved.expert > 1, full = resolved.shard == ShardKind::kFull;
+  const struct {
+    bool idle;
+    const char *key, *why;
+  } keys[] = {
+      {!rows && given.rebalance.every > 0, "rebalance", kHere},
+      {!rows && given.dispatch != none.dispatch, "dispatch", kHere},
+      {!rows && given.dispatcher != none.dispatcher, "dispatcher", kHere},
+      {!rows && given.wire != none.wire, "wire", kHere},
+      {rows && given.node_ranks > 0 && resolved.dispatcher != DispatcherKind::kTwoLevel,
+       "node_ranks", "rows go directly: it is of dispatcher: two_level"},
+      {!full && given.prefetch != none.prefetch, "prefetch", kWhole},
+      {!full && given.reshard != none.reshard, "reshard", kWhole},
+  };
+  std::vector<std::string> out;
+  for (const auto& [idle, key, why] : keys) {
+    if (idle)
+      out.push_back("parallel." + std::string(key) + " does nothing in this layout: " + why);
+  }
+  return out;
+}
+
 std::vector<std::pair<std::string, std::string>> unbuilt_axes(const ParallelConfig& config) {
   std::vector<std::pair<std::string, std::string>> out;
   for (const auto& [name, ranks] :

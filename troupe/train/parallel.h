@@ -40,9 +40,9 @@ struct ParallelConfig {
   int64_t expert = 0;  // ranks that share the experts out; 0: chosen
   int64_t tensor = 1, pipeline = 1, context = 1;
   ShardKind shard = ShardKind::kAuto;  // of the optimizer's state (zero1), of all state (full)
-  int64_t shard_ranks = 0;             // that hold one copy of what is sharded; 0: all
-  int64_t prefetch = 1;                // full: units gathered ahead
-  bool reshard = true;                 // full: drop values between forward and backward
+  int64_t shard_ranks = 0;  // that hold one copy of what is sharded; 0: all, or as chosen (kAuto)
+  int64_t prefetch = 1;     // full: units gathered ahead
+  bool reshard = true;      // full: drop values between forward and backward
   DispatchMode dispatch = DispatchMode::kFast;
   DispatcherKind dispatcher = DispatcherKind::kAuto;  // how rows reach other ranks' experts
   WireType wire = WireType::kNative;                  // of the rows on their way there
@@ -90,6 +90,9 @@ ParallelConfig resolved(const ParallelConfig& config, const LayoutNeeds& needs);
 // "rows go two_level: 16 ranks share experts, over 2 nodes of 8", or "rows go two_level in int8:
 // .."; empty: no rows go anywhere.
 std::string why_dispatcher(const ParallelConfig& resolved, const LayoutNeeds& needs);
+// A line for each key of `given` that the layout made of it leaves without anything to do.
+std::vector<std::string> without_effect(const ParallelConfig& given,
+                                        const ParallelConfig& resolved);
 MeshShape shape_of(const ParallelConfig& resolved);
 
 }  // namespace troupe

@@ -70,6 +70,9 @@ void check_train(const Recipe& r, Problems& problems) {
 // What is asked for and would be left out, because of something else that is asked for.
 void check_exclusive(const Recipe& r, Problems& problems) {
   const bool scored = r.eval.every.value > 0 && (!r.data.valid.empty() || !r.data.split.empty());
+  const ShardKind shard = r.parallel.shard;
+  const bool shards =
+      shard == ShardKind::kAuto ? !needs_whole_state(r.train.optimizer) : shard != ShardKind::kNone;
   const struct {
     bool both;
     const char *path, *why;
@@ -82,6 +85,10 @@ void check_exclusive(const Recipe& r, Problems& problems) {
        "needs scores: eval.every, and data.valid or data.split"},
       {r.model.preset.empty() && r.model.mtp.depth == 0 && r.model.mtp.weight != MtpConfig{}.weight,
        "model.mtp.weight", "has no module to weigh: model.mtp.depth is 0"},
+      {r.model.moe.shared.hidden > 0 && r.model.moe.shared.experts == 0, "model.moe.shared.hidden",
+       "is the width of shared experts, of which there are none: set model.moe.shared.experts"},
+      {r.parallel.shard_ranks > 0 && !shards, "parallel.shard_ranks",
+       "says among how many ranks state is cut, and parallel.shard cuts none"},
   };
   for (const auto& pair : pairs) {
     if (pair.both) problems.add(pair.path, pair.why);
@@ -132,6 +139,9 @@ void check_rest(const Recipe& r, Problems& problems) {
   if (r.log.records.unit == Span::Unit::kPercent || r.log.every.unit == Span::Unit::kPercent ||
       r.log.experts.unit == Span::Unit::kPercent || r.eval.every.unit == Span::Unit::kPercent) {
     problems.add("log", "intervals are in steps, samples, tokens or time, not in percent");
+  }
+  if (r.run.check_replicas.value_or(Span()).unit == Span::Unit::kPercent) {
+    problems.add("run.check_replicas", "is in steps, samples, tokens or time, not in percent");
   }
   problems.add_all("profile", profile_faults(r.profile));
   if (r.run.threads < 0) problems.add("run.threads", "must not be negative");

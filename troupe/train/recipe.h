@@ -129,6 +129,11 @@ struct RunConfig {
       seconds(30);  // from SIGTERM to SIGKILL, as torchrun and SLURM have it; 0: no end
   Duration start_timeout = seconds(300);  // for all ranks to arrive
   Duration hang_timeout = seconds(600);   // of one operation between ranks
+  // How often ranks compare the weights that they have in common; absent: before each save; 0:
+  // never.
+  std::optional<Span> check_replicas = {};
+  std::string machine = {};  // a file of `troupe bench machine`, by which layouts are chosen;
+                             // empty: an assumed one (plan/machine.h)
   static void visit(auto& c, auto&& f) {
     f("device", c.device);
     f("threads", c.threads);
@@ -137,6 +142,8 @@ struct RunConfig {
     f("grace", c.grace);
     f("start_timeout", c.start_timeout);
     f("hang_timeout", c.hang_timeout);
+    f("check_replicas", c.check_replicas);
+    f("machine", c.machine);
   }
 };
 

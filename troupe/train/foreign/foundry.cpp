@@ -481,6 +481,9 @@ class Foundry {
       const int64_t batches = tree_.whole("eval_subset_num_batches", -1);
       draft_.set("eval.batches", to_text(std::max<int64_t>(batches, 0)),
                  tree_.origin("eval_subset_num_batches"));
+      if (batches > 0) {
+        draft_.note("eval_subset_num_batches is of each rank, eval.batches of all ranks together");
+      }
     }
     if (tree_.given("device_eval_batch_size")) {
       field("eval.batch", "device_eval_batch_size", "");
