@@ -1,4 +1,5 @@
 // troupe export: a checkpoint to a folder that other programs load.
+#include <functional>
 #include <iostream>
 #include <memory>
 
@@ -43,14 +44,21 @@ void export_run(const ExportVerb& verb) {
                .family = to_text(source.config.family),
                .dtype = verb.dtype.empty() ? source.config.dtype : verb.dtype,
                .left_out = source.left_out};
+  std::function<void(const std::string&)> check;
+  if (verb.check_logits) {
+    check = [&](const std::string& staging) {
+      out.logits = check_logits(staging, out.checkpoint, source.model);
+      require_logits(*out.logits, rounds(out.checkpoint, out.dtype), verb.folder);
+    };
+  }
   out.tensors = export_hf(source.config, tensors_of_checkpoint(source.checkpoint), verb.folder,
                           source.tokenizer,
                           {.dtype = out.dtype,
                            .file_bytes = verb.shard.value,
                            .force = verb.force,
-                           .files = source.files},
+                           .files = source.files,
+                           .check = check},
                           fs);
-  if (verb.check_logits) out.logits = check_logits(verb.folder, out.checkpoint, source.model);
   if (verb.json) {
     print_json(out);
   } else {
@@ -60,9 +68,6 @@ void export_run(const ExportVerb& verb) {
       std::cout << "left out, a run's state  " << name << '\n';
     }
     if (out.logits) print_logits(*out.logits);
-  }
-  if (out.logits) {
-    require_logits(*out.logits, rounds(out.checkpoint, out.dtype), verb.folder);
   }
 }
 
@@ -80,7 +85,8 @@ void add_export(CLI::App& app, Call&) {
   add_value(*verb, "--shard-size", options->shard, "of a file; a larger tensor has its own");
   verb->add_flag("--force", options->force, "replaces the folder");
   verb->add_flag("--check-logits", options->check_logits,
-                 "run the model from both and compare; 4 bytes a parameter");
+                 "run the model from both and compare, before the folder appears; 4 bytes a "
+                 "parameter");
   verb->add_flag("--json", options->json, "print the result as JSON");
   verb->footer(
       "Example: troupe export runs/small out --dtype bfloat16 --check-logits\n"

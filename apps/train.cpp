@@ -44,6 +44,8 @@ std::string command_of(const TrainOptions& options) {
   return without_secrets(out);
 }
 
+struct AskedToStop {};  // while ranks met: nothing had begun
+
 // A run with its end recorded in exit.json, once the folder is ours.
 class Run {
  public:
@@ -70,6 +72,12 @@ class Run {
     log_ = Log(sinks, first ? Level::kInfo : Level::kWarning,
                rank_prefix(static_cast<int>(place_.rank), static_cast<int>(place_.size)));
     if (!faults_.empty()) log_.warning("TROUPE_FAULT is set: faults are made on purpose");
+    try {
+      ranks_ = meet();
+    } catch (const AskedToStop&) {
+      log_.warning("asked to stop before the ranks had met");
+      return end({.code = 0, .rank = place_.rank, .message = "asked to stop"}, doing());
+    }
     trainer_ = std::make_unique<Trainer>(recipe, RunTools{.log = log_,
                                                           .fs = fs_,
                                                           .faults = faults_,
@@ -77,7 +85,7 @@ class Run {
                                                           .force = options_.force,
                                                           .continue_with = command_of(options_),
                                                           .begun = [this] { begun(); },
-                                                          .ranks = meet()});
+                                                          .ranks = ranks_});
     trainer_->run();
     end({.code = 0, .message = "done"}, {.phase = Phase::kExit});
   }
@@ -88,7 +96,10 @@ class Run {
     const auto whole = [](Duration d) { return std::chrono::milliseconds(d.ns / 1'000'000); };
     world_ = std::make_shared<World>(place_, device_of(recipe_.run.device, place_.local_rank),
                                      WorldOptions{.start_timeout = whole(recipe_.run.start_timeout),
-                                                  .hang_timeout = whole(recipe_.run.hang_timeout)});
+                                                  .hang_timeout = whole(recipe_.run.hang_timeout),
+                                                  .check = [this] {
+                                                    if (signals_.stop() != 0) throw AskedToStop();
+                                                  }});
     std::ostringstream recipe;
     print_config(recipe, recipe_, {});
     // Before there are groups, which ranks of different layouts would wait for.
@@ -142,18 +153,25 @@ class Run {
   }
 
  private:
-  Doing doing() const { return trainer_ == nullptr ? Doing{} : trainer_->doing(); }
+  Doing doing() const { return ranks_ == nullptr ? Doing{} : ranks_->world().pulse().now(); }
 
   void end(ExitRecord record, const Doing& at) {
     record.phase = phase_text(at);
+    // A start that failed had the folder not yet for its own: it may be another's, that runs.
+    const bool lead = place_.rank == 0 && !dir_.empty();
+    const auto lock = ours_ || !lead ? nullptr : RunLock::if_free(dir_);
     if (trainer_ != nullptr) {
       record.step = record.rank == place_.rank ? trainer_->state().done.steps : at.done;
       record.checkpoint = trainer_->newest_checkpoint();
-      record.resumable = !record.checkpoint.empty();
+    } else if (lock != nullptr && record.code != static_cast<int>(ExitClass::kCheckpoint)) {
+      const std::vector<int64_t> steps = steps_in(dir_);
+      if (!steps.empty()) record.checkpoint = dir_ + '/' + step_name(steps.back());
     }
+    record.resumable = !record.checkpoint.empty();
     if (record.code != 0) keep_flight();
     const char* const torchrun = std::getenv("TORCHELASTIC_ERROR_FILE");
-    write_exit(fs_, ours_ ? dir_ : "", record, torchrun == nullptr ? "" : torchrun, log_);
+    write_exit(fs_, ours_ || lock != nullptr ? dir_ : "", record,
+               torchrun == nullptr ? "" : torchrun, log_);
   }
 
   // A launcher that shares the pulses writes what all did.
@@ -175,6 +193,7 @@ class Run {
   std::string dir_;
   Log log_;
   std::shared_ptr<World> world_;  // absent: this rank alone
+  std::shared_ptr<Ranks> ranks_;  // absent: they have not met
   std::unique_ptr<Trainer> trainer_;
   bool ours_ = false;
 };

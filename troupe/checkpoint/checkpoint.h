@@ -10,7 +10,8 @@
 //   saver.go_on_from(loaded ? loaded->point.manifest.step : -1);
 //   ...
 //   saver.save(state, {.step = step, .scalars = json_of(counters)});   // at an interval
-//   saver.take_results();                        // each step: cheap
+//   if (saver.failed()) saver.wait();            // each step: cheap
+//   saver.take_results();
 //   saver.wait();                                // at the end: throws what went wrong
 //
 // Any number of ranks: all of them make the same calls in the same order. Each writes the boxes
@@ -116,12 +117,14 @@ class Saver {
   void go_on_from(int64_t step);
 
   // With `background` returns when the state is copied, else when the step is published. One save
-  // is in flight: with another one it waits, or under `when_busy: skip` returns false with a line
-  // (in a world of several ranks it waits; there the caller agrees on busy() first). What a failed
-  // write does is `on_error`'s to say: a warning, an Error thrown here or by poll(), or to try
-  // again.
-  bool save(const CheckpointState& state, const SaveInfo& info);
+  // is in flight: another one waits for it. Under `when_busy: skip` the caller does not come here
+  // while it is busy() on any rank. What a failed write does is `on_error`'s to say: a warning, an
+  // Error thrown here or by wait(), or to try again.
+  void save(const CheckpointState& state, const SaveInfo& info);
   bool busy() const;
+  // An Error is to be thrown. All ranks come to have it, but not at one moment: where any has, all
+  // call wait().
+  bool failed() const;
   std::vector<SaveResult> take_results();  // of the saves that have ended since the last call
   // Waits. Throws if the last save failed, also under `on_error: retry`: nothing follows it.
   void wait();

@@ -205,7 +205,7 @@ std::optional<Loaded> resume(const CheckpointConfig& config, const CheckpointSta
                                .strict = config.strict};
   std::vector<int64_t> tried;
   std::vector<std::string> damaged;
-  std::exception_ptr first;
+  std::optional<Code> first;
   while (true) {
     std::optional<ResumePoint> point;
     try {
@@ -213,18 +213,22 @@ std::optional<Loaded> resume(const CheckpointConfig& config, const CheckpointSta
     } catch (const Error& e) {
       if (!first || !is_damage(e.code())) throw;
     }
-    if (!point && first) std::rethrow_exception(first);  // All are damaged: not a fresh start.
+    if (!point && first) {  // Not a fresh start.
+      std::string all = "every checkpoint of " + config.dir + " is damaged:";
+      for (const std::string& why : damaged) all += "\n  " + why;
+      throw Error(all, *first);
+    }
     if (!point) return {};
     check_fingerprint(*point, now, config.waive_changed);
     try {
       Loaded loaded = load(point->folder, state, options, peers, faults);
       loaded.point.passed_over = std::move(point->passed_over);
-      for (const std::string& line : loaded.point.passed_over) damaged.push_back(line);
-      loaded.notes.insert(loaded.notes.begin(), damaged.begin(), damaged.end());
+      loaded.point.passed_over.insert(loaded.point.passed_over.begin(), damaged.begin(),
+                                      damaged.end());
       return loaded;
     } catch (const Error& e) {
       if (config.resume.kind != Resume::kAuto || !is_damage(e.code())) throw;
-      if (!first) first = std::current_exception();
+      if (!first) first = e.code();
       damaged.push_back("step " + std::to_string(point->manifest.step) + ": " + e.what());
       tried.push_back(point->manifest.step);
     }

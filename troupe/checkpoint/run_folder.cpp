@@ -129,6 +129,14 @@ RunLock::RunLock(const std::string& run) : path_(run + "/lock") {
   }
 }
 
+std::unique_ptr<RunLock> RunLock::if_free(const std::string& run) {
+  try {
+    return std::make_unique<RunLock>(run);
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
 RunLock::~RunLock() {
   // Emptied, so that the next run does not speak of taking over; not removed: another may have it
   // open already, and two locks would be held on two files of one name.

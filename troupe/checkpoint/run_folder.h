@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@ void prepare_run_folder(Fs& fs, const std::string& run);
 class RunLock {
  public:
   explicit RunLock(const std::string& run);
+  static std::unique_ptr<RunLock> if_free(const std::string& run);  // null instead of throwing
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
   ~RunLock();

@@ -78,12 +78,12 @@ class OpenStep {
       file.write(to_json(manifest));
       file.finish();
       publish_step(tools_.fs, tools_.faults, config_.dir, staging_, manifest);
-      return std::string();
-    });
-    if (first()) {
+      // The others wait: in a save that is not of the background, their next step would for longer
+      // than one operation between ranks may take.
       prune(tools_.fs, tools_.faults, config_, info_.step,
             [&](const std::string& line) { tools_.log.warning(line); });
-    }
+      return std::string();
+    });
   }
 
   // After a fault: what is staged is worthless. A fault here adds nothing to the one that is told.

@@ -24,6 +24,7 @@ struct SaveInfo {
   bool bad = false;                  // also where NaN or infinite numbers are found in writing
   bool force = false;                // replaces the same step, if it is there
   std::optional<double> score = {};  // validation loss, for keep_best
+  double stalled = 0;                // s that training waited for this save before it began
 };
 
 struct SaveResult {

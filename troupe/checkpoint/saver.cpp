@@ -131,37 +131,36 @@ class Saver::Impl {
     });
   }
 
-  bool save(const CheckpointState& state, const SaveInfo& info) {
+  void save(const CheckpointState& state, const SaveInfo& info) {
     rethrow();
     const auto start = Clock::now();
     if (busy()) {
-      if (peers_.world == 1 && config_.when_busy == WhenBusy::kSkip) {
-        log_.warning("step " + std::to_string(info.step) +
-                     " is not saved: the save before is still being written");
-        return false;
-      }
-      join();
-      rethrow();
+      log_.info("the save of step " + std::to_string(info.step) +
+                " waits: the one before is still being written");
     }
     join();
+    rethrow();
     faults_.at("save.stage", info.step);
     Task task{info, snapshot_.take(state, config_.background)};
     abandon_ = false;
     running_ = true;
+    const double stall = info.stalled + since(start);
     if (config_.background) {
-      const double stall = since(start);
       thread_ = std::jthread([this, stall, t = std::move(task)]() mutable { work(t, stall); });
     } else {
-      work(task, -1);
+      work(task, stall);
       rethrow();
     }
-    return true;
   }
 
   bool busy() const { return running_; }
 
+  bool failed() const {
+    const std::lock_guard lock(mutex_);
+    return error_ && !told_ && !passes();
+  }
+
   std::vector<SaveResult> take_results() {
-    rethrow();
     const std::lock_guard lock(mutex_);
     return std::exchange(results_, {});
   }
@@ -193,7 +192,7 @@ class Saver::Impl {
     }
   }
 
-  // On the background thread, or in save() itself (stall < 0: all of it is a stall).
+  // On the background thread, or in save() itself, where all of it is a stall besides.
   void work(const Task& task, double stall) {
     const auto start = Clock::now();
     SaveResult result{.step = task.info.step};
@@ -204,7 +203,7 @@ class Saver::Impl {
       error = std::current_exception();
     }
     result.write_seconds = since(start);
-    result.stall_seconds = stall < 0 ? result.write_seconds : stall;
+    result.stall_seconds = stall + (config_.background ? 0 : result.write_seconds);
     report(result, error);
     const std::lock_guard lock(mutex_);
     error_ = error, told_ = false;
@@ -255,13 +254,19 @@ class Saver::Impl {
   // Under `stop`, and for what is no fault of the disk.
   void rethrow() {
     const std::lock_guard lock(mutex_);
-    if (!error_ || told_) return;
+    if (!error_ || told_ || passes()) return;
+    told_ = true;
+    std::rethrow_exception(error_);
+  }
+
+  // With the lock: the error was a warning, and that is all.
+  bool passes() const {
     try {
       std::rethrow_exception(error_);
     } catch (const Error& e) {
-      if (config_.on_error == OnError::kRetry && e.exit_class() == ExitClass::kResource) return;
-      told_ = true;
-      throw;
+      return config_.on_error == OnError::kRetry && e.exit_class() == ExitClass::kResource;
+    } catch (...) {
+      return false;
     }
   }
 
@@ -274,7 +279,7 @@ class Saver::Impl {
   std::unique_ptr<RunLock> lock_;
   Snapshot snapshot_;
   std::atomic<bool> abandon_ = false, running_ = false;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::exception_ptr error_;  // of the last save
   bool told_ = false;
   std::vector<SaveResult> results_;
@@ -290,11 +295,14 @@ Saver::~Saver() = default;
 void Saver::go_on_from(int64_t step) {
   impl_->go_on_from(step);
 }
-bool Saver::save(const CheckpointState& state, const SaveInfo& info) {
-  return impl_->save(state, info);
+void Saver::save(const CheckpointState& state, const SaveInfo& info) {
+  impl_->save(state, info);
 }
 bool Saver::busy() const {
   return impl_->busy();
+}
+bool Saver::failed() const {
+  return impl_->failed();
 }
 std::vector<SaveResult> Saver::take_results() {
   return impl_->take_results();

@@ -103,9 +103,11 @@ TEST_F(Saving, WhatIsLoadedIsWhatWasSavedToTheBit) {
     const int64_t step = background ? 2 : 1;
     {
       const auto s = saver();
-      EXPECT_TRUE(s->save(run.state(), {.step = step, .scalars = R"({"tokens":5})"}));
+      s->save(run.state(), {.step = step, .scalars = R"({"tokens":5})", .stalled = 7});
       s->wait();
-      ASSERT_EQ(s->take_results().size(), 1u);
+      const auto results = s->take_results();
+      ASSERT_EQ(results.size(), 1u);
+      EXPECT_GE(results[0].stall_seconds, 7 + (background ? 0 : results[0].write_seconds));
     }
     const Loaded loaded = load_into(other);
     EXPECT_TRUE(run.same(other));
@@ -181,25 +183,22 @@ TEST_F(Saving, F12_WithKeep1TheNewStepIsThereBeforeTheOldIsGone) {
   EXPECT_LE(most, 2u);
 }
 
-TEST_F(Saving, F13_OneSaveIsInFlightAndTheNextWaitsOrIsLeftOut) {
+TEST_F(Saving, F13_OneSaveIsInFlightAndTheNextWaits) {
   config_.background = true;
   const Faults slow("save.shard=sleep:150");
   Model run;
-  {
-    const auto s = saver(slow);
-    s->save(run.state(), {.step = 1});
-    const auto start = Clock::now();
-    EXPECT_TRUE(s->save(run.state(), {.step = 2}));
-    EXPECT_GE(Clock::now() - start, std::chrono::milliseconds(100));
-    s->wait();
-    EXPECT_EQ(s->take_results().size(), 2u);
-  }
-  config_.when_busy = WhenBusy::kSkip;
   const auto s = saver(slow);
-  EXPECT_TRUE(s->save(run.state(), {.step = 3}));
-  EXPECT_FALSE(s->save(run.state(), {.step = 4}));
+  s->save(run.state(), {.step = 1});
+  EXPECT_TRUE(s->busy());
+  const auto start = Clock::now();
+  s->save(run.state(), {.step = 2});
+  EXPECT_GE(Clock::now() - start, std::chrono::milliseconds(100));
   s->wait();
-  EXPECT_EQ(steps_in(folder_.path()), (std::vector<int64_t>{1, 2, 3}));
+  EXPECT_FALSE(s->busy());
+  const auto results = s->take_results();
+  ASSERT_EQ(results.size(), 2u);
+  EXPECT_GE(results[1].stall_seconds, 0.1);
+  EXPECT_EQ(steps_in(folder_.path()), (std::vector<int64_t>{1, 2}));
 }
 
 TEST_F(Saving, F17_ASecondSignalDropsTheSaveAndLeavesTheOldStep) {
@@ -242,10 +241,11 @@ TEST_F(Saving, F6_AFullDiskIsAWarningAnErrorOrAPause) {
   const Faults full("save.shard#1=enospc"), io("save.shard#1=eio");
   {
     const auto s = saver(full);
-    EXPECT_TRUE(s->save(run.state(), {.step = 1}));  // retry: training goes on
+    s->save(run.state(), {.step = 1});  // retry: training goes on
+    EXPECT_FALSE(s->failed());
     EXPECT_TRUE(s->take_results().empty());
     EXPECT_THROW(s->wait(), Error);  // but the end of a run is not silent
-    EXPECT_TRUE(s->save(run.state(), {.step = 2}));
+    s->save(run.state(), {.step = 2});
     s->wait();
     EXPECT_EQ(s->take_results().size(), 1u);
   }
@@ -258,9 +258,11 @@ TEST_F(Saving, F6_AFullDiskIsAWarningAnErrorOrAPause) {
       s->save(run.state(), {.step = 3});
       while (s->busy()) {
       }
-      s->take_results();
+      EXPECT_TRUE(s->failed());
+      s->wait();
     });
     EXPECT_EQ(e.code(), Code::kFileFailed);
+    EXPECT_FALSE(s->failed());
     s->take_results();  // told once
   }
   config_.on_error = OnError::kPause, config_.pause = milliseconds(60);
@@ -352,11 +354,13 @@ TEST_F(Saving, F23_F25_ResumeGoesBackToAnIntactStepAndSaysSo) {
   publish_file(fs_, folder_ / "step-000001/extra.safetensors", "x");
   const auto loaded = resume(config_, other.state(), {}, {}, kNone);
   EXPECT_EQ(loaded->point.manifest.step, 1);
-  ASSERT_EQ(loaded->notes.size(), 4u);
-  EXPECT_NE(loaded->notes[0].find("step 3: "), std::string::npos);
-  EXPECT_NE(loaded->notes[0].find("is damaged: its checksum is"), std::string::npos);
-  EXPECT_NE(loaded->notes[1].find("step 2: "), std::string::npos);
-  EXPECT_NE(loaded->notes[3].find("extra.safetensors is in the folder and in no manifest"),
+  const std::vector<std::string>& passed = loaded->point.passed_over;
+  ASSERT_EQ(passed.size(), 3u);
+  EXPECT_NE(passed[0].find("step 3: "), std::string::npos);
+  EXPECT_NE(passed[0].find("is damaged: its checksum is"), std::string::npos);
+  EXPECT_NE(passed[1].find("step 2: "), std::string::npos);
+  ASSERT_EQ(loaded->notes.size(), 1u);
+  EXPECT_NE(loaded->notes[0].find("extra.safetensors is in the folder and in no manifest"),
             std::string::npos);
   config_.resume = {Resume::kStep, 3};  // a named step never falls back
   EXPECT_THROW(resume(config_, other.state(), {}, {}, kNone), Error);

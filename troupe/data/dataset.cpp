@@ -109,20 +109,6 @@ std::span<T> row_of(std::vector<T>& values, int64_t b, int64_t width) {
 
 }  // namespace
 
-TokenBatch rows_of(const TokenBatch& batch, int64_t first, int64_t count) {
-  TokenBatch out{.first_sample = batch.first_sample + first, .B = count, .S = batch.S};
-  const auto cut = [&](const auto& all, auto& part, int64_t columns) {
-    const auto from = all.begin() + first * columns;
-    part.assign(from, from + count * columns);
-  };
-  cut(batch.ids, out.ids, batch.S + 1);
-  cut(batch.documents, out.documents, batch.S);
-  cut(batch.positions, out.positions, batch.S);
-  cut(batch.weights, out.weights, batch.S);
-  cut(batch.sources, out.sources, 1);
-  return out;
-}
-
 Dataset::Dataset(std::vector<MixedSource> sources, std::unique_ptr<SourceOrder> order,
                  SampleRules rules)
     : sources_(std::move(sources)), order_(std::move(order)), rules_(rules) {

@@ -36,8 +36,6 @@ struct TokenBatch {
   }
 };
 
-TokenBatch rows_of(const TokenBatch& batch, int64_t first, int64_t count);
-
 // How much of a source is used.
 struct SourceUse {
   std::string name;

@@ -2,8 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
-#include <set>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "troupe/core/check.h"
 #include "troupe/schedule/schedules.h"
@@ -98,42 +102,128 @@ int count(const std::vector<Action>& list, Kind kind) {
       std::count_if(list.begin(), list.end(), [&](const Action& a) { return a.kind == kind; }));
 }
 
-// Counts and bounds that need no proof of order; the order is what build_schedule() verifies.
-void check_counts(const ScheduleConfig& config, const StepWork& work,
-                  const std::vector<Action>& list) {
+// Parameters of a chunk, no two sums of neighbours alike: what is counted is bytes, and not chunks.
+int64_t bytes_of(int chunk) {
+  return 1000 + 37 * chunk * chunk;
+}
+
+// What a list does with parameters, read off its actions. Tied chunks have one copy of them.
+struct Traffic {
+  // Bytes of each owner, over the step.
+  std::vector<int64_t> gathered = {}, freed = {}, reduced = {};
+  int64_t peak = 0;  // gathered at a time
+};
+
+Traffic traffic_of(const std::vector<Action>& list, const StepWork& work) {
+  const auto chunks = static_cast<size_t>(work.chunks);
+  Traffic out{.gathered = std::vector<int64_t>(chunks),
+              .freed = std::vector<int64_t>(chunks),
+              .reduced = std::vector<int64_t>(chunks)};
+  int64_t here = 0;
+  for (const Action& a : list) {
+    const auto at = static_cast<size_t>(a.chunk);
+    if (a.kind == Kind::kGather) out.gathered[at] += bytes_of(a.chunk), here += bytes_of(a.chunk);
+    if (a.kind == Kind::kFree) out.freed[at] += bytes_of(a.chunk), here -= bytes_of(a.chunk);
+    if (a.kind == Kind::kReduce) out.reduced[at] += bytes_of(a.chunk);
+    out.peak = std::max(out.peak, here);
+  }
+  return out;
+}
+
+// The most bytes of `width` neighbours out of chunks [from, end).
+int64_t widest(int from, int end, int width) {
+  int64_t most = 0;
+  for (int first = from; first < end; ++first) {
+    int64_t sum = 0;
+    for (int c = first; c < std::min(first + width, end); ++c) sum += bytes_of(c);
+    most = std::max(most, sum);
+  }
+  return most;
+}
+
+// Of C chunks, forward uses c at c, backward at 2 C - 2 - c and the next microbatch's forward at
+// 2 C - 2 + c: between two uses a chunk stays where they are at most 1 + prefetch apart. So it is
+// gathered once for the forward and once for the backward of each microbatch, unless kept.
+int64_t gathers_of(const FullShard& shard, const StepWork& work, int chunk) {
+  const int far = 1 + shard.prefetch;
+  int64_t out = 1;
+  if (shard.reshard && 2 * (work.chunks - 1 - chunk) > far) out += work.microbatches;
+  if (2 * chunk > far) out += work.microbatches - 1;
+  return out;
+}
+
+Traffic expected(const FullShard& shard, const StepWork& work) {
   const std::vector<int> owner = owners(work);
-  const auto groups = static_cast<int>(std::set<int>(owner.begin(), owner.end()).size());
+  Traffic out;
+  int64_t all = 0;
+  for (int c = 0; c < work.chunks; ++c) {
+    const bool owns = owner[static_cast<size_t>(c)] == c;
+    const int64_t bytes = owns ? bytes_of(c) : 0;
+    const bool stays = c == 0 && !work.tied.empty();  // from the first chunk's use to the last's
+    out.gathered.push_back(bytes * (stays ? 1 : gathers_of(shard, work, c)));
+    out.reduced.push_back(bytes * (shard.reduce_each ? work.microbatches : 1));
+    all += bytes;
+  }
+  out.freed = out.gathered;
+  if (!shard.reshard) {
+    out.peak = all;
+  } else if (work.tied.empty()) {
+    out.peak = widest(0, work.chunks, shard.prefetch + 1);
+  } else {
+    out.peak = bytes_of(0) + widest(1, work.chunks - 1, shard.prefetch + 1);
+  }
+  return out;
+}
+
+Traffic expected(const DataParallel& data, const StepWork& work) {
+  const std::vector<int> owner = owners(work);
+  Traffic out{.freed = std::vector<int64_t>(owner.size())};
+  for (int c = 0; c < work.chunks; ++c) {
+    out.reduced.push_back(owner[static_cast<size_t>(c)] == c ? bytes_of(c) : 0);
+    out.gathered.push_back(data.sharded ? out.reduced.back() : 0);
+    out.peak += out.gathered.back();
+  }
+  return out;
+}
+
+void check_list(const ScheduleConfig& config, const StepWork& work,
+                const std::vector<Action>& list) {
   const int cells = work.chunks * work.microbatches;
   const int light = static_cast<int>(work.recomputed.size()) * work.microbatches;
   ASSERT_EQ(count(list, Kind::kForward), cells);
   ASSERT_EQ(count(list, Kind::kForwardLight), light);
   ASSERT_EQ(count(list, Kind::kBackward), cells);
   ASSERT_EQ(count(list, Kind::kUpdate), 1);
-  if (const auto* shard = std::get_if<FullShard>(&config)) {
-    const int reductions = shard->reduce_each ? groups * work.microbatches : groups;
-    ASSERT_EQ(count(list, Kind::kReduce), reductions);
-    ASSERT_EQ(count(list, Kind::kGather), count(list, Kind::kFree));
-    ASSERT_LE(count(list, Kind::kGather), 2 * groups * work.microbatches);
-    const int bound = shard->prefetch + 1 + static_cast<int>(work.tied.size());
-    ASSERT_LE(peak_gathered(list), shard->reshard ? std::min(bound, groups) : groups);
-  } else {
-    const bool sharded = std::get<DataParallel>(config).sharded;
-    ASSERT_EQ(count(list, Kind::kReduce), groups);
-    ASSERT_EQ(count(list, Kind::kGather), sharded ? groups : 0);
-    ASSERT_EQ(count(list, Kind::kFree), 0);
-    ASSERT_EQ(peak_gathered(list), sharded ? groups : 0);
-  }
+  const auto* const shard = std::get_if<FullShard>(&config);
+  const Traffic want =
+      shard != nullptr ? expected(*shard, work) : expected(std::get<DataParallel>(config), work);
+  const Traffic got = traffic_of(list, work);
+  ASSERT_EQ(got.gathered, want.gathered) << to_text(Schedule{list});
+  ASSERT_EQ(got.freed, want.freed) << to_text(Schedule{list});
+  ASSERT_EQ(got.reduced, want.reduced) << to_text(Schedule{list});
+  ASSERT_EQ(got.peak, want.peak) << to_text(Schedule{list});
 }
 
-TEST(Replicas, AreSoundOverASweep) {
+TEST(Replicas, AreSoundAndMoveTheBytesOfTheFormulas) {
   int built = 0;
-  sweep({1, 2, 3, 8, 18}, {1, 2, 4, 8, 64, 3072}, [&](const auto& config, const StepWork& work) {
+  sweep({1, 2, 3, 8, 18}, {3072}, [&](const auto& config, const StepWork& work) {
     const Schedule schedule = build_schedule(config, work);  // which verifies
     ASSERT_EQ(schedule.size(), 1U);
-    check_counts(config, work, schedule[0]);
+    check_list(config, work, schedule[0]);
     ++built;
   });
-  EXPECT_EQ(built, 5 * 3 * 6 * 4 * 18);
+  EXPECT_EQ(built, 5 * 3 * 4 * 18);
+}
+
+// How many ranks a gather or reduction is of is the layout's to say, and not the list's.
+TEST(Replicas, AnyNumberOfThemHasOneList) {
+  sweep({1, 3, 8}, {1}, [&](const auto& config, StepWork work) {
+    const Schedule one = build_schedule(config, work);
+    for (const int replicas : {2, 64, 3072}) {
+      work.replicas = replicas;
+      ASSERT_EQ(build_schedule(config, work), one) << replicas;
+    }
+  });
 }
 
 TEST(Replicas, AreSoundWithEveryListWrittenOut) {

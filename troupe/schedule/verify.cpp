@@ -351,17 +351,4 @@ PeakLive peak_live(const std::vector<Action>& rank) {
   return peak;
 }
 
-int peak_gathered(const std::vector<Action>& rank) {
-  std::set<int> present;
-  int peak = 0;
-  for (int pass = 0; pass < 2; ++pass) {  // the second begins with what the first leaves
-    for (const Action& action : rank) {
-      if (action.kind == Kind::kGather) present.insert(action.chunk);
-      if (action.kind == Kind::kFree) present.erase(action.chunk);
-      peak = std::max(peak, static_cast<int>(present.size()));
-    }
-  }
-  return peak;
-}
-
 }  // namespace troupe

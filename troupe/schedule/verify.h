@@ -38,8 +38,4 @@ struct PeakLive {
 };
 PeakLive peak_live(const std::vector<Action>& rank);
 
-// Chunks that are gathered at the worst moment. One that is still gathered at the end was so at the
-// beginning.
-int peak_gathered(const std::vector<Action>& rank);
-
 }  // namespace troupe

@@ -6,6 +6,7 @@
 
 #include "troupe/core/file.h"
 #include "troupe/core/json.h"
+#include "troupe/train/ranks.h"
 
 namespace troupe {
 namespace {
@@ -63,18 +64,22 @@ double SetScore::bits_per_byte() const {
 }
 
 SetScore score_set(Learner& learner, const Dataset& set, const SetOptions& options) {
-  const int64_t all = set.samples_per_epoch();
-  const int64_t samples = options.batches > 0 ? std::min(all, options.batches * options.rows) : all;
-  SetScore out;
-  for (int64_t first = 0; first < samples; first += options.rows) {
+  const Ranks& ranks = learner.ranks();
+  const int64_t all = set.samples_per_epoch(), rows = options.rows;
+  const int64_t samples = options.batches > 0 ? std::min(all, options.batches * rows) : all;
+  SetScore own;
+  for (int64_t turn = 0; turn < samples; turn += rows * ranks.size()) {
     if (options.stop && options.stop()) break;
-    const TokenBatch batch = set.batch(first, std::min(options.rows, samples - first));
+    const int64_t first = std::min(samples, turn + rows * ranks.rank());
+    const TokenBatch batch = set.batch(first, std::min(rows, samples - first));
     const Learner::Sums part = learner.evaluate(batch);
-    out.loss_sum += part.loss;
-    out.weight += part.weight;
-    if (options.tokenizer != nullptr) out.bytes += label_bytes(*options.tokenizer, batch);
+    own.loss_sum += part.loss;
+    own.weight += part.weight;
+    if (options.tokenizer != nullptr) own.bytes += label_bytes(*options.tokenizer, batch);
   }
-  return out;
+  const std::vector<double> sums =
+      ranks.summed({own.loss_sum, own.weight, static_cast<double>(own.bytes)});
+  return {.loss_sum = sums[0], .weight = sums[1], .bytes = static_cast<int64_t>(sums[2])};
 }
 
 std::vector<Question> read_questions(const std::string& path) {

@@ -24,12 +24,15 @@ struct SetScore {
 };
 
 struct SetOptions {
-  int64_t rows = 1;     // samples at a time
-  int64_t batches = 0;  // of so many rows; 0: the whole set, once
+  int64_t rows = 1;     // samples of a batch
+  int64_t batches = 0;  // of so many rows, of all ranks together; 0: the whole set, once
   const Tokenizer* tokenizer = nullptr;
-  std::function<bool()> stop = {};  // asked before each batch
+  std::function<bool()> stop = {};  // asked before each turn; all ranks are told the same
 };
-// In the set's order. The last batch may be smaller; no target counts twice, none is left out.
+// Each rank calls, and has the sums over all. The set is cut into batches in its order, the last
+// of which may be smaller: no target counts twice, none is left out. Ranks take the batches in
+// turns, one each, and read no other; in the last turn some may have none. So the batches are
+// those of one process, whatever the number of ranks.
 SetScore score_set(Learner& learner, const Dataset& set, const SetOptions& options);
 
 struct Question {

@@ -6,12 +6,16 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
+#include <string>
 
 #include "troupe/core/config.h"
 #include "troupe/data/tokenizer/tokenizers.h"
 #include "troupe/testing/files.h"
 #include "troupe/testing/temporary_folder.h"
+#include "troupe/testing/torch/ranks.h"
 #include "troupe/train/open_data.h"
+#include "troupe/train/ranks.h"
 
 namespace troupe {
 namespace {
@@ -66,6 +70,49 @@ TEST_F(Evaluate, TheLossIsThatOfAllTargetsForAnyBatch) {
   first.batches = 0;
   first.stop = [&] { return ++asked > 2; };
   EXPECT_EQ(score_set(*learner_, set, first).weight, 32);
+}
+
+// Ranks take batches of two in turns, and read no others; behind the last some have none.
+void expect_one_process(World& world, const Recipe& recipe, Learner& alone) {
+  const OpenedData opened = open_valid(recipe, Log());
+  const Dataset& set = *opened.data.valid.at(0).second;
+  const auto ranks = std::make_shared<Ranks>(std::shared_ptr<World>(&world, [](World*) {}), recipe);
+  ASSERT_EQ(ranks->size(), world.size());
+  Faults none;
+  Learner learner(recipe, c10::Device(c10::kCPU), none, ranks);
+  for (const int64_t batches : {0, 1, 5}) {
+    SetOptions options{.rows = 2, .batches = batches, .tokenizer = opened.tokenizer.get()};
+    const SetScore one = score_set(alone, set, options);
+    int64_t turns = 0;
+    options.stop = [&turns] { return ++turns < 0; };
+    const SetScore all = score_set(learner, set, options);
+    EXPECT_EQ(all.weight, one.weight) << batches;
+    EXPECT_EQ(all.bytes, one.bytes) << batches;
+    EXPECT_NEAR(all.loss_sum, one.loss_sum, 1e-6 * one.loss_sum) << batches;
+    const int64_t whole = batches > 0 ? batches : (set.samples_per_epoch() + 1) / 2;
+    EXPECT_EQ(turns, (whole + world.size() - 1) / world.size()) << batches;
+  }
+  SetOptions stopped{.rows = 1};
+  int64_t turns = 0;
+  stopped.stop = [&turns] { return ++turns > 1; };
+  EXPECT_EQ(score_set(learner, set, stopped).weight, static_cast<double>(16 * world.size()));
+}
+
+TEST_F(Evaluate, RanksTakeTheBatchesOfOneProcessInTurns) {
+  std::string text;
+  for (int i = 0; i < 90; ++i) text += std::to_string(i * i) + ' ';
+  testing::put_file(folder_ / "squares.txt", text);
+  const auto layout = [&](int64_t expert, ShardKind shard) {
+    Recipe recipe = nano(folder_ / "squares.txt");
+    recipe.parallel.expert = expert;
+    recipe.parallel.shard = shard;
+    return recipe;
+  };
+  const Recipe two = layout(2, ShardKind::kZero1), three = layout(1, ShardKind::kFull),
+               four = layout(4, ShardKind::kFull);
+  testing::in_ranks(2, [&](World& world) { expect_one_process(world, two, *learner_); });
+  testing::in_ranks(3, [&](World& world) { expect_one_process(world, three, *learner_); });
+  testing::in_ranks(4, [&](World& world) { expect_one_process(world, four, *learner_); });
 }
 
 // Token by token, from the logits of the model.

@@ -337,11 +337,9 @@ void Learner::through_units(const std::function<void(int64_t unit)>& f) {
   }
 }
 
-Learner::Sums Learner::evaluate(const TokenBatch& batch) {
+Learner::Sums Learner::evaluate(const TokenBatch& own) {
   const at::NoGradGuard no_grad;
-  const Ranks::Share share = ranks_->share_of(batch.B);
-  const Feed feed = make_feed(rows_of(batch, share.first, share.count),
-                              std::max<int64_t>(share.count, 1), device_, 1);
+  const Feed feed = make_feed(own, std::max<int64_t>(own.B, 1), device_, 1);
   Sums out{.loss = 0, .weight = feed.weight_sum};
   at::Tensor h;
   through_units([&](int64_t unit) {
@@ -349,8 +347,7 @@ Learner::Sums Learner::evaluate(const TokenBatch& batch) {
     h = r.h;
     if (r.loss_sum.defined()) out.loss += r.loss_sum.item<double>();
   });
-  const std::vector<double> sums = ranks_->summed({out.loss, out.weight});
-  return {.loss = sums[0], .weight = sums[1]};
+  return out;
 }
 
 at::Tensor Learner::next_logits(const at::Tensor& ids_1S) {

@@ -51,12 +51,12 @@ class Learner {
   // weights stay as they are.
   StepReport step(const Feed& feed, TrainState& state);
 
-  // The summed loss of a batch and its targets' weight, without changing anything: the batch is
-  // given to each rank, and each takes a share of its rows.
+  // The summed loss of a batch and its targets' weight, without changing anything. Each rank calls
+  // with rows of its own, which may be none; the sums are of these alone.
   struct Sums {
     double loss = 0, weight = 0;
   };
-  Sums evaluate(const TokenBatch& batch);
+  Sums evaluate(const TokenBatch& own);
   // [1, S] ids to [V] logits of the last one.
   at::Tensor next_logits(const at::Tensor& ids_1S);
 
@@ -76,6 +76,7 @@ class Learner {
 
   Model& model() { return *model_; }
   ParamStore& store() { return *store_; }
+  const Ranks& ranks() const { return *ranks_; }
   const c10::Device& device() const { return device_; }
   Precision precision() const { return precision_; }
   // As the model reads them: of a master above the type's largest number too.

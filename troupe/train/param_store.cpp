@@ -198,6 +198,11 @@ void ParamStore::add(int64_t slot, const at::Tensor& grad) {
 
 void ParamStore::end_step() {
   finish_all();
+  for (ReplicaSum& sum : replica_sums_) {
+    sum.pending.wait();
+    buckets_[static_cast<size_t>(sum.bucket)].grad = sum.sent.to(at::kFloat);
+  }
+  replica_sums_.clear();
   for (Bucket& b : buckets_) {
     if (b.summed) {
       if (!b.grad.defined()) b.grad = at::zeros_like(b.own, at::TensorOptions(at::kFloat));
@@ -333,10 +338,8 @@ void ParamStore::finish(Reduction& r) {
   if (!r.last || r.all_summed) return;
   RankGroup& replicas = *owners_of(b).replicas;
   if (replicas.size() == 1) return;
-  if (sharing_.sum_type == at::kFloat) return replicas.sum({b.grad}).wait();
-  const at::Tensor narrow = b.grad.to(sharing_.sum_type);
-  replicas.sum({narrow}).wait();
-  b.grad = narrow.to(at::kFloat);
+  const at::Tensor sent = b.grad.to(sharing_.sum_type);
+  replica_sums_.push_back({r.bucket, sent, replicas.sum({sent})});
 }
 
 void ParamStore::finish_all() {

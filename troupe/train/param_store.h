@@ -129,7 +129,8 @@ class ParamStore {
   void need(const std::vector<int64_t>& buckets);
   void drop(const std::vector<int64_t>& buckets);
   // Starts to sum the gradients that the unit's buckets got since the last call; `last`: no more of
-  // them come in this step. Waits for the sums of the unit before.
+  // them come in this step. Waits for the owners' sums of the unit before; those over replicas,
+  // which begin then, are waited for by end_step().
   void reduce(int64_t unit, bool last);
   // Gives owners' masters and state to their replicas: rank 0 of `replicas` has loaded them.
   void spread_loaded();
@@ -161,6 +162,11 @@ class ParamStore {
     at::Tensor whole = {}, own = {};
     Pending pending = {};
   };
+  struct ReplicaSum {  // of what owners have summed
+    int64_t bucket;
+    at::Tensor sent;
+    Pending pending;
+  };
   void make_buffers(Bucket& bucket, const at::TensorOptions& options);
   at::Tensor take_grads(const Bucket& bucket);  // [size], in the type of sums
   void finish(Reduction& reduction);
@@ -173,6 +179,7 @@ class ParamStore {
   std::vector<at::Tensor> grads_;  // of each slot, or undefined
   std::vector<char> is_sum_;       // of each slot: its gradient is a sum that we made
   std::vector<Reduction> reductions_;
+  std::vector<ReplicaSum> replica_sums_;  // under way until the step's end
 };
 
 // The tensor and, where it is per expert, the expert with the first value that is not finite.

@@ -14,7 +14,9 @@
 #include <sstream>
 
 #include "troupe/core/check.h"
+#include "troupe/core/config.h"
 #include "troupe/core/hash.h"
+#include "troupe/core/yaml.h"
 #include "troupe/dist/a2a_dispatcher.h"
 #include "troupe/dist/allgather_dispatcher.h"
 #include "troupe/dist/watched_dispatcher.h"
@@ -29,7 +31,8 @@ constexpr const char* kRows = "rows";
 constexpr std::chrono::milliseconds kReadTime{60'000};
 
 // All ranks choose alike: memory is that of the least; hosts of unequal numbers of ranks count as
-// several of so many ranks as divide all of them.
+// several of so many ranks as divide all of them, and as one a rank where ranks are dealt over
+// them.
 RanksAtHand agreed(const Recipe& recipe, World& world) {
   RanksAtHand ranks{.world = world.size(),
                     .per_host = 0,
@@ -41,13 +44,21 @@ RanksAtHand agreed(const Recipe& recipe, World& world) {
     ranks.memory = std::min(ranks.memory, std::stod(text));
     ranks.per_host = std::gcd(ranks.per_host, std::stoll(text.substr(text.find(' '))));
   }
+  if (!world.hosts_in_rows()) ranks.per_host = 1;
   return ranks;
 }
 
-ParallelConfig chosen(const Recipe& recipe, const RanksAtHand& ranks, std::string& why) {
-  const LayoutChoice choice = choose_layout(recipe, ranks);
-  why = choice.why;
-  return settled(choice.parallel, needs_of(recipe, ranks.world, ranks.per_host));
+// Rank 0's choice, since processors of different kinds round differently and ways may be as fast.
+// The others make it too: what cannot be is an error of each.
+LayoutChoice chosen(const Recipe& recipe, World& world) {
+  const RanksAtHand ranks = agreed(recipe, world);
+  LayoutChoice out = choose_layout(recipe, ranks, machine_of(recipe, ranks.on_gpu));
+  out.parallel = settled(out.parallel, needs_of(recipe, ranks.world, ranks.per_host));
+  std::ostringstream own;
+  if (world.rank() == 0) print_config(own, out);
+  const std::string first = world.gather_texts("layout", own.str())[0];
+  if (world.rank() != 0) read_config(parse_yaml(first, "rank 0's layout"), out);
+  return out;
 }
 
 void check_equal(const std::string& what, const std::vector<std::string>& all) {
@@ -104,8 +115,8 @@ Ranks::Ranks() : world_(std::make_shared<World>()), mesh_(1, {}) {}
 
 Ranks::Ranks(std::shared_ptr<World> world, const Recipe& recipe)
     : world_(std::move(world)),
-      at_hand_(agreed(recipe, *world_)),
-      config_(chosen(recipe, at_hand_, why_)),
+      choice_(chosen(recipe, *world_)),
+      config_(choice_.parallel),
       mesh_(world_->size(), shape_of(config_)) {
   if (alone()) return;
   const auto group = [&](GroupKind kind, const std::string& channel = {}) {
@@ -169,7 +180,8 @@ Peers Ranks::peers() const {
           .world = static_cast<int>(size()),
           .all_gather =
               [world = world_](const std::string& mine) {
-                return world->gather_texts("checkpoint", mine);
+                // A disk may stall, and no step waits for it.
+                return world->gather_texts("checkpoint", mine, World::Patience::kWhileHeard);
               },
           .swap_bytes =
               [group = host_](const ByteSwap& bytes) {

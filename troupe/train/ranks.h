@@ -32,7 +32,8 @@ void require_equal_lines(World& world, const std::string& what, const std::strin
 class Ranks {
  public:
   Ranks();  // one
-  // Makes the groups. Throws one Error of all that does not fit.
+  // Chooses what the recipe leaves open, and makes the groups. Throws one Error of all that does
+  // not fit.
   Ranks(std::shared_ptr<World> world, const Recipe& recipe);
 
   int64_t rank() const { return world_->rank(); }
@@ -58,13 +59,12 @@ class Ranks {
   Peers peers() const;
   void require_equal(const std::string& what, const std::string& text) const;
   std::string description() const;  // "8 ranks (torchrun): experts over 4, state over 8 (zero1)"
-  const std::string& why() const { return why_; }          // this layout; empty: one rank
-  const RanksAtHand& at_hand() const { return at_hand_; }  // agreed by all; of one, nothing known
+  // What rank 0 chose of what the recipe leaves open; of one rank, which has no layout, nothing.
+  const LayoutChoice& choice() const { return choice_; }
 
  private:
   std::shared_ptr<World> world_;
-  RanksAtHand at_hand_;
-  std::string why_;
+  LayoutChoice choice_;
   ParallelConfig config_;
   Mesh mesh_;
   Sharing sharing_;

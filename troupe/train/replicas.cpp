@@ -1,16 +1,23 @@
 #include "troupe/train/replicas.h"
 
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <map>
+#include <span>
 #include <sstream>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "troupe/core/check.h"
 #include "troupe/core/hash.h"
+#include "troupe/train/hash_bits.h"
 
 namespace troupe {
 namespace {
@@ -19,15 +26,36 @@ namespace {
 using Hashes = std::map<std::string, uint64_t>;
 using Ways = std::map<uint64_t, std::vector<int64_t>>;  // hash to ranks
 
-void add(Hasher& hasher, const at::Tensor& x) {
-  const at::Tensor here = x.detach().contiguous().cpu();
-  hasher.update(
-      {static_cast<const std::byte*>(here.const_data_ptr()), static_cast<size_t>(here.nbytes())});
-}
+// What is hashed where it lies; all the hashes come to the host at once.
+class Hashed {
+ public:
+  void add(const std::string& key, const at::Tensor& x) {
+    keys_.push_back(key);
+    bytes_.push_back(static_cast<int64_t>(x.nbytes()));
+    hashes_.push_back(hash_bits(x));
+  }
+  Hashes take() const {
+    if (keys_.empty()) return {};
+    const at::Tensor hashes = at::stack(hashes_).cpu();
+    std::map<std::string, Hasher> of;
+    for (size_t i = 0; i < keys_.size(); ++i) {
+      const std::array<int64_t, 2> one = {hashes.const_data_ptr<int64_t>()[i], bytes_[i]};
+      of[keys_[i]].update(std::as_bytes(std::span(one)));
+    }
+    Hashes out;
+    for (const auto& [key, hasher] : of) out[key] = hasher.digest64();
+    return out;
+  }
 
-// The experts that a bucket's parameters are of: ranks with others have nothing in common.
-std::string holder(const Bucket& b, const Ranks& ranks) {
-  if (!b.experts) return "dense";
+ private:
+  std::vector<std::string> keys_;
+  std::vector<int64_t> bytes_;
+  std::vector<at::Tensor> hashes_;
+};
+
+// Of which experts the parameters are: ranks with others have nothing in common.
+std::string holder(bool experts, const Ranks& ranks) {
+  if (!experts) return "dense";
   const std::vector<int64_t> group = ranks.mesh().ranks_of(GroupKind::kExpert, ranks.rank());
   const auto place = std::find(group.begin(), group.end(), ranks.rank()) - group.begin();
   return "experts of place " + std::to_string(place);
@@ -39,32 +67,34 @@ std::string part_of(const Bucket& b, const ParamStore& store) {
   return ", part " + std::to_string(owners.rank() + 1) + '/' + std::to_string(owners.size());
 }
 
-// Of buckets together, or (`each`) of each tensor by its name.
+// Of buckets and of what is not trained together, or (`each`) of each tensor by its name.
 Hashes hashes_of(const ParamStore& store, const Ranks& ranks, bool each) {
-  std::map<std::string, Hasher> out;
+  Hashed out;
   for (const Bucket& b : store.buckets()) {
     const bool whole = !b.dropped_between_uses;
     const bool masters = b.dtype != at::kFloat || !whole;
-    const std::string of = holder(b, ranks);
+    const std::string of = holder(b.experts, ranks);
     if (!each) {
-      if (whole) add(out[of], b.value);
+      if (whole) out.add(of, b.value);
       for (const at::Tensor& x : b.masters()) {
-        if (masters) add(out[of + part_of(b, store)], x);
+        if (masters) out.add(of + part_of(b, store), x);
       }
       continue;
     }
     for (const int64_t s : b.members) {
       const NamedParam& named = store.slots()[static_cast<size_t>(s)].named;
-      if (whole) add(out[named.name + " (" + of + ")"], named.param->value);
+      if (whole) out.add(named.name + " (" + of + ")", named.param->value);
       for (const at::Tensor& x : b.masters()) {
         if (!masters) break;
-        add(out[named.name + " (master, " + of + part_of(b, store) + ")"], store.part(s, x));
+        out.add(named.name + " (master, " + of + part_of(b, store) + ")", store.part(s, x));
       }
     }
   }
-  Hashes hashes;
-  for (const auto& [key, hasher] : out) hashes[key] = hasher.digest64();
-  return hashes;
+  for (const NamedParam& other : store.others()) {
+    const std::string of = holder(other.param->per_expert, ranks);
+    out.add(each ? other.name + " (" + of + ")" : of, other.param->value);
+  }
+  return out.take();
 }
 
 // The texts of all, in rank order: over the group, since a checkpoint's thread may be at the board.

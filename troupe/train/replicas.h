@@ -1,6 +1,8 @@
-// Ranks that hold the same weights hold the same bits: looked at before a checkpoint, by hashes.
+// Ranks that hold the same weights hold the same bits: looked at before a checkpoint or every so
+// often (run.check_replicas), by hashes that each device makes of what it has (hash_bits.h).
 //
-// Values that lie whole on several ranks, and the masters of those that own the same part. A bit
+// Values that lie whole on several ranks, what is not trained (frozen weights, the routers' state),
+// and the masters of those that own the same part; not the optimizer's moments. A bit
 // that memory, a device or a fault of the program has changed on one rank of several would else be
 // in every sum from then on, and in the checkpoint of whoever writes that part.
 #pragma once

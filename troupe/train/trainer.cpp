@@ -29,7 +29,7 @@
 namespace troupe {
 namespace {
 
-enum Due { kLine, kRecord, kExperts, kEval, kSaveTime, kSaveSteps };
+enum Due { kLine, kRecord, kExperts, kEval, kSaveTime, kSaveSteps, kReplicas };
 
 double unix_seconds() {
   const auto since = std::chrono::system_clock::now().time_since_epoch();
@@ -44,17 +44,19 @@ void add_config(Fingerprint& out, const Recipe& recipe) {
   out.emplace_back("train.batch", std::to_string(plan_of(recipe).batch));
 }
 
-// A run that cannot fit is told before anything is allocated, not by the system's killer.
 // The recipe with its microbatch, and why it is that.
 std::pair<Recipe, std::string> settled_for(Recipe recipe, const Ranks& ranks) {
-  Recipe laid = recipe;
-  laid.parallel = ranks.parallel();
+  if (!ranks.alone()) {
+    recipe.train.micro_batch = ranks.choice().micro_batch;
+    return {std::move(recipe), ranks.choice().micro_why};
+  }
   const RanksAtHand one{.memory = available_memory(recipe), .on_gpu = runs_on_gpu(recipe)};
-  const MicroBatchChoice micro = choose_micro_batch(laid, ranks.alone() ? one : ranks.at_hand());
+  const MicroBatchChoice micro = choose_micro_batch(recipe, one);
   recipe.train.micro_batch = micro.sequences;
   return {std::move(recipe), micro.why};
 }
 
+// A run that cannot fit is told before anything is allocated, not by the system's killer.
 void require_memory(const Recipe& recipe, const RunTools& tools) {
   Ranks& ranks = *tools.ranks;
   const double available = available_memory(recipe, ranks.world().place().local_size);
@@ -92,7 +94,8 @@ Trainer::Trainer(const std::pair<Recipe, std::string>& settled, const RunTools& 
       cadences_({Cadence(recipe_.log.every), Cadence(record_interval(recipe_)),
                  Cadence(recipe_.log.experts), Cadence(recipe_.eval.every),
                  Cadence(Span{recipe_.checkpoint.every.ns, Span::Unit::kTime}),
-                 Cadence(steps(recipe_.checkpoint.every_steps))}) {
+                 Cadence(steps(recipe_.checkpoint.every_steps)),
+                 Cadence(recipe_.run.check_replicas.value_or(Span()))}) {
   FLAGS_caffe2_use_fatal_for_enforce = false;  // memory that runs out is told, and aborts nothing
   const int64_t threads = recipe_.run.threads;
   at::set_num_threads(static_cast<int>(
@@ -148,7 +151,7 @@ void Trainer::resume_run() {
     read_bytes_ = static_cast<int64_t>(ranks_.summed({static_cast<double>(loaded->bytes_read)})[0]);
     newest_ = loaded->point.folder;
     for (const std::string& passed : loaded->point.passed_over) {
-      tools_.log.warning("passed over " + passed);
+      tools_.log.warning((passed.starts_with("step ") ? "passed over " : "") + passed);
     }
     for (const std::string& note : loaded->notes) tools_.log.info(note);
   } else if (!config.init_from.empty()) {
@@ -210,7 +213,12 @@ void Trainer::warn_of_slow_save(double seconds) {
 void Trainer::say_start() const {
   const Log& log = tools_.log;
   const ModelCosts costs = learner_->model().costs();
-  if (!ranks_.alone()) log.info(ranks_.description() + "; " + ranks_.why());
+  if (!ranks_.alone()) {
+    log.info(ranks_.description() + "; " + ranks_.choice().why);
+    for (const std::string& line : without_effect(recipe_.parallel, ranks_.parallel())) {
+      log.warning(line);
+    }
+  }
   log.info("device " + device_name(learner_->device()) + ", " +
            std::to_string(at::get_num_threads()) + " threads, " + to_text(learner_->precision()));
   log.info("model " + short_number(static_cast<double>(costs.params())) + " parameters, " +
@@ -360,7 +368,9 @@ void Trainer::after_step(const StepReport& report, const Feed& feed, double seco
   tools_.faults.at("log", state_.done.steps);
   if (due.line || due.record) write_record(report, feed, seconds, due.line);
   if (due.eval) evaluate_all();
-  if (due.save) save(due.why);
+  if (due.replicas) check_replicas();
+  if (due.save) save(due.why, recipe_.checkpoint.when_busy);
+  if (due.failed) saver_->wait();  // throws, on all ranks at one step
   note_saves();
   if (due.status) {
     tools_.log.info("status: step " + std::to_string(state_.done.steps) + ", loss " +
@@ -379,21 +389,25 @@ Trainer::Due Trainer::due_after_step() {
   Due due{.line = line_due(before_),
           .record = cadences_[kRecord].due(before_, state_.done, now),
           .eval = cadences_[kEval].due(before_, state_.done, now),
+          .replicas = cadences_[kReplicas].due(before_, state_.done, now),
           .save = asked || by_time || by_steps ||
                   std::find(at.begin(), at.end(), state_.done.steps) != at.end(),
           .status = tools_.signals.take_status(),
+          .failed = saver_->failed(),
           .why = asked ? "SIGUSR1" : "interval"};
   if (ranks_.alone()) return due;
   const auto of_first = [this](bool x) { return first_ && x ? 1.0 : 0.0; };
   const auto any = [](bool x) { return x ? 1.0 : 0.0; };
-  const std::vector<double> all =
-      ranks_.summed({of_first(due.line), of_first(due.record), of_first(due.eval),
-                     any(asked) + of_first(due.save), any(due.status)});
+  const std::vector<double> all = ranks_.summed(
+      {of_first(due.line), of_first(due.record), of_first(due.eval),
+       any(asked) + of_first(due.save), any(due.status), any(due.failed), of_first(due.replicas)});
   due.line = all[0] > 0;
   due.record = all[1] > 0;
   due.eval = all[2] > 0;
   due.save = all[3] > 0;
   due.status = all[4] > 0;
+  due.failed = all[5] > 0;
+  due.replicas = all[6] > 0;
   return due;
 }
 
@@ -598,7 +612,9 @@ void Trainer::evaluate_all() {
   score_ = first;
   if (first >= state_.best.value_or(INFINITY)) return;
   state_.best = first;
-  if (recipe_.checkpoint.keep_best > 0 && state_.done.steps > 0) save("best validation loss");
+  if (recipe_.checkpoint.keep_best > 0 && state_.done.steps > 0) {
+    save("best validation loss", recipe_.checkpoint.when_busy);
+  }
 }
 
 double Trainer::evaluate_set(const std::string& name, const Dataset& set) {
@@ -649,22 +665,41 @@ void Trainer::sample_all() {
   }
 }
 
-void Trainer::save(const std::string& why) {
+void Trainer::check_replicas() {
+  if (ranks_.alone()) return;
+  const auto begin = Clock::now();
+  require_equal_replicas(learner_->store(), ranks_);
+  Record r;
+  r.add("event", std::string_view("replicas"));
+  r.add("seconds", std::chrono::duration<double>(Clock::now() - begin).count());
+  event(std::move(r));
+}
+
+void Trainer::save(const std::string& why, WhenBusy when_busy) {
   if (saved_step_ == state_.done.steps) return;
   const PulseScope scope(pulse_, Phase::kSave);
-  require_equal_replicas(learner_->store(), ranks_);
+  const std::string step = "step " + std::to_string(state_.done.steps);
+  const bool may_skip = when_busy == WhenBusy::kSkip && state_.done.steps < plan_.run.steps;
+  // On some rank: all leave the same save out.
+  if (may_skip && ranks_.summed({saver_->busy() ? 1. : 0.})[0] > 0) {
+    if (!first_) return;
+    return tools_.log.warning(step + " is not saved: the save before is still being written");
+  }
+  const auto begin = Clock::now();
+  if (!recipe_.run.check_replicas) check_replicas();
   state_.rebalance = learner_->rebalance_state();
   std::ostringstream scalars;
   write_json(scalars, state_);
-  const bool saved =
-      saver_->save(tensors_, {.step = state_.done.steps,
-                              .scalars = scalars.str(),
-                              .fingerprint = fingerprint_,
-                              .bad = ranks_.summed({learner_->weights_finite() ? 0. : 1.})[0] > 0,
-                              .force = tools_.force,
-                              .score = scored_step_ == state_.done.steps ? score_ : std::nullopt});
-  if (saved) saved_step_ = state_.done.steps;
-  tools_.log.debug("save of step " + std::to_string(state_.done.steps) + " (" + why + ")");
+  SaveInfo info{.step = state_.done.steps,
+                .scalars = scalars.str(),
+                .fingerprint = fingerprint_,
+                .bad = ranks_.summed({learner_->weights_finite() ? 0. : 1.})[0] > 0,
+                .force = tools_.force,
+                .score = scored_step_ == state_.done.steps ? score_ : std::nullopt};
+  info.stalled = std::chrono::duration<double>(Clock::now() - begin).count();
+  saver_->save(tensors_, info);
+  saved_step_ = state_.done.steps;
+  tools_.log.debug("save of " + step + " (" + why + ")");
 }
 
 void Trainer::note_saves() {
@@ -696,7 +731,7 @@ bool Trainer::out_of_time() const {
 
 RunEnd Trainer::stop(const std::string& why) {
   tools_.log.info(why + ": stopping after step " + std::to_string(state_.done.steps));
-  save(why);
+  save(why, WhenBusy::kWait);
   saver_->wait();
   note_saves();
   Record r;
@@ -711,7 +746,7 @@ RunEnd Trainer::stop(const std::string& why) {
 RunEnd Trainer::finish() {
   const bool wanted = recipe_.eval.every.value > 0 || recipe_.eval.at_start;
   if (wanted && scored_step_ != state_.done.steps) evaluate_all();
-  save("end");
+  save("end", WhenBusy::kWait);
   saver_->wait();
   note_saves();
   Record r;

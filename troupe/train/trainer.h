@@ -69,8 +69,10 @@ class Trainer {
   // What is to be done after a step, the same on all ranks: rank 0's clock decides, and a signal to
   // any of them.
   struct Due {
-    bool line = false, record = false, eval = false, save = false, status = false;
-    std::string why;  // of the save
+    bool line = false, record = false, eval = false, replicas = false, save = false;
+    bool status = false;
+    bool failed = false;  // a save, on some rank
+    std::string why;      // of the save
   };
   Due due_after_step();
   void after_step(const StepReport& report, const Feed& feed, double seconds, double wait);
@@ -86,7 +88,8 @@ class Trainer {
   void evaluate_all();
   void sample_all();
   double evaluate_set(const std::string& name, const Dataset& set);
-  void save(const std::string& why);
+  void check_replicas();
+  void save(const std::string& why, WhenBusy when_busy);
   void note_saves();
   bool out_of_time() const;
   RunEnd stop(const std::string& why);

@@ -264,6 +264,7 @@ int64_t export_hf(const HfConfig& config, const TensorOf& tensor_of, const std::
     write_absent("generation_config.json", generation_config(config));
     for (const auto& [name, text] : options.files) write_absent(name, text);
     out.verify(staging);
+    if (options.check) options.check(staging);
     there ? replace_directory(fs, staging, folder) : publish_directory(fs, staging, folder);
     return out.num_theirs();
   } catch (...) {

@@ -83,6 +83,8 @@ struct ExportOptions {
   bool force = false;  // replaces the folder, if it is there
   // (name, text) of further files, where the tokenizer's folder has none of that name.
   std::vector<std::pair<std::string, std::string>> files = {};
+  // Looks at the whole folder before it appears; where it throws, it does not.
+  std::function<void(const std::string& staging)> check = {};
 };
 
 // Gives a tensor of ours, whole, in any floating type, on the CPU.
