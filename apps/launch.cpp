@@ -11,13 +11,19 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "apps/local_ranks.h"
 #include "apps/train_options.h"
 #include "apps/verbs.h"
 #include "troupe/checkpoint/find_resume.h"
+#include "troupe/checkpoint/run_folder.h"
 #include "troupe/core/check.h"
 #include "troupe/core/config.h"
+#include "troupe/core/file.h"
+#include "troupe/core/json.h"
 #include "troupe/core/log.h"
 #include "troupe/dist/flight_record.h"
 #include "troupe/dist/meeting_point.h"
@@ -33,6 +39,9 @@ namespace {
 
 using std::chrono::steady_clock;
 using namespace std::chrono_literals;
+
+constexpr int kSameEnds = 3;  // that no newer step came between: the next will be the same
+constexpr const char* kStopped = "asked to stop before the run had begun";
 
 struct LaunchOptions {
   int ranks = 0, min_ranks = 0, max_restarts = 0, port = 0;  // min_ranks 0: as `ranks`
@@ -99,6 +108,16 @@ struct AttemptEnd {
     const int code = cause().code;
     return code == 0 ? static_cast<int>(ExitClass::kPeer) : code;  // it left the others
   }
+  // Equal for attempts that ended alike: by the same rank, in the same way, at the same place.
+  std::string likeness() const {
+    const RankEnd& e = cause();
+    std::string out = std::to_string(e.rank);
+    for (const int64_t part :
+         {int64_t{e.code}, int64_t{e.signal}, e.doing.done, static_cast<int64_t>(e.doing.phase)}) {
+      out.append(" ").append(std::to_string(part));
+    }
+    return out;
+  }
   // The cause, with where it was; then who had to be killed besides.
   std::string description() const {
     const RankEnd& e = cause();
@@ -151,12 +170,14 @@ AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses) {
       Pulse& pulse = pulses.of(end.rank);
       end.doing = pulse.now();
       pulse.set_ended();
-      if (end.code != 0 && !next) next = end.when + 5s;
+      // Who waits for it at the meeting hears of nothing; a second is for words of their own.
+      if (end.code != 0 && !next) next = end.when + (end.doing.phase == Phase::kStart ? 1s : 5s);
       out.ranks.push_back(end);
     }
     if (signal != 0 && signal != SIGCHLD) {
       out.asked_to_stop |= signal == SIGTERM || signal == SIGINT;
       ranks.send(signal);
+      if (ranks.all_stand_still()) ranks.send(SIGCONT);  // so that they hear it
     }
     if (!next) continue;
     if (ranks.all_stand_still()) {
@@ -188,7 +209,8 @@ class Launcher {
   }
 
   int go() {
-    int64_t failed_at = -1;
+    int64_t since = -1;             // the newest step when the attempts last got on
+    std::vector<std::string> ends;  // of the attempts since
     for (int attempt = 0;; ++attempt) {
       log_.info("attempt " + std::to_string(attempt + 1) + " of " +
                 std::to_string(options_.max_restarts + 1) + ": " + std::to_string(ranks()) +
@@ -197,26 +219,29 @@ class Launcher {
       const AttemptEnd end = once(attempt);
       const int code = end.code();
       if (code == 0) {
-        if (end.obeyed()) log_.info("asked to stop before the run had begun");
-        return 0;
+        if (end.obeyed()) log_.info(kStopped);
+      } else {
+        log_.error(end.description());
       }
-      log_.error(end.description());
-      if (exit_file() == before) write_exit_for_first(end);
+      if (exit_file() == before ? code != 0 : recorded_code() != code) write_exit_for_all(end);
+      if (code == 0) return 0;
       keep_flight();
       if (end.asked_to_stop || !may_pass(end.cause(), code) || attempt == options_.max_restarts) {
         return code;
       }
       const int64_t step = newest_step();
-      if (step == failed_at) {
-        const std::string stuck = "no progress since step " + std::to_string(step) + ": ";
-        if (!leave_out(end.cause().rank)) {
-          log_.error(stuck + "it is not tried again");
-          return code;
-        }
-        log_.warning(stuck + "on with " + std::to_string(ranks()) + " ranks, without rank " +
-                     std::to_string(end.cause().rank));
+      if (std::exchange(since, step) != step) ends.clear();
+      ends.push_back(end.likeness());
+      if (std::ranges::count(ends, ends.back()) < kSameEnds) continue;
+      const std::string stuck = "no progress since step " + std::to_string(step) + ", and " +
+                                std::to_string(kSameEnds) + " times the same end: ";
+      if (!leave_out(end.cause().rank)) {
+        log_.error(stuck + "it is not tried again");
+        return code;
       }
-      failed_at = step;
+      log_.warning(stuck + "on with " + std::to_string(ranks()) + " ranks, without rank " +
+                   std::to_string(end.cause().rank));
+      ends.clear();
     }
   }
 
@@ -283,9 +308,23 @@ class Launcher {
     return {file.st_ino, file.st_mtime};
   }
 
-  // In the place of rank 0, which could not; not where it never had the folder for its own.
-  void write_exit_for_first(const AttemptEnd& end) {
-    if (pulses_->of(0).now().phase < Phase::kBatch) return;
+  // Of exit.json; -1 where there is none.
+  int64_t recorded_code() const {
+    try {
+      ExitRecord record;
+      const std::string path = run_ + "/exit.json";
+      read_config(parse_json(read_file(path, Code::kFileFailed), path), record);
+      return record.code;
+    } catch (const Error&) {
+      return -1;
+    }
+  }
+
+  // In the place of rank 0, which could not, or ended otherwise than the run did; not in a folder
+  // that another run has, or that is none.
+  void write_exit_for_all(const AttemptEnd& end) {
+    const auto lock = run_.empty() ? nullptr : RunLock::if_free(run_);
+    if (lock == nullptr) return;
     const RankEnd& cause = end.cause();
     const int code = end.code();
     const int64_t newest = newest_step();
@@ -296,7 +335,7 @@ class Launcher {
                       .rank = cause.rank,
                       .step = cause.doing.done,
                       .phase = phase_text(cause.doing),
-                      .message = end.description(),
+                      .message = code == 0 ? kStopped : end.description(),
                       .resumable = newest > 0};
     if (newest > 0) record.checkpoint = run_ + '/' + step_name(newest);
     Fs disk;
@@ -379,10 +418,9 @@ void add_launch(CLI::App& app, Call& call) {
   verb->add_option("--max-restarts", options->max_restarts,
                    "start all again, from the newest checkpoint, so often after a lost rank")
       ->check(CLI::Range(0, 1'000'000));
-  verb->add_option(
-          "--min-ranks", options->min_ranks,
-          "where a start fails again at the same step, go on without the rank that failed, "
-          "down to so many; -n if not said")
+  verb->add_option("--min-ranks", options->min_ranks,
+                   "where three starts end alike, go on without the rank that failed, "
+                   "down to so many; -n if not said")
       ->check(CLI::Range(1, 1024));
   verb->add_option("--port", options->port, "where the ranks meet; any that is free if not said")
       ->check(CLI::Range(1, 65535));

@@ -112,17 +112,28 @@ class TroupeLaunch(NanoRun):
 
     def test_F93_a_fault_that_comes_again_at_one_step_ends_the_attempts(self):
         said = self.launch(options=["--max-restarts", "5"], code=70, TROUPE_FAULT="optim@0:7=throw")
-        self.assertIn("attempt 2 of 6", said)
-        self.assertIn("no progress since step 5", said)
-        self.assertNotIn("attempt 3", said)
+        self.assertIn("attempt 3 of 6", said)
+        self.assertIn("no progress since step 5, and 3 times the same end", said)
+        self.assertNotIn("attempt 4", said)
+
+    def test_F92_ends_that_differ_are_no_loop(self):
+        run = self.start_launch("checkpoint.every_steps=100", options=["--max-restarts", "9"], TROUPE_FAULT=SLOW)
+        log, lines = self.folder / "run/log.jsonl", 0
+        for attempt, (rank, steps) in enumerate(((1, 3), (0, 5), (1, 7), (0, 9)), 1):
+            self.wait_for(lambda a=attempt: f"attempt {a} of" in self.said())
+            self.wait_for(lambda n=lines + steps: log.exists() and log.read_text().count('"loss"') >= n)
+            os.kill(self.ranks_of(run)[rank], signal.SIGKILL)
+            lines = log.read_text().count('"loss"')
+        self.assertEqual(run.wait(timeout=90), 0, self.said())
+        self.assertIn("attempt 5 of 10", self.said())
 
     def test_F93_what_fails_again_goes_on_without_the_rank_that_failed(self):
         said = self.launch("parallel.expert=2", ranks=4, options=["--max-restarts", "5", "--min-ranks", "2"],
                            TROUPE_FAULT="optim@3:7=throw")
-        self.assertIn("attempt 2 of 6: 4 ranks", said)
+        self.assertIn("attempt 3 of 6: 4 ranks", said)
         # Three ranks cannot share experts in pairs.
-        self.assertIn("no progress since step 5: on with 2 ranks, without rank 3", said)
-        self.assertIn("attempt 3 of 6: 2 ranks", said)
+        self.assertIn("no progress since step 5, and 3 times the same end: on with 2 ranks, without rank 3", said)
+        self.assertIn("attempt 4 of 6: 2 ranks", said)
         self.launch("parallel.expert=2", "checkpoint.dir=whole")
         for step, loss in self.losses("whole").items():
             self.assertAlmostEqual(float(loss), float(self.losses()[step]), delta=1e-5)
