@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <sstream>
+#include <utility>
 
 #include "apps/recipe_options.h"
 #include "apps/verbs.h"
@@ -14,7 +15,9 @@
 #include "troupe/core/yaml.h"
 #include "troupe/dist/world.h"
 #include "troupe/plan/machine.h"
+#include "troupe/plan/pairs.h"
 #include "troupe/train/bench_machine.h"
+#include "troupe/train/bench_pairs.h"
 #include "troupe/train/bench_run.h"
 #include "troupe/train/choose_layout.h"
 #include "troupe/train/forecast.h"
@@ -99,7 +102,12 @@ void judge(const MachineCommand& options, const Machine& measured, World& world,
   }
   std::optional<Machine> expected;
   if (!options.expect.empty()) expected = load_machine(options.expect);
-  const std::vector<std::string> slow = slow_parts(ranks, expected ? &*expected : nullptr);
+  std::vector<std::string> slow = slow_parts(ranks, expected ? &*expected : nullptr);
+  if (world.size() > 2) {
+    for (std::string& line : slow_pairs(bench_pairs(world.device(), world))) {
+      slow.push_back(std::move(line));
+    }
+  }
   if (world.rank() == 0) {
     for (const std::string& line : slow) std::cerr << line << '\n';
   }

@@ -8,22 +8,19 @@
 // TOKENS are this rank's. bf16 on a GPU, f32 on the CPU; tokens, weights and gradients random, the
 // router's choices near even.
 #include <ATen/ops/randn.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <string>
 #include <vector>
 
+#include "bench/stopwatch.h"
 #include "troupe/core/check.h"
 #include "troupe/core/median.h"
 #include "troupe/dist/a2a_dispatcher.h"
 #include "troupe/dist/allgather_dispatcher.h"
 #include "troupe/dist/world.h"
 #include "troupe/nn/moe_layer.h"
-#include "troupe/ops/cuda_plugin.h"
 
 namespace troupe {
 namespace {
@@ -62,40 +59,9 @@ MoeLayer layer_of(const Arguments& a, World& world, const at::TensorOptions& opt
   return layer;
 }
 
-class Stopwatch {
- public:
-  explicit Stopwatch(World& world) : world_(world) {}
-
-  // Of the slowest rank, from a moment in which all are ready.
-  template <class F>
-  double seconds(F&& f) const {
-    wait();
-    world_.processors()->barrier();
-    const auto begin = std::chrono::steady_clock::now();
-    f();
-    wait();
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
-    double slowest = 0;
-    for (const std::string& text : world_.gather_texts("time", std::to_string(passed.count()))) {
-      slowest = std::max(slowest, std::stod(text));
-    }
-    return slowest;
-  }
-
- private:
-  void wait() const {
-    const c10::Device device = world_.device();
-    if (!device.is_cpu())
-      c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-  }
-  World& world_;
-};
-
 void run(const Arguments& a) {
   const Place place = place_from_environment().value_or(Place{});
-  const c10::Device device =
-      has_cuda() ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(place.local_rank))
-                 : c10::Device(c10::kCPU);
+  const c10::Device device = device_here(place);
   const c10::DeviceGuard guard(device);
   World world(place, device, {});
   const auto options =

@@ -1,0 +1,50 @@
+// What benches of several ranks share: where a rank computes, and seconds of what all do at once.
+#pragma once
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+
+#include "troupe/dist/world.h"
+#include "troupe/ops/cuda_plugin.h"
+
+namespace troupe {
+
+// A GPU for each rank of a machine; where there is none, the CPU.
+inline c10::Device device_here(const Place& place) {
+  if (!has_cuda()) return {c10::kCPU};
+  return {c10::kCUDA, static_cast<c10::DeviceIndex>(place.local_rank)};
+}
+
+class Stopwatch {
+ public:
+  explicit Stopwatch(World& world) : world_(world) {}
+
+  // Of the slowest rank, from a moment in which all are ready.
+  template <class F>
+  double seconds(F&& f) const {
+    wait();
+    world_.processors()->barrier();
+    const auto begin = std::chrono::steady_clock::now();
+    f();
+    wait();
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+    double slowest = 0;
+    for (const std::string& text : world_.gather_texts("time", std::to_string(passed.count()))) {
+      slowest = std::max(slowest, std::stod(text));
+    }
+    return slowest;
+  }
+
+ private:
+  void wait() const {
+    const c10::Device device = world_.device();
+    if (!device.is_cpu())
+      c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+  }
+  World& world_;
+};
+
+}  // namespace troupe
