@@ -6,8 +6,10 @@ very different numbers of targets; a batch of fewer sequences than there are ran
 
 The first step's learning rate is 0: the checkpoint of step 1 has the weights of the start and, as AdamW's first
 moments, a tenth of the first gradients."""
+import array
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import random
@@ -157,14 +159,43 @@ class LayoutRuns:
             raise RuntimeError(f"{a} and {b} do not have the same tensors")
         return told
 
+    def largest(self, one):
+        """The largest absolute value of each tensor in a checkpoint of one process."""
+        out = {}
+        for path in (self.folder / one).glob("*.safetensors"):
+            data = path.read_bytes()
+            begin = 8 + int.from_bytes(data[:8], "little")
+            for name, tensor in json.loads(data[8:begin]).items():
+                if name == "__metadata__":
+                    continue
+                if tensor["dtype"] != "F32" or name in out:
+                    raise RuntimeError(f"{path}: {name} is not f32, or in parts")
+                first, end = tensor["data_offsets"]
+                out[name] = max(map(abs, array.array("f", data[begin + first:begin + end])), default=0)
+        return out
+
+    def relative(self, one, many, *only):
+        """Of two checkpoints, the first of one process: the largest difference of an element over the largest value
+        of its tensor, of whichever tensor this is the most."""
+        largest = self.largest(one)
+        return max((d["max_abs"] / largest[d["name"]] if largest[d["name"]] > 0 else math.inf
+                    for d in self.diff(one, many, *only)["differences"]), default=0)
+
     def start_of(self, one, many):
-        """Of two runs that saved step 1: how many elements of their first weights differ; and the largest
-        difference of any element of their first gradients."""
+        """Of two runs that saved step 1, the first of one process: how many elements of their first weights differ;
+        and how far, relatively, their first gradients are apart."""
         first = [f"{name}/step-000001" for name in (one, many)]
         weights, moments = self.diff(*first, "model.*"), self.diff(*first, "optimizer.m.*")
         if min(weights["tensors"], moments["tensors"]) == 0:
             raise RuntimeError(f"{first} hold no weights or no moments")
-        return weights["different"], moments["max_abs"] / 0.1
+        return weights["different"], self.relative(*first, "optimizer.m.*")
+
+    def end_of(self, one, many):
+        """The same of weights and moments at their ends."""
+        return self.relative(*(f"{name}/{self.newest(name)}" for name in (one, many)))
+
+    def newest(self, name):
+        return max(path.name for path in (self.folder / name).glob("step-*"))
 
     def begins_with_its_weights(self, layout, name):
         """A run that saved step 1: whether its weights are those of step 0, which a run without time saves."""

@@ -166,7 +166,7 @@ class Recipes(Folder):
         sets = ["model.layers=2", "model.width=64", "model.heads=8", "model.vocab=256", "model.max_positions=64",
                 "model.moe.hidden=32", "data.sequence=32", "train.global_batch=8", "train.micro_batch=1", "train.steps=3",
                 "run.device=cpu", "run.threads=1", "train.precision=fp32"]
-        one, eight = (self.run_on(ROOT / "recipes/mixtral_8x7b.yaml", n, f"mixtral{n}", *sets) for n in (1, 8))
+        one, eight = (self.run_on(ROOT / "recipes/mixtral_8x7b.yaml", n, f"mixtral{n}", f"parallel.expert={n}", *sets) for n in (1, 8))
         self.assertEqual(len(eight), 3)
         for a, b in zip(one, eight):
             self.assertAlmostEqual(a, b, delta=1e-5 * a)

@@ -25,7 +25,7 @@ class TroupeLayouts(unittest.TestCase):
         start, gradients = self.runs.start_of("one", "many")
         self.assertEqual(start, 0, "initial weights")
         self.assertLess(gradients, 1e-5)
-        self.assertLess(self.runs.diff("one", "many")["max_abs"], 1e-5, "weights and moments")
+        self.assertLess(self.runs.end_of("one", "many"), 1e-4, "weights and moments")
 
     def test_F95_F96_six_ranks_one_empty_and_others_without_a_target(self):
         layout = Layout(6, "HSDP", 2, expert=2, batch=5)
@@ -66,6 +66,12 @@ class TroupeLayouts(unittest.TestCase):
         # The other dispatch adds in another order: what is equal here could have differed.
         self.runs.train(Layout(4, "FSDP", expert=4, batch=1), "fast", *sets)
         self.assertGreater(self.runs.diff("one", "fast")["different"], 0)
+
+    def test_104_ten_steps_of_zero_1_are_those_of_ddp_bit_for_bit(self):
+        for name, share in (("ddp", "DDP"), ("zero", "ZeRO-1")):
+            self.runs.train(Layout(2, share, batch=8), name, "train.steps=10")
+        self.assertEqual(self.runs.figures("ddp"), self.runs.figures("zero"))
+        self.assertEqual(self.runs.diff("ddp", "zero")["different"], 0)
 
     def test_90_exact_dispatch_keeps_its_bits_while_experts_move(self):
         uneven = ("model.moe.router.balance.aux_loss=0", "model.moe.top_k=3", "train.steps=12")

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """The same recipe on several ranks: losses, gradient norms, weights and moments are those of one."""
+import random
 import shutil
 import unittest
 
@@ -27,8 +28,21 @@ class TroupeRanks(RanksRun):
 
     def test_H1_four_ranks_share_experts_and_state(self):
         self.train("checkpoint.dir=one")
-        for sets in ((ZERO, experts(4)), (FULL, experts(2), "parallel.shard_ranks=2")):
+        two = "parallel.shard_ranks=2"
+        for sets in ((ZERO, experts(4)), (ZERO, experts(2), two), (FULL, experts(2), two)):
             self.same_as_one(4, *sets)
+
+    def test_193_what_is_left_open_is_chosen_and_told(self):
+        self.train("checkpoint.dir=one")
+        self.same_as_one(4, "parallel.shard_ranks=2")
+        self.assertIn(" ms a step, forecast for processes of a host (assumed); next ", self.text_of(0, "many"))
+        # Rows cost nothing by this machine's rates, and sums of gradients much.
+        (self.folder / "mine.yaml").write_text("{name: mine, gpu: false, products: 1e12, bandwidth: 1e12, "
+                                               "inside: {bandwidth: 1e6, latency: 1e-9}, exchanging: 1e-6}\n")
+        self.same_as_one(4, "run.machine=mine.yaml")
+        self.assertRegex(self.text_of(0, "many"), r"experts over 4 ranks, .* ms a step, forecast for mine; next ")
+        self.train_ranks(2, "run.machine=no.yaml", name="no", code=2)
+        self.assertIn("no.yaml", self.text_of(0, "no"))
 
     def test_H1_rows_go_once_to_each_node_of_two_ranks(self):
         self.train("checkpoint.dir=one")
@@ -193,13 +207,47 @@ class TroupeRanks(RanksRun):
         self.assertLess(self.apart("one", "many"), 1e-5)
         self.assertLess(self.tensors_apart("one", "many"), 2e-6)
 
+    def test_184_any_number_of_ranks_scores_the_same_sequences(self):
+        words, rng = "the cat sat on a mat and saw ten red birds in that old tree".split(), random.Random(7)
+        for name, count in (("many", 400), ("few", 12)):  # some 55 sequences, and two
+            (self.folder / f"{name}.txt").write_text(" ".join(rng.choice(words) for _ in range(count)))
+        sets = ("data.valid=[{kind: text, path: many.txt}, {kind: text, path: few.txt}]", "train.steps=4",
+                "eval.every=4", "eval.at_start=true", "eval.prompts=[The cat]", "eval.sample_tokens=8")
+
+        def scores(name):
+            return {(r["step"], r["set"]): (r["val/loss"], r["val/bits_per_byte"])
+                    for r in self.records(name) if r.get("event") == "eval"}
+
+        def samples(name):
+            return [(r["step"], r["text"]) for r in self.records(name) if r.get("event") == "sample"]
+
+        whole = {}
+        layouts = ((2, ZERO, experts(2)), (3, FULL), (4, DDP), (4, FULL, experts(4)))
+        for part, more in enumerate((("eval.batch=2",), ("eval.batch=2", "eval.batches=5"))):
+            one = f"one {part}"
+            self.train(f"checkpoint.dir={one}", *sets, *more)
+            expected = scores(one)
+            self.assertEqual(len(expected), 4)
+            whole[part] = expected[0, "many.txt"]
+            for world, *layout in layouts[2 * part:]:
+                name = f"{part} of {world} {layout[0]}"
+                self.train_ranks(world, *sets, *more, *layout, name=name)
+                found = scores(name)
+                self.assertEqual(sorted(found), sorted(expected))
+                for key, values in found.items():
+                    # At the start the weights are the same bits; then they differ by rounding.
+                    for value, want in zip(values, expected[key]):
+                        self.assertLess(abs(value / want - 1), 1e-5 if key[0] > 0 else 1e-6, (name, key))
+                self.assertEqual(samples(name), samples(one))
+        self.assertNotEqual(whole[0], whole[1])
+
     def test_F82_a_layout_that_will_not_fit_is_told_before_it_is_made(self):
         large = ("model={preset: olmoe-1b-7b}", "data.sequence=128")
         for rank, run in enumerate(self.start_ranks(2, *large)):
             self.assertEqual(run.wait(40), 7, self.text_of(rank))
         self.assertRegex(self.text_of(0), r"E7006 memory [\d.]+ of [\d.]+ GiB: it will not fit")
         self.train_ranks(2, name="small")
-        self.assertRegex(self.text_of(0, "small"), r"2 ranks .*; memory forecast [\d.]+ GiB a rank of [\d.]+")
+        self.assertRegex(self.text_of(0, "small"), r"2 ranks .* ms a step, .*; memory forecast [\d.]+ GiB a rank of [\d.]+")
 
     def train_part(self, end, world, *sets):
         """Goes on with the run "many" in another layout; all ranks are killed behind step `end`."""

@@ -30,6 +30,33 @@ class TroupeResume(NanoRun):
         self.assertIn("resumed step 15", said)
         self.assert_equal_runs("whole", "run")
 
+    def test_F23_each_damaged_step_is_told_where_all_are(self):
+        self.train("checkpoint.keep=0")
+        self.assertEqual(self.exit_record()["code"], 0)
+        for shard in (self.folder / "run").glob("step-*/shard-00000-000.safetensors"):
+            data = bytearray(shard.read_bytes())
+            data[-9] ^= 1
+            shard.write_bytes(data)
+        said = self.train("train.steps=30", "checkpoint.waive_changed=[train.length]", code=4)
+        self.assertIn("every checkpoint of run is damaged:", said)
+        for step in self.steps():
+            self.assertRegex(said, rf"\n  step {int(step[5:])}: .*E4004")
+        record = self.exit_record()
+        self.assertEqual((record["code"], record["phase"], record["resumable"]), (4, "load", False))
+
+    def test_a_start_that_fails_is_what_exit_json_tells(self):
+        self.train()
+        self.train("data.train=[{kind: flat, path: nothing.bin}]", code=3)
+        record = self.exit_record()
+        self.assertEqual((record["code"], record["phase"]), (3, "data"))
+        self.assertEqual(record["checkpoint"], f"run/{self.steps()[-1]}")
+        # Not where the folder is another's.
+        run = self.start("--set", "train.steps=5000", "--set", "checkpoint.dir=busy")
+        self.wait_for(lambda: (self.folder / "busy/log.jsonl").exists())
+        self.train("checkpoint.dir=busy", "data.train=[{kind: flat, path: nothing.bin}]", code=3)
+        self.assertFalse((self.folder / "busy/exit.json").exists())
+        run.kill()
+
     def test_F14_weights_with_nan_are_never_gone_on_from(self):
         self.train("train.max_skips=9", "checkpoint.background=false", TROUPE_FAULT="optim:7=nan;batch:12=kill", code=-9)
         self.assertTrue(json.loads((self.folder / "run/step-000010/manifest.json").read_text())["bad"])
@@ -184,6 +211,20 @@ class TroupeResume(NanoRun):
         for part in (rows[:marks[1]], rows[marks[1]:]):
             numbers = [r["step"] for r in part]
             self.assertEqual(numbers, sorted(numbers))
+
+    def test_F130_a_run_goes_on_in_another_precision(self):
+        kept = ("checkpoint.background=false", "checkpoint.every_steps=10")
+        self.train("checkpoint.dir=whole", *kept)
+        for first, then in (("fp32", "bf16"), ("bf16", "fp32")):
+            run = f"checkpoint.dir={first}"
+            self.train(run, f"train.precision={first}", *kept, code=-9, TROUPE_FAULT="batch:10=kill")
+            said = self.train(run, f"train.precision={then}", *kept)
+            self.assertIn(f"resumed step 10 from {first}/step-000010", said)
+            self.assertRegex(said, rf"device cpu, \d+ threads, {then}")
+            # The weights that are learnt from are fp32 in both.
+            self.assertNotEqual(self.losses(first), self.losses("whole"))
+            for step, loss in self.losses("whole").items():
+                self.assertAlmostEqual(float(self.losses(first)[step]) / float(loss), 1, delta=0.01)
 
 
 if __name__ == "__main__":

@@ -139,7 +139,8 @@ class TroupeRuns(unittest.TestCase):
     def test_plan_lays_a_run_on_ranks_of_a_machine(self):
         machine = pathlib.Path(__file__).parent.parent / "machines" / "assumed-h100.yaml"
         words = ["plan", "nano.yaml", "--machine", machine, "--ranks"]
-        out = self.troupe(*words, 4, "--list", "--picture", "step.svg").stdout
+        spread = ["--set", "parallel.expert=4"]
+        out = self.troupe(*words, 4, *spread, "--list", "--picture", "step.svg").stdout
         picture = xml.etree.ElementTree.parse(self.folder / "step.svg").getroot()
         names = [e.text for e in picture.iter("{http://www.w3.org/2000/svg}title")]
         self.assertGreater(names.count("F1.0"), 1)  # its exchange, and its computation
@@ -147,7 +148,7 @@ class TroupeRuns(unittest.TestCase):
         self.assertRegex(out, r"expert  +1 group of 4: 0 1 2 3")
         self.assertRegex(out, r"experts' exchange +[\d.]+ ms")
         self.assertRegex(out, r"0: F0\.0 .* U G0")
-        told = json.loads(self.troupe(*words, 4, "--json").stdout)
+        told = json.loads(self.troupe(*words, 4, *spread, "--json").stdout)
         parts = sum(told[p] for p in ("compute", "exchange", "exposed", "bubble", "update", "slowest"))
         self.assertAlmostEqual(parts, told["step_seconds"], places=9)
         self.assertAlmostEqual(sum(told["parts"].values()), told["memory"], delta=1)
@@ -156,6 +157,11 @@ class TroupeRuns(unittest.TestCase):
         chosen = [json.loads(x) for x in self.troupe(*words, 4, "--choose", "--json").stdout.splitlines()]
         self.assertGreater(len(chosen), 3)
         self.assertEqual(chosen, sorted(chosen, key=lambda f: f["step_seconds"]))
+        auto = json.loads(self.troupe(*words, 4, "--json").stdout)
+        self.assertLess(auto["step_seconds"], 1.02 * chosen[0]["step_seconds"])
+        self.assertRegex(self.troupe(*words, 4).stdout, r"\d ms a step, forecast for hosts of 8 H100 \(assumed\); (next|as fast) ")
+        given = ["plan", "nano.yaml", "--ranks", 4, "--json", "--set", f"run.machine={machine}"]
+        self.assertEqual(json.loads(self.troupe(*given).stdout), auto)
         self.troupe(*words, 4, "--choose", "--assume-memory", "50MiB", code=7)
         self.assertIn("machines/", self.troupe("plan", "nano.yaml", "--ranks", 4, code=2).stderr)
         self.assertIn("parallel.expert", self.troupe(*words, 4, "--set", "parallel.expert=3", code=2).stderr)
@@ -208,7 +214,7 @@ class TroupeRuns(unittest.TestCase):
                 "train.global_batch=4", "--set", "train.micro_batch=4", "--set",
                 f"train.recompute='{recompute}'").stdout)
             ratio = out["forecast_bytes"] / out["peak_bytes"]
-            self.assertLess(abs(math.log(ratio)), math.log(1.15), out)
+            self.assertLess(abs(math.log(ratio)), math.log(1.1), out)
             peaks.append(out["peak_bytes"])
         self.assertLess(peaks[1], peaks[0])
 
@@ -223,7 +229,9 @@ class TroupeRuns(unittest.TestCase):
                                          *(w for s in more for w in ("--set", s))).stdout)
             self.assertEqual(out["ranks"], 4)
             ratio = out["forecast_bytes"] / out["peak_bytes"]
-            self.assertLess(abs(math.log(ratio)), math.log(1.15), (layout, out))
+            # With experts over ranks the forecast is 11 to 12% short here, and more with larger microbatches.
+            within = 1.1 if layout[1] == 1 else 1.15
+            self.assertLess(abs(math.log(ratio)), math.log(within), (layout, out))
             peaks[layout] = out["peak_bytes"]
         self.assertLess(peaks["full", 4], peaks["zero1", 1])
         machine = pathlib.Path(__file__).parent.parent / "machines" / "assumed-h100.yaml"

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Ranks that watch each other: who is the cause, what it was doing, and one message that says so. Rows F84 to F88 of
 docs/RELIABILITY.md, through `troupe launch` and without it."""
+import concurrent.futures
 import json
 import re
 import signal
@@ -12,8 +13,8 @@ from nano_run import TROUPE
 from ranks_run import RanksRun
 
 # Fault point of rank 1, where it then is, and the settings that lead there.
-POINTS = (("load.read", "load", ()), ("forward.1", "step 6, forward 2/4", ()), ("dispatch", "step 6, dispatch", ()),
-          ("combine", "step 6, combine", ()), ("backward.1", "step 6, backward 2/4", ()),
+POINTS = (("load.read", "load", ()), ("forward.1", "step 6, forward 2/4", ()),
+          ("dispatch", "step 6, dispatch", ("parallel.expert=2",)), ("combine", "step 6, combine", ("parallel.expert=2",)), ("backward.1", "step 6, backward 2/4", ()),
           ("reduce", "step 6, reduce [1-4]/4", ()), ("optim", "step 6, optim", ()),
           ("eval", "step 5, eval", ("eval.every=5",)), ("save.stage", "step 5, save", ("checkpoint.every_steps=5",)))
 
@@ -67,14 +68,20 @@ class TroupeWatch(RanksRun):
         self.assertEqual(said.count("E6001 rank 2 of 4 has ended without a word"), 1, said)
         self.assertEqual(said.count("E6001 ends with rank 2, as rank"), 2, said)
 
-    def test_F85_a_stopped_rank_is_named_within_the_limit_and_two_seconds(self):
-        for point, where, sets in POINTS[1:2] + POINTS[8:]:
-            with self.subTest(point):
-                run = "checkpoint.dir=" + point.replace(".", "-")
-                said, _ = self.launch(self.rule(point, 1, "stop"), 6, run, "run.hang_timeout=2s", *sets)
-                self.assertLess(float(re.search(r" since ([0-9.]+) s", said)[1]), 4.5)
-                self.assertRegex(said, rf"E6003 rank 1 of 2 stands still \(SIGSTOP\); it is in {where} since \d")
-                self.assertRegex(said, rf"rank 1 of 2 stood still \(SIGSTOP\) and was killed in {where}, \d")
+    def test_F85_a_stopped_rank_is_named_wherever_it_is(self):
+        def stopped(point, where, sets):
+            run, limit = "checkpoint.dir=" + point.replace(".", "-"), 3
+            said, _ = self.launch(self.rule(point, 1, "stop"), 6, run, f"run.hang_timeout={limit}s",
+                                  f"run.start_timeout={limit + 4}s", *sets)
+            # The limit, the watch's own second, and what a machine adds that runs three of these at once.
+            allowed = limit + (6.5 if point == "load.read" else 2.5)
+            self.assertLess(float(re.search(r" since ([0-9.]+) s", said)[1]), allowed, said)
+            self.assertRegex(said, rf"E6003 rank 1 of 2 stands still \(SIGSTOP\); it is in {where} since \d", point)
+            self.assertRegex(said, rf"rank 1 of 2 stood still \(SIGSTOP\) and was killed in {where}, \d", point)
+
+        with concurrent.futures.ThreadPoolExecutor(3) as three:
+            for done in [three.submit(stopped, *point) for point in POINTS]:
+                done.result()
 
     def test_F85_a_rank_that_does_not_move_is_named(self):
         said, _ = self.launch("forward.1@1:5=sleep:15000", 6, "run.hang_timeout=2s")

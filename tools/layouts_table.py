@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from layout_runs import SEQUENCE, Layout, LayoutRuns  # noqa: E402
 
 BAR = 1e-5
+STATE_BAR = 1e-4  # of weights and moments after 20 steps; the head of the table says why
 READ_BAR = 1.05
 BEYOND = " **beyond the bar**"
 # Wide enough that moving it is worth counting: 8.6 MB of weights and moments.
@@ -116,7 +117,7 @@ class Tables:
         one, many = self.train(layout.reference()), self.train(layout)
         loss, norm = self.runs.apart(one, many)
         start, gradients = self.runs.start_of(one, many)
-        state = self.runs.diff(one, many)["max_abs"]
+        state = self.runs.end_of(one, many)
         bits = ""
         if layout.exact:
             alone = Layout(layout.world, layout.share, experts=layout.experts, batch=layout.batch)
@@ -126,7 +127,7 @@ class Tables:
         cells = [layout.world, share, layout.expert, layout.slices(), "exact" if layout.exact else "fast",
                  layout.experts, f"{layout.batch} ({layout.empty_ranks()})"]
         cells += [f"{x:.1e}" for x in (loss, norm, gradients, state)] + ["yes" if start == 0 else "no", bits]
-        return judged(cells, max(loss, norm, gradients, state) > BAR or start > 0 or bits == "no!")
+        return judged(cells, max(loss, norm, gradients) > BAR or state > STATE_BAR or start > 0 or bits == "no!")
 
     def exact_line(self, layout):
         """One rank has all tokens, so that no sum over ranks has another order than one process."""
@@ -188,12 +189,15 @@ numbers of them; one of fewer than there are ranks leaves ranks without any (in 
 
 ## Twenty steps beside one process
 
-The largest relative difference, over 20 steps, of loss and of gradient norm; the largest difference of any element of
-the first step's gradients (ten times that of AdamW's first moments), and of weights and moments after 20 steps. The
-bar is 1e-5 for each. Then whether the initial weights are bitwise those of one process (as the first step's learning
-rate is 0, step 1 has them); and of `exact` dispatch, whether the first step's loss is bitwise that of the same layout
-without EP, which experts cut by their hidden width need not have: their parts are added in another order. Slices are
-the ranks that an expert's hidden width is cut over.
+The largest relative difference, over 20 steps, of loss and of gradient norm. Then of the first step's gradients (those
+of AdamW's first moments), and of weights and moments after 20 steps: the largest difference of any element of a tensor
+over the largest value of that tensor in one process, of whichever tensor this is the most. The bar is 1e-5 for the
+first three and 1e-4 for the last: AdamW divides a gradient by its own size, so a row of the embedding whose
+gradient is nothing but rounding is moved by that, as far as the learning rate and epsilon let it. Then whether the
+initial weights are bitwise those of one process (as the first step's learning rate is 0, step 1 has them); and of
+`exact` dispatch, whether the first step's loss is bitwise that of the same layout without EP, which experts cut by
+their hidden width need not have: their parts are added in another order. Slices are the ranks that an expert's hidden
+width is cut over.
 
 | ranks | sharing | EP | slices | dispatch | experts | batch (empty) | loss | norm | gradients | state | initial | exact |
 |--:|---|--:|--:|---|--:|---|--:|--:|--:|--:|---|---|
@@ -222,8 +226,9 @@ ranks together, over those in the checkpoint: the most (bar {bar}). Every rank r
 
 
 def commit():
-    """The last one that changed the program."""
-    words = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "troupe", "apps"]
+    """The last one that changed the program, or what is measured of it."""
+    measures = ["tools/layouts_table.py", "tests/layout_runs.py"]
+    words = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "troupe", "apps", *measures]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 

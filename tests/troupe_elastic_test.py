@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""F128: torchrun with --nnodes=1:2, each "node" an agent on this machine. A second agent joins a run: the worker saves
+its step and starts again with the other one; the second is killed with its worker: the run goes on alone.
+
+The agents need TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: with PyTorch 2.11's default an agent that joins later waits for
+the address of a store that the first one told in an earlier round alone."""
+import contextlib
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import unittest
+
+from nano_run import TROUPE
+from ranks_run import RanksRun
+
+SETS = ("train.steps=80", "checkpoint.every_steps=4", "checkpoint.background=false")
+
+
+class TroupeElastic(RanksRun):
+    def agent(self, number, port):
+        words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3",
+                 "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1", "--rdzv-id=nano",
+                 "--rdzv-conf=last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3",
+                 "--monitor-interval=0.5", "--no-python", str(TROUPE), "train", "nano.yaml"]
+        env = self.env(TROUPE_FAULT="batch=sleep:150", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+        with (self.folder / f"agent.{number}.txt").open("w") as out:
+            agent = subprocess.Popen([*words, *(w for s in SETS for w in ("--set", s))], cwd=self.folder, env=env,
+                                     stdout=out, stderr=out)
+        self.addCleanup(agent.wait)
+        self.addCleanup(self.kill, agent)
+        return agent
+
+    def kill(self, agent):
+        """With its workers, which torchrun puts into sessions of their own, as a node goes."""
+        children = pathlib.Path(f"/proc/{agent.pid}/task/{agent.pid}/children")
+        pids = [int(pid) for pid in children.read_text().split()] if agent.poll() is None else []
+        agent.kill()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def wait_for_words(self, words, seconds):
+        path = self.folder / "run/log.txt"
+        self.wait_for(lambda: path.exists() and words in path.read_text(), seconds)
+
+    def test_F128_a_run_grows_by_an_agent_and_goes_on_when_it_is_killed(self):
+        port = random.randint(20000, 32000)
+        first = self.agent(1, port)
+        self.wait_for_step(3)
+        second = self.agent(2, port)
+        self.wait_for_words("[0/2] resumed step", 30)
+        grown = max(self.losses())
+        self.wait_for(lambda: len(self.steps()) > 0 and max(self.losses()) > grown + 4)
+        self.kill(second)
+        self.wait_for(lambda: len([r for r in self.records() if r.get("event") == "resume"]) == 2, seconds=15)
+        self.assertEqual(first.wait(60), 0, (self.folder / "agent.1.txt").read_text()[-3000:])
+        self.assertEqual(max(self.losses()), 80)
+        # Nothing is lost, at whatever steps the number of ranks changed.
+        self.train("checkpoint.dir=one", *SETS)
+        self.assertLess(self.apart("one", "run"), 1e-5)
+        self.assertLess(self.tensors_apart("one", "run"), 2e-6)
+
+
+if __name__ == "__main__":
+    unittest.main()
