@@ -9,6 +9,7 @@
 #include "troupe/checkpoint/run_folder.h"
 #include "troupe/core/config.h"
 #include "troupe/core/file.h"
+#include "troupe/core/first_line.h"
 #include "troupe/core/json.h"
 #include "troupe/dist/flight_record.h"
 #include "troupe/dist/world.h"
@@ -116,8 +117,7 @@ class Run {
 
   // Where it happened, and what of the recipe takes the memory.
   Error out_of_memory(const std::exception& error) const {
-    std::string what = error.what();
-    what = what.substr(0, what.find('\n'));
+    std::string what = first_line(error.what());
     const double available = available_memory(recipe_);
     if (available > 0) {
       what += ". Forecast: " + judge_memory(recipe_, runs_on_gpu(recipe_), available).line;

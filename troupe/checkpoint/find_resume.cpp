@@ -128,7 +128,7 @@ std::optional<ResumePoint> find_resume(const std::string& run, const Resume& res
       fail(Code::kNoCheckpoint, folder, "is not there; the steps in", run, "are",
            to_text(steps_in(run)));
     }
-    return ResumePoint{folder, check_complete(folder), {}};
+    return ResumePoint{folder, check_complete(folder)};
   }
   ResumePoint point;
   const auto folders = step_folders(run);
@@ -148,8 +148,7 @@ std::optional<ResumePoint> find_resume(const std::string& run, const Resume& res
     } else if (point.manifest.step != step) {
       point.passed_over.push_back(begin + "holds step " + std::to_string(point.manifest.step));
     } else {
-      const std::string note = latest_note(run, name);
-      if (!note.empty()) point.passed_over.push_back(note);
+      point.latest_note = latest_note(run, name);
       return point;
     }
   }

@@ -14,7 +14,8 @@ namespace troupe {
 struct ResumePoint {
   std::string folder;  // RUN/step-001200
   Manifest manifest;
-  std::vector<std::string> passed_over;  // "step 1300: incomplete: manifest.json is missing"
+  std::vector<std::string> passed_over = {};  // "step 1300: incomplete: manifest.json is missing"
+  std::string latest_note = {};  // why the file latest was not believed; empty: it says this step
 };
 
 // The newest step that is complete: its manifest is whole and its files have their sizes. Newest by

@@ -149,7 +149,7 @@ std::optional<ResumePoint> find_together(const CheckpointConfig& config,
   })[0];
   if (folder.empty()) return {};
   together(peers, [&] {
-    if (!point) point = ResumePoint{folder, read_manifest(folder), {}};
+    if (!point) point = ResumePoint{folder, read_manifest(folder)};
     return std::string();
   });
   return point;
@@ -192,7 +192,7 @@ Loaded load(const std::string& folder, const CheckpointState& state, const LoadO
     }
     return std::string();
   });
-  out.point = {folder, reader->manifest(), {}};
+  out.point = {folder, reader->manifest()};
   out.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   return out;
 }
@@ -222,6 +222,7 @@ std::optional<Loaded> resume(const CheckpointConfig& config, const CheckpointSta
     check_fingerprint(*point, now, config.waive_changed);
     try {
       Loaded loaded = load(point->folder, state, options, peers, faults);
+      loaded.point.latest_note = std::move(point->latest_note);
       loaded.point.passed_over = std::move(point->passed_over);
       loaded.point.passed_over.insert(loaded.point.passed_over.begin(), damaged.begin(),
                                       damaged.end());

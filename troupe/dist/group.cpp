@@ -7,6 +7,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/dist/group_backend.h"
+#include "troupe/dist/rank_list.h"
 
 namespace troupe {
 namespace {
@@ -75,17 +76,7 @@ RankGroup::RankGroup(std::unique_ptr<Backend> backend, std::vector<int64_t> rank
 RankGroup::~RankGroup() = default;
 
 std::string RankGroup::description() const {
-  std::string out = ranks_.size() == 1 ? "rank " : "ranks ";
-  const bool run = ranks_.size() > 4 &&
-                   ranks_.back() - ranks_.front() + 1 == static_cast<int64_t>(ranks_.size());
-  if (run) {
-    out += std::to_string(ranks_.front()) + " to " + std::to_string(ranks_.back());
-  } else {
-    for (size_t i = 0; i < ranks_.size(); ++i) {
-      if (i > 0) out += ", ";
-      out += std::to_string(ranks_[i]);
-    }
-  }
+  const std::string out = (ranks_.size() == 1 ? "rank " : "ranks ") + rank_list(ranks_);
   return backend_ ? out + " over " + backend_->c10d->getBackendName() : out;
 }
 

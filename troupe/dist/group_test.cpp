@@ -157,7 +157,7 @@ TEST(World, F91_RanksThatDoNotComeAreNamed) {
     FAIL() << "met nobody and went on";
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Code::kNoMeeting);
-    EXPECT_NE(std::string(e.what()).find("rank(s) 1,2 did not arrive"), std::string::npos)
+    EXPECT_NE(std::string(e.what()).find("rank(s) 1, 2 did not arrive"), std::string::npos)
         << e.what();
   }
 }

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "troupe/core/check.h"
+#include "troupe/dist/rank_list.h"
 
 namespace troupe {
 namespace {
@@ -87,14 +88,14 @@ class Arrival {
   }
 
   std::string why_late() {
-    std::string missing;
-    for (int64_t r = 0; r < o_.size; ++r) {
-      if (r == o_.rank || (!name_.empty() && board_.peek(name_ + "here/" + std::to_string(r)))) {
-        continue;
-      }
-      missing.append(missing.empty() ? "" : ",").append(std::to_string(r));
+    std::vector<int64_t> missing;
+    if (name_.empty()) missing = {0};
+    for (int64_t r = 0; r < o_.size && !name_.empty(); ++r) {
+      const bool is_here =
+          r == o_.rank || board_.peek(name_ + "here/" + std::to_string(r)).has_value();
+      if (!is_here) missing.push_back(r);
     }
-    return "of " + std::to_string(o_.size) + " ranks, rank(s) " + (name_.empty() ? "0" : missing) +
+    return "of " + std::to_string(o_.size) + " ranks, rank(s) " + rank_list(missing) +
            " did not arrive within " + std::to_string(o_.timeout.count() / 1000) +
            " s (run.start_timeout)";
   }

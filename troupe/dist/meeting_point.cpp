@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "troupe/core/check.h"
+#include "troupe/core/first_line.h"
 
 namespace troupe {
 namespace {
@@ -95,10 +96,6 @@ std::string trouble_with(const std::string& host, int port) {
 }
 
 }  // namespace
-
-std::string first_line(const std::string& text) {
-  return text.substr(0, text.find('\n'));
-}
 
 void wait_for_server(const std::string& host, int port, Milliseconds timeout,
                      const std::function<void()>& check) {

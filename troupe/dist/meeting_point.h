@@ -24,8 +24,4 @@ class MeetingPoint {
 // throws, which is called again and again, may end it before.
 void wait_for_server(const std::string& host, int port, std::chrono::milliseconds timeout,
                      const std::function<void()>& check);
-
-// Of what PyTorch says: behind it stand its own call stacks.
-std::string first_line(const std::string& text);
-
 }  // namespace troupe

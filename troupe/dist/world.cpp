@@ -16,11 +16,13 @@
 #include <utility>
 
 #include "troupe/core/check.h"
+#include "troupe/core/first_line.h"
 #include "troupe/dist/echo_backend.h"
 #include "troupe/dist/gather_texts.h"
 #include "troupe/dist/group_backend.h"
 #include "troupe/dist/meeting.h"
 #include "troupe/dist/meeting_point.h"
+#include "troupe/dist/rank_list.h"
 #include "troupe/ops/cuda_plugin.h"
 
 namespace troupe {
@@ -90,15 +92,6 @@ class StoreBoard : public Board {
 
   c10::intrusive_ptr<c10d::Store> store_;
 };
-
-std::string list_of(const std::vector<int64_t>& ranks) {
-  std::string out;
-  for (const int64_t r : ranks) {
-    if (!out.empty()) out += ',';
-    out += std::to_string(r);
-  }
-  return out;
-}
 
 // A connection of its own: what waits over one lets nobody else ask over it.
 c10::intrusive_ptr<c10d::Store> open_store(const Place& place, const WorldOptions& options,
@@ -245,8 +238,8 @@ std::shared_ptr<RankGroup> World::processors() {
 std::shared_ptr<RankGroup> World::make(const std::vector<int64_t>& ranks, bool on_device,
                                        const std::string& channel) {
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
-  TROUPE_CHECK(own != ranks.end(), "- rank", rank(), "is not of the group", list_of(ranks));
-  const std::string key = (on_device ? "nccl/" : "gloo/") + list_of(ranks) + '/' + channel;
+  TROUPE_CHECK(own != ranks.end(), "- rank", rank(), "is not of the group", rank_list(ranks));
+  const std::string key = (on_device ? "nccl/" : "gloo/") + rank_list(ranks) + '/' + channel;
   std::shared_ptr<RankGroup>& group = groups_[key];
   if (group) return group;
   if (ranks.size() == 1) return group = std::make_shared<RankGroup>(rank());
@@ -276,7 +269,7 @@ std::shared_ptr<RankGroup> World::make(const std::vector<int64_t>& ranks, bool o
       backend->c10d = c10::make_intrusive<c10d::ProcessGroupGloo>(store, index, count, how);
     }
   } catch (const std::exception& e) {
-    fail(Code::kNoMeeting, "ranks " + list_of(ranks), first_line(e.what()));
+    fail(Code::kNoMeeting, "ranks " + rank_list(ranks), first_line(e.what()));
   }
   return group =
              std::shared_ptr<RankGroup>(new RankGroup(std::move(backend), ranks, index, pulse_));

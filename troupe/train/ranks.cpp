@@ -19,6 +19,7 @@
 #include "troupe/core/yaml.h"
 #include "troupe/dist/a2a_dispatcher.h"
 #include "troupe/dist/allgather_dispatcher.h"
+#include "troupe/dist/rank_list.h"
 #include "troupe/dist/watched_dispatcher.h"
 #include "troupe/train/choose_layout.h"
 #include "troupe/train/forecast.h"
@@ -62,17 +63,13 @@ LayoutChoice chosen(const Recipe& recipe, World& world) {
 }
 
 void check_equal(const std::string& what, const std::vector<std::string>& all) {
-  std::map<std::string, std::string> who;
-  for (size_t r = 0; r < all.size(); ++r) {
-    std::string& ranks = who[all[r]];
-    if (!ranks.empty()) ranks += ", ";
-    ranks += std::to_string(r);
-  }
+  std::map<std::string, std::vector<int64_t>> who;
+  for (size_t r = 0; r < all.size(); ++r) who[all[r]].push_back(static_cast<int64_t>(r));
   if (who.size() == 1) return;
   std::string told;
   for (const auto& [value, ranks] : who) {
     if (!told.empty()) told += "; ";
-    told.append("rank(s) ").append(ranks).append(": ").append(value);
+    told.append("rank(s) ").append(rank_list(ranks)).append(": ").append(value);
   }
   fail(Code::kRanksDiffer, what, "differs between ranks - " + told);
 }

@@ -17,6 +17,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/hash.h"
+#include "troupe/dist/rank_list.h"
 #include "troupe/train/hash_bits.h"
 
 namespace troupe {
@@ -138,12 +139,7 @@ std::string who_has_what(const Ways& ways) {
   std::string out;
   for (const auto& [hash, ranks] : ways) {
     if (!out.empty()) out += "; ";
-    out += "rank(s) ";
-    for (const int64_t r : ranks) {
-      if (r != ranks.front()) out += ", ";
-      out += std::to_string(r);
-    }
-    out += ": hash " + hex(hash);
+    out += "rank(s) " + rank_list(ranks) + ": hash " + hex(hash);
   }
   return out;
 }

@@ -151,8 +151,9 @@ void Trainer::resume_run() {
     read_bytes_ = static_cast<int64_t>(ranks_.summed({static_cast<double>(loaded->bytes_read)})[0]);
     newest_ = loaded->point.folder;
     for (const std::string& passed : loaded->point.passed_over) {
-      tools_.log.warning((passed.starts_with("step ") ? "passed over " : "") + passed);
+      tools_.log.warning("passed over " + passed);
     }
+    if (!loaded->point.latest_note.empty()) tools_.log.warning(loaded->point.latest_note);
     for (const std::string& note : loaded->notes) tools_.log.info(note);
   } else if (!config.init_from.empty()) {
     const Loaded from = load_weights(*learner_, config.init_from,
