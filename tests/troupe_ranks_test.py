@@ -111,6 +111,22 @@ class TroupeRanks(RanksRun):
         self.train("checkpoint.dir=one", few)
         self.same_as_one(4, experts(4), few)
 
+    def test_H1_six_experts_on_four_ranks(self):
+        six, uneven = "model.moe.experts=6", "parallel.placement=uneven"
+        self.train("checkpoint.dir=one", six)
+        for sets in ((ZERO,), (FULL, "parallel.dispatch=exact"), (ZERO, "parallel.node_ranks=2"),
+                     (DDP, "parallel.dispatcher=all_gather"),
+                     (ZERO, "parallel.rebalance.every=4", "parallel.rebalance.gain=0.01")):
+            self.same_as_one(4, experts(4), six, uneven, *sets)
+        # One rank goes on with what four such ranks saved.
+        shutil.rmtree(self.folder / "many" / "step-000020")
+        self.train_ranks(1, six, name="many")
+        self.assertLess(self.apart("one", "many"), 1e-5)
+        self.assertLess(self.tensors_apart("one", "many"), 2e-6)
+        self.train_ranks(4, experts(4), six, name="no", code=2)
+        self.assertIn("6 experts on 4 ranks: neither divides the other; use 2, or parallel.placement: uneven",
+                      self.text_of(0, "no"))
+
     def test_H4_three_ranks_have_unequal_numbers_of_tokens(self):
         self.train("checkpoint.dir=one")
         self.same_as_one(3, ZERO)

@@ -38,12 +38,18 @@ Placement contiguous(int64_t experts, int64_t ranks) {
   if (experts % ranks != 0) {
     fail(Code::kBadValue, "parallel.expert", experts, "experts do not divide over", ranks,
          "ranks; the nearest legal expert parallelism is", nearest_divisor(experts, ranks),
-         ", or give an explicit placement");
+         ", or place them unevenly (parallel.placement: uneven)");
   }
+  return in_runs(experts, ranks);
+}
+
+Placement in_runs(int64_t experts, int64_t ranks) {
+  TROUPE_CHECK(ranks >= 1 && experts >= ranks, "experts", experts, "ranks", ranks);
   Placement p;
   p.ranks_ = ranks;
-  const int64_t each = experts / ranks;
-  for (int64_t e = 0; e < experts; ++e) p.owners_.push_back({static_cast<int32_t>(e / each)});
+  for (int64_t e = 0; e < experts; ++e) {
+    p.owners_.push_back({static_cast<int32_t>(e * ranks / experts)});
+  }
   return p;
 }
 

@@ -1,6 +1,7 @@
 // Which ranks hold which expert: a table, not arithmetic (rules H1 and H2).
 //
 //   contiguous(E, W)        rank r owns experts [r E / W, (r + 1) E / W)
+//   in_runs(E, W)           the same for any E >= W, bounds rounded up: ranks differ by one expert
 //   hidden_sharded(E, W, F) for W > E: each expert's F columns are cut over W / E ranks
 //   listed(W, owners)       any other: uneven, ranks without experts, replicas of hot experts
 //
@@ -30,7 +31,7 @@ class Placement {
   std::vector<int32_t> destinations(int64_t e, int64_t token) const;
 
  private:
-  friend Placement contiguous(int64_t experts, int64_t ranks);
+  friend Placement in_runs(int64_t experts, int64_t ranks);
   friend Placement hidden_sharded(int64_t experts, int64_t ranks, int64_t hidden);
   friend Placement listed(int64_t ranks, std::vector<std::vector<int32_t>> owners);
 
@@ -41,6 +42,7 @@ class Placement {
 
 // Each throws where the numbers do not divide, and names both and the nearest that would.
 Placement contiguous(int64_t experts, int64_t ranks);
+Placement in_runs(int64_t experts, int64_t ranks);
 Placement hidden_sharded(int64_t experts, int64_t ranks, int64_t hidden);
 Placement listed(int64_t ranks, std::vector<std::vector<int32_t>> owners);
 

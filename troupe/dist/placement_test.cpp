@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <iterator>
 #include <set>
 #include <string>
 
@@ -38,6 +39,28 @@ TEST(Placement, H1_AListMayBeUneven) {
   const Placement p = listed(4, {{0}, {0}, {1}, {1}, {2}, {3}});
   EXPECT_EQ(p.held_by(0), (std::vector<int64_t>{0, 1}));
   EXPECT_EQ(p.held_by(3), (std::vector<int64_t>{5}));
+}
+
+TEST(Placement, H1_RunsOfAnyNumberDifferByOneExpert) {
+  const Placement p = in_runs(6, 4);
+  EXPECT_EQ(p.held_by(0), (std::vector<int64_t>{0, 1}));
+  EXPECT_EQ(p.held_by(1), (std::vector<int64_t>{2}));
+  EXPECT_EQ(p.held_by(2), (std::vector<int64_t>{3, 4}));
+  EXPECT_EQ(p.held_by(3), (std::vector<int64_t>{5}));
+  for (int64_t ranks = 1; ranks <= 40; ++ranks) {
+    for (int64_t experts = ranks; experts <= 100; ++experts) {
+      const Placement q = in_runs(experts, ranks);
+      ASSERT_EQ(q.experts(), experts);
+      EXPECT_EQ(std::ssize(q.held_by(0)), (experts + ranks - 1) / ranks);  // none holds more
+      int64_t next = 0;
+      for (int64_t r = 0; r < ranks; ++r) {
+        const std::vector<int64_t> held = q.held_by(r);
+        ASSERT_GE(std::ssize(held), experts / ranks);
+        ASSERT_LE(std::ssize(held), (experts + ranks - 1) / ranks);
+        for (const int64_t e : held) ASSERT_EQ(e, next++);
+      }
+    }
+  }
 }
 
 TEST(Placement, E21_ARankMayHoldNoExpert) {

@@ -282,6 +282,8 @@ constexpr KeyHelp kTexts[] = {
     {"parallel", "How the run lies on its ranks; results differ by rounding alone."},
     {"parallel.data", "Ranks with different samples; 0: all there are."},
     {"parallel.expert", "Ranks that share the experts out; 0: as many as make a step the fastest."},
+    {"parallel.placement",
+     "even, or uneven: experts on ranks that do not divide them, some with one more."},
     {"parallel.shard",
      "What ranks cut between them: none, zero1 (optimizer state), full; auto: as is fastest."},
     {"parallel.shard_ranks",

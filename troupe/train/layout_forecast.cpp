@@ -60,6 +60,7 @@ class Costing {
         sum_width_(parallel.sum == SumType::kFp32 ? 4 : 2),
         tokens_(static_cast<double>(plan_of(recipe).micro_batch * recipe.data.sequence)),
         expert_ranks_(mesh.shape().expert),
+        most_held_(most_held(parallel, recipe.model.moe.experts)),
         dense_{spread_of(mesh, GroupKind::kShard, machine),
                spread_of(mesh, GroupKind::kReplicate, machine)},
         experts_{spread_of(mesh, GroupKind::kExpertShard, machine),
@@ -89,7 +90,7 @@ class Costing {
   ChunkCosts chunk(int64_t unit, const UnitCosts& costs, const UnitMemory& memory) {
     ChunkCosts c{.saved = memory.saved, .input = memory.input};
     add_compute(unit, costs, memory, c);
-    const double share = 1.0 / static_cast<double>(expert_ranks_);
+    const double share = most_held_ / static_cast<double>(expert_ranks_);
     add_state(memory.dense, 1, dense_, c);
     add_state(memory.experts, share, experts_, c);
     return c;
@@ -121,7 +122,7 @@ class Costing {
     }
   }
 
-  double imbalance() const { return expert_ranks_ > 1 ? machine_.imbalance : 1; }
+  double imbalance() const { return expert_ranks_ > 1 ? machine_.imbalance * most_held_ : 1; }
 
   // Rows there and back, and first the numbers of rows.
   void add_exchange(const MoeSizes& s, ChunkCosts& c) {
@@ -210,6 +211,7 @@ class Costing {
   bool adds_up_;  // their gradients, in f32, before ranks sum them
   double width_, sum_width_, tokens_;
   int64_t expert_ranks_;
+  double most_held_;  // of the average
   Team dense_, experts_;
   Spread exchange_, across_, within_;
   StepCosts out_;

@@ -96,6 +96,24 @@ TEST(LayoutForecast, N4_ExpertsHaveTheirOwnDivisor) {
   EXPECT_NEAR(f.rank.peak.state, 10 * (dense / 16 + experts / 8 / 2), 1e-3 * dense);
 }
 
+// Six experts on four ranks: two hold two, as all do of eight, and all wait for their rows.
+TEST(LayoutForecast, N4_TheRankWithTheMostExpertsIsForecast) {
+  const auto rank = [](int64_t experts) {
+    return forecast_layout(
+               recipe_of("model: {preset: mixtral-8x7b, moe: {experts: " + std::to_string(experts) +
+                         "}}\nparallel: {expert: 4, shard: zero1, placement: uneven}"),
+               4, products_alone(), true)
+        .rank;
+  };
+  const RankTimeline six = rank(6), eight = rank(8), four = rank(4);
+  EXPECT_NEAR(six.peak.values, eight.peak.values, 1e-3 * eight.peak.values);
+  EXPECT_NEAR(six.peak.state, eight.peak.state, 1e-3 * eight.peak.state);
+  EXPECT_LT(four.peak.values, 0.6 * six.peak.values);
+  EXPECT_NEAR(four.compute, eight.compute, 1e-3 * eight.compute);  // but for the routers'
+  EXPECT_GT(six.compute, 1.2 * eight.compute);
+  EXPECT_LT(six.compute, 4 / 3.0 * eight.compute);
+}
+
 // Experts that one rank alone has are not summed: their gradients stay the bf16 that backward made.
 TEST(LayoutForecast, ExpertsThatNoOtherRankHasAreNotSummed) {
   const Recipe r = recipe_of(

@@ -17,6 +17,11 @@ MeshShape shape_of(const ParallelConfig& c) {
 
 namespace {
 
+// On the ranks that share them.
+bool differ_by_one(const ParallelConfig& c, int64_t experts) {
+  return c.placement == ExpertSplit::kUneven && experts > c.expert && experts % c.expert != 0;
+}
+
 int64_t node_of(const ParallelConfig& c, const LayoutNeeds& needs) {
   if (c.node_ranks > 0) return c.node_ranks;
   return needs.per_host > 0 ? needs.per_host : needs.world;
@@ -59,8 +64,8 @@ std::string why_dispatcher(const ParallelConfig& c, const LayoutNeeds& needs) {
          std::to_string(node);
 }
 
-std::vector<std::string> without_effect(const ParallelConfig& given,
-                                        const ParallelConfig& resolved) {
+std::vector<std::string> without_effect(const ParallelConfig& given, const ParallelConfig& resolved,
+                                        int64_t experts) {
   constexpr const char* kHere = "no rows go to other ranks: each has all experts (expert: 1)";
   constexpr const char* kWhole = "weights are whole on each rank: it is of shard: full";
   const ParallelConfig none;
@@ -69,6 +74,8 @@ std::vector<std::string> without_effect(const ParallelConfig& given,
     bool idle;
     const char *key, *why;
   } keys[] = {
+      {given.placement != none.placement && !differ_by_one(resolved, experts), "placement",
+       rows ? "the ranks share the experts evenly" : kHere},
       {!rows && given.rebalance.every > 0, "rebalance", kHere},
       {!rows && given.dispatch != none.dispatch, "dispatch", kHere},
       {!rows && given.dispatcher != none.dispatcher, "dispatcher", kHere},
@@ -84,6 +91,12 @@ std::vector<std::string> without_effect(const ParallelConfig& given,
       out.push_back("parallel." + std::string(key) + " does nothing in this layout: " + why);
   }
   return out;
+}
+
+double most_held(const ParallelConfig& c, int64_t experts) {
+  if (!differ_by_one(c, experts)) return 1;
+  const int64_t most = (experts + c.expert - 1) / c.expert;
+  return static_cast<double>(most * c.expert) / static_cast<double>(experts);
 }
 
 std::vector<std::pair<std::string, std::string>> unbuilt_axes(const ParallelConfig& config) {
@@ -112,13 +125,14 @@ std::vector<std::string> layout_faults(const ParallelConfig& config, const Layou
   const auto at_most_whole = [&](int64_t ranks) {
     return ranks <= needs.experts && needs.experts % ranks == 0;
   };
-  if (c.expert > 1 && (low == 0 || high % low != 0)) {
+  if (c.expert > 1 && (low == 0 || high % low != 0) && !differ_by_one(c, needs.experts)) {
     const auto fits = [&](int64_t ranks) {
       return needs.experts > 0 && (needs.experts % ranks == 0 || ranks % needs.experts == 0);
     };
     out.push_back("parallel.expert: E2005 " + std::to_string(needs.experts) + " experts on " +
                   std::to_string(c.expert) + " ranks: neither divides the other; use " +
-                  (needs.experts > 0 ? near_divisors(needs.world, c.expert, fits) : "1"));
+                  (needs.experts > 0 ? near_divisors(needs.world, c.expert, fits) : "1") +
+                  (needs.experts > c.expert ? ", or parallel.placement: uneven" : ""));
   } else if (needs.whole_experts && slices > 1) {
     out.push_back("parallel.expert: E2005 " + std::to_string(c.expert) +
                   " ranks would cut the hidden width of " + std::to_string(needs.experts) +

@@ -25,6 +25,12 @@ constexpr auto names_of(SumType) {
   return std::array{Named{"fp32", SumType::kFp32}, Named{"bf16", SumType::kBf16}};
 }
 
+// `uneven`: any number of ranks up to that of experts may share them, some one expert more.
+enum class ExpertSplit : uint8_t { kEven, kUneven };
+constexpr auto names_of(ExpertSplit) {
+  return std::array{Named{"even", ExpertSplit::kEven}, Named{"uneven", ExpertSplit::kUneven}};
+}
+
 // Experts change ranks between steps where that evens out what ranks compute.
 struct RebalanceConfig {
   int64_t every = 0;   // steps, whose choices are counted; 0: experts stay
@@ -38,6 +44,7 @@ struct RebalanceConfig {
 struct ParallelConfig {
   int64_t data = 0;    // replicas with other samples; 0: what the other axes leave
   int64_t expert = 0;  // ranks that share the experts out; 0: chosen
+  ExpertSplit placement = ExpertSplit::kEven;
   int64_t tensor = 1, pipeline = 1, context = 1;
   ShardKind shard = ShardKind::kAuto;  // of the optimizer's state (zero1), of all state (full)
   int64_t shard_ranks = 0;  // that hold one copy of what is sharded; 0: all, or as chosen (kAuto)
@@ -52,6 +59,7 @@ struct ParallelConfig {
   static void visit(auto& c, auto&& f) {
     f("data", c.data);
     f("expert", c.expert);
+    f("placement", c.placement);
     f("tensor", c.tensor);
     f("pipeline", c.pipeline);
     f("context", c.context);
@@ -90,9 +98,12 @@ ParallelConfig resolved(const ParallelConfig& config, const LayoutNeeds& needs);
 // "rows go two_level: 16 ranks share experts, over 2 nodes of 8", or "rows go two_level in int8:
 // .."; empty: no rows go anywhere.
 std::string why_dispatcher(const ParallelConfig& resolved, const LayoutNeeds& needs);
-// A line for each key of `given` that the layout made of it leaves without anything to do.
-std::vector<std::string> without_effect(const ParallelConfig& given,
-                                        const ParallelConfig& resolved);
+// A line for each key of `given` that the layout made of it, of a model with so many experts,
+// leaves without anything to do.
+std::vector<std::string> without_effect(const ParallelConfig& given, const ParallelConfig& resolved,
+                                        int64_t experts);
+// The rank with the most experts has so many times as many as there are on average.
+double most_held(const ParallelConfig& resolved, int64_t experts);
 MeshShape shape_of(const ParallelConfig& resolved);
 
 }  // namespace troupe

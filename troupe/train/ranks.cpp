@@ -143,12 +143,15 @@ BuildOptions Ranks::build_options(const Faults& faults) const {
       default: return a2a_dispatcher(group, placement, mode, wire);
     }
   };
-  out.dispatcher = [make, group = experts_, world = world_, &faults](int64_t,
-                                                                     const MoeConfig& moe) {
+  out.dispatcher = [make, group = experts_, split = config_.placement, world = world_, &faults](
+                       int64_t, const MoeConfig& moe) {
     const int64_t ranks = group->size();
-    const Placement placement = ranks <= moe.experts
-                                    ? contiguous(moe.experts, ranks)
-                                    : hidden_sharded(moe.experts, ranks, moe.ffn.hidden);
+    const auto few = [&] {
+      return split == ExpertSplit::kUneven ? in_runs(moe.experts, ranks)
+                                           : contiguous(moe.experts, ranks);
+    };
+    const Placement placement =
+        ranks <= moe.experts ? few() : hidden_sharded(moe.experts, ranks, moe.ffn.hidden);
     return watched_dispatcher(make(placement), std::shared_ptr<Pulse>(world, &world->pulse()),
                               faults);
   };

@@ -216,7 +216,8 @@ void Trainer::say_start() const {
   const ModelCosts costs = learner_->model().costs();
   if (!ranks_.alone()) {
     log.info(ranks_.description() + "; " + ranks_.choice().why);
-    for (const std::string& line : without_effect(recipe_.parallel, ranks_.parallel())) {
+    for (const std::string& line :
+         without_effect(recipe_.parallel, ranks_.parallel(), recipe_.model.moe.experts)) {
       log.warning(line);
     }
   }
