@@ -56,7 +56,8 @@ def patched(file, folders):
 def fill(package, stage, build):
     (package / "bin").mkdir(parents=True)
     (package / "lib").mkdir()
-    shutil.copy(ROOT / "python/troupe/__init__.py", package)
+    for file in (ROOT / "python/troupe").glob("*.py"):
+        shutil.copy(file, package)
     shutil.copy(ROOT / "python/troupe_program.py", package.parent)
     shutil.copytree(ROOT / "python/troupe_foreign", package.parent / "troupe_foreign",
                     ignore=shutil.ignore_patterns("__pycache__"))
