@@ -55,9 +55,14 @@ void print(const BenchReport& report) {
         (t.routing == "forced" ? "FORCED" : t.routing).c_str(), t.step_s, t.forward_s, t.backward_s,
         t.update_s, t.tokens_s, t.tflops, t.max_over_mean);
   }
-  std::printf("memory %s GiB at most, forecast %s\n",
-              in_gib(static_cast<double>(report.peak_bytes)).c_str(),
-              in_gib(static_cast<double>(report.forecast_bytes)).c_str());
+  const auto gib = [](int64_t bytes) { return in_gib(static_cast<double>(bytes)); };
+  std::printf("memory %s GiB at most, forecast %s", gib(report.peak_bytes).c_str(),
+              gib(report.forecast_bytes).c_str());
+  if (report.ranks > 1 && report.times.size() > 1) {
+    std::printf("; %s with the loads of learned routing",
+                gib(report.times.front().peak_bytes).c_str());
+  }
+  std::printf("\n");
 }
 
 void bench(const BenchCommand& options) {

@@ -18,6 +18,7 @@ struct BenchTimes {
   double tokens_s = 0;
   double tflops = 0;         // of the model: recomputation and padding are not in it
   double max_over_mean = 0;  // load of the busiest expert, the mean over layers; 0: no experts
+  int64_t peak_bytes = 0;    // of the device's tensors; on the CPU the process's
   static void visit(auto& t, auto&& f) {
     f("routing", t.routing);
     f("step_s", t.step_s);
@@ -27,6 +28,7 @@ struct BenchTimes {
     f("tokens_s", t.tokens_s);
     f("tflops", t.tflops);
     f("max_over_mean", t.max_over_mean);
+    f("peak_bytes", t.peak_bytes);
   }
 };
 
@@ -37,7 +39,7 @@ struct BenchReport {
   int64_t batch = 0, micro_batch = 0, sequence = 0;
   int64_t warmup = 0, steps = 0;
   int64_t ranks = 1;           // of which this was one, played alone
-  int64_t peak_bytes = 0;      // of the device's tensors; on the CPU the process's
+  int64_t peak_bytes = 0;      // with equal loads, where the routing can be forced to them
   int64_t forecast_bytes = 0;  // of the same, what `plan` says
   std::vector<BenchTimes> times = {};
   static void visit(auto& r, auto&& f) {
@@ -68,7 +70,7 @@ struct BenchOptions {
   // holds and what it takes by itself, without a wait for others.
   int64_t ranks = 1;
 };
-// Learned routing first, then, where the model has experts, forced.
+// Learned routing and, where the model has experts that tokens choose, forced.
 BenchReport bench_run(const Recipe& recipe, const BenchOptions& options);
 
 }  // namespace troupe
