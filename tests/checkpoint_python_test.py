@@ -10,6 +10,7 @@ import sys
 import unittest
 
 import torch
+from ports import free_port
 from ranks_run import RanksRun
 from safetensors import safe_open
 
@@ -98,7 +99,7 @@ class CheckpointPython(RanksRun):
 
     def test_108_dtensors_are_those_that_pytorch_cuts(self):
         for sizes in ((2, 2), (3,)):
-            port = random.randint(20000, 32000)
+            port = free_port()
             world = math.prod(sizes)
             words = [sys.executable, "-c", WORKER, LIBRARY, PACKAGE, str(self.folder / "run"), *map(str, sizes)]
             runs = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

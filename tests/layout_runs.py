@@ -13,8 +13,9 @@ import math
 import os
 import pathlib
 import random
-import socket
 import subprocess
+
+from ports import free_port
 
 TROUPE = pathlib.Path(os.environ.get("TROUPE_BUILD", "build/release"), "troupe").resolve()
 SEQUENCE = 32
@@ -81,12 +82,6 @@ def write_chats(path, chats=400, seed=3):
         for _ in range(chats):
             said = [("user", text(rng.randint(10, 150))), ("assistant", text(rng.choice((0, 5, 20, 60))))]
             out.write(json.dumps({"messages": [{"role": r, "content": c} for r, c in said]}) + "\n")
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class LayoutRuns:

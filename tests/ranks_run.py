@@ -1,10 +1,10 @@
 """Runs of several ranks: `troupe train` as many processes, started by RANK and WORLD_SIZE."""
 import json
 import os
-import random
 import subprocess
 
 from nano_run import TROUPE, NanoRun
+from ports import free_port
 
 RANKS_NANO = """
 model: {layers: 2, width: 32, heads: 4, vocab: 256, max_positions: 64,
@@ -34,7 +34,7 @@ class RanksRun(NanoRun):
 
     def start_ranks(self, world, *sets, name="run", **more):
         """Of `more` a function gives a rank its own variables."""
-        port = random.randint(20000, 32000)  # below those that a system gives out
+        port = free_port()
         own = {key: value for key, value in more.items() if not callable(value)}
         return [self.start_rank(r, world, port, sets, name, **own,
                                 **{k: v(r) for k, v in more.items() if callable(v)}) for r in range(world)]

@@ -7,13 +7,13 @@ the address of a store that the first one told in an earlier round alone."""
 import contextlib
 import os
 import pathlib
-import random
 import signal
 import subprocess
 import sys
 import unittest
 
 from nano_run import TROUPE
+from ports import free_port
 from ranks_run import RanksRun
 
 SETS = ("train.steps=80", "checkpoint.every_steps=4", "checkpoint.background=false")
@@ -47,7 +47,7 @@ class TroupeElastic(RanksRun):
         self.wait_for(lambda: path.exists() and words in path.read_text(), seconds)
 
     def test_F128_a_run_grows_by_an_agent_and_goes_on_when_it_is_killed(self):
-        port = random.randint(20000, 32000)
+        port = free_port()
         first = self.agent(1, port)
         self.wait_for_step(3)
         second = self.agent(2, port)

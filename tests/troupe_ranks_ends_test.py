@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Several ranks at the two ends of a run: one that cannot read or write a checkpoint, is killed in a save, comes late
 or leaves late."""
-import random
 import re
 import shutil
 import signal
 import time
 import unittest
 
+from ports import free_port
 from ranks_run import RanksRun
 
 # Each rank holds, writes and reads a part.
@@ -75,7 +75,7 @@ class TroupeRanksEnds(RanksRun):
             self.assertRegex(self.text_of(rank), r"(?m)^rank 2: run/step-000010/manifest\.json: E4002 cannot open")
 
     def test_F90_ranks_with_other_run_folders_are_named(self):
-        port = random.randint(20000, 32000)
+        port = free_port()
         runs = [self.start_rank(r, 3, port, ["checkpoint.dir=other"] if r == 1 else []) for r in range(3)]
         for rank, run in enumerate(runs):
             self.assertEqual(run.wait(30), 2, self.text_of(rank))
@@ -84,7 +84,7 @@ class TroupeRanksEnds(RanksRun):
 
     def start_apart(self, away):
         """Three ranks, the last of them on a machine of its own as far as files go."""
-        port, here, runs = random.randint(20000, 32000), self.folder, []
+        port, here, runs = free_port(), self.folder, []
         for rank in range(3):
             self.folder = away if rank == 2 else here
             runs.append(self.start_rank(rank, 3, port, []))

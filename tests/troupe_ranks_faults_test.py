@@ -9,6 +9,7 @@ import threading
 import time
 import unittest
 
+from ports import free_port
 from ranks_run import RanksRun
 
 RANK_0_IS_NOT_ALONE = r"E6002 rank 0 cannot open it: .*EADDRINUSE.* MASTER_PORT to a free port"
@@ -69,7 +70,7 @@ class TroupeRanksFaults(RanksRun):
         self.assertIn("Continue with", self.text_of(0))
 
     def test_F90_ranks_that_were_started_otherwise_are_named(self):
-        for port, otherwise in ((21789, "train.seed=2"), (21788, "parallel.shard=none")):
+        for port, otherwise in ((free_port(), "train.seed=2"), (free_port(), "parallel.shard=none")):
             runs = [self.start_rank(r, 3, port, [otherwise] if r == 2 else []) for r in range(3)]
             value = re.escape(otherwise.rsplit(".", 1)[1].replace("=", ": "))
             for rank, run in enumerate(runs):

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Two ranks, started by each of the launchers that a cluster may have, learn what one process learns. mpirun and srun
 where they are installed (srun: with a cluster of this machine running); else what they would set is set."""
-import random
 import shutil
 import subprocess
 import sys
 import unittest
 
 from nano_run import TROUPE
+from ports import free_port
 from ranks_run import RanksRun
 
 SLURM = shutil.which("srun") and subprocess.run(
@@ -29,7 +29,7 @@ class TroupeStarts(RanksRun):
 
     def assert_two_learn(self, name, variables, told):
         """As a launcher would start them: `variables` of each rank."""
-        port = str(random.randint(20000, 32000))
+        port = str(free_port())
         runs = []
         for rank in range(2):
             with (self.folder / f"{name}.{rank}.txt").open("w") as out:
@@ -52,14 +52,14 @@ class TroupeStarts(RanksRun):
     def test_135_open_mpi(self):
         if shutil.which("mpirun"):
             self.assert_learns("mpirun", "mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", told="Open MPI",
-                               MASTER_PORT=str(random.randint(20000, 32000)))
+                               MASTER_PORT=str(free_port()))
         self.assert_two_learn("mpi", lambda r: {"OMPI_COMM_WORLD_RANK": str(r), "OMPI_COMM_WORLD_SIZE": "2",
                                                 "OMPI_COMM_WORLD_LOCAL_RANK": str(r), "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
                               "Open MPI")
 
     def test_135_slurm(self):
         if SLURM:
-            self.assert_learns("srun", "srun", "-n2", "-O", told="SLURM", MASTER_PORT=str(random.randint(20000, 32000)))
+            self.assert_learns("srun", "srun", "-n2", "-O", told="SLURM", MASTER_PORT=str(free_port()))
         self.assert_two_learn("slurm", lambda r: {"SLURM_STEP_ID": "0", "SLURM_PROCID": str(r), "SLURM_NTASKS": "2",
                                                   "SLURM_LOCALID": str(r), "SLURM_NODEID": "0",
                                                   "SLURM_STEP_NODELIST": "localhost",

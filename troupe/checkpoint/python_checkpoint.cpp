@@ -30,8 +30,7 @@ void require_inside(const std::string& name, const Box& box) {
 class PythonCheckpoint : public torch::CustomClassHolder {
  public:
   // A run's folder, whose newest complete step it is, or one of its steps.
-  explicit PythonCheckpoint(const std::string& path)
-      : reader_(find_step(run_path(path)).folder) {}
+  explicit PythonCheckpoint(const std::string& path) : reader_(find_step(run_path(path)).folder) {}
 
   std::string folder() const { return reader_.folder(); }
   int64_t step() const { return reader_.manifest().step; }

@@ -271,9 +271,10 @@ TEST(ChooseLayout, ExpertsThatCannotLieSoAreFaultsWithWhatWouldDo) {
     const auto faults = layout_faults(r.parallel, needs);
     return faults.empty() ? "" : faults[0];
   };
-  EXPECT_EQ(fault(4, {.world = 12, .experts = 6}),
-            "parallel.expert: E2005 6 experts on 4 ranks: neither divides the other; use 3 or 6, or "
-            "parallel.placement: uneven");
+  EXPECT_EQ(
+      fault(4, {.world = 12, .experts = 6}),
+      "parallel.expert: E2005 6 experts on 4 ranks: neither divides the other; use 3 or 6, or "
+      "parallel.placement: uneven");
   EXPECT_EQ(fault(4, {.world = 4, .experts = 2, .hidden = 96}), "");
   EXPECT_EQ(fault(4, {.world = 4, .experts = 2, .hidden = 97}),
             "parallel.expert: E2005 an expert's width 97 does not divide into the 2 slices of 4 "
