@@ -232,8 +232,7 @@ class TroupeRanksFaults(RanksRun):
         self.train_ranks(4, "parallel.expert=3", "model.moe.experts=5", timeout=30, code=2)
         for rank in range(4):
             self.assertIn("parallel.expert: E2005 3 does not divide the 4 ranks of a stage; use 2 or 4\n"
-                          "parallel.expert: E2005 5 experts on 3 ranks: neither divides the other; use 1, "
-                          "or parallel.placement: uneven\n",
+                          "parallel.expert: E2005 5 experts on 3 ranks: neither divides the other; use 1\n",
                           self.text_of(rank))
 
     def test_a_layout_that_cannot_be_is_told_with_what_can(self):

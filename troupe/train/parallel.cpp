@@ -126,13 +126,14 @@ std::vector<std::string> layout_faults(const ParallelConfig& config, const Layou
     return ranks <= needs.experts && needs.experts % ranks == 0;
   };
   if (c.expert > 1 && (low == 0 || high % low != 0) && !differ_by_one(c, needs.experts)) {
+    const bool may_differ = needs.experts > c.expert && needs.world % c.expert == 0;
     const auto fits = [&](int64_t ranks) {
       return needs.experts > 0 && (needs.experts % ranks == 0 || ranks % needs.experts == 0);
     };
     out.push_back("parallel.expert: E2005 " + std::to_string(needs.experts) + " experts on " +
                   std::to_string(c.expert) + " ranks: neither divides the other; use " +
                   (needs.experts > 0 ? near_divisors(needs.world, c.expert, fits) : "1") +
-                  (needs.experts > c.expert ? ", or parallel.placement: uneven" : ""));
+                  (may_differ ? ", or parallel.placement: uneven" : ""));
   } else if (needs.whole_experts && slices > 1) {
     out.push_back("parallel.expert: E2005 " + std::to_string(c.expert) +
                   " ranks would cut the hidden width of " + std::to_string(needs.experts) +
