@@ -51,6 +51,8 @@ class Layout:
         if self.world > 1:
             out += [f"parallel.shard={SHARE[self.share]}", f"parallel.shard_ranks={self.shard_ranks}",
                     f"parallel.expert={self.expert}", f"parallel.dispatch={'exact' if self.exact else 'fast'}"]
+            if self.experts > self.expert and self.experts % self.expert > 0:
+                out.append("parallel.placement=uneven")
         return out
 
     def slices(self):

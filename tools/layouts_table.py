@@ -53,7 +53,7 @@ def shares(world, expert):
 
 def layouts_of(world):
     """Every way to share state by every EP that fits: within the experts, and beyond, where each expert's hidden width
-    is cut; `exact` besides; and ranks without any sequence. Of 6 ranks some."""
+    is cut; `exact` besides; and ranks without any sequence. Of 6 ranks some. And on 4 ranks 6 experts, unevenly."""
     experts = 6 if world % 3 == 0 else 4
     out = []
     for count in (experts, 2) if world in (4, 6) else (experts,):
@@ -67,6 +67,8 @@ def layouts_of(world):
             out += [Layout(world, share, ranks, expert, experts=count) for share, ranks in kinds]
             if expert > 1 and world != 6:
                 out.append(Layout(world, "FSDP", 0, expert, True, count))
+    if world == 4:
+        out += [Layout(4, share, 0, 4, experts=6) for share in ("DDP", "ZeRO-1", "FSDP")] + [Layout(4, "FSDP", 0, 4, True, 6)]
     expert = 3 if world == 3 else 2
     fewer = [Layout(world, share, 0, expert, experts=experts, batch=world - 1) for share in ("ZeRO-1", "FSDP")]
     return out + [layout for layout in fewer if layout not in out]
@@ -197,7 +199,7 @@ gradient is nothing but rounding is moved by that, as far as the learning rate a
 initial weights are bitwise those of one process (as the first step's learning rate is 0, step 1 has them); and of
 `exact` dispatch, whether the first step's loss is bitwise that of the same layout without EP, which experts cut by
 their hidden width need not have: their parts are added in another order. Slices are the ranks that an expert's hidden
-width is cut over.
+width is cut over. 6 experts lie unevenly on 4 ranks: two of these have one more than the others.
 
 | ranks | sharing | EP | slices | dispatch | experts | batch (empty) | loss | norm | gradients | state | initial | exact |
 |--:|---|--:|--:|---|--:|---|--:|--:|--:|--:|---|---|
