@@ -136,16 +136,16 @@ BenchReport bench_run(const Recipe& given, const BenchOptions& options) {
                   .ranks = options.ranks};
   const std::shared_ptr<Ranks> ranks = played(r, device, options.ranks);
   if (!ranks->alone()) r.parallel = ranks->parallel();
-  out.forecast_bytes = static_cast<int64_t>(tensor_bytes(r, device.is_cuda(), options.ranks));
+  Recipe even = r;
   if (num_moe_layers(r.model) > 0 && r.model.moe.router.kind() != "expert_choice") {
     // The first: a rank whose experts learn to be liked takes more, and a peak never falls.
-    Recipe even = r;
     read_config(override_yaml("model.moe.router.force=uniform"), even);
     out.times.push_back(time_steps(even, device, ranks, options));
     out.times.back().routing = "forced";
   }
   out.times.insert(out.times.begin(), time_steps(r, device, ranks, options));
   out.peak_bytes = out.times.back().peak_bytes;
+  out.forecast_bytes = static_cast<int64_t>(tensor_bytes(even, device.is_cuda(), options.ranks));
   return out;
 }
 

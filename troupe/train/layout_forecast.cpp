@@ -45,6 +45,20 @@ Spread expert_spread(const Mesh& mesh, const Machine& machine) {
   return out;
 }
 
+// Of `groups` that share the experts out, in how many the choices of a token lie on average where
+// token t chooses the experts t K to t K + K - 1 mod E (Force::kUniform).
+double forced_holders(int64_t groups, const MoeSizes& s) {
+  int64_t sum = 0;
+  for (int64_t t = 0; t < s.experts; ++t) {
+    std::set<int64_t> met;
+    for (int64_t k = 0; k < s.top_k; ++k) {
+      met.insert((t * s.top_k + k) % s.experts * groups / s.experts);
+    }
+    sum += static_cast<int64_t>(met.size());
+  }
+  return static_cast<double>(sum) / static_cast<double>(s.experts);
+}
+
 // Costs of units, put together.
 class Costing {
  public:
@@ -65,6 +79,8 @@ class Costing {
                spread_of(mesh, GroupKind::kReplicate, machine)},
         experts_{spread_of(mesh, GroupKind::kExpertShard, machine),
                  spread_of(mesh, GroupKind::kExpertReplicate, machine)},
+        on_gpu_(memory.on_gpu),
+        forced_(std::visit([](const auto& c) { return c.gate.force; }, recipe.model.moe.router)),
         exchange_(expert_spread(mesh, machine)) {
     if (parallel.dispatcher == DispatcherKind::kTwoLevel) {
       const int64_t nodes = exchange_.ranks / parallel.node_ranks;
@@ -124,6 +140,13 @@ class Costing {
 
   double imbalance() const { return expert_ranks_ > 1 ? machine_.imbalance * most_held_ : 1; }
 
+  double holders(double groups, const MoeSizes& s) const {
+    const auto n = static_cast<int64_t>(groups);
+    return forced_ == Force::kUniform && n <= s.experts
+               ? forced_holders(n, s)
+               : expected_holders(groups, static_cast<double>(s.top_k));
+  }
+
   // Rows there and back, and first the numbers of rows.
   void add_exchange(const MoeSizes& s, ChunkCosts& c) {
     if (expert_ranks_ == 1) return;
@@ -134,8 +157,8 @@ class Costing {
         wire_row_bytes(parallel_.wire, D, static_cast<int64_t>(width_)));  // and as it goes out
     const double tokens = tokens_ * imbalance();
     const bool exact = parallel_.dispatch == DispatchMode::kExact;
-    const double met = expected_holders(W, K), back = exact ? K : met;
-    c.saved += tokens_ * met * width;
+    const double met = holders(W, s), back = exact ? K : met;
+    c.saved += tokens_ * back * width;
     // Rows are laid out to be sent, and come back as one for each rank that a token met; in
     // backward again. int8 packs them as they are laid out, and unpacks what came. Forward alone
     // waits for counts.
@@ -147,7 +170,7 @@ class Costing {
     c.backward += laid;
     if (parallel_.dispatcher == DispatcherKind::kTwoLevel) {
       const auto R = static_cast<double>(parallel_.node_ranks);
-      const double nodes = expected_holders(W / R, K), nodes_back = exact ? K : nodes;
+      const double nodes = holders(W / R, s), nodes_back = exact ? K : nodes;
       const auto both = [&](double across, double within, double bytes) {
         return exchange_seconds(machine_, across_, across * tokens * bytes * (1 - R / W)) +
                exchange_seconds(machine_, within_, within * tokens * bytes * (1 - 1 / R));
@@ -161,7 +184,11 @@ class Costing {
     if (parallel_.dispatcher == DispatcherKind::kAllGather) {
       c.exchange = gather_seconds(machine_, exchange_, W * tokens_ * sent) +
                    direct(exact ? W * K : W, width) + gather_seconds(machine_, exchange_, W);
-      c.saved += tokens_ * (W - met) * width;
+      // No host counts its rows: there is room for all choices of all ranks, which the host's own
+      // memory has where it is written to alone.
+      const double hidden =
+          on_gpu_ ? static_cast<double>((s.gated ? 2 : 1) * s.hidden) * width_ : 0;
+      c.saved += tokens_ * ((W - met) * width + (W - 1) * K * hidden);
       return;
     }
     c.exchange = direct(met, sent) + direct(back, width) + direct(0, 0);
@@ -213,6 +240,8 @@ class Costing {
   int64_t expert_ranks_;
   double most_held_;  // of the average
   Team dense_, experts_;
+  bool on_gpu_;
+  Force forced_;
   Spread exchange_, across_, within_;
   StepCosts out_;
 };

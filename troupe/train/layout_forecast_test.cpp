@@ -114,6 +114,41 @@ TEST(LayoutForecast, N4_TheRankWithTheMostExpertsIsForecast) {
   EXPECT_LT(six.compute, 4 / 3.0 * eight.compute);
 }
 
+// Eight experts of 64 in a row are one rank's of 8, and half of a rank's of 4; random ones are not.
+TEST(LayoutForecast, ForcedChoicesGoToFewRanks) {
+  Machine m = products_alone();
+  m.products = m.experts = m.attention = 1e30;
+  m.inside = {.bandwidth = 1e9};
+  const auto exchange = [&](int64_t ranks, const std::string& force) {
+    const std::string n = std::to_string(ranks);
+    const Recipe r = recipe_of("model: {preset: olmoe-1b-7b, moe: {router: {force: " + force +
+                               "}}}\ntrain: {global_batch: " + n + "}\nparallel: {expert: " + n +
+                               ", placement: uneven}");
+    return forecast_layout(r, ranks, m, true).rank.exchange;
+  };
+  // Forward and backward of 16 layers, 1024 tokens, two ways, bf16.
+  const double all = 2 * 16 * 1024.0 * 2 * 2 * 2048 / 1e9;
+  EXPECT_NEAR(exchange(8, "uniform"), all * (1 - 1 / 8.0), 1e-6);
+  EXPECT_NEAR(exchange(4, "uniform"), all * (1 - 1 / 4.0), 1e-6);
+  EXPECT_NEAR(exchange(8, "none"), all * 8 * (1 - std::pow(7 / 8.0, 8)) * (1 - 1 / 8.0), 1e-6);
+}
+
+// Of 16 layers and 32 x 1024 tokens with 8 choices, which forced are one rank's of 4: exact keeps a
+// row for each choice, all_gather those of all ranks, and room for their choices.
+TEST(LayoutForecast, WhatDispatchersKeepForBackwardIsCounted) {
+  const auto kept = [](const std::string& more) {
+    const Recipe r = recipe_of(
+        "model: {preset: olmoe-1b-7b, moe: {router: {force: uniform}}}\n"
+        "train: {global_batch: 128, micro_batch: 32}\nparallel: {expert: 4, " +
+        more + "}");
+    return forecast_layout(r, 4, products_alone(), true).rank.peak.activations;
+  };
+  const double tokens = 16 * 32 * 1024 * 2.0, fast = kept("dispatch: fast");
+  EXPECT_NEAR(kept("dispatch: exact") - fast, tokens * (8 - 1) * 2048, 1e-6 * fast);
+  EXPECT_NEAR(kept("dispatcher: all_gather") - fast,
+              tokens * ((4 - 1) * 2048 + (4 - 1) * 8 * 2 * 1024), 1e-6 * fast);
+}
+
 // Experts that one rank alone has are not summed: their gradients stay the bf16 that backward made.
 TEST(LayoutForecast, ExpertsThatNoOtherRankHasAreNotSummed) {
   const Recipe r = recipe_of(
