@@ -1,14 +1,13 @@
 // What benches of several ranks share: where a rank computes, and seconds of what all do at once.
 #pragma once
 
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <algorithm>
 #include <chrono>
 #include <string>
 
 #include "troupe/dist/world.h"
 #include "troupe/ops/cuda_plugin.h"
+#include "troupe/ops/wait_for_device.h"
 
 namespace troupe {
 
@@ -25,11 +24,11 @@ class Stopwatch {
   // Of the slowest rank, from a moment in which all are ready.
   template <class F>
   double seconds(F&& f) const {
-    wait();
+    wait_for_device(world_.device());
     world_.processors()->barrier();
     const auto begin = std::chrono::steady_clock::now();
     f();
-    wait();
+    wait_for_device(world_.device());
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
     double slowest = 0;
     for (const std::string& text : world_.gather_texts("time", std::to_string(passed.count()))) {
@@ -39,11 +38,6 @@ class Stopwatch {
   }
 
  private:
-  void wait() const {
-    const c10::Device device = world_.device();
-    if (!device.is_cpu())
-      c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-  }
   World& world_;
 };
 

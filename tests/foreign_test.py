@@ -11,7 +11,6 @@ import os
 import pathlib
 import pickle
 import shutil
-import socket
 import subprocess
 import sys
 import unittest
@@ -28,6 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TROUPE = pathlib.Path(os.environ.get("TROUPE_BUILD", ROOT / "build/release"), "troupe")
 SITE = os.environ.get("MEGATRON_SITE", "")
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests")]
+from ports import free_port  # noqa: E402
 from tiny_hub import FolderTest, random_model  # noqa: E402
 from troupe_foreign.__main__ import main  # noqa: E402
 
@@ -206,9 +206,7 @@ class Foreign(Case):
         config = LlamaConfig(**COMMON, intermediate_size=40)
         model = model_of(config)
         torch.save(dict(model.state_dict()), self.folder / "state.pt")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         ranks = [subprocess.Popen([sys.executable, "-c", SHARDED, self.folder], stderr=subprocess.PIPE, text=True,
                                   env=dict(os.environ, RANK=str(r), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1",
                                            MASTER_PORT=str(port), OMP_NUM_THREADS="1")) for r in range(3)]
@@ -426,9 +424,7 @@ class RealMegatron(Case):
 
     def run_megatron(self, family, layout=(1, 1, 1), origin=None, ranks=1):
         out = self.folder / f"{family}{''.join(map(str, layout))}"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         env = dict(os.environ, WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1",
                    PYTHONPATH=SITE, PYTHONWARNINGS="ignore")
         words = [sys.executable, ROOT / "tests/megatron_model.py", out, family, *map(str, layout)]

@@ -42,18 +42,21 @@ int64_t Box::numel() const {
   return product(size, 0);
 }
 
-void validate(const Box& box) {
-  TROUPE_CHECK(box.offset.size() == box.global.size() && box.size.size() == box.global.size(),
-               "global", to_text(box.global), "offset", to_text(box.offset), "size",
-               to_text(box.size));
+bool is_inside(const Box& box) {
+  if (box.offset.size() != box.global.size() || box.size.size() != box.global.size()) return false;
   int64_t elements = 1;
   for (size_t d = 0; d < box.size.size(); ++d) {
     const int64_t global = box.global[d], offset = box.offset[d], size = box.size[d];
-    TROUPE_CHECK(
-        global >= 0 && 0 <= size && size <= global && 0 <= offset && offset <= global - size &&
-            !__builtin_mul_overflow(elements, global, &elements),
-        "global", to_text(box.global), "offset", to_text(box.offset), "size", to_text(box.size));
+    const bool inside =
+        global >= 0 && 0 <= size && size <= global && 0 <= offset && offset <= global - size;
+    if (!inside || __builtin_mul_overflow(elements, global, &elements)) return false;
   }
+  return true;
+}
+
+void validate(const Box& box) {
+  TROUPE_CHECK(is_inside(box), "global", to_text(box.global), "offset", to_text(box.offset), "size",
+               to_text(box.size));
 }
 
 std::vector<Box> boxes_of_range(const Box& box, int64_t from, int64_t to) {

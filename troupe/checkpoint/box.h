@@ -26,7 +26,9 @@ struct Box {
 
 std::string to_text(const Box& box);  // "[0:4, 8:16] of [4, 16]"
 
-// Throws (TROUPE_CHECK) unless lengths agree and offset + size lies in global, without overflow.
+// Lengths agree, and offset + size lies in global, whose elements can be counted.
+bool is_inside(const Box& box);
+// Throws (TROUPE_CHECK) unless it is.
 void validate(const Box& box);
 
 // A named box and its element type: a tensor as a rank or a checkpoint holds it.

@@ -15,18 +15,6 @@
 namespace troupe {
 namespace {
 
-void require_inside(const std::string& name, const Box& box) {
-  const size_t dims = box.global.size();
-  bool inside = box.offset.size() == dims && box.size.size() == dims;
-  for (size_t d = 0; d < dims && inside; ++d) {
-    inside = 0 <= box.offset[d] && box.offset[d] <= box.global[d] && 0 <= box.size[d] &&
-             box.size[d] <= box.global[d] - box.offset[d];
-  }
-  if (inside) return;
-  fail(Code::kBadValue, name, "is", to_text(box.global) + ": no box at", to_text(box.offset),
-       "of sizes", to_text(box.size));
-}
-
 class PythonCheckpoint : public torch::CustomClassHolder {
  public:
   // A run's folder, whose newest complete step it is, or one of its steps.
@@ -50,7 +38,10 @@ class PythonCheckpoint : public torch::CustomClassHolder {
                   const std::vector<int64_t>& size) const {
     const CheckpointReader::Tensor& t = found(name);
     const Box box{t.global, offset, size};
-    require_inside(name, box);
+    if (!is_inside(box)) {
+      fail(Code::kBadValue, name, "is", to_text(box.global) + ": no box at", to_text(offset),
+           "of sizes", to_text(size));
+    }
     at::Tensor out = at::empty(size, scalar_of(t.element));
     if (out.numel() > 0) reader_.read(t, name, box, bytes_of(out), Faults());
     return out;

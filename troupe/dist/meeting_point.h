@@ -24,4 +24,5 @@ class MeetingPoint {
 // throws, which is called again and again, may end it before.
 void wait_for_server(const std::string& host, int port, std::chrono::milliseconds timeout,
                      const std::function<void()>& check);
+
 }  // namespace troupe

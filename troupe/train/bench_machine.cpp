@@ -11,7 +11,6 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <chrono>
@@ -22,6 +21,7 @@
 
 #include "troupe/core/median.h"
 #include "troupe/dist/a2a_dispatcher.h"
+#include "troupe/ops/wait_for_device.h"
 #include "troupe/train/forecast.h"
 #include "troupe/train/memory_use.h"
 
@@ -59,23 +59,19 @@ class Clock {
     const auto begin = std::chrono::steady_clock::now();
     while (!device_.is_cpu() && std::chrono::steady_clock::now() - begin < kHeating) {
       for (int i = 0; i < times; ++i) call();
-      wait();
+      wait_for_device(device_);
     }
     return seconds(times, call);
   }
 
  private:
   double once(int times, const std::function<void()>& call) const {
-    wait();
+    wait_for_device(device_);
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < times; ++i) call();
-    wait();
+    wait_for_device(device_);
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
     return passed.count() / times;
-  }
-  void wait() const {
-    if (!device_.is_cpu())
-      c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
   }
   c10::Device device_;
 };

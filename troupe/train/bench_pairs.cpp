@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <chrono>
@@ -11,6 +10,7 @@
 #include <string>
 
 #include "troupe/dist/watch.h"
+#include "troupe/ops/wait_for_device.h"
 
 namespace troupe {
 namespace {
@@ -41,11 +41,6 @@ std::vector<PairRate> bench_pairs(const c10::Device& device, World& world) {
   const int64_t bytes = device.is_cpu() ? kHostBytes : kGpuBytes, size = world.size();
   const at::Tensor out = at::zeros({bytes, 1}, options), in = at::empty({bytes, 1}, options);
   const auto all = world.all(), host = world.processors();
-  const auto settle = [&] {
-    if (!device.is_cpu()) {
-      c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-    }
-  };
   std::ostringstream mine;
   mine << this_process().machine;
   for (const int64_t partner : partners_of(world.rank(), size)) {
@@ -54,11 +49,11 @@ std::vector<PairRate> bench_pairs(const c10::Device& device, World& world) {
     if (partner >= 0) rows[static_cast<size_t>(partner)] = n;
     double best = std::numeric_limits<double>::infinity();
     for (int time = -1; time < kTimes; ++time) {
-      settle();
+      wait_for_device(device);
       host->barrier();
       const auto begin = std::chrono::steady_clock::now();
       all->exchange(in.narrow(0, 0, n), out.narrow(0, 0, n), rows, rows).wait();
-      settle();
+      wait_for_device(device);
       const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
       if (time >= 0) best = std::min(best, passed.count());
     }

@@ -12,6 +12,7 @@
 #include "troupe/testing/temporary_folder.h"
 #include "troupe/train/forecast.h"
 #include "troupe/train/layout_forecast.h"
+#include "troupe/train/products_alone_test.h"
 #include "troupe/train/recipe_of_test.h"
 
 namespace troupe {
@@ -129,16 +130,10 @@ TEST(ChooseLayout, AChoiceReadsBackAsItWasWritten) {
 
 // Of ways that take as long the one with the fewest moving parts: nothing is sent here.
 TEST(ChooseLayout, WhatIsAsFastIsDecidedByTheFewestParts) {
-  const Link free{.bandwidth = 1e30};
-  const Machine machine{.products = 1e12,
-                        .experts = 1e12,
-                        .attention = 1e12,
-                        .bandwidth = 1e30,
-                        .inside = free,
-                        .between = free};
   Recipe r = recipe_of("model: {preset: olmoe-1b-7b}");
   r.train.micro_batch.reset();
-  const LayoutChoice c = choose_layout(r, {.world = 32, .per_host = 8, .on_gpu = true}, machine);
+  const LayoutChoice c =
+      choose_layout(r, {.world = 32, .per_host = 8, .on_gpu = true}, products_alone());
   EXPECT_EQ(c.parallel.shard, ShardKind::kZero1) << c.why;
   EXPECT_EQ(c.parallel.shard_ranks, 0) << c.why;
   EXPECT_EQ(c.parallel.expert, 1) << c.why;

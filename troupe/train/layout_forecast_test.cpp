@@ -11,23 +11,13 @@
 #include "troupe/core/check.h"
 #include "troupe/nn/models/costs.h"
 #include "troupe/train/forecast.h"
+#include "troupe/train/products_alone_test.h"
 #include "troupe/train/recipe_of_test.h"
 
 namespace troupe {
 namespace {
 
 constexpr double kGiB = double{1 << 30};
-
-// Products alone cost time: whatever else is free.
-Machine products_alone() {
-  const Link free{.bandwidth = 1e30};
-  return {.products = 1e12,
-          .experts = 1e12,
-          .attention = 1e12,
-          .bandwidth = 1e30,
-          .inside = free,
-          .between = free};
-}
 
 // The machine of the published scaling model (8 devices a host; assumed, not measured).
 Machine assumed_cluster() {
