@@ -12,7 +12,8 @@ namespace troupe::testing {
 
 class TemporaryFolder {
  public:
-  TemporaryFolder() : path_(std::filesystem::temp_directory_path() / "troupe-XXXXXX") {
+  TemporaryFolder() : TemporaryFolder(std::filesystem::temp_directory_path()) {}
+  explicit TemporaryFolder(const std::filesystem::path& under) : path_(under / "troupe-XXXXXX") {
     if (::mkdtemp(path_.data()) == nullptr) throw std::system_error(errno, std::generic_category());
   }
   TemporaryFolder(const TemporaryFolder&) = delete;
