@@ -4,8 +4,8 @@
 #include <string>
 
 #include "troupe/core/check.h"
+#include "troupe/core/utf8.h"
 #include "troupe/data/tokenizer/tokenizer_json.h"
-#include "troupe/data/tokenizer/utf8.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace troupe;  // NOLINT(google-build-using-namespace)

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <optional>
+#include <vector>
 
 #include "troupe/core/check.h"
 
@@ -132,18 +134,79 @@ void for_each_run(const Box& source, const Box& target, const Box& part,
   }
 }
 
-bool tiles(const std::vector<Box>& boxes, const Box& whole) {
-  int64_t covered = 0;
-  Box part;
+namespace {
+
+// Where the region can be cut so that about as many boxes begin or end on each side; of a tiling
+// of two boxes or more there is such a place.
+struct Cut {
+  size_t d = 0;
+  int64_t at = 0;
+};
+std::optional<Cut> best_cut(const std::vector<Box>& boxes, const Box& region) {
+  std::optional<Cut> out;
+  size_t most = 0;
+  std::vector<int64_t> places;
+  for (size_t d = 0; d < region.size.size(); ++d) {
+    const int64_t begin = region.offset[d], end = begin + region.size[d];
+    places.clear();
+    for (const Box& box : boxes) {
+      for (const int64_t at : {box.offset[d], box.offset[d] + box.size[d]}) {
+        if (begin < at && at < end) places.push_back(at);
+      }
+    }
+    if (places.size() <= most) continue;
+    most = places.size();
+    const auto middle = places.begin() + static_cast<std::ptrdiff_t>(places.size() / 2);
+    std::nth_element(places.begin(), middle, places.end());
+    out = Cut{d, *middle};
+  }
+  return out;
+}
+
+bool are_disjoint(const std::vector<Box>& boxes) {
+  Box common;
   for (size_t i = 0; i < boxes.size(); ++i) {
-    if (!overlap(boxes[i], whole, part)) continue;
-    covered += part.numel();
-    Box common;
     for (size_t j = 0; j < i; ++j) {
-      if (overlap(boxes[j], part, common)) return false;
+      if (overlap(boxes[j], boxes[i], common)) return false;
     }
   }
-  return covered == whole.numel();
+  return true;
+}
+
+// Boxes inside a region tile it if they have its size and tile both halves of any cut: pairs are
+// compared where few are left, and a part that is not tiled ends the search.
+bool tiles_region(const std::vector<Box>& boxes, const Box& region) {
+  int64_t left = region.numel();
+  for (const Box& box : boxes) {
+    if ((left -= box.numel()) < 0) return false;
+  }
+  if (left != 0) return false;
+  constexpr size_t kFew = 16;
+  if (boxes.size() <= kFew) return are_disjoint(boxes);
+  const std::optional<Cut> cut = best_cut(boxes, region);
+  if (!cut) return false;
+  Box lower = region, upper = region;
+  lower.size[cut->d] = cut->at - region.offset[cut->d];
+  upper.offset[cut->d] = cut->at;
+  upper.size[cut->d] -= lower.size[cut->d];
+  for (const Box& half : {lower, upper}) {
+    std::vector<Box> parts;
+    for (const Box& box : boxes) {
+      if (Box part; overlap(box, half, part)) parts.push_back(std::move(part));
+    }
+    if (!tiles_region(parts, half)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool tiles(const std::vector<Box>& boxes, const Box& whole) {
+  std::vector<Box> parts;
+  for (const Box& box : boxes) {
+    if (Box part; overlap(box, whole, part)) parts.push_back(std::move(part));
+  }
+  return tiles_region(parts, whole);
 }
 
 }  // namespace troupe

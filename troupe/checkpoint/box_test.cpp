@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
+#include <random>
 
 #include "troupe/core/check.h"
 
@@ -102,6 +104,57 @@ TEST(Box, RefusesABoxOutsideItsTensorOrBeyond63Bits) {
   EXPECT_THROW(validate(Box{{9}, {INT64_MAX}, {1}}), Error);
   EXPECT_EQ(to_text(Box{{4, 8}, {0, 2}, {4, 3}}), "[0:4, 2:5] of [4, 8]");
   EXPECT_EQ(to_text(Box::whole({4, 8})), "[4, 8]");
+}
+
+// Each pair was compared: a forged index of 40,000 slices took most of a minute.
+TEST(Box, F164_TilesOfAManifoldIndexAreCountedInTime) {
+  constexpr int64_t kSide = 200;
+  const Sizes global = {kSide, kSide};
+  std::vector<Box> cells;
+  for (int64_t i = 0; i < kSide * kSide; ++i) {
+    cells.push_back({global, {i % kSide, i / kSide}, {1, 1}});
+  }
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_TRUE(tiles(cells, Box::whole(global)));
+  cells.back() = cells.front();
+  EXPECT_FALSE(tiles(cells, Box::whole(global)));
+  cells.assign(40000, Box::whole(global));
+  EXPECT_FALSE(tiles(cells, Box::whole(global)));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+}
+
+// Random cuts of a box tile it; with one part moved, doubled or lost they do not.
+TEST(Box, AnyPartsTileAndNoOthersDo) {
+  std::mt19937 random(7);
+  const auto below = [&](int64_t n) {
+    return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
+  };
+  for (int round = 0; round < 200; ++round) {
+    const Sizes global = {1 + below(6), 1 + below(6), 1 + below(6)};
+    std::vector<Box> parts = {Box::whole(global)};
+    for (int cut = 0; cut < 12; ++cut) {
+      Box& box = parts[static_cast<size_t>(below(std::ssize(parts)))];
+      const auto d = static_cast<size_t>(below(3));
+      if (box.size[d] < 2) continue;
+      const int64_t at = 1 + below(box.size[d] - 1);
+      Box upper = box;
+      upper.offset[d] += at, upper.size[d] -= at;
+      box.size[d] = at;
+      parts.push_back(upper);
+    }
+    std::shuffle(parts.begin(), parts.end(), random);
+    EXPECT_TRUE(tiles(parts, Box::whole(global)));
+    std::vector<Box> other = parts;
+    other.push_back(other.front());
+    EXPECT_FALSE(tiles(other, Box::whole(global)));
+    other = parts;
+    other.pop_back();
+    EXPECT_FALSE(tiles(other, Box::whole(global)));
+    if (parts.size() > 1) {
+      other.push_back(other.front());  // as many elements may lie in them as in the whole
+      EXPECT_FALSE(tiles(other, Box::whole(global)));
+    }
+  }
 }
 
 }  // namespace

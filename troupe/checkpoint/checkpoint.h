@@ -92,8 +92,6 @@ class CheckpointState {
   // boxes come of it, as few as there can be. No elements add nothing.
   void add_range(const std::string& name, const Param& p, int64_t from, const Live& live,
                  Replica replica = {});
-  // A tensor that all `replica.count` ranks hold whole.
-  void add_whole(const std::string& name, const at::Tensor& value, Replica replica = {});
   void add_box(const std::string& name, const Box& box, const Live& live, Replica replica = {});
 
   const std::vector<Part>& parts() const { return parts_; }

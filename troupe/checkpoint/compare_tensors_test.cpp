@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "troupe/checkpoint/describe_tensors.h"
+#include "troupe/checkpoint/publish_safetensors_test.h"
 #include "troupe/checkpoint/save_step.h"
 #include "troupe/core/bf16.h"
 #include "troupe/testing/files.h"

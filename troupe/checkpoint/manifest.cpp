@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "troupe/core/check.h"
@@ -168,9 +169,13 @@ Manifest parse_manifest(const std::string& text, const std::string& file) {
     out.fingerprint.emplace_back(std::move(item.name), std::move(item.value));
   }
   out.shards = std::move(fields.shards);
+  std::set<std::string_view>
+      names;  // one named twice would be read, and its tensors counted, twice
   for (const ShardInfo& shard : out.shards) {
-    check_file_name(shard.file, file);
-    check_file_name(shard.index, file);
+    for (const std::string* name : {&shard.file, &shard.index}) {
+      check_file_name(*name, file);
+      if (!names.insert(*name).second) fail(Code::kNoCheckpoint, file, "names", *name, "twice");
+    }
   }
   return out;
 }

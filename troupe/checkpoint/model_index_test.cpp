@@ -5,6 +5,7 @@
 
 #include <filesystem>
 
+#include "troupe/checkpoint/publish_safetensors_test.h"
 #include "troupe/core/check.h"
 #include "troupe/testing/temporary_folder.h"
 

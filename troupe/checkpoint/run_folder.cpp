@@ -16,6 +16,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/hash.h"
+#include "troupe/core/readable.h"
 
 namespace troupe {
 namespace {
@@ -59,6 +60,14 @@ std::vector<CompleteStep> complete_steps(const std::string& run) {
     }
   }
   return out;
+}
+
+bool is_bad(const std::string& run, int64_t step) {
+  try {
+    return read_manifest(folder_of(run, step)).bad;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 std::set<int64_t> kept(const std::vector<CompleteStep>& steps, const CheckpointConfig& config) {
@@ -147,8 +156,8 @@ RunLock::~RunLock() {
 std::string space_warning(const std::string& run, int64_t bytes, int64_t keep) {
   const int64_t free = free_bytes(run), need = (std::max<int64_t>(keep, 1) + 1) * bytes;
   if (free < 0 || free >= need) return {};
-  return run + ": " + std::to_string(keep + 1) + " checkpoints of " + std::to_string(bytes) +
-         " bytes need " + std::to_string(need) + " bytes, " + std::to_string(free) +
+  return run + ": " + std::to_string(std::max<int64_t>(keep, 1) + 1) + " checkpoints of " +
+         readable_bytes(bytes) + " need " + readable_bytes(need) + ", and " + readable_bytes(free) +
          " are free; make room, lower checkpoint.keep, or choose another checkpoint.dir";
 }
 
@@ -169,6 +178,10 @@ std::vector<int64_t> prune(Fs& fs, const Faults& faults, const CheckpointConfig&
                            int64_t just_written,
                            const std::function<void(const std::string&)>& note) {
   faults.at("prune", just_written);
+  // Then only a bad step can go, for a newer one: the manifests of all that are kept would be read
+  // at each save for nothing (1.2 s at 800 steps).
+  const bool all_stay = config.keep == 0 && !is_bad(config.dir, just_written);
+  if (all_stay) return {};
   const std::vector<CompleteStep> steps = complete_steps(config.dir);
   const std::set<int64_t> keep = kept(steps, config);
   std::vector<int64_t> removed;

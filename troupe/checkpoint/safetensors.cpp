@@ -98,21 +98,6 @@ void SafetensorsFile::read(const SafetensorsEntry& tensor, int64_t from,
   file_.read_at(data_ + tensor.begin + from, out);
 }
 
-MappedSafetensors::MappedSafetensors(const std::string& path)
-    : file_(path), map_(path, Code::kUnreadableCheckpoint) {
-  const auto& tensors = file_.tensors();
-  const int64_t need = tensors.empty() ? 0 : tensors.back().end;
-  // The header was read by another open: the file may have been replaced in between.
-  if (static_cast<int64_t>(map_.bytes().size()) < need) refuse(path, "changed while it was opened");
-}
-
-std::span<const std::byte> MappedSafetensors::bytes(const SafetensorsEntry& tensor) const {
-  const auto all = map_.bytes();
-  const auto& last = file_.tensors().back();
-  const size_t data = all.size() - static_cast<size_t>(last.end);  // the data ends the file
-  return all.subspan(data + static_cast<size_t>(tensor.begin), static_cast<size_t>(tensor.bytes()));
-}
-
 SafetensorsLayout layout_safetensors(std::vector<SafetensorsEntry> tensors,
                                      const Metadata& metadata) {
   std::ranges::sort(tensors, [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
@@ -173,11 +158,6 @@ void write_safetensors(NewFile& file, const SafetensorsLayout& layout, const Ten
     TROUPE_CHECK(written == tensor.bytes(), tensor.name, "gave", written, "bytes of",
                  tensor.bytes());
   }
-}
-
-void publish_safetensors(Fs& fs, const std::string& path, const SafetensorsLayout& layout,
-                         const TensorSource& source) {
-  publish_file(fs, path, [&](NewFile& file) { write_safetensors(file, layout, source); });
 }
 
 int64_t count_unsound(Element element, std::span<const std::byte> bytes) {

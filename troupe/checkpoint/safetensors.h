@@ -70,19 +70,6 @@ class SafetensorsFile {
   std::vector<const SafetensorsEntry*> by_name_;
 };
 
-// The file as memory, without a copy: for files that nobody else cuts (see MappedFile).
-class MappedSafetensors {
- public:
-  explicit MappedSafetensors(const std::string& path);
-  const SafetensorsFile& file() const { return file_; }
-  // Aligned to nothing: copy before reading numbers wider than a byte.
-  std::span<const std::byte> bytes(const SafetensorsEntry& tensor) const;
-
- private:
-  SafetensorsFile file_;
-  MappedFile map_;
-};
-
 // What is written: first `header`, then the tensors' data in the order of `tensors` (the widest
 // type first, then by name), so that each is aligned.
 struct SafetensorsLayout {
@@ -99,10 +86,6 @@ SafetensorsLayout layout_safetensors(std::vector<SafetensorsEntry> tensors,
 using WriteBytes = std::function<void(std::span<const std::byte>)>;
 using TensorSource = std::function<void(const SafetensorsEntry& tensor, const WriteBytes& write)>;
 void write_safetensors(NewFile& file, const SafetensorsLayout& layout, const TensorSource& source);
-
-// The same into a file that appears whole or not at all.
-void publish_safetensors(Fs& fs, const std::string& path, const SafetensorsLayout& layout,
-                         const TensorSource& source);
 
 // How many of the numbers are NaN or infinite; 0 for whole numbers and types below 16 bits. Of
 // BOOL, the bytes that are neither 0 nor 1.

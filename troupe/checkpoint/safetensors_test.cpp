@@ -7,6 +7,7 @@
 #include <cstring>
 #include <functional>
 
+#include "troupe/checkpoint/publish_safetensors_test.h"
 #include "troupe/core/check.h"
 #include "troupe/core/hash.h"
 #include "troupe/testing/temporary_folder.h"
@@ -186,10 +187,7 @@ TEST_F(Safetensors, ReadsATensorThatIsNotAligned) {
   const SafetensorsFile file = open(file_of(json, data));
   file.read(*file.find("b"), 0, std::as_writable_bytes(std::span(&got, 1)));
   EXPECT_EQ(got, wanted);
-  const MappedSafetensors mapped(path());
-  std::memcpy(&got, mapped.bytes(*mapped.file().find("b")).data(), 4);
-  EXPECT_EQ(got, wanted);
-  EXPECT_EQ(mapped.file().find("c"), nullptr);
+  EXPECT_EQ(file.find("c"), nullptr);
 }
 
 TEST_F(Safetensors, F43_RefusesANulInANameAndWarnsOfAnEmptyOne) {

@@ -243,7 +243,8 @@ class Saver::Impl {
       line << "saved " << head << ": " << result.bytes << " bytes in " << result.write_seconds
            << " s, training waited " << result.stall_seconds << " s";
       if (result.bad) line << "; it holds NaN or infinite numbers and is tagged bad";
-      result.bad ? log_.warning(line.str()) : log_.info(line.str());
+      // The reader of take_results() logs a sound one, once.
+      result.bad ? log_.warning(line.str()) : log_.debug(line.str());
     }
   }
 

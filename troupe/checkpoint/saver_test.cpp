@@ -26,6 +26,12 @@
 namespace troupe {
 namespace {
 
+// A tensor that all `replica.count` ranks hold whole.
+void add_whole(CheckpointState& state, const std::string& name, const at::Tensor& value,
+               Replica replica = {}) {
+  state.add_box(name, Box::whole(value.sizes().vec()), value, replica);
+}
+
 namespace stdfs = std::filesystem;
 using testing::TemporaryFolder;
 using testing::ThreadRanks;
@@ -49,7 +55,7 @@ struct Model {
     out.add("model.dense", dense);
     out.add("model.moe.w1", experts);
     out.add_like("moment.dense", dense, moment);
-    out.add_whole("steps", steps);
+    add_whole(out, "steps", steps);
     return out;
   }
   void advance(int64_t step) {
@@ -307,7 +313,7 @@ TEST_F(Saving, F28_F29_F30_AllThatDiffersIsToldAtOnce) {
   want.add("model.dense", wide.dense);
   want.add("model.moe.w1", Param(run.experts));
   want.add_like("moment.danse", run.dense, run.moment);
-  want.add_whole("extra", run.steps);
+  add_whole(want, "extra", run.steps);
   Param more = Param::of_experts({7, 3, 2}, {});
   initialise(more, "more", 1);
   want.add("model.more.w1", more);
@@ -517,7 +523,7 @@ struct CutModel {
     out.add_range("model.dense", whole.dense, rank * 24 / world, dense);
     out.add_range("model.moe.w1", whole.experts, rank * 30 / world, experts);
     out.add_range("moment.dense", whole.dense, rank * 24 / world, moment);
-    out.add_whole("steps", whole.steps);
+    add_whole(out, "steps", whole.steps);
     return out;
   }
   bool is_of(const Model& run) const {
@@ -572,7 +578,7 @@ TEST_F(Saving, OneOfTheReplicasWritesABox) {
   for (int64_t r = 0; r < 3; ++r) {
     CheckpointState state;
     for (char name = 'a'; name <= 't'; ++name)
-      state.add_whole(std::string(1, name), run.moment, {r, 3});
+      add_whole(state, std::string(1, name), run.moment, {r, 3});
     EXPECT_GT(state.owned_bytes(), 0);  // all take part
     owned += state.owned_bytes();
   }
@@ -583,11 +589,11 @@ TEST_F(Saving, RefusesAStateThatCannotBe) {
   Model run;
   CheckpointState state;
   EXPECT_THROW(state.add_like("x", run.dense, run.steps), Error);
-  EXPECT_THROW(state.add_whole("x", run.dense.value.detach().t()), Error);
-  EXPECT_THROW(state.add_whole("x", run.moment, {2, 2}), Error);
+  EXPECT_THROW(add_whole(state, "x", run.dense.value.detach().t()), Error);
+  EXPECT_THROW(add_whole(state, "x", run.moment, {2, 2}), Error);
   EXPECT_THROW(state.add_box("x", {{4}, {3}, {2}}, run.moment), Error);
-  state.add_whole("x", run.moment);
-  state.add_whole("x", run.moment);
+  add_whole(state, "x", run.moment);
+  add_whole(state, "x", run.moment);
   EXPECT_THROW(saver()->save(state, {.step = 1}), Error);
 }
 

@@ -108,10 +108,6 @@ void CheckpointState::add_range(const std::string& name, const Param& p, int64_t
   }
 }
 
-void CheckpointState::add_whole(const std::string& name, const at::Tensor& value, Replica replica) {
-  add_box(name, Box::whole(value.sizes().vec()), value, replica);
-}
-
 void CheckpointState::add_box(const std::string& name, const Box& box, const Live& live,
                               Replica replica) {
   validate(box);

@@ -57,6 +57,9 @@ class Reader {
     if (y.kind != Yaml::Kind::kMap && y.kind != Yaml::Kind::kNull) {
       return refuse(y, path, {"a section"});
     }
+    if constexpr (requires { out.become_null(); }) {  // a type that null means something to
+      if (y.kind == Yaml::Kind::kNull) return note(y, path), out.become_null();
+    }
     if constexpr (Choice<C>) {
       for (const Yaml::Field& field : y.fields) {
         if (field.name != "kind") continue;

@@ -1,11 +1,14 @@
 #include "troupe/core/file.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <memory>
 #include <system_error>
 
 namespace troupe {
@@ -18,7 +21,7 @@ const char* kind_of(mode_t mode) {
   return "a device";
 }
 
-int64_t written_ns(const struct stat& info) {
+int64_t nanoseconds_of(const struct stat& info) {
   return int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec;
 }
 
@@ -37,7 +40,7 @@ InputFile::InputFile(std::string path, Code fault) : path_(std::move(path)), fau
   const int error = ::fstat(fd_, &info) == 0 ? 0 : errno;
   if (error == 0 && S_ISREG(info.st_mode)) {
     size_ = info.st_size;
-    written_ns_ = written_ns(info);
+    written_ns_ = nanoseconds_of(info);
     device_ = info.st_dev;
     inode_ = info.st_ino;
     return;
@@ -80,7 +83,7 @@ void InputFile::require_unchanged(Code changed) const {
   if (info.st_dev != device_ || info.st_ino != inode_) {
     fail(changed, path_, "was replaced by another file since it was opened");
   }
-  if (written_ns(info) != written_ns_) {
+  if (nanoseconds_of(info) != written_ns_) {
     fail(changed, path_, "was written to since it was opened");
   }
 }
@@ -112,6 +115,32 @@ std::string read_file(const std::string& path, Code fault, int64_t limit) {
 bool is_there(const std::string& path) {
   struct stat info {};
   return ::stat(path.c_str(), &info) == 0;
+}
+
+FileKind file_kind(const std::string& path, Code fault) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) {
+    if (errno == ENOENT || errno == ENOTDIR) return FileKind::kNothing;
+    fail_file(fault, path, "look it up", errno);
+  }
+  if (S_ISREG(info.st_mode)) return FileKind::kFile;
+  return S_ISDIR(info.st_mode) ? FileKind::kFolder : FileKind::kOther;
+}
+
+std::vector<std::string> names_in(const std::string& folder, Code fault) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> open(::opendir(folder.c_str()), ::closedir);
+  if (!open) fail_file(fault, folder, "open the folder", errno);
+  std::vector<std::string> out;
+  for (;;) {
+    errno = 0;
+    const dirent* const entry = ::readdir(open.get());
+    if (entry == nullptr) break;
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") out.push_back(name);
+  }
+  if (errno != 0) fail_file(fault, folder, "read the folder", errno);
+  std::sort(out.begin(), out.end());
+  return out;
 }
 
 MappedFile::MappedFile(const std::string& path, Code fault) {

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "troupe/core/check.h"
 
@@ -24,7 +25,8 @@ class InputFile {
   ~InputFile();
 
   const std::string& path() const { return path_; }
-  int64_t size() const { return size_; }  // when it was opened
+  int64_t size() const { return size_; }              // when it was opened
+  int64_t written_ns() const { return written_ns_; }  // when it was last written to, by then
   // Throws `changed` if the file has been cut, grown, written to or replaced since it was opened.
   void require_unchanged(Code changed) const;
   // Fills `out` from `offset`. A file that ends before that is a fault.
@@ -65,6 +67,16 @@ class MappedFile {
 // Whether anything has that name, or lies where a link of that name points. What cannot be asked is
 // not there.
 bool is_there(const std::string& path);
+
+// What has that name, or lies where a link of that name points. Throws `fault` where the system
+// does not say: a folder that may not be entered, links that lead in a circle, a name that is too
+// long. std::filesystem's own questions throw what nobody catches: tools/check_filesystem.py finds
+// them.
+enum class FileKind { kNothing, kFile, kFolder, kOther };
+FileKind file_kind(const std::string& path, Code fault = Code::kUnreadableData);
+
+// The names in a folder besides . and .., sorted.
+std::vector<std::string> names_in(const std::string& folder, Code fault = Code::kUnreadableData);
 
 // Throws "path: code cannot <operation>: <the text of `error`, an errno>", with `more` at the end.
 [[noreturn]] void fail_file(Code code, const std::string& path, const std::string& operation,

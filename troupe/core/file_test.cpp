@@ -104,6 +104,28 @@ TEST(File, IsThereWhereALinkLeads) {
   EXPECT_FALSE(is_there(""));
 }
 
+// std::filesystem's questions throw there, and the process ended as if the fault were its own.
+TEST(File, F161_WhatTheSystemDoesNotSayIsAnErrorWithItsPlace) {
+  const TemporaryFolder folder;
+  const std::string loop = folder / "loop", lost = folder / "lost";
+  std::filesystem::create_symlink(loop, loop);
+  std::filesystem::create_symlink(folder / "nowhere", lost);
+  write(folder / "x", "abc");
+  EXPECT_EQ(file_kind(folder / "x"), FileKind::kFile);
+  EXPECT_EQ(file_kind(folder.path()), FileKind::kFolder);
+  EXPECT_EQ(file_kind("/dev/null"), FileKind::kOther);
+  EXPECT_EQ(file_kind(lost), FileKind::kNothing);
+  EXPECT_EQ(file_kind(folder / "x/y"), FileKind::kNothing);
+  EXPECT_EQ(error_of(Code::kUnreadableData, [&] { file_kind(loop); }),
+            loop + ": E3001 cannot look it up: Too many levels of symbolic links");
+  const std::string name = folder / std::string(300, 'a');
+  EXPECT_EQ(error_of(Code::kUnreadableData, [&] { file_kind(name); }),
+            name + ": E3001 cannot look it up: File name too long");
+  EXPECT_EQ(names_in(folder.path()), (std::vector<std::string>{"loop", "lost", "x"}));
+  EXPECT_EQ(error_of(Code::kUnreadableData, [&] { names_in(folder / "x"); }),
+            (folder / "x") + ": E3001 cannot open the folder: Not a directory");
+}
+
 TEST(File, AMovedMapStaysMapped) {
   const TemporaryFolder folder;
   write(folder / "x", "abc");

@@ -10,6 +10,8 @@
 #include <exception>
 #include <mutex>
 
+#include "troupe/core/secrets.h"
+
 namespace troupe {
 namespace {
 
@@ -101,7 +103,7 @@ std::shared_ptr<LogSink> file_sink(const std::string& path, int64_t max_bytes, i
 
 void Log::write(Level level, std::string_view text) const {
   if (!says(level)) return;
-  const std::string line = prefix_ + std::string(text);
+  const std::string line = prefix_ + without_secrets(text);
   for (const auto& sink : sinks_) sink->write(level, line);
 }
 

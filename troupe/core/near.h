@@ -6,20 +6,24 @@
 
 namespace troupe {
 
-// "; near: 4, 8": the divisors of `whole` (positive) below and above a number that is none.
+// "; near: 4, 8": the divisors of `whole` (positive) below and above a number that is none. Takes
+// as long as the root of `whole` is large; beyond 2^48 it says nothing.
 inline std::string near_divisors(int64_t whole, int64_t number) {
-  std::string out;
-  for (int64_t n = number < whole ? number : whole; n >= 1; --n) {
+  if (whole < 1 || whole >> 48 != 0) return "";
+  int64_t below = 0, above = 0;  // the largest up to `number`, the smallest above it
+  const auto look_at = [&](int64_t divisor) {
+    if (divisor <= number && divisor > below) below = divisor;
+    if (divisor > number && (above == 0 || divisor < above)) above = divisor;
+  };
+  for (int64_t n = 1; n <= whole / n; ++n) {
     if (whole % n != 0) continue;
-    out = std::to_string(n);
-    break;
+    look_at(n);
+    look_at(whole / n);
   }
-  for (int64_t n = number < 1 ? 1 : number + 1; n <= whole; ++n) {
-    if (whole % n != 0) continue;
-    if (out != std::to_string(n)) out += (out.empty() ? "" : ", ") + std::to_string(n);
-    break;
-  }
-  return "; near: " + out;
+  std::string out = "; near: ";
+  if (below > 0) out += std::to_string(below);
+  if (above > 0) out += (below > 0 ? ", " : "") + std::to_string(above);
+  return out;
 }
 
 }  // namespace troupe

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <sstream>
 
 #include "troupe/core/config.h"
@@ -15,7 +14,6 @@
 namespace troupe {
 namespace {
 
-namespace stdfs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kTimeBetweenLines = std::chrono::seconds(5);
@@ -23,14 +21,17 @@ constexpr auto kTimeBetweenLines = std::chrono::seconds(5);
 // Where a build that was stopped goes on. `of` is a hash of settings and files.
 struct Journal {
   std::string of;
-  TokenCounts counts;
+  TokenCounts counts, valid;
   CorpusPlace next = {};
-  int64_t skipped = 0;
+  int64_t skipped = 0, not_utf8 = 0, learnt = 0;
   static void visit(auto& c, auto&& f) {
     f("of", c.of);
     f("counts", c.counts);
+    f("valid", c.valid);
     f("next", c.next);
     f("skipped", c.skipped);
+    f("not_utf8", c.not_utf8);
+    f("learnt", c.learnt);
   }
 };
 
@@ -44,9 +45,8 @@ std::string hash_of(const BuildConfig& config, const BuildTokenizer& tokenizer,
   text << tokenizer.vocab << ' ' << tokenizer.eod.value_or(-1) << ' ' << tokenizer.fingerprint
        << ' ' << tokenizer.manner;
   for (const std::string& path : files) {
-    text << '\n'
-         << path << ' ' << stdfs::file_size(path) << ' '
-         << stdfs::last_write_time(path).time_since_epoch().count();
+    const InputFile file(path);
+    text << '\n' << path << ' ' << file.size() << ' ' << file.written_ns();
   }
   Hasher hasher;
   hasher.update(text.str());
@@ -64,42 +64,75 @@ class Build {
         log_(log),
         limits_(limits),
         files_(corpus_files(config.input)),
-        rules_{.format = settled_format(config.format, files_),
-               .key = config.key,
+        format_(settled_format(config.format, files_)),
+        rules_{.format = format_,
+               .key = settled_key(config.key, format_),
                .eod = config.append_eod ? tokenizer.eod : std::nullopt,
-               .chat = config.chat},
+               .chat = config.chat,
+               .held_out = config.valid},
         output_{.prefix = config.output,
                 .type = token_type_for(tokenizer.vocab),
-                .weights = rules_.format == CorpusFormat::kChat,
+                .weights = format_ == CorpusFormat::kChat,
                 .replace = config.replace},
-        hash_(hash_of(config, tokenizer, files_)) {}
+        valid_output_(output_),
+        hash_(hash_of(config, tokenizer, files_)) {
+    valid_output_.prefix = valid_prefix(config.output);
+  }
 
   BuildResult run() {
-    const std::optional<Journal> journal = read_journal();
+    const std::optional<Journal> journal = journal_to_go_on();
     result_.resumed = journal.has_value();
-    result_.info.skipped = journal ? journal->skipped : 0;
-    const CorpusPlace from = journal ? journal->next : CorpusPlace{};
-    std::optional<TokenCounts> counts;
-    if (journal) counts = journal->counts;
-    TokenWriter writer(fs_, output_, counts);
+    CorpusPlace from = {};
+    std::optional<TokenCounts> counts, valid_counts;
+    if (journal) {
+      result_.info.skipped = journal->skipped;
+      result_.not_utf8 = journal->not_utf8;
+      result_.learnt = journal->learnt;
+      from = journal->next;
+      counts = journal->counts;
+      valid_counts = journal->valid;
+    }
+    Writers writers{.train = TokenWriter(fs_, output_, counts)};
+    if (config_.valid > 0) writers.valid.emplace(fs_, valid_output_, valid_counts);
     CorpusReader reader(files_,
-                        {.whole_files = rules_.format == CorpusFormat::kText,
+                        {.whole_files = format_ == CorpusFormat::kText,
                          .piece = limits_.piece,
                          .longest = config_.longest.value},
                         from);
     result_.text_bytes = reader.total_bytes();
     noted_bytes_ = begin_bytes_ = reader.bytes_before(from);
     if (journal) log_.info("data build: goes on at " + files_[static_cast<size_t>(from.file)]);
-    encode_all(reader, writer);
-    finish(writer);
+    encode_all(reader, writers);
+    finish(writers);
     return std::move(result_);
   }
 
  private:
+  struct Writers {
+    TokenWriter train;
+    std::optional<TokenWriter> valid = {};
+  };
+
   std::string journal_path() const { return TokenWriter::folder(output_.prefix) + "/journal.json"; }
 
+  // That of an earlier try, where this one can go on from there.
+  std::optional<Journal> journal_to_go_on() {
+    std::optional<Journal> out = read_journal();
+    if (!out) return out;
+    // What that try has published of the two outputs is this build's own.
+    const bool same = out->of == hash_;
+    valid_output_.replace |= same;
+    const bool fits = same && TokenWriter::can_resume(output_, out->counts) &&
+                      (config_.valid == 0 || TokenWriter::can_resume(valid_output_, out->valid)) &&
+                      out->next.file < std::ssize(files_);
+    if (fits) return out;
+    log_.info(same ? "data build: begins anew"
+                   : "data build: settings or files have changed: begins anew");
+    return std::nullopt;
+  }
+
   std::optional<Journal> read_journal() const {
-    if (!stdfs::exists(journal_path())) return std::nullopt;
+    if (!is_there(journal_path())) return std::nullopt;
     Journal out;
     try {
       constexpr int64_t kMostBytes = 1 << 16;
@@ -109,27 +142,31 @@ class Build {
       log_.warning(std::string("data build: begins anew: ") + error.what());
       return std::nullopt;
     }
-    const bool fits = out.of == hash_ && TokenWriter::can_resume(output_, out.counts) &&
-                      out.next.file < std::ssize(files_);
-    if (!fits) log_.info("data build: settings or files have changed: begins anew");
-    return fits ? std::optional(out) : std::nullopt;
+    return out;
   }
 
-  void encode_all(CorpusReader& reader, TokenWriter& writer) {
+  void encode_all(CorpusReader& reader, Writers& writers) {
     const EncodeJob job{rules_, tokenizer_.encode, config_.longest.value, config_.workers};
     encode_corpus(reader, job, [&](const EncodedPiece& piece) {
-      write(piece, writer);
-      note(piece, reader, writer);
+      write(piece, writers);
+      note(piece, reader, writers);
     });
   }
 
-  void write(const EncodedPiece& piece, TokenWriter& writer) {
+  void write(const EncodedPiece& piece, Writers& writers) {
     result_.info.skipped += skip_bad(piece.bad, config_.on_bad, result_.bad);
+    if (result_.not_utf8 == 0) first_not_utf8_ = piece.first_not_utf8;
+    result_.not_utf8 += piece.not_utf8;
+    result_.learnt += output_.weights ? std::ranges::count(piece.documents.weights, 1)
+                                      : std::ssize(piece.documents.ids);
     int64_t begin = 0;
+    size_t document = 0;
     const std::span ids(piece.documents.ids);
     const std::span weights(piece.documents.weights);
     for (const int64_t end : piece.documents.ends) {
       const auto first = static_cast<size_t>(begin), count = static_cast<size_t>(end - begin);
+      const bool held_out = writers.valid && piece.documents.held_out[document++];
+      TokenWriter& writer = held_out ? *writers.valid : writers.train;
       if (count > 0) {
         writer.add_tokens(ids.subspan(first, count),
                           output_.weights ? weights.subspan(first, count) : weights.first(0));
@@ -141,24 +178,41 @@ class Build {
   }
 
   // Progress for the reader of the log, and for the process that may have to go on.
-  void note(const EncodedPiece& piece, const CorpusReader& reader, TokenWriter& writer) {
+  void note(const EncodedPiece& piece, const CorpusReader& reader, Writers& writers) {
     const int64_t bytes = reader.bytes_before(piece.next);
     const auto now = Clock::now();
     if (now - last_line_ > kTimeBetweenLines) {
       last_line_ = now;
-      log_line(bytes, writer.counts());
+      log_line(bytes, writers);
     }
+    place_ = piece.next;
     if (bytes - noted_bytes_ < limits_.bytes_between_notes) return;
     noted_bytes_ = bytes;
-    writer.sync();
+    write_journal(writers);
+  }
+
+  void write_journal(Writers& writers) {
+    writers.train.sync();
+    if (writers.valid) writers.valid->sync();
     std::ostringstream text;
-    write_json(text, Journal{hash_, writer.counts(), piece.next, result_.info.skipped});
+    write_json(text, Journal{.of = hash_,
+                             .counts = writers.train.counts(),
+                             .valid = writers.valid ? writers.valid->counts() : TokenCounts{},
+                             .next = place_,
+                             .skipped = result_.info.skipped,
+                             .not_utf8 = result_.not_utf8,
+                             .learnt = result_.learnt});
     publish_file(fs_, journal_path(), text.str());
   }
 
   double seconds() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
 
-  void log_line(int64_t bytes, const TokenCounts& counts) const {
+  void log_line(int64_t bytes, const Writers& writers) const {
+    TokenCounts counts = writers.train.counts();
+    if (writers.valid) {
+      counts.documents += writers.valid->counts().documents;
+      counts.tokens += writers.valid->counts().tokens;
+    }
     std::ostringstream line;
     line.precision(3);
     line << "data build: " << static_cast<double>(bytes) * 1e-6 << " of "
@@ -168,25 +222,65 @@ class Build {
     log_.info(line.str());
   }
 
-  void finish(TokenWriter& writer) {
-    result_.info.tokenizer = tokenizer_.fingerprint;
-    result_.info.vocab = tokenizer_.vocab;
-    result_.info.documents = writer.counts().documents;
-    result_.info.tokens = writer.counts().tokens;
-    result_.sequences = writer.counts().sequences;
-    if (writer.counts().documents == 0) {
+  BuildInfo info_of(const TokenWriter& writer) const {
+    return {.tokenizer = tokenizer_.fingerprint,
+            .vocab = tokenizer_.vocab,
+            .documents = writer.counts().documents,
+            .tokens = writer.counts().tokens,
+            .skipped = result_.info.skipped};
+  }
+
+  void publish(TokenWriter& writer, const std::string& prefix, const BuildInfo& info) {
+    std::ostringstream text;
+    write_json(text, info);
+    publish_file(fs_, prefix + ".json", text.str() + '\n');
+    writer.publish();
+  }
+
+  void require_documents(const Writers& writers) const {
+    const int64_t train = writers.train.counts().documents;
+    const int64_t valid = writers.valid ? writers.valid->counts().documents : 0;
+    if (train + valid == 0) {
       fail(Code::kTooFewTokens, config_.output, "no document in", files_.size(), "files,",
            result_.info.skipped, "skipped");
     }
-    std::ostringstream text;
-    write_json(text, result_.info);
-    publish_file(fs_, config_.output + ".json", text.str() + '\n');
-    log_line(result_.text_bytes, writer.counts());
-    writer.publish();
+    if (config_.valid == 0 || (train > 0 && valid > 0)) return;
+    fail(
+        Code::kTooFewTokens, config_.output, "of", train + valid, "documents,", config_.valid,
+        valid == 0 ? "for validation is none: ask for a larger part, or" : "for validation is all:",
+        "cut the text into more documents (with `format: lines` each line is one)");
+  }
+
+  void finish(Writers& writers) {
+    require_documents(writers);
+    result_.info = info_of(writers.train);
+    result_.sequences = writers.train.counts().sequences;
+    log_line(result_.text_bytes, writers);
+    if (writers.valid) {
+      write_journal(writers);  // by which another try knows PREFIX-valid for its own
+      result_.valid = info_of(*writers.valid);
+      publish(*writers.valid, valid_output_.prefix, result_.valid);
+    }
+    publish(writers.train, config_.output, result_.info);
     result_.read_bytes = result_.text_bytes - begin_bytes_;
     result_.seconds = seconds();
+    warn();
+  }
+
+  // What the numbers alone would not make anybody look at.
+  void warn() const {
     if (result_.info.skipped > 0) {
       log_.warning("data build: " + std::to_string(result_.info.skipped) + " documents skipped");
+    }
+    if (result_.not_utf8 > 0) {
+      log_.warning("data build: " + std::to_string(result_.not_utf8) +
+                   " documents hold bytes that are not UTF-8" +
+                   (first_not_utf8_.empty() ? "" : ", the first is " + first_not_utf8_) +
+                   ": the tokenizer took them as they are");
+    }
+    if (result_.learnt == 0 && result_.info.tokens > 0) {
+      log_.warning("data build: nothing is learnt: no message has the role \"" +
+                   config_.chat.learn + "\" (chat.learn; data build --learn)");
     }
   }
 
@@ -196,12 +290,16 @@ class Build {
   const Log& log_;
   const BuildLimits limits_;
   const std::vector<std::string> files_;
+  const CorpusFormat format_;
   const DocumentRules rules_;
   const TokenOutput output_;
+  TokenOutput valid_output_;
   const std::string hash_;
   const Clock::time_point begin_ = Clock::now();
   Clock::time_point last_line_ = begin_;
   int64_t begin_bytes_ = 0, noted_bytes_ = 0;
+  CorpusPlace place_ = {};  // behind what is written
+  std::string first_not_utf8_ = {};
   BuildResult result_;
 };
 
@@ -219,6 +317,9 @@ int64_t skip_bad(const std::vector<BadDocument>& bad, OnBad on_bad,
 void validate(const BuildConfig& config, const BuildTokenizer& tokenizer) {
   if (config.input.empty()) fail(Code::kBadValue, "input", "names no file");
   if (config.output.empty()) fail(Code::kBadValue, "output", "is empty");
+  if (!(config.valid >= 0 && config.valid < 1)) {
+    fail(Code::kBadValue, "valid", config.valid, "is no part of the documents: 0 to less than 1");
+  }
   if (config.longest.value < 1) fail(Code::kBadValue, "longest", "is not 1 or more");
   if (config.workers < 0) fail(Code::kBadValue, "workers", config.workers, "is negative");
   if (config.append_eod && !tokenizer.eod) {

@@ -6,6 +6,10 @@
 // each worker and does not grow with the corpus. Every 256 MiB of text what is there is synced and
 // noted in PREFIX.building: the same command, after a kill or a power cut, goes on from there if
 // neither settings nor files have changed, and else begins anew.
+//
+// With `valid` a part of the documents goes to PREFIX-valid, which has the same files, and not to
+// PREFIX (is_held_out). A build that is killed while files appear may leave PREFIX-valid without
+// PREFIX; the same command makes both.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +34,8 @@ struct BuildConfig {
   std::vector<std::string> input;  // files, folders, patterns: read in this order
   std::string output;              // PREFIX
   CorpusFormat format = CorpusFormat::kAuto;
-  std::string key = "text";  // of JSONL; `messages` is usual for chats
+  std::string key = {};  // of JSONL; empty: "messages" for chats, else "text"
+  double valid = 0;      // the part of all documents that goes to PREFIX-valid
   bool append_eod = true;
   OnBad on_bad = OnBad::kStop;
   Bytes longest = {int64_t{64} << 20};  // line, or file where a file is a document
@@ -42,6 +47,7 @@ struct BuildConfig {
     f("output", c.output);
     f("format", c.format);
     f("key", c.key);
+    f("valid", c.valid);
     f("append_eod", c.append_eod);
     f("on_bad", c.on_bad);
     f("longest", c.longest);
@@ -66,8 +72,15 @@ struct BuildResult {
   int64_t read_bytes = 0;  // of them, by this process, in `seconds`
   double seconds = 0;
   bool resumed = false;
+  BuildInfo valid = {};          // of PREFIX-valid, where there is one
+  int64_t learnt = 0;            // tokens that are targets: of chats, what the learnt role says
+  int64_t not_utf8 = 0;          // documents with bytes that are no UTF-8; the tokenizer takes them
   std::vector<std::string> bad;  // the first ten documents that were skipped, with their place
 };
+
+inline std::string valid_prefix(const std::string& prefix) {
+  return prefix + "-valid";
+}
 
 // How a build works inside; a test makes pieces and notes small.
 struct BuildLimits {

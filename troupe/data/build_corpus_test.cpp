@@ -1,9 +1,11 @@
 #include "troupe/data/build_corpus.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <random>
 
@@ -38,6 +40,11 @@ Ids ids_of(const std::string& text) {
   ids.push_back(256);
   return ids;
 }
+
+struct Said : LogSink {
+  void write(Level, std::string_view line) override { text += std::string(line) + '\n'; }
+  std::string text;
+};
 
 struct Corpus : ::testing::Test {
   TemporaryFolder folder;
@@ -130,6 +137,18 @@ TEST_F(Corpus, FoldersPatternsAndFilesAreReadInOrder) {
   build();
   EXPECT_EQ(documents(), (std::vector<Ids>{ids_of("z"), ids_of("a"), ids_of("b"), ids_of("c"),
                                            ids_of("a"), ids_of("b")}));
+}
+
+TEST_F(Corpus, F161_CirclesPipesAndLongNamesAreSaid) {
+  const std::string loop = folder / "loop", pipe = folder / "pipe";
+  std::filesystem::create_symlink(loop, loop);
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  for (const std::string& name :
+       {loop, pipe, folder / std::string(300, 'a'), std::string("/dev/zero")}) {
+    config.input = {name};
+    const std::string refusal = refusal_code(Code::kUnreadableData, [&] { build(); });
+    EXPECT_TRUE(refusal.starts_with(name)) << refusal;
+  }
 }
 
 TEST_F(Corpus, LinesAreDocumentsIfAsked) {
@@ -288,6 +307,132 @@ TEST_F(Corpus, AFullDiskIsSaidAndLeavesNoIndex) {
     }
     stdfs::remove(config.output + ".idx");
   }
+}
+
+// The documents of a set of tokens, as text.
+std::vector<std::string> texts_of(const std::string& prefix) {
+  const TokenFile file(prefix);
+  std::vector<int64_t> bounds(static_cast<size_t>(file.index().num_documents() + 1));
+  file.index().documents(0, bounds);
+  std::vector<std::string> out;
+  for (size_t d = 0; d + 1 < bounds.size(); ++d) {
+    const int64_t begin = file.start(bounds[d]), end = file.start(bounds[d + 1]);
+    Ids ids(static_cast<size_t>(end - begin));
+    file.read(begin, ids);
+    std::string& text = out.emplace_back();
+    for (const int32_t id : ids) {
+      if (id < 256) text += static_cast<char>(id);
+    }
+  }
+  return out;
+}
+
+TEST_F(Corpus, APartOfTheDocumentsIsHeldOutWhateverTheirOrder) {
+  put_random_lines(2000);
+  build();
+  std::vector<std::string> all = texts_of(config.output);
+  config.replace = true;
+  config.valid = 0.1;
+  std::vector<std::string> held_out;
+  for (const int workers : {1, 3}) {
+    config.workers = workers;
+    const BuildResult result = build({.piece = 5000});
+    const std::vector<std::string> valid = texts_of(valid_prefix(config.output));
+    std::vector<std::string> together = texts_of(config.output);
+    EXPECT_EQ(std::ssize(together), result.info.documents);
+    EXPECT_EQ(std::ssize(valid), result.valid.documents);
+    EXPECT_EQ(read_build_info(valid_prefix(config.output))->tokenizer, "b");
+    EXPECT_GT(valid.size(), 150u);  // 200 of 2000 are expected, with a deviation of 13
+    EXPECT_LT(valid.size(), 250u);
+    together.insert(together.end(), valid.begin(), valid.end());
+    std::ranges::sort(together);
+    std::ranges::sort(all);
+    EXPECT_TRUE(together == all);
+    EXPECT_TRUE(held_out.empty() || valid == held_out);
+    held_out = valid;
+  }
+  // In another order, and beside others, a document is where it was.
+  const std::string lines = bytes_of_file(folder / "in.jsonl");
+  const size_t middle = lines.find('\n', lines.size() / 2) + 1;
+  put_file(folder / "in.jsonl",
+           "{\"text\": \"new\"}\n" + lines.substr(middle) + lines.substr(0, middle));
+  build();
+  std::vector<std::string> again = texts_of(valid_prefix(config.output));
+  std::erase(again, "new");
+  std::ranges::sort(again);
+  std::ranges::sort(held_out);
+  EXPECT_TRUE(again == held_out);
+}
+
+TEST_F(Corpus, ASplitThatWouldBeEmptyIsRefused) {
+  put_file(folder / "in.jsonl", "{\"text\": \"a\"}\n");
+  const auto refusal = [&](Code code) { return refusal_code(code, [&] { build(); }); };
+  config.valid = 1e-9;
+  EXPECT_PRED2(has, refusal(Code::kTooFewTokens), "for validation is none");
+  EXPECT_FALSE(stdfs::exists(config.output + ".idx"));
+  config.valid = 1;
+  EXPECT_PRED2(has, refusal(Code::kBadValue), "0 to less than 1");
+}
+
+TEST_F(Corpus, F65_ASplitKilledAnywhereIsFinishedByTheSameCommand) {
+  put_random_lines(60);
+  config.valid = 0.3;
+  const BuildLimits limits{.piece = 500, .bytes_between_notes = 2000};
+  const auto both = [&] {
+    const std::string valid = valid_prefix(config.output);
+    return output() + bytes_of_file(valid + ".idx") + bytes_of_file(valid + ".bin");
+  };
+  build(limits);
+  const std::string expected = both();
+  int deaths = 0;
+  for (int n = 1;; n += 5) {
+    for (const char* suffix : {".idx", ".bin", ".json"}) {
+      stdfs::remove(config.output + suffix);
+      stdfs::remove(valid_prefix(config.output) + suffix);
+    }
+    const pid_t child = fork();
+    if (child == 0) {
+      FaultFs faulty;
+      faulty.at = n, faulty.action = FaultFs::Action::kDie;
+      build_corpus(config, kBytes, faulty, {}, limits);
+      _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    if (WEXITSTATUS(status) != 99) break;
+    ++deaths;
+    if (!stdfs::exists(config.output + ".idx")) build(limits);
+    EXPECT_TRUE(both() == expected) << n;
+  }
+  EXPECT_GT(deaths, 15);
+}
+
+TEST_F(Corpus, BadUtf8IsCountedWithItsPlace) {
+  put_file(
+      folder / "in.jsonl",
+      "{\"text\": \"a\"}\n{\"text\": \"b\xff\"}\n{\"text\": \"\xc3\xa9\"}\n{\"text\": \"\xc3\"}\n");
+  const auto said = std::make_shared<Said>();
+  const BuildResult result = build_corpus(config, kBytes, fs, Log({said}));
+  EXPECT_EQ(result.not_utf8, 2);
+  EXPECT_EQ(result.info.documents, 4);
+  EXPECT_PRED2(
+      has, said->text,
+      "2 documents hold bytes that are not UTF-8, the first is " + (folder / "in.jsonl") + ":2");
+}
+
+TEST_F(Corpus, ChatsOfWhichNothingIsLearntAreToldAndTheirKeyIsKnown) {
+  const auto said = std::make_shared<Said>();
+  config.format = CorpusFormat::kChat;
+  put_file(folder / "in.jsonl",
+           "{\"messages\": [{\"role\": \"human\", \"content\": \"a\"},"
+           " {\"role\": \"gpt\", \"content\": \"b\"}]}\n");
+  EXPECT_EQ(build_corpus(config, kBytes, fs, Log({said})).learnt, 0);
+  EXPECT_PRED2(has, said->text, "nothing is learnt: no message has the role \"assistant\"");
+  said->text.clear();
+  config.chat.learn = "gpt";
+  config.replace = true;
+  EXPECT_GT(build_corpus(config, kBytes, fs, Log({said})).learnt, 0);
+  EXPECT_EQ(said->text.find("nothing is learnt"), std::string::npos);
 }
 
 TEST_F(Corpus, BadSettingsAreRefused) {

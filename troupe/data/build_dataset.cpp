@@ -7,6 +7,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/round.h"
+#include "troupe/core/secrets.h"
 #include "troupe/data/dataset.h"
 #include "troupe/data/megatron_order.h"
 #include "troupe/data/mix.h"
@@ -93,7 +94,10 @@ class Builder {
                       .tokenizer = needs.tokenizer,
                       .eod = needs.eod,
                       .log = needs.log,
-                      .cache = config.cache} {
+                      .remote = {.cache = config.cache,
+                                 .timeout = config.read_timeout,
+                                 .log = needs.log,
+                                 .stop = needs.stop}} {
     if (!needs_.eod && (config.documents == Documents::kEod || config.eod_mask_loss)) {
       fail(Code::kBadValue, "data",
            "documents: eod and eod_mask_loss need a tokenizer with an end-of-document id");
@@ -119,11 +123,11 @@ class Builder {
                        : staged({{.until = {}, .train = config_.train}});
     }
     for (const SourceConfig& source : config_.valid) {
-      data.valid.emplace_back(name_of(source), in_order(source, 0));
+      data.valid.emplace_back(shown(source), in_order(source, 0));
     }
     if (config_.split.empty()) return data;
     for (const SourceConfig& source : config_.train) {
-      if (part_tokens(source, 1) > 1) data.valid.emplace_back(name_of(source), in_order(source, 1));
+      if (part_tokens(source, 1) > 1) data.valid.emplace_back(shown(source), in_order(source, 1));
     }
     if (config_.train.size() == 1 && part_tokens(config_.train[0], 2) > 1) {
       data.test = in_order(config_.train[0], 2);
@@ -158,7 +162,7 @@ class Builder {
   }
 
   std::unique_ptr<Dataset> in_order(const SourceConfig& config, size_t part) const {
-    MixedSource source{.name = name_of(config), .tokens = open_part(config, part)};
+    MixedSource source{.name = shown(config), .tokens = open_part(config, part)};
     source.sampler = ordered_chunks(*source.tokens, config_.sequence);
     auto order = std::make_unique<OneSource>(source.sampler->samples_per_epoch());
     std::vector<MixedSource> sources;
@@ -169,7 +173,7 @@ class Builder {
   }
 
   MixedSource shuffled(const SourceConfig& config, int number) const {
-    MixedSource out{.name = name_of(config),
+    MixedSource out{.name = shown(config),
                     .tokens = open_part(config, 0),
                     .sampler = nullptr,
                     .max_epochs = share_of(config).max_epochs};
@@ -182,13 +186,20 @@ class Builder {
 
   std::unique_ptr<Dataset> staged(const std::vector<StageConfig>& configs) const {
     std::vector<MixedSource> sources;
+    std::vector<std::string> names;  // of each of these, whole
     std::vector<Stage> stages;
     int64_t first_sample = 0;
     for (const StageConfig& config : configs) {
       std::vector<double> weights;
       std::vector<int> numbers;
       for (const SourceConfig& source : config.train) {
-        numbers.push_back(number_of(source, sources));
+        const std::string name = name_of(source);
+        const auto found = std::ranges::find(names, name);
+        numbers.push_back(static_cast<int>(found - names.begin()));
+        if (found == names.end()) {  // a path that several stages name is one source
+          names.push_back(name);
+          sources.push_back(shuffled(source, numbers.back()));
+        }
         weights.push_back(share_of(source).weight);
       }
       say_shares(config.train, weights);
@@ -211,15 +222,6 @@ class Builder {
     needs_.log.info(line);
   }
 
-  // A path that several stages name is one source.
-  int number_of(const SourceConfig& config, std::vector<MixedSource>& sources) const {
-    const auto same = [&](const MixedSource& s) { return s.name == name_of(config); };
-    const auto found = std::ranges::find_if(sources, same);
-    const auto number = static_cast<int>(found - sources.begin());
-    if (found == sources.end()) sources.push_back(shuffled(config, number));
-    return number;
-  }
-
   std::unique_ptr<Dataset> megatron(size_t part) const {
     std::vector<double> weights;
     for (const SourceConfig& config : config_.train) weights.push_back(share_of(config).weight);
@@ -236,7 +238,7 @@ class Builder {
     }
     std::vector<MixedSource> sources;
     for (const SourceConfig& config : config_.train) {
-      MixedSource source{.name = name_of(config), .tokens = open_part(config, part)};
+      MixedSource source{.name = shown(config), .tokens = open_part(config, part)};
       source.sampler = megatron_samples(source.tokens, {.sequence = config_.sequence,
                                                         .seed = static_cast<uint32_t>(seed_),
                                                         .samples = wanted[sources.size()]});
@@ -270,9 +272,14 @@ class Builder {
                          " is trained on as well: its loss says nothing about new text");
     }
   }
+  // As messages, logs and checkpoints name it: a signature may change between two parts of a run.
+  static std::string shown(const SourceConfig& source) { return without_secrets(name_of(source)); }
   static std::string same_place(const SourceConfig& source) {
-    const std::string name = name_of(source);
-    return is_url(name) ? name : std::filesystem::weakly_canonical(name).string();
+    std::string name = name_of(source);
+    if (is_url(name)) return name;
+    std::error_code unknown;  // then it is what it is called; who opens it says what is wrong
+    const auto real = std::filesystem::weakly_canonical(name, unknown);
+    return unknown ? name : real.string();
   }
 
   const DataConfig& config_;

@@ -8,9 +8,9 @@
 
 namespace troupe {
 
-std::optional<BuildInfo> read_build_info(const std::string& prefix, const CacheConfig& cache) {
+std::optional<BuildInfo> read_build_info(const std::string& prefix, const RemoteAccess& remote) {
   const std::string path = prefix + ".json";
-  const DataFilePtr file = find_data_file(path, cache);
+  const DataFilePtr file = find_data_file(path, remote);
   if (!file) return std::nullopt;
   constexpr int64_t kMostBytes = 1 << 20;
   if (file->size() > kMostBytes) {
@@ -25,8 +25,8 @@ std::optional<BuildInfo> read_build_info(const std::string& prefix, const CacheC
 }
 
 void require_tokenizer(const std::string& prefix, const std::string& tokenizer,
-                       const CacheConfig& cache) {
-  const std::optional<BuildInfo> info = read_build_info(prefix, cache);
+                       const RemoteAccess& remote) {
+  const std::optional<BuildInfo> info = read_build_info(prefix, remote);
   if (!info || info->tokenizer.empty() || tokenizer.empty() || info->tokenizer == tokenizer) return;
   fail(Code::kOtherTokenizer, prefix + ".json", "the tokens were made with tokenizer",
        info->tokenizer, "; the recipe's is", tokenizer);

@@ -25,11 +25,12 @@ struct BuildInfo {
   }
 };
 
-std::optional<BuildInfo> read_build_info(const std::string& prefix, const CacheConfig& cache = {});
+std::optional<BuildInfo> read_build_info(const std::string& prefix,
+                                         const RemoteAccess& remote = {});
 
 // Throws E3108 if the data says that another tokenizer than `tokenizer` made it. Where one of the
 // two is not known there is nothing to compare.
 void require_tokenizer(const std::string& prefix, const std::string& tokenizer,
-                       const CacheConfig& cache = {});
+                       const RemoteAccess& remote = {});
 
 }  // namespace troupe

@@ -5,6 +5,7 @@
 #include <memory>
 #include <sstream>
 
+#include "troupe/core/check.h"
 #include "troupe/core/json.h"
 #include "troupe/data/build_info.h"
 #include "troupe/data/token_file.h"

@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "troupe/core/file.h"
 #include "troupe/data/retry.h"
 
 namespace troupe {
@@ -14,16 +15,31 @@ namespace {
 
 namespace stdfs = std::filesystem;
 
-void add_folder(const std::string& folder, std::vector<std::string>& out) {
-  const size_t begin = out.size();
-  auto walk = stdfs::recursive_directory_iterator(folder);
-  for (auto it = stdfs::begin(walk); it != stdfs::end(walk); ++it) {
-    if (it->path().filename().string().starts_with('.')) {
-      it.disable_recursion_pending();
-    } else if (it->is_regular_file()) {
-      out.push_back(it->path().string());
+bool is_link(const std::string& path) {
+  std::error_code unknown;
+  return stdfs::is_symlink(path, unknown);
+}
+
+// Links to files count, links to folders do not: they may lead in a circle.
+void add_below(const std::string& folder, int depth, std::vector<std::string>& out) {
+  if (depth == 0) fail(Code::kUnreadableData, folder, "lies too many folders deep");
+  for (const std::string& name : names_in(folder)) {
+    if (name.starts_with('.')) continue;
+    const std::string path = (stdfs::path(folder) / name).string();
+    switch (file_kind(path)) {
+      case FileKind::kFile: out.push_back(path); break;
+      case FileKind::kFolder:
+        if (!is_link(path)) add_below(path, depth - 1, out);
+        break;
+      default: break;
     }
   }
+}
+
+void add_folder(const std::string& folder, std::vector<std::string>& out) {
+  constexpr int kDeepest = 256;
+  const size_t begin = out.size();
+  add_below(folder, kDeepest, out);
   std::sort(out.begin() + static_cast<std::ptrdiff_t>(begin), out.end());
 }
 
@@ -33,7 +49,7 @@ void add_pattern(const std::string& pattern, std::vector<std::string>& out) {
   const int status = ::glob(pattern.c_str(), 0, nullptr, &found);
   if (status != 0) fail(Code::kUnreadableData, pattern, "matches no file");
   for (size_t i = 0; i < found.gl_pathc; ++i) {
-    if (stdfs::is_regular_file(found.gl_pathv[i])) out.emplace_back(found.gl_pathv[i]);
+    if (file_kind(found.gl_pathv[i]) == FileKind::kFile) out.emplace_back(found.gl_pathv[i]);
   }
 }
 
@@ -43,11 +59,13 @@ std::vector<std::string> corpus_files(const std::vector<std::string>& names) {
   std::vector<std::string> out;
   for (const std::string& name : names) {
     const size_t before = out.size();
-    if (stdfs::is_directory(name)) {
+    const bool pattern = name.find_first_of("*?[") != std::string::npos;
+    const FileKind kind = pattern && !is_there(name) ? FileKind::kNothing : file_kind(name);
+    if (kind == FileKind::kFolder) {
       add_folder(name, out);
-    } else if (stdfs::exists(name)) {
+    } else if (kind != FileKind::kNothing) {
       out.push_back(name);
-    } else if (name.find_first_of("*?[") != std::string::npos) {
+    } else if (pattern) {
       add_pattern(name, out);
     } else {
       fail(Code::kUnreadableData, name, "is not there");

@@ -7,9 +7,9 @@ namespace troupe {
 
 CorpusTexts corpus_texts(const TextsConfig& config) {
   const std::vector<std::string> files = corpus_files(config.input);
-  const DocumentRules rules{.format = settled_format(config.format, files),
-                            .key = config.key,
-                            .chat = {.open = "", .close = ""}};
+  const CorpusFormat format = settled_format(config.format, files);
+  const DocumentRules rules{
+      .format = format, .key = settled_key(config.key, format), .chat = {.open = "", .close = ""}};
   constexpr CorpusReader::Limits kDefault;
   CorpusReader reader(files, {.whole_files = rules.format == CorpusFormat::kText});
   CorpusTexts out{.corpus_bytes = reader.total_bytes()};

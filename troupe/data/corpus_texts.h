@@ -13,8 +13,8 @@ namespace troupe {
 struct TextsConfig {
   std::vector<std::string> input;  // as corpus_files takes them
   CorpusFormat format = CorpusFormat::kAuto;
-  std::string key = "text";
-  Bytes most = gib(2);  // of the corpus that is read; 0: all of it
+  std::string key = {};  // as BuildConfig's
+  Bytes most = gib(2);   // of the corpus that is read; 0: all of it
 };
 
 struct CorpusTexts {

@@ -10,8 +10,9 @@ namespace troupe {
 CorpusCount count_corpus(const BuildConfig& config, const BuildTokenizer& tokenizer) {
   const auto begin = std::chrono::steady_clock::now();
   const std::vector<std::string> files = corpus_files(config.input);
-  const DocumentRules rules{.format = settled_format(config.format, files),
-                            .key = config.key,
+  const CorpusFormat format = settled_format(config.format, files);
+  const DocumentRules rules{.format = format,
+                            .key = settled_key(config.key, format),
                             .eod = config.append_eod ? tokenizer.eod : std::nullopt,
                             .chat = config.chat};
   const bool chat = rules.format == CorpusFormat::kChat;
@@ -21,6 +22,7 @@ CorpusCount count_corpus(const BuildConfig& config, const BuildTokenizer& tokeni
   const EncodeJob job{rules, tokenizer.encode, config.longest.value, config.workers};
   encode_corpus(reader, job, [&](const EncodedPiece& piece) {
     out.skipped += skip_bad(piece.bad, config.on_bad, out.bad);
+    out.not_utf8 += piece.not_utf8;
     const EncodedDocuments& d = piece.documents;
     out.documents += std::ssize(d.ends);
     out.tokens += std::ssize(d.ids);

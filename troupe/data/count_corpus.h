@@ -17,6 +17,7 @@ struct CorpusCount {
   int64_t text_bytes = 0;
   int64_t skipped = 0;           // bad documents
   std::vector<std::string> bad;  // the first ten of them, with their place
+  int64_t not_utf8 = 0;          // documents with bytes that are no UTF-8
   double seconds = 0;
 
   static void visit(auto& c, auto&& f) {
@@ -27,6 +28,7 @@ struct CorpusCount {
     f("text_bytes", c.text_bytes);
     f("skipped", c.skipped);
     f("bad", c.bad);
+    f("not_utf8", c.not_utf8);
     f("seconds", c.seconds);
   }
 };

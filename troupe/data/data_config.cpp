@@ -1,5 +1,6 @@
 #include "troupe/data/data_config.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "troupe/core/check.h"
@@ -25,6 +26,24 @@ class Faults {
   std::string text_;
 };
 
+// Their sum must be a number, and none so small beside it that a source is never drawn.
+void check_sum(const std::vector<SourceConfig>& sources, const std::string& path, Faults& faults) {
+  double sum = 0;
+  for (const SourceConfig& source : sources) sum += share_of(source).weight;
+  if (!std::isfinite(sum)) {
+    faults.add_if(std::ranges::all_of(
+                      sources, [](const auto& s) { return std::isfinite(share_of(s).weight); }),
+                  path, "weights sum to more than a number holds; give shares of 1");
+    return;
+  }
+  constexpr double kLeast = 1e-12;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    const double weight = share_of(sources[i]).weight;
+    faults.add_if(weight > 0 && weight < kLeast * sum, path + '[' + std::to_string(i) + "].weight",
+                  weight, "is less than 1e-12 of all,", sum, "; leave the source out instead");
+  }
+}
+
 void check_sources(const std::vector<SourceConfig>& sources, const std::string& path,
                    Faults& faults) {
   constexpr size_t kMost = 32766;  // Megatron's limit, and ours: a file each is open.
@@ -42,6 +61,7 @@ void check_sources(const std::vector<SourceConfig>& sources, const std::string& 
                     mock->documents, "is not between 1 and 16777216");
     }
   }
+  check_sum(sources, path, faults);
 }
 
 void check_stages(const DataConfig& config, Faults& faults) {
@@ -97,6 +117,8 @@ void validate(const DataConfig& config) {
                 "Megatron's order concatenates; best_fit needs data.order: ours");
   faults.add_if(megatron && !config.stages.empty(), "data.stages",
                 "Megatron's order has no stages; they need data.order: ours");
+  faults.add_if(config.read_timeout.ns <= 0, "data.read_timeout", to_text(config.read_timeout),
+                "is not above 0");
   faults.add_if(config.seed && *config.seed < 0, "data.seed", config.seed.value_or(0),
                 "is negative");
   faults.raise();

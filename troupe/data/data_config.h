@@ -83,8 +83,9 @@ struct DataConfig {
   Documents documents = Documents::kNone;
   bool eod_mask_loss = false;  // no loss where the input is the end-of-document id
   std::optional<FimConfig> fim = {};
-  std::optional<int64_t> seed = {};  // of the order; absent: train.seed
-  CacheConfig cache;                 // of what is behind URLs
+  std::optional<int64_t> seed = {};     // of the order; absent: train.seed
+  CacheConfig cache;                    // of what is behind URLs
+  Duration read_timeout = seconds(30);  // of their servers (http.h)
 
   static void visit(auto& c, auto&& f) {
     f("train", c.train);
@@ -100,6 +101,7 @@ struct DataConfig {
     f("fim", c.fim);
     f("seed", c.seed);
     f("cache", c.cache);
+    f("read_timeout", c.read_timeout);
   }
 };
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "troupe/core/file.h"
+#include "troupe/core/secrets.h"
 #include "troupe/data/remote_file.h"
 #include "troupe/data/retry.h"
 
@@ -29,15 +30,15 @@ bool is_url(std::string_view path) {
   return path.starts_with("http://") || path.starts_with("https://") || path.starts_with("s3://");
 }
 
-DataFilePtr find_data_file(const std::string& path, const CacheConfig& cache) {
-  if (is_url(path)) return find_remote_file(path, cache);
+DataFilePtr find_data_file(const std::string& path, const RemoteAccess& remote) {
+  if (is_url(path)) return find_remote_file(path, remote);
   return is_there(path) ? std::make_shared<LocalFile>(path) : nullptr;
 }
 
-DataFilePtr open_data_file(const std::string& path, const CacheConfig& cache) {
+DataFilePtr open_data_file(const std::string& path, const RemoteAccess& remote) {
   if (!is_url(path)) return std::make_shared<LocalFile>(path);
-  DataFilePtr file = find_remote_file(path, cache);
-  if (!file) fail(Code::kUnreadableData, shown_url(path), "is not there (404)");
+  DataFilePtr file = find_remote_file(path, remote);
+  if (!file) fail(Code::kUnreadableData, without_secrets(path), "is not there (404)");
   return file;
 }
 

@@ -9,26 +9,16 @@
 #include <string>
 #include <string_view>
 
-#include "troupe/core/units.h"
+#include "troupe/data/remote_access.h"
 
 namespace troupe {
-
-// Where parts of files behind URLs are kept, so that each is asked for once.
-struct CacheConfig {
-  std::string dir;  // empty: ~/.cache/troupe
-  Bytes most = {};  // what is kept of all files together, the newest; 0: everything
-  static void visit(auto& c, auto&& f) {
-    f("dir", c.dir);
-    f("most", c.most);
-  }
-};
 
 // Open; several threads may read at once.
 class DataFile {
  public:
   virtual ~DataFile() = default;
 
-  virtual const std::string& path() const = 0;  // or the URL, without what signs it
+  virtual const std::string& path() const = 0;  // or the URL, without_secrets()
   virtual int64_t size() const = 0;             // when it was opened
   // Fills `out` from `offset`, with more than one try. E3104 if the file is another by now.
   virtual void read(int64_t offset, std::span<std::byte> out) const = 0;
@@ -42,8 +32,8 @@ class DataFile {
 using DataFilePtr = std::shared_ptr<const DataFile>;
 
 bool is_url(std::string_view path);
-DataFilePtr open_data_file(const std::string& path, const CacheConfig& cache = {});
-DataFilePtr find_data_file(const std::string& path, const CacheConfig& cache = {});  // null: none
+DataFilePtr open_data_file(const std::string& path, const RemoteAccess& remote = {});
+DataFilePtr find_data_file(const std::string& path, const RemoteAccess& remote = {});  // null: none
 
 // The values that begin at the byte `offset`, in the file's order (little-endian, as all our
 // machines are).

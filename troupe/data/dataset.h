@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "troupe/core/stop.h"
 #include "troupe/data/data_config.h"
 #include "troupe/data/sampler.h"
 
@@ -82,7 +83,7 @@ class Dataset {
   int64_t size() const { return order_->size(); }  // samples; kEndless where epochs follow epochs
   int64_t samples_per_epoch() const;               // of all sources together
   // Samples first ... first + count - 1. Throws E3102 for an id that the vocabulary does not have,
-  // E3104 for a file that changed, E3105 where a source is used up.
+  // E3104 for a file that changed, E3105 where a source is used up; AskedToStop.
   TokenBatch batch(int64_t first, int64_t count) const;
   // Throws E3105 if a run of that many samples would use up a source: before it starts.
   void require(int64_t samples) const;
@@ -111,6 +112,7 @@ struct DataNeeds {
   std::optional<int64_t> samples = {};  // of the whole run, where it is known; Megatron's order is
                                         // made for that many
   Log log = {};
+  StopQuestion stop = {};  // ends waits for a network, by AskedToStop
 };
 
 struct Data {

@@ -10,7 +10,7 @@
 #include <sstream>
 
 #include "troupe/core/config.h"
-#include "troupe/data/memory_source.h"
+#include "troupe/data/memory_source_test.h"
 #include "troupe/data/token_writer.h"
 #include "troupe/testing/files.h"
 #include "troupe/testing/temporary_folder.h"
@@ -359,6 +359,22 @@ TEST_F(OfFiles, F61_SharesThatMeanNothingAreRefusedTogether) {
   EXPECT_PRED2(has, refused(Code::kBadValue, config), "data.train[0].weight: E2005 nan");
   config.train.assign(33000, config.train[1]);
   EXPECT_PRED2(has, refused(Code::kBadValue, config), "data.train: E2005 33000 sources");
+}
+
+TEST_F(OfFiles, F162_WeightsWhoseSumIsNoNumberAreRefused) {
+  DataConfig config = mixed();
+  for (SourceConfig& source : config.train) std::get<MegatronFiles>(source).share.weight = 1e308;
+  EXPECT_PRED2(has, refused(Code::kBadValue, config), "data.train: E2005 weights sum to more");
+  std::get<MegatronFiles>(config.train[0]).share.weight = 1e-300;
+  EXPECT_PRED2(has, refused(Code::kBadValue, config), "data.train[0].weight: E2005 1e-300 is less");
+}
+
+TEST_F(OfFiles, F161_AValidationPathThatIsACircleIsSaidByWhoOpensIt) {
+  DataConfig config = mixed();
+  const std::string loop = b + "-loop";
+  std::filesystem::create_symlink(loop, loop);
+  config.valid = {MegatronFiles{.path = loop + "/x"}};
+  EXPECT_PRED2(has, refused(Code::kUnreadableData, config), loop + "/x.bin: E3001 cannot open");
 }
 
 TEST_F(OfFiles, F61_WeightsNeedNotSumToOne) {

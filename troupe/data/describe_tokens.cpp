@@ -5,6 +5,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "troupe/core/check.h"
 #include "troupe/data/token_file.h"
 
 namespace troupe {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "troupe/core/check.h"
+#include "troupe/core/hash.h"
 #include "troupe/data/json_line.h"
 
 namespace troupe {
@@ -99,6 +100,10 @@ void add_text(std::string_view text, const DocumentRules& rules, const Encode& e
 
 }  // namespace
 
+bool is_held_out(std::string_view text, double part) {
+  return static_cast<double>(hash64(text)) * 0x1p-64 < part;
+}
+
 void add_document(std::string_view text, const DocumentRules& rules, const Encode& encode,
                   EncodedDocuments& out) {
   const size_t begin = out.ids.size();
@@ -113,6 +118,7 @@ void add_document(std::string_view text, const DocumentRules& rules, const Encod
     if (weighted) out.weights.push_back(out.weights.back());
   }
   out.ends.push_back(std::ssize(out.ids));
+  if (rules.held_out > 0) out.held_out.push_back(is_held_out(text, rules.held_out));
 }
 
 }  // namespace troupe

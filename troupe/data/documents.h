@@ -48,13 +48,19 @@ struct DocumentRules {
   std::string key = "text";
   std::optional<int32_t> eod = {};  // appended to documents that are not empty
   ChatTemplate chat = {};
+  double held_out = 0;  // the part of all documents that is for validation
 };
+
+// Whether a document is for validation: a part of all texts that depends on the text alone, so that
+// neither order nor workers decide, and of equal texts all are on one side.
+bool is_held_out(std::string_view text, double part);
 
 // Documents one after the other.
 struct EncodedDocuments {
   std::vector<int32_t> ids;
   std::vector<uint8_t> weights;  // of each id; chats alone have them
   std::vector<int64_t> ends;     // of each document in ids
+  std::vector<bool> held_out;    // each document, where DocumentRules::held_out is not 0
 };
 
 // Appends the document of one line (or file). Throws std::string with what is wrong with it; then

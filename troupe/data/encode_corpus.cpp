@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "troupe/core/check.h"
+#include "troupe/core/utf8.h"
 #include "troupe/data/ordered_workers.h"
 
 namespace troupe {
@@ -22,6 +23,11 @@ CorpusFormat settled_format(CorpusFormat format, const std::vector<std::string>&
   return count == 0 ? CorpusFormat::kText : CorpusFormat::kJsonl;
 }
 
+std::string settled_key(const std::string& key, CorpusFormat format) {
+  if (!key.empty()) return key;
+  return format == CorpusFormat::kChat ? "messages" : "text";
+}
+
 EncodedPiece encode_piece(const CorpusPiece& piece, const DocumentRules& rules,
                           const Encode& encode, int64_t longest) {
   EncodedPiece out{.next = piece.next};
@@ -36,6 +42,7 @@ EncodedPiece encode_piece(const CorpusPiece& piece, const DocumentRules& rules,
     };
     if (piece.long_line) return too_long(*piece.long_line);
     if (std::ssize(text) > longest) return too_long(std::ssize(text));
+    if (!is_utf8(text) && out.not_utf8++ == 0) out.first_not_utf8 = place;
     try {
       add_document(text, rules, encode, out.documents);
     } catch (const std::string& what) {

@@ -15,13 +15,24 @@
 #include <vector>
 
 #include "troupe/core/check.h"
+#include "troupe/core/secrets.h"
+#include "troupe/core/text.h"
 
 namespace troupe {
 namespace {
 
+constexpr int64_t kSlowest = 1 << 10;       // bytes a second, over the time of data.read_timeout
+constexpr int64_t kSlowestOfAll = 4 << 10;  // the same over a whole answer
+constexpr size_t kMostHeaders = 64 << 10;   // bytes of all header lines of an answer
+constexpr size_t kMostError = 64 << 10;     // ... of what comes in place of the range
+constexpr size_t kShownError = 300;         // ... of it in a message
+constexpr int64_t kMostSize = int64_t{1} << 50;
+constexpr int kMostRedirects = 5;
+
 // The functions that are used, out of the library that is there.
 struct Curl {
   decltype(&curl_easy_init) init;
+  decltype(&curl_easy_reset) reset;
   decltype(&curl_easy_setopt) set;
   decltype(&curl_easy_perform) perform;
   decltype(&curl_easy_getinfo) info;
@@ -29,6 +40,11 @@ struct Curl {
   decltype(&curl_easy_cleanup) cleanup;
   decltype(&curl_slist_append) append;
   decltype(&curl_slist_free_all) free_list;
+  decltype(&curl_url) url;
+  decltype(&curl_url_set) url_set;
+  decltype(&curl_url_get) url_get;
+  decltype(&curl_url_cleanup) url_cleanup;
+  decltype(&curl_free) free;
 };
 
 const Curl& curl() {
@@ -48,6 +64,7 @@ const Curl& curl() {
     get(global, "curl_global_init");
     Curl out{};
     get(out.init, "curl_easy_init");
+    get(out.reset, "curl_easy_reset");
     get(out.set, "curl_easy_setopt");
     get(out.perform, "curl_easy_perform");
     get(out.info, "curl_easy_getinfo");
@@ -55,6 +72,11 @@ const Curl& curl() {
     get(out.cleanup, "curl_easy_cleanup");
     get(out.append, "curl_slist_append");
     get(out.free_list, "curl_slist_free_all");
+    get(out.url, "curl_url");
+    get(out.url_set, "curl_url_set");
+    get(out.url_get, "curl_url_get");
+    get(out.url_cleanup, "curl_url_cleanup");
+    get(out.free, "curl_free");
     global(CURL_GLOBAL_DEFAULT);
     return out;
   }();
@@ -81,75 +103,180 @@ std::string escaped(const std::string& key) {
   return out;
 }
 
-// What is asked for, and how it is signed.
+// An address as libcurl reads it, so that no two readers make two hosts of it.
+struct Address {
+  std::string scheme = {}, host = {}, port = {};  // empty scheme: it cannot be read
+  std::string user = {}, password = {};
+  std::string url = {};  // without those two
+
+  bool same_origin(const Address& b) const {
+    return scheme == b.scheme && host == b.host && port == b.port;
+  }
+};
+
+Address address_of(const std::string& url) {
+  const Curl& c = curl();
+  const std::unique_ptr<CURLU, decltype(c.url_cleanup)> parts(c.url(), c.url_cleanup);
+  Address out;
+  if (c.url_set(parts.get(), CURLUPART_URL, url.c_str(), 0) != CURLUE_OK) return out;
+  const auto get = [&](CURLUPart part, unsigned flags) {
+    char* text = nullptr;
+    if (c.url_get(parts.get(), part, &text, flags) != CURLUE_OK) return std::string();
+    std::string copy = text;
+    c.free(text);
+    return copy;
+  };
+  out.user = get(CURLUPART_USER, CURLU_URLDECODE);
+  out.password = get(CURLUPART_PASSWORD, CURLU_URLDECODE);
+  for (const CURLUPart part : {CURLUPART_USER, CURLUPART_PASSWORD}) {
+    c.url_set(parts.get(), part, nullptr, 0);
+  }
+  const auto lower = [](std::string text) {
+    std::ranges::transform(text, text.begin(), [](unsigned char b) { return std::tolower(b); });
+    return text;
+  };
+  out.scheme = lower(get(CURLUPART_SCHEME, 0));
+  out.host = lower(get(CURLUPART_HOST, 0));
+  out.port = get(CURLUPART_PORT, CURLU_DEFAULT_PORT);
+  out.url = get(CURLUPART_URL, 0);
+  if (out.scheme != "http" && out.scheme != "https") out.scheme.clear();
+  return out;
+}
+
+// What is asked for, and with which credentials.
 struct Target {
-  std::string url;
-  std::string key = {}, secret = {}, token = {}, signature = {};  // empty: unsigned
+  Address address;
+  std::string user = {}, secret = {};      // of Signature 4 where there is a `signature`
+  std::string token = {}, signature = {};  // empty: unsigned
 };
 
 Target target_of(const std::string& url) {
-  if (!url.starts_with("s3://")) return {.url = url};
-  const size_t slash = url.find('/', 5);
-  if (slash == std::string::npos || slash == 5 || slash + 1 == url.size()) {
-    fail(Code::kUnreadableData, url, "must be s3://BUCKET/KEY");
+  const std::string place = without_secrets(url);
+  if (lacks_secrets(url)) {
+    fail(Code::kUnreadableData, place,
+         "is how a run writes an address down, without what may be a secret in it (***); give the "
+         "whole address, in the recipe or with --set");
   }
-  const std::string bucket = url.substr(5, slash - 5), key = escaped(url.substr(slash + 1));
-  const std::string region = variable("AWS_REGION", variable("AWS_DEFAULT_REGION", "us-east-1"));
-  std::string endpoint = variable("AWS_ENDPOINT_URL");
-  while (endpoint.ends_with('/')) endpoint.pop_back();
   Target out;
-  out.url = endpoint.empty() ? "https://" + bucket + ".s3." + region + ".amazonaws.com/" + key
+  std::string whole = url;
+  if (url.starts_with("s3://")) {
+    const size_t slash = url.find('/', 5);
+    if (slash == std::string::npos || slash == 5 || slash + 1 == url.size()) {
+      fail(Code::kUnreadableData, place, "must be s3://BUCKET/KEY");
+    }
+    const std::string bucket = url.substr(5, slash - 5), key = escaped(url.substr(slash + 1));
+    const std::string region = variable("AWS_REGION", variable("AWS_DEFAULT_REGION", "us-east-1"));
+    std::string endpoint = variable("AWS_ENDPOINT_URL");
+    while (endpoint.ends_with('/')) endpoint.pop_back();
+    whole = endpoint.empty() ? "https://" + bucket + ".s3." + region + ".amazonaws.com/" + key
                              : endpoint + '/' + bucket + '/' + key;
-  out.key = variable("AWS_ACCESS_KEY_ID");
-  out.secret = variable("AWS_SECRET_ACCESS_KEY");
-  out.token = variable("AWS_SESSION_TOKEN");
-  if (!out.key.empty()) out.signature = "aws:amz:" + region + ":s3";
+    out.user = variable("AWS_ACCESS_KEY_ID");
+    out.secret = variable("AWS_SECRET_ACCESS_KEY");
+    out.token = variable("AWS_SESSION_TOKEN");
+    if (!out.user.empty()) out.signature = "aws:amz:" + region + ":s3";
+  }
+  out.address = address_of(whole);
+  if (out.address.scheme.empty()) {
+    fail(Code::kUnreadableData, place, "is no address of http, https or s3 that can be read");
+  }
+  if (out.signature.empty()) {
+    out.user = out.address.user;
+    out.secret = out.address.password;
+  }
   return out;
 }
 
 // What came back.
 struct Answer {
   std::span<std::byte> out;  // to be filled with the range's bytes
+  int64_t offset = 0;        // ... from here on
 
   CURLcode fault = CURLE_OK;
+  std::string refused = {};  // why no other try is worth it: the server does other than it is asked
   int64_t status = 0;
+  int64_t first = -1, last = -1;            // of the range that it says it has
   int64_t size = -1;                        // of the whole object
   std::string version = {}, modified = {};  // ETag, Last-Modified
+  std::string location = {};                // of a redirection
   std::string error = {};                   // the beginning of what a server says of one
-  size_t filled = 0;
-  bool too_long = false;
+  size_t filled = 0, header_bytes = 0, error_bytes = 0;
 
+  bool is_asked_for() const { return first == offset && last == offset + std::ssize(out) - 1; }
+  bool redirects() const { return status >= 300 && status < 400 && !location.empty(); }
   bool may_pass() const {  // another try may succeed
-    return fault != CURLE_OK || status == 408 || status == 429 || status >= 500;
+    return refused.empty() &&
+           (fault != CURLE_OK || status == 408 || status == 429 || status >= 500);
   }
 };
+
+std::string other_range(const Answer& answer) {
+  if (answer.first < 0) return "the server does not say which bytes it sends (Content-Range)";
+  return "the server answers with bytes " + std::to_string(answer.first) + " to " +
+         std::to_string(answer.last) + ", which are not those that it is asked for";
+}
 
 size_t on_body(const char* data, size_t one, size_t count, void* user) {
   Answer& answer = *static_cast<Answer*>(user);
   const size_t bytes = one * count;
-  if (answer.status != 206) {
-    answer.error.append(data, std::min(bytes, 300 - std::min<size_t>(300, answer.error.size())));
-    return answer.status == 200 ? 0 : bytes;  // a whole object was not asked for
+  if (answer.status == 200) {
+    answer.refused =
+        "the server sends more than the range that it is asked for; data is read in ranges";
+    return 0;
   }
-  answer.too_long = bytes > answer.out.size() - answer.filled;
-  if (answer.too_long) return 0;
+  if (answer.status != 206) {
+    answer.error.append(data,
+                        std::min(bytes, kShownError - std::min(kShownError, answer.error.size())));
+    answer.error_bytes += bytes;
+    return answer.error_bytes > kMostError ? 0 : bytes;
+  }
+  if (!answer.is_asked_for()) {
+    answer.refused = other_range(answer);
+    return 0;
+  }
+  if (bytes > answer.out.size() - answer.filled) {
+    answer.refused = "the server sends more bytes than the range has that it names";
+    return 0;
+  }
   std::memcpy(answer.out.data() + answer.filled, data, bytes);
   answer.filled += bytes;
   return bytes;
 }
 
+// "bytes 0-9/1234", or nothing of it.
+void read_content_range(std::string_view value, Answer& answer) {
+  int64_t first = 0, last = 0, size = 0;
+  const char* at = value.data();
+  const char* const end = at + value.size();
+  const auto number = [&](int64_t& out) {
+    const auto [next, error] = std::from_chars(at, end, out);
+    at = next;
+    return error == std::errc() && out >= 0;
+  };
+  const auto mark = [&](char c) { return at != end && *at++ == c; };
+  if (!value.starts_with("bytes ")) return;
+  at += 6;
+  if (!number(first) || !mark('-') || !number(last) || !mark('/') || !number(size)) return;
+  if (at != end || last < first || last >= size) return;
+  answer.first = first;
+  answer.last = last;
+  answer.size = size;
+}
+
 size_t on_header(const char* data, size_t one, size_t count, void* user) {
   Answer& answer = *static_cast<Answer*>(user);
+  answer.header_bytes += one * count;
+  if (answer.header_bytes > kMostHeaders) {
+    answer.refused = "the server's answer has more than 64 KiB of header";
+    return 0;
+  }
   std::string line(data, one * count);
   while (!line.empty() && std::isspace(static_cast<unsigned char>(line.back())) != 0) {
     line.pop_back();
   }
-  if (line.starts_with("HTTP/")) {  // of the last of several answers, as redirections make
-    const std::span<std::byte> out = answer.out;
-    answer = {};
-    answer.out = out;
+  if (line.starts_with("HTTP/")) {  // of the last of several answers, as "100 Continue" makes
+    answer = {.out = answer.out, .offset = answer.offset, .header_bytes = answer.header_bytes};
     const size_t space = line.find(' ');
-    if (space != std::string::npos) answer.status = std::atoll(line.c_str() + space);
+    if (space != std::string::npos) answer.status = std::atoi(line.c_str() + space);
     return one * count;
   }
   const size_t colon = line.find(':');
@@ -161,20 +288,36 @@ size_t on_header(const char* data, size_t one, size_t count, void* user) {
   const std::string value = first == std::string::npos ? "" : line.substr(first);
   if (name == "etag") answer.version = value;
   if (name == "last-modified") answer.modified = value;
-  if (name == "content-range") {  // "bytes 0-0/1234"
-    const size_t slash = value.find('/');
-    const char* const begin =
-        value.data() + (slash == std::string::npos ? value.size() : slash + 1);
-    std::from_chars(begin, value.data() + value.size(), answer.size);
-  }
+  if (name == "content-range") read_content_range(value, answer);
   return one * count;
+}
+
+int on_progress(void* user, curl_off_t /*down*/, curl_off_t /*of*/, curl_off_t /*up*/,
+                curl_off_t /*of_up*/) {
+  return asked(*static_cast<const StopQuestion*>(user)) ? 1 : 0;
+}
+
+// Of a query, what AWS and Google sign an address with: made anew each time, and of no meaning to
+// what is found there.
+bool only_signs(std::string_view parameter) {
+  return parameter.starts_with("X-Amz-") || parameter.starts_with("X-Goog-");
+}
+
+void replace_all(std::string& text, const std::string& what, const char* by) {
+  constexpr size_t kShortest = 4;  // what is shorter is a word of its own right
+  if (what.size() < kShortest) return;
+  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at)) {
+    text.replace(at, what.size(), by);
+    at += std::strlen(by);
+  }
 }
 
 }  // namespace
 
 // Handles, each with a connection that stays open, as many as were in use at once.
 struct HttpObject::Connections {
-  explicit Connections(const std::string& url) : target(target_of(url)), place(shown_url(url)) {}
+  Connections(const std::string& url, const RemoteAccess& how)
+      : target(target_of(url)), place(without_secrets(url)), access(how) {}
   Connections(const Connections&) = delete;
   Connections& operator=(const Connections&) = delete;
   ~Connections() {
@@ -193,42 +336,74 @@ struct HttpObject::Connections {
     idle.push_back(handle);
   }
 
+  // One try, through redirections. Throws AskedToStop.
   Answer ask(int64_t offset, std::span<std::byte> out);
+  Answer ask_at(const Address& address, int64_t offset, std::span<std::byte> out);
   // ... until it is no passing fault; with the last one's reason.
   Answer ask_steadily(int64_t offset, std::span<std::byte> out);
+  void pause(Duration time) const;
   std::string reason(const Answer& answer) const;
+  std::string without_own_secrets(std::string text) const;
 
   const Target target;
   const std::string place;
+  const RemoteAccess access;
   std::mutex mutex;
   std::vector<CURL*> idle;
 };
 
 Answer HttpObject::Connections::ask(int64_t offset, std::span<std::byte> out) {
+  Address at = target.address;
+  for (int hop = 0;; ++hop) {
+    Answer answer = ask_at(at, offset, out);
+    if (!answer.redirects() || !answer.refused.empty()) return answer;
+    Address next = address_of(answer.location);
+    if (next.scheme.empty()) {
+      answer.refused = "the server redirects to what is no address of http or https";
+    } else if (at.scheme == "https" && next.scheme == "http") {
+      answer.refused = "the server redirects from https to http at " + next.host;
+    } else if (hop == kMostRedirects) {
+      answer.refused = "the server redirects more than " + std::to_string(hop) + " times";
+    }
+    if (!answer.refused.empty()) return answer;
+    at = std::move(next);
+  }
+}
+
+Answer HttpObject::Connections::ask_at(const Address& address, int64_t offset,
+                                       std::span<std::byte> out) {
   const Curl& c = curl();
-  Answer answer{.out = out};
+  Answer answer{.out = out, .offset = offset};
   CURL* const handle = take();
   TROUPE_CHECK(handle != nullptr, place);
+  c.reset(handle);
   const std::string range =
       std::to_string(offset) + '-' + std::to_string(offset + std::ssize(out) - 1);
+  const int64_t patience = std::max<int64_t>(1, access.timeout.ns / 1'000'000);
   curl_slist* headers = nullptr;
-  c.set(handle, CURLOPT_URL, target.url.c_str());
+  c.set(handle, CURLOPT_URL, address.url.c_str());
   c.set(handle, CURLOPT_RANGE, range.c_str());
   c.set(handle, CURLOPT_WRITEFUNCTION, &on_body);
   c.set(handle, CURLOPT_WRITEDATA, &answer);
   c.set(handle, CURLOPT_HEADERFUNCTION, &on_header);
   c.set(handle, CURLOPT_HEADERDATA, &answer);
   c.set(handle, CURLOPT_NOSIGNAL, 1L);
-  c.set(handle, CURLOPT_FOLLOWLOCATION, 1L);
-  c.set(handle, CURLOPT_MAXREDIRS, 5L);
-  c.set(handle, CURLOPT_CONNECTTIMEOUT, 10L);
-  c.set(handle, CURLOPT_LOW_SPEED_LIMIT, 1L);  // a byte a second for
-  c.set(handle, CURLOPT_LOW_SPEED_TIME, 30L);  // so many seconds, or it stands still
+  c.set(handle, CURLOPT_NOPROGRESS, 0L);
+  c.set(handle, CURLOPT_XFERINFOFUNCTION, &on_progress);
+  c.set(handle, CURLOPT_XFERINFODATA, &access.stop);
+  c.set(handle, CURLOPT_CONNECTTIMEOUT_MS, static_cast<long>(std::min<int64_t>(10'000, patience)));
+  c.set(handle, CURLOPT_LOW_SPEED_LIMIT, static_cast<long>(kSlowest));
+  c.set(handle, CURLOPT_LOW_SPEED_TIME, static_cast<long>((patience + 999) / 1000));
+  c.set(handle, CURLOPT_TIMEOUT_MS,
+        static_cast<long>(patience + std::ssize(out) * 1000 / kSlowestOfAll));
   c.set(handle, CURLOPT_USERAGENT, "troupe");
-  if (!target.signature.empty()) {
-    c.set(handle, CURLOPT_AWS_SIGV4, target.signature.c_str());
-    c.set(handle, CURLOPT_USERNAME, target.key.c_str());
+  const bool ours = address.same_origin(target.address);
+  if (ours && !target.user.empty()) {
+    c.set(handle, CURLOPT_USERNAME, target.user.c_str());
     c.set(handle, CURLOPT_PASSWORD, target.secret.c_str());
+  }
+  if (ours && !target.signature.empty()) {
+    c.set(handle, CURLOPT_AWS_SIGV4, target.signature.c_str());
     // Of a request without a body, which the signature covers.
     headers = c.append(headers,
                        "x-amz-content-sha256: "
@@ -239,31 +414,74 @@ Answer HttpObject::Connections::ask(int64_t offset, std::span<std::byte> out) {
   }
   c.set(handle, CURLOPT_HTTPHEADER, headers);
   answer.fault = c.perform(handle);
-  c.set(handle, CURLOPT_HTTPHEADER, nullptr);
+  const char* location = nullptr;
+  c.info(handle, CURLINFO_REDIRECT_URL, &location);
+  if (location != nullptr) answer.location = location;
+  c.reset(handle);  // nothing of this answer stays in it, but the connection
   c.free_list(headers);
   put_back(handle);
-  if (answer.status == 206 && answer.fault == CURLE_OK && answer.filled < out.size()) {
-    answer.fault = CURLE_PARTIAL_FILE;
+  if (answer.fault == CURLE_ABORTED_BY_CALLBACK && asked(access.stop)) throw AskedToStop();
+  // What is too long to be said is no fault of the answer before it.
+  if (answer.error_bytes > kMostError && answer.fault == CURLE_WRITE_ERROR) answer.fault = CURLE_OK;
+  if (answer.status == 206 && answer.fault == CURLE_OK && answer.refused.empty()) {
+    if (!answer.is_asked_for()) {
+      answer.refused = other_range(answer);
+    } else if (answer.filled < out.size()) {
+      answer.fault = CURLE_PARTIAL_FILE;
+    }
   }
   if (answer.version.empty()) answer.version = answer.modified;
   return answer;
 }
 
 Answer HttpObject::Connections::ask_steadily(int64_t offset, std::span<std::byte> out) {
-  using std::chrono::milliseconds;
-  for (const milliseconds pause :
-       {milliseconds(200), milliseconds(1000), milliseconds(5000), milliseconds(20000)}) {
+  int next_try = 2;
+  for (const Duration time : {milliseconds(200), seconds(1), seconds(5), seconds(20)}) {
     Answer answer = ask(offset, out);
-    const bool refused = answer.status == 200 || answer.too_long;
-    if (refused || !answer.may_pass()) return answer;
-    std::this_thread::sleep_for(pause);
+    if (!answer.may_pass()) return answer;
+    access.log.warning(place + " at byte " + std::to_string(offset) + ": " + reason(answer) +
+                       "; try " + std::to_string(next_try++) + " of 5 in " + to_text(time));
+    pause(time);
   }
   return ask(offset, out);
 }
 
+void HttpObject::Connections::pause(Duration time) const {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::nanoseconds(time.ns);
+  while (std::chrono::steady_clock::now() < end) {
+    if (asked(access.stop)) throw AskedToStop();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+}
+
+std::string HttpObject::Connections::without_own_secrets(std::string text) const {
+  // A server may repeat all that it was sent.
+  for (const std::string_view scheme : {"Basic ", "Bearer "}) {
+    for (size_t at = text.find(scheme); at != std::string::npos; at = text.find(scheme, at)) {
+      at += scheme.size();
+      const size_t end = std::min(text.find_first_of(" \r\n\"'<", at), text.size());
+      text.replace(at, end - at, "***");
+    }
+  }
+  for (const std::string* secret : {&target.secret, &target.token}) {
+    replace_all(text, *secret, "***");
+  }
+  const std::string& url = target.address.url;
+  size_t begin = url.find('?');
+  while (begin < url.size()) {
+    const size_t end = std::min(url.find('&', begin + 1), url.size());
+    const size_t equals = url.find('=', begin);
+    if (equals < end) replace_all(text, url.substr(equals + 1, end - equals - 1), "***");
+    begin = end;
+  }
+  return text;
+}
+
 std::string HttpObject::Connections::reason(const Answer& answer) const {
-  if (answer.status == 200 || answer.too_long) {
-    return "the server sends more than the range that it is asked for; data is read in ranges";
+  if (!answer.refused.empty()) return answer.refused;
+  if (answer.fault == CURLE_OPERATION_TIMEDOUT) {
+    return "the server stands still: less than 1 KiB a second for " + to_text(access.timeout) +
+           " (data.read_timeout)";
   }
   if (answer.fault != CURLE_OK) {
     return std::string("cannot be read: ") + curl().text(answer.fault);
@@ -273,29 +491,49 @@ std::string HttpObject::Connections::reason(const Answer& answer) const {
     out += target.signature.empty()
                ? " (not allowed; nothing was signed: for s3:// set AWS_ACCESS_KEY_ID and "
                  "AWS_SECRET_ACCESS_KEY)"
-               : " (not allowed to " + target.key + ")";
+               : " (not allowed to " + target.user + ")";
   }
-  std::string error = answer.error;
+  std::string error = without_own_secrets(answer.error);
   std::replace_if(
       error.begin(), error.end(), [](unsigned char c) { return std::iscntrl(c) != 0; }, ' ');
   return error.empty() ? out : out + ": " + error;
 }
 
-std::optional<HttpObject> HttpObject::find(const std::string& url) {
-  HttpObject object(url);
+std::optional<HttpObject> HttpObject::find(const std::string& url, const RemoteAccess& access) {
+  HttpObject object(url, access);
   std::byte first{};
   const Answer answer = object.connections_->ask_steadily(0, {&first, 1});
+  const std::string& place = object.connections_->place;
   if (answer.status == 404) return {};
   if (answer.status == 416) return object;  // no first byte: it is empty
-  if (answer.fault != CURLE_OK || answer.status != 206 || answer.size < 0) {
-    fail(Code::kUnreadableData, object.connections_->place, object.connections_->reason(answer));
+  if (answer.fault != CURLE_OK || answer.status != 206 || !answer.refused.empty()) {
+    fail(Code::kUnreadableData, place, object.connections_->reason(answer));
+  }
+  if (answer.size > kMostSize) {
+    fail(Code::kUnreadableData, place, "has", answer.size, "bytes, says the server; at most",
+         kMostSize, "are read");
   }
   object.size_ = answer.size;
   object.version_ = answer.version;
   return object;
 }
 
-HttpObject::HttpObject(const std::string& url) : connections_(std::make_shared<Connections>(url)) {}
+HttpObject::HttpObject(const std::string& url, const RemoteAccess& access)
+    : connections_(std::make_shared<Connections>(url, access)) {}
+
+std::string HttpObject::identity() const {
+  const Address& address = connections_->target.address;
+  const std::string url = address.url.substr(0, address.url.find('#'));
+  size_t begin = std::min(url.find('?'), url.size());
+  std::string out = address.user + '\n' + address.password + '\n' + url.substr(0, begin);
+  while (begin < url.size()) {
+    const size_t end = std::min(url.find('&', begin + 1), url.size());
+    const std::string_view part = std::string_view(url).substr(begin + 1, end - begin - 1);
+    if (!only_signs(part)) out.append("\n").append(part);
+    begin = end;
+  }
+  return out;
+}
 
 void HttpObject::read(int64_t offset, std::span<std::byte> out) const {
   if (out.empty()) return;
@@ -303,26 +541,17 @@ void HttpObject::read(int64_t offset, std::span<std::byte> out) const {
                out.size(), size_);
   const Answer answer = connections_->ask_steadily(offset, out);
   const bool other = answer.status == 404 || answer.status == 416 ||
-                     (answer.status == 206 && (answer.version != version_ || answer.size != size_));
+                     (answer.status == 206 && answer.size >= 0 &&
+                      (answer.version != version_ || answer.size != size_));
   if (other) {
     fail(Code::kDataChanged, connections_->place,
          "is not what it was when it was opened: it was version", version_, "of", size_,
          "bytes, now it is", answer.status == 206 ? answer.version : "gone");
   }
-  if (answer.fault != CURLE_OK || answer.status != 206) {
+  if (answer.fault != CURLE_OK || answer.status != 206 || !answer.refused.empty()) {
     fail(Code::kUnreadableData, connections_->place, "at byte", offset,
          connections_->reason(answer));
   }
-}
-
-std::string shown_url(const std::string& url) {
-  const size_t query = url.find('?');
-  std::string out = url.substr(0, query);
-  const size_t host = out.find("://"), at = out.find('@', host + 3);
-  if (host != std::string::npos && at != std::string::npos && at < out.find('/', host + 3)) {
-    out.erase(host + 3, at - host - 2);
-  }
-  return out;
 }
 
 }  // namespace troupe

@@ -13,29 +13,21 @@ constexpr int64_t kOne = int64_t{1} << 48;
 constexpr int64_t kPhi = 173961102589771;  // frac(golden ratio) 2^48, rounded to odd
 constexpr int64_t kLongest = int64_t{1} << 40;
 
-using Wide = unsigned __int128;
+}  // namespace
 
-// The sum as it is: it may exceed 64 bits, the difference of two never does.
-Wide wide_floor_sum(Wide n, Wide m, Wide a, Wide b) {
-  Wide sum = 0;
+Uint128 floor_sum(Uint128 n, Uint128 m, Uint128 a, Uint128 b) {
+  Uint128 sum = 0;
   while (n > 0) {
     sum += n * (n - 1) / 2 * (a / m) + n * (b / m);
     a %= m;
     b %= m;
-    const Wide top = a * n + b;  // Swap the axes: count the points under the line by columns.
+    const Uint128 top = a * n + b;  // Swap the axes: count the points under the line by columns.
     if (top < m) break;
     n = top / m;
     b = top % m;
     std::swap(m, a);
   }
   return sum;
-}
-
-}  // namespace
-
-int64_t floor_sum(int64_t n, int64_t m, int64_t a, int64_t b) {
-  return static_cast<int64_t>(wide_floor_sum(static_cast<Wide>(n), static_cast<Wide>(m),
-                                             static_cast<Wide>(a), static_cast<Wide>(b)));
 }
 
 Mix::Mix(const std::vector<double>& weights, const Rng& rng) : bounds_{0} {
@@ -55,9 +47,9 @@ Mix::Mix(const std::vector<double>& weights, const Rng& rng) : bounds_{0} {
 
 // Among u_0 ... u_{n-1} those below `bound`: floor(x) - floor(x - bound) is 1 for each, else 0.
 int64_t Mix::count_below(int64_t bound, int64_t n) const {
-  const auto count = static_cast<Wide>(n), one = static_cast<Wide>(kOne);
-  const Wide all = wide_floor_sum(count, one, kPhi, static_cast<Wide>(theta_));
-  const Wide rest = wide_floor_sum(count, one, kPhi, static_cast<Wide>(theta_ + kOne - bound));
+  const auto count = static_cast<Uint128>(n), one = static_cast<Uint128>(kOne);
+  const Uint128 all = floor_sum(count, one, kPhi, static_cast<Uint128>(theta_));
+  const Uint128 rest = floor_sum(count, one, kPhi, static_cast<Uint128>(theta_ + kOne - bound));
   return static_cast<int64_t>(all + count - rest);
 }
 
@@ -70,8 +62,8 @@ int64_t Mix::count(int source, int64_t n) const {
 MixedSample Mix::at(int64_t n) const {
   TROUPE_CHECK(0 <= n && n < kLongest, n);
   const auto u = static_cast<int64_t>(
-      (static_cast<Wide>(kPhi) * static_cast<Wide>(n) + static_cast<Wide>(theta_)) &
-      static_cast<Wide>(kOne - 1));
+      (static_cast<Uint128>(kPhi) * static_cast<Uint128>(n) + static_cast<Uint128>(theta_)) &
+      static_cast<Uint128>(kOne - 1));
   const auto above = std::upper_bound(bounds_.begin(), bounds_.end(), u);
   const int source = static_cast<int>(above - bounds_.begin()) - 1;
   return {.source = source, .index = count(source, n)};

@@ -35,7 +35,9 @@ class Mix {
   int64_t theta_;
 };
 
-// sum over 0 <= i < n of floor((a i + b) / m); a, b < m <= 2^48, n <= 2^40.
-int64_t floor_sum(int64_t n, int64_t m, int64_t a, int64_t b);
+// sum over 0 <= i < n of floor((a i + b) / m); a, b < m <= 2^48, n <= 2^40. It may exceed 64 bits;
+// the difference of two that Mix takes never does.
+__extension__ using Uint128 = unsigned __int128;
+Uint128 floor_sum(Uint128 n, Uint128 m, Uint128 a, Uint128 b);
 
 }  // namespace troupe

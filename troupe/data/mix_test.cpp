@@ -23,7 +23,9 @@ TEST(FloorSum, IsTheSumOfFloors) {
     for (int64_t i = 0; i < n; ++i) {
       sum += static_cast<int64_t>((static_cast<__int128>(a) * i + b) / m);
     }
-    EXPECT_EQ(floor_sum(n, m, a, b), sum) << n << ' ' << m << ' ' << a << ' ' << b;
+    const Uint128 found = floor_sum(static_cast<Uint128>(n), static_cast<Uint128>(m),
+                                    static_cast<Uint128>(a), static_cast<Uint128>(b));
+    EXPECT_EQ(static_cast<int64_t>(found), sum) << n << ' ' << m << ' ' << a << ' ' << b;
   }
 }
 

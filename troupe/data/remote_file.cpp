@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -17,6 +18,7 @@
 #include "troupe/core/check.h"
 #include "troupe/core/file.h"
 #include "troupe/core/hash.h"
+#include "troupe/core/secrets.h"
 
 namespace troupe {
 namespace {
@@ -37,11 +39,17 @@ std::string cache_folder(const CacheConfig& cache) {
 // Blocks of one version of one object; what is on the disk is a copy that may go at any time.
 class Blocks {
  public:
-  Blocks(const CacheConfig& cache, const std::string& url, const HttpObject& object)
+  Blocks(const CacheConfig& cache, const HttpObject& object)
       : root_(cache_folder(cache)),
-        folder_(root_ + '/' +
-                hex(hash64(url + '\n' + object.version() + '\n' + std::to_string(object.size())))),
+        own_(object.version().empty()),
+        folder_(root_ + '/' + (own_ ? own_name() : name_of(object))),
         most_(cache.most.value) {}
+  Blocks(const Blocks&) = delete;
+  Blocks& operator=(const Blocks&) = delete;
+  ~Blocks() {
+    std::error_code error;
+    if (own_) fs::remove_all(folder_, error);
+  }
 
   // Whether it is here; then `out` is filled from `offset` of the block on.
   bool read(int64_t block, int64_t bytes, int64_t offset, std::span<std::byte> out) const {
@@ -92,6 +100,18 @@ class Blocks {
  private:
   static constexpr int64_t kHashBytes = 8;
 
+  static std::string name_of(const HttpObject& object) {
+    Hasher hasher;
+    hasher.update(object.identity() + '\n' + object.version() + '\n' +
+                  std::to_string(object.size()));
+    return hex(hasher.digest128());
+  }
+  static std::string own_name() {
+    static std::atomic<int64_t> count = 0;
+    const auto now = std::chrono::system_clock::now().time_since_epoch().count();
+    return "own-" + std::to_string(::getpid()) + '-' + std::to_string(count.fetch_add(1)) + '-' +
+           std::to_string(now);
+  }
   std::string path_of(int64_t block) const { return folder_ + '/' + std::to_string(block); }
   bool known_good(int64_t block) const {
     const std::lock_guard lock(mutex_);
@@ -133,7 +153,9 @@ class Blocks {
     }
   }
 
-  const std::string root_, folder_;
+  const std::string root_;
+  const bool own_;  // of this process alone
+  const std::string folder_;
   const int64_t most_;
   mutable std::mutex mutex_;
   mutable std::set<int64_t> good_;  // whose hash was right
@@ -143,8 +165,13 @@ class Blocks {
 
 class RemoteFile : public DataFile {
  public:
-  RemoteFile(const std::string& url, HttpObject object, const CacheConfig& cache)
-      : path_(shown_url(url)), object_(std::move(object)), blocks_(cache, path_, object_) {}
+  RemoteFile(const std::string& url, HttpObject object, const RemoteAccess& remote)
+      : path_(without_secrets(url)), object_(std::move(object)), blocks_(remote.cache, object_) {
+    if (!object_.version().empty() || object_.size() == 0) return;
+    remote.log.warning(path_ +
+                       ": the server names no version of it (ETag, Last-Modified): nothing of it "
+                       "is kept for later runs, and a change of it is not noticed");
+  }
 
   const std::string& path() const override { return path_; }
   int64_t size() const override { return object_.size(); }
@@ -203,10 +230,10 @@ class RemoteFile : public DataFile {
 
 }  // namespace
 
-DataFilePtr find_remote_file(const std::string& url, const CacheConfig& cache) {
-  std::optional<HttpObject> object = HttpObject::find(url);
+DataFilePtr find_remote_file(const std::string& url, const RemoteAccess& remote) {
+  std::optional<HttpObject> object = HttpObject::find(url, remote);
   if (!object) return nullptr;
-  return std::make_shared<RemoteFile>(url, std::move(*object), cache);
+  return std::make_shared<RemoteFile>(url, std::move(*object), remote);
 }
 
 }  // namespace troupe

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "troupe/core/check.h"
-#include "troupe/data/memory_source.h"
+#include "troupe/data/memory_source_test.h"
 #include "troupe/testing/files.h"
 
 namespace troupe {

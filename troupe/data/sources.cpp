@@ -99,19 +99,19 @@ class MockSource : public TokenSource {
 }  // namespace
 
 TokenSourcePtr MegatronFiles::open(const SourceNeeds& needs) const {
-  auto source = std::make_shared<TokenFile>(path, needs.log, needs.cache);
-  require_tokenizer(token_prefix(path), needs.tokenizer, needs.cache);
+  auto source = std::make_shared<TokenFile>(path, needs.log, needs.remote);
+  require_tokenizer(token_prefix(path), needs.tokenizer, needs.remote);
   return source;
 }
 
 TokenSourcePtr FlatFile::open(const SourceNeeds& needs) const {
   const TokenType wide = type == FlatType::kU16 ? TokenType::kU16 : TokenType::kU32;
-  return std::make_shared<FlatSource>(open_data_file(path, needs.cache), wide, 0);
+  return std::make_shared<FlatSource>(open_data_file(path, needs.remote), wide, 0);
 }
 
 TokenSourcePtr LlmcFile::open(const SourceNeeds& needs) const {
   constexpr int64_t kHeaderBytes = 1024;
-  const DataFilePtr file = open_data_file(path, needs.cache);
+  const DataFilePtr file = open_data_file(path, needs.remote);
   if (file->size() < kHeaderBytes) {
     fail(Code::kBadTokenFile, path, "has", file->size(), "bytes; the header has", kHeaderBytes);
   }
@@ -133,7 +133,7 @@ TokenSourcePtr LlmcFile::open(const SourceNeeds& needs) const {
 }
 
 TokenSourcePtr TextFile::open(const SourceNeeds& needs) const {
-  return std::make_shared<FlatSource>(open_data_file(path, needs.cache), TokenType::kU8, 0);
+  return std::make_shared<FlatSource>(open_data_file(path, needs.remote), TokenType::kU8, 0);
 }
 
 TokenSourcePtr MockTokens::open(const SourceNeeds& needs) const {

@@ -21,7 +21,7 @@ struct SourceNeeds {
   std::string tokenizer = {};       // fingerprint of the recipe's tokenizer; empty: not known
   std::optional<int32_t> eod = {};  // the id that ends a document
   Log log = {};
-  CacheConfig cache = {};
+  RemoteAccess remote = {};
 };
 
 // How a source takes part in a mix; fields of every kind.

@@ -12,9 +12,9 @@ std::string token_prefix(const std::string& path) {
   return has_suffix ? path.substr(0, path.size() - 4) : path;
 }
 
-TokenFile::TokenFile(const std::string& path, const Log& log, const CacheConfig& cache)
-    : bin_(open_data_file(token_prefix(path) + ".bin", cache)),
-      index_(token_prefix(path) + ".idx", bin_->size(), cache) {
+TokenFile::TokenFile(const std::string& path, const Log& log, const RemoteAccess& remote)
+    : bin_(open_data_file(token_prefix(path) + ".bin", remote)),
+      index_(token_prefix(path) + ".idx", bin_->size(), remote) {
   const int64_t item = size_bytes(index_.type());
   if (bin_->size() % item != 0) {
     fail(Code::kBadTokenFile, bin_->path(), "has", bin_->size(), "bytes, no multiple of the", item,
@@ -31,7 +31,7 @@ TokenFile::TokenFile(const std::string& path, const Log& log, const CacheConfig&
     for (const int32_t length : lengths) starts_.push_back(starts_.back() + length);
   }
   const std::string weights = token_prefix(path) + ".weights";
-  weights_ = find_data_file(weights, cache);
+  weights_ = find_data_file(weights, remote);
   if (weights_ && weights_->size() != num_tokens()) {
     fail(Code::kBadTokenFile, weights, "has", weights_->size(), "bytes; one for each of the",
          num_tokens(), "tokens is expected");

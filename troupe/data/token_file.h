@@ -17,7 +17,7 @@ class TokenFile : public TokenSource {
  public:
   // `path` is PREFIX, or one of the two files. A `.bin` that is longer than its index says is a
   // warning; one that is shorter, or no whole number of tokens, is refused.
-  explicit TokenFile(const std::string& path, const Log& log = {}, const CacheConfig& cache = {});
+  explicit TokenFile(const std::string& path, const Log& log = {}, const RemoteAccess& remote = {});
 
   const TokenIndex& index() const { return index_; }
   std::string place() const override { return bin_->path(); }

@@ -42,8 +42,8 @@ uint64_t hash_of(const DataFile& file) {
 
 }  // namespace
 
-TokenIndex::TokenIndex(const std::string& path, int64_t bin_bytes, const CacheConfig& cache)
-    : file_(open_data_file(path, cache)) {
+TokenIndex::TokenIndex(const std::string& path, int64_t bin_bytes, const RemoteAccess& remote)
+    : file_(open_data_file(path, remote)) {
   read_header();
   check_sequences(bin_bytes);
   check_documents();

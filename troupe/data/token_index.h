@@ -31,7 +31,7 @@ inline constexpr int64_t kIndexHeaderBytes = 34;
 class TokenIndex {
  public:
   // `bin_bytes` is the size of the `.bin`, which no sequence may exceed.
-  TokenIndex(const std::string& path, int64_t bin_bytes, const CacheConfig& cache = {});
+  TokenIndex(const std::string& path, int64_t bin_bytes, const RemoteAccess& remote = {});
 
   const DataFile& file() const { return *file_; }
   TokenType type() const { return type_; }

@@ -99,7 +99,7 @@ struct TokenWriter::Part {
 TokenWriter::TokenWriter(Fs& fs, TokenOutput output, std::optional<TokenCounts> from)
     : fs_(fs), output_(std::move(output)), folder_(folder(output_.prefix)) {
   const std::string index = output_.prefix + ".idx";
-  if (!output_.replace && stdfs::exists(index)) {
+  if (!output_.replace && file_kind(index) != FileKind::kNothing) {
     fail(Code::kOutputExists, index, "exists; nothing was overwritten");
   }
   lock_ = lock_folder(fs_, folder_);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
+#include <utility>
 
 #include "troupe/checkpoint/hf/hf_keys.h"
 #include "troupe/core/file.h"
@@ -13,7 +15,6 @@ namespace troupe {
 namespace {
 
 constexpr int64_t kMaxConfig = int64_t{16} << 20;  // bytes
-constexpr int64_t kMostLayers = 10'000;            // published models have 126 at most
 
 const char* architecture(HfFamily family) {
   switch (family) {
@@ -41,6 +42,21 @@ std::string pattern_of(const std::vector<bool>& layers) {
     i = end;
   }
   return out;
+}
+
+// Told by the name that config.json has for it, where that is one of the common ones.
+void require_counts(const ModelConfig& model, const std::string& place) {
+  constexpr std::pair<const char*, const char*> kTheirs[] = {{"layers", "num_hidden_layers"},
+                                                             {"heads", "num_attention_heads"},
+                                                             {"width", "hidden_size"},
+                                                             {"vocab", "vocab_size"}};
+  for (const CountFault& fault : counts_out_of_bounds(model, kModelBounds)) {
+    const auto known =
+        std::ranges::find(kTheirs, fault.path, [](const auto& t) { return t.first; });
+    const bool named = known != std::end(kTheirs);
+    fail(Code::kBadModelConfig, place + (named ? known->second : "model." + fault.path),
+         fault.what);
+  }
 }
 
 // Twelve digits: a coefficient that was converted and back again is the one that was written.
@@ -142,9 +158,9 @@ class Family {
   }
 
   void check_sizes() {
-    if (c_.layers < 0 || c_.layers > kMostLayers) {
-      k_.refuse("num_hidden_layers", "is out of range: 0 to 10000");
-    }
+    if (!k_.reads()) return;
+    if (c_.layers < 0) k_.refuse("num_hidden_layers", "must not be negative");
+    require_counts(c_, k_.place());
   }
 
   void init_std() {
@@ -375,9 +391,10 @@ class Family {
     Json& list = k_.at("mlp_only_layers");
     if (!k_.reads()) return void(list = dense);
     std::vector<bool> layers;
-    for (I i = 0; i < c_.layers; ++i) {
-      const bool listed = list.is_array() && std::ranges::find(list, Json(i)) != list.end();
-      layers.push_back(!listed && (i + 1) % step == 0);
+    for (I i = 0; i < c_.layers; ++i) layers.push_back((i + 1) % step == 0);
+    for (const Json& item : list.is_array() ? list : Json::array()) {
+      const I i = item.is_number_integer() ? item.get<I>() : -1;
+      if (0 <= i && i < c_.layers) layers[static_cast<size_t>(i)] = false;
     }
     c_.moe.layers = layers.empty() ? "1" : pattern_of(layers);
   }
@@ -621,6 +638,7 @@ HfConfig parse_hf_config(const std::string& text, const std::string& file) {
     family.visit();
     family.tokens_and_type();
     family.quantization();
+    require_counts(out.model, file + ": ");
   } catch (const nlohmann::json::exception& e) {
     fail(Code::kBadModelConfig, file, "has a value of the wrong sort:", e.what());
   }

@@ -28,6 +28,7 @@ class HfKeys {
       : json_(json), reads_(reads), place_(std::move(place)) {}
 
   bool reads() const { return reads_; }
+  const std::string& place() const { return place_; }
   bool has(const char* name) const { return json_.contains(name) && !json_[name].is_null(); }
 
   template <class T>
@@ -109,9 +110,8 @@ class HfKeys {
                          std::trunc(value.get<double>()) == value.get<double>() &&
                          std::abs(value.get<double>()) < 1e15;
       if (!value.is_number_integer() && !whole) refuse(name, "a whole number is expected");
-      if (value.is_number_unsigned() && value.get<uint64_t>() > uint64_t{1} << 62) {
-        refuse(name, "is too large");
-      }
+      constexpr double kMost = int64_t{1} << 40;  // of any count; nothing is computed with more
+      if (std::abs(value.get<double>()) > kMost) refuse(name, "is too large");
     } else if constexpr (std::is_floating_point_v<T>) {
       if (!value.is_number()) refuse(name, "a number is expected");
     } else if constexpr (std::is_same_v<T, std::string>) {

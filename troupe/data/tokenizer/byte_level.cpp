@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "troupe/data/tokenizer/utf8.h"
+#include "troupe/core/utf8.h"
 
 namespace troupe {
 namespace {

@@ -5,10 +5,10 @@
 #include <memory>
 
 #include "troupe/core/text.h"
+#include "troupe/core/utf8.h"
 #include "troupe/data/tokenizer/byte_level.h"
 #include "troupe/data/tokenizer/json_node.h"
 #include "troupe/data/tokenizer/normalizer.h"
-#include "troupe/data/tokenizer/utf8.h"
 
 namespace troupe {
 namespace {

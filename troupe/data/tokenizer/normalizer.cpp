@@ -3,9 +3,9 @@
 #include <map>
 #include <memory>
 
+#include "troupe/core/utf8.h"
 #include "troupe/data/tokenizer/json_node.h"
 #include "troupe/data/tokenizer/unicode.h"
-#include "troupe/data/tokenizer/utf8.h"
 
 namespace troupe {
 namespace {

@@ -5,12 +5,12 @@
 #include <cctype>
 
 #include "troupe/core/text.h"
+#include "troupe/core/utf8.h"
 #include "troupe/data/tokenizer/json_node.h"
 #include "troupe/data/tokenizer/normalizer.h"
 #include "troupe/data/tokenizer/patterns.h"
 #include "troupe/data/tokenizer/splitter.h"
 #include "troupe/data/tokenizer/unicode.h"
-#include "troupe/data/tokenizer/utf8.h"
 
 namespace troupe {
 namespace {
@@ -313,10 +313,6 @@ void PreTokenizer::add_byte_level(const JsonNode& node) {
   if (node.flag("use_regex", true))
     steps_.push_back(isolate(std::string(kGpt2Pattern), node.place()));
   byte_level_ = true;
-}
-
-PreTokenizer PreTokenizer::gpt2() {
-  return pattern(std::string(kGpt2Pattern), "GPT-2's pattern");
 }
 
 PreTokenizer PreTokenizer::pattern(const std::string& regex, const std::string& place) {

@@ -40,8 +40,6 @@ class PreTokenizer {
   // ByteLevel, which would see bytes as characters of another alphabet.
   explicit PreTokenizer(const JsonNode& node) { add(node); }
 
-  // What is left of a GPT-2 tokenizer whose files are vocab.json and merges.txt.
-  static PreTokenizer gpt2();
   // One pattern, each match a piece, and the rest between them too; then bytes.
   static PreTokenizer pattern(const std::string& regex, const std::string& place);
 

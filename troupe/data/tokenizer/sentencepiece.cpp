@@ -7,11 +7,11 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/file.h"
+#include "troupe/core/utf8.h"
 #include "troupe/data/tokenizer/bpe_tokenizer.h"
 #include "troupe/data/tokenizer/decoder.h"
 #include "troupe/data/tokenizer/sentencepiece_model.h"
 #include "troupe/data/tokenizer/token_table.h"
-#include "troupe/data/tokenizer/utf8.h"
 
 namespace troupe {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/text.h"
+#include "troupe/core/utf8.h"
 #include "troupe/data/tokenizer/decoder.h"
 #include "troupe/data/tokenizer/token_table.h"
-#include "troupe/data/tokenizer/utf8.h"
 
 namespace troupe {
 namespace {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "troupe/core/utf8.h"
 #include "troupe/data/tokenizer/patterns.h"
 #include "troupe/data/tokenizer/unicode.h"
-#include "troupe/data/tokenizer/utf8.h"
 
 namespace troupe {
 namespace {

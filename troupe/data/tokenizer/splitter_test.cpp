@@ -6,9 +6,9 @@
 #include <random>
 
 #include "troupe/core/check.h"
-#include "troupe/core/cpu_seconds.h"
+#include "troupe/core/utf8.h"
 #include "troupe/data/tokenizer/patterns.h"
-#include "troupe/data/tokenizer/utf8.h"
+#include "troupe/testing/cpu_seconds.h"
 
 namespace troupe {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "troupe/core/utf8.h"
 #include "troupe/data/tokenizer/unicode.h"
-#include "troupe/data/tokenizer/utf8.h"
 
 namespace troupe {
 

@@ -7,11 +7,11 @@
 #include "troupe/core/check.h"
 #include "troupe/core/file.h"
 #include "troupe/core/text.h"
+#include "troupe/core/utf8.h"
 #include "troupe/data/tokenizer/bpe_tokenizer.h"
 #include "troupe/data/tokenizer/byte_level.h"
 #include "troupe/data/tokenizer/json_node.h"
 #include "troupe/data/tokenizer/special_names.h"
-#include "troupe/data/tokenizer/utf8.h"
 
 namespace troupe {
 namespace {
@@ -300,7 +300,7 @@ void read_special(const std::string& config, const std::string& file, BpeTokeniz
 
 std::string config_beside(const std::string& path) {
   const auto config = std::filesystem::path(path).parent_path() / "tokenizer_config.json";
-  return std::filesystem::exists(config) ? config.string() : std::string();
+  return is_there(config.string()) ? config.string() : std::string();
 }
 
 std::unique_ptr<Tokenizer> build(const std::string& json, const std::string& file,

@@ -5,8 +5,8 @@
 #include <cstdio>
 
 #include "troupe/core/check.h"
-#include "troupe/core/cpu_seconds.h"
 #include "troupe/data/tokenizer/byte_level.h"
+#include "troupe/testing/cpu_seconds.h"
 
 namespace troupe {
 namespace {

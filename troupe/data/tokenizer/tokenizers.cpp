@@ -12,11 +12,13 @@
 namespace troupe {
 namespace {
 
-namespace fs = std::filesystem;
+bool is_folder(const std::string& path) {
+  return file_kind(path) == FileKind::kFolder;
+}
 
 // The first bytes of a file; "" where it is none.
 std::string head_of(const std::string& path) {
-  if (!fs::is_regular_file(path)) return {};
+  if (file_kind(path) != FileKind::kFile) return {};
   const InputFile file(path);
   std::string head(static_cast<size_t>(std::min<int64_t>(file.size(), 512)), '\0');
   file.read_at(0, std::as_writable_bytes(std::span(head)));
@@ -31,36 +33,36 @@ bool is_json(const std::string& path) {
 
 // A folder's tokenizer.json counts before its older forms.
 std::string json_of(const std::string& name) {
-  return fs::is_directory(name) ? name + "/tokenizer.json" : name;
+  return is_folder(name) ? name + "/tokenizer.json" : name;
 }
 std::string model_of(const std::string& name) {
-  return fs::is_directory(name) ? name + "/tokenizer.model" : name;
+  return is_folder(name) ? name + "/tokenizer.model" : name;
 }
 
 // A folder's ranks: tokenizer.model (as Llama 3 has it), or its one .tiktoken file.
 std::string ranks_of(const std::string& name) {
-  if (!fs::is_directory(name) || fs::exists(model_of(name))) return model_of(name);
+  if (!is_folder(name) || is_there(model_of(name))) return model_of(name);
   std::string found;
-  for (const auto& entry : fs::directory_iterator(name)) {
-    if (entry.path().extension() != ".tiktoken") continue;
+  for (const std::string& entry : names_in(name)) {
+    if (!entry.ends_with(".tiktoken")) continue;
     if (!found.empty()) {
       fail(Code::kNoTokenizer, name, "has more than one .tiktoken file; name the one to use");
     }
-    found = entry.path().string();
+    found = name + '/' + entry;
   }
   return found;
 }
 
 std::string vocab_of(const std::string& name) {
-  return fs::is_directory(name) ? name + "/vocab.json" : name;
+  return is_folder(name) ? name + "/vocab.json" : name;
 }
 std::string merges_of(const std::string& name) {
-  return (fs::path(vocab_of(name)).parent_path() / "merges.txt").string();
+  return (std::filesystem::path(vocab_of(name)).parent_path() / "merges.txt").string();
 }
 
 bool is_gpt2(const std::string& name) {
-  return fs::path(vocab_of(name)).filename() == "vocab.json" && is_json(vocab_of(name)) &&
-         fs::exists(merges_of(name));
+  return std::filesystem::path(vocab_of(name)).filename() == "vocab.json" &&
+         is_json(vocab_of(name)) && is_there(merges_of(name));
 }
 
 // A message's first field of the pieces: tag 1, bytes.
@@ -84,7 +86,7 @@ const std::vector<TokenizerKind>& tokenizer_kinds() {
        make_null_tokenizer},
       {"gpt2", "vocab.json with merges.txt beside it",
        [](const std::string& name) {
-         return !is_json(json_of(name)) ? is_gpt2(name) : !fs::is_directory(name) && is_gpt2(name);
+         return !is_json(json_of(name)) ? is_gpt2(name) : !is_folder(name) && is_gpt2(name);
        },
        [](const std::string& name) { return open_gpt2_files(vocab_of(name), merges_of(name)); }},
       {"tokenizer.json", "a file of Hugging Face's tokenizers",
@@ -102,7 +104,7 @@ std::unique_ptr<Tokenizer> open_tokenizer(const std::string& name) {
   for (const TokenizerKind& kind : tokenizer_kinds()) {
     if (kind.fits(name)) return kind.open(name);
   }
-  if (!fs::is_directory(name)) const InputFile readable(name);  // says why it is not
+  if (!is_folder(name)) const InputFile readable(name);  // says why it is not
   std::string known;
   for (const TokenizerKind& kind : tokenizer_kinds()) {
     known += (known.empty() ? "" : "; ") + std::string(kind.what);

@@ -8,13 +8,13 @@
 #include <random>
 
 #include "troupe/core/check.h"
+#include "troupe/core/utf8.h"
 #include "troupe/data/tokenizer/bytes.h"
 #include "troupe/data/tokenizer/encode_all.h"
 #include "troupe/data/tokenizer/patterns.h"
 #include "troupe/data/tokenizer/tiktoken.h"
 #include "troupe/data/tokenizer/tokenizer_json.h"
 #include "troupe/data/tokenizer/train_bpe.h"
-#include "troupe/data/tokenizer/utf8.h"
 #include "troupe/testing/backend.h"
 #include "troupe/testing/temporary_folder.h"
 
@@ -257,6 +257,21 @@ TEST(TrainBpe, RefusesBadSettings) {
   EXPECT_THROW(trained({.vocab = 300, .pattern = "gpt9"}), Error);
   EXPECT_THROW(trained({.vocab = 300, .special = {"<a>", "<a>"}}), Error);
   EXPECT_THROW(trained({.vocab = 300, .special = {"a"}}), Error);
+}
+
+TEST(Tokenizers, F161_ANameThatCannotBeAskedForIsAnErrorOfData) {
+  const testing::TemporaryFolder folder;
+  const std::string loop = folder / "loop";
+  std::filesystem::create_symlink(loop, loop);
+  for (const std::string& name : {loop, folder / std::string(300, 'a')}) {
+    try {
+      open_tokenizer(name);
+      FAIL();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.exit_class(), ExitClass::kData) << e.what();
+      EXPECT_TRUE(std::string(e.what()).starts_with(name)) << e.what();
+    }
+  }
 }
 
 }  // namespace

@@ -13,10 +13,10 @@
 #include "troupe/core/check.h"
 #include "troupe/core/hash.h"
 #include "troupe/core/text.h"
+#include "troupe/core/utf8.h"
 #include "troupe/data/tokenizer/byte_level.h"
 #include "troupe/data/tokenizer/patterns.h"
 #include "troupe/data/tokenizer/pre_tokenizer.h"
-#include "troupe/data/tokenizer/utf8.h"
 
 namespace troupe {
 namespace {

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "troupe/core/check.h"
+#include "troupe/core/utf8.h"
 #include "troupe/data/tokenizer/unicode_ranges.h"
-#include "troupe/data/tokenizer/utf8.h"
 
 namespace troupe {
 namespace {

@@ -1,4 +1,4 @@
-#include "troupe/data/tokenizer/utf8.h"
+#include "troupe/core/utf8.h"
 
 #include <cstdint>
 #include <cstring>

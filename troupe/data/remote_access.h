@@ -1,0 +1,30 @@
+// How files behind URLs are read: where they are kept, how long a server is waited for, who is told
+// of it, and what ends the wait.
+#pragma once
+
+#include <string>
+
+#include "troupe/core/log.h"
+#include "troupe/core/stop.h"
+#include "troupe/core/units.h"
+
+namespace troupe {
+
+// Where parts of files behind URLs are kept, so that each is asked for once.
+struct CacheConfig {
+  std::string dir;  // empty: ~/.cache/troupe
+  Bytes most = {};  // what is kept of all files together, the newest; 0: everything
+  static void visit(auto& c, auto&& f) {
+    f("dir", c.dir);
+    f("most", c.most);
+  }
+};
+
+struct RemoteAccess {
+  CacheConfig cache = {};
+  Duration timeout = seconds(30);  // data.read_timeout
+  Log log = {};                    // a warning for each try that failed
+  StopQuestion stop = {};          // ends a wait within a second, by AskedToStop
+};
+
+}  // namespace troupe
