@@ -23,6 +23,7 @@
   X(cross_entropy_backward, CrossEntropyBackward)          \
   X(cumsum, Cumsum)                                        \
   X(dequantize, Dequantize)                                \
+  X(dequantize_fp8, DequantizeFp8)                         \
   X(drop_over_capacity, DropOverCapacity)                  \
   X(drop_over_capacity_backward, DropOverCapacityBackward) \
   X(expert_choice, ExpertChoice)                           \
@@ -47,6 +48,7 @@
   X(permute, Permute)                                      \
   X(quantile, Quantile)                                    \
   X(quantize, Quantize)                                    \
+  X(quantize_fp8, QuantizeFp8)                             \
   X(radix_sort, RadixSort)                                 \
   X(replicate, Replicate)                                  \
   X(replicate_backward, ReplicateBackward)                 \

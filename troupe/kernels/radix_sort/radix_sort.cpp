@@ -1,7 +1,6 @@
 #include "troupe/kernels/radix_sort/radix_sort.h"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
 #include <numeric>
 #include <vector>
@@ -9,11 +8,6 @@
 #include "troupe/kernels/radix_sort/passes.h"
 
 namespace troupe {
-
-int sort_bits(int64_t num_values) {
-  TROUPE_CHECK(num_values >= 1, "values", num_values);
-  return std::max(1, static_cast<int>(std::bit_width(static_cast<uint64_t>(num_values - 1))));
-}
 
 void validate(const RadixSort& a) {
   const int64_t n = a.x.cols;

@@ -5,7 +5,7 @@
 //   indices    = 0 .. n-1 ordered by (key(x[i]), i)
 //   out[j]     = x[indices[j]]
 //
-// With E experts end_bit = max(ceil(log2 E), 1) suffices (sort_bits): one pass for up to 256 of
+// With E experts end_bit = max(ceil(log2 E), 1) suffices: one pass for up to 256 of
 // them. Digits of 8 bits, least first; integer counts alone, so the result is the same bits on
 // every path. x is not changed and must not overlap out.
 #pragma once
@@ -17,8 +17,6 @@
 #include "troupe/core/pool.h"
 
 namespace troupe {
-
-int sort_bits(int64_t num_values);  // for values in [0, num_values)
 
 struct RadixSort {
   IntRef x;                    // [1, n]  n below 2^31

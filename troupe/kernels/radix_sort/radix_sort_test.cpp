@@ -99,7 +99,7 @@ TEST_P(RadixSortTest, BitsFromTheEndOnDoNotCount) {
 
 // Equal values keep their order, which makes `indices` those of the routing plan (rule P1).
 TEST_P(RadixSortTest, P4_EqualValuesKeepTheirOrder) {
-  Problem<int32_t> p(50000, sort_bits(60), 0, 59);
+  Problem<int32_t> p(50000, 6, 0, 59);
   run(GetParam(), p.args());
   for (int64_t i = 1; i < p.n; ++i) {
     ASSERT_LE(p.out[i - 1], p.out[i]);
@@ -111,14 +111,20 @@ INSTANTIATE_TEST_SUITE_P(All, RadixSortTest,
                          ::testing::Values(Backend::kCpu, Backend::kCpuThreads, Backend::kCuda),
                          testing::backend_name);
 
+// max(ceil(log2 E), 1) bits order the experts as all bits do, and one less does not.
 TEST(RadixSort, P4_SortBitsAreThoseOfTheExperts) {
-  EXPECT_EQ(sort_bits(1), 1);
-  EXPECT_EQ(sort_bits(2), 1);
-  EXPECT_EQ(sort_bits(3), 2);
-  EXPECT_EQ(sort_bits(128), 7);
-  EXPECT_EQ(sort_bits(129), 8);
-  EXPECT_EQ(sort_bits(70000), 17);
-  EXPECT_THROW(sort_bits(0), Error);
+  for (const auto& [experts, bits] :
+       {std::pair{1, 1}, {2, 1}, {3, 2}, {128, 7}, {129, 8}, {70000, 17}}) {
+    Problem<int32_t> p(3001, bits, 0, experts - 1);
+    p.x[0] = experts - 1;
+    p.x[1] = 0;
+    radix_sort_cpu(p.args(), serial);
+    EXPECT_TRUE(std::is_sorted(p.out.data(), p.out.data() + p.n)) << experts;
+    if (bits == 1) continue;
+    p.end_bit = bits - 1;
+    radix_sort_cpu(p.args(), serial);
+    EXPECT_FALSE(std::is_sorted(p.out.data(), p.out.data() + p.n)) << experts;
+  }
 }
 
 TEST(RadixSort, RefusesBitsOutsideTheType) {

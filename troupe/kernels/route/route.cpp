@@ -288,17 +288,6 @@ void backward_row(const RouteBackward& a, int64_t t, const Row& row, T* out) {
 
 }  // namespace
 
-void check_choices(const Mat<const int32_t>& ids, int64_t experts) {
-  for (int64_t t = 0; t < ids.rows; ++t) {
-    std::vector<int32_t> row(ids.row(t), ids.row(t) + ids.cols);
-    std::sort(row.begin(), row.end());
-    TROUPE_CHECK(row.empty() || (row.front() >= 0 && row.back() < experts), "row", t,
-                 "chooses expert", row.front() < 0 ? row.front() : row.back(), "of", experts);
-    const auto twice = std::adjacent_find(row.begin(), row.end());
-    TROUPE_CHECK(twice == row.end(), "row", t, "chooses expert", *twice, "twice");
-  }
-}
-
 void validate(const RouteRule& r, int64_t E) {
   TROUPE_CHECK(E >= 1, "experts", E);
   TROUPE_CHECK(1 <= r.choices && r.choices <= E, "top_k", r.choices, "of", E, "experts");

@@ -33,8 +33,7 @@
 // An invalid token (valid[t] = 0, G3) has ids -1 and weights, lse and gradients 0, and is in no
 // sum. NaN ranks as -inf. A row whose lse is NaN (a NaN or +inf in it, or nothing above -inf) has
 // NaN weights, and ids that are distinct and in range (E12). A given id outside [0, E), which
-// becomes -1, or repeated in its token, makes the token's weights NaN (E22); check_choices() is for
-// refusing such a table when it is loaded.
+// becomes -1, or repeated in its token, makes the token's weights NaN (E22).
 //
 // Backward: grad_logits of the scalar
 //   sum grad_weights weights + sum grad_probs probs + grad_lse_squares lse_squares
@@ -108,9 +107,6 @@ struct RouteBackward {
   MatRef grad_lse_squares;  // [1, 1]  may be without data
   MutRef grad_logits;       // [T, E]  out, logits' type
 };
-
-// Throws if an id is outside [0, experts) or twice in its row, naming the row; ids on the host.
-void check_choices(const Mat<const int32_t>& ids, int64_t experts);
 
 void validate(const RouteRule& rule, int64_t experts);
 void validate(const Route& args);

@@ -708,12 +708,5 @@ TEST(Route, RefusesWhatExcludesEachOther) {
   EXPECT_THROW(route_backward_cpu(b, serial), Error);
 }
 
-TEST(Route, R14_E22_RefusesTablesWithRepeatedOrUnknownExperts) {
-  const int32_t good[] = {0, 1, 2, 3}, twice[] = {0, 1, 2, 2}, unknown[] = {0, 1, 2, 4};
-  EXPECT_NO_THROW(check_choices({good, 2, 2, 2}, 4));
-  EXPECT_THROW(check_choices({twice, 2, 2, 2}, 4), Error);
-  EXPECT_THROW(check_choices({unknown, 2, 2, 2}, 4), Error);
-}
-
 }  // namespace
 }  // namespace troupe

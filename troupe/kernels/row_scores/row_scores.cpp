@@ -4,17 +4,10 @@ namespace troupe {
 namespace {
 
 template <class T>
-void gather(const RowScores& a, int64_t begin, int64_t end) {
+void gather(const RowScores& a) {
   const Mat<const T> in = a.in.as<T>();
   const Mat<T> out = a.out.as<T>();
-  for (int64_t i = begin; i < end; ++i) out(i, 0) = a.index[i] < 0 ? T(0) : in(a.index[i], 0);
-}
-
-void run(const RowScores& a, const Pool& pool) {
-  validate(a);
-  pool(a.out.rows, 1 << 14, [&](int64_t begin, int64_t end) {
-    a.in.dtype == Dtype::kF64 ? gather<double>(a, begin, end) : gather<float>(a, begin, end);
-  });
+  for (int64_t i = 0; i < out.rows; ++i) out(i, 0) = a.index[i] < 0 ? T(0) : in(a.index[i], 0);
 }
 
 }  // namespace
@@ -32,11 +25,8 @@ int64_t bytes_moved(const RowScores& a) {
 }
 
 void row_scores_ref(const RowScores& a) {
-  run(a, serial);
-}
-
-void row_scores_cpu(const RowScores& a, const Pool& pool) {
-  run(a, pool);
+  validate(a);
+  a.in.dtype == Dtype::kF64 ? gather<double>(a) : gather<float>(a);
 }
 
 }  // namespace troupe

@@ -11,7 +11,6 @@
 #include <cstdint>
 
 #include "troupe/core/cuda_stream.h"
-#include "troupe/core/pool.h"
 #include "troupe/core/view.h"
 
 namespace troupe {
@@ -27,7 +26,7 @@ void validate(const RowScores& args);
 int64_t bytes_moved(const RowScores& args);
 
 void row_scores_ref(const RowScores& args);
-void row_scores_cpu(const RowScores& args, const Pool& pool);
-void row_scores_cuda(const RowScores& args, cudaStream_t stream);  // f32
+void row_scores_cuda(const RowScores& args,
+                     cudaStream_t stream);  // f32; the CPU reads weights in place
 
 }  // namespace troupe
