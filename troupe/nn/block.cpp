@@ -12,12 +12,7 @@ namespace {
 
 std::unique_ptr<MoeLayer> moe_layer(const ModelConfig& c, const LayerConfig& l,
                                     const BuildOptions& o) {
-  const MoeShape shape = {.width = c.width,
-                          .layers = c.layers,
-                          .moe_layers = num_moe_layers(c),
-                          .vocab = c.vocab,
-                          .group_ranks = o.group_ranks};
-  return std::make_unique<MoeLayer>(*l.moe, shape,
+  return std::make_unique<MoeLayer>(*l.moe, moe_shape(c, l, o.group_ranks),
                                     o.dispatcher ? o.dispatcher(l.index, *l.moe) : nullptr);
 }
 

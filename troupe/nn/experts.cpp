@@ -96,13 +96,14 @@ void validate(const ExpertsConfig& c, int64_t top_k) {
           "impl block_sparse needs hidden to be a multiple of", kExpertBlock, "; it is", c.hidden,
           "- impl grouped takes any");
   require(
-      c.recompute == Recompute::kNone || c.recompute == Recompute::kLayer,
-      "impl loop and block_sparse keep what PyTorch's autograd keeps: recompute must be none or",
-      "layer, or impl grouped");
-  require(q.inputs == -1 && q.rematerialize == -1, "quantize needs impl grouped");
+      c.recompute != Recompute::kExpert,
+      "impl loop and block_sparse keep H: recompute must be none, act or layer, or impl grouped");
+  require(q.inputs == -1 && q.rematerialize == -1 && q.scatter == -1,
+          "quantize needs impl grouped: no other packs what it keeps");
 }
 
-Experts::Experts(const ExpertsConfig& c, const ExpertsShape& shape) : config_(c) {
+Experts::Experts(const ExpertsConfig& c, const ExpertsShape& shape)
+    : config_(c), slices_(shape.slices) {
   const int64_t E = shape.experts, D = shape.width, F = c.hidden, G = c.form.gates();
   const int64_t held = shape.held ? static_cast<int64_t>(shape.held->size()) : E;
   const Init down = c.init.down(shape.layers);
@@ -142,6 +143,16 @@ ExpertWeights Experts::weights() const {
   return w;
 }
 
+void Experts::compute_in_fp8(const Fp8Ffn& fp8) {
+  const int64_t columns = config_.hidden / slices_;
+  TROUPE_CHECK(slices_ == 1 || columns % kExpertBlock == 0, "fp8: each of", slices_,
+               "ranks would have", columns, "of an expert's", config_.hidden,
+               "columns, which cuts groups of", kExpertBlock, "that share a scale: use at most as",
+               "many expert ranks as experts, or experts of a width that is a multiple of",
+               slices_ * kExpertBlock);
+  fp8_ = fp8;
+}
+
 ExpertsOutput Experts::forward(const ExpertRows& given) const {
   ExpertRows rows = given;
   if (config_.score_on_input) {  // X5: F(p x), then weight 1
@@ -153,9 +164,10 @@ ExpertsOutput Experts::forward(const ExpertRows& given) const {
   options.input_bits = config_.quantize.inputs;
   options.hidden_bits = config_.quantize.rematerialize;
   const ExpertWeights w = weights();
+  if (fp8_) return {moe_ffn_fp8(rows.source_SD, rows.scores_SK, rows.plan, w, options, *fp8_)};
   switch (config_.impl) {
-    case ExpertsImpl::kLoop: return {loop_ffn(rows, w, options)};
-    case ExpertsImpl::kBlockSparse: return {block_sparse_ffn(rows, w, options)};
+    case ExpertsImpl::kLoop: return {loop_ffn(rows, w, options, config_.recompute)};
+    case ExpertsImpl::kBlockSparse: return {block_sparse_ffn(rows, w, options, config_.recompute)};
     case ExpertsImpl::kGrouped: break;
   }
   if (options.input_bits >= 0 || options.hidden_bits >= 0) {

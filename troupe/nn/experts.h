@@ -13,6 +13,7 @@
 #include "troupe/core/text.h"
 #include "troupe/dist/dispatcher.h"
 #include "troupe/dist/param.h"
+#include "troupe/ops/moe_ffn_fp8.h"
 
 namespace troupe {
 
@@ -50,8 +51,8 @@ constexpr int64_t kExpertBlock = 128;
 
 // What backward computes again (rule M2).
 enum class Recompute {
-  kNone,    // as little as the implementation can; the fused one rebuilds the activation anyway
-  kAct,     // the activation, from H
+  kNone,    // nothing; but kGrouped, which keeps as little as it can, is at kAct in any case
+  kAct,     // the activation and W2's product, from H
   kExpert,  // H too, from x
   kLayer,   // the whole MoE layer, from its input and the choices made (MoeLayer does that)
 };
@@ -71,8 +72,8 @@ struct LoraConfig {
   }
 };
 
-// Bits of what backward reads (section 8.1): -1 off, 8 or 4. `scatter` is accepted and costs
-// nothing: the output row need not be kept where the score comes before W2 (X1).
+// Bits of what backward reads (section 8.1): -1 off, 8 or 4; kGrouped alone can. `scatter` is
+// MegaBlocks' and has nothing to pack: its output rows are not kept, for the score comes before W2.
 struct QuantizeConfig {
   int64_t inputs = -1;
   int64_t rematerialize = -1;
@@ -151,6 +152,9 @@ class Experts {
   Experts(const ExpertsConfig& config, const ExpertsShape& shape);
 
   ExpertsOutput forward(const ExpertRows& rows) const;
+  // From now on products have 8-bit operands (ops/moe_ffn_fp8.h). Refuses experts that this does
+  // not take: train/fp8.h names them.
+  void compute_in_fp8(const Fp8Ffn& fp8);
   int64_t row_alignment() const {  // what a dispatcher must round segments to
     return config_.impl == ExpertsImpl::kBlockSparse ? kExpertBlock : 1;
   }
@@ -174,6 +178,8 @@ class Experts {
   ExpertWeights weights() const;
 
   ExpertsConfig config_;
+  int64_t slices_;  // of each expert's hidden width, over ranks
+  std::optional<Fp8Ffn> fp8_;
 };
 
 // A dense feed-forward over all T rows: one expert, score 1, so that a layer of one expert is it
@@ -182,12 +188,12 @@ at::Tensor dense_ffn(const at::Tensor& x_TD, const ExpertWeights& weights,
                      const FfnOptions& options);
 
 // The reference: plain ATen with its own gradients, expert by expert. Reads counts on the host.
-at::Tensor loop_ffn(const ExpertRows& rows, const ExpertWeights& weights,
-                    const FfnOptions& options);
+at::Tensor loop_ffn(const ExpertRows& rows, const ExpertWeights& weights, const FfnOptions& options,
+                    Recompute again = Recompute::kNone);
 
 // The MegaBlocks form, over segments of whole blocks; scores are applied to y, which is the same
 // but for rounding. Waits for no device.
 at::Tensor block_sparse_ffn(const ExpertRows& rows, const ExpertWeights& weights,
-                            const FfnOptions& options);
+                            const FfnOptions& options, Recompute again = Recompute::kNone);
 
 }  // namespace troupe

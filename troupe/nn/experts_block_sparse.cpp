@@ -9,6 +9,7 @@
 #include "troupe/core/check.h"
 #include "troupe/nn/experts.h"
 #include "troupe/nn/ffn_units.h"
+#include "troupe/nn/recompute.h"
 #include "troupe/ops/block_sparse.h"
 #include "troupe/ops/combine.h"
 #include "troupe/ops/group_bias.h"
@@ -39,7 +40,8 @@ at::Tensor bias_of_blocks(const at::Tensor& b1, const at::Tensor& bins, int64_t 
 
 }  // namespace
 
-at::Tensor block_sparse_ffn(const ExpertRows& given, const ExpertWeights& w, const FfnOptions& o) {
+at::Tensor block_sparse_ffn(const ExpertRows& given, const ExpertWeights& w, const FfnOptions& o,
+                            Recompute again) {
   const int64_t E = w.w2.size(0), D = w.w2.size(1), F = w.w2.size(2), GF = w.w1.size(1);
   TROUPE_CHECK(F % kB == 0, "block_sparse experts: hidden must be a multiple of", kB, "; it is", F);
   const Plan plan = in_blocks(given.plan);
@@ -55,9 +57,13 @@ at::Tensor block_sparse_ffn(const ExpertRows& given, const ExpertWeights& w, con
   const at::Tensor x_RD = permute(given.source_SD, plan);
   at::Tensor h = sdd(x_RD, w.w1.reshape({E * GF, D}).t(), hidden).view({n, GF / kB, kB, kB});
   if (w.b1) h = h + bias_of_blocks(*w.b1, bins, n);
-  const at::Tensor u = ffn_units(h, GF != F, o).reshape({-1, kB, kB});
   // [D, E F] is no matrix with strides over [E, D, F]: W2 is copied to [E F, D].
-  at::Tensor y_RD = dsd(u, units, w.w2.transpose(1, 2).reshape({E * F, D}));
+  const auto down = [units, o, E, F, D, gated = GF != F](const TensorList& in) {
+    const at::Tensor u = ffn_units(in[0], gated, o).reshape({-1, kB, kB});
+    return dsd(u, units, in[1].transpose(1, 2).reshape({E * F, D}));
+  };
+  const bool twice = again == Recompute::kAct;
+  at::Tensor y_RD = twice ? recomputed({h, w.w2}, {}, down) : down({h, w.w2});
   if (w.b2) y_RD = group_bias(y_RD, *w.b2, plan.expert_offset);
   return combine(y_RD, plan, given.scores_SK);
 }

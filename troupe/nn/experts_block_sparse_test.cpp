@@ -1,5 +1,8 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/Allocator.h>
+
+#include <memory>
 
 #include "troupe/core/check.h"
 #include "troupe/nn/experts_problem_test.h"
@@ -62,6 +65,39 @@ TEST(BlockSparseExperts, X7_LowPrecisionAgreesWithF64) {
   }
 }
 
+// What lives of the CPU's tensors that this thread makes and lets go of.
+class LiveBytes : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
+    live += size;
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t live = 0;
+};
+
+// H is kept, and of the activation nothing: at least U, which the product with W2 would need.
+TEST(BlockSparseExperts, M2_RecomputingTheActivationChangesNoBitAndKeepsLess) {
+  for (const ExpertsImpl impl : {ExpertsImpl::kBlockSparse, ExpertsImpl::kLoop}) {
+    Case c = forms(2 * kB).back();
+    c.type = at::kFloat;
+    c.config.impl = impl;
+    const ExpertRows rows = rows_twice(c.type).blocks;
+    const auto kept = [&](Experts& m) {
+      const auto bytes = std::make_shared<LiveBytes>();
+      const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, bytes);
+      const ExpertsOutput out = m.forward(rows);
+      return bytes->live;
+    };
+    Experts plain = experts_of(c);
+    c.config.recompute = Recompute::kAct;
+    Experts again = experts_of(c);
+    const auto want = results(plain, rows), got = results(again, rows);
+    for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(got[i].equal(want[i])) << i;
+    const int64_t units = rows.plan.counts.sum().item<int64_t>() * c.config.hidden * 4;
+    EXPECT_LT(kept(again), kept(plain) - units) << to_text(impl);
+  }
+}
+
 TEST(BlockSparseExperts, E1_E2_NoTokensAndAnExpertWithoutTokens) {
   const Case c = block_sparse(forms(kB).back());
   Experts m = experts_of(c);
@@ -94,7 +130,7 @@ TEST(BlockSparseExperts, X7_TheLayerEqualsTheGroupedLayer) {
       c.ffn.hidden = kB;
       c.ffn.impl = impl;
       c.capacity = {.factor = factor, .pad = true};
-      MoeLayer layer(c, {.width = kD});
+      MoeLayer layer(c, MoeShape::alone(kD));
       for_each_param(layer, "moe", [](const std::string& name, Param& p) {
         p.init = {.kind = Init::kNormal, .std = 0.5};
         p.allocate(at::TensorOptions(at::kDouble));

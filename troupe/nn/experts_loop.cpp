@@ -5,11 +5,13 @@
 
 #include "troupe/nn/experts.h"
 #include "troupe/nn/ffn_units.h"
+#include "troupe/nn/recompute.h"
 #include "troupe/ops/view.h"
 
 namespace troupe {
 
-at::Tensor loop_ffn(const ExpertRows& rows, const ExpertWeights& w, const FfnOptions& o) {
+at::Tensor loop_ffn(const ExpertRows& rows, const ExpertWeights& w, const FfnOptions& o,
+                    Recompute again) {
   const Plan& plan = rows.plan;
   const at::Tensor offset = plan.expert_offset.cpu(), x = rows.source_SD;
   const at::ScalarType wide = wide_type(x);
@@ -27,8 +29,13 @@ at::Tensor loop_ffn(const ExpertRows& rows, const ExpertWeights& w, const FfnOpt
     const at::Tensor s = scores.index_select(0, slot.clamp_min(0)).unsqueeze(1).masked_fill(pad, 0);
     const at::Tensor x_e =
         x.index_select(0, sources.narrow(0, begin, n).clamp_min(0)).masked_fill(pad, 0);
-    const at::Tensor u = ffn_units(at::linear(x_e, w1[e], b1[e]), gated, o);
-    at::Tensor y_e = at::linear((s * u.to(wide)).to(x.scalar_type()), w2[e]);
+    const at::Tensor h = at::linear(x_e, w1[e], b1[e]);
+    const auto down = [o, wide, gated](const TensorList& in) {
+      const at::Tensor u = ffn_units(in[0], gated, o);
+      return at::linear((in[1] * u.to(wide)).to(in[0].scalar_type()), in[2]);
+    };
+    const bool twice = again == Recompute::kAct;
+    at::Tensor y_e = twice ? recomputed({h, s, w2[e]}, {}, down) : down({h, s, w2[e]});
     if (b2[e].defined()) y_e = (y_e.to(wide) + s * b2[e].to(wide)).to(x.scalar_type());
     y.push_back(y_e);
   }

@@ -35,9 +35,6 @@ constexpr int64_t moe_params_with(const MoeSizes& s, int64_t n) {
 constexpr int64_t moe_params(const MoeSizes& s) {
   return moe_params_with(s, s.experts);
 }
-constexpr int64_t moe_active_params(const MoeSizes& s) {
-  return moe_params_with(s, s.top_k);
-}
 
 // Operations of the layer's matrix products for one token, forward; 2 a multiply-add. Dropped rows
 // count as if computed here: multiply the routed part by the kept fraction. Pads never count.
@@ -51,19 +48,6 @@ constexpr MoeFlops moe_forward_flops(const MoeSizes& s) {
           .router = 2 * s.width * s.experts,
           .shared = 2 * products * s.width * s.shared_hidden + (s.shared_gate ? 2 * s.width : 0),
           .latent = 4 * s.width * s.latent};
-}
-
-struct AttentionSizes {
-  int64_t width, heads, kv_heads, head_dim, sequence;
-};
-
-// Projections 2h(q + 2kv)d + 2qdh; the core 4sqd as the MegaBlocks paper and LLM-Foundry count it
-// (the full square), half of it causally, as Megatron-Core does. For one token, forward.
-constexpr int64_t attention_projection_flops(const AttentionSizes& a) {
-  return 2 * a.width * (a.heads + 2 * a.kv_heads) * a.head_dim + 2 * a.heads * a.head_dim * a.width;
-}
-constexpr int64_t attention_core_flops(const AttentionSizes& a, bool causal) {
-  return (causal ? 2 : 4) * a.sequence * a.heads * a.head_dim;
 }
 
 }  // namespace troupe

@@ -57,15 +57,22 @@ struct MoeConfig {
     f("output_bias", c.output_bias);
     f("return_bias", c.return_bias);
   }
+  void become_null() { *this = MoeConfig(); }  // `moe: null`: dense, also over a preset's experts
 };
 
-struct MoeShape {
-  int64_t width;            // D
-  int64_t layers = 1;       // of the model: scales W2's initial values
-  int64_t moe_layers = 1;   // of the model: A4
-  int64_t vocab = 0;        // table routing
-  int64_t group_ranks = 1;  // |G|
-  int64_t moe_index = 0;    // which of the model's MoE layers this is
+struct MoeShape {       // a model's layers come from moe_shape (nn/models/config.h)
+  int64_t width;        // D
+  int64_t layers;       // of the model: scales W2's initial values
+  int64_t moe_layers;   // of the model: A4
+  int64_t moe_index;    // which of the model's MoE layers this is
+  int64_t vocab;        // table routing; 0: none
+  int64_t group_ranks;  // |G|
+
+  // A layer that is no model's: the only one, on one rank, without a vocabulary.
+  static MoeShape alone(int64_t width) {
+    return {
+        .width = width, .layers = 1, .moe_layers = 1, .moe_index = 0, .vocab = 0, .group_ranks = 1};
+  }
 };
 
 RouterConfig router_of(const MoeConfig& config, const MoeShape& shape);  // of this layer (R14)

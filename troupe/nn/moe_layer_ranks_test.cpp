@@ -51,7 +51,9 @@ MoeConfig config_of(int64_t experts = 8, int64_t top_k = 3) {
 }
 
 MoeLayer layer_of(const Case& c, int64_t ranks, std::unique_ptr<Dispatcher> dispatcher) {
-  MoeLayer layer(c.config, {.width = kD, .layers = 2, .group_ranks = ranks}, std::move(dispatcher));
+  MoeShape shape = MoeShape::alone(kD);
+  shape.layers = 2, shape.group_ranks = ranks;
+  MoeLayer layer(c.config, shape, std::move(dispatcher));
   for_each_param(layer, "moe", [&](const std::string& name, Param& p) {
     if (name == "moe.router.weight") p.init.std = 0.7;
     p.allocate(at::TensorOptions(p.fp32 ? at::kFloat : c.type));

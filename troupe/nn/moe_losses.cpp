@@ -160,39 +160,4 @@ std::vector<MoeLoss> moe_losses(const BalanceConfig& config, const BalanceSums& 
   return Losses(config, sums, sizes, context).all(tracker);
 }
 
-void LossLedger::add(int64_t layer, std::vector<MoeLoss> losses) {
-  TROUPE_CHECK(std::find(layers_.begin(), layers_.end(), layer) != layers_.end(), "layer", layer,
-               "is no MoE layer");
-  for (const auto& [recorded, _] : records_) {
-    TROUPE_CHECK(recorded != layer, "layer", layer, "recorded its losses twice in a microbatch");
-  }
-  records_.emplace_back(layer, std::move(losses));
-}
-
-void LossLedger::check_complete() const {
-  for (const int64_t layer : layers_) {
-    const bool there = std::any_of(records_.begin(), records_.end(),
-                                   [layer](const auto& r) { return r.first == layer; });
-    TROUPE_CHECK(there, "layer", layer, "recorded no losses in this microbatch");
-  }
-}
-
-at::Tensor LossLedger::total() const {
-  check_complete();
-  at::Tensor sum;
-  for (const auto& [_, losses] : records_) {
-    for (const MoeLoss& loss : losses) sum = sum.defined() ? sum + loss.value : loss.value;
-  }
-  return sum.defined() ? sum : at::zeros({}, at::kDouble);
-}
-
-double LossLedger::reported(const std::string& name) const {
-  check_complete();
-  double sum = 0;
-  for (const auto& [_, losses] : records_) {
-    for (const MoeLoss& loss : losses) sum += loss.name == name ? loss.reported() : 0;
-  }
-  return layers_.empty() ? 0 : sum / static_cast<double>(layers_.size());
-}
-
 }  // namespace troupe

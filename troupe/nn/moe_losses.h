@@ -133,19 +133,4 @@ std::vector<MoeLoss> moe_losses(const BalanceConfig& config, const BalanceSums& 
                                 const LossSizes& sizes, const Context& context,
                                 FractionTracker& tracker);
 
-// The losses of one microbatch over the model's MoE layers.
-class LossLedger {
- public:
-  explicit LossLedger(std::vector<int64_t> layers) : layers_(std::move(layers)) {}
-
-  void add(int64_t layer, std::vector<MoeLoss> losses);  // a second record is an error (A4)
-  at::Tensor total() const;                        // sum of all values; refuses a missing layer
-  double reported(const std::string& name) const;  // mean over the layers (A8)
-
- private:
-  void check_complete() const;
-  std::vector<int64_t> layers_;
-  std::vector<std::pair<int64_t, std::vector<MoeLoss>>> records_;
-};
-
 }  // namespace troupe

@@ -195,28 +195,6 @@ TEST(MoeLosses, A4_PerfectBalanceGivesTheWeight) {
   EXPECT_NEAR(3 * value(run({.batched_loss = 0.1}, s, {.top_k = kK, .moe_layers = 3})), 0.1, 1e-15);
 }
 
-TEST(MoeLosses, A4_OneRecordALayerAndMicrobatch) {
-  LossLedger ledger({1, 3});
-  const auto losses = run({.batched_loss = 0.1}, sums_of(logits(8)));
-  ledger.add(3, losses);
-  try {
-    ledger.add(3, losses);
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("layer 3"), std::string::npos);
-  }
-  try {
-    ledger.total();
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("layer 1"), std::string::npos);
-  }
-  EXPECT_THROW(ledger.add(2, losses), Error);
-  ledger.add(1, losses);
-  EXPECT_NEAR(ledger.total().item<double>(), 2 * value(losses), 1e-15);
-  EXPECT_NEAR(ledger.reported("batched"), losses[0].reported(), 1e-15);
-}
-
 TEST(MoeLosses, A5_SeveralAreTheSumOfEach) {
   const at::Tensor z = logits(20).requires_grad_(), w = z.detach().clone().requires_grad_();
   for (const MoeLoss& loss :

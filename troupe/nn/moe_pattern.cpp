@@ -68,17 +68,27 @@ class Pattern {
   size_t at_ = 0;
 };
 
+void require_positive(int64_t every) {
+  if (every >= 1) return;
+  fail(Code::kBadValue, "moe.layers", "every", every, "layers; it must be 1 or more");
+}
+
 }  // namespace
 
 std::vector<bool> moe_layers(const std::string& pattern, int64_t layers) {
   int64_t every = 0;
   if (!from_text(pattern, every)) return Pattern(pattern, layers).read();
-  if (every < 1) {
-    fail(Code::kBadValue, "moe.layers", "every", every, "layers; it must be 1 or more");
-  }
+  require_positive(every);
   std::vector<bool> out(layers);
   for (int64_t i = 0; i < layers; ++i) out[i] = i % every == 0;
   return out;
+}
+
+bool is_in_pattern(const std::string& pattern, int64_t layer, int64_t layers) {
+  int64_t every = 0;
+  if (!from_text(pattern, every)) return Pattern(pattern, layers).read().at(layer);
+  require_positive(every);
+  return layer % every == 0;
 }
 
 }  // namespace troupe

@@ -11,6 +11,7 @@
 #include "troupe/kernels/norm/norm.h"
 #include "troupe/kernels/rotary/rotary.h"
 #include "troupe/ops/attention_cpu.h"
+#include "troupe/ops/attention_cudnn.h"
 #include "troupe/ops/attention_sdpa.h"
 #include "troupe/ops/autograd.h"
 #include "troupe/ops/run.h"
@@ -396,7 +397,9 @@ AttentionForm widened(AttentionForm form) {
 at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                      const AttentionForm& form) {
   check(q, k, v, form);
-  if (!q.is_cpu()) return attention_sdpa(q, k, v, form);
+  if (!q.is_cpu()) {
+    return fits_cudnn(q, v, form) ? attention_cudnn(q, k, v, form) : attention_sdpa(q, k, v, form);
+  }
   if (!narrow_on_cpu(q)) return attention_f32(q, k, v, form);
   return attention_f32(q.to(at::kFloat), k.to(at::kFloat), v.to(at::kFloat), widened(form))
       .to(q.scalar_type());

@@ -6,9 +6,9 @@
 // A segment is a sequence or a document of it; its queries see its own keys alone. Query i sees key
 // j where j <= i, and, with a window, i - window < j. Query head h reads key head h G / H.
 // On the CPU products are BLAS over blocks of 64 queries and take f32 or f64 (bf16 and f16 are
-// widened); on CUDA they are PyTorch's, flash attention where causality alone decides. Its backward
-// is bit for bit the same twice (rule G4) where PyTorch's deterministic algorithms are switched on
-// and its cuDNN attention off: run.deterministic.
+// widened); on a Hopper GPU bf16 and f16 are cuDNN's, and all is bit for bit the same twice (rule
+// G4). What it does not take (ops/attention_cudnn: f32 and f64, a past, other GPUs) is PyTorch's,
+// whose backward is repeatable where its deterministic algorithms are an order and not a warning.
 #pragma once
 
 #include <ATen/core/Tensor.h>

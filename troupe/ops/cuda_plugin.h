@@ -7,6 +7,7 @@
 
 #include "troupe/core/cuda_stream.h"
 #include "troupe/kernels/cuda_kernels.h"
+#include "troupe/ops/cudnn_attention.h"
 
 namespace troupe {
 
@@ -14,6 +15,7 @@ struct CudaPlugin {
   CudaKernels kernels;
   cudaStream_t (*current_stream)(int device) = nullptr;  // PyTorch's, of this thread
   int (*compute_capability)(int device) = nullptr;       // 90 for a Hopper GPU
+  CudnnAttention attention;  // null where the plug-in was built without cuDNN's frontend
 };
 
 bool has_cuda();                             // a driver, a device and the plug-in

@@ -10,6 +10,8 @@ namespace troupe {
 #define TROUPE_DECLARE(name, Args) void name##_cuda(const Args&, cudaStream_t);
 TROUPE_CUDA_KERNELS(TROUPE_DECLARE)
 #undef TROUPE_DECLARE
+int64_t cudnn_attention_workspace_bytes(const AttentionPlan& plan);  // cudnn_plans.cpp
+void cudnn_attention_run(const AttentionPlan& plan, const AttentionCall& call);
 
 namespace {
 
@@ -34,4 +36,7 @@ extern "C" __attribute__((visibility("default"))) void troupe_fill_cuda_plugin(
 #undef TROUPE_FILL
   out->current_stream = troupe::current_stream;
   out->compute_capability = troupe::compute_capability;
+#ifdef TROUPE_CUDNN_FRONTEND
+  out->attention = {troupe::cudnn_attention_workspace_bytes, troupe::cudnn_attention_run};
+#endif
 }

@@ -35,7 +35,7 @@ struct Metadata {
   Metadata(const Shape& s, const at::Device& device) {
     const auto ints = at::TensorOptions().dtype(at::kInt).device(device);
     const at::Tensor expert = at::randint(0, s.E, {s.T * s.K}, ints);
-    indices = std::get<1>(radix_sort(expert, sort_bits(s.E)));
+    indices = std::get<1>(radix_sort(expert, 31));
     const at::Tensor counts = troupe::histogram(expert, s.E);
     bins = inclusive_cumsum(counts, 0);
     padded_bins = inclusive_cumsum((counts + 127).floor_divide(128).mul(128).to(at::kInt), 0);

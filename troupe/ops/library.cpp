@@ -12,6 +12,7 @@ void define_combine(torch::Library& m);
 void define_cross_entropy(torch::Library& m);
 void define_cumsum(torch::Library& m);
 void define_expert_choice(torch::Library& m);
+void define_fp8(torch::Library& m);
 void define_gather(torch::Library& m);
 void define_grad_norm(torch::Library& m);
 void define_group_bias(torch::Library& m);
@@ -46,6 +47,7 @@ TORCH_LIBRARY(troupe, m) {
   troupe::define_cross_entropy(m);
   troupe::define_cumsum(m);
   troupe::define_expert_choice(m);
+  troupe::define_fp8(m);
   troupe::define_gather(m);
   troupe::define_grad_norm(m);
   troupe::define_group_bias(m);

@@ -38,6 +38,46 @@ class Faults {
   std::string text_;
 };
 
+// About, and not too few, by the largest of what layers may have: in doubles, which nothing
+// overflows.
+double most_params(const ModelConfig& c) {
+  const auto D = static_cast<double>(c.width);
+  auto heads = static_cast<double>(std::max(c.heads, c.kv_heads));
+  auto ffn = static_cast<double>(c.ffn), experts = static_cast<double>(c.moe.experts);
+  auto hidden = static_cast<double>(c.moe.ffn.hidden);
+  for (const LayerOverride& o : c.overrides) {
+    const auto take = [](double& most, const std::optional<int64_t>& value) {
+      most = std::max(most, static_cast<double>(value.value_or(0)));
+    };
+    for (const auto& value : {o.heads, o.kv_heads}) take(heads, value);
+    take(ffn, o.ffn);
+    take(experts, o.experts);
+    take(hidden, o.hidden);
+  }
+  const MlaConfig mla = c.mla.value_or(MlaConfig{});
+  const auto ranks = static_cast<double>(mla.q_rank + mla.kv_rank + c.moe.ffn.lora.rank);
+  const auto head = static_cast<double>(
+      std::max({c.head_dim, c.width, mla.nope_dim + mla.rope_dim + mla.value_dim}));
+  const auto shared = static_cast<double>(c.moe.shared.experts) *
+                      std::max(hidden, static_cast<double>(c.moe.shared.hidden));
+  const double block = (D + ranks) * (4 * heads * head + ranks + 3 * ffn) +
+                       3 * (D + ranks) * (experts * (hidden + ranks) + shared) + experts * D +
+                       2 * D * static_cast<double>(c.moe.latent) + 2 * D * D;
+  const auto rows = static_cast<double>(c.vocab + c.vocab_pad + c.max_positions);
+  return static_cast<double>(c.layers + c.mtp.depth) * block + 2 * rows * D;
+}
+
+void check_counts(const ModelConfig& c, Faults& f) {
+  for (const CountFault& fault : counts_out_of_bounds(c, kModelBounds)) {
+    f.unless(false, fault.path.c_str(), fault.what);
+  }
+  f.raise();
+  constexpr double kMost = 1e17;  // what all that is counted in bytes and products has room for
+  f.unless(most_params(c) <= kMost, "layers", "all sizes together make about", most_params(c),
+           "parameters; at most", kMost, "are taken");
+  f.raise();
+}
+
 void check_sizes(const ModelConfig& c, Faults& f) {
   f.unless(c.layers >= 1, "layers", "is", c.layers, "; it must be 1 or more");
   f.unless(c.width >= 1, "width", "is", c.width, "; it must be 1 or more");
@@ -107,7 +147,7 @@ void check_layer(const ModelConfig& c, int64_t i, Faults& f) {
            "head_dim", "is", l.head_dim, "and", turned, "dimensions of it turn in layer", i,
            "; that must be even and not 0");
   f.unless(l.moe || l.ffn >= 1, "ffn", "is 0, and layer", i, "is dense: give its width");
-  if (l.moe) f.part([&] { validate(*l.moe, MoeShape{.width = c.width, .layers = c.layers}); });
+  if (l.moe) f.part([&] { validate(*l.moe, moe_shape(c, l)); });
 }
 
 void check_overrides(const ModelConfig& c, Faults& f) {
@@ -138,6 +178,21 @@ void apply(const LayerOverride& o, LayerConfig& l, const MoeConfig& moe) {
   l.moe->ffn.hidden = o.hidden.value_or(l.moe->ffn.hidden);
 }
 
+// Of the first `end` layers; as layer_config decides, without making all of them.
+int64_t count_moe_layers(const ModelConfig& c, int64_t end) {
+  std::vector<bool> is_moe(c.layers, false);
+  if (c.moe.experts > 0) {
+    is_moe = moe_layers(c.moe.layers, c.layers);
+    std::fill_n(is_moe.begin(), c.first_dense, false);
+  }
+  for (const LayerOverride& o : c.overrides) {
+    for (const int64_t i : o.layers) {
+      if (o.experts && 0 <= i && i < c.layers) is_moe[i] = *o.experts > 0;
+    }
+  }
+  return std::count(is_moe.begin(), is_moe.begin() + end, true);
+}
+
 // The model's own settings reach into the MoE layer.
 MoeConfig resolved(const ModelConfig& c) {
   MoeConfig moe = c.moe;
@@ -158,9 +213,9 @@ LayerConfig layer_config(const ModelConfig& c, int64_t layer) {
                 .heads = c.heads,
                 .kv_heads = c.kv_heads > 0 ? c.kv_heads : c.heads,
                 .ffn = c.ffn};
-  if (c.window > 0 && moe_layers(c.window_layers, c.layers).at(i)) l.window = c.window;
+  if (c.window > 0 && is_in_pattern(c.window_layers, i, c.layers)) l.window = c.window;
   const MoeConfig moe = resolved(c);
-  if (moe.experts > 0 && i >= c.first_dense && moe_layers(moe.layers, c.layers).at(i)) l.moe = moe;
+  if (moe.experts > 0 && i >= c.first_dense && is_in_pattern(moe.layers, i, c.layers)) l.moe = moe;
   for (const LayerOverride& o : c.overrides) {
     if (std::find(o.layers.begin(), o.layers.end(), i) != o.layers.end()) apply(o, l, moe);
   }
@@ -171,9 +226,16 @@ LayerConfig layer_config(const ModelConfig& c, int64_t layer) {
 }
 
 int64_t num_moe_layers(const ModelConfig& c) {
-  int64_t count = 0;
-  for (int64_t i = 0; i < c.layers; ++i) count += layer_config(c, i).moe.has_value();
-  return count;
+  return count_moe_layers(c, c.layers);
+}
+
+MoeShape moe_shape(const ModelConfig& c, const LayerConfig& l, int64_t group_ranks) {
+  return {.width = c.width,
+          .layers = c.layers,
+          .moe_layers = num_moe_layers(c),
+          .moe_index = count_moe_layers(c, std::min(l.index, c.layers)),
+          .vocab = c.vocab,
+          .group_ranks = group_ranks};
 }
 
 int64_t padded_vocab(const ModelConfig& c) {
@@ -182,6 +244,7 @@ int64_t padded_vocab(const ModelConfig& c) {
 
 void validate(const ModelConfig& c) {
   Faults f;
+  check_counts(c, f);
   check_sizes(c, f);
   check_rope(c, f);
   check_mla(c, f);

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "troupe/core/counts.h"
 #include "troupe/nn/moe_layer.h"
 #include "troupe/nn/norm_module.h"
 #include "troupe/nn/rope.h"
@@ -165,6 +166,22 @@ struct ModelConfig {
   static std::vector<std::string_view> presets();
 };
 
+// The most that counts of a model may be: several times what any published model has.
+inline constexpr CountBound kModelBounds[] = {
+    {"layers", 1024},           {"depth", 64},
+    {"width", 1 << 20},         {"heads", 1 << 16},
+    {"kv_heads", 1 << 16},      {"head_dim", 1 << 16},
+    {"ffn", 1 << 24},           {"hidden", 1 << 24},
+    {"vocab", 1 << 30},         {"vocab_pad", 1 << 20},
+    {"experts", 1 << 16},       {"top_k", 1 << 16},
+    {"groups", 1 << 16},        {"keep", 1 << 16},
+    {"latent", 1 << 20},        {"table_layers", 1024},
+    {"rank", 1 << 20},          {"q_rank", 1 << 20},
+    {"kv_rank", 1 << 20},       {"nope_dim", 1 << 16},
+    {"rope_dim", 1 << 16},      {"value_dim", 1 << 16},
+    {"max_positions", 1 << 30},
+};
+
 // All that is wrong, a line each, before anything is made (Code::kBadValue).
 void validate(const ModelConfig& config);
 
@@ -180,6 +197,9 @@ struct LayerConfig {
 LayerConfig layer_config(const ModelConfig& config,
                          int64_t layer);            // an MTP block: layer >= layers
 int64_t num_moe_layers(const ModelConfig& config);  // without MTP's
+// Of the MoE layer in that block; an MTP block's comes behind all others, so that no table of the
+// first layers (R14) is its router. group_ranks: |G|, ranks that share a microbatch.
+MoeShape moe_shape(const ModelConfig& config, const LayerConfig& layer, int64_t group_ranks = 1);
 int64_t padded_vocab(const ModelConfig& config);
 
 }  // namespace troupe

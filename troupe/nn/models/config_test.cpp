@@ -40,6 +40,15 @@ TEST(ModelConfig, LayersFollowTheirPatternsAndTheFirstDenseOnes) {
   EXPECT_TRUE(layer_config(c, 6).moe.has_value() == layer_config(c, 5).moe.has_value());
 }
 
+TEST(ModelConfig, ANullMixtureIsADenseModel) {
+  const ModelConfig c = read("{preset: olmoe-1b-7b, moe: null, ffn: 8192}");
+  EXPECT_EQ(num_moe_layers(c), 0);
+  EXPECT_EQ(c.width, 2048);
+  validate(c);
+  EXPECT_EQ(num_moe_layers(read("{preset: olmoe-1b-7b, moe: {}}")), 16);
+  EXPECT_NE(fault("{preset: olmoe-1b-7b, moe: null}").find("layer 0 is dense"), std::string::npos);
+}
+
 TEST(ModelConfig, AnOverrideChangesItsLayersAlone) {
   const ModelConfig c = read(std::string("{layers: 4, width: 64, heads: 4, ffn: 64, ") + kMoe +
                              ", overrides: [{layers: [0, 2], experts: 0, ffn: 128}, {layers: [3], "

@@ -67,7 +67,8 @@ void add_ffn(const ModelConfig& c, const LayerConfig& l, UnitCosts& u) {
     u.saved_bytes += 2 * in;
     return;
   }
-  const MoeSizes s = sizes_of(*l.moe, {.width = c.width});
+  const MoeShape shape = moe_shape(c, l);
+  const MoeSizes s = sizes_of(*l.moe, shape);
   const int64_t all = moe_params(s), routed = s.experts * expert_params(s);
   const int64_t shared = (s.gated ? 3 : 2) * s.width * s.shared_hidden + 2 * s.width * s.latent;
   u.params.experts += routed;
@@ -75,9 +76,8 @@ void add_ffn(const ModelConfig& c, const LayerConfig& l, UnitCosts& u) {
   u.params.replicated += all - routed - shared;
   u.active_params -= (s.experts - s.top_k) * expert_params(s);
   u.product_params += moe_forward_flops(s).total() / 2;
-  const bool sigmoid = l.moe->router.kind() == "sigmoid_bias";
-  const bool quantile = l.moe->router.kind() == "quantile";
-  u.state += sigmoid || quantile ? s.experts : 0;
+  const RouterConfig router = router_of(*l.moe, shape);
+  u.state += router.kind() == "sigmoid_bias" || router.kind() == "quantile" ? s.experts : 0;
   const int64_t in = s.gated ? 2 : 1;
   // H of the routed and the shared experts, routing (ids, scores, the row map), logits in f32.
   u.saved_bytes += 2 * in * (s.top_k * s.hidden + s.shared_hidden) + 24 * s.top_k + 4 * s.experts;

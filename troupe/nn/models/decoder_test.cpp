@@ -1,5 +1,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
@@ -8,8 +9,11 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/util/accumulate.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -98,11 +102,146 @@ TEST(Decoder, ParametersAreThoseThatTheCostsCount) {
       int64_t count = 0;
       model->for_each_param(u, [&](const std::string& name, Param& p) {
         const bool foreign = u > 0 && name.rfind("embed.", 0) == 0;  // shared with unit 0
-        if (!foreign && p.group != Group::kState) count += p.global_numel();
+        if (!foreign && p.group != Group::kState) count += c10::multiply_integers(p.global);
       });
       EXPECT_EQ(count, costs.units[u].params.total()) << form << " unit " << u;
     }
   }
+}
+
+// Four MoE layers: whatever stages hold them, each gives its loss once, and the values have one
+// sum.
+TEST(Decoder, A4_StagesLossesSumToTheModels) {
+  const ModelConfig config = config_of(
+      "layers: 4, moe: {experts: 4, top_k: 2, hidden: 16, router: {balance: {aux_loss: 0, "
+      "batched_loss: 0.1}}}");
+  const Batch batch = batch_of(2, 16);
+  const auto total = [&](const std::vector<int64_t>& ends) {
+    double sum = 0;
+    int64_t from = 0, terms = 0;
+    at::Tensor h;
+    for (const int64_t end : ends) {
+      const auto stage = built(config, {.first_unit = from, .end_unit = end});
+      for (; from < end; ++from) {
+        UnitResult r = stage->forward(from, h, batch, {.training = true});
+        h = r.h;
+        terms += static_cast<int64_t>(r.losses.size());
+        for (const MoeLoss& loss : r.losses) sum += loss.value.item<double>();
+      }
+    }
+    EXPECT_EQ(terms, 4);
+    return sum;
+  };
+  const double whole = total({6});
+  EXPECT_GT(whole, 0.1 * 0.9);
+  EXPECT_LT(whole, 0.1 * 2);
+  EXPECT_EQ(total({3, 6}), whole);  // two stages of two blocks
+  EXPECT_EQ(total({2, 4, 6}), whole);
+  EXPECT_EQ(total({1, 2, 3, 4, 5, 6}), whole);
+}
+
+// A4's scope: of a rank its own counts, of a group those that its ranks share, or those of all.
+TEST(Decoder, A4_TheScopeOfABatchedLossIsWhoseCountsItReads) {
+  const Batch batch = batch_of(2, 16);
+  const auto loss = [&](const std::string& scope, bool group, bool all) {
+    const auto model =
+        built(config_of("moe: {experts: 4, top_k: 2, hidden: 16, router: {balance: {aux_loss: 0, "
+                        "batched_loss: 0.1, batched_scope: " +
+                        scope + "}}}"));
+    // The other ranks have so many times this rank's tokens, all for expert 0.
+    const auto others = [](double times) -> SumOver {
+      return [times](const at::Tensor& x) {  // [B, E + 1], the last column is the tokens
+        at::Tensor sum = x.clone();
+        const at::Tensor tokens = x.select(1, 4) * static_cast<int64_t>(times);
+        sum.select(1, 0).add_(tokens * 2);
+        sum.select(1, 4).add_(tokens);
+        return sum;
+      };
+    };
+    Context context = {.training = true};
+    if (group) context.group_sum = others(1);
+    if (all) context.all_sum = others(3);
+    const UnitResult r = model->forward(1, model->forward(0, {}, batch, context).h, batch, context);
+    return r.losses.at(0).value.item<double>();
+  };
+  const double own = loss("rank", false, false);
+  EXPECT_EQ(loss("rank", true, true), own);
+  EXPECT_EQ(loss("group", false, true), own);
+  EXPECT_EQ(loss("all", true, false), own);
+  const double group = loss("group", true, false), all = loss("all", false, true);
+  EXPECT_GT(std::abs(group - own), 1e-6);
+  EXPECT_GT(std::abs(all - own), 1e-6);
+  EXPECT_GT(std::abs(all - group), 1e-6);
+  EXPECT_EQ(loss("group", true, true), group);
+  EXPECT_EQ(loss("all", true, true), all);
+}
+
+// The bias of sigmoid_bias: its mean stays where `centre` takes it out after each step.
+TEST(Decoder, R10_CentreTakesTheMeanOutOfTheBias) {
+  const auto mean_of = [](const std::string& centre) {
+    const auto model = built(config_of(
+        "moe: {experts: 3, top_k: 1, hidden: 16, router: {kind: sigmoid_bias, bias_rate: 0.01, "
+        "centre: " +
+        centre + "}}"));
+    for (int step = 0; step < 5; ++step) {
+      whole(*model, batch_of(2, 16));
+      model->end_of_step();
+    }
+    double mean = 0, largest = 0;
+    model->for_each_param(-1, [&](const std::string& name, Param& p) {
+      if (name.find("balance_bias") == std::string::npos) return;
+      mean = std::max(mean, std::abs(p.value.mean().item<double>()));
+      largest = std::max(largest, p.value.abs().max().item<double>());
+    });
+    EXPECT_GT(largest, 0.005);
+    return mean;
+  };
+  EXPECT_LT(mean_of("true"), 1e-7);
+  EXPECT_GT(mean_of("false"), 1e-3);  // one expert of three is above the mean or below it
+}
+
+// yarn's cosine and sine are times attention_factor, which follows from `factor` where it is
+// absent.
+TEST(Decoder, RopesAttentionFactorScalesWhatPositionsDo) {
+  const Batch batch = batch_of(1, 24);
+  const auto states = [&](const std::string& more) {
+    const auto model = built(
+        config_of("ffn: 40, rope: {scaling: yarn, factor: 4, original_positions: 16" + more + "}"));
+    return hidden_states(*model, batch);
+  };
+  const double usual = 0.1 * std::log(4.0) + 1;
+  const at::Tensor absent = states("");
+  EXPECT_TRUE(at::equal(states(", attention_factor: " + to_text(usual)), absent));
+  EXPECT_FALSE(at::allclose(states(", attention_factor: 3"), absent, 1e-4, 1e-4));
+}
+
+// The first n MoE layers, counted without the dense ones between them, and never an MTP block.
+TEST(Decoder, R14_ATableRoutesAsManyMoeLayersAsItSays) {
+  const auto routed_by_table = [](const std::string& form) {
+    const auto model = built(config_of(form));
+    const Batch batch = batch_of(2, 9);
+    at::Tensor h;
+    std::string out;
+    for (int64_t u = 0; u < model->num_units(); ++u) {
+      const UnitResult r = model->forward(u, h, batch, {.training = true});
+      h = r.h;
+      if (!r.choices_TK.defined()) continue;
+      const at::Tensor row = batch.ids_BS.flatten().remainder(4).to(at::kInt);
+      out += r.choices_TK.select(1, 0).equal(row) ? 't' : 'r';
+    }
+    return out;
+  };
+  const std::string moe = "moe: {experts: 4, top_k: 2, hidden: 16, table_layers: ";
+  EXPECT_EQ(routed_by_table("layers: 4, " + moe + "0}"), "rrrr");
+  EXPECT_EQ(routed_by_table("layers: 4, " + moe + "1}"), "trrr");
+  EXPECT_EQ(routed_by_table("layers: 4, " + moe + "2}"), "ttrr");
+  EXPECT_EQ(routed_by_table("layers: 4, " + moe + "4}, mtp: {depth: 1}"), "tttt");
+  EXPECT_EQ(routed_by_table("layers: 5, ffn: 8, first_dense: 1, " + moe + "1, layers: '2'}"), "tr");
+  EXPECT_EQ(
+      routed_by_table("layers: 4, ffn: 8, overrides: [{layers: [1], experts: 0}], " + moe + "2}"),
+      "ttr");
+  EXPECT_THROW(build_model(config_of("layers: 4, " + moe + "5}")), Error);
+  EXPECT_THROW(build_model(config_of("layers: 4, ffn: 8, first_dense: 2, " + moe + "3}")), Error);
 }
 
 TEST(Decoder, UnitsVisitSharedTablesTwiceAndAWalkOfAllOnce) {
@@ -252,6 +391,21 @@ TEST(Decoder, G4_TwoRunsHaveTheSameBits) {
   };
   const auto a = run(), b = run();
   for (const auto& [name, g] : a) EXPECT_TRUE(at::equal(g, b.at(name))) << name;
+}
+
+// Row 62: whatever else is in the batch, and however many rows that are.
+TEST(Decoder, ASequencesBitsDoNotDependOnItsBatch) {
+  for (const char* kind : {"ffn: 48", kMoe}) {
+    const auto model = built(config_of(kind));
+    const Batch all = batch_of(9, 40);
+    const at::Tensor want = hidden_states(*model, all, {});
+    for (const auto& [first, rows] : {std::pair{0, 1}, {3, 1}, {8, 1}, {2, 5}}) {
+      const Batch part{.ids_BS = all.ids_BS.narrow(0, first, rows).contiguous(),
+                       .labels_BS = all.labels_BS.narrow(0, first, rows).contiguous()};
+      EXPECT_TRUE(at::equal(hidden_states(*model, part, {}), want.narrow(0, first, rows)))
+          << kind << ": rows " << first << " and on, " << rows;
+    }
+  }
 }
 
 TEST(Decoder, F64RunsWhole) {

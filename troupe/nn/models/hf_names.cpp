@@ -71,6 +71,7 @@ void check_moe(HfFamily f, const ModelConfig& c, Misfit& m) {
   m.unless(moe.ffn.bias == oss, "moe.bias");
   m.unless(!moe.output_bias, "moe.output_bias");
   m.unless(moe.latent == 0, "moe.latent");
+  m.unless(moe.table_layers == 0, "moe.table_layers");
   m.unless(!moe.ffn.score_on_input, "moe.score_on_input");
   m.unless(moe.ffn.lora.rank == 0, "moe.lora");
   m.unless(moe.router.kind() == (v3 ? "sigmoid_bias" : "topk_softmax"), "moe.router.kind");
