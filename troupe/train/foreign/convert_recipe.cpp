@@ -34,10 +34,11 @@ ForeignKind foreign_kind(const std::string& text) {
   return ForeignKind::kFoundry;
 }
 
-Conversion convert_recipe(const std::string& text, const std::string& file, ForeignKind kind) {
+Conversion convert_recipe(const std::string& text, const std::string& file, ForeignKind kind,
+                          const std::map<std::string, std::string>& variables) {
   if (kind == ForeignKind::kAuto) kind = foreign_kind(text);
   Draft draft;
-  if (kind == ForeignKind::kMegatron) convert_megatron(text, file, draft);
+  if (kind == ForeignKind::kMegatron) convert_megatron(text, file, variables, draft);
   if (kind == ForeignKind::kFoundry) convert_foundry(text, file, draft);
   if (kind == ForeignKind::kMegaBlocks) convert_megablocks(text, file, draft);
   if (kind == ForeignKind::kMegaBlocks) {

@@ -2,39 +2,11 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <sstream>
-
-#include "troupe/core/config.h"
+#include "troupe/train/foreign/convert_test.h"
 #include "troupe/train/foreign/flag_rules.h"
-#include "troupe/train/foreign/shell_words.h"
-#include "troupe/train/recipe.h"
 
 namespace troupe {
 namespace {
-
-// Without the comments.
-std::string plain(const std::string& recipe) {
-  std::istringstream in(recipe);
-  std::string out;
-  for (std::string line; std::getline(in, line);) out += line.substr(0, line.find("  # ")) + '\n';
-  return out;
-}
-
-Recipe read_back(const Conversion& conversion) {
-  Recipe recipe;
-  read_config(parse_yaml(conversion.recipe, "converted.yaml"), recipe);
-  return recipe;
-}
-
-bool any(const std::vector<std::string>& lines, std::string_view text) {
-  return std::any_of(lines.begin(), lines.end(),
-                     [&](const std::string& line) { return line.find(text) != std::string::npos; });
-}
-
-Conversion megatron(const std::string& text) {
-  return convert_recipe(text, "run.sh", ForeignKind::kMegatron);
-}
 
 // The script for Mixtral 8x7B that Megatron-LM's documentation shows, by its settings.
 constexpr char kMixtral[] = R"(#!/bin/bash
@@ -174,6 +146,7 @@ parallel:
 checkpoint:
   every_steps: 10000
   dir: runs/mixtral
+  resume: auto
 log:
   every: 1
 )";
@@ -186,18 +159,19 @@ TEST(ConvertRecipe, AMegatronScriptBecomesARecipeThatChecks) {
   const Recipe recipe = read_back(out);
   EXPECT_NO_THROW(validate(recipe, {}));
   EXPECT_TRUE(any(out.ignored, "--moe-token-dispatcher-type alltoall: speed only"));
-  EXPECT_TRUE(any(out.ignored, "--wandb-project Mixtral"));
+  EXPECT_FALSE(any(out.mapped, "--wandb-project"));
   EXPECT_TRUE(any(out.mapped, "--num-layers 32 -> model.layers: 32"));
-  EXPECT_TRUE(any(out.notes, "line 61: `if` is not evaluated"));
+  EXPECT_TRUE(any(out.notes, "not given: $WANDB_API_KEY (--variable WANDB_API_KEY=VALUE)"));
   EXPECT_NE(out.recipe.find("layers: 32  # --num-layers 32\n"), std::string::npos);
 }
 
-// A list of arguments, with the rest that a run needs.
-std::string arguments(const std::string& more) {
-  return "--num-layers 4 --hidden-size 96 --num-attention-heads 4 --seq-length 64 --vocab-size 512 "
-         "--micro-batch-size 2 --global-batch-size 4 --train-iters 100 --lr 1e-3 --mock-data "
-         "--save run " +
-         more;
+TEST(ConvertRecipe, WeightsAndBiasesGetTheRunByACommandBesideIt) {
+  const Conversion out =
+      convert_recipe(kMixtral, "run.sh", ForeignKind::kMegatron, {{"WANDB_API_KEY", "k"}});
+  const std::string command = "tools/follow_log.py 'runs/mixtral' --to wandb --project 'Mixtral'";
+  EXPECT_TRUE(any(out.mapped, "--wandb-project Mixtral -> a command beside the run: " + command));
+  EXPECT_TRUE(out.recipe.starts_with("# beside the run: " + command + '\n')) << out.recipe;
+  EXPECT_FALSE(any(out.notes, "WANDB_API_KEY"));
 }
 
 TEST(ConvertRecipe, WhatAMegatronScriptLeavesOutHasMegatronsDefaults) {
@@ -221,6 +195,85 @@ TEST(ConvertRecipe, WhatAMegatronScriptLeavesOutHasMegatronsDefaults) {
   EXPECT_EQ(r.eval.batches, 200);  // 100 global batches of 2 micro batches each
   EXPECT_EQ(r.data.order, DataOrder::kMegatron);
   EXPECT_EQ(read_back(megatron(arguments("--swiglu"))).model.ffn, 256);  // 8/3 h, by 64 down
+}
+
+TEST(ConvertRecipe, RanksThatThereAreNotYetAreLeftOutAndSaidSo) {
+  const Conversion out = megatron(arguments(
+      "--tensor-model-parallel-size 4 --sequence-parallel --expert-tensor-parallel-size 2 "
+      "--pipeline-model-parallel-size 1 --num-layers-per-virtual-pipeline-stage 2"));
+  EXPECT_EQ(out.refused, std::vector<std::string>());
+  EXPECT_EQ(out.missing, std::vector<std::string>());
+  ASSERT_EQ(out.deferred.size(), 3U);
+  EXPECT_TRUE(
+      any(out.deferred, "--tensor-model-parallel-size 4: not supported until tensor ranks"));
+  EXPECT_TRUE(any(out.deferred, "--sequence-parallel: not supported until tensor ranks exist"));
+  EXPECT_TRUE(any(out.deferred, "--expert-tensor-parallel-size 2"));
+  EXPECT_TRUE(any(out.ignored, "--num-layers-per-virtual-pipeline-stage 2: one pipeline rank"));
+  const Recipe r = read_back(out);
+  EXPECT_EQ(r.parallel.tensor, 1);
+  EXPECT_EQ(r.model.vocab_pad, 512);  // as many rows as there
+  EXPECT_NO_THROW(validate(r, {}));
+  const Conversion one =
+      megatron(arguments("--tensor-model-parallel-size 1 --sequence-parallel "
+                         "--expert-tensor-parallel-size 1"));
+  EXPECT_EQ(one.deferred, std::vector<std::string>());
+  EXPECT_TRUE(any(one.ignored, "--expert-tensor-parallel-size 1: one tensor rank"));
+}
+
+TEST(ConvertRecipe, PositionsThatAreTurnedOffAreNone) {
+  const auto positions = [](const std::string& more) {
+    return read_back(megatron(arguments(more + " --no-position-embedding"))).model.positions;
+  };
+  EXPECT_EQ(positions("--position-embedding-type rope"), PositionForm::kRope);
+  EXPECT_EQ(positions("--use-rotary-position-embeddings"), PositionForm::kRope);
+  EXPECT_EQ(positions(""), PositionForm::kNone);
+  EXPECT_EQ(positions("--position-embedding-type learned_absolute"), PositionForm::kNone);
+}
+
+TEST(ConvertRecipe, WhatIsComputedAgainIsMegatrons) {
+  const auto recompute = [](const std::string& more) {
+    return read_back(megatron(arguments(more))).train.recompute;
+  };
+  const std::string full = "--recompute-granularity full ";
+  EXPECT_EQ(recompute(full), "1");
+  EXPECT_EQ(recompute(full + "--recompute-method uniform --recompute-num-layers 2"), "1");
+  EXPECT_EQ(recompute(full + "--recompute-method block --recompute-num-layers 3"), "[1]*3+[0]*1");
+  EXPECT_EQ(recompute(full + "--recompute-method block --recompute-num-layers 4"), "1");
+  const std::string some = "--num-experts 8 --recompute-granularity selective --recompute-modules ";
+  EXPECT_EQ(read_back(megatron(arguments(some + "moe_act moe"))).model.moe.ffn.recompute,
+            Recompute::kLayer);
+  // Each flag and each module is in one of the lists.
+  const Conversion out = megatron(arguments(some + "core_attn moe_act layernorm moe scores"));
+  EXPECT_TRUE(any(out.mapped, "--recompute-modules moe -> model.moe.recompute: layer"));
+  EXPECT_TRUE(any(out.ignored, "--recompute-modules moe_act: the module moe has it"));
+  EXPECT_TRUE(any(out.ignored, "--recompute-modules layernorm: memory only"));
+  EXPECT_TRUE(any(out.ignored, "--recompute-modules core_attn: attention never keeps"));
+  EXPECT_TRUE(any(out.ignored, "--recompute-granularity selective"));
+  EXPECT_TRUE(any(out.refused, "--recompute-modules scores"));
+  const Conversion uniform =
+      megatron(arguments(full + "--recompute-method uniform --recompute-num-layers 2"));
+  EXPECT_TRUE(any(uniform.ignored, "--recompute-method uniform: memory only"));
+  EXPECT_TRUE(any(uniform.ignored, "--recompute-num-layers 2: memory only"));
+  EXPECT_TRUE(any(megatron(arguments("--recompute-method block")).ignored, "has no effect there"));
+  EXPECT_TRUE(any(megatron(arguments("--recompute-granularity some")).refused, "full and selec"));
+}
+
+TEST(ConvertRecipe, WeightsWithoutTheOptimizerAreWhatARunBeginsFrom) {
+  const auto checkpoint = [](const std::string& more) {
+    return read_back(megatron(arguments(more))).checkpoint;
+  };
+  EXPECT_EQ(checkpoint("--load other --no-load-optim").init_from, "other");
+  EXPECT_EQ(checkpoint("--load run --no-load-optim").init_from, "");
+  EXPECT_EQ(checkpoint("--load run --no-load-optim").resume.kind, Resume::kAuto);
+  EXPECT_TRUE(any(megatron(arguments("--load run --no-load-optim")).ignored, "takes them along"));
+  EXPECT_TRUE(any(megatron(arguments("--load other")).refused, "another folder than --save"));
+}
+
+TEST(ConvertRecipe, ProfiledStepsAreCountedFromOne) {
+  const Recipe r = read_back(megatron(arguments("--profile --profile-step-start 4")));
+  EXPECT_EQ(r.profile.from, 5);
+  EXPECT_EQ(r.profile.steps, 8);
+  EXPECT_TRUE(any(megatron(arguments("--profile-step-end 9")).ignored, "without --profile"));
 }
 
 TEST(ConvertRecipe, D1_MaskedTargetsAreCountedAsMegatronCountsThem) {
@@ -366,60 +419,6 @@ TEST(ConvertRecipe, TheTableNamesEachFlagOnceAndEachFieldExists) {
     EXPECT_FALSE(any(out.refused, "E2003")) << rules[i].name << ": " << rules[i].text;
     EXPECT_FALSE(any(out.refused, "E2004")) << rules[i].name << ": " << rules[i].text;
   }
-}
-
-TEST(ConvertRecipe, MegaBlocksFlagsBecomeItsLayer) {
-  const Recipe r = read_back(megatron(
-      arguments("--moe-num-experts 64 --moe-top-k 1 --moe-capacity-factor 0 --moe-loss-weight 0.1 "
-                "--moe-jitter-eps 0.01")));
-  const ModelConfig& m = r.model;
-  EXPECT_EQ(m.moe.experts, 64);
-  EXPECT_EQ(m.moe.ffn.hidden, 384);
-  EXPECT_EQ(m.moe.capacity.factor, 0);
-  EXPECT_EQ(m.moe.ffn.form.activation, "gelu_tanh");
-  EXPECT_FALSE(m.moe.ffn.form.gated);
-  EXPECT_TRUE(m.moe.output_bias);
-  EXPECT_FALSE(m.moe.ffn.bias);
-  const auto& router = std::get<TopkSoftmaxRouting>(m.moe.router);
-  EXPECT_EQ(router.order, SoftmaxOrder::kBefore);
-  EXPECT_EQ(router.balance.batched_loss, 0.1);
-  EXPECT_EQ(router.balance.aux_loss, 0);
-  // Not said: one expert a token, as many rows as its share.
-  const Recipe dropping = read_back(megatron(arguments("--moe-num-experts 64")));
-  EXPECT_EQ(dropping.model.moe.capacity.factor, 1);
-  EXPECT_TRUE(dropping.model.moe.capacity.pad);
-}
-
-TEST(ConvertRecipe, MegaBlocksArgumentsBecomeALayer) {
-  const Conversion out = convert_recipe(R"(
-args = Arguments(
-    hidden_size=512,  # D
-    ffn_hidden_size=1024,
-    moe_num_experts=16, moe_top_k=4,
-    moe_capacity_factor=0,
-    moe_normalize_expert_weights=1,
-    activation_fn=partial(F.gelu, approximate="none"),
-    mlp_type='glu',
-    shared_expert=True, shared_expert_hidden_size=256, shared_expert_weighted_sum=True,
-    moe_zloss_weight=1e-3, uniform_expert_assignment=False,
-    mlp_impl='grouped', bf16=True, fp16=False, bias=False, tokens=3)
-)",
-                                        "layer.py", ForeignKind::kAuto);
-  ASSERT_EQ(out.refused.size(), 1U);
-  EXPECT_NE(out.refused[0].find("layer.py:12: E2003 tokens: 3"), std::string::npos)
-      << out.refused[0];
-  const ModelConfig m = read_back(out).model;
-  EXPECT_EQ(m.width, 512);
-  EXPECT_EQ(m.moe.experts, 16);
-  EXPECT_EQ(m.moe.top_k, 4);
-  EXPECT_EQ(m.moe.ffn.form.activation, "gelu");
-  EXPECT_TRUE(m.moe.ffn.form.gated);
-  EXPECT_FALSE(m.moe.output_bias);
-  EXPECT_EQ(m.moe.shared.form, SharedForm::kWeighted);
-  EXPECT_EQ(m.moe.shared.hidden, 256);
-  EXPECT_EQ(m.moe.capacity.factor, 0);
-  EXPECT_EQ(std::get<TopkSoftmaxRouting>(m.moe.router).p_norm, 1);
-  EXPECT_EQ(std::get<TopkSoftmaxRouting>(m.moe.router).balance.z_loss, 1e-3);
 }
 
 constexpr char kFoundry[] = R"(variables:
@@ -577,6 +576,95 @@ TEST(ConvertRecipe, FoundrysUnknownKeysAndEpochsAreRefused) {
   EXPECT_TRUE(any(out.refused, "f.yaml:8: E2005 model.d_model: wide"));
 }
 
+// What LLM-Foundry's own files have beside: variables at the root, nulls, empty lists and maps.
+constexpr char kFoundryRest[] = R"(data_local: ./c4
+data_remote:
+run_name:
+length: 128
+max_seq_len: ${length}
+model:
+  name: mpt_causal_lm
+  emb_pdrop: 0
+  resid_pdrop: 0
+  expansion_ratio: 1.75
+  use_pad_tok_in_ffn: false
+  fuse_norm_attn_norm: true
+  use_train_metrics: true
+  logit_scale: null
+  attn_config: {attn_uses_sequence_id: true, alibi: false, alibi_bias_max: 8,
+                attn_type: grouped_query_attention, kv_n_heads: 8}
+  ffn_config:
+    ffn_type: mb_dmoe
+    ffn_hidden_size: 320
+    moe_num_experts: 16
+    moe_world_size: 8
+    moe_normalize_expert_weights: null
+    quantize_inputs_num_bits: 8
+    quantize_rematerialize_num_bits: 8
+    quantize_scatter_num_bits: 8
+loggers: {}
+callbacks: {lr_monitor: {}, scheduled_gc: {batch_interval: 1000}}
+icl_tasks: []
+code_paths: []
+icl_seq_len: 1024
+autoresume: true
+accumulate_train_batch_on_tokens: true
+dist_timeout: 600
+parallelism_config: {fsdp: {activation_checkpointing: true, limit_all_gathers: true},
+                     tp: {layer_plan: x}}
+train_loader:
+  dataset: {shuffle: true, eos_token_id: 0, predownload: null,
+            streams: {local: {local: "${data_local}", split: train, remote: "${data_remote}"}}}
+optimizer: {name: decoupled_lionw, lr: 1.0e-6, betas: [0.9, 0.95], weight_decay: 1.0e-6}
+max_duration: 50ba
+eval_interval: 1ep
+save_interval: 1ep
+save_folder: ./ckpts
+load_weights_only: false
+global_train_batch_size: 32
+)";
+
+TEST(ConvertRecipe, FoundrysFilesConvertAsTheyStand) {
+  const Conversion out = convert_recipe(kFoundryRest, "f.yaml", ForeignKind::kAuto);
+  EXPECT_EQ(out.refused, std::vector<std::string>());
+  EXPECT_EQ(out.missing, std::vector<std::string>());
+  const Recipe r = read_back(out);
+  EXPECT_NO_THROW(validate(r, {}));
+  EXPECT_EQ(r.data.sequence, 128);
+  EXPECT_EQ(share_of(r.data.train[0]).weight, 1);
+  EXPECT_EQ(r.data.documents, Documents::kEod);
+  EXPECT_EQ(r.model.moe.ffn.hidden, 320);
+  EXPECT_EQ(r.model.moe.ffn.quantize.rematerialize, 8);
+  EXPECT_EQ(r.parallel.expert, 8);
+  EXPECT_EQ(r.train.recompute, "1");
+  EXPECT_EQ(r.run.hang_timeout.ns, seconds(600).ns);
+  EXPECT_TRUE(any(out.ignored, "model.expansion_ratio: 1.75: ffn_hidden_size says it"));
+  EXPECT_TRUE(any(out.ignored, "data_local: ./c4: used where it is named"));
+  EXPECT_TRUE(any(out.ignored, "icl_tasks: []: empty"));
+  EXPECT_TRUE(any(out.ignored, "loggers: {}"));
+  EXPECT_TRUE(any(out.ignored, "callbacks.lr_monitor: {}"));
+  EXPECT_TRUE(any(out.ignored, "parallelism_config.fsdp.limit_all_gathers"));
+  EXPECT_TRUE(any(out.ignored, "eval_interval: 1ep: there is no eval_loader"));
+  EXPECT_TRUE(any(out.ignored, "save_interval: 1ep: an epoch is not a length here"));
+  ASSERT_EQ(out.deferred.size(), 1U);
+  EXPECT_TRUE(any(out.deferred, "parallelism_config.tp.layer_plan: x: not supported until tensor"));
+
+  std::string text = kFoundryRest;
+  const auto change = [&](const std::string& from, const std::string& to) {
+    text.replace(text.find(from), from.size(), to);
+  };
+  change("emb_pdrop: 0", "emb_pdrop: 0.1");
+  change("limit_all_gathers", "limit_gathers");
+  change("lr_monitor", "layer_freezing");
+  change("shuffle: true", "shuffle: false");
+  const Conversion bad = convert_recipe(text, "f.yaml", ForeignKind::kAuto);
+  EXPECT_EQ(bad.refused.size(), 4U);
+  EXPECT_TRUE(any(bad.refused, "E2003 parallelism_config.fsdp.limit_gathers"));
+  EXPECT_TRUE(any(bad.refused, "E2003 callbacks.layer_freezing"));
+  EXPECT_TRUE(any(bad.refused, "E2005 model.emb_pdrop: 0.1"));
+  EXPECT_TRUE(any(bad.refused, "E2005 train_loader.dataset.shuffle: false"));
+}
+
 TEST(ConvertRecipe, FoundrysDefaultsAreItsOwn) {
   const Recipe r = read_back(convert_recipe(
       "model: {name: mpt_causal_lm}\nmax_duration: 2e9tok\noptimizer: {name: decoupled_lionw, lr: "
@@ -599,24 +687,6 @@ TEST(ConvertRecipe, KindsAreTold) {
   EXPECT_EQ(foreign_kind("Arguments(moe_top_k=1)"), ForeignKind::kMegaBlocks);
   EXPECT_EQ(foreign_kind("--num-layers 2"), ForeignKind::kMegatron);
   EXPECT_THROW(megatron("just words"), Error);
-}
-
-std::string words_of(const std::string& script) {
-  std::string out;
-  for (const ShellWord& w : shell_arguments(script).words) out += '[' + w.text + ']';
-  return out;
-}
-
-TEST(ShellWords, QuotesVariablesAndArraysAreRead) {
-  EXPECT_EQ(words_of("A=\"--x 1 \\\n --y 2\"\npython a.py $A \"$A\"\n"),
-            "[--x][1][--y][2][--x 1  --y 2]");
-  EXPECT_EQ(words_of("A=(--x 'a b' # c\n  --y)\nA+=(--z)\npython a.py ${A[@]} \"${A[@]}\""),
-            "[--x][a][b][--y][--z][--x][a b][--y][--z]");
-  EXPECT_EQ(words_of("python a.py --p $P ${Q:-7} $(nproc) \"$P/x\" \"$@\""),
-            "[--p][$P][7][$(nproc)][$P/x]");
-  EXPECT_EQ(words_of("export X=3; srun --n 4 python -u a.py --x=$X && echo --done"), "[--x=3]");
-  EXPECT_EQ(words_of("A=(\n--x 1\n)\n"), "[--x][1]");
-  EXPECT_EQ(words_of(""), "");
 }
 
 }  // namespace

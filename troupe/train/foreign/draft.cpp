@@ -75,6 +75,17 @@ void Draft::ignore(const Origin& origin, std::string_view why) {
   out_.ignored.push_back(origin.text + ": " + std::string(why));
 }
 
+void Draft::defer(const Origin& origin, std::string_view why) {
+  out_.deferred.push_back(origin.text + ": " + std::string(why));
+}
+
+void Draft::beside(const std::vector<Origin>& origins, const std::string& command) {
+  for (const Origin& origin : origins) {
+    out_.mapped.push_back(origin.text + " -> a command beside the run: " + command);
+  }
+  commands_ += "# beside the run: " + command + '\n';
+}
+
 void Draft::refuse(const Origin& origin, const std::string& why, Code code) {
   const std::string place = origin.place.empty() ? "" : origin.place + ": ";
   out_.refused.push_back(place + to_text(code) + ' ' + origin.text + ": " + why);
@@ -104,7 +115,7 @@ std::string Draft::text() const {
       std::stable_partition(sorted.begin() + static_cast<int64_t>(i) + 1, sorted.end(), mine);
     }
   }
-  std::string out;
+  std::string out = commands_;
   std::vector<std::string> open;
   for (const auto& [parts, line] : sorted) {
     const size_t kept = open.empty() ? 0 : common_sections(open, parts);

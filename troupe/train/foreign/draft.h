@@ -26,6 +26,10 @@ class Draft {
   void set_text(const std::string& path, const std::string& text, const Origin& origin);
   void ignore(const Origin& origin, std::string_view why);
   void refuse(const Origin& origin, const std::string& why, Code code = Code::kBadValue);
+  // What asks for a kind of rank that this version does not have: the layout is chosen without it.
+  void defer(const Origin& origin, std::string_view why);
+  // What is done by a command beside the run, which the recipe names at its top.
+  void beside(const std::vector<Origin>& origins, const std::string& command);
   void note(const std::string& text) { out_.notes.push_back(text); }
 
   bool has(const std::string& path) const { return paths_.contains(path); }
@@ -46,6 +50,7 @@ class Draft {
   Recipe recipe_;
   Sources sources_;
   std::vector<Line> lines_;
+  std::string commands_;  // "# beside the run: ..." lines
   std::set<std::string> paths_;
 };
 

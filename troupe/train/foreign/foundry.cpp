@@ -12,69 +12,100 @@ namespace {
 
 constexpr auto kField = TreeRule::kField;
 constexpr auto kIgnored = TreeRule::kIgnored;
+constexpr auto kDeferred = TreeRule::kDeferred;
 constexpr auto kRefused = TreeRule::kRefused;
 constexpr std::string_view kSpeed = "speed only";
-constexpr std::string_view kAlways = "always so here";
-constexpr std::string_view kLayout = "layout of memory only; no result depends on it";
+constexpr std::string_view kMemory = "memory only";
+constexpr std::string_view kShards =
+    "what ranks share of the state is parallel.shard; no result depends on it";
+constexpr std::string_view kExperts =
+    "how many ranks share the experts is parallel.expert; no result depends on it";
+constexpr std::string_view kTensor =
+    "not supported until tensor ranks exist; the model is the same without them";
+constexpr std::string_view kWhole = "a checkpoint is always whole, whatever the layout";
 constexpr std::string_view kSums = "gradients and losses are always summed in f32 here";
-constexpr std::string_view kLogged = "log.jsonl and TensorBoard always hold it";
+constexpr std::string_view kLogged = "log.jsonl always has it";
+constexpr std::string_view kTerminal = "what a terminal shows, not what is computed";
 constexpr std::string_view kLoader = "samples are a function of their number: nothing to set";
+constexpr std::string_view kEval = "evaluation reads data.valid in order, once: nothing to set";
+constexpr std::string_view kTasks = "use `troupe eval --tasks`";
+constexpr std::string_view kLabel = "a label, which nothing is computed from";
+constexpr std::string_view kTokenizer = "the tokenizer's files say it";
+constexpr std::string_view kFiles = "make token files of it first: `troupe data build`";
 
 constexpr TreeRule kRules[] = {
     {"variables.*", kIgnored, "used where it is named"},
     {"model.d_model", kField, "model.width"},
     {"model.n_layers", kField, "model.layers"},
     {"model.n_heads", kField, "model.heads"},
+    {"model.head_dim", kField, "model.head_dim"},
     {"model.vocab_size", kField, "model.vocab"},
+    {"model.expansion_ratio", kIgnored, "ffn_hidden_size says it"},
     {"model.attn_config.kv_n_heads", kField, "model.kv_heads"},
     {"model.attn_config.rope_theta", kField, "model.rope.theta"},
     {"model.attn_config.attn_impl", kIgnored, kSpeed},
-    {"model.attn_config.attn_type", kIgnored, "told by kv_n_heads"},
-    {"model.attn_config.fused_qkv", kIgnored, kLayout},
+    {"model.attn_config.fused_qkv", kIgnored, kSpeed},
     {"model.attn_config.rope_impl", kIgnored, kSpeed},
+    {"model.attn_config.alibi_bias_max", kIgnored, "of alibi alone, which is off"},
     {"model.attn_config.softmax_scale", kRefused, "the scale is 1 / sqrt(head_dim)"},
     {"model.attn_config.prefix_lm", kRefused, "attention is causal"},
-    {"model.init_device", kIgnored, kLayout},
+    {"model.init_device", kIgnored, "where initial values are drawn; no result depends on it"},
     {"model.use_pretrained_flash_attention", kIgnored, kSpeed},
     {"model.use_cache", kIgnored, "training keeps no cache"},
-    {"model.verbose", kIgnored, kLogged},
+    {"model.use_pad_tok_in_ffn", kIgnored, "samples have no padding here"},
+    {"model.use_train_metrics", kIgnored, kLogged},
+    {"model.fuse_norm_attn_norm", kIgnored, "how modules are grouped; they compute the same"},
+    {"model.activation_checkpointing_target", kIgnored,
+     "memory only: train.recompute has whole blocks"},
+    {"model.verbose", kIgnored, kTerminal},
     {"model.fc_type", kIgnored, kSpeed},
     {"model.fc_type.*", kIgnored, kSpeed},
     {"model.loss_fn", kIgnored, kSpeed},
-    {"model.init_config.verbose", kIgnored, kLogged},
+    {"model.init_config.verbose", kIgnored, kTerminal},
     {"model.logit_scale", kRefused, "logits are not scaled"},
-    {"model.emb_pdrop", kRefused, "give resid_pdrop: the embedding has the same here"},
     {"model.ffn_config.moe_lbl_in_fp32", kIgnored, kSums},
     {"model.ffn_config.moe_world_size", kField, "parallel.expert"},
-    {"model.ffn_config.moe_expert_model_parallelism", kIgnored, kLayout},
-    {"model.ffn_config.moe_weight_parallelism", kIgnored, kLayout},
-    {"model.ffn_config.memory_optimized_mlp", kIgnored,
-     "the kernels keep no more than that in any case"},
+    {"model.ffn_config.moe_expert_model_parallelism", kIgnored, kExperts},
+    {"model.ffn_config.moe_weight_parallelism", kIgnored, kShards},
+    {"model.ffn_config.memory_optimized_mlp", kIgnored, "memory only: model.moe.recompute"},
     {"model.ffn_config.mlp_impl", kIgnored, "speed only: model.moe.impl"},
     {"model.ffn_config.fc_type", kIgnored, kSpeed},
-    {"model.ffn_config.device_mesh", kIgnored, kLayout},
-    {"model.ffn_config.lbl_process_group", kIgnored, kLayout},
+    {"model.ffn_config.device_mesh", kIgnored, kExperts},
+    {"model.ffn_config.lbl_process_group", kIgnored,
+     "the public version drops it: the loss is of each rank's tokens there"},
     {"model.ffn_config.fp16", kIgnored, "train.precision says it"},
     {"model.ffn_config.bf16", kIgnored, "train.precision says it"},
-    {"fsdp_config.*", kIgnored, kLayout},
-    {"parallelism_config.*", kIgnored, kLayout},
-    {"dist_timeout", kIgnored, "the launcher's business"},
+    {"tp_config.*", kDeferred, kTensor},
+    {"parallelism_config.tp.*", kDeferred, kTensor},
+    {"cuda_load_lazy", kIgnored, kSpeed},
+    {"spin_dataloaders", kIgnored, kLoader},
     {"save_overwrite", kIgnored, "nothing published is ever overwritten"},
     {"save_filename", kIgnored, "a step's folder has its number"},
+    {"save_latest_filename", kIgnored, "a step's folder has its number"},
     {"save_ignore_keys", kRefused, "a checkpoint is always whole"},
     {"load_ignore_keys", kRefused, "name them in checkpoint.waive_missing"},
-    {"load_strict_model_weights", kIgnored, kAlways},
-    {"autoresume", kIgnored, kAlways},
-    {"console_log_interval.*", kIgnored, kLogged},
-    {"log_to_console", kIgnored, kLogged},
-    {"progress_bar", kIgnored, kLogged},
-    {"log_config", kIgnored, kAlways},
-    {"python_log_level", kIgnored, kLogged},
-    {"metadata.*", kIgnored, kLogged},
-    {"profiler.*", kIgnored, kLogged},
-    {"callbacks.*", kIgnored, kLogged},
-    {"loggers.*", kIgnored, kLogged},
-    {"algorithms.gradient_clipping.clipping_type", kIgnored, "the norm is clipped"},
+    {"load_strict_model_weights", kIgnored, "every tensor is accounted for"},
+    {"load_weights_only", kIgnored, "of load_path alone, which is not given"},
+    {"console_log_interval.*", kIgnored, kTerminal},
+    {"log_to_console", kIgnored, kTerminal},
+    {"progress_bar", kIgnored, kTerminal},
+    {"log_config", kIgnored, "the run's folder always has recipe.yaml"},
+    {"python_log_level", kIgnored, kTerminal},
+    {"metadata.*", kIgnored, kLabel},
+    {"flatten_metadata", kIgnored, kLabel},
+    {"profiler.*", kIgnored, "no result depends on it: profile has steps of one's own"},
+    {"callbacks.speed_monitor.*", kIgnored, kLogged},
+    {"callbacks.lr_monitor.*", kIgnored, kLogged},
+    {"callbacks.memory_monitor.*", kIgnored, kLogged},
+    {"callbacks.mbmoe_tok_per_expert.*", kIgnored, kLogged},
+    {"callbacks.runtime_estimator.*", kIgnored, "lines always say how long the run still takes"},
+    {"callbacks.scheduled_gc.*", kIgnored, kSpeed},
+    {"callbacks.nan_monitor.*", kIgnored, "always checked here"},
+    {"callbacks.optimizer_monitor.*", kIgnored, "log.jsonl has the gradient's norm, no more"},
+    {"callbacks.system_metrics_monitor.*", kIgnored, "log.jsonl has memory, no more"},
+    {"callbacks.env_logging.*", kIgnored, "the run's folder always has env.json"},
+    {"loggers.tensorboard.*", kIgnored, "log.tensorboard, which is on"},
+    {"loggers", kIgnored, "none is named"},
     {"train_loader.name", kIgnored, kLoader},
     {"train_loader.drop_last", kIgnored, kLoader},
     {"train_loader.num_workers", kIgnored, kSpeed},
@@ -82,21 +113,57 @@ constexpr TreeRule kRules[] = {
     {"train_loader.pin_memory", kIgnored, kSpeed},
     {"train_loader.persistent_workers", kIgnored, kSpeed},
     {"train_loader.timeout", kIgnored, kSpeed},
-    {"train_loader.dataset.*", kIgnored, kLoader},
-    {"eval_loader.dataset.*", kIgnored, kLoader},
-    {"eval_loader.*", kIgnored, kLoader},
+    {"train_loader.dataset.shuffle_block_size", kIgnored, kLoader},
+    {"train_loader.dataset.shuffle_algo", kIgnored, kLoader},
+    {"train_loader.dataset.num_canonical_nodes", kIgnored, kLoader},
+    {"train_loader.dataset.predownload", kIgnored, kSpeed},
+    {"train_loader.dataset.cache_limit", kIgnored, kMemory},
+    {"train_loader.dataset.download_retry", kIgnored, kSpeed},
+    {"train_loader.dataset.download_timeout", kIgnored, kSpeed},
+    {"train_loader.dataset.keep_zip", kIgnored, kMemory},
+    {"train_loader.dataset.hf_name", kRefused, kFiles},
+    {"eval_loader.dataset.hf_name", kRefused, kFiles},
+    {"eval_loader.*", kIgnored, kEval},
     {"eval_loaders.*", kRefused, "name the files in data.valid"},
-    {"icl_tasks.*", kRefused, "use `troupe eval --tasks`"},
-    {"icl_tasks", kRefused, "use `troupe eval --tasks`"},
-    {"icl_tasks_str", kRefused, "use `troupe eval --tasks`"},
-    {"eval_gauntlet.*", kRefused, "use `troupe eval --tasks`"},
+    {"icl_seq_len", kIgnored, "of icl_tasks alone, which are not of the training"},
+    {"icl_subset_num_batches", kIgnored, "of icl_tasks alone, which are not of the training"},
+    {"icl_tasks.*", kRefused, kTasks},
+    {"icl_tasks_str", kRefused, kTasks},
+    {"eval_gauntlet.*", kRefused, kTasks},
     {"peft_config.*", kRefused, "adapters are model.moe.lora"},
-    {"tokenizer.kwargs.*", kIgnored, "the tokenizer's files say it"},
-    {"tokenizer.kwargs.model_max_length", kIgnored, "the tokenizer's files say it"},
-    {"max_split_size_mb", kIgnored, kSpeed},
-    {"expandable_segments", kIgnored, kSpeed},
+    {"tokenizer.kwargs.*", kIgnored, kTokenizer},
+    {"max_split_size_mb", kIgnored, kMemory},
+    {"expandable_segments", kIgnored, kMemory},
     {"compile_config.*", kIgnored, kSpeed},
-    {"fit_flags.*", kIgnored, kSpeed},
+};
+
+// Under fsdp_config, and under parallelism_config.fsdp.
+constexpr TreeRule kFsdpRules[] = {
+    {"sharding_strategy", kIgnored, kShards},
+    {"data_parallel_shard_degree", kIgnored, kShards},
+    {"data_parallel_replicate_degree", kIgnored, kShards},
+    {"device_mesh", kIgnored, kShards},
+    {"process_group", kIgnored, kShards},
+    {"mixed_precision", kIgnored,
+     "weights are kept and gradients summed in f32 here; parallel.sum: bf16 sums as PURE does"},
+    {"keep_low_precision_grads", kIgnored, kSums},
+    {"activation_checkpointing_reentrant", kIgnored, kSpeed},
+    {"activation_cpu_offload", kIgnored, kMemory},
+    {"cpu_offload", kIgnored, kMemory},
+    {"backward_prefetch", kIgnored, kSpeed},
+    {"backward_prefetch_limit", kIgnored, kSpeed},
+    {"forward_prefetch", kIgnored, kSpeed},
+    {"forward_prefetch_limit", kIgnored, kSpeed},
+    {"limit_all_gathers", kIgnored, kSpeed},
+    {"flatten_parameters", kIgnored, kSpeed},
+    {"min_params", kIgnored, kShards},
+    {"use_orig_params", kIgnored, kShards},
+    {"sync_module_states", kIgnored, "every rank draws the same initial values"},
+    {"state_dict_type", kIgnored, kWhole},
+    {"load_monolith_rank0_only", kIgnored, kWhole},
+    {"load_fsdp_monolith_rank0_only", kIgnored, kWhole},
+    {"sharded_ckpt_prefix_dir", kIgnored, kWhole},
+    {"verbose", kIgnored, kTerminal},
 };
 
 class Foundry {
@@ -163,6 +230,12 @@ class Foundry {
     if (!rms) draft_.set("model.norm.bias", bias ? "true" : "false", bias_from);
     field("model.tie_embeddings", "model.tie_word_embeddings", "true");
     field("model.dropout", "model.resid_pdrop", "0");
+    if (tree_.number("model.emb_pdrop", 0) != tree_.number("model.resid_pdrop", 0)) {
+      draft_.refuse(tree_.origin("model.emb_pdrop", "0"),
+                    "the embedding has resid_pdrop here: model.dropout");
+    } else if (tree_.given("model.emb_pdrop")) {
+      draft_.set("model.dropout", tree_.text("model.emb_pdrop"), tree_.origin("model.emb_pdrop"));
+    }
     attention();
     initial();
   }
@@ -186,6 +259,16 @@ class Foundry {
     }
     if (tree_.yes(root + "qk_gn", false)) {
       draft_.set("model.qk_norm", "head", tree_.origin(root + "qk_gn"));
+    }
+    if (tree_.text(root + "attn_type") == "multiquery_attention") {
+      draft_.set("model.kv_heads", "1", tree_.origin(root + "attn_type"));
+    } else if (tree_.given(root + "attn_type")) {
+      draft_.ignore(tree_.origin(root + "attn_type"), "kv_n_heads says it");
+    }
+    if (tree_.given(root + "attn_uses_sequence_id")) {
+      const bool apart = tree_.yes(root + "attn_uses_sequence_id", false);
+      draft_.set("data.documents", apart ? "eod" : "none",
+                 tree_.origin(root + "attn_uses_sequence_id"));
     }
     const int64_t window = tree_.whole(root + "sliding_window_size", -1);
     if (window > 0) {
@@ -386,8 +469,51 @@ class Foundry {
     draft_.set("train.clip", tree_.text(clip, "0"), tree_.origin(clip, "0"));
     const std::string seed = tree_.given("seed") ? "seed" : "global_seed";
     field("train.seed", seed, "17");
-    if (tree_.yes("fsdp_config.activation_checkpointing", false)) {
-      draft_.set_text("train.recompute", "1", tree_.origin("fsdp_config.activation_checkpointing"));
+    sharding("fsdp_config");
+    sharding("parallelism_config.fsdp");
+    if (tree_.given("dist_timeout")) {
+      draft_.set("run.hang_timeout", tree_.text("dist_timeout") + "s",
+                 tree_.origin("dist_timeout"));
+    }
+    if (tree_.given("accumulate_train_batch_on_tokens")) {
+      const bool tokens = tree_.yes("accumulate_train_batch_on_tokens", true);
+      draft_.set("train.loss_mean", tokens ? "tokens" : "microbatches",
+                 tree_.origin("accumulate_train_batch_on_tokens"));
+    }
+    loggers();
+  }
+
+  void sharding(const std::string& root) {
+    const std::string again = root + ".activation_checkpointing";
+    if (tree_.given(again)) {
+      draft_.set_text("train.recompute", tree_.yes(again, false) ? "1" : "none",
+                      tree_.origin(again));
+    }
+    for (const TreeRule& rule : kFsdpRules) {
+      const std::string path = root + '.' + std::string(rule.path);
+      if (tree_.given(path)) draft_.ignore(tree_.origin(path), rule.text);
+    }
+  }
+
+  // What Weights & Biases and MLflow get is sent by a script that follows the run's log.
+  void loggers() {
+    constexpr std::array<std::array<const char*, 3>, 5> kNames = {
+        {{"wandb", "project", "--project"},
+         {"wandb", "name", "--name"},
+         {"wandb", "entity", "--entity"},
+         {"mlflow", "experiment_name", "--project"},
+         {"mlflow", "run_name", "--name"}}};
+    for (const std::string to : {"wandb", "mlflow"}) {
+      std::vector<Origin> given;
+      std::string command = "tools/follow_log.py RUN --to " + to;
+      if (tree_.given("loggers." + to)) given.push_back(tree_.origin("loggers." + to));
+      for (const auto& [logger, key, option] : kNames) {
+        const std::string path = "loggers." + to + '.' + key;
+        if (logger != to || !tree_.given(path)) continue;
+        given.push_back(tree_.origin(path));
+        command.append(" ").append(option).append(" '").append(tree_.text(path)).append("'");
+      }
+      if (!given.empty()) draft_.beside(given, command);
     }
   }
 
@@ -421,11 +547,19 @@ class Foundry {
       draft_.set("data.train", '[' + sources + ']', from);
       draft_.note("data.train names folders of MDS shards: convert them to token files first");
     }
+    if (!tree_.yes(root + "shuffle", true)) {
+      draft_.refuse(tree_.origin(root + "shuffle"), "training data is always shuffled here");
+    } else if (tree_.given(root + "shuffle")) {
+      draft_.ignore(tree_.origin(root + "shuffle"), "training data is always shuffled here");
+    }
+    if (tree_.whole(root + "max_seq_len", sequence()) != sequence()) {
+      draft_.refuse(tree_.origin(root + "max_seq_len"), "another length than max_seq_len");
+    }
     if (tree_.given(root + "shuffle_seed")) {
       field("data.seed", root + "shuffle_seed", "");
     }
     if (tree_.given(root + "eos_token_id")) {
-      draft_.ignore(tree_.origin(root + "eos_token_id"), "the tokenizer says it");
+      draft_.ignore(tree_.origin(root + "eos_token_id"), "the token files say it");
     }
     if (tree_.given("tokenizer.name")) {
       draft_.ignore(tree_.origin("tokenizer.name"),
@@ -446,13 +580,20 @@ class Foundry {
       draft_.set_text("checkpoint.dir", "runs/" + name, tree_.origin("run_name"));
     }
     if (tree_.given("save_interval")) {
-      const std::string every = span("save_interval");
-      const bool in_steps = every.find_first_not_of("0123456789") == std::string::npos;
-      if (in_steps && !every.empty()) {
-        draft_.set("checkpoint.every_steps", every, tree_.origin("save_interval"));
-      } else if (!every.empty()) {
-        draft_.refuse(tree_.origin("save_interval"), "say it in ba: checkpoint.every_steps");
-      }
+      save_interval();
+    }
+    if (tree_.given("autoresume")) {
+      draft_.set("checkpoint.resume", tree_.yes("autoresume", false) ? "auto" : "never",
+                 tree_.origin("autoresume"));
+    }
+    for (const char* key : {"save_weights_only", "only_hf_checkpoint"}) {
+      if (!tree_.given(key)) continue;
+      if (tree_.yes(key, false)) draft_.refuse(tree_.origin(key), "a checkpoint is always whole");
+      if (!tree_.yes(key, false)) draft_.ignore(tree_.origin(key), "a checkpoint is always whole");
+    }
+    if (tree_.given("only_composer_checkpoint")) {
+      draft_.ignore(tree_.origin("only_composer_checkpoint"),
+                    "`troupe export` makes other forms, when they are asked for");
     }
     if (tree_.given("save_num_checkpoints_to_keep")) {
       const int64_t keep = tree_.whole("save_num_checkpoints_to_keep", -1);
@@ -469,8 +610,32 @@ class Foundry {
     }
   }
 
+  void save_interval() {
+    const Origin from = tree_.origin("save_interval");
+    if (in_epochs("save_interval")) {
+      return draft_.ignore(from,
+                           "an epoch is not a length here; the end and every 30 minutes are saved: "
+                           "checkpoint.every, checkpoint.every_steps");
+    }
+    const std::string every = span("save_interval");
+    const bool in_steps = every.find_first_not_of("0123456789") == std::string::npos;
+    if (in_steps && !every.empty()) {
+      draft_.set("checkpoint.every_steps", every, from);
+    } else if (!every.empty()) {
+      draft_.refuse(from, "say it in ba: checkpoint.every_steps");
+    }
+  }
+
+  bool in_epochs(const std::string& name) {
+    const std::string text = tree_.text(name);
+    return text.ends_with("ep") || text.find_first_not_of("0123456789") == std::string::npos;
+  }
+
   void evaluation() {
-    if (tree_.given("eval_interval") && tree_.text("eval_interval") != "0") {
+    const bool some = tree_.section("eval_loader");
+    if (tree_.given("eval_interval") && !some) {
+      draft_.ignore(tree_.origin("eval_interval"), "there is no eval_loader");
+    } else if (tree_.given("eval_interval") && tree_.text("eval_interval") != "0") {
       const std::string every = span("eval_interval");
       if (!every.empty()) draft_.set("eval.every", every, tree_.origin("eval_interval"));
     }

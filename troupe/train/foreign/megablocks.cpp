@@ -1,29 +1,33 @@
 #include "troupe/train/foreign/megablocks.h"
 
-#include <array>
-
 namespace troupe {
 namespace {
 
 constexpr std::string_view kSums = "losses are always summed in f32 here";
-constexpr std::string_view kLayout = "layout only; no result depends on it";
+constexpr std::string_view kExperts =
+    "how many ranks share the experts is chosen: parallel.expert; no result depends on it";
+constexpr std::string_view kShards =
+    "what ranks share of the state is parallel.shard; no result depends on it";
+constexpr std::string_view kStages = "MegaBlocks checks a count with it; its loss is the same";
 
-constexpr std::array<TreeRule, 14> kRules = {{
+constexpr TreeRule kRules[] = {
     {"moe_lbl_in_fp32", TreeRule::kIgnored, kSums},
     {"moe_zloss_in_fp32", TreeRule::kIgnored, kSums},
-    {"moe_expert_model_parallelism", TreeRule::kIgnored, kLayout},
-    {"expert_parallel_group", TreeRule::kIgnored, kLayout},
-    {"pipeline_model_parallel_size", TreeRule::kIgnored, kLayout},
-    {"num_layers_per_virtual_pipeline_stage", TreeRule::kIgnored, kLayout},
-    {"memory_optimized_mlp", TreeRule::kIgnored, "the kernels keep no more than that in any case"},
+    {"moe_expert_model_parallelism", TreeRule::kIgnored, kExperts},
+    {"expert_parallel_group", TreeRule::kIgnored, kExperts},
+    {"moe_weight_parallelism", TreeRule::kIgnored, kShards},
+    {"weight_parallel_group", TreeRule::kIgnored, kShards},
+    {"pipeline_model_parallel_size", TreeRule::kIgnored, kStages},
+    {"num_layers_per_virtual_pipeline_stage", TreeRule::kIgnored, kStages},
+    {"memory_optimized_mlp", TreeRule::kIgnored, "memory only: model.moe.recompute"},
     {"mlp_impl", TreeRule::kIgnored, "speed only: model.moe.impl"},
-    {"device", TreeRule::kIgnored, "run.device"},
+    {"device", TreeRule::kIgnored, "where it runs is run.device, chosen by default"},
     {"remat_act_fn", TreeRule::kIgnored, "MegaBlocks reads it nowhere"},
     {"init_method", TreeRule::kRefused, "initial values are normal: model.init_std"},
     {"output_layer_init_method", TreeRule::kRefused, "initial values are normal: model.init_std"},
     {"fc_cls", TreeRule::kRefused, "layers of one's own are not supported"},
     {"fc_kwargs", TreeRule::kRefused, "layers of one's own are not supported"},
-}};
+};
 
 // "gelu" with `approximate`, or the name of a function: "partial(F.gelu, approximate='tanh')".
 std::string activation(const std::string& text, const std::string& gelu) {
@@ -48,6 +52,7 @@ class Layer {
     router();
     capacity();
     shared();
+    quantize();
   }
 
  private:
@@ -110,15 +115,33 @@ class Layer {
   }
 
   void capacity() {
-    const std::string factor = tree_.text(at("moe_capacity_factor"), "1");
     const Origin from = origin("moe_capacity_factor", "1");
-    if (!form_.capacity || factor == "0") {
-      if (tree_.given(at("moe_capacity_factor"))) draft_.ignore(from, "dropless, as always here");
+    if (!form_.capacity) {
+      if (tree_.given(at("moe_capacity_factor"))) {
+        draft_.ignore(from, "this ffn_type drops no rows, whatever the factor");
+      }
       return;
     }
-    draft_.set("model.moe.capacity.factor", factor, from);
+    const double factor = tree_.number(at("moe_capacity_factor"), 1);
+    const auto experts = static_cast<double>(tree_.whole(at("moe_num_experts"), 1));
+    if (factor == 0 || (factor >= experts && experts > 1)) {
+      draft_.set("model.moe.capacity.factor", "0", from);
+      if (factor != 0) {
+        draft_.note(from.text + ": each expert could hold every row, so none is dropped");
+      }
+      return;
+    }
+    draft_.set("model.moe.capacity.factor", tree_.text(at("moe_capacity_factor"), "1"), from);
     draft_.set("model.moe.capacity.policy", "position", from);
     draft_.set("model.moe.capacity.pad", "true", from);
+  }
+
+  // Bits of what backward reads, of the versions that had the option [quant].
+  void quantize() {
+    for (const char* name : {"inputs", "rematerialize", "scatter"}) {
+      const std::string key = "quantize_" + std::string(name) + "_num_bits";
+      if (tree_.given(at(key))) field("model.moe.quantize." + std::string(name), key, "");
+    }
   }
 
   void shared() {

@@ -6,6 +6,7 @@
 #include "troupe/core/suggest.h"
 #include "troupe/train/foreign/flag_rules.h"
 #include "troupe/train/foreign/flags.h"
+#include "troupe/train/foreign/megatron_run.h"
 #include "troupe/train/foreign/shell_words.h"
 
 namespace troupe {
@@ -13,8 +14,8 @@ namespace {
 
 class Megatron {
  public:
-  Megatron(const std::vector<ShellWord>& words, const std::string& file, Draft& draft)
-      : draft_(draft), flags_(words, file, draft) {}
+  Megatron(const ShellArguments& arguments, const std::string& file, Draft& draft)
+      : draft_(draft), flags_(arguments.words, file, draft), program_(arguments.program) {}
 
   void convert() {
     table(/*sizes_first=*/true);
@@ -23,15 +24,11 @@ class Megatron {
     attention();
     rope();
     if (experts() > 0) moe();
-    sharding();
     batch();
     schedule();
     optimizer();
     precision();
-    recompute();
-    data();
-    checkpoint();
-    evaluation();
+    convert_megatron_run(flags_, draft_);
     table(/*sizes_first=*/false);
     draft_.need("model.vocab", "--vocab-size is not given: the tokenizer's size");
     draft_.need("train.global_batch", "--global-batch-size is not given, in sequences");
@@ -84,13 +81,13 @@ class Megatron {
   bool megablocks() { return flags_.given("moe-num-experts"); }
   int64_t experts() { return flags_.whole(megablocks() ? "moe-num-experts" : "num-experts", 0); }
   bool gated() {
-    return flags_.given("swiglu") || flags_.given("quick-geglu") ||
+    return flags_.given("swiglu") || flags_.given("quick-geglu") || flags_.given("glu") ||
            flags_.text("mlp-type", "mlp") == "glu";
   }
 
   void model() {
     const int64_t width = flags_.whole("hidden-size", 0);
-    const int64_t default_ffn = gated() ? width * 8 / 3 / 64 * 64 : 4 * width;
+    const int64_t default_ffn = flags_.given("swiglu") ? width * 8 / 3 / 64 * 64 : 4 * width;
     const int64_t ffn = flags_.whole("ffn-hidden-size", default_ffn);
     const Origin from = flags_.origin("ffn-hidden-size", to_text(default_ffn));
     const std::string frequency = pattern();
@@ -131,6 +128,8 @@ class Megatron {
       dense = "swiglu", routed = "silu";
     } else if (flags_.given("squared-relu")) {
       flag = "squared-relu", dense = routed = "relu2";
+    } else if (flags_.given("glu")) {
+      flag = "glu", dense = "geglu_tanh", routed = "gelu_tanh";
     } else if (flags_.given("quick-geglu")) {
       flag = "quick-geglu", routed = "quick_gelu";
       if (experts() == 0 || pattern() != "1") {
@@ -174,10 +173,17 @@ class Megatron {
         flags_.text("position-embedding-type", old ? "rope" : "learned_absolute");
     const Origin from = old ? flags_.origin("use-rotary-position-embeddings")
                             : flags_.origin("position-embedding-type", "learned_absolute");
+    const bool bare = flags_.given("no-position-embedding");
+    const Origin bare_from = flags_.origin("no-position-embedding");
+    if (bare && kind == "learned_absolute") {
+      draft_.set("model.positions", "none", bare_from);
+    } else if (bare) {
+      draft_.ignore(bare_from, kind + " has no table of positions to leave out");
+    }
     if (kind == "rope" || kind == "none") {
       draft_.set("model.positions", kind, from);
     } else if (kind == "learned_absolute") {
-      draft_.set("model.positions", "learned", from);
+      if (!bare) draft_.set("model.positions", "learned", from);
     } else {
       draft_.refuse(from, "rope, learned_absolute and none are there");
     }
@@ -367,35 +373,27 @@ class Megatron {
     if (flags_.given("moe-normalize-expert-weights")) {
       field("model.moe.router.p_norm", "moe-normalize-expert-weights", "0");
     }
-    const std::string factor = flags_.text("moe-capacity-factor", "1");
-    const Origin factor_from = flags_.origin("moe-capacity-factor", "1");
-    if (factor == "0") return draft_.ignore(factor_from, "dropless, as always here");
-    draft_.set("model.moe.capacity.factor", factor, factor_from);
-    draft_.set("model.moe.capacity.policy", "position", factor_from);
-    draft_.set("model.moe.capacity.pad", "true", factor_from);
+    megablocks_capacity();
   }
 
-  // What the ranks share of the state; where nothing is said, the choice is left to the run.
-  void sharding() {
-    constexpr const char* kField = "parallel.shard";
-    const std::string strategy = flags_.text("data-parallel-sharding-strategy");
-    const bool all = flags_.given("use-torch-fsdp2");
-    const bool optimizer = flags_.given("use-distributed-optimizer");
-    if (!strategy.empty()) {
-      const Origin from = flags_.origin("data-parallel-sharding-strategy");
-      const bool known = strategy == "no_shard" || strategy == "optim" ||
-                         strategy == "optim_grads" || strategy == "optim_grads_params";
-      if (!known) {
-        return draft_.refuse(from, "no_shard, optim, optim_grads and optim_grads_params are there");
-      }
-      // Gradients that are summed are kept by their owner alone in any case.
-      const bool full = strategy == "optim_grads_params";
-      draft_.set(kField, full ? "full" : strategy == "no_shard" ? "none" : "zero1", from);
-    } else if (all) {
-      draft_.set(kField, "full", flags_.origin("use-torch-fsdp2"));
-    } else if (optimizer) {
-      draft_.set(kField, "zero1", flags_.origin("use-distributed-optimizer"));
+  // MegaBlocks' dropping layer, which its scripts of mixtures without "d" run, says how much it
+  // holds; where nothing is said, its dropless one runs.
+  void megablocks_capacity() {
+    const bool dropping = program_.ends_with("pretrain_moe.py");
+    if (!dropping && !flags_.given("moe-capacity-factor")) {
+      return draft_.note(
+          "--moe-capacity-factor is not given: no expert drops rows, as in MegaBlocks' dMoE");
     }
+    const double factor = flags_.number("moe-capacity-factor", 1);
+    const Origin from = flags_.origin("moe-capacity-factor", "1");
+    if (factor == 0) return draft_.set("model.moe.capacity.factor", "0", from);
+    if (factor >= static_cast<double>(experts())) {
+      draft_.set("model.moe.capacity.factor", "0", from);
+      return draft_.note(from.text + ": each expert could hold every row, so none is dropped");
+    }
+    draft_.set("model.moe.capacity.factor", flags_.text("moe-capacity-factor", "1"), from);
+    draft_.set("model.moe.capacity.policy", "position", from);
+    draft_.set("model.moe.capacity.pad", "true", from);
   }
 
   void batch() {
@@ -521,150 +519,16 @@ class Megatron {
                low ? flags_.origin(flag) : flags_.origin("bf16"));
   }
 
-  void recompute() {
-    const std::string granularity = flags_.text("recompute-granularity");
-    if (granularity.empty()) return;
-    const Origin from = flags_.origin("recompute-granularity");
-    const auto modules = flags_.list("recompute-modules");
-    if (granularity == "full") {
-      flags_.given("recompute-method");
-      flags_.given("recompute-num-layers");
-      draft_.set_text("train.recompute", "1", from);
-      return;
-    }
-    for (const std::string& module : modules) {
-      const Origin origin = flags_.origin("recompute-modules");
-      if (module == "moe") draft_.set("model.moe.recompute", "layer", origin);
-      if (module == "moe_act") draft_.set("model.moe.recompute", "act", origin);
-    }
-    if (modules.empty() || (modules.size() == 1 && modules[0] == "core_attn")) {
-      draft_.ignore(from, "attention never keeps its scores here");
-    }
-  }
-
-  // "[{path: a, weight: 1}]" of "1 a 2 b" or of "a b".
-  static std::string sources(const std::vector<std::string>& words) {
-    double number = 0;
-    const bool weighted = words.size() > 1 && words.size() % 2 == 0 && from_text(words[0], number);
-    std::string out;
-    for (size_t i = 0; i < words.size(); i += weighted ? 2 : 1) {
-      out += out.empty() ? "{path: " : ", {path: ";
-      out += quoted_yaml(words[i + (weighted ? 1 : 0)]);
-      if (weighted) out.append(", weight: ").append(words[i]);
-      out += '}';
-    }
-    return '[' + out + ']';
-  }
-
-  void data() {
-    if (flags_.given("mock-data")) {
-      draft_.set("data.train", "[{kind: mock}]", flags_.origin("mock-data"));
-    } else if (flags_.given("data-path")) {
-      draft_.set("data.train", sources(flags_.list("data-path")), flags_.origin("data-path"));
-      const bool told = flags_.given("split");
-      draft_.set_text("data.split", flags_.text("split", "969,30,1"),
-                      flags_.origin("split", "969,30,1"));
-      if (!told) draft_.note("--split is not given: 969,30,1, as there");
-    } else if (flags_.given("train-data-path")) {
-      draft_.set("data.train", sources(flags_.list("train-data-path")),
-                 flags_.origin("train-data-path"));
-      if (flags_.given("valid-data-path")) {
-        draft_.set("data.valid", sources(flags_.list("valid-data-path")),
-                   flags_.origin("valid-data-path"));
-      }
-    }
-    draft_.set("data.order", "megatron", {"the order of samples there", ""});
-    if (!flags_.given("seed")) draft_.set("train.seed", "1234", flags_.origin("seed", "1234"));
-    const bool positions = flags_.given("reset-position-ids");
-    const bool mask = flags_.given("reset-attention-mask");
-    if (positions && mask) {
-      draft_.set("data.documents", "eod", flags_.origin("reset-attention-mask"));
-    } else if (positions || mask) {
-      draft_.refuse(flags_.origin(mask ? "reset-attention-mask" : "reset-position-ids"),
-                    "--reset-position-ids and --reset-attention-mask go together: data.documents");
-    }
-    tokenizer();
-  }
-
-  void tokenizer() {
-    const std::string type = flags_.text("tokenizer-type");
-    const Origin from = flags_.origin("tokenizer-type");
-    if (type == "NullTokenizer") {
-      const int64_t size = flags_.whole("vocab-size", 0);
-      draft_.set("data.tokenizer", "'null:" + to_text(size) + "'", from);
-      // Theirs counts one id more: the end of a document.
-      if (size > 0) draft_.set("model.vocab", to_text(size + 1), flags_.origin("vocab-size"));
-    } else if (type == "GPT2BPETokenizer" && flags_.given("vocab-file")) {
-      const std::string file = flags_.text("vocab-file");
-      const auto slash = file.rfind('/');
-      flags_.given("merge-file");
-      draft_.set_text("data.tokenizer", slash == std::string::npos ? "." : file.substr(0, slash),
-                      flags_.origin("vocab-file"));
-      if (!flags_.given("vocab-size")) draft_.set("model.vocab", "50257", from);
-    } else if (flags_.given("tokenizer-model")) {
-      draft_.set_text("data.tokenizer", flags_.text("tokenizer-model"),
-                      flags_.origin("tokenizer-model"));
-    } else if (!type.empty()) {
-      draft_.need("data.tokenizer", "--tokenizer-model is not given: the tokenizer's file");
-    }
-  }
-
-  void checkpoint() {
-    const std::string save = flags_.text("save"), load = flags_.text("load");
-    if (!save.empty()) draft_.set_text("checkpoint.dir", save, flags_.origin("save"));
-    if (flags_.given("most-recent-k")) {
-      const int64_t keep = flags_.whole("most-recent-k", -1);
-      draft_.set("checkpoint.keep", to_text(std::max<int64_t>(keep, 0)),
-                 flags_.origin("most-recent-k"));
-    }
-    const bool fresh = flags_.given("finetune");
-    const std::string from =
-        flags_.text("pretrained-checkpoint", fresh && load != save ? load : "");
-    if (!from.empty()) {
-      draft_.set_text(
-          "checkpoint.init_from", from,
-          flags_.origin(flags_.given("pretrained-checkpoint") ? "pretrained-checkpoint" : "load"));
-    } else if (!load.empty() && load == save) {
-      draft_.ignore(flags_.origin("load"), "a run goes on from its own folder: checkpoint.resume");
-    } else if (!load.empty()) {
-      draft_.refuse(flags_.origin("load"),
-                    "another folder than --save: name it in checkpoint.dir to go on with it, or in "
-                    "checkpoint.init_from for its weights alone");
-    }
-    const int64_t minutes = flags_.whole("exit-duration-in-mins", 0);
-    if (minutes > 0) {
-      draft_.set("run.time_limit", to_text(minutes) + "min",
-                 flags_.origin("exit-duration-in-mins"));
-    }
-  }
-
-  void evaluation() {
-    if (!flags_.given("eval-interval")) {
-      draft_.set("eval.every", "1000", flags_.origin("eval-interval", "1000"));
-    }
-    if (!flags_.given("log-interval")) {
-      draft_.set("log.every", "100", flags_.origin("log-interval", "100"));
-    }
-    if (flags_.given("tensorboard-dir")) {
-      draft_.set("log.tensorboard", "true", flags_.origin("tensorboard-dir"));
-      draft_.note("TensorBoard's files are written to tb/ in the run's folder");
-    }
-    if (flags_.given("full-validation")) return;
-    const int64_t micro = std::max<int64_t>(flags_.whole("micro-batch-size", 1), 1);
-    const int64_t global = std::max(flags_.whole("global-batch-size", micro), micro);
-    const int64_t batches = flags_.whole("eval-iters", 100) * (global / micro);
-    draft_.set("eval.batches", to_text(batches), flags_.origin("eval-iters", "100"));
-    draft_.set("eval.batch", to_text(micro), flags_.origin("micro-batch-size", "1"));
-  }
-
   Draft& draft_;
   Flags flags_;
+  std::string program_;  // the .py file that the script starts
 };
 
 }  // namespace
 
-void convert_megatron(const std::string& text, const std::string& file, Draft& draft) {
-  const ShellArguments arguments = shell_arguments(text);
+void convert_megatron(const std::string& text, const std::string& file,
+                      const std::map<std::string, std::string>& variables, Draft& draft) {
+  const ShellArguments arguments = shell_arguments(text, variables);
   for (const std::string& note : arguments.notes) draft.note(note);
   const auto is_flag = [](const ShellWord& word) { return word.text.starts_with("--"); };
   if (std::none_of(arguments.words.begin(), arguments.words.end(), is_flag)) {
@@ -672,7 +536,7 @@ void convert_megatron(const std::string& text, const std::string& file, Draft& d
          "no arguments are in it: neither a command that runs a .py file nor "
          "a list of --flags");
   }
-  Megatron(arguments.words, file, draft).convert();
+  Megatron(arguments, file, draft).convert();
 }
 
 }  // namespace troupe

@@ -1,12 +1,14 @@
 // Megatron-LM's flags, and those of MegaBlocks' fork, into a draft.
 #pragma once
 
+#include <map>
 #include <string>
 
 #include "troupe/train/foreign/draft.h"
 
 namespace troupe {
 
-void convert_megatron(const std::string& text, const std::string& file, Draft& draft);
+void convert_megatron(const std::string& text, const std::string& file,
+                      const std::map<std::string, std::string>& variables, Draft& draft);
 
 }  // namespace troupe

@@ -4,7 +4,11 @@
 #include <array>
 #include <cctype>
 #include <map>
+#include <optional>
+#include <set>
 #include <string_view>
+
+#include "troupe/train/foreign/shell_condition.h"
 
 namespace troupe {
 namespace {
@@ -22,17 +26,21 @@ bool is_control(std::string_view word) {
 
 class Script {
  public:
-  explicit Script(const std::string& text) : text_(text) {}
+  Script(const std::string& text, const std::map<std::string, std::string>& given) : text_(text) {
+    for (const auto& [name, value] : given) variables_[name] = {{value, 0}};
+  }
 
   ShellArguments read() {
     while (at_ < text_.size()) read_command();
     ShellArguments out;
+    note_unset();
     out.notes = std::move(notes_);
     for (const auto& command : commands_) {
       const auto program = std::find_if(command.begin(), command.end(),
                                         [](const ShellWord& w) { return w.text.ends_with(".py"); });
       if (program == command.end()) continue;
       out.words.assign(program + 1, command.end());
+      out.program = program->text;
       return out;
     }
     for (const auto& command : commands_) {
@@ -78,40 +86,119 @@ class Script {
     return c == '\0' || c == '\n' || c == ';' || c == '&' || c == '|' || c == '(' || c == ')';
   }
 
+  // An `if` that is open: whether one of its branches has run, and whether this one does.
+  struct Branch {
+    bool taken = false, runs = false;
+  };
+  bool runs() const {
+    return !skipped_ && std::all_of(branches_.begin(), branches_.end(),
+                                    [](const Branch& branch) { return branch.runs; });
+  }
+
   void read_command() {
     Words command;
     bool begin = true;
     for (skip_blanks(); !at_command_end(); skip_blanks()) {
       if (begin && read_assignment()) continue;
       const int line = line_;
+      if (command.empty() && peek() == '[') {
+        tested_ = test(line, "[");
+        break;
+      }
       Words words = read_word();
       begin = begin && words.size() == 1 &&
               (words[0].text == "export" || words[0].text == "then" || words[0].text == "do" ||
                words[0].text == "local");
       if (words.size() == 1 && is_control(words[0].text) && command.empty()) {
-        if (words[0].text == "if" || words[0].text == "for" || words[0].text == "case") {
-          note_condition(line, words[0].text);
-        }
-        if (words[0].text == "then" || words[0].text == "do" || words[0].text == "else") {
+        if (control(words[0].text, line)) {
           begin = true;
           continue;
         }
-        while (!at_command_end()) take();
         break;
       }
       command.insert(command.end(), words.begin(), words.end());
     }
-    if (at_ < text_.size()) take();
-    if (command.empty() || command[0].text == "export" || command[0].text == "set" ||
+    const bool ran = runs();
+    end_command();
+    if (!ran || command.empty() || command[0].text == "export" || command[0].text == "set" ||
         command[0].text == "echo" || command[0].text == "cd" || command[0].text == "mkdir") {
       return;
     }
     commands_.push_back(std::move(command));
   }
 
+  // Takes what ends a command; behind a test, && and || say whether the next one runs.
+  void end_command() {
+    const bool both = peek() == '&' && peek(1) == '&', either = peek() == '|' && peek(1) == '|';
+    skipped_ = tested_ && ((both && !*tested_) || (either && *tested_));
+    if (!both && !either) tested_.reset();
+    if (both || either) take();
+    if (at_ < text_.size()) take();
+  }
+
+  // Whether a command may begin behind the word.
+  bool control(const std::string& word, int line) {
+    if (word == "if") {
+      const bool run = runs() && test(line, word);
+      if (!run) skip_line();
+      branches_.push_back({run, run});
+    } else if (word == "elif" && !branches_.empty()) {
+      branches_.back().runs = true;  // the condition's own variables count where the `if` runs
+      const bool run = !branches_.back().taken && runs() && test(line, word);
+      if (!run) skip_line();
+      branches_.back() = {branches_.back().taken || run, run};
+    } else if (word == "else" && !branches_.empty()) {
+      branches_.back() = {true, !branches_.back().taken};
+    } else if (word == "fi" && !branches_.empty()) {
+      branches_.pop_back();
+    }
+    if (word == "then" || word == "do" || word == "else") return true;
+    if ((word == "for" || word == "case" || word == "while") && runs()) note_condition(line, word);
+    if (word != "if" && word != "elif") skip_line();
+    return false;
+  }
+
+  void skip_line() {
+    while (at_ < text_.size() && peek() != '\n' && peek() != ';') take();
+  }
+
+  // The rest of a condition, up to the end of its command; what is no test counts as true.
+  bool test(int line, const std::string& word) {
+    std::vector<TestWord> words;
+    in_test_ = true;
+    const bool list = word != "[";  // of an if: && and || may stand between brackets
+    for (skip_blanks(); at_ < text_.size(); skip_blanks()) {
+      const char c = peek();
+      if (c == '\n' || c == ';' || c == '\0') break;
+      if ((c == '&' || c == '|') && peek(1) == c) {
+        if (!list && !words.empty() && words.back().text == "]") break;
+        if (!list && !words.empty() && words.back().text == "]]") break;
+        words.push_back({{take(), take()}, false});
+      } else if (c == '(' || c == ')' || c == '&' || c == '|') {
+        words.push_back({{take()}, false});
+      } else {
+        const bool quoted = c == '"' || c == '\'';
+        const std::string text = joined_word(read_word(/*split=*/false));
+        words.push_back({text, quoted});
+      }
+    }
+    in_test_ = false;
+    if (const auto value = shell_test(words)) return *value;
+    note_condition(line, word);
+    return true;
+  }
+
   void note_condition(int line, const std::string& word) {
     notes_.push_back("line " + std::to_string(line) + ": `" + word +
                      "` is not evaluated: what it guards is taken as if it ran");
+  }
+
+  void note_unset() {
+    if (unset_.empty()) return;
+    std::string names;
+    for (const std::string& name : unset_) names += (names.empty() ? "$" : ", $") + name;
+    notes_.push_back("tests take for empty what is not given: " + names + " (--variable " +
+                     *unset_.begin() + "=VALUE)");
   }
 
   // NAME=word, NAME=(words), NAME+=...
@@ -125,7 +212,7 @@ class Script {
     Words value;
     if (peek() == '(') {
       take();
-      array_order_.push_back(name);
+      if (runs()) array_order_.push_back(name);
       for (skip_array(); peek() != ')' && at_ < text_.size(); skip_array()) {
         const Words words = read_word();
         value.insert(value.end(), words.begin(), words.end());
@@ -135,6 +222,7 @@ class Script {
       const int line = line_;
       value = {{joined_word(read_word(/*split=*/false)), line}};
     }
+    if (!runs()) return true;
     Words& old = variables_[name];
     if (!more) old.clear();
     old.insert(old.end(), value.begin(), value.end());
@@ -188,14 +276,25 @@ class Script {
         take();
         out.back().text += take();
       } else if (peek() == '$') {
-        const bool list = text_.compare(at_, 2, "${") == 0 &&
-                          text_.substr(at_, text_.find('}', at_) - at_).ends_with("[@]");
+        const bool array = text_.compare(at_, 2, "${") == 0 &&
+                           text_.substr(at_, text_.find('}', at_) - at_).ends_with("[@]");
+        const bool list = array || text_.compare(at_, 2, "$@") == 0;
         append(out, read_variable(), list, false);
       } else {
         out.back().text += take();
       }
     }
     if (at_ < text_.size()) take();
+  }
+
+  // What is given of the command line: $1, $2 and on.
+  Words positional() const {
+    Words out;
+    for (int i = 1;; ++i) {
+      const auto found = variables_.find(std::to_string(i));
+      if (found == variables_.end()) return out;
+      out.insert(out.end(), found->second.begin(), found->second.end());
+    }
   }
 
   // $NAME, ${NAME}, ${NAME[@]}, ${NAME:-word}; anything else stays as it is written.
@@ -210,6 +309,8 @@ class Script {
       } while (depth > 0 && at_ < text_.size());
       return {{text_.substr(begin, at_ - begin), line_}};
     }
+    if (peek() == '#') return take(), Words{{std::to_string(positional().size()), line_}};
+    if ((peek() == '@' || peek() == '*') && !positional().empty()) return take(), positional();
     std::string inside;
     if (peek() == '{') {
       while (at_ < text_.size() && peek() != '}') inside += take();
@@ -226,6 +327,10 @@ class Script {
       std::string otherwise = rest.substr(2);
       std::erase_if(otherwise, [](char c) { return c == '"' || c == '\''; });
       return {{otherwise, line_}};
+    }
+    if (in_test_ && !name.empty()) {
+      unset_.insert(name);
+      return {{"", line_}};
     }
     return {{text_.substr(begin, at_ - begin), line_}};
   }
@@ -256,12 +361,18 @@ class Script {
   std::vector<std::string> array_order_;
   std::vector<Words> commands_;
   std::vector<std::string> notes_;
+  std::vector<Branch> branches_;
+  std::optional<bool> tested_;  // by a test that && or || follows
+  bool skipped_ = false;        // the command behind them
+  bool in_test_ = false;
+  std::set<std::string> unset_;  // that a test asked for
 };
 
 }  // namespace
 
-ShellArguments shell_arguments(const std::string& text) {
-  ShellArguments out = Script(text).read();
+ShellArguments shell_arguments(const std::string& text,
+                               const std::map<std::string, std::string>& given) {
+  ShellArguments out = Script(text, given).read();
   std::erase_if(out.words, [](const ShellWord& w) { return w.text == "$@" || w.text == "${@}"; });
   return out;
 }

@@ -18,11 +18,16 @@ bool fits(std::string_view rule, std::string_view path) {
 
 Tree::Tree(const Yaml& root, Draft& draft) : draft_(draft) {
   add(root, "");
-  for (Leaf& leaf : leaves_) resolve(leaf);
+  std::vector<Leaf> resolved;  // apart, as each looks among all
+  for (const Leaf& leaf : leaves_) {
+    Leaf copy = leaf;
+    if (resolve(copy)) resolved.push_back(std::move(copy));
+  }
+  leaves_ = std::move(resolved);
 }
 
 void Tree::add(const Yaml& y, const std::string& path) {
-  if (y.kind == Yaml::Kind::kMap) {
+  if (y.kind == Yaml::Kind::kMap && !y.fields.empty()) {
     for (const Yaml::Field& field : y.fields) {
       std::string inner = path;
       if (!path.empty()) inner += '.';
@@ -30,8 +35,10 @@ void Tree::add(const Yaml& y, const std::string& path) {
     }
     return;
   }
-  if (y.kind == Yaml::Kind::kNull) return;
+  if (y.kind == Yaml::Kind::kNull) return void(nulls_.insert(path));
   Leaf leaf{.path = path, .text = y.text, .where = y.where};
+  if (y.kind == Yaml::Kind::kMap) leaf.text = "{}";
+  if (y.kind == Yaml::Kind::kList && y.items.empty()) leaf.text = "[]";
   for (const Yaml& item : y.items) {
     leaf.items.push_back(item.text);
     leaf.text += (leaf.text.empty() ? "" : ", ") + item.text;
@@ -39,19 +46,22 @@ void Tree::add(const Yaml& y, const std::string& path) {
   leaves_.push_back(std::move(leaf));
 }
 
-void Tree::resolve(Leaf& leaf) {
+bool Tree::resolve(Leaf& leaf) {
   for (int rounds = 0; rounds < 8; ++rounds) {  // a variable may name another
     const auto begin = leaf.text.find("${");
     const auto end = leaf.text.find('}', begin);
-    if (begin == std::string::npos || end == std::string::npos) return;
+    if (begin == std::string::npos || end == std::string::npos) return true;
     const std::string name = leaf.text.substr(begin + 2, end - begin - 2);
+    const bool whole = begin == 0 && end + 1 == leaf.text.size();
+    if (whole && (nulls_.contains(name) || nulls_.contains("variables." + name))) return false;
     const auto found = std::find_if(leaves_.begin(), leaves_.end(), [&](const Leaf& other) {
       return other.path == name || other.path == "variables." + name;
     });
-    if (found == leaves_.end()) return;
-    const std::string value = found->text;
-    leaf.text.replace(begin, end - begin + 1, value);
+    if (found == leaves_.end()) return true;
+    named_.insert(found->path);
+    leaf.text.replace(begin, end - begin + 1, found->text);
   }
+  return true;
 }
 
 const Tree::Leaf* Tree::find(const std::string& path) {
@@ -141,10 +151,16 @@ void Tree::settle(std::span<const TreeRule> rules) {
     const Origin origin = told(leaf);
     const auto rule = std::find_if(rules.begin(), rules.end(),
                                    [&](const TreeRule& r) { return fits(r.path, leaf.path); });
-    if (rule == rules.end()) {
+    if (leaf.text.empty() || leaf.text == "[]") {
+      draft_.ignore(origin, "empty");
+    } else if (rule == rules.end() && named_.contains(leaf.path)) {
+      draft_.ignore(origin, "used where it is named");
+    } else if (rule == rules.end()) {
       unknown(leaf, rules);
     } else if (rule->what == TreeRule::kIgnored) {
       draft_.ignore(origin, rule->text);
+    } else if (rule->what == TreeRule::kDeferred) {
+      draft_.defer(origin, rule->text);
     } else if (rule->what == TreeRule::kRefused) {
       draft_.refuse(origin, std::string(rule->text));
     } else {

@@ -16,7 +16,7 @@ namespace troupe {
 
 // What becomes of a path, or of all under it where it ends in ".*".
 struct TreeRule {
-  enum What { kField, kIgnored, kRefused };
+  enum What { kField, kIgnored, kDeferred, kRefused };
   std::string_view path;
   What what;
   std::string_view text;  // the field, or the reason
@@ -24,7 +24,8 @@ struct TreeRule {
 
 class Tree {
  public:
-  // `${name}` is replaced by the scalar at that path, or at "variables.name".
+  // `${name}` is replaced by the scalar at that path, or at "variables.name"; where that is null,
+  // so is what names it.
   Tree(const Yaml& root, Draft& draft);
 
   bool given(const std::string& path);  // a scalar other than null, or a list
@@ -37,7 +38,8 @@ class Tree {
   Origin origin(const std::string& path, const std::string& otherwise = "");
   std::vector<std::string> names(const std::string& section) const;  // of its fields
 
-  // Settles what nobody asked for by the rules, the first that fits; what none names is refused.
+  // Settles what nobody asked for by the rules, the first that fits; what none names is refused,
+  // but for what other values name and what is empty.
   void settle(std::span<const TreeRule> rules);
 
  private:
@@ -48,12 +50,13 @@ class Tree {
   };
   void add(const Yaml& y, const std::string& path);
   static Origin told(const Leaf& leaf);
-  void resolve(Leaf& leaf);
+  bool resolve(Leaf& leaf);  // false: it names what is null
   const Leaf* find(const std::string& path);
   void unknown(const Leaf& leaf, std::span<const TreeRule> rules);
 
   Draft& draft_;
   std::vector<Leaf> leaves_;
+  std::set<std::string> nulls_, named_;
   std::set<std::string> used_;
 };
 
