@@ -7,6 +7,29 @@
 
 namespace troupe {
 
+namespace {
+
+constexpr const char* kMeetingPoint = "the meeting point";
+
+// So much of what a stranger wrote as a line bears, without control characters.
+std::string shown(const std::string& text) {
+  constexpr size_t kMost = 40;
+  std::string out = text.substr(0, kMost);
+  std::ranges::replace_if(
+      out, [](char c) { return c < ' ' || c > '~'; }, '?');
+  return '"' + out + (text.size() > kMost ? "...\"" : "\"");
+}
+
+}  // namespace
+
+int64_t number_of_peer(const std::string& text, const std::string& what) {
+  int64_t out = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+  if (error == std::errc() && end == text.data() + text.size()) return out;
+  fail(Code::kRankLost, kMeetingPoint, "holds what no rank wrote, instead of",
+       what + ": " + shown(text));
+}
+
 std::string beat_key(int64_t rank) {
   return "beat/" + std::to_string(rank);
 }
@@ -24,10 +47,15 @@ std::vector<std::string> parted(const std::string& text) {
   for (size_t at = 0; at < text.size();) {
     const size_t colon = text.find(':', at);
     size_t size = 0;
-    const bool is_size =
-        colon != std::string::npos &&
-        std::from_chars(text.data() + at, text.data() + colon, size).ptr == text.data() + colon;
-    TROUPE_CHECK(is_size && size <= text.size() - colon - 1, "- joined texts, cut at", at);
+    bool is_size = colon != std::string::npos;
+    if (is_size) {
+      const auto [end, error] = std::from_chars(text.data() + at, text.data() + colon, size);
+      is_size = error == std::errc() && end == text.data() + colon;
+    }
+    if (!is_size || size > text.size() - colon - 1) {
+      fail(Code::kRankLost, kMeetingPoint,
+           "holds what no rank wrote, instead of texts of all ranks:", shown(text));
+    }
     out.push_back(text.substr(colon + 1, size));
     at = colon + 1 + size;
   }

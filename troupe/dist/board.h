@@ -33,9 +33,13 @@ std::string beat_key(int64_t rank);
 // PREFIX0 .. PREFIX(size - 1).
 std::vector<std::string> keys_of_ranks(const std::string& prefix, int64_t size);
 
-// Several texts as one, and back.
+// Several texts as one, and back; E6001 for what `joined` has not made.
 std::string joined(const std::vector<std::string>& texts);
 std::vector<std::string> parted(const std::string& text);
+
+// A number that another rank wrote. E6001 where it is none: a stranger, or a rank of another
+// program, wrote there.
+int64_t number_of_peer(const std::string& text, const std::string& what);
 
 // Between two looks at a board. Pauses double up to a time in which it bears looks from `size`.
 std::chrono::milliseconds next_pause(std::chrono::milliseconds pause, int64_t size);

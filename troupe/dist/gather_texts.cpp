@@ -35,7 +35,8 @@ std::vector<int64_t> ended_ranks(Board& board, const Gathering& g) {
   for (int64_t r = 0; r < g.size; ++r) {
     if (g.has_ended(r)) out.push_back(r);
   }
-  if (const auto first = board.peek(kFirstEnd)) out.push_back(std::stoll(*first));
+  if (const auto first = board.peek(kFirstEnd))
+    out.push_back(number_of_peer(*first, "the first rank that ended"));
   return out;
 }
 

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -113,17 +114,51 @@ void wait_for_server(const std::string& host, int port, Milliseconds timeout,
   }
 }
 
+int listen_at(const std::string& host, int port) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return -1;
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> all(found, ::freeaddrinfo);
+  int error = EADDRNOTAVAIL;
+  for (const addrinfo* at = all.get(); at != nullptr; at = at->ai_next) {
+    const int socket = ::socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (socket < 0) continue;
+    const int yes = 1;  // a port that another run has just left is free
+    ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+    if (::bind(socket, at->ai_addr, at->ai_addrlen) == 0 && ::listen(socket, SOMAXCONN) == 0) {
+      return socket;
+    }
+    if (errno != EADDRNOTAVAIL) error = errno;
+    ::close(socket);
+  }
+  if (error == EADDRNOTAVAIL) return -1;
+  fail(Code::kNoMeeting, host + ':' + std::to_string(port),
+       "cannot listen:", std::string(::strerrorname_np(error)) + ",", std::strerror(error));
+}
+
+int port_of(int socket) {
+  sockaddr_storage at{};
+  socklen_t size = sizeof(at);
+  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&at), &size) != 0) return 0;
+  const bool six = at.ss_family == AF_INET6;
+  return ntohs(six ? reinterpret_cast<const sockaddr_in6*>(&at)->sin6_port
+                   : reinterpret_cast<const sockaddr_in*>(&at)->sin_port);
+}
+
 struct MeetingPoint::Server {
   c10::intrusive_ptr<c10d::TCPStore> store;
 };
 
 MeetingPoint::MeetingPoint(int port) : server_(std::make_unique<Server>()) {
+  constexpr const char* kLoopback = "127.0.0.1";
   c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(port);
+  const int socket = listen_at(kLoopback, port);
+  if (socket >= 0) options.masterListenFd = socket;
+  options.port = static_cast<uint16_t>(socket >= 0 ? port_of(socket) : port);
   options.isServer = true;
   options.waitWorkers = false;
   try {
-    server_->store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    server_->store = c10::make_intrusive<c10d::TCPStore>(kLoopback, options);
   } catch (const std::exception& e) {
     fail(Code::kNoMeeting, "port " + std::to_string(port), first_line(e.what()));
   }

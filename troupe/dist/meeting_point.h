@@ -9,6 +9,12 @@
 
 namespace troupe {
 
+// A socket that listens at an address of `host` alone, so that no other network reaches it; E6002
+// where the port is taken. -1: none of the host's addresses is this machine's.
+int listen_at(const std::string& host, int port);
+int port_of(int socket);
+
+// At the loopback interface: its ranks are of this machine.
 class MeetingPoint {
  public:
   explicit MeetingPoint(int port = 0);  // 0: any that is free. E6002 where it cannot be had

@@ -210,11 +210,6 @@ int64_t Mesh::size(GroupKind kind) const {
   return static_cast<int64_t>(ranks_of(kind, 0).size());
 }
 
-int64_t Mesh::index_in(GroupKind kind, int64_t rank) const {
-  const std::vector<int64_t> ranks = ranks_of(kind, rank);
-  return std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin();
-}
-
 std::vector<std::vector<int64_t>> Mesh::all(GroupKind kind) const {
   std::vector<std::vector<int64_t>> out;
   std::vector<bool> seen(static_cast<size_t>(world_), false);

@@ -99,8 +99,6 @@ class Mesh {
 
   // Ascending, hence by the coordinate that varies. Contains `rank`.
   std::vector<int64_t> ranks_of(GroupKind kind, int64_t rank) const;
-  // The place of `rank` in ranks_of(kind, rank): its coordinate.
-  int64_t index_in(GroupKind kind, int64_t rank) const;
   // Every group once, by first rank.
   std::vector<std::vector<int64_t>> all(GroupKind kind) const;
 

@@ -154,10 +154,6 @@ int64_t Param::numel() const {
   return product(size);
 }
 
-int64_t Param::global_numel() const {
-  return product(global);
-}
-
 void Param::allocate(const at::TensorOptions& options) {
   value = at::empty(shown, fp32 ? options.dtype(at::kFloat) : options);
   value.set_requires_grad(trainable());

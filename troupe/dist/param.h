@@ -72,8 +72,7 @@ struct Param {
   Param&& as_state() &&;                           // f32, frozen, saved: kState
   void take_box(int64_t dim, int64_t from, int64_t length, Axis axis);  // keeps this part only
 
-  int64_t numel() const;         // of the local box
-  int64_t global_numel() const;  // each expert once
+  int64_t numel() const;  // of the local box
   bool trainable() const { return !frozen && group != Group::kState; }
   // Makes the value, uninitialised, with a gradient where trainable.
   void allocate(const at::TensorOptions& options);

@@ -27,12 +27,6 @@ std::vector<int64_t> Placement::held_by(int64_t rank) const {
   return out;
 }
 
-std::vector<int32_t> Placement::destinations(int64_t e, int64_t token) const {
-  const auto& all = owners_[e];
-  if (slices_ > 1) return all;
-  return {all[token % static_cast<int64_t>(all.size())]};
-}
-
 Placement contiguous(int64_t experts, int64_t ranks) {
   TROUPE_CHECK(experts >= 1 && ranks >= 1, "experts", experts, "ranks", ranks);
   if (experts % ranks != 0) {

@@ -27,8 +27,6 @@ class Placement {
   std::vector<int64_t> held_by(int64_t rank) const;
   // Which of the F columns' slices this rank holds.
   int64_t slice_of(int64_t rank) const { return slices_ == 1 ? 0 : rank / (ranks_ / slices_); }
-  // The ranks a row of expert e is sent to, for a token of this global index.
-  std::vector<int32_t> destinations(int64_t e, int64_t token) const;
 
  private:
   friend Placement in_runs(int64_t experts, int64_t ranks);

@@ -330,7 +330,7 @@ Loss Watch::find_lost(const std::string& failed) {
     *news = state->look();
     try {
       const std::string mine = std::to_string(state->self.rank);
-      *teller = std::stoll(state->board->claim("told", mine));
+      *teller = number_of_peer(state->board->claim("told", mine), "the rank that tells");
     } catch (const std::exception&) {  // no board: the first of those that are there
     }
   });

@@ -104,6 +104,10 @@ c10::intrusive_ptr<c10d::Store> open_store(const Place& place, const WorldOption
   // PyTorch's own client tries for up to twice the time, hears no signal and tells call stacks.
   if (!serves) wait_for_server(place.host, place.port, options.start_timeout, options.check);
   try {
+    // Of several machines each may know the name by another address: then all interfaces listen.
+    const bool one_machine = place.local_is_told && place.local_size == place.size;
+    const int socket = serves && one_machine ? listen_at(place.host, place.port) : -1;
+    if (socket >= 0) how.masterListenFd = socket;
     auto store = c10::make_intrusive<c10d::TCPStore>(place.host, how);
     // A launcher's store outlives an attempt that failed, and so would its words.
     return c10::make_intrusive<c10d::PrefixStore>(

@@ -6,6 +6,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/config.h"
+#include "troupe/core/counts.h"
 #include "troupe/core/median.h"
 
 namespace troupe {
@@ -15,6 +16,18 @@ namespace {
 Link across(const Machine& m, int64_t hosts) {
   const double left = 1 - m.derate * std::log10(static_cast<double>(hosts));
   return {.bandwidth = m.between.bandwidth * std::max(left, 0.05), .latency = m.between.latency};
+}
+
+constexpr CountBound kMachineBounds[] = {{"ranks_per_host", 1 << 16}};
+constexpr double kMostRate = 1e30;  // of all numbers: sums and products of a few are finite
+
+// One rank has measured no link: its file is fit for plans of one rank.
+void require_bandwidth(const Machine& m, const Link& link, const std::string& which) {
+  if (link.bandwidth > 0) return;
+  fail(Code::kBadValue, "machine " + m.name, "has no", which + ".bandwidth, which several ranks",
+       "need: bytes a second out of a rank to others",
+       which == "inside" ? "of its host." : "of other hosts.",
+       "`troupe launch -n N -- bench machine` measures it");
 }
 
 struct Rate {
@@ -71,9 +84,23 @@ Machine load_machine(const std::string& path) {
   const auto needs = [&](bool good, const char* what) {
     if (!good) faults.append(faults.empty() ? "" : ", ").append(what);
   };
+  needs(m.peak == 0 || m.peak >= m.products, "peak must be what the data sheet says, or left out");
   needs(m.products > 0, "products must be FLOP/s above 0");
   needs(m.bandwidth > 0, "bandwidth must be bytes a second above 0");
   needs(m.ranks_per_host > 0, "ranks_per_host must be at least 1");
+  for (const CountFault& fault : counts_out_of_bounds(m, kMachineBounds)) {
+    needs(false, (fault.path + ' ' + fault.what).c_str());
+  }
+  Machine::visit(m, [&](const std::string& name, const auto& value) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, double>) {
+      needs(std::abs(value) <= kMostRate, (name + " is beyond any machine's").c_str());
+    }
+  });
+  for (const Link& link : {m.inside, m.between}) {
+    needs(link.bandwidth >= 0 && link.bandwidth <= kMostRate && link.latency >= 0 &&
+              link.latency <= kMostRate,
+          "bandwidth and latency of a link must not be negative, nor beyond any machine's");
+  }
   needs(m.imbalance >= 1, "imbalance must be at least 1");
   needs(m.summing > 0 && m.exchanging > 0, "summing and exchanging must be above 0");
   needs(m.dispatch >= 0, "dispatch must not be negative");
@@ -89,6 +116,7 @@ Machine assumed_machine(bool gpu) {
   if (gpu) {
     return {.name = "hosts of 8 H100 (assumed)",
             .memory = 8.5e10,
+            .peak = 9.895e14,
             .products = 6.0e14,
             .experts = 5.2e14,
             .attention = 4.0e14,
@@ -120,8 +148,7 @@ Machine assumed_machine(bool gpu) {
 double gather_seconds(const Machine& m, const Spread& group, double whole) {
   if (group.ranks <= 1 || whole <= 0) return 0;
   const Link link = group.hosts > 1 ? across(m, group.hosts) : m.inside;
-  TROUPE_CHECK(link.bandwidth > 0, "- the machine file has no bandwidth",
-               group.hosts > 1 ? "between hosts" : "inside a host");
+  require_bandwidth(m, link, group.hosts > 1 ? "between" : "inside");
   const auto others = static_cast<double>(group.ranks - 1);
   const double out = whole * others / static_cast<double>(group.ranks);
   return others * link.latency + out / link.bandwidth;
@@ -133,12 +160,12 @@ double exchange_seconds(const Machine& m, const Spread& group, double out) {
   const double far = (ranks - ranks / hosts) / (ranks - 1);
   double seconds = 0;
   if (far < 1) {
-    TROUPE_CHECK(m.inside.bandwidth > 0, "- the machine file has no bandwidth inside a host");
+    require_bandwidth(m, m.inside, "inside");
     seconds = m.inside.latency + m.exchanging * out * (1 - far) / m.inside.bandwidth;
   }
   if (far == 0) return seconds;
   const Link link = across(m, group.hosts);
-  TROUPE_CHECK(link.bandwidth > 0, "- the machine file has no bandwidth between hosts");
+  require_bandwidth(m, link, "between");
   return std::max(seconds, link.latency + m.exchanging * out * far / link.bandwidth);
 }
 

@@ -1,6 +1,6 @@
 // A machine as the planner sees it: what a device computes and moves in a second, and what lies
 // between devices. A file of it is YAML (machines/*.yaml) and is written by `troupe bench machine`;
-// all rates are those that are reached, not those of a data sheet.
+// all rates but `peak` are those that are reached, not those of a data sheet.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +25,7 @@ struct Machine {
   std::string measured = {};  // when and how; empty: assumed
   bool gpu = true;            // what `auto` stands for in run.device and train.precision
   double memory = 0;          // bytes of a device
+  double peak = 0;            // FLOP/s of the data sheet, dense bf16: what MFU is of; 0: not known
   double products = 0;        // FLOP/s of large matrix products
   double experts = 0;         // of grouped ones
   double attention = 0;       // of attention's core
@@ -44,6 +45,7 @@ struct Machine {
     f("measured", m.measured);
     f("gpu", m.gpu);
     f("memory", m.memory);
+    f("peak", m.peak);
     f("products", m.products);
     f("experts", m.experts);
     f("attention", m.attention);

@@ -43,6 +43,26 @@ TEST(Machine, LinksBetweenManyHostsAreSlower) {
   EXPECT_NEAR(ten, 9 * 0.1 + 900 / (10 * 0.94), 1e-9);
 }
 
+TEST(Machine, F153_NumbersThatNoMachineHasAreRefused) {
+  const testing::TemporaryFolder folder;
+  const auto said = [&](const std::string& line) {
+    std::ofstream(folder / "m.yaml") << "products: 1e12\nbandwidth: 1e11\n" << line << "\n";
+    try {
+      load_machine(folder / "m.yaml");
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("sound");
+  };
+  EXPECT_EQ(said("ranks_per_host: 8"), "sound");
+  for (const char* line : {"ranks_per_host: 9223372036854775807", "ranks_per_host: 65537",
+                           "ranks_per_host: -9223372036854775807", "memory: 1e300",
+                           "overhead: 1e31", "inside: {bandwidth: 1e308}", "inside: {latency: -1}",
+                           "jitter: 1e200", "between: {latency: 1e99}", "imbalance: 1e308"}) {
+    EXPECT_NE(said(line).find("E2005"), std::string::npos) << line << ": " << said(line);
+  }
+}
+
 // Row 191: one bad driver or link makes all ranks slow.
 TEST(Machine, WhatIsSlowIsNamedByRank) {
   Machine good;
@@ -87,6 +107,24 @@ TEST(Machine, AFileWithoutARateIsRefusedByName) {
   }
   std::ofstream(path) << "{name: x, bandwidth: 1e9, products: 2e9}\n";
   EXPECT_EQ(load_machine(path).experts, 2e9);
+}
+
+TEST(Machine, F162_AFileOfOneRankIsRefusedWhereRanksTalk) {
+  for (const int64_t hosts : {1, 2}) {
+    const Spread group{.ranks = 4, .hosts = hosts};
+    Machine lone;
+    lone.name = "lone";
+    for (const auto of : {&gather_seconds, &exchange_seconds}) {
+      try {
+        of(lone, group, 100);
+        FAIL();
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), Code::kBadValue);
+        EXPECT_NE(std::string(e.what()).find(".bandwidth, which several ranks"), std::string::npos);
+      }
+    }
+    EXPECT_EQ(gather_seconds(lone, {}, 100), 0);
+  }
 }
 
 }  // namespace

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
+#include "troupe/schedule/parse_schedule_test.h"
 #include "troupe/schedule/schedules.h"
-#include "troupe/schedule/text.h"
 
 namespace troupe {
 namespace {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "troupe/core/check.h"
+#include "troupe/schedule/parse_schedule_test.h"
 #include "troupe/schedule/schedules.h"
-#include "troupe/schedule/text.h"
 #include "troupe/schedule/verify.h"
 
 namespace troupe {

@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
+#include <utility>
+#include <vector>
 
 #include "troupe/core/check.h"
-#include "troupe/schedule/text.h"
+#include "troupe/schedule/parse_schedule_test.h"
 #include "troupe/schedule/verify.h"
 
 namespace troupe {
@@ -40,6 +43,28 @@ TEST(Schedules, AccumulateIsSoundOverASweep) {
       }
     }
   }
+}
+
+// What a rank holds at the worst moment of the step.
+struct PeakLive {
+  int graphs = 0;  // chunk and microbatch pairs whose graph waits for its backward
+  int inputs = 0;  // whose input alone is kept (light forwards)
+};
+PeakLive peak_live(const std::vector<Action>& rank) {
+  PeakLive peak;
+  std::set<std::pair<int, int>> graphs, inputs;  // chunk, microbatch
+  for (const Action& action : rank) {
+    const std::pair cell{action.chunk, action.microbatch};
+    if (action.kind == Kind::kForwardLight) inputs.insert(cell);
+    if (action.kind == Kind::kForward) {
+      inputs.erase(cell);
+      graphs.insert(cell);
+    }
+    if (action.kind == Kind::kBackward || action.kind == Kind::kBackwardWeight) graphs.erase(cell);
+    peak.graphs = std::max(peak.graphs, static_cast<int>(graphs.size()));
+    peak.inputs = std::max(peak.inputs, static_cast<int>(inputs.size()));
+  }
+  return peak;
 }
 
 TEST(Schedules, RecomputedChunksKeepTheirInputAlone) {

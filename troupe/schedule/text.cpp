@@ -1,43 +1,6 @@
 #include "troupe/schedule/text.h"
 
-#include <sstream>
-
-#include "troupe/core/check.h"
-
 namespace troupe {
-namespace {
-
-// Reads "12" from the front of `rest`, if it begins with digits.
-bool take_number(std::string_view& rest, int& out) {
-  const size_t digits = std::min(rest.find_first_not_of("0123456789"), rest.size());
-  if (!from_text(rest.substr(0, digits), out)) return false;
-  rest.remove_prefix(digits);
-  return true;
-}
-
-bool take_marked(std::string_view& rest, std::string_view marks, int& out) {
-  if (rest.empty() || marks.find(rest.front()) == std::string_view::npos) return true;
-  rest.remove_prefix(1);
-  return take_number(rest, out);
-}
-
-bool from_word(std::string_view word, Action& out) {
-  if (word.empty() || !from_text(word.substr(0, 1), out.kind)) return false;
-  std::string_view rest = word.substr(1);
-  const std::string_view direction = out.kind == Kind::kSend ? ">" : "<";
-  if (!rest.empty() && rest.front() >= '0' && rest.front() <= '9' && !take_number(rest, out.chunk))
-    return false;
-  if (!take_marked(rest, ".", out.microbatch) || !take_marked(rest, direction, out.peer))
-    return false;
-  for (char mark = '@'; !rest.empty(); mark = ',') {
-    if (rest.front() != mark) return false;
-    rest.remove_prefix(1);
-    if (!take_number(rest, out.after.emplace_back())) return false;
-  }
-  return true;
-}
-
-}  // namespace
 
 std::string to_text(const Action& action) {
   std::string out = to_text(action.kind);
@@ -59,28 +22,6 @@ std::string to_text(const Schedule& schedule) {
     out += std::to_string(rank) + ':';
     for (const Action& action : schedule[rank]) out += ' ' + to_text(action);
     out += '\n';
-  }
-  return out;
-}
-
-Schedule parse_schedule(std::string_view text) {
-  Schedule out;
-  std::istringstream lines{std::string(text)};
-  for (std::string line; std::getline(lines, line);) {
-    std::istringstream words(line);
-    std::string word;
-    words >> word;
-    const std::string place = "schedule, line " + std::to_string(out.size() + 1);
-    if (word != std::to_string(out.size()) + ':') {
-      fail(Code::kBadValue, place, "begins with", to_text(word), "in place of", out.size(),
-           "and a colon");
-    }
-    for (out.emplace_back(); words >> word;) {
-      if (!from_word(word, out.back().emplace_back(Action{}))) {
-        fail(Code::kBadValue, place, to_text(word),
-             "is no action; one looks like F0.3, S2.0>1, B1.0@4");
-      }
-    }
   }
   return out;
 }

@@ -334,21 +334,4 @@ void verify(const Schedule& schedule, const StepWork& work) {
   TROUPE_CHECK(text.empty(), "the schedule is not sound:" + text);
 }
 
-PeakLive peak_live(const std::vector<Action>& rank) {
-  PeakLive peak;
-  std::set<Cell> graphs, inputs;
-  for (const Action& action : rank) {
-    const Cell cell{action.chunk, action.microbatch};
-    if (action.kind == Kind::kForwardLight) inputs.insert(cell);
-    if (action.kind == Kind::kForward) {
-      inputs.erase(cell);
-      graphs.insert(cell);
-    }
-    if (action.kind == Kind::kBackward || action.kind == Kind::kBackwardWeight) graphs.erase(cell);
-    peak.graphs = std::max(peak.graphs, static_cast<int>(graphs.size()));
-    peak.inputs = std::max(peak.inputs, static_cast<int>(inputs.size()));
-  }
-  return peak;
-}
-
 }  // namespace troupe

@@ -31,11 +31,4 @@ namespace troupe {
 std::vector<std::string> schedule_faults(const Schedule& schedule, const StepWork& work);
 void verify(const Schedule& schedule, const StepWork& work);  // throws if there are any
 
-// What a rank holds at the worst moment of the step.
-struct PeakLive {
-  int graphs = 0;  // chunk and microbatch pairs whose graph waits for its backward
-  int inputs = 0;  // whose input alone is kept (light forwards)
-};
-PeakLive peak_live(const std::vector<Action>& rank);
-
 }  // namespace troupe

@@ -24,6 +24,7 @@
 #include "troupe/ops/wait_for_device.h"
 #include "troupe/train/forecast.h"
 #include "troupe/train/memory_use.h"
+#include "troupe/train/mfu.h"
 
 namespace troupe {
 namespace {
@@ -91,6 +92,7 @@ Work work_for(const c10::Device& device) {
 
 void bench_device(const Clock& clock, const at::TensorOptions& options, const Work& n,
                   Machine& out) {
+  out.peak = device_peak(options.device()).value_or(0);
   const auto each = static_cast<double>(n.matrix);
   const at::Tensor a = at::randn({n.matrix, n.matrix}, options);
   out.products = 2 * each * each * each / clock.steady_seconds(n.times, [&] { at::mm(a, a); });

@@ -53,6 +53,15 @@ TokenBatch sample_of(const std::vector<TokenId>& ids, size_t first) {
   return out;
 }
 
+// Asked to stop while a server is waited for, a rank goes with the others to where all ask for it.
+TokenBatch read_batch(const Dataset& set, int64_t first, int64_t count) {
+  try {
+    return set.batch(first, count);
+  } catch (const AskedToStop&) {
+    return set.batch(first, 0);
+  }
+}
+
 }  // namespace
 
 double SetScore::perplexity() const {
@@ -71,7 +80,7 @@ SetScore score_set(Learner& learner, const Dataset& set, const SetOptions& optio
   for (int64_t turn = 0; turn < samples; turn += rows * ranks.size()) {
     if (options.stop && options.stop()) break;
     const int64_t first = std::min(samples, turn + rows * ranks.rank());
-    const TokenBatch batch = set.batch(first, std::min(rows, samples - first));
+    const TokenBatch batch = read_batch(set, first, std::min(rows, samples - first));
     const Learner::Sums part = learner.evaluate(batch);
     own.loss_sum += part.loss;
     own.weight += part.weight;

@@ -10,6 +10,8 @@
 #include <numeric>
 
 #include "troupe/core/check.h"
+#include "troupe/core/stop.h"
+#include "troupe/train/ranks.h"
 
 namespace troupe {
 namespace {
@@ -26,6 +28,15 @@ at::Tensor tensor_of(const std::vector<T>& values, int64_t rows, int64_t columns
 }
 
 }  // namespace
+
+std::optional<TokenBatch> next_batch(BatchReader& reader, const Ranks& ranks) {
+  try {
+    return reader.next();
+  } catch (const AskedToStop&) {
+    if (!ranks.alone()) ranks.summed({0, 0, 1});
+    return {};
+  }
+}
 
 Feed make_feed(const TokenBatch& batch, int64_t micro, const c10::Device& device, int64_t steps) {
   TROUPE_CHECK(micro > 0 && batch.B % micro == 0, "microbatches of", micro, "out of", batch.B);

@@ -4,12 +4,16 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "troupe/data/batch_reader.h"
 #include "troupe/data/dataset.h"
 #include "troupe/nn/models/model.h"
 
 namespace troupe {
+
+class Ranks;
 
 struct Feed {
   std::vector<Batch> microbatches = {};  // of this rank
@@ -22,6 +26,11 @@ struct Feed {
   std::vector<double> weights = {};  // of the targets of each of these microbatches
   int64_t loss_tokens = 0;           // targets that count
 };
+
+// The reader's next batch. Nothing where the run is asked to stop while a server is waited for: the
+// other ranks, who sum what they have of theirs, are told by this rank's share of the sum: 0, 0
+// and 1.
+std::optional<TokenBatch> next_batch(BatchReader& reader, const Ranks& ranks);
 
 // Rows m * micro .. (m + 1) * micro make microbatch m; `micro` divides their number. Where fewer
 // than `steps` come of that, microbatches without rows follow. Documents are told to the model only

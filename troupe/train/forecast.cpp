@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <thread>
@@ -12,6 +13,8 @@
 
 #include "troupe/core/codes.h"
 #include "troupe/core/config.h"
+#include "troupe/core/publish.h"
+#include "troupe/core/readable.h"
 #include "troupe/nn/models/costs.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/train/layout_forecast.h"
@@ -43,6 +46,16 @@ int64_t number_in(const std::string& path) {
   std::ifstream in(path);
   int64_t out = 0;
   return in >> out ? out : 0;
+}
+
+// The folder, or what there is above it.
+std::string existing_part(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::path path = std::filesystem::absolute(folder, error);
+  while (path.has_relative_path() && !std::filesystem::exists(path, error)) {
+    path = path.parent_path();
+  }
+  return path.string();
 }
 
 }  // namespace
@@ -112,6 +125,35 @@ MemoryVerdict judge_memory(const Recipe& r, bool on_gpu, double available, int64
     out.line.append(std::exchange(separator, ", ")).append(cut.set);
     out.line.append(" (-").append(in_gib(cut.gain)).append("; ").append(cut.cost).append(")");
   }
+  return out;
+}
+
+double checkpoint_bytes(const Recipe& r, bool on_gpu) {
+  const ModelMemory model = model_memory(r, on_gpu, *build_model(r.model));
+  const MomentType type = base_of(r.train.optimizer).moments;
+  const double decoded = type == MomentType::kInt8 ? 4 / bytes_of(type) : 1;
+  double out = 0;
+  for (const UnitMemory& unit : model.units) {
+    for (const StateBytes& s : {unit.dense, unit.experts}) {
+      out += 4 * s.elements + s.frozen + decoded * s.moments;
+    }
+  }
+  return out;
+}
+
+DiskVerdict judge_disk(const Recipe& r, bool on_gpu) {
+  DiskVerdict out{.line = {}, .bytes = checkpoint_bytes(r, on_gpu)};
+  const auto size = [](double bytes) { return readable_bytes(static_cast<int64_t>(bytes)); };
+  const int64_t kept = std::max<int64_t>(r.checkpoint.keep, 1);
+  const double need = static_cast<double>(kept + 1) * out.bytes;
+  const int64_t free = free_bytes(existing_part(r.checkpoint.dir));
+  out.fits = free < 0 || need <= static_cast<double>(free);
+  out.line = r.checkpoint.keep == 0
+                 ? size(out.bytes) + " for each checkpoint, all of which are kept"
+                 : size(need) + " for " + std::to_string(kept) + " checkpoints of " +
+                       size(out.bytes) + " and one that is being written";
+  if (free >= 0) out.line += "; " + readable_bytes(free) + " are free";
+  if (!out.fits) out.line += ". Make room, lower checkpoint.keep, or choose another checkpoint.dir";
   return out;
 }
 

@@ -71,6 +71,19 @@ struct MemoryVerdict {
 };
 MemoryVerdict judge_memory(const Recipe& recipe, bool on_gpu, double available, int64_t world = 1);
 
+// What a checkpoint takes on the disk: parameters and moments in f32, or as moments are kept.
+double checkpoint_bytes(const Recipe& recipe, bool on_gpu);
+
+// "177.0 MiB for 2 checkpoints of 59.0 MiB and one that is being written; 12.3 GiB are free".
+// checkpoint.keep_every and keep_best are not in it: those stay besides. `fits` is false where less
+// is free.
+struct DiskVerdict {
+  std::string line;
+  double bytes = 0;  // of a checkpoint
+  bool fits = true;
+};
+DiskVerdict judge_disk(const Recipe& recipe, bool on_gpu);
+
 struct TimeForecast {
   double step_flops = 0;  // of the model, forward and backward
   double step_seconds = 0;

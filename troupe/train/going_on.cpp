@@ -1,9 +1,28 @@
 #include "troupe/train/going_on.h"
 
+#include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "troupe/checkpoint/names.h"
+#include "troupe/checkpoint/run_folder.h"
+#include "troupe/core/check.h"
+#include "troupe/core/config.h"
+#include "troupe/core/file.h"
+#include "troupe/core/json.h"
+#include "troupe/core/shell_word.h"
+#include "troupe/train/run_files.h"
 
 namespace troupe {
 namespace {
+
+// A link in a run folder is not ours, and what it leads to says nothing of the run (F141).
+bool is_ours(const std::string& path) {
+  std::error_code error;
+  return is_there(path) && !std::filesystem::is_symlink(path, error);
+}
 
 // A part of the way, in all three units.
 Position part_of(const Position& whole, int64_t i, int64_t of) {
@@ -34,6 +53,83 @@ std::string other_schedule(const TrainConfig& train, const Position& done, const
            (std::abs(rate) > 1e-9 ? "learning rate" : "weight decay");
   }
   return {};
+}
+
+void require_counters(const TrainState& state, int64_t step, const std::string& folder) {
+  const auto require = [&](const char* name, int64_t value) {
+    if (value < 0) fail(Code::kDamagedCheckpoint, folder, "its state has", name, value);
+  };
+  for (const auto& [name, at] : {std::pair("done", &state.done), std::pair("run", &state.run)}) {
+    require((std::string(name) + ".steps").c_str(), at->steps);
+    require((std::string(name) + ".samples").c_str(), at->samples);
+    require((std::string(name) + ".tokens").c_str(), at->tokens);
+  }
+  require("updates", state.updates);
+  require("skipped", state.skipped);
+  require("skipped_now", state.skipped_now);
+  require("nonfinite", state.nonfinite);
+  require("loss_tokens", state.loss_tokens);
+  require("reruns", state.reruns);
+  if (!(state.loss_scale.scale > 0)) {
+    fail(Code::kDamagedCheckpoint, folder, "its state has a loss scale of", state.loss_scale.scale);
+  }
+  if (state.done.steps != step) {
+    fail(Code::kDamagedCheckpoint, folder, "is of step", step, "and its state of step",
+         state.done.steps);
+  }
+}
+
+std::string lost_steps(const std::string& run) {
+  constexpr int64_t kMost = int64_t{1} << 20;
+  const std::string latest = run + "/latest", exit = run + "/exit.json";
+  try {
+    if (is_ours(latest)) {
+      const std::string text = read_file(latest, Code::kNoCheckpoint, kMost);
+      return "the file latest says " + text.substr(0, text.find('\n'));
+    }
+    if (!is_ours(exit)) return {};
+    ExitRecord record;
+    read_config(parse_json(read_file(exit, Code::kNoCheckpoint, kMost), exit), record);
+    return record.checkpoint.empty() ? "" : "exit.json names " + record.checkpoint;
+  } catch (const Error& e) {
+    return std::string("what is left cannot be read: ") + e.what();
+  }
+}
+
+void refuse_lost_steps(const CheckpointConfig& config, bool force, const Log& log) {
+  if (config.resume.kind != Resume::kAuto) return;
+  const std::string told = lost_steps(config.dir);
+  if (!told.empty() && !force) {
+    fail(Code::kNoCheckpoint, config.dir,
+         "has no checkpoint, and " + told +
+             ". Bring the steps back, take another checkpoint.dir, or start anew in it with"
+             " checkpoint.resume: never");
+  }
+  if (told.empty() && !is_there(config.dir + "/log.jsonl")) return;
+  log.warning(config.dir + " has the log of an earlier start and no checkpoint" +
+              (told.empty() ? "" : " (" + told + ")") + ": this start begins at step 0");
+}
+
+void clear_leftovers(Fs& fs, const std::string& run, const Log& log) {
+  if (RunLock::if_free(run) == nullptr) return;
+  const int64_t removed = remove_staging(fs, run);
+  if (removed == 0) return;
+  log.info("removed " + std::to_string(removed) + " leftovers of a save that was killed");
+}
+
+std::string twice_as_long(const Recipe& recipe, const Position& run, const std::string& command) {
+  const TrainConfig& train = recipe.train;
+  const Position twice = {2 * run.steps, 2 * run.samples, 2 * run.tokens};
+  std::string out = command + " --set ";
+  out += train.steps > 0
+             ? "train.steps=" + std::to_string(twice.steps)
+             : "train.tokens=" + to_text(Count{2 * std::max(train.tokens.value, run.tokens)});
+  if (other_schedule(train, run, run, twice).empty()) return out;
+  std::vector<std::string> waived = recipe.checkpoint.waive_changed;
+  if (!matches_any(waived, "train.length")) waived.emplace_back("train.length");
+  std::string names;
+  for (const std::string& name : waived) names += (names.empty() ? "" : ",") + name;
+  return out + " --set " + shell_word("checkpoint.waive_changed=[" + names + "]");
 }
 
 }  // namespace troupe

@@ -53,6 +53,31 @@ std::string told(const FieldInfo& field, const std::vector<FieldInfo>& fields) {
   return out;
 }
 
+// A line for each field with `part` in its name, or of a section that has it in its, at most
+// kMost; empty: there is none. Words may be apart: "aux loss" finds aux_loss.
+std::string fields_with(const std::string& part, const std::vector<FieldInfo>& fields) {
+  constexpr int64_t kMost = 30;
+  std::vector<const FieldInfo*> found;
+  for (const bool own_name : {true, false}) {
+    for (const FieldInfo& field : fields) {
+      const bool in_name =
+          field.path.substr(field.path.rfind('.') + 1).find(part) != std::string::npos;
+      const bool in_path = field.path.find(part) != std::string::npos;
+      if (own_name ? in_name : in_path && !in_name) found.push_back(&field);
+    }
+  }
+  if (std::ssize(found) == 1) return told(*found[0], fields);
+  std::string out;
+  for (int64_t i = 0; i < std::min(kMost, std::ssize(found)); ++i) {
+    const std::string& path = found[static_cast<size_t>(i)]->path;
+    out += path + "\n  " + text_of(path) + '\n';
+  }
+  if (std::ssize(found) > kMost) {
+    out += "and " + std::to_string(std::ssize(found) - kMost) + " more\n";
+  }
+  return out;
+}
+
 // A recipe as a file has it.
 struct RecipeFile : Recipe {
   std::string base;
@@ -82,6 +107,8 @@ std::string explain_key(const std::string& key) {
   for (const Alias& alias : Recipe::aliases()) {
     if (alias.name == wanted) return explain_key(std::string(alias.path));
   }
+  out = fields_with(wanted, fields);
+  if (!out.empty()) return out;
   std::vector<std::string_view> names;
   for (const FieldInfo& field : fields) {
     names.push_back(field.path);

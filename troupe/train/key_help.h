@@ -18,7 +18,8 @@ struct KeyHelp {
 std::span<const KeyHelp> key_help();
 
 // Path, type, default, meaning, other programs' names, and the fields beside it. `key` is a path,
-// the end of one, or another program's name. Throws E2003 with the nearest where there is none.
+// the end of one, another program's name, or a part of several names: then path and meaning of
+// each. Throws E2003 with the nearest where there is none.
 std::string explain_key(const std::string& key);
 
 void write_recipe_schema(std::ostream& os);

@@ -12,6 +12,7 @@
 #include "troupe/nn/models/costs.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/train/choose_layout.h"
+#include "troupe/train/mfu.h"
 #include "troupe/train/model_memory.h"
 #include "troupe/train/step_work.h"
 
@@ -117,7 +118,7 @@ class Costing {
     const LayerConfig layer = block ? layer_config(r_.model, unit - 1) : LayerConfig{};
     double routed = 0;
     if (block && layer.moe) {
-      const MoeSizes s = sizes_of(*layer.moe, {.width = r_.model.width});
+      const MoeSizes s = sizes_of(*layer.moe, moe_shape(r_.model, layer));
       routed = static_cast<double>(u.params.experts) * static_cast<double>(s.top_k) /
                static_cast<double>(s.experts);
       add_exchange(s, c);
@@ -326,7 +327,9 @@ class Forecaster {
     const double late = machine_.jitter * std::sqrt(2 * std::log(static_cast<double>(world_)));
     out.step_seconds = out.rank.seconds * (1 + late);
     out.tokens_per_second = tokens_ / out.step_seconds;
-    out.mfu = flops_ / out.step_seconds / (machine_.products * static_cast<double>(world_));
+    const double known = peak_flops(machine_.name).value_or(0);  // of a file without the key
+    const double peak = machine_.peak > 0 ? machine_.peak : known;
+    if (peak > 0) out.mfu = flops_ / out.step_seconds / (peak * static_cast<double>(world_));
   }
 
   static void add_microbatches(RankTimeline& out, const RankTimeline& before, double more) {

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,7 +37,7 @@ struct LayoutForecast {
   RankTimeline rank = {};   // of the slowest
   double step_seconds = 0;  // with what ranks wait for the slowest of them
   double tokens_per_second = 0;
-  double mfu = 0;  // of the machine's `products`
+  std::optional<double> mfu = {};  // of the machine's peak; absent: that is not known
 };
 
 // Throws one Error of all that does not fit.

@@ -258,6 +258,23 @@ TEST(LayoutForecast, MuonsDirectionsAreGatheredForTheUpdate) {
   EXPECT_LT(of("muon", "expert: 1, shard: none").update, 1e-6);
 }
 
+// Of the data sheet's peak, which large products do not reach.
+TEST(LayoutForecast, MfuIsOfThePeakAndAbsentWhereThatIsNotKnown) {
+  const Recipe r = recipe_of("model: {preset: mixtral-8x7b}\nparallel: {expert: 8, shard: full}");
+  const Recipe all = with_batch_of(r, 64);
+  Machine m = assumed_cluster();
+  m.name = "somebody's";
+  EXPECT_FALSE(forecast_layout(all, 64, m, true).mfu.has_value());
+  m.peak = 989.5e12;
+  const LayoutForecast f = forecast_layout(all, 64, m, true);
+  const double flops = costs_of(all.model).flops_per_token(all.data.sequence) * f.tokens_per_second;
+  EXPECT_NEAR(f.mfu.value(), flops / 64 / 989.5e12, 1e-9);
+  m.products *= 1.25;
+  EXPECT_LT(forecast_layout(all, 64, m, true).mfu.value(), 1.25 * f.mfu.value());
+  m.peak = 0, m.name = "hosts of 8 H100";
+  EXPECT_TRUE(forecast_layout(all, 64, m, true).mfu.has_value());
+}
+
 TEST(LayoutForecast, SlowerLinksAndMoreRanksNeverMakeAStepFaster) {
   const Recipe one = recipe_of("model: {preset: dbrx}\nparallel: {expert: 8, shard: zero1}");
   double before = 0;

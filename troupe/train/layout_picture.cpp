@@ -8,7 +8,7 @@
 
 namespace troupe {
 
-std::string layout_picture(const LayoutForecast& forecast) {
+Markup layout_picture(const LayoutForecast& forecast) {
   std::vector<svg::BarRow> rows;
   for (const auto& [name, lane] : names_of(Lane{})) {
     rows.push_back({std::string(name)});
@@ -19,8 +19,7 @@ std::string layout_picture(const LayoutForecast& forecast) {
   }
   const std::string title = "a step of " + std::to_string(forecast.world) + " ranks, " +
                             seconds_text(forecast.rank.seconds) + ", as forecast";
-  std::string out = svg::timeline(title, rows);
-  return out.insert(out.find("<svg") + 4, " xmlns=\"http://www.w3.org/2000/svg\"");
+  return svg::timeline(title, rows);
 }
 
 }  // namespace troupe

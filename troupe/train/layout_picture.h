@@ -1,14 +1,13 @@
 // A step as it is forecast, drawn.
 #pragma once
 
-#include <string>
-
 #include "troupe/train/layout_forecast.h"
+#include "troupe/train/markup.h"
 
 namespace troupe {
 
 // SVG of the slowest rank's step, a lane a row: what it computes, exchanges and waits for, and what
 // goes on beside.
-std::string layout_picture(const LayoutForecast& forecast);
+Markup layout_picture(const LayoutForecast& forecast);
 
 }  // namespace troupe

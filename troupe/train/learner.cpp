@@ -47,10 +47,11 @@ std::string unit_name(int64_t unit, int64_t units) {
 
 // Two runs are equal bit for bit (rule G4). On a GPU that asks it of PyTorch's own operators too:
 // of cuBLAS, and of flash attention's backward. Its habit of filling fresh memory meanwhile is no
-// part of that, and would cost a pass over each tensor. cuDNN's attention, which PyTorch prefers
-// and whose backward takes two fifths of flash attention's time, has no such mode
-// (run.deterministic); flash attention's backward has one, which it takes where an operator without
-// one is an error, and not where that is a warning.
+// part of that, and would cost a pass over each tensor. Attention is ours (ops/attention_cudnn).
+// What it does not take is PyTorch's: flash attention's repeatable backward, which PyTorch takes
+// where an operator without one is an error and not where that is a warning, and never cuDNN's,
+// which through PyTorch has none. With run.deterministic=false it may warn: all attention is
+// PyTorch's fastest then.
 void make_deterministic(bool attention) {
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/!attention);
@@ -80,6 +81,7 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
       faults_(faults),
       model_(build_model(recipe.model, ranks->build_options(faults))),
       ranks_(std::move(ranks)) {
+  if (recipe_.train.fp8) use_fp8(*recipe_.train.fp8, *model_);
   if (!device_.is_cpu()) {
     // What names no device, such as an allocation, is of this rank's too.
     c10::impl::VirtualGuardImpl(device_.type()).setDevice(device_);
@@ -229,6 +231,7 @@ void Learner::apply(const TrainState& state, StepReport& report, const at::Tenso
     b.stale = true;
   }
   const FaultAction fault = faults_.at("optim", step);
+  if (store_->buckets().empty()) return;  // all is frozen
   const Bucket& first = store_->buckets()[0];
   const at::Tensor master = first.masters()[0];
   if (fault == FaultAction::kFlip) master.narrow(0, 0, 1).neg_();  // a bit

@@ -157,6 +157,21 @@ std::vector<std::string> ramp_faults(const BatchRamp& ramp, int64_t full, int64_
     out.push_back("goes from start " + std::to_string(ramp.start) + " in whole increments of " +
                   std::to_string(ramp.increment) + " to " + whole + ": it cannot");
   }
+  if (out.empty()) {
+    // Each step of a ramp is gone through, and looks at all stages.
+    constexpr double kMost = 1e7;
+    int64_t least = ramp.stages.empty() ? ramp.start : ramp.stages.front().batch;
+    for (const BatchStage& stage : ramp.stages) least = std::min(least, stage.batch);
+    const auto end = static_cast<double>(ramp_end(ramp));
+    const auto stages = static_cast<double>(std::max<size_t>(1, ramp.stages.size()));
+    const double work = end / static_cast<double>(least) * stages;
+    const double product = end * static_cast<double>(full);
+    if (work > kMost || product > static_cast<double>(int64_t{1} << 62)) {
+      out.push_back("ends at sample " + std::to_string(ramp_end(ramp)) + ", after about " +
+                    to_text(end / static_cast<double>(least)) +
+                    " steps: that is longer than a ramp can be");
+    }
+  }
   if (out.empty() && micro > 0 && !divides_ramp(ramp, micro)) {
     out.push_back("has batches that are no multiples of micro_batch " + std::to_string(micro));
   }

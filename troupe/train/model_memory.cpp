@@ -58,7 +58,7 @@ void add_states(const Recipe& r, double width, Model& model, std::vector<UnitMem
 // What a block with experts need not keep, in a type of 2 bytes (ExpertsConfig::recompute).
 double rebuilt_bytes(const LayerConfig& l, const ModelConfig& m) {
   if (!l.moe) return 0;
-  const MoeSizes s = sizes_of(*l.moe, {.width = m.width});
+  const MoeSizes s = sizes_of(*l.moe, moe_shape(m, l));
   const double hidden = 2.0 * (s.gated ? 2 : 1) * static_cast<double>(s.top_k * s.hidden);
   const Recompute what = l.moe->ffn.recompute;
   return what == Recompute::kExpert || what == Recompute::kLayer ? hidden : 0;
@@ -81,7 +81,7 @@ double made_again_bytes(const LayerConfig& l, const ModelConfig& m) {
 double working_elements(const LayerConfig& l, const ModelConfig& m, bool on_gpu) {
   const auto width = static_cast<double>(m.width);
   if (!l.moe) return 3.0 * static_cast<double>(l.ffn) + 4 * width;
-  const MoeSizes s = sizes_of(*l.moe, {.width = m.width});
+  const MoeSizes s = sizes_of(*l.moe, moe_shape(m, l));
   const auto k = static_cast<double>(s.top_k);
   const double own = on_gpu ? (s.gated ? 3 : 2) : 1;
   return k * (own * static_cast<double>(s.hidden) + width) + 4 * width;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "troupe/testing/torch/ranks.h"
+#include "troupe/train/master_of_test.h"
 
 namespace troupe {
 namespace {

@@ -8,13 +8,15 @@ namespace troupe {
 
 namespace {
 
-OpenedData open_all(const Recipe& recipe, const RunPlan& plan, const Log& log) {
+OpenedData open_all(const Recipe& recipe, const RunPlan& plan, const Log& log,
+                    const StopQuestion& stop) {
   OpenedData out;
   DataNeeds needs{.vocab = recipe.model.vocab,
                   .seed = recipe.train.seed,
                   .batch = plan.batch,
                   .samples = plan.run.samples,
-                  .log = log};
+                  .log = log,
+                  .stop = stop};
   if (!recipe.data.tokenizer.empty()) {
     out.tokenizer = open_tokenizer(recipe.data.tokenizer);
     require_fits(*out.tokenizer, recipe.model.vocab, recipe.data.tokenizer);
@@ -27,9 +29,9 @@ OpenedData open_all(const Recipe& recipe, const RunPlan& plan, const Log& log) {
 
 }  // namespace
 
-OpenedData open_data(const Recipe& recipe, const Log& log) {
+OpenedData open_data(const Recipe& recipe, const Log& log, const StopQuestion& stop) {
   const RunPlan plan = plan_of(recipe);
-  OpenedData out = open_all(recipe, plan, log);
+  OpenedData out = open_all(recipe, plan, log, stop);
   if (out.data.train == nullptr) {
     fail(Code::kBadValue, "data.train", "names no data to train on");
   }
@@ -42,7 +44,7 @@ OpenedData open_valid(Recipe recipe, const Log& log) {
     recipe.data.train.clear();
     recipe.data.stages.clear();
   }
-  return open_all(recipe, plan_of(recipe), log);
+  return open_all(recipe, plan_of(recipe), log, {});
 }
 
 }  // namespace troupe

@@ -16,7 +16,8 @@ struct OpenedData {
 
 // Throws where a file is missing or bad, where the vocabulary is smaller than the tokenizer's,
 // where there is nothing to train on, and where a source would be used up before the run ends.
-OpenedData open_data(const Recipe& recipe, const Log& log);
+// Waits for a network end where `stop` holds, by AskedToStop, then and whenever it is read.
+OpenedData open_data(const Recipe& recipe, const Log& log, const StopQuestion& stop = {});
 // The same without what trains: for evaluation.
 OpenedData open_valid(Recipe recipe, const Log& log);
 

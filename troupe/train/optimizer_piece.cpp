@@ -36,8 +36,8 @@ Piece Piece::narrowed(int64_t from, int64_t size) const {
 }
 
 int64_t at_a_time(int64_t matrix) {
-  constexpr int64_t kElements = int64_t{1} << 24;
-  return std::max<int64_t>(1, kElements / matrix);
+  constexpr int64_t kAtOnce = int64_t{1} << 24;
+  return std::max<int64_t>(1, kAtOnce / matrix);
 }
 
 void update_masters(const Piece& all, int64_t matrix,

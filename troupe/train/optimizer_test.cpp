@@ -29,6 +29,7 @@
 #include "troupe/core/config.h"
 #include "troupe/core/moment8.h"
 #include "troupe/core/split_f32.h"
+#include "troupe/train/master_of_test.h"
 #include "troupe/train/moments8.h"
 
 namespace troupe {

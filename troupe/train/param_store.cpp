@@ -63,10 +63,6 @@ at::Tensor joined(const at::Tensor& value, const at::Tensor& low) {
   return upper.bitwise_or_(rest.bitwise_and_(0xffff)).view(at::kFloat);
 }
 
-at::Tensor master_of(const Bucket& b) {
-  return b.in_halves() ? joined(b.own.detach(), b.low) : b.master;
-}
-
 void split(const at::Tensor& master, const at::Tensor& value, const at::Tensor& low) {
   const at::Tensor bits = master.view(at::kInt), is_nan = at::isnan(master);
   low.copy_(bits.bitwise_and(0xffff).masked_fill_(is_nan, 0));

@@ -90,9 +90,8 @@ struct Bucket {
   }
 };
 
-// A bucket's masters, or a part's of it, in f32: the buffer itself, or a new tensor of halves.
+// A bucket's masters, or a part's of it, from their halves: a new tensor in f32.
 at::Tensor joined(const at::Tensor& value, const at::Tensor& low);
-at::Tensor master_of(const Bucket& bucket);
 // The halves of f32 numbers into `value` and `low`.
 void split(const at::Tensor& master, const at::Tensor& value, const at::Tensor& low);
 

@@ -39,11 +39,15 @@ RanksAtHand agreed(const Recipe& recipe, World& world) {
                     .per_host = 0,
                     .memory = available_memory(recipe, world.place().local_size),
                     .on_gpu = runs_on_gpu(recipe)};
-  const std::string mine =
-      std::to_string(ranks.memory) + ' ' + std::to_string(world.place().local_size);
+  const std::string mine = std::to_string(static_cast<int64_t>(ranks.memory)) + ' ' +
+                           std::to_string(world.place().local_size);
   for (const std::string& text : world.gather_texts("memory", mine)) {
-    ranks.memory = std::min(ranks.memory, std::stod(text));
-    ranks.per_host = std::gcd(ranks.per_host, std::stoll(text.substr(text.find(' '))));
+    const size_t blank = std::min(text.find(' '), text.size());
+    const int64_t bytes = number_of_peer(text.substr(0, blank), "a rank's memory");
+    ranks.memory = std::min(ranks.memory, static_cast<double>(bytes));
+    ranks.per_host = std::gcd(
+        ranks.per_host,
+        number_of_peer(text.substr(std::min(blank + 1, text.size())), "the ranks of a host"));
   }
   if (!world.hosts_in_rows()) ranks.per_host = 1;
   return ranks;
@@ -100,7 +104,7 @@ void require_equal_lines(World& world, const std::string& what, const std::strin
   while (at < first.size() && line(at) == first[at]) ++at;
   if (world.rank() == 0) at = std::numeric_limits<int32_t>::max();
   for (const std::string& of_rank : world.gather_texts(key, std::to_string(at))) {
-    at = std::min(at, static_cast<size_t>(std::stoull(of_rank)));
+    at = std::min(at, static_cast<size_t>(number_of_peer(of_rank, "the number of a line")));
   }
   const std::string text = line(at);
   const size_t begin = std::min(text.size(), text.find_first_not_of(' '));

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <utility>
 
 #include "troupe/core/check.h"
 #include "troupe/core/config.h"
+#include "troupe/core/counts.h"
 #include "troupe/core/near.h"
 #include "troupe/nn/moe_pattern.h"
 #include "troupe/train/problems.h"
@@ -24,15 +26,71 @@ std::string near(int64_t value, int64_t unit) {
   return "Near: " + (below > 0 ? std::to_string(below) + ", " : "") + std::to_string(below + unit);
 }
 
+constexpr int64_t kMostSamples = int64_t{1} << 40;  // of a run; data/dataset.h counts no further
+constexpr int64_t kMostTokens = int64_t{1} << 53;
+constexpr int64_t kMostBatch = int64_t{1} << 32;
+constexpr int64_t kMostRanks = int64_t{1} << 20;
+constexpr CountBound kBounds[] = {
+    {"global_batch", kMostBatch},
+    {"micro_batch", kMostBatch},
+    {"batch", kMostBatch},
+    {"start", kMostBatch},
+    {"increment", kMostBatch},
+    {"global_batch_tokens", kMostTokens},
+    {"tokens", kMostTokens},
+    {"until", kMostTokens},
+    {"max_epochs", 1 << 20},
+    {"most", int64_t{1} << 60},
+    {"data", kMostRanks},
+    {"expert", kMostRanks},
+    {"tensor", kMostRanks},
+    {"pipeline", kMostRanks},
+    {"context", kMostRanks},
+    {"shard_ranks", kMostRanks},
+    {"node_ranks", kMostRanks},
+    {"prefetch", kMostRanks},
+    {"seed", std::numeric_limits<int64_t>::max()},
+};
+
+// Before anything is computed with them.
+void check_counts(const Recipe& r, Problems& problems) {
+  for (const CountFault& fault : counts_out_of_bounds(r.model, kModelBounds, "model")) {
+    problems.add(fault.path, fault.what);
+  }
+  for (const CountFault& fault : counts_out_of_bounds(r, kBounds)) {
+    if (!fault.path.starts_with("model.")) problems.add(fault.path, fault.what);
+  }
+}
+
+// In doubles, which nothing overflows.
+void check_length(const Recipe& r, int64_t batch, Problems& problems) {
+  const TrainConfig& t = r.train;
+  const auto sequence = static_cast<double>(r.data.sequence);
+  const double samples = t.steps > 0 ? static_cast<double>(t.steps) * static_cast<double>(batch)
+                                     : static_cast<double>(t.tokens.value) / sequence;
+  if (samples <= static_cast<double>(kMostSamples) &&
+      samples * sequence <= static_cast<double>(kMostTokens)) {
+    return;
+  }
+  problems.add(t.steps > 0 ? "train.steps" : "train.tokens",
+               "the run would have " + to_text(samples) + " samples of " +
+                   std::to_string(r.data.sequence) + " tokens; at most " +
+                   std::to_string(kMostSamples) + " samples and " + std::to_string(kMostTokens) +
+                   " tokens are counted");
+}
+
 void check_batch(const Recipe& r, Problems& problems) {
   const TrainConfig& t = r.train;
   const int64_t given = t.global_batch_tokens.value;
+  if (t.global_batch < 0) {
+    problems.add("train.global_batch", to_text(t.global_batch) + " is not 1 or more");
+    return;
+  }
   if ((given > 0) == (t.global_batch > 0)) {
     problems.add("train.global_batch_tokens",
                  "give either global_batch_tokens or global_batch (sequences)");
     return;
   }
-  if (t.global_batch < 0) problems.add("train.global_batch", "must be positive");
   if (r.data.sequence <= 0) return;
   if (given > 0 && given % r.data.sequence != 0) {
     problems.add("train.global_batch_tokens",
@@ -41,6 +99,7 @@ void check_batch(const Recipe& r, Problems& problems) {
     return;
   }
   const int64_t batch = batch_of(r);
+  check_length(r, batch, problems);
   if (t.micro_batch && (*t.micro_batch <= 0 || batch % *t.micro_batch != 0)) {
     problems.add("train.micro_batch",
                  std::to_string(*t.micro_batch) + " does not divide the global batch of " +
@@ -52,9 +111,22 @@ void check_batch(const Recipe& r, Problems& problems) {
       ramp_faults(*t.batch_ramp, batch, std::max<int64_t>(t.micro_batch.value_or(0), 0)));
 }
 
+// A model that is refused itself has no layers to speak of.
+void check_fp8(const Recipe& r, Problems& problems) {
+  if (!r.train.fp8 || !problems.empty()) return;
+  const Precision precision = r.train.precision;
+  if (precision == Precision::kFp32 || precision == Precision::kFp16) {
+    problems.add("train.fp8",
+                 "goes with train.precision bf16 or auto, not with " + to_text(precision));
+  }
+  problems.add_all("train.fp8", fp8_faults(*r.train.fp8, r.model));
+}
+
 void check_train(const Recipe& r, Problems& problems) {
   const TrainConfig& t = r.train;
-  if ((t.tokens.value > 0) == (t.steps > 0)) {
+  if (t.steps < 0) {
+    problems.add("train.steps", to_text(t.steps) + " is not 1 or more");
+  } else if ((t.tokens.value > 0) == (t.steps > 0)) {
     problems.add("train.tokens", "give either tokens or steps: how long the run is");
   }
   if (t.clip < 0) problems.add("train.clip", "must not be negative; 0 means none");
@@ -64,6 +136,7 @@ void check_train(const Recipe& r, Problems& problems) {
   }
   problems.add_all("train.optimizer", optimizer_faults(t.optimizer));
   problems.gather("train.recompute", [&] { recomputed_blocks(r); });
+  check_fp8(r, problems);
   if (problems.empty()) problems.add_all("train.schedule", lr_faults(t.schedule, plan_of(r).run));
 }
 
@@ -185,6 +258,11 @@ std::vector<Yaml> with_bases(const std::string& path) {
   return out;
 }
 
+// A file of nothing, of comments, or of `base` alone.
+bool holds_nothing(const Yaml& file) {
+  return file.kind == Yaml::Kind::kNull || (file.kind == Yaml::Kind::kMap && file.fields.empty());
+}
+
 }  // namespace
 
 Recipe load_recipe(const std::string& path, const std::vector<std::string>& sets,
@@ -192,7 +270,13 @@ Recipe load_recipe(const std::string& path, const std::vector<std::string>& sets
   Recipe out;
   Problems problems(sources);
   problems.gather(path, [&] {
-    for (const Yaml& file : with_bases(path)) {
+    const std::vector<Yaml> files = with_bases(path);
+    if (sets.empty() && std::ranges::all_of(files, holds_nothing)) {
+      fail(Code::kBadValue, path,
+           "is empty. A recipe has the sections model, data, train and checkpoint; "
+           "recipes/quickstart.yaml is a whole one, and `base: quickstart.yaml` builds on it");
+    }
+    for (const Yaml& file : files) {
       problems.gather(file.where.file, [&] {
         for (auto& [name, where] : read_config(file, out)) sources[name] = where;
       });
@@ -209,6 +293,8 @@ Recipe load_recipe(const std::string& path, const std::vector<std::string>& sets
 
 void validate(const Recipe& r, const Sources& sources) {
   Problems problems(sources);
+  check_counts(r, problems);
+  problems.throw_if_any();
   problems.gather("model", [&] { validate(r.model); });
   problems.gather("data", [&] { validate(r.data); });
   problems.gather("checkpoint", [&] { validate(r.checkpoint); });

@@ -17,6 +17,7 @@
 #include "troupe/core/units.h"
 #include "troupe/data/data_config.h"
 #include "troupe/nn/models/config.h"
+#include "troupe/train/fp8.h"
 #include "troupe/train/guard.h"
 #include "troupe/train/health.h"
 #include "troupe/train/loss_mean.h"
@@ -42,6 +43,7 @@ struct TrainConfig {
   Count tokens = {};                        // how long the run is; or steps
   int64_t steps = 0;
   Precision precision = Precision::kAuto;
+  std::optional<Fp8Config> fp8 = {};  // absent: off
   OptimizerConfig optimizer;
   LrConfig schedule = CosineLr{};
   LossMean loss_mean = LossMean::kTokens;
@@ -61,6 +63,7 @@ struct TrainConfig {
     f("tokens", c.tokens);
     f("steps", c.steps);
     f("precision", c.precision);
+    f("fp8", c.fp8);
     f("optimizer", c.optimizer);
     f("schedule", c.schedule);
     f("loss_mean", c.loss_mean);
@@ -122,9 +125,9 @@ constexpr auto names_of(DeviceKind) {
 
 struct RunConfig {
   DeviceKind device = DeviceKind::kAuto;
-  int64_t threads = 0;         // of the CPU; 0: one a core
-  bool deterministic = false;  // on a GPU: attention whose gradients have the same bits each time
-  Duration time_limit = {};    // stops in time to save; 0: none
+  int64_t threads = 0;        // of the CPU; 0: one a core
+  bool deterministic = true;  // on a GPU: nothing whose bits differ from run to run
+  Duration time_limit = {};   // stops in time to save; 0: none
   Duration grace =
       seconds(30);  // from SIGTERM to SIGKILL, as torchrun and SLURM have it; 0: no end
   Duration start_timeout = seconds(300);  // for all ranks to arrive

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "troupe/core/secrets.h"
 #include "troupe/core/text.h"
 
 namespace troupe {
@@ -24,7 +25,7 @@ void Record::add(std::string_view name, int64_t value) {
 }
 
 void Record::add(std::string_view name, std::string_view text) {
-  add_json(name, to_text(std::string(text)));
+  add_json(name, to_text(without_secrets(text)));
 }
 
 void Record::add(std::string_view name, std::span<const double> values) {

@@ -13,7 +13,7 @@ class Record {
  public:
   void add(std::string_view name, double value);  // JSON has no NaN: null
   void add(std::string_view name, int64_t value);
-  void add(std::string_view name, std::string_view text);
+  void add(std::string_view name, std::string_view text);  // without core/secrets.h's
   void add(std::string_view name, std::span<const double> values);
   void add_json(std::string_view name, std::string_view json);  // finished JSON
 

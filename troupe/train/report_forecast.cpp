@@ -1,7 +1,6 @@
 #include "troupe/train/report_forecast.h"
 
 #include <cmath>
-#include <sstream>
 #include <vector>
 
 #include "troupe/core/median.h"
@@ -30,7 +29,7 @@ double largest(const RunLog& log, const std::string& name) {
   return out;
 }
 
-void row(std::ostream& os, const char* what, double forecast, double measured,
+void row(Markup& os, const std::string& what, double forecast, double measured,
          std::string (*shown)(double)) {
   os << "<tr><td>" << what << "</td><td>" << shown(forecast) << "</td><td>";
   if (std::isfinite(measured)) {
@@ -47,11 +46,11 @@ std::string gib(double bytes) {
 
 }  // namespace
 
-std::string forecast_section(const Recipe& recipe, int64_t ranks, const Machine& machine,
-                             const RunLog& log) {
+Markup forecast_section(const Recipe& recipe, int64_t ranks, const Machine& machine,
+                        const RunLog& log) {
   const LayoutForecast f = forecast_layout(recipe, ranks, machine, machine.gpu);
-  std::ostringstream os;
-  os << "<table><tr><th>" << ranks << " ranks of " << machine.name
+  Markup os;
+  os << "<div class=\"wide\"><table><tr><th>" << ranks << " ranks of " << machine.name
      << "</th><th>forecast</th><th>measured</th><th>of it</th></tr>\n";
   row(os, "a step", f.step_seconds, usual(log, "step_s"), seconds_text);
   row(os, "forward, backward and what they wait for",
@@ -61,8 +60,8 @@ std::string forecast_section(const Recipe& recipe, int64_t ranks, const Machine&
   row(os, "tokens a second", f.tokens_per_second, usual(log, "tokens_s"), short_number);
   row(os, "memory of a rank", f.rank.peak.total(),
       largest(log, machine.gpu ? "memory_peak" : "rss"), gib);
-  os << "</table>\n" << layout_picture(f);
-  return os.str();
+  os << "</table></div>\n" << layout_picture(f);
+  return os;
 }
 
 }  // namespace troupe

@@ -2,18 +2,18 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "troupe/plan/machine.h"
+#include "troupe/train/markup.h"
 #include "troupe/train/recipe.h"
-#include "troupe/train/report.h"
+#include "troupe/train/run_log.h"
 
 namespace troupe {
 
 // Of a run that `ranks` ranks made: medians of the second half of its steps, beside the forecast of
 // its layout on `machine`; and the forecast step, drawn. HTML; it holds the run's own numbers alone
 // where they were logged.
-std::string forecast_section(const Recipe& recipe, int64_t ranks, const Machine& machine,
-                             const RunLog& log);
+Markup forecast_section(const Recipe& recipe, int64_t ranks, const Machine& machine,
+                        const RunLog& log);
 
 }  // namespace troupe

@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
-#include <regex>
 #include <sstream>
 #include <thread>
 
 #include "troupe/core/json.h"
+#include "troupe/core/secrets.h"
 #include "troupe/core/suggest.h"
 #include "troupe/core/text.h"
 #include "troupe/train/version.h"
@@ -47,20 +47,16 @@ RunEnvironment this_environment(const std::vector<std::string>& command,
   return out;
 }
 
-std::string without_secrets(std::string text) {
-  static const std::regex secret(R"(://[^/\s@]+@)");
-  return std::regex_replace(text, secret, "://***@");
-}
-
 std::vector<std::string> unknown_variables() {
   // TROUPE_BUILD tells the tests of this repository where the program is, TROUPE_LAUNCH and
-  // TROUPE_PULSES a rank that `troupe launch` has started it.
+  // TROUPE_PULSES and TROUPE_MEETING a rank that `troupe launch` has started it.
   static const std::vector<std::string_view> known = {"TROUPE_FAULT", "TROUPE_BUILD"};
   std::vector<std::string> out;
   for (char** entry = ::environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
     const std::string_view name = text.substr(0, text.find('='));
-    if (!name.starts_with("TROUPE_") || name == "TROUPE_LAUNCH" || name == "TROUPE_PULSES") {
+    if (!name.starts_with("TROUPE_") || name == "TROUPE_LAUNCH" || name == "TROUPE_PULSES" ||
+        name == "TROUPE_MEETING") {
       continue;
     }
     if (std::ranges::count(known, name) > 0) continue;

@@ -55,9 +55,6 @@ struct RunEnvironment {
 };
 RunEnvironment this_environment(const std::vector<std::string>& command, const std::string& device);
 
-// Passwords in "scheme://user:password@host" become ***.
-std::string without_secrets(std::string text);
-
 // A line for each variable TROUPE_* of the environment that nothing reads, with the nearest that
 // is.
 std::vector<std::string> unknown_variables();

@@ -59,7 +59,9 @@ MoeLayer moe_layer(ExpertsImpl impl, const at::TensorOptions& options) {
   config.ffn.hidden = 40;
   config.ffn.impl = impl;
   config.ffn.init.std = 0.3;
-  MoeLayer layer(config, {.width = kWidth, .layers = 2});
+  MoeShape shape = MoeShape::alone(kWidth);
+  shape.layers = 2;
+  MoeLayer layer(config, shape);
   for_each_param(layer, "moe", [&](const std::string& name, Param& p) {
     p.allocate(options);
     initialise(p, name, 1);

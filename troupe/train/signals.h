@@ -11,6 +11,8 @@
 #include <mutex>
 #include <thread>
 
+#include "troupe/core/stop.h"
+
 namespace troupe {
 
 class Signals {
@@ -22,6 +24,9 @@ class Signals {
   ~Signals();
 
   int stop() const { return stop_; }  // the signal, or 0
+  StopQuestion question() const {
+    return [this] { return stop_ != 0; };
+  }
   bool take_save() { return save_.exchange(false); }
   bool take_status() { return status_.exchange(false); }
   // Besides, at once and in the waiting thread: the loop itself may hang. {}: nothing.

@@ -57,7 +57,11 @@ int64_t in_unit(const Position& position, Span::Unit unit) {
 }
 
 int64_t resolved(const Span& span, Span::Unit unit, const Position& run) {
-  if (span.unit == Span::Unit::kPercent) return in_unit(run, unit) * span.value / 100;
+  if (span.unit == Span::Unit::kPercent) {
+    constexpr int64_t kMost = int64_t{1} << 62;
+    const int64_t whole = in_unit(run, unit);
+    return whole > 0 && span.value > kMost / whole ? kMost : whole * span.value / 100;
+  }
   TROUPE_CHECK(span.unit == unit || span.value == 0, to_text(span), "among spans of another unit");
   return span.value;
 }

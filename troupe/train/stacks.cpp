@@ -85,10 +85,11 @@ std::string stacks_of_all_threads() {
   ::sigaction(SIGRTMAX - 2, &action, &before);
   std::string text;
   std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task", none)) {
-    const std::string thread = entry.path().filename().string();
+  for (std::filesystem::directory_iterator it("/proc/self/task", none), end; !none && it != end;
+       it.increment(none)) {
+    const std::string thread = it->path().filename().string();
     std::string comm;
-    std::getline(std::ifstream(entry.path() / "comm"), comm);
+    std::getline(std::ifstream(it->path() / "comm"), comm);
     const std::string stack = stack_of(std::atoi(thread.c_str()));
     if (!text.empty()) text += '\n';
     text.append("thread ").append(thread).append(" ").append(comm).append(": ");

@@ -1,6 +1,7 @@
 #include "troupe/train/start_lines.h"
 
 #include "troupe/core/text.h"
+#include "troupe/ops/attention_cudnn.h"
 
 namespace troupe {
 namespace {
@@ -40,6 +41,39 @@ std::string balance_line(const ModelConfig& model) {
          ": nothing shares the tokens out among the experts; "
          "model.moe.router.balance.aux_loss=0.01 "
          "would";
+}
+
+std::string attention_line(const ModelConfig& model, Precision precision, int64_t longest,
+                           const c10::Device& device) {
+  if (!device.is_cuda()) return {};
+  if (model.attn_dropout > 0) return "attention: products and a softmax, for model.attn_dropout";
+  const at::ScalarType type = precision == Precision::kBf16   ? at::kBFloat16
+                              : precision == Precision::kFp16 ? at::kHalf
+                                                              : at::kFloat;
+  std::string out;
+  for (int64_t i = 0; i < model.layers; ++i) {
+    const LayerConfig layer = layer_config(model, i);
+    if (!layer.attention) continue;
+    AttentionHeads heads{type, layer.head_dim, layer.head_dim, longest};
+    if (model.mla) heads.value_dim = model.mla->value_dim;
+    const std::string why = why_not_cudnn(heads, device);
+    if (!why.empty()) return "attention: PyTorch's: " + why;
+    out = "attention: cuDNN's, the same bits each time";
+  }
+  return out;
+}
+
+std::string causality_line(const ModelConfig& model) {
+  if (num_moe_layers(model) == 0 || model.moe.router.kind() != "expert_choice") return "";
+  return "not causal: the router expert_choice chooses among all tokens of a microbatch, later "
+         "ones too, so losses and generated text are not those of a model that reads from left to "
+         "right";
+}
+
+std::string masked_line(int64_t step) {
+  return "step " + std::to_string(step) +
+         ": nothing is learnt, all its targets are masked. Chats teach what the role of data build "
+         "--learn says; troupe data inspect --show N shows it";
 }
 
 }  // namespace troupe

@@ -37,5 +37,14 @@ TEST(StartLines, RoutersThatBalanceByThemselvesSayHow) {
   EXPECT_EQ(line_for("{}", 0), "");  // dense
 }
 
+TEST(StartLines, SayWhoseAttentionAGpuHas) {
+  ModelConfig model;
+  model.layers = 2;
+  EXPECT_EQ(attention_line(model, Precision::kBf16, 512, c10::kCPU), "");
+  model.attn_dropout = 0.1;
+  EXPECT_EQ(attention_line(model, Precision::kBf16, 512, {c10::kCUDA, 0}),
+            "attention: products and a softmax, for model.attn_dropout");
+}
+
 }  // namespace
 }  // namespace troupe

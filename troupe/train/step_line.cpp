@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
+#include <vector>
 
 namespace troupe {
 namespace {
@@ -45,6 +46,30 @@ std::string own_line(const Record& r, const Position& now, const Position& run) 
   return out + "  eta " + short_time(left * r.scalar("step_s"));
 }
 
+// A part of the live line, and how soon it is left out where there is no room: the highest first.
+struct LivePart {
+  std::string text;
+  int rank = 0;
+};
+
+std::vector<LivePart> live_parts(const Record& r, const Position& now, const Position& run) {
+  const int64_t percent = run.steps > 0 ? 100 * now.steps / run.steps : 0;
+  const auto left = static_cast<double>(run.steps - now.steps);
+  std::vector<LivePart> out = {
+      {"step " + std::to_string(now.steps) + '/' + std::to_string(run.steps), 0},
+      {std::to_string(percent) + '%', 7},
+      {text("loss %.3f", r.scalar("loss", std::nan(""))), 1},
+      {text("lr %.2e", r.scalar("lr")), 6},
+      {text("gnorm %.2f", r.scalar("grad_norm", std::nan(""))), 5},
+      {"tok/s " + short_number(r.scalar("tokens_s")), 3}};
+  if (has(r, "mfu")) out.push_back({text("mfu %.1f%%", 100 * r.scalar("mfu")), 4});
+  if (has(r, "moe/load")) out.push_back({text("load %.2f", r.scalar("moe/load")), 8});
+  if (r.scalar("moe/dead") > 0) out.push_back({text("dead %.0f", r.scalar("moe/dead")), 9});
+  if (r.scalar("skipped") > 0) out.push_back({text("skip %.0f", r.scalar("skipped")), 9});
+  out.push_back({"eta " + short_time(left * r.scalar("step_s")), 2});
+  return out;
+}
+
 std::string megatron_line(const Record& r, const Position& now, const Position& run) {
   return text(
              " iteration %8lld/%8lld | consumed samples: %12lld | elapsed time per iteration (ms):"
@@ -60,6 +85,16 @@ std::string megatron_line(const Record& r, const Position& now, const Position& 
 }
 
 }  // namespace
+
+std::string live_line(const Record& record, const Position& now, const Position& run, int columns) {
+  std::vector<LivePart> parts = live_parts(record, now, run);
+  for (;;) {
+    std::string line;
+    for (const LivePart& part : parts) line += (line.empty() ? "" : "  ") + part.text;
+    if (std::ssize(line) <= columns || parts.size() == 1) return line;
+    parts.erase(std::ranges::max_element(parts, {}, &LivePart::rank));
+  }
+}
 
 std::string fixed(double value, int digits) {
   return text("%.*f", digits, value);

@@ -22,6 +22,10 @@ constexpr auto names_of(LineFormat) {
 std::string step_line(LineFormat format, const Record& record, const Position& now,
                       const Position& run);
 
+// What of that fits into `columns` of a terminal, for a line that is rewritten in place:
+//   step 126/420  30%  loss 3.41  lr 2.98e-04  gnorm 0.83  tok/s 7.6k  load 1.31  eta 1m12s
+std::string live_line(const Record& record, const Position& now, const Position& run, int columns);
+
 std::string fixed(double value, int digits);  // 0.50
 std::string seconds_text(double seconds);     // 12.3 ms, 1.23 s, 123 s
 std::string short_number(double value);       // 181.4k, 2.08M

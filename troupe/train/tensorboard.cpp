@@ -9,6 +9,8 @@
 #include <cstring>
 #include <memory>
 
+#include "troupe/core/secrets.h"
+
 namespace troupe {
 namespace {
 
@@ -149,7 +151,7 @@ void TensorBoard::open(int64_t resumed_step) {
   do {
     path = stem + std::to_string(files_++);
   } while (::access(path.c_str(), F_OK) == 0);
-  file_ = std::make_unique<AppendFile>(path, log_);
+  file_ = std::make_unique<AppendFile>(path, log_, AppendFile::Holds::kRecords);
   file_->append(tensorboard::version_event(time) +
                 (resumed_step >= 0 ? tensorboard::session_start_event(time, resumed_step) : ""));
 }
@@ -165,7 +167,7 @@ void TensorBoard::scalars(int64_t step,
 }
 
 void TensorBoard::text(int64_t step, std::string_view tag, std::string_view text) {
-  write(step, tensorboard::text_event(now(), step, tag, text));
+  write(step, tensorboard::text_event(now(), step, tag, without_secrets(text)));
 }
 
 void TensorBoard::counts(int64_t step, std::string_view tag, std::span<const double> counts) {

@@ -12,6 +12,7 @@
 #include "troupe/checkpoint/run_folder.h"
 #include "troupe/core/config.h"
 #include "troupe/core/json.h"
+#include "troupe/core/readable.h"
 #include "troupe/train/evaluate.h"
 #include "troupe/train/forecast.h"
 #include "troupe/train/going_on.h"
@@ -101,7 +102,7 @@ Trainer::Trainer(const std::pair<Recipe, std::string>& settled, const RunTools& 
   at::set_num_threads(static_cast<int>(
       threads > 0 ? threads : std::min<int64_t>(at::get_num_threads(), host_cores())));
   pulse_.begin(Phase::kData);
-  auto [tokenizer, data] = open_data(recipe_, tools_.log);
+  auto [tokenizer, data] = open_data(recipe_, tools_.log, tools_.signals.question());
   tokenizer_ = std::move(tokenizer);
   data_ = std::move(data);
   pulse_.begin(Phase::kModel);
@@ -140,6 +141,7 @@ void Trainer::resume_run() {
   run_id_ = loaded ? loaded->point.manifest.run : peers.gather(new_run_id())[0];
   if (loaded) {
     read_config(loaded->point.manifest.scalars, state_);
+    require_counters(state_, loaded->point.manifest.step, loaded->point.folder);
     require_schedule(loaded->point.folder);
     learner_->loaded(false);
     if (!learner_->restore(state_.rebalance)) {
@@ -165,6 +167,7 @@ void Trainer::resume_run() {
     for (const std::string& note : from.notes) tools_.log.info(note);
     tools_.log.info("weights from " + config.init_from + "; step 0");
   }
+  if (!loaded && first_) refuse_lost_steps(recipe_.checkpoint, tools_.force, tools_.log);
   state_.run = plan_.run;
   pulse_.done(state_.done.steps);
   before_ = experts_asked_ = state_.done;
@@ -211,50 +214,10 @@ void Trainer::warn_of_slow_save(double seconds) {
       " one before. Save oftener (checkpoint.every), or have the launcher wait longer");
 }
 
-void Trainer::say_start() const {
-  const Log& log = tools_.log;
-  const ModelCosts costs = learner_->model().costs();
-  if (!ranks_.alone()) {
-    log.info(ranks_.description() + "; " + ranks_.choice().why);
-    for (const std::string& line :
-         without_effect(recipe_.parallel, ranks_.parallel(), recipe_.model.moe.experts)) {
-      log.warning(line);
-    }
-  }
-  log.info("device " + device_name(learner_->device()) + ", " +
-           std::to_string(at::get_num_threads()) + " threads, " + to_text(learner_->precision()));
-  log.info("model " + short_number(static_cast<double>(costs.params())) + " parameters, " +
-           short_number(static_cast<double>(costs.active_params())) + " active; " +
-           std::to_string(recipe_.model.layers) + " layers, " +
-           (recipe_.model.moe.experts > 0
-                ? std::to_string(recipe_.model.moe.experts) + " experts, top " +
-                      std::to_string(recipe_.model.moe.top_k)
-                : std::string("dense")));
-  const std::string balance = balance_line(recipe_.model);
-  if (!balance.empty()) log.info(balance);
-  log.info("batch " + std::to_string(plan_.batch) + " sequences of " +
-           std::to_string(recipe_.data.sequence) + " = " +
-           std::to_string(plan_.batch / plan_.micro_batch) + " x micro batch " +
-           std::to_string(plan_.micro_batch) + " (" + micro_why_ + ")");
-  for (const SourceUse& use : data_.train->uses(plan_.run.samples)) {
-    log.info("data " + use.name + ": " + short_number(static_cast<double>(use.tokens)) +
-             " tokens, " + fixed(use.epochs(), 2) + " epochs in this run");
-  }
-  log.info("run " + std::to_string(plan_.run.steps) + " steps, " +
-           short_number(static_cast<double>(plan_.run.tokens)) + " tokens; lr " +
-           to_text(base_of(recipe_.train.optimizer).lr) + ' ' +
-           std::string(recipe_.train.schedule.kind()) + ", " +
-           std::string(recipe_.train.optimizer.kind()));
-  log.info("everything is written to " + recipe_.checkpoint.dir);
-  if (resumed_step_ < 0) return;
-  log.info("resumed step " + std::to_string(resumed_step_) + " from " + newest_ + ", " +
-           std::to_string(state_.done.samples) + " samples done; next id " +
-           std::to_string(state_.done.samples));
-}
-
 RunEnd Trainer::run() {
   if (state_.done.steps >= plan_.run.steps) {
-    tools_.log.info("already finished at step " + std::to_string(state_.done.steps));
+    tools_.log.info("already finished at step " + std::to_string(state_.done.steps) + train_on());
+    if (first_) clear_leftovers(tools_.fs, recipe_.checkpoint.dir, tools_.log);
     return RunEnd::kAlreadyFinished;
   }
   const std::string& dir = recipe_.checkpoint.dir;
@@ -263,7 +226,10 @@ RunEnd Trainer::run() {
   saver_->go_on_from(resumed_step_);
   if (tools_.begun) tools_.begun();
   require_space(recipe_.checkpoint, tensors_.owned_bytes(), tools_.log);
-  if (first_) jsonl_ = std::make_unique<AppendFile>(dir + "/log.jsonl", tools_.log);
+  if (first_) {
+    jsonl_ =
+        std::make_unique<AppendFile>(dir + "/log.jsonl", tools_.log, AppendFile::Holds::kLines);
+  }
   if (first_ && recipe_.log.tensorboard) {
     board_ = std::make_unique<TensorBoard>(dir + "/tb", resumed_step_, tools_.log);
   }
@@ -274,6 +240,8 @@ RunEnd Trainer::run() {
   Record started;
   started.add("event", std::string_view(resumed_step_ >= 0 ? "resume" : "start"));
   started.add("samples", state_.done.samples);
+  started.add("params", learner_->model().costs().params());
+  started.add("active_params", learner_->model().costs().active_params());
   if (resumed_step_ >= 0) started.add("read_bytes", read_bytes_);
   event(std::move(started));
   if (recipe_.eval.at_start && state_.done.steps == 0) evaluate_all();
@@ -307,9 +275,7 @@ Feed Trainer::next_feed() {
   const auto size_at = [this](int64_t sample) {
     return batch_at(recipe_.train.batch_ramp, plan_.batch, sample);
   };
-  const auto share_of = [this](int64_t batch) {
-    return ranks_.share_of(batch / plan_.micro_batch);
-  };
+  const auto share_of = [this](int64_t n) { return ranks_.share_of(n / plan_.micro_batch); };
   if (reader_ == nullptr) {
     reader_ = std::make_unique<BatchReader>(
         [this, size_at, share_of, sample = state_.done.samples](int64_t) mutable {
@@ -324,10 +290,12 @@ Feed Trainer::next_feed() {
   tools_.faults.at("batch", state_.done.steps);
   const int64_t count = size_at(state_.done.samples);
   const Ranks::Share share = share_of(count);
-  const TokenBatch batch = reader_->next();
-  TROUPE_CHECK(batch.first_sample == state_.done.samples + share.first * plan_.micro_batch,
-               "batch of sample", batch.first_sample, "at", state_.done.samples);
-  Feed feed = make_feed(batch, plan_.micro_batch, learner_->device(), share.steps);
+  const std::optional<TokenBatch> batch = next_batch(*reader_, ranks_);
+  if (!batch) stop_ = why_stop();
+  if (!batch) return {};
+  TROUPE_CHECK(batch->first_sample == state_.done.samples + share.first * plan_.micro_batch,
+               "batch of sample", batch->first_sample, "at", state_.done.samples);
+  Feed feed = make_feed(*batch, plan_.micro_batch, learner_->device(), share.steps);
   if (ranks_.alone()) return feed;
   const std::string why = why_stop();
   const std::vector<double> all = ranks_.summed(
@@ -361,6 +329,9 @@ void Trainer::after_step(const StepReport& report, const Feed& feed, double seco
   if (report.finite) {
     const bool first = state_.loss_ema == 0;
     state_.loss_ema = first ? report.loss : 0.98 * state_.loss_ema + 0.02 * report.loss;
+  }
+  if (feed.weight_sum <= 0 && !std::exchange(warned_of_masked_, true) && first_) {
+    tools_.log.warning(masked_line(state_.done.steps));
   }
   require_progress(report, feed);
   note_moves(report.moved);
@@ -582,7 +553,9 @@ void Trainer::write_record(const StepReport& report, const Feed& feed, double se
     shown.set("loss", interval_.loss());
     shown.set("step_s", interval_.step_seconds());
     shown.set("tokens_s", interval_.tokens_per_second());
-    tools_.log.info(step_line(recipe_.log.format, shown, state_.done, plan_.run));
+    if (!tools_.steps.show(recipe_.log.format, shown, state_.done, plan_.run)) {
+      tools_.log.info(step_line(recipe_.log.format, shown, state_.done, plan_.run));
+    }
     if (!loads.empty()) {
       const std::string verdict = health_.add(state_.done.steps, interval_.steps(), loads);
       if (verdict != verdict_) tools_.log.info(verdict_ = verdict);
@@ -601,19 +574,17 @@ void Trainer::write_record(const StepReport& report, const Feed& feed, double se
 void Trainer::evaluate_all() {
   const PulseScope scope(pulse_, Phase::kEval);
   tools_.faults.at("eval", state_.done.steps);
-  double first = 0;
   for (size_t i = 0; i < data_.valid.size(); ++i) {
     if (stop_asked()) return;  // the stop comes first
     const auto& [name, set] = data_.valid[i];
     const double loss = evaluate_set(name, *set);
-    if (i == 0) first = loss;
+    if (i == 0) score_ = loss;
   }
   sample_all();
   scored_step_ = state_.done.steps;
   if (data_.valid.empty()) return;
-  score_ = first;
-  if (first >= state_.best.value_or(INFINITY)) return;
-  state_.best = first;
+  if (*score_ >= state_.best.value_or(INFINITY)) return;
+  state_.best = score_;
   if (recipe_.checkpoint.keep_best > 0 && state_.done.steps > 0) {
     save("best validation loss", recipe_.checkpoint.when_busy);
   }
@@ -713,8 +684,8 @@ void Trainer::note_saves() {
     state_.save_seconds = result.stall_seconds + result.write_seconds;
     warn_of_slow_save(state_.save_seconds);
     newest_ = result.folder;
-    tools_.log.info("step " + std::to_string(result.step) + " saved in " +
-                    fixed(state_.save_seconds, 1) + " s: " + result.folder);
+    tools_.log.info("saved " + result.folder + ": " + readable_bytes(result.bytes) + " in " +
+                    fixed(state_.save_seconds, 1) + " s");
     Record r;
     r.add("event", std::string_view("save"));
     r.add("saved", result.step);
@@ -732,6 +703,7 @@ bool Trainer::out_of_time() const {
 }
 
 RunEnd Trainer::stop(const std::string& why) {
+  tools_.steps.hide();
   tools_.log.info(why + ": stopping after step " + std::to_string(state_.done.steps));
   save(why, WhenBusy::kWait);
   saver_->wait();
@@ -743,6 +715,12 @@ RunEnd Trainer::stop(const std::string& why) {
   tools_.log.info("step " + std::to_string(state_.done.steps) + " done, saved: " + newest_ +
                   ". Continue with: " + tools_.continue_with);
   return RunEnd::kStopped;
+}
+
+std::string Trainer::train_on() const {
+  if (tools_.continue_with.empty()) return {};
+  return ". To train on: " +
+         twice_as_long(recipe_, std::max(plan_.run, state_.done), tools_.continue_with);
 }
 
 RunEnd Trainer::finish() {
@@ -765,7 +743,7 @@ RunEnd Trainer::finish() {
   }
   tools_.log.info("finished " + std::to_string(state_.done.steps) + " steps, " +
                   short_number(static_cast<double>(state_.done.tokens)) + " tokens in " +
-                  short_time(state_.seconds) + "; report: " + report);
+                  short_time(state_.seconds) + "; report: " + report + train_on());
   return RunEnd::kFinished;
 }
 

@@ -19,6 +19,7 @@
 #include "troupe/data/batch_reader.h"
 #include "troupe/train/append_file.h"
 #include "troupe/train/learner.h"
+#include "troupe/train/live_steps.h"
 #include "troupe/train/metrics.h"
 #include "troupe/train/open_data.h"
 #include "troupe/train/profile.h"
@@ -38,6 +39,7 @@ struct RunTools {
   std::string continue_with;         // the command that goes on: "troupe train run.yaml"
   std::function<void()> begun = {};  // called once the run folder is locked
   std::shared_ptr<Ranks> ranks = std::make_shared<Ranks>();
+  LiveSteps steps = {};
 };
 
 enum class RunEnd { kFinished, kAlreadyFinished, kStopped };
@@ -94,6 +96,7 @@ class Trainer {
   bool out_of_time() const;
   RunEnd stop(const std::string& why);
   RunEnd finish();
+  std::string train_on() const;
   void event(Record record);
   double seconds_since_start() const;
 
@@ -132,7 +135,7 @@ class Trainer {
   int64_t saved_step_ = -1, scored_step_ = -1;
   std::optional<double> score_ = {};  // validation loss at scored_step_
   double last_line_ = -1, last_step_seconds_ = 0;
-  bool warned_of_save_ = false, told_of_rerun_ = false;
+  bool warned_of_save_ = false, told_of_rerun_ = false, warned_of_masked_ = false;
   std::string newest_;
   double flops_per_token_ = 0, full_flops_per_token_ = 0;
   std::optional<double> peak_ = {};

@@ -17,6 +17,7 @@
 #include "troupe/core/file.h"
 #include "troupe/testing/files.h"
 #include "troupe/testing/temporary_folder.h"
+#include "troupe/train/master_of_test.h"
 
 namespace troupe {
 namespace {
@@ -399,6 +400,19 @@ TEST(Trainer, Bf16MomentsChangeTheLossByLessThanHalfAPercent) {
 }
 
 // Rows 48 and 157: a quarter of the bytes, and a loss within a percent.
+// The mean loss of the last 50 steps is within a percent of what it is without, and not the same.
+void expect_within_a_percent(const std::vector<std::string>& got,
+                             const std::vector<std::string>& want, const std::string& what) {
+  ASSERT_EQ(got.size(), want.size()) << what;
+  ASSERT_GE(got.size(), 50U) << what;
+  double ours = 0, theirs = 0;
+  for (size_t i = got.size() - 50; i < got.size(); ++i) {
+    ours += loss_of(got[i]), theirs += loss_of(want[i]);
+  }
+  EXPECT_NEAR(ours / theirs, 1, 0.01) << what;
+  EXPECT_NE(ours, theirs) << what;
+}
+
 TEST(Trainer, EightBitMomentsChangeTheLossByLessThanAPercent) {
   Runs runs;
   for (const std::string kind : {"adamw", "lion"}) {
@@ -407,12 +421,39 @@ TEST(Trainer, EightBitMomentsChangeTheLossByLessThanAPercent) {
     std::vector<std::string> low = sets;
     low.emplace_back("train.optimizer.moments=int8");
     const std::vector<std::string> full = runs.run(kind + "f32", sets).losses;
-    const std::vector<std::string> coded = runs.run(kind + "int8", low).losses;
-    double ours = 0, theirs = 0;  // of the last 50 steps
-    for (size_t i = 200; i < 250; ++i) ours += loss_of(coded[i]), theirs += loss_of(full[i]);
-    EXPECT_NEAR(ours / theirs, 1, 0.01) << kind;
-    EXPECT_NE(ours, theirs) << kind;
+    expect_within_a_percent(runs.run(kind + "int8", low).losses, full, kind);
   }
+}
+
+// Row 64, on the CPU by emulation: the loss stays within a percent (F1), and is not the same.
+TEST(Trainer, Fp8ExpertsChangeTheLossByLessThanAPercent) {
+  Runs runs;
+  const std::vector<std::string> wide = {"train.steps=200", "train.precision=auto",
+                                         "model.width=128", "model.moe.hidden=128",
+                                         "train.optimizer.lr=1e-3"};
+  const std::vector<std::string> full = runs.run("full", wide).losses;
+  for (const std::string grad : {"fp8", "bf16"}) {
+    std::vector<std::string> low = wide;
+    low.push_back("train.fp8.weight_grad=" + grad);
+    expect_within_a_percent(runs.run("fp8_" + grad, low).losses, full, grad);
+  }
+}
+
+// Masters are what a checkpoint has (Q8-34): a run goes on with fp8 and without, and the same run
+// stopped and continued has the same bits.
+TEST(Trainer, Fp8MayChangeAtAResumeAndChangesNothingElse) {
+  Runs runs;
+  const std::vector<std::string> wide = {"train.precision=auto", "model.width=128",
+                                         "model.moe.hidden=128", "checkpoint.at=[6]"};
+  std::vector<std::string> low = wide;
+  low.emplace_back("train.fp8.skip_last=1");
+  const Result whole = runs.run("whole", low);
+  EXPECT_THROW(runs.run("cut", low, "batch:6=throw"), std::exception);
+  const Result rest = runs.run("cut", low);
+  EXPECT_EQ(rest.losses, whole.losses);
+  EXPECT_TRUE(at::equal(rest.weights, whole.weights));
+  EXPECT_THROW(runs.run("off", low, "batch:6=throw"), std::exception);
+  EXPECT_EQ(runs.run("off", wide).state.done.steps, 12);
 }
 
 // Files hold f32 moments: a run goes on with other ones, and the first loss is the same.
