@@ -56,4 +56,15 @@ if(TROUPE_CUDA)
     ${PROJECT_SOURCE_DIR}/troupe/dist/nccl_backend.cpp)
   target_link_libraries(troupe_cuda
     PRIVATE troupe ${cuda_kernels} torch::cuda torch::nccl_headers CUDA::cudart)
+  # Headers alone; the library is the one that PyTorch's wheel brings.
+  set(TROUPE_CUDNN_FRONTEND ${TROUPE_TORCH_ROOT}/include CACHE PATH "The folder of cudnn_frontend.h")
+  if(EXISTS ${TROUPE_CUDNN_FRONTEND}/cudnn_frontend.h)
+    target_sources(troupe_cuda PRIVATE ${PROJECT_SOURCE_DIR}/troupe/ops/cudnn_plans.cpp)
+    target_compile_definitions(troupe_cuda PRIVATE TROUPE_CUDNN_FRONTEND CUDNN_FRONTEND_SKIP_JSON_LIB)
+    target_include_directories(troupe_cuda SYSTEM PRIVATE ${TROUPE_CUDNN_FRONTEND})
+    target_link_libraries(troupe_cuda PRIVATE torch::cudnn)
+  else()
+    message(WARNING "no cudnn_frontend.h in ${TROUPE_CUDNN_FRONTEND}: run ./dev setup. Without it attention "
+                    "on a GPU is PyTorch's, whose repeatable backward takes twice as long")
+  endif()
 endif()

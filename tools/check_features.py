@@ -1,23 +1,32 @@
 #!/usr/bin/env python3
-"""check_features.py ROOT [BUILD]: docs/FEATURES.md has each row once, in order, and what it says is
-shown by a test is: the test stands in the sources and, given a build folder in which all tests ran,
-it ran there and passed.
+"""check_features.py ROOT [BUILD]: docs/FEATURES.md has each row once, in order, and what it and
+docs/RELIABILITY.md say is shown by a test is: the test stands in the sources and, given a build folder in
+which all tests ran, it ran there and passed.
 
-A row is `| number | feature | state | shown by |`. The last column names, in backquotes,
+A row is `| number | feature | state | shown by |`, of the faults `| F1, F2 | fault | state | test |`. The
+last column names, in backquotes,
   kernels/permute: PermuteTest.KeepsEveryRow     a case of troupe/kernels/permute/permute_test.cpp
   tests/oracles.py: Mixtral.test_gradients       a case of a Python test
   docs/BENCH.md: Start-up and memory             a section of a page, for what is a measurement
-`(GPU)` after a test lets it be skipped where there is no GPU."""
+  tests/fuzz/recipe_fuzz.cpp                     a fuzzer, of a fault
+A test that was skipped shows nothing. `(GPU)` after it says that what it shows, it shows on a GPU: of its
+cases those for CUDA count alone. Where no CUDA case at all passed there was no GPU; the row then rests on
+a run elsewhere (.ci/gpu), and the last line tells which rows do. A fault's row has no such excuse: what a
+machine without strace or name spaces skips is not shown there."""
 import pathlib
 import re
 import sys
 
 import tests
 
-ROWS = 230
+ROWS = 242
 STATES = ("done", "partly", "open", "out of scope")
+FAULT_STATES = ("shown", "partly", "open")
 ROW = re.compile(r"^\| *(\d+) *\|(.*)\|([^|]*)\|([^|]*)\| *$", re.M)
+FAULT_ROW = re.compile(r"^\| *(F\d+(?:, F\d+)*) *\|(.*)\|([^|]*)\|([^|]*)\| *$", re.M)
+TOTAL = re.compile(r"Of (\d+) faults (\d+) are\s+shown, (\d+) partly, (\d+) open")
 SHOWN_BY = re.compile(r"`([^`:]+): ([^`]+)`( \(GPU\))?")
+FUZZER = re.compile(r"`(tests/fuzz/\w+\.cpp)`")
 
 
 def source_of(root, place):
@@ -44,39 +53,63 @@ def stands_in(source, name):
         re.search(rf"\bTYPED_TEST(_P)?\(\s*{suite},\s*{case}\s*\)", text)
 
 
-def outcomes(root, build, source, name):
-    """The outcomes of a test's cases: a parameterised one has several."""
-    place = source.relative_to(root).with_suffix("").as_posix()
-    if source.suffix == ".cpp":
-        place = place.removeprefix("troupe/").removesuffix("_test")
-    file = build / "test_results" / (place.replace("/", ".") + ".json")
-    if not file.exists():
-        return set()
-    suite, _, case = name.partition(".")
-    return {outcome for s, c, outcome in tests.cases(file)
-            if suite in s.split("/") and case == c.split("/")[0]}
+class Results:
+    """What a run of all tests left in a build folder, if one is given."""
+
+    def __init__(self, root, build):
+        self.root, self.build, self.read = root, build, {}
+        self.gpu = build is not None and any(
+            outcome == "passed" and self.is_for_cuda(case)
+            for file in (build / "test_results").glob("*.json") for _, case, outcome in tests.cases(file))
+
+    @staticmethod
+    def is_for_cuda(case):
+        return "cuda" in case.partition("/")[2].lower()
+
+    def outcomes(self, source, name, on_gpu):
+        """The outcomes of a test's cases: a parameterised one has several, of which `on_gpu` takes those
+        for CUDA, if any are named so."""
+        place = source.relative_to(self.root).with_suffix("").as_posix()
+        if source.suffix == ".cpp":
+            place = place.removeprefix("troupe/").removesuffix("_test")
+        file = self.build / "test_results" / (place.replace("/", ".") + ".json")
+        if not file.exists():
+            return set()
+        suite, _, case = name.partition(".")
+        found = [(c, outcome) for s, c, outcome in tests.cases(file)
+                 if suite in s.split("/") and case == c.split("/")[0]]
+        of_gpu = [(c, outcome) for c, outcome in found if on_gpu and self.is_for_cuda(c)]
+        return {outcome for _, outcome in of_gpu or found}
 
 
-def test_fault(root, build, place, name, needs_gpu):
+def test_fault(results, place, name, needs_gpu=False):
+    root = results.root
     source = source_of(root, place)
     if not source.exists():
         return f"no file {source.relative_to(root)}"
     if not stands_in(source, name):
         return f"no {name} in {source.relative_to(root)}"
-    if build is None or source.suffix == ".md":
+    if results.build is None or source.suffix == ".md":
         return None
-    seen = outcomes(root, build, source, name)
+    seen = results.outcomes(source, name, needs_gpu)
     if not seen:
         return f"{place}: {name} did not run"
     if "failed" in seen:
         return f"{place}: {name} failed"
-    if "passed" not in seen and not needs_gpu:
-        return f"{place}: {name} was skipped"
+    if "passed" not in seen and (results.gpu or not needs_gpu):
+        return f"{place}: {name} was skipped" + (", and a GPU is here" if needs_gpu else "")
     return None
 
 
-def faults(root, build=None):
-    page = root / "docs/FEATURES.md"
+def rests_on_a_gpu(results, shown_by):
+    """Whether a test of the row waits for a machine with a GPU."""
+    if results.build is None or results.gpu:
+        return False
+    return any(needs_gpu for _, _, needs_gpu in SHOWN_BY.findall(shown_by))
+
+
+def feature_faults(results):
+    page = results.root / "docs/FEATURES.md"
     rows = ROW.findall(page.read_text()) if page.exists() else []
     if [int(number) for number, *_ in rows] != list(range(1, ROWS + 1)):
         have = [int(number) for number, *_ in rows]
@@ -95,17 +128,62 @@ def faults(root, build=None):
         if shown_by.count("`") != 2 * len(named):
             yield f"{page}: row {number}: a test is named as `folder/file: Suite.Name`"
         for place, name, needs_gpu in named:
-            fault = test_fault(root, build, place, name, bool(needs_gpu))
+            fault = test_fault(results, place, name, bool(needs_gpu))
             if fault:
                 yield f"{page}: row {number}: {fault}"
 
 
+def states_of_faults(rows):
+    """How many faults are shown, partly shown and open: one of several rows is what the worst says."""
+    worst = {}
+    for faults_of, _, state, _ in rows:
+        word = re.split(r"\W", state.strip())[0]
+        rank = FAULT_STATES.index(word) if word in FAULT_STATES else len(FAULT_STATES)
+        for fault in faults_of.split(", "):
+            worst[fault] = max(worst.get(fault, 0), rank)
+    return [list(worst.values()).count(rank) for rank in range(len(FAULT_STATES))]
+
+
+def reliability_faults(results):
+    page = results.root / "docs/RELIABILITY.md"
+    text = page.read_text() if page.exists() else ""
+    rows = FAULT_ROW.findall(text)
+    if len(rows) != len(re.findall(r"^\| *F\d", text, re.M)):
+        yield f"{page}: a row is | F1, F2 | fault | state | test |"
+    counts = states_of_faults(rows)
+    total = [sum(counts), *counts]
+    if TOTAL.findall(text) != [tuple(map(str, total))]:
+        yield f"{page}: must say once: Of {total[0]} faults {total[1]} are shown, {total[2]} partly, {total[3]} open"
+    for number, _, state, shown_by in rows:
+        if re.split(r"\W", state.strip())[0] not in FAULT_STATES:
+            yield f"{page}: {number}: state '{state.strip()}' begins with none of {', '.join(FAULT_STATES)}"
+        named, fuzzers = SHOWN_BY.findall(shown_by), FUZZER.findall(shown_by)
+        if shown_by.count("`") != 2 * (len(named) + len(fuzzers)) or not named + fuzzers:
+            yield f"{page}: {number}: a test is named as `folder/file: Suite.Name`, or a fuzzer by its file"
+        for fuzzer in fuzzers:
+            if not (results.root / fuzzer).exists():
+                yield f"{page}: {number}: no file {fuzzer}"
+        for place, name, _ in named:
+            fault = test_fault(results, place, name)
+            if fault:
+                yield f"{page}: {number}: {fault}"
+
+
+def faults(root, build=None):
+    results = Results(root, build)
+    yield from feature_faults(results)
+    yield from reliability_faults(results)
+
+
 def main(root, build):
     found = list(faults(root, build))
-    states = [state.strip() for *_, state, _ in ROW.findall((root / "docs/FEATURES.md").read_text())]
+    results, rows = Results(root, build), ROW.findall((root / "docs/FEATURES.md").read_text())
+    states = [state.strip() for *_, state, _ in rows]
     summary = ", ".join(f"{states.count(s)} {s}" for s in STATES)
+    waiting = [number for number, _, _, shown_by in rows if rests_on_a_gpu(results, shown_by)]
     print("\n".join(found) or f"features: {summary}; each named test "
-          f"{'stands in the sources' if build is None else 'ran'}")
+          f"{'stands in the sources' if build is None else 'ran'}"
+          + (f", but of rows {', '.join(waiting)} those that need a GPU" if waiting else ""))
     return bool(found)
 
 

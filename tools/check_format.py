@@ -12,9 +12,13 @@ SUFFIXES = {".h", ".cuh", ".cpp", ".cu"}
 
 
 def tool(name, *others):
-    """The pinned program of .venv, or else one of the same name, or of the other names, on PATH."""
-    ours = pathlib.Path(__file__).resolve().parent.parent / ".venv/bin" / name
-    found = [str(ours)] if ours.exists() else [p for n in (*others, name) if (p := shutil.which(n))]
+    """The pinned program of .venv, or else one of the same name, or of the other names, on PATH. A
+    wheel's own binary goes before its entry in .venv/bin, which starts Python for each file."""
+    venv = pathlib.Path(__file__).resolve().parent.parent / ".venv"
+    package = name.replace("-", "_")
+    ours = [*venv.glob(f"lib/python3*/site-packages/{package}/data/bin/{name}"), venv / "bin" / name]
+    found = [str(p) for p in ours if p.exists()]
+    found += [p for n in (*others, name) if (p := shutil.which(n))]
     if not found:
         sys.exit(f"{name} is missing: run ./dev setup")
     return found[0]

@@ -2,7 +2,7 @@
 """Sends what a run logs to Weights & Biases or MLflow, while it trains or afterwards. The run itself needs
 neither an account nor a network: this reads RUN/log.jsonl and nothing else.
 
-    follow_log.py RUN --to wandb --project NAME     (pip install wandb)
+    follow_log.py RUN --to wandb --project NAME     (pip install wandb; --name, --entity and --folder, too)
     follow_log.py RUN --to mlflow --project NAME    (pip install mlflow)
     follow_log.py RUN                               prints a line a record
 
@@ -12,6 +12,7 @@ same run there.
 import argparse
 import json
 import pathlib
+import sys
 import time
 
 
@@ -24,7 +25,11 @@ def records(path, once, pause=1.0):
             lines = rest.split("\n")
             rest = lines.pop()
             for line in lines:
-                record = json.loads(line)
+                try:
+                    record = json.loads(line)
+                except ValueError:  # torn by a full disk or a kill; the run goes on after it
+                    print(f"{path}: a line is torn: {line[:60]!r}", file=sys.stderr)
+                    continue
                 yield record
                 if record.get("event") == "end":
                     return
@@ -44,14 +49,15 @@ def scalars(record):
 def sender(args):
     """What takes (step, scalars), and what ends it."""
     name = args.run.resolve().name
+    shown = args.name or name
     if args.to == "wandb":
         import wandb
-        run = wandb.init(project=args.project, name=name, id=name, resume="allow")
+        run = wandb.init(project=args.project, entity=args.entity, dir=args.folder, name=shown, id=name, resume="allow")
         return (lambda step, values: run.log(values, step=step)), run.finish
     if args.to == "mlflow":
         import mlflow
         mlflow.set_experiment(args.project)
-        mlflow.start_run(run_name=name)
+        mlflow.start_run(run_name=shown)
         return (lambda step, values: mlflow.log_metrics(values, step=step)), mlflow.end_run
     return (lambda step, values: print(step, json.dumps(values), flush=True)), lambda: None
 
@@ -61,6 +67,9 @@ def main():
     parser.add_argument("run", type=pathlib.Path)
     parser.add_argument("--to", choices=("wandb", "mlflow", "print"), default="print")
     parser.add_argument("--project", default="troupe")
+    parser.add_argument("--name", help="the run's name there; else its folder's")
+    parser.add_argument("--entity", help="wandb: whose project it is")
+    parser.add_argument("--folder", help="wandb: where its own files go")
     parser.add_argument("--once", action="store_true")
     args = parser.parse_args()
     send, finish = sender(args)

@@ -15,6 +15,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -61,7 +62,7 @@ class QuickStart:
         self.name = pathlib.Path(args.text).stem if args.text else "quickstart"
         self.data, self.run = pathlib.Path("data", self.name), pathlib.Path("runs", self.name)
         self.recipe = os.path.relpath(RECIPE)
-        self.command = "./dev quickstart" + (f" --text {args.text}" if args.text else "")
+        self.command = "./dev quickstart" + (f" --text {shlex.quote(args.text)}" if args.text else "")
         self.sets = []
         if args.text:
             self.sets = [f"data.train=[{{path: {self.data}/train}}]", f"data.valid=[{{path: {self.data}/valid}}]",
@@ -81,7 +82,7 @@ class QuickStart:
 
     def call(self, *words):
         """A command of the program, shown as one would type it, and the first line that it says."""
-        print("  $", " ".join(map(str, words)), flush=True)
+        print("  $", shlex.join(map(str, words)), flush=True)
         done = subprocess.run([self.troupe, *map(str, words[1:])], capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(done.stdout + done.stderr)
@@ -154,7 +155,7 @@ class QuickStart:
         print(f"\nbefore   {indented(samples[0]['text'])}\n\nafter    {indented(samples[-1]['text'])}\n")
         print(f"loss     {losses[0]:.2f} before, {losses[-1]:.2f} after, on text that it never saw{took}")
         print(f"report   {self.run}/report.html\n\nNext:\n"
-              f"  {self.troupe} generate {self.run} -p '{self.prompt()}'\n"
+              f"  {self.troupe} generate {shlex.quote(str(self.run))} -p {shlex.quote(self.prompt())}\n"
               "  ./dev quickstart --text FILE     the same with a text of yours\n"
               "  ./dev quickstart --kill          a run that is killed with signal 9 loses nothing")
 

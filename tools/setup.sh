@@ -201,6 +201,7 @@ setup() {
   if [[ -n $nvcc || ${1:-} == --cuda ]] || has_gpu; then
     plan_wheels torch_cuda 10 "PyTorch with its CUDA libraries (4.7 GB)"
     plan_wheels cutlass 1 "CUTLASS headers" --no-deps
+    plan_wheels cudnn 1 "cuDNN's frontend headers" --no-deps
     if [[ -z $nvcc || $nvcc == "$(wheel_toolkit)"/* ]]; then
       plan_wheels nvcc 2 "CUDA compiler and headers" --no-deps
     fi
