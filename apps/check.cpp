@@ -8,11 +8,32 @@
 #include "troupe/nn/models/costs.h"
 #include "troupe/plan/machine.h"
 #include "troupe/train/choose_layout.h"
+#include "troupe/train/forecast.h"
+#include "troupe/train/layout_forecast.h"
 #include "troupe/train/open_data.h"
 #include "troupe/train/step_line.h"
 
 namespace troupe {
 namespace {
+
+// By the machine's file where the recipe names one: nothing is measured here.
+void print_duration(const Recipe& recipe, const RunPlan& plan) {
+  if (recipe.run.machine.empty()) {
+    std::cout << "time   `troupe bench` measures a step\n";
+    return;
+  }
+  const Machine machine = load_machine(recipe.run.machine);
+  LayoutForecast one;
+  try {
+    one = forecast_layout(recipe, 1, machine, runs_on_gpu(recipe));
+  } catch (const Error&) {  // a layout of several ranks
+    std::cout << "time   `troupe plan --ranks` forecasts it: this layout is not of one rank\n";
+    return;
+  }
+  std::cout << "time   " << short_time(static_cast<double>(plan.run.tokens) / one.tokens_per_second)
+            << ", a step " << seconds_text(one.step_seconds) << ", on one rank by "
+            << recipe.run.machine << '\n';
+}
 
 void check(const RecipeOptions& options, const MemoryOption& memory, Call& call) {
   Sources sources;
@@ -36,6 +57,11 @@ void check(const RecipeOptions& options, const MemoryOption& memory, Call& call)
     std::cout << "data   " << use.name << ": " << use.tokens << " tokens, " << use.epochs()
               << " epochs in this run\n";
   }
+  const DiskVerdict disk = judge_disk(recipe, runs_on_gpu(recipe));
+  (disk.fits ? std::cout : std::cerr)
+      << (disk.fits ? "disk   " : options.path + ": " + warning_text(Code::kNoSpace) + ' ')
+      << disk.line << '\n';
+  print_duration(recipe, plan);
   if (available > 0) {
     const MemoryVerdict verdict = judge_memory(recipe, runs_on_gpu(recipe), available);
     (verdict.warns ? std::cerr : std::cout)

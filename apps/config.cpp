@@ -73,7 +73,8 @@ void add_config(CLI::App& app, Call& call) {
   add_print(*verb);
   CLI::App* explain_verb = verb->add_subcommand("explain", "what a field means, takes and is");
   const auto key = std::make_shared<std::string>();
-  explain_verb->add_option("key", *key, "a field's path, its name, or a section")->required();
+  explain_verb->add_option("key", *key, "a field's path, its name or a part of it, or a section")
+      ->required();
   explain_verb->footer("Example: troupe config explain model.moe.top_k");
   explain_verb->callback([key] { std::cout << explain_key(*key); });
   add_config_diff(*verb, call);

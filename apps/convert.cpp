@@ -1,5 +1,6 @@
 // troupe convert: other trainers' settings as a recipe.
 #include <iostream>
+#include <map>
 #include <memory>
 
 #include "apps/verbs.h"
@@ -12,6 +13,7 @@ namespace {
 
 struct ConvertOptions {
   std::string file, from = "auto", out;
+  std::vector<std::string> variables;  // "NAME=VALUE"
   bool force = false, quiet = false;
 };
 
@@ -19,6 +21,18 @@ void tell(std::string_view what, const std::vector<std::string>& lines) {
   if (lines.empty()) return;
   std::cerr << what << " (" << lines.size() << ")\n";
   for (const std::string& line : lines) std::cerr << "  " << line << '\n';
+}
+
+std::map<std::string, std::string> variables_of(const ConvertOptions& options) {
+  std::map<std::string, std::string> out;
+  for (const std::string& text : options.variables) {
+    const auto equals = text.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      fail(Code::kBadValue, "--variable", "must be NAME=VALUE, not", text);
+    }
+    out[text.substr(0, equals)] = text.substr(equals + 1);
+  }
+  return out;
 }
 
 void convert(const ConvertOptions& options, Call& call) {
@@ -29,12 +43,13 @@ void convert(const ConvertOptions& options, Call& call) {
   }
   constexpr int64_t kLongest = int64_t{4} << 20;
   const std::string text = read_file(options.file, Code::kNoRecipe, kLongest);
-  const Conversion out = convert_recipe(text, options.file, kind);
+  const Conversion out = convert_recipe(text, options.file, kind, variables_of(options));
   if (!options.quiet) {
     tell("mapped", out.mapped);
     tell("ignored: no result depends on it", out.ignored);
   }
   tell("to look at", out.notes);
+  tell("not supported yet: the recipe does without", out.deferred);
   tell("to be filled in", out.missing);
   tell("not supported", out.refused);
   if (!out.refused.empty() && !options.force) {
@@ -46,6 +61,8 @@ void convert(const ConvertOptions& options, Call& call) {
   std::string recipe;
   for (const std::string& line : out.refused)
     recipe.append("# not supported: ").append(line).append("\n");
+  for (const std::string& line : out.deferred)
+    recipe.append("# not supported yet: ").append(line).append("\n");
   for (const std::string& line : out.missing)
     recipe.append("# to be filled in: ").append(line).append("\n");
   recipe += out.recipe;
@@ -67,6 +84,8 @@ void add_convert(CLI::App& app, Call& call) {
   recipe->add_option("file", options->file, "the script, the YAML, the Python file")->required();
   recipe->add_option("-o,--out", options->out, "the recipe's file; else standard output");
   recipe->add_option("--from", options->from, "auto, megatron, foundry, megablocks");
+  recipe->add_option("--variable", options->variables,
+                     "NAME=VALUE that a script gets from outside; 1=VALUE: its first argument");
   recipe->add_flag("--force", options->force, "write what can be converted, the rest as comments");
   recipe->add_flag("--quiet", options->quiet, "do not list what was mapped and ignored");
   recipe->footer("Example: troupe convert recipe pretrain.sh -o run.yaml && troupe check run.yaml");

@@ -1,12 +1,13 @@
 // troupe data: sets of tokens, made, merged, converted, counted and looked at.
 #include <algorithm>
-#include <filesystem>
 #include <iostream>
 #include <memory>
 
 #include "apps/print.h"
 #include "apps/unit_option.h"
 #include "apps/verbs.h"
+#include "troupe/core/check.h"
+#include "troupe/core/file.h"
 #include "troupe/data/build_corpus.h"
 #include "troupe/data/convert.h"
 #include "troupe/data/count_corpus.h"
@@ -34,8 +35,7 @@ struct CorpusOptions {
                     "tokenizer.json, a .model, ranks, a model's folder, or bytes");
     add_value(verb, "--format", build.format,
               "auto (.jsonl and .json: jsonl, else text), text, lines, jsonl, chat");
-    verb.add_option("--key", build.key, "of a line's object; for chats usually messages")
-        ->capture_default_str();
+    verb.add_option("--key", build.key, "of a line's object: text, of chats messages");
     verb.add_option("--eod", eod, "the id that ends a document; else the tokenizer's end of text");
     verb.add_flag("--no-eod", no_eod, "end documents with nothing");
     verb.add_flag("--special-as-text", special_as_text,
@@ -86,6 +86,8 @@ struct Built {  // --json of data build
   double seconds = 0;
   bool resumed = false;
   std::vector<std::string> bad;
+  BuildInfo valid;
+  int64_t learnt = 0, not_utf8 = 0;
   static void visit(auto& b, auto&& f) {
     f("output", b.output);
     f("info", b.info);
@@ -95,6 +97,9 @@ struct Built {  // --json of data build
     f("seconds", b.seconds);
     f("resumed", b.resumed);
     f("bad", b.bad);
+    f("valid", b.valid);
+    f("learnt", b.learnt);
+    f("not_utf8", b.not_utf8);
   }
 };
 
@@ -105,17 +110,28 @@ void build(CorpusOptions& options) {
   const std::string& prefix = options.build.output;
   if (options.json) {
     return print_json(Built{prefix, r.info, r.sequences, r.text_bytes, r.read_bytes, r.seconds,
-                            r.resumed, r.bad});
+                            r.resumed, r.bad, r.valid, r.learnt, r.not_utf8});
   }
   for (const std::string& bad : r.bad) std::cout << "skipped  " << bad << '\n';
   std::cout << prefix << ".bin and .idx: " << with_commas(r.info.documents) << " documents, "
             << with_commas(r.info.tokens) << " tokens of " << (tokenizer.vocab < 65500 ? 2 : 4)
             << " bytes";
   if (r.info.skipped > 0) std::cout << ", " << with_commas(r.info.skipped) << " skipped";
-  std::cout << "\n"
-            << with_commas(r.text_bytes) << " bytes of text, " << rate(r.read_bytes, r.seconds)
+  std::cout << '\n';
+  const bool split = options.build.valid > 0;
+  if (split) {
+    std::cout << valid_prefix(prefix) << ".bin and .idx: " << with_commas(r.valid.documents)
+              << " documents, " << with_commas(r.valid.tokens) << " tokens\n";
+  }
+  if (options.build.format == CorpusFormat::kChat) {
+    std::cout << with_commas(r.learnt) << " tokens are learnt\n";
+  }
+  if (r.not_utf8 > 0) {
+    std::cout << with_commas(r.not_utf8) << " documents hold bytes that are not UTF-8\n";
+  }
+  std::cout << with_commas(r.text_bytes) << " bytes of text, " << rate(r.read_bytes, r.seconds)
             << (r.resumed ? ", resumed" : "") << "\nIn a recipe: data: {train: [{path: " << prefix
-            << "}]}\n";
+            << (split ? "}], valid: [{path: " + valid_prefix(prefix) : "") << "}]}\n";
 }
 
 void add_build(CLI::App& data) {
@@ -125,15 +141,17 @@ void add_build(CLI::App& data) {
   options->add_to(*verb);
   verb->add_option("-o,--output", options->build.output, "PREFIX")->required();
   verb->add_flag("--replace", options->build.replace, "PREFIX may exist");
+  verb->add_option("--valid", options->build.valid,
+                   "the part of the documents that goes to PREFIX-valid, for validation: 0.01");
   verb->footer(
-      "Example: troupe data build corpus/*.jsonl -t tokenizer.json -o data/train\n"
+      "Example: troupe data build corpus/*.jsonl -t tokenizer.json -o data/train --valid 0.01\n"
       "Stopped or killed, the same command goes on. Chats leave PREFIX.weights: a 1 for each id\n"
       "that is learnt.");
   verb->callback([options] { build(*options); });
 }
 
 bool is_token_data(const std::string& path) {
-  return std::filesystem::exists(token_prefix(path) + ".idx");
+  return file_kind(token_prefix(path) + ".idx") != FileKind::kNothing;
 }
 
 void count(CorpusOptions& options) {
@@ -165,6 +183,9 @@ void count(CorpusOptions& options) {
             << " bytes a token, " << rate(out.text_bytes, out.seconds) << '\n';
   if (options.build.format == CorpusFormat::kChat) {
     std::cout << with_commas(out.learnt) << " tokens are learnt\n";
+  }
+  if (out.not_utf8 > 0) {
+    std::cout << with_commas(out.not_utf8) << " documents hold bytes that are not UTF-8\n";
   }
 }
 

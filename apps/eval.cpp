@@ -7,6 +7,7 @@
 #include "troupe/train/evaluate.h"
 #include "troupe/train/open_data.h"
 #include "troupe/train/record.h"
+#include "troupe/train/start_lines.h"
 #include "troupe/train/trained.h"
 
 namespace troupe {
@@ -26,8 +27,9 @@ void tell(const EvalOptions& options, const Record& record, const std::string& l
   }
 }
 
+// `causal`: false where later tokens had a part in it, which the figure then says.
 void tell_set(const EvalOptions& options, int64_t step, const std::string& name,
-              const SetScore& score) {
+              const SetScore& score, bool causal) {
   Record r;
   r.add("step", step);
   r.add("set", name);
@@ -35,6 +37,7 @@ void tell_set(const EvalOptions& options, int64_t step, const std::string& name,
   r.add("ppl", score.perplexity());
   if (score.bytes > 0) r.add("bits_per_byte", score.bits_per_byte());
   r.add("targets", static_cast<int64_t>(score.weight));
+  if (!causal) r.add("causal", "no");
   char line[160];
   std::snprintf(line, sizeof(line), "  loss %.4f  ppl %.2f", score.loss(), score.perplexity());
   std::string text = name + line;
@@ -42,21 +45,24 @@ void tell_set(const EvalOptions& options, int64_t step, const std::string& name,
     std::snprintf(line, sizeof(line), "  bits/byte %.4f", score.bits_per_byte());
     text += line;
   }
-  tell(options, r, text + "  (" + std::to_string(static_cast<int64_t>(score.weight)) + " targets)");
+  tell(options, r,
+       text + "  (" + std::to_string(static_cast<int64_t>(score.weight)) + " targets)" +
+           (causal ? "" : "  not causal"));
 }
 
 void tell_task(const EvalOptions& options, int64_t step, const std::string& name,
-               const ChoiceScore& score) {
+               const ChoiceScore& score, bool causal) {
   Record r;
   r.add("step", step);
   r.add("task", name);
   r.add("accuracy", score.accuracy());
   r.add("accuracy_normed", score.accuracy_normed());
   r.add("questions", score.questions);
+  if (!causal) r.add("causal", "no");
   char line[160];
   std::snprintf(line, sizeof(line), "  accuracy %.4f  per byte %.4f  (%lld questions)",
                 score.accuracy(), score.accuracy_normed(), static_cast<long long>(score.questions));
-  tell(options, r, name + line);
+  tell(options, r, name + line + (causal ? "" : "  not causal"));
 }
 
 void eval(const EvalOptions& options) {
@@ -71,6 +77,8 @@ void eval(const EvalOptions& options) {
   if (!options.tasks.empty() && opened.tokenizer == nullptr) {
     fail(Code::kBadValue, "data.tokenizer", "is not set, and questions are text");
   }
+  const std::string warning = causality_line(recipe.model);
+  if (!warning.empty()) log.warning(warning);
   if (!options.json) std::cout << trained.folder << ", step " << trained.step << '\n';
   const int64_t rows = recipe.eval.batch > 0 ? recipe.eval.batch : plan_of(recipe).micro_batch;
   for (const auto& [name, set] : opened.data.valid) {
@@ -78,12 +86,14 @@ void eval(const EvalOptions& options) {
         options, trained.step, name,
         score_set(
             *trained.learner, *set,
-            {.rows = rows, .batches = recipe.eval.batches, .tokenizer = opened.tokenizer.get()}));
+            {.rows = rows, .batches = recipe.eval.batches, .tokenizer = opened.tokenizer.get()}),
+        warning.empty());
   }
   for (const std::string& task : options.tasks) {
     tell_task(options, trained.step, task,
               score_questions(*trained.learner, *opened.tokenizer, read_questions(task),
-                              recipe.data.sequence));
+                              recipe.data.sequence),
+              warning.empty());
   }
 }
 

@@ -4,8 +4,10 @@
 
 #include "apps/verbs.h"
 #include "troupe/core/config.h"
+#include "troupe/core/log.h"
 #include "troupe/data/tokenizer/tokenizers.h"
 #include "troupe/train/sample.h"
+#include "troupe/train/start_lines.h"
 #include "troupe/train/trained.h"
 
 namespace troupe {
@@ -20,6 +22,8 @@ struct GenerateOptions {
 void generate(const GenerateOptions& options) {
   const Trained trained = open_trained(options.run, {});
   const Recipe& recipe = trained.recipe;
+  const std::string warning = causality_line(recipe.model);
+  if (!warning.empty()) Log({stderr_sink()}, Level::kWarning).warning(warning);
   if (recipe.data.tokenizer.empty()) {
     fail(Code::kBadValue, options.run + "/recipe.yaml",
          "data.tokenizer is not set: without it no "

@@ -7,6 +7,8 @@
 #include "apps/verbs.h"
 #include "troupe/checkpoint/hf/hf_weights.h"
 #include "troupe/core/config.h"
+#include "troupe/core/file.h"
+#include "troupe/core/shell_word.h"
 #include "troupe/nn/models/costs.h"
 #include "troupe/train/check_logits.h"
 
@@ -61,7 +63,28 @@ void write_recipe(Fs& fs, const std::string& run, const ModelConfig& model) {
   publish_file(fs, run + "/recipe.yaml", text.str());
 }
 
+// "allenai/OLMoE-1B-7B-0924", where there is no such folder: a name on a hub.
+bool is_hub_name(const std::string& name) {
+  const size_t slash = name.find('/');
+  const bool two_words = slash != std::string::npos && slash > 0 && slash + 1 < name.size() &&
+                         name.find('/', slash + 1) == std::string::npos;
+  return two_words && std::string("./~").find(name[0]) == std::string::npos &&
+         !is_there(name.substr(0, slash)) && !is_there(name);
+}
+
+// Nothing is downloaded here: the hub's own program does it, and goes on where it was stopped.
+void require_folder(const ImportVerb& verb) {
+  if (!is_hub_name(verb.folder)) return;
+  const std::string folder = verb.folder.substr(verb.folder.find('/') + 1);
+  fail(Code::kBadValue, verb.folder,
+       "is no folder here. If it is a name on the Hugging Face hub, download it first: "
+       "pip install huggingface_hub; hf download " +
+           shell_word(verb.folder) + " --local-dir " + shell_word(folder) + "; troupe import " +
+           shell_word(folder) + ' ' + shell_word(verb.run));
+}
+
 void import_folder(const ImportVerb& verb) {
+  require_folder(verb);
   Fs fs;
   const Log log({stderr_sink()}, Level::kWarning);
   if (!verb.options.dtype.empty()) hf_scalar_type(verb.options.dtype);  // before any work

@@ -9,6 +9,7 @@
 #include "troupe/checkpoint/describe_tensors.h"
 #include "troupe/checkpoint/hf/hf_weights.h"
 #include "troupe/core/file.h"
+#include "troupe/core/suggest.h"
 #include "troupe/data/token_file.h"
 #include "troupe/data/tokenizer/tokenizers.h"
 #include "troupe/nn/models/costs.h"
@@ -117,10 +118,20 @@ void print_model(const ModelSummary& m) {
             << " of keys and values a token, in bf16\n";
 }
 
+// The config of a folder, or of a preset; where the name is neither, all presets are listed.
+ModelConfig model_called(const std::string& name) {
+  if (is_there(name + "/config.json")) return read_hf_config(name).model;
+  const std::vector<std::string_view> presets = ModelConfig::presets();
+  if (std::ranges::find(presets, name) != presets.end()) return preset(name);
+  const std::string_view guess = nearest(name, presets);
+  fail(Code::kNoSuchKind, name, "is no preset, nor a folder with config.json.",
+       (guess.empty() ? "" : "Did you mean " + std::string(guess) + "? ") + "The presets are " +
+           joined(presets));
+}
+
 void inspect_model(const InspectVerb& verb) {
   const std::string& name = verb.what[1];
-  const bool folder = is_there(name + "/config.json");
-  const ModelConfig model = folder ? read_hf_config(name).model : preset(name);
+  const ModelConfig model = model_called(name);
   const ModelSummary out = summary_of(name, model, verb.sequence);
   verb.json ? print_json(out) : print_model(out);
 }

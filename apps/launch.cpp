@@ -24,6 +24,7 @@
 #include "troupe/core/config.h"
 #include "troupe/core/file.h"
 #include "troupe/core/json.h"
+#include "troupe/core/live_line.h"
 #include "troupe/core/log.h"
 #include "troupe/dist/flight_record.h"
 #include "troupe/dist/meeting_point.h"
@@ -203,7 +204,8 @@ class Launcher {
         fits_(std::move(fits)),
         devices_(static_cast<size_t>(options.ranks)),
         meeting_(options.port),
-        log_({stderr_sink()}, options.quiet ? Level::kWarning : Level::kInfo, "launch: ") {
+        log_({std::make_shared<LiveStderr>()}, options.quiet ? Level::kWarning : Level::kInfo,
+             "launch: ") {
     std::iota(devices_.begin(), devices_.end(), 0);
     pulses_.emplace(options.ranks);
   }
@@ -279,6 +281,7 @@ class Launcher {
                      {"MASTER_ADDR", "127.0.0.1"},
                      {"MASTER_PORT", std::to_string(meeting_.port())},
                      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                     {"TROUPE_MEETING", token_},
                      {"TORCHELASTIC_RESTART_COUNT", std::to_string(attempt)}};
     const int64_t threads = std::max<int64_t>(host_cores() / ranks(), 1);
     // NVLink multicast is off: where a machine does not grant it, groups fail at their start.
@@ -366,6 +369,7 @@ class Launcher {
   std::optional<Pulses> pulses_;
   Waiter waiter_;  // before the meeting point's threads
   MeetingPoint meeting_;
+  const std::string token_ = new_run_id() + new_run_id();
   const Log log_;
 };
 

@@ -29,6 +29,7 @@ struct PlanReport {
   double memory = 0;
   MemoryForecast parts;
   double step_flops = 0, step_seconds = 0, tokens_per_second = 0, run_seconds = 0;
+  double checkpoint = 0;  // bytes
   static void visit(auto& r, auto&& f) {
     f("params", r.params);
     f("active_params", r.active_params);
@@ -38,6 +39,7 @@ struct PlanReport {
     f("step_seconds", r.step_seconds);
     f("tokens_per_second", r.tokens_per_second);
     f("run_seconds", r.run_seconds);
+    f("checkpoint", r.checkpoint);
   }
 };
 
@@ -76,8 +78,8 @@ std::string large_number(double value) {
 }
 
 void print_time(const TimeForecast& time, double rate) {
-  std::printf("time at %g TFLOP/s\n  a step %ss, %s tokens/s, the run %s\n", rate,
-              short_number(time.step_seconds).c_str(), short_number(time.tokens_per_second).c_str(),
+  std::printf("time at %g TFLOP/s\n  a step %s, %s tokens/s, the run %s\n", rate,
+              seconds_text(time.step_seconds).c_str(), short_number(time.tokens_per_second).c_str(),
               short_time(time.run_seconds).c_str());
 }
 
@@ -87,7 +89,8 @@ PlanReport report_of(const Recipe& recipe, const MemoryForecast& memory) {
           .active_params = costs.active_params(),
           .memory = memory.total(),
           .parts = memory,
-          .step_flops = forecast_time(recipe, 1).step_flops};
+          .step_flops = forecast_time(recipe, 1).step_flops,
+          .checkpoint = checkpoint_bytes(recipe, runs_on_gpu(recipe))};
 }
 
 void print_all(const PlanReport& report, const Recipe& recipe, double rate, double available) {
@@ -101,6 +104,7 @@ void print_all(const PlanReport& report, const Recipe& recipe, double rate, doub
   if (available > 0) {
     std::printf("%s\n", judge_memory(recipe, runs_on_gpu(recipe), available).line.c_str());
   }
+  std::printf("disk: %s\n", judge_disk(recipe, runs_on_gpu(recipe)).line.c_str());
   if (rate > 0) {
     print_time(forecast_time(recipe, rate * 1e12), rate);
   } else {

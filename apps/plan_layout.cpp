@@ -29,7 +29,9 @@ struct LayoutReport {
   StepMemory parts = {};
   double step_seconds = 0, compute = 0, exchange = 0, exposed = 0, bubble = 0, update = 0;
   double collectives = 0, slowest = 0;
-  double tokens_per_second = 0, mfu = 0;
+  double tokens_per_second = 0;
+  std::optional<double> mfu = {};
+  bool fits = true;
   static void visit(auto& r, auto&& f) {
     f("ranks", r.ranks);
     f("micro_batch", r.micro_batch);
@@ -46,11 +48,15 @@ struct LayoutReport {
     f("slowest", r.slowest);
     f("tokens_per_second", r.tokens_per_second);
     f("mfu", r.mfu);
+    f("fits", r.fits);
   }
 };
 
-// "754.6 ms", "16.67 s"
-LayoutReport report_of(const LayoutForecast& f) {
+bool fits_into(const LayoutForecast& f, double available) {
+  return available <= 0 || f.rank.peak.total() <= available;
+}
+
+LayoutReport report_of(const LayoutForecast& f, double available) {
   return {.ranks = f.world,
           .micro_batch = f.micro_batch,
           .parallel = f.parallel,
@@ -65,7 +71,15 @@ LayoutReport report_of(const LayoutForecast& f) {
           .collectives = f.rank.collectives,
           .slowest = f.step_seconds - f.rank.seconds,
           .tokens_per_second = f.tokens_per_second,
-          .mfu = f.mfu};
+          .mfu = f.mfu,
+          .fits = fits_into(f, available)};
+}
+
+// "33.3%"; "-" where the device's peak is not known.
+std::string percent(std::optional<double> part) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f%%", 100 * part.value_or(0));
+  return part ? text : "-";
 }
 
 void print_memory(const StepMemory& m) {
@@ -83,10 +97,12 @@ void print_memory(const StepMemory& m) {
 }
 
 void print_time(const LayoutReport& r) {
-  std::printf("a step %s, %s tokens/s, %s of each rank, MFU %.1f%%\n",
-              seconds_text(r.step_seconds).c_str(), short_number(r.tokens_per_second).c_str(),
+  const std::string mfu = r.mfu ? "MFU " + percent(r.mfu) + " of the devices' peak"
+                                : std::string("MFU not known: the machine file names no `peak`");
+  std::printf("a step %s, %s tokens/s, %s of each rank, %s\n", seconds_text(r.step_seconds).c_str(),
+              short_number(r.tokens_per_second).c_str(),
               short_number(r.tokens_per_second / static_cast<double>(r.ranks)).c_str(),
-              100 * r.mfu);
+              mfu.c_str());
   const auto line = [&](const char* what, double seconds, const char* why) {
     if (seconds <= 0) return;
     std::printf("  %-20s %9s %5.1f%%   %s\n", what, seconds_text(seconds).c_str(),
@@ -103,16 +119,32 @@ void print_time(const LayoutReport& r) {
               seconds_text(r.collectives).c_str(), 100 * (1 - r.exposed / r.collectives));
 }
 
-void print_scaling(const std::vector<LayoutReport>& all) {
-  std::printf("%7s %10s %12s %12s %7s %11s %8s\n", "ranks", "step", "tokens/s", "of a rank", "MFU",
-              "efficiency", "GiB");
-  const double first = all.front().tokens_per_second / static_cast<double>(all.front().ranks);
-  for (const LayoutReport& r : all) {
-    const double each = r.tokens_per_second / static_cast<double>(r.ranks);
-    std::printf("%7s %10s %12s %12s %6.1f%% %10.1f%% %8s\n", std::to_string(r.ranks).c_str(),
-                seconds_text(r.step_seconds).c_str(), short_number(r.tokens_per_second).c_str(),
-                short_number(each).c_str(), 100 * r.mfu, 100 * each / first,
-                in_gib(r.memory).c_str());
+std::string run_time(const Recipe& recipe, const LayoutReport& r) {
+  return short_time(static_cast<double>(plan_of(recipe).run.tokens) / r.tokens_per_second);
+}
+
+// `of best`: a rank's tokens a second over the most that a rank has in any row that fits.
+void print_scaling(const std::vector<LayoutForecast>& all, double available) {
+  const auto each = [](const LayoutForecast& f) {
+    return f.tokens_per_second / static_cast<double>(f.world);
+  };
+  double best = 0;
+  for (const LayoutForecast& f : all) {
+    if (fits_into(f, available)) best = std::max(best, each(f));
+  }
+  std::printf("%7s %10s %12s %12s %7s %8s %7s %6s %12s %12s %8s\n", "ranks", "step", "tokens/s",
+              "of a rank", "MFU", "of best", "expert", "shard", "shard_ranks", "micro_batch",
+              "GiB");
+  for (const LayoutForecast& f : all) {
+    const bool fits = fits_into(f, available);
+    std::printf("%7s %10s %12s %12s %7s %8s %7s %6s %12s %12s %8s%s\n",
+                std::to_string(f.world).c_str(), seconds_text(f.step_seconds).c_str(),
+                short_number(f.tokens_per_second).c_str(), short_number(each(f)).c_str(),
+                percent(f.mfu).c_str(), fits ? percent(each(f) / best).c_str() : "-",
+                std::to_string(f.parallel.expert).c_str(), to_text(f.parallel.shard).c_str(),
+                std::to_string(mesh_of(f).shape().shard).c_str(),
+                std::to_string(f.micro_batch).c_str(), in_gib(f.rank.peak.total()).c_str(),
+                fits ? "" : ("  does not fit into " + in_gib(available)).c_str());
   }
 }
 
@@ -122,11 +154,11 @@ void print_choice(const std::vector<LayoutForecast>& all) {
   for (size_t i = 0; i < std::min<size_t>(all.size(), 8); ++i) {
     const LayoutForecast& f = all[i];
     const auto part = [&](double seconds) { return 100 * seconds / f.step_seconds; };
-    std::printf("%7s %6s %12s %12s %10s %6.1f%% %9.1f%% %9.1f%% %8s\n",
+    std::printf("%7s %6s %12s %12s %10s %7s %9.1f%% %9.1f%% %8s\n",
                 std::to_string(f.parallel.expert).c_str(), to_text(f.parallel.shard).c_str(),
                 std::to_string(mesh_of(f).shape().shard).c_str(),
                 std::to_string(f.micro_batch).c_str(), seconds_text(f.step_seconds).c_str(),
-                100 * f.mfu, part(f.rank.exchange), part(f.rank.exposed),
+                percent(f.mfu).c_str(), part(f.rank.exchange), part(f.rank.exposed),
                 in_gib(f.rank.peak.total()).c_str());
   }
 }
@@ -179,14 +211,16 @@ std::vector<LayoutForecast> choices_of(const Recipe& recipe, int64_t ranks, cons
 }
 
 // From the fewest ranks that the layout allows, doubled up to all.
-std::vector<LayoutReport> scaling_of(const Recipe& recipe, const Machine& machine, bool on_gpu,
-                                     int64_t ranks, double memory) {
-  std::vector<LayoutReport> out;
+std::vector<LayoutForecast> scaling_of(const Recipe& recipe, const Machine& machine, bool on_gpu,
+                                       int64_t ranks, double memory) {
+  std::vector<LayoutForecast> out;
   for (int64_t n = 1;; n = std::min(2 * n, ranks)) {
     try {
       Recipe laid = with_batch_of(recipe, n);
-      laid.parallel = choice_of(laid, n, machine, on_gpu, memory).parallel;
-      out.push_back(report_of(forecast_layout(laid, n, machine, on_gpu)));
+      const LayoutChoice choice = choice_of(laid, n, machine, on_gpu, memory);
+      laid.parallel = choice.parallel;
+      laid.train.micro_batch = choice.micro_batch;
+      out.push_back(forecast_layout(laid, n, machine, on_gpu));
     } catch (const Error&) {
       if (n == ranks) throw;  // the least that was asked for must do
     }
@@ -218,8 +252,9 @@ void LayoutOptions::add_to(CLI::App& verb) {
   verb.add_option(
       "--bench", bench,
       "JSON of `troupe bench` with this recipe on one rank: scales the machine's rates");
-  verb.add_flag("--scaling", scaling,
-                "a table up to --ranks, each rank with the work of one (weak scaling)");
+  verb.add_flag(
+      "--scaling", scaling,
+      "a table up to --ranks, each rank with the work of one (weak scaling), with the layouts");
   verb.add_flag("--choose", choose,
                 "the fastest layouts of --ranks that fit into 90 % of the memory");
   verb.add_option("--picture", picture, "an SVG file with the step of a rank, action by action");
@@ -241,20 +276,24 @@ bool plan_layout(const LayoutOptions& options, Recipe recipe, double available) 
   const Machine machine = machine_of(options, recipe, given, on_gpu);
   if (available <= 0) available = machine.memory;
   if (options.scaling) {
-    const std::vector<LayoutReport> all =
+    const std::vector<LayoutForecast> all =
         scaling_of(recipe, machine, on_gpu, options.ranks, available);
     if (options.json) {
-      for (const LayoutReport& r : all) write_json(std::cout, r), std::cout << '\n';
+      for (const LayoutForecast& f : all) {
+        write_json(std::cout, report_of(f, available)), std::cout << '\n';
+      }
     } else {
-      print_scaling(all);
+      print_scaling(all, available);
     }
-    return available <= 0 || all.back().memory <= available;
+    return fits_into(all.back(), available);
   }
   if (options.choose) {
     const std::vector<LayoutForecast> all =
         choices_of(recipe, options.ranks, machine, on_gpu, available);
     if (options.json) {
-      for (const LayoutForecast& f : all) write_json(std::cout, report_of(f)), std::cout << '\n';
+      for (const LayoutForecast& f : all) {
+        write_json(std::cout, report_of(f, available)), std::cout << '\n';
+      }
     } else if (all.empty()) {
       std::printf(
           "no layout of %s ranks fits into %s GiB each: more ranks, or a smaller "
@@ -269,10 +308,10 @@ bool plan_layout(const LayoutOptions& options, Recipe recipe, double available) 
   recipe.parallel = choice.parallel;
   recipe.train.micro_batch = choice.micro_batch;
   const LayoutForecast forecast = forecast_layout(recipe, options.ranks, machine, on_gpu);
-  const LayoutReport report = report_of(forecast);
+  const LayoutReport report = report_of(forecast, available);
   if (!options.picture.empty()) {
     Fs fs;
-    publish_file(fs, options.picture, layout_picture(forecast));
+    publish_file(fs, options.picture, layout_picture(forecast).str());
   }
   if (options.json) {
     write_json(std::cout, report);
@@ -283,14 +322,15 @@ bool plan_layout(const LayoutOptions& options, Recipe recipe, double available) 
     std::printf("%s\n", choice.why.c_str());
     print_memory(report.parts);
     print_time(report);
+    std::printf("the run takes %s; disk: %s\n", run_time(recipe, report).c_str(),
+                judge_disk(recipe, on_gpu).line.c_str());
     if (options.measure) print_measured(recipe, forecast);
     if (options.list) std::printf("%s", to_text(forecast.schedule).c_str());
   }
-  const bool fits = available <= 0 || report.memory <= available;
-  if (!fits && !options.json) {
+  if (!report.fits && !options.json) {
     std::printf("E7006 it will not fit: a rank has %s GiB\n", in_gib(available).c_str());
   }
-  return fits;
+  return report.fits;
 }
 
 }  // namespace troupe

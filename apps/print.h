@@ -7,6 +7,7 @@
 
 #include "troupe/core/config_traits.h"
 #include "troupe/core/json.h"
+#include "troupe/core/readable.h"
 #include "troupe/data/describe_tokens.h"
 #include "troupe/train/check_logits.h"
 #include "troupe/train/step_line.h"
@@ -19,15 +20,6 @@ inline std::string with_commas(int64_t value) {
   const size_t first = value < 0 ? 1 : 0;
   for (size_t at = out.size(); at > first + 3;) out.insert(at -= 3, 1, ',');
   return out;
-}
-
-// "512 B", "3.4 KiB", "12.5 GiB"
-inline std::string readable_bytes(int64_t bytes) {
-  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  auto value = static_cast<double>(bytes);
-  int unit = 0;
-  while (value >= 1024 && unit < 6) value /= 1024, ++unit;
-  return fixed(value, unit == 0 ? 0 : 1) + ' ' + kUnits[unit];
 }
 
 // "12.3 MB/s": millions of bytes, as data build counts.

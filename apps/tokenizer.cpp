@@ -109,7 +109,7 @@ void add_train(CLI::App& group) {
   verb->add_option("--max-token-bytes", options->bpe.max_token_bytes, "longest token")
       ->capture_default_str();
   add_value(*verb, "--format", options->texts.format, "auto, text, lines, jsonl or chat");
-  verb->add_option("--key", options->texts.key, "of a line's object")->capture_default_str();
+  verb->add_option("--key", options->texts.key, "of a line's object: text, of chats messages");
   add_value(*verb, "--most", options->texts.most,
             "of the corpus that is read, spread over all of it; 0B: all");
   verb->add_option("-w,--workers", options->workers, "threads; 0: one a core");

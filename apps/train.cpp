@@ -11,6 +11,10 @@
 #include "troupe/core/file.h"
 #include "troupe/core/first_line.h"
 #include "troupe/core/json.h"
+#include "troupe/core/live_line.h"
+#include "troupe/core/secrets.h"
+#include "troupe/core/shell_word.h"
+#include "troupe/core/stop.h"
 #include "troupe/dist/flight_record.h"
 #include "troupe/dist/world.h"
 #include "troupe/train/forecast.h"
@@ -40,12 +44,10 @@ void write_run_files(Fs& fs, const TrainOptions& options, const Recipe& recipe,
 std::string command_of(const TrainOptions& options) {
   const char* const launcher = std::getenv("TROUPE_LAUNCH");  // "troupe launch -n 2 --"
   std::string out = launcher == nullptr ? "troupe" : launcher;
-  out += " train " + options.recipe.path;
-  for (const std::string& set : options.recipe.sets) out += " --set '" + set + "'";
+  out += " train " + shell_word(options.recipe.path);
+  for (const std::string& set : options.recipe.sets) out += " --set " + shell_word(set);
   return without_secrets(out);
 }
-
-struct AskedToStop {};  // while ranks met: nothing had begun
 
 // A run with its end recorded in exit.json, once the folder is ours.
 class Run {
@@ -68,27 +70,37 @@ class Run {
     if (first) prepare_run_folder(fs_, dir_);
     std::vector<std::shared_ptr<LogSink>> sinks;
     if (first) sinks.push_back(file_sink(dir_ + "/log.txt"));
-    if (!options_.quiet) sinks.push_back(stderr_sink());
+    const std::string prefix =
+        rank_prefix(static_cast<int>(place_.rank), static_cast<int>(place_.size));
+    const Log step_log(sinks, Level::kInfo, prefix);
+    const auto live = options_.quiet ? nullptr : std::make_shared<LiveStderr>();
+    if (live != nullptr) sinks.push_back(live);
     // The others do what rank 0 does, and speak of what is theirs alone.
-    log_ = Log(sinks, first ? Level::kInfo : Level::kWarning,
-               rank_prefix(static_cast<int>(place_.rank), static_cast<int>(place_.size)));
+    log_ = Log(sinks, first ? Level::kInfo : Level::kWarning, prefix);
     if (!faults_.empty()) log_.warning("TROUPE_FAULT is set: faults are made on purpose");
     try {
       ranks_ = meet();
+      RunTools given = tools();
+      given.steps = {live, step_log};
+      trainer_ = std::make_unique<Trainer>(recipe, given);
     } catch (const AskedToStop&) {
-      log_.warning("asked to stop before the ranks had met");
+      log_.warning(ranks_ == nullptr ? "asked to stop before the ranks had met"
+                                     : "asked to stop while data was being opened");
       return end({.code = 0, .rank = place_.rank, .message = "asked to stop"}, doing());
     }
-    trainer_ = std::make_unique<Trainer>(recipe, RunTools{.log = log_,
-                                                          .fs = fs_,
-                                                          .faults = faults_,
-                                                          .signals = signals_,
-                                                          .force = options_.force,
-                                                          .continue_with = command_of(options_),
-                                                          .begun = [this] { begun(); },
-                                                          .ranks = ranks_});
     trainer_->run();
     end({.code = 0, .message = "done"}, {.phase = Phase::kExit});
+  }
+
+  RunTools tools() {
+    return {.log = log_,
+            .fs = fs_,
+            .faults = faults_,
+            .signals = signals_,
+            .force = options_.force,
+            .continue_with = command_of(options_),
+            .begun = [this] { begun(); },
+            .ranks = ranks_};
   }
 
   // All ranks of the run, with one recipe.

@@ -11,6 +11,7 @@
 #include "apps/verbs.h"
 #include "troupe/core/check.h"
 #include "troupe/core/cpu.h"
+#include "troupe/core/secrets.h"
 #include "troupe/core/suggest.h"
 #include "troupe/train/run_files.h"
 #include "troupe/train/version.h"
@@ -43,6 +44,14 @@ std::string unknown_verb(const CLI::App& app, const std::vector<std::string>& wo
   return {};
 }
 
+// "help" and "help data build" are "--help" and "data build --help".
+std::vector<std::string> without_help_verb(std::vector<std::string> words) {
+  if (words.size() < 2 || words[1] != "help") return words;
+  words.erase(words.begin() + 1);
+  if (words.size() == 1 || words.back() != "--help") words.emplace_back("--help");
+  return words;
+}
+
 // Started with `2>&-`, the first file that is opened would be number 2, and get all messages.
 void open_standard_files() {
   for (const int fd : {0, 1, 2}) {
@@ -62,7 +71,7 @@ int run(Call& call) {
       "troupe");
   app.set_version_flag("--version", "troupe " + version() + " (" + commit() + ")");
   app.footer(
-      "troupe VERB --help says more. Exit classes: 0 done, 2 usage or recipe, 3 data,\n"
+      "troupe help VERB says more. Exit classes: 0 done, 2 usage or recipe, 3 data,\n"
       "4 checkpoint, 5 numbers that are not finite, 6 lost peer, 7 memory, disk or device,\n"
       "70 a fault of the program.");
   app.require_subcommand(1);
@@ -71,8 +80,9 @@ int run(Call& call) {
   try {
     app.parse(words);
   } catch (const CLI::ParseError& error) {
+    // Asked for help with a word that is no verb, the parser would answer with the program's own.
     const std::string wrong = unknown_verb(app, call.words);
-    if (error.get_exit_code() == 0 || wrong.empty()) return app.exit(error) == 0 ? 0 : 2;
+    if (wrong.empty()) return app.exit(error) == 0 ? 0 : 2;
     std::cerr << wrong << '\n';
     return 2;
   }
@@ -83,21 +93,22 @@ int run(Call& call) {
 }  // namespace troupe
 
 int main(int argc, char** argv) {
-  troupe::Call call{std::vector<std::string>(argv, argv + argc)};
+  troupe::Call call{troupe::without_help_verb(std::vector<std::string>(argv, argv + argc))};
   try {
     troupe::open_standard_files();
     troupe::check_cpu();
     for (const std::string& line : troupe::unknown_variables()) std::cerr << line << '\n';
     return troupe::run(call);
   } catch (const troupe::Error& error) {
-    std::cerr << error.what() << '\n';
+    std::cerr << troupe::without_secrets(error.what()) << '\n';
     return static_cast<int>(error.exit_class());
   } catch (const std::bad_alloc&) {
     std::cerr << "out of memory\n";
     return static_cast<int>(troupe::ExitClass::kResource);
   } catch (const std::exception& error) {
     std::cerr << "a fault of the program, troupe " << troupe::version() << " (" << troupe::commit()
-              << "): " << error.what() << "\nPlease report it with the command and the recipe.\n";
+              << "): " << troupe::without_secrets(error.what())
+              << "\nPlease report it with the command and the recipe.\n";
     return static_cast<int>(troupe::ExitClass::kBug);
   }
 }

@@ -49,7 +49,9 @@ MoeLayer layer_of(const Arguments& a, World& world, const at::TensorOptions& opt
   config.experts = a.experts;
   config.top_k = a.top_k;
   config.ffn.hidden = a.hidden;
-  MoeLayer layer(config, {.width = a.width, .group_ranks = world.size()},
+  MoeShape shape = MoeShape::alone(a.width);
+  shape.group_ranks = world.size();
+  MoeLayer layer(config, shape,
                  a.kind == "a2a" ? a2a_dispatcher(world.all(), placement, mode)
                                  : allgather_dispatcher(world.all(), placement, mode));
   for_each_param(layer, "moe", [&](const std::string& name, Param& p) {

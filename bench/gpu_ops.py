@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Troupe's operators one by one on one GPU, each beside what PyTorch has for it, in the same run.
 
-  python3 bench/gpu_ops.py [--library libtroupe.so] [--only gemm,grad,permute,sort,sparse,small,memory]
+  python3 bench/gpu_ops.py [--library libtroupe.so] [--only gemm,groups,grad,permute,sort,sparse,small,memory]
   python3 bench/gpu_ops.py --device cpu --small       the same code on tiny shapes: only a check that it runs
 
 gemm     (feature 49) one expert: torch.ops.troupe.grouped_gemm beside torch.mm (cuBLAS), forward and both
          gradients, bf16; then the products inside moe_ffn beside torch.mm of the same sizes
+groups   (53) 128 experts with 512 rows each, even and uneven: grouped_gemm and its gradients beside torch._grouped_mm
 grad     (51) weight gradients' FLOP/s as a share of the forward product's of the same sizes and groups, for
          the grouped operators and for the products inside moe_ffn
 permute  (55) rows to their experts and back (combine): bytes/s as a share of copy_'s with as many bytes
@@ -42,14 +43,14 @@ from layer_shapes import SHAPES
 LIMITS = [math.inf, 0.0]
 FULL = dict(
     gemm=[(16384, 4096, 4096), (32768, 2048, 1024)],  # rows, outputs, inputs
-    layers=SHAPES,
+    layers=SHAPES, groups=(128, 65536, 1536, 2048),  # experts, rows, outputs, inputs
     sort=(16384, 262144), sums=128, experts=128,
     # MegaBlocks' MoE-XS, -Small, -Medium: rows of their microbatches of 64, 32 and 8 sequences, width, hidden.
     sparse={"XS": (65536, 512, 2048), "Small": (32768, 768, 3072), "Medium": (8192, 1024, 4096)},
     sparse_experts=64, block=128,
     small={f"{e} experts": (16384, 1536, 128, e, 8) for e in (48, 64, 128)})
 TINY = dict(
-    gemm=[(64, 32, 16)], layers={"tiny": (64, 32, 16, 8, 2)}, sort=(256,), sums=4, experts=8,
+    gemm=[(64, 32, 16)], layers={"tiny": (64, 32, 16, 8, 2)}, groups=(8, 64, 32, 16), sort=(256,), sums=4, experts=8,
     sparse={"tiny": (64, 16, 32)}, sparse_experts=2, block=8, small={"8 experts": (64, 32, 16, 8, 4)})
 
 
@@ -237,6 +238,25 @@ def gemm(bench):
             for side, works in (("ours", list(ours.values())), ("torch.mm", rivals))], wanted)
 
 
+def groups(bench):
+    ops = torch.ops.troupe
+    experts, rows, n, k = bench.sizes["groups"]
+    x, w, dy = bench.randn(rows, k), bench.randn(experts, n, k, scale=0.02), bench.randn(rows, n)
+    for name, cuts in (("even", torch.arange(1, experts) * (rows // experts)),
+                       ("uneven", torch.randint(0, rows + 1, (experts - 1,)).sort()[0])):
+        ends = torch.cat((cuts, torch.tensor([rows]))).int()
+        offset = torch.cat((torch.tensor([0]).int(), ends)).to(bench.device)
+        ends, flops = ends.to(bench.device), 2 * rows * n * k
+        for what, ours, theirs in (
+                ("forward", lambda: ops.grouped_gemm(x, w, offset, True),
+                 lambda: torch._grouped_mm(x, w.transpose(1, 2), offs=ends)),
+                ("dX", lambda: ops.grouped_gemm(dy, w, offset, False), lambda: torch._grouped_mm(dy, w, offs=ends)),
+                ("dW", lambda: ops.grouped_gemm_weight(dy, x, offset),
+                 lambda: torch._grouped_mm(dy.t(), x, offs=ends))):
+            bench.compare(f"{experts} experts, {name}, {what} {rows}x{n}x{k}", Work("ours", ours, flops),
+                          Work("_grouped_mm", theirs, flops, same=True), wanted={"_grouped_mm": 1.0})
+
+
 def grad(bench):
     for name, shape in bench.sizes["layers"].items():
         tokens, d, n, experts, k = shape
@@ -417,7 +437,7 @@ def memory(bench):
         bench.results.append(dict(bench="memory", row=75, problem=name, formula_bytes=formula, measured_bytes=measured))
 
 
-BENCHES = {"gemm": (49, gemm), "grad": (51, grad), "permute": (55, permute), "sort": (60, sort),
+BENCHES = {"gemm": (49, gemm), "groups": (53, groups), "grad": (51, grad), "permute": (55, permute), "sort": (60, sort),
            "sparse": (70, sparse), "small": (73, small), "memory": (75, memory)}
 
 

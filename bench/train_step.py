@@ -54,7 +54,7 @@ def gflop_per_token(m):
     return 1e-9 * (6 * (active + m["d"] * m["vocab"]) + 6 * m["layers"] * m["d"] * m["tokens"])
 
 
-def troupe(m, args, folder):
+def troupe(m, args, folder, *sets):
     """The median step in seconds, the peak in bytes, and the forecast of it."""
     import numpy
     file, run = folder / "tokens.bin", folder / f"run{time.monotonic_ns()}"
@@ -67,7 +67,7 @@ def troupe(m, args, folder):
     plan = subprocess.run([args.program, "plan", str(recipe), "--json"], capture_output=True, text=True, check=False)
     forecast = json.loads(plan.stdout)["memory"] if plan.stdout.startswith("{") else 0
     try:
-        rows, said = until_the_last_step([args.program, "train", str(recipe)], run / "log.jsonl", args)
+        rows, said = until_the_last_step([args.program, "train", str(recipe), *(w for s in sets for w in ("--set", s))], run / "log.jsonl", args)
     finally:
         shutil.rmtree(run, ignore_errors=True)
     if args.profile:
@@ -161,8 +161,9 @@ def compare(name, m, args):
 
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         for _ in range(args.rounds):
-            for side in ("troupe", *rivals):
-                one = troupe(m, args, pathlib.Path(folder)) if side == "troupe" else \
+            for side in ("troupe", *args.also, *rivals):
+                ours = side == "troupe" or side in args.also
+                one = troupe(m, args, pathlib.Path(folder), *[side] * (side != "troupe")) if ours else \
                     other_process(side, name, args)
                 if one:
                     read.setdefault(side, []).append(one)
@@ -173,6 +174,8 @@ def compare(name, m, args):
         if args.rounds > 1:
             say(side, seconds, peak, f"   median of {len(values)}")
     own = rates.pop("troupe", None)
+    for side in args.also:
+        rates.pop(side, None)
     if own and rates:
         print(f"  troupe is {own / max(rates.values()):.2f}x the fastest rival", flush=True)
 
@@ -187,6 +190,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--rivals", help="by commas: eager, grouped_mm, compiled; '' for none")
+    parser.add_argument("--also", action="append", default=[], metavar="KEY=VALUE",
+                        help="a further side: troupe with this setting")
     parser.add_argument("--profile", action="store_true", help="show where Troupe's last steps go")
     parser.add_argument("--top", type=int, default=10, help="rows of that table")
     parser.add_argument("--limit", type=float, default=300, help="seconds that a side may take in a round")

@@ -172,5 +172,46 @@ class QuickStart(FrontDoor):
         self.assertNotIn("bible-kjv", self.run_dev("bible-kjv", "--text", "notes.txt"))
 
 
+class DockerScript(unittest.TestCase):
+    """docker.sh, with an engine that writes down what it is asked."""
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+
+    def run_it(self, *words, has_image):
+        engine = self.folder / "engine"
+        engine.write_text('#!/bin/sh\nprintf "%s|" "$@" >>"$LOG"; echo >>"$LOG"\n'
+                          f'[ "$1" != image ] || exit {0 if has_image else 1}\n')
+        engine.chmod(0o755)
+        log = self.folder / "log"
+        log.write_text("")
+        subprocess.run([ROOT / "docker.sh", *words], env=dict(os.environ, DOCKER=str(engine), LOG=str(log), IMAGE="t"),
+                       check=True, stdin=subprocess.DEVNULL, cwd="/")
+        return [line.rstrip("|").split("|") for line in log.read_text().splitlines()]
+
+    def test_142_the_image_is_built_once_and_the_tree_is_mounted(self):
+        ask, build, run = self.run_it("troupe", "train", "a b.yaml", has_image=False)
+        self.assertEqual(ask, ["image", "inspect", "t"])
+        self.assertEqual(build, ["build", "--tag", "t", str(ROOT)])
+        self.assertEqual(run[-4:], ["t", "troupe", "train", "a b.yaml"])
+        for option, value in [("--volume", f"{ROOT}:{ROOT}"), ("--workdir", str(ROOT)), ("--ipc", "host"),
+                              ("--user", f"{os.getuid()}:{os.getgid()}")]:
+            self.assertEqual(run[run.index(option) + 1], value)
+        self.assertNotIn("--tty", run)  # there is no terminal
+        self.assertEqual(("--gpus" in run), os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/dxg"))
+        asked = [words[0] for words in self.run_it(has_image=True)]
+        self.assertEqual(asked, ["image", "run"])
+        asked = self.run_it("--build", has_image=True)
+        self.assertEqual([words[0] for words in asked], ["build", "run"])
+        self.assertEqual(asked[-1][-2:], ["t", "bash"])
+
+    def test_142_without_an_engine_it_says_so(self):
+        ran = subprocess.run([ROOT / "docker.sh"], env=dict(os.environ, DOCKER="no-such-engine"), capture_output=True,
+                             text=True, check=False)
+        self.assertEqual(ran.returncode, 7)
+        self.assertIn("there is no no-such-engine here", ran.stderr)
+
+
 if __name__ == "__main__":
     unittest.main()

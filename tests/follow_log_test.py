@@ -42,8 +42,14 @@ class FollowLog(unittest.TestCase):
 
     def test_steps_and_evaluations_go_to_wandb_under_one_name(self):
         said = self.follow("--to", "wandb", "--project", "p")
-        self.assertEqual(said, [["init", {"project": "p", "name": "small", "id": "small", "resume": "allow"}],
+        self.assertEqual(said, [["init", {"project": "p", "entity": None, "dir": None, "name": "small", "id": "small",
+                                           "resume": "allow"}],
                                 ["log", 1, {"loss": 5.25}], ["log", 1, {"val/books/loss": 5, "val/books/ppl": 148.4}], ["finish"]])
+
+    def test_wandb_gets_the_names_that_are_given(self):
+        said = self.follow("--to", "wandb", "--name", "n", "--entity", "e", "--folder", "f")
+        self.assertEqual(said[0], ["init", {"project": "troupe", "entity": "e", "dir": "f", "name": "n", "id": "small",
+                                            "resume": "allow"}])
 
     def test_mlflow_gets_the_same(self):
         said = self.follow("--to", "mlflow")
@@ -61,6 +67,13 @@ class FollowLog(unittest.TestCase):
 
     def test_once_ends_with_what_is_there(self):
         self.assertEqual(self.follow("--once", lines=LINES).splitlines()[0], '1 {"loss": 5.25}')
+
+    def test_F166_a_torn_line_is_told_and_passed_over(self):
+        text = "".join(json.dumps(line) + "\n" for line in (*LINES, END))
+        self.log.write_text(text.replace('{"event": "eval"', '{"step": 7, "lo\n{"event": "eval"'))
+        tool = subprocess.run([sys.executable, TOOL, "small"], cwd=self.folder, capture_output=True, text=True, timeout=20, check=True)
+        self.assertEqual(len(tool.stdout.splitlines()), 2)
+        self.assertIn("a line is torn", tool.stderr)
 
 
 if __name__ == "__main__":

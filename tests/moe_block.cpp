@@ -19,7 +19,7 @@ void run(const char* config_path, const char* in_path, const char* out_path) {
   read_config(load_yaml(config_path), config);
   const Tensors in = load_pickled(in_path);
   at::Tensor x = in.at("x").clone().requires_grad_();
-  MoeLayer layer(config, {.width = x.size(-1)});
+  MoeLayer layer(config, MoeShape::alone(x.size(-1)));
   for_each_param(layer, "", [&](const std::string& name, Param& p) {
     p.allocate(x.options());
     if (!in.contains(name)) return;

@@ -333,6 +333,30 @@ class Compiled(unittest.TestCase):
         self.assertIn("troupe.moe_ffn_forward.default", called)
 
 
+@unittest.skipUnless(torch.cuda.is_available(), "no GPU here")
+class OnAGpu(unittest.TestCase):
+    def test_54_a_layers_steps_copy_nothing_to_the_host_and_wait_for_nothing(self):
+        layer = Layer().cuda()
+        inputs = [normal(tokens, D).cuda() for tokens in (T, 9, 1, T)]
+        results(layer, layer, inputs[0])  # what is loaded or tuned at a first use
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for x in inputs:
+                results(layer, layer, x)
+            with self.assertRaisesRegex(RuntimeError, "synchroniz"):  # it would be seen
+                inputs[0].sum().item()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        kinds = torch.profiler.ProfilerActivity
+        with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]) as profile:
+            for x in inputs:
+                results(layer, layer, x)
+        names = {event.name for event in profile.events()}
+        self.assertTrue(any("moe_ffn" in name for name in names), names)
+        self.assertEqual([name for name in names if "DtoH" in name], [])
+
+
 class Memory(unittest.TestCase):
     def test_m1_backward_keeps_x_and_h_and_few_bytes_a_row(self):
         tokens, width, hidden = 64, 32, 16

@@ -1,7 +1,15 @@
 """The program `troupe` from outside: help, exit classes, a run, a stop, a crash, and going on."""
+import contextlib
+import fcntl
 import json
+import os
+import pty
+import re
+import shutil
 import signal
+import struct
 import subprocess
+import termios
 import time
 import unittest
 
@@ -33,6 +41,141 @@ class TroupeCommand(NanoRun):
             out = self.ran(verb, "--help")
             self.assertEqual(out.returncode, 0)
             self.assertIn("Example: troupe " + verb, out.stdout)
+
+    def test_help_is_a_verb_too(self):
+        self.assertEqual(self.ran("help").stdout, self.ran("--help").stdout)
+        self.assertEqual(self.ran("help", "data", "build").stdout, self.ran("data", "build", "--help").stdout)
+        self.assertIn("--valid", self.ran("help", "data", "build").stdout)
+        wrong = self.ran("help", "trian")
+        self.assertEqual((wrong.returncode, wrong.stdout), (2, ""))
+        self.assertIn("Did you mean train?", wrong.stderr)
+
+    def test_239_threads_spin_for_a_bounded_time_unless_the_user_says_otherwise(self):
+        spins = lambda text: re.findall(r"GOMP_SPINCOUNT = '(\d+)'", text)
+        show = {"OMP_DISPLAY_ENV": "verbose"}  # libgomp says what it read
+        (bound,) = spins(self.ran("--version", **show).stderr)
+        self.assertLess(int(bound), 300_000)  # its default
+        self.assertEqual(spins(self.ran("--version", GOMP_SPINCOUNT="7", **show).stderr), ["7"])
+        self.assertEqual(spins(self.ran("--version", OMP_WAIT_POLICY="active", **show).stderr), ["30000000000"])
+        ranks = self.ran("launch", "-n", "2", "--", "train", "nano.yaml", "--quiet", "--set", "train.steps=3", **show)
+        self.assertEqual(ranks.returncode, 0, ranks.stderr)
+        self.assertEqual(spins(ranks.stderr), [bound] * 3)  # the launcher and both ranks
+
+    def test_messages_tell_what_was_meant(self):
+        def told(*sets):
+            out = self.ran("check", "nano.yaml", *(w for s in sets for w in ("--set", s)))
+            self.assertEqual(out.returncode, 2, out.stderr)
+            return out.stderr
+        self.assertIn('not "gpu"; did you mean "cuda"?', told("run.device=gpu"))
+        self.assertIn("train.steps: -5 is not 1 or more", told("train.steps=-5"))
+        self.assertIn("train.global_batch: -8 is not 1 or more", told("train.global_batch=-8"))
+        self.assertIn('not "1e3"; did you mean "1000"?', told("train.steps=1e3"))
+        self.assertIn('not "2.5e6"; did you mean "2500000"?', told("train.tokens=2.5e6"))
+        self.assertNotIn("did you mean", told("train.steps=many"))
+        for text, what in (("train:\n\tsteps: 30\n", "tabs.yaml:2:1: E2001 the line is indented with a tab, and YAML takes spaces alone"),
+                           ("# nothing yet\n", "tabs.yaml: E2005 is empty. A recipe has the sections model, data")):
+            (self.folder / "tabs.yaml").write_text(text)
+            out = self.ran("check", "tabs.yaml")
+            self.assertEqual(out.returncode, 2)
+            self.assertIn(what, out.stderr)
+
+    def test_names_that_are_none_are_answered_with_those_that_are(self):
+        out = self.ran("inspect", "model", "olmoe-1b-7")
+        self.assertEqual(out.returncode, 2)
+        self.assertRegex(out.stderr, r"is no preset, nor a folder with config.json. Did you mean olmoe-1b-7b\? The presets are .*mixtral-8x7b")
+        found = self.ran("config", "explain", "aux").stdout
+        self.assertIn("model.moe.router.balance.aux_loss\n", found)
+        self.assertRegex(self.ran("config", "explain", "when_bu").stdout, "checkpoint.when_busy\n(.*\n)*  default")
+        out = self.ran("import", "allenai/OLMoE-1B-7B-0924", "my runs/olmoe")
+        self.assertEqual(out.returncode, 2)
+        self.assertIn("hf download allenai/OLMoE-1B-7B-0924 --local-dir OLMoE-1B-7B-0924; "
+                      "troupe import OLMoE-1B-7B-0924 'my runs/olmoe'", out.stderr)
+
+    def test_the_forecast_has_the_disk_and_a_run_takes_it(self):
+        said = self.ran("check", "nano.yaml", "--set", "checkpoint.keep=2").stdout
+        one = float(re.search(r"disk   .* for 2 checkpoints of ([\d.]+) KiB and one that is being written; .* are free", said)[1])
+        plan = json.loads(self.ran("plan", "nano.yaml", "--json").stdout)
+        self.assertAlmostEqual(plan["checkpoint"] / 1024, one, delta=0.1)
+        self.assertEqual(self.ran("train", "nano.yaml", "--quiet", "--set", "train.steps=5").returncode, 0)
+        (saved,) = {row["bytes"] for row in self.records() if row.get("event") == "save"}
+        self.assertAlmostEqual(plan["checkpoint"] / saved, 1, delta=0.05)
+
+    def test_a_finished_run_tells_the_command_that_goes_on_and_each_save_once(self):
+        (self.folder / "my recipe.yaml").write_text(NANO)
+        out = self.ran("train", "my recipe.yaml", "--set", "train.steps=10", "--set", "eval={every: 0}")
+        self.assertEqual(out.returncode, 0, out.stderr)
+        for step in ("run/step-000005", "run/step-000010"):
+            self.assertEqual(out.stderr.count(step), 1, out.stderr)
+            self.assertRegex(out.stderr, rf"info saved {step}: [\d.]+ KiB in [\d.]+ s")
+        command = re.search(r"To train on: (.*)", out.stderr)[1]
+        self.assertTrue(command.startswith("troupe train 'my recipe.yaml' --set train.steps=10 --set 'eval={every: 0}' "), command)
+        again = self.ran("train", "my recipe.yaml", "--set", "train.steps=10", "--set", "eval={every: 0}")
+        self.assertIn("already finished at step 10. To train on: " + command, again.stderr)
+        on = subprocess.run(["sh", "-c", command], cwd=self.folder, capture_output=True, text=True, timeout=120,
+                            env=self.env(PATH=f"{TROUPE.parent}:/usr/bin:/bin"))
+        self.assertEqual(on.returncode, 0, on.stderr)
+        self.assertEqual(list(self.losses()), list(range(1, 21)))
+
+    def on_terminal(self, columns, *words, term="xterm"):
+        """What the program writes to a terminal of so many columns."""
+        master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        with subprocess.Popen([str(TROUPE), *words], cwd=self.folder, env=self.env(TERM=term), stderr=slave) as run:
+            os.close(slave)
+            out = b""
+            with contextlib.suppress(OSError):  # a terminal whose last writer has gone
+                while block := os.read(master, 4096):
+                    out += block
+        os.close(master)
+        self.assertEqual(run.returncode, 0, out)
+        return re.sub(r"\x1b\[[\d;]*m", "", out.decode())  # without colours
+
+    def test_a_terminal_has_one_line_of_progress_that_is_rewritten(self):
+        for columns in (200, 60):
+            shutil.rmtree(self.folder / "run", ignore_errors=True)
+            said = self.on_terminal(columns, "train", "nano.yaml")
+            shown = re.findall(r"\x1b\[K(step [^\r\n]*)", said)
+            self.assertGreaterEqual(len(shown), 10)
+            self.assertLess(max(map(len, shown)), min(columns, 101))
+            self.assertRegex(shown[0], r"^step 1/30 .*loss \d\.\d+ .*eta \w+$")
+            self.assertEqual(columns == 200, "gnorm" in shown[0] and "3%" in shown[0])
+            # What stays, once each line has been rewritten for the last time.
+            stays = [line.split("\x1b[K")[-1].strip("\r") for line in said.split("\n")]
+            self.assertEqual([line for line in stays if line.startswith("step ")], [])
+            (last,) = [line for line in stays if "info step" in line]
+            self.assertIn("step 30/30  loss", last)
+            self.assertTrue(any("info saved run/step-000030" in line for line in stays))
+            logged = re.findall(r"info step (\d+)/30  loss", (self.folder / "run/log.txt").read_text())
+            self.assertEqual(logged[:10] + logged[-1:], [*map(str, range(1, 11)), "30"])
+
+    def test_no_line_is_rewritten_where_nobody_would_see_it(self):
+        for said in (self.on_terminal(80, "train", "nano.yaml", term="dumb"),
+                     self.ran("train", "nano.yaml", "--set", "checkpoint.dir=other", TERM="xterm").stderr):
+            self.assertNotIn("\x1b", said)
+            self.assertIn("info step 1/30  loss", said)
+
+    def test_a_batch_with_no_target_is_told(self):
+        (self.folder / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "%s"}]}\n' % ("Hi. " * 200))
+        built = self.ran("data", "build", "chats.jsonl", "--format", "chat", "-t", "bytes", "--no-eod", "-o", "chats")
+        self.assertEqual(built.returncode, 0, built.stderr)
+        self.assertIn('nothing is learnt: no message has the role "assistant"', built.stderr)
+        self.assertIn("0 tokens are learnt", built.stdout)
+        out = self.ran("train", "nano.yaml", "--set", "data.train=[{path: chats}]", "--set", "train.steps=3")
+        self.assertEqual(out.stderr.count("nothing is learnt, all its targets are masked"), 1, out.stderr)
+
+    def test_a_part_of_the_documents_becomes_validation_data(self):
+        (self.folder / "lines.txt").write_text("".join(f"line {i} of the text\n" for i in range(500)))
+        words = ("data", "build", "lines.txt", "--format", "lines", "-t", "bytes", "--no-eod", "-o", "made")
+        out = self.ran(*words, "--valid", "0.1")
+        self.assertEqual(out.returncode, 0, out.stderr)
+        self.assertIn("In a recipe: data: {train: [{path: made}], valid: [{path: made-valid}]}", out.stdout)
+        counts = [int(n) for n in re.findall(r"(\d+) documents", out.stdout)]
+        self.assertEqual(sum(counts), 500)
+        self.assertTrue(20 < counts[1] < 90, counts)
+        out = self.ran("train", "nano.yaml", "--set", "data.train=[{path: made}]", "--set", "data.valid=[{path: made-valid}]",
+                       "--set", "train.steps=10")
+        self.assertEqual(out.returncode, 0, out.stderr)
+        self.assertIn("eval step 10  made-valid  loss", out.stderr)
 
     def test_F77_usage_faults_are_class_2_and_guess(self):
         out = self.ran("trian")

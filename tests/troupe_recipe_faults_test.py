@@ -190,14 +190,75 @@ class TroupeRecipeFaults(NanoRun):
         for file in files:
             self.assertNotIn(b"hunter2", file.read_bytes(), file.name)
 
-    def test_F136_numbers_are_the_same_in_any_locale(self):
+    def test_F145_a_long_line_is_masked_and_crashes_nothing(self):
+        """An address of 60,000 letters: in a comment, in --set, in what an error repeats."""
+        long = "x://" + "a" * 60000
+        (self.folder / "nano.yaml").write_text(f"# {long}\n{NANO}")
+        self.train("train.steps=3")
+        self.assertIn(long, (self.folder / "run/given.yaml").read_text())
+        bucket = "s3://" + "a" * 60000  # and no key
+        said = self.train(f"data.train=[{{kind: text, path: '{bucket}'}}]", "checkpoint.dir=error", code=3)
+        self.assertIn("E3001", said)
+        record = self.exit_record("error")
+        self.assertEqual((record["code"], record["error"]), (3, "E3001"))
+        self.assertIn(bucket, record["message"])
+        said = self.train(f"model.moe.layers='[1]{long}'", code=2)
+        self.assertIn("E2005", said)
+        self.train(f"eval.prompts=['{long} http://me:hunter2@host']", "train.steps=3", "checkpoint.dir=prompt", "--force")
+        self.assertNotIn("hunter2", (self.folder / "prompt/recipe.yaml").read_text())
+
+    def test_F153_one_number_neither_hangs_nor_fills_the_memory(self):
+        """Of a recipe, a config.json and a machine file: told with its place, before anything is made with it."""
+        (self.folder / "machine.yaml").write_text("products: 1e12\nbandwidth: 1e11\nranks_per_host: 9223372036854775807\n")
+        (self.folder / "theirs").mkdir()
+        (self.folder / "theirs/model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
+        begin = time.monotonic()
+        huge = 2**63 - 1
+        numbers = ["model.layers=10000", *(f"{field}={huge}" for field in (
+            "model.layers", "model.heads", "model.kv_heads", "model.vocab", "model.width", "model.moe.experts", "model.moe.top_k",
+            "model.moe.hidden", "model.mtp.depth", "train.global_batch", "train.micro_batch", "train.steps", "data.sequence",
+            "parallel.expert")),
+                   f"train.batch_ramp={{start: 1, increment: 1, samples: {huge}}}", "run.machine=machine.yaml"]
+        for number in numbers:
+            ran = self.command(["bash", "-c", f"ulimit -v 3000000; exec {TROUPE} check nano.yaml --set '{number}'"], 2,
+                               timeout=10)
+            self.assertRegex(ran.stderr, r"E200\d", number)
+            self.assertRegex(ran.stderr, r"at most|is not between|goes from start", number)
+        for key in ("num_hidden_layers", "num_attention_heads", "num_local_experts", "vocab_size", "hidden_size"):
+            (self.folder / "theirs/config.json").write_text('{"model_type": "mixtral", "%s": %d}' % (key, huge))
+            said = self.command(["bash", "-c", f"ulimit -v 3000000; exec {TROUPE} import theirs ours"], 4, timeout=10).stderr
+            self.assertIn(key, said)
+            self.assertIn("too large", said)
+        self.assertLess(time.monotonic() - begin, 60)
+
+    def assert_same_in(self, locale, **more):
+        """As in the locale C, in a process that has taken its environment's locale over, as a library may."""
+        (self.folder / "taken.c").write_text("""
+            #include <locale.h>
+            #include <stdio.h>
+            __attribute__((constructor)) static void take(void) {
+              setlocale(LC_ALL, "");
+              fprintf(stderr, "half is %.1f\\n", 0.5);
+            }""")
+        self.command(["cc", "-shared", "-fPIC", "-o", "taken.so", "taken.c"], 0)
         self.train("checkpoint.dir=a", LC_ALL="C")
-        names = subprocess.run(["locale", "-a"], capture_output=True, text=True, check=False).stdout.split()
-        comma = next((n for n in names if n.startswith(("de_", "fr_", "es_"))), "C.utf8")
-        self.train("checkpoint.dir=b", LC_ALL=comma, LANG=comma)
+        said = self.train("checkpoint.dir=b", LC_ALL=locale, LANG=locale, LD_PRELOAD=str(self.folder / "taken.so"), **more)
         self.assert_equal_runs("a", "b")
         recipes = [(self.folder / r / "recipe.yaml").read_text().splitlines() for r in "ab"]
         self.assertEqual(*([line for line in lines if "checkpoint.dir" not in line] for lines in recipes))
+        for record in self.records("b"):  # a comma would be no JSON
+            self.assertNotIn(",", str(record.get("loss", "")))
+        return said
+
+    def test_F136_numbers_are_the_same_in_a_locale_of_utf8(self):
+        self.assertIn("half is 0.5", self.assert_same_in("C.utf8"))
+
+    def test_F136_numbers_are_the_same_where_a_comma_is_the_point(self):
+        made = subprocess.run(["localedef", "-i", "de_DE", "-f", "UTF-8", "./de_DE.UTF-8"], cwd=self.folder,
+                              capture_output=True, check=False)
+        if not (self.folder / "de_DE.UTF-8" / "LC_NUMERIC").exists():
+            self.skipTest(f"no German locale can be made here: {made.stderr}")
+        self.assertIn("half is 0,5", self.assert_same_in("de_DE.UTF-8", LOCPATH=str(self.folder)))
 
     def test_F135_a_clock_that_jumps_changes_no_duration(self):
         (self.folder / "jump.c").write_text("""

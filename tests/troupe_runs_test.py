@@ -96,6 +96,23 @@ class TroupeRuns(unittest.TestCase):
                     "train.steps=2")
         self.assertTrue((self.folder / "converted" / "step-000002").is_dir())
 
+    def test_121_grouped_products_and_a_loop_over_experts_have_one_loss(self):
+        """The script with and without --moe-grouped-gemm, and the recipe's own choice."""
+        (self.folder / "loop.sh").write_text(SCRIPT.replace(" --moe-grouped-gemm", "").replace("converted", "looped"))
+        losses = {}
+        for name, script, impl in (("grouped", "run.sh", "grouped"), ("ungrouped", "loop.sh", "grouped"),
+                                   ("loop", "loop.sh", "loop"), ("blocks", "run.sh", "block_sparse")):
+            self.troupe("convert", "recipe", script, "-o", name + ".yaml")
+            self.troupe("train", name + ".yaml", "--quiet", "--set", "run.device=cpu", "--set", "train.steps=8", "--set",
+                        f"model.moe.impl={impl}", "--set", "model.moe.hidden=128", "--set", "checkpoint.dir=" + name)
+            lines = (self.folder / name / "log.jsonl").read_text().splitlines()
+            losses[name] = [r["loss"] for r in map(json.loads, lines) if "event" not in r]
+            self.assertEqual(len(losses[name]), 8)
+        self.assertEqual(losses["grouped"], losses["ungrouped"])
+        for name in ("loop", "blocks"):
+            for a, b in zip(losses["grouped"], losses[name]):
+                self.assertAlmostEqual(a, b, delta=1e-5 * a, msg=name)
+
     def test_foundrys_yaml_becomes_a_recipe_that_checks(self):
         out = self.troupe("convert", "recipe", "foundry.yaml", "-o", "foundry_out.yaml")
         self.assertIn("model.ffn_config.moe_num_experts: 4 -> model.moe.experts: 4", out.stderr)
@@ -148,12 +165,24 @@ class TroupeRuns(unittest.TestCase):
         self.assertRegex(out, r"expert  +1 group of 4: 0 1 2 3")
         self.assertRegex(out, r"experts' exchange +[\d.]+ ms")
         self.assertRegex(out, r"0: F0\.0 .* U G0")
+        self.assertRegex(out, r"\nthe run takes \w+; disk: [\d.]+ MiB for 3 checkpoints of [\d.]+ KiB and one that is being")
         told = json.loads(self.troupe(*words, 4, *spread, "--json").stdout)
         parts = sum(told[p] for p in ("compute", "exchange", "exposed", "bubble", "update", "slowest"))
         self.assertAlmostEqual(parts, told["step_seconds"], places=9)
         self.assertAlmostEqual(sum(told["parts"].values()), told["memory"], delta=1)
         rows = self.troupe(*words, 6, "--scaling").stdout.splitlines()
         self.assertEqual([row.split()[0] for row in rows], ["ranks", "1", "2", "4", "6"])
+        of_best = [float(row.split()[6].rstrip("%")) for row in rows[1:]]
+        self.assertEqual(max(of_best), 100)
+        self.assertNotIn("does not fit", "".join(rows))
+        rows = self.troupe(*words, 4, "--scaling", "--assume-memory", "50MiB", code=7).stdout.splitlines()
+        self.assertRegex(rows[-1], r" - .*does not fit into 0\.05$")
+        told = [json.loads(x) for x in self.troupe(*words, 4, "--scaling", "--json").stdout.splitlines()]
+        self.assertEqual([t["fits"] for t in told], [True] * 3)
+        # MFU is of the data sheet's peak, not of what large products reach.
+        one = told[0]
+        text = self.troupe(*words, 1).stdout
+        self.assertIn(f"MFU {100 * one['mfu']:.1f}% of the devices' peak", text)
         chosen = [json.loads(x) for x in self.troupe(*words, 4, "--choose", "--json").stdout.splitlines()]
         self.assertGreater(len(chosen), 3)
         self.assertEqual(chosen, sorted(chosen, key=lambda f: f["step_seconds"]))
@@ -275,6 +304,22 @@ class TroupeRuns(unittest.TestCase):
         self.troupe("eval", "nowhere", code=2)
         (self.folder / "q.jsonl").write_text('{"query": "x"}\n')
         self.troupe("eval", "run", "--tasks", "q.jsonl", code=3)
+
+    def test_9_a_router_that_looks_ahead_learns_and_its_figures_say_so(self):
+        sets = ("--set", "model.moe.router={kind: expert_choice}", "--set", "checkpoint.dir=ahead")
+        said = self.troupe("train", "nano.yaml", *sets).stderr
+        self.assertIn("not causal: the router expert_choice", said)
+        lines = [json.loads(line) for line in (self.folder / "ahead" / "log.jsonl").read_text().splitlines()]
+        steps = [r for r in lines if "event" not in r and "loss" in r]
+        self.assertLess(steps[-1]["loss"], 0.7 * steps[0]["loss"])
+        self.assertEqual({r["moe/load"] for r in steps if "moe/load" in r}, {1})  # each expert has as many tokens as any
+        scored = self.troupe("eval", "ahead", "--json")
+        self.assertIn("not causal", scored.stderr)
+        self.assertEqual(json.loads(scored.stdout.splitlines()[-1])["causal"], "no")
+        self.assertIn("not causal", self.troupe("eval", "ahead").stdout)
+        self.assertIn("not causal", self.troupe("generate", "ahead", "-p", "The cat", "-n", "4").stderr)
+        self.troupe("train", "nano.yaml", "--quiet", "--set", "checkpoint.dir=behind")
+        self.assertNotIn("causal", "".join(self.troupe("eval", "behind", "--json").stdout))
 
     def test_config_prints_explains_compares(self):
         printed = self.troupe("config", "print", "nano.yaml", "--set", "train.clip=2").stdout

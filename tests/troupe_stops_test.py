@@ -125,7 +125,7 @@ class TroupeStops(NanoRun):
             # What goes to number 2 must be in no file of the run.
             for file in (self.folder / name).iterdir():
                 if file.is_file() and file.name not in ("log.txt", "log.jsonl", "report.html"):
-                    self.assertNotIn(b"saved step", file.read_bytes(), file.name)
+                    self.assertNotIn(b"/step-000005: ", file.read_bytes(), file.name)
             self.troupe("inspect", name)
 
     def test_F97_a_pipe_that_nobody_reads_holds_no_run(self):

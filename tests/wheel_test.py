@@ -60,6 +60,18 @@ class Wheel(unittest.TestCase):
         said = self.run_words(self.folder / "env/bin/python", "-c", USE)
         self.assertEqual(said.split(maxsplit=1)[1], "[0, 1, 3, 3, 4]\n")  # where each expert's rows begin
 
+    def test_239_python_waits_with_a_bounded_spin_unless_it_is_too_late_or_set(self):
+        said = "print('spin', os.environ.get('GOMP_SPINCOUNT'))"
+        show = "import os; os.environ['OMP_DISPLAY_ENV'] = 'verbose'; "
+        python = self.folder / "env/bin/python"
+        bounded = self.run_words(python, "-c", f"{show} import troupe; {said}")
+        self.assertRegex(bounded, r"GOMP_SPINCOUNT = '(\d+)'(.|\n)*spin \1\n|spin (\d+)\n(.|\n)*GOMP_SPINCOUNT = '\3'")
+        late = self.run_words(python, "-c", f"import os, torch, troupe; {said}")
+        self.assertIn("spin None", late)
+        own = self.run_words(python, "-c", f"{show} os.environ['GOMP_SPINCOUNT'] = '7'; import troupe; {said}")
+        self.assertIn("spin 7\n", own)
+        self.assertIn("GOMP_SPINCOUNT = '7'", own)
+
     def test_176_the_reader_of_foreign_checkpoints_is_in_it(self):
         said = self.run_words(self.folder / "env/bin/python", "-m", "troupe_foreign", self.folder / "none", "out", code=4)
         self.assertIn("is no folder", said)

@@ -19,7 +19,7 @@ void run() {
   const int64_t B = 2, S = 16, D = 32;
   troupe::MoeConfig config;
   troupe::read_config(troupe::parse_yaml(kRecipe, "recipe"), config);
-  troupe::MoeLayer layer(config, {.width = D});
+  troupe::MoeLayer layer(config, troupe::MoeShape::alone(D));
   troupe::for_each_param(layer, "moe", [](const std::string& name, troupe::Param& p) {
     troupe::initialise(p, name, /*seed=*/1);
   });

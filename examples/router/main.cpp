@@ -20,7 +20,7 @@ void run() {
   config.top_k = kTopK;
   config.ffn.hidden = 32;
   config.ffn.init.std = 0.2;
-  troupe::MoeLayer layer(config, {.width = kWidth}, /*dispatcher=*/nullptr,
+  troupe::MoeLayer layer(config, troupe::MoeShape::alone(kWidth), /*dispatcher=*/nullptr,
                          cosine_router({kWidth, kExperts, kTopK}, /*aux_loss=*/0.01));
   std::vector<troupe::Param*> params;
   troupe::for_each_param(layer, "moe", [&](const std::string& name, troupe::Param& p) {

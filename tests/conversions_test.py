@@ -1,0 +1,186 @@
+"""Other trainers' scripts from outside: converted, checked, and trained for ten steps, cut down. The texts here
+have what the scripts of MegaBlocks and LLM-Foundry have; Megatron-Core's script for Mixtral is read as it was
+given, from ../shared/seeds, or the folder that TROUPE_SEEDS names."""
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+SEEDS = pathlib.Path(os.environ.get("TROUPE_SEEDS", ROOT.parent / "shared/seeds"))
+TROUPE = pathlib.Path(os.environ["TROUPE_BUILD"], "troupe").resolve()
+SMALL = ["model.layers=2", "model.width=64", "model.vocab=256", "model.max_positions=64", "model.moe.hidden=32",
+         "data.train=[{kind: mock}]", "data.valid=[]", 'data.split=""', 'data.tokenizer=""', "data.sequence=32",
+         "train.global_batch=4", "train.micro_batch=2", "train.tokens=0", "train.steps=10", "train.precision=fp32",
+         "train.schedule={kind: constant}", "train.optimizer.lr=3e-3", "parallel.shard=auto", "run.device=cpu",
+         "run.threads=1"]
+
+MEGABLOCKS = """#!/bin/bash
+EXP_DIR=$1
+TRAINING_STEPS=20000
+if [ -n "${2}" ]; then
+    TRAINING_STEPS=$2;
+fi
+NUM_EXPERTS=64
+if [ -n "${3}" ]; then
+    NUM_EXPERTS=$3;
+fi
+MOE="\\
+--moe-num-experts=${NUM_EXPERTS} \\
+--moe-loss-weight=0.1 \\
+--quantize-inputs-num-bits 8 --quantize-rematerialize-num-bits 4 --quantize-scatter-num-bits 8 \\
+--moe-top-k=1"
+DATASET="1.0 ../pile/01_text_document 1.0 ../pile/02_text_document"
+COMPUTE="--fp16 --DDP-impl local --expert-model-parallelism --no-async-tensor-model-parallel-allreduce"
+python -m torch.distributed.launch --nproc_per_node 8 third_party/Megatron-LM/pretrain_gpt.py \\
+    ${MOE} --num-layers 6 --hidden-size 512 --num-attention-heads 8 --seq-length 1024 \\
+    --max-position-embeddings 1024 --micro-batch-size 64 --global-batch-size 512 \\
+    --train-iters ${TRAINING_STEPS} --lr-decay-iters ${TRAINING_STEPS} --lr 0.00015 --min-lr 0.00001 \\
+    --lr-decay-style cosine --lr-warmup-fraction 0.01 --clip-grad 1.0 --init-method-std 0.01 \\
+    --data-path ${DATASET} --vocab-file ../gpt2-vocab.json --merge-file ../gpt2-merges.txt \\
+    --make-vocab-size-divisible-by 1024 --split 969,30,1 ${COMPUTE} --save-interval 2000 \\
+    --save ./${EXP_DIR} --eval-iters 100 --log-interval 100 --eval-interval 1000 |& tee ./${EXP_DIR}/train.log
+"""
+
+FOUNDRY = """
+data_local: ./c4
+data_remote:
+length: 128
+max_seq_len: ${length}
+global_seed: 17
+run_name:
+model:
+  name: mpt_causal_lm
+  d_model: 128
+  n_heads: 8
+  n_layers: 2
+  expansion_ratio: 1
+  emb_pdrop: 0
+  no_bias: true
+  use_pad_tok_in_ffn: false
+  vocab_size: 50368
+  attn_config: {attn_impl: flash, rope: true, clip_qkv: 8, kv_n_heads: 4}
+  ffn_config:
+    ffn_type: mb_dmoe
+    mlp_type: glu
+    ffn_act_fn: {name: silu}
+    ffn_hidden_size: 224
+    moe_num_experts: 16
+    moe_top_k: 4
+    moe_world_size: 2
+    moe_loss_weight: 0.05
+    moe_normalize_expert_weights: 1
+    quantize_inputs_num_bits: 8
+tokenizer: {name: gpt2, kwargs: {model_max_length: "${length}"}}
+train_loader:
+  name: text
+  dataset: {local: "${data_local}", remote: "${data_remote}", split: train, shuffle: true,
+            max_seq_len: "${length}", shuffle_seed: "${global_seed}"}
+  drop_last: true
+optimizer: {name: decoupled_adamw, lr: 6.0e-4, betas: [0.9, 0.95], eps: 1.0e-08, weight_decay: 0.0}
+scheduler: {name: cosine_with_warmup, t_warmup: 100ba, alpha_f: 0.1}
+algorithms: {gradient_clipping: {clipping_type: norm, clipping_threshold: 1.0}}
+max_duration: 200ba
+eval_interval: 100ba
+icl_tasks: []
+loggers: {wandb: {project: moe}}
+callbacks: {lr_monitor: {}, speed_monitor: {window_size: 10}}
+fsdp_config: {sharding_strategy: FULL_SHARD, mixed_precision: PURE, activation_checkpointing: true}
+save_folder: runs/foundry
+global_train_batch_size: 256
+seed: ${global_seed}
+device_train_microbatch_size: 16
+precision: amp_bf16
+"""
+
+
+class Conversions(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+
+    def troupe(self, *words):
+        out = subprocess.run([TROUPE, *map(str, words)], cwd=self.folder, env=dict(os.environ, OMP_NUM_THREADS="1"),
+                             capture_output=True, text=True, timeout=300, check=False)
+        self.assertEqual(out.returncode, 0, out.stdout + out.stderr)
+        return out
+
+    def convert(self, text, name, *words):
+        """What the conversion says; the recipe is recipe.yaml."""
+        (self.folder / name).write_text(text)
+        return self.troupe("convert", "recipe", name, "-o", "recipe.yaml", *words).stderr
+
+    def train(self, *more, ranks=1):
+        """Checks the recipe cut down, trains ten steps of it: their losses."""
+        sets = [w for one in (*SMALL, "checkpoint.dir=run", *more) for w in ("--set", one)]
+        launch = ["launch", "-n", ranks, "--"] if ranks > 1 else []
+        if ranks == 1:
+            self.assertIn("ok", self.troupe("check", "recipe.yaml", *sets).stdout)
+        said = self.troupe(*launch, "train", "recipe.yaml", *sets).stderr
+        if ranks > 1:
+            self.assertIn(f"experts over {ranks}", said)
+        run = [one for one in sets if one.startswith("checkpoint.dir=")][-1].partition("=")[2]
+        rows = [json.loads(line) for line in (self.folder / run / "log.jsonl").read_text().splitlines()]
+        losses = [row["loss"] for row in rows if "event" not in row]
+        self.assertEqual(len(losses), 10)
+        self.assertAlmostEqual(losses[0], 5.6, delta=.6)  # ln 256: nothing is known
+        self.assertLess(losses[-1], losses[0])
+        return losses
+
+    def mixtral(self):
+        if not (SEEDS / "002.txt").is_file():
+            self.skipTest(f"{SEEDS}/002.txt is not there: Mixtral's script is read from it")
+        text = (SEEDS / "002.txt").read_text()
+        return text[text.index("#!/bin/bash"):]
+
+    def test_129_megatrons_mixtral_script_converts_as_it_stands(self):
+        said = self.convert(self.mixtral(), "mixtral.sh")
+        recipe = (self.folder / "recipe.yaml").read_text()
+        for text in (said, recipe):
+            self.assertIn("--tensor-model-parallel-size 4: not supported until tensor ranks exist", text)
+            self.assertIn("--sequence-parallel: not supported until tensor ranks exist", text)
+            for path in ("checkpoint.dir", "data.train", "data.tokenizer"):
+                self.assertIn(f"{path}: ", text)  # the script's three arguments
+        self.assertNotIn("--no-position-embedding: not", said)
+        self.assertNotIn("E20", said)
+        self.assertNotIn("--wandb", said)  # WANDB_API_KEY is not set
+        for line in ("positions: rope  #", "vocab_pad: 512  #", "init_std: 0.01  #", "expert: 4  #", "top_k: 2  #"):
+            self.assertIn(line, recipe)
+
+    def test_134_megatrons_mixtral_script_trains_with_its_arguments(self):
+        given = ("1=runs/mixtral", "2=tokenizer.model", "3=corpus/text", "WANDB_API_KEY=k")
+        said = self.convert(self.mixtral(), "mixtral.sh", *(w for one in given for w in ("--variable", one)))
+        self.assertNotIn("to be filled in", said)
+        self.assertIn("# beside the run: tools/follow_log.py 'runs/mixtral' --to wandb --project 'Mixtral-Finetuning' "
+                      "--name 'Mixtral_8x7B'\n", (self.folder / "recipe.yaml").read_text())
+        self.troupe("check", "recipe.yaml", "--assume-memory", "4TiB", "--set", "data.train=[{kind: mock}]",
+                    "--set", 'data.split=""', "--set", 'data.tokenizer=""', "--set", "parallel.expert=1")
+        self.train("model.heads=8", "parallel.expert=1")
+
+    def test_44_megablocks_script_trains_with_quantized_activations(self):
+        said = self.convert(MEGABLOCKS, "dmoe.sh", "--variable", "1=run")
+        self.assertIn("not given: $2, $3", said)
+        recipe = (self.folder / "recipe.yaml").read_text()
+        for line in ("steps: 20000  #", "experts: 64  #", "inputs: 8  #", "rematerialize: 4  #", "scatter: 8  #"):
+            self.assertIn(line, recipe)
+        small = ["model.moe.experts=8", "model.dropout=0", "model.attn_dropout=0"]
+        quantized = self.train(*small)
+        plain = self.train(*small, "checkpoint.dir=plain", *(f"model.moe.quantize.{name}=-1" for name in ("inputs", "rematerialize", "scatter")))
+        self.assertEqual(quantized[0], plain[0])  # backward alone reads them
+        self.assertNotEqual(quantized[-1], plain[-1])
+
+    def test_78_foundrys_yaml_trains_with_its_experts_over_ranks(self):
+        said = self.convert(FOUNDRY, "foundry.yaml")
+        self.assertNotIn("to be filled in", said)
+        self.assertIn("expert: 2  # model.ffn_config.moe_world_size: 2", (self.folder / "recipe.yaml").read_text())
+        two = self.train(ranks=2)
+        one = self.train("parallel.expert=1", "checkpoint.dir=one")
+        for a, b in zip(one, two):
+            self.assertAlmostEqual(a, b, delta=1e-3 * a)
+
+
+if __name__ == "__main__":
+    unittest.main()
