@@ -153,6 +153,52 @@ class Fuzz(FrontDoor):
         self.assertIn("good", out.stderr.split())
 
 
+class Cuda(unittest.TestCase):
+    """What setup installs and builds with, with nvcc on the path."""
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+        (self.folder / "tools/requirements").mkdir(parents=True)
+        for path in (ROOT / "tools/requirements").iterdir():
+            shutil.copy(path, self.folder / "tools/requirements")
+        nvcc = self.folder / "nvcc"
+        nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.48'\n")
+        nvcc.chmod(0o755)
+
+    def setup_steps(self, *words, gpu=False):
+        """The steps that are planned, and what the presets say of CUDA."""
+        script = (f"root={self.folder} venv={self.folder}/.venv; source {ROOT}/tools/setup.sh; plan_packages() {{ :; }}; "
+                  f"plan_venv() {{ :; }}; has_gpu() {{ {str(gpu).lower()}; }}; "
+                  'run_plan() { printf "%s\n" "${step_names[@]}"; }; '
+                  f'setup {" ".join(words)}; printf "%s\n" "$nvcc_note" "nvcc=$nvcc"')
+        out = subprocess.run(["bash", "-euo", "pipefail", "-c", script], capture_output=True, text=True, check=True,
+                             env={"PATH": f"{self.folder}:{os.environ['PATH']}"})
+        return out.stdout
+
+    def test_without_a_gpu_no_library_of_cuda_is_downloaded(self):
+        out = self.setup_steps()
+        self.assertIn("PyTorch, the CPU part", out)
+        self.assertNotIn("CUDA libraries", out)
+        self.assertIn(f"./dev setup --cuda has it built with {self.folder}/nvcc", out)
+        self.assertTrue(out.endswith("nvcc=\n"), out)
+
+    def test_with_a_gpu_or_asked_for_they_are(self):
+        for out in (self.setup_steps(gpu=True), self.setup_steps("--cuda")):
+            self.assertIn("PyTorch with its CUDA libraries", out)
+            self.assertNotIn("the CPU part", out)
+            self.assertTrue(out.endswith(f"nvcc={self.folder}/nvcc\n"), out)
+
+    def test_what_was_asked_for_once_stays(self):
+        done = self.folder / ".venv/.done"
+        done.mkdir(parents=True)
+        wheels = (self.folder / "tools/requirements/torch_cuda.txt").read_bytes()
+        (done / "torch_cuda").write_text(hashlib.sha256(wheels).hexdigest()[:16])
+        out = self.setup_steps()
+        self.assertNotIn("the CPU part", out)
+        self.assertTrue(out.endswith(f"nvcc={self.folder}/nvcc\n"), out)
+
+
 class QuickStart(FrontDoor):
     """`./dev quickstart`."""
     def run_dev(self, missing, *words):

@@ -163,6 +163,11 @@ install_wheels() {
 site_packages() { printf '%s\n' "$venv"/lib/python3*/site-packages; }
 wheel_toolkit() { printf '%s\n' "$(site_packages)/nvidia/cu$cuda_major"; }
 
+# On a machine without a GPU CUDA's libraries, 4.7 GB, are installed for who asks: ./dev setup --cuda. What
+# was asked for once stays.
+asked_for_cuda=
+wants_cuda() { [[ -n $asked_for_cuda ]] || has_gpu || is_done torch_cuda; }
+
 find_nvcc() {
   local candidate release toolkit
   nvcc='' nvcc_note='no CUDA compiler: the CUDA half is not built'
@@ -172,7 +177,11 @@ find_nvcc() {
     [[ -x $candidate && ! -d $candidate ]] || continue
     release=$("$candidate" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
     if [[ ${release%%.*} == "$cuda_major" ]]; then
-      nvcc=$candidate nvcc_note="nvcc $release, $candidate"
+      if wants_cuda; then
+        nvcc=$candidate nvcc_note="nvcc $release, $candidate"
+      else
+        nvcc_note="no GPU: the CUDA half is not built (./dev setup --cuda has it built with $candidate)"
+      fi
       return
     fi
     nvcc_note="nvcc $release in $candidate is passed over: PyTorch is built with CUDA $cuda_major"
@@ -192,13 +201,14 @@ link_wheel_toolkit() {
 
 # --- all ---------------------------------------------------------------------------------------
 
-# setup [--cuda]: with --cuda also the compiler, for a machine whose GPU is elsewhere.
+# setup [--cuda]: with --cuda the CUDA half on a machine without a GPU too.
 setup() {
   local begin=$SECONDS planned
+  [[ ${1:-} != --cuda ]] || asked_for_cuda=1
   find_nvcc
   plan_packages
   plan_venv
-  if [[ -n $nvcc || ${1:-} == --cuda ]] || has_gpu; then
+  if wants_cuda; then
     plan_wheels torch_cuda 10 "PyTorch with its CUDA libraries (4.7 GB)"
     plan_wheels cutlass 1 "CUTLASS headers" --no-deps
     plan_wheels cudnn 1 "cuDNN's frontend headers" --no-deps
