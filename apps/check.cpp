@@ -7,11 +7,11 @@
 #include "apps/verbs.h"
 #include "troupe/nn/models/costs.h"
 #include "troupe/plan/machine.h"
-#include "troupe/train/choose_layout.h"
-#include "troupe/train/forecast.h"
-#include "troupe/train/layout_forecast.h"
+#include "troupe/train/forecast/choose_layout.h"
+#include "troupe/train/forecast/forecast.h"
+#include "troupe/train/forecast/layout_forecast.h"
+#include "troupe/train/observe/step_line.h"
 #include "troupe/train/open_data.h"
-#include "troupe/train/step_line.h"
 
 namespace troupe {
 namespace {

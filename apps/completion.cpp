@@ -5,7 +5,7 @@
 
 #include "apps/verbs.h"
 #include "troupe/core/check.h"
-#include "troupe/train/key_help.h"
+#include "troupe/train/recipe/key_help.h"
 
 namespace troupe {
 namespace {

@@ -1,6 +1,6 @@
 // troupe config: recipes as they are understood. print: every value, with where it was given;
 // explain: one field; diff: two recipes; schema: for editors.
-#include "troupe/core/config.h"
+#include "troupe/core/config/config.h"
 
 #include <iostream>
 #include <map>
@@ -8,7 +8,7 @@
 
 #include "apps/recipe_options.h"
 #include "apps/verbs.h"
-#include "troupe/train/key_help.h"
+#include "troupe/train/recipe/key_help.h"
 
 namespace troupe {
 namespace {

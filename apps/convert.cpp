@@ -4,9 +4,9 @@
 #include <memory>
 
 #include "apps/verbs.h"
-#include "troupe/core/file.h"
-#include "troupe/core/publish.h"
-#include "troupe/train/foreign/convert_recipe.h"
+#include "troupe/core/file/file.h"
+#include "troupe/core/file/publish.h"
+#include "troupe/train/recipe/foreign/convert_recipe.h"
 
 namespace troupe {
 namespace {

@@ -7,7 +7,7 @@
 #include "apps/unit_option.h"
 #include "apps/verbs.h"
 #include "troupe/core/check.h"
-#include "troupe/core/file.h"
+#include "troupe/core/file/file.h"
 #include "troupe/data/build_corpus.h"
 #include "troupe/data/convert.h"
 #include "troupe/data/count_corpus.h"

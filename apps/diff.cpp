@@ -7,8 +7,8 @@
 #include "apps/print.h"
 #include "apps/verbs.h"
 #include "troupe/checkpoint/compare_tensors.h"
-#include "troupe/core/config.h"
-#include "troupe/train/recipe.h"
+#include "troupe/core/config/config.h"
+#include "troupe/train/recipe/recipe.h"
 
 namespace troupe {
 namespace {

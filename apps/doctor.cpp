@@ -1,5 +1,5 @@
 // troupe doctor: what of this machine a run would stumble over.
-#include "troupe/train/doctor.h"
+#include "troupe/train/machine/doctor.h"
 
 #include <iostream>
 #include <memory>

@@ -5,8 +5,8 @@
 
 #include "apps/verbs.h"
 #include "troupe/train/evaluate.h"
+#include "troupe/train/observe/record.h"
 #include "troupe/train/open_data.h"
-#include "troupe/train/record.h"
 #include "troupe/train/start_lines.h"
 #include "troupe/train/trained.h"
 

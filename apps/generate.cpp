@@ -3,8 +3,8 @@
 #include <memory>
 
 #include "apps/verbs.h"
-#include "troupe/core/config.h"
-#include "troupe/core/log.h"
+#include "troupe/core/config/config.h"
+#include "troupe/core/file/log.h"
 #include "troupe/data/tokenizer/tokenizers.h"
 #include "troupe/train/sample.h"
 #include "troupe/train/start_lines.h"

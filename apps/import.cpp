@@ -6,9 +6,9 @@
 #include "apps/print.h"
 #include "apps/verbs.h"
 #include "troupe/checkpoint/hf/hf_weights.h"
-#include "troupe/core/config.h"
-#include "troupe/core/file.h"
-#include "troupe/core/shell_word.h"
+#include "troupe/core/config/config.h"
+#include "troupe/core/file/file.h"
+#include "troupe/core/text/shell_word.h"
 #include "troupe/nn/models/costs.h"
 #include "troupe/train/check_logits.h"
 

@@ -8,13 +8,13 @@
 #include "apps/verbs.h"
 #include "troupe/checkpoint/describe_tensors.h"
 #include "troupe/checkpoint/hf/hf_weights.h"
-#include "troupe/core/file.h"
-#include "troupe/core/suggest.h"
+#include "troupe/core/file/file.h"
+#include "troupe/core/text/suggest.h"
 #include "troupe/data/token_file.h"
 #include "troupe/data/tokenizer/tokenizers.h"
 #include "troupe/nn/models/costs.h"
 #include "troupe/nn/models/presets.h"
-#include "troupe/train/read_events.h"
+#include "troupe/train/report/read_events.h"
 
 namespace troupe {
 namespace {

@@ -12,7 +12,7 @@
 #include <cstring>
 
 #include "troupe/core/check.h"
-#include "troupe/dist/watch.h"
+#include "troupe/distributed/world/watch.h"
 
 namespace troupe {
 namespace {

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "troupe/dist/pulse.h"
+#include "troupe/distributed/status/pulse.h"
 
 namespace troupe {
 

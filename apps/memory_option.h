@@ -6,7 +6,7 @@
 #include <string>
 
 #include "troupe/core/check.h"
-#include "troupe/train/forecast.h"
+#include "troupe/train/forecast/forecast.h"
 
 namespace troupe {
 

@@ -8,11 +8,11 @@
 #include "apps/plan_layout.h"
 #include "apps/recipe_options.h"
 #include "apps/verbs.h"
-#include "troupe/core/json.h"
+#include "troupe/core/config/json.h"
 #include "troupe/nn/models/costs.h"
-#include "troupe/train/choose_layout.h"
-#include "troupe/train/forecast.h"
-#include "troupe/train/step_line.h"
+#include "troupe/train/forecast/choose_layout.h"
+#include "troupe/train/forecast/forecast.h"
+#include "troupe/train/observe/step_line.h"
 
 namespace troupe {
 namespace {

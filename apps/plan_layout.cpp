@@ -9,15 +9,15 @@
 #include <vector>
 
 #include "troupe/core/check.h"
-#include "troupe/core/json.h"
-#include "troupe/core/publish.h"
+#include "troupe/core/config/json.h"
+#include "troupe/core/file/publish.h"
 #include "troupe/schedule/text.h"
-#include "troupe/train/bench_run.h"
-#include "troupe/train/choose_layout.h"
-#include "troupe/train/forecast.h"
-#include "troupe/train/layout_forecast.h"
-#include "troupe/train/layout_picture.h"
-#include "troupe/train/step_line.h"
+#include "troupe/train/forecast/choose_layout.h"
+#include "troupe/train/forecast/forecast.h"
+#include "troupe/train/forecast/layout_forecast.h"
+#include "troupe/train/machine/bench_run.h"
+#include "troupe/train/observe/step_line.h"
+#include "troupe/train/report/layout_picture.h"
 
 namespace troupe {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "troupe/train/recipe.h"
+#include "troupe/train/recipe/recipe.h"
 
 namespace troupe {
 

@@ -5,12 +5,12 @@
 #include <iostream>
 #include <string>
 
-#include "troupe/core/config_traits.h"
-#include "troupe/core/json.h"
-#include "troupe/core/readable.h"
+#include "troupe/core/config/config_traits.h"
+#include "troupe/core/config/json.h"
+#include "troupe/core/text/readable.h"
 #include "troupe/data/describe_tokens.h"
 #include "troupe/train/check_logits.h"
-#include "troupe/train/step_line.h"
+#include "troupe/train/observe/step_line.h"
 
 namespace troupe {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/train/recipe.h"
+#include "troupe/train/recipe/recipe.h"
 
 namespace troupe {
 

@@ -1,5 +1,5 @@
 // troupe report: a run as one page, or several runs beside each other.
-#include "troupe/train/report.h"
+#include "troupe/train/report/report.h"
 
 #include <iostream>
 #include <memory>

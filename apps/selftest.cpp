@@ -1,5 +1,5 @@
 // troupe selftest: is this build right on this machine?
-#include "troupe/train/selftest.h"
+#include "troupe/train/machine/selftest.h"
 
 #include <chrono>
 #include <cstdio>

@@ -10,11 +10,11 @@
 
 #include "apps/verbs.h"
 #include "troupe/core/check.h"
-#include "troupe/core/cpu.h"
-#include "troupe/core/secrets.h"
-#include "troupe/core/suggest.h"
-#include "troupe/train/run_files.h"
-#include "troupe/train/version.h"
+#include "troupe/core/device/cpu.h"
+#include "troupe/core/file/secrets.h"
+#include "troupe/core/text/suggest.h"
+#include "troupe/train/observe/run_files.h"
+#include "troupe/train/observe/version.h"
 
 namespace troupe {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "troupe/core/text.h"
-#include "troupe/core/units.h"
+#include "troupe/core/text/text.h"
+#include "troupe/core/text/units.h"
 
 namespace troupe {
 

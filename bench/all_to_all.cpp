@@ -13,8 +13,8 @@
 
 #include "bench/stopwatch.h"
 #include "troupe/core/check.h"
-#include "troupe/core/median.h"
-#include "troupe/dist/world.h"
+#include "troupe/core/text/median.h"
+#include "troupe/distributed/world/world.h"
 
 namespace troupe {
 namespace {

@@ -18,10 +18,10 @@
 #include <vector>
 
 #include "troupe/core/check.h"
-#include "troupe/core/median.h"
-#include "troupe/ops/attention_cudnn.h"
-#include "troupe/ops/attention_sdpa.h"
-#include "troupe/ops/cuda_plugin.h"
+#include "troupe/core/text/median.h"
+#include "troupe/ops/attention/attention_cudnn.h"
+#include "troupe/ops/attention/attention_sdpa.h"
+#include "troupe/ops/support/cuda_plugin.h"
 
 namespace troupe {
 namespace {

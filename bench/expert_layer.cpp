@@ -16,10 +16,10 @@
 
 #include "bench/stopwatch.h"
 #include "troupe/core/check.h"
-#include "troupe/core/median.h"
-#include "troupe/dist/a2a_dispatcher.h"
-#include "troupe/dist/allgather_dispatcher.h"
-#include "troupe/dist/world.h"
+#include "troupe/core/text/median.h"
+#include "troupe/distributed/dispatch/a2a_dispatcher.h"
+#include "troupe/distributed/dispatch/allgather_dispatcher.h"
+#include "troupe/distributed/world/world.h"
 #include "troupe/nn/moe_layer.h"
 
 namespace troupe {

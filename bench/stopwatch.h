@@ -5,9 +5,9 @@
 #include <chrono>
 #include <string>
 
-#include "troupe/dist/world.h"
-#include "troupe/ops/cuda_plugin.h"
-#include "troupe/ops/wait_for_device.h"
+#include "troupe/distributed/world/world.h"
+#include "troupe/ops/support/cuda_plugin.h"
+#include "troupe/ops/support/wait_for_device.h"
 
 namespace troupe {
 

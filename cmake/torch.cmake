@@ -44,7 +44,7 @@ if(EXISTS ${torch_dir}/lib/libtorch_cuda.so)
     -Wl,--as-needed)
 endif()
 
-# What attention on a GPU calls (ops/cudnn_plans.cpp); the frontend compiles kernels of its own with NVRTC.
+# What attention on a GPU calls (ops/attention/cudnn_plans.cpp); the frontend compiles kernels of its own with NVRTC.
 add_library(torch::cudnn INTERFACE IMPORTED)
 target_include_directories(torch::cudnn SYSTEM INTERFACE ${TROUPE_TORCH_ROOT}/nvidia/cudnn/include)
 target_link_libraries(torch::cudnn INTERFACE ${TROUPE_TORCH_ROOT}/nvidia/cudnn/lib/libcudnn.so.9

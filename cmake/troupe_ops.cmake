@@ -33,7 +33,7 @@ set(layers troupe_core troupe_schedule troupe_plan troupe_mesh troupe_data troup
 set(archives ${layers} ${kernels})
 list(TRANSFORM archives REPLACE "(.+)" "$<TARGET_FILE:\\1>")
 add_dependencies(troupe ${layers} ${kernels})
-target_include_directories(troupe PRIVATE ${PROJECT_SOURCE_DIR}/troupe/dist/gloo_headers)
+target_include_directories(troupe PRIVATE ${PROJECT_SOURCE_DIR}/troupe/distributed/gloo_headers)
 target_link_libraries(troupe
   PUBLIC $<BUILD_INTERFACE:troupe_options> torch::cpu
   PRIVATE -Wl,--whole-archive ${archives} -Wl,--no-whole-archive
@@ -52,14 +52,14 @@ set_target_properties(troupe_train PROPERTIES VERSION ${PROJECT_VERSION} SOVERSI
 
 if(TROUPE_CUDA)
   get_property(cuda_kernels GLOBAL PROPERTY troupe_cuda_targets)
-  add_library(troupe_cuda SHARED ${PROJECT_SOURCE_DIR}/troupe/ops/cuda_plugin_table.cpp
-    ${PROJECT_SOURCE_DIR}/troupe/dist/nccl_backend.cpp)
+  add_library(troupe_cuda SHARED ${PROJECT_SOURCE_DIR}/troupe/ops/support/cuda_plugin_table.cpp
+    ${PROJECT_SOURCE_DIR}/troupe/distributed/group/nccl_backend.cpp)
   target_link_libraries(troupe_cuda
     PRIVATE troupe ${cuda_kernels} torch::cuda torch::nccl_headers CUDA::cudart)
   # Headers alone; the library is the one that PyTorch's wheel brings.
   set(TROUPE_CUDNN_FRONTEND ${TROUPE_TORCH_ROOT}/include CACHE PATH "The folder of cudnn_frontend.h")
   if(EXISTS ${TROUPE_CUDNN_FRONTEND}/cudnn_frontend.h)
-    target_sources(troupe_cuda PRIVATE ${PROJECT_SOURCE_DIR}/troupe/ops/cudnn_plans.cpp)
+    target_sources(troupe_cuda PRIVATE ${PROJECT_SOURCE_DIR}/troupe/ops/attention/cudnn_plans.cpp)
     target_compile_definitions(troupe_cuda PRIVATE TROUPE_CUDNN_FRONTEND CUDNN_FRONTEND_SKIP_JSON_LIB)
     target_include_directories(troupe_cuda SYSTEM PRIVATE ${TROUPE_CUDNN_FRONTEND})
     target_link_libraries(troupe_cuda PRIVATE torch::cudnn)

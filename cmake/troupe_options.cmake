@@ -15,7 +15,7 @@ target_include_directories(troupe_options INTERFACE
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include>)
 
 # The loops of the CPU paths want vector units: AVX2 and FMA, which x86-64 has had since 2013.
-# core/cpu.h refuses to start on less. Empty: the compiler's own default.
+# core/device/cpu.h refuses to start on less. Empty: the compiler's own default.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(TROUPE_CPU_ARCH "x86-64-v3" CACHE STRING "-march of the CPU kernels")
 endif()

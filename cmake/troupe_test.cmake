@@ -1,5 +1,5 @@
 # troupe_test(<path> <library>...): builds troupe/<path>_test.cpp against the libraries, as in
-# troupe_test(core/config troupe_core), which makes the program config_test and the test core/config.
+# troupe_test(core/config/config troupe_core), which makes the program config_test and the test core/config/config.
 # Where the name is taken (kernels/norm has norm_test), the folder goes before it: ops_norm_test.
 # Where a lower layer has a test of that name, the program's name begins with the layer's: the op
 # beside kernels/permute/permute_test.cpp is tested by ops_permute_test.

@@ -10,5 +10,5 @@ if(GIT_FOUND)
     set(commit ${described})
   endif()
 endif()
-set_source_files_properties(${PROJECT_SOURCE_DIR}/troupe/train/version.cpp PROPERTIES
+set_source_files_properties(${PROJECT_SOURCE_DIR}/troupe/train/observe/version.cpp PROPERTIES
   COMPILE_DEFINITIONS "TROUPE_VERSION=\"${PROJECT_VERSION}\";TROUPE_COMMIT=\"${commit}\"")

@@ -9,7 +9,7 @@
 
 #include "troupe/checkpoint/hf/hf_weights.h"
 #include "troupe/core/check.h"
-#include "troupe/core/config.h"
+#include "troupe/core/config/config.h"
 
 namespace {
 

@@ -13,7 +13,7 @@
 #include <map>
 
 #include "tests/pickled.h"
-#include "troupe/core/config.h"
+#include "troupe/core/config/config.h"
 #include "troupe/nn/models/hf_names.h"
 #include "troupe/nn/models/model.h"
 

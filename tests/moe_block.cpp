@@ -7,7 +7,7 @@
 #include <exception>
 
 #include "tests/pickled.h"
-#include "troupe/core/config.h"
+#include "troupe/core/config/config.h"
 #include "troupe/nn/loss_edge.h"
 #include "troupe/nn/moe_layer.h"
 

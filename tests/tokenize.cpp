@@ -13,8 +13,8 @@
 #include <thread>
 
 #include "troupe/core/check.h"
-#include "troupe/core/file.h"
-#include "troupe/core/publish.h"
+#include "troupe/core/file/file.h"
+#include "troupe/core/file/publish.h"
 #include "troupe/data/tokenizer/encode_all.h"
 #include "troupe/data/tokenizer/tokenizers.h"
 #include "troupe/data/tokenizer/train_bpe.h"

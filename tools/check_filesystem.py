@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fails where code asks std::filesystem in the form that throws: what nobody catches ends as a bug of ours
 (exit 70), though a folder that may not be entered or a link in a circle is the user's. The form with a
-std::error_code, and file_kind() and names_in() of core/file.h, say what is wrong. Tests may throw."""
+std::error_code, and file_kind() and names_in() of core/file/file.h, say what is wrong. Tests may throw."""
 import pathlib
 import re
 import sys
@@ -42,16 +42,16 @@ def file_faults(path, text):
     errors = set(ERROR.findall(text))
     line = lambda at: text.count("\n", 0, at) + 1
     for found in walk.finditer(text):
-        yield f"{path}:{line(found.start())}: a loop over a folder throws at its next entry; names_in() of core/file.h"
+        yield f"{path}:{line(found.start())}: a loop over a folder throws at its next entry; names_in() of core/file/file.h"
     for found in MEMBER.finditer(text):
-        yield f"{path}:{line(found.start())}: {found[1]}() of a folder's entry throws; file_kind() of core/file.h"
+        yield f"{path}:{line(found.start())}: {found[1]}() of a folder's entry throws; file_kind() of core/file/file.h"
     for found in call.finditer(text):
         inside = arguments(text, found.end() - 1)
         end = re.search(r"(\w+)\s*$", inside)
         status = re.match(r"(is_\w+|exists)$", found[1]) and re.fullmatch(r"\s*(\w*status\b.*|\w+::symlink_status\(.*)", inside, re.S)
         asked = end and end[1] in errors or status or not inside.strip() and "iterator" in found[1]
         if not asked:
-            yield f"{path}:{line(found.start())}: {found[1]}() throws; give it a std::error_code, or file_kind() of core/file.h"
+            yield f"{path}:{line(found.start())}: {found[1]}() throws; give it a std::error_code, or file_kind() of core/file/file.h"
 
 
 def faults(root):

@@ -21,7 +21,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 FAULT = re.compile(r"^/.*:\d+:\d+: (error|warning): ")
 EXTRA = [
     # The analyzer looks at each function by itself. Following calls costs 4 times as much on torch
-    # headers and gtest bodies, 10 times at worst (ops/view.cpp: 73 s against 6), and what it found
+    # headers and gtest bodies, 10 times at worst (ops/support/view.cpp: 73 s against 6), and what it found
     # so were views that it supposed to be null.
     "-Xclang", "-analyzer-config", "-Xclang", "mode=shallow",
     # g++ lets a structured binding into an OpenMP loop; clang does not yet.

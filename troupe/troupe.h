@@ -3,7 +3,7 @@
 #pragma once
 
 #include "troupe/core/check.h"
-#include "troupe/core/config.h"
+#include "troupe/core/config/config.h"
 #include "troupe/nn/loss_edge.h"
 #include "troupe/nn/moe_layer.h"
 #include "troupe/nn/moe_stats.h"
@@ -11,6 +11,6 @@
 #include "troupe/nn/upcycle.h"
 #include "troupe/ops/adamw.h"
 #include "troupe/ops/cross_entropy.h"
-#include "troupe/ops/cuda_plugin.h"
 #include "troupe/ops/norm.h"
 #include "troupe/ops/rotary.h"
+#include "troupe/ops/support/cuda_plugin.h"

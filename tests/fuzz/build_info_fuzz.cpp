@@ -4,8 +4,8 @@
 #include <string>
 
 #include "troupe/core/check.h"
-#include "troupe/core/config.h"
-#include "troupe/core/json.h"
+#include "troupe/core/config/config.h"
+#include "troupe/core/config/json.h"
 #include "troupe/data/build_info.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "troupe/core/check.h"
-#include "troupe/train/read_events.h"
-#include "troupe/train/tensorboard.h"
+#include "troupe/train/observe/tensorboard.h"
+#include "troupe/train/report/read_events.h"
 
 namespace {
 

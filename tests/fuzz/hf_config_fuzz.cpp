@@ -8,7 +8,7 @@
 #include "tests/fuzz/large_number.h"
 #include "troupe/checkpoint/hf/hf_config.h"
 #include "troupe/core/check.h"
-#include "troupe/core/config.h"
+#include "troupe/core/config/config.h"
 
 namespace {
 

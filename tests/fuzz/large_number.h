@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "troupe/core/hash.h"
+#include "troupe/core/file/hash.h"
 
 inline std::string with_large_number(const std::string& text) {
   constexpr const char* kNumbers[] = {"9223372036854775807",

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "troupe/core/check.h"
-#include "troupe/core/hash.h"
+#include "troupe/core/file/hash.h"
 #include "troupe/data/convert.h"
 #include "troupe/testing/temporary_folder.h"
 

@@ -8,10 +8,10 @@
 
 #include "tests/fuzz/large_number.h"
 #include "troupe/core/check.h"
-#include "troupe/core/config.h"
-#include "troupe/core/yaml.h"
+#include "troupe/core/config/config.h"
+#include "troupe/core/config/yaml.h"
 #include "troupe/nn/models/costs.h"
-#include "troupe/train/recipe.h"
+#include "troupe/train/recipe/recipe.h"
 
 namespace {
 

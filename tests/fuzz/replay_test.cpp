@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "troupe/core/file.h"
+#include "troupe/core/file/file.h"
 
 // Of tests/fuzz/<name>_fuzz.cpp, under a name of its own: cmake/troupe_fuzz.cmake.
 #define TROUPE_TARGET(name) extern "C" int fuzz_##name(const uint8_t* data, size_t size);

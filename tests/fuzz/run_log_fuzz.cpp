@@ -7,7 +7,7 @@
 #include <string>
 
 #include "troupe/core/check.h"
-#include "troupe/train/run_log.h"
+#include "troupe/train/observe/run_log.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const int fd = ::memfd_create("log", MFD_CLOEXEC);

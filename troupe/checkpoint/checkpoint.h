@@ -34,10 +34,10 @@
 #include "troupe/checkpoint/find_resume.h"
 #include "troupe/checkpoint/peers.h"
 #include "troupe/checkpoint/save_step.h"
-#include "troupe/core/fault.h"
-#include "troupe/core/log.h"
-#include "troupe/core/publish.h"
-#include "troupe/dist/param.h"
+#include "troupe/core/file/fault.h"
+#include "troupe/core/file/log.h"
+#include "troupe/core/file/publish.h"
+#include "troupe/distributed/params/param.h"
 
 namespace troupe {
 
@@ -50,8 +50,8 @@ struct Replica {
 
 // A tensor that is saved or filled, flat. Or f32 numbers of which memory holds another form, and
 // files know nothing: in halves, `value` in bf16 and `low`, int16, what that leaves of each
-// (core/split_f32.h); or moments in 8 bits, codes in `value` and a scale for each 256 of them
-// (core/moment8.h).
+// (core/number/split_f32.h); or moments in 8 bits, codes in `value` and a scale for each 256 of
+// them (core/number/moment8.h).
 struct Live {
   // Numbers from `at` on, on the host: of codes, whose blocks may be filled in several pieces.
   using Take = std::function<void(int64_t at, const at::Tensor& numbers)>;

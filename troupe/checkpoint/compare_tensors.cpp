@@ -7,9 +7,9 @@
 #include <set>
 
 #include "troupe/checkpoint/names.h"
-#include "troupe/core/bf16.h"
 #include "troupe/core/check.h"
-#include "troupe/core/f16.h"
+#include "troupe/core/number/bf16.h"
+#include "troupe/core/number/f16.h"
 
 namespace troupe {
 namespace {

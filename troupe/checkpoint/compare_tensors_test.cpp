@@ -10,7 +10,7 @@
 #include "troupe/checkpoint/describe_tensors.h"
 #include "troupe/checkpoint/publish_safetensors_test.h"
 #include "troupe/checkpoint/save_step.h"
-#include "troupe/core/bf16.h"
+#include "troupe/core/number/bf16.h"
 #include "troupe/testing/files.h"
 #include "troupe/testing/temporary_folder.h"
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "troupe/core/text.h"
-#include "troupe/core/units.h"
+#include "troupe/core/text/text.h"
+#include "troupe/core/text/units.h"
 
 namespace troupe {
 

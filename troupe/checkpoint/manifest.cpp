@@ -6,8 +6,8 @@
 #include <sstream>
 
 #include "troupe/core/check.h"
-#include "troupe/core/hash.h"
-#include "troupe/core/json.h"
+#include "troupe/core/config/json.h"
+#include "troupe/core/file/hash.h"
 
 #ifndef TROUPE_VERSION
 #define TROUPE_VERSION "0.1.0"

@@ -19,8 +19,8 @@
 
 #include "troupe/checkpoint/box.h"
 #include "troupe/checkpoint/safetensors.h"
-#include "troupe/core/config.h"
-#include "troupe/core/yaml.h"
+#include "troupe/core/config/config.h"
+#include "troupe/core/config/yaml.h"
 
 namespace troupe {
 

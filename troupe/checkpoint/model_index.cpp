@@ -8,7 +8,7 @@
 
 #include "troupe/checkpoint/foreign.h"
 #include "troupe/core/check.h"
-#include "troupe/core/json.h"
+#include "troupe/core/config/json.h"
 
 namespace troupe {
 namespace {

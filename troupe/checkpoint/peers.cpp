@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "troupe/core/check.h"
-#include "troupe/core/text.h"
+#include "troupe/core/text/text.h"
 
 namespace troupe {
 

@@ -10,7 +10,7 @@
 #include "troupe/checkpoint/reader.h"
 #include "troupe/checkpoint/tensor_element.h"
 #include "troupe/core/check.h"
-#include "troupe/core/suggest.h"
+#include "troupe/core/text/suggest.h"
 
 namespace troupe {
 namespace {

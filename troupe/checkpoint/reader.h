@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "troupe/checkpoint/manifest.h"
-#include "troupe/core/fault.h"
+#include "troupe/core/file/fault.h"
 
 namespace troupe {
 

@@ -15,8 +15,8 @@
 #include <system_error>
 
 #include "troupe/core/check.h"
-#include "troupe/core/hash.h"
-#include "troupe/core/readable.h"
+#include "troupe/core/file/hash.h"
+#include "troupe/core/text/readable.h"
 
 namespace troupe {
 namespace {

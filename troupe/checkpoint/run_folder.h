@@ -9,8 +9,8 @@
 
 #include "troupe/checkpoint/config.h"
 #include "troupe/checkpoint/find_resume.h"
-#include "troupe/core/fault.h"
-#include "troupe/core/publish.h"
+#include "troupe/core/file/fault.h"
+#include "troupe/core/file/publish.h"
 
 namespace troupe {
 

@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "troupe/core/check.h"
-#include "troupe/core/hash.h"
-#include "troupe/core/text.h"
+#include "troupe/core/file/hash.h"
+#include "troupe/core/text/text.h"
 
 namespace troupe {
 

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "troupe/checkpoint/box.h"
-#include "troupe/core/file.h"
-#include "troupe/core/publish.h"
+#include "troupe/core/file/file.h"
+#include "troupe/core/file/publish.h"
 
 namespace troupe {
 

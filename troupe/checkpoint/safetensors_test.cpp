@@ -9,7 +9,7 @@
 
 #include "troupe/checkpoint/publish_safetensors_test.h"
 #include "troupe/core/check.h"
-#include "troupe/core/hash.h"
+#include "troupe/core/file/hash.h"
 #include "troupe/testing/temporary_folder.h"
 
 namespace troupe {

@@ -9,7 +9,7 @@
 #include "troupe/checkpoint/reader.h"
 #include "troupe/checkpoint/run_folder.h"
 #include "troupe/core/check.h"
-#include "troupe/core/json.h"
+#include "troupe/core/config/json.h"
 
 namespace troupe {
 namespace {

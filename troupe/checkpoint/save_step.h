@@ -13,7 +13,7 @@
 #include "troupe/checkpoint/config.h"
 #include "troupe/checkpoint/peers.h"
 #include "troupe/checkpoint/shard_writer.h"
-#include "troupe/core/log.h"
+#include "troupe/core/file/log.h"
 
 namespace troupe {
 

@@ -16,7 +16,7 @@
 #include "troupe/checkpoint/run_folder.h"
 #include "troupe/checkpoint/thread_ranks_test.h"
 #include "troupe/core/check.h"
-#include "troupe/core/json.h"
+#include "troupe/core/config/json.h"
 #include "troupe/testing/fault_fs.h"
 #include "troupe/testing/power_cut_fs.h"
 #include "troupe/testing/temporary_folder.h"

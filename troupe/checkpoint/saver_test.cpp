@@ -20,7 +20,7 @@
 #include "troupe/checkpoint/run_folder.h"
 #include "troupe/checkpoint/thread_ranks_test.h"
 #include "troupe/core/check.h"
-#include "troupe/core/moment8.h"
+#include "troupe/core/number/moment8.h"
 #include "troupe/testing/temporary_folder.h"
 
 namespace troupe {

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "troupe/core/check.h"
-#include "troupe/core/hash.h"
+#include "troupe/core/file/hash.h"
 
 namespace troupe {
 namespace {

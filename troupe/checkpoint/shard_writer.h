@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "troupe/checkpoint/manifest.h"
-#include "troupe/core/fault.h"
-#include "troupe/core/publish.h"
+#include "troupe/core/file/fault.h"
+#include "troupe/core/file/publish.h"
 
 namespace troupe {
 

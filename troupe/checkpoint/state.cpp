@@ -6,9 +6,9 @@
 #include "troupe/checkpoint/checkpoint.h"
 #include "troupe/checkpoint/tensor_element.h"
 #include "troupe/core/check.h"
-#include "troupe/core/moment8.h"
-#include "troupe/core/rng.h"
-#include "troupe/core/split_f32.h"
+#include "troupe/core/number/moment8.h"
+#include "troupe/core/number/rng.h"
+#include "troupe/core/number/split_f32.h"
 
 namespace troupe {
 

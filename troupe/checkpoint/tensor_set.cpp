@@ -8,7 +8,7 @@
 #include "troupe/checkpoint/model_index.h"
 #include "troupe/checkpoint/reader.h"
 #include "troupe/core/check.h"
-#include "troupe/core/file.h"
+#include "troupe/core/file/file.h"
 
 namespace troupe {
 namespace {

@@ -4,9 +4,9 @@
 #include <chrono>
 #include <sstream>
 
-#include "troupe/core/config.h"
-#include "troupe/core/hash.h"
-#include "troupe/core/json.h"
+#include "troupe/core/config/config.h"
+#include "troupe/core/config/json.h"
+#include "troupe/core/file/hash.h"
 #include "troupe/data/corpus.h"
 #include "troupe/data/encode_corpus.h"
 #include "troupe/data/token_writer.h"

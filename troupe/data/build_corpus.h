@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
-#include "troupe/core/log.h"
-#include "troupe/core/publish.h"
-#include "troupe/core/units.h"
+#include "troupe/core/file/log.h"
+#include "troupe/core/file/publish.h"
+#include "troupe/core/text/units.h"
 #include "troupe/data/build_info.h"
 #include "troupe/data/documents.h"
 

@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <random>
 
-#include "troupe/core/config.h"
+#include "troupe/core/config/config.h"
 #include "troupe/data/convert.h"
 #include "troupe/data/token_file.h"
 #include "troupe/testing/fault_fs.h"

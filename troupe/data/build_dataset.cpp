@@ -6,8 +6,8 @@
 #include <set>
 
 #include "troupe/core/check.h"
-#include "troupe/core/round.h"
-#include "troupe/core/secrets.h"
+#include "troupe/core/file/secrets.h"
+#include "troupe/core/number/round.h"
 #include "troupe/data/dataset.h"
 #include "troupe/data/megatron_order.h"
 #include "troupe/data/mix.h"

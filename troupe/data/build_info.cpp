@@ -3,8 +3,8 @@
 #include <span>
 
 #include "troupe/core/check.h"
-#include "troupe/core/config.h"
-#include "troupe/core/json.h"
+#include "troupe/core/config/config.h"
+#include "troupe/core/config/json.h"
 
 namespace troupe {
 

@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "troupe/core/check.h"
-#include "troupe/core/json.h"
+#include "troupe/core/config/json.h"
 #include "troupe/data/build_info.h"
 #include "troupe/data/token_file.h"
 

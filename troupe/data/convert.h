@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "troupe/core/log.h"
-#include "troupe/core/publish.h"
+#include "troupe/core/file/log.h"
+#include "troupe/core/file/publish.h"
 #include "troupe/data/sources.h"
 #include "troupe/data/token_writer.h"
 

@@ -4,7 +4,7 @@
 
 #include <filesystem>
 
-#include "troupe/core/hash.h"
+#include "troupe/core/file/hash.h"
 #include "troupe/data/build_info.h"
 #include "troupe/data/token_file.h"
 #include "troupe/testing/files.h"

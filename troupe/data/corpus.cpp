@@ -7,7 +7,7 @@
 #include <memory>
 #include <utility>
 
-#include "troupe/core/file.h"
+#include "troupe/core/file/file.h"
 #include "troupe/data/retry.h"
 
 namespace troupe {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/core/file.h"
+#include "troupe/core/file/file.h"
 
 namespace troupe {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/core/units.h"
+#include "troupe/core/text/units.h"
 #include "troupe/data/documents.h"
 
 namespace troupe {

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "troupe/core/text.h"
-#include "troupe/core/units.h"
+#include "troupe/core/text/text.h"
+#include "troupe/core/text/units.h"
 #include "troupe/data/sources.h"
 
 namespace troupe {

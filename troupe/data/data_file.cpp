@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "troupe/core/file.h"
-#include "troupe/core/secrets.h"
+#include "troupe/core/file/file.h"
+#include "troupe/core/file/secrets.h"
 #include "troupe/data/remote_file.h"
 #include "troupe/data/retry.h"
 

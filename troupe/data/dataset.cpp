@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "troupe/core/check.h"
-#include "troupe/core/thread_pool.h"
+#include "troupe/core/device/thread_pool.h"
 
 namespace troupe {
 namespace {

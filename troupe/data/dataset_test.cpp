@@ -9,7 +9,7 @@
 #include <set>
 #include <sstream>
 
-#include "troupe/core/config.h"
+#include "troupe/core/config/config.h"
 #include "troupe/data/memory_source_test.h"
 #include "troupe/data/token_writer.h"
 #include "troupe/testing/files.h"

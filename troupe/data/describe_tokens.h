@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "troupe/core/log.h"
+#include "troupe/core/file/log.h"
 #include "troupe/data/build_info.h"
 
 namespace troupe {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "troupe/core/check.h"
-#include "troupe/core/hash.h"
+#include "troupe/core/file/hash.h"
 #include "troupe/data/json_line.h"
 
 namespace troupe {

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "troupe/core/text.h"
+#include "troupe/core/text/text.h"
 
 namespace troupe {
 

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "troupe/core/check.h"
-#include "troupe/core/utf8.h"
+#include "troupe/core/text/utf8.h"
 #include "troupe/data/ordered_workers.h"
 
 namespace troupe {

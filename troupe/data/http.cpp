@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "troupe/core/check.h"
-#include "troupe/core/secrets.h"
-#include "troupe/core/text.h"
+#include "troupe/core/file/secrets.h"
+#include "troupe/core/text/text.h"
 
 namespace troupe {
 namespace {

@@ -11,9 +11,9 @@
 #include <optional>
 #include <string_view>
 
-#include "troupe/core/file.h"
-#include "troupe/core/hash.h"
-#include "troupe/core/json.h"
+#include "troupe/core/config/json.h"
+#include "troupe/core/file/file.h"
+#include "troupe/core/file/hash.h"
 #include "troupe/data/convert.h"
 
 namespace troupe {

@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "troupe/core/check.h"
-#include "troupe/core/round.h"
-#include "troupe/core/text.h"
+#include "troupe/core/number/round.h"
+#include "troupe/core/text/text.h"
 #include "troupe/data/numpy.h"
 
 namespace troupe {

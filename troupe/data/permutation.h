@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "troupe/core/rng.h"
+#include "troupe/core/number/rng.h"
 
 namespace troupe {
 

@@ -4,9 +4,9 @@
 
 #include <string>
 
-#include "troupe/core/log.h"
+#include "troupe/core/file/log.h"
 #include "troupe/core/stop.h"
-#include "troupe/core/units.h"
+#include "troupe/core/text/units.h"
 
 namespace troupe {
 

@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "troupe/core/check.h"
-#include "troupe/core/file.h"
-#include "troupe/core/hash.h"
-#include "troupe/core/secrets.h"
+#include "troupe/core/file/file.h"
+#include "troupe/core/file/hash.h"
+#include "troupe/core/file/secrets.h"
 
 namespace troupe {
 namespace {

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "troupe/core/check.h"
-#include "troupe/core/file.h"
+#include "troupe/core/file/file.h"
 
 namespace troupe {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "troupe/core/check.h"
-#include "troupe/core/round.h"
+#include "troupe/core/number/round.h"
 #include "troupe/data/permutation.h"
 
 namespace troupe {

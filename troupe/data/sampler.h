@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "troupe/core/rng.h"
+#include "troupe/core/number/rng.h"
 #include "troupe/data/megatron_order.h"
 #include "troupe/data/token_source.h"
 

@@ -7,9 +7,9 @@
 #include <optional>
 #include <string>
 
-#include "troupe/core/log.h"
-#include "troupe/core/one_of.h"
-#include "troupe/core/text.h"
+#include "troupe/core/config/one_of.h"
+#include "troupe/core/file/log.h"
+#include "troupe/core/text/text.h"
 #include "troupe/data/data_file.h"
 #include "troupe/data/token_source.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/core/log.h"
+#include "troupe/core/file/log.h"
 #include "troupe/data/token_index.h"
 #include "troupe/data/token_source.h"
 

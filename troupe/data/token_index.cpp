@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "troupe/core/check.h"
-#include "troupe/core/hash.h"
+#include "troupe/core/file/hash.h"
 
 namespace troupe {
 namespace {

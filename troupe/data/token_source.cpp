@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "troupe/core/check.h"
-#include "troupe/core/round.h"
+#include "troupe/core/number/round.h"
 
 namespace troupe {
 namespace {

@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <limits>
 
-#include "troupe/core/file.h"
+#include "troupe/core/file/file.h"
 #include "troupe/data/token_file.h"
 #include "troupe/data/token_index.h"
 

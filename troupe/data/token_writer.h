@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/core/publish.h"
+#include "troupe/core/file/publish.h"
 #include "troupe/data/token_type.h"
 
 namespace troupe {

@@ -1,12 +1,12 @@
 // The CUDA half of the kernels as a table. libtroupe.so holds no CUDA code and links no CUDA
 // library; libtroupe_cuda.so is opened at run time, where there is a driver, and fills the table
-// (ops/cuda_plugin.h). So one library serves every machine, and a process without a GPU starts in
-// 0.3 s and 116 MB in place of 0.5 s and 470 MB.
+// (ops/support/cuda_plugin.h). So one library serves every machine, and a process without a GPU
+// starts in 0.3 s and 116 MB in place of 0.5 s and 470 MB.
 //
 // One line an entry point: X(name, Args) stands for `void name_cuda(const Args&, cudaStream_t)`.
 #pragma once
 
-#include "troupe/core/cuda_stream.h"
+#include "troupe/core/device/cuda_stream.h"
 
 #define TROUPE_CUDA_KERNELS(X)                             \
   X(accumulate, Accumulate)                                \

@@ -16,7 +16,7 @@
 #include "troupe/nn/dropout.h"
 #include "troupe/nn/kv_cache.h"
 #include "troupe/nn/mla.h"
-#include "troupe/ops/attention.h"
+#include "troupe/ops/attention/attention.h"
 
 namespace troupe {
 namespace {

@@ -2,7 +2,7 @@
 //
 //   q, k, v = x Wq^T, x Wk^T, x Wv^T (+ biases)    one product
 //   qk_norm: each head of q and k alone, or the whole of q and of k;  then the clamp;  then rotary
-//   o = ops/attention;  y = o Wo^T (+ bias)
+//   o = ops/attention/attention;  y = o Wo^T (+ bias)
 //
 // Interface for both forms: this one (multi-head, grouped, multi-query) and mla.h.
 #pragma once
@@ -13,7 +13,7 @@
 #include "troupe/nn/linear.h"
 #include "troupe/nn/models/config.h"
 #include "troupe/nn/packing.h"
-#include "troupe/ops/attention.h"
+#include "troupe/ops/attention/attention.h"
 
 namespace troupe {
 

@@ -1,5 +1,5 @@
 // Dropout that does not depend on the layout: what is dropped is a function of seed, step, layer,
-// the token's global index and the column (core/rng.h).
+// the token's global index and the column (core/number/rng.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

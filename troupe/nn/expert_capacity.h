@@ -13,8 +13,8 @@
 #include <array>
 #include <cstdint>
 
-#include "troupe/core/text.h"
-#include "troupe/dist/dispatcher.h"
+#include "troupe/core/text/text.h"
+#include "troupe/distributed/dispatch/dispatcher.h"
 #include "troupe/nn/group_rows.h"
 #include "troupe/nn/routers/router.h"
 #include "troupe/ops/capacity.h"

@@ -13,7 +13,7 @@
 #include <limits>
 
 #include "troupe/core/check.h"
-#include "troupe/ops/view.h"
+#include "troupe/ops/support/view.h"
 
 namespace troupe {
 namespace {

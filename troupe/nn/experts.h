@@ -10,10 +10,10 @@
 #include <optional>
 #include <string>
 
-#include "troupe/core/text.h"
-#include "troupe/dist/dispatcher.h"
-#include "troupe/dist/param.h"
-#include "troupe/ops/moe_ffn_fp8.h"
+#include "troupe/core/text/text.h"
+#include "troupe/distributed/dispatch/dispatcher.h"
+#include "troupe/distributed/params/param.h"
+#include "troupe/ops/moe_ffn/moe_ffn_fp8.h"
 
 namespace troupe {
 
@@ -152,8 +152,8 @@ class Experts {
   Experts(const ExpertsConfig& config, const ExpertsShape& shape);
 
   ExpertsOutput forward(const ExpertRows& rows) const;
-  // From now on products have 8-bit operands (ops/moe_ffn_fp8.h). Refuses experts that this does
-  // not take: train/fp8.h names them.
+  // From now on products have 8-bit operands (ops/moe_ffn/moe_ffn_fp8.h). Refuses experts that this
+  // does not take: train/recipe/fp8.h names them.
   void compute_in_fp8(const Fp8Ffn& fp8);
   int64_t row_alignment() const {  // what a dispatcher must round segments to
     return config_.impl == ExpertsImpl::kBlockSparse ? kExpertBlock : 1;

@@ -6,7 +6,7 @@
 #include "troupe/nn/experts.h"
 #include "troupe/nn/ffn_units.h"
 #include "troupe/nn/recompute.h"
-#include "troupe/ops/view.h"
+#include "troupe/ops/support/view.h"
 
 namespace troupe {
 

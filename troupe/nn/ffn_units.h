@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "troupe/ops/moe_ffn.h"
+#include "troupe/ops/moe_ffn/moe_ffn.h"
 
 namespace troupe {
 

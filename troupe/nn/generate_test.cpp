@@ -4,7 +4,7 @@
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
-#include "troupe/core/config.h"
+#include "troupe/core/config/config.h"
 #include "troupe/testing/torch/device.h"
 
 namespace troupe {

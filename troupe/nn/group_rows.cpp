@@ -3,7 +3,7 @@
 #include <ATen/ops/ones.h>
 
 #include "troupe/core/check.h"
-#include "troupe/ops/autograd.h"
+#include "troupe/ops/support/autograd.h"
 
 namespace troupe {
 

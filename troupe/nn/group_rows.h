@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "troupe/core/text.h"
+#include "troupe/core/text/text.h"
 #include "troupe/nn/context.h"
 
 namespace troupe {

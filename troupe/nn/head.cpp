@@ -12,7 +12,7 @@
 #include "troupe/core/check.h"
 #include "troupe/nn/head_rows.h"
 #include "troupe/ops/cross_entropy.h"
-#include "troupe/ops/view.h"
+#include "troupe/ops/support/view.h"
 
 namespace troupe {
 namespace {

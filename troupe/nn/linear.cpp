@@ -8,7 +8,7 @@
 #include <ATen/ops/sum.h>
 
 #include "troupe/core/check.h"
-#include "troupe/ops/autograd.h"
+#include "troupe/ops/support/autograd.h"
 
 namespace troupe {
 namespace {

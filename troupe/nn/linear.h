@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "troupe/dist/param.h"
+#include "troupe/distributed/params/param.h"
 
 namespace troupe {
 

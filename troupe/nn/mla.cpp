@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "troupe/nn/kv_cache.h"
-#include "troupe/ops/attention.h"
+#include "troupe/ops/attention/attention.h"
 
 namespace troupe {
 namespace {

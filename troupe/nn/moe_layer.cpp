@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "troupe/core/check.h"
-#include "troupe/dist/local_dispatcher.h"
+#include "troupe/distributed/dispatch/local_dispatcher.h"
 #include "troupe/nn/recompute.h"
 
 namespace troupe {

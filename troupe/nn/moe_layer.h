@@ -4,9 +4,9 @@
 //   dropped
 //
 // Three siblings, each replaceable alone: the router chooses (nn/routers), the dispatcher moves
-// rows (dist/dispatcher.h), the experts compute (nn/experts.h). The order of a call: jitter,
-// logits, forced logits, select and weigh, losses and counters (of undropped choices), capacity,
-// dispatch, experts, combine, shared expert, bias.
+// rows (distributed/dispatch/dispatcher.h), the experts compute (nn/experts.h). The order of a
+// call: jitter, logits, forced logits, select and weigh, losses and counters (of undropped
+// choices), capacity, dispatch, experts, combine, shared expert, bias.
 //
 // Inputs have 1, 2 or 3 dimensions, [D], [T, D] or [B, S, D], with the same values (L1). T may be
 // 0. With `latent`, rows are projected to that width before they are sent and back after the
@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/dist/dispatcher.h"
+#include "troupe/distributed/dispatch/dispatcher.h"
 #include "troupe/nn/expert_capacity.h"
 #include "troupe/nn/experts.h"
 #include "troupe/nn/moe_counts.h"

@@ -11,7 +11,7 @@
 #include <map>
 #include <numeric>
 
-#include "troupe/dist/a2a_dispatcher.h"
+#include "troupe/distributed/dispatch/a2a_dispatcher.h"
 #include "troupe/nn/loss_edge.h"
 #include "troupe/nn/moe_layer.h"
 #include "troupe/testing/torch/ranks.h"

@@ -17,8 +17,8 @@
 #include <random>
 
 #include "troupe/core/check.h"
-#include "troupe/core/config.h"
-#include "troupe/dist/local_dispatcher.h"
+#include "troupe/core/config/config.h"
+#include "troupe/distributed/dispatch/local_dispatcher.h"
 #include "troupe/nn/loss_edge.h"
 #include "troupe/nn/routing_trace.h"
 

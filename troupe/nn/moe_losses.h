@@ -27,8 +27,8 @@
 #include <string>
 #include <vector>
 
-#include "troupe/core/text.h"
-#include "troupe/dist/param.h"
+#include "troupe/core/text/text.h"
+#include "troupe/distributed/params/param.h"
 #include "troupe/nn/context.h"
 
 namespace troupe {

@@ -4,8 +4,8 @@
 #include <optional>
 #include <utility>
 
-#include "troupe/core/text.h"
-#include "troupe/dist/param.h"
+#include "troupe/core/text/text.h"
+#include "troupe/distributed/params/param.h"
 #include "troupe/ops/norm.h"
 
 namespace troupe {

@@ -6,7 +6,7 @@
 #include <array>
 #include <functional>
 
-#include "troupe/ops/autograd.h"
+#include "troupe/ops/support/autograd.h"
 
 namespace troupe {
 

@@ -7,7 +7,7 @@
 #include <numbers>
 
 #include "troupe/core/check.h"
-#include "troupe/ops/view.h"
+#include "troupe/ops/support/view.h"
 
 namespace troupe {
 namespace {

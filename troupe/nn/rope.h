@@ -18,7 +18,7 @@
 #include <optional>
 #include <vector>
 
-#include "troupe/core/text.h"
+#include "troupe/core/text/text.h"
 #include "troupe/ops/rotary.h"
 
 namespace troupe {

@@ -13,8 +13,8 @@
 #include <sstream>
 
 #include "troupe/core/check.h"
-#include "troupe/core/file.h"
-#include "troupe/core/publish.h"
+#include "troupe/core/file/file.h"
+#include "troupe/core/file/publish.h"
 
 namespace troupe {
 namespace {

@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 
 #include "troupe/core/check.h"
-#include "troupe/core/file.h"
-#include "troupe/core/publish.h"
+#include "troupe/core/file/file.h"
+#include "troupe/core/file/publish.h"
 #include "troupe/testing/temporary_folder.h"
 
 namespace troupe {

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "troupe/core/check.h"
-#include "troupe/core/rng.h"
+#include "troupe/core/number/rng.h"
 
 namespace troupe {
 namespace {

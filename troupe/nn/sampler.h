@@ -4,7 +4,8 @@
 //   top_k                  the k largest alone; 0: all
 //   top_p                  the fewest of largest probability whose sum reaches p, at least one
 //   min_p                  those of at least min_p times the largest probability
-// Then one draw from the softmax of what is left: a function of seed and place alone (core/rng.h).
+// Then one draw from the softmax of what is left: a function of seed and place alone
+// (core/number/rng.h).
 #pragma once
 
 #include <cstdint>

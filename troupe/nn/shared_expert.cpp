@@ -5,7 +5,7 @@
 #include <ATen/ops/sigmoid.h>
 
 #include "troupe/core/check.h"
-#include "troupe/ops/view.h"
+#include "troupe/ops/support/view.h"
 
 namespace troupe {
 

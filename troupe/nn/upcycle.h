@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <string>
 
-#include "troupe/ops/moe_ffn.h"
+#include "troupe/ops/moe_ffn/moe_ffn.h"
 
 namespace troupe {
 

@@ -1,9 +1,9 @@
 #include "troupe/ops/accumulate.h"
 
 #include "troupe/kernels/accumulate/accumulate.h"
-#include "troupe/ops/define.h"
-#include "troupe/ops/run.h"
-#include "troupe/ops/view.h"
+#include "troupe/ops/support/define.h"
+#include "troupe/ops/support/run.h"
+#include "troupe/ops/support/view.h"
 
 namespace troupe {
 namespace {

@@ -9,10 +9,10 @@ namespace troupe {
 
 struct AdamWTensors {
   at::Tensor param;                     // f32 (f64 on the CPU); beside `remainder` bf16
-  at::Tensor m, v;                      // f32 or bf16; uint8: codes (core/moment8.h)
+  at::Tensor m, v;                      // f32 or bf16; uint8: codes (core/number/moment8.h)
   std::optional<at::Tensor> copy = {};  // bf16 or f16: the parameter rounded, for the model
-  // int16: the low halves of f32 parameters whose high halves `param` has (core/split_f32.h); then
-  // there is no copy.
+  // int16: the low halves of f32 parameters whose high halves `param` has
+  // (core/number/split_f32.h); then there is no copy.
   std::optional<at::Tensor> remainder = {};
   // Of codes: f32 [ceil(N / 256)], for 256 elements each from the first on.
   std::optional<at::Tensor> m_scale = {}, v_scale = {};

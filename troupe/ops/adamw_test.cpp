@@ -48,7 +48,7 @@ TEST_P(AdamWOp, AGradientInHalfPrecisionServesAFloatParameter) {
   EXPECT_TRUE(p.equal(q));
 }
 
-// The formula of core/split_f32.h, in PyTorch's operators.
+// The formula of core/number/split_f32.h, in PyTorch's operators.
 at::Tensor joined(const at::Tensor& value, const at::Tensor& low) {
   const at::Tensor upper = value.view(at::kShort).to(at::kLong) - low.lt(0).to(at::kLong);
   const at::Tensor bits =

@@ -5,9 +5,9 @@
 #include <ATen/ops/zeros.h>
 
 #include "troupe/kernels/fp8/fp8.h"
-#include "troupe/ops/define.h"
-#include "troupe/ops/run.h"
-#include "troupe/ops/view.h"
+#include "troupe/ops/support/define.h"
+#include "troupe/ops/support/run.h"
+#include "troupe/ops/support/view.h"
 
 namespace troupe {
 namespace {

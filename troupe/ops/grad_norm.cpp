@@ -6,9 +6,9 @@
 #include <algorithm>
 
 #include "troupe/kernels/grad_norm/grad_norm.h"
-#include "troupe/ops/define.h"
-#include "troupe/ops/run.h"
-#include "troupe/ops/view.h"
+#include "troupe/ops/support/define.h"
+#include "troupe/ops/support/run.h"
+#include "troupe/ops/support/view.h"
 
 namespace troupe {
 namespace {

@@ -6,14 +6,14 @@
 #include <algorithm>
 #include <vector>
 
-#include "troupe/core/round.h"
+#include "troupe/core/number/round.h"
 #include "troupe/kernels/grouped_gemm/grouped_gemm.h"
-#include "troupe/ops/autograd.h"
-#include "troupe/ops/blas.h"
-#include "troupe/ops/define.h"
-#include "troupe/ops/run.h"
-#include "troupe/ops/tasks.h"
-#include "troupe/ops/view.h"
+#include "troupe/ops/support/autograd.h"
+#include "troupe/ops/support/blas.h"
+#include "troupe/ops/support/define.h"
+#include "troupe/ops/support/run.h"
+#include "troupe/ops/support/tasks.h"
+#include "troupe/ops/support/view.h"
 
 namespace troupe {
 namespace {

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "troupe/ops/autograd.h"
-#include "troupe/ops/define.h"
-#include "troupe/ops/run.h"
-#include "troupe/ops/view.h"
+#include "troupe/ops/support/autograd.h"
+#include "troupe/ops/support/define.h"
+#include "troupe/ops/support/run.h"
+#include "troupe/ops/support/view.h"
 
 namespace troupe {
 namespace {

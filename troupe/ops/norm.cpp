@@ -4,10 +4,10 @@
 #include <ATen/ops/empty.h>
 
 #include "troupe/kernels/norm/norm.h"
-#include "troupe/ops/autograd.h"
-#include "troupe/ops/define.h"
-#include "troupe/ops/run.h"
-#include "troupe/ops/view.h"
+#include "troupe/ops/support/autograd.h"
+#include "troupe/ops/support/define.h"
+#include "troupe/ops/support/run.h"
+#include "troupe/ops/support/view.h"
 
 namespace troupe {
 namespace {

@@ -1,5 +1,6 @@
 // RMSNorm and LayerNorm, alone or after an addition: kernels/norm. On the CPU operators of this
-// library that read the result keep nothing of it: backward makes it again (ops/autograd.h).
+// library that read the result keep nothing of it: backward makes it again
+// (ops/support/autograd.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -8,7 +8,7 @@
 #include <ATen/ops/rsqrt.h>
 #include <gtest/gtest.h>
 
-#include "troupe/ops/kept.h"
+#include "troupe/ops/support/kept.h"
 #include "troupe/testing/torch/device.h"
 #include "troupe/testing/torch/jacobian.h"
 

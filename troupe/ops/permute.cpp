@@ -3,13 +3,13 @@
 #include <ATen/ops/empty.h>
 
 #include "troupe/kernels/permute/permute.h"
-#include "troupe/ops/autograd.h"
 #include "troupe/ops/combine.h"
-#include "troupe/ops/define.h"
-#include "troupe/ops/plan_check.h"
-#include "troupe/ops/run.h"
 #include "troupe/ops/slot_dot.h"
-#include "troupe/ops/view.h"
+#include "troupe/ops/support/autograd.h"
+#include "troupe/ops/support/define.h"
+#include "troupe/ops/support/plan_check.h"
+#include "troupe/ops/support/run.h"
+#include "troupe/ops/support/view.h"
 
 namespace troupe {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "troupe/ops/plan.h"
+#include "troupe/ops/support/plan.h"
 
 namespace troupe {
 

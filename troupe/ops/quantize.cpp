@@ -3,9 +3,9 @@
 #include <ATen/ops/empty.h>
 
 #include "troupe/kernels/quantize/quantize.h"
-#include "troupe/ops/define.h"
-#include "troupe/ops/run.h"
-#include "troupe/ops/view.h"
+#include "troupe/ops/support/define.h"
+#include "troupe/ops/support/run.h"
+#include "troupe/ops/support/view.h"
 
 namespace troupe {
 namespace {

@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "troupe/core/check.h"
-#include "troupe/ops/cuda_plugin.h"
+#include "troupe/ops/support/cuda_plugin.h"
 #include "troupe/testing/torch/device.h"
 #include "troupe/testing/torch/jacobian.h"
 
@@ -21,7 +21,7 @@ namespace {
 
 using testing::Tensors;
 
-const bool kHasCuda = has_cuda();  // before any test makes PyTorch ask (ops/cuda_plugin.h)
+const bool kHasCuda = has_cuda();  // before any test makes PyTorch ask (ops/support/cuda_plugin.h)
 
 at::Tensor logits(int64_t T, int64_t E, at::ScalarType type = at::kDouble) {
   at::manual_seed(8);

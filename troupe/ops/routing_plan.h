@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "troupe/ops/plan.h"
+#include "troupe/ops/support/plan.h"
 
 namespace troupe {
 

@@ -3,10 +3,10 @@
 #include <ATen/ops/empty.h>
 
 #include "troupe/kernels/slot_dot/slot_dot.h"
-#include "troupe/ops/define.h"
-#include "troupe/ops/plan_check.h"
-#include "troupe/ops/run.h"
-#include "troupe/ops/view.h"
+#include "troupe/ops/support/define.h"
+#include "troupe/ops/support/plan_check.h"
+#include "troupe/ops/support/run.h"
+#include "troupe/ops/support/view.h"
 
 namespace troupe {
 namespace {

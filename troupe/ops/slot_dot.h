@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "troupe/ops/plan.h"
+#include "troupe/ops/support/plan.h"
 
 namespace troupe {
 

@@ -5,9 +5,9 @@
 #include <cstdio>
 
 #include "troupe/core/check.h"
-#include "troupe/core/config.h"
-#include "troupe/core/counts.h"
-#include "troupe/core/median.h"
+#include "troupe/core/config/config.h"
+#include "troupe/core/config/counts.h"
+#include "troupe/core/text/median.h"
 
 namespace troupe {
 namespace {

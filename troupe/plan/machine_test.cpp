@@ -5,7 +5,7 @@
 #include <fstream>
 
 #include "troupe/core/check.h"
-#include "troupe/core/config.h"
+#include "troupe/core/config/config.h"
 #include "troupe/testing/temporary_folder.h"
 
 namespace troupe {

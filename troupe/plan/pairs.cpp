@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-#include "troupe/core/median.h"
+#include "troupe/core/text/median.h"
 
 namespace troupe {
 

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "troupe/core/text.h"
+#include "troupe/core/text/text.h"
 
 namespace troupe {
 

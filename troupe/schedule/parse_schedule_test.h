@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "troupe/core/check.h"
-#include "troupe/core/text.h"
+#include "troupe/core/text/text.h"
 #include "troupe/schedule/text.h"
 
 namespace troupe {

@@ -1,7 +1,7 @@
 // The one list of schedules. A builder is a struct with kKind, visit() and build().
 #pragma once
 
-#include "troupe/core/one_of.h"
+#include "troupe/core/config/one_of.h"
 #include "troupe/schedule/accumulate.h"
 #include "troupe/schedule/data_parallel.h"
 #include "troupe/schedule/full_shard.h"

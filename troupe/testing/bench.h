@@ -3,7 +3,7 @@
 
 #include <benchmark/benchmark.h>
 
-#include "troupe/core/cuda_stream.h"
+#include "troupe/core/device/cuda_stream.h"
 #include "troupe/testing/backend.h"
 
 namespace troupe::testing {

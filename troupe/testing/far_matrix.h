@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "troupe/core/check.h"
-#include "troupe/core/view.h"
+#include "troupe/core/device/view.h"
 
 namespace troupe::testing {
 

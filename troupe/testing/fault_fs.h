@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/core/publish.h"
+#include "troupe/core/file/publish.h"
 
 namespace troupe::testing {
 

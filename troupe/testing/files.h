@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "troupe/core/check.h"
-#include "troupe/core/log.h"
+#include "troupe/core/file/log.h"
 
 namespace troupe::testing {
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <type_traits>
 
-#include "troupe/core/cuda_stream.h"
-#include "troupe/core/view.h"
+#include "troupe/core/device/cuda_stream.h"
+#include "troupe/core/device/view.h"
 #include "troupe/testing/backend.h"
 #include "troupe/testing/tolerance.h"
 

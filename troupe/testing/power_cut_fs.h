@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/core/publish.h"
+#include "troupe/core/file/publish.h"
 
 namespace troupe::testing {
 

@@ -3,8 +3,8 @@
 
 #include <random>
 
-#include "troupe/core/bf16.h"
-#include "troupe/core/view.h"
+#include "troupe/core/device/view.h"
+#include "troupe/core/number/bf16.h"
 #include "troupe/testing/bench.h"
 #include "troupe/testing/routed_rows.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/core/dtype.h"
+#include "troupe/core/number/dtype.h"
 #include "troupe/testing/routed_rows.h"
 
 namespace troupe::testing {

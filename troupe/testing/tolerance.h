@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "troupe/core/dtype.h"
+#include "troupe/core/number/dtype.h"
 
 namespace troupe::testing {
 

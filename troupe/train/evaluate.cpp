@@ -4,8 +4,8 @@
 #include <cmath>
 #include <sstream>
 
-#include "troupe/core/file.h"
-#include "troupe/core/json.h"
+#include "troupe/core/config/json.h"
+#include "troupe/core/file/file.h"
 #include "troupe/train/ranks.h"
 
 namespace troupe {

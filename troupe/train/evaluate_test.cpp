@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-#include "troupe/core/config.h"
+#include "troupe/core/config/config.h"
 #include "troupe/data/tokenizer/tokenizers.h"
 #include "troupe/testing/files.h"
 #include "troupe/testing/temporary_folder.h"

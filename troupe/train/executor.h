@@ -19,11 +19,11 @@
 #include <string>
 #include <vector>
 
-#include "troupe/core/fault.h"
-#include "troupe/dist/pulse.h"
+#include "troupe/core/file/fault.h"
+#include "troupe/distributed/status/pulse.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/schedule/action.h"
-#include "troupe/train/param_store.h"
+#include "troupe/train/params/param_store.h"
 
 namespace troupe {
 

@@ -13,7 +13,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "troupe/schedule/schedules.h"
-#include "troupe/train/loss_mean.h"
+#include "troupe/train/optim/loss_mean.h"
 
 namespace troupe {
 namespace {

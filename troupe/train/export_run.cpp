@@ -7,10 +7,10 @@
 
 #include "troupe/checkpoint/find_resume.h"
 #include "troupe/checkpoint/reader.h"
-#include "troupe/core/file.h"
+#include "troupe/core/file/file.h"
 #include "troupe/data/tokenizer/tokenizers.h"
 #include "troupe/nn/models/model.h"
-#include "troupe/train/recipe.h"
+#include "troupe/train/recipe/recipe.h"
 
 namespace troupe {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "troupe/checkpoint/hf/hf_weights.h"
-#include "troupe/core/log.h"
+#include "troupe/core/file/log.h"
 
 namespace troupe {
 

@@ -9,11 +9,11 @@
 #include "troupe/checkpoint/names.h"
 #include "troupe/checkpoint/run_folder.h"
 #include "troupe/core/check.h"
-#include "troupe/core/config.h"
-#include "troupe/core/file.h"
-#include "troupe/core/json.h"
-#include "troupe/core/shell_word.h"
-#include "troupe/train/run_files.h"
+#include "troupe/core/config/config.h"
+#include "troupe/core/config/json.h"
+#include "troupe/core/file/file.h"
+#include "troupe/core/text/shell_word.h"
+#include "troupe/train/observe/run_files.h"
 
 namespace troupe {
 namespace {

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <string>
 
-#include "troupe/core/log.h"
-#include "troupe/core/publish.h"
-#include "troupe/train/recipe.h"
+#include "troupe/core/file/log.h"
+#include "troupe/core/file/publish.h"
+#include "troupe/train/recipe/recipe.h"
 #include "troupe/train/train_state.h"
 
 namespace troupe {

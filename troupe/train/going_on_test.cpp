@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "troupe/core/file.h"
+#include "troupe/core/file/file.h"
 #include "troupe/testing/files.h"
 #include "troupe/testing/temporary_folder.h"
 

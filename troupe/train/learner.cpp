@@ -16,12 +16,12 @@
 #include <map>
 #include <utility>
 
-#include "troupe/core/moment8.h"
-#include "troupe/ops/cuda_plugin.h"
+#include "troupe/core/number/moment8.h"
 #include "troupe/ops/grad_norm.h"
-#include "troupe/ops/shared_gpu.h"
-#include "troupe/train/moments8.h"
-#include "troupe/train/step_work.h"
+#include "troupe/ops/support/cuda_plugin.h"
+#include "troupe/ops/support/shared_gpu.h"
+#include "troupe/train/forecast/step_work.h"
+#include "troupe/train/optim/moments8.h"
 
 namespace troupe {
 namespace {
@@ -47,11 +47,11 @@ std::string unit_name(int64_t unit, int64_t units) {
 
 // Two runs are equal bit for bit (rule G4). On a GPU that asks it of PyTorch's own operators too:
 // of cuBLAS, and of flash attention's backward. Its habit of filling fresh memory meanwhile is no
-// part of that, and would cost a pass over each tensor. Attention is ours (ops/attention_cudnn).
-// What it does not take is PyTorch's: flash attention's repeatable backward, which PyTorch takes
-// where an operator without one is an error and not where that is a warning, and never cuDNN's,
-// which through PyTorch has none. With run.deterministic=false it may warn: all attention is
-// PyTorch's fastest then.
+// part of that, and would cost a pass over each tensor. Attention is ours
+// (ops/attention/attention_cudnn). What it does not take is PyTorch's: flash attention's repeatable
+// backward, which PyTorch takes where an operator without one is an error and not where that is a
+// warning, and never cuDNN's, which through PyTorch has none. With run.deterministic=false it may
+// warn: all attention is PyTorch's fastest then.
 void make_deterministic(bool attention) {
   ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/!attention);

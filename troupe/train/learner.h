@@ -20,9 +20,9 @@
 #include "troupe/data/dataset.h"
 #include "troupe/train/executor.h"
 #include "troupe/train/feed.h"
+#include "troupe/train/params/rebalance.h"
 #include "troupe/train/ranks.h"
-#include "troupe/train/rebalance.h"
-#include "troupe/train/recipe.h"
+#include "troupe/train/recipe/recipe.h"
 #include "troupe/train/train_state.h"
 
 namespace troupe {
@@ -69,8 +69,8 @@ class Learner {
   };
   void add_to(CheckpointState& state, Saved what);
   void loaded(bool weights_alone);  // after a checkpoint filled what add_to named
-  // Of the rebalancing of experts (train/rebalance.h); each rank calls. restore(), after loaded(),
-  // moves what add_to() named. False: the state is not of this layout, which is no fault.
+  // Of the rebalancing of experts (train/params/rebalance.h); each rank calls. restore(), after
+  // loaded(), moves what add_to() named. False: the state is not of this layout, which is no fault.
   RebalanceState rebalance_state() const;
   bool restore(const RebalanceState& state);
 

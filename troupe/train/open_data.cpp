@@ -1,7 +1,7 @@
 #include "troupe/train/open_data.h"
 
 #include "troupe/core/check.h"
-#include "troupe/core/hash.h"
+#include "troupe/core/file/hash.h"
 #include "troupe/data/tokenizer/tokenizers.h"
 
 namespace troupe {

@@ -5,7 +5,7 @@
 
 #include "troupe/data/dataset.h"
 #include "troupe/data/tokenizer/tokenizer.h"
-#include "troupe/train/recipe.h"
+#include "troupe/train/recipe/recipe.h"
 
 namespace troupe {
 

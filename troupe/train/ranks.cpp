@@ -14,15 +14,15 @@
 #include <sstream>
 
 #include "troupe/core/check.h"
-#include "troupe/core/config.h"
-#include "troupe/core/hash.h"
-#include "troupe/core/yaml.h"
-#include "troupe/dist/a2a_dispatcher.h"
-#include "troupe/dist/allgather_dispatcher.h"
-#include "troupe/dist/rank_list.h"
-#include "troupe/dist/watched_dispatcher.h"
-#include "troupe/train/choose_layout.h"
-#include "troupe/train/forecast.h"
+#include "troupe/core/config/config.h"
+#include "troupe/core/config/yaml.h"
+#include "troupe/core/file/hash.h"
+#include "troupe/distributed/dispatch/a2a_dispatcher.h"
+#include "troupe/distributed/dispatch/allgather_dispatcher.h"
+#include "troupe/distributed/dispatch/watched_dispatcher.h"
+#include "troupe/distributed/group/rank_list.h"
+#include "troupe/train/forecast/choose_layout.h"
+#include "troupe/train/forecast/forecast.h"
 
 namespace troupe {
 namespace {

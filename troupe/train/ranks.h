@@ -10,17 +10,17 @@
 #include <vector>
 
 #include "troupe/checkpoint/peers.h"
-#include "troupe/core/fault.h"
-#include "troupe/dist/mesh.h"
-#include "troupe/dist/two_level_dispatcher.h"
-#include "troupe/dist/world.h"
+#include "troupe/core/file/fault.h"
+#include "troupe/distributed/dispatch/two_level_dispatcher.h"
+#include "troupe/distributed/mesh/mesh.h"
+#include "troupe/distributed/world/world.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/schedule/action.h"
 #include "troupe/schedule/work.h"
-#include "troupe/train/choose_layout.h"
-#include "troupe/train/param_store.h"
-#include "troupe/train/recipe.h"
-#include "troupe/train/step_work.h"
+#include "troupe/train/forecast/choose_layout.h"
+#include "troupe/train/forecast/step_work.h"
+#include "troupe/train/params/param_store.h"
+#include "troupe/train/recipe/recipe.h"
 
 namespace troupe {
 

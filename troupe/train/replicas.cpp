@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "troupe/core/check.h"
-#include "troupe/core/hash.h"
-#include "troupe/dist/rank_list.h"
-#include "troupe/train/hash_bits.h"
+#include "troupe/core/file/hash.h"
+#include "troupe/distributed/group/rank_list.h"
+#include "troupe/train/params/hash_bits.h"
 
 namespace troupe {
 namespace {

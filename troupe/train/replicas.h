@@ -7,7 +7,7 @@
 // in every sum from then on, and in the checkpoint of whoever writes that part.
 #pragma once
 
-#include "troupe/train/param_store.h"
+#include "troupe/train/params/param_store.h"
 #include "troupe/train/ranks.h"
 
 namespace troupe {

@@ -9,7 +9,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/testing/torch/ranks.h"
-#include "troupe/train/recipe_of_test.h"
+#include "troupe/train/recipe/recipe_of_test.h"
 
 namespace troupe {
 namespace {

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "troupe/core/rng.h"
+#include "troupe/core/number/rng.h"
 
 namespace troupe {
 namespace {

@@ -1,7 +1,7 @@
 #include "troupe/train/start_lines.h"
 
-#include "troupe/core/text.h"
-#include "troupe/ops/attention_cudnn.h"
+#include "troupe/core/text/text.h"
+#include "troupe/ops/attention/attention_cudnn.h"
 
 namespace troupe {
 namespace {

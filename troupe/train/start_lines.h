@@ -7,7 +7,7 @@
 #include <string>
 
 #include "troupe/nn/models/config.h"
-#include "troupe/train/recipe.h"
+#include "troupe/train/recipe/recipe.h"
 
 namespace troupe {
 

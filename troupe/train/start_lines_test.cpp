@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "troupe/core/config.h"
+#include "troupe/core/config/config.h"
 
 namespace troupe {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <optional>
 
-#include "troupe/train/guard.h"
-#include "troupe/train/rebalance_state.h"
-#include "troupe/train/span.h"
+#include "troupe/core/config/span.h"
+#include "troupe/train/optim/guard.h"
+#include "troupe/train/params/rebalance_state.h"
 
 namespace troupe {
 

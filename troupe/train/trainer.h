@@ -15,17 +15,17 @@
 #include <vector>
 
 #include "troupe/checkpoint/checkpoint.h"
-#include "troupe/core/log.h"
+#include "troupe/core/file/log.h"
 #include "troupe/data/batch_reader.h"
-#include "troupe/train/append_file.h"
 #include "troupe/train/learner.h"
-#include "troupe/train/live_steps.h"
-#include "troupe/train/metrics.h"
+#include "troupe/train/observe/append_file.h"
+#include "troupe/train/observe/live_steps.h"
+#include "troupe/train/observe/metrics.h"
+#include "troupe/train/observe/profile.h"
+#include "troupe/train/observe/stragglers.h"
+#include "troupe/train/observe/tensorboard.h"
 #include "troupe/train/open_data.h"
-#include "troupe/train/profile.h"
 #include "troupe/train/signals.h"
-#include "troupe/train/stragglers.h"
-#include "troupe/train/tensorboard.h"
 
 namespace troupe {
 

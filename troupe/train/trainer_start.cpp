@@ -1,8 +1,8 @@
 // What a run says of itself before its first step: Trainer::say_start.
 #include <ATen/Parallel.h>
 
-#include "troupe/core/readable.h"
-#include "troupe/train/mfu.h"
+#include "troupe/core/text/readable.h"
+#include "troupe/train/forecast/mfu.h"
 #include "troupe/train/start_lines.h"
 #include "troupe/train/trainer.h"
 

@@ -13,11 +13,11 @@
 #include <sstream>
 #include <utility>
 
-#include "troupe/core/config.h"
-#include "troupe/core/file.h"
+#include "troupe/core/config/config.h"
+#include "troupe/core/file/file.h"
 #include "troupe/testing/files.h"
 #include "troupe/testing/temporary_folder.h"
-#include "troupe/train/master_of_test.h"
+#include "troupe/train/params/master_of_test.h"
 
 namespace troupe {
 namespace {

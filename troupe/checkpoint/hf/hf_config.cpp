@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "troupe/checkpoint/hf/hf_keys.h"
-#include "troupe/core/file.h"
-#include "troupe/core/json.h"
+#include "troupe/core/config/json.h"
+#include "troupe/core/file/file.h"
 #include "troupe/nn/moe_pattern.h"
 
 namespace troupe {

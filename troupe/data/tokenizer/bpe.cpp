@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "troupe/core/check.h"
-#include "troupe/core/utf8.h"
+#include "troupe/core/text/utf8.h"
 
 namespace troupe {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "troupe/core/check.h"
-#include "troupe/core/utf8.h"
+#include "troupe/core/text/utf8.h"
 
 namespace troupe {
 namespace {

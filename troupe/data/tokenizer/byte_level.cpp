@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "troupe/core/utf8.h"
+#include "troupe/core/text/utf8.h"
 
 namespace troupe {
 namespace {

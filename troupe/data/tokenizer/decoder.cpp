@@ -4,8 +4,8 @@
 #include <charconv>
 #include <memory>
 
-#include "troupe/core/text.h"
-#include "troupe/core/utf8.h"
+#include "troupe/core/text/text.h"
+#include "troupe/core/text/utf8.h"
 #include "troupe/data/tokenizer/byte_level.h"
 #include "troupe/data/tokenizer/json_node.h"
 #include "troupe/data/tokenizer/normalizer.h"

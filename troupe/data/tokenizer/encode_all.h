@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include "troupe/core/pool.h"
+#include "troupe/core/device/pool.h"
 #include "troupe/data/tokenizer/tokenizer.h"
 
 namespace troupe {

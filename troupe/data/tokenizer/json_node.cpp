@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "troupe/core/check.h"
-#include "troupe/core/text.h"
-#include "troupe/core/utf8.h"
+#include "troupe/core/text/text.h"
+#include "troupe/core/text/utf8.h"
 
 namespace troupe {
 namespace {

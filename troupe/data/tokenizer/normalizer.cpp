@@ -3,7 +3,7 @@
 #include <map>
 #include <memory>
 
-#include "troupe/core/utf8.h"
+#include "troupe/core/text/utf8.h"
 #include "troupe/data/tokenizer/json_node.h"
 #include "troupe/data/tokenizer/unicode.h"
 

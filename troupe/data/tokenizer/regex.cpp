@@ -8,7 +8,7 @@
 #include <cctype>
 
 #include "troupe/core/check.h"
-#include "troupe/core/text.h"
+#include "troupe/core/text/text.h"
 #include "troupe/data/tokenizer/unicode.h"
 
 namespace troupe {

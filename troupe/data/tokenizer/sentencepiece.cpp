@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "troupe/core/check.h"
-#include "troupe/core/file.h"
-#include "troupe/core/utf8.h"
+#include "troupe/core/file/file.h"
+#include "troupe/core/text/utf8.h"
 #include "troupe/data/tokenizer/bpe_tokenizer.h"
 #include "troupe/data/tokenizer/decoder.h"
 #include "troupe/data/tokenizer/sentencepiece_model.h"

@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "troupe/core/check.h"
-#include "troupe/core/text.h"
-#include "troupe/core/utf8.h"
+#include "troupe/core/text/text.h"
+#include "troupe/core/text/utf8.h"
 #include "troupe/data/tokenizer/decoder.h"
 #include "troupe/data/tokenizer/token_table.h"
 

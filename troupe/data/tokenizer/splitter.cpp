@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "troupe/core/utf8.h"
+#include "troupe/core/text/utf8.h"
 #include "troupe/data/tokenizer/patterns.h"
 #include "troupe/data/tokenizer/unicode.h"
 

@@ -6,7 +6,7 @@
 #include <random>
 
 #include "troupe/core/check.h"
-#include "troupe/core/utf8.h"
+#include "troupe/core/text/utf8.h"
 #include "troupe/data/tokenizer/patterns.h"
 #include "troupe/testing/cpu_seconds.h"
 

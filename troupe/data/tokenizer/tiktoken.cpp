@@ -4,8 +4,8 @@
 #include <array>
 
 #include "troupe/core/check.h"
-#include "troupe/core/file.h"
-#include "troupe/core/text.h"
+#include "troupe/core/file/file.h"
+#include "troupe/core/text/text.h"
 #include "troupe/data/tokenizer/bpe_tokenizer.h"
 #include "troupe/data/tokenizer/byte_level.h"
 #include "troupe/data/tokenizer/patterns.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "troupe/core/utf8.h"
+#include "troupe/core/text/utf8.h"
 #include "troupe/data/tokenizer/unicode.h"
 
 namespace troupe {

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "troupe/core/hash.h"
+#include "troupe/core/file/hash.h"
 #include "troupe/data/tokenizer/tokenizer.h"
 
 namespace troupe {

@@ -17,7 +17,7 @@
 #include <string_view>
 #include <vector>
 
-#include "troupe/core/hash.h"
+#include "troupe/core/file/hash.h"
 
 namespace troupe {
 

@@ -5,9 +5,9 @@
 #include <map>
 
 #include "troupe/core/check.h"
-#include "troupe/core/file.h"
-#include "troupe/core/text.h"
-#include "troupe/core/utf8.h"
+#include "troupe/core/file/file.h"
+#include "troupe/core/text/text.h"
+#include "troupe/core/text/utf8.h"
 #include "troupe/data/tokenizer/bpe_tokenizer.h"
 #include "troupe/data/tokenizer/byte_level.h"
 #include "troupe/data/tokenizer/json_node.h"

@@ -3,7 +3,7 @@
 #include <filesystem>
 
 #include "troupe/core/check.h"
-#include "troupe/core/file.h"
+#include "troupe/core/file/file.h"
 #include "troupe/data/tokenizer/bytes.h"
 #include "troupe/data/tokenizer/sentencepiece.h"
 #include "troupe/data/tokenizer/tiktoken.h"

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "troupe/core/check.h"
-#include "troupe/core/utf8.h"
+#include "troupe/core/text/utf8.h"
 #include "troupe/data/tokenizer/bytes.h"
 #include "troupe/data/tokenizer/encode_all.h"
 #include "troupe/data/tokenizer/patterns.h"

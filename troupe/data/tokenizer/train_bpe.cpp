@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "troupe/core/check.h"
-#include "troupe/core/hash.h"
-#include "troupe/core/text.h"
-#include "troupe/core/utf8.h"
+#include "troupe/core/file/hash.h"
+#include "troupe/core/text/text.h"
+#include "troupe/core/text/utf8.h"
 #include "troupe/data/tokenizer/byte_level.h"
 #include "troupe/data/tokenizer/patterns.h"
 #include "troupe/data/tokenizer/pre_tokenizer.h"

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "troupe/core/pool.h"
+#include "troupe/core/device/pool.h"
 
 namespace troupe {
 

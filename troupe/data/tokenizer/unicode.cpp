@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "troupe/core/check.h"
-#include "troupe/core/utf8.h"
+#include "troupe/core/text/utf8.h"
 #include "troupe/data/tokenizer/unicode_ranges.h"
 
 namespace troupe {

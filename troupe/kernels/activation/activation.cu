@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "troupe/core/cuda_check.h"
+#include "troupe/core/device/cuda_check.h"
 #include "troupe/kernels/activation/activation.h"
 #include "troupe/kernels/device/pack.cuh"
 #include "troupe/kernels/device/reduce.cuh"

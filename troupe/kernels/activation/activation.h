@@ -20,9 +20,9 @@
 
 #include <limits>
 
-#include "troupe/core/cuda_stream.h"
-#include "troupe/core/pool.h"
-#include "troupe/core/view.h"
+#include "troupe/core/device/cuda_stream.h"
+#include "troupe/core/device/pool.h"
+#include "troupe/core/device/view.h"
 #include "troupe/kernels/activation/functions.h"
 
 namespace troupe {

@@ -3,7 +3,7 @@
 // listed in functions.h or not.
 #pragma once
 
-#include "troupe/core/dtype.h"
+#include "troupe/core/number/dtype.h"
 #include "troupe/kernels/activation/functions.h"
 
 namespace troupe {

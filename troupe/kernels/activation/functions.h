@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "troupe/core/check.h"
-#include "troupe/core/fast_math.h"
+#include "troupe/core/number/fast_math.h"
 
 namespace troupe {
 

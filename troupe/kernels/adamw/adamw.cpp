@@ -6,8 +6,8 @@
 #include <cmath>
 #include <vector>
 
-#include "troupe/core/moment8.h"
-#include "troupe/core/split_f32.h"
+#include "troupe/core/number/moment8.h"
+#include "troupe/core/number/split_f32.h"
 
 namespace troupe {
 namespace {

@@ -1,6 +1,6 @@
-#include "troupe/core/cuda_check.h"
-#include "troupe/core/moment8.h"
-#include "troupe/core/split_f32.h"
+#include "troupe/core/device/cuda_check.h"
+#include "troupe/core/number/moment8.h"
+#include "troupe/core/number/split_f32.h"
 #include "troupe/kernels/adamw/adamw.h"
 #include "troupe/kernels/device/pack.cuh"
 

@@ -9,13 +9,13 @@
 //   copy[i] = p[i], rounded
 //
 // The parameters are f32 numbers with or without a copy; or, where `remainder` is given, in halves:
-// p[i] is copy[i] and remainder[i] joined (core/split_f32.h), and comes back split. That is 8 bytes
-// an element read and written instead of 10, and two less kept; p has the same bits either way, and
-// the copy's ties go away from zero instead of to even.
+// p[i] is copy[i] and remainder[i] joined (core/number/split_f32.h), and comes back split. That is
+// 8 bytes an element read and written instead of 10, and two less kept; p has the same bits either
+// way, and the copy's ties go away from zero instead of to even.
 //
 // Moments may be kept in 8 bits, with a scale for each 256 elements from the first on
-// (core/moment8.h): m8 and v8 in place of m and v. The step uses them before they are stored, which
-// is with a dither that comes of their own bits.
+// (core/number/moment8.h): m8 and v8 in place of m and v. The step uses them before they are
+// stored, which is with a dither that comes of their own bits.
 //
 // step counts from 1. grad_scale is read on the device, so that clipping needs no word with the
 // host; none: 1. Where it is not finite nothing at all is written: a gradient of NaN never reaches
@@ -27,9 +27,9 @@
 
 #include <cstdint>
 
-#include "troupe/core/cuda_stream.h"
-#include "troupe/core/pool.h"
-#include "troupe/core/view.h"
+#include "troupe/core/device/cuda_stream.h"
+#include "troupe/core/device/pool.h"
+#include "troupe/core/device/view.h"
 
 namespace troupe {
 

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "troupe/core/moment8.h"
+#include "troupe/core/number/moment8.h"
 #include "troupe/kernels/adamw/adamw.h"
 #include "troupe/testing/matrix.h"
 

@@ -4,8 +4,8 @@
 #include <bit>
 #include <cmath>
 
-#include "troupe/core/moment8.h"
-#include "troupe/core/split_f32.h"
+#include "troupe/core/number/moment8.h"
+#include "troupe/core/number/split_f32.h"
 #include "troupe/kernels/adamw/adamw.h"
 
 namespace troupe {

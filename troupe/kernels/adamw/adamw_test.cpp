@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "troupe/core/moment8.h"
-#include "troupe/core/split_f32.h"
+#include "troupe/core/number/moment8.h"
+#include "troupe/core/number/split_f32.h"
 #include "troupe/testing/matrix.h"
 
 namespace troupe {
@@ -32,7 +32,7 @@ struct Case {
   int64_t size;
 };
 
-// core/moment8.h, block by block.
+// core/number/moment8.h, block by block.
 struct Codes {
   explicit Codes(int64_t n)
       : size(n), codes(static_cast<size_t>(n)), scales(static_cast<size_t>(moment_blocks(n))) {}

@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "troupe/core/cuda_check.h"
-#include "troupe/core/round.h"
+#include "troupe/core/device/cuda_check.h"
+#include "troupe/core/number/round.h"
 #include "troupe/kernels/binned_plan/binned_plan.h"
 #include "troupe/kernels/binned_plan/segments.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "troupe/core/check.h"
-#include "troupe/core/round.h"
+#include "troupe/core/number/round.h"
 #include "troupe/testing/backend.h"
 #include "troupe/testing/matrix.h"
 #include "troupe/testing/routed_rows.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "troupe/core/round.h"
+#include "troupe/core/number/round.h"
 #include "troupe/kernels/block_sparse/block_sparse.h"
 #include "troupe/kernels/block_sparse/lines.h"
 

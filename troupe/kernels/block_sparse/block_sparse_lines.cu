@@ -1,6 +1,6 @@
 // C = op(S) op(B) and C = op(A) op(S): a tile of C sums over the stored blocks of a line of op(S).
 // See tile_product.cuh for how a tile is computed.
-#include "troupe/core/round.h"
+#include "troupe/core/number/round.h"
 #include "troupe/kernels/block_sparse/block_sparse.h"
 #include "troupe/kernels/block_sparse/sources.cuh"
 

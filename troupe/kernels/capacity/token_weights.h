@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "troupe/core/dtype.h"
 #include "troupe/core/host_device.h"
+#include "troupe/core/number/dtype.h"
 
 namespace troupe::capacity_detail {
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "troupe/core/cuda_check.h"
+#include "troupe/core/device/cuda_check.h"
 #include "troupe/kernels/combine/combine.h"
 #include "troupe/kernels/device/pack.cuh"
 #include "troupe/kernels/device/token_grid.h"

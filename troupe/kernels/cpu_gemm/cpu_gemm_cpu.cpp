@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "troupe/core/round.h"
+#include "troupe/core/number/round.h"
 #include "troupe/kernels/cpu_gemm/cpu_gemm.h"
 
 namespace troupe {

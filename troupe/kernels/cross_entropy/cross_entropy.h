@@ -21,9 +21,9 @@
 
 #include <cstdint>
 
-#include "troupe/core/cuda_stream.h"
-#include "troupe/core/pool.h"
-#include "troupe/core/view.h"
+#include "troupe/core/device/cuda_stream.h"
+#include "troupe/core/device/pool.h"
+#include "troupe/core/device/view.h"
 
 namespace troupe {
 

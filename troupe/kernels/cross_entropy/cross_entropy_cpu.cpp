@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "troupe/core/fast_math.h"
+#include "troupe/core/number/fast_math.h"
 #include "troupe/kernels/cross_entropy/cross_entropy.h"
 
 namespace troupe {

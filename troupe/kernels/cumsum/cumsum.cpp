@@ -1,6 +1,6 @@
 #include "troupe/kernels/cumsum/cumsum.h"
 
-#include "troupe/core/round.h"
+#include "troupe/core/number/round.h"
 
 namespace troupe {
 

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "troupe/core/bf16.h"
-#include "troupe/core/f16.h"
+#include "troupe/core/number/bf16.h"
+#include "troupe/core/number/f16.h"
 
 namespace troupe::sm80 {
 

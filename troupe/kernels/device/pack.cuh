@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "troupe/core/view.h"
+#include "troupe/core/device/view.h"
 
 namespace troupe {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "troupe/core/cuda_check.h"
+#include "troupe/core/device/cuda_check.h"
 
 namespace troupe::tile {
 

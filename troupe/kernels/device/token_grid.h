@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "troupe/core/round.h"
+#include "troupe/core/number/round.h"
 
 namespace troupe {
 

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "troupe/core/round.h"
+#include "troupe/core/number/round.h"
 #include "troupe/kernels/expert_choice/workspace.h"
 
 namespace troupe {

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "troupe/core/cuda_check.h"
-#include "troupe/core/scores.h"
+#include "troupe/core/device/cuda_check.h"
+#include "troupe/core/number/scores.h"
 #include "troupe/kernels/device/radix_select.cuh"
 #include "troupe/kernels/device/topk.cuh"
 #include "troupe/kernels/expert_choice/workspace.h"

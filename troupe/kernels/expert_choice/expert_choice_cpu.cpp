@@ -5,10 +5,10 @@
 #include <limits>
 #include <vector>
 
-#include "troupe/core/fast_math.h"
-#include "troupe/core/round.h"
-#include "troupe/core/scores.h"
-#include "troupe/core/top_k.h"
+#include "troupe/core/number/fast_math.h"
+#include "troupe/core/number/round.h"
+#include "troupe/core/number/scores.h"
+#include "troupe/core/number/top_k.h"
 #include "troupe/kernels/expert_choice/expert_choice.h"
 
 namespace troupe {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "troupe/core/round.h"
+#include "troupe/core/number/round.h"
 #include "troupe/kernels/expert_choice/expert_choice.h"
 
 namespace troupe::expert_choice_detail {

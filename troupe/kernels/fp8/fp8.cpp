@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "troupe/core/round.h"
+#include "troupe/core/number/round.h"
 
 namespace troupe {
 namespace {

@@ -4,9 +4,9 @@
 #include <bit>
 #include <cstdint>
 
-#include "troupe/core/e4m3.h"
 #include "troupe/core/host_device.h"
-#include "troupe/core/round.h"
+#include "troupe/core/number/e4m3.h"
+#include "troupe/core/number/round.h"
 #include "troupe/kernels/fp8/fp8.h"
 
 namespace troupe {

@@ -1,4 +1,4 @@
-#include "troupe/core/cuda_check.h"
+#include "troupe/core/device/cuda_check.h"
 #include "troupe/kernels/device/pack.cuh"
 #include "troupe/kernels/device/reduce.cuh"
 #include "troupe/kernels/grad_norm/grad_norm.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "troupe/core/round.h"
+#include "troupe/core/number/round.h"
 
 namespace troupe {
 namespace {

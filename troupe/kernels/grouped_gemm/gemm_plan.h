@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "troupe/core/dtype.h"
+#include "troupe/core/number/dtype.h"
 
 namespace troupe {
 

@@ -1,7 +1,7 @@
 // c = a B_e over the rows of each expert. See tile_product.cuh for how a tile is computed.
 #include <algorithm>
 
-#include "troupe/core/cuda_check.h"
+#include "troupe/core/device/cuda_check.h"
 #include "troupe/kernels/device/block_scan.cuh"
 #include "troupe/kernels/device/tile_order.cuh"
 #include "troupe/kernels/device/tile_product.cuh"

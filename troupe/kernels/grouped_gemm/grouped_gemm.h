@@ -29,8 +29,8 @@
 
 #include <cstdint>
 
-#include "troupe/core/cuda_stream.h"
-#include "troupe/core/view.h"
+#include "troupe/core/device/cuda_stream.h"
+#include "troupe/core/device/view.h"
 
 namespace troupe {
 

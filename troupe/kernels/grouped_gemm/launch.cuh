@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "troupe/core/view.h"
+#include "troupe/core/device/view.h"
 #include "troupe/kernels/device/tile_launch.cuh"
 #include "troupe/kernels/grouped_gemm/gemm_plan.h"
 

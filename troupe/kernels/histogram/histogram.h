@@ -8,9 +8,9 @@
 
 #include <cstdint>
 
-#include "troupe/core/cuda_stream.h"
-#include "troupe/core/int_dtype.h"
-#include "troupe/core/pool.h"
+#include "troupe/core/device/cuda_stream.h"
+#include "troupe/core/device/pool.h"
+#include "troupe/core/number/int_dtype.h"
 
 namespace troupe {
 

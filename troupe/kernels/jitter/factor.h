@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "troupe/core/host_device.h"
-#include "troupe/core/rng.h"
+#include "troupe/core/number/rng.h"
 
 namespace troupe::jitter_detail {
 

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "troupe/core/cuda_check.h"
-#include "troupe/core/round.h"
+#include "troupe/core/device/cuda_check.h"
+#include "troupe/core/number/round.h"
 #include "troupe/kernels/device/pack.cuh"
 #include "troupe/kernels/jitter/factor.h"
 #include "troupe/kernels/jitter/jitter.h"

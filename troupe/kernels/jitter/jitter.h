@@ -1,5 +1,5 @@
 // The router's noise: functions of what they are for and of the element's global place
-// (core/rng.h), so a split over ranks, a recomputed pass and a resumed run draw the same.
+// (core/number/rng.h), so a split over ranks, a recomputed pass and a resumed run draw the same.
 //
 //   jitter (R2)        out[t, d] = x[t, d] u[t, d], in f32 (f64 for f64), rounded once
 //                      u = 1 - epsilon + 2 epsilon U, U in [0, 1) from word d mod 4 of
@@ -15,10 +15,10 @@
 #include <cstdint>
 #include <string_view>
 
-#include "troupe/core/cuda_stream.h"
-#include "troupe/core/pool.h"
-#include "troupe/core/rng.h"
-#include "troupe/core/view.h"
+#include "troupe/core/device/cuda_stream.h"
+#include "troupe/core/device/pool.h"
+#include "troupe/core/device/view.h"
+#include "troupe/core/number/rng.h"
 
 namespace troupe {
 

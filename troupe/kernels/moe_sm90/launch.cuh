@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <array>
 
-#include "troupe/core/cuda_check.h"
+#include "troupe/core/device/cuda_check.h"
 #include "troupe/kernels/moe_sm90/pipe.cuh"
 
 namespace troupe::sm90 {

@@ -34,8 +34,8 @@
 
 #include <cstdint>
 
-#include "troupe/core/cuda_stream.h"
-#include "troupe/core/view.h"
+#include "troupe/core/device/cuda_stream.h"
+#include "troupe/core/device/view.h"
 #include "troupe/kernels/routing_plan/routing_plan.h"
 
 namespace troupe {

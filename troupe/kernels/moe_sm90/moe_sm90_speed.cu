@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/core/cuda_check.h"
+#include "troupe/core/device/cuda_check.h"
 #include "troupe/kernels/moe_sm90/moe_sm90.h"
 
 namespace troupe {

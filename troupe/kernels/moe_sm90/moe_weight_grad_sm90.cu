@@ -1,5 +1,5 @@
 // The gradients of the weights.
-#include "troupe/core/round.h"
+#include "troupe/core/number/round.h"
 #include "troupe/kernels/moe_sm90/launch.cuh"
 #include "troupe/kernels/moe_sm90/moe_sm90.h"
 #include "troupe/kernels/moe_sm90/moe_sm90_plan.h"

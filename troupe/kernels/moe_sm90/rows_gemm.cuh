@@ -2,8 +2,8 @@
 // packed (by the copy engine) or gathered through row_src (16 bytes a thread); B is a weight.
 #pragma once
 
-#include "troupe/core/round.h"
-#include "troupe/core/view.h"
+#include "troupe/core/device/view.h"
+#include "troupe/core/number/round.h"
 #include "troupe/kernels/moe_sm90/moe_sm90_plan.h"
 #include "troupe/kernels/moe_sm90/work.cuh"
 #include "troupe/kernels/routing_plan/routing_plan.h"

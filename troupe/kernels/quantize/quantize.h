@@ -19,10 +19,10 @@
 
 #include <cstdint>
 
-#include "troupe/core/cuda_stream.h"
-#include "troupe/core/f16.h"
-#include "troupe/core/pool.h"
-#include "troupe/core/view.h"
+#include "troupe/core/device/cuda_stream.h"
+#include "troupe/core/device/pool.h"
+#include "troupe/core/device/view.h"
+#include "troupe/core/number/f16.h"
 
 namespace troupe {
 

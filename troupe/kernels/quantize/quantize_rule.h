@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
-#include "troupe/core/f16.h"
 #include "troupe/core/host_device.h"
+#include "troupe/core/number/f16.h"
 
 namespace troupe {
 

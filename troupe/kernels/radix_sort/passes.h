@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "troupe/core/host_device.h"
-#include "troupe/core/round.h"
+#include "troupe/core/number/round.h"
 
 namespace troupe::radix {
 

@@ -1,6 +1,6 @@
 #include <cstdint>
 
-#include "troupe/core/cuda_check.h"
+#include "troupe/core/device/cuda_check.h"
 #include "troupe/kernels/device/block_scan.cuh"
 #include "troupe/kernels/device/stable_rank.cuh"
 #include "troupe/kernels/radix_sort/passes.h"

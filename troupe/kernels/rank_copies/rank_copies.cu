@@ -1,8 +1,8 @@
 #include <cstdint>
 
 #include "troupe/core/check.h"
-#include "troupe/core/cuda_check.h"
-#include "troupe/core/round.h"
+#include "troupe/core/device/cuda_check.h"
+#include "troupe/core/number/round.h"
 #include "troupe/kernels/rank_copies/rank_copies.h"
 #include "troupe/kernels/rank_copies/rank_copies_rule.h"
 

@@ -25,8 +25,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "troupe/core/cuda_stream.h"
-#include "troupe/core/pool.h"
+#include "troupe/core/device/cuda_stream.h"
+#include "troupe/core/device/pool.h"
 
 namespace troupe {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "troupe/core/round.h"
+#include "troupe/core/number/round.h"
 #include "troupe/kernels/route/route.h"
 
 namespace troupe::route_detail {

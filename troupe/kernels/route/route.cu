@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "troupe/core/cuda_check.h"
+#include "troupe/core/device/cuda_check.h"
 #include "troupe/kernels/route/geometry.h"
 #include "troupe/kernels/route/route_device.cuh"
 

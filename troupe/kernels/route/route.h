@@ -40,20 +40,20 @@
 // with ids constant; written whole, an absent gradient is 0.
 //
 // Scores other than the softmax are computed in f64 by operations that are the same on every
-// processor (core/scores.h), so ids and counts are the same bits on CPU and CUDA. Sums run over
-// chunks of rows that depend on the shapes alone, and over the chunks in order: no result depends
-// on the number of threads. T = 0 gives zeros. Types: logits f32, bf16, f16 with float results; on
-// the CPU also f64 with double ones. CUDA: one warp a token for E <= 1024, K <= 32, groups <= 32;
-// beyond, one block a token and K passes over its row, which is slow.
+// processor (core/number/scores.h), so ids and counts are the same bits on CPU and CUDA. Sums run
+// over chunks of rows that depend on the shapes alone, and over the chunks in order: no result
+// depends on the number of threads. T = 0 gives zeros. Types: logits f32, bf16, f16 with float
+// results; on the CPU also f64 with double ones. CUDA: one warp a token for E <= 1024, K <= 32,
+// groups <= 32; beyond, one block a token and K passes over its row, which is slow.
 #pragma once
 
 #include <cstdint>
 
-#include "troupe/core/cuda_stream.h"
+#include "troupe/core/device/cuda_stream.h"
+#include "troupe/core/device/pool.h"
+#include "troupe/core/device/view.h"
 #include "troupe/core/host_device.h"
-#include "troupe/core/pool.h"
-#include "troupe/core/scores.h"
-#include "troupe/core/view.h"
+#include "troupe/core/number/scores.h"
 
 namespace troupe {
 

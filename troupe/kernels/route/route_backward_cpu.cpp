@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "troupe/core/fast_math.h"
+#include "troupe/core/number/fast_math.h"
 #include "troupe/kernels/route/weigh.h"
 
 namespace troupe {

@@ -6,8 +6,8 @@
 #include <limits>
 #include <vector>
 
-#include "troupe/core/fast_math.h"
-#include "troupe/core/top_k.h"
+#include "troupe/core/number/fast_math.h"
+#include "troupe/core/number/top_k.h"
 #include "troupe/kernels/route/geometry.h"
 #include "troupe/kernels/route/weigh.h"
 

@@ -1,7 +1,7 @@
 // What the router's CUDA files share.
 #pragma once
 
-#include "troupe/core/cuda_stream.h"
+#include "troupe/core/device/cuda_stream.h"
 #include "troupe/kernels/device/pack.cuh"
 #include "troupe/kernels/device/topk.cuh"
 #include "troupe/kernels/route/geometry.h"

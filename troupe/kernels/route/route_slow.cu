@@ -1,7 +1,7 @@
 // The router beyond the range that a warp can keep in registers: many experts, choices or groups.
 #include <cstdint>
 
-#include "troupe/core/cuda_check.h"
+#include "troupe/core/device/cuda_check.h"
 #include "troupe/kernels/route/route_device.cuh"
 
 namespace troupe::route_detail {

@@ -6,9 +6,9 @@
 
 #include <cmath>
 
-#include "troupe/core/fast_math.h"
 #include "troupe/core/host_device.h"
-#include "troupe/core/scores.h"
+#include "troupe/core/number/fast_math.h"
+#include "troupe/core/number/scores.h"
 #include "troupe/kernels/route/route.h"
 
 namespace troupe::route_detail {

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "troupe/core/host_device.h"
-#include "troupe/core/round.h"
+#include "troupe/core/number/round.h"
 #include "troupe/kernels/routing_plan/routing_plan.h"
 
 namespace troupe::plan {

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "troupe/core/cuda_check.h"
+#include "troupe/core/device/cuda_check.h"
 #include "troupe/kernels/device/block_scan.cuh"
 #include "troupe/kernels/device/stable_rank.cuh"
 #include "troupe/kernels/routing_plan/geometry.h"

@@ -1,4 +1,4 @@
-#include "troupe/core/cuda_check.h"
+#include "troupe/core/device/cuda_check.h"
 #include "troupe/kernels/row_scores/row_scores.h"
 
 namespace troupe {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "troupe/core/round.h"
+#include "troupe/core/number/round.h"
 #include "troupe/kernels/sinkhorn/sinkhorn.h"
 
 namespace troupe::sinkhorn_detail {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "troupe/core/cuda_check.h"
+#include "troupe/core/device/cuda_check.h"
 #include "troupe/kernels/device/topk.cuh"
 #include "troupe/kernels/sinkhorn/geometry.h"
 

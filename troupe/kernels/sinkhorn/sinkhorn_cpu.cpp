@@ -7,8 +7,8 @@
 #include <numeric>
 #include <vector>
 
-#include "troupe/core/fast_math.h"
-#include "troupe/core/top_k.h"
+#include "troupe/core/number/fast_math.h"
+#include "troupe/core/number/top_k.h"
 #include "troupe/kernels/sinkhorn/geometry.h"
 
 namespace troupe {

@@ -1,5 +1,5 @@
-#include "troupe/core/cuda_check.h"
-#include "troupe/core/round.h"
+#include "troupe/core/device/cuda_check.h"
+#include "troupe/core/number/round.h"
 #include "troupe/kernels/device/pack.cuh"
 #include "troupe/kernels/device/reduce.cuh"
 #include "troupe/kernels/slot_dot/slot_dot.h"

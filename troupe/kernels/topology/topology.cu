@@ -1,5 +1,5 @@
-#include "troupe/core/cuda_check.h"
-#include "troupe/core/round.h"
+#include "troupe/core/device/cuda_check.h"
+#include "troupe/core/number/round.h"
 #include "troupe/kernels/topology/topology.h"
 
 namespace troupe {

@@ -11,8 +11,8 @@
 
 #include <cstdint>
 
-#include "troupe/core/cuda_stream.h"
-#include "troupe/core/pool.h"
+#include "troupe/core/device/cuda_stream.h"
+#include "troupe/core/device/pool.h"
 
 namespace troupe {
 

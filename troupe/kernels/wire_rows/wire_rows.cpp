@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-#include "troupe/core/round.h"
+#include "troupe/core/number/round.h"
 
 namespace troupe {
 namespace {

@@ -4,7 +4,7 @@
 #include <sstream>
 
 #include "troupe/core/check.h"
-#include "troupe/core/near.h"
+#include "troupe/core/text/near.h"
 #include "troupe/nn/moe_pattern.h"
 
 namespace troupe {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/core/counts.h"
+#include "troupe/core/config/counts.h"
 #include "troupe/nn/moe_layer.h"
 #include "troupe/nn/norm_module.h"
 #include "troupe/nn/rope.h"
@@ -161,7 +161,7 @@ struct ModelConfig {
     f("z_loss", c.z_loss);
     f("overrides", c.overrides);
   }
-  // core/config_read.h: false if there is no such preset, else all fields are the preset's.
+  // core/config/config_read.h: false if there is no such preset, else all fields are the preset's.
   bool select_preset(std::string_view name);
   static std::vector<std::string_view> presets();
 };

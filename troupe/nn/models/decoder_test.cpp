@@ -17,7 +17,7 @@
 #include <map>
 #include <set>
 
-#include "troupe/core/config.h"
+#include "troupe/core/config/config.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/testing/torch/device.h"
 

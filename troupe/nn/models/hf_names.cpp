@@ -1,7 +1,7 @@
 #include "troupe/nn/models/hf_names.h"
 
 #include "troupe/core/check.h"
-#include "troupe/core/text.h"
+#include "troupe/core/text/text.h"
 #include "troupe/nn/models/hf/table.h"
 
 namespace troupe {

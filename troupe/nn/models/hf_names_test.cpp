@@ -6,7 +6,7 @@
 #include <map>
 #include <numeric>
 
-#include "troupe/core/config.h"
+#include "troupe/core/config/config.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/nn/models/presets.h"
 

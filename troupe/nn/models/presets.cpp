@@ -5,8 +5,8 @@
 #include <string>
 
 #include "troupe/core/check.h"
-#include "troupe/core/config.h"
-#include "troupe/core/suggest.h"
+#include "troupe/core/config/config.h"
+#include "troupe/core/text/suggest.h"
 
 namespace troupe {
 namespace {

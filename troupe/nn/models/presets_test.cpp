@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "troupe/core/check.h"
-#include "troupe/core/config.h"
+#include "troupe/core/config/config.h"
 #include "troupe/nn/models/costs.h"
 
 namespace troupe {

@@ -9,8 +9,8 @@
 #include <ATen/ops/mm.h>
 
 #include "troupe/core/check.h"
-#include "troupe/ops/autograd.h"
 #include "troupe/ops/jitter.h"
+#include "troupe/ops/support/autograd.h"
 
 namespace troupe {
 namespace {

@@ -12,8 +12,8 @@
 #include <array>
 #include <optional>
 
-#include "troupe/core/text.h"
-#include "troupe/dist/param.h"
+#include "troupe/core/text/text.h"
+#include "troupe/distributed/params/param.h"
 #include "troupe/nn/context.h"
 #include "troupe/nn/routers/router.h"
 

@@ -1,7 +1,7 @@
 // All router kinds: the one list.
 #pragma once
 
-#include "troupe/core/one_of.h"
+#include "troupe/core/config/one_of.h"
 #include "troupe/nn/routers/expert_choice.h"
 #include "troupe/nn/routers/quantile.h"
 #include "troupe/nn/routers/sigmoid_bias.h"

@@ -17,8 +17,8 @@
 #include <gtest/gtest.h>
 
 #include "troupe/core/check.h"
-#include "troupe/core/config.h"
-#include "troupe/core/publish.h"
+#include "troupe/core/config/config.h"
+#include "troupe/core/file/publish.h"
 #include "troupe/nn/virtual_group_test.h"
 #include "troupe/ops/quantile.h"
 #include "troupe/testing/temporary_folder.h"

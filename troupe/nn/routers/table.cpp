@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "troupe/core/check.h"
-#include "troupe/core/file.h"
+#include "troupe/core/file/file.h"
 
 namespace troupe {
 namespace {

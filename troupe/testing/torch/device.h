@@ -10,7 +10,7 @@
 #include <string>
 
 #include "troupe/core/check.h"
-#include "troupe/ops/cuda_plugin.h"
+#include "troupe/ops/support/cuda_plugin.h"
 
 namespace troupe::testing {
 
@@ -31,7 +31,7 @@ class DeviceTest : public ::testing::TestWithParam<const char*> {
 };
 
 inline auto devices() {
-  (void)has_cuda();  // Before any test makes PyTorch ask (ops/cuda_plugin.h).
+  (void)has_cuda();  // Before any test makes PyTorch ask (ops/support/cuda_plugin.h).
   return ::testing::Values("cpu", "cuda");
 }
 inline std::string device_name(const ::testing::TestParamInfo<const char*>& info) {

@@ -1,7 +1,7 @@
 // A routing plan made by plain loops, for tests that should not depend on ops/routing_plan.
 #pragma once
 
-#include "troupe/ops/plan.h"
+#include "troupe/ops/support/plan.h"
 
 namespace troupe::testing {
 

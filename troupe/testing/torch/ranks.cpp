@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "troupe/dist/meeting_point.h"
+#include "troupe/distributed/world/meeting_point.h"
 #include "troupe/testing/temporary_folder.h"
 
 namespace troupe::testing {

@@ -12,7 +12,7 @@
 
 #include <functional>
 
-#include "troupe/dist/world.h"
+#include "troupe/distributed/world/world.h"
 
 namespace troupe::testing {
 

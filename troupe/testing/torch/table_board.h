@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "troupe/core/check.h"
-#include "troupe/dist/board.h"
+#include "troupe/distributed/world/board.h"
 
 namespace troupe::testing {
 

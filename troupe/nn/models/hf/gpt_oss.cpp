@@ -1,4 +1,4 @@
-#include "troupe/dist/param.h"
+#include "troupe/distributed/params/param.h"
 #include "troupe/nn/models/hf/table.h"
 
 namespace troupe::hf {

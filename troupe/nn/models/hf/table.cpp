@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "troupe/core/check.h"
-#include "troupe/dist/param.h"
+#include "troupe/distributed/params/param.h"
 
 namespace troupe::hf {
 

@@ -1,0 +1,179 @@
+#include "troupe/core/config/config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+namespace troupe {
+namespace {
+
+std::string quoted(std::string_view text) {
+  return '"' + std::string(text) + '"';
+}
+
+std::string_view leaf(std::string_view path) {
+  return path.substr(path.rfind('.') + 1);
+}
+
+// A value of --set has no line; its source says it all.
+void forget_lines(Yaml& y, const std::string& source) {
+  y.where = {source};
+  for (Yaml& item : y.items) forget_lines(item, source);
+  for (Yaml::Field& field : y.fields) {
+    field.where = {source};
+    forget_lines(field.value, source);
+  }
+}
+
+// What other programs call a value.
+struct OtherWord {
+  std::string_view theirs, ours;
+};
+constexpr OtherWord kOtherWords[] = {{"gpu", "cuda"},
+                                     {"nvidia", "cuda"},
+                                     {"float32", "fp32"},
+                                     {"bfloat16", "bf16"},
+                                     {"float16", "fp16"}};
+
+// Ours for theirs, where it is one of those that are `wanted`.
+std::string_view translated(const std::string& text, std::string_view wanted) {
+  const std::string word = normalized(text);
+  for (const auto& [theirs, ours] : kOtherWords) {
+    const size_t at = word == theirs ? wanted.find(ours) : std::string_view::npos;
+    if (at != std::string_view::npos) return ours;
+  }
+  return {};
+}
+
+// "1000" for "1e3" or "1_000" where a whole number is wanted; empty: it is none.
+std::string whole_number(const std::string& text, std::string_view wanted) {
+  constexpr double kExact = 9007199254740992;  // doubles hold all whole numbers up to here
+  if (!wanted.starts_with("an integer") && !wanted.starts_with("a whole number")) return {};
+  std::string plain = text;
+  std::erase_if(plain, [](char c) { return c == '_' || c == ','; });
+  double value = 0;
+  if (!from_text(plain, value) || value != std::trunc(value) || std::abs(value) > kExact) return {};
+  return to_text(static_cast<int64_t>(value));
+}
+
+// What was probably meant.
+std::string guess_of(const std::string& text, const Expectation& expected) {
+  const std::string_view known = translated(text, expected.wanted);
+  if (!known.empty()) return std::string(known);
+  return expected.guess.empty() ? whole_number(text, expected.wanted) : expected.guess;
+}
+
+// A section's name for the reader of a message.
+std::string section(std::string_view path) {
+  return path.empty() ? "the recipe" : std::string(path);
+}
+
+}  // namespace
+
+Yaml override_yaml(const std::string& assignment) {
+  const std::string source = "--set " + assignment;
+  const auto equals = assignment.find('=');
+  if (equals == 0 || equals == std::string::npos) {
+    fail(Code::kBadOverride, source, "not of the form path=value");
+  }
+  Yaml value = parse_yaml(assignment.substr(equals + 1), source);
+  forget_lines(value, source);
+  std::string path = assignment.substr(0, equals);
+  for (;;) {
+    const auto dot = path.rfind('.');
+    Yaml outer;
+    outer.kind = Yaml::Kind::kMap;
+    outer.where = {source};
+    outer.fields.push_back({path.substr(dot + 1), {source}, std::move(value)});
+    if (dot == std::string::npos) return outer;
+    value = std::move(outer);
+    path.resize(dot);
+  }
+}
+
+namespace detail {
+
+Sources Reader::finish() {
+  if (!faults_.empty()) throw Error(faults_, first_);
+  return std::move(sources_);
+}
+
+void Reader::add_fault(Code code, const Where& where, const std::string& what) {
+  if (faults_.empty()) {
+    first_ = code;
+  } else {
+    faults_ += '\n';
+  }
+  faults_ += fault_text(to_text(where), code, what);
+}
+
+void Reader::refuse(const Yaml& y, const std::string& path, const Expectation& expected) {
+  std::string what = section(path) + " must be " + expected.wanted;
+  switch (y.kind) {
+    case Yaml::Kind::kNull: what += ", and is empty"; break;
+    case Yaml::Kind::kScalar: what += ", not " + quoted(y.text); break;
+    case Yaml::Kind::kList: what += ", not a list"; break;
+    case Yaml::Kind::kMap: what += ", not a section"; break;
+  }
+  const std::string guess =
+      y.kind == Yaml::Kind::kScalar ? guess_of(y.text, expected) : expected.guess;
+  if (!guess.empty()) what += "; did you mean " + quoted(guess) + "?";
+  add_fault(Code::kBadValue, y.where, what);
+}
+
+void Reader::unknown_kind(const Yaml::Field& field, const std::string& path,
+                          const std::vector<std::string_view>& kinds) {
+  const std::string& name = field.value.text;
+  const std::string_view guess = nearest(name, kinds);
+  add_fault(Code::kNoSuchKind, field.where,
+            "no " + field.name + " " + quoted(name) + " in " + section(path) +
+                (guess.empty() ? " (there is: " + joined(kinds) + ")"
+                               : "; did you mean " + quoted(guess) + "?"));
+}
+
+void Reader::unknown_field(const Yaml::Field& field, const std::string& path,
+                           const std::vector<std::string_view>& names) {
+  add_fault(Code::kNoSuchField, field.where,
+            "no field " + quoted(field.name) + " in " + section(path) + hint(field.name, names));
+}
+
+// From the surest to the vaguest: the name in other letters; another program's name for it; the
+// same name elsewhere; a name like it here; a name like it elsewhere; all that there is.
+std::string Reader::hint(const std::string& name,
+                         const std::vector<std::string_view>& names) const {
+  const std::string wanted = normalized(name);
+  if (std::ranges::find(names, wanted) != names.end()) {
+    return "; did you mean " + quoted(wanted) + "?";
+  }
+  const auto alias =
+      std::ranges::find_if(aliases_, [&](const Alias& known) { return known.name == wanted; });
+  if (alias != aliases_.end()) return "; here it is " + quoted(alias->path);
+  std::string places;
+  std::vector<std::string_view> leaves;
+  for (const std::string& path : paths_) {
+    leaves.push_back(leaf(path));
+    if (leaves.back() != wanted) continue;
+    const bool at_root = path.size() == wanted.size();
+    places += (places.empty() ? "" : " or ") +
+              (at_root ? "the top level" : quoted(path.substr(0, path.size() - wanted.size() - 1)));
+  }
+  if (!places.empty()) return "; it belongs under " + places;
+  if (const auto guess = nearest(name, names); !guess.empty()) {
+    return "; did you mean " + quoted(guess) + "?";
+  }
+  if (const auto guess = nearest(name, leaves); !guess.empty()) {
+    const auto at = std::ranges::find(leaves, guess) - leaves.begin();
+    return "; did you mean " + quoted(paths_[static_cast<size_t>(at)]) + "?";
+  }
+  return " (there is: " + joined(names) + ")";
+}
+
+std::string Printer::comment(const std::string& path) const {
+  const auto source = sources_.find(path);
+  if (source == sources_.end()) return "";
+  const std::string where = to_text(source->second);
+  return "  # " + where.substr(0, where.find_first_of("\r\n"));  // A comment ends with its line.
+}
+
+}  // namespace detail
+}  // namespace troupe

@@ -1,0 +1,59 @@
+// Configs are plain structs. Each lists its fields once, in `visit`, and everything that needs the
+// list is written over it:
+//   read_config(load_yaml(path), config)        a recipe; what it does not name keeps its default
+//   read_config(override_yaml("a.b=8"), config) one `--set`: a recipe of one field
+//   print_config(os, config)                    a recipe again, every field written out
+//   flatten(config), same(a, b)                 all values by path; equality
+// A field is a number, bool, string, enum, unit (units.h), section, choice of sections (OneOf),
+// list of any of these (std::vector), or one that may be absent (std::optional, in YAML null).
+//
+// A struct that holds such fields needs no include; this header is for those who read or print.
+#pragma once
+
+#include <ostream>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "troupe/core/config/config_print.h"
+#include "troupe/core/config/config_read.h"
+
+namespace troupe {
+
+Yaml override_yaml(const std::string& assignment);  // "a.b=8"; the value may be any YAML
+
+// Throws one Error that names every fault, a line each, as "file:line: code what".
+template <Config C>
+Sources read_config(const Yaml& y, C& config) {
+  std::vector<std::string> paths;
+  detail::collect_paths(config, "", paths);
+  std::span<const Alias> aliases;
+  if constexpr (HasAliases<C>) aliases = C::aliases();
+  detail::Reader reader(std::move(paths), aliases);
+  reader.read(y, "", config);
+  return reader.finish();
+}
+
+// With `sources`, each value that was given ends in "  # where".
+template <Config C>
+void print_config(std::ostream& os, const C& config, const Sources& sources = {}) {
+  detail::Printer(os, sources).print_section(config, "", "");
+}
+
+// (path, text) of every value, in the order of visit: ("mix[0].weight", "2"). What print_config, a
+// diff of two configs and a hash of one have in common.
+template <Config C>
+detail::Flat flatten(const C& config) {
+  detail::Flat out;
+  detail::flatten_into(config, "", out);
+  return out;
+}
+
+// The same values, down to the bits of every float.
+template <Config C>
+bool same(const C& a, const C& b) {
+  return flatten(a) == flatten(b);
+}
+
+}  // namespace troupe

@@ -1,0 +1,118 @@
+// The reader behind read_config.
+#pragma once
+
+#include <span>
+#include <utility>
+
+#include "troupe/core/check.h"
+#include "troupe/core/config/config_traits.h"
+#include "troupe/core/text/text.h"
+
+namespace troupe::detail {
+
+// The paths of all fields and sections that exist now, to tell where a misplaced one belongs.
+template <class T>
+void collect_paths(const T& value, const std::string& path, std::vector<std::string>& out) {
+  if constexpr (kIsOptional<T>) {
+    collect_paths(value ? *value : typename T::value_type(), path, out);
+  } else if constexpr (Config<T>) {
+    T::visit(value, [&](std::string_view name, const auto& member) {
+      const std::string inner = join(path, name);  // a copy: `out` moves as it grows
+      out.push_back(inner);
+      collect_paths(member, inner, out);
+    });
+  }
+}
+
+// Reads what it can and keeps all faults, so that a user sees them at once.
+class Reader {
+ public:
+  explicit Reader(std::vector<std::string> paths, std::span<const Alias> aliases = {})
+      : paths_(std::move(paths)), aliases_(aliases) {}
+
+  template <class T>
+  void read(const Yaml& y, const std::string& path, T& out) {
+    if constexpr (kIsOptional<T>) {
+      if (y.kind == Yaml::Kind::kNull) return note(y, path), out.reset();
+      if (!out) out.emplace();
+      read(y, path, *out);
+    } else if constexpr (Config<T>) {
+      read_section(y, path, out);
+    } else if constexpr (kIsList<T>) {
+      read_list(y, path, out);
+    } else {
+      if (y.kind == Yaml::Kind::kScalar && from_text(y.text, out)) return note(y, path);
+      if constexpr (requires { expectation(y.text, out); }) {
+        refuse(y, path, expectation(y.text, out));
+      } else {
+        refuse(y, path, {"a value of its kind"});
+      }
+    }
+  }
+  Sources finish();  // throws if there were faults
+
+ private:
+  template <class C>
+  void read_section(const Yaml& y, const std::string& path, C& out) {
+    if (y.kind != Yaml::Kind::kMap && y.kind != Yaml::Kind::kNull) {
+      return refuse(y, path, {"a section"});
+    }
+    if constexpr (requires { out.become_null(); }) {  // a type that null means something to
+      if (y.kind == Yaml::Kind::kNull) return note(y, path), out.become_null();
+    }
+    if constexpr (Choice<C>) {
+      for (const Yaml::Field& field : y.fields) {
+        if (field.name != "kind") continue;
+        if (!out.select(field.value.text)) return unknown_kind(field, path, C::kinds());
+        note(field.value, join(path, "kind"));
+      }
+    }
+    if constexpr (HasPresets<C>) {
+      for (const Yaml::Field& field : y.fields) {
+        if (field.name != "preset" || field.value.text.empty()) continue;
+        if (!out.select_preset(field.value.text)) return unknown_kind(field, path, C::presets());
+      }
+    }
+    for (const Yaml::Field& field : y.fields) {
+      if (!Choice<C> || field.name != "kind") read_field(field, path, out);
+    }
+  }
+
+  template <class C>
+  void read_field(const Yaml::Field& field, const std::string& path, C& out) {
+    bool found = false;
+    std::vector<std::string_view> names;
+    C::visit(out, [&](std::string_view name, auto& member) {
+      names.push_back(name);
+      if (name != field.name) return;
+      found = true;
+      read(field.value, join(path, name), member);
+    });
+    if (!found) unknown_field(field, path, names);
+  }
+
+  template <class T>
+  void read_list(const Yaml& y, const std::string& path, std::vector<T>& out) {
+    if (y.kind != Yaml::Kind::kList) return refuse(y, path, {"a list"});
+    if (y.items.empty()) note(y, path);
+    out.assign(y.items.size(), T{});
+    for (size_t i = 0; i < out.size(); ++i) read(y.items[i], join(path, i), out[i]);
+  }
+
+  void note(const Yaml& y, const std::string& path) { sources_[path] = y.where; }
+  void refuse(const Yaml& y, const std::string& path, const Expectation& expected);
+  void unknown_kind(const Yaml::Field& field, const std::string& path,
+                    const std::vector<std::string_view>& kinds);
+  void unknown_field(const Yaml::Field& field, const std::string& path,
+                     const std::vector<std::string_view>& names);
+  std::string hint(const std::string& name, const std::vector<std::string_view>& names) const;
+  void add_fault(Code code, const Where& where, const std::string& what);
+
+  std::vector<std::string> paths_;
+  std::span<const Alias> aliases_;
+  std::string faults_;
+  Code first_ = Code::kBadValue;
+  Sources sources_;
+};
+
+}  // namespace troupe::detail

@@ -1,0 +1,67 @@
+#include "troupe/core/file/live_line.h"
+
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace troupe {
+namespace {
+
+constexpr int kMostColumns = 100;
+constexpr std::string_view kBegin = "\r\x1b[K";  // the line's begin; erase it
+
+bool can_rewrite() {
+  const char* const term = std::getenv("TERM");
+  const std::string_view name = term == nullptr ? "" : term;
+  return ::isatty(STDERR_FILENO) != 0 && !name.empty() && name != "dumb";
+}
+
+// All of it or, where the terminal takes nothing now, none.
+void put(std::string_view text) {
+  pollfd out = {STDERR_FILENO, POLLOUT, 0};
+  if (::poll(&out, 1, 0) == 0) return;
+  // A terminal that has gone is no fault of the run's.
+  if (::write(STDERR_FILENO, text.data(), text.size()) < 0) return;
+}
+
+}  // namespace
+
+LiveStderr::LiveStderr() : on_terminal_(can_rewrite()) {}
+
+LiveStderr::~LiveStderr() {
+  if (!shown_.empty()) put("\n");
+}
+
+int LiveStderr::columns() const {
+  if (!on_terminal_) return 0;
+  winsize size = {};
+  const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  constexpr int kUsual = 80;
+  // The last column stays free: a terminal that is full may begin a new line.
+  return std::min(kMostColumns, (known ? size.ws_col : kUsual) - 1);
+}
+
+void LiveStderr::draw() {
+  put(std::string(kBegin) + shown_);
+}
+
+void LiveStderr::show(std::string_view line) {
+  const int width = columns();
+  if (width <= 0) return;
+  const std::lock_guard lock(mutex_);
+  shown_ = line.substr(0, static_cast<size_t>(width));
+  draw();
+}
+
+void LiveStderr::write(Level level, std::string_view line) {
+  if (!on_terminal_) return lines_->write(level, line);
+  const std::lock_guard lock(mutex_);
+  put(kBegin);
+  lines_->write(level, line);
+  if (!shown_.empty()) draw();
+}
+
+}  // namespace troupe

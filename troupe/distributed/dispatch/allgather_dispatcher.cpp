@@ -1,0 +1,131 @@
+#include "troupe/distributed/dispatch/allgather_dispatcher.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "troupe/distributed/dispatch/copies.h"
+#include "troupe/distributed/dispatch/group_dispatcher.h"
+#include "troupe/distributed/dispatch/return_sums.h"
+#include "troupe/distributed/group/host_copy.h"
+
+namespace troupe {
+namespace {
+
+struct GatherLease : GroupLease {
+  int64_t slots = 0;  // a rank's share of what comes back: the largest T, for kExact times K
+  int64_t most = 0;   // the largest T of a rank; 1 at least
+};
+
+class AllgatherDispatcher : public GroupDispatcher<GatherLease> {
+ public:
+  AllgatherDispatcher(std::shared_ptr<RankGroup> ranks, const Placement& placement,
+                      DispatchMode mode, WireType wire)
+      : GroupDispatcher("all-gather", std::move(ranks), placement, mode, wire) {}
+
+  ExpertRows rows(const Handle& handle) override {
+    GatherLease& lease = of(handle);
+    const Routed routed = take_routed(lease);
+    const at::Tensor x_TD = std::exchange(lease.x_TD, {});
+    const int64_t capacity = agree(lease, routed);
+    at::Tensor told_SK, source_SD;
+    const at::Tensor scores = routed.scores_TK.detach().contiguous().view(at::kInt);
+    const at::Tensor told_TK =
+        at::cat({padded(lease, routed.ids_TK, -1), padded(lease, scores)}, 1);
+    Pending telling = gather(told_TK, told_SK);
+    Pending moving = gather(padded(lease, packed(x_TD)), source_SD);
+    keep_sums(lease, routed.ids_TK);
+    telling.wait();
+    const CopyRouting in = read_routing(told_SK, lease.choices, routed.scores_TK.scalar_type());
+    ExpertRows out{.source_SD = {}, .scores_SK = in.scores_CK, .plan = {}};
+    const at::Tensor held = held_ids(lease, in.ids_CK);
+    if (exact()) out.scores_SK = in.scores_CK.reshape({-1, 1});
+    out.plan =
+        plan_of_rank(within_budget(held, routed.budget, out.lost),
+                     {.experts = held_, .alignment = routed.alignment, .capacity = capacity});
+    moving.wait();
+    out.source_SD = unpacked(lease, source_rows(lease, source_SD));
+    return out;
+  }
+
+  void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
+    GatherLease& lease = of(handle);
+    lease.pending = gather(padded(lease, packed(grad_out_TD)), lease.grad_rows);
+  }
+
+ private:
+  // The largest number of tokens; returns the capacities of all ranks together.
+  int64_t agree(GatherLease& lease, const Routed& routed) const {
+    const int64_t W = ranks_->size(), T = routed.ids_TK.size(0);
+    const at::Tensor own = at::full({1, 2}, T, routed.ids_TK.options().dtype(at::kLong));
+    own[0][1].fill_(routed.capacity);
+    const at::Tensor all = at::empty({W, 2}, own.options());
+    ranks_->gather({all}, {own}).wait();
+    const at::Tensor told = HostCopy(all).read();
+    lease.most = std::max<int64_t>(1, told.select(1, 0).max().item<int64_t>());
+    lease.slots = exact() ? lease.most * lease.choices : lease.most;
+    return told.select(1, 1).sum().item<int64_t>();
+  }
+
+  // With rows of `fill` up to the largest T; bytes of 0 are a packed row of zeros.
+  static at::Tensor padded(const GatherLease& lease, const at::Tensor& rows, double fill = 0) {
+    return at::constant_pad_nd(rows, {0, 0, 0, lease.most - rows.size(0)}, fill).contiguous();
+  }
+
+  Pending gather(const at::Tensor& own, at::Tensor& out) const {
+    out = at::empty({ranks_->size() * own.size(0), own.size(1)}, own.options());
+    return ranks_->gather({out}, {own});
+  }
+
+  at::Tensor held_ids(const GatherLease& lease, const at::Tensor& ids_SK) {
+    const at::Tensor ids_WTK = ids_SK.reshape({ranks_->size(), lease.most, lease.choices});
+    const at::Tensor held = table_.held_ids(ids_WTK, ranks_->rank());
+    return held.reshape({-1, exact() ? 1 : lease.choices});
+  }
+
+  void keep_sums(GatherLease& lease, const at::Tensor& ids_TK) {
+    const int64_t W = ranks_->size(), T = ids_TK.size(0), rows = W * lease.slots;
+    const at::Tensor sent_WTK = table_.sent(ids_TK);
+    const at::Tensor place = at::arange(rows, ids_TK.options()).reshape({W, lease.most, -1});
+    const at::Tensor own = place.narrow(1, 0, T);
+    if (exact()) {
+      const at::Tensor place_WTK = own.masked_fill(sent_WTK.logical_not(), -1);
+      lease.sums = sum_over_slots(place_WTK, placement_.slices(), rows);
+      lease.slot_sums = sum_over_slices(place_WTK, placement_.slices(), rows);
+    } else {
+      const at::Tensor none_WT = sent_WTK.any(2).logical_not();
+      lease.sums = sum_over_ranks(own.squeeze(2).masked_fill(none_WT, -1), rows);
+    }
+  }
+
+  // kExact: each slot of a token is a source row.
+  at::Tensor source_rows(const GatherLease& lease, const at::Tensor& rows_SD) const override {
+    if (!exact()) return rows_SD;
+    const int64_t S = rows_SD.size(0), K = lease.choices, D = rows_SD.size(1);
+    return rows_SD.unsqueeze(1).expand({S, K, D}).reshape({S * K, D});
+  }
+
+  at::Tensor sent_back(const GatherLease& lease, const at::Tensor& y_SX) const override {
+    const at::Tensor back = at::empty(y_SX.sizes(), y_SX.options());
+    const std::vector<int64_t> even(ranks_->size(), lease.slots);
+    ranks_->exchange(back, y_SX.contiguous(), even, even).wait();
+    return back;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Dispatcher> allgather_dispatcher(std::shared_ptr<RankGroup> ranks,
+                                                 const Placement& placement, DispatchMode mode,
+                                                 WireType wire) {
+  return std::make_unique<AllgatherDispatcher>(std::move(ranks), placement, mode, wire);
+}
+
+}  // namespace troupe

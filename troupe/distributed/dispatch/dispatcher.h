@@ -1,0 +1,104 @@
+// The dispatcher: moves token rows to where their experts are, and results back. One interface for
+// one GPU and many; kernels see no difference, only another source buffer and row_src.
+//
+// One MoE layer and microbatch, in order:
+//   handle = stage(x)                    after the router; may start to move x
+//   route(handle, routed)                after top-k: ids, scores, counts; builds the plan
+//   rows = rows(handle)                  the source buffer and the plan over it
+//   y = experts(rows)                    [S, D]: for each source row the sum of its local rows,
+//                                        already multiplied by their scores (X1)
+//   out = combine(handle, y)             [T, D]
+// and in backward
+//   stage_grad(handle, grad_out)         the same transfers for grad_out; the plan is reused
+//   grad_y = rows_grad(handle)           [S, D]
+//   grads = combine_grad(handle, grad_source, grad_scores)
+//   release(handle)                      after dW: the lease of the buffers ends
+//
+// All calls enqueue on the current stream and return without waiting for the GPU, unless
+// needs_host_counts(). Every rank makes every call in the same order, also with no tokens (H4).
+//
+// A source row is one token on one rank: the experts add up its local rows (in slot order, f32,
+// rounded once), and combine adds the source rows of a token in rank order. That is the `fast` mode
+// of expert parallelism; in `exact` mode the dispatcher makes each routed row a source slot of its
+// own (K = 1), so y comes back row by row and combine adds in slot order. The experts do the same
+// in both. Canonical order of rows, everywhere: (local expert, source rank, source token, k).
+//
+// Leases: buffers belong to (layer, microbatch) from stage to release. A handle that is dropped
+// without release (inference, an error) ends its lease too.
+//
+// Autograd lives above: dispatch_rows and combine_rows record the two nodes whose backward calls
+// the _grad half. A dispatcher whose source is x itself needs no nodes, and none are recorded.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "troupe/distributed/params/placement.h"
+#include "troupe/ops/moe_ffn/moe_ffn.h"
+
+namespace troupe {
+
+// What a router chose, for this rank's T tokens.
+struct Routed {
+  at::Tensor ids_TK;      // int32 global experts; -1: masked or dropped
+  at::Tensor scores_TK;   // f32 (f64 beside f64)
+  int64_t alignment = 1;  // each expert's segment is a multiple of this many rows (P3)
+  int64_t capacity = 0;   // C6: exactly this many rows for each expert; 0: as many as there are
+  int64_t budget = 0;     // C7: rows that a rank has room for; 0: for all
+};
+
+struct ExpertRows {
+  at::Tensor source_SD;  // what the experts read; plan.row_src points into it
+  at::Tensor scores_SK;  // the score of each slot of a source row
+  Plan plan;             // over the local experts; its tensors are on the device
+  at::Tensor lost = {};  // C7: rows that had no room, an int64 scalar; undefined: none can be
+};
+
+class Lease {
+ public:
+  virtual ~Lease() = default;
+};
+using Handle = std::shared_ptr<Lease>;
+
+struct DispatchGradients {
+  at::Tensor x_TD;
+  at::Tensor scores_TK;
+};
+
+class Dispatcher {
+ public:
+  virtual ~Dispatcher() = default;
+
+  virtual Handle stage(const at::Tensor& x_TD) = 0;
+  virtual void route(const Handle& handle, const Routed& routed) = 0;
+  virtual ExpertRows rows(const Handle& handle) = 0;
+  virtual at::Tensor combine(const Handle& handle, const at::Tensor& y_SD) = 0;
+
+  virtual void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) = 0;
+  virtual at::Tensor rows_grad(const Handle& handle) = 0;
+  // Either gradient may be undefined where nobody wants it; so is the result then.
+  virtual DispatchGradients combine_grad(const Handle& handle, const at::Tensor& grad_source_SD,
+                                         const at::Tensor& grad_scores_SK) = 0;
+  virtual void release(const Handle& handle) = 0;
+
+  // Must the host wait for row counts in each call? Decides what a schedule may overlap or capture.
+  virtual bool needs_host_counts() const = 0;
+  virtual const Placement& placement() const = 0;
+  // Experts lie otherwise from now on: between steps, with no lease open, on each rank alike. As
+  // many on this rank as before; the weights are the caller's to move.
+  virtual void place(const Placement& placement) = 0;
+  virtual int64_t rank() const = 0;
+  virtual bool holds_all_experts() const = 0;   // or those of placement().held_by(rank())
+  virtual std::string description() const = 0;  // for the log, at start
+};
+
+// route() and rows() with the gradient recorded. The dispatcher must outlive the graph.
+ExpertRows dispatch_rows(Dispatcher& dispatcher, const Handle& handle, const at::Tensor& x_TD,
+                         const Routed& routed);
+// combine() with the gradient recorded.
+at::Tensor combine_rows(Dispatcher& dispatcher, const Handle& handle, const at::Tensor& y_SD);
+
+}  // namespace troupe

@@ -1,0 +1,153 @@
+// What the dispatchers between processes have in common: all but how rows travel. One of its own
+// fills rows(), stage_grad() and the three ways below; L is its lease. Rows go out as packed()
+// makes them of rows of x or grad_out, and unpacked() makes source rows of what came.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "troupe/core/check.h"
+#include "troupe/distributed/dispatch/dispatch_mode.h"
+#include "troupe/distributed/dispatch/dispatcher.h"
+#include "troupe/distributed/dispatch/owner_table.h"
+#include "troupe/distributed/dispatch/rank_plan.h"
+#include "troupe/distributed/dispatch/wire.h"
+#include "troupe/distributed/group/group.h"
+#include "troupe/ops/combine.h"
+
+namespace troupe {
+
+struct GroupLease : Lease {
+  // From stage and route, until rows().
+  at::Tensor x_TD;
+  Routed routed;
+  int64_t width = 0;  // D, and the type: of the rows of x and of their gradients
+  at::ScalarType type = at::kFloat;
+  // From rows(), for the ways back and for backward.
+  int64_t choices = 0;   // K
+  Plan sums, slot_sums;  // what comes back, added for each token; kExact: for each slot
+  at::Tensor grad_rows;  // on its way
+  Pending pending;
+};
+
+template <class L>
+class GroupDispatcher : public Dispatcher {
+ public:
+  Handle stage(const at::Tensor& x_TD) override {
+    auto lease = std::make_shared<L>();
+    lease->x_TD = x_TD.detach();
+    lease->width = x_TD.size(1);
+    lease->type = x_TD.scalar_type();
+    return lease;
+  }
+
+  void route(const Handle& handle, const Routed& routed) override {
+    L& lease = of(handle);
+    TROUPE_CHECK(lease.x_TD.defined(), "route comes once, after stage");
+    check_routed(routed, lease.x_TD);
+    lease.routed = routed;
+    announce(lease);
+  }
+
+  at::Tensor combine(const Handle& handle, const at::Tensor& y_SD) override {
+    return sum_back(of(handle), y_SD);
+  }
+
+  at::Tensor rows_grad(const Handle& handle) override {
+    L& lease = of(handle);
+    lease.pending.wait();
+    return unpacked(lease, source_rows(lease, std::exchange(lease.grad_rows, {})));
+  }
+
+  DispatchGradients combine_grad(const Handle& handle, const at::Tensor& grad_source_SD,
+                                 const at::Tensor& grad_scores_SK) override {
+    const L& lease = of(handle);
+    DispatchGradients out;
+    if (grad_source_SD.defined()) out.x_TD = sum_back(lease, grad_source_SD);
+    if (!grad_scores_SK.defined()) return out;
+    const at::Tensor back = sent_back(lease, grad_scores_SK);
+    out.scores_TK =
+        troupe::combine(back, exact() ? lease.slot_sums : lease.sums).reshape({-1, lease.choices});
+    return out;
+  }
+
+  void release(const Handle& handle) override { of(handle) = L(); }
+
+  bool needs_host_counts() const override { return true; }
+  const Placement& placement() const override { return placement_; }
+  void place(const Placement& placement) override {
+    check_placed_on(placement, *ranks_);
+    const auto held = static_cast<int64_t>(placement.held_by(ranks_->rank()).size());
+    TROUPE_CHECK(
+        placement.experts() == placement_.experts() && placement.slices() == placement_.slices(),
+        "-", placement.experts(), "experts in", placement.slices(), "slices are not the",
+        placement_.experts(), "in", placement_.slices());
+    TROUPE_CHECK(held == held_, "- this rank would hold", held, "experts, and holds", held_);
+    placement_ = placement;
+    table_ = OwnerTable(placement_);
+  }
+  int64_t rank() const override { return ranks_->rank(); }
+  bool holds_all_experts() const override { return false; }
+  std::string description() const override {
+    return std::string(name_) + ", " + to_text(mode_) + ": " +
+           std::to_string(placement_.experts()) + " experts on " + ranks_->description() +
+           (wire_ == WireType::kInt8 ? ", rows out in int8" : "");
+  }
+
+ protected:
+  GroupDispatcher(const char* name, std::shared_ptr<RankGroup> ranks, const Placement& placement,
+                  DispatchMode mode, WireType wire)
+      : name_(name),
+        ranks_(std::move(ranks)),
+        placement_(placement),
+        mode_(mode),
+        wire_(ranks_->size() == 1 ? WireType::kNative : wire),  // one rank sends nothing
+        table_(placement_),
+        held_(static_cast<int64_t>(placement_.held_by(ranks_->rank()).size())) {
+    check_placed_on(placement_, *ranks_);
+    TROUPE_CHECK(mode != DispatchMode::kExact || wire == WireType::kNative,
+                 "- rows that int8 rounds are not those of one process: exact or int8");
+  }
+
+  // What route() may already tell the other ranks.
+  virtual void announce(L& /*lease*/) {}
+  // The source buffer out of the rows that came, packed as they are.
+  virtual at::Tensor source_rows(const L& lease, const at::Tensor& rows) const = 0;
+  // Rows of the source buffer, each to the rank that its token is of.
+  virtual at::Tensor sent_back(const L& lease, const at::Tensor& y_SX) const = 0;
+
+  static L& of(const Handle& handle) {
+    TROUPE_CHECK(handle != nullptr, "the handle's lease has ended");
+    return static_cast<L&>(*handle);
+  }
+  // What rows() begins with: the choices, which it alone reads.
+  static Routed take_routed(L& lease) {
+    TROUPE_CHECK(lease.routed.ids_TK.defined(), "rows comes once, after route");
+    lease.choices = lease.routed.ids_TK.size(1);
+    return std::exchange(lease.routed, {});
+  }
+  at::Tensor sum_back(const L& lease, const at::Tensor& y_SD) const {
+    return troupe::combine(sent_back(lease, y_SD), lease.sums);
+  }
+  at::Tensor packed(const at::Tensor& x_TD) const {
+    return wire_ == WireType::kInt8 ? packed_rows(x_TD) : x_TD;
+  }
+  at::Tensor packed(const at::Tensor& x_TD, const at::Tensor& tokens_N) const {
+    return wire_ == WireType::kInt8 ? packed_rows(x_TD, tokens_N) : x_TD.index_select(0, tokens_N);
+  }
+  at::Tensor unpacked(const L& lease, const at::Tensor& rows_SX) const {
+    return wire_ == WireType::kInt8 ? unpacked_rows(rows_SX, lease.width, lease.type) : rows_SX;
+  }
+  bool exact() const { return mode_ == DispatchMode::kExact; }
+
+  const char* name_;
+  std::shared_ptr<RankGroup> ranks_;
+  Placement placement_;
+  DispatchMode mode_;
+  WireType wire_;
+  OwnerTable table_;
+  int64_t held_;  // experts of this rank
+};
+
+}  // namespace troupe

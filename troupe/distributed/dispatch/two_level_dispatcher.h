@@ -1,0 +1,55 @@
+// The dispatcher for ranks on several nodes, between which the links are slow: a token crosses once
+// to each node that has one of its experts, whatever number of that node's ranks need it.
+//
+// The group's ranks are cut into nodes of R: rank n R + r is place r of node n. Rows go in two
+// exchanges, over c10d's all-to-all each:
+//   across   from rank (m, r) to (n, r), the rank of its own place: one row for each (token, node)
+//   within   from (n, r) to the ranks of node n that have an expert of the token: one row for each
+// and back the same two ways. What the ranks of a node hold is then put into the canonical order,
+// so experts, plans and results do not know by which ways rows came:
+//
+//   kFast   a rank adds up its own rows of a token, the rank (n, r) those of its node's ranks in
+//           rank order, the token's owner those of the nodes in node order; each sum is rounded to
+//           the rows' type. One row crosses back for each (token, node). The bits of
+//           a2a_dispatcher where a token's node has one rank or there is one node; else the same
+//           but for the order of that sum
+//   kExact  every routed row comes back and the owner adds them in slot order: the bits of
+//           a2a_dispatcher, hence of one process; of each token as many rows cross as it has
+//           choices on the other nodes
+// Gradients go the same ways; those of scores and of weights have a2a_dispatcher's bits in both
+// modes, but for scores of experts that are cut by their width (H2) under kFast.
+//
+// WireType::kInt8: a2a_dispatcher's, rounded once: the bytes that came across go on within.
+//
+// The host reads row counts of both exchanges, once in a call of route() and rows(). Capacity,
+// budget, replicas and ranks without tokens or experts: as a2a_dispatcher. All collectives run in
+// every call.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "troupe/distributed/dispatch/dispatch_mode.h"
+#include "troupe/distributed/dispatch/dispatcher.h"
+#include "troupe/distributed/group/group.h"
+#include "troupe/distributed/world/world.h"
+
+namespace troupe {
+
+struct NodeGroups {
+  std::shared_ptr<RankGroup> all;
+  std::shared_ptr<RankGroup> across;  // this rank's place on each node
+  std::shared_ptr<RankGroup> within;  // this rank's node
+};
+
+// Cuts `all` into nodes of R of its ranks, one after another: hosts, or parts of one. E2005 where R
+// does not divide them. Each rank of `all` makes this call.
+NodeGroups node_groups(World& world, std::shared_ptr<RankGroup> all, int64_t ranks_per_node,
+                       const std::string& channel = {});
+
+std::unique_ptr<Dispatcher> two_level_dispatcher(const NodeGroups& groups,
+                                                 const Placement& placement, DispatchMode mode,
+                                                 WireType wire = WireType::kNative);
+
+}  // namespace troupe

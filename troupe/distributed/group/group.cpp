@@ -1,0 +1,186 @@
+#include "troupe/distributed/group/group.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <numeric>
+#include <utility>
+
+#include "troupe/core/check.h"
+#include "troupe/distributed/group/group_backend.h"
+#include "troupe/distributed/group/rank_list.h"
+
+namespace troupe {
+namespace {
+
+using c10d::Work;
+
+[[noreturn]] void lost(Together what, const std::string& group, const char* why) {
+  fail(Code::kRankLost, std::string(to_text(what)) + " of " + group, why);
+}
+
+// For what only moves: the networks have no integers of 16 bits, and a bf16 has as many.
+at::Tensor carried(const at::Tensor& x) {
+  return x.scalar_type() == at::kShort ? x.view(at::kBFloat16) : x;
+}
+
+std::vector<at::Tensor> carried(const std::vector<at::Tensor>& all) {
+  std::vector<at::Tensor> out;
+  for (const at::Tensor& x : all) out.push_back(carried(x));
+  return out;
+}
+
+void note(const std::shared_ptr<Pulse>& pulse, Note event, const Operation& operation) {
+  if (pulse) pulse->note(event, operation);
+}
+
+void check_sizes(const at::Tensor& whole, const at::Tensor& part, int64_t ranks) {
+  TROUPE_CHECK(whole.numel() == part.numel() * ranks, "- the whole tensor has", whole.numel(),
+               "elements, each of", ranks, "parts", part.numel());
+  TROUPE_CHECK(
+      whole.scalar_type() == part.scalar_type() && whole.is_contiguous() && part.is_contiguous(),
+      "- whole and part must be contiguous and of one type");
+}
+
+}  // namespace
+
+struct Pending::Work {
+  c10::intrusive_ptr<c10d::Work> work;
+  std::vector<at::Tensor> tensors;  // alive until it is done
+  Operation operation;
+  std::string group;
+  std::shared_ptr<Pulse> pulse;
+};
+
+void Pending::wait() {
+  if (!work_) return;
+  const std::shared_ptr<Work> work = std::exchange(work_, nullptr);
+  const Waiting waiting(work->pulse.get());
+  note(work->pulse, Note::kWait, work->operation);
+  try {
+    work->work->wait();
+  } catch (const std::exception& e) {
+    lost(work->operation.what, work->group, e.what());
+  }
+  note(work->pulse, Note::kWaited, work->operation);
+}
+
+RankGroup::RankGroup(int64_t rank) : ranks_{rank} {}
+
+RankGroup::RankGroup(std::unique_ptr<Backend> backend, std::vector<int64_t> ranks, int64_t rank,
+                     std::shared_ptr<Pulse> pulse)
+    : backend_(std::move(backend)),
+      ranks_(std::move(ranks)),
+      rank_(rank),
+      pulse_(std::move(pulse)) {}
+
+RankGroup::~RankGroup() = default;
+
+std::string RankGroup::description() const {
+  const std::string out = (ranks_.size() == 1 ? "rank " : "ranks ") + rank_list(ranks_);
+  return backend_ ? out + " over " + backend_->c10d->getBackendName() : out;
+}
+
+template <class F>
+Pending RankGroup::issue(Together what, std::vector<at::Tensor> tensors, F&& start) {
+  Pending pending;
+  if (!backend_) return pending;
+  const at::NoGradGuard no_grad;
+  Operation operation{.what = what,
+                      .first = static_cast<int32_t>(ranks_.front()),
+                      .ranks = static_cast<int32_t>(size()),
+                      .number = ++issued_};
+  for (const at::Tensor& x : tensors) operation.bytes += static_cast<int64_t>(x.nbytes());
+  note(pulse_, Note::kIssue, operation);
+  try {
+    pending.work_ = std::make_shared<Pending::Work>(Pending::Work{
+        start(*backend_->c10d), std::move(tensors), operation, description(), pulse_});
+  } catch (const std::exception& e) {
+    lost(what, description(), e.what());
+  }
+  return pending;
+}
+
+Pending RankGroup::sum(const std::vector<at::Tensor>& all) {
+  for (const at::Tensor& x : all) {
+    TROUPE_CHECK(x.is_contiguous(), "- a tensor to be summed must be contiguous:", x.sizes());
+  }
+  return issue(Together::kSum, all, [&](c10d::Backend& c10d) {
+    std::vector<at::Tensor> tensors = all;
+    return tensors.size() == 1 ? c10d.allreduce(tensors) : c10d.allreduce_coalesced(tensors);
+  });
+}
+
+Pending RankGroup::sum_shards(const std::vector<at::Tensor>& outs,
+                              const std::vector<at::Tensor>& ins) {
+  std::vector<at::Tensor> tensors = outs;
+  for (size_t i = 0; i < ins.size(); ++i) {
+    check_sizes(ins[i], outs[i], size());
+    if (!backend_) tensors[i].copy_(ins[i].view_as(outs[i]));
+    tensors.push_back(ins[i]);
+  }
+  return issue(Together::kSumShards, std::move(tensors), [&](c10d::Backend& c10d) {
+    std::vector<at::Tensor> to = outs, from = ins;
+    return c10d.reduce_scatter_tensor_coalesced(to, from);
+  });
+}
+
+Pending RankGroup::gather(const std::vector<at::Tensor>& outs, const std::vector<at::Tensor>& ins) {
+  std::vector<at::Tensor> tensors = outs;
+  for (size_t i = 0; i < ins.size(); ++i) {
+    check_sizes(outs[i], ins[i], size());
+    const bool there = ins[i].numel() == 0 || ins[i].data_ptr() == outs[i].data_ptr();
+    if (!backend_ && !there) tensors[i].copy_(ins[i].view_as(outs[i]));
+    tensors.push_back(ins[i]);
+  }
+  return issue(Together::kGather, std::move(tensors), [&](c10d::Backend& c10d) {
+    std::vector<at::Tensor> to = carried(outs), from = carried(ins);
+    return c10d.allgather_into_tensor_coalesced(to, from);
+  });
+}
+
+Pending RankGroup::exchange(const at::Tensor& out, const at::Tensor& in,
+                            const std::vector<int64_t>& from_rows,
+                            const std::vector<int64_t>& to_rows) {
+  const auto total = [](const std::vector<int64_t>& rows) {
+    return std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  };
+  TROUPE_CHECK(
+      static_cast<int64_t>(from_rows.size()) == size() && from_rows.size() == to_rows.size(),
+      "- a group of", size(), "ranks was given", from_rows.size(), "and", to_rows.size());
+  TROUPE_CHECK(out.size(0) == total(from_rows) && in.size(0) == total(to_rows), "-", out.size(0),
+               "rows to receive and", in.size(0), "to send, in parts of", total(from_rows), "and",
+               total(to_rows));
+  TROUPE_CHECK(in.scalar_type() == out.scalar_type() && in.is_contiguous() && out.is_contiguous(),
+               "- both must be contiguous and of one type");
+  if (!backend_) out.copy_(in);
+  const int64_t others = in.size(0) - to_rows[static_cast<size_t>(rank_)];
+  if (others > 0) {
+    bytes_to_others_ += others * (in.numel() / in.size(0)) * static_cast<int64_t>(in.itemsize());
+  }
+  return issue(Together::kExchange, {out, in}, [&](c10d::Backend& c10d) {
+    at::Tensor to = carried(out), from = carried(in);
+    std::vector<int64_t> receive = from_rows, send = to_rows;
+    return c10d.alltoall_base(to, from, receive, send);
+  });
+}
+
+Pending RankGroup::broadcast(const at::Tensor& x, int64_t from) {
+  return issue(Together::kBroadcast, {x}, [&](c10d::Backend& c10d) {
+    std::vector<at::Tensor> tensors{carried(x)};
+    c10d::BroadcastOptions options;
+    options.rootRank = from;
+    return c10d.broadcast(tensors, options);
+  });
+}
+
+at::Tensor RankGroup::summed(const at::Tensor& x) {
+  at::Tensor out = x.detach().clone(at::MemoryFormat::Contiguous);
+  sum({out}).wait();
+  return out;
+}
+
+void RankGroup::barrier() {
+  issue(Together::kBarrier, {}, [](c10d::Backend& c10d) { return c10d.barrier(); }).wait();
+}
+
+}  // namespace troupe

@@ -1,0 +1,115 @@
+#include "troupe/distributed/world/meeting.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <future>
+
+#include "troupe/core/check.h"
+#include "troupe/testing/torch/table_board.h"
+
+namespace troupe {
+namespace {
+
+using testing::Table;
+using testing::TableBoard;
+using namespace std::chrono_literals;
+
+struct MeetingTest : ::testing::Test {
+  std::shared_ptr<Table> table = std::make_shared<Table>();
+  MeetingOptions options{
+      .size = 3, .process = "", .place = "h:1", .timeout = 300ms, .first_serves = false};
+
+  // The list of processes that the rank gets, or why it gets none.
+  std::future<std::string> come(int64_t rank, const std::string& process) const {
+    return std::async(std::launch::async, [=, table = table, o = options] {
+      MeetingOptions own = o;
+      own.rank = rank;
+      own.process = process;
+      TableBoard board(table);
+      try {
+        const Meeting meeting = meet(board, own);
+        std::string out = meeting.name;
+        for (const std::string& one : meeting.processes) out += one + ' ';
+        return out;
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), Code::kNoMeeting);
+        return std::string(e.what());
+      }
+    });
+  }
+};
+
+TEST_F(MeetingTest, AllGetTheListOfAll) {
+  options.timeout = 20s;
+  auto two = come(2, "c");
+  auto zero = come(0, "a"), one = come(1, "b");
+  EXPECT_EQ(zero.get(), "a/a b c ");
+  EXPECT_EQ(one.get(), "a/a b c ");
+  EXPECT_EQ(two.get(), "a/a b c ");
+}
+
+// torchrun starts its ranks again in the store that it has, where one of its machines came or went.
+TEST_F(MeetingTest, WhatAnEarlierMeetingLeftIsNotTaken) {
+  options.timeout = 20s;
+  for (const std::string round : {"old", "new", "newest"}) {
+    auto one = come(1, round + "1"), two = come(2, round + "2");
+    std::this_thread::sleep_for(30ms);
+    auto zero = come(0, round + "0");
+    for (auto* rank : {&zero, &one, &two}) {
+      EXPECT_EQ(rank->get(), round + "0/" + round + "0 " + round + "1 " + round + "2 ");
+    }
+  }
+}
+
+TEST_F(MeetingTest, F91_WhoDidNotComeIsNamedByAll) {
+  auto zero = come(0, "a"), two = come(2, "c");
+  const std::string told =
+      "h:1: E6002 of 3 ranks, rank(s) 1 did not arrive within 0 s (run.start_timeout)";
+  EXPECT_EQ(zero.get(), told);
+  EXPECT_EQ(two.get(), told);
+  table->texts.clear();
+  EXPECT_NE(come(2, "c").get().find("rank(s) 0 did not arrive"), std::string::npos);
+}
+
+TEST_F(MeetingTest, WhoIsThereAlreadyIsOfAnotherRunWhereRank0BringsTheBoard) {
+  options.first_serves = true;
+  auto zero = come(0, "a"), one = come(1, "b");
+  while (!TableBoard(table).peek("a/here/1")) std::this_thread::sleep_for(1ms);
+  EXPECT_NE(come(1, "other").get().find("E6002 rank 1 is there already, as process b"),
+            std::string::npos);
+  EXPECT_NE(one.get().find("rank(s) 2 did not arrive"), std::string::npos);
+}
+
+TEST_F(MeetingTest, OthersAreToldThatRank0Leaves) {
+  struct Asked {};
+  options.timeout = 20s;
+  auto one = come(1, "b");
+  TableBoard board(table);
+  const MeetingOptions own{.rank = 0,
+                           .size = 3,
+                           .process = "a",
+                           .place = "h:1",
+                           .check =
+                               [&] {
+                                 if (board.peek("a/here/1")) throw Asked();
+                               },
+                           .first_serves = false};
+  EXPECT_THROW(meet(board, own), Asked);
+  EXPECT_NE(one.get().find("rank 0 left"), std::string::npos);
+}
+
+TEST_F(MeetingTest, ABoardThatGoesAwayIsAMeetingThatFails) {
+  options.timeout = 20s;
+  auto one = come(1, "b");
+  TableBoard(table).post("lead", "a");
+  while (!TableBoard(table).peek("a/here/1")) std::this_thread::sleep_for(1ms);
+  {
+    const std::lock_guard lock(table->mutex);
+    table->gone = true;
+  }
+  EXPECT_NE(one.get().find("E6002 whoever served the meeting left"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace troupe

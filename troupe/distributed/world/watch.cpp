@@ -1,0 +1,371 @@
+#include "troupe/distributed/world/watch.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <cmath>
+#include <condition_variable>
+#include <fstream>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "troupe/core/check.h"
+
+namespace troupe {
+namespace {
+
+using std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr auto kPatience = 5s;  // with a board that may not answer
+constexpr std::string_view kSurvivor = "lost ";
+
+double unix_seconds() {
+  const auto since = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(since).count();
+}
+
+std::string one_digit(double x) {
+  std::ostringstream os;
+  os.precision(1);
+  os << std::fixed << x;
+  return os.str();
+}
+
+// What a rank posts once a second.
+struct Beat {
+  int64_t count = 0;
+  double time = 0;  // by its own clock
+  Doing doing;
+  double age = 0;        // of `doing`, in seconds
+  bool waiting = false;  // for other ranks
+};
+
+std::string beat_text(const Beat& b) {
+  std::ostringstream os;
+  os.precision(17);
+  os << b.count << ' ' << b.time << ' ' << b.doing.done << ' ' << static_cast<int>(b.doing.phase)
+     << ' ' << b.doing.unit << ' ' << b.doing.units << ' ' << b.age << ' ' << b.waiting;
+  return os.str();
+}
+
+std::optional<Beat> beat_of(const std::optional<std::string>& text) {
+  if (!text) return {};
+  Beat b;
+  int phase = 0;
+  std::istringstream in(*text);
+  in >> b.count >> b.time >> b.doing.done >> phase >> b.doing.unit >> b.doing.units >> b.age >>
+      b.waiting;
+  if (!in) return {};
+  b.doing.phase = static_cast<Phase>(phase);
+  return b;
+}
+
+// "sum of ranks 0, 1: E6001 closed" without the code, which the message has already.
+std::string without_code(std::string text) {
+  const std::string code = to_text(Code::kRankLost) + ' ';
+  const size_t at = text.find(code);
+  return at == std::string::npos ? text : text.erase(at, code.size());
+}
+
+enum class Found { kNothing, kSaid, kEnded, kStopped, kSilent, kHung };
+
+struct News {
+  Found found = Found::kNothing;
+  std::string words = {};
+  Code code = Code::kRankLost;  // kSaid: that it ended with
+  std::optional<Beat> beat = {};
+};
+
+}  // namespace
+
+Process this_process() {
+  Process out{.machine = "", .id = ::getpid()};
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), out.machine);
+  std::array<char, 64> name_space = {};
+  const ssize_t size = ::readlink("/proc/self/ns/pid", name_space.data(), name_space.size());
+  if (size > 0) out.machine.append(name_space.data(), static_cast<size_t>(size));
+  return out;
+}
+
+std::string to_text(const Process& process) {
+  return std::to_string(process.id) + ' ' + process.machine;
+}
+
+Process process_of(const std::string& text) {
+  Process out;
+  std::istringstream in(text);
+  in >> out.id >> out.machine;
+  return out;
+}
+
+// Behind the name in /proc/ID/stat, which may hold anything, ")" too.
+char state_of(int process) {
+  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const size_t end = line.rfind(") ");
+  return end == std::string::npos ? '\0' : line[end + 2];
+}
+
+struct Watch::State {
+  State(Self with, std::unique_ptr<Board> with_board)
+      : self(std::move(with)), board(std::move(with_board)) {}
+
+  const Self self;
+  const Process here = this_process();
+  const std::unique_ptr<Board> board;  // the thread's
+  int64_t count = 0;                   // likewise: of its beats
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::function<void()> task;  // for the thread to do
+  bool stop = false, ended = false;
+
+  void run();
+  void beat();
+  bool on_thread(std::function<void()> f);  // false: it was not done in time
+  void post_end(const std::string& text);
+
+  bool is_here(int64_t rank) const;
+  bool has_ended(int64_t rank) const;
+  bool stands_still(int64_t rank) const;
+  std::optional<Beat> last_beat(int64_t rank);
+  News look_at(int64_t rank, bool& board_there);
+  std::vector<News> look();
+  std::string told(int64_t rank, const News& news) const;
+};
+
+void Watch::State::run() {
+  auto next = steady_clock::now();
+  std::unique_lock lock(mutex);
+  while (!stop) {
+    if (std::function<void()> asked = std::exchange(task, nullptr)) {
+      lock.unlock();
+      asked();
+      lock.lock();
+      changed.notify_all();
+      continue;
+    }
+    if (steady_clock::now() >= next) {
+      next = steady_clock::now() + self.beat;
+      lock.unlock();
+      beat();
+      lock.lock();
+      continue;
+    }
+    changed.wait_until(lock, next);
+  }
+  ended = true;
+  changed.notify_all();
+}
+
+void Watch::State::beat() {
+  const Doing doing = self.pulse->now();
+  try {
+    board->post(beat_key(self.rank),
+                beat_text(Beat{.count = ++count,
+                               .time = unix_seconds(),
+                               .doing = doing,
+                               .age = static_cast<double>(steady_now() - doing.since) * 1e-9,
+                               .waiting = self.pulse->waiting()}));
+  } catch (const Error&) {  // it is gone: what the run does next says so
+  }
+}
+
+bool Watch::State::on_thread(std::function<void()> f) {
+  const auto done = std::make_shared<bool>(false);
+  std::unique_lock lock(mutex);
+  task = [this, done, f = std::move(f)] {
+    f();
+    const std::lock_guard inner(mutex);
+    *done = true;
+  };
+  changed.notify_all();
+  return changed.wait_for(lock, kPatience, [&] { return *done; });
+}
+
+void Watch::State::post_end(const std::string& text) {
+  on_thread([this, text] {
+    try {
+      board->post("end/" + std::to_string(self.rank), text);
+      board->claim(kFirstEnd, std::to_string(self.rank));
+    } catch (const Error&) {  // nobody is left to be told
+    }
+  });
+}
+
+bool Watch::State::is_here(int64_t rank) const {
+  const auto r = static_cast<size_t>(rank);
+  return r < self.processes.size() && self.processes[r].machine == here.machine;
+}
+
+bool Watch::State::has_ended(int64_t rank) const {
+  if (self.all && self.all->of(rank).ended()) return true;
+  if (!is_here(rank)) return false;
+  const char state = state_of(self.processes[static_cast<size_t>(rank)].id);
+  return state == '\0' || state == 'Z' || state == 'X';
+}
+
+bool Watch::State::stands_still(int64_t rank) const {
+  if (!is_here(rank)) return false;
+  const char state = state_of(self.processes[static_cast<size_t>(rank)].id);
+  return state == 'T' || state == 't';
+}
+
+// Of this very moment where the launcher shares it.
+std::optional<Beat> Watch::State::last_beat(int64_t rank) {
+  std::optional<Beat> out = beat_of(board->peek(beat_key(rank)));
+  if (self.all) {
+    if (!out) out.emplace();
+    const Pulse& pulse = self.all->of(rank);
+    out->doing = pulse.now();
+    out->age = static_cast<double>(steady_now() - out->doing.since) * 1e-9;
+    out->waiting = pulse.waiting();
+  }
+  return out;
+}
+
+News Watch::State::look_at(int64_t rank, bool& board_there) {
+  News out;
+  try {
+    out.beat = last_beat(rank);
+    out.words = board->peek("end/" + std::to_string(rank)).value_or("");
+  } catch (const Error&) {
+    board_there = false;
+  }
+  if (!board_there && self.first_serves && rank == 0) out.found = Found::kEnded;
+  if (out.words.starts_with(kSurvivor)) return out;
+  if (!out.words.empty()) {
+    out.found = Found::kSaid;
+    const size_t end = out.words.find(' ');  // of the code before them
+    out.code = code_of(out.words.substr(0, end)).value_or(Code::kBrokenContract);
+    out.words.erase(0, end + 1);
+  } else if (has_ended(rank)) {
+    out.found = Found::kEnded;
+  } else if (stands_still(rank)) {
+    out.found = Found::kStopped;
+  }
+  return out;
+}
+
+// Until something is certain of a rank; then, or three beats later, what is known of all.
+std::vector<News> Watch::State::look() {
+  const auto end = steady_clock::now() + 3 * self.beat + 200ms;
+  std::vector<News> first, now;
+  bool board_there = true, certain = false;
+  while (true) {
+    now.assign(static_cast<size_t>(self.size), {});
+    for (int64_t r = 0; r < self.size; ++r) {
+      if (r == self.rank) continue;
+      News& news = now[static_cast<size_t>(r)] = look_at(r, board_there);
+      certain |= news.found != Found::kNothing;
+    }
+    if (first.empty()) first = now;
+    if (certain || steady_clock::now() >= end) break;
+    std::this_thread::sleep_for(50ms);
+  }
+  if (certain || !board_there) return now;
+  for (size_t r = 0; r < now.size(); ++r) {
+    const std::optional<Beat>&was = first[r].beat, is = now[r].beat;
+    if (static_cast<int64_t>(r) == self.rank || !now[r].words.empty()) continue;
+    // One of this machine is there, however seldom it is let to run; another one was heard since,
+    // be it for the first time.
+    const bool beats = is && (!was || is->count > was->count || is_here(static_cast<int64_t>(r)));
+    if (!beats) now[r].found = Found::kSilent;
+    if (beats && !is->waiting) now[r].found = Found::kHung;
+  }
+  return now;
+}
+
+// "rank 1 of 4 has ended; it was in step 8, forward 3/8 and was heard 0.4 s ago".
+std::string Watch::State::told(int64_t rank, const News& news) const {
+  std::string out = "rank " + std::to_string(rank) + " of " + std::to_string(self.size);
+  const bool there = news.found == Found::kHung || news.found == Found::kStopped;
+  switch (news.found) {
+    case Found::kSaid: return out + " ended by a fault of its own: " + news.words;
+    case Found::kEnded: out += " has ended without a word"; break;
+    case Found::kStopped: out += " stands still (SIGSTOP)"; break;
+    case Found::kSilent: out += " is not heard any more"; break;
+    default: out += " does not move"; break;
+  }
+  if (!news.beat) return out + "; what it did is not known";
+  out.append(there ? "; it is in " : "; it was in ").append(to_text(news.beat->doing));
+  if (there) return out + " since " + one_digit(news.beat->age) + " s";
+  if (news.beat->count == 0) return out;
+  const double ago = std::max(unix_seconds() - news.beat->time, 0.0);
+  return out + ", heard " + one_digit(ago) + " s ago";
+}
+
+Watch::Watch(Self self, std::unique_ptr<Board> board)
+    : state_(std::make_shared<State>(std::move(self), std::move(board))) {
+  std::thread([state = state_] { state->run(); }).detach();
+}
+
+// A thread that hangs in the network is left to the end of the process.
+Watch::~Watch() {
+  std::unique_lock lock(state_->mutex);
+  state_->stop = true;
+  state_->changed.notify_all();
+  state_->changed.wait_for(lock, kPatience, [&] { return state_->ended; });
+}
+
+void Watch::last_words(const std::string& text, Code code) {
+  state_->post_end(to_text(code) + ' ' + text);
+}
+
+bool Watch::has_ended(int64_t rank) const {
+  return state_->has_ended(rank);
+}
+
+Loss Watch::find_lost(const std::string& failed) {
+  state_->post_end(std::string(kSurvivor) + failed);
+  const auto news = std::make_shared<std::vector<News>>();
+  const auto teller = std::make_shared<int64_t>(-1);
+  const bool answered = state_->on_thread([state = state_, news, teller] {
+    *news = state->look();
+    try {
+      const std::string mine = std::to_string(state->self.rank);
+      *teller = number_of_peer(state->board->claim("told", mine), "the rank that tells");
+    } catch (const std::exception&) {  // no board: the first of those that are there
+    }
+  });
+  const Self& self = state_->self;
+  Loss out;
+  const std::string place = "rank " + std::to_string(self.rank) + ", " + to_text(self.pulse->now());
+  std::string causes;
+  for (size_t r = 0; answered && r < news->size(); ++r) {
+    const News& n = (*news)[r];
+    if (n.found == Found::kNothing) {
+      if (*teller < 0) *teller = static_cast<int64_t>(r);
+      continue;
+    }
+    const bool hung = n.found == Found::kHung || n.found == Found::kStopped;
+    if (out.rank < 0) {
+      out.rank = static_cast<int64_t>(r);
+      out.code = hung ? Code::kRankHung : Code::kRankLost;
+      out.cause = n.found == Found::kSaid ? n.code : out.code;
+      if (n.beat) out.doing = n.beat->doing;
+    }
+    if (!causes.empty()) causes += "; ";
+    causes += state_->told(static_cast<int64_t>(r), n);
+  }
+  if (causes.empty()) {
+    causes = answered ? "all ranks are there: a connection between two of them broke"
+                      : "which rank is the cause is not known: the meeting point does not answer";
+  }
+  out.message = place + ": " + to_text(out.code) + ' ' + causes + ". Noticed in " +
+                without_code(failed) + ". The same command goes on from the newest checkpoint";
+  out.brief = out.message;
+  if (out.rank >= 0 && *teller != self.rank) {
+    out.brief = place + ": " + to_text(out.code) + " ends with rank " + std::to_string(out.rank) +
+                ", as rank " + std::to_string(*teller) + " tells";
+  }
+  return out;
+}
+
+}  // namespace troupe

@@ -1,0 +1,165 @@
+#include "troupe/distributed/world/watch.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "troupe/core/check.h"
+#include "troupe/testing/torch/table_board.h"
+
+namespace troupe {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::Table;
+using testing::TableBoard;
+using namespace std::chrono_literals;
+
+constexpr milliseconds kBeat{200};
+
+::testing::AssertionResult says(const std::string& text, const std::string& part) {
+  const bool found = text.find(part) != std::string::npos;
+  return (found ? ::testing::AssertionSuccess() : ::testing::AssertionFailure())
+         << '"' << text << "\" and \"" << part << '"';
+}
+
+// Ranks of several machines, as far as the system can tell.
+struct Ranks {
+  std::shared_ptr<Table> table = std::make_shared<Table>();
+  std::vector<Process> processes;
+  std::vector<std::shared_ptr<Pulse>> pulses;
+  std::vector<std::unique_ptr<Watch>> watches;
+
+  explicit Ranks(int64_t size, std::optional<Process> last = {}) {
+    for (int64_t r = 0; r < size; ++r) processes.push_back({"machine" + std::to_string(r), 1});
+    if (last) processes.back() = *last;
+    for (int64_t r = 0; r < size; ++r) {
+      pulses.push_back(std::make_shared<Pulse>());
+      watches.push_back(std::make_unique<Watch>(Watch::Self{.rank = r,
+                                                            .size = size,
+                                                            .pulse = pulses.back(),
+                                                            .processes = processes,
+                                                            .first_serves = true,
+                                                            .beat = kBeat},
+                                                std::make_unique<TableBoard>(table)));
+    }
+    while (heard() < size) std::this_thread::sleep_for(1ms);
+  }
+  int64_t heard() const {
+    const std::lock_guard lock(table->mutex);
+    return static_cast<int64_t>(table->texts.size());  // a first beat of each
+  }
+  void doing(size_t rank, int64_t done, Phase phase) {
+    pulses[rank]->done(done);
+    pulses[rank]->begin(phase, 1, 4);
+    std::this_thread::sleep_for(2 * kBeat);  // it is told
+  }
+};
+
+TEST(Watch, F84_ARankThatIsNotHeardIsNamedWithItsStepAndPhase) {
+  Ranks ranks(3);
+  const Waiting at_the_others(ranks.pulses[2].get());
+  ranks.doing(1, 7, Phase::kForward);
+  ranks.watches[1].reset();  // its beats stay away
+  const Loss loss = ranks.watches[0]->find_lost("sum of ranks 0 to 2: E6001 closed");
+  EXPECT_EQ(loss.rank, 1);
+  EXPECT_EQ(loss.code, Code::kRankLost);
+  EXPECT_EQ(loss.doing.step(), 8);
+  EXPECT_TRUE(says(loss.message,
+                   "rank 0, start: E6001 rank 1 of 3 is not heard any more; it "
+                   "was in step 8, forward 2/4, heard "));
+  EXPECT_TRUE(says(loss.message, "Noticed in sum of ranks 0 to 2: closed"));
+  EXPECT_FALSE(says(loss.message, "rank 2"));
+}
+
+TEST(Watch, F84_AProcessOfThisMachineThatIsNoMoreIsKnownAtOnce) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(0);
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  Process gone = this_process();
+  gone.id = child;
+  const Ranks ranks(2, gone);
+  EXPECT_TRUE(ranks.watches[0]->has_ended(1));
+  EXPECT_FALSE(ranks.watches[0]->has_ended(0));
+  EXPECT_TRUE(says(ranks.watches[0]->find_lost("x").message, "has ended without a word"));
+}
+
+TEST(Watch, F85_AProcessThatIsStoppedIsNamedAsSuch) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::raise(SIGSTOP);
+    ::_exit(0);
+  }
+  ASSERT_EQ(::waitpid(child, nullptr, WUNTRACED), child);
+  Process stopped = this_process();
+  stopped.id = child;
+  const Ranks ranks(2, stopped);
+  const Loss loss = ranks.watches[0]->find_lost("x");
+  EXPECT_EQ(loss.code, Code::kRankHung);
+  EXPECT_EQ(loss.cause, Code::kRankHung);
+  EXPECT_TRUE(says(loss.message, "rank 1 of 2 stands still (SIGSTOP); it is in start since"));
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+}
+
+TEST(Watch, F85_ARankThatNeitherMovesNorWaitsIsTheOneThatHangs) {
+  Ranks ranks(3);
+  const Waiting at_the_others(ranks.pulses[2].get());
+  ranks.doing(1, 3, Phase::kOptim);
+  const Loss loss = ranks.watches[0]->find_lost("x");
+  EXPECT_EQ(loss.rank, 1);
+  EXPECT_EQ(loss.code, Code::kRankHung);
+  EXPECT_TRUE(says(loss.message, "E6003 rank 1 of 3 does not move; it is in step 4, optim 2/4"));
+}
+
+TEST(Watch, F87_WhatARankSaysOfItsEndIsTheCause) {
+  Ranks ranks(2);
+  ranks.watches[1]->last_words("step 3: E5001 non-finite loss", Code::kNonFinite);
+  const Loss loss = ranks.watches[0]->find_lost("x");
+  EXPECT_EQ(loss.cause, Code::kNonFinite);
+  EXPECT_EQ(loss.code, Code::kRankLost);
+  EXPECT_TRUE(says(loss.message, "rank 1 of 2 ended by a fault of its own: step 3: E5001"));
+}
+
+TEST(Watch, OneOfThoseThatAreLeftTellsAndTheOthersAreBrief) {
+  Ranks ranks(3);
+  ranks.watches[1]->last_words("of its own", Code::kNonFinite);
+  const Loss first = ranks.watches[2]->find_lost("x");
+  const Loss second = ranks.watches[0]->find_lost("x");
+  EXPECT_EQ(first.brief, first.message);
+  EXPECT_EQ(second.brief, "rank 0, start: E6001 ends with rank 1, as rank 2 tells");
+  EXPECT_TRUE(says(second.message, "of its own"));  // for exit.json
+}
+
+TEST(Watch, F86_AMeetingPointThatIsGoneWasRank0s) {
+  Ranks ranks(3);
+  std::this_thread::sleep_for(2 * kBeat);
+  {
+    const std::lock_guard lock(ranks.table->mutex);
+    ranks.table->gone = true;
+  }
+  const Loss loss = ranks.watches[1]->find_lost("x");
+  EXPECT_EQ(loss.rank, 0);
+  EXPECT_TRUE(says(loss.brief, "rank 0 of 3 has ended without a word"));
+}
+
+TEST(Watch, NobodyIsAccusedWhereAllAreThere) {
+  const Ranks ranks(2);
+  const Waiting waiting(ranks.pulses[1].get());
+  const Loss loss = ranks.watches[0]->find_lost("x");
+  EXPECT_EQ(loss.rank, -1);
+  EXPECT_TRUE(says(loss.message, "a connection between two of them broke"));
+}
+
+TEST(Watch, AProcessIsWrittenAndReadBack) {
+  const Process here = this_process();
+  const Process read = process_of(to_text(here));
+  EXPECT_EQ(read.id, ::getpid());
+  EXPECT_EQ(read.machine, here.machine);
+  EXPECT_GT(here.machine.size(), 30U);  // the machine's boot and its name space
+}
+
+}  // namespace
+}  // namespace troupe

@@ -1,0 +1,32 @@
+// ops/moe_ffn/moe_ffn with products of 8-bit operands (kernels/fp8), as every path of it must
+// compute. With row(x), tile(x), block(x): x rounded to e4m3 with one scale a row, for 1 x 128 or
+// 128 x 128 values, and read back:
+//
+//   H  = row(X) block(W1)^T          A  = s act(H)           Y   = tile(A) block(W2)^T
+//   G  = row(dO) block(W2)           dS = rowdot(G, act(H))  dXt = tile(dH) block(W1)
+//   dW2 = q(dO)^T block(so A)        dW1 = block(sx dH)^T q(X)
+//
+// q(x) are row(x)'s bytes without their scale, sx and so the rows' scales, which the other operand
+// takes up before it is rounded: over 128 rows of one expert and 128 columns. No tile or
+// block reaches from gates to ups or from expert to expert. Sums, activation, score, combine and
+// the gradient of the weights K are as in moe_ffn. A row's out and dX depend on that row alone
+// (Q8-3).
+//
+// Operands that lie on the grid of e4m3 times a power of two are exact in bf16 and f32: the
+// products run on the kernels of those types, at their speed. The biases b1, b2 and LoRA stay as
+// they are.
+#pragma once
+
+#include "troupe/ops/moe_ffn/moe_ffn.h"
+
+namespace troupe {
+
+struct Fp8Ffn {
+  bool weight_grad = true;  // false: dW1 and dW2 of unrounded operands
+};
+
+// D and F at least 128. keep_hidden, input_bits and hidden_bits of `options` must be as they begin.
+at::Tensor moe_ffn_fp8(const at::Tensor& x_SD, const at::Tensor& weights_TK, const Plan& plan,
+                       const ExpertWeights& experts, const FfnOptions& options, const Fp8Ffn& fp8);
+
+}  // namespace troupe

@@ -1,0 +1,240 @@
+#include "troupe/ops/moe_ffn/moe_ffn_fp8.h"
+
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/frexp.h>
+#include <ATen/ops/ldexp.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "troupe/core/check.h"
+#include "troupe/ops/fp8.h"
+#include "troupe/testing/torch/jacobian.h"
+#include "troupe/testing/torch/plan.h"
+
+namespace troupe {
+namespace {
+
+using testing::Tensors;
+
+constexpr int64_t kTile = 128;
+
+// PyTorch's own e4m3 and its frexp: nothing of kernels/fp8. `groups` [G, n]: a scale a row.
+struct Rounded {
+  at::Tensor unscaled, scale;  // [G, n], [G, 1]
+  at::Tensor value() const { return unscaled * scale; }
+};
+Rounded round_groups(const at::Tensor& groups) {
+  const at::Tensor most = groups.abs().amax(1, /*keepdim=*/true);
+  const auto [fraction, exponent] = at::frexp(most);  // most = fraction 2^exponent
+  const at::Tensor shift = exponent - 9 + fraction.gt(0.875).to(at::kInt);
+  const at::Tensor one = at::ones_like(most),
+                   scale = at::where(most.eq(0), one, at::ldexp(one, shift));
+  return {(groups / scale).to(at::kFloat).to(at::kFloat8_e4m3fn).to(at::kDouble), scale};
+}
+
+// Tiles of `rows` x `columns`, cut off at the ends.
+at::Tensor in_tiles(const at::Tensor& x, int64_t rows, int64_t columns) {
+  at::Tensor out = at::zeros_like(x);
+  for (int64_t r = 0; r < x.size(0); r += rows) {
+    for (int64_t c = 0; c < x.size(1); c += columns) {
+      const at::Tensor part = x.slice(0, r, r + rows).slice(1, c, c + columns);
+      out.slice(0, r, r + rows).slice(1, c, c + columns) =
+          round_groups(part.reshape({1, -1})).value().view(part.sizes());
+    }
+  }
+  return out;
+}
+at::Tensor blocks(const at::Tensor& x) {
+  return in_tiles(x, kTile, kTile);
+}
+at::Tensor tiles(const at::Tensor& x) {
+  return in_tiles(x, 1, kTile);
+}
+
+struct Sizes {
+  int64_t T, D, F, E, K;
+};
+constexpr Sizes kOdd = {300, 192, 160, 5, 2};
+
+// x, weights, w1, w2 and the gradient of the output.
+struct Layer {
+  explicit Layer(Sizes s, uint64_t seed = 3) : sizes(s) {
+    at::manual_seed(seed);
+    const double D = std::sqrt(static_cast<double>(s.D)), F = std::sqrt(static_cast<double>(s.F));
+    const auto normal = [&](at::IntArrayRef n, double size) {
+      return (at::randn(n, at::kDouble) * size).to(at::kFloat);
+    };
+    tensors = {normal({s.T, s.D}, 1), at::rand({s.T, s.K}, at::kFloat),
+               normal({s.E, 2 * s.F, s.D}, 1 / D), normal({s.E, s.D, s.F}, 1 / F)};
+    grad = normal({s.T, s.D}, 1);
+    ids = testing::random_ids(s.T, s.K, s.E, seed);
+  }
+  // Output, then the gradients of `tensors`.
+  Tensors run(const Fp8Ffn& fp8 = {}) const {
+    for (const at::Tensor& t : tensors) {
+      t.requires_grad_();
+      t.mutable_grad().reset();
+    }
+    const at::Tensor out = moe_ffn_fp8(
+        tensors[0], tensors[1], testing::plan_of(ids, sizes.E),
+        {.w1 = tensors[2], .b1 = std::nullopt, .w2 = tensors[3], .b2 = std::nullopt}, {}, fp8);
+    out.backward(grad);
+    Tensors results = {out.detach()};
+    for (const at::Tensor& t : tensors) results.push_back(t.grad().clone());
+    return results;
+  }
+
+  // The header's formulas in f64, expert by expert; `exact`: nothing is rounded.
+  Tensors by_definition(bool exact = false) const {
+    const at::NoGradGuard no_grad;
+    const auto wide = [](const at::Tensor& t) { return t.detach().to(at::kDouble); };
+    const auto as_is = [](const at::Tensor& t) { return t; };
+    const auto block = [&](const at::Tensor& t) { return exact ? as_is(t) : blocks(t); };
+    const auto tile = [&](const at::Tensor& t) { return exact ? as_is(t) : tiles(t); };
+    const auto row = [&](const at::Tensor& t) {
+      return exact ? Rounded{t, at::ones_like(t.slice(1, 0, 1))} : round_groups(t);
+    };
+    const at::Tensor x = wide(tensors[0]), p = wide(tensors[1]), dO = wide(grad);
+    const Rounded x8 = row(x), dO8 = row(dO);
+    Tensors out = {at::zeros_like(x), at::zeros_like(x), at::zeros_like(p),
+                   at::zeros_like(wide(tensors[2])), at::zeros_like(wide(tensors[3]))};
+    for (int64_t e = 0; e < sizes.E; ++e) {
+      const at::Tensor slots = ids.eq(e).nonzero();  // in the order of tokens, then k
+      if (slots.size(0) == 0) continue;
+      const at::Tensor t = slots.select(1, 0), k = slots.select(1, 1);
+      const at::Tensor s = p.index({t, k}).unsqueeze(1);
+      const at::Tensor w1 = wide(tensors[2])[e], F1 = block(w1.slice(0, 0, sizes.F));
+      const at::Tensor U1 = block(w1.slice(0, sizes.F)), W2 = block(wide(tensors[3])[e]);
+      const at::Tensor X = x8.value().index({t}), G = dO8.value().index({t});
+      const at::Tensor gate = at::mm(X, F1.t()), up = at::mm(X, U1.t());
+      const at::Tensor sigma = at::sigmoid(gate), silu = gate * sigma;
+      const at::Tensor A = s * silu * up, Y = at::mm(tile(A), W2.t());
+      const at::Tensor dA = at::mm(G, W2);
+      const at::Tensor dH = at::cat({dA * s * up * (sigma + silu * (1 - sigma)), dA * s * silu}, 1);
+      const auto halves = [&](const auto& f, const at::Tensor& h) {  // gates and ups share no scale
+        return at::cat({f(h.slice(1, 0, sizes.F)), f(h.slice(1, sizes.F))}, 1);
+      };
+      out[0].index_add_(0, t, Y);
+      out[1].index_add_(0, t, at::mm(halves(tile, dH), at::cat({F1, U1})));
+      out[2].index_put_({t, k}, (dA * silu * up).sum(1));
+      const at::Tensor sx = x8.scale.index({t}), so = dO8.scale.index({t});
+      out[3][e] = at::mm(halves(block, sx * dH).t(), x8.unscaled.index({t}));
+      out[4][e] = at::mm(dO8.unscaled.index({t}).t(), block(so * A));
+    }
+    return out;
+  }
+
+  Sizes sizes;
+  Tensors tensors;
+  at::Tensor grad, ids;
+};
+
+double distance(const at::Tensor& got, const at::Tensor& want) {
+  const at::Tensor w = want.to(at::kDouble);
+  return ((got.to(at::kDouble) - w).norm() / w.norm()).item<double>();
+}
+
+constexpr const char* kNames[] = {"out", "dX", "dS", "dW1", "dW2"};
+
+// A float's rounding beside a tie of e4m3 moves single values by a step, hence not 1e-6.
+TEST(MoeFfnFp8, Q8_EqualsTheDefinitionInOutputAndAllGradients) {
+  for (const Sizes s : {kOdd, Sizes{40, 128, 128, 3, 1}}) {
+    const Layer layer(s);
+    const Tensors got = layer.run(), want = layer.by_definition();
+    for (int i = 0; i < 5; ++i) EXPECT_LT(distance(got[i], want[i]), 2e-3) << kNames[i];
+  }
+}
+
+// Section 12, test 3, for normal data.
+TEST(MoeFfnFp8, Q8_TheErrorBesideUnroundedF64IsBounded) {
+  const Layer layer({600, 256, 256, 4, 2});
+  const Tensors got = layer.run(), want = layer.by_definition(/*exact=*/true);
+  const double bounds[] = {0.072, 0.075, 0.078, 0.075, 0.075};
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_LT(distance(got[i], want[i]), bounds[i]) << kNames[i];
+    EXPECT_GT(distance(got[i], want[i]), 0.02) << kNames[i] << ": nothing was rounded";
+  }
+  const Tensors unrounded = layer.run({.weight_grad = false});
+  EXPECT_LT(distance(unrounded[3], want[3]), 0.064);
+  EXPECT_LT(distance(unrounded[4], want[4]), 0.064);
+}
+
+TEST(MoeFfnFp8, Q8_2_GradientsTimesAPowerOfTwoAreTheSameBits) {
+  Layer layer(kOdd);
+  const Tensors one = layer.run();
+  for (const int j : {-20, 20}) {
+    Layer other(kOdd);
+    other.grad = layer.grad * std::ldexp(1.0, j);
+    const Tensors scaled = other.run();
+    for (int i = 1; i < 5; ++i) {
+      EXPECT_TRUE(at::equal(scaled[i], one[i] * std::ldexp(1.0, j))) << kNames[i] << " x 2^" << j;
+    }
+  }
+}
+
+// Q8-3: a token's output and input gradient are the same bits alone and among others.
+TEST(MoeFfnFp8, Q8_3_ATokensBitsDependOnThatTokenAlone) {
+  const Layer all(kOdd);
+  const Tensors want = all.run();
+  for (const int64_t t : {0, 7, 299}) {
+    Layer alone = all;
+    alone.sizes.T = 1;
+    for (int i : {0, 1}) alone.tensors[i] = all.tensors[i].detach().slice(0, t, t + 1).clone();
+    alone.grad = all.grad.slice(0, t, t + 1).clone();
+    alone.ids = all.ids.slice(0, t, t + 1).clone();
+    const Tensors got = alone.run();
+    for (int i : {0, 1, 2}) EXPECT_TRUE(at::equal(got[i][0], want[i][t])) << kNames[i] << ' ' << t;
+  }
+}
+
+TEST(MoeFfnFp8, Q8_11_ANanReachesItsTokenAndItsExpertsGradientsAlone) {
+  Layer layer(kOdd);
+  layer.tensors[0][11][3] = NAN;
+  const Tensors got = layer.run();
+  const at::Tensor bad = got[0].isnan().any(1);
+  EXPECT_EQ(bad.sum().item<int64_t>(), 1);
+  EXPECT_TRUE(bad[11].item<bool>());
+  for (int64_t e = 0; e < kOdd.E; ++e) {
+    const bool its = layer.ids[11].eq(e).any().item<bool>();
+    EXPECT_EQ(got[3][e].isnan().any().item<bool>(), its) << e;
+    EXPECT_EQ(got[4][e].isnan().any().item<bool>(), its) << e;
+  }
+}
+
+// Section 12, test 6: one unit's hidden value a thousand times larger.
+TEST(MoeFfnFp8, Q8_AnOutlierChangesNoOtherToken) {
+  Layer layer(kOdd), other(kOdd);
+  other.tensors[0][5] *= 1000;
+  const Tensors a = layer.run(), b = other.run();
+  for (int64_t t = 0; t < kOdd.T; ++t) {
+    EXPECT_EQ(at::equal(a[0][t], b[0][t]), t != 5) << t;
+  }
+}
+
+TEST(MoeFfnFp8, TakesNoTokens) {
+  const Layer layer({0, 128, 128, 3, 2});
+  const Tensors got = layer.run();
+  EXPECT_EQ(got[0].size(0), 0);
+  EXPECT_EQ(got[3].abs().sum().item<double>(), 0);
+}
+
+TEST(MoeFfnFp8, RefusesNarrowExperts) {
+  EXPECT_THROW(Layer({4, 64, 128, 3, 2}).run(), Error);
+  EXPECT_THROW(Layer({4, 128, 64, 3, 2}).run(), Error);
+}
+
+}  // namespace
+}  // namespace troupe

@@ -1,0 +1,193 @@
+#include "troupe/train/forecast/forecast.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "troupe/core/codes.h"
+#include "troupe/core/config/config.h"
+#include "troupe/core/file/publish.h"
+#include "troupe/core/text/readable.h"
+#include "troupe/nn/models/costs.h"
+#include "troupe/nn/models/model.h"
+#include "troupe/train/forecast/layout_forecast.h"
+#include "troupe/train/forecast/model_memory.h"
+#include "troupe/train/learner.h"
+#include "troupe/train/observe/memory_use.h"
+
+namespace troupe {
+namespace {
+
+// Whether a step has several microbatches.
+bool adds_up(const Recipe& r) {
+  const RunPlan plan = plan_of(r);
+  return plan.micro_batch < plan.batch;
+}
+
+bool try_set(Recipe& r, const std::string& assignment) {
+  try {
+    read_config(override_yaml(assignment), r);
+    validate(r, {});
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// The first number that a file of the system begins with; 0: there is none.
+int64_t number_in(const std::string& path) {
+  std::ifstream in(path);
+  int64_t out = 0;
+  return in >> out ? out : 0;
+}
+
+// The folder, or what there is above it.
+std::string existing_part(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::path path = std::filesystem::absolute(folder, error);
+  while (path.has_relative_path() && !std::filesystem::exists(path, error)) {
+    path = path.parent_path();
+  }
+  return path.string();
+}
+
+}  // namespace
+
+double needed_memory(const Recipe& r, bool on_gpu, int64_t world) {
+  return world == 1 ? forecast_memory(r, on_gpu).total() : layout_memory(r, world, on_gpu).total();
+}
+
+bool runs_on_gpu(const Recipe& r) {
+  if (r.run.device != DeviceKind::kAuto) return r.run.device == DeviceKind::kCuda;
+  return device_of(DeviceKind::kAuto).is_cuda();
+}
+
+double available_memory(const Recipe& r, int64_t ranks_here) {
+  const c10::Device device = device_of(DeviceKind::kAuto);
+  if (!runs_on_gpu(r)) return static_cast<double>(host_memory()) / static_cast<double>(ranks_here);
+  return device.is_cuda() ? static_cast<double>(memory_use(device).total) : 0;
+}
+
+MemoryForecast forecast_memory(const Recipe& r, bool on_gpu) {
+  const ModelMemory model = model_memory(r, on_gpu, *build_model(r.model));
+  MemoryForecast out{.workspace = model.workspace};
+  const bool sums = adds_up(r);
+  double update = 0;
+  for (const UnitMemory& unit : model.units) {
+    for (const StateBytes& s : {unit.dense, unit.experts}) {
+      out.weights += s.values + s.frozen;
+      out.gradients += sums ? 4 * s.elements : s.gradients;
+      out.masters += s.masters;
+      out.moments += s.moments;
+      update = std::max(update, update_memory(s, 1, 1));
+    }
+    out.activations += unit.again ? unit.input : unit.saved;
+  }
+  if (!sums) out.overlap = std::min(out.gradients, out.activations);
+  out.update = std::max(update - (out.activations + out.workspace - out.overlap), 0.0);
+  out.runtime = runtime_memory(on_gpu, out.activations + out.workspace);
+  return out;
+}
+
+std::vector<MemoryCut> memory_cuts(const Recipe& r, bool on_gpu, int64_t world) {
+  const double now = needed_memory(r, on_gpu, world);
+  const std::string half = to_text(plan_of(r).micro_batch / 2);
+  std::vector<MemoryCut> out;
+  for (const MemoryCut& cut : {MemoryCut{"train.micro_batch=" + half, 0, "smaller products"},
+                               MemoryCut{"train.optimizer.moments=bf16", 0, "rounded moments"},
+                               MemoryCut{"train.recompute=\"1\"", 0, "a third more time"}}) {
+    Recipe changed = r;
+    if (!try_set(changed, cut.set)) continue;
+    const double gain = now - needed_memory(changed, on_gpu, world);
+    if (gain > 0.01 * now) out.push_back({cut.set, gain, cut.cost});
+  }
+  return out;
+}
+
+MemoryVerdict judge_memory(const Recipe& r, bool on_gpu, double available, int64_t world) {
+  const double needed = needed_memory(r, on_gpu, world);
+  MemoryVerdict out;
+  out.line = "memory " + in_gib(needed) + " of " + in_gib(available) + " GiB";
+  out.warns = needed > 0.9 * available;
+  out.fits = needed <= available;
+  if (!out.warns) return out;
+  out.line = out.fits ? warning_text(Code::kTooLarge) + ' ' + out.line + '.'
+                      : to_text(Code::kTooLarge) + ' ' + out.line + ": it will not fit.";
+  const char* separator = " Cheapest: ";
+  for (const MemoryCut& cut : memory_cuts(r, on_gpu, world)) {
+    out.line.append(std::exchange(separator, ", ")).append(cut.set);
+    out.line.append(" (-").append(in_gib(cut.gain)).append("; ").append(cut.cost).append(")");
+  }
+  return out;
+}
+
+double checkpoint_bytes(const Recipe& r, bool on_gpu) {
+  const ModelMemory model = model_memory(r, on_gpu, *build_model(r.model));
+  const MomentType type = base_of(r.train.optimizer).moments;
+  const double decoded = type == MomentType::kInt8 ? 4 / bytes_of(type) : 1;
+  double out = 0;
+  for (const UnitMemory& unit : model.units) {
+    for (const StateBytes& s : {unit.dense, unit.experts}) {
+      out += 4 * s.elements + s.frozen + decoded * s.moments;
+    }
+  }
+  return out;
+}
+
+DiskVerdict judge_disk(const Recipe& r, bool on_gpu) {
+  DiskVerdict out{.line = {}, .bytes = checkpoint_bytes(r, on_gpu)};
+  const auto size = [](double bytes) { return readable_bytes(static_cast<int64_t>(bytes)); };
+  const int64_t kept = std::max<int64_t>(r.checkpoint.keep, 1);
+  const double need = static_cast<double>(kept + 1) * out.bytes;
+  const int64_t free = free_bytes(existing_part(r.checkpoint.dir));
+  out.fits = free < 0 || need <= static_cast<double>(free);
+  out.line = r.checkpoint.keep == 0
+                 ? size(out.bytes) + " for each checkpoint, all of which are kept"
+                 : size(need) + " for " + std::to_string(kept) + " checkpoints of " +
+                       size(out.bytes) + " and one that is being written";
+  if (free >= 0) out.line += "; " + readable_bytes(free) + " are free";
+  if (!out.fits) out.line += ". Make room, lower checkpoint.keep, or choose another checkpoint.dir";
+  return out;
+}
+
+TimeForecast forecast_time(const Recipe& r, double flops_per_second) {
+  const RunPlan plan = plan_of(r);
+  const auto tokens = static_cast<double>(plan.batch * r.data.sequence);
+  TimeForecast out;
+  out.step_flops = costs_of(r.model).flops_per_token(r.data.sequence) * tokens;
+  out.step_seconds = out.step_flops / flops_per_second;
+  out.tokens_per_second = tokens / out.step_seconds;
+  out.run_seconds = static_cast<double>(plan.run.tokens) / out.tokens_per_second;
+  return out;
+}
+
+int64_t host_memory() {
+  const int64_t all = int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
+  int64_t limit = number_in("/sys/fs/cgroup/memory.max");
+  if (limit == 0) limit = number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes");
+  return limit > 0 ? std::min(all, limit) : all;
+}
+
+int64_t host_cores() {
+  const auto all = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  std::ifstream file("/sys/fs/cgroup/cpu.max");  // "200000 100000" microseconds, or "max 100000"
+  double quota = 0, period = 0;
+  if (!(file >> quota >> period) || quota <= 0 || period <= 0) return all;
+  return std::clamp<int64_t>(static_cast<int64_t>(std::ceil(quota / period)), 1, all);
+}
+
+std::string in_gib(double bytes) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof(buffer), "%.*f", bytes < 10737418240.0 / 10 ? 2 : 1,
+                bytes / (1 << 30));
+  return buffer;
+}
+
+}  // namespace troupe

@@ -1,0 +1,154 @@
+#include "troupe/train/forecast/forecast.h"
+
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "troupe/nn/models/costs.h"
+#include "troupe/train/recipe/recipe_of_test.h"
+
+namespace troupe {
+namespace {
+
+Recipe small_recipe(const std::string& more) {
+  return recipe_of(more,
+                   "data: {sequence: 64}\ntrain: {global_batch: 8, micro_batch: 8, steps: 10}\n"
+                   "checkpoint: {dir: run}\n");
+}
+
+constexpr double kGiB = double{1 << 30};
+
+// Of one GPU without sharding, 16 bytes a parameter: bf16 weights, f32 gradients, the rest of the
+// masters, moments; the gradients of a single microbatch stay in bf16.
+TEST(Forecast, StatesOfAPublishedModelAreThoseOfTheTable) {
+  const std::string model = "model: {preset: olmoe-1b-7b}\ntrain: {global_batch: 8, micro_batch: ";
+  for (const int micro : {1, 8}) {
+    const Recipe r = small_recipe(model + std::to_string(micro) + "}");
+    const MemoryForecast m = forecast_memory(r, /*on_gpu=*/true);
+    const double states = m.weights + m.gradients + m.masters + m.moments;
+    const double routers = 16 * 64 * 4;  // their f32 counts
+    EXPECT_DOUBLE_EQ(states, (micro == 1 ? 16.0 : 14.0) * 6919161856.0 + routers);
+    EXPECT_EQ(m.overlap > 0, micro == 8);
+  }
+}
+
+// Row 138: `troupe plan` has an answer for each published model, with its own number of parameters.
+TEST(Forecast, EveryPublishedModelHasOne) {
+  int64_t models = 0;
+  for (const std::string_view name : ModelConfig::presets()) {
+    const Recipe r = small_recipe("model: {preset: " + std::string(name) + "}");
+    EXPECT_NO_THROW(validate(r, {})) << name;
+    const ModelCosts costs = costs_of(r.model);
+    const MemoryForecast m = forecast_memory(r, /*on_gpu=*/true);
+    // Weights of 2 bytes; biases of routers, and MTP modules, beside the published number.
+    const auto all = static_cast<double>(costs.params() + costs.mtp_params);
+    EXPECT_NEAR(m.weights / (2 * all), 1, 1e-3) << name;
+    EXPECT_GT(m.activations, 0) << name;
+    const double a_second = 1e15;
+    EXPECT_NEAR(forecast_time(r, a_second).step_seconds,
+                8 * 64 * costs.flops_per_token(64) / a_second, 1e-9)
+        << name;
+    ++models;
+  }
+  EXPECT_GT(models, 25);
+}
+
+TEST(Forecast, StatesFollowPrecisionOptimizerAndWhatIsFrozen) {
+  const std::string model =
+      "model: {layers: 2, width: 32, heads: 4, vocab: 256, moe: {experts: 4, "
+      "hidden: 64}}\n";
+  const auto count = static_cast<double>(costs_of(small_recipe(model).model).params());
+  const MemoryForecast cpu = forecast_memory(small_recipe(model), false);
+  EXPECT_EQ(cpu.weights, 4 * count);
+  EXPECT_EQ(cpu.gradients, 4 * count);
+  EXPECT_EQ(cpu.masters, 0);
+  const double routers = 2 * 4 * 4;  // f32 counts of two layers
+  EXPECT_EQ(cpu.moments, 8 * count + routers);
+  const MemoryForecast small =
+      forecast_memory(small_recipe(model + "train: {optimizer: {moments: bf16}}"), false);
+  EXPECT_EQ(small.moments, 4 * count + routers);
+  const MemoryForecast coded =
+      forecast_memory(small_recipe(model + "train: {optimizer: {moments: int8}}"), false);
+  EXPECT_NEAR(coded.moments, 2 * (1 + 4.0 / 256) * count + routers, 1e-6 * count);
+  const MemoryForecast adafactor =
+      forecast_memory(small_recipe(model + "train: {optimizer: {kind: adafactor}}"), false);
+  EXPECT_LT(adafactor.moments, 0.5 * count);
+  const MemoryForecast soap =
+      forecast_memory(small_recipe(model + "train: {optimizer: {kind: soap}}"), false);
+  EXPECT_GT(soap.moments, 10 * count);
+  const MemoryForecast lion =
+      forecast_memory(small_recipe(model + "train: {optimizer: {kind: lion}}"), false);
+  EXPECT_EQ(lion.moments, 4 * count + routers);
+  const MemoryForecast frozen = forecast_memory(
+      small_recipe(model + "train: {optimizer: {groups: [{names: '*', frozen: true}]}}"), false);
+  EXPECT_EQ(frozen.gradients + frozen.moments, routers);
+  EXPECT_EQ(frozen.weights, 4 * count);
+}
+
+// A direction is of a whole matrix: where masters are f32 numbers, of all of a parameter at once.
+TEST(Forecast, MuonsDirectionsAreCountedWhereBackwardTakesLess) {
+  const std::string model =
+      "model: {layers: 2, width: 256, heads: 4, vocab: 256, ffn: 4096}\ndata: {sequence: 8}\n"
+      "train: {micro_batch: 1, optimizer: {kind: ";
+  const auto at_update = [&](const std::string& more, double bytes_each) {
+    const MemoryForecast m = forecast_memory(small_recipe(model + more), false);
+    EXPECT_GT(m.update, 0) << more;
+    EXPECT_NEAR(m.activations + m.workspace - m.overlap + m.update, bytes_each * 2 * 4096 * 256, 1);
+    EXPECT_DOUBLE_EQ(m.total(), m.weights + m.gradients + m.masters + m.moments + m.runtime +
+                                    bytes_each * 2 * 4096 * 256);
+  };
+  at_update("muon}}", 4 * 7);
+  at_update("muon}, precision: fp16}", 4 * 7);
+  at_update("muon}, precision: bf16}", 4 * 8);
+  EXPECT_EQ(forecast_memory(small_recipe(model + "adamw}}"), false).update, 0);
+  const std::string kept = "data: {sequence: 512}\ntrain: {optimizer: {kind: muon}}\n";
+  const std::string small = "model: {layers: 2, width: 64, heads: 4, vocab: 256, ffn: 128}\n";
+  EXPECT_EQ(forecast_memory(small_recipe(small + kept), false).update, 0);
+}
+
+TEST(Forecast, LessIsKeptOfASmallerMicrobatchAndWhatIsComputedAgain) {
+  const std::string model =
+      "model: {layers: 6, width: 64, heads: 4, vocab: 256, moe: {experts: 4, "
+      "hidden: 64}}\n";
+  const double whole = forecast_memory(small_recipe(model), false).activations;
+  EXPECT_NEAR(forecast_memory(small_recipe(model + "train: {micro_batch: 4}"), false).activations,
+              whole / 2, 1);
+  EXPECT_LT(forecast_memory(small_recipe(model + "train: {recompute: '1'}"), false).activations,
+            whole / 3);
+  EXPECT_LT(forecast_memory(small_recipe(model + "train: {precision: bf16}"), false).activations,
+            0.6 * whole);
+}
+
+TEST(Forecast, ARunThatDoesNotFitIsToldWithTheCheapestCuts) {
+  const Recipe r = small_recipe(
+      "model: {layers: 6, width: 256, heads: 4, vocab: 8192, ffn: 1024}\ndata: {sequence: 256}");
+  const double needed = forecast_memory(r, false).total();
+  const MemoryVerdict easy = judge_memory(r, false, 2 * needed);
+  EXPECT_TRUE(easy.fits && !easy.warns);
+  EXPECT_TRUE(easy.line.starts_with("memory ")) << easy.line;
+  const MemoryVerdict tight = judge_memory(r, false, needed / 0.95);
+  EXPECT_TRUE(tight.fits && tight.warns);
+  EXPECT_TRUE(tight.line.starts_with("W7006 memory ")) << tight.line;
+  EXPECT_NE(tight.line.find("train.micro_batch=4 (-"), std::string::npos) << tight.line;
+  EXPECT_NE(tight.line.find("train.optimizer.moments=bf16 (-"), std::string::npos) << tight.line;
+  const MemoryVerdict over = judge_memory(r, false, needed / 2);
+  EXPECT_FALSE(over.fits);
+  EXPECT_TRUE(over.line.starts_with("E7006 memory ")) << over.line;
+}
+
+TEST(Forecast, TimeIsTheFormulasAtTheRate) {
+  const Recipe r = small_recipe("model: {layers: 2, width: 32, heads: 4, vocab: 256, ffn: 64}");
+  const TimeForecast t = forecast_time(r, 1e9);
+  EXPECT_DOUBLE_EQ(t.step_flops, 512 * costs_of(r.model).flops_per_token(64));
+  EXPECT_DOUBLE_EQ(t.step_seconds, t.step_flops / 1e9);
+  EXPECT_NEAR(t.run_seconds, 10 * t.step_seconds, 1e-9);
+}
+
+TEST(Forecast, TheHostsMemoryIsKnown) {
+  EXPECT_GT(host_memory(), int64_t{1} << 28);
+  EXPECT_EQ(in_gib(kGiB * 74.84), "74.8");
+  EXPECT_EQ(in_gib(kGiB / 4), "0.25");
+}
+
+}  // namespace
+}  // namespace troupe

@@ -1,0 +1,152 @@
+#include "troupe/train/machine/bench_run.h"
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+
+#include "troupe/core/config/config.h"
+#include "troupe/core/number/rng.h"
+#include "troupe/core/text/median.h"
+#include "troupe/train/forecast/forecast.h"
+#include "troupe/train/forecast/layout_forecast.h"
+#include "troupe/train/learner.h"
+#include "troupe/train/observe/memory_use.h"
+#include "troupe/train/observe/metrics.h"
+#include "troupe/train/observe/run_files.h"
+#include "troupe/train/observe/version.h"
+
+namespace troupe {
+namespace {
+
+// A global batch of tokens that are drawn evenly.
+TokenBatch made_up(const Recipe& r, const RunPlan& plan) {
+  TokenBatch out{.B = plan.batch, .S = r.data.sequence};
+  const Rng rng(r.train.seed, stream_of("bench"));
+  const auto rows = static_cast<size_t>(out.B), columns = static_cast<size_t>(out.S);
+  for (size_t i = 0; i < rows * (columns + 1); ++i) {
+    out.ids.push_back(static_cast<int32_t>(rng.uniform(i) * static_cast<double>(r.model.vocab)));
+  }
+  for (size_t i = 0; i < rows * columns; ++i) {
+    out.positions.push_back(static_cast<int32_t>(i % columns));
+  }
+  out.documents.resize(rows * columns, 0);
+  out.weights.resize(rows * columns, 1.0F);
+  out.sources.resize(rows, 0);
+  return out;
+}
+
+double busiest(const Interval& interval) {
+  const std::vector<LayerLoad> loads = interval.loads();
+  double sum = 0;
+  for (const LayerLoad& load : loads) sum += load.max_over_mean();
+  return loads.empty() ? 0 : sum / static_cast<double>(loads.size());
+}
+
+std::shared_ptr<Ranks> played(const Recipe& r, const c10::Device& device, int64_t ranks) {
+  if (ranks == 1) return std::make_shared<Ranks>();
+  return std::make_shared<Ranks>(
+      std::make_shared<World>(Place{.size = ranks,
+                                    .local_size = std::min<int64_t>(ranks, 8),
+                                    .source = "played by one process"},
+                              device, WorldOptions{.played = true}),
+      r);
+}
+
+// This rank's part of a batch of all, who have the same.
+Feed own_feed(const Recipe& r, const RunPlan& plan, const c10::Device& device, const Ranks& ranks) {
+  const Ranks::Share share = ranks.share_of(plan.batch / plan.micro_batch);
+  RunPlan own = plan;
+  own.batch = share.count * plan.micro_batch;
+  Feed feed = make_feed(made_up(r, own), plan.micro_batch, device, share.steps);
+  feed.weight_sum *= static_cast<double>(ranks.size());
+  feed.loss_tokens *= ranks.size();
+  feed.all_microbatches *= ranks.size();
+  return feed;
+}
+
+double tensor_bytes(const Recipe& r, bool on_gpu, int64_t ranks) {
+  const auto tensors = [&](const auto& m) { return m.total() - (on_gpu ? m.runtime : 0); };
+  return ranks == 1 ? tensors(forecast_memory(r, on_gpu))
+                    : tensors(layout_memory(r, ranks, on_gpu));
+}
+
+BenchTimes time_steps(const Recipe& r, const c10::Device& device,
+                      const std::shared_ptr<Ranks>& ranks, const BenchOptions& options) {
+  const Faults none;
+  Learner learner(r, device, none, ranks);
+  const RunPlan plan = plan_of(r);
+  const Feed feed = own_feed(r, plan, device, *ranks);
+  TrainState state;
+  state.loss_scale = start_of(r.train.loss_scale);
+  std::vector<double> step, forward, backward, update;
+  Interval interval;
+  for (int64_t n = 0; n < options.warmup + options.steps; ++n) {
+    const auto begin = std::chrono::steady_clock::now();
+    const StepReport report = learner.step(feed, state);
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    if (n < options.warmup) continue;
+    interval.add(report, feed, seconds, 0);
+    step.push_back(seconds);
+    forward.push_back(report.seconds.forward);
+    backward.push_back(report.seconds.backward);
+    update.push_back(report.seconds.update);
+  }
+  BenchTimes out{.routing = "learned",
+                 .step_s = median(step),
+                 .forward_s = median(forward),
+                 .backward_s = median(backward),
+                 .update_s = median(update)};
+  out.tokens_s = static_cast<double>(feed.tokens) / out.step_s;
+  const double flops = learner.model().costs().flops_per_token(r.data.sequence) * out.tokens_s;
+  out.tflops = flops * 1e-12;
+  out.max_over_mean = busiest(interval);
+  out.peak_bytes = memory_use(device).peak;
+  return out;
+}
+
+}  // namespace
+
+BenchReport bench_run(const Recipe& given, const BenchOptions& options) {
+  if (options.steps < 1 || options.warmup < 0) {
+    fail(Code::kBadValue, "bench", "needs a step to time; --steps is", options.steps,
+         "and --warmup", options.warmup);
+  }
+  Recipe r = given;
+  const RunPlan plan = plan_of(r);
+  if (r.run.threads > 0) at::set_num_threads(static_cast<int>(r.run.threads));
+  const c10::Device device = device_of(r.run.device);
+  const RunEnvironment here = this_environment({}, device.str());
+  const ModelCosts costs = costs_of(r.model);
+  BenchReport out{.version = version(),
+                  .commit = commit(),
+                  .device = device.str(),
+                  .processor = here.processor,
+                  .precision = to_text(r.train.precision),
+                  .threads = here.threads,
+                  .params = costs.params(),
+                  .active_params = costs.active_params(),
+                  .batch = plan.batch,
+                  .micro_batch = plan.micro_batch,
+                  .sequence = r.data.sequence,
+                  .warmup = options.warmup,
+                  .steps = options.steps,
+                  .ranks = options.ranks};
+  const std::shared_ptr<Ranks> ranks = played(r, device, options.ranks);
+  if (!ranks->alone()) r.parallel = ranks->parallel();
+  Recipe even = r;
+  if (num_moe_layers(r.model) > 0 && r.model.moe.router.kind() != "expert_choice") {
+    // The first: a rank whose experts learn to be liked takes more, and a peak never falls.
+    read_config(override_yaml("model.moe.router.force=uniform"), even);
+    out.times.push_back(time_steps(even, device, ranks, options));
+    out.times.back().routing = "forced";
+  }
+  out.times.insert(out.times.begin(), time_steps(r, device, ranks, options));
+  out.peak_bytes = out.times.back().peak_bytes;
+  out.forecast_bytes = static_cast<int64_t>(tensor_bytes(even, device.is_cuda(), options.ranks));
+  return out;
+}
+
+}  // namespace troupe

@@ -1,0 +1,99 @@
+#include "troupe/train/observe/health.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "troupe/train/observe/step_line.h"
+
+namespace troupe {
+namespace {
+
+double mean_of(const std::vector<double>& counts) {
+  const double sum = std::accumulate(counts.begin(), counts.end(), 0.0);
+  return counts.empty() ? 0 : sum / static_cast<double>(counts.size());
+}
+
+}  // namespace
+
+double LayerLoad::max_over_mean() const {
+  const double mean = mean_of(counts);
+  return mean == 0 ? 0 : *std::max_element(counts.begin(), counts.end()) / mean;
+}
+
+double LayerLoad::cv() const {
+  const double mean = mean_of(counts);
+  double squares = 0;
+  for (const double c : counts) squares += (c - mean) * (c - mean);
+  return mean == 0 ? 0 : std::sqrt(squares / static_cast<double>(counts.size())) / mean;
+}
+
+double LayerLoad::dropped_fraction() const {
+  const double assigned = std::accumulate(counts.begin(), counts.end(), 0.0);
+  return assigned == 0 ? 0 : dropped / assigned;
+}
+
+int64_t LayerLoad::dead(double below) const {
+  const double limit = below * mean_of(counts);
+  return std::count_if(counts.begin(), counts.end(), [&](double c) { return c < limit; });
+}
+
+std::vector<std::string> MoeHealth::faults_of(Layer& layer, const LayerLoad& load, int64_t step,
+                                              int64_t steps) const {
+  std::vector<std::string> out;
+  layer.window.push_back({steps, load.counts});
+  int64_t held = 0;
+  for (const Piece& piece : layer.window) held += piece.steps;
+  while (held - layer.window.front().steps >= config_.dead_window) {
+    held -= layer.window.front().steps;
+    layer.window.pop_front();
+  }
+  LayerLoad whole{.layer = load.layer, .counts = std::vector<double>(load.counts.size(), 0.0)};
+  for (const Piece& piece : layer.window) {
+    for (size_t e = 0; e < whole.counts.size(); ++e) whole.counts[e] += piece.counts[e];
+  }
+  const int64_t experts = static_cast<int64_t>(load.counts.size()), dead = whole.dead();
+  const bool too_many = static_cast<double>(dead) > config_.dead * static_cast<double>(experts);
+  if (held < config_.dead_window || !too_many) {
+    layer.dead_since = -1;
+  } else {
+    if (layer.dead_since < 0) layer.dead_since = step - held;
+    out.push_back(std::to_string(dead) + " of " + std::to_string(experts) + " experts dead for " +
+                  std::to_string(step - layer.dead_since) +
+                  " steps (raise model.moe.router.balance, or lower the learning rate)");
+  }
+  const double ratio = load.max_over_mean();
+  if (ratio <= config_.load) {
+    layer.overloaded_since = -1;
+  } else {
+    if (layer.overloaded_since < 0) layer.overloaded_since = step - steps;
+    if (step - layer.overloaded_since >= config_.load_steps) {
+      out.push_back("load max/mean " + fixed(ratio, 1) + " (> " + fixed(config_.load, 1) +
+                    ") for " + std::to_string(step - layer.overloaded_since) +
+                    " steps (raise model.moe.router.balance)");
+    }
+  }
+  if (load.dropped_fraction() > config_.drop) {
+    out.push_back("dropped " + fixed(100 * load.dropped_fraction(), 1) + "% (> " +
+                  fixed(100 * config_.drop, 1) + "%) (raise or drop model.moe.capacity)");
+  }
+  return out;
+}
+
+std::string MoeHealth::add(int64_t step, int64_t steps, const std::vector<LayerLoad>& loads) {
+  std::string verdict;
+  bool forced = false;
+  for (const LayerLoad& load : loads) {
+    forced |= load.forced;
+    std::string line;
+    for (const std::string& fault : faults_of(layers_[load.layer], load, step, steps)) {
+      line += (line.empty() ? "" : "; ") + fault;
+    }
+    if (line.empty()) continue;
+    verdict +=
+        (verdict.empty() ? "" : "; ") + ("layer " + std::to_string(load.layer) + ": " + line);
+  }
+  return "moe: " + (verdict.empty() ? "healthy" : verdict) + (forced ? " FORCED ROUTING" : "");
+}
+
+}  // namespace troupe

@@ -1,0 +1,100 @@
+#include "troupe/train/observe/run_files.h"
+
+#include <ATen/Parallel.h>
+#include <torch/version.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "troupe/core/config/json.h"
+#include "troupe/core/file/secrets.h"
+#include "troupe/core/text/suggest.h"
+#include "troupe/core/text/text.h"
+#include "troupe/train/observe/version.h"
+
+namespace troupe {
+namespace {
+
+std::string processor_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+RunEnvironment this_environment(const std::vector<std::string>& command,
+                                const std::string& device) {
+  RunEnvironment out;
+  out.version = version();
+  out.commit = commit();
+  for (const std::string& word : command) out.command += (out.command.empty() ? "" : " ") + word;
+  out.command = without_secrets(out.command);
+  char host[256] = {};
+  out.host = ::gethostname(host, sizeof(host) - 1) == 0 ? host : "unknown";
+  out.processor = processor_name();
+  out.device = device;
+  out.torch = TORCH_VERSION;
+  out.cores = std::thread::hardware_concurrency();
+  out.threads = at::get_num_threads();
+  out.pid = ::getpid();
+  return out;
+}
+
+std::vector<std::string> unknown_variables() {
+  // TROUPE_BUILD tells the tests of this repository where the program is, TROUPE_LAUNCH and
+  // TROUPE_PULSES and TROUPE_MEETING a rank that `troupe launch` has started it.
+  static const std::vector<std::string_view> known = {"TROUPE_FAULT", "TROUPE_BUILD"};
+  std::vector<std::string> out;
+  for (char** entry = ::environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::string_view name = text.substr(0, text.find('='));
+    if (!name.starts_with("TROUPE_") || name == "TROUPE_LAUNCH" || name == "TROUPE_PULSES" ||
+        name == "TROUPE_MEETING") {
+      continue;
+    }
+    if (std::ranges::count(known, name) > 0) continue;
+    std::string_view guess = nearest(name, known);
+    if (guess.empty()) guess = known.front();
+    out.push_back("environment: " + std::string(name) + " is not read; there is " +
+                  std::string(guess) + ", for tests");
+  }
+  return out;
+}
+
+void write_exit(Fs& fs, const std::string& run, ExitRecord record, const std::string& error_file,
+                const Log& log) {
+  record.message = without_secrets(record.message);
+  try {
+    std::ostringstream os;
+    write_json(os, record);
+    if (!run.empty() && ::access(run.c_str(), W_OK) == 0) {
+      publish_file(fs, run + "/exit.json", os.str() + "\n");
+    }
+    if (error_file.empty() || record.code == 0) return;
+    const auto since = std::chrono::system_clock::now().time_since_epoch();
+    const std::string message = to_text(record.message);
+    const std::string seconds =
+        std::to_string(std::chrono::duration_cast<std::chrono::seconds>(since).count());
+    publish_file(fs, error_file,
+                 "{\"message\":{\"message\":" + message + ",\"extraInfo\":{\"py_callstack\":" +
+                     message + ",\"timestamp\":\"" + seconds + "\"}}}\n");
+  } catch (const Error& error) {
+    log.warning(error.what());
+  }
+}
+
+int64_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  int64_t pages = 0, resident = 0;
+  file >> pages >> resident;
+  return file ? resident * ::sysconf(_SC_PAGESIZE) : 0;
+}
+
+}  // namespace troupe

@@ -1,0 +1,69 @@
+// What a run leaves in its folder besides checkpoints and logs.
+//   recipe.yaml   resolved: every value, with where it was given
+//   given.yaml    the recipe as it was written, with its --set
+//   env.json      version, command, host, processor, device, PyTorch
+//   exit.json     how the run ended
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "troupe/core/check.h"
+#include "troupe/core/file/log.h"
+#include "troupe/core/file/publish.h"
+
+namespace troupe {
+
+struct ExitRecord {
+  int64_t code = 0;
+  std::string error = "";  // "E5001"
+  int64_t rank = 0;
+  int64_t step = 0;
+  std::string phase = "";
+  std::string message = "";
+  bool resumable = false;
+  std::string checkpoint = "";  // the newest
+  static void visit(auto& r, auto&& f) {
+    f("code", r.code);
+    f("error", r.error);
+    f("rank", r.rank);
+    f("step", r.step);
+    f("phase", r.phase);
+    f("message", r.message);
+    f("resumable", r.resumable);
+    f("checkpoint", r.checkpoint);
+  }
+};
+
+struct RunEnvironment {
+  std::string version, commit, command, host, processor, device, torch;
+  int64_t cores = 0, threads = 0, pid = 0, ranks = 1;
+  static void visit(auto& e, auto&& f) {
+    f("version", e.version);
+    f("commit", e.commit);
+    f("command", e.command);
+    f("host", e.host);
+    f("processor", e.processor);
+    f("device", e.device);
+    f("torch", e.torch);
+    f("cores", e.cores);
+    f("threads", e.threads);
+    f("pid", e.pid);
+    f("ranks", e.ranks);
+  }
+};
+RunEnvironment this_environment(const std::vector<std::string>& command, const std::string& device);
+
+// A line for each variable TROUPE_* of the environment that nothing reads, with the nearest that
+// is.
+std::vector<std::string> unknown_variables();
+
+// Writes RUN/exit.json, and TORCHELASTIC_ERROR_FILE in torchrun's form where `error_file` names it.
+// Never throws: a full disk must not hide the error that is told.
+void write_exit(Fs& fs, const std::string& run, ExitRecord record, const std::string& error_file,
+                const Log& log);
+
+int64_t resident_bytes();  // of this process; 0: unknown
+
+}  // namespace troupe

@@ -1,0 +1,48 @@
+#include "troupe/train/optim/guard.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace troupe {
+namespace {
+
+TEST(LossScale, F120_HalvesAfterTheHysteresisAndDoublesAfterTheWindow) {
+  LossScaleConfig config;
+  config.window = 3;
+  LossScaleState s = start_of(config);
+  EXPECT_EQ(s.scale, 0x1p32);
+  update(s, config, true);
+  EXPECT_EQ(s.scale, 0x1p32);  // the first is forgiven
+  update(s, config, true);
+  EXPECT_EQ(s.scale, 0x1p31);
+  update(s, config, true);
+  EXPECT_EQ(s.scale, 0x1p30);
+  for (int i = 0; i < 2; ++i) update(s, config, false);
+  EXPECT_EQ(s.scale, 0x1p30);
+  update(s, config, false);
+  EXPECT_EQ(s.scale, 0x1p31);
+  update(s, config, true);
+  EXPECT_EQ(s.scale, 0x1p31);  // forgiven again
+}
+
+TEST(Spike, F112_OneBadBatchIsFlaggedAndNotLearntFrom) {
+  SpikeState state;
+  const SpikeConfig config;
+  for (int i = 0; i < 200; ++i) {
+    EXPECT_EQ(judge(state, config, 3 + 0.01 * std::sin(i), 1 + 0.01 * std::cos(i)), "") << i;
+  }
+  const SpikeState before = state;
+  EXPECT_EQ(judge(state, config, 8, 1).substr(0, 9), "loss 8 is");
+  EXPECT_EQ(judge(state, config, 3, 5).substr(0, 18), "gradient norm 5 is");
+  EXPECT_EQ(state.losses, before.losses);
+  EXPECT_EQ(state.losses.size(), 128u);
+}
+
+TEST(Spike, SaysNothingBeforeHalfAWindow) {
+  SpikeState state;
+  for (int i = 0; i < 60; ++i) EXPECT_EQ(judge(state, {}, i % 2 == 0 ? 3 : 100, 1), "");
+}
+
+}  // namespace
+}  // namespace troupe

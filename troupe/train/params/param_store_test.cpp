@@ -1,0 +1,169 @@
+#include "troupe/train/params/param_store.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "troupe/core/check.h"
+#include "troupe/testing/torch/ranks.h"
+
+namespace troupe {
+namespace {
+
+using testing::in_ranks;
+
+enum Way { kDdp, kZero1, kFull, kHybrid };
+constexpr const char* kNames[] = {"ddp", "zero1", "full", "hybrid"};
+
+// A dense tensor and two of four experts on each rank: of pairs of ranks, so that in a world of two
+// nobody else has them, and in one of four one other rank does.
+struct Problem {
+  Problem(World& world, Way way, at::ScalarType type = at::kFloat) : rank(world.rank()) {
+    const int64_t W = world.size(), half = W == 4 ? rank / 2 : 0;
+    const auto all = world.all(), one = std::make_shared<RankGroup>(rank);
+    const auto within = W == 4 ? world.group({2 * half, 2 * half + 1}) : all;
+    const auto across = W == 4 ? world.group({rank % 2, rank % 2 + 2}) : one;
+    Sharing sharing;
+    sharing.alone = false;
+    sharing.full = way == kFull || way == kHybrid;
+    switch (way) {
+      case kDdp:
+        sharing.dense = {one, all};
+        sharing.experts = {one, across};
+        break;
+      case kHybrid:
+        sharing.dense = {within, across};
+        sharing.experts = {one, across};
+        break;
+      default: sharing.dense = {all, one}; sharing.experts = {across, one};
+    }
+    const int64_t first = rank % 2 * 2;
+    dense = Param::of({30, 10}, {.kind = Init::kNormal, .std = 1});
+    experts = Param::of_experts({4, 5, 7}, {.kind = Init::kNormal, .std = 1},
+                                HeldExperts({first, first + 1}));
+    store = std::make_unique<ParamStore>(
+        std::vector<NamedParam>{{.name = "dense", .param = &dense, .unit = 0},
+                                {.name = "experts", .param = &experts, .unit = 1}},
+        at::TensorOptions(type), [](const NamedParam&) { return BucketKey{}; }, sharing);
+    store->initialise_all(3);
+  }
+  // Whole numbers, so that sums are exact.
+  at::Tensor grad(const Param& p, double of_rank) const {
+    return (at::arange(p.numel(), at::kFloat).remainder(17) + of_rank).view(p.shown);
+  }
+  // The owned part of a gradient of the dense tensor.
+  at::Tensor owned(const at::Tensor& whole) const {
+    const ParamStore::Range range = store->owned(0);
+    return whole.reshape({-1}).narrow(0, range.from, range.size);
+  }
+  int64_t rank;
+  Param dense, experts;
+  std::unique_ptr<ParamStore> store;
+};
+
+TEST(ParamStore, WhatNoOtherRankHasIsSummedByNobody) {
+  for (const Way way : {kDdp, kZero1, kFull}) {
+    in_ranks(2, [way](World& world) {
+      Problem p(world, way);
+      const at::Tensor own = p.grad(p.experts, static_cast<double>(10 * p.rank));
+      p.store->begin_step();
+      p.store->add(0, p.grad(p.dense, static_cast<double>(p.rank)));
+      p.store->add(1, own);
+      for (const int64_t unit : {1, 0}) p.store->reduce(unit, /*last=*/true);
+      p.store->end_step();
+      EXPECT_EQ(p.store->grad(1).data_ptr(), own.data_ptr()) << kNames[way];  // no copy either
+      EXPECT_FALSE(p.store->buckets()[1].grad.defined());
+      EXPECT_TRUE(at::equal(p.store->grad(0), p.owned(2 * p.grad(p.dense, 0.5)))) << kNames[way];
+    });
+  }
+}
+
+TEST(ParamStore, MicrobatchesAddUpToTheSumOfAllRanks) {
+  for (const Way way : {kDdp, kZero1, kFull, kHybrid}) {
+    in_ranks(4, [way](World& world) {
+      Problem p(world, way);
+      p.store->begin_step();
+      for (const int64_t m : {0, 1, 2}) {
+        p.store->add(0, p.grad(p.dense, static_cast<double>(p.rank + 10 * m)));
+        p.store->add(1, p.grad(p.experts, static_cast<double>(p.rank + 10 * m)));
+        if (m > 0) {  // the first two go together
+          for (const int64_t unit : {1, 0}) p.store->reduce(unit, m == 2);
+        }
+      }
+      p.store->end_step();
+      // 3 microbatches of 4 ranks; 0 + 1 + 2 + 3 of each, and 4 (0 + 10 + 20).
+      const at::Tensor all = 12 * p.grad(p.dense, 0) + 3 * 6 + 4 * 30;
+      EXPECT_TRUE(at::equal(p.store->grad(0), p.owned(all))) << kNames[way];
+      // Ranks r and r + 2 have the same experts.
+      const auto pair = static_cast<double>(p.rank % 2 + p.rank % 2 + 2);
+      const at::Tensor both = (6 * p.grad(p.experts, 0) + 3 * pair + 2 * 30).reshape({-1});
+      const ParamStore::Range range = p.store->owned(1);
+      EXPECT_TRUE(at::equal(p.store->grad(1), both.narrow(0, range.from, range.size)))
+          << kNames[way];
+    });
+  }
+}
+
+TEST(ParamStore, TheNormCountsEachElementOnOneRankAlone) {
+  for (const Way way : {kDdp, kZero1, kFull, kHybrid}) {
+    for (const int ranks : {2, 4}) {
+      in_ranks(ranks, [way, ranks](World& world) {
+        Problem p(world, way);
+        p.store->begin_step();
+        p.store->add(0, at::full(p.dense.shown, 1.0));
+        p.store->add(1, at::full(p.experts.shown, 1.0));
+        for (const int64_t unit : {1, 0}) p.store->reduce(unit, true);
+        p.store->end_step();
+        double own = 0;
+        for (const at::Tensor& g : p.store->counted_grads()) own += g.sum().item<double>();
+        const double all = world.all()->summed(at::full({1}, own)).item<double>();
+        // The dense tensor's ones are summed over all ranks, those of experts over half of them.
+        EXPECT_EQ(all, ranks * 300.0 + ranks / 2 * 140.0) << kNames[way];
+      });
+    }
+  }
+}
+
+TEST(ParamStore, AParameterWithoutAGradientHasZeros) {
+  for (const Way way : {kDdp, kZero1, kFull}) {
+    in_ranks(2, [way](World& world) {
+      Problem p(world, way);
+      p.store->begin_step();
+      p.store->reduce(0, true);
+      p.store->end_step();
+      EXPECT_EQ(p.store->grad(0).numel(), p.store->owned(0).size);
+      EXPECT_EQ(p.store->grad(1).numel(), p.store->owned(1).size);
+      for (const int64_t slot : {0, 1})
+        EXPECT_EQ(p.store->grad(slot).abs().sum().item<double>(), 0);
+    });
+  }
+}
+
+TEST(ParamStore, ValuesOfFullShardingAreThereBetweenGatherAndDrop) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
+    in_ranks(2, [type](World& world) {
+      Problem whole(world, kDdp, type), p(world, kFull, type);
+      const auto bytes = [&] { return p.dense.value.storage().nbytes(); };
+      EXPECT_EQ(bytes(), 0U);
+      p.store->gather({0});
+      p.store->gather({0});  // two units that read it
+      p.store->need({0});
+      EXPECT_TRUE(at::equal(p.dense.value, whole.dense.value));
+      p.store->drop({0});
+      EXPECT_GT(bytes(), 0U);
+      p.store->drop({0});
+      EXPECT_EQ(bytes(), 0U);
+      EXPECT_THROW(p.store->drop({0}), Error);
+      EXPECT_TRUE(at::equal(p.experts.value, whole.experts.value));  // nobody else's: always there
+    });
+  }
+}
+
+}  // namespace
+}  // namespace troupe

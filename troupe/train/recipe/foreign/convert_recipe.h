@@ -1,0 +1,42 @@
+// Other trainers' settings as a recipe of ours: Megatron-LM's flags (a launch script or a list of
+// arguments), LLM-Foundry's YAML, MegaBlocks' Arguments. Nothing is dropped in silence: each
+// setting that was given is mapped, ignored because it changes no result, deferred because it lays
+// the run out over ranks of a kind that there is not yet, or refused.
+#pragma once
+
+#include <array>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "troupe/core/text/text.h"
+
+namespace troupe {
+
+enum class ForeignKind { kAuto, kMegatron, kFoundry, kMegaBlocks };
+constexpr auto names_of(ForeignKind) {
+  return std::array{Named{"auto", ForeignKind::kAuto}, Named{"megatron", ForeignKind::kMegatron},
+                    Named{"foundry", ForeignKind::kFoundry},
+                    Named{"megablocks", ForeignKind::kMegaBlocks}};
+}
+
+struct Conversion {
+  std::string recipe;                      // YAML; each line ends in the setting that it is from
+  std::vector<std::string> mapped = {};    // "--num-layers 32 -> model.layers: 32"
+  std::vector<std::string> ignored = {};   // "--use-flash-attn: speed only"
+  std::vector<std::string> deferred = {};  // "--tensor-model-parallel-size 4: ..."
+  std::vector<std::string> refused = {};   // "run.sh:12: E2003 --foo: ..."
+  std::vector<std::string> missing = {};   // what has to be said before the recipe runs
+  std::vector<std::string> notes = {};     // what is as it was there, and may not be what was meant
+};
+
+// Of a text that is none of the three, E2005. `file` is for messages; `variables` are what a script
+// gets from outside, those of its command line by their numbers ("1").
+Conversion convert_recipe(const std::string& text, const std::string& file, ForeignKind kind,
+                          const std::map<std::string, std::string>& variables = {});
+
+// What `auto` takes the text for: YAML with a model section or a kind's own names; a Python call
+// Arguments(...); else a script.
+ForeignKind foreign_kind(const std::string& text);
+
+}  // namespace troupe

@@ -1,0 +1,60 @@
+// A recipe that is being written out of another program's settings, and what became of each.
+#pragma once
+
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "troupe/train/recipe/foreign/convert_recipe.h"
+#include "troupe/train/recipe/recipe.h"
+
+namespace troupe {
+
+// One setting as it was given: what it is called there, and where.
+struct Origin {
+  std::string text;   // "--num-layers 32"
+  std::string place;  // "run.sh:12"; empty: the other program's default
+};
+
+class Draft {
+ public:
+  // A line of the recipe: `value` is YAML. A value that the field cannot take is refused; one with
+  // a variable in it that the file does not set is left to be filled in.
+  void set(const std::string& path, const std::string& value, const Origin& origin);
+  void set_text(const std::string& path, const std::string& text, const Origin& origin);
+  void ignore(const Origin& origin, std::string_view why);
+  void refuse(const Origin& origin, const std::string& why, Code code = Code::kBadValue);
+  // What asks for a kind of rank that this version does not have: the layout is chosen without it.
+  void defer(const Origin& origin, std::string_view why);
+  // What is done by a command beside the run, which the recipe names at its top.
+  void beside(const std::vector<Origin>& origins, const std::string& command);
+  void note(const std::string& text) { out_.notes.push_back(text); }
+
+  bool has(const std::string& path) const { return paths_.contains(path); }
+  // What a run must say for itself: without it the recipe's default would stand in unseen.
+  void need(const std::string& path, std::string_view why);
+
+  // The text, and what `check` would still find wrong with it among `missing`. `whole`: the source
+  // describes a run, not a layer.
+  Conversion finish(bool whole);
+
+ private:
+  struct Line {
+    std::string path, value, origin;
+  };
+  std::string text() const;
+
+  Conversion out_;
+  Recipe recipe_;
+  Sources sources_;
+  std::vector<Line> lines_;
+  std::string commands_;  // "# beside the run: ..." lines
+  std::set<std::string> paths_;
+};
+
+std::string quoted_yaml(const std::string& text);  // plain where YAML reads it as the same string
+std::string number_text(double value);             // shortest
+
+}  // namespace troupe

@@ -1,0 +1,343 @@
+#include "troupe/train/recipe/foreign/megatron_run.h"
+
+#include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <utility>
+
+#include "troupe/train/recipe/parallel.h"
+
+namespace troupe {
+namespace {
+
+class MegatronRun {
+ public:
+  MegatronRun(Flags& flags, Draft& draft) : draft_(draft), flags_(flags) {}
+
+  void convert() {
+    layout();
+    sharding();
+    recompute();
+    data();
+    checkpoint();
+    evaluation();
+    logging();
+  }
+
+ private:
+  // Ranks along an axis; whether there are none of them here, where the script asks for some.
+  bool deferred(const std::string& flag, const std::string& axis, int64_t ParallelConfig::*ranks) {
+    if (!flags_.given(flag)) return false;
+    ParallelConfig config;
+    config.*ranks = flags_.whole(flag, 1);
+    if (unbuilt_axes(config).empty()) {
+      draft_.set("parallel." + axis, to_text(config.*ranks), flags_.origin(flag));
+      return false;
+    }
+    draft_.defer(flags_.origin(flag), "not supported until " + axis +
+                                          " ranks exist; the model is the same without them, and "
+                                          "each GPU holds more of it");
+    return true;
+  }
+
+  // A flag that says more about ranks of an axis: deferred with them.
+  void beside_axis(const std::string& flag, const std::string& axis, bool without) {
+    if (!flags_.given(flag)) return;
+    const Origin from = flags_.origin(flag);
+    if (without) return draft_.defer(from, "not supported until " + axis + " ranks exist");
+    draft_.ignore(from, "one " + axis + " rank leaves it nothing to do");
+  }
+
+  void layout() {
+    const bool tensor = deferred("tensor-model-parallel-size", "tensor", &ParallelConfig::tensor);
+    const bool pipeline =
+        deferred("pipeline-model-parallel-size", "pipeline", &ParallelConfig::pipeline);
+    deferred("context-parallel-size", "context", &ParallelConfig::context);
+    for (const char* flag : {"sequence-parallel", "moe-extended-tp", "tp-comm-overlap",
+                             "distribute-saved-activations"}) {
+      beside_axis(flag, "tensor", tensor);
+    }
+    for (const char* flag :
+         {"num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank",
+          "pipeline-model-parallel-layout"}) {
+      beside_axis(flag, "pipeline", pipeline);
+    }
+    const bool cut = flags_.whole("expert-tensor-parallel-size", 1) > 1;
+    beside_axis("expert-tensor-parallel-size", "tensor", cut);
+    if (flags_.given("distributed-timeout-minutes")) {
+      draft_.set("run.hang_timeout", flags_.text("distributed-timeout-minutes") + "min",
+                 flags_.origin("distributed-timeout-minutes"));
+    }
+  }
+
+  // What the ranks share of the state; where nothing is said, the choice is left to the run.
+  void sharding() {
+    constexpr const char* kShard = "parallel.shard";
+    const std::string strategy = flags_.text("data-parallel-sharding-strategy");
+    const bool all = flags_.given("use-torch-fsdp2");
+    const bool optimizer = flags_.given("use-distributed-optimizer");
+    if (!strategy.empty()) {
+      const Origin from = flags_.origin("data-parallel-sharding-strategy");
+      const bool known = strategy == "no_shard" || strategy == "optim" ||
+                         strategy == "optim_grads" || strategy == "optim_grads_params";
+      if (!known) {
+        return draft_.refuse(from, "no_shard, optim, optim_grads and optim_grads_params are there");
+      }
+      // Gradients that are summed are kept by their owner alone in any case.
+      const bool full = strategy == "optim_grads_params";
+      draft_.set(kShard, full ? "full" : strategy == "no_shard" ? "none" : "zero1", from);
+    } else if (all) {
+      draft_.set(kShard, "full", flags_.origin("use-torch-fsdp2"));
+    } else if (optimizer) {
+      draft_.set(kShard, "zero1", flags_.origin("use-distributed-optimizer"));
+    }
+  }
+
+  void ignore_given(std::initializer_list<const char*> flags, std::string_view why) {
+    for (const char* flag : flags) {
+      if (flags_.given(flag)) draft_.ignore(flags_.origin(flag), why);
+    }
+  }
+
+  void recompute() {
+    const std::string granularity = flags_.text("recompute-granularity");
+    const Origin from = flags_.origin("recompute-granularity");
+    if (granularity == "full") {
+      recompute_blocks(from);
+      ignore_given({"recompute-modules"}, "of --recompute-granularity selective alone");
+    } else if (granularity == "selective") {
+      recompute_modules(from);
+      ignore_given({"recompute-method", "recompute-num-layers"},
+                   "of --recompute-granularity full alone");
+    } else {
+      ignore_given({"recompute-method", "recompute-num-layers", "recompute-modules"},
+                   "without --recompute-granularity it has no effect there");
+      if (!granularity.empty()) draft_.refuse(from, "full and selective are there");
+    }
+  }
+
+  // uniform: all layers, some at a time; block: the first ones of each pipeline stage.
+  void recompute_blocks(const Origin& from) {
+    constexpr std::string_view kOneByOne =
+        "memory only: each block is computed again from its own input here";
+    const std::string method = flags_.text("recompute-method");
+    const int64_t all = flags_.whole("num-layers", 0);
+    const int64_t stages = std::max<int64_t>(flags_.whole("pipeline-model-parallel-size", 1), 1);
+    const int64_t some = std::min(flags_.whole("recompute-num-layers", 0) * stages, all);
+    if (method != "block" || some <= 0 || some >= all) {
+      draft_.set_text("train.recompute", "1", from);
+      return ignore_given({"recompute-method", "recompute-num-layers"}, kOneByOne);
+    }
+    const std::string pattern = "[1]*" + to_text(some) + "+[0]*" + to_text(all - some);
+    Origin both = flags_.origin("recompute-num-layers");
+    both.text = from.text + ' ' + flags_.origin("recompute-method").text + ' ' + both.text;
+    draft_.set_text("train.recompute", pattern, both);
+  }
+
+  void recompute_modules(const Origin& from) {
+    const auto modules = flags_.list("recompute-modules");
+    constexpr std::string_view kScores = "attention never keeps its scores here";
+    if (modules.empty()) return draft_.ignore(from, kScores);
+    draft_.ignore(from, "its modules say it");
+    const bool whole = std::find(modules.begin(), modules.end(), "moe") != modules.end();
+    for (const std::string& module : modules) {
+      const Origin origin{"--recompute-modules " + module,
+                          flags_.origin("recompute-modules").place};
+      if (module == "moe") {
+        draft_.set("model.moe.recompute", "layer", origin);
+      } else if (module == "moe_act") {
+        if (!whole) draft_.set("model.moe.recompute", "act", origin);
+        if (whole) draft_.ignore(origin, "the module moe has it");
+      } else if (module == "core_attn") {
+        draft_.ignore(origin, kScores);
+      } else if (module == "layernorm" || module == "mla_up_proj" || module == "mlp" ||
+                 module == "shared_experts") {
+        draft_.ignore(origin, "memory only: it is kept here; train.recompute drops whole blocks");
+      } else {
+        draft_.refuse(origin,
+                      "core_attn, moe, moe_act, layernorm, mla_up_proj, mlp and shared_experts "
+                      "are there");
+      }
+    }
+  }
+
+  // "[{path: a, weight: 1}]" of "1 a 2 b" or of "a b".
+  static std::string sources(const std::vector<std::string>& words) {
+    double number = 0;
+    const bool weighted = words.size() > 1 && words.size() % 2 == 0 && from_text(words[0], number);
+    std::string out;
+    for (size_t i = 0; i < words.size(); i += weighted ? 2 : 1) {
+      out += out.empty() ? "{path: " : ", {path: ";
+      out += quoted_yaml(words[i + (weighted ? 1 : 0)]);
+      if (weighted) out.append(", weight: ").append(words[i]);
+      out += '}';
+    }
+    return '[' + out + ']';
+  }
+
+  void data() {
+    if (flags_.given("mock-data")) {
+      draft_.set("data.train", "[{kind: mock}]", flags_.origin("mock-data"));
+    } else if (flags_.given("data-path")) {
+      draft_.set("data.train", sources(flags_.list("data-path")), flags_.origin("data-path"));
+      const bool told = flags_.given("split");
+      draft_.set_text("data.split", flags_.text("split", "969,30,1"),
+                      flags_.origin("split", "969,30,1"));
+      if (!told) draft_.note("--split is not given: 969,30,1, as there");
+    } else if (flags_.given("train-data-path")) {
+      draft_.set("data.train", sources(flags_.list("train-data-path")),
+                 flags_.origin("train-data-path"));
+      if (flags_.given("valid-data-path")) {
+        draft_.set("data.valid", sources(flags_.list("valid-data-path")),
+                   flags_.origin("valid-data-path"));
+      }
+    }
+    draft_.set("data.order", "megatron", {"the order of samples there", ""});
+    if (!flags_.given("seed")) draft_.set("train.seed", "1234", flags_.origin("seed", "1234"));
+    const bool positions = flags_.given("reset-position-ids");
+    const bool mask = flags_.given("reset-attention-mask");
+    if (positions && mask) {
+      draft_.set("data.documents", "eod", flags_.origin("reset-attention-mask"));
+    } else if (positions || mask) {
+      draft_.refuse(flags_.origin(mask ? "reset-attention-mask" : "reset-position-ids"),
+                    "--reset-position-ids and --reset-attention-mask go together: data.documents");
+    }
+    tokenizer();
+  }
+
+  void tokenizer() {
+    const std::string type = flags_.text("tokenizer-type");
+    const Origin from = flags_.origin("tokenizer-type");
+    if (type == "NullTokenizer") {
+      const int64_t size = flags_.whole("vocab-size", 0);
+      draft_.set("data.tokenizer", "'null:" + to_text(size) + "'", from);
+      // Theirs counts one id more: the end of a document.
+      if (size > 0) draft_.set("model.vocab", to_text(size + 1), flags_.origin("vocab-size"));
+    } else if ((type == "GPT2BPETokenizer" || (type.empty() && flags_.given("merge-file"))) &&
+               flags_.given("vocab-file")) {
+      const std::string file = flags_.text("vocab-file");
+      const auto slash = file.rfind('/');
+      flags_.given("merge-file");
+      draft_.set_text("data.tokenizer", slash == std::string::npos ? "." : file.substr(0, slash),
+                      flags_.origin("vocab-file"));
+      if (!flags_.given("vocab-size")) {
+        draft_.set("model.vocab", "50257", type.empty() ? flags_.origin("vocab-file") : from);
+      }
+    } else if (flags_.given("tokenizer-model")) {
+      if (type == "Llama2Tokenizer" && !flags_.given("vocab-size")) {
+        draft_.set("model.vocab", "32000", from);
+        draft_.note("--vocab-size is not given: 32000, as Llama 2's and Mixtral's tokenizers have");
+      }
+      draft_.set_text("data.tokenizer", flags_.text("tokenizer-model"),
+                      flags_.origin("tokenizer-model"));
+    } else if (!type.empty()) {
+      draft_.need("data.tokenizer", "--tokenizer-model is not given: the tokenizer's file");
+    }
+  }
+
+  void checkpoint() {
+    const std::string save = flags_.text("save"), load = flags_.text("load");
+    if (!save.empty()) draft_.set_text("checkpoint.dir", save, flags_.origin("save"));
+    if (flags_.given("most-recent-k")) {
+      const int64_t keep = flags_.whole("most-recent-k", -1);
+      draft_.set("checkpoint.keep", to_text(std::max<int64_t>(keep, 0)),
+                 flags_.origin("most-recent-k"));
+    }
+    weights(save, load);
+    const int64_t minutes = flags_.whole("exit-duration-in-mins", 0);
+    if (minutes > 0) {
+      draft_.set("run.time_limit", to_text(minutes) + "min",
+                 flags_.origin("exit-duration-in-mins"));
+    }
+  }
+
+  // Weights alone, of another folder; or the run's own folder, where it goes on.
+  void weights(const std::string& save, const std::string& load) {
+    const bool fresh = flags_.given("finetune"), bare = flags_.given("no-load-optim");
+    const bool own = !load.empty() && load == save;
+    const std::string from =
+        flags_.text("pretrained-checkpoint", (fresh || bare) && !own ? load : "");
+    if (!from.empty()) {
+      Origin origin =
+          flags_.origin(flags_.given("pretrained-checkpoint") ? "pretrained-checkpoint" : "load");
+      if (bare) origin.text += " --no-load-optim";
+      draft_.set_text("checkpoint.init_from", from, origin);
+      if (!fresh && from == load) {
+        draft_.note(
+            "checkpoint.init_from begins at step 0; --load without --finetune goes on "
+            "counting");
+      }
+    } else if (own) {
+      draft_.set("checkpoint.resume", "auto", flags_.origin("load"));
+      if (bare) {
+        draft_.ignore(flags_.origin("no-load-optim"),
+                      "a first start finds no moments, and one that goes on takes them along, so "
+                      "that a stop changes nothing; weights alone are checkpoint.init_from");
+      }
+    } else if (!load.empty()) {
+      draft_.refuse(flags_.origin("load"),
+                    "another folder than --save: name it in checkpoint.dir to go on with it, or in "
+                    "checkpoint.init_from for its weights alone");
+    }
+  }
+
+  void evaluation() {
+    if (!flags_.given("eval-interval")) {
+      draft_.set("eval.every", "1000", flags_.origin("eval-interval", "1000"));
+    }
+    if (!flags_.given("log-interval")) {
+      draft_.set("log.every", "100", flags_.origin("log-interval", "100"));
+    }
+    if (flags_.given("tensorboard-dir")) {
+      draft_.set("log.tensorboard", "true", flags_.origin("tensorboard-dir"));
+      draft_.note("TensorBoard's files are written to tb/ in the run's folder");
+    }
+    if (flags_.given("full-validation")) return;
+    const int64_t micro = std::max<int64_t>(flags_.whole("micro-batch-size", 1), 1);
+    const int64_t global = std::max(flags_.whole("global-batch-size", micro), micro);
+    const int64_t batches = flags_.whole("eval-iters", 100) * (global / micro);
+    draft_.set("eval.batches", to_text(batches), flags_.origin("eval-iters", "100"));
+    draft_.set("eval.batch", to_text(micro), flags_.origin("micro-batch-size", "1"));
+  }
+
+  // What Weights & Biases gets is sent by a script that follows the run's log.
+  void logging() {
+    constexpr std::array<std::pair<const char*, const char*>, 4> kNames = {
+        {{"wandb-project", "--project"},
+         {"wandb-exp-name", "--name"},
+         {"wandb-entity", "--entity"},
+         {"wandb-save-dir", "--folder"}}};
+    std::vector<Origin> given;
+    const std::string run = flags_.text("save", "RUN");
+    std::string command = "tools/follow_log.py '" + run + "' --to wandb";
+    for (const auto& [flag, option] : kNames) {
+      if (!flags_.given(flag)) continue;
+      given.push_back(flags_.origin(flag));
+      command.append(" ").append(option).append(" '").append(flags_.text(flag)).append("'");
+    }
+    if (!given.empty()) draft_.beside(given, command);
+
+    if (!flags_.given("profile")) {
+      return ignore_given({"profile-step-start", "profile-step-end", "profile-ranks"},
+                          "without --profile it has no effect there");
+    }
+    // Theirs are counted from 0.
+    const int64_t begin = flags_.whole("profile-step-start", 10);
+    const int64_t end = flags_.whole("profile-step-end", 12);
+    draft_.set("profile.from", to_text(begin + 1), flags_.origin("profile"));
+    draft_.set("profile.steps", to_text(std::max<int64_t>(end - begin, 1)),
+               flags_.origin("profile-step-end", "12"));
+    ignore_given({"profile-ranks"}, "which ranks are looked at is not chosen here");
+  }
+
+  Draft& draft_;
+  Flags& flags_;
+};
+
+}  // namespace
+
+void convert_megatron_run(Flags& flags, Draft& draft) {
+  MegatronRun(flags, draft).convert();
+}
+
+}  // namespace troupe

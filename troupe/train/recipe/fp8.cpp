@@ -1,0 +1,81 @@
+#include "troupe/train/recipe/fp8.h"
+
+#include <algorithm>
+
+#include "troupe/nn/models/model.h"
+#include "troupe/nn/moe_layer.h"
+
+namespace troupe {
+namespace {
+
+constexpr int64_t kTile = 128;  // values of a row, and rows of a weight, that share a scale
+
+std::string layer_fault(const MoeConfig& moe, int64_t width) {
+  const int64_t seen = moe.latent > 0 ? moe.latent : width;
+  const ExpertsConfig& ffn = moe.ffn;
+  const std::string sizes = "experts see a width of " + std::to_string(seen) + " and are " +
+                            std::to_string(ffn.hidden) + " wide";
+  if (seen < kTile || ffn.hidden < kTile) {
+    return sizes + "; both must be at least " + std::to_string(kTile) +
+           ". Use wider experts, or leave fp8 out";
+  }
+  if (ffn.impl != ExpertsImpl::kGrouped) return "needs model.moe.impl: grouped";
+  if (ffn.bias) return "does not take experts with biases: set model.moe.bias: false";
+  if (ffn.lora.rank > 0) return "does not take LoRA adapters: set model.moe.lora.rank: 0";
+  if (ffn.recompute == Recompute::kExpert) {
+    return "does not take model.moe.recompute: expert; layer recomputes more, none less";
+  }
+  if (ffn.quantize.inputs >= 0 || ffn.quantize.rematerialize >= 0) {
+    return "does not take model.moe.quantize: leave one of the two out";
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<std::string> fp8_faults(const Fp8Config& config, const ModelConfig& model) {
+  const int64_t first = config.skip_first, last = config.skip_last;
+  if (first < 0 || last < 0) return {"skip_first and skip_last must not be negative"};
+  if (first > model.layers || last > model.layers - first) {
+    return {"skip_first " + std::to_string(first) + " and skip_last " + std::to_string(last) +
+            " leave none of the model's " + std::to_string(model.layers) + " layers"};
+  }
+  const std::vector<bool> layers = fp8_layers(config, model);
+  if (std::ranges::find(layers, true) == layers.end()) {
+    return {"no MoE layer would compute in 8 bits: the model has none outside the skipped ones"};
+  }
+  for (int64_t i = 0; i < model.layers; ++i) {
+    if (!layers[static_cast<size_t>(i)]) continue;
+    const std::string fault = layer_fault(*layer_config(model, i).moe, model.width);
+    if (!fault.empty()) return {fault};
+  }
+  return {};
+}
+
+std::vector<bool> fp8_layers(const Fp8Config& config, const ModelConfig& model) {
+  std::vector<bool> out(static_cast<size_t>(model.layers));
+  for (int64_t i = config.skip_first; i < model.layers - config.skip_last; ++i) {
+    out[static_cast<size_t>(i)] = layer_config(model, i).moe.has_value();
+  }
+  return out;
+}
+
+void use_fp8(const Fp8Config& config, Model& model) {
+  const std::vector<bool> layers = fp8_layers(config, model.config());
+  model.for_each_moe([&](int64_t unit, MoeLayer& moe) {
+    const auto layer = static_cast<size_t>(unit - 1);
+    if (layer >= layers.size() || !layers[layer]) return;  // MTP modules stay as they are
+    moe.experts().compute_in_fp8({.weight_grad = config.weight_grad == Fp8WeightGrad::kFp8});
+  });
+}
+
+std::string fp8_line(const Fp8Config& config, const ModelConfig& model) {
+  const std::vector<bool> layers = fp8_layers(config, model);
+  const bool weight_grad = config.weight_grad == Fp8WeightGrad::kFp8;
+  return "fp8: experts of " + std::to_string(std::ranges::count(layers, true)) + " of " +
+         std::to_string(num_moe_layers(model)) + " MoE layers: up, down, their input gradients" +
+         (weight_grad ? " and weight gradients" : "; weight gradients of unrounded operands") +
+         ". Emulated: 8-bit operands in products of the run's precision, at no gain in speed";
+}
+
+}  // namespace troupe

@@ -1,0 +1,350 @@
+#include "troupe/train/recipe/recipe.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <utility>
+
+#include "troupe/core/check.h"
+#include "troupe/core/config/config.h"
+#include "troupe/core/config/counts.h"
+#include "troupe/core/text/near.h"
+#include "troupe/nn/moe_pattern.h"
+#include "troupe/train/recipe/problems.h"
+
+namespace troupe {
+namespace {
+
+int64_t batch_of(const Recipe& r) {
+  if (r.train.global_batch > 0) return r.train.global_batch;
+  return r.data.sequence > 0 ? r.train.global_batch_tokens.value / r.data.sequence : 0;
+}
+
+// "Near: 491520, 524288": the multiples around a number.
+std::string near(int64_t value, int64_t unit) {
+  const int64_t below = value / unit * unit;
+  return "Near: " + (below > 0 ? std::to_string(below) + ", " : "") + std::to_string(below + unit);
+}
+
+constexpr int64_t kMostSamples = int64_t{1} << 40;  // of a run; data/dataset.h counts no further
+constexpr int64_t kMostTokens = int64_t{1} << 53;
+constexpr int64_t kMostBatch = int64_t{1} << 32;
+constexpr int64_t kMostRanks = int64_t{1} << 20;
+constexpr CountBound kBounds[] = {
+    {"global_batch", kMostBatch},
+    {"micro_batch", kMostBatch},
+    {"batch", kMostBatch},
+    {"start", kMostBatch},
+    {"increment", kMostBatch},
+    {"global_batch_tokens", kMostTokens},
+    {"tokens", kMostTokens},
+    {"until", kMostTokens},
+    {"max_epochs", 1 << 20},
+    {"most", int64_t{1} << 60},
+    {"data", kMostRanks},
+    {"expert", kMostRanks},
+    {"tensor", kMostRanks},
+    {"pipeline", kMostRanks},
+    {"context", kMostRanks},
+    {"shard_ranks", kMostRanks},
+    {"node_ranks", kMostRanks},
+    {"prefetch", kMostRanks},
+    {"seed", std::numeric_limits<int64_t>::max()},
+};
+
+// Before anything is computed with them.
+void check_counts(const Recipe& r, Problems& problems) {
+  for (const CountFault& fault : counts_out_of_bounds(r.model, kModelBounds, "model")) {
+    problems.add(fault.path, fault.what);
+  }
+  for (const CountFault& fault : counts_out_of_bounds(r, kBounds)) {
+    if (!fault.path.starts_with("model.")) problems.add(fault.path, fault.what);
+  }
+}
+
+// In doubles, which nothing overflows.
+void check_length(const Recipe& r, int64_t batch, Problems& problems) {
+  const TrainConfig& t = r.train;
+  const auto sequence = static_cast<double>(r.data.sequence);
+  const double samples = t.steps > 0 ? static_cast<double>(t.steps) * static_cast<double>(batch)
+                                     : static_cast<double>(t.tokens.value) / sequence;
+  if (samples <= static_cast<double>(kMostSamples) &&
+      samples * sequence <= static_cast<double>(kMostTokens)) {
+    return;
+  }
+  problems.add(t.steps > 0 ? "train.steps" : "train.tokens",
+               "the run would have " + to_text(samples) + " samples of " +
+                   std::to_string(r.data.sequence) + " tokens; at most " +
+                   std::to_string(kMostSamples) + " samples and " + std::to_string(kMostTokens) +
+                   " tokens are counted");
+}
+
+void check_batch(const Recipe& r, Problems& problems) {
+  const TrainConfig& t = r.train;
+  const int64_t given = t.global_batch_tokens.value;
+  if (t.global_batch < 0) {
+    problems.add("train.global_batch", to_text(t.global_batch) + " is not 1 or more");
+    return;
+  }
+  if ((given > 0) == (t.global_batch > 0)) {
+    problems.add("train.global_batch_tokens",
+                 "give either global_batch_tokens or global_batch (sequences)");
+    return;
+  }
+  if (r.data.sequence <= 0) return;
+  if (given > 0 && given % r.data.sequence != 0) {
+    problems.add("train.global_batch_tokens",
+                 std::to_string(given) + " is not a multiple of data.sequence " +
+                     std::to_string(r.data.sequence) + ". " + near(given, r.data.sequence));
+    return;
+  }
+  const int64_t batch = batch_of(r);
+  check_length(r, batch, problems);
+  if (t.micro_batch && (*t.micro_batch <= 0 || batch % *t.micro_batch != 0)) {
+    problems.add("train.micro_batch",
+                 std::to_string(*t.micro_batch) + " does not divide the global batch of " +
+                     std::to_string(batch) + " sequences" + near_divisors(batch, *t.micro_batch));
+  }
+  if (!t.batch_ramp) return;
+  problems.add_all(
+      "train.batch_ramp",
+      ramp_faults(*t.batch_ramp, batch, std::max<int64_t>(t.micro_batch.value_or(0), 0)));
+}
+
+// A model that is refused itself has no layers to speak of.
+void check_fp8(const Recipe& r, Problems& problems) {
+  if (!r.train.fp8 || !problems.empty()) return;
+  const Precision precision = r.train.precision;
+  if (precision == Precision::kFp32 || precision == Precision::kFp16) {
+    problems.add("train.fp8",
+                 "goes with train.precision bf16 or auto, not with " + to_text(precision));
+  }
+  problems.add_all("train.fp8", fp8_faults(*r.train.fp8, r.model));
+}
+
+void check_train(const Recipe& r, Problems& problems) {
+  const TrainConfig& t = r.train;
+  if (t.steps < 0) {
+    problems.add("train.steps", to_text(t.steps) + " is not 1 or more");
+  } else if ((t.tokens.value > 0) == (t.steps > 0)) {
+    problems.add("train.tokens", "give either tokens or steps: how long the run is");
+  }
+  if (t.clip < 0) problems.add("train.clip", "must not be negative; 0 means none");
+  if (t.max_skips < 0) problems.add("train.max_skips", "must not be negative");
+  if (t.spike.sigmas < 0 || t.spike.window < 2) {
+    problems.add("train.spike", "needs sigmas of at least 0 and a window of at least 2 steps");
+  }
+  problems.add_all("train.optimizer", optimizer_faults(t.optimizer));
+  problems.gather("train.recompute", [&] { recomputed_blocks(r); });
+  check_fp8(r, problems);
+  if (problems.empty()) problems.add_all("train.schedule", lr_faults(t.schedule, plan_of(r).run));
+}
+
+// What is asked for and would be left out, because of something else that is asked for.
+void check_exclusive(const Recipe& r, Problems& problems) {
+  const bool scored = r.eval.every.value > 0 && (!r.data.valid.empty() || !r.data.split.empty());
+  const ShardKind shard = r.parallel.shard;
+  const bool shards =
+      shard == ShardKind::kAuto ? !needs_whole_state(r.train.optimizer) : shard != ShardKind::kNone;
+  const struct {
+    bool both;
+    const char *path, *why;
+  } pairs[] = {
+      {r.train.spike.skip && r.train.spike.sigmas == 0, "train.spike.skip",
+       "leaves nothing out: with train.spike.sigmas 0 nothing is a spike"},
+      {r.checkpoint.when_busy == WhenBusy::kSkip && !r.checkpoint.background,
+       "checkpoint.when_busy", "is of checkpoint.background alone: else no save meets another"},
+      {r.checkpoint.keep_best > 0 && !scored, "checkpoint.keep_best",
+       "needs scores: eval.every, and data.valid or data.split"},
+      {r.model.preset.empty() && r.model.mtp.depth == 0 && r.model.mtp.weight != MtpConfig{}.weight,
+       "model.mtp.weight", "has no module to weigh: model.mtp.depth is 0"},
+      {r.model.moe.shared.hidden > 0 && r.model.moe.shared.experts == 0, "model.moe.shared.hidden",
+       "is the width of shared experts, of which there are none: set model.moe.shared.experts"},
+      {r.parallel.shard_ranks > 0 && !shards, "parallel.shard_ranks",
+       "says among how many ranks state is cut, and parallel.shard cuts none"},
+  };
+  for (const auto& pair : pairs) {
+    if (pair.both) problems.add(pair.path, pair.why);
+  }
+}
+
+// What is wrong in any world; the rest is known when the ranks have met.
+void check_parallel(const Recipe& r, Problems& problems) {
+  for (const auto& [field, why] : unbuilt_axes(r.parallel)) problems.add(field, why);
+  const ShardKind shard = r.parallel.shard;
+  if ((shard == ShardKind::kFull || shard == ShardKind::kZero1) &&
+      needs_whole_state(r.train.optimizer)) {
+    problems.add("parallel.shard", to_text(shard) + " cuts state of matrices, which " +
+                                       std::string(r.train.optimizer.kind()) +
+                                       " needs whole: none");
+  }
+  for (const auto& [field, value] :
+       {std::pair{"data", r.parallel.data}, std::pair{"expert", r.parallel.expert},
+        std::pair{"shard_ranks", r.parallel.shard_ranks},
+        std::pair{"prefetch", r.parallel.prefetch},
+        std::pair{"node_ranks", r.parallel.node_ranks}}) {
+    if (value < 0) problems.add("parallel." + std::string(field), "must not be negative");
+  }
+  if (r.parallel.wire == WireType::kInt8 && r.parallel.dispatch == DispatchMode::kExact) {
+    problems.add("parallel.wire",
+                 "int8 rounds the rows that go to experts, and parallel.dispatch exact gives the "
+                 "bits of one rank: take wire native, or dispatch fast");
+  }
+  if (r.parallel.rebalance.every < 0 || r.parallel.rebalance.gain < 0) {
+    problems.add("parallel.rebalance", "every and gain must not be negative");
+  }
+  if (r.parallel.rebalance.every > 0 && !has_state_by_element(r.train.optimizer)) {
+    problems.add("parallel.rebalance",
+                 "moves moments that belong to one element each: not those in int8, of adafactor "
+                 "or of soap");
+  }
+  if (r.run.hang_timeout.ns <= 0) problems.add("run.hang_timeout", "must be positive");
+  if (r.run.start_timeout.ns <= 0) problems.add("run.start_timeout", "must be positive");
+}
+
+void check_rest(const Recipe& r, Problems& problems) {
+  if (r.eval.batches < 0) problems.add("eval.batches", "must not be negative");
+  if (r.eval.batch < 0) problems.add("eval.batch", "must not be negative");
+  if (r.eval.temperature < 0) problems.add("eval.temperature", "must not be negative");
+  if (!r.eval.prompts.empty() && r.data.tokenizer.empty()) {
+    problems.add("eval.prompts", "need data.tokenizer");
+  }
+  if (r.log.records.unit == Span::Unit::kPercent || r.log.every.unit == Span::Unit::kPercent ||
+      r.log.experts.unit == Span::Unit::kPercent || r.eval.every.unit == Span::Unit::kPercent) {
+    problems.add("log", "intervals are in steps, samples, tokens or time, not in percent");
+  }
+  if (r.run.check_replicas.value_or(Span()).unit == Span::Unit::kPercent) {
+    problems.add("run.check_replicas", "is in steps, samples, tokens or time, not in percent");
+  }
+  problems.add_all("profile", profile_faults(r.profile));
+  if (r.run.threads < 0) problems.add("run.threads", "must not be negative");
+  if (r.data.sequence > r.model.max_positions) {
+    problems.add("data.sequence", std::to_string(r.data.sequence) + " is longer than the model's " +
+                                      std::to_string(r.model.max_positions) +
+                                      " positions (model.max_positions)");
+  }
+}
+
+// Where `base: text` in a file leads. It stays in the file's folder: a recipe from elsewhere reads
+// no file of yours.
+std::string base_path(const std::string& from, const Yaml::Field& base) {
+  const std::filesystem::path name = base.value.text;
+  const bool up = std::ranges::find(name, "..") != name.end();
+  if (base.value.kind != Yaml::Kind::kScalar || name.empty() || name.is_absolute() || up) {
+    fail(Code::kBadValue, to_text(base.where) + ": base",
+         "names a file in the recipe's folder or below it, without ..");
+  }
+  return (std::filesystem::path(from).parent_path() / name).string();
+}
+
+// The file and what it is based on, the deepest base first, without their fields `base`.
+std::vector<Yaml> with_bases(const std::string& path) {
+  constexpr size_t kMost = 8;
+  std::vector<Yaml> out;
+  for (std::string next = path; !next.empty();) {
+    if (out.size() == kMost) {
+      fail(Code::kBadValue, path, "is based on more than", kMost - 1, "files, or on itself");
+    }
+    Yaml file = load_yaml(next);
+    const std::string from = std::exchange(next, "");
+    const auto base = std::ranges::find(file.fields, "base", &Yaml::Field::name);
+    if (base != file.fields.end()) {
+      next = base_path(from, *base);
+      file.fields.erase(base);
+    }
+    if (file.where.file.empty()) file.where.file = from;
+    out.insert(out.begin(), std::move(file));
+  }
+  return out;
+}
+
+// A file of nothing, of comments, or of `base` alone.
+bool holds_nothing(const Yaml& file) {
+  return file.kind == Yaml::Kind::kNull || (file.kind == Yaml::Kind::kMap && file.fields.empty());
+}
+
+}  // namespace
+
+Recipe load_recipe(const std::string& path, const std::vector<std::string>& sets,
+                   Sources& sources) {
+  Recipe out;
+  Problems problems(sources);
+  problems.gather(path, [&] {
+    const std::vector<Yaml> files = with_bases(path);
+    if (sets.empty() && std::ranges::all_of(files, holds_nothing)) {
+      fail(Code::kBadValue, path,
+           "is empty. A recipe has the sections model, data, train and checkpoint; "
+           "recipes/quickstart.yaml is a whole one, and `base: quickstart.yaml` builds on it");
+    }
+    for (const Yaml& file : files) {
+      problems.gather(file.where.file, [&] {
+        for (auto& [name, where] : read_config(file, out)) sources[name] = where;
+      });
+    }
+  });
+  for (const std::string& set : sets) {
+    problems.gather("--set", [&] {
+      for (auto& [name, where] : read_config(override_yaml(set), out)) sources[name] = where;
+    });
+  }
+  problems.throw_if_any();
+  return out;
+}
+
+void validate(const Recipe& r, const Sources& sources) {
+  Problems problems(sources);
+  check_counts(r, problems);
+  problems.throw_if_any();
+  problems.gather("model", [&] { validate(r.model); });
+  problems.gather("data", [&] { validate(r.data); });
+  problems.gather("checkpoint", [&] { validate(r.checkpoint); });
+  check_batch(r, problems);
+  check_train(r, problems);
+  check_exclusive(r, problems);
+  check_parallel(r, problems);
+  check_rest(r, problems);
+  problems.throw_if_any();
+}
+
+Span record_interval(const Recipe& r) {
+  constexpr int64_t kLines = 100'000;
+  if (r.log.records.value > 0) return r.log.records;
+  return steps((plan_of(r).run.steps + kLines - 1) / kLines);
+}
+
+std::vector<bool> recomputed_blocks(const Recipe& r) {
+  if (r.train.recompute == "none") return std::vector<bool>(static_cast<size_t>(r.model.layers));
+  return moe_layers(r.train.recompute, r.model.layers);
+}
+
+std::vector<int64_t> micro_batches(const Recipe& r, int64_t most_tokens) {
+  const int64_t batch = batch_of(r);
+  std::vector<int64_t> out;
+  for (int64_t n = std::clamp<int64_t>(most_tokens / r.data.sequence, 1, batch); n > 0; --n) {
+    if (batch % n == 0 && divides_ramp(r.train.batch_ramp, n)) out.push_back(n);
+  }
+  return out;
+}
+
+RunPlan plan_of(const Recipe& r) {
+  RunPlan out;
+  out.batch = batch_of(r);
+  const int64_t sequence = r.data.sequence;
+  TROUPE_CHECK(out.batch > 0 && sequence > 0, "batch", out.batch, "sequence", sequence);
+  const std::optional<BatchRamp>& ramp = r.train.batch_ramp;
+  out.micro_batch = r.train.micro_batch ? *r.train.micro_batch : micro_batches(r).front();
+  if (r.train.steps > 0) {
+    Position& run = out.run;
+    for (; run.steps < r.train.steps && ramp && run.samples < ramp_end(*ramp); ++run.steps) {
+      run.samples += batch_at(ramp, out.batch, run.samples);
+    }
+    run.samples += (r.train.steps - run.steps) * out.batch;
+    run.steps = r.train.steps;
+    run.tokens = run.samples * sequence;
+  } else {
+    out.run = run_of(ramp, out.batch, sequence, r.train.tokens.value);
+  }
+  return out;
+}
+
+}  // namespace troupe

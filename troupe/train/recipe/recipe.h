@@ -1,0 +1,206 @@
+// A recipe: everything that a run is, as one config. The mathematics is in model, data and train;
+// how it maps onto machines in parallel alone.
+//
+//   model: {layers: 4, width: 192, heads: 6, vocab: 2048, moe: {experts: 8, top_k: 2, hidden: 192}}
+//   data: {train: [{path: corpus/train}], valid: [{path: corpus/valid}], sequence: 256}
+//   train: {global_batch_tokens: 16K, tokens: 4M, optimizer: {lr: 1e-3}}
+//   checkpoint: {dir: runs/quickstart}
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "troupe/checkpoint/config.h"
+#include "troupe/core/config/config_traits.h"
+#include "troupe/core/text/units.h"
+#include "troupe/data/data_config.h"
+#include "troupe/nn/models/config.h"
+#include "troupe/train/observe/health.h"
+#include "troupe/train/observe/profile.h"
+#include "troupe/train/observe/step_line.h"
+#include "troupe/train/optim/guard.h"
+#include "troupe/train/optim/loss_mean.h"
+#include "troupe/train/optim/lr_schedule.h"
+#include "troupe/train/optim/optimizer.h"
+#include "troupe/train/recipe/fp8.h"
+#include "troupe/train/recipe/parallel.h"
+
+namespace troupe {
+
+// auto: bf16 on a GPU, fp32 on the CPU, whose bf16 products are far slower.
+enum class Precision { kAuto, kFp32, kBf16, kFp16 };
+constexpr auto names_of(Precision) {
+  return std::array{Named{"auto", Precision::kAuto}, Named{"fp32", Precision::kFp32},
+                    Named{"bf16", Precision::kBf16}, Named{"fp16", Precision::kFp16}};
+}
+
+struct TrainConfig {
+  Count global_batch_tokens = {};           // or global_batch
+  int64_t global_batch = 0;                 // sequences of a step
+  std::optional<int64_t> micro_batch = {};  // sequences at a time; absent: chosen, and printed
+  Count tokens = {};                        // how long the run is; or steps
+  int64_t steps = 0;
+  Precision precision = Precision::kAuto;
+  std::optional<Fp8Config> fp8 = {};  // absent: off
+  OptimizerConfig optimizer;
+  LrConfig schedule = CosineLr{};
+  LossMean loss_mean = LossMean::kTokens;
+  double clip = 1;  // of the global gradient norm; 0: none
+  uint64_t seed = 1;
+  std::optional<BatchRamp> batch_ramp = {};
+  std::string recompute = "none";  // which blocks are computed again in backward: none, or a
+                                   // pattern as of model.moe.layers; "1": all
+  LossScaleConfig loss_scale;      // fp16 alone
+  SpikeConfig spike;
+  int64_t max_skips = 5;  // steps in a row without a finite gradient before the run stops
+
+  static void visit(auto& c, auto&& f) {
+    f("global_batch_tokens", c.global_batch_tokens);
+    f("global_batch", c.global_batch);
+    f("micro_batch", c.micro_batch);
+    f("tokens", c.tokens);
+    f("steps", c.steps);
+    f("precision", c.precision);
+    f("fp8", c.fp8);
+    f("optimizer", c.optimizer);
+    f("schedule", c.schedule);
+    f("loss_mean", c.loss_mean);
+    f("clip", c.clip);
+    f("seed", c.seed);
+    f("batch_ramp", c.batch_ramp);
+    f("recompute", c.recompute);
+    f("loss_scale", c.loss_scale);
+    f("spike", c.spike);
+    f("max_skips", c.max_skips);
+  }
+};
+
+struct EvalConfig {
+  Span every = {};  // 0: never
+  bool at_start = false;
+  int64_t batches = 0;                    // of each set; 0: all of it
+  int64_t batch = 0;                      // sequences at a time; 0: train's micro batch
+  std::vector<std::string> prompts = {};  // continued at each evaluation
+  int64_t sample_tokens = 64;
+  double temperature = 0.8;  // 0: the most probable token
+  int64_t sample_top_k = 0;  // 0: all
+
+  static void visit(auto& c, auto&& f) {
+    f("every", c.every);
+    f("at_start", c.at_start);
+    f("batches", c.batches);
+    f("batch", c.batch);
+    f("prompts", c.prompts);
+    f("sample_tokens", c.sample_tokens);
+    f("temperature", c.temperature);
+    f("sample_top_k", c.sample_top_k);
+  }
+};
+
+struct LogConfig {
+  Span every = {};  // step lines; 0: each of the first ten, then a second apart at least
+  LineFormat format = LineFormat::kTroupe;
+  Span records = {};          // lines of log.jsonl; 0: each step, of a long run 100,000 of them
+  Span experts = steps(100);  // the load of every expert, for the report's heat map
+  bool tensorboard = true;
+  HealthConfig health;
+
+  static void visit(auto& c, auto&& f) {
+    f("every", c.every);
+    f("format", c.format);
+    f("records", c.records);
+    f("experts", c.experts);
+    f("tensorboard", c.tensorboard);
+    f("health", c.health);
+  }
+};
+
+enum class DeviceKind { kAuto, kCpu, kCuda };
+constexpr auto names_of(DeviceKind) {
+  return std::array{Named{"auto", DeviceKind::kAuto}, Named{"cpu", DeviceKind::kCpu},
+                    Named{"cuda", DeviceKind::kCuda}};
+}
+
+struct RunConfig {
+  DeviceKind device = DeviceKind::kAuto;
+  int64_t threads = 0;        // of the CPU; 0: one a core
+  bool deterministic = true;  // on a GPU: nothing whose bits differ from run to run
+  Duration time_limit = {};   // stops in time to save; 0: none
+  Duration grace =
+      seconds(30);  // from SIGTERM to SIGKILL, as torchrun and SLURM have it; 0: no end
+  Duration start_timeout = seconds(300);  // for all ranks to arrive
+  Duration hang_timeout = seconds(600);   // of one operation between ranks
+  // How often ranks compare the weights that they have in common; absent: before each save; 0:
+  // never.
+  std::optional<Span> check_replicas = {};
+  std::string machine = {};  // a file of `troupe bench machine`, by which layouts are chosen;
+                             // empty: an assumed one (plan/machine.h)
+  static void visit(auto& c, auto&& f) {
+    f("device", c.device);
+    f("threads", c.threads);
+    f("deterministic", c.deterministic);
+    f("time_limit", c.time_limit);
+    f("grace", c.grace);
+    f("start_timeout", c.start_timeout);
+    f("hang_timeout", c.hang_timeout);
+    f("check_replicas", c.check_replicas);
+    f("machine", c.machine);
+  }
+};
+
+struct Recipe {
+  ModelConfig model;
+  DataConfig data;
+  TrainConfig train;
+  EvalConfig eval;
+  ParallelConfig parallel;
+  CheckpointConfig checkpoint;
+  LogConfig log;
+  ProfileConfig profile;
+  RunConfig run;
+
+  static void visit(auto& r, auto&& f) {
+    f("model", r.model);
+    f("data", r.data);
+    f("train", r.train);
+    f("eval", r.eval);
+    f("parallel", r.parallel);
+    f("checkpoint", r.checkpoint);
+    f("log", r.log);
+    f("profile", r.profile);
+    f("run", r.run);
+  }
+  // core/config/config_read.h: what Megatron-LM, LLM-Foundry and Hugging Face call our fields.
+  static std::span<const Alias> aliases();
+};
+
+// The file, then each --set; faults of both in one Error. `sources` says where each value is from.
+// `base: other.yaml` at the top of a file is a file beside it, or further down, that is read first.
+Recipe load_recipe(const std::string& path, const std::vector<std::string>& sets, Sources& sources);
+
+// All that is wrong with the values, without opening data or devices; throws one Error with a line
+// each. Warnings are what looks unintended.
+void validate(const Recipe& recipe, const Sources& sources);
+
+// What follows from the recipe.
+struct RunPlan {
+  int64_t batch = 0;        // sequences of a full step
+  int64_t micro_batch = 0;  // sequences; where the recipe has none, the first of micro_batches()
+  Position run;             // how long it is
+};
+RunPlan plan_of(const Recipe& recipe);
+
+// What train.micro_batch may be: divides each batch, ramp included, and is 1 or has so many tokens
+// at most. The largest first.
+inline constexpr int64_t kMicroTokens = 8192;
+std::vector<int64_t> micro_batches(const Recipe& recipe, int64_t most_tokens = kMicroTokens);
+
+// How often log.jsonl has a line: what log.records says, or at most 100,000 times in the run.
+Span record_interval(const Recipe& recipe);
+
+// By block: whether train.recompute names it.
+std::vector<bool> recomputed_blocks(const Recipe& recipe);
+
+}  // namespace troupe

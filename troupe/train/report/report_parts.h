@@ -1,0 +1,23 @@
+// The parts of the report's page.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "troupe/train/report/report.h"
+
+namespace troupe::report {
+
+// Of one run or several; empty where no run logged what it shows.
+Markup charts(const std::vector<ReportRun>& runs);
+// Sizes, times and scores, a column a run.
+Markup summary_table(const std::vector<ReportRun>& runs);
+// The values of resolved recipes that are not the same in all runs, a column a run.
+Markup recipe_differences(const std::vector<ReportRun>& runs);
+
+Markup expert_maps(const RunLog& log);
+Markup sample_table(const RunLog& log);
+Markup evaluation_table(const RunLog& log);
+Markup event_table(const ReportRun& run);
+
+}  // namespace troupe::report
