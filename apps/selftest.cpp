@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "apps/verbs.h"
-#include "troupe/train/learner.h"
+#include "troupe/train/forecast/device.h"
 
 namespace troupe {
 namespace {

@@ -17,6 +17,7 @@
 #include "troupe/core/text/shell_word.h"
 #include "troupe/distributed/status/flight_record.h"
 #include "troupe/distributed/world/world.h"
+#include "troupe/train/forecast/device.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/observe/memory_use.h"
 #include "troupe/train/observe/run_files.h"

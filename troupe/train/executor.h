@@ -23,6 +23,7 @@
 #include "troupe/distributed/status/pulse.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/schedule/action.h"
+#include "troupe/train/observe/step_report.h"
 #include "troupe/train/params/param_store.h"
 
 namespace troupe {
@@ -34,23 +35,6 @@ struct StepInput {
   int64_t all_microbatches = 0;  // of all ranks, those without rows not counted
   int64_t first_token = 0;       // global index, within the step, of microbatch 0's first
   Context context = {};          // training, seed, step; the executor fills in the rest
-};
-
-// Tensors on the device; nothing has been waited for.
-struct StepOutput {
-  at::Tensor loss;                           // f64 scalar: this rank's part of the step's loss
-  at::Tensor mtp;                            // undefined without MTP modules
-  std::map<std::string, at::Tensor> aux;     // sum over layers and microbatches, coefficient out
-  std::map<std::string, int64_t> aux_terms;  // how many were summed
-  std::map<int64_t, std::vector<MoeStats>> moe;  // by unit, over all microbatches
-};
-
-// The host's, and of them what it did not wait for other ranks; on a GPU those of issuing.
-struct PhaseSeconds {
-  double forward = 0, backward = 0, reduce = 0, update = 0;
-};
-struct StepSeconds : PhaseSeconds {
-  PhaseSeconds own = {};
 };
 
 class Executor {

@@ -36,7 +36,7 @@ at::ScalarType type_of(Precision precision) {
   return precision == Precision::kBf16 ? at::kBFloat16 : at::kHalf;
 }
 
-std::string to_text(const BadValue& bad) {
+std::string described(const BadValue& bad) {
   return bad.name + ", " + std::to_string(bad.bad) + " of " + std::to_string(bad.of) + " values";
 }
 
@@ -60,17 +60,6 @@ void make_deterministic(bool attention) {
 }
 
 }  // namespace
-
-c10::Device device_of(DeviceKind kind, int64_t local_rank) {
-  const bool there = has_cuda();
-  if (kind == DeviceKind::kCuda && !there) {
-    fail(Code::kNoDevice, "run.device",
-         "cuda is asked for, and no CUDA device with a driver is here. With run.device=cpu the "
-         "recipe runs on the processor");
-  }
-  if (!there || kind == DeviceKind::kCpu) return {c10::kCPU};
-  return {c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank)};
-}
 
 Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& faults,
                  std::shared_ptr<Ranks> ranks)
@@ -138,6 +127,8 @@ const Schedule& Learner::schedule_of(int microbatches) {
 
 StepReport Learner::step(const Feed& feed, TrainState& state) {
   StepReport report;
+  report.tokens = feed.tokens;
+  report.weight_sum = feed.weight_sum;
   const Schedule& schedule = schedule_of(static_cast<int>(feed.microbatches.size()));
   StepInput input = input_of(feed, state);
   const Executor::Handlers handlers = {
@@ -254,12 +245,12 @@ std::string Learner::first_bad(const Feed& feed, const TrainState& state) {
     // Of the step that was: a sum over ranks, seen by the one that has this part of it.
     if (!gradients.empty()) {
       found.first_of({.stage = Stage::kSum,
-                      .what = "gradient of " + to_text(gradients.back()) +
+                      .what = "gradient of " + described(gradients.back()) +
                               "; replayed, it is finite: a passing fault"});
     }
   }
   if (!weights.empty()) {
-    found.first_of({.stage = Stage::kWeights, .what = "weight " + to_text(weights.front())});
+    found.first_of({.stage = Stage::kWeights, .what = "weight " + described(weights.front())});
   }
   const std::vector<std::string> all = ranks_->peers().gather(found.key() + found.what);
   const auto first = std::min_element(all.begin(), all.end());
@@ -292,14 +283,14 @@ Learner::Finding Learner::bad_gradient(const Feed& feed, const TrainState& state
     const int64_t unit = action.microbatch * units + units - 1 - action.chunk;
     found.first_of({.stage = Stage::kBackward,
                     .order = (unit + 1) * slots - 1 - slot,
-                    .what = "gradient of " + to_text(bad.front()) +
+                    .what = "gradient of " + described(bad.front()) +
                             " (replayed: the same; its forward is finite)"});
   };
   executor_->run(schedule[0], input, {.update = [](const StepOutput&) {}, .gradient = look});
   const auto sums = bad_gradients(*store_);
   if (!sums.empty()) {
     found.first_of({.stage = Stage::kSum,
-                    .what = "gradient of " + to_text(sums.back()) +
+                    .what = "gradient of " + described(sums.back()) +
                             " (replayed: the same; each rank's own is finite)"});
   }
   return found;

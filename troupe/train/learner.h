@@ -20,27 +20,13 @@
 #include "troupe/data/dataset.h"
 #include "troupe/train/executor.h"
 #include "troupe/train/feed.h"
+#include "troupe/train/observe/step_report.h"
 #include "troupe/train/params/rebalance.h"
 #include "troupe/train/ranks.h"
 #include "troupe/train/recipe/recipe.h"
 #include "troupe/train/train_state.h"
 
 namespace troupe {
-
-struct StepReport {
-  double loss = 0;       // as train.loss_mean has it, over the targets that count
-  double mtp_loss = 0;   // the same of MTP modules, their factor included
-  double grad_norm = 0;  // before clipping
-  double lr = 0, weight_decay = 0;
-  bool finite = true;
-  bool skipped = false;
-  std::string spike;      // what is out of line; empty: nothing
-  std::string first_bad;  // of a step that is not finite: where it began, and if a replay finds it
-  StepOutput output;
-  StepSeconds seconds;
-  int64_t lost_rows = 0;                 // C7: of the first attempt, where the step was done again
-  std::vector<ExpertsMoved> moved = {};  // after it: what add_to() named is somewhere else
-};
 
 class Learner {
  public:
@@ -124,9 +110,5 @@ class Learner {
   std::map<std::pair<int64_t, size_t>, at::Tensor> brought_;
   std::mutex brought_mutex_;
 };
-
-// The device that the recipe asks for, of this machine's the one with that number; E7101 if it is
-// not there.
-c10::Device device_of(DeviceKind kind, int64_t local_rank = 0);
 
 }  // namespace troupe

@@ -21,6 +21,7 @@
 #include "troupe/distributed/dispatch/allgather_dispatcher.h"
 #include "troupe/distributed/dispatch/watched_dispatcher.h"
 #include "troupe/distributed/group/rank_list.h"
+#include "troupe/distributed/world/node_groups.h"
 #include "troupe/train/forecast/choose_layout.h"
 #include "troupe/train/forecast/forecast.h"
 

@@ -1,6 +1,7 @@
 #include "troupe/train/trained.h"
 
 #include "troupe/checkpoint/find_resume.h"
+#include "troupe/train/forecast/device.h"
 
 namespace troupe {
 namespace {

@@ -14,6 +14,7 @@
 #include "troupe/core/config/json.h"
 #include "troupe/core/text/readable.h"
 #include "troupe/train/evaluate.h"
+#include "troupe/train/forecast/device.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/forecast/mfu.h"
 #include "troupe/train/forecast/save_time.h"
@@ -325,7 +326,7 @@ void Trainer::one_step(const Feed& feed, Clock::time_point begin, Wait wait) {
 }
 
 void Trainer::after_step(const StepReport& report, const Feed& feed, double seconds, double wait) {
-  interval_.add(report, feed, seconds, wait);
+  interval_.add(report, seconds, wait);
   if (report.finite) {
     const bool first = state_.loss_ema == 0;
     state_.loss_ema = first ? report.loss : 0.98 * state_.loss_ema + 0.02 * report.loss;

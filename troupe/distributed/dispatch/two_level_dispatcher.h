@@ -33,7 +33,6 @@
 #include "troupe/distributed/dispatch/dispatch_mode.h"
 #include "troupe/distributed/dispatch/dispatcher.h"
 #include "troupe/distributed/group/group.h"
-#include "troupe/distributed/world/world.h"
 
 namespace troupe {
 
@@ -42,11 +41,6 @@ struct NodeGroups {
   std::shared_ptr<RankGroup> across;  // this rank's place on each node
   std::shared_ptr<RankGroup> within;  // this rank's node
 };
-
-// Cuts `all` into nodes of R of its ranks, one after another: hosts, or parts of one. E2005 where R
-// does not divide them. Each rank of `all` makes this call.
-NodeGroups node_groups(World& world, std::shared_ptr<RankGroup> all, int64_t ranks_per_node,
-                       const std::string& channel = {});
 
 std::unique_ptr<Dispatcher> two_level_dispatcher(const NodeGroups& groups,
                                                  const Placement& placement, DispatchMode mode,

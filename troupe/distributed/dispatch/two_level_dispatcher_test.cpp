@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "troupe/core/check.h"
+#include "troupe/distributed/world/node_groups.h"
 #include "troupe/distributed/world/ranks_problem_test.h"
 #include "troupe/ops/combine.h"
 #include "troupe/ops/permute.h"

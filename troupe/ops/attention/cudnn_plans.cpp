@@ -8,7 +8,7 @@
 #include <unordered_map>
 
 #include "troupe/core/check.h"
-#include "troupe/ops/attention/cudnn_attention.h"
+#include "troupe/ops/support/cudnn_attention.h"
 
 namespace troupe {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "troupe/core/device/cuda_stream.h"
 #include "troupe/kernels/cuda_kernels.h"
-#include "troupe/ops/attention/cudnn_attention.h"
+#include "troupe/ops/support/cudnn_attention.h"
 
 namespace troupe {
 

@@ -17,9 +17,9 @@
 #include "troupe/core/text/readable.h"
 #include "troupe/nn/models/costs.h"
 #include "troupe/nn/models/model.h"
+#include "troupe/train/forecast/device.h"
 #include "troupe/train/forecast/layout_forecast.h"
 #include "troupe/train/forecast/model_memory.h"
-#include "troupe/train/learner.h"
 #include "troupe/train/observe/memory_use.h"
 
 namespace troupe {

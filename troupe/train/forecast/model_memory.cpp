@@ -6,7 +6,6 @@
 
 #include "troupe/nn/head_rows.h"
 #include "troupe/nn/models/model.h"
-#include "troupe/train/learner.h"
 #include "troupe/train/optim/optimizer_piece.h"
 
 namespace troupe {

@@ -9,6 +9,7 @@
 #include "troupe/core/config/config.h"
 #include "troupe/core/number/rng.h"
 #include "troupe/core/text/median.h"
+#include "troupe/train/forecast/device.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/forecast/layout_forecast.h"
 #include "troupe/train/learner.h"
@@ -88,7 +89,7 @@ BenchTimes time_steps(const Recipe& r, const c10::Device& device,
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     if (n < options.warmup) continue;
-    interval.add(report, feed, seconds, 0);
+    interval.add(report, seconds, 0);
     step.push_back(seconds);
     forward.push_back(report.seconds.forward);
     backward.push_back(report.seconds.backward);

@@ -8,14 +8,13 @@
 
 namespace troupe {
 
-void Interval::add(const StepReport& report, const Feed& feed, double step_seconds,
-                   double wait_seconds) {
+void Interval::add(const StepReport& report, double step_seconds, double wait_seconds) {
   ++steps_;
-  tokens_ += feed.tokens;
+  tokens_ += report.tokens;
   if (report.finite) {
     ++finite_;
-    loss_ += report.loss * feed.weight_sum;
-    weight_ += feed.weight_sum;
+    loss_ += report.loss * report.weight_sum;
+    weight_ += report.weight_sum;
   }
   seconds_ += step_seconds;
   wait_ += wait_seconds;

@@ -5,16 +5,16 @@
 #include <string>
 #include <vector>
 
-#include "troupe/train/learner.h"
 #include "troupe/train/observe/health.h"
 #include "troupe/train/observe/record.h"
+#include "troupe/train/observe/step_report.h"
 
 namespace troupe {
 
 // Sums over the steps since the last line. MoE counts stay on the device until loads() asks.
 class Interval {
  public:
-  void add(const StepReport& report, const Feed& feed, double step_seconds, double wait_seconds);
+  void add(const StepReport& report, double step_seconds, double wait_seconds);
   void clear() { *this = {}; }
   // Adds what the other ranks saw of experts and auxiliary losses; each rank calls it, with equal
   // steps behind it. Absent: one rank.

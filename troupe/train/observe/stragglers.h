@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
-#include "troupe/train/learner.h"
 #include "troupe/train/observe/record.h"
+#include "troupe/train/observe/step_report.h"
 
 namespace troupe {
 

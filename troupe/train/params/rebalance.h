@@ -19,18 +19,11 @@
 
 #include "troupe/nn/models/model.h"
 #include "troupe/nn/moe_layer.h"
-#include "troupe/train/executor.h"
+#include "troupe/train/observe/step_report.h"
 #include "troupe/train/params/param_store.h"
 #include "troupe/train/params/rebalance_state.h"
-#include "troupe/train/recipe/parallel.h"
 
 namespace troupe {
-
-struct ExpertsMoved {
-  int64_t layer = 0;
-  int64_t experts = 0;           // that moved
-  double before = 1, after = 1;  // max/mean of the ranks' rows, over the steps that were counted
-};
 
 // "experts moved after step 40: layer 3: 5 of 64, max/mean rows of a rank 1.62 to 1.08; ..."
 std::string moved_line(int64_t step, int64_t experts, const std::vector<ExpertsMoved>& moved);

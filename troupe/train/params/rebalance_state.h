@@ -1,10 +1,21 @@
-// What a run that rebalances its experts (train/params/rebalance.h) goes on with.
+// How often experts are rebalanced over ranks (train/params/rebalance.h), and the state that a
+// resumed run continues from.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 namespace troupe {
+
+// Experts change ranks between steps where that evens out what ranks compute.
+struct RebalanceConfig {
+  int64_t every = 0;   // steps, whose choices are counted; 0: experts stay
+  double gain = 0.05;  // by how much max/mean of the ranks' rows must fall
+  static void visit(auto& c, auto&& f) {
+    f("every", c.every);
+    f("gain", c.gain);
+  }
+};
 
 struct RebalanceState {
   int64_t ranks = 0;                 // that share experts; 0: nothing is known

@@ -11,6 +11,7 @@
 #include "troupe/core/text/text.h"
 #include "troupe/distributed/dispatch/dispatch_mode.h"
 #include "troupe/distributed/mesh/mesh.h"
+#include "troupe/train/params/rebalance_state.h"
 
 namespace troupe {
 
@@ -30,16 +31,6 @@ enum class ExpertSplit : uint8_t { kEven, kUneven };
 constexpr auto names_of(ExpertSplit) {
   return std::array{Named{"even", ExpertSplit::kEven}, Named{"uneven", ExpertSplit::kUneven}};
 }
-
-// Experts change ranks between steps where that evens out what ranks compute.
-struct RebalanceConfig {
-  int64_t every = 0;   // steps, whose choices are counted; 0: experts stay
-  double gain = 0.05;  // by how much max/mean of the ranks' rows must fall
-  static void visit(auto& c, auto&& f) {
-    f("every", c.every);
-    f("gain", c.gain);
-  }
-};
 
 struct ParallelConfig {
   int64_t data = 0;    // replicas with other samples; 0: what the other axes leave
