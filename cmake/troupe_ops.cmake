@@ -1,31 +1,4 @@
-# troupe_source(<layer path>): adds troupe/<path>.cpp to libtroupe.so and, where troupe/<path>_test.cpp
-# exists, its test, linked with libtroupe.so. One line an op, a module, a file above kernels/.
-add_library(troupe SHARED)
-if(TROUPE_TESTS)
-  add_library(troupe_testing STATIC ${PROJECT_SOURCE_DIR}/troupe/testing/torch/jacobian.cpp
-    ${PROJECT_SOURCE_DIR}/troupe/testing/torch/plan.cpp
-    ${PROJECT_SOURCE_DIR}/troupe/testing/torch/ranks.cpp)
-  target_link_libraries(troupe_testing PUBLIC troupe GTest::gtest)
-endif()
-
-function(troupe_source)
-  troupe_add_sources(troupe ${ARGN})
-endfunction()
-
-# The same for libtroupe_train.so.
-function(troupe_train_source)
-  troupe_add_sources(troupe_train ${ARGN})
-endfunction()
-
-function(troupe_add_sources library)
-  foreach(path IN LISTS ARGN)
-    target_sources(${library} PRIVATE ${PROJECT_SOURCE_DIR}/troupe/${path}.cpp)
-    if(EXISTS ${PROJECT_SOURCE_DIR}/troupe/${path}_test.cpp)
-      troupe_test(${path} ${library} troupe_testing)
-    endif()
-  endforeach()
-endfunction()
-
+# What the libraries of cmake/troupe_source.cmake are linked with, and the plug-in libtroupe_cuda.so.
 # The kernels' CPU halves go in whole: the plug-in calls their validate() and workspace_bytes().
 # TARGET_FILE and not the targets' names: CMake 3.25 cannot mix whole and plain uses of one archive.
 get_property(kernels GLOBAL PROPERTY troupe_kernel_targets)
@@ -40,9 +13,6 @@ target_link_libraries(troupe
           ${TROUPE_CORE_LIBRARIES} Threads::Threads ${CMAKE_DL_LIBS})
 set_target_properties(troupe PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION 0)
 
-# The trainer and the tokenizers are a library of their own: who loads the operators into Python, or
-# builds a model of their own with them, needs no Unicode tables and no SentencePiece.
-add_library(troupe_train SHARED)
 add_dependencies(troupe_train troupe_tokenizer)
 target_link_libraries(troupe_train
   PUBLIC troupe

@@ -1,0 +1,38 @@
+# The libraries above the kernels, and how a layer adds its files to them.
+#   libtroupe.so         ops, distributed, checkpoint, nn, and all below them
+#   libtroupe_train.so   the trainer and the tokenizers: who loads the operators into Python, or builds a
+#                        model of their own with them, needs no Unicode tables and no SentencePiece
+if(TROUPE_TORCH)
+  add_library(troupe SHARED)
+  add_library(troupe_train SHARED)
+  if(TROUPE_TESTS)
+    add_library(troupe_testing STATIC ${PROJECT_SOURCE_DIR}/troupe/testing/torch/jacobian.cpp
+      ${PROJECT_SOURCE_DIR}/troupe/testing/torch/plan.cpp
+      ${PROJECT_SOURCE_DIR}/troupe/testing/torch/ranks.cpp)
+    target_link_libraries(troupe_testing PUBLIC troupe GTest::gtest)
+  endif()
+endif()
+
+# troupe_source(<layer path>): adds troupe/<path>.cpp to libtroupe.so and, where troupe/<path>_test.cpp
+# exists, its test, linked with libtroupe.so. One line an op, a module, a file above kernels/. Without
+# TROUPE_TORCH it adds nothing.
+function(troupe_source)
+  troupe_add_sources(troupe ${ARGN})
+endfunction()
+
+# The same for libtroupe_train.so.
+function(troupe_train_source)
+  troupe_add_sources(troupe_train ${ARGN})
+endfunction()
+
+function(troupe_add_sources library)
+  if(NOT TROUPE_TORCH)
+    return()
+  endif()
+  foreach(path IN LISTS ARGN)
+    target_sources(${library} PRIVATE ${PROJECT_SOURCE_DIR}/troupe/${path}.cpp)
+    if(EXISTS ${PROJECT_SOURCE_DIR}/troupe/${path}_test.cpp)
+      troupe_test(${path} ${library} troupe_testing)
+    endif()
+  endforeach()
+endfunction()
