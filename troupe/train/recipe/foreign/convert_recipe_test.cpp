@@ -559,7 +559,7 @@ TEST(ConvertRecipe, AFoundryRecipeBecomesOneThatChecks) {
   EXPECT_TRUE(any(out.ignored, "fsdp_config.sharding_strategy: FULL_SHARD"));
 }
 
-TEST(ConvertRecipe, FoundrysUnknownKeysAndEpochsAreRefused) {
+TEST(ConvertRecipe, FoundrysUnknownKeysAreRefusedAndEpochsToBeFilledIn) {
   std::string text = kFoundry;
   const auto change = [&](const std::string& from, const std::string& to) {
     text.replace(text.find(from), from.size(), to);
@@ -568,8 +568,7 @@ TEST(ConvertRecipe, FoundrysUnknownKeysAndEpochsAreRefused) {
   change("    moe_top_k: 4", "    moe_topk: 4");
   change("d_model: 256", "d_model: wide");
   const Conversion out = convert_recipe(text, "f.yaml", ForeignKind::kFoundry);
-  EXPECT_TRUE(any(out.refused, "f.yaml:39: E2005 max_duration: 1ep: an epoch is not a length"))
-      << out.refused[0];
+  EXPECT_TRUE(any(out.missing, "train.tokens: max_duration: 1ep: so many times the tokens"));
   EXPECT_TRUE(any(out.refused,
                   "E2003 model.ffn_config.moe_topk: 4: not a key that is known here; "
                   "did you mean model.ffn_config.moe_top_k?"));
@@ -663,6 +662,49 @@ TEST(ConvertRecipe, FoundrysFilesConvertAsTheyStand) {
   EXPECT_TRUE(any(bad.refused, "E2003 callbacks.layer_freezing"));
   EXPECT_TRUE(any(bad.refused, "E2005 model.emb_pdrop: 0.1"));
   EXPECT_TRUE(any(bad.refused, "E2005 train_loader.dataset.shuffle: false"));
+}
+
+// As its files that go on with DBRX's weights on chats of the hub.
+TEST(ConvertRecipe, FoundrysPublishedModelIsAPresetAndItsWeightsAnImport) {
+  const std::string text = R"(max_seq_len: 64
+model:
+  name: hf_causal_lm
+  pretrained: true
+  use_auth_token: true
+  config_overrides: {}
+  use_flash_attention_2: true
+  pretrained_model_name_or_path: databricks/dbrx-instruct
+train_loader:
+  name: finetuning
+  dataset: {split: train, hf_name: a/chats, shuffle: true, packing_ratio: auto, decoder_only_format: true}
+eval_loader: {name: finetuning, dataset: {split: test, hf_name: a/chats}}
+optimizer: {name: decoupled_lionw, lr: 1.0e-6, betas: [0.9, 0.95], weight_decay: 1.0e-6}
+max_duration: 4ep
+eval_interval: 1ep
+global_train_batch_size: 64
+run_name: chat
+callbacks:
+  hf_checkpointer: {overwrite: true, save_interval: 1dur}
+)";
+  const Conversion out = convert_recipe(text, "f.yaml", ForeignKind::kFoundry);
+  EXPECT_EQ(out.refused, std::vector<std::string>());
+  for (const char* line : {"preset: dbrx  #", "kind: lion  #", "every: 25%  #"}) {
+    EXPECT_NE(out.recipe.find(line), std::string::npos) << line << " in\n" << out.recipe;
+  }
+  for (const char* line :
+       {"checkpoint.init_from: download databricks/dbrx-instruct, `troupe import dbrx-instruct "
+        "runs/dbrx-instruct`",
+        "data.train: download a/chats", "data.valid: download a/chats", "train.tokens: "}) {
+    EXPECT_TRUE(any(out.missing, line)) << line;
+  }
+  std::string other = text;
+  other.replace(other.find("databricks/dbrx"), 15, "someone/unknown");
+  EXPECT_TRUE(any(convert_recipe(other, "f.yaml", ForeignKind::kFoundry).refused,
+                  "is none of the models of `troupe inspect model`"));
+  other = text;
+  other.replace(other.find("  pretrained: true"), 18, "  peft_config: {r: 8}");
+  EXPECT_TRUE(any(convert_recipe(other, "f.yaml", ForeignKind::kFoundry).refused,
+                  "model.peft_config.r: 8: adapters are of experts alone"));
 }
 
 TEST(ConvertRecipe, FoundrysDefaultsAreItsOwn) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 
 #include "troupe/train/recipe/foreign/megablocks.h"
@@ -31,6 +32,7 @@ constexpr std::string_view kEval = "evaluation reads data.valid in order, once: 
 constexpr std::string_view kTasks = "use `troupe eval --tasks`";
 constexpr std::string_view kLabel = "a label, which nothing is computed from";
 constexpr std::string_view kTokenizer = "the tokenizer's files say it";
+constexpr std::string_view kAdapters = "adapters are of experts alone: model.moe.lora";
 constexpr std::string_view kFiles = "make token files of it first: `troupe data build`";
 
 constexpr TreeRule kRules[] = {
@@ -51,6 +53,11 @@ constexpr TreeRule kRules[] = {
     {"model.attn_config.prefix_lm", kRefused, "attention is causal"},
     {"model.init_device", kIgnored, "where initial values are drawn; no result depends on it"},
     {"model.use_pretrained_flash_attention", kIgnored, kSpeed},
+    {"model.use_flash_attention_2", kIgnored, kSpeed},
+    {"model.attn_implementation", kIgnored, kSpeed},
+    {"model.use_auth_token", kIgnored, "weights are read from a folder"},
+    {"model.trust_remote_code", kIgnored, "no code of a model's folder is run"},
+    {"model.config_overrides.*", kRefused, "set the fields of model"},
     {"model.use_cache", kIgnored, "training keeps no cache"},
     {"model.use_pad_tok_in_ffn", kIgnored, "samples have no padding here"},
     {"model.use_train_metrics", kIgnored, kLogged},
@@ -99,6 +106,8 @@ constexpr TreeRule kRules[] = {
     {"callbacks.memory_monitor.*", kIgnored, kLogged},
     {"callbacks.mbmoe_tok_per_expert.*", kIgnored, kLogged},
     {"callbacks.runtime_estimator.*", kIgnored, "lines always say how long the run still takes"},
+    {"callbacks.hf_checkpointer.*", kIgnored,
+     "`troupe export` makes such a folder of any checkpoint"},
     {"callbacks.scheduled_gc.*", kIgnored, kSpeed},
     {"callbacks.nan_monitor.*", kIgnored, "always checked here"},
     {"callbacks.optimizer_monitor.*", kIgnored, "log.jsonl has the gradient's norm, no more"},
@@ -121,8 +130,10 @@ constexpr TreeRule kRules[] = {
     {"train_loader.dataset.download_retry", kIgnored, kSpeed},
     {"train_loader.dataset.download_timeout", kIgnored, kSpeed},
     {"train_loader.dataset.keep_zip", kIgnored, kMemory},
-    {"train_loader.dataset.hf_name", kRefused, kFiles},
-    {"eval_loader.dataset.hf_name", kRefused, kFiles},
+    {"train_loader.dataset.packing_ratio", kIgnored, "samples are always packed here"},
+    {"train_loader.dataset.allow_pad_trimming", kIgnored, "samples have no padding here"},
+    {"train_loader.dataset.decoder_only_format", kIgnored, "every model here is a decoder"},
+    {"train_loader.dataset.split", kIgnored, kFiles},
     {"eval_loader.*", kIgnored, kEval},
     {"eval_loaders.*", kRefused, "name the files in data.valid"},
     {"icl_seq_len", kIgnored, "of icl_tasks alone, which are not of the training"},
@@ -130,7 +141,8 @@ constexpr TreeRule kRules[] = {
     {"icl_tasks.*", kRefused, kTasks},
     {"icl_tasks_str", kRefused, kTasks},
     {"eval_gauntlet.*", kRefused, kTasks},
-    {"peft_config.*", kRefused, "adapters are model.moe.lora"},
+    {"peft_config.*", kRefused, kAdapters},
+    {"model.peft_config.*", kRefused, kAdapters},
     {"tokenizer.kwargs.*", kIgnored, kTokenizer},
     {"max_split_size_mb", kIgnored, kMemory},
     {"expandable_segments", kIgnored, kMemory},
@@ -172,12 +184,14 @@ class Foundry {
 
   void convert() {
     const std::string name = tree_.text("model.name", "mpt_causal_lm");
-    if (name != "mpt_causal_lm") {
-      return draft_.refuse(tree_.origin("model.name"),
-                           "mpt_causal_lm is converted; import the weights of any other model");
+    if (name == "hf_causal_lm") {
+      published_model();
+    } else if (name == "mpt_causal_lm") {
+      model();
+      ffn();
+    } else {
+      return draft_.refuse(tree_.origin("model.name"), "mpt_causal_lm and hf_causal_lm are there");
     }
-    model();
-    ffn();
     length();
     optimizer();
     scheduler();
@@ -200,6 +214,31 @@ class Foundry {
   void with_default(const std::string& path, const std::string& name,
                     const std::string& otherwise) {
     if (!tree_.given(name)) draft_.set(path, otherwise, tree_.origin(name, otherwise));
+  }
+
+  // A model of Hugging Face's hub: the preset whose name is in its own, and its weights by import.
+  void published_model() {
+    const std::string key = "model.pretrained_model_name_or_path", name = tree_.text(key);
+    const std::string folder = name.substr(name.find_last_of('/') + 1);
+    std::string lower = folder;
+    for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    std::string preset;
+    for (const std::string_view one : ModelConfig::presets()) {
+      if (one.size() > preset.size() && lower.find(one) != std::string::npos) preset = one;
+    }
+    if (preset.empty()) {
+      draft_.refuse(tree_.origin(key), "is none of the models of `troupe inspect model`");
+    } else {
+      draft_.set("model.preset", preset, tree_.origin(key));
+    }
+    if (!tree_.yes("model.pretrained", true)) {
+      return draft_.ignore(tree_.origin("model.pretrained"), "so it is without init_from");
+    }
+    const Origin from = tree_.origin("model.pretrained", "true");
+    draft_.ignore(from, "its weights are to be imported: checkpoint.init_from");
+    draft_.need("checkpoint.init_from", "download " + name + ", `troupe import " + folder +
+                                            " runs/" + folder + "`: runs/" + folder +
+                                            "/step-000000");
   }
 
   int64_t sequence() { return tree_.whole("max_seq_len", tree_.whole("model.max_seq_len", 2048)); }
@@ -374,6 +413,13 @@ class Foundry {
     if (!tree_.given("max_duration")) {
       return draft_.need("train.steps", "max_duration is not given");
     }
+    if (in_epochs("max_duration")) {
+      const Origin epochs = tree_.origin("max_duration");
+      draft_.ignore(epochs, "as long as the data is: train.tokens");
+      return draft_.need("train.tokens", epochs.text +
+                                             ": so many times the tokens that `troupe "
+                                             "inspect` counts in the files");
+    }
     const std::string all = span("max_duration");
     const Origin from = tree_.origin("max_duration");
     int64_t samples = 0;
@@ -547,6 +593,8 @@ class Foundry {
       draft_.set("data.train", '[' + sources + ']', from);
       draft_.note("data.train names folders of MDS shards: convert them to token files first");
     }
+    from_hub("train_loader.dataset.hf_name", "data.train");
+    from_hub("eval_loader.dataset.hf_name", "data.valid");
     if (!tree_.yes(root + "shuffle", true)) {
       draft_.refuse(tree_.origin(root + "shuffle"), "training data is always shuffled here");
     } else if (tree_.given(root + "shuffle")) {
@@ -565,6 +613,13 @@ class Foundry {
       draft_.ignore(tree_.origin("tokenizer.name"),
                     "training reads ids; name its tokenizer.json in data.tokenizer to see text");
     }
+  }
+
+  void from_hub(const std::string& key, const std::string& path) {
+    if (!tree_.given(key)) return;
+    draft_.ignore(tree_.origin(key), kFiles);
+    draft_.need(path, "download " + tree_.text(key) +
+                          ", make token files of it with `troupe data build`, and name them here");
   }
 
   void checkpoint() {
@@ -631,12 +686,25 @@ class Foundry {
     return text.ends_with("ep") || text.find_first_not_of("0123456789") == std::string::npos;
   }
 
+  // Both in epochs: a part of the run's length.
+  std::string percent_of_epochs(const std::string& name) {
+    const auto epochs = [&](const std::string& key) {
+      double value = 1;
+      const std::string text = tree_.text(key);
+      from_text(text.ends_with("ep") ? text.substr(0, text.size() - 2) : text, value);
+      return value;
+    };
+    return to_text(std::llround(100 * epochs(name) / epochs("max_duration"))) + '%';
+  }
+
   void evaluation() {
     const bool some = tree_.section("eval_loader");
     if (tree_.given("eval_interval") && !some) {
       draft_.ignore(tree_.origin("eval_interval"), "there is no eval_loader");
     } else if (tree_.given("eval_interval") && tree_.text("eval_interval") != "0") {
-      const std::string every = span("eval_interval");
+      const std::string every = in_epochs("eval_interval") && in_epochs("max_duration")
+                                    ? percent_of_epochs("eval_interval")
+                                    : span("eval_interval");
       if (!every.empty()) draft_.set("eval.every", every, tree_.origin("eval_interval"));
     }
     if (tree_.yes("eval_first", false)) {
