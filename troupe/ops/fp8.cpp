@@ -62,9 +62,9 @@ Two quantize_fp8_device(const at::Tensor& x, int64_t rows, int64_t columns, int6
 }
 
 // LONG: a schema's arguments
-at::Tensor dequantize_fp8_meta(const at::Tensor& bytes, const at::Tensor& scales, int64_t rows,
-                               int64_t columns, int64_t part_rows, const Optional& offset,
-                               at::ScalarType dtype) {
+at::Tensor dequantize_fp8_meta(const at::Tensor& bytes, const at::Tensor& scales,
+                               at::ScalarType dtype, int64_t rows, int64_t columns,
+                               int64_t part_rows, const Optional& offset) {
   const Fp8Groups groups = groups_of(bytes, rows, columns, part_rows, offset);
   check_dtype(bytes, at::kFloat8_e4m3fn, "dequantize_fp8: bytes");
   check_sizes(scales, {scale_rows(groups, bytes.size(0)), scale_columns(groups, bytes.size(1))},
@@ -76,10 +76,10 @@ at::Tensor dequantize_fp8_meta(const at::Tensor& bytes, const at::Tensor& scales
 }
 
 // LONG: a schema's arguments
-at::Tensor dequantize_fp8_device(const at::Tensor& bytes, const at::Tensor& scales, int64_t rows,
-                                 int64_t columns, int64_t part_rows, const Optional& offset,
-                                 at::ScalarType dtype) {
-  at::Tensor x = dequantize_fp8_meta(bytes, scales, rows, columns, part_rows, offset, dtype);
+at::Tensor dequantize_fp8_device(const at::Tensor& bytes, const at::Tensor& scales,
+                                 at::ScalarType dtype, int64_t rows, int64_t columns,
+                                 int64_t part_rows, const Optional& offset) {
+  at::Tensor x = dequantize_fp8_meta(bytes, scales, dtype, rows, columns, part_rows, offset);
   Fp8Groups groups = groups_of(bytes, rows, columns, part_rows, offset);
   groups.offset = ptr_or_null<const int32_t>(offset, "dequantize_fp8: expert_offset");
   const at::Tensor b = bytes.contiguous().view(at::kByte), s = scales.contiguous();
@@ -101,17 +101,17 @@ Fp8Matrix quantize_fp8(const at::Tensor& x, const Fp8Tiles& t, const Optional& f
 
 at::Tensor dequantize_fp8(const Fp8Matrix& q, const Fp8Tiles& t, at::ScalarType dtype) {
   static const auto op = raw_op<decltype(dequantize_fp8_device)>("troupe::dequantize_fp8");
-  return op(q.bytes, q.scales, t.rows, t.columns, t.part_rows, t.expert_offset, dtype);
+  return op(q.bytes, q.scales, dtype, t.rows, t.columns, t.part_rows, t.expert_offset);
 }
 
 void define_fp8(torch::Library& m) {
   define(m,
-         "quantize_fp8(Tensor x, *, int rows=1, int columns=0, int part_rows=0, "
+         "quantize_fp8(Tensor x, int rows=1, int columns=0, int part_rows=0, "
          "Tensor? expert_offset=None, Tensor? factor=None) -> (Tensor, Tensor)",
          quantize_fp8_device, quantize_fp8_meta);
   define(m,
-         "dequantize_fp8(Tensor bytes, Tensor scales, *, int rows=1, int columns=0, "
-         "int part_rows=0, Tensor? expert_offset=None, ScalarType dtype) -> Tensor",
+         "dequantize_fp8(Tensor bytes, Tensor scales, ScalarType dtype, int rows=1, int columns=0, "
+         "int part_rows=0, Tensor? expert_offset=None) -> Tensor",
          dequantize_fp8_device, dequantize_fp8_meta);
 }
 
