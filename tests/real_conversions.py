@@ -14,7 +14,7 @@ import tempfile
 CUT = ["model.layers=2", "model.width=64", "model.vocab=256", "model.max_positions=64", "data.train=[{kind: mock}]", "data.valid=[]",
        'data.split=""', 'data.tokenizer=""', "data.sequence=32", "train.global_batch=4", "train.micro_batch=2", "train.tokens=0",
        "train.steps=10", "train.precision=fp32", "train.schedule={kind: constant}", "train.optimizer.lr=3e-3",
-       "parallel={}", "run.device=cpu", "run.threads=1", "checkpoint.dir=run", "checkpoint.init_from="]
+       "parallel={}", "run.device=cpu", "run.threads=1", "checkpoint.dir=run"]
 MOE = ["model.moe.experts=8", "model.moe.hidden=32"]
 VARIABLES = ["1=run", "2=tokenizer.model", "3=corpus/text"]  # of the scripts that name them
 
@@ -23,26 +23,31 @@ def run(folder, *words):
     return subprocess.run([str(w) for w in words], cwd=folder, capture_output=True, text=True, timeout=600, check=False)
 
 
-def convert(troupe, folder, path):
+def convert(troupe, folder, path, *more):
     """What the conversion of the file says, with a value for each argument of a script."""
-    words = [troupe, "convert", "recipe", path, "-o", folder / "recipe.yaml"]
     text = path.read_text()
     needed = [v for v in VARIABLES if path.suffix == ".sh" and re.search(r"\$\{?" + v[0] + r"\b", text)]
-    if "megablocks" in str(path) or "EXP_DIR" in text:
+    if "EXP_DIR" in text:
         needed = needed[:1]  # the others have defaults, which the script's own conditions keep
-    return run(folder, *words, *(w for v in needed for w in ("--variable", v)))
+    words = [w for v in needed for w in ("--variable", v)]
+    return run(folder, troupe, "convert", "recipe", path, "-o", folder / "recipe.yaml", *words, *more)
+
+
+def count(said, kind):
+    found = re.search(r"^" + kind + r" \((\d+)\)$", said, re.M)
+    return int(found[1]) if found else 0
 
 
 def trained(troupe, folder, recipe):
     """First and last loss of ten steps; or what stopped them."""
-    cut = CUT + (MOE if re.search(r"^ +experts:", recipe, re.M) else [])
-    head_width = re.search(r"^ +head_width:", recipe, re.M)
-    cut += ["model.heads=4"] + (["model.head_width=16"] if head_width else [])
-    if re.search(r"^ +kv_heads:", recipe, re.M):
-        cut.append("model.kv_heads=2")
-    out = run(folder, troupe, "train", "recipe.yaml", *(w for one in cut for w in ("--set", one)))
+    cut = CUT + MOE * bool(re.search(r"^ +(experts:|preset: dbrx)", recipe, re.M)) + ["model.heads=4", "train.optimizer.weight_decay=0"]
+    if re.search(r"^ +(kv_heads:|preset:)", recipe, re.M):
+        cut += ["model.kv_heads=2", "model.head_dim=0"]
+    sets = [w for one in cut for w in ("--set", one)]
+    checked = run(folder, troupe, "check", "recipe.yaml", *sets)
+    out = run(folder, troupe, "train", "recipe.yaml", *sets) if checked.returncode == 0 else checked
     if out.returncode != 0:
-        return out.stderr.strip().splitlines()[-1][:160]
+        return " ".join((out.stderr + out.stdout).strip().splitlines()[-3:])[:300]
     rows = [json.loads(line) for line in (folder / "run/log.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if "event" not in row]
     assert len(losses) == 10, losses
@@ -51,18 +56,19 @@ def trained(troupe, folder, recipe):
 
 def main():
     troupe = pathlib.Path(sys.argv[1]).resolve()
-    print("| file | settings mapped | ignored, with the reason | not supported | loss, first → tenth step |\n|---|--:|--:|--:|---|")
+    print("| file | mapped | no result depends on it | to be filled in | not supported | loss, first → tenth step |\n|---|--:|--:|--:|--:|---|")
     for name in sys.argv[2:]:
         path = pathlib.Path(name).resolve()
         with tempfile.TemporaryDirectory() as made:
             folder = pathlib.Path(made)
             out = convert(troupe, folder, path)
+            refused = count(out.stderr, "not supported") + count(out.stderr, "not supported yet: the recipe does without")
+            note = ""
             if out.returncode != 0:
-                print(f"| {path.name} | refused: {out.stderr.strip().splitlines()[-1]} | | | |")
-                continue
+                out, note = convert(troupe, folder, path, "--force"), " with --force"
+            numbers = [count(out.stderr, kind) for kind in ("mapped", "ignored: no result depends on it", "to be filled in")]
             recipe = (folder / "recipe.yaml").read_text()
-            print(out.stderr, file=sys.stderr)
-            print(f"| {path.name} | {out.stderr.count('mapped')} | | | {trained(troupe, folder, recipe)} |", flush=True)
+            print(f"| `{path.name}` | {' | '.join(map(str, numbers))} | {refused}{note} | {trained(troupe, folder, recipe)} |", flush=True)
 
 
 if __name__ == "__main__":

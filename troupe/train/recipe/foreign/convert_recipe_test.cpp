@@ -664,6 +664,16 @@ TEST(ConvertRecipe, FoundrysFilesConvertAsTheyStand) {
   EXPECT_TRUE(any(bad.refused, "E2005 train_loader.dataset.shuffle: false"));
 }
 
+TEST(ConvertRecipe, AdafactorIsOneAndSaysThatItsConstantsAreNotTheirs) {
+  const Conversion out = convert_recipe(
+      "python pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 "
+      "--seq-length 64 --max-position-embeddings 64 --lr 4e-4 --optimizer adafactor\n",
+      "run.sh", ForeignKind::kAuto);
+  EXPECT_NE(out.recipe.find("kind: adafactor  #"), std::string::npos) << out.recipe;
+  EXPECT_EQ(out.recipe.find("betas:"), std::string::npos) << out.recipe;
+  EXPECT_TRUE(any(out.notes, "--optimizer adafactor: as torch.optim.Adafactor has it"));
+}
+
 // As its files that go on with DBRX's weights on chats of the hub.
 TEST(ConvertRecipe, FoundrysPublishedModelIsAPresetAndItsWeightsAnImport) {
   const std::string text = R"(max_seq_len: 64
@@ -688,13 +698,15 @@ callbacks:
 )";
   const Conversion out = convert_recipe(text, "f.yaml", ForeignKind::kFoundry);
   EXPECT_EQ(out.refused, std::vector<std::string>());
-  for (const char* line : {"preset: dbrx  #", "kind: lion  #", "every: 25%  #"}) {
+  for (const char* line : {"preset: dbrx  #", "kind: lion  #"}) {
     EXPECT_NE(out.recipe.find(line), std::string::npos) << line << " in\n" << out.recipe;
   }
   for (const char* line :
        {"checkpoint.init_from: download databricks/dbrx-instruct, `troupe import dbrx-instruct "
         "runs/dbrx-instruct`",
-        "data.train: download a/chats", "data.valid: download a/chats", "train.tokens: "}) {
+        "data.train: train_loader.dataset.hf_name: a/chats: download it",
+        "data.valid: eval_loader.dataset.hf_name: a/chats: download it",
+        "train.tokens: ", "eval.every: eval_interval: 1ep: an epoch is as long as the data"}) {
     EXPECT_TRUE(any(out.missing, line)) << line;
   }
   std::string other = text;

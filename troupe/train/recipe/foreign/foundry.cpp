@@ -202,7 +202,9 @@ class Foundry {
     tree_.settle(kRules);
     draft_.need("train.optimizer.lr", "optimizer.lr is not given");
     draft_.need("train.global_batch", "global_train_batch_size is not given");
-    draft_.need("data.train", "train_loader.dataset names no data");
+    if (!tree_.given("train_loader.dataset.hf_name")) {
+      draft_.need("data.train", "train_loader.dataset names no data");
+    }
     draft_.need("checkpoint.dir", "neither save_folder nor run_name is given: the run's folder");
   }
 
@@ -234,8 +236,6 @@ class Foundry {
     if (!tree_.yes("model.pretrained", true)) {
       return draft_.ignore(tree_.origin("model.pretrained"), "so it is without init_from");
     }
-    const Origin from = tree_.origin("model.pretrained", "true");
-    draft_.ignore(from, "its weights are to be imported: checkpoint.init_from");
     draft_.need("checkpoint.init_from", "download " + name + ", `troupe import " + folder +
                                             " runs/" + folder + "`: runs/" + folder +
                                             "/step-000000");
@@ -415,7 +415,6 @@ class Foundry {
     }
     if (in_epochs("max_duration")) {
       const Origin epochs = tree_.origin("max_duration");
-      draft_.ignore(epochs, "as long as the data is: train.tokens");
       return draft_.need("train.tokens", epochs.text +
                                              ": so many times the tokens that `troupe "
                                              "inspect` counts in the files");
@@ -617,9 +616,8 @@ class Foundry {
 
   void from_hub(const std::string& key, const std::string& path) {
     if (!tree_.given(key)) return;
-    draft_.ignore(tree_.origin(key), kFiles);
-    draft_.need(path, "download " + tree_.text(key) +
-                          ", make token files of it with `troupe data build`, and name them here");
+    draft_.need(path, tree_.origin(key).text + ": download it, make token files of it with " +
+                          "`troupe data build`, and name them here");
   }
 
   void checkpoint() {
@@ -686,25 +684,16 @@ class Foundry {
     return text.ends_with("ep") || text.find_first_not_of("0123456789") == std::string::npos;
   }
 
-  // Both in epochs: a part of the run's length.
-  std::string percent_of_epochs(const std::string& name) {
-    const auto epochs = [&](const std::string& key) {
-      double value = 1;
-      const std::string text = tree_.text(key);
-      from_text(text.ends_with("ep") ? text.substr(0, text.size() - 2) : text, value);
-      return value;
-    };
-    return to_text(std::llround(100 * epochs(name) / epochs("max_duration"))) + '%';
-  }
-
   void evaluation() {
     const bool some = tree_.section("eval_loader");
     if (tree_.given("eval_interval") && !some) {
       draft_.ignore(tree_.origin("eval_interval"), "there is no eval_loader");
+    } else if (tree_.given("eval_interval") && in_epochs("eval_interval") &&
+               tree_.text("eval_interval") != "0") {
+      draft_.need("eval.every", tree_.origin("eval_interval").text +
+                                    ": an epoch is as long as the data: say it in steps or tokens");
     } else if (tree_.given("eval_interval") && tree_.text("eval_interval") != "0") {
-      const std::string every = in_epochs("eval_interval") && in_epochs("max_duration")
-                                    ? percent_of_epochs("eval_interval")
-                                    : span("eval_interval");
+      const std::string every = span("eval_interval");
       if (!every.empty()) draft_.set("eval.every", every, tree_.origin("eval_interval"));
     }
     if (tree_.yes("eval_first", false)) {

@@ -480,8 +480,9 @@ class Megatron {
     const std::string kind = flags_.text("optimizer", "adam");
     const Origin from = flags_.origin("optimizer", "adam");
     const std::string root = "train.optimizer.";
-    if (kind != "adam" && kind != "sgd" && kind != "muon" && kind != "lion") {
-      return draft_.refuse(from, "adam, sgd, lion and muon are there");
+    if (kind != "adam" && kind != "sgd" && kind != "muon" && kind != "lion" &&
+        kind != "adafactor") {
+      return draft_.refuse(from, "adam, sgd, lion, muon and adafactor are there");
     }
     draft_.set(root + "kind", kind == "adam" ? "adamw" : kind, from);
     if (flags_.given("lr")) field(root + "lr", "lr", "");
@@ -492,7 +493,11 @@ class Megatron {
       field(root + "weight_decay_end", "end-weight-decay", "0.01");
       field(root + "weight_decay_form", "weight-decay-incr-style", "linear");
     }
-    if (kind == "sgd") {
+    if (kind == "adafactor") {
+      draft_.note(from.text +
+                  ": as torch.optim.Adafactor has it; the script does not say its own "
+                  "decay, eps and clip");
+    } else if (kind == "sgd") {
       field(root + "momentum", "sgd-momentum", "0.9");
     } else {
       const std::string betas =

@@ -157,6 +157,8 @@ void Tree::settle(std::span<const TreeRule> rules) {
       draft_.ignore(origin, "used where it is named");
     } else if (rule == rules.end()) {
       unknown(leaf, rules);
+    } else if (rule->what == TreeRule::kRefused && leaf.text == "{}") {
+      draft_.ignore(origin, "empty");
     } else if (rule->what == TreeRule::kIgnored) {
       draft_.ignore(origin, rule->text);
     } else if (rule->what == TreeRule::kDeferred) {
