@@ -1,11 +1,11 @@
 // troupe bench: the time of a recipe's steps here; of a machine's own operations, for `plan`.
-#include <cstdio>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <sstream>
 #include <utility>
 
+#include "apps/print.h"
 #include "apps/recipe_options.h"
 #include "apps/verbs.h"
 #include "troupe/core/check.h"
@@ -13,6 +13,7 @@
 #include "troupe/core/config/json.h"
 #include "troupe/core/config/yaml.h"
 #include "troupe/core/file/publish.h"
+#include "troupe/distributed/world/peer_hosts.h"
 #include "troupe/distributed/world/world.h"
 #include "troupe/plan/machine.h"
 #include "troupe/plan/pairs.h"
@@ -37,32 +38,32 @@ struct BenchCommand {
 };
 
 void print(const BenchReport& report) {
-  std::printf("troupe %s (%s) on %s, %s, %lld threads\n", report.version.c_str(),
-              report.commit.c_str(), report.device.c_str(), report.processor.c_str(),
-              static_cast<long long>(report.threads));
-  std::printf("step of %lld x %lld tokens, micro batch %lld; median of %lld after %lld\n",
-              static_cast<long long>(report.batch), static_cast<long long>(report.sequence),
-              static_cast<long long>(report.micro_batch), static_cast<long long>(report.steps),
-              static_cast<long long>(report.warmup));
+  print_text("troupe %s (%s) on %s, %s, %lld threads\n", report.version.c_str(),
+             report.commit.c_str(), report.device.c_str(), report.processor.c_str(),
+             static_cast<long long>(report.threads));
+  print_text("step of %lld x %lld tokens, micro batch %lld; median of %lld after %lld\n",
+             static_cast<long long>(report.batch), static_cast<long long>(report.sequence),
+             static_cast<long long>(report.micro_batch), static_cast<long long>(report.steps),
+             static_cast<long long>(report.warmup));
   if (report.ranks > 1) {
-    std::printf("rank 0 of %lld, played alone: times are its own\n",
-                static_cast<long long>(report.ranks));
+    print_text("rank 0 of %lld, played alone: times are its own\n",
+               static_cast<long long>(report.ranks));
   }
   for (const BenchTimes& t : report.times) {
-    std::printf(
+    print_text(
         "%-8s %.4f s (forward %.4f, backward %.4f, update %.4f), %.0f tokens/s, %.3f "
         "TFLOP/s, load %.2f\n",
         (t.routing == "forced" ? "FORCED" : t.routing).c_str(), t.step_s, t.forward_s, t.backward_s,
         t.update_s, t.tokens_s, t.tflops, t.max_over_mean);
   }
   const auto gib = [](int64_t bytes) { return in_gib(static_cast<double>(bytes)); };
-  std::printf("memory %s GiB at most, forecast %s", gib(report.peak_bytes).c_str(),
-              gib(report.forecast_bytes).c_str());
+  print_text("memory %s GiB at most, forecast %s", gib(report.peak_bytes).c_str(),
+             gib(report.forecast_bytes).c_str());
   if (report.ranks > 1 && report.times.size() > 1) {
-    std::printf("; %s with the loads of learned routing",
-                gib(report.times.front().peak_bytes).c_str());
+    print_text("; %s with the loads of learned routing",
+               gib(report.times.front().peak_bytes).c_str());
   }
-  std::printf("\n");
+  print_text("\n");
 }
 
 void bench(const BenchCommand& options) {
@@ -129,6 +130,7 @@ void bench_machine(const MachineCommand& options, Call& call) {
   if (!options.like.empty()) assumed = load_machine(options.like);
   const Place place = place_from_environment().value_or(Place{});
   const c10::Device device = device_of(options.device, place.local_rank);
+  PeerHosts::of_environment();  // E2005 here, and not while ranks meet
   World world(place, device, {});
   Machine machine = bench_machine(device, world, assumed);
   if (world.rank() != 0) return judge(options, machine, world, call);
@@ -150,7 +152,7 @@ void bench_machine(const MachineCommand& options, Call& call) {
 
 CLI::App* add_bench_machine(CLI::App& bench, Call& call) {
   CLI::App* verb =
-      bench.add_subcommand("machine", "measures what `troupe plan --machine` asks for");
+      bench.add_subcommand("machine", "measures this machine for `troupe plan --machine`");
   const auto options = std::make_shared<MachineCommand>();
   verb->add_option_function<std::string>(
       "--device",
@@ -161,12 +163,12 @@ CLI::App* add_bench_machine(CLI::App& bench, Call& call) {
         }
       },
       "cpu, cuda, or auto");
-  verb->add_option("--like", options->like, "a machine file with what is not measured");
-  verb->add_option("--name", options->name, "what to call it; the device's own name if not said");
-  verb->add_option("-o,--out", options->out, "a file for the YAML");
+  verb->add_option("--like", options->like, "machine file for values that are not measured");
+  verb->add_option("--name", options->name, "name of the machine; default: the device's name");
+  verb->add_option("-o,--out", options->out, "output file (YAML)");
   verb->add_option("--expect", options->expect,
-                   "a machine file: names what is a fifth slower than it says, on any rank, and "
-                   "returns 7");
+                   "machine file: lists rates more than 20% below it, on any rank, and exits with "
+                   "7");
   verb->footer(
       "Example: troupe bench machine -o here.yaml\n"
       "         troupe launch -n 2 -- bench machine -o two.yaml     with the links between ranks\n"
@@ -178,20 +180,21 @@ CLI::App* add_bench_machine(CLI::App& bench, Call& call) {
 }  // namespace
 
 void add_bench(CLI::App& app, Call& call) {
-  CLI::App* verb = app.add_subcommand("bench", "times a recipe's steps here, on made-up tokens");
+  CLI::App* verb = app.add_subcommand("bench", "times a recipe's steps here, on random tokens");
   const auto options = std::make_shared<BenchCommand>();
   options->recipe.add_to(*verb);
   CLI::App* const machine = add_bench_machine(*verb, call);
   CLI::Option* const recipe = verb->get_option("recipe")->required(false);
-  verb->add_option("--steps", options->bench.steps, "steps that are timed");
-  verb->add_option("--warmup", options->bench.warmup, "steps before them");
+  verb->add_option("--steps", options->bench.steps, "timed steps");
+  verb->add_option("--warmup", options->bench.warmup, "warmup steps");
   verb->add_option("--ranks", options->bench.ranks,
-                   "as one rank of so many, without the others: its memory, its own time");
-  verb->add_option("-o,--out", options->out, "a file for the JSON");
-  verb->add_flag("--json", options->json, "print the JSON instead of the table");
+                   "simulates one rank of N without the others: its memory and own time");
+  verb->add_option("-o,--out", options->out, "output file (JSON)");
+  verb->add_flag("--json", options->json, "print JSON instead of a table");
   verb->footer(
       "Example: troupe bench run.yaml --steps 10 -o bench.json\n"
-      "Learned routing is what training has; FORCED is equal loads, and no training speed.");
+      "Learned routing is what training uses; FORCED has equal expert loads and is no training "
+      "speed.");
   verb->callback([options, machine, recipe] {
     if (machine->parsed()) return;
     if (recipe->empty()) throw CLI::RequiredError("recipe");

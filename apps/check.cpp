@@ -16,6 +16,12 @@
 namespace troupe {
 namespace {
 
+struct CheckOptions {
+  RecipeOptions recipe;
+  MemoryOption memory;
+  int64_t ranks = 0;
+};
+
 // By the machine's file where the recipe names one: nothing is measured here.
 void print_duration(const Recipe& recipe, const RunPlan& plan) {
   if (recipe.run.machine.empty()) {
@@ -35,10 +41,27 @@ void print_duration(const Recipe& recipe, const RunPlan& plan) {
             << recipe.run.machine << '\n';
 }
 
-void check(const RecipeOptions& options, const MemoryOption& memory, Call& call) {
+// What does not fit on `ranks`, or where none are given on as many as the recipe's own axes need,
+// all at once.
+void check_layout(const Recipe& recipe, int64_t ranks) {
+  const ParallelConfig& parallel = recipe.parallel;
+  const int64_t least = least_ranks(parallel), world = ranks > 0 ? ranks : least;
+  const ParallelConfig laid = settled(parallel, needs_of(recipe, world, world));
+  if (world == 1) return;
+  std::cout << "ranks  ";
+  if (ranks == 0) std::cout << (parallel.data > 0 ? "" : "a multiple of ");
+  std::cout << world << ": tensor " << laid.tensor << " x context " << laid.context
+            << " x pipeline " << laid.pipeline << " x data " << replicas_of(laid, world)
+            << ", experts over " << laid.expert * laid.expert_tensor << '\n';
+}
+
+void check(const CheckOptions& given, Call& call) {
+  const RecipeOptions& options = given.recipe;
+  const MemoryOption& memory = given.memory;
   Sources sources;
   Recipe recipe = load_recipe(options.path, options.sets, sources);
   validate(recipe, sources);
+  check_layout(recipe, given.ranks);
   if (!recipe.run.machine.empty()) load_machine(recipe.run.machine);  // what is wrong with it
   const double available = memory.bytes(recipe);
   const MicroBatchChoice micro =
@@ -77,15 +100,18 @@ void check(const RecipeOptions& options, const MemoryOption& memory, Call& call)
 }  // namespace
 
 void add_check(CLI::App& app, Call& call) {
-  CLI::App* verb = app.add_subcommand("check", "says all that is wrong with a recipe");
-  const auto options = std::make_shared<RecipeOptions>();
-  const auto memory = std::make_shared<MemoryOption>();
-  options->add_to(*verb);
-  memory->add_to(*verb);
+  CLI::App* verb = app.add_subcommand("check", "lists all errors of a recipe");
+  const auto options = std::make_shared<CheckOptions>();
+  options->recipe.add_to(*verb);
+  options->memory.add_to(*verb);
+  verb->add_option("--ranks", options->ranks,
+                   "number of ranks that the layout must fit; default: the fewest that it needs")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   verb->footer(
       "Example: troupe check recipes/quickstart.yaml\n"
-      "Returns 2 for the recipe, 3 for the data, 7 where the memory does not suffice.");
-  verb->callback([options, memory, &call] { check(*options, *memory, call); });
+      "         troupe check recipes/mixtral_8x7b.yaml --ranks 16 --set parallel.tensor=4\n"
+      "Exit: 2 for the recipe, 3 for the data, 7 for too little memory.");
+  verb->callback([options, &call] { check(*options, call); });
 }
 
 }  // namespace troupe

@@ -66,7 +66,7 @@ void write_bash(std::ostream& os, const CLI::App& app) {
 }  // namespace
 
 void add_completion(CLI::App& app, Call&) {
-  CLI::App* verb = app.add_subcommand("completion", "writes what a shell completes verbs with");
+  CLI::App* verb = app.add_subcommand("completion", "prints a shell completion script");
   const auto shell = std::make_shared<std::string>();
   verb->add_option("shell", *shell, "bash or zsh")->required();
   verb->footer("Example: source <(troupe completion bash)   # in ~/.bashrc");

@@ -1,5 +1,5 @@
 // troupe config: recipes as they are understood. print: every value, with where it was given;
-// explain: one field; diff: two recipes; schema: for editors.
+// explain: one field; keys: all fields; diff: two recipes; schema: for editors.
 #include "troupe/core/config/config.h"
 
 #include <iostream>
@@ -47,7 +47,8 @@ void diff(const DiffOptions& options, Call& call) {
 }
 
 void add_print(CLI::App& verb) {
-  CLI::App* print_verb = verb.add_subcommand("print", "a recipe with every value and its source");
+  CLI::App* print_verb =
+      verb.add_subcommand("print", "prints a recipe with every value and its source");
   const auto options = std::make_shared<RecipeOptions>();
   options->add_to(*print_verb);
   print_verb->footer("Example: troupe config print run.yaml --set train.steps=10");
@@ -55,13 +56,13 @@ void add_print(CLI::App& verb) {
 }
 
 void add_config_diff(CLI::App& verb, Call& call) {
-  CLI::App* diff_verb = verb.add_subcommand("diff", "what two recipes have otherwise");
+  CLI::App* diff_verb = verb.add_subcommand("diff", "shows the values in which two recipes differ");
   const auto options = std::make_shared<DiffOptions>();
   diff_verb->add_option("first", options->first, "a recipe")->required();
-  diff_verb->add_option("second", options->second, "another one")->required();
+  diff_verb->add_option("second", options->second, "another recipe")->required();
   diff_verb->footer(
       "Example: troupe config diff runs/a/recipe.yaml runs/b/recipe.yaml\n"
-      "Returns 0 where they are the same, 1 where they are not.");
+      "Exit: 0 if they are equal, 1 if not.");
   diff_verb->callback([options, &call] { diff(*options, call); });
 }
 
@@ -71,14 +72,18 @@ void add_config(CLI::App& app, Call& call) {
   CLI::App* verb = app.add_subcommand("config", "prints, explains and compares recipes");
   verb->require_subcommand(1);
   add_print(*verb);
-  CLI::App* explain_verb = verb->add_subcommand("explain", "what a field means, takes and is");
+  CLI::App* explain_verb =
+      verb->add_subcommand("explain", "explains a key: meaning, type, default");
   const auto key = std::make_shared<std::string>();
-  explain_verb->add_option("key", *key, "a field's path, its name or a part of it, or a section")
+  explain_verb->add_option("key", *key, "path, name or part of the name of a key or section")
       ->required();
   explain_verb->footer("Example: troupe config explain model.moe.top_k");
   explain_verb->callback([key] { std::cout << explain_key(*key); });
   add_config_diff(*verb, call);
-  CLI::App* schema = verb->add_subcommand("schema", "a JSON schema of recipes, for editors");
+  CLI::App* keys = verb->add_subcommand("keys", "prints all keys of a recipe as Markdown tables");
+  keys->footer("Example: troupe config keys > keys.md");
+  keys->callback([] { write_recipe_keys(std::cout); });
+  CLI::App* schema = verb->add_subcommand("schema", "prints a JSON schema of recipes, for editors");
   schema->footer("Example: troupe config schema > recipe.schema.json");
   schema->callback([] { write_recipe_schema(std::cout); });
   verb->footer("Example: troupe config print run.yaml");

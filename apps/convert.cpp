@@ -77,17 +77,19 @@ void convert(const ConvertOptions& options, Call& call) {
 }  // namespace
 
 void add_convert(CLI::App& app, Call& call) {
-  CLI::App* verb = app.add_subcommand("convert", "makes a recipe of other trainers' settings");
+  CLI::App* verb = app.add_subcommand("convert", "converts other trainers' settings to a recipe");
   CLI::App* recipe = verb->add_subcommand(
-      "recipe", "of a Megatron-LM script, LLM-Foundry's YAML or MegaBlocks' Arguments");
+      "recipe",
+      "from a Megatron-LM script, LLM-Foundry YAML, torchtitan TOML or MegaBlocks Arguments");
   const auto options = std::make_shared<ConvertOptions>();
-  recipe->add_option("file", options->file, "the script, the YAML, the Python file")->required();
-  recipe->add_option("-o,--out", options->out, "the recipe's file; else standard output");
-  recipe->add_option("--from", options->from, "auto, megatron, foundry, megablocks");
-  recipe->add_option("--variable", options->variables,
-                     "NAME=VALUE that a script gets from outside; 1=VALUE: its first argument");
+  recipe->add_option("file", options->file, "script, YAML, TOML or Python file")->required();
+  recipe->add_option("-o,--out", options->out, "output file; default: standard output");
+  recipe->add_option("--from", options->from, "auto, megatron, foundry, torchtitan or megablocks");
+  recipe->add_option(
+      "--variable", options->variables,
+      "NAME=VALUE: variable of the script's environment; 1=VALUE: its first argument");
   recipe->add_flag("--force", options->force, "write what can be converted, the rest as comments");
-  recipe->add_flag("--quiet", options->quiet, "do not list what was mapped and ignored");
+  recipe->add_flag("--quiet", options->quiet, "do not list mapped and ignored settings");
   recipe->footer("Example: troupe convert recipe pretrain.sh -o run.yaml && troupe check run.yaml");
   recipe->callback([options, &call] { convert(*options, call); });
   verb->require_subcommand(1);

@@ -30,41 +30,43 @@ struct CorpusOptions {
   std::optional<int32_t> eod;
 
   void add_to(CLI::App& verb) {
-    verb.add_option("input", build.input, "files, folders or patterns, in this order")->required();
+    verb.add_option("input", build.input, "files, folders or patterns, in order")->required();
     verb.add_option("-t,--tokenizer", tokenizer,
-                    "tokenizer.json, a .model, ranks, a model's folder, or bytes");
+                    "tokenizer.json, SentencePiece .model, tiktoken ranks, model folder, or bytes");
     add_value(verb, "--format", build.format,
               "auto (.jsonl and .json: jsonl, else text), text, lines, jsonl, chat");
-    verb.add_option("--key", build.key, "of a line's object: text, of chats messages");
-    verb.add_option("--eod", eod, "the id that ends a document; else the tokenizer's end of text");
-    verb.add_flag("--no-eod", no_eod, "end documents with nothing");
+    verb.add_option("--key", build.key,
+                    "JSON key of the content; default: text, or messages for chats");
+    verb.add_option("--eod", eod, "end-of-document id; default: the tokenizer's end of text");
+    verb.add_flag("--no-eod", no_eod, "no end-of-document id");
     verb.add_flag("--special-as-text", special_as_text,
-                  "special tokens spelled out in the text are plain text");
-    add_value(verb, "--on-bad", build.on_bad, "a line that cannot be read: stop or skip");
+                  "encode special tokens in the text as plain text");
+    add_value(verb, "--on-bad", build.on_bad, "unreadable lines: stop or skip");
     add_value(verb, "--longest", build.longest, "longest line, or file where a file is a document");
-    verb.add_option("--open", build.chat.open, "chat: before a message")
+    verb.add_option("--open", build.chat.open, "chat: text before a message")
         ->default_str(to_text(build.chat.open));
-    verb.add_option("--close", build.chat.close, "chat: after it")
+    verb.add_option("--close", build.chat.close, "chat: text after a message")
         ->default_str(to_text(build.chat.close));
-    verb.add_option("--learn", build.chat.learn, "chat: whose messages are learnt")
+    verb.add_option("--learn", build.chat.learn, "chat: roles whose messages are learned")
         ->capture_default_str();
-    verb.add_option("-w,--workers", build.workers, "threads; 0: one a core. Never changes a byte");
+    verb.add_option("-w,--workers", build.workers,
+                    "threads; 0: one per core. The output does not depend on it");
     verb.add_flag("--json", json, "print the result as JSON");
-    verb.add_flag("-q,--quiet", quiet, "no lines on the way");
+    verb.add_flag("-q,--quiet", quiet, "no progress lines");
   }
 
   BuildTokenizer open() {
     if (tokenizer.empty()) {
-      fail(Code::kBadValue, "--tokenizer", "is not given: text becomes ids by one");
+      fail(Code::kBadValue, "--tokenizer", "is required to encode text");
     }
     if (special_as_text && build.format == CorpusFormat::kChat) {
       fail(Code::kBadValue, "--special-as-text",
-           "would make plain text of a chat's own marks too (--open, --close)");
+           "would also encode the chat template (--open, --close) as plain text");
     }
     const std::shared_ptr<const Tokenizer> opened = open_tokenizer(tokenizer);
     if (!eod && !no_eod && opened->special().eos < 0) {
       fail(Code::kBadValue, "--tokenizer", tokenizer,
-           "has no end-of-text token: name its id with --eod, or give --no-eod");
+           "has no end-of-text token: set --eod or --no-eod");
     }
     build.append_eod = !no_eod;
     const EncodeOptions how{.add_special = false, .special_as_text = special_as_text};
@@ -136,16 +138,16 @@ void build(CorpusOptions& options) {
 
 void add_build(CLI::App& data) {
   CLI::App* verb =
-      data.add_subcommand("build", "text, JSONL or chats to PREFIX.bin and PREFIX.idx");
+      data.add_subcommand("build", "tokenizes text, JSONL or chats to PREFIX.bin and PREFIX.idx");
   const auto options = std::make_shared<CorpusOptions>();
   options->add_to(*verb);
   verb->add_option("-o,--output", options->build.output, "PREFIX")->required();
-  verb->add_flag("--replace", options->build.replace, "PREFIX may exist");
+  verb->add_flag("--replace", options->build.replace, "overwrite PREFIX");
   verb->add_option("--valid", options->build.valid,
-                   "the part of the documents that goes to PREFIX-valid, for validation: 0.01");
+                   "fraction of documents for validation, written to PREFIX-valid: 0.01");
   verb->footer(
       "Example: troupe data build corpus/*.jsonl -t tokenizer.json -o data/train --valid 0.01\n"
-      "Stopped or killed, the same command goes on. Chats leave PREFIX.weights: a 1 for each id\n"
+      "After a stop or kill the same command resumes. Chats leave PREFIX.weights: a 1 for each id\n"
       "that is learnt.");
   verb->callback([options] { build(*options); });
 }
@@ -168,7 +170,7 @@ void count(CorpusOptions& options) {
     ++out.files;
   }
   if (!text.empty() && out.files > 0) {
-    fail(Code::kBadValue, text[0], "is text and others are tokens: count them apart");
+    fail(Code::kBadValue, text[0], "is text and others are token files: count them separately");
   }
   if (!text.empty()) out = count_corpus(options.build, options.open());
   if (options.json) return print_json(out);
@@ -190,7 +192,7 @@ void count(CorpusOptions& options) {
 }
 
 void add_count(CLI::App& data) {
-  CLI::App* verb = data.add_subcommand("count", "tokens of text, or of sets that are built");
+  CLI::App* verb = data.add_subcommand("count", "counts tokens of text or of token files");
   const auto options = std::make_shared<CorpusOptions>();
   options->add_to(*verb);
   verb->footer("Example: troupe data count corpus/ -t tokenizer.json");
@@ -238,19 +240,19 @@ void inspect(const InspectOptions& options) {
   print_tokens(summary);
   if (options.show == 0) return;
   if (options.tokenizer.empty()) {
-    fail(Code::kBadValue, "--show", "needs --tokenizer, which makes text of ids");
+    fail(Code::kBadValue, "--show", "requires --tokenizer to decode ids");
   }
   show_documents(options);
 }
 
 void add_inspect_data(CLI::App& data) {
-  CLI::App* verb = data.add_subcommand("inspect", "what a set of tokens holds; fails if it is bad");
+  CLI::App* verb = data.add_subcommand("inspect", "describes and validates token files");
   const auto options = std::make_shared<InspectOptions>();
-  verb->add_option("path", options->path, "PREFIX, or one of its files")->required();
-  verb->add_flag("--fast", options->fast, "the index alone, not every token");
-  verb->add_option("--show", options->show, "print so many documents; needs --tokenizer")
+  verb->add_option("path", options->path, "PREFIX or one of its files")->required();
+  verb->add_flag("--fast", options->fast, "check the index only, not every token");
+  verb->add_option("--show", options->show, "print N documents; requires --tokenizer")
       ->check(CLI::NonNegativeNumber);
-  verb->add_option("-t,--tokenizer", options->tokenizer, "that makes text of them");
+  verb->add_option("-t,--tokenizer", options->tokenizer, "tokenizer to decode them");
   verb->add_flag("--json", options->json, "print JSON");
   verb->footer("Example: troupe data inspect data/train --show 2 -t tokenizer.json");
   verb->callback([options] { inspect(*options); });
@@ -271,15 +273,15 @@ struct OutputOptions {
   void add_to(CLI::App& verb, const std::string& what) {
     verb.add_option("input", input, what)->required();
     verb.add_option("-o,--output", output, "PREFIX")->required();
-    verb.add_flag("--replace", replace, "PREFIX may exist");
+    verb.add_flag("--replace", replace, "overwrite PREFIX");
     verb.add_flag("--json", json, "print the counts as JSON");
   }
 };
 
 void add_merge(CLI::App& data) {
-  CLI::App* verb = data.add_subcommand("merge", "several sets of tokens to one");
+  CLI::App* verb = data.add_subcommand("merge", "merges token files");
   const auto options = std::make_shared<OutputOptions>();
-  options->add_to(*verb, "PREFIXes, in this order");
+  options->add_to(*verb, "PREFIXes, in order");
   verb->footer("Example: troupe data merge data/a data/b -o data/all");
   verb->callback([options] {
     Fs fs;
@@ -308,7 +310,8 @@ TokenCounts convert_tokens(const TokensFrom& options) {
   Fs fs;
   const Log log({stderr_sink()}, Level::kWarning);
   if (options.files.input.size() != 1) {
-    fail(Code::kBadValue, "input", options.files.input.size(), "names are given; one is converted");
+    fail(Code::kBadValue, "input", options.files.input.size(),
+         "inputs were given; exactly one is supported");
   }
   const std::string& input = options.files.input[0];
   if (options.from == From::kMds) {
@@ -320,7 +323,7 @@ TokenCounts convert_tokens(const TokensFrom& options) {
     return convert_mds(mds, fs, log);
   }
   if (!options.eod) {
-    fail(Code::kBadValue, "--eod", "is not given: the id that ends a document in", input);
+    fail(Code::kBadValue, "--eod", "is required: the end-of-document id of", input);
   }
   IdsConfig ids{.output = options.files.output,
                 .eod = *options.eod,
@@ -336,19 +339,19 @@ TokenCounts convert_tokens(const TokensFrom& options) {
 }
 
 void add_convert_verb(CLI::App& data) {
-  CLI::App* verb = data.add_subcommand("convert", "tokens of other programs to .bin and .idx");
+  CLI::App* verb =
+      data.add_subcommand("convert", "converts other programs' token files to .bin and .idx");
   const auto options = std::make_shared<TokensFrom>();
-  options->files.add_to(*verb, "an MDS folder (with index.json), or a file of ids");
+  options->files.add_to(*verb, "MDS folder (with index.json) or file of ids");
   add_value(*verb, "--from", options->from,
             "mds (LLM-Foundry), llmc (llm.c), flat-u16 or flat-u32 (ids alone, as OLMo)");
-  verb->add_option("--column", options->mds.column, "mds: the column of ids")
-      ->capture_default_str();
+  verb->add_option("--column", options->mds.column, "mds: column of ids")->capture_default_str();
   verb->add_option("--bytes-are", options->mds.bytes_are,
-                   "mds: what a column of plain bytes holds: i64, i32 or u16")
+                   "mds: type of a bytes column: i64, i32 or u16")
       ->capture_default_str();
   verb->add_option("--vocab", options->vocab,
-                   "ids are below, and 2 bytes each where that does; 0: not known");
-  verb->add_option("--eod", options->eod, "llmc, flat: the id that ends a document");
+                   "vocabulary size, for 2-byte ids if it fits; 0: unknown");
+  verb->add_option("--eod", options->eod, "llmc, flat: end-of-document id");
   verb->footer("Example: troupe data convert mds/train --from mds --vocab 50432 -o data/train");
   verb->callback([options] {
     print_counts(options->files.output, convert_tokens(*options), options->files.json);
@@ -358,7 +361,7 @@ void add_convert_verb(CLI::App& data) {
 }  // namespace
 
 void add_data(CLI::App& app, Call&) {
-  CLI::App* verb = app.add_subcommand("data", "builds and looks at sets of tokens");
+  CLI::App* verb = app.add_subcommand("data", "builds and inspects token files");
   verb->require_subcommand(1);
   verb->footer("Example: troupe data build corpus/ -t tokenizer.json -o data/train");
   add_build(*verb);

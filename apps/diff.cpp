@@ -71,7 +71,7 @@ void diff_tensors(const DiffVerb& verb, Call& call) {
     found.state =
         changes(a->manifest()->scalars, b->manifest()->scalars, {"seconds", "save_seconds"});
   }
-  if (found.tensors.tensors == 0) fail(Code::kBadValue, "--only", "no tensor has such a name");
+  if (found.tensors.tensors == 0) fail(Code::kBadValue, "--only", "no tensor matches");
   verb.json ? print_json(found) : print_tensors(found, verb.all);
   const bool same = found.tensors.equal == found.tensors.tensors && found.state.empty();
   if (!same) call.code = kDifferent;
@@ -125,7 +125,7 @@ bool is_recipe(const std::string& path) {
 void diff(const DiffVerb& verb, Call& call) {
   if (is_recipe(verb.a) != is_recipe(verb.b)) {
     fail(Code::kBadValue, is_recipe(verb.a) ? verb.a : verb.b,
-         "is a recipe and the other name is not: two of a kind are compared");
+         "is a recipe and the other is not: compare two of the same kind");
   }
   is_recipe(verb.a) ? diff_recipes(verb, call) : diff_tensors(verb, call);
 }
@@ -133,21 +133,21 @@ void diff(const DiffVerb& verb, Call& call) {
 }  // namespace
 
 void add_diff(CLI::App& app, Call& call) {
-  CLI::App* verb = app.add_subcommand("diff", "where two checkpoints or two recipes differ");
+  CLI::App* verb = app.add_subcommand("diff", "compares two checkpoints or two recipes");
   const auto options = std::make_shared<DiffVerb>();
   verb->add_option("a", options->a,
                    "a checkpoint, a run (its newest step), a model folder, a .safetensors file,\n"
                    "or a recipe (.yaml)")
       ->required();
   verb->add_option("b", options->b, "another of the same kind")->required();
-  verb->add_option("--only", options->only, "names; a * at the end stands for any rest");
+  verb->add_option("--only", options->only, "tensor names; a trailing * matches any rest");
   verb->add_flag("--weights", options->weights,
-                 "the model's tensors alone, no optimizer, no state");
+                 "compare model tensors only, no optimizer or state");
   verb->add_flag("--all", options->all, "list every difference");
   verb->add_flag("--json", options->json, "print JSON");
   verb->footer(
       "Example: troupe diff runs/a/step-000200 runs/b/step-000200\n"
-      "Exit: 0 the same bit for bit, 1 different, else the class of an error.");
+      "Exit: 0 bitwise equal, 1 different, else the class of an error.");
   verb->callback([options, &call] { diff(*options, call); });
 }
 

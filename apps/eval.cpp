@@ -5,6 +5,7 @@
 
 #include "apps/verbs.h"
 #include "troupe/train/evaluate.h"
+#include "troupe/train/everyday_questions.h"
 #include "troupe/train/observe/record.h"
 #include "troupe/train/open_data.h"
 #include "troupe/train/start_lines.h"
@@ -16,10 +17,10 @@ namespace {
 struct EvalOptions {
   std::string path;
   std::vector<std::string> sets, tasks;
-  bool json = false;
+  bool json = false, show_everyday = false;
 };
 
-void tell(const EvalOptions& options, const Record& record, const std::string& line) {
+void tell(const EvalOptions& options, const LogRecord& record, const std::string& line) {
   if (options.json) {
     std::cout << record.json() << '\n';
   } else {
@@ -30,7 +31,7 @@ void tell(const EvalOptions& options, const Record& record, const std::string& l
 // `causal`: false where later tokens had a part in it, which the figure then says.
 void tell_set(const EvalOptions& options, int64_t step, const std::string& name,
               const SetScore& score, bool causal) {
-  Record r;
+  LogRecord r;
   r.add("step", step);
   r.add("set", name);
   r.add("loss", score.loss());
@@ -52,7 +53,7 @@ void tell_set(const EvalOptions& options, int64_t step, const std::string& name,
 
 void tell_task(const EvalOptions& options, int64_t step, const std::string& name,
                const ChoiceScore& score, bool causal) {
-  Record r;
+  LogRecord r;
   r.add("step", step);
   r.add("task", name);
   r.add("accuracy", score.accuracy());
@@ -66,16 +67,21 @@ void tell_task(const EvalOptions& options, int64_t step, const std::string& name
 }
 
 void eval(const EvalOptions& options) {
+  if (options.show_everyday) {
+    std::cout << everyday_questions();
+    return;
+  }
+  if (options.path.empty()) fail(Code::kBadValue, "eval", "needs a run's folder: troupe eval RUN");
   const Log log({stderr_sink()}, Level::kWarning);
   Trained trained = open_trained(options.path, options.sets);
   const Recipe& recipe = trained.recipe;
   const OpenedData opened = open_valid(recipe, log);
   if (opened.data.valid.empty() && options.tasks.empty()) {
     fail(Code::kBadValue, "data.valid",
-         "names no set to evaluate on: --set 'data.valid=[{path: corpus/valid}]', or --tasks FILE");
+         "names no validation set: --set 'data.valid=[{path: corpus/valid}]', or --tasks FILE");
   }
   if (!options.tasks.empty() && opened.tokenizer == nullptr) {
-    fail(Code::kBadValue, "data.tokenizer", "is not set, and questions are text");
+    fail(Code::kBadValue, "data.tokenizer", "is not set, but questions are text");
   }
   const std::string warning = causality_line(recipe.model);
   if (!warning.empty()) log.warning(warning);
@@ -100,18 +106,20 @@ void eval(const EvalOptions& options) {
 }  // namespace
 
 void add_eval(CLI::App& app, Call&) {
-  CLI::App* verb = app.add_subcommand("eval", "scores a trained model on text and on questions");
+  CLI::App* verb = app.add_subcommand("eval", "evaluates a trained model on text and questions");
   const auto options = std::make_shared<EvalOptions>();
-  verb->add_option("run", options->path, "a run's folder, or one of its step-N")->required();
-  verb->add_option("--set", options->sets, "path=value: over the run's recipe; may be given often")
+  verb->add_option("run", options->path, "run folder or one of its step-N");
+  verb->add_option("--set", options->sets, "path=value: overrides the run's recipe; repeatable")
       ->type_name("PATH=VALUE")
       ->expected(1)
       ->take_all();
   verb->add_option("--tasks", options->tasks,
-                   "JSONL files of {query, choices, gold}: the likeliest choice")
+                   "JSONL files of {query, choices, gold}: multiple choice by likelihood; or\n"
+                   "everyday, forty questions that come with the program")
       ->expected(1)
       ->take_all();
-  verb->add_flag("--json", options->json, "a line of JSON each");
+  verb->add_flag("--show-everyday", options->show_everyday, "print these forty as JSONL and exit");
+  verb->add_flag("--json", options->json, "print one JSON line per result");
   verb->footer(
       "Example: troupe eval runs/quickstart --set 'data.valid=[{kind: text, path: book.txt}]'\n"
       "Losses are means over all targets; bits per byte need data.tokenizer.");

@@ -41,7 +41,7 @@ void export_run(const ExportVerb& verb) {
   const ExportSource source = export_source(verb.run, log);
   Exported out{.folder = verb.folder,
                .checkpoint = source.checkpoint,
-               .family = to_text(source.config.family),
+               .family = std::string(source.config.family->model_type),
                .dtype = verb.dtype.empty() ? source.config.dtype : verb.dtype,
                .left_out = source.left_out};
   std::function<void(const std::string&)> check;
@@ -74,19 +74,19 @@ void export_run(const ExportVerb& verb) {
 }  // namespace
 
 void add_export(CLI::App& app, Call&) {
-  CLI::App* verb = app.add_subcommand("export", "a checkpoint to a Hugging Face folder");
+  CLI::App* verb = app.add_subcommand("export", "exports a checkpoint to a Hugging Face folder");
   const auto options = std::make_shared<ExportVerb>();
-  verb->add_option("run", options->run, "a run's folder (its newest step), or a step's")
-      ->required();
-  verb->add_option("folder", options->folder, "the folder to make")->required();
+  verb->add_option("run", options->run, "run folder (its newest step) or step folder")->required();
+  verb->add_option("folder", options->folder, "output folder")->required();
   verb->add_option(
       "--dtype", options->dtype,
-      "bfloat16, float16 or float32; else what the model was imported in, or bfloat16");
+      "bfloat16, float16 or float32; default: the type it was imported in, or bfloat16");
   add_value(*verb, "--shard-size", options->shard, "of a file; a larger tensor has its own");
-  verb->add_flag("--force", options->force, "replaces the folder");
-  verb->add_flag("--check-logits", options->check_logits,
-                 "run the model from both and compare, before the folder appears; 4 bytes a "
-                 "parameter");
+  verb->add_flag("--force", options->force, "overwrite the folder");
+  verb->add_flag(
+      "--check-logits", options->check_logits,
+      "compute logits with this program from the checkpoint and from the exported files\n"
+      "and compare them before the folder appears; needs 4 bytes per parameter");
   verb->add_flag("--json", options->json, "print the result as JSON");
   verb->footer(
       "Example: troupe export runs/small out --dtype bfloat16 --check-logits\n"

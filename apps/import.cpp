@@ -1,4 +1,5 @@
 // troupe import: a model hub's folder to a checkpoint.
+#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <sstream>
@@ -7,8 +8,10 @@
 #include "apps/verbs.h"
 #include "troupe/checkpoint/hf/hf_weights.h"
 #include "troupe/core/config/config.h"
+#include "troupe/core/config/counts.h"
 #include "troupe/core/file/file.h"
 #include "troupe/core/text/shell_word.h"
+#include "troupe/data/tokenizer/tokenizers.h"
 #include "troupe/nn/models/costs.h"
 #include "troupe/train/check_logits.h"
 
@@ -16,7 +19,7 @@ namespace troupe {
 namespace {
 
 struct ImportVerb {
-  std::string folder, run;
+  std::string folder, run, upcycle;
   ImportOptions options;
   bool check_logits = false, json = false;
 };
@@ -59,7 +62,10 @@ void write_recipe(Fs& fs, const std::string& run, const ModelConfig& model) {
   std::ostringstream text;
   text << "# What was imported. A recipe that trains it has this model, and\n"
        << "# checkpoint: {init_from: " << run << "/step-000000, cast: true}\n";
-  print_config(text, ImportedRecipe{model, {run + "/hf", model.max_positions}});
+  const std::string folder = run + "/hf";
+  const bool there = std::ranges::any_of(
+      tokenizer_kinds(), [&](const TokenizerKind& kind) { return kind.fits(folder); });
+  print_config(text, ImportedRecipe{model, {there ? folder : "", model.max_positions}});
   publish_file(fs, run + "/recipe.yaml", text.str());
 }
 
@@ -77,7 +83,7 @@ void require_folder(const ImportVerb& verb) {
   if (!is_hub_name(verb.folder)) return;
   const std::string folder = verb.folder.substr(verb.folder.find('/') + 1);
   fail(Code::kBadValue, verb.folder,
-       "is no folder here. If it is a name on the Hugging Face hub, download it first: "
+       "is not a folder here. If it is a name on the Hugging Face hub, download it first: "
        "pip install huggingface_hub; hf download " +
            shell_word(verb.folder) + " --local-dir " + shell_word(folder) + "; troupe import " +
            shell_word(folder) + ' ' + shell_word(verb.run));
@@ -88,39 +94,58 @@ void import_folder(const ImportVerb& verb) {
   Fs fs;
   const Log log({stderr_sink()}, Level::kWarning);
   if (!verb.options.dtype.empty()) hf_scalar_type(verb.options.dtype);  // before any work
-  const ImportResult result = import_hf(verb.folder, verb.run, log, fs, verb.options);
-  const HfConfig config = read_hf_config(verb.run + "/hf");
-  write_recipe(fs, verb.run, config.model);
+  ImportOptions options = verb.options;
+  if (!verb.upcycle.empty()) {
+    MoeConfig& moe = options.upcycle.emplace();
+    read_config(parse_yaml(verb.upcycle, "--upcycle"), moe);
+    for (const CountFault& fault : counts_out_of_bounds(moe, kModelBounds)) {
+      fail(Code::kBadValue, "--upcycle", fault.path + ' ' + fault.what);
+    }
+  }
+  const ImportResult result = import_hf(verb.folder, verb.run, log, fs, options);
+  const HfConfig config = read_hf_config(verb.folder);
+  write_recipe(fs, verb.run, result.model);
   Imported out{.checkpoint = result.checkpoint,
-               .family = to_text(config.family),
-               .parameters = costs_of(config.model).params(),
+               .family = std::string(config.family->model_type),
+               .parameters = costs_of(result.model).params(),
                .tensors = result.tensors,
                .of = result.of,
                .skipped = result.skipped};
-  if (verb.check_logits) out.logits = check_logits(verb.folder, result.checkpoint, config.model);
+  if (verb.check_logits) out.logits = check_logits(verb.folder, result.checkpoint, result.model);
   if (verb.json) {
     print_json(out);
   } else {
-    std::cout << out.checkpoint << ": " << out.family << ", " << with_commas(out.parameters)
-              << " parameters; all " << out.of << " tensors of the folder are in its "
-              << out.tensors << '\n';
+    std::cout << out.checkpoint << ": " << out.family
+              << (verb.upcycle.empty() ? "" : " upcycled to a mixture of experts") << ", "
+              << with_commas(out.parameters) << " parameters; all " << out.of
+              << " tensors of the folder are in its " << out.tensors << '\n';
     for (const std::string& name : out.skipped) std::cout << "holds nothing  " << name << '\n';
     if (out.logits) print_logits(*out.logits);
   }
-  if (out.logits) require_logits(*out.logits, !verb.options.dtype.empty(), out.checkpoint);
+  // An upcycled model sums its experts' equal results, which rounds.
+  const bool rounds = !verb.options.dtype.empty() || !verb.upcycle.empty();
+  if (out.logits) require_logits(*out.logits, rounds, out.checkpoint);
 }
 
 }  // namespace
 
 void add_import(CLI::App& app, Call&) {
-  CLI::App* verb = app.add_subcommand("import", "a Hugging Face folder to a checkpoint");
+  CLI::App* verb = app.add_subcommand("import", "imports a Hugging Face folder as a checkpoint");
   const auto options = std::make_shared<ImportVerb>();
-  verb->add_option("folder", options->folder, "with config.json and safetensors")->required();
-  verb->add_option("run", options->run, "the run's folder: gets step-000000 and hf/")->required();
+  verb->add_option("folder", options->folder, "folder with config.json and safetensors")
+      ->required();
+  verb->add_option("run", options->run, "run folder, which gets step-000000 and hf/")->required();
   verb->add_option("--dtype", options->options.dtype,
-                   "bfloat16, float16 or float32; else as the files have it");
-  verb->add_flag("--check-logits", options->check_logits,
-                 "run the model from both and compare; 4 bytes a parameter");
+                   "bfloat16, float16 or float32; default: the files' type");
+  verb->add_option(
+          "--upcycle", options->upcycle,
+          "turn a dense model's feed-forwards into experts: '{experts: 8, top_k: 2}', keys of\n"
+          "model.moe; with a smaller `hidden` each expert is a slice of the dense one")
+      ->type_name("MOE");
+  verb->add_flag(
+      "--check-logits", options->check_logits,
+      "compute logits with this program from the folder's files and from the checkpoint\n"
+      "and compare them; needs 4 bytes per parameter");
   verb->add_flag("--json", options->json, "print the result as JSON");
   verb->footer(
       "Example: troupe import ~/OLMoE-1B-7B runs/olmoe --check-logits\n"

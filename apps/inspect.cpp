@@ -2,8 +2,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
+#include <map>
 #include <memory>
+#include <numeric>
 
+#include "apps/inspect_experts.h"
 #include "apps/print.h"
 #include "apps/verbs.h"
 #include "troupe/checkpoint/describe_tensors.h"
@@ -14,6 +17,7 @@
 #include "troupe/data/tokenizer/tokenizers.h"
 #include "troupe/nn/models/costs.h"
 #include "troupe/nn/models/presets.h"
+#include "troupe/nn/routing_trace.h"
 #include "troupe/train/report/read_events.h"
 
 namespace troupe {
@@ -23,7 +27,8 @@ namespace stdfs = std::filesystem;
 
 struct InspectVerb {
   std::vector<std::string> what;
-  int64_t sequence = 0;
+  std::vector<std::string> sets;
+  int64_t sequence = 0, samples = 64;
   bool fast = false, all = false, json = false;
 };
 
@@ -124,7 +129,7 @@ ModelConfig model_called(const std::string& name) {
   const std::vector<std::string_view> presets = ModelConfig::presets();
   if (std::ranges::find(presets, name) != presets.end()) return preset(name);
   const std::string_view guess = nearest(name, presets);
-  fail(Code::kNoSuchKind, name, "is no preset, nor a folder with config.json.",
+  fail(Code::kNoSuchKind, name, "is neither a preset nor a folder with config.json.",
        (guess.empty() ? "" : "Did you mean " + std::string(guess) + "? ") + "The presets are " +
            joined(presets));
 }
@@ -167,7 +172,7 @@ void print_manifest(const Manifest& m) {
 // What a model's folder says of itself is compared with what is in it.
 void account(const std::string& folder) {
   const HfWeights weights(folder);
-  std::cout << "  " << to_text(weights.config().family) << ", "
+  std::cout << "  " << weights.config().family->model_type << ", "
             << with_commas(costs_of(weights.config().model).params())
             << " parameters; config.json accounts for every tensor";
   if (!weights.skipped().empty()) {
@@ -305,6 +310,66 @@ void inspect_events(const InspectVerb& verb, const std::vector<std::string>& fil
   }
 }
 
+// --- a routing trace ---
+
+struct TracedLayer {
+  int64_t layer = 0, microbatches = 0, experts = 0, choices = 0, unused = 0;
+  double load = 0;  // of the busiest expert over the mean
+  bool logits = false;
+  static void visit(auto& t, auto&& f) {
+    f("layer", t.layer);
+    f("microbatches", t.microbatches);
+    f("experts", t.experts);
+    f("choices", t.choices);
+    f("unused", t.unused);
+    f("load", t.load);
+    f("logits", t.logits);
+  }
+};
+struct TraceSummary {
+  std::string path;
+  std::vector<TracedLayer> layers;
+  static void visit(auto& t, auto&& f) {
+    f("path", t.path);
+    f("layers", t.layers);
+  }
+};
+
+void inspect_trace(const InspectVerb& verb) {
+  TraceSummary out{.path = verb.what[0], .layers = {}};
+  const RoutingTrace trace = RoutingTrace::load(out.path);
+  std::map<int64_t, std::vector<int64_t>> counts;
+  for (const auto& [layer, microbatch] : trace.records()) {
+    if (out.layers.empty() || out.layers.back().layer != layer) out.layers.push_back({layer});
+    TracedLayer& of = out.layers.back();
+    ++of.microbatches;
+    of.logits = trace.logits(layer, microbatch).defined();
+    const at::Tensor n = trace.counts(layer, microbatch);
+    counts[layer].resize(static_cast<size_t>(n.numel()));
+    for (int64_t e = 0; e < n.numel(); ++e) {
+      counts[layer][static_cast<size_t>(e)] += n.const_data_ptr<int64_t>()[e];
+    }
+  }
+  for (TracedLayer& layer : out.layers) {
+    const std::vector<int64_t>& n = counts[layer.layer];
+    layer.experts = std::ssize(n);
+    layer.choices = std::accumulate(n.begin(), n.end(), int64_t{0});
+    layer.unused = std::ranges::count(n, 0);
+    if (layer.choices == 0) continue;
+    layer.load = static_cast<double>(std::ranges::max(n)) * static_cast<double>(layer.experts) /
+                 static_cast<double>(layer.choices);
+  }
+  if (verb.json) return print_json(out);
+  std::cout << out.path << "  routing trace\n";
+  for (const TracedLayer& l : out.layers) {
+    std::cout << "  layer " << l.layer << "  " << l.microbatches << " microbatches, "
+              << with_commas(l.choices) << " choices of " << l.experts << " experts, load "
+              << fixed(l.load, 2) << ", " << l.unused << " never chosen"
+              << (l.logits ? ", with logits\n" : "\n");
+  }
+  std::cout << "ok: its counts are those of its choices\n";
+}
+
 // --- which of them ---
 
 bool is_token_data(const std::string& path) {
@@ -318,8 +383,12 @@ bool is_tokenizer(const std::string& path) {
 
 void inspect(const InspectVerb& verb, Call& call) {
   if (verb.what[0] == "model" && verb.what.size() == 2) return inspect_model(verb);
+  if (verb.what[0] == "experts" && verb.what.size() == 2) {
+    return inspect_experts({verb.what[1], verb.sets, verb.samples, verb.json});
+  }
   if (verb.what.size() != 1) {
-    fail(Code::kBadValue, verb.what[1], "is one name too many: a file or folder, or model NAME");
+    fail(Code::kBadValue, verb.what[1],
+         "is one argument too many: give a file or folder, or model NAME, or experts RUN");
   }
   const std::string& path = verb.what[0];
   if (holds_tensors(path)) return inspect_tensors(verb, call);
@@ -331,36 +400,44 @@ void inspect(const InspectVerb& verb, Call& call) {
   const std::vector<std::string> events = event_files(path);
   if (!events.empty()) return inspect_events(verb, events, call);
   if (!is_there(path) && path != "bytes") {
-    fail(Code::kBadValue, path, "is not there");
+    fail(Code::kBadValue, path, "does not exist");
   }
+  if (path.ends_with(".trace")) return inspect_trace(verb);
   if (is_tokenizer(path)) return inspect_tokenizer(verb);
   std::error_code error;
   // Names what it is, where that is known: another program's checkpoint, pickles.
   if (stdfs::is_directory(path, error)) open_tensors(path);
   fail(Code::kBadValue, path,
-       "is no checkpoint, model folder, safetensors, tokens, tokenizer or "
-       "event file");
+       "is not a checkpoint, model folder, safetensors, tokens, tokenizer, event file or routing "
+       "trace");
 }
 
 }  // namespace
 
 void add_inspect(CLI::App& app, Call& call) {
-  CLI::App* verb = app.add_subcommand("inspect", "what a file or folder holds, and if it is sound");
+  CLI::App* verb = app.add_subcommand("inspect", "describes and validates a file or folder");
   const auto options = std::make_shared<InspectVerb>();
   verb->add_option(
           "what", options->what,
           "a checkpoint, run or model folder; .safetensors, .idx or .bin, a tokenizer, an\n"
-          "event file; or: model NAME (a preset, or a folder with config.json)")
+          "event file, a .trace; or: model NAME (a preset, or a folder with config.json); or:\n"
+          "experts RUN, which tokens and sources of data.train go to which expert")
       ->required()
       ->expected(1, 2);
-  verb->add_flag("--fast", options->fast, "headers alone, not every byte");
+  verb->add_flag("--fast", options->fast, "check headers only, not every byte");
   verb->add_flag("--all", options->all, "list everything");
-  verb->add_option("--sequence", options->sequence, "model: tokens of a sequence, for FLOPs")
+  verb->add_option("--sequence", options->sequence, "model: sequence length in tokens, for FLOPs")
       ->check(CLI::PositiveNumber);
+  verb->add_option("--samples", options->samples, "experts: how many samples are looked at");
+  verb->add_option("--set", options->sets, "experts: path=value over the run's recipe")
+      ->type_name("PATH=VALUE")
+      ->expected(1)
+      ->take_all();
   verb->add_flag("--json", options->json, "print JSON");
   verb->footer(
       "Example: troupe inspect runs/small/step-000200\n"
       "         troupe inspect model olmoe-1b-7b --sequence 4096\n"
+      "         troupe inspect experts runs/small --samples 256\n"
       "Exit class 0: sound; 3 or 4: not.");
   verb->callback([options, &call] { inspect(*options, call); });
 }

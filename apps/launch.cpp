@@ -28,7 +28,8 @@
 #include "troupe/core/file/log.h"
 #include "troupe/distributed/status/flight_record.h"
 #include "troupe/distributed/status/pulse.h"
-#include "troupe/distributed/world/meeting_point.h"
+#include "troupe/distributed/world/peer_hosts.h"
+#include "troupe/distributed/world/store_server.h"
 #include "troupe/train/forecast/choose_layout.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/observe/run_files.h"
@@ -171,7 +172,7 @@ AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses) {
       Pulse& pulse = pulses.of(end.rank);
       end.doing = pulse.now();
       pulse.set_ended();
-      // Who waits for it at the meeting hears of nothing; a second is for words of their own.
+      // A rank that waits at the rendezvous hears nothing; a second is for its own last words.
       if (end.code != 0 && !next) next = end.when + (end.doing.phase == Phase::kStart ? 1s : 5s);
       out.ranks.push_back(end);
     }
@@ -203,7 +204,7 @@ class Launcher {
         run_(std::move(run)),
         fits_(std::move(fits)),
         devices_(static_cast<size_t>(options.ranks)),
-        meeting_(options.port),
+        store_(options.port),
         log_({std::make_shared<LiveStderr>()}, options.quiet ? Level::kWarning : Level::kInfo,
              "launch: ") {
     std::iota(devices_.begin(), devices_.end(), 0);
@@ -216,7 +217,7 @@ class Launcher {
     for (int attempt = 0;; ++attempt) {
       log_.info("attempt " + std::to_string(attempt + 1) + " of " +
                 std::to_string(options_.max_restarts + 1) + ": " + std::to_string(ranks()) +
-                " ranks, which meet at port " + std::to_string(meeting_.port()));
+                " ranks, with their store at port " + std::to_string(store_.port()));
       const auto before = exit_file();
       const AttemptEnd end = once(attempt);
       const int code = end.code();
@@ -279,9 +280,9 @@ class Launcher {
                      {"LOCAL_RANK", std::to_string(devices_[static_cast<size_t>(rank)])},
                      {"LOCAL_WORLD_SIZE", all},
                      {"MASTER_ADDR", "127.0.0.1"},
-                     {"MASTER_PORT", std::to_string(meeting_.port())},
+                     {"MASTER_PORT", std::to_string(store_.port())},
                      {"TORCHELASTIC_USE_AGENT_STORE", "True"},
-                     {"TROUPE_MEETING", token_},
+                     {"TROUPE_TOKEN", token_},
                      {"TORCHELASTIC_RESTART_COUNT", std::to_string(attempt)}};
     const int64_t threads = std::max<int64_t>(host_cores() / ranks(), 1);
     // NVLink multicast is off: where a machine does not grant it, groups fail at their start.
@@ -311,7 +312,7 @@ class Launcher {
     return {file.st_ino, file.st_mtime};
   }
 
-  // Of exit.json; -1 where there is none.
+  // The exit code in exit.json; -1 if there is no such file.
   int64_t recorded_code() const {
     try {
       ExitRecord record;
@@ -367,8 +368,8 @@ class Launcher {
   const std::function<bool(int)> fits_;
   std::vector<int> devices_;  // of each rank
   std::optional<Pulses> pulses_;
-  Waiter waiter_;  // before the meeting point's threads
-  MeetingPoint meeting_;
+  Waiter waiter_;  // before the store's threads
+  StoreServer store_;
   const std::string token_ = new_run_id() + new_run_id();
   const Log log_;
 };
@@ -377,9 +378,8 @@ class Launcher {
 TrainOptions train_options(const std::vector<std::string>& words) {
   if (words.empty() || words.front() != "train") {
     throw Error("launch: " + to_text(Code::kBadValue) +
-                    " what is started on several ranks is train: troupe launch -n 2 -- train "
-                    "recipe.yaml" +
-                    (words.empty() ? "" : "; \"" + words.front() + "\" is of one process"),
+                    " only train runs on several ranks: troupe launch -n 2 -- train recipe.yaml" +
+                    (words.empty() ? "" : "; run \"" + words.front() + "\" as one process"),
                 Code::kBadValue);
   }
   TrainOptions options;
@@ -390,8 +390,9 @@ TrainOptions train_options(const std::vector<std::string>& words) {
 }
 
 void launch(const LaunchOptions& options, Call& call) {
+  PeerHosts::of_environment();  // E2005 here, and not while ranks meet
   if (options.min_ranks > options.ranks) {
-    fail(Code::kBadValue, "--min-ranks", options.min_ranks, "is more than the", options.ranks,
+    fail(Code::kBadValue, "--min-ranks", options.min_ranks, "is larger than the", options.ranks,
          "of --ranks");
   }
   const auto dashes = std::ranges::find(call.words, "--");
@@ -414,23 +415,23 @@ void launch(const LaunchOptions& options, Call& call) {
 }  // namespace
 
 void add_launch(CLI::App& app, Call& call) {
-  CLI::App* verb = app.add_subcommand("launch", "trains with several processes of this machine");
+  CLI::App* verb = app.add_subcommand("launch", "trains with several processes on this machine");
   const auto options = std::make_shared<LaunchOptions>();
-  verb->add_option("-n,--ranks", options->ranks, "processes: of GPUs, one each")
+  verb->add_option("-n,--ranks", options->ranks, "number of processes, one per GPU")
       ->required()
       ->check(CLI::Range(1, 1024));
   verb->add_option("--max-restarts", options->max_restarts,
-                   "start all again, from the newest checkpoint, so often after a lost rank")
+                   "restarts from the newest checkpoint after a lost rank")
       ->check(CLI::Range(0, 1'000'000));
   verb->add_option("--min-ranks", options->min_ranks,
-                   "where three starts end alike, go on without the rank that failed, "
-                   "down to so many; -n if not said")
+                   "after three equal failures continue without the failed rank, down to this "
+                   "many ranks; default: -n")
       ->check(CLI::Range(1, 1024));
-  verb->add_option("--port", options->port, "where the ranks meet; any that is free if not said")
+  verb->add_option("--port", options->port, "port of the rendezvous; default: any free port")
       ->check(CLI::Range(1, 65535));
-  verb->add_flag("--quiet", options->quiet, "say only what failed");
+  verb->add_flag("--quiet", options->quiet, "log failures only");
   verb->add_option("command", options->command,
-                   "after \"--\": train and what it takes, or bench machine");
+                   "after \"--\": train with its arguments, or bench machine");
   verb->footer(
       "Example: troupe launch -n 4 --max-restarts 3 -- train recipes/quickstart.yaml\n"
       "Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 are passed to all ranks. Returns what the rank "

@@ -12,7 +12,7 @@
 #include <cstring>
 
 #include "troupe/core/check.h"
-#include "troupe/distributed/world/watch.h"
+#include "troupe/distributed/status/process.h"
 
 namespace troupe {
 namespace {

@@ -6,6 +6,7 @@
 
 #include "apps/memory_option.h"
 #include "apps/plan_layout.h"
+#include "apps/print.h"
 #include "apps/recipe_options.h"
 #include "apps/verbs.h"
 #include "troupe/core/config/json.h"
@@ -48,9 +49,9 @@ void print_memory(const MemoryForecast& m, const Recipe& recipe) {
   const std::string rows = "micro batch " + std::to_string(plan.micro_batch) + " x " +
                            std::to_string(recipe.data.sequence) + " tokens";
   const auto line = [](const char* what, double bytes, const std::string& why) {
-    std::printf("  %-20s %9s   %s\n", what, in_gib(bytes).c_str(), why.c_str());
+    print_text("  %-20s %9s   %s\n", what, in_gib(bytes).c_str(), why.c_str());
   };
-  std::printf("memory, GiB\n");
+  print_text("memory, GiB\n");
   line("weights", m.weights, "");
   line("gradients", m.gradients, plan.micro_batch < plan.batch ? "f32" : "as backward makes them");
   const bool halves = recipe.train.precision != Precision::kFp16;
@@ -78,9 +79,9 @@ std::string large_number(double value) {
 }
 
 void print_time(const TimeForecast& time, double rate) {
-  std::printf("time at %g TFLOP/s\n  a step %s, %s tokens/s, the run %s\n", rate,
-              seconds_text(time.step_seconds).c_str(), short_number(time.tokens_per_second).c_str(),
-              short_time(time.run_seconds).c_str());
+  print_text("time at %g TFLOP/s\n  a step %s, %s tokens/s, the run %s\n", rate,
+             seconds_text(time.step_seconds).c_str(), short_number(time.tokens_per_second).c_str(),
+             short_time(time.run_seconds).c_str());
 }
 
 PlanReport report_of(const Recipe& recipe, const MemoryForecast& memory) {
@@ -96,19 +97,19 @@ PlanReport report_of(const Recipe& recipe, const MemoryForecast& memory) {
 void print_all(const PlanReport& report, const Recipe& recipe, double rate, double available) {
   const auto count = [](auto n) { return large_number(static_cast<double>(n)); };
   const RunPlan plan = plan_of(recipe);
-  std::printf("model %s parameters, %s active\nstep %s tokens, %s FLOPs; %s steps\n",
-              count(report.params).c_str(), count(report.active_params).c_str(),
-              count(plan.batch * recipe.data.sequence).c_str(), count(report.step_flops).c_str(),
-              std::to_string(plan.run.steps).c_str());
+  print_text("model %s parameters, %s active\nstep %s tokens, %s FLOPs; %s steps\n",
+             count(report.params).c_str(), count(report.active_params).c_str(),
+             count(plan.batch * recipe.data.sequence).c_str(), count(report.step_flops).c_str(),
+             std::to_string(plan.run.steps).c_str());
   print_memory(report.parts, recipe);
   if (available > 0) {
-    std::printf("%s\n", judge_memory(recipe, runs_on_gpu(recipe), available).line.c_str());
+    print_text("%s\n", judge_memory(recipe, runs_on_gpu(recipe), available).line.c_str());
   }
-  std::printf("disk: %s\n", judge_disk(recipe, runs_on_gpu(recipe)).line.c_str());
+  print_text("disk: %s\n", judge_disk(recipe, runs_on_gpu(recipe)).line.c_str());
   if (rate > 0) {
     print_time(forecast_time(recipe, rate * 1e12), rate);
   } else {
-    std::printf("time: give --rate in TFLOP/s; `troupe bench` measures it\n");
+    print_text("time: give --rate in TFLOP/s; `troupe bench` measures it\n");
   }
 }
 
@@ -148,13 +149,13 @@ void plan(const PlanOptions& options, Call& call) {
 }  // namespace
 
 void add_plan(CLI::App& app, Call& call) {
-  CLI::App* verb = app.add_subcommand("plan", "forecasts the memory and the time of a run");
+  CLI::App* verb = app.add_subcommand("plan", "forecasts memory and time of a run");
   const auto options = std::make_shared<PlanOptions>();
   options->recipe.add_to(*verb);
   options->memory.add_to(*verb);
-  verb->add_option("--rate", options->rate, "TFLOP/s that the device reaches, for the time");
+  verb->add_option("--rate", options->rate, "achieved TFLOP/s of the device, for the time");
   options->layout.add_to(*verb);
-  verb->add_flag("--json", options->layout.json, "one line for programs");
+  verb->add_flag("--json", options->layout.json, "print one line of JSON");
   verb->footer(
       "Example: troupe plan run.yaml --set run.device=cuda --assume-memory 80GiB --rate 400\n"
       "         troupe plan run.yaml --ranks 64 --machine machines/assumed-h100.yaml --scaling\n"

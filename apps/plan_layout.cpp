@@ -3,16 +3,19 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
 #include <vector>
 
+#include "apps/print.h"
 #include "troupe/core/check.h"
 #include "troupe/core/config/json.h"
 #include "troupe/core/file/publish.h"
 #include "troupe/schedule/text.h"
 #include "troupe/train/forecast/choose_layout.h"
+#include "troupe/train/forecast/find_layouts.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/forecast/layout_forecast.h"
 #include "troupe/train/machine/bench_run.h"
@@ -22,15 +25,29 @@
 namespace troupe {
 namespace {
 
+// A rank of a pipeline.
+struct StageReport {
+  std::vector<int> units = {};  // 0 the embedding, the last one the head
+  double memory = 0;
+  double idle = 0;  // part of the step in which it waits for other stages
+  static void visit(auto& s, auto&& f) {
+    f("units", s.units);
+    f("memory", s.memory);
+    f("idle", s.idle);
+  }
+};
+
 struct LayoutReport {
   int64_t ranks = 1, micro_batch = 1;
   ParallelConfig parallel = {};
   double memory = 0;
   StepMemory parts = {};
-  double step_seconds = 0, compute = 0, exchange = 0, exposed = 0, bubble = 0, update = 0;
+  double step_seconds = 0, compute = 0, exchange = 0, tokens = 0, exposed = 0, bubble = 0;
+  double update = 0;
   double collectives = 0, slowest = 0;
   double tokens_per_second = 0;
   std::optional<double> mfu = {};
+  std::vector<StageReport> stages = {};  // empty: one rank has all layers
   bool fits = true;
   static void visit(auto& r, auto&& f) {
     f("ranks", r.ranks);
@@ -41,6 +58,7 @@ struct LayoutReport {
     f("step_seconds", r.step_seconds);
     f("compute", r.compute);
     f("exchange", r.exchange);
+    f("tokens", r.tokens);
     f("exposed", r.exposed);
     f("bubble", r.bubble);
     f("update", r.update);
@@ -48,12 +66,27 @@ struct LayoutReport {
     f("slowest", r.slowest);
     f("tokens_per_second", r.tokens_per_second);
     f("mfu", r.mfu);
+    f("stages", r.stages);
     f("fits", r.fits);
   }
 };
 
 bool fits_into(const LayoutForecast& f, double available) {
   return available <= 0 || f.rank.peak.total() <= available;
+}
+
+std::vector<StageReport> stages_of(const LayoutForecast& f) {
+  std::vector<StageReport> out;
+  const std::vector<int> ranks = chunk_ranks(f.work);
+  for (const RankTimeline& rank : f.stages) {
+    StageReport& stage = out.emplace_back();
+    for (size_t unit = 0; unit < ranks.size(); ++unit) {
+      if (ranks[unit] + 1 == std::ssize(out)) stage.units.push_back(static_cast<int>(unit));
+    }
+    stage.memory = rank.peak.total();
+    stage.idle = rank.bubble / rank.seconds;
+  }
+  return out;
 }
 
 LayoutReport report_of(const LayoutForecast& f, double available) {
@@ -65,6 +98,7 @@ LayoutReport report_of(const LayoutForecast& f, double available) {
           .step_seconds = f.step_seconds,
           .compute = f.rank.compute,
           .exchange = f.rank.exchange,
+          .tokens = f.rank.tokens,
           .exposed = f.rank.exposed,
           .bubble = f.rank.bubble,
           .update = f.rank.update,
@@ -72,6 +106,7 @@ LayoutReport report_of(const LayoutForecast& f, double available) {
           .slowest = f.step_seconds - f.rank.seconds,
           .tokens_per_second = f.tokens_per_second,
           .mfu = f.mfu,
+          .stages = stages_of(f),
           .fits = fits_into(f, available)};
 }
 
@@ -83,9 +118,9 @@ std::string percent(std::optional<double> part) {
 }
 
 void print_memory(const StepMemory& m) {
-  std::printf("memory of a rank at its worst moment, GiB\n");
+  print_text("memory of the fullest rank at its worst moment, GiB\n");
   const auto line = [](const char* what, double bytes) {
-    std::printf("  %-20s %9s\n", what, in_gib(bytes).c_str());
+    print_text("  %-20s %9s\n", what, in_gib(bytes).c_str());
   };
   line("values", m.values);
   line("masters, optimizer", m.state);
@@ -99,24 +134,48 @@ void print_memory(const StepMemory& m) {
 void print_time(const LayoutReport& r) {
   const std::string mfu = r.mfu ? "MFU " + percent(r.mfu) + " of the devices' peak"
                                 : std::string("MFU not known: the machine file names no `peak`");
-  std::printf("a step %s, %s tokens/s, %s of each rank, %s\n", seconds_text(r.step_seconds).c_str(),
-              short_number(r.tokens_per_second).c_str(),
-              short_number(r.tokens_per_second / static_cast<double>(r.ranks)).c_str(),
-              mfu.c_str());
+  print_text("a step %s, %s tokens/s, %s of each rank, %s\n", seconds_text(r.step_seconds).c_str(),
+             short_number(r.tokens_per_second).c_str(),
+             short_number(r.tokens_per_second / static_cast<double>(r.ranks)).c_str(), mfu.c_str());
   const auto line = [&](const char* what, double seconds, const char* why) {
     if (seconds <= 0) return;
-    std::printf("  %-20s %9s %5.1f%%   %s\n", what, seconds_text(seconds).c_str(),
-                100 * seconds / r.step_seconds, why);
+    print_text("  %-20s %9s %5.1f%%   %s\n", what, seconds_text(seconds).c_str(),
+               100 * seconds / r.step_seconds, why);
   };
   line("forward, backward", r.compute, "");
   line("experts' exchange", r.exchange, "waited for");
+  line("tokens and keys", r.tokens, "waited for");
   line("gathers and sums", r.exposed, "waited for");
   line("other stages", r.bubble, "waited for");
   line("update", r.update, "");
   line("the slowest rank", r.slowest, "waited for");
   if (r.collectives <= 0) return;
-  std::printf("gathers and sums take %s, %.0f%% of it beside computation\n",
-              seconds_text(r.collectives).c_str(), 100 * (1 - r.exposed / r.collectives));
+  print_text("gathers and sums take %s, %.0f%% of it beside computation\n",
+             seconds_text(r.collectives).c_str(), 100 * (1 - r.exposed / r.collectives));
+}
+
+// "1-3 7": neighbors joined.
+std::string runs_of(const std::vector<int>& units) {
+  std::string out;
+  for (size_t i = 0; i < units.size(); ++i) {
+    const bool goes_on = i > 0 && units[i] == units[i - 1] + 1;
+    const bool ends = i + 1 == units.size() || units[i + 1] != units[i] + 1;
+    if (!goes_on) out.append(out.empty() ? "" : " ").append(std::to_string(units[i]));
+    if (goes_on && ends) out.append("-").append(std::to_string(units[i]));
+  }
+  return out;
+}
+
+void print_stages(const LayoutReport& r) {
+  if (r.stages.empty()) return;
+  print_text("stages %s, %s\n%9s %9s %8s  %s\n", r.parallel.stages.c_str(),
+             to_text(r.parallel.schedule).c_str(), "rank", "GiB", "idle",
+             "units (0: embedding, last: head)");
+  for (size_t i = 0; i < r.stages.size(); ++i) {
+    const StageReport& stage = r.stages[i];
+    print_text("%9zu %9s %8s  %s\n", i, in_gib(stage.memory).c_str(), percent(stage.idle).c_str(),
+               runs_of(stage.units).c_str());
+  }
 }
 
 std::string run_time(const Recipe& recipe, const LayoutReport& r) {
@@ -132,34 +191,97 @@ void print_scaling(const std::vector<LayoutForecast>& all, double available) {
   for (const LayoutForecast& f : all) {
     if (fits_into(f, available)) best = std::max(best, each(f));
   }
-  std::printf("%7s %10s %12s %12s %7s %8s %7s %6s %12s %12s %8s\n", "ranks", "step", "tokens/s",
-              "of a rank", "MFU", "of best", "expert", "shard", "shard_ranks", "micro_batch",
-              "GiB");
+  print_text("%7s %10s %12s %12s %7s %8s %7s %6s %12s %12s %8s\n", "ranks", "step", "tokens/s",
+             "of a rank", "MFU", "of best", "expert", "shard", "shard_ranks", "micro_batch", "GiB");
   for (const LayoutForecast& f : all) {
     const bool fits = fits_into(f, available);
-    std::printf("%7s %10s %12s %12s %7s %8s %7s %6s %12s %12s %8s%s\n",
-                std::to_string(f.world).c_str(), seconds_text(f.step_seconds).c_str(),
-                short_number(f.tokens_per_second).c_str(), short_number(each(f)).c_str(),
-                percent(f.mfu).c_str(), fits ? percent(each(f) / best).c_str() : "-",
-                std::to_string(f.parallel.expert).c_str(), to_text(f.parallel.shard).c_str(),
-                std::to_string(mesh_of(f).shape().shard).c_str(),
-                std::to_string(f.micro_batch).c_str(), in_gib(f.rank.peak.total()).c_str(),
-                fits ? "" : ("  does not fit into " + in_gib(available)).c_str());
+    print_text("%7s %10s %12s %12s %7s %8s %7s %6s %12s %12s %8s%s\n",
+               std::to_string(f.world).c_str(), seconds_text(f.step_seconds).c_str(),
+               short_number(f.tokens_per_second).c_str(), short_number(each(f)).c_str(),
+               percent(f.mfu).c_str(), fits ? percent(each(f) / best).c_str() : "-",
+               std::to_string(f.parallel.expert).c_str(), to_text(f.parallel.shard).c_str(),
+               std::to_string(mesh_of(f).shape().shard).c_str(),
+               std::to_string(f.micro_batch).c_str(), in_gib(f.rank.peak.total()).c_str(),
+               fits ? "" : ("  does not fit into " + in_gib(available)).c_str());
   }
 }
 
-void print_choice(const std::vector<LayoutForecast>& all) {
-  std::printf("%7s %6s %12s %12s %10s %7s %10s %10s %8s\n", "expert", "shard", "shard_ranks",
-              "micro_batch", "step", "MFU", "exchange", "exposed", "GiB");
-  for (size_t i = 0; i < std::min<size_t>(all.size(), 8); ++i) {
-    const LayoutForecast& f = all[i];
-    const auto part = [&](double seconds) { return 100 * seconds / f.step_seconds; };
-    std::printf("%7s %6s %12s %12s %10s %7s %9.1f%% %9.1f%% %8s\n",
-                std::to_string(f.parallel.expert).c_str(), to_text(f.parallel.shard).c_str(),
-                std::to_string(mesh_of(f).shape().shard).c_str(),
-                std::to_string(f.micro_batch).c_str(), seconds_text(f.step_seconds).c_str(),
-                percent(f.mfu).c_str(), part(f.rank.exchange), part(f.rank.exposed),
-                in_gib(f.rank.peak.total()).c_str());
+// Where a step takes most longer than one of `best`: "other stages +12.3%".
+std::string loss_beside(const LayoutForecast& best, const LayoutForecast& f) {
+  const StepPart* most = nullptr;
+  double longest = 0;
+  for (const StepPart& part : kStepParts) {
+    const double longer = f.rank.*part.seconds - best.rank.*part.seconds;
+    if (longer <= longest) continue;
+    longest = longer;
+    most = &part;
+  }
+  return most == nullptr ? ""
+                         : std::string(most->name) + " +" + percent(longest / best.step_seconds);
+}
+
+struct Column {
+  const char* name;
+  int width;
+  std::string (*value)(const LayoutForecast&);
+};
+
+template <double RankTimeline::*kPart>
+std::string part_of_step(const LayoutForecast& f) {
+  return percent(f.rank.*kPart / f.step_seconds);
+}
+
+template <int64_t ParallelConfig::*kAxis>
+std::string ranks_of_axis(const LayoutForecast& f) {
+  return std::to_string(f.parallel.*kAxis);
+}
+
+constexpr Column kColumns[] = {
+    {"tensor", 6, ranks_of_axis<&ParallelConfig::tensor>},
+    {"context", 7, ranks_of_axis<&ParallelConfig::context>},
+    {"pipeline", 8, ranks_of_axis<&ParallelConfig::pipeline>},
+    {"schedule", 11,
+     [](const LayoutForecast& f) {
+       return f.parallel.pipeline > 1 ? to_text(f.parallel.schedule) : "-";
+     }},
+    {"virtual", 7, ranks_of_axis<&ParallelConfig::virtual_stages>},
+    {"expert", 6, ranks_of_axis<&ParallelConfig::expert>},
+    {"expert_tensor", 13, ranks_of_axis<&ParallelConfig::expert_tensor>},
+    {"shard", 5,
+     [](const LayoutForecast& f) {
+       const bool kept = f.parallel.shard == ShardKind::kFull && !f.parallel.reshard;
+       return to_text(f.parallel.shard) + (kept ? "*" : "");
+     }},
+    {"shard_ranks", 11,
+     [](const LayoutForecast& f) { return std::to_string(mesh_of(f).shape().shard); }},
+    {"micro_batch", 11, [](const LayoutForecast& f) { return std::to_string(f.micro_batch); }},
+    {"step", 9, [](const LayoutForecast& f) { return seconds_text(f.step_seconds); }},
+    {"MFU", 6, [](const LayoutForecast& f) { return percent(f.mfu); }},
+    {"rows", 6, part_of_step<&RankTimeline::exchange>},
+    {"tokens", 6, part_of_step<&RankTimeline::tokens>},
+    {"state", 6, part_of_step<&RankTimeline::exposed>},
+    {"idle", 6, part_of_step<&RankTimeline::bubble>},
+    {"GiB", 7, [](const LayoutForecast& f) { return in_gib(f.rank.peak.total()); }}};
+
+void print_choice(const std::vector<LayoutForecast>& all, size_t chosen) {
+  constexpr size_t kRows = 10;
+  for (const Column& c : kColumns) print_text("%*s ", c.width, c.name);
+  print_text(" loses most by\n");
+  const auto row = [&](size_t i) {
+    for (const Column& c : kColumns) print_text("%*s ", c.width, c.value(all[i]).c_str());
+    print_text(" %s%s\n", loss_beside(all.front(), all[i]).c_str(),
+               i == chosen ? " <- a run takes it" : "");
+  };
+  for (size_t i = 0; i < std::min(all.size(), kRows); ++i) row(i);
+  if (chosen >= kRows) row(chosen);
+  print_text(
+      "rows, tokens, state, idle: of the step, waiting for rows of experts, tokens and keys of "
+      "ranks that share a microbatch, gathers and sums, other stages%s\n",
+      std::ranges::any_of(all, [](const LayoutForecast& f) { return !f.parallel.reshard; })
+          ? "; full*: reshard false"
+          : "");
+  if (all.size() > 1) {
+    print_text("the first beats the second by %s\n", why_faster(all[0], all[1]).c_str());
   }
 }
 
@@ -173,7 +295,7 @@ Machine machine_of(const LayoutOptions& options, const Recipe& recipe, const Mac
   if (times == json.end() || !times->is_array() || times->empty() ||
       !times->front().contains("step_s") || !times->front()["step_s"].is_number()) {
     fail(Code::kBadValue, options.bench,
-         "is no file of `troupe bench` (JSON with times[0].step_s); write one with -o");
+         "is not a file of `troupe bench` (JSON with times[0].step_s); write one with -o");
   }
   const auto held = [&](const char* key, int64_t otherwise) {
     const auto at = json.find(key);
@@ -181,9 +303,9 @@ Machine machine_of(const LayoutOptions& options, const Recipe& recipe, const Mac
   };
   if (held("ranks", 1) != 1 || held("sequence", recipe.data.sequence) != recipe.data.sequence) {
     fail(Code::kBadValue, options.bench,
-         "is of " + std::to_string(held("ranks", 1)) + " ranks and sequences of " +
-             std::to_string(held("sequence", 0)) + "; it must be of one rank and, as the recipe, " +
-             std::to_string(recipe.data.sequence));
+         "measures " + std::to_string(held("ranks", 1)) + " ranks and sequences of " +
+             std::to_string(held("sequence", 0)) + "; it must measure one rank and sequences of " +
+             std::to_string(recipe.data.sequence) + ", the recipe's");
   }
   Recipe measured = recipe;  // with the batch of that step
   measured.train.global_batch = held("batch", recipe.train.global_batch);
@@ -192,22 +314,25 @@ Machine machine_of(const LayoutOptions& options, const Recipe& recipe, const Mac
   return calibrated(measured, machine, on_gpu, times->front()["step_s"].get<double>());
 }
 
+RanksAtHand ranks_of(int64_t ranks, const Machine& machine, bool on_gpu, double memory) {
+  return {.world = ranks,
+          .per_host = std::min(ranks, machine.ranks_per_host),
+          .memory = memory,
+          .on_gpu = on_gpu};
+}
+
 // What a run on those ranks would choose where the recipe leaves the layout open, and why.
 LayoutChoice choice_of(const Recipe& recipe, int64_t ranks, const Machine& machine, bool on_gpu,
                        double memory) {
-  const RanksAtHand at_hand{.world = ranks,
-                            .per_host = std::min(ranks, machine.ranks_per_host),
-                            .memory = memory,
-                            .on_gpu = on_gpu};
-  return choose_layout(recipe, at_hand, machine);
+  return choose_layout(recipe, ranks_of(ranks, machine, on_gpu, memory), machine);
 }
 
 // Those that a run chooses among; where there are none, those that would fit with nothing to spare.
-std::vector<LayoutForecast> choices_of(const Recipe& recipe, int64_t ranks, const Machine& machine,
-                                       bool on_gpu, double memory) {
-  std::vector<LayoutForecast> out =
-      layouts_that_fit(recipe, ranks, machine, on_gpu, kMostMemory * memory);
-  return out.empty() ? layouts_that_fit(recipe, ranks, machine, on_gpu, memory) : out;
+LayoutSearch choices_of(const Recipe& recipe, const RanksAtHand& ranks, const Machine& machine) {
+  RanksAtHand usable = ranks;
+  usable.memory *= kMostMemory;
+  LayoutSearch out = find_layouts(recipe, usable, machine, OpenAxes::kAll);
+  return out.fit.empty() ? find_layouts(recipe, ranks, machine, OpenAxes::kAll) : out;
 }
 
 // From the fewest ranks that the layout allows, doubled up to all.
@@ -228,6 +353,31 @@ std::vector<LayoutForecast> scaling_of(const Recipe& recipe, const Machine& mach
   }
 }
 
+// Whether any fits.
+bool print_choices(const LayoutOptions& options, const Recipe& recipe, const Machine& machine,
+                   const RanksAtHand& ranks) {
+  const auto begin = std::chrono::steady_clock::now();
+  const LayoutSearch search = choices_of(recipe, ranks, machine);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  if (options.json) {
+    for (const LayoutForecast& f : search.fit) {
+      write_json(std::cout, report_of(f, ranks.memory)), std::cout << '\n';
+    }
+    return !search.fit.empty();
+  }
+  print_text("%s layouts simulated, %s more costed without lists, in %s\n",
+             std::to_string(search.simulated).c_str(), std::to_string(search.quick).c_str(),
+             seconds_text(took.count()).c_str());
+  if (search.fit.empty()) {
+    if (search.least) print_text("%s\n", nothing_fits(recipe, *search.least, ranks).c_str());
+    return false;
+  }
+  const size_t chosen = chosen_of(search.fit, recipe.parallel, ranks);
+  print_choice(search.fit, chosen);
+  print_stages(report_of(search.fit[chosen], ranks.memory));
+  return true;
+}
+
 // The forecast beside a rank that is played here.
 void print_measured(const Recipe& recipe, const LayoutForecast& forecast) {
   Recipe laid = recipe;
@@ -235,7 +385,7 @@ void print_measured(const Recipe& recipe, const LayoutForecast& forecast) {
   const BenchReport report = bench_run(laid, {.warmup = 1, .steps = 2, .ranks = forecast.world});
   const auto peak = static_cast<double>(report.peak_bytes);
   const auto said = static_cast<double>(report.forecast_bytes);
-  std::printf(
+  print_text(
       "measured on %s as one of them: memory %s GiB at most where %s are forecast (%+.0f%%), "
       "a step of its own %s\n",
       report.device.c_str(), in_gib(peak).c_str(), in_gib(said).c_str(), 100 * (said / peak - 1),
@@ -245,10 +395,9 @@ void print_measured(const Recipe& recipe, const LayoutForecast& forecast) {
 }  // namespace
 
 void LayoutOptions::add_to(CLI::App& verb) {
-  verb.add_option("--ranks", ranks, "the run on so many ranks of --machine")
+  verb.add_option("--ranks", ranks, "number of ranks of --machine")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  verb.add_option("--machine", machine,
-                  "what a rank and its links reach: a file (machines/); run.machine if not said");
+  verb.add_option("--machine", machine, "machine file (machines/); default: run.machine");
   verb.add_option(
       "--bench", bench,
       "JSON of `troupe bench` with this recipe on one rank: scales the machine's rates");
@@ -288,21 +437,8 @@ bool plan_layout(const LayoutOptions& options, Recipe recipe, double available) 
     return fits_into(all.back(), available);
   }
   if (options.choose) {
-    const std::vector<LayoutForecast> all =
-        choices_of(recipe, options.ranks, machine, on_gpu, available);
-    if (options.json) {
-      for (const LayoutForecast& f : all) {
-        write_json(std::cout, report_of(f, available)), std::cout << '\n';
-      }
-    } else if (all.empty()) {
-      std::printf(
-          "no layout of %s ranks fits into %s GiB each: more ranks, or a smaller "
-          "train.micro_batch, or train.recompute\n",
-          std::to_string(options.ranks).c_str(), in_gib(available).c_str());
-    } else {
-      print_choice(all);
-    }
-    return !all.empty();
+    return print_choices(options, recipe, machine,
+                         ranks_of(options.ranks, machine, on_gpu, available));
   }
   const LayoutChoice choice = choice_of(recipe, options.ranks, machine, on_gpu, available);
   recipe.parallel = choice.parallel;
@@ -317,18 +453,19 @@ bool plan_layout(const LayoutOptions& options, Recipe recipe, double available) 
     write_json(std::cout, report);
     std::cout << '\n';
   } else {
-    std::printf("%s ranks of %s\n%s", std::to_string(options.ranks).c_str(), machine.name.c_str(),
-                to_text(mesh_of(forecast)).c_str());
-    std::printf("%s\n", choice.why.c_str());
+    print_text("%s ranks of %s\n%s", std::to_string(options.ranks).c_str(), machine.name.c_str(),
+               to_text(mesh_of(forecast)).c_str());
+    print_text("%s\n", choice.why.c_str());
     print_memory(report.parts);
     print_time(report);
-    std::printf("the run takes %s; disk: %s\n", run_time(recipe, report).c_str(),
-                judge_disk(recipe, on_gpu).line.c_str());
+    print_stages(report);
+    print_text("the run takes %s; disk: %s\n", run_time(recipe, report).c_str(),
+               judge_disk(recipe, on_gpu).line.c_str());
     if (options.measure) print_measured(recipe, forecast);
-    if (options.list) std::printf("%s", to_text(forecast.schedule).c_str());
+    if (options.list) print_text("%s", to_text(forecast.schedule).c_str());
   }
   if (!report.fits && !options.json) {
-    std::printf("E7006 it will not fit: a rank has %s GiB\n", in_gib(available).c_str());
+    print_text("E7006 it will not fit: a rank has %s GiB\n", in_gib(available).c_str());
   }
   return report.fits;
 }

@@ -1,8 +1,22 @@
 #include "apps/print.h"
 
+#include <cstdarg>
+#include <cstdio>
+
 #include "troupe/core/check.h"
 
 namespace troupe {
+
+void print_text(const char* format, ...) {
+  va_list values, again;
+  va_start(values, format);
+  va_copy(again, values);
+  std::string text(static_cast<size_t>(std::vsnprintf(nullptr, 0, format, values)), '\0');
+  std::vsnprintf(text.data(), text.size() + 1, format, again);
+  va_end(again);
+  va_end(values);
+  std::cout << text;
+}
 
 void print_tokens(const TokenSummary& s) {
   std::cout << s.path << ".bin  " << with_commas(s.tokens) << " tokens of type " << s.type << ", "
@@ -28,10 +42,12 @@ void print_tokens(const TokenSummary& s) {
 }
 
 void print_logits(const LogitsCheck& check) {
-  std::cout << "logits of " << check.positions << " tokens: max difference "
-            << to_text(check.max_difference) << (check.equal ? ", the same bits" : "")
-            << "; mean difference " << to_text(check.mean_difference) << " of a mean of "
-            << fixed(check.mean, 3) << '\n';
+  std::cout
+      << "logits of " << check.positions
+      << " tokens by this program from both folders (transformers was not run): max difference "
+      << to_text(check.max_difference) << (check.equal ? ", the same bits" : "")
+      << "; mean difference " << to_text(check.mean_difference) << " of a mean of "
+      << fixed(check.mean, 3) << '\n';
 }
 
 void require_logits(const LogitsCheck& check, bool rounded, const std::string& place) {

@@ -27,6 +27,10 @@ inline std::string rate(int64_t bytes, double seconds) {
   return fixed(static_cast<double>(bytes) * 1e-6 / (seconds > 1e-9 ? seconds : 1e-9), 1) + " MB/s";
 }
 
+// As std::printf, to std::cout: of a name with control characters a terminal shows none
+// (terminal_text.h).
+[[gnu::format(printf, 1, 2)]] void print_text(const char* format, ...);
+
 template <Config C>
 void print_json(const C& config) {
   write_json(std::cout, config);

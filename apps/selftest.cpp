@@ -2,9 +2,10 @@
 #include "troupe/train/machine/selftest.h"
 
 #include <chrono>
-#include <cstdio>
+#include <iostream>
 #include <memory>
 
+#include "apps/print.h"
 #include "apps/verbs.h"
 #include "troupe/train/forecast/device.h"
 
@@ -26,21 +27,21 @@ void run_selftest(const SelfTestOptions& options, Call& call) {
   const auto begin = std::chrono::steady_clock::now();
   const auto checks = selftest(device, [&](const SelfCheck& check) {
     if (options.quiet && check.ok()) return;
-    std::printf("%s  %s: %.1e (at most %.0e)\n", check.ok() ? "ok  " : "FAIL", check.name.c_str(),
-                check.error, check.limit);
-    std::fflush(stdout);
+    print_text("%s  %s: %.1e (at most %.0e)\n", check.ok() ? "ok  " : "FAIL", check.name.c_str(),
+               check.error, check.limit);
+    std::cout << std::flush;
   });
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   size_t failed = 0;
   for (const SelfCheck& check : checks) failed += !check.ok();
   if (failed == 0) {
-    std::printf("selftest OK: %zu checks on %s, %.1f s\n", checks.size(), device.str().c_str(),
-                seconds);
+    print_text("selftest OK: %zu checks on %s, %.1f s\n", checks.size(), device.str().c_str(),
+               seconds);
     return;
   }
-  std::printf("selftest FAILED: %zu of %zu checks on %s. Please report it with the lines above\n",
-              failed, checks.size(), device.str().c_str());
+  print_text("selftest FAILED: %zu of %zu checks on %s. Please report it with the lines above\n",
+             failed, checks.size(), device.str().c_str());
   call.code = static_cast<int>(ExitClass::kBug);
 }
 

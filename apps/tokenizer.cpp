@@ -43,8 +43,8 @@ struct Trained {  // --json
   }
 };
 
-// Of some MiB of the texts: the new file is opened as anybody's would be, and must say the same
-// text again.
+// Bytes per token over some MiB of the texts. The new file is opened as any tokenizer file, and its
+// ids must decode to the same text.
 double bytes_per_token(const Tokenizer& tokenizer, const std::vector<std::string>& texts,
                        const Pool& pool) {
   constexpr int64_t kEnough = int64_t{8} << 20;

@@ -1,7 +1,11 @@
 // troupe train: trains, or goes on.
+#include <unistd.h>
+
+#include <cstdio>
 #include <cstdlib>
 #include <iostream>
 #include <memory>
+#include <mutex>
 #include <sstream>
 
 #include "apps/train_options.h"
@@ -14,8 +18,12 @@
 #include "troupe/core/file/secrets.h"
 #include "troupe/core/stop.h"
 #include "troupe/core/text/first_line.h"
+#include "troupe/core/text/plain_text.h"
 #include "troupe/core/text/shell_word.h"
+#include "troupe/core/text/utf8.h"
 #include "troupe/distributed/status/flight_record.h"
+#include "troupe/distributed/world/peer_hosts.h"
+#include "troupe/distributed/world/sentinel.h"
 #include "troupe/distributed/world/world.h"
 #include "troupe/train/forecast/device.h"
 #include "troupe/train/forecast/forecast.h"
@@ -26,6 +34,9 @@
 
 namespace troupe {
 namespace {
+
+// For the store of a rank 0 that ends by its sentinel: those of the others come at their own time.
+constexpr std::chrono::seconds kOthersLeave{15};
 
 void write_run_files(Fs& fs, const TrainOptions& options, const Recipe& recipe,
                      const Sources& sources, const Call& call, int64_t ranks) {
@@ -39,7 +50,7 @@ void write_run_files(Fs& fs, const TrainOptions& options, const Recipe& recipe,
   RunEnvironment here = this_environment(call.words, device_of(recipe.run.device).str());
   here.ranks = ranks;
   write_json(environment, here);
-  publish_file(fs, dir + "/env.json", environment.str() + "\n");
+  publish_file(fs, dir + "/env.json", repaired_utf8(environment.str()) + "\n");
 }
 
 std::string command_of(const TrainOptions& options) {
@@ -90,6 +101,8 @@ class Run {
       return end({.code = 0, .rank = place_.rank, .message = "asked to stop"}, doing());
     }
     trainer_->run();
+    const std::lock_guard telling(telling_);
+    told_ = true;
     end({.code = 0, .message = "done"}, {.phase = Phase::kExit});
   }
 
@@ -106,7 +119,11 @@ class Run {
 
   // All ranks of the run, with one recipe.
   std::shared_ptr<Ranks> meet() {
-    if (place_.size == 1) return std::make_shared<Ranks>();
+    if (place_.size == 1) {
+      require_one_rank(recipe_.parallel);
+      return std::make_shared<Ranks>();
+    }
+    PeerHosts::of_environment();  // E2005 here, and not while ranks meet
     const auto whole = [](Duration d) { return std::chrono::milliseconds(d.ns / 1'000'000); };
     world_ = std::make_shared<World>(place_, device_of(recipe_.run.device, place_.local_rank),
                                      WorldOptions{.start_timeout = whole(recipe_.run.start_timeout),
@@ -114,6 +131,7 @@ class Run {
                                                   .check = [this] {
                                                     if (signals_.stop() != 0) throw AskedToStop();
                                                   }});
+    if (!world_->exposure().empty()) log_.warning(world_->exposure());
     std::ostringstream recipe;
     print_config(recipe, recipe_, {});
     // Before there are groups, which ranks of different layouts would wait for.
@@ -123,6 +141,13 @@ class Run {
   }
 
   void begun() {
+    if (world_ != nullptr) {
+      sentinel_ = std::make_unique<Sentinel>(
+          Sentinel::Self{.pulse = world_->pulse(),
+                         .peer_ended = [this] { return world_->peer_ended(); },
+                         .writes = [this] { return trainer_->writes_checkpoint(); },
+                         .end = [this](std::chrono::seconds unmoved) { end_stuck(unmoved); }});
+    }
     if (place_.rank != 0) return;
     ours_ = true;
     write_run_files(fs_, options_, recipe_, sources_, call_, place_.size);
@@ -141,6 +166,36 @@ class Run {
 
   // Notes why the run ends, for the other ranks too; what is to be told of it here.
   Error failed(const Error& error) {
+    const std::lock_guard telling(telling_);
+    told_ = true;
+    return note_failure(error);
+  }
+  void failed(const std::exception& error) {
+    const std::lock_guard telling(telling_);
+    told_ = true;
+    if (world_ != nullptr) world_->last_words(error.what(), Code::kBrokenContract);
+    end({.code = static_cast<int>(ExitClass::kBug), .rank = place_.rank, .message = error.what()},
+        doing());
+  }
+
+ private:
+  // In the sentinel's thread. The training thread is in a collective that does not end, so that no
+  // destructor may be waited for; should it come out meanwhile, it waits here for the process's
+  // end.
+  void end_stuck(std::chrono::seconds unmoved) {
+    const std::lock_guard telling(telling_);
+    if (told_) return;
+    const Error told =
+        note_failure(Error("a step that does not go on: " + to_text(Code::kRankLost) +
+                               " it has not moved for " + std::to_string(unmoved.count()) + " s",
+                           Code::kRankLost));
+    std::cerr << plain_text(without_secrets(told.what())) << '\n';
+    world_->leave(kOthersLeave);
+    std::fflush(nullptr);
+    ::_exit(static_cast<int>(told.exit_class()));
+  }
+
+  Error note_failure(const Error& error) {
     ExitRecord record{.code = static_cast<int>(error.exit_class()),
                       .error = to_text(error.code()),
                       .rank = place_.rank,
@@ -159,16 +214,12 @@ class Run {
     end(record, loss.rank >= 0 ? loss.doing : doing());
     return Error(loss.brief, loss.code);
   }
-  void failed(const std::exception& error) {
-    if (world_ != nullptr) world_->last_words(error.what(), Code::kBrokenContract);
-    end({.code = static_cast<int>(ExitClass::kBug), .rank = place_.rank, .message = error.what()},
-        doing());
+
+  RankStatus doing() const {
+    return ranks_ == nullptr ? RankStatus{} : ranks_->world().pulse().now();
   }
 
- private:
-  Doing doing() const { return ranks_ == nullptr ? Doing{} : ranks_->world().pulse().now(); }
-
-  void end(ExitRecord record, const Doing& at) {
+  void end(ExitRecord record, const RankStatus& at) {
     record.phase = phase_text(at);
     // A start that failed had the folder not yet for its own: it may be another's, that runs.
     const bool lead = place_.rank == 0 && !dir_.empty();
@@ -209,6 +260,9 @@ class Run {
   std::shared_ptr<Ranks> ranks_;  // absent: they have not met
   std::unique_ptr<Trainer> trainer_;
   bool ours_ = false;
+  std::mutex telling_;  // how the run ends: by the training thread, or by the sentinel's
+  bool told_ = false;
+  std::unique_ptr<Sentinel> sentinel_;  // absent: this rank alone, or not begun
 };
 
 void train(const TrainOptions& options, Call& call) {

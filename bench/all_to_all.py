@@ -58,6 +58,7 @@ def main():
     parse.add_argument("--most", type=int, default=1 << 20, help="rows of a rank")
     parse.add_argument("--turns", type=int, default=2)
     parse.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parse.add_argument("--json", help="a file for the figures")
     parse.add_argument("--torch", action="store_true", help=argparse.SUPPRESS)
     options = parse.parse_args()
     if options.torch:
@@ -71,10 +72,16 @@ def main():
             for rows, us in (over_ranks(command, options.ranks, 200) or {}).items():
                 best[side][int(rows)] = min(us, best[side].get(int(rows), us))
     print(f"{'rows':>8} {'troupe us':>10} {'torch us':>10} {'ratio':>6} {'GB/s':>7}")
+    lines = []
     for rows, us in sorted(best["troupe"].items()):
         sent = rows * options.width * 2 * (options.ranks - 1) / options.ranks
         rival = best["torch"].get(rows, float("nan"))
+        lines.append({"rows": rows, "ranks": options.ranks, "width": options.width, "device": options.device, "troupe_us": us,
+                      "torch_us": best["torch"].get(rows)})
         print(f"{rows:8} {us:10.1f} {rival:10.1f} {rival / us:6.2f} {sent / us / 1e3:7.1f}")
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as out:
+            json.dump(lines, out, indent=1)
     return 0
 
 

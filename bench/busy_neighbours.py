@@ -5,7 +5,8 @@
   .venv/bin/python bench/busy_neighbours.py --threads 16 --neighbours 16 --spins own,0,1000,20000,300000
 
 The model is `quickstart` of bench/train_step.py. Each side runs alone, then beside so many endless loops of the shell; all
-in turns, and medians over the rounds are printed. A spin is libgomp's GOMP_SPINCOUNT (300000 is its default); `own` is what
+in turns. Each run is printed when it ends, the medians after each round: stop it when you have seen enough. A round of the
+defaults takes two minutes on two cores. A spin is libgomp's GOMP_SPINCOUNT (300000 is its default); `own` is what
 the program sets by itself. The fair share of a core is what it has of the idle machine once every thread and loop gets as
 much: min(1, cores / (threads + loops)); the last column is the busy rate over that share of the idle one.
 """
@@ -70,10 +71,10 @@ def main():
     parser.add_argument("--neighbours", type=int, help="default: as many as there are threads")
     parser.add_argument("--spins", default="own,300000", help="by commas: own, or values of GOMP_SPINCOUNT")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--skip", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--skip", type=int, default=4, help="steps before those that count")
     parser.add_argument("--no-eager", action="store_true", help="without PyTorch's loop, which needs transformers")
-    parser.add_argument("--limit", type=float, default=300, help="seconds that a side may take")
+    parser.add_argument("--limit", type=float, default=300, help="seconds that a run may take")
     args = parser.parse_args()
     args.profile, args.top = False, 10
     neighbours = args.threads if args.neighbours is None else args.neighbours
@@ -84,14 +85,18 @@ def main():
     print(f"{os.cpu_count()} cores, {args.threads} threads, {neighbours} busy loops: fair share {fair:.2f}", flush=True)
     read = {side: ([], []) for side in sides}
     with tempfile.TemporaryDirectory() as name:
-        for _ in range(args.rounds):
+        for turn in range(1, args.rounds + 1):
             for side, rate in sides.items():
-                for busy in (0, 1):
+                for busy, where in enumerate(("alone", f"beside {neighbours} loops")):
                     with Neighbours(neighbours * busy):
-                        read[side][busy].append(rate(pathlib.Path(name)))
-    for side, (idle, busy) in read.items():
-        idle, busy = statistics.median(idle), statistics.median(busy)
-        print(f"  {side:<22}{idle:9.0f} tokens/s idle {busy:9.0f} busy   {busy / idle / fair:5.0%} of the fair share", flush=True)
+                        one = rate(pathlib.Path(name))
+                    read[side][busy].append(one)
+                    print(f"  round {turn}: {side:<22}{where:<16}{one:9.0f} tokens/s", flush=True)
+            print(f"medians of {turn}:", flush=True)
+            for side, rates in read.items():
+                idle, busy = map(statistics.median, rates)
+                print(f"  {side:<22}{idle:9.0f} tokens/s idle {busy:9.0f} busy   {busy / idle / fair:5.0%} of the fair share",
+                      flush=True)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 // bench/expert_parallel.py sets them); rank 0 prints a line of JSON with the median seconds of the
 // slowest rank.
 //
-//   expert_layer TOKENS WIDTH HIDDEN EXPERTS TOP_K fast|exact a2a|allgather [rounds]
+//   expert_layer TOKENS WIDTH HIDDEN EXPERTS TOP_K fast|exact a2a|allgather|symmetric [rounds]
 //
 // TOKENS are this rank's. bf16 on a GPU, f32 on the CPU; tokens, weights and gradients random, the
 // router's choices near even.
@@ -11,6 +11,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,8 @@
 #include "troupe/core/text/median.h"
 #include "troupe/distributed/dispatch/a2a_dispatcher.h"
 #include "troupe/distributed/dispatch/allgather_dispatcher.h"
+#include "troupe/distributed/dispatch/dispatcher.h"
+#include "troupe/distributed/dispatch/symmetric_dispatcher.h"
 #include "troupe/distributed/world/world.h"
 #include "troupe/nn/moe_layer.h"
 
@@ -33,17 +36,24 @@ struct Arguments {
 
 Arguments arguments_of(int argc, char** argv) {
   TROUPE_CHECK(argc == 8 || argc == 9,
-               "expert_layer TOKENS WIDTH HIDDEN EXPERTS TOP_K fast|exact a2a|allgather [rounds]");
+               "expert_layer TOKENS WIDTH HIDDEN EXPERTS TOP_K fast|exact KIND [rounds]");
   const auto number = [&](int i) { return int64_t{std::stoll(argv[i])}; };
   Arguments a{number(1), number(2), number(3), number(4), number(5), argv[6], argv[7]};
   if (argc == 9) a.rounds = number(8);
   TROUPE_CHECK(a.mode == "fast" || a.mode == "exact", "mode", a.mode, "is not fast or exact");
-  TROUPE_CHECK(a.kind == "a2a" || a.kind == "allgather", "kind", a.kind, "is not a2a or allgather");
   return a;
 }
 
-MoeLayer layer_of(const Arguments& a, World& world, const at::TensorOptions& options) {
+std::unique_ptr<Dispatcher> dispatcher_of(const Arguments& a, World& world,
+                                          const Placement& placement) {
   const DispatchMode mode = a.mode == "fast" ? DispatchMode::kFast : DispatchMode::kExact;
+  if (a.kind == "a2a") return a2a_dispatcher(world.all(), placement, mode);
+  if (a.kind == "allgather") return allgather_dispatcher(world.all(), placement, mode);
+  TROUPE_CHECK(a.kind == "symmetric", "kind", a.kind, "is not a2a, allgather or symmetric");
+  return symmetric_dispatcher(world.all(), placement, mode);
+}
+
+MoeLayer layer_of(const Arguments& a, World& world, const at::TensorOptions& options) {
   const Placement placement = contiguous(a.experts, world.size());
   MoeConfig config;
   config.experts = a.experts;
@@ -51,9 +61,7 @@ MoeLayer layer_of(const Arguments& a, World& world, const at::TensorOptions& opt
   config.ffn.hidden = a.hidden;
   MoeShape shape = MoeShape::alone(a.width);
   shape.group_ranks = world.size();
-  MoeLayer layer(config, shape,
-                 a.kind == "a2a" ? a2a_dispatcher(world.all(), placement, mode)
-                                 : allgather_dispatcher(world.all(), placement, mode));
+  MoeLayer layer(config, shape, dispatcher_of(a, world, placement));
   for_each_param(layer, "moe", [&](const std::string& name, Param& p) {
     p.allocate(p.fp32 ? options.dtype(at::kFloat) : options);
     initialise(p, name, 1);

@@ -142,7 +142,8 @@ def main():
         sizes = [str(value) for value in SHAPES[shape]]
         sides = {"eager": [sys.executable, __file__, "--eager", shape, "--rounds", str(options.rounds),
                            "--device", options.device]}
-        for kind, mode in (("a2a", "fast"), ("allgather", "fast"), ("a2a", "exact")):
+        for kind, mode in (("a2a", "fast"), ("symmetric", "fast"), ("allgather", "fast"), ("a2a", "exact"),
+                           ("symmetric", "exact")):
             sides[f"{kind} {mode}"] = [options.program, *sizes, mode, kind, str(options.rounds)]
         best = {}
         for _ in range(options.turns):

@@ -2,6 +2,7 @@
 """Troupe's operators one by one on one GPU, each beside what PyTorch has for it, in the same run.
 
   python3 bench/gpu_ops.py [--library libtroupe.so] [--only gemm,groups,grad,permute,sort,sparse,small,memory]
+  python3 bench/gpu_ops.py --trial --only gemm,sort,sparse   kernels on trial beside those that run by default
   python3 bench/gpu_ops.py --device cpu --small       the same code on tiny shapes: only a check that it runs
 
 gemm     (feature 49) one expert: torch.ops.troupe.grouped_gemm beside torch.mm (cuBLAS), forward and both
@@ -21,7 +22,9 @@ medians count. L2 is cleared before each replay, but for `sort`, whose operators
 repeats one 20 times, on data that stays in L2. A ratio is our rate over the rival's; where both have the same
 result, it is compared. A product inside moe_ffn (on Hopper: kernels/moe_sm90; it gathers, and some apply
 SwiGLU) is no operator of its own: its time is the difference between two works with and without it. A line of
-JSON for each comparison. Ends with 1 where a bench fails or a result is wrong.
+JSON for each comparison. Ends with 1 where a bench fails or a result is wrong. With --trial each of our works stands
+beside itself with run.trial_kernels (troupe/ops/support/trial_kernels.h), whose result must be the same but for rounding:
+a ratio above 1 says that the measured kernel is faster.
 """
 import argparse
 import gc
@@ -40,11 +43,10 @@ import troupe_ops
 from gpu_timing import apart, captured, first_line, turn
 from layer_shapes import SHAPES
 
-LIMITS = [math.inf, 0.0]
 FULL = dict(
     gemm=[(16384, 4096, 4096), (32768, 2048, 1024)],  # rows, outputs, inputs
     layers=SHAPES, groups=(128, 65536, 1536, 2048),  # experts, rows, outputs, inputs
-    sort=(16384, 262144), sums=128, experts=128,
+    sort=(16384, 65536, 262144), sums=128, experts=128,
     # MegaBlocks' MoE-XS, -Small, -Medium: rows of their microbatches of 64, 32 and 8 sequences, width, hidden.
     sparse={"XS": (65536, 512, 2048), "Small": (32768, 768, 3072), "Medium": (8192, 1024, 4096)},
     sparse_experts=64, block=128,
@@ -78,6 +80,17 @@ class Work:
         except RuntimeError as error:
             self.run = repeated
             print(f"  {self.name}: cannot be captured, timed eagerly: {first_line(error)}", flush=True)
+
+
+def on_trial(call):
+    """The same call by kernels on trial."""
+    def run():
+        torch.ops.troupe.set_trial_kernels(True)
+        try:
+            return call()
+        finally:
+            torch.ops.troupe.set_trial_kernels(False)
+    return run
 
 
 def derived(name, amount, ms):
@@ -146,7 +159,8 @@ class Bench:
         for rival in rivals:
             if not rival.same:
                 continue
-            for a, b in zip(several(ours.like(ours.call())), several(rival.call()), strict=True):
+            like = ours.like if rival.name == "on trial" else lambda result: result
+            for a, b in zip(several(ours.like(ours.call())), several(like(rival.call())), strict=True):
                 a, b = a.detach(), b.detach()
                 right = apart(a, b) < 0.03 if a.is_floating_point() else torch.equal(a, b.to(a.dtype))
                 if not right:
@@ -155,6 +169,9 @@ class Bench:
 
     def compare(self, problem, *works, repeat=1, wanted=None, unit="TFLOP/s"):
         """Ours, then rivals."""
+        if self.options.trial:
+            ours = works[0]
+            works = (ours, Work("on trial", on_trial(ours.call), ours.amount, same=True, like=ours.like), *works[1:])
         kept = self.time(*works, repeat=repeat)
         self.check(problem, kept[0], kept[1:])
         self.show(problem, kept, wanted, unit)
@@ -185,7 +202,7 @@ class Routed:
         self.shape = shape
         self.t = t = gpu_layer.Tensors(shape, bench.device)
         logits = troupe_ops.RouterProduct.apply(t.x, t.gate)
-        self.ids, self.weights = torch.ops.troupe.route(logits, t.k, "softmax", "raw", [1.0, 1.0], [None] * 4)[:2]
+        self.ids, self.weights = torch.ops.troupe.route(logits, t.k)[:2]
         self.plan = list(torch.ops.troupe.routing_plan(self.ids, shape[3]))
         self.rows = self.ids.numel()
 
@@ -194,14 +211,14 @@ def parts_of_layer(bench, r, *others):
     """The six products inside moe_ffn, by name. Others are timed in the same rounds."""
     tokens, d, n, _, k = r.shape
     unit, ops = 2 * tokens * k * n * d, torch.ops.troupe
-    call = ([r.t.w1, None, r.t.w2, None], r.plan, "silu", LIMITS)
-    hidden = ops.moe_ffn_hidden(r.t.x, r.weights, *call)
+    call = (r.t.w1, None, r.t.w2, None, None, r.plan, "silu", None, 0.0, False, False, False)
+    hidden = ops.moe_ffn_forward(r.t.x, r.weights, *call, True)[1]
 
     def backward(*needs):
-        return lambda: ops.moe_ffn_backward([r.t.grad, r.t.x, r.weights, hidden], *call, list(needs))
+        return lambda: ops.moe_ffn_backward(r.t.grad, r.t.x, r.weights, hidden, *call, [bool(n) for n in needs] + [False])
     rows = bench.randn(r.rows, d)
-    up = Work("up", lambda: ops.moe_ffn_hidden(r.t.x, r.weights, *call), 2 * unit)
-    forward = Work("forward", lambda: ops.moe_ffn_forward(r.t.x, r.weights, *call), 3 * unit)
+    up = Work("up", lambda: ops.moe_ffn_forward(r.t.x, r.weights, *call, True), 2 * unit)
+    forward = Work("forward", lambda: ops.moe_ffn_forward(r.t.x, r.weights, *call, False), 3 * unit)
     combine = Work("combine", lambda: ops.combine(rows, None, None, r.plan), 0)
     dh = Work("dH", backward(0, 1, 0, 0, 0, 0), unit)
     dx, dw1, dw2 = (Work(name, backward(*needs), 0) for name, needs in (
@@ -341,7 +358,7 @@ class Diagonal:
         self.indices = [offsets[0], col_indices.flatten(), offsets[1], row_indices.flatten(), order.flatten()]
 
     def structure(self, transposed):
-        return self.indices, [self.rows, self.experts * self.hidden, self.block, int(transposed)]
+        return self.indices, self.rows, self.experts * self.hidden, self.block, transposed
 
     def blocks(self, dense):
         parts = dense.view(self.experts, self.each, self.block, self.across, self.block)
@@ -460,6 +477,7 @@ def read_options():
     parser.add_argument("--only", default=",".join(BENCHES), help="of these, by commas (default: all)")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--small", action="store_true", help="tiny shapes")
+    parser.add_argument("--trial", action="store_true", help="our kernels on trial too")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ms", type=float, default=20, help="of each work in a round")
     parser.add_argument("--json", help="a file to append the lines of JSON to, in place of printing them")

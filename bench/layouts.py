@@ -7,8 +7,9 @@
 For each number of ranks: `bench machine` writes what the ranks and their links reach, `bench run.yaml` on one
 rank what a step takes of it; then each layout trains (no checkpoint) and is ended, and
 `plan` says what it expected of that layout: from the machine file alone, and with the measured step
-(--bench). A layout is what lies over ranks: `expert-` all experts, then the sharding. `auto` is the recipe
-without `parallel`. Steps are medians after the first --skip; peaks those of the allocator, and so the
+(--bench). A layout is words with `-` between, the sharding last: `expert` has all experts over all ranks, `tensor2`,
+`context2`, `pipeline2` and `virtual2` are those keys of `parallel`, `overlap` computes another microbatch while rows travel.
+`auto` is the recipe without `parallel`. Steps are medians after the first --skip; peaks those of the allocator, and so the
 forecast is without what the libraries hold. --weak: the global batch grows with the ranks.
 A line of JSON for each.
 """
@@ -16,6 +17,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import statistics
@@ -25,15 +27,24 @@ import tempfile
 import time
 
 from run_log import steps_of
+from trace_overlap import overlap_of
 
 GIB = 2**30
+TRACED = 2  # steps of a trace
 
 
 def sets_of(layout, ranks):
     if layout == "auto" or ranks == 1:
         return []
-    expert, _, shard = layout.rpartition("-")
-    return [f"parallel.expert={ranks if expert else 1}", f"parallel.shard={shard}"]
+    *words, shard = layout.split("-")
+    sets = {"expert": 1, "shard": shard}
+    for word in words:
+        key, count = re.fullmatch(r"([a-z]+)(\d*)", word).groups()
+        if key == "overlap":
+            sets[key] = "experts"
+        else:
+            sets[key] = count or ranks
+    return [f"parallel.{key}={value}" for key, value in sets.items()]
 
 
 def words_of(sets):
@@ -51,6 +62,9 @@ def train(args, ranks, sets, run):
     launch = ["launch", "-n", str(ranks), "--"] if ranks > 1 else []
     sets = [*sets, f"checkpoint.dir={run}", "checkpoint.every_steps=0", "checkpoint.every=1000h", "log.every=4 steps",
             f"train.steps={args.steps + 1000}"]
+    trace = run / f"profile-{args.steps - TRACED}.json"
+    if args.trace and ranks > 1:
+        sets.append(f"profile={{from: {args.steps - TRACED}, steps: {TRACED}}}")
     command = [args.program, *launch, "train", args.recipe, *words_of(sets)]
     shutil.rmtree(run, ignore_errors=True)
     with tempfile.TemporaryFile("w+") as said:
@@ -66,12 +80,13 @@ def train(args, ranks, sets, run):
         said.seek(0)
         last_words = said.read()[-1500:]
     rows = steps_of(run)
+    overlap = overlap_of(trace, TRACED) if trace.exists() else {}
     shutil.rmtree(run, ignore_errors=True)
     if len(rows) <= args.skip:
         return {"failed": last_words}
     peak = max(row.get("memory_peak", 0) for row in rows)  # in every fourth of them
-    rows = rows[args.skip:]
-    return dict(step_ms=round(1e3 * statistics.median(row["step_s"] for row in rows), 2),
+    rows = rows[args.skip:args.steps - TRACED - 1] if args.trace else rows[args.skip:]
+    return dict(overlap, step_ms=round(1e3 * statistics.median(row["step_s"] for row in rows), 2),
                 data_wait=round(rows[-1].get("data_wait", 0), 3),
                 tokens_s=round(statistics.median(row["tokens_s"] for row in rows)),
                 peak_gib=round(peak / GIB, 3),
@@ -97,6 +112,7 @@ def main():
     parser.add_argument("--ranks", default="1,2")
     parser.add_argument("--layouts", default="none,zero1,full,expert-zero1,expert-full,auto")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE")
+    parser.add_argument("--trace", action="store_true", help="also how much of the transfers goes on beside products")
     parser.add_argument("--weak", action="store_true")
     parser.add_argument("--device", default="auto", help="of `bench machine`: cpu, cuda or auto")
     parser.add_argument("--steps", type=int, default=18)
@@ -129,7 +145,7 @@ def main():
                            forecast_with_bench=forecast(args, ranks, sets, machine, "--bench", folder / "bench.json"))
                 m, f, b = row["measured"], row["forecast"], row["forecast_with_bench"]
                 if "step_ms" in m and "step_ms" in f and "step_ms" in b:
-                    print(f"{ranks} {layout:13s} {m['step_ms']:8.1f} ms, forecast {f['step_ms']:8.1f} "
+                    print(f"{ranks} {layout:24s} {m['step_ms']:8.1f} ms, forecast {f['step_ms']:8.1f} "
                           f"({f['step_ms'] / m['step_ms'] - 1:+.0%}), with the bench {b['step_ms']:8.1f} "
                           f"({b['step_ms'] / m['step_ms'] - 1:+.0%}); {m['peak_gib']:6.2f} GiB, forecast "
                           f"{f['peak_gib']:6.2f}", flush=True)

@@ -57,7 +57,7 @@ class Layer:
 
     def __init__(self, gate, w1, w2, k, order, bias=None):
         self.gate, self.k, self.bias = gate, k, bias
-        self.experts = [w1, None, w2, None]
+        self.experts = [w1, w2]
         self.weighting = "chosen" if order == "after" else "raw"
 
     def __call__(self, x):
@@ -65,9 +65,7 @@ class Layer:
         logits, tokens = JoinedRouterProduct.apply(tokens, self.gate)
         if self.bias is not None:
             logits = logits + self.bias
-        ids, weights = torch.ops.troupe.route(logits, self.k, "softmax", self.weighting, [1.0, 1.0],
-                                              [None] * 4)[:2]
+        ids, weights = torch.ops.troupe.route(logits, self.k, weighting=self.weighting)[:2]
         plan = torch.ops.troupe.routing_plan(ids, self.gate.shape[0])
-        y = torch.ops.troupe.moe_ffn(tokens, weights, self.experts, list(plan), "silu",
-                                     [float("inf"), 0.0])
+        y = torch.ops.troupe.moe_ffn(tokens, weights, *self.experts, list(plan))
         return y.view_as(x)

@@ -23,7 +23,8 @@ set_target_properties(troupe_train PROPERTIES VERSION ${PROJECT_VERSION} SOVERSI
 if(TROUPE_CUDA)
   get_property(cuda_kernels GLOBAL PROPERTY troupe_cuda_targets)
   add_library(troupe_cuda SHARED ${PROJECT_SOURCE_DIR}/troupe/ops/support/cuda_plugin_table.cpp
-    ${PROJECT_SOURCE_DIR}/troupe/distributed/group/nccl_backend.cpp)
+    ${PROJECT_SOURCE_DIR}/troupe/distributed/group/nccl_backend.cpp
+    ${PROJECT_SOURCE_DIR}/troupe/distributed/group/device_memory.cpp)
   target_link_libraries(troupe_cuda
     PRIVATE troupe ${cuda_kernels} torch::cuda torch::nccl_headers CUDA::cudart)
   # Headers alone; the library is the one that PyTorch's wheel brings.

@@ -15,12 +15,16 @@ function(troupe_test path)
   string(REPLACE "/" "." result ${path})
   add_executable(${name}_test ${PROJECT_SOURCE_DIR}/troupe/${path}_test.cpp)
   target_link_libraries(${name}_test PRIVATE ${ARGN} GTest::gtest_main)
+  if("troupe_testing" IN_LIST ARGN)
+    target_link_libraries(${name}_test PRIVATE troupe_seed)
+  endif()
   # What takes long to build is the tests, and all that takes long to run is in the libraries: but for
   # kernels' tests, which sum references themselves.
   if(TROUPE_TEST_FLAGS AND NOT path MATCHES "^kernels/")
     target_compile_options(${name}_test PRIVATE ${TROUPE_TEST_FLAGS})
   elseif("troupe_testing" IN_LIST ARGN)
     target_compile_options(${name}_test PRIVATE -O1)
+    troupe_reuse_precompiled(${name}_test troupe_testing)
   endif()
   add_test(NAME ${path} COMMAND ${name}_test
            --gtest_output=json:${PROJECT_BINARY_DIR}/test_results/${result}.json)

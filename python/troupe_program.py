@@ -6,7 +6,7 @@ import os
 import pathlib
 import sys
 
-TORCH = "2.11."  # what the program was built with: its C++ interface changes with every minor version
+TORCH = "2.11."  # what program and library were built with: its C++ interface changes with every minor version
 EXIT_MACHINE = 7
 
 

@@ -11,6 +11,7 @@ import unittest
 
 import torch
 from ports import free_port
+from nano_run import PATIENCE
 from ranks_run import RanksRun
 from safetensors import safe_open
 
@@ -108,7 +109,7 @@ class CheckpointPython(RanksRun):
             for run in runs:
                 self.addCleanup(run.kill)
             for run in runs:
-                said = run.communicate(timeout=120)[0]
+                said = run.communicate(timeout=PATIENCE)[0]
                 self.assertEqual(run.returncode, 0, said)
                 self.assertIn("tensors", said)
 

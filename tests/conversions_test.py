@@ -69,7 +69,7 @@ model:
     ffn_hidden_size: 224
     moe_num_experts: 16
     moe_top_k: 4
-    moe_world_size: 2
+    moe_world_size: 8
     moe_loss_weight: 0.05
     moe_normalize_expert_weights: 1
     quantize_inputs_num_bits: 8
@@ -96,6 +96,9 @@ precision: amp_bf16
 """
 
 
+ONE_RANK = ("parallel.expert=1", "parallel.tensor=1", "parallel.expert_tensor=1")
+
+
 class Conversions(unittest.TestCase):
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()
@@ -113,7 +116,7 @@ class Conversions(unittest.TestCase):
         (self.folder / name).write_text(text)
         return self.troupe("convert", "recipe", name, "-o", "recipe.yaml", *words).stderr
 
-    def train(self, *more, ranks=1):
+    def train(self, *more, ranks=1, experts=None):
         """Checks the recipe cut down, trains ten steps of it: their losses."""
         sets = [w for one in (*SMALL, "checkpoint.dir=run", *more) for w in ("--set", one)]
         launch = ["launch", "-n", ranks, "--"] if ranks > 1 else []
@@ -121,7 +124,7 @@ class Conversions(unittest.TestCase):
             self.assertIn("ok", self.troupe("check", "recipe.yaml", *sets).stdout)
         said = self.troupe(*launch, "train", "recipe.yaml", *sets).stderr
         if ranks > 1:
-            self.assertIn(f"experts over {ranks}", said)
+            self.assertIn(f"experts over {experts or ranks}", said)
         run = [one for one in sets if one.startswith("checkpoint.dir=")][-1].partition("=")[2]
         rows = [json.loads(line) for line in (self.folder / run / "log.jsonl").read_text().splitlines()]
         losses = [row["loss"] for row in rows if "event" not in row]
@@ -139,15 +142,15 @@ class Conversions(unittest.TestCase):
     def test_129_megatrons_mixtral_script_converts_as_it_stands(self):
         said = self.convert(self.mixtral(), "mixtral.sh")
         recipe = (self.folder / "recipe.yaml").read_text()
+        self.assertIn("--expert-tensor-parallel-size is not given, which means 4 there", said)
         for text in (said, recipe):
-            self.assertIn("--tensor-model-parallel-size 4: not supported until tensor ranks exist", text)
-            self.assertIn("--sequence-parallel: not supported until tensor ranks exist", text)
             for path in ("checkpoint.dir", "data.train", "data.tokenizer"):
                 self.assertIn(f"{path}: ", text)  # the script's three arguments
         self.assertNotIn("--no-position-embedding: not", said)
         self.assertNotIn("E20", said)
         self.assertNotIn("--wandb", said)  # WANDB_API_KEY is not set
-        for line in ("positions: rope  #", "vocab_pad: 512  #", "init_std: 0.01  #", "expert: 4  #", "top_k: 2  #"):
+        for line in ("positions: rope  #", "vocab_pad: 512  #", "init_std: 0.01  #", "expert: 4  #", "top_k: 2  #",
+                     "tensor: 4  #", "expert_tensor: 4  #"):
             self.assertIn(line, recipe)
 
     def test_134_megatrons_mixtral_script_trains_with_its_arguments(self):
@@ -157,8 +160,28 @@ class Conversions(unittest.TestCase):
         self.assertIn("# beside the run: tools/follow_log.py 'runs/mixtral' --to wandb --project 'Mixtral-Finetuning' "
                       "--name 'Mixtral_8x7B'\n", (self.folder / "recipe.yaml").read_text())
         self.troupe("check", "recipe.yaml", "--assume-memory", "4TiB", "--set", "data.train=[{kind: mock}]",
-                    "--set", 'data.split=""', "--set", 'data.tokenizer=""', "--set", "parallel.expert=1")
-        self.train("model.heads=8", "parallel.expert=1")
+                    "--set", 'data.split=""', "--set", 'data.tokenizer=""', *(w for one in ONE_RANK for w in ("--set", one)))
+        self.train("model.heads=8", *ONE_RANK)
+
+    def test_132_megatrons_mixtral_script_runs_on_the_eight_ranks_that_it_starts(self):
+        """Tensor 4, expert 4, sequence parallel, the optimizer's state distributed; experts whole, as check says."""
+        self.convert(self.mixtral(), "mixtral.sh", "--variable", "1=run", "--variable", "2=t", "--variable", "3=d")
+        mock = [w for one in ("data.train=[{kind: mock}]", 'data.split=""', 'data.tokenizer=""') for w in ("--set", one)]
+        machine = ("--machine", str(pathlib.Path(__file__).resolve().parent.parent / "machines/assumed-h100.yaml"))
+        refused = subprocess.run([TROUPE, "plan", "recipe.yaml", "--ranks", "8", *machine, *mock], cwd=self.folder,
+                                 capture_output=True, text=True, timeout=300, check=False)
+        self.assertEqual(refused.returncode, 2, refused.stdout + refused.stderr)
+        self.assertIn("E2005 expert_tensor 4 times expert 4 does not divide the 8 ranks", refused.stderr)
+        self.assertIn("or expert_tensor 1", refused.stderr)
+        planned = self.troupe("plan", "recipe.yaml", "--ranks", "8", *machine, *mock, "--set", "parallel.expert_tensor=1",
+                              "--assume-memory", "160GiB").stdout
+        self.assertIn("attention  tensor 4 x context 1 x data 2 x pipeline 1", planned)
+        self.assertIn("experts    expert_tensor 1 x expert 4 x expert_data 2 x pipeline 1", planned)
+        self.assertIn("shard: zero1  #", (self.folder / "recipe.yaml").read_text())
+        eight = self.train("model.heads=8", "parallel.expert_tensor=1", "parallel.shard=zero1", ranks=8, experts=4)
+        one = self.train("model.heads=8", "checkpoint.dir=one", *ONE_RANK)
+        for a, b in zip(one, eight):
+            self.assertAlmostEqual(a, b, delta=1e-5 * a)
 
     def test_44_megablocks_script_trains_with_quantized_activations(self):
         said = self.convert(MEGABLOCKS, "dmoe.sh", "--variable", "1=run")
@@ -172,14 +195,20 @@ class Conversions(unittest.TestCase):
         self.assertEqual(quantized[0], plain[0])  # backward alone reads them
         self.assertNotEqual(quantized[-1], plain[-1])
 
-    def test_78_foundrys_yaml_trains_with_its_experts_over_ranks(self):
+    def test_78_foundrys_yaml_trains_with_its_experts_over_the_eight_ranks_that_it_names(self):
         said = self.convert(FOUNDRY, "foundry.yaml")
         self.assertNotIn("to be filled in", said)
-        self.assertIn("expert: 2  # model.ffn_config.moe_world_size: 2", (self.folder / "recipe.yaml").read_text())
-        two = self.train(ranks=2)
-        one = self.train("parallel.expert=1", "checkpoint.dir=one")
-        for a, b in zip(one, two):
-            self.assertAlmostEqual(a, b, delta=1e-3 * a)
+        recipe = (self.folder / "recipe.yaml").read_text()
+        self.assertIn("expert: 8  # model.ffn_config.moe_world_size: 8", recipe)
+        machine = ROOT / "machines/assumed-h100.yaml"
+        planned = self.troupe("plan", "recipe.yaml", "--ranks", "8", "--machine", machine, "--set",
+                              "data.train=[{kind: mock}]", "--set", 'data.tokenizer=""').stdout
+        self.assertIn("experts    expert_tensor 1 x expert 8 x expert_data 1 x pipeline 1", planned)
+        sets = ("parallel.shard=full", "train.global_batch=8", "train.micro_batch=1")
+        eight = self.train(*sets, ranks=8)
+        one = self.train(*sets, "parallel.expert=1", "checkpoint.dir=one")
+        for a, b in zip(one, eight):
+            self.assertAlmostEqual(a, b, delta=1e-5 * a)
 
 
 if __name__ == "__main__":

@@ -189,6 +189,13 @@ class Cuda(unittest.TestCase):
             self.assertNotIn("the CPU part", out)
             self.assertTrue(out.endswith(f"nvcc={self.folder}/nvcc\n"), out)
 
+    def test_the_program_alone_needs_no_library_of_tests(self):
+        out = self.setup_steps("--program")
+        self.assertIn("PyTorch, the CPU part", out)
+        for step in ("Python libraries for tests", "tokenizers to compare with", "clang-format and clang-tidy"):
+            self.assertNotIn(step, out)
+            self.assertIn(step, self.setup_steps())
+
     def test_what_was_asked_for_once_stays(self):
         done = self.folder / ".venv/.done"
         done.mkdir(parents=True)
@@ -206,10 +213,12 @@ class QuickStart(FrontDoor):
         return self.calls()
 
     def test_it_builds_the_program_and_no_test(self):
+        (self.folder / ".venv/.done/python").unlink()  # libraries that tests need, which it does not install
         calls = self.run_dev("", "--text", "notes.txt")
         self.assertRegex(calls, r"ninja -C build/release -j \d+ troupe_program( troupe_cuda)?\n")
         self.assertIn("python tools/quickstart.py build/release/troupe --text notes.txt\n", calls)
         self.assertNotIn("apt-get", calls)
+        self.assertNotIn("pip install", calls)
 
     @unittest.skipIf(shutil.which("bible"), "the text is on this machine")
     def test_its_text_is_a_package(self):

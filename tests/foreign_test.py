@@ -1,4 +1,4 @@
-"""Checkpoints of PyTorch's DCP, of Megatron-LM and of MegaBlocks' fork, read by python/troupe_foreign.
+"""Checkpoints of PyTorch's DCP, of Megatron-LM and of MegaBlocks' fork, read by python/troupe_foreign; the first two written too.
 
 The small models are transformers'; what turns them into Megatron's files is written here, apart from what reads them. Where
 megatron-core can be imported (MEGATRON_SITE names a folder that has it), its own models and files are read too."""
@@ -18,7 +18,7 @@ import unittest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, MixtralForCausalLM
 from transformers.utils import logging
 
 logging.disable_progress_bar()
@@ -51,7 +51,9 @@ places = {n: Replicate() if t.dim() == 0 else Shard(t.dim() - 1) if "o_proj" in 
 state = {n: distribute_tensor(t, mesh, [places[n]]) for n, t in state.items()}
 moments = {n: {"exp_avg": t * 2} for n, t in state.items()}
 dcp.save({"model": state, "optim": {"state": moments}, "step": 3}, checkpoint_id=folder + "/dcp")
+dist.barrier()
 dist.destroy_process_group()
+os._exit(0)  # all is saved; PyTorch's threads may abort an interpreter that ends beside them
 """
 
 
@@ -159,7 +161,7 @@ class Case(FolderTest):
 
     def troupe_imports(self, folder):
         ran = subprocess.run([TROUPE, "import", folder, self.folder / "run", "--check-logits"], capture_output=True, text=True,
-                             timeout=120, check=False)
+                             timeout=300, check=False)
         self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
         shutil.rmtree(self.folder / "run")
 
@@ -408,9 +410,63 @@ class Foreign(Case):
         path.write_bytes(pickle.dumps(meta))
         self.refused(source, "outside this folder", options=["--raw"])
 
+    def exported(self):
+        """Mixtral's tensors, and the folder that `troupe export` makes of them."""
+        want = self.mixtral()
+        for words in (("import", "hub", "run"), ("export", "run", "out", "--dtype", "float32")):
+            ran = subprocess.run([TROUPE, *words], cwd=self.folder, capture_output=True, text=True, timeout=300, check=False)
+            self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
+        return want, self.folder / "out"
+
+    def test_235_an_export_is_a_dcp_that_pytorch_loads_with_the_same_logits(self):
+        want, out = self.exported()
+        self.assertIn("tensors, dcp", self.convert(out, self.folder / "dcp", "--to", "dcp"))
+        state = {n: torch.full_like(t, 9.0) for n, t in want.items()}
+        dcp.load(state, checkpoint_id=self.folder / "dcp", no_dist=True)
+        self.same(state, want)
+        config = MixtralConfig.from_pretrained(self.folder / "dcp")
+        back = MixtralForCausalLM.from_pretrained(None, config=config, state_dict=state, attn_implementation="eager").eval()
+        ids = torch.arange(20)[None]
+        self.assertTrue(torch.equal(back(ids).logits, self.model(ids).logits))
+        self.assertIn("is there", self.convert(out, self.folder / "dcp", "--to", "dcp", code=4))
+        self.convert(self.folder / "dcp", self.folder / "again", "--config", self.folder / "dcp/config.json")
+        self.same(load_file(self.folder / "again/model.safetensors"), want)
+
+    def test_235_an_export_in_megatrons_names_is_what_its_own_files_have(self):
+        want, out = self.exported()
+        self.convert(out, self.folder / "local", "--to", "torch_dist", "--local", "--multiple", 32)
+        release, got = self.folder / "local/release", {}
+        for name, at in dcp.FileSystemReader(release).read_metadata().state_dict_metadata.items():
+            if hasattr(at, "size"):
+                got[name] = torch.empty(at.size, dtype=at.properties.dtype)
+        dcp.load(got, checkpoint_id=release, no_dist=True)
+        theirs = stacked(in_megatron(want, 4))
+        for part, other in (("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),
+                            ("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_")):
+            theirs = {n.replace(part, other): t for n, t in theirs.items()}
+        for name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+            theirs[name] = torch.cat([theirs[name][:VOCAB], torch.zeros(PADDED - VOCAB, 32)])
+        self.same(got, theirs)
+        self.convert(out, self.folder / "engine", "--to", "torch_dist")
+        for source, rows in (("local", PADDED), ("engine", 128)):
+            args = torch.load(self.folder / source / "release/common.pt", weights_only=False)["args"]
+            self.assertEqual((args.padded_vocab_size, args.num_experts, args.moe_router_pre_softmax), (rows, 4, False))
+            self.convert(self.folder / source, self.folder / f"hub.{source}")
+            self.same(load_file(self.folder / f"hub.{source}/model.safetensors"), want)
+
+    def test_235_what_megatrons_names_do_not_say_is_refused(self):
+        self.mixtral()
+        path = self.folder / "hub/config.json"
+        config = json.loads(path.read_text())
+        for change, words in (({"model_type": "olmoe"}, "model_type is 'olmoe'"), ({"sliding_window": 8}, "sliding_window is 8"),
+                              ({"num_local_experts": 3}, "left over: model.layers.0.block_sparse_moe.experts.3."),
+                              ({"num_local_experts": 5}, "missing: model.layers.0.block_sparse_moe.experts.4.w1.weight")):
+            path.write_text(json.dumps({**config, **change}))
+            self.refused(self.folder / "hub", words, options=("--to", "torch_dist"))
+
     def test_the_command_explains_itself(self):
         ran = subprocess.run([sys.executable, "-m", "troupe_foreign", "--help"], capture_output=True, text=True, check=True,
-                             cwd=self.folder, env=dict(os.environ, PYTHONPATH=str(ROOT / "python")), timeout=120)
+                             cwd=self.folder, env=dict(os.environ, PYTHONPATH=str(ROOT / "python")), timeout=300)
         self.assertIn("source", ran.stdout)
 
 
@@ -460,6 +516,16 @@ class RealMegatron(Case):
             for form in ("torch_dist", "legacy"):
                 self.convert(made / form, hub := self.folder / f"hub.{other}{layout}.{form}")
                 self.same(load_file(hub / "model.safetensors"), want)
+
+    def test_235_its_loader_reads_an_export_with_the_same_logits(self):
+        for family in ("llama", "mixtral", "qwen3_moe"):
+            with self.subTest(family=family):
+                made = self.run_megatron(family)
+                self.convert(made / "torch_dist", hub := self.folder / f"hub.{family}")
+                self.convert(hub, back := self.folder / f"back.{family}", "--to", "torch_dist", "--local", "--multiple", PADDED)
+                shutil.move(made, want := self.folder / f"first.{family}")
+                self.run_megatron(family, origin=back / "release")
+                self.assertTrue(torch.equal(torch.load(made / "logits.pt"), torch.load(want / "logits.pt")))
 
     def test_176_mixtral_of_every_layout_is_the_same(self):
         self.same_of_ranks("mixtral", [("mixtral", (2, 1, 1), 2), ("mixtral", (1, 2, 2), 4), ("grouped", (2, 1, 2), 4)])

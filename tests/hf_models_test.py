@@ -1,7 +1,7 @@
 """Whole models against Hugging Face transformers: logits, loss and every gradient, of each family.
 
 Tiny random models, fp32, on the CPU. The weights go through the files that transformers saves and
-our tables of names (nn/models/hf_names.h); tests/model_run.cpp runs ours.
+our tables of names (checkpoint/hf/families); tests/model_run.cpp runs ours.
 """
 import os
 import pathlib

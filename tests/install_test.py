@@ -32,15 +32,26 @@ class Install(unittest.TestCase):
         run("cmake", "--build", self.work)
         said = run(self.work / "consumer")
         self.assertRegex(said, r"router.*gradient norm \d")
+        rows = [int(n) for n in re.findall(r"expert \d got (\d+) rows", said)]
+        self.assertEqual((len(rows), sum(rows)), (8, 2 * 16 * 2))  # dropless: each token's two choices
 
-    def test_145_a_router_of_ones_own_in_two_files_learns(self):
-        work = self.work / "own"
-        run("cmake", "-G", "Ninja", "-S", ROOT / "examples/router", "-B", work,
+    def losses_of(self, example):
+        """Built against what is installed, and run."""
+        work = self.work / example
+        run("cmake", "-G", "Ninja", "-S", ROOT / "examples" / example, "-B", work,
             f"-DCMAKE_PREFIX_PATH={self.prefix}", "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
         run("cmake", "--build", work)
-        losses = [float(loss) for loss in re.findall(r"loss (\d\.\d+)", run(work / "router"))]
+        losses = [float(loss) for loss in re.findall(r"loss (\d\.\d+)", run(work / example))]
         self.assertEqual(len(losses), 4)
+        return losses
+
+    def test_145_a_router_of_ones_own_in_two_files_learns(self):
+        losses = self.losses_of("router")
         self.assertLess(losses[-1], losses[0] / 4)
+
+    def test_139_a_block_of_ones_own_in_one_file_learns(self):
+        losses = self.losses_of("block")
+        self.assertLess(losses[-1], losses[0] / 2)
 
     def test_another_version_is_refused(self):
         (self.prefix / "x").mkdir(parents=True, exist_ok=True)

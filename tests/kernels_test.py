@@ -6,9 +6,10 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent / "troupe/kernels"
 # Products of matrices run on ATen where there is no GPU; cpu_gemm is for where ATen's depend on the batch. row_scores is a step of the
-# CUDA feed-forward alone: on the CPU scores are read where they are used.
-ELSEWHERE = {"grouped_gemm": {"cpu"}, "moe_sm90": {"cpu"}, "row_scores": {"cpu"}, "cpu_gemm": {"cuda"}}
-ONE_ROUNDING = {"accumulate"}  # its formula is in f32
+# CUDA feed-forward alone: on the CPU scores are read where they are used. fp8_tiles feeds the 8-bit kernels of moe_sm90; the CPU rounds
+# by kernels/fp8.
+ELSEWHERE = {"grouped_gemm": {"cpu"}, "moe_sm90": {"cpu"}, "row_scores": {"cpu"}, "fp8_tiles": {"cpu"}, "cpu_gemm": {"cuda"}}
+ONE_ROUNDING = {"accumulate", "fp8_tiles"}  # their formula is in f32
 
 
 class Kernels(unittest.TestCase):

@@ -41,32 +41,58 @@ class Layout:
     exact: bool = False
     experts: int = 4  # of the model
     batch: int = 7  # sequences of a step
+    tensor: int = 1  # ranks that share each matrix
+    cut: int = 1  # slices of each expert (parallel.expert_tensor)
+    context: int = 1  # ranks that share the tokens of each sequence
+    pipeline: int = 1  # ranks that share the layers
+    virtual: int = 1  # stages of each of them
+    order: str = "auto"  # parallel.schedule
+    stages: str = ""  # parallel.stages; empty: chosen
+    layers: int = 2  # of the model
 
     def reference(self):
         """One process with the same model and data."""
-        return Layout(experts=self.experts, batch=self.batch)
+        return Layout(experts=self.experts, batch=self.batch, layers=self.layers)
 
     def sets(self):
-        out = [f"model.moe.experts={self.experts}", f"train.global_batch={self.batch}"]
+        out = [f"model.moe.experts={self.experts}", f"train.global_batch={self.batch}",
+               f"model.layers={self.layers}"]
         if self.world > 1:
             out += [f"parallel.shard={SHARE[self.share]}", f"parallel.shard_ranks={self.shard_ranks}",
                     f"parallel.expert={self.expert}", f"parallel.dispatch={'exact' if self.exact else 'fast'}"]
+            if self.tensor * self.cut > 1:
+                out += [f"parallel.tensor={self.tensor}", f"parallel.expert_tensor={self.cut}"]
+            if self.tensor > 1:
+                out.append("parallel.split_vocab=on")
+            if self.context > 1:
+                out.append(f"parallel.context={self.context}")
+            if self.pipeline > 1:
+                out += [f"parallel.pipeline={self.pipeline}", f"parallel.virtual={self.virtual}",
+                        f"parallel.schedule={self.order}"]
+                if self.stages:
+                    out.append(f"parallel.stages={self.stages}")
             if self.experts > self.expert and self.experts % self.expert > 0:
                 out.append("parallel.placement=uneven")
         return out
 
     def slices(self):
         """Ranks that an expert's hidden width is cut over."""
-        return max(1, self.expert // self.experts)
+        return max(self.cut, self.expert // self.experts)
 
     def empty_ranks(self):
-        return sum((r + 1) * self.batch // self.world == r * self.batch // self.world for r in range(self.world))
+        together = self.tensor * self.context * self.pipeline
+        replicas = self.world // together
+        return together * sum((r + 1) * self.batch // replicas == r * self.batch // replicas for r in range(replicas))
 
     def __str__(self):
         if self.world == 1:
             return "1 process"
         share = f"HSDP {self.world // self.shard_ranks} x {self.shard_ranks}" if self.shard_ranks else self.share
-        words = [f"{self.world} ranks", share]
+        words = [f"{self.world} ranks", share] + [f"TP {self.tensor}"] * (self.tensor > 1)
+        words += [f"CP {self.context}"] * (self.context > 1)
+        if self.pipeline > 1:
+            words.append(f"PP {self.pipeline}" + f" x {self.virtual}" * (self.virtual > 1)
+                         + f" {self.order}" * (self.order != "auto"))
         if self.expert > 1:
             words.append(f"EP {self.expert}" + (f" ({self.slices()} slices)" if self.slices() > 1 else ""))
         return " ".join(words + ["exact"] * self.exact)
@@ -84,6 +110,14 @@ def write_chats(path, chats=400, seed=3):
         for _ in range(chats):
             said = [("user", text(rng.randint(10, 150))), ("assistant", text(rng.choice((0, 5, 20, 60))))]
             out.write(json.dumps({"messages": [{"role": r, "content": c} for r, c in said]}) + "\n")
+
+
+def recipe_on(device):
+    """RECIPE as it is, or on GPUs: heads as wide as their attention kernels take, and products in fp32."""
+    if device == "cpu":
+        return RECIPE
+    return (RECIPE.replace("width: 32, heads: 4", "width: 256, heads: 4").replace("device: cpu", f"device: {device}")
+            .replace("steps: 20,", "steps: 20, precision: fp32,"))
 
 
 class LayoutRuns:

@@ -13,8 +13,8 @@
 #include <map>
 
 #include "tests/pickled.h"
+#include "troupe/checkpoint/hf/families/families.h"
 #include "troupe/core/config/config.h"
-#include "troupe/nn/models/hf_names.h"
 #include "troupe/nn/models/model.h"
 
 namespace troupe {
@@ -45,7 +45,7 @@ std::map<std::string, at::Tensor> matrices(Model& model, bool gradients) {
   return out;
 }
 
-void fill(Model& model, HfFamily family, const Tensors& in) {
+void fill(Model& model, const HfFamily& family, const Tensors& in) {
   model.for_each_param(-1, [](const std::string& name, Param& p) { initialise(p, name, 1); });
   const auto ours = matrices(model, false);
   size_t found = 0;
@@ -63,8 +63,9 @@ void fill(Model& model, HfFamily family, const Tensors& in) {
 }
 
 void run(char** argv) {
-  HfFamily family{};
-  TROUPE_CHECK(from_text(argv[1], family), "no family", argv[1]);
+  const HfFamily* const found = find_hf_family(argv[1]);
+  TROUPE_CHECK(found != nullptr, "no family", argv[1]);
+  const HfFamily& family = *found;
   ModelConfig config;
   read_config(load_yaml(argv[2]), config);
   const std::unique_ptr<Model> model = build_model(config);
@@ -74,13 +75,17 @@ void run(char** argv) {
   Batch batch{.ids_BS = in.at("ids"), .labels_BS = in.at("labels")};
   if (in.contains("documents")) batch.documents_BS = in.at("documents");
   const Context context = {.training = true};
-  const at::Tensor h = hidden_states(*model, batch, context);
+  const int64_t head = model->num_units() - 1;
+  at::Tensor h;
+  for (int64_t unit = 0; unit < head; ++unit) h = model->forward(unit, h, batch, context).h;
   Tensors out;
   {
     const at::NoGradGuard no_grad;
-    out.insert("logits", model->logits(h));
+    const int64_t rows = batch.ids_BS.size(0), tokens = batch.ids_BS.size(1);
+    const at::Tensor x = h.narrow(0, 0, rows * tokens);  // before the states of MTP modules
+    out.insert("logits", model->logits(x.view({rows, tokens, -1})));
   }
-  const UnitResult last = model->forward(model->num_units() - 1, h, batch, context);
+  const UnitResult last = model->forward(head, h, batch, context);
   const at::Tensor loss = last.loss_sum / last.weight_sum;
   if (last.mtp_sum.defined()) out.insert("mtp", last.mtp_sum.detach());
   loss.backward();

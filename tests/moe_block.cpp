@@ -1,7 +1,8 @@
 // Runs one MoE layer on tensors that Python made, for tests/hf_blocks_test.py:
 //   moe_block CONFIG.yaml IN.pt OUT.pt
-// IN holds x [B, S, D], grad (of y) and every parameter under its name; OUT gets y, loss.NAME and
-// the gradients, x.grad and PARAMETER.grad. Both are dictionaries of torch.save.
+// IN holds x [B, S, D], grad (of y) and every parameter under its name; with seed, an int64 scalar,
+// those that it does not have are drawn from it. OUT gets y, loss.NAME, the parameters, and the
+// gradients, x.grad and PARAMETER.grad. Both are dictionaries of torch.save.
 
 #include <cstdio>
 #include <exception>
@@ -22,6 +23,9 @@ void run(const char* config_path, const char* in_path, const char* out_path) {
   MoeLayer layer(config, MoeShape::alone(x.size(-1)));
   for_each_param(layer, "", [&](const std::string& name, Param& p) {
     p.allocate(x.options());
+    if (in.contains("seed") && !in.contains(name)) {
+      initialise(p, name, static_cast<uint64_t>(in.at("seed").item<int64_t>()));
+    }
     if (!in.contains(name)) return;
     p.value.detach().copy_(in.at(name).view(p.value.sizes()));
   });
@@ -36,6 +40,7 @@ void run(const char* config_path, const char* in_path, const char* out_path) {
   out.insert("y", y.detach());
   out.insert("x.grad", x.grad());
   for_each_param(layer, "", [&](const std::string& name, Param& p) {
+    out.insert(name, p.value.detach());
     if (p.value.grad().defined()) out.insert(name + ".grad", p.value.grad());
   });
   save_pickled(out_path, out);

@@ -1,13 +1,22 @@
 """The nano run that the tests of faults share: a model and a text so small that a run of the
 program `troupe` takes half a second."""
+import contextlib
+import fcntl
 import json
 import os
 import pathlib
+import pty
+import resource
+import struct
 import subprocess
 import tempfile
+import termios
 import time
 import unittest
 
+# Seconds that a test waits for what must come, on a machine that is slow and does other things.
+# What a test says about time is a bound on processor time, or on what else would have taken far longer.
+PATIENCE = 300
 TROUPE = pathlib.Path(os.environ["TROUPE_BUILD"], "troupe").resolve()
 NANO = """
 model: {layers: 2, width: 32, heads: 4, vocab: 256, max_positions: 64,
@@ -38,7 +47,7 @@ class NanoRun(unittest.TestCase):
     def env(self, **more):
         return dict(os.environ, OMP_NUM_THREADS="1", **more)
 
-    def command(self, words, code, timeout=60, **more):
+    def command(self, words, code, timeout=PATIENCE, **more):
         """Any command, here; its exit code must be `code`."""
         ran = subprocess.run([str(w) for w in words], cwd=self.folder, env=self.env(**more),
                              capture_output=True, text=True, timeout=timeout, check=False)
@@ -48,9 +57,32 @@ class NanoRun(unittest.TestCase):
     def troupe(self, *words, code=0, **more):
         return self.command([TROUPE, *words], code, **more)
 
+    def on_terminal(self, *words, streams=("stdout", "stderr"), columns=80, **more):
+        """The bytes that the program writes by these streams to a terminal of so many columns."""
+        master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        with subprocess.Popen([str(w) for w in (TROUPE, *words)], cwd=self.folder, env=self.env(**more),
+                              **dict.fromkeys(streams, slave)) as run:
+            os.close(slave)
+            out = b""
+            with contextlib.suppress(OSError):  # a terminal whose last writer has gone
+                while block := os.read(master, 4096):
+                    out += block
+        os.close(master)
+        self.assertEqual(run.returncode, 0, out)
+        return out
+
     def train(self, *sets, code=0, **more):
         words = [w for s in sets for w in (("--set", s) if not s.startswith("--") else (s,))]
         return self.troupe("train", "nano.yaml", *words, code=code, **more).stderr
+
+    @contextlib.contextmanager
+    def work_below(self, seconds):
+        """The processor time of all processes that end within, which other work of the machine adds nothing to."""
+        used = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+        before = used()
+        yield
+        self.assertLess(used() - before, seconds)
 
     def shell(self, script, code=0):
         """A script, root in a name space of its own; $TROUPE is the program."""
@@ -69,14 +101,14 @@ class NanoRun(unittest.TestCase):
     def said(self):
         return (self.folder / "said").read_text()
 
-    def wait_for(self, what, seconds=30):
-        end = time.monotonic() + seconds
+    def wait_for(self, what):
+        end = time.monotonic() + PATIENCE
         while not what():
             self.assertLess(time.monotonic(), end, "it never came to that")
             time.sleep(0.02)
 
-    def wait_for_step(self, step):
-        self.wait_for(lambda: (self.folder / "run" / "log.jsonl").exists() and len(self.losses()) >= step)
+    def wait_for_step(self, step, run="run"):
+        self.wait_for(lambda: (self.folder / run / "log.jsonl").exists() and len(self.losses(run)) >= step)
 
     def records(self, run="run"):
         lines = (self.folder / run / "log.jsonl").read_text().splitlines()

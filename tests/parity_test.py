@@ -79,7 +79,7 @@ class Parity(unittest.TestCase):
 
     def troupe(self, *words):
         ran = subprocess.run([str(TROUPE), *map(str, words)], cwd=self.folder, capture_output=True,
-                             text=True, timeout=120, env=dict(os.environ, OMP_NUM_THREADS="1"))
+                             text=True, timeout=300, env=dict(os.environ, OMP_NUM_THREADS="1"))
         self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
 
     def make(self, family, **config):

@@ -19,7 +19,7 @@ SMALL = ["model.layers=2", "model.width=32", "model.heads=2", "model.moe.hidden=
 
 def verses():
     """Lines as the program `bible` prints them: five books of 40 chapters of 30 verses."""
-    words = re.findall(r"[A-Za-z,.]+", "".join(f.read_text() for f in sorted(ROOT.glob("docs/*.md"))))
+    words = re.findall(r"[A-Za-z,.]+", "".join(f.read_text() for f in sorted(ROOT.glob("docs/**/*.md"))))
     lines = [" ".join(words[i:i + 12]) for i in range(0, len(words), 12)]
     places = [f"{book}{chapter}:{verse}" for book in ("Ge", "1Sa", "Ps", "Mt", "Rev") for chapter in range(1, 41)
               for verse in range(1, 31)]
@@ -45,7 +45,7 @@ class Folder(unittest.TestCase):
 
     def start(self, *words, sets=SMALL, **more):
         return subprocess.run(self.words(*words, sets=sets), cwd=self.folder, env=dict(self.env, **more),
-                              capture_output=True, text=True, timeout=120, check=False)
+                              capture_output=True, text=True, timeout=300, check=False)
 
     def rows(self, run):
         return [json.loads(line) for line in (self.folder / run / "log.jsonl").read_text().splitlines()]
@@ -97,11 +97,11 @@ class QuickStart(Folder):
         (self.folder / "stopped.txt").write_text("\n\n".join(line.split(" ", 1)[1] * 3 for line in verses()))
         with subprocess.Popen(self.words("--text", "stopped.txt", sets=sets), cwd=self.folder, env=slow, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as process:
-            log, deadline = self.folder / "runs/stopped/log.jsonl", time.time() + 60
+            log, deadline = self.folder / "runs/stopped/log.jsonl", time.time() + 300
             while time.time() < deadline and not (log.exists() and '"step":3' in log.read_text().replace(" ", "")):
                 time.sleep(.05)
             os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
-            said = process.communicate(timeout=60)[0]
+            said = process.communicate(timeout=300)[0]
         self.assertEqual(process.returncode, 0, said)
         self.assertIn("Stopped. ./dev quickstart --text stopped.txt goes on.", said)
         out = self.start("--text", "stopped.txt", sets=sets)
@@ -155,7 +155,7 @@ class Recipes(Folder):
         """The steps' losses of a run, of so many ranks."""
         words = [w for one in [*sets, f"checkpoint.dir=runs/{name}"] for w in ("--set", one)]
         launch = ["launch", "-n", str(ranks), "--"] if ranks > 1 else []
-        out = subprocess.run([TROUPE, *launch, "train", recipe, *words], cwd=self.folder, env=self.env, timeout=200,
+        out = subprocess.run([TROUPE, *launch, "train", recipe, *words], cwd=self.folder, env=self.env, timeout=300,
                              capture_output=True, text=True, check=False)
         self.assertEqual(out.returncode, 0, out.stderr)
         if ranks > 1:

@@ -3,7 +3,7 @@ import json
 import os
 import subprocess
 
-from nano_run import TROUPE, NanoRun
+from nano_run import PATIENCE, TROUPE, NanoRun
 from ports import free_port
 
 RANKS_NANO = """
@@ -13,7 +13,7 @@ data: {train: [{kind: text, path: text.txt}], sequence: 32, tokenizer: bytes}
 train: {global_batch: 8, micro_batch: 1, steps: 20, optimizer: {lr: 3e-3}, schedule: {warmup: 2}}
 checkpoint: {dir: run, every_steps: 10}
 log: {tensorboard: false, every: 10}
-run: {device: cpu, threads: 1, hang_timeout: 20s, start_timeout: 20s}
+run: {device: cpu, threads: 1, hang_timeout: 60s, start_timeout: 60s}
 """
 
 
@@ -42,7 +42,7 @@ class RanksRun(NanoRun):
     def text_of(self, rank, name="run"):
         return (self.folder / f"{name}.{rank}.txt").read_text()
 
-    def train_ranks(self, world, *sets, name="run", timeout=60, code=0, **more):
+    def train_ranks(self, world, *sets, name="run", timeout=PATIENCE, code=0, **more):
         """A whole run, each of whose ranks ends with that code."""
         if world == 1:
             self.train(*sets, f"checkpoint.dir={name}", code=code, **more)
@@ -63,7 +63,7 @@ class RanksRun(NanoRun):
     def tensors_apart(self, a, b):
         """The largest absolute difference of any weight or moment of two runs' newest checkpoints."""
         ran = subprocess.run([str(TROUPE), "diff", a, b, "--json"], cwd=self.folder, env=dict(os.environ),
-                             capture_output=True, text=True, timeout=60, check=False)
+                             capture_output=True, text=True, timeout=PATIENCE, check=False)
         self.assertIn(ran.returncode, (0, 1), ran.stderr)
         told = json.loads(ran.stdout)
         self.assertEqual([d for d in told["differences"] if d["what"] != "values"], [])

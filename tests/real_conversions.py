@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Converts scripts and recipes of other trainers as they stand, trains ten steps of each, cut down, and prints the table of
-docs/CONVERSIONS.md. The files are theirs and not in this repository; its page says where they are.
+"""Converts scripts and recipes of other trainers as they stand, plans each uncut, trains ten steps of it cut down, and prints
+the table of docs/reference/CONVERSIONS.md. The files are theirs and not in this repository; its page says where they are.
 
   .venv/bin/python tests/real_conversions.py build/release/troupe megablocks/exp/*/*.sh llm-foundry/.../testing-moe.yaml
 """
@@ -14,8 +14,10 @@ import tempfile
 CUT = ["model.layers=2", "model.width=64", "model.vocab=256", "model.max_positions=64", "data.train=[{kind: mock}]", "data.valid=[]",
        'data.split=""', 'data.tokenizer=""', "data.sequence=32", "train.global_batch=4", "train.micro_batch=2", "train.tokens=0",
        "train.steps=10", "train.precision=fp32", "train.schedule={kind: constant}", "train.optimizer.lr=3e-3",
-       "parallel={}", "run.device=cpu", "run.threads=1", "checkpoint.dir=run"]
+       "parallel={tensor: 1, context: 1, pipeline: 1, expert: 1, expert_tensor: 1}", "run.device=cpu", "run.threads=1", "checkpoint.dir=run"]
 MOE = ["model.moe.experts=8", "model.moe.hidden=32"]
+MACHINE = pathlib.Path(__file__).parents[1] / "machines/assumed-h100.yaml"
+RANKS = {"mixtral_8x7b.sh": 16, "testing-moe.yaml": 8, "dbrx-full-ft.yaml": 64, "dbrx-lora-ft.yaml": 64}  # else its name says
 VARIABLES = ["1=run", "2=tokenizer.model", "3=corpus/text"]  # of the scripts that name them
 
 
@@ -38,6 +40,17 @@ def count(said, kind):
     return int(found[1]) if found else 0
 
 
+def planned(troupe, folder, name):
+    """The forecast of the whole recipe on so many H100: a step's time and a rank's memory; or why there is none."""
+    sets = [] if re.search(r"^ +(steps|tokens):", (folder / "recipe.yaml").read_text(), re.M) else ["--set", "train.steps=10"]
+    ranks = RANKS.get(name) or int(re.search(r"(\d+)gpu", name)[1])
+    out = run(folder, troupe, "plan", "recipe.yaml", "--machine", MACHINE, "--ranks", ranks, "--json", *sets)
+    if out.returncode not in (0, 7):
+        return f"{ranks}: " + " ".join((out.stderr + out.stdout).split())[:200]
+    said = json.loads(out.stdout.splitlines()[-1])
+    return f"{ranks}: {said['step_seconds']:.3g} s, {said['memory'] / 2**30:.3g} GiB" + ", too much" * (not said["fits"])
+
+
 def trained(troupe, folder, recipe):
     """First and last loss of ten steps; or what stopped them."""
     cut = CUT + MOE * bool(re.search(r"^ +(experts:|preset: dbrx)", recipe, re.M)) + ["model.heads=4", "train.optimizer.weight_decay=0"]
@@ -56,7 +69,7 @@ def trained(troupe, folder, recipe):
 
 def main():
     troupe = pathlib.Path(sys.argv[1]).resolve()
-    print("| file | mapped | no result depends on it | to be filled in | not supported | loss, first → tenth step |\n|---|--:|--:|--:|--:|---|")
+    print("| file | mapped | no result depends on it | to be filled in | not supported | plan: H100, step, memory | loss, first → tenth step |\n|---|--:|--:|--:|--:|--:|---|")
     for name in sys.argv[2:]:
         path = pathlib.Path(name).resolve()
         with tempfile.TemporaryDirectory() as made:
@@ -68,7 +81,7 @@ def main():
                 out, note = convert(troupe, folder, path, "--force"), " with --force"
             numbers = [count(out.stderr, kind) for kind in ("mapped", "ignored: no result depends on it", "to be filled in")]
             recipe = (folder / "recipe.yaml").read_text()
-            print(f"| `{path.name}` | {' | '.join(map(str, numbers))} | {refused}{note} | {trained(troupe, folder, recipe)} |", flush=True)
+            print(f"| `{path.name}` | {' | '.join(map(str, numbers))} | {refused}{note} | {planned(troupe, folder, path.name)} | {trained(troupe, folder, recipe)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def random_texts(count, seed):
 
 def prose():
     """Real text: this project's pages and sources."""
-    files = sorted(SOURCES.glob("docs/*.md")) + sorted(SOURCES.glob("troupe/core/*.h"))
+    files = sorted(SOURCES.glob("docs/**/*.md")) + sorted(SOURCES.glob("troupe/core/*.h"))
     return [f.read_text() for f in files[:24]]
 
 

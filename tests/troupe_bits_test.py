@@ -75,6 +75,20 @@ class TroupeBits(NanoRun):
         self.assertTrue(any("experts" in name for name in moved))
         self.assertFalse(any("attention" in name for name in moved), moved)
 
+    def test_158_165_a_groups_rate_and_decay_are_those_that_it_asks_for(self):
+        """Of all parameters they are a run with another rate, bit for bit; of the experts alone, neither run."""
+        sets = ("train.steps=6", "train.schedule.warmup=2", "checkpoint.at=[6]")
+        for name, *more in (("plain",), ("half", "train.optimizer.lr=1.5e-3"), ("no_decay", "train.optimizer.weight_decay=0"),
+                            ("all_half", "train.optimizer.groups=[{names: '*', lr_scale: 0.5}]"),
+                            ("all_no_decay", "train.optimizer.groups=[{names: '*', decay: false}]"),
+                            ("experts_half", "train.optimizer.groups=[{names: '*experts*', lr_scale: 0.5}]")):
+            self.train(*sets, f"checkpoint.dir={name}", *more)
+        self.assert_equal_runs("half", "all_half")
+        self.assert_equal_runs("no_decay", "all_no_decay")
+        for other in ("plain", "half"):
+            self.assertNotEqual(self.losses("experts_half")[6], self.losses(other)[6])
+        self.assertNotEqual(self.losses("plain")[6], self.losses("no_decay")[6])
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -1,5 +1,5 @@
 """Disks that are full, read-only, slow or broken under a run of `troupe`, made with small file systems,
-limits and strace: the exit class, what is said, what is left. Rows of docs/RELIABILITY.md."""
+limits and strace: the exit class, what is said, what is left. Rows of docs/reference/RELIABILITY.md."""
 import os
 import pathlib
 import shutil
@@ -7,7 +7,7 @@ import signal
 import time
 import unittest
 
-from nano_run import ALONE, STRACE, TROUPE, NanoRun
+from nano_run import ALONE, PATIENCE, STRACE, TROUPE, NanoRun
 
 
 @unittest.skipUnless(ALONE, "needs a mount name space")
@@ -78,7 +78,7 @@ class TroupeDisks(NanoRun):
         self.wait_for_step(7)
         self.wait_for((self.folder / "run" / "latest").exists)  # the save of step 5 is done
         shutil.rmtree(self.folder / "run")
-        self.assertEqual(run.wait(timeout=20), 0)
+        self.assertEqual(run.wait(PATIENCE), 0)
         self.assertEqual(sorted(self.losses()), list(range(8, 21)))
         self.assertEqual(self.steps(), ["step-000010", "step-000015", "step-000020"])
         self.assertIn("already finished", self.train())
@@ -89,7 +89,7 @@ class TroupeDisks(NanoRun):
         run = self.start("--set", recipe, TROUPE_FAULT="batch:7=sleep:1000")
         self.wait_for_step(7)
         os.truncate(self.folder / "set.bin", 100)
-        self.assertEqual(run.wait(timeout=20), 3)
+        self.assertEqual(run.wait(PATIENCE), 3)
         self.assertRegex(self.said(), r"set\.bin: E310[14]")
         self.assertEqual(self.exit_record()["checkpoint"], "run/step-000005")
 
@@ -113,7 +113,7 @@ class TroupeDisks(NanoRun):
             run = self.start(TROUPE_FAULT=point + "=sleep:3000")
             self.wait_until_asleep(run)
             shutil.rmtree(self.folder / "run" / "step-000010")
-            self.assertEqual(run.wait(timeout=30), 0, self.said())
+            self.assertEqual(run.wait(PATIENCE), 0, self.said())
             self.assertIn(f"resumed step {resumed} from", self.said())
             self.assert_equal_runs("whole", "run")
             shutil.rmtree(self.folder / "run")

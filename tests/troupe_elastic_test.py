@@ -12,16 +12,23 @@ import subprocess
 import sys
 import unittest
 
-from nano_run import TROUPE
+from nano_run import PATIENCE, TROUPE
 from ports import free_port
 from ranks_run import RanksRun
 
 SETS = ("train.steps=80", "checkpoint.every_steps=4", "checkpoint.background=false")
 
 
+# torchrun, which comes when the file `go` is there: importing it takes seconds in which the run would end.
+TORCHRUN = """import pathlib, sys, time
+from torch.distributed import run
+while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)
+run.main(sys.argv[2:])"""
+
+
 class TroupeElastic(RanksRun):
     def agent(self, number, port):
-        words = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3",
+        words = [sys.executable, "-c", TORCHRUN, f"go.{number}", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3",
                  "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1", "--rdzv-id=nano",
                  "--rdzv-conf=last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3",
                  "--monitor-interval=0.5", "--no-python", str(TROUPE), "train", "nano.yaml"]
@@ -42,21 +49,22 @@ class TroupeElastic(RanksRun):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def wait_for_words(self, words, seconds):
+    def wait_for_words(self, words):
         path = self.folder / "run/log.txt"
-        self.wait_for(lambda: path.exists() and words in path.read_text(), seconds)
+        self.wait_for(lambda: path.exists() and words in path.read_text())
 
     def test_F128_a_run_grows_by_an_agent_and_goes_on_when_it_is_killed(self):
         port = free_port()
-        first = self.agent(1, port)
+        first, second = self.agent(1, port), self.agent(2, port)
+        (self.folder / "go.1").touch()
         self.wait_for_step(3)
-        second = self.agent(2, port)
-        self.wait_for_words("[0/2] resumed step", 30)
+        (self.folder / "go.2").touch()
+        self.wait_for_words("[0/2] resumed step")
         grown = max(self.losses())
         self.wait_for(lambda: len(self.steps()) > 0 and max(self.losses()) > grown + 4)
         self.kill(second)
-        self.wait_for(lambda: len([r for r in self.records() if r.get("event") == "resume"]) == 2, seconds=15)
-        self.assertEqual(first.wait(60), 0, (self.folder / "agent.1.txt").read_text()[-3000:])
+        self.wait_for(lambda: len([r for r in self.records() if r.get("event") == "resume"]) == 2)
+        self.assertEqual(first.wait(PATIENCE), 0, (self.folder / "agent.1.txt").read_text()[-3000:])
         self.assertEqual(max(self.losses()), 80)
         # Nothing is lost, at whatever steps the number of ranks changed.
         self.train("checkpoint.dir=one", *SETS)

@@ -1,14 +1,22 @@
 #!/usr/bin/env python3
-"""On a GPU: two runs of a recipe have the same bits, by default (row 61). Skipped where there is none."""
+"""On a GPU: two runs of a recipe have the same bits, by default (row 61). On two, over NCCL: layouts are one GPU's run,
+and a killed rank ends the other. Skipped where there are none."""
+import glob
 import hashlib
 import json
 import os
+import signal
 import subprocess
+import tempfile
+import time
 import unittest
 
-from nano_run import TROUPE, NanoRun
+from layout_runs import Layout, LayoutRuns, recipe_on
+from nano_run import PATIENCE, TROUPE, NanoRun
+from ranks_run import RANKS_NANO, RanksRun
 
 GPU = os.path.exists("/dev/nvidiactl")
+GPUS = len(glob.glob("/dev/nvidia[0-9]*"))
 RECIPE = """
 model: {layers: 2, width: 256, heads: 4, kv_heads: 2, head_dim: 64, vocab: 256, max_positions: 512, KEYS
         moe: {experts: 8, top_k: 2, hidden: 128}}
@@ -75,6 +83,56 @@ class SameBits(NanoRun):
         self.write()
         said, _, _ = self.run_once("one", "run.deterministic=false")
         self.assertIn("attention: PyTorch's: run.deterministic is false", said)
+
+
+TWO = (Layout(2, "DDP", tensor=2), Layout(2, "FSDP", expert=2, tensor=2), Layout(2, "ZeRO-1", tensor=2, cut=2),
+       Layout(2, "DDP", context=2), Layout(2, "ZeRO-1", expert=2, context=2),
+       Layout(2, "DDP", pipeline=2), Layout(2, "DDP", pipeline=2, virtual=2),
+       Layout(2, "DDP", pipeline=2, virtual=2, order="dualpipev"), Layout(2, "DDP", pipeline=2, virtual=2, order="zbv"),
+       Layout(2, "FSDP", expert=2), Layout(2, "ZeRO-1", expert=2, exact=True))
+
+
+@unittest.skipUnless(GPUS > 1, "no two GPUs on this machine")
+class TwoGpus(unittest.TestCase):
+    """Twenty steps in fp32 over NCCL, as tests/troupe_layouts_test.py has them over Gloo."""
+
+    def test_81_82_97_98_99_101_102_218_223_layouts_are_one_gpus_run(self):
+        with tempfile.TemporaryDirectory() as folder:
+            runs = LayoutRuns(folder, recipe_on("cuda"))
+            runs.train(TWO[0].reference(), "one", "checkpoint.at=[1]")
+            for layout in TWO:
+                with self.subTest(str(layout)):
+                    name = str(layout).replace(" ", "-")
+                    runs.train(layout, name, "checkpoint.at=[1]")
+                    start, gradients = runs.start_of("one", name)
+                    apart = (*runs.apart("one", name), gradients, runs.end_of("one", name))
+                    print(f"{layout}: loss, norm, first gradients, state after 20 steps apart by",
+                          " ".join(f"{x:.1e}" for x in apart), flush=True)
+                    self.assertEqual(start, 0, "initial weights")
+                    self.assertLess(apart[2], 1e-5)
+                    # Eight times as wide as on the CPU, and every product in another order of sums.
+                    self.assertLess(max(apart[:2]), 1e-4)
+                    self.assertLess(apart[3], 1e-3)
+
+
+@unittest.skipUnless(GPUS > 1, "no two GPUs on this machine")
+class TwoGpusFaults(RanksRun):
+    RECIPE = RANKS_NANO.replace("device: cpu", "device: cuda").replace("width: 32", "width: 256")
+
+    def test_F84_a_killed_rank_ends_the_other_in_each_layout(self):
+        for keys in ((), ("tensor=2",), ("context=2",), ("pipeline=2",), ("expert=2", "shard=full")):
+            with self.subTest(keys):
+                name = "-".join(keys) or "data"
+                runs = self.start_ranks(2, "run.hang_timeout=10min", "train.steps=1000000", "log.every=1",
+                                        *(f"parallel.{k}" for k in keys), name=name)
+                self.wait_for_step(10, name)
+                runs[1].send_signal(signal.SIGKILL)
+                begin = time.monotonic()
+                self.assertEqual(runs[0].wait(PATIENCE), 6, self.text_of(0, name)[-1500:])
+                print(f"{name}: ended {time.monotonic() - begin:.1f} s after the kill", flush=True)
+                self.assertIn("E6001", self.text_of(0, name))
+                self.assertIn("rank 1", self.text_of(0, name))
+                self.assertLess(time.monotonic() - begin, 100)
 
 
 if __name__ == "__main__":

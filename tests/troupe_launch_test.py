@@ -1,5 +1,5 @@
 """`troupe launch`: several ranks of one run on this machine, ranks that are killed or wrong, starts
-again, signals. Rows of docs/RELIABILITY.md."""
+again, signals. Rows of docs/reference/RELIABILITY.md."""
 import os
 import pathlib
 import re
@@ -8,9 +8,9 @@ import subprocess
 import time
 import unittest
 
-from nano_run import NANO, TROUPE, NanoRun
+from nano_run import NANO, PATIENCE, TROUPE, NanoRun
 
-SLOW = "batch=sleep:60"  # of each step, so that a test can meet it on its way
+SLOW = "batch=sleep:200"  # of each step, so that a test can meet it on its way
 
 
 class TroupeLaunch(NanoRun):
@@ -59,14 +59,14 @@ class TroupeLaunch(NanoRun):
 
     def test_F84_F87_a_killed_rank_is_named_and_ends_all(self):
         begin = time.monotonic()
-        said = self.launch(code=6, TROUPE_FAULT="forward.1@1:7=kill")
-        self.assertLess(time.monotonic() - begin, 20)
-        self.assertRegex(said, r"rank 1 of 2 was ended by SIGKILL .* s after the start; all were down \d\.\d s later")
+        said = self.launch("run.hang_timeout=10min", code=6, TROUPE_FAULT="forward.1@1:7=kill")
+        self.assertLess(time.monotonic() - begin, 100)  # far below the limit of an operation
+        self.assertRegex(said, r"rank 1 of 2 was ended by SIGKILL .* s after the start; all were down \d+\.\d s later")
         self.assertNotIn("attempt 2", said)
 
     def test_F85_a_rank_that_stands_still_is_named_and_killed(self):
-        said = self.launch("run.hang_timeout=2s", code=6, TROUPE_FAULT="forward.1@1:3=stop")
-        self.assertIn("rank 1 of 2 stood still (SIGSTOP) and was killed in step 4, forward 2/4, ", said)
+        said = self.launch("run.hang_timeout=5s", code=6, TROUPE_FAULT="forward.1@1:3=stop")
+        self.assertIn("rank 1 of 2 stood still (SIGSTOP) and was killed in step 4, forward 2/4 of microbatch 0, ", said)
 
     def test_F87_the_class_is_that_of_the_rank_at_fault(self):
         for fault, code, words in (("exit:5", 5, "rank 1 of 2 ended with 5 (numbers that are not finite)"),
@@ -102,7 +102,7 @@ class TroupeLaunch(NanoRun):
         for rank, step in ((1, 7), (0, 12)):
             self.wait_for_step(step)
             os.kill(self.ranks_of(run)[rank], signal.SIGKILL)
-        self.assertEqual(run.wait(timeout=60), 0, self.said())
+        self.assertEqual(run.wait(PATIENCE), 0, self.said())
         said = self.said()
         self.assertIn("attempt 3 of 3", said)
         self.assertIn("resumed step 5", said)
@@ -124,7 +124,7 @@ class TroupeLaunch(NanoRun):
             self.wait_for(lambda n=lines + steps: log.exists() and log.read_text().count('"loss"') >= n)
             os.kill(self.ranks_of(run)[rank], signal.SIGKILL)
             lines = log.read_text().count('"loss"')
-        self.assertEqual(run.wait(timeout=90), 0, self.said())
+        self.assertEqual(run.wait(PATIENCE), 0, self.said())
         self.assertIn("attempt 5 of 10", self.said())
 
     def test_F93_what_fails_again_goes_on_without_the_rank_that_failed(self):
@@ -150,6 +150,13 @@ class TroupeLaunch(NanoRun):
         self.troupe("launch", "-n", 2, "--", "train", "nano.yaml", "--fast", code=2)
         self.assertFalse((self.folder / "run" / "log.jsonl").exists())
 
+    def test_F162_F163_what_another_start_does_not_mend_is_not_tried_again(self):
+        for code in (2, 3, 4, 5, 7):
+            said = self.launch(f"checkpoint.dir=class{code}", options=["--max-restarts", "3"], code=code,
+                               TROUPE_FAULT=f"forward.1@1:3=exit:{code}")
+            self.assertIn("attempt 1 of 4", said)
+            self.assertNotIn("attempt 2", said)
+
     def test_F98_a_stop_of_the_launcher_is_a_saved_step_of_all_ranks(self):
         for sign in (signal.SIGTERM, signal.SIGINT):
             run = self.start_launch(TROUPE_FAULT=SLOW)
@@ -158,7 +165,7 @@ class TroupeLaunch(NanoRun):
             ranks = self.ranks_of(run)
             self.assertEqual(sorted(ranks), [0, 1])
             run.send_signal(sign)
-            self.assertEqual(run.wait(timeout=20), 0, self.said())
+            self.assertEqual(run.wait(PATIENCE), 0, self.said())
             self.assert_gone(ranks.values())
             self.assertEqual(self.steps()[-1], f"step-{max(self.losses()):06}")
             self.assertLess(max(self.losses()), 20)
@@ -173,7 +180,7 @@ class TroupeLaunch(NanoRun):
         ranks = self.ranks_of(run).values()
         run.kill()
         run.wait()
-        self.wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in ranks), seconds=5)
+        self.wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in ranks))
 
 
 if __name__ == "__main__":

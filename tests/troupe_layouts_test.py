@@ -38,6 +38,42 @@ class TroupeLayouts(unittest.TestCase):
     def test_H2_H4_four_ranks_cut_two_experts_and_differ_in_targets(self):
         self.assert_near(Layout(4, "ZeRO-1", expert=4, experts=2))
 
+    def test_97_98_four_ranks_share_matrices_in_twos_and_experts_in_fours(self):
+        self.assert_near(Layout(4, "ZeRO-1", expert=4, tensor=2))
+
+    def test_81_97_four_ranks_share_each_matrix_and_cut_each_expert_in_two(self):
+        self.assert_near(Layout(4, "FSDP", expert=2, tensor=4, cut=2, batch=2), "model.kv_heads=2",
+                         "model.moe.shared={experts: 1}", "model.dropout=0.1")
+
+    def test_91_93_two_microbatches_beside_each_other_are_one_after_the_other_bit_for_bit(self):
+        layout = Layout(2, "FSDP", expert=2)
+        for overlap in ("none", "experts"):
+            self.runs.train(layout, overlap, "model.moe.shared={experts: 1}", f"parallel.overlap={overlap}")
+        for apart in self.runs.apart("none", "experts"):
+            self.assertEqual(apart, 0)
+        ends = [f"{name}/{self.runs.newest(name)}" for name in ("none", "experts")]
+        self.assertEqual(self.runs.diff(*ends)["different"], 0)
+
+    def test_101_four_ranks_share_the_tokens_of_packed_documents(self):
+        self.assert_near(Layout(4, "ZeRO-1", expert=4, context=4), "model.window=20", "model.sinks=true",
+                         "model.mtp={depth: 1}")
+
+    def test_82_101_matrices_and_sequences_in_twos_and_experts_in_fours(self):
+        self.assert_near(Layout(4, "FSDP", expert=4, tensor=2, context=2), "model.dropout=0.1")
+
+    def test_99_two_stages_of_a_tied_model_with_an_mtp_module(self):
+        self.assert_near(Layout(2, "DDP", pipeline=2), "model.tie_embeddings=true", "model.mtp.depth=1")
+
+    def test_99_an_mtp_module_and_the_head_are_stages_of_their_own(self):
+        self.assert_near(Layout(4, "ZeRO-1", pipeline=4, stages="Et|t|m|L"), "model.tie_embeddings=true",
+                         "model.mtp.depth=1")
+
+    def test_99_102_eight_ranks_fold_four_stages_with_matrices_and_experts(self):
+        self.assert_near(Layout(8, "FSDP", expert=2, tensor=2, pipeline=2, virtual=2), "model.layers=4")
+
+    def test_99_four_ranks_have_two_stages_each_of_a_vee(self):
+        self.assert_near(Layout(4, "DDP", pipeline=4, virtual=2, order="zbv", layers=6))
+
     def test_D1_a_mean_of_means_is_that_of_one_process(self):
         self.assert_near(Layout(3, "FSDP", expert=3, experts=6), "train.loss_mean=microbatches")
         self.runs.train(Layout(experts=6), "tokens")
@@ -98,7 +134,10 @@ class TroupeLayouts(unittest.TestCase):
         self.assertGreater(both(fast, "train.clip=0")["different"], 0)
 
     def test_F124_F125_each_layout_loads_what_each_other_saved(self):
-        layouts = [Layout(experts=2), Layout(3, "ZeRO-1", experts=2), Layout(4, "HSDP", 2, expert=4, experts=2)]
+        layouts = [Layout(experts=2), Layout(3, "ZeRO-1", experts=2), Layout(4, "HSDP", 2, expert=4, experts=2),
+                   Layout(4, "ZeRO-1", expert=2, experts=2, tensor=2),
+                   Layout(4, "FSDP", expert=2, experts=2, tensor=2, context=2),
+                   Layout(4, "ZeRO-1", expert=2, experts=2, tensor=2, pipeline=2, virtual=2)]
         for i, layout in enumerate(layouts):
             self.runs.train(layout, f"from{i}", "train.steps=2")
         self.runs.train(layouts[0], "whole", "train.steps=3")
@@ -111,6 +150,17 @@ class TroupeLayouts(unittest.TestCase):
                     self.assertEqual(self.runs.diff(source, f"{name}/step-000003")["different"], 0)
                     self.assertLess(abs(found - loss) / loss, 1e-5)
                     self.assertEqual(read, self.runs.tensor_bytes(source))
+        self.assert_same_export("from0/step-000002", f"{len(layouts) - 1}-from0/step-000003")
+
+    def assert_same_export(self, one, other):
+        """The folder for transformers that the same weights give, saved in two layouts, byte for byte."""
+        files = []
+        for i, checkpoint in enumerate((one, other)):
+            self.runs.troupe("export", checkpoint, f"hub{i}")
+            folder = self.runs.folder / f"hub{i}"
+            files.append({path.name: path.read_bytes() for path in folder.iterdir()})
+        self.assertIn("model.safetensors", files[0])
+        self.assertEqual(files[0], files[1])
 
     @unittest.skipUnless(STRACE, "strace cannot be used here")
     def test_168_the_system_sees_each_byte_read_once(self):

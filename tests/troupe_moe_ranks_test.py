@@ -45,6 +45,18 @@ class TroupeMoeRanks(unittest.TestCase):
         self.assertGreater(experts["tensors"], 0)
         self.assertGreater(experts["max_abs"] / 0.1, 1e-4)
 
+    def test_sums_in_bf16_round_gradients_and_nothing_else(self):
+        first = ("train.steps=1", "checkpoint.at=[1]", "train.clip=0", "train.schedule.warmup=1")
+        self.runs.train(Layout(batch=8), "one", *first)
+        apart = {}
+        for sum_type in ("fp32", "bf16"):
+            self.runs.train(Layout(2, "ZeRO-1", batch=8), sum_type, f"parallel.sum={sum_type}", *first)
+            start, apart[sum_type] = self.runs.start_of("one", sum_type)
+            self.assertEqual(start, 0)
+        self.assertLess(apart["fp32"], 1e-6)
+        self.assertGreater(apart["bf16"], 1e-4)  # half a unit of 8 bits is 2e-3
+        self.assertLess(apart["bf16"], 1e-2)
+
     def test_F113_F115_one_expert_has_the_tokens_of_four_ranks_and_the_norm_is_one(self):
         (self.runs.folder / "zero.i32").write_bytes(struct.pack("<256i", *[0] * 256))
         sets = ("model.moe.top_k=1", "model.moe.router={kind: table, table: zero.i32}", "train.clip=0.05", *FEW)
@@ -54,6 +66,11 @@ class TroupeMoeRanks(unittest.TestCase):
             self.runs.train(Layout(4, share, expert=4, batch=8), share, *sets)
             self.assertEqual(self.column(share, "moe/load"), [4] * 4)  # of four experts one has all
             self.assertEqual(self.column(share, "moe/dropped"), [0] * 4)
+            for key, each in (("load", 4), ("min", 0), ("median", 0), ("cv", 3 ** 0.5)):  # of each layer
+                layers = sum(self.column(share, f"moe/{key}_layers"), [])
+                self.assertGreaterEqual(len(layers), 4)
+                for one in layers:
+                    self.assertAlmostEqual(one, each, places=4, msg=key)
             self.assert_same("one", share)
 
     def test_F115_clipping_is_by_the_norm_of_all_pieces_on_all_ranks(self):

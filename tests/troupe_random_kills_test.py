@@ -10,7 +10,7 @@ import sys
 import time
 import unittest
 
-from nano_run import NanoRun
+from nano_run import PATIENCE, NanoRun
 
 KILLS, SEED = 5, 1
 NANO = """
@@ -43,7 +43,7 @@ class Kills(NanoRun):
         """Until the run, going on, has written of a step."""
         log = self.folder / "killed" / "log.jsonl"
         size = log.stat().st_size if log.exists() else 0
-        deadline = time.time() + 60
+        deadline = time.time() + PATIENCE
         while process.poll() is None and time.time() < deadline:
             if log.exists() and log.stat().st_size > size:
                 with open(log, "rb") as lines:
@@ -78,7 +78,7 @@ class Kills(NanoRun):
                 time.sleep(draw.random() * 12 * a_step)
             self.assertIsNone(process.poll(), f"it ended by itself after {count} kills")
             os.killpg(process.pid, signal.SIGKILL)
-            self.assertEqual(process.wait(timeout=60), -signal.SIGKILL)
+            self.assertEqual(process.wait(PATIENCE), -signal.SIGKILL)
             went_on += self.newest("killed") > before
             in_a_save += bool(self.left_over("killed") - left)
         self.finish("killed")

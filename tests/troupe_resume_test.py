@@ -1,12 +1,13 @@
 """Runs that go on: with something changed, missing or newer than what they go on from, and with numbers
-that are not what they should be. Rows of docs/RELIABILITY.md."""
+that are not what they should be. Rows of docs/reference/RELIABILITY.md."""
 import json
 import pathlib
 import random
 import shutil
+import signal
 import unittest
 
-from nano_run import NanoRun
+from nano_run import PATIENCE, NanoRun
 
 
 class TroupeResume(NanoRun):
@@ -75,7 +76,7 @@ class TroupeResume(NanoRun):
                 shutil.copy(folder / "recipe.yaml", self.folder / "nano.yaml")
                 shutil.copytree(folder / "step-000008", self.folder / "run" / "step-000008")
                 self.assertIn("step 8", self.troupe("inspect", "run/step-000008").stdout)
-                self.assertIn("resumed step 8 from run/step-000008, 32 samples done", self.train())
+                self.assertIn("resumed step 8 from run/step-000008, at sample 32", self.train())
                 want = json.loads((folder / "losses.json").read_text())
                 got = self.losses()
                 self.assertEqual(sorted(got), sorted(map(int, want)))
@@ -153,7 +154,7 @@ class TroupeResume(NanoRun):
                 self.assertAlmostEqual(a, b, delta=2e-5)
 
     def test_F70_waiting_for_data_is_told_and_alarms_nobody(self):
-        said = self.train(TROUPE_FAULT="batch=sleep:50")
+        said = self.train(TROUPE_FAULT="batch=sleep:300")
         rows = [r for r in self.records() if "data_wait" in r]
         self.assertGreater(min(r["data_wait"] for r in rows), 0.5)
         self.assertIn("data", said)
@@ -188,7 +189,7 @@ class TroupeResume(NanoRun):
         self.assertIn("checkpoint.waive_changed=[train.length]", said)
         self.assertEqual(max(self.losses()), 10)
         said = self.train("checkpoint.waive_changed=[train.length]")
-        self.assertIn("it goes on from sample 80", said)
+        self.assertIn("continuing from sample 80", said)
         rows = {r["step"]: r["samples"] for r in self.records() if "event" not in r}
         self.assertEqual((rows[10], rows[11], rows[20]), (80, 88, 160))
         # A constant rate, a tail that has not begun, an end of its own: no step would have been another.
@@ -200,6 +201,37 @@ class TroupeResume(NanoRun):
             self.assertEqual(max(self.losses(name)), 40)
         # After the tail has begun it is another run.
         self.train("checkpoint.dir=wsd", "train.schedule={kind: wsd, decay: 5}", "train.steps=50", code=4)
+
+    def lose_steps(self):
+        lost = self.steps()
+        for name in lost:
+            shutil.rmtree(self.folder / "run" / name, ignore_errors=True)  # a save may remove it too
+        return lost
+
+    def test_F165_steps_that_are_deleted_between_starts_are_missed(self):
+        self.train("train.steps=10")
+        self.train("train.steps=20", "checkpoint.dir=whole")
+        self.assertEqual(self.lose_steps()[-1], "step-000010")
+        said = self.train("train.steps=20", code=4)
+        self.assertIn("E4002 has no checkpoint, and the file latest says step-000010. Bring the steps back", said)
+        self.assertEqual(self.steps(), [])  # a refused start leaves what it found
+        said = self.train("train.steps=20", "checkpoint.resume=never")
+        self.assertEqual(self.steps()[-1], "step-000020")
+        self.assertIn("tensors are equal bit for bit", self.troupe("diff", "run", "whole").stdout)
+
+    def test_F165_steps_that_are_deleted_under_a_run_do_not_end_it(self):
+        constant = "train.schedule={kind: constant}"
+        run = self.start("--set", "train.steps=100000", "--set", constant, "--set", "checkpoint.keep=2")
+        self.wait_for(lambda: len(self.steps()) >= 2)
+        lost = self.lose_steps()
+        self.wait_for(lambda: len(self.steps()) >= 2 and not set(lost) & set(self.steps()))
+        run.send_signal(signal.SIGTERM)
+        self.assertEqual(run.wait(timeout=PATIENCE), 0, self.said())
+        last = self.steps()[-1]
+        self.assertEqual(self.exit_record()["checkpoint"], "run/" + last)
+        done = int(last.removeprefix("step-"))
+        self.train(f"train.steps={done + 2}", constant)
+        self.assertEqual(self.steps()[-1], f"step-{done + 2:06d}")
 
     def test_F133_the_log_marks_where_a_run_goes_on(self):
         self.train("checkpoint.background=false", TROUPE_FAULT="batch:8=kill", code=-9)

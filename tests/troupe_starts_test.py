@@ -6,7 +6,7 @@ import subprocess
 import sys
 import unittest
 
-from nano_run import TROUPE
+from nano_run import PATIENCE, TROUPE
 from ports import free_port
 from ranks_run import RanksRun
 
@@ -22,7 +22,7 @@ class TroupeStarts(RanksRun):
 
     def assert_learns(self, name, *launcher, told, **more):
         ran = subprocess.run([*launcher, *self.words, f"checkpoint.dir={name}"], cwd=self.folder, env=self.env(**more),
-                             capture_output=True, text=True, timeout=100, check=False)
+                             capture_output=True, text=True, timeout=PATIENCE, check=False)
         self.assertEqual(ran.returncode, 0, ran.stdout + ran.stderr)
         self.assertIn(f"2 ranks ({told})", ran.stderr)
         self.assertLess(self.apart("one", name), 1e-5)
@@ -38,7 +38,7 @@ class TroupeStarts(RanksRun):
             self.addCleanup(runs[-1].wait)
             self.addCleanup(runs[-1].kill)
         for rank, run in enumerate(runs):
-            self.assertEqual(run.wait(60), 0, self.text_of(rank, name))
+            self.assertEqual(run.wait(PATIENCE), 0, self.text_of(rank, name))
         self.assertIn(f"2 ranks ({told})", self.text_of(0, name))
         self.assertLess(self.apart("one", name), 1e-5)
 

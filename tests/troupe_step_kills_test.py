@@ -1,5 +1,5 @@
 """Runs that are killed at each point of a step: what goes on is the run that was left alone, bit for
-bit. Rows of docs/RELIABILITY.md."""
+bit. Rows of docs/reference/RELIABILITY.md."""
 import unittest
 
 from nano_run import NanoRun

@@ -1,38 +1,36 @@
 """Signals and limits of time while a run does this or that: where it stops, what it leaves, how
-it goes on. Rows of docs/RELIABILITY.md."""
+it goes on. Rows of docs/reference/RELIABILITY.md."""
 import fcntl
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import time
 import unittest
 
-from nano_run import TROUPE, NanoRun
+from nano_run import PATIENCE, TROUPE, NanoRun
 
 
 class TroupeStops(NanoRun):
-    def stop_at(self, point, *sets, sign=signal.SIGTERM, seen=None):
-        """A run that gets the signal while it sleeps 1.5 s at the point; its exit code."""
-        run = self.start(*(w for s in sets for w in ("--set", s)), TROUPE_FAULT=f"{point}=sleep:1500")
-        self.wait_for(seen or (lambda: "steps, " in self.said()))
+    def stop_at(self, point, step, *sets, sign=signal.SIGTERM):
+        """A run that gets the signal while it sleeps at the point, after that step (0: once it has begun); its exit code."""
+        run = self.start(*(w for s in sets for w in ("--set", s)), TROUPE_FAULT=f"{point}=sleep:3000")
+        self.wait_for_step(step) if step > 0 else self.wait_for(lambda: "TROUPE_FAULT" in self.said())
         time.sleep(0.3)
-        begin = time.monotonic()
         run.send_signal(sign)
-        code = run.wait(timeout=30)
-        self.assertLess(time.monotonic() - begin, 10)
-        return code
+        return run.wait(PATIENCE)
 
     def test_F17_a_second_signal_leaves_a_slow_save_and_the_old_step(self):
-        run = self.start(TROUPE_FAULT="save.shard:10=sleep:5000;batch:11=sleep:700")
+        run = self.start(TROUPE_FAULT="save.shard:10=sleep:120000;batch:11=sleep:700")
         self.wait_for(lambda: self.steps() == ["step-000005"] and len(self.losses()) >= 10)
         run.send_signal(signal.SIGTERM)
         self.wait_for(lambda: "stopping" in self.said())
         time.sleep(0.2)
         begin = time.monotonic()
         run.send_signal(signal.SIGTERM)
-        self.assertEqual(run.wait(timeout=10), 128 + signal.SIGTERM)
-        self.assertLess(time.monotonic() - begin, 4)  # of the 5 s that the save takes
+        self.assertEqual(run.wait(PATIENCE), 128 + signal.SIGTERM)
+        self.assertLess(time.monotonic() - begin, 60)  # of the two minutes that the save takes
         self.assertEqual(self.steps(), ["step-000005"])
         self.assertIn("resumed step 5", self.train())
         self.assertEqual([p.name for p in (self.folder / "run").glob(".*")], [])
@@ -40,11 +38,11 @@ class TroupeStops(NanoRun):
         run = self.start("--set", "checkpoint.dir=slow", TROUPE_FAULT="save.shard:5=sleep:1000")
         self.wait_for(lambda: (self.folder / "slow" / "log.jsonl").exists() and len(self.losses("slow")) >= 5)
         run.send_signal(signal.SIGTERM)
-        self.assertEqual(run.wait(timeout=20), 0)
+        self.assertEqual(run.wait(PATIENCE), 0)
         self.assertIn("step-000005", self.steps("slow"))
 
     def test_F98_a_stop_is_a_saved_step_exit_0_and_the_command_to_go_on(self):
-        self.assertEqual(self.stop_at("batch:7"), 0)
+        self.assertEqual(self.stop_at("batch:7", 7), 0)
         said = self.said()
         self.assertIn("SIGTERM: stopping after step 8", said)
         self.assertIn("Continue with: troupe train nano.yaml", said)
@@ -57,15 +55,16 @@ class TroupeStops(NanoRun):
 
     def test_F100_a_stop_is_heard_in_load_eval_samples_and_save(self):
         sets = ["data.valid=[{kind: text, path: text.txt}]", "eval.every=4"]
-        self.assertEqual(self.stop_at("eval:4", *sets), 0)
+        self.assertEqual(self.stop_at("eval:4", 4, *sets), 0)
         self.assertEqual(self.steps(), ["step-000004"])  # neither the evaluation nor a further step
         self.assertNotIn('"eval"', (self.folder / "run" / "log.jsonl").read_text())
-        self.assertEqual(self.stop_at("load.read#1", seen=lambda: "TROUPE_FAULT" in self.said()), 0)
+        self.assertEqual(self.stop_at("load.read#1", 0), 0)
         self.assertEqual(self.steps(), ["step-000004"])
-        self.assertEqual(self.stop_at("save.shard:5"), 0)
+        self.assertEqual(self.stop_at("save.shard:5", 5), 0)
         self.assertIn("step-000005", self.steps())
+        shutil.rmtree(self.folder / "run")  # its log has step 7 already
         prompts = [f"eval.prompts=[{', '.join(['The'] * 40)}]", "eval.sample_tokens=64", "eval.every=1"]
-        self.assertEqual(self.stop_at("eval:7", *prompts), 0)
+        self.assertEqual(self.stop_at("eval:7", 7, *prompts), 0)
         self.assertNotIn("sample step 8", self.said())
 
     def test_F102_control_c_stops_and_twice_leaves_at_once(self):
@@ -75,7 +74,7 @@ class TroupeStops(NanoRun):
             if child == 0:
                 os.chdir(self.folder)
                 os.execvpe(TROUPE, [str(TROUPE), "train", "nano.yaml", "--set", f"checkpoint.dir={folder}"],
-                           self.env(TROUPE_FAULT="batch:7=sleep:2000"))
+                           self.env(TROUPE_FAULT="batch:7=sleep:4000"))
             self.wait_for(lambda f=folder: (self.folder / f / "log.jsonl").exists() and len(self.losses(f)) >= 7)
             for _ in range(presses):
                 time.sleep(0.2)
@@ -94,11 +93,11 @@ class TroupeStops(NanoRun):
                 self.assertIn(b"interrupt: stopping after step 8", said)
 
     def test_F103_signals_save_and_tell_and_change_no_loss(self):
-        run = self.start(TROUPE_FAULT="batch:7=sleep:1000")
+        run = self.start(TROUPE_FAULT="batch:7=sleep:2000")
         self.wait_for_step(7)
         run.send_signal(signal.SIGUSR1)
         run.send_signal(signal.SIGUSR2)
-        self.assertEqual(run.wait(timeout=20), 0)
+        self.assertEqual(run.wait(PATIENCE), 0)
         self.assertIn("step-000008", self.said())
         self.assertRegex(self.said(), r"status: step 8, loss \d\.\d+, newest checkpoint run/step-00000[58]")
         # The stacks are those of the moment of the signal, when the main thread slept at that point.
@@ -109,11 +108,11 @@ class TroupeStops(NanoRun):
         self.assertEqual(self.losses(), self.losses("whole"))
 
     def test_F104_a_closed_terminal_or_pipe_ends_nothing(self):
-        run = self.start(TROUPE_FAULT="batch:7=sleep:800")
+        run = self.start(TROUPE_FAULT="batch:7=sleep:2000")
         self.wait_for_step(7)
         run.send_signal(signal.SIGHUP)
         run.send_signal(signal.SIGPIPE)
-        self.assertEqual(run.wait(timeout=20), 0)
+        self.assertEqual(run.wait(PATIENCE), 0)
         self.assertEqual(len(self.losses()), 20)
 
     def test_F97_closed_outputs_end_nothing_and_spoil_no_file(self):
@@ -135,7 +134,7 @@ class TroupeStops(NanoRun):
         run = subprocess.Popen([str(TROUPE), "train", "nano.yaml", "--set", "log.every=1"], cwd=self.folder,
                                env=self.env(), stderr=writer, stdout=writer)
         os.close(writer)
-        self.assertEqual(run.wait(timeout=30), 0)
+        self.assertEqual(run.wait(PATIENCE), 0)
         self.assertEqual(len(self.losses()), 20)
         self.assertIn("finished 20 steps", (self.folder / "run/log.txt").read_text())
 
@@ -145,15 +144,15 @@ class TroupeStops(NanoRun):
         # Known from the save before, at the start of what goes on.
         slow = {"TROUPE_FAULT": "save.shard:5=sleep:1500;batch:12=kill"}
         said = self.train("run.grace=1s", "checkpoint.dir=slow", code=-9, **slow)
-        self.assertRegex(said, r"warning a checkpoint takes 1\.\d s, longer than the 1s of run\.grace: .*checkpoint\.every")
+        self.assertRegex(said, r"warning a checkpoint takes \d+\.\d s, longer than the 1s of run\.grace: .*checkpoint\.every")
         self.assertEqual(said.count("longer than"), 1)
         # And from the disk's speed, before the first one: 30 MiB of state, a millisecond of grace.
         said = self.train("run.grace=1ms", "checkpoint.dir=big", "train.steps=2", "model.width=256", "model.moe.hidden=256")
-        self.assertRegex(said, r"a checkpoint of 0\.0\d? GiB takes about \d+\.\d s here, and run\.grace leaves 1ms")
+        self.assertRegex(said, r"a checkpoint of 0\.0\d? GiB takes about \d+\.\d s here; run\.grace is 1ms")
         self.assertEqual([p.name for p in (self.folder / "big").glob(".*")], [])
 
     def test_F105_nothing_outlives_the_process(self):
-        run = self.start(TROUPE_FAULT="batch:7=sleep:20000")
+        run = self.start(TROUPE_FAULT="batch:7=sleep:40000")
         self.wait_for_step(7)
         run.kill()
         run.wait()
@@ -161,12 +160,10 @@ class TroupeStops(NanoRun):
         self.assertEqual(left.split(), [])
 
     def test_F106_a_limit_of_time_is_kept_with_a_saved_step(self):
-        begin = time.monotonic()
-        said = self.train("run.time_limit=2s", "train.steps=1000", TROUPE_FAULT="batch=sleep:50")
-        self.assertLess(time.monotonic() - begin, 20)  # of 50 s
-        self.assertIn("time limit 2s: stopping after step", said)
+        said = self.train("run.time_limit=4s", "train.steps=1000", TROUPE_FAULT="batch=sleep:100")  # of 100 s
+        self.assertIn("time limit 4s: stopping after step", said)
         last = max(self.losses())
-        self.assertTrue(5 < last < 60, last)
+        self.assertTrue(0 < last < 60, last)
         self.assertEqual(self.steps()[-1], f"step-{last:06d}")
         self.assertEqual(self.exit_record()["code"], 0)
 

@@ -27,6 +27,8 @@ EXTRA = [
     # g++ lets a structured binding into an OpenMP loop; clang does not yet.
     "-fno-openmp", "-fno-openmp-simd",
 ]
+# Each file is looked at with its own includes, not with those that g++ has precompiled (cmake/troupe_pch.cmake).
+PRECOMPILED = re.compile(r" -Winvalid-pch| -fpch-preprocess| -include \S*cmake_pch\.hxx")
 BATCH = ["--checks=-bugprone-suspicious-include"]  # a batch includes .cpp files: that is its point
 REMEMBERED_DAYS = 30
 
@@ -60,8 +62,8 @@ def is_batch(path):
 def shown(root, path):
     if not is_batch(path):
         return path.relative_to(root).as_posix()
-    names = [pathlib.Path(name) for name in INCLUDE.findall(path.read_text())]
-    return f"{names[0].relative_to(root)} and {len(names) - 1} more"
+    names = INCLUDE.findall(path.read_text())
+    return f"{names[0]} and {len(names) - 1} more"
 
 
 class Linter:
@@ -70,10 +72,14 @@ class Linter:
         self.clang_tidy = check_format.tool("clang-tidy")
         pins = sorted((self.root / "tools/requirements").glob("*.txt"))
         self.common = b"".join(p.read_bytes() for p in (self.root / ".clang-tidy", *pins))
+        self.commands = self.build / "lint"  # the folder of the build's commands, as clang-tidy gets them
+        self.commands.mkdir(exist_ok=True)
+        text = (self.build / "compile_commands.json").read_text()
+        (self.commands / "compile_commands.json").write_text(PRECOMPILED.sub("", text))
 
     def units(self):
         """(file, flags) of each .cpp file of ours that the build compiles, alone or in a batch."""
-        entries = json.loads((self.build / "compile_commands.json").read_text())
+        entries = json.loads((self.commands / "compile_commands.json").read_text())
         flags = {}
         for entry in entries:
             path = pathlib.Path(entry["directory"], entry["file"])
@@ -100,7 +106,7 @@ class Linter:
             mark.touch()
             return path, 0.0, ""
         begin = time.monotonic()
-        run = subprocess.run([self.clang_tidy, "--quiet", "-p", str(self.build),
+        run = subprocess.run([self.clang_tidy, "--quiet", "-p", str(self.commands),
                               *(f"--extra-arg={word}" for word in EXTRA),
                               *(BATCH if is_batch(path) else []), str(path)],
                              capture_output=True, text=True)

@@ -36,11 +36,6 @@ CHOICE = re.compile(r'Named\{"\w+",\s*(?:\w+::)*?(\w+)::(\w+)\}')
 
 # What nothing names or reads, and why it stays.
 ALLOWED = {
-    "balance_value": "open: hf_config.cpp converts coefficients by a formula of its own",
-    "convert_coefficient": "open, as balance_value",
-    "value_at_balance": "open, as balance_value",
-    "read_scalars": "open: the trainer reads its counters without asking whether all are there",
-    "fail_missing_scalars": "open, as read_scalars",
     "dds": "the C++ form of the operator block_dds",
     "kept_for_backward": "asks autograd what an operator's node keeps: what tests of memory compare with",
     "parse_tiktoken": "open_tiktoken knows its settings by the number of ranks, 50 thousand and more",

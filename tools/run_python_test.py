@@ -1,12 +1,24 @@
 #!/usr/bin/env python3
 """run_python_test.py FILE.py RESULT.json: runs a unittest file and leaves its results as GoogleTest
-would, so that C++ and Python tests are counted and checked alike."""
+would, so that C++ and Python tests are counted and checked alike. Each test draws the same random numbers in every run;
+TROUPE_TEST_SEED has it draw others, as in C++ (troupe/testing/torch/seed.cpp)."""
 import importlib.util
 import json
+import os
 import pathlib
+import random
 import sys
 import time
 import unittest
+import zlib
+
+
+def seed(text):
+    """Python's generator, and PyTorch's where the test uses it."""
+    number = zlib.crc32(text.encode()) + int(os.environ.get("TROUPE_TEST_SEED", 0))
+    random.seed(number)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(number)
 
 
 class Recorder(unittest.TextTestResult):
@@ -16,6 +28,7 @@ class Recorder(unittest.TextTestResult):
 
     def startTest(self, test):
         super().startTest(test)
+        seed(test.id())
         self.begin = time.monotonic()
 
     def stopTest(self, test):
@@ -39,6 +52,7 @@ def main(path, result_file):
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
+    seed(path.stem)  # for what classes set up
     tests = unittest.defaultTestLoader.loadTestsFromModule(module)
     result = unittest.TextTestRunner(verbosity=2, resultclass=Recorder).run(tests)
     suites = [{"name": name, "tests": len(cases), "testsuite": cases}

@@ -7,9 +7,10 @@
 # a changed requirements file runs it again.
 
 # <package>:<command>, or <package> alone where dpkg must be asked. Same names on both systems.
+# python3-dev is torch.compile's, which tests call.
 apt_packages=(
   ca-certificates g++:g++ cmake:cmake ninja-build:ninja ccache:ccache git:git
-  python3:python3 python3-venv universal-ctags:ctags
+  python3:python3 python3-venv python3-dev universal-ctags:ctags
   libyaml-cpp-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libxxhash-dev libcli11-dev
   libicu-dev libpcre2-dev libsentencepiece-dev libcurl4-openssl-dev
   libgtest-dev libbenchmark-dev
@@ -201,7 +202,8 @@ link_wheel_toolkit() {
 
 # --- all ---------------------------------------------------------------------------------------
 
-# setup [--cuda]: with --cuda the CUDA half on a machine without a GPU too.
+# setup [--cuda | --program]: with --cuda the CUDA half on a machine without a GPU too; with --program what
+# builds and runs the program alone: the Python libraries that tests and checks need, a minute, come later.
 setup() {
   local begin=$SECONDS planned
   [[ ${1:-} != --cuda ]] || asked_for_cuda=1
@@ -218,9 +220,11 @@ setup() {
   else
     plan_wheels torch_cpu 4 "PyTorch, the CPU part (1.3 GB)" --no-deps
   fi
-  plan_wheels python 1 "Python libraries for tests"
-  plan_wheels oracles 1 "tokenizers to compare with" --no-deps
-  plan_wheels lint 1 "clang-format and clang-tidy"
+  if [[ ${1:-} != --program ]]; then
+    plan_wheels python 1 "Python libraries for tests"
+    plan_wheels oracles 1 "tokenizers to compare with" --no-deps
+    plan_wheels lint 1 "clang-format and clang-tidy"
+  fi
   planned=${#step_names[@]}
   run_plan
   find_nvcc

@@ -3,11 +3,14 @@
   tests.py programs BUILD FILTER   the build targets of the tests whose names match; `all` where
                                    one of them is no program of ours (a Python test, say)
   tests.py count BUILD             how many test cases ran, over all BUILD/test_results/*.json
-  tests.py cuda BUILD              of those for CUDA; ends with 1 where none passed or some did not run"""
+  tests.py cuda BUILD              of those for CUDA; ends with 1 where none passed or some did not run
+  tests.py cuda_programs BUILD     the test programs that have cases for CUDA"""
 import collections
 import json
+import os
 import pathlib
 import re
+import subprocess
 import sys
 
 ADD_TEST = re.compile(r'^add_test\((?:\[=*\[)?(.+?)(?:\]=*\])? "([^"]+)"', re.M)
@@ -37,6 +40,36 @@ def cases(file):
             yield suite["name"], case["name"], outcome
 
 
+def for_cuda(listing, links_cuda):
+    """The cases for CUDA in what a program says to --gtest_list_tests: those with `cuda` in their name; all of a program
+    that has none of that name and is linked with CUDA kernels, as those for Hopper alone are."""
+    cases = [line.split("#")[0].strip() for line in listing.splitlines() if line.startswith("  ")]
+    return [case for case in cases if "cuda" in case.lower()] or (cases if links_cuda else [])
+
+
+def cuda_programs(build, only=()):
+    """program -> its cases for CUDA, of the tests that are programs of ours (or of those named alone). Fails where one is
+    not built."""
+    listing = (build / "CTestTestfile.cmake").read_text()
+    ours = sorted({path for _, program in ADD_TEST.findall(listing) if (path := pathlib.Path(program)).parent == build.resolve()})
+    if unknown := set(only) - {program.name for program in ours}:
+        sys.exit(f"no such test program: {' '.join(sorted(unknown))}")
+    ours = [program for program in ours if not only or program.name in only]
+    missing = [program.name for program in ours if not program.exists()]
+    if missing:
+        sys.exit(f"{len(missing)} test programs are not built: ninja -C {build} {' '.join(missing[:4])}"
+                 f"{' ...' if len(missing) > 4 else ''}")
+    found, quiet = {}, {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    for program in ours:
+        said = subprocess.run([program, "--gtest_list_tests"], env=quiet, capture_output=True, text=True)
+        if said.returncode != 0:
+            sys.exit(f"{program} does not list its tests: {said.stderr.strip()}")
+        links = subprocess.run(["readelf", "-d", program], capture_output=True, text=True, check=True).stdout
+        if names := for_cuda(said.stdout, "libcudart" in links):
+            found[program.name] = names
+    return found
+
+
 def count(build, part=""):
     """Whether it is bad, of the cases in whose name the part is."""
     files = sorted((build / "test_results").glob("*.json"))
@@ -50,5 +83,7 @@ def count(build, part=""):
 if __name__ == "__main__":
     if sys.argv[1] == "programs":
         print(*programs(pathlib.Path(sys.argv[2]), sys.argv[3]))
+    elif sys.argv[1] == "cuda_programs":
+        print(*cuda_programs(pathlib.Path(sys.argv[2])), sep="\n")
     else:
         sys.exit(bool(count(pathlib.Path(sys.argv[2]), "cuda" if sys.argv[1] == "cuda" else "")))

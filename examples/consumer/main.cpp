@@ -36,7 +36,10 @@ void run() {
     if (!p.trainable()) return;
     std::printf("%-20s gradient norm %.2e\n", name.c_str(), p.value.grad().norm().item<double>());
   });
-  std::printf("%s\n", troupe::health_line(0, troupe::load_stats(out.stats)).c_str());
+  const at::Tensor counts_E = out.stats.counts_E.cpu();
+  for (int64_t e = 0; e < counts_E.numel(); ++e) {
+    std::printf("expert %ld got %ld rows\n", e, counts_E[e].item<int64_t>());
+  }
 }
 
 }  // namespace

@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 
-from . import dcp, hub, legacy, megatron
+from . import back, dcp, hub, legacy, megatron
 from .tensors import BESIDE, Fault, listed
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -57,7 +57,17 @@ def hub_names(tensors):
     return {n.removeprefix(prefix): t for n, t in tensors.items()}
 
 
+def convert_back(options):
+    if options.to == "dcp":
+        count = back.as_dcp(options.source, options.output)
+    else:
+        count = back.as_torch_dist(options.source, options.output, options.local, options.multiple)
+    print(f"{options.output}: {count} tensors, {options.to}")
+
+
 def convert(options):
+    if options.to != "hub":
+        return convert_back(options)
     found, other, args = opened(options.source, options.ranks, options.sums)
     tensors = {n: t for n, t in found.items() if not BESIDE.search(n)}
     beside = sorted({*found, *other} - set(tensors))
@@ -91,7 +101,7 @@ def convert(options):
 def parsed(words):
     parser = argparse.ArgumentParser(prog="python3 -m troupe_foreign", formatter_class=argparse.RawDescriptionHelpFormatter,
                                      description="A checkpoint of PyTorch's DCP, of Megatron-LM or of MegaBlocks' fork to a "
-                                     "Hugging Face folder.",
+                                     "Hugging Face folder, or the other way.",
                                      epilog="Example: python3 -m troupe_foreign megatron/checkpoints mixtral\n"
                                      "Every tensor is used, or named in an error; nothing of a pickle is run.")
     parser.add_argument("source", type=pathlib.Path, help="with .metadata, mp_rank_* or Megatron's tracker file")
@@ -101,6 +111,11 @@ def parsed(words):
     parser.add_argument("--ranks", type=lambda text: text.split(","), metavar="tp,pp,ep",
                         help="what the numbers of mp_rank_* are; MegaBlocks: tp,dp,pp; else as the saved arguments say")
     parser.add_argument("--raw", action="store_true", help="every tensor under the name that it has, no config.json")
+    parser.add_argument("--to", choices=("hub", "dcp", "torch_dist"), default="hub",
+                        help="dcp, torch_dist: the other way, SOURCE is a Hugging Face folder (`troupe export` writes one)")
+    parser.add_argument("--local", action="store_true", help="of torch_dist: for --transformer-impl local")
+    parser.add_argument("--multiple", type=int, default=128, metavar="ROWS",
+                        help="of torch_dist: the vocabulary is padded to a multiple of it; 128 x tensor ranks is Megatron's")
     parser.add_argument("--no-sums", dest="sums", action="store_false", help="do not compare the files' check sums")
     parser.add_argument("--shard", type=float, default=4.0, metavar="GIB", help="size of a file; 4")
     return parser.parse_args(words)

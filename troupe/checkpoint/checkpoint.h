@@ -1,6 +1,6 @@
 // Checkpoints, as the trainer uses them. A step is a folder RUN/step-001200 that appears whole or
-// not at all and is never changed: docs/RELIABILITY.md. It holds tensors in global coordinates, so
-// any parallel layout loads what any other saved.
+// not at all and is never changed: docs/reference/RELIABILITY.md. It holds tensors in global
+// coordinates, so any parallel layout loads what any other saved.
 //
 //   CheckpointState state;                       // once: it points at the live tensors
 //   state.add("model." + name, param);           // add_like() for moments and masters
@@ -158,8 +158,9 @@ Loaded load(const std::string& folder, const CheckpointState& state, const LoadO
 
 // find_resume() and load(); under `auto` goes on to an older step where one is damaged, with a
 // note, and throws if all are. Throws E4006 with every change of the fingerprint that is not
-// waived. Nothing: a fresh start.
+// waived; `defaults` are those of changes(). Nothing: a fresh start.
 std::optional<Loaded> resume(const CheckpointConfig& config, const CheckpointState& state,
-                             const Fingerprint& now, const Peers& peers, const Faults& faults);
+                             const Fingerprint& now, const Peers& peers, const Faults& faults,
+                             const Fingerprint& defaults = {});
 
 }  // namespace troupe

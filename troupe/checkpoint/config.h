@@ -59,24 +59,26 @@ struct CheckpointConfig {
   std::vector<std::string> waive_changed = {};  // of the fingerprint: what may differ on resume
 
   static void visit(auto& c, auto&& f) {
-    f("dir", c.dir);
-    f("every", c.every);
-    f("every_steps", c.every_steps);
-    f("at", c.at);
-    f("keep", c.keep);
-    f("keep_every", c.keep_every);
-    f("keep_best", c.keep_best);
-    f("background", c.background);
-    f("when_busy", c.when_busy);
-    f("on_error", c.on_error);
-    f("pause", c.pause);
-    f("resume", c.resume);
-    f("init_from", c.init_from);
-    f("cast", c.cast);
-    f("strict", c.strict);
-    f("waive_missing", c.waive_missing);
-    f("waive_unused", c.waive_unused);
-    f("waive_changed", c.waive_changed);
+    f("dir", c.dir, "Run folder; relative to the working directory.");
+    f("every", c.every, "Time between checkpoints; 0s: off.");
+    f("every_steps", c.every_steps, "Steps between checkpoints; 0: off.");
+    f("at", c.at, "Additional steps to save at.");
+    f("keep", c.keep, "Number of newest checkpoints to keep; 0: all.");
+    f("keep_every", c.keep_every,
+      "Keeps checkpoints at multiples of this step permanently; 0: off.");
+    f("keep_best", c.keep_best, "Number of checkpoints with the lowest validation loss to keep.");
+    f("background", c.background, "Writes checkpoints while training continues.");
+    f("when_busy", c.when_busy, "A save that meets an unfinished one waits, or is skipped.");
+    f("on_error", c.on_error, "On a full disk: retry later, stop, or pause.");
+    f("pause", c.pause, "Time between attempts of on_error pause.");
+    f("resume", c.resume, "auto, must, never, or \"step 1200\".");
+    f("init_from", c.init_from,
+      "Checkpoint or model folder for the initial weights; starts at step 0.");
+    f("cast", c.cast, "Casts tensors of other floating-point types on load, with a log line each.");
+    f("strict", c.strict, "Fails on NaN in a loaded weight, or on too little disk space.");
+    f("waive_missing", c.waive_missing, "Tensors that the checkpoint may lack; * for any text.");
+    f("waive_unused", c.waive_unused, "Tensors of the checkpoint that may stay unused.");
+    f("waive_changed", c.waive_changed, "Data and model settings that may differ on resume.");
   }
 };
 

@@ -13,7 +13,8 @@ namespace stdfs = std::filesystem;
 
 constexpr char kToHub[] =
     "It is made of Python pickles, which can run any code and are never opened here. Make a "
-    "Hugging Face folder of it: python3 -m troupe_foreign FOLDER OUT (docs/HOWTO.md), then: "
+    "Hugging Face folder of it: python3 -m troupe_foreign FOLDER OUT (docs/guide/bring_along.md), "
+    "then: "
     "troupe import OUT RUN";
 
 struct Seen {

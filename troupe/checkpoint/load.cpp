@@ -122,7 +122,7 @@ bool is_damage(Code code) {
 }
 
 void check_fingerprint(const ResumePoint& point, const Fingerprint& now,
-                       const std::vector<std::string>& waived) {
+                       const Fingerprint& defaults, const std::vector<std::string>& waived) {
   if (point.manifest.fingerprint.empty() && !now.empty()) {
     fail(
         Code::kOtherRun, point.folder,
@@ -131,12 +131,13 @@ void check_fingerprint(const ResumePoint& point, const Fingerprint& now,
             point.folder);
   }
   std::string lines;
-  for (const std::string& line : changes(point.manifest.fingerprint, now)) {
+  for (const std::string& line : changes(point.manifest.fingerprint, now, defaults)) {
     if (!matches_any(waived, line.substr(0, line.find(": ")))) lines += "\n  " + line;
   }
   if (lines.empty()) return;
   fail(Code::kOtherRun, point.folder,
-       "is of a run that differs:" + lines + "\n  (checkpoint.waive_changed lets a name pass)");
+       "was saved by a run that differs:" + lines +
+           "\n  (to resume anyway, list these names in checkpoint.waive_changed)");
 }
 
 // Rank 0 looks; the others read the manifest that it found.
@@ -198,7 +199,8 @@ Loaded load(const std::string& folder, const CheckpointState& state, const LoadO
 }
 
 std::optional<Loaded> resume(const CheckpointConfig& config, const CheckpointState& state,
-                             const Fingerprint& now, const Peers& peers, const Faults& faults) {
+                             const Fingerprint& now, const Peers& peers, const Faults& faults,
+                             const Fingerprint& defaults) {
   const LoadOptions options = {.waive_missing = config.waive_missing,
                                .waive_unused = config.waive_unused,
                                .cast = config.cast,
@@ -219,7 +221,7 @@ std::optional<Loaded> resume(const CheckpointConfig& config, const CheckpointSta
       throw Error(all, *first);
     }
     if (!point) return {};
-    check_fingerprint(*point, now, config.waive_changed);
+    check_fingerprint(*point, now, defaults, config.waive_changed);
     try {
       Loaded loaded = load(point->folder, state, options, peers, faults);
       loaded.point.latest_note = std::move(point->latest_note);

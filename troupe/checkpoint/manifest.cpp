@@ -239,7 +239,8 @@ std::string stored_name(const TensorBox& tensor) {
   return out;
 }
 
-std::vector<std::string> changes(const Fingerprint& saved, const Fingerprint& now) {
+std::vector<std::string> changes(const Fingerprint& saved, const Fingerprint& now,
+                                 const Fingerprint& defaults) {
   std::vector<std::string> out;
   std::map<std::string, std::string> asked(now.begin(), now.end());
   for (const auto& [name, value] : saved) {
@@ -251,8 +252,9 @@ std::vector<std::string> changes(const Fingerprint& saved, const Fingerprint& no
     }
     if (other != asked.end()) asked.erase(other);
   }
-  for (const auto& [name, value] : now) {
-    if (asked.contains(name)) {
+  for (const auto& entry : now) {
+    const auto& [name, value] = entry;
+    if (asked.contains(name) && std::ranges::find(defaults, entry) == defaults.end()) {
       out.push_back(name + ": nothing was saved, " + value + " is asked for");
     }
   }

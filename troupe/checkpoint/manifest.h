@@ -98,7 +98,10 @@ std::vector<StoredTensor> parse_index(const std::string& text, const std::string
 // Its name inside the shard: "name" or, of a slice, "name@0,32", the offset.
 std::string stored_name(const TensorBox& tensor);
 
-// What differs, a line each: "moe.experts: 8 was saved, 4 is asked for".
-std::vector<std::string> changes(const Fingerprint& saved, const Fingerprint& now);
+// What differs, a line each: "moe.experts: 8 was saved, 4 is asked for". `defaults`: of the names
+// in `now`, values that need not have been saved. A program that did not know a name yet saved
+// none, and did what the default now says.
+std::vector<std::string> changes(const Fingerprint& saved, const Fingerprint& now,
+                                 const Fingerprint& defaults = {});
 
 }  // namespace troupe

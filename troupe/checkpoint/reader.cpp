@@ -144,8 +144,8 @@ const SafetensorsFile& CheckpointReader::shard(size_t i) const {
     const std::string* const step = file->find_metadata("troupe.step");
     const std::string wanted = std::to_string(manifest_.step);
     if (run == nullptr || step == nullptr || *run != manifest_.run || *step != wanted) {
-      fail(Code::kDamagedCheckpoint, path, "is of run", run ? *run : "?", "step",
-           step ? *step : "?", "and the manifest of run", manifest_.run, "step", wanted);
+      fail(Code::kDamagedCheckpoint, path, "belongs to run", run ? *run : "?", "step",
+           step ? *step : "?", "and the manifest to run", manifest_.run, "step", wanted);
     }
     if (const std::string found = hex(file->header_hash()); found != info.header) {
       fail(Code::kDamagedCheckpoint, path, "is damaged: its header's checksum is", found,

@@ -86,7 +86,7 @@ class OpenStep {
     });
   }
 
-  // After a fault: what is staged is worthless. A fault here adds nothing to the one that is told.
+  // Removes the staging folder after a fault. A fault in here is ignored: the first is reported.
   void clear() {
     if (!first() || staging_.empty()) return;
     std::error_code error;

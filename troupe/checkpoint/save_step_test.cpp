@@ -554,7 +554,7 @@ TEST_F(Damage, F35_AShardOfAnotherStepOrRunIsRefused) {
   const CheckpointReader reader(folder_ / "step-000001");
   const Error e = error_of([&] { read(reader, Box::whole({kRows, kColumns})); });
   EXPECT_EQ(e.code(), Code::kDamagedCheckpoint);
-  EXPECT_TRUE(has(e, "is of run run step 2 and the manifest of run run step 1")) << e.what();
+  EXPECT_TRUE(has(e, "belongs to run run step 2 and the manifest to run run step 1")) << e.what();
 }
 
 TEST_F(Damage, F26_WhatIsNoManifestIsRefusedWithItsPlace) {
@@ -626,6 +626,18 @@ TEST_F(Damage, TheManifestKeepsWhatTheRunGaveIt) {
   EXPECT_EQ(lines, (std::vector<std::string>{"model.moe.experts: 8 was saved, 4 is asked for",
                                              "data: abc was saved, nothing is asked for",
                                              "seed: nothing was saved, 1 is asked for"}));
+  // A key that the program did not know when it saved.
+  const Fingerprint later = {
+      {"model.moe.experts", "8"}, {"data", "abc"}, {"model.block.kind", "parallel"}};
+  EXPECT_EQ(changes(m.fingerprint, later, {{"model.block.kind", "parallel"}}),
+            std::vector<std::string>());
+  EXPECT_EQ(changes(m.fingerprint, later, {{"model.block.kind", "serial"}}),
+            std::vector<std::string>{"model.block.kind: nothing was saved, parallel is asked for"});
+  // A default excuses no value that was saved.
+  EXPECT_EQ(changes(m.fingerprint, {{"model.moe.experts", "4"}, {"data", "abc"}},
+                    {{"model.moe.experts", "4"}})
+                .size(),
+            1u);
 }
 
 struct Counters {

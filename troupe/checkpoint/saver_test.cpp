@@ -126,21 +126,21 @@ TEST_F(Saving, WhatIsLoadedIsWhatWasSavedToTheBit) {
 
 TEST_F(Saving, ABackgroundSaveHoldsTheStateOfItsStep) {
   config_.background = true;
-  const Faults slow("save.shard=sleep:3000");
+  const Faults slow("save.shard=sleep:5000");
   Model run, wanted, other;
   run.advance(1), wanted.advance(1);
   const auto s = saver(slow);
   const auto start = Clock::now();
   s->save(run.state(), {.step = 1});
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(2));
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(4));
   EXPECT_TRUE(s->busy());
   run.advance(2);  // training goes on
   s->wait();
   EXPECT_FALSE(s->busy());
   const auto results = s->take_results();
   ASSERT_EQ(results.size(), 1u);
-  EXPECT_LT(results[0].stall_seconds, 2);
-  EXPECT_GE(results[0].write_seconds, 3);
+  EXPECT_LT(results[0].stall_seconds, 4);
+  EXPECT_GE(results[0].write_seconds, 5);
   load_into(other);
   EXPECT_TRUE(other.same(wanted));
 }
@@ -191,25 +191,25 @@ TEST_F(Saving, F12_WithKeep1TheNewStepIsThereBeforeTheOldIsGone) {
 
 TEST_F(Saving, F13_OneSaveIsInFlightAndTheNextWaits) {
   config_.background = true;
-  const Faults slow("save.shard=sleep:150");
+  const Faults slow("save.shard=sleep:1000");
   Model run;
   const auto s = saver(slow);
   s->save(run.state(), {.step = 1});
   EXPECT_TRUE(s->busy());
   const auto start = Clock::now();
   s->save(run.state(), {.step = 2});
-  EXPECT_GE(Clock::now() - start, std::chrono::milliseconds(100));
+  EXPECT_GE(Clock::now() - start, std::chrono::milliseconds(300));
   s->wait();
   EXPECT_FALSE(s->busy());
   const auto results = s->take_results();
   ASSERT_EQ(results.size(), 2u);
-  EXPECT_GE(results[1].stall_seconds, 0.1);
+  EXPECT_GE(results[1].stall_seconds, 0.3);
   EXPECT_EQ(steps_in(folder_.path()), (std::vector<int64_t>{1, 2}));
 }
 
 TEST_F(Saving, F17_ASecondSignalDropsTheSaveAndLeavesTheOldStep) {
   config_.background = true;
-  const Faults slow("save.shard#2=sleep:200");
+  const Faults slow("save.shard#2=sleep:1000");
   Model run;
   const auto s = saver(slow);
   s->save(run.state(), {.step = 1});
@@ -226,20 +226,17 @@ TEST_F(Saving, F17_ASecondSignalDropsTheSaveAndLeavesTheOldStep) {
 
 TEST_F(Saving, F21_StepsGoOnWhileAWriteStalls) {
   config_.background = true;
-  const Faults stall("save.manifest=sleep:300");
+  const Faults stall("save.manifest=sleep:3000");
   Model run;
   const auto s = saver(stall);
   s->save(run.state(), {.step = 1});
-  int steps = 0;
-  for (const auto start = Clock::now(); Clock::now() - start < std::chrono::milliseconds(100);
-       ++steps) {
+  for (int step = 0; step < 20; ++step) {
     s->take_results();
-    run.advance(steps);
+    run.advance(step);
   }
-  EXPECT_GT(steps, 10);
   EXPECT_TRUE(s->busy());
   s->wait();
-  EXPECT_GE(s->take_results()[0].write_seconds, 0.3);
+  EXPECT_GE(s->take_results()[0].write_seconds, 3);
 }
 
 TEST_F(Saving, F6_AFullDiskIsAWarningAnErrorOrAPause) {

@@ -22,7 +22,7 @@ TEST(Check, NamesPlaceCodeConditionAndValues) {
   const Error e = error_of([&] { TROUPE_CHECK(k <= n, "k", k, "of", n); });
   const std::string what = e.what();
   EXPECT_NE(what.find("check_test.cpp:"), std::string::npos) << what;
-  EXPECT_NE(what.find(": E9001 check failed: k <= n k 9 of 8"), std::string::npos) << what;
+  EXPECT_NE(what.find(": E9001 check failed: k <= n: k 9 of 8"), std::string::npos) << what;
   EXPECT_EQ(e.code(), Code::kBrokenContract);
   EXPECT_EQ(e.exit_class(), ExitClass::kBug);
 }

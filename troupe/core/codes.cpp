@@ -138,7 +138,7 @@ std::string_view explain(Code code) {
              "The "
              "message names the operation and, where they are known, the ranks that no longer "
              "answer: what they wrote last says why. The run goes on from its last checkpoint.";
-    case Code::kNoMeeting:
+    case Code::kNoRendezvous:
       return "The ranks did not meet at the start: the port is taken, the address is wrong, or "
              "some "
              "ranks never came. The message says which. MASTER_ADDR and MASTER_PORT say where "

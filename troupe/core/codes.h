@@ -58,7 +58,7 @@ enum class Code {
   kOtherFormat = 4009,
   kNonFinite = 5001,
   kRankLost = 6001,
-  kNoMeeting = 6002,
+  kNoRendezvous = 6002,
   kRankHung = 6003,
   kNoSpace = 7001,
   kFileFailed = 7002,

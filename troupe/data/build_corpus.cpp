@@ -227,7 +227,8 @@ class Build {
             .vocab = tokenizer_.vocab,
             .documents = writer.counts().documents,
             .tokens = writer.counts().tokens,
-            .skipped = result_.info.skipped};
+            .skipped = result_.info.skipped,
+            .chat = format_ == CorpusFormat::kChat ? std::optional(config_.chat) : std::nullopt};
   }
 
   void publish(TokenWriter& writer, const std::string& prefix, const BuildInfo& info) {
@@ -245,10 +246,10 @@ class Build {
            result_.info.skipped, "skipped");
     }
     if (config_.valid == 0 || (train > 0 && valid > 0)) return;
-    fail(
-        Code::kTooFewTokens, config_.output, "of", train + valid, "documents,", config_.valid,
-        valid == 0 ? "for validation is none: ask for a larger part, or" : "for validation is all:",
-        "cut the text into more documents (with `format: lines` each line is one)");
+    fail(Code::kTooFewTokens, config_.output, "a validation share of", config_.valid, "takes",
+         valid == 0 ? "none of" : "all of", train + valid,
+         "documents:", valid == 0 ? "set a larger share, or" : "set a smaller share, or",
+         "cut the text into more documents (with `format: lines` each line is one)");
   }
 
   void finish(Writers& writers) {
@@ -320,7 +321,7 @@ void validate(const BuildConfig& config, const BuildTokenizer& tokenizer) {
   if (!(config.valid >= 0 && config.valid < 1)) {
     fail(Code::kBadValue, "valid", config.valid, "is no part of the documents: 0 to less than 1");
   }
-  if (config.longest.value < 1) fail(Code::kBadValue, "longest", "is not 1 or more");
+  if (config.longest.value < 1) fail(Code::kBadValue, "longest", "must be 1 or more");
   if (config.workers < 0) fail(Code::kBadValue, "workers", config.workers, "is negative");
   if (config.append_eod && !tokenizer.eod) {
     fail(Code::kBadValue, "append_eod",

@@ -183,13 +183,13 @@ TEST_F(Corpus, F63_BadLinesStopOrAreCounted) {
   const std::vector<std::pair<std::string, std::string>> kinds{
       {"{\"text\": \"x\n", "a string without its end"},
       {"{\"txt\": \"x\"}\n", "has no \"text\""},
-      {"{\"text\": null}\n", "\"text\" is no string"},
-      {"{\"text\": 3}\n", "\"text\" is no string"},
-      {"[1]\n", "is no JSON object"},
+      {"{\"text\": null}\n", "\"text\" is not a string"},
+      {"{\"text\": 3}\n", "\"text\" is not a string"},
+      {"[1]\n", "is not a JSON object"},
       {"{\"text\": \"x\"} y\n", "more after the end"},
       {"{\"text\": \"\\x\"}\n", "an escape that JSON does not have"},
       {"{\"text\": \"" + std::string(5000, 'a') + "\"}\n", "more than `longest`"},
-      {std::string(100, '[') + "\n", "is no JSON object"},
+      {std::string(100, '[') + "\n", "is not a JSON object"},
       {"{\"a\": " + std::string(100, '[') + "\n", "nesting over 64"}};
   config.longest = {4000};
   config.replace = true;
@@ -368,7 +368,7 @@ TEST_F(Corpus, ASplitThatWouldBeEmptyIsRefused) {
   put_file(folder / "in.jsonl", "{\"text\": \"a\"}\n");
   const auto refusal = [&](Code code) { return refusal_code(code, [&] { build(); }); };
   config.valid = 1e-9;
-  EXPECT_PRED2(has, refusal(Code::kTooFewTokens), "for validation is none");
+  EXPECT_PRED2(has, refusal(Code::kTooFewTokens), "takes none of");
   EXPECT_FALSE(stdfs::exists(config.output + ".idx"));
   config.valid = 1;
   EXPECT_PRED2(has, refusal(Code::kBadValue), "0 to less than 1");

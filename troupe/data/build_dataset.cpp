@@ -92,6 +92,7 @@ class Builder {
         seed_(config.seed ? static_cast<uint64_t>(*config.seed) : needs.seed),
         source_needs_{.vocab = needs.vocab,
                       .tokenizer = needs.tokenizer,
+                      .encoder = needs.encoder,
                       .eod = needs.eod,
                       .log = needs.log,
                       .remote = {.cache = config.cache,
@@ -178,7 +179,7 @@ class Builder {
                     .sampler = nullptr,
                     .max_epochs = share_of(config).max_epochs};
     const OrderKey key{.seed = seed_, .source = number};
-    out.sampler = config_.packing == Packing::kBestFit
+    out.sampler = config_.packing == PackingMode::kBestFit
                       ? packed_sequences(out.tokens, config_.sequence, key)
                       : shuffled_chunks(*out.tokens, config_.sequence, key);
     return out;

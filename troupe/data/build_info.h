@@ -7,6 +7,7 @@
 #include <string>
 
 #include "troupe/data/data_file.h"
+#include "troupe/data/documents.h"
 
 namespace troupe {
 
@@ -15,13 +16,15 @@ struct BuildInfo {
   int64_t vocab = 0;      // 0: not known
   int64_t documents = 0;
   int64_t tokens = 0;
-  int64_t skipped = 0;  // documents that were bad
+  int64_t skipped = 0;                    // documents that were bad
+  std::optional<ChatTemplate> chat = {};  // of chats, the marks around their messages
   static void visit(auto& c, auto&& f) {
     f("tokenizer", c.tokenizer);
     f("vocab", c.vocab);
     f("documents", c.documents);
     f("tokens", c.tokens);
     f("skipped", c.skipped);
+    f("chat", c.chat);
   }
 };
 

@@ -77,6 +77,7 @@ std::optional<BuildInfo> joined_info(const std::vector<std::string>& prefixes) {
     out->documents += info->documents;
     out->tokens += info->tokens;
     out->skipped += info->skipped;
+    if (info->chat != out->chat) out->chat.reset();
   }
   return out;
 }

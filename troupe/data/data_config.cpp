@@ -54,7 +54,7 @@ void check_sources(const std::vector<SourceConfig>& sources, const std::string& 
     faults.add_if(!(share.weight > 0 && std::isfinite(share.weight)), place + ".weight",
                   share.weight, "is not a positive number; leave the source out instead");
     faults.add_if(share.max_epochs && *share.max_epochs < 1, place + ".max_epochs",
-                  share.max_epochs.value_or(0), "is not 1 or more");
+                  share.max_epochs.value_or(0), "must be 1 or more");
     faults.add_if(name_of(sources[i]).empty(), place + ".path", "is empty");
     if (const auto* mock = std::get_if<MockTokens>(&sources[i])) {
       faults.add_if(mock->documents < 1 || mock->documents > 1 << 24, place + ".documents",
@@ -110,10 +110,10 @@ void validate(const DataConfig& config) {
   faults.add_if(
       !config.split.empty() && !config.stages.empty(), "data.split",
       "cuts the files of data.train; with data.stages name validation files in data.valid");
-  faults.add_if(config.packing == Packing::kBestFit && config.documents == Documents::kNone,
+  faults.add_if(config.packing == PackingMode::kBestFit && config.documents == Documents::kNone,
                 "data.packing", "best_fit puts documents side by side: set data.documents");
   const bool megatron = config.order == DataOrder::kMegatron;
-  faults.add_if(megatron && config.packing != Packing::kConcat, "data.packing",
+  faults.add_if(megatron && config.packing != PackingMode::kConcat, "data.packing",
                 "Megatron's order concatenates; best_fit needs data.order: ours");
   faults.add_if(megatron && !config.stages.empty(), "data.stages",
                 "Megatron's order has no stages; they need data.order: ours");

@@ -26,9 +26,10 @@ constexpr auto names_of(DataOrder) {
   return std::array{Named{"ours", DataOrder::kOurs}, Named{"megatron", DataOrder::kMegatron}};
 }
 
-enum class Packing { kConcat, kBestFit };  // sampler.h
-constexpr auto names_of(Packing) {
-  return std::array{Named{"concat", Packing::kConcat}, Named{"best_fit", Packing::kBestFit}};
+enum class PackingMode { kConcat, kBestFit };  // sampler.h
+constexpr auto names_of(PackingMode) {
+  return std::array{Named{"concat", PackingMode::kConcat},
+                    Named{"best_fit", PackingMode::kBestFit}};
 }
 
 // Where a document ends within a sample: what attention is masked by and positions begin anew at.
@@ -52,11 +53,11 @@ struct FimConfig {
   double spm_rate = 0.5;
   int32_t prefix = 0, middle = 0, suffix = 0;  // the ids of the three marks
   static void visit(auto& c, auto&& f) {
-    f("rate", c.rate);
-    f("spm_rate", c.spm_rate);
-    f("prefix", c.prefix);
-    f("middle", c.middle);
-    f("suffix", c.suffix);
+    f("rate", c.rate, "Fraction of documents (0 to 1).");
+    f("spm_rate", c.spm_rate, "Fraction of these in suffix-prefix-middle order.");
+    f("prefix", c.prefix, "Token id of the prefix sentinel.");
+    f("middle", c.middle, "Token id of the middle sentinel.");
+    f("suffix", c.suffix, "Token id of the suffix sentinel.");
   }
 };
 
@@ -66,8 +67,8 @@ struct StageConfig {
   std::optional<Count> until;
   std::vector<SourceConfig> train;
   static void visit(auto& c, auto&& f) {
-    f("until", c.until);
-    f("train", c.train);
+    f("until", c.until, "End of the stage in tokens of the run; the last stage has none.");
+    f("train", c.train, "Mix of this stage.");
   }
 };
 
@@ -79,7 +80,7 @@ struct DataConfig {
   int64_t sequence = 1024;
   std::string tokenizer;  // the file that made the ids; empty: not needed
   DataOrder order = DataOrder::kOurs;
-  Packing packing = Packing::kConcat;
+  PackingMode packing = PackingMode::kConcat;
   Documents documents = Documents::kNone;
   bool eod_mask_loss = false;  // no loss where the input is the end-of-document id
   std::optional<FimConfig> fim = {};
@@ -88,20 +89,25 @@ struct DataConfig {
   Duration read_timeout = seconds(30);  // of their servers (http.h)
 
   static void visit(auto& c, auto&& f) {
-    f("train", c.train);
-    f("stages", c.stages);
-    f("valid", c.valid);
-    f("split", c.split);
-    f("sequence", c.sequence);
-    f("tokenizer", c.tokenizer);
-    f("order", c.order);
-    f("packing", c.packing);
-    f("documents", c.documents);
-    f("eod_mask_loss", c.eod_mask_loss);
-    f("fim", c.fim);
-    f("seed", c.seed);
-    f("cache", c.cache);
-    f("read_timeout", c.read_timeout);
+    f("train", c.train, "Training sources, mixed by weight.");
+    f("stages", c.stages, "Sequence of mixes, instead of train.");
+    f("valid", c.valid, "Validation sets, each evaluated separately, once, in order.");
+    f("split", c.split, "Training, validation and test shares of each file: \"969,30,1\".");
+    f("sequence", c.sequence, "Sequence length in tokens, at most model.max_positions.");
+    f("tokenizer", c.tokenizer,
+      "Tokenizer file or folder, `bytes` or `null:N`; empty: token files only.");
+    f("order", c.order, "Sample order: ours, or Megatron-LM's.");
+    f("packing", c.packing, "Concatenates documents, or packs whole documents that fit together.");
+    f("documents", c.documents,
+      "Where attention stops within a sample: none (nowhere), sequences (where a sequence of the "
+      "source ends) or eod (after each end-of-document id).");
+    f("eod_mask_loss", c.eod_mask_loss,
+      "Masks the loss where the input is the end-of-document id.");
+    f("fim", c.fim, "Fill-in-the-middle; null: off.");
+    f("seed", c.seed, "Seed of the sample order; null: train.seed.");
+    f("cache", c.cache, "Local cache of files read from URLs (https://, s3://).");
+    f("read_timeout", c.read_timeout,
+      "Time below 1 KiB/s after which a request to a URL is repeated.");
   }
 };
 

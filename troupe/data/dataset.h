@@ -105,7 +105,8 @@ class Dataset {
 // What a recipe's data has to know of the rest of the recipe.
 struct DataNeeds {
   int64_t vocab = 0;
-  std::string tokenizer = {};  // fingerprint; empty: not known
+  std::string tokenizer = {};          // fingerprint; empty: not known
+  const Tokenizer* encoder = nullptr;  // SourceNeeds::encoder
   std::optional<int32_t> eod = {};
   uint64_t seed = 0;                    // train.seed
   int64_t batch = 1;                    // samples of a global batch: an epoch has at least one

@@ -12,6 +12,8 @@
 #include "troupe/core/config/config.h"
 #include "troupe/data/memory_source_test.h"
 #include "troupe/data/token_writer.h"
+#include "troupe/data/tokenizer/tokenizers.h"
+#include "troupe/data/tokenizer/train_bpe.h"
 #include "troupe/testing/files.h"
 #include "troupe/testing/temporary_folder.h"
 
@@ -456,6 +458,25 @@ TEST(Sources, TextIsItsBytes) {
       build(config_of("valid: [{kind: text, path: " + (folder / "t.txt") + "}]\nsequence: 2"),
             {.vocab = 256});
   EXPECT_EQ(data.valid[0].second->batch(0, 1).ids, (Ids{97, 0, 255}));
+}
+
+TEST(Sources, TextIsEncodedByTheRecipesTokenizer) {
+  const TemporaryFolder folder;
+  const std::string text = "the cat and the hat and the bat, \xc3\xa9t\xc3\xa9 and the end";
+  put_file(folder / "t.txt", text);
+  put_file(folder / "tokenizer.json", train_bpe({text}, {.vocab = 270}, serial));
+  const std::unique_ptr<Tokenizer> bpe = open_tokenizer(folder / "tokenizer.json");
+  const TokenSourcePtr source = TextFile{folder / "t.txt"}.open({.encoder = bpe.get()});
+  const Ids theirs = bpe->encode(text);
+  ASSERT_LT(theirs.size(), text.size());
+  ASSERT_EQ(source->num_tokens(), std::ssize(theirs));
+  Ids ours(theirs.size());
+  source->read(0, ours);
+  EXPECT_EQ(ours, theirs);
+  Ids middle(3);
+  source->read(4, middle);
+  EXPECT_EQ(middle, Ids(theirs.begin() + 4, theirs.begin() + 7));
+  EXPECT_NE(source->fingerprint(), TextFile{folder / "t.txt"}.open({})->fingerprint());
 }
 
 TEST(Sources, MockDataNeedsNoFile) {

@@ -14,13 +14,13 @@ struct Message {
 };
 
 std::string string_under(JsonLine& line, const std::string& key) {
-  if (line.kind() != JsonLine::Kind::kString) line.fail("\"" + key + "\" is no string");
+  if (line.kind() != JsonLine::Kind::kString) line.fail("\"" + key + "\" is not a string");
   return line.string();
 }
 
 Message read_message(JsonLine& line) {
   Message out;
-  if (line.kind() != JsonLine::Kind::kObject) line.fail("a message is no object");
+  if (line.kind() != JsonLine::Kind::kObject) line.fail("a message is not an object");
   line.object([&](std::string_view name) {
     if (name == "role") {
       out.role = string_under(line, "role");
@@ -38,7 +38,7 @@ Message read_message(JsonLine& line) {
 template <class F>
 void read_key(JsonLine& line, const std::string& key, F&& f) {
   bool found = false;
-  if (line.kind() != JsonLine::Kind::kObject) line.fail("is no JSON object");
+  if (line.kind() != JsonLine::Kind::kObject) line.fail("is not a JSON object");
   line.object([&](std::string_view name) {
     if (name != key) return line.skip();
     found = true;
@@ -59,17 +59,11 @@ std::vector<Message> read_chat(std::string_view text, const std::string& key) {
   JsonLine line(text);
   std::vector<Message> out;
   read_key(line, key, [&] {
-    if (line.kind() != JsonLine::Kind::kArray) line.fail("\"" + key + "\" is no list");
+    if (line.kind() != JsonLine::Kind::kArray) line.fail("\"" + key + "\" is not a list");
     out.clear();
     line.array([&] { out.push_back(read_message(line)); });
   });
   return out;
-}
-
-std::string with_role(std::string text, const std::string& role) {
-  constexpr std::string_view kMark = "{role}";
-  const size_t at = text.find(kMark);
-  return at == std::string::npos ? text : text.replace(at, kMark.size(), role);
 }
 
 void add_chat(const std::vector<Message>& messages, const ChatTemplate& form, const Encode& encode,
@@ -80,7 +74,7 @@ void add_chat(const std::vector<Message>& messages, const ChatTemplate& form, co
   };
   for (const Message& message : messages) {
     const bool learn = *message.role == form.learn;
-    add(with_role(form.open, *message.role), false);
+    add(opened(form, *message.role), false);
     add(*message.content, learn);
     add(form.close, learn);
   }
@@ -99,6 +93,13 @@ void add_text(std::string_view text, const DocumentRules& rules, const Encode& e
 }
 
 }  // namespace
+
+std::string opened(const ChatTemplate& form, const std::string& role) {
+  constexpr std::string_view kMark = "{role}";
+  std::string text = form.open;
+  const size_t at = text.find(kMark);
+  return at == std::string::npos ? text : text.replace(at, kMark.size(), role);
+}
 
 bool is_held_out(std::string_view text, double part) {
   return static_cast<double>(hash64(text)) * 0x1p-64 < part;

@@ -41,7 +41,11 @@ struct ChatTemplate {
     f("close", c.close);
     f("learn", c.learn);
   }
+  bool operator==(const ChatTemplate&) const = default;
 };
+
+std::string opened(const ChatTemplate& form,
+                   const std::string& role);  // `open`, its {role} replaced
 
 struct DocumentRules {
   CorpusFormat format = CorpusFormat::kJsonl;  // not kAuto

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -17,6 +16,7 @@
 #include "troupe/core/check.h"
 #include "troupe/core/file/secrets.h"
 #include "troupe/core/text/text.h"
+#include "troupe/data/http_header.h"
 
 namespace troupe {
 namespace {
@@ -193,37 +193,36 @@ struct Answer {
 
   CURLcode fault = CURLE_OK;
   std::string refused = {};  // why no other try is worth it: the server does other than it is asked
-  int64_t status = 0;
-  int64_t first = -1, last = -1;            // of the range that it says it has
-  int64_t size = -1;                        // of the whole object
-  std::string version = {}, modified = {};  // ETag, Last-Modified
-  std::string location = {};                // of a redirection
-  std::string error = {};                   // the beginning of what a server says of one
-  size_t filled = 0, header_bytes = 0, error_bytes = 0;
+  HttpHeader head = {};
+  std::string location = {};  // of a redirection
+  std::string error = {};     // the beginning of what a server says of one
+  size_t filled = 0, error_bytes = 0;
 
-  bool is_asked_for() const { return first == offset && last == offset + std::ssize(out) - 1; }
-  bool redirects() const { return status >= 300 && status < 400 && !location.empty(); }
+  bool is_asked_for() const {
+    return head.first == offset && head.last == offset + std::ssize(out) - 1;
+  }
+  bool redirects() const { return head.status >= 300 && head.status < 400 && !location.empty(); }
   bool may_pass() const {  // another try may succeed
     return refused.empty() &&
-           (fault != CURLE_OK || status == 408 || status == 429 || status >= 500);
+           (fault != CURLE_OK || head.status == 408 || head.status == 429 || head.status >= 500);
   }
 };
 
 std::string other_range(const Answer& answer) {
-  if (answer.first < 0) return "the server does not say which bytes it sends (Content-Range)";
-  return "the server answers with bytes " + std::to_string(answer.first) + " to " +
-         std::to_string(answer.last) + ", which are not those that it is asked for";
+  if (answer.head.first < 0) return "the server does not say which bytes it sends (Content-Range)";
+  return "the server answers with bytes " + std::to_string(answer.head.first) + " to " +
+         std::to_string(answer.head.last) + ", which are not those that it is asked for";
 }
 
 size_t on_body(const char* data, size_t one, size_t count, void* user) {
   Answer& answer = *static_cast<Answer*>(user);
   const size_t bytes = one * count;
-  if (answer.status == 200) {
+  if (answer.head.status == 200) {
     answer.refused =
         "the server sends more than the range that it is asked for; data is read in ranges";
     return 0;
   }
-  if (answer.status != 206) {
+  if (answer.head.status != 206) {
     answer.error.append(data,
                         std::min(bytes, kShownError - std::min(kShownError, answer.error.size())));
     answer.error_bytes += bytes;
@@ -242,54 +241,13 @@ size_t on_body(const char* data, size_t one, size_t count, void* user) {
   return bytes;
 }
 
-// "bytes 0-9/1234", or nothing of it.
-void read_content_range(std::string_view value, Answer& answer) {
-  int64_t first = 0, last = 0, size = 0;
-  const char* at = value.data();
-  const char* const end = at + value.size();
-  const auto number = [&](int64_t& out) {
-    const auto [next, error] = std::from_chars(at, end, out);
-    at = next;
-    return error == std::errc() && out >= 0;
-  };
-  const auto mark = [&](char c) { return at != end && *at++ == c; };
-  if (!value.starts_with("bytes ")) return;
-  at += 6;
-  if (!number(first) || !mark('-') || !number(last) || !mark('/') || !number(size)) return;
-  if (at != end || last < first || last >= size) return;
-  answer.first = first;
-  answer.last = last;
-  answer.size = size;
-}
-
 size_t on_header(const char* data, size_t one, size_t count, void* user) {
   Answer& answer = *static_cast<Answer*>(user);
-  answer.header_bytes += one * count;
-  if (answer.header_bytes > kMostHeaders) {
-    answer.refused = "the server's answer has more than 64 KiB of header";
-    return 0;
-  }
-  std::string line(data, one * count);
-  while (!line.empty() && std::isspace(static_cast<unsigned char>(line.back())) != 0) {
-    line.pop_back();
-  }
-  if (line.starts_with("HTTP/")) {  // of the last of several answers, as "100 Continue" makes
-    answer = {.out = answer.out, .offset = answer.offset, .header_bytes = answer.header_bytes};
-    const size_t space = line.find(' ');
-    if (space != std::string::npos) answer.status = std::atoi(line.c_str() + space);
-    return one * count;
-  }
-  const size_t colon = line.find(':');
-  if (colon == std::string::npos) return one * count;
-  std::string name = line.substr(0, colon);
-  std::transform(name.begin(), name.end(), name.begin(),
-                 [](unsigned char c) { return std::tolower(c); });
-  const size_t first = line.find_first_not_of(" \t", colon + 1);
-  const std::string value = first == std::string::npos ? "" : line.substr(first);
-  if (name == "etag") answer.version = value;
-  if (name == "last-modified") answer.modified = value;
-  if (name == "content-range") read_content_range(value, answer);
-  return one * count;
+  const bool is_next = answer.head.add({data, one * count});
+  if (is_next) answer = {.out = answer.out, .offset = answer.offset, .head = answer.head};
+  if (answer.head.bytes <= kMostHeaders) return one * count;
+  answer.refused = "the server's answer has more than 64 KiB of header";
+  return 0;
 }
 
 int on_progress(void* user, curl_off_t /*down*/, curl_off_t /*of*/, curl_off_t /*up*/,
@@ -397,6 +355,8 @@ Answer HttpObject::Connections::ask_at(const Address& address, int64_t offset,
   c.set(handle, CURLOPT_TIMEOUT_MS,
         static_cast<long>(patience + std::ssize(out) * 1000 / kSlowestOfAll));
   c.set(handle, CURLOPT_USERAGENT, "troupe");
+  const std::string authorities = variable("AWS_CA_BUNDLE", variable("SSL_CERT_FILE"));
+  if (!authorities.empty()) c.set(handle, CURLOPT_CAINFO, authorities.c_str());
   const bool ours = address.same_origin(target.address);
   if (ours && !target.user.empty()) {
     c.set(handle, CURLOPT_USERNAME, target.user.c_str());
@@ -423,14 +383,13 @@ Answer HttpObject::Connections::ask_at(const Address& address, int64_t offset,
   if (answer.fault == CURLE_ABORTED_BY_CALLBACK && asked(access.stop)) throw AskedToStop();
   // What is too long to be said is no fault of the answer before it.
   if (answer.error_bytes > kMostError && answer.fault == CURLE_WRITE_ERROR) answer.fault = CURLE_OK;
-  if (answer.status == 206 && answer.fault == CURLE_OK && answer.refused.empty()) {
+  if (answer.head.status == 206 && answer.fault == CURLE_OK && answer.refused.empty()) {
     if (!answer.is_asked_for()) {
       answer.refused = other_range(answer);
     } else if (answer.filled < out.size()) {
       answer.fault = CURLE_PARTIAL_FILE;
     }
   }
-  if (answer.version.empty()) answer.version = answer.modified;
   return answer;
 }
 
@@ -486,8 +445,8 @@ std::string HttpObject::Connections::reason(const Answer& answer) const {
   if (answer.fault != CURLE_OK) {
     return std::string("cannot be read: ") + curl().text(answer.fault);
   }
-  std::string out = "the server says " + std::to_string(answer.status);
-  if (answer.status == 403 || answer.status == 401) {
+  std::string out = "the server says " + std::to_string(answer.head.status);
+  if (answer.head.status == 403 || answer.head.status == 401) {
     out += target.signature.empty()
                ? " (not allowed; nothing was signed: for s3:// set AWS_ACCESS_KEY_ID and "
                  "AWS_SECRET_ACCESS_KEY)"
@@ -504,17 +463,17 @@ std::optional<HttpObject> HttpObject::find(const std::string& url, const RemoteA
   std::byte first{};
   const Answer answer = object.connections_->ask_steadily(0, {&first, 1});
   const std::string& place = object.connections_->place;
-  if (answer.status == 404) return {};
-  if (answer.status == 416) return object;  // no first byte: it is empty
-  if (answer.fault != CURLE_OK || answer.status != 206 || !answer.refused.empty()) {
+  if (answer.head.status == 404) return {};
+  if (answer.head.status == 416) return object;  // no first byte: it is empty
+  if (answer.fault != CURLE_OK || answer.head.status != 206 || !answer.refused.empty()) {
     fail(Code::kUnreadableData, place, object.connections_->reason(answer));
   }
-  if (answer.size > kMostSize) {
-    fail(Code::kUnreadableData, place, "has", answer.size, "bytes, says the server; at most",
+  if (answer.head.size > kMostSize) {
+    fail(Code::kUnreadableData, place, "has", answer.head.size, "bytes, says the server; at most",
          kMostSize, "are read");
   }
-  object.size_ = answer.size;
-  object.version_ = answer.version;
+  object.size_ = answer.head.size;
+  object.version_ = answer.head.version();
   return object;
 }
 
@@ -540,15 +499,15 @@ void HttpObject::read(int64_t offset, std::span<std::byte> out) const {
   TROUPE_CHECK(offset >= 0 && offset + std::ssize(out) <= size_, connections_->place, offset,
                out.size(), size_);
   const Answer answer = connections_->ask_steadily(offset, out);
-  const bool other = answer.status == 404 || answer.status == 416 ||
-                     (answer.status == 206 && answer.size >= 0 &&
-                      (answer.version != version_ || answer.size != size_));
+  const bool other = answer.head.status == 404 || answer.head.status == 416 ||
+                     (answer.head.status == 206 && answer.head.size >= 0 &&
+                      (answer.head.version() != version_ || answer.head.size != size_));
   if (other) {
     fail(Code::kDataChanged, connections_->place,
          "is not what it was when it was opened: it was version", version_, "of", size_,
-         "bytes, now it is", answer.status == 206 ? answer.version : "gone");
+         "bytes, now it is", answer.head.status == 206 ? answer.head.version() : "gone");
   }
-  if (answer.fault != CURLE_OK || answer.status != 206 || !answer.refused.empty()) {
+  if (answer.fault != CURLE_OK || answer.head.status != 206 || !answer.refused.empty()) {
     fail(Code::kUnreadableData, connections_->place, "at byte", offset,
          connections_->reason(answer));
   }

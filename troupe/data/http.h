@@ -4,7 +4,8 @@
 // AWS_SESSION_TOKEN; without them it is asked for as anybody may. AWS_REGION says where the bucket
 // is (us-east-1), AWS_ENDPOINT_URL names another store of that interface. These, and the user and
 // password of an address, go to the scheme, host and port of that address alone, not where it
-// redirects to.
+// redirects to. From https nothing redirects to http. AWS_CA_BUNDLE, else SSL_CERT_FILE, names the
+// authorities whose certificates are taken, in place of the system's.
 //
 // No server holds a run up: a try that gets less than 1 KiB a second for `timeout`, or that long
 // and a second for each 4 KiB, has failed, as has one whose answer is longer than it may be.

@@ -12,7 +12,7 @@ Permutation::Permutation(int64_t n, const Rng& rng) : n_(n), rng_(rng) {
   if (n < 2) return;
   const auto rounds = 6 * static_cast<int>(std::bit_width(static_cast<uint64_t>(n))) + 6;
   for (int r = 0; r < rounds; ++r) {
-    // Column 1 draws the constants, column 2 and on the rounds' bits.
+    // Column 1 of the generator gives the constants, uniform in [0, n); column 2 + r the bits of r.
     const Words4 w = rng_.bits(static_cast<uint64_t>(r), 1);
     const uint64_t word = uint64_t{w.w[0]} << 32 | w.w[1];
     constants_.push_back(static_cast<int64_t>(

@@ -1,10 +1,10 @@
-// A shuffle without an array: a bijection of 0 ... n - 1 that is a function of a key alone, and so
-// the same for every rank, worker and restart.
+// A shuffle without an array: a permutation of 0 ... n - 1 that is a function of n and a key alone,
+// and so the same on every machine, rank and worker and after a restart.
 //
-// It is the swap-or-not cipher (Hoang, Morris, Rogaway, CRYPTO 2012), which works for any n: round
-// r has a constant K_r and pairs x with K_r - x mod n; a bit that is a function of the pair says
-// whether the two swap. Six rounds for each bit of n leave no order that a test here can tell from
-// chance (data/permutation_test). Values and key make the result on all machines the same.
+// It is the swap-or-not cipher (Hoang, Morris, Rogaway, CRYPTO 2012), which works for any n. Round
+// r has a constant K_r and pairs x with K_r - x mod n; a pseudorandom bit of the pair decides
+// whether the two swap. With six rounds per bit of n the tests of data/permutation_test find no
+// difference from a random order.
 #pragma once
 
 #include <cstdint>

@@ -15,8 +15,8 @@ struct CacheConfig {
   std::string dir;  // empty: ~/.cache/troupe
   Bytes most = {};  // what is kept of all files together, the newest; 0: everything
   static void visit(auto& c, auto&& f) {
-    f("dir", c.dir);
-    f("most", c.most);
+    f("dir", c.dir, "Cache folder; empty: ~/.cache/troupe.");
+    f("most", c.most, "Maximum cache size in bytes, the oldest files are removed; 0: no limit.");
   }
 };
 

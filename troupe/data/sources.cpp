@@ -9,12 +9,24 @@
 #include "troupe/data/numpy.h"
 #include "troupe/data/token_file.h"
 #include "troupe/data/token_type.h"
+#include "troupe/data/tokenizer/tokenizer.h"
 
 namespace troupe {
 namespace {
 
-// Ids from `begin` to the end of a file: one sequence.
-class FlatSource : public TokenSource {
+// All its tokens are one sequence.
+class OneSequence : public TokenSource {
+ public:
+  int64_t num_sequences() const override { return 1; }
+  void starts(int64_t first, std::span<int64_t> out) const override {
+    for (size_t i = 0; i < out.size(); ++i) {
+      out[i] = first + static_cast<int64_t>(i) == 0 ? 0 : num_tokens();
+    }
+  }
+};
+
+// Ids from `begin` to the end of a file.
+class FlatSource : public OneSequence {
  public:
   FlatSource(DataFilePtr file, TokenType type, int64_t begin)
       : file_(std::move(file)), type_(type), begin_(begin) {
@@ -28,12 +40,7 @@ class FlatSource : public TokenSource {
 
   std::string place() const override { return file_->path(); }
   bool is_far() const override { return file_->is_far(); }
-  int64_t num_sequences() const override { return 1; }
   int64_t num_tokens() const override { return num_tokens_; }
-  void starts(int64_t first, std::span<int64_t> out) const override {
-    for (size_t i = 0; i < out.size(); ++i)
-      out[i] = first + static_cast<int64_t>(i) == 0 ? 0 : num_tokens_;
-  }
   void read(int64_t first, std::span<int32_t> out) const override {
     std::vector<std::byte> bytes(out.size() * static_cast<size_t>(size_bytes(type_)));
     file_->read(begin_ + first * size_bytes(type_), bytes);
@@ -60,6 +67,37 @@ class FlatSource : public TokenSource {
   DataFilePtr file_;
   TokenType type_;
   int64_t begin_, num_tokens_ = 0;
+};
+
+// A text file's ids in memory.
+class EncodedSource : public OneSequence {
+ public:
+  EncodedSource(DataFilePtr file, const Tokenizer& tokenizer) : file_(std::move(file)) {
+    if (file_->size() > kLongestText) {
+      fail(Code::kBadTokenFile, file_->path(), "has", file_->size(), "bytes; `kind: text` encodes",
+           kLongestText, "at most. Encode it once: troupe data build", file_->path(),
+           "PREFIX --tokenizer FILE, and name PREFIX without a kind");
+    }
+    std::string text(static_cast<size_t>(file_->size()), '\0');
+    file_->read(0, std::as_writable_bytes(std::span(text)));
+    ids_ = tokenizer.encode(text, {.add_special = false, .special_as_text = true});
+  }
+
+  std::string place() const override { return file_->path(); }
+  int64_t num_tokens() const override { return std::ssize(ids_); }
+  void read(int64_t first, std::span<int32_t> out) const override {
+    std::copy_n(ids_.begin() + first, out.size(), out.begin());
+  }
+  void require_unchanged() const override { file_->require_unchanged(); }
+  std::string fingerprint() const override {
+    Hasher hasher;
+    hasher.update(std::as_bytes(std::span(ids_)));
+    return std::to_string(num_tokens()) + " tokens, " + hex(hasher.digest64());
+  }
+
+ private:
+  DataFilePtr file_;
+  std::vector<TokenId> ids_;
 };
 
 class MockSource : public TokenSource {
@@ -133,7 +171,9 @@ TokenSourcePtr LlmcFile::open(const SourceNeeds& needs) const {
 }
 
 TokenSourcePtr TextFile::open(const SourceNeeds& needs) const {
-  return std::make_shared<FlatSource>(open_data_file(path, needs.remote), TokenType::kU8, 0);
+  DataFilePtr file = open_data_file(path, needs.remote);
+  if (needs.encoder) return std::make_shared<EncodedSource>(std::move(file), *needs.encoder);
+  return std::make_shared<FlatSource>(std::move(file), TokenType::kU8, 0);
 }
 
 TokenSourcePtr MockTokens::open(const SourceNeeds& needs) const {

@@ -15,10 +15,14 @@
 
 namespace troupe {
 
+class Tokenizer;  // data/tokenizer/tokenizer.h
+
 // What opening a source may have to know.
 struct SourceNeeds {
-  int64_t vocab = 0;                // of the model; ids are below
-  std::string tokenizer = {};       // fingerprint of the recipe's tokenizer; empty: not known
+  int64_t vocab = 0;           // of the model; ids are below
+  std::string tokenizer = {};  // fingerprint of the recipe's tokenizer; empty: not known
+  const Tokenizer* encoder =
+      nullptr;  // the recipe's, read while a text is opened; null: its bytes are ids
   std::optional<int32_t> eod = {};  // the id that ends a document
   Log log = {};
   RemoteAccess remote = {};
@@ -29,20 +33,25 @@ struct SourceShare {
   double weight = 1;                  // its share of the samples, over the sum of all weights
   std::optional<int64_t> max_epochs;  // reading it more often is an error; absent: no limit
   static void visit(auto& c, auto&& f) {
-    f("weight", c.weight);
-    f("max_epochs", c.max_epochs);
+    f("weight", c.weight, "Sampling weight, relative to the sum of all weights.");
+    f("max_epochs", c.max_epochs,
+      "Maximum number of epochs, beyond which the run fails; null: no limit.");
   }
 };
+
+// The fields of a source that is a file.
+void visit_file(auto& c, auto&& f) {
+  f("path", c.path, "File, or the prefix of .bin and .idx; relative to the working directory.");
+  SourceShare::visit(c.share, f);
+}
 
 // PREFIX.bin and PREFIX.idx of Megatron's tools or `data build` (token_file.h).
 struct MegatronFiles {
   static constexpr std::string_view kKind = "megatron";
+  static constexpr std::string_view kHelp = ".bin and .idx of Megatron or `troupe data build`";
   std::string path;
   SourceShare share = {};
-  static void visit(auto& c, auto&& f) {
-    f("path", c.path);
-    SourceShare::visit(c.share, f);
-  }
+  static void visit(auto& c, auto&& f) { visit_file(c, f); }
   TokenSourcePtr open(const SourceNeeds& needs) const;
 };
 
@@ -54,12 +63,13 @@ constexpr auto names_of(FlatType) {
 }
 struct FlatFile {
   static constexpr std::string_view kKind = "flat";
+  static constexpr std::string_view kHelp = "token ids without a header (OLMo)";
   std::string path;
   FlatType type = FlatType::kU16;
   SourceShare share = {};
   static void visit(auto& c, auto&& f) {
-    f("path", c.path);
-    f("type", c.type);
+    f("path", c.path, "File, relative to the working directory.");
+    f("type", c.type, "Token id type of a flat file: u16 or u32.");
     SourceShare::visit(c.share, f);
   }
   TokenSourcePtr open(const SourceNeeds& needs) const;
@@ -68,24 +78,23 @@ struct FlatFile {
 // llm.c's .bin: 256 words of header that say type and count. One sequence, as above.
 struct LlmcFile {
   static constexpr std::string_view kKind = "llmc";
+  static constexpr std::string_view kHelp = "llm.c's .bin";
   std::string path;
   SourceShare share = {};
-  static void visit(auto& c, auto&& f) {
-    f("path", c.path);
-    SourceShare::visit(c.share, f);
-  }
+  static void visit(auto& c, auto&& f) { visit_file(c, f); }
   TokenSourcePtr open(const SourceNeeds& needs) const;
 };
 
-// A text file whose bytes are the ids 0 to 255: no tokenizer, nothing to build. One sequence.
+// A text file: nothing to build. Encoded in memory by the recipe's tokenizer when it is opened, up
+// to kLongestText bytes; the bytes are the ids 0 to 255 where the tokenizer is `bytes` or none is
+// set. One sequence.
+inline constexpr int64_t kLongestText = int64_t{64} << 20;
 struct TextFile {
   static constexpr std::string_view kKind = "text";
+  static constexpr std::string_view kHelp = "a text file, tokenized when it is opened";
   std::string path;
   SourceShare share = {};
-  static void visit(auto& c, auto&& f) {
-    f("path", c.path);
-    SourceShare::visit(c.share, f);
-  }
+  static void visit(auto& c, auto&& f) { visit_file(c, f); }
   TokenSourcePtr open(const SourceNeeds& needs) const;
 };
 
@@ -94,10 +103,11 @@ struct TextFile {
 // where there is none).
 struct MockTokens {
   static constexpr std::string_view kKind = "mock";
+  static constexpr std::string_view kHelp = "Megatron's mock documents, without a file";
   int64_t documents = 100000;
   SourceShare share = {};
   static void visit(auto& c, auto&& f) {
-    f("documents", c.documents);
+    f("documents", c.documents, "Number of mock documents.");
     SourceShare::visit(c.share, f);
   }
   TokenSourcePtr open(const SourceNeeds& needs) const;

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 
 #include "troupe/data/retry.h"
 #include "troupe/data/token_writer.h"
@@ -111,16 +112,23 @@ TEST_F(Golden, SequencesMayLeaveGapsInTheTokens) {
 }
 
 TEST_F(Golden, EveryTypeIsReadAsItIs) {
-  for (const auto type : {TokenType::kU8, TokenType::kI8, TokenType::kI16, TokenType::kI32,
-                          TokenType::kI64, TokenType::kU16}) {
+  const std::map<TokenType, int32_t> largest{
+      {TokenType::kU8, 255},    {TokenType::kI8, 127},         {TokenType::kI16, 32767},
+      {TokenType::kU16, 65535}, {TokenType::kI32, 2000000000}, {TokenType::kI64, 2000000000}};
+  for (const auto& [type, id] : largest) {
     Fs fs;
     TokenWriter writer(fs, {.prefix = prefix, .type = type, .replace = true});
-    writer.add_tokens(std::vector<int32_t>{0, 1, 127});
+    writer.add_tokens(std::vector<int32_t>{0, 1, id});
     writer.end_sequence();
     writer.end_document();
     writer.publish();
-    EXPECT_EQ(all_tokens(TokenFile(prefix)), (std::vector<int32_t>{0, 1, 127})) << name(type);
+    EXPECT_EQ(all_tokens(TokenFile(prefix)), (std::vector<int32_t>{0, 1, id})) << name(type);
   }
+}
+
+TEST(TokenTypes, AVocabularyTakesTheTypeThatMegatronsToolsChoose) {
+  EXPECT_EQ(token_type_for(65499), TokenType::kU16);
+  EXPECT_EQ(token_type_for(65500), TokenType::kI32);
 }
 
 TEST_F(Golden, F53_MagicVersionAndTypeHaveTheirOwnMessages) {
@@ -147,6 +155,8 @@ TEST_F(Golden, F55_DamagedArraysAreRefusedWithTheirPlace) {
   EXPECT_PRED2(has, refusal_with(50, le(int64_t{-2})), "sequence 1 begins at -2 before");
   EXPECT_PRED2(has, refusal_with(50, le(int64_t{7})), "sequence 1 begins at 7 no multiple of 2");
   EXPECT_PRED2(has, refusal_with(38, le(int32_t{3})), "sequence 1 begins at 6 and has 3 tokens");
+  EXPECT_PRED2(has, refusal_with(50, le(int64_t{4})),
+               "sequence 1 begins at 4 inside one before it");
   EXPECT_PRED2(has, refusal_with(50, le(int64_t{1} << 62)), "the .bin has 10 bytes");
   EXPECT_PRED2(has, refusal_with(58, le(int64_t{1})), "at byte 58: E3101 document entry 0 is 1");
   EXPECT_PRED2(has, refusal_with(66, le(int64_t{2})), "document entry 2 is 1 after 2");

@@ -112,6 +112,9 @@ void TokenIndex::check_sequences(int64_t bin_bytes) {
       if (length < 0) refuse(length_at, "has length", length);
       if (offset < previous)
         refuse(offset_at, "begins at", offset, "before its neighbour's", previous);
+      if (length > 0 && offset < end_in_bin_) {
+        refuse(offset_at, "begins at", offset, "inside one before it, which ends at", end_in_bin_);
+      }
       if (offset % item != 0) refuse(offset_at, "begins at", offset, "no multiple of", item);
       if (offset > bin_bytes || length > (bin_bytes - offset) / item) {
         refuse(offset_at, "begins at", offset, "and has", length, "tokens of", item,

@@ -13,6 +13,7 @@
   X(activation, Activation)                                \
   X(activation_backward, ActivationBackward)               \
   X(adamw, AdamW)                                          \
+  X(await_flags, AwaitFlags)                               \
   X(binned_plan, BinnedPlan)                               \
   X(block_dds, BlockDds)                                   \
   X(block_dsd, BlockDsd)                                   \
@@ -28,6 +29,8 @@
   X(drop_over_capacity_backward, DropOverCapacityBackward) \
   X(expert_choice, ExpertChoice)                           \
   X(expert_choice_backward, ExpertChoiceBackward)          \
+  X(fp8_row_tiles, Fp8RowTiles)                            \
+  X(fp8_weight_tiles, Fp8WeightTiles)                      \
   X(group_bias, GroupBias)                                 \
   X(group_bias_backward, GroupBiasBackward)                \
   X(grouped_gemm, GroupedGemm)                             \
@@ -35,16 +38,23 @@
   X(histogram, Histogram)                                  \
   X(jitter, Jitter)                                        \
   X(list_copies, ListCopies)                               \
+  X(moe_down_fp8_sm90, MoeDownFp8Sm90)                     \
   X(moe_down_grad_sm90, MoeDownGradSm90)                   \
   X(moe_down_sm90, MoeDownSm90)                            \
+  X(moe_hidden_grad_fp8_sm90, MoeHiddenGradFp8Sm90)        \
   X(moe_hidden_grad_sm90, MoeHiddenGradSm90)               \
+  X(moe_rows_grad_fp8_sm90, MoeRowsGradFp8Sm90)            \
   X(moe_rows_grad_sm90, MoeRowsGradSm90)                   \
+  X(moe_up_fp8_sm90, MoeUpFp8Sm90)                         \
   X(moe_up_grad_sm90, MoeUpGradSm90)                       \
   X(moe_up_sm90, MoeUpSm90)                                \
+  X(moe_weight_grad_fp8_sm90, MoeWeightGradFp8Sm90)        \
   X(norm, Norm)                                            \
   X(norm_backward, NormBackward)                           \
   X(normal_noise, NormalNoise)                             \
   X(pack_rows, PackRows)                                   \
+  X(peer_combine, PeerCombine)                             \
+  X(peer_rows, PeerRows)                                   \
   X(permute, Permute)                                      \
   X(quantile, Quantile)                                    \
   X(quantize, Quantize)                                    \
@@ -57,6 +67,7 @@
   X(route_backward, RouteBackward)                         \
   X(routing_plan, RoutingPlan)                             \
   X(row_scores, RowScores)                                 \
+  X(signal_flags, SignalFlags)                             \
   X(sinkhorn, Sinkhorn)                                    \
   X(slot_dot, SlotDot)                                     \
   X(sum_squares, SumSquares)                               \

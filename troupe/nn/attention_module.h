@@ -1,46 +1,65 @@
-// Attention as a block has it: x -> out(attention(turned(norm(q, k of x)), v of x)).
+// The attention module of a block: x -> out(attention(rotary(norm(q, k of x)), v of x)).
 //
 //   q, k, v = x Wq^T, x Wk^T, x Wv^T (+ biases)    one product
 //   qk_norm: each head of q and k alone, or the whole of q and of k;  then the clamp;  then rotary
 //   o = ops/attention/attention;  y = o Wo^T (+ bias)
 //
-// Interface for both forms: this one (multi-head, grouped, multi-query) and mla.h.
+// Under tensor parallelism each rank computes some heads for all tokens: x is gathered before, and
+// y is reduce-scattered after. Norms over the whole vector sum squares over the ranks. Under
+// context parallelism a rank fetches the keys and values that its queries see (KeyEdge), or the
+// ranks exchange tokens for heads, so that each has whole rows of some heads (HeadEdge).
+//
+// One interface for two forms: this one (multi-head, grouped, multi-query) and mla.h.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "troupe/nn/context.h"
 #include "troupe/nn/linear.h"
 #include "troupe/nn/models/config.h"
 #include "troupe/nn/packing.h"
+#include "troupe/nn/tensor_parts.h"
 #include "troupe/ops/attention/attention.h"
 
 namespace troupe {
 
+class ContextSlice;
 class KvCache;
 
-// What attention is told of a microbatch of B rows of S tokens.
+// The query heads of a layer that this rank computes.
+struct OwnHeads {
+  int64_t all = 0, first = 0;
+};
+
+// What attention needs to know of a microbatch of B rows of S tokens.
 struct AttentionCall {
   int64_t rows, tokens;  // B, S
   const Packing& packing;
   const Context& context;
   KvCache* cache = nullptr;
+  const ContextSlice* slice = nullptr;  // context parallelism; null: whole rows
+};
+
+struct CoreInputs {
+  at::Tensor q_THd, k_TGd, v_TGe;
 };
 
 class AttentionModule {
  public:
   virtual ~AttentionModule() = default;
-  // x [B S, D] to [B S, D].
-  virtual at::Tensor forward(const at::Tensor& x_TD, const AttentionCall& call) = 0;
+  // x [t, D] of this rank's tokens, [B S, D] without sharding; y has the same shape.
+  virtual at::Tensor forward(const at::Tensor& x_tD, const AttentionCall& call) = 0;
   virtual void for_each(const std::string& prefix,
                         const std::function<void(const std::string&, Param&)>& f) = 0;
 };
 
 class Attention : public AttentionModule {
  public:
-  Attention(const ModelConfig& config, const LayerConfig& layer);
+  Attention(const ModelConfig& config, const LayerConfig& layer, const TensorParts& parts = {});
 
-  at::Tensor forward(const at::Tensor& x_TD, const AttentionCall& call) override;
+  at::Tensor forward(const at::Tensor& x_tD, const AttentionCall& call) override;
   void for_each(const std::string& prefix,
                 const std::function<void(const std::string&, Param&)>& f) override {
     for_each_member_param(*this, prefix, f);
@@ -59,38 +78,62 @@ class Attention : public AttentionModule {
  private:
   at::Tensor core(const at::Tensor& qkv_TN, const AttentionCall& call);
   at::Tensor apart(const at::Tensor& qkv_TN, const AttentionCall& call);
-  at::Tensor prepared(const at::Tensor& x, const std::optional<Norm>& norm,
+  // Under context parallelism: by fetched keys, by heads of whole rows, or in a ring.
+  at::Tensor over_keys(const CoreInputs& in, const AttentionForm& form, const ContextSlice& slice);
+  at::Tensor over_heads(const CoreInputs& in, AttentionForm form, const ContextSlice& slice);
+  at::Tensor over_ring(const CoreInputs& in, const AttentionForm& form, const ContextSlice& slice);
+  at::Tensor prepared(const at::Tensor& x, const std::optional<NormModule>& norm,
                       const AttentionCall& call);
+  // The norm over whole vectors of which each rank has a part.
+  at::Tensor whole_norm(const at::Tensor& x, const NormModule& norm) const;
 
-  LayerConfig layer_;
+  LayerConfig layer_;  // heads and kv_heads: own ones
+  TokenEdge edge_;
+  KeyEdge keys_;
+  std::optional<HeadEdge> head_exchange_;
+  std::optional<RingEdge> ring_;
+  OwnHeads heads_;
   QkNorm qk_norm_;
   std::optional<double> clip_;
   double dropout_;
   Linear q_, k_, v_, out_;
-  std::optional<Norm> q_norm_, k_norm_;
+  std::optional<NormModule> q_norm_, k_norm_;
   std::optional<Param> sinks_;
   std::optional<Rope> rope_;
   int64_t max_positions_;
 };
 
-// How products into h begin: std / sqrt(2 layers) with scaled_init.
+// The output projection: heads of this rank for all tokens in, y of this rank's tokens out.
+at::Tensor out_of_heads(const Linear& out, const TokenEdge& edge, const at::Tensor& o_TN);
+
+// Initial values of projections into the residual stream: std / sqrt(2 layers) with scaled_init.
 Init residual_init(const ModelConfig& config);
 
-// Lengths of the segments, one a row where rows are not packed.
-std::vector<int64_t> segment_lengths(const AttentionCall& call);
-// Rows of a rotary table that the call may ask for.
+// Sets the form's segments: the documents, or one per row if rows are not packed.
+void set_segments(const AttentionCall& call, AttentionForm& form);
+// Throws if p > 0 and rows are cut over ranks: dropout draws for all keys of a row.
+void require_no_dropout(double p, const AttentionCall& call);
+// Rows of the rotary table that the call may read.
 int64_t positions_needed(const AttentionCall& call, int64_t max_positions);
-// int64 [B S], or none: a token's place in its row.
+// int64 [B S]; absent: a token's position is its place in the row.
 std::optional<at::Tensor> positions_of(const AttentionCall& call, const at::Tensor& like);
 
-// The core with dropout of its weights, the plain way: for training with attn_dropout alone.
-struct CoreInputs {
-  at::Tensor q_THd, k_TGd, v_TGe;
+// Attention with dropout of its weights, by plain ATen operators: for attn_dropout > 0 only.
+struct DropoutOfHeads {
+  double p = 0;
+  OwnHeads heads;  // the mask is drawn for all heads, as on one rank
 };
-at::Tensor attention_with_dropout(const CoreInputs& in, const AttentionForm& form, double p,
-                                  const Context& context);
+at::Tensor attention_with_dropout(const CoreInputs& in, const AttentionForm& form,
+                                  const DropoutOfHeads& drop, const Context& context);
+
+// Attention over a KV cache that holds the call's keys and values already: one operator call per
+// row, since rows hold different numbers of tokens.
+at::Tensor attention_over_cache(
+    const at::Tensor& q_THd, const AttentionCall& call, AttentionForm form,
+    const std::function<std::pair<at::Tensor, at::Tensor>(int64_t row)>& keys_values);
 
 std::unique_ptr<AttentionModule> build_attention(const ModelConfig& config,
-                                                 const LayerConfig& layer);
+                                                 const LayerConfig& layer,
+                                                 const TensorParts& parts = {});
 
 }  // namespace troupe

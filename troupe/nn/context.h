@@ -1,4 +1,4 @@
-// What a forward pass is told beside its input. Passed down; nothing is global.
+// What a forward pass needs beside its input, passed down as an argument; nothing is global.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,42 +8,47 @@
 
 namespace troupe {
 
-// Adds a tensor up over some ranks; the result is on all of them. Absent: this rank alone.
+// All-reduces a tensor over some ranks. Empty: this rank alone.
 using SumOver = std::function<at::Tensor(const at::Tensor&)>;
 
-// The rows of all ranks of a group, in rank order, and where this rank's own begin among them.
-// Ranks may have different numbers of rows, also none.
+// The rows of all ranks of a group, in the order of the tokens in the batch, and which of them are
+// this rank's. Ranks may have different numbers of rows, also none.
 struct RowsOfGroup {
   at::Tensor rows;
-  int64_t first = 0;
+  int64_t first = 0;      // this rank's rows follow each other from here on;
+  at::Tensor own_T = {};  // if defined, int64, they are these instead
 };
 using RowsOver = std::function<RowsOfGroup(const at::Tensor&)>;
 
 struct Context {
   bool training = false;
-  // False in the first pass of a block that is computed again in backward: that pass neither counts
-  // nor records losses (rule G7). Noise and dropping are functions of the keys below, so both
-  // passes have the same.
+  // False in the first pass of a block that is recomputed in backward: that pass neither counts
+  // tokens nor records losses (rule G7). Noise and dropout depend only on the keys below, so both
+  // passes draw the same.
   bool owns_backward = true;
   uint64_t seed = 0;
   int64_t step = 0;
-  int64_t layer = 0;         // of the whole model: keys noise and tables
-  int64_t first_token = 0;   // global index, within the step, of this rank's token 0
+  int64_t layer = 0;        // number within the whole model: keys noise and tables
+  int64_t first_token = 0;  // global index, within the step, of this rank's token 0
+  // Global index of each token of this rank, int64 on the device (MF13).
+  at::Tensor index_T = {};   // undefined: first_token + t
   SumOver group_sum = {};    // over G, the ranks that share this microbatch
   SumOver all_sum = {};      // over all ranks with tokens: G and the data replicas
   RowsOver group_rows = {};  // the rows of all of G (nn/group_rows.h)
   int64_t replicas = 1;      // D, data replicas
-  bool budgeted = true;      // false: a step that is done again because rows had no room (C7)
+  bool budgeted = true;      // false: a step repeated without the budget, which overflowed (C7)
 
   bool records() const { return training && owns_backward; }
 };
 
-// What is known of the T tokens beside x. Undefined tensors: all valid; no ids; no replay.
+// Properties of the T tokens of x. Undefined tensors: all valid; no ids; no replay.
 struct Tokens {
   at::Tensor valid_T = {};    // bool, true: a real token (rule G3)
   at::Tensor ids_T = {};      // integers: the vocabulary's; table routing reads them (R14)
   at::Tensor replay_TK = {};  // int32: choices to take instead of the router's own (R15)
-  int64_t sequences = 1;  // the T tokens are this many sequences of equal length, one after another
+  int64_t sequences = 1;  // the tokens are this many sequences of equal length, one after another,
+  int64_t all = 0;        // so many in all, of which the T here, of this rank, begin at `first`;
+  int64_t first = 0;      // 0: these T alone
 };
 
 inline at::Tensor summed(const SumOver& sum, const at::Tensor& x) {

@@ -1,5 +1,7 @@
 #include "troupe/nn/dense_ffn.h"
 
+#include <ATen/TensorOperators.h>
+
 #include "troupe/nn/attention_module.h"
 
 namespace troupe {
@@ -19,21 +21,29 @@ FfnForm form_of(FfnAct act) {
   return {"relu", false, {}, 0};
 }
 
-DenseFfn::DenseFfn(const ModelConfig& c, int64_t hidden) : form_(form_of(c.act)) {
+DenseFfn::DenseFfn(const ModelConfig& c, int64_t hidden, const TensorParts& parts)
+    : form_(form_of(c.act)), edge_(parts.edge) {
   const int64_t G = form_.gates(), D = c.width;
   const Init up = {.kind = Init::kNormal, .std = c.init_std.value_or(0.02)};
   w1 = Param::of({G, hidden, D}, up).showing({G * hidden, D});
   w2 = Param::of({D, hidden}, residual_init(c));
+  parts.cut(w1, 1);
+  parts.cut(w2, 1);
   if (!c.ffn_bias.value_or(c.bias)) return;
   b1 = Param::of({G, hidden}, {.kind = Init::kZero}, Group::kNoDecay).showing({G * hidden});
   b2 = Param::of({D}, {.kind = Init::kZero}, Group::kNoDecay);
+  parts.cut(*b1, 1);
 }
 
-at::Tensor DenseFfn::forward(const at::Tensor& x_TD) const {
+at::Tensor DenseFfn::forward(const at::Tensor& x_tD, int64_t all) const {
   ExpertWeights w{w1.value.unsqueeze(0), std::nullopt, w2.value.unsqueeze(0), std::nullopt};
   if (b1) w.b1 = b1->value.unsqueeze(0);
-  if (b2) w.b2 = b2->value.unsqueeze(0);
-  return dense_ffn(x_TD, w, form_.options());
+  if (b2 && edge_.alone()) w.b2 = b2->value.unsqueeze(0);
+  const GatheredTokens x = edge_.gathered(x_tD, all);
+  FfnOptions options = form_.options();
+  options.weights_order = x.beside;
+  const at::Tensor y_tD = edge_.scattered(dense_ffn(x.x_T, w, options));
+  return b2 && !edge_.alone() ? y_tD + b2->value : y_tD;  // once, behind the sum
 }
 
 }  // namespace troupe

@@ -3,6 +3,7 @@
 
 #include "troupe/nn/experts.h"
 #include "troupe/nn/models/config.h"
+#include "troupe/nn/tensor_parts.h"
 
 namespace troupe {
 
@@ -10,9 +11,10 @@ FfnForm form_of(FfnAct act);
 
 class DenseFfn {
  public:
-  DenseFfn(const ModelConfig& config, int64_t hidden);
+  DenseFfn(const ModelConfig& config, int64_t hidden, const TensorParts& parts = {});
 
-  at::Tensor forward(const at::Tensor& x_TD) const;
+  // Of own tokens; `all`: how many all ranks have that share the weights.
+  at::Tensor forward(const at::Tensor& x_tD, int64_t all) const;
 
   static void visit(auto& m, auto&& f) {
     f("w1", m.w1);
@@ -26,6 +28,7 @@ class DenseFfn {
 
  private:
   FfnForm form_;
+  TokenEdge edge_;
 };
 
 }  // namespace troupe

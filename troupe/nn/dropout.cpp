@@ -16,7 +16,8 @@ at::Tensor dropout(const at::Tensor& x, double p, DropPlace place, const Context
     // Jitter of ones with epsilon 1/2 is 1/2 + U. Its streams are those of layers that no model
     // has.
     const int64_t stream = context.layer + ((static_cast<int64_t>(place) + 1) << 32);
-    const NoisePlace key = {{context.seed, context.step, stream}, context.first_token};
+    const NoisePlace key = {
+        {context.seed, context.step, stream}, context.first_token, context.index_T};
     const at::Tensor u = jitter(at::ones({x.numel() / x.size(-1), x.size(-1)},
                                          x.options().dtype(at::kFloat).requires_grad(false)),
                                 0.5, key);

@@ -11,7 +11,8 @@ namespace troupe {
 enum class DropPlace { kEmbedding, kAttention, kFfn, kWeights };
 
 // x / (1 - p) where it is kept, which happens with probability 1 - p, else 0; x itself unless
-// training and p > 0. x [.., D], whose rows are tokens from context.first_token on.
+// training and p > 0. x [.., D], whose rows are tokens context.index_T, or those from
+// context.first_token on.
 at::Tensor dropout(const at::Tensor& x, double p, DropPlace place, const Context& context);
 
 }  // namespace troupe

@@ -36,14 +36,17 @@ struct CapacityConfig {
   double budget = 0;  // phi_r; 0: room for all that can arrive
 
   static void visit(auto& c, auto&& f) {
-    f("factor", c.factor);
-    f("min", c.min);
-    f("scope", c.scope);
-    f("policy", c.policy);
-    f("pad", c.pad);
-    f("renormalise", c.renormalise);
-    f("in_evaluation", c.in_evaluation);
-    f("budget", c.budget);
+    f("factor", c.factor,
+      "Capacity factor: an expert takes ceil(factor T K / E) rows; 0: no limit.");
+    f("min", c.min, "Minimum capacity in rows.");
+    f("scope", c.scope, "Tokens T that the factor multiplies: this rank's, or the group's.");
+    f("policy", c.policy, "Rows that are kept: the largest weights, or the first tokens.");
+    f("pad", c.pad, "Pads every expert to its capacity.");
+    f("renormalise", c.renormalise, "Rescales a token's remaining weights to the original sum.");
+    f("in_evaluation", c.in_evaluation, "Applies the capacity in evaluation too.");
+    f("budget", c.budget,
+      "Row buffer per rank, as a multiple of T K; a step that exceeds it is repeated without the "
+      "limit.");
   }
 };
 void validate(const CapacityConfig& config, const Router& router);

@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bmm.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
@@ -117,11 +118,18 @@ Experts::Experts(const ExpertsConfig& c, const ExpertsShape& shape)
   if (shape.slices > 1) {
     TROUPE_CHECK(F % shape.slices == 0, "experts' hidden", F, "is not cut evenly over",
                  shape.slices, "ranks");
-    TROUPE_CHECK(!c.bias && c.lora.rank == 0, "experts with bias or lora cannot be cut by their",
-                 "hidden width: use at most as many expert ranks as experts");
+    TROUPE_CHECK(c.lora.rank == 0, "experts with lora cannot be cut by their hidden width: use at",
+                 "most as many expert ranks as experts");
     const int64_t columns = F / shape.slices;
     w1.take_box(2, shape.slice * columns, columns, Axis::kExpertTensor);
     w2.take_box(2, shape.slice * columns, columns, Axis::kExpertTensor);
+    if (c.bias) {
+      // b2 is of the sum of the slices: each adds its part of D, which is added once then.
+      const int64_t from = D * shape.slice / shape.slices,
+                    to = D * (shape.slice + 1) / shape.slices;
+      b1->take_box(2, shape.slice * columns, columns, Axis::kExpertTensor);
+      b2->take_box(1, from, to - from, Axis::kExpertTensor);
+    }
   }
   if (c.lora.rank == 0) return;
   const Init a{.kind = Init::kKaiming}, zero{.kind = Init::kZero};
@@ -140,6 +148,10 @@ ExpertWeights Experts::weights() const {
                   .b2 = std::nullopt};
   if (b1) w.b1 = b1->value;
   if (b2) w.b2 = b2->value;
+  if (b2 && slices_ > 1) {
+    const int64_t D = w2.size[1], from = b2->offset[1], own = b2->size[1];
+    w.b2 = at::constant_pad_nd(b2->value, {from, D - from - own});
+  }
   return w;
 }
 
@@ -153,6 +165,10 @@ void Experts::compute_in_fp8(const Fp8Ffn& fp8) {
   fp8_ = fp8;
 }
 
+void Experts::keep_rounded_weights(bool keep) {
+  if (fp8_) fp8_->kept = keep ? std::make_shared<Fp8Weights>() : nullptr;
+}
+
 ExpertsOutput Experts::forward(const ExpertRows& given) const {
   ExpertRows rows = given;
   if (config_.score_on_input) {  // X5: F(p x), then weight 1
@@ -163,6 +179,7 @@ ExpertsOutput Experts::forward(const ExpertRows& given) const {
   options.keep_hidden = config_.recompute != Recompute::kExpert;
   options.input_bits = config_.quantize.inputs;
   options.hidden_bits = config_.quantize.rematerialize;
+  options.weights_order = rows.beside_grads;
   const ExpertWeights w = weights();
   if (fp8_) return {moe_ffn_fp8(rows.source_SD, rows.scores_SK, rows.plan, w, options, *fp8_)};
   switch (config_.impl) {

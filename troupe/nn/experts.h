@@ -25,10 +25,10 @@ struct FfnForm {
   double offset = 0;            // X4: added to the up half
 
   static void visit(auto& c, auto&& f) {
-    f("activation", c.activation);
-    f("gated", c.gated);
-    f("clamp", c.clamp);
-    f("offset", c.offset);
+    f("activation", c.activation, "silu, gelu, gelu_tanh, quick_gelu, relu or relu2.");
+    f("gated", c.gated, "Gated experts with three matrices, act(W1 x) * V x; false: two matrices.");
+    f("clamp", c.clamp, "Clamp of both halves before they are multiplied (gpt-oss); null: off.");
+    f("offset", c.offset, "Constant added to the linear half (gpt-oss: 1).");
   }
   int64_t gates() const { return gated ? 2 : 1; }
   FfnOptions options() const;
@@ -67,8 +67,8 @@ struct LoraConfig {
   double alpha = 16;
 
   static void visit(auto& c, auto&& f) {
-    f("rank", c.rank);
-    f("alpha", c.alpha);
+    f("rank", c.rank, "Adapter rank; 0: off.");
+    f("alpha", c.alpha, "Adapter scale: alpha / rank.");
   }
 };
 
@@ -80,9 +80,10 @@ struct QuantizeConfig {
   int64_t scatter = -1;
 
   static void visit(auto& c, auto&& f) {
-    f("inputs", c.inputs);
-    f("rematerialize", c.rematerialize);
-    f("scatter", c.scatter);
+    f("inputs", c.inputs, "Bits of the experts' saved inputs: 8, 4, or -1: off.");
+    f("rematerialize", c.rematerialize,
+      "Bits of the experts' saved hidden rows: 8, 4, or -1: off.");
+    f("scatter", c.scatter, "Accepted for MegaBlocks' recipes; output rows are never kept.");
   }
 };
 
@@ -94,11 +95,12 @@ struct ExpertsInit {
   bool same_experts = false;
 
   static void visit(auto& c, auto&& f) {
-    f("std", c.std);
-    f("down_std", c.down_std);
-    f("truncate", c.truncate);
-    f("kaiming", c.kaiming);
-    f("same_experts", c.same_experts);
+    f("std", c.std, "Standard deviation.");
+    f("down_std", c.down_std, "Standard deviation of W2; null: std / sqrt(2 layers).");
+    f("truncate", c.truncate,
+      "Truncation of the normal distribution, in standard deviations; 0: off.");
+    f("kaiming", c.kaiming, "Uses sqrt(2 / inputs) instead of std.");
+    f("same_experts", c.same_experts, "Initializes all experts as copies of the first.");
   }
   Init up() const;
   Init down(int64_t layers) const;
@@ -116,15 +118,18 @@ struct ExpertsConfig {
   ExpertsInit init;
 
   static void visit(auto& c, auto&& f) {
-    f("hidden", c.hidden);
+    f("hidden", c.hidden, "Hidden width of an expert, F.");
     FfnForm::visit(c.form, f);
-    f("bias", c.bias);
-    f("score_on_input", c.score_on_input);
-    f("impl", c.impl);
-    f("recompute", c.recompute);
-    f("quantize", c.quantize);
-    f("lora", c.lora);
-    f("init", c.init);
+    f("bias", c.bias, "Biases of the experts.");
+    f("score_on_input", c.score_on_input,
+      "Multiplies the expert's input by the router weight, not its output; top_k 1 only.");
+    f("impl", c.impl, "grouped (fused), block_sparse (as MegaBlocks) or loop (reference).");
+    f("recompute", c.recompute,
+      "Activations recomputed in backward to save memory; impl grouped always recomputes act.");
+    f("quantize", c.quantize,
+      "Quantized activations kept for backward; the forward pass is unchanged.");
+    f("lora", c.lora, "Low-rank adapters on every expert; the experts are frozen.");
+    f("init", c.init, "Expert initialization; model.init_std takes precedence.");
   }
 };
 
@@ -155,6 +160,9 @@ class Experts {
   // From now on products have 8-bit operands (ops/moe_ffn/moe_ffn_fp8.h). Refuses experts that this
   // does not take: train/recipe/fp8.h names them.
   void compute_in_fp8(const Fp8Ffn& fp8);
+  // Weights in 8 bits are kept from call to call from now on, or no more; what was kept until now
+  // is forgotten. While they are kept nobody may change them. Nothing without fp8.
+  void keep_rounded_weights(bool keep);
   int64_t row_alignment() const {  // what a dispatcher must round segments to
     return config_.impl == ExpertsImpl::kBlockSparse ? kExpertBlock : 1;
   }

@@ -1,6 +1,5 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/Allocator.h>
 
 #include <memory>
 
@@ -8,6 +7,7 @@
 #include "troupe/nn/experts_problem_test.h"
 #include "troupe/nn/moe_layer.h"
 #include "troupe/testing/torch/device.h"
+#include "troupe/testing/torch/live_bytes.h"
 
 namespace troupe {
 namespace {
@@ -65,16 +65,6 @@ TEST(BlockSparseExperts, X7_LowPrecisionAgreesWithF64) {
   }
 }
 
-// What lives of the CPU's tensors that this thread makes and lets go of.
-class LiveBytes : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
-    live += size;
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  int64_t live = 0;
-};
-
 // H is kept, and of the activation nothing: at least U, which the product with W2 would need.
 TEST(BlockSparseExperts, M2_RecomputingTheActivationChangesNoBitAndKeepsLess) {
   for (const ExpertsImpl impl : {ExpertsImpl::kBlockSparse, ExpertsImpl::kLoop}) {
@@ -83,7 +73,7 @@ TEST(BlockSparseExperts, M2_RecomputingTheActivationChangesNoBitAndKeepsLess) {
     c.config.impl = impl;
     const ExpertRows rows = rows_twice(c.type).blocks;
     const auto kept = [&](Experts& m) {
-      const auto bytes = std::make_shared<LiveBytes>();
+      const auto bytes = std::make_shared<testing::LiveBytes>();
       const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, bytes);
       const ExpertsOutput out = m.forward(rows);
       return bytes->live;

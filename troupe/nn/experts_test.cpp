@@ -39,7 +39,7 @@ TEST(Experts, X1_X2_X3_X4_X6_X7_GroupedEqualsTheLoopInAllGradients) {
 // Blocks have a test of their own: they need wider experts.
 TEST(Experts, X7_LowPrecisionAgreesWithF64OverUnequalGroups) {
   for (const ExpertsImpl impl : {ExpertsImpl::kGrouped, ExpertsImpl::kLoop}) {
-    for (const auto& [type, bound] : {std::pair{at::kFloat, 1e-6}, std::pair{at::kBFloat16, 1e-2},
+    for (const auto& [type, bound] : {std::pair{at::kFloat, 1e-6}, std::pair{at::kBFloat16, 1.6e-2},
                                       std::pair{at::kHalf, 1e-2}}) {
       SCOPED_TRACE(std::string(at::toString(type)) + (impl == ExpertsImpl::kLoop ? " loop" : ""));
       Case c = forms(kF)[0];
@@ -285,8 +285,9 @@ TEST(SharedExpert, SH1_IsAFeedForwardOfTheJointWidthAdded) {
   const at::Tensor x = at::randn({5, kD}, at::kDouble), routed = at::randn({5, kD}, at::kDouble);
   const at::Tensor h = at::linear(x, m.w1.value);
   const at::Tensor want = at::linear(at::silu(h.narrow(1, 0, 8)) * h.narrow(1, 8, 8), m.w2.value);
-  EXPECT_LT((m.forward(x) - want).abs().max().item<double>(), 1e-12);
-  EXPECT_LT((m.add(routed, m.forward(x), 3) - routed - want).abs().max().item<double>(), 1e-12);
+  EXPECT_LT((m.forward(x, x.size(0)) - want).abs().max().item<double>(), 1e-12);
+  EXPECT_LT((m.add(routed, m.forward(x, x.size(0)), 3) - routed - want).abs().max().item<double>(),
+            1e-12);
 }
 
 TEST(SharedExpert, SH2_WeighsSharedAndRouted) {
@@ -300,8 +301,10 @@ TEST(SharedExpert, SH3_AGateWithGradientsToXAndW) {
   const SharedExpert plain = shared_of(SharedForm::kSum);
   const at::Tensor x = at::randn({5, kD}, at::kDouble).requires_grad_();
   const at::Tensor gate = at::linear(x, m.gate->value).sigmoid();
-  EXPECT_LT((m.forward(x) - plain.forward(x) * gate).abs().max().item<double>(), 1e-12);
-  m.forward(x).sum().backward();
+  EXPECT_LT(
+      (m.forward(x, x.size(0)) - plain.forward(x, x.size(0)) * gate).abs().max().item<double>(),
+      1e-12);
+  m.forward(x, x.size(0)).sum().backward();
   EXPECT_GT(m.gate->value.grad().abs().max().item<double>(), 0);
 }
 

@@ -7,6 +7,10 @@
 
 namespace troupe {
 
+at::Tensor GroupRows::Own::of(const at::Tensor& all) const {
+  return index_T.defined() ? all.index_select(0, index_T) : all.narrow(0, first, count);
+}
+
 GroupRows::GroupRows(RoutingScope scope, const Context& context, const Tokens& tokens,
                      const at::Tensor& like)
     : gather_(scope == RoutingScope::kGroup && context.group_rows ? &context.group_rows : nullptr),
@@ -18,8 +22,10 @@ GroupRows::GroupRows(RoutingScope scope, const Context& context, const Tokens& t
       valid_ ? *valid_ : at::ones({tokens_}, like.options().dtype(at::kBool).requires_grad(false)));
   TROUPE_CHECK(0 <= all.first && all.first + tokens_ <= all.rows.size(0), "the group has",
                all.rows.size(0), "rows, and this rank's", tokens_, "begin at", all.first);
+  TROUPE_CHECK(!all.own_T.defined() || all.own_T.size(0) == tokens_, "the group names",
+               all.own_T.numel(), "rows as this rank's", tokens_);
   valid_ = all.rows;
-  first_ = all.first;
+  own_ = {all.first, tokens_, all.own_T};
 }
 
 at::Tensor GroupRows::all(const at::Tensor& x) const {
@@ -29,14 +35,14 @@ at::Tensor GroupRows::all(const at::Tensor& x) const {
           .inputs = {x},
           .outputs = {rows},
           .saved = {},
-          .backward = [first = first_, n = tokens_](const Gradients& g) -> TensorList {
-            return {g.outputs[0].narrow(0, first, n)};
+          .backward = [own = own_](const Gradients& g) -> TensorList {
+            return {own.of(g.outputs[0])};
           }});
   return rows;
 }
 
 at::Tensor GroupRows::own(const at::Tensor& all) const {
-  return shared() ? all.narrow(0, first_, tokens_) : all;
+  return shared() ? own_.of(all) : all;
 }
 
 }  // namespace troupe

@@ -1,6 +1,6 @@
-// Rules that may look at the tokens of all of G at once: capacity (C2), Sinkhorn (R12), expert
-// choice (R13), and quantile balancing (R11) always. A rank hands its rows over, decides on all of
-// them as every rank of G does, and takes its own back.
+// Gathers the rows of all ranks of G, for rules that consider all of their tokens at once: capacity
+// (C2), Sinkhorn (R12), expert choice (R13), and quantile balancing (R11) always. Every rank of G
+// computes the same decision on the gathered rows and keeps its own part.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,8 +21,8 @@ constexpr auto names_of(RoutingScope) {
 
 class GroupRows {
  public:
-  // Of `like`'s T tokens, on its device. With kRank, or where the context has no group, the rows
-  // are this rank's alone and nothing is copied.
+  // For `like`'s T tokens, on its device. With kRank, or if the context has no group, all() is x
+  // itself and nothing is copied.
   GroupRows(RoutingScope scope, const Context& context, const Tokens& tokens,
             const at::Tensor& like);
 
@@ -34,7 +34,13 @@ class GroupRows {
 
  private:
   const RowsOver* gather_ = nullptr;
-  int64_t tokens_, first_ = 0;
+  struct Own {
+    int64_t first = 0, count = 0;
+    at::Tensor index_T = {};  // their places among all; undefined: from `first` on
+    at::Tensor of(const at::Tensor& all) const;
+  };
+  int64_t tokens_;
+  Own own_;
   std::optional<at::Tensor> valid_;
 };
 

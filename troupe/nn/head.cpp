@@ -3,21 +3,18 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/roll.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
 #include "troupe/core/check.h"
+#include "troupe/nn/ahead.h"
 #include "troupe/nn/head_rows.h"
 #include "troupe/ops/cross_entropy.h"
 #include "troupe/ops/support/view.h"
 
 namespace troupe {
 namespace {
-
-constexpr int64_t kIgnore = -100;
 
 Linear joint(const ModelConfig& c) {
   const Init init = {.kind = Init::kNormal, .std = c.init_std.value_or(0.02)};
@@ -30,90 +27,134 @@ MtpModule::MtpModule(const ModelConfig& c, int64_t depth, const BuildOptions& o)
     : token_norm_(c.norm, c.width),
       hidden_norm_(c.norm, c.width),
       proj_(joint(c)),
-      block_(c, layer_config(c, c.layers + depth - 1), o),
+      block_(build_block({c, layer_config(c, c.layers + depth - 1), o})),
       norm_(c.norm, c.width) {}
 
 UnitResult MtpModule::forward(const at::Tensor& state, const at::Tensor& tokens, const Batch& batch,
                               const Packing& packing, const Context& context) {
-  const at::Tensor both = at::cat({token_norm_.forward(tokens), hidden_norm_.forward(state)}, 2);
-  return block_.forward(proj_.forward(both), batch, packing, context);
+  const at::Tensor both = at::cat({token_norm_.forward(tokens), hidden_norm_.forward(state)}, 1);
+  return block_->forward(proj_.forward(both), batch, packing, context);
 }
 
-Head::Head(const ModelConfig& c)
-    : vocab_(c.vocab), z_loss_(c.z_loss), mtp_weight_(c.mtp.weight), norm_(c.norm, c.width) {
-  if (c.tie_embeddings) return;
+Head::Head(const ModelConfig& c, const BuildOptions& o, const std::vector<bool>& here)
+    : vocab_(c.vocab),
+      depth_(c.mtp.depth),
+      z_loss_(c.z_loss),
+      mtp_weight_(c.mtp.weight),
+      parts_(o.tensor),
+      mtp_(static_cast<size_t>(c.mtp.depth)) {
+  if (here.front()) norm_.emplace(c.norm, c.width);
+  for (size_t i = 0; i < mtp_.size(); ++i) {
+    if (here[i]) mtp_[i] = std::make_unique<MtpModule>(c, static_cast<int64_t>(i) + 1, o);
+  }
+  if (!here.back() || c.tie_embeddings) return;
   const Init init = {.kind = Init::kNormal, .std = c.init_std.value_or(0.02)};
   weight_ = Param::of({padded_vocab(c), c.width}, init, Group::kEmbedding);
+  parts_.cut_table(*weight_);
 }
 
-void Head::add_mtp(const ModelConfig& c, const BuildOptions& o) {
-  for (int64_t d = 1; d <= c.mtp.depth; ++d) mtp_.emplace_back(c, d, o);
+MoeLayer* Head::moe(int64_t module) {
+  const auto& here = mtp_.at(static_cast<size_t>(module) - 1);
+  return here ? here->moe() : nullptr;
 }
 
-at::Tensor Head::table_of(const Embedding* table) const {
+void Head::for_each_param_of(int64_t unit, const ParamVisitor& f) {
+  if (unit == 1) for_each_param(norm_, "norm", f);
+  if (unit > depth_) return for_each_param(weight_, "weight", f);
+  const auto i = static_cast<size_t>(unit) - 1;
+  for_each_param(mtp_.at(i), "mtp." + std::to_string(i), f);
+}
+
+TableRows Head::table_of(const Embedding* table) const {
   TROUPE_CHECK(weight_ || table != nullptr, "a tied head needs the embedding");
-  const at::Tensor& w = weight_ ? weight_->value : table->tokens.value;
-  return w.size(0) == vocab_ ? w : w.narrow(0, 0, vocab_);
+  const Param& p = weight_ ? *weight_ : table->tokens;
+  const int64_t rows = std::clamp<int64_t>(vocab_ - p.offset[0], 0, p.size[0]);
+  return {rows == p.size[0] ? p.value : p.value.narrow(0, 0, rows), p.offset[0], vocab_};
 }
 
 at::Tensor Head::logits(const at::Tensor& h, const Embedding* table) const {
-  return at::linear(norm_.forward(h), table_of(table));
+  const TableRows rows = table_of(table);
+  const at::Tensor x = depth_ == 0 ? norm_->forward(h) : h;
+  at::Tensor own = at::linear(x, rows.weight_VD);  // [.., rows here]
+  if (parts_.edge.alone() || !parts_.split_vocab) return own;
+  // Ranks have different numbers of rows: each writes its own among zeros.
+  std::vector<int64_t> sizes = own.sizes().vec();
+  sizes.back() = vocab_;
+  const at::Tensor all = at::zeros(sizes, own.options().requires_grad(false));
+  if (own.size(-1) > 0) all.narrow(-1, rows.from, own.size(-1)).copy_(own);  // else padding alone
+  return parts_.edge.sum(all);
 }
 
-at::Tensor Head::loss(const at::Tensor& x_BSD, const Targets& t, const at::Tensor& table) const {
+at::Tensor Head::loss(const at::Tensor& x_tD, const Targets& t, const TableRows& table) const {
   CrossEntropyOptions options;
   options.z_loss = z_loss_;
-  options.ignore = kIgnore;
+  options.ignore = kIgnoredLabel;
+  const TokenEdge& edge = parts_.edge;
   if (t.weights_BS.defined()) {
-    const auto wide = wide_type(x_BSD);
-    options.weight_T = t.weights_BS.reshape({-1}).to(wide);
+    const auto wide = wide_type(x_tD);
+    options.weight_T = edge.own_rows(t.weights_BS.reshape({-1})).to(wide);
   }
-  return linear_cross_entropy(x_BSD.flatten(0, 1), table, t.labels_BS.reshape({-1}), options,
-                              head_rows(vocab_, !x_BSD.is_cpu()))
-      .first;
+  const at::Tensor labels = t.labels_BS.reshape({-1}), own = edge.own_rows(labels);
+  const int64_t chunk = head_rows(vocab_, !x_tD.is_cpu());
+  if (!edge.alone() && parts_.split_vocab) {
+    return split_cross_entropy(edge, x_tD, table, own, options,
+                               {labels.numel(), chunk * edge.ranks()});
+  }
+  return linear_cross_entropy(x_tD, table.weight_VD, own, options, chunk).first;
 }
 
-UnitResult Head::forward(const at::Tensor& h, const Batch& batch, const Packing& packing,
-                         const Context& context, const Embedding* table) {
-  TROUPE_CHECK(batch.labels_BS.defined() && batch.labels_BS.sizes() == h.sizes().slice(0, 2),
-               "the loss needs labels of sizes", h.sizes().slice(0, 2));
+std::vector<AheadTokens> Head::ahead(const Batch& batch) const {
+  std::vector<AheadTokens> out = batch.ahead.empty() ? ahead_of(batch, depth_) : batch.ahead;
+  TROUPE_CHECK(std::ssize(out) == depth_, "the batch has tokens ahead for", out.size(),
+               "MTP modules of", depth_);
+  return out;
+}
+
+UnitResult Head::forward(const at::Tensor& states, const Batch& batch, const Context& context,
+                         const Embedding* table) {
+  TROUPE_CHECK(batch.labels_BS.defined() && batch.labels_BS.sizes() == batch.ids_BS.sizes(),
+               "the loss needs labels of sizes", batch.ids_BS.sizes());
   UnitResult result;
-  const at::Tensor x = norm_.forward(h), counted = batch.labels_BS != kIgnore;
-  result.loss_sum = loss(x, {batch.labels_BS, batch.weights_BS}, table_of(table));
-  result.weight_sum =
-      (batch.weights_BS.defined() ? batch.weights_BS * counted : counted).sum(at::kFloat);
-  if (!mtp_.empty()) predict_more(x, batch, packing, context, table, result);
+  const int64_t modules = context.training ? depth_ : 0, tokens = states.size(0) / (modules + 1);
+  const at::Tensor x = depth_ == 0 ? norm_->forward(states) : states.narrow(0, 0, tokens),
+                   counted = batch.labels_BS != kIgnoredLabel;
+  const TableRows rows = table_of(table);
+  result.loss_sum = loss(x, {batch.labels_BS, batch.weights_BS}, rows);
+  const at::Tensor weights = batch.weights_BS.defined() ? batch.weights_BS * counted : counted;
+  result.weight_sum = parts_.edge.own_rows(weights.reshape({-1})).sum(at::kFloat);
+  if (modules == 0) return result;
+  const std::vector<AheadTokens> targets = ahead(batch);
+  for (int64_t d = 1; d <= modules; ++d) {
+    const auto& [ids, labels, weights_BS] = targets[static_cast<size_t>(d) - 1];
+    const at::Tensor sum = loss(states.narrow(0, d * tokens, tokens), {labels, weights_BS}, rows);
+    const at::Tensor share = sum * (mtp_weight_ / static_cast<double>(depth_));
+    result.mtp_sum = result.mtp_sum.defined() ? result.mtp_sum + share : share;
+  }
   return result;
 }
 
-void Head::predict_more(const at::Tensor& x, const Batch& batch, const Packing& packing,
-                        const Context& context, const Embedding* table, UnitResult& result) {
-  TROUPE_CHECK(table != nullptr, "MTP modules need the embedding");
-  const auto depth = static_cast<double>(mtp_.size());
-  const int64_t S = x.size(1);
-  at::Tensor state = x;
-  for (int64_t d = 1; d <= static_cast<int64_t>(mtp_.size()); ++d) {
-    MtpModule& module = mtp_[d - 1];
-    const int64_t beyond = std::min(d, S);  // the last positions have no target
-    UnitResult r =
-        module.forward(state, table->rows(at::roll(batch.ids_BS, -d, 1)), batch, packing, context);
-    at::Tensor labels = at::roll(batch.labels_BS, -d, 1);
-    labels.narrow(1, S - beyond, beyond).fill_(kIgnore);
-    if (batch.documents_BS.defined()) {
-      const at::Tensor document = batch.documents_BS.to(labels.device());
-      labels = labels.masked_fill(at::roll(document, -d, 1) != document, kIgnore);
-    }
-    const at::Tensor weights =
-        batch.weights_BS.defined() ? at::roll(batch.weights_BS, -d, 1) : at::Tensor();
-    const at::Tensor sum = loss(module.normed(r.h), {labels, weights}, table_of(table));
-    const at::Tensor share = sum * (mtp_weight_ / depth);
-    result.mtp_sum = result.mtp_sum.defined() ? result.mtp_sum + share : share;
-    for (MoeLoss& l : r.losses) {
-      result.losses.push_back({l.name, l.value / depth, l.coefficient / depth});
-    }
-    result.stats.insert(result.stats.end(), r.stats.begin(), r.stats.end());
-    state = r.h;
+UnitResult Head::predict(int64_t d, const at::Tensor& states, const Call& call) {
+  const bool first = d == 1;
+  const at::Tensor x = first ? norm_->forward(states) : states;  // and n_1 .. s_(d-1) behind it
+  if (!call.context.training) {
+    UnitResult out;
+    out.h = x;
+    return out;
   }
+  MtpModule& module = *mtp_.at(static_cast<size_t>(d) - 1);
+  const int64_t tokens = states.size(0) / (first ? 1 : d + 1);
+  const at::Tensor state = first ? x : states.narrow(0, d * tokens, tokens);
+  const AheadTokens tokens_ahead = ahead(call.batch)[static_cast<size_t>(d) - 1];
+  UnitResult r = module.forward(state, call.table.rows(tokens_ahead.ids_BS), call.batch,
+                                call.packing, call.context);
+  for (MoeLoss& l : r.losses) {
+    const auto depth = static_cast<double>(depth_);
+    l = {l.name, l.value / depth, l.coefficient / depth};
+  }
+  std::vector<at::Tensor> out = {first ? x : states.narrow(0, 0, d * tokens), module.normed(r.h)};
+  if (d < depth_) out.push_back(r.h);
+  r.h = at::cat(out);
+  return r;
 }
 
 }  // namespace troupe

@@ -1,7 +1,9 @@
-// Keys and values of the tokens that generation has seen, a pair of tensors a layer.
+// The KV cache of generation: a pair of tensors per layer, a row per text. Rows may hold different
+// numbers of tokens.
 //
-//   KvCache cache(config.layers, /*capacity=*/512);
-//   batch.cache = &cache;  run all units on [B, n] new tokens;  cache.advance(n);
+//   KvCache cache(config.layers, /*rows=*/2, /*capacity=*/512);
+//   cache.use({0, 1});  batch.cache = &cache;
+//   run all units on [2, n] new tokens;  cache.advance(n);
 //
 // MLA keeps its latent vectors in place of keys and values.
 #pragma once
@@ -16,23 +18,36 @@ namespace troupe {
 
 class KvCache {
  public:
-  KvCache(int64_t layers, int64_t capacity) : held_(layers), capacity_(capacity) {}
+  KvCache(int64_t layers, int64_t rows, int64_t capacity);
 
-  int64_t length() const { return length_; }
-  int64_t capacity() const { return capacity_; }
+  int64_t rows() const { return static_cast<int64_t>(lengths_.size()); }
+  int64_t capacity() const { return capacity_; }  // tokens of a row
+  int64_t length(int64_t row) const { return lengths_.at(row); }
 
-  // Writes the new tokens' rows, [B, n, ..] each, after those held, and returns all of them,
-  // [B, length + n, ..]. The cache's own length grows with advance() alone: all layers of a call
-  // see the same.
-  std::pair<at::Tensor, at::Tensor> extend(int64_t layer, const at::Tensor& a, const at::Tensor& b);
+  // Selects the rows of the next calls: their batch's i-th row is row rows[i] here. Initially all.
+  void use(std::vector<int64_t> rows);
+  int64_t past(int64_t i) const { return lengths_.at(used_.at(i)); }
+  // The positions of n new tokens in each of the batch's rows: int64 [B, n] on the host.
+  at::Tensor positions(int64_t n) const;
+  // Appends the new tokens of a layer, [B, n, ..] each. Only advance() changes the lengths, so all
+  // layers of a call see the same ones.
+  void extend(int64_t layer, const at::Tensor& a, const at::Tensor& b);
+  // The batch's i-th row, its n new tokens included: [past(i) + n, ..].
+  std::pair<at::Tensor, at::Tensor> row(int64_t layer, int64_t i, int64_t n) const;
   void advance(int64_t n);
+
+  // Makes row `to` the first n tokens of row `from`.
+  void copy(int64_t from, int64_t to, int64_t n);
+  // Grows to at least so many rows and tokens per row; the contents stay. Never shrinks.
+  void grow(int64_t rows, int64_t capacity);
 
  private:
   struct Held {
-    at::Tensor a, b;  // [B, capacity, ..]
+    at::Tensor a, b;  // [rows, capacity, ..]
   };
   std::vector<Held> held_;
-  int64_t capacity_, length_ = 0;
+  int64_t capacity_;
+  std::vector<int64_t> lengths_, used_;
 };
 
 }  // namespace troupe

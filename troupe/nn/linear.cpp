@@ -7,8 +7,11 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
 
+#include <algorithm>
+
 #include "troupe/core/check.h"
-#include "troupe/ops/support/autograd.h"
+#include "troupe/nn/linear_product.h"
+#include "troupe/ops/support/record_late.h"
 
 namespace troupe {
 namespace {
@@ -24,8 +27,8 @@ TensorList parts_of(const at::Tensor& whole, const std::vector<int64_t>& rows) {
   return out;
 }
 
-// [sum n_i, D]: a view where the parts lie one behind the other in memory, as a ParamStore lays
-// them; else a copy.
+// [sum n_i, D]: a view if the parts are contiguous in memory, as a ParamStore allocates them; else
+// a copy.
 at::Tensor joined(const TensorList& parts) {
   int64_t rows = 0;
   bool adjacent = true;
@@ -45,10 +48,35 @@ Linear::Linear(const LinearShape& s) : weight(Param::of({s.out, s.in}, s.init)) 
 }
 
 at::Tensor Linear::forward(const at::Tensor& x) const {
-  return at::linear(x, weight.value, bias ? bias->value : at::Tensor());
+  return linear_product(x, weight.value, bias ? bias->value : at::Tensor());
 }
 
-at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*>& parts) {
+at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  if (LateScope::current() == nullptr) return at::linear(x, weight, bias);
+  at::Tensor y;
+  {
+    const at::NoGradGuard no_grad;
+    y = at::linear(x, weight, bias);
+  }
+  record_late({.name = "linear",
+               .inputs = {x, weight, bias},
+               .outputs = {y},
+               .saved = {x, weight},
+               .backward = [](const Gradients& g) -> TensorList {
+                 const at::Tensor &in = g.saved[0], &w = g.saved[1];
+                 const at::Tensor dy_TN = g.outputs[0].reshape({-1, w.size(0)});
+                 TensorList out(3);
+                 if (g.needs[0]) out[0] = at::mm(dy_TN, w).view(in.sizes());
+                 if (g.needs[1]) out[1] = at::mm(dy_TN.t(), in.reshape({-1, w.size(1)}));
+                 if (g.needs[2]) out[2] = dy_TN.sum(0);
+                 return out;
+               }},
+              1);
+  return y;
+}
+
+at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*>& parts,
+                         std::optional<BackwardOrder> weights_order) {
   TensorList weights, biases, inputs = {x_TD};
   std::vector<int64_t> rows;
   for (const Linear* part : parts) {
@@ -67,28 +95,32 @@ at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*
   }
   TensorList saved = {x_TD};
   saved.insert(saved.end(), weights.begin(), weights.end());
-  record({.name = "joined_linear",
-          .inputs = std::move(inputs),
-          .outputs = {y},
-          .saved = std::move(saved),
-          .backward = [rows, biased = !biases.empty()](const Gradients& g) -> TensorList {
-            const at::Tensor& dy = g.outputs[0];
-            const TensorList w(g.saved.begin() + 1, g.saved.end());
-            TensorList out = {g.needs[0] ? at::mm(dy, joined(w)) : at::Tensor()};
-            bool any = false;
-            for (size_t i = 1; i <= rows.size(); ++i) any = any || g.needs[i];
-            const TensorList dw =
-                any ? parts_of(at::mm(dy.t(), g.saved[0]), rows) : TensorList(rows.size());
-            out.insert(out.end(), dw.begin(), dw.end());
-            if (biased) {
-              const TensorList db = parts_of(dy.sum(0), rows);
-              out.insert(out.end(), db.begin(), db.end());
-            }
-            for (size_t i = 0; i < out.size(); ++i) {
-              if (!g.needs[i]) out[i] = at::Tensor();
-            }
-            return out;
-          }});
+  record_late(
+      {.name = "joined_linear",
+       .inputs = std::move(inputs),
+       .outputs = {y},
+       .saved = std::move(saved),
+       .backward = [rows, biased = !biases.empty()](const Gradients& g) -> TensorList {
+         const at::Tensor& dy = g.outputs[0];
+         const TensorList w(g.saved.begin() + 1, g.saved.end());
+         TensorList out = {g.needs[0] ? at::mm(dy, joined(w)) : at::Tensor()};
+         bool any = false;
+         for (size_t i = 1; i <= rows.size(); ++i) any = any || g.needs[i];
+         const TensorList dw =
+             any ? parts_of(at::mm(dy.t(), g.saved[0]), rows) : TensorList(rows.size());
+         out.insert(out.end(), dw.begin(), dw.end());
+         if (biased) {
+           const bool any_bias = std::find(g.needs.begin() + static_cast<int64_t>(out.size()),
+                                           g.needs.end(), true) != g.needs.end();
+           const TensorList db = any_bias ? parts_of(dy.sum(0), rows) : TensorList(rows.size());
+           out.insert(out.end(), db.begin(), db.end());
+         }
+         for (size_t i = 0; i < out.size(); ++i) {
+           if (!g.needs[i]) out[i] = at::Tensor();
+         }
+         return out;
+       }},
+      1, {.name = "joined_linear_weights", .order = weights_order});
   return y;
 }
 

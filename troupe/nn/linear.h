@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "troupe/distributed/params/param.h"
+#include "troupe/ops/support/backward_order.h"
 
 namespace troupe {
 
@@ -32,6 +33,8 @@ struct Linear {
 
 // x [T, D] times all weights [n_i, D], side by side: [T, sum n_i]; biases all or none. One product
 // forward, two backward. Weights that do not lie one behind the other are joined by a copy in each.
-at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*>& parts);
+// `weights_order`: where in the backward the weights' gradients are made; absent: with that of x.
+at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*>& parts,
+                         std::optional<BackwardOrder> weights_order = {});
 
 }  // namespace troupe

@@ -3,7 +3,10 @@
 #include <ATen/ops/cat.h>
 
 #include <cmath>
+#include <utility>
 
+#include "troupe/core/check.h"
+#include "troupe/nn/context_slice.h"
 #include "troupe/nn/kv_cache.h"
 #include "troupe/ops/attention/attention.h"
 
@@ -21,31 +24,59 @@ NormConfig latent_norm(const ModelConfig& c) {
 
 }  // namespace
 
-Mla::Mla(const ModelConfig& c, const LayerConfig& l)
+Mla::Mla(const ModelConfig& c, const LayerConfig& l, const TensorParts& parts)
     : config_(*c.mla),
-      heads_(l.heads),
+      edge_(parts.edge),
+      keys_(parts.keys),
+      all_heads_{l.heads, parts.edge.rank() * parts.heads(l.heads)},
+      heads_(parts.heads(l.heads)),
       index_(l.index),
       scale_(rope_softmax_factor(c.rope) / std::sqrt(static_cast<double>(l.head_dim))),
       dropout_(c.attn_dropout),
       kv_down_(product(c, config_.kv_rank + config_.rope_dim, c.width)),
-      kv_up_(product(c, heads_ * (config_.nope_dim + config_.value_dim), config_.kv_rank)),
-      out_({c.width, heads_ * config_.value_dim, residual_init(c), false}),
+      kv_up_(product(c, l.heads * (config_.nope_dim + config_.value_dim), config_.kv_rank)),
+      out_({c.width, l.heads * config_.value_dim, residual_init(c), false}),
       kv_norm_(latent_norm(c), config_.kv_rank),
       rope_(c.rope, config_.rope_dim),
       max_positions_(c.max_positions) {
+  TROUPE_CHECK(!parts.head_exchange && !parts.ring,
+               "context ranks exchange the keys of latent attention");
+  parts.cut(kv_up_.weight, 0);
+  parts.cut(out_.weight, 1);
   if (config_.q_rank == 0) {
-    q_ = product(c, heads_ * l.head_dim, c.width);
+    q_ = product(c, l.heads * l.head_dim, c.width);
+    parts.cut(q_->weight, 0);
     return;
   }
   q_down_ = product(c, config_.q_rank, c.width);
-  q_up_ = product(c, heads_ * l.head_dim, config_.q_rank);
+  q_up_ = product(c, l.heads * l.head_dim, config_.q_rank);
+  parts.cut(q_up_->weight, 0);
   q_norm_.emplace(latent_norm(c), config_.q_rank);
 }
 
-at::Tensor Mla::queries(const at::Tensor& x_TD) const {
-  const at::Tensor q =
-      q_ ? q_->forward(x_TD) : q_up_->forward(q_norm_->forward(q_down_->forward(x_TD)));
-  return q.unflatten(1, {heads_, -1});
+Mla::Inputs Mla::inputs(const at::Tensor& x_tD, int64_t tokens) const {
+  const int64_t q_rank = config_.q_rank, kv_rank = config_.kv_rank, rope = config_.rope_dim;
+  const auto latents = [&] {
+    const auto down = kv_down_.forward(x_tD).split_with_sizes({kv_rank, rope}, 1);
+    return std::pair(kv_norm_.forward(down[0]), down[1]);
+  };
+  if (q_) {
+    const at::Tensor q = q_->forward(edge_.gathered(x_tD, tokens).x_T);
+    const auto [c, r] = latents();
+    if (edge_.alone()) return {q, c, r};
+    const at::Tensor all = edge_.gathered(at::cat({c, r}, 1), tokens).x_T;
+    return {q, all.narrow(1, 0, kv_rank), all.narrow(1, kv_rank, rope)};
+  }
+  const at::Tensor q = q_norm_->forward(q_down_->forward(x_tD));
+  if (edge_.alone()) {
+    const at::Tensor up = q_up_->forward(q);
+    const auto [c, r] = latents();
+    return {up, c, r};
+  }
+  const auto [c, r] = latents();
+  const auto all = edge_.gathered(at::cat({q, c, r}, 1), tokens)
+                       .x_T.split_with_sizes({q_rank, kv_rank, rope}, 1);
+  return {q_up_->forward(all[0]), all[1], all[2]};
 }
 
 at::Tensor Mla::turned(const at::Tensor& x, int64_t first, const AttentionCall& call) {
@@ -56,27 +87,43 @@ at::Tensor Mla::turned(const at::Tensor& x, int64_t first, const AttentionCall& 
       .flatten(0, 1);
 }
 
-at::Tensor Mla::forward(const at::Tensor& x_TD, const AttentionCall& call) {
+at::Tensor Mla::forward(const at::Tensor& x_tD, const AttentionCall& call) {
   const auto& [q_rank, kv_rank, nope, rope, value, eps] = config_;
-  const at::Tensor q = turned(queries(x_TD), nope, call);
-  const auto down = kv_down_.forward(x_TD).split_with_sizes({kv_rank, rope}, 1);
-  at::Tensor latent = kv_norm_.forward(down[0]);
-  at::Tensor shared = turned(down[1].unsqueeze(1), 0, call);  // [T, 1, rope]
-  AttentionForm form = {.scale = scale_, .lengths = segment_lengths(call)};
-  if (call.cache != nullptr) {
-    form.past = call.cache->length();
-    const auto [c, r] = call.cache->extend(index_, latent.unflatten(0, {call.rows, call.tokens}),
-                                           shared.unflatten(0, {call.rows, call.tokens}));
-    latent = c.flatten(0, 1);
-    shared = r.flatten(0, 1);
+  const Inputs in = inputs(x_tD, call.rows * call.tokens);
+  const at::Tensor q = turned(in.q_TN.unflatten(1, {heads_, -1}), nope, call);
+  at::Tensor latent = in.latent_Tc;
+  at::Tensor shared = turned(in.r_Tr.unsqueeze(1), 0, call);  // [T, 1, rope]
+  AttentionForm form = {.scale = scale_};
+  if (call.slice == nullptr) {
+    set_segments(call, form);
+  } else {
+    require_no_dropout(dropout_, call);
+    const auto rows = call.slice->keys(0);
+    form.segments = rows->segments;
+    const at::Tensor all = keys_.fetched(at::cat({latent, shared.flatten(1)}, 1), rows);
+    latent = all.narrow(1, 0, kv_rank);
+    shared = all.narrow(1, kv_rank, rope).unsqueeze(1);
   }
-  const auto up =
-      kv_up_.forward(latent).unflatten(1, {heads_, -1}).split_with_sizes({nope, value}, 2);
-  const at::Tensor k = at::cat({up[0], shared.expand({-1, heads_, rope})}, 2);
+  const auto keys_values = [&, nope = nope, value = value, rope = rope](const at::Tensor& c,
+                                                                        const at::Tensor& r) {
+    const auto up = kv_up_.forward(c).unflatten(1, {heads_, -1}).split_with_sizes({nope, value}, 2);
+    return std::pair(at::cat({up[0], r.expand({-1, heads_, rope})}, 2), up[1]);
+  };
+  if (call.cache != nullptr) {
+    call.cache->extend(index_, latent.unflatten(0, {call.rows, call.tokens}),
+                       shared.unflatten(0, {call.rows, call.tokens}));
+    const at::Tensor o = attention_over_cache(q, call, form, [&](int64_t row) {
+      const auto [c, r] = call.cache->row(index_, row, call.tokens);
+      return keys_values(c, r);
+    });
+    return out_of_heads(out_, edge_, o.flatten(1));
+  }
+  const auto [k, v] = keys_values(latent, shared);
   const bool drops = dropout_ > 0 && call.context.training;
-  const at::Tensor o = drops ? attention_with_dropout({q, k, up[1]}, form, dropout_, call.context)
-                             : attention(q, k, up[1], form);
-  return out_.forward(o.flatten(1));
+  const at::Tensor o =
+      drops ? attention_with_dropout({q, k, v}, form, {dropout_, all_heads_}, call.context)
+            : attention(q, k, v, form);
+  return out_of_heads(out_, edge_, o.flatten(1));
 }
 
 }  // namespace troupe

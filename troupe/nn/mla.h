@@ -5,6 +5,11 @@
 //   k, v   = Wkvb norm(c)                       a head: nope_dim keys, value_dim values
 //   key of head h = [k_h, r];  scale (nope_dim + rope_dim)^-1/2 times rope_softmax_factor
 //
+// Under tensor parallelism the products down are of own tokens, and what is gathered are the
+// latents [norm(Wqa x), norm(c), r]; each rank has the products up of its heads. Under context
+// parallelism it is norm(c) and the turned r that ranks exchange, and the products up are of other
+// ranks' tokens too (rule CX9).
+//
 // Generation keeps norm(c) and the turned r: kv_rank + rope_dim numbers a token and layer.
 #pragma once
 
@@ -14,9 +19,9 @@ namespace troupe {
 
 class Mla : public AttentionModule {
  public:
-  Mla(const ModelConfig& config, const LayerConfig& layer);
+  Mla(const ModelConfig& config, const LayerConfig& layer, const TensorParts& parts = {});
 
-  at::Tensor forward(const at::Tensor& x_TD, const AttentionCall& call) override;
+  at::Tensor forward(const at::Tensor& x_tD, const AttentionCall& call) override;
   void for_each(const std::string& prefix,
                 const std::function<void(const std::string&, Param&)>& f) override {
     for_each_member_param(*this, prefix, f);
@@ -34,16 +39,22 @@ class Mla : public AttentionModule {
   }
 
  private:
-  at::Tensor queries(const at::Tensor& x_TD) const;
+  struct Inputs {
+    at::Tensor q_TN, latent_Tc, r_Tr;  // of all tokens; queries of own heads, not turned yet
+  };
+  Inputs inputs(const at::Tensor& x_tD, int64_t tokens) const;
   at::Tensor turned(const at::Tensor& x_THd, int64_t first, const AttentionCall& call);
 
   MlaConfig config_;
-  int64_t heads_, index_;
+  TokenEdge edge_;
+  KeyEdge keys_;
+  OwnHeads all_heads_;
+  int64_t heads_, index_;  // own ones
   double scale_, dropout_;
   std::optional<Linear> q_, q_down_, q_up_;
-  std::optional<Norm> q_norm_;
+  std::optional<NormModule> q_norm_;
   Linear kv_down_, kv_up_, out_;
-  Norm kv_norm_;
+  NormModule kv_norm_;
   Rope rope_;
   int64_t max_positions_;
 };

@@ -15,6 +15,7 @@ struct MoeSizes {
   int64_t latent = 0;         // l; 0: experts see the full width
   bool shared_gate = false;
   bool expert_bias = false;
+  bool router_gate = true;  // the router has the product of gate.h
   bool router_bias = false;
   bool output_bias = false;
 };
@@ -28,7 +29,8 @@ constexpr int64_t expert_params(const MoeSizes& s) {
 // The layer with `n` of its experts: E gives the total, k the active parameters. The shared expert
 // has the routed ones' form, without biases.
 constexpr int64_t moe_params_with(const MoeSizes& s, int64_t n) {
-  return n * expert_params(s) + s.experts * (s.width + (s.router_bias ? 1 : 0)) +
+  return n * expert_params(s) +
+         s.experts * ((s.router_gate ? s.width : 0) + (s.router_bias ? 1 : 0)) +
          (s.gated ? 3 : 2) * s.width * s.shared_hidden + (s.shared_gate ? s.width : 0) +
          2 * s.width * s.latent + (s.output_bias ? s.width : 0);
 }
@@ -45,7 +47,7 @@ struct MoeFlops {
 constexpr MoeFlops moe_forward_flops(const MoeSizes& s) {
   const int64_t in = s.latent > 0 ? s.latent : s.width, products = s.gated ? 3 : 2;
   return {.routed = 2 * products * in * s.hidden * s.top_k,
-          .router = 2 * s.width * s.experts,
+          .router = s.router_gate ? 2 * s.width * s.experts : 0,
           .shared = 2 * products * s.width * s.shared_hidden + (s.shared_gate ? 2 * s.width : 0),
           .latent = 4 * s.width * s.latent};
 }

@@ -48,6 +48,10 @@ TEST(MoeCounts, N1_MegaBlocksPaper) {
 TEST(MoeCounts, N1_BiasesSharedExpertsAndLatentWidth) {
   MoeSizes s{.width = 10, .hidden = 7, .experts = 3, .top_k = 2};
   EXPECT_EQ(moe_params(s), 3 * 210 + 30);
+  s.router_gate = false;
+  EXPECT_EQ(moe_params(s), 3 * 210);
+  EXPECT_EQ(moe_forward_flops(s).router, 0);
+  s.router_gate = true;
   s.expert_bias = s.router_bias = s.output_bias = true;
   EXPECT_EQ(moe_params(s), 3 * (210 + 14 + 10) + 33 + 10);
   s.shared_hidden = 5;

@@ -1,13 +1,13 @@
 #include "troupe/nn/moe_layer.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/zeros.h>
 
 #include <utility>
 
 #include "troupe/core/check.h"
 #include "troupe/distributed/dispatch/local_dispatcher.h"
+#include "troupe/nn/linear_product.h"
 #include "troupe/nn/recompute.h"
 
 namespace troupe {
@@ -54,6 +54,8 @@ void validate(const MoeConfig& c, const MoeShape& s) {
 }
 
 MoeSizes sizes_of(const MoeConfig& c, const MoeShape& s) {
+  const RouterConfig router = router_of(c, s);
+  const GateConfig* const gate = gate_of(router);
   return {.width = s.width,
           .hidden = c.ffn.hidden,
           .experts = c.experts,
@@ -63,12 +65,14 @@ MoeSizes sizes_of(const MoeConfig& c, const MoeShape& s) {
           .latent = c.latent,
           .shared_gate = c.shared.experts > 0 && c.shared.form == SharedForm::kGate,
           .expert_bias = c.ffn.bias,
-          .router_bias = std::visit([](const auto& r) { return r.gate.bias; }, router_of(c, s)),
+          .router_gate = gate != nullptr,
+          .router_bias = gate != nullptr && gate->bias,
           .output_bias = c.output_bias};
 }
 
 MoeLayer::MoeLayer(const MoeConfig& config, const MoeShape& shape,
-                   std::unique_ptr<Dispatcher> dispatcher, std::unique_ptr<Router> router)
+                   std::unique_ptr<Dispatcher> dispatcher, std::unique_ptr<Router> router,
+                   const TensorParts& parts)
     : config_((validate(config, shape), config)),
       shape_(shape),
       router_(router ? std::move(router)
@@ -79,7 +83,7 @@ MoeLayer::MoeLayer(const MoeConfig& config, const MoeShape& shape,
       fractions_(config.experts) {
   validate(config.capacity, *router_);
   if (config.shared.experts > 0) {
-    shared_.emplace(config.shared, config.ffn, shape.width, shape.layers);
+    shared_.emplace(config.shared, config.ffn, shape.width, shape.layers, parts);
   }
   if (config.latent > 0) {
     latent_in_ = Param::of({config.latent, shape.width}, config.ffn.init.up());
@@ -100,7 +104,9 @@ MoeOutput MoeLayer::forward(const at::Tensor& x, const Tokens& tokens, const Con
   // Of the router's x: gradients are added as router + (experts + shared), also where the latter
   // two come from a recomputed graph.
   const at::Tensor& seen_TD = routed.x_TD.defined() ? routed.x_TD : x_TD;
-  const Mixture mixed = twice ? mixture_twice(seen_TD, kept.routed) : mixture(seen_TD, kept.routed);
+  const int64_t all = tokens.all > 0 ? tokens.all : x_TD.size(0);
+  const Mixture mixed =
+      twice ? mixture_twice(seen_TD, kept.routed, all) : mixture(seen_TD, kept.routed, all);
 
   MoeOutput out{
       .y = mixed.y_TD,
@@ -115,32 +121,37 @@ MoeOutput MoeLayer::forward(const at::Tensor& x, const Tokens& tokens, const Con
   return out;
 }
 
-MoeLayer::Mixture MoeLayer::mixture(const at::Tensor& x_TD, const Routed& routed) {
+MoeLayer::Mixture MoeLayer::mixture(const at::Tensor& x_TD, const Routed& routed, int64_t all) {
   const auto [sent_TD, read_TD] = shared_ ? forked(x_TD) : std::array{x_TD, at::Tensor()};
-  const at::Tensor rows_TD = latent_in_ ? at::linear(sent_TD, latent_in_->value) : sent_TD;
+  const at::Tensor rows_TD = latent_in_ ? linear_product(sent_TD, latent_in_->value) : sent_TD;
   const Handle handle = dispatcher_->stage(rows_TD);
+  begin_dispatch(*dispatcher_, handle, routed);
+  // SH4: the shared expert is computed while rows travel, and in backward while their gradients do.
   const bool overlap = shared_ && config_.shared.overlap;
-  at::Tensor shared_TD = overlap ? shared_->forward(read_TD) : at::Tensor();
-  const ExpertRows rows = dispatch_rows(*dispatcher_, handle, rows_TD, routed);
+  std::optional<BackwardOrder> before_shared;
+  if (overlap) before_shared = take_backward_order();
+  at::Tensor shared_TD = overlap ? shared_->forward(read_TD, all) : at::Tensor();
+  const ExpertRows rows = end_dispatch(*dispatcher_, handle, rows_TD, routed.scores_TK);
   if (rows.lost.defined()) lost_ = lost_.defined() ? lost_ + rows.lost : rows.lost;
   const ExpertsOutput computed = experts_.forward(rows);
-  at::Tensor y_TD = combine_rows(*dispatcher_, handle, computed.y_SD);
-  if (latent_out_) y_TD = at::linear(y_TD, latent_out_->value);
-  if (shared_ && !overlap) shared_TD = shared_->forward(read_TD);
+  at::Tensor y_TD = combine_rows(*dispatcher_, handle, computed.y_SD, before_shared);
+  if (latent_out_) y_TD = linear_product(y_TD, latent_out_->value);
+  if (shared_ && !overlap) shared_TD = shared_->forward(read_TD, all);
   if (shared_) y_TD = shared_->add(y_TD, shared_TD, config_.top_k);
   return {y_TD, computed.saturated};
 }
 
 // Recompute::kLayer: keeps x and the choices, and runs the rest again in backward.
-MoeLayer::Mixture MoeLayer::mixture_twice(const at::Tensor& x_TD, const Routed& routed) {
+MoeLayer::Mixture MoeLayer::mixture_twice(const at::Tensor& x_TD, const Routed& routed,
+                                          int64_t all) {
   TensorList leaves;
   for_each_param(*this, "", [&](const std::string&, Param& p) {
     if (p.trainable()) leaves.push_back(p.value);
   });
-  const auto run = [this, routed](const TensorList& in) {
+  const auto run = [this, routed, all](const TensorList& in) {
     Routed again = routed;
     again.scores_TK = in[1];
-    return mixture(in[0], again).y_TD;
+    return mixture(in[0], again, all).y_TD;
   };
   return {recomputed({x_TD, routed.scores_TK}, leaves, run), {}};
 }

@@ -6,7 +6,9 @@
 // Three siblings, each replaceable alone: the router chooses (nn/routers), the dispatcher moves
 // rows (distributed/dispatch/dispatcher.h), the experts compute (nn/experts.h). The order of a
 // call: jitter, logits, forced logits, select and weigh, losses and counters (of undropped
-// choices), capacity, dispatch, experts, combine, shared expert, bias.
+// choices), capacity, dispatch, experts, combine, shared expert, bias. Between the begin of a
+// transfer and its end, where rows go to other ranks: the shared expert (shared.overlap), in
+// forward and in backward; and, while gradients of rows go back, those of the experts' weights.
 //
 // Inputs have 1, 2 or 3 dimensions, [D], [T, D] or [B, S, D], with the same values (L1). T may be
 // 0. With `latent`, rows are projected to that width before they are sent and back after the
@@ -44,18 +46,19 @@ struct MoeConfig {
   bool return_bias = false;  // returned beside y instead of added (Megatron's convention)
 
   static void visit(auto& c, auto&& f) {
-    f("experts", c.experts);
-    f("top_k", c.top_k);
-    f("layers", c.layers);
+    f("experts", c.experts, "Number of experts per layer, E; 0: dense model.");
+    f("top_k", c.top_k, "Experts per token, K (1 to E); 1 requires router.order before.");
+    f("layers", c.layers,
+      "Layers with experts: \"1\" all, \"2\" every second, or a pattern such as \"[0]*3+[1]*21\".");
     ExpertsConfig::visit(c.ffn, f);
-    f("router", c.router);
-    f("table_layers", c.table_layers);
-    f("table", c.table);
-    f("capacity", c.capacity);
-    f("shared", c.shared);
-    f("latent", c.latent);
-    f("output_bias", c.output_bias);
-    f("return_bias", c.return_bias);
+    f("router", c.router, "Router.");
+    f("table_layers", c.table_layers, "Number of leading MoE layers with table routing.");
+    f("table", c.table, "Table routing: a token's id determines its experts.");
+    f("capacity", c.capacity, "Expert capacity; off by default: no token is dropped.");
+    f("shared", c.shared, "Shared expert, applied to every token.");
+    f("latent", c.latent, "Latent width to which rows are projected for the experts; 0: off.");
+    f("output_bias", c.output_bias, "One bias added to the sum of all experts.");
+    f("return_bias", c.return_bias, "Returns that bias to the caller instead of adding it.");
   }
   void become_null() { *this = MoeConfig(); }  // `moe: null`: dense, also over a preset's experts
 };
@@ -93,7 +96,7 @@ class MoeLayer {
   // caller's own (examples/router) config.router is not read.
   MoeLayer(const MoeConfig& config, const MoeShape& shape,
            std::unique_ptr<Dispatcher> dispatcher = nullptr,
-           std::unique_ptr<Router> router = nullptr);
+           std::unique_ptr<Router> router = nullptr, const TensorParts& parts = {});
 
   MoeOutput forward(const at::Tensor& x, const Tokens& tokens, const Context& context);
   // C7: rows since the last call that had no room here, in all forwards, an int64 scalar; undefined
@@ -105,7 +108,7 @@ class MoeLayer {
   // After each optimizer step, also a skipped one: biases and counters (R10, R11, A3).
   void end_of_step(const SumOver& all_sum = {}, bool skipped = false);
 
-  // Experts lie otherwise from now on (Dispatcher::place); their values are the caller's to move.
+  // Switches to a new placement (Dispatcher::place); the caller moves the experts' weights.
   void place(const Placement& placement);
 
   Router& router() { return *router_; }
@@ -126,8 +129,9 @@ class MoeLayer {
   struct Mixture {
     at::Tensor y_TD, saturated;  // saturated: as ExpertsOutput's
   };
-  Mixture mixture(const at::Tensor& x_TD, const Routed& routed);
-  Mixture mixture_twice(const at::Tensor& x_TD, const Routed& routed);
+  // `all`: tokens of all ranks that share them, as SharedExpert::forward() wants them.
+  Mixture mixture(const at::Tensor& x_TD, const Routed& routed, int64_t all);
+  Mixture mixture_twice(const at::Tensor& x_TD, const Routed& routed, int64_t all);
   LossSizes loss_sizes() const;
 
   MoeConfig config_;

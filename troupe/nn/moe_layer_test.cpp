@@ -256,6 +256,7 @@ TEST(MoeLayer, E4_AllOf65536TokensToOneExpert) {
   const Handle handle = dispatcher->stage(x.detach());
   const RouterOutput r = layer.router().forward(x.detach(), {}, {});
   dispatcher->route(handle, {.ids_TK = r.ids_TK, .scores_TK = r.weights_TK});
+  dispatcher->send(handle);
   EXPECT_LE(dispatcher->rows(handle).plan.row_src.size(0), T);
 }
 
@@ -424,7 +425,9 @@ TEST(MoeLayer, Q3_TheNineMegaBlocksConfigurations) {
     EXPECT_TRUE(got.at("y").equal(want.at("y")));
     const MoeStats stats = saved.forward(x, {}, kTraining).stats;
     EXPECT_EQ(stats.saturated.defined(), inputs > 0 || rematerialize > 0);
-    EXPECT_EQ(load_stats(stats).saturated, 0);
+    if (stats.saturated.defined()) {
+      EXPECT_EQ(stats.saturated.item<int64_t>(), 0);
+    }
     const int64_t worst =
         std::min(inputs < 0 ? 16 : inputs, rematerialize < 0 ? 16 : rematerialize);
     for (const auto& [name, w] : want) {

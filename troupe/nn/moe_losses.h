@@ -58,15 +58,20 @@ struct BalanceConfig {
   double z_loss = 0;
 
   static void visit(auto& c, auto&& f) {
-    f("aux_loss", c.aux_loss);
-    f("seq_loss", c.seq_loss);
-    f("global_loss", c.global_loss);
-    f("global_fractions", c.global_fractions);
-    f("batched_loss", c.batched_loss);
-    f("batched_scope", c.batched_scope);
-    f("device_loss", c.device_loss);
-    f("communication_loss", c.communication_loss);
-    f("z_loss", c.z_loss);
+    f("aux_loss", c.aux_loss,
+      "Load balancing loss per layer and microbatch, 1 when balanced; usual coefficient 0.01.");
+    f("seq_loss", c.seq_loss, "Load balancing loss per sequence (DeepSeek-V3: 1e-4).");
+    f("global_loss", c.global_loss, "Load balancing loss over the global batch (Qwen3: 1e-3).");
+    f("global_fractions", c.global_fractions,
+      "Expert fractions for global_loss: of the step so far, or of the previous step.");
+    f("batched_loss", c.batched_loss,
+      "Load balancing loss averaged over all MoE layers, as in MegaBlocks (0.1).");
+    f("batched_scope", c.batched_scope, "Tokens that batched_loss counts.");
+    f("device_loss", c.device_loss, "Load balancing loss over expert groups (DeepSeek-V2).");
+    f("communication_loss", c.communication_loss,
+      "Balance loss of the tokens sent to each group (DeepSeek-V2).");
+    f("z_loss", c.z_loss,
+      "Router z-loss: mean squared logsumexp of the logits; usual coefficient 1e-3.");
   }
   bool balances() const {
     return aux_loss != 0 || seq_loss != 0 || global_loss != 0 || batched_loss != 0 ||
@@ -92,8 +97,11 @@ struct LossSizes {
   int64_t group_ranks = 1;  // |G|
 };
 
+inline constexpr std::array kMoeLossNames = {"aux",    "seq",           "global", "batched",
+                                             "device", "communication", "z"};
+
 struct MoeLoss {
-  std::string name;        // "aux", "seq", "global", "batched", "device", "communication", "z"
+  std::string name;        // one of kMoeLossNames
   at::Tensor value;        // f64 scalar: coefficient included, with its gradient
   double coefficient = 1;  // value / coefficient is what is reported (A8)
 

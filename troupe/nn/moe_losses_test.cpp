@@ -271,24 +271,24 @@ TEST(MoeLosses, G7_OnlyThePassThatOwnsTheBackwardRecords) {
   EXPECT_TRUE(run({}, s).empty());
 }
 
-TEST(BalanceForms, A1_AllFourValuesFromTheSameLogits) {
+// Three layers with the same probabilities for all experts: the losses as they are computed here
+// and as transformers computes its own are what value_at_balance says.
+TEST(BalanceForms, A1_TheValuesAtBalanceAreThoseOfTheLossesThemselves) {
+  using enum BalanceForm;
   const int64_t L = 3, N = 32;
-  std::vector<LayerBalance> layers;
-  double sum = 0;
+  const LossSizes sizes = {.top_k = kK, .moe_layers = L};
+  double aux = 0, batched = 0;
   at::Tensor f = at::zeros({kE}, at::kDouble), p = f.clone();
   for (int64_t l = 0; l < L; ++l) {
-    const BalanceSums s = sums_of(logits(N));
-    layers.push_back({s.counts_BE[0], s.probs_BE[0]});
-    sum += lb_of(s.counts_BE[0], s.probs_BE[0], N);
+    const BalanceSums s = sums_of(logits(N) * 0);
+    aux += value(run({.aux_loss = 0.01}, s, sizes));
+    batched += value(run({.batched_loss = 0.1}, s, sizes));
     f += s.counts_BE[0].to(at::kDouble) / static_cast<double>(N * L);
     p += s.probs_BE[0] / static_cast<double>(N * L);
   }
-  const auto got = [&](BalanceForm form, double a) {
-    return balance_value(form, a, layers, N, kK).item<double>();
-  };
-  EXPECT_NEAR(got(BalanceForm::kTroupe, 0.01), 0.01 * sum, 1e-12);
-  EXPECT_NEAR(got(BalanceForm::kMegaBlocks, 0.1), 0.1 / L * sum, 1e-12);
-  EXPECT_NEAR(got(BalanceForm::kHuggingFace, 0.02), 0.02 * kE * (f * p).sum().item<double>(),
+  EXPECT_NEAR(aux, value_at_balance(kTroupe, 0.01, L, kK), 1e-12);
+  EXPECT_NEAR(batched, value_at_balance(kMegaBlocks, 0.1, L, kK), 1e-12);
+  EXPECT_NEAR(0.02 * kE * (f * p).sum().item<double>(), value_at_balance(kHuggingFace, 0.02, L, kK),
               1e-12);
 }
 
@@ -297,6 +297,7 @@ TEST(BalanceForms, A1_ConversionKeepsTheValueAtBalance) {
   EXPECT_DOUBLE_EQ(convert_coefficient(0.01, kTroupe, kMegaBlocks, 40, 4), 0.4);  // w = a L
   EXPECT_DOUBLE_EQ(convert_coefficient(0.05, kMegaBlocks, kTroupe, 40, 4), 0.05 / 40);
   EXPECT_DOUBLE_EQ(convert_coefficient(0.02, kHuggingFace, kTroupe, 32, 2), 0.02 * 2 / 32);
+  EXPECT_DOUBLE_EQ(convert_coefficient(0.1, kMegaBlocks, kHuggingFace, 32, 2), 0.05);  // w / k
 }
 
 }  // namespace

@@ -22,14 +22,14 @@ struct NormConfig {
   bool bias = false;  // of a LayerNorm
 
   static void visit(auto& c, auto&& f) {
-    f("kind", c.kind);
-    f("eps", c.eps);
-    f("bias", c.bias);
+    f("kind", c.kind, "rms, rms_rounded (cast to the model's type before the weight) or layer.");
+    f("eps", c.eps, "Epsilon added to the mean square (above 0).");
+    f("bias", c.bias, "Bias of LayerNorm.");
   }
 };
 
-struct Norm {
-  Norm(const NormConfig& config, int64_t width)
+struct NormModule {
+  NormModule(const NormConfig& config, int64_t width)
       : weight(Param::of({width}, {.kind = Init::kOne}, Group::kNoDecay)),
         options{to_text(config.kind), config.eps} {
     if (config.kind == NormForm::kLayer && config.bias) {

@@ -4,6 +4,8 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "troupe/ops/support/late.h"
+
 namespace troupe {
 
 at::Tensor recomputed(const TensorList& inputs, const TensorList& leaves,
@@ -19,8 +21,10 @@ at::Tensor recomputed(const TensorList& inputs, const TensorList& leaves,
           .inputs = all,
           .outputs = {y},
           .saved = all,
-          .backward = [f, n = inputs.size()](const Gradients& g) -> TensorList {
+          .backward = [f, n = inputs.size(),
+                       late = LateScope::current()](const Gradients& g) -> TensorList {
             const at::AutoGradMode with_grad(true);
+            const LateScope scope(late);
             TensorList again, wanted, out(g.saved.size());
             for (size_t i = 0; i < n; ++i) {
               const at::Tensor& x = g.saved[i];

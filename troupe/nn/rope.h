@@ -42,20 +42,27 @@ struct RopeConfig {
   std::optional<double> attention_factor, mscale, mscale_all_dim;
 
   static void visit(auto& c, auto&& f) {
-    f("theta", c.theta);
-    f("fraction", c.fraction);
-    f("interleaved", c.interleaved);
-    f("scaling", c.scaling);
-    f("factor", c.factor);
-    f("original_positions", c.original_positions);
-    f("low_freq", c.low_freq);
-    f("high_freq", c.high_freq);
-    f("beta_fast", c.beta_fast);
-    f("beta_slow", c.beta_slow);
-    f("truncate", c.truncate);
-    f("attention_factor", c.attention_factor);
-    f("mscale", c.mscale);
-    f("mscale_all_dim", c.mscale_all_dim);
+    f("theta", c.theta, "Base of the rotary frequencies (above 1).");
+    f("fraction", c.fraction,
+      "Fraction of head dimensions with rotary embedding (above 0, at most 1).");
+    f("interleaved", c.interleaved,
+      "Rotates neighboring dimensions as pairs, instead of the two halves.");
+    f("scaling", c.scaling, "Frequency scaling for longer contexts.");
+    f("factor", c.factor, "Context extension factor (1 or more).");
+    f("original_positions", c.original_positions, "Context length before extension, in tokens.");
+    f("low_freq", c.low_freq,
+      "llama3: low frequency factor; lower frequencies are divided by factor.");
+    f("high_freq", c.high_freq, "llama3: high frequency factor; higher frequencies are unchanged.");
+    f("beta_fast", c.beta_fast,
+      "yarn: rotations per context above which a frequency is unchanged.");
+    f("beta_slow", c.beta_slow,
+      "yarn: rotations per context below which a frequency is divided by factor.");
+    f("truncate", c.truncate, "yarn: rounds the correction range to whole dimensions.");
+    f("attention_factor", c.attention_factor,
+      "yarn: scale of cosine and sine; null: derived from factor.");
+    f("mscale", c.mscale, "yarn (DeepSeek): attention scale coefficient in the numerator.");
+    f("mscale_all_dim", c.mscale_all_dim,
+      "yarn (DeepSeek): coefficient in the denominator and in the softmax scale.");
   }
 };
 

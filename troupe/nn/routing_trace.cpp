@@ -159,7 +159,13 @@ at::Tensor RoutingTrace::logits(int64_t layer, int64_t microbatch) const {
   return at(layer, microbatch).logits_TE;
 }
 
-void RoutingTrace::save(const std::string& path) const {
+std::vector<std::pair<int64_t, int64_t>> RoutingTrace::records() const {
+  std::vector<std::pair<int64_t, int64_t>> out;
+  for (const auto& [key, choices] : records_) out.push_back(key);
+  return out;
+}
+
+void RoutingTrace::save(Fs& fs, const std::string& path) const {
   std::string out = kMagic;
   for (const auto& [key, c] : records_) {
     std::ostringstream line;
@@ -170,14 +176,13 @@ void RoutingTrace::save(const std::string& path) const {
     append(out, c.ids_TK);
     if (c.logits_TE.defined()) append(out, c.logits_TE);
   }
-  Fs fs;
   publish_file(fs, path, out);
 }
 
 RoutingTrace RoutingTrace::load(const std::string& path) {
   const std::string text = read_file(path);
   Parser parser(path, text);
-  if (parser.line() != kMagic) parser.refuse("is no routing trace");
+  if (parser.line() != kMagic) parser.refuse("is not a routing trace");
   RoutingTrace out;
   while (!parser.done()) {
     const Header h = read_header(parser);
@@ -185,7 +190,7 @@ RoutingTrace RoutingTrace::load(const std::string& path) {
     const at::Tensor ids = read_tensor(parser, {h.T, h.K}, narrow_type(h.experts)).to(at::kInt);
     if (const char* fault = fault_of(ids, h.experts)) parser.refuse(fault);
     if (!counts_of(ids, h.experts).equal(counts)) {
-      parser.refuse("has counts that are not those of its choices");
+      parser.refuse("has counts that differ from those of its choices");
     }
     at::Tensor logits;
     if (h.with_logits != 0) logits = read_tensor(parser, {h.T, h.experts}, at::kFloat);

@@ -18,8 +18,11 @@
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace troupe {
+
+class Fs;  // core/file/publish.h
 
 class RoutingTrace {
  public:
@@ -32,7 +35,12 @@ class RoutingTrace {
   at::Tensor logits(int64_t layer, int64_t microbatch) const;  // undefined: not recorded
   int64_t size() const { return static_cast<int64_t>(records_.size()); }
 
-  void save(const std::string& path) const;  // the whole file or nothing
+  bool has(int64_t layer, int64_t microbatch) const {
+    return records_.contains({layer, microbatch});
+  }
+  std::vector<std::pair<int64_t, int64_t>> records() const;  // (layer, microbatch), sorted
+
+  void save(Fs& fs, const std::string& path) const;  // the whole file or nothing
   static RoutingTrace load(const std::string& path);
 
  private:

@@ -44,16 +44,17 @@ TEST(RoutingTrace, R15_CountsSumToTokensTimesChoices) {
 TEST(RoutingTrace, R15_AFileHoldsItAllInTwoOrFourBytes) {
   const testing::TemporaryFolder folder;
   const std::string path = folder / "trace";
+  Fs fs;
   RoutingTrace trace;
   const at::Tensor few = distinct(50, 8, 64);
   const at::Tensor many = distinct(50, 8, 70000);
   trace.record(0, 0, few, 64);
-  trace.save(path);
+  trace.save(fs, path);
   const auto small = static_cast<int64_t>(read_file(path).size());
   EXPECT_LT(small, 50 * 8 * 2 + 64 * 8 + 64);
   trace.record(3, 1, many, 70000);
   trace.record(4, 1, at::zeros({0, 2}, at::kInt), 4);
-  trace.save(path);
+  trace.save(fs, path);
   const RoutingTrace back = RoutingTrace::load(path);
   EXPECT_EQ(back.size(), 3);
   EXPECT_TRUE(back.replay(0, 0, at::kCPU).equal(few));
@@ -64,10 +65,11 @@ TEST(RoutingTrace, R15_AFileHoldsItAllInTwoOrFourBytes) {
 TEST(RoutingTrace, R15_TheFileIsWhatTheHeaderSays) {
   const testing::TemporaryFolder folder;
   const std::string path = folder / "trace";
+  Fs fs;
   RoutingTrace trace;
   trace.record(1, 5, at::tensor({2, 0, -1, -1}, at::kInt).reshape({2, 2}), 3,
                at::tensor({1.0f, -2.0f, 0.5f, 0.0f, 0.0f, 0.0f}).reshape({2, 3}));
-  trace.save(path);
+  trace.save(fs, path);
   const std::string text = "troupe-trace 1\n1 5 3 2 2 1\n";
   const auto eight = [](char n) { return std::string(1, n) + std::string(7, '\0'); };
   const std::string counts = eight(1) + eight(0) + eight(1);
@@ -94,12 +96,12 @@ TEST(RoutingTrace, E22_RefusesToRecordWhatIsNoChoice) {
 TEST(RoutingTrace, RefusesADamagedFile) {
   const testing::TemporaryFolder folder;
   const std::string path = folder / "trace";
+  Fs fs;
   RoutingTrace trace;
   trace.record(0, 0, at::tensor({0, 1, 2, 3}, at::kInt).reshape({2, 2}), 4);
-  trace.save(path);
+  trace.save(fs, path);
   const std::string good = read_file(path);
   const auto refused = [&](const std::string& text) {
-    Fs fs;
     publish_file(fs, path, text);
     EXPECT_THROW(RoutingTrace::load(path), Error) << text;
   };

@@ -22,18 +22,23 @@ void penalise(std::vector<float>& logits, std::span<const int64_t> seen, double 
   }
 }
 
-// Ids in the order of their logits, the largest first, ties to the lower id.
-std::vector<int64_t> ranked(const std::vector<float>& logits, int64_t top_k) {
-  std::vector<int64_t> ids(logits.size());
-  std::iota(ids.begin(), ids.end(), 0);
+// Ids whose first `ranked` are those of the largest logits in their order, ties to the lower id.
+// The first `kept` are among those that may be drawn.
+struct Ranks {
+  std::vector<int64_t> ids;
+  size_t ranked, kept;
+};
+
+void rank(Ranks& r, const std::vector<float>& logits, size_t n) {
   const auto before = [&](int64_t a, int64_t b) {
     return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
   };
-  const auto all = static_cast<int64_t>(ids.size());
-  const int64_t keep = top_k > 0 ? std::min(top_k, all) : all;
-  std::partial_sort(ids.begin(), ids.begin() + keep, ids.end(), before);
-  ids.resize(keep);
-  return ids;
+  const auto at = [&](size_t i) { return r.ids.begin() + static_cast<std::ptrdiff_t>(i); };
+  n = std::min(n, r.kept);
+  if (n <= r.ranked) return;
+  if (n < r.ids.size()) std::nth_element(at(r.ranked), at(n), r.ids.end(), before);
+  std::sort(at(r.ranked), at(n), before);
+  r.ranked = n;
 }
 
 }  // namespace
@@ -54,27 +59,35 @@ int64_t sample(std::vector<float> logits, std::span<const int64_t> seen, const S
   TROUPE_CHECK(!logits.empty(), "no logits");
   for (const float z : logits) TROUPE_CHECK(!std::isnan(z), "a logit is NaN");
   penalise(logits, seen, c.repetition_penalty);
-  if (c.temperature == 0) return ranked(logits, 1)[0];
-  std::vector<int64_t> ids = ranked(logits, c.top_k);
-  std::vector<double> p(ids.size());
+  const auto best = std::ranges::max_element(logits);  // the first of equals
+  if (c.temperature == 0) return best - logits.begin();
+  const auto p = [&](int64_t id) { return std::exp((logits[id] - *best) / c.temperature); };
+  Ranks r{std::vector<int64_t>(logits.size()), 0, logits.size()};
+  std::iota(r.ids.begin(), r.ids.end(), 0);
+  if (c.top_k > 0) r.kept = std::min(r.kept, static_cast<size_t>(c.top_k));
+  if (r.kept < r.ids.size()) rank(r, logits, r.kept);
   double sum = 0;
-  for (size_t i = 0; i < ids.size(); ++i) {
-    p[i] = std::exp((logits[ids[i]] - logits[ids[0]]) / c.temperature);
-    sum += p[i];
-  }
-  size_t keep = 0;
-  double kept = 0;
-  // Both limits cut a tail, since p falls; the nucleus ends where the sum reaches top_p.
-  while (keep < ids.size() && (keep == 0 || (kept < c.top_p * sum && p[keep] >= c.min_p * p[0]))) {
-    kept += p[keep++];
+  for (size_t i = 0; i < r.kept; ++i) sum += p(r.ids[i]);
+  if (c.top_p < 1 || c.min_p > 0) {
+    // Both limits cut a tail of the order; the nucleus ends where the sum reaches top_p.
+    size_t keep = 0;
+    double kept = 0;
+    for (; keep < r.kept && (keep == 0 || kept < c.top_p * sum); ++keep) {
+      if (keep == r.ranked) rank(r, logits, std::max<size_t>(64, 4 * keep));
+      const double next = p(r.ids[keep]);
+      if (keep > 0 && next < c.min_p) break;
+      kept += next;
+    }
+    r.kept = keep;
+    sum = kept;
   }
   const Rng rng(c.seed, stream_of("sample"));
-  double left = rng.uniform(static_cast<uint64_t>(place.index), place.sequence) * kept;
-  for (size_t i = 0; i + 1 < keep; ++i) {
-    left -= p[i];
-    if (left < 0) return ids[i];
+  double left = rng.uniform(static_cast<uint64_t>(place.index), place.sequence) * sum;
+  for (size_t i = 0; i + 1 < r.kept; ++i) {
+    left -= p(r.ids[i]);
+    if (left < 0) return r.ids[i];
   }
-  return ids[keep - 1];
+  return r.ids[r.kept - 1];
 }
 
 }  // namespace troupe

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
+#include <set>
 
 #include "troupe/core/check.h"
 
@@ -47,6 +50,27 @@ TEST(Sampler, LimitsKeepTheirTokensAlone) {
   EXPECT_EQ(ids({.top_p = 0.01}), "1");
   EXPECT_EQ(ids({.min_p = 0.6}), "13");
   EXPECT_EQ(ids({.top_k = 3, .min_p = 0.1}), "123");
+}
+
+// Of 5,000 ids those that a sort of all of them leaves.
+TEST(Sampler, ANucleusOfALargeVocabularyIsThatOfTheWholeOrder) {
+  std::vector<float> logits;
+  for (int64_t i = 0; i < 5000; ++i) {
+    logits.push_back(static_cast<float>((i * 7919) % 5000) * 0.002F);  // each value once
+  }
+  std::vector<int64_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::sort(order, [&](int64_t a, int64_t b) { return logits[a] > logits[b]; });
+  double sum = 0, part = 0;
+  for (const float z : logits) sum += std::exp(z);
+  size_t n = 0;
+  while (part < 0.3 * sum) part += std::exp(logits[order[n++]]);
+  ASSERT_GT(n, 64U);
+  const std::set<int64_t> allowed(order.begin(), order.begin() + static_cast<int64_t>(n));
+  std::set<int64_t> got;
+  for (int64_t i = 0; i < 20000; ++i) got.insert(sample(logits, {}, {.top_p = 0.3}, {i}));
+  EXPECT_TRUE(std::ranges::includes(allowed, got));
+  EXPECT_GT(got.size(), n * 9 / 10);
 }
 
 TEST(Sampler, RepetitionPenaltyLowersWhatWasSeenOnceHoweverOften) {

@@ -10,22 +10,29 @@
 namespace troupe {
 
 SharedExpert::SharedExpert(const SharedConfig& config, const ExpertsConfig& routed, int64_t width,
-                           int64_t layers)
+                           int64_t layers, const TensorParts& parts)
     : form_(config.form), ffn_(routed.form) {
   const int64_t F = config.width_for(routed.hidden), G = ffn_.gates();
   TROUPE_CHECK(F >= 1, "a shared expert of width", F);
   w1 = Param::of({G, F, width}, routed.init.up()).showing({G * F, width});
   w2 = Param::of({width, F}, routed.init.down(layers));
+  if (parts.split_shared) {
+    edge_ = parts.edge;
+    parts.cut(w1, 1);
+    parts.cut(w2, 1);
+  }
   if (form_ == SharedForm::kGate) gate = Param::of({1, width}, {.kind = Init::kZero});
 }
 
-at::Tensor SharedExpert::forward(const at::Tensor& x_TD) const {
-  at::Tensor y =
-      dense_ffn(x_TD, {w1.value.unsqueeze(0), std::nullopt, w2.value.unsqueeze(0), std::nullopt},
-                ffn_.options());
+at::Tensor SharedExpert::forward(const at::Tensor& x_tD, int64_t all) const {
+  const GatheredTokens x = edge_.gathered(x_tD, all);
+  FfnOptions options = ffn_.options();
+  options.weights_order = x.beside;
+  at::Tensor y = edge_.scattered(dense_ffn(
+      x.x_T, {w1.value.unsqueeze(0), std::nullopt, w2.value.unsqueeze(0), std::nullopt}, options));
   if (!gate) return y;
-  const auto wide = wide_type(x_TD);
-  const at::Tensor open_T1 = at::sigmoid(at::matmul(x_TD.to(wide), gate->value.to(wide).t()));
+  const auto wide = wide_type(x_tD);
+  const at::Tensor open_T1 = at::sigmoid(at::matmul(x_tD.to(wide), gate->value.to(wide).t()));
   return (y * open_T1).to(y.scalar_type());
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "troupe/nn/experts.h"
+#include "troupe/nn/tensor_parts.h"
 
 namespace troupe {
 
@@ -22,10 +23,10 @@ struct SharedConfig {
   bool overlap = true;
 
   static void visit(auto& c, auto&& f) {
-    f("experts", c.experts);
-    f("hidden", c.hidden);
-    f("form", c.form);
-    f("overlap", c.overlap);
+    f("experts", c.experts, "Width of the shared expert as a multiple of moe.hidden; 0: off.");
+    f("hidden", c.hidden, "Width of the shared expert; 0: experts times moe.hidden.");
+    f("form", c.form, "sum, weighted (1 / (K + 1)) or with a sigmoid gate.");
+    f("overlap", c.overlap, "Computes it while rows are dispatched; results do not change.");
   }
   int64_t width_for(int64_t routed_hidden) const {
     return experts == 0 ? 0 : hidden > 0 ? hidden : experts * routed_hidden;
@@ -36,9 +37,10 @@ class SharedExpert {
  public:
   // The routed experts' form and initial values; full width, no biases.
   SharedExpert(const SharedConfig& config, const ExpertsConfig& routed, int64_t width,
-               int64_t layers);
+               int64_t layers, const TensorParts& parts = {});
 
-  at::Tensor forward(const at::Tensor& x_TD) const;  // gated, if it is; not weighted
+  // Gated, if it is; not weighted. Of own tokens; `all`: of all ranks that share them.
+  at::Tensor forward(const at::Tensor& x_tD, int64_t all) const;
   // y of routed and shared, by the form.
   at::Tensor add(const at::Tensor& routed_TD, const at::Tensor& shared_TD, int64_t top_k) const;
 
@@ -54,6 +56,7 @@ class SharedExpert {
  private:
   SharedForm form_;
   FfnForm ffn_;
+  TokenEdge edge_;  // alone where the expert is whole on each rank
 };
 
 }  // namespace troupe

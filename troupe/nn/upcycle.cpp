@@ -56,7 +56,7 @@ bool is_exact(const Upcycle& u, int64_t dense_hidden) {
   return u.weights_sum_to_one && u.top_k % g == 0 && (g == 1 || scales);
 }
 
-ExpertWeights upcycle(const DenseFfn& dense, const Upcycle& u) {
+ExpertWeights upcycle(const DenseWeights& dense, const Upcycle& u) {
   const at::NoGradGuard no_grad;
   const int64_t halves = u.gated ? 2 : 1, D = dense.w2.size(0), dense_hidden = dense.w2.size(1);
   TROUPE_CHECK(

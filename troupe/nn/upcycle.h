@@ -29,7 +29,7 @@ struct Upcycle {
   bool allow_inexact = false;      // k need not be a multiple of g
 };
 
-struct DenseFfn {
+struct DenseWeights {
   at::Tensor w1;                 // [2 F_dense, D] or [F_dense, D]
   std::optional<at::Tensor> b1;  // [2 F_dense] or [F_dense]
   at::Tensor w2;                 // [D, F_dense]
@@ -43,7 +43,7 @@ double weight_scale(const Upcycle& u, int64_t dense_hidden);
 // activation of relu's kind. Elsewhere the layer only starts near the dense one.
 bool is_exact(const Upcycle& u, int64_t dense_hidden);
 
-ExpertWeights upcycle(const DenseFfn& dense, const Upcycle& u);
+ExpertWeights upcycle(const DenseWeights& dense, const Upcycle& u);
 // Draw q rows [q, D]; the router's weight [E, D].
 at::Tensor upcycle_router(const at::Tensor& rows_qD, const Upcycle& u, int64_t dense_hidden);
 

@@ -18,17 +18,17 @@ namespace {
 
 constexpr int64_t kD = 6, kT = 20;
 
-DenseFfn dense_of(int64_t hidden, bool gated, bool bias = false) {
+DenseWeights dense_of(int64_t hidden, bool gated, bool bias = false) {
   const int64_t rows = gated ? 2 * hidden : hidden;
-  DenseFfn d{.w1 = at::randn({rows, kD}, at::kDouble),
-             .b1 = std::nullopt,
-             .w2 = at::randn({kD, hidden}, at::kDouble),
-             .b2 = std::nullopt};
+  DenseWeights d{.w1 = at::randn({rows, kD}, at::kDouble),
+                 .b1 = std::nullopt,
+                 .w2 = at::randn({kD, hidden}, at::kDouble),
+                 .b2 = std::nullopt};
   if (bias) d.b1 = at::randn({rows}, at::kDouble), d.b2 = at::randn({kD}, at::kDouble);
   return d;
 }
 
-at::Tensor one_expert(const at::Tensor& x, const DenseFfn& d, const FfnOptions& o) {
+at::Tensor one_expert(const at::Tensor& x, const DenseWeights& d, const FfnOptions& o) {
   const at::Tensor zero = at::zeros({x.size(0), 1}, at::kInt);
   ExpertWeights w{d.w1.unsqueeze(0), std::nullopt, d.w2.unsqueeze(0), std::nullopt};
   if (d.b1) w.b1 = d.b1->unsqueeze(0), w.b2 = d.b2->unsqueeze(0);
@@ -39,7 +39,7 @@ at::Tensor one_expert(const at::Tensor& x, const DenseFfn& d, const FfnOptions& 
 
 // Largest difference of the upcycled layer and the dense one, over the dense one's largest output.
 double error(const Upcycle& u, int64_t hidden, bool bias = false) {
-  const DenseFfn dense = dense_of(hidden, u.gated, bias);
+  const DenseWeights dense = dense_of(hidden, u.gated, bias);
   const at::Tensor x = at::randn({kT, kD}, at::kDouble);
   FfnOptions o;
   o.activation = u.activation;
@@ -87,7 +87,7 @@ TEST(Upcycle, U3_SlicesOfASiluGluAreOnlyNear) {
 }
 
 TEST(Upcycle, U1_ExpertHasItsSliceOfBothHalvesAndOfTheColumns) {
-  const DenseFfn d = dense_of(6, true);
+  const DenseWeights d = dense_of(6, true);
   const Upcycle u{.experts = 6, .hidden = 2, .top_k = 3, .activation = "relu"};
   const ExpertWeights w = upcycle(d, u);
   const double s = weight_scale(u, 6);

@@ -11,11 +11,11 @@ namespace {
 void accumulate_meta(const at::Tensor& sum, const at::Tensor& x, bool /*add*/) {
   check_dtype(sum, at::kFloat, "accumulate_: sum");
   TROUPE_CHECK(sum.is_contiguous(), "accumulate_: sum must be contiguous; its sizes are",
-               sum.sizes(), "and its strides", sum.strides());
+               sum.sym_sizes(), "and its strides", sum.sym_strides());
   TROUPE_CHECK(dtype_of_tensor(x, "accumulate_: x") != Dtype::kF64,
                "accumulate_: x must be f32, bf16 or f16; it is", x.scalar_type());
-  TROUPE_CHECK(x.sizes() == sum.sizes(), "accumulate_: x must have the sizes of sum,", sum.sizes(),
-               "; it has", x.sizes());
+  TROUPE_CHECK(x.sym_sizes() == sum.sym_sizes(), "accumulate_: x must have the sizes of sum,",
+               sum.sym_sizes(), "; it has", x.sym_sizes());
   check_same_device(x, sum, "accumulate_: x");
 }
 

@@ -1,5 +1,6 @@
 // Sums in f32 of numbers of a narrower type, in place: kernels/accumulate. PyTorch's own copy and
-// addition between types reach less than half of a GPU's memory rate (docs/BENCH.md).
+// addition between types reach less than half of a GPU's memory rate
+// (docs/bench/2026-11-23-ranks.md).
 #pragma once
 
 #include <ATen/core/Tensor.h>

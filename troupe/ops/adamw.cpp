@@ -9,11 +9,10 @@ namespace troupe {
 namespace {
 
 using Optional = std::optional<at::Tensor>;
-using Options = c10::ArrayRef<double>;  // [lr, beta1, beta2, eps, weight_decay]
 
 void check_like(const at::Tensor& x, const at::Tensor& param, const char* name) {
-  TROUPE_CHECK(x.sizes() == param.sizes(), name, "must have sizes", param.sizes(), "; it has",
-               x.sizes());
+  TROUPE_CHECK(x.sym_sizes() == param.sym_sizes(), name, "must have sizes", param.sym_sizes(),
+               "; it has", x.sym_sizes());
   check_same_device(x, param, name);
 }
 
@@ -29,16 +28,15 @@ struct State {
   bool halves;
 };
 
+// LONG: a schema's arguments
 void adamw_meta(at::TensorList all, const at::Tensor& grad, const Optional& grad_scale,
-                int64_t /*step*/, Options options) {
+                int64_t /*step*/, double /*lr*/, double /*beta1*/, double /*beta2*/, double /*eps*/,
+                double /*weight_decay*/) {
   const State state(all);
   TROUPE_CHECK(state.size == 3 || state.size == 4,
                "adamw_: state must be [param, m, v], [param, m, v, copy] or [value, m, v, "
                "remainder], and two scales of uint8 moments; it has",
                all.size());
-  TROUPE_CHECK(options.size() == 5,
-               "adamw_: options must be [lr, beta1, beta2, eps, weight_decay]; it has",
-               options.size());
   for (size_t i = 0; i < state.size; ++i) {
     check_like(all[i], all[0], "adamw_: m, v, copy, remainder");
   }
@@ -47,14 +45,14 @@ void adamw_meta(at::TensorList all, const at::Tensor& grad, const Optional& grad
   }
   check_like(grad, all[0], "adamw_: grad");
   if (!grad_scale.has_value()) return;
-  TROUPE_CHECK(grad_scale->numel() == 1, "adamw_: grad_scale must be one number; it is",
-               grad_scale->sizes());
+  TROUPE_CHECK(grad_scale->sym_numel() == 1, "adamw_: grad_scale must be one number; it is",
+               grad_scale->sym_sizes());
   check_same_device(*grad_scale, all[0], "adamw_: grad_scale");
 }
 
 void check_contiguous(const at::Tensor& x, const char* name) {
-  TROUPE_CHECK(x.is_contiguous(), name, "must be contiguous; its sizes are", x.sizes(),
-               "and its strides", x.strides());
+  TROUPE_CHECK(x.is_contiguous(), name, "must be contiguous; its sizes are", x.sym_sizes(),
+               "and its strides", x.sym_strides());
 }
 
 // All elements in one row, of the tensor itself.
@@ -77,9 +75,11 @@ MomentCodes codes_of(const at::Tensor& codes, const at::Tensor& scale) {
           flat_of<float>(scale, at::kFloat, "adamw_: m_scale, v_scale")};
 }
 
+// LONG: a schema's arguments
 void adamw_device(at::TensorList all, const at::Tensor& grad, const Optional& grad_scale,
-                  int64_t step, Options options) {
-  adamw_meta(all, grad, grad_scale, step, options);
+                  int64_t step, double lr, double beta1, double beta2, double eps,
+                  double weight_decay) {
+  adamw_meta(all, grad, grad_scale, step, lr, beta1, beta2, eps, weight_decay);
   const State state(all);
   const at::Tensor g = grad.contiguous();
   AdamW args{
@@ -88,12 +88,12 @@ void adamw_device(at::TensorList all, const at::Tensor& grad, const Optional& gr
       .m = {},
       .v = {},
       .step = step,
-      .lr = options[0],
+      .lr = lr,
       .grad_scale = ptr_or_null<const float>(grad_scale, "adamw_: grad_scale"),
-      .beta1 = options[1],
-      .beta2 = options[2],
-      .eps = options[3],
-      .weight_decay = options[4]};
+      .beta1 = beta1,
+      .beta2 = beta2,
+      .eps = eps,
+      .weight_decay = weight_decay};
   (state.halves ? args.copy : args.param) = flat(all[0], "adamw_: param");
   if (state.halves) {
     args.remainder = flat_of<uint16_t>(all[3], at::kShort, "adamw_: remainder");
@@ -127,14 +127,13 @@ void adamw_(const AdamWTensors& s, const at::Tensor& grad, const Optional& grad_
                "adamw_: m_scale and v_scale are of moments in uint8 alone; these are",
                s.m.scalar_type());
   if (coded) state.insert(state.end(), {*s.m_scale, *s.v_scale});
-  const double options[] = {o.lr, o.beta1, o.beta2, o.eps, o.weight_decay};
-  op(state, grad, grad_scale, step, options);
+  op(state, grad, grad_scale, step, o.lr, o.beta1, o.beta2, o.eps, o.weight_decay);
 }
 
 void define_adamw(torch::Library& m) {
   define(m,
-         "adamw_(Tensor(a!)[] state, Tensor grad, Tensor? grad_scale, int step, float[] options) "
-         "-> ()",
+         "adamw_(Tensor(a!)[] state, Tensor grad, Tensor? grad_scale, int step, float lr, "
+         "float beta1=0.9, float beta2=0.95, float eps=1e-8, float weight_decay=0.) -> ()",
          adamw_device, adamw_meta);
 }
 

@@ -1,4 +1,4 @@
-// The optimizer's step over one tensor: kernels/adamw.
+// One AdamW step over one tensor; the formula is in kernels/adamw.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,13 +8,13 @@
 namespace troupe {
 
 struct AdamWTensors {
-  at::Tensor param;                     // f32 (f64 on the CPU); beside `remainder` bf16
-  at::Tensor m, v;                      // f32 or bf16; uint8: codes (core/number/moment8.h)
-  std::optional<at::Tensor> copy = {};  // bf16 or f16: the parameter rounded, for the model
-  // int16: the low halves of f32 parameters whose high halves `param` has
-  // (core/number/split_f32.h); then there is no copy.
+  at::Tensor param;                     // f32 (f64 on the CPU), or bf16 beside `remainder`
+  at::Tensor m, v;                      // f32, bf16, or uint8 codes (core/number/moment8.h)
+  std::optional<at::Tensor> copy = {};  // bf16 or f16: the new parameter, rounded, for the model
+  // int16: the low halves of f32 parameters; `param` then has the high halves, and there is no
+  // `copy` (core/number/split_f32.h).
   std::optional<at::Tensor> remainder = {};
-  // Of codes: f32 [ceil(N / 256)], for 256 elements each from the first on.
+  // Of uint8 moments: f32 [ceil(N / 256)], a scale for each 256 elements.
   std::optional<at::Tensor> m_scale = {}, v_scale = {};
 };
 
@@ -26,8 +26,8 @@ struct AdamWOptions {
   double weight_decay = 0;
 };
 
-// Writes all of state, contiguous and of one size; grad of any float type.
-// grad_scale f32 [1], on the device: where it is not finite nothing is written. step counts from 1.
+// Updates the tensors of `state` in place; they are contiguous and of one size. grad has any float
+// type. grad_scale: f32 [1] on the device; if it is not finite nothing is written. step: from 1.
 void adamw_(const AdamWTensors& state, const at::Tensor& grad,
             const std::optional<at::Tensor>& grad_scale, int64_t step, const AdamWOptions& options);
 

@@ -7,38 +7,37 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
+#include <utility>
+
 #include "troupe/kernels/block_sparse/block_sparse.h"
 #include "troupe/ops/support/autograd.h"
 #include "troupe/ops/support/define.h"
 #include "troupe/ops/support/run.h"
+#include "troupe/ops/support/trial_kernels.h"
 #include "troupe/ops/support/view.h"
 
 namespace troupe {
 namespace {
 
-// A structure as PyTorch's dispatcher passes it: five index tensors, and rows, cols, block,
-// transposed.
-struct Flat {
-  std::vector<at::Tensor> indices;
-  std::vector<int64_t> sizes;
-};
-
-Flat flat(const BlockStructure& s) {
-  return {{s.row_offsets, s.col_indices, s.col_offsets, s.row_indices, s.block_order},
-          {s.rows, s.cols, s.block, int64_t{s.transposed}}};
+// The index tensors of a structure, as PyTorch's dispatcher passes them.
+std::vector<at::Tensor> indices_of(const BlockStructure& s) {
+  return {s.row_offsets, s.col_indices, s.col_offsets, s.row_indices, s.block_order};
 }
 
-BlockStructure structure_of(at::TensorList indices, at::IntArrayRef sizes) {
-  TROUPE_CHECK(indices.size() == 5 && sizes.size() == 4, "block_sparse: a structure has 5 index",
-               "tensors and 4 sizes, not", indices.size(), "and", sizes.size());
-  return {sizes[0],   sizes[1],   sizes[2],   indices[0],   indices[1],
-          indices[2], indices[3], indices[4], sizes[3] != 0};
+BlockStructure structure_of(at::TensorList indices, c10::SymInt rows, c10::SymInt cols,
+                            int64_t block, bool transposed) {
+  TROUPE_CHECK(indices.size() == 5,
+               "block_sparse: indices must be [row_offsets, col_indices, "
+               "col_offsets, row_indices, block_order]; it has",
+               indices.size(), "tensors");
+  return {std::move(rows), std::move(cols), block,      indices[0], indices[1],
+          indices[2],      indices[3],      indices[4], transposed};
 }
 
 void check_structure(const BlockStructure& s, const at::Tensor& beside) {
   TROUPE_CHECK(s.block > 0 && s.rows % s.block == 0 && s.cols % s.block == 0,
                "block_sparse: structure of", s.rows, "x", s.cols, "in blocks of", s.block);
-  const int64_t blocks = s.col_indices.numel();
+  const c10::SymInt blocks = s.col_indices.sym_numel();
   check_sizes(s.row_offsets, {s.rows / s.block + 1}, "block_sparse: row_offsets");
   check_sizes(s.col_indices, {blocks}, "block_sparse: col_indices");
   check_sizes(s.col_offsets, {s.cols / s.block + 1}, "block_sparse: col_offsets");
@@ -52,8 +51,8 @@ void check_structure(const BlockStructure& s, const at::Tensor& beside) {
 }
 
 BlockTopology topology_view(const BlockStructure& s) {
-  return {.rows = s.rows,
-          .cols = s.cols,
+  return {.rows = s.rows.guard_int(__FILE__, __LINE__),
+          .cols = s.cols.guard_int(__FILE__, __LINE__),
           .blocks = s.col_indices.numel(),
           .block = s.block,
           .row_offsets = ptr<const int32_t>(s.row_offsets, "block_sparse: row_offsets"),
@@ -63,10 +62,10 @@ BlockTopology topology_view(const BlockStructure& s) {
           .block_order = ptr<const int32_t>(s.block_order, "block_sparse: block_order")};
 }
 
-int64_t op_rows(const BlockStructure& s) {
+c10::SymInt op_rows(const BlockStructure& s) {
   return s.transposed ? s.cols : s.rows;
 }
-int64_t op_cols(const BlockStructure& s) {
+c10::SymInt op_cols(const BlockStructure& s) {
   return s.transposed ? s.rows : s.cols;
 }
 
@@ -89,95 +88,102 @@ at::Tensor flat_values(const at::Tensor& values) {
 
 void check_operands(const at::Tensor& x, const at::Tensor& values, const BlockStructure& s) {
   check_structure(s, x);
-  check_sizes(values, {s.col_indices.numel(), s.block, s.block}, "block_sparse: values");
+  check_sizes(values, {s.col_indices.sym_numel(), s.block, s.block}, "block_sparse: values");
   check_dtype(values, x.scalar_type(), "block_sparse: values");
   check_same_device(values, x, "block_sparse: values");
 }
 
+// LONG: a schema's arguments
 at::Tensor sdd_meta(const at::Tensor& a, const at::Tensor& b, at::TensorList indices,
-                    at::IntArrayRef sizes) {
-  const BlockStructure s = structure_of(indices, sizes);
+                    c10::SymInt rows, c10::SymInt cols, int64_t block, bool transposed) {
+  const BlockStructure s = structure_of(indices, rows, cols, block, transposed);
   TROUPE_CHECK(!s.transposed, "sdd: structure must not be transposed: it is what is computed");
   check_sizes(a, {s.rows, -1}, "sdd: a");
-  check_sizes(b, {a.size(1), s.cols}, "sdd: b");
+  check_sizes(b, {a.sym_size(1), s.cols}, "sdd: b");
   check_dtype(b, a.scalar_type(), "sdd: b");
   check_same_device(b, a, "sdd: b");
   check_structure(s, a);
-  return at::zeros({s.col_indices.numel(), s.block, s.block}, a.options());
+  return at::zeros_symint({s.col_indices.sym_numel(), s.block, s.block}, a.options());
 }
 
+// LONG: a schema's arguments
 at::Tensor sdd_device(const at::Tensor& a, const at::Tensor& b, at::TensorList indices,
-                      at::IntArrayRef sizes) {
-  at::Tensor values = sdd_meta(a, b, indices, sizes);
+                      c10::SymInt rows, c10::SymInt cols, int64_t block, bool transposed) {
+  at::Tensor values = sdd_meta(a, b, indices, rows, cols, block, transposed);
   const Dense left(a), right(b);
-  const BlockSdd args{.a = left.operand("sdd: a"),
-                      .b = right.operand("sdd: b"),
-                      .topology = topology_view(structure_of(indices, sizes)),
-                      .c = mut_view(flat_values(values), "sdd: values")};
+  const BlockSdd args{
+      .a = left.operand("sdd: a"),
+      .b = right.operand("sdd: b"),
+      .topology = topology_view(structure_of(indices, rows, cols, block, transposed)),
+      .c = mut_view(flat_values(values), "sdd: values"),
+      .trial = trial_kernels()};
   run(a.device(), args, block_sdd_cpu, &CudaKernels::block_sdd);
   return values;
 }
 
-at::Tensor dsd_meta(const at::Tensor& values, at::TensorList indices, at::IntArrayRef sizes,
-                    const at::Tensor& b) {
-  const BlockStructure s = structure_of(indices, sizes);
+// LONG: a schema's arguments
+at::Tensor dsd_meta(const at::Tensor& values, at::TensorList indices, c10::SymInt rows,
+                    c10::SymInt cols, int64_t block, bool transposed, const at::Tensor& b) {
+  const BlockStructure s = structure_of(indices, rows, cols, block, transposed);
   check_sizes(b, {op_cols(s), -1}, "dsd: b");
   check_operands(b, values, s);
-  return at::empty({op_rows(s), b.size(1)}, b.options());
+  return at::empty_symint({op_rows(s), b.sym_size(1)}, b.options());
 }
 
-at::Tensor dsd_device(const at::Tensor& values, at::TensorList indices, at::IntArrayRef sizes,
-                      const at::Tensor& b) {
-  at::Tensor c = dsd_meta(values, indices, sizes, b);
-  const BlockStructure s = structure_of(indices, sizes);
+// LONG: a schema's arguments
+at::Tensor dsd_device(const at::Tensor& values, at::TensorList indices, c10::SymInt rows,
+                      c10::SymInt cols, int64_t block, bool transposed, const at::Tensor& b) {
+  at::Tensor c = dsd_meta(values, indices, rows, cols, block, transposed, b);
+  const BlockStructure s = structure_of(indices, rows, cols, block, transposed);
   const at::Tensor stored = flat_values(values);
   const Dense right(b);
   const BlockDsd args{.a = view(stored, "dsd: values"),
                       .topology = topology_view(s),
                       .transpose_a = s.transposed,
                       .b = right.operand("dsd: b"),
-                      .c = mut_view(c, "dsd: c")};
+                      .c = mut_view(c, "dsd: c"),
+                      .trial = trial_kernels()};
   run(b.device(), args, block_dsd_cpu, &CudaKernels::block_dsd);
   return c;
 }
 
+// LONG: a schema's arguments
 at::Tensor dds_meta(const at::Tensor& a, const at::Tensor& values, at::TensorList indices,
-                    at::IntArrayRef sizes) {
-  const BlockStructure s = structure_of(indices, sizes);
+                    c10::SymInt rows, c10::SymInt cols, int64_t block, bool transposed) {
+  const BlockStructure s = structure_of(indices, rows, cols, block, transposed);
   check_sizes(a, {-1, op_rows(s)}, "dds: a");
   check_operands(a, values, s);
-  return at::empty({a.size(0), op_cols(s)}, a.options());
+  return at::empty_symint({a.sym_size(0), op_cols(s)}, a.options());
 }
 
+// LONG: a schema's arguments
 at::Tensor dds_device(const at::Tensor& a, const at::Tensor& values, at::TensorList indices,
-                      at::IntArrayRef sizes) {
-  at::Tensor c = dds_meta(a, values, indices, sizes);
-  const BlockStructure s = structure_of(indices, sizes);
+                      c10::SymInt rows, c10::SymInt cols, int64_t block, bool transposed) {
+  at::Tensor c = dds_meta(a, values, indices, rows, cols, block, transposed);
+  const BlockStructure s = structure_of(indices, rows, cols, block, transposed);
   const at::Tensor stored = flat_values(values);
   const Dense left(a);
   const BlockDds args{.a = left.operand("dds: a"),
                       .b = view(stored, "dds: values"),
                       .topology = topology_view(s),
                       .transpose_b = s.transposed,
-                      .c = mut_view(c, "dds: c")};
+                      .c = mut_view(c, "dds: c"),
+                      .trial = trial_kernels()};
   run(a.device(), args, block_dds_cpu, &CudaKernels::block_dds);
   return c;
 }
 
 at::Tensor raw_sdd(const at::Tensor& a, const at::Tensor& b, const BlockStructure& s) {
   static const auto op = raw_op<decltype(sdd_device)>("troupe::block_sdd");
-  const Flat f = flat(s);
-  return op(a, b, f.indices, f.sizes);
+  return op(a, b, indices_of(s), s.rows, s.cols, s.block, s.transposed);
 }
 at::Tensor raw_dsd(const at::Tensor& values, const BlockStructure& s, const at::Tensor& b) {
   static const auto op = raw_op<decltype(dsd_device)>("troupe::block_dsd");
-  const Flat f = flat(s);
-  return op(values, f.indices, f.sizes, b);
+  return op(values, indices_of(s), s.rows, s.cols, s.block, s.transposed, b);
 }
 at::Tensor raw_dds(const at::Tensor& a, const at::Tensor& values, const BlockStructure& s) {
   static const auto op = raw_op<decltype(dds_device)>("troupe::block_dds");
-  const Flat f = flat(s);
-  return op(a, values, f.indices, f.sizes);
+  return op(a, values, indices_of(s), s.rows, s.cols, s.block, s.transposed);
 }
 
 // The gradient of S's values where op(S) takes part in a b^T: always of S as it is stored.
@@ -186,9 +192,10 @@ at::Tensor values_gradient(const at::Tensor& a, const at::Tensor& b_t, const Blo
   return raw_sdd(b_t.t(), a.t(), s.t());
 }
 
+// LONG: a schema's arguments
 at::Tensor sdd_op(const at::Tensor& a, const at::Tensor& b, at::TensorList indices,
-                  at::IntArrayRef sizes) {
-  const BlockStructure s = structure_of(indices, sizes);
+                  c10::SymInt rows, c10::SymInt cols, int64_t block, bool transposed) {
+  const BlockStructure s = structure_of(indices, rows, cols, block, transposed);
   at::Tensor values = raw_sdd(a, b, s);
   record({.name = "block_sdd",
           .inputs = {a, b},
@@ -203,9 +210,10 @@ at::Tensor sdd_op(const at::Tensor& a, const at::Tensor& b, at::TensorList indic
   return values;
 }
 
-at::Tensor dsd_op(const at::Tensor& values, at::TensorList indices, at::IntArrayRef sizes,
-                  const at::Tensor& b) {
-  const BlockStructure s = structure_of(indices, sizes);
+// LONG: a schema's arguments
+at::Tensor dsd_op(const at::Tensor& values, at::TensorList indices, c10::SymInt rows,
+                  c10::SymInt cols, int64_t block, bool transposed, const at::Tensor& b) {
+  const BlockStructure s = structure_of(indices, rows, cols, block, transposed);
   at::Tensor c = raw_dsd(values, s, b);
   record({.name = "block_dsd",
           .inputs = {values, b},
@@ -220,9 +228,10 @@ at::Tensor dsd_op(const at::Tensor& values, at::TensorList indices, at::IntArray
   return c;
 }
 
+// LONG: a schema's arguments
 at::Tensor dds_op(const at::Tensor& a, const at::Tensor& values, at::TensorList indices,
-                  at::IntArrayRef sizes) {
-  const BlockStructure s = structure_of(indices, sizes);
+                  c10::SymInt rows, c10::SymInt cols, int64_t block, bool transposed) {
+  const BlockStructure s = structure_of(indices, rows, cols, block, transposed);
   at::Tensor c = raw_dds(a, values, s);
   record({.name = "block_dds",
           .inputs = {a, values},
@@ -282,27 +291,32 @@ BlockStructure block_diagonal(const at::Tensor& padded_bins, const BlockGrid& gr
                           .block = grid.block});
 }
 
-at::Tensor sdd(const at::Tensor& a, const at::Tensor& b, const BlockStructure& structure) {
-  const Flat f = flat(structure);
-  return sdd_op(a, b, f.indices, f.sizes);
+at::Tensor sdd(const at::Tensor& a, const at::Tensor& b, const BlockStructure& s) {
+  return sdd_op(a, b, indices_of(s), s.rows, s.cols, s.block, s.transposed);
 }
 
-at::Tensor dsd(const at::Tensor& values, const BlockStructure& structure, const at::Tensor& b) {
-  const Flat f = flat(structure);
-  return dsd_op(values, f.indices, f.sizes, b);
+at::Tensor dsd(const at::Tensor& values, const BlockStructure& s, const at::Tensor& b) {
+  return dsd_op(values, indices_of(s), s.rows, s.cols, s.block, s.transposed, b);
 }
 
-at::Tensor dds(const at::Tensor& a, const at::Tensor& values, const BlockStructure& structure) {
-  const Flat f = flat(structure);
-  return dds_op(a, values, f.indices, f.sizes);
+at::Tensor dds(const at::Tensor& a, const at::Tensor& values, const BlockStructure& s) {
+  return dds_op(a, values, indices_of(s), s.rows, s.cols, s.block, s.transposed);
 }
 
 void define_block_sparse(torch::Library& m) {
-  define(m, "block_sdd(Tensor a, Tensor b, Tensor[] indices, int[] sizes) -> Tensor", sdd_device,
-         sdd_meta, sdd_op);
-  define(m, "block_dsd(Tensor values, Tensor[] indices, int[] sizes, Tensor b) -> Tensor",
+  define(
+      m,
+      "block_sdd(Tensor a, Tensor b, Tensor[] indices, SymInt rows, SymInt cols, int block, bool "
+      "transposed) -> Tensor",
+      sdd_device, sdd_meta, sdd_op);
+  define(m,
+         "block_dsd(Tensor values, Tensor[] indices, SymInt rows, SymInt cols, int block, bool "
+         "transposed, Tensor b) -> Tensor",
          dsd_device, dsd_meta, dsd_op);
-  define(m, "block_dds(Tensor a, Tensor values, Tensor[] indices, int[] sizes) -> Tensor",
+  define(m,
+         "block_dds(Tensor a, Tensor values, Tensor[] indices, SymInt rows, SymInt cols, int "
+         "block, bool "
+         "transposed) -> Tensor",
          dds_device, dds_meta, dds_op);
 }
 

@@ -19,12 +19,13 @@
 namespace troupe {
 
 struct BlockStructure {
-  int64_t rows, cols, block;  // sizes of S as stored, in elements
-  at::Tensor row_offsets;     // int32 [rows / B + 1]  blocks of a row are numbered in one go
-  at::Tensor col_indices;     // int32 [blocks]        entries past row_offsets' last mean nothing
-  at::Tensor col_offsets;     // int32 [cols / B + 1]  the same blocks by columns:
-  at::Tensor row_indices;     // int32 [blocks]        the row of an entry
-  at::Tensor block_order;     // int32 [blocks]        and the number of its block
+  c10::SymInt rows, cols;  // sizes of S as stored, in elements
+  int64_t block;
+  at::Tensor row_offsets;  // int32 [rows / B + 1]  blocks of a row are numbered in one go
+  at::Tensor col_indices;  // int32 [blocks]        entries past row_offsets' last mean nothing
+  at::Tensor col_offsets;  // int32 [cols / B + 1]  the same blocks by columns:
+  at::Tensor row_indices;  // int32 [blocks]        the row of an entry
+  at::Tensor block_order;  // int32 [blocks]        and the number of its block
   bool transposed = false;
 
   BlockStructure t() const;

@@ -18,37 +18,41 @@ namespace {
 using Out = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using Mask = std::optional<at::Tensor>;
 
-// In the schema rule = [factor, minimum, 1 to renormalise, else 0].
-DropOptions options_of(int64_t experts, c10::ArrayRef<double> rule, const std::string& policy) {
-  TROUPE_CHECK(rule.size() == 3, "drop_over_capacity: rule must be [factor, minimum, renormalise]");
+// LONG: a schema's arguments, as of all that follow
+DropOptions options_of(int64_t experts, double factor, int64_t minimum, bool renormalise,
+                       const std::string& policy) {
   TROUPE_CHECK(policy == "probs" || policy == "position",
                "drop_over_capacity: policy must be probs or position; it is", policy);
   return {.experts = experts,
-          .rule = {.factor = rule[0], .minimum = static_cast<int64_t>(rule[1])},
+          .rule = {.factor = factor, .minimum = minimum},
           .policy = policy == "probs" ? DropPolicy::kProbs : DropPolicy::kPosition,
-          .renormalise = rule[2] != 0};
+          .renormalise = renormalise};
 }
 
+// LONG: a schema's arguments
 Out drop_meta(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const Mask& valid_T,
-              int64_t experts, c10::ArrayRef<double> rule, std::string policy) {
-  options_of(experts, rule, policy);
+              int64_t experts, double factor, int64_t minimum, bool renormalise,
+              std::string policy) {
+  options_of(experts, factor, minimum, renormalise, policy);
   check_sizes(ids_TK, {-1, -1}, "drop_over_capacity: ids");
   check_dtype(ids_TK, at::kInt, "drop_over_capacity: ids");
-  check_sizes(weights_TK, {ids_TK.size(0), ids_TK.size(1)}, "drop_over_capacity: weights");
+  check_sizes(weights_TK, {ids_TK.sym_size(0), ids_TK.sym_size(1)}, "drop_over_capacity: weights");
   check_same_device(weights_TK, ids_TK, "drop_over_capacity: weights");
   if (valid_T.has_value()) {
-    check_sizes(*valid_T, {ids_TK.size(0)}, "drop_over_capacity: valid");
+    check_sizes(*valid_T, {ids_TK.sym_size(0)}, "drop_over_capacity: valid");
     check_same_device(*valid_T, ids_TK, "drop_over_capacity: valid");
   }
-  return {at::empty(ids_TK.sizes(), ids_TK.options()),
-          at::empty(weights_TK.sizes(), weights_TK.options()),
-          at::empty({}, ids_TK.options().dtype(at::kLong))};
+  return {at::empty_symint(ids_TK.sym_sizes(), ids_TK.options()),
+          at::empty_symint(weights_TK.sym_sizes(), weights_TK.options()),
+          at::empty_symint({}, ids_TK.options().dtype(at::kLong))};
 }
 
+// LONG: a schema's arguments
 Out drop_device(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const Mask& valid_T,
-                int64_t experts, c10::ArrayRef<double> rule, std::string policy) {
-  Out out = drop_meta(ids_TK, weights_TK, valid_T, experts, rule, policy);
-  const DropOptions options = options_of(experts, rule, policy);
+                int64_t experts, double factor, int64_t minimum, bool renormalise,
+                std::string policy) {
+  Out out = drop_meta(ids_TK, weights_TK, valid_T, experts, factor, minimum, renormalise, policy);
+  const DropOptions options = options_of(experts, factor, minimum, renormalise, policy);
   const at::Tensor ids = ids_TK.contiguous(), weights = weights_TK.contiguous();
   const Plan plan = routing_plan(ids, {.experts = experts});
   DropOverCapacity args{.plan = plan_ref(plan, "drop_over_capacity"),
@@ -72,13 +76,13 @@ at::Tensor drop_backward_meta(const at::Tensor& grad_TK, const at::Tensor& ids_T
                               int64_t /*experts*/, bool /*renormalise*/) {
   check_sizes(weights_TK, {-1, -1}, "drop_over_capacity_backward: weights");
   const auto check = [&](const at::Tensor& t, const char* name) {
-    check_sizes(t, {weights_TK.size(0), weights_TK.size(1)}, name);
+    check_sizes(t, {weights_TK.sym_size(0), weights_TK.sym_size(1)}, name);
     check_same_device(t, weights_TK, name);
   };
   check(grad_TK, "drop_over_capacity_backward: grad");
   check(ids_TK, "drop_over_capacity_backward: ids");
   check(kept_ids_TK, "drop_over_capacity_backward: kept_ids");
-  return at::empty(weights_TK.sizes(), weights_TK.options());
+  return at::empty_symint(weights_TK.sym_sizes(), weights_TK.options());
 }
 
 at::Tensor drop_backward_device(const at::Tensor& grad_TK, const at::Tensor& ids_TK,
@@ -101,11 +105,13 @@ at::Tensor drop_backward_device(const at::Tensor& grad_TK, const at::Tensor& ids
   return out;
 }
 
+// LONG: a schema's arguments
 Out drop_autograd(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const Mask& valid_T,
-                  int64_t experts, c10::ArrayRef<double> rule, std::string policy) {
+                  int64_t experts, double factor, int64_t minimum, bool renormalise,
+                  std::string policy) {
   static const auto op = raw_op<decltype(drop_device)>("troupe::drop_over_capacity");
-  Out out = op(ids_TK, weights_TK, valid_T, experts, rule, std::move(policy));
-  const bool renormalise = rule[2] != 0;
+  Out out =
+      op(ids_TK, weights_TK, valid_T, experts, factor, minimum, renormalise, std::move(policy));
   record({.name = "drop_over_capacity",
           .inputs = {weights_TK},
           .outputs = {std::get<1>(out)},
@@ -122,18 +128,17 @@ Out drop_autograd(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const 
 
 KeptSlots drop_over_capacity(const at::Tensor& ids_TK, const at::Tensor& weights_TK,
                              const Mask& valid_T, const DropOptions& o) {
-  const double rule[] = {o.rule.factor, static_cast<double>(o.rule.minimum),
-                         o.renormalise ? 1.0 : 0.0};
   const char* policy = o.policy == DropPolicy::kProbs ? "probs" : "position";
-  const auto [ids, weights, dropped] =
-      drop_autograd(ids_TK, weights_TK, valid_T, o.experts, rule, policy);
+  const auto [ids, weights, dropped] = drop_autograd(
+      ids_TK, weights_TK, valid_T, o.experts, o.rule.factor, o.rule.minimum, o.renormalise, policy);
   return {ids, weights, dropped};
 }
 
 void define_capacity(torch::Library& m) {
   define(m,
-         "drop_over_capacity(Tensor ids, Tensor weights, Tensor? valid, int experts, float[] rule, "
-         "str policy) -> (Tensor ids, Tensor weights, Tensor dropped)",
+         "drop_over_capacity(Tensor ids, Tensor weights, Tensor? valid, int experts, float factor, "
+         "int minimum=1, bool renormalise=False, str policy=\"probs\") -> (Tensor ids, Tensor "
+         "weights, Tensor dropped)",
          drop_device, drop_meta, drop_autograd);
   define(m,
          "drop_over_capacity_backward(Tensor grad, Tensor ids, Tensor kept_ids, Tensor weights, "

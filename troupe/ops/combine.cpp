@@ -20,8 +20,9 @@ at::Tensor combine_meta(const at::Tensor& y_RD, const Optional& weights_TK,
                         const Optional& addend_TD, at::TensorList tensors) {
   const Plan plan = plan_from(tensors, "combine");
   check_plan(plan, y_RD, "combine");
-  check_sizes(y_RD, {plan.row_src.size(0), -1}, "combine: y");
-  const int64_t T = plan.slot_row.size(0), K = plan.slot_row.size(1), D = y_RD.size(1);
+  check_sizes(y_RD, {plan.row_src.sym_size(0), -1}, "combine: y");
+  const c10::SymInt T = plan.slot_row.sym_size(0), K = plan.slot_row.sym_size(1),
+                    D = y_RD.sym_size(1);
   if (weights_TK.has_value()) {
     check_sizes(*weights_TK, {T, K}, "combine: weights");
     check_dtype(*weights_TK, wide_type(y_RD), "combine: weights");
@@ -34,7 +35,7 @@ at::Tensor combine_meta(const at::Tensor& y_RD, const Optional& weights_TK,
     }
     check_same_device(*addend_TD, y_RD, "combine: addend");
   }
-  return at::empty({T, D}, y_RD.options());
+  return at::empty_symint({T, D}, y_RD.options());
 }
 
 at::Tensor combine_device(const at::Tensor& y_RD, const Optional& weights_TK,

@@ -27,11 +27,11 @@ using Two = std::tuple<at::Tensor, at::Tensor>;
 
 void check(const at::Tensor& logits, const at::Tensor& target, const Optional& weight) {
   check_sizes(logits, {-1, -1}, "cross_entropy: logits");
-  check_sizes(target, {logits.size(0)}, "cross_entropy: target");
+  check_sizes(target, {logits.sym_size(0)}, "cross_entropy: target");
   check_dtype(target, at::kLong, "cross_entropy: target");
   check_same_device(target, logits, "cross_entropy: target");
   if (!weight.has_value()) return;
-  check_sizes(*weight, {logits.size(0)}, "cross_entropy: weight");
+  check_sizes(*weight, {logits.sym_size(0)}, "cross_entropy: weight");
   check_dtype(*weight, wide_type(logits), "cross_entropy: weight");
   check_same_device(*weight, logits, "cross_entropy: weight");
 }
@@ -40,7 +40,8 @@ Two cross_entropy_meta(const at::Tensor& logits, const at::Tensor& target, const
                        double /*z_loss*/, int64_t /*ignore*/) {
   check(logits, target, weight);
   const auto wide = logits.options().dtype(wide_type(logits));
-  return {at::empty({logits.size(0)}, wide), at::empty({logits.size(0)}, wide)};
+  return {at::empty_symint({logits.sym_size(0)}, wide),
+          at::empty_symint({logits.sym_size(0)}, wide)};
 }
 
 Two cross_entropy_device(const at::Tensor& logits, const at::Tensor& target, const Optional& weight,
@@ -59,23 +60,28 @@ Two cross_entropy_device(const at::Tensor& logits, const at::Tensor& target, con
   return out;
 }
 
-// saved = [logits, target, lse]
-at::Tensor cross_entropy_backward_meta(const at::Tensor& grad_loss, at::TensorList saved,
+// LONG: a schema's arguments
+at::Tensor cross_entropy_backward_meta(const at::Tensor& grad_loss, const at::Tensor& logits,
+                                       const at::Tensor& target, const at::Tensor& lse,
                                        const Optional& weight, double /*z_loss*/,
                                        int64_t /*ignore*/) {
-  TROUPE_CHECK(saved.size() == 3, "cross_entropy_backward: saved must be [logits, target, lse]");
-  check(saved[0], saved[1], weight);
-  check_sizes(grad_loss, {saved[0].size(0)}, "cross_entropy_backward: grad_loss");
-  check_sizes(saved[2], {saved[0].size(0)}, "cross_entropy_backward: lse");
-  check_same_device(grad_loss, saved[0], "cross_entropy_backward: grad_loss");
-  check_same_device(saved[2], saved[0], "cross_entropy_backward: lse");
-  return at::empty(saved[0].sizes(), saved[0].options());
+  check(logits, target, weight);
+  check_sizes(grad_loss, {logits.sym_size(0)}, "cross_entropy_backward: grad_loss");
+  check_sizes(lse, {logits.sym_size(0)}, "cross_entropy_backward: lse");
+  check_same_device(grad_loss, logits, "cross_entropy_backward: grad_loss");
+  check_same_device(lse, logits, "cross_entropy_backward: lse");
+  return at::empty_symint(logits.sym_sizes(), logits.options());
 }
 
-void gradient_into(const at::Tensor& grad_logits, const at::Tensor& grad_loss, at::TensorList saved,
+// What forward saw and made.
+struct Saved {
+  const at::Tensor &logits, &target, &lse;
+};
+
+void gradient_into(const at::Tensor& grad_logits, const at::Tensor& grad_loss, const Saved& saved,
                    const Optional& weight, double z_loss, int64_t ignore) {
-  const at::Tensor x = rowwise(saved[0]), words = saved[1].contiguous();
-  const at::Tensor lse = saved[2].unsqueeze(1);
+  const at::Tensor x = rowwise(saved.logits), words = saved.target.contiguous();
+  const at::Tensor lse = saved.lse.unsqueeze(1);
   const bool one = grad_loss.numel() > 1 && grad_loss.stride(0) == 0;  // As sum() hands back.
   const at::Tensor grad = grad_loss.contiguous().unsqueeze(1);
   MatRef grad_view = view(grad, "cross_entropy_backward: grad_loss");
@@ -92,10 +98,13 @@ void gradient_into(const at::Tensor& grad_logits, const at::Tensor& grad_loss, a
   run(x.device(), args, cross_entropy_backward_cpu, &CudaKernels::cross_entropy_backward);
 }
 
-at::Tensor cross_entropy_backward_device(const at::Tensor& grad_loss, at::TensorList saved,
+// LONG: a schema's arguments
+at::Tensor cross_entropy_backward_device(const at::Tensor& grad_loss, const at::Tensor& logits,
+                                         const at::Tensor& target, const at::Tensor& lse,
                                          const Optional& weight, double z_loss, int64_t ignore) {
-  at::Tensor grad = cross_entropy_backward_meta(grad_loss, saved, weight, z_loss, ignore);
-  gradient_into(grad, grad_loss, saved, weight, z_loss, ignore);
+  at::Tensor grad =
+      cross_entropy_backward_meta(grad_loss, logits, target, lse, weight, z_loss, ignore);
+  gradient_into(grad, grad_loss, {logits, target, lse}, weight, z_loss, ignore);
   return grad;
 }
 
@@ -111,8 +120,8 @@ Two cross_entropy_op(const at::Tensor& logits, const at::Tensor& target, const O
           .outputs = {loss},
           .saved = {logits, target, lse, weight.value_or(at::Tensor())},
           .backward = [z_loss, ignore](const Gradients& g) -> TensorList {
-            const TensorList saved = {g.saved[0], g.saved[1], g.saved[2]};
-            return {backward(g.outputs[0], saved, given(g.saved[3]), z_loss, ignore)};
+            return {backward(g.outputs[0], g.saved[0], g.saved[1], g.saved[2], given(g.saved[3]),
+                             z_loss, ignore)};
           }});
   return out;
 }
@@ -158,8 +167,8 @@ Head head_chunks(const at::Tensor& x, const at::Tensor& weight, const at::Tensor
     head.loss += loss.sum();
     head.lse.narrow(0, begin, n).copy_(lse);
     if (!wanted.x && !wanted.weight) continue;
-    const TensorList saved = {logits, words, lse};
-    gradient_into(logits, at::ones({1}, wide).expand({n}), saved, w, o.z_loss, o.ignore);
+    gradient_into(logits, at::ones({1}, wide).expand({n}), {logits, words, lse}, w, o.z_loss,
+                  o.ignore);
     if (wanted.x) {
       at::Tensor to = head.grad_x.narrow(0, begin, n);
       at::mm_out(to, logits, weight);
@@ -211,12 +220,13 @@ std::pair<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& x_TD,
 
 void define_cross_entropy(torch::Library& m) {
   define(m,
-         "cross_entropy(Tensor logits, Tensor target, Tensor? weight, float z_loss, int ignore) "
+         "cross_entropy(Tensor logits, Tensor target, Tensor? weight=None, float z_loss=0., "
+         "int ignore=-100) "
          "-> (Tensor, Tensor)",
          cross_entropy_device, cross_entropy_meta, cross_entropy_op);
   define(m,
-         "cross_entropy_backward(Tensor grad_loss, Tensor[] saved, Tensor? weight, float z_loss, "
-         "int ignore) -> Tensor",
+         "cross_entropy_backward(Tensor grad_loss, Tensor logits, Tensor target, Tensor lse, "
+         "Tensor? weight, float z_loss, int ignore) -> Tensor",
          cross_entropy_backward_device, cross_entropy_backward_meta);
 }
 

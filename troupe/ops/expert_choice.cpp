@@ -18,9 +18,6 @@ namespace {
 using Out = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using Optional = std::optional<at::Tensor>;
 
-// In the schemas factors = [rho, 1 to normalise or else 0, scale].
-using Factors = c10::ArrayRef<double>;
-
 const char* name_of(Score score) {
   switch (score) {
     case Score::kSoftmax: return "softmax";
@@ -30,24 +27,13 @@ const char* name_of(Score score) {
   return "?";
 }
 
-ExpertChoiceRule rule_of(const std::string& score, Factors factors) {
-  TROUPE_CHECK(factors.size() == 3, "expert_choice: factors must be [rho, normalise, scale]");
+ExpertChoiceRule rule_of(const std::string& score, double rho, bool normalise, double scale) {
   for (const Score s : {Score::kSoftmax, Score::kSigmoid, Score::kSqrtSoftplus}) {
-    if (score == name_of(s))
-      return {s, factors[0], factors[1] != 0, static_cast<float>(factors[2])};
+    if (score == name_of(s)) return {s, rho, normalise, static_cast<float>(scale)};
   }
   TROUPE_CHECK(false, "expert_choice: score must be softmax, sigmoid or sqrtsoftplus; it is",
                score);
   return {};
-}
-
-// What backward gets: [score, rho, normalise, scale].
-std::vector<double> packed(const ExpertChoiceRule& r) {
-  return {static_cast<double>(r.score), r.rho, r.normalise ? 1.0 : 0.0, r.scale};
-}
-ExpertChoiceRule unpacked(Factors f) {
-  TROUPE_CHECK(f.size() == 4, "expert_choice_backward: rule has", f.size(), "numbers, not 4");
-  return {static_cast<Score>(f[0]), f[1], f[2] != 0, static_cast<float>(f[3])};
 }
 
 Optional optional(const at::Tensor& t) {
@@ -57,11 +43,12 @@ Optional dense(const Optional& t) {
   return t.has_value() ? optional(*t) : std::nullopt;
 }
 
+// LONG: a schema's arguments
 Out choose_meta(const at::Tensor& logits_TE, const Optional& valid_T, const Optional& given_TE,
-                std::string score, Factors factors) {
-  rule_of(score, factors);
+                std::string score, double rho, bool normalise, double scale) {
+  rule_of(score, rho, normalise, scale);
   check_sizes(logits_TE, {-1, -1}, "expert_choice: logits");
-  const int64_t T = logits_TE.size(0), E = logits_TE.size(1);
+  const c10::SymInt T = logits_TE.sym_size(0), E = logits_TE.sym_size(1);
   if (valid_T.has_value()) {
     check_sizes(*valid_T, {T}, "expert_choice: valid");
     check_same_device(*valid_T, logits_TE, "expert_choice: valid");
@@ -73,17 +60,18 @@ Out choose_meta(const at::Tensor& logits_TE, const Optional& valid_T, const Opti
   const auto ints = logits_TE.options().dtype(at::kInt).requires_grad(false);
   const bool wide = logits_TE.scalar_type() == at::kDouble;
   const auto floats = ints.dtype(wide ? at::kDouble : at::kFloat);
-  return {at::empty({T, E}, ints), at::empty({T, E}, floats), at::empty({E}, ints.dtype(at::kLong)),
-          at::empty({1, 1}, floats)};
+  return {at::empty_symint({T, E}, ints), at::empty_symint({T, E}, floats),
+          at::empty_symint({E}, ints.dtype(at::kLong)), at::empty_symint({1, 1}, floats)};
 }
 
+// LONG: a schema's arguments
 Out choose_device(const at::Tensor& logits_TE, const Optional& valid_T, const Optional& given_TE,
-                  std::string score, Factors factors) {
-  Out out = choose_meta(logits_TE, valid_T, given_TE, score, factors);
+                  std::string score, double rho, bool normalise, double scale) {
+  Out out = choose_meta(logits_TE, valid_T, given_TE, score, rho, normalise, scale);
   const at::Tensor logits = rowwise(logits_TE);
   const Optional valid = dense(valid_T), given = dense(given_TE);
   ExpertChoice args{.logits = view(logits, "expert_choice: logits"),
-                    .rule = rule_of(score, factors),
+                    .rule = rule_of(score, rho, normalise, scale),
                     .valid = ptr_or_null<const uint8_t>(valid, "expert_choice: valid"),
                     .given_ids = ptr_or_null<const int32_t>(given, "expert_choice: given_ids"),
                     .ids = ptr<int32_t>(std::get<0>(out), "expert_choice: ids"),
@@ -97,30 +85,35 @@ Out choose_device(const at::Tensor& logits_TE, const Optional& valid_T, const Op
   return out;
 }
 
+// LONG: a schema's arguments
 at::Tensor backward_meta(const at::Tensor& grad_weights, const at::Tensor& grad_squares,
                          const at::Tensor& logits, const at::Tensor& ids, const Optional& /*valid*/,
-                         Factors /*rule*/) {
+                         std::string score, double rho, bool normalise, double scale) {
+  rule_of(score, rho, normalise, scale);
   check_sizes(logits, {-1, -1}, "expert_choice_backward: logits");
-  const int64_t T = logits.size(0), E = logits.size(1);
+  const c10::SymInt T = logits.sym_size(0), E = logits.sym_size(1);
   check_sizes(grad_weights, {T, E}, "expert_choice_backward: grad_weights");
   check_sizes(grad_squares, {1, 1}, "expert_choice_backward: grad_lse_squares");
   check_sizes(ids, {T, E}, "expert_choice_backward: ids");
   check_same_device(grad_weights, logits, "expert_choice_backward: grad_weights");
   check_same_device(grad_squares, logits, "expert_choice_backward: grad_lse_squares");
   check_same_device(ids, logits, "expert_choice_backward: ids");
-  return at::empty(logits.sizes(), logits.options());
+  return at::empty_symint(logits.sym_sizes(), logits.options());
 }
 
+// LONG: a schema's arguments
 at::Tensor backward_device(const at::Tensor& grad_weights_TE, const at::Tensor& grad_squares,
                            const at::Tensor& logits_TE, const at::Tensor& ids_TE,
-                           const Optional& valid_T, Factors rule) {
-  at::Tensor out = backward_meta(grad_weights_TE, grad_squares, logits_TE, ids_TE, valid_T, rule);
+                           const Optional& valid_T, std::string score, double rho, bool normalise,
+                           double scale) {
+  at::Tensor out = backward_meta(grad_weights_TE, grad_squares, logits_TE, ids_TE, valid_T, score,
+                                 rho, normalise, scale);
   const at::Tensor logits = rowwise(logits_TE), grad = grad_weights_TE.contiguous();
   const at::Tensor squares = grad_squares.contiguous();
   const Optional valid = dense(valid_T);
   const ExpertChoiceBackward args{
       .logits = view(logits, "expert_choice: logits"),
-      .rule = unpacked(rule),
+      .rule = rule_of(score, rho, normalise, scale),
       .valid = ptr_or_null<const uint8_t>(valid, "expert_choice: valid"),
       .ids = ptr<const int32_t>(ids_TE, "expert_choice: ids"),
       .grad_weights = view(grad, "expert_choice: gradient"),
@@ -130,20 +123,21 @@ at::Tensor backward_device(const at::Tensor& grad_weights_TE, const at::Tensor& 
   return out;
 }
 
+// LONG: a schema's arguments
 Out choose_autograd(const at::Tensor& logits_TE, const Optional& valid_T, const Optional& given_TE,
-                    std::string score, Factors factors) {
+                    std::string score, double rho, bool normalise, double scale) {
   static const auto op = raw_op<decltype(choose_device)>("troupe::expert_choice");
-  Out out = op(logits_TE, valid_T, given_TE, score, factors);
+  Out out = op(logits_TE, valid_T, given_TE, score, rho, normalise, scale);
   const auto& [ids, weights, counts, squares] = out;
   record({.name = "expert_choice",
           .inputs = {logits_TE},
           .outputs = {weights, squares},
           .saved = {logits_TE, ids, valid_T.value_or(at::Tensor())},
-          .backward = [rule = packed(rule_of(score, factors))](const Gradients& g) -> TensorList {
+          .backward = [score, rho, normalise, scale](const Gradients& g) -> TensorList {
             static const auto back =
                 raw_op<decltype(backward_device)>("troupe::expert_choice_backward");
             return {back(g.outputs[0], g.outputs[1], g.saved[0], g.saved[1], optional(g.saved[2]),
-                         rule)};
+                         score, rho, normalise, scale)};
           }});
   return out;
 }
@@ -151,21 +145,23 @@ Out choose_autograd(const at::Tensor& logits_TE, const Optional& valid_T, const 
 }  // namespace
 
 ExpertChoiceResult expert_choice(const at::Tensor& logits_TE, const ExpertChoiceOptions& o) {
-  const double factors[] = {o.rule.rho, o.rule.normalise ? 1.0 : 0.0, o.rule.scale};
-  const auto [ids, weights, counts, squares] = choose_autograd(
-      logits_TE, optional(o.valid_T), optional(o.given_ids_TE), name_of(o.rule.score), factors);
+  const ExpertChoiceRule& r = o.rule;
+  const auto [ids, weights, counts, squares] =
+      choose_autograd(logits_TE, optional(o.valid_T), optional(o.given_ids_TE), name_of(r.score),
+                      r.rho, r.normalise, r.scale);
   return {ids, weights, counts, squares.reshape({})};
 }
 
 void define_expert_choice(torch::Library& m) {
   define(m,
          "expert_choice(Tensor logits, Tensor? valid, Tensor? given_ids, str score, "
-         "float[] factors) -> (Tensor ids, Tensor weights, Tensor counts, "
+         "float rho, bool normalise=False, float scale=1.) -> (Tensor ids, Tensor weights, Tensor "
+         "counts, "
          "Tensor lse_squares)",
          choose_device, choose_meta, choose_autograd);
   define(m,
          "expert_choice_backward(Tensor grad_weights, Tensor grad_lse_squares, Tensor logits, "
-         "Tensor ids, Tensor? valid, float[] rule) -> Tensor",
+         "Tensor ids, Tensor? valid, str score, float rho, bool normalise, float scale) -> Tensor",
          backward_device, backward_meta);
 }
 

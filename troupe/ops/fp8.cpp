@@ -4,6 +4,9 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
+#include <vector>
+
+#include "troupe/core/number/round.h"
 #include "troupe/kernels/fp8/fp8.h"
 #include "troupe/ops/support/define.h"
 #include "troupe/ops/support/run.h"
@@ -15,46 +18,64 @@ namespace {
 using Two = std::tuple<at::Tensor, at::Tensor>;
 using Optional = std::optional<at::Tensor>;
 
-Fp8Groups groups_of(const at::Tensor& x, int64_t rows, int64_t columns, int64_t part_rows,
-                    const Optional& offset) {
+void check_groups(const at::Tensor& x, const Optional& offset) {
   check_sizes(x, {-1, -1}, "quantize_fp8: x");
-  Fp8Groups groups{.rows = rows, .columns = columns, .part_rows = part_rows};
-  if (!offset.has_value()) return groups;
+  if (!offset.has_value()) return;
   check_sizes(*offset, {-1}, "quantize_fp8: expert_offset");
   check_dtype(*offset, at::kInt, "quantize_fp8: expert_offset");
   check_same_device(*offset, x, "quantize_fp8: expert_offset");
-  groups.experts = offset->numel() - 1;
-  return groups;
+}
+
+Fp8Groups groups_of(int64_t rows, int64_t columns, int64_t part_rows, const Optional& offset) {
+  return {.rows = rows,
+          .columns = columns,
+          .part_rows = part_rows,
+          .offset = ptr_or_null<const int32_t>(offset, "quantize_fp8: expert_offset"),
+          .experts = offset.has_value() ? offset->numel() - 1 : 0};
+}
+
+c10::SymInt tiles(const c10::SymInt& n, int64_t each) {
+  return (n + (each - 1)) / each;
+}
+
+// scale_rows and scale_columns of kernels/fp8, of sizes that may be symbols.
+std::vector<c10::SymInt> scale_sizes(const at::Tensor& x, int64_t rows, int64_t columns,
+                                     int64_t part_rows, const Optional& offset) {
+  const c10::SymInt R = x.sym_size(0), C = x.sym_size(1);
+  const c10::SymInt across = columns == kWholeRow ? C.min(1) : tiles(C, columns);
+  if (offset.has_value()) return {R / rows + (offset->sym_numel() - 1), across};
+  if (part_rows > 0) return {R / part_rows * ceil_div(part_rows, rows), across};
+  return {tiles(R, rows), across};
 }
 
 // With experts' offsets some rows and scales are nobody's: those bytes are 0, those scales 1.
 // LONG: a schema's arguments
 Two quantize_fp8_meta(const at::Tensor& x, int64_t rows, int64_t columns, int64_t part_rows,
                       const Optional& offset, const Optional& factor) {
-  const Fp8Groups groups = groups_of(x, rows, columns, part_rows, offset);
+  check_groups(x, offset);
   if (factor.has_value()) {
-    check_sizes(*factor, {x.size(0)}, "quantize_fp8: factor");
+    check_sizes(*factor, {x.sym_size(0)}, "quantize_fp8: factor");
     check_dtype(*factor, at::kFloat, "quantize_fp8: factor");
     check_same_device(*factor, x, "quantize_fp8: factor");
   }
   const auto bytes = x.options().dtype(at::kFloat8_e4m3fn), scales = x.options().dtype(at::kFloat);
-  const std::vector<int64_t> sizes = {scale_rows(groups, x.size(0)),
-                                      scale_columns(groups, x.size(1))};
-  if (!offset.has_value()) return {at::empty(x.sizes(), bytes), at::empty(sizes, scales)};
-  return {at::zeros(x.sizes(), x.options().dtype(at::kByte)).view(at::kFloat8_e4m3fn),
-          at::ones(sizes, scales)};
+  const std::vector<c10::SymInt> sizes = scale_sizes(x, rows, columns, part_rows, offset);
+  if (!offset.has_value()) {
+    return {at::empty_symint(x.sym_sizes(), bytes), at::empty_symint(sizes, scales)};
+  }
+  const auto raw = x.options().dtype(at::kByte);
+  return {at::zeros_symint(x.sym_sizes(), raw).view(at::kFloat8_e4m3fn),
+          at::ones_symint(sizes, scales)};
 }
 
 // LONG: a schema's arguments
 Two quantize_fp8_device(const at::Tensor& x, int64_t rows, int64_t columns, int64_t part_rows,
                         const Optional& offset, const Optional& factor) {
   Two out = quantize_fp8_meta(x, rows, columns, part_rows, offset, factor);
-  Fp8Groups groups = groups_of(x, rows, columns, part_rows, offset);
-  groups.offset = ptr_or_null<const int32_t>(offset, "quantize_fp8: expert_offset");
   const at::Tensor in = rowwise(x), bytes = std::get<0>(out).view(at::kByte);
   const QuantizeFp8 args{.x = view(in, "quantize_fp8: x"),
                          .factor = ptr_or_null<const float>(factor, "quantize_fp8: factor"),
-                         .groups = groups,
+                         .groups = groups_of(rows, columns, part_rows, offset),
                          .bytes = mat<uint8_t>(bytes, "quantize_fp8: bytes"),
                          .scales = mat<float>(std::get<1>(out), "quantize_fp8: scales")};
   run(x.device(), args, quantize_fp8_cpu, &CudaKernels::quantize_fp8);
@@ -65,14 +86,15 @@ Two quantize_fp8_device(const at::Tensor& x, int64_t rows, int64_t columns, int6
 at::Tensor dequantize_fp8_meta(const at::Tensor& bytes, const at::Tensor& scales,
                                at::ScalarType dtype, int64_t rows, int64_t columns,
                                int64_t part_rows, const Optional& offset) {
-  const Fp8Groups groups = groups_of(bytes, rows, columns, part_rows, offset);
+  check_groups(bytes, offset);
   check_dtype(bytes, at::kFloat8_e4m3fn, "dequantize_fp8: bytes");
-  check_sizes(scales, {scale_rows(groups, bytes.size(0)), scale_columns(groups, bytes.size(1))},
-              "dequantize_fp8: scales");
+  const std::vector<c10::SymInt> sizes = scale_sizes(bytes, rows, columns, part_rows, offset);
+  check_sizes(scales, {sizes[0], sizes[1]}, "dequantize_fp8: scales");
   check_dtype(scales, at::kFloat, "dequantize_fp8: scales");
   check_same_device(scales, bytes, "dequantize_fp8: scales");
   const auto options = bytes.options().dtype(dtype);
-  return offset.has_value() ? at::zeros(bytes.sizes(), options) : at::empty(bytes.sizes(), options);
+  return offset.has_value() ? at::zeros_symint(bytes.sym_sizes(), options)
+                            : at::empty_symint(bytes.sym_sizes(), options);
 }
 
 // LONG: a schema's arguments
@@ -80,12 +102,10 @@ at::Tensor dequantize_fp8_device(const at::Tensor& bytes, const at::Tensor& scal
                                  at::ScalarType dtype, int64_t rows, int64_t columns,
                                  int64_t part_rows, const Optional& offset) {
   at::Tensor x = dequantize_fp8_meta(bytes, scales, dtype, rows, columns, part_rows, offset);
-  Fp8Groups groups = groups_of(bytes, rows, columns, part_rows, offset);
-  groups.offset = ptr_or_null<const int32_t>(offset, "dequantize_fp8: expert_offset");
   const at::Tensor b = bytes.contiguous().view(at::kByte), s = scales.contiguous();
   const DequantizeFp8 args{.bytes = mat<const uint8_t>(b, "dequantize_fp8: bytes"),
                            .scales = mat<const float>(s, "dequantize_fp8: scales"),
-                           .groups = groups,
+                           .groups = groups_of(rows, columns, part_rows, offset),
                            .x = mut_view(x, "dequantize_fp8: x")};
   run(x.device(), args, dequantize_fp8_cpu, &CudaKernels::dequantize_fp8);
   return x;

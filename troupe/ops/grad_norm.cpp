@@ -20,7 +20,7 @@ at::Tensor sum_squares_meta(at::TensorList xs) {
     dtype_of_tensor(x, "sum_squares: x");
     check_same_device(x, xs[0], "sum_squares: x");
   }
-  return at::zeros(
+  return at::zeros_symint(
       {1}, xs.empty() ? at::TensorOptions(at::kDouble) : xs[0].options().dtype(at::kDouble));
 }
 
@@ -50,7 +50,7 @@ Two clip_scale_meta(const at::Tensor& sum, double max_norm) {
   check_dtype(sum, at::kDouble, "clip_scale: sum_squares");
   TROUPE_CHECK(max_norm > 0, "clip_scale: max_norm must be positive; it is", max_norm);
   const auto options = sum.options().dtype(at::kFloat);
-  return {at::empty({1}, options), at::empty({1}, options)};
+  return {at::empty_symint({1}, options), at::empty_symint({1}, options)};
 }
 
 Two clip_scale_device(const at::Tensor& sum, double max_norm) {

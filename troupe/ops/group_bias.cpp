@@ -19,13 +19,13 @@ using Two = std::tuple<at::Tensor, at::Tensor>;
 void check(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& expert_offset,
            const Optional& score) {
   check_sizes(x, {-1, -1}, "group_bias: x");
-  check_sizes(bias, {-1, x.size(1)}, "group_bias: bias");
+  check_sizes(bias, {-1, x.sym_size(1)}, "group_bias: bias");
   check_dtype(bias, x.scalar_type(), "group_bias: bias");
-  check_sizes(expert_offset, {bias.size(0) + 1}, "group_bias: expert_offset");
+  check_sizes(expert_offset, {bias.sym_size(0) + 1}, "group_bias: expert_offset");
   check_same_device(bias, x, "group_bias: bias");
   check_same_device(expert_offset, x, "group_bias: expert_offset");
   if (!score.has_value()) return;
-  check_sizes(*score, {x.size(0)}, "group_bias: score");
+  check_sizes(*score, {x.sym_size(0)}, "group_bias: score");
   check_dtype(*score, wide_type(x), "group_bias: score");
   check_same_device(*score, x, "group_bias: score");
 }
@@ -56,8 +56,9 @@ Two group_bias_backward_meta(const at::Tensor& grad_y, const at::Tensor& bias,
                              const at::Tensor& expert_offset, const Optional& score) {
   check(grad_y, bias, expert_offset, score);
   const auto wide = grad_y.options().dtype(wide_type(grad_y));
-  return {at::empty(bias.sizes(), wide),
-          score.has_value() ? at::zeros({grad_y.size(0)}, wide) : at::empty({0}, wide)};
+  return {at::empty_symint(bias.sym_sizes(), wide),
+          score.has_value() ? at::zeros_symint({grad_y.sym_size(0)}, wide)
+                            : at::empty_symint({0}, wide)};
 }
 
 Two group_bias_backward_device(const at::Tensor& grad_y, const at::Tensor& bias,

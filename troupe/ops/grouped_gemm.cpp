@@ -8,11 +8,13 @@
 
 #include "troupe/core/number/round.h"
 #include "troupe/kernels/grouped_gemm/grouped_gemm.h"
+#include "troupe/kernels/moe_sm90/moe_sm90.h"
 #include "troupe/ops/support/autograd.h"
 #include "troupe/ops/support/blas.h"
 #include "troupe/ops/support/define.h"
 #include "troupe/ops/support/run.h"
 #include "troupe/ops/support/tasks.h"
+#include "troupe/ops/support/trial_kernels.h"
 #include "troupe/ops/support/view.h"
 
 namespace troupe {
@@ -26,8 +28,9 @@ bool needs_f32(const at::Tensor& x) {
 }
 
 // The CUDA kernels write all of it, with zero_rows; those of the CPU leave zeros alone.
-at::Tensor unwritten(at::IntArrayRef sizes, const at::TensorOptions& options) {
-  return options.device().is_cuda() ? at::empty(sizes, options) : at::zeros(sizes, options);
+at::Tensor unwritten(c10::SymIntArrayRef sizes, const at::TensorOptions& options) {
+  return options.device().is_cuda() ? at::empty_symint(sizes, options)
+                                    : at::zeros_symint(sizes, options);
 }
 
 MatRef stacked(const at::Tensor& w, const char* name) {
@@ -118,26 +121,27 @@ void check_offset(const at::Tensor& expert_offset, const at::Tensor& x, const ch
   check_sizes(expert_offset, {-1}, name);
   check_same_device(expert_offset, x, name);
   check_dtype(expert_offset, at::kInt, name);
-  TROUPE_CHECK(expert_offset.size(0) > 1, name, "must have an element more than there are experts");
+  TROUPE_CHECK(expert_offset.sym_size(0) > 1, name,
+               "must have an element more than there are experts");
 }
 
 // The sizes of the result.
-std::vector<int64_t> check_product(const at::Tensor& x, const at::Tensor& w,
-                                   const at::Tensor& expert_offset, bool w_out_in) {
+std::vector<c10::SymInt> check_product(const at::Tensor& x, const at::Tensor& w,
+                                       const at::Tensor& expert_offset, bool w_out_in) {
   const int in = w_out_in ? 2 : 1, out = w_out_in ? 1 : 2;
   check_sizes(x, {-1, -1}, "grouped_gemm: x");
   check_offset(expert_offset, x, "grouped_gemm: expert_offset");
-  check_sizes(w, {expert_offset.size(0) - 1, -1, -1}, "grouped_gemm: w");
-  TROUPE_CHECK(w.size(in) == x.size(1), "grouped_gemm: w must take", x.size(1),
-               "inputs, x's columns; it takes", w.size(in));
+  check_sizes(w, {expert_offset.sym_size(0) - 1, -1, -1}, "grouped_gemm: w");
+  TROUPE_CHECK(w.sym_size(in) == x.sym_size(1), "grouped_gemm: w must take", x.sym_size(1),
+               "inputs, x's columns; it takes", w.sym_size(in));
   check_dtype(w, x.scalar_type(), "grouped_gemm: w");
   check_same_device(w, x, "grouped_gemm: w");
-  return {x.size(0), w.size(out)};
+  return {x.sym_size(0), w.sym_size(out)};
 }
 
 at::Tensor grouped_gemm_meta(const at::Tensor& x, const at::Tensor& w,
                              const at::Tensor& expert_offset, bool w_out_in) {
-  return at::zeros(check_product(x, w, expert_offset, w_out_in), x.options());
+  return at::zeros_symint(check_product(x, w, expert_offset, w_out_in), x.options());
 }
 
 at::Tensor grouped_gemm_device(const at::Tensor& x, const at::Tensor& w,
@@ -165,19 +169,19 @@ at::Tensor grouped_gemm_device(const at::Tensor& x, const at::Tensor& w,
   return y;
 }
 
-std::vector<int64_t> check_weight_product(const at::Tensor& a, const at::Tensor& b,
-                                          const at::Tensor& expert_offset) {
+std::vector<c10::SymInt> check_weight_product(const at::Tensor& a, const at::Tensor& b,
+                                              const at::Tensor& expert_offset) {
   check_sizes(a, {-1, -1}, "grouped_gemm_weight: a");
-  check_sizes(b, {a.size(0), -1}, "grouped_gemm_weight: b");
+  check_sizes(b, {a.sym_size(0), -1}, "grouped_gemm_weight: b");
   check_dtype(b, a.scalar_type(), "grouped_gemm_weight: b");
   check_same_device(b, a, "grouped_gemm_weight: b");
   check_offset(expert_offset, a, "grouped_gemm_weight: expert_offset");
-  return {expert_offset.size(0) - 1, a.size(1), b.size(1)};
+  return {expert_offset.sym_size(0) - 1, a.sym_size(1), b.sym_size(1)};
 }
 
 at::Tensor grouped_gemm_weight_meta(const at::Tensor& a, const at::Tensor& b,
                                     const at::Tensor& expert_offset) {
-  return at::zeros(check_weight_product(a, b, expert_offset), a.options());
+  return at::zeros_symint(check_weight_product(a, b, expert_offset), a.options());
 }
 
 at::Tensor grouped_gemm_weight_device(const at::Tensor& a, const at::Tensor& b,
@@ -189,12 +193,18 @@ at::Tensor grouped_gemm_weight_device(const at::Tensor& a, const at::Tensor& b,
   }
   at::Tensor g = unwritten(check_weight_product(a, b, expert_offset), a.options());
   const at::Tensor a_rows = rowwise(a), b_rows = rowwise(b);
-  const GroupedGemmWeight args{
+  GroupedGemmWeight args{
       .a = view(a_rows, "grouped_gemm_weight: a"),
       .b = view(b_rows, "grouped_gemm_weight: b"),
       .c = mut_view(g.view({g.size(0) * g.size(1), g.size(2)}), "grouped_gemm_weight: g"),
       .experts = g.size(0),
       .expert_offset = ptr<const int32_t>(expert_offset, "grouped_gemm_weight: expert_offset")};
+  if (trial_kernels()) args.segment_rows = choose_weight_segment(args.a.cols, args.b.cols);
+  at::Tensor workspace;
+  if (a.is_cuda() && workspace_bytes(args) > 0) {
+    workspace = at::empty({workspace_bytes(args)}, a.options().dtype(at::kByte));
+    args.workspace = workspace.mutable_data_ptr();
+  }
   run(a.device(), args, grouped_gemm_weight_blas, &CudaKernels::grouped_gemm_weight);
   return g;
 }

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <bit>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,65 +15,79 @@
 namespace troupe {
 namespace {
 
-// In the schemas place = [seed, step, layer, first token]; the seed's 64 bits as they are.
-using Place = c10::ArrayRef<int64_t>;
-
-std::vector<int64_t> pack(const NoisePlace& p) {
-  return {std::bit_cast<int64_t>(p.key.seed), p.key.step, p.key.layer, p.first_token};
+// In the schemas the seed's 64 bits as they are.
+int64_t bits_of(uint64_t seed) {
+  return std::bit_cast<int64_t>(seed);
+}
+NoiseKey key_of(int64_t seed, int64_t step, int64_t layer) {
+  return {std::bit_cast<uint64_t>(seed), step, layer};
 }
 
-NoisePlace unpack(Place p, const char* name) {
-  TROUPE_CHECK(p.size() == 4, name, "must be [seed, step, layer, first_token]; it has", p.size());
-  return {{std::bit_cast<uint64_t>(p[0]), p[1], p[2]}, p[3]};
+// The index that is given, of the T rows.
+RowTokens tokens_of(int64_t rows, int64_t first_token, const std::optional<at::Tensor>& index) {
+  if (!index) return {.first_token = first_token};
+  check_sizes(*index, {rows}, "jitter: index");
+  check_dtype(*index, at::kLong, "jitter: index");
+  TROUPE_CHECK(index->is_contiguous(), "jitter: index must be contiguous");
+  return {.index = index->const_data_ptr<int64_t>()};
 }
 
-at::Tensor jitter_meta(const at::Tensor& x, double /*epsilon*/, Place place) {
+// LONG: a schema's arguments
+at::Tensor jitter_meta(const at::Tensor& x, double /*epsilon*/, int64_t /*seed*/, int64_t /*step*/,
+                       int64_t /*layer*/, int64_t /*first_token*/,
+                       const std::optional<at::Tensor>& /*index*/) {
   TROUPE_CHECK(x.dim() >= 1, "jitter: x must have a dimension of columns; its sizes are",
-               x.sizes());
-  unpack(place, "jitter: place");
-  return at::empty(x.sizes(), x.options());
+               x.sym_sizes());
+  return at::empty_symint(x.sym_sizes(), x.options());
 }
 
-at::Tensor jitter_device(const at::Tensor& x_TD, double epsilon, Place place) {
-  at::Tensor out = jitter_meta(x_TD, epsilon, place);
-  const NoisePlace p = unpack(place, "jitter: place");
+// LONG: a schema's arguments
+at::Tensor jitter_device(const at::Tensor& x_TD, double epsilon, int64_t seed, int64_t step,
+                         int64_t layer, int64_t first_token,
+                         const std::optional<at::Tensor>& index) {
+  at::Tensor out = jitter_meta(x_TD, epsilon, seed, step, layer, first_token, index);
   const at::Tensor x = rowwise(x_TD), flat = rowwise(out);
   const Jitter args{.x = view(x, "jitter: x"),
                     .epsilon = static_cast<float>(epsilon),
-                    .rng = noise_rng("router_jitter", p.key),
-                    .first_token = p.first_token,
+                    .rng = noise_rng("router_jitter", key_of(seed, step, layer)),
+                    .token = tokens_of(x.size(0), first_token, index),
                     .out = mut_view(flat, "jitter: out")};
   run(x.device(), args, jitter_cpu, &CudaKernels::jitter);
   return out;
 }
 
-at::Tensor jitter_autograd(const at::Tensor& x, double epsilon, Place place) {
+// LONG: a schema's arguments
+at::Tensor jitter_autograd(const at::Tensor& x, double epsilon, int64_t seed, int64_t step,
+                           int64_t layer, int64_t first_token,
+                           const std::optional<at::Tensor>& index) {
   static const auto op = raw_op<decltype(jitter_device)>("troupe::jitter");
-  at::Tensor out = op(x, epsilon, place);
+  at::Tensor out = op(x, epsilon, seed, step, layer, first_token, index);
   record({.name = "jitter",
           .inputs = {x},
           .outputs = {out},
-          .saved = {},
-          .backward = [epsilon, numbers = place.vec()](const Gradients& g) -> TensorList {
-            return {op(g.outputs[0], epsilon, numbers)};
+          .saved = {index.value_or(at::Tensor())},
+          .backward = [epsilon, seed, step, layer, first_token](const Gradients& g) -> TensorList {
+            return {op(g.outputs[0], epsilon, seed, step, layer, first_token, given(g.saved[0]))};
           }});
   return out;
 }
 
+// LONG: a schema's arguments
 at::Tensor normal_noise_meta(const at::Tensor& like, double /*std*/, std::string /*purpose*/,
-                             Place place) {
+                             int64_t /*seed*/, int64_t /*step*/, int64_t /*layer*/,
+                             int64_t /*first_token*/, const std::optional<at::Tensor>& /*index*/) {
   check_sizes(like, {-1, -1}, "normal_noise: like");
-  unpack(place, "normal_noise: place");
-  return at::empty(like.sizes(), like.options().requires_grad(false));
+  return at::empty_symint(like.sym_sizes(), like.options().requires_grad(false));
 }
 
+// LONG: a schema's arguments
 at::Tensor normal_noise_device(const at::Tensor& like, double std, std::string purpose,
-                               Place place) {
-  at::Tensor out = normal_noise_meta(like, std, purpose, place);
-  const NoisePlace p = unpack(place, "normal_noise: place");
+                               int64_t seed, int64_t step, int64_t layer, int64_t first_token,
+                               const std::optional<at::Tensor>& index) {
+  at::Tensor out = normal_noise_meta(like, std, purpose, seed, step, layer, first_token, index);
   const NormalNoise args{.std = static_cast<float>(std),
-                         .rng = noise_rng(purpose, p.key),
-                         .first_token = p.first_token,
+                         .rng = noise_rng(purpose, key_of(seed, step, layer)),
+                         .token = tokens_of(like.size(0), first_token, index),
                          .out = mut_view(out, "normal_noise: out")};
   run(out.device(), args, normal_noise_cpu, &CudaKernels::normal_noise);
   return out;
@@ -81,19 +96,27 @@ at::Tensor normal_noise_device(const at::Tensor& like, double std, std::string p
 }  // namespace
 
 at::Tensor jitter(const at::Tensor& x_TD, double epsilon, const NoisePlace& place) {
-  return jitter_autograd(x_TD, epsilon, pack(place));
+  const NoiseKey& k = place.key;
+  return jitter_autograd(x_TD, epsilon, bits_of(k.seed), k.step, k.layer, place.first_token,
+                         given(place.index_T));
 }
 
 at::Tensor normal_noise(const at::Tensor& like_TE, double std, std::string_view purpose,
                         const NoisePlace& place) {
   static const auto op = raw_op<decltype(normal_noise_device)>("troupe::normal_noise");
-  return op(like_TE, std, std::string(purpose), pack(place));
+  const NoiseKey& k = place.key;
+  return op(like_TE, std, std::string(purpose), bits_of(k.seed), k.step, k.layer, place.first_token,
+            given(place.index_T));
 }
 
 void define_jitter(torch::Library& m) {
-  define(m, "jitter(Tensor x, float epsilon, int[] place) -> Tensor", jitter_device, jitter_meta,
-         jitter_autograd);
-  define(m, "normal_noise(Tensor like, float std, str purpose, int[] place) -> Tensor",
+  define(m,
+         "jitter(Tensor x, float epsilon, int seed=0, int step=0, int layer=0, int first_token=0, "
+         "Tensor? index=None) -> Tensor",
+         jitter_device, jitter_meta, jitter_autograd);
+  define(m,
+         "normal_noise(Tensor like, float std, str purpose, int seed=0, int step=0, int layer=0, "
+         "int first_token=0, Tensor? index=None) -> Tensor",
          normal_noise_device, normal_noise_meta);
 }
 

@@ -10,10 +10,12 @@
 
 namespace troupe {
 
-// What the noise is a function of, beside the column: row t is of token first_token + t.
+// What the noise is a function of, beside the column: row t is of token index_T[t], without an
+// index of first_token + t.
 struct NoisePlace {
   NoiseKey key;  // seed, step, layer
   int64_t first_token = 0;
+  at::Tensor index_T = {};  // int64
 };
 
 // R2: x u with u uniform in [1 - epsilon, 1 + epsilon); x [.., D], its type kept. The gradient is

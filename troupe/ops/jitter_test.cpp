@@ -3,7 +3,9 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +17,7 @@ namespace {
 
 using testing::Tensors;
 
-constexpr NoisePlace kPlace{{.seed = 0xfedcba9876543210u, .step = 3, .layer = 2}, 100};
+const NoisePlace kPlace{{.seed = 0xfedcba9876543210u, .step = 3, .layer = 2}, 100};
 
 class JitterOp : public testing::DeviceTest {};
 
@@ -26,6 +28,20 @@ TEST_P(JitterOp, R2_TwoRanksDrawWhatOneDraws) {
   const at::Tensor second = jitter(x.narrow(0, 4, 6), 0.1, {kPlace.key, 104});
   EXPECT_TRUE(whole.equal(at::cat({first, second})));
   EXPECT_FALSE(whole.equal(jitter(x, 0.1, {{kPlace.key.seed, 4, 2}, 100})));
+}
+
+TEST_P(JitterOp, MF13_AnIndexNamesEachRowsToken) {
+  const at::Tensor x = at::randn({10, 33}, device()).requires_grad_();
+  const at::Tensor order = at::tensor({7, 0, 9, 4}, device().dtype(at::kLong));
+  const NoisePlace some{kPlace.key, 0, order + 100};
+  const at::Tensor part = jitter(x.index_select(0, order), 0.1, some);
+  EXPECT_TRUE(part.equal(jitter(x, 0.1, kPlace).index_select(0, order)));
+  part.sum().backward();
+  const at::Tensor factors = jitter(at::ones_like(x), 0.1, kPlace);
+  EXPECT_TRUE(x.grad().index_select(0, order).equal(factors.index_select(0, order)));
+  EXPECT_TRUE(normal_noise(part, 1, "a", some)
+                  .equal(normal_noise(x, 1, "a", kPlace).index_select(0, order)));
+  TROUPE_EXPECT_REFUSAL(jitter(x, 0.1, some), "jitter: index");
 }
 
 TEST_P(JitterOp, R2_FlattensLeadingDimensions) {

@@ -17,7 +17,7 @@ using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using Four = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;  // y, sum, mean, rstd
 
 void check_parameter(const at::Tensor& p, const at::Tensor& x, const char* name) {
-  check_sizes(p, {x.size(-1)}, name);
+  check_sizes(p, {x.sym_size(-1)}, name);
   check_dtype(p, x.scalar_type(), name);
   check_same_device(p, x, name);
 }
@@ -25,22 +25,24 @@ void check_parameter(const at::Tensor& p, const at::Tensor& x, const char* name)
 // `sum` is empty without a residual, `mean` unless LayerNorm.
 Four norm_meta(const at::Tensor& x, const Optional& residual, const at::Tensor& weight,
                const Optional& bias, std::string kind, double /*eps*/) {
-  TROUPE_CHECK(x.dim() > 0 && x.size(-1) > 0, "norm: x must have columns; its sizes are",
-               x.sizes());
+  TROUPE_CHECK(x.dim() > 0 && x.sym_size(-1) > 0, "norm: x must have columns; its sizes are",
+               x.sym_sizes());
   check_parameter(weight, x, "norm: weight");
   if (bias.has_value()) check_parameter(*bias, x, "norm: bias");
   if (residual.has_value()) {
-    TROUPE_CHECK(residual->sizes() == x.sizes(), "norm: residual must have sizes", x.sizes(),
-                 "; it has", residual->sizes());
+    TROUPE_CHECK(residual->sym_sizes() == x.sym_sizes(), "norm: residual must have sizes",
+                 x.sym_sizes(), "; it has", residual->sym_sizes());
     check_dtype(*residual, x.scalar_type(), "norm: residual");
     check_same_device(*residual, x, "norm: residual");
   }
   const auto wide = x.options().dtype(wide_type(x));
-  const int64_t rows = x.numel() / x.size(-1);
-  return {at::empty(x.sizes(), x.options()),
-          residual.has_value() ? at::empty(x.sizes(), x.options()) : at::empty({0}, x.options()),
-          at::empty({named_norm(kind).kind == NormKind::kLayer ? rows : 0}, wide),
-          at::empty({rows}, wide)};
+  const c10::SymInt rows = x.sym_numel() / x.sym_size(-1);
+  return {
+      at::empty_symint(x.sym_sizes(), x.options()),
+      residual.has_value() ? at::empty_symint(x.sym_sizes(), x.options())
+                           : at::empty_symint({0}, x.options()),
+      at::empty_symint({named_norm(kind).kind == NormKind::kLayer ? rows : c10::SymInt(0)}, wide),
+      at::empty_symint({rows}, wide)};
 }
 
 Four norm_device(const at::Tensor& x, const Optional& residual, const at::Tensor& weight,
@@ -68,42 +70,45 @@ Four norm_device(const at::Tensor& x, const Optional& residual, const at::Tensor
   return out;
 }
 
-// saved = [s, weight, mean, rstd]; gradients of s, weight and bias (empty without one), the last
-// two in float (f64 for f64).
-Three norm_backward_meta(const at::Tensor& grad_y, const Optional& grad_sum, at::TensorList saved,
+// s: what was normed, x or its sum with the residual. Gradients of s, weight and bias (empty
+// without one), the last two in float (f64 for f64). LONG: a schema's arguments
+Three norm_backward_meta(const at::Tensor& grad_y, const Optional& grad_sum, const at::Tensor& s,
+                         const at::Tensor& weight, const at::Tensor& mean, const at::Tensor& rstd,
                          std::string kind, bool has_bias) {
-  TROUPE_CHECK(saved.size() == 4, "norm_backward: saved must be [s, weight, mean, rstd]");
-  const at::Tensor& s = saved[0];
-  TROUPE_CHECK(s.dim() > 0 && s.size(-1) > 0, "norm_backward: s must have columns; its sizes are",
-               s.sizes());
-  const int64_t rows = s.numel() / s.size(-1);
+  TROUPE_CHECK(s.dim() > 0 && s.sym_size(-1) > 0,
+               "norm_backward: s must have columns; its sizes are", s.sym_sizes());
+  const c10::SymInt rows = s.sym_numel() / s.sym_size(-1);
   const auto check_like = [&](const at::Tensor& t, const char* name) {
-    TROUPE_CHECK(t.sizes() == s.sizes(), name, "must have sizes", s.sizes(), "; it has", t.sizes());
+    TROUPE_CHECK(t.sym_sizes() == s.sym_sizes(), name, "must have sizes", s.sym_sizes(), "; it has",
+                 t.sym_sizes());
     check_same_device(t, s, name);
   };
   check_like(grad_y, "norm_backward: grad_y");
   if (grad_sum.has_value()) check_like(*grad_sum, "norm_backward: grad_sum");
-  check_parameter(saved[1], s, "norm_backward: weight");
-  check_sizes(saved[2], {named_norm(kind).kind == NormKind::kLayer ? rows : 0},
+  check_parameter(weight, s, "norm_backward: weight");
+  check_sizes(mean, {named_norm(kind).kind == NormKind::kLayer ? rows : c10::SymInt(0)},
               "norm_backward: mean");
-  check_sizes(saved[3], {rows}, "norm_backward: rstd");
-  check_same_device(saved[2], s, "norm_backward: mean");
-  check_same_device(saved[3], s, "norm_backward: rstd");
-  const auto wide = saved[0].options().dtype(wide_type(saved[0]));
-  const int64_t D = saved[1].size(0);
-  return {at::empty(saved[0].sizes(), saved[0].options()), at::empty({D}, wide),
-          at::empty({has_bias ? D : 0}, wide)};
+  check_sizes(rstd, {rows}, "norm_backward: rstd");
+  check_same_device(mean, s, "norm_backward: mean");
+  check_same_device(rstd, s, "norm_backward: rstd");
+  const auto wide = s.options().dtype(wide_type(s));
+  const c10::SymInt D = weight.sym_size(0);
+  return {at::empty_symint(s.sym_sizes(), s.options()), at::empty_symint({D}, wide),
+          at::empty_symint({has_bias ? D : c10::SymInt(0)}, wide)};
 }
 
-Three norm_backward_device(const at::Tensor& grad_y, const Optional& grad_sum, at::TensorList saved,
-                           std::string kind, bool has_bias) {
-  Three out = norm_backward_meta(grad_y, grad_sum, saved, kind, has_bias);
+// LONG: a schema's arguments
+Three norm_backward_device(const at::Tensor& grad_y, const Optional& grad_sum,
+                           const at::Tensor& s_in, const at::Tensor& weight,
+                           const at::Tensor& mean_in, const at::Tensor& rstd_in, std::string kind,
+                           bool has_bias) {
+  Three out = norm_backward_meta(grad_y, grad_sum, s_in, weight, mean_in, rstd_in, kind, has_bias);
   const NamedNorm k = named_norm(kind);
-  const at::Tensor s = rowwise(saved[0]), w = rowwise(saved[1]), grad = rowwise(grad_y);
+  const at::Tensor s = rowwise(s_in), w = rowwise(weight), grad = rowwise(grad_y);
   const at::Tensor around = grad_sum.has_value() ? rowwise(*grad_sum) : at::Tensor();
   const at::Tensor grad_s = rowwise(std::get<0>(out)), grad_w = rowwise(std::get<1>(out));
   const at::Tensor grad_b = rowwise(std::get<2>(out));
-  const at::Tensor mean = saved[2].unsqueeze(1), rstd = saved[3].unsqueeze(1);
+  const at::Tensor mean = mean_in.unsqueeze(1), rstd = rstd_in.unsqueeze(1);
   NormBackward args{
       .s = view(s, "norm_backward: s"),
       .weight = view(w, "norm_backward: weight"),
@@ -124,11 +129,11 @@ Three norm_backward_device(const at::Tensor& grad_y, const Optional& grad_sum, a
 
 TensorList backward(const Gradients& g, const std::string& kind, bool has_residual) {
   static const auto op = raw_op<decltype(norm_backward_device)>("troupe::norm_backward");
-  const TensorList saved(g.saved.begin(), g.saved.begin() + 4);
   const Optional grad_sum = has_residual ? given(g.outputs[1]) : Optional();
   const auto [grad_s, grad_weight, grad_bias] =
-      op(g.outputs[0], grad_sum, saved, kind, /*has_bias=*/g.needs[3]);
-  const at::ScalarType type = saved[1].scalar_type();
+      op(g.outputs[0], grad_sum, g.saved[0], g.saved[1], g.saved[2], g.saved[3], kind,
+         /*has_bias=*/g.needs[3]);
+  const at::ScalarType type = g.saved[1].scalar_type();
   return {g.needs[0] ? grad_s : at::Tensor(), g.needs[1] ? grad_s : at::Tensor(),
           g.needs[2] ? grad_weight.to(type) : at::Tensor(),
           g.needs[3] ? grad_bias.to(type) : at::Tensor()};
@@ -182,7 +187,8 @@ void define_norm(torch::Library& m) {
          "-> (Tensor, Tensor, Tensor, Tensor)",
          norm_device, norm_meta, norm_op);
   define(m,
-         "norm_backward(Tensor grad_y, Tensor? grad_sum, Tensor[] saved, str kind, bool has_bias) "
+         "norm_backward(Tensor grad_y, Tensor? grad_sum, Tensor s, Tensor weight, Tensor mean, "
+         "Tensor rstd, str kind, bool has_bias) "
          "-> (Tensor, Tensor, Tensor)",
          norm_backward_device, norm_backward_meta);
 }

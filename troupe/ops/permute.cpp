@@ -19,13 +19,13 @@ using Weights = std::optional<at::Tensor>;
 at::Tensor permute_meta(const at::Tensor& x_TD, const Weights& weights_TK, at::TensorList tensors) {
   const Plan plan = plan_from(tensors, "permute");
   check_plan(plan, x_TD, "permute");
-  check_sizes(x_TD, {plan.slot_row.size(0), -1}, "permute: x");
+  check_sizes(x_TD, {plan.slot_row.sym_size(0), -1}, "permute: x");
   if (weights_TK.has_value()) {
-    check_sizes(*weights_TK, {x_TD.size(0), plan.slot_row.size(1)}, "permute: weights");
+    check_sizes(*weights_TK, {x_TD.sym_size(0), plan.slot_row.sym_size(1)}, "permute: weights");
     check_dtype(*weights_TK, wide_type(x_TD), "permute: weights");
     check_same_device(*weights_TK, x_TD, "permute: weights");
   }
-  return at::empty({plan.row_src.size(0), x_TD.size(1)}, x_TD.options());
+  return at::empty_symint({plan.row_src.sym_size(0), x_TD.sym_size(1)}, x_TD.options());
 }
 
 at::Tensor permute_device(const at::Tensor& x_TD, const Weights& weights_TK,

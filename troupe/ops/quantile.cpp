@@ -15,14 +15,14 @@ using Mask = std::optional<at::Tensor>;
 at::Tensor quantile_meta(const at::Tensor& logits_TE, const at::Tensor& beta_E, const Mask& valid_T,
                          int64_t /*k*/) {
   check_sizes(logits_TE, {-1, -1}, "quantile: logits");
-  check_sizes(beta_E, {logits_TE.size(1)}, "quantile: beta");
+  check_sizes(beta_E, {logits_TE.sym_size(1)}, "quantile: beta");
   check_dtype(beta_E, at::kFloat, "quantile: beta");
   check_same_device(beta_E, logits_TE, "quantile: beta");
   if (valid_T.has_value()) {
-    check_sizes(*valid_T, {logits_TE.size(0)}, "quantile: valid");
+    check_sizes(*valid_T, {logits_TE.sym_size(0)}, "quantile: valid");
     check_same_device(*valid_T, logits_TE, "quantile: valid");
   }
-  return at::empty(beta_E.sizes(), beta_E.options().requires_grad(false));
+  return at::empty_symint(beta_E.sym_sizes(), beta_E.options().requires_grad(false));
 }
 
 at::Tensor quantile_device(const at::Tensor& logits_TE, const at::Tensor& beta_E,

@@ -12,14 +12,22 @@ namespace {
 
 using Two = std::tuple<at::Tensor, at::Tensor>;
 
+// quantized_value_bytes and quantized_scales of sizes that may be symbolic.
+c10::SymInt value_bytes(const c10::SymInt& n, int64_t bits) {
+  TROUPE_CHECK(bits == 8 || bits == 4, "quantize: bits must be 8 or 4; they are", bits);
+  return bits == 8 ? n : (n + 1) / 2;
+}
+c10::SymInt scale_count(const c10::SymInt& n) {
+  return (n + (kQuantGroup - 1)) / kQuantGroup;
+}
+
 Two quantize_meta(const at::Tensor& x, int64_t bits, const at::Tensor& saturated) {
   check_sizes(saturated, {1}, "quantize: saturated");
   check_dtype(saturated, at::kLong, "quantize: saturated");
   check_same_device(saturated, x, "quantize: saturated");
-  const int64_t n = x.numel();
-  return {
-      at::empty({quantized_value_bytes(n, static_cast<int>(bits))}, x.options().dtype(at::kByte)),
-      at::empty({quantized_scales(n)}, x.options().dtype(at::kHalf))};
+  const c10::SymInt n = x.sym_numel();
+  return {at::empty_symint({value_bytes(n, bits)}, x.options().dtype(at::kByte)),
+          at::empty_symint({scale_count(n)}, x.options().dtype(at::kHalf))};
 }
 
 Two quantize_device(const at::Tensor& x, int64_t bits, const at::Tensor& saturated) {
@@ -36,11 +44,10 @@ Two quantize_device(const at::Tensor& x, int64_t bits, const at::Tensor& saturat
 }
 
 at::Tensor dequantize_meta(const at::Tensor& values, const at::Tensor& scales, int64_t bits,
-                           at::IntArrayRef sizes, at::ScalarType dtype) {
-  at::Tensor x = at::empty(sizes, values.options().dtype(dtype));
-  check_sizes(values, {quantized_value_bytes(x.numel(), static_cast<int>(bits))},
-              "dequantize: values");
-  check_sizes(scales, {quantized_scales(x.numel())}, "dequantize: scales");
+                           c10::SymIntArrayRef sizes, at::ScalarType dtype) {
+  at::Tensor x = at::empty_symint(sizes, values.options().dtype(dtype));
+  check_sizes(values, {value_bytes(x.sym_numel(), bits)}, "dequantize: values");
+  check_sizes(scales, {scale_count(x.sym_numel())}, "dequantize: scales");
   check_dtype(values, at::kByte, "dequantize: values");
   check_dtype(scales, at::kHalf, "dequantize: scales");
   check_same_device(scales, values, "dequantize: scales");
@@ -48,7 +55,7 @@ at::Tensor dequantize_meta(const at::Tensor& values, const at::Tensor& scales, i
 }
 
 at::Tensor dequantize_device(const at::Tensor& values, const at::Tensor& scales, int64_t bits,
-                             at::IntArrayRef sizes, at::ScalarType dtype) {
+                             c10::SymIntArrayRef sizes, at::ScalarType dtype) {
   at::Tensor x = dequantize_meta(values, scales, bits, sizes, dtype);
   const at::Tensor v = values.contiguous(), s = scales.contiguous();
   const int64_t n = x.numel();
@@ -68,7 +75,7 @@ Quantized quantize(const at::Tensor& x, int64_t bits, const at::Tensor& saturate
   return {values, scales};
 }
 
-at::Tensor dequantize(const Quantized& q, int64_t bits, at::IntArrayRef sizes,
+at::Tensor dequantize(const Quantized& q, int64_t bits, c10::SymIntArrayRef sizes,
                       at::ScalarType dtype) {
   static const auto op = raw_op<decltype(dequantize_device)>("troupe::dequantize");
   return op(q.values, q.scales, bits, sizes, dtype);
@@ -78,7 +85,7 @@ void define_quantize(torch::Library& m) {
   define(m, "quantize(Tensor x, int bits, Tensor(a!) saturated) -> (Tensor, Tensor)",
          quantize_device, quantize_meta);
   define(m,
-         "dequantize(Tensor values, Tensor scales, int bits, int[] sizes, ScalarType dtype) "
+         "dequantize(Tensor values, Tensor scales, int bits, SymInt[] sizes, ScalarType dtype) "
          "-> Tensor",
          dequantize_device, dequantize_meta);
 }

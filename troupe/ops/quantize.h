@@ -15,7 +15,7 @@ struct Quantized {
 Quantized quantize(const at::Tensor& x, int64_t bits, const at::Tensor& saturated);
 
 // Back, in the sizes and the type that it had.
-at::Tensor dequantize(const Quantized& q, int64_t bits, at::IntArrayRef sizes,
+at::Tensor dequantize(const Quantized& q, int64_t bits, c10::SymIntArrayRef sizes,
                       at::ScalarType dtype);
 
 }  // namespace troupe

@@ -22,44 +22,44 @@ void check_table(const at::Tensor& table, const at::Tensor& x, const char* name)
 at::Tensor rotary_meta(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                        const Optional& position, int64_t /*first*/, bool /*interleaved*/) {
   TROUPE_CHECK(x.dim() == 3 || x.dim() == 4,
-               "rotary: x must be [T, H, D] or [B, S, H, D]; its sizes are", x.sizes());
+               "rotary: x must be [T, H, D] or [B, S, H, D]; its sizes are", x.sym_sizes());
   check_table(cos, x, "rotary: cos");
   check_table(sin, x, "rotary: sin");
-  check_sizes(sin, {cos.size(0), cos.size(1)}, "rotary: sin");
+  check_sizes(sin, {cos.sym_size(0), cos.sym_size(1)}, "rotary: sin");
   if (position.has_value()) {
-    TROUPE_CHECK(position->sizes() == x.sizes().slice(0, x.dim() - 2),
-                 "rotary: position must have sizes", x.sizes().slice(0, x.dim() - 2), "; it has",
-                 position->sizes());
+    TROUPE_CHECK(position->sym_sizes() == x.sym_sizes().slice(0, x.dim() - 2),
+                 "rotary: position must have sizes", x.sym_sizes().slice(0, x.dim() - 2),
+                 "; it has", position->sym_sizes());
     check_dtype(*position, at::kLong, "rotary: position");
     check_same_device(*position, x, "rotary: position");
   } else {
-    TROUPE_CHECK(x.size(-3) <= cos.size(0), "rotary: cos must have a row for each of", x.size(-3),
-                 "tokens; it has", cos.size(0));
+    TROUPE_CHECK(x.sym_size(-3) <= cos.sym_size(0), "rotary: cos must have a row for each of",
+                 x.sym_size(-3), "tokens; it has", cos.sym_size(0));
   }
-  return at::empty(x.sizes(), x.options());
+  return at::empty_symint(x.sym_sizes(), x.options());
 }
 
-at::Tensor turned(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
-                  const Optional& position, Rotary args) {
+at::Tensor rotated(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                   const Optional& position, Rotary args) {
   at::Tensor y = rotary_meta(x, cos, sin, position, args.first, false);
   const int64_t columns = x.size(-2) * x.size(-1), tokens = columns == 0 ? 0 : x.numel() / columns;
   if (tokens == 0) return y;
   const at::Tensor rows = rowwise(x.reshape({tokens, columns})), out = y.view({tokens, columns});
-  // Without positions the kernel counts modulo the table: the table is cut to one sequence.
+  // Without positions the kernel takes row t mod P: the tables are cut to the sequence length.
   const int64_t P = position.has_value() ? cos.size(0) : x.size(-3);
   const at::Tensor c = rowwise(cos.narrow(0, 0, P)), s = rowwise(sin.narrow(0, 0, P));
-  const Optional places = position.has_value() ? Optional(position->contiguous()) : Optional();
+  const Optional positions = position.has_value() ? Optional(position->contiguous()) : Optional();
   args.x = view(rows, "rotary: x");
   args.y = mut_view(out, "rotary: y");
   args.cos = view(c, "rotary: cos");
   args.sin = view(s, "rotary: sin");
   args.head_dim = x.size(-1);
-  args.position = ptr_or_null<const int64_t>(places, "rotary: position");
+  args.position = ptr_or_null<const int64_t>(positions, "rotary: position");
   run(x.device(), args, rotary_cpu, &CudaKernels::rotary);
   return y;
 }
 
-Rotary form_of(int64_t first, bool interleaved, bool inverse) {
+Rotary args_of(int64_t first, bool interleaved, bool inverse) {
   Rotary args{};
   args.first = first;
   args.form = interleaved ? RotaryForm::kInterleaved : RotaryForm::kHalf;
@@ -69,13 +69,13 @@ Rotary form_of(int64_t first, bool interleaved, bool inverse) {
 
 at::Tensor rotary_device(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                          const Optional& position, int64_t first, bool interleaved) {
-  return turned(x, cos, sin, position, form_of(first, interleaved, /*inverse=*/false));
+  return rotated(x, cos, sin, position, args_of(first, interleaved, /*inverse=*/false));
 }
 
 at::Tensor rotary_backward_device(const at::Tensor& grad_y, const at::Tensor& cos,
                                   const at::Tensor& sin, const Optional& position, int64_t first,
                                   bool interleaved) {
-  return turned(grad_y, cos, sin, position, form_of(first, interleaved, /*inverse=*/true));
+  return rotated(grad_y, cos, sin, position, args_of(first, interleaved, /*inverse=*/true));
 }
 
 at::Tensor rotary_op(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,

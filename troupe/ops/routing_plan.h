@@ -15,7 +15,8 @@ struct PlanOptions {
   int64_t capacity = 0;   // C6: each expert has exactly so many rows; 0: as many as it needs
 };
 
-// ids int32 [T, K]; -1, or any id outside [0, E), has no row. No gradient, no wait for the device.
+// ids int32 or int64 [T, K]; -1, or any id outside [0, E), has no row. No gradient, no wait for the
+// device.
 Plan routing_plan(const at::Tensor& ids_TK, const PlanOptions& options);
 
 // The same with the plan's tiles of `height` rows, for kernels that take one tile a block.

@@ -77,8 +77,20 @@ TEST(RoutingPlanOp, TracesWithoutData) {
   EXPECT_TRUE(plan.row_src.is_meta());
 }
 
-TEST(RoutingPlanOp, RefusesIdsThatAreNotInt32OrNotAMatrix) {
-  const at::Tensor ids = at::randint(0, 4, {5, 2}, at::kLong);
+TEST(RoutingPlanOp, TakesIdsOf64Bits) {
+  at::Tensor ids = at::randint(0, 4, {5, 2}, at::kLong);
+  ids[1][0] = int64_t{1} << 32;  // 0 in its low 32 bits, and no expert
+  ids[2][1] = -(int64_t{1} << 32);
+  const at::Tensor narrow = ids.clamp(-1, 4).to(at::kInt);
+  const Plan wide_plan = routing_plan(ids, {.experts = 4});
+  const Plan plan = routing_plan(narrow, {.experts = 4});
+  EXPECT_TRUE(wide_plan.slot_row.equal(plan.slot_row));
+  EXPECT_EQ(wide_plan.slot_row[1][0].item<int32_t>(), -1);
+  EXPECT_EQ(wide_plan.counts.sum().item<int64_t>(), 8);
+}
+
+TEST(RoutingPlanOp, RefusesIdsThatAreNoIntegersOrNotAMatrix) {
+  const at::Tensor ids = at::randint(0, 4, {5, 2}, at::kFloat);
   EXPECT_NE(testing::refusal([&] { routing_plan(ids, {.experts = 4}); }).find("routing_plan: ids"),
             std::string::npos);
   EXPECT_NE(testing::refusal([&] {

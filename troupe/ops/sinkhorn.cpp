@@ -18,7 +18,7 @@ using Mask = std::optional<at::Tensor>;
 Out sinkhorn_meta(const at::Tensor& logits_TE, const Mask& valid_T, int64_t k, double /*tolerance*/,
                   int64_t /*max_iterations*/) {
   check_sizes(logits_TE, {-1, -1}, "sinkhorn: logits");
-  const int64_t T = logits_TE.size(0);
+  const c10::SymInt T = logits_TE.sym_size(0);
   TROUPE_CHECK(k >= 1, "sinkhorn: k is", k);
   if (valid_T.has_value()) {
     check_sizes(*valid_T, {T}, "sinkhorn: valid");
@@ -27,8 +27,8 @@ Out sinkhorn_meta(const at::Tensor& logits_TE, const Mask& valid_T, int64_t k, d
   const auto ints = logits_TE.options().dtype(at::kInt).requires_grad(false);
   const bool wide = logits_TE.scalar_type() == at::kDouble;
   const auto floats = ints.dtype(wide ? at::kDouble : at::kFloat);
-  return {at::empty({T, k}, ints), at::empty({1, T}, floats),
-          at::empty({1, logits_TE.size(1)}, floats), at::empty({}, ints)};
+  return {at::empty_symint({T, k}, ints), at::empty_symint({1, T}, floats),
+          at::empty_symint({1, logits_TE.sym_size(1)}, floats), at::empty_symint({}, ints)};
 }
 
 Out sinkhorn_device(const at::Tensor& logits_TE, const Mask& valid_T, int64_t k, double tolerance,

@@ -15,12 +15,12 @@ at::Tensor slot_dot_meta(const at::Tensor& rows_RD, const at::Tensor& x_TD,
                          at::TensorList tensors) {
   const Plan plan = plan_from(tensors, "slot_dot");
   check_plan(plan, x_TD, "slot_dot");
-  check_sizes(x_TD, {plan.slot_row.size(0), -1}, "slot_dot: x");
-  check_sizes(rows_RD, {plan.row_src.size(0), x_TD.size(1)}, "slot_dot: rows");
+  check_sizes(x_TD, {plan.slot_row.sym_size(0), -1}, "slot_dot: x");
+  check_sizes(rows_RD, {plan.row_src.sym_size(0), x_TD.sym_size(1)}, "slot_dot: rows");
   check_dtype(rows_RD, x_TD.scalar_type(), "slot_dot: rows");
   check_same_device(rows_RD, x_TD, "slot_dot: rows");
   const auto wide = wide_type(x_TD);
-  return at::empty(plan.slot_row.sizes(), x_TD.options().dtype(wide));
+  return at::empty_symint(plan.slot_row.sym_sizes(), x_TD.options().dtype(wide));
 }
 
 at::Tensor slot_dot_device(const at::Tensor& rows_RD, const at::Tensor& x_TD,

@@ -10,20 +10,20 @@
 namespace troupe {
 namespace {
 
-at::Tensor topology_meta(const at::Tensor& padded_bins, int64_t /*block*/, int64_t block_rows,
-                         int64_t block_columns) {
+at::Tensor topology_meta(const at::Tensor& padded_bins, int64_t /*block*/, c10::SymInt block_rows,
+                         c10::SymInt block_columns) {
   check_sizes(padded_bins, {-1}, "topology: padded_bins");
-  return at::empty({block_rows * block_columns}, padded_bins.options());
+  return at::empty_symint({block_rows * block_columns}, padded_bins.options());
 }
 
-at::Tensor topology_device(const at::Tensor& padded_bins, int64_t block, int64_t block_rows,
-                           int64_t block_columns) {
+at::Tensor topology_device(const at::Tensor& padded_bins, int64_t block, c10::SymInt block_rows,
+                           c10::SymInt block_columns) {
   at::Tensor out = topology_meta(padded_bins, block, block_rows, block_columns);
   const Topology args{.padded_bins = ptr<const int32_t>(padded_bins, "topology: padded_bins"),
                       .experts = padded_bins.size(0),
                       .block = block,
-                      .block_rows = block_rows,
-                      .block_columns = block_columns,
+                      .block_rows = block_rows.guard_int(__FILE__, __LINE__),
+                      .block_columns = block_columns.guard_int(__FILE__, __LINE__),
                       .out = ptr<int32_t>(out, "topology: out")};
   run(padded_bins.device(), args, topology_cpu, &CudaKernels::topology);
   return out;
@@ -37,8 +37,10 @@ at::Tensor topology(const at::Tensor& padded_bins, const BlockGrid& grid) {
 }
 
 void define_topology(torch::Library& m) {
-  define(m, "topology(Tensor padded_bins, int block, int block_rows, int block_columns) -> Tensor",
-         topology_device, topology_meta);
+  define(
+      m,
+      "topology(Tensor padded_bins, int block, SymInt block_rows, SymInt block_columns) -> Tensor",
+      topology_device, topology_meta);
 }
 
 }  // namespace troupe

@@ -20,8 +20,9 @@ at::Tensor pack_rows_meta(const at::Tensor& x_TD, const Index& index_R) {
     check_dtype(*index_R, at::kLong, "pack_rows: index");
     check_same_device(*index_R, x_TD, "pack_rows: index");
   }
-  const int64_t rows = index_R.has_value() ? index_R->size(0) : x_TD.size(0);
-  return at::empty({rows, wire_row(x_TD.size(1)).bytes}, x_TD.options().dtype(at::kByte));
+  const c10::SymInt rows = index_R.has_value() ? index_R->sym_size(0) : x_TD.sym_size(0);
+  return at::empty_symint({rows, wire_row(x_TD.sym_size(1).guard_int(__FILE__, __LINE__)).bytes},
+                          x_TD.options().dtype(at::kByte));
 }
 
 at::Tensor pack_rows_device(const at::Tensor& x_TD, const Index& index_R) {
@@ -39,7 +40,8 @@ at::Tensor unpack_rows_meta(const at::Tensor& packed_RB, int64_t width, at::Scal
   TROUPE_CHECK(width >= 0, "unpack_rows: width must be at least 0; it is", width);
   check_sizes(packed_RB, {-1, wire_row(width).bytes}, "unpack_rows: packed");
   check_dtype(packed_RB, at::kByte, "unpack_rows: packed");
-  at::Tensor out = at::empty({packed_RB.size(0), width}, packed_RB.options().dtype(type));
+  at::Tensor out =
+      at::empty_symint({packed_RB.sym_size(0), width}, packed_RB.options().dtype(type));
   dtype_of_tensor(out, "unpack_rows: out");
   return out;
 }

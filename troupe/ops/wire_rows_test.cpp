@@ -16,7 +16,7 @@ namespace {
 
 class WireRowsOp : public testing::DeviceTest {};
 
-TEST_P(WireRowsOp, F1_AnIndexTakesRowsAndDevicesAgreeInAllBytes) {
+TEST_P(WireRowsOp, Q4_AnIndexTakesRowsAndDevicesAgreeInAllBytes) {
   for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const int64_t D : {1, 33, 72, 256}) {
       const at::Tensor x = at::randn({30, D}).to(type), index = at::randint(30, {71}, at::kLong);
@@ -34,7 +34,7 @@ TEST_P(WireRowsOp, F1_AnIndexTakesRowsAndDevicesAgreeInAllBytes) {
 }
 
 // Columns of a wider tensor, a transposed one, one row expanded: what gradients come as.
-TEST_P(WireRowsOp, F1_TakesAnyStrides) {
+TEST_P(WireRowsOp, Q4_TakesAnyStrides) {
   const at::Tensor wide = at::randn({40, 96}, device()), row = at::randn({1, 64}, device());
   for (const at::Tensor& x : {wide.narrow(1, 3, 64), wide.t(), row.expand({9, 64})}) {
     EXPECT_TRUE(at::equal(pack_rows(x), pack_rows(x.contiguous())));
@@ -46,7 +46,7 @@ TEST_P(WireRowsOp, F1_TakesAnyStrides) {
   }
 }
 
-TEST_P(WireRowsOp, F1_OfNoRowsIsNone) {
+TEST_P(WireRowsOp, Q4_OfNoRowsIsNone) {
   const at::Tensor none = at::zeros({0}, device().dtype(at::kLong));
   for (const int64_t T : {0, 3}) {
     const at::Tensor packed = pack_rows(at::zeros({T, 40}, device()), none);

@@ -2,10 +2,12 @@
 
 namespace troupe {
 
-Holdings::Holdings(const StepCosts& costs, const std::vector<int>& owner, bool drops)
-    : costs_(costs), owner_(owner), drops_(drops) {
+Holdings::Holdings(const StepCosts& costs, const std::vector<int>& owner, bool drops, int depth)
+    : costs_(costs), owner_(owner), drops_(drops), depth_(static_cast<size_t>(depth)) {
   now_.runtime = costs.runtime;
-  for (const ChunkCosts& c : costs.chunks) {
+  for (size_t i = 0; i < costs.chunks.size(); ++i) {
+    const ChunkCosts& c = costs.chunks[i];
+    if (owner[i] < 0) continue;
     now_.state += c.state;
     now_.values += drops ? c.owned : c.values;
   }
@@ -22,7 +24,13 @@ void Holdings::issue(const Action& a) {
     case Kind::kForward: forward(a); break;
     case Kind::kBackward:
     case Kind::kBackwardWeight: backward(a); break;
+    case Kind::kBackwardInput: backward_input(a); break;
     case Kind::kReduce: reduce(a.chunk); break;
+    case Kind::kSend: send(a); break;
+    case Kind::kRecv:
+      now_.activations += costs_.chunks[static_cast<size_t>(a.chunk)].border;
+      received_.emplace(a.chunk, a.microbatch);
+      break;
     case Kind::kUpdate:  // the next step's backward makes gradients anew
       look(costs_.update_memory);
       now_.gradients = 0;
@@ -39,6 +47,21 @@ void Holdings::finish_sum() {
   in_flight_.pop_front();
 }
 
+void Holdings::take(int chunk, int microbatch) {
+  if (received_.erase({chunk, microbatch}) == 0) return;
+  now_.activations -= costs_.chunks[static_cast<size_t>(chunk)].border;
+}
+
+void Holdings::send(const Action& a) {
+  std::deque<double>& held = sent_[{a.peer, owner_[static_cast<size_t>(a.chunk)] >= 0}];
+  if (held.size() == depth_) {
+    now_.activations -= held.front();
+    held.pop_front();
+  }
+  held.push_back(costs_.chunks[static_cast<size_t>(a.chunk)].border);
+  now_.activations += held.back();
+}
+
 void Holdings::forward(const Action& a) {
   const ChunkCosts& c = costs_.chunks[static_cast<size_t>(a.chunk)];
   const std::pair cell(a.chunk, a.microbatch);
@@ -48,16 +71,25 @@ void Holdings::forward(const Action& a) {
   } else {
     now_.activations += c.saved - (light_.erase(cell) > 0 ? c.input : 0);
   }
+  take(a.chunk, a.microbatch);  // `saved` and `input` hold it
   look(costs_.workspace);
+}
+
+void Holdings::backward_input(const Action& a) {
+  const ChunkCosts& c = costs_.chunks[static_cast<size_t>(a.chunk)];
+  look(costs_.workspace);
+  take(a.chunk + 1, a.microbatch);
+  now_.activations -= c.saved - c.late;
 }
 
 void Holdings::backward(const Action& a) {
   const ChunkCosts& c = costs_.chunks[static_cast<size_t>(a.chunk)];
   look(costs_.workspace);  // its begin: the graph is whole
+  if (a.kind == Kind::kBackward) take(a.chunk + 1, a.microbatch);
   const auto [here, first] = here_.try_emplace(a.chunk, c.made);
   now_.gradients += first ? c.made : c.gradient - here->second;
   if (!first) here->second = c.gradient;
-  now_.activations -= c.saved;
+  now_.activations -= a.kind == Kind::kBackward ? c.saved : c.late;
   look(costs_.workspace);  // its end: gradients have the place of what the graph let go
 }
 

@@ -1,4 +1,4 @@
-// What a rank's memory holds as it goes through its list of actions, and the worst moment of that.
+// A rank's memory use as it executes its list of actions, and its peak.
 #pragma once
 
 #include <deque>
@@ -27,24 +27,33 @@ struct StepMemory {  // bytes, at one moment
 
 class Holdings {
  public:
-  // `drops`: the list frees chunks, so that between uses a part of their values is here.
-  Holdings(const StepCosts& costs, const std::vector<int>& owner, bool drops);
+  // `owner`: -1 for chunks of other ranks. `drops`: the list frees chunks, so that a rank keeps
+  // only its shard of their values between uses. `depth`: sends of a channel that are held at a
+  // time.
+  Holdings(const StepCosts& costs, const std::vector<int>& owner, bool drops, int depth);
 
   void issue(const Action& action);
-  void finish_sum();  // of the oldest reduction: its buffer goes
+  void finish_sum();  // frees the buffer of the oldest reduction
   const StepMemory& peak() const { return peak_; }
 
  private:
   void forward(const Action& action);
   void backward(const Action& action);
+  void backward_input(const Action& action);
   void reduce(int chunk);
-  void look(double workspace);  // is this the worst moment?
+  void send(const Action& action);
+  // What was received for a computation is now its own.
+  void take(int chunk, int microbatch);
+  void look(double workspace);  // updates the peak
 
   const StepCosts& costs_;
   const std::vector<int>& owner_;
   bool drops_;
-  std::set<std::pair<int, int>> light_;  // chunk, microbatch: the input alone is kept
-  std::map<int, double> here_;           // chunk: its gradients before ranks sum them
+  size_t depth_;
+  std::set<std::pair<int, int>> received_;                   // chunk, microbatch
+  std::map<std::pair<int, bool>, std::deque<double>> sent_;  // peer, whether gradients -> bytes
+  std::set<std::pair<int, int>> light_;  // chunk, microbatch: only the input is kept
+  std::map<int, double> here_;           // chunk: its gradients before their reduction
   std::set<int> summed_;
   std::deque<double> in_flight_;
   StepMemory now_, peak_;

@@ -1,6 +1,6 @@
-// A machine as the planner sees it: what a device computes and moves in a second, and what lies
-// between devices. A file of it is YAML (machines/*.yaml) and is written by `troupe bench machine`;
-// all rates but `peak` are those that are reached, not those of a data sheet.
+// The planner's machine model: rates of a device and of the links between devices. Stored as YAML
+// (machines/*.yaml), written by `troupe bench machine`. All rates but `peak` are measured, not data
+// sheet values.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace troupe {
 
-// Between two ranks: a collective of n steps that moves b bytes out of each rank takes
+// A link between two ranks: a collective of n steps that sends b bytes per rank takes
 // n latency + b / bandwidth.
 struct Link {
-  double bandwidth = 0;  // bytes a second out of a rank, with as many coming in
+  double bandwidth = 0;  // bytes/s sent by a rank while it receives as many
   double latency = 0;    // seconds
   static void visit(auto& l, auto&& f) {
     f("bandwidth", l.bandwidth);
@@ -23,22 +23,22 @@ struct Link {
 struct Machine {
   std::string name = {};
   std::string measured = {};  // when and how; empty: assumed
-  bool gpu = true;            // what `auto` stands for in run.device and train.precision
-  double memory = 0;          // bytes of a device
-  double peak = 0;            // FLOP/s of the data sheet, dense bf16: what MFU is of; 0: not known
+  bool gpu = true;            // what `auto` means in run.device and train.precision
+  double memory = 0;          // bytes per device
+  double peak = 0;            // data sheet FLOP/s, dense bf16, for MFU; 0: unknown
   double products = 0;        // FLOP/s of large matrix products
-  double experts = 0;         // of grouped ones
-  double attention = 0;       // of attention's core
-  double bandwidth = 0;       // bytes a second of the device's memory, read and written
-  double overhead = 0;        // seconds that a pass through one unit takes, however small
+  double experts = 0;         // FLOP/s of grouped matrix products
+  double attention = 0;       // FLOP/s of the attention core
+  double bandwidth = 0;       // memory bandwidth in bytes/s, reads and writes
+  double overhead = 0;        // fixed seconds per pass through a unit
   int64_t ranks_per_host = 8;
-  Link inside, between;   // ranks of one host, of two
-  double contention = 0;  // what runs beside a gather or sum takes 1 + contention times as long
-  double summing = 1;     // seconds of a sum that is cut, over those of a gather of as many bytes
-  double exchanging = 1;  // the same of an exchange
-  double dispatch = 0;    // seconds that a dispatch of hardly any rows takes, there and back
-  double jitter = 0;      // deviation of a rank's step, as a part of it
-  double derate = 0;      // of `between`, each tenfold number of hosts
+  Link inside, between;   // within a host, between hosts
+  double contention = 0;  // slowdown of computation during a collective: 1 + contention
+  double summing = 1;     // duration of a reduce-scatter relative to an all-gather of equal bytes
+  double exchanging = 1;  // duration of an all-to-all relative to the same
+  double dispatch = 0;    // seconds of a dispatch and combine with hardly any rows
+  double jitter = 0;      // relative standard deviation of a rank's step
+  double derate = 0;      // loss of `between` bandwidth per tenfold number of hosts
   double imbalance = 1;   // load of the busiest expert rank over the mean
   static void visit(auto& m, auto&& f) {
     f("name", m.name);
@@ -64,34 +64,34 @@ struct Machine {
   }
 };
 
-// Names every field that is missing or makes no sense.
+// Throws one error that names every missing or invalid field.
 Machine load_machine(const std::string& path);
 
-// Where no file is given: hosts of eight H100, as in machines/assumed-h100.yaml, or processes that
-// share a host's cores. Round figures, for the choice between layouts alone.
+// The default without a file: hosts of eight H100, as in machines/assumed-h100.yaml, or processes
+// that share a host's cores. Round figures, only for choosing between layouts.
 Machine assumed_machine(bool gpu);
 
-// Rates that are under `part` of what they should be, a line each: of each rank beside the median
-// of the ranks, where there are three or more, and beside `expected` where it is given.
+// One line for each rate below `part` of its reference: the median of the ranks, if there are three
+// or more, and `expected` if it is given.
 std::vector<std::string> slow_parts(const std::vector<Machine>& ranks, const Machine* expected,
                                     double part = 0.8);
 
-// Of n holders of experts, those that a token's K choices are expected to meet.
+// The expected number of n ranks (or nodes) that hold an expert of a token with K choices.
 double expected_holders(double n, double K);
 
-// How a group of ranks lies on hosts.
+// How a group of ranks is spread over hosts.
 struct Spread {
   int64_t ranks = 1;
   int64_t hosts = 1;  // among them
 };
 
-// Seconds of one collective over a group, by rings: W ranks, `whole` bytes on each rank once it is
-// gathered or before it is summed and cut.
-//   gather, sum and cut   (W - 1) latency + whole (W - 1) / W / bandwidth
-//   sum on all            twice that
-//   exchange              latency + exchanging x bytes that leave a rank / bandwidth, both links at
-//                         once: of M hosts' W ranks W - W/M of the W - 1 others are on another host
-// A ring that crosses hosts has the pace of `between`.
+// Seconds of one collective over a group of W ranks with ring algorithms; `whole`: bytes of the
+// gathered tensor.
+//   all-gather, reduce-scatter   (W - 1) latency + whole (W - 1) / W / bandwidth
+//   all-reduce                   twice that
+//   all-to-all                   latency + exchanging x bytes sent / bandwidth, both links at once:
+//                                with M hosts, W - W/M of the W - 1 peers are on another host
+// A ring across hosts runs at the bandwidth of `between`.
 double gather_seconds(const Machine& machine, const Spread& group, double whole);
 double exchange_seconds(const Machine& machine, const Spread& group, double out);
 

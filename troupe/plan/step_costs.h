@@ -1,4 +1,4 @@
-// What the actions of a schedule cost on one rank: seconds and bytes of each chunk.
+// Costs of the actions of a schedule: seconds and bytes per chunk, on the rank that runs it.
 #pragma once
 
 #include <cstddef>
@@ -7,35 +7,42 @@
 namespace troupe {
 
 struct ChunkCosts {
-  // Seconds, of one microbatch where that counts.
+  // Seconds; those that depend on the batch are for one microbatch.
   double forward = 0, backward = 0;
-  double exchange = 0;  // that a forward waits for other expert ranks, and a backward again
+  double exchange = 0;     // expert-parallel transfers in forward, and again in backward
+  double tokens = 0;       // transfers of tokens and keys between ranks that share a microbatch,
+  double tokens_back = 0;  // in forward, and in backward
   double gather = 0, reduce = 0;
-  double laying = 0;     // before a reduction: gradients side by side, in the type of sums
-  double replicate = 0;  // on top of a step's last reduction: the sum over replicas of a shard
-  double send = 0;       // its input, to the rank that runs it
+  double laying = 0;     // copy of gradients into the reduction buffer
+  double replicate = 0;  // all-reduce over the replicas of a shard, after a step's last reduction
+  double weight = 0;     // the part of backward that makes the parameters' gradients (Kind W)
+  double send = 0;       // its input, sent to the rank that runs it, or its gradient, sent back
   // Bytes.
-  double values = 0;    // whole, as computed with
-  double owned = 0;     // the part of them that is here between uses, where they are dropped
-  double state = 0;     // masters, moments, and what is not trained: always here
-  double made = 0;      // a gradient as one backward makes it
-  double gradient = 0;  // the same, or the sum of several
-  double summing = 0;   // the buffer that is summed over ranks
-  double sum = 0;       // what is left of it here
-  double saved = 0;     // kept from forward to backward, of one microbatch; its input is in it
-  double input = 0;     // kept by a light forward
+  double values = 0;    // full parameters in the compute type
+  double owned = 0;     // the shard kept between uses, if they are freed
+  double state = 0;     // masters, moments and frozen values: always resident
+  double made = 0;      // gradient of one backward
+  double gradient = 0;  // the same, or the accumulated one
+  double summing = 0;   // reduction buffer
+  double sum = 0;       // the shard that remains of it
+  double saved = 0;     // activations of one microbatch, its input included
+  double input = 0;     // kept by a forward that recomputes
+  double late = 0;      // of `saved`, kept from the input half of backward to the weight half
+  double border = 0;    // its input, or its gradient, while it is on the way from rank to rank
 };
 
+// Of one rank, though `chunks` has those of all.
 struct StepCosts {
   std::vector<ChunkCosts> chunks;
-  double update = 0;         // seconds, of all chunks
-  double update_memory = 0;  // bytes, on top of the rest while it happens
-  double workspace = 0;      // bytes, on top of the rest wherever a chunk is computed
-  double runtime = 0;        // of libraries and the device
-  double contention = 0;     // what computes beside a collective takes 1 + this times as long
+  double update = 0;         // seconds for all chunks of a rank
+  double update_memory = 0;  // extra bytes during the update
+  double workspace = 0;      // extra bytes while a chunk is computed
+  double runtime = 0;        // bytes of libraries and the device runtime
+  double contention = 0;     // slowdown of computation during a collective: 1 + contention
 };
 
-// Of all chunks whose parameters go by the name of `chunk` (schedule/work.h).
+// The sum over all chunks whose parameters are owned by `chunk` (schedule/work.h). In a rank's
+// `owner` the chunks that it does not run are owned by -1.
 inline double sum_of(const StepCosts& costs, const std::vector<int>& owner, int chunk,
                      double ChunkCosts::*what) {
   double out = 0;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
-#include <tuple>
+#include <optional>
 #include <utility>
 
 #include "troupe/core/check.h"
@@ -12,8 +12,85 @@
 namespace troupe {
 namespace {
 
-using Transfer = std::tuple<int, int, int, int>;  // from, to, chunk, microbatch
-using Arrivals = std::map<Transfer, std::deque<double>>;
+// A channel of a pipeline: when each value was sent, its receive posted, and it was there.
+struct Channel {
+  std::vector<double> sent = {}, posted = {}, there = {};
+};
+
+// What the ranks of a schedule wait for in each other.
+class Traffic {
+ public:
+  Traffic(size_t ranks, const StepWork& work) : work_(work), updates_(ranks, 0) {}
+
+  struct Key {
+    int from, to;
+    bool gradients;
+    auto operator<=>(const Key&) const = default;
+  };
+  // Whether the next send may go, and from when on.
+  std::optional<double> next_send(const Key& key, double now) {
+    const Channel& c = channels_[key];
+    const auto depth = static_cast<size_t>(work_.depth);
+    if (c.sent.size() < depth) return now;
+    const size_t before = c.sent.size() - depth;
+    if (before >= c.there.size()) return {};
+    return std::max(now, c.there[before]);
+  }
+  void send(const Key& key, double when, double seconds) {
+    channels_[key].sent.push_back(when);
+    travel(channels_[key], seconds);
+  }
+  // The number of the value that will come.
+  size_t post(const Key& key, double when, double seconds) {
+    Channel& c = channels_[key];
+    c.posted.push_back(when);
+    travel(c, seconds);
+    return c.posted.size() - 1;
+  }
+  std::optional<double> arrival(const Key& key, size_t number) {
+    const Channel& c = channels_[key];
+    if (number >= c.there.size()) return {};
+    return c.there[number];
+  }
+
+  // The n-th update of a rank, n from 0; when all ranks have come to it.
+  void come_to_update(size_t rank, size_t n, double when) {
+    if (updates_[rank] > n) return;
+    updates_[rank] = n + 1;
+    if (latest_.size() <= n) latest_.resize(n + 1, 0);
+    latest_[n] = std::max(latest_[n], when);
+  }
+  std::optional<double> update(size_t n) const {
+    const auto [least, most] = std::ranges::minmax(updates_);
+    if (least <= n) return {};
+    return latest_[n];
+  }
+
+ private:
+  static void travel(Channel& c, double seconds) {
+    while (c.there.size() < std::min(c.sent.size(), c.posted.size())) {
+      const size_t n = c.there.size();
+      const double free = n == 0 ? 0 : c.there[n - 1];
+      c.there.push_back(std::max({c.sent[n], c.posted[n], free}) + seconds);
+    }
+  }
+
+  const StepWork& work_;
+  std::map<Key, Channel> channels_;
+  std::vector<size_t> updates_;
+  std::vector<double> latest_;
+};
+
+// Owners of the chunks that a rank runs; -1 for others.
+std::vector<int> own_owners(const std::vector<Action>& list, const StepWork& work) {
+  const std::vector<int> owner = owners(work);
+  std::vector<int> out(owner.size(), -1);
+  for (const Action& a : list) {
+    const bool forward = a.kind == Kind::kForward || a.kind == Kind::kForwardLight;
+    if (forward) out[static_cast<size_t>(a.chunk)] = owner[static_cast<size_t>(a.chunk)];
+  }
+  return out;
+}
 
 bool frees(const std::vector<Action>& list) {
   return std::ranges::any_of(list, [](const Action& a) { return a.kind == Kind::kFree; });
@@ -22,23 +99,25 @@ bool frees(const std::vector<Action>& list) {
 // One rank on its way through two steps.
 class Runner {
  public:
-  Runner(const std::vector<Action>& list, const StepWork& work, const StepCosts& costs,
-         const std::vector<int>& owner, int rank)
+  Runner(const std::vector<Action>& list, const StepWork& work, const StepCosts& costs, int rank)
       : list_(list),
         work_(work),
         costs_(costs),
-        owner_(owner),
+        owner_(own_owners(list, work)),
         rank_(rank),
-        holdings_(costs, owner, frees(list)) {}
+        holdings_(costs, owner_, frees(list), work.depth) {}
 
   bool done() const { return step_ == 2; }
-  // As far as its receives allow; whether it moved at all.
-  bool go_on(Arrivals& arrivals) {
+  Runner(const Runner&) = delete;  // holdings_ looks at owner_
+  Runner& operator=(const Runner&) = delete;
+
+  // As far as the others allow; whether it moved at all.
+  bool go_on(Traffic& traffic) {
     bool moved = false;
     while (!done()) {
       if (at_ == list_.size()) {
         end_step();
-      } else if (!issue(list_[at_], arrivals)) {
+      } else if (!issue(list_[at_], traffic)) {
         break;
       }
       moved = true;
@@ -60,30 +139,32 @@ class Runner {
     begin_ = now_;
   }
 
-  bool issue(const Action& a, Arrivals& arrivals) {
-    if (a.kind == Kind::kRecv && !receive(a, arrivals)) return false;
+  bool issue(const Action& a, Traffic& traffic) {
+    if (a.kind == Kind::kSend && !send(a, traffic)) return false;
+    if (a.kind == Kind::kUpdate) return update(a, traffic);
+    if (!wait_for_value(a, traffic)) return false;
     if (a.kind == Kind::kReduce) wait_for_sums(a);
     ++at_;
     holdings_.issue(a);
     const ChunkCosts& c = costs_.chunks[static_cast<size_t>(std::max(a.chunk, 0))];
     switch (a.kind) {
       case Kind::kForward:
-      case Kind::kForwardLight: compute(a, c.forward, c.exchange); break;
-      case Kind::kBackward: compute(a, c.backward, c.exchange); break;
-      case Kind::kBackwardInput: compute(a, c.backward / 2, c.exchange); break;
-      case Kind::kBackwardWeight: compute(a, c.backward / 2, 0); break;
+      case Kind::kForwardLight: compute(a, c.forward, c.exchange, c.tokens); break;
+      case Kind::kBackward: compute(a, c.backward, c.exchange, c.tokens_back); break;
+      case Kind::kBackwardInput:
+        compute(a, c.backward - c.weight, c.exchange, c.tokens_back);
+        break;
+      case Kind::kBackwardWeight: compute(a, c.weight, 0, 0); break;
       case Kind::kGather: gathered_[a.chunk] = beside(a, all_of(a, &ChunkCosts::gather)); break;
       case Kind::kReduce:
         pass(Lane::kCompute, a, stretched(all_of(a, &ChunkCosts::laying)), out_.compute);
         begin_sum(a);
         break;
-      case Kind::kSend: send(a, c.send, arrivals); break;
-      case Kind::kUpdate:
-        wait_for_sums(a);
-        for (const double when : std::exchange(replica_sums_, {}))
-          wait_until(a, when, out_.exposed);
-        pass(Lane::kCompute, a, costs_.update, out_.update);
+      case Kind::kRecv: {
+        const Traffic::Key key{a.peer, rank_, !runs(a.chunk)};
+        posted_[{a.chunk, a.microbatch}] = {key, traffic.post(key, now_, c.send)};
         break;
+      }
       default: break;
     }
     return true;
@@ -100,10 +181,11 @@ class Runner {
   void wait_until(const Action& a, double when, double& account) {
     if (when > now_) pass(Lane::kWait, a, when - now_, account);
   }
-  void compute(const Action& a, double seconds, double exchange) {
+  void compute(const Action& a, double seconds, double exchange, double tokens) {
     const auto gathered = gathered_.find(owner_[static_cast<size_t>(a.chunk)]);
     if (gathered != gathered_.end()) wait_until(a, gathered->second, out_.exposed);
     pass(Lane::kExchange, a, exchange, out_.exchange);
+    pass(Lane::kExchange, a, tokens, out_.tokens);
     pass(Lane::kCompute, a, stretched(seconds), out_.compute);
   }
   // What is begun now, of so many seconds alone, with the collectives that are under way.
@@ -139,30 +221,63 @@ class Runner {
       if (sum.replicas > 0) replica_sums_.push_back(beside(sum.action, sum.replicas));
     }
   }
-  void send(const Action& a, double seconds, Arrivals& arrivals) {
-    double& free = link_free_[a.peer];
-    free = std::max(now_, free) + seconds;
-    arrivals[{rank_, a.peer, a.chunk, a.microbatch}].push_back(free);
+  bool runs(int chunk) const { return owner_[static_cast<size_t>(chunk)] >= 0; }
+  bool send(const Action& a, Traffic& traffic) {
+    const Traffic::Key key{rank_, a.peer, runs(a.chunk)};
+    const std::optional<double> when = traffic.next_send(key, now_);
+    if (!when) return false;
+    wait_until(a, *when, out_.bubble);
+    traffic.send(key, now_, costs_.chunks[static_cast<size_t>(a.chunk)].send);
+    return true;
   }
-  bool receive(const Action& a, Arrivals& arrivals) {
-    const auto arrival = arrivals.find({a.peer, rank_, a.chunk, a.microbatch});
-    if (arrival == arrivals.end() || arrival->second.empty()) return false;
-    wait_until(a, arrival->second.front(), out_.bubble);
-    arrival->second.pop_front();
+  // Waits for the value that a computation needs from another rank.
+  bool wait_for_value(const Action& a, Traffic& traffic) {
+    const bool back = a.kind == Kind::kBackward || a.kind == Kind::kBackwardInput;
+    if (!back && a.kind != Kind::kForward && a.kind != Kind::kForwardLight) return true;
+    const auto posted = posted_.find({a.chunk + (back ? 1 : 0), a.microbatch});
+    if (posted == posted_.end()) return true;
+    const auto& [key, number] = posted->second;
+    const std::optional<double> when = traffic.arrival(key, number);
+    if (!when) return false;
+    wait_until(a, *when, out_.bubble);
+    posted_.erase(posted);
+    return true;
+  }
+  bool update(const Action& a, Traffic& traffic) {
+    if (!std::exchange(updating_, true)) {
+      holdings_.issue(a);
+      wait_for_sums(a);
+      for (const double when : std::exchange(replica_sums_, {})) wait_until(a, when, out_.exposed);
+    }
+    if (a.chunk < 0) {
+      const auto n = static_cast<size_t>(step_);
+      traffic.come_to_update(static_cast<size_t>(rank_), n, now_);
+      const std::optional<double> when = traffic.update(n);
+      if (!when) return false;
+      wait_until(a, *when, out_.bubble);
+    }
+    updating_ = false;
+    ++at_;
+    pass(Lane::kCompute, a, costs_.update, out_.update);
     return true;
   }
 
   const std::vector<Action>& list_;
   const StepWork& work_;
   const StepCosts& costs_;
-  const std::vector<int>& owner_;
+  const std::vector<int> owner_;
   int rank_;
   Holdings holdings_;
   size_t at_ = 0;
   int step_ = 0;
+  bool updating_ = false;  // waits for other ranks
   double now_ = 0, begin_ = 0, lane_free_ = 0;
-  std::map<int, double> gathered_;   // by chunk: when its gather is over
-  std::map<int, double> link_free_;  // by peer
+  std::map<int, double> gathered_;  // by chunk: when its gather is over
+  struct Posted {
+    Traffic::Key key;
+    size_t number;  // of its channel
+  };
+  std::map<std::pair<int, int>, Posted> posted_;  // chunk, microbatch: not yet used
   struct Sum {
     Action action;
     double end;
@@ -176,25 +291,31 @@ class Runner {
 }  // namespace
 
 std::vector<RankTimeline> timeline_of(const Schedule& schedule, const StepWork& work,
-                                      const StepCosts& costs) {
-  TROUPE_CHECK(static_cast<int>(costs.chunks.size()) == work.chunks, "- costs of",
-               costs.chunks.size(), "chunks for", work.chunks);
-  const std::vector<int> owner = owners(work);
-  std::vector<Runner> ranks;
-  for (const std::vector<Action>& list : schedule) {
-    ranks.emplace_back(list, work, costs, owner, static_cast<int>(ranks.size()));
+                                      const std::vector<StepCosts>& costs) {
+  TROUPE_CHECK(costs.size() == schedule.size(), "costs of", costs.size(), "ranks for",
+               schedule.size());
+  std::deque<Runner> ranks;
+  for (const StepCosts& of_rank : costs) {
+    TROUPE_CHECK(static_cast<int>(of_rank.chunks.size()) == work.chunks, "costs of",
+                 of_rank.chunks.size(), "chunks for", work.chunks);
+    ranks.emplace_back(schedule[ranks.size()], work, of_rank, static_cast<int>(ranks.size()));
   }
-  Arrivals arrivals;
+  Traffic traffic(schedule.size(), work);
   for (bool moved = true; moved;) {
     moved = false;
-    for (Runner& rank : ranks) moved |= rank.go_on(arrivals);
+    for (Runner& rank : ranks) moved |= rank.go_on(traffic);
   }
   std::vector<RankTimeline> out;
   for (Runner& rank : ranks) {
-    TROUPE_CHECK(rank.done(), "- a receive has no send in\n" + to_text(schedule));
+    TROUPE_CHECK(rank.done(), "a rank waits for ever in\n" + to_text(schedule));
     out.push_back(std::move(rank).result());
   }
   return out;
+}
+
+std::vector<RankTimeline> timeline_of(const Schedule& schedule, const StepWork& work,
+                                      const StepCosts& costs) {
+  return timeline_of(schedule, work, std::vector<StepCosts>(schedule.size(), costs));
 }
 
 double step_seconds(const std::vector<RankTimeline>& ranks) {

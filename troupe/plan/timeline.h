@@ -1,10 +1,14 @@
-// When each action of a schedule happens, by its costs: of the very list that a rank issues.
+// Simulated timeline of a schedule: the start and end of each action, from its costs. It simulates
+// the same list that a rank executes.
 //
-// A rank computes one action at a time. Gathers and sums go one after another beside it, in the
-// order that they are issued, and slow it meanwhile (StepCosts::contention); a computation waits
-// for the gather of its parameters, a sum for the one before it, the update for all. What a
-// computation exchanges with other expert ranks it waits for itself. A receive waits for its send.
-// The list is run twice and the second step is told, since a gather that follows the update is
+// A rank computes one action at a time. Gathers and reductions run concurrently, one after another
+// in the order of issue, and slow computation down (StepCosts::contention). A computation waits for
+// the gather of its parameters, a reduction for the previous one, the update for all of them.
+// Expert-parallel transfers are not overlapped with their own computation.
+// Between the ranks of a pipeline a value travels when it is sent, its receive is posted and its
+// channel is free (schedule/deadlock.h). The computation that uses it waits for it, a send for the
+// one `depth` before it. The update waits for all ranks, since the gradients' norm is of all.
+// The list is run twice and the second step is reported, because a gather after the update is
 // waited for in the next step's forward.
 #pragma once
 
@@ -27,27 +31,32 @@ constexpr auto names_of(Lane) {
 
 struct TimeSlot {
   Lane lane;
-  Action action;  // that it is of
+  Action action;  // to which it belongs
   double begin = 0, end = 0;
 };
 
 struct RankTimeline {
   std::vector<TimeSlot> slots;  // the step begins at 0
-  // compute + exchange + exposed + bubble + update = seconds, from this step's begin to the next's.
+  // compute + exchange + tokens + exposed + bubble + update = seconds, from the start of this step
+  // to the next.
   double seconds = 0;
   double compute = 0;   // forward and backward
-  double exchange = 0;  // waited for inside of them
-  double exposed = 0;   // waited for gathers and sums
-  double bubble = 0;    // waited for other pipeline ranks
+  double exchange = 0;  // waiting for experts' rows within them
+  double tokens = 0;    // waiting for tokens and keys within them
+  double exposed = 0;   // waiting for gathers and reductions
+  double bubble = 0;    // waiting for other ranks of the pipeline
   double update = 0;
-  double collectives = 0;  // gathers and sums, waited for or not
-  StepMemory peak;         // the worst moment
+  double collectives = 0;  // gathers and reductions, overlapped or not
+  StepMemory peak;         // peak memory
 };
 
-// One for each list of the schedule, which is verified; costs.chunks is of work.chunks.
+// One timeline for each list of the schedule, which must be verified; costs.chunks matches
+// work.chunks. A rank is told of and holds the chunks that it runs.
 std::vector<RankTimeline> timeline_of(const Schedule& schedule, const StepWork& work,
-                                      const StepCosts& costs);
+                                      const std::vector<StepCosts>& costs);  // one for each list
+std::vector<RankTimeline> timeline_of(const Schedule& schedule, const StepWork& work,
+                                      const StepCosts& costs);  // all ranks alike
 
-double step_seconds(const std::vector<RankTimeline>& ranks);  // of the slowest
+double step_seconds(const std::vector<RankTimeline>& ranks);  // of the slowest rank
 
 }  // namespace troupe

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "troupe/core/check.h"
 #include "troupe/schedule/parse_schedule_test.h"
 #include "troupe/schedule/schedules.h"
 
@@ -137,6 +138,37 @@ TEST(Timeline, WhatIsExchangedIsWaitedForInBothPasses) {
   const RankTimeline t = alone(Accumulate{}, {.chunks = 2}, costs);
   EXPECT_DOUBLE_EQ(t.exchange, 0.5);
   EXPECT_DOUBLE_EQ(t.seconds, 6 + 0.5 + 0.5);
+}
+
+TEST(Timeline, TokensOfRanksThatShareAMicrobatchAreWaitedFor) {
+  StepCosts costs = even(2);
+  costs.chunks[1].tokens = 0.25;
+  costs.chunks[1].tokens_back = 0.5;
+  const RankTimeline t = alone(Accumulate{}, {.chunks = 2}, costs);
+  EXPECT_DOUBLE_EQ(t.tokens, 0.75);
+  EXPECT_EQ(t.exchange, 0);
+  EXPECT_DOUBLE_EQ(t.seconds, 6 + 0.75 + 0.5);
+}
+
+// Each rank has what it needs for itself, beside the chunks of all.
+TEST(Timeline, RanksOfAPipelineHaveTheirOwnCosts) {
+  const StepWork work{.chunks = 2, .ranks = 2, .stages = {0, 1}, .stage_ranks = {0, 1}};
+  const Schedule schedule = build_schedule(Accumulate{}, work);
+  std::vector<StepCosts> costs(2, even(2));
+  costs[0].update = 1;
+  costs[1].update = 3;
+  costs[1].workspace = 70;
+  costs[1].runtime = 7;
+  const std::vector<RankTimeline> t = timeline_of(schedule, work, costs);
+  EXPECT_DOUBLE_EQ(t[0].update, 1);
+  EXPECT_DOUBLE_EQ(t[1].update, 3);
+  EXPECT_EQ(t[0].peak.runtime, 0);
+  EXPECT_EQ(t[1].peak.runtime, 7);
+  EXPECT_EQ(t[1].peak.workspace, 70);
+  costs[1].chunks.pop_back();
+  EXPECT_THROW(timeline_of(schedule, work, costs), Error);
+  costs.pop_back();
+  EXPECT_THROW(timeline_of(schedule, work, costs), Error);
 }
 
 // Two stages of one chunk: rank 1 waits for its first input, rank 0 for its first gradient.

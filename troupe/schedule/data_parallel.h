@@ -3,8 +3,8 @@
 // runs beside the backward of the chunks below. Between steps every rank has all values.
 //   2 chunks, 2 microbatches, sharded = false (DDP):
 //   0: F0.0 F1.0 B1.0 B0.0 F0.1 F1.1 B1.1 A1 B0.1 A0 U
-// sharded (ZeRO-1): a rank is given the sums of its own shard alone, updates that, and gathers the
-// others' values; what is not there yet when the next step first uses a chunk is waited for then.
+// sharded (ZeRO-1): a rank receives the summed gradients of its own shard only, updates it, and
+// gathers the others' values; the next step waits for a chunk's values where it first uses them.
 //   0: F0.0 F1.0 B1.0 B0.0 F0.1 F1.1 B1.1 A1 B0.1 A0 U G0 G1
 #pragma once
 

@@ -5,7 +5,8 @@
 //   3 chunks, prefetch 1:
 //   0: G0 G1 F0.0 X0 G2 F1.0 F2.0 B2.0 X2 A2.0 G0 B1.0 X1 A1.0 B0.0 X0 A0.0 U
 // So at most prefetch + 1 chunks are gathered at a time, and tied chunks, which stay from their
-// first use in a microbatch to the last. reshard = false keeps every chunk so.
+// first use in a microbatch to the last. reshard = false keeps every chunk so. Two computations
+// that run beside each other are one visit, with the parameters of both.
 #pragma once
 
 #include <string_view>
@@ -20,7 +21,8 @@ struct FullShard {
   int prefetch = 1;
   bool reshard = true;      // free after the forward and gather again for the backward
   bool reduce_each = true;  // sum each microbatch's gradients, so that none is kept whole;
-                            // false: once a step, with 1 / microbatches of the traffic
+                            // false: once a step, with 1 / microbatches of the traffic, as also
+                            // where weights' gradients are late or tied chunks lie in a pipeline
   static void visit(auto& c, auto&& f) {
     f("prefetch", c.prefetch);
     f("reshard", c.reshard);

@@ -28,6 +28,8 @@ inline bool take_marked(std::string_view& rest, std::string_view marks, int& out
 
 inline bool from_word(std::string_view word, Action& out) {
   if (word.empty() || !from_text(word.substr(0, 1), out.kind)) return false;
+  out.beside = word.ends_with('&');
+  if (out.beside) word.remove_suffix(1);
   std::string_view rest = word.substr(1);
   const std::string_view direction = out.kind == Kind::kSend ? ">" : "<";
   if (!rest.empty() && rest.front() >= '0' && rest.front() <= '9' && !take_number(rest, out.chunk))

@@ -11,23 +11,14 @@
 
 #include "troupe/core/check.h"
 #include "troupe/schedule/parse_schedule_test.h"
+#include "troupe/schedule/schedule_texts_test.h"
 #include "troupe/schedule/schedules.h"
 #include "troupe/schedule/verify.h"
 
 namespace troupe {
 namespace {
 
-using Faults = std::vector<std::string>;
-
-std::string text(const ScheduleConfig& config, const StepWork& work) {
-  return to_text(build_schedule(config, work));
-}
-
-bool names(const Faults& faults, const std::string& what) {
-  return std::any_of(faults.begin(), faults.end(), [&](const std::string& fault) {
-    return fault.find(what) != std::string::npos;
-  });
-}
+using Faults = ScheduleFaults;
 
 // The same step with every replica's list written out, as a schedule of many ranks.
 struct Spread {

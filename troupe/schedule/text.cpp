@@ -13,7 +13,7 @@ std::string to_text(const Action& action) {
     out += mark + std::to_string(position);
     mark = ',';
   }
-  return out;
+  return action.beside ? out + '&' : out;
 }
 
 std::string to_text(const Schedule& schedule) {

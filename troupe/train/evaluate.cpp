@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <sstream>
 
-#include "troupe/core/config/json.h"
-#include "troupe/core/file/file.h"
+#include "troupe/core/stop.h"
 #include "troupe/train/ranks.h"
 
 namespace troupe {
@@ -20,20 +18,6 @@ int64_t label_bytes(const Tokenizer& tokenizer, const TokenBatch& batch) {
     }
   }
   return static_cast<int64_t>(tokenizer.decode(ids, {.skip_special = true}).size());
-}
-
-Question question_of(const Yaml& line) {
-  Question out{.query = "", .gold = -1};
-  for (const Yaml::Field& field : line.fields) {
-    if (field.name == "query" || field.name == "ctx") out.query = field.value.text;
-    if (field.name == "choices" || field.name == "endings") {
-      for (const Yaml& item : field.value.items) out.choices.push_back(item.text);
-    }
-    if ((field.name == "gold" || field.name == "label") && !from_text(field.value.text, out.gold)) {
-      out.gold = -1;
-    }
-  }
-  return out;
 }
 
 bool is_blank(char c) {
@@ -77,45 +61,19 @@ SetScore score_set(Learner& learner, const Dataset& set, const SetOptions& optio
   const int64_t all = set.samples_per_epoch(), rows = options.rows;
   const int64_t samples = options.batches > 0 ? std::min(all, options.batches * rows) : all;
   SetScore own;
-  for (int64_t turn = 0; turn < samples; turn += rows * ranks.size()) {
+  for (int64_t turn = 0; turn < samples; turn += rows * ranks.data_ranks()) {
     if (options.stop && options.stop()) break;
-    const int64_t first = std::min(samples, turn + rows * ranks.rank());
+    const int64_t first = std::min(samples, turn + rows * ranks.data_index());
     const TokenBatch batch = read_batch(set, first, std::min(rows, samples - first));
     const Learner::Sums part = learner.evaluate(batch);
     own.loss_sum += part.loss;
     own.weight += part.weight;
     if (options.tokenizer != nullptr) own.bytes += label_bytes(*options.tokenizer, batch);
   }
+  const double once = ranks.first_of_replica() ? 1 : 0;
   const std::vector<double> sums =
-      ranks.summed({own.loss_sum, own.weight, static_cast<double>(own.bytes)});
+      ranks.summed({once * own.loss_sum, once * own.weight, once * static_cast<double>(own.bytes)});
   return {.loss_sum = sums[0], .weight = sums[1], .bytes = static_cast<int64_t>(sums[2])};
-}
-
-std::vector<Question> read_questions(const std::string& path) {
-  std::istringstream lines(read_file(path));
-  std::vector<Question> out;
-  int64_t number = 0;
-  for (std::string line; std::getline(lines, line);) {
-    ++number;
-    if (std::all_of(line.begin(), line.end(), is_blank)) continue;
-    std::string place = path;
-    place.append(":").append(std::to_string(number));
-    out.push_back(question_of(parse_json(line, place, Code::kBadDocument)));
-    const Question& q = out.back();
-    if (q.choices.size() < 2) {
-      fail(Code::kBadDocument, place, "needs `choices`, two texts at least; it has",
-           q.choices.size());
-    }
-    if (q.gold < 0 || q.gold >= static_cast<int64_t>(q.choices.size())) {
-      fail(Code::kBadDocument, place, "needs `gold`, the number of one of the", q.choices.size(),
-           "choices, from 0; it is", q.gold);
-    }
-    for (const std::string& choice : q.choices) {
-      if (choice.empty()) fail(Code::kBadDocument, place, "has an empty choice");
-    }
-  }
-  if (out.empty()) fail(Code::kBadDocument, path, "has no questions");
-  return out;
 }
 
 std::vector<double> choice_likelihoods(Learner& learner, const Tokenizer& tokenizer,

@@ -1,52 +1,39 @@
-// What a model scores on text that it did not learn from: sets of documents, and questions with
-// several answers.
+// Evaluation on held-out text: validation sets and multiple-choice questions.
 #pragma once
 
+#include <cstdint>
 #include <functional>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "troupe/data/dataset.h"
 #include "troupe/data/tokenizer/tokenizer.h"
 #include "troupe/train/learner.h"
+#include "troupe/train/questions.h"
 
 namespace troupe {
 
 struct SetScore {
-  double loss_sum = 0, weight = 0;  // over all targets that count
-  int64_t bytes = 0;                // of the text that they spell; 0: no tokenizer
+  double loss_sum = 0, weight = 0;  // over all unmasked targets
+  int64_t bytes = 0;                // of their text; 0: no tokenizer
 
-  double loss() const { return weight > 0 ? loss_sum / weight : 0; }  // a target's mean
+  double loss() const { return weight > 0 ? loss_sum / weight : 0; }  // mean per target
   double perplexity() const;                                          // exp of it, at most e^20
-  double bits_per_byte() const;                                       // 0: bytes are not known
+  double bits_per_byte() const;                                       // 0: bytes unknown
 };
 
 struct SetOptions {
   int64_t rows = 1;     // samples of a batch
-  int64_t batches = 0;  // of so many rows, of all ranks together; 0: the whole set, once
+  int64_t batches = 0;  // over all ranks; 0: the whole set, once
   const Tokenizer* tokenizer = nullptr;
-  std::function<bool()> stop = {};  // asked before each turn; all ranks are told the same
+  std::function<bool()> stop = {};  // asked before each turn; the same on all ranks
 };
-// Each rank calls, and has the sums over all. The set is cut into batches in its order, the last
-// of which may be smaller: no target counts twice, none is left out. Ranks take the batches in
-// turns, one each, and read no other; in the last turn some may have none. So the batches are
-// those of one process, whatever the number of ranks.
+// A collective that returns the sums over all ranks. The set is cut into batches in order; the last
+// may be smaller, so every target counts once. Ranks take batches in turns; in the last turn some
+// have none. The batches do not depend on the number of ranks.
 SetScore score_set(Learner& learner, const Dataset& set, const SetOptions& options);
 
-struct Question {
-  std::string query;
-  std::vector<std::string> choices = {};
-  int64_t gold = 0;
-};
-// A line of a JSONL file: {"query": "...", "choices": ["...", "..."], "gold": 0}; HellaSwag's names
-// `ctx`, `endings` and `label` are read too. Throws E3106 with the place.
-std::vector<Question> read_questions(const std::string& path);
-
-// The answer with the largest log-likelihood after the query, as it is and divided by the answer's
-// bytes, so that long answers are not at a loss. A blank parts query and answer where neither has
-// one there.
+// Accuracy of the answer with the largest log-likelihood after the query, raw and normalized by the
+// answer's bytes. Query and answer are joined by a blank if neither has one there.
 struct ChoiceScore {
   int64_t questions = 0, right = 0, right_normed = 0;
   double accuracy() const { return part(right); }

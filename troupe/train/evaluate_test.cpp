@@ -121,7 +121,9 @@ double by_logits(Learner& learner, const std::string& query, const std::string& 
   std::vector<int64_t> ids;
   for (const char c : query) ids.push_back(static_cast<unsigned char>(c));
   for (const char c : choice) {
-    const at::Tensor logits = learner.next_logits(at::tensor(ids, at::kLong).view({1, -1}));
+    Model& model = learner.model();
+    const at::Tensor h = hidden_states(model, {.ids_BS = at::tensor(ids, at::kLong).view({1, -1})});
+    const at::Tensor logits = model.logits(h.select(1, h.size(1) - 1)).flatten();
     const auto id = static_cast<int64_t>(static_cast<unsigned char>(c));
     sum += at::log_softmax(logits, 0)[id].item<double>();
     ids.push_back(id);
@@ -182,6 +184,11 @@ TEST_F(Evaluate, QuestionsAreReadInBothSpellingsAndBadLinesAreTold) {
       "bad.jsonl:1: E3106 needs `choices`");
   has("\n{\"query\": \"a\", \"choices\": [\"b\", \"c\"], \"gold\": 2}\n",
       "bad.jsonl:2: E3106 needs `gold`");
+  has("{\"question\": \"a\", \"choices\": [\"b\", \"c\"], \"gold\": 0}\n",
+      "bad.jsonl:1: E3106 needs `query`");
+  has("{\"query\": \"a\", \"ctx\": \"d\", \"choices\": [\"b\", \"c\"], \"gold\": 0}\n",
+      "has both query and ctx");
+  has("{\"query\": \"a\", \"choices\": [\"b\", \"c\"], \"gold\": \"b\"}\n", "from 0; it is \"b\"");
   has("{\"query\": \"a\", \"choices\": [\"b\", \"\"], \"gold\": 0}\n", "empty choice");
   has("{\"query\"\n", "bad.jsonl:1");
   has("", "has no questions");

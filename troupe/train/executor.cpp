@@ -2,7 +2,9 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
@@ -15,8 +17,9 @@
 namespace troupe {
 namespace {
 
-// What a fault asks to be put into a tensor: NaN or infinity; otherwise the tensor as it is.
+// x with the NaN or infinity that an injected fault asks for; without one x itself.
 at::Tensor spoiled(const at::Tensor& x, FaultAction action) {
+  if (!x.defined()) return x;
   if (action == FaultAction::kNan) return x * std::numeric_limits<double>::quiet_NaN();
   if (action == FaultAction::kInf) return x * std::numeric_limits<double>::infinity();
   return x;
@@ -42,7 +45,7 @@ struct Roots {
 
 }  // namespace
 
-// How many ranks have rows in microbatch m; the others have one without (share_of).
+// How many replicas have rows in microbatch m; the others have one without (share_of).
 int64_t ranks_with(int64_t m, const StepInput& input) {
   const int64_t ranks = input.context.replicas, full = input.all_microbatches / ranks;
   return m < full ? ranks : m == full ? input.all_microbatches % ranks : 0;
@@ -50,11 +53,13 @@ int64_t ranks_with(int64_t m, const StepInput& input) {
 
 class Executor::Watched {
  public:
-  Watched(Executor& executor, Phase phase, double PhaseSeconds::*seconds, int unit = -1)
+  Watched(Executor& executor, Phase phase, double PhaseSeconds::*seconds, int unit = -1,
+          int microbatch = -1)
       : executor_(executor),
         seconds_(seconds),
         scope_(executor.pulse_, phase, std::max(unit, 0),
-               unit < 0 ? 0 : static_cast<int>(executor.model_.num_units())) {}
+               unit < 0 ? 0 : static_cast<int>(executor.model_.num_units()),
+               executor.own_tokens_.size() > 1 ? microbatch : -1) {}
   Watched(const Watched&) = delete;
   Watched& operator=(const Watched&) = delete;
   ~Watched() {
@@ -73,14 +78,13 @@ class Executor::Watched {
 };
 
 Executor::Executor(Model& model, ParamStore& store, const Faults& faults,
-                   const std::vector<int>& owners, Pulse& pulse)
-    : model_(model), store_(store), faults_(faults), pulse_(pulse) {
-  for (int64_t unit = 0; unit < model.num_units(); ++unit) {
-    auto& params = unit_params_.emplace_back();
-    auto& buckets = unit_buckets_.emplace_back();
-    const int owner = owners[static_cast<size_t>(unit)];
-    std::vector<int64_t>& all = owned_buckets_[owner];
-    owned_units_[owner].push_back(unit);
+                   const std::vector<int>& owners, Pulse& pulse, std::shared_ptr<Channels> channels)
+    : model_(model), store_(store), faults_(faults), pulse_(pulse), channels_(std::move(channels)) {
+  for (int unit = 0; unit < static_cast<int>(model.num_units()); ++unit) {
+    if (!model.has_unit(unit)) continue;
+    auto& params = unit_params_[unit];
+    auto& buckets = unit_buckets_[unit];
+    std::vector<int64_t>& all = owned_buckets_[owners[static_cast<size_t>(unit)]];
     model.for_each_param(unit, [&](const std::string&, Param& p) {
       const int64_t slot = store.slot_of(&p);
       if (slot < 0) return;
@@ -98,13 +102,22 @@ StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input
   out_ = {};
   seconds_ = {};
   store_.begin_step();
+  std::vector<int64_t> own;
+  for (const Batch& batch : input.microbatches) {
+    own.push_back(model_.tokens().own(batch.ids_BS.numel()).count);
+  }
+  begin(std::move(own), input.context.step, input.context.training);
   for (const Action& action : list) {
+    if (action.kind == Kind::kBackwardInput) halved_.insert({action.chunk, action.microbatch});
+  }
+  for (size_t i = 0; i < list.size(); ++i) {
+    const Action& action = list[i];
+    if (action.beside) {
+      compute_both(action, list.at(++i), input, handlers);
+      continue;
+    }
+    if (moves(action)) continue;
     switch (action.kind) {
-      case Kind::kForwardLight: forward(action, input, true); break;
-      case Kind::kForward: forward(action, input, false); break;
-      case Kind::kBackward: backward(action, input, handlers); break;
-      case Kind::kGather: store_.gather(owned_buckets_.at(action.chunk)); break;
-      case Kind::kFree: store_.drop(owned_buckets_.at(action.chunk)); break;
       case Kind::kReduce: reduce(action, input); break;
       case Kind::kUpdate: {
         const Watched watched(*this, Phase::kOptim, &PhaseSeconds::update);
@@ -115,13 +128,141 @@ StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input
       case Kind::kSnapshot:
         if (handlers.snapshot) handlers.snapshot();
         break;
-      default: TROUPE_CHECK(false, "there is no handler for", to_text(action.kind));
+      default: compute(action, input, handlers);
     }
   }
+  end();
+  return std::exchange(out_, {});
+}
+
+void Executor::compute(const Action& action, const StepInput& input, const Handlers& handlers) {
+  switch (action.kind) {
+    case Kind::kForwardLight: return forward(action, input, true);
+    case Kind::kForward: return forward(action, input, false);
+    case Kind::kBackward:
+    case Kind::kBackwardInput: return backward(action, input, handlers);
+    case Kind::kBackwardWeight: return backward_weight(action, handlers);
+    default: TROUPE_CHECK(false, "there is no handler for", to_text(action.kind));
+  }
+}
+
+// The time of both is that of a backward: neither has one of its own.
+void Executor::compute_both(const Action& back, const Action& ahead, const StepInput& input,
+                            const Handlers& handlers) {
+  const auto run = [&](const Action& action) { return [&] { compute(action, input, handlers); }; };
+  if (!handlers.both) {
+    run(back)();
+    return run(ahead)();
+  }
+  const Watched watched(*this, Phase::kBackward, &PhaseSeconds::backward, back.chunk);
+  const StepSeconds before = seconds_;
+  handlers.both(run(back), run(ahead));
+  seconds_ = before;
+}
+
+void Executor::pass(const std::vector<Action>& list, const std::vector<int64_t>& tokens,
+                    const UnitFunction& f, bool training) {
+  const at::NoGradGuard no_grad;
+  std::vector<int64_t> own;
+  for (const int64_t all : tokens) own.push_back(model_.tokens().own(all).count);
+  begin(std::move(own), pulse_.now().done, training);
+  for (const Action& action : list) {
+    if (moves(action)) continue;
+    TROUPE_CHECK(action.kind == Kind::kForwardLight, "-", to_text(action.kind),
+                 "in a list of forwards alone");
+    store_.need(unit_buckets_.at(action.chunk));
+    const at::Tensor h = f(action.chunk, action.microbatch, input_of(action));
+    outputs_.erase({action.chunk - 1, action.microbatch});
+    if (h.defined()) outputs_[{action.chunk, action.microbatch}] = {h.detach()};
+  }
+  end();
+}
+
+void Executor::begin(std::vector<int64_t> own_tokens, int64_t step, bool training) {
+  own_tokens_ = std::move(own_tokens);
+  step_ = step;
+  training_ = training;
+}
+
+void Executor::end() {
+  channels_->finish();
   outputs_.clear();
   gradients_.clear();
   live_.clear();
-  return std::exchange(out_, {});
+  halved_.clear();
+  late_.clear();
+  light_.clear();
+}
+
+bool Executor::moves(const Action& action) {
+  switch (action.kind) {
+    case Kind::kGather: store_.gather(owned_buckets_.at(action.chunk)); return true;
+    case Kind::kFree: store_.drop(owned_buckets_.at(action.chunk)); return true;
+    case Kind::kSend: send(action); return true;
+    case Kind::kRecv: receive(action); return true;
+    default: return false;
+  }
+}
+
+// A transfer names the chunk whose input it is: the gradient leaves the rank that has the chunk.
+bool Executor::is_gradient(const Action& transfer) const {
+  return model_.has_unit(transfer.chunk) == (transfer.kind == Kind::kSend);
+}
+
+// Of the input of the chunk that a transfer names, and of its gradient.
+int64_t Executor::rows_of(const Action& transfer) const {
+  return own_tokens_[static_cast<size_t>(transfer.microbatch)] *
+         states_after(model_.config(), transfer.chunk - 1, training_);
+}
+
+void Executor::send(const Action& action) {
+  const bool gradient = is_gradient(action);
+  Values& from = gradient ? gradients_ : outputs_;
+  const Cell cell{gradient ? action.chunk : action.chunk - 1, action.microbatch};
+  const int64_t rows = rows_of(action);
+  const PulseScope scope(pulse_, Phase::kSend, action.chunk, static_cast<int>(model_.num_units()),
+                         action.microbatch);
+  faults_.at("send", step_);
+  at::Tensor x = from.at(cell).x;
+  if (!x.defined()) x = at::zeros({rows, model_.config().width}, store_.options());
+  from.erase(cell);
+  if (rows == 0) return;
+  channels_->send(action.peer, gradient ? Cargo::kGradient : Cargo::kActivation, x.contiguous());
+}
+
+void Executor::receive(const Action& action) {
+  const bool gradient = is_gradient(action);
+  const int64_t rows = rows_of(action);
+  Value value{.x = at::empty({rows, model_.config().width}, store_.options())};
+  if (rows > 0) {
+    value.arriving =
+        channels_->receive(action.peer, gradient ? Cargo::kGradient : Cargo::kActivation, value.x);
+  }
+  (gradient ? gradients_
+            : outputs_)[{gradient ? action.chunk : action.chunk - 1, action.microbatch}] =
+      std::move(value);
+}
+
+at::Tensor Executor::arrived(const Action& action, Value& value) {
+  if (value.arriving.done()) return value.x;
+  const auto units = static_cast<int>(model_.num_units());
+  const PulseScope scope(pulse_, Phase::kRecv, action.chunk, units, action.microbatch);
+  faults_.at("recv", step_);
+  try {
+    value.arriving.wait();
+  } catch (const Error& error) {
+    const bool forward = action.kind == Kind::kForward || action.kind == Kind::kForwardLight;
+    throw Error(std::string("microbatch ") + std::to_string(action.microbatch) + ": the " +
+                    (forward ? "input of " : "gradient of the output of ") +
+                    unit_name(model_.config(), action.chunk) + ": " + error.what(),
+                error.code());
+  }
+  return value.x;
+}
+
+at::Tensor Executor::input_of(const Action& action) {
+  if (action.chunk == 0) return {};
+  return arrived(action, outputs_.at({action.chunk - 1, action.microbatch}));
 }
 
 void Executor::reduce(const Action& action, const StepInput& input) {
@@ -129,44 +270,56 @@ void Executor::reduce(const Action& action, const StepInput& input) {
   faults_.at("reduce", input.context.step);
   const bool last =
       action.microbatch < 0 || action.microbatch + 1 == static_cast<int>(input.microbatches.size());
-  for (const int64_t unit : owned_units_.at(action.chunk)) store_.reduce(unit, last);
+  store_.reduce(owned_buckets_.at(action.chunk), last);
 }
 
 void Executor::forward(const Action& action, const StepInput& input, bool light) {
-  const Watched watched(*this, Phase::kForward, &PhaseSeconds::forward, action.chunk);
-  store_.need(unit_buckets_[static_cast<size_t>(action.chunk)]);
+  const Watched watched(*this, Phase::kForward, &PhaseSeconds::forward, action.chunk,
+                        action.microbatch);
+  store_.need(unit_buckets_.at(action.chunk));
   const Cell cell{action.chunk, action.microbatch};
   const Batch& batch = input.microbatches[static_cast<size_t>(action.microbatch)];
   Context context = input.context;
   context.owns_backward = !light;
-  context.first_token =
-      input.first_token + action.microbatch * input.microbatches[0].ids_BS.numel();
+  context.first_token = input.first_token + action.microbatch * whole_tokens(input.microbatches[0]);
   context.replicas = ranks_with(action.microbatch, input);
-  at::Tensor h;
-  if (action.chunk > 0) h = outputs_.at({action.chunk - 1, action.microbatch});
+  at::Tensor h = input_of(action);
   const at::AutoGradMode graph(!light);
   if (!light && h.defined()) h = h.detach().set_requires_grad(true);
-  UnitResult result = model_.forward(action.chunk, h, batch, context);
+  const bool halves = !light && halved_.contains(cell);
+  const auto late = halves ? std::make_shared<LateQueue>() : nullptr;
+  UnitResult result;
+  {
+    const LateScope scope(late);
+    result = model_.forward(action.chunk, h, batch, context);
+  }
   const FaultAction fault = faults_.at("forward." + std::to_string(action.chunk), context.step);
   if (fault != FaultAction::kNone) {
     at::Tensor& value = result.h.defined() ? result.h : result.loss_sum;
     value = spoiled(value, fault);
   }
-  if (result.h.defined()) outputs_[cell] = result.h.detach();
+  // A second forward, just before the backward, makes what the next unit had long ago.
+  const bool again = !light && light_.erase(cell) > 0;
+  if (result.h.defined() && !again) outputs_[cell] = {result.h.detach()};
+  if (light) light_.insert(cell);
   if (light) return;
   collect(action, result, input);
-  live_[cell] = {h, std::move(result)};
+  live_[cell] = {h, std::move(result), late};
 }
 
 void Executor::collect(const Action& action, const UnitResult& result, const StepInput& input) {
   const at::NoGradGuard no_grad;
   const auto m = static_cast<size_t>(action.microbatch);
-  const bool counts = input.microbatches[m].ids_BS.numel() > 0;
+  const bool counts = input.counts_terms && input.microbatches[m].ids_BS.numel() > 0;
   if (result.loss_sum.defined()) add_to(out_.loss, result.loss_sum, input.factors[m]);
   if (result.mtp_sum.defined()) add_to(out_.mtp, result.mtp_sum, input.factors[m]);
   for (const MoeLoss& loss : result.losses) {
     add_to(out_.aux[loss.name], loss.value / loss.coefficient);
     out_.aux_terms[loss.name] += counts;
+  }
+  for (const LayerChoices& c : result.choices) {
+    if (!input.keep_choices) break;
+    out_.choices.push_back({c.layer, action.microbatch, c.ids_TK, c.logits_TE});
   }
   std::vector<MoeStats>& own = out_.moe[action.chunk];
   own.resize(std::max(own.size(), result.stats.size()));
@@ -177,18 +330,19 @@ void Executor::collect(const Action& action, const UnitResult& result, const Ste
 }
 
 void Executor::backward(const Action& action, const StepInput& input, const Handlers& handlers) {
-  const Watched watched(*this, Phase::kBackward, &PhaseSeconds::backward, action.chunk);
+  const Watched watched(*this, Phase::kBackward, &PhaseSeconds::backward, action.chunk,
+                        action.microbatch);
   const Cell cell{action.chunk, action.microbatch};
   Live live = std::move(live_.at(cell));
   live_.erase(cell);
-  const auto& params = unit_params_[static_cast<size_t>(action.chunk)];
+  const auto& params = unit_params_.at(action.chunk);
   const UnitResult& r = live.result;
   const double token = input.loss_scale * input.factors[static_cast<size_t>(action.microbatch)];
   const double aux = input.loss_scale / static_cast<double>(input.all_microbatches);
-  store_.need(unit_buckets_[static_cast<size_t>(action.chunk)]);
+  store_.need(unit_buckets_.at(action.chunk));
   Roots roots;
   const auto above = gradients_.find({action.chunk + 1, action.microbatch});
-  if (above != gradients_.end()) roots.add(r.h, above->second);
+  if (above != gradients_.end()) roots.add(r.h, arrived(action, above->second));
   roots.add(r.loss_sum, token);
   roots.add(r.mtp_sum, token);
   for (const MoeLoss& loss : r.losses) roots.add(loss.value, aux);
@@ -203,7 +357,7 @@ void Executor::backward(const Action& action, const StepInput& input, const Hand
   const FaultAction fault =
       faults_.at("backward." + std::to_string(action.chunk), input.context.step);
   size_t at = 0;
-  if (live.input.defined()) gradients_[cell] = grads[at++];
+  if (live.input.defined()) gradients_[cell] = {grads[at++]};
   for (const auto& [slot, p] : params) {
     const at::Tensor gradient = spoiled(grads[at++], fault);
     if (handlers.gradient && gradient.defined()) handlers.gradient(action, slot, gradient);
@@ -211,6 +365,25 @@ void Executor::backward(const Action& action, const StepInput& input, const Hand
   }
   gradients_.erase({action.chunk + 1, action.microbatch});
   outputs_.erase({action.chunk - 1, action.microbatch});
+  if (action.kind == Kind::kBackwardInput) late_[cell] = std::move(live.late);
+}
+
+void Executor::backward_weight(const Action& action, const Handlers& handlers) {
+  const Watched watched(*this, Phase::kLate, &PhaseSeconds::backward, action.chunk,
+                        action.microbatch);
+  faults_.at("late", step_);
+  const auto found = late_.find({action.chunk, action.microbatch});
+  store_.need(unit_buckets_.at(action.chunk));
+  std::map<const at::TensorImpl*, int64_t> slots;
+  for (const auto& [slot, p] : unit_params_.at(action.chunk)) {
+    slots[p->value.unsafeGetTensorImpl()] = slot;
+  }
+  found->second->run([&](const at::Tensor& parameter, const at::Tensor& gradient) {
+    const int64_t slot = slots.at(parameter.unsafeGetTensorImpl());
+    if (handlers.gradient) handlers.gradient(action, slot, gradient);
+    store_.add(slot, gradient);
+  });
+  late_.erase(found);
 }
 
 }  // namespace troupe

@@ -1,14 +1,22 @@
-// Runs the actions of a step on a model: one handler a kind. It issues and decides nothing; which
-// microbatch goes when, what is computed again, when the update comes, is the schedule's to say.
+// Runs the actions of a step on a model: one handler per kind. It issues them in order and decides
+// nothing: the schedule says which microbatch runs when, what is recomputed, when the update comes.
 //
-// Autograd works inside a unit. A forward takes the unit before's output as a new leaf; a backward
-// asks for the gradients of that leaf and of the unit's parameters, adds the latter to the
-// ParamStore and keeps the former for the unit before. So a graph lives from F to B of one unit and
-// one microbatch, and no gradient is accumulated but in the store's f32 buffers.
+// In a pipeline the list is that of this rank, and the model has the units of its stages. A send
+// takes the output of a unit, or the gradient of its input, to the rank that computes on with it; a
+// receive is posted where it stands in the list and waited for where the value is used. Sizes are
+// known on both ends; a microbatch without rows sends nothing.
 //
-// What is differentiated is loss_scale (sum of weighted token losses, each times its microbatch's
-// factor, + sum of auxiliary losses / all_microbatches). All are of the whole global batch, so
-// gradients are sums, never means; where each factor is 1 / the batch's sum of weights, the split
+// Each unit has a graph of its own. A forward takes the previous unit's output as a new leaf; a
+// backward computes the gradients of that leaf and of the unit's parameters, adds the latter to the
+// ParamStore and keeps the former for the previous unit. A graph lives from F to B of one unit and
+// one microbatch, and gradients are accumulated in the store's f32 buffers only.
+//
+// A backward in halves (I, W) makes the gradients of weights later (ops/support/late.h): W adds
+// them as B would have, so sums over microbatches are the same bits.
+//
+// The differentiated loss is loss_scale (sum of weighted token losses, each times its microbatch's
+// factor, + sum of auxiliary losses / all_microbatches). Both sums are over the global batch, so
+// gradients are added, never averaged; with factors of 1 / the batch's sum of weights the split
 // into microbatches and ranks does not matter (rules A7, D2).
 #pragma once
 
@@ -16,12 +24,17 @@
 
 #include <functional>
 #include <map>
+#include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "troupe/core/file/fault.h"
+#include "troupe/distributed/group/channels.h"
 #include "troupe/distributed/status/pulse.h"
 #include "troupe/nn/models/model.h"
+#include "troupe/ops/support/late.h"
 #include "troupe/schedule/action.h"
 #include "troupe/train/observe/step_report.h"
 #include "troupe/train/params/param_store.h"
@@ -34,7 +47,9 @@ struct StepInput {
   double loss_scale = 1;
   int64_t all_microbatches = 0;  // of all ranks, those without rows not counted
   int64_t first_token = 0;       // global index, within the step, of microbatch 0's first
-  Context context = {};          // training, seed, step; the executor fills in the rest
+  bool counts_terms = true;   // of auxiliary losses: one rank of those that share the microbatches
+  bool keep_choices = false;  // StepOutput::choices
+  Context context = {};       // training, seed, step; the executor fills in the rest
 };
 
 class Executor {
@@ -44,29 +59,60 @@ class Executor {
     std::function<void()> snapshot = {};
     // A parameter's gradient of one microbatch on this rank, before it is added to others.
     std::function<void(const Action&, int64_t slot, const at::Tensor& gradient)> gradient = {};
+    // Runs a backward and the forward beside it in turns (Turns::both); absent: one after the
+    // other.
+    using Part = std::function<void()>;
+    std::function<void(const Part& back, const Part& ahead)> both = {};
   };
 
+  // h of a microbatch through a unit; the head, which comes last, gives an undefined tensor.
+  using UnitFunction =
+      std::function<at::Tensor(int64_t unit, int64_t microbatch, const at::Tensor& h)>;
+
   // `owners`: for each unit the one under whose name its parameters are gathered and reduced.
-  // `pulse` is told of each action.
+  // `pulse` records each action. `channels`: to the other ranks of the pipeline.
   Executor(Model& model, ParamStore& store, const Faults& faults, const std::vector<int>& owners,
-           Pulse& pulse);
+           Pulse& pulse, std::shared_ptr<Channels> channels = std::make_shared<Channels>());
   // `list` is this rank's, verified. Units are the schedule's chunks.
   StepOutput run(const std::vector<Action>& list, const StepInput& input, const Handlers& handlers);
+  // A list of forwards alone: f of each unit that is here and each microbatch, in the list's order.
+  // `tokens`: of each microbatch, on all ranks that share it together. `training`: of the context
+  // that f gives the model.
+  void pass(const std::vector<Action>& list, const std::vector<int64_t>& tokens,
+            const UnitFunction& f, bool training = false);
   const StepSeconds& seconds() const { return seconds_; }  // of the last step
-  const std::vector<int64_t>& buckets_of(int64_t unit) const {
-    return unit_buckets_[static_cast<size_t>(unit)];
-  }
 
  private:
   using Cell = std::pair<int, int>;  // chunk, microbatch
+  struct Value {
+    at::Tensor x;
+    Pending arriving = {};  // from another rank
+  };
+  using Values = std::map<Cell, Value>;
   struct Live {
-    at::Tensor input;   // a leaf, or undefined for the first unit
-    UnitResult result;  // with its graph
+    at::Tensor input;                      // a leaf, or undefined for the first unit
+    UnitResult result;                     // with its graph
+    std::shared_ptr<LateQueue> late = {};  // of a backward in halves
   };
 
+  void compute(const Action& action, const StepInput& input, const Handlers& handlers);
+  void compute_both(const Action& back, const Action& ahead, const StepInput& input,
+                    const Handlers& handlers);
   void forward(const Action& action, const StepInput& input, bool light);
   void backward(const Action& action, const StepInput& input, const Handlers& handlers);
+  void backward_weight(const Action& action, const Handlers& handlers);
   void reduce(const Action& action, const StepInput& input);
+  void send(const Action& action);
+  void receive(const Action& action);
+  // Of those that all lists have: gathers, frees, transfers. False: it is none of them.
+  bool moves(const Action& action);
+  // What `action` needs of a value: waits for it where it comes from another rank.
+  at::Tensor arrived(const Action& action, Value& value);
+  at::Tensor input_of(const Action& action);  // undefined: of the first unit
+  bool is_gradient(const Action& transfer) const;
+  int64_t rows_of(const Action& transfer) const;
+  void begin(std::vector<int64_t> own_tokens, int64_t step, bool training);
+  void end();
   // While it lives, an action of this phase is under way, and its time is taken.
   class Watched;
   void collect(const Action& action, const UnitResult& result, const StepInput& input);
@@ -74,15 +120,23 @@ class Executor {
   Model& model_;
   ParamStore& store_;
   const Faults& faults_;
-  std::vector<std::vector<std::pair<int64_t, Param*>>> unit_params_;  // slot, parameter
-  std::vector<std::vector<int64_t>> unit_buckets_;                    // that a unit reads
-  std::map<int, std::vector<int64_t>> owned_units_, owned_buckets_;   // by the owner
+  // By units that are here: slot and parameter; the buckets that it reads.
+  std::map<int, std::vector<std::pair<int64_t, Param*>>> unit_params_;
+  std::map<int, std::vector<int64_t>> unit_buckets_;
+  std::map<int, std::vector<int64_t>> owned_buckets_;  // by the owner
   std::map<Cell, Live> live_;
-  std::map<Cell, at::Tensor> outputs_;    // of a unit, for the next one
-  std::map<Cell, at::Tensor> gradients_;  // of a unit's input, for the one before
+  std::set<Cell> halved_;                            // whose backward comes in halves
+  std::map<Cell, std::shared_ptr<LateQueue>> late_;  // between the halves
+  std::set<Cell> light_;  // have gone forward lightly: their output is made a second time
+  Values outputs_;        // of a unit, for the next one
+  Values gradients_;      // of a unit's input, for the one before
+  std::vector<int64_t> own_tokens_;  // of each microbatch
+  int64_t step_ = 0;
+  bool training_ = true;
   StepOutput out_;
   StepSeconds seconds_;
   Pulse& pulse_;
+  std::shared_ptr<Channels> channels_;
 };
 
 }  // namespace troupe

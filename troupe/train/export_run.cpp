@@ -18,7 +18,7 @@ namespace {
 namespace stdfs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-// What readers of tokenizer.json have to be told beside it.
+// tokenizer_config.json: what readers of tokenizer.json need besides it.
 std::string tokenizer_config(const Tokenizer& tokenizer, const ModelConfig& model) {
   const SpecialIds special = tokenizer.special();
   Json out = {{"tokenizer_class", "PreTrainedTokenizerFast"},
@@ -41,7 +41,7 @@ void add_tokenizer(const std::string& name, ExportSource& out, const Log& log) {
     return log.warning("tokenizer " + name + " (" + std::string(tokenizer->kind()) +
                        ") is no file that a model's folder can hold: the folder has none");
   }
-  // Beside a file of the usual name lie others that belong to it.
+  // A file with the usual name has companions in its folder.
   const stdfs::path file(name);
   const bool usual = file.filename() == "tokenizer.json" || file.filename() == "tokenizer.model";
   out.tokenizer = !usual ? name : file.has_parent_path() ? file.parent_path().string() : ".";
@@ -60,7 +60,7 @@ void add_tokenizer(const std::string& name, ExportSource& out, const Log& log) {
 // does not read.
 void account(ExportSource& out) {
   std::set<std::string> table, state;
-  for (const HfTensor& t : hf_names(out.config.family, out.config.model)) table.insert(t.name);
+  for (const HfTensor& t : hf_names(*out.config.family, out.config.model)) table.insert(t.name);
   build_model(out.model)->for_each_param(-1, [&](const std::string& name, const Param& p) {
     if (p.group == Group::kState) state.insert(name);
   });
@@ -80,7 +80,7 @@ void account(ExportSource& out) {
   }
   if (!faults.empty()) {
     fail(Code::kStateMismatch, out.checkpoint, "does not fit the family",
-         to_text(out.config.family), faults);
+         std::string(out.config.family->model_type), faults);
   }
 }
 

@@ -27,18 +27,25 @@ at::Tensor tensor_of(const std::vector<T>& values, int64_t rows, int64_t columns
   return out.to(device, type, /*non_blocking=*/true);
 }
 
-}  // namespace
-
-std::optional<TokenBatch> next_batch(BatchReader& reader, const Ranks& ranks) {
-  try {
-    return reader.next();
-  } catch (const AskedToStop&) {
-    if (!ranks.alone()) ranks.summed({0, 0, 1});
-    return {};
-  }
+// Pads each row with `more` tokens, which belong to no document and do not count.
+TokenBatch padded(const TokenBatch& batch, int64_t more) {
+  TokenBatch out = batch;
+  out.S = batch.S + more;
+  const auto rows = [&](auto& to, const auto& from, int64_t width, auto fill) {
+    to.clear();
+    for (int64_t b = 0; b < batch.B; ++b) {
+      to.insert(to.end(), from.begin() + b * width, from.begin() + (b + 1) * width);
+      to.insert(to.end(), static_cast<size_t>(more), fill);
+    }
+  };
+  rows(out.ids, batch.ids, batch.S + 1, int32_t{0});
+  rows(out.weights, batch.weights, batch.S, 0.0F);
+  rows(out.documents, batch.documents, batch.S, int32_t{-1});
+  rows(out.positions, batch.positions, batch.S, int32_t{0});
+  return out;
 }
 
-Feed make_feed(const TokenBatch& batch, int64_t micro, const c10::Device& device, int64_t steps) {
+Feed whole_feed(const TokenBatch& batch, int64_t micro, const c10::Device& device, int64_t steps) {
   TROUPE_CHECK(micro > 0 && batch.B % micro == 0, "microbatches of", micro, "out of", batch.B);
   Feed out{.first_sample = batch.first_sample, .samples = batch.B, .tokens = batch.B * batch.S};
   for (const float w : batch.weights) {
@@ -75,6 +82,27 @@ Feed make_feed(const TokenBatch& batch, int64_t micro, const c10::Device& device
                                 .positions_BS = rows(position),
                                 .valid_BS = rows(valid)});
   }
+  return out;
+}
+
+}  // namespace
+
+std::optional<TokenBatch> next_batch(BatchReader& reader, const Ranks& ranks) {
+  try {
+    return reader.next();
+  } catch (const AskedToStop&) {
+    if (!ranks.alone()) ranks.summed({0, 0, 1});
+    return {};
+  }
+}
+
+Feed make_feed(const TokenBatch& batch, int64_t micro, const c10::Device& device, int64_t steps,
+               const RowCut& cut) {
+  if (cut.ranks == 1) return whole_feed(batch, micro, device, steps);
+  const int64_t more = padded_tokens(cut.ranks, batch.S) - batch.S;
+  Feed out = whole_feed(more > 0 ? padded(batch, more) : batch, micro, c10::kCPU, steps);
+  out.tokens = batch.B * batch.S;
+  for (Batch& m : out.microbatches) m = cut_batch(m, cut, device);
   return out;
 }
 

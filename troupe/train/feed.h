@@ -9,6 +9,7 @@
 
 #include "troupe/data/batch_reader.h"
 #include "troupe/data/dataset.h"
+#include "troupe/nn/context_slice.h"
 #include "troupe/nn/models/model.h"
 
 namespace troupe {
@@ -25,18 +26,23 @@ struct Feed {
   double weight_sum = 0;             // of all targets
   std::vector<double> weights = {};  // of the targets of each of these microbatches
   int64_t loss_tokens = 0;           // targets that count
+  bool keep_choices = false;         // asks the step for the routers' choices
 };
 
-// The reader's next batch. Nothing where the run is asked to stop while a server is waited for: the
-// other ranks, who sum what they have of theirs, are told by this rank's share of the sum: 0, 0
-// and 1.
+// The reader's next batch. Nothing where the run is asked to stop while it waits for a server of
+// the data: the ranks then sum {samples, weights, stopped}, and this rank adds {0, 0, 1}, so that
+// all of them know.
 std::optional<TokenBatch> next_batch(BatchReader& reader, const Ranks& ranks);
 
-// Rows m * micro .. (m + 1) * micro make microbatch m; `micro` divides their number. Where fewer
-// than `steps` come of that, microbatches without rows follow. Documents are told to the model only
-// where a row has more than one, and validity only where there is padding. All numbers are those of
-// the batch given: a rank that has a part of a batch puts in what the others have.
-Feed make_feed(const TokenBatch& batch, int64_t micro, const c10::Device& device,
-               int64_t steps = 0);
+// Microbatch m has rows m * micro .. (m + 1) * micro; `micro` divides their number. If these are
+// fewer than `steps` microbatches, ones without rows follow. Batch::documents is set only if a row
+// has more than one, and validity only if there is padding. All numbers are those of the batch
+// given: a rank that has a part of a batch adds what the others have.
+//
+// Under context parallelism everything that needs whole rows is computed before they are cut: a
+// microbatch has this rank's part of each row (nn/context_slice.h), and weights are those of the
+// whole row. Rows that cannot be cut evenly are padded with invalid tokens.
+Feed make_feed(const TokenBatch& batch, int64_t micro, const c10::Device& device, int64_t steps = 0,
+               const RowCut& cut = {});
 
 }  // namespace troupe

@@ -1,8 +1,14 @@
 #include "troupe/train/going_on.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
+#include <sstream>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -70,6 +76,14 @@ void require_counters(const TrainState& state, int64_t step, const std::string& 
   require("nonfinite", state.nonfinite);
   require("loss_tokens", state.loss_tokens);
   require("reruns", state.reruns);
+  const RebalanceState& placed = state.rebalance;
+  require("rebalance.ranks", placed.ranks);
+  for (const int64_t rows : placed.rows) require("rebalance.rows", rows);
+  for (const int64_t owner : placed.owners) {
+    if (owner >= 0 && owner < placed.ranks) continue;
+    fail(Code::kDamagedCheckpoint, folder, "its state has an expert on rank", owner, "of",
+         placed.ranks);
+  }
   if (!(state.loss_scale.scale > 0)) {
     fail(Code::kDamagedCheckpoint, folder, "its state has a loss scale of", state.loss_scale.scale);
   }
@@ -77,6 +91,25 @@ void require_counters(const TrainState& state, int64_t step, const std::string& 
     fail(Code::kDamagedCheckpoint, folder, "is of step", step, "and its state of step",
          state.done.steps);
   }
+}
+
+TrainState read_state(const Manifest& manifest, const std::string& folder) {
+  constexpr std::array<std::string_view, 4> kLater = {"run", "save_seconds", "rebalance", "reruns"};
+  const auto is_missing = [&](const Yaml::Field& field) {
+    return std::ranges::find(kLater, field.name) != kLater.end() &&
+           std::ranges::find(manifest.scalars.fields, field.name, &Yaml::Field::name) ==
+               manifest.scalars.fields.end();
+  };
+  std::ostringstream defaults;
+  write_json(defaults, TrainState());
+  Manifest whole{.step = manifest.step, .scalars = manifest.scalars};
+  for (Yaml::Field& field : parse_json(defaults.str(), folder).fields) {
+    if (is_missing(field)) whole.scalars.fields.push_back(std::move(field));
+  }
+  TrainState out;
+  read_scalars(whole, folder, out);
+  require_counters(out, manifest.step, folder);
+  return out;
 }
 
 std::string lost_steps(const std::string& run) {
@@ -108,6 +141,18 @@ void refuse_lost_steps(const CheckpointConfig& config, bool force, const Log& lo
   if (told.empty() && !is_there(config.dir + "/log.jsonl")) return;
   log.warning(config.dir + " has the log of an earlier start and no checkpoint" +
               (told.empty() ? "" : " (" + told + ")") + ": this start begins at step 0");
+}
+
+void warn_of_other_users(const std::string& run, const Log& log) {
+  struct stat info {};
+  if (::stat(run.c_str(), &info) != 0) return;
+  const std::string risk = ": what they leave there may be taken for this run's checkpoints";
+  if ((info.st_mode & S_IWOTH) != 0) {
+    log.warning(run + " may be written to by every user of this machine" + risk + "; chmod o-w " +
+                shell_word(run));
+  } else if (info.st_uid != ::geteuid() && info.st_uid != 0) {
+    log.warning(run + " belongs to another user, number " + std::to_string(info.st_uid) + risk);
+  }
 }
 
 void clear_leftovers(Fs& fs, const std::string& run, const Log& log) {

@@ -1,10 +1,11 @@
-// What a run may not silently do otherwise than the run that it goes on from: its data, model and
-// seed are the checkpoint's fingerprint; here is its schedule.
+// Checks on resume, besides the checkpoint's fingerprint (data, model, seed): the learning rate
+// schedule, lost checkpoints, counters.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
+#include "troupe/checkpoint/manifest.h"
 #include "troupe/core/file/log.h"
 #include "troupe/core/file/publish.h"
 #include "troupe/train/recipe/recipe.h"
@@ -12,29 +13,37 @@
 
 namespace troupe {
 
-// A run of length `was` stopped at `done` and would now be of length `now`. Empty if the steps so
-// far would have had the same learning rate and weight decay (a constant rate, wsd before its tail,
-// a schedule with an `end` of its own), else what changes.
+// A run of length `was` stopped at `done` and resumes with length `now`. Empty if its steps so far
+// would have had the same learning rate and weight decay (a constant rate, wsd before its tail, a
+// schedule with an `end`), else what changes.
 std::string other_schedule(const TrainConfig& train, const Position& done, const Position& was,
                            const Position& now);
 
-// Which of a run folder's files tell of checkpoints, of which none is there: "latest says
-// step-000200". Empty: none does.
+// Traces in a run folder of checkpoints that are missing: "latest says step-000200". Empty: none.
 std::string lost_steps(const std::string& run);
-// Where no step was found to go on from by itself: throws E4002 where there were some and `force`
-// does not start anew all the same; a log of an earlier start is a warning.
+// For a run that found no checkpoint to resume from: throws E4002 if there were some, unless
+// `force`; warns of an earlier start's log.
 void refuse_lost_steps(const CheckpointConfig& config, bool force, const Log& log);
 
-// A finished run makes no save that would clear what a killed one has left: done here, unless
-// another process writes to the folder.
+// Warns if users other than this one may write to a run's folder: they could leave a checkpoint
+// there that the next start resumes from.
+void warn_of_other_users(const std::string& run, const Log& log);
+
+// Removes what a killed run left in the folder, which saves would do, but a finished run makes
+// none. Not if another process writes to the folder.
 void clear_leftovers(Fs& fs, const std::string& run, const Log& log);
 
-// Throws E4004 where a checkpoint's counters cannot be those of a run: below 0, or of another step
-// than the checkpoint says. `folder` is its place.
+// Throws E4004 if a checkpoint's counters are impossible: negative, of a different step than the
+// checkpoint's, or experts on ranks that do not exist. `folder` is its path.
 void require_counters(const TrainState& state, int64_t step, const std::string& folder);
 
-// The command that trains on where a run of length `run` has ended, twice as long: `command`, which
-// began it, with what has to change.
+// The run's state in a checkpoint, with its counters checked. E4005 with the names of what is
+// missing: a counter that restarts at 0 would repeat data, or the optimizer's first steps. Fields
+// that the first versions did not write keep their defaults.
+TrainState read_state(const Manifest& manifest, const std::string& folder);
+
+// The command that trains twice as long as a finished run of length `run`: `command`, which started
+// it, with the settings that change.
 std::string twice_as_long(const Recipe& recipe, const Position& run, const std::string& command);
 
 }  // namespace troupe

@@ -1,7 +1,14 @@
 #include "troupe/train/going_on.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <memory>
+#include <sstream>
+#include <string>
+
+#include "troupe/core/config/json.h"
 #include "troupe/core/file/file.h"
 #include "troupe/testing/files.h"
 #include "troupe/testing/temporary_folder.h"
@@ -34,6 +41,38 @@ TEST(GoingOn, F163_CountersThatNoRunHasAreDamageOfTheCheckpoint) {
   bad = good;
   bad.done.steps = 6;
   EXPECT_PRED2(testing::has, refused(bad), "is of step 5 and its state of step 6");
+  bad = good;
+  bad.rebalance = {.ranks = 2, .owners = {0, 1, 1, 2}, .rows = {1, 2, 3, 4}};
+  EXPECT_PRED2(testing::has, refused(bad), "an expert on rank 2 of 2");
+  bad.rebalance.owners = {0, 1, 1, -1};
+  EXPECT_PRED2(testing::has, refused(bad), "an expert on rank -1 of 2");
+  bad.rebalance = {.ranks = 2, .owners = {0, 1}, .rows = {1, -2}};
+  EXPECT_PRED2(testing::has, refused(bad), "rebalance.rows -2");
+}
+
+TEST(GoingOn, F131_ACounterThatIsMissingIsNamedAndNeverBeginsAnew) {
+  std::ostringstream out;
+  TrainState state;
+  state.done = {.steps = 5, .samples = 40, .tokens = 1280};
+  state.updates = 5;
+  write_json(out, state);
+  const std::string whole = out.str();
+  const auto manifest = [](const std::string& text) {
+    return Manifest{.step = 5, .scalars = parse_json(text, "manifest.json")};
+  };
+  EXPECT_EQ(read_state(manifest(whole), "run/step-000005").updates, 5);
+  const auto without = [&](const std::string& name) {  // of a field that is a number
+    const size_t begin = whole.find('"' + name + "\":"), end = whole.find(',', begin);
+    EXPECT_LT(end, whole.size()) << name;
+    return manifest(whole.substr(0, begin) + whole.substr(end + 1));
+  };
+  for (const char* name : {"updates", "skipped", "nonfinite", "loss_tokens", "samples"}) {
+    EXPECT_PRED2(testing::has,
+                 testing::refusal_code(Code::kStateMismatch,
+                                       [&] { read_state(without(name), "run/step-000005"); }),
+                 name);
+  }
+  EXPECT_EQ(read_state(without("save_seconds"), "run/step-000005").save_seconds, 0);
 }
 
 TEST(GoingOn, F165_WhatIsLeftOfARunTellsThatItHadSteps) {
@@ -74,6 +113,23 @@ TEST(GoingOn, F168_AFinishedRunClearsWhatAKilledSaveLeft) {
   EXPECT_TRUE(is_there(staged));
   clear_leftovers(fs, run.path(), Log());
   EXPECT_FALSE(is_there(staged));
+}
+
+TEST(GoingOn, F170_AFolderThatOthersMayWriteToIsSaid) {
+  const testing::TemporaryFolder run;
+  const auto lines = std::make_shared<testing::Lines>();
+  const Log log({lines});
+  const auto said = [&] {
+    warn_of_other_users(run.path(), log);
+    return lines->text;
+  };
+  ASSERT_EQ(::chmod(run.path().c_str(), 0775), 0);
+  EXPECT_EQ(said(), "");  // a group that works together
+  ASSERT_EQ(::chmod(run.path().c_str(), 01777), 0);
+  EXPECT_NE(said().find("may be written to by every user of this machine"), std::string::npos);
+  if (::geteuid() != 0) GTEST_SKIP() << "needs to be root, to give a folder to another user";
+  ASSERT_EQ(::chmod(run.path().c_str(), 0700) + ::chown(run.path().c_str(), 65534, 65534), 0);
+  EXPECT_NE(said().find("belongs to another user, number 65534"), std::string::npos);
 }
 
 }  // namespace

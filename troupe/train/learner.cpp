@@ -17,32 +17,19 @@
 #include <utility>
 
 #include "troupe/core/number/moment8.h"
+#include "troupe/nn/context_slice.h"
 #include "troupe/ops/grad_norm.h"
 #include "troupe/ops/support/cuda_plugin.h"
 #include "troupe/ops/support/shared_gpu.h"
+#include "troupe/ops/support/trial_kernels.h"
 #include "troupe/train/forecast/step_work.h"
 #include "troupe/train/optim/moments8.h"
 
 namespace troupe {
 namespace {
 
-Precision resolved(Precision asked, const c10::Device& device) {
-  if (asked != Precision::kAuto) return asked;
-  return device.is_cpu() ? Precision::kFp32 : Precision::kBf16;
-}
-
-at::ScalarType type_of(Precision precision) {
-  if (precision == Precision::kFp32) return at::kFloat;
-  return precision == Precision::kBf16 ? at::kBFloat16 : at::kHalf;
-}
-
 std::string described(const BadValue& bad) {
   return bad.name + ", " + std::to_string(bad.bad) + " of " + std::to_string(bad.of) + " values";
-}
-
-std::string unit_name(int64_t unit, int64_t units) {
-  if (unit == 0) return "the embedding";
-  return unit == units - 1 ? "the output head" : "layer " + std::to_string(unit - 1);
 }
 
 // Two runs are equal bit for bit (rule G4). On a GPU that asks it of PyTorch's own operators too:
@@ -59,14 +46,36 @@ void make_deterministic(bool attention) {
   if (attention) at::globalContext().setSDPUseCuDNN(false);
 }
 
+// Whether a parameter's values are in memory all the time, whole.
+bool stays_whole(const ParamStore& store, const Param& p) {
+  const int64_t slot = store.slot_of(&p);
+  if (slot < 0) return true;
+  const int64_t bucket = store.slots()[static_cast<size_t>(slot)].bucket;
+  return !store.buckets()[static_cast<size_t>(bucket)].dropped_between_uses;
+}
+
 }  // namespace
+
+Precision precision_on(const c10::Device& device, Precision asked) {
+  if (asked != Precision::kAuto) return asked;
+  return device.is_cpu() ? Precision::kFp32 : Precision::kBf16;
+}
+
+at::ScalarType type_of(Precision precision) {
+  switch (precision) {
+    case Precision::kFp64: return at::kDouble;
+    case Precision::kBf16: return at::kBFloat16;
+    case Precision::kFp16: return at::kHalf;
+    default: return at::kFloat;
+  }
+}
 
 Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& faults,
                  std::shared_ptr<Ranks> ranks)
     : recipe_(recipe),
       plan_(plan_of(recipe)),
       device_(device),
-      precision_(resolved(recipe.train.precision, device)),
+      precision_(precision_on(device, recipe.train.precision)),
       faults_(faults),
       model_(build_model(recipe.model, ranks->build_options(faults))),
       ranks_(std::move(ranks)) {
@@ -76,14 +85,15 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
     c10::impl::VirtualGuardImpl(device_.type()).setDevice(device_);
     make_deterministic(recipe.run.deterministic);
     set_shares_gpu(!ranks_->alone());
+    set_trial_kernels(recipe.run.trial_kernels);
   }
-  work_ = step_work(*model_, recipe_);
-  const std::map<const Param*, int> first = first_readers(*model_);
+  work_ = step_work(recipe_, ranks_->parallel());
+  const std::map<std::string, int> first = first_readers(*model_);
   const OptimizerBase& base = base_of(recipe_.train.optimizer);
   std::vector<NamedParam> params;
   model_->for_each_param(-1, [&](const std::string& name, Param& p) {
     p.frozen |= is_frozen(base, name);
-    params.push_back({name, &p, first.at(&p)});
+    params.push_back({name, &p, first.at(name)});
   });
   store_ = std::make_unique<ParamStore>(
       std::move(params), at::TensorOptions(type_of(precision_)).device(device_),
@@ -91,58 +101,79 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
   store_->initialise_all(recipe_.train.seed);
   optimizer_ = std::visit([](const auto& c) { return c.build(); }, recipe_.train.optimizer);
   make_state(*optimizer_, base.moments, *store_);
-  executor_ =
-      std::make_unique<Executor>(*model_, *store_, faults_, owners(work_), ranks_->world().pulse());
+  executor_ = std::make_unique<Executor>(*model_, *store_, faults_, owners(work_),
+                                         ranks_->world().pulse(), ranks_->channels());
   const RebalanceConfig& rebalance = ranks_->parallel().rebalance;
   if (rebalance.every > 0 && ranks_->expert_group() != nullptr) {
-    rebalancer_ = std::make_unique<Rebalancer>(rebalance, *model_, *store_, ranks_->expert_group(),
-                                               ranks_->sum_over_all());
+    std::vector<Rebalancer::Place> places;
+    for (const MoeUnit& moe : moe_units(recipe_.model)) {
+      places.push_back({moe.unit, ranks_->placement_of(moe.config)});
+    }
+    rebalancer_ = std::make_unique<Rebalancer>(rebalance, *model_, places, *store_,
+                                               ranks_->expert_group(), ranks_->sum_over_all());
   }
 }
 
 StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
+  for (const Batch& batch : feed.microbatches) {
+    const int64_t cut = batch.slice ? batch.slice->ranks() : 1;
+    TROUPE_CHECK(cut == ranks_->parallel().context, "rows are cut over", cut,
+                 "ranks, and the run's", "context is", ranks_->parallel().context);
+  }
   StepInput out{.microbatches = feed.microbatches,
                 .factors = loss_factors(recipe_.train.loss_mean, feed.weights, feed.weight_sum,
                                         feed.all_microbatches),
                 .loss_scale = precision_ == Precision::kFp16 ? state.loss_scale.scale : 1,
                 .all_microbatches = feed.all_microbatches,
-                .first_token = feed.first_token};
+                .first_token = feed.first_token,
+                .counts_terms = ranks_->first_of_microbatch(),
+                .keep_choices = feed.keep_choices};
   out.context.training = true;
   out.context.seed = recipe_.train.seed;
   out.context.step = state.done.steps;
-  out.context.all_sum = ranks_->sum_over_all();
-  out.context.replicas = ranks_->size();
+  out.context.all_sum = ranks_->sum_over_stage();
+  out.context.replicas = ranks_->data_ranks();
   return out;
 }
 
-const Schedule& Learner::schedule_of(int microbatches) {
-  Schedule& schedule = schedules_[microbatches];
+const std::vector<Action>& Learner::list_of(int microbatches, bool training) {
+  Schedule& schedule = schedules_[{training, microbatches}];
   if (schedule.empty()) {
     StepWork work = work_;
     work.microbatches = microbatches;
+    work.training = training;
     schedule = ranks_->schedule(std::move(work));
   }
-  return schedule;
+  return schedule[static_cast<size_t>(ranks_->stage_rank())];
 }
 
 StepReport Learner::step(const Feed& feed, TrainState& state) {
   StepReport report;
   report.tokens = feed.tokens;
   report.weight_sum = feed.weight_sum;
-  const Schedule& schedule = schedule_of(static_cast<int>(feed.microbatches.size()));
+  const auto& list = list_of(static_cast<int>(feed.microbatches.size()));
   StepInput input = input_of(feed, state);
-  const Executor::Handlers handlers = {
-      .update = [&](const StepOutput& output) { update(output, state, report); }};
-  report.output = executor_->run(schedule[0], input, handlers);
+  const auto run = [&] {
+    KeepsFp8Weights rounded(recipe_.train.fp8, *model_, feed.microbatches.size(),
+                            [&](const Param& p) { return stays_whole(*store_, p); });
+    const auto at_the_end = [&](const StepOutput& output) {
+      rounded.forget();
+      update(output, state, report);
+    };
+    return executor_->run(list, input,
+                          {.update = at_the_end, .gradient = {}, .both = ranks_->both()});
+  };
+  report.output = run();
   if (report.lost_rows > 0) {
-    model_->for_each_moe([&](int64_t, MoeLayer& moe) { moe.forget_step(ranks_->sum_over_all()); });
+    const SumOver sum = ranks_->sum_over_stage();
+    model_->for_each_moe([&](int64_t, MoeLayer& moe) { moe.forget_step(sum); });
     ++state.reruns;
     input.context.budgeted = false;
-    report.output = executor_->run(schedule[0], input, handlers);
+    report.output = run();
   }
   report.seconds = executor_->seconds();
   if (!report.finite && precision_ != Precision::kFp16) report.first_bad = first_bad(feed, state);
-  model_->end_of_step(ranks_->sum_over_all(), report.skipped);
+  model_->end_of_step(ranks_->sum_over_stage(), report.skipped);
   ++state.done.steps;
   state.done.samples += feed.samples;
   state.done.tokens += feed.tokens;
@@ -156,16 +187,21 @@ void Learner::update(const StepOutput& output, TrainState& state, StepReport& re
   const double unscale = precision_ == Precision::kFp16 ? 1 / state.loss_scale.scale : 1;
   const double clip =
       recipe_.train.clip > 0 ? recipe_.train.clip : std::numeric_limits<double>::infinity();
-  const at::Tensor mtp = output.mtp.defined() ? output.mtp : at::zeros({}, output.loss.options());
+  // The rank that has the head made them.
+  const at::Tensor none = at::zeros({}, at::TensorOptions(at::kDouble).device(device_));
+  const at::Tensor loss = output.loss.defined() ? output.loss : none;
+  const at::Tensor mtp = output.mtp.defined() ? output.mtp : none;
   const at::Tensor squares = sum_squares(store_->counted_grads()).to(device_);
   // One sum over all ranks decides for all of them: what is not finite anywhere is so everywhere.
-  const at::Tensor sums = summed(
-      ranks_->sum_over_all(),
-      at::stack({output.loss, mtp, (squares * (unscale * unscale)).squeeze(0), lost_rows()}));
-  const auto [scale, norm] = clip_scale(sums.narrow(0, 2, 1), clip);
-  const at::Tensor seen =
-      at::cat({sums.narrow(0, 0, 2), norm.to(at::kDouble), sums.narrow(0, 3, 1)}).cpu();
+  const at::Tensor sums = summed(ranks_->sum_over_all(),
+                                 at::stack({loss, mtp, (squares * (unscale * unscale)).squeeze(0),
+                                            lost_rows(), ranks_->missed_rows(device_)}));
+  const auto [scale, norm_f32] = clip_scale(sums.narrow(0, 2, 1), clip);
+  const at::Tensor norm =
+      precision_ == Precision::kFp64 ? sums.narrow(0, 2, 1).sqrt() : norm_f32.to(at::kDouble);
+  const at::Tensor seen = at::cat({sums.narrow(0, 0, 2), norm, sums.narrow(0, 3, 2)}).cpu();
   const auto* const values = seen.const_data_ptr<double>();
+  ranks_->require_rows(values[4]);
   if (values[3] > 0) {  // nothing of this attempt counts
     report.lost_rows = static_cast<int64_t>(values[3]);
     return;
@@ -234,7 +270,7 @@ void Learner::apply(const TrainState& state, StepReport& report, const at::Tenso
 }
 
 // In the order in which a step computes: weights, forward, gradients from the head down. Every rank
-// looks, also where another one has it: looking takes all of them.
+// searches, even if another one has found a value: the passes contain collectives.
 std::string Learner::first_bad(const Feed& feed, const TrainState& state) {
   const auto weights = bad_values(*store_, &Bucket::own);
   const auto gradients = bad_gradients(*store_);
@@ -242,7 +278,7 @@ std::string Learner::first_bad(const Feed& feed, const TrainState& state) {
   // Looked at by all where there are several: a step between ranks takes all of them.
   if (!gradients.empty() || !ranks_->alone()) {
     found.first_of(bad_gradient(feed, state));
-    // Of the step that was: a sum over ranks, seen by the one that has this part of it.
+    // The previous step's gradient, summed over ranks: the rank that owns this part of it sees it.
     if (!gradients.empty()) {
       found.first_of({.stage = Stage::kSum,
                       .what = "gradient of " + described(gradients.back()) +
@@ -251,6 +287,10 @@ std::string Learner::first_bad(const Feed& feed, const TrainState& state) {
   }
   if (!weights.empty()) {
     found.first_of({.stage = Stage::kWeights, .what = "weight " + described(weights.front())});
+  }
+  if (!found.what.empty() && ranks_->stage_ranks() > 1) {
+    found.what = "stage " + std::to_string(ranks_->stage_rank() + 1) + '/' +
+                 std::to_string(ranks_->stage_ranks()) + ", " + found.what;
   }
   const std::vector<std::string> all = ranks_->peers().gather(found.key() + found.what);
   const auto first = std::min_element(all.begin(), all.end());
@@ -270,7 +310,6 @@ void Learner::Finding::first_of(const Finding& other) {
 
 // A rank's own gradients tell whose it is; that of their sum alone, that each was finite.
 Learner::Finding Learner::bad_gradient(const Feed& feed, const TrainState& state) {
-  const Schedule& schedule = schedule_of(static_cast<int>(feed.microbatches.size()));
   StepInput input = input_of(feed, state);
   input.context.budgeted = false;  // as the step that is replayed: it had room for all
   Finding found;
@@ -283,10 +322,12 @@ Learner::Finding Learner::bad_gradient(const Feed& feed, const TrainState& state
     const int64_t unit = action.microbatch * units + units - 1 - action.chunk;
     found.first_of({.stage = Stage::kBackward,
                     .order = (unit + 1) * slots - 1 - slot,
-                    .what = "gradient of " + described(bad.front()) +
+                    .what = "gradient of " + described(bad.front()) + ", microbatch " +
+                            std::to_string(action.microbatch) +
                             " (replayed: the same; its forward is finite)"});
   };
-  executor_->run(schedule[0], input, {.update = [](const StepOutput&) {}, .gradient = look});
+  executor_->run(list_of(static_cast<int>(feed.microbatches.size())), input,
+                 {.update = [](const StepOutput&) {}, .gradient = look});
   const auto sums = bad_gradients(*store_);
   if (!sums.empty()) {
     found.first_of({.stage = Stage::kSum,
@@ -303,57 +344,45 @@ Learner::Finding Learner::bad_forward(const Feed& feed, const TrainState& state)
   context.budgeted = false;       // there was room for all
   Finding found;
   const int64_t units = model_->num_units();
-  for (size_t m = 0; m < feed.microbatches.size(); ++m) {
-    const Batch& batch = feed.microbatches[m];
-    context.first_token = feed.first_token + static_cast<int64_t>(m) * batch.ids_BS.numel();
-    at::Tensor h;
-    through_units([&](int64_t unit) {
-      const UnitResult r = model_->forward(unit, h, batch, context);
-      h = r.h;
-      const at::Tensor& value = h.defined() ? h : r.loss_sum;
-      if (found.stage != Stage::kNone || at::isfinite(value).all().item<bool>()) return;
-      found = {.stage = Stage::kForward,
-               .order = static_cast<int64_t>(m) * units + unit,
-               .what = "forward of " + unit_name(unit, units) + ", microbatch " +
-                       std::to_string(m) + " (replayed: the same)"};
-    });
-  }
+  std::vector<int64_t> tokens;
+  for (const Batch& batch : feed.microbatches) tokens.push_back(batch.ids_BS.numel());
+  const auto look = [&](int64_t unit, int64_t m, const at::Tensor& h) {
+    const Batch& batch = feed.microbatches[static_cast<size_t>(m)];
+    context.first_token = feed.first_token + m * whole_tokens(batch);
+    const UnitResult r = model_->forward(unit, h, batch, context);
+    const at::Tensor& value = r.h.defined() ? r.h : r.loss_sum;
+    if (!at::isfinite(value).all().item<bool>()) {
+      found.first_of({.stage = Stage::kForward,
+                      .order = m * units + unit,
+                      .what = "forward of " + unit_name(model_->config(), unit) + ", microbatch " +
+                              std::to_string(m) + " (replayed: the same)"});
+    }
+    return r.h;
+  };
+  executor_->pass(list_of(static_cast<int>(tokens.size()), /*training=*/false), tokens, look,
+                  context.training);
   return found;
 }
 
-void Learner::through_units(const std::function<void(int64_t unit)>& f) {
-  for (int64_t unit = 0; unit < model_->num_units(); ++unit) {
-    const std::vector<int64_t>& buckets = executor_->buckets_of(unit);
-    store_->gather(buckets);
-    store_->need(buckets);
-    f(unit);
-    store_->drop(buckets);
-  }
+void Learner::through_units(const std::vector<int64_t>& tokens, const Executor::UnitFunction& f) {
+  executor_->pass(list_of(static_cast<int>(tokens.size()), /*training=*/false), tokens, f);
 }
 
 Learner::Sums Learner::evaluate(const TokenBatch& own) {
   const at::NoGradGuard no_grad;
-  const Feed feed = make_feed(own, std::max<int64_t>(own.B, 1), device_, 1);
-  Sums out{.loss = 0, .weight = feed.weight_sum};
-  at::Tensor h;
-  through_units([&](int64_t unit) {
-    const UnitResult r = model_->forward(unit, h, feed.microbatches[0], {});
-    h = r.h;
-    if (r.loss_sum.defined()) out.loss += r.loss_sum.item<double>();
+  const Feed feed =
+      make_feed(own, std::max<int64_t>(own.B, 1), device_, 1, ranks_->row_cut(recipe_.model));
+  const Batch& batch = feed.microbatches[0];
+  double loss = 0;
+  through_units({batch.ids_BS.numel()}, [&](int64_t unit, int64_t, const at::Tensor& h) {
+    const UnitResult r = model_->forward(unit, h, batch, {});
+    if (r.loss_sum.defined()) {
+      loss += model_->summed_over_batch(r.loss_sum.to(at::kDouble), batch).item<double>();
+    }
+    return r.h;
   });
-  return out;
-}
-
-at::Tensor Learner::next_logits(const at::Tensor& ids_1S) {
-  const at::NoGradGuard no_grad;
-  const Batch batch{.ids_BS = ids_1S};
-  const int64_t last = model_->num_units() - 1;
-  at::Tensor h, logits;
-  through_units([&](int64_t unit) {
-    if (unit < last) h = model_->forward(unit, h, batch, {}).h;
-    if (unit == last) logits = model_->logits(h.narrow(1, h.size(1) - 1, 1));
-  });
-  return logits.view(-1).to(at::kFloat);
+  ranks_->require_rows(ranks_->missed_rows(device_).item<double>());
+  return {.loss = ranks_->of_stages({loss})[0], .weight = feed.weight_sum};
 }
 
 void Learner::add_to(CheckpointState& state, Saved what) {
@@ -361,7 +390,7 @@ void Learner::add_to(CheckpointState& state, Saved what) {
     const ParamStore::Slot& slot = store_->slots()[s];
     const Bucket& b = store_->buckets()[static_cast<size_t>(slot.bucket)];
     if (what.to_load && !store_->reads_loaded(b)) continue;
-    const RankGroup& same = *store_->owners_of(b).replicas;
+    const RankGroup& same = *b.sharers.replicas;
     const Replica replica = what.to_load ? Replica() : Replica{same.rank(), same.size()};
     const int64_t from = store_->owned(static_cast<int64_t>(s)).from;
     const auto part = [&](const at::Tensor& x) { return store_->part(static_cast<int64_t>(s), x); };
@@ -382,8 +411,7 @@ void Learner::add_to(CheckpointState& state, Saved what) {
     }
   }
   for (const NamedParam& other : store_->others()) {
-    const Owners& owners =
-        other.param->per_expert ? store_->sharing().experts : store_->sharing().dense;
+    const Owners owners = store_->sharers_of(other);
     const RankGroup &cut = *owners.owners, &same = *owners.replicas;
     // Whole on each of them, to read and to write.
     const Replica replica{same.rank() * cut.size() + cut.rank(), same.size() * cut.size()};

@@ -1,13 +1,14 @@
-// A model and what changes it: parameters, optimizer, the schedule of a step, and the guards in
-// front of the weights. It knows no files, logs or clocks.
+// A model and its training state: parameters, optimizer, the schedule of a step, and the checks
+// before a weight changes. It has no files, logs or clocks.
 //
-// One word with the host a step: loss and gradient norm, read before the update decides. A gradient
+// One device-to-host copy per step: loss and gradient norm, read before the update. A gradient
 // that is not finite never reaches a weight. A step in which some rank had no room for all rows
 // that came (model.moe.capacity.budget, C7) is done again with room for all, before anything is
 // updated: all ranks learn of it by the same sum.
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include <map>
 #include <memory>
@@ -28,35 +29,42 @@
 
 namespace troupe {
 
+// auto: bf16 on a GPU, fp32 on the CPU.
+Precision precision_on(const c10::Device& device, Precision asked);
+at::ScalarType type_of(Precision precision);  // of the values; not of kAuto
+
 class Learner {
  public:
   Learner(const Recipe& recipe, const c10::Device& device, const Faults& faults,
           std::shared_ptr<Ranks> ranks = std::make_shared<Ranks>());
 
-  // One step over a global batch, this rank's part of it; brings `state` forward, also where the
-  // weights stay as they are.
+  // One step over this rank's part of a global batch; advances `state`, also if the update is
+  // skipped.
   StepReport step(const Feed& feed, TrainState& state);
 
-  // The summed loss of a batch and its targets' weight, without changing anything. Each rank calls
-  // with rows of its own, which may be none; the sums are of these alone.
+  // The summed loss of a batch and the weight of its targets; changes nothing. Every rank calls:
+  // each replica with its own rows (or none), the same on all its ranks. The sums are over the
+  // replica's rows and equal on its ranks.
   struct Sums {
     double loss = 0, weight = 0;
   };
   Sums evaluate(const TokenBatch& own);
-  // [1, S] ids to [V] logits of the last one.
-  at::Tensor next_logits(const at::Tensor& ids_1S);
+  // A forward pass with a function of the caller's: calls f for each unit of this rank, in order,
+  // with its parameters gathered, for microbatches of `tokens`. h is undefined for the embedding;
+  // the result of the head is not used. Every rank calls (PL13).
+  void through_units(const std::vector<int64_t>& tokens, const Executor::UnitFunction& f);
 
-  // Weights (f32 masters where there are), optimizer state, routers' state: what a checkpoint has,
-  // as far as this rank owns it. `to_load`: where ranks own the same, the first of them alone, and
-  // loaded() tells the others.
+  // The checkpoint's tensors that this rank owns: weights (f32 masters, if there are), optimizer
+  // state, routers' state. `to_load`: of ranks that own the same, only the first names it, and
+  // loaded() broadcasts it to the others.
   struct Saved {
     bool weights_alone = false;
     bool to_load = false;
   };
   void add_to(CheckpointState& state, Saved what);
   void loaded(bool weights_alone);  // after a checkpoint filled what add_to named
-  // Of the rebalancing of experts (train/params/rebalance.h); each rank calls. restore(), after
-  // loaded(), moves what add_to() named. False: the state is not of this layout, which is no fault.
+  // State of expert rebalancing (train/params/rebalance.h); every rank calls. restore() follows
+  // loaded() and moves the loaded experts; false if the state belongs to another layout (no error).
   RebalanceState rebalance_state() const;
   bool restore(const RebalanceState& state);
 
@@ -65,7 +73,7 @@ class Learner {
   const Ranks& ranks() const { return *ranks_; }
   const c10::Device& device() const { return device_; }
   Precision precision() const { return precision_; }
-  // As the model reads them: of a master above the type's largest number too.
+  // Checks the values that the model reads: a master may overflow their type.
   bool weights_finite() const { return bad_values(*store_, &Bucket::own).empty(); }
 
  private:
@@ -76,8 +84,8 @@ class Learner {
     int64_t order = 0;  // within the stage
     std::string what = {};
 
-    std::string key() const;              // of one length; the smaller came first
-    void first_of(const Finding& other);  // becomes it, where that came before
+    std::string key() const;              // fixed length; sorts by the order of computation
+    void first_of(const Finding& other);  // keeps the earlier of the two
   };
 
   at::Tensor lost_rows();  // f64 scalar, this rank's
@@ -87,9 +95,7 @@ class Learner {
   std::string first_bad(const Feed& feed, const TrainState& state);
   Finding bad_forward(const Feed& feed, const TrainState& state);
   Finding bad_gradient(const Feed& feed, const TrainState& state);
-  const Schedule& schedule_of(int microbatches);
-  // f(unit) for each in order, its values being there.
-  void through_units(const std::function<void(int64_t unit)>& f);
+  const std::vector<Action>& list_of(int microbatches, bool training = true);  // this rank's
   Live live_state(int64_t slot, size_t i, const std::string& name);
 
   const Recipe recipe_;
@@ -103,10 +109,11 @@ class Learner {
   std::shared_ptr<Ranks> ranks_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Rebalancer> rebalancer_;  // null: experts stay
-  StepWork work_;                           // of a step, but for the number of microbatches
-  std::map<int, Schedule> schedules_;       // by the number of microbatches
-  // What a load brings of state in codes, f32 on the host, by slot and state, until loaded(): its
-  // pieces need not end with a block.
+  StepWork work_;                           // of a step, without the number of microbatches
+  // By whether they train and by the number of microbatches.
+  std::map<std::pair<bool, int>, Schedule> schedules_;
+  // Loaded 8-bit optimizer state, as f32 on the host by slot and state, until loaded() quantizes
+  // it: pieces of a file need not end at a block.
   std::map<std::pair<int64_t, size_t>, at::Tensor> brought_;
   std::mutex brought_mutex_;
 };

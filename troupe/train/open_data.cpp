@@ -21,6 +21,7 @@ OpenedData open_all(const Recipe& recipe, const RunPlan& plan, const Log& log,
     out.tokenizer = open_tokenizer(recipe.data.tokenizer);
     require_fits(*out.tokenizer, recipe.model.vocab, recipe.data.tokenizer);
     needs.tokenizer = hex(out.tokenizer->fingerprint());
+    if (recipe.data.tokenizer != "bytes") needs.encoder = out.tokenizer.get();
     if (out.tokenizer->special().eos >= 0) needs.eod = out.tokenizer->special().eos;
   }
   out.data = build(recipe.data, needs);

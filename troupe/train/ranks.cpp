@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <chrono>
@@ -10,6 +11,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <set>
 #include <span>
 #include <sstream>
 
@@ -17,10 +19,10 @@
 #include "troupe/core/config/config.h"
 #include "troupe/core/config/yaml.h"
 #include "troupe/core/file/hash.h"
-#include "troupe/distributed/dispatch/a2a_dispatcher.h"
-#include "troupe/distributed/dispatch/allgather_dispatcher.h"
+#include "troupe/distributed/dispatch/dispatchers.h"
 #include "troupe/distributed/dispatch/watched_dispatcher.h"
 #include "troupe/distributed/group/rank_list.h"
+#include "troupe/distributed/group/symmetric_heap.h"
 #include "troupe/distributed/world/node_groups.h"
 #include "troupe/train/forecast/choose_layout.h"
 #include "troupe/train/forecast/forecast.h"
@@ -30,6 +32,8 @@ namespace {
 
 // Rows on their way to experts do not wait for sums and gathers of state between the same ranks.
 constexpr const char* kRows = "rows";
+constexpr const char* kTensor = "tensor";    // nor do tokens on their way to a product
+constexpr const char* kContext = "context";  // nor keys on their way to queries
 constexpr std::chrono::milliseconds kReadTime{60'000};
 
 // All ranks choose alike: memory is that of the least; hosts of unequal numbers of ranks count as
@@ -52,6 +56,15 @@ RanksAtHand agreed(const Recipe& recipe, World& world) {
   }
   if (!world.hosts_in_rows()) ranks.per_host = 1;
   return ranks;
+}
+
+// How many parts of the hidden width an expert's matrix is cut into.
+int64_t slices_of(const Param& p) {
+  int64_t out = 1;
+  for (size_t d = 1; d < p.size.size(); ++d) {
+    if (p.size[d] > 0) out = std::max(out, p.global[d] / p.size[d]);
+  }
+  return out;
 }
 
 // Rank 0's choice, since processors of different kinds round differently and ways may be as fast.
@@ -97,9 +110,9 @@ void require_equal_lines(World& world, const std::string& what, const std::strin
       world.gather_texts(what, hex(hash128(std::as_bytes(std::span(lines)))));
   if (std::ranges::count(hashes, hashes[0]) == std::ssize(hashes)) return;
   const std::string key = "lines of the " + what;
-  if (world.rank() == 0) world.board().post(key, lines);
+  if (world.rank() == 0) world.store().post(key, lines);
   const std::vector<std::string> own = lines_of(lines),
-                                 first = lines_of(world.board().read(key, kReadTime));
+                                 first = lines_of(world.store().read(key, kReadTime));
   const auto line = [&](size_t i) { return i < own.size() ? own[i] : "nothing more"; };
   size_t at = 0;
   while (at < first.size() && line(at) == first[at]) ++at;
@@ -113,7 +126,13 @@ void require_equal_lines(World& world, const std::string& what, const std::strin
   check_equal(what, hashes);
 }
 
-Ranks::Ranks() : world_(std::make_shared<World>()), mesh_(1, {}) {}
+Ranks::Ranks() : world_(std::make_shared<World>()), mesh_(1, {}) {
+  for (int64_t ParallelConfig::*axis :
+       {&ParallelConfig::tensor, &ParallelConfig::context, &ParallelConfig::pipeline,
+        &ParallelConfig::expert_tensor}) {
+    config_.*axis = 1;
+  }
+}
 
 Ranks::Ranks(std::shared_ptr<World> world, const Recipe& recipe)
     : world_(std::move(world)),
@@ -121,56 +140,231 @@ Ranks::Ranks(std::shared_ptr<World> world, const Recipe& recipe)
       config_(choice_.parallel),
       mesh_(world_->size(), shape_of(config_)) {
   if (alone()) return;
-  const auto group = [&](GroupKind kind, const std::string& channel = {}) {
-    return world_->group(mesh_.ranks_of(kind, world_->rank()), channel);
+  const auto group = [&](GroupKind kind, const std::string& channel = {},
+                         const GroupOptions& how = {}) {
+    return world_->group(mesh_.ranks_of(kind, world_->rank()), channel, how);
   };
+  const GroupOptions awaited{.high_priority = config_.comm_priority == CommPriority::kHigh};
+  GroupOptions rows = awaited;
+  rows.max_blocks = config_.comm_blocks;
   all_ = world_->all();
   host_ = world_->processors();
-  if (mesh_.shape().expert > 1) experts_ = group(GroupKind::kExpert, kRows);
-  if (experts_ && config_.dispatcher == DispatcherKind::kTwoLevel) {
-    nodes_ = node_groups(*world_, experts_, config_.node_ranks, kRows);
+  stage_ = group(GroupKind::kStage);
+  pipeline_ = group(GroupKind::kPipeline);
+  if (config_.pipeline > 1) {
+    const StepWork stages = stages_of(config_, recipe.model);
+    unit_ranks_ = chunk_ranks(stages);
+    world_->pulse().set_stage(stage_rank(), stage_ranks());
+    make_channels(stages.depth, awaited);
+  }
+  tokens_ = TokenEdge(group(GroupKind::kTensor, kTensor, awaited));
+  if (config_.context > 1) {
+    keys_ = KeyEdge(group(GroupKind::kContext, kContext, awaited));
+    microbatch_ = TokenEdge(group(GroupKind::kMicrobatch, kContext, awaited));
+  }
+  if (mesh_.size(GroupKind::kExperts) > 1) experts_ = group(GroupKind::kExperts, kRows, rows);
+  dispatch_groups_.all = experts_;
+  if (config_.overlap == Overlap::kExperts) turns_ = std::make_shared<Turns>(world_->device());
+  if (experts_ && config_.node_ranks > 0) {
+    dispatch_groups_ = node_groups(*world_, experts_, config_.node_ranks, kRows, rows);
   }
   sharing_ = {.alone = false,
               .full = config_.shard == ShardKind::kFull,
-              .dense = {group(GroupKind::kShard), group(GroupKind::kReplicate)},
-              .experts = {group(GroupKind::kExpertShard), group(GroupKind::kExpertReplicate)},
+              .owners = owners_by_box(recipe.model, needs_whole_matrices(recipe.train.optimizer) &&
+                                                        !needs_whole_state(recipe.train.optimizer)),
               .sum_type = config_.sum == SumType::kFp32 ? at::kFloat : at::kBFloat16};
+}
+
+void Ranks::make_channels(int depth, const GroupOptions& how) {
+  Channels::Shape shape{.own = stage_rank(), .depth = depth, .device = world_->device()};
+  shape.ranks = mesh_.ranks_of(GroupKind::kPipeline, rank());
+  for (size_t unit = 1; unit < unit_ranks_.size(); ++unit) {
+    const std::pair link{unit_ranks_[unit - 1], unit_ranks_[unit]};
+    if (link.first != link.second) shape.links.push_back(link);
+  }
+  channels_ = std::make_shared<Channels>(
+      std::move(shape), [&](const std::vector<int64_t>& ranks, const std::string& channel) {
+        return world_->group(ranks, channel, how);
+      });
+}
+
+std::vector<int64_t> Ranks::ends_of_table(const ModelConfig& model) const {
+  if (unit_ranks_.empty()) return {};
+  std::set<int> readers = {unit_ranks_.front()};
+  for (int64_t d = 1; d <= model.mtp.depth; ++d) {
+    readers.insert(unit_ranks_[static_cast<size_t>(model.layers + d)]);
+  }
+  if (model.tie_embeddings) readers.insert(unit_ranks_.back());
+  if (readers.size() == 1 || !readers.contains(static_cast<int>(stage_rank()))) return {};
+  const std::vector<int64_t> stages = mesh_.ranks_of(GroupKind::kPipeline, rank());
+  std::vector<int64_t> out;
+  for (const int reader : readers) out.push_back(stages[static_cast<size_t>(reader)]);
+  return out;
+}
+
+// One rank for each part of the matrices of which `repeat` neighbours hold the same.
+std::vector<int64_t> Ranks::parts_of_matrices(int64_t repeat) const {
+  const std::vector<int64_t> all = mesh_.ranks_of(GroupKind::kTensor, world_->rank());
+  const auto own = std::ranges::find(all, world_->rank()) - all.begin();
+  std::vector<int64_t> out;
+  for (auto i = own % repeat; i < std::ssize(all); i += repeat) {
+    out.push_back(all[static_cast<size_t>(i)]);
+  }
+  return out;
+}
+
+// Of each number of slices that layers' experts are cut into, the ranks with those of the own ones.
+std::map<int64_t, std::shared_ptr<RankGroup>> Ranks::groups_of_slices(const ModelConfig& model) {
+  std::map<int64_t, std::shared_ptr<RankGroup>> out;
+  if (!experts_) return out;
+  for (int64_t i = 0; i < model.layers + model.mtp.depth; ++i) {
+    const LayerConfig layer = layer_config(model, i);
+    if (!layer.moe) continue;
+    const Placement placement = placement_of(*layer.moe);
+    if (placement.slices() == 1 || out.contains(placement.slices())) continue;
+    std::vector<int64_t> ranks;
+    for (const int32_t place : placement.owners(placement.held_by(experts_->rank()).front())) {
+      ranks.push_back(experts_->ranks()[static_cast<size_t>(place)]);
+    }
+    out[placement.slices()] = world_->group(ranks);
+  }
+  return out;
+}
+
+// The groups are made here, in one order on all ranks. Ranks of a pipeline that read one table (its
+// two ends, and those of MTP modules) have a copy of its state each, cut over their own stage as
+// all else there, and are replicas of each other: their gradients are summed together, and no
+// stage's gather waits for another stage (PL12).
+std::function<Owners(const NamedParam&)> Ranks::owners_by_box(const ModelConfig& model,
+                                                              bool matrices) {
+  const int64_t rank = world_->rank(), tensor = mesh_.shape().tensor;
+  const auto group = [&](GroupKind kind) { return world_->group(mesh_.ranks_of(kind, rank)); };
+  std::set<int64_t> repeats = {1, tensor};
+  for (int64_t i = 0; i < model.layers + model.mtp.depth; ++i) {
+    const int64_t heads = layer_config(model, i).kv_heads;
+    if (!model.mla && heads < tensor) repeats.insert(tensor / heads);
+  }
+  const bool none = config_.shard == ShardKind::kNone;
+  const std::string stage =
+      stage_ranks() == 1 ? "" : " of stage rank " + std::to_string(stage_rank());
+  const std::vector<int64_t> ends = ends_of_table(model);
+  std::map<int64_t, Owners> dense, tables;
+  for (const int64_t repeat : repeats) {
+    const int64_t place = rank % tensor / repeat;
+    const std::string part = repeat == tensor ? ""
+                                              : " of tensor part " + std::to_string(place + 1) +
+                                                    '/' + std::to_string(tensor / repeat);
+    // Where nothing is shared out, all that hold the box are replicas.
+    dense[repeat] = {
+        none ? world_->group({rank}) : world_->group(mesh_.owners_of(rank, repeat)),
+        none ? world_->group(mesh_.sharers_of(rank, repeat)) : group(GroupKind::kReplicate),
+        "dense" + part + stage};
+    if (matrices) dense[repeat].parts = world_->group(parts_of_matrices(repeat));
+    if (ends.empty()) continue;
+    std::vector<int64_t> both;
+    for (const int64_t end : ends) {
+      const std::vector<int64_t> of_end =
+          none ? mesh_.sharers_of(end, repeat) : mesh_.ranks_of(GroupKind::kReplicate, end);
+      both.insert(both.end(), of_end.begin(), of_end.end());
+    }
+    std::ranges::sort(both);
+    tables[repeat] = {dense[repeat].owners, world_->group(both), "tables" + part};
+  }
+  const std::vector<int64_t> holders = mesh_.ranks_of(GroupKind::kExperts, rank);
+  const auto place = std::ranges::find(holders, rank) - holders.begin();
+  const Owners experts = {none ? world_->group({rank}) : group(GroupKind::kExpertShard),
+                          group(none ? GroupKind::kExpertData : GroupKind::kExpertReplicate),
+                          "experts of place " + std::to_string(place) + stage};
+  std::map<int64_t, std::shared_ptr<RankGroup>> slices;  // by their number
+  if (matrices) slices = groups_of_slices(model);
+  return [dense, tables, experts, tensor, slices](const NamedParam& named) {
+    const Param& p = *named.param;
+    const bool table = named.unit == 0 && !tables.empty();
+    if (!p.per_expert) return (table ? tables : dense).at(p.tensor_repeat(tensor));
+    Owners out = experts;
+    const auto of_slices = slices.find(slices_of(p));
+    if (of_slices != slices.end()) out.parts = of_slices->second;
+    return out;
+  };
 }
 
 BuildOptions Ranks::build_options(const Faults& faults) const {
   BuildOptions out;
+  const EdgeWatch watch(std::shared_ptr<Pulse>(world_, &world_->pulse()), faults);
+  out.tensor = {.edge = tokens_.watched(watch),
+                .split_vocab = config_.split_vocab == CutKind::kOn,
+                .split_shared = config_.split_shared == CutKind::kOn,
+                .keys = keys_.watched(watch),
+                .microbatch = microbatch_};
+  for (size_t unit = 0; unit < unit_ranks_.size(); ++unit) {
+    if (unit_ranks_[unit] == stage_rank()) out.units.push_back(static_cast<int64_t>(unit));
+  }
+  if (config_.context > 1 && config_.context_method == ContextMethod::kHeads) {
+    out.tensor.head_exchange = HeadEdge(keys_.group(), watch);
+  }
+  if (config_.context > 1 && config_.context_method == ContextMethod::kRing) {
+    out.tensor.ring = RingEdge(keys_.group(), watch);
+  }
   if (!experts_) return out;
-  const auto make = [group = experts_, nodes = nodes_, mode = config_.dispatch,
-                     kind = config_.dispatcher, wire = config_.wire](const Placement& placement) {
-    switch (kind) {
-      case DispatcherKind::kTwoLevel: return two_level_dispatcher(nodes, placement, mode, wire);
-      case DispatcherKind::kAllGather: return allgather_dispatcher(group, placement, mode, wire);
-      default: return a2a_dispatcher(group, placement, mode, wire);
-    }
+  const auto make = [config = config_, groups = dispatch_groups_](const Placement& placement) {
+    return build(config.dispatcher, groups, placement,
+                 {.mode = config.dispatch, .wire = config.wire});
   };
-  out.dispatcher = [make, group = experts_, split = config_.placement, world = world_, &faults](
-                       int64_t, const MoeConfig& moe) {
-    const int64_t ranks = group->size();
-    const auto few = [&] {
-      return split == ExpertSplit::kUneven ? in_runs(moe.experts, ranks)
-                                           : contiguous(moe.experts, ranks);
-    };
-    const Placement placement =
-        ranks <= moe.experts ? few() : hidden_sharded(moe.experts, ranks, moe.ffn.hidden);
-    return watched_dispatcher(make(placement), std::shared_ptr<Pulse>(world, &world->pulse()),
-                              faults);
+  out.dispatcher = [make, this, world = world_, turns = turns_, &faults](int64_t,
+                                                                         const MoeConfig& moe) {
+    const std::shared_ptr<Pulse> pulse(world, &world->pulse());
+    std::unique_ptr<Dispatcher> made = watched_dispatcher(make(placement_of(moe)), pulse, faults);
+    return turns ? turning_dispatcher(std::move(made), turns, pulse) : std::move(made);
   };
   return out;
 }
 
+std::function<void(const Ranks::Part&, const Ranks::Part&)> Ranks::both() const {
+  if (!turns_) return {};
+  return [turns = turns_](const Part& back, const Part& ahead) { turns->both(back, ahead); };
+}
+
+Placement Ranks::placement_of(const MoeConfig& moe) const {
+  const int64_t ranks = experts_ ? experts_->size() : 1, slices = config_.expert_tensor;
+  if (ranks / slices > moe.experts) return hidden_sharded(moe.experts, ranks, moe.ffn.hidden);
+  if (slices > 1) return sliced(moe.experts, ranks / slices, slices, moe.ffn.hidden);
+  return config_.placement == ExpertSplit::kUneven ? in_runs(moe.experts, ranks)
+                                                   : contiguous(moe.experts, ranks);
+}
+
 Schedule Ranks::schedule(StepWork work) const {
-  work.replicas = static_cast<int>(size());
+  work.replicas = static_cast<int>(size()) / stage_ranks();
   return step_schedule(config_, work);
+}
+
+SumOver Ranks::sum_over_stage() const {
+  if (alone()) return {};
+  return [stage = stage_](const at::Tensor& x) { return stage->summed(x); };
+}
+
+std::vector<double> Ranks::of_stages(std::vector<double> values) const {
+  if (stage_ranks() == 1) return values;
+  const at::Tensor own = at::tensor(values, at::kDouble).to(world_->device());
+  const at::Tensor sum = pipeline_->summed(own).cpu();
+  return {sum.const_data_ptr<double>(), sum.const_data_ptr<double>() + sum.numel()};
 }
 
 SumOver Ranks::sum_over_all() const {
   if (alone()) return {};
   return [all = all_](const at::Tensor& x) { return all->summed(x); };
+}
+
+at::Tensor Ranks::missed_rows(const c10::Device& device) const {
+  const SymmetricHeap* heap = experts_ ? experts_->heap() : nullptr;
+  return heap != nullptr ? heap->gave_up()
+                         : at::zeros({}, at::TensorOptions(at::kDouble).device(device));
+}
+
+void Ranks::require_rows(double missed) const {
+  if (missed == 0) return;
+  if (experts_ && experts_->heap() != nullptr) experts_->heap()->check_device();
+  fail(Code::kRankLost, "rows of experts", "are missing on", missed,
+       "rank(s), whose peers gave none in time; nothing of this step is kept");
 }
 
 std::vector<double> Ranks::summed(std::vector<double> values) const {
@@ -207,13 +401,18 @@ std::string Ranks::description() const {
   if (alone()) return "1 rank";
   std::string out = std::to_string(size());
   out.append(" ranks (").append(world_->place().source).append("): ");
-  if (experts_) {
-    out += "experts over " + std::to_string(mesh_.shape().expert) + " ranks, ";
+  const auto over = [](int64_t ranks) { return " over " + std::to_string(ranks) + " ranks"; };
+  if (stage_ranks() > 1) {
+    out += "stages" + over(stage_ranks()) + " (" + to_text(config_.schedule) + "), ";
   }
-  const std::string over = std::to_string(mesh_.size(GroupKind::kShard)) + " ranks";
+  if (!tokens_.alone()) out += "matrices" + over(tokens_.ranks()) + ", ";
+  if (!keys_.alone()) out += "sequences" + over(keys_.ranks()) + ", ";
+  if (experts_) out += "experts" + over(mesh_.shape().expert) + ", ";
+  if (config_.expert_tensor > 1) out += "their slices" + over(config_.expert_tensor) + ", ";
+  const int64_t owners = std::ssize(mesh_.owners_of(rank(), mesh_.shape().tensor));
   switch (config_.shard) {
-    case ShardKind::kFull: return out + "all state over " + over;
-    case ShardKind::kZero1: return out + "optimizer state over " + over;
+    case ShardKind::kFull: return out + "all state" + over(owners);
+    case ShardKind::kZero1: return out + "optimizer state" + over(owners);
     default: return out + "all state on every rank";
   }
 }

@@ -27,7 +27,7 @@ namespace {
 using Hashes = std::map<std::string, uint64_t>;
 using Ways = std::map<uint64_t, std::vector<int64_t>>;  // hash to ranks
 
-// What is hashed where it lies; all the hashes come to the host at once.
+// Hashes tensors on their devices and copies all hashes to the host at once.
 class Hashed {
  public:
   void add(const std::string& key, const at::Tensor& x) {
@@ -54,31 +54,24 @@ class Hashed {
   std::vector<at::Tensor> hashes_;
 };
 
-// Of which experts the parameters are: ranks with others have nothing in common.
-std::string holder(bool experts, const Ranks& ranks) {
-  if (!experts) return "dense";
-  const std::vector<int64_t> group = ranks.mesh().ranks_of(GroupKind::kExpert, ranks.rank());
-  const auto place = std::find(group.begin(), group.end(), ranks.rank()) - group.begin();
-  return "experts of place " + std::to_string(place);
-}
-
 // The same part of every bucket: that of this rank's place among the owners.
-std::string part_of(const Bucket& b, const ParamStore& store) {
-  const RankGroup& owners = *store.owners_of(b).owners;
+std::string part_of(const Bucket& b) {
+  const RankGroup& owners = *b.sharers.owners;
   return ", part " + std::to_string(owners.rank() + 1) + '/' + std::to_string(owners.size());
 }
 
-// Of buckets and of what is not trained together, or (`each`) of each tensor by its name.
-Hashes hashes_of(const ParamStore& store, const Ranks& ranks, bool each) {
+// The hash of every bucket and of every frozen tensor, grouped by the ranks that hold a copy of it.
+// `each`: a hash for each tensor instead of one for a whole bucket.
+Hashes hashes_of(const ParamStore& store, bool each) {
   Hashed out;
   for (const Bucket& b : store.buckets()) {
     const bool whole = !b.dropped_between_uses;
-    const bool masters = b.dtype != at::kFloat || !whole;
-    const std::string of = holder(b.experts, ranks);
+    const bool masters = b.in_halves() || b.has_master() || !whole;
+    const std::string& of = b.sharers.holders;
     if (!each) {
       if (whole) out.add(of, b.value);
       for (const at::Tensor& x : b.masters()) {
-        if (masters) out.add(of + part_of(b, store), x);
+        if (masters) out.add(of + part_of(b), x);
       }
       continue;
     }
@@ -87,12 +80,12 @@ Hashes hashes_of(const ParamStore& store, const Ranks& ranks, bool each) {
       if (whole) out.add(named.name + " (" + of + ")", named.param->value);
       for (const at::Tensor& x : b.masters()) {
         if (!masters) break;
-        out.add(named.name + " (master, " + of + part_of(b, store) + ")", store.part(s, x));
+        out.add(named.name + " (master, " + of + part_of(b) + ")", store.part(s, x));
       }
     }
   }
   for (const NamedParam& other : store.others()) {
-    const std::string of = holder(other.param->per_expert, ranks);
+    const std::string of = store.sharers_of(other).holders;
     out.add(each ? other.name + " (" + of + ")" : of, other.param->value);
   }
   return out.take();
@@ -154,8 +147,8 @@ void require_equal_replicas(ParamStore& store, Ranks& ranks) {
   }
   store.gather(whole);
   store.need(whole);
-  if (differing(ranks, hashes_of(store, ranks, /*each=*/false)).empty()) return;
-  const std::map<std::string, Ways> tensors = differing(ranks, hashes_of(store, ranks, true));
+  if (differing(ranks, hashes_of(store, /*each=*/false)).empty()) return;
+  const std::map<std::string, Ways> tensors = differing(ranks, hashes_of(store, true));
   const std::string place = tensors.empty() ? "weights" : tensors.begin()->first;
   if (ranks.rank() > 0) {
     fail(Code::kBrokenContract, place,

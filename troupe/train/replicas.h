@@ -1,10 +1,10 @@
-// Ranks that hold the same weights hold the same bits: looked at before a checkpoint or every so
-// often (run.check_replicas), by hashes that each device makes of what it has (hash_bits.h).
+// Checks that replicas of the weights are bitwise equal, before a checkpoint or at an interval
+// (run.check_replicas), by hashes that each device computes of its tensors (hash_bits.h).
 //
-// Values that lie whole on several ranks, what is not trained (frozen weights, the routers' state),
-// and the masters of those that own the same part; not the optimizer's moments. A bit
-// that memory, a device or a fault of the program has changed on one rank of several would else be
-// in every sum from then on, and in the checkpoint of whoever writes that part.
+// Compared are values that several ranks hold whole, what is not trained (frozen weights, the
+// routers' state), and the masters of ranks that own the same shard; not the optimizer's moments.
+// A bit that memory, a device or a bug has changed on one rank would otherwise enter every later
+// sum, and the checkpoint of the rank that writes that part.
 #pragma once
 
 #include "troupe/train/params/param_store.h"

@@ -1,51 +1,120 @@
 #include "troupe/train/sample.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/argmax.h>
-#include <ATen/ops/cumsum.h>
-#include <ATen/ops/searchsorted.h>
-#include <ATen/ops/softmax.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/topk.h>
-
 #include <algorithm>
-#include <vector>
 
-#include "troupe/core/number/rng.h"
+#include "troupe/core/check.h"
 
 namespace troupe {
 namespace {
 
-TokenId choose(const at::Tensor& logits_V, const SampleOptions& options, int64_t n) {
-  const at::Tensor logits = logits_V.cpu();
-  if (options.temperature == 0) return static_cast<TokenId>(logits.argmax().item<int64_t>());
-  at::Tensor kept = logits, ids;
-  if (options.top_k > 0 && options.top_k < logits.size(0)) {
-    std::tie(kept, ids) = at::topk(logits, options.top_k);
-  }
-  const at::Tensor sums = at::cumsum(at::softmax(kept.to(at::kDouble) / options.temperature, 0), 0);
-  const Rng rng(options.seed, stream_of("sample"));
-  const double draw = rng.uniform(static_cast<uint64_t>(n)) * sums[-1].item<double>();
-  const int64_t at =
-      std::min(at::searchsorted(sums, draw, false, true).item<int64_t>(), sums.size(0) - 1);
-  return static_cast<TokenId>(ids.defined() ? ids[at].item<int64_t>() : at);
+GenerateConfig config_of(const SampleOptions& o, const Tokenizer& tokenizer) {
+  GenerateConfig out{.sample = o.draw, .max_tokens = o.tokens, .window = o.window};
+  if (tokenizer.special().eos >= 0) out.stop = {tokenizer.special().eos};
+  return out;
+}
+
+bool ends_with(const TokenList& tokens, const TokenList& end) {
+  return tokens.size() >= end.size() && std::equal(end.rbegin(), end.rend(), tokens.rbegin());
 }
 
 }  // namespace
 
-std::string sample(Learner& learner, const Tokenizer& tokenizer, const std::string& prompt,
-                   const SampleOptions& options) {
-  std::vector<TokenId> ids = tokenizer.encode(prompt);
-  if (ids.empty()) ids.push_back(std::max<TokenId>(tokenizer.special().bos, 0));
-  for (int64_t n = 0; n < options.tokens; ++n) {
-    const size_t seen = std::min(ids.size(), static_cast<size_t>(options.window));
-    const std::vector<int64_t> last(ids.end() - static_cast<int64_t>(seen), ids.end());
-    const at::Tensor input = at::tensor(last, at::kLong).view({1, -1}).to(learner.device());
-    const TokenId next = choose(learner.next_logits(input), options, n);
-    if (next == tokenizer.special().eos) break;
-    ids.push_back(next);
+Generator generator_of(Learner& learner) {
+  const auto through = [&learner](int64_t tokens, const UnitFunction& f) {
+    learner.through_units({tokens},
+                          [&](int64_t unit, int64_t, const at::Tensor& h) { return f(unit, h); });
+  };
+  const auto of_head = [&learner](const TokenList& own) {
+    const std::vector<double> all = learner.ranks().of_stages({own.begin(), own.end()});
+    return TokenList(all.begin(), all.end());
+  };
+  return Generator(learner.model(), through, of_head);
+}
+
+std::vector<std::string> sample(Generator& generator, const Tokenizer& tokenizer,
+                                const std::vector<std::string>& prompts,
+                                const SampleOptions& options, const OnText& on_text) {
+  std::vector<TokenList> ids;
+  std::vector<TextStream> streams;
+  std::vector<std::string> out(prompts.size());
+  const auto tell = [&](size_t text, const std::string& piece) {
+    out[text] += piece;
+    if (on_text) on_text(static_cast<int64_t>(text), piece);
+  };
+  for (const std::string& prompt : prompts) {
+    std::vector<TokenId> encoded = tokenizer.encode(prompt);
+    if (encoded.empty()) encoded.push_back(std::max<TokenId>(tokenizer.special().bos, 0));
+    streams.emplace_back(tokenizer, DecodeOptions{.skip_special = !options.special});
+    for (const TokenId id : encoded) tell(ids.size(), streams.back().add(id));
+    ids.emplace_back(encoded.begin(), encoded.end());
   }
-  return tokenizer.decode(ids, {.skip_special = true});
+  generator.generate(ids, config_of(options, tokenizer), [&](int64_t text, int64_t token) {
+    const auto i = static_cast<size_t>(text);
+    tell(i, streams[i].add(static_cast<TokenId>(token)));
+    return true;
+  });
+  for (size_t i = 0; i < streams.size(); ++i) tell(i, streams[i].finish());
+  return out;
+}
+
+Chat::Chat(Generator& generator, const Tokenizer& tokenizer, const ChatTemplate& marks,
+           const SampleOptions& options)
+    : generator_(generator), tokenizer_(tokenizer), marks_(marks), options_(options) {
+  // White space behind the mark may be joined with what follows, or never come.
+  const size_t last = marks.close.find_last_not_of(" \t\r\n");
+  const std::string mark =
+      last == std::string::npos ? marks.close : marks.close.substr(0, last + 1);
+  const std::vector<TokenId> ids = tokenizer.encode(mark, {.add_special = false});
+  end_.assign(ids.begin(), ids.end());
+  if (end_.empty()) {
+    fail(Code::kBadValue, "the closing mark", to_text(marks.close),
+         "has no ids: no answer would end");
+  }
+}
+
+// The parts of a message are encoded one by one, as they were for training.
+void Chat::append(const std::string& text, bool special_as_text) {
+  const EncodeOptions how = {.add_special = false, .special_as_text = special_as_text};
+  const std::vector<TokenId> ids = tokenizer_.encode(text, how);
+  ids_.insert(ids_.end(), ids.begin(), ids.end());
+}
+
+void Chat::say(const std::string& role, const std::string& text) {
+  append(opened(marks_, role));
+  append(text, /*special_as_text=*/true);  // nobody ends a message by what they say
+  append(marks_.close);
+}
+
+std::string Chat::answer(const std::function<void(const std::string&)>& on_text) {
+  append(opened(marks_, marks_.learn));
+  TextStream stream(tokenizer_, {.skip_special = !options_.special});
+  std::string out;
+  const auto tell = [&](const std::string& piece) {
+    out += piece;
+    if (on_text) on_text(piece);
+  };
+  // Tokens wait while they may be the beginning of the closing mark.
+  TokenList made, waiting;
+  bool ended = false;
+  generator_.generate({ids_}, config_of(options_, tokenizer_), [&](int64_t, int64_t token) {
+    made.push_back(token);
+    waiting.push_back(token);
+    ended = ends_with(waiting, end_);
+    if (ended) return false;
+    while (waiting.size() >= end_.size()) {
+      tell(stream.add(static_cast<TokenId>(waiting.front())));
+      waiting.erase(waiting.begin());
+    }
+    return true;
+  });
+  if (!ended) {
+    for (const int64_t token : waiting) tell(stream.add(static_cast<TokenId>(token)));
+  }
+  tell(stream.finish());
+  if (ended) made.resize(made.size() - end_.size());
+  ids_.insert(ids_.end(), made.begin(), made.end());
+  append(marks_.close);
+  return out;
 }
 
 }  // namespace troupe

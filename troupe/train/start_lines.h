@@ -1,4 +1,4 @@
-// What a run says of itself before its first step.
+// The lines that a run logs before its first step.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,20 +11,25 @@
 
 namespace troupe {
 
-// What keeps the experts evenly loaded: "balance: aux_loss 0.01, z_loss 0.001". Where nothing does,
-// it says so and names the knob. Empty for a dense model.
+// The load balancing in use: "balance: aux_loss 0.01, z_loss 0.001". Without any, it warns and
+// names the key. Empty for a dense model.
 std::string balance_line(const ModelConfig& model);
 
-// Whose attention runs on a GPU, and why not cuDNN's where it is not. Empty on a CPU, and for a
-// model without attention. longest: of its segments, in tokens.
+// Routing forced by a benchmark aid (R3, model.moe.router.force). The line says that its speed is
+// no training speed; empty if nothing is forced.
+bool forces_routing(const ModelConfig& model);
+std::string forced_line(const ModelConfig& model);
+
+// The attention implementation on a GPU, and why not cuDNN's if it is another. Empty on a CPU, and
+// for a model without attention. `longest`: longest segment in tokens.
 std::string attention_line(const ModelConfig& model, Precision precision, int64_t longest,
                            const c10::Device& device);
 
-// Where a router takes later tokens into account (expert_choice), its losses and texts are not
-// those of a causal model: what to warn of wherever they are told. Empty where none does.
+// The warning for a router that considers later tokens (expert_choice): losses and generated text
+// are not those of a causal model. Else empty.
 std::string causality_line(const ModelConfig& model);
 
-// Of a batch in which every target is masked: it moves no weight, and looks like a loss of 0.
+// The warning for a batch whose targets are all masked: its loss is 0 and no weight changes.
 std::string masked_line(int64_t step);
 
 }  // namespace troupe

@@ -23,10 +23,10 @@ TEST(StartLines, SayWhatBalancesTheExpertsOrThatNothingDoes) {
   EXPECT_EQ(line_for("{balance: {z_loss: 0.001, seq_loss: 0.02}}"),
             "balance: aux_loss 0.01, seq_loss 0.02, z_loss 0.001");
   const std::string none = line_for("{balance: {aux_loss: 0}}");
-  EXPECT_TRUE(none.starts_with("balance: none: nothing shares the tokens out")) << none;
+  EXPECT_TRUE(none.starts_with("balance: none: no load balancing is on")) << none;
   EXPECT_NE(none.find("model.moe.router.balance.aux_loss=0.01"), std::string::npos) << none;
   const std::string only_z = line_for("{balance: {aux_loss: 0, z_loss: 0.001}}");
-  EXPECT_TRUE(only_z.starts_with("balance: none (z_loss 0.001): nothing")) << only_z;
+  EXPECT_TRUE(only_z.starts_with("balance: none (z_loss 0.001): no load")) << only_z;
 }
 
 TEST(StartLines, RoutersThatBalanceByThemselvesSayHow) {
@@ -35,6 +35,18 @@ TEST(StartLines, RoutersThatBalanceByThemselvesSayHow) {
   EXPECT_EQ(line_for("{kind: expert_choice}"), "balance: by the router expert_choice");
   EXPECT_EQ(line_for("{kind: sinkhorn}"), "balance: by the router sinkhorn");
   EXPECT_EQ(line_for("{}", 0), "");  // dense
+}
+
+TEST(StartLines, R3_ForcedRoutingIsWarnedOf) {
+  ModelConfig model;
+  model.layers = 2;
+  model.moe.experts = 4;
+  EXPECT_EQ(forced_line(model), "");
+  read_config(parse_yaml("{force: random}", "test"), model.moe.router);
+  EXPECT_TRUE(forced_line(model).starts_with("model.moe.router.force is random"))
+      << forced_line(model);
+  model.moe.experts = 0;
+  EXPECT_EQ(forced_line(model), "");
 }
 
 TEST(StartLines, SayWhoseAttentionAGpuHas) {

@@ -1,4 +1,4 @@
-// What a run knows of itself beside its tensors: the `scalars` of a checkpoint.
+// The state of a run besides its tensors: the `scalars` of a checkpoint.
 #pragma once
 
 #include <optional>
@@ -12,19 +12,19 @@ namespace troupe {
 struct TrainState {
   Position done;
   int64_t updates = 0;      // steps that changed the weights: what the optimizer counts by
-  int64_t skipped = 0;      // steps that did not, in all
-  int64_t skipped_now = 0;  // and in a row, up to now
+  int64_t skipped = 0;      // steps that did not, in total
+  int64_t skipped_now = 0;  // consecutive, until now
   int64_t nonfinite = 0;
-  int64_t loss_tokens = 0;  // targets that counted
+  int64_t loss_tokens = 0;  // unmasked targets
   double loss_ema = 0;
   LossScaleState loss_scale;
   SpikeState spike;
   std::optional<double> best = {};  // lowest validation loss
-  double seconds = 0;               // of training, over all starts
-  Position run = {};                // how long the run was to be; 0: not known
-  double save_seconds = 0;          // of the last save; 0: there was none
+  double seconds = 0;               // training time over all starts
+  Position run = {};                // planned length of the run; 0: unknown
+  double save_seconds = 0;          // duration of the last save; 0: none yet
   RebalanceState rebalance = {};    // as of a save
-  int64_t reruns = 0;               // steps that were done again for want of room (C7)
+  int64_t reruns = 0;               // steps repeated because a rank exceeded its budget (C7)
 
   static void visit(auto& s, auto&& f) {
     f("done", s.done);

@@ -6,8 +6,9 @@
 namespace troupe {
 namespace {
 
-// An imported model's recipe says nothing of training; nothing here trains.
-void settle_length(TrainConfig& train) {
+// A Learner needs a batch and a length, which the recipe of an imported model does not have.
+// Nothing is trained here.
+void set_missing_length(TrainConfig& train) {
   if (train.global_batch == 0 && train.global_batch_tokens.value == 0) train.global_batch = 1;
   if (train.steps == 0 && train.tokens.value == 0) train.steps = 1;
 }
@@ -34,12 +35,12 @@ Trained open_trained(const std::string& path, const std::vector<std::string>& se
               .step = point.manifest.step,
               .faults = std::make_unique<Faults>(),
               .learner = nullptr};
-  // What is measured is the loss itself.
+  // Evaluation measures the cross entropy alone.
   out.recipe.model.z_loss = 0;
-  settle_length(out.recipe.train);
+  set_missing_length(out.recipe.train);
   out.learner =
       std::make_unique<Learner>(out.recipe, device_of(out.recipe.run.device), *out.faults);
-  // An import keeps the types of its files.
+  // An imported checkpoint has the types of its files.
   load_weights(*out.learner, out.folder, {.cast = true}, *out.faults);
   return out;
 }

@@ -1,4 +1,4 @@
-// A model that a run left behind, opened to be used.
+// Opens the model that a run trained.
 #pragma once
 
 #include <memory>
@@ -17,13 +17,13 @@ struct Trained {
   std::unique_ptr<Learner> learner;
 };
 
-// `path` is a run's folder, of which the newest complete step is taken, or RUN/step-001200. The
-// recipe is RUN/recipe.yaml, then each of `sets`. Throws E2007 without a recipe, E4002 without a
-// checkpoint.
+// `path` is a run's folder, whose newest complete step is loaded, or one step, RUN/step-001200. The
+// recipe is RUN/recipe.yaml with each of `sets` applied. Throws E2007 without a recipe, E4002
+// without a checkpoint.
 Trained open_trained(const std::string& path, const std::vector<std::string>& sets);
 
-// A checkpoint's model into a learner, whose optimizer then begins anew; what a run has saved of
-// its optimizer is passed over. A tensor that is missing or over is E4005.
+// Loads a checkpoint's weights into a learner and resets its optimizer; saved optimizer state is
+// ignored. Throws E4005 for a tensor that is missing or left over.
 Loaded load_weights(Learner& learner, const std::string& folder, LoadOptions options,
                     const Faults& faults, const Peers& peers = {});
 

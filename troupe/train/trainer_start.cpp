@@ -1,12 +1,188 @@
-// What a run says of itself before its first step: Trainer::say_start.
+// How a run begins: opens its data, builds the model, resumes from a checkpoint, says what it will
+// do.
 #include <ATen/Parallel.h>
+#include <c10/util/Logging.h>
 
+#include <algorithm>
+#include <utility>
+
+#include "troupe/checkpoint/names.h"
+#include "troupe/checkpoint/run_folder.h"
+#include "troupe/core/check.h"
+#include "troupe/core/config/config.h"
+#include "troupe/core/config/json.h"
 #include "troupe/core/text/readable.h"
+#include "troupe/train/forecast/device.h"
+#include "troupe/train/forecast/forecast.h"
 #include "troupe/train/forecast/mfu.h"
+#include "troupe/train/going_on.h"
+#include "troupe/train/observe/stacks.h"
+#include "troupe/train/recipe/experts_kernels.h"
 #include "troupe/train/start_lines.h"
+#include "troupe/train/trained.h"
 #include "troupe/train/trainer.h"
 
 namespace troupe {
+namespace {
+
+Fingerprint model_keys(const ModelConfig& model) {
+  Fingerprint out;
+  for (auto& [path, value] : flatten(model)) out.emplace_back("model." + path, std::move(value));
+  return out;
+}
+
+// What must not change on resume: the model, the order of its data, its seed.
+void add_config(Fingerprint& out, const Recipe& recipe) {
+  for (auto& entry : model_keys(recipe.model)) out.push_back(std::move(entry));
+  out.emplace_back("data.sequence", std::to_string(recipe.data.sequence));
+  out.emplace_back("train.seed", std::to_string(recipe.train.seed));
+  out.emplace_back("train.batch", std::to_string(plan_of(recipe).batch));
+}
+
+// The recipe with its microbatch, and why it is that.
+std::pair<Recipe, std::string> settled_for(Recipe recipe, const Ranks& ranks) {
+  if (!ranks.alone()) {
+    recipe.train.micro_batch = ranks.choice().micro_batch;
+    return {std::move(recipe), ranks.choice().micro_why};
+  }
+  const RanksAtHand one{.memory = available_memory(recipe), .on_gpu = runs_on_gpu(recipe)};
+  const MicroBatchChoice micro = choose_micro_batch(recipe, one);
+  recipe.train.micro_batch = micro.sequences;
+  return {std::move(recipe), micro.why};
+}
+
+// Fails before anything is allocated if the run cannot fit, instead of being killed for memory.
+void require_memory(const Recipe& recipe, const RunTools& tools) {
+  Ranks& ranks = *tools.ranks;
+  const double available = available_memory(recipe, ranks.world().place().local_size);
+  if (available <= 0) return;  // the device is not here: device_of says so
+  Recipe laid = recipe;
+  laid.parallel = ranks.parallel();
+  const MemoryVerdict verdict = judge_memory(laid, runs_on_gpu(laid), available, ranks.size());
+  if (!verdict.fits && !tools.force) {
+    throw Error("model, train: " + verdict.line, Code::kTooLarge);  // the line has the code
+  }
+  if (verdict.warns) tools.log.warning(verdict.line);
+}
+
+}  // namespace
+
+Trainer::Trainer(const Recipe& recipe, const RunTools& tools)
+    : Trainer(settled_for(recipe, *tools.ranks), tools) {}
+
+Trainer::Trainer(const std::pair<Recipe, std::string>& settled, const RunTools& tools)
+    : recipe_(settled.first),
+      micro_why_(settled.second),
+      tools_(tools),
+      plan_(plan_of(recipe_)),
+      context_{.recipe = recipe_, .tools = tools_, .plan = plan_, .state = state_},
+      ranks_(*tools_.ranks),
+      pulse_(context_.pulse()),
+      stop_(context_) {
+  FLAGS_caffe2_use_fatal_for_enforce = false;  // running out of memory throws, not aborts
+  const int64_t threads = recipe_.run.threads;
+  at::set_num_threads(static_cast<int>(
+      threads > 0 ? threads : std::min<int64_t>(at::get_num_threads(), host_cores())));
+  pulse_.begin(Phase::kData);
+  auto [tokenizer, data] = open_data(recipe_, tools_.log, tools_.signals.question());
+  tokenizer_ = std::move(tokenizer);
+  data_ = std::move(data);
+  pulse_.begin(Phase::kModel);
+  require_memory(recipe_, tools_);
+  learner_ = std::make_unique<Learner>(
+      recipe_, device_of(recipe_.run.device, ranks_.world().place().local_rank), tools_.faults,
+      tools_.ranks);
+  if (learner_->precision() == Precision::kFp16) {
+    state_.loss_scale = start_of(recipe_.train.loss_scale);
+  }
+  logger_ = std::make_unique<RunLogger>(context_, *learner_);
+  saves_ = std::make_unique<SaveControl>(context_, *learner_, *logger_);
+  tools_.signals.on_status([log = tools_.log] { log.info("stacks:\n" + stacks_of_all_threads()); });
+  pulse_.begin(Phase::kLoad);
+  tools_.faults.at("load.read");
+  resume_run();
+  saves_->list_tensors();
+}
+
+Trainer::~Trainer() {
+  tools_.signals.on_status({});
+}
+
+void Trainer::resume_run() {
+  fingerprint_ = data_.train->fingerprint();
+  add_config(fingerprint_, recipe_);
+  for (const auto& [what, value] : fingerprint_) ranks_.require_equal(what, value);
+  const Peers peers = ranks_.peers();
+  CheckpointConfig config = recipe_.checkpoint;
+  if (tools_.force) config.waive_changed = {"*"};
+  CheckpointState to_load;
+  learner_->add_to(to_load, {.to_load = true});
+  if (context_.first()) warn_of_other_users(config.dir, tools_.log);
+  const auto loaded = resume(config, to_load, fingerprint_, peers, tools_.faults,
+                             /*defaults=*/model_keys(ModelConfig{}));
+  run_id_ = loaded ? loaded->point.manifest.run : peers.gather(new_run_id())[0];
+  if (loaded) {
+    state_ = read_state(loaded->point.manifest, loaded->point.folder);
+    require_schedule(loaded->point.folder);
+    learner_->loaded(false);
+    if (!learner_->restore(state_.rebalance)) {
+      tools_.log.info(
+          "experts start in the default placement, not in the one that the checkpoint's run had "
+          "chosen");
+    }
+    resumed_step_ = state_.done.steps;
+    saves_->resumed(resumed_step_, loaded->point.folder);
+    read_bytes_ = static_cast<int64_t>(ranks_.summed({static_cast<double>(loaded->bytes_read)})[0]);
+    for (const std::string& passed : loaded->point.passed_over) {
+      tools_.log.warning("passed over " + passed);
+    }
+    if (!loaded->point.latest_note.empty()) tools_.log.warning(loaded->point.latest_note);
+    for (const std::string& note : loaded->notes) tools_.log.info(note);
+  } else if (!config.init_from.empty()) {
+    const Loaded from = load_weights(*learner_, config.init_from,
+                                     {.waive_missing = config.waive_missing,
+                                      .waive_unused = config.waive_unused,
+                                      .cast = config.cast,
+                                      .strict = config.strict},
+                                     tools_.faults, peers);
+    for (const std::string& note : from.notes) tools_.log.info(note);
+    tools_.log.info("weights from " + config.init_from + "; step 0");
+  }
+  if (!loaded && context_.first()) refuse_lost_steps(recipe_.checkpoint, tools_.force, tools_.log);
+  state_.run = plan_.run;
+  pulse_.done(state_.done.steps);
+}
+
+// A run that resumes with another length had another learning rate schedule so far: refused unless
+// waived.
+void Trainer::require_schedule(const std::string& folder) const {
+  if (plan_.run.steps <= state_.done.steps) return;  // it is finished
+  const std::string what = other_schedule(recipe_.train, state_.done, state_.run, plan_.run);
+  if (what.empty()) return;
+  const std::string name = "train.length";
+  const std::vector<std::string>& waived = recipe_.checkpoint.waive_changed;
+  if (!tools_.force && !matches_any(waived, name)) {
+    fail(Code::kOtherRun, folder,
+         what + ". To continue anyway from sample " + std::to_string(state_.done.samples) +
+             ", set checkpoint.waive_changed=[" + name + "]");
+  }
+  tools_.log.warning(what + "; continuing from sample " + std::to_string(state_.done.samples));
+}
+
+// Locks the run folder and opens its files.
+void Trainer::open_run() {
+  saves_->open(run_id_, fingerprint_);
+  if (tools_.begun) tools_.begun();
+  saves_->require_space();
+  logger_->open(resumed_step_);
+  profile_ =
+      std::make_unique<Profile>(context_.first() ? recipe_.profile : ProfileConfig{},
+                                recipe_.checkpoint.dir, tools_.log, !learner_->device().is_cpu());
+  say_start();
+  saves_->foresee();
+  logger_->start(resumed_step_, read_bytes_);
+  cadences_.emplace(context_, resumed_step_);
+}
 
 void Trainer::say_start() const {
   const Log& log = tools_.log;
@@ -15,6 +191,11 @@ void Trainer::say_start() const {
     log.info(ranks_.description() + "; " + ranks_.choice().why);
     for (const std::string& line :
          without_effect(recipe_.parallel, ranks_.parallel(), recipe_.model.moe.experts)) {
+      log.warning(line);
+    }
+    const bool nccl = !learner_->device().is_cpu();
+    for (const std::string& line :
+         nccl ? std::vector<std::string>() : without_nccl(recipe_.parallel)) {
       log.warning(line);
     }
   }
@@ -29,12 +210,32 @@ void Trainer::say_start() const {
                 : std::string("dense")));
   const std::string warning = causality_line(recipe_.model);
   if (!warning.empty()) tools_.log.warning(warning);
+  const std::string forced = forced_line(recipe_.model);
+  if (!forced.empty()) tools_.log.warning(forced);
+  if (!recipe_.run.replay.empty()) {
+    tools_.log.warning("run.replay: the experts of every token are those of " + recipe_.run.replay +
+                       ", whatever the routers choose");
+  }
   const std::string balance = balance_line(recipe_.model);
   if (!balance.empty()) log.info(balance);
   const std::string attention = attention_line(recipe_.model, learner_->precision(),
                                                recipe_.data.sequence, learner_->device());
   if (!attention.empty()) log.info(attention);
-  if (recipe_.train.fp8) log.info(fp8_line(*recipe_.train.fp8, recipe_.model));
+  const GpuProducts products{.type = type_of(learner_->precision()),
+                             .capability = capability_of(learner_->device()),
+                             .slices = ranks_.parallel().expert_tensor};
+  const std::string experts =
+      recipe_.train.fp8
+          ? fp8_line(*recipe_.train.fp8, recipe_.model, products)
+          : experts_kernels(recipe_.model, products, plan_.micro_batch * recipe_.data.sequence)
+                .line;
+  if (!experts.empty()) log.info(experts);
+  if (recipe_.run.trial_kernels) {
+    tools_.log.warning(learner_->device().is_cuda()
+                           ? "run.trial_kernels: kernels that are not measured yet run where there "
+                             "are any, in place of measured ones"
+                           : "run.trial_kernels does nothing: the device is cpu");
+  }
   log.info("batch " + std::to_string(plan_.batch) + " sequences of " +
            std::to_string(recipe_.data.sequence) + " = " +
            std::to_string(plan_.batch / plan_.micro_batch) + " x micro batch " +
@@ -48,12 +249,12 @@ void Trainer::say_start() const {
            to_text(base_of(recipe_.train.optimizer).lr) + ' ' +
            std::string(recipe_.train.schedule.kind()) + ", " +
            std::string(recipe_.train.optimizer.kind()));
-  log.info("everything is written to " + recipe_.checkpoint.dir +
-           (ranks_.alone() ? ", a checkpoint is " + readable_bytes(tensors_.owned_bytes()) : ""));
+  log.info(
+      "everything is written to " + recipe_.checkpoint.dir +
+      (ranks_.alone() ? ", a checkpoint is " + readable_bytes(saves_->checkpoint_bytes()) : ""));
   if (resumed_step_ < 0) return;
-  log.info("resumed step " + std::to_string(resumed_step_) + " from " + newest_ + ", " +
-           std::to_string(state_.done.samples) + " samples done; next id " +
-           std::to_string(state_.done.samples));
+  log.info("resumed step " + std::to_string(resumed_step_) + " from " + saves_->newest() + ", " +
+           "at sample " + std::to_string(state_.done.samples));
 }
 
 }  // namespace troupe

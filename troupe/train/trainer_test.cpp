@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include "troupe/core/config/config.h"
@@ -368,6 +369,18 @@ TEST(Trainer, BatchStagesAreExactAndGoOn) {
   EXPECT_TRUE(at::equal(rest.weights, whole.weights));
 }
 
+TEST(Trainer, Fp64RunsBesideFp32AndGoesOnWithTheSameBits) {
+  Runs runs;
+  const std::vector<std::string> fp64 = {"train.precision=fp64", "checkpoint.at=[6]"};
+  const Result whole = runs.run("whole", fp64), f32 = runs.run("f32");
+  EXPECT_NEAR(loss_of(whole.losses.back()), loss_of(f32.losses.back()), 1e-4);
+  EXPECT_NE(loss_of(whole.losses.back()), loss_of(f32.losses.back()));
+  EXPECT_THROW(runs.run("cut", fp64, "batch:6=throw"), std::exception);
+  const Result rest = runs.run("cut", fp64);
+  EXPECT_EQ(rest.losses, whole.losses);
+  EXPECT_TRUE(at::equal(rest.weights, whole.weights));
+}
+
 // Row 162: the first overflow is let pass, the second halves the scale.
 TEST(Trainer, F120_TheSecondInfinityHalvesTheScale) {
   Runs runs;
@@ -425,7 +438,7 @@ TEST(Trainer, EightBitMomentsChangeTheLossByLessThanAPercent) {
   }
 }
 
-// Row 64, on the CPU by emulation: the loss stays within a percent (F1), and is not the same.
+// Row 64, on the CPU by emulation: the loss stays within a percent (Q8), and is not the same.
 TEST(Trainer, Fp8ExpertsChangeTheLossByLessThanAPercent) {
   Runs runs;
   const std::vector<std::string> wide = {"train.steps=200", "train.precision=auto",
@@ -454,6 +467,27 @@ TEST(Trainer, Fp8MayChangeAtAResumeAndChangesNothingElse) {
   EXPECT_TRUE(at::equal(rest.weights, whole.weights));
   EXPECT_THROW(runs.run("off", low, "batch:6=throw"), std::exception);
   EXPECT_EQ(runs.run("off", wide).state.done.steps, 12);
+}
+
+// Rounded once a step or in each of its microbatches, weights have the same bits: in every step,
+// when layers are recomputed, when an update is skipped, and after a load.
+TEST(Trainer, Fp8WeightsKeptOverMicrobatchesChangeNoBit) {
+  Runs runs;
+  for (const std::string more : {"train.spike.skip=false", "train.recompute=1"}) {
+    std::vector<std::string> sets = {"train.precision=auto", "model.width=128",
+                                     "train.micro_batch=2",  "model.moe.hidden=128",
+                                     "checkpoint.at=[6]",    more};
+    sets.emplace_back("train.fp8.weights=on_use");
+    const Result want = runs.run("on_use" + more, sets);
+    sets.back() = "train.fp8.weights=kept";
+    const Result got = runs.run("kept" + more, sets);
+    EXPECT_EQ(got.losses, want.losses);
+    EXPECT_TRUE(at::equal(got.weights, want.weights));
+    EXPECT_THROW(runs.run("cut" + more, sets, "batch:6=throw"), std::exception);
+    const Result rest = runs.run("cut" + more, sets);
+    EXPECT_EQ(rest.losses, want.losses);
+    EXPECT_TRUE(at::equal(rest.weights, want.weights));
+  }
 }
 
 // Files hold f32 moments: a run goes on with other ones, and the first loss is the same.
@@ -565,9 +599,11 @@ TEST(Trainer, WeightsOfABf16RunAreItsMasters) {
 TEST(Trainer, F102_AStopSavesAndTheSameCallGoesOn) {
   Runs runs;
   const Result whole = runs.run("whole", {"train.steps=40"});
-  // The signal comes before the first step: the flag is read between steps.
-  std::thread sender([] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  std::thread sender([log = runs.path("part") + "/log.jsonl"] {
+    const auto has_begun = [&] {
+      return std::filesystem::exists(log) && read_file(log).find("\"loss\"") != std::string::npos;
+    };
+    while (!has_begun()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     ::kill(::getpid(), SIGTERM);
   });
   const Result part = runs.run("part", {"train.steps=40"}, "batch=sleep:50");

@@ -1,8 +1,8 @@
-// config.json of a model hub to a ModelConfig and back. Both spellings are read, transformers 4's
-// (rope_theta, rope_scaling, torch_dtype) and 5's (rope_parameters, dtype); 4's is written, which
-// both read. A key that is missing has the class's default, not the hub's usual value. What would
-// change the mathematics and is not supported is E4008, with key and value; other unknown keys are
-// told and kept for export.
+// Converts a Hugging Face config.json to a ModelConfig and back. Reads the keys of transformers 4
+// (rope_theta, rope_scaling, torch_dtype) and 5 (rope_parameters, dtype); writes those of 4, which
+// both versions read. A missing key takes the default of transformers' config class. A key that
+// would change the result and is not supported throws E4008 with key and value; any other unknown
+// key is logged, and written again at export.
 #pragma once
 
 #include <cstdint>
@@ -10,30 +10,31 @@
 #include <string>
 #include <vector>
 
-#include "troupe/nn/models/hf_names.h"
+#include "troupe/checkpoint/hf/families/families.h"
 
 namespace troupe {
 
 enum class HfQuantization { kNone, kFp8Blocks, kMxfp4 };
 
 struct HfConfig {
-  HfFamily family = HfFamily::kLlama;
+  const HfFamily* family = nullptr;
   ModelConfig model;
   std::string dtype = "bfloat16";
   HfQuantization quantization = HfQuantization::kNone;
-  int64_t block_rows = 128, block_columns = 128;  // of FP8
-  // Names that are kept and not interpreted: JSON objects. `passed` are known to be harmless.
+  int64_t block_rows = 128, block_columns = 128;  // FP8: the elements that share a scale
+  // JSON objects of keys that are kept for export and not interpreted. `passed`: known, without
+  // effect on the result.
   std::string passed = "{}", unknown = "{}";
   std::vector<std::string> notes = {};  // lines for the log
 };
 
-// Throws E4008; E4003 for text that is no JSON object. `file` is told as the place.
+// Throws E4008; E4003 if the text is not a JSON object. `file` is the place in messages.
 HfConfig parse_hf_config(const std::string& text, const std::string& file);
 HfConfig read_hf_config(const std::string& folder);
 
 std::string to_json(const HfConfig& config);  // config.json, in the old spelling
 
-// For a model that was never imported; throws E4008 where no family can hold it.
+// The config of a model that was trained here; throws E4008 if no family can represent it.
 HfConfig hf_config_of(const ModelConfig& model);
 
 }  // namespace troupe

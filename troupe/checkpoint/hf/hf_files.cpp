@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "troupe/checkpoint/hf/hf_weights.h"
+#include "troupe/checkpoint/hf/upcycle_hf.h"
 #include "troupe/checkpoint/reader.h"
 #include "troupe/checkpoint/run_folder.h"
 #include "troupe/checkpoint/tensor_element.h"
@@ -75,7 +76,7 @@ struct Theirs {
 class Export {
  public:
   Export(const HfConfig& config, const TensorOf& tensor_of, const ExportOptions& options)
-      : config_(config), tensor_of_(tensor_of), table_(hf_names(config.family, config.model)) {
+      : config_(config), tensor_of_(tensor_of), table_(hf_names(*config.family, config.model)) {
     if (!options.dtype.empty()) config_.dtype = options.dtype;
     type_ = hf_scalar_type(config_.dtype);
     group();
@@ -186,9 +187,9 @@ at::ScalarType hf_scalar_type(const std::string& dtype) {
 namespace {
 
 // What a model has besides what their files hold: state of its routers, as a new run begins with.
-std::vector<ShardPiece> state_pieces(const HfWeights& weights) {
+std::vector<ShardPiece> state_pieces(const HfWeights& weights, const ModelConfig& model) {
   std::vector<ShardPiece> out;
-  build_model(weights.config().model)->for_each_param(-1, [&](const std::string& name, Param& p) {
+  build_model(model)->for_each_param(-1, [&](const std::string& name, Param& p) {
     if (p.group != Group::kState || weights.find(name) != nullptr) return;
     initialise(p, name, 0);
     CheckpointState state;
@@ -212,25 +213,43 @@ ImportResult import_hf(const std::string& folder, const std::string& run, const 
     const bool asked = !options.dtype.empty() && !ours.fp32;
     return asked ? hf_scalar_type(options.dtype) : weights.type_of(ours);
   };
+  const ModelConfig model = options.upcycle
+                                ? upcycled_model(weights.config().model, *options.upcycle)
+                                : weights.config().model;
   prepare_run_folder(fs, run);
   if (!steps_in(run).empty()) {
     fail(Code::kFileFailed, run, "holds", step_name(steps_in(run).front()),
          "already; import into a folder of its own");
   }
   const std::string kept = make_staging_directory(fs, run + "/hf");
-  write_new(fs, kept + "/config.json", to_json(weights.config()));
+  if (!options.upcycle) write_new(fs, kept + "/config.json", to_json(weights.config()));
   copy_files(fs, folder, kept);
   std::error_code error;  // one that is there is of an import that was killed
   stdfs::exists(run + "/hf", error) ? replace_directory(fs, kept, run + "/hf")
                                     : publish_directory(fs, kept, run + "/hf");
-  std::vector<ShardPiece> pieces = state_pieces(weights);
-  for (const HfTensor& ours : weights.table()) {
-    const at::ScalarType type = type_of(ours);
-    ShardPiece piece{{"model." + ours.name, element_of(type), Box::whole(ours.shape)}};
-    piece.make = [&weights, &ours, type](const WriteBytes& write) {
-      write(bytes_of(weights.read(ours).to(type)));
+  int64_t written = 0;              // besides state
+  const HfTensor* dense = nullptr;  // whose type experts have
+  std::vector<ShardPiece> pieces = state_pieces(weights, model);
+  const auto add = [&](const std::string& name, const std::vector<int64_t>& shape,
+                       at::ScalarType type, const std::function<at::Tensor()>& make) {
+    ShardPiece piece{{"model." + name, element_of(type), Box::whole(shape)}};
+    piece.make = [make, type](const WriteBytes& write) {
+      write(bytes_of(make().to(type).contiguous()));
     };
     pieces.push_back(std::move(piece));
+    ++written;
+  };
+  for (const HfTensor& ours : weights.table()) {
+    if (options.upcycle && is_upcycled(model, ours.name)) {
+      dense = &ours;
+      continue;
+    }
+    add(ours.name, ours.shape, type_of(ours), [&weights, &ours] { return weights.read(ours); });
+  }
+  if (dense != nullptr) {
+    for (const UpcycledTensor& t : upcycled_tensors(weights, model)) {
+      add(t.name, t.shape, type_of(*dense), t.make);
+    }
   }
   CheckpointConfig config;
   config.dir = run;
@@ -241,9 +260,10 @@ ImportResult import_hf(const std::string& folder, const std::string& run, const 
   if (!result.skipped.empty()) fail(Code::kFolderInUse, run, result.skipped);
   if (result.bad) log.warning(folder + " holds NaN or infinite weights: the step is tagged bad");
   return {.checkpoint = run + '/' + step_name(0),
-          .tensors = std::ssize(weights.table()),
+          .tensors = written,
           .of = weights.num_theirs() - std::ssize(weights.skipped()),
-          .skipped = weights.skipped()};
+          .skipped = weights.skipped(),
+          .model = model};
 }
 
 int64_t export_hf(const HfConfig& config, const TensorOf& tensor_of, const std::string& folder,

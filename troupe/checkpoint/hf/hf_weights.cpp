@@ -50,7 +50,7 @@ HfWeights::HfWeights(const std::string& folder) : files_(folder), config_(read_h
     config_.notes.push_back(folder + " holds no MTP modules, though config.json names some");
   }
   // gpt-oss's own names are joined ones; the table then takes no notice.
-  table_ = hf_names(config_.family, model, is_fused(files_));
+  table_ = hf_names(*config_.family, model, is_fused(files_));
   for (const HfTensor& t : table_) by_name_[t.name] = &t;
   account();
 }
@@ -121,7 +121,7 @@ void HfWeights::account() {
   }
   for (const auto& [name, tensor] : files_.tensors()) {
     if (used.contains(name)) continue;
-    if (hf_skippable(config_.family, config_.model, name)) {
+    if (hf_skippable(*config_.family, config_.model, name)) {
       skipped_.push_back(name);
       continue;
     }

@@ -62,12 +62,16 @@ std::vector<std::string> load_hf(const HfWeights& weights, const CheckpointState
 
 struct ImportOptions {
   std::string dtype = "";  // "bfloat16", "float16", "float32"; empty: as the files have it
+  // A dense model's feed-forwards become this mixture (hf/upcycle_hf.h); RUN/hf has then no
+  // config.json, which would be that of another model.
+  std::optional<MoeConfig> upcycle = {};
 };
 
 struct ImportResult {
   std::string checkpoint;       // RUN/step-000000
   int64_t tensors = 0, of = 0;  // ours, and theirs that they were made from
   std::vector<std::string> skipped = {};
+  ModelConfig model = {};  // of the checkpoint
 };
 
 // Writes the folder's weights as step 0 of a run folder, tensor by tensor, with config.json and the

@@ -121,6 +121,11 @@ void Reader::refuse(const Yaml& y, const std::string& path, const Expectation& e
   add_fault(Code::kBadValue, y.where, what);
 }
 
+void Reader::refuse_choice(const Yaml& y, const std::string& path,
+                           const std::vector<std::string_view>& kinds) {
+  refuse(y, path, {"a section, or one of " + joined(kinds), std::string(nearest(y.text, kinds))});
+}
+
 void Reader::unknown_kind(const Yaml::Field& field, const std::string& path,
                           const std::vector<std::string_view>& kinds) {
   const std::string& name = field.value.text;
@@ -139,8 +144,7 @@ void Reader::unknown_field(const Yaml::Field& field, const std::string& path,
 
 // From the surest to the vaguest: the name in other letters; another program's name for it; the
 // same name elsewhere; a name like it here; a name like it elsewhere; all that there is.
-std::string Reader::hint(const std::string& name,
-                         const std::vector<std::string_view>& names) const {
+std::string Reader::hint(const std::string& name, const std::vector<std::string_view>& names) {
   const std::string wanted = normalized(name);
   if (std::ranges::find(names, wanted) != names.end()) {
     return "; did you mean " + quoted(wanted) + "?";
@@ -149,6 +153,7 @@ std::string Reader::hint(const std::string& name,
       std::ranges::find_if(aliases_, [&](const Alias& known) { return known.name == wanted; });
   if (alias != aliases_.end()) return "; here it is " + quoted(alias->path);
   std::string places;
+  if (paths_.empty()) paths_ = list_paths_();
   std::vector<std::string_view> leaves;
   for (const std::string& path : paths_) {
     leaves.push_back(leaf(path));

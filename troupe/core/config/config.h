@@ -1,9 +1,12 @@
 // Configs are plain structs. Each lists its fields once, in `visit`, and everything that needs the
 // list is written over it:
+//   static void visit(auto& c, auto&& f) { f("top_k", c.top_k, "Experts per token, K (1 to E)."); }
+//
 //   read_config(load_yaml(path), config)        a recipe; what it does not name keeps its default
 //   read_config(override_yaml("a.b=8"), config) one `--set`: a recipe of one field
 //   print_config(os, config)                    a recipe again, every field written out
 //   flatten(config), same(a, b)                 all values by path; equality
+//   describe(config)                            types, defaults and help (config_describe.h)
 // A field is a number, bool, string, enum, unit (units.h), section, choice of sections (OneOf),
 // list of any of these (std::vector), or one that may be absent (std::optional, in YAML null).
 //
@@ -26,11 +29,14 @@ Yaml override_yaml(const std::string& assignment);  // "a.b=8"; the value may be
 // Throws one Error that names every fault, a line each, as "file:line: code what".
 template <Config C>
 Sources read_config(const Yaml& y, C& config) {
-  std::vector<std::string> paths;
-  detail::collect_paths(config, "", paths);
+  const auto list_paths = [&config] {
+    std::vector<std::string> out;
+    detail::collect_paths(config, "", out);
+    return out;
+  };
   std::span<const Alias> aliases;
   if constexpr (HasAliases<C>) aliases = C::aliases();
-  detail::Reader reader(std::move(paths), aliases);
+  detail::Reader reader(list_paths, aliases);
   reader.read(y, "", config);
   return reader.finish();
 }

@@ -1,6 +1,8 @@
-// What a config can hold, told from its fields alone: for help and for editors.
-//   describe(Recipe())               every path with its type and default
-//   write_schema(os, Recipe(), text) a JSON schema of its YAML; text(path) describes a field
+// What a config can hold, for help and for editors.
+//   describe(Recipe())          every path with its type, default and help
+//   write_schema(os, Recipe())  a JSON schema of its YAML
+// Help stands beside the field, as the third argument of f in visit(), and kHelp beside each kind
+// of a OneOf. Neither compiles for a config in which a field or a kind has none.
 #pragma once
 
 #include <ostream>
@@ -16,10 +18,11 @@
 namespace troupe {
 
 struct FieldInfo {
-  std::string path;     // "train.optimizer.lr"; of a list's items "data.train[].path"
-  std::string type;     // "a number", "one of rms, layer", "a section", "a list of ..."
-  std::string value;    // the default; "" of sections and lists
-  std::string only_of;  // the kinds of the section that have it: "wsd"; "": all, or there are none
+  std::string path;          // "train.optimizer.lr"; of a list's items "data.train[].path"
+  std::string type = {};     // "a number", "one of rms, layer", "a section", "a list of ..."
+  std::string value = {};    // the default; "" of sections and lists
+  std::string help = {};     // "Peak learning rate."
+  std::string only_of = {};  // the kinds of the section that have it, "wsd"; "": all, or no kinds
 };
 
 namespace detail {
@@ -29,7 +32,7 @@ std::string type_text(const T& value) {
   if constexpr (requires { expectation("", value); }) {
     return expectation("", value).wanted;
   } else {
-    return "a text";
+    return "a string";
   }
 }
 
@@ -41,12 +44,20 @@ class Describer {
   template <Config C>
   void section(const C& config, const std::string& path, const std::string& kind = "") {
     if constexpr (Choice<C>) {
-      add(join(path, "kind"), std::string("one of ").append(joined(C::kinds())),
-          std::string(config.kind()), kind);
+      add({.path = join(path, "kind"),
+           .type = std::string("one of ").append(joined(C::kinds())),
+           .value = std::string(config.kind()),
+           .help = C::kinds_help(),
+           .only_of = kind});
       C other;
+      const size_t begin = out_.size();
       for (const std::string_view name : C::kinds()) {
         other.select(name);
         fields(name == config.kind() ? config : other, path, std::string(name));
+      }
+      const std::string all = joined(C::kinds());
+      for (size_t i = begin; i < out_.size(); ++i) {
+        if (out_[i].only_of == all) out_[i].only_of = kind;
       }
     } else {
       fields(config, path, kind);
@@ -56,47 +67,61 @@ class Describer {
  private:
   template <Config C>
   void fields(const C& config, const std::string& path, const std::string& kind) {
-    C::visit(config, [&](std::string_view name, const auto& member) {
-      field(member, join(path, name), kind);
+    C::visit(config, [&](std::string_view name, const auto& member, std::string_view help) {
+      field(member, {.path = join(path, name), .help = std::string(help), .only_of = kind});
     });
   }
 
+  // `info` has all but type and default.
   template <class T>
-  void field(const T& value, const std::string& path, const std::string& kind) {
+  void field(const T& value, const FieldInfo& info) {
     if constexpr (kIsOptional<T>) {
       using Inside = typename T::value_type;
       if constexpr (Config<Inside>) {
-        if (add(path, "a section, or null", "null", kind)) section(Inside{}, path, kind);
+        add_section(Inside{}, info, "a section, or null", "null");
       } else {
-        add(path, type_text(Inside{}) + ", or null", value ? to_text(*value) : "null", kind);
+        add(with(info, type_text(Inside{}) + ", or null", value ? to_text(*value) : "null"));
       }
     } else if constexpr (Config<T>) {
-      if (add(path, "a section", "", kind)) section(value, path, kind);
+      add_section(value, info, "a section", "");
     } else if constexpr (kIsList<T>) {
       using Item = typename T::value_type;
       if constexpr (Config<Item>) {
-        if (add(path, "a list of sections", "[]", kind)) section(Item{}, path + "[]", kind);
+        add(with(info, "a list of sections", "[]"));
+        section(Item{}, info.path + "[]", info.only_of);
       } else {
         std::string items;
         for (const auto& item : value) items += (items.empty() ? "" : ", ") + to_text(item);
-        add(path, std::string("a list, each ").append(type_text(Item{})),
-            std::string("[").append(items).append("]"), kind);
+        add(with(info, std::string("a list, each ").append(type_text(Item{})),
+                 std::string("[").append(items).append("]")));
       }
     } else {
-      add(path, type_text(value), to_text(value), kind);
+      add(with(info, type_text(value), to_text(value)));
     }
   }
 
-  // True where the path is new.
-  bool add(const std::string& path, const std::string& type, const std::string& value,
-           const std::string& kind) {
+  template <Config C>
+  void add_section(const C& config, const FieldInfo& info, const char* type, const char* value) {
+    add(with(info, type, value));
+    section(config, info.path, info.only_of);
+  }
+
+  static FieldInfo with(const FieldInfo& info, std::string type, std::string value) {
+    return {.path = info.path,
+            .type = std::move(type),
+            .value = std::move(value),
+            .help = info.help,
+            .only_of = info.only_of};
+  }
+
+  // A path that another kind has too: that kind is added to it.
+  void add(FieldInfo info) {
     for (FieldInfo& known : out_) {
-      if (known.path != path) continue;
-      if (!kind.empty()) known.only_of += ", " + kind;
-      return false;
+      if (known.path != info.path) continue;
+      if (!info.only_of.empty()) known.only_of += ", " + info.only_of;
+      return;
     }
-    out_.push_back({path, type, value, kind});
-    return true;
+    out_.push_back(std::move(info));
   }
 
   std::vector<FieldInfo>& out_;
@@ -113,64 +138,70 @@ std::vector<FieldInfo> describe(const C& config) {
 
 namespace detail {
 
-template <class Text>
 class SchemaWriter {
  public:
-  SchemaWriter(std::ostream& os, const Text& text) : os_(os), text_(text) {}
+  explicit SchemaWriter(std::ostream& os) : os_(os) {}
 
   template <class T>
-  void value(const T& x, const std::string& path) {
+  void value(const T& x, std::string_view help) {
     if constexpr (kIsOptional<T>) {
       os_ << "{\"anyOf\":[";
-      value(typename T::value_type{}, path);
+      value(typename T::value_type{}, help);
       os_ << ",{\"type\":\"null\"}]}";
+    } else if constexpr (Choice<T>) {  // its kind alone, or a section
+      os_ << '{' << about(help) << "\"anyOf\":[{\"enum\":[" << words(T::kinds()) << "]},{";
+      section(x);
+      os_ << "}]}";
     } else if constexpr (Config<T>) {
-      os_ << '{' << about(path) << "\"type\":\"object\",\"additionalProperties\":false,"
-          << "\"properties\":{";
-      properties(x, path);
-      os_ << "}}";
+      os_ << '{' << about(help);
+      section(x);
+      os_ << '}';
     } else if constexpr (kIsList<T>) {
-      os_ << '{' << about(path) << "\"type\":\"array\",\"items\":";
-      value(typename T::value_type{}, path + "[]");
+      os_ << '{' << about(help) << "\"type\":\"array\",\"items\":";
+      value(typename T::value_type{}, "");
       os_ << '}';
     } else {
-      os_ << '{' << about(path) << scalar(x) << '}';
+      os_ << '{' << about(help) << scalar(x) << '}';
     }
   }
 
  private:
-  std::string about(const std::string& path) const {
-    const std::string text = text_(path);
-    std::string out;
-    if (!text.empty()) out.append("\"description\":").append(to_text(text)).append(",");
-    return out;
+  template <class C>
+  void section(const C& config) {
+    os_ << "\"type\":\"object\",\"additionalProperties\":false,\"properties\":{";
+    properties(config);
+    os_ << '}';
+  }
+
+  static std::string about(std::string_view help) {
+    return help.empty() ? "" : "\"description\":" + to_text(std::string(help)) + ',';
   }
 
   template <class C>
-  void properties(const C& config, const std::string& path) {
+  void properties(const C& config) {
     std::vector<std::string> seen;
     if constexpr (Choice<C>) {
-      os_ << "\"kind\":{\"enum\":[" << words(C::kinds()) << "]}";
+      os_ << "\"kind\":{" << about(C::kinds_help()) << "\"enum\":[" << words(C::kinds()) << "]}";
       seen.emplace_back("kind");
       C other;
       for (const std::string_view name : C::kinds()) {
         other.select(name);
-        fields(other, path, seen);
+        fields(other, seen);
       }
     } else {
-      fields(config, path, seen);
+      fields(config, seen);
     }
   }
 
   template <class C>
-  void fields(const C& config, const std::string& path, std::vector<std::string>& seen) {
-    C::visit(config, [&](std::string_view name, const auto& member) {
+  void fields(const C& config, std::vector<std::string>& seen) {
+    C::visit(config, [&](std::string_view name, const auto& member, std::string_view help) {
       for (const std::string& known : seen) {
         if (known == name) return;
       }
       os_ << (seen.empty() ? "" : ",") << '"' << name << "\":";
       seen.emplace_back(name);
-      value(member, join(path, name));
+      value(member, help);
     });
   }
 
@@ -202,14 +233,13 @@ class SchemaWriter {
   }
 
   std::ostream& os_;
-  const Text& text_;
 };
 
 }  // namespace detail
 
-template <Config C, class Text>
-void write_schema(std::ostream& os, const C& config, const Text& text) {
-  detail::SchemaWriter<Text>(os, text).value(config, "");
+template <Config C>
+void write_schema(std::ostream& os, const C& config) {
+  detail::SchemaWriter(os).value(config, "");
 }
 
 }  // namespace troupe

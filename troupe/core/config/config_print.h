@@ -18,7 +18,7 @@ class Printer {
     if constexpr (Choice<C>) {
       os_ << indent << "kind: " << config.kind() << comment(join(path, "kind")) << '\n';
     }
-    C::visit(config, [&](std::string_view name, const auto& member) {
+    C::visit(config, [&](std::string_view name, const auto& member, auto&&...) {
       os_ << indent << name << ':';
       print_value(member, indent + "  ", join(path, name));
     });
@@ -31,8 +31,14 @@ class Printer {
       if (value) return print_value(*value, indent, path);
       os_ << " null" << comment(path) << '\n';
     } else if constexpr (Config<T>) {
-      bool empty = !Choice<T>;
-      T::visit(value, [&](std::string_view, const auto&) { empty = false; });
+      bool empty = true;
+      T::visit(value, [&](std::string_view, const auto&, auto&&...) { empty = false; });
+      if constexpr (Choice<T>) {
+        if (empty) {
+          os_ << ' ' << value.kind() << comment(join(path, "kind")) << '\n';
+          return;
+        }
+      }
       os_ << (empty ? " {}\n" : "\n");
       print_section(value, indent, path);
     } else if constexpr (kIsList<T>) {
@@ -61,7 +67,7 @@ void flatten_into(const T& value, const std::string& path, Flat& out) {
     out.emplace_back(path, "null");
   } else if constexpr (Config<T>) {
     if constexpr (Choice<T>) out.emplace_back(join(path, "kind"), value.kind());
-    T::visit(value, [&](std::string_view name, const auto& member) {
+    T::visit(value, [&](std::string_view name, const auto& member, auto&&...) {
       flatten_into(member, join(path, name), out);
     });
   } else if constexpr (kIsList<T>) {

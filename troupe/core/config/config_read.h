@@ -1,6 +1,7 @@
 // The reader behind read_config.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <utility>
 
@@ -16,7 +17,7 @@ void collect_paths(const T& value, const std::string& path, std::vector<std::str
   if constexpr (kIsOptional<T>) {
     collect_paths(value ? *value : typename T::value_type(), path, out);
   } else if constexpr (Config<T>) {
-    T::visit(value, [&](std::string_view name, const auto& member) {
+    T::visit(value, [&](std::string_view name, const auto& member, auto&&...) {
       const std::string inner = join(path, name);  // a copy: `out` moves as it grows
       out.push_back(inner);
       collect_paths(member, inner, out);
@@ -27,8 +28,11 @@ void collect_paths(const T& value, const std::string& path, std::vector<std::str
 // Reads what it can and keeps all faults, so that a user sees them at once.
 class Reader {
  public:
-  explicit Reader(std::vector<std::string> paths, std::span<const Alias> aliases = {})
-      : paths_(std::move(paths)), aliases_(aliases) {}
+  // `list_paths` is called at the first field with an unknown name: listing all paths takes longer
+  // than reading one value.
+  using ListPaths = std::function<std::vector<std::string>()>;
+  explicit Reader(ListPaths list_paths, std::span<const Alias> aliases = {})
+      : list_paths_(std::move(list_paths)), aliases_(aliases) {}
 
   template <class T>
   void read(const Yaml& y, const std::string& path, T& out) {
@@ -54,7 +58,12 @@ class Reader {
  private:
   template <class C>
   void read_section(const Yaml& y, const std::string& path, C& out) {
+    if constexpr (Choice<C>) {  // "dispatcher: two_level" is short for "dispatcher: {kind:
+                                // two_level}"
+      if (y.kind == Yaml::Kind::kScalar && out.select(y.text)) return note(y, join(path, "kind"));
+    }
     if (y.kind != Yaml::Kind::kMap && y.kind != Yaml::Kind::kNull) {
+      if constexpr (Choice<C>) return refuse_choice(y, path, C::kinds());
       return refuse(y, path, {"a section"});
     }
     if constexpr (requires { out.become_null(); }) {  // a type that null means something to
@@ -81,14 +90,15 @@ class Reader {
   template <class C>
   void read_field(const Yaml::Field& field, const std::string& path, C& out) {
     bool found = false;
-    std::vector<std::string_view> names;
-    C::visit(out, [&](std::string_view name, auto& member) {
-      names.push_back(name);
+    C::visit(out, [&](std::string_view name, auto& member, auto&&...) {
       if (name != field.name) return;
       found = true;
       read(field.value, join(path, name), member);
     });
-    if (!found) unknown_field(field, path, names);
+    if (found) return;
+    std::vector<std::string_view> names;
+    C::visit(out, [&](std::string_view name, auto&, auto&&...) { names.push_back(name); });
+    unknown_field(field, path, names);
   }
 
   template <class T>
@@ -101,14 +111,17 @@ class Reader {
 
   void note(const Yaml& y, const std::string& path) { sources_[path] = y.where; }
   void refuse(const Yaml& y, const std::string& path, const Expectation& expected);
+  void refuse_choice(const Yaml& y, const std::string& path,
+                     const std::vector<std::string_view>& kinds);
   void unknown_kind(const Yaml::Field& field, const std::string& path,
                     const std::vector<std::string_view>& kinds);
   void unknown_field(const Yaml::Field& field, const std::string& path,
                      const std::vector<std::string_view>& names);
-  std::string hint(const std::string& name, const std::vector<std::string_view>& names) const;
+  std::string hint(const std::string& name, const std::vector<std::string_view>& names);
   void add_fault(Code code, const Where& where, const std::string& what);
 
-  std::vector<std::string> paths_;
+  ListPaths list_paths_;
+  std::vector<std::string> paths_;  // empty until they are asked for
   std::span<const Alias> aliases_;
   std::string faults_;
   Code first_ = Code::kBadValue;

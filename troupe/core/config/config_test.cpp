@@ -115,6 +115,32 @@ TEST(Config, ReadsWhatIsWrittenAndKeepsTheRest) {
   EXPECT_EQ(r.mix[0].path, "a b");
 }
 
+struct Way {
+  static constexpr std::string_view kKind = "way";
+  static void visit(auto&, auto&&) {}
+};
+struct OtherWay {
+  static constexpr std::string_view kKind = "other_way";
+  static void visit(auto&, auto&&) {}
+};
+struct Ways {
+  OneOf<Way, OtherWay> ways;
+  static void visit(auto& c, auto&& f) { f("ways", c.ways); }
+};
+
+TEST(Config, AKindMayStandForItsSection) {
+  EXPECT_EQ(read("router: sigmoid_bias\n").router.kind(), "sigmoid_bias");
+  EXPECT_EQ(error_of("router: sigmoid_bais\n"),
+            "r.yaml:1: E2005 router must be a section, or one of topk_softmax, sigmoid_bias, not "
+            "\"sigmoid_bais\"; did you mean \"sigmoid_bias\"?");
+  Ways c;
+  const Sources sources = read_config(override_yaml("ways=other_way"), c);
+  EXPECT_EQ(c.ways.kind(), "other_way");
+  std::ostringstream os;
+  print_config(os, c, sources);
+  EXPECT_EQ(os.str(), "ways: other_way  # --set ways=other_way\n");
+}
+
 TEST(Config, NamesThePlaceAndTheNearestField) {
   EXPECT_EQ(error_of("\nrouter:\n  topk: 8\n"),
             "r.yaml:3: E2003 no field \"topk\" in router; did you mean \"top_k\"?");
@@ -147,7 +173,7 @@ TEST(Config, ReportsAllFaultsAtOnce) {
       "9223372036854775807, not \"8x\"\n"
       "r.yaml:2: E2005 shared must be true or false, not \"yes\"; did you mean \"true\"?\n"
       "r.yaml:3: E2005 betas must be a list, not \"0.9\"\n"
-      "r.yaml:4: E2005 router must be a section, not \"3\"\n"
+      "r.yaml:4: E2005 router must be a section, or one of topk_softmax, sigmoid_bias, not \"3\"\n"
       "r.yaml:5: E2005 mix[0].weight must be a number, not \"a\"\n"
       "r.yaml:6: E2005 norm must be one of rms, layer, not \"layr\"; did you mean \"layer\"?\n"
       "r.yaml:7: E2005 save must be a duration such as 30min (ns, us, ms, s, min, h, d), not "

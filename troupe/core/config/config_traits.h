@@ -13,9 +13,11 @@
 
 namespace troupe {
 
+// visit(config, f) calls f(name, member) for each field, or f(name, member, help) where `help`
+// describes it for config_describe.h: every field of a recipe has one. Other visitors pass it over.
 template <class C>
 concept Config = requires(C& c) {
-  C::visit(c, [](std::string_view, auto&) {});
+  C::visit(c, [](std::string_view, auto&, auto&&...) {});
 };
 
 template <class C>

@@ -44,7 +44,7 @@ void for_each_count(const T& value, const std::string& path, F&& f) {
   if constexpr (kIsOptional<T>) {
     if (value) for_each_count(*value, path, f);
   } else if constexpr (Config<T>) {
-    T::visit(value, [&](std::string_view name, const auto& member) {
+    T::visit(value, [&](std::string_view name, const auto& member, auto&&...) {
       for_each_count(member, join(path, name), f);
     });
   } else if constexpr (kIsList<T>) {

@@ -33,7 +33,7 @@ void write_json_value(std::ostream& os, const T& value) {
       os << "\"kind\":" << to_text(std::string(value.kind()));
       separator = ",";
     }
-    T::visit(value, [&](std::string_view name, const auto& member) {
+    T::visit(value, [&](std::string_view name, const auto& member, auto&&...) {
       os << std::exchange(separator, ",") << to_text(std::string(name)) << ':';
       write_json_value(os, member);
     });

@@ -46,7 +46,7 @@ std::string to_text(const Span& span) {
 }
 
 Expectation expectation(std::string_view, const Span&) {
-  return {"a stretch of training such as 500 steps, 1B tokens, 100K samples, 5% or 30min"};
+  return {"a length such as 500 steps, 1B tokens, 100K samples, 5% or 30min"};
 }
 
 int64_t in_unit(const Position& position, Span::Unit unit) {

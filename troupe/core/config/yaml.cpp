@@ -52,7 +52,8 @@ class Events : public YAML::EventHandler {
 
   void OnDocumentStart(const YAML::Mark& mark) override {
     if (++documents_ == 1) return;
-    fail(Code::kBadSyntax, to_text(place(file_, mark)), "a second document begins here");
+    fail(Code::kBadSyntax, to_text(place(file_, mark)),
+         "a second YAML document begins here; a file holds one");
   }
   void OnDocumentEnd() override {}
 
@@ -78,7 +79,7 @@ class Events : public YAML::EventHandler {
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
     const auto target = anchored_.find(anchor);
     if (target == anchored_.end()) {
-      fail(Code::kBadSyntax, to_text(place(file_, mark)), "an alias to what it is a part of");
+      fail(Code::kBadSyntax, to_text(place(file_, mark)), "an alias to a value that contains it");
     }
     const Extent size = extent(target->second);
     builder_.add(target->second, size.depth, size.values);

@@ -6,11 +6,12 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <unistd.h>
 
-#include <cstdio>
 #include <exception>
+#include <iostream>
 #include <mutex>
 
 #include "troupe/core/file/secrets.h"
+#include "troupe/core/text/plain_text.h"
 
 namespace troupe {
 namespace {
@@ -68,7 +69,7 @@ class FileSink : public LogSink {
     } catch (const std::exception& e) {
       sink_.reset();
       if (!std::exchange(warned_, true)) {
-        std::fprintf(stderr, "%s: log lines are lost: %s\n", path_.c_str(), e.what());
+        std::cerr << plain_text(path_ + ": log lines are lost: " + e.what()) + '\n';
       }
     }
   }
@@ -103,7 +104,7 @@ std::shared_ptr<LogSink> file_sink(const std::string& path, int64_t max_bytes, i
 
 void Log::write(Level level, std::string_view text) const {
   if (!says(level)) return;
-  const std::string line = prefix_ + without_secrets(text);
+  const std::string line = prefix_ + plain_text(without_secrets(text));
   for (const auto& sink : sinks_) sink->write(level, line);
 }
 

@@ -1,5 +1,6 @@
-// Lines for people. A Log is passed down and copied freely; there is no global one. It takes
-// finished strings, because no header of ours may meet the formatting library.
+// Lines for people: without secrets, and without what a terminal would obey. A Log is passed down
+// and copied freely; there is no global one. It takes finished strings, because no header of ours
+// may meet the formatting library.
 //   log.info("resumed step " + std::to_string(step));
 #pragma once
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "troupe/core/check.h"
+#include "troupe/core/text/text.h"
 #include "troupe/core/text/utf8.h"
 
 namespace troupe {
@@ -53,16 +54,24 @@ BpeTokenizer::BpeTokenizer(BpeTokenizerParts parts)
   }
   Regex::Scratch scratch;
   std::string storage;
+  std::vector<std::pair<std::string, AddedToken>> raw, normalized;
   for (const AddedToken& token : parts_.added) {
     is_special_[static_cast<size_t>(token.id)] = token.special;
     if (token.normalized) {
       const std::string text(parts_.normalizer.run(token.content, storage, scratch));
-      normalized_.add(text, token);
+      if (text.size() > 4 * kLongestToken) {
+        fail(Code::kBadTokenizer, std::string(parts_.kind), "the added token",
+             to_text(token.content), "becomes", text.size(), "bytes when it is normalized;",
+             4 * kLongestToken, "at most are supported");
+      }
+      normalized.emplace_back(text, token);
       if (!text.empty()) normalized_spelling_[token.id] = text;
     } else {
-      raw_.add(token.content, token);
+      raw.emplace_back(token.content, token);
     }
   }
+  raw_ = TokenMatcher(std::move(raw));
+  normalized_ = TokenMatcher(std::move(normalized));
   if (parts_.decoder.joins_bytes()) {
     for (TokenId id = 0; id < vocab_size(); ++id) bytes_.push_back(bytes_of_token(spelling(id)));
   }

@@ -61,7 +61,7 @@ class NullTokenizer : public Tokenizer {
       const TokenId id = find(word);
       if (id < 0) {
         fail(Code::kBadTokenizer, name_, "the text has", to_text(std::string(word)), "at byte", at,
-             "where an id from 0 to", count_, "is wanted");
+             "where an id from 0 to", count_, "is expected");
       }
       ids.push_back(id);
       at = text.find_first_not_of(kBlanks, end);
@@ -106,7 +106,7 @@ std::unique_ptr<Tokenizer> make_null_tokenizer(const std::string& name) {
   const size_t colon = name.find(':');
   if (colon == std::string::npos || !from_text(name.substr(colon + 1), count) || count < 1 ||
       count > kMost) {
-    fail(Code::kBadTokenizer, name, "names no vocabulary: null:N is wanted, N from 1 to", kMost);
+    fail(Code::kBadTokenizer, name, "names no vocabulary: null:N is expected, N from 1 to", kMost);
   }
   return std::make_unique<NullTokenizer>(name, count);
 }

@@ -4,11 +4,13 @@
 #include <charconv>
 #include <memory>
 
+#include "troupe/core/check.h"
 #include "troupe/core/text/text.h"
 #include "troupe/core/text/utf8.h"
 #include "troupe/data/tokenizer/byte_level.h"
 #include "troupe/data/tokenizer/json_node.h"
 #include "troupe/data/tokenizer/normalizer.h"
+#include "troupe/data/tokenizer/tokenizer.h"
 
 namespace troupe {
 namespace {
@@ -21,14 +23,20 @@ std::string joined_tokens(const Tokens& tokens) {
   return out;
 }
 
-void join_bytes(Tokens& tokens) {
+size_t total_bytes(const Tokens& tokens) {
+  size_t out = 0;
+  for (const std::string& token : tokens) out += token.size();
+  return out;
+}
+
+void join_bytes(Tokens& tokens, size_t) {
   std::string bytes;
   for (const std::string& token : tokens) bytes += bytes_of_token(token);
   tokens = {repaired_utf8(bytes)};
 }
 
 // A run of byte tokens is their text, or one U+FFFD each if it is none.
-void fall_back(Tokens& tokens) {
+void fall_back(Tokens& tokens, size_t) {
   Tokens out;
   std::string run;
   const auto end_run = [&] {
@@ -55,16 +63,23 @@ void fall_back(Tokens& tokens) {
 Decoder::Step read_replace(const JsonNode& node) {
   node.only({"type", "pattern", "content"});
   const auto pattern = std::make_shared<Regex>(read_pattern(node.at("pattern")));
-  return [pattern, by = node.text("content")](Tokens& tokens) {
+  return [pattern, by = node.text("content"), place = node.place()](Tokens& tokens, size_t most) {
+    size_t made = 0;
     Regex::Scratch scratch;
     for (std::string& token : tokens) {
       std::string out;
       size_t done = 0;
       pattern->for_each(token, scratch, [&](size_t begin, size_t end) {
+        if (made + out.size() > most) return;
         out.append(token, done, begin - done).append(by);
         done = end;
       });
       token = out.append(token, done);
+      made += token.size();
+      if (made > most) {
+        fail(Code::kBadTokenizer, place, "makes more than", most, "bytes of", tokens.size(),
+             "tokens");
+      }
     }
   };
 }
@@ -74,14 +89,14 @@ Decoder::Step read_strip(const JsonNode& node) {
   node.only({"type", "content", "start", "stop"});
   const std::string content = node.text("content");
   if (content.empty() || utf8_at(content, 0).bytes != content.size()) {
-    node.refuse("has the content", to_text(content), "where one character is wanted");
+    node.refuse("has the content", to_text(content), "where one character is expected");
   }
   if (node.at("stop").integer() != 0) {
     node.at("stop").refuse(
         "is", node.at("stop").integer(),
         "and only 0 is supported: text that comes bit by bit has no end to strip");
   }
-  return [content, most = node.at("start").integer()](Tokens& tokens) {
+  return [content, most = node.at("start").integer()](Tokens& tokens, size_t) {
     for (std::string& token : tokens) {
       size_t cut = 0;
       for (int64_t i = 0; i < most && token.compare(cut, content.size(), content) == 0; ++i) {
@@ -97,7 +112,7 @@ Decoder::Step read_metaspace(const JsonNode& node) {
   const std::string mark = node.character("replacement");
   const bool prepends = node.has("prepend_scheme") ? node.text("prepend_scheme") != "never"
                                                    : node.flag("add_prefix_space", true);
-  return [mark, prepends](Tokens& tokens) {
+  return [mark, prepends](Tokens& tokens, size_t) {
     bool first = true;
     for (std::string& token : tokens) {
       std::string out;
@@ -141,6 +156,7 @@ Decoder Decoder::byte_level() {
 
 void Decoder::add(const JsonNode& node) {
   const std::string type = node.text("type");
+  if (steps_.size() == kMostTextSteps) node.refuse("is one more than", kMostTextSteps, "decoders");
   if (type == "Sequence") {
     node.only({"type", "decoders"});
     for (const JsonNode& step : node.items("decoders")) add(step);
@@ -154,7 +170,7 @@ void Decoder::add(const JsonNode& node) {
     steps_.emplace_back(fall_back);
   } else if (type == "Fuse") {
     node.only({"type"});
-    steps_.emplace_back([](Tokens& tokens) { tokens = {joined_tokens(tokens)}; });
+    steps_.emplace_back([](Tokens& tokens, size_t) { tokens = {joined_tokens(tokens)}; });
   } else if (type == "Metaspace") {
     steps_.push_back(read_metaspace(node));
   } else if (type == "Replace") {
@@ -174,7 +190,8 @@ std::string Decoder::run(std::vector<std::string> tokens) const {
     for (size_t i = 0; i < tokens.size(); ++i) out += (i == 0 ? "" : " ") + tokens[i];
     return out;
   }
-  for (const Decoder::Step& step : steps_) step(tokens);
+  const size_t most = most_after_steps(total_bytes(tokens));
+  for (const Decoder::Step& step : steps_) step(tokens, most);
   return joined_tokens(tokens);
 }
 

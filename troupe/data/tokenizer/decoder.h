@@ -13,7 +13,7 @@ class Decoder {
  public:
   Decoder() = default;  // the tokens with spaces between them
   // ByteLevel, ByteFallback, Fuse, Metaspace, Replace, Strip, Sequence. Any other type is refused
-  // by its name.
+  // by its name, and so are more than kMostTextSteps.
   explicit Decoder(const JsonNode& node);
   static Decoder byte_level();
 
@@ -22,9 +22,11 @@ class Decoder {
   bool only_bytes() const { return joins_bytes_ && steps_.size() == 1; }
   // A run of byte tokens is text or not as a whole.
   bool joins_byte_tokens() const { return joins_byte_tokens_; }
+  // E3201 where a step makes more of the tokens than most_after_steps.
   std::string run(std::vector<std::string> tokens) const;
 
-  using Step = std::function<void(std::vector<std::string>&)>;
+  // `most`: the bytes that may become of them.
+  using Step = std::function<void(std::vector<std::string>&, size_t most)>;
 
  private:
   void add(const JsonNode& node);

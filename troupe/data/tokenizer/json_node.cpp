@@ -50,7 +50,7 @@ class Builder : public nlohmann::json_sax<json> {
 
   bool start_object(size_t) override {
     if (part_ != Part::kRest) refuse(path(), "holds an object where", wanted());
-    if (!whole_ && path() == "model.vocab") {
+    if (is_of_model("vocab")) {
       part_ = Part::kVocab;
       return out_.has_vocab = true;
     }
@@ -63,7 +63,7 @@ class Builder : public nlohmann::json_sax<json> {
       return in_pair_ = true;
     }
     if (part_ != Part::kRest) refuse(path(), "holds a list where", wanted());
-    if (!whole_ && path() == "model.merges") {
+    if (is_of_model("merges")) {
       part_ = Part::kMerges;
       return out_.has_merges = true;
     }
@@ -103,7 +103,7 @@ class Builder : public nlohmann::json_sax<json> {
   }
   static std::string quoted(const std::string& text) { return to_text(text); }
   const char* wanted() const {
-    return part_ == Part::kVocab ? "an id is wanted" : "\"a b\" or [\"a\", \"b\"] is wanted";
+    return part_ == Part::kVocab ? "an id is expected" : "\"a b\" or [\"a\", \"b\"] is expected";
   }
 
   std::string path() const {
@@ -112,6 +112,11 @@ class Builder : public nlohmann::json_sax<json> {
     std::string out;
     for (const std::string& name : names_) out += (out.empty() || name.empty() ? "" : ".") + name;
     return out;
+  }
+
+  // What opens now is model.`name`. (No path is put together: it may be as long as the file.)
+  bool is_of_model(const char* name) const {
+    return !whole_ && names_.size() == 2 && names_[0] == "model" && names_[1] == name;
   }
 
   bool number(json v, int64_t id) {
@@ -162,7 +167,8 @@ class Builder : public nlohmann::json_sax<json> {
   }
   void add_merge() {
     if (pair_.size() != 2) {
-      refuse("model.merges entry", out_.merges.size(), "has", pair_.size(), "parts, 2 are wanted");
+      refuse("model.merges entry", out_.merges.size(), "has", pair_.size(),
+             "parts, 2 are expected");
     }
     if (pair_[0].empty() || pair_[1].empty()) {
       refuse("model.merges entry", out_.merges.size(), "has an empty part");
@@ -202,7 +208,7 @@ bool JsonNode::has(const std::string& key) const {
 }
 
 JsonNode JsonNode::at(const std::string& key) const {
-  if (!value_.is_object()) refuse("is no object");
+  if (!value_.is_object()) refuse("is not an object");
   const auto found = value_.find(key);
   if (found == value_.end()) refuse("has no field", to_text(key));
   return {*found, file_, where_.empty() ? key : where_ + "." + key};
@@ -210,7 +216,7 @@ JsonNode JsonNode::at(const std::string& key) const {
 
 std::vector<JsonNode> JsonNode::items(const std::string& key) const {
   const JsonNode list = at(key);
-  if (!list.is_list()) list.refuse("is no list");
+  if (!list.is_list()) list.refuse("is not a list");
   std::vector<JsonNode> out;
   for (const json& item : list.value_) {
     out.emplace_back(item, file_, list.where_ + '[' + std::to_string(out.size()) + ']');
@@ -219,14 +225,14 @@ std::vector<JsonNode> JsonNode::items(const std::string& key) const {
 }
 
 std::vector<std::pair<std::string, JsonNode>> JsonNode::fields() const {
-  if (!value_.is_object()) refuse("is no object");
+  if (!value_.is_object()) refuse("is not an object");
   std::vector<std::pair<std::string, JsonNode>> out;
   for (const auto& [name, value] : value_.items()) out.emplace_back(name, at(name));
   return out;
 }
 
 std::string JsonNode::text() const {
-  if (!value_.is_string()) refuse("is no text");
+  if (!value_.is_string()) refuse("is not a string");
   return value_.get<std::string>();
 }
 
@@ -234,14 +240,14 @@ std::string JsonNode::character(const std::string& key) const {
   const JsonNode node = at(key);
   std::string out = node.text();
   if (out.empty() || utf8_at(out, 0).bytes != out.size()) {
-    node.refuse("is \"" + out + "\"; one character is wanted");
+    node.refuse("is \"" + out + "\"; one character is expected");
   }
   return out;
 }
 
 int64_t JsonNode::integer() const {
   if (!value_.is_number_integer() || value_.dump().size() > kIntegerDigits) {
-    refuse("is no integer");
+    refuse("is not an integer");
   }
   return value_.get<int64_t>();
 }

@@ -3,15 +3,17 @@
 #include <map>
 #include <memory>
 
+#include "troupe/core/check.h"
 #include "troupe/core/text/utf8.h"
 #include "troupe/data/tokenizer/json_node.h"
+#include "troupe/data/tokenizer/tokenizer.h"
 #include "troupe/data/tokenizer/unicode.h"
 
 namespace troupe {
 namespace {
 
 Normalizer::Step normal_form(NormalForm form) {
-  return [form](std::string_view text, std::string& out, Regex::Scratch&) {
+  return [form](std::string_view text, std::string& out, Regex::Scratch&, size_t) {
     return normalize(form, text, out);
   };
 }
@@ -19,7 +21,7 @@ Normalizer::Step normal_form(NormalForm form) {
 // Each character becomes what `put` adds for it.
 template <class F>
 Normalizer::Step by_character(F put) {
-  return [put](std::string_view text, std::string& out, Regex::Scratch&) {
+  return [put](std::string_view text, std::string& out, Regex::Scratch&, size_t) {
     std::string result;
     result.reserve(text.size());
     for (size_t at = 0; at < text.size();) {
@@ -32,7 +34,7 @@ Normalizer::Step by_character(F put) {
 }
 
 Normalizer::Step strip(bool left, bool right) {
-  return [left, right](std::string_view text, std::string& out, Regex::Scratch&) {
+  return [left, right](std::string_view text, std::string& out, Regex::Scratch&, size_t) {
     while (left && !text.empty() && is_space(utf8_at(text, 0).code)) {
       text.remove_prefix(utf8_at(text, 0).bytes);
     }
@@ -46,7 +48,7 @@ Normalizer::Step strip(bool left, bool right) {
 }
 
 Normalizer::Step prepend(std::string prefix) {
-  return [prefix](std::string_view text, std::string& out, Regex::Scratch&) {
+  return [prefix](std::string_view text, std::string& out, Regex::Scratch&, size_t) {
     if (text.empty()) return false;
     return out = prefix + std::string(text), true;
   };
@@ -54,27 +56,30 @@ Normalizer::Step prepend(std::string prefix) {
 
 Normalizer::Step replace(Regex pattern, std::string by) {
   const auto shared = std::make_shared<Regex>(std::move(pattern));  // steps are copied
-  return [shared, by](std::string_view text, std::string& out, Regex::Scratch& scratch) {
-    std::string result;
-    size_t done = 0;
-    shared->for_each(text, scratch, [&](size_t begin, size_t end) {
-      result.append(text.substr(done, begin - done)).append(by);
-      done = end;
-    });
-    if (done == 0 && result.empty()) return false;
-    return out = std::move(result.append(text.substr(done))), true;
-  };
+  return
+      [shared, by](std::string_view text, std::string& out, Regex::Scratch& scratch, size_t most) {
+        std::string result;
+        size_t done = 0;
+        shared->for_each(text, scratch, [&](size_t begin, size_t end) {
+          if (result.size() > most) return;
+          result.append(text.substr(done, begin - done)).append(by);
+          done = end;
+        });
+        if (done == 0 && result.empty()) return false;
+        return out = std::move(result.append(text.substr(done))), true;
+      };
 }
 
 // A string, the usual case, without a regular expression.
 Normalizer::Step replace_text(std::string what, std::string by) {
-  return [what, by](std::string_view text, std::string& out, Regex::Scratch&) {
+  return [what, by](std::string_view text, std::string& out, Regex::Scratch&, size_t most) {
     size_t found = text.find(what);
     if (found == std::string_view::npos) return false;
     std::string result;
     result.reserve(text.size() + text.size() / 2);
     size_t done = 0;
-    for (; found != std::string_view::npos; found = text.find(what, done)) {
+    for (; found != std::string_view::npos && result.size() <= most;
+         found = text.find(what, done)) {
       result.append(text.substr(done, found - done)).append(by);
       done = found + what.size();
     }
@@ -115,8 +120,14 @@ Regex read_pattern(const JsonNode& node) {
   return {is_regex ? text.text() : Regex::quoted(text.text()), text.place()};
 }
 
+Normalizer::Normalizer(const JsonNode& node) : place_(node.place()) {
+  add(node);
+}
+
 void Normalizer::add(const JsonNode& node) {
   const std::string type = node.text("type");
+  if (steps_.size() == kMostTextSteps)
+    node.refuse("is one more than", kMostTextSteps, "normalizers");
   if (type == "Sequence") {
     node.only({"type", "normalizers"});
     for (const JsonNode& step : node.items("normalizers")) add(step);
@@ -148,8 +159,13 @@ Normalizer Normalizer::mark_spaces(bool prefix) {
 
 std::string_view Normalizer::run(std::string_view text, std::string& storage,
                                  Regex::Scratch& scratch) const {
+  const size_t bytes = text.size(), most = most_after_steps(bytes);
   for (const Normalizer::Step& step : steps_) {
-    if (step(text, storage, scratch)) text = storage;
+    if (!step(text, storage, scratch, most)) continue;
+    text = storage;
+    if (text.size() > most) {
+      fail(Code::kBadTokenizer, place_, "makes more than", most, "bytes of a text of", bytes);
+    }
   }
   return text;
 }

@@ -4,12 +4,14 @@
 #include <array>
 #include <cctype>
 
+#include "troupe/core/check.h"
 #include "troupe/core/text/text.h"
 #include "troupe/core/text/utf8.h"
 #include "troupe/data/tokenizer/json_node.h"
 #include "troupe/data/tokenizer/normalizer.h"
 #include "troupe/data/tokenizer/patterns.h"
 #include "troupe/data/tokenizer/splitter.h"
+#include "troupe/data/tokenizer/tokenizer.h"
 #include "troupe/data/tokenizer/unicode.h"
 
 namespace troupe {
@@ -29,7 +31,7 @@ Behavior read_behavior(const JsonNode& node) {
   Behavior out{};
   const JsonNode value = node.at("behavior");
   if (!from_text(value.text(), out)) {
-    value.refuse("is", to_text(value.text()) + ",", expectation("", out).wanted, "is wanted");
+    value.refuse("is", to_text(value.text()) + ",", expectation("", out).wanted, "is expected");
   }
   return out;
 }
@@ -148,7 +150,7 @@ void rewrite(Pieces& p, Put put) {
   out.reserve(p.text.size() + p.text.size() / 2);
   for (Cut& cut : p.cuts) {
     const size_t begin = out.size();
-    put(p.piece(cut), out);
+    if (begin <= p.most) put(p.piece(cut), out);
     cut = {begin, out.size()};
   }
   p.storage = std::move(out);
@@ -195,7 +197,7 @@ Prepend read_prepend(const JsonNode& node) {
   Prepend out{};
   const JsonNode value = node.at("prepend_scheme");
   if (!from_text(value.text(), out)) {
-    value.refuse("is", to_text(value.text()) + ",", expectation("", out).wanted, "is wanted");
+    value.refuse("is", to_text(value.text()) + ",", expectation("", out).wanted, "is expected");
   }
   return out;
 }
@@ -260,7 +262,7 @@ PreTokenizer::Step read_delimiter(const JsonNode& node) {
   node.only({"type", "delimiter"});
   const std::string text = node.text("delimiter");
   if (text.empty() || utf8_at(text, 0).bytes != text.size()) {
-    node.refuse("has the delimiter", to_text(text), "where one character is wanted");
+    node.refuse("has the delimiter", to_text(text), "where one character is expected");
   }
   return cut_step(Behavior::kRemoved, false,
                   characters([c = utf8_at(text, 0).code](char32_t other) { return c == other; }));
@@ -272,10 +274,18 @@ void Pieces::reset(std::string_view all, bool is_at_start) {
   text = all;
   at_start = is_at_start;
   cuts.assign(all.empty() ? 0 : 1, Cut{0, all.size()});
+  most = most_after_steps(all.size());
+}
+
+PreTokenizer::PreTokenizer(const JsonNode& node) : place_(node.place()) {
+  add(node);
 }
 
 void PreTokenizer::add(const JsonNode& node) {
   const std::string type = node.text("type");
+  if (steps_.size() >= kMostTextSteps) {
+    node.refuse("is one more than", kMostTextSteps, "pre-tokenizers");
+  }
   if (type == "Sequence") {
     node.only({"type", "pretokenizers"});
     for (const JsonNode& step : node.items("pretokenizers")) add(step);
@@ -323,7 +333,14 @@ PreTokenizer PreTokenizer::pattern(const std::string& regex, const std::string& 
 }
 
 void PreTokenizer::run(Pieces& pieces, Regex::Scratch& scratch) const {
-  for (const PreTokenizer::Step& step : steps_) step(pieces, scratch);
+  const size_t bytes = pieces.text.size();
+  for (const PreTokenizer::Step& step : steps_) {
+    step(pieces, scratch);
+    if (pieces.text.size() > pieces.most) {
+      fail(Code::kBadTokenizer, place_, "makes more than", pieces.most, "bytes of a text of",
+           bytes);
+    }
+  }
 }
 
 }  // namespace troupe

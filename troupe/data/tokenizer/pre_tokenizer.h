@@ -28,6 +28,7 @@ struct Pieces {
   std::string_view text;
   bool at_start = true;
   std::vector<Cut> cuts;
+  size_t most = 0;        // bytes that a step may make of the text
   std::string storage;    // of the text, once a step rewrote it
   std::vector<Cut> next;  // scratch of the steps
 };
@@ -36,15 +37,17 @@ class PreTokenizer {
  public:
   PreTokenizer() = default;  // all of it is one piece
   // Split, ByteLevel, Digits, Metaspace, Whitespace, WhitespaceSplit, Punctuation,
-  // CharDelimiterSplit, Sequence. Any other type is refused by its name, and so is a step behind
-  // ByteLevel, which would see bytes as characters of another alphabet.
-  explicit PreTokenizer(const JsonNode& node) { add(node); }
+  // CharDelimiterSplit, Sequence. Any other type is refused by its name, and so are a step behind
+  // ByteLevel, which would see bytes as characters of another alphabet, and more than
+  // kMostTextSteps.
+  explicit PreTokenizer(const JsonNode& node);
 
   // One pattern, each match a piece, and the rest between them too; then bytes.
   static PreTokenizer pattern(const std::string& regex, const std::string& place);
 
   // The pieces are bytes, not characters, to the model.
   bool byte_level() const { return byte_level_; }
+  // E3201 where a step makes more of the text than most_after_steps.
   void run(Pieces& pieces, Regex::Scratch& scratch) const;
 
   using Step = std::function<void(Pieces&, Regex::Scratch&)>;
@@ -53,6 +56,7 @@ class PreTokenizer {
   void add(const JsonNode& node);
   void add_byte_level(const JsonNode& node);
 
+  std::string place_;
   std::vector<Step> steps_;
   bool byte_level_ = false;
 };

@@ -4,8 +4,10 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <algorithm>
 #include <array>
 #include <cctype>
+#include <ctime>
 
 #include "troupe/core/check.h"
 #include "troupe/core/text/text.h"
@@ -27,7 +29,41 @@ using CompileContext =
 using JitStack = std::unique_ptr<pcre2_jit_stack, Free<pcre2_jit_stack, pcre2_jit_stack_free>>;
 
 constexpr size_t kFirstStack = size_t{32} << 10, kMostStack = size_t{8} << 20;
-constexpr uint32_t kMostSteps = 20000000;  // sound patterns need less than two a character
+// Of one attempt, from one place of the text; sound patterns need less than two a character.
+constexpr uint32_t kMostSteps = 20000000, kLeastSteps = 100000, kStepsPerByte = 4;
+constexpr std::string_view kCallout = "(?C)";
+
+// Of this thread: neither another program's load nor a stop of the machine counts.
+double thread_seconds() {
+  constexpr double kNano = 1e-9;
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + kNano * static_cast<double>(now.tv_nsec);
+}
+
+// How long a text may take. Between two callouts lies what PCRE2 bounds by its steps, or one run
+// over characters of the text.
+struct Guard {
+  static constexpr int64_t kBetweenLooks = 256;  // callouts; a look at the clock takes 0.2 us
+
+  double allowed = Regex::kBaseSeconds, end = 0;
+  int64_t callouts = 0;
+
+  void begin(size_t bytes) {
+    allowed = Regex::kBaseSeconds + Regex::kSecondsPerByte * static_cast<double>(bytes);
+    callouts = 0;
+  }
+  bool is_over() {
+    if (++callouts % kBetweenLooks != 0) return false;
+    const double now = thread_seconds();
+    if (callouts == kBetweenLooks) end = now + allowed;
+    return now > end;
+  }
+};
+
+int on_callout(pcre2_callout_block*, void* guard) {
+  return static_cast<Guard*>(guard)->is_over() ? PCRE2_ERROR_CALLOUT : 0;
+}
 
 // White_Space, as ranges for brackets, and all else.
 constexpr std::string_view kSpace =
@@ -55,23 +91,51 @@ class Rewriter {
   }
 
  private:
+  // The next part; before what is repeated, a callout. Of a group that repeats, PCRE2 counts each
+  // repetition as a step.
   void step() {
+    const size_t begin = in_class_ ? class_begin_ : out_.size();
+    class_begin_ = begin;
+    if (take() && !in_class_ && quantifier_size() > 0) out_.insert(begin, kCallout);
+  }
+
+  // Of *, +, {n}, {n,} or {n,m} that follows; 0: none does.
+  size_t quantifier_size() const {
+    if (at_ >= in_.size()) return 0;
+    if (in_[at_] == '*' || in_[at_] == '+') return 1;
+    const size_t end = in_[at_] == '{' ? in_.find_first_not_of("0123456789,", at_ + 1) : 0;
+    const bool is_one = end < in_.size() && end > at_ + 1 && in_[end] == '}';
+    return is_one ? end + 1 - at_ : 0;
+  }
+
+  // True: it was a character, an escape or the end of a class, which may be repeated.
+  bool take() {
     const char c = in_[at_];
-    if (c == '\\') return escape();
+    if (c == '\\') return escape(), true;
     if (in_class_) {
       if (c == '[' && in_.substr(at_, 2) != "[:") refuse("brackets within brackets");
       if (in_.substr(at_, 2) == "&&") refuse("&& within brackets");
-      if (c == '[') return copy_through(":]");
+      if (c == '[') return copy_through(":]"), false;
       if (c == ']') in_class_ = false;
-    } else if (c == '[') {
+      return copy(character_size()), true;
+    }
+    if (c == '[') {
       in_class_ = true;
       copy(in_.substr(at_, 2) == "[^" ? 2 : 1);
       if (at_ < in_.size() && in_[at_] == ']') copy(1);  // the first one is a character
-      return;
-    } else if (in_.substr(at_, 2) == "(?") {
-      check_flags();
+      return false;
     }
-    copy(1);
+    if (const size_t size = quantifier_size(); size > 0) return copy(size), false;
+    if (in_.substr(at_, 3) == "(?#") return copy_through(")"), false;
+    if (in_.substr(at_, 2) == "(?") check_flags();
+    copy(character_size());
+    return c != ')' && c != '(' && c != '?';
+  }
+
+  size_t character_size() const {
+    size_t end = at_ + 1;
+    while (end < in_.size() && (static_cast<unsigned char>(in_[end]) & 0xC0) == 0x80) ++end;
+    return end - at_;
   }
 
   void check_flags() {
@@ -95,7 +159,7 @@ class Rewriter {
       case 'P': return named_property(c == 'P');
       case 'u': return hex_digits();
       default:
-        if (std::string_view("hHXRKGyYONkgzZAbBC").find(c) != std::string_view::npos) {
+        if (std::string_view("hHXRKGyYONkgzZAbBCQE").find(c) != std::string_view::npos) {
           refuse(std::string("\\") + c);
         }
         copy(2);
@@ -152,6 +216,7 @@ class Rewriter {
   const std::string& place_;
   size_t at_ = 0;
   bool in_class_ = false;
+  size_t class_begin_ = 0;  // in out_
   std::string out_;
 };
 
@@ -164,18 +229,20 @@ std::string message_of(int error) {
 }  // namespace
 
 std::string pcre2_pattern(const std::string& pattern, const std::string& place) {
-  return Rewriter(pattern, place).run();
+  return std::string(kCallout) + Rewriter(pattern, place).run();
 }
 
 struct Regex::Scratch::Parts {
   MatchContext context{pcre2_match_context_create(nullptr)};
   JitStack stack{pcre2_jit_stack_create(kFirstStack, kMostStack, nullptr)};
   MatchData data{pcre2_match_data_create(1, nullptr)};
+  Guard guard;
 };
 
 Regex::Scratch::Scratch() : parts_(std::make_unique<Parts>()) {
   if (!parts_->context || !parts_->stack || !parts_->data) throw std::bad_alloc();
   pcre2_set_match_limit(parts_->context.get(), kMostSteps);
+  pcre2_set_callout(parts_->context.get(), on_callout, &parts_->guard);
   pcre2_jit_stack_assign(parts_->context.get(), nullptr, parts_->stack.get());
 }
 Regex::Scratch::Scratch(Scratch&&) noexcept = default;
@@ -225,12 +292,22 @@ bool Regex::find(std::string_view text, size_t from, Scratch& scratch, Match& ma
                                               PCRE2_NO_UTF_CHECK, data, context);
   if (found == PCRE2_ERROR_NOMATCH) return false;
   if (found < 0) {
+    const std::string why = found == PCRE2_ERROR_CALLOUT
+                                ? "it takes far longer than sound patterns do"
+                                : message_of(found);
     fail(Code::kSlowPattern, parts_->place, "the pattern", to_text(parts_->pattern),
-         "gives up at byte", from, "of a text of", text.size(), "bytes:", message_of(found));
+         "gives up at byte", from, "of a text of", text.size(), "bytes:", why);
   }
   const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(data);
   match = {ends[0], ends[1]};
   return true;
+}
+
+void Regex::begin_text(std::string_view text, Scratch& scratch) {
+  scratch.parts_->guard.begin(text.size());
+  const size_t most = kLeastSteps + kStepsPerByte * text.size();
+  pcre2_set_match_limit(scratch.parts_->context.get(),
+                        static_cast<uint32_t>(std::min<size_t>(most, kMostSteps)));
 }
 
 size_t Regex::next_character(std::string_view text, size_t at) {

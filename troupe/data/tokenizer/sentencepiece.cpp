@@ -1,4 +1,4 @@
-// The one file that knows libsentencepiece.
+// The only file that includes libsentencepiece.
 #include "troupe/data/tokenizer/sentencepiece.h"
 
 #include <sentencepiece_processor.h>
@@ -18,10 +18,9 @@ namespace {
 
 using Type = SentencePieceModel::Type;
 
-// The characters of the pieces that a text can become are such pieces themselves: so what a merge
-// joins is always a piece, and has an id.
-bool spells_its_characters(const std::vector<std::pair<std::string, TokenId>>& tokens,
-                           const TokenTable& ids) {
+// Whether every character of every piece is a piece itself: then both sides of a merge have an id.
+bool has_all_characters(const std::vector<std::pair<std::string, TokenId>>& tokens,
+                        const TokenTable& ids) {
   return std::all_of(tokens.begin(), tokens.end(), [&](const auto& token) {
     const std::string_view text = token.first;
     for (size_t at = 0; at < text.size();) {
@@ -33,7 +32,8 @@ bool spells_its_characters(const std::vector<std::pair<std::string, TokenId>>& t
   });
 }
 
-// Each way to make a piece of two, the highest score first; equal scores have one rank.
+// Adds each split of a piece into two pieces as a merge, the highest score first. Equal scores
+// share a rank.
 void add_merges(const SentencePieceModel& model, const TokenTable& ids, BpeSpec& spec) {
   std::vector<std::pair<std::string, TokenId>> order = spec.tokens;
   const auto score = [&](TokenId id) { return model.pieces[static_cast<size_t>(id)].score; };
@@ -52,8 +52,8 @@ void add_merges(const SentencePieceModel& model, const TokenTable& ids, BpeSpec&
   }
 }
 
-// The library's pair encoding as our own, which remembers words: the same ids, many times as fast.
-// Null for a model that does more: unigrams, tables of characters, user-defined or unused pieces.
+// The model as a BpeTokenizer, which caches words: the library's ids, many times as fast. Null for
+// a model that needs more: unigram scores, a map of characters, user-defined or unused pieces.
 std::unique_ptr<const BpeTokenizer> own_encoder(const SentencePieceModel& model) {
   constexpr int64_t kBpe = 2;
   if (model.model_type != kBpe || model.changes_characters || model.drop_spaces ||
@@ -76,7 +76,7 @@ std::unique_ptr<const BpeTokenizer> own_encoder(const SentencePieceModel& model)
   }
   TokenTable ids;
   for (const auto& [text, id] : spec.tokens) ids.add(text, id);
-  if (!spells_its_characters(spec.tokens, ids)) return nullptr;
+  if (!has_all_characters(spec.tokens, ids)) return nullptr;
   add_merges(model, ids, spec);
   parts.normalizer = Normalizer::mark_spaces(model.add_prefix);
   return std::make_unique<const BpeTokenizer>(std::move(parts));
@@ -99,15 +99,15 @@ class SentencePiece : public Tokenizer {
 
   void append(std::string_view text, const EncodeOptions&,
               std::vector<TokenId>& ids) const override {
-    // The library repairs what is no UTF-8 in its own way.
+    // Invalid UTF-8 is left to the library, which repairs it in its own way.
     if (encoder_ != nullptr && is_utf8(text)) {
       return encoder_->append(text, {.add_special = false}, ids);
     }
     std::vector<int> found;
-    // A pair model whose control piece is one character has no ids for a text with that character.
+    // A BPE model whose control piece is one character cannot encode a text with that character.
     if (const auto status = processor_.Encode(text, &found); !status.ok()) {
       fail(Code::kBadTokenizer, "tokenizer",
-           "SentencePiece has no ids for a text:", status.ToString());
+           "SentencePiece cannot encode a text:", status.ToString());
     }
     ids.insert(ids.end(), found.begin(), found.end());
   }
@@ -138,7 +138,7 @@ class SentencePiece : public Tokenizer {
   bool known(TokenId id) const { return id >= 0 && id < vocab_size(); }
   Type type_of(TokenId id) const { return model_.pieces[static_cast<size_t>(id)].type; }
 
-  // The library says nothing for a control piece, whatever the options.
+  // The library decodes a control piece to nothing, whatever the options say.
   std::string text_of(std::span<const TokenId> ids, const DecodeOptions&) const override {
     std::vector<int> known_ids;
     for (const TokenId id : ids) {

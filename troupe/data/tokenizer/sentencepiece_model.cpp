@@ -16,6 +16,7 @@ namespace {
 
 using Model = SentencePieceModel;
 constexpr size_t kMostPieces = size_t{1} << 24;
+constexpr size_t kLongestReplacement = 256;  // bytes, of what stands for some characters; NFKC: 33
 
 struct Field {
   uint64_t number = 0;
@@ -48,15 +49,15 @@ class Message {
   // The field as it must be.
   Message message(const Field& f) const { return {text(f), file_, whole_}; }
   std::string_view text(const Field& f) const {
-    if (f.wire != 2) refuse("field", f.number, "is a number where bytes are wanted");
+    if (f.wire != 2) refuse("field", f.number, "is a number where bytes are expected");
     return f.bytes;
   }
   int64_t integer(const Field& f) const {
-    if (f.wire != 0) refuse("field", f.number, "is not the integer that is wanted");
+    if (f.wire != 0) refuse("field", f.number, "is not the integer that is expected");
     return static_cast<int64_t>(f.value);
   }
   float real(const Field& f) const {
-    if (f.wire != 5) refuse("field", f.number, "is not the float that is wanted");
+    if (f.wire != 5) refuse("field", f.number, "is not the float that is expected");
     float out = 0;
     const auto bits = static_cast<uint32_t>(f.value);
     std::memcpy(&out, &bits, sizeof(out));
@@ -190,6 +191,16 @@ void check_characters(const Message& message, std::string_view map) {
   if (replacements.empty() || replacements.back() != '\0') {
     message.refuse("precompiled_charsmap has replacements that do not end in NUL");
   }
+  size_t longest = 0;
+  for (size_t at = 0; at < replacements.size();) {
+    const size_t end = replacements.find('\0', at);
+    longest = std::max(longest, end - at);
+    at = end + 1;
+  }
+  if (longest > kLongestReplacement) {
+    message.refuse("precompiled_charsmap replaces by", longest, "bytes, where", kLongestReplacement,
+                   "at most are supported");
+  }
   if (!is_utf8(replacements))
     message.refuse("precompiled_charsmap has replacements that are no UTF-8");
   if (CharacterTable(map.substr(4, size), replacements.size()).leads_outside()) {
@@ -219,7 +230,7 @@ class Checker {
 
   void run() {
     for (size_t id = 0; id < model_.pieces.size(); ++id) check(id, model_.pieces[id]);
-    if (unknown_ != 1) fault("has", unknown_, "pieces of type UNKNOWN, and 1 is wanted");
+    if (unknown_ != 1) fault("has", unknown_, "pieces of type UNKNOWN, and 1 is expected");
     if (model_.byte_fallback && !bytes_.all()) {
       fault("has byte_fallback and", bytes_.count(), "of the 256 byte pieces");
     }
@@ -234,6 +245,9 @@ class Checker {
   void check(size_t id, const Model::Piece& piece) {
     const std::string name = "piece " + std::to_string(id);
     if (piece.text.empty()) fault(name, "is empty");
+    if (piece.text.size() > kLongestToken) {
+      fault(name, "has", piece.text.size(), "bytes;", kLongestToken, "at most are supported");
+    }
     if (piece.text.find('\0') != std::string::npos || !is_utf8(piece.text)) {
       fault(name, "is not UTF-8, or has a NUL");
     }

@@ -31,9 +31,10 @@ struct SentencePieceModel {
 };
 
 // Throws E3101 with `file` and the place: a message that is cut or whose lengths or numbers run
-// over; an empty piece, one given twice, with a NUL or not UTF-8; not exactly one UNKNOWN; a BYTE
-// piece without byte_fallback or that is not <0x00> to <0xFF>; byte_fallback without all 256; a
-// score that is no number; a table of characters (precompiled_charsmap) that leads outside itself.
+// over; an empty piece, one longer than kLongestToken, one given twice, with a NUL or not UTF-8;
+// not exactly one UNKNOWN; a BYTE piece without byte_fallback or that is not <0x00> to <0xFF>;
+// byte_fallback without all 256; a score that is no number; a table of characters
+// (precompiled_charsmap) that leads outside itself or has replacements of more than 256 bytes.
 // Unknown fields are passed over.
 SentencePieceModel check_sentencepiece(std::string_view bytes, const std::string& file);
 

@@ -9,6 +9,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/data/tokenizer/sentencepiece_model.h"
+#include "troupe/testing/cpu_seconds.h"
 
 namespace troupe {
 namespace {
@@ -88,7 +89,7 @@ TEST(SentencePiece, F74_ATextWithoutIdsIsAnErrorOfTheDataAndNotOurs) {
     ADD_FAILURE() << "encoded";
   } catch (const Error& e) {
     EXPECT_EQ(e.exit_class(), ExitClass::kData) << e.what();
-    EXPECT_NE(std::string(e.what()).find("SentencePiece has no ids"), std::string::npos);
+    EXPECT_NE(std::string(e.what()).find("SentencePiece cannot encode"), std::string::npos);
   }
 }
 
@@ -171,7 +172,7 @@ TEST(SentencePiece, F74_RefusesNumbersThatRunOver) {
   expect_refused(model() + "\x1A\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF\x01", "before the field does");
   expect_refused(model() + "\x1B", "wire type 3");
   expect_refused(model() + std::string(1, '\0') + "x", "number 0");
-  expect_refused(field(1, int64_t{5}), "bytes are wanted");
+  expect_refused(field(1, int64_t{5}), "bytes are expected");
 }
 
 TEST(SentencePiece, F74_RefusesPiecesThatContradict) {
@@ -241,6 +242,15 @@ TEST(SentencePiece, F74_TenThousandDamagedFilesAreReadOrRefused) {
     }
   }
   EXPECT_GT(accepted, 0);
+}
+
+TEST(SentencePiece, F158_ALongPieceIsRefused) {
+  const double begin = cpu_seconds();
+  const std::string huge = pieces() + piece(std::string(size_t{50} << 20, 'a'), -9) + trainer();
+  expect_refused(huge, "has 52428800 bytes; 1024 at most");
+  expect_refused(with_map(charsmap({}, std::string(300, 'x') + std::string(1, '\0'))),
+                 "replaces by 300 bytes");  // a character each could become them
+  EXPECT_LT(cpu_seconds() - begin, 20);     // each way to cut it in two was looked up: a day
 }
 
 }  // namespace

@@ -59,9 +59,10 @@ Ranks parse_ranks(std::string_view text, const std::string& file) {
     TokenId rank = -1;
     if (!from_base64(line.substr(0, space), token) ||
         !from_text(line.substr(std::min(space + 1, line.size())), rank) || rank < 0 ||
-        rank >= kMostId) {
+        rank >= kMostId || token.size() > kLongestToken) {
       fail(Code::kBadTokenizer, file + ":" + std::to_string(number),
-           "\"<base64> <rank>\" is wanted, found", to_text(std::string(line.substr(0, 80))));
+           "\"<base64> <rank>\" is expected, of", kLongestToken, "bytes at most, found",
+           to_text(std::string(line.substr(0, 80))));
     }
     out.emplace_back(std::move(token), rank);
   }
@@ -106,6 +107,10 @@ void put_token(BpeTokenizerParts& parts, TokenId id, const std::string& spelling
 void put_ranks(const Ranks& ranks, BpeTokenizerParts& parts, const std::string& file) {
   TokenTable seen;
   for (const auto& [token, rank] : ranks) {
+    if (rank >= most_ids(ranks.size())) {
+      fail(Code::kBadTokenizer, file, "has the rank", rank, "where 0 to",
+           most_ids(ranks.size()) - 1, "is expected for", ranks.size(), "tokens");
+    }
     put_token(parts, rank, to_byte_alphabet(token), file);
     if (!seen.add(token, rank)) {
       fail(Code::kBadTokenizer, file, "the token", to_text(to_byte_alphabet(token)),

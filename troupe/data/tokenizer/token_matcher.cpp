@@ -6,46 +6,61 @@
 #include "troupe/data/tokenizer/unicode.h"
 
 namespace troupe {
+namespace {
 
-void TokenMatcher::add(const std::string& spelling, const AddedToken& token) {
-  if (spelling.empty()) return;
-  int32_t node = 0;
-  for (const char c : spelling) {
-    const auto byte = static_cast<unsigned char>(c);
-    int32_t next = child(node, byte);
-    if (next < 0) {
-      next = static_cast<int32_t>(nodes_.size());
-      nodes_[static_cast<size_t>(node)].next.emplace_back(byte, next);
-      nodes_.emplace_back();
-    }
-    node = next;
-  }
-  int32_t& here = nodes_[static_cast<size_t>(node)].token;
-  if (here >= 0) return;  // two spellings became one: the first counts
-  here = static_cast<int32_t>(tokens_.size());
-  tokens_.push_back(token);
-  begins_[static_cast<unsigned char>(spelling[0])] = true;
+size_t first_two(std::string_view text) {
+  return static_cast<size_t>(static_cast<unsigned char>(text[0])) << 8 |
+         static_cast<unsigned char>(text[1]);
 }
 
-int32_t TokenMatcher::child(int32_t node, unsigned char c) const {
-  for (const auto& [byte, next] : nodes_[static_cast<size_t>(node)].next) {
-    if (byte == c) return next;
+}  // namespace
+
+TokenMatcher::TokenMatcher(std::vector<std::pair<std::string, AddedToken>> tokens) {
+  std::erase_if(tokens, [](const auto& token) { return token.first.empty(); });
+  std::stable_sort(tokens.begin(), tokens.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<int32_t> open;  // the spellings so far that the next one may begin with
+  for (auto& [text, token] : tokens) {
+    if (!spellings_.empty() && spellings_.back().text == text) continue;
+    while (!open.empty() && !text.starts_with(spellings_[static_cast<size_t>(open.back())].text)) {
+      open.pop_back();
+    }
+    const int32_t prefix = open.empty() ? -1 : open.back();
+    open.push_back(static_cast<int32_t>(spellings_.size()));
+    if (text.size() == 1) is_one_[static_cast<unsigned char>(text[0])] = true;
+    if (text.size() > 1) begins_[first_two(text)] = true;
+    longest_ = std::max(longest_, text.size());
+    spellings_.push_back({std::move(text), prefix, std::move(token)});
   }
-  return -1;
+}
+
+// All tokens with which the text begins are prefixes of the last token that is not behind the text
+// in the order of bytes: so one search finds them.
+int32_t TokenMatcher::longest_at(std::string_view text) const {
+  text = text.substr(0, longest_);
+  const auto behind =
+      std::upper_bound(spellings_.begin(), spellings_.end(), text,
+                       [](std::string_view t, const Spelling& s) { return t < s.text; });
+  if (behind == spellings_.begin()) return -1;
+  const std::string& last = std::prev(behind)->text;
+  const auto equal = static_cast<size_t>(
+      std::mismatch(text.begin(), text.end(), last.begin(), last.end()).first - text.begin());
+  auto at = static_cast<int32_t>(std::prev(behind) - spellings_.begin());
+  while (at >= 0 && spellings_[static_cast<size_t>(at)].text.size() > equal) {
+    at = spellings_[static_cast<size_t>(at)].longest_prefix;
+  }
+  return at;
 }
 
 bool TokenMatcher::find(std::string_view text, size_t from, Found& found) const {
   for (size_t begin = from; begin < text.size(); ++begin) {
-    if (!begins_[static_cast<unsigned char>(text[begin])]) continue;
-    found.token = nullptr;
-    int32_t node = 0;
-    for (size_t at = begin; at < text.size(); ++at) {
-      node = child(node, static_cast<unsigned char>(text[at]));
-      if (node < 0) break;
-      const int32_t token = nodes_[static_cast<size_t>(node)].token;
-      if (token >= 0) found = {begin, at + 1, &tokens_[static_cast<size_t>(token)]};
-    }
-    if (found.token) return true;
+    const bool may = is_one_[static_cast<unsigned char>(text[begin])] ||
+                     (begin + 1 < text.size() && begins_[first_two(text.substr(begin, 2))]);
+    const int32_t at = may ? longest_at(text.substr(begin)) : -1;
+    if (at < 0) continue;
+    const Spelling& s = spellings_[static_cast<size_t>(at)];
+    found = {begin, begin + s.text.size(), &s.token};
+    return true;
   }
   return false;
 }

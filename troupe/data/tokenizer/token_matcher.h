@@ -1,4 +1,6 @@
-// Finds added tokens in a text: leftmost first, of those that begin there the longest.
+// Finds added tokens in a text: leftmost first, of those that begin there the longest. A byte of
+// the text costs a look at two bits, where no token begins so, else a search among the sorted
+// tokens; the tokens take the memory of their spellings.
 #pragma once
 
 #include <array>
@@ -14,11 +16,11 @@ namespace troupe {
 
 class TokenMatcher {
  public:
-  static constexpr size_t kMostBytes = 1024;  // of a token: what bounds the search at each byte
-
-  // `spelling` is what the text is compared with; an empty one is never found.
-  void add(const std::string& spelling, const AddedToken& token);
-  bool empty() const { return tokens_.empty(); }
+  TokenMatcher() = default;
+  // With each token what the text is compared with; an empty spelling is never found. Of two tokens
+  // with one spelling the first counts.
+  explicit TokenMatcher(std::vector<std::pair<std::string, AddedToken>> tokens);
+  bool empty() const { return spellings_.empty(); }
 
   // f(part, id) for the parts of valid UTF-8 in order, none empty; id is -1 between tokens. With
   // `special_as_text` special tokens are found and left as text.
@@ -37,24 +39,28 @@ class TokenMatcher {
   }
 
  private:
-  struct Node {
-    int32_t token = -1;  // the one that ends here
-    std::vector<std::pair<unsigned char, int32_t>> next;
+  struct Spelling {
+    std::string text;
+    int32_t longest_prefix = -1;  // the longest other spelling that this one begins with
+    AddedToken token;
   };
   struct Found {
     size_t begin = 0, end = 0;
     const AddedToken* token = nullptr;
   };
 
-  int32_t child(int32_t node, unsigned char c) const;
   bool find(std::string_view text, size_t from, Found& found) const;
+  // The longest token with which `text` begins; -1: none.
+  int32_t longest_at(std::string_view text) const;
   // The white space that the token takes along; false: it is part of a word and must not be.
   static bool widen(std::string_view text, size_t done, const AddedToken& token, size_t& begin,
                     size_t& end);
 
-  std::vector<AddedToken> tokens_;
-  std::vector<Node> nodes_ = {Node{}};
-  std::array<bool, 256> begins_{};  // bytes with which a token begins
+  std::vector<Spelling> spellings_;  // in the order of their bytes
+  size_t longest_ = 0;               // of them
+  // Whether a token is this byte; and whether one begins with these two.
+  std::array<bool, 256> is_one_{};
+  std::vector<bool> begins_ = std::vector<bool>(size_t{1} << 16);
 };
 
 }  // namespace troupe

@@ -25,6 +25,19 @@ using TokenId = int32_t;
 
 inline constexpr int64_t kLongestTokenizerFile = int64_t{256} << 20;  // more is refused unread
 
+// What files may ask for, so that none is a bomb: memory in proportion to the file, time and memory
+// in proportion to the text. The longest token of a published vocabulary is 512 spaces.
+inline constexpr size_t kLongestToken = 1024;  // bytes
+inline constexpr size_t kMostTextSteps = 64;   // normalizers, or pre-tokenizers, or decoders
+// The ids of a vocabulary of so many tokens lie below this: those that are missing take memory too.
+constexpr int64_t most_ids(size_t tokens) {
+  return 4 * static_cast<int64_t>(tokens) + (int64_t{1} << 16);
+}
+// The most bytes that a text of `bytes` may become on its way to ids, or back.
+constexpr size_t most_after_steps(size_t bytes) {
+  return 64 * bytes + (size_t{64} << 10);
+}
+
 struct SpecialIds {  // -1: there is none
   TokenId bos = -1;  // before a text
   TokenId eos = -1;  // after it

@@ -16,7 +16,8 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t kMostId = int64_t{1} << 24;  // every id below the largest takes memory
+constexpr int64_t kMostId = int64_t{1} << 24;
+constexpr size_t kMostAround = 1024;  // ids that a template puts around a text
 
 // Reads a document into the parts of a tokenizer.
 class Reader {
@@ -61,10 +62,15 @@ class Reader {
   void read_vocab() {
     if (!json_.has_vocab) return;
     std::vector<bool> taken;
+    const int64_t ids = std::min(kMostId, most_ids(json_.vocab.size()));
     for (const auto& [token, id] : json_.vocab) {
-      if (id < 0 || id >= kMostId) {
-        refuse("model.vocab has the id", id, "for", to_text(token) + ", where 0 to", kMostId - 1,
-               "is wanted");
+      if (id < 0 || id >= ids) {
+        refuse("model.vocab has the id", id, "for", to_text(token) + ", where 0 to", ids - 1,
+               "is expected for", json_.vocab.size(), "tokens");
+      }
+      if (token.size() > 4 * kLongestToken) {
+        refuse("model.vocab has a token of", token.size(), "bytes, the id", id, "where",
+               4 * kLongestToken, "at most are supported");
       }
       std::string& place = slot(id);
       taken.resize(parts_.tokens.size());
@@ -169,44 +175,48 @@ class Reader {
     }
   }
 
+  struct Added {
+    int64_t id;
+    size_t place;  // in parts_.added
+  };
+
   void read_added(const JsonNode& root) {
     // As the reference assigns ids: a token of the vocabulary keeps its own, a new one gets the
     // next.
     auto next = static_cast<int64_t>(json_.vocab.size());
-    std::map<std::string, int64_t> new_ids;
+    std::map<std::string, Added> known_so_far;
     for (const JsonNode& node : root.items("added_tokens")) {
       const AddedToken token = read_token(node);
       if (token.content.empty()) {
         warn("an added token of no content is ignored, id " + std::to_string(token.id));
         continue;
       }
-      const auto [at, is_new] = new_ids.emplace(token.content, next);
+      const auto [at, is_new] =
+          known_so_far.emplace(token.content, Added{next, parts_.added.size()});
       const TokenId known = vocab_.find(token.content);
-      const int64_t assigned = known >= 0 ? known : at->second;
+      const int64_t assigned = known >= 0 ? known : at->second.id;
       if (assigned != token.id) {
         node.refuse("gives", to_text(token.content), "the id", token.id,
                     "where the tokenizers library assigns", assigned,
                     known >= 0 ? "(its id in model.vocab)" : "(the next that is free)");
       }
       if (known < 0 && is_new) next = std::max(next, assigned + 1);
-      add_token(token, is_new);
+      add_token(token, at->second.place);
     }
     std::sort(parts_.added.begin(), parts_.added.end(),
               [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
   }
 
-  void add_token(const AddedToken& token, bool is_new) {
+  // Where it was given before, the last one counts.
+  void add_token(const AddedToken& token, size_t at) {
     std::string& place = slot(token.id);
     if (!place.empty() && place != token.content) {
       refuse("added_tokens gives the id", token.id, "to", to_text(token.content) + ", and it is",
              to_text(place) + "'s");
     }
     place = token.content;
-    if (is_new) return parts_.added.push_back(token);
-    // Given again: the last one counts.
-    for (AddedToken& other : parts_.added) {
-      if (other.id == token.id) other = token;
-    }
+    parts_.added.resize(std::max(parts_.added.size(), at + 1));
+    parts_.added[at] = token;
   }
 
   AddedToken read_token(const JsonNode& node) const {
@@ -219,11 +229,11 @@ class Reader {
                    .normalized = node.flag("normalized")};
     const int64_t id = node.at("id").integer();
     if (id < 0 || id >= kMostId) {
-      node.at("id").refuse("is", id, "where 0 to", kMostId - 1, "is wanted");
+      node.at("id").refuse("is", id, "where 0 to", kMostId - 1, "is expected");
     }
-    if (out.content.size() > TokenMatcher::kMostBytes) {
+    if (out.content.size() > kLongestToken) {
       node.at("content").refuse("has", out.content.size(), "bytes, and an added token",
-                                TokenMatcher::kMostBytes, "at most");
+                                kLongestToken, "at most");
     }
     out.id = static_cast<TokenId>(id);
     return out;
@@ -256,6 +266,9 @@ class Reader {
         const int64_t value = id.integer();
         if (value < 0 || value >= static_cast<int64_t>(parts_.tokens.size())) {
           id.refuse("is", value, "which is no token's id");
+        }
+        if (parts_.before.size() + parts_.after.size() == kMostAround) {
+          node.refuse("puts more than", kMostAround, "ids around a text");
         }
         (behind ? parts_.after : parts_.before).push_back(static_cast<TokenId>(value));
       }
@@ -325,8 +338,8 @@ std::vector<std::pair<std::string, std::string>> parse_merges(const std::string&
     if (line.empty() || (number == 1 && line.starts_with("#version"))) continue;
     const size_t space = line.find(' ');
     if (space == std::string::npos || line.find(' ', space + 1) != std::string::npos) {
-      fail(Code::kBadTokenizer, file + ":" + std::to_string(number), "two parts are wanted, found",
-           to_text(line));
+      fail(Code::kBadTokenizer, file + ":" + std::to_string(number),
+           "two parts are expected, found", to_text(line));
     }
     if (space == 0 || space + 1 == line.size()) {
       fail(Code::kBadTokenizer, file + ":" + std::to_string(number), "a part is empty");

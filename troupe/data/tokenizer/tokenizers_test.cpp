@@ -16,6 +16,7 @@
 #include "troupe/data/tokenizer/tokenizer_json.h"
 #include "troupe/data/tokenizer/train_bpe.h"
 #include "troupe/testing/backend.h"
+#include "troupe/testing/files.h"
 #include "troupe/testing/temporary_folder.h"
 
 namespace troupe {
@@ -217,6 +218,18 @@ TEST(Tiktoken, F71_RefusesBadRanksByLine) {
   refused(ranks() + "AAAA 5\n", "two tokens");
   refused(ranks() + "dGg= 400\n", "two ranks");
   refused("IQ== 0\n", "all 256 must");
+}
+
+TEST(Tiktoken, F155_F158_RanksFarBehindTheTokensAndLongTokensAreRefused) {
+  const auto refused = [](const std::string& text, const std::string& part) {
+    const std::string what = testing::refusal_code(
+        Code::kBadTokenizer, [&] { parse_tiktoken(text, "t.tiktoken", settings()); });
+    EXPECT_NE(what.find(part), std::string::npos) << what;
+  };
+  refused(ranks() + "AAAA 16777215\n", "has the rank 16777215");
+  std::string base64;  // of a token each of whose halves is looked up
+  while (base64.size() < 2000) base64 += "AAAA";
+  refused(ranks() + base64 + " 400\n", "of 1024 bytes at most");
 }
 
 TEST(TrainBpe, MergesTheMostFrequentPairs) {

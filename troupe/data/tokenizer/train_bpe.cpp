@@ -201,7 +201,7 @@ std::string pattern_of(const std::string& name) {
     if (p.name == name) return std::string(p.pattern);
     names.push_back(p.name);
   }
-  fail(Code::kBadValue, "pattern", "is", to_text(name) + ", one of", joined(names), "is wanted");
+  fail(Code::kBadValue, "pattern", "is", to_text(name) + ", one of", joined(names), "is expected");
 }
 
 std::string pre_tokenizer_json(const std::string& name) {
@@ -248,7 +248,7 @@ void validate(const BpeTraining& s) {
   constexpr int64_t kMost = int64_t{1} << 24;
   if (s.vocab < least || s.vocab > kMost) {
     fail(Code::kBadValue, "vocab", "is", s.vocab, "where", least,
-         "(256 bytes and the special tokens)", "to", kMost, "is wanted");
+         "(256 bytes and the special tokens)", "to", kMost, "is expected");
   }
   for (size_t i = 0; i < s.special.size(); ++i) {
     const bool again = std::find(s.special.begin(), s.special.begin() + static_cast<int64_t>(i),

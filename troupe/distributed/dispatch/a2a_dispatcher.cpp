@@ -16,8 +16,10 @@ namespace {
 
 struct A2aLease : GroupLease {
   // From route() to rows().
-  HostCopy counts;         // int32 [2, W, kCountColumns]: sent, received
-  at::Tensor told, moved;  // what goes out: routing and rows of as many copies as there may be
+  HostCopy counts;                  // int32 [2, W, kCountColumns]: sent, received
+  at::Tensor send_routing, send_x;  // sized for the most copies there may be
+  Travelling routing, x;            // from send() to rows()
+  int64_t capacity = 0;             // of all ranks together
 
   Copies copies;
   RankSplit copy_split, row_split;
@@ -44,38 +46,43 @@ class A2aDispatcher : public GroupDispatcher<A2aLease> {
                 WireType wire)
       : GroupDispatcher("all-to-all", std::move(ranks), placement, mode, wire) {}
 
-  ExpertRows rows(const Handle& handle) override {
+  void send(const Handle& handle) override {
     A2aLease& lease = of(handle);
-    const Routed routed = take_routed(lease);
+    begin_to_send(lease);
     const at::Tensor counts = lease.counts.read();
     lease.copy_split = read_split(counts, kCopies);
     lease.row_split = read_split(counts, kRows);
-    const int64_t capacity = read_split(counts, kCapacity).received();
+    lease.capacity = read_split(counts, kCapacity).received();
     const int64_t sent = lease.copy_split.sent();
-    at::Tensor heard, source_CD;
-    Pending hearing = send_rows(*ranks_, lease.copy_split,
-                                std::exchange(lease.told, {}).narrow(0, 0, sent), heard);
-    Pending moving = send_rows(*ranks_, lease.copy_split,
-                               std::exchange(lease.moved, {}).narrow(0, 0, sent), source_CD);
+    const auto begin = [&](at::Tensor& most, Travelling& what) {
+      what.pending = send_rows(*ranks_, lease.copy_split,
+                               std::exchange(most, {}).narrow(0, 0, sent), what.rows);
+    };
+    begin(lease.send_routing, lease.routing);
+    begin(lease.send_x, lease.x);
     lease.copies.trim(sent);
     keep_sums(lease);
-    hearing.wait();
-    CopyRouting in = read_routing(heard, lease.choices, routed.scores_TK.scalar_type());
+  }
+
+  ExpertRows rows(const Handle& handle) override {
+    A2aLease& lease = of(handle);
+    const Routed routed = take_routed(lease);
+    CopyRouting in =
+        read_routing(arrived(lease, lease.routing), lease.choices, routed.scores_TK.scalar_type());
     if (exact()) in = one_row_each(in, lease.row_split.received(), lease.copy_R);
     ExpertRows out{.source_SD = {}, .scores_SK = in.scores_CK, .plan = {}};
     const at::Tensor ids = within_budget(in.ids_CK, routed.budget, out.lost);
-    out.plan =
-        plan_of_rank(ids, {.experts = held_, .alignment = routed.alignment, .capacity = capacity},
-                     lease.row_split.received());
-    moving.wait();
-    out.source_SD = unpacked(lease, source_rows(lease, source_CD));
+    out.plan = plan_of_rank(
+        ids, {.experts = held_, .alignment = routed.alignment, .capacity = lease.capacity},
+        lease.row_split.received());
+    out.source_SD = unpacked(lease, source_rows(lease, arrived(lease, lease.x)));
     return out;
   }
 
   void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
     A2aLease& lease = of(handle);
     const at::Tensor rows = packed(grad_out_TD, lease.copies.tokens());
-    lease.pending = send_rows(*ranks_, lease.copy_split, rows, lease.grad_rows);
+    lease.grad_out.pending = send_rows(*ranks_, lease.copy_split, rows, lease.grad_out.rows);
   }
 
  private:
@@ -83,19 +90,21 @@ class A2aDispatcher : public GroupDispatcher<A2aLease> {
     const Routed& routed = lease.routed;
     lease.copies = Copies(table_, routed.ids_TK, {.count = ranks_->size()}, routed.capacity);
     const at::Tensor& counts = lease.copies.counts();
-    lease.counts = HostCopy(at::stack({counts, told_each(*ranks_, counts)}));
+    lease.counts = HostCopy(at::stack({counts, exchange_counts(*ranks_, counts)}));
     // All that needs no number follows before the host waits for them.
-    lease.told = lease.copies.tell(routed.scores_TK, ToldAs::kLocalIds);
-    lease.moved = packed(std::exchange(lease.x_TD, {}), lease.copies.tokens());
+    lease.send_routing = lease.copies.pack_routing(routed.scores_TK, RoutingFormat::kLocalIds);
+    lease.send_x = packed(std::exchange(lease.x_TD, {}), lease.copies.tokens());
   }
 
   at::Tensor source_rows(const A2aLease& lease, const at::Tensor& copies_CD) const override {
     return exact() ? copies_CD.index_select(0, lease.copy_R) : copies_CD;
   }
 
-  at::Tensor sent_back(const A2aLease& lease, const at::Tensor& y_SX) const override {
-    const RankSplit& split = exact() ? lease.row_split : lease.copy_split;
-    return returned_rows(*ranks_, split, y_SX);
+  Travelling sent_back(const A2aLease& lease, const at::Tensor& y_SX) const override {
+    Travelling out;
+    out.pending =
+        return_rows(*ranks_, exact() ? lease.row_split : lease.copy_split, y_SX, out.rows);
+    return out;
   }
 
   void keep_sums(A2aLease& lease) const {
@@ -114,6 +123,27 @@ std::unique_ptr<Dispatcher> a2a_dispatcher(std::shared_ptr<RankGroup> ranks,
                                            const Placement& placement, DispatchMode mode,
                                            WireType wire) {
   return std::make_unique<A2aDispatcher>(std::move(ranks), placement, mode, wire);
+}
+
+std::unique_ptr<Dispatcher> AllToAllDispatch::build(const NodeGroups& groups,
+                                                    const Placement& placement,
+                                                    const DispatcherOptions& options) const {
+  return a2a_dispatcher(groups.all, placement, options.mode, options.wire);
+}
+
+std::string AllToAllDispatch::why(const ExpertRanks& ranks) const {
+  if (ranks.fill_nodes()) return "as the recipe says";
+  const std::string sharing = "the " + std::to_string(ranks.ranks) + " ranks that share experts ";
+  if (ranks.node % ranks.ranks == 0) return sharing + "are on one host";
+  return sharing + "do not fill nodes of " + std::to_string(ranks.node);
+}
+
+Traffic AllToAllDispatch::traffic(const TrafficShape& s) const {
+  const double leaves = 1 - 1 / s.ranks;
+  return {.messages = {{.what = TrafficRows::kOut, .rows = s.met(), .leaves = leaves},
+                       {.what = TrafficRows::kBack, .rows = s.back(), .leaves = leaves},
+                       {.what = TrafficRows::kCounts}},
+          .received = s.met()};
 }
 
 }  // namespace troupe

@@ -1,7 +1,6 @@
 #include "troupe/distributed/dispatch/allgather_dispatcher.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
@@ -20,8 +19,10 @@ namespace troupe {
 namespace {
 
 struct GatherLease : GroupLease {
-  int64_t slots = 0;  // a rank's share of what comes back: the largest T, for kExact times K
-  int64_t most = 0;   // the largest T of a rank; 1 at least
+  Travelling routing, x;  // from send() to rows()
+  int64_t capacity = 0;   // of all ranks together
+  int64_t slots = 0;      // rows that each rank sends back: the largest T, times K for kExact
+  int64_t most = 0;       // the largest T of a rank; 1 at least
 };
 
 class AllgatherDispatcher : public GroupDispatcher<GatherLease> {
@@ -30,34 +31,38 @@ class AllgatherDispatcher : public GroupDispatcher<GatherLease> {
                       DispatchMode mode, WireType wire)
       : GroupDispatcher("all-gather", std::move(ranks), placement, mode, wire) {}
 
+  void send(const Handle& handle) override {
+    GatherLease& lease = of(handle);
+    begin_to_send(lease);
+    const Routed& routed = lease.routed;
+    const at::Tensor x_TD = std::exchange(lease.x_TD, {});
+    lease.capacity = agree(lease, routed);
+    const at::Tensor scores = routed.scores_TK.detach().contiguous().view(at::kInt);
+    const at::Tensor routing_TK =
+        at::cat({padded(lease, routed.ids_TK, -1), padded(lease, scores)}, 1);
+    lease.routing.pending = gather(routing_TK, lease.routing.rows);
+    lease.x.pending = gather(padded(lease, packed(x_TD)), lease.x.rows);
+    keep_sums(lease, routed.ids_TK);
+  }
+
   ExpertRows rows(const Handle& handle) override {
     GatherLease& lease = of(handle);
     const Routed routed = take_routed(lease);
-    const at::Tensor x_TD = std::exchange(lease.x_TD, {});
-    const int64_t capacity = agree(lease, routed);
-    at::Tensor told_SK, source_SD;
-    const at::Tensor scores = routed.scores_TK.detach().contiguous().view(at::kInt);
-    const at::Tensor told_TK =
-        at::cat({padded(lease, routed.ids_TK, -1), padded(lease, scores)}, 1);
-    Pending telling = gather(told_TK, told_SK);
-    Pending moving = gather(padded(lease, packed(x_TD)), source_SD);
-    keep_sums(lease, routed.ids_TK);
-    telling.wait();
-    const CopyRouting in = read_routing(told_SK, lease.choices, routed.scores_TK.scalar_type());
+    const CopyRouting in =
+        read_routing(arrived(lease, lease.routing), lease.choices, routed.scores_TK.scalar_type());
     ExpertRows out{.source_SD = {}, .scores_SK = in.scores_CK, .plan = {}};
     const at::Tensor held = held_ids(lease, in.ids_CK);
     if (exact()) out.scores_SK = in.scores_CK.reshape({-1, 1});
     out.plan =
         plan_of_rank(within_budget(held, routed.budget, out.lost),
-                     {.experts = held_, .alignment = routed.alignment, .capacity = capacity});
-    moving.wait();
-    out.source_SD = unpacked(lease, source_rows(lease, source_SD));
+                     {.experts = held_, .alignment = routed.alignment, .capacity = lease.capacity});
+    out.source_SD = unpacked(lease, source_rows(lease, arrived(lease, lease.x)));
     return out;
   }
 
   void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
     GatherLease& lease = of(handle);
-    lease.pending = gather(padded(lease, packed(grad_out_TD)), lease.grad_rows);
+    lease.grad_out.pending = gather(padded(lease, packed(grad_out_TD)), lease.grad_out.rows);
   }
 
  private:
@@ -68,10 +73,10 @@ class AllgatherDispatcher : public GroupDispatcher<GatherLease> {
     own[0][1].fill_(routed.capacity);
     const at::Tensor all = at::empty({W, 2}, own.options());
     ranks_->gather({all}, {own}).wait();
-    const at::Tensor told = HostCopy(all).read();
-    lease.most = std::max<int64_t>(1, told.select(1, 0).max().item<int64_t>());
+    const at::Tensor counts = HostCopy(all).read();
+    lease.most = std::max<int64_t>(1, counts.select(1, 0).max().item<int64_t>());
     lease.slots = exact() ? lease.most * lease.choices : lease.most;
-    return told.select(1, 1).sum().item<int64_t>();
+    return counts.select(1, 1).sum().item<int64_t>();
   }
 
   // With rows of `fill` up to the largest T; bytes of 0 are a packed row of zeros.
@@ -91,18 +96,10 @@ class AllgatherDispatcher : public GroupDispatcher<GatherLease> {
   }
 
   void keep_sums(GatherLease& lease, const at::Tensor& ids_TK) {
-    const int64_t W = ranks_->size(), T = ids_TK.size(0), rows = W * lease.slots;
-    const at::Tensor sent_WTK = table_.sent(ids_TK);
-    const at::Tensor place = at::arange(rows, ids_TK.options()).reshape({W, lease.most, -1});
-    const at::Tensor own = place.narrow(1, 0, T);
-    if (exact()) {
-      const at::Tensor place_WTK = own.masked_fill(sent_WTK.logical_not(), -1);
-      lease.sums = sum_over_slots(place_WTK, placement_.slices(), rows);
-      lease.slot_sums = sum_over_slices(place_WTK, placement_.slices(), rows);
-    } else {
-      const at::Tensor none_WT = sent_WTK.any(2).logical_not();
-      lease.sums = sum_over_ranks(own.squeeze(2).masked_fill(none_WT, -1), rows);
-    }
+    const GatheredSums sums =
+        sums_of_gathered(table_.sent(ids_TK), placement_.slices(), lease.most, exact());
+    lease.sums = sums.sums;
+    lease.slot_sums = sums.slot_sums;
   }
 
   // kExact: each slot of a token is a source row.
@@ -112,11 +109,11 @@ class AllgatherDispatcher : public GroupDispatcher<GatherLease> {
     return rows_SD.unsqueeze(1).expand({S, K, D}).reshape({S * K, D});
   }
 
-  at::Tensor sent_back(const GatherLease& lease, const at::Tensor& y_SX) const override {
-    const at::Tensor back = at::empty(y_SX.sizes(), y_SX.options());
+  Travelling sent_back(const GatherLease& lease, const at::Tensor& y_SX) const override {
+    Travelling out{.rows = at::empty(y_SX.sizes(), y_SX.options()), .pending = {}};
     const std::vector<int64_t> even(ranks_->size(), lease.slots);
-    ranks_->exchange(back, y_SX.contiguous(), even, even).wait();
-    return back;
+    out.pending = ranks_->exchange(out.rows, y_SX.contiguous(), even, even);
+    return out;
   }
 };
 
@@ -126,6 +123,26 @@ std::unique_ptr<Dispatcher> allgather_dispatcher(std::shared_ptr<RankGroup> rank
                                                  const Placement& placement, DispatchMode mode,
                                                  WireType wire) {
   return std::make_unique<AllgatherDispatcher>(std::move(ranks), placement, mode, wire);
+}
+
+std::unique_ptr<Dispatcher> AllGatherDispatch::build(const NodeGroups& groups,
+                                                     const Placement& placement,
+                                                     const DispatcherOptions& options) const {
+  return allgather_dispatcher(groups.all, placement, options.mode, options.wire);
+}
+
+std::string AllGatherDispatch::why(const ExpertRanks& /*ranks*/) const {
+  return "as the recipe says";
+}
+
+Traffic AllGatherDispatch::traffic(const TrafficShape& s) const {
+  const double W = s.ranks, back = s.exact ? W * s.top_k : W;
+  return {.messages = {{.what = TrafficRows::kOut, .rows = W, .gathered = true},
+                       {.what = TrafficRows::kBack, .rows = back, .leaves = 1 - 1 / W},
+                       {.what = TrafficRows::kCounts, .rows = W, .gathered = true}},
+          .received = W,
+          .unused_rows = W - s.met(),
+          .unused_choices = (W - 1) * s.top_k};
 }
 
 }  // namespace troupe

@@ -1,20 +1,35 @@
-// The dispatcher of several processes that hands every token to every rank: where nearly every rank
-// needs nearly every token, that is hardly more to send than the choice of them, and nothing of
-// what is sent depends on the routing. All sizes follow from the largest number of tokens that a
-// rank has, which they tell each other and the host reads once in a call of rows().
+// The dispatcher of several processes that all-gathers the tokens: where nearly every rank needs
+// nearly every token, that is hardly more traffic than sending each to the ranks of its experts,
+// and no size depends on the routing. Buffers are sized by the largest number of tokens of a rank,
+// which the ranks exchange and the host reads once in a call of rows().
 //
 // Modes, types of the wire and results are those of a2a_dispatcher, bit for bit. kFast sends back
 // one row for each token and rank, kExact one for each slot and rank, which is K times as much.
 #pragma once
 
 #include <memory>
+#include <string>
+#include <string_view>
 
-#include "troupe/distributed/dispatch/a2a_dispatcher.h"
+#include "troupe/distributed/dispatch/dispatcher_config.h"
 
 namespace troupe {
 
 std::unique_ptr<Dispatcher> allgather_dispatcher(std::shared_ptr<RankGroup> ranks,
                                                  const Placement& placement, DispatchMode mode,
                                                  WireType wire = WireType::kNative);
+
+struct AllGatherDispatch {
+  static constexpr std::string_view kKind = "all_gather";
+  static constexpr std::string_view kHelp = "all rows to all ranks";
+  static constexpr bool kUsesNodes = false;
+  static constexpr bool kNeedsOneHost = false;
+  static void visit(auto&, auto&&) {}
+  bool operator==(const AllGatherDispatch&) const = default;
+  std::unique_ptr<Dispatcher> build(const NodeGroups& groups, const Placement& placement,
+                                    const DispatcherOptions& options) const;
+  std::string why(const ExpertRanks& ranks) const;
+  Traffic traffic(const TrafficShape& shape) const;
+};
 
 }  // namespace troupe

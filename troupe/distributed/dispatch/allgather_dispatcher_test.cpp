@@ -74,7 +74,7 @@ TEST(AllgatherDispatcher, C7_RowsWithoutRoomAreCounted) {
   });
 }
 
-TEST(AllgatherDispatcher, F1_RowsInInt8AreThoseOfAllToAll) {
+TEST(AllgatherDispatcher, Q4_RowsInInt8AreThoseOfAllToAll) {
   in_ranks(4, [](World& world) {
     const Placement p = contiguous(8, 4);
     const auto made = [&](Maker make) {

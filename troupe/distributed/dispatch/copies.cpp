@@ -3,16 +3,11 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/nonzero_static.h>
 
-#include <optional>
-
 #include "troupe/ops/routing_plan.h"
+#include "troupe/ops/support/autograd.h"
 
 namespace troupe {
 namespace {
-
-std::optional<at::Tensor> given(const at::Tensor& x) {
-  return x.defined() ? std::optional(x) : std::nullopt;
-}
 
 // The first `rows` of a plan are all that it has.
 Plan of_rows(Plan plan, int64_t rows) {
@@ -38,9 +33,9 @@ Copies::Copies(OwnerTable& table, const at::Tensor& ids_TK, const Targets& to, i
                        capacity);
 }
 
-at::Tensor Copies::tell(const at::Tensor& scores_TK, ToldAs as) {
+at::Tensor Copies::pack_routing(const at::Tensor& scores_TK, RoutingFormat as) {
   plan_ = routing_plan(lists_.copy_target_TL, {.experts = to_.count});
-  const bool local = as == ToldAs::kLocalIds;
+  const bool local = as == RoutingFormat::kLocalIds;
   const auto names = local ? std::optional(local_WE_.narrow(0, to_.first, to_.count))
                            : std::optional<at::Tensor>();
   ToldCopies out = tell_copies(ids_TK_, scores_TK.detach(), lists_, plan_.row_slot, names, !local);
@@ -61,11 +56,11 @@ Plan Copies::sum_of_slots(int64_t rows) const {
   return of_rows(routing_plan(lists_.row_target_TKS.flatten(0, 1), {.experts = to_.count}), rows);
 }
 
-CopyRouting read_routing(const at::Tensor& told, int64_t choices, at::ScalarType score_type) {
+CopyRouting read_routing(const at::Tensor& received, int64_t choices, at::ScalarType score_type) {
   // A clone: memory of its own, aligned for f64.
   const at::Tensor bits =
-      told.narrow(1, choices, told.size(1) - choices).clone(at::MemoryFormat::Contiguous);
-  return {told.narrow(1, 0, choices).contiguous(), bits.view(score_type)};
+      received.narrow(1, choices, received.size(1) - choices).clone(at::MemoryFormat::Contiguous);
+  return {received.narrow(1, 0, choices).contiguous(), bits.view(score_type)};
 }
 
 CopyRouting one_row_each(const CopyRouting& copies, int64_t rows, at::Tensor& copy_R) {

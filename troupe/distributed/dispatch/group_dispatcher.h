@@ -1,6 +1,7 @@
-// What the dispatchers between processes have in common: all but how rows travel. One of its own
-// fills rows(), stage_grad() and the three ways below; L is its lease. Rows go out as packed()
-// makes them of rows of x or grad_out, and unpacked() makes source rows of what came.
+// What the dispatchers between processes have in common: all but how rows travel. A subclass
+// implements send(), rows(), stage_grad() and the three functions below; L is its lease. packed()
+// encodes rows of x or grad_out for the wire, and unpacked() decodes received rows into source
+// rows. One whose rows travel by no collective also overrides arrived() and summed().
 #pragma once
 
 #include <memory>
@@ -14,9 +15,19 @@
 #include "troupe/distributed/dispatch/rank_plan.h"
 #include "troupe/distributed/dispatch/wire.h"
 #include "troupe/distributed/group/group.h"
+#include "troupe/distributed/group/symmetric_heap.h"
 #include "troupe/ops/combine.h"
 
 namespace troupe {
+
+// Rows on their way: by a collective, or in memory that the ranks share. There they begin at byte
+// `at` of a rank's part, and `rows` is an empty tensor of their type and width.
+struct Travelling {
+  at::Tensor rows;
+  Pending pending = {};
+  std::shared_ptr<Transfer> transfer = {};
+  int64_t at = 0;
+};
 
 struct GroupLease : Lease {
   // From stage and route, until rows().
@@ -27,8 +38,8 @@ struct GroupLease : Lease {
   // From rows(), for the ways back and for backward.
   int64_t choices = 0;   // K
   Plan sums, slot_sums;  // what comes back, added for each token; kExact: for each slot
-  at::Tensor grad_rows;  // on its way
-  Pending pending;
+  bool sent = false;     // and not yet received
+  Travelling grad_out, back, grad_source, grad_scores;
 };
 
 template <class L>
@@ -50,25 +61,37 @@ class GroupDispatcher : public Dispatcher {
     announce(lease);
   }
 
-  at::Tensor combine(const Handle& handle, const at::Tensor& y_SD) override {
-    return sum_back(of(handle), y_SD);
+  void send_back(const Handle& handle, const at::Tensor& y_SD) override {
+    L& lease = of(handle);
+    lease.back = sent_back(lease, y_SD);
+  }
+
+  at::Tensor combine(const Handle& handle) override {
+    L& lease = of(handle);
+    return summed(lease, lease.back, lease.sums);
   }
 
   at::Tensor rows_grad(const Handle& handle) override {
     L& lease = of(handle);
-    lease.pending.wait();
-    return unpacked(lease, source_rows(lease, std::exchange(lease.grad_rows, {})));
+    return unpacked(lease, source_rows(lease, arrived(lease, lease.grad_out)));
   }
 
-  DispatchGradients combine_grad(const Handle& handle, const at::Tensor& grad_source_SD,
-                                 const at::Tensor& grad_scores_SK) override {
-    const L& lease = of(handle);
+  void send_back_grad(const Handle& handle, const at::Tensor& grad_source_SD,
+                      const at::Tensor& grad_scores_SK) override {
+    L& lease = of(handle);
+    if (grad_source_SD.defined()) lease.grad_source = sent_back(lease, grad_source_SD);
+    if (grad_scores_SK.defined()) lease.grad_scores = sent_back(lease, grad_scores_SK);
+  }
+
+  DispatchGradients combine_grad(const Handle& handle) override {
+    L& lease = of(handle);
     DispatchGradients out;
-    if (grad_source_SD.defined()) out.x_TD = sum_back(lease, grad_source_SD);
-    if (!grad_scores_SK.defined()) return out;
-    const at::Tensor back = sent_back(lease, grad_scores_SK);
-    out.scores_TK =
-        troupe::combine(back, exact() ? lease.slot_sums : lease.sums).reshape({-1, lease.choices});
+    if (lease.grad_source.rows.defined()) {
+      out.x_TD = summed(lease, lease.grad_source, lease.sums);
+    }
+    if (!lease.grad_scores.rows.defined()) return out;
+    out.scores_TK = summed(lease, lease.grad_scores, exact() ? lease.slot_sums : lease.sums)
+                        .reshape({-1, lease.choices});
     return out;
   }
 
@@ -83,7 +106,7 @@ class GroupDispatcher : public Dispatcher {
         placement.experts() == placement_.experts() && placement.slices() == placement_.slices(),
         "-", placement.experts(), "experts in", placement.slices(), "slices are not the",
         placement_.experts(), "in", placement_.slices());
-    TROUPE_CHECK(held == held_, "- this rank would hold", held, "experts, and holds", held_);
+    TROUPE_CHECK(held == held_, "this rank would hold", held, "experts, and holds", held_);
     placement_ = placement;
     table_ = OwnerTable(placement_);
   }
@@ -107,28 +130,38 @@ class GroupDispatcher : public Dispatcher {
         held_(static_cast<int64_t>(placement_.held_by(ranks_->rank()).size())) {
     check_placed_on(placement_, *ranks_);
     TROUPE_CHECK(mode != DispatchMode::kExact || wire == WireType::kNative,
-                 "- rows that int8 rounds are not those of one process: exact or int8");
+                 "rows that int8 rounds are not those of one process: exact or int8");
   }
 
   // What route() may already tell the other ranks.
   virtual void announce(L& /*lease*/) {}
   // The source buffer out of the rows that came, packed as they are.
   virtual at::Tensor source_rows(const L& lease, const at::Tensor& rows) const = 0;
-  // Rows of the source buffer, each to the rank that its token is of.
-  virtual at::Tensor sent_back(const L& lease, const at::Tensor& y_SX) const = 0;
+  // Rows of the source buffer begin to go, each to the rank that its token is of.
+  virtual Travelling sent_back(const L& lease, const at::Tensor& y_SX) const = 0;
+  // Waits for rows of other ranks, or for those that came back, which it adds for each token.
+  virtual at::Tensor arrived(const L& /*lease*/, Travelling& what) const {
+    what.pending.wait();
+    return std::exchange(what.rows, {});
+  }
+  virtual at::Tensor summed(const L& lease, Travelling& what, const Plan& sums) const {
+    return troupe::combine(arrived(lease, what), sums);
+  }
 
   static L& of(const Handle& handle) {
     TROUPE_CHECK(handle != nullptr, "the handle's lease has ended");
     return static_cast<L&>(*handle);
   }
-  // What rows() begins with: the choices, which it alone reads.
-  static Routed take_routed(L& lease) {
-    TROUPE_CHECK(lease.routed.ids_TK.defined(), "rows comes once, after route");
+  // What send() begins with.
+  static void begin_to_send(L& lease) {
+    TROUPE_CHECK(lease.routed.ids_TK.defined() && !lease.sent, "send comes once, after route");
     lease.choices = lease.routed.ids_TK.size(1);
-    return std::exchange(lease.routed, {});
+    lease.sent = true;
   }
-  at::Tensor sum_back(const L& lease, const at::Tensor& y_SD) const {
-    return troupe::combine(sent_back(lease, y_SD), lease.sums);
+  // What rows() begins with: the choices, which nothing reads after it.
+  static Routed take_routed(L& lease) {
+    TROUPE_CHECK(std::exchange(lease.sent, false), "rows comes once, after send");
+    return std::exchange(lease.routed, {});
   }
   at::Tensor packed(const at::Tensor& x_TD) const {
     return wire_ == WireType::kInt8 ? packed_rows(x_TD) : x_TD;

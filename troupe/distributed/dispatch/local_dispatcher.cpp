@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 
+#include <utility>
 #include <vector>
 
 #include "troupe/core/check.h"
@@ -15,7 +16,8 @@ namespace troupe {
 namespace {
 
 struct LocalLease : Lease {
-  at::Tensor x_TD, source_SD, scores_SK, grad_SD, lost;
+  at::Tensor x_TD, source_SD, scores_SK, y_SD, grad_SD, lost;
+  DispatchGradients grads;
   Plan plan;
 };
 
@@ -41,19 +43,25 @@ class LocalDispatcher : public Dispatcher {
     make_plan(lease, routed, within_budget(routed.ids_TK, routed.budget, lease.lost));
   }
 
+  void send(const Handle& /*handle*/) override {}
+
   ExpertRows rows(const Handle& handle) override {
     const LocalLease& lease = of(handle);
     return {lease.source_SD, lease.scores_SK, lease.plan, lease.lost};
   }
 
-  at::Tensor combine(const Handle&, const at::Tensor& y_SD) override { return y_SD; }
+  void send_back(const Handle& handle, const at::Tensor& y_SD) override { of(handle).y_SD = y_SD; }
+  at::Tensor combine(const Handle& handle) override { return std::exchange(of(handle).y_SD, {}); }
   void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
     of(handle).grad_SD = grad_out_TD;
   }
   at::Tensor rows_grad(const Handle& handle) override { return of(handle).grad_SD; }
-  DispatchGradients combine_grad(const Handle&, const at::Tensor& grad_source_SD,
-                                 const at::Tensor& grad_scores_SK) override {
-    return {grad_source_SD, grad_scores_SK};
+  void send_back_grad(const Handle& handle, const at::Tensor& grad_source_SD,
+                      const at::Tensor& grad_scores_SK) override {
+    of(handle).grads = {grad_source_SD, grad_scores_SK};
+  }
+  DispatchGradients combine_grad(const Handle& handle) override {
+    return std::exchange(of(handle).grads, {});
   }
   void release(const Handle& handle) override { of(handle) = LocalLease(); }
 
@@ -101,16 +109,18 @@ class VirtualRanksDispatcher : public LocalDispatcher {
     make_plan(lease, routed, at::cat(ids));
   }
 
-  at::Tensor combine(const Handle&, const at::Tensor& y_SD) override { return sum(y_SD); }
+  at::Tensor combine(const Handle& handle) override {
+    return sum(LocalDispatcher::combine(handle));
+  }
 
   void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
     const int64_t W = placement_.ranks(), T = grad_out_TD.size(0), D = grad_out_TD.size(1);
     of(handle).grad_SD = grad_out_TD.unsqueeze(0).expand({W, T, D}).reshape({W * T, D});
   }
 
-  DispatchGradients combine_grad(const Handle&, const at::Tensor& grad_source_SD,
-                                 const at::Tensor& grad_scores_SK) override {
-    return {sum(grad_source_SD), sum(grad_scores_SK)};
+  DispatchGradients combine_grad(const Handle& handle) override {
+    const DispatchGradients parts = LocalDispatcher::combine_grad(handle);
+    return {sum(parts.x_TD), sum(parts.scores_TK)};
   }
 
   std::string description() const override {

@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "troupe/core/check.h"
+#include "troupe/distributed/dispatch/dispatch_rows_test.h"
 
 namespace troupe {
 namespace {

@@ -1,4 +1,4 @@
-// A placement as tensors: where each slot's row goes, and what its expert is called there.
+// A placement as tensors: the rank of each slot's row, and its expert's local id there.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,21 +11,21 @@ class OwnerTable {
  public:
   explicit OwnerTable(const Placement& placement);
 
-  // ids int32 [T, K] of a rank's tokens; -1, or any id outside [0, E), goes nowhere. `index` [T]:
-  // which of their own rank's tokens they are; undefined: 0, 1, ..
+  // ids int32 [T, K] of a rank's tokens; ids outside [0, E), such as -1, are not sent. `index` [T]:
+  // their numbers on their own rank; undefined: 0, 1, ..
   at::Tensor sent(const at::Tensor& ids_TK, const at::Tensor& index_T = {});  // bool [W, T, K]
-  // Replicas chosen by the token's index, and no slices: the one rank of each slot, int64; that of
-  // expert 0 where a slot has no expert.
+  // Without slices: the one rank of each slot, int64; a replica is chosen by the token's index. The
+  // rank of expert 0 if a slot has no expert.
   at::Tensor owners(const at::Tensor& ids_TK,  // or [W, T, K], of several ranks' tokens
                     const at::Tensor& index_T = {});
-  // ids [W, T, K] of all ranks' tokens: which of `rank`'s experts, int32; -1: the row goes
-  // elsewhere.
+  // ids [W, T, K] of all ranks' tokens: local ids on `rank`, int32; -1: the row goes to another
+  // rank.
   at::Tensor held_ids(const at::Tensor& ids_WTK, int64_t rank);
 
   struct Tensors {
-    at::Tensor owners_EM;   // int64; M the most owners, repeated where an expert has fewer
+    at::Tensor owners_EM;   // int64; M: the most owners; an expert with fewer repeats them
     at::Tensor replicas_E;  // int64
-    at::Tensor local_WE;    // int32: which of that rank's experts; -1: not there
+    at::Tensor local_WE;    // int32: local id on that rank; -1: not there
   };
   const Tensors& on(const at::Device& device);
   int64_t slices() const { return slices_; }

@@ -41,12 +41,12 @@ Plan plan_of_rank(const at::Tensor& ids_SK, const PlanOptions& options, int64_t 
 void check_routed(const Routed& routed, const at::Tensor& x_TD) {
   TROUPE_CHECK(routed.ids_TK.dim() == 2 && routed.ids_TK.size(0) == x_TD.size(0) &&
                    routed.scores_TK.sizes() == routed.ids_TK.sizes(),
-               "- ids", routed.ids_TK.sizes(), "and scores", routed.scores_TK.sizes(), "for x",
+               "ids", routed.ids_TK.sizes(), "and scores", routed.scores_TK.sizes(), "for x",
                x_TD.sizes());
 }
 
 void check_placed_on(const Placement& placement, const RankGroup& ranks) {
-  TROUPE_CHECK(ranks.size() == placement.ranks(), "- experts are placed on", placement.ranks(),
+  TROUPE_CHECK(ranks.size() == placement.ranks(), "experts are placed on", placement.ranks(),
                "ranks, but the group has", ranks.size(), ":", ranks.description());
 }
 

@@ -1,4 +1,4 @@
-// What dispatchers between processes have in common: checks, and the plan of the rows that came.
+// What dispatchers between processes share: checks, and the plan of the received rows.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,15 +17,15 @@ namespace troupe {
 // room for all, and `lost` stays as it is.
 at::Tensor within_budget(const at::Tensor& ids_SK, int64_t budget, at::Tensor& lost);
 
-// routing_plan over the experts of a rank, of which there may be none: then no row has a place.
-// `routed`: at most so many ids have an expert, which the host knows; -1: any may. Buffers of rows
-// are sized by it: S K is the ranks' number times too many.
+// routing_plan over the experts of a rank, which may have none: then the plan is empty. `routed`:
+// an upper bound of the ids that have an expert, if the host knows one; -1: it does not. It sizes
+// the row buffers, which S K would make too large by a factor of the number of ranks.
 Plan plan_of_rank(const at::Tensor& ids_SK, const PlanOptions& options, int64_t routed = -1);
 
-// Throws where ids and scores are not [T, K] for the T rows of x.
+// Throws if ids and scores are not [T, K] for the T rows of x.
 void check_routed(const Routed& routed, const at::Tensor& x_TD);
 
-// Throws where a placement is not over as many ranks as the group has.
+// Throws if the placement and the group differ in their number of ranks.
 void check_placed_on(const Placement& placement, const RankGroup& ranks);
 
 }  // namespace troupe

@@ -42,4 +42,18 @@ Plan sum_over_slices(const at::Tensor& place_WTK, int64_t slices, int64_t rows) 
   return summing(places_of_slots(place_WTK, slices).flatten(0, 1), rows);
 }
 
+GatheredSums sums_of_gathered(const at::Tensor& sent_WTK, int64_t slices, int64_t most,
+                              bool by_slot) {
+  const int64_t W = sent_WTK.size(0), T = sent_WTK.size(1), K = by_slot ? sent_WTK.size(2) : 1;
+  const int64_t rows = W * most * K;
+  const at::Tensor place =
+      at::arange(rows, sent_WTK.options().dtype(at::kInt)).reshape({W, most, K}).narrow(1, 0, T);
+  if (by_slot) {
+    const at::Tensor place_WTK = place.masked_fill(sent_WTK.logical_not(), -1);
+    return {sum_over_slots(place_WTK, slices, rows), sum_over_slices(place_WTK, slices, rows)};
+  }
+  const at::Tensor none_WT = sent_WTK.any(2).logical_not();
+  return {sum_over_ranks(place.squeeze(2).masked_fill(none_WT, -1), rows), {}};
+}
+
 }  // namespace troupe

@@ -1,5 +1,5 @@
-// How the rows that come back to a token's owner are added: plans for ops/combine. Places are those
-// in the returned buffer of `rows` rows, int32, -1 where nothing comes.
+// Plans for ops/combine that sum the rows returned to a token's owner. A place is a row of the
+// returned buffer of `rows` rows, int32; -1: nothing is returned.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,5 +19,14 @@ Plan sum_over_ranks(const at::Tensor& place_WT, int64_t rows);
 Plan sum_over_slots(const at::Tensor& place_WTK, int64_t slices, int64_t rows);
 // The same places, one sum for each slot, [T K]: of its one row, or of its slices.
 Plan sum_over_slices(const at::Tensor& place_WTK, int64_t slices, int64_t rows);
+
+// The sums of a token's rows where every rank has room for `most` tokens of each other one, or for
+// each of their K slots (`by_slot`): rank w's row of token t is w most + t, or (w most + t) K + k.
+// sent [W, T, K]: the row goes to rank w. `slot_sums` only `by_slot`.
+struct GatheredSums {
+  Plan sums, slot_sums;
+};
+GatheredSums sums_of_gathered(const at::Tensor& sent_WTK, int64_t slices, int64_t most,
+                              bool by_slot);
 
 }  // namespace troupe

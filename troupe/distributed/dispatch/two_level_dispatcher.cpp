@@ -59,7 +59,9 @@ struct Ways {
 struct TwoLevelLease : GroupLease {
   // From route() to rows(): what goes out, of as many copies as there may be, and numbers.
   HostCopy counts;
-  at::Tensor told, moved;
+  at::Tensor send_routing, send_x;
+  Travelling routing, x;  // across, from send() to rows()
+  int64_t capacity = 0;   // of all ranks together
   Copies to_nodes, to_ranks;
   Ways copies, rows;      // rows: kExact
   Plan node_sums;         // kFast: of what comes back within the node
@@ -78,35 +80,40 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
                  "nodes of", within_->size(), "ranks are not", ranks_->description());
   }
 
+  void send(const Handle& handle) override {
+    TwoLevelLease& lease = of(handle);
+    begin_to_send(lease);
+    lease.capacity = read_counts(lease);
+    const int64_t sent = lease.copies.across.sent();
+    const auto begin = [&](at::Tensor& most, Travelling& what) {
+      what.pending = send_rows(*across_, lease.copies.across,
+                               std::exchange(most, {}).narrow(0, 0, sent), what.rows);
+    };
+    begin(lease.send_routing, lease.routing);
+    begin(lease.send_x, lease.x);
+    lease.to_nodes.trim(sent);
+  }
+
   ExpertRows rows(const Handle& handle) override {
     TwoLevelLease& lease = of(handle);
     const Routed routed = take_routed(lease);
-    const int64_t capacity = read_counts(lease);
-    const int64_t sent = lease.copies.across.sent();
-    at::Tensor heard, rows_ND;
-    Pending hearing = send_rows(*across_, lease.copies.across,
-                                std::exchange(lease.told, {}).narrow(0, 0, sent), heard);
-    Pending moving = send_rows(*across_, lease.copies.across,
-                               std::exchange(lease.moved, {}).narrow(0, 0, sent), rows_ND);
-    lease.to_nodes.trim(sent);
-    hearing.wait();
-    CopyRouting in = pass_on(lease, heard, routed.scores_TK.scalar_type());
+    CopyRouting in = pass_on(lease, arrived(lease, lease.routing), routed.scores_TK.scalar_type());
     keep_sums(lease);
     if (exact()) in = one_row_each(in, lease.rows.within.received(), lease.copy_R);
     ExpertRows out{.source_SD = {}, .scores_SK = in.scores_CK, .plan = {}};
     const at::Tensor ids = within_budget(in.ids_CK, routed.budget, out.lost);
-    out.plan =
-        plan_of_rank(ids, {.experts = held_, .alignment = routed.alignment, .capacity = capacity},
-                     lease.rows.within.received());
-    moving.wait();
-    out.source_SD = unpacked(lease, source_rows(lease, rows_ND));
+    out.plan = plan_of_rank(
+        ids, {.experts = held_, .alignment = routed.alignment, .capacity = lease.capacity},
+        lease.rows.within.received());
+    out.source_SD = unpacked(lease, source_rows(lease, arrived(lease, lease.x)));
     return out;
   }
 
   void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
     TwoLevelLease& lease = of(handle);
-    lease.pending = send_rows(*across_, lease.copies.across,
-                              packed(grad_out_TD, lease.to_nodes.tokens()), lease.grad_rows);
+    lease.grad_out.pending =
+        send_rows(*across_, lease.copies.across, packed(grad_out_TD, lease.to_nodes.tokens()),
+                  lease.grad_out.rows);
   }
 
   std::string description() const override {
@@ -122,33 +129,37 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
     const at::Tensor& counts_N = lease.to_nodes.counts();
     const Copies to_all(table_, routed.ids_TK, {.count = N * R});
     const at::Tensor counts_NR = to_all.counts().reshape({N, R, kCountColumns});
-    const at::Tensor told =
+    const at::Tensor sent_counts =
         at::cat({counts_N.narrow(1, kCopies, 1), counts_N.narrow(1, kCapacity, 1),
                  counts_NR.select(2, kCopies), counts_NR.select(2, kRows)},
                 1);
-    const at::Tensor heard = told_each(*across_, told);
-    const auto of_rank = [&](int64_t from) { return heard.narrow(1, from, R).t(); };  // [R, N]
-    const at::Tensor capacity = heard.select(1, kNodeCapacity).unsqueeze(0).expand({R, N});
+    const at::Tensor received_counts = exchange_counts(*across_, sent_counts);
+    const auto of_rank = [&](int64_t from) {
+      return received_counts.narrow(1, from, R).t();
+    };  // [R, N]
+    const at::Tensor capacity =
+        received_counts.select(1, kNodeCapacity).unsqueeze(0).expand({R, N});
     const at::Tensor passed = at::stack({of_rank(kPerRank), of_rank(kPerRank + R), capacity}, 2);
-    const at::Tensor coming = told_each(*within_, passed.reshape({R, N * kWithinColumns}));
-    lease.counts =
-        HostCopy(at::cat({told.reshape({-1}), heard.reshape({-1}), coming.reshape({-1})}));
-    lease.told = lease.to_nodes.tell(routed.scores_TK, ToldAs::kIdsAndToken);
-    lease.moved = packed(std::exchange(lease.x_TD, {}), lease.to_nodes.tokens());
+    const at::Tensor within_counts =
+        exchange_counts(*within_, passed.reshape({R, N * kWithinColumns}));
+    lease.counts = HostCopy(at::cat(
+        {sent_counts.reshape({-1}), received_counts.reshape({-1}), within_counts.reshape({-1})}));
+    lease.send_routing = lease.to_nodes.pack_routing(routed.scores_TK, RoutingFormat::kIdsAndToken);
+    lease.send_x = packed(std::exchange(lease.x_TD, {}), lease.to_nodes.tokens());
   }
 
   // Returns the capacities of all ranks together.
   int64_t read_counts(TwoLevelLease& lease) const {
     const int64_t N = across_->size(), R = within_->size(), columns = kPerRank + 2 * R;
     const at::Tensor all = lease.counts.read();
-    const auto* const told = all.const_data_ptr<int32_t>();
-    const auto* const heard = told + N * columns;
-    const auto* const coming = heard + N * columns;
+    const auto* const sent_counts = all.const_data_ptr<int32_t>();
+    const auto* const received_counts = sent_counts + N * columns;
+    const auto* const within_counts = received_counts + N * columns;
     const auto sum_of = [&](const int32_t* line, int64_t from) {
       return std::accumulate(line + from, line + from + R, int64_t{0});
     };
     for (int64_t n = 0; n < N; ++n) {
-      const auto *const to = told + n * columns, *const from = heard + n * columns;
+      const auto *const to = sent_counts + n * columns, *const from = received_counts + n * columns;
       lease.copies.across.to.push_back(to[kNodeCopies]);
       lease.copies.across.from.push_back(from[kNodeCopies]);
       lease.rows.across.to.push_back(sum_of(to, kPerRank + R));
@@ -158,9 +169,9 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
     for (int64_t r = 0; r < R; ++r) {
       int64_t copies = 0, rows = 0;
       for (int64_t n = 0; n < N; ++n) {
-        copies += heard[n * columns + kPerRank + r];
-        rows += heard[n * columns + kPerRank + R + r];
-        const auto* const block = coming + (r * N + n) * kWithinColumns;
+        copies += received_counts[n * columns + kPerRank + r];
+        rows += received_counts[n * columns + kPerRank + R + r];
+        const auto* const block = within_counts + (r * N + n) * kWithinColumns;
         lease.copies.arrived.sizes.push_back(block[kWithinCopies]);
         lease.rows.arrived.sizes.push_back(block[kWithinRows]);
         capacity += block[kWithinCapacity];
@@ -178,15 +189,16 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
     return capacity;
   }
 
-  // Tells the node's ranks what of the tokens that came to this one is for them; returns what this
-  // one is told, in canonical order.
-  CopyRouting pass_on(TwoLevelLease& lease, const at::Tensor& heard, at::ScalarType score_type) {
-    const int64_t R = within_->size(), first = across_->rank() * R, last = heard.size(1) - 1;
-    const CopyRouting came = read_routing(heard.narrow(1, 0, last), lease.choices, score_type);
-    const at::Tensor index = heard.select(1, last).to(at::kLong);
+  // Forwards the routing of tokens that arrived at this rank to the ranks of its node that have
+  // their experts; returns the routing that this rank receives, in canonical order.
+  CopyRouting pass_on(TwoLevelLease& lease, const at::Tensor& received, at::ScalarType score_type) {
+    const int64_t R = within_->size(), first = across_->rank() * R, last = received.size(1) - 1;
+    const CopyRouting came = read_routing(received.narrow(1, 0, last), lease.choices, score_type);
+    const at::Tensor index = received.select(1, last).to(at::kLong);
     lease.to_ranks = Copies(table_, came.ids_CK, {.first = first, .count = R}, 0, index);
     const int64_t sent = lease.copies.within.sent(), rows = lease.rows.within.sent();
-    const at::Tensor told = lease.to_ranks.tell(came.scores_CK, ToldAs::kLocalIds);
+    const at::Tensor packed_routing =
+        lease.to_ranks.pack_routing(came.scores_CK, RoutingFormat::kLocalIds);
     lease.to_ranks.trim(sent);
     if (exact()) {
       // Rows come back in the order (rank, copy, slot), and go on as (copy, slot, rank).
@@ -194,7 +206,7 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
       lease.back_order = place.index_select(0, at::nonzero_static(place.ge(0), rows).squeeze(1));
     }
     at::Tensor arrived;
-    send_rows(*within_, lease.copies.within, told.narrow(0, 0, sent), arrived).wait();
+    send_rows(*within_, lease.copies.within, packed_routing.narrow(0, 0, sent), arrived).wait();
     return read_routing(lease.copies.arrived.exchange(arrived), lease.choices, score_type);
   }
 
@@ -217,13 +229,16 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
     return exact() ? copies_CD.index_select(0, lease.copy_R) : copies_CD;
   }
 
-  at::Tensor sent_back(const TwoLevelLease& lease, const at::Tensor& y_SX) const override {
+  // The way within the node is waited for here, the way across is begun.
+  Travelling sent_back(const TwoLevelLease& lease, const at::Tensor& y_SX) const override {
     const Ways& ways = exact() ? lease.rows : lease.copies;
     const at::Tensor y = ways.arrived.exchanged().exchange(y_SX);
     const at::Tensor of_node = returned_rows(*within_, ways.within, y);
     const at::Tensor crossing = exact() ? of_node.index_select(0, lease.back_order)
                                         : troupe::combine(of_node, lease.node_sums);
-    return returned_rows(*across_, ways.across, crossing);
+    Travelling out;
+    out.pending = return_rows(*across_, ways.across, crossing, out.rows);
+    return out;
   }
 
   std::shared_ptr<RankGroup> across_, within_;
@@ -235,6 +250,30 @@ std::unique_ptr<Dispatcher> two_level_dispatcher(const NodeGroups& groups,
                                                  const Placement& placement, DispatchMode mode,
                                                  WireType wire) {
   return std::make_unique<TwoLevelDispatcher>(groups, placement, mode, wire);
+}
+
+std::unique_ptr<Dispatcher> TwoLevelDispatch::build(const NodeGroups& groups,
+                                                    const Placement& placement,
+                                                    const DispatcherOptions& options) const {
+  return two_level_dispatcher(groups, placement, options.mode, options.wire);
+}
+
+std::string TwoLevelDispatch::why(const ExpertRanks& ranks) const {
+  return std::to_string(ranks.ranks) + " ranks share experts, over " +
+         std::to_string(ranks.ranks / ranks.node) + " nodes of " + std::to_string(ranks.node);
+}
+
+Traffic TwoLevelDispatch::traffic(const TrafficShape& s) const {
+  const double W = s.ranks, R = s.node, nodes = s.holders(W / R);
+  Traffic out{.received = s.met()};
+  const auto add = [&](TrafficRows what, double across, double within) {
+    out.messages.push_back({TrafficRanks::kAcross, what, across, 1 - R / W});
+    out.messages.push_back({TrafficRanks::kWithin, what, within, 1 - 1 / R});
+  };
+  add(TrafficRows::kOut, nodes, s.met());
+  add(TrafficRows::kBack, s.exact ? s.top_k : nodes, s.back());
+  add(TrafficRows::kCounts, 0, 0);
+  return out;
 }
 
 }  // namespace troupe

@@ -26,24 +26,29 @@
 // every call.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
-#include "troupe/distributed/dispatch/dispatch_mode.h"
-#include "troupe/distributed/dispatch/dispatcher.h"
-#include "troupe/distributed/group/group.h"
+#include "troupe/distributed/dispatch/dispatcher_config.h"
 
 namespace troupe {
-
-struct NodeGroups {
-  std::shared_ptr<RankGroup> all;
-  std::shared_ptr<RankGroup> across;  // this rank's place on each node
-  std::shared_ptr<RankGroup> within;  // this rank's node
-};
 
 std::unique_ptr<Dispatcher> two_level_dispatcher(const NodeGroups& groups,
                                                  const Placement& placement, DispatchMode mode,
                                                  WireType wire = WireType::kNative);
+
+struct TwoLevelDispatch {
+  static constexpr std::string_view kKind = "two_level";
+  static constexpr std::string_view kHelp = "each row once per node, then within it";
+  static constexpr bool kUsesNodes = true;
+  static constexpr bool kNeedsOneHost = false;
+  static void visit(auto&, auto&&) {}
+  bool operator==(const TwoLevelDispatch&) const = default;
+  std::unique_ptr<Dispatcher> build(const NodeGroups& groups, const Placement& placement,
+                                    const DispatcherOptions& options) const;
+  std::string why(const ExpertRanks& ranks) const;
+  Traffic traffic(const TrafficShape& shape) const;
+};
 
 }  // namespace troupe

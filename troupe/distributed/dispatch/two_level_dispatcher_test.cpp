@@ -180,7 +180,7 @@ TEST(TwoLevelDispatcher, IdentityExpertsGiveEachTokenBackWithFourMicrobatchesInF
 }
 
 // A row is rounded once, on its way across; so ranks have the rows that all-to-all would bring.
-TEST(TwoLevelDispatcher, F1_RowsInInt8AreRoundedOnceAndThoseOfAllToAll) {
+TEST(TwoLevelDispatcher, Q4_RowsInInt8AreRoundedOnceAndThoseOfAllToAll) {
   in_ranks(4, [](World& world) {
     const Placement p = contiguous(8, 4);
     const NodeGroups groups = node_groups(world, world.all(), 2);

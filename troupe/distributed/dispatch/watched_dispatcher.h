@@ -1,6 +1,6 @@
-// A dispatcher that says when it is at work: the pulse is in Phase::kDispatch while rows go to
-// their experts and in kCombine while they come back, in forward and in backward, and the fault
-// points "dispatch" and "combine" are there. It computes what the inner one does.
+// Wraps a dispatcher for status and fault injection: the pulse is in Phase::kDispatch while rows
+// travel to their experts and in kCombine while they return, in forward and backward, and the fault
+// points "dispatch" and "combine" are reached there. Results are those of the inner dispatcher.
 #pragma once
 
 #include <memory>

@@ -47,14 +47,14 @@ at::Tensor largest_near(const at::Tensor& x_ND) {
   return most.expand({N, G, 32}).reshape({N, 32 * G}).narrow(1, 0, D);
 }
 
-TEST(Wire, F1_ARowIsOneByteAnElementAndOneInSixteenMore) {
+TEST(Wire, Q4_ARowIsOneByteAnElementAndOneInSixteenMore) {
   EXPECT_EQ(wire_row_bytes(WireType::kNative, 2048, 2), 4096);
   EXPECT_EQ(wire_row_bytes(WireType::kInt8, 2048, 2), 2048 + 128);
   EXPECT_EQ(wire_row_bytes(WireType::kInt8, 2048, 4), 2048 + 128);
   EXPECT_EQ(wire_row_bytes(WireType::kInt8, 33, 2), 34 + 4 + 2);
 }
 
-TEST(Wire, F1_TheErrorIsHalfAStepOf32ElementsAtAnyScale) {
+TEST(Wire, Q4_TheErrorIsHalfAStepOf32ElementsAtAnyScale) {
   const struct {
     at::ScalarType type;
     double rounding;
@@ -77,7 +77,7 @@ TEST(Wire, F1_TheErrorIsHalfAStepOf32ElementsAtAnyScale) {
 }
 
 // A row whose elements are of very different sizes, and rows beside it.
-TEST(Wire, F1_RowsAndGroupsHaveScalesOfTheirOwn) {
+TEST(Wire, Q4_RowsAndGroupsHaveScalesOfTheirOwn) {
   const at::Tensor rows = rows_of(4, 64, at::kFloat);
   rows.narrow(0, 1, 1).mul_(1e-20);
   rows[2].narrow(0, 32, 32).mul_(1e-3);
@@ -95,7 +95,7 @@ TEST(Wire, F1_RowsAndGroupsHaveScalesOfTheirOwn) {
   }
 }
 
-TEST(Wire, F1_ZerosStayZerosAndNoRowsAreNone) {
+TEST(Wire, Q4_ZerosStayZerosAndNoRowsAreNone) {
   for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const at::Tensor zeros = at::zeros({3, 40}, type);
     EXPECT_TRUE(there_and_back(zeros).equal(zeros));
@@ -109,7 +109,7 @@ TEST(Wire, F1_ZerosStayZerosAndNoRowsAreNone) {
   EXPECT_LE((there_and_back(tiny) - tiny).abs().max().item<double>(), std::ldexp(1, -127));
 }
 
-TEST(Wire, F1_ANaNOrInfinityTakesItsRowAndNoOther) {
+TEST(Wire, Q4_ANaNOrInfinityTakesItsRowAndNoOther) {
   for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const double bad : {kNaN, kInf, -kInf}) {
       for (const int64_t at : {0, 31, 39, 69}) {

@@ -62,6 +62,11 @@ class EchoBackend : public c10d::Backend {
     }
     return done();
   }
+  WorkPtr send(Tensors&, int, int) override { return done(); }
+  WorkPtr recv(Tensors& tensors, int, int) override {
+    for (at::Tensor& x : tensors) x.fill_(1);
+    return done();
+  }
   WorkPtr broadcast(Tensors&, const c10d::BroadcastOptions&) override { return done(); }
   WorkPtr barrier(const c10d::BarrierOptions&) override { return done(); }
 

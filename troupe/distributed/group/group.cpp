@@ -8,13 +8,14 @@
 #include "troupe/core/check.h"
 #include "troupe/distributed/group/group_backend.h"
 #include "troupe/distributed/group/rank_list.h"
+#include "troupe/distributed/group/symmetric_heap.h"
 
 namespace troupe {
 namespace {
 
 using c10d::Work;
 
-[[noreturn]] void lost(Together what, const std::string& group, const char* why) {
+[[noreturn]] void lost(Collective what, const std::string& group, const char* why) {
   fail(Code::kRankLost, std::string(to_text(what)) + " of " + group, why);
 }
 
@@ -34,11 +35,11 @@ void note(const std::shared_ptr<Pulse>& pulse, Note event, const Operation& oper
 }
 
 void check_sizes(const at::Tensor& whole, const at::Tensor& part, int64_t ranks) {
-  TROUPE_CHECK(whole.numel() == part.numel() * ranks, "- the whole tensor has", whole.numel(),
+  TROUPE_CHECK(whole.numel() == part.numel() * ranks, "the whole tensor has", whole.numel(),
                "elements, each of", ranks, "parts", part.numel());
   TROUPE_CHECK(
       whole.scalar_type() == part.scalar_type() && whole.is_contiguous() && part.is_contiguous(),
-      "- whole and part must be contiguous and of one type");
+      "whole and part must be contiguous and of one type");
 }
 
 }  // namespace
@@ -80,16 +81,27 @@ std::string RankGroup::description() const {
   return backend_ ? out + " over " + backend_->c10d->getBackendName() : out;
 }
 
+Operation RankGroup::count(Collective what, int64_t bytes) {
+  return {.what = what,
+          .first = static_cast<int32_t>(ranks_.front()),
+          .ranks = static_cast<int32_t>(size()),
+          .number = ++issued_,
+          .bytes = bytes};
+}
+
+SymmetricHeap& RankGroup::heap(const c10::Device& device) {
+  if (!heap_) heap_ = std::make_shared<SymmetricHeap>(*this, device);
+  return *heap_;
+}
+
 template <class F>
-Pending RankGroup::issue(Together what, std::vector<at::Tensor> tensors, F&& start) {
+Pending RankGroup::issue(Collective what, std::vector<at::Tensor> tensors, F&& start) {
   Pending pending;
   if (!backend_) return pending;
   const at::NoGradGuard no_grad;
-  Operation operation{.what = what,
-                      .first = static_cast<int32_t>(ranks_.front()),
-                      .ranks = static_cast<int32_t>(size()),
-                      .number = ++issued_};
-  for (const at::Tensor& x : tensors) operation.bytes += static_cast<int64_t>(x.nbytes());
+  int64_t bytes = 0;
+  for (const at::Tensor& x : tensors) bytes += static_cast<int64_t>(x.nbytes());
+  const Operation operation = count(what, bytes);
   note(pulse_, Note::kIssue, operation);
   try {
     pending.work_ = std::make_shared<Pending::Work>(Pending::Work{
@@ -102,9 +114,9 @@ Pending RankGroup::issue(Together what, std::vector<at::Tensor> tensors, F&& sta
 
 Pending RankGroup::sum(const std::vector<at::Tensor>& all) {
   for (const at::Tensor& x : all) {
-    TROUPE_CHECK(x.is_contiguous(), "- a tensor to be summed must be contiguous:", x.sizes());
+    TROUPE_CHECK(x.is_contiguous(), "a tensor to be summed must be contiguous:", x.sizes());
   }
-  return issue(Together::kSum, all, [&](c10d::Backend& c10d) {
+  return issue(Collective::kAllReduce, all, [&](c10d::Backend& c10d) {
     std::vector<at::Tensor> tensors = all;
     return tensors.size() == 1 ? c10d.allreduce(tensors) : c10d.allreduce_coalesced(tensors);
   });
@@ -118,7 +130,7 @@ Pending RankGroup::sum_shards(const std::vector<at::Tensor>& outs,
     if (!backend_) tensors[i].copy_(ins[i].view_as(outs[i]));
     tensors.push_back(ins[i]);
   }
-  return issue(Together::kSumShards, std::move(tensors), [&](c10d::Backend& c10d) {
+  return issue(Collective::kReduceScatter, std::move(tensors), [&](c10d::Backend& c10d) {
     std::vector<at::Tensor> to = outs, from = ins;
     return c10d.reduce_scatter_tensor_coalesced(to, from);
   });
@@ -132,7 +144,7 @@ Pending RankGroup::gather(const std::vector<at::Tensor>& outs, const std::vector
     if (!backend_ && !there) tensors[i].copy_(ins[i].view_as(outs[i]));
     tensors.push_back(ins[i]);
   }
-  return issue(Together::kGather, std::move(tensors), [&](c10d::Backend& c10d) {
+  return issue(Collective::kAllGather, std::move(tensors), [&](c10d::Backend& c10d) {
     std::vector<at::Tensor> to = carried(outs), from = carried(ins);
     return c10d.allgather_into_tensor_coalesced(to, from);
   });
@@ -146,18 +158,18 @@ Pending RankGroup::exchange(const at::Tensor& out, const at::Tensor& in,
   };
   TROUPE_CHECK(
       static_cast<int64_t>(from_rows.size()) == size() && from_rows.size() == to_rows.size(),
-      "- a group of", size(), "ranks was given", from_rows.size(), "and", to_rows.size());
+      "a group of", size(), "ranks was given", from_rows.size(), "and", to_rows.size());
   TROUPE_CHECK(out.size(0) == total(from_rows) && in.size(0) == total(to_rows), "-", out.size(0),
                "rows to receive and", in.size(0), "to send, in parts of", total(from_rows), "and",
                total(to_rows));
   TROUPE_CHECK(in.scalar_type() == out.scalar_type() && in.is_contiguous() && out.is_contiguous(),
-               "- both must be contiguous and of one type");
+               "both must be contiguous and of one type");
   if (!backend_) out.copy_(in);
   const int64_t others = in.size(0) - to_rows[static_cast<size_t>(rank_)];
   if (others > 0) {
     bytes_to_others_ += others * (in.numel() / in.size(0)) * static_cast<int64_t>(in.itemsize());
   }
-  return issue(Together::kExchange, {out, in}, [&](c10d::Backend& c10d) {
+  return issue(Collective::kAllToAll, {out, in}, [&](c10d::Backend& c10d) {
     at::Tensor to = carried(out), from = carried(in);
     std::vector<int64_t> receive = from_rows, send = to_rows;
     return c10d.alltoall_base(to, from, receive, send);
@@ -165,11 +177,33 @@ Pending RankGroup::exchange(const at::Tensor& out, const at::Tensor& in,
 }
 
 Pending RankGroup::broadcast(const at::Tensor& x, int64_t from) {
-  return issue(Together::kBroadcast, {x}, [&](c10d::Backend& c10d) {
+  return issue(Collective::kBroadcast, {x}, [&](c10d::Backend& c10d) {
     std::vector<at::Tensor> tensors{carried(x)};
     c10d::BroadcastOptions options;
     options.rootRank = from;
     return c10d.broadcast(tensors, options);
+  });
+}
+
+void RankGroup::check_message(const at::Tensor& x) const {
+  TROUPE_CHECK(size() == 2, "a message between the two ranks of a group of", size());
+  TROUPE_CHECK(x.numel() > 0 && x.is_contiguous(),
+               "a message is contiguous and not empty; it has sizes", x.sizes());
+}
+
+Pending RankGroup::send(const at::Tensor& x) {
+  check_message(x);
+  return issue(Collective::kSend, {x}, [&](c10d::Backend& c10d) {
+    std::vector<at::Tensor> tensors{carried(x)};
+    return c10d.send(tensors, static_cast<int>(1 - rank_), /*tag=*/0);
+  });
+}
+
+Pending RankGroup::receive(const at::Tensor& x) {
+  check_message(x);
+  return issue(Collective::kRecv, {x}, [&](c10d::Backend& c10d) {
+    std::vector<at::Tensor> tensors{carried(x)};
+    return c10d.recv(tensors, static_cast<int>(1 - rank_), /*tag=*/0);
   });
 }
 
@@ -180,7 +214,7 @@ at::Tensor RankGroup::summed(const at::Tensor& x) {
 }
 
 void RankGroup::barrier() {
-  issue(Together::kBarrier, {}, [](c10d::Backend& c10d) { return c10d.barrier(); }).wait();
+  issue(Collective::kBarrier, {}, [](c10d::Backend& c10d) { return c10d.barrier(); }).wait();
 }
 
 }  // namespace troupe

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "troupe/distributed/group/group.h"
+#include "troupe/distributed/group/group_options.h"
 
 namespace troupe {
 
@@ -15,7 +16,7 @@ struct RankGroup::Backend {
 
 // In libtroupe_cuda.so, by this name: nccl_backend.cpp.
 using MakeNccl = c10d::Backend* (*)(const c10::intrusive_ptr<c10d::Store>& store, int rank,
-                                    int size, int64_t timeout_ms);
+                                    int size, int64_t timeout_ms, const GroupOptions& how);
 constexpr const char* kMakeNccl = "troupe_make_nccl";
 
 }  // namespace troupe

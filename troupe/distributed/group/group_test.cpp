@@ -45,6 +45,29 @@ TEST(Group, SumsGathersAndScattersOverFourRanks) {
   });
 }
 
+TEST(Group, SendsAndReceivesBetweenTwoOfThree) {
+  in_ranks(3, [](World& world) {
+    const int64_t r = world.rank();
+    for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf, at::kShort}) {
+      if (r == 2) continue;
+      const auto pair = world.group({0, 1}, "messages");
+      const at::Tensor a = at::full({3, 2}, 7, type), b = at::full({5}, 9, type);
+      if (r == 0) {
+        Pending first = pair->send(a), second = pair->send(b);  // before anybody receives
+        first.wait();
+        second.wait();
+        continue;
+      }
+      const at::Tensor x = at::empty({3, 2}, type), y = at::empty({5}, type);
+      Pending first = pair->receive(x), second = pair->receive(y);
+      second.wait();
+      first.wait();
+      EXPECT_TRUE(at::equal(x, a) && at::equal(y, b)) << type;
+    }
+    world.all()->barrier();
+  });
+}
+
 TEST(Group, ExchangesUnevenAndEmptyRowsOfEveryType) {
   in_ranks(3, [](World& world) {
     const auto all = world.all();
@@ -132,8 +155,8 @@ TEST(Group, F84_AKilledRankIsAnErrorOnTheOthersThatNamesTheOperation) {
       return;  // Then it ends with 0, which is not what is expected.
     } catch (const Error& e) {
       const std::string text = e.what();
-      const bool told =
-          e.code() == Code::kRankLost && text.find("sum of ranks 0, 1, 2") != std::string::npos;
+      const bool told = e.code() == Code::kRankLost &&
+                        text.find("all_reduce of ranks 0, 1, 2") != std::string::npos;
       std::_Exit(told ? 1 : 2);
     }
   });
@@ -145,8 +168,8 @@ TEST(World, TextsOfAllRanksInRankOrderAndOfEachRound) {
       const auto texts = world.gather_texts("t", std::to_string(10 * round + world.rank()));
       for (int r = 0; r < 3; ++r) EXPECT_EQ(texts[r], std::to_string(10 * round + r));
     }
-    EXPECT_FALSE(world.board().peek("nobody").has_value());
-    EXPECT_THROW(world.board().read("nobody", std::chrono::milliseconds(50)), Error);
+    EXPECT_FALSE(world.store().peek("nobody").has_value());
+    EXPECT_THROW(world.store().read("nobody", std::chrono::milliseconds(50)), Error);
   });
 }
 
@@ -156,19 +179,19 @@ TEST(World, F91_RanksThatDoNotComeAreNamed) {
           {.start_timeout = std::chrono::milliseconds(600)});
     FAIL() << "met nobody and went on";
   } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Code::kNoMeeting);
+    EXPECT_EQ(e.code(), Code::kNoRendezvous);
     EXPECT_NE(std::string(e.what()).find("rank(s) 1, 2 did not arrive"), std::string::npos)
         << e.what();
   }
 }
 
 // Why a rank does not get into its world.
-std::string meeting_error(const Place& place, const WorldOptions& options) {
+std::string rendezvous_error(const Place& place, const WorldOptions& options) {
   try {
     World world(place, c10::kCPU, options);
     return "met";
   } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Code::kNoMeeting);
+    EXPECT_EQ(e.code(), Code::kNoRendezvous);
     return e.what();
   }
 }
@@ -177,11 +200,12 @@ TEST(World, F91_WhoDoesNotReachRank0IsToldWhyInTime) {
   const auto begin = std::chrono::steady_clock::now();
   const WorldOptions options{.start_timeout = std::chrono::milliseconds(400)};
   const Place nobody{.rank = 1, .size = 2, .port = 29875};
-  EXPECT_NE(meeting_error(nobody, options).find("Connection refused"), std::string::npos);
+  EXPECT_NE(rendezvous_error(nobody, options).find("Connection refused"), std::string::npos);
   Place unknown = nobody;
   unknown.host = "no such host";
-  EXPECT_NE(meeting_error(unknown, options).find("not known"), std::string::npos);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  EXPECT_NE(rendezvous_error(unknown, options).find("not known"), std::string::npos);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin,
+            std::chrono::seconds(60));  // far below the default
 }
 
 TEST(World, AStopIsHeardWhileRanksMeet) {
@@ -197,11 +221,11 @@ TEST(World, AStopIsHeardWhileRanksMeet) {
 TEST(World, TwoJobsAtOnePortDoNotMeet) {
   const auto meet = [&](int64_t rank, const std::string& job, std::chrono::milliseconds timeout) {
     return std::async(std::launch::async, [=] {
-      return meeting_error({.rank = rank, .size = 3, .port = 29872, .job = job},
-                           {.start_timeout = timeout});
+      return rendezvous_error({.rank = rank, .size = 3, .port = 29872, .job = job},
+                              {.start_timeout = timeout});
     });
   };
-  // Job b finds job a's meeting point, which is there for longer than b waits.
+  // Job b finds job a's store, which is there for longer than b waits.
   auto zero = meet(0, "a.", std::chrono::seconds(4)), one = meet(1, "a.", std::chrono::seconds(4));
   auto other = meet(2, "b.", std::chrono::seconds(2));
   EXPECT_NE(other.get().find("rank(s) 0 did not arrive"), std::string::npos);
@@ -234,6 +258,9 @@ TEST(Place, IsReadFromEveryLauncher) {
   EXPECT_TRUE(torchrun->launcher_has_store);
   EXPECT_EQ(torchrun->source, "torchrun");
   EXPECT_EQ(torchrun->job, "x.");
+  const auto with_token = place_of(
+      {{"TORCHELASTIC_RUN_ID", "x"}, {"RANK", "0"}, {"WORLD_SIZE", "1"}, {"TROUPE_TOKEN", "a1b2"}});
+  EXPECT_EQ(with_token->job, "x.a1b2.");
   const auto launched = place_of({{"TROUPE_LAUNCH", "1"},
                                   {"TORCHELASTIC_RUN_ID", "around"},
                                   {"RANK", "1"},

@@ -1,5 +1,5 @@
-// A small tensor on its way to the host: started now, read later. On a GPU it goes to pinned memory
-// on the current stream, and read() waits for that copy alone.
+// An asynchronous copy of a small tensor to the host. On a GPU it goes to pinned memory on the
+// current stream, and read() waits for this copy only.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@ class HostCopy {
 
  private:
   struct Event;
-  std::shared_ptr<Event> event_;  // none: it is there
+  std::shared_ptr<Event> event_;  // null: complete
   at::Tensor copy_;
 };
 

@@ -1,4 +1,4 @@
-// How many of something go to each rank of a group and come from each, and rows on these ways.
+// Row counts to and from each rank of a group, and row exchanges by these counts.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,12 +17,16 @@ struct RankSplit {
   int64_t received() const { return std::accumulate(from.begin(), from.end(), int64_t{0}); }
 };
 
-// Starts to send rows [sent(), X]; `out` [received(), X] is there after the wait.
+// Starts to send rows [sent(), X]; `out` [received(), X] is filled after the wait.
 Pending send_rows(RankGroup& group, const RankSplit& split, const at::Tensor& rows,
                   at::Tensor& out);
-// Rows [received(), X] to where their senders are: [sent(), X], in the order in which they went.
+// Starts to send rows [received(), X] back to their senders; `out` [sent(), X], in the order in
+// which they left, is filled after the wait.
+Pending return_rows(RankGroup& group, const RankSplit& split, const at::Tensor& rows,
+                    at::Tensor& out);
+// The same, waited for.
 at::Tensor returned_rows(RankGroup& group, const RankSplit& split, const at::Tensor& rows);
-// A line [ranks, X] to each rank, and one from each.
-at::Tensor told_each(RankGroup& group, const at::Tensor& lines);
+// All-to-all of one line [X] a rank, such as counts: [ranks, X] in and out.
+at::Tensor exchange_counts(RankGroup& group, const at::Tensor& lines);
 
 }  // namespace troupe

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <iomanip>
+#include <set>
 #include <sstream>
 
 #include "troupe/core/check.h"
@@ -69,9 +70,11 @@ class MeshCheck {
       }
     }
     if (faults_.size() > before || stage % (inner.value * outer.value) == 0) return;
+    const bool slices = inner.name == "expert_tensor" && stage % outer.value == 0;
     add(outer.name, inner.name, inner.value, "times", outer.name, outer.value,
         "does not divide the", stage, "ranks of a stage; with", inner.name, inner.value, "use",
-        outer.name, near(stage / inner.value, outer.value));
+        outer.name,
+        near(stage / inner.value, outer.value) + (slices ? ", or expert_tensor 1" : ""));
   }
 
   void check_order() {
@@ -158,6 +161,9 @@ std::vector<Mesh::Axis> Mesh::axes_of(GroupKind kind) const {
     case GroupKind::kPipeline: return {{shape_.pipeline, stage_in_data ? dense : dense * data_}};
     case GroupKind::kExpert: return {{shape_.expert, shape_.expert_tensor}};
     case GroupKind::kExpertTensor: return {{shape_.expert_tensor, 1}};
+    case GroupKind::kExperts: return {{experts, 1}};
+    case GroupKind::kMicrobatch: return {{dense, 1}};
+    case GroupKind::kStage: return {{dense, 1}, {data_, dense * stages_between}};
     case GroupKind::kData:
     case GroupKind::kShard:
     case GroupKind::kReplicate:
@@ -206,6 +212,36 @@ std::vector<int64_t> Mesh::ranks_of(GroupKind kind, int64_t rank) const {
   }
 }
 
+// The `repeat` neighbours that `rank` is among, at the data index of each of `ranks`.
+std::vector<int64_t> Mesh::times_tensor(const std::vector<int64_t>& ranks, int64_t rank,
+                                        int64_t repeat) const {
+  TROUPE_CHECK(repeat >= 1 && shape_.tensor % repeat == 0, "repeat", repeat, "of", shape_.tensor,
+               "tensor ranks");
+  const int64_t place = rank % shape_.tensor, first = place / repeat * repeat;
+  std::vector<int64_t> out;
+  for (const int64_t r : ranks) {
+    for (int64_t i = first; i < first + repeat; ++i) out.push_back(r - place + i);
+  }
+  return out;
+}
+
+std::vector<int64_t> Mesh::sharers_of(int64_t rank, int64_t repeat) const {
+  return times_tensor(ranks_of(GroupKind::kData, rank), rank, repeat);
+}
+
+std::vector<int64_t> Mesh::owners_of(int64_t rank, int64_t repeat) const {
+  return times_tensor(ranks_of(GroupKind::kShard, rank), rank, repeat);
+}
+
+int64_t Mesh::data_index(int64_t rank) const {
+  const std::vector<int64_t> all = ranks_of(GroupKind::kData, rank);
+  return std::lower_bound(all.begin(), all.end(), rank) - all.begin();
+}
+
+int64_t Mesh::pipeline_index(int64_t rank) const {
+  return axes_of(GroupKind::kPipeline).front().coordinate(rank);
+}
+
 int64_t Mesh::size(GroupKind kind) const {
   return static_cast<int64_t>(ranks_of(kind, 0).size());
 }
@@ -228,15 +264,18 @@ std::string to_text(const Mesh& mesh) {
      << " x context " << s.context << " x data " << mesh.data() << " x pipeline " << s.pipeline
      << "\nexperts    expert_tensor " << s.expert_tensor << " x expert " << s.expert
      << " x expert_data " << mesh.expert_data() << " x pipeline " << s.pipeline << '\n';
-  for (const auto& [name, kind] : names_of(GroupKind{})) {
-    const auto groups = mesh.all(kind);
+  const auto print = [&](const std::string& name, const std::vector<std::vector<int64_t>>& groups) {
     os << std::left << std::setw(17) << name << ' ' << groups.size()
        << (groups.size() == 1 ? " group of " : " groups of ") << groups[0].size() << ": ";
     print_some(os, groups, ", ", [](std::ostream& out, const std::vector<int64_t>& group) {
       print_some(out, group, " ", [](std::ostream& o, int64_t rank) { o << rank; });
     });
     os << '\n';
-  }
+  };
+  for (const auto& [name, kind] : names_of(GroupKind{})) print(std::string(name), mesh.all(kind));
+  std::set<std::vector<int64_t>> owners;
+  for (int64_t rank = 0; rank < mesh.world(); ++rank) owners.insert(mesh.owners_of(rank, s.tensor));
+  print("whole_owners", {owners.begin(), owners.end()});
   return os.str();
 }
 

@@ -17,6 +17,11 @@
 //   kData         0 1 2 3 4 5 6 7     kExpertData       0 2 4 6
 //   kShard        0 1 2 3             kExpertShard      0 2
 //   kReplicate    0 4                 kExpertReplicate  0 4
+//
+// A dense parameter that `repeat` neighbouring TP ranks hold alike (1: cut over all of them; TP:
+// whole on each) has sharers_of(rank, repeat): these TP ranks in all of kData. Those of them in one
+// shard block, owners_of(), cut one copy of its state between them, so that a sum over the owners
+// is one over TP ranks and data in one call; the same places in other blocks are kReplicate.
 #pragma once
 
 #include <array>
@@ -42,6 +47,9 @@ enum class GroupKind : uint8_t {
   kReplicate,        // the same shard of it
   kExpertShard,      // hold one copy of their experts' state together
   kExpertReplicate,  // the same shard of it
+  kMicrobatch,       // TP x CP: hold the tokens of one microbatch together (G of the losses)
+  kStage,            // TP x CP x DP: have the same layers
+  kExperts,          // ETP x EP: between them they hold all experts, slices and all
 };
 
 constexpr auto names_of(GroupKind) {
@@ -56,7 +64,10 @@ constexpr auto names_of(GroupKind) {
                     Named{"shard", GroupKind::kShard},
                     Named{"replicate", GroupKind::kReplicate},
                     Named{"expert_shard", GroupKind::kExpertShard},
-                    Named{"expert_replicate", GroupKind::kExpertReplicate}};
+                    Named{"expert_replicate", GroupKind::kExpertReplicate},
+                    Named{"microbatch", GroupKind::kMicrobatch},
+                    Named{"stage", GroupKind::kStage},
+                    Named{"experts", GroupKind::kExperts}};
 }
 
 enum class MeshOrder : uint8_t { kDataInStage, kStageInData };
@@ -101,6 +112,13 @@ class Mesh {
   std::vector<int64_t> ranks_of(GroupKind kind, int64_t rank) const;
   // Every group once, by first rank.
   std::vector<std::vector<int64_t>> all(GroupKind kind) const;
+  // Ascending; `repeat` divides TP.
+  std::vector<int64_t> sharers_of(int64_t rank, int64_t repeat) const;
+  std::vector<int64_t> owners_of(int64_t rank, int64_t repeat) const;
+  // Of the DP x CP ranks with other tokens and the same dense parameters: which one this is.
+  int64_t data_index(int64_t rank) const;
+  // Which of the ranks that hold one replica's stages this is: its place in kPipeline.
+  int64_t pipeline_index(int64_t rank) const;
 
  private:
   struct Axis {
@@ -109,6 +127,8 @@ class Mesh {
   };
   std::vector<Axis> axes_of(GroupKind kind) const;  // fastest first
   std::vector<int64_t> along(GroupKind kind, int64_t rank) const;
+  std::vector<int64_t> times_tensor(const std::vector<int64_t>& ranks, int64_t rank,
+                                    int64_t repeat) const;
 
   int64_t world_;
   MeshShape shape_;
@@ -118,6 +138,8 @@ class Mesh {
 
 // What `troupe plan` prints: both factorisations, then a line a kind of group:
 //   expert_data       8 groups of 2: 0 4, 1 5, .. 11 15
+// and who shares the state of dense parameters that each TP rank holds whole:
+//   whole_owners      1 group of 8: 0 1 2 3 4 5 6 7
 std::string to_text(const Mesh& mesh);
 
 }  // namespace troupe

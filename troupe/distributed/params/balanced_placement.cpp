@@ -13,13 +13,13 @@ namespace {
 using Sets = std::vector<std::vector<int64_t>>;  // experts of each rank
 
 int64_t owner_of(const Placement& p, int64_t expert) {
-  TROUPE_CHECK(p.owners(expert).size() == 1, "- expert", expert, "has", p.owners(expert).size(),
+  TROUPE_CHECK(p.owners(expert).size() == 1, "expert", expert, "has", p.owners(expert).size(),
                "owners");
   return p.owners(expert)[0];
 }
 
 std::vector<int64_t> rows_of_ranks(const Placement& p, const std::vector<int64_t>& rows_E) {
-  TROUPE_CHECK(static_cast<int64_t>(rows_E.size()) == p.experts(), "- rows of", rows_E.size(),
+  TROUPE_CHECK(static_cast<int64_t>(rows_E.size()) == p.experts(), "rows of", rows_E.size(),
                "experts, of", p.experts());
   std::vector<int64_t> out(static_cast<size_t>(p.ranks()));
   for (int64_t e = 0; e < p.experts(); ++e) {

@@ -132,22 +132,30 @@ Param&& Param::as_state() && {
   return std::move(*this);
 }
 
-void Param::take_box(int64_t dim, int64_t from, int64_t length, Axis axis) {
+void Param::take_box(int64_t dim, int64_t from, int64_t length, Axis axis, int64_t repeat) {
   const auto d = static_cast<size_t>(dim);
-  TROUPE_CHECK(d < size.size() && 0 <= from && from + length <= size[d], "dimension", dim, "from",
-               from, "length", length);
+  TROUPE_CHECK(d < size.size() && 0 <= from && 0 <= length && from + length <= size[d], "dimension",
+               dim, "from", from, "length", length);
+  TROUPE_CHECK(size[d] > 0, "dimension", dim, "of a box is empty: it has no parts");
   TROUPE_CHECK(!(per_expert && dim == 0), "experts are taken by of_experts()");
   TROUPE_CHECK(!value.defined(), "a box is taken before the value is made");
   // The shown dimension that holds this one: gate and up halves are merged with their columns.
   size_t s = 0;
-  int64_t merged = product(shown) == 0 ? 1 : product(size, d) / size[d];
+  const int64_t merged = product(shown) == 0 ? 1 : product(size, d) / size[d];
   for (s = 0; s < shown.size() && product(shown, s + 1) != merged; ++s) {
   }
   TROUPE_CHECK(s < shown.size(), "dimension", dim, "is not the innermost of a shown one");
   shown[s] = shown[s] / size[d] * length;
   offset[d] += from;
   size[d] = length;
-  splits.push_back({dim, axis});
+  splits.push_back({dim, axis, repeat});
+}
+
+int64_t Param::tensor_repeat(int64_t ranks) const {
+  for (const Split& split : splits) {
+    if (split.axis == Axis::kTensor) return split.repeat;
+  }
+  return ranks;
 }
 
 int64_t Param::numel() const {

@@ -33,6 +33,7 @@ enum class Axis { kTensor, kExpert, kExpertTensor, kFullShard };
 struct Split {
   int64_t dim;
   Axis axis;
+  int64_t repeat = 1;  // so many neighbouring ranks of the axis have the same box
 };
 
 struct Init {
@@ -70,9 +71,12 @@ struct Param {
 
   Param&& showing(std::vector<int64_t> sizes) &&;  // the value's sizes
   Param&& as_state() &&;                           // f32, frozen, saved: kState
-  void take_box(int64_t dim, int64_t from, int64_t length, Axis axis);  // keeps this part only
+  // Keeps this part only, which may be empty; `repeat` neighbours on the axis keep the same.
+  void take_box(int64_t dim, int64_t from, int64_t length, Axis axis, int64_t repeat = 1);
 
   int64_t numel() const;  // of the local box
+  // How many neighbours of `ranks` on the tensor axis have this box: all where it is not cut.
+  int64_t tensor_repeat(int64_t ranks) const;
   bool trainable() const { return !frozen && group != Group::kState; }
   // Makes the value, uninitialised, with a gradient where trainable.
   void allocate(const at::TensorOptions& options);

@@ -143,6 +143,17 @@ TEST(Param, OnlyTrainableValuesWantAGradient) {
   EXPECT_EQ(c.value.scalar_type(), at::kFloat);
 }
 
+TEST(Param, ABoxMayBeEmptyAndTellsWhichNeighboursHaveItToo) {
+  Param p = Param::of({6, 10}, kNormal);
+  EXPECT_EQ(p.tensor_repeat(4), 4);  // not cut: all have it
+  p.take_box(0, 2, 2, Axis::kTensor, 2);
+  EXPECT_EQ(p.tensor_repeat(4), 2);
+  Param none = Param::of({6, 10}, kNormal);
+  none.take_box(0, 6, 0, Axis::kTensor);
+  EXPECT_EQ(whole(none, "a").numel(), 0);
+  EXPECT_THROW(none.take_box(0, 0, 0, Axis::kTensor), Error);
+}
+
 TEST(Param, RefusesABoxOutside) {
   Param p = Param::of({6, 10}, kNormal);
   EXPECT_THROW(p.take_box(0, 4, 3, Axis::kTensor), Error);

@@ -61,11 +61,32 @@ Placement hidden_sharded(int64_t experts, int64_t ranks, int64_t hidden) {
   Placement p;
   p.ranks_ = ranks;
   p.slices_ = slices;
+  for (int64_t r = 0; r < ranks; ++r) p.slice_of_.push_back(r / blocks);
   p.owners_.resize(experts);
   for (int64_t e = 0; e < experts; ++e) {
     for (int64_t s = 0; s < slices; ++s) {
       p.owners_[e].push_back(static_cast<int32_t>(s * blocks + e / (experts / blocks)));
     }
+  }
+  return p;
+}
+
+Placement sliced(int64_t experts, int64_t ranks, int64_t slices, int64_t hidden) {
+  TROUPE_CHECK(slices >= 1, "slices", slices);
+  if (hidden % slices != 0) {
+    fail(Code::kBadValue, "parallel.expert_tensor", "an expert's width", hidden,
+         "does not divide into", slices, "slices; the nearest that does is",
+         nearest_divisor(hidden, slices));
+  }
+  Placement p = contiguous(experts, ranks);
+  if (slices == 1) return p;
+  p.ranks_ = ranks * slices;
+  p.slices_ = slices;
+  for (int64_t r = 0; r < p.ranks_; ++r) p.slice_of_.push_back(r % slices);
+  for (std::vector<int32_t>& owners : p.owners_) {
+    const auto first = static_cast<int32_t>(owners[0] * slices);
+    owners.clear();
+    for (int32_t s = 0; s < slices; ++s) owners.push_back(first + s);
   }
   return p;
 }

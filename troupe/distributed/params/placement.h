@@ -3,7 +3,8 @@
 //   contiguous(E, W)        rank r owns experts [r E / W, (r + 1) E / W)
 //   in_runs(E, W)           the same for any E >= W, bounds rounded up: ranks differ by one expert
 //   hidden_sharded(E, W, F) for W > E: each expert's F columns are cut over W / E ranks
-//   listed(W, owners)       any other: uneven, ranks without experts, replicas of hot experts
+//   sliced(E, ep, etp, F)   rank s + etp b has the experts of run b of ep, columns of slice s of
+//   etp listed(W, owners)       any other: uneven, ranks without experts, replicas of hot experts
 //
 // A replica is a whole copy; a token goes to one of them, chosen by its index alone, and the
 // replicas' gradients are summed. A slice is a part of F columns; a token goes to all slices, and
@@ -26,15 +27,17 @@ class Placement {
   // The experts of a rank, ascending: the order of its local experts.
   std::vector<int64_t> held_by(int64_t rank) const;
   // Which of the F columns' slices this rank holds.
-  int64_t slice_of(int64_t rank) const { return slices_ == 1 ? 0 : rank / (ranks_ / slices_); }
+  int64_t slice_of(int64_t rank) const { return slices_ == 1 ? 0 : slice_of_[rank]; }
 
  private:
   friend Placement in_runs(int64_t experts, int64_t ranks);
   friend Placement hidden_sharded(int64_t experts, int64_t ranks, int64_t hidden);
+  friend Placement sliced(int64_t experts, int64_t ranks, int64_t slices, int64_t hidden);
   friend Placement listed(int64_t ranks, std::vector<std::vector<int32_t>> owners);
 
   int64_t ranks_ = 1;
   int64_t slices_ = 1;
+  std::vector<int64_t> slice_of_;  // of each rank, where there are several
   std::vector<std::vector<int32_t>> owners_;
 };
 
@@ -42,6 +45,7 @@ class Placement {
 Placement contiguous(int64_t experts, int64_t ranks);
 Placement in_runs(int64_t experts, int64_t ranks);
 Placement hidden_sharded(int64_t experts, int64_t ranks, int64_t hidden);
+Placement sliced(int64_t experts, int64_t ranks, int64_t slices, int64_t hidden);
 Placement listed(int64_t ranks, std::vector<std::vector<int32_t>> owners);
 
 }  // namespace troupe

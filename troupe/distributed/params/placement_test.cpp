@@ -106,6 +106,18 @@ TEST(Placement, H2_IsContiguousWhereThereAreEnoughExperts) {
   EXPECT_EQ(p.held_by(1), (std::vector<int64_t>{2, 3}));
 }
 
+TEST(Placement, T16_SlicedExpertsLieOnNeighboursInRunsOfExperts) {
+  const Placement p = sliced(4, 2, 3, 12);
+  EXPECT_EQ(p.ranks(), 6);
+  EXPECT_EQ(p.slices(), 3);
+  EXPECT_EQ(p.owners(1), (std::vector<int32_t>{0, 1, 2}));
+  EXPECT_EQ(p.owners(2), (std::vector<int32_t>{3, 4, 5}));
+  for (int64_t r = 0; r < 6; ++r) EXPECT_EQ(p.slice_of(r), r % 3);
+  EXPECT_EQ(p.held_by(4), (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(sliced(4, 2, 1, 12).slices(), 1);
+  EXPECT_NE(refusal([] { sliced(4, 2, 5, 12); }).find("parallel.expert_tensor"), std::string::npos);
+}
+
 TEST(Placement, H2_RefusesAWidthOrRanksThatDoNotDivide) {
   EXPECT_NE(refusal([] { hidden_sharded(2, 4, 7); }).find("width 7"), std::string::npos);
   EXPECT_NE(refusal([] { hidden_sharded(4, 6, 8); }).find("6 ranks"), std::string::npos);

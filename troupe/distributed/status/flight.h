@@ -1,6 +1,6 @@
-// The last moments of a rank, in a ring that needs no memory but its own: it lies in a Pulse, which
-// a launcher may share, and so can be read after the process has been killed
-// (distributed/status/flight_record.h). Writing one costs some stores.
+// Flight recorder: a ring buffer of a rank's last phases and collectives. It is part of its Pulse,
+// which a launcher may place in shared memory, so it can be read after the process was killed
+// (distributed/status/flight_record.h). An entry costs a few stores.
 #pragma once
 
 #include <array>
@@ -11,41 +11,47 @@
 
 namespace troupe {
 
-// What ranks do together.
-enum class Together : uint8_t {
-  kNothing,
-  kSum,
-  kSumShards,
-  kGather,
-  kExchange,
+// A collective operation of a group, by NCCL's names.
+enum class Collective : uint8_t {
+  kNone,
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kAllToAll,
   kBroadcast,
-  kBarrier
+  kBarrier,
+  kSend,
+  kRecv
 };
-constexpr auto names_of(Together) {
-  return std::array{
-      Named{"nothing", Together::kNothing},      Named{"sum", Together::kSum},
-      Named{"sum_shards", Together::kSumShards}, Named{"gather", Together::kGather},
-      Named{"exchange", Together::kExchange},    Named{"broadcast", Together::kBroadcast},
-      Named{"barrier", Together::kBarrier}};
+constexpr auto names_of(Collective) {
+  return std::array{Named{"none", Collective::kNone},
+                    Named{"all_reduce", Collective::kAllReduce},
+                    Named{"reduce_scatter", Collective::kReduceScatter},
+                    Named{"all_gather", Collective::kAllGather},
+                    Named{"all_to_all", Collective::kAllToAll},
+                    Named{"broadcast", Collective::kBroadcast},
+                    Named{"barrier", Collective::kBarrier},
+                    Named{"send", Collective::kSend},
+                    Named{"recv", Collective::kRecv}};
 }
 
 enum class Note : uint8_t {
-  kBegin,   // of a phase
-  kIssue,   // an operation was handed to the network
-  kWait,    // and this rank began to wait for it
-  kWaited,  // and it was there
+  kBegin,   // a phase began
+  kIssue,   // a collective was issued
+  kWait,    // this rank began to wait for it
+  kWaited,  // the wait ended
 };
 constexpr auto names_of(Note) {
   return std::array{Named{"begin", Note::kBegin}, Named{"issue", Note::kIssue},
                     Named{"wait", Note::kWait}, Named{"waited", Note::kWaited}};
 }
 
-// An operation of a group: what all its ranks should have alike.
+// One collective of a group. All its ranks should record the same.
 struct Operation {
-  Together what = Together::kNothing;
-  int32_t first = 0, ranks = 0;  // the group's first rank, and how many they are
-  int64_t number = 0;            // of those of this group and rank, from 1
-  int64_t bytes = 0;             // of this rank's tensors
+  Collective what = Collective::kNone;
+  int32_t first = 0, ranks = 0;  // the group's first rank and its size
+  int64_t number = 0;            // counts this rank's collectives on this group, from 1
+  int64_t bytes = 0;             // size of this rank's tensors
 };
 
 class Flight {
@@ -61,7 +67,7 @@ class Flight {
   void add(const Raw& raw) {
     Entry& e = entries_[next_.fetch_add(1, std::memory_order_relaxed) % kMoments];
     const Operation& o = raw.operation;
-    e.at.store(0, std::memory_order_relaxed);  // not whole until the last store
+    e.at.store(0, std::memory_order_relaxed);  // incomplete until the last store
     e.done.store(raw.done, std::memory_order_relaxed);
     e.phase.store(raw.phase, std::memory_order_relaxed);
     e.what.store(static_cast<uint32_t>(raw.event) << 8 | static_cast<uint32_t>(o.what),
@@ -73,7 +79,7 @@ class Flight {
     e.at.store(raw.at, std::memory_order_release);
   }
 
-  // Calls f(raw) for each that is whole, the oldest first.
+  // Calls f(raw) for each complete entry, oldest first.
   void visit(auto&& f) const {
     const uint64_t end = next_.load(std::memory_order_acquire);
     for (uint64_t i = end < kMoments ? 0 : end - kMoments; i < end; ++i) {
@@ -83,7 +89,7 @@ class Flight {
       const uint32_t what = e.what.load(std::memory_order_relaxed);
       f(Raw{at, e.done.load(std::memory_order_relaxed), e.phase.load(std::memory_order_relaxed),
             static_cast<Note>(what >> 8),
-            Operation{static_cast<Together>(what & 0xff), e.first.load(std::memory_order_relaxed),
+            Operation{static_cast<Collective>(what & 0xff), e.first.load(std::memory_order_relaxed),
                       e.ranks.load(std::memory_order_relaxed),
                       e.number.load(std::memory_order_relaxed),
                       e.bytes.load(std::memory_order_relaxed)}});

@@ -10,13 +10,13 @@ namespace troupe {
 namespace {
 
 Moment moment_of(const Flight::Raw& raw, int64_t newest) {
-  const Doing doing = doing_of(raw.done, raw.phase, raw.at);
+  const RankStatus doing = doing_of(raw.done, raw.phase, raw.at);
   const Operation& o = raw.operation;
   Moment out{.ago_s = static_cast<double>(newest - raw.at) * 1e-9,
              .step = doing.step(),
              .phase = phase_text(doing),
              .event = std::string(to_text(raw.event))};
-  if (o.what == Together::kNothing) return out;
+  if (o.what == Collective::kNone) return out;
   out.operation = to_text(o.what);
   out.group = std::to_string(o.ranks);
   out.group += " ranks from " + std::to_string(o.first);

@@ -20,7 +20,7 @@ TEST(FlightRecord, TellsPhasesAndOperationsInTheirOrder) {
   pulse.done(7);
   pulse.begin(Phase::kForward, 2, 8);
   const Operation gather{
-      .what = Together::kGather, .first = 4, .ranks = 2, .number = 17, .bytes = 640};
+      .what = Collective::kAllGather, .first = 4, .ranks = 2, .number = 17, .bytes = 640};
   for (const Note note : {Note::kIssue, Note::kWait, Note::kWaited}) pulse.note(note, gather);
   const FlightRecord record = flight_record({&pulse}, 5);
   ASSERT_EQ(record.ranks.size(), 1U);
@@ -34,7 +34,7 @@ TEST(FlightRecord, TellsPhasesAndOperationsInTheirOrder) {
     EXPECT_LE(all[i].ago_s, all[i - 1].ago_s);
     EXPECT_EQ(all[i].step, 8);
     EXPECT_EQ(all[i].phase, "forward 3/8");
-    EXPECT_EQ(all[i].operation, "gather");
+    EXPECT_EQ(all[i].operation, "all_gather");
     EXPECT_EQ(all[i].group, "2 ranks from 4");
     EXPECT_EQ(all[i].number, 17);
     EXPECT_EQ(all[i].bytes, 640);

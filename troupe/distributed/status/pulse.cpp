@@ -15,11 +15,15 @@
 namespace troupe {
 namespace {
 
-constexpr int kUnitBits = 24;
+// From the lowest bit: 8 of the phase, 20 of the unit, 20 of the units, 16 of the microbatch + 1.
+constexpr int kUnitBits = 20, kMicrobatchBits = 16;
 constexpr uint64_t kUnitMask = (uint64_t{1} << kUnitBits) - 1;
+constexpr int kMicrobatchFrom = 8 + 2 * kUnitBits;
+static_assert(kMicrobatchFrom + kMicrobatchBits == 64);
 
-uint64_t packed(Phase phase, int unit, int units) {
-  return (static_cast<uint64_t>(units) & kUnitMask) << (8 + kUnitBits) |
+uint64_t packed(Phase phase, int unit, int units, int microbatch) {
+  return static_cast<uint64_t>(microbatch + 1) << kMicrobatchFrom |
+         (static_cast<uint64_t>(units) & kUnitMask) << (8 + kUnitBits) |
          (static_cast<uint64_t>(unit) & kUnitMask) << 8 | static_cast<uint64_t>(phase);
 }
 
@@ -33,32 +37,37 @@ int64_t steady_now() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
-Doing doing_of(int64_t done, uint64_t phase, int64_t since) {
+RankStatus doing_of(int64_t done, uint64_t phase, int64_t since) {
   return {.done = done,
           .phase = static_cast<Phase>(phase & 0xff),
           .unit = static_cast<int>(phase >> 8 & kUnitMask),
           .units = static_cast<int>(phase >> (8 + kUnitBits) & kUnitMask),
+          .microbatch = static_cast<int>(phase >> kMicrobatchFrom) - 1,
           .since = since};
 }
 
-int64_t Doing::step() const {
+int64_t RankStatus::step() const {
   return done + (phase >= Phase::kBatch && phase <= Phase::kOptim ? 1 : 0);
 }
 
-std::string phase_text(const Doing& doing) {
+std::string phase_text(const RankStatus& doing) {
   std::string out(to_text(doing.phase));
   if (doing.units == 0) return out;
-  return out + ' ' + std::to_string(doing.unit + 1) + '/' + std::to_string(doing.units);
+  out += ' ' + std::to_string(doing.unit + 1) + '/' + std::to_string(doing.units);
+  return doing.microbatch < 0 ? out : out + " of microbatch " + std::to_string(doing.microbatch);
 }
 
-std::string to_text(const Doing& doing) {
-  const std::string phase = phase_text(doing);
-  return doing.phase < Phase::kBatch ? phase
-                                     : "step " + std::to_string(doing.step()) + ", " + phase;
+std::string to_text(const RankStatus& doing) {
+  std::string phase = phase_text(doing);
+  if (doing.phase < Phase::kBatch) return phase;
+  const std::string step = "step " + std::to_string(doing.step()) + ", ";
+  if (doing.stages == 0) return step + phase;
+  return step + "stage " + std::to_string(doing.stage + 1) + '/' + std::to_string(doing.stages) +
+         ", " + phase;
 }
 
-void Pulse::begin(Phase phase, int unit, int units) {
-  set(packed(phase, unit, units));
+void Pulse::begin(Phase phase, int unit, int units, int microbatch) {
+  set(packed(phase, unit, units, microbatch));
 }
 
 void Pulse::set(uint64_t packed) {
@@ -68,9 +77,18 @@ void Pulse::set(uint64_t packed) {
   flight_.add({.at = now, .done = done_.load(std::memory_order_relaxed), .phase = packed});
 }
 
-Doing Pulse::now() const {
-  return doing_of(done_.load(std::memory_order_relaxed), packed_.load(std::memory_order_relaxed),
-                  since_.load(std::memory_order_relaxed));
+void Pulse::set_stage(int stage, int stages) {
+  stage_.store(stage, std::memory_order_relaxed);
+  stages_.store(stages, std::memory_order_relaxed);
+}
+
+RankStatus Pulse::now() const {
+  RankStatus out =
+      doing_of(done_.load(std::memory_order_relaxed), packed_.load(std::memory_order_relaxed),
+               since_.load(std::memory_order_relaxed));
+  out.stage = stage_.load(std::memory_order_relaxed);
+  out.stages = stages_.load(std::memory_order_relaxed);
+  return out;
 }
 
 void Pulse::note(Note event, const Operation& operation) {
@@ -95,6 +113,11 @@ Waiting::~Waiting() {
   if (pulse_ == nullptr) return;
   pulse_->waits_.fetch_sub(1, std::memory_order_relaxed);
   pulse_->waited_.fetch_add(steady_now() - begin_, std::memory_order_relaxed);
+}
+
+PulseScope::PulseScope(Pulse& pulse, Phase phase, Within)
+    : pulse_(pulse), before_(pulse.packed_.load(std::memory_order_relaxed)) {
+  pulse.set((before_ & ~uint64_t{0xff}) | static_cast<uint64_t>(phase));
 }
 
 // What failed is told in the phase that it was in.

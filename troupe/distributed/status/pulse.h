@@ -1,6 +1,6 @@
-// What a rank is doing, for those that may have to say it in its place: written by the rank that
-// trains, read by any thread, and by other processes of the machine where a launcher shares the
-// memory. It stays readable after its process has been killed.
+// A Pulse is a rank's status in memory: step, phase, unit, and whether it waits for other ranks.
+// The training thread writes it (two stores a phase); other threads read it, and other processes if
+// a launcher shares the memory. It stays readable after its process was killed.
 //
 //   pulse.done(7);                                        // seven steps are done
 //   const PulseScope scope(pulse, Phase::kForward, 2, 8);  // "step 8, forward 3/8", until it ends
@@ -19,6 +19,8 @@
 
 namespace troupe {
 
+// tensor: tokens between ranks that share matrices; keys: keys, values or heads between those that
+// share sequences; late: gradients of weights that a backward has put off.
 enum class Phase : uint8_t {
   kStart,
   kData,
@@ -28,7 +30,12 @@ enum class Phase : uint8_t {
   kForward,
   kDispatch,
   kCombine,
+  kTensor,
+  kKeys,
+  kSend,
+  kRecv,
   kBackward,
+  kLate,
   kReduce,
   kOptim,
   kLog,
@@ -42,42 +49,48 @@ constexpr auto names_of(Phase) {
                     Named{"model", Phase::kModel},       Named{"load", Phase::kLoad},
                     Named{"batch", Phase::kBatch},       Named{"forward", Phase::kForward},
                     Named{"dispatch", Phase::kDispatch}, Named{"combine", Phase::kCombine},
-                    Named{"backward", Phase::kBackward}, Named{"reduce", Phase::kReduce},
-                    Named{"optim", Phase::kOptim},       Named{"log", Phase::kLog},
-                    Named{"eval", Phase::kEval},         Named{"save", Phase::kSave},
-                    Named{"exit", Phase::kExit}};
+                    Named{"tensor", Phase::kTensor},     Named{"keys", Phase::kKeys},
+                    Named{"send", Phase::kSend},         Named{"recv", Phase::kRecv},
+                    Named{"backward", Phase::kBackward}, Named{"late", Phase::kLate},
+                    Named{"reduce", Phase::kReduce},     Named{"optim", Phase::kOptim},
+                    Named{"log", Phase::kLog},           Named{"eval", Phase::kEval},
+                    Named{"save", Phase::kSave},         Named{"exit", Phase::kExit}};
 }
 
-// One moment of a rank.
-struct Doing {
+// A rank's status at one moment.
+struct RankStatus {
   int64_t done = 0;  // steps
   Phase phase = Phase::kStart;
-  int unit = 0, units = 0;  // which of how many; 0 of 0: the phase has no parts
-  int64_t since = 0;        // steady_now() when it began
-  int64_t step() const;     // the step that is under way, or was the last
+  int unit = 0, units = 0;    // unit of the model and their number; 0 of 0: not per unit
+  int microbatch = -1;        // -1: none, or the only one
+  int stage = 0, stages = 0;  // of a pipeline; 0 of 0: there is none
+  int64_t since = 0;          // steady_now() when the phase began
+  int64_t step() const;       // the current step, or the last one
 };
-// `phase`: phase, unit and units in one number, as a pulse keeps them.
-Doing doing_of(int64_t done, uint64_t phase, int64_t since);
-std::string phase_text(const Doing& doing);  // "forward 3/8"
-std::string to_text(const Doing& doing);     // "step 8, forward 3/8"; "load" before any step
+// `phase`: phase, unit, units and microbatch packed into one number, as Pulse stores them.
+RankStatus doing_of(int64_t done, uint64_t phase, int64_t since);
+std::string phase_text(const RankStatus& doing);  // "forward 3/8"; "recv 3/8 of microbatch 0"
+// "step 8, forward 3/8"; "step 8, stage 2/2, tensor 3/8 of microbatch 1"; "load" before any step
+std::string to_text(const RankStatus& doing);
 
-int64_t steady_now();  // ns of the machine's monotonic clock: the same for all its processes
+int64_t steady_now();  // monotonic clock, ns; the same in all processes of a machine
 
 class Pulse {
  public:
   void done(int64_t steps) { done_.store(steps, std::memory_order_relaxed); }
-  void begin(Phase phase, int unit = 0, int units = 0);
-  Doing now() const;
+  void begin(Phase phase, int unit = 0, int units = 0, int microbatch = -1);
+  void set_stage(int stage, int stages);  // where the rank is in a pipeline, from then on
+  RankStatus now() const;
 
-  // Is the rank waiting for others now, and how long has it been in all: Waiting, below.
+  // Whether the rank waits for others now, and how long it has in total (class Waiting).
   bool waiting() const { return waits_.load(std::memory_order_relaxed) > 0; }
   double waited_seconds() const;
 
-  // What it did before, of which operations between ranks are told by those that issue them.
+  // The flight recorder: phases are recorded by begin(), collectives by note().
   const Flight& flight() const { return flight_; }
   void note(Note event, const Operation& operation);
 
-  // The launcher writes down that the process is no more.
+  // Set by the launcher when the process has exited.
   void set_ended() { ended_.store(true, std::memory_order_relaxed); }
   bool ended() const { return ended_.load(std::memory_order_relaxed); }
 
@@ -88,17 +101,20 @@ class Pulse {
 
   std::atomic<int64_t> done_ = 0, since_ = steady_now(), waited_ = 0;
   std::atomic<int> waits_ = 0;
-  std::atomic<uint64_t> packed_ = 0;  // units, unit, phase
+  std::atomic<uint64_t> packed_ = 0;  // microbatch, units, unit, phase
+  std::atomic<int> stage_ = 0, stages_ = 0;
   std::atomic<bool> ended_ = false;
   Flight flight_;
 };
 
-// A phase within another one, which goes on when it ends.
+// A nested phase; the outer one resumes at the end of the scope.
 class PulseScope {
  public:
-  PulseScope(Pulse& pulse, Phase phase, int unit = 0, int units = 0)
+  struct Within {};  // the unit and microbatch of the outer phase
+  PulseScope(Pulse& pulse, Phase phase, Within within);
+  PulseScope(Pulse& pulse, Phase phase, int unit = 0, int units = 0, int microbatch = -1)
       : pulse_(pulse), before_(pulse.packed_.load(std::memory_order_relaxed)) {
-    pulse.begin(phase, unit, units);
+    pulse.begin(phase, unit, units, microbatch);
   }
   PulseScope(const PulseScope&) = delete;
   PulseScope& operator=(const PulseScope&) = delete;
@@ -110,7 +126,7 @@ class PulseScope {
   int thrown_ = std::uncaught_exceptions();
 };
 
-// While it lives, this rank waits for others. Absent: of no rank.
+// Marks the rank as waiting for others while in scope. Null: no pulse.
 class Waiting {
  public:
   explicit Waiting(Pulse* pulse);
@@ -123,22 +139,22 @@ class Waiting {
   int64_t begin_ = 0;
 };
 
-// The pulses of the ranks of one machine, in memory that their launcher shares with them.
+// The pulses of a machine's ranks, in memory that their launcher shares with them.
 class Pulses {
  public:
-  // For ranks that are to be started: E7002 where the system has no memory or descriptor for it.
+  // For the launcher. E7002 if the system has no memory or file descriptor for it.
   explicit Pulses(int ranks);
   Pulses(const Pulses&) = delete;
   Pulses& operator=(const Pulses&) = delete;
   ~Pulses();
-  // Those of the launcher that started this process; absent: none shares them.
+  // For a rank: the pulses its launcher shares; null: it shares none.
   static std::unique_ptr<Pulses> of_launcher(int ranks);
 
   Pulse& of(int64_t rank) { return pulses_[rank]; }
-  // What a rank's environment tells it: kPulsesVariable=variable(). The rank inherits the
-  // descriptor.
+  // The value of kPulsesVariable in a rank's environment: the descriptor, which the rank
+  // inherits.
   std::string variable() const { return std::to_string(descriptor_); }
-  void clear();  // for another attempt
+  void clear();  // before a restart
 
  private:
   Pulses(int ranks, int descriptor);

@@ -25,8 +25,15 @@ TEST(Pulse, TellsStepAndPhase) {
   EXPECT_EQ(phase_text(pulse.now()), "forward 3/8");
   pulse.begin(Phase::kSave);
   EXPECT_EQ(to_text(pulse.now()), "step 7, save");
-  pulse.begin(Phase::kBackward, 9'999'999, 10'000'000);
-  EXPECT_EQ(phase_text(pulse.now()), "backward 10000000/10000000");
+  pulse.begin(Phase::kBackward, 999'999, 1'000'000);
+  EXPECT_EQ(phase_text(pulse.now()), "backward 1000000/1000000");
+  pulse.begin(Phase::kRecv, 2, 8, 0);
+  EXPECT_EQ(to_text(pulse.now()), "step 8, recv 3/8 of microbatch 0");
+  pulse.begin(Phase::kSend, 2, 8, 65'534);
+  EXPECT_EQ(phase_text(pulse.now()), "send 3/8 of microbatch 65534");
+  pulse.set_stage(1, 2);
+  EXPECT_EQ(to_text(pulse.now()), "step 8, stage 2/2, send 3/8 of microbatch 65534");
+  EXPECT_EQ(phase_text(pulse.now()), "send 3/8 of microbatch 65534");
 }
 
 TEST(Pulse, APhaseWithinAnotherEndsUnlessItFails) {
@@ -34,6 +41,12 @@ TEST(Pulse, APhaseWithinAnotherEndsUnlessItFails) {
   pulse.begin(Phase::kForward, 0, 2);
   { const PulseScope scope(pulse, Phase::kDispatch); }
   EXPECT_EQ(phase_text(pulse.now()), "forward 1/2");
+  pulse.begin(Phase::kBackward, 0, 2, 3);
+  {
+    const PulseScope scope(pulse, Phase::kTensor, PulseScope::Within());
+    EXPECT_EQ(phase_text(pulse.now()), "tensor 1/2 of microbatch 3");
+  }
+  EXPECT_EQ(phase_text(pulse.now()), "backward 1/2 of microbatch 3");
   try {
     const PulseScope scope(pulse, Phase::kCombine);
     throw std::runtime_error("lost");

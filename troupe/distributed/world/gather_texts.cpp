@@ -15,27 +15,27 @@ std::string text_key(const Gathering& g, int64_t rank) {
   return g.round + '/' + std::to_string(rank);
 }
 
-bool has_written(Board& board, const Gathering& g, int64_t rank) {
-  return board.peek(text_key(g, rank)).has_value();
+bool has_written(KeyValueStore& store, const Gathering& g, int64_t rank) {
+  return store.peek(text_key(g, rank)).has_value();
 }
 
-std::optional<std::vector<std::string>> look(Board& board, const Gathering& g) {
+std::optional<std::vector<std::string>> look(KeyValueStore& store, const Gathering& g) {
   const std::string prefix = g.round + '/', all = prefix + "all";
   if (g.rank != 0) {
-    const std::optional<std::string> found = board.peek(all);
+    const std::optional<std::string> found = store.peek(all);
     return found ? std::optional(parted(*found)) : std::nullopt;
   }
-  auto texts = board.peek_all(keys_of_ranks(prefix, g.size));
-  if (texts) board.post(all, joined(*texts));
+  auto texts = store.peek_all(keys_of_ranks(prefix, g.size));
+  if (texts) store.post(all, joined(*texts));
   return texts;
 }
 
-std::vector<int64_t> ended_ranks(Board& board, const Gathering& g) {
+std::vector<int64_t> ended_ranks(KeyValueStore& store, const Gathering& g) {
   std::vector<int64_t> out;
   for (int64_t r = 0; r < g.size; ++r) {
     if (g.has_ended(r)) out.push_back(r);
   }
-  if (const auto first = board.peek(kFirstEnd))
+  if (const auto first = store.peek(kFirstEnd))
     out.push_back(number_of_peer(*first, "the first rank that ended"));
   return out;
 }
@@ -45,15 +45,15 @@ class Beats {
  public:
   explicit Beats(const Gathering& g) : g_(g), next_(Clock::now()) {}
 
-  // One whose beat has been the same for too long. Looks seldom: `silence` is told at most a
-  // quarter late.
-  std::optional<int64_t> silent(Board& board) {
+  // A rank whose heartbeat has not changed for `silence`. Polls seldom, so it is reported up to a
+  // quarter of that late.
+  std::optional<int64_t> silent(KeyValueStore& store) {
     const Clock::time_point now = Clock::now();
     if (now < next_) return {};
     next_ = now + g_.silence / 4;
     for (int64_t r = 0; r < (g_.rank == 0 ? g_.size : 1); ++r) {
-      if (r == g_.rank || (r != 0 && has_written(board, g_, r))) continue;
-      const std::optional<std::string> beat = board.peek(beat_key(r));
+      if (r == g_.rank || (r != 0 && has_written(store, g_, r))) continue;
+      const std::optional<std::string> beat = store.peek(beat_key(r));
       const auto [last, first_look] = last_.try_emplace(r, Beat{beat, now});
       if (last->second.text != beat) last->second = {beat, now};
       if (!first_look && now - last->second.since >= g_.silence) return r;
@@ -73,23 +73,24 @@ class Beats {
 
 }  // namespace
 
-std::vector<std::string> gather_texts(Board& board, const Gathering& g, const std::string& mine) {
+std::vector<std::string> gather_texts(KeyValueStore& store, const Gathering& g,
+                                      const std::string& mine) {
   const std::string what = "the exchange of \"" + g.topic + '"';
-  board.post(text_key(g, g.rank), mine);
+  store.post(text_key(g, g.rank), mine);
   const Clock::time_point begin = Clock::now();
   Beats beats(g);
   for (Milliseconds pause{1};; pause = next_pause(pause, g.size)) {
     // Before the look: what they wrote last is seen.
-    const std::vector<int64_t> ended = ended_ranks(board, g);
-    if (const auto texts = look(board, g)) return *texts;
+    const std::vector<int64_t> ended = ended_ranks(store, g);
+    if (const auto texts = look(store, g)) return *texts;
     for (const int64_t r : ended) {
       if (r == g.rank) fail(Code::kRankLost, what, "this rank ends");
-      if (r != 0 && has_written(board, g, r)) continue;
+      if (r != 0 && has_written(store, g, r)) continue;
       fail(Code::kRankLost, what, "rank", r, "has ended");
     }
     if (g.timeout && Clock::now() - begin >= *g.timeout) break;
     if (!g.timeout) {
-      if (const std::optional<int64_t> r = beats.silent(board)) {
+      if (const std::optional<int64_t> r = beats.silent(store)) {
         fail(Code::kRankLost, what, "rank", *r, "has not been heard for", g.silence.count() / 1000,
              "s");
       }
@@ -97,7 +98,7 @@ std::vector<std::string> gather_texts(Board& board, const Gathering& g, const st
     std::this_thread::sleep_for(pause);
   }
   int64_t missing = 0;
-  while (missing + 1 < g.size && has_written(board, g, missing)) ++missing;
+  while (missing + 1 < g.size && has_written(store, g, missing)) ++missing;
   fail(Code::kRankLost, what, "nothing came from rank", missing, "in", g.timeout->count() / 1000,
        "s (run.hang_timeout)");
 }

@@ -1,7 +1,7 @@
-// Each rank gives a text at the board and gets those of all.
+// All-gather of texts through the key-value store.
 //   rank r   writes ROUND/r
-//   rank 0   takes all of them once they are there, and writes ROUND/all
-// so that each reads and writes two, where each asking each would be as many as ranks squared.
+//   rank 0   reads all of them once they exist, and writes ROUND/all
+// Each rank reads and writes two values; reading all from all would take ranks^2.
 #pragma once
 
 #include <chrono>
@@ -11,26 +11,27 @@
 #include <string>
 #include <vector>
 
-#include "troupe/distributed/world/board.h"
+#include "troupe/distributed/world/key_value_store.h"
 
 namespace troupe {
 
 struct Gathering {
   int64_t rank = 0, size = 1;
   std::string topic;  // for messages
-  std::string round;  // not used before
-  // Absent: as long as those that are waited for are there, whatever they do.
+  std::string round;  // a prefix that no earlier call had
+  // Absent: waits as long as the missing ranks are alive, whatever they do.
   std::optional<std::chrono::milliseconds> timeout = {};
-  // For so long the beats (board.h) of one that is waited for may stay away; where there is no
-  // timeout.
+  // Without a timeout: how long the heartbeat of a missing rank may pause before it counts as
+  // lost.
   std::chrono::milliseconds silence{600'000};
-  // As far as this rank can tell; of itself: it has said its last words, and waits for nobody.
+  // Whether that rank is known to have exited. True of this rank: it has posted its last words and
+  // waits for nobody.
   std::function<bool(int64_t rank)> has_ended;
 };
 
-// In rank order. E6001 as soon as one is known to have ended that had not written, or with the
-// first that has not when the time is over, or with one that is not heard any more.
-std::vector<std::string> gather_texts(Board& board, const Gathering& gathering,
+// The texts in rank order. E6001 as soon as a rank that has not written is known to have exited or
+// has no heartbeat any more, and after the timeout, naming the first rank that is missing.
+std::vector<std::string> gather_texts(KeyValueStore& store, const Gathering& gathering,
                                       const std::string& mine);
 
 }  // namespace troupe

@@ -11,13 +11,13 @@
 #include <vector>
 
 #include "troupe/core/check.h"
-#include "troupe/testing/torch/table_board.h"
+#include "troupe/testing/torch/table_store.h"
 
 namespace troupe {
 namespace {
 
 using testing::Table;
-using testing::TableBoard;
+using testing::TableStore;
 using namespace std::chrono_literals;
 
 struct GatherTexts : ::testing::Test {
@@ -28,8 +28,8 @@ struct GatherTexts : ::testing::Test {
                                              std::optional<std::chrono::milliseconds> timeout = 20s,
                                              std::chrono::milliseconds silence = 600s) const {
     return std::async(std::launch::async, [=, table = table] {
-      TableBoard board(table);
-      return gather_texts(board,
+      TableStore store(table);
+      return gather_texts(store,
                           {.rank = rank,
                            .size = 3,
                            .topic = "t",
@@ -67,7 +67,7 @@ TEST_F(GatherTexts, WhoEndsBeforeItHasWrittenIsToldAtOnce) {
 }
 
 TEST_F(GatherTexts, WhatWasWrittenBeforeTheEndIsTaken) {
-  TableBoard(table).post("t/0/2", "last");
+  TableStore(table).post("t/0/2", "last");
   auto zero = give(0, "a", 2), one = give(1, "b", 2);
   const std::vector<std::string> all = {"a", "b", "last"};
   EXPECT_EQ(zero.get(), all);
@@ -76,12 +76,12 @@ TEST_F(GatherTexts, WhatWasWrittenBeforeTheEndIsTaken) {
 
 TEST_F(GatherTexts, OneOfAnotherMachineThatEndsIsToldByItsWord) {
   auto one = give(1, "b");
-  TableBoard(table).post(kFirstEnd, "2");
+  TableStore(table).post(kFirstEnd, "2");
   EXPECT_NE(error_of(std::move(one)).find("rank 2 has ended"), std::string::npos);
 }
 
 TEST_F(GatherTexts, WithoutRank0ThereIsNoList) {
-  TableBoard(table).post("t/0/0", "a");
+  TableStore(table).post("t/0/0", "a");
   EXPECT_NE(error_of(give(1, "b", 0)).find("rank 0 has ended"), std::string::npos);
 }
 
@@ -93,17 +93,17 @@ TEST_F(GatherTexts, TheFirstThatWroteNothingIsNamedWhenTheTimeIsOver) {
 
 // Of three that have no limit of time, rank 2 writes last.
 struct Patient : GatherTexts {
-  static constexpr auto kSilence = 400ms;
+  static constexpr auto kSilence = 1s;
 
   std::future<std::vector<std::string>> wait(int64_t rank, int64_t ended = -1) const {
     return give(rank, std::to_string(rank), ended, {}, kSilence);
   }
   // For so long these ranks are heard.
   void beat(const std::vector<int64_t>& ranks, std::chrono::milliseconds time) const {
-    TableBoard board(table);
+    TableStore store(table);
     const auto end = std::chrono::steady_clock::now() + time;
     for (int count = 0; std::chrono::steady_clock::now() < end; ++count) {
-      for (const int64_t r : ranks) board.post(beat_key(r), std::to_string(count));
+      for (const int64_t r : ranks) store.post(beat_key(r), std::to_string(count));
       std::this_thread::sleep_for(20ms);
     }
   }

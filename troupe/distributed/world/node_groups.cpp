@@ -8,7 +8,7 @@
 namespace troupe {
 
 NodeGroups node_groups(World& world, std::shared_ptr<RankGroup> all, int64_t ranks_per_node,
-                       const std::string& channel) {
+                       const std::string& channel, const GroupOptions& how) {
   const int64_t W = all->size(), R = ranks_per_node;
   if (R < 1 || W % R != 0) {
     fail(Code::kBadValue, "parallel.node_ranks", W, "ranks cannot be cut into nodes of", R);
@@ -22,8 +22,8 @@ NodeGroups node_groups(World& world, std::shared_ptr<RankGroup> all, int64_t ran
     within.push_back(all->ranks()[static_cast<size_t>(node * R + r)]);
   }
   if (W == 1) return {all, all, all};
-  NodeGroups out{.all = std::move(all), .across = world.group(across, channel), .within = nullptr};
-  out.within = world.group(within, channel);
+  NodeGroups out{.all = std::move(all), .across = world.group(across, channel, how), .within = {}};
+  out.within = world.group(within, channel, how);
   return out;
 }
 

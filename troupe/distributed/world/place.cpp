@@ -113,8 +113,8 @@ std::optional<Place> place_from(const GetVariable& get) {
       const auto text = name == nullptr ? std::nullopt : get(name);
       if (text) p.job += *text + '.';
     }
-    // A name of this run alone, which no stranger knows: all keys at the meeting begin with it.
-    if (const auto token = get("TROUPE_MEETING")) p.job += *token + '.';
+    // A word of this run alone, the same in all ranks: a prefix of all keys in the store.
+    if (const auto token = get("TROUPE_TOKEN")) p.job += *token + '.';
     return p;
   }
   return {};

@@ -12,12 +12,15 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "troupe/distributed/dispatch/a2a_dispatcher.h"
+#include "troupe/distributed/dispatch/dispatch_rows_test.h"
+#include "troupe/distributed/dispatch/dispatcher.h"
 #include "troupe/distributed/dispatch/local_dispatcher.h"
 #include "troupe/distributed/world/world.h"
 
@@ -62,8 +65,10 @@ inline at::Tensor choices(const Case& c) {
   return ids;
 }
 
-// Of all ranks.
+// Of all ranks. Threads draw one after another: they share the generator.
 inline Inputs draw(const Case& c) {
+  static std::mutex generator;
+  const std::lock_guard lock(generator);
   at::manual_seed(c.seed);
   const auto wide = c.type == at::kDouble ? at::kDouble : at::kFloat;
   const auto normal = [&](std::vector<int64_t> sizes) {
@@ -215,6 +220,27 @@ inline void compare(World& world, Maker make, const Case& c, const Placement& p,
     expect_equal(got, part_of(run(*oracle, all, whole), c, p, world.rank()),
                  to_text(mode) + ", " + text_of(c, p));
     expect_equal(run(*d, own, o), got, to_text(mode) + " once more, " + text_of(c, p));
+  }
+}
+
+// Every type, load and distribution of tokens.
+inline void compare_all(World& world, Maker make) {
+  const int64_t W = world.size();
+  const Placement p = contiguous(8 * W / std::gcd(int64_t{8}, W), W);
+  const std::vector<int64_t> even(W, 20), none(W, 0), one(W, 1);
+  std::vector<int64_t> ragged(W), last(W, 0);
+  for (int64_t r = 0; r < W; ++r) ragged[r] = 7 * ((r + 2) % W) + r % 2;
+  last.back() = 33;
+  for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    compare(world, make, {.tokens = ragged, .type = type, .experts = p.experts()}, p);
+    compare(world, make, {.tokens = last, .type = type, .experts = p.experts()}, p);
+  }
+  for (const auto& tokens : {even, one, none}) {
+    compare(world, make, {.tokens = tokens, .experts = p.experts()}, p);
+  }
+  for (const Load load :
+       {Load::kBalanced, Load::kHotExpert, Load::kHotRank, Load::kTwice, Load::kNone}) {
+    compare(world, make, {.tokens = ragged, .load = load, .experts = p.experts()}, p);
   }
 }
 

@@ -1,11 +1,8 @@
 #include "troupe/distributed/world/watch.h"
 
-#include <unistd.h>
-
-#include <array>
+#include <atomic>
 #include <cmath>
 #include <condition_variable>
-#include <fstream>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -21,7 +18,7 @@ namespace {
 using std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-constexpr auto kPatience = 5s;  // with a board that may not answer
+constexpr auto kPatience = 5s;  // for a store that may not answer
 constexpr std::string_view kSurvivor = "lost ";
 
 double unix_seconds() {
@@ -36,11 +33,11 @@ std::string one_digit(double x) {
   return os.str();
 }
 
-// What a rank posts once a second.
+// The heartbeat that a rank posts once a second.
 struct Beat {
   int64_t count = 0;
   double time = 0;  // by its own clock
-  Doing doing;
+  RankStatus doing;
   double age = 0;        // of `doing`, in seconds
   bool waiting = false;  // for other ranks
 };
@@ -49,7 +46,8 @@ std::string beat_text(const Beat& b) {
   std::ostringstream os;
   os.precision(17);
   os << b.count << ' ' << b.time << ' ' << b.doing.done << ' ' << static_cast<int>(b.doing.phase)
-     << ' ' << b.doing.unit << ' ' << b.doing.units << ' ' << b.age << ' ' << b.waiting;
+     << ' ' << b.doing.unit << ' ' << b.doing.units << ' ' << b.doing.microbatch << ' '
+     << b.doing.stage << ' ' << b.doing.stages << ' ' << b.age << ' ' << b.waiting;
   return os.str();
 }
 
@@ -58,14 +56,14 @@ std::optional<Beat> beat_of(const std::optional<std::string>& text) {
   Beat b;
   int phase = 0;
   std::istringstream in(*text);
-  in >> b.count >> b.time >> b.doing.done >> phase >> b.doing.unit >> b.doing.units >> b.age >>
-      b.waiting;
+  in >> b.count >> b.time >> b.doing.done >> phase >> b.doing.unit >> b.doing.units >>
+      b.doing.microbatch >> b.doing.stage >> b.doing.stages >> b.age >> b.waiting;
   if (!in) return {};
   b.doing.phase = static_cast<Phase>(phase);
   return b;
 }
 
-// "sum of ranks 0, 1: E6001 closed" without the code, which the message has already.
+// "all_reduce of ranks 0, 1: E6001 closed" without the code, which the message already has.
 std::string without_code(std::string text) {
   const std::string code = to_text(Code::kRankLost) + ' ';
   const size_t at = text.find(code);
@@ -83,52 +81,25 @@ struct News {
 
 }  // namespace
 
-Process this_process() {
-  Process out{.machine = "", .id = ::getpid()};
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), out.machine);
-  std::array<char, 64> name_space = {};
-  const ssize_t size = ::readlink("/proc/self/ns/pid", name_space.data(), name_space.size());
-  if (size > 0) out.machine.append(name_space.data(), static_cast<size_t>(size));
-  return out;
-}
-
-std::string to_text(const Process& process) {
-  return std::to_string(process.id) + ' ' + process.machine;
-}
-
-Process process_of(const std::string& text) {
-  Process out;
-  std::istringstream in(text);
-  in >> out.id >> out.machine;
-  return out;
-}
-
-// Behind the name in /proc/ID/stat, which may hold anything, ")" too.
-char state_of(int process) {
-  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
-  std::string line;
-  std::getline(file, line);
-  const size_t end = line.rfind(") ");
-  return end == std::string::npos ? '\0' : line[end + 2];
-}
-
 struct Watch::State {
-  State(Self with, std::unique_ptr<Board> with_board)
-      : self(std::move(with)), board(std::move(with_board)) {}
+  State(Self with, std::unique_ptr<KeyValueStore> with_store)
+      : self(std::move(with)), store(std::move(with_store)) {}
 
   const Self self;
   const Process here = this_process();
-  const std::unique_ptr<Board> board;  // the thread's
-  int64_t count = 0;                   // likewise: of its beats
+  const std::unique_ptr<KeyValueStore> store;  // used by the thread only
+  int64_t count = 0;                           // heartbeats so far; likewise
 
   std::mutex mutex;
   std::condition_variable changed;
-  std::function<void()> task;  // for the thread to do
+  std::function<void()> task;  // queued for the thread
   bool stop = false, ended = false;
+  std::atomic<bool> peer_ended = false;
 
   void run();
   void beat();
-  bool on_thread(std::function<void()> f);  // false: it was not done in time
+  void look_for_ends();
+  bool on_thread(std::function<void()> f);  // false: timed out
   void post_end(const std::string& text);
 
   bool is_here(int64_t rank) const;
@@ -165,15 +136,28 @@ void Watch::State::run() {
 }
 
 void Watch::State::beat() {
-  const Doing doing = self.pulse->now();
+  const RankStatus doing = self.pulse->now();
   try {
-    board->post(beat_key(self.rank),
+    store->post(beat_key(self.rank),
                 beat_text(Beat{.count = ++count,
                                .time = unix_seconds(),
                                .doing = doing,
                                .age = static_cast<double>(steady_now() - doing.since) * 1e-9,
                                .waiting = self.pulse->waiting()}));
-  } catch (const Error&) {  // it is gone: what the run does next says so
+  } catch (const Error&) {  // the store is gone: the next collective reports it
+  }
+  if (!peer_ended) look_for_ends();
+}
+
+void Watch::State::look_for_ends() {
+  for (int64_t r = 0; r < self.size; ++r) {
+    if (r != self.rank && has_ended(r)) peer_ended = true;
+  }
+  try {
+    if (store->peek(kFirstEnd)) peer_ended = true;
+  } catch (const Error&) {
+    // Of this machine its process is what counts.
+    if (self.first_serves && self.rank != 0 && !is_here(0)) peer_ended = true;
   }
 }
 
@@ -192,9 +176,9 @@ bool Watch::State::on_thread(std::function<void()> f) {
 void Watch::State::post_end(const std::string& text) {
   on_thread([this, text] {
     try {
-      board->post("end/" + std::to_string(self.rank), text);
-      board->claim(kFirstEnd, std::to_string(self.rank));
-    } catch (const Error&) {  // nobody is left to be told
+      store->post("end/" + std::to_string(self.rank), text);
+      store->claim(kFirstEnd, std::to_string(self.rank));
+    } catch (const Error&) {  // no peer can read it
     }
   });
 }
@@ -207,8 +191,7 @@ bool Watch::State::is_here(int64_t rank) const {
 bool Watch::State::has_ended(int64_t rank) const {
   if (self.all && self.all->of(rank).ended()) return true;
   if (!is_here(rank)) return false;
-  const char state = state_of(self.processes[static_cast<size_t>(rank)].id);
-  return state == '\0' || state == 'Z' || state == 'X';
+  return troupe::has_ended(self.processes[static_cast<size_t>(rank)].id);
 }
 
 bool Watch::State::stands_still(int64_t rank) const {
@@ -217,9 +200,9 @@ bool Watch::State::stands_still(int64_t rank) const {
   return state == 'T' || state == 't';
 }
 
-// Of this very moment where the launcher shares it.
+// The current status if the launcher shares the pulse, else the last heartbeat.
 std::optional<Beat> Watch::State::last_beat(int64_t rank) {
-  std::optional<Beat> out = beat_of(board->peek(beat_key(rank)));
+  std::optional<Beat> out = beat_of(store->peek(beat_key(rank)));
   if (self.all) {
     if (!out) out.emplace();
     const Pulse& pulse = self.all->of(rank);
@@ -234,7 +217,7 @@ News Watch::State::look_at(int64_t rank, bool& board_there) {
   News out;
   try {
     out.beat = last_beat(rank);
-    out.words = board->peek("end/" + std::to_string(rank)).value_or("");
+    out.words = store->peek("end/" + std::to_string(rank)).value_or("");
   } catch (const Error&) {
     board_there = false;
   }
@@ -242,7 +225,7 @@ News Watch::State::look_at(int64_t rank, bool& board_there) {
   if (out.words.starts_with(kSurvivor)) return out;
   if (!out.words.empty()) {
     out.found = Found::kSaid;
-    const size_t end = out.words.find(' ');  // of the code before them
+    const size_t end = out.words.find(' ');  // after the code
     out.code = code_of(out.words.substr(0, end)).value_or(Code::kBrokenContract);
     out.words.erase(0, end + 1);
   } else if (has_ended(rank)) {
@@ -253,7 +236,7 @@ News Watch::State::look_at(int64_t rank, bool& board_there) {
   return out;
 }
 
-// Until something is certain of a rank; then, or three beats later, what is known of all.
+// Polls until one rank's state is certain, at most three heartbeats; returns what is known of all.
 std::vector<News> Watch::State::look() {
   const auto end = steady_clock::now() + 3 * self.beat + 200ms;
   std::vector<News> first, now;
@@ -273,8 +256,8 @@ std::vector<News> Watch::State::look() {
   for (size_t r = 0; r < now.size(); ++r) {
     const std::optional<Beat>&was = first[r].beat, is = now[r].beat;
     if (static_cast<int64_t>(r) == self.rank || !now[r].words.empty()) continue;
-    // One of this machine is there, however seldom it is let to run; another one was heard since,
-    // be it for the first time.
+    // A process of this machine exists however rarely it is scheduled; another rank must have sent
+    // a heartbeat since the first look.
     const bool beats = is && (!was || is->count > was->count || is_here(static_cast<int64_t>(r)));
     if (!beats) now[r].found = Found::kSilent;
     if (beats && !is->waiting) now[r].found = Found::kHung;
@@ -282,18 +265,18 @@ std::vector<News> Watch::State::look() {
   return now;
 }
 
-// "rank 1 of 4 has ended; it was in step 8, forward 3/8 and was heard 0.4 s ago".
+// "rank 1 of 4 exited without a message; it was in step 8, forward 3/8, heard 0.4 s ago".
 std::string Watch::State::told(int64_t rank, const News& news) const {
   std::string out = "rank " + std::to_string(rank) + " of " + std::to_string(self.size);
   const bool there = news.found == Found::kHung || news.found == Found::kStopped;
   switch (news.found) {
-    case Found::kSaid: return out + " ended by a fault of its own: " + news.words;
-    case Found::kEnded: out += " has ended without a word"; break;
-    case Found::kStopped: out += " stands still (SIGSTOP)"; break;
-    case Found::kSilent: out += " is not heard any more"; break;
-    default: out += " does not move"; break;
+    case Found::kSaid: return out + " failed: " + news.words;
+    case Found::kEnded: out += " exited without a message"; break;
+    case Found::kStopped: out += " is stopped (SIGSTOP)"; break;
+    case Found::kSilent: out += " has no heartbeat"; break;
+    default: out += " makes no progress"; break;
   }
-  if (!news.beat) return out + "; what it did is not known";
+  if (!news.beat) return out + "; its last status is unknown";
   out.append(there ? "; it is in " : "; it was in ").append(to_text(news.beat->doing));
   if (there) return out + " since " + one_digit(news.beat->age) + " s";
   if (news.beat->count == 0) return out;
@@ -301,12 +284,12 @@ std::string Watch::State::told(int64_t rank, const News& news) const {
   return out + ", heard " + one_digit(ago) + " s ago";
 }
 
-Watch::Watch(Self self, std::unique_ptr<Board> board)
-    : state_(std::make_shared<State>(std::move(self), std::move(board))) {
+Watch::Watch(Self self, std::unique_ptr<KeyValueStore> store)
+    : state_(std::make_shared<State>(std::move(self), std::move(store))) {
   std::thread([state = state_] { state->run(); }).detach();
 }
 
-// A thread that hangs in the network is left to the end of the process.
+// A thread that hangs in the network is abandoned.
 Watch::~Watch() {
   std::unique_lock lock(state_->mutex);
   state_->stop = true;
@@ -322,6 +305,10 @@ bool Watch::has_ended(int64_t rank) const {
   return state_->has_ended(rank);
 }
 
+bool Watch::peer_ended() const {
+  return state_->peer_ended;
+}
+
 Loss Watch::find_lost(const std::string& failed) {
   state_->post_end(std::string(kSurvivor) + failed);
   const auto news = std::make_shared<std::vector<News>>();
@@ -330,8 +317,8 @@ Loss Watch::find_lost(const std::string& failed) {
     *news = state->look();
     try {
       const std::string mine = std::to_string(state->self.rank);
-      *teller = number_of_peer(state->board->claim("told", mine), "the rank that tells");
-    } catch (const std::exception&) {  // no board: the first of those that are there
+      *teller = number_of_peer(state->store->claim("told", mine), "the rank that tells");
+    } catch (const std::exception&) {  // no store: the first of those that are there
     }
   });
   const Self& self = state_->self;
@@ -355,15 +342,15 @@ Loss Watch::find_lost(const std::string& failed) {
     causes += state_->told(static_cast<int64_t>(r), n);
   }
   if (causes.empty()) {
-    causes = answered ? "all ranks are there: a connection between two of them broke"
-                      : "which rank is the cause is not known: the meeting point does not answer";
+    causes = answered ? "all ranks are alive: a connection between two of them broke"
+                      : "the rank at fault is unknown: the store does not answer";
   }
   out.message = place + ": " + to_text(out.code) + ' ' + causes + ". Noticed in " +
-                without_code(failed) + ". The same command goes on from the newest checkpoint";
+                without_code(failed) + ". The same command resumes from the newest checkpoint";
   out.brief = out.message;
-  if (out.rank >= 0 && *teller != self.rank) {
-    out.brief = place + ": " + to_text(out.code) + " ends with rank " + std::to_string(out.rank) +
-                ", as rank " + std::to_string(*teller) + " tells";
+  if (out.rank >= 0 && *teller >= 0 && *teller != self.rank) {
+    out.brief = place + ": " + to_text(out.code) + " caused by rank " + std::to_string(out.rank) +
+                ", reported by rank " + std::to_string(*teller);
   }
   return out;
 }

@@ -1,8 +1,8 @@
-// Ranks that watch each other: each tells the board once a second what it does, and where an
-// operation between ranks has failed, the others find out which rank is the cause.
+// Failure detection. Each rank posts its status to the key-value store once a second (heartbeat);
+// after a failed collective, each finds out which rank caused the failure.
 //
-// Of a rank on the same machine the system tells at once whether its process is there; of others
-// the board does, by beats that stay away.
+// For ranks on this machine the operating system says whether the process exists. For others a
+// missing heartbeat does.
 #pragma once
 
 #include <chrono>
@@ -12,32 +12,20 @@
 #include <vector>
 
 #include "troupe/core/codes.h"
+#include "troupe/distributed/status/process.h"
 #include "troupe/distributed/status/pulse.h"
-#include "troupe/distributed/world/board.h"
+#include "troupe/distributed/world/key_value_store.h"
 
 namespace troupe {
 
-// A process, as others may ask the system for it.
-struct Process {
-  std::string machine;  // with its name space of process ids
-  int id = 0;
-};
-Process this_process();
-std::string to_text(const Process& process);
-Process process_of(const std::string& text);
-// The letter that the system has for it: Z or X where it has ended, T or t where it was stopped; 0:
-// there is no such process.
-char state_of(int process);
-
-// Why ranks lost each other, as far as this one can tell.
+// The cause of a failed collective, as far as this rank can tell.
 struct Loss {
-  Code code = Code::kRankLost;   // kRankHung: the rank is there and does not move
-  Code cause = Code::kRankLost;  // that the rank at fault ended with, where it said so; else `code`
-  int64_t rank = -1;             // the cause; -1: none is known
-  Doing doing = {};              // of that rank, as last heard
-  std::string message;           // all that is known
-  std::string
-      brief;  // a line that names the rank, where another one tells the rest; else `message`
+  Code code = Code::kRankLost;   // kRankHung: the process exists and makes no progress
+  Code cause = Code::kRankLost;  // the code that rank exited with, if it posted one; else `code`
+  int64_t rank = -1;             // the rank at fault; -1: unknown
+  RankStatus doing = {};         // its last known status
+  std::string message;           // the full report
+  std::string brief;             // one line if another rank prints the full report; else `message`
 };
 
 class Watch {
@@ -45,23 +33,26 @@ class Watch {
   struct Self {
     int64_t rank = 0, size = 1;
     std::shared_ptr<Pulse> pulse;
-    std::shared_ptr<Pulses> all = {};     // where the launcher shares them
+    std::shared_ptr<Pulses> all = {};     // if the launcher shares them
     std::vector<Process> processes = {};  // of all ranks
-    bool first_serves = false;            // the board is rank 0's, and ends with it
+    bool first_serves = false;            // rank 0 serves the store, which ends with it
     std::chrono::milliseconds beat{1000};
   };
-  // A thread of its own has `board` for itself.
-  Watch(Self self, std::unique_ptr<Board> board);
+  // Starts a thread, which alone uses `store`.
+  Watch(Self self, std::unique_ptr<KeyValueStore> store);
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
-  ~Watch();  // at most some seconds, whatever the network does
+  ~Watch();  // returns within a few seconds even if the network hangs
 
-  // Why this rank ends: for those that lose it.
+  // Tells peers why this rank exits.
   void last_words(const std::string& text, Code code);
-  // After `failed`, an operation with the others, did: looks until one is found, some three beats.
+  // After the collective `failed` did: looks for the rank at fault, for about three heartbeats.
   Loss find_lost(const std::string& failed);
-  // The process of that rank is known to be no more; asks nobody but the system.
+  // Whether the operating system says that this rank's process is gone. No network.
   bool has_ended(int64_t rank) const;
+  // Whether some other rank has ended: it said so, or its process is gone, or, on another machine,
+  // the store that it served. As of the last heartbeat. No network.
+  bool peer_ended() const;
 
  private:
   struct State;

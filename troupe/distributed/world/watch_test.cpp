@@ -7,14 +7,14 @@
 #include <thread>
 
 #include "troupe/core/check.h"
-#include "troupe/testing/torch/table_board.h"
+#include "troupe/testing/torch/table_store.h"
 
 namespace troupe {
 namespace {
 
 using std::chrono::milliseconds;
 using testing::Table;
-using testing::TableBoard;
+using testing::TableStore;
 using namespace std::chrono_literals;
 
 constexpr milliseconds kBeat{200};
@@ -43,7 +43,7 @@ struct Ranks {
                                                             .processes = processes,
                                                             .first_serves = true,
                                                             .beat = kBeat},
-                                                std::make_unique<TableBoard>(table)));
+                                                std::make_unique<TableStore>(table)));
     }
     while (heard() < size) std::this_thread::sleep_for(1ms);
   }
@@ -68,7 +68,7 @@ TEST(Watch, F84_ARankThatIsNotHeardIsNamedWithItsStepAndPhase) {
   EXPECT_EQ(loss.code, Code::kRankLost);
   EXPECT_EQ(loss.doing.step(), 8);
   EXPECT_TRUE(says(loss.message,
-                   "rank 0, start: E6001 rank 1 of 3 is not heard any more; it "
+                   "rank 0, start: E6001 rank 1 of 3 has no heartbeat; it "
                    "was in step 8, forward 2/4, heard "));
   EXPECT_TRUE(says(loss.message, "Noticed in sum of ranks 0 to 2: closed"));
   EXPECT_FALSE(says(loss.message, "rank 2"));
@@ -82,8 +82,9 @@ TEST(Watch, F84_AProcessOfThisMachineThatIsNoMoreIsKnownAtOnce) {
   gone.id = child;
   const Ranks ranks(2, gone);
   EXPECT_TRUE(ranks.watches[0]->has_ended(1));
+  while (!ranks.watches[0]->peer_ended()) std::this_thread::sleep_for(1ms);  // at a beat
   EXPECT_FALSE(ranks.watches[0]->has_ended(0));
-  EXPECT_TRUE(says(ranks.watches[0]->find_lost("x").message, "has ended without a word"));
+  EXPECT_TRUE(says(ranks.watches[0]->find_lost("x").message, "exited without a message"));
 }
 
 TEST(Watch, F85_AProcessThatIsStoppedIsNamedAsSuch) {
@@ -99,7 +100,7 @@ TEST(Watch, F85_AProcessThatIsStoppedIsNamedAsSuch) {
   const Loss loss = ranks.watches[0]->find_lost("x");
   EXPECT_EQ(loss.code, Code::kRankHung);
   EXPECT_EQ(loss.cause, Code::kRankHung);
-  EXPECT_TRUE(says(loss.message, "rank 1 of 2 stands still (SIGSTOP); it is in start since"));
+  EXPECT_TRUE(says(loss.message, "rank 1 of 2 is stopped (SIGSTOP); it is in start since"));
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
 }
@@ -111,7 +112,8 @@ TEST(Watch, F85_ARankThatNeitherMovesNorWaitsIsTheOneThatHangs) {
   const Loss loss = ranks.watches[0]->find_lost("x");
   EXPECT_EQ(loss.rank, 1);
   EXPECT_EQ(loss.code, Code::kRankHung);
-  EXPECT_TRUE(says(loss.message, "E6003 rank 1 of 3 does not move; it is in step 4, optim 2/4"));
+  EXPECT_TRUE(
+      says(loss.message, "E6003 rank 1 of 3 makes no progress; it is in step 4, optim 2/4"));
 }
 
 TEST(Watch, F87_WhatARankSaysOfItsEndIsTheCause) {
@@ -120,7 +122,17 @@ TEST(Watch, F87_WhatARankSaysOfItsEndIsTheCause) {
   const Loss loss = ranks.watches[0]->find_lost("x");
   EXPECT_EQ(loss.cause, Code::kNonFinite);
   EXPECT_EQ(loss.code, Code::kRankLost);
-  EXPECT_TRUE(says(loss.message, "rank 1 of 2 ended by a fault of its own: step 3: E5001"));
+  EXPECT_TRUE(says(loss.message, "rank 1 of 2 failed: step 3: E5001"));
+}
+
+TEST(Watch, F176_APeerThatEndsIsSeenByTheOthersAtABeat) {
+  Ranks ranks(3);
+  std::this_thread::sleep_for(2 * kBeat);
+  for (const auto& watch : ranks.watches) EXPECT_FALSE(watch->peer_ended());
+  ranks.watches[1]->last_words("of its own", Code::kNonFinite);
+  for (const size_t r : {size_t{0}, size_t{2}}) {
+    while (!ranks.watches[r]->peer_ended()) std::this_thread::sleep_for(1ms);
+  }
 }
 
 TEST(Watch, OneOfThoseThatAreLeftTellsAndTheOthersAreBrief) {
@@ -129,7 +141,7 @@ TEST(Watch, OneOfThoseThatAreLeftTellsAndTheOthersAreBrief) {
   const Loss first = ranks.watches[2]->find_lost("x");
   const Loss second = ranks.watches[0]->find_lost("x");
   EXPECT_EQ(first.brief, first.message);
-  EXPECT_EQ(second.brief, "rank 0, start: E6001 ends with rank 1, as rank 2 tells");
+  EXPECT_EQ(second.brief, "rank 0, start: E6001 caused by rank 1, reported by rank 2");
   EXPECT_TRUE(says(second.message, "of its own"));  // for exit.json
 }
 
@@ -142,7 +154,7 @@ TEST(Watch, F86_AMeetingPointThatIsGoneWasRank0s) {
   }
   const Loss loss = ranks.watches[1]->find_lost("x");
   EXPECT_EQ(loss.rank, 0);
-  EXPECT_TRUE(says(loss.brief, "rank 0 of 3 has ended without a word"));
+  EXPECT_TRUE(says(loss.brief, "rank 0 of 3 exited without a message"));
 }
 
 TEST(Watch, NobodyIsAccusedWhereAllAreThere) {

@@ -20,9 +20,11 @@
 #include "troupe/distributed/group/echo_backend.h"
 #include "troupe/distributed/group/group_backend.h"
 #include "troupe/distributed/group/rank_list.h"
+#include "troupe/distributed/group/thread_backend.h"
 #include "troupe/distributed/world/gather_texts.h"
-#include "troupe/distributed/world/meeting.h"
-#include "troupe/distributed/world/meeting_point.h"
+#include "troupe/distributed/world/rendezvous.h"
+#include "troupe/distributed/world/store_server.h"
+#include "troupe/distributed/world/threads.h"
 #include "troupe/ops/support/cuda_plugin.h"
 
 namespace troupe {
@@ -30,12 +32,12 @@ namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr Milliseconds kLeaveTime{2000};
+constexpr Milliseconds kLeaveTime{2000}, kLeavePause{10};
 constexpr Milliseconds kLeastSilence{10'000};  // ten beats: a busy machine may lose some
 
-class StoreBoard : public Board {
+class TcpKeyValueStore : public KeyValueStore {
  public:
-  explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+  explicit TcpKeyValueStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
   void post(const std::string& key, const std::string& text) override {
     guarded(key, [&] { store_->set(key, std::vector<uint8_t>(text.begin(), text.end())); });
@@ -86,7 +88,7 @@ class StoreBoard : public Board {
     try {
       f();
     } catch (const std::exception& e) {
-      fail(Code::kRankLost, "the meeting point's \"" + key + '"', first_line(e.what()));
+      fail(Code::kRankLost, "the store's \"" + key + '"', first_line(e.what()));
     }
   }
 
@@ -95,25 +97,24 @@ class StoreBoard : public Board {
 
 // A connection of its own: what waits over one lets nobody else ask over it.
 c10::intrusive_ptr<c10d::Store> open_store(const Place& place, const WorldOptions& options,
-                                           bool serves) {
+                                           const std::optional<Listening>& serves) {
   c10d::TCPStoreOptions how;
   how.port = static_cast<uint16_t>(place.port);
-  how.isServer = serves;
+  how.isServer = serves.has_value();
   how.waitWorkers = false;
   how.timeout = options.start_timeout;
   // PyTorch's own client tries for up to twice the time, hears no signal and tells call stacks.
   if (!serves) wait_for_server(place.host, place.port, options.start_timeout, options.check);
   try {
-    // Of several machines each may know the name by another address: then all interfaces listen.
-    const bool one_machine = place.local_is_told && place.local_size == place.size;
-    const int socket = serves && one_machine ? listen_at(place.host, place.port) : -1;
+    const bool one_address = serves && !serves->address.empty();
+    const int socket = one_address ? listen_at(serves->address, place.port) : -1;
     if (socket >= 0) how.masterListenFd = socket;
     auto store = c10::make_intrusive<c10d::TCPStore>(place.host, how);
     // A launcher's store outlives an attempt that failed, and so would its words.
     return c10::make_intrusive<c10d::PrefixStore>(
         "troupe/" + place.job + std::to_string(place.attempt), store);
   } catch (const std::exception& e) {
-    fail(Code::kNoMeeting, place.host + ':' + std::to_string(place.port),
+    fail(Code::kNoRendezvous, place.host + ':' + std::to_string(place.port),
          std::string(serves ? "rank 0 cannot open it: " : "cannot be reached: ") +
              first_line(e.what()) +
              ". Set MASTER_ADDR to rank 0's machine and MASTER_PORT to a free port");
@@ -124,7 +125,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const Place& place, const WorldOption
 
 struct World::Store {
   c10::intrusive_ptr<c10d::Store> store;
-  std::unique_ptr<StoreBoard> board;
+  std::shared_ptr<KeyValueStore> keys;
   std::mutex mutex;
   std::map<std::string, int64_t> rounds;  // of gather_texts, by topic
 
@@ -138,18 +139,26 @@ World::World() : World(Place{}, c10::kCPU, {}) {}
 
 World::World(const Place& place, const c10::Device& device, const WorldOptions& options)
     : place_(place), device_(device), options_(options), store_(std::make_shared<Store>()) {
-  const bool meets = place_.size > 1 && !options_.played;
+  const bool meets = place_.size > 1 && !options_.played && !options_.threads;
   pulses_ = meets ? Pulses::of_launcher(static_cast<int>(place_.size)) : nullptr;
   pulse_ = pulses_ ? std::shared_ptr<Pulse>(pulses_, &pulses_->of(place_.rank))
                    : std::make_shared<Pulse>();
   if (meets) meet();
+  if (!options_.threads) return;
+  TROUPE_CHECK(device_.is_cpu(), "ranks that are threads work on the CPU, not on", device_);
+  store_->keys = options_.threads->store;
 }
 
 void World::meet() {
-  const bool serves = !place_.launcher_has_store && place_.rank == 0;
+  std::optional<Listening> serves;
+  if (!place_.launcher_has_store && place_.rank == 0) {
+    const bool one_machine = place_.local_is_told && place_.local_size == place_.size;
+    serves = one_machine ? Listening{.address = place_.host} : listening_for_machines(place_.host);
+    exposure_ = serves->exposure;
+  }
   store_->store = open_store(place_, options_, serves);
-  StoreBoard lobby(store_->store);
-  const Meeting meeting =
+  TcpKeyValueStore lobby(store_->store);
+  const Rendezvous met =
       troupe::meet(lobby, {.rank = place_.rank,
                            .size = place_.size,
                            .process = to_text(this_process()),
@@ -157,13 +166,13 @@ void World::meet() {
                            .timeout = options_.start_timeout,
                            .check = options_.check,
                            .first_serves = !place_.launcher_has_store});
-  const auto of_meeting = [&](c10::intrusive_ptr<c10d::Store> store) {
-    return c10::make_intrusive<c10d::PrefixStore>(meeting.name, std::move(store));
+  const auto of_run = [&](c10::intrusive_ptr<c10d::Store> store) {
+    return c10::make_intrusive<c10d::PrefixStore>(met.name, std::move(store));
   };
-  store_->store = of_meeting(store_->store);
-  store_->board = std::make_unique<StoreBoard>(store_->store);
+  store_->store = of_run(store_->store);
+  store_->keys = std::make_shared<TcpKeyValueStore>(store_->store);
   std::vector<Process> processes;
-  for (const std::string& text : meeting.processes) processes.push_back(process_of(text));
+  for (const std::string& text : met.processes) processes.push_back(process_of(text));
   learn_hosts(processes);
   watch_ = std::make_unique<Watch>(
       Watch::Self{.rank = place_.rank,
@@ -172,7 +181,7 @@ void World::meet() {
                   .all = pulses_,
                   .processes = std::move(processes),
                   .first_serves = !place_.launcher_has_store},
-      std::make_unique<StoreBoard>(of_meeting(open_store(place_, options_, /*serves=*/false))));
+      std::make_unique<TcpKeyValueStore>(of_run(open_store(place_, options_, /*serves=*/{}))));
 }
 
 void World::learn_hosts(const std::vector<Process>& processes) {
@@ -187,22 +196,26 @@ void World::learn_hosts(const std::vector<Process>& processes) {
        "machines: set LOCAL_RANK and LOCAL_WORLD_SIZE, a rank's place on its machine");
 }
 
-// Where rank 0 serves the meeting point, it stays until the others need it no more: what they read
-// last may be why all of them end.
 World::~World() {
-  if (store_->board == nullptr) return;
   watch_.reset();
+  leave(kLeaveTime);
+}
+
+// What the others read last may be why all of them end.
+void World::leave(Milliseconds most) {
+  if (store_->store == nullptr) return;
   const std::string bye = "bye/";
   try {
-    board().post(bye + std::to_string(place_.rank), "");
+    store().post(bye + std::to_string(place_.rank), "");
     if (place_.rank != 0 || place_.launcher_has_store) return;
-    const auto end = std::chrono::steady_clock::now() + kLeaveTime;
+    const auto end = std::chrono::steady_clock::now() + most;
     for (int64_t r = 1; r < place_.size; ++r) {
-      const auto left =
-          std::chrono::duration_cast<Milliseconds>(end - std::chrono::steady_clock::now());
-      store_->store->wait({bye + std::to_string(r)}, std::max(left, Milliseconds(1)));
+      while (!store().peek(bye + std::to_string(r)) && !(watch_ && watch_->has_ended(r))) {
+        if (std::chrono::steady_clock::now() >= end) return;
+        std::this_thread::sleep_for(kLeavePause);
+      }
     }
-  } catch (const std::exception&) {  // somebody is gone already: nobody is left to wait for
+  } catch (const std::exception&) {  // the store is gone
   }
 }
 
@@ -212,19 +225,19 @@ void World::last_words(const std::string& text, Code code) {
 }
 
 Loss World::find_lost(const std::string& failed) {
-  TROUPE_CHECK(watch_ != nullptr, "- a world of one rank loses none");
+  TROUPE_CHECK(watch_ != nullptr, "a world of one rank loses none");
   ends_ = true;
   return watch_->find_lost(failed);
 }
 
-Board& World::board() {
-  TROUPE_CHECK(store_->board != nullptr, "- a world of one rank has no board");
-  return *store_->board;
+KeyValueStore& World::store() {
+  TROUPE_CHECK(store_->keys != nullptr, "a world of one rank has no store");
+  return *store_->keys;
 }
 
 std::shared_ptr<RankGroup> World::group(const std::vector<int64_t>& ranks,
-                                        const std::string& channel) {
-  return make(ranks, !device_.is_cpu(), channel);
+                                        const std::string& channel, const GroupOptions& options) {
+  return make(ranks, !device_.is_cpu(), channel, options);
 }
 
 std::shared_ptr<RankGroup> World::all() {
@@ -240,9 +253,9 @@ std::shared_ptr<RankGroup> World::processors() {
 }
 
 std::shared_ptr<RankGroup> World::make(const std::vector<int64_t>& ranks, bool on_device,
-                                       const std::string& channel) {
+                                       const std::string& channel, const GroupOptions& options) {
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
-  TROUPE_CHECK(own != ranks.end(), "- rank", rank(), "is not of the group", rank_list(ranks));
+  TROUPE_CHECK(own != ranks.end(), "rank", rank(), "is not of the group", rank_list(ranks));
   const std::string key = (on_device ? "nccl/" : "gloo/") + rank_list(ranks) + '/' + channel;
   std::shared_ptr<RankGroup>& group = groups_[key];
   if (group) return group;
@@ -251,14 +264,19 @@ std::shared_ptr<RankGroup> World::make(const std::vector<int64_t>& ranks, bool o
   const int count = static_cast<int>(ranks.size());
   auto backend = std::make_unique<RankGroup::Backend>();
   try {
-    auto store =
-        options_.played ? nullptr : c10::make_intrusive<c10d::PrefixStore>(key, store_->store);
+    auto store = store_->store == nullptr
+                     ? nullptr
+                     : c10::make_intrusive<c10d::PrefixStore>(key, store_->store);
     if (options_.played) {
       backend->c10d = echo_backend(index, count);
+    } else if (options_.threads) {
+      backend->c10d = thread_backend(
+          options_.threads->ranks,
+          {.key = key, .ranks = ranks, .index = index, .timeout = options_.hang_timeout});
     } else if (on_device) {
       auto make_nccl = reinterpret_cast<MakeNccl>(cuda_plugin_symbol(kMakeNccl));
       backend->c10d = c10::intrusive_ptr<c10d::Backend>::reclaim(
-          make_nccl(store, index, count, options_.hang_timeout.count()));
+          make_nccl(store, index, count, options_.hang_timeout.count(), options));
     } else {
       auto how = c10d::ProcessGroupGloo::Options::create(options_.hang_timeout);
       // torch 2.11's threads write the name of what they completed last into one string, unguarded:
@@ -273,10 +291,11 @@ std::shared_ptr<RankGroup> World::make(const std::vector<int64_t>& ranks, bool o
       backend->c10d = c10::make_intrusive<c10d::ProcessGroupGloo>(store, index, count, how);
     }
   } catch (const std::exception& e) {
-    fail(Code::kNoMeeting, "ranks " + rank_list(ranks), first_line(e.what()));
+    fail(Code::kNoRendezvous, "ranks " + rank_list(ranks), first_line(e.what()));
   }
-  return group =
-             std::shared_ptr<RankGroup>(new RankGroup(std::move(backend), ranks, index, pulse_));
+  group = std::shared_ptr<RankGroup>(new RankGroup(std::move(backend), ranks, index, pulse_));
+  group->timeout_ = options_.hang_timeout;
+  return group;
 }
 
 // Ranks may be unequally slow to begin: to open data, to build the model, to read a checkpoint.
@@ -290,15 +309,17 @@ std::vector<std::string> World::gather_texts(const std::string& topic, const std
   if (size() == 1 || options_.played)
     return std::vector<std::string>(static_cast<size_t>(size()), mine);
   const Waiting waiting(std::this_thread::get_id() == thread_ ? pulse_.get() : nullptr);
-  Gathering how{
-      .rank = rank(),
-      .size = size(),
-      .topic = topic,
-      .round = topic + '/' + std::to_string(store_->next_round(topic)),
-      .silence = std::max(options_.hang_timeout, kLeastSilence),
-      .has_ended = [this](int64_t r) { return r == rank() ? ends_.load() : watch_->has_ended(r); }};
+  Gathering how{.rank = rank(),
+                .size = size(),
+                .topic = topic,
+                .round = topic + '/' + std::to_string(store_->next_round(topic)),
+                .silence = std::max(options_.hang_timeout, kLeastSilence),
+                .has_ended = [this](int64_t r) {
+                  if (r == rank()) return ends_.load();
+                  return watch_ ? watch_->has_ended(r) : options_.threads->ended.load();
+                }};
   if (patience == Patience::kTimeout) how.timeout = time_to_answer();
-  return troupe::gather_texts(board(), how, mine);
+  return troupe::gather_texts(store(), how, mine);
 }
 
 }  // namespace troupe

@@ -33,7 +33,8 @@ struct SddWork {
   }
 
   __device__ int open(const Tile& t, SourceA& a, SourceB& b) const {
-    const int row = block_row(t.block) * kBlock, col = p.col_indices[t.block] * kBlock;
+    const int row = sparse::line_of(p.row_offsets, p.block_rows, t.block) * kBlock,
+              col = p.col_indices[t.block] * kBlock;
     sparse::point(a, sparse::dense_at<T, kA>(p.a, row, 0), p.a.ld, kBlock, p.k);
     sparse::point(b, sparse::dense_at<T, kB>(p.b, col, 0), p.b.ld, kBlock, p.k);
     return tile::tiles(p.k, tile::kDepth<T>);
@@ -47,17 +48,6 @@ struct SddWork {
                               /*vector=*/true,
                               /*accumulate=*/false};
     product.store(out, tile::Plain{});
-  }
-
- private:
-  // The last row that begins at or before the block.
-  __device__ int block_row(int block) const {
-    int low = 0, high = p.block_rows;  // row_offsets[low] <= block < row_offsets[high]
-    while (high - low > 1) {
-      const int middle = low + (high - low) / 2;
-      (p.row_offsets[middle] <= block ? low : high) = middle;
-    }
-    return low;
   }
 };
 
@@ -80,6 +70,7 @@ void block_sdd_cuda(const BlockSdd& x, cudaStream_t stream) {
   sparse::check_cuda_operand("a", x.a.matrix);
   sparse::check_cuda_operand("b", x.b.matrix);
   sparse::check_cuda_operand("c", x.c);
+  if (sparse::takes_wgmma(x.trial, x.c)) return sparse::block_sdd_sm90(x, stream);
   dispatch_float(x.c.dtype, [&]<class T>() {
     sparse::dispatch_majors(!x.a.transpose, x.b.transpose, [&]<Major kA, Major kB>() {
       const Problem<T> p{.a = x.a.matrix.as<T>(),

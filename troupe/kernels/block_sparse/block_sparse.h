@@ -14,7 +14,8 @@
 // (double for f64) over the blocks in rising order, rounded once; the same bits in every run and
 // for any number of threads. Sizes of S are multiples of B; the third size is any from 1 on. CUDA:
 // B = 128, f32, bf16, f16, and rows of dense operands begin at multiples of 16 bytes. Offsets of
-// elements are 64-bit, indices of blocks int32 and below 2^31: 32,767 blocks are no bound.
+// elements are 64-bit, indices of blocks int32 and below 2^31: 32,767 blocks are no bound. `trial`:
+// bf16 and f16 on a Hopper GPU by its own tensor cores' instructions, which are not measured yet.
 #pragma once
 
 #include <cstdint>
@@ -51,6 +52,7 @@ struct BlockSdd {
   DenseOperand b;  // op: [K, cols]
   BlockTopology topology;
   MutRef c;  // [blocks B, B]  out: values
+  bool trial = false;
 };
 
 struct BlockDsd {
@@ -59,6 +61,7 @@ struct BlockDsd {
   bool transpose_a = false;
   DenseOperand b;  // op: [K, N], K = columns of op(S)
   MutRef c;        // [rows of op(S), N]  out
+  bool trial = false;
 };
 
 struct BlockDds {
@@ -67,6 +70,7 @@ struct BlockDds {
   BlockTopology topology;
   bool transpose_b = false;
   MutRef c;  // [M, columns of op(S)]  out
+  bool trial = false;
 };
 
 void validate(const BlockSdd& args);

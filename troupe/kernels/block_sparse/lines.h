@@ -17,6 +17,16 @@ struct Lines {
   TROUPE_HOST_DEVICE int32_t block(int32_t q) const { return blocks != nullptr ? blocks[q] : q; }
 };
 
+// The last of `count` lines that begins at or before a stored block.
+TROUPE_HOST_DEVICE inline int line_of(const int32_t* offsets, int count, int block) {
+  int low = 0, high = count;  // offsets[low] <= block < offsets[high]
+  while (high - low > 1) {
+    const int middle = low + (high - low) / 2;
+    (offsets[middle] <= block ? low : high) = middle;
+  }
+  return low;
+}
+
 inline Lines rows_of(const BlockTopology& t) {
   return {t.row_offsets, t.col_indices, nullptr};
 }

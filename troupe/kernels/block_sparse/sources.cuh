@@ -2,6 +2,7 @@
 // place in memory. B = 128.
 #pragma once
 
+#include "troupe/kernels/block_sparse/block_sparse_sm90.h"
 #include "troupe/kernels/block_sparse/lines.h"
 #include "troupe/kernels/device/tile_launch.cuh"
 #include "troupe/kernels/device/tile_order.cuh"
@@ -122,6 +123,14 @@ template <class View>
 void check_cuda_operand(const char* what, const View& x) {
   TROUPE_CHECK(tile::rows_aligned(x.data, x.ld, size_bytes(x.dtype)), what,
                "has rows that do not begin at multiples of 16 bytes; leading dimension", x.ld);
+}
+
+// May Hopper's instructions compute it, and is that asked for? `operands` begin rows at multiples
+// of 16 bytes, which the copy engine wants too; so must the result.
+inline bool takes_wgmma(bool trial, const MutRef& c) {
+  return trial && (c.dtype == Dtype::kBF16 || c.dtype == Dtype::kF16) &&
+         tile::rows_aligned(c.data, c.ld, size_bytes(c.dtype)) &&
+         tile::device_attribute(cudaDevAttrComputeCapabilityMajor) == 9;
 }
 
 inline void check_cuda_block(const BlockTopology& t) {

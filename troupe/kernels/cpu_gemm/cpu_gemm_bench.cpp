@@ -1,5 +1,5 @@
-// The products of an expert with 512 rows, at the shapes of docs/BENCH.md: M, N, K, a transposed, b
-// transposed. On one core.
+// The products of an expert with 512 rows, at the shapes of docs/bench/2026-11-21.md: M, N, K, a
+// transposed, b transposed. On one core.
 #include <benchmark/benchmark.h>
 
 #include <vector>

@@ -39,6 +39,14 @@ __device__ inline void copy_box_2d(uint32_t dst, const CUtensorMap* map, int x, 
       : "memory");
 }
 
+__device__ inline void copy_box_4d(uint32_t dst, const CUtensorMap* map, BoxAt at, uint32_t bar) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(dst),
+      "l"(map), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "r"(bar)
+      : "memory");
+}
+
 // The same box into the same address of every block in `mask`; each block's own barrier counts it.
 __device__ inline void copy_box_4d_multicast(uint32_t dst, const CUtensorMap* map, BoxAt at,
                                              uint32_t bar, uint16_t mask) {
@@ -61,6 +69,16 @@ __device__ inline void prefetch_box_2d(const CUtensorMap* map, int x, int y) {
 __device__ inline void store_box_2d(const CUtensorMap* map, int x, int y, uint32_t src) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+      "r"(x), "r"(y), "r"(src)
+      : "memory");
+}
+// The same, whose lines leave L2 before others do: what is read next shall stay there.
+__device__ inline void store_box_2d_streaming(const CUtensorMap* map, int x, int y, uint32_t src) {
+  asm volatile(
+      "{\n.reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group.L2::cache_hint "
+      "[%0, {%1, %2}], [%3], policy;\n}\n" ::"l"(map),
       "r"(x), "r"(y), "r"(src)
       : "memory");
 }

@@ -46,6 +46,12 @@ __device__ inline uint32_t remote_address(uint32_t shared, uint32_t cta) {
   return remote;
 }
 
+__device__ inline int32_t load_remote(uint32_t remote) {
+  int32_t value;
+  asm volatile("ld.shared::cluster.s32 %0, [%1];" : "=r"(value) : "r"(remote) : "memory");
+  return value;
+}
+
 // Arrives at a barrier of any block of the cluster. Orders what this thread has read, not what it
 // wrote: a release at cluster scope would cost a fence over the whole GPU.
 __device__ inline void barrier_arrive_remote(uint32_t remote) {
@@ -91,6 +97,21 @@ __device__ inline void barrier_wait(uint32_t bar, uint32_t parity) {
 template <int kId>
 __device__ inline void named_sync(int threads) {
   asm volatile("bar.sync %0, %1;" ::"n"(kId), "r"(threads) : "memory");
+}
+
+// The same; returns whether `holds` in one of these threads or more.
+template <int kId>
+__device__ inline bool named_any(int threads, bool holds) {
+  uint32_t found;
+  asm volatile(
+      "{\n.reg .pred mine, some;\n"
+      "setp.ne.u32 mine, %3, 0;\n"
+      "barrier.cta.red.or.pred some, %1, %2, mine;\n"
+      "selp.u32 %0, 1, 0, some;\n}\n"
+      : "=r"(found)
+      : "n"(kId), "r"(threads), "r"(uint32_t{holds})
+      : "memory");
+  return found != 0;
 }
 
 // Orders shared memory written by ordinary stores before reads by tensor cores and copy engine.

@@ -1,5 +1,5 @@
-// The tensor cores' asynchronous product (wgmma): D[64, 256] += A[64, 16] B[16, 256], bf16 operands
-// in shared memory with 128-byte swizzle, fp32 accumulators in registers of one warpgroup.
+// The tensor cores' asynchronous product (wgmma): D[64, 256] += A[64, 16] B[16, 256], bf16 or f16
+// operands in shared memory with 128-byte swizzle, fp32 accumulators in registers of one warpgroup.
 #pragma once
 
 #include <cstdint>
@@ -50,26 +50,39 @@ __device__ inline void settle(Accumulator& d) {
 #define TROUPE_ACC64(d, i) \
   TROUPE_ACC16(d, i), TROUPE_ACC16(d, i + 16), TROUPE_ACC16(d, i + 32), TROUPE_ACC16(d, i + 48)
 
+enum class Half16 { kBF16, kF16 };
+
+#define TROUPE_WGMMA(TYPE)                                                                         \
+  asm volatile(                                                                                    \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                                \
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32." TYPE "." TYPE                                 \
+      " {"                                                                                         \
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                     \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "           \
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "           \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "           \
+      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "           \
+      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, "     \
+      "%111, "                                                                                     \
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
+      "%127"                                                                                       \
+      "}, %128, %129, p, 1, 1, %131, %132;\n}\n"                                                   \
+      : TROUPE_ACC64(d, 0), TROUPE_ACC64(d, 64)                                                    \
+      : "l"(a), "l"(b), "r"(int{accumulate}), "n"(static_cast<int>(kA)),                           \
+        "n"(static_cast<int>(kB)))
+
 // D = A B, or D += A B where `accumulate`.
-template <Major kA, Major kB>
+template <Major kA, Major kB, Half16 kType = Half16::kBF16>
 __device__ inline void wgmma(Accumulator& d, uint64_t a, uint64_t b, bool accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-      "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-      "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, "
-      "%127"
-      "}, %128, %129, p, 1, 1, %131, %132;\n}\n"
-      : TROUPE_ACC64(d, 0), TROUPE_ACC64(d, 64)
-      : "l"(a), "l"(b), "r"(int{accumulate}), "n"(static_cast<int>(kA)), "n"(static_cast<int>(kB)));
+  if constexpr (kType == Half16::kBF16) {
+    TROUPE_WGMMA("bf16");
+  } else {
+    TROUPE_WGMMA("f16");
+  }
 }
 
+#undef TROUPE_WGMMA
 #undef TROUPE_ACC4
 #undef TROUPE_ACC16
 #undef TROUPE_ACC64

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "troupe/kernels/moe_sm90/moe_sm90.h"
+
 namespace troupe {
 namespace {
 
@@ -86,13 +88,18 @@ void validate(const GroupedGemmWeight& x) {
   validate_common(x);
   TROUPE_CHECK(x.c.rows == x.experts * x.a.cols && x.c.cols == x.b.cols, "c is", x.c.rows, "x",
                x.c.cols, "for E, M, N", x.experts, x.a.cols, x.b.cols);
-  TROUPE_CHECK(x.row_src != nullptr || (!x.gather_a && !x.gather_b), "gathers without row_src");
+  // R, unless both are gathered. A list of no rows has no address.
+  const int64_t packed = x.gather_a ? x.b.rows : x.a.rows;
+  TROUPE_CHECK(x.row_src != nullptr || packed == 0 || (!x.gather_a && !x.gather_b),
+               "gathers without row_src for", packed, "rows");
   TROUPE_CHECK(x.gather_a || x.gather_b || x.a.rows == x.b.rows, "a has", x.a.rows, "rows, b",
                x.b.rows);
   TROUPE_CHECK(x.a.rows <= kMaxInt && x.b.rows <= kMaxInt, "rows", x.a.rows, x.b.rows);
   TROUPE_CHECK(x.c.dtype == x.a.dtype || (x.c.dtype == Dtype::kF32 && x.a.dtype != Dtype::kF64),
                "a is", name(x.a.dtype), "c is", name(x.c.dtype));
   TROUPE_CHECK(!x.accumulate || size_bytes(x.c.dtype) >= 4, "accumulates in", name(x.c.dtype));
+  TROUPE_CHECK(x.segment_rows >= 0 && x.segment_rows % 64 == 0, "segments of", x.segment_rows,
+               "rows");
 }
 
 void validate(const ZeroRows& x) {
@@ -108,6 +115,11 @@ void zero_rows_ref(const ZeroRows& x) {
       std::fill_n(out.row(r), out.cols, T(0.0f));
     }
   });
+}
+
+int64_t workspace_bytes(const GroupedGemmWeight& x) {
+  const int64_t rows = x.gather_b ? x.a.rows : x.b.rows;
+  return workspace_bytes(SegmentsSm90{.rows = x.segment_rows}, rows, x.experts, x.a.cols, x.b.cols);
 }
 
 int64_t flops(const GroupedGemm& x, int64_t true_rows) {

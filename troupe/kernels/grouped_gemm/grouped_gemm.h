@@ -63,6 +63,10 @@ struct GroupedGemmWeight {
   bool accumulate =
       false;      // f32 and f64 results only: a rounding each time would eat small gradients
   int waves = 1;  // kernels/moe_sm90
+  // kernels/moe_sm90: rows of a segment of an expert's sum (SegmentsSm90). 0, or another kernel:
+  // one sum over all rows.
+  int64_t segment_rows = 0;
+  void* workspace = nullptr;  // workspace_bytes()
 };
 
 // out[r, :] = 0 for the rows r from *first on: where first is expert_offset + E, those that the
@@ -78,6 +82,7 @@ void zero_rows_cuda(const ZeroRows& args, cudaStream_t stream);
 
 void validate(const GroupedGemm& args);
 void validate(const GroupedGemmWeight& args);
+int64_t workspace_bytes(const GroupedGemmWeight& args);     // of segments
 int64_t flops(const GroupedGemm& args, int64_t true_rows);  // 2 rows N K
 int64_t flops(const GroupedGemmWeight& args, int64_t true_rows);
 

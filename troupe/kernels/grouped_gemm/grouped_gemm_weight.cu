@@ -138,10 +138,18 @@ void grouped_gemm_weight_cuda(const GroupedGemmWeight& x, cudaStream_t stream) {
                                      .plain = is_plain(x)},
                                     grouped::current_device());
   if (plan.path == Path::kSm90) {
-    return weight_product_sm90_cuda(
-        {x.experts, x.expert_offset, x.gather_a || x.gather_b ? x.row_src : nullptr, x.a, x.b, x.c,
-         x.gather_a, x.gather_b, x.accumulate, x.waves},
-        stream);
+    return weight_product_sm90_cuda({x.experts,
+                                     x.expert_offset,
+                                     x.gather_a || x.gather_b ? x.row_src : nullptr,
+                                     x.a,
+                                     x.b,
+                                     x.c,
+                                     x.gather_a,
+                                     x.gather_b,
+                                     x.accumulate,
+                                     x.waves,
+                                     {x.segment_rows, x.workspace}},
+                                    stream);
   }
   const tile::LaunchShape shape{plan.blocks, plan.threads, plan.shared_bytes};
   dispatch_float(x.a.dtype, [&]<class T>() {

@@ -17,6 +17,16 @@ int64_t bytes_moved(const Histogram& a) {
   return a.x.rows * (a.x.cols * size_bytes(a.x.dtype) + a.bins * int64_t{4});
 }
 
+// A cluster has 8 blocks at most: longer rows are left to all multiprocessors.
+HistogramPlan choose_histogram_plan(const Histogram& a) {
+  constexpr int64_t kMaxBins = 8192, kBlockBytes = int64_t{16} << 10, kMaxRowBytes = 1 << 20;
+  const int64_t row_bytes = a.x.cols * size_bytes(a.x.dtype);
+  if (!a.trial || a.bins > kMaxBins || row_bytes > kMaxRowBytes) return {};
+  int64_t blocks = 1;
+  while (blocks < 8 && blocks * kBlockBytes < row_bytes) blocks *= 2;
+  return {.cluster_blocks = blocks};
+}
+
 void histogram_ref(const Histogram& a) {
   validate(a);
   std::fill_n(a.out, a.x.rows * a.bins, 0);

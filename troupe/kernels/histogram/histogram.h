@@ -18,7 +18,15 @@ struct Histogram {
   IntRef x;  // [rows, n]  n below 2^31
   int64_t bins = 0;
   int32_t* out = nullptr;  // [rows, bins]  out, overwritten
+  bool trial = false;      // CUDA: by one launch where choose_histogram_plan() has clusters
 };
+
+// How many blocks, which form a cluster, count a row together in one launch, on a GPU that has
+// clusters. 0: any number of blocks add to counts that are zeroed before, in two.
+struct HistogramPlan {
+  int64_t cluster_blocks = 0;
+};
+HistogramPlan choose_histogram_plan(const Histogram& args);
 
 void validate(const Histogram& args);
 int64_t bytes_moved(const Histogram& args);

@@ -40,20 +40,31 @@ void cpu(benchmark::State& state) {
 }
 
 void shapes(benchmark::internal::Benchmark* b) {
-  b->Args({1, 16384, 128})->Args({8, 16384, 1024})->Unit(benchmark::kMicrosecond);
+  b->Args({1, 16384, 128})->Args({1, 65536, 128})->Args({1, 262144, 128});
+  b->Args({8, 16384, 1024})->Unit(benchmark::kMicrosecond);
 }
 BENCHMARK(ref)->Apply(shapes);
 BENCHMARK(cpu)->Apply(shapes);
 
 #ifdef TROUPE_CUDA
-void cuda(benchmark::State& state) {
+template <bool kTrial>
+void on_gpu(benchmark::State& state) {
   if (!testing::available(testing::Backend::kCuda)) return state.SkipWithError("no GPU here");
   measure(state, [](const Histogram& a) {
-    histogram_cuda(a, nullptr);
+    Histogram args = a;
+    args.trial = kTrial;
+    histogram_cuda(args, nullptr);
     TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
   });
 }
+void cuda(benchmark::State& state) {
+  on_gpu<false>(state);
+}
+void cuda_on_trial(benchmark::State& state) {
+  on_gpu<true>(state);
+}
 BENCHMARK(cuda)->Apply(shapes);
+BENCHMARK(cuda_on_trial)->Apply(shapes);
 #endif
 
 }  // namespace

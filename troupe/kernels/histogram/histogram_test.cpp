@@ -18,6 +18,11 @@ void run(Backend backend, const Histogram& args) {
   testing::run(backend, args, histogram_cpu, TROUPE_CUDA_PATH(histogram_cuda));
 }
 
+// The kernels that a path has: on CUDA the one on trial too.
+std::vector<bool> kernels(Backend backend) {
+  return backend == Backend::kCuda ? std::vector<bool>{false, true} : std::vector<bool>{false};
+}
+
 template <class T>
 struct Problem {
   Problem(int64_t num_rows, int64_t num_cols, int64_t num_bins, int64_t low, int64_t high)
@@ -43,11 +48,17 @@ class HistogramTest : public ::testing::TestWithParam<Backend> {
 
   template <class T>
   void expect_agreement(int64_t rows, int64_t n, int64_t bins, int64_t low, int64_t high) {
-    Problem<T> want(rows, n, bins, low, high), got(rows, n, bins, low, high);
+    Problem<T> want(rows, n, bins, low, high);
     histogram_ref(want.args());
-    run(GetParam(), got.args());
-    for (size_t i = 0; i < want.out.size(); ++i) {
-      ASSERT_EQ(got.out[i], want.out[i]) << rows << " x " << n << " bins " << bins << " at " << i;
+    for (const bool trial : kernels(GetParam())) {
+      Problem<T> got(rows, n, bins, low, high);
+      Histogram args = got.args();
+      args.trial = trial;
+      run(GetParam(), args);
+      for (size_t i = 0; i < want.out.size(); ++i) {
+        ASSERT_EQ(got.out[i], want.out[i])
+            << rows << " x " << n << " bins " << bins << " at " << i << " trial " << trial;
+      }
     }
   }
   template <class T>
@@ -67,6 +78,14 @@ TEST_P(HistogramTest, P4_MegaBlocksParameters) {
       }
     }
   }
+}
+
+// Rows of one block of a cluster, of all eight, of more than a cluster takes; and rows that do not
+// begin at 16 bytes.
+TEST_P(HistogramTest, RowsOfAllClusters) {
+  for (int64_t n : {4096, 4100, 65536, 262144, 262145}) expect_agreement<int32_t>(1, n, 128);
+  for (int64_t n : {8191, 65537}) expect_agreement<int16_t>(2, n, 1024);
+  expect_agreement<int64_t>(3, 20001, 8192);
 }
 
 TEST_P(HistogramTest, OddShapes) {
@@ -93,6 +112,22 @@ TEST_P(HistogramTest, CountsSumToTheElements) {
 INSTANTIATE_TEST_SUITE_P(All, HistogramTest,
                          ::testing::Values(Backend::kCpu, Backend::kCpuThreads, Backend::kCuda),
                          testing::backend_name);
+
+TEST(Histogram, AsksForClustersOnTrialAndOfRowsThatOneCanRead) {
+  const auto blocks = [](int64_t n, int64_t bins, bool trial = true) {
+    const Histogram a{
+        .x = {nullptr, IntDtype::kI32, 1, n}, .bins = bins, .out = nullptr, .trial = trial};
+    return choose_histogram_plan(a).cluster_blocks;
+  };
+  EXPECT_EQ(blocks(16384, 128, false), 0);
+  EXPECT_EQ(blocks(0, 128), 1);
+  EXPECT_EQ(blocks(4096, 128), 1);
+  EXPECT_EQ(blocks(4097, 128), 2);
+  EXPECT_EQ(blocks(16384, 128), 4);
+  EXPECT_EQ(blocks(262144, 128), 8);
+  EXPECT_EQ(blocks(262145, 128), 0);
+  EXPECT_EQ(blocks(16384, 8193), 0);
+}
 
 TEST(Histogram, RefusesNoBins) {
   Problem<int32_t> p(1, 4, 2, 0, 1);

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads)
   const bool whole = packed && d + kColumns <= x.cols;
   const int n = static_cast<int>(min(int64_t{kColumns}, x.cols - d));
   for (int64_t t = blockIdx.y; t < x.rows; t += gridDim.y) {
-    const Words4 r = a.rng.bits(a.first_token + t, static_cast<uint32_t>(group));
+    const Words4 r = a.rng.bits(a.token(t), static_cast<uint32_t>(group));
     Pack<T, kColumns> v;
     if (whole) v = load_pack<kColumns>(x.row(t) + d);
 #pragma unroll
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) normal_noise_kernel(NormalNoise a, M
   const int64_t e = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (e >= out.cols) return;
   for (int64_t t = blockIdx.y; t < out.rows; t += gridDim.y) {
-    out(t, e) = static_cast<T>(a.std * a.rng.normal(a.first_token + t, static_cast<uint32_t>(e)));
+    out(t, e) = static_cast<T>(a.std * a.rng.normal(a.token(t), static_cast<uint32_t>(e)));
   }
 }
 

@@ -12,7 +12,11 @@ struct Problem {
     x.fill_normal(7);
   }
   Jitter args() {
-    return {.x = x.view(), .epsilon = 0.01f, .rng = noise_rng("bench", {1, 2, 3}), .out = x.mut()};
+    return {.x = x.view(),
+            .epsilon = 0.01f,
+            .rng = noise_rng("bench", {1, 2, 3}),
+            .token = {},
+            .out = x.mut()};
   }
   testing::Matrix x;
 };

@@ -26,7 +26,7 @@ void jitter_cpu(const Jitter& a, const Pool& pool) {
         const T* in = x.row(t);
         T* to = out.row(t);
         for (int64_t d = 0; d < x.cols; d += kColumns) {
-          const Words4 r = a.rng.bits(a.first_token + t, static_cast<uint32_t>(d / kColumns));
+          const Words4 r = a.rng.bits(a.token(t), static_cast<uint32_t>(d / kColumns));
           for (int64_t i = 0; i < std::min(kColumns, x.cols - d); ++i) {
             const float u = jitter_detail::factor(r.w[i], a.epsilon);
             to[d + i] = static_cast<T>(static_cast<Wide<T>>(in[d + i]) * u);
@@ -44,7 +44,7 @@ void normal_noise_cpu(const NormalNoise& a, const Pool& pool) {
     pool(out.rows, rows_per_range(out.cols), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         for (int64_t e = 0; e < out.cols; ++e) {
-          const float n = a.rng.normal(a.first_token + t, static_cast<uint32_t>(e));
+          const float n = a.rng.normal(a.token(t), static_cast<uint32_t>(e));
           out(t, e) = static_cast<T>(static_cast<Wide<T>>(a.std * n));
         }
       }

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "troupe/testing/matrix.h"
 
@@ -28,11 +29,14 @@ Jitter jitter_args(Matrix& x, Matrix& out, float epsilon = 0.1f) {
   return {.x = x.view(),
           .epsilon = epsilon,
           .rng = noise_rng("router_jitter", kKey),
-          .first_token = 1000,
+          .token = {.first_token = 1000},
           .out = out.mut()};
 }
 NormalNoise noise_args(Matrix& out, float std = 2) {
-  return {.std = std, .rng = noise_rng("router_random", kKey), .first_token = 9, .out = out.mut()};
+  return {.std = std,
+          .rng = noise_rng("router_random", kKey),
+          .token = {.first_token = 9},
+          .out = out.mut()};
 }
 void run(Backend b, const Jitter& a) {
   testing::run(b, a, jitter_cpu, TROUPE_CUDA_PATH(jitter_cuda));
@@ -137,10 +141,34 @@ TEST(Jitter, R2_NoiseFollowsTheGlobalToken) {
     Jitter a = jitter_args(x, part);
     a.x = {x.view().as<float>().row(begin), Dtype::kF32, rows, 30, 30};
     a.out = {part.mut().as<float>().row(begin), Dtype::kF32, rows, 30, 30};
-    a.first_token += begin;
+    a.token.first_token += begin;
     jitter_cpu(a, serial);
   }
   EXPECT_TRUE(part.same_bits(whole));
+}
+
+TEST_P(JitterTest, MF13_AnIndexNamesEachRowsToken) {
+  Matrix x = matrix(), whole = matrix(), got = matrix(), noise = matrix(), got_noise = matrix();
+  const int64_t rows = GetParam().shape.rows;
+  if (GetParam().backend == Backend::kCuda) GTEST_SKIP() << "the index is the operator's to bring";
+  x.fill(1);
+  jitter_ref(jitter_args(x, whole));
+  normal_noise_ref(noise_args(noise));
+  std::vector<int64_t> index, noise_index;  // the rows turned round
+  for (int64_t t = rows; t-- > 0;) {
+    index.push_back(1000 + t);
+    noise_index.push_back(9 + t);
+  }
+  Jitter a = jitter_args(x, got);
+  a.token = {.index = index.data()};
+  run(GetParam().backend, a);
+  NormalNoise n = noise_args(got_noise);
+  n.token = {.index = noise_index.data()};
+  run(GetParam().backend, n);
+  got.each([&](int64_t t, int64_t d) {
+    ASSERT_EQ(got.get(t, d), whole.get(rows - 1 - t, d));
+    ASSERT_EQ(got_noise.get(t, d), noise.get(rows - 1 - t, d));
+  });
 }
 
 TEST(Jitter, R2_StepsLayersAndPurposesDiffer) {

@@ -40,6 +40,13 @@ void check_gradient(const MutRef& grad, int64_t rows, int64_t cols, bool accumul
                "is null or not 16-byte aligned");
 }
 
+void check_segments(const SegmentsSm90& segments, int64_t bytes) {
+  TROUPE_CHECK(segments.rows >= 0 && segments.rows % 64 == 0, "segments of", segments.rows, "rows");
+  TROUPE_CHECK(bytes == 0 || (segments.workspace != nullptr &&
+                              reinterpret_cast<uintptr_t>(segments.workspace) % 16 == 0),
+               "segments of", segments.rows, "rows have no workspace, or one that is not aligned");
+}
+
 }  // namespace
 
 void validate(const MoeUpSm90& a) {
@@ -96,6 +103,7 @@ void validate(const MoeDownGradSm90& a) {
   check_matrix(a.grad_out, a.plan.tokens, d, "grad_out");
   check_matrix(a.a, a.plan.rows, f, "a");
   check_gradient(a.grad_w2, a.plan.experts * d, f, a.accumulate, "grad_w2");
+  check_segments(a.segments, workspace_bytes(a));
 }
 
 void validate(const MoeUpGradSm90& a) {
@@ -106,6 +114,7 @@ void validate(const MoeUpGradSm90& a) {
   check_matrix(a.x, a.plan.tokens, d, "x");
   check_matrix(a.grad_h, a.plan.rows, 2 * f, "grad_h");
   check_gradient(a.grad_w1, a.plan.experts * 2 * f, d, a.accumulate, "grad_w1");
+  check_segments(a.segments, workspace_bytes(a));
 }
 
 void validate(const RowsProductSm90& a) {
@@ -121,18 +130,33 @@ void validate(const RowsProductSm90& a) {
 void validate(const WeightProductSm90& a) {
   const int64_t m = a.a.cols, n = a.b.cols;
   check_experts(a.experts, a.expert_offset);
-  TROUPE_CHECK((a.row_src != nullptr) == (a.gather_a != a.gather_b), "gathers", a.gather_a,
-               a.gather_b);
+  const bool gathers = a.gather_a || a.gather_b;
+  const int64_t packed = a.gather_a ? a.b.rows : a.a.rows;  // a list of no rows has no address
+  TROUPE_CHECK(
+      !(a.gather_a && a.gather_b) && (a.row_src != nullptr ? gathers : !gathers || packed == 0),
+      "gathers", a.gather_a, a.gather_b, "for", packed, "rows");
   check_width(m, "M");
   check_width(n, "N");
-  check_matrix(a.a, a.row_src != nullptr ? a.a.rows : a.b.rows, m, "a");
+  check_matrix(a.a, gathers ? a.a.rows : a.b.rows, m, "a");
   check_matrix(a.b, a.b.rows, n, "b");
   check_gradient(a.c, a.experts * m, n, a.accumulate, "c");
+  check_segments(a.segments, workspace_bytes(a));
 }
 
 int64_t workspace_bytes(const MoeHiddenGradSm90& a) {
   const int64_t tiles = (a.a.cols + 255) / 256;
   return a.plan.rows * tiles * 4;
+}
+
+int64_t workspace_bytes(const MoeDownGradSm90& a) {
+  return workspace_bytes(a.segments, a.plan.rows, a.plan.experts, a.grad_out.cols, a.a.cols);
+}
+int64_t workspace_bytes(const MoeUpGradSm90& a) {
+  return workspace_bytes(a.segments, a.plan.rows, a.plan.experts, a.x.cols, a.grad_h.cols);
+}
+int64_t workspace_bytes(const WeightProductSm90& a) {
+  const int64_t rows = a.gather_b ? a.a.rows : a.b.rows;
+  return workspace_bytes(a.segments, rows, a.experts, a.a.cols, a.b.cols);
 }
 
 }  // namespace troupe

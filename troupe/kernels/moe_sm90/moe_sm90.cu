@@ -17,9 +17,9 @@ struct PlainRows {
   static constexpr WeightBoxes kBoxes = kWeightBoxes;
   static constexpr int kProducerRegisters = kGathers ? 72 : 40;
   using Epilogue = StoreRows;
-  using G = Geometry<64, 4, Epilogue::kStagingBytes>;
+  using G = Geometry<kRowsRing.depth, kRowsRing.slots, Epilogue::kStagingBytes>;
 };
-constexpr int kSlotK = 64;
+constexpr int kSlotK = kRowsRing.depth;
 
 template <bool kGather, WeightBoxes kBoxes>
 void multiply_rows(const PlanRef& plan, const MatRef& a, const CUtensorMap& weights,

@@ -30,12 +30,16 @@
 // that find no room make all wait. With 4 those that are done take over what could not start: on
 // two H200 products beside a sum over ranks took 1.25 times as long and not 1.5; alone 1 % longer.
 // No bit changes.
+//
+// The same products with 8-bit operands: moe_fp8_sm90.h.
 #pragma once
 
 #include <cstdint>
 
 #include "troupe/core/device/cuda_stream.h"
 #include "troupe/core/device/view.h"
+#include "troupe/kernels/moe_sm90/moe_fp8_sm90.h"
+#include "troupe/kernels/moe_sm90/moe_sm90_plan.h"
 #include "troupe/kernels/routing_plan/routing_plan.h"
 
 namespace troupe {
@@ -94,6 +98,7 @@ struct MoeDownGradSm90 {
   MutRef grad_w2;           // [E D, F]  out, bf16 or f32
   bool accumulate = false;  // f32 alone: grad_w2 += instead of =
   int waves = 1;
+  SegmentsSm90 segments = {};
 };
 
 struct MoeUpGradSm90 {
@@ -103,6 +108,7 @@ struct MoeUpGradSm90 {
   MutRef grad_w1;  // [E 2F, D]  out, bf16 or f32
   bool accumulate = false;
   int waves = 1;
+  SegmentsSm90 segments = {};
 };
 
 // Products of that form as such, for experts of other kinds: what kernels/grouped_gemm runs here
@@ -134,6 +140,7 @@ struct WeightProductSm90 {
   bool gather_a = false, gather_b = false;
   bool accumulate = false;
   int waves = 1;
+  SegmentsSm90 segments = {};
 };
 
 void validate(const MoeUpSm90& args);
@@ -146,6 +153,9 @@ void validate(const RowsProductSm90& args);
 void validate(const WeightProductSm90& args);
 
 int64_t workspace_bytes(const MoeHiddenGradSm90& args);
+int64_t workspace_bytes(const MoeDownGradSm90& args);
+int64_t workspace_bytes(const MoeUpGradSm90& args);
+int64_t workspace_bytes(const WeightProductSm90& args);
 
 void moe_up_sm90_ref(const MoeUpSm90& args);
 void moe_down_sm90_ref(const MoeDownSm90& args);

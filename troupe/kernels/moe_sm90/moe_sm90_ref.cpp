@@ -1,8 +1,5 @@
 // The formulas of moe_sm90.h in double, with its rounding points.
-#include <cmath>
-#include <functional>
-
-#include "troupe/kernels/moe_sm90/moe_sm90.h"
+#include "troupe/kernels/moe_sm90/ref_rows.h"
 
 namespace troupe {
 namespace {
@@ -11,30 +8,11 @@ double at(const Mat<const BF16>& m, int64_t r, int64_t c) {
   return static_cast<float>(m(r, c));
 }
 
-BF16 rounded(double v) {
-  return BF16(static_cast<float>(v));
-}
-
 // sum over k < n of a(row_a, k) b(row_b, k); a pad's row (-1) reads as zeros
 double dot(const Mat<const BF16>& a, int64_t row_a, const Mat<const BF16>& b, int64_t row_b) {
   double sum = 0;
   for (int64_t k = 0; row_a >= 0 && k < a.cols; ++k) sum += at(a, row_a, k) * at(b, row_b, k);
   return sum;
-}
-
-void for_each_row(const PlanRef& plan, const std::function<void(int64_t e, int64_t r)>& f) {
-  for (int64_t e = 0; e < plan.experts; ++e) {
-    for (int64_t r = plan.expert_offset[e]; r < plan.expert_offset[e + 1]; ++r) f(e, r);
-  }
-}
-
-float score_of(const PlanRef& plan, const float* score, int64_t r) {
-  const int64_t slot = plan.row_slot[r];
-  return slot < 0 ? 0.f : score == nullptr ? 1.f : score[slot];
-}
-
-double sigmoid(double g) {
-  return 1 / (1 + std::exp(-g));
 }
 
 // c[e, m, n] (+)= sum over the expert's rows of a(source_a(r), m) b(source_b(r), n)
@@ -97,26 +75,15 @@ void moe_down_sm90_ref(const MoeDownSm90& x) {
 
 void moe_hidden_grad_sm90_ref(const MoeHiddenGradSm90& x) {
   validate(x);
-  const auto grad_out = x.grad_out.as<BF16>(), w2 = x.w2.as<BF16>(), h = x.h.as<BF16>();
-  const auto grad_h = x.grad_h.as<BF16>(), a = x.a.as<BF16>();
-  const int64_t F = a.cols, D = grad_out.cols, slots = x.plan.tokens * x.plan.choices;
-  for (int64_t s = 0; s < slots; ++s) x.grad_score[s] = 0;
-  for_each_row(x.plan, [&](int64_t e, int64_t r) {
-    const double s = score_of(x.plan, x.score, r);
+  const auto grad_out = x.grad_out.as<BF16>(), w2 = x.w2.as<BF16>();
+  const int64_t D = grad_out.cols;
+  hidden_grad_ref(x, [&](int64_t e, int64_t r, int64_t u) {
     const int64_t source = x.plan.row_src[r];
-    double grad_score = 0;
-    for (int64_t u = 0; u < F; ++u) {
-      double G = 0;
-      for (int64_t d = 0; source >= 0 && d < D; ++d)
-        G += at(grad_out, source, d) * at(w2, e * D + d, u);
-      const double g = at(h, r, hidden_column(u)), v = at(h, r, hidden_column(u) + 2);
-      const double p = sigmoid(g);
-      grad_score += G * g * p * v;
-      grad_h(r, u) = rounded(s * G * v * p * (1 + g * (1 - p)));
-      grad_h(r, F + u) = rounded(s * G * g * p);
-      a(r, u) = rounded(s * g * p * v);
+    double sum = 0;
+    for (int64_t d = 0; source >= 0 && d < D; ++d) {
+      sum += at(grad_out, source, d) * at(w2, e * D + d, u);
     }
-    if (x.plan.row_slot[r] >= 0) x.grad_score[x.plan.row_slot[r]] = static_cast<float>(grad_score);
+    return sum;
   });
 }
 

@@ -16,36 +16,10 @@
 
 #include "troupe/core/device/cuda_check.h"
 #include "troupe/kernels/moe_sm90/moe_sm90.h"
+#include "troupe/kernels/moe_sm90/speed.cuh"
 
 namespace troupe {
 namespace {
-
-using Half = __nv_bfloat16;
-
-struct Shape {
-  std::string name;
-  int64_t T, D, F, E, K;
-  double zipf = 0;         // exponent of the experts' popularity
-  bool one_heavy = false;  // one expert with half of all rows
-  int64_t empty = 0;       // so many experts without rows
-};
-
-__device__ float uniform(uint64_t i, uint32_t seed) {
-  uint64_t x = (i + 1) * 0x9E3779B97F4A7C15ull + seed * 0xD1B54A32D192ED03ull;
-  x ^= x >> 32, x *= 0xD6E8FEB86659FD93ull, x ^= x >> 32, x *= 0xD6E8FEB86659FD93ull, x ^= x >> 32;
-  return static_cast<float>(x >> 40) * 0x1p-24f;
-}
-__device__ float normal(uint64_t i, uint32_t seed) {
-  const float r = sqrtf(-2 * logf(uniform(i, seed) + 1e-7f));
-  return r * cosf(6.2831853f * uniform(i, seed + 77));
-}
-
-__global__ void fill_kernel(Half* data, int64_t n, float scale, uint32_t seed) {
-  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n;
-       i += int64_t{gridDim.x} * blockDim.x) {
-    data[i] = __float2bfloat16(scale * normal(i, seed));
-  }
-}
 
 __device__ bool bad(Half v) {
   return !isfinite(__bfloat162float(v));
@@ -73,35 +47,6 @@ __global__ void count_different_kernel(const uint16_t* a, const uint16_t* b, int
   }
   if (mine) atomicAdd(count, mine);
 }
-
-// Device memory with a poisoned guard band behind it.
-struct Memory {
-  static constexpr int64_t kGuard = 4096;
-  explicit Memory(int64_t n) : bytes(n) {
-    TROUPE_CUDA_CHECK(cudaMalloc(&data, n + kGuard));
-    poison();
-  }
-  ~Memory() { cudaFree(data); }
-  Memory(const Memory&) = delete;
-  void poison() { TROUPE_CUDA_CHECK(cudaMemset(data, 0xff, bytes + kGuard)); }
-  bool guard_intact() const {
-    std::vector<uint8_t> guard(kGuard);
-    TROUPE_CUDA_CHECK(cudaMemcpy(guard.data(), static_cast<uint8_t*>(data) + bytes, kGuard,
-                                 cudaMemcpyDeviceToHost));
-    return std::all_of(guard.begin(), guard.end(), [](uint8_t b) { return b == 0xff; });
-  }
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data);
-  }
-  template <class T>
-  void put(const std::vector<T>& v) {
-    if (v.empty()) return;
-    TROUPE_CUDA_CHECK(cudaMemcpy(data, v.data(), v.size() * sizeof(T), cudaMemcpyHostToDevice));
-  }
-  void* data = nullptr;
-  int64_t bytes;
-};
 
 struct HostPlan {
   std::vector<int32_t> offset, src, slot, slot_row, expert_of_row;
@@ -183,10 +128,6 @@ struct Layer {
   }
   // Small widths would leave outputs near zero.
   static float scale(int64_t width) { return std::sqrt(4096.0f / static_cast<float>(width)); }
-  static void fill(Memory& m, float scale, uint32_t seed) {
-    fill_kernel<<<1024, 256>>>(m.as<Half>(), m.bytes / 2, scale, seed);
-    TROUPE_LAUNCH_CHECK(nullptr);
-  }
 
   PlanRef plan() const {
     PlanRef p;
@@ -479,17 +420,6 @@ void soak(const Shape& s, int rounds) {
 
 // ---- times
 
-struct Step {
-  const char* name;
-  double flops;
-  std::function<void()> run;
-};
-
-float median(std::vector<float> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
-
 void time_shape(const Shape& s, int repeats) {
   Layer l(s);
   const double f = 2.0 * l.R * s.F * s.D;
@@ -502,35 +432,18 @@ void time_shape(const Shape& s, int repeats) {
       {"dW2", f, [&] { moe_down_grad_sm90_cuda(l.down_grad(), nullptr); }},
   };
   Memory flush(int64_t{256} << 20);
-  std::vector<cudaEvent_t> events(2 * steps.size());
-  for (cudaEvent_t& e : events) TROUPE_CUDA_CHECK(cudaEventCreate(&e));
-  std::vector<std::vector<float>> ms(steps.size());
-  for (int i = 0; i < repeats; ++i) {
-    for (size_t j = 0; j < steps.size(); ++j) {
-      TROUPE_CUDA_CHECK(cudaMemsetAsync(flush.data, i, flush.bytes));
-      TROUPE_CUDA_CHECK(cudaEventRecord(events[2 * j]));
-      steps[j].run();
-      TROUPE_CUDA_CHECK(cudaEventRecord(events[2 * j + 1]));
-    }
-    TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
-    for (size_t j = 0; i >= 3 && j < steps.size(); ++j) {
-      float t = 0;
-      TROUPE_CUDA_CHECK(cudaEventElapsedTime(&t, events[2 * j], events[2 * j + 1]));
-      ms[j].push_back(t);
-    }
-  }
+  for (int i = 0; i < repeats; ++i) run_cold(steps, flush, i >= 3);
   double total = 0;
   std::printf("%-10s", s.name.c_str());
-  for (size_t j = 0; j < steps.size(); ++j) {
-    const double t = median(ms[j]);
+  for (const Step& step : steps) {
+    const double t = step.median();
     total += t;
-    std::printf(" | %s %.3f %.0f", steps[j].name, t, steps[j].flops / t * 1e-9);
+    std::printf(" | %s %.3f %.0f", step.name.c_str(), t, step.flops / t * 1e-9);
   }
   const double combine = 2 * 2.0 * (l.R + s.T) * s.D / 4.1e12 * 1e3;
   std::printf(" | six %.3f %.0f | with 2 combines at 4.1 TB/s %.0f\n", total, 9 * f / total * 1e-9,
               9 * f / (total + 2 * combine) * 1e-9);
   std::fflush(stdout);
-  for (cudaEvent_t e : events) cudaEventDestroy(e);
 }
 
 const Shape kCheck[] = {{"tiny", 7, 64, 64, 3, 2},
@@ -542,11 +455,6 @@ const Shape kCheck[] = {{"tiny", 7, 64, 64, 3, 2},
                         {"heavy", 4000, 256, 256, 16, 2, 0, true},
                         {"wide", 3000, 1536, 768, 6, 2},
                         {"none", 0, 128, 128, 4, 2}};
-
-const Shape kTime[] = {
-    {"S7-256", 24576, 1536, 256, 128, 8},     {"S30-512", 32768, 4096, 512, 128, 8},
-    {"S120-1024", 32768, 4096, 1024, 128, 8}, {"Qwen3-30B", 32768, 2048, 768, 128, 8},
-    {"OLMoE", 32768, 2048, 1024, 64, 8},      {"Mixtral", 8192, 4096, 14336, 8, 2}};
 
 }  // namespace
 }  // namespace troupe
@@ -566,7 +474,7 @@ int main(int argc, char** argv) {
       if (s.name == "ragged" || s.name == "wide") soak(s, repeats);
     }
   } else {
-    for (const Shape& s : kTime) {
+    for (const Shape& s : kBenchShapes) {
       if (only.empty() || s.name == only) time_shape(s, repeats);
     }
   }

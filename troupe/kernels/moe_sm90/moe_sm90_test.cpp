@@ -12,7 +12,9 @@
 namespace troupe {
 namespace {
 
+using testing::expect_near_in_norm;
 using testing::Matrix;
+using testing::on_hopper;
 using testing::RoutedRows;
 
 struct Shape {
@@ -88,10 +90,16 @@ struct Layer {
   void run_ref() {
     run([](const auto& args, auto ref, auto) { ref(args); });
   }
-  void run_cuda([[maybe_unused]] int waves = 1) {
+  void run_cuda([[maybe_unused]] int waves = 1, [[maybe_unused]] int64_t segment_rows = 0) {
     run([=]([[maybe_unused]] auto args, auto, [[maybe_unused]] auto cuda) {
 #ifdef TROUPE_CUDA
       args.waves = waves;
+      testing::Buffer<char> workspace(0);
+      if constexpr (requires { args.segments; }) {
+        args.segments.rows = segment_rows;
+        workspace = testing::Buffer<char>(workspace_bytes(args));
+        args.segments.workspace = workspace.data();
+      }
       cuda(args, /*stream=*/nullptr);
       TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
 #endif
@@ -104,32 +112,6 @@ struct Layer {
       grad_w2;
 };
 
-bool on_hopper() {
-#ifdef TROUPE_CUDA
-  int major = 0;
-  return testing::available(testing::Backend::kCuda) &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
-         major == 9;
-#else
-  return false;
-#endif
-}
-
-// ||got - want|| <= bound ||want||, and no NaN where the reference has none. Rows that neither
-// wrote are NaN on both sides.
-void expect_same(Matrix& got, Matrix& want, double bound, const char* what) {
-  double apart = 0, size = 0;
-  int64_t strays = 0;
-  want.each([&](int64_t r, int64_t c) {
-    const double g = got.get(r, c), w = want.get(r, c);
-    strays += std::isnan(g) != std::isnan(w);
-    if (std::isnan(g) || std::isnan(w)) return;
-    apart += (g - w) * (g - w), size += w * w;
-  });
-  EXPECT_EQ(strays, 0) << what;
-  EXPECT_LE(std::sqrt(apart), bound * std::sqrt(size)) << what;
-}
-
 class MoeSm90 : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(MoeSm90, SixKernelsAgreeWithTheReferenceAndWriteNothingElse) {
@@ -137,14 +119,14 @@ TEST_P(MoeSm90, SixKernelsAgreeWithTheReferenceAndWriteNothingElse) {
   Layer got(GetParam()), want(GetParam());
   want.run_ref();
   got.run_cuda();
-  expect_same(got.h, want.h, 6e-3, "h");
-  expect_same(got.a, want.a, 6e-3, "a");
-  expect_same(got.y, want.y, 6e-3, "y");
-  expect_same(got.grad_h, want.grad_h, 6e-3, "grad_h");
-  expect_same(got.grad_score, want.grad_score, 4e-3, "grad_score");
-  expect_same(got.grad_rows, want.grad_rows, 6e-3, "grad_rows");
-  expect_same(got.grad_w1, want.grad_w1, 6e-3, "grad_w1");
-  expect_same(got.grad_w2, want.grad_w2, 6e-3, "grad_w2");
+  expect_near_in_norm(got.h, want.h, 6e-3, "h");
+  expect_near_in_norm(got.a, want.a, 6e-3, "a");
+  expect_near_in_norm(got.y, want.y, 6e-3, "y");
+  expect_near_in_norm(got.grad_h, want.grad_h, 6e-3, "grad_h");
+  expect_near_in_norm(got.grad_score, want.grad_score, 4e-3, "grad_score");
+  expect_near_in_norm(got.grad_rows, want.grad_rows, 6e-3, "grad_rows");
+  expect_near_in_norm(got.grad_w1, want.grad_w1, 6e-3, "grad_w1");
+  expect_near_in_norm(got.grad_w2, want.grad_w2, 6e-3, "grad_w2");
 }
 
 TEST_P(MoeSm90, G4_TwoRunsAreTheSameBits) {
@@ -167,6 +149,20 @@ TEST(MoeSm90Waves, ChangeNoBit) {
   for (size_t i = 0; i < one.outputs().size(); ++i) {
     EXPECT_TRUE(one.outputs()[i]->same_bits(*four.outputs()[i])) << i;
   }
+}
+
+// Sums of the weight gradients in segments of 64 rows, by which most experts have several: the same
+// gradients within the bounds of whole sums, twice the same bits, whatever the grid.
+TEST_P(MoeSm90, SegmentsOfWeightGradientsAgreeWithTheReference) {
+  if (!on_hopper()) GTEST_SKIP() << "no Hopper GPU here";
+  Layer want(GetParam()), got(GetParam()), again(GetParam());
+  want.run_ref();
+  got.run_cuda(/*waves=*/1, /*segment_rows=*/64);
+  again.run_cuda(/*waves=*/4, /*segment_rows=*/64);
+  expect_near_in_norm(got.grad_w1, want.grad_w1, 6e-3, "grad_w1");
+  expect_near_in_norm(got.grad_w2, want.grad_w2, 6e-3, "grad_w2");
+  EXPECT_TRUE(got.grad_w1.same_bits(again.grad_w1));
+  EXPECT_TRUE(got.grad_w2.same_bits(again.grad_w2));
 }
 
 // The reference's own rounding contract: backward's A is forward's, bit for bit.
@@ -214,7 +210,7 @@ TEST(MoeSm90LongSums, LastRowsOfMoreThan32ExpertsAreComputed) {
   moe_down_sm90_ref({plan, a.view(), w2.view(), want.mut()});
   testing::run(testing::Backend::kCuda, MoeDownSm90{plan, a.view(), w2.view(), got.mut()}, nullptr,
                TROUPE_CUDA_PATH(moe_down_sm90_cuda));
-  expect_same(got, want, 6e-3, "y");
+  expect_near_in_norm(got, want, 6e-3, "y");
 }
 
 TEST(MoeSm90Layout, HiddenColumnsAreAPermutation) {

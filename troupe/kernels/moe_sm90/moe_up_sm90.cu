@@ -15,7 +15,7 @@ struct Up {
   static constexpr int kProducerRegisters = 72;
   using Epilogue = Swiglu;
   static constexpr bool kFence = false;
-  using G = Geometry<64, 4, Epilogue::kStagingBytes>;
+  using G = Geometry<kRowsRing.depth, kRowsRing.slots, Epilogue::kStagingBytes>;
 };
 
 }  // namespace

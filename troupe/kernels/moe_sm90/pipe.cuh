@@ -8,10 +8,11 @@
 #include "troupe/kernels/device/async_copy.cuh"
 #include "troupe/kernels/device/mbarrier.cuh"
 #include "troupe/kernels/device/wgmma.cuh"
+#include "troupe/kernels/moe_sm90/moe_sm90_plan.h"
 
 namespace troupe::sm90 {
 
-constexpr int kTileM = 128, kTileN = 256;
+constexpr int kTileM = kSm90TileRows, kTileN = kSm90TileColumns;
 constexpr int kClusterM = 2 * kTileM;
 constexpr int kWarpgroup = 128;
 constexpr int kConsumers = 2;
@@ -161,6 +162,10 @@ struct Consumer {
     } else {
       named_sync<2>(kWarpgroup);
     }
+  }
+  // Whether it holds in one thread of the warpgroup or more.
+  __device__ bool any(bool holds) const {
+    return index == 0 ? named_any<1>(kWarpgroup, holds) : named_any<2>(kWarpgroup, holds);
   }
 };
 

@@ -42,7 +42,7 @@ __device__ inline void stage(uint32_t to, int lane, const Chunk<kBlocks>& chunk)
 }
 
 // A warp writes its staged 16 rows, but only rows 0 .. valid - 1. Then the staged bytes are free.
-template <int kBlocks>
+template <int kBlocks, bool kStreaming = false>
 __device__ inline void unstage(uint32_t from, int lane, Bits16* to, uint32_t ld, int valid) {
   constexpr int kRows = 32 / kBlocks;  // of one store of the warp
   constexpr int kStores = 16 / kRows;
@@ -57,12 +57,15 @@ __device__ inline void unstage(uint32_t from, int lane, Bits16* to, uint32_t ld,
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < kStores; ++i) {
-    if (kRows * i + row < valid) *reinterpret_cast<uint4*>(at) = lines[i];
+    uint4* const line = reinterpret_cast<uint4*>(at);
+    if (kRows * i + row < valid) kStreaming ? __stcs(line, lines[i]) : void(*line = lines[i]);
     at += kRows * ld;
   }
 }
 
-// A matrix that is written in boxes of 8 kBlocks columns x 64 rows.
+// A matrix that is written in boxes of 8 kBlocks columns x 64 rows. kStreaming: it is not read
+// soon, and its lines leave L2 before those that are.
+template <bool kStreaming = false>
 struct Output {
   const CUtensorMap* map;
   Bits16* data;
@@ -72,10 +75,14 @@ struct Output {
   template <int kBlocks>
   __device__ void store(const Consumer& me, uint32_t from, int row, int column, int valid) const {
     if (valid >= 64) {
-      if (me.leads()) store_box_2d(map, column, row, from);
+      if (me.leads()) {
+        kStreaming ? store_box_2d_streaming(map, column, row, from)
+                   : store_box_2d(map, column, row, from);
+      }
     } else {
-      unstage<kBlocks>(from + me.warp * kWarpBytes<kBlocks>, me.lane,
-                       data + int64_t{row + 16 * me.warp} * ld + column, ld, valid - 16 * me.warp);
+      unstage<kBlocks, kStreaming>(from + me.warp * kWarpBytes<kBlocks>, me.lane,
+                                   data + int64_t{row + 16 * me.warp} * ld + column, ld,
+                                   valid - 16 * me.warp);
     }
   }
 };
@@ -119,8 +126,8 @@ struct StoreRows {
         chunk.high[j] = pack_bf16(d[2], d[3]);
       }
       stage(staging, opaque(me.lane), chunk);
-      unstage<kBlocks>(staging, me.lane, out + 8 * kBlocks * c, p.columns,
-                       span.valid - 16 * me.warp);
+      unstage<kBlocks, true>(staging, me.lane, out + 8 * kBlocks * c, p.columns,
+                             span.valid - 16 * me.warp);
     }
   }
 };
@@ -202,8 +209,9 @@ struct Swiglu {
   struct Group {
     uint4 low, high;
   };
-  // Blocks 0 and 1 at `gate`, their ups 64 accumulators further.
-  __device__ void group(const float* gate, Group& h, uint32_t* a_low, uint32_t* a_high) const {
+  // H of blocks 0 and 1 at `gate`, whose ups are 64 accumulators further, and A of both rows.
+  __device__ static Group group(const float* gate, const RowScores& s, uint32_t* a_low,
+                                uint32_t* a_high) {
     uint32_t low[4], high[4];
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
@@ -213,16 +221,17 @@ struct Swiglu {
       low[2 * b + 1] = pack_bf16(u[0], u[1]);
       high[2 * b] = pack_bf16(g[2], g[3]);
       high[2 * b + 1] = pack_bf16(u[2], u[3]);
-      a_low[b] = activate(low[2 * b], low[2 * b + 1], score.low);
-      a_high[b] = activate(high[2 * b], high[2 * b + 1], score.high);
+      a_low[b] = activate(low[2 * b], low[2 * b + 1], s.low);
+      a_high[b] = activate(high[2 * b], high[2 * b + 1], s.high);
     }
-    h = {make_uint4(low[0], low[1], low[2], low[3]),
-         make_uint4(high[0], high[1], high[2], high[3])};
+    return {make_uint4(low[0], low[1], low[2], low[3]),
+            make_uint4(high[0], high[1], high[2], high[3])};
   }
 
   // A sub-tile is made in registers while the one before it leaves shared memory.
   __device__ void end(const Accumulator& acc) {
-    const Output h_out{&p.h_map, p.h, 2 * p.units}, a_out{&p.a_map, p.a, p.units};
+    const Output<true> h_out{&p.h_map, p.h, 2 * p.units};
+    const Output<> a_out{&p.a_map, p.a, p.units};
     const uint32_t to = me.staging;
 #pragma unroll
     for (int c = 0; c < 128 / kUnits; ++c) {
@@ -232,7 +241,7 @@ struct Swiglu {
       Group h[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        group(acc + 16 * c + 8 * i, h[i], chunk.low + 2 * i, chunk.high + 2 * i);
+        h[i] = group(acc + 16 * c + 8 * i, score, chunk.low + 2 * i, chunk.high + 2 * i);
       }
       if (me.leads()) store_wait_read<0>();
       me.sync();
@@ -354,7 +363,7 @@ struct SwigluBackward {
   }
 
   __device__ void store(const Out& out, int c) const {
-    const Output grad_h{&p.grad_h_map, p.grad_h, 2 * p.units}, a{&p.a_map, p.a, p.units};
+    const Output<> grad_h{&p.grad_h_map, p.grad_h, 2 * p.units}, a{&p.a_map, p.a, p.units};
     const uint32_t to = buffer(c), a_to = me.staging + kBuffers * kBufferBytes;
     const int lane = opaque(me.lane), at = unit() + kUnits * c;
     const uint32_t of_warp = me.warp * kWarpBytes<4>;

@@ -9,20 +9,51 @@ namespace troupe::sm90 {
 
 enum class WeightStore { kBf16, kF32, kAddF32 };
 
-template <WeightStore kStore, bool kTransposed>
-struct StoreWeight {
+// Chunks of 64 m x kColumns n in bf16, through shared memory to the gradient. The staged rows are
+// rows of the output.
+template <bool kTransposed>
+struct WeightChunks {
   static constexpr int kBuffers = 3;
-  static constexpr int kColumns = 32;  // n of a chunk: 32 or 64
+  static constexpr int kColumns = 32;  // 32 or 64
   static constexpr uint32_t kBufferBytes = 64 * kColumns * 2;
   static constexpr uint32_t kStagingBytes = kBuffers * kBufferBytes;
+  uint32_t buffer = 0;
+
+  // Where the next chunk is put.
+  __device__ uint32_t at(const Consumer& me) const { return me.staging + buffer * kBufferBytes; }
+
+  // Sends off the chunk that was put there. `map`: boxes of 64 m x kColumns n.
+  template <class Params>
+  __device__ void store(const Params& p, const Consumer& me, int expert, int m, int n) {
+    const uint32_t from = at(me);
+    async_proxy_fence();
+    if (me.leads()) store_wait_read<kBuffers - 2>();  // The next chunk's buffer is free, then.
+    me.sync();
+    if (me.leads()) {
+      if constexpr (kTransposed) {
+        store_box_2d_streaming(&p.map, m, expert * p.columns_n + n, from);
+      } else {
+        store_box_2d_streaming(&p.map, n, expert * p.columns_m + m, from);
+      }
+      store_commit();
+    }
+    buffer = buffer == kBuffers - 1 ? 0 : buffer + 1;
+  }
+};
+
+template <WeightStore kStore, bool kTransposed>
+struct StoreWeight {
+  using Chunks = WeightChunks<kTransposed>;
+  static constexpr int kColumns = Chunks::kColumns;
+  static constexpr uint32_t kStagingBytes = Chunks::kStagingBytes;
   struct Params {
-    CUtensorMap map;  // boxes of 64 m x kColumns n; unused for fp32
+    CUtensorMap map;  // unused for fp32
     void* out;
     int columns_m, columns_n;  // multiples of 64
   };
   const Params& p;
   Consumer me;
-  uint32_t buffer = 0;
+  Chunks chunks = {};
 
   __device__ void end(const Accumulator& acc, int expert, int m, int n, bool empty) {
     if constexpr (kStore == WeightStore::kBf16) {
@@ -38,11 +69,11 @@ struct StoreWeight {
     }
   }
 
-  // 64 x kColumns of m, n. The staged rows are rows of the output.
+  // 64 x kColumns of m, n.
   __device__ void bf16_chunk(const float* acc, int expert, int m, int n) {
     const int lane = opaque(me.lane);
     const int matrix = lane / 8, i = lane % 8;
-    const uint32_t to = me.staging + buffer * kBufferBytes;
+    const uint32_t to = chunks.at(me);
 #pragma unroll
     for (int j = 0; j < kColumns / 8; j += 2) {
       uint32_t words[4];
@@ -61,18 +92,7 @@ struct StoreWeight {
         store_matrices(at, words[0], words[1], words[2], words[3]);
       }
     }
-    async_proxy_fence();
-    if (me.leads()) store_wait_read<kBuffers - 2>();  // The next chunk's buffer is free, then.
-    me.sync();
-    if (me.leads()) {
-      if constexpr (kTransposed) {
-        store_box_2d(&p.map, m, expert * p.columns_n + n, to);
-      } else {
-        store_box_2d(&p.map, n, expert * p.columns_m + m, to);
-      }
-      store_commit();
-    }
-    buffer = buffer == kBuffers - 1 ? 0 : buffer + 1;
+    chunks.store(p, me, expert, m, n);
   }
 
   __device__ static void put(float* to, float value) {

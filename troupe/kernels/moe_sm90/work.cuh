@@ -38,6 +38,17 @@ struct RowTile {
   }
 };
 
+// The e below `experts` with prefix[e] <= i < prefix[e + 1].
+template <class T>
+__device__ inline int find_in(const T* prefix, int experts, int i) {
+  int low = 0, high = experts;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (prefix[middle] <= i ? low : high) = middle;
+  }
+  return low;
+}
+
 // Tiles of a product over packed rows. First all whole ones (256 rows), expert after expert; within
 // an expert groups of kGroup cluster rows, columns outside, rows inside, so that what runs at one
 // time shares rows and weights in L2. Then what is left of each expert: short tiles between long
@@ -89,24 +100,13 @@ struct RowWork {
     }
   }
 
-  // The e with prefix[e] <= i < prefix[e + 1].
-  template <class T>
-  __device__ int find(const T* prefix, int i) const {
-    int low = 0, high = experts;
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (prefix[middle] <= i ? low : high) = middle;
-    }
-    return low;
-  }
-
   __device__ RowTile at(int t) const {
     const int whole_tiles = before[experts];
     return t < whole_tiles ? whole(t) : tail(t - whole_tiles);
   }
 
   __device__ RowTile whole(int t) const {
-    const int e = find(before, t);
+    const int e = find_in(before, experts, t);
     const int begin = offset[e], end = offset[e + 1];
     const int pairs = (end - begin + (tails_last ? 0 : kClusterM - 1)) / kClusterM;
     const int i = t - before[e];
@@ -126,7 +126,7 @@ struct RowWork {
 
   __device__ RowTile tail(int i) const {
     const int j = i / n_tiles;
-    const int e = find(tails, j);
+    const int e = find_in(tails, experts, j);
     const int end = offset[e + 1], left = (end - offset[e]) % kClusterM;
     return share(e, end - left, left, i - j * n_tiles);
   }

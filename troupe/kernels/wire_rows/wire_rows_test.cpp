@@ -98,7 +98,7 @@ class WireRowsTest : public ::testing::TestWithParam<Case> {
   bool narrow() const { return GetParam().dtype == Dtype::kF16; }
 };
 
-TEST_P(WireRowsTest, F1_BytesAndRowsAreTheReferencesExactlyAndNothingFurtherIsWritten) {
+TEST_P(WireRowsTest, Q4_BytesAndRowsAreTheReferencesExactlyAndNothingFurtherIsWritten) {
   for (const int64_t rows : {0, 1, 5, 70}) {
     for (const int64_t pad : {0, 3, 16}) {
       for (const bool indexed : {false, true}) {
@@ -113,7 +113,7 @@ TEST_P(WireRowsTest, F1_BytesAndRowsAreTheReferencesExactlyAndNothingFurtherIsWr
   }
 }
 
-TEST_P(WireRowsTest, F1_EachRowIsTheOneOfItsIndex) {
+TEST_P(WireRowsTest, Q4_EachRowIsTheOneOfItsIndex) {
   Problem all = problem(9, 9), some = problem(9, 20);
   run(GetParam().backend, all, /*indexed=*/false);
   run(GetParam().backend, some);
@@ -126,7 +126,7 @@ TEST_P(WireRowsTest, F1_EachRowIsTheOneOfItsIndex) {
   }
 }
 
-TEST_P(WireRowsTest, F1_TheErrorIsHalfAStepOf32ElementsAndNothingClips) {
+TEST_P(WireRowsTest, Q4_TheErrorIsHalfAStepOf32ElementsAndNothingClips) {
   const double rounding = GetParam().dtype == Dtype::kF16    ? 5e-4
                           : GetParam().dtype == Dtype::kBF16 ? 4e-3
                                                              : 6e-8;
@@ -154,7 +154,7 @@ TEST_P(WireRowsTest, F1_TheErrorIsHalfAStepOf32ElementsAndNothingClips) {
 }
 
 // Groups whose largest element is at the ends of what nine leading bits can say.
-TEST_P(WireRowsTest, F1_CutScalesHoldTheirGroup) {
+TEST_P(WireRowsTest, Q4_CutScalesHoldTheirGroup) {
   expect_agreement(
       [](int64_t r, int64_t i) {
         const float edge = std::ldexp(1.0f + static_cast<float>(r) / 256, -3) * 127.0f;
@@ -166,7 +166,7 @@ TEST_P(WireRowsTest, F1_CutScalesHoldTheirGroup) {
 }
 
 // Elements on and beside the ties k + 1/2 of a scale of 1.
-TEST_P(WireRowsTest, F1_TiesGoToEvenAndNeighboursToTheirOwnSide) {
+TEST_P(WireRowsTest, Q4_TiesGoToEvenAndNeighboursToTheirOwnSide) {
   expect_agreement(
       [](int64_t r, int64_t i) {
         if (i % kWireGroup == 0) return 127.0;
@@ -178,7 +178,7 @@ TEST_P(WireRowsTest, F1_TiesGoToEvenAndNeighboursToTheirOwnSide) {
       "ties");
 }
 
-TEST_P(WireRowsTest, F1_TinyAndHugeGroups) {
+TEST_P(WireRowsTest, Q4_TinyAndHugeGroups) {
   expect_agreement(
       [&](int64_t r, int64_t i) {
         const auto step = static_cast<int>((i / kWireGroup + 3 * r) % 22);
@@ -191,7 +191,7 @@ TEST_P(WireRowsTest, F1_TinyAndHugeGroups) {
       "largest");
 }
 
-TEST_P(WireRowsTest, F1_ZerosStayZerosAndAreZeroBytes) {
+TEST_P(WireRowsTest, Q4_ZerosStayZerosAndAreZeroBytes) {
   expect_agreement([](int64_t r, int64_t i) { return (r + i) % 2 == 0 ? 0.0 : -0.0; }, "zeros");
   Problem p = problem(3, 3);
   p.x.fill(-0.0);
@@ -200,7 +200,7 @@ TEST_P(WireRowsTest, F1_ZerosStayZerosAndAreZeroBytes) {
   p.back.each([&](int64_t r, int64_t i) { ASSERT_EQ(p.back.get(r, i), 0); });
 }
 
-TEST_P(WireRowsTest, F1_ANanOrInfinityTakesItsRowAndNoOther) {
+TEST_P(WireRowsTest, Q4_ANanOrInfinityTakesItsRowAndNoOther) {
   for (const double bad : {double{NAN}, double{INFINITY}, -double{INFINITY}}) {
     for (const int64_t at : {int64_t{0}, GetParam().width / 2, GetParam().width - 1}) {
       const auto fill = [&](int64_t r, int64_t i) {
@@ -219,7 +219,7 @@ TEST_P(WireRowsTest, F1_ANanOrInfinityTakesItsRowAndNoOther) {
 }
 
 // Rows of x, of packed and of what comes back that begin on no more than their own element.
-TEST_P(WireRowsTest, F1_TakesRowsThatBeginAnywhere) {
+TEST_P(WireRowsTest, Q4_TakesRowsThatBeginAnywhere) {
   if (GetParam().width < 2) GTEST_SKIP() << "nothing after the first";
   Case c = GetParam();
   const auto from = [&](Problem& p) {
@@ -244,7 +244,7 @@ TEST_P(WireRowsTest, F1_TakesRowsThatBeginAnywhere) {
   expect_same(got, want, "shifted");
 }
 
-TEST(WireRows, F1_ARowIsAByteAnElementAndOneInSixteenMore) {
+TEST(WireRows, Q4_ARowIsAByteAnElementAndOneInSixteenMore) {
   EXPECT_EQ(wire_row(0).bytes, 0);
   EXPECT_EQ(wire_row(1).bytes, 4);
   EXPECT_EQ(wire_row(33).scales_at, 34);

@@ -11,7 +11,7 @@ namespace troupe {
 namespace {
 
 // Collects what is wrong, so that a user sees all of it at once.
-class Faults {
+class ModelFaults {
  public:
   template <class... What>
   void unless(bool holds, const char* key, const What&... what) {
@@ -67,7 +67,7 @@ double most_params(const ModelConfig& c) {
   return static_cast<double>(c.layers + c.mtp.depth) * block + 2 * rows * D;
 }
 
-void check_counts(const ModelConfig& c, Faults& f) {
+void check_counts(const ModelConfig& c, ModelFaults& f) {
   for (const CountFault& fault : counts_out_of_bounds(c, kModelBounds)) {
     f.unless(false, fault.path.c_str(), fault.what);
   }
@@ -78,7 +78,7 @@ void check_counts(const ModelConfig& c, Faults& f) {
   f.raise();
 }
 
-void check_sizes(const ModelConfig& c, Faults& f) {
+void check_sizes(const ModelConfig& c, ModelFaults& f) {
   f.unless(c.layers >= 1, "layers", "is", c.layers, "; it must be 1 or more");
   f.unless(c.width >= 1, "width", "is", c.width, "; it must be 1 or more");
   f.unless(c.vocab >= 2, "vocab", "is", c.vocab, "; it must be 2 or more");
@@ -102,7 +102,7 @@ void check_sizes(const ModelConfig& c, Faults& f) {
   f.unless(c.mtp.weight >= 0, "mtp.weight", "is", c.mtp.weight, "; it must not be below 0");
 }
 
-void check_rope(const ModelConfig& c, Faults& f) {
+void check_rope(const ModelConfig& c, ModelFaults& f) {
   const RopeConfig& r = c.rope;
   f.unless(r.theta > 1, "rope.theta", "is", r.theta, "; it must be above 1");
   f.unless(0 < r.fraction && r.fraction <= 1, "rope.fraction", "is", r.fraction,
@@ -115,7 +115,7 @@ void check_rope(const ModelConfig& c, Faults& f) {
            r.high_freq, "and low_freq is", r.low_freq, "; it must be above that");
 }
 
-void check_mla(const ModelConfig& c, Faults& f) {
+void check_mla(const ModelConfig& c, ModelFaults& f) {
   if (!c.mla) return;
   const MlaConfig& m = *c.mla;
   f.unless(m.q_rank >= 0 && m.kv_rank >= 1 && m.nope_dim >= 0 && m.rope_dim >= 2 &&
@@ -133,7 +133,7 @@ void check_mla(const ModelConfig& c, Faults& f) {
            "goes without biases");
 }
 
-void check_layer(const ModelConfig& c, int64_t i, Faults& f) {
+void check_layer(const ModelConfig& c, int64_t i, ModelFaults& f) {
   const LayerConfig l = layer_config(c, i);
   f.unless(
       l.heads >= 1 && l.kv_heads >= 1 && l.heads % l.kv_heads == 0, "heads", "is", l.heads,
@@ -150,7 +150,7 @@ void check_layer(const ModelConfig& c, int64_t i, Faults& f) {
   if (l.moe) f.part([&] { validate(*l.moe, moe_shape(c, l)); });
 }
 
-void check_overrides(const ModelConfig& c, Faults& f) {
+void check_overrides(const ModelConfig& c, ModelFaults& f) {
   for (const LayerOverride& o : c.overrides) {
     f.unless(!o.layers.empty(), "overrides", "an entry names no layers");
     for (const int64_t i : o.layers) {
@@ -198,7 +198,7 @@ MoeConfig resolved(const ModelConfig& c) {
   MoeConfig moe = c.moe;
   if (c.init_std) {
     moe.ffn.init.std = *c.init_std;
-    std::visit([&](auto& router) { router.gate.std = *c.init_std; }, moe.router);
+    if (GateConfig* const gate = gate_of(moe.router)) gate->std = *c.init_std;
   }
   if (!c.scaled_init && !moe.ffn.init.down_std) moe.ffn.init.down_std = moe.ffn.init.std;
   return moe;
@@ -225,6 +225,15 @@ LayerConfig layer_config(const ModelConfig& c, int64_t layer) {
   return l;
 }
 
+std::vector<MoeUnit> moe_units(const ModelConfig& config) {
+  std::vector<MoeUnit> out;
+  for (int64_t i = 0; i < config.layers + config.mtp.depth; ++i) {
+    const LayerConfig layer = layer_config(config, i);
+    if (layer.moe) out.push_back({i + 1, *layer.moe});
+  }
+  return out;
+}
+
 int64_t num_moe_layers(const ModelConfig& c) {
   return count_moe_layers(c, c.layers);
 }
@@ -243,7 +252,7 @@ int64_t padded_vocab(const ModelConfig& c) {
 }
 
 void validate(const ModelConfig& c) {
-  Faults f;
+  ModelFaults f;
   check_counts(c, f);
   check_sizes(c, f);
   check_rope(c, f);

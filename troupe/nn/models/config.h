@@ -3,8 +3,9 @@
 //   model: {layers: 16, width: 2048, heads: 16, vocab: 50304, moe: {experts: 64, hidden: 1024}}
 //   model: {preset: mixtral-8x7b, layers: 4}       a published model, and what differs from it
 //
-// Block i:   h = h + attention(norm(h)),  h = h + ffn(norm(h)); ffn is the MoE layer where
-// is_moe_layer(i), else dense. A thing set to 0 or absent follows from others as its line says.
+// Block i has attention and a feed-forward, which is the MoE layer where is_moe_layer(i), else
+// dense; how they follow each other is the block's kind (nn/blocks/blocks.h). A thing set to 0 or
+// absent follows from others as its line says.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "troupe/core/config/counts.h"
+#include "troupe/nn/blocks/blocks.h"
 #include "troupe/nn/moe_layer.h"
 #include "troupe/nn/norm_module.h"
 #include "troupe/nn/rope.h"
@@ -27,12 +29,12 @@ struct MlaConfig {
   double eps = 1e-6;                                       // of the two latent norms
 
   static void visit(auto& c, auto&& f) {
-    f("q_rank", c.q_rank);
-    f("kv_rank", c.kv_rank);
-    f("nope_dim", c.nope_dim);
-    f("rope_dim", c.rope_dim);
-    f("value_dim", c.value_dim);
-    f("eps", c.eps);
+    f("q_rank", c.q_rank, "Rank of the query latent; 0: none.");
+    f("kv_rank", c.kv_rank, "Rank of the key-value latent.");
+    f("nope_dim", c.nope_dim, "Head dimensions without rotary position.");
+    f("rope_dim", c.rope_dim, "Rotary dimensions per head (even).");
+    f("value_dim", c.value_dim, "Value dimensions per head.");
+    f("eps", c.eps, "Epsilon of the latents' norms.");
   }
 };
 
@@ -42,8 +44,8 @@ struct MtpConfig {
   double weight = 0.1;  // the modules' losses: weight / depth times their sum
 
   static void visit(auto& c, auto&& f) {
-    f("depth", c.depth);
-    f("weight", c.weight);
+    f("depth", c.depth, "Number of prediction modules, each one token further ahead; 0: off.");
+    f("weight", c.weight, "Weight of their mean loss.");
   }
 };
 
@@ -78,15 +80,15 @@ struct LayerOverride {
   bool attention = true;  // false: the block is its feed-forward alone
 
   static void visit(auto& c, auto&& f) {
-    f("layers", c.layers);
-    f("heads", c.heads);
-    f("kv_heads", c.kv_heads);
-    f("ffn", c.ffn);
-    f("window", c.window);
-    f("experts", c.experts);  // 0: a dense layer
-    f("top_k", c.top_k);
-    f("hidden", c.hidden);
-    f("attention", c.attention);
+    f("layers", c.layers, "Layer numbers, from 0.");
+    f("heads", c.heads, "Query heads of these layers.");
+    f("kv_heads", c.kv_heads, "Key and value heads of these layers.");
+    f("ffn", c.ffn, "Hidden width of their dense feed-forward.");
+    f("window", c.window, "Their attention window; 0: full causal attention.");
+    f("experts", c.experts, "Their experts; 0: a dense layer.");  // 0: a dense layer
+    f("top_k", c.top_k, "Experts per token in these layers.");
+    f("hidden", c.hidden, "Hidden width of their experts.");
+    f("attention", c.attention, "false: these blocks have no attention.");
   }
 };
 
@@ -119,6 +121,7 @@ struct ModelConfig {
   std::string window_layers = "1";  // which layers have it, a pattern (moe_pattern.h)
   bool sinks = false;               // one more logit a head in the softmax's sum, without a value
   std::optional<MlaConfig> mla;
+  BlockConfig block;
   MtpConfig mtp;
   MoeConfig moe;            // experts 0: a dense model
   int64_t first_dense = 0;  // the first layers have no MoE, whatever moe.layers says
@@ -126,40 +129,50 @@ struct ModelConfig {
   std::vector<LayerOverride> overrides = {};  // the later one wins
 
   static void visit(auto& c, auto&& f) {
-    f("preset", c.preset);
-    f("layers", c.layers);
-    f("width", c.width);
-    f("heads", c.heads);
-    f("kv_heads", c.kv_heads);
-    f("head_dim", c.head_dim);
-    f("ffn", c.ffn);
-    f("vocab", c.vocab);
-    f("vocab_pad", c.vocab_pad);
-    f("norm", c.norm);
-    f("bias", c.bias);
-    f("qkv_bias", c.qkv_bias);
-    f("out_bias", c.out_bias);
-    f("ffn_bias", c.ffn_bias);
-    f("qk_norm", c.qk_norm);
-    f("clip_qkv", c.clip_qkv);
-    f("act", c.act);
-    f("dropout", c.dropout);
-    f("attn_dropout", c.attn_dropout);
-    f("positions", c.positions);
-    f("max_positions", c.max_positions);
-    f("rope", c.rope);
-    f("tie_embeddings", c.tie_embeddings);
-    f("init_std", c.init_std);
-    f("scaled_init", c.scaled_init);
-    f("window", c.window);
-    f("window_layers", c.window_layers);
-    f("sinks", c.sinks);
-    f("mla", c.mla);
-    f("mtp", c.mtp);
-    f("moe", c.moe);
-    f("first_dense", c.first_dense);
-    f("z_loss", c.z_loss);
-    f("overrides", c.overrides);
+    f("preset", c.preset,
+      "Published model whose values are the defaults of all other fields, such as mixtral-8x7b.");
+    f("layers", c.layers, "Number of blocks (1 or more).");
+    f("width", c.width, "Model width D, the residual stream's.");
+    f("heads", c.heads, "Query heads; must divide the width unless head_dim is set.");
+    f("kv_heads", c.kv_heads, "Key and value heads, a divisor of heads; 0: equal to heads.");
+    f("head_dim", c.head_dim, "Head dimension; 0: width / heads.");
+    f("ffn", c.ffn, "Hidden width of dense feed-forward layers; 0: no layer is dense.");
+    f("vocab", c.vocab, "Vocabulary size; at least the tokenizer's.");
+    f("vocab_pad", c.vocab_pad,
+      "Rounds the rows of the embedding tables up to a multiple; padding rows are unused.");
+    f("norm", c.norm, "Norm before attention, feed-forward and head.");
+    f("bias", c.bias, "Biases of attention and dense feed-forward projections.");
+    f("qkv_bias", c.qkv_bias, "Biases of the query, key and value projections; null: as bias.");
+    f("out_bias", c.out_bias, "Bias of the attention output projection; null: as bias.");
+    f("ffn_bias", c.ffn_bias, "Biases of dense feed-forward projections; null: as bias.");
+    f("qk_norm", c.qk_norm,
+      "Norm of queries and keys: per head, or over the whole projection (OLMoE).");
+    f("clip_qkv", c.clip_qkv, "Clamp of queries, keys and values to [-x, x]; null: off.");
+    f("act", c.act, "Activation of dense feed-forward layers; experts use model.moe.activation.");
+    f("dropout", c.dropout, "Dropout of the embedding and of each block's output (0 to below 1).");
+    f("attn_dropout", c.attn_dropout, "Dropout of attention weights (0 to below 1).");
+    f("positions", c.positions, "Position encoding: rope, learned (a table) or none.");
+    f("max_positions", c.max_positions,
+      "Longest sequence in tokens: rows of the position or rotary tables.");
+    f("rope", c.rope, "Rotary position embedding.");
+    f("tie_embeddings", c.tie_embeddings, "Shares the embedding table with the output head.");
+    f("init_std", c.init_std,
+      "Standard deviation of the initial weights of all matrices; null: 0.02.");
+    f("scaled_init", c.scaled_init,
+      "Scales the initial std of projections into the residual stream by 1 / sqrt(2 layers).");
+    f("window", c.window,
+      "Sliding window attention: keys per query, itself included; 0: full causal attention.");
+    f("window_layers", c.window_layers,
+      "Layers with the window: \"1\" all, \"2\" every second, or a list.");
+    f("sinks", c.sinks, "Attention sinks: one learned logit per head in the softmax (gpt-oss).");
+    f("mla", c.mla, "Multi-head latent attention (DeepSeek); null: off.");
+    f("block", c.block, "How attention and feed-forward of a block follow each other.");
+    f("mtp", c.mtp, "Multi-token prediction.");
+    f("moe", c.moe, "Mixture of experts.");
+    f("first_dense", c.first_dense, "Number of leading dense layers; overrides moe.layers.");
+    f("z_loss", c.z_loss,
+      "Coefficient of the output logits' z-loss, mean logsumexp squared; 0: off.");
+    f("overrides", c.overrides, "Settings for single layers; later entries win.");
   }
   // core/config/config_read.h: false if there is no such preset, else all fields are the preset's.
   bool select_preset(std::string_view name);
@@ -197,6 +210,12 @@ struct LayerConfig {
 LayerConfig layer_config(const ModelConfig& config,
                          int64_t layer);            // an MTP block: layer >= layers
 int64_t num_moe_layers(const ModelConfig& config);  // without MTP's
+// All MoE layers, whichever rank has them, in the order of for_each_moe, MTP modules' among them.
+struct MoeUnit {
+  int64_t unit = 0;
+  MoeConfig config;
+};
+std::vector<MoeUnit> moe_units(const ModelConfig& config);
 // Of the MoE layer in that block; an MTP block's comes behind all others, so that no table of the
 // first layers (R14) is its router. group_ranks: |G|, ranks that share a microbatch.
 MoeShape moe_shape(const ModelConfig& config, const LayerConfig& layer, int64_t group_ranks = 1);

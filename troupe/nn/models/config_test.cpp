@@ -68,7 +68,7 @@ TEST(ModelConfig, OneInitStdReachesExpertsAndRouters) {
   const MoeConfig moe = *layer_config(c, 0).moe;
   EXPECT_EQ(moe.ffn.init.std, 0.01);
   EXPECT_EQ(moe.ffn.init.down_std, 0.01);
-  EXPECT_EQ(std::visit([](const auto& r) { return r.gate.std; }, moe.router), 0.01);
+  EXPECT_EQ(gate_of(moe.router)->std, 0.01);
 }
 
 TEST(ModelConfig, FaultsAreNamedByTheirKeys) {

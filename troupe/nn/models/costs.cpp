@@ -41,8 +41,6 @@ void add_mla(const ModelConfig& c, UnitCosts& u) {
 }
 
 void add_attention(const ModelConfig& c, const LayerConfig& l, UnitCosts& u) {
-  u.params.replicated += norm_params(c);
-  u.saved_bytes += 2 * 2 * c.width;  // the norm's input, and the products'
   if (c.mla) return add_mla(c, u);
   const int64_t q = l.heads * l.head_dim, kv = l.kv_heads * l.head_dim;
   add_product(u, c.width * (q + 2 * kv) + q * c.width);
@@ -58,8 +56,6 @@ void add_attention(const ModelConfig& c, const LayerConfig& l, UnitCosts& u) {
 }
 
 void add_ffn(const ModelConfig& c, const LayerConfig& l, UnitCosts& u) {
-  u.params.replicated += norm_params(c);
-  u.saved_bytes += 2 * 2 * c.width;
   if (!l.moe) {
     const int64_t in = (gated(c.act) ? 2 : 1) * l.ffn;
     add_product(u, (in + l.ffn) * c.width);
@@ -67,8 +63,7 @@ void add_ffn(const ModelConfig& c, const LayerConfig& l, UnitCosts& u) {
     u.saved_bytes += 2 * in;
     return;
   }
-  const MoeShape shape = moe_shape(c, l);
-  const MoeSizes s = sizes_of(*l.moe, shape);
+  const MoeSizes s = sizes_of(*l.moe, moe_shape(c, l));
   const int64_t all = moe_params(s), routed = s.experts * expert_params(s);
   const int64_t shared = (s.gated ? 3 : 2) * s.width * s.shared_hidden + 2 * s.width * s.latent;
   u.params.experts += routed;
@@ -76,8 +71,6 @@ void add_ffn(const ModelConfig& c, const LayerConfig& l, UnitCosts& u) {
   u.params.replicated += all - routed - shared;
   u.active_params -= (s.experts - s.top_k) * expert_params(s);
   u.product_params += moe_forward_flops(s).total() / 2;
-  const RouterConfig router = router_of(*l.moe, shape);
-  u.state += router.kind() == "sigmoid_bias" || router.kind() == "quantile" ? s.experts : 0;
   const int64_t in = s.gated ? 2 : 1;
   // H of the routed and the shared experts, routing (ids, scores, the row map), logits in f32.
   u.saved_bytes += 2 * in * (s.top_k * s.hidden + s.shared_hidden) + 24 * s.top_k + 4 * s.experts;
@@ -86,6 +79,9 @@ void add_ffn(const ModelConfig& c, const LayerConfig& l, UnitCosts& u) {
 UnitCosts block(const ModelConfig& c, const LayerConfig& l) {
   UnitCosts u;
   u.window = l.window;
+  const int64_t norms = norms_of(c.block, l.attention);
+  u.params.replicated += norms * norm_params(c);
+  u.saved_bytes += norms * 2 * 2 * c.width;  // a norm's input, and the products'
   if (l.attention) add_attention(c, l, u);
   add_ffn(c, l, u);
   u.active_params += u.params.total();
@@ -103,11 +99,29 @@ UnitCosts embedding(const ModelConfig& c) {
 
 UnitCosts head(const ModelConfig& c) {
   UnitCosts u;
-  u.params.replicated = norm_params(c);
+  if (c.mtp.depth == 0) u.params.replicated = norm_params(c);
   if (!c.tie_embeddings) u.params.embedding = padded_vocab(c) * c.width;
   u.active_params = u.params.total();
   u.product_params = c.vocab * c.width;
-  u.saved_bytes = 2 * 3 * c.width;  // the norm's input and result, and the gradient made on the way
+  u.mtp_product_params = c.mtp.depth * u.product_params;
+  // The norm's input and result, and the gradient made on the way; of a module's state the latter
+  // two.
+  u.saved_bytes = 2 * (3 + 2 * c.mtp.depth) * c.width;
+  return u;
+}
+
+// MTP module d, of the `depth`, and in the first the final norm.
+UnitCosts mtp_module(const ModelConfig& c, int64_t d) {
+  UnitCosts u = block(c, layer_config(c, c.layers + d - 1));
+  add_product(u, 2 * c.width * c.width);
+  u.params.replicated += 3 * norm_params(c);  // of the token, the state, before the head
+  u.is_mtp = true;
+  u.active_params = 0;
+  if (d == 1) {
+    u.active_params = norm_params(c);
+    u.params.replicated += norm_params(c);
+  }
+  u.saved_bytes += 2 * 4 * c.width;
   return u;
 }
 
@@ -135,7 +149,7 @@ int64_t ModelCosts::active_params() const {
 
 int64_t ModelCosts::product_params() const {
   int64_t total = 0;
-  for (const UnitCosts& u : units) total += u.product_params;
+  for (const UnitCosts& u : units) total += u.is_mtp ? 0 : u.product_params;
   return total;
 }
 
@@ -147,6 +161,7 @@ double ModelCosts::flops_per_token(int64_t sequence, bool full) const {
 double ModelCosts::flops_with_keys(double mean_keys) const {
   double flops = 6.0 * static_cast<double>(product_params());
   for (const UnitCosts& u : units) {
+    if (u.is_mtp) continue;
     const double keys =
         u.window > 0 ? std::min(mean_keys, static_cast<double>(u.window)) : mean_keys;
     flops += 6.0 * static_cast<double>(u.core_dims) * keys;
@@ -158,17 +173,12 @@ ModelCosts costs_of(const ModelConfig& c) {
   ModelCosts costs;
   costs.units.push_back(embedding(c));
   for (int64_t i = 0; i < c.layers; ++i) costs.units.push_back(block(c, layer_config(c, i)));
-  UnitCosts last = head(c);
-  for (int64_t d = 0; d < c.mtp.depth; ++d) {
-    UnitCosts module = block(c, layer_config(c, c.layers + d));
-    module.params.dense += 2 * c.width * c.width;
-    module.params.replicated += 3 * norm_params(c);  // of the token, the state, before the head
-    costs.mtp_params += module.params.total();
-    last.params += module.params;
-    last.state += module.state;
-    last.saved_bytes += module.saved_bytes + 2 * 6 * c.width;
+  for (int64_t d = 1; d <= c.mtp.depth; ++d) {
+    costs.units.push_back(mtp_module(c, d));
+    const UnitCosts& u = costs.units.back();
+    costs.mtp_params += u.params.total() - u.active_params;
   }
-  costs.units.push_back(last);
+  costs.units.push_back(head(c));
   return costs;
 }
 

@@ -8,7 +8,7 @@
 
 namespace troupe {
 
-// Parameters by who may share them out: other divisors for each (trainer.md, section 8).
+// Parameters by how ranks divide them. Without what no optimizer sees: a router's balancing bias.
 struct ParamCount {
   int64_t embedding = 0;   // tables and the untied head: tensor-sharded along the vocabulary
   int64_t dense = 0;       // matrices of attention, dense and shared feed-forwards: tensor-sharded
@@ -22,20 +22,24 @@ struct ParamCount {
 struct UnitCosts {
   ParamCount params;           // of this unit; a tied head has none
   int64_t active_params = 0;   // that one token meets: top_k experts in place of all
-  int64_t product_params = 0;  // of those, the weights of products (no lookup, norm, bias): A
+  int64_t product_params = 0;  // A: of those, the weights of products (no lookup, norm, bias)
+  // Of multi-token prediction, in no count of what the model computes: its modules, a unit each
+  // (their active_params are those of the final norm, where they compute it), and the products of
+  // the head that give their logits.
+  bool is_mtp = false;
+  int64_t mtp_product_params = 0;
   int64_t core_dims = 0;    // heads (d_qk + d_v): core FLOPs are 2 core_dims keys a token, forward
   int64_t window = 0;       // 0: none
   int64_t saved_bytes = 0;  // a token keeps for backward, in a 2-byte type
-  int64_t state = 0;        // elements that no optimizer sees (balance bias): not in params
 };
 
 struct ModelCosts {
-  std::vector<UnitCosts> units;  // embedding, blocks, head with its MTP modules
+  std::vector<UnitCosts> units;  // embedding, blocks, MTP modules, head
 
   int64_t params() const;          // without MTP modules: what is published
   int64_t active_params() const;   // with embeddings
-  int64_t mtp_params = 0;          // of the MTP modules, in the head's unit too
-  int64_t product_params() const;  // A of trainer.md 11
+  int64_t mtp_params = 0;          // of the MTP modules, in their units too
+  int64_t product_params() const;  // A
   // Forward and backward: 6 A + 6 core_dims keys, keys the mean number that a token sees:
   // S / 2 causally (`full`: S, as the PaLM and MegaBlocks papers count), min(S / 2, w) in a window.
   // The output head is in, MTP modules are not.

@@ -7,6 +7,7 @@
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/accumulate.h>
@@ -16,8 +17,10 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "troupe/core/config/config.h"
+#include "troupe/nn/blocks/block.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/testing/torch/device.h"
 
@@ -48,8 +51,17 @@ Batch batch_of(int64_t rows, int64_t tokens) {
           .labels_BS = ids.narrow(1, 1, tokens).contiguous()};
 }
 
+// What the head gives, with the routers' losses of MTP modules.
 UnitResult whole(Model& model, const Batch& batch, const Context& context = {.training = true}) {
-  return model.forward(model.num_units() - 1, hidden_states(model, batch, context), batch, context);
+  UnitResult out;
+  std::vector<MoeLoss> losses;
+  for (int64_t u = 0; u < model.num_units(); ++u) {
+    out = model.forward(u, out.h, batch, context);
+    if (u > model.config().layers)
+      losses.insert(losses.end(), out.losses.begin(), out.losses.end());
+  }
+  out.losses = losses;
+  return out;
 }
 
 std::map<std::string, at::Tensor> gradients(Model& model) {
@@ -86,15 +98,21 @@ TEST(Decoder, LossIsTheCrossEntropyOfTheLogits) {
 }
 
 TEST(Decoder, ParametersAreThoseThatTheCostsCount) {
-  for (const char* form :
-       {"ffn: 40, bias: true, norm: {kind: layer, bias: true}, act: gelu, positions: learned",
-        "kv_heads: 2, head_dim: 10, qk_norm: whole, ffn: 24, sinks: true, tie_embeddings: true",
-        "qk_norm: head, ffn: 24, first_dense: 1, moe: {experts: 4, top_k: 2, hidden: 16, bias: "
-        "true,"
-        " shared: {experts: 1, form: gate}, router: {kind: sigmoid_bias}, output_bias: true}",
-        "mla: {kv_rank: 12, q_rank: 8, nope_dim: 8, rope_dim: 4, value_dim: 6}, ffn: 24, mtp: "
-        "{depth: 2}, vocab_pad: 32",
-        "ffn: 20, overrides: [{layers: [1], attention: false, ffn: 8}]"}) {
+  std::vector<std::string> forms{
+      "ffn: 40, bias: true, norm: {kind: layer, bias: true}, act: gelu, positions: learned",
+      "kv_heads: 2, head_dim: 10, qk_norm: whole, ffn: 24, sinks: true, tie_embeddings: true",
+      "qk_norm: head, ffn: 24, first_dense: 1, moe: {experts: 4, top_k: 2, hidden: 16, bias: "
+      "true,"
+      " shared: {experts: 1, form: gate}, router: {kind: sigmoid_bias}, output_bias: true}",
+      "mla: {kv_rank: 12, q_rank: 8, nope_dim: 8, rope_dim: 4, value_dim: 6}, ffn: 24, mtp: "
+      "{depth: 2}, vocab_pad: 32",
+      "ffn: 20, overrides: [{layers: [1], attention: false, ffn: 8}]",
+      "block: {kind: parallel}, ffn: 20, overrides: [{layers: [1], attention: false, ffn: 8}]"};
+  for (const std::string_view router : RouterConfig::kinds()) {
+    forms.push_back("moe: {experts: 4, top_k: 2, hidden: 16, router: {kind: " +
+                    std::string(router) + ", bias: true}}");
+  }
+  for (const std::string& form : forms) {
     const ModelConfig config = config_of(form);
     const auto model = build_model(config);
     const ModelCosts costs = costs_of(config);
@@ -121,7 +139,9 @@ TEST(Decoder, A4_StagesLossesSumToTheModels) {
     int64_t from = 0, terms = 0;
     at::Tensor h;
     for (const int64_t end : ends) {
-      const auto stage = built(config, {.first_unit = from, .end_unit = end});
+      std::vector<int64_t> units;
+      for (int64_t unit = from; unit < end; ++unit) units.push_back(unit);
+      const auto stage = built(config, {.units = units});
       for (; from < end; ++from) {
         UnitResult r = stage->forward(from, h, batch, {.training = true});
         h = r.h;
@@ -225,9 +245,9 @@ TEST(Decoder, R14_ATableRoutesAsManyMoeLayersAsItSays) {
     for (int64_t u = 0; u < model->num_units(); ++u) {
       const UnitResult r = model->forward(u, h, batch, {.training = true});
       h = r.h;
-      if (!r.choices_TK.defined()) continue;
+      if (r.choices.empty()) continue;
       const at::Tensor row = batch.ids_BS.flatten().remainder(4).to(at::kInt);
-      out += r.choices_TK.select(1, 0).equal(row) ? 't' : 'r';
+      out += r.choices[0].ids_TK.select(1, 0).equal(row) ? 't' : 'r';
     }
     return out;
   };
@@ -235,7 +255,7 @@ TEST(Decoder, R14_ATableRoutesAsManyMoeLayersAsItSays) {
   EXPECT_EQ(routed_by_table("layers: 4, " + moe + "0}"), "rrrr");
   EXPECT_EQ(routed_by_table("layers: 4, " + moe + "1}"), "trrr");
   EXPECT_EQ(routed_by_table("layers: 4, " + moe + "2}"), "ttrr");
-  EXPECT_EQ(routed_by_table("layers: 4, " + moe + "4}, mtp: {depth: 1}"), "tttt");
+  EXPECT_EQ(routed_by_table("layers: 4, " + moe + "4}, mtp: {depth: 1}"), "ttttr");
   EXPECT_EQ(routed_by_table("layers: 5, ffn: 8, first_dense: 1, " + moe + "1, layers: '2'}"), "tr");
   EXPECT_EQ(
       routed_by_table("layers: 4, ffn: 8, overrides: [{layers: [1], experts: 0}], " + moe + "2}"),
@@ -317,6 +337,25 @@ TEST(Decoder, MtpScalesWithItsWeightAndReachesItsParameters) {
   EXPECT_NEAR(sum("0.2"), 2 * sum("0.1"), 1e-3);
 }
 
+// Of so many steps of gradient descent on one batch.
+std::pair<double, double> first_and_last_loss(Model& model, int steps) {
+  const Batch batch = batch_of(2, 9);
+  double first = 0, loss = 0;
+  for (int step = 0; step < steps; ++step) {
+    const UnitResult r = whole(model, batch, {.training = true, .step = step});
+    loss = (r.loss_sum / r.weight_sum).item<double>();
+    if (step == 0) first = loss;
+    (r.loss_sum / r.weight_sum).backward();
+    const at::NoGradGuard no_grad;
+    model.for_each_param(-1, [](const std::string&, Param& p) {
+      if (p.value.grad().defined()) p.value.sub_(p.value.grad() * 0.5);
+      p.value.mutable_grad().reset();
+    });
+    model.end_of_step();
+  }
+  return {first, loss};
+}
+
 // Row 43: a recipe's layer list.
 TEST(Decoder, AMixedModelTrains) {
   const auto model =
@@ -325,22 +364,76 @@ TEST(Decoder, AMixedModelTrains) {
                       "top_k: 2, hidden: 16}, overrides: [{layers: [2], experts: 0, ffn: 12, "
                       "kv_heads: 1}, {layers: "
                       "[3], attention: false, experts: 8}]"));
-  const Batch batch = batch_of(2, 9);
-  double first = 0, loss = 0;
-  for (int step = 0; step < 30; ++step) {
-    const UnitResult r = whole(*model, batch, {.training = true, .step = step});
-    loss = (r.loss_sum / r.weight_sum).item<double>();
-    if (step == 0) first = loss;
-    (r.loss_sum / r.weight_sum).backward();
-    const at::NoGradGuard no_grad;
-    model->for_each_param(-1, [](const std::string&, Param& p) {
-      if (p.value.grad().defined()) p.value.sub_(p.value.grad() * 0.5);
-      p.value.mutable_grad().reset();
-    });
-    model->end_of_step();
-  }
+  const auto [first, last] = first_and_last_loss(*model, 30);
   EXPECT_NEAR(first, std::log(kVocab), 0.5);
-  EXPECT_LT(loss, 0.7 * first);
+  EXPECT_LT(last, 0.7 * first);
+}
+
+// x = norm(h); h + attention(x) + ffn(x): of one layer, what a block without feed-forward and one
+// without attention add.
+TEST(Decoder, AParallelBlockAddsBothOfOneNorm) {
+  const at::NoGradGuard no_grad;
+  for (const char* form : {"ffn: 24", kMoe}) {
+    const std::string layer = std::string("layers: 1, ") + form;
+    const auto parallel = built(config_of(layer + ", block: {kind: parallel}"));
+    const auto attends = built(config_of(layer));
+    const auto feeds = built(config_of(layer + ", overrides: [{layers: [0], attention: false}]"));
+    attends->for_each_param(1, [](const std::string& name, Param& p) {
+      if (name.ends_with("w2")) p.value.zero_();
+    });
+    const Batch batch = batch_of(2, 7);
+    const at::Tensor h = at::randn({14, 32});
+    const auto added = [&](Model& model) { return model.forward(1, h, batch, {}).h - h; };
+    EXPECT_GT(added(*attends).abs().max().item<double>(), 1e-3);
+    EXPECT_TRUE(at::allclose(added(*parallel), added(*attends) + added(*feeds), 1e-4, 1e-5))
+        << form;
+    EXPECT_FALSE(at::allclose(added(*built(config_of(layer))), added(*parallel), 1e-3, 1e-4))
+        << form;
+  }
+}
+
+// Row 139. A norm behind each part too, as Gemma 2 has them.
+class Sandwich : public Block {
+ public:
+  explicit Sandwich(const BlockShape& s)
+      : parts_(s), norms_(4, NormModule(s.model.norm, s.model.width)) {}
+  UnitResult forward(const at::Tensor& h, const Batch& batch, const Packing& packing,
+                     const Context& context) override {
+    const BlockCall call = parts_.call(batch, packing, context);
+    UnitResult result;
+    const at::Tensor a = h + norms_[1].forward(parts_.attend(norms_[0].forward(h), call));
+    result.h = a + norms_[3].forward(parts_.feed_forward(norms_[2].forward(a), call, result));
+    return result;
+  }
+  MoeLayer* moe() override { return parts_.moe.get(); }
+  void for_each(const std::string& prefix, const VisitParam& f) override {
+    for_each_member_param(*this, prefix, f);
+  }
+  static void visit(auto& m, auto&& f) {
+    f("norms", m.norms_);
+    f("attention", m.parts_.attention);
+    f("ffn", m.parts_.ffn);
+    f("moe", m.parts_.moe);
+  }
+
+ private:
+  BlockParts parts_;
+  std::vector<NormModule> norms_;
+};
+
+TEST(Decoder, ABlockOfOnesOwnInOneFileTrains) {
+  const auto model = built(
+      config_of("layers: 3, first_dense: 1, ffn: 24, moe: {experts: 4, top_k: 2, hidden: 16}"),
+      {.block = [](const BlockShape& shape) { return std::make_unique<Sandwich>(shape); }});
+  std::set<std::string> names;
+  model->for_each_param(-1, [&](const std::string& name, Param&) { names.insert(name); });
+  EXPECT_TRUE(names.count("layers.2.norms.3.weight") == 1 &&
+              names.count("layers.0.norm1.weight") == 0);
+  int64_t moe_layers = 0;
+  model->for_each_moe([&](int64_t, MoeLayer&) { ++moe_layers; });
+  EXPECT_EQ(moe_layers, 2);
+  const auto [first, last] = first_and_last_loss(*model, 30);
+  EXPECT_LT(last, 0.7 * first);
 }
 
 TEST(Decoder, I1_ARankWithSomeUnitsHasTheWholeModelsWeights) {
@@ -348,7 +441,7 @@ TEST(Decoder, I1_ARankWithSomeUnitsHasTheWholeModelsWeights) {
   const auto all = built(config);
   std::map<std::string, at::Tensor> want;
   all->for_each_param(-1, [&](const std::string& name, Param& p) { want[name] = p.value; });
-  const auto part = built(config, {.first_unit = 2, .end_unit = 4});
+  const auto part = built(config, {.units = {3, 2}});
   int64_t count = 0;
   part->for_each_param(-1, [&](const std::string& name, Param& p) {
     EXPECT_TRUE(at::equal(p.value, want.at(name))) << name;
@@ -356,8 +449,10 @@ TEST(Decoder, I1_ARankWithSomeUnitsHasTheWholeModelsWeights) {
   });
   EXPECT_GT(count, 5);
   EXPECT_LT(count, static_cast<int64_t>(want.size()));
+  EXPECT_TRUE(part->has_unit(2) && !part->has_unit(1));
+  part->for_each_param(1, [](const std::string& name, Param&) { ADD_FAILURE() << name; });
   TROUPE_EXPECT_REFUSAL(part->forward(1, at::ones({1, 2, 32}), batch_of(1, 2), {}),
-                        "does not hold the unit");
+                        "this rank does not hold unit 1");
 }
 
 TEST(Decoder, DropoutIsTrainingsAloneAndAFunctionOfItsKeys) {

@@ -1,15 +1,15 @@
-// A model is a chain of units: unit 0 embeds, 1 .. layers are blocks, the last is the head with the
-// loss (and MTP modules). Autograd works inside a unit; between units a schedule is in charge: it
-// detaches, calls, and feeds gradients.
+// A model is a chain of units: unit 0 is the embedding, 1 .. layers are blocks, then MTP modules, a
+// unit each, and the last is the head with the losses. Each unit has an autograd graph of its own;
+// the executor of a schedule detaches its input and passes gradients from unit to unit.
 //
 //   auto model = build_model(config);
-//   model->for_each_param(-1, [&](const std::string& name, Param& p) { initialise(p, name, seed);
-//   }); at::Tensor h; for (int64_t u = 0; u < model->num_units(); ++u) h = model->forward(u, h,
-//   batch, context).h;
+//   model->for_each_param(-1, [&](auto& name, Param& p) { initialise(p, name, seed); });
+//   at::Tensor h;
+//   for (int64_t u = 0; u < model->num_units(); ++u) h = model->forward(u, h, batch, context).h;
 //
-// Names are global (checkpoint names): the layer's number counts from the model's first layer, and
-// an expert's is its global number. Parameters are made by Param::allocate or initialise; until
-// then a model holds no memory. A unit may be called any number of times, in any order.
+// Names are global (checkpoint names): layers are numbered over the whole model, experts over all
+// ranks. Param::allocate or initialise creates the parameters' memory; a new model holds none. A
+// unit may be called any number of times, in any order.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,11 +23,23 @@
 #include "troupe/nn/context.h"
 #include "troupe/nn/models/config.h"
 #include "troupe/nn/models/costs.h"
+#include "troupe/nn/tensor_parts.h"
 
 namespace troupe {
 
-class KvCache;   // nn/kv_cache.h
-class MoeLayer;  // nn/moe_layer.h
+class Block;         // nn/blocks/block.h
+struct BlockShape;   // nn/blocks/block.h
+class ContextSlice;  // nn/context_slice.h
+class KvCache;       // nn/kv_cache.h
+class MoeLayer;      // nn/moe_layer.h
+
+constexpr int64_t kIgnoredLabel = -100;  // a target that does not count
+
+// Of one MTP module (nn/ahead.h).
+struct AheadTokens {
+  at::Tensor ids_BS, labels_BS;
+  at::Tensor weights_BS;  // undefined: all 1
+};
 
 struct Batch {                 // one microbatch on the model's device; S may differ between batches
   at::Tensor ids_BS;           // int64: tokens
@@ -40,17 +52,32 @@ struct Batch {                 // one microbatch on the model's device; S may di
   at::Tensor valid_BS = {};  // bool, false: padding that no router sees (G3); undefined: all true
   std::vector<at::Tensor> replay_TK = {};  // choices to take, for each layer, in place of the
                                            // routers' own (R15); empty: none
-  KvCache* cache = nullptr;                // generation: keys and values of earlier calls
+  // Of each MTP module; empty: made of the rows, which are whole then.
+  std::vector<AheadTokens> ahead = {};
+  // Where rows are cut over ranks: which of their tokens these are (nn/context_slice.h).
+  std::shared_ptr<const ContextSlice> slice = nullptr;
+  KvCache* cache = nullptr;  // generation: keys and values of earlier calls
+};
+
+// The number of tokens of a microbatch on all ranks that share it.
+int64_t whole_tokens(const Batch& batch);
+
+// The choices of one MoE layer, for a trace or a replay (R15); layers of MTP modules are numbered
+// after the blocks.
+struct LayerChoices {
+  int64_t layer;
+  at::Tensor ids_TK, logits_TE;  // int32; what they were made of
 };
 
 struct UnitResult {
-  at::Tensor h;           // [B, S, D] to the next unit; undefined after the head
-  at::Tensor loss_sum;    // head alone: sum over targets of weight * nll, with graph
+  at::Tensor h;           // [n t, D], own tokens, to the next unit: n = states_after(); undefined
+                          // after the head
+  at::Tensor loss_sum;    // head alone: sum over own targets of weight * nll, with graph
   at::Tensor weight_sum;  // head alone: sum of the weights, no graph
   at::Tensor mtp_sum;     // MTP: to be added to loss_sum, its factor included; undefined: none
   std::vector<MoeLoss> losses;  // auxiliary, with graph; the caller scales (A7) and adds them
   std::vector<MoeStats> stats;  // of the unit's MoE layers
-  at::Tensor choices_TK;        // int32, a block's routing, for replay; undefined: no MoE layer
+  std::vector<LayerChoices> choices;
 };
 
 using ParamVisitor = std::function<void(const std::string& name, Param& param)>;
@@ -62,31 +89,52 @@ class Model {
 
   virtual const ModelConfig& config() const = 0;
   virtual int64_t num_units() const = 0;
+  virtual bool has_unit(int64_t) const { return true; }  // false: another stage's rank has it
   virtual UnitResult forward(int64_t unit, const at::Tensor& h, const Batch& batch,
                              const Context& context) = 0;
-  // h as it goes into the head: [.., D] to [.., V]. For generation, evaluation, parity.
+  // [.., D] to [.., V], for h as it enters the head without training, the same on all ranks. For
+  // generation, evaluation, parity.
   virtual at::Tensor logits(const at::Tensor& h) = 0;
-  // The parameters that a unit reads; unit < 0: all, each once. A tied table, and the table that
-  // MTP modules read, are visited by both units, as one Param under one name.
+  // The parameters that a unit of this rank reads; none of another rank's unit; unit < 0: all, each
+  // once. A tied table, and the table that MTP modules read, are visited by each unit that reads
+  // it, as one Param under one name.
   virtual void for_each_param(int64_t unit, const ParamVisitor& f) = 0;
-  // The MoE layers that are here, in the order of their units' UnitResult::stats.
+  // The MoE layers of this rank, in the order of their units' UnitResult::stats.
   virtual void for_each_moe(const MoeVisitor& f) = 0;
   // After each optimizer step, also a skipped one: routers' biases and counters.
   virtual void end_of_step(const SumOver& all_sum = {}, bool skipped = false) = 0;
+  virtual const TokenEdge& tokens() const = 0;  // how they are cut over ranks
+  // x of a batch, summed over the ranks that share it.
+  virtual at::Tensor summed_over_batch(const at::Tensor& x, const Batch& batch) const = 0;
   ModelCosts costs() const { return costs_of(config()); }
 };
 
+// How a model is cut over ranks (nn/tensor_parts.h). Under tensor parallelism the input and output
+// of a unit are this rank's tokens, rows tensor.edge.own(B S) of the batch's B S, while each rank
+// has the whole Batch. With context parallelism as well, B S are the tokens of a Batch's slice,
+// which all ranks of one tensor group share.
 struct BuildOptions {
-  int64_t first_unit = 0, end_unit = -1;  // the units that this rank runs; -1: to the end
-  // How MoE layer `layer` reaches its experts; absent: all are here.
+  std::vector<int64_t> units = {};  // that this rank runs, in any order; empty: all
+  // Makes the dispatcher of MoE layer `layer`; absent: all experts are on this rank.
   std::function<std::unique_ptr<Dispatcher>(int64_t layer, const MoeConfig& moe)> dispatcher = {};
-  int64_t group_ranks = 1;  // |G|, ranks that share a microbatch
+  TensorParts tensor = {};
+  // Makes each block; absent: of config.block's kind. What costs_of counts is that kind's.
+  std::function<std::unique_ptr<Block>(const BlockShape& shape)> block = {};
 };
 
-// Checks the config, then builds. Units outside the options' range refuse every call.
+// Checks the config, then builds. forward() of a unit that this rank does not have throws.
 std::unique_ptr<Model> build_model(const ModelConfig& config, const BuildOptions& options = {});
 
-// Through all units but the head: [B, S, D], as it goes into the head and logits().
+// "layer 3", for messages.
+std::string unit_name(const ModelConfig& config, int64_t unit);
+
+// How many [t, D] a unit passes on, one behind the other. In training MTP module d passes on the
+// final norm's result, the normed states of modules 1 .. d and, to another module, its own state.
+// Without training no module computes anything, and the final norm's result alone goes on (PL5).
+int64_t states_after(const ModelConfig& config, int64_t unit, bool training);
+
+// Runs all units but the head: [B, S, D] on all ranks, the input of logits(), and of the head where
+// there are no MTP modules.
 at::Tensor hidden_states(Model& model, const Batch& batch, const Context& context = {});
 
 }  // namespace troupe

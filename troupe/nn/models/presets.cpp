@@ -35,6 +35,7 @@ constexpr Text kDbrx =
     "{kv_heads: 8, vocab: 100352, max_positions: 32768, norm: {kind: layer, eps: 1e-5}, rope: "
     "{theta: 500000}, clip_qkv: 8, moe: {router: {kind: topk_softmax, order: before, p_norm: 1, "
     "jitter: 0.01, balance: {aux_loss: 0, batched_loss: 0.05}}}}";
+constexpr Text kDbrxSmall = "{max_positions: 4096, moe: {experts: 16, top_k: 4}}";
 constexpr Text kDeepseek =
     "{norm: {kind: rms_rounded, eps: 1e-6}, max_positions: 163840, rope: {theta: 10000, "
     "interleaved: true, scaling: yarn, factor: 40, original_positions: 4096, beta_fast: 32, "
@@ -89,6 +90,10 @@ constexpr Preset kPresets[] = {
     {"qwen3-235b-a22b", {kQwen3, "{layers: 94, width: 4096, heads: 64, moe: {hidden: 1536}}"}},
     {"dbrx",
      {kDbrx, "{layers: 40, width: 6144, heads: 48, moe: {experts: 16, top_k: 4, hidden: 10752}}"}},
+    {"dbrx-9b", {kDbrx, kDbrxSmall, "{layers: 24, width: 2048, heads: 16, moe: {hidden: 3584}}"}},
+    {"dbrx-18b", {kDbrx, kDbrxSmall, "{layers: 22, width: 3072, heads: 24, moe: {hidden: 5376}}"}},
+    {"dbrx-35b", {kDbrx, kDbrxSmall, "{layers: 24, width: 4096, heads: 32, moe: {hidden: 7168}}"}},
+    {"dbrx-73b", {kDbrx, kDbrxSmall, "{layers: 32, width: 5120, heads: 40, moe: {hidden: 8960}}"}},
     {"deepseek-v2-lite",
      {kDeepseek,
       "{layers: 27, width: 2048, heads: 16, vocab: 102400, ffn: 10944, first_dense: 1, rope: "

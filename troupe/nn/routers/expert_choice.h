@@ -15,6 +15,9 @@ namespace troupe {
 
 struct ExpertChoiceRouting {
   static constexpr std::string_view kKind = "expert_choice";
+  static constexpr std::string_view kHelp = "experts choose tokens";
+  static constexpr bool kCausal = false;
+  static constexpr bool kEven = true;
   double rho = 0;  // 0: top_k
   RouterScore score = RouterScore::kSoftmax;
   bool normalise = false;
@@ -24,12 +27,12 @@ struct ExpertChoiceRouting {
   GateConfig gate;
 
   static void visit(auto& c, auto&& f) {
-    f("rho", c.rho);
-    f("score", c.score);
-    f("normalise", c.normalise);
-    f("scope", c.scope);
-    f("scale", c.scale);
-    f("z_loss", c.z_loss);
+    f("rho", c.rho, "Tokens per expert as a multiple of T / E; 0: top_k.");
+    f("score", c.score, "Score function that weighs the choices.");
+    f("normalise", c.normalise, "Divides a token's weights by their sum.");
+    f("scope", c.scope, "Tokens considered: this rank's, or the group's.");
+    f("scale", c.scale, "Factor on the router weights.");
+    f("z_loss", c.z_loss, "Router z-loss coefficient: mean squared logsumexp of the logits.");
     GateConfig::visit(c.gate, f);
   }
   std::unique_ptr<Router> build(const RouterShape& shape) const;

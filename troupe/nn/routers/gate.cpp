@@ -27,7 +27,7 @@ at::Tensor product(const at::Tensor& x_TD, const at::Tensor& w_ED, at::ScalarTyp
   return at::mm(x_TD.to(type), w_ED.to(type).t());
 }
 
-// sum + a b, rounded once; over `sum` where it is nobody else's.
+// sum + a b, rounded once; in place if nothing else refers to `sum`.
 at::Tensor plus_product(const at::Tensor& sum, const at::Tensor& a, const at::Tensor& b) {
   const bool ours = sum.use_count() == 1 && sum.storage().use_count() == 1 && !sum.is_view();
   return ours ? at::addmm_out(const_cast<at::Tensor&>(sum), sum, a, b) : at::addmm(sum, a, b);
@@ -60,7 +60,9 @@ TensorList product_backward(const Gradients& g) {
 }
 
 NoisePlace place_of(const Context& c) {
-  return {.key = {.seed = c.seed, .step = c.step, .layer = c.layer}, .first_token = c.first_token};
+  return {.key = {.seed = c.seed, .step = c.step, .layer = c.layer},
+          .first_token = c.first_token,
+          .index_T = c.index_T};
 }
 
 }  // namespace
@@ -108,6 +110,7 @@ at::Tensor Gate::forced(const at::Tensor& z_TE, const Context& context) const {
   if (config_.force == Force::kBiased) {
     NoisePlace place = place_of(context);
     place.first_token = 0;  // one vector for all tokens
+    place.index_T.reset();
     if (config_.force_fixed) place.key.step = 0;
     const at::Tensor like = at::empty({1, z_TE.size(1)}, z_TE.options().requires_grad(false));
     return z_TE + normal_noise(like, config_.force_std, "force_biased", place);
@@ -126,7 +129,13 @@ at::Tensor Gate::forced_ids(const at::Tensor& z_TE, int64_t top_k, const Context
   if (config_.force != Force::kUniform) return {};
   const int64_t T = z_TE.size(0), E = z_TE.size(1);
   const auto longs = z_TE.options().dtype(at::kLong).requires_grad(false);
-  const at::Tensor slot = at::arange(T * top_k, longs) + context.first_token * top_k;
+  at::Tensor slot = at::arange(T * top_k, longs);
+  if (context.index_T.defined()) {
+    const at::Tensor k = at::arange(top_k, longs);
+    slot = context.index_T.unsqueeze(1) * top_k + k;
+  } else {
+    slot += context.first_token * top_k;
+  }
   return slot.remainder(E).reshape({T, top_k}).to(at::kInt);
 }
 

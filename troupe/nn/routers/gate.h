@@ -41,13 +41,16 @@ struct GateConfig {
   bool force_fixed = false;  // biased: the same vector in every step
 
   static void visit(auto& c, auto&& f) {
-    f("jitter", c.jitter);
-    f("bias", c.bias);
-    f("fp64", c.fp64);
-    f("std", c.std);
-    f("force", c.force);
-    f("force_std", c.force_std);
-    f("force_fixed", c.force_fixed);
+    f("jitter", c.jitter,
+      "Input jitter eps in training: the router's input is multiplied by uniform [1 - eps, 1 + "
+      "eps].");
+    f("bias", c.bias, "Bias of the router logits.");
+    f("fp64", c.fp64, "Router logits in f64 instead of f32.");
+    f("std", c.std,
+      "Standard deviation of the initial router weights; model.init_std takes precedence.");
+    f("force", c.force, "Benchmarks only: forced expert choice. The log marks such runs FORCED.");
+    f("force_std", c.force_std, "biased: standard deviation of the constant logit vector.");
+    f("force_fixed", c.force_fixed, "biased: the same vector in every step.");
   }
 };
 

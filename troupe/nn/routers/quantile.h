@@ -14,6 +14,7 @@ namespace troupe {
 
 struct QuantileRouting {
   static constexpr std::string_view kKind = "quantile";
+  static constexpr std::string_view kHelp = "a threshold per expert that balances the load";
   double ema = 0;
   RouterScore score = RouterScore::kSoftmax;
   SoftmaxOrder order = SoftmaxOrder::kAuto;  // softmax alone
@@ -22,11 +23,11 @@ struct QuantileRouting {
   GateConfig gate;
 
   static void visit(auto& c, auto&& f) {
-    f("ema", c.ema);
-    f("score", c.score);
-    f("order", c.order);
-    f("scale", c.scale);
-    f("z_loss", c.z_loss);
+    f("ema", c.ema, "Decay of the threshold's moving average per step.");
+    f("score", c.score, "Score function that weighs the choices.");
+    f("order", c.order, "Softmax after the top-k choice (weights sum to 1) or before it.");
+    f("scale", c.scale, "Factor on the router weights.");
+    f("z_loss", c.z_loss, "Router z-loss coefficient: mean squared logsumexp of the logits.");
     GateConfig::visit(c.gate, f);
   }
   std::unique_ptr<Router> build(const RouterShape& shape) const;

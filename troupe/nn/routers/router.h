@@ -33,9 +33,9 @@ struct GroupsConfig {
   int64_t top = 0;     // m
 
   static void visit(auto& c, auto&& f) {
-    f("groups", c.groups);
-    f("keep", c.keep);
-    f("top", c.top);
+    f("groups", c.groups, "Number of equal expert groups; 1: off.");
+    f("keep", c.keep, "Groups that a token may choose from.");
+    f("top", c.top, "Experts summed for a group's score; 0: K / keep.");
   }
 };
 void validate(const GroupsConfig& groups, const RouterShape& shape);

@@ -28,6 +28,32 @@
 namespace troupe {
 namespace {
 
+struct Ungated {
+  static constexpr std::string_view kKind = "ungated";
+  static void visit(auto&, auto&&) {}
+};
+
+TEST(Routers, AConfigNeedNotHaveAGate) {
+  OneOf<Ungated, TopkSoftmaxRouting> config;
+  EXPECT_EQ(gate_of(config), nullptr);
+  TopkSoftmaxRouting gated;
+  gated.gate.jitter = 0.5;
+  config = gated;
+  ASSERT_NE(gate_of(config), nullptr);
+  EXPECT_EQ(gate_of(std::as_const(config))->jitter, 0.5);
+  gate_of(config)->std = 3;
+  EXPECT_EQ(std::get<TopkSoftmaxRouting>(config).gate.std, 3);
+}
+
+TEST(Routers, AConfigSaysThatItIsNotCausalOrThatItIsEven) {
+  for (const OneOf<Ungated, ExpertChoiceRouting>& config :
+       {OneOf<Ungated, ExpertChoiceRouting>(Ungated{}), {ExpertChoiceRouting{}}}) {
+    const bool chooses_tokens = config.kind() == ExpertChoiceRouting::kKind;
+    EXPECT_EQ(is_causal(config), !chooses_tokens);
+    EXPECT_EQ(is_even(config), chooses_tokens);
+  }
+}
+
 constexpr RouterShape kShape{.width = 6, .experts = 8, .top_k = 2, .vocab = 100};
 const Context kTraining{.training = true, .seed = 7, .step = 3, .layer = 2};
 
@@ -328,6 +354,21 @@ TEST(SigmoidBias, R10_OneStepMovesTheBiasByTheRate) {
   at::Tensor c = at::zeros({3});
   update_bias(c, at::tensor({0, 0, 9}, at::kLong), 0.3, true);
   EXPECT_NEAR(c.sum().item<double>(), 0, 1e-7);
+}
+
+TEST(SigmoidBias, R10_ACentredRoutersBiasKeepsAMeanOfZero) {
+  const RouterShape three = {.width = 6, .experts = 3, .top_k = 1};
+  const at::Tensor x = at::ones({40, 6});  // all tokens are alike: one expert has them all
+  const auto mean_after = [&](bool centre) {
+    SigmoidBiasRouting config;
+    config.centre = centre;
+    const auto router = router_of(config, three);
+    router->forward(x, {}, kTraining);
+    router->end_of_step({}, false);
+    return param(*router, "balance_bias").value.mean().item<double>();
+  };
+  EXPECT_NEAR(mean_after(false), 1e-3 / 3, 1e-9);  // two up, one down
+  EXPECT_NEAR(mean_after(true), 0, 1e-9);
 }
 
 TEST(SigmoidBias, R10_CountsBeyond2To24StayExact) {

@@ -1,20 +1,49 @@
 #include "troupe/nn/routers/select.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include <numeric>
 #include <utility>
+#include <vector>
 
 namespace troupe {
 namespace {
 
-RouteOptions route_options(const Tokens& tokens, const SelectOptions& o) {
+// Neighbouring tokens of one sequence each. Own tokens that are a part of all may begin and end
+// inside a sequence: pieces of so many tokens as divide what both hold.
+struct Pieces {
+  int64_t count = 1;
+  std::vector<int64_t> sequence = {};  // that each is of; empty: piece b is sequence b
+};
+
+Pieces pieces_of(const Tokens& tokens, int64_t T) {
+  if (tokens.all == 0 || T == 0) return {.count = tokens.all == 0 ? tokens.sequences : 1};
+  const int64_t length = tokens.all / tokens.sequences;
+  const int64_t piece = std::gcd(std::gcd(length, T), tokens.first);
+  Pieces out{.count = T / piece};
+  for (int64_t i = 0; i < out.count; ++i) {
+    out.sequence.push_back((tokens.first + i * piece) / length);
+  }
+  return out;
+}
+
+// Sums of pieces to sums of sequences.
+at::Tensor of_sequences(const at::Tensor& x, const Tokens& tokens, const at::Tensor& sequence) {
+  if (!x.defined()) return x;
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes[0] = tokens.sequences;
+  return at::zeros(sizes, x.options().requires_grad(false)).index_add(0, sequence, x);
+}
+
+RouteOptions route_options(const at::Tensor& z_TE, const Tokens& tokens, const SelectOptions& o) {
   RouteOptions out{.rule = {.choices = o.top_k,
                             .score = o.score,
                             .weighting = o.weighting,
                             .norm = static_cast<float>(o.p_norm > 0 ? o.p_norm : 1),
                             .scale = static_cast<float>(o.scale)},
-                   .sequences = tokens.sequences,
+                   .sequences = pieces_of(tokens, z_TE.size(0)).count,
                    .balance = o.balance,
                    .valid_T = tokens.valid_T,
                    .given_ids_TK = o.given_ids_TK};
@@ -39,7 +68,7 @@ at::Tensor counts_of(const at::Tensor& ids_TK, int64_t experts) {
 }  // namespace
 
 RouterOutput select(const at::Tensor& z_TE, const Tokens& tokens, const SelectOptions& o) {
-  const RouteResult r = route(z_TE, route_options(tokens, o));
+  const RouteResult r = route(z_TE, route_options(z_TE, tokens, o));
   RouterOutput out{.ids_TK = r.ids_TK,
                    .weights_TK = r.weights_TK,
                    .counts_E = r.counts_E,
@@ -48,6 +77,14 @@ RouterOutput select(const at::Tensor& z_TE, const Tokens& tokens, const SelectOp
                                .tokens_B = r.tokens_B,
                                .ids_TK = r.ids_TK,
                                .lse_squares = r.lse_squares}};
+  if (tokens.all > 0) {
+    Pieces pieces = pieces_of(tokens, z_TE.size(0));
+    if (pieces.sequence.empty()) pieces.sequence = {0};  // no tokens: sums of 0
+    const at::Tensor sequence = at::tensor(pieces.sequence, at::kLong).to(z_TE.device());
+    for (at::Tensor* x : {&out.balance.counts_BE, &out.balance.probs_BE, &out.balance.tokens_B}) {
+      *x = of_sequences(*x, tokens, sequence);
+    }
+  }
   if (o.score != Score::kSoftmax) {
     out.score_sum = r.kept_scores.detach() / r.tokens_B.sum().clamp_min(1);
   }

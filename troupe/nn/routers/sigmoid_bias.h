@@ -19,6 +19,8 @@ constexpr auto names_of(IndependentScore) {
 
 struct SigmoidBiasRouting {
   static constexpr std::string_view kKind = "sigmoid_bias";
+  static constexpr std::string_view kHelp =
+      "independent scores, with a bias per expert that balances the load (DeepSeek-V3)";
   IndependentScore score = IndependentScore::kSigmoid;
   double bias_rate = 1e-3;  // 0: b stays as it is
   bool centre = false;
@@ -29,14 +31,15 @@ struct SigmoidBiasRouting {
   BalanceConfig balance;
 
   static void visit(auto& c, auto&& f) {
-    f("score", c.score);
-    f("bias_rate", c.bias_rate);
-    f("centre", c.centre);
-    f("p_norm", c.p_norm);
-    f("scale", c.scale);
-    f("limit", c.limit);
+    f("score", c.score, "Score function of each expert's logit, without a softmax.");
+    f("bias_rate", c.bias_rate, "Step size of the balancing bias; 0: off.");
+    f("centre", c.centre, "Subtracts the mean from the balancing bias after each step.");
+    f("p_norm", c.p_norm, "p of the norm by which a token's weights are divided; 0: off.");
+    f("scale", c.scale, "Factor on the router weights.");
+    f("limit", c.limit,
+      "Group-limited routing: a token chooses within its best groups of experts.");
     GateConfig::visit(c.gate, f);
-    f("balance", c.balance);
+    f("balance", c.balance, "Load balancing losses; coefficients, 0: off.");
   }
   std::unique_ptr<Router> build(const RouterShape& shape) const;
 };

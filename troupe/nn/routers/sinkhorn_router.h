@@ -13,6 +13,8 @@ namespace troupe {
 
 struct SinkhornRouting {
   static constexpr std::string_view kKind = "sinkhorn";
+  static constexpr std::string_view kHelp =
+      "Sinkhorn iterations balance the choices (S-BASE, Megatron-LM)";
   double tolerance = 1e-4;  // of the mean change of v; below 0: always max_iterations
   int64_t max_iterations = 100;
   RoutingScope scope = RoutingScope::kRank;
@@ -21,11 +23,11 @@ struct SinkhornRouting {
   GateConfig gate;
 
   static void visit(auto& c, auto&& f) {
-    f("tolerance", c.tolerance);
-    f("max_iterations", c.max_iterations);
-    f("scope", c.scope);
-    f("scale", c.scale);
-    f("z_loss", c.z_loss);
+    f("tolerance", c.tolerance, "Sinkhorn stops when the change is smaller; below 0: never.");
+    f("max_iterations", c.max_iterations, "Maximum number of Sinkhorn iterations.");
+    f("scope", c.scope, "Tokens considered: this rank's, or the group's.");
+    f("scale", c.scale, "Factor on the router weights.");
+    f("z_loss", c.z_loss, "Router z-loss coefficient: mean squared logsumexp of the logits.");
     GateConfig::visit(c.gate, f);
   }
   std::unique_ptr<Router> build(const RouterShape& shape) const;

@@ -16,6 +16,7 @@ constexpr auto names_of(RouterScore) {
 
 struct TableRouting {
   static constexpr std::string_view kKind = "table";
+  static constexpr std::string_view kHelp = "a token's id determines its experts (hash layers)";
   // "round_robin": (id + j) mod E for choice j; else a file of int32 [vocabulary, K].
   std::string table = "round_robin";
   RouterScore score = RouterScore::kSoftmax;
@@ -24,10 +25,10 @@ struct TableRouting {
   GateConfig gate;
 
   static void visit(auto& c, auto&& f) {
-    f("table", c.table);
-    f("score", c.score);
-    f("scale", c.scale);
-    f("z_loss", c.z_loss);
+    f("table", c.table, "Expert table: round_robin, or a file of int32 [vocab, K].");
+    f("score", c.score, "Score function that weighs the choices.");
+    f("scale", c.scale, "Factor on the router weights.");
+    f("z_loss", c.z_loss, "Router z-loss coefficient: mean squared logsumexp of the logits.");
     GateConfig::visit(c.gate, f);
   }
   std::unique_ptr<Router> build(const RouterShape& shape) const;

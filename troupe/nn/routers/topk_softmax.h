@@ -19,6 +19,8 @@ constexpr auto names_of(SoftmaxOrder) {
 
 struct TopkSoftmaxRouting {
   static constexpr std::string_view kKind = "topk_softmax";
+  static constexpr std::string_view kHelp =
+      "the K largest of a softmax over the experts (Switch, Mixtral, OLMoE)";
   SoftmaxOrder order = SoftmaxOrder::kAuto;
   double p_norm = 0;  // 0: off
   double scale = 1;
@@ -27,14 +29,20 @@ struct TopkSoftmaxRouting {
   BalanceConfig balance{.aux_loss = 1e-2};
 
   static void visit(auto& c, auto&& f) {
-    f("order", c.order);
-    f("p_norm", c.p_norm);
-    f("scale", c.scale);
-    f("limit", c.limit);
+    f("order", c.order, "Softmax after the top-k choice (weights sum to 1) or before it.");
+    f("p_norm", c.p_norm, "p of the norm by which a token's weights are divided; 0: off.");
+    f("scale", c.scale, "Factor on the router weights.");
+    f("limit", c.limit,
+      "Group-limited routing: a token chooses within its best groups of experts.");
     GateConfig::visit(c.gate, f);
-    f("balance", c.balance);
+    f("balance", c.balance, "Load balancing losses; coefficients, 0: off.");
   }
   std::unique_ptr<Router> build(const RouterShape& shape) const;
+  // Whether a token's weights do, before `scale`: the softmax over the chosen logits is that over
+  // all of them, divided by its sum.
+  bool sums_to_one(int64_t top_k) const {
+    return p_norm == 1 || (order != SoftmaxOrder::kBefore && top_k > 1);
+  }
 };
 
 // How weights are made from a softmax in that order; refuses `after` with one choice (R4).

@@ -24,6 +24,23 @@ int64_t segments_of(const AttentionForm& form) {
   return static_cast<int64_t>(form.lengths.size());
 }
 
+// Each query once, and keys that ascend: backward adds up those of neighbours alone.
+void check_segments(const AttentionForm& f, int64_t queries, int64_t keys) {
+  TROUPE_CHECK(f.lengths.empty() && f.past == 0,
+               "attention: a form has segments, or lengths and a past");
+  int64_t next = 0, key = 0;
+  for (const AttentionSegment& s : f.segments) {
+    TROUPE_CHECK(s.q == next && s.rows > 0 && s.past >= 0 && s.keys == s.past + s.rows &&
+                     s.k >= key && s.k + s.keys <= keys,
+                 "attention: a segment of queries", s.q, "to", s.q + s.rows, "behind a past of",
+                 s.past, "and keys", s.k, "to", s.k + s.keys, "of", keys, "behind query", next,
+                 "and key", key);
+    next += s.rows;
+    key = s.k;
+  }
+  TROUPE_CHECK(next == queries, "attention: segments hold", next, "queries; q has", queries);
+}
+
 void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionForm& f) {
   check_sizes(q, {-1, -1, -1}, "attention: q");
   check_sizes(k, {-1, -1, q.size(2)}, "attention: k");
@@ -34,11 +51,15 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const 
   check_same_device(v, q, "attention: v");
   TROUPE_CHECK(k.size(1) > 0 && q.size(1) % k.size(1) == 0, "attention:", k.size(1),
                "key heads must divide", q.size(1), "query heads");
-  const int64_t T = std::accumulate(f.lengths.begin(), f.lengths.end(), int64_t{0});
-  TROUPE_CHECK(T == q.size(0) && k.size(0) == T + f.past * segments_of(f),
-               "attention: segments hold", T, "queries and", T + f.past * segments_of(f),
-               "keys; q has", q.size(0), "and k", k.size(0));
   TROUPE_CHECK(f.window >= 0 && f.past >= 0, "attention: window", f.window, "past", f.past);
+  if (f.segments.empty()) {
+    const int64_t T = std::accumulate(f.lengths.begin(), f.lengths.end(), int64_t{0});
+    TROUPE_CHECK(T == q.size(0) && k.size(0) == T + f.past * segments_of(f),
+                 "attention: segments hold", T, "queries and", T + f.past * segments_of(f),
+                 "keys; q has", q.size(0), "and k", k.size(0));
+  } else {
+    check_segments(f, q.size(0), k.size(0));
+  }
   if (!f.sinks_H) return;
   check_sizes(*f.sinks_H, {q.size(1)}, "attention: sinks");
   check_dtype(*f.sinks_H, q.scalar_type(), "attention: sinks");
@@ -67,7 +88,7 @@ AttentionProblem<T> problem(const TensorList& qkv, const AttentionForm& f) {
                         .value_dim = qkv[2].size(2),
                         .scale = f.scale,
                         .window = f.window,
-                        .segments = {},
+                        .segments = f.segments,
                         .tokens = qkv[0].size(0),
                         .q = rows<T>(qkv[0]),
                         .k = rows<T>(qkv[1]),
@@ -257,7 +278,7 @@ void check_packed(const at::Tensor& qkv, const PackedForm& packed, const Attenti
   TROUPE_CHECK(qkv.is_contiguous(), "attention: qkv must be contiguous");
   const TensorList p = parts(qkv.detach(), n);
   check(p[0], p[1], p[2], form);
-  TROUPE_CHECK(form.past == 0, "attention: a joint product has no past");
+  TROUPE_CHECK(form.past == 0 && form.segments.empty(), "attention: a joint product has no past");
   if (norm) {
     const int64_t q = norm->q_weight.numel(), k = norm->k_weight.numel();
     const bool whole = q == n.heads * n.dim && k == n.kv_heads * n.dim;
@@ -280,6 +301,12 @@ void check_packed(const at::Tensor& qkv, const PackedForm& packed, const Attenti
   }
 }
 
+// Keys that no segment has get no gradient.
+at::Tensor gradient_like(const at::Tensor& x, const AttentionForm& form) {
+  return form.segments.empty() ? at::empty(x.sizes(), x.options())
+                               : at::zeros(x.sizes(), x.options());
+}
+
 at::Tensor attention_f32(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                          const AttentionForm& form) {
   const at::Tensor sinks = sinks_or_none(form);
@@ -296,10 +323,44 @@ at::Tensor attention_f32(const at::Tensor& q, const at::Tensor& k, const at::Ten
           .backward = [f = plain(form)](const Gradients& g) -> TensorList {
             const TensorList saved = {g.saved[0], g.saved[1], g.saved[2]};
             TensorList grads;
-            for (const at::Tensor& x : saved) grads.push_back(at::empty(x.sizes(), x.options()));
+            for (const at::Tensor& x : saved) grads.push_back(gradient_like(x, f));
             const at::Tensor sink = backward(saved, with_sinks(f, g.saved[5]),
                                              {g.saved[3], g.saved[4]}, g.outputs[0], grads);
             return {grads[0], grads[1], grads[2], sink};
+          }});
+  return r.out;
+}
+
+// Keys and values of one matrix.
+TensorList keys_values(const at::Tensor& kv_PN, int64_t G, int64_t d) {
+  const int64_t P = kv_PN.size(0), keys = G * d, values = kv_PN.size(1) - keys;
+  return {kv_PN.narrow(1, 0, keys).view({P, G, d}),
+          kv_PN.narrow(1, keys, values).view({P, G, values / G})};
+}
+
+at::Tensor joined_f32(const at::Tensor& q_THd, const at::Tensor& kv_PN, int64_t G,
+                      const AttentionForm& form) {
+  const at::Tensor sinks = sinks_or_none(form), q = head_rows(q_THd);
+  const int64_t d = q.size(2);
+  Result r;
+  {
+    const at::NoGradGuard no_grad;
+    const TensorList kv = keys_values(kv_PN.detach(), G, d);
+    r = forward({q.detach(), kv[0], kv[1]}, form);
+  }
+  record({.name = "joined_attention",
+          .inputs = {q_THd, kv_PN, sinks},
+          .outputs = {r.out},
+          .saved = {q, kv_PN, r.out, r.lse, sinks},
+          .backward = [f = plain(form), G, d](const Gradients& g) -> TensorList {
+            const TensorList kv = keys_values(g.saved[1], G, d);
+            const at::Tensor grad_q = at::empty(g.saved[0].sizes(), g.saved[0].options()),
+                             grad_kv = gradient_like(g.saved[1], f);
+            const TensorList to = keys_values(grad_kv, G, d);
+            const at::Tensor sink =
+                backward({g.saved[0], kv[0], kv[1]}, with_sinks(f, g.saved[4]),
+                         {g.saved[2], g.saved[3]}, g.outputs[0], {grad_q, to[0], to[1]});
+            return {grad_q, grad_kv, sink};
           }});
   return r.out;
 }
@@ -398,11 +459,25 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                      const AttentionForm& form) {
   check(q, k, v, form);
   if (!q.is_cpu()) {
-    return fits_cudnn(q, v, form) ? attention_cudnn(q, k, v, form) : attention_sdpa(q, k, v, form);
+    const bool cudnn = form.segments.empty() && fits_cudnn(q, v, form);
+    return cudnn ? attention_cudnn(q, k, v, form) : attention_sdpa(q, k, v, form);
   }
   if (!narrow_on_cpu(q)) return attention_f32(q, k, v, form);
   return attention_f32(q.to(at::kFloat), k.to(at::kFloat), v.to(at::kFloat), widened(form))
       .to(q.scalar_type());
+}
+
+at::Tensor joined_attention(const at::Tensor& q, const at::Tensor& kv, int64_t kv_heads,
+                            const AttentionForm& form) {
+  check_sizes(kv, {-1, -1}, "attention: kv");
+  TROUPE_CHECK(q.dim() == 3 && kv_heads > 0 && kv.size(1) % kv_heads == 0 &&
+                   kv.size(1) > kv_heads * q.size(2) && kv.is_contiguous(),
+               "attention: kv of", kv.sizes(), "for", kv_heads, "heads beside queries of",
+               q.sizes());
+  const TensorList apart = keys_values(kv, kv_heads, q.size(2));
+  if (!q.is_cpu() || narrow_on_cpu(q)) return attention(q, apart[0], apart[1], form);
+  check(q, apart[0], apart[1], form);
+  return joined_f32(q, kv, kv_heads, form);
 }
 
 at::Tensor packed_attention(const at::Tensor& qkv_TN, const PackedForm& packed,

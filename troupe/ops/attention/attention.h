@@ -18,6 +18,7 @@
 #include <optional>
 #include <vector>
 
+#include "troupe/ops/attention/attention_segment.h"
 #include "troupe/ops/norm.h"
 #include "troupe/ops/rotary.h"
 
@@ -26,15 +27,24 @@ namespace troupe {
 struct AttentionForm {
   double scale = 1;
   int64_t window = 0;                      // 0: none
-  std::vector<int64_t> lengths;            // queries of each segment; their sum is T
+  std::vector<int64_t> lengths = {};       // queries of each segment; their sum is T
   int64_t past = 0;                        // keys of each segment before those of its queries
   std::optional<at::Tensor> sinks_H = {};  // of q's type
+  // In place of lengths and past: segments whose queries are q's rows, in order, and whose keys are
+  // any of k's rows, of which segments may share some.
+  std::vector<AttentionSegment> segments = {};
 };
 
 // q [T, H, d], k [P, G, d], v [P, G, e], rows of any stride; P = T + past times the segments.
-// Returns [T, H, e]. Gradients for q, k, v and the sinks.
+// Of a form with segments P is whatever they need. Returns [T, H, e]. Gradients for q, k, v and the
+// sinks.
 at::Tensor attention(const at::Tensor& q_THd, const at::Tensor& k_PGd, const at::Tensor& v_PGe,
                      const AttentionForm& form);
+
+// The same of keys and values side by side, kv [P, G (d + e)]: the keys of all heads, then the
+// values. On the CPU backward keeps kv itself, which may then be a tensor that is made again.
+at::Tensor joined_attention(const at::Tensor& q_THd, const at::Tensor& kv_PN, int64_t kv_heads,
+                            const AttentionForm& form);
 
 // Which heads a joint product holds: [T, (H + 2 G) d], queries, keys, values.
 struct PackedHeads {

@@ -21,20 +21,17 @@ struct Block {
 template <class T>
 Block block_at(const AttentionProblem<T>& p, const AttentionSegment& s, int64_t i) {
   Block b{.i = i, .m = std::min(kQueryRows, s.rows - i), .j = 0, .n = 0};
-  if (p.window > 0) b.j = std::max<int64_t>(0, s.past + i - p.window + 1);
-  b.n = s.past + i + b.m - b.j;
+  b.j = seen_keys(s, i, p.window).from;
+  b.n = seen_keys(s, i + b.m - 1, p.window).to - b.j;
   return b;
 }
 
 // The keys that query r of the block sees, counted from b.j.
-struct Seen {
-  int64_t from, to;
-};
 template <class T>
-Seen seen_by(const AttentionProblem<T>& p, const AttentionSegment& s, const Block& b, int64_t r) {
-  const int64_t own = s.past + b.i + r;
-  const int64_t from = p.window > 0 ? std::max<int64_t>(0, own - p.window + 1) : 0;
-  return {from - b.j, own + 1 - b.j};
+SeenKeys seen_by(const AttentionProblem<T>& p, const AttentionSegment& s, const Block& b,
+                 int64_t r) {
+  const SeenKeys seen = seen_keys(s, b.i + r, p.window);
+  return {seen.from - b.j, seen.to - b.j};
 }
 
 template <class T>
@@ -58,9 +55,14 @@ T exp_all(T scale, T top, T* x, int64_t n) {
 }
 
 template <class T>
-void clear_unseen(const Seen& seen, int64_t n, T* row) {
+void clear_unseen(const SeenKeys& seen, int64_t n, T* row) {
   std::fill_n(row, seen.from, T(0));
   std::fill(row + seen.to, row + n, T(0));
+}
+
+template <class T>
+void clear_rows(const HeadRows<T>& rows, int64_t count, int64_t columns) {
+  for (int64_t i = 0; i < count; ++i) std::fill_n(rows.data + i * rows.ld, columns, T(0));
 }
 
 template <class T>
@@ -105,17 +107,18 @@ void forward_block(const Head<T>& head, const Block& b, const Scratch<T>& scratc
   head.scores(b, scores, scratch.gemm);
   for (int64_t r = 0; r < b.m; ++r) {
     T* const row = scores + r * b.n;
-    const Seen seen = seen_by(p, head.s, b, r);
+    const SeenKeys seen = seen_by(p, head.s, b, r);
     T top = scale * largest(row + seen.from, seen.to - seen.from);
     if (p.sinks != nullptr) top = std::max(top, p.sinks[head.h]);
     T sum = exp_all(scale, top, row + seen.from, seen.to - seen.from);
     if (p.sinks != nullptr) sum += std::exp(p.sinks[head.h] - top);
     clear_unseen(seen, b.n, row);
-    inverse[r] = 1 / sum;
+    inverse[r] = sum == 0 ? 0 : 1 / sum;  // no key: the output is 0, and the logarithm -inf
     lse[head.lse_at(b.i + r)] = top + std::log(sum);
   }
   const int64_t e = p.value_dim, ld = head.out_ld();
   T* const to = out + head.out_at(b.i);
+  if (b.n == 0) return clear_rows<T>({to, ld}, b.m, e);
   gemm<T>({b.m, e, b.n, {scores, b.n}, {head.v(b.j), p.v.ld}, to, ld}, scratch.gemm);
   for (int64_t r = 0; r < b.m; ++r) {
     for (int64_t c = 0; c < e; ++c) to[r * ld + c] *= inverse[r];
@@ -132,12 +135,14 @@ void backward_block(const Head<T>& head, const Block& b, const AttentionResult<T
   const T scale = static_cast<T>(p.scale);
   T* const weights = scratch.blocks;
   T* const ds = weights + b.m * b.n;
+  T* const dq = grads.q.data + (s.q + b.i) * grads.q.ld + head.h * d;
+  if (b.n == 0 && grads.sinks == nullptr) return clear_rows<T>({dq, grads.q.ld}, b.m, d);
   const T* const dout = r.grad_out + head.out_at(b.i);
   const T* const out = r.out + head.out_at(b.i);
   head.scores(b, weights, scratch.gemm);
   gemm<T>({b.m, b.n, e, {dout, ld}, {head.v(b.j), p.v.ld, true}, ds, b.n}, scratch.gemm);
   for (int64_t i = 0; i < b.m; ++i) {
-    const Seen seen = seen_by(p, s, b, i);
+    const SeenKeys seen = seen_by(p, s, b, i);
     const T lse = r.lse[head.lse_at(b.i + i)], D = dot(dout + i * ld, out + i * ld, e);
     T* const w = weights + i * b.n;
     T* const x = ds + i * b.n;
@@ -147,7 +152,6 @@ void backward_block(const Head<T>& head, const Block& b, const AttentionResult<T
     clear_unseen(seen, b.n, x);
     if (grads.sinks != nullptr) grads.sinks[head.h] -= std::exp(p.sinks[head.h] - lse) * D;
   }
-  T* const dq = grads.q.data + (s.q + b.i) * grads.q.ld + head.h * d;
   T* const dk = grads.k.data + (s.k + b.j) * grads.k.ld + head.g * d;
   T* const dv = grads.v.data + (s.k + b.j) * grads.v.ld + head.g * e;
   gemm<T>({b.m, d, b.n, {ds, b.n}, {head.k(b.j), p.k.ld}, dq, grads.q.ld}, scratch.gemm);
@@ -156,33 +160,51 @@ void backward_block(const Head<T>& head, const Block& b, const AttentionResult<T
   gemm<T>({b.n, e, b.m, {weights, b.n, true}, {dout, ld}, dv, grads.v.ld, true}, scratch.gemm);
 }
 
-// Calls f(head, block, scratch) for all blocks of all query heads of each (segment, key head), in
-// order; `begin(segment, key head)` before. Scratch holds `copies` blocks.
+int64_t keys_end(const AttentionSegment& s) {
+  return s.k + s.keys;
+}
+
+// Neighbouring segments that share keys, whose gradients one task adds up.
+struct Neighbours {
+  size_t first, end;
+  int64_t keys, keys_end;
+};
+std::vector<Neighbours> neighbours_of(const std::vector<AttentionSegment>& segments) {
+  std::vector<Neighbours> out;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const AttentionSegment& s = segments[i];
+    if (out.empty() || s.k >= out.back().keys_end) out.push_back({i, i, s.k, s.k});
+    out.back().end = i + 1;
+    out.back().keys_end = std::max(out.back().keys_end, keys_end(s));
+  }
+  return out;
+}
+
+// Calls f(head, block, scratch) for all blocks of all query heads of each segment of each
+// (neighbours, key head), in order; `begin(neighbours, key head)` before. Scratch holds `copies`
+// blocks.
 template <class T, class Begin, class F>
 void for_blocks(const AttentionProblem<T>& p, int64_t copies, Begin&& begin, F&& f) {
   int64_t keys = 0;
-  for (const AttentionSegment& s : p.segments) keys = std::max(keys, s.past + s.rows);
+  for (const AttentionSegment& s : p.segments) keys = std::max(keys, s.keys);
   const int64_t each = kGemmScratch + copies * kQueryRows * keys, group = p.heads / p.kv_heads;
   WorkerScratch<T> memory(each);
-  const int64_t n = static_cast<int64_t>(p.segments.size()) * p.kv_heads;
+  const std::vector<Neighbours> all = neighbours_of(p.segments);
+  const int64_t n = static_cast<int64_t>(all.size()) * p.kv_heads;
   run_tasks(n, [&](int64_t task, int64_t worker) {
-    const AttentionSegment& s = p.segments[task / p.kv_heads];
+    const Neighbours& near = all[task / p.kv_heads];
     const int64_t g = task % p.kv_heads;
     T* const mine = memory.of(worker);
-    begin(s, g);
+    begin(near, g);
     for (int64_t h = g * group; h < (g + 1) * group; ++h) {
-      for (int64_t i = 0; i < s.rows; i += kQueryRows) {
-        f(Head<T>{p, s, h, g}, block_at(p, s, i), Scratch<T>{mine, mine + kGemmScratch});
+      for (size_t at = near.first; at < near.end; ++at) {
+        const AttentionSegment& s = p.segments[at];
+        for (int64_t i = 0; i < s.rows; i += kQueryRows) {
+          f(Head<T>{p, s, h, g}, block_at(p, s, i), Scratch<T>{mine, mine + kGemmScratch});
+        }
       }
     }
   });
-}
-
-template <class T>
-void clear_rows(const HeadRows<T>& rows, const AttentionSegment& s, int64_t first, int64_t n) {
-  for (int64_t j = s.k; j < s.k + s.past + s.rows; ++j) {
-    std::fill_n(rows.data + j * rows.ld + first, n, T(0));
-  }
 }
 
 }  // namespace
@@ -190,7 +212,7 @@ void clear_rows(const HeadRows<T>& rows, const AttentionSegment& s, int64_t firs
 template <class T>
 void attention_forward_cpu(const AttentionProblem<T>& p, T* out, T* lse) {
   for_blocks(
-      p, 1, [](const AttentionSegment&, int64_t) {},
+      p, 1, [](const Neighbours&, int64_t) {},
       [&](const Head<T>& head, const Block& b, const Scratch<T>& scratch) {
         forward_block(head, b, scratch, out, lse);
       });
@@ -204,9 +226,13 @@ void attention_backward_cpu(const AttentionProblem<T>& p, const AttentionResult<
   std::vector<T> sinks(grads.sinks != nullptr ? segments * p.heads : 0);
   for_blocks(
       p, 2,
-      [&](const AttentionSegment& s, int64_t g) {
-        clear_rows(grads.k, s, g * p.key_dim, p.key_dim);
-        clear_rows(grads.v, s, g * p.value_dim, p.value_dim);
+      [&](const Neighbours& near, int64_t g) {
+        const auto clear = [&](const HeadRows<T>& rows, int64_t columns) {
+          clear_rows<T>({rows.data + near.keys * rows.ld + g * columns, rows.ld},
+                        near.keys_end - near.keys, columns);
+        };
+        clear(grads.k, p.key_dim);
+        clear(grads.v, p.value_dim);
       },
       [&](const Head<T>& head, const Block& b, const Scratch<T>& scratch) {
         AttentionGradients<T> own = grads;

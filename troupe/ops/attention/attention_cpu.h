@@ -1,17 +1,15 @@
 // The CPU path of ops/attention/attention: products by BLAS over blocks of queries, softmax between
-// them while a block is in cache. A task is one key head of one segment, so no sum is shared and
-// the result is the same for any number of threads. Nothing of size S x S outlives a block.
+// them while a block is in cache. A task is one key head of one segment, or of neighbours that
+// share keys, so no sum is shared and the result is the same for any number of threads. Nothing of
+// size S x S outlives a block.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-namespace troupe {
+#include "troupe/ops/attention/attention_segment.h"
 
-// Queries [q, q + rows) see keys from k on: query q + i those up to k + past + i.
-struct AttentionSegment {
-  int64_t q, rows, k, past;
-};
+namespace troupe {
 
 // Rows of all heads: head h of token t begins at data + t * ld + h * its dimensions.
 template <class T>
@@ -25,14 +23,15 @@ template <class T>
 struct AttentionProblem {
   int64_t heads, kv_heads, key_dim, value_dim;  // H, G, d, e
   double scale;
-  int64_t window;  // 0: none
-  std::vector<AttentionSegment> segments;
-  int64_t tokens;  // rows of q
+  int64_t window;                          // 0: none
+  std::vector<AttentionSegment> segments;  // their keys ascend; those of neighbours may overlap
+  int64_t tokens;                          // rows of q
   HeadRows<const T> q, k, v;
   const T* sinks = nullptr;  // [H] or none
 };
 
-// out [tokens, H e], lse [H, tokens]: log of each query's sum, the sink in it.
+// out [tokens, H e], lse [H, tokens]: log of each query's sum, the sink in it. Those of queries
+// without a segment are left as they are; of a query that sees no key out is 0 and lse -inf.
 template <class T>
 void attention_forward_cpu(const AttentionProblem<T>& p, T* out, T* lse);
 
@@ -41,7 +40,8 @@ struct AttentionGradients {
   HeadRows<T> q, k, v;  // overwritten; every row of a segment
   T* sinks = nullptr;   // [H], overwritten; or none
 };
-// out and lse as forward left them.
+// out and lse as forward left them, or those of a softmax over more keys than these
+// (ops/attention/attention_part.h).
 template <class T>
 struct AttentionResult {
   const T* out;

@@ -123,11 +123,11 @@ class CudnnProblem {
     return {uploaded<int32_t>(lengths, at::kInt), uploaded<int64_t>(starts, at::kLong)};
   }
 
-  void forward(AttentionCall call, const DocumentTable& table) {
+  void forward(CudnnAttentionCall call, const DocumentTable& table) {
     plan_.backward = false;
-    for_groups(call, table, [&](const SequenceGroup& group, const AttentionCall& here) {
+    for_groups(call, table, [&](const SequenceGroup& group, const CudnnAttentionCall& here) {
       const AttentionPlan plan = plan_of(group, places(group), shape_.heads, shape_.kv_heads);
-      AttentionCall with = here;
+      CudnnAttentionCall with = here;
       const at::Tensor workspace = workspace_for(plan);
       with.workspace = workspace.mutable_data_ptr();
       cuda_plugin().attention.run(plan, with);
@@ -135,9 +135,9 @@ class CudnnProblem {
   }
 
   // grad_k and grad_v are [parts, T, G, ..], zeros where there is more than one part.
-  void backward(AttentionCall call, const DocumentTable& table, int64_t limit) {
+  void backward(CudnnAttentionCall call, const DocumentTable& table, int64_t limit) {
     plan_.backward = true;
-    for_groups(call, table, [&](const SequenceGroup& group, const AttentionCall& here) {
+    for_groups(call, table, [&](const SequenceGroup& group, const CudnnAttentionCall& here) {
       backward_of(group, here, slices(group, limit));
     });
   }
@@ -158,7 +158,7 @@ class CudnnProblem {
   }
 
   template <class F>
-  void for_groups(AttentionCall call, const DocumentTable& table, F&& f) const {
+  void for_groups(CudnnAttentionCall call, const DocumentTable& table, F&& f) const {
     auto* lengths = dense() ? nullptr : table.lengths.mutable_data_ptr<int32_t>();
     auto* starts = dense() ? nullptr : table.starts.mutable_data_ptr<int64_t>();
     for (const SequenceGroup& group : groups_) {
@@ -195,10 +195,10 @@ class CudnnProblem {
   }
 
   // The slice that begins with this sequence and query head.
-  AttentionCall slice_of(const SequenceGroup& group, const AttentionCall& whole, int64_t sequence,
-                         int64_t head, int64_t part) const {
+  CudnnAttentionCall slice_of(const SequenceGroup& group, const CudnnAttentionCall& whole,
+                              int64_t sequence, int64_t head, int64_t part) const {
     const int64_t kv_head = head / (shape_.heads / shape_.kv_heads);
-    AttentionCall out = whole;
+    CudnnAttentionCall out = whole;
     const auto place = [&](int t, int64_t at_head) {
       const auto [token, stride] = plan_.strides[t];
       return at_head * stride + (group.dense ? sequence * group.length * token : 0);
@@ -218,7 +218,7 @@ class CudnnProblem {
     return out;
   }
 
-  void backward_of(const SequenceGroup& group, const AttentionCall& whole,
+  void backward_of(const SequenceGroup& group, const CudnnAttentionCall& whole,
                    const AttentionSlices& s) const {
     const auto B = static_cast<int64_t>(group.starts.size());  // empty places need no slice
     const int64_t kv_heads = std::max<int64_t>(1, s.heads * shape_.kv_heads / shape_.heads);
@@ -232,7 +232,7 @@ class CudnnProblem {
       const AttentionPlan plan = plan_of(group, n, s.heads, kv_heads);
       for (int64_t h = 0; h < shape_.heads; h += s.heads, lane = (lane + 1) % lane_count) {
         if (workspaces.size() <= lane) workspaces.push_back(workspace_for(plan));
-        AttentionCall call =
+        CudnnAttentionCall call =
             slice_of(group, whole, b, h, s.parts > 1 ? h % heads_of_one / s.heads : 0);
         call.workspace = workspaces[lane].mutable_data_ptr();
         lanes.on(lane, [&] { cuda_plugin().attention.run(plan, call); });
@@ -247,8 +247,8 @@ class CudnnProblem {
   AttentionPlan plan_;
 };
 
-AttentionCall call_of(const TensorList& qkv, const at::Tensor& o, const at::Tensor& lse) {
-  AttentionCall call;
+CudnnAttentionCall call_of(const TensorList& qkv, const at::Tensor& o, const at::Tensor& lse) {
+  CudnnAttentionCall call;
   for (const int t : {kTensorQ, kTensorK, kTensorV})
     call.tensors[t] = const_cast<void*>(qkv[t].const_data_ptr());
   call.tensors[kTensorO] = o.mutable_data_ptr();
@@ -295,7 +295,7 @@ TensorList cudnn_backward(const TensorList& qkv, const AttentionForm& form, cons
   };
   const at::Tensor grad_q = at::empty(qkv[0].sizes(), qkv[0].options());
   const at::Tensor grad_k = of_keys(qkv[1]), grad_v = of_keys(qkv[2]);
-  AttentionCall call = call_of(qkv, o, lse);
+  CudnnAttentionCall call = call_of(qkv, o, lse);
   call.grad_o = grad_o.mutable_data_ptr();
   call.tensors[kGradQ] = grad_q.mutable_data_ptr();
   call.tensors[kGradK] = grad_k.mutable_data_ptr();

@@ -76,12 +76,30 @@ at::Tensor sequences(Sequences s, const AttentionForm& form) {
   return o.size(1) == S ? o : o.narrow(1, o.size(1) - S, S);
 }
 
+// A call for each; gradients of keys that segments share are added by autograd.
+at::Tensor by_segments(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const AttentionForm& form) {
+  TensorList out;
+  for (const AttentionSegment& s : form.segments) {
+    AttentionForm own = form;
+    own.segments.clear();
+    own.past = s.past;
+    const auto keys = [&](const at::Tensor& x) {
+      return x.narrow(0, s.k, s.past + s.rows).unsqueeze(0);
+    };
+    const Sequences one = {q.narrow(0, s.q, s.rows).unsqueeze(0), keys(k), keys(v)};
+    out.push_back(sequences(one, own).squeeze(0));
+  }
+  return at::cat(out);
+}
+
 }  // namespace
 
 at::Tensor attention_sdpa(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const AttentionForm& form) {
   const std::vector<int64_t>& n = form.lengths;
   if (q.numel() == 0) return at::zeros({q.size(0), q.size(1), v.size(2)}, q.options());
+  if (!form.segments.empty()) return by_segments(q, k, v, form);
   if (std::all_of(n.begin(), n.end(), [&](int64_t length) { return length == n[0]; })) {
     const auto B = static_cast<int64_t>(n.size());
     const Sequences s = {q.unflatten(0, {B, n[0]}), k.unflatten(0, {B, form.past + n[0]}),

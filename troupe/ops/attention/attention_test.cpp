@@ -130,6 +130,71 @@ TEST(Attention, GradientsAgreeWithTheJacobian) {
   }
 }
 
+// Segments whose keys overlap: each is attention of its own queries and keys, and gradients of keys
+// that they share add up; keys of none have no gradient.
+TEST(Attention, CX6_SegmentsMayShareKeys) {
+  const int64_t H = 4, G = 2, d = 6;
+  const std::vector<AttentionSegment> segments = {
+      {0, 5, 0, 0}, {5, 70, 0, 8}, {75, 1, 30, 9}, {76, 3, 90, 2}};
+  for (const int64_t window : {0, 4}) {
+    for (const bool by_pytorch : {false, true}) {
+      const at::ScalarType type = by_pytorch ? at::kFloat : at::kDouble;
+      const double bound = by_pytorch ? 1e-4 : 1e-12;
+      AttentionForm form{.scale = 0.3, .window = window};
+      form.sinks_H = at::randn({H}).to(type).requires_grad_();
+      AttentionForm apart = form;
+      apart.sinks_H = form.sinks_H->detach().clone().requires_grad_();
+      form.segments = segments;
+      Tensors x, y;
+      for (const auto& [rows, heads] :
+           std::vector<std::pair<int64_t, int64_t>>{{79, H}, {97, G}, {97, G}}) {
+        x.push_back(at::randn({rows, heads, d}).to(type).requires_grad_());
+        y.push_back(x.back().detach().clone().requires_grad_());
+      }
+      const at::Tensor got =
+          by_pytorch ? attention_sdpa(x[0], x[1], x[2], form) : attention(x[0], x[1], x[2], form);
+      Tensors parts;
+      for (const AttentionSegment& s : segments) {
+        apart.lengths = {s.rows};
+        apart.past = s.past;
+        const int64_t keys = s.past + s.rows;
+        parts.push_back(attention(y[0].narrow(0, s.q, s.rows), y[1].narrow(0, s.k, keys),
+                                  y[2].narrow(0, s.k, keys), apart));
+      }
+      const at::Tensor want = at::cat(parts), g = at::randn(want.sizes()).to(type);
+      EXPECT_TRUE(at::allclose(got, want, bound, bound));
+      got.backward(g);
+      want.backward(g);
+      for (size_t i = 0; i < x.size(); ++i) {
+        EXPECT_TRUE(at::allclose(x[i].grad(), y[i].grad(), bound, bound)) << i;
+      }
+      EXPECT_TRUE(at::allclose(form.sinks_H->grad(), apart.sinks_H->grad(), bound, bound));
+      if (by_pytorch) continue;
+      // Keys and values side by side are the same bits.
+      const at::Tensor kv =
+          at::cat({x[1].detach().flatten(1), x[2].detach().flatten(1)}, 1).requires_grad_();
+      const at::Tensor joined = joined_attention(x[0].detach(), kv, G, form);
+      EXPECT_TRUE(at::equal(joined, got));
+      joined.backward(g);
+      EXPECT_TRUE(
+          at::equal(kv.grad(), at::cat({x[1].grad().flatten(1), x[2].grad().flatten(1)}, 1)));
+    }
+  }
+}
+
+TEST(Attention, SegmentsThatDoNotFitAreRefused) {
+  const at::Tensor q = at::randn({4, 2, 6}), kv = at::randn({6, 2, 6});
+  const auto refused = [&](std::vector<AttentionSegment> segments) {
+    TROUPE_EXPECT_REFUSAL(attention(q, kv, kv, {.segments = std::move(segments)}), "segment");
+  };
+  refused({{0, 3, 0, 0}});                // a query has none
+  refused({{0, 2, 0, 0}, {1, 3, 0, 0}});  // one has two
+  refused({{0, 4, 3, 0}});                // beyond the keys
+  refused({{0, 2, 2, 0}, {2, 2, 0, 0}});  // keys that fall
+  TROUPE_EXPECT_REFUSAL(attention(q, kv, kv, {.lengths = {4}, .segments = {{0, 4, 0, 0}}}),
+                        "segments, or lengths");
+}
+
 TEST(Attention, PyTorchsPathIsTheSameFunction) {
   for (const Case& c : cases()) {
     const Inputs in = inputs(c, at::kFloat);

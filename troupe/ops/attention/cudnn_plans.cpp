@@ -159,7 +159,7 @@ int64_t cudnn_attention_workspace_bytes(const AttentionPlan& p) {
   return with_plan(p, [](const Plan& plan) { return plan.workspace; });
 }
 
-void cudnn_attention_run(const AttentionPlan& p, const AttentionCall& call) {
+void cudnn_attention_run(const AttentionPlan& p, const CudnnAttentionCall& call) {
   std::unordered_map<int64_t, void*> memory;
   for (int64_t t = 0; t < (p.backward ? kAttentionTensors : kGradQ); ++t) {
     memory[t] = call.tensors[t];

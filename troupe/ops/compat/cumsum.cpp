@@ -12,8 +12,8 @@ namespace {
 
 at::Tensor cumsum_meta(const at::Tensor& x, int64_t dim) {
   TROUPE_CHECK((x.dim() == 1 || x.dim() == 2) && -x.dim() <= dim && dim < x.dim(), "cumsum: dim",
-               dim, "of a tensor of sizes", x.sizes());
-  return at::empty(x.sizes(), x.options());
+               dim, "of a tensor of sizes", x.sym_sizes());
+  return at::empty_symint(x.sym_sizes(), x.options());
 }
 
 // Along the last dimension; another one is turned to be the last and back.

@@ -22,13 +22,13 @@ at::Tensor scatter(const at::Tensor& x_RD, const at::Tensor& indices, const at::
 // `rows`: those of the result, at least padded_bins' last. -1: exactly that, for which the host
 // waits.
 at::Tensor padded_gather(const at::Tensor& x_TD, const at::Tensor& indices, const at::Tensor& bins,
-                         const at::Tensor& padded_bins, int64_t K, int64_t rows = -1);
+                         const at::Tensor& padded_bins, int64_t K, c10::SymInt rows = -1);
 at::Tensor padded_scatter(const at::Tensor& x_RD, const at::Tensor& indices,
                           const at::Tensor& weights, const at::Tensor& bins,
                           const at::Tensor& padded_bins, int64_t K);
 
 at::Tensor binned_gather(const at::Tensor& x_TD, const at::Tensor& indices, const at::Tensor& bins,
-                         int64_t capacity, int64_t K);
+                         c10::SymInt capacity, int64_t K);
 at::Tensor binned_scatter(const at::Tensor& x_ECD, const at::Tensor& indices,
                           const at::Tensor& weights, const at::Tensor& bins, int64_t K);
 

@@ -6,6 +6,7 @@
 #include "troupe/ops/compat/int_view.h"
 #include "troupe/ops/support/define.h"
 #include "troupe/ops/support/run.h"
+#include "troupe/ops/support/trial_kernels.h"
 #include "troupe/ops/support/view.h"
 
 namespace troupe {
@@ -14,14 +15,17 @@ namespace {
 at::Tensor histogram_meta(const at::Tensor& x, int64_t bins) {
   TROUPE_CHECK(bins >= 1, "histogram: bins must be at least 1; it is", bins);
   const auto options = x.options().dtype(at::kInt);
-  return x.dim() == 2 ? at::empty({x.size(0), bins}, options) : at::empty({bins}, options);
+  return x.dim() == 2 ? at::empty_symint({x.sym_size(0), bins}, options)
+                      : at::empty_symint({bins}, options);
 }
 
 at::Tensor histogram_device(const at::Tensor& x_in, int64_t bins) {
   at::Tensor out = histogram_meta(x_in, bins);
   const at::Tensor x = x_in.contiguous();
-  const Histogram args{
-      .x = int_view(x, "histogram: x"), .bins = bins, .out = ptr<int32_t>(out, "histogram: out")};
+  const Histogram args{.x = int_view(x, "histogram: x"),
+                       .bins = bins,
+                       .out = ptr<int32_t>(out, "histogram: out"),
+                       .trial = trial_kernels()};
   run(x.device(), args, histogram_cpu, &CudaKernels::histogram);
   return out;
 }

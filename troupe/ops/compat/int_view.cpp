@@ -17,8 +17,8 @@ IntDtype int_dtype_of_tensor(const at::Tensor& x, const char* name) {
 
 void check(const at::Tensor& x, const char* name) {
   TROUPE_CHECK(x.defined() && (x.dim() == 1 || x.dim() == 2) && x.is_contiguous(), name,
-               "must be a contiguous tensor of one or two dimensions; it has sizes", x.sizes(),
-               "strides", x.strides());
+               "must be a contiguous tensor of one or two dimensions; it has sizes", x.sym_sizes(),
+               "strides", x.sym_strides());
 }
 
 int64_t rows(const at::Tensor& x) {

@@ -15,7 +15,8 @@ using Sorted = std::tuple<at::Tensor, at::Tensor>;
 
 Sorted sort_meta(const at::Tensor& x, std::optional<int64_t> /*end_bit*/) {
   check_sizes(x, {-1}, "sort: x");
-  return {at::empty(x.sizes(), x.options()), at::empty(x.sizes(), x.options().dtype(at::kInt))};
+  return {at::empty_symint(x.sym_sizes(), x.options()),
+          at::empty_symint(x.sym_sizes(), x.options().dtype(at::kInt))};
 }
 
 Sorted sort_device(const at::Tensor& x_in, std::optional<int64_t> end_bit) {

@@ -11,14 +11,15 @@
 namespace troupe {
 namespace {
 
-at::Tensor replicate_meta(const at::Tensor& x, const at::Tensor& bins, int64_t num_outputs) {
+at::Tensor replicate_meta(const at::Tensor& x, const at::Tensor& bins, c10::SymInt num_outputs) {
   check_sizes(x, {-1, -1}, "replicate: x");
-  check_sizes(bins, {x.size(1)}, "replicate: bins");
+  check_sizes(bins, {x.sym_size(1)}, "replicate: bins");
   check_same_device(bins, x, "replicate: bins");
-  return at::empty({x.size(0), num_outputs}, x.options());
+  return at::empty_symint({x.sym_size(0), num_outputs}, x.options());
 }
 
-at::Tensor replicate_device(const at::Tensor& x_in, const at::Tensor& bins, int64_t num_outputs) {
+at::Tensor replicate_device(const at::Tensor& x_in, const at::Tensor& bins,
+                            c10::SymInt num_outputs) {
   at::Tensor out = replicate_meta(x_in, bins, num_outputs);
   const at::Tensor x = x_in.contiguous();
   const Replicate args{.x = x.const_data_ptr(),
@@ -27,7 +28,7 @@ at::Tensor replicate_device(const at::Tensor& x_in, const at::Tensor& bins, int6
                        .experts = x.size(1),
                        .bins = ptr<const int32_t>(bins, "replicate: bins"),
                        .out = out.mutable_data_ptr(),
-                       .outputs = num_outputs};
+                       .outputs = num_outputs.guard_int(__FILE__, __LINE__)};
   run(x.device(), args, replicate_cpu, &CudaKernels::replicate);
   return out;
 }
@@ -36,7 +37,7 @@ at::Tensor replicate_backward_meta(const at::Tensor& grad_out, const at::Tensor&
   check_sizes(grad_out, {-1, -1}, "replicate_backward: gradient");
   check_sizes(bins, {-1}, "replicate_backward: bins");
   check_same_device(bins, grad_out, "replicate_backward: bins");
-  return at::empty({grad_out.size(0), bins.size(0)}, grad_out.options());
+  return at::empty_symint({grad_out.sym_size(0), bins.sym_size(0)}, grad_out.options());
 }
 
 at::Tensor replicate_backward_device(const at::Tensor& grad_out, const at::Tensor& bins) {
@@ -49,7 +50,8 @@ at::Tensor replicate_backward_device(const at::Tensor& grad_out, const at::Tenso
   return out;
 }
 
-at::Tensor replicate_autograd(const at::Tensor& x, const at::Tensor& bins, int64_t num_outputs) {
+at::Tensor replicate_autograd(const at::Tensor& x, const at::Tensor& bins,
+                              c10::SymInt num_outputs) {
   static const auto op = raw_op<decltype(replicate_device)>("troupe::replicate");
   at::Tensor out = op(x, bins, num_outputs);
   record({.name = "replicate",
@@ -71,7 +73,7 @@ at::Tensor replicate(const at::Tensor& x, const at::Tensor& bins, int64_t num_ou
 }
 
 void define_replicate(torch::Library& m) {
-  define(m, "replicate(Tensor x, Tensor bins, int num_outputs) -> Tensor", replicate_device,
+  define(m, "replicate(Tensor x, Tensor bins, SymInt num_outputs) -> Tensor", replicate_device,
          replicate_meta, replicate_autograd);
   define(m, "replicate_backward(Tensor grad, Tensor bins) -> Tensor", replicate_backward_device,
          replicate_backward_meta);

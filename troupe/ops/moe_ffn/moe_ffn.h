@@ -19,6 +19,7 @@
 #include <optional>
 #include <string>
 
+#include "troupe/ops/support/backward_order.h"
 #include "troupe/ops/support/plan.h"
 
 namespace troupe {
@@ -28,16 +29,31 @@ struct ExpertWeights {
   std::optional<at::Tensor> b1;  // [E, 2F] or [E, F]
   at::Tensor w2;                 // [E, D, F]
   std::optional<at::Tensor> b2;  // [E, D]
+  std::optional<at::Tensor> up = {};  // [E, F, D]: apart from the gate, which alone is then w1
+};
+
+// How others keep the same weights; products read them as they are, and gradients come the same
+// way. On the CPU alone: elsewhere the caller reorders them.
+struct WeightLayout {
+  bool up_columns = false;    // w1 and up are [E, D, 2F] or [E, D, F]: in by out
+  bool down_columns = false;  // w2 is [E, F, D]
+  bool interleaved = false;   // gate and up take turns along w1's outputs and b1
+
+  bool plain() const { return !up_columns && !down_columns && !interleaved; }
 };
 
 struct FfnOptions {
   std::string activation = "silu";
   double clamp = std::numeric_limits<double>::infinity();  // X4
   double offset = 0;
+  WeightLayout layout = {};
   bool keep_hidden = true;    // false: H is computed again in backward (M2, level `expert`)
   int64_t input_bits = -1;    // Q1 `inputs`: x as kept for dW1, in 8 or 4 bits
   int64_t hidden_bits = -1;   // Q1 `rematerialize`: H as kept, in 8 or 4 bits
   at::Tensor saturated = {};  // int64 [1] or undefined: groups whose scale fp16 cannot hold (Q2)
+  // Where in the backward gradients of weights are made, apart from those of x and of the scores,
+  // which then come first: while those travel (OV5). Absent: with them.
+  std::optional<BackwardOrder> weights_order = {};
 };
 
 // x [S, D], weights f32 [T, K]; returns [T, D] in x's type. Frozen parts cost nothing (X8).

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "troupe/kernels/activation/activation.h"
@@ -101,13 +102,59 @@ void round_to(Dtype dtype, int64_t n, T* x) {
   });
 }
 
+// One expert's weight of a product, out [columns] by in [rows]: as stored, or its transpose.
 template <class T>
-void up_block(const FfnProblem<T>& p, const Block& b, T* hidden, T* scratch) {
+struct Weight {
+  Weight(const T* all, int64_t expert, int64_t out, int64_t in, bool in_by_out)
+      : data(all + expert * out * in), ld(in_by_out ? out : in), columns(in_by_out) {}
+  Operand<T> forward() const { return {data, ld, !columns}; }  // y = x W^T
+  Operand<T> backward() const { return {data, ld, columns}; }  // dx = dy W
+
+  const T* data;
+  int64_t ld;
+  bool columns;
+};
+
+// What makes H's columns [first, first + n): one tensor for all of them, or the gate's and the
+// up's.
+template <class T>
+struct UpPart {
+  const T* w;
+  int64_t first, n;
+};
+template <class T>
+std::vector<UpPart<T>> up_parts(const FfnProblem<T>& p) {
+  if (p.up == nullptr) return {{p.w1, 0, p.hidden_columns()}};
+  return {{p.w1, 0, p.hidden}, {p.up, p.hidden, p.hidden}};
+}
+
+// g0 u0 g1 u1 ... to g0 g1 ... u0 u1 ..., a row at a time, and back; `row` is scratch.
+template <class T>
+void to_halves(int64_t rows, int64_t F, T* h, T* row) {
+  for (int64_t i = 0; i < rows; ++i, h += 2 * F) {
+    std::copy_n(h, 2 * F, row);
+    for (int64_t f = 0; f < F; ++f) h[f] = row[2 * f], h[F + f] = row[2 * f + 1];
+  }
+}
+template <class T>
+void to_turns(int64_t rows, int64_t F, T* h, T* row) {
+  for (int64_t i = 0; i < rows; ++i, h += 2 * F) {
+    std::copy_n(h, 2 * F, row);
+    for (int64_t f = 0; f < F; ++f) h[2 * f] = row[f], h[2 * f + 1] = row[F + f];
+  }
+}
+
+template <class T>
+void up_block(const FfnProblem<T>& p, const Block& b, T* hidden, T* scratch, T* row) {
   const int64_t G = p.hidden_columns(), m = b.rows(), D = p.width;
   T* h = hidden + b.begin * G;
-  const Operand<T> x{p.x, D, false, p.row_src + b.begin}, w1{p.w1 + b.expert * G * D, D, true};
-  gemm<T>({m, G, D, x, w1, h, G}, scratch);
+  const Operand<T> x{p.x, D, false, p.row_src + b.begin};
+  for (const UpPart<T>& part : up_parts(p)) {
+    const Weight<T> w(part.w, b.expert, part.n, D, p.up_columns);
+    gemm<T>({m, part.n, D, x, w.forward(), h + part.first, G}, scratch);
+  }
   if (p.b1 != nullptr) add_bias<T>(p.b1 + b.expert * G, m, G, nullptr, h);
+  if (p.interleaved) to_halves(m, p.hidden, h, row);
   round_to(p.stored, m * G, h);
 }
 
@@ -117,13 +164,13 @@ template <class T>
 void moe_ffn_forward_cpu(const FfnProblem<T>& p, T* hidden, T* rows_D, T* out) {
   const std::vector<Block> blocks = row_blocks(p);
   const int64_t G = p.hidden_columns(), D = p.width, F = p.hidden;
-  WorkerScratch<T> scratch(kGemmScratch + kBlockRows * (F + 1));
+  WorkerScratch<T> scratch(kGemmScratch + kBlockRows * (F + 1) + G);
   run_tasks(static_cast<int64_t>(blocks.size()), [&](int64_t i, int64_t worker) {
     const Block& b = blocks[i];
     T* products = scratch.of(worker);
     T* act = products + kGemmScratch;
     T* scores = act + kBlockRows * F;
-    up_block(p, b, hidden, products);
+    up_block(p, b, hidden, products, scores + kBlockRows);
     if (out == nullptr) return;
     scores_of(p, b, scores);
     activation_cpu({.h = read_view(hidden + b.begin * G, b.rows(), G),
@@ -132,7 +179,8 @@ void moe_ffn_forward_cpu(const FfnProblem<T>& p, T* hidden, T* rows_D, T* out) {
                     .kind = p.kind},
                    serial);
     T* y = rows_D + b.begin * D;
-    gemm<T>({b.rows(), D, F, {act, F}, {p.w2 + b.expert * D * F, F, true}, y, D}, products);
+    const Weight<T> w2(p.w2, b.expert, D, F, p.down_columns);
+    gemm<T>({b.rows(), D, F, {act, F}, w2.forward(), y, D}, products);
     if (p.b2 != nullptr) add_bias<T>(p.b2 + b.expert * D, b.rows(), D, scores, y);
     round_to(p.stored, b.rows() * D, y);
   });
@@ -156,7 +204,9 @@ class RowsBackward {
                const FfnScratch<T>& scratch, const FfnGradients<T>& out)
       : p_(p), hidden_(hidden), grad_out_(grad_out), scratch_(scratch), out_(out) {}
 
-  int64_t scratch_size() const { return kGemmScratch + kBlockRows * (p_.hidden + 2); }
+  int64_t scratch_size() const {
+    return kGemmScratch + kBlockRows * (p_.hidden + 2) + p_.hidden_columns();
+  }
 
   void run(const Block& b, T* memory) const {
     const int64_t m = b.rows(), D = p_.width, F = p_.hidden, G = p_.hidden_columns();
@@ -164,7 +214,8 @@ class RowsBackward {
     T* scores = grad_act + kBlockRows * F;
     T* grad_scores = scores + kBlockRows;
     const Operand<T> grad_y{grad_out_, D, false, p_.row_src + b.begin};
-    gemm<T>({m, F, D, grad_y, {p_.w2 + b.expert * D * F, F}, grad_act, F}, memory);
+    const Weight<T> w2(p_.w2, b.expert, D, F, p_.down_columns);
+    gemm<T>({m, F, D, grad_y, w2.backward(), grad_act, F}, memory);
     scores_of(p_, b, scores);
     T* grad_h = scratch_.grad_hidden + b.begin * G;
     activation_backward_cpu({.h = read_view(hidden_ + b.begin * G, m, G),
@@ -176,10 +227,14 @@ class RowsBackward {
                              .kind = p_.kind},
                             serial);
     store_score_gradients(b, grad_scores);
+    if (p_.interleaved) to_turns(m, F, grad_h, grad_scores + kBlockRows);  // as W1's outputs are
     if (out_.x == nullptr) return;
-    const Operand<T> w1{p_.w1 + b.expert * G * D, D};
     T* grad_x = scratch_.rows_D + b.begin * D;
-    gemm<T>({m, D, G, {grad_h, G}, w1, grad_x, D}, memory);
+    for (const UpPart<T>& part : up_parts(p_)) {
+      const Weight<T> w(part.w, b.expert, part.n, D, p_.up_columns);
+      const Operand<T> grad{grad_h + part.first, G};
+      gemm<T>({m, D, part.n, grad, w.backward(), grad_x, D, part.first > 0}, memory);
+    }
     round_to(p_.stored, m * D, grad_x);
   }
 
@@ -204,9 +259,11 @@ class RowsBackward {
 
 // A weight gradient's task: rows [first, first + n) of a weight, all rows of its expert, in order.
 //   dW1_e = dH_e^T x[row_src]      dW2_e = dOut[row_src]^T A_e
+// A weight that is stored in by out has its gradient's transpose there: the factors change places.
+enum class WeightKind { kW1, kUp, kW2 };
 struct WeightTask {
   int64_t expert, first, n;
-  bool of_w1;
+  WeightKind kind;
 };
 
 template <class T>
@@ -217,28 +274,45 @@ class WeightsBackward {
       : p_(p), grad_out_(grad_out), scratch_(scratch), out_(out) {}
 
   void add_tasks(int64_t e, std::vector<WeightTask>& all) const {
-    for (const bool of_w1 : {true, false}) {
-      if ((of_w1 ? out_.w1 : out_.w2) == nullptr) continue;
-      const int64_t rows = of_w1 ? p_.hidden_columns() : p_.width;
-      for (int64_t r = 0; r < rows; r += kBlockRows) {
-        all.push_back({e, r, std::min(kBlockRows, rows - r), of_w1});
+    for (const WeightKind kind : {WeightKind::kW1, WeightKind::kUp, WeightKind::kW2}) {
+      if (gradient_of(kind) == nullptr) continue;
+      const auto [a, b] = factors(kind, e);
+      for (int64_t r = 0; r < a.columns; r += kBlockRows) {
+        all.push_back({e, r, std::min(kBlockRows, a.columns - r), kind});
       }
     }
   }
 
   // An expert without rows too: its gradient is written as zero (E2).
   void run(const WeightTask& t, T* products) const {
+    const auto [a, b] = factors(t.kind, t.expert);
+    T* to = gradient_of(t.kind) + (t.expert * a.columns + t.first) * b.columns;
+    const Operand<T> left{a.rows.data + t.first, a.rows.ld, true, a.rows.rows};
+    gemm<T>({t.n, b.columns, p_.counts[t.expert], left, b.rows, to, b.columns}, products);
+  }
+
+  // Rows of an expert, of which the weight's gradient is a^T b.
+  struct Factor {
+    Operand<T> rows;
+    int64_t columns;
+  };
+  std::pair<Factor, Factor> factors(WeightKind kind, int64_t e) const {
     const int64_t D = p_.width, F = p_.hidden, G = p_.hidden_columns();
-    const int64_t begin = p_.expert_offset[t.expert], rows = p_.counts[t.expert];
-    if (t.of_w1) {
-      const Operand<T> grad_h{scratch_.grad_hidden + begin * G + t.first, G, true};
-      T* to = out_.w1 + (t.expert * G + t.first) * D;
-      gemm<T>({t.n, D, rows, grad_h, {p_.x, D, false, p_.row_src + begin}, to, D}, products);
-    } else {
-      const Operand<T> grad_y{grad_out_ + t.first, D, true, p_.row_src + begin};
-      T* to = out_.w2 + (t.expert * D + t.first) * F;
-      gemm<T>({t.n, F, rows, grad_y, {scratch_.act + begin * F, F}, to, F}, products);
+    const int64_t begin = p_.expert_offset[e];
+    const int32_t* source = p_.row_src + begin;
+    if (kind == WeightKind::kW2) {
+      const Factor grad_y{{grad_out_, D, false, source}, D};
+      const Factor act{{scratch_.act + begin * F, F}, F};
+      return p_.down_columns ? std::pair(act, grad_y) : std::pair(grad_y, act);
     }
+    const int64_t first = kind == WeightKind::kUp ? F : 0;
+    const Factor x{{p_.x, D, false, source}, D};
+    const Factor grad_h{{scratch_.grad_hidden + begin * G + first, G}, p_.up == nullptr ? G : F};
+    return p_.up_columns ? std::pair(x, grad_h) : std::pair(grad_h, x);
+  }
+
+  T* gradient_of(WeightKind kind) const {
+    return kind == WeightKind::kW1 ? out_.w1 : kind == WeightKind::kUp ? out_.up : out_.w2;
   }
 
   void bias_gradients(int64_t e) const {
@@ -247,7 +321,7 @@ class WeightsBackward {
     if (out_.b2 != nullptr) std::fill_n(out_.b2 + e * D, D, T(0));
     for (int64_t i = 0; i < p_.counts[e]; ++i) {
       const int64_t r = p_.expert_offset[e] + i, slot = p_.row_slot[r];
-      if (out_.b1 != nullptr) {
+      if (out_.b1 != nullptr) {  // dH is in the order of W1's outputs
         add_bias<T>(scratch_.grad_hidden + r * G, 1, G, nullptr, out_.b1 + e * G);
       }
       if (out_.b2 != nullptr) {
@@ -340,10 +414,39 @@ void moe_ffn_backward_cpu(const FfnProblem<T>& p, const T* hidden, const T* grad
   if (out.x != nullptr) combine_rows(p, p.tokens, scratch.rows_D, out.x);
 }
 
-#define TROUPE_INSTANTIATE(T)                                                     \
-  template void moe_ffn_forward_cpu<T>(const FfnProblem<T>&, T*, T*, T*);         \
-  template void moe_ffn_backward_cpu<T>(const FfnProblem<T>&, const T*, const T*, \
-                                        const FfnScratch<T>&, const FfnGradients<T>&);
+template <class T>
+void moe_ffn_rows_backward_cpu(const FfnProblem<T>& p, const T* hidden, const T* grad_out,
+                               const FfnScratch<T>& scratch, const FfnGradients<T>& out) {
+  if (out.weights != nullptr) std::fill_n(out.weights, p.tokens * p.choices, T(0));
+  const RowsBackward<T> rows(p, hidden, grad_out, scratch, out);
+  const std::vector<Block> blocks = row_blocks(p);
+  WorkerScratch<T> memory(rows.scratch_size());
+  run_tasks(static_cast<int64_t>(blocks.size()),
+            [&](int64_t i, int64_t worker) { rows.run(blocks[i], memory.of(worker)); });
+  if (out.x != nullptr) combine_rows(p, p.tokens, scratch.rows_D, out.x);
+}
+
+template <class T>
+void moe_ffn_weights_backward_cpu(const FfnProblem<T>& p, const T* grad_out,
+                                  const FfnScratch<T>& scratch, const FfnGradients<T>& out) {
+  const WeightsBackward<T> weights(p, grad_out, scratch, out);
+  std::vector<WeightTask> tasks;
+  for (int64_t e = 0; e < p.experts; ++e) weights.add_tasks(e, tasks);
+  WorkerScratch<T> memory(kGemmScratch);
+  run_tasks(static_cast<int64_t>(tasks.size()),
+            [&](int64_t i, int64_t worker) { weights.run(tasks[i], memory.of(worker)); });
+  if (out.b1 == nullptr && out.b2 == nullptr) return;
+  run_tasks(p.experts, [&](int64_t e, int64_t) { weights.bias_gradients(e); });
+}
+
+#define TROUPE_INSTANTIATE(T)                                                               \
+  template void moe_ffn_forward_cpu<T>(const FfnProblem<T>&, T*, T*, T*);                   \
+  template void moe_ffn_backward_cpu<T>(const FfnProblem<T>&, const T*, const T*,           \
+                                        const FfnScratch<T>&, const FfnGradients<T>&);      \
+  template void moe_ffn_rows_backward_cpu<T>(const FfnProblem<T>&, const T*, const T*,      \
+                                             const FfnScratch<T>&, const FfnGradients<T>&); \
+  template void moe_ffn_weights_backward_cpu<T>(const FfnProblem<T>&, const T*,             \
+                                                const FfnScratch<T>&, const FfnGradients<T>&);
 TROUPE_INSTANTIATE(float)
 TROUPE_INSTANTIATE(double)
 #undef TROUPE_INSTANTIATE

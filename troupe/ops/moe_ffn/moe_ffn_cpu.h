@@ -22,6 +22,10 @@ struct FfnProblem {
   const T* b1 = nullptr;                   // [E, G F] or null
   const T* w2 = nullptr;                   // [E, D, F]
   const T* b2 = nullptr;                   // [E, D] or null
+  const T* up = nullptr;                   // [E, F, D] or null; then w1 is [E, F, D], the gate
+  bool up_columns = false;                 // w1 and up are in by out: [E, D, G F]
+  bool down_columns = false;               // w2 is [E, F, D]
+  bool interleaved = false;                // gate and up take turns in w1 and b1
   const int32_t* expert_offset = nullptr;  // [E + 1]
   const int64_t* counts = nullptr;    // [E]  rows of a segment before its pads, which are skipped
   const int32_t* row_src = nullptr;   // [R]
@@ -40,6 +44,7 @@ struct FfnGradients {
   T* b1 = nullptr;
   T* w2 = nullptr;
   T* b2 = nullptr;
+  T* up = nullptr;
 };
 
 // hidden [R, G F] is written; out [T, D] may be null where only hidden is wanted (recomputation).
@@ -47,8 +52,8 @@ struct FfnGradients {
 template <class T>
 void moe_ffn_forward_cpu(const FfnProblem<T>& p, T* hidden, T* rows_D, T* out);
 
-// grad_out [T, D]; hidden as forward left it. Scratch: grad_hidden [R, G F], which may be hidden,
-// act [R, F], rows_D [R, D].
+// grad_out [T, D]; hidden as forward left it: gate, then up, in every layout of the weights.
+// Scratch: grad_hidden [R, G F], which may be hidden, act [R, F], rows_D [R, D].
 template <class T>
 struct FfnScratch {
   T* grad_hidden;
@@ -58,5 +63,14 @@ struct FfnScratch {
 template <class T>
 void moe_ffn_backward_cpu(const FfnProblem<T>& p, const T* hidden, const T* grad_out,
                           const FfnScratch<T>& scratch, const FfnGradients<T>& out);
+
+// Its halves. The first makes out.x and out.weights, and leaves dH and A in the scratch; of these
+// the second makes the rest.
+template <class T>
+void moe_ffn_rows_backward_cpu(const FfnProblem<T>& p, const T* hidden, const T* grad_out,
+                               const FfnScratch<T>& scratch, const FfnGradients<T>& out);
+template <class T>
+void moe_ffn_weights_backward_cpu(const FfnProblem<T>& p, const T* grad_out,
+                                  const FfnScratch<T>& scratch, const FfnGradients<T>& out);
 
 }  // namespace troupe

@@ -70,8 +70,8 @@ class CudaFfn {
     return summed(y);
   }
 
-  FfnGradTensors backward(const at::Tensor& grad_out, const at::Tensor& hidden,
-                          const FfnNeeds& needs, bool overwrite) const {
+  FfnRowsHalf rows_backward(const at::Tensor& grad_out, const at::Tensor& hidden,
+                            const FfnNeeds& needs, bool overwrite) const {
     const at::Tensor dO = rowwise(grad_out), s = scores();
     const at::Tensor act = gradient_of_act(dO), dH = rows_of(call_.hidden_columns());
     const at::Tensor grad_score = at::empty({plan_.rows, 1}, s.options());
@@ -86,15 +86,25 @@ class CudaFfn {
                                  .kind = call_.kind},
               &CudaKernels::activation_backward);
     if (overwrite) give_back(hidden);
-    FfnGradTensors out;
-    if (b2_.defined() && (needs[1] || needs[5])) out[5] = through_b2(dO, s, grad_score);
-    if (needs[0]) out[0] = gradient_of_x(dH);
-    if (needs[1]) {
-      out[1] = reordered(grad_score, plan_.slot_row, weights_.numel()).view(weights_.sizes());
+    FfnRowsHalf out{.grads = {}, .between = {.grad_hidden = dH, .act = act}};
+    if (b2_.defined() && (needs[1] || needs[5])) {
+      out.between.grad_b2 = through_b2(dO, s, grad_score);
     }
+    if (needs[0]) out.grads[0] = gradient_of_x(dH);
+    if (needs[1]) {
+      out.grads[1] = reordered(grad_score, plan_.slot_row, weights_.numel()).view(weights_.sizes());
+    }
+    return out;
+  }
+
+  FfnGradTensors weights_backward(const at::Tensor& grad_out, const FfnBetween& between,
+                                  const FfnNeeds& needs) const {
+    const at::Tensor dO = rowwise(grad_out), &dH = between.grad_hidden;
+    FfnGradTensors out;
     if (needs[2]) out[2] = weight_gradient(w1_, dH, false, x_, true);
     if (needs[3] && b1_.defined()) out[3] = bias_gradient(b1_, dH);
-    if (needs[4]) out[4] = weight_gradient(w2_, dO, true, act, false);
+    if (needs[4]) out[4] = weight_gradient(w2_, dO, true, between.act, false);
+    if (needs[5]) out[5] = between.grad_b2;
     return out;
   }
 
@@ -216,7 +226,25 @@ FfnForward ffn_forward_cuda(const FfnCall& call, bool hidden_only) {
 FfnGradTensors ffn_backward_cuda(const FfnCall& call, const at::Tensor& grad_out,
                                  const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite) {
   if (fits_sm90(call)) return ffn_backward_sm90(call, grad_out, hidden, needs, overwrite);
-  return CudaFfn(call).backward(grad_out, hidden, needs, overwrite);
+  const CudaFfn ffn(call);
+  const FfnRowsHalf rows = ffn.rows_backward(grad_out, hidden, needs, overwrite);
+  FfnGradTensors out = ffn.weights_backward(grad_out, rows.between, needs);
+  out[0] = rows.grads[0];
+  out[1] = rows.grads[1];
+  return out;
+}
+
+FfnRowsHalf ffn_rows_backward_cuda(const FfnCall& call, const at::Tensor& grad_out,
+                                   const at::Tensor& hidden, const FfnNeeds& needs,
+                                   bool overwrite) {
+  if (fits_sm90(call)) return ffn_rows_backward_sm90(call, grad_out, hidden, needs, overwrite);
+  return CudaFfn(call).rows_backward(grad_out, hidden, needs, overwrite);
+}
+
+FfnGradTensors ffn_weights_backward_cuda(const FfnCall& call, const at::Tensor& grad_out,
+                                         const FfnBetween& between, const FfnNeeds& needs) {
+  if (fits_sm90(call)) return ffn_weights_backward_sm90(call, grad_out, between, needs);
+  return CudaFfn(call).weights_backward(grad_out, between, needs);
 }
 
 }  // namespace troupe

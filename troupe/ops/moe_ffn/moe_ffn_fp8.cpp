@@ -5,12 +5,14 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/index_select.h>
 
+#include <cmath>
 #include <vector>
 
 #include "troupe/ops/activation.h"
 #include "troupe/ops/combine.h"
 #include "troupe/ops/fp8.h"
 #include "troupe/ops/grouped_gemm.h"
+#include "troupe/ops/moe_ffn/moe_ffn_fp8_sm90.h"
 #include "troupe/ops/permute.h"
 #include "troupe/ops/support/autograd.h"
 #include "troupe/ops/support/define.h"
@@ -27,10 +29,16 @@ at::Tensor rounded(const at::Tensor& x, const Fp8Tiles& tiles) {
   return dequantize_fp8(quantize_fp8(x, tiles), tiles, x.scalar_type());
 }
 
-// Weights [E, N, K], their blocks cut anew every `part_rows` of the N rows.
-at::Tensor rounded_weight(const at::Tensor& w, int64_t part_rows) {
-  const at::Tensor flat = w.reshape({w.size(0) * w.size(1), w.size(2)});
-  return rounded(flat, {.rows = kTile, .columns = kTile, .part_rows = part_rows}).view(w.sizes());
+// Weights [E, N, K], their blocks cut anew every `part_rows` of the N rows, and read back.
+at::Tensor rounded_weight(Fp8Weights* kept, Fp8Weights::Which which, const at::Tensor& w,
+                          int64_t part_rows) {
+  const Fp8Tiles tiles{.rows = kTile, .columns = kTile, .part_rows = part_rows};
+  const auto round = [&]() -> Fp8Weight {
+    const Fp8Matrix q = quantize_fp8(w.reshape({w.size(0) * w.size(1), w.size(2)}), tiles);
+    return {q.bytes, {}, q.scales};
+  };
+  const Fp8Weight weight = kept != nullptr ? kept->get(which, w, round) : round();
+  return dequantize_fp8({weight.bytes, weight.scales}, tiles, w.scalar_type()).view(w.sizes());
 }
 
 // The rows of tokens in 8 bits, as products over routed rows take it.
@@ -51,14 +59,17 @@ struct EightBitRows {
   at::ScalarType type_;
 };
 
-struct Call {
+struct Fp8Call {
   const Plan& plan;
   const ExpertWeights& experts;
   const FfnOptions& options;
+  Fp8Weights* kept;  // or null
 
   int64_t hidden() const { return experts.w2.size(2); }
-  at::Tensor w1() const { return rounded_weight(experts.w1, hidden()); }
-  at::Tensor w2() const { return rounded_weight(experts.w2, experts.w2.size(1)); }
+  at::Tensor w1() const { return rounded_weight(kept, Fp8Weights::kUp, experts.w1, hidden()); }
+  at::Tensor w2() const {
+    return rounded_weight(kept, Fp8Weights::kDown, experts.w2, experts.w2.size(1));
+  }
   bool gated() const { return experts.w1.size(1) != hidden(); }
   at::Tensor scores(const at::Tensor& weights_TK) const {  // [R]
     const at::Tensor slot = plan.row_slot.clamp_min(0);
@@ -86,11 +97,11 @@ struct Call {
 };
 
 // Returns dX, d weights, dW1, dW2; undefined where not needed.
-TensorList gradients(const Call& call, const Fp8Ffn& fp8, const Gradients& g, const at::Tensor& x,
-                     const at::Tensor& weights, const at::Tensor& hidden) {
+TensorList gradients(const Fp8Call& call, const Fp8Ffn& fp8, const Gradients& g,
+                     const at::Tensor& x, const at::Tensor& weights, const at::Tensor& hidden) {
   static const auto act_backward = raw_op<std::tuple<at::Tensor, at::Tensor>(
       const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-      const std::optional<at::Tensor>&, std::string, c10::ArrayRef<double>)>(
+      const std::optional<at::Tensor>&, std::string, std::optional<double>, double)>(
       "troupe::activation_backward");
   const at::Tensor dO = g.outputs[0].contiguous();
   const Plan& plan = call.plan;
@@ -98,9 +109,9 @@ TensorList gradients(const Call& call, const Fp8Ffn& fp8, const Gradients& g, co
   const EightBitRows dO8(dO, plan);
   const at::Tensor grad_act =
       grouped_gemm(dO8.rows(), call.w2(), plan.expert_offset, WeightOrder::kInOut);
-  const std::vector<double> limits = {call.options.clamp, call.options.offset};
   const auto [dH, dS] =
-      act_backward(grad_act, hidden, s, plan.expert_offset, call.options.activation, limits);
+      act_backward(grad_act, hidden, s, plan.expert_offset, call.options.activation,
+                   call.options.clamp, call.options.offset);
   TensorList out(4);
   if (g.needs[0]) {
     const at::Tensor rows =
@@ -110,7 +121,7 @@ TensorList gradients(const Call& call, const Fp8Ffn& fp8, const Gradients& g, co
   if (g.needs[1]) {
     const at::Tensor row = plan.slot_row.reshape({-1});
     out[1] = at::index_select(dS, 0, row.clamp_min(0)).masked_fill(row.lt(0), 0);
-    out[1] = out[1].view(weights.sizes());
+    out[1] = out[1].view_symint(weights.sym_sizes());
   }
   if (g.needs[2]) {
     const EightBitRows x8(x, plan);
@@ -134,27 +145,26 @@ void check(const ExpertWeights& e, const FfnOptions& o) {
   TROUPE_CHECK(D >= kTile && F >= kTile, "moe_ffn_fp8: width", D, "and hidden width", F,
                "must be at least", kTile);
   TROUPE_CHECK(!e.b1.has_value() && !e.b2.has_value(), "moe_ffn_fp8: experts have no biases");
+  TROUPE_CHECK(!e.up.has_value() && o.layout.plain(),
+               "moe_ffn_fp8: w1 must be [E, 2F, D], F gate rows, then F up rows, and w2 [E, D, F]");
   TROUPE_CHECK(o.keep_hidden && o.input_bits < 0 && o.hidden_bits < 0,
                "moe_ffn_fp8: what experts keep for backward cannot be changed");
 }
 
-}  // namespace
-
-at::Tensor moe_ffn_fp8(const at::Tensor& x_SD, const at::Tensor& weights_TK, const Plan& plan,
-                       const ExpertWeights& experts, const FfnOptions& options, const Fp8Ffn& fp8) {
-  check(experts, options);
-  const at::Tensor x = rowwise(x_SD);
-  const TensorList inputs = {x, weights_TK, experts.w1, experts.w2};
+// The products in the type of x, and what backward needs of them.
+at::Tensor emulated(const at::Tensor& x, const at::Tensor& weights, const Plan& plan,
+                    const ExpertWeights& experts, const FfnOptions& options, const Fp8Ffn& fp8) {
+  const TensorList inputs = {x, weights, experts.w1, experts.w2};
   at::Tensor out, hidden;
   {
     const at::NoGradGuard no_grad;
-    const Call call{plan, experts, options};
+    const Fp8Call call{plan, experts, options, fp8.kept.get()};
     hidden = grouped_gemm(EightBitRows(x, plan).rows(), call.w1(), plan.expert_offset);
-    const at::Tensor act = call.activated(hidden, call.scores(weights_TK));
+    const at::Tensor act = call.activated(hidden, call.scores(weights));
     out = combine(grouped_gemm(rounded(act, kRowTile), call.w2(), plan.expert_offset), plan);
   }
   if (!wants_grad(inputs)) return out;
-  TensorList saved = {x, weights_TK, experts.w1, experts.w2, hidden};
+  TensorList saved = {x, weights, experts.w1, experts.w2, hidden};
   for (const at::Tensor& t : plan_tensors(plan)) saved.push_back(t);
   record({.name = "moe_ffn_fp8",
           .inputs = inputs,
@@ -164,12 +174,106 @@ at::Tensor moe_ffn_fp8(const at::Tensor& x_SD, const at::Tensor& weights_TK, con
             const at::NoGradGuard no_grad;
             const TensorList& s = g.saved;
             const Plan plan_again = plan_from(at::TensorList(s).slice(5), "moe_ffn_fp8");
-            const ExpertWeights weights{
+            const ExpertWeights weights_again{
                 .w1 = s[2], .b1 = std::nullopt, .w2 = s[3], .b2 = std::nullopt};
-            const Call call{plan_again, weights, options};
+            const Fp8Call call{plan_again, weights_again, options, fp8.kept.get()};
             return gradients(call, fp8, g, s[0], s[1], s[4]);
           }});
   return out;
+}
+
+// The products of bytes, on a Hopper GPU.
+at::Tensor on_tensor_cores(const FfnCall& call, const Fp8Ffn& fp8) {
+  const TensorList inputs = {call.x, call.weights, call.experts.w1, call.experts.w2};
+  const bool keep = wants_grad(inputs);
+  const Fp8Forward f = [&] {
+    const at::NoGradGuard no_grad;
+    return fp8_forward_sm90(call, keep, fp8.kept.get());
+  }();
+  if (!keep) return f.out;
+  const Fp8Kept& k = f.kept;
+  TensorList saved = {fp8.weight_grad ? at::Tensor() : call.x,
+                      call.weights,
+                      k.x,
+                      k.x_scales,
+                      k.hidden,
+                      k.w1t,
+                      k.w1_scales,
+                      k.w2t,
+                      k.w2_scales};
+  for (const at::Tensor& t : plan_tensors(call.plan)) saved.push_back(t);
+  record({.name = "moe_ffn_fp8",
+          .inputs = inputs,
+          .outputs = {f.out},
+          .saved = saved,
+          .backward = [weight_grad = fp8.weight_grad](const Gradients& g) {
+            const at::NoGradGuard no_grad;
+            const TensorList& s = g.saved;
+            const Plan plan = plan_from(at::TensorList(s).slice(9), "moe_ffn_fp8");
+            const Fp8Kept kept{s[2], s[3], s[4], s[5], s[6], s[7], s[8]};
+            const auto grads =
+                fp8_backward_sm90({.grad_out = g.outputs[0],
+                                   .x = s[0],
+                                   .weights = s[1],
+                                   .plan = plan,
+                                   .kept = kept,
+                                   .weight_grad = weight_grad,
+                                   .needs = {g.needs[0], g.needs[1], g.needs[2], g.needs[3]}});
+            return TensorList(grads.begin(), grads.end());
+          }});
+  return f.out;
+}
+
+// LONG: a schema's arguments
+at::Tensor moe_ffn_fp8_op(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& w1,
+                          const at::Tensor& w2, at::TensorList plan, std::string activation,
+                          std::optional<double> clamp, double offset, bool weight_grad,
+                          bool emulate) {
+  const Plan routed = plan_from(plan, "moe_ffn_fp8");
+  const ExpertWeights experts{.w1 = w1, .b1 = std::nullopt, .w2 = w2, .b2 = std::nullopt};
+  check_ffn(x, weights, routed, experts);
+  FfnOptions options{.activation = std::move(activation), .offset = offset};
+  if (clamp.has_value()) options.clamp = *clamp;
+  return moe_ffn_fp8(x, weights, routed, experts, options,
+                     {.weight_grad = weight_grad, .emulate = emulate});
+}
+
+}  // namespace
+
+const Fp8Weight& Fp8Weights::get(Which which, const at::Tensor& w,
+                                 const std::function<Fp8Weight()>& round) {
+  Entry& e = entries_.at(which);
+  const int64_t version = w.is_inference() ? 0 : static_cast<int64_t>(w._version());
+  const bool same = e.source.defined() && e.source.const_data_ptr() == w.const_data_ptr() &&
+                    e.source.sizes() == w.sizes() && e.version == version;
+  if (!same) e = {w.detach(), version, round()};
+  return e.weight;
+}
+
+at::Tensor moe_ffn_fp8(const at::Tensor& x_SD, const at::Tensor& weights_TK, const Plan& plan,
+                       const ExpertWeights& experts, const FfnOptions& options, const Fp8Ffn& fp8) {
+  check(experts, options);
+  const at::Tensor x = rowwise(x_SD);
+  const bool gated = experts.w1.size(1) != experts.w2.size(2);
+  const ActivationKind kind{.act = act_of_name(options.activation),
+                            .clamp = static_cast<float>(options.clamp),
+                            .offset = static_cast<float>(options.offset)};
+  const FfnCall call{x, weights_TK, plan, experts, kind, gated, {}};
+  const bool plain = kind.act == Act::kSilu && std::isinf(kind.clamp) && kind.offset == 0 && gated;
+  // Of the weights, whose sizes are numbers where x's are symbols.
+  const Sm90Form form{experts.w2.size(1), call.hidden(),
+                      call.num_experts(), plain,
+                      x.scalar_type(),    capability_of(x.device())};
+  if (!fp8.emulate && fp8_sm90_fault(form).empty()) return on_tensor_cores(call, fp8);
+  return emulated(x, weights_TK, plan, experts, options, fp8);
+}
+
+void define_moe_ffn_fp8(torch::Library& m) {
+  m.def(
+      "moe_ffn_fp8(Tensor x, Tensor weights, Tensor w1, Tensor w2, Tensor[] plan, *, "
+      "str activation=\"silu\", float? clamp=None, float offset=0., bool weight_grad=True, "
+      "bool emulate=False) -> Tensor",
+      moe_ffn_fp8_op);
 }
 
 }  // namespace troupe

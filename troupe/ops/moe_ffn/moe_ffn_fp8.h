@@ -12,17 +12,51 @@
 // the gradient of the weights K are as in moe_ffn. A row's out and dX depend on that row alone
 // (Q8-3).
 //
-// Operands that lie on the grid of e4m3 times a power of two are exact in bf16 and f32: the
-// products run on the kernels of those types, at their speed. The biases b1, b2 and LoRA stay as
-// they are.
+// On a Hopper GPU, in bf16, for plain SwiGLU experts of widths that are multiples of 128, tensor
+// cores multiply the bytes (kernels/moe_sm90): X, dO and weights are kept in 8 bits for backward,
+// H in bf16. Everywhere else, and with `emulate`, the products run on the kernels of the given
+// type, at their speed: operands that lie on the grid of e4m3 times a power of two are exact in
+// bf16 and f32. Both round the same values the same way; they differ in the order of sums, and in
+// H, which the emulation of bf16 rounds as well. Biases and LoRA are refused.
 #pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
 
 #include "troupe/ops/moe_ffn/moe_ffn.h"
 
 namespace troupe {
 
+// W1 or W2, [E, N, K], in 8 bits.
+struct Fp8Weight {
+  at::Tensor bytes;       // [E N, K]
+  at::Tensor transposed;  // [E K, N], which backward on tensor cores reads; undefined elsewhere
+  at::Tensor scales;
+};
+
+// Both in 8 bits, for calls that follow each other while the weights stay as they are, such as the
+// microbatches of a step: rounded by the first call that reads them. A call with another tensor, or
+// with one that an operator has written since, rounds it anew. Who writes values past PyTorch's
+// count of that, as an optimizer's kernel does, makes a new Fp8Weights.
+class Fp8Weights {
+ public:
+  enum Which { kUp, kDown };
+  const Fp8Weight& get(Which which, const at::Tensor& w, const std::function<Fp8Weight()>& round);
+
+ private:
+  struct Entry {
+    at::Tensor source;  // held, so that no other tensor can have its address
+    int64_t version = -1;
+    Fp8Weight weight;
+  };
+  std::array<Entry, 2> entries_;
+};
+
 struct Fp8Ffn {
-  bool weight_grad = true;  // false: dW1 and dW2 of unrounded operands
+  bool weight_grad = true;                     // false: dW1 and dW2 of unrounded operands
+  bool emulate = false;                        // true: no product is computed in 8 bits
+  std::shared_ptr<Fp8Weights> kept = nullptr;  // null: each call rounds the weights
 };
 
 // D and F at least 128. keep_hidden, input_bits and hidden_bits of `options` must be as they begin.

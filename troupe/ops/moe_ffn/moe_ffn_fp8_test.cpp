@@ -224,6 +224,36 @@ TEST(MoeFfnFp8, Q8_AnOutlierChangesNoOtherToken) {
   }
 }
 
+// Weights that are kept in 8 bits give the bits of those that each call rounds, until they change.
+TEST(MoeFfnFp8, Q8_KeptWeightsAreRoundedOnceAndAnewWhenTheyChange) {
+  Layer layer(kOdd);
+  const Fp8Ffn keeping{.kept = std::make_shared<Fp8Weights>()};
+  const auto expect_fresh = [&](const Fp8Ffn& fp8, const char* when) {
+    const Tensors got = layer.run(fp8), want = layer.run();
+    for (int i = 0; i < 5; ++i) EXPECT_TRUE(at::equal(got[i], want[i])) << kNames[i] << when;
+  };
+  expect_fresh(keeping, " first");
+  layer.tensors[0] = layer.tensors[0].detach() * 0.5;  // another microbatch
+  expect_fresh(keeping, " second");
+  for (const int i : {2, 3}) {
+    const at::NoGradGuard no_grad;
+    layer.tensors[i].detach().mul_(1.25);  // by an operator: a load, a copy
+    const at::AutoGradMode grad(true);
+    expect_fresh(keeping, " written");
+    layer.tensors[i] = layer.tensors[i].detach() * 0.75;  // another tensor
+    expect_fresh(keeping, " replaced");
+  }
+  const Tensors before = layer.run(keeping);
+  for (const int i : {2, 3}) {  // as an optimizer's kernel writes
+    auto* const values = static_cast<float*>(layer.tensors[i].mutable_data_ptr());
+    for (int64_t j = 0; j < layer.tensors[i].numel(); ++j) values[j] *= 3;
+  }
+  const Tensors kept = layer.run(keeping);
+  EXPECT_TRUE(at::equal(kept[0], before[0])) << "the weights were rounded in each call";
+  EXPECT_FALSE(at::equal(kept[0], layer.run()[0]));
+  expect_fresh({.kept = std::make_shared<Fp8Weights>()}, " after the update");
+}
+
 TEST(MoeFfnFp8, TakesNoTokens) {
   const Layer layer({0, 128, 128, 3, 2});
   const Tensors got = layer.run();

@@ -17,22 +17,28 @@ struct FfnCall {
   const ExpertWeights& experts;
   ActivationKind kind;
   bool gated;
+  WeightLayout layout = {};
 
   int64_t tokens() const { return x.size(0); }
   int64_t width() const { return x.size(1); }
   int64_t num_experts() const { return experts.w2.size(0); }
-  int64_t hidden() const { return experts.w2.size(2); }
-  int64_t hidden_columns() const { return experts.w1.size(1); }
+  int64_t hidden() const { return experts.w2.size(layout.down_columns ? 1 : 2); }
+  int64_t hidden_columns() const { return gated ? 2 * hidden() : hidden(); }
   int64_t rows() const { return plan.row_src.size(0); }
 };
+
+// Refuses what does not fit together: sizes, types and devices of the arguments and the plan, with
+// weights in their own order.
+void check_ffn(const at::Tensor& x, const at::Tensor& weights, const Plan& plan,
+               const ExpertWeights& experts);
 
 struct FfnForward {
   at::Tensor out;     // [T, D]
   at::Tensor hidden;  // [R, 2F] or [R, F], in x's type
 };
 
-// The order of gradients everywhere: x, weights, w1, b1, w2, b2. Undefined: not wanted.
-constexpr int kNumFfnGradients = 6;
+// The order of gradients everywhere: x, weights, w1, b1, w2, b2, up. Undefined: not wanted.
+constexpr int kNumFfnGradients = 7;
 using FfnNeeds = std::array<bool, kNumFfnGradients>;
 using FfnGradTensors = std::array<at::Tensor, kNumFfnGradients>;
 
@@ -54,5 +60,25 @@ FfnGradTensors ffn_backward_cpu(const FfnCall& call, const at::Tensor& grad_out,
                                 const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite);
 FfnGradTensors ffn_backward_cuda(const FfnCall& call, const at::Tensor& grad_out,
                                  const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite);
+
+// The same backward in halves, the same bits: the gradients of x and of the scores, and then, of
+// what that leaves, those of weights. Both are given all needs.
+struct FfnBetween {
+  at::Tensor grad_hidden;   // as hidden
+  at::Tensor act;           // [R, F]: A
+  at::Tensor grad_b2 = {};  // where it is made with the scores'
+};
+struct FfnRowsHalf {
+  FfnGradTensors grads;
+  FfnBetween between;
+};
+FfnRowsHalf ffn_rows_backward_cpu(const FfnCall& call, const at::Tensor& grad_out,
+                                  const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite);
+FfnRowsHalf ffn_rows_backward_cuda(const FfnCall& call, const at::Tensor& grad_out,
+                                   const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite);
+FfnGradTensors ffn_weights_backward_cpu(const FfnCall& call, const at::Tensor& grad_out,
+                                        const FfnBetween& between, const FfnNeeds& needs);
+FfnGradTensors ffn_weights_backward_cuda(const FfnCall& call, const at::Tensor& grad_out,
+                                         const FfnBetween& between, const FfnNeeds& needs);
 
 }  // namespace troupe

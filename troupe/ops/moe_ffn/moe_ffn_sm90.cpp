@@ -8,6 +8,7 @@
 #include "troupe/kernels/moe_sm90/moe_sm90.h"
 #include "troupe/ops/support/give_back.h"
 #include "troupe/ops/support/run.h"
+#include "troupe/ops/support/trial_kernels.h"
 
 namespace troupe {
 namespace {
@@ -50,32 +51,73 @@ class Sm90Ffn {
     hidden_gradient(dO, hidden, dH, a, out[1]);
     if (overwrite) give_back(hidden);
     // What needs A comes first, and A goes before the rows of dX come.
-    if (needs[4]) {
-      out[4] = at::empty(w2_.sizes(), w2_.options());
-      launch(MoeDownGradSm90{.plan = plan_,
-                             .grad_out = view(dO, "moe_ffn: grad_out"),
-                             .a = view(a, "act"),
-                             .grad_w2 = flat_out(out[4], "grad_w2")},
-             &CudaKernels::moe_down_grad_sm90);
-    }
+    if (needs[4]) out[4] = gradient_of_w2(dO, a);
     a = at::Tensor();
     if (needs[0]) out[0] = gradient_of_x(dH);
-    if (needs[2]) {
-      out[2] = at::empty(w1_.sizes(), w1_.options());
-      launch(MoeUpGradSm90{.plan = plan_,
-                           .x = view(x_, "moe_ffn: x"),
-                           .grad_h = view(dH, "grad_hidden"),
-                           .grad_w1 = flat_out(out[2], "grad_w1")},
-             &CudaKernels::moe_up_grad_sm90);
-    }
+    if (needs[2]) out[2] = gradient_of_w1(dH);
     if (!needs[1]) out[1] = at::Tensor();
     return out;
   }
 
+  FfnRowsHalf rows_backward(const at::Tensor& grad_out, const at::Tensor& hidden,
+                            const FfnNeeds& needs, bool overwrite) const {
+    FfnRowsHalf out{.grads = {},
+                    .between = {.grad_hidden = rows_of(call_.hidden_columns()),
+                                .act = rows_of(call_.hidden())}};
+    const at::Tensor scores = at::empty(weights_.sizes(), weights_.options());
+    hidden_gradient(grad_out.contiguous(), hidden, out.between.grad_hidden, out.between.act,
+                    scores);
+    if (overwrite) give_back(hidden);
+    if (needs[0]) out.grads[0] = gradient_of_x(out.between.grad_hidden);
+    if (needs[1]) out.grads[1] = scores;
+    return out;
+  }
+
+  FfnGradTensors weights_backward(const at::Tensor& grad_out, const FfnBetween& between,
+                                  const FfnNeeds& needs) const {
+    FfnGradTensors out;
+    if (needs[4]) out[4] = gradient_of_w2(grad_out.contiguous(), between.act);
+    if (needs[2]) out[2] = gradient_of_w1(between.grad_hidden);
+    return out;
+  }
+
  private:
+  at::Tensor gradient_of_w1(const at::Tensor& dH) const {
+    at::Tensor out = at::empty(w1_.sizes(), w1_.options());
+    launch_weight_gradient(MoeUpGradSm90{.plan = plan_,
+                                         .x = view(x_, "moe_ffn: x"),
+                                         .grad_h = view(dH, "grad_hidden"),
+                                         .grad_w1 = flat_out(out, "grad_w1")},
+                           out, &CudaKernels::moe_up_grad_sm90);
+    return out;
+  }
+
+  at::Tensor gradient_of_w2(const at::Tensor& dO, const at::Tensor& a) const {
+    at::Tensor out = at::empty(w2_.sizes(), w2_.options());
+    launch_weight_gradient(MoeDownGradSm90{.plan = plan_,
+                                           .grad_out = view(dO, "moe_ffn: grad_out"),
+                                           .a = view(a, "act"),
+                                           .grad_w2 = flat_out(out, "grad_w2")},
+                           out, &CudaKernels::moe_down_grad_sm90);
+    return out;
+  }
+
   template <class Args>
   void launch(const Args& args, void (*CudaKernels::*kernel)(const Args&, cudaStream_t)) const {
     run_cuda(x_.device(), args, kernel);
+  }
+
+  // `grad`: of all experts, [E, M, N].
+  template <class Args>
+  void launch_weight_gradient(Args args, const at::Tensor& grad,
+                              void (*CudaKernels::*kernel)(const Args&, cudaStream_t)) const {
+    if (trial_kernels()) args.segments.rows = choose_weight_segment(grad.size(1), grad.size(2));
+    at::Tensor workspace;
+    if (workspace_bytes(args) > 0) {
+      workspace = at::empty({workspace_bytes(args)}, x_.options().dtype(at::kByte));
+      args.segments.workspace = workspace.mutable_data_ptr();
+    }
+    launch(args, kernel);
   }
 
   const float* score() const { return ptr<const float>(weights_, "moe_ffn: weights"); }
@@ -123,12 +165,44 @@ class Sm90Ffn {
 
 }  // namespace
 
+int capability_of(const c10::Device& device) {
+  return device.is_cuda() ? cuda_plugin().compute_capability(device.index()) : 0;
+}
+
+std::string sm90_fault(const Sm90Form& f, int64_t multiple) {
+  constexpr int kHopper = 90;
+  if (f.capability == 0) return "the device is cpu";
+  if (f.capability != kHopper) {
+    return "the GPU's compute capability is " + std::to_string(f.capability) + ", not 90";
+  }
+  if (f.type != at::kBFloat16) return "the products are not in bf16";
+  if (!f.plain) return "experts are not plain SwiGLU without biases, clamp and offset";
+  if (f.width % multiple != 0 || f.hidden % multiple != 0) {
+    return "widths " + std::to_string(f.width) + " and " + std::to_string(f.hidden) +
+           " are not both multiples of " + std::to_string(multiple);
+  }
+  if (f.experts > kMaxExpertsSm90) {
+    return std::to_string(f.experts) + " experts are more than " + std::to_string(kMaxExpertsSm90);
+  }
+  return {};
+}
+
+std::vector<std::string> sm90_kernel_lines(const Sm90Form& form, int64_t rows, bool trial) {
+  std::vector<std::string> out;
+  for (const Sm90Kernel& kernel : sm90_kernels(
+           {.width = form.width, .hidden = form.hidden, .experts = form.experts, .rows = rows},
+           trial)) {
+    out.push_back(std::string(kernel.name) + ": " + to_text(kernel));
+  }
+  return out;
+}
+
 bool fits_sm90(const FfnCall& c) {
   const bool plain = c.kind.act == Act::kSilu && std::isinf(c.kind.clamp) && c.kind.offset == 0 &&
                      c.gated && !c.experts.b1.has_value() && !c.experts.b2.has_value();
-  return plain && c.x.scalar_type() == at::kBFloat16 && c.width() % 64 == 0 &&
-         c.hidden() % 64 == 0 && c.num_experts() <= 1024 &&
-         cuda_plugin().compute_capability(c.x.device().index()) == 90;
+  return sm90_fault({c.width(), c.hidden(), c.num_experts(), plain, c.x.scalar_type(),
+                     capability_of(c.x.device())})
+      .empty();
 }
 
 FfnForward ffn_forward_sm90(const FfnCall& call, bool hidden_only) {
@@ -138,6 +212,17 @@ FfnForward ffn_forward_sm90(const FfnCall& call, bool hidden_only) {
 FfnGradTensors ffn_backward_sm90(const FfnCall& call, const at::Tensor& grad_out,
                                  const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite) {
   return Sm90Ffn(call).backward(grad_out, hidden, needs, overwrite);
+}
+
+FfnRowsHalf ffn_rows_backward_sm90(const FfnCall& call, const at::Tensor& grad_out,
+                                   const at::Tensor& hidden, const FfnNeeds& needs,
+                                   bool overwrite) {
+  return Sm90Ffn(call).rows_backward(grad_out, hidden, needs, overwrite);
+}
+
+FfnGradTensors ffn_weights_backward_sm90(const FfnCall& call, const at::Tensor& grad_out,
+                                         const FfnBetween& between, const FfnNeeds& needs) {
+  return Sm90Ffn(call).weights_backward(grad_out, between, needs);
 }
 
 }  // namespace troupe

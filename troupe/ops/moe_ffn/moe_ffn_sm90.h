@@ -1,17 +1,40 @@
 // The Hopper path of ops/moe_ffn/moe_ffn: bf16 SwiGLU experts on a GPU of compute capability 9.0.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "troupe/ops/moe_ffn/moe_ffn_paths.h"
 
 namespace troupe {
 
-// Does this call have the form that the Hopper kernels were built for? A function of the widths,
-// the types and the device alone, so forward and backward of a call take the same path: H's columns
-// lie in an order of that path's own (kernels/moe_sm90).
+// A layer of experts, as the choice of its kernels sees it.
+struct Sm90Form {
+  int64_t width, hidden, experts;
+  bool plain;  // SwiGLU without clamp, offset and biases
+  at::ScalarType type;
+  int capability;  // of the GPU (90: Hopper); 0: no GPU
+};
+int capability_of(const c10::Device& device);
+
+inline constexpr int64_t kSm90Multiple = 64;  // of both widths
+
+// Why Hopper's fused kernels (kernels/moe_sm90) do not compute it, for a line at the start of a
+// run; empty: they do. `multiple`: of the widths. A function of the form alone, so forward and
+// backward of a call take the same path: H's columns lie in an order of that path's own.
+std::string sm90_fault(const Sm90Form& form, int64_t multiple = kSm90Multiple);
+// The kernels that then run, a line each, for `rows` rows of all experts: "up: sums of 2048; ..."
+// `trial`: with those on trial (ops/support/trial_kernels.h).
+std::vector<std::string> sm90_kernel_lines(const Sm90Form& form, int64_t rows, bool trial);
 bool fits_sm90(const FfnCall& call);
 
 FfnForward ffn_forward_sm90(const FfnCall& call, bool hidden_only);
 FfnGradTensors ffn_backward_sm90(const FfnCall& call, const at::Tensor& grad_out,
                                  const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite);
+// Its halves. A stays until the second one, past the rows of dX.
+FfnRowsHalf ffn_rows_backward_sm90(const FfnCall& call, const at::Tensor& grad_out,
+                                   const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite);
+FfnGradTensors ffn_weights_backward_sm90(const FfnCall& call, const at::Tensor& grad_out,
+                                         const FfnBetween& between, const FfnNeeds& needs);
 
 }  // namespace troupe

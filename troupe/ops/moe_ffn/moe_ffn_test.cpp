@@ -289,6 +289,43 @@ Tensors leaves(const Tensors& from, const at::TensorOptions& options) {
   return out;
 }
 
+// The halves of a backward: those of weights apart, of each subset that wants a gradient.
+TEST(MoeFfn, OV5_GradientsOfWeightsApartAreTheWholesBits) {
+  // Two calls of MKL's f64 products over several threads differ in bits on a busy machine.
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    for (const Form& form : kForms) {
+      const Layer layer({90, 12, 7, 4, 2}, form, type);
+      const at::Tensor g = at::randn({90, 12}, at::kDouble).to(type);
+      const Plan plan = testing::plan_of(layer.ids, 4);
+      for (const int wanted : {1, 2, 5, 13, 20, 33, 42, 60, 62, 63}) {
+        const auto run = [&](bool apart, bool keep_hidden) {
+          Tensors some = leaves(layer.tensors, type);
+          some[1] = layer.tensors[1].detach().clone().requires_grad_();
+          for (size_t i = 0; i < some.size(); ++i) {
+            if (some[i].defined()) some[i].requires_grad_((wanted >> i & 1) != 0);
+          }
+          FfnOptions o = layer.options();
+          o.keep_hidden = keep_hidden;
+          if (apart) o.weights_order = take_backward_order();
+          const at::Tensor out = moe_ffn(some[0], some[1], plan, layer.experts(some), o);
+          return out.requires_grad() ? gradients_of(out, g, some) : some;
+        };
+        const Tensors want = run(false, true);
+        for (const bool keep : {true, false}) {
+          const Tensors got = run(true, keep);
+          for (size_t i = 0; i < want.size(); ++i) {
+            if (!want[i].defined()) continue;
+            EXPECT_TRUE(got[i].equal(want[i])) << wanted << ' ' << i;
+          }
+        }
+      }
+    }
+  }
+  at::set_num_threads(threads);
+}
+
 // Output and gradients; a kept graph's are computed twice and must not differ.
 Tensors results(const Layer& layer, const Tensors& t, const at::Tensor& g) {
   const Plan plan = testing::plan_of(layer.ids.to(t[0].device()), layer.sizes.E);
@@ -324,7 +361,7 @@ TEST_P(MoeFfnOnAGpu, X2_AgreesWithF64OnTheCpu) {
   for (size_t i = 0; i < want.size(); ++i) {
     if (!want[i].defined()) continue;
     const at::Tensor apart = got[i].cpu().to(at::kDouble) - want[i];
-    EXPECT_LT(apart.norm().item<double>(), c.tolerance * want[i].norm().item<double>()) << i;
+    EXPECT_LE(apart.norm().item<double>(), c.tolerance * want[i].norm().item<double>()) << i;
   }
 }
 
@@ -332,6 +369,8 @@ std::vector<OnAGpu> on_a_gpu() {
   (void)has_cuda();  // Before any test makes PyTorch ask (ops/support/cuda_plugin.h).
   return {{"Bf16Swiglu", {300, 128, 64, 5, 2}, {}, at::kBFloat16, 1e-2},
           {"Bf16OddWidths", {90, 24, 40, 4, 2}, {}, at::kBFloat16, 1e-2},
+          {"Bf16NoRows", {0, 128, 64, 5, 2}, {}, at::kBFloat16, 0},
+          {"F32NoRows", {0, 128, 64, 5, 2}, {}, at::kFloat, 0},
           {"F32Swiglu", {300, 128, 64, 5, 2}, {}, at::kFloat, 1e-4},
           {"F32Biased", {90, 24, 16, 4, 2}, {"gelu", true, true}, at::kFloat, 1e-4},
           {"F32Plain", {90, 24, 16, 4, 2}, {"relu2", false}, at::kFloat, 1e-4}};

@@ -71,14 +71,14 @@ std::string why_no_cuda() {
 }
 
 const CudaPlugin& cuda_plugin() {
-  TROUPE_CHECK(has_cuda(), "- a CUDA tensor was given, but", opened().problem);
+  TROUPE_CHECK(has_cuda(), "a CUDA tensor was given, but", opened().problem);
   return opened().plugin;
 }
 
 void* cuda_plugin_symbol(const char* name) {
   TROUPE_CHECK(has_cuda(), "-", name, "is asked for, but", opened().problem);
   void* const symbol = dlsym(opened().library, name);
-  TROUPE_CHECK(symbol != nullptr, "- libtroupe_cuda.so is of another version: it lacks", name);
+  TROUPE_CHECK(symbol != nullptr, "libtroupe_cuda.so is of another version: it lacks", name);
   return symbol;
 }
 

@@ -11,7 +11,7 @@ namespace troupe {
 TROUPE_CUDA_KERNELS(TROUPE_DECLARE)
 #undef TROUPE_DECLARE
 int64_t cudnn_attention_workspace_bytes(const AttentionPlan& plan);  // cudnn_plans.cpp
-void cudnn_attention_run(const AttentionPlan& plan, const AttentionCall& call);
+void cudnn_attention_run(const AttentionPlan& plan, const CudnnAttentionCall& call);
 
 namespace {
 

@@ -50,7 +50,7 @@ struct AttentionPlan {
   auto operator<=>(const AttentionPlan&) const = default;
 };
 
-struct AttentionCall {
+struct CudnnAttentionCall {
   std::array<void*, kAttentionTensors> tensors = {};  // forward: up to kLse, o and lse are written
   void* grad_o = nullptr;
   void* workspace = nullptr;
@@ -62,7 +62,7 @@ struct AttentionCall {
 
 struct CudnnAttention {
   int64_t (*workspace_bytes)(const AttentionPlan&) = nullptr;
-  void (*run)(const AttentionPlan&, const AttentionCall&) = nullptr;
+  void (*run)(const AttentionPlan&, const CudnnAttentionCall&) = nullptr;
 };
 
 }  // namespace troupe

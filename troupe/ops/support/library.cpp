@@ -1,11 +1,14 @@
 // All operators: torch.ops.troupe.* in Python. Each define_x is in ops/x.cpp, with its schema.
 #include <torch/library.h>
 
+#include "troupe/ops/support/trial_kernels.h"
+
 namespace troupe {
 
 void define_accumulate(torch::Library& m);
 void define_activation(torch::Library& m);
 void define_adamw(torch::Library& m);
+void define_attention(torch::Library& m);
 void define_block_sparse(torch::Library& m);
 void define_capacity(torch::Library& m);
 void define_combine(torch::Library& m);
@@ -20,6 +23,7 @@ void define_grouped_gemm(torch::Library& m);
 void define_histogram(torch::Library& m);
 void define_jitter(torch::Library& m);
 void define_moe_ffn(torch::Library& m);
+void define_moe_ffn_fp8(torch::Library& m);
 void define_norm(torch::Library& m);
 void define_permute(torch::Library& m);
 void define_quantile(torch::Library& m);
@@ -41,6 +45,7 @@ TORCH_LIBRARY(troupe, m) {
   troupe::define_accumulate(m);
   troupe::define_activation(m);
   troupe::define_adamw(m);
+  troupe::define_attention(m);
   troupe::define_block_sparse(m);
   troupe::define_capacity(m);
   troupe::define_combine(m);
@@ -55,6 +60,7 @@ TORCH_LIBRARY(troupe, m) {
   troupe::define_histogram(m);
   troupe::define_jitter(m);
   troupe::define_moe_ffn(m);
+  troupe::define_moe_ffn_fp8(m);
   troupe::define_norm(m);
   troupe::define_permute(m);
   troupe::define_quantile(m);
@@ -69,4 +75,5 @@ TORCH_LIBRARY(troupe, m) {
   troupe::define_slot_dot(m);
   troupe::define_topology(m);
   troupe::define_wire_rows(m);
+  m.def("set_trial_kernels(bool on) -> ()", troupe::set_trial_kernels);
 }

@@ -8,7 +8,7 @@
 namespace troupe {
 
 PlanRef plan_ref(const Plan& p, const char* op) {
-  TROUPE_CHECK(p.slot_row.dim() == 2, op, "- slot_row must be [T, K]; it has", p.slot_row.dim(),
+  TROUPE_CHECK(p.slot_row.dim() == 2, op, "needs a slot_row of [T, K]; it has", p.slot_row.dim(),
                "dimensions");
   const int64_t E = p.expert_offset.numel() - 1;
   check_sizes(p.expert_offset, {E + 1}, "plan: expert_offset");
@@ -27,7 +27,7 @@ PlanRef plan_ref(const Plan& p, const char* op) {
 }
 
 void check_plan(const Plan& p, const at::Tensor& beside, const char* op) {
-  const auto check = [&](const at::Tensor& t, std::initializer_list<int64_t> sizes,
+  const auto check = [&](const at::Tensor& t, std::initializer_list<c10::SymInt> sizes,
                          at::ScalarType type, const char* field) {
     const std::string name = std::string(op) + ": the plan's " + field;
     check_sizes(t, sizes, name.c_str());
@@ -36,9 +36,9 @@ void check_plan(const Plan& p, const at::Tensor& beside, const char* op) {
   };
   check(p.expert_offset, {-1}, at::kInt, "expert_offset");
   check(p.row_src, {-1}, at::kInt, "row_src");
-  check(p.row_slot, {p.row_src.size(0)}, at::kInt, "row_slot");
+  check(p.row_slot, {p.row_src.sym_size(0)}, at::kInt, "row_slot");
   check(p.slot_row, {-1, -1}, at::kInt, "slot_row");
-  check(p.counts, {p.expert_offset.size(0) - 1}, at::kLong, "counts");
+  check(p.counts, {p.expert_offset.sym_size(0) - 1}, at::kLong, "counts");
 }
 
 std::vector<at::Tensor> plan_tensors(const Plan& p) {
@@ -47,7 +47,7 @@ std::vector<at::Tensor> plan_tensors(const Plan& p) {
 
 Plan plan_from(at::TensorList p, const char* op) {
   TROUPE_CHECK(p.size() == 5, op,
-               "- plan must be [expert_offset, row_src, row_slot, slot_row, counts]; it has",
+               "needs the plan [expert_offset, row_src, row_slot, slot_row, counts]; it has",
                p.size(), "tensors");
   return {p[0], p[1], p[2], p[3], p[4]};
 }

@@ -22,8 +22,8 @@ constexpr at::ScalarType scalar_type_of() {
 std::string described(const at::Tensor& x) {
   if (!x.defined()) return "an undefined tensor";
   std::ostringstream os;
-  os << "a " << x.scalar_type() << " tensor of sizes " << x.sizes() << ", strides " << x.strides()
-     << " on " << x.device();
+  os << "a " << x.scalar_type() << " tensor of sizes " << x.sym_sizes() << ", strides "
+     << x.sym_strides() << " on " << x.device();
   return os.str();
 }
 
@@ -67,14 +67,18 @@ at::ScalarType wide_type(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
+at::Tensor int_ids(const at::Tensor& ids, int64_t experts) {
+  return ids.scalar_type() == at::kLong ? ids.clamp(-1, experts).to(at::kInt) : ids;
+}
+
 at::Tensor rowwise(const at::Tensor& x) {
-  if (x.dim() == 2 && (x.size(1) <= 1 || x.stride(1) == 1) &&
-      (x.size(0) <= 1 || x.stride(0) >= x.size(1))) {
+  if (x.dim() == 2 && (x.sym_size(1) <= 1 || x.sym_stride(1) == 1) &&
+      (x.sym_size(0) <= 1 || x.sym_stride(0) >= x.sym_size(1))) {
     return x;
   }
-  const int64_t columns = x.dim() == 0 ? 1 : x.size(-1);
-  const int64_t rows = columns == 0 ? 0 : x.numel() / columns;
-  return x.reshape({rows, columns}).contiguous();
+  const c10::SymInt columns = x.dim() == 0 ? c10::SymInt(1) : x.sym_size(-1);
+  const c10::SymInt rows = columns == 0 ? c10::SymInt(0) : x.sym_numel() / columns;
+  return x.reshape_symint({rows, columns}).contiguous();
 }
 
 MatRef view(const at::Tensor& x, const char* name) {
@@ -119,11 +123,13 @@ TROUPE_INSTANTIATE(int64_t)
 TROUPE_INSTANTIATE(uint8_t)
 #undef TROUPE_INSTANTIATE
 
-void check_sizes(const at::Tensor& x, std::initializer_list<int64_t> sizes, const char* name) {
-  const at::IntArrayRef want(sizes.begin(), sizes.size());
+void check_sizes(const at::Tensor& x, std::initializer_list<c10::SymInt> sizes, const char* name) {
+  const c10::SymIntArrayRef want(sizes.begin(), sizes.size());
   bool fits = x.defined() && x.dim() == static_cast<int64_t>(sizes.size());
   for (size_t i = 0; fits && i < sizes.size(); ++i) {
-    fits = want[i] == -1 || x.size(static_cast<int64_t>(i)) == want[i];
+    if (want[i].maybe_as_int() == -1) continue;
+    const c10::SymBool same = x.sym_size(static_cast<int64_t>(i)).sym_eq(want[i]);
+    fits = same.expect_true(__FILE__, __LINE__);
   }
   TROUPE_CHECK(fits, name, "must have sizes", want, "(-1: any); it is", described(x));
 }

@@ -15,12 +15,14 @@ namespace troupe {
 Dtype dtype_of_tensor(const at::Tensor& x,
                       const char* name);  // a float type of core/number/dtype.h
 at::ScalarType scalar_type(Dtype dtype);
+at::Tensor int_ids(const at::Tensor& ids, int64_t experts);  // int32 or int64 -> int32; out of
+                                                             // [0, experts) stays out of it
 at::ScalarType wide_type(
     const at::Tensor& x);  // that sums over x are kept in: f64 for f64, else f32
 
 // The argument as kernels want it: all dimensions but the last flattened into rows, columns
 // contiguous. `rowwise` returns x itself where that holds and a copy where it does not (x.t(),
-// expand: rule E16). Outputs that are made with at::empty always fit.
+// expand: rule E16). Outputs that are made with at::empty always fit. Sizes may be symbolic.
 at::Tensor rowwise(const at::Tensor& x);
 
 MatRef view(const at::Tensor& x, const char* name);      // a float matrix, read
@@ -40,8 +42,9 @@ T* ptr_or_null(const std::optional<at::Tensor>& x, const char* name) {
   return x.has_value() && x->defined() ? ptr<T>(*x, name) : nullptr;
 }
 
-// Checks with one form of message. `-1` in sizes: any.
-void check_sizes(const at::Tensor& x, std::initializer_list<int64_t> sizes, const char* name);
+// Checks with one form of message. `-1` in sizes: any. Sizes may be symbolic, as those of a traced
+// tensor are: what is compared becomes a relation of symbols, and no symbol becomes a number.
+void check_sizes(const at::Tensor& x, std::initializer_list<c10::SymInt> sizes, const char* name);
 void check_same_device(const at::Tensor& x, const at::Tensor& other, const char* name);
 void check_dtype(const at::Tensor& x, at::ScalarType dtype, const char* name);
 

@@ -11,12 +11,14 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "troupe/distributed/world/meeting_point.h"
+#include "troupe/distributed/world/store_server.h"
+#include "troupe/distributed/world/threads.h"
 #include "troupe/testing/temporary_folder.h"
 
 namespace troupe::testing {
@@ -115,10 +117,9 @@ void in_ranks_that_end(const std::vector<int>& ends, const std::function<void(Wo
   if (variable("TROUPE_TEST_CALL") != nullptr) return run_as_rank(call, body);
   const int ranks = static_cast<int>(ends.size());
   const TemporaryFolder folder;
-  const MeetingPoint meeting;
+  const StoreServer store;
   std::vector<Process> all;
-  for (int r = 0; r < ranks; ++r)
-    all.push_back(start(r, ranks, call, meeting.port(), folder.path()));
+  for (int r = 0; r < ranks; ++r) all.push_back(start(r, ranks, call, store.port(), folder.path()));
   const auto last = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
   size_t running = all.size();
   while (running > 0 && std::chrono::steady_clock::now() < last) {
@@ -143,6 +144,24 @@ void in_ranks_that_end(const std::vector<int>& ends, const std::function<void(Wo
                     << text_of(p.output);
     }
   }
+}
+
+void in_threads(int ranks, const std::function<void(World&)>& body, int seconds) {
+  const auto shared = std::make_shared<Threads>();
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        World world({.rank = r, .size = ranks, .local_rank = r, .local_size = ranks}, c10::kCPU,
+                    {.hang_timeout = std::chrono::seconds(seconds), .threads = shared});
+        body(world);
+      } catch (const std::exception& e) {
+        ADD_FAILURE() << "rank " << r << ": " << e.what();
+        shared->abandon("rank " + std::to_string(r) + " ended: " + e.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 }  // namespace troupe::testing

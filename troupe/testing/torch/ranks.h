@@ -17,7 +17,11 @@
 namespace troupe::testing {
 
 void in_ranks(int ranks, const std::function<void(World&)>& body, int seconds = 60);
-// The same with the exit code or, negative, the signal that is expected of each rank.
+// Ranks that are threads of this process (distributed/world/threads.h), on the CPU: in a hundredth
+// of the time, where no process must end. What a rank throws fails the test, and ends the others.
+void in_threads(int ranks, const std::function<void(World&)>& body, int seconds = 60);
+
+// in_ranks with the exit code or, negative, the signal that is expected of each rank.
 void in_ranks_that_end(const std::vector<int>& ends, const std::function<void(World&)>& body,
                        int seconds = 60);
 

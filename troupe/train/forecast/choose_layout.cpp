@@ -1,6 +1,8 @@
 #include "troupe/train/forecast/choose_layout.h"
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <tuple>
@@ -8,6 +10,8 @@
 
 #include "troupe/core/check.h"
 #include "troupe/nn/models/config.h"
+#include "troupe/nn/models/costs.h"
+#include "troupe/train/forecast/find_layouts.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/forecast/layout_forecast.h"
 #include "troupe/train/observe/step_line.h"
@@ -20,7 +24,7 @@ std::string of_gib(double bytes, double memory) {
   return memory > 0 ? needs + " of " + in_gib(memory) : needs;
 }
 
-// Those of `all` that `good` is true of; if none is, all of them.
+// The elements of `all` for which `good` is true; all of them if there is none.
 std::vector<int64_t> those(const std::vector<int64_t>& all, auto&& good) {
   std::vector<int64_t> out;
   std::copy_if(all.begin(), all.end(), std::back_inserter(out), good);
@@ -32,31 +36,90 @@ bool in_blocks(const LayoutForecast& f) {
   return c.shard != ShardKind::kNone && c.shard_ranks > 0 && c.shard_ranks < f.world;
 }
 
+// The number of axes that `given` leaves open and that this layout uses.
+int axes_of(const LayoutForecast& f, const ParallelConfig& given) {
+  int out = 0;
+  for (int64_t ParallelConfig::*axis :
+       {&ParallelConfig::tensor, &ParallelConfig::context, &ParallelConfig::pipeline,
+        &ParallelConfig::expert_tensor}) {
+    out += given.*axis == 0 && f.parallel.*axis > 1;
+  }
+  return out;
+}
+
 // Fewer come first.
 auto moving_parts(const LayoutForecast& f) {
   const ParallelConfig& c = f.parallel;
   const int kind = c.shard == ShardKind::kZero1 ? 0 : c.shard == ShardKind::kNone ? 1 : 2;
-  return std::tuple(kind, in_blocks(f), c.expert, -f.micro_batch);
+  return std::tuple(kind, in_blocks(f), c.expert, c.virtual_stages, -f.micro_batch);
+}
+
+// One of each kind of layer, MTP modules' among them.
+std::vector<LayerWidths> widths_of(const ModelConfig& m) {
+  std::vector<LayerWidths> out;
+  for (int64_t i = 0; i < m.layers + m.mtp.depth; ++i) {
+    const LayerConfig l = layer_config(m, i);
+    LayerWidths w{.layer = i};
+    if (l.attention) {
+      w.heads = l.heads;
+      w.kv_heads = m.mla ? 0 : l.kv_heads;  // MLA has keys for each head
+    }
+    if (l.moe) {
+      w.shared = l.moe->shared.width_for(l.moe->ffn.hidden);
+    } else {
+      w.ffn = l.ffn;
+    }
+    const bool known = std::ranges::any_of(out, [&](const LayerWidths& o) {
+      return std::tie(o.heads, o.kv_heads, o.ffn, o.shared) ==
+             std::tie(w.heads, w.kv_heads, w.ffn, w.shared);
+    });
+    if (!known) out.push_back(w);
+  }
+  return out;
+}
+
+// The load of each unit of the model, for the choice of stages: products and attention's core in
+// operations per token; bytes of parameters with masters and moments; bytes of a sequence's graph.
+// Only ratios matter, so the choice does not depend on the machine.
+std::vector<UnitLoad> loads_of(const Recipe& r) {
+  constexpr double kStateBytes = 16;
+  std::vector<UnitLoad> out;
+  const auto tokens = static_cast<double>(r.data.sequence);
+  for (const UnitCosts& u : costs_of(r.model).units) {
+    const double keys =
+        u.window > 0 ? std::min(tokens / 2, static_cast<double>(u.window)) : tokens / 2;
+    out.push_back({.seconds = 6 * static_cast<double>(u.product_params + u.mtp_product_params) +
+                              7 * static_cast<double>(u.core_dims) * keys,
+                   .state = kStateBytes * static_cast<double>(u.params.total()),
+                   .saved = tokens * static_cast<double>(u.saved_bytes)});
+  }
+  return out;
+}
+
+// "zero1 over 8 ranks each, experts over 4"
+std::string axes_text(const LayoutForecast& f) {
+  const ParallelConfig& c = f.parallel;
+  std::string out = to_text(c.shard);
+  if (in_blocks(f)) out += " over " + std::to_string(c.shard_ranks) + " ranks each";
+  if (c.pipeline > 1) {
+    out += ", stages over " + std::to_string(c.pipeline) + " (" + to_text(c.schedule);
+    if (c.virtual_stages > 1) out += ", " + std::to_string(c.virtual_stages) + " each";
+    out += ')';
+  }
+  if (c.tensor > 1) out += ", tensor over " + std::to_string(c.tensor);
+  if (c.context > 1) {
+    out += ", context over " + std::to_string(c.context);
+    if (c.context_method != ContextMethod::kKeys) out += " (" + to_text(c.context_method) + ')';
+  }
+  if (c.expert > 1) out += ", experts over " + std::to_string(c.expert);
+  if (c.expert_tensor > 1) out += " in slices over " + std::to_string(c.expert_tensor);
+  return out;
 }
 
 // "zero1 over 8 ranks each, experts over 4, micro batch 2: 436.2 ms"
 std::string told(const LayoutForecast& f) {
-  const ParallelConfig& c = f.parallel;
-  std::string out = to_text(c.shard);
-  if (in_blocks(f)) out += " over " + std::to_string(c.shard_ranks) + " ranks each";
-  if (c.expert > 1) out += ", experts over " + std::to_string(c.expert);
-  return out + ", micro batch " + std::to_string(f.micro_batch) + ": " +
+  return axes_text(f) + ", micro batch " + std::to_string(f.micro_batch) + ": " +
          fixed(1e3 * f.step_seconds, 1) + " ms";
-}
-
-// `fit` is not empty, the fastest first.
-size_t simplest_of_the_fastest(const std::vector<LayoutForecast>& fit) {
-  size_t out = 0;
-  for (size_t i = 1; i < fit.size(); ++i) {
-    if (fit[i].step_seconds > kAlike * fit.front().step_seconds) break;
-    if (moving_parts(fit[i]) < moving_parts(fit[out])) out = i;
-  }
-  return out;
 }
 
 // The choice among those that fit, beside the fastest of the others.
@@ -65,19 +128,34 @@ std::string reason(const std::vector<LayoutForecast>& fit, size_t chosen, const 
                     (machine.name.empty() ? "the machine" : machine.name);
   if (fit.size() == 1) return out;
   if (chosen == 0) return out + "; next " + told(fit[1]);
-  return out + "; as fast with more parts " + told(fit.front());
+  const double gain = fit[chosen].step_seconds / fit.front().step_seconds;
+  if (gain <= kAlike) return out + "; as fast with more parts " + told(fit.front());
+  return out + "; " + fixed(100 * (gain - 1), 0) + " % faster with more axes, too little to be " +
+         "sure of: " + told(fit.front());
 }
 
 }  // namespace
 
 LayoutNeeds needs_of(const Recipe& r, int64_t world, int64_t per_host) {
+  const ModelConfig& m = r.model;
+  constexpr double kBytes = 4;  // of an element, its gradient's too, in a 2-byte type
+  const double tables = m.tie_embeddings ? 1 : 2;
   return {.world = world,
           .experts = num_moe_layers(r.model) > 0 ? r.model.moe.experts : 0,
-          .whole_matrices = needs_whole_matrices(r.train.optimizer),
           .whole_state = needs_whole_state(r.train.optimizer),
           .per_host = per_host,
           .hidden = r.model.moe.ffn.hidden,
-          .whole_experts = r.model.moe.ffn.bias || r.model.moe.ffn.lora.rank > 0};
+          .whole_experts = r.model.moe.ffn.lora.rank > 0,
+          .widths = widths_of(m),
+          .table_rows = padded_vocab(m),
+          .table_bytes = tables * kBytes * static_cast<double>(padded_vocab(m) * m.width),
+          .optimizer = std::string(r.train.optimizer.kind()),
+          .sequence = r.data.sequence,
+          .latent = m.mla.has_value(),
+          .attention_dropout = m.attn_dropout,
+          .layers = m.layers,
+          .mtp = m.mtp.depth,
+          .loads = r.parallel.pipeline > 1 ? loads_of(r) : std::vector<UnitLoad>()};
 }
 
 ParallelConfig settled(const ParallelConfig& config, const LayoutNeeds& needs) {
@@ -100,31 +178,86 @@ Machine machine_of(const Recipe& r, bool on_gpu) {
 
 std::vector<int64_t> open_micro_batches(const Recipe& r, int64_t world, bool on_gpu) {
   if (r.train.micro_batch) return {*r.train.micro_batch};
-  const int64_t batch = plan_of(r).batch;
+  // `troupe check` asks it of one rank, of whatever layout.
+  const int64_t batch = plan_of(r).batch,
+                replicas = std::max<int64_t>(1, replicas_of(r.parallel, world));
   std::vector<int64_t> out = micro_batches(r, on_gpu ? 2 * kMicroTokens : kMicroTokens);
-  out = those(out, [&](int64_t n) { return batch / n >= world; });
-  return those(out, [&](int64_t n) { return batch / n % world == 0; });
+  out = those(out, [&](int64_t n) { return batch / n >= replicas; });
+  return those(out, [&](int64_t n) { return batch / n % replicas == 0; });
+}
+
+size_t chosen_of(const std::vector<LayoutForecast>& fit, const ParallelConfig& given,
+                 const RanksAtHand& ranks) {
+  const bool hosts = ranks.on_gpu && ranks.world > ranks.per_host;
+  int axes = std::numeric_limits<int>::max();
+  for (const LayoutForecast& f : fit) axes = std::min(axes, axes_of(f, given));
+  const auto fastest = [&](int most) {
+    return std::ranges::find_if(fit,
+                                [&](const LayoutForecast& f) { return axes_of(f, given) <= most; });
+  };
+  constexpr int kAxes = 4;
+  for (int more = axes + 1; hosts && more <= kAxes; ++more) {
+    const double worth = std::pow(kWorthAnAxis, more - axes);
+    if (worth * fastest(more)->step_seconds < fastest(axes)->step_seconds) axes = more;
+  }
+  size_t out = static_cast<size_t>(fastest(axes) - fit.begin());
+  for (size_t i = out + 1; i < fit.size(); ++i) {
+    if (fit[i].step_seconds > kAlike * fastest(axes)->step_seconds) break;
+    if (axes_of(fit[i], given) > axes) continue;
+    const auto parts = [&](const LayoutForecast& f) {
+      return std::pair(axes_of(f, given), moving_parts(f));
+    };
+    if (parts(fit[i]) < parts(fit[out])) out = i;
+  }
+  return out;
+}
+
+std::string why_faster(const LayoutForecast& best, const LayoutForecast& next) {
+  std::vector<std::pair<double, const char*>> parts;
+  for (const StepPart& part : kStepParts) {
+    parts.emplace_back(next.rank.*part.seconds - best.rank.*part.seconds, part.name);
+  }
+  std::ranges::stable_sort(parts, std::greater(), [](const auto& p) { return std::abs(p.first); });
+  const double all = next.step_seconds - best.step_seconds;
+  std::string out = fixed(1e3 * all, 1) + " ms a step";
+  const char* separator = ": ";
+  for (const auto& [seconds, name] : parts) {
+    if (std::abs(seconds) < 1e-3 * best.step_seconds) break;
+    out += separator + fixed(1e3 * std::abs(seconds), 1) +
+           (seconds > 0 ? " ms less for " : " ms more for ") + name;
+    separator = ", ";
+  }
+  return out;
+}
+
+std::string nothing_fits(const Recipe& r, const LayoutForecast& least, const RanksAtHand& ranks) {
+  const StepMemory& peak = least.rank.peak;
+  std::string out = "no layout of " + std::to_string(ranks.world) +
+                    " ranks fits: the fullest rank of the best (" + axes_text(least) + ") wants " +
+                    in_gib(peak.total()) + " of " + in_gib(ranks.memory) + " GiB, " +
+                    in_gib(peak.activations) + " of them activations";
+  Recipe laid = r;
+  laid.parallel = least.parallel;
+  laid.train.micro_batch = least.micro_batch;
+  for (const MemoryCut& cut : memory_cuts(laid, ranks.on_gpu, ranks.world)) {
+    out += "; " + cut.set + " makes it " + in_gib(peak.total() - cut.gain);
+  }
+  return out;
 }
 
 LayoutChoice choose_layout(const Recipe& r, const RanksAtHand& ranks, const Machine& machine) {
-  Machine costs = machine;
-  costs.ranks_per_host = std::max<int64_t>(ranks.per_host, 1);
-  const double all = std::numeric_limits<double>::infinity();
-  const auto fitting = [&](double memory) {
-    return layouts_that_fit(r, ranks.world, costs, ranks.on_gpu, memory);
-  };
-  std::vector<LayoutForecast> fit = fitting(ranks.memory > 0 ? kMostMemory * ranks.memory : all);
+  RanksAtHand usable = ranks;
+  usable.memory *= kMostMemory;
+  LayoutSearch found = find_layouts(r, usable, machine, OpenAxes::kMayFit);
+  std::vector<LayoutForecast>& fit = found.fit;
   LayoutChoice out{.parallel = r.parallel, .micro_batch = plan_of(r).micro_batch};
   size_t chosen = 0;
   if (fit.empty()) {
-    fit = fitting(all);
-    if (fit.empty()) return out;  // whoever asks for it tells what is wrong with it
-    const auto least = std::ranges::min_element(
-        fit, {}, [](const LayoutForecast& f) { return f.rank.peak.total(); });
+    if (!found.least) return out;  // whoever asks for it tells what is wrong with it
     out.why = "nothing fits, this needs least: ";
-    fit = {*least};
+    fit = {*found.least};
   } else {
-    chosen = simplest_of_the_fastest(fit);
+    chosen = chosen_of(fit, r.parallel, ranks);
   }
   const LayoutForecast& f = fit[chosen];
   out.parallel = f.parallel;
@@ -133,7 +266,7 @@ LayoutChoice choose_layout(const Recipe& r, const RanksAtHand& ranks, const Mach
   out.seconds = f.step_seconds;
   out.why += reason(fit, chosen, machine) + "; ";
   const std::string rows =
-      why_dispatcher(f.parallel, needs_of(r, ranks.world, costs.ranks_per_host));
+      why_dispatcher(f.parallel, needs_of(r, ranks.world, std::max<int64_t>(ranks.per_host, 1)));
   if (!rows.empty()) out.why += rows + "; ";
   out.why += "memory forecast " + of_gib(f.rank.peak.total(), ranks.memory);
   return out;

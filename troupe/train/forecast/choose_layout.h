@@ -1,5 +1,5 @@
-// What a recipe leaves open in `parallel` and in train.micro_batch, settled for the ranks that are
-// there, and why.
+// Chooses what a recipe leaves open in `parallel` and train.micro_batch for the available ranks,
+// and says why.
 #pragma once
 
 #include <cstdint>
@@ -7,32 +7,33 @@
 #include <vector>
 
 #include "troupe/plan/machine.h"
+#include "troupe/train/forecast/layout_forecast.h"
 #include "troupe/train/recipe/recipe.h"
 
 namespace troupe {
 
-// What layout_faults() and resolved() have to know of a recipe on so many ranks.
+// The inputs of layout_faults() and resolved() for a recipe on `world` ranks.
 LayoutNeeds needs_of(const Recipe& recipe, int64_t world, int64_t per_host);
-// `config` with nothing left open; one Error of all that does not fit.
+// `config` with every choice made. Throws one Error with all faults.
 ParallelConfig settled(const ParallelConfig& config, const LayoutNeeds& needs);
 
-// What a run's layouts are costed with: run.machine's file, or round figures for its device, as
-// also for links that the file does not have.
+// The machine model for costs: run.machine's file, or default figures for its device; defaults
+// also replace links that the file lacks.
 Machine machine_of(const Recipe& recipe, bool on_gpu);
 
 struct RanksAtHand {
   int64_t world = 1;
   int64_t per_host = 1;
-  double memory = 0;  // of a rank's device; 0: not known
+  double memory = 0;  // of a rank's device; 0: unknown
   bool on_gpu = false;
 };
 
 struct LayoutChoice {
-  ParallelConfig parallel = {};  // resolved, unless it cannot be: settled() says why
+  ParallelConfig parallel = {};  // resolved, unless it has faults: settled() throws them
   int64_t micro_batch = 1;       // sequences
   std::string micro_why = {};    // "given", "chosen: ..."
   std::string why = {};          // a line for the log
-  double seconds = 0;            // of a step, as forecast
+  double seconds = 0;            // forecast for a step
   static void visit(auto& c, auto&& f) {
     f("parallel", c.parallel);
     f("micro_batch", c.micro_batch);
@@ -42,23 +43,49 @@ struct LayoutChoice {
   }
 };
 
-// Of the layouts that the recipe leaves open (layouts_that_fit: the list that would run is costed
-// with the machine's rates) and that need at most kMostMemory of the memory, the fastest; but of
-// those within kAlike of it the one with the fewest moving parts: the optimizer's state shared
-// (ZeRO-1), no state, all state (FSDP); over all ranks, over those of a host; experts over fewer
-// ranks; the larger microbatch. Where none fits, what needs least. What is given stays as it is,
-// also where it does not fit: layout_faults tells that. Rows to experts over several hosts cross
-// once to each of them (two_level). The same for all that call it with the same.
-inline constexpr double kAlike = 1.02, kMostMemory = 0.9;
+// The fastest of the layouts that the recipe leaves open (find_layouts() simulates the schedule of
+// each with the machine's rates) and that need at most kMostMemory of the memory. Tensor, context
+// and pipeline ranks, and slices of experts, that the recipe leaves open are 1 wherever that fits,
+// but for GPUs of several hosts where each further axis makes the step shorter by kWorthAnAxis:
+// links between hosts are what forecasts are least sure of. Among those within kAlike of the
+// fastest with as many axes, the simplest: ZeRO-1, then no sharding, then FSDP; over all ranks,
+// then over those of a host; experts over fewer ranks; one stage a rank; the larger microbatch. If
+// none fits, the one with the least memory. Settings of the recipe are kept, even if they do not
+// fit: layout_faults reports that. Experts over several hosts use two_level dispatch. Deterministic
+// in its arguments.
+inline constexpr double kAlike = 1.02, kMostMemory = 0.9, kWorthAnAxis = 1.1;
 LayoutChoice choose_layout(const Recipe& recipe, const RanksAtHand& ranks, const Machine& machine);
 
-// The numbers that train.micro_batch may be on so many ranks, the largest first: what is given; or
-// those of 8,192 tokens at most (16,384 on a GPU) that divide the batch, of them those that give
-// all ranks equally many microbatches, or else each at least one.
+// Which of `fit`, the fastest first and not empty, that is; `given`: what the recipe says.
+size_t chosen_of(const std::vector<LayoutForecast>& fit, const ParallelConfig& given,
+                 const RanksAtHand& ranks);
+
+// "no layout of 8 ranks fits: the fullest rank of the best (zero1, stages over 4) wants 92.0
+// of 72.0 GiB, 41.0 of them activations; train.recompute="1" makes it 66.0". `least`: of all
+// layouts the one with the least memory.
+std::string nothing_fits(const Recipe& recipe, const LayoutForecast& least,
+                         const RanksAtHand& ranks);
+
+// The parts of a step, each with its name: "other stages".
+struct StepPart {
+  const char* name;
+  double RankTimeline::*seconds;
+};
+inline constexpr StepPart kStepParts[] = {
+    {"computing", &RankTimeline::compute},      {"experts' rows", &RankTimeline::exchange},
+    {"tokens and keys", &RankTimeline::tokens}, {"gathers and sums", &RankTimeline::exposed},
+    {"other stages", &RankTimeline::bubble},    {"the update", &RankTimeline::update}};
+// "12.3 ms a step: 10.1 ms less for other stages, 0.8 ms more for computing": what `best` needs
+// less than `next`, the largest parts first.
+std::string why_faster(const LayoutForecast& best, const LayoutForecast& next);
+
+// Candidates for train.micro_batch, largest first: the recipe's value; or divisors of the batch
+// with at most 8,192 tokens (16,384 on a GPU), preferably those that give all ranks equally many
+// microbatches, else those that give each at least one.
 std::vector<int64_t> open_micro_batches(const Recipe& recipe, int64_t world, bool on_gpu);
 
-// train.micro_batch where `parallel` is settled: of open_micro_batches() the largest that needs at
-// most 90 % of the memory, or else the smallest.
+// train.micro_batch for a resolved layout: the largest of open_micro_batches() that needs at most
+// 90 % of the memory, else the smallest.
 struct MicroBatchChoice {
   int64_t sequences = 1;
   std::string why;  // "given", "chosen: ..."

@@ -9,8 +9,7 @@
 
 namespace troupe {
 
-// The device that the recipe asks for, of this machine's the one with that number; E7101 if it is
-// not there.
+// The device of that kind with that local index. E7101 if it does not exist.
 c10::Device device_of(DeviceKind kind, int64_t local_rank = 0);
 
 }  // namespace troupe

@@ -41,14 +41,14 @@ bool try_set(Recipe& r, const std::string& assignment) {
   }
 }
 
-// The first number that a file of the system begins with; 0: there is none.
+// The number at the start of a file of /proc or /sys; 0: there is none.
 int64_t number_in(const std::string& path) {
   std::ifstream in(path);
   int64_t out = 0;
   return in >> out ? out : 0;
 }
 
-// The folder, or what there is above it.
+// The folder, or the nearest one above it that exists.
 std::string existing_part(const std::string& folder) {
   std::error_code error;
   std::filesystem::path path = std::filesystem::absolute(folder, error);
@@ -75,15 +75,17 @@ double available_memory(const Recipe& r, int64_t ranks_here) {
   return device.is_cuda() ? static_cast<double>(memory_use(device).total) : 0;
 }
 
-MemoryForecast forecast_memory(const Recipe& r, bool on_gpu) {
+MemoryForecast forecast_memory(const Recipe& given, bool on_gpu) {
+  Recipe r = given;
+  r.parallel.context = 1;  // of one rank, which has whole rows
   const ModelMemory model = model_memory(r, on_gpu, *build_model(r.model));
   MemoryForecast out{.workspace = model.workspace};
   const bool sums = adds_up(r);
   double update = 0;
   for (const UnitMemory& unit : model.units) {
-    for (const StateBytes& s : {unit.dense, unit.experts}) {
+    for (const StateBytes& s : {unit.dense, unit.cut, unit.experts}) {
       out.weights += s.values + s.frozen;
-      out.gradients += sums ? 4 * s.elements : s.gradients;
+      out.gradients += sums ? std::max(4 * s.elements, s.gradients) : s.gradients;
       out.masters += s.masters;
       out.moments += s.moments;
       update = std::max(update, update_memory(s, 1, 1));
@@ -132,10 +134,11 @@ double checkpoint_bytes(const Recipe& r, bool on_gpu) {
   const ModelMemory model = model_memory(r, on_gpu, *build_model(r.model));
   const MomentType type = base_of(r.train.optimizer).moments;
   const double decoded = type == MomentType::kInt8 ? 4 / bytes_of(type) : 1;
+  const double master = std::max(4.0, value_width(r, on_gpu));
   double out = 0;
   for (const UnitMemory& unit : model.units) {
-    for (const StateBytes& s : {unit.dense, unit.experts}) {
-      out += 4 * s.elements + s.frozen + decoded * s.moments;
+    for (const StateBytes& s : {unit.dense, unit.cut, unit.experts}) {
+      out += master * s.elements + s.frozen + decoded * s.moments;
     }
   }
   return out;

@@ -70,6 +70,10 @@ TEST(Forecast, StatesFollowPrecisionOptimizerAndWhatIsFrozen) {
   const MemoryForecast coded =
       forecast_memory(small_recipe(model + "train: {optimizer: {moments: int8}}"), false);
   EXPECT_NEAR(coded.moments, 2 * (1 + 4.0 / 256) * count + routers, 1e-6 * count);
+  const MemoryForecast fp64 =
+      forecast_memory(small_recipe(model + "train: {precision: fp64}"), false);
+  EXPECT_EQ(fp64.weights, 8 * count);
+  EXPECT_EQ(fp64.moments, 16 * count + routers);
   const MemoryForecast adafactor =
       forecast_memory(small_recipe(model + "train: {optimizer: {kind: adafactor}}"), false);
   EXPECT_LT(adafactor.moments, 0.5 * count);
@@ -83,6 +87,27 @@ TEST(Forecast, StatesFollowPrecisionOptimizerAndWhatIsFrozen) {
       small_recipe(model + "train: {optimizer: {groups: [{names: '*', frozen: true}]}}"), false);
   EXPECT_EQ(frozen.gradients + frozen.moments, routers);
   EXPECT_EQ(frozen.weights, 4 * count);
+}
+
+// Copies of experts' weights in 8 bits: of both orders on a GPU; on the CPU only where they are
+// kept.
+TEST(Forecast, CountsTheRoundedCopiesOfExpertsWeights) {
+  const std::string model =
+      "model: {width: 128, vocab: 64, max_positions: 64, layers: 2, heads: 2, moe: {experts: 4, "
+      "hidden: 256}}\n";
+  const double experts = 2 * 4 * 3 * 128 * 256;
+  const auto more = [&](bool on_gpu, int64_t micro_batch, const std::string& fp8) {
+    const std::string sizes =
+        "train: {precision: bf16, global_batch: 4, micro_batch: " + std::to_string(micro_batch);
+    return forecast_memory(small_recipe(model + sizes + ", fp8: " + fp8 + "}"), on_gpu).weights -
+           forecast_memory(small_recipe(model + sizes + "}"), on_gpu).weights;
+  };
+  EXPECT_EQ(more(true, 2, "{}"), 2 * experts);
+  EXPECT_EQ(more(true, 4, "{}"), experts);
+  EXPECT_EQ(more(true, 2, "{weights: on_use}"), experts);
+  EXPECT_EQ(more(true, 2, "{skip_last: 1}"), experts);
+  EXPECT_EQ(more(false, 2, "{}"), experts);
+  EXPECT_EQ(more(false, 2, "{weights: on_use}"), 0);
 }
 
 // A direction is of a whole matrix: where masters are f32 numbers, of all of a parameter at once.

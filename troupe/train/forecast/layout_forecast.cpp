@@ -11,7 +11,10 @@
 #include "troupe/distributed/dispatch/wire.h"
 #include "troupe/nn/models/costs.h"
 #include "troupe/nn/models/model.h"
+#include "troupe/schedule/compute_order.h"
 #include "troupe/train/forecast/choose_layout.h"
+#include "troupe/train/forecast/forecaster.h"
+#include "troupe/train/forecast/key_traffic.h"
 #include "troupe/train/forecast/mfu.h"
 #include "troupe/train/forecast/model_memory.h"
 #include "troupe/train/forecast/step_work.h"
@@ -22,32 +25,81 @@ namespace {
 // The sharing ranks of one kind of parameters.
 struct Team {
   Spread owners, replicas;
+  Spread parts = {};  // those that together have the whole of a matrix
 };
 
+// `ranks` ascend.
 int64_t hosts_of(const std::vector<int64_t>& ranks, const Machine& machine) {
-  std::set<int64_t> hosts;
-  for (const int64_t rank : ranks) hosts.insert(rank / machine.ranks_per_host);
-  return static_cast<int64_t>(hosts.size());
+  int64_t out = 0, last = -1;
+  for (const int64_t rank : ranks) {
+    const int64_t host = rank / machine.ranks_per_host;
+    out += host != last;
+    last = host;
+  }
+  return out;
 }
 
-Spread spread_of(const Mesh& mesh, GroupKind kind, const Machine& machine) {
-  const std::vector<int64_t> ranks = mesh.ranks_of(kind, 0);
+Spread spread_of(const std::vector<int64_t>& ranks, const Machine& machine) {
   return {static_cast<int64_t>(ranks.size()), hosts_of(ranks, machine)};
 }
 
-// Of the group that lies on most hosts: groups of 3 on hosts of 8 do not all stay inside one.
+Spread spread_of(const Mesh& mesh, GroupKind kind, const Machine& machine) {
+  return spread_of(mesh.ranks_of(kind, 0), machine);
+}
+
+// The spread of every n-th of the ranks.
+Spread every(const std::vector<int64_t>& ranks, int64_t n, const Machine& machine) {
+  std::vector<int64_t> out;
+  for (size_t i = 0; i < ranks.size(); i += static_cast<size_t>(n)) out.push_back(ranks[i]);
+  return spread_of(out, machine);
+}
+
+// The ranks that share dense parameters of which `repeat` neighbors on the tensor axis have copies.
+Team team_of(const Mesh& mesh, int64_t repeat, ShardKind shard, const Machine& machine) {
+  const bool none = shard == ShardKind::kNone;
+  return {none ? Spread{1, 1} : spread_of(mesh.owners_of(0, repeat), machine),
+          none ? spread_of(mesh.sharers_of(0, repeat), machine)
+               : spread_of(mesh, GroupKind::kReplicate, machine),
+          every(mesh.ranks_of(GroupKind::kTensor, 0), repeat, machine)};
+}
+
+// The ranks that share the experts of a layer with `experts` of them. Slices of one expert are on
+// neighboring ranks or, with more ranks than experts, on ranks that are `experts` apart.
+Team experts_team(const Mesh& mesh, const ParallelConfig& parallel, int64_t experts,
+                  const Machine& machine) {
+  std::vector<int64_t> slices = mesh.ranks_of(GroupKind::kExperts, 0);
+  const auto neighbours = static_cast<size_t>(parallel.expert_tensor);
+  if (neighbours > 1 && neighbours < slices.size()) slices.resize(neighbours);
+  const Spread parts = every(slices, neighbours > 1 ? 1 : std::max<int64_t>(1, experts), machine);
+  if (parallel.shard == ShardKind::kNone) {
+    return {{1, 1}, spread_of(mesh, GroupKind::kExpertData, machine), parts};
+  }
+  return {spread_of(mesh, GroupKind::kExpertShard, machine),
+          spread_of(mesh, GroupKind::kExpertReplicate, machine), parts};
+}
+
+// How to build one rank's part of a model whose matrices are cut over ranks.
+BuildOptions part_of_model(const ParallelConfig& parallel) {
+  BuildOptions out;
+  out.tensor = {.edge = TokenEdge::of_sizes(parallel.tensor),
+                .split_vocab = parallel.split_vocab == CutKind::kOn,
+                .split_shared = parallel.split_shared == CutKind::kOn};
+  return out;
+}
+
+// The spread of the group that spans most hosts: groups of 3 on hosts of 8 do not all fit into one.
 Spread expert_spread(const Mesh& mesh, const Machine& machine) {
-  Spread out = spread_of(mesh, GroupKind::kExpert, machine);
+  Spread out = spread_of(mesh, GroupKind::kExperts, machine);
   const int64_t host = machine.ranks_per_host;
   if (host % out.ranks == 0 || out.ranks % host == 0) return out;
-  for (const std::vector<int64_t>& ranks : mesh.all(GroupKind::kExpert)) {
+  for (const std::vector<int64_t>& ranks : mesh.all(GroupKind::kExperts)) {
     out.hosts = std::max(out.hosts, hosts_of(ranks, machine));
   }
   return out;
 }
 
-// Of `groups` that share the experts out, in how many the choices of a token lie on average where
-// token t chooses the experts t K to t K + K - 1 mod E (Force::kUniform).
+// The mean number of groups that hold the K experts of a token, if the experts are divided over
+// `groups` and token t chooses the experts t K to t K + K - 1 mod E (Force::kUniform).
 double forced_holders(int64_t groups, const MoeSizes& s) {
   int64_t sum = 0;
   for (int64_t t = 0; t < s.experts; ++t) {
@@ -60,56 +112,117 @@ double forced_holders(int64_t groups, const MoeSizes& s) {
   return static_cast<double>(sum) / static_cast<double>(s.experts);
 }
 
-// Costs of units, put together.
+Force force_of(const RouterConfig& router) {
+  const GateConfig* const gate = gate_of(router);
+  return gate == nullptr ? Force::kNone : gate->force;
+}
+
+struct CostedModel {
+  const Recipe& recipe;
+  const Machine& machine;
+  const ModelMemory& memory;
+  const ModelCosts& costs;
+};
+
+// Adds up what the units cost each rank of a pipeline.
 class Costing {
  public:
-  Costing(const Recipe& recipe, const ParallelConfig& parallel, const Mesh& mesh,
-          const Machine& machine, int microbatches, const ModelMemory& memory)
-      : r_(recipe),
+  Costing(const CostedModel& model, const ParallelConfig& parallel, const Mesh& mesh,
+          const StepWork& work)
+      : r_(model.recipe),
         parallel_(parallel),
-        machine_(machine),
+        machine_(model.machine),
         alone_(mesh.world() == 1),
-        many_(microbatches > 1),
+        many_(work.microbatches > 1),
         adds_up_(many_ && parallel.shard != ShardKind::kFull),
-        width_(value_width(recipe, memory.on_gpu)),
-        sum_width_(parallel.sum == SumType::kFp32 ? 4 : 2),
-        tokens_(static_cast<double>(plan_of(recipe).micro_batch * recipe.data.sequence)),
-        expert_ranks_(mesh.shape().expert),
-        most_held_(most_held(parallel, recipe.model.moe.experts)),
-        dense_{spread_of(mesh, GroupKind::kShard, machine),
-               spread_of(mesh, GroupKind::kReplicate, machine)},
-        experts_{spread_of(mesh, GroupKind::kExpertShard, machine),
-                 spread_of(mesh, GroupKind::kExpertReplicate, machine)},
-        on_gpu_(memory.on_gpu),
-        forced_(std::visit([](const auto& c) { return c.gate.force; }, recipe.model.moe.router)),
-        exchange_(expert_spread(mesh, machine)) {
-    if (parallel.dispatcher == DispatcherKind::kTwoLevel) {
+        width_(value_width(r_, model.memory.on_gpu)),
+        sum_width_(parallel.sum == SumType::kFp32 ? std::max(4.0, width_) : 2),
+        tensor_(parallel.tensor),
+        tokens_(static_cast<double>(plan_of(r_).micro_batch * r_.data.sequence) /
+                static_cast<double>(tensor_ * parallel.context)),
+        expert_ranks_(mesh.size(GroupKind::kExperts)),
+        slices_(parallel.expert_tensor),
+        most_held_(most_held(parallel, r_.model.moe.experts)),
+        dense_(team_of(mesh, tensor_, parallel.shard, machine_)),
+        cut_(team_of(mesh, 1, parallel.shard, machine_)),
+        experts_(experts_team(mesh, parallel, r_.model.moe.experts, machine_)),
+        shares_tokens_(spread_of(mesh, GroupKind::kTensor, machine_)),
+        shares_rows_(spread_of(mesh, GroupKind::kContext, machine_)),
+        on_gpu_(model.memory.on_gpu),
+        forced_(force_of(r_.model.moe.router)),
+        exchange_(expert_spread(mesh, machine_)) {
+    if (parallel.node_ranks > 0) {
       const int64_t nodes = exchange_.ranks / parallel.node_ranks;
       across_ = {.ranks = nodes, .hosts = std::min(nodes, exchange_.hosts)};
       within_ = {.ranks = parallel.node_ranks,
                  .hosts = std::max<int64_t>(1, exchange_.hosts / nodes)};
     }
-    const ModelCosts costs = costs_of(recipe.model);
-    double passing = memory.workspace;
-    for (size_t u = 0; u < costs.units.size(); ++u) {
-      out_.chunks.push_back(chunk(static_cast<int64_t>(u), costs.units[u], memory.units[u]));
-      passing += memory.units[u].again ? memory.units[u].input : memory.units[u].saved;
+    const std::vector<int> ranks = chunk_ranks(work);
+    // Of each rank that reads the embedding's table the first unit that does.
+    std::map<int, size_t> readers = {{ranks[0], 0}};
+    for (const auto& [first, unit] : work.tied) {
+      readers.emplace(ranks[static_cast<size_t>(unit)], static_cast<size_t>(unit));
     }
-    out_.contention = machine.contention;
-    out_.workspace = memory.workspace;
-    out_.runtime = runtime_memory(memory.on_gpu, passing);
+    table_ranks_ = std::ssize(readers);
+    const std::vector<int64_t> stages = mesh.ranks_of(GroupKind::kPipeline, 0);
+    out_.resize(static_cast<size_t>(work.ranks), {.chunks = {}, .contention = machine_.contention});
+    std::vector<std::vector<size_t>> own(out_.size());
+    std::vector<double> passing(out_.size(), 0);
+    std::vector<ChunkCosts> chunks;
+    for (size_t u = 0; u < model.costs.units.size(); ++u) {
+      const auto reader = readers.find(ranks[u]);
+      const bool reads = readers.size() > 1 && reader != readers.end() && reader->second == u;
+      const UnitMemory& memory = model.memory.units[u];
+      const auto rank = static_cast<size_t>(ranks[u]);
+      now_ = &out_[rank];
+      ChunkCosts c = chunk(static_cast<int64_t>(u), model.costs.units[u], memory,
+                           reads ? &model.memory.units[0] : nullptr);
+      if (work.ranks > 1) {
+        const int64_t states = states_after(r_.model, static_cast<int64_t>(u) - 1, true);
+        c.border = tokens_ * static_cast<double>(states * r_.model.width) * width_;
+        const auto before = static_cast<size_t>(ranks[u == 0 ? 0 : u - 1]);
+        const bool far = hosts_of({std::min(stages[before], stages[rank]),
+                                   std::max(stages[before], stages[rank])},
+                                  machine_) > 1;
+        const Link& link = far ? machine_.between : machine_.inside;
+        c.send = link.latency + c.border / link.bandwidth;
+      }
+      chunks.push_back(c);
+      own[rank].push_back(u);
+      passing[rank] += memory.again ? memory.input : memory.saved;
+    }
+    for (size_t rank = 0; rank < out_.size(); ++rank) {
+      out_[rank].chunks = chunks;
+      out_[rank].workspace = model.memory.workspace_of(own[rank]);
+      out_[rank].runtime +=
+          runtime_memory(model.memory.on_gpu, passing[rank] + out_[rank].workspace);
+    }
   }
-  StepCosts result() && { return std::move(out_); }
+  std::vector<StepCosts> result() && { return std::move(out_); }  // of each rank of a pipeline
 
  private:
-  bool is_head(int64_t unit) const { return unit == r_.model.layers + 1; }
+  bool is_head(int64_t unit) const { return unit > r_.model.layers + r_.model.mtp.depth; }
+  bool is_mtp(int64_t unit) const { return unit > r_.model.layers && !is_head(unit); }
 
-  ChunkCosts chunk(int64_t unit, const UnitCosts& costs, const UnitMemory& memory) {
+  // `table`: of the unit whose parameters this one shares with other ranks; null: it does not.
+  ChunkCosts chunk(int64_t unit, const UnitCosts& costs, const UnitMemory& memory,
+                   const UnitMemory* table) {
     ChunkCosts c{.saved = memory.saved, .input = memory.input};
     add_compute(unit, costs, memory, c);
     const double share = most_held_ / static_cast<double>(expert_ranks_);
-    add_state(memory.dense, 1, dense_, c);
-    add_state(memory.experts, share, experts_, c);
+    const auto of_readers = [this](Team team) {
+      team.replicas.ranks *= table_ranks_;
+      return team;
+    };
+    const auto add_dense = [&](const UnitMemory& m, const Team& whole, const Team& cut) {
+      add_state(m.dense, 1, whole, c);
+      if (m.cut.elements + m.cut.frozen > 0) add_state(m.cut, 1, cut, c);
+    };
+    if (table != nullptr) add_dense(*table, of_readers(dense_), of_readers(cut_));
+    if (&memory != table) add_dense(memory, dense_, cut_);
+    StateBytes experts = memory.experts;  // counted whole
+    experts.matrix /= static_cast<double>(experts_.parts.ranks);
+    add_state(experts, share, experts_, c);
     return c;
   }
 
@@ -126,16 +239,84 @@ class Costing {
     const auto sequence = static_cast<double>(r_.data.sequence);
     const double seen = sequence / 2;
     const double keys = u.window > 0 ? std::min(seen, static_cast<double>(u.window)) : seen;
-    const double dense = static_cast<double>(u.product_params) - routed;
+    const double dense = static_cast<double>(u.product_params + u.mtp_product_params) - routed;
     const double products =
         2 * tokens_ * (dense / machine_.products + routed * imbalance() / machine_.experts);
     const double core = 2 * tokens_ * static_cast<double>(u.core_dims) * keys / machine_.attention;
     const double moved = 2 * memory.saved / machine_.bandwidth;
     c.forward += products + core + moved + machine_.overhead;
     c.backward += 2 * products + 2.5 * core + 2 * moved + machine_.overhead;
+    if (block) c.weight = products, c.late = memory.saved;  // put off: half of the products
     if (is_head(unit)) {
       c.forward += c.backward - machine_.overhead;
       c.backward = machine_.overhead;
+    }
+    add_tokens(unit, layer, c);
+    if (block) add_keys(layer, core, c);
+  }
+
+  // Adds what context ranks exchange: keys once in forward, in backward again, and their gradients
+  // back; heads once in each pass. Adds the products that make keys and values of other ranks'
+  // latents. A ring sends the keys of a round during the attention, `core` s, over the last
+  // round's.
+  void add_keys(const LayerConfig& layer, double core, ChunkCosts& c) {
+    const double numbers = numbers_exchanged(r_, layer, tensor_);
+    if (numbers == 0) return;
+    const double once = exchange_seconds(machine_, shares_rows_, numbers * width_);
+    const auto made = static_cast<double>(made_of_latents(r_.model, layer, tensor_));
+    const double latent = r_.model.mla ? static_cast<double>(r_.model.mla->kv_rank) : 0;
+    const double products = 2 * keys_from_others(r_, layer) * latent * made / machine_.products;
+    const bool keys = parallel_.context_method != ContextMethod::kHeads;
+    if (parallel_.context_method == ContextMethod::kRing) {
+      const double slower = on_gpu_ ? kRingCore : 1;
+      const auto ranks = static_cast<double>(parallel_.context);
+      const double hides = slower * core * (ranks - 1) / ranks;
+      c.forward += (slower - 1) * core + joins(layer);
+      c.backward += 2.5 * (slower - 1) * core;
+      c.tokens += std::max(0.0, once - hides);
+      c.tokens_back += std::max(0.0, 2 * once - 2.5 * hides);
+      return;
+    }
+    c.tokens += once;
+    c.tokens_back += (keys ? 2 : 1) * once;
+    c.forward += products;
+    c.backward += 2 * products;
+  }
+
+  // Seconds to join a ring's partial results in f32: for each of the two runs of keys of each rank
+  // the sum is read and written and the part read.
+  double joins(const LayerConfig& layer) const {
+    const double passes = 2 * static_cast<double>(parallel_.context);
+    const auto columns = static_cast<double>(layer.heads * layer.head_dim);
+    return passes * 3 * 4 * tokens_ * columns / machine_.bandwidth;
+  }
+
+  // Adds the transfers of tensor ranks. Forward gathers tokens before a product and scatters them
+  // after it; backward gathers the gradient, and x once more, and scatters dx.
+  void add_tokens(int64_t unit, const LayerConfig& layer, ChunkCosts& c) {
+    if (tensor_ == 1) return;
+    const ModelConfig& m = r_.model;
+    const auto seconds = [&](int64_t width) {
+      const double bytes = tokens_ * static_cast<double>(tensor_ * width) * width_;
+      return gather_seconds(machine_, shares_tokens_, bytes);
+    };
+    const auto pair = [&](int64_t in) {
+      c.tokens += seconds(in) + seconds(m.width);
+      c.tokens_back += 2 * seconds(in) + seconds(m.width);
+    };
+    const bool block = unit > 0 && !is_head(unit);
+    if (block && layer.attention) {
+      pair(m.mla && m.mla->q_rank > 0 ? m.mla->q_rank + m.mla->kv_rank + m.mla->rope_dim : m.width);
+    }
+    const bool shared = parallel_.split_shared == CutKind::kOn;
+    if (block && (!layer.moe || (shared && layer.moe->shared.experts > 0))) pair(m.width);
+    if (parallel_.split_vocab != CutKind::kOn) return;
+    if (unit == 0 || is_mtp(unit)) {
+      c.tokens += seconds(m.width);
+      c.tokens_back += seconds(m.width);
+    }
+    if (is_head(unit)) {
+      c.tokens += 2 * static_cast<double>(1 + m.mtp.depth) * seconds(m.width);
     }
   }
 
@@ -148,7 +329,7 @@ class Costing {
                : expected_holders(groups, static_cast<double>(s.top_k));
   }
 
-  // Rows there and back, and first the numbers of rows.
+  // Adds the exchange of row counts, then of rows to the experts and back.
   void add_exchange(const MoeSizes& s, ChunkCosts& c) {
     if (expert_ranks_ == 1) return;
     const auto K = static_cast<double>(s.top_k), W = static_cast<double>(expert_ranks_);
@@ -157,42 +338,41 @@ class Costing {
     const auto sent = static_cast<double>(
         wire_row_bytes(parallel_.wire, D, static_cast<int64_t>(width_)));  // and as it goes out
     const double tokens = tokens_ * imbalance();
-    const bool exact = parallel_.dispatch == DispatchMode::kExact;
-    const double met = holders(W, s), back = exact ? K : met;
-    c.saved += tokens_ * back * width;
+    // A row goes to all ranks that have slices of its expert.
+    const auto slices = static_cast<double>(slices_);
+    const auto met = [&](double groups) {
+      return groups == W ? slices * holders(W / slices, s) : holders(groups, s);
+    };
+    const TrafficShape shape{.ranks = W,
+                             .node = static_cast<double>(parallel_.node_ranks),
+                             .top_k = slices * K,
+                             .exact = parallel_.dispatch == DispatchMode::kExact,
+                             .holders = met};
+    const Traffic sends = traffic(parallel_.dispatcher, shape);
+    c.saved += tokens_ * shape.back() * width;
     // Rows are laid out to be sent, and come back as one for each rank that a token met; in
     // backward again. int8 packs them as they are laid out, and unpacks what came. Forward alone
     // waits for counts.
-    const double came = parallel_.dispatcher == DispatcherKind::kAllGather ? W : met;
-    const double unpacked = parallel_.wire == WireType::kInt8 ? came * (sent + width) : 0;
-    const double moved = std::min(W, K) * (width + sent) + 2 * met * width + unpacked;
+    const double unpacked = parallel_.wire == WireType::kInt8 ? sends.received * (sent + width) : 0;
+    const double moved = std::min(W, K) * (width + sent) + 2 * shape.met() * width + unpacked;
     const double laid = tokens_ * moved / machine_.bandwidth;
     c.forward += laid + machine_.dispatch;
     c.backward += laid;
-    if (parallel_.dispatcher == DispatcherKind::kTwoLevel) {
-      const auto R = static_cast<double>(parallel_.node_ranks);
-      const double nodes = holders(W / R, s), nodes_back = exact ? K : nodes;
-      const auto both = [&](double across, double within, double bytes) {
-        return exchange_seconds(machine_, across_, across * tokens * bytes * (1 - R / W)) +
-               exchange_seconds(machine_, within_, within * tokens * bytes * (1 - 1 / R));
-      };
-      c.exchange = both(nodes, met, sent) + both(nodes_back, back, width) + both(0, 0, 0);
-      return;
+    for (const Message& m : sends.messages) {
+      const bool counts = m.what == TrafficRows::kCounts;
+      const double bytes = m.what == TrafficRows::kOut ? sent : width;  // of a row
+      const double all = m.gathered ? tokens_ : tokens;
+      const double whole = counts ? m.rows : m.rows * all * bytes;
+      const Spread& over = m.ranks == TrafficRanks::kAll      ? exchange_
+                           : m.ranks == TrafficRanks::kAcross ? across_
+                                                              : within_;
+      c.exchange += m.gathered ? gather_seconds(machine_, over, whole)
+                               : exchange_seconds(machine_, over, whole * m.leaves);
     }
-    const auto direct = [&](double rows, double bytes) {
-      return exchange_seconds(machine_, exchange_, rows * tokens * bytes * (1 - 1 / W));
-    };
-    if (parallel_.dispatcher == DispatcherKind::kAllGather) {
-      c.exchange = gather_seconds(machine_, exchange_, W * tokens_ * sent) +
-                   direct(exact ? W * K : W, width) + gather_seconds(machine_, exchange_, W);
-      // No host counts its rows: there is room for all choices of all ranks, which the host's own
-      // memory has where it is written to alone.
-      const double hidden =
-          on_gpu_ ? static_cast<double>((s.gated ? 2 : 1) * s.hidden) * width_ : 0;
-      c.saved += tokens_ * ((W - met) * width + (W - 1) * K * hidden);
-      return;
-    }
-    c.exchange = direct(met, sent) + direct(back, width) + direct(0, 0);
+    // What the host keeps room for in vain costs no memory where it is never written to.
+    const double hidden = on_gpu_ ? static_cast<double>((s.gated ? 2 : 1) * s.hidden) * width_ : 0;
+    c.saved += tokens_ * (sends.unused_rows * width + sends.unused_choices * hidden);
+    now_->runtime = std::max(now_->runtime, tokens_ * sends.kept_rows * width);
   }
 
   // `share` of the parameters are of this rank's kExpert or dense group, cut between its owners.
@@ -204,14 +384,20 @@ class Costing {
     c.state += (all.masters + all.moments) * share / S + all.frozen * share;
     const bool summed = group.owners.ranks * group.replicas.ranks > 1;
     const bool adds_up = summed ? adds_up_ : many_;
-    const double gradient = adds_up ? 4 * elements : all.gradients * share;
+    const double own = all.gradients * share;
+    const double gradient = adds_up ? std::max(4 * elements, own) : own;
     c.made += all.gradients * share;
     c.gradient += gradient;
-    const double moved = width_ == 4 ? 28 : r_.train.precision == Precision::kFp16 ? 34 : 32;
+    const double moved = width_ >= 4                              ? 7 * width_
+                         : r_.train.precision == Precision::kFp16 ? 34
+                                                                  : 32;
     const double squared = summed || adds_up ? 4 : all.gradients / std::max(all.elements, 1.0);
-    out_.update += elements / S * (moved + squared) / machine_.bandwidth;
-    out_.update_memory =
-        std::max(out_.update_memory, update_memory(all, share, group.owners.ranks));
+    now_->update += elements / S * (moved + squared) / machine_.bandwidth;
+    now_->update_memory = std::max(
+        now_->update_memory, update_memory(all, share, group.owners.ranks, group.parts.ranks));
+    // There and back, to whoever puts a matrix together.
+    now_->update +=
+        2 * exchange_seconds(machine_, group.parts, direction_width(r_) * all.matrices * share / S);
     // The first microbatch's gradients are widened, each further one's added.
     if (adds_up) c.backward += (all.gradients * share + 8 * elements) / machine_.bandwidth;
     if (alone_) return;
@@ -221,8 +407,8 @@ class Costing {
     }
     c.laying += (gradient + elements * sum_width_) / machine_.bandwidth;
     c.summing += elements * sum_width_;
-    c.sum += 4 * elements / S;
-    out_.update +=
+    c.sum += std::max(4.0, width_) * elements / S;
+    now_->update +=
         gather_seconds(machine_, group.owners, direction_width(r_) * all.matrices * share);
     if (parallel_.shard != ShardKind::kNone) {
       c.gather += gather_seconds(machine_, group.owners, values);
@@ -237,126 +423,181 @@ class Costing {
   bool alone_;
   bool many_;     // microbatches of a rank
   bool adds_up_;  // their gradients, in f32, before ranks sum them
-  double width_, sum_width_, tokens_;
-  int64_t expert_ranks_;
+  double width_, sum_width_;
+  int64_t tensor_;
+  double tokens_;  // of a rank
+  int64_t expert_ranks_, slices_;
   double most_held_;  // of the average
-  Team dense_, experts_;
+  Team dense_, cut_, experts_;
+  Spread shares_tokens_, shares_rows_;
+  int64_t table_ranks_ = 1;  // of a pipeline, that read the embedding's table
   bool on_gpu_;
   Force forced_;
   Spread exchange_, across_, within_;
-  StepCosts out_;
+  StepCosts* now_ = nullptr;  // of the rank whose chunk is costed
+  std::vector<StepCosts> out_;
 };
 
-// The ways of sharing state that the recipe leaves open.
-std::vector<ShardKind> kinds_of(const ParallelConfig& given, const LayoutNeeds& needs) {
-  if (given.shard != ShardKind::kAuto) return {given.shard};
-  if (needs.whole_state) return {ShardKind::kNone};
-  if (given.shard_ranks > 0) return {ShardKind::kZero1, ShardKind::kFull};
-  return {ShardKind::kNone, ShardKind::kZero1, ShardKind::kFull};
+void add_microbatches(RankTimeline& out, const RankTimeline& before, double more) {
+  for (double RankTimeline::*part :
+       {&RankTimeline::seconds, &RankTimeline::compute, &RankTimeline::exchange,
+        &RankTimeline::tokens, &RankTimeline::exposed, &RankTimeline::bubble,
+        &RankTimeline::collectives}) {
+    out.*part += more * (out.*part - before.*part);
+  }
 }
 
-// What the recipe leaves open, in all ways that can be.
-std::vector<ParallelConfig> choices_of(const ParallelConfig& given, const LayoutNeeds& needs) {
-  std::vector<ParallelConfig> out;
-  const auto add = [&](int64_t expert, ShardKind kind, int64_t block) {
-    ParallelConfig c = given;
-    c.expert = expert;
-    c.shard = kind;
-    c.shard_ranks = block;
-    if (layout_faults(c, needs).empty()) out.push_back(resolved(c, needs));
-  };
-  for (int64_t expert = 1; expert <= needs.world; ++expert) {
-    if (needs.world % expert != 0 || (given.expert != 0 && expert != given.expert)) continue;
-    for (const ShardKind kind : kinds_of(given, needs)) {
-      add(expert, kind, given.shard_ranks);
-      const bool open = given.shard == ShardKind::kAuto && given.shard_ranks == 0;
-      const bool hosts = 1 < needs.per_host && needs.per_host < needs.world;
-      if (open && hosts && kind != ShardKind::kNone) add(expert, kind, needs.per_host);
-    }
+// The pipeline rank that waits least until the slowest is done, with the peak memory of the rank
+// that needs most.
+RankTimeline busiest(const std::vector<RankTimeline>& ranks) {
+  RankTimeline out = *std::ranges::max_element(
+      ranks, {}, [](const RankTimeline& rank) { return rank.seconds - rank.bubble; });
+  const double slowest = step_seconds(ranks);
+  out.bubble += slowest - out.seconds;
+  out.seconds = slowest;
+  for (const RankTimeline& rank : ranks) {
+    if (rank.peak.total() > out.peak.total()) out.peak = rank.peak;
   }
   return out;
 }
 
-// What is the same in all layouts of a recipe on so many ranks.
-class Forecaster {
- public:
-  // The recipe and the machine stay; of more than `most` microbatches on a rank the others are
-  // taken to be as the last of them.
-  Forecaster(const Recipe& recipe, int64_t world, const Machine& machine, bool on_gpu, int64_t most)
-      : r_(recipe),
-        world_(world),
-        machine_(machine),
-        most_(most),
-        model_(build_model(recipe.model)),
-        memory_(model_memory(recipe, on_gpu, *model_)),
-        work_(step_work(*model_, recipe)) {
-    const RunPlan plan = plan_of(recipe);
-    work_.replicas = static_cast<int>(world);
-    work_.microbatches = static_cast<int>(share_of(plan.batch / plan.micro_batch, 0, world).steps);
-    tokens_ = static_cast<double>(plan.batch * recipe.data.sequence);
-    flops_ = costs_of(recipe.model).flops_per_token(recipe.data.sequence) * tokens_;
-    micro_batch_ = plan.micro_batch;
-  }
-
-  // `parallel` is resolved.
-  LayoutForecast operator()(const ParallelConfig& parallel) const {
-    const int64_t left = work_.microbatches - most_;
-    if (left <= 0) return costed(parallel, work_.microbatches);
-    LayoutForecast out = costed(parallel, most_), before = costed(parallel, most_ - 1);
-    add_microbatches(out.rank, before.rank, static_cast<double>(left));
-    out.work = work_;
-    tell_rates(out);
-    return out;
-  }
-
- private:
-  LayoutForecast costed(const ParallelConfig& parallel, int64_t microbatches) const {
-    LayoutForecast out{.world = world_, .micro_batch = micro_batch_, .parallel = parallel};
-    out.work = work_;
-    out.work.microbatches = static_cast<int>(microbatches);
-    out.schedule = step_schedule(parallel, out.work);
-    const StepCosts costs =
-        Costing(r_, out.parallel, mesh_of(out), machine_, out.work.microbatches, memory_).result();
-    std::vector<RankTimeline> ranks = timeline_of(out.schedule, out.work, costs);
-    out.rank = *std::ranges::max_element(ranks, {}, &RankTimeline::seconds);
-    tell_rates(out);
-    return out;
-  }
-
-  void tell_rates(LayoutForecast& out) const {
-    const double late = machine_.jitter * std::sqrt(2 * std::log(static_cast<double>(world_)));
-    out.step_seconds = out.rank.seconds * (1 + late);
-    out.tokens_per_second = tokens_ / out.step_seconds;
-    const double known = peak_flops(machine_.name).value_or(0);  // of a file without the key
-    const double peak = machine_.peak > 0 ? machine_.peak : known;
-    if (peak > 0) out.mfu = flops_ / out.step_seconds / (peak * static_cast<double>(world_));
-  }
-
-  static void add_microbatches(RankTimeline& out, const RankTimeline& before, double more) {
-    for (double RankTimeline::*part :
-         {&RankTimeline::seconds, &RankTimeline::compute, &RankTimeline::exchange,
-          &RankTimeline::exposed, &RankTimeline::bubble, &RankTimeline::collectives}) {
-      out.*part += more * (out.*part - before.*part);
-    }
-  }
-
-  const Recipe& r_;
-  int64_t world_;
-  const Machine& machine_;
-  int64_t most_;
-  std::unique_ptr<Model> model_;
-  ModelMemory memory_;
-  StepWork work_;
-  double tokens_ = 0, flops_ = 0;
-  int64_t micro_batch_ = 1;
-};
+// Seconds in which a rank waits for others, of F and B of a microbatch on it.
+double idle_seconds(const StepWork& work, double forward, double backward, double weight) {
+  const auto others = static_cast<double>(work.ranks - 1);
+  const auto each = static_cast<double>(std::max<size_t>(work.stage_ranks.size(), 1)) /
+                    static_cast<double>(work.ranks);
+  if (is_in_a_vee(work.order)) return others * forward / 2;
+  const double whole = others * (forward + backward) / each;
+  return work.order == PipelineOrder::kZb1p ? std::max(0.0, whole - 2 * others * weight) : whole;
+}
 
 }  // namespace
 
+Forecaster::Forecaster(Recipe recipe, int64_t world, const Machine& machine, bool on_gpu,
+                       int64_t most, const Forecaster* like)
+    : r_(std::move(recipe)),
+      world_(world),
+      machine_(machine),
+      most_(most),
+      work_(step_work(r_, r_.parallel)) {
+  if (like != nullptr) {
+    counted_ = like->counted_;
+  } else {
+    const auto model = build_model(r_.model, part_of_model(r_.parallel));
+    counted_ = std::make_shared<Counted>(
+        Counted{model_memory(r_, on_gpu, *model), troupe::costs_of(r_.model)});
+  }
+  const RunPlan plan = plan_of(r_);
+  work_.replicas = static_cast<int>(world) / work_.ranks;
+  work_.microbatches = static_cast<int>(
+      share_of(plan.batch / plan.micro_batch, 0, replicas_of(r_.parallel, world)).steps);
+  if (work_.ranks > 1) {
+    StepWork full = work_;  // with more microbatches no stage holds more graphs, but for gpipe
+    const int stages = static_cast<int>(work_.stage_ranks.size());
+    full.microbatches = std::min(work_.microbatches, 2 * stages);
+    graphs_ = graphs_held(full);
+  }
+  tokens_ = static_cast<double>(plan.batch * r_.data.sequence);
+  flops_ = counted_->costs.flops_per_token(r_.data.sequence) * tokens_;
+  micro_batch_ = plan.micro_batch;
+}
+
+std::vector<StepCosts> Forecaster::costs_of_ranks(const ParallelConfig& parallel,
+                                                  const StepWork& work) const {
+  return Costing({r_, machine_, counted_->memory, counted_->costs}, parallel,
+                 Mesh(world_, shape_of(parallel)), work)
+      .result();
+}
+
+LayoutForecast Forecaster::operator()(const ParallelConfig& parallel) const {
+  // In a pipeline the steady period is behind its filling, and of a group of microbatches.
+  const auto stages = static_cast<int64_t>(work_.stage_ranks.size());
+  const int64_t period = stages > work_.ranks ? work_.ranks : 1;
+  const int64_t most = work_.ranks > 1 ? std::max(most_, 2 * stages + 2 * period) : most_;
+  const int64_t left = work_.microbatches - most;
+  if (left <= 0) return costed(parallel, work_.microbatches);
+  LayoutForecast out = costed(parallel, most), before = costed(parallel, most - period);
+  const double more = static_cast<double>(left) / static_cast<double>(period);
+  if (out.stages.empty()) add_microbatches(out.rank, before.rank, more);
+  for (size_t i = 0; i < out.stages.size(); ++i) {
+    add_microbatches(out.stages[i], before.stages[i], more);
+  }
+  if (!out.stages.empty()) out.rank = busiest(out.stages);
+  out.work = work_;
+  add_rates(out);
+  return out;
+}
+
+LayoutForecast Forecaster::costed(const ParallelConfig& parallel, int64_t microbatches) const {
+  LayoutForecast out{.world = world_, .micro_batch = micro_batch_, .parallel = parallel};
+  out.work = work_;
+  out.work.microbatches = static_cast<int>(microbatches);
+  out.schedule = step_schedule(parallel, out.work);
+  std::vector<RankTimeline> ranks =
+      timeline_of(out.schedule, out.work, costs_of_ranks(parallel, out.work));
+  out.rank = busiest(ranks);
+  for (RankTimeline& rank : ranks) rank.slots.clear();
+  if (ranks.size() > 1) out.stages = std::move(ranks);
+  add_rates(out);
+  return out;
+}
+
+void Forecaster::add_rates(LayoutForecast& out) const {
+  const double late = machine_.jitter * std::sqrt(2 * std::log(static_cast<double>(world_)));
+  out.step_seconds = out.rank.seconds * (1 + late);
+  out.tokens_per_second = tokens_ / out.step_seconds;
+  const double known = peak_flops(machine_.name).value_or(0);  // of a file without the key
+  const double peak = machine_.peak > 0 ? machine_.peak : known;
+  if (peak > 0) out.mfu = flops_ / out.step_seconds / (peak * static_cast<double>(world_));
+}
+
+QuickForecast Forecaster::quick(const ParallelConfig& parallel) const {
+  const std::vector<StepCosts> costs = costs_of_ranks(parallel, work_);
+  const std::vector<int> ranks = chunk_ranks(work_);
+  const bool full = parallel.shard == ShardKind::kFull, pipeline = work_.ranks > 1;
+  const bool each = full && parallel.reshard;  // gathered twice for each microbatch
+  const auto M = static_cast<double>(work_.microbatches);
+  QuickForecast out;
+  for (int rank = 0; rank < work_.ranks; ++rank) {
+    const StepCosts& own = costs[static_cast<size_t>(rank)];
+    double forward = 0, backward = 0, weight = 0, gather = 0, reduce = 0, replicate = 0;
+    double memory = 0, widest = 0;
+    for (size_t u = 0; u < own.chunks.size(); ++u) {
+      if (ranks[u] != rank) continue;
+      const ChunkCosts& c = own.chunks[u];
+      const bool again = counted_->memory.units[u].again;
+      const double once = c.forward + c.exchange + c.tokens;
+      forward += once;
+      backward += c.backward + c.exchange + c.tokens_back + (again ? once : 0);
+      weight += c.weight;
+      gather += c.gather;
+      reduce += c.reduce;
+      replicate += c.replicate;
+      const auto stage = static_cast<size_t>(pipeline ? work_.stages[u] : 0);
+      const double graphs = pipeline ? std::min<double>(graphs_[stage], M) : 1;
+      memory += c.state + (each ? c.owned : c.values) + std::max(c.gradient, c.sum) +
+                graphs * (again ? c.input : c.saved);
+      widest = std::max(widest, c.values);
+    }
+    if (each) memory += 2 * widest;
+    const double computed = M * (forward + backward);
+    const double sent = (each ? 2 * M : 1) * gather + (full ? M : 1) * reduce + replicate;
+    const double beside = full ? computed : backward;
+    const double seconds = computed + idle_seconds(work_, forward, backward, weight) +
+                           std::max(0.0, sent - beside) + own.update;
+    out.seconds = std::max(out.seconds, seconds);
+    out.memory = std::max(out.memory, memory + own.workspace + own.runtime);
+  }
+  return out;
+}
+
 LayoutForecast forecast_layout(const Recipe& r, int64_t world, const Machine& machine,
                                bool on_gpu) {
-  const ParallelConfig parallel = settled(r.parallel, needs_of(r, world, machine.ranks_per_host));
-  return Forecaster(r, world, machine, on_gpu, std::numeric_limits<int64_t>::max())(parallel);
+  Recipe laid = r;
+  laid.parallel = settled(r.parallel, needs_of(r, world, machine.ranks_per_host));
+  const ParallelConfig parallel = laid.parallel;
+  constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+  return Forecaster(std::move(laid), world, machine, on_gpu, kAll)(parallel);
 }
 
 StepMemory layout_memory(const Recipe& r, int64_t world, bool on_gpu) {
@@ -369,29 +610,6 @@ StepMemory layout_memory(const Recipe& r, int64_t world, bool on_gpu) {
                         .inside = any,
                         .between = any};
   return forecast_layout(r, world, machine, on_gpu).rank.peak;
-}
-
-std::vector<LayoutForecast> layouts_that_fit(const Recipe& recipe, int64_t world,
-                                             const Machine& machine, bool on_gpu, double memory) {
-  const LayoutNeeds needs = needs_of(recipe, world, machine.ranks_per_host);
-  const std::vector<ParallelConfig> choices = choices_of(recipe.parallel, needs);
-  std::vector<LayoutForecast> out;
-  for (const int64_t sequences : open_micro_batches(recipe, world, on_gpu)) {
-    Recipe r = recipe;
-    r.train.micro_batch = sequences;
-    const Forecaster forecast(r, world, machine, on_gpu, kCostedMicrobatches);
-    for (const ParallelConfig& parallel : choices) {
-      LayoutForecast f = forecast(parallel);
-      if (f.rank.peak.total() > memory) continue;
-      f.schedule.clear();
-      f.rank.slots.clear();
-      out.push_back(std::move(f));
-    }
-  }
-  std::ranges::stable_sort(out, {}, [](const LayoutForecast& f) {
-    return std::pair(f.step_seconds, f.rank.peak.total());
-  });
-  return out;
 }
 
 Recipe with_batch_of(const Recipe& recipe, int64_t world) {

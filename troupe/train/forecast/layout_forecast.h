@@ -1,19 +1,19 @@
-// A recipe on any number of ranks of a machine, before any is there: the list that they would run
-// (step_work.h), what its actions cost (plan/step_costs.h), and when each would happen.
+// Forecast of a recipe on any number of ranks of a machine: the schedule that they would execute
+// (step_work.h), the costs of its actions (plan/step_costs.h), and its simulated timeline.
 //
 // Seconds of a unit's forward for T tokens, with the machine's rates:
 //   2 T A / products + 2 T X imbalance / experts + 2 T core keys / attention
 //     + 2 saved bytes / bandwidth + overhead
-// A: weights of dense products, X: of the experts that a token meets. Backward: twice the products,
-// 2.5 times the core, twice the bytes. The head's backward is in its forward. What is exchanged
-// with expert ranks, each way: T rows x the ranks that a token's K experts lie on, other than its
-// own; in two levels first T rows x the other nodes that they lie on, between nodes, and then those
-// ranks' rows inside; by all_gather T rows x all other ranks. Back under `exact`: T K rows. Laying
-// those rows out moves 2 T (min(W, K) + the ranks that a token meets) rows in each pass; under
-// `wire: int8` those that go out are written packed, and those that come are read so and written
-// whole. The forward waits for the numbers of rows (`dispatch` of the machine). The update reads
-// and writes 28 bytes a parameter, 32 where values are of 2 bytes (34 in fp16), after the gradients
-// have been read for their norm; muon's directions, 4 bytes an element, are gathered.
+// A: weights of dense products; X: weights of a token's experts. Backward: twice the products, 2.5
+// times the core, twice the bytes. The head's backward is part of its forward. Expert-parallel
+// transfers, each way: the dispatcher's traffic() (dispatcher_config.h), such as T rows x the other
+// ranks that hold a token's K experts for all_to_all. Packing those rows moves 2 T (min(W, K) + the
+// ranks that hold a token's experts) rows in each pass; `wire: int8` writes the outgoing rows
+// packed and reads the received ones so. The forward waits for the row counts (`dispatch` of the
+// machine). The update reads and writes 28 bytes per parameter, 32 for 2-byte values (34 in fp16),
+// after gradients were read for their norm; muon's directions, 4 bytes per element, are gathered.
+// A stage of a pipeline sends its output, T D values, over one link; a table that both of its ends
+// read lies on both, with its state, and its gradients are summed over both.
 #pragma once
 
 #include <cstdint>
@@ -34,35 +34,30 @@ struct LayoutForecast {
   ParallelConfig parallel = {};  // resolved
   StepWork work = {};
   Schedule schedule = {};
-  RankTimeline rank = {};   // of the slowest
-  double step_seconds = 0;  // with what ranks wait for the slowest of them
+  // Of the rank of a pipeline that waits least, until the slowest is done, with the peak memory of
+  // the fullest.
+  RankTimeline rank = {};
+  // Of each rank of a pipeline, without slots; empty: one rank has all layers.
+  std::vector<RankTimeline> stages = {};
+  double step_seconds = 0;  // including the wait for the slowest rank
   double tokens_per_second = 0;
-  std::optional<double> mfu = {};  // of the machine's peak; absent: that is not known
+  std::optional<double> mfu = {};  // empty if the machine's peak is unknown
 };
 
-// Throws one Error of all that does not fit.
+// Throws one Error with all faults.
 LayoutForecast forecast_layout(const Recipe& recipe, int64_t world, const Machine& machine,
                                bool on_gpu);
 
-// What a rank holds at the worst moment: of the same, without its time.
+// The peak memory of the fullest rank, without the timeline.
 StepMemory layout_memory(const Recipe& recipe, int64_t world, bool on_gpu);
 
-// Every way to lay the recipe on so many ranks (`parallel.expert`, `shard` and with it
-// `shard_ranks`, all or those of a host, and `train.micro_batch`, that the recipe leaves open)
-// whose memory fits, the fastest first; of equals the one with less memory. Without their schedules
-// and the slots of their timelines. Of more than kCostedMicrobatches on a rank so many are costed,
-// and each further one takes as long as the last of them.
-inline constexpr int64_t kCostedMicrobatches = 6;
-std::vector<LayoutForecast> layouts_that_fit(const Recipe& recipe, int64_t world,
-                                             const Machine& machine, bool on_gpu, double memory);
-
-// A batch of all ranks, each of which gets so many microbatches: weak scaling from one rank on.
+// The recipe with its batch multiplied by `world`: weak scaling.
 Recipe with_batch_of(const Recipe& recipe, int64_t world);
 
 Mesh mesh_of(const LayoutForecast& forecast);
 
-// Seconds of a step that was measured on one rank (`troupe bench`): rates and overhead of `machine`
-// are scaled so that the forecast of one rank is that.
+// `machine` with rates and overhead scaled so that the forecast for one rank equals the measured
+// `seconds` of a step (`troupe bench`).
 Machine calibrated(const Recipe& recipe, const Machine& machine, bool on_gpu, double seconds);
 
 }  // namespace troupe

@@ -11,6 +11,7 @@
 #include "troupe/core/check.h"
 #include "troupe/nn/models/costs.h"
 #include "troupe/train/forecast/forecast.h"
+#include "troupe/train/forecast/layouts_that_fit_test.h"
 #include "troupe/train/products_alone_test.h"
 #include "troupe/train/recipe/recipe_of_test.h"
 
@@ -124,7 +125,7 @@ TEST(LayoutForecast, ForcedChoicesGoToFewRanks) {
 }
 
 // Of 16 layers and 32 x 1024 tokens with 8 choices, which forced are one rank's of 4: exact keeps a
-// row for each choice, all_gather those of all ranks, and room for their choices.
+// row for each choice, all_gather and symmetric those of all ranks, and room for their choices.
 TEST(LayoutForecast, WhatDispatchersKeepForBackwardIsCounted) {
   const auto kept = [](const std::string& more) {
     const Recipe r = recipe_of(
@@ -135,8 +136,32 @@ TEST(LayoutForecast, WhatDispatchersKeepForBackwardIsCounted) {
   };
   const double tokens = 16 * 32 * 1024 * 2.0, fast = kept("dispatch: fast");
   EXPECT_NEAR(kept("dispatch: exact") - fast, tokens * (8 - 1) * 2048, 1e-6 * fast);
-  EXPECT_NEAR(kept("dispatcher: all_gather") - fast,
-              tokens * ((4 - 1) * 2048 + (4 - 1) * 8 * 2 * 1024), 1e-6 * fast);
+  for (const std::string way : {"all_gather", "symmetric"}) {
+    EXPECT_NEAR(kept("dispatcher: " + way) - fast,
+                tokens * ((4 - 1) * 2048 + (4 - 1) * 8 * 2 * 1024), 1e-6 * fast)
+        << way;
+  }
+}
+
+// Three transfers of the rows of 4 ranks, once for all layers; exact: a row for each of 8 choices.
+TEST(LayoutForecast, MemoryThatRanksReachIsCountedOnce) {
+  const auto runtime = [](const std::string& more, const std::string& layers) {
+    const Recipe r = recipe_of(
+        "model: {preset: olmoe-1b-7b, layers: " + layers +
+        ", moe: {router: {force: uniform}}}\ntrain: {global_batch: 128, micro_batch: 32}\n"
+        "parallel: {expert: 4, " +
+        more + "}");
+    return forecast_layout(r, 4, products_alone(), false).rank.peak.runtime;
+  };
+  const double rows = 3 * 4 * 32 * 1024.0 * 4 * 2048;
+  for (const std::string layers : {"2", "8"}) {
+    const double none = runtime("dispatcher: all_gather", layers);
+    EXPECT_NEAR(runtime("dispatcher: symmetric", layers) - none, rows, 0.01 * rows) << layers;
+    EXPECT_NEAR(runtime("dispatcher: symmetric, dispatch: exact", layers) -
+                    runtime("dispatcher: all_gather, dispatch: exact", layers),
+                8 * rows, 0.01 * rows)
+        << layers;
+  }
 }
 
 // Experts that one rank alone has are not summed: their gradients stay the bf16 that backward made.
@@ -193,7 +218,7 @@ TEST(LayoutForecast, WhatADispatchWaitsForAndLaysOutIsCounted) {
 }
 
 // Each way out has 2048 + 128 bytes for 4096; the ways back stay.
-TEST(LayoutForecast, F1_RowsInInt8AreCountedOnTheirWayOut) {
+TEST(LayoutForecast, Q4_RowsInInt8AreCountedOnTheirWayOut) {
   Machine m = products_alone();
   m.products = m.experts = m.attention = 1e30;
   m.inside = {.bandwidth = 1e9};
@@ -206,14 +231,15 @@ TEST(LayoutForecast, F1_RowsInInt8AreCountedOnTheirWayOut) {
     return forecast_layout(r, 16, m, true).rank.exchange;
   };
   const double share = (2176 / 4096.0 + 1) / 2;
-  for (const std::string way : {"all_to_all", "two_level, node_ranks: 8", "all_gather"}) {
+  for (const std::string way :
+       {"all_to_all", "two_level, node_ranks: 8", "all_gather", "symmetric"}) {
     const double native = exchange("dispatcher: " + way);
     EXPECT_NEAR(exchange("wire: int8, dispatcher: " + way), share * native, 1e-6 * native) << way;
   }
 }
 
 // Rows of 4096 bytes are written as 2176, and what came is read so and written whole.
-TEST(LayoutForecast, F1_PackingAndUnpackingTakeTheTimeOfTheirBytes) {
+TEST(LayoutForecast, Q4_PackingAndUnpackingTakeTheTimeOfTheirBytes) {
   Machine m = products_alone();
   m.products = m.experts = m.attention = 1e30;
   m.bandwidth = 1e12;
@@ -544,6 +570,54 @@ TEST(LayoutForecast, WhatDoesNotFitIsRefusedWithWhatWould) {
     FAIL();
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find("parallel.expert"), std::string::npos);
+  }
+}
+
+// Eight blocks alike, their head of no cost: the published idle time of 1F1B, (P - 1) of M + P - 1
+// microbatches' turns; interleaved a v-th of it.
+TEST(LayoutForecast, APipelineIdlesAsPublishedAndIsSplitInMemory) {
+  const auto of = [](const std::string& parallel) {
+    return forecast_layout(
+        recipe_of("model: {layers: 8, width: 256, heads: 4, vocab: 64, max_positions: 128, ffn: "
+                  "4096, moe: {experts: 0}}\ndata: {sequence: 64}\n"
+                  "train: {global_batch: 8, micro_batch: 1}\nparallel: {expert: 1, shard: none" +
+                  parallel + "}"),
+        4, products_alone(), true);
+  };
+  const auto idle = [](const LayoutForecast& f) {
+    double least = 1;
+    for (const RankTimeline& r : f.stages) least = std::min(least, r.bubble / r.seconds);
+    return least;
+  };
+  const LayoutForecast one =
+      of(", pipeline: 4, stages: 'Ett|tt|tt|ttL'");  // of the slowest stage, the one with the head
+  ASSERT_EQ(one.stages.size(), 4U);
+  EXPECT_NEAR(idle(one), 3. / (8 + 3), 0.01);
+  const LayoutForecast two = of(", pipeline: 4, virtual: 2, stages: 'Et|t|t|t|t|t|t|tL'");
+  EXPECT_NEAR(idle(two), 1.5 / (8 + 1.5), 0.01);
+  EXPECT_LT(two.step_seconds, one.step_seconds);
+  // The first stage holds most graphs, and a quarter of the blocks' state; the fullest is told.
+  const LayoutForecast whole = of("");
+  EXPECT_TRUE(whole.stages.empty());
+  EXPECT_GT(one.stages[0].peak.activations, 3 * one.stages[3].peak.activations);
+  EXPECT_LT(one.stages[1].peak.state, 0.26 * whole.rank.peak.state);
+  EXPECT_EQ(one.rank.peak.total(), one.stages[0].peak.total());
+  EXPECT_GT(one.stages[1].peak.activations, 0);
+}
+
+// The table of both ends has a copy on each, masters and moments too.
+TEST(LayoutForecast, ATiedTableIsHeldByBothEndsOfAPipeline) {
+  const std::string model =
+      "model: {layers: 4, width: 64, heads: 4, vocab: 8192, max_positions: 128, ffn: 64, "
+      "tie_embeddings: true, moe: {experts: 0}}\ndata: {sequence: 64}\n"
+      "train: {global_batch: 8, micro_batch: 1, precision: fp32}\nparallel: {expert: 1, shard: "
+      "none, pipeline: 2, stages: 'Ett|ttL'}";
+  const LayoutForecast f = forecast_layout(recipe_of(model), 2, products_alone(), true);
+  const double table = 8192 * 64 * 4.0;
+  for (const RankTimeline& rank : f.stages) {
+    EXPECT_GT(rank.peak.values, table);
+    EXPECT_LT(rank.peak.values, 1.2 * table);
+    EXPECT_GT(rank.peak.state, 2 * table);
   }
 }
 

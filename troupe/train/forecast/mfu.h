@@ -1,5 +1,5 @@
-// Model FLOPs utilisation: FLOPs that the model needs (not those of recomputation, padding, dropped
-// pairs) over what the device could do. FLOPs per token: nn/models/costs.h.
+// Model FLOPs utilization: FLOPs that the model needs (without recomputation, padding, dropped
+// tokens) over the device's peak. FLOPs per token: nn/models/costs.h.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -10,8 +10,8 @@
 
 namespace troupe {
 
-// Dense bf16 peak in FLOP/s by the device's name, "NVIDIA H100 80GB HBM3"; nothing if it is not
-// known: then FLOP/s are shown and MFU is not.
+// Dense bf16 peak in FLOP/s by device name, such as "NVIDIA H100 80GB HBM3". Empty if unknown: then
+// FLOP/s are shown and MFU is not.
 std::optional<double> peak_flops(std::string_view device_name);
 std::optional<double> device_peak(const c10::Device& device);
 

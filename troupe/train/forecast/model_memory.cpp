@@ -1,11 +1,13 @@
 #include "troupe/train/forecast/model_memory.h"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 #include <string>
 
 #include "troupe/nn/head_rows.h"
 #include "troupe/nn/models/model.h"
+#include "troupe/train/forecast/key_traffic.h"
 #include "troupe/train/optim/optimizer_piece.h"
 
 namespace troupe {
@@ -23,18 +25,34 @@ void add_matrices(const Param& p, bool in_halves, StateBytes& s) {
   s.cut = in_halves;
 }
 
-void add_states(const Recipe& r, double width, Model& model, std::vector<UnitMemory>& units) {
+// Bytes of an expert's weight in 8 bits beside the weight: the copy that all microbatches of a step
+// read, and on a GPU the transposed one that backward reads.
+double rounded_bytes(const Recipe& r, bool on_gpu) {
+  const RunPlan plan = plan_of(r);
+  const bool kept = r.train.fp8->weights == Fp8WeightCopies::kKept && plan.batch > plan.micro_batch;
+  return (kept ? 1 : 0) + (on_gpu ? 1 : 0);
+}
+
+void add_states(const Recipe& r, bool on_gpu, Model& model, std::vector<UnitMemory>& units) {
+  const double width = value_width(r, on_gpu);
+  const std::vector<bool> fp8 =
+      r.train.fp8 ? fp8_layers(*r.train.fp8, r.model) : std::vector<bool>();
   const OptimizerBase& base = base_of(r.train.optimizer);
   const auto optimizer = std::visit([](const auto& c) { return c.build(); }, r.train.optimizer);
   const double master = r.train.precision == Precision::kFp16 ? 4 : 2;  // of 2-byte values
-  const double moment = bytes_of(base.moments);
+  const double moment = width == 8 ? 8 : bytes_of(base.moments);
   std::set<const Param*> seen;
   for (int64_t unit = 0; unit < model.num_units(); ++unit) {
     model.for_each_param(unit, [&](const std::string& name, Param& p) {
       if (!seen.insert(&p).second) return;
       UnitMemory& u = units[static_cast<size_t>(unit)];
-      StateBytes& s = p.per_expert ? u.experts : u.dense;
+      const bool is_cut = p.tensor_repeat(0) != 0;
+      StateBytes& s = p.per_expert ? u.experts : is_cut ? u.cut : u.dense;
       const auto count = static_cast<double>(p.numel());
+      const size_t layer = static_cast<size_t>(unit) - 1;
+      if (p.per_expert && layer < fp8.size() && fp8[layer]) {
+        s.frozen += count * rounded_bytes(r, on_gpu);
+      }
       const double bytes = p.fp32 ? 4 : width;
       if (!p.trainable() || is_frozen(base, name)) {
         (p.group == Group::kState ? s.moments : s.frozen) += count * bytes;
@@ -63,93 +81,148 @@ double rebuilt_bytes(const LayerConfig& l, const ModelConfig& m) {
   return what == Recompute::kExpert || what == Recompute::kLayer ? hidden : 0;
 }
 
-// What the CPU makes again in backward instead of keeping it, in a type of 2 bytes: the results of
-// norms (ops/norm.h), and of the product only one form of queries and keys
+// Bytes per token, in a 2-byte type, that the CPU recomputes in backward instead of keeping: the
+// results of norms (ops/norm.h), and one of the two forms of queries and keys
 // (ops/attention/attention.h).
 double made_again_bytes(const LayerConfig& l, const ModelConfig& m) {
-  int64_t elements = 0;
-  if (l.attention && !m.mla) {
-    elements += m.width;
-    if (m.qk_norm != QkNorm::kNone && !m.clip_qkv) elements += (l.heads + l.kv_heads) * l.head_dim;
+  const bool attends = l.attention && !m.mla, feeds = !l.moe || l.moe->shared.experts == 0;
+  int64_t norms = int64_t{attends} + int64_t{feeds};
+  // A norm that two products read is recomputed if neither keeps its result.
+  if (l.attention && norms_of(m.block, true) == 1) norms /= 2;
+  int64_t elements = norms * m.width;
+  if (attends && m.qk_norm != QkNorm::kNone && !m.clip_qkv) {
+    elements += (l.heads + l.kv_heads) * l.head_dim;
   }
-  if (!l.moe || l.moe->shared.experts == 0) elements += m.width;
   return 2.0 * static_cast<double>(elements);
 }
 
-// Backward's own tensors of a block, in elements a token: the gradients of the experts' hidden
-// rows, which the CPU writes over these, and of their input, or of a dense feed-forward's.
-double working_elements(const LayerConfig& l, const ModelConfig& m, bool on_gpu) {
+// Elements per token of the tensors that backward of a block allocates: gradients of the experts'
+// hidden rows (the CPU overwrites the rows) and of their input, or of a dense feed-forward's.
+// Tokens gathered from all tensor ranks, and their gradient, are whole on each of them.
+double working_elements(const LayerConfig& l, const ModelConfig& m, bool on_gpu, int64_t tensor) {
   const auto width = static_cast<double>(m.width);
-  if (!l.moe) return 3.0 * static_cast<double>(l.ffn) + 4 * width;
+  const double gathered = tensor > 1 ? 2 * static_cast<double>(tensor) * width : 0;
+  if (!l.moe) return 3.0 * static_cast<double>(l.ffn) + 4 * width + gathered;
   const MoeSizes s = sizes_of(*l.moe, moe_shape(m, l));
   const auto k = static_cast<double>(s.top_k);
   const double own = on_gpu ? (s.gated ? 3 : 2) : 1;
-  return k * (own * static_cast<double>(s.hidden) + width) + 4 * width;
+  return k * (own * static_cast<double>(s.hidden) + width) + 4 * width + gathered;
 }
 
-void add_activations(const Recipe& r, bool on_gpu, double width, ModelMemory& out) {
+// Elements that context parallelism adds to a block. Kept until backward: this rank's keys and
+// values side by side and, with latent attention, those made of other ranks' latents. While
+// attention runs: the keys that are seen, in two copies, with their gradient.
+struct KeyElements {
+  double kept = 0, working = 0;
+};
+KeyElements key_elements(const Recipe& r, const LayerConfig& l, int64_t tensor,
+                         double width_bytes) {
+  if (r.parallel.context <= 1 || !l.attention) return {};
+  const auto width = static_cast<double>(exchanged_width(r.model, l, tensor));
+  const auto made = static_cast<double>(made_of_latents(r.model, l, tensor));
+  const double own = static_cast<double>(plan_of(r).micro_batch * r.data.sequence) /
+                     static_cast<double>(r.parallel.context);
+  const double others = keys_from_others(r, l);
+  if (r.parallel.context_method == ContextMethod::kHeads) {
+    const int64_t columns = (l.heads + 2 * l.kv_heads) / tensor * l.head_dim;
+    return {0, 3 * own * static_cast<double>(columns)};  // on their way, in three copies
+  }
+  if (r.parallel.context_method == ContextMethod::kRing) {
+    // In backward: keys of three ranks and their gradients in flight; in f32 or wider the gradients
+    // of own keys and of one round's, the output, its gradient and two tensors like the queries.
+    const double wide = std::max(1.0, 4 / width_bytes);
+    const int64_t own_heads = l.heads / tensor;
+    const auto columns = static_cast<double>(own_heads * l.head_dim);
+    return {own * width, own * ((5 + 2 * wide) * width + 4 * wide * columns)};
+  }
+  return {own * width + others * made, 3 * (own + others) * width};
+}
+
+void add_activations(const Recipe& r, bool on_gpu, double width, int64_t tensor, ModelMemory& out) {
   const ModelConfig& m = r.model;
   const ModelCosts costs = costs_of(m);
-  const auto tokens = static_cast<double>(plan_of(r).micro_batch * r.data.sequence);
+  const auto all = static_cast<double>(plan_of(r).micro_batch * r.data.sequence);
+  // Own ones; heads and columns likewise.
+  const double tokens = all / static_cast<double>(tensor * r.parallel.context);
   const double scale = width / 2;  // costs are of 2-byte types
   const std::vector<bool> again = recomputed_blocks(r);
-  double rebuilt = 0, working = 0;
-  for (int64_t i = 0; i < m.layers; ++i) {
+  for (int64_t i = 0; i < m.layers + m.mtp.depth; ++i) {
     const LayerConfig l = layer_config(m, i);
     const size_t unit = static_cast<size_t>(i) + 1;
     UnitMemory& u = out.units[unit];
     const double saved = static_cast<double>(costs.units[unit].saved_bytes) - rebuilt_bytes(l, m) -
                          (on_gpu ? 0 : made_again_bytes(l, m));
-    u.saved = tokens * scale * saved;
+    const KeyElements keys = key_elements(r, l, tensor, width);
+    u.saved = tokens * scale * saved + width * keys.kept;
     u.input = tokens * width * static_cast<double>(m.width);
-    u.again = again[static_cast<size_t>(i)];
-    if (u.again) rebuilt = std::max(rebuilt, u.saved);
-    working = std::max(working, working_elements(l, m, on_gpu));
+    u.again = i < m.layers && again[static_cast<size_t>(i)];
+    u.working = width * (tokens * working_elements(l, m, on_gpu, tensor) + keys.working);
   }
   out.units.back().saved = tokens * scale * static_cast<double>(costs.units.back().saved_bytes);
   const auto vocab = static_cast<double>(m.vocab), D = static_cast<double>(m.width);
   const double rows = std::min(tokens, static_cast<double>(head_rows(m.vocab, on_gpu)));
   // Logits of a chunk and their gradient, and the gradient of the output table.
-  const double head_work = rows * vocab * (width + 4) + 4 * vocab * D;
-  out.workspace = std::max(head_work, tokens * width * working + rebuilt);
+  out.units.back().working = rows * vocab * (width + 4) + 4 * vocab * D;
+  std::vector<size_t> all_units(out.units.size());
+  std::iota(all_units.begin(), all_units.end(), size_t{0});
+  out.workspace = out.workspace_of(all_units);
 }
 
 }  // namespace
+
+// Workspace: the larger of the head's and the largest block's.
+double ModelMemory::workspace_of(const std::vector<size_t>& own) const {
+  double head = 0, rebuilt = 0, working = 0;
+  for (const size_t unit : own) {
+    const UnitMemory& u = units[unit];
+    if (unit + 1 == units.size()) {
+      head = u.working;
+    } else {
+      working = std::max(working, u.working);
+      if (u.again) rebuilt = std::max(rebuilt, u.saved);
+    }
+  }
+  return std::max(head, working + rebuilt);
+}
 
 double direction_width(const Recipe& r) {
   return needs_whole_matrices(r.train.optimizer) && !needs_whole_state(r.train.optimizer) ? 4 : 0;
 }
 
-double update_memory(const StateBytes& s, double share, int64_t owners) {
+double update_memory(const StateBytes& s, double share, int64_t owners, int64_t parts) {
   if (s.matrices == 0) return 0;
   constexpr double kNewtonSchulz = 6;  // of square matrices at work, their products among them
   const double largest = share * s.largest;
   const auto at_once = static_cast<double>(at_a_time(static_cast<int64_t>(s.matrix)));
   const double some = std::min(largest, at_once * s.matrix);
-  // And the direction itself, and what halves make of a master.
+  // The update direction, and the f32 master that is put together from halves.
+  const auto ranks = static_cast<double>(owners), cut = static_cast<double>(parts);
+  if (parts > 1) {  // all directions, and those of own elements on their way, in two copies
+    const double all = share * s.matrices, own = std::min(all, all / ranks + 2 * s.matrix);
+    return 4 * (all * (1 + 1 / ranks) + 2 * own + kNewtonSchulz * std::max(some, cut * s.matrix));
+  }
   if (owners == 1) return 4 * (s.cut ? (kNewtonSchulz + 2) * some : (kNewtonSchulz + 1) * largest);
-  const auto ranks = static_cast<double>(owners);
   const double own = std::min(some, largest / ranks + 2 * s.matrix);  // it may begin within one
   return 4 * (share * s.matrices * (1 + 1 / ranks) + kNewtonSchulz * own);
 }
 
 double value_width(const Recipe& r, bool on_gpu) {
   const Precision precision = r.train.precision;
+  if (precision == Precision::kFp64) return 8;
   const bool wide = precision == Precision::kAuto ? !on_gpu : precision == Precision::kFp32;
   return wide ? 4 : 2;
 }
 
 ModelMemory model_memory(const Recipe& r, bool on_gpu, Model& model) {
   ModelMemory out{.on_gpu = on_gpu, .units = {}};
-  out.units.resize(static_cast<size_t>(r.model.layers) + 2);
-  const double width = value_width(r, on_gpu);
-  add_states(r, width, model, out.units);
-  add_activations(r, on_gpu, width, out);
+  out.units.resize(static_cast<size_t>(model.num_units()));
+  add_states(r, on_gpu, model, out.units);
+  add_activations(r, on_gpu, value_width(r, on_gpu), model.tokens().ranks(), out);
   return out;
 }
 
-// On the host 0 to 5 % above the peak of six models of 2 to 65 M parameters, 12 % with latent
-// attention (troupe bench).
+// Measured with `troupe bench` on the host: 0 to 5 % above the peak of six models of 2 to 65 M
+// parameters, 12 % with latent attention.
 double runtime_memory(bool on_gpu, double passing) {
   return on_gpu ? kGpuRuntime + 0.05 * passing : kHostRuntime + 0.03 * passing;
 }

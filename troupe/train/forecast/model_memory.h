@@ -1,9 +1,8 @@
-// The memory that a model of a recipe takes on a rank alone, unit by unit: what every forecast, of
-// one process or of many ranks, is put together from.
+// Memory of a recipe's model on a single rank, by unit: the input of all forecasts.
 //
-// What is kept for every parameter is exact: they are counted as the optimizer will see them. What
-// backward keeps is what modules declare (nn/models/costs.h), times the tokens of a microbatch. The
-// working space is that of the larger of the output head and one block.
+// Memory per parameter is exact: parameters are counted as the optimizer will see them. Activations
+// are what the modules declare (nn/models/costs.h), times the tokens of a microbatch. The workspace
+// is the larger of the output head's and one block's.
 #pragma once
 
 #include <vector>
@@ -14,48 +13,53 @@
 namespace troupe {
 
 struct StateBytes {
-  double elements = 0;   // that are trained
-  double values = 0;     // of those
-  double gradients = 0;  // as backward makes them
-  double masters = 0;    // of f32: the lower halves of bf16 values, whole ones beside f16
-  double moments = 0;    // and other state of the optimizer and of routers
-  double frozen = 0;     // values that are not trained
-  // Elements of matrices whose update is a direction of the whole matrix (muon); of those in the
-  // largest matrix and in the largest parameter. `cut`: masters are in halves, and some matrices of
-  // a parameter are worked on at a time.
+  double elements = 0;   // trained
+  double values = 0;     // their bytes
+  double gradients = 0;  // in backward's type
+  double masters = 0;    // f32: the lower halves of bf16 values, whole beside f16
+  double moments = 0;    // and other optimizer and router state
+  double frozen = 0;     // bytes of values that are not trained, and of 8-bit copies of others
+  // Elements of matrices whose update needs the whole matrix (muon); those of the largest matrix
+  // and of the largest parameter. `cut`: masters are stored as halves, and a parameter is updated
+  // some matrices at a time.
   double matrices = 0, matrix = 0, largest = 0;
   bool cut = false;
 };
 
 struct UnitMemory {
-  StateBytes dense, experts;  // of parameters that this unit is the first to read
-  double saved = 0;           // for backward, of one microbatch; its input is in it
-  double input = 0;           // the unit's, of one microbatch
-  bool again = false;         // computed again in backward: between the passes its input is kept
+  // Parameters that this unit reads first: whole on each rank, cut over ranks that share matrices
+  // (few key heads count as cut), and all experts.
+  StateBytes dense, cut, experts;
+  double saved = 0;    // activations of one microbatch, its input included
+  double input = 0;    // its input, of one microbatch
+  bool again = false;  // recomputed in backward: only its input is kept
+  double working = 0;  // bytes at work while it is computed, and its own activations are kept
 };
 
 struct ModelMemory {
   bool on_gpu = false;
   std::vector<UnitMemory> units;
-  double workspace = 0;  // on top of what is kept when backward begins
+  double workspace = 0;  // on top of activations at the start of backward, of all units
+  // The same of a rank that has some of the units, by their numbers.
+  double workspace_of(const std::vector<size_t>& own) const;
 };
 
-// `model` is the recipe's, without values.
+// `model`: the recipe's, without values; of a rank that shares matrices with others, its part.
 ModelMemory model_memory(const Recipe& recipe, bool on_gpu, Model& model);
 
-// What the update takes on top of all that is kept, at most, where a rank has `share` of the
-// parameters and `owners` ranks share their state: these gather the directions of a bucket, f32,
-// and work on some matrices of a parameter at a time.
-double update_memory(const StateBytes& states, double share, int64_t owners);
+// Peak extra memory of the update on a rank with `share` of the parameters, whose state `owners`
+// ranks share: they gather a bucket's directions in f32 and update a parameter some matrices at a
+// time. `states` are of parts of matrices, of which `parts` ranks put the whole ones together.
+double update_memory(const StateBytes& states, double share, int64_t owners, int64_t parts = 1);
 
-// Bytes of each of StateBytes::matrices that ranks exchange where they share it: 0 but for muon.
+// Bytes per element of StateBytes::matrices that sharing ranks exchange: 0 except for muon.
 double direction_width(const Recipe& recipe);
 
-// Bytes of a value that is computed with; `on_gpu` says what `auto` is in train.precision.
+// Bytes of a value in the compute type; `on_gpu` resolves train.precision auto.
 double value_width(const Recipe& recipe, bool on_gpu);
 
-// Of libraries and the device before any tensor, and what an allocator keeps beside `passing` bytes
-// of tensors that come and go.
+// Memory of libraries and the device runtime, and what the allocator keeps in its cache for
+// `passing` bytes of temporary tensors.
 double runtime_memory(bool on_gpu, double passing);
 
 }  // namespace troupe

@@ -1,5 +1,5 @@
-// How long a checkpoint will take, told before there is one: a launcher that kills a run soon after
-// SIGTERM would cut it off.
+// How long a checkpoint will take, estimated before the first one: a launcher that kills a run soon
+// after SIGTERM would interrupt it.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace troupe {
 
-// Seconds that a file of `bytes` takes in the folder, by the time that a part of it takes now; the
-// part is removed. Nothing where it cannot be written: the save will say why.
+// Seconds to write a file of `bytes` in the folder, extrapolated from a part that is written now
+// and removed. Empty if that fails: the save will report why.
 std::optional<double> write_seconds(Fs& fs, const std::string& folder, int64_t bytes);
 
 }  // namespace troupe

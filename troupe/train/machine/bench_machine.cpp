@@ -21,6 +21,7 @@
 
 #include "troupe/core/text/median.h"
 #include "troupe/distributed/dispatch/a2a_dispatcher.h"
+#include "troupe/distributed/dispatch/dispatcher.h"
 #include "troupe/ops/support/wait_for_device.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/forecast/mfu.h"
@@ -36,15 +37,15 @@ class Clock {
  public:
   explicit Clock(const c10::Device& device) : device_(device) {}
 
-  // Median seconds of one call, after one that is not timed. `times` calls make a round, so that
-  // what a round takes can be told from starting it.
+  // Median seconds of one call, after one that is not timed. A round is `times` calls, so that the
+  // cost of launching is small beside it.
   double seconds(int times, const std::function<void()>& call) const {
     call();
     std::vector<double> rounds;
     for (int round = 0; round < kRounds; ++round) rounds.push_back(once(times, call));
     return median(std::move(rounds));
   }
-  // How much longer the second takes: they take turns, so that a clock that drifts is in both.
+  // How much longer the second takes. They alternate, so that a drifting clock affects both.
   double difference(const std::function<void()>& first, const std::function<void()>& second) const {
     first(), second();
     std::vector<double> rounds;
@@ -54,8 +55,8 @@ class Clock {
     }
     return median(std::move(rounds));
   }
-  // The same of what a rank does by itself, on a GPU that is busy for a while before: at its limit
-  // of power its clock is lower than in the first moments.
+  // Seconds of work without communication, timed after a while of load on a GPU: at its power limit
+  // the clock is lower than in the first moments.
   double steady_seconds(int times, const std::function<void()>& call) const {
     const auto begin = std::chrono::steady_clock::now();
     while (!device_.is_cpu() && std::chrono::steady_clock::now() - begin < kHeating) {
@@ -77,7 +78,7 @@ class Clock {
   c10::Device device_;
 };
 
-// Sizes that a device is busy with for some milliseconds.
+// Sizes whose operations take some milliseconds on the device.
 struct Work {
   int64_t matrix, batch, rows, bytes, sequence, heads;
   int times;
@@ -114,7 +115,7 @@ void bench_device(const Clock& clock, const at::TensorOptions& options, const Wo
                   clock.steady_seconds(n.times, [&] { copy.copy_(bytes); });
 }
 
-// A line through the times of a small and a large one: its slope and where it begins.
+// The line through the times of a small and a large transfer: bandwidth and latency.
 struct Line {
   double begin, slope;  // seconds, seconds a byte
 };
@@ -127,8 +128,8 @@ Line line_of(const Clock& clock, int64_t small, int64_t large,
   return {std::max(near - slope * static_cast<double>(small), 0.0), slope};
 }
 
-// Products of about twice the time of some gathers, alone and begun beside them. Where the gathers
-// take g, they take g k / (1 + k) longer: of which k follows.
+// Times products that take about twice as long as some gathers, alone and beside the gathers. With
+// g the time of the gathers they take g k / (1 + k) longer, which gives the contention k.
 double contention_of(const Clock& clock, const at::TensorOptions& options, const Work& work,
                      const std::function<Pending()>& gather) {
   const at::Tensor a = at::randn({work.matrix, work.matrix}, options);
@@ -150,7 +151,7 @@ double contention_of(const Clock& clock, const at::TensorOptions& options, const
   return lost / (1 - lost);
 }
 
-// What the first collective waits for the host, and the host for the device, counts here.
+// Includes the wait of the first collective for the host, and of the host for the device.
 double dispatch_of(const Clock& clock, const at::TensorOptions& options, World& world) {
   const int64_t W = world.size();
   const auto dispatcher = a2a_dispatcher(world.all(), contiguous(W, W), DispatchMode::kFast);
@@ -161,7 +162,9 @@ double dispatch_of(const Clock& clock, const at::TensorOptions& options, World& 
   return clock.seconds(20, [&] {
     const Handle handle = dispatcher->stage(x);
     dispatcher->route(handle, routed);
-    dispatcher->combine(handle, dispatcher->rows(handle).source_SD);
+    dispatcher->send(handle);
+    dispatcher->send_back(handle, dispatcher->rows(handle).source_SD);
+    dispatcher->combine(handle);
     dispatcher->release(handle);
   });
 }

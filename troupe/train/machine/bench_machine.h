@@ -1,5 +1,5 @@
-// What this device, and the links between the ranks of this run, reach: the machine file of
-// `troupe plan`, measured.
+// Measures this device and the links between this run's ranks, for the machine file of `troupe
+// plan`.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,9 +11,9 @@
 
 namespace troupe {
 
-// Medians of repeated operations in the type that training on the device computes in. All ranks
-// call it; the links are measured where there are several, all taken as of one host. What cannot be
-// measured so keeps the value that it has in `assumed`.
+// Medians of repeated operations in the type that training uses on the device. A collective; with
+// several ranks it measures the links, as if all were on one host. Values that it cannot measure
+// stay as in `assumed`.
 Machine bench_machine(const c10::Device& device, World& world, const Machine& assumed);
 
 }  // namespace troupe

@@ -9,7 +9,7 @@
 #include <sstream>
 #include <string>
 
-#include "troupe/distributed/world/watch.h"
+#include "troupe/distributed/status/process.h"
 #include "troupe/ops/support/wait_for_device.h"
 
 namespace troupe {
@@ -20,7 +20,7 @@ constexpr int64_t kGpuBytes = int64_t{64} << 20, kHostBytes = int64_t{4} << 20;
 
 }  // namespace
 
-// The circle method: the last stays, the others turn round it.
+// The circle method of round-robin tournaments: the last rank is fixed, the others rotate.
 std::vector<int64_t> partners_of(int64_t rank, int64_t size) {
   const int64_t seats = size + size % 2, turning = seats - 1;
   std::vector<int64_t> out;

@@ -1,4 +1,4 @@
-// What every pair of ranks reaches, so that a slow link is told by its ends.
+// Bandwidth between every pair of ranks, to find slow links.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,11 +11,11 @@
 
 namespace troupe {
 
-// All ranks call it; in each round each has one partner, and they send to each other at once. Every
-// rank gets all pairs.
+// A collective. In each round each rank has one partner, and both send at once. Every rank gets the
+// rates of all pairs.
 std::vector<PairRate> bench_pairs(const c10::Device& device, World& world);
 
-// Who meets whom, by round: every pair once. -1: this rank has none in that round.
+// The partner of each rank by round; every pair meets once. -1: no partner in that round.
 std::vector<int64_t> partners_of(int64_t rank, int64_t size);
 
 }  // namespace troupe

@@ -17,11 +17,12 @@
 #include "troupe/train/observe/metrics.h"
 #include "troupe/train/observe/run_files.h"
 #include "troupe/train/observe/version.h"
+#include "troupe/train/start_lines.h"
 
 namespace troupe {
 namespace {
 
-// A global batch of tokens that are drawn evenly.
+// A global batch of uniformly random tokens.
 TokenBatch made_up(const Recipe& r, const RunPlan& plan) {
   TokenBatch out{.B = plan.batch, .S = r.data.sequence};
   const Rng rng(r.train.seed, stream_of("bench"));
@@ -60,10 +61,11 @@ Feed own_feed(const Recipe& r, const RunPlan& plan, const c10::Device& device, c
   const Ranks::Share share = ranks.share_of(plan.batch / plan.micro_batch);
   RunPlan own = plan;
   own.batch = share.count * plan.micro_batch;
-  Feed feed = make_feed(made_up(r, own), plan.micro_batch, device, share.steps);
-  feed.weight_sum *= static_cast<double>(ranks.size());
-  feed.loss_tokens *= ranks.size();
-  feed.all_microbatches *= ranks.size();
+  Feed feed =
+      make_feed(made_up(r, own), plan.micro_batch, device, share.steps, ranks.row_cut(r.model));
+  feed.weight_sum *= static_cast<double>(ranks.data_ranks());
+  feed.loss_tokens *= ranks.data_ranks();
+  feed.all_microbatches *= ranks.data_ranks();
   return feed;
 }
 
@@ -138,13 +140,16 @@ BenchReport bench_run(const Recipe& given, const BenchOptions& options) {
   const std::shared_ptr<Ranks> ranks = played(r, device, options.ranks);
   if (!ranks->alone()) r.parallel = ranks->parallel();
   Recipe even = r;
-  if (num_moe_layers(r.model) > 0 && r.model.moe.router.kind() != "expert_choice") {
-    // The first: a rank whose experts learn to be liked takes more, and a peak never falls.
+  const bool forced = forces_routing(r.model);  // by the recipe: nothing learned is there to time
+  const RouterConfig& router = r.model.moe.router;
+  if (!forced && num_moe_layers(r.model) > 0 && gate_of(router) != nullptr && !is_even(router)) {
+    // Forced routing comes first: learned loads may be larger, and the peak of memory never falls.
     read_config(override_yaml("model.moe.router.force=uniform"), even);
     out.times.push_back(time_steps(even, device, ranks, options));
     out.times.back().routing = "forced";
   }
   out.times.insert(out.times.begin(), time_steps(r, device, ranks, options));
+  if (forced) out.times.front().routing = "forced";
   out.peak_bytes = out.times.back().peak_bytes;
   out.forecast_bytes = static_cast<int64_t>(tensor_bytes(even, device.is_cuda(), options.ranks));
   return out;

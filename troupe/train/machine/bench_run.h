@@ -12,8 +12,8 @@
 namespace troupe {
 
 struct BenchTimes {
-  std::string routing;  // "learned", or "forced": equal loads, which is no training speed
-  double step_s = 0;    // medians
+  std::string routing;                                 // "learned", or "forced": no training speed
+  double step_s = 0;                                   // medians
   double forward_s = 0, backward_s = 0, update_s = 0;  // the host's; on a GPU those of issuing
   double tokens_s = 0;
   double tflops = 0;         // of the model: recomputation and padding are not in it
@@ -71,7 +71,8 @@ struct BenchOptions {
   // for others.
   int64_t ranks = 1;
 };
-// Learned routing and, where the model has experts that tokens choose, forced.
+// Measures learned routing and, if tokens choose the model's experts, forced routing too. If the
+// recipe forces its routing (R3), only that is measured, under its name.
 BenchReport bench_run(const Recipe& recipe, const BenchOptions& options);
 
 }  // namespace troupe

@@ -8,14 +8,18 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <thread>
 
 #include "troupe/core/device/cpu.h"
+#include "troupe/core/file/file.h"
 #include "troupe/core/file/publish.h"
 #include "troupe/ops/support/cuda_plugin.h"
 #include "troupe/train/forecast/forecast.h"
+#include "troupe/train/learner.h"
 #include "troupe/train/observe/run_files.h"
 #include "troupe/train/observe/version.h"
+#include "troupe/train/recipe/experts_kernels.h"
 
 namespace troupe {
 namespace {
@@ -67,6 +71,12 @@ Finding environment() {
                    "it makes faults on purpose; unset it for a real run");
   }
   return finding(Finding::kOk, "environment", "nothing that changes a run");
+}
+
+// The run folder may not exist yet: the nearest folder above it is on the same disk.
+int64_t free_bytes_for(std::filesystem::path folder) {
+  while (!folder.empty() && file_kind(folder) == FileKind::kNothing) folder = folder.parent_path();
+  return free_bytes(folder.empty() ? "." : folder.string());
 }
 
 }  // namespace
@@ -129,13 +139,44 @@ std::vector<Finding> examine(const std::string& folder) {
       judge_threads(std::thread::hardware_concurrency(), at::get_num_threads()),
       judge_host_memory(all, host_memory()),
       device(),
-      judge_disk(folder, free_bytes(folder)),
+      judge_disk(folder, free_bytes_for(folder)),
       judge_shared_memory(size_of_disk("/dev/shm")),
       judge_open_files(limit_of(RLIMIT_NOFILE)),
       judge_locked_memory(limit_of(RLIMIT_MEMLOCK), has_cuda()),
       judge_clock(std::chrono::duration_cast<std::chrono::seconds>(now).count()),
       environment(),
   };
+}
+
+std::vector<Finding> examine_experts(const Recipe& recipe, int capability) {
+  constexpr int kHopper = 90;
+  const c10::Device gpu(c10::kCUDA, 0);
+  const GpuProducts products{.type = type_of(precision_on(gpu, recipe.train.precision)),
+                             .capability = capability == 0 ? kHopper : capability,
+                             .slices = with_closed_axes(recipe.parallel).expert_tensor,
+                             .trial = recipe.run.trial_kernels};
+  const ExpertsKernels kernels =
+      experts_kernels(recipe.model, products, plan_of(recipe).micro_batch * recipe.data.sequence);
+  if (kernels.line.empty()) return {finding(Finding::kOk, "experts", "none: a dense model")};
+  const bool fp8 = recipe.train.fp8.has_value();
+  const std::string line = fp8 ? fp8_line(*recipe.train.fp8, recipe.model, products) : kernels.line;
+  const size_t colon = line.find(": ");
+  const bool slow = !fp8 && kernels.fused.empty() && products.capability == kHopper;
+  std::vector<Finding> out = {
+      finding(slow ? Finding::kWarn : Finding::kOk, line.substr(0, colon),
+              (capability == 0 ? "no GPU is here; on a Hopper GPU: " : "") + line.substr(colon + 2),
+              "results are right, steps slower; fused are bf16 SwiGLU experts without biases, of "
+              "widths that are multiples of 64")};
+  if (fp8) return out;
+  for (const std::string& kernel : kernels.fused) {
+    const size_t end = kernel.find(": ");
+    out.push_back(finding(Finding::kOk, "kernel " + kernel.substr(0, end), kernel.substr(end + 2)));
+  }
+  return out;
+}
+
+int gpu_capability() {
+  return has_cuda() ? capability_of({c10::kCUDA, 0}) : 0;
 }
 
 std::string line_of(const Finding& f) {

@@ -1,4 +1,4 @@
-// What of this machine a run would stumble over, told before it does.
+// Checks of this machine before a run: what would make it fail or run slowly.
 #pragma once
 
 #include <string>
@@ -6,19 +6,26 @@
 
 namespace troupe {
 
+struct Recipe;
+
 struct Finding {
   enum Verdict { kOk, kWarn, kFail };
   Verdict verdict = kOk;
   std::string what;       // "memory"
   std::string found;      // "62.8 GiB"
-  std::string cure = {};  // of a warning or a failure
+  std::string cure = {};  // for a warning or a failure
 };
 
 // Processor, memory, disk of the folder, shared memory, limits, devices, libraries, clock,
 // environment; nothing is started or changed.
 std::vector<Finding> examine(const std::string& folder);
 
-// The judgements, on numbers, for tests. Bytes; -1: unknown; limits: -1 is none.
+// Which kernels will compute the recipe's experts on a GPU of that compute capability; 0: there is
+// none, and it is said of a Hopper GPU. The same function gives the line at the start of a run.
+std::vector<Finding> examine_experts(const Recipe& recipe, int capability);
+int gpu_capability();  // of the first GPU here; 0: none
+
+// The single checks, on given numbers. Sizes in bytes, -1: unknown; limits, -1: none.
 Finding judge_disk(const std::string& folder, int64_t free);
 Finding judge_shared_memory(int64_t size);
 Finding judge_host_memory(int64_t all, int64_t limit);

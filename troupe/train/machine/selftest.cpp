@@ -26,7 +26,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Fixed numbers that look random: no generator of anybody's is touched.
+// Fixed pseudorandom numbers, without PyTorch's generator.
 at::Tensor numbers(at::IntArrayRef sizes, double phase, const at::TensorOptions& options) {
   int64_t count = 1;
   for (const int64_t n : sizes) count *= n;
@@ -88,8 +88,8 @@ double experts_error(const c10::Device& device) {
   return error_between(layer_and_gradients(fused, f32), layer_and_gradients(loop, f64));
 }
 
-// The slope of the layer along a direction in all of its parameters and its input: what backward
-// says, and what two forwards say.
+// The directional derivative of the layer with respect to its parameters and its input: by
+// backward, and by the difference of two forwards.
 double slope_error(const c10::Device& /*device*/) {
   const at::TensorOptions f64 = at::TensorOptions(at::kCPU).dtype(at::kDouble);
   MoeLayer layer = moe_layer(ExpertsImpl::kGrouped, f64);

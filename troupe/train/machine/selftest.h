@@ -1,5 +1,5 @@
-// Is this build right on this machine? The operators that a run stands on, each against another way
-// to compute the same, in a second or two.
+// Checks this build on this machine in a second or two: the operators of a run, each against
+// another way to compute the same.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -12,12 +12,12 @@ namespace troupe {
 
 struct SelfCheck {
   std::string name;  // "experts: one by one, backward too"
-  double error = 0;  // the largest difference, over the largest value
-  double limit = 0;  // above it the check failed; not a number fails too
+  double error = 0;  // largest difference relative to the largest value
+  double limit = 0;  // the check fails above it, and for NaN
   bool ok() const { return error <= limit; }
 };
 
-// `told` is called after each check. An operator that throws fails, with the reason in its name.
+// Calls `told` after each check. An operator that throws fails; its name has the reason.
 std::vector<SelfCheck> selftest(const c10::Device& device,
                                 const std::function<void(const SelfCheck&)>& told);
 

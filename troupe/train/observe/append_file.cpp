@@ -50,7 +50,7 @@ bool AppendFile::write(std::string_view& bytes) {
 
 bool AppendFile::append(std::string_view bytes) {
   struct stat info {};
-  // A deleted file goes on taking bytes that nobody will see.
+  // Writes to a deleted file succeed, and are lost.
   const bool there = fd_ >= 0 && ::fstat(fd_, &info) == 0 && info.st_nlink > 0;
   errno = 0;
   if (there || open()) {

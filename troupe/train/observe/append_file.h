@@ -1,4 +1,4 @@
-// A file that only grows, for logs: what goes wrong costs lines and one warning, never the run.
+// An append-only file for logs. Errors cost lines and one warning, never the run.
 #pragma once
 
 #include <sys/types.h>
@@ -18,10 +18,9 @@ class AppendFile {
   AppendFile& operator=(const AppendFile&) = delete;
   ~AppendFile();
 
-  // All of the bytes reach the system, or (disk full, folder deleted, ...) as few as it took. A
-  // file that was deleted is made anew, with its folder. False if they were lost. Of lines, one
-  // that was torn, by this or by a process that was killed, is ended before the next. A pipe
-  // under its name takes nothing and blocks nothing.
+  // Writes all bytes, or fewer if the system takes fewer (disk full, ...): returns false then.
+  // Recreates a deleted file and its folder. A line torn by an error or a killed process is ended
+  // before the next one. A pipe under its name is not written to and does not block.
   bool append(std::string_view bytes);
   const std::string& path() const { return path_; }
 
@@ -33,7 +32,7 @@ class AppendFile {
   Log log_;
   Holds holds_;
   int fd_ = -1;
-  bool torn_ = false;  // the file's last line has no end
+  bool torn_ = false;  // the file's last line is incomplete
   bool warned_ = false;
 };
 

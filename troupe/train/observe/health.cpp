@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "troupe/core/text/text.h"
 #include "troupe/train/observe/step_line.h"
 
 namespace troupe {
@@ -19,6 +20,22 @@ double mean_of(const std::vector<double>& counts) {
 double LayerLoad::max_over_mean() const {
   const double mean = mean_of(counts);
   return mean == 0 ? 0 : *std::max_element(counts.begin(), counts.end()) / mean;
+}
+
+double LayerLoad::min_over_mean() const {
+  const double mean = mean_of(counts);
+  return mean == 0 ? 0 : *std::min_element(counts.begin(), counts.end()) / mean;
+}
+
+double LayerLoad::median_over_mean() const {
+  const double mean = mean_of(counts);
+  if (mean == 0) return 0;
+  std::vector<double> sorted = counts;
+  std::sort(sorted.begin(), sorted.end());
+  const size_t half = sorted.size() / 2;
+  const double middle =
+      sorted.size() % 2 == 1 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+  return middle / mean;
 }
 
 double LayerLoad::cv() const {
@@ -76,6 +93,15 @@ std::vector<std::string> MoeHealth::faults_of(Layer& layer, const LayerLoad& loa
   if (load.dropped_fraction() > config_.drop) {
     out.push_back("dropped " + fixed(100 * load.dropped_fraction(), 1) + "% (> " +
                   fixed(100 * config_.drop, 1) + "%) (raise or drop model.moe.capacity)");
+  }
+  if (load.score_sum && *load.score_sum < config_.score_sum) {
+    out.push_back("a token's chosen scores sum to " + to_text(*load.score_sum) + " (< " +
+                  to_text(config_.score_sum) + ") (lower the learning rate of the router)");
+  }
+  if (load.saturated > 0) {
+    out.push_back(fixed(load.saturated, 0) +
+                  " groups of saved activations are beyond what 8 or 4 bits can hold (drop "
+                  "model.moe.quantize)");
   }
   return out;
 }

@@ -1,14 +1,18 @@
-// Is the mixture of experts healthy? One verdict over all layers, and the knob to turn where not.
+// Health of the experts: one verdict over all layers, and the key to change if it is bad.
 // With c the tokens of an expert, m their mean over the layer's experts:
 //
 //   load   max c / m     red when over `load` for `load_steps` steps
 //   dead   experts with c < 0.01 m over the last `dead_window` steps; red over a fraction `dead`
 //   drop   dropped / assigned   red over `drop`
+//   scores   mean of a token's chosen scores, their sum; red under `score_sum`: sigmoid scores that
+//            shrink cheat the balance loss (R6)
+//   quantize   any group of kept activations whose scale was cut
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,26 +24,33 @@ struct HealthConfig {
   double dead = 0.02;
   int64_t dead_window = 50;
   double drop = 0.05;
+  double score_sum = 1e-3;
   static void visit(auto& c, auto&& f) {
-    f("load", c.load);
-    f("load_steps", c.load_steps);
-    f("dead", c.dead);
-    f("dead_window", c.dead_window);
-    f("drop", c.drop);
+    f("load", c.load, "Load of the busiest expert over the mean.");
+    f("load_steps", c.load_steps, "Consecutive steps above it.");
+    f("dead", c.dead, "Fraction of experts below 1 % of the mean load.");
+    f("dead_window", c.dead_window, "Steps over which dead experts are counted.");
+    f("drop", c.drop, "Fraction of choices dropped by capacity.");
+    f("score_sum", c.score_sum,
+      "Least mean sum of a token's chosen scores, of routers without softmax.");
   }
 };
 
-// What a layer routed in some steps.
+// Routing counts of a layer over some steps.
 struct LayerLoad {
   int64_t layer = 0;
   std::vector<double> counts = {};  // of each expert
   double dropped = 0;
   bool forced = false;
+  double saturated = 0;                  // groups of kept activations beyond 8 or 4 bits (Q2)
+  std::optional<double> score_sum = {};  // of a token's chosen scores, the mean; not of a softmax
 
   double max_over_mean() const;
-  double cv() const;  // standard deviation over mean
+  double min_over_mean() const;
+  double median_over_mean() const;  // even number of experts: the mean of the two in the middle
+  double cv() const;                // standard deviation over mean
   double dropped_fraction() const;
-  int64_t dead(double below = 0.01) const;  // experts under that part of the mean
+  int64_t dead(double below = 0.01) const;  // number of experts below that fraction of the mean
 };
 
 class MoeHealth {
@@ -57,7 +68,7 @@ class MoeHealth {
   };
   struct Layer {
     std::deque<Piece> window;
-    int64_t overloaded_since = -1, dead_since = -1;  // the step before; -1: not
+    int64_t overloaded_since = -1, dead_since = -1;  // the step before; -1: it is not
   };
   std::vector<std::string> faults_of(Layer& layer, const LayerLoad& load, int64_t step,
                                      int64_t steps) const;

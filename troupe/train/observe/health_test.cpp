@@ -14,6 +14,12 @@ LayerLoad load(std::vector<double> counts, double dropped = 0) {
 TEST(MoeHealth, MeasuresAreTheirFormulas) {
   const LayerLoad x = load({4, 0, 2, 2}, 1);
   EXPECT_DOUBLE_EQ(x.max_over_mean(), 2);
+  EXPECT_DOUBLE_EQ(x.min_over_mean(), 0);
+  EXPECT_DOUBLE_EQ(x.median_over_mean(), 1);
+  EXPECT_DOUBLE_EQ(load({5, 1, 3}).min_over_mean(), 1.0 / 3);
+  EXPECT_DOUBLE_EQ(load({5, 1, 9}).median_over_mean(), 1);
+  EXPECT_DOUBLE_EQ(load({8, 1, 1, 2}).median_over_mean(), 0.5);
+  EXPECT_EQ(load({0, 0}).median_over_mean(), 0);
   EXPECT_DOUBLE_EQ(x.cv(), std::sqrt(2.0) / 2);
   EXPECT_DOUBLE_EQ(x.dropped_fraction(), 0.125);
   EXPECT_EQ(x.dead(), 1);
@@ -58,6 +64,23 @@ TEST(MoeHealth, DropsAndForcedRoutingAreSaid) {
   x.forced = true;
   x.dropped = 0;
   EXPECT_EQ(health.add(2, 1, {x}), "moe: healthy FORCED ROUTING");
+}
+
+TEST(MoeHealth, R6_Q2_ShrunkenScoresAndCutScalesAreSaid) {
+  MoeHealth health({});
+  LayerLoad x = load({5, 5});
+  x.score_sum = 0.5;
+  EXPECT_EQ(health.add(1, 1, {x}), "moe: healthy");
+  x.score_sum = 1e-5;
+  EXPECT_EQ(health.add(2, 1, {x}),
+            "moe: layer 7: a token's chosen scores sum to 1e-05 (< 0.001) (lower the learning rate "
+            "of the router)");
+  x.score_sum.reset();
+  x.saturated = 4;
+  EXPECT_EQ(
+      health.add(3, 1, {x}),
+      "moe: layer 7: 4 groups of saved activations are beyond what 8 or 4 bits can hold (drop "
+      "model.moe.quantize)");
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 
 namespace troupe {
 
-bool LiveSteps::show(LineFormat format, const Record& record, const Position& now,
+bool LiveSteps::show(LineFormat format, const LogRecord& record, const Position& now,
                      const Position& run) const {
   const int columns = terminal_ == nullptr ? 0 : terminal_->columns();
   if (columns <= 0 || format != LineFormat::kTroupe || now.steps >= run.steps) {

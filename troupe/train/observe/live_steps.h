@@ -1,5 +1,5 @@
-// A run's steps on a terminal: one line that is rewritten (core/file/live_line.h), while the file
-// has a line for each.
+// Progress on a terminal: one line that is rewritten (core/file/live_line.h); the log file has a
+// line for each step.
 #pragma once
 
 #include <memory>
@@ -16,9 +16,9 @@ class LiveSteps {
   LiveSteps(std::shared_ptr<LiveStderr> terminal, Log file)
       : terminal_(std::move(terminal)), file_(std::move(file)) {}
 
-  // False: the line is for the log, as everywhere but on a terminal. So are the last of a run,
-  // which stays, and lines that other programs read (LineFormat).
-  bool show(LineFormat format, const Record& record, const Position& now,
+  // False if the line belongs into the log: without a terminal, for the last step of a run, and for
+  // formats that other programs parse (LineFormat).
+  bool show(LineFormat format, const LogRecord& record, const Position& now,
             const Position& run) const;
   void hide() const;
 

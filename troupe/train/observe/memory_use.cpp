@@ -48,7 +48,7 @@ void keep_freed_memory() {
 }
 
 bool is_out_of_memory(const std::exception& error) {
-  // The host's allocator of PyTorch has no type of its own for that.
+  // PyTorch's CPU allocator throws no type of its own for this.
   return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
          dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
          std::string_view(error.what()).find("DefaultCPUAllocator: ") != std::string_view::npos;

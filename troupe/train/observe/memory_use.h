@@ -1,5 +1,4 @@
-// What a process uses of the memory that bounds it: the device's where it computes on one, else the
-// host's.
+// Memory use of this process: the device's if it computes on a GPU, else the host's.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -10,19 +9,19 @@
 namespace troupe {
 
 struct MemoryUse {
-  int64_t allocated = 0;  // bytes of tensors now; on the CPU the resident set
-  int64_t reserved = 0;   // and what the allocator keeps beside them
-  int64_t peak = 0;       // the most that was ever allocated
-  int64_t total = 0;      // what there is in all
-  int64_t retries = 0;    // how often the allocator had to give memory back to go on; CUDA alone
+  int64_t allocated = 0;  // bytes of tensors; on the CPU the resident set
+  int64_t reserved = 0;   // allocated, and cached by the allocator
+  int64_t peak = 0;       // maximum of `allocated`
+  int64_t total = 0;      // memory of the device or host
+  int64_t retries = 0;    // how often the allocator flushed its cache to succeed; CUDA only
 };
 MemoryUse memory_use(const c10::Device& device);
 
-// A step frees what the next one asks for again. From now on, to be called before the first tensor,
-// it is kept and not given back to the system page by page, large tensors apart from small things.
+// Keeps freed memory for the next step instead of returning it to the system; large tensors are
+// kept apart from small ones. Call before the first tensor is created.
 void keep_freed_memory();
 
-// Whether what was thrown says that the host or the device has no memory left.
+// Whether an exception means that the host or the device is out of memory.
 bool is_out_of_memory(const std::exception& error);
 
 }  // namespace troupe

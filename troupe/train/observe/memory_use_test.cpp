@@ -9,6 +9,7 @@ namespace troupe {
 namespace {
 
 void sees_a_tensor_of_64_mib(const c10::Device& device) {
+  at::zeros({1}, at::TensorOptions(at::kByte).device(device));  // a device has an allocator then
   const MemoryUse before = memory_use(device);
   constexpr int64_t kBytes = 64 << 20;
   const at::Tensor x = at::zeros({kBytes}, at::TensorOptions(at::kByte).device(device));

@@ -1,10 +1,16 @@
 #include "troupe/train/observe/metrics.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/full_like.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <limits>
+#include <utility>
+
+#include "troupe/core/check.h"
 
 namespace troupe {
 
@@ -32,19 +38,78 @@ void Interval::add(const StepReport& report, double step_seconds, double wait_se
   }
 }
 
-void Interval::add_other_ranks(const SumOver& sum) {
+namespace {
+
+// What ranks know of a layer beside its counts: 1 where it is so.
+enum Known : size_t { kDrops, kSaturates, kScores, kForced, kKnown };
+
+at::Tensor or_zero(const at::Tensor& x, const at::TensorOptions& options) {
+  return x.defined() ? x.to(options).reshape({1}) : at::zeros({1}, options);
+}
+
+}  // namespace
+
+void Interval::add_other_ranks(const SumOver& sum, const std::vector<MoeUnit>& layers,
+                               const c10::Device& device) {
   if (!sum) return;
-  for (auto& [unit, layers] : moe_) {
-    for (MoeStats& stats : layers) {
-      for (at::Tensor* x : {&stats.counts_E, &stats.dropped, &stats.saturated}) {
-        if (x->defined()) *x = sum(*x);
-      }
-    }
+  const at::TensorOptions whole = at::TensorOptions(at::kLong).device(device),
+                          real = whole.dtype(at::kDouble);
+  const auto stats_of = [&](size_t layer) -> const MoeStats* {
+    const auto unit = moe_.find(layers[layer].unit);
+    size_t before = 0;  // layers of the same unit
+    while (before < layer && layers[layer - before - 1].unit == layers[layer].unit) ++before;
+    return unit == moe_.end() ? nullptr : &unit->second.at(before);
+  };
+  std::vector<int64_t> known(layers.size() * kKnown);
+  std::vector<at::Tensor> counts, terms;  // terms: pairs of a sum and how many were summed
+  const auto add_term = [&](const at::Tensor& value, int64_t n) {
+    terms.push_back(or_zero(value, real));
+    terms.push_back(at::full({1}, static_cast<double>(n), real));
+  };
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const MoeStats* const own = stats_of(i);
+    const MoeStats stats = own == nullptr ? MoeStats{} : *own;
+    counts.push_back(own == nullptr ? at::zeros({layers[i].config.experts}, whole)
+                                    : stats.counts_E.to(whole));
+    counts.push_back(or_zero(stats.dropped, whole));
+    counts.push_back(or_zero(stats.saturated, whole));
+    known[i * kKnown + kDrops] = stats.dropped.defined();
+    known[i * kKnown + kSaturates] = stats.saturated.defined();
+    known[i * kKnown + kScores] = stats.score_sum.defined();
+    known[i * kKnown + kForced] = stats.forced;
+    add_term(stats.score_sum, stats.score_sum.defined());
   }
-  for (auto& [name, entry] : aux_) {
-    const at::Tensor terms = at::full_like(entry.first, static_cast<double>(entry.second));
-    entry.first = sum(entry.first);
-    entry.second = sum(terms).item<int64_t>();
+  for (const auto& [name, entry] : aux_) {
+    TROUPE_CHECK(std::ranges::find(kMoeLossNames, name) != kMoeLossNames.end(), "a loss", name);
+  }
+  for (const char* const name : kMoeLossNames) {
+    const auto entry = aux_.find(name);
+    entry == aux_.end() ? add_term({}, 0) : add_term(entry->second.first, entry->second.second);
+  }
+  counts.push_back(at::tensor(known, at::kLong).to(device));
+  const at::Tensor all_counts = sum(at::cat(counts)), all_terms = sum(at::cat(terms)).cpu();
+  moe_.clear();
+  aux_.clear();
+  const at::Tensor is_known =
+      all_counts.narrow(0, all_counts.numel() - std::ssize(known), std::ssize(known)).cpu();
+  const auto* const knows = is_known.const_data_ptr<int64_t>();
+  const auto* const term = all_terms.const_data_ptr<double>();
+  int64_t at = 0;
+  const auto take = [&](int64_t n) { return all_counts.narrow(0, std::exchange(at, at + n), n); };
+  for (size_t i = 0; i < layers.size(); ++i) {
+    MoeStats stats{.counts_E = take(layers[i].config.experts)};
+    const at::Tensor dropped = take(1), saturated = take(1);
+    const auto is = [&](Known what) { return knows[i * kKnown + what] > 0; };
+    if (is(kDrops)) stats.dropped = dropped;
+    if (is(kSaturates)) stats.saturated = saturated;
+    if (is(kScores)) stats.score_sum = at::full({}, term[2 * i] / term[2 * i + 1], at::kDouble);
+    stats.forced = is(kForced);
+    moe_[layers[i].unit].push_back(std::move(stats));
+  }
+  for (size_t i = 0; i < kMoeLossNames.size(); ++i) {
+    const double* const entry = term + 2 * (layers.size() + i);
+    if (entry[1] == 0) continue;
+    aux_[kMoeLossNames[i]] = {at::full({}, entry[0], at::kDouble), static_cast<int64_t>(entry[1])};
   }
 }
 
@@ -71,7 +136,11 @@ std::vector<LayerLoad> Interval::loads() const {
       out.push_back({.layer = unit - 1,
                      .counts = std::vector<double>(begin, begin + counts.numel()),
                      .dropped = stats.dropped.defined() ? stats.dropped.item<double>() : 0,
-                     .forced = stats.forced});
+                     .forced = stats.forced,
+                     .saturated = stats.saturated.defined() ? stats.saturated.item<double>() : 0,
+                     .score_sum = stats.score_sum.defined()
+                                      ? std::optional(stats.score_sum.item<double>())
+                                      : std::nullopt});
     }
   }
   return out;
@@ -85,14 +154,20 @@ std::map<std::string, double> Interval::aux() const {
   return out;
 }
 
-void add_moe(Record& record, const std::vector<LayerLoad>& loads,
+void add_moe(LogRecord& record, const std::vector<LayerLoad>& loads,
              const std::map<std::string, double>& aux) {
   for (const auto& [name, value] : aux) record.add("moe/" + name, value);
   if (loads.empty()) return;
-  std::vector<double> load, cv, dropped;
-  double dead = 0;
+  std::vector<double> load, least, median, cv, dropped;
+  double dead = 0, saturated = 0;
+  std::optional<double> score_sum;  // the least
   for (const LayerLoad& layer : loads) {
+    saturated += layer.saturated;
+    if (layer.score_sum)
+      score_sum = std::min(score_sum.value_or(*layer.score_sum), *layer.score_sum);
     load.push_back(layer.max_over_mean());
+    least.push_back(layer.min_over_mean());
+    median.push_back(layer.median_over_mean());
     cv.push_back(layer.cv());
     dropped.push_back(layer.dropped_fraction());
     dead += static_cast<double>(layer.dead());
@@ -102,6 +177,11 @@ void add_moe(Record& record, const std::vector<LayerLoad>& loads,
   record.add("moe/dead", dead);
   record.add("moe/dropped", *std::max_element(dropped.begin(), dropped.end()));
   record.add("moe/load_layers", load);
+  record.add("moe/min_layers", least);
+  record.add("moe/median_layers", median);
+  record.add("moe/cv_layers", cv);
+  if (score_sum) record.add("moe/score_sum", *score_sum);
+  if (saturated > 0) record.add("moe/saturated", saturated);
 }
 
 }  // namespace troupe

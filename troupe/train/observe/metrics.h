@@ -1,10 +1,12 @@
-// What steps are worth, as records for log.jsonl, TensorBoard and the step line.
+// Metrics of steps as records for log.jsonl, TensorBoard and the step line.
 #pragma once
 
 #include <map>
 #include <string>
 #include <vector>
 
+#include "troupe/nn/context.h"
+#include "troupe/nn/models/config.h"
 #include "troupe/train/observe/health.h"
 #include "troupe/train/observe/record.h"
 #include "troupe/train/observe/step_report.h"
@@ -16,18 +18,20 @@ class Interval {
  public:
   void add(const StepReport& report, double step_seconds, double wait_seconds);
   void clear() { *this = {}; }
-  // Adds what the other ranks saw of experts and auxiliary losses; each rank calls it, with equal
-  // steps behind it. Absent: one rank.
-  void add_other_ranks(const SumOver& sum);
+  // Sums expert counts and auxiliary losses over ranks, of all the model's layers, whichever ranks
+  // have them: two collectives of sizes that the model gives, on every rank, with equal steps on
+  // each (MF12). Empty `sum`: one rank.
+  void add_other_ranks(const SumOver& sum, const std::vector<MoeUnit>& layers,
+                       const c10::Device& device);
 
   int64_t steps() const { return steps_; }
-  double loss() const;          // mean over all targets of the finite steps; NaN: there is none
+  double loss() const;          // mean over all targets of finite steps; NaN: none
   double step_seconds() const;  // mean
   double tokens_per_second() const;
-  double wait_fraction() const;  // of the time
-  // Of each MoE layer, in the model's order; waits for the device.
+  double wait_fraction() const;  // fraction of the time
+  // The load of each MoE layer, in the model's order. Waits for the device.
   std::vector<LayerLoad> loads() const;
-  // Mean over layers, microbatches and steps of each auxiliary loss, its coefficient taken out.
+  // Mean over layers, microbatches and steps of each auxiliary loss, without its coefficient.
   std::map<std::string, double> aux() const;
 
  private:
@@ -37,8 +41,8 @@ class Interval {
   std::map<std::string, std::pair<at::Tensor, int64_t>> aux_;
 };
 
-// Layers' measures: mean over layers, and the worst one; per layer as lists.
-void add_moe(Record& record, const std::vector<LayerLoad>& loads,
+// Adds MoE metrics: mean and worst over layers, and lists per layer.
+void add_moe(LogRecord& record, const std::vector<LayerLoad>& loads,
              const std::map<std::string, double>& aux);
 
 }  // namespace troupe

@@ -19,9 +19,9 @@ struct ProfileConfig {
   int64_t steps = 3;
   int64_t top = 20;  // rows of the table
   static void visit(auto& c, auto&& f) {
-    f("from", c.from);
-    f("steps", c.steps);
-    f("top", c.top);
+    f("from", c.from, "First profiled step, from 1; 0: off.");
+    f("steps", c.steps, "Number of profiled steps.");
+    f("top", c.top, "Rows of the table in the log.");
   }
 };
 std::vector<std::string> profile_faults(const ProfileConfig& config);

@@ -9,7 +9,7 @@
 
 namespace troupe {
 
-class Record {
+class LogRecord {
  public:
   void add(std::string_view name, double value);  // JSON has no NaN: null
   void add(std::string_view name, int64_t value);

@@ -14,6 +14,7 @@
 #include "troupe/core/file/secrets.h"
 #include "troupe/core/text/suggest.h"
 #include "troupe/core/text/text.h"
+#include "troupe/core/text/utf8.h"
 #include "troupe/train/observe/version.h"
 
 namespace troupe {
@@ -48,22 +49,21 @@ RunEnvironment this_environment(const std::vector<std::string>& command,
 }
 
 std::vector<std::string> unknown_variables() {
-  // TROUPE_BUILD tells the tests of this repository where the program is, TROUPE_LAUNCH and
-  // TROUPE_PULSES and TROUPE_MEETING a rank that `troupe launch` has started it.
-  static const std::vector<std::string_view> known = {"TROUPE_FAULT", "TROUPE_BUILD"};
+  // The first two are for tests: TROUPE_BUILD says where the program is.
+  static const std::vector<std::string_view> known = {"TROUPE_FAULT", "TROUPE_BUILD",
+                                                      "TROUPE_PEERS", "TROUPE_TOKEN"};
+  static const std::vector<std::string_view> of_launch = {"TROUPE_LAUNCH", "TROUPE_PULSES"};
   std::vector<std::string> out;
   for (char** entry = ::environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
     const std::string_view name = text.substr(0, text.find('='));
-    if (!name.starts_with("TROUPE_") || name == "TROUPE_LAUNCH" || name == "TROUPE_PULSES" ||
-        name == "TROUPE_MEETING") {
-      continue;
-    }
-    if (std::ranges::count(known, name) > 0) continue;
+    if (!name.starts_with("TROUPE_")) continue;
+    if (std::ranges::count(known, name) + std::ranges::count(of_launch, name) > 0) continue;
     std::string_view guess = nearest(name, known);
     if (guess.empty()) guess = known.front();
     out.push_back("environment: " + std::string(name) + " is not read; there is " +
-                  std::string(guess) + ", for tests");
+                  std::string(guess) +
+                  (guess == known[0] || guess == known[1] ? ", for tests" : ""));
   }
   return out;
 }
@@ -75,11 +75,11 @@ void write_exit(Fs& fs, const std::string& run, ExitRecord record, const std::st
     std::ostringstream os;
     write_json(os, record);
     if (!run.empty() && ::access(run.c_str(), W_OK) == 0) {
-      publish_file(fs, run + "/exit.json", os.str() + "\n");
+      publish_file(fs, run + "/exit.json", repaired_utf8(os.str()) + "\n");
     }
     if (error_file.empty() || record.code == 0) return;
     const auto since = std::chrono::system_clock::now().time_since_epoch();
-    const std::string message = to_text(record.message);
+    const std::string message = to_text(repaired_utf8(record.message));
     const std::string seconds =
         std::to_string(std::chrono::duration_cast<std::chrono::seconds>(since).count());
     publish_file(fs, error_file,

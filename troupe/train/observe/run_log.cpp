@@ -26,7 +26,7 @@ std::string text(const Yaml& y, std::string_view name) {
   return found == nullptr ? "" : found->text;
 }
 
-// A start at a step forgets what is said of later ones.
+// A run that resumes at a step drops the records of later ones.
 void forget_after(RunLog& log, int64_t step) {
   for (auto& [name, values] : log.series) values.erase(values.upper_bound(step), values.end());
   const auto later = [&](const auto& entry) { return entry.step > step; };

@@ -18,11 +18,15 @@ __attribute__((format(printf, 1, 2))) std::string text(const char* format, ...) 
   return buffer;
 }
 
-bool has(const Record& r, std::string_view name) {
+bool has(const LogRecord& r, std::string_view name) {
   return std::isfinite(r.scalar(name, std::nan("")));
 }
 
-std::string own_line(const Record& r, const Position& now, const Position& run) {
+bool is_forced(const LogRecord& r) {
+  return r.scalar("forced") > 0;
+}
+
+std::string own_line(const LogRecord& r, const Position& now, const Position& run) {
   std::string out = "step " + std::to_string(now.steps) + "/" + std::to_string(run.steps);
   out += text("  loss %.3f  lr %.2e  gnorm %.2f", r.scalar("loss", std::nan("")), r.scalar("lr"),
               r.scalar("grad_norm", std::nan("")));
@@ -43,7 +47,8 @@ std::string own_line(const Record& r, const Position& now, const Position& run) 
   if (r.scalar("skipped") > 0) out += text("  skip %.0f", r.scalar("skipped"));
   if (has(r, "loss_scale")) out += text("  scale %.0f", r.scalar("loss_scale"));
   const auto left = static_cast<double>(run.steps - now.steps);
-  return out + "  eta " + short_time(left * r.scalar("step_s"));
+  out += "  eta " + short_time(left * r.scalar("step_s"));
+  return out + (is_forced(r) ? "  FORCED" : "");
 }
 
 // A part of the live line, and how soon it is left out where there is no room: the highest first.
@@ -52,7 +57,7 @@ struct LivePart {
   int rank = 0;
 };
 
-std::vector<LivePart> live_parts(const Record& r, const Position& now, const Position& run) {
+std::vector<LivePart> live_parts(const LogRecord& r, const Position& now, const Position& run) {
   const int64_t percent = run.steps > 0 ? 100 * now.steps / run.steps : 0;
   const auto left = static_cast<double>(run.steps - now.steps);
   std::vector<LivePart> out = {
@@ -67,10 +72,11 @@ std::vector<LivePart> live_parts(const Record& r, const Position& now, const Pos
   if (r.scalar("moe/dead") > 0) out.push_back({text("dead %.0f", r.scalar("moe/dead")), 9});
   if (r.scalar("skipped") > 0) out.push_back({text("skip %.0f", r.scalar("skipped")), 9});
   out.push_back({"eta " + short_time(left * r.scalar("step_s")), 2});
+  if (is_forced(r)) out.push_back({"FORCED", 0});
   return out;
 }
 
-std::string megatron_line(const Record& r, const Position& now, const Position& run) {
+std::string megatron_line(const LogRecord& r, const Position& now, const Position& run) {
   return text(
              " iteration %8lld/%8lld | consumed samples: %12lld | elapsed time per iteration (ms):"
              " %.1f | throughput per GPU (TFLOP/s/GPU): %.1f | learning rate: %.6E |",
@@ -81,12 +87,14 @@ std::string megatron_line(const Record& r, const Position& now, const Position& 
              " global batch size: %5.0f | lm loss: %.6E | loss scale: %.1f | grad norm: %.3f |"
              " number of skipped iterations: %3.0f | number of nan iterations: %3.0f |",
              r.scalar("batch"), r.scalar("loss"), r.scalar("loss_scale", 1), r.scalar("grad_norm"),
-             r.scalar("skipped"), r.scalar("nonfinite"));
+             r.scalar("skipped"), r.scalar("nonfinite")) +
+         (is_forced(r) ? " FORCED routing |" : "");
 }
 
 }  // namespace
 
-std::string live_line(const Record& record, const Position& now, const Position& run, int columns) {
+std::string live_line(const LogRecord& record, const Position& now, const Position& run,
+                      int columns) {
   std::vector<LivePart> parts = live_parts(record, now, run);
   for (;;) {
     std::string line;
@@ -122,7 +130,7 @@ std::string short_time(double seconds) {
   return s >= 60 ? text("%lldm%02llds", s / 60, s % 60) : text("%llds", s);
 }
 
-std::string step_line(LineFormat format, const Record& record, const Position& now,
+std::string step_line(LineFormat format, const LogRecord& record, const Position& now,
                       const Position& run) {
   return format == LineFormat::kTroupe ? own_line(record, now, run)
                                        : megatron_line(record, now, run);

@@ -19,12 +19,14 @@ constexpr auto names_of(LineFormat) {
 
 // Of the record's scalars, those that it has: loss, lr, grad_norm, tokens_s, mfu, data_wait,
 // moe/load, moe/dead, moe/dropped, skipped, loss_scale, ... `run` is how long the whole run is.
-std::string step_line(LineFormat format, const Record& record, const Position& now,
+// A record with `forced` (R3) makes every line end in FORCED: its speed is no training speed.
+std::string step_line(LineFormat format, const LogRecord& record, const Position& now,
                       const Position& run);
 
 // What of that fits into `columns` of a terminal, for a line that is rewritten in place:
 //   step 126/420  30%  loss 3.41  lr 2.98e-04  gnorm 0.83  tok/s 7.6k  load 1.31  eta 1m12s
-std::string live_line(const Record& record, const Position& now, const Position& run, int columns);
+std::string live_line(const LogRecord& record, const Position& now, const Position& run,
+                      int columns);
 
 std::string fixed(double value, int digits);  // 0.50
 std::string seconds_text(double seconds);     // 12.3 ms, 1.23 s, 123 s

@@ -8,8 +8,8 @@
 namespace troupe {
 namespace {
 
-Record record() {
-  Record r;
+LogRecord record() {
+  LogRecord r;
   r.add("loss", 3.4121);
   r.add("lr", 2.98e-4);
   r.add("grad_norm", 0.834);
@@ -21,7 +21,7 @@ Record record() {
 constexpr Position kNow{1200, 614400, 629145600}, kRun{20000, 10240000, 10485760000};
 
 TEST(StepLine, IsOneLineInAFixedOrder) {
-  Record r = record();
+  LogRecord r = record();
   EXPECT_EQ(step_line(LineFormat::kTroupe, r, kNow, kRun),
             "step 1200/20000  loss 3.412  lr 2.98e-04  gnorm 0.83  tok/s 181.4k  eta 2h14m");
   r.add("mfu", 0.412);
@@ -46,6 +46,20 @@ TEST(StepLine, MegatronsToolsFindTheirFields) {
   EXPECT_EQ(found[7], "3.412100E+00");
 }
 
+TEST(StepLine, R3_ForcedRoutingIsInEveryLine) {
+  LogRecord r = record();
+  for (const LineFormat format : {LineFormat::kTroupe, LineFormat::kMegatron}) {
+    EXPECT_EQ(step_line(format, r, kNow, kRun).find("FORCED"), std::string::npos);
+  }
+  r.add("forced", int64_t{1});
+  for (const LineFormat format : {LineFormat::kTroupe, LineFormat::kMegatron}) {
+    EXPECT_NE(step_line(format, r, kNow, kRun).find("FORCED"), std::string::npos);
+  }
+  for (const int columns : {30, 60, 100}) {
+    EXPECT_TRUE(live_line(r, kNow, kRun, columns).ends_with("FORCED")) << columns;
+  }
+}
+
 TEST(StepLine, NumbersAndTimesAreShort) {
   EXPECT_EQ(short_number(999), "999");
   EXPECT_EQ(short_number(2084000), "2.08M");
@@ -54,8 +68,8 @@ TEST(StepLine, NumbersAndTimesAreShort) {
   EXPECT_EQ(short_time(2 * 86400 + 3 * 3600), "2d03h");
 }
 
-TEST(Record, IsOneJsonObjectInOrder) {
-  Record r;
+TEST(LogRecord, IsOneJsonObjectInOrder) {
+  LogRecord r;
   r.add("step", int64_t{3});
   r.add("loss", std::nan(""));
   r.add("event", std::string_view("a \"quote\""));

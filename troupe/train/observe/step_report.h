@@ -1,4 +1,4 @@
-// What one step of training gave: losses, what is not finite, MoE statistics, seconds.
+// Results of one training step: losses, non-finite values, MoE statistics, seconds.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,13 +12,19 @@
 
 namespace troupe {
 
-// Tensors on the device; nothing has been waited for.
+struct StepChoices {  // of a MoE layer for one of this rank's microbatches
+  int64_t layer, microbatch;
+  at::Tensor ids_TK, logits_TE;
+};
+
+// Tensors on the device, not waited for.
 struct StepOutput {
-  at::Tensor loss;                           // f64 scalar: this rank's part of the step's loss
-  at::Tensor mtp;                            // undefined without MTP modules
-  std::map<std::string, at::Tensor> aux;     // sum over layers and microbatches, coefficient out
-  std::map<std::string, int64_t> aux_terms;  // how many were summed
+  at::Tensor loss;                        // f64 scalar: this rank's part of the step's loss
+  at::Tensor mtp;                         // undefined without MTP modules
+  std::map<std::string, at::Tensor> aux;  // sum over layers and microbatches, without coefficient
+  std::map<std::string, int64_t> aux_terms;      // number of summands
   std::map<int64_t, std::vector<MoeStats>> moe;  // by unit, over all microbatches
+  std::vector<StepChoices> choices;              // where they were asked for
 };
 
 // Host seconds per phase; `own` excludes waiting for other ranks. On a GPU: launch time only.
@@ -31,25 +37,25 @@ struct StepSeconds : PhaseSeconds {
 
 struct ExpertsMoved {
   int64_t layer = 0;
-  int64_t experts = 0;           // that moved
-  double before = 1, after = 1;  // max/mean of the ranks' rows, over the steps that were counted
+  int64_t experts = 0;           // number of moved experts
+  double before = 1, after = 1;  // max/mean rows per rank over the counted steps
 };
 
 struct StepReport {
-  double loss = 0;       // as train.loss_mean has it, over the targets that count
-  double mtp_loss = 0;   // the same of MTP modules, their factor included
+  double loss = 0;       // as train.loss_mean defines it, over unmasked targets
+  double mtp_loss = 0;   // the same for MTP modules, with their weight
   double grad_norm = 0;  // before clipping
   double lr = 0, weight_decay = 0;
   bool finite = true;
   bool skipped = false;
-  std::string spike;      // what is out of line; empty: nothing
-  std::string first_bad;  // of a step that is not finite: where it began, and if a replay finds it
-  int64_t tokens = 0;     // of the global batch
-  double weight_sum = 0;  // of all its targets
+  std::string spike;      // description of a loss or gradient spike; empty: none
+  std::string first_bad;  // non-finite step: where it began, and whether a replay reproduces it
+  int64_t tokens = 0;     // in the global batch
+  double weight_sum = 0;  // sum of all its targets' weights
   StepOutput output;
   StepSeconds seconds;
-  int64_t lost_rows = 0;                 // C7: of the first attempt, where the step was done again
-  std::vector<ExpertsMoved> moved = {};  // after it: what add_to() named is somewhere else
+  int64_t lost_rows = 0;  // C7: rows over the budget in the first attempt of a repeated step
+  std::vector<ExpertsMoved> moved = {};  // moved after the step: call add_to() again
 };
 
 }  // namespace troupe

@@ -50,9 +50,26 @@ std::optional<Straggler> slowest(const std::vector<OwnSeconds>& ranks, int64_t s
   return out;
 }
 
+// The one that stands out most among those that have the same work.
+std::optional<Straggler> slowest(const std::vector<OwnSeconds>& ranks, int64_t steps, double wall,
+                                 const std::vector<std::vector<int64_t>>& alike) {
+  if (alike.empty()) return slowest(ranks, steps, wall);
+  std::optional<Straggler> out;
+  for (const std::vector<int64_t>& group : alike) {
+    if (group.size() < 2) continue;
+    std::vector<OwnSeconds> own;
+    for (const int64_t rank : group) own.push_back(ranks[static_cast<size_t>(rank)]);
+    std::optional<Straggler> found = slowest(own, steps, wall);
+    if (!found || (out && out->factor >= found->factor)) continue;
+    found->rank = group[static_cast<size_t>(found->rank)];
+    out = found;
+  }
+  return out;
+}
+
 }  // namespace
 
-void add_own_seconds(Record& record, const std::vector<OwnSeconds>& ranks, int64_t steps) {
+void add_own_seconds(LogRecord& record, const std::vector<OwnSeconds>& ranks, int64_t steps) {
   if (ranks.empty() || steps == 0) return;
   const auto add = [&](std::string_view name, const std::function<double(const OwnSeconds&)>& of) {
     double least = of(ranks.front()), most = least;
@@ -80,7 +97,8 @@ OwnSeconds Stragglers::take() {
   return std::exchange(own_, {});
 }
 
-bool Stragglers::judge(const std::vector<OwnSeconds>& ranks, int64_t steps, double wall) {
+bool Stragglers::judge(const std::vector<OwnSeconds>& ranks, int64_t steps, double wall,
+                       const std::vector<std::vector<int64_t>>& alike) {
   if (ranks.size() < 2) return false;
   window_.resize(ranks.size());
   for (size_t r = 0; r < ranks.size(); ++r) {
@@ -89,7 +107,7 @@ bool Stragglers::judge(const std::vector<OwnSeconds>& ranks, int64_t steps, doub
   steps_ += steps;
   wall_ += wall;
   if (steps_ < kWindowSteps || wall_ < kWindowSeconds) return false;
-  const std::optional<Straggler> now = slowest(window_, steps_, wall_);
+  const std::optional<Straggler> now = slowest(window_, steps_, wall_, alike);
   const bool again = now && last_ && now->rank == last_->rank;
   last_ = now;
   window_.clear();

@@ -1,9 +1,9 @@
-// Ranks that are slower than the others at the same work: told, and no more.
+// Detection of ranks that are slower than the others at the same work. It only reports them.
 //
-// Counted is what a rank does itself, its waiting for others left out; all ranks wait for the
-// slowest, so the step's own time would not tell them apart. A rank is slow where, in two windows
-// in a row (each of 1 s and 5 steps or more), it worked 1.5 times as long as the median of the
-// others, and by a tenth of the time longer.
+// It compares each rank's own time, without its waits for others: step times are equal, because all
+// ranks wait for the slowest. A rank is slow if in two consecutive windows (each at least 1 s and 5
+// steps) it worked 1.5 times as long as the median of the others, and longer by a tenth of the
+// window.
 #pragma once
 
 #include <array>
@@ -21,27 +21,29 @@ constexpr std::array<std::string_view, 5> kOwnPhases = {"batch", "forward", "bac
                                                         "optim"};
 using OwnSeconds = std::array<double, kOwnPhases.size()>;
 
-// ranks/own_min_s and ranks/own_max_s, and the same of each phase (ranks/forward_min_s): what the
-// fastest and the slowest rank did themselves, a step. Of no ranks: nothing.
-void add_own_seconds(Record& record, const std::vector<OwnSeconds>& ranks, int64_t steps);
+// Adds ranks/own_min_s, ranks/own_max_s and the same for each phase (ranks/forward_min_s): own time
+// per step of the fastest and the slowest rank. Without ranks: nothing.
+void add_own_seconds(LogRecord& record, const std::vector<OwnSeconds>& ranks, int64_t steps);
 
 struct Straggler {
   int64_t rank = 0;
-  double factor = 1;               // of the median of the others
+  double factor = 1;               // own time over the median of the others
   std::string_view phase;          // with the largest difference
-  double seconds = 0, median = 0;  // a step, in that phase
+  double seconds = 0, median = 0;  // per step in that phase
 };
 
 class Stragglers {
  public:
-  // A step of this rank.
+  // Adds a step of this rank.
   void add(const StepSeconds& step, double batch);
-  // What was added since the last call.
+  // Sums since the last call.
   OwnSeconds take();
 
-  // Of all ranks, in their order, over so many steps that took `wall` seconds. True: what slow()
-  // says has changed.
-  bool judge(const std::vector<OwnSeconds>& ranks, int64_t steps, double wall);
+  // Judges a window of `steps` steps and `wall` seconds, from the own times of all ranks in order.
+  // `alike`: those that have the same work, such as the ranks of one stage, which are compared with
+  // each other; empty: all have. True if slow() changed.
+  bool judge(const std::vector<OwnSeconds>& ranks, int64_t steps, double wall,
+             const std::vector<std::vector<int64_t>>& alike = {});
   const std::optional<Straggler>& slow() const { return slow_; }
 
  private:

@@ -68,5 +68,22 @@ TEST(Stragglers, AddsUpWhatARankDidItself) {
   EXPECT_EQ(own.take(), OwnSeconds{});
 }
 
+TEST(Stragglers, F88_RanksOfAPipelineAreComparedWithTheirStage) {
+  // The second stage has the head and twice the work; its second rank is slower than its first.
+  const OwnSeconds block = {0, 0.1, 0.1, 0, 0}, head = {0, 0.5, 0.5, 0, 0};
+  const OwnSeconds slow = {0, 0.5, 2, 0, 0};
+  const std::vector<std::vector<int64_t>> stages = {{0, 1}, {2, 3}};
+  Stragglers even, uneven;
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_FALSE(even.judge({block, block, head, head}, 10, 2, stages));
+    uneven.judge({block, block, head, slow}, 10, 3, stages);
+  }
+  EXPECT_FALSE(even.slow());
+  ASSERT_TRUE(uneven.slow());
+  EXPECT_EQ(uneven.slow()->rank, 3);
+  EXPECT_EQ(uneven.slow()->phase, "backward");
+  EXPECT_DOUBLE_EQ(uneven.slow()->factor, 2.5);
+}
+
 }  // namespace
 }  // namespace troupe

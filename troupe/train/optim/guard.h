@@ -18,10 +18,10 @@ struct LossScaleConfig {
   int64_t hysteresis = 2;
   double least = 1;
   static void visit(auto& c, auto&& f) {
-    f("initial", c.initial);
-    f("window", c.window);
-    f("hysteresis", c.hysteresis);
-    f("least", c.least);
+    f("initial", c.initial, "Initial scale.");
+    f("window", c.window, "Steps without overflow before the scale doubles.");
+    f("hysteresis", c.hysteresis, "Overflows before the scale halves.");
+    f("least", c.least, "Minimum scale.");
   }
 };
 struct LossScaleState {
@@ -44,9 +44,9 @@ struct SpikeConfig {
   int64_t window = 128;
   bool skip = false;  // leave the step out, instead of saying so
   static void visit(auto& c, auto&& f) {
-    f("sigmas", c.sigmas);
-    f("window", c.window);
-    f("skip", c.skip);
+    f("sigmas", c.sigmas, "Threshold in standard deviations above the mean; 0: off.");
+    f("window", c.window, "Steps in the running mean.");
+    f("skip", c.skip, "Skips the update of such a step, besides the warning.");
   }
 };
 struct SpikeState {

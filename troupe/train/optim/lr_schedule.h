@@ -25,11 +25,12 @@ namespace troupe {
 
 struct ConstantLr {
   static constexpr std::string_view kKind = "constant";
+  static constexpr std::string_view kHelp = "no decay";
   Span warmup = {};
   bool megatron = false;
   static void visit(auto& c, auto&& f) {
-    f("warmup", c.warmup);
-    f("megatron", c.megatron);
+    f("warmup", c.warmup, "Linear warmup from 0: 2000 steps, 1B tokens or 2%.");
+    f("megatron", c.megatron, "Megatron-LM's step counting: the first update has rate 0.");
   }
 };
 
@@ -40,20 +41,23 @@ struct DecayingLr {
   double min = 0.1;
   bool megatron = false;
   static void visit(auto& c, auto&& f) {
-    f("warmup", c.warmup);
-    f("end", c.end);
-    f("min", c.min);
-    f("megatron", c.megatron);
+    f("warmup", c.warmup, "Linear warmup from 0: 2000 steps, 1B tokens or 2%.");
+    f("end", c.end, "End of the decay; null: end of the run.");
+    f("min", c.min, "Minimum learning rate as a fraction of the peak.");
+    f("megatron", c.megatron, "Megatron-LM's step counting: the first update has rate 0.");
   }
 };
 struct LinearLr : DecayingLr {
   static constexpr std::string_view kKind = "linear";
+  static constexpr std::string_view kHelp = "decay to min along a line";
 };
 struct CosineLr : DecayingLr {
   static constexpr std::string_view kKind = "cosine";
+  static constexpr std::string_view kHelp = "decay to min along half a cosine";
 };
 struct InverseSqrtLr : DecayingLr {
   static constexpr std::string_view kKind = "inverse_sqrt";
+  static constexpr std::string_view kHelp = "decay with the root of the step";
 };
 
 enum class Tail { kLinear, kCosine, kExponential, kSqrt };
@@ -64,12 +68,14 @@ constexpr auto names_of(Tail) {
 // To anneal a running model early, set `end` to where it is plus `decay`.
 struct WsdLr : DecayingLr {
   static constexpr std::string_view kKind = "wsd";
+  static constexpr std::string_view kHelp =
+      "constant, then a decay at the end (warmup, stable, decay)";
   Span decay = {10, Span::Unit::kPercent};  // D
   Tail tail = Tail::kLinear;
   static void visit(auto& c, auto&& f) {
     DecayingLr::visit(c, f);
-    f("decay", c.decay);
-    f("tail", c.tail);
+    f("decay", c.decay, "wsd: length of the decay.");
+    f("tail", c.tail, "wsd: shape of the decay.");
   }
 };
 
@@ -94,8 +100,8 @@ struct BatchStage {
   int64_t batch = 0;
   int64_t until = 0;
   static void visit(auto& c, auto&& f) {
-    f("batch", c.batch);
-    f("until", c.until);
+    f("batch", c.batch, "Sequences per step.");
+    f("until", c.until, "End of the stage in samples of the run.");
   }
 };
 // The batch grows from `start` by `increment` (sequences) in equal stretches of `samples` in all;
@@ -106,10 +112,11 @@ struct BatchRamp {
   int64_t samples = 0;
   std::vector<BatchStage> stages = {};
   static void visit(auto& c, auto&& f) {
-    f("start", c.start);
-    f("increment", c.increment);
-    f("samples", c.samples);
-    f("stages", c.stages);
+    f("start", c.start, "Initial batch size in sequences.");
+    f("increment", c.increment, "Increment in sequences.");
+    f("samples", c.samples, "Length of the ramp in sequences.");
+    f("stages", c.stages,
+      "Explicit batch sizes before the full one, instead of start and increment.");
   }
 };
 // Names what is wrong for a full batch of `full` in parts of `micro` (0: not chosen yet).

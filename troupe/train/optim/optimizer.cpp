@@ -17,7 +17,9 @@
 #include "troupe/core/check.h"
 #include "troupe/core/number/moment8.h"
 #include "troupe/ops/adamw.h"
+#include "troupe/ops/support/view.h"
 #include "troupe/train/optim/adafactor.h"
+#include "troupe/train/optim/matrix_parts.h"
 #include "troupe/train/optim/optimizer_piece.h"
 #include "troupe/train/optim/soap.h"
 
@@ -83,7 +85,8 @@ class Lion : public Optimizer {
       update_masters(Piece(store, b, slot), 1, [&](const Piece& p, int64_t) {
         const at::Tensor g = p.scaled_grad(s.grad_scale);
         const at::Tensor& m = p.state[0];
-        const at::Tensor direction = at::sign(at::lerp(m.to(at::kFloat), g, 1 - config_.betas[0]));
+        const at::Tensor direction =
+            at::sign(at::lerp(m.to(wide_type(m)), g, 1 - config_.betas[0]));
         p.master.mul_(1 - s.lr * s.weight_decay).add_(direction, -s.lr);
         m.mul_(config_.betas[1]).add_(g, 1 - config_.betas[1]);
       });
@@ -94,8 +97,8 @@ class Lion : public Optimizer {
   LionConfig config_;
 };
 
-// Of a parameter's box: the last two dimensions are a matrix, the others count them. Else vectors:
-// one, or one an expert.
+// The matrices in a parameter's box: its last two dimensions are a matrix, the others count them. A
+// box with fewer dimensions holds a vector, or one vector per expert.
 struct Matrices {
   explicit Matrices(const Param& p) {
     const size_t fewest = p.per_expert ? 3 : 2;
@@ -121,7 +124,9 @@ class Muon : public Optimizer {
 
   void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
     if (!b.key.matrix) return others_.update(store, b, s);
-    if (store.owners_of(b).owners->size() > 1) return update_cut(store, b, s);
+    if (b.sharers.owners->size() > 1 || b.sharers.parts->size() > 1) {
+      return update_cut(store, b, s);
+    }
     for (const int64_t slot : store.owned_members(b)) {
       const Matrices shape(*store.slots()[static_cast<size_t>(slot)].named.param);
       if (shape.numel() == 0) continue;
@@ -148,30 +153,98 @@ class Muon : public Optimizer {
     master.mul_(1 - s.lr * s.weight_decay).add_(o, -s.lr * 0.2 * std::sqrt(longest));
   }
 
-  // Ranks own parts of matrices: u is gathered whole, and each rank makes the O that it owns a part
-  // of, so that no more than two ranks make the same one.
-  void update_cut(const ParamStore& store, const Bucket& b, const UpdateStep& s) const {
-    const at::Tensor own = direction(b.state[0], b.grad * s.grad_scale);
-    const at::Tensor all = at::empty({b.size}, own.options());
-    store.owners_of(b).owners->gather({all}, {own}).wait();
+  // Matrices [first, end) of a parameter, of which this rank owns elements [from, to) of its box.
+  struct Some {
+    int64_t slot, first, end, from, to;
+    Matrices shape;  // of the box
+  };
+
+  // Of each parameter those that this rank owns a part of, some at a time.
+  static std::vector<Some> owned_matrices(const ParamStore& store, const Bucket& b) {
+    std::vector<Some> out;
     for (const int64_t slot : store.owned_members(b)) {
-      const ParamStore::Slot& member = store.slots()[static_cast<size_t>(slot)];
-      const Matrices shape(*member.named.param);
-      const Piece piece(store, b, slot);
+      const Matrices shape(*store.slots()[static_cast<size_t>(slot)].named.param);
       const ParamStore::Range range = store.owned(slot);
       const int64_t n = shape.numel(), end = range.from + range.size;
-      for (int64_t from = range.from; from < end;) {
+      for (int64_t from = range.from; n > 0 && from < end;) {
         const int64_t first = from / n, last = std::min(first + at_a_time(n), (end + n - 1) / n);
         const int64_t to = std::min(end, last * n);
-        const at::Tensor u = all.narrow(0, member.offset + first * n, (last - first) * n);
-        const at::Tensor o = orthogonal(u, shape).narrow(0, from - first * n, to - from);
-        update_masters(piece.narrowed(from - range.from, to - from), 1,
-                       [&](const Piece& p, int64_t at) {
-                         apply(p.master, o.narrow(0, at, p.master.numel()), shape, s);
-                       });
+        out.push_back({slot, first, last, from, to, shape});
         from = to;
       }
     }
+    return out;
+  }
+
+  // u of the whole boxes, which ranks that share the state out gather.
+  at::Tensor directions(const ParamStore& store, const Bucket& b, const UpdateStep& s) const {
+    if (b.sharers.owners->size() > 1) {
+      const at::Tensor own = direction(b.state[0], b.grad * s.grad_scale);
+      const at::Tensor all = at::empty({b.size}, own.options());
+      b.sharers.owners->gather({all}, {own}).wait();
+      return all;
+    }
+    const at::Tensor all = at::zeros({b.size}, b.own.options().dtype(at::kFloat));
+    for (const int64_t slot : store.owned_members(b)) {
+      const Piece p(store, b, slot);
+      const int64_t offset = store.slots()[static_cast<size_t>(slot)].offset;
+      all.narrow(0, offset, p.grad.numel())
+          .copy_(direction(p.state[0], p.scaled_grad(s.grad_scale)));
+    }
+    return all;
+  }
+
+  // Ranks own parts of matrices: u is gathered whole, and each rank makes the O that it owns a part
+  // of, so that no more than two ranks make the same one. Of boxes that are parts themselves the
+  // ranks with the others make O together, each of some matrices.
+  void update_cut(const ParamStore& store, const Bucket& b, const UpdateStep& s) const {
+    const at::Tensor all = directions(store, b, s);
+    const bool parts = b.sharers.parts->size() > 1;
+    const std::vector<Some> work = owned_matrices(store, b);
+    const auto u_of = [&](const Some& m) {
+      const int64_t n = m.shape.numel();
+      const int64_t offset = store.slots()[static_cast<size_t>(m.slot)].offset + m.first * n;
+      return all.narrow(0, offset, (m.end - m.first) * n).view({-1, m.shape.rows, m.shape.columns});
+    };
+    if (parts) {  // O in u's place
+      std::vector<MatrixParts> own;
+      for (const Some& m : work) own.push_back({u_of(m), cut_dim(store, b, m)});
+      map_whole_matrices(*b.sharers.parts, own, newton_schulz);
+    }
+    for (const Some& m : work) {
+      const at::Tensor o = parts ? u_of(m) : newton_schulz(u_of(m));
+      const at::Tensor owned =
+          o.reshape({-1}).narrow(0, m.from - m.first * m.shape.numel(), m.to - m.from);
+      const auto& param = *store.slots()[static_cast<size_t>(m.slot)].named.param;
+      const Piece piece(store, b, m.slot);
+      update_masters(piece.narrowed(m.from - store.owned(m.slot).from, m.to - m.from), 1,
+                     [&](const Piece& p, int64_t at) {
+                       apply(p.master, owned.narrow(0, at, p.master.numel()), whole_matrices(param),
+                             s);
+                     });
+    }
+  }
+
+  static Matrices whole_matrices(const Param& p) {
+    Matrices out(p);
+    out.rows = p.global[p.global.size() - 2], out.columns = p.global.back();
+    return out;
+  }
+
+  // The dimension of [n, r, c] that the ranks cut.
+  static int64_t cut_dim(const ParamStore& store, const Bucket& b, const Some& m) {
+    const NamedParam& named = store.slots()[static_cast<size_t>(m.slot)].named;
+    const Param& p = *named.param;
+    const Matrices whole = whole_matrices(p);
+    const int64_t ranks = b.sharers.parts->size(), rank = b.sharers.parts->rank();
+    const int64_t dim = whole.rows != m.shape.rows ? 1 : 2;
+    const size_t at = p.size.size() - 3 + static_cast<size_t>(dim);
+    const int64_t cut = dim == 1 ? whole.columns / m.shape.columns : whole.rows / m.shape.rows;
+    TROUPE_CHECK(
+        cut == 1 && p.size[at] * ranks == p.global[at] && p.offset[at] == rank * p.size[at],
+        "muon:", named.name, "has rows or columns", p.offset[at], "to", p.offset[at] + p.size[at],
+        "of", p.global[at], "on rank", rank, "of", ranks);
+    return dim;
   }
 
   MuonConfig config_;
@@ -326,7 +399,8 @@ void make_state(const Optimizer& optimizer, MomentType moments, ParamStore& stor
   for (Bucket& b : store.buckets()) {
     const at::TensorOptions options = b.own.options();
     for (size_t i = 0; i < optimizer.state_names(b).size(); ++i) {
-      b.state.push_back(at::zeros({b.own_size}, options.dtype(scalar_type(moments))));
+      const at::ScalarType type = b.dtype == at::kDouble ? b.dtype : scalar_type(moments);
+      b.state.push_back(at::zeros({b.own_size}, options.dtype(type)));
       if (moments != MomentType::kInt8) continue;
       b.scales.push_back(at::zeros({moment_blocks(b.own_size)}, options.dtype(at::kFloat)));
     }
@@ -350,7 +424,7 @@ Param state_like(const Param& p, Extent extent) {
   const bool of_rows = extent == Extent::kRows || extent == Extent::kRowsRows;
   const size_t kept = of_rows ? row : column, other = of_rows ? column : row;
   TROUPE_CHECK(p.size[row] == p.global[row] && p.size[column] == p.global[column],
-               "- an optimizer of whole matrices has a part of one");
+               "an optimizer of whole matrices has a part of one");
   const bool single = extent == Extent::kRows || extent == Extent::kColumns;
   for (std::vector<int64_t>* const sizes : {&out.global, &out.offset, &out.size}) {
     if (single) {

@@ -8,9 +8,12 @@
 //   soap   matrices: train/optim/soap.h; all others: adamw
 //   adafactor  train/optim/adafactor.h; also of routers, embeddings and head
 // Where ranks share muon's state, each has the momentum and masters of its range alone, and u is
-// gathered for the product. Each expert's each projection is a matrix of its own; routers,
+// gathered for the product. Of matrices that ranks cut (tensor ranks, slices of experts) u is put
+// together on one of them, another for each matrix, and O comes back in parts
+// (train/optim/matrix_parts.h). Each expert's each projection is a matrix of its own; routers,
 // embeddings, head and norms are not matrices, where not said otherwise. Moments are f32 or bf16,
-// those of adamw, and of sgd and lion, 8 bits too (core/number/moment8.h).
+// those of adamw, and of sgd and lion, 8 bits too (core/number/moment8.h). Masters in f64 have
+// moments in f64 (adamw, sgd, lion).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,10 +44,10 @@ struct ParamGroup {
   bool decay = true;  // false: no weight decay; norms and biases have none in any case
   bool frozen = false;
   static void visit(auto& c, auto&& f) {
-    f("names", c.names);
-    f("lr_scale", c.lr_scale);
-    f("decay", c.decay);
-    f("frozen", c.frozen);
+    f("names", c.names, "Parameter names, * for any text: layers.*.norm*.");
+    f("lr_scale", c.lr_scale, "Learning rate multiplier.");
+    f("decay", c.decay, "false: no weight decay.");
+    f("frozen", c.frozen, "Excludes these parameters from updates.");
   }
 };
 
@@ -57,12 +60,14 @@ struct OptimizerBase {
   MomentType moments = MomentType::kF32;
   std::vector<ParamGroup> groups = {};
   static void visit(auto& c, auto&& f) {
-    f("lr", c.lr);
-    f("weight_decay", c.weight_decay);
-    f("weight_decay_end", c.weight_decay_end);
-    f("weight_decay_form", c.weight_decay_form);
-    f("moments", c.moments);
-    f("groups", c.groups);
+    f("lr", c.lr, "Peak learning rate.");
+    f("weight_decay", c.weight_decay,
+      "Decoupled weight decay: each step subtracts lr times this times the weight.");
+    f("weight_decay_end", c.weight_decay_end,
+      "Weight decay at the end of the run; null: constant.");
+    f("weight_decay_form", c.weight_decay_form, "Schedule from weight_decay to weight_decay_end.");
+    f("moments", c.moments, "Type of the optimizer state: f32, bf16 or int8 (blocks of 256).");
+    f("groups", c.groups, "Parameter groups by name; the last match wins.");
   }
 };
 
@@ -102,64 +107,73 @@ inline bool is_second_moment(const std::string& state_name) {
 
 struct AdamWConfig : OptimizerBase {
   static constexpr std::string_view kKind = "adamw";
+  static constexpr std::string_view kHelp = "Adam with decoupled weight decay";
   std::vector<double> betas = {0.9, 0.95};
   double eps = 1e-8;
   static void visit(auto& c, auto&& f) {
     OptimizerBase::visit(c, f);
-    f("betas", c.betas);
-    f("eps", c.eps);
+    f("betas", c.betas, "Two decay rates of the moments (0 to below 1).");
+    f("eps", c.eps,
+      "Epsilon added to the root of the second moment; adafactor: minimum parameter scale.");
   }
   std::unique_ptr<Optimizer> build() const;
 };
 struct SgdConfig : OptimizerBase {
   static constexpr std::string_view kKind = "sgd";
+  static constexpr std::string_view kHelp = "gradient descent with momentum";
   double momentum = 0.9;
   static void visit(auto& c, auto&& f) {
     OptimizerBase::visit(c, f);
-    f("momentum", c.momentum);
+    f("momentum", c.momentum, "Momentum.");
   }
   std::unique_ptr<Optimizer> build() const;
 };
 struct LionConfig : OptimizerBase {
   static constexpr std::string_view kKind = "lion";
+  static constexpr std::string_view kHelp = "sign of the momentum";
   std::vector<double> betas = {0.9, 0.99};
   static void visit(auto& c, auto&& f) {
     OptimizerBase::visit(c, f);
-    f("betas", c.betas);
+    f("betas", c.betas, "Two decay rates of the moments (0 to below 1).");
   }
   std::unique_ptr<Optimizer> build() const;
 };
 struct MuonConfig : AdamWConfig {
   static constexpr std::string_view kKind = "muon";
+  static constexpr std::string_view kHelp =
+      "orthogonalized momentum for matrices, adamw for the rest";
   double momentum = 0.95;
   static void visit(auto& c, auto&& f) {
     AdamWConfig::visit(c, f);
-    f("momentum", c.momentum);
+    f("momentum", c.momentum, "Momentum.");
   }
   std::unique_ptr<Optimizer> build() const;
 };
 
 struct AdafactorConfig : OptimizerBase {
   static constexpr std::string_view kKind = "adafactor";
+  static constexpr std::string_view kHelp = "second moments by row and column";
   double beta2_decay = -0.8;
   double eps = 1e-3;
   double clip = 1;
   static void visit(auto& c, auto&& f) {
     OptimizerBase::visit(c, f);
-    f("beta2_decay", c.beta2_decay);
-    f("eps", c.eps);
-    f("clip", c.clip);
+    f("beta2_decay", c.beta2_decay, "adafactor: exponent of the second moment's decay schedule.");
+    f("eps", c.eps,
+      "Epsilon added to the root of the second moment; adafactor: minimum parameter scale.");
+    f("clip", c.clip, "adafactor: clipping threshold of the update's root mean square.");
   }
   std::unique_ptr<Optimizer> build() const;
 };
 struct SoapConfig : AdamWConfig {
   static constexpr std::string_view kKind = "soap";
+  static constexpr std::string_view kHelp = "adamw in the eigenbasis of Shampoo's preconditioner";
   int64_t every = 10;
   int64_t max_side = 10000;
   static void visit(auto& c, auto&& f) {
     AdamWConfig::visit(c, f);
-    f("every", c.every);
-    f("max_side", c.max_side);
+    f("every", c.every, "soap: steps between updates of the eigenbasis.");
+    f("max_side", c.max_side, "soap: matrix sides longer than this are not preconditioned.");
   }
   std::unique_ptr<Optimizer> build() const;
 };
@@ -168,7 +182,7 @@ using OptimizerConfig =
     OneOf<AdamWConfig, SgdConfig, LionConfig, MuonConfig, AdafactorConfig, SoapConfig>;
 
 const OptimizerBase& base_of(const OptimizerConfig& config);
-bool needs_whole_matrices(const OptimizerConfig& config);  // a part of one on a rank will not do
+bool needs_whole_matrices(const OptimizerConfig& config);  // to update a part of one
 bool needs_whole_state(const OptimizerConfig& config);     // of a matrix, on each of its ranks
 // Is each number of the state one element's own: none of a row or of a matrix, nor in a code whose
 // scale a block shares?

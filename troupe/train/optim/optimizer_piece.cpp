@@ -26,7 +26,7 @@ Piece Piece::narrowed(int64_t from, int64_t size) const {
   cut(out.grad);
   for (at::Tensor& x : out.state) cut(x);
   for (at::Tensor& x : out.scales) {
-    TROUPE_CHECK(from % kMomentBlock == 0, "- a piece begins within a block, at", from);
+    TROUPE_CHECK(from % kMomentBlock == 0, "a piece begins within a block, at", from);
     x = x.narrow(0, from / kMomentBlock, moment_blocks(size));
   }
   if (out.master.defined()) cut(out.master);

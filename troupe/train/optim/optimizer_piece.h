@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "troupe/ops/support/view.h"
 #include "troupe/train/params/param_store.h"
 
 namespace troupe {
@@ -17,10 +18,10 @@ namespace troupe {
 struct Piece {
   Piece(const ParamStore& store, const Bucket& bucket, int64_t slot);
 
-  at::Tensor scaled_grad(const at::Tensor& scale) const { return grad.to(at::kFloat) * scale; }
+  at::Tensor scaled_grad(const at::Tensor& scale) const { return grad.to(wide_type(grad)) * scale; }
   Piece narrowed(int64_t from, int64_t size) const;
 
-  at::Tensor master = {};  // f32; none where it is in halves
+  at::Tensor master = {};  // f32 or f64; none where it is in halves
   at::Tensor grad;
   std::vector<at::Tensor> state = {}, scales = {};  // scales: of states in codes
   std::optional<at::Tensor> copy = {};              // the model's, of a smaller type

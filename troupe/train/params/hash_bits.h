@@ -1,22 +1,22 @@
-// A hash of a tensor's bits, made where the tensor lies: of a GPU's no bit comes to the host.
+// A hash of a tensor's bits, computed on the tensor's device: no bit of a GPU tensor is copied.
 //
-// On the CPU xxHash of the bytes (core/file/hash.h). Elsewhere, by operators that any device has:
-//   w_i   the bytes as 64-bit words, the last one filled up with zeros
+// On the CPU it is xxHash of the bytes (core/file/hash.h), on other devices, by ATen operators:
+//   w_i   the bytes as 64-bit words, the last one padded with zeros
 //   h     sum over i of mix(w_i + i g), modulo 2^64; mix is one to one, g odd
-// A sum of integers has no order, so equal bits give equal hashes. What changes bits of one word
-// changes h, always; any other change, words in another order too, but for one in 2^64. Of bits
-// that are damaged, not of such as somebody chose.
+// An integer sum does not depend on its order, so equal bits give equal hashes. A change within one
+// word always changes h; any other change (words swapped, too) with probability 1 - 2^-64. It
+// detects damaged bits, not bits that an adversary chose.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace troupe {
 
-// int64 scalar on x's device; of any type and sizes, which are not in it. Of a CPU's and a GPU's
-// tensors hashes do not compare.
+// int64 scalar on x's device; type and sizes of x are not hashed. Hashes of CPU and GPU tensors are
+// not comparable.
 at::Tensor hash_bits(const at::Tensor& x);
 
-// h itself, of a tensor on any device; needs memory for a few million words.
+// h itself, for a tensor on any device; needs memory for a few million words.
 at::Tensor sum_of_mixed_words(const at::Tensor& x);
 
 }  // namespace troupe

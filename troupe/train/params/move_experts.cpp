@@ -19,8 +19,8 @@ class Journey {
  public:
   Journey(const ExpertMove& move, int64_t rank) {
     const std::vector<int64_t> now = move.from.held_by(rank), then = move.to.held_by(rank);
-    TROUPE_CHECK(now.size() == then.size(), "- a rank would hold", then.size(),
-                 "experts instead of", now.size());
+    TROUPE_CHECK(now.size() == then.size(), "a rank would hold", then.size(), "experts instead of",
+                 now.size());
     place_.resize(then.size());
     int64_t come = 0;
     for (int64_t r = 0; r < move.from.ranks(); ++r) {
@@ -60,8 +60,8 @@ using Journeys = std::map<const Param*, Journey>;
 
 void move_bucket(ParamStore& store, Bucket& b, const std::vector<int64_t>& members,
                  const Journeys& routes, RankGroup& experts) {
-  RankGroup& owners = *store.owners_of(b).owners;
-  TROUPE_CHECK(b.scales.empty(), "- moments in codes have blocks that do not end with an expert");
+  RankGroup& owners = *b.sharers.owners;
+  TROUPE_CHECK(b.scales.empty(), "moments in codes have blocks that do not end with an expert");
   std::vector<at::Tensor> buffers = b.state;
   for (const at::Tensor& x : b.masters()) buffers.push_back(x);
   for (const at::Tensor& own : buffers) {

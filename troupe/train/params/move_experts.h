@@ -1,5 +1,5 @@
-// Experts change ranks, and all that belongs to them with them: values, f32 masters, the
-// optimizer's state, also what of them is frozen.
+// Moves experts between ranks with all of their state: values, f32 masters, optimizer state, and
+// frozen parameters.
 #pragma once
 
 #include <vector>
@@ -15,10 +15,10 @@ struct ExpertMove {
   Placement from, to;               // of `experts`; on each rank as many in both
 };
 
-// Between steps; each rank calls with the same moves. Rows go over `experts`, the ranks that share
-// experts. A parameter's elements are then those of the experts that its rank holds under `to`, in
-// their order; Param::experts is the caller's to change. Needs room for the largest bucket of moved
-// experts, whole in f32, three times.
+// Call between steps, on every rank, with the same moves. Rows are exchanged in the group
+// `experts`, the ranks that share experts. Afterwards a parameter has the elements of the experts
+// that its rank holds under `to`, in their order; the caller changes Param::experts. Needs memory
+// for three f32 copies of the largest bucket of moved experts.
 void move_experts(ParamStore& store, RankGroup& experts, const std::vector<ExpertMove>& moves);
 
 }  // namespace troupe

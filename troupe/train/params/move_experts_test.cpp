@@ -35,10 +35,11 @@ struct Layer {
 };
 
 Sharing sharing_of(const Groups& g, bool full) {
-  return {.alone = false,
-          .full = full,
-          .dense = {g.all, std::make_shared<RankGroup>()},
-          .experts = {g.owners, std::make_shared<RankGroup>()}};
+  return {.alone = false, .full = full, .owners = [g](const NamedParam& named) {
+            const Param& p = *named.param;
+            return Owners{p.per_expert ? g.owners : g.all, std::make_shared<RankGroup>(),
+                          p.per_expert ? "experts" : "dense"};
+          }};
 }
 
 // As drawn: each expert's tensor is a function of its global number. The optimizer's state is one

@@ -16,6 +16,7 @@
 #include "troupe/core/check.h"
 #include "troupe/core/number/moment8.h"
 #include "troupe/ops/accumulate.h"
+#include "troupe/ops/support/view.h"
 
 namespace troupe {
 namespace {
@@ -46,12 +47,20 @@ void have_memory(const at::Tensor& x) {
   storage->set_nbytes(bytes);
 }
 
-// f32 by our own kernel, which is faster than PyTorch's copy.
+// f32 by our own kernel, which is faster than PyTorch's copy and addition.
 void put(const at::Tensor& to, const at::Tensor& grad) {
   if (to.scalar_type() == at::kFloat) {
     accumulate_(to, grad, /*add=*/false);
   } else {
     to.copy_(grad);
+  }
+}
+
+void add_to(const at::Tensor& sum, const at::Tensor& grad) {
+  if (sum.scalar_type() == at::kFloat) {
+    accumulate_(sum, grad, /*add=*/true);
+  } else {
+    sum.add_(grad);
   }
 }
 
@@ -73,7 +82,9 @@ void split(const at::Tensor& master, const at::Tensor& value, const at::Tensor& 
 
 ParamStore::ParamStore(std::vector<NamedParam> params, const at::TensorOptions& options,
                        const std::function<BucketKey(const NamedParam&)>& key_of, Sharing sharing)
-    : sharing_(std::move(sharing)) {
+    : sharing_(std::move(sharing)), options_(options) {
+  const bool f64 = options.dtype().toScalarType() == at::kDouble;
+  if (f64 && sharing_.sum_type == at::kFloat) sharing_.sum_type = at::kDouble;
   for (NamedParam& named : params) {
     Param& p = *named.param;
     if (!p.trainable()) {
@@ -84,10 +95,10 @@ ParamStore::ParamStore(std::vector<NamedParam> params, const at::TensorOptions& 
     const Bucket wanted{.key = key_of(named),
                         .dtype = p.fp32 ? at::kFloat : options.dtype().toScalarType(),
                         .unit = sharing_.alone ? -1 : named.unit,
-                        .experts = !sharing_.alone && p.per_expert};
+                        .sharers = sharers_of(named)};
     auto bucket = std::find_if(buckets_.begin(), buckets_.end(), [&](const Bucket& b) {
       return b.key == wanted.key && b.dtype == wanted.dtype && b.unit == wanted.unit &&
-             b.experts == wanted.experts;
+             b.sharers.holders == wanted.sharers.holders;
     });
     if (bucket == buckets_.end()) bucket = buckets_.insert(bucket, wanted);
     bucket->members.push_back(static_cast<int64_t>(slots_.size()));
@@ -100,8 +111,8 @@ ParamStore::ParamStore(std::vector<NamedParam> params, const at::TensorOptions& 
 }
 
 void ParamStore::make_buffers(Bucket& b, const at::TensorOptions& options) {
-  const RankGroup& owners = *owners_of(b).owners;
-  b.summed = owners.size() > 1 || owners_of(b).replicas->size() > 1;
+  const RankGroup& owners = *b.sharers.owners;
+  b.summed = owners.size() > 1 || b.sharers.replicas->size() > 1;
   b.size = rounded(b.size, owners.size() * kAlign);
   b.own_size = b.size / owners.size();
   b.own_from = owners.rank() * b.own_size;
@@ -117,8 +128,8 @@ void ParamStore::make_buffers(Bucket& b, const at::TensorOptions& options) {
   for (const int64_t s : b.members) {
     const Slot& slot = slots_[static_cast<size_t>(s)];
     Param& p = *slot.named.param;
-    // With a version of its own: a gather that fills the buffer again is no change of the values
-    // that autograd keeps.
+    // variable_data() gives it its own version counter: a gather that refills the buffer is then no
+    // in-place change of values that autograd has saved.
     p.value = b.value.narrow(0, slot.offset, p.numel())
                   .view(p.shown)
                   .variable_data()
@@ -127,8 +138,8 @@ void ParamStore::make_buffers(Bucket& b, const at::TensorOptions& options) {
   if (b.dropped_between_uses) give_back_memory(b.value);
 }
 
-const Owners& ParamStore::owners_of(const Bucket& b) const {
-  return b.experts ? sharing_.experts : sharing_.dense;
+Owners ParamStore::sharers_of(const NamedParam& named) const {
+  return sharing_.alone ? Owners() : sharing_.owners(named);
 }
 
 void ParamStore::initialise_all(uint64_t seed) {
@@ -185,10 +196,10 @@ void ParamStore::add(int64_t slot, const at::Tensor& grad) {
   }
   if (is_sum_[s] == 0) {  // not in place: others may hold the first
     const at::Tensor first = grads_[s];
-    grads_[s] = at::empty({flat.numel()}, flat.options().dtype(at::kFloat));
-    accumulate_(grads_[s], first, /*add=*/false);
+    grads_[s] = at::empty({flat.numel()}, flat.options().dtype(wide_type(flat)));
+    put(grads_[s], first);
   }
-  accumulate_(grads_[s], flat, /*add=*/true);
+  add_to(grads_[s], flat);
   is_sum_[s] = 1;
 }
 
@@ -196,12 +207,13 @@ void ParamStore::end_step() {
   finish_all();
   for (ReplicaSum& sum : replica_sums_) {
     sum.pending.wait();
-    buckets_[static_cast<size_t>(sum.bucket)].grad = sum.sent.to(at::kFloat);
+    Bucket& b = buckets_[static_cast<size_t>(sum.bucket)];
+    b.grad = sum.sent.to(wide_type(b.own));
   }
   replica_sums_.clear();
   for (Bucket& b : buckets_) {
     if (b.summed) {
-      if (!b.grad.defined()) b.grad = at::zeros_like(b.own, at::TensorOptions(at::kFloat));
+      if (!b.grad.defined()) b.grad = at::zeros_like(b.own, at::TensorOptions(wide_type(b.own)));
       for (const int64_t s : b.members) grads_[static_cast<size_t>(s)] = part(s, b.grad);
       continue;
     }
@@ -209,7 +221,7 @@ void ParamStore::end_step() {
       const auto s = static_cast<size_t>(m);
       if (grads_[s].defined()) continue;
       const at::Tensor& value = slots_[s].named.param->value;
-      grads_[s] = at::zeros({value.numel()}, value.options().dtype(at::kFloat));
+      grads_[s] = at::zeros({value.numel()}, value.options().dtype(wide_type(value)));
     }
   }
 }
@@ -223,7 +235,7 @@ std::vector<at::Tensor> ParamStore::counted_grads() const {
   std::vector<at::Tensor> out;
   for (const Bucket& b : buckets_) {
     if (b.summed) {
-      if (owners_of(b).replicas->rank() == 0) out.push_back(b.grad);
+      if (b.sharers.replicas->rank() == 0) out.push_back(b.grad);
       continue;
     }
     for (const int64_t s : b.members) out.push_back(grads_[static_cast<size_t>(s)]);
@@ -233,16 +245,22 @@ std::vector<at::Tensor> ParamStore::counted_grads() const {
 
 void ParamStore::gather(const std::vector<int64_t>& buckets) {
   const at::NoGradGuard no_grad;
-  for (const bool experts : {false, true}) {
+  // In an order that all ranks have, whatever parts of the parameters they hold.
+  std::vector<std::string> classes;
+  for (const int64_t i : buckets) {
+    const std::string& holders = buckets_[static_cast<size_t>(i)].sharers.holders;
+    if (std::ranges::find(classes, holders) == classes.end()) classes.push_back(holders);
+  }
+  for (const std::string& holders : classes) {
     std::vector<at::Tensor> values, own;
     std::vector<Bucket*> chosen;
     for (const int64_t i : buckets) {
       Bucket& b = buckets_[static_cast<size_t>(i)];
-      if (b.unit < 0 || b.experts != experts) continue;
+      if (b.unit < 0 || b.sharers.holders != holders) continue;
       const bool first = b.dropped_between_uses && b.uses++ == 0;
       if (!first && !(b.stale && !b.dropped_between_uses)) continue;
       b.stale = false;
-      if (owners_of(b).owners->size() == 1) continue;
+      if (b.sharers.owners->size() == 1) continue;
       if (b.dropped_between_uses) have_memory(b.value);
       chosen.push_back(&b);
       values.push_back(b.value.detach());
@@ -250,7 +268,7 @@ void ParamStore::gather(const std::vector<int64_t>& buckets) {
     }
     if (chosen.empty()) continue;
     // Buckets of another type go apart: one call has one type.
-    for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
       std::vector<at::Tensor> to, from;
       for (size_t i = 0; i < chosen.size(); ++i) {
         if (chosen[i]->dtype != type) continue;
@@ -258,7 +276,7 @@ void ParamStore::gather(const std::vector<int64_t>& buckets) {
         from.push_back(own[i]);
       }
       if (to.empty()) continue;
-      const Pending pending = owners_of(*chosen[0]).owners->gather(to, from);
+      const Pending pending = chosen[0]->sharers.owners->gather(to, from);
       for (Bucket* b : chosen) {
         if (b->dtype == type) b->gathering = pending;
       }
@@ -274,7 +292,7 @@ void ParamStore::drop(const std::vector<int64_t>& buckets) {
   for (const int64_t i : buckets) {
     Bucket& b = buckets_[static_cast<size_t>(i)];
     if (!b.dropped_between_uses) continue;
-    TROUPE_CHECK(b.uses > 0, "- a bucket of unit", b.unit, "is dropped and was not gathered");
+    TROUPE_CHECK(b.uses > 0, "a bucket of unit", b.unit, "is dropped and was not gathered");
     if (--b.uses == 0) give_back_memory(b.value);
   }
 }
@@ -299,13 +317,14 @@ at::Tensor ParamStore::take_grads(const Bucket& b) {
   return whole;
 }
 
-void ParamStore::reduce(int64_t unit, bool last) {
+void ParamStore::reduce(const std::vector<int64_t>& buckets, bool last) {
   const at::NoGradGuard no_grad;
   finish_all();  // so that the buffers of one unit are there at a time
-  for (Bucket& b : buckets_) {
-    if (b.unit != unit || !b.summed) continue;
-    Reduction r{.bucket = &b - buckets_.data(), .last = last, .whole = take_grads(b)};
-    const Owners& ranks = owners_of(b);
+  for (const int64_t i : buckets) {
+    Bucket& b = buckets_[static_cast<size_t>(i)];
+    if (!b.summed) continue;
+    Reduction r{.bucket = i, .last = last, .whole = take_grads(b)};
+    const Owners& ranks = b.sharers;
     if (ranks.owners->size() > 1) {
       r.own = at::empty({b.own_size}, r.whole.options());
       r.pending = ranks.owners->sum_shards({r.own}, {r.whole});
@@ -325,14 +344,14 @@ void ParamStore::finish(Reduction& r) {
   const at::NoGradGuard no_grad;
   Bucket& b = buckets_[static_cast<size_t>(r.bucket)];
   r.pending.wait();
-  const at::Tensor own = r.own.to(at::kFloat);
+  const at::Tensor own = r.own.to(wide_type(b.own));
   if (b.grad.defined()) {
     b.grad.add_(own);
   } else {
     b.grad = own;
   }
   if (!r.last || r.all_summed) return;
-  RankGroup& replicas = *owners_of(b).replicas;
+  RankGroup& replicas = *b.sharers.replicas;
   if (replicas.size() == 1) return;
   const at::Tensor sent = b.grad.to(sharing_.sum_type);
   replica_sums_.push_back({r.bucket, sent, replicas.sum({sent})});
@@ -344,13 +363,13 @@ void ParamStore::finish_all() {
 }
 
 bool ParamStore::reads_loaded(const Bucket& b) const {
-  return owners_of(b).replicas->rank() == 0;
+  return b.sharers.replicas->rank() == 0;
 }
 
 void ParamStore::spread_loaded() {
   const at::NoGradGuard no_grad;
   for (Bucket& b : buckets_) {
-    RankGroup& replicas = *owners_of(b).replicas;
+    RankGroup& replicas = *b.sharers.replicas;
     for (const at::Tensor& x : b.masters()) replicas.broadcast(x.detach(), 0).wait();
     for (const at::Tensor& x : b.state) replicas.broadcast(x, 0).wait();
     for (const at::Tensor& x : b.scales) replicas.broadcast(x, 0).wait();
@@ -405,7 +424,7 @@ at::Tensor ParamStore::part_of_blocks(int64_t slot, const at::Tensor& scales) co
 
 namespace {
 
-// Of values that are those of `range`.
+// Appends the values that are not finite; `values` are those of `range`.
 void add_bad(std::vector<BadValue>& out, const NamedParam& named, const at::Tensor& values,
              const ParamStore::Range& range) {
   const auto& [name, param, unit] = named;

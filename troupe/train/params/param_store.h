@@ -4,9 +4,9 @@
 // Trainable parameters are cut into buckets of equal settings. A bucket has one buffer for the
 // values that the model reads (a Param's value is a view of it), one for what these leave of their
 // f32 masters, and those of the optimizer. A master is the value itself in f32; a bf16 value and 16
-// bits more (core/number/split_f32.h); an f32 number of its own beside f16. Parameters and what
-// ranks own begin on 256 elements, a block of moments in 8 bits; what lies between them is 0 and
-// stays 0.
+// bits more (core/number/split_f32.h); an f32 number of its own beside f16; an f64 value is its own
+// master, and its gradients are f64. Parameters and what ranks own begin on 256 elements, a block
+// of moments in 8 bits; what lies between them is 0 and stays 0.
 //
 // Shared with other ranks (Sharing), a bucket holds the parameters of one unit, and rank i of the S
 // that share it owns elements i n / S .. (i + 1) n / S: their masters, moments and summed gradient
@@ -48,33 +48,39 @@ struct BucketKey {
   bool operator==(const BucketKey&) const = default;
 };
 
-// The ranks that hold the same parameters: `owners` cut one copy of the state between them,
-// `replicas` are those that own the same part of another copy.
+// The ranks that hold the same box of a parameter: `owners` cut one copy of the state between them,
+// `replicas` are those that own the same part of another copy. `holders` names them, the same text
+// on all of them and no other's: "dense", "experts of place 3". `parts` together have the whole of
+// each matrix: one rank for each different box, in the order of their offsets, that owns the same
+// elements of its box as this rank does of its own. Only where an optimizer asks for it.
 struct Owners {
   std::shared_ptr<RankGroup> owners = std::make_shared<RankGroup>();
   std::shared_ptr<RankGroup> replicas = std::make_shared<RankGroup>();
+  std::string holders = {};
+  std::shared_ptr<RankGroup> parts = std::make_shared<RankGroup>();
 };
 
 struct Sharing {
   bool alone = true;  // one rank: nothing below counts
   bool full = false;
-  Owners dense, experts;
-  at::ScalarType sum_type = at::kFloat;  // that gradients are summed in between ranks
+  std::function<Owners(const NamedParam&)> owners = {};  // by who holds the same box
+  // That gradients are summed in between ranks; f32 of a model in f64: f64.
+  at::ScalarType sum_type = at::kFloat;
 };
 
 struct Bucket {
   BucketKey key;
   at::ScalarType dtype;
-  int64_t unit = -1;  // -1: of all units
-  bool experts = false;
+  int64_t unit = -1;                   // -1: of all units
+  Owners sharers = {};                 // all its parameters have these
   bool summed = false;                 // over other ranks, owners or replicas
   int64_t size = 0;                    // a multiple of the owners' number
   int64_t own_from = 0, own_size = 0;  // this rank's range
   at::Tensor value = {};               // [size] of dtype
   at::Tensor own = {};                 // [own_size] of dtype; part of `value` unless `full`
-  at::Tensor master = {};              // [own_size] f32; `own` itself if that is f32; bf16: none
-  at::Tensor low = {};                 // [own_size] int16, of bf16: `own` and it are the master
-  at::Tensor grad = {};                // [own_size] f32 of a step, where the bucket is summed
+  at::Tensor master = {};  // [own_size] f32; `own` itself if that is f32, f64; bf16: none
+  at::Tensor low = {};     // [own_size] int16, of bf16: `own` and it are the master
+  at::Tensor grad = {};    // [own_size] f32 (f64) of a step, where the bucket is summed
   std::vector<at::Tensor> state = {};  // [own_size] each, the optimizer's
   // [own_size / 256] f32 each: of a state that is uint8 codes (core/number/moment8.h); else none
   std::vector<at::Tensor> scales = {};
@@ -114,12 +120,12 @@ class ParamStore {
   void values_from_masters();  // after a checkpoint was loaded
 
   // Gradients of a step. begin_step forgets the last one's; add() holds the first that a parameter
-  // gets, whose bits nobody may change from then on, and adds the others, in f32; end_step() gives
-  // zeros to those that got none.
+  // gets, whose bits nobody may change from then on, and adds the others, in f32 (f64); end_step()
+  // gives zeros to those that got none.
   void begin_step();
   void add(int64_t slot, const at::Tensor& grad);
   void end_step();
-  const at::Tensor& grad(int64_t slot) const;  // flat: f32, or one tensor of backward's type
+  const at::Tensor& grad(int64_t slot) const;  // flat: f32 (f64), or one tensor of backward's type
   // What this rank counts in the norm: each element of each parameter on one rank alone.
   std::vector<at::Tensor> counted_grads() const;
 
@@ -128,10 +134,10 @@ class ParamStore {
   void gather(const std::vector<int64_t>& buckets);
   void need(const std::vector<int64_t>& buckets);
   void drop(const std::vector<int64_t>& buckets);
-  // Starts to sum the gradients that the unit's buckets got since the last call; `last`: no more of
-  // them come in this step. Waits for the owners' sums of the unit before; those over replicas,
-  // which begin then, are waited for by end_step().
-  void reduce(int64_t unit, bool last);
+  // Starts to sum the gradients that the buckets got since the last call; `last`: no more of them
+  // come in this step. Waits for the owners' sums of the call before; those over replicas, which
+  // begin then, are waited for by end_step().
+  void reduce(const std::vector<int64_t>& buckets, bool last);
   // Gives owners' masters and state to their replicas: rank 0 of `replicas` has loaded them.
   void spread_loaded();
   bool reads_loaded(const Bucket& bucket) const;  // this rank is that rank 0
@@ -151,8 +157,8 @@ class ParamStore {
   std::vector<int64_t> owned_members(const Bucket& bucket) const;  // of which a part is here
   at::Tensor part(int64_t slot, const at::Tensor& buffer) const;
   at::Tensor part_of_blocks(int64_t slot, const at::Tensor& scales) const;  // the same of scales
-  const Owners& owners_of(const Bucket& bucket) const;
-  const Sharing& sharing() const { return sharing_; }
+  Owners sharers_of(const NamedParam& named) const;
+  const at::TensorOptions& options() const { return options_; }  // of the values that a model reads
 
  private:
   struct Reduction {
@@ -173,6 +179,7 @@ class ParamStore {
   void finish_all();
 
   Sharing sharing_;
+  at::TensorOptions options_;
   std::vector<Slot> slots_;
   std::vector<NamedParam> others_;
   std::vector<Bucket> buckets_;

@@ -29,20 +29,24 @@ struct Problem {
     const auto all = world.all(), one = std::make_shared<RankGroup>(rank);
     const auto within = W == 4 ? world.group({2 * half, 2 * half + 1}) : all;
     const auto across = W == 4 ? world.group({rank % 2, rank % 2 + 2}) : one;
+    Owners of_dense, of_experts;
     Sharing sharing;
     sharing.alone = false;
     sharing.full = way == kFull || way == kHybrid;
     switch (way) {
       case kDdp:
-        sharing.dense = {one, all};
-        sharing.experts = {one, across};
+        of_dense = {one, all, "dense"};
+        of_experts = {one, across, "experts"};
         break;
       case kHybrid:
-        sharing.dense = {within, across};
-        sharing.experts = {one, across};
+        of_dense = {within, across, "dense"};
+        of_experts = {one, across, "experts"};
         break;
-      default: sharing.dense = {all, one}; sharing.experts = {across, one};
+      default: of_dense = {all, one, "dense"}; of_experts = {across, one, "experts"};
     }
+    sharing.owners = [=](const NamedParam& named) {
+      return named.param->per_expert ? of_experts : of_dense;
+    };
     const int64_t first = rank % 2 * 2;
     dense = Param::of({30, 10}, {.kind = Init::kNormal, .std = 1});
     experts = Param::of_experts({4, 5, 7}, {.kind = Init::kNormal, .std = 1},
@@ -75,7 +79,7 @@ TEST(ParamStore, WhatNoOtherRankHasIsSummedByNobody) {
       p.store->begin_step();
       p.store->add(0, p.grad(p.dense, static_cast<double>(p.rank)));
       p.store->add(1, own);
-      for (const int64_t unit : {1, 0}) p.store->reduce(unit, /*last=*/true);
+      for (const int64_t bucket : {1, 0}) p.store->reduce({bucket}, /*last=*/true);
       p.store->end_step();
       EXPECT_EQ(p.store->grad(1).data_ptr(), own.data_ptr()) << kNames[way];  // no copy either
       EXPECT_FALSE(p.store->buckets()[1].grad.defined());
@@ -93,7 +97,7 @@ TEST(ParamStore, MicrobatchesAddUpToTheSumOfAllRanks) {
         p.store->add(0, p.grad(p.dense, static_cast<double>(p.rank + 10 * m)));
         p.store->add(1, p.grad(p.experts, static_cast<double>(p.rank + 10 * m)));
         if (m > 0) {  // the first two go together
-          for (const int64_t unit : {1, 0}) p.store->reduce(unit, m == 2);
+          for (const int64_t bucket : {1, 0}) p.store->reduce({bucket}, m == 2);
         }
       }
       p.store->end_step();
@@ -118,7 +122,7 @@ TEST(ParamStore, TheNormCountsEachElementOnOneRankAlone) {
         p.store->begin_step();
         p.store->add(0, at::full(p.dense.shown, 1.0));
         p.store->add(1, at::full(p.experts.shown, 1.0));
-        for (const int64_t unit : {1, 0}) p.store->reduce(unit, true);
+        for (const int64_t bucket : {1, 0}) p.store->reduce({bucket}, true);
         p.store->end_step();
         double own = 0;
         for (const at::Tensor& g : p.store->counted_grads()) own += g.sum().item<double>();
@@ -135,7 +139,7 @@ TEST(ParamStore, AParameterWithoutAGradientHasZeros) {
     in_ranks(2, [way](World& world) {
       Problem p(world, way);
       p.store->begin_step();
-      p.store->reduce(0, true);
+      p.store->reduce({0}, true);
       p.store->end_step();
       EXPECT_EQ(p.store->grad(0).numel(), p.store->owned(0).size);
       EXPECT_EQ(p.store->grad(1).numel(), p.store->owned(1).size);

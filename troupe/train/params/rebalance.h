@@ -1,15 +1,16 @@
-// parallel.rebalance: every so many steps the experts of each MoE layer are laid over their ranks
-// anew (distributed/params/balanced_placement.h), by what was chosen in those steps. They move
-// where max/mean of the ranks' rows falls by `gain` at least; a layer whose experts would not stays
-// as it is.
+// parallel.rebalance: at an interval in steps, computes a new placement of each MoE layer's experts
+// (distributed/params/balanced_placement.h) from the choices of those steps. The experts of a layer
+// move if that lowers max/mean of the ranks' rows by at least `gain`; otherwise they stay where
+// they are.
 //
-// A step computes the same wherever experts lie, but for the order of sums (`exact` dispatch: but
-// for that of the gradient norm). Every rank holds as many experts as before, so no shape changes.
-// Replicas of experts lie alike: rows are counted over all ranks.
+// The result of a step depends on the placement only by the order of sums (with `exact` dispatch,
+// only in the gradient norm). Every rank keeps its number of experts, so no shape changes. Replicas
+// of experts use the same placement: rows are counted over all ranks. Every rank knows the rows and
+// placements of all layers, those of other pipeline stages too, and takes the same decision.
 //
-// Checkpoints are in global coordinates and know nothing of this but a RebalanceState: a run that
-// goes on, rebalances and shares experts over as many ranks lies as the saved one did and counts
-// on; in any other layout experts begin in their default places.
+// Checkpoints are in global coordinates; of this they keep a RebalanceState only. A resumed run
+// that rebalances and shares experts over as many ranks continues with the saved placement and
+// counts; in any other layout experts begin in their default places.
 #pragma once
 
 #include <cstdint>
@@ -30,10 +31,15 @@ std::string moved_line(int64_t step, int64_t experts, const std::vector<ExpertsM
 
 class Rebalancer {
  public:
-  // `all_sum` over all ranks. Model and store outlive it; the layers' dispatchers share experts
-  // over `experts`.
-  Rebalancer(RebalanceConfig config, Model& model, ParamStore& store,
-             std::shared_ptr<RankGroup> experts, SumOver all_sum);
+  // A MoE layer of the model, here or not, and how its experts lie when a run begins.
+  struct Place {
+    int64_t unit = 0;
+    Placement placement;
+  };
+  // `all_sum` over all ranks. Model and store outlive it; `places` are in the model's order, and
+  // the layers' dispatchers share experts over `experts`.
+  Rebalancer(RebalanceConfig config, Model& model, const std::vector<Place>& places,
+             ParamStore& store, std::shared_ptr<RankGroup> experts, SumOver all_sum);
 
   // Each rank, after each step: counts it, and moves experts if `step` steps are a multiple of
   // `every`. On a GPU the host waits for the counts then, and only then.
@@ -45,12 +51,13 @@ class Rebalancer {
  private:
   struct Layer {
     int64_t unit = 0;
-    MoeLayer* moe = nullptr;
+    Placement placement;
+    MoeLayer* moe = nullptr;           // null: another stage's
     at::Tensor rows_E = {};            // int64, of this rank, since the last change
     std::vector<int64_t> before = {};  // [E] of all ranks, counted before this process began
   };
-  std::vector<std::vector<int64_t>> rows_of_all() const;  // of each layer
-  void move(const std::vector<std::pair<Layer*, Placement>>& to);
+  std::vector<std::vector<int64_t>> rows_of_all() const;           // of each layer
+  void move(const std::vector<std::pair<Layer*, Placement>>& to);  // the experts that are here
 
   RebalanceConfig config_;
   ParamStore& store_;

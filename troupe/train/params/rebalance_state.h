@@ -7,13 +7,13 @@
 
 namespace troupe {
 
-// Experts change ranks between steps where that evens out what ranks compute.
+// Moves experts between ranks to even out their load (rebalance.h).
 struct RebalanceConfig {
   int64_t every = 0;   // steps, whose choices are counted; 0: experts stay
   double gain = 0.05;  // by how much max/mean of the ranks' rows must fall
   static void visit(auto& c, auto&& f) {
-    f("every", c.every);
-    f("gain", c.gain);
+    f("every", c.every, "Steps between rebalancing; 0: off.");
+    f("gain", c.gain, "Minimum decrease of max/mean rows per rank for a move.");
   }
 };
 

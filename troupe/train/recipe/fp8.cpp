@@ -4,6 +4,8 @@
 
 #include "troupe/nn/models/model.h"
 #include "troupe/nn/moe_layer.h"
+#include "troupe/ops/moe_ffn/moe_ffn_fp8_sm90.h"
+#include "troupe/train/recipe/experts_kernels.h"
 
 namespace troupe {
 namespace {
@@ -65,17 +67,58 @@ void use_fp8(const Fp8Config& config, Model& model) {
   model.for_each_moe([&](int64_t unit, MoeLayer& moe) {
     const auto layer = static_cast<size_t>(unit - 1);
     if (layer >= layers.size() || !layers[layer]) return;  // MTP modules stay as they are
-    moe.experts().compute_in_fp8({.weight_grad = config.weight_grad == Fp8WeightGrad::kFp8});
+    moe.experts().compute_in_fp8(
+        {.weight_grad = config.weight_grad == Fp8WeightGrad::kFp8, .emulate = config.emulate});
   });
 }
 
-std::string fp8_line(const Fp8Config& config, const ModelConfig& model) {
+KeepsFp8Weights::KeepsFp8Weights(const std::optional<Fp8Config>& config, Model& model,
+                                 size_t microbatches,
+                                 const std::function<bool(const Param&)>& whole) {
+  if (!config || config->weights != Fp8WeightCopies::kKept || microbatches < 2) return;
+  model_ = &model;
+  model.for_each_moe([&](int64_t, MoeLayer& moe) {
+    Experts& experts = moe.experts();
+    experts.keep_rounded_weights(whole(experts.w1) && whole(experts.w2));
+  });
+}
+
+void KeepsFp8Weights::forget() {
+  if (model_ == nullptr) return;
+  model_->for_each_moe([](int64_t, MoeLayer& moe) { moe.experts().keep_rounded_weights(false); });
+  model_ = nullptr;
+}
+
+namespace {
+
+// Why a layer's products are emulated; empty: tensor cores multiply the bytes.
+std::string emulation_reason(const Fp8Config& config, const ModelConfig& model,
+                             const GpuProducts& products) {
+  if (config.emulate) return "train.fp8.emulate is set";
+  const std::vector<bool> layers = fp8_layers(config, model);
+  for (int64_t i = 0; i < model.layers; ++i) {
+    if (!layers[static_cast<size_t>(i)]) continue;
+    const MoeConfig moe = *layer_config(model, i).moe;
+    const std::string why = fp8_sm90_fault(sm90_form(model, moe, products));
+    if (!why.empty()) return why;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string fp8_line(const Fp8Config& config, const ModelConfig& model,
+                     const GpuProducts& products) {
   const std::vector<bool> layers = fp8_layers(config, model);
   const bool weight_grad = config.weight_grad == Fp8WeightGrad::kFp8;
+  const std::string why = emulation_reason(config, model, products);
   return "fp8: experts of " + std::to_string(std::ranges::count(layers, true)) + " of " +
          std::to_string(num_moe_layers(model)) + " MoE layers: up, down, their input gradients" +
          (weight_grad ? " and weight gradients" : "; weight gradients of unrounded operands") +
-         ". Emulated: 8-bit operands in products of the run's precision, at no gain in speed";
+         (why.empty() ? ". In 8 bits on the tensor cores"
+                      : ". Emulated: 8-bit operands in products of the run's precision, at no gain "
+                        "in speed, because " +
+                            why);
 }
 
 }  // namespace troupe

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +16,8 @@
 namespace troupe {
 
 class Model;
+struct Param;
+struct GpuProducts;  // experts_kernels.h
 
 enum class Fp8Recipe {
   kRow,  // one scale a token row, for 1 x 128 of activations, for 128 x 128 of weights
@@ -28,16 +31,29 @@ constexpr auto names_of(Fp8WeightGrad) {
   return std::array{Named{"fp8", Fp8WeightGrad::kFp8}, Named{"bf16", Fp8WeightGrad::kBf16}};
 }
 
+// kKept: rounded once a step, and kept over its microbatches, but where a layer's weights are cut
+// over ranks and whole only while it computes.
+enum class Fp8WeightCopies { kKept, kOnUse };
+constexpr auto names_of(Fp8WeightCopies) {
+  return std::array{Named{"kept", Fp8WeightCopies::kKept},
+                    Named{"on_use", Fp8WeightCopies::kOnUse}};
+}
+
 struct Fp8Config {
   Fp8Recipe recipe = Fp8Recipe::kRow;
   Fp8WeightGrad weight_grad = Fp8WeightGrad::kFp8;  // bf16: of operands that were not rounded
-  int64_t skip_first = 0, skip_last = 0;            // blocks whose experts stay as they are
+  Fp8WeightCopies weights = Fp8WeightCopies::kKept;
+  bool emulate = false;                   // also where tensor cores could multiply the bytes
+  int64_t skip_first = 0, skip_last = 0;  // blocks whose experts stay as they are
 
   static void visit(auto& c, auto&& f) {
-    f("recipe", c.recipe);
-    f("weight_grad", c.weight_grad);
-    f("skip_first", c.skip_first);
-    f("skip_last", c.skip_last);
+    f("recipe", c.recipe, "Scaling granularity: row.");
+    f("weight_grad", c.weight_grad, "Operand type of weight gradients: fp8 or bf16.");
+    f("weights", c.weights,
+      "Weights in 8 bits: kept over a step's microbatches, or rounded on_use in each; same bits.");
+    f("emulate", c.emulate, "Round to 8 bits, but multiply in the run's precision.");
+    f("skip_first", c.skip_first, "Leading layers whose experts stay in bf16.");
+    f("skip_last", c.skip_last, "Trailing layers whose experts stay in bf16.");
   }
 };
 
@@ -50,7 +66,24 @@ std::vector<bool> fp8_layers(const Fp8Config& config, const ModelConfig& model);
 // Tells the experts of those layers that are here.
 void use_fp8(const Fp8Config& config, Model& model);
 
-// "fp8: experts of 7 of 8 MoE layers ...": which products, by which path, and what stays.
-std::string fp8_line(const Fp8Config& config, const ModelConfig& model);
+// While it lives the experts of a model keep their weights in 8 bits from call to call, where the
+// recipe says so, a step has more microbatches than one, and `whole` says that a parameter's values
+// stay in memory. Weights must not change meanwhile.
+class KeepsFp8Weights {
+ public:
+  KeepsFp8Weights(const std::optional<Fp8Config>& config, Model& model, size_t microbatches,
+                  const std::function<bool(const Param&)>& whole);
+  KeepsFp8Weights(const KeepsFp8Weights&) = delete;
+  KeepsFp8Weights& operator=(const KeepsFp8Weights&) = delete;
+  ~KeepsFp8Weights() { forget(); }
+  void forget();  // no more of it
+
+ private:
+  Model* model_ = nullptr;  // null: nothing is kept
+};
+
+// "fp8: experts of 7 of 8 MoE layers ...": which products, by which path and why.
+std::string fp8_line(const Fp8Config& config, const ModelConfig& model,
+                     const GpuProducts& products);
 
 }  // namespace troupe

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "troupe/core/check.h"
+#include "troupe/train/recipe/experts_kernels.h"
 
 namespace troupe {
 namespace {
@@ -29,7 +30,10 @@ TEST(Fp8Config, SkippedAndDenseLayersStay) {
   EXPECT_EQ(fp8_layers({}, m), (std::vector<bool>{false, true, true, true}));
   EXPECT_EQ(fp8_layers({.skip_first = 2, .skip_last = 1}, m),
             (std::vector<bool>{false, false, true, false}));
-  EXPECT_NE(fp8_line({.skip_first = 2}, m).find("2 of 3 MoE layers"), std::string::npos);
+  const std::string line = fp8_line({.skip_first = 2}, m, {at::kBFloat16, 0});
+  EXPECT_NE(line.find("2 of 3 MoE layers"), std::string::npos) << line;
+  EXPECT_NE(line.find("Emulated"), std::string::npos) << line;
+  EXPECT_NE(line.find("because the device is cpu"), std::string::npos) << line;
 }
 
 TEST(Fp8Config, RefusesWhatItCannotComputeAndSaysWhatWouldDo) {

@@ -12,29 +12,16 @@ bool ends_in(std::string_view path, std::string_view end) {
   return path == end || (path.ends_with(end) && path[path.size() - end.size() - 1] == '.');
 }
 
-// The table's line of that path: a whole path first, then the end of one.
-std::string text_of(std::string_view path) {
-  for (const KeyHelp& line : key_help()) {
-    if (line.path == path) return std::string(line.text);
-  }
-  for (const KeyHelp& line : key_help()) {
-    if (line.path.starts_with('*') && path.ends_with(line.path.substr(1))) {
-      return std::string(line.text);
-    }
-  }
-  return {};
-}
-
 std::string section_of(const std::string& path) {
   const auto dot = path.rfind('.');
   return dot == std::string::npos ? "" : path.substr(0, dot);
 }
 
-std::string told(const FieldInfo& field, const std::vector<FieldInfo>& fields) {
-  std::string out = field.path + "\n  " + text_of(field.path) + "\n  type     " + field.type + '\n';
+std::string details(const FieldInfo& field, const std::vector<FieldInfo>& fields) {
+  std::string out = field.path + "\n  " + field.help + "\n  type     " + field.type + '\n';
   if (!field.value.empty()) out += "  default  " + field.value + '\n';
   if (!field.only_of.empty() && !field.path.ends_with(".kind")) {
-    out += "  of kind  " + field.only_of + '\n';
+    out += "  kinds    " + field.only_of + '\n';
   }
   std::string names, beside;
   for (const Alias& alias : Recipe::aliases()) {
@@ -53,8 +40,8 @@ std::string told(const FieldInfo& field, const std::vector<FieldInfo>& fields) {
   return out;
 }
 
-// A line for each field with `part` in its name, or of a section that has it in its, at most
-// kMost; empty: there is none. Words may be apart: "aux loss" finds aux_loss.
+// Path and help of each field that has `part` in its name, then of those that have it in their
+// path, at most kMost; empty: there is none. "aux loss" finds aux_loss.
 std::string fields_with(const std::string& part, const std::vector<FieldInfo>& fields) {
   constexpr int64_t kMost = 30;
   std::vector<const FieldInfo*> found;
@@ -66,11 +53,11 @@ std::string fields_with(const std::string& part, const std::vector<FieldInfo>& f
       if (own_name ? in_name : in_path && !in_name) found.push_back(&field);
     }
   }
-  if (std::ssize(found) == 1) return told(*found[0], fields);
+  if (std::ssize(found) == 1) return details(*found[0], fields);
   std::string out;
   for (int64_t i = 0; i < std::min(kMost, std::ssize(found)); ++i) {
-    const std::string& path = found[static_cast<size_t>(i)]->path;
-    out += path + "\n  " + text_of(path) + '\n';
+    const FieldInfo& field = *found[static_cast<size_t>(i)];
+    out += field.path + "\n  " + field.help + '\n';
   }
   if (std::ssize(found) > kMost) {
     out += "and " + std::to_string(std::ssize(found) - kMost) + " more\n";
@@ -78,11 +65,11 @@ std::string fields_with(const std::string& part, const std::vector<FieldInfo>& f
   return out;
 }
 
-// A recipe as a file has it.
+// The keys of a recipe file: a recipe's and `base`.
 struct RecipeFile : Recipe {
   std::string base;
   static void visit(auto& r, auto&& f) {
-    f("base", r.base);
+    f("base", r.base, "A recipe beside this one that is read first.");
     Recipe::visit(r, f);
   }
 };
@@ -98,10 +85,10 @@ std::string explain_key(const std::string& key) {
   const std::string wanted = normalized(key);
   std::string out;
   for (const FieldInfo& field : fields) {
-    if (field.path == wanted) return told(field, fields);
+    if (field.path == wanted) return details(field, fields);
   }
   for (const FieldInfo& field : fields) {
-    if (ends_in(field.path, wanted)) out += told(field, fields);
+    if (ends_in(field.path, wanted)) out += details(field, fields);
   }
   if (!out.empty()) return out;
   for (const Alias& alias : Recipe::aliases()) {
@@ -115,15 +102,34 @@ std::string explain_key(const std::string& key) {
     names.push_back(std::string_view(field.path).substr(field.path.rfind('.') + 1));
   }
   const std::string_view guess = nearest(wanted, names);
-  fail(Code::kNoSuchField, key, "no field of a recipe is called so",
+  fail(Code::kNoSuchField, key, "is not a key of a recipe",
        guess.empty() ? "" : "; did you mean \"" + std::string(guess) + "\"?");
 }
 
 void write_recipe_schema(std::ostream& os) {
-  write_schema(os, RecipeFile(), [](const std::string& path) {
-    return path == "base" ? "A recipe beside this one that is read first." : text_of(path);
-  });
+  write_schema(os, RecipeFile());
   os << '\n';
+}
+
+void write_recipe_keys(std::ostream& os) {
+  const auto cell = [](const std::string& text) {
+    std::string out;
+    for (const char c : text) out += c == '|' ? "\\|" : std::string(1, c);
+    return out;
+  };
+  std::string section;
+  for (const FieldInfo& field : recipe_fields()) {
+    const std::string top = field.path.substr(0, field.path.find('.'));
+    if (top != section) {
+      os << (section.empty() ? "" : "\n") << "## " << top
+         << "\n| key | type | default | meaning |\n|---|---|---|---|\n";
+      section = top;
+    }
+    const bool of_kind = !field.only_of.empty() && !field.path.ends_with(".kind");
+    os << "| `" << field.path << "` | " << cell(field.type) << " | "
+       << (field.value.empty() ? "" : '`' + cell(field.value) + '`') << " | " << cell(field.help)
+       << (of_kind ? " Only with kind " + field.only_of + '.' : "") << " |\n";
+  }
 }
 
 }  // namespace troupe

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "troupe/core/config/config.h"
 
 namespace troupe {
@@ -43,6 +45,48 @@ TEST(Parallel, KeysThatALayoutLeavesIdleAreTold) {
   }
 }
 
+TEST(Parallel, OV9_OverlapSaysWhereItCannotBe) {
+  const auto faults = [](const std::string& text) {
+    ParallelConfig c;
+    read_config(parse_yaml(text, "x.yaml"), c);
+    LayoutNeeds needs{.world = 8, .experts = 8, .layers = 8};
+    needs.loads.assign(10, {1, 1, 1});
+    std::string out;
+    for (const std::string& fault : layout_faults(c, needs)) {
+      out += fault + '\n';
+    }
+    return out;
+  };
+  EXPECT_EQ(faults("{overlap: experts, expert: 4, shard: zero1}"), "");
+  EXPECT_EQ(faults("{overlap: experts, expert: 4, shard: none, pipeline: 2}"), "");
+  EXPECT_EQ(faults("{overlap: experts, expert: 1, shard: full}"), "");
+  EXPECT_EQ(faults("{overlap: experts, expert: 4, shard: full}"), "");
+  for (const std::string order : {"gpipe", "zb1p"}) {
+    EXPECT_EQ(
+        faults("{overlap: experts, expert: 4, shard: none, pipeline: 2, schedule: " + order + "}"),
+        "parallel.overlap: E2005 experts runs a backward beside the forward that follows it, "
+        "and the order " +
+            order + " is not run so; use schedule 1f1b or interleaved\n");
+  }
+  EXPECT_EQ(idle_keys("{overlap: experts, expert: 1, shard: none}", {.world = 4, .experts = 8}),
+            (std::vector<std::string>{"parallel.overlap"}));
+}
+
+TEST(Parallel, OV10_WhatIsOfNcclIsToldOnCpus) {
+  ParallelConfig given;
+  EXPECT_TRUE(without_nccl(given).empty());
+  read_config(parse_yaml("{comm_priority: normal, comm_blocks: 8}", "x.yaml"), given);
+  const std::vector<std::string> told = without_nccl(given);
+  ASSERT_EQ(told.size(), 2U);
+  EXPECT_EQ(told[0],
+            "parallel.comm_priority does nothing on CPUs: Gloo moves the data, and it is of NCCL");
+  using Keys = std::vector<std::string>;
+  const LayoutNeeds needs{.world = 4, .experts = 8};
+  EXPECT_EQ(idle_keys("{expert: 1, shard: none, comm_blocks: 8}", needs),
+            (Keys{"parallel.comm_blocks"}));
+  EXPECT_EQ(idle_keys("{expert: 4, shard: none, comm_blocks: 8}", needs), Keys());
+}
+
 TEST(Parallel, H1_UnevenPlacementTakesAnyRanksUpToTheNumberOfExperts) {
   const auto faults = [](int64_t experts, int64_t ranks, ExpertSplit placement) {
     ParallelConfig c;
@@ -69,6 +113,86 @@ TEST(Parallel, TheRankWithTheMostExpertsIsWhatAllWaitFor) {
   EXPECT_DOUBLE_EQ(most_held(c, 0), 1);
   c.placement = ExpertSplit::kEven;
   EXPECT_DOUBLE_EQ(most_held(c, 8), 1);
+}
+
+// Of six blocks, an MTP module and the head, which cost 1 each, the embedding nothing.
+LayoutNeeds staged(int64_t world) {
+  LayoutNeeds out{.world = world, .layers = 6, .mtp = 1};
+  for (const double seconds : {0., 1., 1., 1., 1., 1., 1., 1., 1.})
+    out.loads.push_back({seconds, 1, 1});
+  return out;
+}
+
+ParallelConfig read(const std::string& text) {
+  ParallelConfig out;
+  read_config(parse_yaml(text, "x.yaml"), out);
+  return out;
+}
+
+TEST(Parallel, StagesAreChosenByCostOrReadAndPrintedShortest) {
+  const auto settled = [](const std::string& text) { return resolved(read(text), staged(4)); };
+  ParallelConfig c = settled("{pipeline: 2, shard: none}");
+  EXPECT_EQ(c.stages, "Et*4|ttmL");
+  EXPECT_EQ(c.virtual_stages, 1);
+  EXPECT_EQ(c.schedule, PipelineOrder::k1f1b);
+  c = settled("{pipeline: 2, virtual: 2, shard: none}");
+  EXPECT_EQ(c.stages, "Ett|tt|tt|mL");
+  EXPECT_EQ(c.schedule, PipelineOrder::kInterleaved);
+  c = settled("{pipeline: 2, schedule: zbv, shard: none}");
+  EXPECT_EQ(c.virtual_stages, 2);
+  EXPECT_EQ(std::count(c.stages.begin(), c.stages.end(), '|'), 3);
+  EXPECT_EQ(pipeline_shape(c, 6, 1).path, StagePath::kVee);
+  c = settled("{pipeline: 2, schedule: dualpipev, shard: none}");
+  EXPECT_EQ(c.virtual_stages, 2);
+  EXPECT_EQ(pipeline_shape(c, 6, 1).path, StagePath::kVee);
+  c = settled("{pipeline: 2, stages: 'E t, t | tt || t t m L', schedule: gpipe, shard: none}");
+  EXPECT_EQ(c.stages, "Ett|tt||ttmL");
+  EXPECT_EQ(c.virtual_stages, 2);
+  EXPECT_EQ(c.schedule, PipelineOrder::kGpipe);
+  c = settled("{stages: 'Et*6mL', shard: none}");
+  EXPECT_EQ(c.stages, "");
+  EXPECT_EQ(idle_keys("{stages: 'Et*6mL', virtual: 2, schedule: gpipe, shard: none}", staged(4)),
+            (std::vector<std::string>{"parallel.stages", "parallel.virtual", "parallel.schedule"}));
+}
+
+TEST(Parallel, PipelinesThatCannotBeAreToldWithWhatCan) {
+  const auto faults = [](const std::string& text) {
+    std::string out;
+    for (const std::string& fault : layout_faults(read(text), staged(4))) out += fault + '\n';
+    return out;
+  };
+  const auto says = [&](const std::string& text, const std::string& what) {
+    const std::string found = faults(text);
+    EXPECT_NE(found.find(what), std::string::npos) << text << ": " << found;
+  };
+  EXPECT_EQ(faults("{pipeline: 2, expert: 1}"), "");
+  says("{pipeline: 16}",
+       "parallel.pipeline: E2005 16 stages for 6 layers, embedding, MTP modules and head: at most "
+       "9");
+  says(
+      "{pipeline: 4, virtual: 3}",
+      "parallel.virtual: E2005 12 stages for 6 layers, embedding, MTP modules and head: at most 9");
+  says("{pipeline: 3, expert: 1}", "parallel.pipeline: E2005 3 stages do not divide 4 ranks");
+  says("{pipeline: 2, stages: 'Et*5|mL'}", "parallel.stages: E2005 5 of the 6 layers");
+  says("{pipeline: 2, stages: 'Et*3|x*3mL'}", "parallel.stages: E2005 position 6");
+  says("{pipeline: 2, virtual: 2, stages: 'Et*3|t*3mL'}",
+       "parallel.virtual: E2005 2, and parallel.stages has 1 a rank");
+  says("{pipeline: 2, virtual: 2, schedule: 1f1b}",
+       "parallel.schedule: E2005 1f1b has one stage a rank");
+  says("{pipeline: 2, virtual: 2, schedule: zb1p}",
+       "parallel.schedule: E2005 zb1p has one stage a rank; there are 2: use zbv, "
+       "dualpipev, interleaved or");
+  says("{pipeline: 2, virtual: 3, schedule: zbv}",
+       "parallel.schedule: E2005 zbv has 2 stages a rank; parallel.virtual is 3");
+  says("{pipeline: 2, virtual: 3, schedule: dualpipev}",
+       "parallel.schedule: E2005 dualpipev has 2 stages a rank; parallel.virtual is 3");
+  says("{pipeline: 2, stages: 'Et*2|t*2|t|tmL|', schedule: zbv}",
+       "parallel.stages: E2005 5 stages on 2 ranks, and a V has two a rank");
+  EXPECT_EQ(faults("{pipeline: 2, schedule: zbv, expert: 1}"), "");
+  says("{pipeline: 2, schedule: interleaved}",
+       "parallel.schedule: E2005 interleaved has several stages a rank");
+  says("{pipeline: 2, data: 3}",
+       "parallel.data: E2005 pipeline 2 x data 3 are 6 ranks; there are 4: data 2, or 6 ranks");
 }
 
 }  // namespace

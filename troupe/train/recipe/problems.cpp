@@ -19,7 +19,7 @@ void Problems::add_error(const std::string& path, const Error& error) {
   std::istringstream lines(error.what());
   for (std::string line; std::getline(lines, line);) {
     if (lines_.empty()) first_ = error.code();
-    // A line that begins with a place of its own, or with what is wrong: both say where it is.
+    // A line that names the path already says where the fault is.
     lines_.push_back(line.find(path) == std::string::npos ? path + ": " + line : line);
   }
 }

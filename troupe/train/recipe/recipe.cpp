@@ -9,6 +9,7 @@
 #include "troupe/core/config/config.h"
 #include "troupe/core/config/counts.h"
 #include "troupe/core/text/near.h"
+#include "troupe/distributed/group/group_options.h"
 #include "troupe/nn/moe_pattern.h"
 #include "troupe/train/recipe/problems.h"
 
@@ -31,25 +32,16 @@ constexpr int64_t kMostTokens = int64_t{1} << 53;
 constexpr int64_t kMostBatch = int64_t{1} << 32;
 constexpr int64_t kMostRanks = int64_t{1} << 20;
 constexpr CountBound kBounds[] = {
-    {"global_batch", kMostBatch},
-    {"micro_batch", kMostBatch},
-    {"batch", kMostBatch},
-    {"start", kMostBatch},
-    {"increment", kMostBatch},
-    {"global_batch_tokens", kMostTokens},
-    {"tokens", kMostTokens},
-    {"until", kMostTokens},
-    {"max_epochs", 1 << 20},
-    {"most", int64_t{1} << 60},
-    {"data", kMostRanks},
-    {"expert", kMostRanks},
-    {"tensor", kMostRanks},
-    {"pipeline", kMostRanks},
-    {"context", kMostRanks},
-    {"shard_ranks", kMostRanks},
-    {"node_ranks", kMostRanks},
-    {"prefetch", kMostRanks},
-    {"seed", std::numeric_limits<int64_t>::max()},
+    {"global_batch", kMostBatch}, {"micro_batch", kMostBatch},
+    {"batch", kMostBatch},        {"start", kMostBatch},
+    {"increment", kMostBatch},    {"global_batch_tokens", kMostTokens},
+    {"tokens", kMostTokens},      {"until", kMostTokens},
+    {"max_epochs", 1 << 20},      {"most", int64_t{1} << 60},
+    {"data", kMostRanks},         {"expert", kMostRanks},
+    {"tensor", kMostRanks},       {"pipeline", kMostRanks},
+    {"virtual", kMostRanks},      {"context", kMostRanks},
+    {"shard_ranks", kMostRanks},  {"node_ranks", kMostRanks},
+    {"prefetch", kMostRanks},     {"seed", std::numeric_limits<int64_t>::max()},
 };
 
 // Before anything is computed with them.
@@ -83,7 +75,7 @@ void check_batch(const Recipe& r, Problems& problems) {
   const TrainConfig& t = r.train;
   const int64_t given = t.global_batch_tokens.value;
   if (t.global_batch < 0) {
-    problems.add("train.global_batch", to_text(t.global_batch) + " is not 1 or more");
+    problems.add("train.global_batch", to_text(t.global_batch) + " is below 1");
     return;
   }
   if ((given > 0) == (t.global_batch > 0)) {
@@ -115,17 +107,35 @@ void check_batch(const Recipe& r, Problems& problems) {
 void check_fp8(const Recipe& r, Problems& problems) {
   if (!r.train.fp8 || !problems.empty()) return;
   const Precision precision = r.train.precision;
-  if (precision == Precision::kFp32 || precision == Precision::kFp16) {
+  if (precision != Precision::kAuto && precision != Precision::kBf16) {
     problems.add("train.fp8",
                  "goes with train.precision bf16 or auto, not with " + to_text(precision));
   }
   problems.add_all("train.fp8", fp8_faults(*r.train.fp8, r.model));
 }
 
+// Everything is f64 there: what would round it is refused.
+void check_fp64(const Recipe& r, Problems& problems) {
+  if (r.train.precision != Precision::kFp64) return;
+  if (r.run.device != DeviceKind::kCpu) {
+    problems.add("train.precision", "fp64 computes on the CPU alone: set run.device to cpu");
+  }
+  const std::string optimizer(r.train.optimizer.kind());
+  if (needs_whole_matrices(r.train.optimizer)) {
+    problems.add("train.optimizer", optimizer + " computes in f32, which train.precision fp64 " +
+                                        "would hide; use adamw, sgd or lion");
+  }
+  const MomentType moments = base_of(r.train.optimizer).moments;
+  if (moments != MomentType::kF32) {
+    problems.add("train.optimizer.moments",
+                 to_text(moments) + " rounds what train.precision fp64 keeps; leave it out");
+  }
+}
+
 void check_train(const Recipe& r, Problems& problems) {
   const TrainConfig& t = r.train;
   if (t.steps < 0) {
-    problems.add("train.steps", to_text(t.steps) + " is not 1 or more");
+    problems.add("train.steps", to_text(t.steps) + " is below 1");
   } else if ((t.tokens.value > 0) == (t.steps > 0)) {
     problems.add("train.tokens", "give either tokens or steps: how long the run is");
   }
@@ -137,6 +147,7 @@ void check_train(const Recipe& r, Problems& problems) {
   problems.add_all("train.optimizer", optimizer_faults(t.optimizer));
   problems.gather("train.recompute", [&] { recomputed_blocks(r); });
   check_fp8(r, problems);
+  check_fp64(r, problems);
   if (problems.empty()) problems.add_all("train.schedule", lr_faults(t.schedule, plan_of(r).run));
 }
 
@@ -151,9 +162,10 @@ void check_exclusive(const Recipe& r, Problems& problems) {
     const char *path, *why;
   } pairs[] = {
       {r.train.spike.skip && r.train.spike.sigmas == 0, "train.spike.skip",
-       "leaves nothing out: with train.spike.sigmas 0 nothing is a spike"},
+       "skips nothing: with train.spike.sigmas 0 no step is a spike"},
       {r.checkpoint.when_busy == WhenBusy::kSkip && !r.checkpoint.background,
-       "checkpoint.when_busy", "is of checkpoint.background alone: else no save meets another"},
+       "checkpoint.when_busy",
+       "is used with checkpoint.background only: without it saves never overlap"},
       {r.checkpoint.keep_best > 0 && !scored, "checkpoint.keep_best",
        "needs scores: eval.every, and data.valid or data.split"},
       {r.model.preset.empty() && r.model.mtp.depth == 0 && r.model.mtp.weight != MtpConfig{}.weight,
@@ -161,7 +173,7 @@ void check_exclusive(const Recipe& r, Problems& problems) {
       {r.model.moe.shared.hidden > 0 && r.model.moe.shared.experts == 0, "model.moe.shared.hidden",
        "is the width of shared experts, of which there are none: set model.moe.shared.experts"},
       {r.parallel.shard_ranks > 0 && !shards, "parallel.shard_ranks",
-       "says among how many ranks state is cut, and parallel.shard cuts none"},
+       "is the number of ranks that share state, and parallel.shard shards none"},
   };
   for (const auto& pair : pairs) {
     if (pair.both) problems.add(pair.path, pair.why);
@@ -170,20 +182,37 @@ void check_exclusive(const Recipe& r, Problems& problems) {
 
 // What is wrong in any world; the rest is known when the ranks have met.
 void check_parallel(const Recipe& r, Problems& problems) {
-  for (const auto& [field, why] : unbuilt_axes(r.parallel)) problems.add(field, why);
+  for (const auto& [field, why] : pipeline_faults(r.parallel, r.model.layers, r.model.mtp.depth)) {
+    problems.add(field, why);
+  }
   const ShardKind shard = r.parallel.shard;
   if ((shard == ShardKind::kFull || shard == ShardKind::kZero1) &&
       needs_whole_state(r.train.optimizer)) {
-    problems.add("parallel.shard", to_text(shard) + " cuts state of matrices, which " +
+    problems.add("parallel.shard", to_text(shard) + " shards optimizer state, which " +
                                        std::string(r.train.optimizer.kind()) +
-                                       " needs whole: none");
+                                       " needs whole: use none");
   }
   for (const auto& [field, value] :
        {std::pair{"data", r.parallel.data}, std::pair{"expert", r.parallel.expert},
         std::pair{"shard_ranks", r.parallel.shard_ranks},
-        std::pair{"prefetch", r.parallel.prefetch},
-        std::pair{"node_ranks", r.parallel.node_ranks}}) {
+        std::pair{"prefetch", r.parallel.prefetch}, std::pair{"virtual", r.parallel.virtual_stages},
+        std::pair{"node_ranks", r.parallel.node_ranks},
+        std::pair{"comm_blocks", r.parallel.comm_blocks}}) {
     if (value < 0) problems.add("parallel." + std::string(field), "must not be negative");
+  }
+  if (r.parallel.comm_blocks > kMostBlocks) {
+    problems.add("parallel.comm_blocks", std::to_string(r.parallel.comm_blocks) +
+                                             " SMs for one collective; NCCL takes at most " +
+                                             std::to_string(kMostBlocks) + "; 0 leaves it to NCCL");
+  }
+  for (const auto& [field, ranks] :
+       {std::pair{"tensor", r.parallel.tensor}, std::pair{"context", r.parallel.context},
+        std::pair{"pipeline", r.parallel.pipeline},
+        std::pair{"expert_tensor", r.parallel.expert_tensor}}) {
+    if (ranks < 0) {
+      problems.add("parallel." + std::string(field),
+                   std::to_string(ranks) + " ranks; use 1 or more, or 0 to let it be chosen");
+    }
   }
   if (r.parallel.wire == WireType::kInt8 && r.parallel.dispatch == DispatchMode::kExact) {
     problems.add("parallel.wire",
@@ -194,9 +223,13 @@ void check_parallel(const Recipe& r, Problems& problems) {
     problems.add("parallel.rebalance", "every and gain must not be negative");
   }
   if (r.parallel.rebalance.every > 0 && !has_state_by_element(r.train.optimizer)) {
-    problems.add("parallel.rebalance",
-                 "moves moments that belong to one element each: not those in int8, of adafactor "
-                 "or of soap");
+    problems.add(
+        "parallel.rebalance",
+        "needs optimizer state with one value per element, to move with its expert; that of "
+        "optimizer " +
+            std::string(r.train.optimizer.kind()) +
+            " with these moments is "
+            "shared by a matrix or a block. Take adamw with moments f32 or bf16");
   }
   if (r.run.hang_timeout.ns <= 0) problems.add("run.hang_timeout", "must be positive");
   if (r.run.start_timeout.ns <= 0) problems.add("run.start_timeout", "must be positive");
@@ -216,6 +249,16 @@ void check_rest(const Recipe& r, Problems& problems) {
   if (r.run.check_replicas.value_or(Span()).unit == Span::Unit::kPercent) {
     problems.add("run.check_replicas", "is in steps, samples, tokens or time, not in percent");
   }
+  if (r.log.routing < 0) problems.add("log.routing", "must not be negative");
+  if (r.log.routing_logits && r.log.routing == 0) {
+    problems.add("log.routing_logits", "needs log.routing, the steps to keep");
+  }
+  for (const auto& [axis, ranks] :
+       {std::pair{"tensor", r.parallel.tensor}, std::pair{"context", r.parallel.context}}) {
+    if (r.log.routing == 0 || ranks <= 1) continue;
+    problems.add("log.routing", "needs parallel." + std::string(axis) + " 1: " + axis +
+                                    " ranks route parts of a microbatch");
+  }
   problems.add_all("profile", profile_faults(r.profile));
   if (r.run.threads < 0) problems.add("run.threads", "must not be negative");
   if (r.data.sequence > r.model.max_positions) {
@@ -223,6 +266,13 @@ void check_rest(const Recipe& r, Problems& problems) {
                                       std::to_string(r.model.max_positions) +
                                       " positions (model.max_positions)");
   }
+}
+
+// Call it for a model without faults: that of a faulty one has no layers to count.
+void check_routing(const Recipe& r, Problems& problems) {
+  if (num_moe_layers(r.model) > 0) return;
+  if (r.log.routing > 0) problems.add("log.routing", "the model has no experts to choose");
+  if (!r.run.replay.empty()) problems.add("run.replay", "the model has no experts to choose");
 }
 
 // Where `base: text` in a file leads. It stays in the file's folder: a recipe from elsewhere reads
@@ -234,7 +284,17 @@ std::string base_path(const std::string& from, const Yaml::Field& base) {
     fail(Code::kBadValue, to_text(base.where) + ": base",
          "names a file in the recipe's folder or below it, without ..");
   }
-  return (std::filesystem::path(from).parent_path() / name).string();
+  const std::filesystem::path folder = std::filesystem::path(from).parent_path(),
+                              path = folder / name;
+  std::error_code no_home;
+  std::error_code no_file;  // what is not there, who opens it says
+  const auto home = std::filesystem::canonical(folder.empty() ? "." : folder, no_home);
+  const auto real = std::filesystem::canonical(path, no_file);
+  if (!no_home && !no_file && std::ranges::mismatch(home, real).in1 != home.end()) {
+    fail(Code::kBadValue, to_text(base.where) + ": base", to_text(base.value.text),
+         "is a link that leads out of the recipe's folder, to", to_text(real.string()));
+  }
+  return path.string();
 }
 
 // The file and what it is based on, the deepest base first, without their fields `base`.
@@ -295,7 +355,10 @@ void validate(const Recipe& r, const Sources& sources) {
   Problems problems(sources);
   check_counts(r, problems);
   problems.throw_if_any();
-  problems.gather("model", [&] { validate(r.model); });
+  problems.gather("model", [&] {
+    validate(r.model);
+    check_routing(r, problems);
+  });
   problems.gather("data", [&] { validate(r.data); });
   problems.gather("checkpoint", [&] { validate(r.checkpoint); });
   check_batch(r, problems);

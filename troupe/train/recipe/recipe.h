@@ -29,11 +29,13 @@
 
 namespace troupe {
 
-// auto: bf16 on a GPU, fp32 on the CPU, whose bf16 products are far slower.
-enum class Precision { kAuto, kFp32, kBf16, kFp16 };
+// auto: bf16 on a GPU, fp32 on the CPU, whose bf16 products are far slower. fp64: on the CPU alone,
+// with masters, moments and sums in fp64 too.
+enum class Precision { kAuto, kFp32, kBf16, kFp16, kFp64 };
 constexpr auto names_of(Precision) {
   return std::array{Named{"auto", Precision::kAuto}, Named{"fp32", Precision::kFp32},
-                    Named{"bf16", Precision::kBf16}, Named{"fp16", Precision::kFp16}};
+                    Named{"bf16", Precision::kBf16}, Named{"fp16", Precision::kFp16},
+                    Named{"fp64", Precision::kFp64}};
 }
 
 struct TrainConfig {
@@ -57,23 +59,31 @@ struct TrainConfig {
   int64_t max_skips = 5;  // steps in a row without a finite gradient before the run stops
 
   static void visit(auto& c, auto&& f) {
-    f("global_batch_tokens", c.global_batch_tokens);
-    f("global_batch", c.global_batch);
-    f("micro_batch", c.micro_batch);
-    f("tokens", c.tokens);
-    f("steps", c.steps);
-    f("precision", c.precision);
-    f("fp8", c.fp8);
-    f("optimizer", c.optimizer);
-    f("schedule", c.schedule);
-    f("loss_mean", c.loss_mean);
-    f("clip", c.clip);
-    f("seed", c.seed);
-    f("batch_ramp", c.batch_ramp);
-    f("recompute", c.recompute);
-    f("loss_scale", c.loss_scale);
-    f("spike", c.spike);
-    f("max_skips", c.max_skips);
+    f("global_batch_tokens", c.global_batch_tokens,
+      "Tokens per step, a multiple of data.sequence; or set global_batch.");
+    f("global_batch", c.global_batch, "Sequences per step; or set global_batch_tokens.");
+    f("micro_batch", c.micro_batch,
+      "Sequences per microbatch; null: chosen. The loss does not depend on it.");
+    f("tokens", c.tokens, "Length of the run in tokens; or set steps.");
+    f("steps", c.steps, "Length of the run in steps; or set tokens.");
+    f("precision", c.precision,
+      "Type of weights and matrix products; auto: bf16 on a GPU, fp32 on a CPU. fp64: on a CPU "
+      "only "
+      "and slow, to tell rounding from a fault; moments and sums are fp64 then.");
+    f("fp8", c.fp8, "Expert products with 8-bit operands (e4m3); null: off.");
+    f("optimizer", c.optimizer, "Optimizer.");
+    f("schedule", c.schedule, "Learning rate schedule.");
+    f("loss_mean", c.loss_mean,
+      "Mean over all target tokens of a step (tokens), or over its microbatches' means.");
+    f("clip", c.clip, "Maximum global gradient norm; 0: off.");
+    f("seed", c.seed, "Seed of weights, sample order and noise.");
+    f("batch_ramp", c.batch_ramp, "Batch size ramp-up at the start; null: off.");
+    f("recompute", c.recompute,
+      "Layers with activation recomputation: none, \"1\" all, or a list.");
+    f("loss_scale", c.loss_scale, "Dynamic loss scale, fp16 only.");
+    f("spike", c.spike, "Detection of loss and gradient norm spikes.");
+    f("max_skips", c.max_skips,
+      "Consecutive steps without a finite gradient before the run stops.");
   }
 };
 
@@ -88,32 +98,38 @@ struct EvalConfig {
   int64_t sample_top_k = 0;  // 0: all
 
   static void visit(auto& c, auto&& f) {
-    f("every", c.every);
-    f("at_start", c.at_start);
-    f("batches", c.batches);
-    f("batch", c.batch);
-    f("prompts", c.prompts);
-    f("sample_tokens", c.sample_tokens);
-    f("temperature", c.temperature);
-    f("sample_top_k", c.sample_top_k);
+    f("every", c.every, "Interval: 500 steps, 1B tokens, 30min; 0: never.");
+    f("at_start", c.at_start, "Evaluates before the first step too.");
+    f("batches", c.batches, "Batches per set, over all ranks; 0: the whole set.");
+    f("batch", c.batch, "Sequences per batch and rank; 0: train.micro_batch.");
+    f("prompts", c.prompts, "Prompts to continue at each evaluation.");
+    f("sample_tokens", c.sample_tokens, "Tokens per continuation.");
+    f("temperature", c.temperature, "Sampling temperature; 0: greedy.");
+    f("sample_top_k", c.sample_top_k, "Top-k sampling; 0: off.");
   }
 };
 
 struct LogConfig {
   Span every = {};  // step lines; 0: each of the first ten, then a second apart at least
   LineFormat format = LineFormat::kTroupe;
-  Span records = {};          // lines of log.jsonl; 0: each step, of a long run 100,000 of them
-  Span experts = steps(100);  // the load of every expert, for the report's heat map
+  Span records = {};            // lines of log.jsonl; 0: each step, of a long run 100,000 of them
+  Span experts = steps(100);    // the load of every expert, for the report's heat map
+  int64_t routing = 0;          // every so many steps the routers' choices, RUN/routing; 0: never
+  bool routing_logits = false;  // and what they were made of
   bool tensorboard = true;
   HealthConfig health;
 
   static void visit(auto& c, auto&& f) {
-    f("every", c.every);
-    f("format", c.format);
-    f("records", c.records);
-    f("experts", c.experts);
-    f("tensorboard", c.tensorboard);
-    f("health", c.health);
+    f("every", c.every, "Interval of step lines; 0: the first ten steps, then one a second.");
+    f("format", c.format, "Format of step lines: ours, or Megatron-LM's for its tools.");
+    f("records", c.records,
+      "Interval of records in log.jsonl; 0: every step, at most about 100,000 records a run.");
+    f("experts", c.experts, "Interval of per-expert load records, for the report.");
+    f("routing", c.routing,
+      "Interval, in steps, of the routers' choices kept in routing/ of the run folder; 0: never.");
+    f("routing_logits", c.routing_logits, "Keeps the routers' logits beside the choices.");
+    f("tensorboard", c.tensorboard, "Writes TensorBoard events to tb/ in the run folder.");
+    f("health", c.health, "Thresholds of expert health warnings.");
   }
 };
 
@@ -137,16 +153,26 @@ struct RunConfig {
   std::optional<Span> check_replicas = {};
   std::string machine = {};  // a file of `troupe bench machine`, by which layouts are chosen;
                              // empty: an assumed one (plan/machine.h)
+  std::string replay = {};  // a folder that log.routing wrote, whose choices are taken; empty: none
+  bool trial_kernels = false;  // ops/support/trial_kernels.h
   static void visit(auto& c, auto&& f) {
-    f("device", c.device);
-    f("threads", c.threads);
-    f("deterministic", c.deterministic);
-    f("time_limit", c.time_limit);
-    f("grace", c.grace);
-    f("start_timeout", c.start_timeout);
-    f("hang_timeout", c.hang_timeout);
-    f("check_replicas", c.check_replicas);
-    f("machine", c.machine);
+    f("device", c.device, "Device; auto: a GPU if there is one.");
+    f("threads", c.threads, "CPU threads; 0: one per core.");
+    f("deterministic", c.deterministic,
+      "GPU: bitwise repeatable runs; false: PyTorch's fastest attention, whose gradients are not. "
+      "CPU runs always are.");
+    f("time_limit", c.time_limit, "Time limit: the run saves and stops before it; 0s: none.");
+    f("grace", c.grace, "Time from SIGTERM to SIGKILL; slower saves are warned of; 0s: no limit.");
+    f("start_timeout", c.start_timeout, "Timeout of the rendezvous of all ranks at the start.");
+    f("hang_timeout", c.hang_timeout, "Timeout of one collective; a save may take longer.");
+    f("check_replicas", c.check_replicas,
+      "Interval of weight comparisons between replicas; null: before each save; 0: never.");
+    f("machine", c.machine, "Machine file for the choice of a layout (`troupe bench machine`).");
+    f("replay", c.replay,
+      "Folder of log.routing whose choices replace those of the routers; empty: none.");
+    f("trial_kernels", c.trial_kernels,
+      "GPU: kernels that are not measured yet, in place of measured ones; other bits, same "
+      "bounds.");
   }
 };
 
@@ -162,15 +188,15 @@ struct Recipe {
   RunConfig run;
 
   static void visit(auto& r, auto&& f) {
-    f("model", r.model);
-    f("data", r.data);
-    f("train", r.train);
-    f("eval", r.eval);
-    f("parallel", r.parallel);
-    f("checkpoint", r.checkpoint);
-    f("log", r.log);
-    f("profile", r.profile);
-    f("run", r.run);
+    f("model", r.model, "Model to train: a decoder, dense or mixture of experts.");
+    f("data", r.data, "Training and validation data and their order.");
+    f("train", r.train, "Training.");
+    f("eval", r.eval, "Evaluation during training.");
+    f("parallel", r.parallel, "Layout of the run on its ranks; results differ by rounding only.");
+    f("checkpoint", r.checkpoint, "Checkpoints.");
+    f("log", r.log, "Logging.");
+    f("profile", r.profile, "Profile of some steps.");
+    f("run", r.run, "Process and device.");
   }
   // core/config/config_read.h: what Megatron-LM, LLM-Foundry and Hugging Face call our fields.
   static std::span<const Alias> aliases();

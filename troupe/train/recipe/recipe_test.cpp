@@ -85,7 +85,7 @@ TEST(Recipe, F153_NoNumberOfAnyFieldHangsOrIsAFaultOfTheProgram) {
         } catch (const Error& error) {
           EXPECT_EQ(error.exit_class(), ExitClass::kUsage) << path << ' ' << error.what();
         }
-        EXPECT_LT(cpu_seconds() - begin, 1) << path << ' ' << number;
+        EXPECT_LT(cpu_seconds() - begin, 10) << path << ' ' << number;
         ++tried;
       }
     }
@@ -121,12 +121,12 @@ TEST(Recipe, WhatCutsMatricesIsRefusedByNameOfTheOptimizer) {
     for (const std::string shard : {"zero1", "full"}) {
       const auto found = faults({"train.optimizer.kind=" + kind, "parallel.shard=" + shard});
       EXPECT_TRUE(
-          one_says(found, "parallel.shard: " + shard + " cuts state of matrices, which " + kind));
+          one_says(found, "parallel.shard: " + shard + " shards optimizer state, which " + kind));
     }
     EXPECT_EQ(faults({"train.optimizer.kind=" + kind, "parallel.shard=none"}),
               std::vector<std::string>{});
   }
-  const LayoutNeeds needs{.world = 4, .experts = 2, .whole_matrices = true};
+  const LayoutNeeds needs{.world = 4, .experts = 2, .whole_state = true};
   ParallelConfig config;
   config.expert = 4;
   EXPECT_TRUE(one_says(layout_faults(config, needs), "4 ranks cut the matrices of 2 experts"));
@@ -136,7 +136,7 @@ TEST(Recipe, WhatCutsMatricesIsRefusedByNameOfTheOptimizer) {
   EXPECT_TRUE(layout_faults(config, needs).empty());
 }
 
-TEST(Recipe, F1_RowsInInt8AndTheBitsOfOneRankExcludeEachOther) {
+TEST(Recipe, Q4_RowsInInt8AndTheBitsOfOneRankExcludeEachOther) {
   EXPECT_EQ(faults({"parallel.wire=int8"}), std::vector<std::string>{});
   EXPECT_EQ(faults({"parallel.wire=native", "parallel.dispatch=exact"}),
             std::vector<std::string>{});
@@ -147,9 +147,34 @@ TEST(Recipe, F1_RowsInInt8AndTheBitsOfOneRankExcludeEachOther) {
   EXPECT_THROW(loaded({"parallel.wire=fp8"}), Error);
 }
 
+TEST(Recipe, OV10_NoCollectiveTakesMoreBlocksThanNcclHas) {
+  EXPECT_EQ(faults({"parallel.comm_blocks=64", "parallel.comm_priority=normal"}),
+            std::vector<std::string>{});
+  EXPECT_TRUE(one_says(faults({"parallel.comm_blocks=65"}),
+                       "E2005 parallel.comm_blocks: 65 SMs for one collective; NCCL takes at most "
+                       "64; 0 leaves it to NCCL"));
+  EXPECT_TRUE(one_says(faults({"parallel.comm_blocks=-1"}),
+                       "E2005 parallel.comm_blocks: must not be negative"));
+}
+
+TEST(Recipe, Fp64TakesNothingThatRounds) {
+  const std::vector<std::string> fp64 = {"train.precision=fp64", "run.device=cpu"};
+  const auto with = [&](const std::string& set) {
+    std::vector<std::string> sets = fp64;
+    sets.push_back(set);
+    return faults(sets);
+  };
+  EXPECT_EQ(faults(fp64), std::vector<std::string>{});
+  EXPECT_EQ(with("train.optimizer.kind=lion"), std::vector<std::string>{});
+  EXPECT_TRUE(one_says(with("run.device=auto"), "fp64 computes on the CPU alone: set run.device"));
+  EXPECT_TRUE(one_says(with("train.optimizer.kind=muon"), "muon computes in f32"));
+  EXPECT_TRUE(one_says(with("train.optimizer.moments=bf16"), "train.optimizer.moments: bf16"));
+  EXPECT_TRUE(one_says(with("train.fp8={}"), "train.fp8: goes with train.precision bf16 or auto"));
+}
+
 TEST(Recipe, F79_AllProblemsAreToldAtOnceWithTheirPlaces) {
   const auto found = faults({"train.micro_batch=3", "train.clip=-1", "train.schedule.warmup=30",
-                             "parallel.tensor=4", "data.sequence=128", "eval.batches=-1",
+                             "parallel.pipeline=64", "data.sequence=128", "eval.batches=-1",
                              "train.optimizer.lr=-1", "model.moe.top_k=5"});
   EXPECT_TRUE(one_says(found,
                        "train.micro_batch: 3 does not divide the global batch of 8 "
@@ -159,7 +184,8 @@ TEST(Recipe, F79_AllProblemsAreToldAtOnceWithTheirPlaces) {
                        "near: 4, 8"));
   EXPECT_TRUE(one_says(faults({"model.kv_heads=3"}), "kv_heads must divide heads; near: 2, 4"));
   EXPECT_TRUE(one_says(found, "train.clip"));
-  EXPECT_TRUE(one_says(found, "parallel.tensor: 4: this version runs one rank along this axis"));
+  EXPECT_TRUE(
+      one_says(found, "parallel.pipeline: 64 stages for 2 layers, embedding and head: at most 4"));
   EXPECT_TRUE(one_says(found, "data.sequence: 128 is longer than the model's 64 positions"));
   EXPECT_TRUE(one_says(found, "eval.batches"));
   EXPECT_TRUE(one_says(found, "lr -1 must not be negative"));
@@ -299,7 +325,7 @@ std::string place_of(const FieldInfo& field) {
 std::vector<std::string> sense(const FieldInfo& field, const std::vector<std::string>& values) {
   if (field.type.starts_with("a number")) return {"99999999999999999999"};
   if (field.path == "model.preset") return {"''"};  // none, the default
-  if (!field.type.starts_with("a text")) return {};
+  if (!field.type.starts_with("a string")) return {};
   return {values.begin(), values.end() - 1};
 }
 

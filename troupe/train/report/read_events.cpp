@@ -142,7 +142,7 @@ class Events {
   std::map<std::string, EventTag> tags_;
 };
 
-// The next record's bytes, or nothing at the end, or where it is torn (told in `torn`).
+// Reads records one by one; the next is absent at the end, and where one is cut off (`torn`).
 class Records {
  public:
   explicit Records(const std::string& path) : file_(path) {}

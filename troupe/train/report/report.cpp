@@ -57,13 +57,14 @@ ReportRun read_run(const std::string& run) {
           .log = read_run_log(run + "/log.jsonl"),
           .recipe = read_if_there(run + "/recipe.yaml"),
           .environment = read_if_there(run + "/env.json"),
-          .exit = read_if_there(run + "/exit.json")};
+          .exit = read_if_there(run + "/exit.json"),
+          .use = read_expert_use(run)};
 }
 
 }  // namespace
 
-Record experts_record(const std::vector<LayerLoad>& loads) {
-  Record layers;
+LogRecord experts_record(const std::vector<LayerLoad>& loads) {
+  LogRecord layers;
   for (const LayerLoad& load : loads) {
     double sum = 0;
     for (const double c : load.counts) sum += c;
@@ -74,7 +75,7 @@ Record experts_record(const std::vector<LayerLoad>& loads) {
     }
     layers.add(std::to_string(load.layer), shares);
   }
-  Record out;
+  LogRecord out;
   out.add("event", std::string_view("experts"));
   out.add_json("layers", layers.json());
   return out;
@@ -91,6 +92,7 @@ std::string report_html(const std::vector<ReportRun>& runs, const Markup& foreca
   if (runs.size() == 1) {
     const ReportRun& run = runs.front();
     section(out, "Load of experts", report::expert_maps(run.log));
+    if (run.use) section(out, "Who goes to which expert", report::use_tables(*run.use));
     section(out, "Samples", report::sample_table(run.log));
     section(out, "Evaluations", report::evaluation_table(run.log));
     section(out, "Events", report::event_table(run));

@@ -3,10 +3,12 @@
 // goes on. Several runs make one page with a curve each.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "troupe/core/file/publish.h"
+#include "troupe/train/observe/expert_use.h"
 #include "troupe/train/observe/health.h"
 #include "troupe/train/observe/record.h"
 #include "troupe/train/observe/run_log.h"
@@ -15,15 +17,16 @@
 namespace troupe {
 
 // The event that tells every expert's share.
-Record experts_record(const std::vector<LayerLoad>& loads);
+LogRecord experts_record(const std::vector<LayerLoad>& loads);
 
 struct ReportRun {
   std::string name;  // its folder
   RunLog log;
   std::string recipe = {}, environment = {}, exit = {};  // the files' texts; empty: not there
+  std::optional<ExpertUse> use = {};                     // of `troupe inspect experts`
 };
-// Of one run also its samples, events and files; `forecast` is a section of its own
-// (report_forecast.h). Of several the values of their recipes that differ.
+// A report about a single run has its samples, events and files too; `forecast` is a section of its
+// own (report_forecast.h). One about several has the recipe values that differ.
 std::string report_html(const std::vector<ReportRun>& runs, const Markup& forecast = {});
 
 // Writes RUN/report.html and returns its path. With a machine file also what was forecast, beside

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "troupe/core/text/text.h"
 #include "troupe/train/report/report_parts.h"
 #include "troupe/train/report/svg.h"
 
@@ -103,8 +104,8 @@ Markup charts(const std::vector<ReportRun>& runs) {
   return out;
 }
 
-// A picture a layer: time to the right, experts downwards. Of many layers those whose load is
-// worst.
+// One heat map per layer: steps to the right, experts downwards. If there are many layers, only
+// those with the worst load balance are drawn.
 Markup expert_maps(const RunLog& log) {
   Markup out;
   if (log.experts.empty()) return out;
@@ -128,6 +129,36 @@ Markup expert_maps(const RunLog& log) {
     out << svg::heat_map("Layer " + std::to_string(layer), columns);
   }
   out << "</div>\n";
+  return out;
+}
+
+Markup use_tables(const ExpertUse& use) {
+  Markup out;
+  out << "<p>How often the tokens of a source choose an expert, over an even share: white 0, green "
+         "1, "
+         "red 3 and more. Behind it tokens of which the largest part goes to the expert. From step "
+      << use.step << ", by <code>troupe inspect experts</code>.</p>\n";
+  for (const ExpertUse::Layer& layer : use.layers) {
+    out << "<h3>Layer " << layer.layer << "</h3>\n<p>An expert's number tells "
+        << svg::short_label(layer.bits) << " bits of a token's source.</p>\n"
+        << "<div class=\"wide\"><table><tr><th>expert</th>";
+    for (const ExpertUse::Source& source : use.sources) out << "<th>" << source.name << "</th>";
+    out << "<th>tokens</th></tr>\n";
+    for (size_t e = 0; e < layer.experts.size(); ++e) {
+      const ExpertUse::Expert& expert = layer.experts[e];
+      out << "<tr><td>" << e << "</td>";
+      for (const double share : expert.shares) {
+        out << "<td style=\"background:" << svg::heat_color(share) << "\">"
+            << svg::short_label(share) << "</td>";
+      }
+      out << "<td>";
+      for (const ExpertUse::Token& token : expert.tokens) {
+        out << spelled(token) << " " << svg::short_label(100 * token.part) << "%  ";
+      }
+      out << "</td></tr>\n";
+    }
+    out << "</table></div>\n";
+  }
   return out;
 }
 

@@ -11,7 +11,7 @@
 namespace troupe {
 namespace {
 
-// Of the second half of the steps that have the value; NaN: none has.
+// The median over the second half of the steps that logged the value; NaN if none did.
 double usual(const RunLog& log, const std::string& name) {
   const auto found = log.series.find(name);
   if (found == log.series.end() || found->second.empty()) return NAN;

@@ -10,9 +10,9 @@
 
 namespace troupe {
 
-// Of a run that `ranks` ranks made: medians of the second half of its steps, beside the forecast of
-// its layout on `machine`; and the forecast step, drawn. HTML; it holds the run's own numbers alone
-// where they were logged.
+// HTML about a run on `ranks` ranks: medians over the second half of its steps beside the forecast
+// for its layout on `machine`, and a drawing of the forecast step. A number that the run did not
+// log is left out.
 Markup forecast_section(const Recipe& recipe, int64_t ranks, const Machine& machine,
                         const RunLog& log);
 

@@ -8,7 +8,7 @@
 
 namespace troupe::report {
 
-// Of one run or several; empty where no run logged what it shows.
+// The parts of a report about one run or several; a part is empty if no run logged what it shows.
 Markup charts(const std::vector<ReportRun>& runs);
 // Sizes, times and scores, a column a run.
 Markup summary_table(const std::vector<ReportRun>& runs);
@@ -16,6 +16,8 @@ Markup summary_table(const std::vector<ReportRun>& runs);
 Markup recipe_differences(const std::vector<ReportRun>& runs);
 
 Markup expert_maps(const RunLog& log);
+// Who goes to which expert: a table a layer, a row an expert.
+Markup use_tables(const ExpertUse& use);
 Markup sample_table(const RunLog& log);
 Markup evaluation_table(const RunLog& log);
 Markup event_table(const ReportRun& run);

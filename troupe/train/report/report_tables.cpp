@@ -44,7 +44,9 @@ std::string speed(const RunLog& log) {
   std::vector<double> values;
   for (const auto& [step, value] : found->second) values.push_back(value);
   values.erase(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2));
-  return short_number(median(values)) + " tokens/s";
+  const bool forced = log.series.contains("forced");  // R3
+  return short_number(median(values)) +
+         (forced ? " tokens/s, FORCED routing: no training speed" : " tokens/s");
 }
 
 std::string loss(const RunLog& log) {
@@ -54,7 +56,7 @@ std::string loss(const RunLog& log) {
          number_text(found->second.rbegin()->second) + " now";
 }
 
-// Of the first set, which decides the best checkpoint as well.
+// The best value on the first validation set, which decides the best checkpoint as well.
 std::string best(const RunLog& log, double RunLog::Evaluation::*value) {
   const RunLog::Evaluation* least = nullptr;
   for (const RunLog::Evaluation& e : log.evaluations) {

@@ -124,7 +124,7 @@ TEST(Report, SeveralRunsShareChartsWithALegend) {
 }
 
 TEST(Report, ExpertsRecordTellsSharesOfTheMean) {
-  const Record r = experts_record({{.layer = 2, .counts = {1, 3}}});
+  const LogRecord r = experts_record({{.layer = 2, .counts = {1, 3}}});
   EXPECT_EQ(r.json(), R"({"event":"experts","layers":{"2":[0.5,1.5]}})");
 }
 
@@ -153,7 +153,7 @@ TEST(Svg, TicksAreRoundAndTheirLabelsDiffer) {
   EXPECT_EQ(labels(1, 5.53), (Labels{"1", "2", "3", "4", "5"}));
   EXPECT_EQ(labels(0, 2000), (Labels{"0", "500", "1000", "1500", "2000"}));
   EXPECT_EQ(labels(3.371, 3.412), (Labels{"3.38", "3.39", "3.40", "3.41"}));
-  EXPECT_EQ(labels(0, 6.1e-4), (Labels{"0", "2e-04", "4e-04", "6e-04"}));
+  EXPECT_EQ(labels(0, 6.1e-4), (Labels{"0", "2e-4", "4e-4", "6e-4"}));
   EXPECT_EQ(labels(100'000, 101'000),
             (Labels{"100.0k", "100.2k", "100.4k", "100.6k", "100.8k", "101.0k"}));
   EXPECT_EQ(labels(-1, 1), (Labels{"-1.0", "-0.5", "0", "0.5", "1.0"}));

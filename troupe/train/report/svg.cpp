@@ -9,7 +9,7 @@
 namespace troupe::svg {
 namespace {
 
-constexpr double kWidth = 460, kHeight = 250, kLeft = 66, kBottom = 44, kTop = 8, kRight = 16;
+constexpr double kWidth = 460, kHeight = 250, kLeft = 70, kBottom = 44, kTop = 8, kRight = 16;
 constexpr double kWide = kWidth - kLeft - kRight, kHigh = kHeight - kTop - kBottom;
 constexpr size_t kMostPoints = 600, kMostColumns = 120, kFewPoints = 40;
 constexpr int kReadings = 100;  // places along the axis at which values can be read
@@ -29,10 +29,16 @@ std::string_view dashes_of(const Line& line) {
   return kDashes[static_cast<size_t>(line.dashes) % std::size(kDashes)];
 }
 
+// 3e-04 as 3e-4: beside an axis each character counts.
+std::string without_zero(std::string number) {
+  const size_t at = number.find("e-0");
+  return at == std::string::npos ? number : number.erase(at + 2, 1);
+}
+
 std::string printed(const char* format, double value) {
   char buffer[48];
   std::snprintf(buffer, sizeof(buffer), format, value);
-  return buffer;
+  return without_zero(buffer);
 }
 
 struct Axis {
@@ -45,7 +51,7 @@ struct Axis {
     low = std::min(low, value(x));
     high = std::max(high, value(x));
   }
-  // A curve keeps off the frame, and one that is flat lies in the middle.
+  // Leaves a margin above and below the curve, and draws a flat one in the middle.
   void widen() {
     const double flat = logarithmic ? 0.2 : std::max(std::abs(low) * 0.1, 1e-12);
     const double by = high > low ? (high - low) * 0.05 : flat;
@@ -158,7 +164,7 @@ std::vector<double> readings(const Plane& plane, const std::vector<Points>& curv
   return out;
 }
 
-// What each curve says at the step, or said last before it.
+// The value of each curve at the step, or its last one before.
 std::vector<std::string> reading(const Plane& plane, const Chart& chart,
                                  const std::vector<Points>& curves, double step) {
   const double apart = (plane.x.high - plane.x.low) / kReadings;
@@ -230,8 +236,9 @@ Markup legend(const Chart& chart, const std::vector<Points>& curves) {
   return out;
 }
 
-// White over green at 1 to red at 3.
-std::string heat(double share) {
+}  // namespace
+
+std::string heat_color(double share) {
   const double up = std::clamp(share, 0.0, 1.0), over = std::clamp((share - 1) / 2, 0.0, 1.0);
   const auto mix = [&](double white, double green, double red) {
     return static_cast<int>(std::lround((white + (green - white) * up) * (1 - over) + red * over));
@@ -243,8 +250,6 @@ std::string heat(double share) {
                 static_cast<unsigned>(mix(255, 110, 30)) & 255u);
   return buffer;
 }
-
-}  // namespace
 
 std::string short_label(double value) {
   const double size = std::abs(value);
@@ -290,7 +295,7 @@ std::vector<std::string> tick_labels(const std::vector<double>& at) {
     }
     char buffer[48];
     std::snprintf(buffer, sizeof(buffer), tiny ? "%.*e" : "%.*f", digits, tiny ? tick : tick / of);
-    out.push_back(buffer + suffix);
+    out.push_back(without_zero(buffer) + suffix);
   }
   return out;
 }
@@ -333,7 +338,7 @@ Markup heat_map(const std::string& title, const std::vector<std::vector<double>>
     for (size_t r = 0; r < column.size(); ++r) {
       out << "<rect x=\"" << wide * static_cast<double>(c) << "\" y=\""
           << high * static_cast<double>(r) << "\" width=\"" << wide << "\" height=\"" << high
-          << "\" fill=\"" << heat(column[r]) << "\"><title>expert " << r << ": " << column[r]
+          << "\" fill=\"" << heat_color(column[r]) << "\"><title>expert " << r << ": " << column[r]
           << " of the mean</title></rect>";
     }
   }

@@ -34,6 +34,8 @@ std::vector<double> ticks(double low, double high, int most);
 // Each with as many digits as tell it from its neighbors: 2.5k, 0.01, 5e-6.
 std::vector<std::string> tick_labels(const std::vector<double>& at);
 
+std::string heat_color(double share);  // 0 white, 1 green, 3 and above red
+
 // columns[time][row]: 0 white, 1 green, 3 and above red. At most 120 columns are drawn.
 Markup heat_map(const std::string& title, const std::vector<std::vector<double>>& columns);
 

@@ -1,12 +1,14 @@
 #include "troupe/train/recipe/foreign/convert_recipe.h"
 
 #include <optional>
+#include <sstream>
 
 #include "troupe/core/config/yaml.h"
 #include "troupe/train/recipe/foreign/draft.h"
 #include "troupe/train/recipe/foreign/foundry.h"
 #include "troupe/train/recipe/foreign/megablocks.h"
 #include "troupe/train/recipe/foreign/megatron.h"
+#include "troupe/train/recipe/foreign/torchtitan.h"
 
 namespace troupe {
 namespace {
@@ -20,10 +22,25 @@ std::optional<Yaml> as_map(const std::string& text) {
   }
 }
 
+// A line "[name]" or "[name.name]" of lower-case letters alone, as no script has one.
+bool has_table(const std::string& text) {
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) {
+    line = line.substr(0, line.find('#'));
+    while (!line.empty() && (line.back() == ' ' || line.back() == '\r')) line.pop_back();
+    if (line.size() < 3 || line.front() != '[' || line.back() != ']') continue;
+    const std::string name = line.substr(1, line.size() - 2);
+    if (name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_.") == std::string::npos)
+      return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 ForeignKind foreign_kind(const std::string& text) {
   if (text.find("Arguments(") != std::string::npos) return ForeignKind::kMegaBlocks;
+  if (has_table(text)) return ForeignKind::kTorchtitan;
   const std::optional<Yaml> map = as_map(text);
   if (!map) return ForeignKind::kMegatron;
   for (const Yaml::Field& field : map->fields) {
@@ -40,6 +57,7 @@ Conversion convert_recipe(const std::string& text, const std::string& file, Fore
   Draft draft;
   if (kind == ForeignKind::kMegatron) convert_megatron(text, file, variables, draft);
   if (kind == ForeignKind::kFoundry) convert_foundry(text, file, draft);
+  if (kind == ForeignKind::kTorchtitan) convert_torchtitan(text, file, draft);
   if (kind == ForeignKind::kMegaBlocks) convert_megablocks(text, file, draft);
   if (kind == ForeignKind::kMegaBlocks) {
     draft.note(

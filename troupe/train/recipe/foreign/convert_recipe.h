@@ -1,7 +1,7 @@
 // Other trainers' settings as a recipe of ours: Megatron-LM's flags (a launch script or a list of
-// arguments), LLM-Foundry's YAML, MegaBlocks' Arguments. Nothing is dropped in silence: each
-// setting that was given is mapped, ignored because it changes no result, deferred because it lays
-// the run out over ranks of a kind that there is not yet, or refused.
+// arguments), LLM-Foundry's YAML, torchtitan's TOML, MegaBlocks' Arguments. Nothing is dropped in
+// silence: each setting that was given is mapped, ignored because it changes no result, deferred
+// because it lays the run out over ranks of a kind that there is not yet, or refused.
 #pragma once
 
 #include <array>
@@ -13,10 +13,11 @@
 
 namespace troupe {
 
-enum class ForeignKind { kAuto, kMegatron, kFoundry, kMegaBlocks };
+enum class ForeignKind { kAuto, kMegatron, kFoundry, kTorchtitan, kMegaBlocks };
 constexpr auto names_of(ForeignKind) {
   return std::array{Named{"auto", ForeignKind::kAuto}, Named{"megatron", ForeignKind::kMegatron},
                     Named{"foundry", ForeignKind::kFoundry},
+                    Named{"torchtitan", ForeignKind::kTorchtitan},
                     Named{"megablocks", ForeignKind::kMegaBlocks}};
 }
 
@@ -30,13 +31,13 @@ struct Conversion {
   std::vector<std::string> notes = {};     // what is as it was there, and may not be what was meant
 };
 
-// Of a text that is none of the three, E2005. `file` is for messages; `variables` are what a script
+// Of a text that is none of these, E2005. `file` is for messages; `variables` are what a script
 // gets from outside, those of its command line by their numbers ("1").
 Conversion convert_recipe(const std::string& text, const std::string& file, ForeignKind kind,
                           const std::map<std::string, std::string>& variables = {});
 
 // What `auto` takes the text for: YAML with a model section or a kind's own names; a Python call
-// Arguments(...); else a script.
+// Arguments(...); TOML, lines "[name]" by themselves; else a script.
 ForeignKind foreign_kind(const std::string& text);
 
 }  // namespace troupe

@@ -197,27 +197,79 @@ TEST(ConvertRecipe, WhatAMegatronScriptLeavesOutHasMegatronsDefaults) {
   EXPECT_EQ(read_back(megatron(arguments("--swiglu"))).model.ffn, 256);  // 8/3 h, by 64 down
 }
 
-TEST(ConvertRecipe, RanksThatThereAreNotYetAreLeftOutAndSaidSo) {
+TEST(ConvertRecipe, MegatronsStagesAreOurs) {
+  const auto stages = [](const std::string& more) {
+    const Conversion out =
+        megatron(arguments("--num-layers 12 --pipeline-model-parallel-size 4 " + more));
+    EXPECT_EQ(out.refused, std::vector<std::string>()) << more;
+    EXPECT_EQ(out.deferred, std::vector<std::string>()) << more;
+    const Recipe r = read_back(out);
+    EXPECT_EQ(r.parallel.pipeline, 4) << more;
+    EXPECT_NO_THROW(validate(r, {})) << more;
+    return std::pair(r.parallel.stages, r.parallel.virtual_stages);
+  };
+  using Pair = std::pair<std::string, int64_t>;
+  EXPECT_EQ(stages(""), Pair("", 0));
+  EXPECT_EQ(stages("--num-layers-per-virtual-pipeline-stage 1"), Pair("", 3));
+  EXPECT_EQ(stages("--num-virtual-stages-per-pipeline-rank 2"), Pair("", 2));
+  EXPECT_EQ(stages("--pipeline-model-parallel-layout \"[['embedding','decoder','decoder'],"
+                   "['decoder','decoder','decoder','decoder'],['decoder','decoder','decoder',"
+                   "'decoder'],['decoder','decoder','loss']]\""),
+            Pair("Ett|tttt|tttt|ttL", 0));
+  EXPECT_EQ(stages("--mtp-num-layers 1 --pipeline-model-parallel-layout 'Et*4|t*8|m|L'"),
+            Pair("Et*4|t*8|m|L", 0));
+  EXPECT_EQ(stages("--decoder-first-pipeline-num-layers 2 --decoder-last-pipeline-num-layers 2"),
+            Pair("Et*2|(t*4|)*2,t*2L", 0));
+  EXPECT_EQ(stages("--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split "
+                   "--num-layers 14"),
+            Pair("Et*3|(t*4|)*2,t*3L", 0));
+  const Conversion uneven = megatron(arguments(
+      "--num-layers 12 --pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 2"));
+  EXPECT_TRUE(any(uneven.ignored, "speed only: the stages are chosen by cost"));
+  EXPECT_EQ(megatron(arguments("--num-layers 12 --pipeline-model-parallel-size 4 "
+                               "--num-layers-per-virtual-pipeline-stage 2"))
+                .refused.size(),
+            1U);
+}
+
+TEST(ConvertRecipe, MegatronsTensorRanksAreOursAndSlicesOfExpertsToo) {
   const Conversion out = megatron(arguments(
       "--tensor-model-parallel-size 4 --sequence-parallel --expert-tensor-parallel-size 2 "
       "--pipeline-model-parallel-size 1 --num-layers-per-virtual-pipeline-stage 2"));
   EXPECT_EQ(out.refused, std::vector<std::string>());
   EXPECT_EQ(out.missing, std::vector<std::string>());
-  ASSERT_EQ(out.deferred.size(), 3U);
+  EXPECT_EQ(out.deferred, std::vector<std::string>());
+  EXPECT_TRUE(any(out.ignored, "--sequence-parallel: always so here"));
   EXPECT_TRUE(
-      any(out.deferred, "--tensor-model-parallel-size 4: not supported until tensor ranks"));
-  EXPECT_TRUE(any(out.deferred, "--sequence-parallel: not supported until tensor ranks exist"));
-  EXPECT_TRUE(any(out.deferred, "--expert-tensor-parallel-size 2"));
-  EXPECT_TRUE(any(out.ignored, "--num-layers-per-virtual-pipeline-stage 2: one pipeline rank"));
+      any(out.ignored, "--num-layers-per-virtual-pipeline-stage 2: one pipeline rank leaves"));
   const Recipe r = read_back(out);
-  EXPECT_EQ(r.parallel.tensor, 1);
+  EXPECT_EQ(r.parallel.tensor, 4);
+  EXPECT_EQ(r.parallel.expert_tensor, 2);
   EXPECT_EQ(r.model.vocab_pad, 512);  // as many rows as there
   EXPECT_NO_THROW(validate(r, {}));
   const Conversion one =
       megatron(arguments("--tensor-model-parallel-size 1 --sequence-parallel "
                          "--expert-tensor-parallel-size 1"));
   EXPECT_EQ(one.deferred, std::vector<std::string>());
-  EXPECT_TRUE(any(one.ignored, "--expert-tensor-parallel-size 1: one tensor rank"));
+  EXPECT_EQ(read_back(one).parallel.expert_tensor, 1);
+  // Left out it is as many as tensor ranks, which is told; of a dense model there are none.
+  const Conversion silent =
+      megatron(arguments("--tensor-model-parallel-size 4 --num-experts 8 --moe-router-topk 2"));
+  EXPECT_EQ(read_back(silent).parallel.expert_tensor, 4);
+  EXPECT_TRUE(any(silent.notes, "--expert-tensor-parallel-size is not given, which means 4 there"));
+  EXPECT_TRUE(any(silent.notes, "--sequence-parallel is not given: it is always so here"));
+  const Conversion dense = megatron(arguments("--tensor-model-parallel-size 4"));
+  EXPECT_EQ(read_back(dense).parallel.expert_tensor, 0);
+  const Conversion context =
+      megatron(arguments("--context-parallel-size 2 --tp-comm-overlap --cp-comm-type p2p "
+                         "--overlap-moe-expert-parallel-comm --high-priority-stream-groups ep"));
+  EXPECT_EQ(read_back(context).parallel.context, 2);
+  EXPECT_TRUE(any(context.ignored, "--tp-comm-overlap: one tensor rank"));
+  EXPECT_TRUE(any(context.ignored, "--cp-comm-type p2p: speed only"));
+  EXPECT_TRUE(any(context.mapped, "parallel-comm -> parallel.overlap: experts"));
+  EXPECT_TRUE(any(context.mapped, "-groups ep -> parallel.comm_priority: high"));
+  const Conversion heads = megatron(arguments("--context-parallel-size 2 --cp-comm-type a2a"));
+  EXPECT_EQ(read_back(heads).parallel.context_method, ContextMethod::kHeads);
 }
 
 TEST(ConvertRecipe, PositionsThatAreTurnedOffAreNone) {
@@ -540,6 +592,7 @@ eval:
   batches: 0
   batch: 16
 parallel:
+  shard: full
   expert: 1
 checkpoint:
   dir: runs/dmoe
@@ -556,7 +609,7 @@ TEST(ConvertRecipe, AFoundryRecipeBecomesOneThatChecks) {
   EXPECT_EQ(plain(out.recipe), kFoundryRecipe);
   EXPECT_NO_THROW(validate(read_back(out), {}));
   EXPECT_TRUE(any(out.notes, "MDS"));
-  EXPECT_TRUE(any(out.ignored, "fsdp_config.sharding_strategy: FULL_SHARD"));
+  EXPECT_TRUE(any(out.mapped, "fsdp_config.sharding_strategy: FULL_SHARD -> parallel.shard: full"));
 }
 
 TEST(ConvertRecipe, FoundrysUnknownKeysAreRefusedAndEpochsToBeFilledIn) {
@@ -645,8 +698,8 @@ TEST(ConvertRecipe, FoundrysFilesConvertAsTheyStand) {
   EXPECT_TRUE(any(out.ignored, "parallelism_config.fsdp.limit_all_gathers"));
   EXPECT_TRUE(any(out.ignored, "eval_interval: 1ep: there is no eval_loader"));
   EXPECT_TRUE(any(out.ignored, "save_interval: 1ep: an epoch is not a length here"));
-  ASSERT_EQ(out.deferred.size(), 1U);
-  EXPECT_TRUE(any(out.deferred, "parallelism_config.tp.layer_plan: x: not supported until tensor"));
+  EXPECT_EQ(out.deferred, std::vector<std::string>());
+  EXPECT_TRUE(any(out.ignored, "parallelism_config.tp.layer_plan: x: parallel.tensor says"));
 
   std::string text = kFoundryRest;
   const auto change = [&](const std::string& from, const std::string& to) {

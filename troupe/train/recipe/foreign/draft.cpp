@@ -98,7 +98,8 @@ void Draft::need(const std::string& path, std::string_view why) {
 // Sections in the recipe's order, lines in the order in which they were set.
 std::string Draft::text() const {
   std::vector<std::string> order;
-  Recipe::visit(recipe_, [&](std::string_view name, const auto&) { order.emplace_back(name); });
+  Recipe::visit(recipe_,
+                [&](std::string_view name, const auto&, auto&&...) { order.emplace_back(name); });
   const auto rank = [&](const Line& line) {
     return std::find(order.begin(), order.end(), split(line.path)[0]) - order.begin();
   };

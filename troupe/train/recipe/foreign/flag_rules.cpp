@@ -7,10 +7,11 @@ namespace troupe {
 namespace {
 
 constexpr FlagRule::What kField = FlagRule::kField, kSwitch = FlagRule::kSwitch,
-                         kDerived = FlagRule::kDerived, kIgnored = FlagRule::kIgnored,
-                         kRefused = FlagRule::kRefused;
+                         kIgnored = FlagRule::kIgnored, kRefused = FlagRule::kRefused;
 
 constexpr std::string_view kSpeed = "speed only";
+constexpr std::string_view kOrder =
+    "speed only: the order of a pipeline's steps has it, or always so";
 constexpr std::string_view kExperts =
     "how many ranks share the experts is chosen: parallel.expert; no result depends on it";
 constexpr std::string_view kShards =
@@ -129,7 +130,7 @@ constexpr FlagRule kRules[] = {
     {"moe-extended-tp"},
     {"moe-use-upcycling", kRefused, "import the dense model, then upcycle it"},
     {"moe-upcycling-granularity", kRefused, "import the dense model, then upcycle it"},
-    {"overlap-moe-expert-parallel-comm", kIgnored, kSpeed},
+    {"overlap-moe-expert-parallel-comm", kSwitch, "parallel.overlap", "experts"},
     {"delay-wgrad-compute", kIgnored, kSpeed},
 
     // MegaBlocks' fork.
@@ -159,10 +160,24 @@ constexpr FlagRule kRules[] = {
     {"tensor-model-parallel-size"},
     {"pipeline-model-parallel-size"},
     {"context-parallel-size"},
+    {"cp-comm-type"},
+    {"hierarchical-context-parallel-sizes", kRefused,
+     "context ranks exchange keys on one level; leave it out"},
     {"expert-tensor-parallel-size"},
     {"num-layers-per-virtual-pipeline-stage"},
     {"num-virtual-stages-per-pipeline-rank"},
     {"pipeline-model-parallel-layout"},
+    {"decoder-first-pipeline-num-layers"},
+    {"decoder-last-pipeline-num-layers"},
+    {"account-for-embedding-in-pipeline-split"},
+    {"account-for-loss-in-pipeline-split"},
+    {"microbatch-group-size-per-vp-stage", kIgnored, kOrder},
+    {"overlap-p2p-comm", kIgnored, kOrder},
+    {"no-overlap-p2p-communication", kIgnored, kOrder},
+    {"overlap-p2p-communication-warmup-flush", kIgnored, kOrder},
+    {"batch-p2p-comm", kIgnored, kOrder},
+    {"deallocate-pipeline-outputs", kIgnored, kOrder},
+    {"defer-embedding-wgrad-compute", kIgnored, kOrder},
     {"sequence-parallel"},
     {"use-distributed-optimizer"},
     {"data-parallel-sharding-strategy"},
@@ -178,6 +193,7 @@ constexpr FlagRule kRules[] = {
      "NCCL between GPUs and Gloo between processors, as always here"},
     {"distributed-timeout-minutes"},
     {"nccl-communicator-config-path", kIgnored, "speed only: NCCL reads its own variables, NCCL_*"},
+    {"high-priority-stream-groups"},
     {"ddp-bucket-size", kIgnored, kSpeed},
     {"DDP-impl", kIgnored, kSpeed},
     {"empty-unused-memory-level", kIgnored, kMemory},

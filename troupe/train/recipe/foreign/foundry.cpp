@@ -13,7 +13,6 @@ namespace {
 
 constexpr auto kField = TreeRule::kField;
 constexpr auto kIgnored = TreeRule::kIgnored;
-constexpr auto kDeferred = TreeRule::kDeferred;
 constexpr auto kRefused = TreeRule::kRefused;
 constexpr std::string_view kSpeed = "speed only";
 constexpr std::string_view kMemory = "memory only";
@@ -22,7 +21,7 @@ constexpr std::string_view kShards =
 constexpr std::string_view kExperts =
     "how many ranks share the experts is parallel.expert; no result depends on it";
 constexpr std::string_view kTensor =
-    "not supported until tensor ranks exist; the model is the same without them";
+    "parallel.tensor says how many ranks share a matrix; which are cut follows from the model";
 constexpr std::string_view kWhole = "a checkpoint is always whole, whatever the layout";
 constexpr std::string_view kSums = "gradients and losses are always summed in f32 here";
 constexpr std::string_view kLogged = "log.jsonl always has it";
@@ -77,13 +76,14 @@ constexpr TreeRule kRules[] = {
     {"model.ffn_config.memory_optimized_mlp", kIgnored, "memory only: model.moe.recompute"},
     {"model.ffn_config.mlp_impl", kIgnored, "speed only: model.moe.impl"},
     {"model.ffn_config.fc_type", kIgnored, kSpeed},
-    {"model.ffn_config.device_mesh", kIgnored, kExperts},
     {"model.ffn_config.lbl_process_group", kIgnored,
      "the public version drops it: the loss is of each rank's tokens there"},
     {"model.ffn_config.fp16", kIgnored, "train.precision says it"},
     {"model.ffn_config.bf16", kIgnored, "train.precision says it"},
-    {"tp_config.*", kDeferred, kTensor},
-    {"parallelism_config.tp.*", kDeferred, kTensor},
+    {"tp_config.tensor_parallel_degree", kField, "parallel.tensor"},
+    {"tp_config.*", kIgnored, kTensor},
+    {"parallelism_config.tp.tensor_parallel_degree", kField, "parallel.tensor"},
+    {"parallelism_config.tp.*", kIgnored, kTensor},
     {"cuda_load_lazy", kIgnored, kSpeed},
     {"spin_dataloaders", kIgnored, kLoader},
     {"save_overwrite", kIgnored, "nothing published is ever overwritten"},
@@ -151,10 +151,6 @@ constexpr TreeRule kRules[] = {
 
 // Under fsdp_config, and under parallelism_config.fsdp.
 constexpr TreeRule kFsdpRules[] = {
-    {"sharding_strategy", kIgnored, kShards},
-    {"data_parallel_shard_degree", kIgnored, kShards},
-    {"data_parallel_replicate_degree", kIgnored, kShards},
-    {"device_mesh", kIgnored, kShards},
     {"process_group", kIgnored, kShards},
     {"mixed_precision", kIgnored,
      "weights are kept and gradients summed in f32 here; parallel.sum: bf16 sums as PURE does"},
@@ -190,7 +186,8 @@ class Foundry {
       model();
       ffn();
     } else {
-      return draft_.refuse(tree_.origin("model.name"), "mpt_causal_lm and hf_causal_lm are there");
+      return draft_.refuse(tree_.origin("model.name"),
+                           "mpt_causal_lm and hf_causal_lm are supported");
     }
     length();
     optimizer();
@@ -392,9 +389,9 @@ class Foundry {
       if (suffix == "dur") return to_text(std::llround(100 * value)) + '%';
       if (suffix == "sec") return whole + "s";
     }
-    draft_.refuse(tree_.origin(name), suffix == "ep"
-                                          ? "an epoch is not a length here: say it in ba, tok or sp"
-                                          : "a time in ba, tok, sp or dur is expected");
+    draft_.refuse(tree_.origin(name),
+                  suffix == "ep" ? "an epoch is not a length here: give it in ba, tok or sp"
+                                 : "a time in ba, tok, sp or dur is expected");
     return {};
   }
 
@@ -429,7 +426,7 @@ class Foundry {
     } else if (!all.empty() && all.find_first_not_of("0123456789") == std::string::npos) {
       draft_.set("train.steps", all, from);
     } else if (!all.empty()) {
-      draft_.refuse(from, "a run is as long as it is in ba, tok or sp");
+      draft_.refuse(from, "give the length in ba, tok or sp");
     }
   }
 
@@ -439,7 +436,7 @@ class Foundry {
     const bool lion = name == "decoupled_lionw", decoupled = name.starts_with("decoupled_");
     const std::string root = "train.optimizer.";
     if (!lion && name != "decoupled_adamw" && name != "adamw" && name != "adam") {
-      return draft_.refuse(from, "decoupled_adamw, adamw and decoupled_lionw are there");
+      return draft_.refuse(from, "decoupled_adamw, adamw and decoupled_lionw are supported");
     }
     draft_.set(root + "kind", lion ? "lion" : "adamw", from);
     const double lr = tree_.number("optimizer.lr", 0);
@@ -476,7 +473,7 @@ class Foundry {
     if (found == kKinds.end()) {
       return draft_.refuse(from,
                            "cosine_with_warmup, linear_decay_with_warmup, "
-                           "inv_sqrt_with_warmup and constant_with_warmup are there");
+                           "inv_sqrt_with_warmup and constant_with_warmup are supported");
     }
     const std::string root = "train.schedule.";
     draft_.set(root + "kind", std::string(found->second), from);
@@ -503,17 +500,21 @@ class Foundry {
     if (precision == "amp_bf16" || precision == "amp_fp16" || precision == "fp32") {
       draft_.set("train.precision", precision.substr(precision.find('_') + 1), from);
     } else {
-      draft_.refuse(from, "amp_bf16, amp_fp16 and fp32 are there");
+      draft_.refuse(from, "amp_bf16, amp_fp16 and fp32 are supported");
     }
     const std::string clip = "algorithms.gradient_clipping.clipping_threshold";
     const std::string clip_type = tree_.text("algorithms.gradient_clipping.clipping_type", "norm");
     if (clip_type != "norm") {
       draft_.refuse(tree_.origin("algorithms.gradient_clipping.clipping_type"),
-                    "the norm is what is clipped");
+                    "only the global norm is clipped here");
     }
     draft_.set("train.clip", tree_.text(clip, "0"), tree_.origin(clip, "0"));
     const std::string seed = tree_.given("seed") ? "seed" : "global_seed";
     field("train.seed", seed, "17");
+    if (tree_.whole("tp_config.tensor_parallel_degree", 1) > 1 ||
+        tree_.whole("parallelism_config.tp.tensor_parallel_degree", 1) > 1) {
+      tensor();
+    }
     sharding("fsdp_config");
     sharding("parallelism_config.fsdp");
     if (tree_.given("dist_timeout")) {
@@ -528,7 +529,20 @@ class Foundry {
     loggers();
   }
 
+  void tensor() {
+    for (const char* key :
+         {"tp_config.tensor_parallel_degree", "parallelism_config.tp.tensor_parallel_degree"}) {
+      if (tree_.given(key)) field("parallel.tensor", key, "");
+    }
+    if (tree_.text("model.ffn_config.ffn_type").find("moe") != std::string::npos) {
+      draft_.note(
+          "LLM-Foundry refuses tensor parallelism beside experts; here the ranks that share "
+          "experts are counted across those that share matrices");
+    }
+  }
+
   void sharding(const std::string& root) {
+    strategy(root);
     const std::string again = root + ".activation_checkpointing";
     if (tree_.given(again)) {
       draft_.set_text("train.recompute", tree_.yes(again, false) ? "1" : "none",
@@ -538,6 +552,47 @@ class Foundry {
       const std::string path = root + '.' + std::string(rule.path);
       if (tree_.given(path)) draft_.ignore(tree_.origin(path), rule.text);
     }
+  }
+
+  // Composer's FSDP: what is sharded, and over how many ranks.
+  void strategy(const std::string& root) {
+    constexpr const char *kShard = "parallel.shard", *kReshard = "parallel.reshard",
+                         *kRanks = "parallel.shard_ranks";
+    const std::string key = root + ".sharding_strategy", name = tree_.text(key);
+    const Origin from = tree_.origin(key);
+    const bool hybrid = name.find("HYBRID_SHARD") != std::string::npos;
+    if (name == "NO_SHARD") {
+      draft_.set(kShard, "none", from);
+    } else if (name == "FULL_SHARD" || name == "SHARD_GRAD_OP" || hybrid) {
+      draft_.set(kShard, "full", from);
+      if (name == "SHARD_GRAD_OP" || name.ends_with("ZERO2")) draft_.set(kReshard, "false", from);
+    } else if (tree_.given(key)) {
+      draft_.refuse(from, "FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD and NO_SHARD are supported");
+    }
+    const std::string mesh = root + ".device_mesh", moe = "model.ffn_config.device_mesh",
+                      shard = root + ".data_parallel_shard_degree",
+                      copies = root + ".data_parallel_replicate_degree";
+    // One number: over all of so many ranks; two: copies, and the ranks of each.
+    for (const std::string& path : {mesh, moe}) {
+      if (!tree_.given(path)) continue;
+      const std::vector<std::string> axes = tree_.list(path);
+      const size_t most = path == moe ? 1 : 2;
+      if (axes.empty() || axes.size() > most) {
+        draft_.refuse(tree_.origin(path), most == 1 ? "one number, the ranks that share a copy"
+                                                    : "one number, or copies and ranks of each");
+      } else {
+        draft_.set(kRanks, axes.back(), tree_.origin(path));
+      }
+    }
+    if (tree_.whole(shard, -1) > 0) {
+      draft_.set(kRanks, tree_.text(shard), tree_.origin(shard));
+    } else if (tree_.given(shard)) {
+      draft_.ignore(tree_.origin(shard), "all ranks, as shard_ranks 0 has it");
+    }
+    if (tree_.given(copies)) {
+      draft_.ignore(tree_.origin(copies), "as many as parallel.shard_ranks leaves");
+    }
+    if (hybrid) draft_.need(kRanks, from.text + ": the ranks that share a copy, there a host's");
   }
 
   // What Weights & Biases and MLflow get is sent by a script that follows the run's log.
@@ -600,7 +655,7 @@ class Foundry {
       draft_.ignore(tree_.origin(root + "shuffle"), "training data is always shuffled here");
     }
     if (tree_.whole(root + "max_seq_len", sequence()) != sequence()) {
-      draft_.refuse(tree_.origin(root + "max_seq_len"), "another length than max_seq_len");
+      draft_.refuse(tree_.origin(root + "max_seq_len"), "differs from max_seq_len");
     }
     if (tree_.given(root + "shuffle_seed")) {
       field("data.seed", root + "shuffle_seed", "");
@@ -675,7 +730,7 @@ class Foundry {
     if (in_steps && !every.empty()) {
       draft_.set("checkpoint.every_steps", every, from);
     } else if (!every.empty()) {
-      draft_.refuse(from, "say it in ba: checkpoint.every_steps");
+      draft_.refuse(from, "give it in ba: checkpoint.every_steps");
     }
   }
 

@@ -74,7 +74,7 @@ class Layer {
     if (type == "mlp" || type == "glu") {
       draft_.set("model.moe.gated", type == "glu" ? "true" : "false", origin("mlp_type", "mlp"));
     } else {
-      draft_.refuse(origin("mlp_type"), "mlp and glu are there");
+      draft_.refuse(origin("mlp_type"), "mlp and glu are supported");
     }
     const bool bias = tree_.yes(at("bias"), form_.bias);
     draft_.set("model.moe.output_bias", bias ? "true" : "false",

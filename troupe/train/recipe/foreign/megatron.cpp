@@ -103,7 +103,7 @@ class Megatron {
       draft_.set("model.norm.kind", norm == "RMSNorm" ? "rms" : "layer", norm_from);
       if (norm == "LayerNorm") draft_.set("model.norm.bias", "true", norm_from);
     } else {
-      draft_.refuse(norm_from, "LayerNorm and RMSNorm are there");
+      draft_.refuse(norm_from, "LayerNorm and RMSNorm are supported");
     }
     const bool tied = !flags_.given("untie-embeddings-and-output-weights");
     draft_.set("model.tie_embeddings", tied ? "true" : "false",
@@ -185,7 +185,7 @@ class Megatron {
     } else if (kind == "learned_absolute") {
       if (!bare) draft_.set("model.positions", "learned", from);
     } else {
-      draft_.refuse(from, "rope, learned_absolute and none are there");
+      draft_.refuse(from, "rope, learned_absolute and none are supported");
     }
     if (!flags_.given("max-position-embeddings")) {
       draft_.set("model.max_positions", flags_.text("seq-length", "1024"),
@@ -266,7 +266,7 @@ class Megatron {
           flags_.origin(bias ? "moe-router-bias-update-rate" : "moe-router-enable-expert-bias",
                         bias ? "1e-3" : ""));
     } else {
-      draft_.refuse(score_from, "softmax, sigmoid and sqrtsoftplus are there");
+      draft_.refuse(score_from, "softmax, sigmoid and sqrtsoftplus are supported");
     }
     if (flags_.given("moe-router-topk-scaling-factor")) {
       field(root + "scale", "moe-router-topk-scaling-factor", "1");
@@ -322,7 +322,8 @@ class Megatron {
                                : kind == "global_aux_loss" ? "global_loss"
                                                            : "";
       if (path.empty()) {
-        draft_.refuse(from, "aux_loss, seq_aux_loss, global_aux_loss, sinkhorn and none are there");
+        draft_.refuse(from,
+                      "aux_loss, seq_aux_loss, global_aux_loss, sinkhorn and none are supported");
         continue;
       }
       draft_.set(root + path, values[i], value_from);
@@ -376,8 +377,8 @@ class Megatron {
     megablocks_capacity();
   }
 
-  // MegaBlocks' dropping layer, which its scripts of mixtures without "d" run, says how much it
-  // holds; where nothing is said, its dropless one runs.
+  // A capacity selects MegaBlocks' dropping layer, which its scripts for MoE (not dMoE) run; by
+  // default the dropless layer runs.
   void megablocks_capacity() {
     const bool dropping = program_.ends_with("pretrain_moe.py");
     if (!dropping && !flags_.given("moe-capacity-factor")) {
@@ -482,7 +483,7 @@ class Megatron {
     const std::string root = "train.optimizer.";
     if (kind != "adam" && kind != "sgd" && kind != "muon" && kind != "lion" &&
         kind != "adafactor") {
-      return draft_.refuse(from, "adam, sgd, lion, muon and adafactor are there");
+      return draft_.refuse(from, "adam, sgd, lion, muon and adafactor are supported");
     }
     draft_.set(root + "kind", kind == "adam" ? "adamw" : kind, from);
     if (flags_.given("lr")) field(root + "lr", "lr", "");
@@ -538,7 +539,7 @@ void convert_megatron(const std::string& text, const std::string& file,
   const auto is_flag = [](const ShellWord& word) { return word.text.starts_with("--"); };
   if (std::none_of(arguments.words.begin(), arguments.words.end(), is_flag)) {
     fail(Code::kBadValue, file,
-         "no arguments are in it: neither a command that runs a .py file nor "
+         "holds no arguments: neither a command that runs a .py file nor "
          "a list of --flags");
   }
   Megatron(arguments, file, draft).convert();

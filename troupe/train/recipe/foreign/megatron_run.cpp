@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
+#include <optional>
 #include <utility>
 
-#include "troupe/train/recipe/parallel.h"
-
+#include "troupe/train/recipe/foreign/stage_texts.h"
 namespace troupe {
 namespace {
 
@@ -25,52 +25,144 @@ class MegatronRun {
   }
 
  private:
-  // Ranks along an axis; whether there are none of them here, where the script asks for some.
-  bool deferred(const std::string& flag, const std::string& axis, int64_t ParallelConfig::*ranks) {
-    if (!flags_.given(flag)) return false;
-    ParallelConfig config;
-    config.*ranks = flags_.whole(flag, 1);
-    if (unbuilt_axes(config).empty()) {
-      draft_.set("parallel." + axis, to_text(config.*ranks), flags_.origin(flag));
-      return false;
-    }
-    draft_.defer(flags_.origin(flag), "not supported until " + axis +
-                                          " ranks exist; the model is the same without them, and "
-                                          "each GPU holds more of it");
-    return true;
-  }
-
-  // A flag that says more about ranks of an axis: deferred with them.
-  void beside_axis(const std::string& flag, const std::string& axis, bool without) {
+  // Ranks along an axis.
+  void axis(const std::string& flag, const std::string& name) {
     if (!flags_.given(flag)) return;
-    const Origin from = flags_.origin(flag);
-    if (without) return draft_.defer(from, "not supported until " + axis + " ranks exist");
-    draft_.ignore(from, "one " + axis + " rank leaves it nothing to do");
+    draft_.set("parallel." + name, to_text(flags_.whole(flag, 1)), flags_.origin(flag));
   }
 
   void layout() {
-    const bool tensor = deferred("tensor-model-parallel-size", "tensor", &ParallelConfig::tensor);
-    const bool pipeline =
-        deferred("pipeline-model-parallel-size", "pipeline", &ParallelConfig::pipeline);
-    deferred("context-parallel-size", "context", &ParallelConfig::context);
-    for (const char* flag : {"sequence-parallel", "moe-extended-tp", "tp-comm-overlap",
-                             "distribute-saved-activations"}) {
-      beside_axis(flag, "tensor", tensor);
+    axis("tensor-model-parallel-size", "tensor");
+    axis("pipeline-model-parallel-size", "pipeline");
+    context();
+    tensor();
+    stages();
+    if (flags_.given("high-priority-stream-groups")) {
+      draft_.set("parallel.comm_priority", "high", flags_.origin("high-priority-stream-groups"));
     }
-    for (const char* flag :
-         {"num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank",
-          "pipeline-model-parallel-layout"}) {
-      beside_axis(flag, "pipeline", pipeline);
-    }
-    const bool cut = flags_.whole("expert-tensor-parallel-size", 1) > 1;
-    beside_axis("expert-tensor-parallel-size", "tensor", cut);
     if (flags_.given("distributed-timeout-minutes")) {
       draft_.set("run.hang_timeout", flags_.text("distributed-timeout-minutes") + "min",
                  flags_.origin("distributed-timeout-minutes"));
     }
   }
 
-  // What the ranks share of the state; where nothing is said, the choice is left to the run.
+  void context() {
+    axis("context-parallel-size", "context");
+    const int64_t ranks = flags_.whole("context-parallel-size", 1);
+    if (!flags_.given("cp-comm-type")) return;
+    if (ranks > 1 && flags_.text("cp-comm-type") == "a2a") {
+      return draft_.set("parallel.context_method", "heads", flags_.origin("cp-comm-type"));
+    }
+    draft_.ignore(flags_.origin("cp-comm-type"),
+                  ranks == 1 ? "one context rank leaves it nothing to do"
+                             : "speed only: ranks fetch the keys that their queries see, by "
+                               "documents and window");
+  }
+
+  // Which layers each stage has. Results do not depend on it: what cannot be written is chosen.
+  void stages() {
+    constexpr const char *kLayout = "pipeline-model-parallel-layout",
+                         *kEach = "num-layers-per-virtual-pipeline-stage",
+                         *kStages = "num-virtual-stages-per-pipeline-rank";
+    const int64_t ranks = flags_.whole("pipeline-model-parallel-size", 1);
+    const auto ignored = [&](std::initializer_list<const char*> names, std::string_view why) {
+      for (const char* name : names) {
+        if (flags_.given(name)) draft_.ignore(flags_.origin(name), why);
+      }
+    };
+    const auto counts = {"decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
+                         "account-for-embedding-in-pipeline-split",
+                         "account-for-loss-in-pipeline-split"};
+    if (ranks <= 1) {
+      ignored({kLayout, kEach, kStages}, "one pipeline rank leaves it nothing to do");
+      return ignored(counts, "one pipeline rank leaves it nothing to do");
+    }
+    if (flags_.given(kLayout)) {
+      const std::string text = stages_of_layout(flags_.text(kLayout));
+      if (text.empty()) {
+        draft_.refuse(flags_.origin(kLayout), "E t m L | * ( ) and Python's lists are read");
+      } else {
+        draft_.set_text("parallel.stages", text, flags_.origin(kLayout));
+      }
+      ignored({kEach, kStages}, "the layout has the stages");
+      return ignored(counts, "the layout has the stages");
+    }
+    const int64_t layers = flags_.whole("num-layers", 0), each = flags_.whole(kEach, 0);
+    int64_t of_rank = flags_.whole(kStages, 1);
+    if (each > 0 && layers % (each * ranks) == 0) {
+      of_rank = layers / (each * ranks);
+      draft_.set("parallel.virtual", to_text(of_rank), flags_.origin(kEach));
+    } else if (flags_.given(kEach)) {
+      draft_.refuse(flags_.origin(kEach), to_text(layers) +
+                                              " layers do not divide into stages of " +
+                                              to_text(each) + " on " + to_text(ranks) + " ranks");
+    } else if (flags_.given(kStages)) {
+      draft_.set("parallel.virtual", to_text(of_rank), flags_.origin(kStages));
+    }
+    stages_by_counts(ranks, of_rank, layers, counts);
+  }
+
+  void stages_by_counts(int64_t ranks, int64_t of_rank, int64_t layers,
+                        std::initializer_list<const char*> flags) {
+    const auto given = std::ranges::find_if(flags, [&](const char* f) { return flags_.given(f); });
+    if (given == flags.end()) return;
+    const auto number = [&](const char* flag) {
+      return flags_.given(flag) ? std::optional(flags_.whole(flag, 0)) : std::nullopt;
+    };
+    const std::string text =
+        of_rank > 1 ? std::string()
+                    : stages_of_counts(
+                          {.layers = layers,
+                           .mtp = flags_.whole("mtp-num-layers", 0),
+                           .pipeline = ranks,
+                           .first = number("decoder-first-pipeline-num-layers"),
+                           .last = number("decoder-last-pipeline-num-layers"),
+                           .embedding = flags_.given("account-for-embedding-in-pipeline-split"),
+                           .loss = flags_.given("account-for-loss-in-pipeline-split")});
+    if (!text.empty()) draft_.set_text("parallel.stages", text, flags_.origin(*given));
+    for (const char* flag : flags) {
+      if (!flags_.given(flag) || (flag == *given && !text.empty())) continue;
+      draft_.ignore(flags_.origin(flag), text.empty() ? "speed only: the stages are chosen by cost"
+                                                      : "parallel.stages has it");
+    }
+  }
+
+  // Between the products tokens are always cut over the ranks that share them.
+  void tensor() {
+    const int64_t ranks = flags_.whole("tensor-model-parallel-size", 1);
+    constexpr std::string_view kAlways =
+        "always so here: between the products each rank has its part of the tokens";
+    ignore_given({"sequence-parallel", "distribute-saved-activations"}, kAlways);
+    if (ranks > 1 && !flags_.given("sequence-parallel")) {
+      draft_.note("--sequence-parallel is not given: it is " + std::string(kAlways));
+    }
+    const std::pair<const char*, const char*> open[] = {
+        {"tp-comm-overlap", "not supported yet: tokens are gathered and scattered beside nothing"},
+        {"moe-extended-tp", "not supported: parallel.expert_tensor cuts experts by their width"}};
+    for (const auto& [flag, why] : open) {
+      if (!flags_.given(flag)) continue;
+      if (ranks > 1) draft_.defer(flags_.origin(flag), why);
+      if (ranks == 1) draft_.ignore(flags_.origin(flag), "one tensor rank leaves it nothing to do");
+    }
+    slices(ranks);
+  }
+
+  // Ranks that have slices of the same experts; by default as many as share a matrix.
+  void slices(int64_t tensor) {
+    constexpr const char* kFlag = "expert-tensor-parallel-size";
+    if (flags_.given(kFlag)) {
+      return draft_.set("parallel.expert_tensor", to_text(flags_.whole(kFlag, 1)),
+                        flags_.origin(kFlag));
+    }
+    if (tensor == 1 || flags_.whole("num-experts", 0) == 0) return;
+    draft_.set("parallel.expert_tensor", to_text(tensor), flags_.origin(kFlag, to_text(tensor)));
+    draft_.note("--" + std::string(kFlag) + " is not given, which means " + to_text(tensor) +
+                " there, as many as tensor ranks, and needs as many ranks for each of the experts' "
+                "ranks. Whole experts (parallel.expert_tensor: 1) are nearly always faster: rows "
+                "then go to one rank each");
+  }
+
+  // Which state the ranks shard; without a flag the run chooses.
   void sharding() {
     constexpr const char* kShard = "parallel.shard";
     const std::string strategy = flags_.text("data-parallel-sharding-strategy");
@@ -81,7 +173,8 @@ class MegatronRun {
       const bool known = strategy == "no_shard" || strategy == "optim" ||
                          strategy == "optim_grads" || strategy == "optim_grads_params";
       if (!known) {
-        return draft_.refuse(from, "no_shard, optim, optim_grads and optim_grads_params are there");
+        return draft_.refuse(from,
+                             "no_shard, optim, optim_grads and optim_grads_params are supported");
       }
       // Gradients that are summed are kept by their owner alone in any case.
       const bool full = strategy == "optim_grads_params";
@@ -112,7 +205,7 @@ class MegatronRun {
     } else {
       ignore_given({"recompute-method", "recompute-num-layers", "recompute-modules"},
                    "without --recompute-granularity it has no effect there");
-      if (!granularity.empty()) draft_.refuse(from, "full and selective are there");
+      if (!granularity.empty()) draft_.refuse(from, "full and selective are supported");
     }
   }
 
@@ -156,7 +249,7 @@ class MegatronRun {
       } else {
         draft_.refuse(origin,
                       "core_attn, moe, moe_act, layernorm, mla_up_proj, mlp and shared_experts "
-                      "are there");
+                      "are supported");
       }
     }
   }
@@ -251,7 +344,7 @@ class MegatronRun {
     }
   }
 
-  // Weights alone, of another folder; or the run's own folder, where it goes on.
+  // Weights only, from another folder; or the run's own folder, to resume it.
   void weights(const std::string& save, const std::string& load) {
     const bool fresh = flags_.given("finetune"), bare = flags_.given("no-load-optim");
     const bool own = !load.empty() && load == save;

@@ -127,7 +127,7 @@ class Script {
     commands_.push_back(std::move(command));
   }
 
-  // Takes what ends a command; behind a test, && and || say whether the next one runs.
+  // Takes the end of a command; after a test, && and || decide whether the next one runs.
   void end_command() {
     const bool both = peek() == '&' && peek(1) == '&', either = peek() == '|' && peek(1) == '|';
     skipped_ = tested_ && ((both && !*tested_) || (either && *tested_));
@@ -136,7 +136,7 @@ class Script {
     if (at_ < text_.size()) take();
   }
 
-  // Whether a command may begin behind the word.
+  // Whether a command may begin after the word.
   bool control(const std::string& word, int line) {
     if (word == "if") {
       const bool run = runs() && test(line, word);
@@ -335,8 +335,8 @@ class Script {
     return {{text_.substr(begin, at_ - begin), line_}};
   }
 
-  // Puts what a variable holds behind what is there: its `parts` as words of their own, and,
-  // outside quotes, what stands between `blanks`.
+  // Appends the value of a variable: its `parts` as words of their own, and, outside quotes, split
+  // at `blanks`.
   static void append(Words& out, const Words& value, bool parts, bool blanks) {
     for (size_t i = 0; i < value.size(); ++i) {
       if (i > 0) {

@@ -1,0 +1,44 @@
+"""What this library computes with: types, devices, plain tensors; and the error for everything else."""
+import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class Unsupported(RuntimeError):
+    """What this library does not compute: what it was, why, and what to do instead."""
+
+
+def _refuse_onnx():
+    """ONNX has no such operator; troupe's would end in a message about opsets."""
+    if (torch.jit.is_tracing() or torch.compiler.is_exporting()) and torch.onnx.is_in_onnx_export():
+        raise Unsupported("ONNX has no operators for troupe's experts. For that export use plain PyTorch: a transformers model's "
+                          'experts_implementation="batched_mm" (troupe.unpatch(model) first). torch.export and AOTInductor have '
+                          "troupe's operators")
+
+
+def check_tensor(name, t, floating=True):
+    _refuse_onnx()
+    if is_traceable_wrapper_subclass(t):
+        raise Unsupported(f"{name} is a {type(t).__name__}, which is computed elsewhere than in its numbers. Pass a plain "
+                          "tensor (.to_local() of a DTensor; .dequantize() of a quantized tensor), or keep the model's own "
+                          "experts for this layer")
+    if floating and t.dtype not in FLOATS:
+        raise Unsupported(f"{name} is a {type(t).__name__} of {t.dtype}; experts here are f32, bf16, f16 or f64. Quantized "
+                          "experts run in the implementation that they come with (experts_implementation='eager')")
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None:
+        raise Unsupported(f"{name} has a forward-mode tangent (torch.func.jvp); troupe's operators have gradients in reverse "
+                          "mode alone: torch.autograd.grad")
+    if t.device.type not in ("cpu", "cuda", "meta"):
+        raise Unsupported(f"{name} is on {t.device}; experts here run on CPU and CUDA devices")
+
+
+def wide(dtype):
+    """The type of sums, scores and weights beside this one: f32, or f64 beside f64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def full_precision(x):
+    """Autocast off, where x is."""
+    return torch.autocast("cuda" if x.is_cuda else "cpu", enabled=False)

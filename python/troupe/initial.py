@@ -1,0 +1,21 @@
+"""Initial values: element i is a function of a seed, the parameter's name and i alone, as in `troupe train`."""
+import torch
+
+
+def drawn_seed(seed):
+    """The seed, or one from PyTorch's generator."""
+    return int(torch.randint(2**62, ())) if seed is None else seed
+
+
+def draw(parameter, name, seed, std, *, per_expert=False):
+    if parameter.device.type == "meta":
+        return
+    with torch.no_grad():
+        torch.ops.troupe.initialise_(parameter.detach(), name, seed, std, per_expert)
+
+
+def draw_experts(parameter, name, seed, std, numbers):
+    """Of all experts, those of these numbers: expert 3 of experts.w1 is a tensor by the name experts.3.w1."""
+    folder, leaf = name.rsplit(".", 1)
+    for own, number in zip(parameter.detach(), numbers, strict=True):
+        draw(own, f"{folder}.{number}.{leaf}", seed, std)

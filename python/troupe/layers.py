@@ -1,0 +1,276 @@
+"""A mixture-of-experts layer, and its parts, each of which can be used or replaced alone.
+
+    moe = troupe.MoE(width=2048, experts=64, top_k=8, hidden=1024)
+    y, aux = moe(x)                        # x [..., D]
+    loss = task_loss + aux.loss
+    ...
+    optimizer.step(); troupe.end_of_step(moe)      # for routers that balance without a loss
+
+The same bits as the layer of `troupe train`: outputs, losses and gradients. Parameters have the names that Hugging Face
+transformers has in memory; load_state_dict takes other frameworks' too (troupe.layouts)."""
+import warnings
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from . import ep, layouts, losses, sharding
+from .checks import Unsupported, check_tensor, full_precision, wide
+from .functional import Routing, moe_ffn
+from .initial import draw, draw_experts, drawn_seed
+from .options import moe_options
+from .routers import Router
+
+
+class Aux(NamedTuple):
+    """What a layer says beside y. Add `loss` to the loss; the others are for logs."""
+
+    loss: torch.Tensor             # f32: the weighted sum
+    balance: torch.Tensor | None   # the balance loss, its coefficient included; None: off
+    z: torch.Tensor | None
+    counts: torch.Tensor           # int64 [E], before any dropping
+    ids: torch.Tensor              # int32 [T, K]
+    logits: torch.Tensor | None    # [T, E], without their graph
+    dropped: torch.Tensor | None   # int64: choices beyond the capacity
+
+
+class Experts(nn.Module):
+    """E feed-forwards: forward(x, ids, weights) -> the weighted sum of each token's experts.
+
+    With a group, parameters have this rank's E / W experts (troupe.ep); ids number all E."""
+
+    def __init__(self, width, experts, hidden, *, activation="silu", gated=True, bias=False, clamp=None, offset=0.0,
+                 recompute="none", quantize=(-1, -1), group=None, mode="fast", grad="mean", std=0.02, layers=1, device=None,
+                 dtype=None):
+        super().__init__()
+        ep.check(mode, grad)
+        kind = {"device": device, "dtype": dtype}
+        self.width, self.experts, self.hidden = width, experts, hidden
+        self.form = {"activation": activation, "gated": gated, "clamp": clamp, "offset": offset, "recompute": recompute,
+                     "quantize": tuple(quantize)}
+        self.ranks, self.over = ep.ranks_of(group), {"mode": mode, "grad": grad}
+        self.as_dtensors = False  # troupe.shard_experts: parameters have the shapes of the whole
+        self.std, self.layers = std, layers
+        held, first = len(ep.own_experts(experts, self.ranks)), 2 * hidden if gated else hidden
+        self._first = "gate_up_proj" if gated else "up_proj"
+        self.register_parameter(self._first, nn.Parameter(torch.empty(held, first, width, **kind)))
+        self.down_proj = nn.Parameter(torch.empty(held, width, hidden, **kind))
+        for name, size in ((f"{self._first}_bias", first), ("down_proj_bias", width)):
+            self.register_parameter(name, nn.Parameter(torch.empty(held, size, **kind)) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self, seed=None, name="experts"):
+        """N(0, std), and N(0, std / sqrt(2 layers)) for down_proj: element i of expert e is a function of the seed, the
+        name, e and i alone, wherever experts are. Without a seed one is drawn from PyTorch's generator."""
+        seed, own = drawn_seed(seed), ep.own_experts(self.experts, self.ranks)
+        draw_experts(getattr(self, self._first), f"{name}.w1", seed, self.std, own)
+        draw_experts(self.down_proj, f"{name}.w2", seed, self.std / (2.0 * self.layers) ** 0.5, own)
+        for bias in (getattr(self, f"{self._first}_bias"), self.down_proj_bias):
+            if bias is not None:
+                nn.init.zeros_(bias)
+
+    def forward(self, x, ids, weights, *, plan=None):
+        if self.ranks is not None:
+            sharding.check_wrapper(self)
+        return moe_ffn(x, ids, weights, sharding.local(self, self._first), sharding.local(self, "down_proj"),
+                       gate_up_bias=sharding.local(self, f"{self._first}_bias"), down_bias=sharding.local(self, "down_proj_bias"),
+                       plan=plan, group=self.ranks, **self.over, **self.form)
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        """Over ranks, of tensors that have all experts this rank's."""
+        if self.ranks is not None and not self.as_dtensors:
+            own = ep.own_experts(self.experts, self.ranks)
+            for name, _ in self.named_parameters(recurse=False):
+                t = state_dict.get(prefix + name)
+                if t is not None and t.shape[:1] == (self.experts,):
+                    state_dict[prefix + name] = t[own.start:own.stop]
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def extra_repr(self):
+        said = f"{self.width}, experts={self.experts}, hidden={self.hidden}, activation={self.form['activation']}"
+        if self.ranks is None:
+            return said
+        return (f"{said}, over {self.ranks.size} ranks (group {self.ranks.name}), mode={self.over['mode']}, "
+                f"grad={self.over['grad']}: the host waits for row counts once a call")
+
+
+class SharedExperts(nn.Module):
+    """A feed-forward for every token, under the names of Hugging Face's MLPs."""
+
+    def __init__(self, width, hidden, *, std, layers, device=None, dtype=None, **form):
+        super().__init__()
+        kind = {"device": device, "dtype": dtype, "bias": False}
+        self.form, self.std, self.layers = form, std, layers
+        self.gate_proj = nn.Linear(width, hidden, **kind) if form["gated"] else None
+        self.up_proj = nn.Linear(width, hidden, **kind)
+        self.down_proj = nn.Linear(hidden, width, **kind)
+
+    def reset_parameters(self, seed, name):
+        gate, up = self.gate_proj, self.up_proj.weight
+        both = up if gate is None else torch.empty(2 * up.shape[0], up.shape[1], dtype=up.dtype, device=up.device)
+        draw(both, f"{name}.w1", seed, self.std)
+        if gate is not None:
+            with torch.no_grad():
+                gate.weight.copy_(both[:up.shape[0]])
+                up.copy_(both[up.shape[0]:])
+        draw(self.down_proj.weight, f"{name}.w2", seed, self.std / (2.0 * self.layers) ** 0.5)
+
+    def forward(self, x):
+        up = self.up_proj.weight if self.gate_proj is None else torch.cat([self.gate_proj.weight, self.up_proj.weight])
+        ids = torch.zeros(*x.shape[:-1], 1, dtype=torch.int32, device=x.device)
+        ones = torch.ones(ids.shape, dtype=wide(x.dtype), device=x.device)
+        return moe_ffn(x, ids, ones, up.unsqueeze(0), self.down_proj.weight.unsqueeze(0), **self.form)
+
+
+class MoE(nn.Module):
+    """Router, experts, shared experts. `help(troupe.options.moe_options)` has every argument; those of a recipe's `moe:` are
+    taken as they are: troupe.MoE(width=512, **recipe["model"]["moe"]).
+
+    forward(x, *, valid=None, sequences=1) -> (y, Aux), or y alone with losses="attach" or "none"
+    valid      bool, x's leading dimensions: False is padding. sequences: how many x is made of, for balance="seq"; an x of
+               three dimensions says it itself"""
+
+    def __init__(self, width, experts, top_k=2, hidden=None, **options):
+        super().__init__()
+        o = moe_options(width, experts, top_k, hidden, **options)
+        kind = {"device": o.device, "dtype": o.dtype}
+        form = {"activation": o.activation, "gated": o.gated, "clamp": o.clamp, "offset": o.offset}
+        self.options = o
+        self.gate = o.router if isinstance(o.router, nn.Module) else Router(width, experts, top_k, **o.routing, **kind)
+        inside = "none" if o.recompute == "layer" else o.recompute
+        self.experts = Experts(width, experts, o.hidden, bias=o.bias, recompute=inside, quantize=o.quantize, group=o.group,
+                               mode=o.mode, grad=o.grad, std=o.std, layers=o.layers, **form, **kind)
+        self.shared_experts = self.shared_expert_gate = None
+        if o.shared_hidden:
+            self.shared_experts = SharedExperts(width, o.shared_hidden, std=o.std, layers=o.layers, **form, **kind)
+        if o.shared_form == "gate":
+            self.shared_expert_gate = nn.Linear(width, 1, bias=False, **kind)
+        self.output_bias = nn.Parameter(torch.empty(width, **kind)) if o.output_bias else None
+        self.fractions = losses.Fractions(experts, o.device) if o.balance == "global" else None
+        self.loss_scale = 1.0
+        self._unused = 0  # training forwards since a gradient last reached aux.loss
+        self.reset_parameters()
+
+    @classmethod
+    def from_hf(cls, source, **options):
+        """The layer of a transformers MoE block, with its tensors, or of a configuration (troupe.hf_layer). Options are MoE's."""
+        from .hf_layer import from_hf
+        return from_hf(cls, source, options)
+
+    def to_hf_state_dict(self):
+        """Under the names of the block that it came from."""
+        from .hf_layer import to_hf_state_dict
+        return to_hf_state_dict(self)
+
+    def reset_parameters(self, seed=None, name=""):
+        """As Experts.reset_parameters: a layer of a model has the values of `troupe train` under its name and seed."""
+        seed, dot = drawn_seed(seed), f"{name}." if name else ""
+        if hasattr(self.gate, "reset_parameters"):
+            self.gate.reset_parameters(seed, f"{dot}router")
+        self.experts.reset_parameters(seed, f"{dot}experts")
+        if self.shared_experts is not None:
+            self.shared_experts.reset_parameters(seed, f"{dot}shared")
+        for zero in (self.output_bias, getattr(self.shared_expert_gate, "weight", None)):
+            if zero is not None:
+                nn.init.zeros_(zero)
+
+    def forward(self, x, *, valid=None, sequences=None):
+        check_tensor("x", x)
+        o = self.options
+        flat = x.reshape(-1, x.shape[-1])
+        B = sequences or (x.shape[0] if x.dim() == 3 else 1)
+        routing, seen = self._route(flat, None if valid is None else valid.reshape(-1), B)
+        ids, weights, dropped = routing.ids, routing.weights, None
+        if o.capacity and (self.training or o.capacity["in_evaluation"]):
+            ids, weights, dropped = torch.ops.troupe.drop_over_capacity(
+                ids, weights, None if valid is None else valid.reshape(-1), o.experts, o.capacity["factor"],
+                o.capacity["min"], o.capacity["renormalise"], o.capacity["policy"])
+        if o.recompute == "layer" and torch.is_grad_enabled():
+            y = torch.utils.checkpoint.checkpoint(self._mixture, seen, ids, weights, use_reentrant=False)
+        else:
+            y = self._mixture(seen, ids, weights)
+        if self.output_bias is not None and not o.return_bias:
+            y = y + self.output_bias
+        y = y.reshape(x.shape)
+        balance, z = self._losses(routing) if self.training and o.losses != "none" else (None, None)
+        if o.losses == "attach":
+            for loss in (balance, z):
+                y = y if loss is None else losses.attach(y, loss, self.loss_scale)
+        y = (y, self.output_bias) if o.return_bias else y
+        if o.losses != "return":
+            return y
+        logits = getattr(routing, "logits", None)
+        return y, Aux(self._sum(balance, z, x), balance, z, routing.counts, routing.ids,
+                      None if logits is None else logits.detach(), dropped)
+
+    def _route(self, x, valid, sequences):
+        if isinstance(self.gate, Router):
+            return self.gate.route(x, valid=valid, sequences=sequences, balance=self.training and self.options.balance != "none")
+        r = self.gate(x)
+        if not isinstance(r, Routing):
+            raise TypeError(f"router {type(self.gate).__name__} returned a {type(r).__name__}; it must return a troupe.Routing")
+        return r, x
+
+    def _mixture(self, x, ids, weights):
+        o = self.options
+        # Of x as it is in the experts' type, which under a router in f32 may be another than x's.
+        y = self.experts(x, ids, weights)
+        if self.shared_experts is None:
+            return y
+        shared = self.shared_experts(x)
+        if o.shared_form == "weighted":
+            return shared / (o.top_k + 1.0) + y * (o.top_k / (o.top_k + 1.0))
+        if o.shared_form == "gate":
+            kind = wide(x.dtype)
+            with full_precision(x):
+                opened = torch.sigmoid(torch.matmul(x.to(kind), self.shared_expert_gate.weight.to(kind).t()))
+                shared = (shared * opened).to(shared.dtype)
+        return y + shared
+
+    def _losses(self, r):
+        o = self.options
+        balance = z = None
+        if o.balance != "none" and o.aux_loss:
+            if r.scores is None:
+                raise Unsupported(f"balance={o.balance!r}: the router gave no scores; set balance='none'")
+            rows = [t.unsqueeze(0) if t.dim() < n else t
+                    for t, n in ((r.plain_counts, 2), (r.scores, 2), (r.tokens, 1))]
+            balance = losses.balance_loss(o.balance, *rows, o.top_k, layers=o.layers, tracker=self.fractions) * o.aux_loss
+        if o.z_loss:
+            z = losses.z_loss(r.lse2, r.tokens) * o.z_loss
+        return balance, z
+
+    def _sum(self, balance, z, x):
+        present = [t for t in (balance, z) if t is not None]
+        if not present:
+            return torch.zeros((), dtype=torch.float32, device=x.device)
+        total = sum(present[1:], present[0]).to(torch.float32)
+        if not torch.compiler.is_compiling() and total.requires_grad:
+            self._unused += 1
+            total.register_hook(self._used)
+            if self._unused == 20:
+                warnings.warn("no gradient has reached aux.loss in 20 training forwards: add it to the loss, or take "
+                              "losses='attach' or 'none'", stacklevel=3)
+        return total
+
+    def _used(self, grad):
+        self._unused = 0
+        return grad
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest):
+        layouts.adapt(state_dict, prefix, self)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def extra_repr(self):
+        o = self.options
+        return f"top_k={o.top_k}, losses={o.losses}, balance={o.balance}, aux_loss={o.aux_loss}, z_loss={o.z_loss}"
+
+
+def end_of_step(module, group=None):
+    """After each optimizer step: moves the routers' balance biases by what the step's forwards counted (over all ranks of
+    `group`) and forgets what was counted."""
+    for m in module.modules():
+        if isinstance(m, Router):
+            m.end_of_step(group)
+        elif isinstance(m, losses.Fractions):
+            m.forget()

@@ -1,0 +1,150 @@
+"""The program from Python: any verb of `troupe`, as a process of its own.
+
+    run = troupe.run("train", "recipe.yaml", set={"train.steps": 100, "checkpoint.dir": "runs/a"})
+    run.wait()                                    # its lines are printed as they come; a failure raises troupe.RunError
+    run.steps[-1]["loss"], run.checkpoint["layers.0.moe.experts.w1"], run.report
+    model = run.to_hf("out")                      # a transformers model, its experts computed by Troupe
+
+    print(troupe.run("plan", "recipe.yaml").wait().out)
+    troupe.run("export", "runs/a", "out", dtype="float16").wait()
+
+Words are the command's, options its long ones (shard_size=... is --shard-size), `set` the recipe's keys. The PyTorch of this Python is
+the program's."""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+CLASSES = {2: "usage or recipe", 3: "data or tokenizer", 4: "checkpoint or model file", 5: "numbers that are not finite",
+           6: "a lost rank or communication", 7: "memory, disk or device", 70: "a fault of the program"}
+
+
+class RunError(RuntimeError):
+    """A run that failed: `exit`, the program's exit code; `kind`, what it stands for; `code`, as E2003, or None; `text`."""
+
+    def __init__(self, words, code, text):
+        found = re.search(r"\bE\d{4}\b", text)
+        self.exit, self.kind = code, CLASSES.get(code, "ended by a signal" if code < 0 else "unknown")
+        self.code, self.text = found and found.group(), text
+        super().__init__(f"troupe {words[0]} ended with {code} ({self.kind}):\n{text}")
+
+
+def _program():
+    """The words that start the program: beside the library in a build, in bin/ of the package."""
+    from . import library
+    beside = Path(library).resolve().parent / "troupe"
+    if beside.is_file():
+        return [str(beside)]
+    return [sys.executable, str(Path(__file__).resolve().parent.parent / "troupe_program.py")]
+
+
+def _value(v):
+    """A value as a recipe has it."""
+    return v if isinstance(v, str) else str(v) if isinstance(v, os.PathLike) else json.dumps(v)
+
+
+def _options(given):
+    for name, value in given.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            yield flag
+        elif value is not False and value is not None:
+            yield from (flag, _value(value))
+
+
+class Run:
+    """A process of the program. `out` is what it wrote to its output, `log` its lines; both grow while it runs."""
+
+    def __init__(self, words, settings, options, quiet):
+        self.words = [str(w) for w in words]
+        self._settings = [w for key, value in settings.items() for w in ("--set", f"{key}={_value(value)}")]
+        self._stopped, self._parts = False, {"out": [], "log": []}
+        at = self.words.index("--") if "--" in self.words else len(self.words)  # options of `launch` are before it
+        command = [*_program(), *self.words[:at], *_options(options), *self.words[at:], *self._settings]
+        self.process = subprocess.Popen(command, text=True, bufsize=1, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE)
+        self._threads = [threading.Thread(target=self._read, args=(pipe, into, quiet), daemon=True)
+                         for pipe, into in ((self.process.stdout, "out"), (self.process.stderr, "log"))]
+        for thread in self._threads:
+            thread.start()
+
+    def _read(self, pipe, into, quiet):
+        with pipe:
+            for line in pipe:
+                self._parts[into].append(line)
+                if not quiet:
+                    print(line, end="", flush=True)
+
+    @property
+    def out(self):
+        return "".join(self._parts["out"])
+
+    @property
+    def log(self):
+        return "".join(self._parts["log"])
+
+    def wait(self):
+        """Until it ends; returns this Run. An interrupt stops the program as stop() does, and is raised when it has ended."""
+        try:
+            code = self.process.wait()
+        except KeyboardInterrupt:
+            self.stop()
+            self.process.wait()
+            raise
+        for thread in self._threads:
+            thread.join()
+        if code:
+            raise RunError(self.words, code, (self.log or self.out).strip()[-4000:])
+        return self
+
+    def stop(self):
+        """Asks it to end after this step, with a checkpoint; wait() waits for that."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
+    @property
+    def folder(self):
+        """The run folder: of `train`, the recipe's checkpoint.dir."""
+        if not hasattr(self, "_folder"):
+            recipe = next((w for w in self.words if w.endswith((".yaml", ".yml"))), None)
+            if "train" not in self.words or recipe is None:
+                raise AttributeError(f"`troupe {' '.join(self.words)}` has no run folder; `train` has")
+            said = subprocess.run([*_program(), "config", "print", recipe, *self._settings], capture_output=True, text=True,
+                                  check=True)
+            found = re.search(r"^checkpoint:[^\n]*\n(?:  [^\n]*\n)*?  dir: ([^\n]*?)(?:\s+#[^\n]*)?$", said.stdout, re.M)
+            self._folder = Path(json.loads(found[1]) if found[1].startswith('"') else found[1])
+        return self._folder
+
+    @property
+    def steps(self):
+        """The rows of log.jsonl that are steps, so far: loss, lr, tokens_s and the others, by name."""
+        file = self.folder / "log.jsonl"
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        rows = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be in the making
+        return [row for row in rows if "event" not in row]
+
+    @property
+    def checkpoint(self):
+        from .checkpoint import Checkpoint
+        return Checkpoint(self.folder)
+
+    @property
+    def report(self):
+        return self.folder / "report.html"
+
+    def to_hf(self, folder, **options):
+        """Exports the newest checkpoint, and loads it with transformers. Options are those of `troupe export`."""
+        run("export", self.folder, folder, quiet=True, **options).wait()
+        from transformers import AutoModelForCausalLM
+        return AutoModelForCausalLM.from_pretrained(folder, experts_implementation="troupe")
+
+
+def run(*words, set=None, quiet=False, **options):
+    """Starts `troupe WORDS... --set KEY=VALUE ...` and returns its Run at once; quiet: prints no lines."""
+    if not words:
+        raise TypeError('troupe.run: which verb? troupe.run("train", "recipe.yaml")')
+    return Run(words, set or {}, options, quiet)

@@ -1,0 +1,24 @@
+// Any bytes as another trainer's script, list of arguments, YAML or TOML: refused with a class of
+// usage, or a recipe that reads as YAML, whichever kind it is said to be.
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+
+#include "troupe/core/check.h"
+#include "troupe/core/config/yaml.h"
+#include "troupe/train/recipe/foreign/convert_recipe.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using troupe::ForeignKind;
+  const std::string text(reinterpret_cast<const char*>(data), size);
+  for (const ForeignKind kind : {ForeignKind::kAuto, ForeignKind::kMegatron, ForeignKind::kFoundry,
+                                 ForeignKind::kTorchtitan, ForeignKind::kMegaBlocks}) {
+    try {
+      const troupe::Conversion done = troupe::convert_recipe(text, "run.sh", kind, {{"1", "a b"}});
+      troupe::parse_yaml(done.recipe, "converted.yaml");
+    } catch (const troupe::Error& e) {
+      if (e.exit_class() != troupe::ExitClass::kUsage) std::abort();
+    }
+  }
+  return 0;
+}

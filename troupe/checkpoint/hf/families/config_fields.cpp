@@ -1,0 +1,240 @@
+#include "troupe/checkpoint/hf/families/config_fields.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <iterator>
+#include <utility>
+
+#include "troupe/core/check.h"
+#include "troupe/nn/balance_forms.h"
+
+namespace troupe {
+namespace {
+
+// Twelve digits: a coefficient that was converted and back again is the one that was written.
+double rounded(double x) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.12g", x);
+  return std::strtod(text, nullptr);
+}
+
+}  // namespace
+
+std::string pattern_of(const std::vector<bool>& layers) {
+  std::string out;
+  for (size_t i = 0; i < layers.size();) {
+    size_t end = i;
+    while (end < layers.size() && layers[end] == layers[i]) ++end;
+    if (!out.empty()) out += '+';
+    out += layers[i] ? "[1]*" : "[0]*";
+    out += std::to_string(end - i);
+    i = end;
+  }
+  return out;
+}
+
+void require_counts(const ModelConfig& model, const std::string& place) {
+  constexpr std::pair<const char*, const char*> kTheirs[] = {{"layers", "num_hidden_layers"},
+                                                             {"heads", "num_attention_heads"},
+                                                             {"width", "hidden_size"},
+                                                             {"vocab", "vocab_size"}};
+  for (const CountFault& fault : counts_out_of_bounds(model, kModelBounds)) {
+    const auto known =
+        std::ranges::find(kTheirs, fault.path, [](const auto& t) { return t.first; });
+    const bool named = known != std::end(kTheirs);
+    fail(Code::kBadModelConfig, place + (named ? known->second : "model." + fault.path),
+         fault.what);
+  }
+}
+
+// What all families but DBRX call the same.
+void ConfigFields::sizes(const Sizes& absent) {
+  keys.field({"vocab_size"}, config.model.vocab, absent.vocab);
+  keys.field({"hidden_size"}, config.model.width, absent.width);
+  keys.field({"num_hidden_layers"}, config.model.layers, absent.layers);
+  keys.field({"num_attention_heads"}, config.model.heads, absent.heads);
+  keys.field({"max_position_embeddings"}, config.model.max_positions, absent.positions);
+  keys.field({"rms_norm_eps"}, config.model.norm.eps, absent.eps);
+  keys.field({"tie_word_embeddings"}, config.model.tie_embeddings, false);
+  keys.field({"attention_dropout"}, config.model.attn_dropout, 0.0);
+  keys.only("hidden_act", std::string("silu"));
+  config.model.norm.kind = config.family->form.norm;
+  init_std();
+  check_sizes();
+}
+
+void ConfigFields::check_sizes() {
+  if (!keys.reads()) return;
+  if (config.model.layers < 0) keys.refuse("num_hidden_layers", "must not be negative");
+  require_counts(config.model, keys.place());
+}
+
+void ConfigFields::init_std() {
+  double std = config.model.init_std.value_or(0.02);
+  keys.field({"initializer_range"}, std, 0.02);
+  config.model.init_std = std;
+}
+
+void ConfigFields::kv_heads(std::optional<int64_t> absent) {
+  if (config.model.kv_heads == 0) config.model.kv_heads = config.model.heads;
+  keys.field({"num_key_value_heads"}, config.model.kv_heads, absent.value_or(config.model.heads));
+}
+
+void ConfigFields::head_dim(int64_t absent) {
+  if (!keys.reads() && config.model.head_dim == 0) {
+    config.model.head_dim = config.model.heads > 0 ? config.model.width / config.model.heads : 0;
+  }
+  keys.field({"head_dim"}, config.model.head_dim, absent);
+}
+
+void ConfigFields::head_dim_from_width() {
+  if (keys.reads()) config.model.head_dim = 0;
+}
+
+void ConfigFields::attention_bias(bool absent) {
+  bool bias = config.model.qkv_bias.value_or(config.model.bias);
+  keys.field({"attention_bias"}, bias, absent);
+  config.model.qkv_bias = config.model.out_bias = bias;
+}
+
+void ConfigFields::rope(double theta) {
+  if (!keys.reads()) return write_rope(keys);
+  config.model.rope.theta = theta;
+  if (keys.has("rope_parameters")) {
+    HfKeys p = keys.section("rope_parameters");
+    p.field({"rope_theta"}, config.model.rope.theta, theta);
+    read_scaling(p);
+    keys.at("rope_theta"), keys.at("rope_scaling");  // the same, said twice
+    return;
+  }
+  keys.at("rope_parameters");
+  keys.field({"rope_theta"}, config.model.rope.theta, theta);
+  if (keys.has("rope_scaling")) {
+    HfKeys p = keys.section("rope_scaling");
+    read_scaling(p);
+  } else {
+    keys.at("rope_scaling");
+    config.model.rope.scaling = RopeScaling::kNone;
+  }
+}
+
+void ConfigFields::read_scaling(HfKeys& p) {
+  RopeConfig& r = config.model.rope;
+  std::string type;
+  p.field({"rope_type", "type"}, type, std::string("default"));
+  p.only("partial_rotary_factor", 1.0);
+  const auto original = [&] {
+    p.field({"original_max_position_embeddings"}, r.original_positions, config.model.max_positions);
+  };
+  if (type == "default") {
+    r.scaling = RopeScaling::kNone;
+  } else if (type == "linear") {
+    r.scaling = RopeScaling::kLinear;
+    p.field({"factor"}, r.factor, 1.0);
+  } else if (type == "llama3") {
+    r.scaling = RopeScaling::kLlama3;
+    p.field({"factor"}, r.factor, 1.0);
+    p.field({"low_freq_factor"}, r.low_freq, 1.0);
+    p.field({"high_freq_factor"}, r.high_freq, 4.0);
+    original();
+  } else if (type == "yarn") {
+    r.scaling = RopeScaling::kYarn;
+    p.field({"factor"}, r.factor, 1.0);
+    p.field({"beta_fast"}, r.beta_fast, 32.0);
+    p.field({"beta_slow"}, r.beta_slow, 1.0);
+    p.field({"truncate"}, r.truncate, true);
+    p.optional({"attention_factor"}, r.attention_factor);
+    p.optional({"mscale"}, r.mscale);
+    p.optional({"mscale_all_dim"}, r.mscale_all_dim);
+    original();
+  } else {
+    p.refuse(p.has("rope_type") ? "rope_type" : "type",
+             "default, linear, llama3 and yarn are supported");
+  }
+  const Json unknown = p.unknown();
+  if (!unknown.empty()) {
+    p.refuse(unknown.begin().key(), "no such key is known for the type " + type);
+  }
+}
+
+void ConfigFields::write_rope(HfKeys& to) const {
+  const RopeConfig& r = config.model.rope;
+  to.at("rope_theta") = r.theta;
+  Json& s = to.at("rope_scaling");
+  if (r.scaling == RopeScaling::kNone) return void(s = nullptr);
+  s["rope_type"] = to_text(r.scaling);
+  s["factor"] = r.factor;
+  if (r.scaling == RopeScaling::kLinear) return;
+  s["original_max_position_embeddings"] = r.original_positions;
+  if (r.scaling == RopeScaling::kLlama3) {
+    s["low_freq_factor"] = r.low_freq;
+    s["high_freq_factor"] = r.high_freq;
+    return;
+  }
+  s["beta_fast"] = r.beta_fast;
+  s["beta_slow"] = r.beta_slow;
+  if (!r.truncate) s["truncate"] = false;
+  if (r.attention_factor) s["attention_factor"] = *r.attention_factor;
+  if (r.mscale) s["mscale"] = *r.mscale;
+  if (r.mscale_all_dim) s["mscale_all_dim"] = *r.mscale_all_dim;
+}
+
+TopkSoftmaxRouting& ConfigFields::softmax(SoftmaxOrder order) {
+  if (!std::holds_alternative<TopkSoftmaxRouting>(config.model.moe.router))
+    config.model.moe.router.select("topk_softmax");
+  auto& out = std::get<TopkSoftmaxRouting>(config.model.moe.router);
+  if (keys.reads()) out.order = order;
+  return out;
+}
+
+// Theirs pools f and P over all layers first (nn/balance_forms.h). Ours are coefficients of two
+// forms: a loss of each layer, and the mean over layers.
+void ConfigFields::aux_loss(HfKeys& k, const char* name, BalanceConfig& balance, double absent) {
+  using enum BalanceForm;
+  const int64_t layers = std::max<int64_t>(1, num_moe_layers(config.model));
+  const int64_t top_k = std::max<int64_t>(1, config.model.moe.top_k);
+  const auto converted = [&](double coefficient, BalanceForm from, BalanceForm to) {
+    return convert_coefficient(coefficient, from, to, layers, top_k);
+  };
+  double theirs = rounded(converted(balance.aux_loss + balance.global_loss, kTroupe, kHuggingFace) +
+                          converted(balance.batched_loss, kMegaBlocks, kHuggingFace));
+  k.field({name}, theirs, absent);
+  if (!k.reads()) return;
+  balance = {};
+  balance.aux_loss = converted(theirs, kHuggingFace, kTroupe);
+}
+
+bool ConfigFields::sums_to_one(const TopkSoftmaxRouting& router) const {
+  if (router.p_norm != 0 && router.p_norm != 1) {
+    keys.refuse("norm_topk_prob", "the weights' p_norm of the router has no place here but 0 or 1");
+  }
+  return router.sums_to_one(config.model.moe.top_k);
+}
+
+void ConfigFields::norm_topk(TopkSoftmaxRouting& router) {
+  bool normalised = !keys.reads() && sums_to_one(router);
+  keys.field({"norm_topk_prob"}, normalised, false);
+  if (keys.reads()) router.p_norm = normalised ? 1 : 0;
+}
+
+void ConfigFields::always_sums_to_one(const TopkSoftmaxRouting& router, bool does) const {
+  if (keys.reads() || sums_to_one(router) == does || config.model.moe.experts == 1) return;
+  keys.refuse("norm_topk_prob", does ? "this family divides a token's weights by their sum; the "
+                                       "model's router does not (order 'before' without p_norm)"
+                                     : "this family takes a token's weights as they are; the "
+                                       "model's router divides them by their sum (p_norm 1, or "
+                                       "order 'auto' or 'after')");
+}
+
+void ConfigFields::experts(std::initializer_list<const char*> names, int64_t count, int64_t top_k) {
+  keys.field(names, config.model.moe.experts, count);
+  keys.field({"num_experts_per_tok", "experts_per_token"}, config.model.moe.top_k, top_k);
+  if (config.model.moe.experts < 1) keys.refuse(*names.begin(), "at least 1 is expected");
+  if (config.model.moe.top_k < 1 || config.model.moe.top_k > config.model.moe.experts) {
+    keys.refuse("num_experts_per_tok",
+                "1 to " + std::to_string(config.model.moe.experts) + " is expected");
+  }
+}
+
+}  // namespace troupe

@@ -1,0 +1,55 @@
+// What the families' config.json have in common, in one direction: `keys` reads or writes. A family
+// calls the fields it has, each once, with what its class takes for a missing key.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <vector>
+
+#include "troupe/checkpoint/hf/families/families.h"
+#include "troupe/checkpoint/hf/hf_config.h"
+#include "troupe/checkpoint/hf/hf_keys.h"
+
+namespace troupe {
+
+struct ConfigFields {
+  HfConfig& config;
+  HfKeys& keys;
+  Json& passed;
+
+  // vocab_size to rms_norm_eps, tie_word_embeddings, hidden_act and initializer_range.
+  struct Sizes {
+    int64_t vocab, width, layers, heads, positions;
+    double eps;
+  };
+  void sizes(const Sizes& absent);
+  void check_sizes();
+  void init_std();
+  void kv_heads(std::optional<int64_t> absent);
+  void head_dim(int64_t absent);
+  void head_dim_from_width();  // the class has no such key; heads divide the width
+  void attention_bias(bool absent);
+
+  void rope(double theta);
+  void read_scaling(HfKeys& p);
+
+  // The router as top-k softmax; `order` is the class's, when reading.
+  TopkSoftmaxRouting& softmax(SoftmaxOrder order);
+  void aux_loss(HfKeys& k, const char* name, BalanceConfig& balance, double absent);
+  bool sums_to_one(const TopkSoftmaxRouting& router) const;
+  void norm_topk(TopkSoftmaxRouting& router);
+  // The family's class knows one of the two alone.
+  void always_sums_to_one(const TopkSoftmaxRouting& router, bool does) const;
+  void experts(std::initializer_list<const char*> names, int64_t count, int64_t top_k);
+
+ private:
+  void write_rope(HfKeys& to) const;
+};
+
+// "[0]*3+[1]*5", as moe_layers() reads it.
+std::string pattern_of(const std::vector<bool>& layers);
+// E4008, told by the name that config.json has for the count, where that is one of the common ones.
+void require_counts(const ModelConfig& model, const std::string& place);
+
+}  // namespace troupe

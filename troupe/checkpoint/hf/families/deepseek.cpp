@@ -1,0 +1,156 @@
+#include "troupe/checkpoint/hf/families/config_fields.h"
+#include "troupe/checkpoint/hf/families/table.h"
+
+namespace troupe::hf {
+namespace {
+
+void add_block(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at, bool fused) {
+  add_norms(t, c, at);
+  add_mla(t, c, l, at);
+  if (!l.moe) return add_ffn(t, c, l, at);
+  add_experts(t, c, l, {}, at, fused);
+  if (l.moe->router.kind() == "sigmoid_bias") {
+    t.same(at.ours + "moe.router.balance_bias", {l.moe->experts},
+           at.theirs + "mlp.gate.e_score_correction_bias");
+    t.last().fp32 = true;
+  }
+  if (l.moe->shared.experts == 0) return;
+  const int64_t F = l.moe->shared.width_for(l.moe->ffn.hidden), D = c.width;
+  const std::string shared = at.theirs + "mlp.shared_experts.";
+  t.joined(at.ours + "moe.shared.w1", {2, F, D},
+           {shared + "gate_proj.weight", shared + "up_proj.weight"});
+  t.same(at.ours + "moe.shared.w2", {D, F}, shared + "down_proj.weight");
+}
+
+std::vector<HfTensor> deepseek_names(const ModelConfig& c, bool fused) {
+  std::vector<HfTensor> all = layered_names(
+      c, [&](Table& t, const LayerConfig& l, const Prefix& at) { add_block(t, c, l, at, fused); });
+  // An MTP module is one more layer, with copies of the embedding and of the head.
+  for (int64_t d = 0; d < c.mtp.depth; ++d) {
+    const std::string ours = "head.mtp." + std::to_string(d) + ".";
+    const std::string theirs = "model.layers." + std::to_string(c.layers + d) + ".";
+    Table m;
+    m.same(ours + "token_norm.weight", {c.width}, theirs + "enorm.weight");
+    m.same(ours + "hidden_norm.weight", {c.width}, theirs + "hnorm.weight");
+    m.same(ours + "proj.weight", {c.width, 2 * c.width}, theirs + "eh_proj.weight");
+    m.same(ours + "norm.weight", {c.width}, theirs + "shared_head.norm.weight");
+    add_block(m, c, layer_config(c, c.layers + d), {ours + "block.", theirs}, fused);
+    for (HfTensor& x : m.take()) all.push_back(std::move(x));
+    for (HfTensor& x : all) {
+      if (x.name == "embed.tokens") x.copies.push_back(theirs + "embed_tokens.weight");
+      const bool head = x.name == (c.tie_embeddings ? "embed.tokens" : "head.weight");
+      if (head) x.copies.push_back(theirs + "shared_head.head.weight");
+    }
+  }
+  return all;
+}
+
+void v2_router(ConfigFields& f) {
+  TopkSoftmaxRouting& router = f.softmax(SoftmaxOrder::kBefore);
+  if (f.keys.reads()) router.balance = {};
+  f.keys.only("scoring_func", std::string("softmax"));
+  f.always_sums_to_one(router, false);
+  f.keys.only("norm_topk_prob", false);
+  f.keys.field({"routed_scaling_factor"}, router.scale, 1.0);
+  std::string method = router.limit.groups > 1 ? "group_limited_greedy" : "greedy";
+  f.keys.field({"topk_method"}, method, std::string("greedy"));
+  const bool grouped = method == "group_limited_greedy";
+  if (!grouped && method != "greedy") {
+    f.keys.refuse("topk_method", "greedy and group_limited_greedy are supported");
+  }
+  std::optional<int64_t> groups, keep;
+  if (grouped) groups = router.limit.groups, keep = router.limit.keep;
+  f.keys.optional({"n_group"}, groups);
+  f.keys.optional({"topk_group"}, keep);
+  if (f.keys.reads() && grouped) {
+    router.limit = {.groups = groups.value_or(1), .keep = keep.value_or(1), .top = 1};
+  }
+}
+
+void v3_router(ConfigFields& f) {
+  ModelConfig& c = f.config.model;
+  f.keys.only("rope_interleave", true);
+  f.keys.only("scoring_func", std::string("sigmoid"));
+  f.keys.only("topk_method", std::string("noaux_tc"));
+  f.keys.only("norm_topk_prob", true);
+  f.keys.field({"num_nextn_predict_layers"}, c.mtp.depth, int64_t{1});
+  if (!std::holds_alternative<SigmoidBiasRouting>(c.moe.router))
+    c.moe.router.select("sigmoid_bias");
+  auto& router = std::get<SigmoidBiasRouting>(c.moe.router);
+  f.keys.field({"routed_scaling_factor"}, router.scale, 2.5);
+  f.keys.field({"n_group"}, router.limit.groups, int64_t{8});
+  f.keys.field({"topk_group"}, router.limit.keep, int64_t{4});
+  if (f.keys.reads()) router.limit.top = router.limit.groups > 1 ? 2 : 0;
+}
+
+void deepseek_config(ConfigFields& f, bool v3) {
+  ModelConfig& c = f.config.model;
+  v3 ? f.sizes({129280, 7168, 61, 128, 4096, 1e-6}) : f.sizes({102400, 4096, 32, 32, 2048, 1e-6});
+  f.attention_bias(false);
+  if (!c.mla) c.mla.emplace();
+  MlaConfig& m = *c.mla;
+  if (f.keys.reads() && f.keys.at("q_lora_rank").is_null() && f.keys.has("kv_lora_rank"))
+    m.q_rank = 0;
+  std::optional<int64_t> q_rank;
+  if (m.q_rank > 0) q_rank = m.q_rank;
+  f.keys.optional({"q_lora_rank"}, q_rank);
+  m.q_rank = q_rank.value_or(0);
+  f.keys.field({"kv_lora_rank"}, m.kv_rank, int64_t{512});
+  f.keys.field({"qk_nope_head_dim"}, m.nope_dim, int64_t{128});
+  f.keys.field({"qk_rope_head_dim"}, m.rope_dim, int64_t{64});
+  f.keys.field({"v_head_dim"}, m.value_dim, int64_t{128});
+  f.keys.pass({"head_dim", "qk_head_dim", "num_key_value_heads", "aux_loss_alpha", "mlp_bias"},
+              f.passed);
+  if (f.keys.reads()) c.kv_heads = c.head_dim = 0, m.eps = 1e-6;
+  f.keys.field({"intermediate_size"}, c.ffn, v3 ? int64_t{18432} : int64_t{11008});
+  f.keys.field({"moe_intermediate_size"}, c.moe.ffn.hidden, v3 ? int64_t{2048} : int64_t{1407});
+  f.experts({"n_routed_experts", "num_local_experts"}, v3 ? 256 : 64, v3 ? 8 : 6);
+  f.keys.field({"n_shared_experts"}, c.moe.shared.experts, v3 ? int64_t{1} : int64_t{2});
+  f.keys.field({"first_k_dense_replace"}, c.first_dense, v3 ? int64_t{3} : int64_t{0});
+  f.keys.only("moe_layer_freq", int64_t{1});
+  v3 ? v3_router(f) : v2_router(f);
+  c.rope.interleaved = true;
+  f.rope(10000);
+}
+
+void deepseek_v2_config(ConfigFields& f) {
+  deepseek_config(f, false);
+}
+
+void deepseek_v3_config(ConfigFields& f) {
+  deepseek_config(f, true);
+}
+
+// A multi-token prediction module that the config leaves out.
+bool module_left_out(const ModelConfig& c, std::string_view name) {
+  constexpr std::string_view kLayer = "model.layers.";
+  if (!name.starts_with(kLayer)) return false;
+  name.remove_prefix(kLayer.size());
+  int64_t layer = 0;
+  return from_text(name.substr(0, name.find('.')), layer) && layer >= c.layers + c.mtp.depth;
+}
+
+}  // namespace
+
+extern constinit const HfFamily kDeepseekV2 = {
+    .model_type = "deepseek_v2",
+    .architecture = "DeepseekV2ForCausalLM",
+    .form = {.mixed_layers = true, .mla = true, .shared = true, .scaled_and_limited = true},
+    .read_or_write = deepseek_v2_config,
+    .names = deepseek_names,
+};
+
+extern constinit const HfFamily kDeepseekV3 = {
+    .model_type = "deepseek_v3",
+    .architecture = "DeepseekV3ForCausalLM",
+    .form = {.mixed_layers = true,
+             .mla = true,
+             .mtp = true,
+             .shared = true,
+             .router = SigmoidBiasRouting::kKind},
+    .read_or_write = deepseek_v3_config,
+    .names = deepseek_names,
+    .skippable = module_left_out,
+};
+
+}  // namespace troupe::hf

@@ -1,0 +1,66 @@
+// What the families' tables are made with.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "troupe/checkpoint/hf/families/families.h"
+
+namespace troupe::hf {
+
+class Table {
+ public:
+  // The same tensor there.
+  void same(const std::string& ours, const std::vector<int64_t>& shape, const std::string& theirs);
+  // Ours is theirs, one after the other: rows of each.
+  void joined(const std::string& ours, const std::vector<int64_t>& shape,
+              const std::vector<std::string>& theirs);
+  void add(const std::string& ours, const std::vector<int64_t>& shape, std::vector<HfPiece> pieces);
+  HfTensor& last() { return tensors_.back(); }
+  std::vector<HfTensor> take() { return std::move(tensors_); }
+
+ private:
+  std::vector<HfTensor> tensors_;
+};
+
+// Where a piece's first element lies in theirs, and how far apart its rows and columns are.
+struct Strided {
+  int64_t offset, row_stride, column_stride;
+};
+HfPiece piece(const std::string& theirs, const std::vector<int64_t>& shape, int64_t row,
+              int64_t rows, const Strided& at);
+
+int64_t product(const std::vector<int64_t>& sizes, size_t from = 0);
+
+// How a family's files call the parts of a MoE layer, after the layer's prefix.
+struct MoeStyle {
+  std::string router = "mlp.gate.weight";
+  std::string experts = "mlp.experts";  // in files: .{e}.{gate, up, down}.weight
+  std::string gate = "gate_proj", up = "up_proj", down = "down_proj";
+};
+
+// What a layer's names begin with, the dot included: "layers.3.", "model.layers.3.".
+struct Prefix {
+  std::string ours, theirs;
+};
+
+void add_ends(Table& t, const ModelConfig& c);
+void add_attention(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at);
+void add_mla(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at);
+void add_norms(Table& t, const ModelConfig& c, const Prefix& at);
+void add_ffn(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at);
+void add_experts(Table& t, const ModelConfig& c, const LayerConfig& l, const MoeStyle& style,
+                 const Prefix& at, bool fused);
+
+// The ends, and each block by `add_block` between "layers.3." of ours and "model.layers.3." of
+// theirs.
+using AddBlock = std::function<void(Table& t, const LayerConfig& l, const Prefix& at)>;
+std::vector<HfTensor> layered_names(const ModelConfig& c, const AddBlock& add_block);
+
+// Norms, attention, and experts or a dense feed-forward, by the names that Llama and most after it
+// have.
+std::vector<HfTensor> common_names(const ModelConfig& c, bool fused);
+
+}  // namespace troupe::hf

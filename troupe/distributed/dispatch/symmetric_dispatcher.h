@@ -1,0 +1,44 @@
+// The dispatcher of ranks that reach each other's memory: each rank lays its tokens and their
+// routing into memory that its peers map, and a rank with experts reads the rows that it needs, and
+// no others, from where they are. Results are read back the same way by the token's owner. There
+// are no collectives, no messages of counts, and nothing is received that was not asked for.
+//
+// A token's row crosses once for each other rank that has one of its experts, as with
+// a2a_dispatcher. Buffers are those of allgather_dispatcher: a source row for each token of each
+// rank, padded to the largest number of tokens; rows without an expert here are zeros. No row count
+// is read from the device: hosts exchange their numbers of tokens once per send().
+//
+// Modes, types of the wire and results are those of a2a_dispatcher, bit for bit. kExact reads back
+// a row for each slot, which is K times as much room.
+//
+// Memory: SymmetricHeap::kSlots transfers of the largest kind, W T rows (kExact: W T K), once for
+// all layers of the group. It grows where a call has more tokens than any before.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "troupe/distributed/dispatch/dispatcher_config.h"
+
+namespace troupe {
+
+std::unique_ptr<Dispatcher> symmetric_dispatcher(std::shared_ptr<RankGroup> ranks,
+                                                 const Placement& placement, DispatchMode mode,
+                                                 WireType wire = WireType::kNative);
+
+struct SymmetricDispatch {
+  static constexpr std::string_view kKind = "symmetric";
+  static constexpr std::string_view kHelp =
+      "rows read from the memory of the other ranks of a host";
+  static constexpr bool kUsesNodes = false;
+  static constexpr bool kNeedsOneHost = true;
+  static void visit(auto&, auto&&) {}
+  bool operator==(const SymmetricDispatch&) const = default;
+  std::unique_ptr<Dispatcher> build(const NodeGroups& groups, const Placement& placement,
+                                    const DispatcherOptions& options) const;
+  std::string why(const ExpertRanks& ranks) const;
+  Traffic traffic(const TrafficShape& shape) const;
+};
+
+}  // namespace troupe

@@ -1,0 +1,49 @@
+#include "troupe/distributed/status/process.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <fstream>
+#include <sstream>
+
+namespace troupe {
+
+Process this_process() {
+  Process out{.machine = "", .id = ::getpid()};
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), out.machine);
+  std::array<char, 64> name_space = {};
+  const ssize_t size = ::readlink("/proc/self/ns/pid", name_space.data(), name_space.size());
+  if (size > 0) out.machine.append(name_space.data(), static_cast<size_t>(size));
+  return out;
+}
+
+std::string to_text(const Process& process) {
+  return std::to_string(process.id) + ' ' + process.machine;
+}
+
+Process process_of(const std::string& text) {
+  Process out;
+  std::istringstream in(text);
+  in >> out.id >> out.machine;
+  return out;
+}
+
+// Behind the name in /proc/ID/stat, which may hold anything, ")" too.
+char state_of(int process) {
+  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const size_t end = line.rfind(") ");
+  return end == std::string::npos ? '\0' : line[end + 2];
+}
+
+// A process that /proc does not show may be another user's, or this one have no descriptors left.
+bool has_ended(int process) {
+  const char state = state_of(process);
+  if (state == '\0') return ::kill(process, 0) != 0 && errno == ESRCH;
+  return state == 'Z' || state == 'X';
+}
+
+}  // namespace troupe

@@ -1,0 +1,20 @@
+// Processes of this machine, as ranks look each other up.
+#pragma once
+
+#include <string>
+
+namespace troupe {
+
+// A process, as another process can look it up.
+struct Process {
+  std::string machine;  // and its PID namespace
+  int id = 0;
+};
+Process this_process();
+std::string to_text(const Process& process);
+Process process_of(const std::string& text);
+// Its state letter in /proc/PID/stat: Z or X ended, T or t stopped; 0: no such process.
+char state_of(int process);
+bool has_ended(int process);
+
+}  // namespace troupe

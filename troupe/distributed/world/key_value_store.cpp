@@ -1,0 +1,78 @@
+#include "troupe/distributed/world/key_value_store.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "troupe/core/check.h"
+
+namespace troupe {
+
+namespace {
+
+constexpr const char* kStore = "the store";
+
+// So much of what a stranger wrote as a line bears, without control characters.
+std::string shown(const std::string& text) {
+  constexpr size_t kMost = 40;
+  std::string out = text.substr(0, kMost);
+  std::ranges::replace_if(
+      out, [](char c) { return c < ' ' || c > '~'; }, '?');
+  return '"' + out + (text.size() > kMost ? "...\"" : "\"");
+}
+
+}  // namespace
+
+int64_t number_of_peer(const std::string& text, const std::string& what) {
+  int64_t out = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
+  if (error == std::errc() && end == text.data() + text.size()) return out;
+  fail(Code::kRankLost, kStore, "holds what no rank wrote, instead of", what + ": " + shown(text));
+}
+
+std::string beat_key(int64_t rank) {
+  return "beat/" + std::to_string(rank);
+}
+
+std::string joined(const std::vector<std::string>& texts) {
+  std::string out;
+  for (const std::string& text : texts) {
+    out.append(std::to_string(text.size())).append(":").append(text);
+  }
+  return out;
+}
+
+std::vector<std::string> parted(const std::string& text) {
+  std::vector<std::string> out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t colon = text.find(':', at);
+    size_t size = 0;
+    bool is_size = colon != std::string::npos;
+    if (is_size) {
+      const auto [end, error] = std::from_chars(text.data() + at, text.data() + colon, size);
+      is_size = error == std::errc() && end == text.data() + colon;
+    }
+    if (!is_size || size > text.size() - colon - 1) {
+      fail(Code::kRankLost, kStore,
+           "holds what no rank wrote, instead of texts of all ranks:", shown(text));
+    }
+    out.push_back(text.substr(colon + 1, size));
+    at = colon + 1 + size;
+  }
+  return out;
+}
+
+std::chrono::milliseconds longest_pause(int64_t size) {
+  return std::chrono::milliseconds(50 + size / 10);
+}
+
+std::chrono::milliseconds next_pause(std::chrono::milliseconds pause, int64_t size) {
+  return std::min(2 * pause, longest_pause(size));
+}
+
+std::vector<std::string> keys_of_ranks(const std::string& prefix, int64_t size) {
+  std::vector<std::string> out;
+  for (int64_t r = 0; r < size; ++r) out.push_back(prefix + std::to_string(r));
+  return out;
+}
+
+}  // namespace troupe

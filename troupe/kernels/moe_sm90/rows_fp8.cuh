@@ -1,0 +1,328 @@
+// Products over packed rows with 8-bit operands. Tile, ring, tile order and producer are those of
+// moe_sm90 (a slot of 64 bf16 k is one of 128 k in 8 bits: the same bytes, the same boxes); what
+// differs is the consumer, which takes a partial sum out of the tensor cores every 128 of k.
+#pragma once
+
+#include "troupe/kernels/device/matrix_store.cuh"
+#include "troupe/kernels/device/wgmma_fp8.cuh"
+#include "troupe/kernels/moe_sm90/rows_gemm.cuh"
+
+namespace troupe::sm90 {
+
+constexpr int kStepK = 128;     // of a slot: one group of every scale
+constexpr int kSlotPairs = 64;  // the same in the 16-bit units of moe_sm90
+
+// Scales of the 128 x 128 blocks of a weight: data[expert e + n (column tile) + half h + k (step)].
+struct WeightScales {
+  const float* data;
+  int64_t expert;
+  int n, half, k;
+  int blocks;  // column blocks there are: a last half tile has no second one
+};
+
+struct RowsFp8 {
+  RowsGemm gemm;  // k and bytes in 16-bit units
+  WeightScales weight;
+  const float* rows;  // packed: [K / 128][rows_ld]; gathered: [T], of a whole row
+  int64_t rows_ld;
+};
+
+// acc[half] += scale x part; where rows have scales of their own, by row.
+template <int kHalf>
+__device__ inline void promote(Accumulator& acc, const HalfAccumulator& part, float low,
+                               float high) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    acc[64 * kHalf + i] = fmaf(part[i], i % 4 < 2 ? low : high, acc[64 * kHalf + i]);
+  }
+}
+
+// Where this lane finds the scales of a tile's steps.
+struct StepScales {
+  const float* weight;
+  const float* row;  // packed rows alone; the second row's lie 8 further
+  int half, k;
+  int64_t rows_ld;
+};
+
+struct Scales {
+  float w0, w1, low, high;
+};
+
+template <bool kRowScales>
+__device__ inline Scales next_scales(StepScales& s) {
+  Scales out{load_early(s.weight), load_early(s.weight + s.half), 1.0f, 1.0f};
+  s.weight += s.k;
+  if constexpr (kRowScales) {
+    out.low = load_early(s.row), out.high = load_early(s.row + 8);
+    s.row += s.rows_ld;
+  }
+  return out;
+}
+
+// Operand A of a consumer's 64 rows, K-major in shared memory.
+struct SharedA {
+  int index;
+
+  __device__ explicit SharedA(const Consumer& me) : index(me.index) {}
+  __device__ uint32_t load(uint32_t slot) const { return operand_fp8(slot + index * 64 * kStepK); }
+  __device__ static void multiply(HalfAccumulator& part, uint32_t a, uint32_t b) {
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) wgmma_fp8(part, a + k * kNextK32, b + k * kNextK32, k > 0);
+    wgmma_commit();
+  }
+};
+
+// A consumer warpgroup's half of a tile, as Multiply of pipe.cuh. The 64 x 256 are two halves of
+// 128 columns, one temporary: four wgmma, wait, promote. While one warpgroup promotes, the other
+// multiplies. Scales are asked for early: a weight's before its step's products, under which they
+// come; where rows have scales too, under the products of the step before, since the product of
+// both would else wait for memory ahead of the wgmma.
+template <class G, bool kRowScales, class OperandA>
+struct MultiplyFp8 {
+  OperandA operand_a;
+  int lane;
+
+  __device__ explicit MultiplyFp8(const Consumer& me) : operand_a(me), lane(me.lane) {}
+
+  // Lanes 0 and 1 of a warp tell block 0 and block 1.
+  __device__ void release(const Pipe<G>& pipe) const {
+    if (lane < 2) barrier_arrive_remote(remote_address(pipe.empty(pipe.slot), lane));
+  }
+
+  template <class F>
+  __device__ void run(Accumulator& acc, Pipe<G>& pipe, int steps, bool active, StepScales at,
+                      F&& aside) const {
+    if (!active) {
+      aside();
+      return skip(pipe, steps);
+    }
+#pragma unroll
+    for (int i = 0; i < 128; ++i) acc[i] = 0;
+    HalfAccumulator part = {};
+    Scales next = {};
+    if (kRowScales) next = next_scales<kRowScales>(at);
+    for (int step = 0; step < steps; ++step) {
+      if (!kRowScales) next = next_scales<kRowScales>(at);
+      const float low0 = next.w0 * next.low, high0 = next.w0 * next.high;
+      const float low1 = next.w1 * next.low, high1 = next.w1 * next.high;
+      pipe.wait_full();
+      const auto a = operand_a.load(pipe.a());
+      const uint32_t b = operand_fp8(pipe.b());
+      OperandA::multiply(part, a, b);
+      wgmma_wait<0>();
+      settle(part);
+      promote<0>(acc, part, low0, high0);
+      OperandA::multiply(part, a, b + kNextHalf);
+      if (kRowScales && step + 1 < steps) next = next_scales<kRowScales>(at);
+      wgmma_wait<0>();
+      settle(part);
+      release(pipe);
+      pipe.advance();
+      promote<1>(acc, part, low1, high1);
+      if (step == 0) aside();
+    }
+  }
+
+  __device__ void skip(Pipe<G>& pipe, int steps) const {
+    for (int step = 0; step < steps; ++step) {
+      pipe.wait_full();
+      release(pipe);
+      pipe.advance();
+    }
+  }
+};
+
+// The scales of this lane's two rows of a gathered operand, whole rows' ones: read once under the
+// products, so that they are in the cache, and again where they are used.
+struct TokenScales {
+  float low, high;
+
+  __device__ static float of(const RowsFp8& g, int row, bool exists) {
+    const int source = exists ? load_early(g.gemm.row_src + row) : -1;
+    return source < 0 ? 1.0f : load_early(g.rows + source);
+  }
+  __device__ TokenScales(const RowsFp8& g, int row, int valid, const Consumer& me) {
+    const int in_tile = 16 * me.warp + opaque(me.lane) / 4;
+    low = of(g, row + in_tile, in_tile < valid);
+    high = of(g, row + in_tile + 8, in_tile + 8 < valid);
+  }
+  __device__ void apply(Accumulator& acc) const {
+#pragma unroll
+    for (int i = 0; i < 128; ++i) acc[i] *= i % 4 < 2 ? low : high;
+  }
+};
+
+// 128 rows of 128 bytes of a gathered operand into a slot, swizzled as the copy engine does it: a
+// warp copies 32 of them, four at a time, eight chunks of 16 bytes a row. Lane i has the source of
+// the warp's row i, or -1: zeros. `at` is where this lane's chunk begins in row 0 of the source;
+// `bytes` is 0 where the row has no such chunk.
+__device__ inline void gather_slot(uint32_t slot, const uint8_t* at, uint32_t row_bytes, int src,
+                                   int thread, uint32_t bytes) {
+  const int warp = thread / 32, lane = thread % 32;
+  const int chunk = lane % 8, in_four = lane / 8;
+  const uint32_t dst = slot + (warp * 32 + in_four) * 128;
+#pragma unroll 2
+  for (int i = 0; i < 8; ++i) {
+    const int row = __shfl_sync(0xffffffffu, src, 4 * i + in_four);
+    copy16(dst + i * 512 + ((chunk ^ ((4 * i + in_four) & 7)) << 4),
+           at + uint64_t{static_cast<uint32_t>(max(row, 0))} * row_bytes, row >= 0 ? bytes : 0);
+  }
+}
+
+// What a role knows of its place. Made by each for itself: what lives across the roles' branch
+// would not fit into the producer's registers.
+template <class G>
+struct Place {
+  int group, warp, lane, cluster, clusters, rank;
+  Pipe<G> pipe;
+
+  __device__ explicit Place(uint8_t* shared) {
+    int thread;
+    uint32_t base;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    asm volatile("{\n.reg .u64 t;\ncvta.to.shared.u64 t, %1;\ncvt.u32.u64 %0, t;\n}\n"
+                 : "=r"(base)
+                 : "l"(shared));
+    group = thread / kWarpgroup, warp = thread / 32 % 4, lane = thread % 32;
+    cluster = static_cast<int>(blockIdx.x / 2), clusters = static_cast<int>(gridDim.x / 2);
+    rank = static_cast<int>(cluster_rank());
+    pipe = {base};
+  }
+  __device__ Consumer consumer() const {
+    return {pipe.staging(group - 1), pipe.epilogue_barriers(group - 1), group - 1, warp, lane};
+  }
+};
+
+// Rows that all four warps copy. A warp's lanes hold the sources of its 32 rows.
+template <class Spec>
+__device__ inline void produce_gathered(const RowsFp8& g, const CUtensorMap& b_map,
+                                        const RowWork& work, Place<typename Spec::G>& me) {
+  const RowsProducer<Spec> weights{g.gemm, nullptr, &b_map, me.rank};
+  for (int t = me.cluster, total = work.total(); t < total; t += me.clusters) {
+    const RowTile tile = work.at(t);
+    const int r = 32 * me.warp + me.lane;
+    const int src = r < tile.valid ? __ldg(g.gemm.row_src + tile.row + r) : -1;
+    const uint8_t* at = g.gemm.gather + me.lane % 8 * 16;
+    const bool any = 32 * me.warp < tile.valid;
+    for (int step = 0; step < g.gemm.k / kSlotPairs; ++step) {
+      me.pipe.wait_empty();
+      if (me.warp == 0 && me.lane == 0) {
+        barrier_expect(me.pipe.full(), Spec::G::kBBytes);
+        weights.load_weight(me.pipe, tile, step);
+      }
+      __syncwarp();
+      if (any)
+        gather_slot(me.pipe.a(), at, g.gemm.gather_row_bytes, src, 32 * me.warp + me.lane, 16);
+      at += kStepK;
+      copy16_arrive(me.pipe.full());
+      me.pipe.advance();
+    }
+  }
+}
+
+template <class G>
+__device__ inline RowWork tiles_of(const RowsFp8& g, uint8_t* shared, int rank) {
+  return RowWork::view(shared + G::kTablesAt, g.gemm.experts, g.gemm.n_tiles, rank,
+                       g.gemm.tails_last);
+}
+
+// A warp's next tile waits in shared memory behind the barriers: registers are short.
+__device__ inline void put_tile(uint32_t at, const RowTile& tile, int lane) {
+  __syncwarp();
+  if (lane == 0) store_shared16(at, make_uint4(tile.expert, tile.row, tile.valid, tile.n));
+  __syncwarp();
+}
+__device__ inline RowTile take_tile(uint32_t at) {
+  const uint4 v = load_shared16(at);
+  return {static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z),
+          static_cast<int>(v.w)};
+}
+
+template <class Spec>
+__device__ inline void consume(const RowsFp8& g, const typename Spec::Epilogue::Params& params,
+                               const RowWork& work, Place<typename Spec::G>& place) {
+  using G = typename Spec::G;
+  const Consumer me = place.consumer();
+  const MultiplyFp8<G, !Spec::kGather, SharedA> multiply(me);
+  const auto kept = [&] {
+    return place.pipe.base + G::kBarriersAt + 128 + opaque(4 * me.index + me.warp) * 16;
+  };
+  Accumulator acc;
+  typename Spec::Epilogue epilogue{params, me};
+  const int total = work.total();
+  if (place.cluster < total) put_tile(kept(), work.at(place.cluster), me.lane);
+  for (int t = place.cluster; t < total; t += place.clusters) {
+    const RowTile tile = take_tile(kept());
+    const int valid = min(64, tile.valid - 64 * me.index);  // of this consumer's rows
+    const int first = tile.row + 64 * me.index;
+    const StepScales at{g.weight.data + tile.expert * g.weight.expert + tile.n * g.weight.n,
+                        Spec::kGather ? nullptr : g.rows + first + 16 * me.warp + me.lane / 4,
+                        Spec::kGather || 2 * tile.n + 1 < g.weight.blocks ? g.weight.half : 0,
+                        g.weight.k, g.rows_ld};
+    epilogue.begin(tile, first, valid);
+    multiply.run(acc, place.pipe, g.gemm.k / kSlotPairs, valid > 0, at, [&] {
+      epilogue.fetch();
+      if (Spec::kGather) TokenScales(g, first, valid, me);
+      const int next = t + place.clusters;
+      if (next < total) put_tile(kept(), work.at(next), me.lane);
+    });
+    if (valid > 0) {
+      if (Spec::kGather) TokenScales(g, first, valid, me).apply(acc);
+      epilogue.end(acc);
+    }
+  }
+  if (me.leads()) store_wait_read<0>();
+}
+
+// As rows_gemm_kernel.
+template <class Spec>
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
+    rows_fp8_kernel(const __grid_constant__ RowsFp8 g,
+                    const __grid_constant__ typename Spec::Epilogue::Params params,
+                    const __grid_constant__ CUtensorMap a_map,
+                    const __grid_constant__ CUtensorMap b_map) {
+  using G = typename Spec::G;
+  static_assert(G::kK == kSlotPairs);
+  constexpr int kProducerRegisters = 40;
+  extern __shared__ __align__(1024) uint8_t shared[];
+  if (threadIdx.x == 0) {
+    const Place<G> me(shared);
+    if (me.pipe.base % 1024 != 0) give_up();
+    me.pipe.init(Spec::kGather ? 1 + kWarpgroup : 1);
+    prefetch_map(&b_map);
+    if (!Spec::kGather) prefetch_map(&a_map);
+  }
+  if (threadIdx.x / 32 == 4) tiles_of<G>(g, shared, 0).fill(g.gemm.expert_offset, threadIdx.x % 32);
+  __syncthreads();
+  cluster_sync();
+
+  if (threadIdx.x < kWarpgroup) {
+    registers_shrink<kProducerRegisters>();
+    Place<G> me(shared);
+    stagger_start(g.gemm.stagger, me.cluster);
+    const RowWork work = tiles_of<G>(g, shared, me.rank);
+    if constexpr (Spec::kGather) {
+      produce_gathered<Spec>(g, b_map, work, me);
+    } else if (me.warp == 0) {
+      const RowsProducer<Spec> producer{g.gemm, &a_map, &b_map, me.rank};
+      if (me.lane == 0) producer.run_packed(work, me.pipe, me.cluster, me.clusters);
+      __syncwarp();
+    }
+  } else {
+    registers_grow<(504 - kProducerRegisters) / 16 * 8>();
+    Place<G> me(shared);
+    consume<Spec>(g, params, tiles_of<G>(g, shared, me.rank), me);
+  }
+  cluster_sync();  // A block's memory must outlive its neighbour's copies and arrivals.
+}
+
+// The host's half. `width` bytes a row of the gathered or packed operand.
+inline RowsGemm rows_fp8_gemm(const PlanRef& plan, const uint8_t* gather, int64_t width,
+                              int64_t columns, int64_t tile_columns) {
+  const MatRef source{gather, Dtype::kBF16, 0, width / 2, width / 2};
+  return rows_gemm(plan, gather == nullptr ? nullptr : &source, width / 2, columns, tile_columns);
+}
+
+}  // namespace troupe::sm90

@@ -1,0 +1,42 @@
+#include "troupe/kernels/peer_flags/peer_flags.h"
+
+#include "troupe/core/check.h"
+
+namespace troupe {
+namespace {
+
+template <class Flags>
+void check_flags(const Flags& flags, int64_t count) {
+  TROUPE_CHECK(0 <= count && count <= kMostPeers, count, "flags, of at most", kMostPeers);
+  for (int64_t i = 0; i < count; ++i) {
+    TROUPE_CHECK(flags[static_cast<size_t>(i)] != nullptr, "flag", i, "of", count, "is missing");
+  }
+}
+
+}  // namespace
+
+void validate(const SignalFlags& a) {
+  check_flags(a.flags, a.count);
+}
+
+void validate(const AwaitFlags& a) {
+  check_flags(a.flags, a.count);
+  TROUPE_CHECK(a.limit_ns >= 0, "the limit is", a.limit_ns, "ns");
+  TROUPE_CHECK(a.missing != nullptr, "missing");
+}
+
+void signal_flags_ref(const SignalFlags& a) {
+  validate(a);
+  for (int64_t i = 0; i < a.count; ++i) *a.flags[static_cast<size_t>(i)] = a.value;
+}
+
+void await_flags_ref(const AwaitFlags& a) {
+  validate(a);
+  for (int64_t i = 0; i < a.count; ++i) {
+    if (static_cast<int32_t>(*a.flags[static_cast<size_t>(i)] - a.want) >= 0) continue;
+    *a.missing = static_cast<int32_t>(i);
+    return;
+  }
+}
+
+}  // namespace troupe

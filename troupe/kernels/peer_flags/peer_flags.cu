@@ -1,0 +1,68 @@
+#include "troupe/core/device/cuda_check.h"
+#include "troupe/kernels/peer_flags/peer_flags.h"
+
+namespace troupe {
+namespace {
+
+constexpr int kLooksPerStop = 64;  // `stop` is the host's memory: it is looked at less often
+
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t* flag) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ uint64_t global_ns() {
+  uint64_t ns;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+  return ns;
+}
+
+// One thread a flag. What earlier kernels of the stream wrote, also into other GPUs' memory, is
+// visible to whoever sees the flag: the fence is cumulative, at system scope.
+__global__ void signal_flags_kernel(const __grid_constant__ SignalFlags a) {
+  const auto i = static_cast<int64_t>(threadIdx.x);
+  if (i >= a.count) return;
+  __threadfence_system();
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(a.flags[i]), "r"(a.value) : "memory");
+}
+
+// One thread a flag, one block: it occupies one SM while it waits. Kernels that follow it in the
+// stream begin with an empty first-level cache and see what the flags' writers wrote.
+__global__ void await_flags_kernel(const __grid_constant__ AwaitFlags a) {
+  __shared__ int lowest;
+  if (threadIdx.x == 0) lowest = static_cast<int>(kMostPeers);
+  __syncthreads();
+  const auto i = static_cast<int64_t>(threadIdx.x);
+  const uint64_t begin = global_ns();
+  for (int look = 1; i < a.count; ++look) {
+    if (static_cast<int32_t>(load_acquire(a.flags[i]) - a.want) >= 0) break;
+    const bool stopped =
+        look % kLooksPerStop == 0 && a.stop != nullptr && load_acquire(a.stop) != 0;
+    if (stopped || static_cast<int64_t>(global_ns() - begin) > a.limit_ns) {
+      atomicMin(&lowest, static_cast<int>(i));
+      break;
+    }
+  }
+  __threadfence_system();
+  __syncthreads();
+  if (threadIdx.x == 0 && lowest < kMostPeers) *a.missing = lowest;
+}
+
+}  // namespace
+
+void signal_flags_cuda(const SignalFlags& a, cudaStream_t stream) {
+  validate(a);
+  if (a.count == 0) return;
+  signal_flags_kernel<<<1, kMostPeers, 0, stream>>>(a);
+  TROUPE_LAUNCH_CHECK(stream);
+}
+
+void await_flags_cuda(const AwaitFlags& a, cudaStream_t stream) {
+  validate(a);
+  if (a.count == 0) return;
+  await_flags_kernel<<<1, kMostPeers, 0, stream>>>(a);
+  TROUPE_LAUNCH_CHECK(stream);
+}
+
+}  // namespace troupe

@@ -1,0 +1,65 @@
+// A block takes h to h plus what its attention and its feed-forward make of it. The kinds are in
+// blocks.h; a caller may bring one of its own, in one file (BuildOptions::block, examples/block).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "troupe/nn/attention_module.h"
+#include "troupe/nn/dense_ffn.h"
+#include "troupe/nn/models/model.h"
+#include "troupe/nn/moe_layer.h"
+
+namespace troupe {
+
+// What a block is built for; the model outlives none of it.
+struct BlockShape {
+  const ModelConfig& model;
+  const LayerConfig& layer;
+  const BuildOptions& options;
+};
+
+class Block {
+ public:
+  virtual ~Block() = default;
+  // h [t, D], own tokens of the batch's. `context` is theirs; BlockParts::call adds the layer's
+  // number.
+  virtual UnitResult forward(const at::Tensor& h, const Batch& batch, const Packing& packing,
+                             const Context& context) = 0;
+  virtual MoeLayer* moe() = 0;  // null: a dense block
+  virtual void for_each(const std::string& prefix, const VisitParam& f) = 0;
+};
+
+// The configured kind, or the caller's own.
+std::unique_ptr<Block> build_block(const BlockShape& shape);
+
+// One call of a block.
+struct BlockCall {
+  const Batch& batch;
+  const Packing& packing;
+  Context context;
+};
+
+// What every kind is made of: the attention and the feed-forward of a layer, each with its dropout.
+// Norms and sums are the block's own.
+struct BlockParts {
+  explicit BlockParts(const BlockShape& shape);
+
+  BlockCall call(const Batch& batch, const Packing& packing, const Context& context) const;
+  // x [t, D], normed, to what is added to h.
+  at::Tensor attend(const at::Tensor& x_tD, const BlockCall& call) const;
+  // The same; losses, statistics and choices of a MoE layer go to `result`.
+  at::Tensor feed_forward(const at::Tensor& x_tD, const BlockCall& call, UnitResult& result) const;
+
+  std::unique_ptr<AttentionModule> attention;  // null: the feed-forward alone
+  std::optional<DenseFfn> ffn;                 // one of these two
+  std::unique_ptr<MoeLayer> moe;
+
+ private:
+  int64_t index_;
+  double dropout_;
+  TokenEdge edge_;
+};
+
+}  // namespace troupe

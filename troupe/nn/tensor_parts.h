@@ -1,0 +1,48 @@
+// What a module is told of tensor and context parallelism (T3, T5, CX6): which ranks share its
+// weights, what is its own of them, and which have other tokens of its rows. A module's parameters
+// take boxes when it is made, and its input and output pass the edge; it knows no group and no
+// mesh.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "troupe/distributed/group/head_edge.h"
+#include "troupe/distributed/group/key_edge.h"
+#include "troupe/distributed/group/ring_edge.h"
+#include "troupe/distributed/group/token_edge.h"
+#include "troupe/distributed/params/param.h"
+
+namespace troupe {
+
+struct TensorParts {
+  TokenEdge edge = {};
+  bool split_vocab = false;   // tables are cut by rows; else each rank has them whole
+  bool split_shared = false;  // shared experts by their width; likewise
+  KeyEdge keys = {};          // to the ranks that have other tokens of the same rows
+  // To the same: attention is of whole rows of some heads, in place of own tokens' keys by need.
+  std::optional<HeadEdge> head_exchange = {};
+  // To the same: keys stay with their rank and are joined one rank's at a time.
+  std::optional<RingEdge> ring = {};
+  TokenEdge microbatch = {};  // all ranks that share a microbatch, `edge`'s neighbours first
+
+  // This rank's part of dimension `dim`, which the ranks divide.
+  void cut(Param& p, int64_t dim) const;
+  // Of rows by key head, of which there may be fewer than ranks: these then have one each, the same
+  // as their neighbours.
+  void cut_key_heads(Param& p, int64_t heads) const;
+  // Of a table: blocks of kVocabBlock rows, which the ranks need not divide.
+  void cut_table(Param& p) const;
+
+  int64_t heads(int64_t all) const { return all / edge.ranks(); }
+  int64_t key_heads(int64_t all) const { return all >= edge.ranks() ? all / edge.ranks() : 1; }
+  // So many neighbours have the same key heads.
+  int64_t key_repeat(int64_t all) const { return all >= edge.ranks() ? 1 : edge.ranks() / all; }
+};
+
+inline constexpr int64_t kVocabBlock = 64;
+constexpr int64_t vocab_blocks(int64_t rows) {
+  return (rows + kVocabBlock - 1) / kVocabBlock;
+}
+
+}  // namespace troupe

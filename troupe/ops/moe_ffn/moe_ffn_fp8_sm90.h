@@ -1,0 +1,42 @@
+// The Hopper path of ops/moe_ffn/moe_ffn_fp8: products of 8-bit operands on the tensor cores
+// (kernels/moe_sm90), for bf16 SwiGLU experts on a GPU of compute capability 9.0.
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "troupe/ops/moe_ffn/moe_ffn_fp8.h"
+#include "troupe/ops/moe_ffn/moe_ffn_paths.h"
+#include "troupe/ops/moe_ffn/moe_ffn_sm90.h"
+
+namespace troupe {
+
+// Why a layer of experts cannot take this path; empty: it can.
+std::string fp8_sm90_fault(const Sm90Form& form);
+
+// What backward reads: the tokens' rows and the transposed weights in 8 bits, with their scales,
+// and H in bf16, in the order of kernels/moe_sm90.
+struct Fp8Kept {
+  at::Tensor x, x_scales, hidden, w1t, w1_scales, w2t, w2_scales;
+};
+
+struct Fp8Forward {
+  at::Tensor out;  // [T, D]
+  Fp8Kept kept;    // undefined where nobody asks for it
+};
+// Weights are rounded here, or read from `weights` where that is not null.
+Fp8Forward fp8_forward_sm90(const FfnCall& call, bool keep, Fp8Weights* weights);
+
+struct Fp8Backward {
+  const at::Tensor& grad_out;  // [T, D]
+  const at::Tensor& x;         // [T, D]; undefined with weight_grad
+  const at::Tensor& weights;   // [T, K]
+  const Plan& plan;
+  const Fp8Kept& kept;
+  bool weight_grad;           // as Fp8Ffn's
+  std::array<bool, 4> needs;  // of x, weights, w1, w2
+};
+// Undefined where not needed.
+std::array<at::Tensor, 4> fp8_backward_sm90(const Fp8Backward& call);
+
+}  // namespace troupe

@@ -1,0 +1,282 @@
+// A layout changes the order of sums and nothing else: a Learner on ranks that are threads beside
+// one process, step by step, in f64; in f32 too where a layout brings traffic of its own.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+#include "troupe/train/layout_run_test.h"
+
+namespace troupe {
+namespace {
+
+constexpr const char* kModel =
+    "model: {layers: 3, width: 32, heads: 8, kv_heads: 2, vocab: 200, vocab_pad: 512, "
+    "max_positions: 64, ffn: 64, first_dense: 1, qk_norm: head, tie_embeddings: true, "
+    "mtp: {depth: 1}, moe: {experts: 8, top_k: 2, hidden: 16, shared: {experts: 1, hidden: 16}, "
+    "router: {kind: topk_softmax, jitter: 0.01, balance: {aux_loss: 0.05, seq_loss: 0.05, "
+    "z_loss: 0.001}}}, dropout: 0.1}\n"
+    "data: {sequence: 16}\n"
+    "train: {global_batch: 7, micro_batch: 1, steps: 10, clip: 0.5, optimizer: "
+    "{kind: adamw, lr: 0.003, eps: 1e-6}, schedule: {warmup: 0}}\n"
+    "checkpoint: {dir: run}\n";
+
+constexpr int64_t kSteps = 3;
+
+struct Layout {
+  std::string name, parallel;
+  int ranks;
+  std::string more = {};  // of the recipe
+  bool packed = false;    // rows hold documents
+};
+
+class Layouts : public ::testing::TestWithParam<Layout> {};
+
+// One process's figures, computed once for the layouts that differ in nothing else.
+const Figures& alone(const Recipe& recipe, const Text& text, const std::string& key) {
+  static std::map<std::string, Figures> kept;
+  const auto [at, is_new] = kept.try_emplace(key);
+  if (is_new) at->second = figures_of(recipe, text, std::make_shared<Ranks>(), kSteps, nullptr);
+  return at->second;
+}
+
+void expect_one_process(const Layout& layout, Precision precision) {
+  const std::string more = layout.more + "run: {device: cpu}\n";
+  const Text text{.packed = layout.packed};
+  Recipe one = recipe_of(more, kModel),
+         many = recipe_of(more + "parallel: " + layout.parallel, kModel);
+  one.train.precision = many.train.precision = precision;
+  at::set_num_threads(1);
+  const std::string key = more + to_text(precision) + (layout.packed ? "packed" : "whole");
+  expect_one_process(many, text, layout.ranks, kSteps, alone(one, text, key));
+}
+
+TEST_P(Layouts, AreOneProcess) {
+  expect_one_process(GetParam(), Precision::kFp64);
+}
+
+// Each kind of layout, in the type that runs have.
+class LayoutsInF32 : public ::testing::TestWithParam<Layout> {};
+
+TEST_P(LayoutsInF32, AreOneProcess) {
+  expect_one_process(GetParam(), Precision::kFp32);
+}
+
+constexpr const char* kWhole = "{shard: none, expert: 1}";
+
+INSTANTIATE_TEST_SUITE_P(
+    Today, Layouts,
+    ::testing::Values(Layout{"ddp_2", kWhole, 2}, Layout{"zero1_3", "{shard: zero1, expert: 1}", 3},
+                      Layout{"full_4_ep_2", "{shard: full, expert: 2}", 4},
+                      Layout{"hybrid_4_ep_4", "{shard: full, shard_ranks: 2, expert: 4}", 4}),
+    [](const auto& given) { return given.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(
+    Tensor, Layouts,
+    ::testing::Values(
+        Layout{"ddp_tp_2", "{tensor: 2, shard: none, expert: 1}", 2},
+        Layout{"zero1_tp_2_split",
+               "{tensor: 2, shard: zero1, expert: 1, split_vocab: on, "
+               "split_shared: on}",
+               2},
+        Layout{"zero1_tp_4_few_heads", "{tensor: 4, shard: zero1, expert: 1, split_vocab: on}", 4},
+        Layout{"full_tp_2_dp_2", "{tensor: 2, shard: full, expert: 1}", 4},
+        Layout{"full_tp_2_dp_2_ep_2_parallel_blocks", "{tensor: 2, shard: full, expert: 2}", 4,
+               "model: {block: {kind: parallel}}\n"},
+        Layout{"zero1_tp_2_dp_2_ep_4", "{tensor: 2, shard: zero1, expert: 4}", 4},
+        Layout{"zero1_tp_4_dp_2_ep_8", "{tensor: 4, shard: zero1, expert: 8, split_vocab: on}", 8},
+        Layout{"full_tp_2_dp_3_ep_2", "{tensor: 2, shard: full, expert: 2, split_shared: on}", 6},
+        Layout{"hybrid_tp_2_dp_4", "{tensor: 2, shard: full, shard_ranks: 2, expert: 2}", 8},
+        Layout{"ddp_tp_2_etp_2_ep_2", "{tensor: 2, shard: none, expert: 2, expert_tensor: 2}", 4},
+        Layout{"zero1_etp_2_alone", "{shard: zero1, expert: 2, expert_tensor: 2}", 4},
+        Layout{"full_tp_4_ep_2_etp_2", "{tensor: 4, shard: full, expert: 2, expert_tensor: 2}", 8},
+        Layout{"again_tp_2", "{tensor: 2, shard: zero1, expert: 2, split_vocab: on}", 2,
+               "train: {recompute: \"1\"}\n"}),
+    [](const auto& given) { return given.param.name; });
+
+// A gradient of a bias may be close to 0, where Adam's first steps make of its rounding one of lr.
+constexpr const char* kBiases =
+    "model: {moe: {bias: true, output_bias: true}}\n"
+    "train: {optimizer: {kind: adamw, lr: 0.003, eps: 1e-4}}\n";
+
+INSTANTIATE_TEST_SUITE_P(
+    X6_SlicesOfExpertsWithBiases, Layouts,
+    ::testing::Values(Layout{"ddp_etp_2", "{shard: none, expert: 1, expert_tensor: 2}", 2, kBiases},
+                      Layout{"zero1_tp_2_etp_2_ep_2",
+                             "{tensor: 2, shard: zero1, expert: 2, expert_tensor: 2}", 4, kBiases},
+                      Layout{"pp_2_full_etp_2_ep_2",
+                             "{pipeline: 2, shard: full, expert: 2, expert_tensor: 2}", 8,
+                             kBiases}),
+    [](const auto& given) { return given.param.name; });
+
+// Every auxiliary loss. `global_loss` counts over the microbatches so far, of which several
+// replicas compute some at a time.
+std::string all_losses(const std::string& global = "global_loss: 0.05, ") {
+  return "model: {moe: {router: {kind: topk_softmax, jitter: 0.01, limit: {groups: 4, keep: 2}, "
+         "balance: {aux_loss: 0.05, seq_loss: 0.05, " +
+         global +
+         "batched_loss: 0.05, batched_scope: group, device_loss: 0.05, communication_loss: 0.05, "
+         "z_loss: 0.001}}}}\n";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Context, Layouts,
+    ::testing::Values(
+        Layout{"ddp_cp_2", "{context: 2, shard: none, expert: 1}", 2},
+        Layout{"zero1_cp_4", "{context: 4, shard: zero1, expert: 1}", 4},
+        Layout{"zero1_cp_4_documents", "{context: 4, shard: zero1, expert: 4}", 4, {}, true},
+        Layout{"zero1_cp_2_tp_2",
+               "{context: 2, tensor: 2, shard: zero1, expert: 1, split_vocab: on}", 4, all_losses(),
+               true},
+        Layout{"zero1_cp_2_dp_2_ep_4", "{context: 2, shard: zero1, expert: 4}", 4, all_losses("")},
+        Layout{"zero1_tp_2_cp_2_ep_4", "{tensor: 2, context: 2, shard: zero1, expert: 4}", 4,
+               all_losses()},
+        Layout{"zero1_tp_4_cp_2_ep_8", "{tensor: 4, context: 2, shard: zero1, expert: 8}", 8},
+        Layout{"full_tp_2_cp_2_dp_2_ep_4", "{tensor: 2, context: 2, shard: full, expert: 4}", 8,
+               all_losses(""), true},
+        Layout{"hybrid_cp_2_dp_2", "{context: 2, shard: full, shard_ranks: 2, expert: 2}", 4},
+        Layout{"full_cp_2_dp_3", "{context: 2, shard: full, expert: 2}", 6},
+        Layout{"ddp_cp_2_etp_2", "{context: 2, shard: none, expert: 1, expert_tensor: 2}", 2},
+        Layout{"again_cp_2", "{context: 2, shard: zero1, expert: 2}", 2,
+               "train: {recompute: \"1\"}\n", true},
+        Layout{"windows_and_sinks_cp_2", "{context: 2, shard: zero1, expert: 2}", 2,
+               "model: {window: 3, sinks: true}\n", true},
+        Layout{"zero1_cp_2_pp_2_ep_2", "{context: 2, pipeline: 2, shard: zero1, expert: 2}", 4,
+               all_losses(""), true},
+        Layout{"heads_exchanged_cp_2",
+               "{context: 2, context_method: heads, shard: zero1, expert: 2}", 2,
+               "model: {window: 3, sinks: true}\n", true},
+        Layout{"ring_cp_2", "{context: 2, context_method: ring, shard: zero1, expert: 2}", 2,
+               "model: {window: 3, sinks: true}\n", true},
+        Layout{"ring_cp_4_tp_2",
+               "{context: 4, tensor: 2, context_method: ring, shard: zero1, expert: 4}", 8,
+               all_losses("")},
+        Layout{"ring_cp_4_again_documents",
+               "{context: 4, context_method: ring, shard: full, expert: 2}", 4,
+               "train: {recompute: \"1\"}\n", true},
+        Layout{"ring_cp_2_pp_2_zb1p",
+               "{context: 2, pipeline: 2, context_method: ring, schedule: zb1p, shard: zero1, "
+               "expert: 2}",
+               4,
+               {},
+               true},
+        Layout{"dealt_by_documents_cp_2",
+               "{context: 2, context_dealing: documents, shard: zero1, expert: 2}", 2,
+               all_losses(""), true},
+        Layout{"dealt_by_documents_ring_cp_2_tp_2",
+               "{context: 2, tensor: 2, context_dealing: documents, context_method: ring, shard: "
+               "zero1, expert: 2}",
+               4, "model: {window: 3, sinks: true}\n", true},
+        Layout{"latents_cp_2_tp_2", "{context: 2, tensor: 2, shard: zero1, expert: 2}", 4,
+               "model: {kv_heads: 8, qk_norm: none, mla: {kv_rank: 12, q_rank: 8, nope_dim: 8, "
+               "rope_dim: 4, value_dim: 6}}\n",
+               true}),
+    [](const auto& given) { return given.param.name; });
+
+// The table and its gradients lie on both ends unless a row says otherwise; seven microbatches of
+// two replicas leave one of them with a microbatch without rows.
+constexpr const char* kOwnTables = "model: {tie_embeddings: false, mtp: {depth: 0}}\n";
+
+INSTANTIATE_TEST_SUITE_P(
+    Pipeline, Layouts,
+    ::testing::Values(
+        Layout{"pp_2", "{pipeline: 2, shard: none, expert: 1}", 2},
+        Layout{"pp_2_own_tables", "{pipeline: 2, shard: none, expert: 1}", 2, kOwnTables},
+        Layout{"pp_2_gpipe_again", "{pipeline: 2, schedule: gpipe, shard: none, expert: 1}", 2,
+               "train: {recompute: \"1\"}\n"},
+        Layout{"pp_2_v_2", "{pipeline: 2, virtual: 2, shard: none, expert: 1}", 2},
+        Layout{"pp_2_v_2_gpipe_zero1_dp_2",
+               "{pipeline: 2, virtual: 2, schedule: gpipe, shard: zero1, expert: 1}", 4},
+        Layout{"pp_4", "{pipeline: 4, shard: none, expert: 1}", 4},
+        Layout{"pp_4_v_2_empty_stages",
+               "{pipeline: 4, stages: \"E||t||t|t||mL\", shard: none, expert: 1}", 4},
+        Layout{"pp_4_mtp_alone", "{pipeline: 4, stages: \"Et|tt|m|L\", shard: none, expert: 1}", 4},
+        Layout{"pp_4_two_mtp_apart_full_dp_2_ep_2",
+               "{pipeline: 4, stages: \"E|ttt|m|mL\", shard: full, expert: 2}", 8,
+               "model: {mtp: {depth: 2}}\n"},
+        Layout{"pp_2_two_mtp_apart_v_2_own_tables_cp_2",
+               "{pipeline: 2, context: 2, stages: \"Et|tt|m|mL\", shard: zero1, expert: 2}", 4,
+               "model: {tie_embeddings: false, mtp: {depth: 2}}\n", true},
+        Layout{
+            "pp_4_mtp_alone_zb1p_tp_2_split",
+            "{pipeline: 4, stages: \"Et|tt|m|L\", schedule: zb1p, tensor: 2, shard: zero1, expert: "
+            "2, split_vocab: on}",
+            8, "model: {tie_embeddings: false}\n"},
+        Layout{"pp_2_mtp_alone_zbv",
+               "{pipeline: 2, stages: \"Et|tt|m|L\", schedule: zbv, shard: "
+               "full, expert: 2}",
+               4},
+        Layout{"pp_4_again_own_tables", "{pipeline: 4, shard: none, expert: 1}", 4,
+               std::string(kOwnTables) + "train: {recompute: \"1\"}\n"},
+        Layout{"pp_2_zero1_dp_2_ep_2", "{pipeline: 2, shard: zero1, expert: 2}", 4},
+        Layout{"pp_2_full_dp_2_ep_2", "{pipeline: 2, shard: full, expert: 2}", 4},
+        Layout{"pp_2_full_keeps_dp_2", "{pipeline: 2, shard: full, reshard: false, expert: 1}", 4},
+        Layout{"pp_2_zero1_dp_2_ep_2_moved_experts",
+               "{pipeline: 2, shard: zero1, expert: 2, rebalance: {every: 1, gain: 0.001}}", 4},
+        Layout{"pp_2_biases_dp_2", "{pipeline: 2, shard: zero1, expert: 2}", 4,
+               "model: {moe: {router: {kind: sigmoid_bias, bias_rate: 0.01}}}\n"},
+        Layout{"pp_2_cp_2_documents",
+               "{pipeline: 2, context: 2, shard: zero1, expert: 2}",
+               4,
+               {},
+               true},
+        Layout{"pp_2_v_2_tp_2_cp_2_full",
+               "{pipeline: 2, virtual: 2, tensor: 2, context: 2, shard: full, expert: 4}", 8},
+        Layout{"pp_2_zb1p", "{pipeline: 2, schedule: zb1p, shard: none, expert: 1}", 2},
+        Layout{"pp_4_zb1p_again", "{pipeline: 4, schedule: zb1p, shard: none, expert: 1}", 4,
+               "train: {recompute: \"1\"}\n"},
+        Layout{"pp_2_zb1p_full_dp_2_ep_2", "{pipeline: 2, schedule: zb1p, shard: full, expert: 2}",
+               4},
+        Layout{"pp_2_zb1p_tp_2_zero1_ep_2",
+               "{pipeline: 2, schedule: zb1p, tensor: 2, shard: zero1, expert: 2}", 4},
+        Layout{"pp_2_zbv", "{pipeline: 2, schedule: zbv, shard: none, expert: 1}", 2},
+        Layout{"pp_2_zbv_full_dp_2_ep_2", "{pipeline: 2, schedule: zbv, shard: full, expert: 2}",
+               4},
+        Layout{"pp_2_dualpipev", "{pipeline: 2, schedule: dualpipev, shard: none, expert: 1}", 2},
+        Layout{"pp_2_dualpipev_again_tp_2",
+               "{pipeline: 2, schedule: dualpipev, tensor: 2, shard: zero1, expert: 2}", 4,
+               "train: {recompute: \"1\"}\n"},
+        Layout{"pp_2_dualpipev_full_dp_2_ep_2",
+               "{pipeline: 2, schedule: dualpipev, shard: full, expert: 2}", 4},
+        Layout{"pp_2_tp_2", "{pipeline: 2, tensor: 2, shard: none, expert: 1}", 4},
+        Layout{"pp_2_zero1_tp_2_split_ep_2",
+               "{pipeline: 2, tensor: 2, shard: zero1, expert: 2, split_vocab: on}", 4},
+        Layout{"pp_2_v_2_full_tp_2_ep_2_dp_2",
+               "{pipeline: 2, virtual: 2, tensor: 2, shard: full, expert: 2}", 8},
+        Layout{"pp_2_hybrid_dp_4_ep_2", "{pipeline: 2, shard: full, shard_ranks: 2, expert: 2}", 8},
+        Layout{"pp_2_etp_2_ep_2", "{pipeline: 2, shard: zero1, expert: 2, expert_tensor: 2}", 8}),
+    [](const auto& given) { return given.param.name; });
+
+// Muon computes in f32, and needs whole matrices of which ranks have rows, columns or slices.
+constexpr const char* kMuon = "train: {optimizer: {kind: muon, lr: 0.003}}\n";
+
+INSTANTIATE_TEST_SUITE_P(
+    Muon, LayoutsInF32,
+    ::testing::Values(
+        Layout{"ddp_tp_2", "{tensor: 2, shard: none, expert: 1}", 2, kMuon},
+        Layout{"zero1_tp_4_few_heads", "{tensor: 4, shard: zero1, expert: 1}", 4, kMuon},
+        Layout{"full_tp_2_dp_2_ep_2_split", "{tensor: 2, shard: full, expert: 2, split_shared: on}",
+               4, kMuon},
+        Layout{"ddp_etp_2", "{shard: none, expert: 1, expert_tensor: 2}", 2, kMuon},
+        Layout{"zero1_tp_2_etp_2_ep_2", "{tensor: 2, shard: zero1, expert: 2, expert_tensor: 2}", 8,
+               kMuon},
+        Layout{"pp_2_tp_2_cp_2", "{pipeline: 2, tensor: 2, context: 2, shard: zero1, expert: 2}", 8,
+               kMuon}),
+    [](const auto& given) { return given.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(
+    F32, LayoutsInF32,
+    ::testing::Values(
+        Layout{"hybrid_4_ep_4", "{shard: full, shard_ranks: 2, expert: 4}", 4},
+        Layout{"zero1_tp_4_dp_2_ep_8", "{tensor: 4, shard: zero1, expert: 8, split_vocab: on}", 8},
+        Layout{"ddp_tp_2_etp_2_ep_2", "{tensor: 2, shard: none, expert: 2, expert_tensor: 2}", 4},
+        Layout{"full_tp_2_cp_2_dp_2_ep_4", "{tensor: 2, context: 2, shard: full, expert: 4}", 8,
+               all_losses(""), true},
+        Layout{"pp_2_v_2_tp_2_cp_2_full",
+               "{pipeline: 2, virtual: 2, tensor: 2, context: 2, shard: full, expert: 4}", 8},
+        Layout{"pp_2_zbv_full_dp_2_ep_2", "{pipeline: 2, schedule: zbv, shard: full, expert: 2}",
+               4}),
+    [](const auto& given) { return given.param.name; });
+
+}  // namespace
+}  // namespace troupe
