@@ -292,7 +292,7 @@ std::string Learner::first_bad(const Feed& feed, const TrainState& state) {
     found.what = "stage " + std::to_string(ranks_->stage_rank() + 1) + '/' +
                  std::to_string(ranks_->stage_ranks()) + ", " + found.what;
   }
-  const std::vector<std::string> all = ranks_->peers().gather(found.key() + found.what);
+  const std::vector<std::string> all = ranks_->gather("bad values", found.key() + found.what);
   const auto first = std::min_element(all.begin(), all.end());
   const std::string what = first->substr(found.key().size());
   if (what.empty()) return "the loss; replayed, its forward is finite: a passing fault";

@@ -393,6 +393,10 @@ Peers Ranks::peers() const {
               }};
 }
 
+std::vector<std::string> Ranks::gather(const std::string& topic, const std::string& mine) const {
+  return alone() ? std::vector{mine} : world_->gather_texts(topic, mine);
+}
+
 void Ranks::require_equal(const std::string& what, const std::string& text) const {
   if (!alone()) troupe::require_equal(*world_, what, text);
 }

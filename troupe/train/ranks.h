@@ -91,7 +91,11 @@ class Ranks {
   at::Tensor missed_rows(const c10::Device& device) const;
   // Throws E6001 where `missed`, their number over ranks, is not 0.
   void require_rows(double missed) const;
+  // The ranks that save and load together. A save gathers on a background thread: what a step
+  // gathers meanwhile is gather()'s, under a topic of its own.
   Peers peers() const;
+  // Each rank's text, in rank order. All ranks call it, each topic from one thread at a time.
+  std::vector<std::string> gather(const std::string& topic, const std::string& mine) const;
   void require_equal(const std::string& what, const std::string& text) const;
   std::string description() const;  // "8 ranks (torchrun): experts over 4, state over 8 (zero1)"
   // What rank 0 chose of what the recipe leaves open; of one rank, which has no layout, nothing.
