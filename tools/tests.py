@@ -3,6 +3,9 @@
   tests.py programs BUILD FILTER   the build targets of the tests whose names match; `all` where
                                    one of them is no program of ours (a Python test, say)
   tests.py count BUILD             how many test cases ran, over all BUILD/test_results/*.json
+  tests.py verdict BUILD           writes BUILD/verdict, ctest's last line, from BUILD/ctest.log and, where what failed
+                                   ran once more, BUILD/ctest_again.log; prints that second run, and as FLAKY what
+                                   failed beside others and passed alone
   tests.py cuda BUILD              of those for CUDA; ends with 1 where none passed or some did not run
   tests.py cuda_programs BUILD     the test programs that have cases for CUDA"""
 import collections
@@ -80,8 +83,36 @@ def count(build, part=""):
     return outcomes["failed"] > 0 or outcomes["passed"] == 0 or (part and outcomes["skipped"] > 0)
 
 
+FAILED = re.compile(r"^\t *\d+ - (\S+) \(", re.M)
+PASSED = re.compile(r"Test +#\d+: (\S+) [. ]*Passed", re.M)
+VERDICT = re.compile(r"^\d+% tests passed, \d+ tests failed out of (\d+)$", re.M)
+
+
+def verdict(build):
+    """Whether ctest ran no test."""
+    first, again = build / "ctest.log", build / "ctest_again.log"
+    found = VERDICT.search(first.read_text(errors="replace"))
+    if not found:
+        return True
+    total = int(found[1])
+    failed = set(FAILED.findall(first.read_text(errors="replace")))
+    if again.exists():
+        text = again.read_text(errors="replace")
+        print(text)
+        flaky = failed & set(PASSED.findall(text))
+        failed -= flaky
+        for name in sorted(flaky):
+            print(f"FLAKY {name}: failed beside others, passed alone; both outputs are above. Mend its cause: a bound on "
+                  "time, a port, a sleep")
+    share = 100 * (total - len(failed)) // total
+    (build / "verdict").write_text(f"{share}% tests passed, {len(failed)} tests failed out of {total}\n")
+    return False
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "programs":
+    if sys.argv[1] == "verdict":
+        sys.exit(verdict(pathlib.Path(sys.argv[2])))
+    elif sys.argv[1] == "programs":
         print(*programs(pathlib.Path(sys.argv[2]), sys.argv[3]))
     elif sys.argv[1] == "cuda_programs":
         print(*cuda_programs(pathlib.Path(sys.argv[2])), sep="\n")
