@@ -83,7 +83,7 @@ void bench(const BenchCommand& options) {
   text << '\n';
   if (!options.out.empty()) {
     Fs fs;
-    publish_file(fs, options.out, text.str());
+    write_output(fs, options.out, text.str());
   }
   if (options.json) {
     std::cout << text.str();
@@ -145,7 +145,7 @@ void bench_machine(const MachineCommand& options, Call& call) {
     std::cout << text.str();
   } else {
     Fs fs;
-    publish_file(fs, options.out, text.str());
+    write_output(fs, options.out, text.str());
   }
   judge(options, machine, world, call);
 }

@@ -70,7 +70,7 @@ void convert(const ConvertOptions& options, Call& call) {
     std::cout << recipe;
   } else {
     Fs fs;
-    publish_file(fs, options.out, recipe);
+    write_output(fs, options.out, recipe);
   }
 }
 
@@ -83,7 +83,7 @@ void add_convert(CLI::App& app, Call& call) {
       "from a Megatron-LM script, LLM-Foundry YAML, torchtitan TOML or MegaBlocks Arguments");
   const auto options = std::make_shared<ConvertOptions>();
   recipe->add_option("file", options->file, "script, YAML, TOML or Python file")->required();
-  recipe->add_option("-o,--out", options->out, "output file; default: standard output");
+  recipe->add_option("-o,--out", options->out, "output file; default, and -: standard output");
   recipe->add_option("--from", options->from, "auto, megatron, foundry, torchtitan or megablocks");
   recipe->add_option(
       "--variable", options->variables,

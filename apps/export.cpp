@@ -6,6 +6,7 @@
 #include "apps/print.h"
 #include "apps/unit_option.h"
 #include "apps/verbs.h"
+#include "troupe/core/file/publish.h"
 #include "troupe/train/check_logits.h"
 #include "troupe/train/export_run.h"
 
@@ -38,6 +39,8 @@ void export_run(const ExportVerb& verb) {
   Fs fs;
   const Log log({stderr_sink()}, Level::kWarning);
   if (!verb.dtype.empty()) hf_scalar_type(verb.dtype);  // before any work
+  const std::string folder = followed_link(verb.folder);
+  require_replaceable(folder);
   const ExportSource source = export_source(verb.run, log);
   Exported out{.folder = verb.folder,
                .checkpoint = source.checkpoint,
@@ -51,14 +54,14 @@ void export_run(const ExportVerb& verb) {
       require_logits(*out.logits, rounds(out.checkpoint, out.dtype), verb.folder);
     };
   }
-  out.tensors = export_hf(source.config, tensors_of_checkpoint(source.checkpoint), verb.folder,
-                          source.tokenizer,
-                          {.dtype = out.dtype,
-                           .file_bytes = verb.shard.value,
-                           .force = verb.force,
-                           .files = source.files,
-                           .check = check},
-                          fs);
+  out.tensors =
+      export_hf(source.config, tensors_of_checkpoint(source.checkpoint), folder, source.tokenizer,
+                {.dtype = out.dtype,
+                 .file_bytes = verb.shard.value,
+                 .force = verb.force,
+                 .files = source.files,
+                 .check = check},
+                fs);
   if (verb.json) {
     print_json(out);
   } else {

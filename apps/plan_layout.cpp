@@ -447,7 +447,7 @@ bool plan_layout(const LayoutOptions& options, Recipe recipe, double available) 
   const LayoutReport report = report_of(forecast, available);
   if (!options.picture.empty()) {
     Fs fs;
-    publish_file(fs, options.picture, layout_picture(forecast).str());
+    write_output(fs, options.picture, layout_picture(forecast).str());
   }
   if (options.json) {
     write_json(std::cout, report);

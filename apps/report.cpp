@@ -25,7 +25,7 @@ void make_report(const ReportVerb& verb) {
   if (!verb.machine.empty()) fail(Code::kBadValue, "--machine takes one run");
   const std::string path = verb.out.empty() ? "comparison.html" : verb.out;
   write_comparison(fs, verb.runs, path);
-  std::cout << path << '\n';
+  if (!is_standard_output(path)) std::cout << path << '\n';
 }
 
 }  // namespace

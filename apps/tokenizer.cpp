@@ -80,8 +80,9 @@ void train_tokenizer(const TrainTokenizerOptions& options) {
               .corpus_bytes = corpus.corpus_bytes,
               .bytes_per_token = bytes_per_token(*tokenizer, corpus.texts, pool)};
   Fs fs;
-  publish_file(fs, options.output, file);
+  write_output(fs, options.output, file);
   out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (is_standard_output(options.output)) return;  // it holds the tokenizer, and that alone
   if (options.json) return print_json(out);
   std::cout << options.output << ": " << with_commas(out.vocab) << " tokens, "
             << fixed(out.bytes_per_token, 2) << " bytes a token\n"
@@ -97,7 +98,8 @@ void add_train(CLI::App& group) {
   CLI::App* verb = group.add_subcommand("train", "text to a tokenizer.json (byte-level BPE)");
   const auto options = std::make_shared<TrainTokenizerOptions>();
   verb->add_option("input", options->texts.input, "files, folders or patterns")->required();
-  verb->add_option("-o,--output", options->output, "the file to write")->required();
+  verb->add_option("-o,--output", options->output, "the file to write; -: standard output")
+      ->required();
   verb->add_option("--vocab", options->bpe.vocab, "tokens in all")->capture_default_str();
   verb->add_option("--pattern", options->bpe.pattern,
                    "how text is cut into words: gpt2, cl100k (Llama 3), qwen, o200k (gpt-oss)")

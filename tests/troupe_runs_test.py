@@ -8,6 +8,7 @@ import pty
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import unittest
@@ -98,6 +99,78 @@ class TroupeRuns(unittest.TestCase):
         self.troupe("train", "converted.yaml", "--quiet", "--set", "run.device=cpu", "--set",
                     "train.steps=2")
         self.assertTrue((self.folder / "converted" / "step-000002").is_dir())
+
+    def nodes(self):
+        """Device nodes of the test's own, as /dev/null and /dev/zero are, a link to one, and a link to a file."""
+        if not hasattr(os, "makedev"):
+            self.skipTest("needs device numbers")
+        here = self.folder / "nodes"
+        shutil.rmtree(here, ignore_errors=True)
+        here.mkdir()
+        try:
+            for name, minor in (("null", 3), ("zero", 5)):
+                os.mknod(here / name, 0o600 | stat.S_IFCHR, os.makedev(1, minor))
+                os.close(os.open(here / name, os.O_WRONLY))
+        except OSError as error:
+            self.skipTest(f"device nodes may not be made or opened here: {error}")
+        (here / "device_link").symlink_to("null")
+        (here / "file").write_text("old")
+        (here / "file_link").symlink_to("file")
+        return here
+
+    def test_an_output_that_is_a_device_stays_one_and_a_link_is_followed(self):
+        here = self.nodes()
+        verbs = {"convert": ("convert", "recipe", "run.sh", "--quiet", "-o"),
+                 "tokenizer": ("tokenizer", "train", "text.txt", "--vocab", 260, "--output"),
+                 "bench": ("bench", "nano.yaml", "--steps", 1, "--out"),
+                 "picture": ("plan", "nano.yaml", "--ranks", 2, "--machine", MACHINE, "--picture")}
+        self.troupe("train", "nano.yaml", "--quiet", "--set", "train.steps=1", "--set", "checkpoint.dir=one")
+        self.troupe("train", "nano.yaml", "--quiet", "--set", "train.steps=1", "--set", "checkpoint.dir=two")
+        verbs["report"] = ("report", "one", "two", "--out")
+        names = {path.name for path in here.iterdir()}
+        for verb, words in verbs.items():
+            for name in ("null", "zero", "device_link"):
+                self.troupe(*words, here / name)
+            (here / "file").write_text("old")
+            self.troupe(*words, here / "file_link")
+            self.assertNotIn((here / "file").read_text(), ("old", ""), verb)
+            for name in ("null", "zero"):
+                self.assertTrue(stat.S_ISCHR((here / name).lstat().st_mode), f"{verb} replaced {name}")
+            for name in ("device_link", "file_link"):
+                self.assertTrue((here / name).is_symlink(), f"{verb} replaced {name}")
+            self.assertEqual({path.name for path in here.iterdir()}, names, verb)
+
+    def test_outputs_that_must_be_files_or_folders_refuse_a_device(self):
+        here = self.nodes()
+        self.troupe("train", "nano.yaml", "--quiet", "--set", "train.steps=1", "--set", "checkpoint.dir=three")
+        said = self.troupe("export", "three", here / "null", "--force", code=7).stderr
+        self.assertIn("would be replaced", said)
+        os.mknod(here / "set.bin", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        said = self.troupe("data", "build", "text.txt", "-t", "bytes", "-o", here / "set", "--replace", code=7).stderr
+        self.assertIn("would be replaced", said)
+        # A run's own files: a report would replace the node.
+        (self.folder / "three" / "report.html").unlink(missing_ok=True)
+        os.mknod(self.folder / "three" / "report.html", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+        said = self.troupe("report", "three", code=7).stderr
+        self.assertIn("would be replaced", said)
+        for path in (here / "null", here / "set.bin", self.folder / "three" / "report.html"):
+            self.assertTrue(stat.S_ISCHR(path.lstat().st_mode), path)
+
+    def test_a_dash_and_dev_stdout_are_standard_output(self):
+        want = self.troupe("convert", "recipe", "run.sh", "--quiet").stdout
+        self.assertIn("layers: 2", want)
+        # A link of the test's own: should the program replace it, /dev/stdout is whole.
+        link = self.folder / "stdout"
+        link.symlink_to("/proc/self/fd/1")
+        for name in ("-", link):
+            self.assertEqual(self.troupe("convert", "recipe", "run.sh", "--quiet", "-o", name).stdout, want)
+            with open(self.folder / "said", "w", encoding="utf-8") as said:
+                subprocess.run([str(TROUPE), "convert", "recipe", "run.sh", "--quiet", "-o", str(name)], cwd=self.folder,
+                               env=self.env, stdout=said, timeout=300, check=True)
+            self.assertEqual((self.folder / "said").read_text(), want)
+        self.assertTrue(link.is_symlink())
+        out = self.troupe("tokenizer", "train", "text.txt", "--vocab", 260, "-o", "-").stdout
+        self.assertIn("model", json.loads(out))  # the tokenizer alone
 
     def tensors(self, run):
         """{name: (type, shape)} of all that the last checkpoint of a run has."""

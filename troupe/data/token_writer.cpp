@@ -102,6 +102,7 @@ TokenWriter::TokenWriter(Fs& fs, TokenOutput output, std::optional<TokenCounts> 
   if (!output_.replace && file_kind(index) != FileKind::kNothing) {
     fail(Code::kOutputExists, index, "exists; nothing was overwritten");
   }
+  for (const char* end : {".bin", ".idx", ".weights"}) require_replaceable(output_.prefix + end);
   lock_ = lock_folder(fs_, folder_);
   if (from && !can_resume(output_, *from)) {  // Asked again, now that nobody else writes there.
     fs_.close(lock_);

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <random>
+#include <span>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -53,6 +54,29 @@ std::vector<std::string> entries(const std::string& folder) {
   }
   if (error) fail_file(Code::kFileFailed, folder, "list the folder", error.value());
   return out;
+}
+
+// The descriptor of this process that the path means, or -1.
+int standard_descriptor(const std::string& path) {
+  if (path == "-") return STDOUT_FILENO;
+  struct stat named {
+  }, ours{};
+  if (::stat(path.c_str(), &named) != 0) return -1;
+  for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fstat(fd, &ours) == 0 && ours.st_dev == named.st_dev && ours.st_ino == named.st_ino) {
+      return fd;
+    }
+  }
+  return -1;
+}
+
+void write_as_it_is(Fs& fs, const std::string& path, int fd, std::string_view bytes) {
+  const size_t left = write_all(fs, fd, std::as_bytes(std::span(bytes)));
+  if (left == 0) return;
+  const bool full = errno == ENOSPC || errno == EDQUOT;
+  fail_file(full ? Code::kNoSpace : Code::kFileFailed, path, "write", errno,
+            "; " + std::to_string(left) + " of " + std::to_string(bytes.size()) +
+                " bytes are not written");
 }
 
 void sync_tree(Fs& fs, const std::string& folder) {
@@ -169,11 +193,62 @@ void NewFile::fail_and_remove(const std::string& operation, size_t bytes_left) {
   fail_file(Code::kNoSpace, path_, operation, error, more);
 }
 
+bool is_standard_output(const std::string& path) {
+  return standard_descriptor(path) == STDOUT_FILENO;
+}
+
+std::string followed_link(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as the kernel's
+  std::error_code error;
+  stdfs::path at = path;
+  for (int i = 0; i < kMostLinks; ++i) {
+    if (!stdfs::is_symlink(stdfs::symlink_status(at, error))) break;
+    const stdfs::path to = stdfs::read_symlink(at, error);
+    if (error) break;
+    at = at.parent_path() / to;  // `to` alone where it is absolute
+  }
+  return at;
+}
+
+void require_replaceable(const std::string& path) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) != 0) return;
+  if (S_ISREG(info.st_mode) || S_ISLNK(info.st_mode) || S_ISDIR(info.st_mode)) return;
+  fail(Code::kFileFailed, path, "is a pipe, a device or a socket, and would be replaced");
+}
+
+void write_output(Fs& fs, const std::string& path, std::string_view bytes) {
+  const int own = standard_descriptor(path);
+  if (own >= 0) {
+    std::fflush(own == STDOUT_FILENO ? stdout : stderr);  // what was printed before stays before
+    return write_as_it_is(fs, path, own, bytes);
+  }
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) {
+    if (errno != ENOENT) fail_file(Code::kFileFailed, path, "look it up", errno);
+    return publish_file(fs, followed_link(path), bytes);
+  }
+  if (S_ISREG(info.st_mode)) return publish_file(fs, followed_link(path), bytes);
+  if (!S_ISFIFO(info.st_mode) && !S_ISCHR(info.st_mode)) {
+    fail(Code::kFileFailed, path, "is a folder, a block device or a socket; name a file");
+  }
+  const int fd = fs.open(path, O_WRONLY | O_NOCTTY | O_CLOEXEC);
+  if (fd < 0) fail_file(Code::kFileFailed, path, "open", errno);
+  try {
+    write_as_it_is(fs, path, fd, bytes);
+  } catch (...) {
+    fs.close(fd);
+    throw;
+  }
+  require(fs.close(fd), path, "close");
+}
+
 void publish_file(Fs& fs, const std::string& path, std::string_view bytes) {
   publish_file(fs, path, [&](NewFile& file) { file.write(bytes); });
 }
 
 void publish_file(Fs& fs, const std::string& path, const std::function<void(NewFile&)>& write) {
+  require_replaceable(path);
   const std::string staging = staging_name(path);
   NewFile file(fs, staging);
   write(file);
@@ -199,6 +274,7 @@ void publish_directory(Fs& fs, const std::string& staging, const std::string& ta
 }
 
 void replace_directory(Fs& fs, const std::string& staging, const std::string& target) {
+  require_replaceable(target);
   sync_tree(fs, staging);
   require(fs.exchange(staging, target), target, "exchange with " + staging);
   sync_directory(fs, parent(target));

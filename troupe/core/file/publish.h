@@ -63,7 +63,25 @@ class NewFile {
   int64_t size_ = 0;
 };
 
-// Makes `path` hold `bytes`, replacing what was there (a symbolic link itself, not its target).
+// Makes the output that a user has named hold `bytes`. `-` is standard output, and so is a path
+// that leads to what standard output is (/dev/stdout into a file); likewise standard error. A pipe,
+// a terminal and other character devices are written to as they are: nothing is staged or renamed.
+// A link is followed, also one that leads to nothing yet, and the file that it leads to is
+// published. A folder, a block device and a socket are refused (E7002).
+void write_output(Fs& fs, const std::string& path, std::string_view bytes);
+bool is_standard_output(
+    const std::string& path);  // of write_output: told apart from what is printed
+
+// What a link leads to, through further links, though nothing be there; another path as it is.
+std::string followed_link(const std::string& path);
+
+// E7002 where the path is a pipe, a device or a socket: a rename would replace it for all who use
+// it.
+void require_replaceable(const std::string& path);
+
+// Makes `path` hold `bytes`, replacing what was there (a symbolic link itself, not its target): for
+// the names that this program chooses, in folders where others may have planted links (F141). What
+// is no file, link or folder is refused as require_replaceable does.
 void publish_file(Fs& fs, const std::string& path, std::string_view bytes);
 // The same for content that `write` gives in pieces; it does not finish() the file.
 void publish_file(Fs& fs, const std::string& path, const std::function<void(NewFile&)>& write);
@@ -76,7 +94,8 @@ std::string make_staging_directory(Fs& fs, const std::string& target);
 void publish_directory(Fs& fs, const std::string& staging, const std::string& target);
 
 // The same where `target` exists: the two change their names in one step, then the old content, now
-// under the staging name, is removed. E7002 on a disk that cannot do it.
+// under the staging name, is removed. E7002 on a disk that cannot do it, and where `target` is a
+// pipe, a device or a socket.
 void replace_directory(Fs& fs, const std::string& staging, const std::string& target);
 
 // The opposite: renames it to a staging name first, so that a half deleted folder is never seen.

@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/time.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -281,6 +284,105 @@ TEST(Publish, NeverOverwritesAFolderOrFollowsAPlantedLink) {
   publish_file(fs, folder / "link", "x");
   EXPECT_FALSE(stdfs::is_symlink(folder / "link"));
   EXPECT_FALSE(stdfs::exists(folder / "elsewhere"));
+}
+
+// Nodes of its own, as /dev/null (1, 3) and /dev/full (1, 7) are; false where none may be made.
+bool make_device(const std::string& path, unsigned minor) {
+  return ::mknod(path.c_str(), S_IFCHR | 0600, makedev(1, minor)) == 0;
+}
+
+bool is_device(const std::string& path) {
+  return stdfs::is_character_file(stdfs::symlink_status(path));
+}
+
+TEST(Output, ADeviceIsWrittenToAndStaysOne) {
+  const TemporaryFolder folder;
+  if (!make_device(folder / "null", 3) || !make_device(folder / "full", 7)) {
+    GTEST_SKIP() << "device nodes may not be made here";
+  }
+  const int may_open = ::open((folder / "null").c_str(), O_WRONLY);
+  if (may_open < 0) GTEST_SKIP() << "devices may not be opened in this folder (nodev)";
+  ::close(may_open);
+  stdfs::create_symlink("null", folder / "link");
+  Fs fs;
+  for (const char* name : {"null", "link"}) write_output(fs, folder / name, "recipe");
+  const Error full = error_of([&] { write_output(fs, folder / "full", "recipe"); });
+  EXPECT_EQ(full.code(), Code::kNoSpace) << full.what();
+  EXPECT_TRUE(is_device(folder / "null"));
+  EXPECT_TRUE(is_device(folder / "full"));
+  EXPECT_TRUE(stdfs::is_symlink(folder / "link"));
+  EXPECT_EQ(results(folder), (std::vector<std::string>{"full", "link", "null"}));
+  EXPECT_FALSE(has_leftovers(folder));
+}
+
+TEST(Output, NamesOfOursNeverReplaceADevice) {
+  const TemporaryFolder folder;
+  if (!make_device(folder / "null", 3)) GTEST_SKIP() << "device nodes may not be made here";
+  Fs fs;
+  const Error file = error_of([&] { publish_file(fs, folder / "null", "x"); });
+  EXPECT_EQ(file.code(), Code::kFileFailed) << file.what();
+  const std::string staging = make_staging_directory(fs, folder / "null");
+  const Error whole = error_of([&] { replace_directory(fs, staging, folder / "null"); });
+  EXPECT_EQ(whole.code(), Code::kFileFailed) << whole.what();
+  EXPECT_TRUE(is_device(folder / "null"));
+}
+
+TEST(Output, APipeGetsTheBytes) {
+  const TemporaryFolder folder;
+  ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
+  const int reader = ::open((folder / "pipe").c_str(), O_RDONLY | O_NONBLOCK);
+  ASSERT_GE(reader, 0);
+  Fs fs;
+  write_output(fs, folder / "pipe", "recipe");
+  char got[16];
+  const ssize_t n = ::read(reader, got, sizeof(got));
+  ::close(reader);
+  EXPECT_EQ(std::string_view(got, n < 0 ? 0 : static_cast<size_t>(n)), "recipe");
+  EXPECT_EQ(results(folder), std::vector<std::string>{"pipe"});
+  EXPECT_THROW(publish_file(fs, folder / "pipe", "x"), Error);  // where only a file makes sense
+}
+
+TEST(Output, ALinkIsFollowedAndStays) {
+  const TemporaryFolder folder;
+  stdfs::create_directory(folder / "far");
+  Fs fs;
+  publish_file(fs, folder / "far/file", "old");
+  stdfs::create_symlink("far/file", folder / "near");
+  stdfs::create_symlink("near", folder / "further");
+  stdfs::create_symlink(folder / "far/new", folder / "to_nothing");
+  write_output(fs, folder / "further", "new");
+  write_output(fs, folder / "to_nothing", "made");
+  EXPECT_EQ(read_file(folder / "far/file"), "new");
+  EXPECT_EQ(read_file(folder / "far/new"), "made");
+  for (const char* name : {"near", "further", "to_nothing"}) {
+    EXPECT_TRUE(stdfs::is_symlink(folder / name)) << name;
+  }
+  stdfs::create_symlink("circle", folder / "circle");
+  EXPECT_THROW(write_output(fs, folder / "circle", "x"), Error);
+  EXPECT_THROW(write_output(fs, folder / "far", "x"), Error);  // a folder
+  write_output(fs, folder / "plain", "x");
+  EXPECT_EQ(read_file(folder / "plain"), "x");
+}
+
+// Standard output as a shell gives it to a program: a file that has a name.
+TEST(Output, StandardOutputIsWrittenToUnderAllItsNames) {
+  const TemporaryFolder folder;
+  const pid_t child = fork();
+  if (child == 0) {
+    const int fd = ::open((folder / "said").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    if (::dup2(fd, STDOUT_FILENO) < 0) _exit(1);
+    Fs fs;
+    for (const std::string& name : {std::string("-"), folder / "said"}) {
+      if (!is_standard_output(name)) _exit(2);
+      write_output(fs, name, "once\n");
+    }
+    _exit(is_standard_output(folder / "other") ? 3 : 0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(read_file(folder / "said"), "once\nonce\n");
+  EXPECT_FALSE(has_leftovers(folder));
 }
 
 TEST(Publish, AnUnfinishedFileIsRemovedAndALinkIsNotFollowedWhenRemoving) {

@@ -82,7 +82,7 @@ void write_exit(Fs& fs, const std::string& run, ExitRecord record, const std::st
     const std::string message = to_text(repaired_utf8(record.message));
     const std::string seconds =
         std::to_string(std::chrono::duration_cast<std::chrono::seconds>(since).count());
-    publish_file(fs, error_file,
+    write_output(fs, error_file,
                  "{\"message\":{\"message\":" + message + ",\"extraInfo\":{\"py_callstack\":" +
                      message + ",\"timestamp\":\"" + seconds + "\"}}}\n");
   } catch (const Error& error) {

@@ -126,7 +126,7 @@ std::string write_report(Fs& fs, const std::string& run, const std::string& mach
 void write_comparison(Fs& fs, const std::vector<std::string>& runs, const std::string& path) {
   std::vector<ReportRun> read;
   for (const std::string& run : runs) read.push_back(read_run(run));
-  publish_file(fs, path, report_html(read));
+  write_output(fs, path, report_html(read));
 }
 
 }  // namespace troupe
