@@ -1,7 +1,10 @@
 """`troupe import` and `troupe export` with transformers on the other side."""
 import json
+import os
+import pathlib
 import random
 import resource
+import subprocess
 import unittest
 
 import torch
@@ -24,6 +27,31 @@ checkpoint: {dir: run}
 run: {device: cpu}
 """
 
+SHAPE = "layers: 2, width: 32, heads: 4, vocab: 96, max_positions: 64, init_std: 0.3, "
+MLA = ("mla: {kv_rank: 20, nope_dim: 12, rope_dim: 8, value_dim: 10%s}, ffn: 40, first_dense: 1, norm: {eps: 1e-6}, "
+       "rope: {theta: 500000, interleaved: true}, ")
+# A model of each family whose files we write; no theta is a class's default.
+BUILT_HERE = {
+    "llama": SHAPE + "kv_heads: 2, ffn: 48, norm: {eps: 1e-5}, rope: {theta: 500000}",
+    "mixtral": SHAPE + "kv_heads: 2, window: 7, norm: {kind: rms_rounded}, rope: {theta: 500000}, moe: {experts: 4, "
+                       "top_k: 2, hidden: 24, router: {kind: topk_softmax, order: after}}",
+    "qwen3_moe": SHAPE + "kv_heads: 2, head_dim: 16, qk_norm: head, norm: {eps: 1e-6}, ffn: 40, first_dense: 1, rope: "
+                         "{theta: 500000}, moe: {experts: 8, top_k: 3, hidden: 12, router: {kind: topk_softmax, order: "
+                         "before, p_norm: 1}}",
+    "olmoe": SHAPE + "qk_norm: whole, clip_qkv: 0.9, norm: {eps: 1e-5}, rope: {theta: 500000}, moe: {experts: 8, top_k: "
+                     "3, hidden: 12, router: {kind: topk_softmax, order: before}}",
+    "dbrx": SHAPE + "kv_heads: 2, clip_qkv: 0.8, norm: {kind: layer, eps: 1e-5}, rope: {theta: 500000}, moe: {experts: 4, "
+                    "top_k: 2, hidden: 12, router: {kind: topk_softmax, order: before, p_norm: 1}}",
+    "deepseek_v2": SHAPE + MLA % "" + "moe: {experts: 8, top_k: 3, hidden: 12, shared: {experts: 2}, router: {kind: "
+                                      "topk_softmax, order: before}}",
+    "deepseek_v3": SHAPE + MLA % ", q_rank: 16" + "moe: {experts: 8, top_k: 2, hidden: 12, shared: {experts: 1}, router: "
+                   "{kind: sigmoid_bias, scale: 2.5, limit: {groups: 4, keep: 2, top: 2}}}",
+    "gpt_oss": SHAPE + "kv_heads: 2, head_dim: 16, bias: true, sinks: true, window: 9, window_layers: '2', norm: {eps: "
+               "1e-5}, rope: {theta: 15000, scaling: yarn, factor: 4, beta_fast: 8, truncate: false, original_positions: "
+               "16}, moe: {experts: 4, top_k: 2, hidden: 12, activation: quick_gelu, clamp: 7, offset: 1, bias: true, "
+               "router: {kind: topk_softmax, order: after, bias: true}}",
+}
+
 
 class TroupeHub(FolderTest):
     def save(self, family, dtype=torch.bfloat16, **more):
@@ -40,6 +68,14 @@ class TroupeHub(FolderTest):
         out = self.troupe("eval", "run", "--set", f"data.valid=[{{path: {self.folder}/set}}]", "--set",
                           "data.sequence=32", "--set", "eval.batches=2")
         self.assertIn("loss", out)
+        # A text that `eval` reads itself is the model's ids and not its bytes: the score of the file that was built.
+        self.troupe("data", "build", "text.txt", "--output", "plain", "--tokenizer", "mixtral/tokenizer.json", "--no-eod")
+        scores = [json.loads(self.troupe("eval", "run", "--json", "--set", f"data.valid=[{source}]", "--set",
+                                         "data.sequence=32").splitlines()[-1])
+                  for source in ("{path: plain}", "{kind: text, path: text.txt}")]
+        self.assertEqual(scores[0]["targets"], scores[1]["targets"])
+        self.assertLess(scores[1]["targets"], (self.folder / "text.txt").stat().st_size / 2)
+        self.assertAlmostEqual(scores[0]["loss"], scores[1]["loss"], places=5)
 
     def test_questions_are_scored_as_transformers_scores_them(self):
         """Multiple choice as lm-eval asks it: the log-likelihood of each continuation, and that divided
@@ -128,6 +164,10 @@ class TroupeHub(FolderTest):
                   "run": {"device": "cpu"}}
         (self.folder / "more.yaml").write_text(json.dumps(recipe))
         self.troupe("train", "more.yaml", "--quiet")
+        log = (self.folder / "more" / "log.txt").read_text()
+        casts = [line for line in log.splitlines() if "cast: " in line]
+        self.assertEqual(len(casts), 1, log)
+        self.assertRegex(casts[0], r"cast: \d\d+ tensors from BF16 to F32")
         # Steps of 1e-30 change zeros alone: what is exported is what was imported.
         self.troupe("export", "more", "back", "--dtype", "bfloat16")
         want, got = (load_file(self.folder / name / "model.safetensors") for name in ("mixtral", "back"))
@@ -248,6 +288,41 @@ class TroupeHub(FolderTest):
         made = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)
         said = self.troupe("generate", "run", "-p", text, "-n", 12, "--temperature", 0)
         self.assertEqual(tokenizer.decode(made[0]), said.rstrip("\n"))
+
+    def test_every_family_trained_here_has_the_same_logits_there(self):
+        """Built and trained here, so that nothing of a config that was read can help: exported, and loaded by
+        transformers from that folder alone. Ours are computed by tests/model_run."""
+        ids = torch.randint(0, 96, (2, 40), generator=torch.Generator().manual_seed(4))
+        for family, model in BUILT_HERE.items():
+            with self.subTest(family):
+                (self.folder / f"{family}.yaml").write_text(
+                    f"model: {{{model}}}\ndata: {{train: [{{kind: mock}}], sequence: 32}}\ntrain: {{global_batch: 4, steps: 2, "
+                    f"precision: fp32, optimizer: {{lr: 1e-2}}}}\ncheckpoint: {{dir: {family}}}\nrun: {{device: cpu}}\n")
+                self.troupe("train", f"{family}.yaml", "--quiet")
+                made = json.loads(self.troupe("export", family, f"hub-{family}", "--dtype", "float32", "--check-logits",
+                                              "--json"))
+                self.assertEqual(made["family"], family)
+                ours = self.logits_here(family, model, ids)
+                for attention in ("eager", "sdpa"):
+                    if (family, attention) == ("gpt_oss", "sdpa"):  # whose sinks transformers' SDPA does not have
+                        continue
+                    theirs = AutoModelForCausalLM.from_pretrained(self.folder / f"hub-{family}", dtype=torch.float32,
+                                                                  attn_implementation=attention).eval()
+                    with torch.no_grad():
+                        logits = theirs(ids).logits
+                    largest = logits.abs().max().item()
+                    self.assertGreater(largest, 0.1)
+                    apart = (logits - ours).abs().max().item()
+                    print(f"{family}, {attention}: logits apart by {apart:.2g} of {largest:.3g}")
+                    self.assertLess(apart, 1e-4 * max(1, largest), attention)
+
+    def logits_here(self, family, model, ids):
+        (self.folder / "model.yaml").write_text("{" + model + "}")
+        weights = {name: value.clone() for name, value in load_file(self.folder / f"hub-{family}/model.safetensors").items()}
+        torch.save({"ids": ids, "labels": ids, **weights}, self.folder / "in.pt")
+        program = pathlib.Path(os.environ["TROUPE_BUILD"], "model_run").resolve()
+        subprocess.run([program, family, "model.yaml", "in.pt", "out.pt"], cwd=self.folder, timeout=300, check=True)
+        return torch.load(self.folder / "out.pt", weights_only=False)["logits"].detach()
 
 
 if __name__ == "__main__":

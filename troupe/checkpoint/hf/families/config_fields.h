@@ -42,8 +42,6 @@ struct ConfigFields {
   // The family's class knows one of the two alone.
   void always_sums_to_one(const TopkSoftmaxRouting& router, bool does) const;
   void experts(std::initializer_list<const char*> names, int64_t count, int64_t top_k);
-
- private:
   void write_rope(HfKeys& to) const;
 };
 

@@ -47,6 +47,16 @@ std::vector<HfTensor> dbrx_names(const ModelConfig& c, bool /*fused*/) {
   return t.take();
 }
 
+// Where transformers 5 reads theta; from attn_config, where 4 does, it no longer takes it.
+void write_rope_parameters(ConfigFields& f) {
+  Json flat = Json::object();
+  HfKeys to(flat, /*reads=*/false, f.keys.place());
+  f.write_rope(to);
+  Json& out = f.keys.at("rope_parameters");
+  out = flat["rope_scaling"].is_null() ? Json{{"rope_type", "default"}} : flat["rope_scaling"];
+  out["rope_theta"] = flat["rope_theta"];
+}
+
 void dbrx_attention(ConfigFields& f) {
   ModelConfig& c = f.config.model;
   HfKeys a = f.keys.section("attn_config");
@@ -55,7 +65,7 @@ void dbrx_attention(ConfigFields& f) {
   a.optional({"clip_qkv"}, c.clip_qkv);
   a.field({"attn_pdrop"}, c.attn_dropout, 0.0);
   a.field({"rope_theta"}, c.rope.theta, 10000.0);
-  if (!f.keys.reads()) return;
+  if (!f.keys.reads()) return write_rope_parameters(f);
   c.head_dim = 0;
   // transformers 5 moves it out of the section.
   if (f.keys.has("rope_parameters")) {

@@ -101,6 +101,8 @@ void deepseek_config(ConfigFields& f, bool v3) {
   f.keys.field({"v_head_dim"}, m.value_dim, int64_t{128});
   f.keys.pass({"head_dim", "qk_head_dim", "num_key_value_heads", "aux_loss_alpha", "mlp_bias"},
               f.passed);
+  // Latent attention has a key and a value for each head; the classes' default is another number.
+  if (!f.keys.reads()) f.keys.at("num_key_value_heads") = c.heads;
   if (f.keys.reads()) c.kv_heads = c.head_dim = 0, m.eps = 1e-6;
   f.keys.field({"intermediate_size"}, c.ffn, v3 ? int64_t{18432} : int64_t{11008});
   f.keys.field({"moe_intermediate_size"}, c.moe.ffn.hidden, v3 ? int64_t{2048} : int64_t{1407});
