@@ -104,6 +104,22 @@ class TroupeResume(NanoRun):
         self.assertIn("data text.txt", self.train(code=4))
         self.assertIn("resumed step 5", self.train("--force"))
 
+    def test_another_optimizer_or_rate_is_told_once_with_old_and_new(self):
+        same = ("train.steps=10", "checkpoint.background=false")
+        self.train(*same, TROUPE_FAULT="batch:7=kill", code=-9)
+        said = self.train(*same, TROUPE_FAULT="batch:8=kill", code=-9)
+        self.assertIn("resumed step 5", said)
+        self.assertNotIn("other settings", said)  # none has changed
+        new = (*same, "train.optimizer={lr: 1e-4, weight_decay: 0.5}", "train.clip=0.25")
+        said = self.train(*new, TROUPE_FAULT="batch:9=kill", code=-9)
+        line = next(text for text in said.splitlines() if "other settings" in text)
+        self.assertRegex(line, r"train\.clip 1 -> 0\.25, train\.optimizer\.lr \S+ -> (0\.0001|1e-0?4)\b")
+        self.assertRegex(line, r"train\.optimizer\.weight_decay \S+ -> 0\.5")
+        self.assertEqual(said.count("other settings"), 1)
+        said = self.train(*new)  # it is the recipe of the run now
+        self.assertIn("resumed step 5", said)
+        self.assertNotIn("other settings", said)
+
     def test_F38_weights_without_an_optimizer_are_a_beginning_alone(self):
         self.train("train.steps=5", "checkpoint.dir=first")
         self.troupe("export", "first", "hub", "--dtype", "float32")

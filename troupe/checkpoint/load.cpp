@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <map>
 #include <set>
 
 #include "troupe/checkpoint/checkpoint.h"
@@ -48,6 +49,13 @@ class Matching {
                          (near.empty() ? "" : "; there is " + std::string(near)));
       }
     }
+    std::string line;  // one for all: a model has thousands
+    for (const auto& [types, names_of_type] : casts_) {
+      const size_t count = names_of_type.size();
+      line += (line.empty() ? "cast: " : ", ") + std::to_string(count) +
+              (count == 1 ? " tensor" : " tensors") + types;
+    }
+    if (!line.empty()) notes.push_back(line);
   }
 
   // A bit for each tensor of the checkpoint, in order: whether this rank uses it.
@@ -83,8 +91,9 @@ class Matching {
     if (shape_fits && (stored.element == t.element || casts)) {
       wanted.push_back(&part);
       if (stored.element != t.element) {
-        notes.push_back("cast: " + t.name + " from " + std::string(name_of(stored.element)) +
-                        " to " + std::string(name_of(t.element)));
+        casts_[" from " + std::string(name_of(stored.element)) + " to " +
+               std::string(name_of(t.element))]
+            .insert(t.name);
       }
       return;
     }
@@ -102,6 +111,7 @@ class Matching {
   const CheckpointReader& reader_;
   const LoadOptions& options_;
   std::set<std::string, std::less<>> used_;
+  std::map<std::string, std::set<std::string>> casts_;  // " from F32 to BF16": the names
 };
 
 void fail_faults(const std::string& folder, std::vector<std::string> faults) {

@@ -300,7 +300,7 @@ TEST_F(Saving, F27_AnotherElementTypeIsAnErrorOrACast) {
   options.cast = true;
   const Loaded loaded = attempt();
   EXPECT_EQ(half.dense.value.detach()[0][0].item<float>(), 1.5f);
-  EXPECT_EQ(loaded.notes.front(), "cast: model.dense from F32 to BF16");
+  EXPECT_EQ(loaded.notes.front(), "cast: 1 tensor from F32 to BF16");
 }
 
 TEST_F(Saving, F28_F29_F30_AllThatDiffersIsToldAtOnce) {

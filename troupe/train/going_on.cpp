@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <sstream>
 #include <string_view>
 #include <system_error>
@@ -59,6 +60,39 @@ std::string other_schedule(const TrainConfig& train, const Position& done, const
            (std::abs(rate) > 1e-9 ? "learning rate" : "weight decay");
   }
   return {};
+}
+
+std::string other_training(const TrainConfig& was, const TrainConfig& now) {
+  constexpr std::string_view kTold[] = {"optimizer", "schedule",  "clip",  "precision",
+                                        "fp8",       "loss_mean", "spike", "batch_ramp"};
+  const auto told = [&](std::string_view path) {
+    return std::ranges::any_of(kTold, [&](std::string_view key) {
+      return path.starts_with(key) && (path.size() == key.size() || path[key.size()] == '.');
+    });
+  };
+  std::map<std::string, std::pair<std::string, std::string>> values;
+  for (const auto& [path, value] : flatten(was)) values[path] = {value, "none"};
+  for (const auto& [path, value] : flatten(now)) {
+    values.try_emplace(path, "none", "none").first->second.second = value;
+  }
+  std::string out;
+  for (const auto& [path, both] : values) {
+    if (!told(path) || both.first == both.second) continue;
+    out += (out.empty() ? "train." : ", train.") + path + ' ' + both.first + " -> " + both.second;
+  }
+  return out;
+}
+
+void tell_other_training(const std::string& run, const TrainConfig& now, const Log& log) {
+  const std::string path = run + "/recipe.yaml";
+  if (!is_there(path)) return;
+  try {
+    Sources sources;
+    const std::string what = other_training(load_recipe(path, {}, sources).train, now);
+    if (!what.empty()) log.warning("resumes with other settings than before: " + what);
+  } catch (const Error& error) {  // of another version, or written to by hand
+    log.info("settings are not compared with those before: " + std::string(error.what()));
+  }
 }
 
 void require_counters(const TrainState& state, int64_t step, const std::string& folder) {

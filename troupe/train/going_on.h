@@ -19,6 +19,14 @@ namespace troupe {
 std::string other_schedule(const TrainConfig& train, const Position& done, const Position& was,
                            const Position& now);
 
+// The settings of training that are not those of `was`, with both values, on one line: "train.clip
+// 1
+// -> 0.5, ...". Empty: none. Not those that the fingerprint, other_schedule() and the layout tell.
+std::string other_training(const TrainConfig& was, const TrainConfig& now);
+// For a run that resumes: tells them once, beside the recipe that its last start left in the
+// folder.
+void tell_other_training(const std::string& run, const TrainConfig& now, const Log& log);
+
 // Traces in a run folder of checkpoints that are missing: "latest says step-000200". Empty: none.
 std::string lost_steps(const std::string& run);
 // For a run that found no checkpoint to resume from: throws E4002 if there were some, unless

@@ -75,6 +75,18 @@ TEST(GoingOn, F131_ACounterThatIsMissingIsNamedAndNeverBeginsAnew) {
   EXPECT_EQ(read_state(without("save_seconds"), "run/step-000005").save_seconds, 0);
 }
 
+TEST(GoingOn, OtherSettingsOfTrainingAreToldWithBothValues) {
+  Recipe was, now;
+  EXPECT_EQ(other_training(was.train, now.train), "");
+  now.train.clip = 0.5;
+  now.train.steps = 7;        // other_schedule() tells it
+  now.train.micro_batch = 2;  // changes no sum
+  EXPECT_EQ(other_training(was.train, now.train), "train.clip 1 -> 0.5");
+  now.train.optimizer.select("muon");
+  const std::string what = other_training(was.train, now.train);
+  EXPECT_NE(what.find("train.optimizer.kind adamw -> muon"), std::string::npos) << what;
+}
+
 TEST(GoingOn, F165_WhatIsLeftOfARunTellsThatItHadSteps) {
   const testing::TemporaryFolder run;
   EXPECT_EQ(lost_steps(run.path()), "");
