@@ -253,5 +253,15 @@ TEST(Holdings, ARecomputedChunkKeepsItsInput) {
   EXPECT_EQ(t.peak.activations + t.peak.gradients, std::max(3 * 5 + 50, 400));
 }
 
+// A microbatch that has gone back leaves nothing: four hold at once what one does.
+TEST(Holdings, MoreMicrobatchesKeepNoMoreOfARecomputedChunk) {
+  StepCosts costs = even(4);
+  for (ChunkCosts& c : costs.chunks) c.made = c.gradient = c.summing = c.sum = 0;
+  for (const int microbatches : {1, 4}) {
+    const StepWork work{.chunks = 4, .microbatches = microbatches, .recomputed = {0, 1, 2}};
+    EXPECT_EQ(alone(Accumulate{}, work, costs).peak.activations, 3 * 5 + 50) << microbatches;
+  }
+}
+
 }  // namespace
 }  // namespace troupe

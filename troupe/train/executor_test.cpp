@@ -12,6 +12,8 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
+
 #include "troupe/schedule/schedules.h"
 #include "troupe/train/optim/loss_mean.h"
 
@@ -50,8 +52,15 @@ class SmallModel : public Model {
       out.loss_sum = (nll * batch.weights_BS).sum();
       out.weight_sum = batch.weights_BS.sum();
     }
+    if (out.h.defined()) made_.push_back(out.h.storage().getWeakStorageImpl());
     return out;
   }
+
+  // Of all the outputs of units that were ever made, those that are still in memory.
+  int64_t kept() const {
+    return std::ranges::count_if(made_, [](const auto& h) { return !h.expired(); });
+  }
+  int64_t made() const { return std::ssize(made_); }
 
   void for_each_param(int64_t unit, const ParamVisitor& f) override {
     if (unit <= 0 || unit == kUnits - 1) f("table", table_);
@@ -67,6 +76,7 @@ class SmallModel : public Model {
   ModelConfig config_;
   Param table_ = normal({kVocab, kWidth});
   std::vector<Param> blocks_ = {normal({kWidth, kWidth}), normal({kWidth, kWidth})};
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made_;
 };
 
 // Eight sequences in all, in `microbatches` parts; some targets do not count.
@@ -114,7 +124,10 @@ struct Bench {
     input.context.step = 5;
     Pulse pulse;
     Executor executor(model, store, faults, owners({.chunks = kUnits}), pulse);
-    return executor.run(schedule[0], input, {.update = [&](const StepOutput&) { ++updates; }});
+    return executor.run(schedule[0], input, {.update = [&](const StepOutput&) {
+                          ++updates;
+                          kept_at_update = model.kept();
+                        }});
   }
   at::Tensor grad() { return at::cat(store.counted_grads()); }
 
@@ -122,6 +135,7 @@ struct Bench {
   ParamStore store;
   Faults faults;
   int updates = 0;
+  int64_t kept_at_update = -1;  // outputs of units that no backward waits for any more
 };
 
 // With one graph from end to end, of one microbatch: its mean token loss, and its other losses.
@@ -188,6 +202,15 @@ TEST(Executor, F117_RecomputationChangesNoBitAndCountsOnce) {
   EXPECT_TRUE(at::equal(a.aux.at("aux"), b.aux.at("aux")));
   EXPECT_EQ(a.aux_terms.at("aux"), b.aux_terms.at("aux"));
   EXPECT_TRUE(at::equal(a.moe.at(2)[0].counts_E, b.moe.at(2)[0].counts_E));
+}
+
+TEST(Executor, NothingIsKeptAfterTheBackwardsOfFourMicrobatches) {
+  for (const std::vector<int>& recomputed : {std::vector<int>(), {1, 2}, {0, 1, 2}}) {
+    Bench bench;
+    bench.run(4, recomputed);
+    EXPECT_EQ(bench.model.made(), 4 * (3 + std::ssize(recomputed)));
+    EXPECT_EQ(bench.kept_at_update, 0) << recomputed.size() << " chunks are recomputed";
+  }
 }
 
 TEST(Executor, TheLossScaleIsAFactorOfAllGradients) {

@@ -30,9 +30,13 @@ struct Step {
   std::map<std::string, at::Tensor> weights;
 };
 
-Feed feed() {
-  TokenBatch batch{.B = kBatch, .S = kSequence};
-  for (int64_t b = 0; b < kBatch; ++b) {
+struct Rows {
+  int64_t all = kBatch, micro = kBatch;  // sequences of a step, and of a microbatch
+};
+
+Feed feed(const Rows& rows) {
+  TokenBatch batch{.B = rows.all, .S = kSequence};
+  for (int64_t b = 0; b < rows.all; ++b) {
     for (int64_t s = 0; s <= kSequence; ++s) {
       batch.ids.push_back(static_cast<int32_t>((b * 31 + s * s * 7 + s) % 64));
       if (s == kSequence) continue;
@@ -42,17 +46,17 @@ Feed feed() {
     }
     batch.sources.push_back(0);
   }
-  return make_feed(batch, kBatch, c10::kCPU);
+  return make_feed(batch, rows.micro, c10::kCPU);
 }
 
 // The second of two steps: what is made once is there.
-Step second_step(const std::string& more) {
+Step second_step(const std::string& more, const Rows& rows = {}) {
   at::set_num_threads(1);
   const Faults none;
   Learner learner(recipe_of(more, kBase), c10::kCPU, none, std::make_shared<Ranks>());
   TrainState state;
-  learner.step(feed(), state);
-  const Feed next = feed();
+  learner.step(feed(rows), state);
+  const Feed next = feed(rows);
   Step out;
   {
     const auto bytes = std::make_shared<testing::LiveBytes>();
@@ -93,6 +97,20 @@ TEST(StepMemory, F117_ThePeakOfAStepIsThatOfOneBlockWhereAllAreRecomputed) {
   // The inputs of the other blocks, of bf16; beside them the gradients of their parameters.
   EXPECT_GT(again.peak, shallow.peak);
   expect_equal(kept, again);
+}
+
+// A microbatch that has gone back leaves nothing, not even its blocks' outputs: four take what two
+// do.
+TEST(StepMemory, F117_MoreMicrobatchesTakeNoMoreWhereBlocksAreRecomputed) {
+  constexpr int64_t kMicro = 4, kOutput = kMicro * kSequence * 32 * 2;  // bytes of a block's output
+  const auto peak = [](int64_t microbatches) {
+    const int64_t all = kMicro * microbatches;
+    return second_step("train: {recompute: \"1\", micro_batch: 4, global_batch: " +
+                           std::to_string(all) + "}\n",
+                       {.all = all, .micro = kMicro})
+        .peak;
+  };
+  EXPECT_LT(peak(4) - peak(2), kOutput);
 }
 
 }  // namespace

@@ -443,7 +443,7 @@ TEST(ConvertRecipe, UnknownFlagsAndBadValuesAreRefusedWithTheirPlace) {
                   "you mean --num-experts?"))
       << out.refused[0];
   EXPECT_TRUE(any(out.refused, "run.sh:2: E2005 --clip-grad x: train.clip must be a number"));
-  EXPECT_TRUE(any(out.refused, "--fp8-format hybrid: 8- and 4-bit training"));
+  EXPECT_TRUE(any(out.refused, "--fp8-format hybrid: 8-bit products are train.fp8"));
   EXPECT_TRUE(any(out.refused, "--loss-scale 8: a fixed scale"));
   EXPECT_TRUE(any(out.refused, "train.loss_scale.window must be an integer"));
 }

@@ -20,7 +20,9 @@ constexpr std::string_view kTimes = "log.jsonl always has the times of a step's 
 constexpr std::string_view kMemory = "memory only";
 constexpr std::string_view kLogged = "log.jsonl and TensorBoard always hold it";
 constexpr std::string_view kSums = "gradients and losses are always summed in f32 here";
-constexpr std::string_view kNoFp8 = "8- and 4-bit training is not supported; use --bf16";
+constexpr std::string_view kNoFp8 = "8-bit products are train.fp8: {}, with scales of its own";
+constexpr std::string_view kUpcycle =
+    "`troupe import --upcycle` makes experts of a dense model: then checkpoint.init_from";
 
 constexpr FlagRule kRules[] = {
     // Sizes and form of the model.
@@ -59,7 +61,8 @@ constexpr FlagRule kRules[] = {
     {"rotary-seq-len-interpolation-factor"},
     {"use-rope-scaling"},
     {"rope-scaling-factor"},
-    {"no-rope-freq", kRefused, "layers without rotation are not supported"},
+    {"no-rope-freq", kRefused,
+     "single layers without rotation are not supported: model.positions is for all"},
     {"untie-embeddings-and-output-weights"},
     {"init-method-std"},
     {"init-method-xavier-uniform", kRefused, "initial values are normal: --init-method-std"},
@@ -67,7 +70,7 @@ constexpr FlagRule kRules[] = {
     {"transformer-impl", kIgnored, kSpeed},
     {"use-mcore-models", kIgnored, "there is one implementation here"},
     {"use-legacy-models", kIgnored, "the model is the same"},
-    {"spec", kRefused, "layers of one's own are not supported"},
+    {"spec", kRefused, "a layer of one's own is a file of C++: model.block, examples/block"},
     {"multi-latent-attention"},
     {"q-lora-rank"},
     {"kv-lora-rank"},
@@ -128,8 +131,8 @@ constexpr FlagRule kRules[] = {
     {"moe-permute-fusion", kIgnored, kSpeed},
     {"moe-layer-recompute", kSwitch, "model.moe.recompute", "layer"},
     {"moe-extended-tp"},
-    {"moe-use-upcycling", kRefused, "import the dense model, then upcycle it"},
-    {"moe-upcycling-granularity", kRefused, "import the dense model, then upcycle it"},
+    {"moe-use-upcycling", kRefused, kUpcycle},
+    {"moe-upcycling-granularity", kRefused, kUpcycle},
     {"overlap-moe-expert-parallel-comm", kSwitch, "parallel.overlap", "experts"},
     {"delay-wgrad-compute", kIgnored, kSpeed},
 
@@ -240,7 +243,7 @@ constexpr FlagRule kRules[] = {
     {"main-params-dtype", kIgnored, "master weights are always f32"},
     {"optimizer-cpu-offload", kIgnored, kMemory},
     {"check-for-nan-in-loss-and-grad", kIgnored, "always checked here"},
-    {"no-check-for-nan-in-loss-and-grad", kRefused, "the check costs nothing and stays"},
+    {"no-check-for-nan-in-loss-and-grad", kRefused, "the check is a part of every step"},
     {"check-for-spiky-loss", kIgnored, "always looked for here: train.spike"},
 
     // Numbers.
@@ -248,7 +251,7 @@ constexpr FlagRule kRules[] = {
     {"fp16"},
     {"accumulate-allreduce-grads-in-fp32", kIgnored, kSums},
     {"attention-softmax-in-fp32", kIgnored, kSums},
-    {"fp16-lm-cross-entropy", kRefused, "the loss is always computed in f32"},
+    {"fp16-lm-cross-entropy", kRefused, "the loss is always computed in f32 or wider"},
     {"cross-entropy-loss-fusion", kIgnored, kSpeed},
     {"cross-entropy-fusion-impl", kIgnored, kSpeed},
     {"loss-scale", kRefused, "a fixed scale is not supported; the scale adapts itself"},
@@ -259,10 +262,10 @@ constexpr FlagRule kRules[] = {
     {"fp8-format", kRefused, kNoFp8},
     {"fp8-recipe", kRefused, kNoFp8},
     {"fp8-param-gather", kRefused, kNoFp8},
-    {"fp4-format", kRefused, kNoFp8},
+    {"fp4-format", kRefused, "4-bit training is not supported; use --bf16"},
     {"deterministic-mode", kSwitch, "run.deterministic", "true"},
     {"batch-invariant-mode", kRefused,
-     "kernels whose bits do not depend on the batch are not supported"},
+     "on the CPU a sequence's bits never depend on its batch; on GPUs nothing promises it"},
 
     // Kernels, recomputation.
     {"use-flash-attn", kIgnored, kSpeed},
