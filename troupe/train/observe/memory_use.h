@@ -9,7 +9,7 @@
 namespace troupe {
 
 struct MemoryUse {
-  int64_t allocated = 0;  // bytes of tensors; on the CPU the resident set
+  int64_t allocated = 0;  // bytes of tensors; on the CPU the resident set, without pages of files
   int64_t reserved = 0;   // allocated, and cached by the allocator
   int64_t peak = 0;       // maximum of `allocated`
   int64_t total = 0;      // memory of the device or host
