@@ -1,6 +1,5 @@
 // safetensors files: 8 bytes N (little-endian), N bytes of JSON, the tensors' data.
-//   "name":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}     offsets from the start of the
-//   data
+//   "name":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}   offsets from where the data begins
 //
 // Reading trusts nothing: the header's size is checked before it is read, sizes are multiplied with
 // overflow checks, the tensors must cover the data without hole or overlap, and a name stands once

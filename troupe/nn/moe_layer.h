@@ -1,7 +1,6 @@
 // The mixture-of-experts layer:
 //
-//   y_t = sum_j p_tj F_{I_tj}(x_t) + shared(x_t) + b_out      over the slots j that were not
-//   dropped
+//   y_t = sum_j p_tj F_{I_tj}(x_t) + shared(x_t) + b_out      over the slots j that are not dropped
 //
 // Three siblings, each replaceable alone: the router chooses (nn/routers), the dispatcher moves
 // rows (distributed/dispatch/dispatcher.h), the experts compute (nn/experts.h). The order of a

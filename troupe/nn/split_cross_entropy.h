@@ -1,8 +1,8 @@
 // The loss over a vocabulary whose rows are cut over ranks, each with tokens of its own (rules A7,
 // D1 of the losses; ops/cross_entropy.h has it for one rank):
 //
-//   z_iv = x_i . W_v     lse_i = ln sum_v exp(z_iv)     sum_i w_i (lse_i - z_i,target + z_loss
-//   lse_i^2)
+//   z_iv = x_i . W_v     lse_i = ln sum_v exp(z_iv)
+//   sum_i w_i (lse_i - z_i,target + z_loss lse_i^2)
 //
 // For each chunk of tokens, some of every rank: x is gathered, each rank makes the logits of its
 // rows, and of each token its largest logit m, sum exp(z - m) and the target's logit are exchanged;

@@ -2,8 +2,9 @@
 // after a power cut at any moment. What POSIX promises is kept and nothing more: a file's bytes are
 // sure once it is synced, a name once its folder is; what is not sure is there or not, and bytes
 // may be lost, zeros, or half there.
-//   PowerCutFs fs(folder);  ...;  fs.for_each_state([&](const Tree& tree) { write_tree(tree,
-//   other); });
+//   PowerCutFs fs(folder);
+//   ...
+//   fs.for_each_state([&](const Tree& tree) { write_tree(tree, other); });
 #pragma once
 
 #include <fcntl.h>

@@ -1,6 +1,6 @@
 // Text to a value and back, for what a config's field may hold.
-//   bool from_text(text, out)     all of the text or nothing; false: refused, and `out` is
-//   unspecified std::string to_text(value)    the shortest text that reads back as the same bits
+//   bool from_text(text, out)            all of the text, or false: refused, `out` undefined
+//   std::string to_text(value)           the shortest text that reads back as the same bits
 //   Expectation expectation(text, out)   optional: what to tell the user when from_text refused
 // An enum needs one function beside it, found by argument-dependent lookup:
 //   constexpr auto names_of(Norm) { return std::array{Named{"rms", Norm::kRms}, ...}; }

@@ -1,7 +1,6 @@
 // The tokenizers that need no file.
 //   bytes    an id is a byte: 256 of them, nothing special; text need not be UTF-8
-//   null:N   a text is ids already, "17 4 256" with blanks between; N of them, and N ends a
-//   document
+//   null:N   a text is ids already, "17 4 256" with blanks between; N of them; N ends a document
 #pragma once
 
 #include <memory>

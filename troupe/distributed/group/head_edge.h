@@ -2,8 +2,7 @@
 // exchange of DeepSpeed-Ulysses, whose attention sees whole rows of some heads.
 //
 //   to_heads(x, order)   x [T, R, X] of own tokens, X columns for each rank's heads, to [R T, X]:
-//   own
-//                        heads' columns of all tokens in the order of the batch
+//                        own heads' columns of all tokens in the order of the batch
 //   to_tokens(y, order)  y [R T, X] to [T, R, X], the reverse
 //
 // Each is the other's backward. One exchange of equal parts; nothing is added, so no bit depends on

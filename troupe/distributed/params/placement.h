@@ -3,8 +3,8 @@
 //   contiguous(E, W)        rank r owns experts [r E / W, (r + 1) E / W)
 //   in_runs(E, W)           the same for any E >= W, bounds rounded up: ranks differ by one expert
 //   hidden_sharded(E, W, F) for W > E: each expert's F columns are cut over W / E ranks
-//   sliced(E, ep, etp, F)   rank s + etp b has the experts of run b of ep, columns of slice s of
-//   etp listed(W, owners)       any other: uneven, ranks without experts, replicas of hot experts
+//   sliced(E, ep, etp, F)   rank s + etp b has experts of run b of ep, columns of slice s of etp
+//   listed(W, owners)       any other: uneven, ranks without experts, replicas of hot experts
 //
 // A replica is a whole copy; a token goes to one of them, chosen by its index alone, and the
 // replicas' gradients are summed. A slice is a part of F columns; a token goes to all slices, and

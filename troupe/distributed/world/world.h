@@ -3,8 +3,7 @@
 //
 //   const auto place = place_from_environment();   // absent: this process is alone
 //   World world(place.value_or(Place{}), device, options);
-//   std::shared_ptr<RankGroup> shards = world.group(mesh.ranks_of(GroupKind::kShard,
-//   world.rank()));
+//   const auto shards = world.group(mesh.ranks_of(GroupKind::kShard, world.rank()));
 #pragma once
 
 #include <c10/core/Device.h>

@@ -1,8 +1,9 @@
 // The experts' activation, with the combine weight multiplied in (rules X1 to X4), and its
 // backward.
 //
-//   gated (h has 2F columns): g = h[r, f], v = h[r, F + f]   u0[r, f] = act(min(g, m)) (clamp(v,
-//   -m, m) + o) plain (h has F columns):  g = h[r, f]                    u0[r, f] = act(min(g, m))
+//   gated (h has 2F columns): g = h[r, f], v = h[r, F + f]
+//                             u0[r, f] = act(min(g, m)) (clamp(v, -m, m) + o)
+//   plain (h has F columns):  g = h[r, f],  u0[r, f] = act(min(g, m))
 //   u[r, f] = score[r] u0[r, f]
 //
 //   backward, given G = the gradient of u:

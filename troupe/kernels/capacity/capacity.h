@@ -1,7 +1,6 @@
 // Expert capacity: an expert takes at most C of the assignments that chose it (rules C2 to C5).
 //
-//   C = min(n, max(C_min, ceil(phi n K / E - 1e-6)))   n valid tokens; phi = 0: C = n, nothing
-//   drops
+//   C = min(n, max(C_min, ceil(phi n K / E - 1e-6)))   n valid tokens; phi = 0: C = n, no drops
 //
 // Expert e keeps, of the slots s = t K + k with ids[s] == e,
 //   probs     the C of largest weights[s]; ties go to the lower slot, hence the lower token

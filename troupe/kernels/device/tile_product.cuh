@@ -4,8 +4,7 @@
 //   FmaProduct      fp32 operands, plain FFMA: 8x8 a thread
 //   Pipeline        kStages stages of shared memory, filled by cp.async three stages ahead
 //   multiply_tiles  a block's loop over its tiles; the first stages of the next tile are on their
-//   way
-//                   while the last tile is stored
+//                   way while the last tile is stored
 #pragma once
 
 #include <cstdint>

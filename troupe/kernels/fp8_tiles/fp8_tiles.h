@@ -9,8 +9,8 @@
 // Rows packed by expert (routing_plan.h), [R, C], for a product over rows and for a weight
 // gradient:
 //   rows[r, c]           = byte(x[r, c]), a scale for each 1 x 128: row_scales[c / 128, r]
-//   columns[c, P_e + p]  = byte(f_r x[r, c]), r = offset[e] + 128 (p / 128) + fragment_order(p %
-//   128),
+//   columns[c, P_e + p]  = byte(f_r x[r, c]),
+//                          r = offset[e] + 128 (p / 128) + fragment_order(p % 128),
 //                          a scale for each 128 rows of expert e and 128 columns
 //   block_scales[P_e / 128 + p / 128, c / 128]
 // with P_e = 128 (offset[e] / 128 + e), f_r = factor[row_src[r]] (1 where `factor` is null or

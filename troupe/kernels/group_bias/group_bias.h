@@ -4,8 +4,7 @@
 //
 //   backward, given G = the gradient of y (which is also that of x):
 //   grad_bias[e, :] = sum over the rows r of e of score[r] G[r, :]   exactly 0 for an empty expert
-//   grad_score[r]   = sum_d bias[e(r), d] G[r, d]                    added to what is there, if
-//   asked
+//   grad_score[r]   = sum_d bias[e(r), d] G[r, d]       added to what is there, if asked
 //
 // e(r) is the expert with expert_offset[e] <= r < expert_offset[e + 1]. Shapes: R rows (a bound:
 // only rows below expert_offset[E] are read and written), D columns, E experts. Without a score it

@@ -3,8 +3,8 @@
 // Segment e is rows [expert_offset[e], expert_offset[e + 1]) of the packed buffer (kernels/
 // routing_plan); src(r) = row_src[r] where row_src is given and the operand is gathered, else r.
 //
-//   GroupedGemm        c[r, n] (=|+=) scale_r * sum_k a[src(r), k] B_e[k, n] + bias_scale_r *
-//   bias[e, n]
+//   GroupedGemm        c[r, n] (=|+=) scale_r * sum_k a[src(r), k] B_e[k, n]
+//                                     + bias_scale_r * bias[e, n]
 //                      for every r of segment e, with B_e[k, n] = b[e, n, k] (transpose_b) or
 //                      b[e, k, n]; scale_r = scale[i], bias_scale_r = bias_scale[i], each 1 where
 //                      not given, with i = row_slot[r] where row_slot is given, else r

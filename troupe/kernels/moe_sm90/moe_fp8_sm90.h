@@ -2,13 +2,13 @@
 // GPUs (compute capability 9.0). ops/moe_ffn/moe_ffn_fp8.h says which tensor is rounded how; here
 // bytes and scales come in, and leave where the next product reads them.
 //
-//   up       H[r, :]  = sx[src(r)] sum_k ws[k] X8[src(r), k] W1_e[:, k];  A as in moe_sm90.h,
-//   rounded
-//            to bf16, then to 8 bits with a scale for each row and 128 columns
-//   down     Y[r, :]  = sum_k as[r, k] ws[k] A8[r, k] W2_e[:, k]
-//   hidden   G[r, :]  = so[src(r)] sum_k ws[k] dO8[src(r), k] W2t_e[:, k];  dS, dH, A as in
-//   moe_sm90.h rows     dXt[r, :] = sum_k hs[r, k] ws[k] dH8[r, k] W1t_e[:, k] weight   dW_e[m, n]
-//   = sum_p cs[p] X8[src(r(p)), m] C[n, p]       C: `columns` of fp8_tiles.h
+//   up       H[r, :]    = sx[src(r)] sum_k ws[k] X8[src(r), k] W1_e[:, k];  A as in moe_sm90.h,
+//                         rounded to bf16, then to 8 bits with a scale for each row and 128 columns
+//   down     Y[r, :]    = sum_k as[r, k] ws[k] A8[r, k] W2_e[:, k]
+//   hidden   G[r, :]    = so[src(r)] sum_k ws[k] dO8[src(r), k] W2t_e[:, k];  dS, dH, A as in
+//                         moe_sm90.h
+//   rows     dXt[r, :]  = sum_k hs[r, k] ws[k] dH8[r, k] W1t_e[:, k]
+//   weight   dW_e[m, n] = sum_p cs[p] X8[src(r(p)), m] C[n, p]       C: `columns` of fp8_tiles.h
 //
 // k runs in groups of 128, each with the scales of its group: tensor cores sum 128 products, and
 // that partial sum is scaled and added in fp32 (Q8). `weight`: p runs over the padded rows of

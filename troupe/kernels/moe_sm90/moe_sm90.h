@@ -115,8 +115,7 @@ struct MoeUpGradSm90 {
 // where nothing but the product is asked for.
 //
 //   rows      C[r, :] = A[src(r), :] B_e^T, or A[src(r), :] B_e where B lies as [E K, N]
-//   weight    C_e[m, n] (+)= sum_r A[src_a(r), m] B[src_b(r), n]; of A and B one is gathered, or
-//   none
+//   weight    C_e[m, n] (+)= sum_r A[src_a(r), m] B[src_b(r), n]; A or B is gathered, or neither
 //
 // Without row_src src(r) = r. At pads what is not gathered must hold finite numbers.
 struct RowsProductSm90 {

@@ -1,9 +1,10 @@
 // RMSNorm and LayerNorm over the columns of each row, with an optional addition before.
 //
-//   s[r, :]   = x[r, :] + residual[r, :]            rounded to the type; x itself without a
-//   residual mean[r]   = LayerNorm: sum_d s[r, d] / D        RMSNorm: 0 rstd[r]   = 1 / sqrt(sum_d
-//   (s[r, d] - mean[r])^2 / D + eps) n[r, d]   = (s[r, d] - mean[r]) rstd[r]         rounded to the
-//   type if round_before_weight y[r, d]   = n[r, d] weight[d] + bias[d]         no bias: 0
+//   s[r, :]   = x[r, :] + residual[r, :]            rounded to the type; no residual: x itself
+//   mean[r]   = LayerNorm: sum_d s[r, d] / D        RMSNorm: 0
+//   rstd[r]   = 1 / sqrt(sum_d (s[r, d] - mean[r])^2 / D + eps)
+//   n[r, d]   = (s[r, d] - mean[r]) rstd[r]         rounded to the type if round_before_weight
+//   y[r, d]   = n[r, d] weight[d] + bias[d]         no bias: 0
 //
 //   backward, given G = the gradient of y, with a = G weight:
 //   grad_s[r, d]   = rstd[r] (a[r, d] - n[r, d] sum_j a n / D - mean_j(a)) + grad_sum[r, d]

@@ -1,8 +1,7 @@
 // Rotary position embedding: turns pairs of a head's dimensions by an angle that grows with the
 // token's position.
 //
-//   for the pair j < n / 2 of each head, with (a, b) = (x[i1], x[i2]), c = cos[p, j], s = sin[p,
-//   j]:
+//   for the pair j < n / 2 of each head, (a, b) = (x[i1], x[i2]), c = cos[p, j], s = sin[p, j]:
 //     y[i1] = a c - b s
 //     y[i2] = b c + a s          inverse: the same with -s, which undoes it and is its gradient
 //   half-rotated:  i1 = first + j,      i2 = first + j + n / 2     (Llama)

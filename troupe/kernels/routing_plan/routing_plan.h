@@ -4,16 +4,15 @@
 //
 //   slot          = t K + k; its expert is ids[t, k]; an id outside [0, E) has no row (-1: masked)
 //   counts[e]     = how many slots have expert e                        (with capacity: at most C)
-//   length[e]     = counts[e] rounded up to a multiple of `alignment`   (with capacity: C, rounded
-//   up) expert_offset = exclusive prefix sum of length; segment e = rows [offset[e], offset[e + 1])
+//   length[e]     = counts[e], with capacity C, rounded up to a multiple of `alignment`
+//   expert_offset = exclusive prefix sum of length; segment e = rows [offset[e], offset[e + 1])
 //   row_slot[r]   = the (r - offset[e])-th slot, in rising order, of those with expert e
 //                   -1 in pad rows, which end a segment, and in rows [offset[E], rows)
 //   row_src[r]    = row_slot[r] / K, or -1
 //   slot_row[s]   = the row r with row_slot[r] == s, or -1
 //   tile_list     = (e, first row) of each tile of `tile_height` rows, by rising row; a tile starts
-//   at
-//                   its segment's start plus a multiple of the height and ends with the segment at
-//                   the latest. Pad rows are covered like others.
+//                   at its segment's start plus a multiple of the height and ends with the segment
+//                   at the latest. Pad rows are covered like others.
 //
 // Order (rule P1): rows are ordered (expert, source rank, source token, k). That is the order of
 // slots within an expert where the source tokens lie rank-major (all of rank 0, then of rank 1,

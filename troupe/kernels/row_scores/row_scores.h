@@ -1,8 +1,7 @@
 // The combine weights in the order of the routed rows, and their gradients on the way back.
 //
-//   forward:   score[r]       = weights[row_slot[r]], 0 where row_slot[r] = -1   (pads, unused
-//   rows) backward:  grad_weights[s] = grad_score[slot_row[s]], 0 where slot_row[s] = -1 (dropped,
-//   masked)
+//   forward:  score[r]        = weights[row_slot[r]], 0 where row_slot[r] = -1 (pads, unused rows)
+//   backward: grad_weights[s] = grad_score[slot_row[s]], 0 where slot_row[s] = -1 (dropped, masked)
 //
 // Both are a gather, so each output is written once and nothing is summed. float, or double for
 // f64.

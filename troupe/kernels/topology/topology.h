@@ -1,9 +1,9 @@
 // Topology: the column of each nonzero block of a block-diagonal sparse matrix, whose diagonal
 // blocks belong to experts: rows of expert e times the C block columns of expert e.
 //
-//   bin of block row i  = the e with padded_bins[e - 1] <= i B < padded_bins[e],  padded_bins[-1] =
-//   0 out[i C + c]        = e C + c      block rows i = 0 .. block_rows-1, block columns c = 0 ..
-//   C-1 out[i C + c]        = -1           for block rows past padded_bins[E - 1]
+//   bin of block row i  = the e with padded_bins[e - 1] <= i B < padded_bins[e]; padded_bins[-1]: 0
+//   out[i C + c]        = e C + c      block rows i = 0 .. block_rows-1, block columns c = 0 .. C-1
+//   out[i C + c]        = -1           for block rows past padded_bins[E - 1]
 //
 // padded_bins are the inclusive sums of the experts' rows, each rounded up to B. Indices are int32
 // and counts 64-bit: 32,767 blocks are no bound.

@@ -10,8 +10,8 @@
 // joined output is rounded once, by the caller: in bf16 each join would round.
 //
 // Backward needs no part's own softmax: with the joined lse and out the gradients of a part are
-//   P_ij = exp(s_ij - lse_i),  dv_j = sum_i P_ij do_i,  dS_ij = scale P_ij (do_i . v_j - do_i .
-//   out_i) dq_i = sum_j dS_ij k_j,  dk_j = sum_i dS_ij q_i
+//   P_ij = exp(s_ij - lse_i),    dS_ij = scale P_ij (do_i . v_j - do_i . out_i)
+//   dv_j = sum_i P_ij do_i,      dq_i = sum_j dS_ij k_j,      dk_j = sum_i dS_ij q_i
 //
 // On the CPU products are those of ops/attention/attention_cpu; elsewhere ATen's, over blocks of
 // queries, in the type of the parts. No graph is recorded. The same bits twice.

@@ -11,13 +11,11 @@
 // activations, and W, those of weights: zb1p and zbv each B, dualpipev (DeepSeek-V3's, cut in half)
 // as many as fill its first and last part. From M = 2 P - 1 on, of dualpipev M = 2 P, a rank waits
 //   zb1p  (P-1)(F + B - 2 W) where W <= I and W <= F: rank r runs W r microbatches later, so that
-//   it
-//         owes r of them at most
+//         it owes r of them at most
 //   zbv   (P-1) F of a stage where F = I = W: F and I in a fixed period, W in the gaps; before its
 //         first forward and at the update, where all ranks meet
 //   dualpipev  as zbv where F = I = W, else at most (P-1)(F + 2 B - 3 W) of a stage where W <= I
-//   and
-//         W <= F. In its middle one stage's F stands beside the other's B of another microbatch,
+//         and W <= F. In its middle one stage's F stands beside the other's B of another microbatch,
 //         as DeepSeek overlaps them; here they run one after the other
 // and else never longer than 1f1b.
 #pragma once

@@ -11,8 +11,8 @@ namespace troupe {
 
 // With n_m the sum of microbatch m's weights and L_m that of its weighted token losses, of the M
 // microbatches of all ranks:
-//   tokens        sum L_m / sum n_m         (rule D2): no split into microbatches or ranks changes
-//   it microbatches  1/M sum over m of L_m / n_m   (rule D1): a microbatch without targets adds 0
+//   tokens        sum L_m / sum n_m            (D2): no split into microbatches or ranks changes it
+//   microbatches  1/M sum over m of L_m / n_m  (D1): a microbatch without targets adds 0
 enum class LossMean { kTokens, kMicrobatches };
 constexpr auto names_of(LossMean) {
   return std::array{Named{"tokens", LossMean::kTokens},

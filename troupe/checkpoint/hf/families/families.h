@@ -8,9 +8,9 @@
 // before it the rows; a vector is one column). It is made of pieces, runs of its rows, each an
 // affine picture of one tensor of theirs, in elements of its row-major data:
 //
-//   ours[piece.row + r, c] = theirs.data[piece.offset + r * piece.row_stride + c *
-//   piece.column_stride]
-//                            for 0 <= r < piece.rows, 0 <= c < columns
+//   ours[piece.row + r, c] =
+//       theirs.data[piece.offset + r * piece.row_stride + c * piece.column_stride]
+//   for 0 <= r < piece.rows, 0 <= c < columns
 //
 // That says split and joined projections, transposed and interleaved experts and one tensor for all
 // experts. Over the whole table each element of ours and each of theirs is named exactly once; of a
