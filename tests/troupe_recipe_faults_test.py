@@ -171,7 +171,7 @@ class TroupeRecipeFaults(NanoRun):
             json.loads(line)
 
     def test_F82_a_run_that_cannot_fit_stops_before_it_allocates(self):
-        said = self.troupe("check", "nano.yaml", "--assume-memory", "100MiB", code=7)
+        said = self.troupe("check", "nano.yaml", "--assume-memory", "40MiB", code=7)
         self.assertIn("it will not fit", said.stderr)
         big = "model={layers: 400, width: 16384, heads: 64, vocab: 256, max_positions: 64}"
         said = self.train(big, code=7)

@@ -124,8 +124,8 @@ class TroupeRuns(unittest.TestCase):
                  "tokenizer": ("tokenizer", "train", "text.txt", "--vocab", 260, "--output"),
                  "bench": ("bench", "nano.yaml", "--steps", 1, "--out"),
                  "picture": ("plan", "nano.yaml", "--ranks", 2, "--machine", MACHINE, "--picture")}
-        self.troupe("train", "nano.yaml", "--quiet", "--set", "train.steps=1", "--set", "checkpoint.dir=one")
-        self.troupe("train", "nano.yaml", "--quiet", "--set", "train.steps=1", "--set", "checkpoint.dir=two")
+        self.troupe("train", "nano.yaml", "--quiet", "--set", "train.steps=4", "--set", "checkpoint.dir=one")
+        self.troupe("train", "nano.yaml", "--quiet", "--set", "train.steps=4", "--set", "checkpoint.dir=two")
         verbs["report"] = ("report", "one", "two", "--out")
         names = {path.name for path in here.iterdir()}
         for verb, words in verbs.items():
@@ -142,11 +142,11 @@ class TroupeRuns(unittest.TestCase):
 
     def test_outputs_that_must_be_files_or_folders_refuse_a_device(self):
         here = self.nodes()
-        self.troupe("train", "nano.yaml", "--quiet", "--set", "train.steps=1", "--set", "checkpoint.dir=three")
+        self.troupe("train", "nano.yaml", "--quiet", "--set", "train.steps=4", "--set", "checkpoint.dir=three")
         said = self.troupe("export", "three", here / "null", "--force", code=7).stderr
         self.assertIn("would be replaced", said)
         os.mknod(here / "set.bin", 0o600 | stat.S_IFCHR, os.makedev(1, 3))
-        said = self.troupe("data", "build", "text.txt", "-t", "bytes", "-o", here / "set", "--replace", code=7).stderr
+        said = self.troupe("data", "build", "text.txt", "-t", "bytes", "--no-eod", "-o", here / "set", "--replace", code=7).stderr
         self.assertIn("would be replaced", said)
         # A run's own files: a report would replace the node.
         (self.folder / "three" / "report.html").unlink(missing_ok=True)
@@ -232,10 +232,10 @@ class TroupeRuns(unittest.TestCase):
         self.assertEqual(plan["parts"]["weights"] + plan["parts"]["gradients"] +
                          plan["parts"]["moments"], 16 * plan["params"] + 2 * 4 * 4)
         self.assertAlmostEqual(plan["run_seconds"], 40 * plan["step_seconds"], places=9)
-        out = self.troupe("plan", "nano.yaml", "--assume-memory", "100MiB", code=7)
+        out = self.troupe("plan", "nano.yaml", "--assume-memory", "40MiB", code=7)
         self.assertIn("E7006 memory", out.stdout)
         self.assertIn("will not fit", out.stdout)
-        out = self.troupe("check", "nano.yaml", "--assume-memory", "100MiB", code=7)
+        out = self.troupe("check", "nano.yaml", "--assume-memory", "40MiB", code=7)
         self.assertIn("nano.yaml: E7006 memory", out.stderr)
         self.assertNotIn("ok\n", out.stdout)
         self.assertRegex(self.troupe("check", "nano.yaml").stdout, r"memory [\d.]+ of")
