@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""check_lint.py ROOT BUILD: clang-tidy over our .cpp files, as BUILD/compile_commands.json compiles
-them, all cores at once. A clean result is remembered under the hash of all that it depends on: the
+"""check_lint.py ROOT BUILD [SINCE]: clang-tidy over our .cpp files, as BUILD/compile_commands.json compiles
+them, all cores at once; with SINCE, over those that depend on what changed since then (tools/changed.py). A clean result is remembered under the hash of all that it depends on: the
 file, the headers of ours that it includes, the flags, .clang-tidy and the pinned versions."""
 import concurrent.futures
 import functools
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 
+import changed
 import check_format
 import check_layers
 
@@ -86,9 +87,18 @@ class Linter:
             if path.suffix not in (".cpp", ".cxx") or not path.is_relative_to(self.root):
                 continue
             name = path.relative_to(self.root).as_posix()
-            if is_batch(path) or name.startswith(check_format.TOPS) and is_linted(name):
+            looked_at = INCLUDE.findall(path.read_text()) if is_batch(path) else [name] if name.startswith(check_format.TOPS) else []
+            if any(map(is_linted, looked_at)):
                 flags.setdefault(path, entry["command"])
         return sorted(flags.items())
+
+    def units_since(self, since):
+        reached = changed.affected(self.root, since) if since else None
+        if reached is None:
+            return self.units()
+        return [(path, command) for path, command in self.units()
+                if reached.intersection(INCLUDE.findall(path.read_text()) if is_batch(path)
+                                        else [path.relative_to(self.root).as_posix()])]
 
     def key(self, path, command):
         digest = hashlib.sha256(self.common + repr((EXTRA, BATCH)).encode())
@@ -135,10 +145,10 @@ def forget_old_results():
             mark.unlink(missing_ok=True)
 
 
-def main(root, build):
+def main(root, build, since=""):
     forget_old_results()
     linter = Linter(root, build)
-    units = linter.units()
+    units = linter.units_since(since)
     begin, fresh, told = time.monotonic(), 0, {}
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for done, (path, seconds, output) in enumerate(pool.map(linter.lint, units), 1):
@@ -149,10 +159,10 @@ def main(root, build):
                 if finding not in told:
                     told[finding] = path
                     print(finding, flush=True)
-    print(f"lint: {len(units)} files, {fresh} of them looked at anew, {len(told)} findings, "
+    print(f"lint: {len(units)} files{' of ' + str(len(linter.units())) if since else ''}, {fresh} of them looked at anew, {len(told)} findings, "
           f"{time.monotonic() - begin:.0f} s")
     return bool(told)
 
 
 if __name__ == "__main__":
-    sys.exit(main(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])))
+    sys.exit(main(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), *sys.argv[3:]))

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import random
+import resource
 import sys
 import time
 import unittest
@@ -37,8 +38,10 @@ class Recorder(unittest.TextTestResult):
         said = {t.id(): m for t, m in self.failures + self.errors}
         case = {"name": name, "classname": suite, "status": "RUN", "result": "COMPLETED",
                 "time": f"{time.monotonic() - self.begin:.3f}s"}
-        if test.id() in {t.id() for t, _ in self.skipped}:
+        reasons = {t.id(): why for t, why in self.skipped}
+        if test.id() in reasons:
             case["result"] = "SKIPPED"
+            case["skipped"] = [{"message": reasons[test.id()]}]
         # A failed subTest is filed under its own id, which begins with that of its test.
         messages = [m for i, m in said.items() if i == test.id() or i.startswith(test.id() + " ")]
         if messages:
@@ -47,6 +50,7 @@ class Recorder(unittest.TextTestResult):
 
 
 def main(path, result_file):
+    begin = time.monotonic()
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
@@ -58,7 +62,10 @@ def main(path, result_file):
     suites = [{"name": name, "tests": len(cases), "testsuite": cases}
               for name, cases in result.cases.items()]
     result_file.parent.mkdir(parents=True, exist_ok=True)
-    result_file.write_text(json.dumps({"tests": result.testsRun, "testsuites": suites}, indent=1))
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    result_file.write_text(json.dumps({"tests": result.testsRun, "testsuites": suites,
+                                       "wall": f"{time.monotonic() - begin:.1f}s",
+                                       "processor": f"{sum(u.ru_utime + u.ru_stime for u in usage):.1f}s"}, indent=1))
     return not result.wasSuccessful() or result.testsRun == 0
 
 

@@ -207,6 +207,7 @@ link_wheel_toolkit() {
 setup() {
   local begin=$SECONDS planned
   [[ ${1:-} != --cuda ]] || asked_for_cuda=1
+  [[ ${1:-} == --program ]] || apt_packages+=(strace:strace)  # tests of faults look at what a program asks the kernel
   find_nvcc
   plan_packages
   plan_venv

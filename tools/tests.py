@@ -2,7 +2,9 @@
 """What ./dev asks about tests.
   tests.py programs BUILD FILTER   the build targets of the tests whose names match; `all` where
                                    one of them is no program of ours (a Python test, say)
-  tests.py count BUILD             how many test cases ran, over all BUILD/test_results/*.json
+  tests.py since BUILD COMMIT      a filter of the tests that depend on what changed since the commit (tools/changed.py);
+                                   `.` where that is all of them, nothing where it is none
+  tests.py count BUILD             how many test cases ran, over all BUILD/test_results/*.json, and why Python's were skipped
   tests.py verdict BUILD           writes BUILD/verdict, ctest's last line, from BUILD/ctest.log and, where what failed
                                    ran once more, BUILD/ctest_again.log; prints that second run, and as FLAKY what
                                    failed beside others and passed alone
@@ -16,6 +18,8 @@ import re
 import subprocess
 import sys
 
+import changed
+
 ADD_TEST = re.compile(r'^add_test\((?:\[=*\[)?(.+?)(?:\]=*\])? "([^"]+)"', re.M)
 
 
@@ -28,6 +32,25 @@ def programs(build, pattern):
     if any(program.parent != build.resolve() for program in found):
         return ["all"]
     return sorted(program.name for program in found)
+
+
+def since(root, build, commit):
+    reached = changed.affected(root, commit)
+    if reached is None:
+        return "."
+    names = [name for name, _ in ADD_TEST.findall((build / "CTestTestfile.cmake").read_text())]
+    tools = any(name.startswith("tools/") for name in reached)
+    chosen = [name for name in names if f"troupe/{name}_test.cpp" in reached or f"{name}.py" in reached
+              or name == "tools/check_test" and tools]
+    return f"^({'|'.join(map(re.escape, chosen))})$" if chosen else ""
+
+
+def skips(build):
+    """reason -> how many cases, of the tests in Python, whose results have it."""
+    return collections.Counter(
+        case["skipped"][0]["message"] for file in sorted((build / "test_results").glob("*.json"))
+        for suite in json.loads(file.read_text())["testsuites"] for case in suite["testsuite"]
+        if case.get("skipped") and case["skipped"][0].get("message"))
 
 
 def cases(file):
@@ -80,6 +103,9 @@ def count(build, part=""):
         outcome for file in files for _, name, outcome in cases(file) if part in name.lower())
     print(f"{outcomes.total()} test cases {'for ' + part + ' ' if part else ''}in {len(files)} programs: "
           f"{outcomes['passed']} passed, {outcomes['skipped']} skipped, {outcomes['failed']} failed")
+    if not part:
+        for reason, number in skips(build).most_common(12):
+            print(f"  skipped {number}: {reason}")
     return outcomes["failed"] > 0 or outcomes["passed"] == 0 or (part and outcomes["skipped"] > 0)
 
 
@@ -112,6 +138,8 @@ def verdict(build):
 if __name__ == "__main__":
     if sys.argv[1] == "verdict":
         sys.exit(verdict(pathlib.Path(sys.argv[2])))
+    elif sys.argv[1] == "since":
+        print(since(pathlib.Path(__file__).resolve().parents[1], pathlib.Path(sys.argv[2]), sys.argv[3]))
     elif sys.argv[1] == "programs":
         print(*programs(pathlib.Path(sys.argv[2]), sys.argv[3]))
     elif sys.argv[1] == "cuda_programs":
