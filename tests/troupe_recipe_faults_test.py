@@ -196,9 +196,9 @@ class TroupeRecipeFaults(NanoRun):
 
     @unittest.skipUnless(ALONE, "needs a mount name space")
     def test_F109_the_control_groups_limits_are_what_counts(self):
-        group = "mount -t tmpfs t /sys/fs/cgroup; echo 120000000 >/sys/fs/cgroup/memory.max; echo '100000 100000' >/sys/fs/cgroup/cpu.max; unset OMP_NUM_THREADS; "
+        group = "mount -t tmpfs t /sys/fs/cgroup; echo 50000000 >/sys/fs/cgroup/memory.max; echo '100000 100000' >/sys/fs/cgroup/cpu.max; unset OMP_NUM_THREADS; "
         said = self.shell(group + "$TROUPE train nano.yaml", code=7).stderr
-        self.assertIn("of 0.11 GiB: it will not fit", said)
+        self.assertIn("of 0.05 GiB: it will not fit", said)
         said = self.shell(group + "echo 8000000000 >/sys/fs/cgroup/memory.max; $TROUPE train nano.yaml --set train.steps=3").stderr
         self.assertIn("device cpu, 1 threads", said)
 
