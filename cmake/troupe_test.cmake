@@ -5,7 +5,8 @@
 # With TROUPE_UNITY the tests of a layer that need the same libraries are compiled and linked eight at a time, as the
 # files of the libraries are (cmake/troupe_unity.cmake): most of what a test costs is headers. Such a program, core_tests_0
 # and so on, runs one file's tests with --file=core/config/config (troupe/testing/main.cpp); each test is a process of its
-# own all the same. Kernels' tests, those below, and all without TROUPE_UNITY are a program each, config_test. Where that
+# own all the same. Tests of kernels/ and nn/ (whose helpers overload each other), those below, and all without
+# TROUPE_UNITY are a program each, config_test. Where that
 # name is taken (kernels/norm has norm_test), the folder goes before it: ops_norm_test.
 
 # Compiled alone: with flags of their own, or helpers that have the name of a neighbour's.
@@ -18,7 +19,7 @@ set(TROUPE_TESTS_ALONE
   distributed/dispatch/symmetric_dispatcher distributed/dispatch/two_level_dispatcher
   ops/support/autograd ops/block_sparse ops/combine ops/cross_entropy ops/moe_ffn/moe_ffn
   ops/attention/attention_cudnn ops/attention/attention_part
-  checkpoint/saver nn/expert_capacity nn/moe_layer_ranks nn/moe_overlap nn/models/decoder_ranks
+  checkpoint/saver
   train/forecast/find_layouts train/forecast/forecast
   train/forecast/layout_forecast train/machine/doctor train/optim/optimizer train/recipe/experts_kernels train/factorings train/late_weights train/reshard)
 set_property(GLOBAL PROPERTY troupe_test_groups "")
@@ -33,7 +34,7 @@ function(troupe_test path)
     return()
   endif()
   string(REGEX REPLACE "/.*" "" layer ${path})
-  if(NOT TROUPE_UNITY OR layer STREQUAL "kernels" OR path IN_LIST TROUPE_TESTS_ALONE OR "troupe/${path}_test.cpp" IN_LIST TROUPE_ALONE)
+  if(NOT TROUPE_UNITY OR layer MATCHES "^(kernels|nn)$" OR path IN_LIST TROUPE_TESTS_ALONE OR "troupe/${path}_test.cpp" IN_LIST TROUPE_ALONE)
     get_filename_component(name ${path} NAME)
     if(TARGET ${name}_test)
       string(REPLACE "/" "_" name ${path})

@@ -30,13 +30,9 @@ struct Step {
   std::map<std::string, at::Tensor> weights;
 };
 
-struct Rows {
-  int64_t all = kBatch, micro = kBatch;  // sequences of a step, and of a microbatch
-};
-
-Feed feed(const Rows& rows) {
-  TokenBatch batch{.B = rows.all, .S = kSequence};
-  for (int64_t b = 0; b < rows.all; ++b) {
+Feed feed() {
+  TokenBatch batch{.B = kBatch, .S = kSequence};
+  for (int64_t b = 0; b < kBatch; ++b) {
     for (int64_t s = 0; s <= kSequence; ++s) {
       batch.ids.push_back(static_cast<int32_t>((b * 31 + s * s * 7 + s) % 64));
       if (s == kSequence) continue;
@@ -46,17 +42,17 @@ Feed feed(const Rows& rows) {
     }
     batch.sources.push_back(0);
   }
-  return make_feed(batch, rows.micro, c10::kCPU);
+  return make_feed(batch, kBatch, c10::kCPU);
 }
 
 // The second of two steps: what is made once is there.
-Step second_step(const std::string& more, const Rows& rows = {}) {
+Step second_step(const std::string& more) {
   at::set_num_threads(1);
   const Faults none;
   Learner learner(recipe_of(more, kBase), c10::kCPU, none, std::make_shared<Ranks>());
   TrainState state;
-  learner.step(feed(rows), state);
-  const Feed next = feed(rows);
+  learner.step(feed(), state);
+  const Feed next = feed();
   Step out;
   {
     const auto bytes = std::make_shared<testing::LiveBytes>();
@@ -97,20 +93,6 @@ TEST(StepMemory, F117_ThePeakOfAStepIsThatOfOneBlockWhereAllAreRecomputed) {
   // The inputs of the other blocks, of bf16; beside them the gradients of their parameters.
   EXPECT_GT(again.peak, shallow.peak);
   expect_equal(kept, again);
-}
-
-// A microbatch that has gone back leaves nothing, not even its blocks' outputs. The bound is half of what those of
-// fourteen microbatches take: scratch memory moves a peak by a fifth of that.
-TEST(StepMemory, F117_MoreMicrobatchesTakeNoMoreWhereBlocksAreRecomputed) {
-  constexpr int64_t kMicro = 4, kOutput = kMicro * kSequence * 32 * 2;  // bytes of a block's output
-  const auto peak = [](int64_t microbatches) {
-    const int64_t all = kMicro * microbatches;
-    return second_step("train: {recompute: \"1\", micro_batch: 4, global_batch: " +
-                           std::to_string(all) + "}\n",
-                       {.all = all, .micro = kMicro})
-        .peak;
-  };
-  EXPECT_LT(peak(16) - peak(2), 14 * kLayers * kOutput / 2);
 }
 
 }  // namespace
