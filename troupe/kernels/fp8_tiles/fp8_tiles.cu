@@ -1,8 +1,12 @@
+#include <algorithm>
+
 #include "troupe/core/device/cuda_check.h"
 #include "troupe/core/number/fp8_scale.h"
+#include "troupe/kernels/device/async_copy.cuh"
 #include "troupe/kernels/device/e4m3.cuh"
 #include "troupe/kernels/device/pack.cuh"
 #include "troupe/kernels/device/reduce.cuh"
+#include "troupe/kernels/device/tensor_map.cuh"
 #include "troupe/kernels/fp8_tiles/fp8_tiles.h"
 
 namespace troupe {
@@ -10,6 +14,7 @@ namespace {
 
 constexpr int kTile = static_cast<int>(kFp8Tile);
 constexpr int kThreads = 256, kWarps = kThreads / kWarpLanes;
+constexpr int kBlocksHere = 2;             // of row_tiles_kernel, on a multiprocessor at a time
 constexpr int kWarpRows = kTile / kWarps;  // 16: what a column of the transposed tile takes at once
 
 // A warp's 16 rows of a tile: lane l has columns 4 l .. 4 l + 3 of each.
@@ -134,47 +139,108 @@ __device__ __forceinline__ BlockRows rows_of(const Fp8RowTiles& a, int64_t block
   return {begin, static_cast<int>(min(end - begin, int64_t{kTile}))};
 }
 
-// A block for 128 rows of one expert x 128 columns, read once; both outputs come from registers.
-// Bound by memory.
+// What a block of threads is to round next. Lane i of a warp has the factor of the warp's row i.
+struct RowTile {
+  int64_t block, column_block, begin;
+  int valid;
+  float factors;
+};
+__device__ __forceinline__ RowTile find_tile(const Fp8RowTiles& a, int64_t index, int64_t across) {
+  const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
+  const int64_t block = index / across;
+  const BlockRows span = rows_of(a, block, lane);
+  const int row = warp * kWarpRows + lane;
+  float factors = 1.0f;
+  if (a.factor != nullptr && lane < kWarpRows && row < span.count) {
+    const int source = a.row_src[span.begin + row];
+    if (source >= 0) factors = a.factor[source];
+  }
+  return {block, index - block * across, span.begin, span.count, factors};
+}
+
+constexpr int kRowPieces = kTile * 2 / 16;                   // 16 bytes each, of a row of a tile
+constexpr uint32_t kWarpTile = kWarpRows * kRowPieces * 16;  // a warp's 16 rows
+
+// A warp asks for its 16 rows of a tile; rows that do not exist become zeros.
+__device__ __forceinline__ void ask_for_rows(const Mat<const BF16>& in, const RowTile& t,
+                                             uint32_t to) {
+  const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
+  const BF16* const at = in.data + t.column_block * kTile;
+#pragma unroll
+  for (int i = 0; i < kWarpRows * kRowPieces / kWarpLanes; ++i) {
+    const int row = 2 * i + lane / kRowPieces, r = warp * kWarpRows + row;
+    const bool exists = r < t.valid;
+    sm90::copy16(to + row * kRowPieces * 16 + lane % kRowPieces * 16,
+                 at + (exists ? t.begin + r : 0) * in.ld + lane % kRowPieces * 8, exists ? 16 : 0);
+  }
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+__device__ __forceinline__ Rows16 rows_from(const uint8_t* warp_tile) {
+  Rows16 rows;
+#pragma unroll
+  for (int i = 0; i < kWarpRows; ++i) {
+    rows.row[i] = *reinterpret_cast<const Pack<BF16, 4>*>(warp_tile + i * kRowPieces * 16 +
+                                                          threadIdx.x % kWarpLanes * 8);
+  }
+  return rows;
+}
+
+// Tiles of 128 rows of one expert x 128 columns, each read once, both outputs from registers; the
+// next one comes to shared memory meanwhile. Bound by memory.
 __global__ void __launch_bounds__(kThreads)
-    row_tiles_kernel(const __grid_constant__ Fp8RowTiles a, Mat<const BF16> in) {
+    row_tiles_kernel(const __grid_constant__ Fp8RowTiles a, Mat<const BF16> in, int64_t count) {
+  extern __shared__ __align__(16) uint8_t rows_ahead[];
   __shared__ uint4 tile[kTile * kWarps];
   __shared__ uint32_t tops[kWarps];
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
-  const int64_t across = in.cols / kTile, block = blockIdx.x / across, R = in.rows;
-  const int64_t column_block = blockIdx.x - block * across, column = column_block * kTile;
-  const BlockRows span = rows_of(a, block, lane);
-  const int first = warp * kWarpRows, valid = span.count;
-  if (valid <= 0) return;
-  const Rows16 x = load_rows(in.row(span.begin) + column, in.ld, valid);
-  // Lane i has the factor of the warp's row i: loads that all rows wait for once.
-  float factors = 1.0f;
-  if (a.factor != nullptr && lane < kWarpRows && first + lane < valid) {
-    const int source = a.row_src[span.begin + first + lane];
-    if (source >= 0) factors = a.factor[source];
-  }
-  uint32_t top = 0;
+  const int64_t across = in.cols / kTile, R = in.rows;
+  const int first = warp * kWarpRows;
+  uint8_t* const mine = rows_ahead + warp * kWarpTile;
+  int64_t index = blockIdx.x;
+  RowTile now = find_tile(a, index, across);
+  ask_for_rows(in, now, sm90::shared_address(mine));
+  for (int turn = 0; index < count; ++turn) {
+    const int64_t next_index = index + gridDim.x;
+    RowTile next{};
+    if (next_index < count) {
+      next = find_tile(a, next_index, across);
+      ask_for_rows(in, next, sm90::shared_address(mine + (turn + 1) % 2 * (kWarps * kWarpTile)));
+      asm volatile("cp.async.wait_group 1;" ::: "memory");
+    } else {
+      asm volatile("cp.async.wait_group 0;" ::: "memory");
+    }
+    __syncwarp();
+    if (now.valid > 0) {
+      const Rows16 x = rows_from(mine + turn % 2 * (kWarps * kWarpTile));
+      const int64_t column = now.column_block * kTile;
+      uint32_t top = 0;
 #pragma unroll
-  for (int i = 0; i < kWarpRows; ++i) {
-    top = max(top, x.top(i, __shfl_sync(kWholeWarp, factors, i)));
-    if (a.rows.data == nullptr) continue;
-    const Fp8Scale scale = fp8_scale(__reduce_max_sync(kWholeWarp, x.top(i, 1.0f)));
-    if (first + i >= valid) continue;
-    const int64_t r = span.begin + first + i;
-    if (lane == 0) a.row_scales[column_block * R + r] = scale.scale;
-    *reinterpret_cast<uint32_t*>(a.rows.row(r) + column + 4 * lane) = x.bytes(i, 1.0f, scale);
-  }
-  if (a.columns == nullptr) return;
-  const Fp8Scale scale = fp8_scale(block_max(top, tops));
-  if (threadIdx.x == 0) a.block_scales[blockIdx.x] = scale.scale;
-  uint32_t word[kWarpRows];
+      for (int i = 0; i < kWarpRows; ++i) {
+        top = max(top, x.top(i, __shfl_sync(kWholeWarp, now.factors, i)));
+        if (a.rows.data == nullptr) continue;
+        const Fp8Scale scale = fp8_scale(__reduce_max_sync(kWholeWarp, x.top(i, 1.0f)));
+        if (first + i >= now.valid) continue;
+        const int64_t r = now.begin + first + i;
+        if (lane == 0) a.row_scales[now.column_block * R + r] = scale.scale;
+        *reinterpret_cast<uint32_t*>(a.rows.row(r) + column + 4 * lane) = x.bytes(i, 1.0f, scale);
+      }
+      if (a.columns != nullptr) {
+        const Fp8Scale scale = fp8_scale(block_max(top, tops));
+        if (threadIdx.x == 0) a.block_scales[now.block * across + now.column_block] = scale.scale;
+        uint32_t word[kWarpRows];
 #pragma unroll
-  for (int i = 0; i < kWarpRows; ++i) {
-    const float factor = __shfl_sync(kWholeWarp, factors, i);
-    word[i] = first + i < valid ? x.bytes(i, factor, scale) : 0;
+        for (int i = 0; i < kWarpRows; ++i) {
+          const float factor = __shfl_sync(kWholeWarp, now.factors, i);
+          word[i] = first + i < now.valid ? x.bytes(i, factor, scale) : 0;
+        }
+        const int64_t ld = fp8_row_blocks(R, a.experts) * kTile;
+        store_transposed<true>(word, a.columns + column * ld + now.block * kTile, ld, tile);
+      }
+    }
+    __syncwarp();  // The warp's rows are read: the one after next may take their place.
+    now = next, index = next_index;
   }
-  const int64_t ld = fp8_row_blocks(R, a.experts) * kTile;
-  store_transposed<true>(word, a.columns + column * ld + block * kTile, ld, tile);
 }
 
 unsigned blocks_of(int64_t rows_of_tiles, int64_t columns) {
@@ -196,8 +262,12 @@ void fp8_weight_tiles_cuda(const Fp8WeightTiles& a, cudaStream_t stream) {
 void fp8_row_tiles_cuda(const Fp8RowTiles& a, cudaStream_t stream) {
   validate(a);
   if (a.x.rows == 0) return;
-  row_tiles_kernel<<<blocks_of(fp8_row_blocks(a.x.rows, a.experts), a.x.cols), kThreads, 0,
-                     stream>>>(a, a.x.as<BF16>());
+  const unsigned tiles = blocks_of(fp8_row_blocks(a.x.rows, a.experts), a.x.cols);
+  constexpr int kAhead = 2 * kWarps * kWarpTile;
+  TROUPE_CUDA_CHECK(
+      cudaFuncSetAttribute(row_tiles_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kAhead));
+  const auto room = static_cast<unsigned>(kBlocksHere * sm90::num_multiprocessors());
+  row_tiles_kernel<<<std::min(tiles, room), kThreads, kAhead, stream>>>(a, a.x.as<BF16>(), tiles);
   TROUPE_LAUNCH_CHECK(stream);
 }
 
