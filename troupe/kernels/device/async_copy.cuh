@@ -17,7 +17,14 @@ __device__ inline void copy16(uint32_t dst, const void* src, uint32_t bytes) {
                : "memory");
 }
 
-// Arrives when all earlier copy16 of this thread have landed. The barrier counts this arrival.
+// The same of 4 bytes.
+__device__ inline void copy4(uint32_t dst, const void* src, uint32_t bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(bytes)
+               : "memory");
+}
+
+// Arrives when all earlier copy16 and copy4 of this thread have landed. The barrier counts this
+// arrival.
 __device__ inline void copy16_arrive(uint32_t bar) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
 }

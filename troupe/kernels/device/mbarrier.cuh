@@ -76,6 +76,19 @@ __device__ inline bool barrier_try_wait(uint32_t bar, uint32_t parity) {
   return done != 0;
 }
 
+// Whether the phase is over now; does not wait.
+__device__ inline bool barrier_test(uint32_t bar, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n}\n"
+      : "=r"(done)
+      : "r"(bar), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 // Ends the kernel with an illegal address, which the host sees. Not __trap(): beside bulk-copy
 // waits it makes ptxas ignore setmaxnreg's larger share of registers and spill (nvcc 13.0).
 __device__ inline void give_up() {

@@ -81,6 +81,18 @@ __device__ inline uint4 load_matrices_transposed(uint32_t address) {
   return v;
 }
 
+// Loads of shared memory that stay where they are written: under the products before them.
+__device__ inline float load_shared4(uint32_t address) {
+  float v;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+  return v;
+}
+__device__ inline float2 load_shared8(uint32_t address) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+  return v;
+}
+
 // A load that stays where it is written: ahead of a wait, so that its latency is hidden there.
 __device__ inline float load_early(const float* p) {
   float v;

@@ -13,8 +13,8 @@ using namespace sm90;
 struct PackedRowsFp8 {
   static constexpr bool kGather = false;
   static constexpr WeightBoxes kBoxes = WeightBoxes::kRows;
-  using Epilogue = StoreRows;
-  using G = Geometry<kSlotPairs, 4, Epilogue::kStagingBytes>;
+  using Epilogue = StoreRowsLater;
+  using G = Geometry<kSlotPairs, 3, Epilogue::kStagingBytes, scale_bytes(/*of_rows=*/true)>;
 };
 
 struct PackedRows {
@@ -35,7 +35,8 @@ void multiply_rows(const PackedRows& x, cudaStream_t stream) {
       rows_fp8_kernel<PackedRowsFp8>, {tiles, x.waves, stream},
       RowsFp8{rows_fp8_gemm(x.plan, nullptr, width, columns, kTileN), x.weight_scales, x.scales,
               x.plan.rows},
-      StoreRows::Params{static_cast<Bits16*>(x.out.data), static_cast<uint32_t>(columns)},
+      StoreRowsLater::Params{rows_map(x.out.data, x.out.rows, columns, 64, 16),
+                             static_cast<Bits16*>(x.out.data), static_cast<uint32_t>(columns)},
       rows_map(x.a.data, x.plan.rows, width / 2, kSlotPairs),
       weight_map(x.weight, x.plan.experts, 1, columns, width / 2, kSlotPairs));
 }

@@ -24,7 +24,7 @@ struct HiddenGradFp8 {
   static constexpr bool kGather = true;
   static constexpr WeightBoxes kBoxes = WeightBoxes::kRows;
   using Epilogue = SwigluBackwardFp8;
-  using G = Geometry<kSlotPairs, 3, Epilogue::kStagingBytes>;
+  using G = Geometry<kSlotPairs, 3, Epilogue::kStagingBytes, scale_bytes(/*of_rows=*/false)>;
 };
 
 }  // namespace

@@ -14,7 +14,7 @@ struct UpFp8 {
   static constexpr bool kGather = true;
   static constexpr WeightBoxes kBoxes = WeightBoxes::kGateAndUp;
   using Epilogue = SwigluFp8;
-  using G = Geometry<kSlotPairs, 4, Epilogue::kStagingBytes>;
+  using G = Geometry<kSlotPairs, 3, Epilogue::kStagingBytes, scale_bytes(/*of_rows=*/false)>;
 };
 
 }  // namespace
@@ -25,8 +25,8 @@ void moe_up_fp8_sm90_cuda(const MoeUpFp8Sm90& a, cudaStream_t stream) {
   const int64_t tiles = row_tile_bound(a.plan, units, kFp8Tile);
   if (tiles == 0) return;
   const auto across = static_cast<int>(width / kFp8Tile), down = static_cast<int>(units / kFp8Tile);
-  const SwigluFp8::Params swiglu{rows_map(a.h.data, rows, 2 * units, kUnits),
-                                 rows_map(a.a.data, rows, units / 2, kSlotPairs),
+  const SwigluFp8::Params swiglu{rows_map(a.h.data, rows, 2 * units, kUnits, 16),
+                                 rows_map(a.a.data, rows, units / 2, kSlotPairs, 16),
                                  static_cast<Bits16*>(a.h.data),
                                  a.a.data,
                                  a.a_scales,

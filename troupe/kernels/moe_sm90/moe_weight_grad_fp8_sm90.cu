@@ -14,7 +14,7 @@ using namespace sm90;
 template <bool kTransposed>
 struct WeightGradFp8 {
   using Epilogue = StoreWeightFp8<kTransposed>;
-  using G = Geometry<kSlotPairs, 4, Epilogue::kStagingBytes>;
+  using G = Geometry<kSlotPairs, 3, Epilogue::kStagingBytes, scale_bytes(/*of_rows=*/false)>;
 };
 
 template <bool kTransposed>
@@ -33,11 +33,8 @@ void weight_grad(const MoeWeightGradFp8Sm90& a, cudaStream_t stream) {
                        static_cast<int>(ceil_div(columns_m, kClusterM)),
                        static_cast<int>(ceil_div(columns_n, kTileN)),
                        choose_weight_plan(plan.rows / 2, plan.experts).stagger_cycles};
-  constexpr int kColumns = Spec::Epilogue::kColumns;
-  const typename Spec::Epilogue::Params store{
-      rows_map(a.grad.data, a.grad.rows, a.grad.cols, kTransposed ? 64 : kColumns,
-               kTransposed ? kColumns : 64),
-      columns_m, columns_n};
+  const typename Spec::Epilogue::Params store{rows_map(a.grad.data, a.grad.rows, a.grad.cols, 64),
+                                              columns_m, columns_n};
   // Without rows there may be no memory; the map must still name some.
   const void* const columns = plan.rows > 0 ? a.columns.data : a.grad.data;
   const int64_t tiles = int64_t{gemm.experts} * gemm.m_pairs * gemm.n_tiles;

@@ -22,7 +22,8 @@ constexpr int kMaxExperts = 1024;
 // A block's shared memory: the ring, a staging area for each consumer's epilogue, barriers, tables.
 // Few k a slot and many slots: a slot is taken while it is read, and the fewer bytes that is, the
 // more are in flight.
-template <int kSlotK, int kNumSlots, uint32_t kBytesOfStaging>
+// `kBytesOfScales`: more of a slot, for the loops in 8 bits.
+template <int kSlotK, int kNumSlots, uint32_t kBytesOfStaging, uint32_t kBytesOfScales = 0>
 struct Geometry {
   static constexpr int kK = kSlotK;
   static constexpr int kSlots = kNumSlots;
@@ -32,7 +33,9 @@ struct Geometry {
   static constexpr uint32_t kSlotBytes = kABytes + kBBytes;
   static constexpr uint32_t kStagingAt = kSlots * kSlotBytes;
   static constexpr uint32_t kBarriersAt = kStagingAt + kConsumers * kStagingBytes;
-  static constexpr uint32_t kTablesAt = kBarriersAt + 256;
+  static constexpr uint32_t kScaleBytes = kBytesOfScales;  // a slot
+  static constexpr uint32_t kScalesAt = kBarriersAt + 256;
+  static constexpr uint32_t kTablesAt = kScalesAt + kSlots * kScaleBytes;
   static constexpr uint32_t kBytes = kTablesAt + (kMaxExperts + 1) * 10;
   static_assert(kBytes <= 232448);
 };
@@ -51,6 +54,7 @@ struct Pipe {
 
   __device__ uint32_t a() const { return base + slot * G::kSlotBytes; }
   __device__ uint32_t b() const { return a() + G::kABytes; }
+  __device__ uint32_t scales() const { return base + G::kScalesAt + slot * G::kScaleBytes; }
   __device__ uint32_t full() const { return base + G::kBarriersAt + slot * 8; }
   __device__ uint32_t empty(int of_slot) const {
     return base + G::kBarriersAt + (G::kSlots + of_slot) * 8;
@@ -88,9 +92,7 @@ struct Pipe {
 // products: what the epilogue needs is fetched there.
 //
 // kFence orders rows that threads copied (generic proxy) before wgmma reads them (async proxy), as
-// the PTX model asks after the full barrier. It costs 1-2 % (up, OLMoE: 603 against 608 TFLOP/s),
-// nobody who publishes such a loop has it, and no check has ever needed it: off in all kernels of
-// today.
+// the PTX model asks after the full barrier: on where rows are gathered.
 template <class G, Major kA, Major kB, bool kFence>
 struct Multiply {
   static constexpr int kAsideStep = 4;

@@ -87,6 +87,27 @@ struct Output {
   }
 };
 
+// The same by a warp that waits for nobody: its 16 rows, whose boxes have 16 rows too.
+template <bool kStreaming = false>
+struct WarpOutput {
+  const CUtensorMap* map;
+  Bits16* data;
+  uint32_t ld;
+
+  // What the warp's lanes stored at `from` has gone through async_proxy_fence() and __syncwarp().
+  template <int kBlocks>
+  __device__ void store(const Consumer& me, uint32_t from, int row, int column, int valid) const {
+    if (valid >= 16) {
+      if (me.lane == 0) {
+        kStreaming ? store_box_2d_streaming(map, column, row, from)
+                   : store_box_2d(map, column, row, from);
+      }
+    } else {
+      unstage<kBlocks, kStreaming>(from, me.lane, data + int64_t{row} * ld + column, ld, valid);
+    }
+  }
+};
+
 // The rows of a consumer's tile that an epilogue stores.
 struct RowSpan {
   int row = 0;    // first packed row
@@ -129,6 +150,58 @@ struct StoreRows {
       unstage<kBlocks, true>(staging, me.lane, out + 8 * kBlocks * c, p.columns,
                              span.valid - 16 * me.warp);
     }
+  }
+};
+
+// The same where shared memory holds a consumer's whole half of the tile: each warp puts its rows
+// there and lets the copy engine store them under the next tile's products.
+struct StoreRowsLater {
+  static constexpr int kBlocks = 8;
+  static constexpr int kChunks = kTileN / 8 / kBlocks;
+  static constexpr uint32_t kStagingBytes = kChunks * 4 * kWarpBytes<kBlocks>;
+  struct Params {
+    CUtensorMap map;  // boxes of 64 columns x 16 rows
+    Bits16* out;      // [R, columns]
+    uint32_t columns;
+  };
+  const Params& p;
+  Consumer me;
+  RowSpan span = {};
+  uint32_t column = 0;
+
+  __device__ void begin(const RowTile& tile, int row, int valid) {
+    span = {row + 16 * me.warp, valid - 16 * me.warp};
+    column = tile.n * kTileN;
+  }
+  __device__ void fetch() const {}
+
+  __device__ uint32_t chunk_at(int c) const {
+    return me.staging + (4 * me.warp + c) * kWarpBytes<kBlocks>;
+  }
+
+  __device__ void end(const Accumulator& acc) const {
+    const WarpOutput<true> out{&p.map, p.out, p.columns};
+    if (me.lane == 0) store_wait_read<0>();
+    __syncwarp();
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      Chunk<kBlocks> chunk;
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        const float* d = acc + 4 * (kBlocks * c + j);
+        chunk.low[j] = pack_bf16(d[0], d[1]);
+        chunk.high[j] = pack_bf16(d[2], d[3]);
+      }
+      stage(chunk_at(c), opaque(me.lane), chunk);
+    }
+    async_proxy_fence();
+    __syncwarp();
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const uint32_t at = column + 8 * kBlocks * c;
+      if (at < p.columns) out.store<kBlocks>(me, chunk_at(c), span.row, at, span.valid);
+    }
+    if (me.lane == 0) store_commit();
   }
 };
 

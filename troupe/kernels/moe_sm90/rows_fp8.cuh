@@ -37,31 +37,28 @@ __device__ inline void promote(Accumulator& acc, const HalfAccumulator& part, fl
   }
 }
 
-// Where this lane finds the scales of a tile's steps.
+// Where the scales of a tile's steps are in memory.
 struct StepScales {
-  const float* weight;
-  const float* row;  // packed rows alone; the second row's lie 8 further
-  int half, k;
-  int64_t rows_ld;
+  const float* weight;  // of block 0; block 1's lies `half` further
+  int half, k;          // k: to the next step
 };
 
-struct Scales {
-  float w0, w1, low, high;
-};
+// A slot's scales in shared memory: those of blocks 0 and 1 of the weight, and where rows have
+// scales of their own those of the tile's 128 rows behind them.
+constexpr uint32_t kRowScalesAt = 16;
+constexpr uint32_t scale_bytes(bool of_rows) {
+  return kRowScalesAt + (of_rows ? kTileM * 4 : 0);
+}
 
-template <bool kRowScales>
-__device__ inline Scales next_scales(StepScales& s) {
-  Scales out{load_early(s.weight), load_early(s.weight + s.half), 1.0f, 1.0f};
-  s.weight += s.k;
-  if constexpr (kRowScales) {
-    out.low = load_early(s.row), out.high = load_early(s.row + 8);
-    s.row += s.rows_ld;
-  }
-  return out;
+// By lanes 0 and 1 of a producer's warp, before they say that their copies have landed.
+__device__ inline void copy_weight_scale(uint32_t slot_scales, const StepScales& at, int step,
+                                         int lane) {
+  copy4(slot_scales + 4 * lane, at.weight + lane * at.half + int64_t{step} * at.k, 4);
 }
 
 // Operand A of a consumer's 64 rows, K-major in shared memory.
 struct SharedA {
+  static constexpr bool kInRegisters = false;
   int index;
 
   __device__ explicit SharedA(const Consumer& me) : index(me.index) {}
@@ -76,24 +73,29 @@ struct SharedA {
 
 // A consumer warpgroup's half of a tile, as Multiply of pipe.cuh. The 64 x 256 are two halves of
 // 128 columns, one temporary: four wgmma, wait, promote. While one warpgroup promotes, the other
-// multiplies. Scales are asked for early: a weight's before its step's products, under which they
-// come; where rows have scales too, under the products of the step before, since the product of
-// both would else wait for memory ahead of the wgmma.
-template <class G, bool kRowScales, class OperandA>
+// multiplies. Scales come with the slot and are read under the first half's products. What the next
+// step's first products need is made ready under the second half's, where operand A stays in shared
+// memory; into registers it is read when they are free.
+//
+// kFence orders rows that threads copied (generic proxy) before wgmma reads them (async proxy).
+template <class G, bool kRowScales, class OperandA, bool kFence>
 struct MultiplyFp8 {
   OperandA operand_a;
   int lane;
+  uint32_t row;  // of the lane's first row's scale, behind a slot's scales
 
-  __device__ explicit MultiplyFp8(const Consumer& me) : operand_a(me), lane(me.lane) {}
+  __device__ explicit MultiplyFp8(const Consumer& me)
+      : operand_a(me),
+        lane(me.lane),
+        row(kRowScalesAt + 4 * (64 * me.index + 16 * me.warp + me.lane / 4)) {}
 
   // Lanes 0 and 1 of a warp tell block 0 and block 1.
-  __device__ void release(const Pipe<G>& pipe) const {
-    if (lane < 2) barrier_arrive_remote(remote_address(pipe.empty(pipe.slot), lane));
+  __device__ void release(const Pipe<G>& pipe, int slot) const {
+    if (lane < 2) barrier_arrive_remote(remote_address(pipe.empty(slot), lane));
   }
 
   template <class F>
-  __device__ void run(Accumulator& acc, Pipe<G>& pipe, int steps, bool active, StepScales at,
-                      F&& aside) const {
+  __device__ void run(Accumulator& acc, Pipe<G>& pipe, int steps, bool active, F&& aside) const {
     if (!active) {
       aside();
       return skip(pipe, steps);
@@ -101,25 +103,43 @@ struct MultiplyFp8 {
 #pragma unroll
     for (int i = 0; i < 128; ++i) acc[i] = 0;
     HalfAccumulator part = {};
-    Scales next = {};
-    if (kRowScales) next = next_scales<kRowScales>(at);
-    for (int step = 0; step < steps; ++step) {
-      if (!kRowScales) next = next_scales<kRowScales>(at);
-      const float low0 = next.w0 * next.low, high0 = next.w0 * next.high;
-      const float low1 = next.w1 * next.low, high1 = next.w1 * next.high;
+    constexpr bool kEarly = !OperandA::kInRegisters;
+    decltype(operand_a.load(0)) a;
+    if constexpr (kEarly) {
       pipe.wait_full();
-      const auto a = operand_a.load(pipe.a());
+      a = operand_a.load(pipe.a());
+    }
+    for (int step = 0; step < steps; ++step) {
+      const bool more = step + 1 < steps;
+      if constexpr (!kEarly) {
+        pipe.wait_full();
+        a = operand_a.load(pipe.a());
+      }
+      if (kFence) async_proxy_fence();
       const uint32_t b = operand_fp8(pipe.b());
       OperandA::multiply(part, a, b);
+      const float2 w = load_shared8(pipe.scales());
+      float low = 1, high = 1;
+      if (kRowScales) {
+        low = load_shared4(pipe.scales() + row), high = load_shared4(pipe.scales() + row + 32);
+      }
+      const float low1 = w.y * low, high1 = w.y * high;
+      low *= w.x, high *= w.x;
       wgmma_wait<0>();
       settle(part);
-      promote<0>(acc, part, low0, high0);
+      promote<0>(acc, part, low, high);
       OperandA::multiply(part, a, b + kNextHalf);
-      if (kRowScales && step + 1 < steps) next = next_scales<kRowScales>(at);
+      const int slot = pipe.slot;
+      pipe.advance();
+      bool ready = false;
+      if constexpr (kEarly) {
+        ready = more && barrier_test(pipe.full(), pipe.phase);
+        a = operand_a.load(pipe.a());
+      }
       wgmma_wait<0>();
       settle(part);
-      release(pipe);
-      pipe.advance();
+      release(pipe, slot);
+      if (kEarly && more && !ready) pipe.wait_full();
       promote<1>(acc, part, low1, high1);
       if (step == 0) aside();
     }
@@ -128,7 +148,7 @@ struct MultiplyFp8 {
   __device__ void skip(Pipe<G>& pipe, int steps) const {
     for (int step = 0; step < steps; ++step) {
       pipe.wait_full();
-      release(pipe);
+      release(pipe, pipe.slot);
       pipe.advance();
     }
   }
@@ -163,7 +183,7 @@ __device__ inline void gather_slot(uint32_t slot, const uint8_t* at, uint32_t ro
   const int warp = thread / 32, lane = thread % 32;
   const int chunk = lane % 8, in_four = lane / 8;
   const uint32_t dst = slot + (warp * 32 + in_four) * 128;
-#pragma unroll 2
+#pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int row = __shfl_sync(0xffffffffu, src, 4 * i + in_four);
     copy16(dst + i * 512 + ((chunk ^ ((4 * i + in_four) & 7)) << 4),
@@ -195,16 +215,34 @@ struct Place {
   }
 };
 
-// Rows that all four warps copy. A warp's lanes hold the sources of its 32 rows.
+template <class Spec>
+__device__ inline StepScales scales_of(const RowsFp8& g, const RowTile& tile) {
+  const bool both = Spec::kBoxes == WeightBoxes::kGateAndUp || 2 * tile.n + 1 < g.weight.blocks;
+  return {g.weight.data + tile.expert * g.weight.expert + tile.n * g.weight.n,
+          both ? g.weight.half : 0, g.weight.k};
+}
+
+// Rows that all four warps copy: thread i copies chunk i % 8 of rows 4 j + i / 8 % 4 of its warp's
+// 32. Where they come from stays in registers over a tile, in units of 16 bytes.
 template <class Spec>
 __device__ inline void produce_gathered(const RowsFp8& g, const CUtensorMap& b_map,
                                         const RowWork& work, Place<typename Spec::G>& me) {
   const RowsProducer<Spec> weights{g.gemm, nullptr, &b_map, me.rank};
+  const int chunk = me.lane % 8, in_four = me.lane / 8;
+  const uint32_t to = (32 * me.warp + in_four) * kStepK;
   for (int t = me.cluster, total = work.total(); t < total; t += me.clusters) {
     const RowTile tile = work.at(t);
-    const int r = 32 * me.warp + me.lane;
-    const int src = r < tile.valid ? __ldg(g.gemm.row_src + tile.row + r) : -1;
-    const uint8_t* at = g.gemm.gather + me.lane % 8 * 16;
+    const StepScales scales = scales_of<Spec>(g, tile);
+    uint32_t from[8],
+        there = 0;  // Bit 4 + j: row j is there; 16 bytes of it are copied, else zeros.
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const int r = 32 * me.warp + 4 * j + in_four;
+      const int src = r < tile.valid ? __ldg(g.gemm.row_src + tile.row + r) : -1;
+      there |= uint32_t{src >= 0} << (4 + j);
+      from[j] = static_cast<uint32_t>(max(src, 0)) * (g.gemm.gather_row_bytes / 16) + chunk;
+    }
+    const uint8_t* at = g.gemm.gather;
     const bool any = 32 * me.warp < tile.valid;
     for (int step = 0; step < g.gemm.k / kSlotPairs; ++step) {
       me.pipe.wait_empty();
@@ -213,9 +251,42 @@ __device__ inline void produce_gathered(const RowsFp8& g, const CUtensorMap& b_m
         weights.load_weight(me.pipe, tile, step);
       }
       __syncwarp();
-      if (any)
-        gather_slot(me.pipe.a(), at, g.gemm.gather_row_bytes, src, 32 * me.warp + me.lane, 16);
+      if (me.warp == 3 && me.lane < 2) copy_weight_scale(me.pipe.scales(), scales, step, me.lane);
+      if (any) {
+        const uint32_t dst = me.pipe.a() + to;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const int swizzle = chunk ^ (in_four + 4 * (j % 2));
+          copy16(dst + j * 4 * kStepK + (swizzle << 4), at + uint64_t{from[j]} * 16,
+                 there >> j & 16);
+        }
+      }
       at += kStepK;
+      copy16_arrive(me.pipe.full());
+      me.pipe.advance();
+    }
+  }
+}
+
+// By a warp beside the copy engine's thread: the scales of packed rows and of their weight.
+template <class Spec>
+__device__ inline void produce_scales(const RowsFp8& g, const RowWork& work,
+                                      Place<typename Spec::G>& me) {
+  for (int t = me.cluster, total = work.total(); t < total; t += me.clusters) {
+    const RowTile tile = work.at(t);
+    const StepScales scales = scales_of<Spec>(g, tile);
+    const float* rows = g.rows + tile.row + me.lane;
+    for (int step = 0; step < g.gemm.k / kSlotPairs; ++step) {
+      me.pipe.wait_empty();
+      const uint32_t to = me.pipe.scales();
+      if (me.lane < 2) copy_weight_scale(to, scales, step, me.lane);
+#pragma unroll
+      for (int i = 0; i < kTileM / 32; ++i) {
+        const bool exists = 32 * i + me.lane < tile.valid;
+        copy4(to + kRowScalesAt + 4 * (32 * i + me.lane), exists ? rows + 32 * i : g.rows,
+              exists ? 4 : 0);
+      }
+      rows += g.rows_ld;
       copy16_arrive(me.pipe.full());
       me.pipe.advance();
     }
@@ -245,7 +316,7 @@ __device__ inline void consume(const RowsFp8& g, const typename Spec::Epilogue::
                                const RowWork& work, Place<typename Spec::G>& place) {
   using G = typename Spec::G;
   const Consumer me = place.consumer();
-  const MultiplyFp8<G, !Spec::kGather, SharedA> multiply(me);
+  const MultiplyFp8<G, !Spec::kGather, SharedA, Spec::kGather> multiply(me);
   const auto kept = [&] {
     return place.pipe.base + G::kBarriersAt + 128 + opaque(4 * me.index + me.warp) * 16;
   };
@@ -257,12 +328,8 @@ __device__ inline void consume(const RowsFp8& g, const typename Spec::Epilogue::
     const RowTile tile = take_tile(kept());
     const int valid = min(64, tile.valid - 64 * me.index);  // of this consumer's rows
     const int first = tile.row + 64 * me.index;
-    const StepScales at{g.weight.data + tile.expert * g.weight.expert + tile.n * g.weight.n,
-                        Spec::kGather ? nullptr : g.rows + first + 16 * me.warp + me.lane / 4,
-                        Spec::kGather || 2 * tile.n + 1 < g.weight.blocks ? g.weight.half : 0,
-                        g.weight.k, g.rows_ld};
     epilogue.begin(tile, first, valid);
-    multiply.run(acc, place.pipe, g.gemm.k / kSlotPairs, valid > 0, at, [&] {
+    multiply.run(acc, place.pipe, g.gemm.k / kSlotPairs, valid > 0, [&] {
       epilogue.fetch();
       if (Spec::kGather) TokenScales(g, first, valid, me);
       const int next = t + place.clusters;
@@ -273,7 +340,7 @@ __device__ inline void consume(const RowsFp8& g, const typename Spec::Epilogue::
       epilogue.end(acc);
     }
   }
-  if (me.leads()) store_wait_read<0>();
+  if (me.lane == 0) store_wait_read<0>();
 }
 
 // As rows_gemm_kernel.
@@ -290,7 +357,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     const Place<G> me(shared);
     if (me.pipe.base % 1024 != 0) give_up();
-    me.pipe.init(Spec::kGather ? 1 + kWarpgroup : 1);
+    me.pipe.init(1 + (Spec::kGather ? kWarpgroup : 32));
     prefetch_map(&b_map);
     if (!Spec::kGather) prefetch_map(&a_map);
   }
@@ -309,6 +376,8 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
       const RowsProducer<Spec> producer{g.gemm, &a_map, &b_map, me.rank};
       if (me.lane == 0) producer.run_packed(work, me.pipe, me.cluster, me.clusters);
       __syncwarp();
+    } else if (me.warp == 1) {
+      produce_scales<Spec>(g, work, me);
     }
   } else {
     registers_grow<(504 - kProducerRegisters) / 16 * 8>();

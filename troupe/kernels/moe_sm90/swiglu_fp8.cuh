@@ -23,9 +23,11 @@ __device__ inline void store_shared2(uint32_t address, uint16_t v) {
 }
 
 struct SwigluFp8 {
-  static constexpr uint32_t kStagingBytes = 3 * kBox32;  // H, H of 32 units; or A of 128, 8 KB
+  static constexpr int kBuffers = 3;  // of a warp, H of 32 units each; and one of A
+  static constexpr uint32_t kBufferBytes = 2 * kWarpBytes<4>;
+  static constexpr uint32_t kStagingBytes = 4 * (kBuffers + 1) * kBufferBytes;
   struct Params {
-    CUtensorMap h_map, a_map;  // boxes of 32 columns; of 128 bytes
+    CUtensorMap h_map, a_map;  // boxes of 16 rows: of 32 columns; of 128 bytes
     Bits16* h;                 // [R, 2 units], lane order
     uint8_t* a;                // [R, units]
     float* a_scales;           // [units / 128, R]
@@ -56,25 +58,37 @@ struct SwigluFp8 {
     return Swiglu::group(acc + 4 * j, score, a.low + j, a.high + j);
   }
 
+  __device__ uint32_t buffer(int i) const {
+    return me.staging + me.warp * (kStagingBytes / 4) + i * kBufferBytes;
+  }
+  __device__ int row() const { return span.row + 16 * me.warp; }
+  __device__ int valid() const { return span.valid - 16 * me.warp; }
+
+  // A warp waits for nobody: what it has made leaves shared memory while it makes more.
   __device__ void end(const Accumulator& acc) {
-    const Output<true> h_out{&p.h_map, p.h, 2 * p.units};
-    const uint32_t to = me.staging;
+    const WarpOutput<true> h_out{&p.h_map, p.h, 2 * p.units};
     Act a;
 #pragma unroll
     for (int c = 0; c < 128 / kUnits; ++c) {
       const Swiglu::Group first = group(acc, 4 * c, a), second = group(acc, 4 * c + 2, a);
-      if (me.leads()) store_wait_read<0>();
-      me.sync();
-      const uint32_t at = hidden_at(me, to);
+      if (c == 0) {
+        if (me.lane == 0) store_wait_read<0>();
+        __syncwarp();
+      } else if (c >= kBuffers) {
+        if (me.lane == 0) store_wait_read<kBuffers - 1>();
+        __syncwarp();
+      }
+      const int lane = opaque(me.lane);
+      const uint32_t to = buffer(c % kBuffers), at = to + staged<4>(lane / 4, lane % 4);
       store_shared16(at, first.low), store_shared16(at + kEightRows, first.high);
-      store_shared16(at + kBox32, second.low);
-      store_shared16(at + kBox32 + kEightRows, second.high);
+      store_shared16(at + kWarpBytes<4>, second.low);
+      store_shared16(at + kWarpBytes<4> + kEightRows, second.high);
       async_proxy_fence();
-      me.sync();
+      __syncwarp();
       const int column = 2 * (128 * tile_n + kUnits * c);
-      h_out.store<4>(me, to, span.row, column, span.valid);
-      h_out.store<4>(me, to + kBox32, span.row, column + 32, span.valid);
-      if (me.leads()) store_commit();
+      h_out.store<4>(me, to, row(), column, valid());
+      h_out.store<4>(me, to + kWarpBytes<4>, row(), column + 32, valid());
+      if (me.lane == 0) store_commit();
     }
     store_activation(a);
   }
@@ -94,19 +108,18 @@ struct SwigluFp8 {
     float* const scales = p.a_scales + opaque(tile_n) * p.rows + span.row + in_tile;
     if (lane % 4 == 0 && in_tile < span.valid) scales[0] = low.scale;
     if (lane % 4 == 0 && in_tile + 8 < span.valid) scales[8] = high.scale;
-    if (me.leads()) store_wait_read<0>();
-    me.sync();
+    const uint32_t to = buffer(kBuffers);
 #pragma unroll
     for (int j = 0; j < 16; ++j) {
-      const uint32_t at = me.staging + staged<8>(in_tile, j / 2) + j % 2 * 8 + lane % 4 * 2;
+      const uint32_t at = to + staged<8>(lane / 4, j / 2) + j % 2 * 8 + lane % 4 * 2;
       store_shared2(at, two_bytes(a.low[j], low));
       store_shared2(at + 8 * 128, two_bytes(a.high[j], high));
     }
     async_proxy_fence();
-    me.sync();
-    const Output<> out{&p.a_map, reinterpret_cast<Bits16*>(p.a), p.units / 2};
-    out.store<8>(me, me.staging, span.row, 64 * tile_n, span.valid);
-    if (me.leads()) store_commit();
+    __syncwarp();
+    const WarpOutput<> out{&p.a_map, reinterpret_cast<Bits16*>(p.a), p.units / 2};
+    out.store<8>(me, to, row(), 64 * tile_n, valid());
+    if (me.lane == 0) store_commit();
   }
 };
 

@@ -59,11 +59,15 @@ struct WeightProducerFp8 {
       const uint32_t bytes = column < g.columns_m ? 16 : 0;
       const uint8_t* const at = g.gather + (bytes ? column : 0);
       int src = source(tile, 0);
+      const int across = g.columns_n / kStepK, block = tile.n / kStepK;
+      const StepScales scales{g.scales + int64_t{g.first_block(tile)} * across + block,
+                              block + 1 < across, across};
       for (int step = 0, steps = steps_of(tile); step < steps; ++step) {
         const int next = source(tile, step + 1);
         me.pipe.wait_empty();
         if (me.warp == 0 && me.lane == 0) load_b(tile, step);
         __syncwarp();
+        if (me.warp == 3 && me.lane < 2) copy_weight_scale(me.pipe.scales(), scales, step, me.lane);
         gather_slot(me.pipe.a(), at, g.columns_m, src, 32 * me.warp + me.lane, bytes);
         copy16_arrive(me.pipe.full());
         me.pipe.advance();
@@ -75,6 +79,7 @@ struct WeightProducerFp8 {
 
 // Operand A from a slot whose rows are k: a warp's 16 columns m of all 128 rows, in registers.
 struct TurnedA {
+  static constexpr bool kInRegisters = true;
   struct Fragments {
     RegisterA k32[4];
   };
@@ -105,10 +110,10 @@ template <class Epilogue, class G>
 __device__ inline void consume_weight(const WeightFp8& g, const typename Epilogue::Params& params,
                                       const WeightWork& work, Place<G>& place) {
   const Consumer me = place.consumer();
-  const MultiplyFp8<G, false, TurnedA> multiply(me);
+  const MultiplyFp8<G, false, TurnedA, false> multiply(me);
   Accumulator acc;
   Epilogue epilogue{params, me};
-  const int total = work.total(), across = g.columns_n / kStepK;
+  const int total = work.total();
   const uint32_t kept = place.pipe.base + G::kBarriersAt + 128 + (4 * me.index + me.warp) * 16;
   const auto keep = [&](const WeightTile& next) {
     const int place_in_c = next.m / kTileM * 65536 + next.n / kTileN;
@@ -118,14 +123,12 @@ __device__ inline void consume_weight(const WeightFp8& g, const typename Epilogu
   for (int t = place.cluster; t < total; t += place.clusters) {
     const RowTile v = take_tile(kept);
     const WeightTile tile{v.expert, v.n / 65536 * kTileM, v.n % 65536 * kTileN, v.row, v.valid};
-    const int m = tile.m + 64 * me.index, block = tile.n / kStepK;
+    const int m = tile.m + 64 * me.index;
     if (tile.count == 0) {
 #pragma unroll
       for (int i = 0; i < 128; ++i) acc[i] = 0;
     }
-    const StepScales at{g.scales + int64_t{g.first_block(tile)} * across + block, nullptr,
-                        block + 1 < across, across, 0};
-    multiply.run(acc, place.pipe, steps_of(tile), tile.count > 0 && m < g.columns_m, at, [&] {
+    multiply.run(acc, place.pipe, steps_of(tile), tile.count > 0 && m < g.columns_m, [&] {
       if (t + place.clusters < total) keep(work.at(t + place.clusters));
     });
     if (m < g.columns_m) epilogue.end(acc, tile.expert, m, tile.n);
@@ -170,37 +173,47 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
 // of the accumulator are pairs of m: row g is m = 2 g, row g + 8 is m = 2 g + 1 of a warp's 16.
 template <bool kTransposed>
 struct StoreWeightFp8 {
-  using Chunks = WeightChunks<kTransposed>;
-  static constexpr int kColumns = Chunks::kColumns;
-  static constexpr uint32_t kStagingBytes = Chunks::kStagingBytes;
+  static constexpr int kColumns = 64;  // of a chunk
+  static constexpr int kChunks = kTileN / kColumns;
+  static constexpr uint32_t kChunkBytes = 64 * kColumns * 2;
+  static constexpr uint32_t kStagingBytes = kChunks * kChunkBytes;
   struct Params {
-    CUtensorMap map;
+    CUtensorMap map;  // boxes of 64 columns x 64 rows
     int columns_m, columns_n;
   };
   const Params& p;
   Consumer me;
-  Chunks chunks = {};
 
-  __device__ void end(const Accumulator& acc, int expert, int m, int n) {
-#pragma unroll
-    for (int c = 0; c < kTileN / kColumns; ++c) {
-      if (n + kColumns * c >= p.columns_n) break;
-      chunk(acc + kColumns / 2 * c, expert, m, n + kColumns * c);
-    }
-  }
-
-  __device__ void chunk(const float* acc, int expert, int m, int n) {
+  // All chunks are staged, and leave shared memory under the next tile's products.
+  __device__ void end(const Accumulator& acc, int expert, int m, int n) const {
+    if (me.leads()) store_wait_read<0>();
+    me.sync();
     const int lane = opaque(me.lane);
-    const uint32_t to = chunks.at(me);
-    if constexpr (kTransposed) {
-      put_transposed(acc, to, lane);
-    } else {
-      put(acc, to, lane);
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      if constexpr (kTransposed) {
+        put_transposed(acc + kColumns / 2 * c, me.staging + c * kChunkBytes, lane);
+      } else {
+        put(acc + kColumns / 2 * c, me.staging + c * kChunkBytes, lane);
+      }
     }
-    chunks.store(p, me, expert, m, n);
+    async_proxy_fence();
+    me.sync();
+    if (!me.leads()) return;
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const int at = n + kColumns * c;
+      if (at >= p.columns_n) break;
+      if constexpr (kTransposed) {
+        store_box_2d_streaming(&p.map, m, expert * p.columns_n + at, me.staging + c * kChunkBytes);
+      } else {
+        store_box_2d_streaming(&p.map, at, expert * p.columns_m + m, me.staging + c * kChunkBytes);
+      }
+    }
+    store_commit();
   }
 
-  // Staged rows are m, of 32 n.
+  // Staged rows are m, of 64 n.
   __device__ void put(const float* acc, uint32_t to, int lane) const {
     const int matrix = lane / 8, row = 16 * me.warp + lane % 8 * 2 + matrix % 2;
 #pragma unroll
