@@ -12,11 +12,11 @@ namespace troupe::sm90 {
 
 // Args: MoeHiddenGradSm90 or MoeHiddenGradFp8Sm90.
 template <class Args>
-SwigluBackward::Params swiglu_backward(const Args& a) {
+SwigluBackward::Params swiglu_backward(const Args& a, int box_rows = 64) {
   const int64_t units = a.a.cols, rows = a.plan.rows;
-  return {rows_map(a.h.data, rows, 2 * units, kUnits),
-          rows_map(a.grad_h.data, rows, 2 * units, kUnits),
-          rows_map(a.a.data, rows, units, kUnits),
+  return {rows_map(a.h.data, rows, 2 * units, kUnits, box_rows),
+          rows_map(a.grad_h.data, rows, 2 * units, kUnits, box_rows),
+          rows_map(a.a.data, rows, units, kUnits, box_rows),
           static_cast<Bits16*>(a.grad_h.data),
           static_cast<Bits16*>(a.a.data),
           static_cast<float*>(a.workspace),

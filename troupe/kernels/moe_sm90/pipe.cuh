@@ -22,8 +22,9 @@ constexpr int kMaxExperts = 1024;
 // A block's shared memory: the ring, a staging area for each consumer's epilogue, barriers, tables.
 // Few k a slot and many slots: a slot is taken while it is read, and the fewer bytes that is, the
 // more are in flight.
-// `kBytesOfScales`: more of a slot, for the loops in 8 bits.
-template <int kSlotK, int kNumSlots, uint32_t kBytesOfStaging, uint32_t kBytesOfScales = 0>
+// `kBytesOfScales`: more of a slot, for the loops in 8 bits, which keep tiles beside them.
+template <int kSlotK, int kNumSlots, uint32_t kBytesOfStaging, uint32_t kBytesOfScales = 0,
+          int kBarriersOfEpilogue = 4>
 struct Geometry {
   static constexpr int kK = kSlotK;
   static constexpr int kSlots = kNumSlots;
@@ -33,19 +34,19 @@ struct Geometry {
   static constexpr uint32_t kSlotBytes = kABytes + kBBytes;
   static constexpr uint32_t kStagingAt = kSlots * kSlotBytes;
   static constexpr uint32_t kBarriersAt = kStagingAt + kConsumers * kStagingBytes;
+  static constexpr int kEpilogueBarriers = kBarriersOfEpilogue;  // a consumer
+  static_assert((2 * kSlots + kConsumers * kEpilogueBarriers) * 8 <= 256);
+  static constexpr uint32_t kTilesAt = kBarriersAt + 256;
   static constexpr uint32_t kScaleBytes = kBytesOfScales;  // a slot
-  static constexpr uint32_t kScalesAt = kBarriersAt + 256;
+  static constexpr uint32_t kScalesAt = kTilesAt + (kScaleBytes > 0 ? 128 : 0);
   static constexpr uint32_t kTablesAt = kScalesAt + kSlots * kScaleBytes;
   static constexpr uint32_t kBytes = kTablesAt + (kMaxExperts + 1) * 10;
   static_assert(kBytes <= 232448);
 };
 
-// Barriers, 8 bytes each, in this order: full [kSlots], empty [kSlots], kEpilogueBarriers a
-// consumer.
-constexpr int kEpilogueBarriers = 4;
-
-// One role's place in the ring. Full barriers count the producer's arrivals and bytes; empty
-// barriers count every consumer warp of both blocks, since both blocks' copies write to both.
+// One role's place in the ring. Barriers, 8 bytes each, in this order: full [kSlots], empty
+// [kSlots], kEpilogueBarriers a consumer. Full barriers count the producer's arrivals and bytes;
+// empty barriers count every consumer warp of both blocks, since both blocks' copies write to both.
 template <class G>
 struct Pipe {
   uint32_t base;
@@ -60,7 +61,7 @@ struct Pipe {
     return base + G::kBarriersAt + (G::kSlots + of_slot) * 8;
   }
   __device__ uint32_t epilogue_barriers(int consumer) const {
-    return base + G::kBarriersAt + (2 * G::kSlots + consumer * kEpilogueBarriers) * 8;
+    return base + G::kBarriersAt + (2 * G::kSlots + consumer * G::kEpilogueBarriers) * 8;
   }
   __device__ uint32_t staging(int consumer) const {
     return base + G::kStagingAt + consumer * G::kStagingBytes;
@@ -71,7 +72,7 @@ struct Pipe {
       barrier_init(base + G::kBarriersAt + s * 8, full_arrivals);
       barrier_init(empty(s), 2 * kConsumers * 4);
     }
-    for (int i = 0; i < kConsumers * kEpilogueBarriers; ++i) {
+    for (int i = 0; i < kConsumers * G::kEpilogueBarriers; ++i) {
       barrier_init(epilogue_barriers(0) + i * 8, 1);
     }
     barrier_init_fence();

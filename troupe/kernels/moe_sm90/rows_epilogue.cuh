@@ -424,12 +424,13 @@ struct SwigluBackward {
   }
 
   // 32 units of G, that is four blocks of the accumulator, with H from the lane's place in a
-  // buffer.
+  // buffer, whose second box lies kNextBox further.
+  template <uint32_t kNextBox = kBox32>
   __device__ void sub_tile(uint32_t h_at, const float* g, Out& out) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint4 low = load_shared16(h_at + i * kBox32);
-      const uint4 high = load_shared16(h_at + i * kBox32 + kEightRows);
+      const uint4 low = load_shared16(h_at + i * kNextBox);
+      const uint4 high = load_shared16(h_at + i * kNextBox + kEightRows);
       block(make_uint2(low.x, low.y), make_uint2(high.x, high.y), g + 8 * i, 2 * i, out);
       block(make_uint2(low.z, low.w), make_uint2(high.z, high.w), g + 8 * i + 4, 2 * i + 1, out);
     }

@@ -89,8 +89,9 @@ struct MultiplyFp8 {
         lane(me.lane),
         row(kRowScalesAt + 4 * (64 * me.index + 16 * me.warp + me.lane / 4)) {}
 
-  // Lanes 0 and 1 of a warp tell block 0 and block 1.
+  // Lanes 0 and 1 of a warp tell block 0 and block 1, when all lanes have read their scales.
   __device__ void release(const Pipe<G>& pipe, int slot) const {
+    __syncwarp();
     if (lane < 2) barrier_arrive_remote(remote_address(pipe.empty(slot), lane));
   }
 
@@ -215,6 +216,33 @@ struct Place {
   }
 };
 
+// A tile waits in shared memory: registers are short.
+__device__ inline void put_tile(uint32_t at, const RowTile& tile) {
+  store_shared16(at, make_uint4(tile.expert, tile.row, tile.valid, tile.n));
+}
+__device__ inline RowTile take_tile(uint32_t at) {
+  const uint4 v = load_shared16(at);
+  return {static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z),
+          static_cast<int>(v.w)};
+}
+
+// Where a block's i-th tile is told to its consumers. The producer is at most as many tiles ahead
+// as there are slots.
+template <class G>
+__device__ inline uint32_t told_tile(const Pipe<G>& pipe, int i) {
+  static_assert(G::kSlots < 8);
+  return pipe.base + G::kTilesAt + (i & 7) * 16;
+}
+
+// The thread that fills the ring tells its consumers the tile after tile i, which they find with
+// tile i's first slot.
+template <class G>
+__device__ inline void tell_next(const Place<G>& me, const RowWork& work, int t, int i) {
+  if (t + me.clusters < work.total()) {
+    put_tile(told_tile<G>(me.pipe, i + 1), work.at(t + me.clusters));
+  }
+}
+
 template <class Spec>
 __device__ inline StepScales scales_of(const RowsFp8& g, const RowTile& tile) {
   const bool both = Spec::kBoxes == WeightBoxes::kGateAndUp || 2 * tile.n + 1 < g.weight.blocks;
@@ -228,11 +256,13 @@ template <class Spec>
 __device__ inline void produce_gathered(const RowsFp8& g, const CUtensorMap& b_map,
                                         const RowWork& work, Place<typename Spec::G>& me) {
   const RowsProducer<Spec> weights{g.gemm, nullptr, &b_map, me.rank};
-  const int chunk = me.lane % 8, in_four = me.lane / 8;
-  const uint32_t to = (32 * me.warp + in_four) * kStepK;
-  for (int t = me.cluster, total = work.total(); t < total; t += me.clusters) {
-    const RowTile tile = work.at(t);
-    const StepScales scales = scales_of<Spec>(g, tile);
+  for (int t = me.cluster, i = 0; t < work.total(); t += me.clusters, ++i) {
+    const RowTile tile = take_tile(told_tile<typename Spec::G>(me.pipe, i));
+    if (me.warp == 0 && me.lane == 0) tell_next(me, work, t, i);
+    named_sync<3>(kWarpgroup);  // The next tile is told to these warps too.
+    const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32;
+    const int chunk = lane % 8, in_four = lane / 8;
+    const uint32_t to = (thread / 32 * 32 + in_four) * kStepK;
     uint32_t from[8],
         there = 0;  // Bit 4 + j: row j is there; 16 bytes of it are copied, else zeros.
 #pragma unroll
@@ -242,7 +272,6 @@ __device__ inline void produce_gathered(const RowsFp8& g, const CUtensorMap& b_m
       there |= uint32_t{src >= 0} << (4 + j);
       from[j] = static_cast<uint32_t>(max(src, 0)) * (g.gemm.gather_row_bytes / 16) + chunk;
     }
-    const uint8_t* at = g.gemm.gather;
     const bool any = 32 * me.warp < tile.valid;
     for (int step = 0; step < g.gemm.k / kSlotPairs; ++step) {
       me.pipe.wait_empty();
@@ -251,18 +280,37 @@ __device__ inline void produce_gathered(const RowsFp8& g, const CUtensorMap& b_m
         weights.load_weight(me.pipe, tile, step);
       }
       __syncwarp();
-      if (me.warp == 3 && me.lane < 2) copy_weight_scale(me.pipe.scales(), scales, step, me.lane);
+      if (me.warp == 3 && me.lane < 2) {
+        copy_weight_scale(me.pipe.scales(), scales_of<Spec>(g, tile), step, me.lane);
+      }
       if (any) {
         const uint32_t dst = me.pipe.a() + to;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
           const int swizzle = chunk ^ (in_four + 4 * (j % 2));
-          copy16(dst + j * 4 * kStepK + (swizzle << 4), at + uint64_t{from[j]} * 16,
-                 there >> j & 16);
+          copy16(dst + j * 4 * kStepK + (swizzle << 4),
+                 g.gemm.gather + uint64_t{from[j] + step * (kStepK / 16)} * 16, there >> j & 16);
         }
       }
-      at += kStepK;
       copy16_arrive(me.pipe.full());
+      me.pipe.advance();
+    }
+  }
+}
+
+// One thread: rows that lie packed, and weights.
+template <class Spec>
+__device__ inline void produce_packed(const RowsFp8& g, const CUtensorMap& a_map,
+                                      const CUtensorMap& b_map, const RowWork& work,
+                                      Place<typename Spec::G>& me) {
+  const RowsProducer<Spec> producer{g.gemm, &a_map, &b_map, me.rank};
+  const int steps = g.gemm.k / kSlotPairs;
+  for (int t = me.cluster, i = 0, total = work.total(); t < total; t += me.clusters, ++i) {
+    const RowTile tile = take_tile(told_tile<typename Spec::G>(me.pipe, i));
+    for (int step = 0; step < steps; ++step) {
+      me.pipe.wait_empty();
+      if (step == min(1, steps - 1)) tell_next(me, work, t, i);
+      producer.load_packed(me.pipe, tile, step);
       me.pipe.advance();
     }
   }
@@ -299,41 +347,23 @@ __device__ inline RowWork tiles_of(const RowsFp8& g, uint8_t* shared, int rank) 
                        g.gemm.tails_last);
 }
 
-// A warp's next tile waits in shared memory behind the barriers: registers are short.
-__device__ inline void put_tile(uint32_t at, const RowTile& tile, int lane) {
-  __syncwarp();
-  if (lane == 0) store_shared16(at, make_uint4(tile.expert, tile.row, tile.valid, tile.n));
-  __syncwarp();
-}
-__device__ inline RowTile take_tile(uint32_t at) {
-  const uint4 v = load_shared16(at);
-  return {static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z),
-          static_cast<int>(v.w)};
-}
-
 template <class Spec>
 __device__ inline void consume(const RowsFp8& g, const typename Spec::Epilogue::Params& params,
                                const RowWork& work, Place<typename Spec::G>& place) {
   using G = typename Spec::G;
   const Consumer me = place.consumer();
   const MultiplyFp8<G, !Spec::kGather, SharedA, Spec::kGather> multiply(me);
-  const auto kept = [&] {
-    return place.pipe.base + G::kBarriersAt + 128 + opaque(4 * me.index + me.warp) * 16;
-  };
   Accumulator acc;
   typename Spec::Epilogue epilogue{params, me};
   const int total = work.total();
-  if (place.cluster < total) put_tile(kept(), work.at(place.cluster), me.lane);
-  for (int t = place.cluster; t < total; t += place.clusters) {
-    const RowTile tile = take_tile(kept());
+  for (int t = place.cluster, i = 0; t < total; t += place.clusters, ++i) {
+    const RowTile tile = take_tile(told_tile<G>(place.pipe, i));
     const int valid = min(64, tile.valid - 64 * me.index);  // of this consumer's rows
     const int first = tile.row + 64 * me.index;
     epilogue.begin(tile, first, valid);
     multiply.run(acc, place.pipe, g.gemm.k / kSlotPairs, valid > 0, [&] {
       epilogue.fetch();
       if (Spec::kGather) TokenScales(g, first, valid, me);
-      const int next = t + place.clusters;
-      if (next < total) put_tile(kept(), work.at(next), me.lane);
     });
     if (valid > 0) {
       if (Spec::kGather) TokenScales(g, first, valid, me).apply(acc);
@@ -361,20 +391,27 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     prefetch_map(&b_map);
     if (!Spec::kGather) prefetch_map(&a_map);
   }
-  if (threadIdx.x / 32 == 4) tiles_of<G>(g, shared, 0).fill(g.gemm.expert_offset, threadIdx.x % 32);
+  if (threadIdx.x / 32 == 4) {
+    const Place<G> me(shared);
+    const RowWork work = tiles_of<G>(g, shared, me.rank);
+    work.fill(g.gemm.expert_offset, me.lane);
+    __syncwarp();
+    if (me.lane == 0 && me.cluster < work.total()) {
+      put_tile(told_tile<G>(me.pipe, 0), work.at(me.cluster));
+    }
+  }
   __syncthreads();
   cluster_sync();
 
   if (threadIdx.x < kWarpgroup) {
     registers_shrink<kProducerRegisters>();
+    stagger_start(g.gemm.stagger, static_cast<int>(blockIdx.x / 2));
     Place<G> me(shared);
-    stagger_start(g.gemm.stagger, me.cluster);
     const RowWork work = tiles_of<G>(g, shared, me.rank);
     if constexpr (Spec::kGather) {
       produce_gathered<Spec>(g, b_map, work, me);
     } else if (me.warp == 0) {
-      const RowsProducer<Spec> producer{g.gemm, &a_map, &b_map, me.rank};
-      if (me.lane == 0) producer.run_packed(work, me.pipe, me.cluster, me.clusters);
+      if (me.lane == 0) produce_packed<Spec>(g, a_map, b_map, work, me);
       __syncwarp();
     } else if (me.warp == 1) {
       produce_scales<Spec>(g, work, me);

@@ -114,10 +114,12 @@ __device__ inline void consume_weight(const WeightFp8& g, const typename Epilogu
   Accumulator acc;
   Epilogue epilogue{params, me};
   const int total = work.total();
-  const uint32_t kept = place.pipe.base + G::kBarriersAt + 128 + (4 * me.index + me.warp) * 16;
+  const uint32_t kept = place.pipe.base + G::kTilesAt + (4 * me.index + me.warp) * 16;
   const auto keep = [&](const WeightTile& next) {
     const int place_in_c = next.m / kTileM * 65536 + next.n / kTileN;
-    put_tile(kept, {next.expert, next.row, next.count, place_in_c}, me.lane);
+    __syncwarp();
+    if (me.lane == 0) put_tile(kept, {next.expert, next.row, next.count, place_in_c});
+    __syncwarp();
   };
   if (place.cluster < total) keep(work.at(place.cluster));
   for (int t = place.cluster; t < total; t += place.clusters) {
