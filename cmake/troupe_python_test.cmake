@@ -13,5 +13,5 @@ function(troupe_python_test path)
   add_test(NAME ${path}
            COMMAND ${python} ${PROJECT_SOURCE_DIR}/tools/run_python_test.py
                    ${PROJECT_SOURCE_DIR}/${path}.py ${PROJECT_BINARY_DIR}/test_results/${result}.json)
-  set_tests_properties(${path} PROPERTIES ENVIRONMENT "TROUPE_BUILD=${PROJECT_BINARY_DIR}")
+  set_tests_properties(${path} PROPERTIES ENVIRONMENT "TROUPE_BUILD=${PROJECT_BINARY_DIR}" PROCESSORS 2)
 endfunction()

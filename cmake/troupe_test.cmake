@@ -98,9 +98,10 @@ function(troupe_test_options program layer)
   endif()
 endfunction()
 
+# A test takes two halves of a core, in which ./dev counts (ctest's -j); one that mostly waits, one (tests/CMakeLists.txt).
 # A test's threads share the processors with other tests: waiting by spinning would starve them.
 function(troupe_add_test path program)
   string(REPLACE "/" "." result ${path})
   add_test(NAME ${path} COMMAND ${program} ${ARGN} --gtest_output=json:${PROJECT_BINARY_DIR}/test_results/${result}.json)
-  set_tests_properties(${path} PROPERTIES ENVIRONMENT "OMP_WAIT_POLICY=passive")
+  set_tests_properties(${path} PROPERTIES ENVIRONMENT "OMP_WAIT_POLICY=passive" PROCESSORS 2)
 endfunction()
