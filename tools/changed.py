@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """changed.py ROOT SINCE: our files that changed since a commit, committed or not, and all that depend on one of them.
-SINCE is a commit, or `yesterday`: the newest commit that is older than a day.
+SINCE is a commit, or `yesterday`: the newest commit that is older than a day. Where that is of an earlier week than HEAD,
+all counts as changed: so everything is looked at once a week.
 
 A file depends on the headers of ours that it includes; a header, on the files that implement it (whose first include it
 is). A file of the build itself or of the linter (EVERYTHING) changes all."""
@@ -10,8 +11,9 @@ import re
 import subprocess
 import sys
 
+import check_layers
+
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
-SOURCES = (".h", ".cuh", ".cpp", ".cu")
 EVERYTHING = re.compile(r"(CMakeLists\.txt|CMakePresets\.json|\.clang-tidy|cmake/.*|tools/requirements/.*)$")
 
 
@@ -20,9 +22,10 @@ def git(root, *words):
 
 
 def commit_of(root, since):
-    """The commit that SINCE names, or nothing: the history (of a shallow clone, say) does not reach so far."""
+    """The commit that SINCE names, or nothing: the history (of a shallow clone, say) does not reach so far, or all counts."""
     if since == "yesterday":
-        return git(root, "log", "-1", "--before=1 day ago", "--format=%H").strip()
+        commit, _, week = git(root, "log", "-1", "--before=1 day ago", "--date=format:%G-%V", "--format=%H %cd").strip().partition(" ")
+        return commit if week == git(root, "log", "-1", "--date=format:%G-%V", "--format=%cd").strip() else ""
     found = subprocess.run(["git", "-C", str(root), "merge-base", since, "HEAD"], capture_output=True, text=True)
     return found.stdout.strip()
 
@@ -32,8 +35,8 @@ def changed(root, since):
     commit = commit_of(root, since)
     if not commit:
         return None
-    told = git(root, "diff", "--name-only", "--no-renames", commit) + git(root, "ls-files", "--others", "--exclude-standard")
-    return set(told.splitlines())
+    names = git(root, "diff", "--name-only", "--no-renames", commit) + git(root, "ls-files", "--others", "--exclude-standard")
+    return set(names.splitlines())
 
 
 def users(root):
@@ -41,7 +44,7 @@ def users(root):
     out = collections.defaultdict(set)
     for name in git(root, "ls-files", "--cached", "--others", "--exclude-standard").splitlines():
         path = root / name
-        if path.suffix not in SOURCES or not path.is_file():
+        if path.suffix not in check_layers.SUFFIXES or not path.is_file():
             continue
         included = INCLUDE.findall(path.read_text())
         for header in included:

@@ -18,7 +18,6 @@ import changed
 import check_format
 import check_layers
 
-INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 FAULT = re.compile(r"^/.*:\d+:\d+: (error|warning): ")
 EXTRA = [
     # The analyzer looks at each function by itself. Following calls costs 4 times as much on torch
@@ -45,7 +44,7 @@ def with_headers(root, path):
     if not path.exists():
         return frozenset()
     return frozenset([path]).union(*(with_headers(root, root / name)
-                                     for name in INCLUDE.findall(path.read_text())))
+                                     for name in changed.INCLUDE.findall(path.read_text())))
 
 
 def is_linted(name):
@@ -63,7 +62,7 @@ def is_batch(path):
 def shown(root, path):
     if not is_batch(path):
         return path.relative_to(root).as_posix()
-    names = INCLUDE.findall(path.read_text())
+    names = changed.INCLUDE.findall(path.read_text())
     return f"{names[0]} and {len(names) - 1} more"
 
 
@@ -87,7 +86,7 @@ class Linter:
             if path.suffix not in (".cpp", ".cxx") or not path.is_relative_to(self.root):
                 continue
             name = path.relative_to(self.root).as_posix()
-            looked_at = INCLUDE.findall(path.read_text()) if is_batch(path) else [name] if name.startswith(check_format.TOPS) else []
+            looked_at = changed.INCLUDE.findall(path.read_text()) if is_batch(path) else [name] if name.startswith(check_format.TOPS) else []
             if any(map(is_linted, looked_at)):
                 flags.setdefault(path, entry["command"])
         return sorted(flags.items())
@@ -97,7 +96,7 @@ class Linter:
         if reached is None:
             return self.units()
         return [(path, command) for path, command in self.units()
-                if reached.intersection(INCLUDE.findall(path.read_text()) if is_batch(path)
+                if reached.intersection(changed.INCLUDE.findall(path.read_text()) if is_batch(path)
                                         else [path.relative_to(self.root).as_posix()])]
 
     def key(self, path, command):
