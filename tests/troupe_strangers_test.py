@@ -81,7 +81,7 @@ def call(port, frame, keep, host="127.0.0.1", source=None):
         caller.sendall(frame)
         caller.sendall(HELLO + bytes([LIST_KEYS]))
         answer = caller.recv(1 << 16)
-        for key in keys_of(answer):  # who is told the run's names ends it by them
+        for key in keys_of(answer):  # a key that the server names could end the run
             caller.sendall(bytes([SET]) + text(key) + text(b"no number") + bytes([DELETE]) + text(key))
         keep.append(caller)  # it stays open, as long as there is room
         return bool(answer)

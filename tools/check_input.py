@@ -21,7 +21,7 @@ PAST_FILTER = re.compile(r"\b(?:v?f?printf|f?puts|f?putc|putchar)\s*\(")
 READS = re.compile(r"\bread_config\s*\(\s*(?:load_yaml|parse_yaml|parse_json)\b|\bread_config\s*\(\s*\w+\.scalars\b"
                    r"|\bread_config\s*\(\s*\w+\s*,")
 BOUNDED = re.compile(r"\bcounts_out_of_bounds\s*\(")
-# Readers of what has no count that anything is made of or repeated by.
+# Readers of files that hold no count by which memory is taken or a loop repeats.
 HARMLESS = {
     "apps/bench.cpp": "rates of this program's own ranks",
     "apps/launch.cpp": "exit.json: an exit code",
@@ -30,7 +30,7 @@ HARMLESS = {
     "troupe/checkpoint/save_step.cpp": "sizes of this run's own shards",
     "troupe/core/config/config.h": "read_config itself",
     "troupe/data/build_corpus.cpp": "a journal, which is compared with the files that it is of",
-    "troupe/data/build_info.cpp": "what is told of a data set and compared with its files",
+    "troupe/data/build_info.cpp": "a data set's description, compared with its files",
     "troupe/nn/models/presets.cpp": "presets of this program",
     "troupe/train/going_on.cpp": "exit.json: the name of a checkpoint",
     "troupe/train/observe/expert_use.cpp": "experts.json: words and numbers to show",

@@ -1,5 +1,5 @@
 // Any bytes as the header lines of a server's answers: what they say of a range lies within the
-// object, and of what is counted nothing is lost.
+// object, and no counted byte is lost.
 #include <cstdint>
 #include <cstdlib>
 #include <string_view>

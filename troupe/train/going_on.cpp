@@ -63,10 +63,10 @@ std::string other_schedule(const TrainConfig& train, const Position& done, const
 }
 
 std::string other_training(const TrainConfig& was, const TrainConfig& now) {
-  constexpr std::string_view kTold[] = {"optimizer", "schedule",  "clip",  "precision",
-                                        "fp8",       "loss_mean", "spike", "batch_ramp"};
-  const auto told = [&](std::string_view path) {
-    return std::ranges::any_of(kTold, [&](std::string_view key) {
+  constexpr std::string_view kCompared[] = {"optimizer", "schedule",  "clip",  "precision",
+                                            "fp8",       "loss_mean", "spike", "batch_ramp"};
+  const auto is_compared = [&](std::string_view path) {
+    return std::ranges::any_of(kCompared, [&](std::string_view key) {
       return path.starts_with(key) && (path.size() == key.size() || path[key.size()] == '.');
     });
   };
@@ -77,13 +77,13 @@ std::string other_training(const TrainConfig& was, const TrainConfig& now) {
   }
   std::string out;
   for (const auto& [path, both] : values) {
-    if (!told(path) || both.first == both.second) continue;
+    if (!is_compared(path) || both.first == both.second) continue;
     out += (out.empty() ? "train." : ", train.") + path + ' ' + both.first + " -> " + both.second;
   }
   return out;
 }
 
-void tell_other_training(const std::string& run, const TrainConfig& now, const Log& log) {
+void warn_of_other_training(const std::string& run, const TrainConfig& now, const Log& log) {
   const std::string path = run + "/recipe.yaml";
   if (!is_there(path)) return;
   try {

@@ -25,7 +25,7 @@ std::string other_schedule(const TrainConfig& train, const Position& done, const
 std::string other_training(const TrainConfig& was, const TrainConfig& now);
 // For a run that resumes: tells them once, beside the recipe that its last start left in the
 // folder.
-void tell_other_training(const std::string& run, const TrainConfig& now, const Log& log);
+void warn_of_other_training(const std::string& run, const TrainConfig& now, const Log& log);
 
 // Traces in a run folder of checkpoints that are missing: "latest says step-000200". Empty: none.
 std::string lost_steps(const std::string& run);

@@ -138,7 +138,7 @@ void Trainer::resume_run() {
     }
     if (!loaded->point.latest_note.empty()) tools_.log.warning(loaded->point.latest_note);
     for (const std::string& note : loaded->notes) tools_.log.info(note);
-    if (context_.first()) tell_other_training(config.dir, recipe_.train, tools_.log);
+    if (context_.first()) warn_of_other_training(config.dir, recipe_.train, tools_.log);
   } else if (!config.init_from.empty()) {
     const Loaded from = load_weights(*learner_, config.init_from,
                                      {.waive_missing = config.waive_missing,
