@@ -162,6 +162,21 @@ TEST(Group, F84_AKilledRankIsAnErrorOnTheOthersThatNamesTheOperation) {
   });
 }
 
+TEST(Group, F84_ARankThatEndedBeforeAGroupIsMadeIsLost) {
+  const auto body = [](World& world) {
+    world.gather_texts("all are here", "");
+    if (world.rank() == 2) std::raise(SIGKILL);
+    try {
+      world.group({0, 1, 2}, "of its own");
+      ADD_FAILURE() << "was made";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Code::kRankLost) << e.what();
+    }
+    std::_Exit(::testing::Test::HasFailure() ? 1 : 0);  // no text of rank 2 ends the test
+  };
+  in_ranks_that_end({0, 0, -SIGKILL}, body, /*seconds=*/8);
+}
+
 TEST(World, TextsOfAllRanksInRankOrderAndOfEachRound) {
   in_ranks(3, [](World& world) {
     for (int round = 0; round < 3; ++round) {
@@ -304,6 +319,16 @@ TEST(Place, NamesTheVariableThatIsMissingOrBad) {
   EXPECT_NE(message({{"RANK", "one"}, {"WORLD_SIZE", "2"}}).find("\"one\""), std::string::npos);
   EXPECT_NE(message({{"RANK", "2"}, {"WORLD_SIZE", "2"}}).find("rank 2 in a world of 2"),
             std::string::npos);
+  // Of several, and not told which: it would train alone.
+  EXPECT_EQ(message({{"WORLD_SIZE", "2"}}),
+            "RANK: E2005 is not set, although WORLD_SIZE=2 is: each process of a run of several "
+            "needs RANK (from 0) and WORLD_SIZE. Set both, start them with troupe launch -n N, or "
+            "unset WORLD_SIZE to run one process");
+  EXPECT_NE(message({{"LOCAL_RANK", "1"}}).find("although LOCAL_RANK=1 is"), std::string::npos);
+  EXPECT_NE(message({{"LOCAL_WORLD_SIZE", "4"}, {"LOCAL_RANK", "0"}})
+                .find("although LOCAL_WORLD_SIZE=4 is"),
+            std::string::npos);
+  EXPECT_FALSE(place_of({{"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}}));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <limits>
 #include <string_view>
+#include <utility>
 
 #include "troupe/core/check.h"
 #include "troupe/distributed/world/world.h"
@@ -40,6 +41,22 @@ constexpr Names kLaunchers[] = {
     {"SLURM", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
      "SLURM_NTASKS_PER_NODE", "SLURM_JOB_ID", "SLURM_STEP_ID"},
 };
+
+// Told that there are others and not which of them it is, each would train alone and write to the
+// same folder.
+void require_alone(const GetVariable& get) {
+  constexpr std::pair<const char*, const char*> kOfOne[] = {
+      {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"}};
+  for (const auto& [name, of_one] : kOfOne) {
+    const auto value = get(name);
+    if (!value || *value == of_one) continue;
+    std::string what = "is not set, although ";
+    what.append(name).append("=").append(*value).append(
+        " is: each process of a run of several needs RANK (from 0) and WORLD_SIZE. Set both, start "
+        "them with troupe launch -n N, or unset ");
+    fail(Code::kBadValue, "RANK", what.append(name).append(" to run one process"));
+  }
+}
 
 // "gpu[3-5,7],login" begins with "gpu3", "n1,n2" with "n1".
 std::string first_host(const std::string& list) {
@@ -117,6 +134,7 @@ std::optional<Place> place_from(const GetVariable& get) {
     if (const auto token = get("TROUPE_TOKEN")) p.job += *token + '.';
     return p;
   }
+  require_alone(get);
   return {};
 }
 

@@ -32,7 +32,7 @@ namespace {
 
 using Milliseconds = std::chrono::milliseconds;
 
-constexpr Milliseconds kLeaveTime{2000}, kLeavePause{10};
+constexpr Milliseconds kLeaveTime{2000}, kLeavePause{10}, kEndTime{1000};
 constexpr Milliseconds kLeastSilence{10'000};  // ten beats: a busy machine may lose some
 
 class TcpKeyValueStore : public KeyValueStore {
@@ -291,11 +291,25 @@ std::shared_ptr<RankGroup> World::make(const std::vector<int64_t>& ranks, bool o
       backend->c10d = c10::make_intrusive<c10d::ProcessGroupGloo>(store, index, count, how);
     }
   } catch (const std::exception& e) {
-    fail(Code::kNoRendezvous, "ranks " + rank_list(ranks), first_line(e.what()));
+    // All ranks have met by now: one that has ended since is the cause, as of a collective that fails.
+    fail(has_lost(ranks) ? Code::kRankLost : Code::kNoRendezvous, "ranks " + rank_list(ranks),
+         first_line(e.what()));
   }
   group = std::shared_ptr<RankGroup>(new RankGroup(std::move(backend), ranks, index, pulse_));
   group->timeout_ = options_.hang_timeout;
   return group;
+}
+
+// A process that is killed closes its connections first, and is seen to be gone a moment later.
+bool World::has_lost(const std::vector<int64_t>& ranks) const {
+  if (!watch_) return false;
+  const auto ended = [&](int64_t r) { return r != rank() && watch_->has_ended(r); };
+  const auto end = std::chrono::steady_clock::now() + kEndTime;
+  while (!std::ranges::any_of(ranks, ended)) {
+    if (std::chrono::steady_clock::now() >= end) return false;
+    std::this_thread::sleep_for(kLeavePause);
+  }
+  return true;
 }
 
 // Ranks may be unequally slow to begin: to open data, to build the model, to read a checkpoint.

@@ -105,6 +105,8 @@ class World {
   std::chrono::milliseconds time_to_answer() const;
   std::shared_ptr<RankGroup> make(const std::vector<int64_t>& ranks, bool on_device,
                                   const std::string& channel, const GroupOptions& how = {});
+  // Whether the process of one of these ranks is gone, or will be within a second.
+  bool has_lost(const std::vector<int64_t>& ranks) const;
 
   Place place_;
   c10::Device device_{c10::kCPU};

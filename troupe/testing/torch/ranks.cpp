@@ -51,7 +51,8 @@ void run_as_rank(int call, const std::function<void(World&)>& body) {
   {
     World world(
         place, c10::kCPU,
-        {.start_timeout = std::chrono::seconds(30), .hang_timeout = std::chrono::seconds(30)});
+        {.start_timeout = std::chrono::seconds(30),
+         .hang_timeout = std::chrono::seconds(std::atoi(variable("TROUPE_TEST_SECONDS"))) / 2});
     try {
       body(world);
     } catch (const std::exception& e) {
@@ -78,7 +79,7 @@ struct Process {
   int end = 0;  // exit code, or minus the signal
 };
 
-Process start(int rank, int ranks, int call, int port, const std::string& folder) {
+Process start(int rank, int ranks, int call, int port, const std::string& folder, int seconds) {
   Process out{.output = folder + "/rank" + std::to_string(rank) + ".txt"};
   std::vector<std::string> settings;
   for (char** e = environ; *e != nullptr; ++e) settings.emplace_back(*e);
@@ -86,6 +87,7 @@ Process start(int rank, int ranks, int call, int port, const std::string& folder
   settings.push_back("RANK=" + std::to_string(rank));
   settings.push_back("WORLD_SIZE=" + std::to_string(ranks));
   settings.push_back("MASTER_PORT=" + std::to_string(port));
+  settings.push_back("TROUPE_TEST_SECONDS=" + std::to_string(seconds));
   settings.push_back("OMP_NUM_THREADS=1");
   std::vector<std::string> arguments{"/proc/self/exe", "--gtest_filter=" + this_test()};
   const auto pointers = [](std::vector<std::string>& texts) {
@@ -119,7 +121,8 @@ void in_ranks_that_end(const std::vector<int>& ends, const std::function<void(Wo
   const TemporaryFolder folder;
   const StoreServer store;
   std::vector<Process> all;
-  for (int r = 0; r < ranks; ++r) all.push_back(start(r, ranks, call, store.port(), folder.path()));
+  for (int r = 0; r < ranks; ++r)
+    all.push_back(start(r, ranks, call, store.port(), folder.path(), seconds));
   const auto last = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
   size_t running = all.size();
   while (running > 0 && std::chrono::steady_clock::now() < last) {

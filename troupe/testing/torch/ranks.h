@@ -21,7 +21,8 @@ void in_ranks(int ranks, const std::function<void(World&)>& body, int seconds = 
 // of the time, where no process must end. What a rank throws fails the test, and ends the others.
 void in_threads(int ranks, const std::function<void(World&)>& body, int seconds = 60);
 
-// in_ranks with the exit code or, negative, the signal that is expected of each rank.
+// in_ranks with the exit code or, negative, the signal that is expected of each rank. A collective waits half of
+// `seconds`.
 void in_ranks_that_end(const std::vector<int>& ends, const std::function<void(World&)>& body,
                        int seconds = 60);
 
