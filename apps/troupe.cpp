@@ -9,6 +9,7 @@
 #include <iostream>
 #include <new>
 
+#include "apps/standard_output.h"
 #include "apps/terminal_text.h"
 #include "apps/verbs.h"
 #include "troupe/core/check.h"
@@ -123,11 +124,11 @@ int run_to_exit_code(int argc, char** argv) {
 // destructor. A profiler that was loaded into the process writes its results at exit, so with one
 // the destructors run.
 int main(int argc, char** argv) {
-  const int code = troupe::run_to_exit_code(argc, argv);
+  troupe::StandardOutput out;
+  const int code = out.finish(troupe::run_to_exit_code(argc, argv));
   if (std::getenv("LD_PRELOAD") != nullptr || std::getenv("CUDA_INJECTION64_PATH") != nullptr) {
     return code;
   }
-  std::cout.flush();
   std::fflush(nullptr);
   ::_exit(code);
 }

@@ -54,6 +54,33 @@ class TroupeCommand(NanoRun):
         self.assertEqual(ranks.returncode, 0, ranks.stderr)
         self.assertEqual(spins(ranks.stderr), [bound] * 3)  # the launcher and both ranks
 
+    def test_output_that_a_full_disk_does_not_take_is_an_error(self):
+        verbs = (["config", "print", "nano.yaml"], ["check", "nano.yaml"], ["tokenizer", "encode", "bytes", "cat"],
+                 ["train", "nano.yaml", "--print-config"], ["completion", "bash"], ["doctor"], ["--help"], ["--version"],
+                 ["train", "--help"], ["config", "schema"])
+        for words in verbs:
+            self.assertEqual(self.ran(*words).returncode, 0, words)
+            with open("/dev/full", "wb") as full:
+                out = subprocess.run([str(TROUPE), *words], cwd=self.folder, env=self.env(), stdout=full,
+                                     stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
+            self.assertEqual(out.returncode, 7, (words, out.stderr))
+            self.assertIn("standard output: E7001 cannot write: No space left on device", out.stderr, words)
+            # Started with `>&-` nobody asked for output: it goes nowhere, and into no file that is opened.
+            self.command(["sh", "-c", 'exec "$0" "$@" >&-', TROUPE, *words], 0)
+
+    def test_output_that_is_no_output_is_an_error_and_one_that_is_left_is_none(self):
+        said = self.command(["sh", "-c", 'exec "$0" config schema 1</dev/null', TROUPE], 7).stderr
+        self.assertIn("standard output: E7002 cannot write: Bad file descriptor", said)
+        self.command(["bash", "-c", '"$0" train nano.yaml --print-config | head -n 1', TROUPE], 0)
+
+    def test_a_rank_without_a_number_does_not_train_alone(self):
+        for name, value in (("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
+            out = self.ran("train", "nano.yaml", **{name: value})
+            self.assertEqual(out.returncode, 2, out.stderr)
+            self.assertIn(f"RANK: E2005 is not set, although {name}={value} is", out.stderr)
+            self.assertFalse((self.folder / "run").exists())
+        self.assertIn("WORLD_SIZE: E2005 is not set", self.ran("train", "nano.yaml", RANK="1").stderr)
+
     def test_messages_tell_what_was_meant(self):
         def told(*sets):
             out = self.ran("check", "nano.yaml", *(w for s in sets for w in ("--set", s)))
@@ -64,6 +91,9 @@ class TroupeCommand(NanoRun):
         self.assertIn("train.global_batch: -8 is below 1", told("train.global_batch=-8"))
         self.assertIn('not "1e3"; did you mean "1000"?', told("train.steps=1e3"))
         self.assertIn('not "2.5e6"; did you mean "2500000"?', told("train.tokens=2.5e6"))
+        self.assertIn('must be an integer, not "2k"; did you mean "2000"?', told("model.vocab=2k"))
+        self.assertIn('did you mean "topk_softmax"?', told("model.moe.router.kind=topk"))
+        self.assertNotIn("model.norm", told("eval.sets=3"))
         self.assertNotIn("did you mean", told("train.steps=many"))
         for text, what in (("train:\n\tsteps: 30\n", "tabs.yaml:2:1: E2001 the line is indented with a tab, and YAML takes spaces alone"),
                            ("# nothing yet\n", "tabs.yaml: E2005 is empty. A recipe has the sections model, data")):

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <string>
 
+#include "troupe/core/text/units.h"
+
 namespace troupe {
 namespace {
 
@@ -45,15 +47,21 @@ std::string_view translated(const std::string& text, std::string_view wanted) {
   return {};
 }
 
-// "1000" for "1e3" or "1_000" where a whole number is wanted; empty: it is none.
+// "1000" for "1e3", "1_000" or "1k" where a whole number is wanted; empty: it is none.
 std::string whole_number(const std::string& text, std::string_view wanted) {
   constexpr double kExact = 9007199254740992;  // doubles hold all whole numbers up to here
   if (!wanted.starts_with("an integer") && !wanted.starts_with("a whole number")) return {};
   std::string plain = text;
   std::erase_if(plain, [](char c) { return c == '_' || c == ','; });
+  Count count;
+  if (from_text(plain, count) || from_text(expectation(plain, count).guess, count)) {
+    const std::string digits = to_text(count.value);
+    return digits == text ? "" : digits;  // a number that is too large as it is
+  }
   double value = 0;
   if (!from_text(plain, value) || value != std::trunc(value) || std::abs(value) > kExact) return {};
-  return to_text(static_cast<int64_t>(value));
+  const std::string digits = to_text(static_cast<int64_t>(value));
+  return digits == text ? "" : digits;
 }
 
 // What was probably meant.
@@ -123,13 +131,14 @@ void Reader::refuse(const Yaml& y, const std::string& path, const Expectation& e
 
 void Reader::refuse_choice(const Yaml& y, const std::string& path,
                            const std::vector<std::string_view>& kinds) {
-  refuse(y, path, {"a section, or one of " + joined(kinds), std::string(nearest(y.text, kinds))});
+  refuse(y, path,
+         {"a section, or one of " + joined(kinds), std::string(nearest_choice(y.text, kinds))});
 }
 
 void Reader::unknown_kind(const Yaml::Field& field, const std::string& path,
                           const std::vector<std::string_view>& kinds) {
   const std::string& name = field.value.text;
-  const std::string_view guess = nearest(name, kinds);
+  const std::string_view guess = nearest_choice(name, kinds);
   add_fault(Code::kNoSuchKind, field.where,
             "no " + field.name + " " + quoted(name) + " in " + section(path) +
                 (guess.empty() ? " (there is: " + joined(kinds) + ")"
@@ -138,13 +147,16 @@ void Reader::unknown_kind(const Yaml::Field& field, const std::string& path,
 
 void Reader::unknown_field(const Yaml::Field& field, const std::string& path,
                            const std::vector<std::string_view>& names) {
-  add_fault(Code::kNoSuchField, field.where,
-            "no field " + quoted(field.name) + " in " + section(path) + hint(field.name, names));
+  add_fault(
+      Code::kNoSuchField, field.where,
+      "no field " + quoted(field.name) + " in " + section(path) + hint(field.name, path, names));
 }
 
 // From the surest to the vaguest: the name in other letters; another program's name for it; the
-// same name elsewhere; a name like it here; a name like it elsewhere; all that there is.
-std::string Reader::hint(const std::string& name, const std::vector<std::string_view>& names) {
+// same name elsewhere; a name like it here; a name much like it in a section of this one, then
+// elsewhere, since of many short names one is always near; all that there is.
+std::string Reader::hint(const std::string& name, const std::string& path,
+                         const std::vector<std::string_view>& names) {
   const std::string wanted = normalized(name);
   if (std::ranges::find(names, wanted) != names.end()) {
     return "; did you mean " + quoted(wanted) + "?";
@@ -154,21 +166,32 @@ std::string Reader::hint(const std::string& name, const std::vector<std::string_
   if (alias != aliases_.end()) return "; here it is " + quoted(alias->path);
   std::string places;
   if (paths_.empty()) paths_ = list_paths_();
-  std::vector<std::string_view> leaves;
-  for (const std::string& path : paths_) {
-    leaves.push_back(leaf(path));
+  std::vector<std::string_view> leaves, inner;  // inner: "" where it is not of this section
+  for (const std::string& known : paths_) {
+    leaves.push_back(leaf(known));
+    inner.push_back(known.starts_with(join(path, "")) ? leaves.back() : std::string_view());
     if (leaves.back() != wanted) continue;
-    const bool at_root = path.size() == wanted.size();
-    places += (places.empty() ? "" : " or ") +
-              (at_root ? "the top level" : quoted(path.substr(0, path.size() - wanted.size() - 1)));
+    const bool at_root = known.size() == wanted.size();
+    places +=
+        (places.empty() ? "" : " or ") +
+        (at_root ? "the top level" : quoted(known.substr(0, known.size() - wanted.size() - 1)));
   }
   if (!places.empty()) return "; it belongs under " + places;
   if (const auto guess = nearest(name, names); !guess.empty()) {
     return "; did you mean " + quoted(guess) + "?";
   }
-  if (const auto guess = nearest(name, leaves); !guess.empty()) {
-    const auto at = std::ranges::find(leaves, guess) - leaves.begin();
+  const auto place_of_guess = [&](std::string_view guess,
+                                  const std::vector<std::string_view>& from) {
+    const auto at = std::ranges::find(from, guess) - from.begin();
     return "; did you mean " + quoted(paths_[static_cast<size_t>(at)]) + "?";
+  };
+  const size_t most = std::max<size_t>(1, name.size() / 3);
+  if (!path.empty()) {
+    const auto guess = nearest(name, inner, most);
+    if (!guess.empty()) return place_of_guess(guess, inner);
+  }
+  if (const auto guess = nearest(name, leaves, most); !guess.empty()) {
+    return place_of_guess(guess, leaves);
   }
   return " (there is: " + joined(names) + ")";
 }

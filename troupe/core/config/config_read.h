@@ -117,7 +117,8 @@ class Reader {
                     const std::vector<std::string_view>& kinds);
   void unknown_field(const Yaml::Field& field, const std::string& path,
                      const std::vector<std::string_view>& names);
-  std::string hint(const std::string& name, const std::vector<std::string_view>& names);
+  std::string hint(const std::string& name, const std::string& path,
+                   const std::vector<std::string_view>& names);
   void add_fault(Code code, const Where& where, const std::string& what);
 
   ListPaths list_paths_;

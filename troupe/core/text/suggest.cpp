@@ -23,6 +23,12 @@ size_t distance(std::string_view a, std::string_view b) {
   return table.back();
 }
 
+std::string without_marks(std::string_view word) {
+  std::string out = normalized(word);
+  std::erase(out, '_');
+  return out;
+}
+
 }  // namespace
 
 std::string normalized(std::string_view word) {
@@ -35,17 +41,35 @@ std::string normalized(std::string_view word) {
 }
 
 std::string_view nearest(std::string_view word, const std::vector<std::string_view>& known) {
+  return nearest(word, known, std::max<size_t>(2, word.size() / 3));
+}
+
+std::string_view nearest(std::string_view word, const std::vector<std::string_view>& known,
+                         size_t most) {
   constexpr size_t kLongest = 256;  // Nobody's field: not worth a table of its square.
   if (word.size() > kLongest) return {};
   const std::string wanted = normalized(word);
   std::string_view best;
-  size_t best_distance = std::max<size_t>(2, word.size() / 3) + 1;
+  size_t best_distance = most + 1;
   for (const std::string_view name : known) {
     const size_t edits = distance(wanted, normalized(name));
     // A word made of nothing but edits resembles everything.
     if (edits < best_distance && edits < name.size()) best = name, best_distance = edits;
   }
   return best;
+}
+
+std::string_view nearest_choice(std::string_view word, const std::vector<std::string_view>& known) {
+  const std::string_view near = nearest(word, known);
+  const std::string begin = without_marks(word);
+  if (!near.empty() || begin.size() < 2) return near;
+  std::string_view found;
+  for (const std::string_view name : known) {
+    if (!without_marks(name).starts_with(begin)) continue;
+    if (!found.empty()) return {};
+    found = name;
+  }
+  return found;
 }
 
 std::string joined(const std::vector<std::string_view>& words) {

@@ -20,7 +20,7 @@
 namespace troupe {
 
 struct Expectation {
-  std::string wanted;      // "an integer from 0 to 255"
+  std::string wanted;      // "an integer of at least 0"
   std::string guess = {};  // what was probably meant, or nothing
 };
 
@@ -89,17 +89,28 @@ std::string to_text(E e) {
 Expectation expectation(std::string_view text, const bool& out);
 
 template <class T>
-requires std::is_arithmetic_v<T> Expectation expectation(std::string_view, const T&) {
+requires std::is_arithmetic_v<T> Expectation expectation(std::string_view text, const T&) {
   using Limits = std::numeric_limits<T>;
   if constexpr (std::is_floating_point_v<T>) return {"a number"};
-  return {"an integer from " + to_text(Limits::min()) + " to " + to_text(Limits::max())};
+  // A type's bound says something to whoever has passed it alone.
+  const bool negative = text.starts_with('-');
+  const std::string_view digits = text.substr(negative);
+  const bool whole =
+      !digits.empty() && digits.find_first_not_of("0123456789") == std::string_view::npos;
+  if (whole && !negative && digits.front() != '0') {
+    return {"an integer of at most " + to_text(Limits::max())};
+  }
+  if (Limits::min() == 0 || (whole && negative && digits.front() != '0')) {
+    return {"an integer of at least " + to_text(Limits::min())};
+  }
+  return {"an integer"};
 }
 
 template <NamedEnum E>
 Expectation expectation(std::string_view text, const E&) {
   std::vector<std::string_view> names;
   for (const auto& [name, value] : names_of(E{})) names.push_back(name);
-  return {"one of " + joined(names), std::string(nearest(text, names))};
+  return {"one of " + joined(names), std::string(nearest_choice(text, names))};
 }
 
 }  // namespace troupe

@@ -534,7 +534,7 @@ class Megatron {
 
 void convert_megatron(const std::string& text, const std::string& file,
                       const std::map<std::string, std::string>& variables, Draft& draft) {
-  const ShellArguments arguments = shell_arguments(text, variables);
+  const ShellArguments arguments = shell_arguments(text, variables, file);
   for (const std::string& note : arguments.notes) draft.note(note);
   const auto is_flag = [](const ShellWord& word) { return word.text.starts_with("--"); };
   if (std::none_of(arguments.words.begin(), arguments.words.end(), is_flag)) {

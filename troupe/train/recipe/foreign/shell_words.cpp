@@ -8,6 +8,7 @@
 #include <set>
 #include <string_view>
 
+#include "troupe/core/check.h"
 #include "troupe/train/recipe/foreign/shell_condition.h"
 
 namespace troupe {
@@ -24,9 +25,15 @@ bool is_control(std::string_view word) {
   return std::find(kWords.begin(), kWords.end(), word) != kWords.end();
 }
 
+// A line `A="$A $A"` doubles what A holds. Of a real script all values together are some KB.
+constexpr size_t kMostOfOne = size_t{1} << 20;
+constexpr size_t kMostOfAll = size_t{8} << 20;
+
 class Script {
  public:
-  Script(const std::string& text, const std::map<std::string, std::string>& given) : text_(text) {
+  Script(const std::string& text, const std::map<std::string, std::string>& given,
+         const std::string& file)
+      : text_(text), file_(file) {
     for (const auto& [name, value] : given) variables_[name] = {{value, 0}};
   }
 
@@ -212,7 +219,7 @@ class Script {
     Words value;
     if (peek() == '(') {
       take();
-      if (runs()) array_order_.push_back(name);
+      if (runs() && arrays_.insert(name).second) array_order_.push_back(name);
       for (skip_array(); peek() != ')' && at_ < text_.size(); skip_array()) {
         const Words words = read_word();
         value.insert(value.end(), words.begin(), words.end());
@@ -224,9 +231,18 @@ class Script {
     }
     if (!runs()) return true;
     Words& old = variables_[name];
-    if (!more) old.clear();
+    size_t& held = held_[name];
+    if (!more) old.clear(), held = 0;
+    for (const ShellWord& word : value) held += word.text.size() + sizeof(ShellWord);
+    if (held > kMostOfOne) fail_growth(name + " grows over 1 MiB");
     old.insert(old.end(), value.begin(), value.end());
     return true;
+  }
+
+  [[noreturn]] void fail_growth(const std::string& what) const {
+    fail(Code::kBadValue, file_ + ':' + std::to_string(line_), what,
+         "with the values of other variables; a script of arguments holds some KB. Write its value "
+         "out, or give the words of the command alone");
   }
 
   void skip_array() {
@@ -337,8 +353,11 @@ class Script {
 
   // Appends the value of a variable: its `parts` as words of their own, and, outside quotes, split
   // at `blanks`.
-  static void append(Words& out, const Words& value, bool parts, bool blanks) {
+  void append(Words& out, const Words& value, bool parts, bool blanks) {
+    const size_t before = out.size();
     for (size_t i = 0; i < value.size(); ++i) {
+      expanded_ += value[i].text.size();
+      if (expanded_ > kMostOfAll) fail_growth("what variables are replaced by grows over 8 MiB");
       if (i > 0) {
         parts ? out.push_back({"", value[i].line}) : void(out.back().text += ' ');
       }
@@ -352,13 +371,18 @@ class Script {
         }
       }
     }
+    expanded_ += (out.size() - before) * sizeof(ShellWord);
   }
 
   const std::string& text_;
+  const std::string& file_;
   size_t at_ = 0;
   int line_ = 1;
   std::map<std::string, Words> variables_;
+  std::map<std::string, size_t> held_;  // the bytes of each
+  size_t expanded_ = 0;                 // that values of variables have put into words
   std::vector<std::string> array_order_;
+  std::set<std::string> arrays_;  // those in it
   std::vector<Words> commands_;
   std::vector<std::string> notes_;
   std::vector<Branch> branches_;
@@ -371,8 +395,9 @@ class Script {
 }  // namespace
 
 ShellArguments shell_arguments(const std::string& text,
-                               const std::map<std::string, std::string>& given) {
-  ShellArguments out = Script(text, given).read();
+                               const std::map<std::string, std::string>& given,
+                               const std::string& file) {
+  ShellArguments out = Script(text, given, file).read();
   std::erase_if(out.words, [](const ShellWord& w) { return w.text == "$@" || w.text == "${@}"; });
   return out;
 }

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+
+#include "troupe/core/check.h"
+
 namespace troupe {
 namespace {
 
@@ -48,6 +52,40 @@ TEST(ShellWords, TestsAreEvaluated) {
   const ShellArguments out = shell_arguments("python x/a.py $1 \"$@\"", {{"1", "p"}, {"2", "q"}});
   EXPECT_EQ(out.program, "x/a.py");
   EXPECT_EQ(out.words.size(), 3U);
+}
+
+std::string fault_of_script(const std::string& script) {
+  try {
+    shell_arguments(script, {}, "run.sh");
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+std::string repeated_line(const std::string& line, int times) {
+  std::string out;
+  for (int i = 0; i < times; ++i) out += line + '\n';
+  return out;
+}
+
+TEST(ShellWords, VariablesThatDoubleEndWithTheirLine) {
+  const auto begin = std::chrono::steady_clock::now();
+  // 40 lines took the memory of the machine; four arguments double 20 times before 1 MiB.
+  EXPECT_TRUE(fault_of_script("A=1\n" + repeated_line("A=\"$A$A\"", 40) + "python a.py $A")
+                  .starts_with("run.sh:21: E2005 A grows over 1 MiB"));
+  EXPECT_NE(fault_of_script("A=1\n" + repeated_line("A=\"$A $A\"", 40)).find("A grows over 1 MiB"),
+            std::string::npos);
+  EXPECT_NE(fault_of_script("A=(1 2)\n" + repeated_line("A+=(${A[@]})", 40)).find("E2005 "),
+            std::string::npos);
+  // One line, and many: neither a word nor the words of a command grow without end.
+  std::string many = "A=" + std::string(500'000, 'x') + "\npython a.py";
+  for (int i = 0; i < 1'000; ++i) many += " $A";
+  EXPECT_TRUE(fault_of_script(many).starts_with("run.sh:2: E2005 what variables are replaced by"));
+  EXPECT_EQ(fault_of_script(repeated_line("A+=\" --flag 1\"", 5'000) + "python a.py $A"), "");
+  EXPECT_EQ(words_of("A=(--x 1)\nA+=(--y)\n"), "[--x][1][--y]");  // an array is passed on once
+  EXPECT_EQ(shell_arguments(repeated_line("A+=(x)", 20'000)).words.size(), 20'000U);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
 }  // namespace
