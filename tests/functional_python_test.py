@@ -3,8 +3,11 @@
 import itertools
 import math
 import os
+import pathlib
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
@@ -308,6 +311,32 @@ class Refusals(unittest.TestCase):
         (first,) = torch.autograd.grad(troupe.moe_ffn(q.x, q.ids, q.p, q.w1, q.w2).sum(), [q.x], create_graph=True)
         with self.assertRaisesRegex(RuntimeError, "troupe::moe_ffn has no second derivative"):
             first.sum().backward()
+
+
+class TreeImport(unittest.TestCase):
+    def imported(self, package, **variables):
+        env = {k: v for k, v in os.environ.items() if k not in ("TROUPE_LIBRARY", "TROUPE_BUILD")}
+        return subprocess.run([sys.executable, "-c", "import troupe; print(troupe.library)"], capture_output=True, text=True,
+                              env=dict(env, PYTHONPATH=str(package), **variables), timeout=300, check=False)
+
+    def test_a_checkout_finds_its_library_or_says_where_it_looked(self):
+        python, built = pathlib.Path(troupe.__file__).resolve().parents[1], pathlib.Path(troupe.library).resolve()
+        with tempfile.TemporaryDirectory() as folder:
+            tree = pathlib.Path(folder).resolve()
+            (tree / "CMakeLists.txt").touch()
+            shutil.copytree(python, tree / "python")
+            said = self.imported(tree / "python").stderr
+            for place in ("TROUPE_LIBRARY", "TROUPE_BUILD", "build/*/libtroupe.so"):
+                self.assertIn(place, said)
+            for name, age in (("old", 1), ("new", 2)):
+                (tree / "build" / name).mkdir(parents=True)
+                shutil.copy(built, tree / "build" / name / "libtroupe.so")
+                os.utime(tree / "build" / name / "libtroupe.so", (age, age))
+            for name, variables in (("new", {}), ("old", {"TROUPE_BUILD": str(tree / "build/old")})):
+                out = self.imported(tree / "python", **variables)
+                self.assertEqual(out.stdout.strip(), str(tree / "build" / name / "libtroupe.so"), out.stderr)
+            out = self.imported(tree / "python", TROUPE_LIBRARY=str(built), TROUPE_BUILD=str(tree / "build/old"))
+            self.assertEqual(out.stdout.strip(), str(built), out.stderr)
 
 
 class Import(unittest.TestCase):

@@ -68,8 +68,23 @@ def _packaged():
     return str(Path(__file__).parent / "lib" / "libtroupe.so.0")
 
 
-# TROUPE_LIBRARY: a build elsewhere than in the package, for those who work on it.
-library = os.environ.get("TROUPE_LIBRARY") or _packaged()
+def _library():
+    """TROUPE_LIBRARY; the wheel's; in a checkout TROUPE_BUILD's, else the newest build's."""
+    if named := os.environ.get("TROUPE_LIBRARY"):
+        return named
+    root = Path(__file__).resolve().parents[2]
+    if (Path(__file__).parent / "lib" / "libtroupe.so.0").exists() or not (root / "CMakeLists.txt").exists():
+        return _packaged()
+    build = os.environ.get("TROUPE_BUILD")
+    found = [p for p in ([Path(build, "libtroupe.so")] if build else root.glob("build/*/libtroupe.so")) if p.exists()]
+    if not found:
+        raise ImportError(f"no library of troupe: TROUPE_LIBRARY is not set, TROUPE_BUILD is {build or 'not set'}"
+                          f"{', which has no libtroupe.so' if build else ''}, and "
+                          f"{root}/build/*/libtroupe.so is {'not looked at then' if build else 'not there'}. Run: ./dev build")
+    return str(max(found, key=lambda path: path.stat().st_mtime))
+
+
+library = _library()
 torch.ops.load_library(library)
 
 from . import hook  # noqa: E402
