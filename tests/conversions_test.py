@@ -1,4 +1,4 @@
-"""Other trainers' scripts from outside: converted, checked, and trained for ten steps, cut down. The texts here
+"""Other trainers' scripts from outside: converted, checked, and trained for ten or twenty steps, cut down. The texts here
 have what the scripts of MegaBlocks, Megatron-Core (Mixtral) and LLM-Foundry have. Where the project's seeds are at
 hand, in ../shared/seeds or the folder that TROUPE_SEEDS names, Megatron-Core's own script is read in place of ours."""
 import json
@@ -13,7 +13,7 @@ SEEDS = pathlib.Path(os.environ.get("TROUPE_SEEDS", ROOT.parent / "shared/seeds"
 TROUPE = pathlib.Path(os.environ["TROUPE_BUILD"], "troupe").resolve()
 SMALL = ["model.layers=2", "model.width=64", "model.vocab=256", "model.max_positions=64", "model.moe.hidden=32",
          "data.train=[{kind: mock}]", "data.valid=[]", 'data.split=""', 'data.tokenizer=""', "data.sequence=32",
-         "train.global_batch=4", "train.micro_batch=2", "train.tokens=0", "train.steps=10", "train.precision=fp32",
+         "train.global_batch=4", "train.micro_batch=2", "train.tokens=0", "train.precision=fp32",
          "train.schedule={kind: constant}", "train.optimizer.lr=3e-3", "parallel.shard=auto", "run.device=cpu",
          "run.threads=1"]
 
@@ -181,9 +181,9 @@ class Conversions(unittest.TestCase):
         (self.folder / name).write_text(text)
         return self.troupe("convert", "recipe", name, "-o", "recipe.yaml", *words).stderr
 
-    def train(self, *more, ranks=1, experts=None):
-        """Checks the recipe cut down, trains ten steps of it: their losses."""
-        sets = [w for one in (*SMALL, "checkpoint.dir=run", *more) for w in ("--set", one)]
+    def train(self, *more, ranks=1, experts=None, steps=10):
+        """Checks the recipe cut down, trains some steps of it: their losses and their gradients' norms."""
+        sets = [w for one in (*SMALL, f"train.steps={steps}", "checkpoint.dir=run", *more) for w in ("--set", one)]
         launch = ["launch", "-n", ranks, "--"] if ranks > 1 else []
         if ranks == 1:
             self.assertIn("ok", self.troupe("check", "recipe.yaml", *sets).stdout)
@@ -193,10 +193,18 @@ class Conversions(unittest.TestCase):
         run = [one for one in sets if one.startswith("checkpoint.dir=")][-1].partition("=")[2]
         rows = [json.loads(line) for line in (self.folder / run / "log.jsonl").read_text().splitlines()]
         losses = [row["loss"] for row in rows if "event" not in row]
-        self.assertEqual(len(losses), 10)
+        self.assertEqual(len(losses), steps)
         self.assertAlmostEqual(losses[0], 5.6, delta=.6)  # ln 256: nothing is known
         self.assertLess(losses[-1], losses[0])
-        return losses
+        return losses, [row["grad_norm"] for row in rows if "event" not in row]
+
+    def same_as_one(self, many, one, **ranks):
+        """Twenty steps on ranks and of one process: each loss and each norm. At the rate of Megatron's script: at 3e-3
+        AdamW, which divides a gradient by its own size, makes of its rounding 2.4e-5 of the norm by the twentieth step."""
+        rate = "train.optimizer.lr=1e-4"
+        for a, b in zip(self.train(*one, rate, "checkpoint.dir=one", steps=20), self.train(*many, rate, **ranks, steps=20)):
+            for step, (alone, together) in enumerate(zip(a, b), 1):
+                self.assertAlmostEqual(alone, together, delta=1e-5 * abs(alone), msg=f"step {step}")
 
     def mixtral(self):
         if not (SEEDS / "002.txt").is_file():
@@ -248,11 +256,13 @@ class Conversions(unittest.TestCase):
                               "--assume-memory", "160GiB").stdout
         self.assertIn("attention  tensor 4 x context 1 x data 2 x pipeline 1", planned)
         self.assertIn("experts    expert_tensor 1 x expert 4 x expert_data 2 x pipeline 1", planned)
+        # As it stands, on as many ranks as its slices of experts need.
+        sixteen = self.troupe("plan", "recipe.yaml", "--ranks", "16", *machine, *mock).stdout
+        self.assertIn("attention  tensor 4 x context 1 x data 4 x pipeline 1", sixteen)
+        self.assertIn("experts    expert_tensor 4 x expert 4 x expert_data 1 x pipeline 1", sixteen)
         self.assertIn("shard: zero1  #", (self.folder / "recipe.yaml").read_text())
-        eight = self.train("model.heads=8", "parallel.expert_tensor=1", "parallel.shard=zero1", ranks=8, experts=4)
-        one = self.train("model.heads=8", "checkpoint.dir=one", *ONE_RANK)
-        for a, b in zip(one, eight):
-            self.assertAlmostEqual(a, b, delta=1e-5 * a)
+        self.same_as_one(("model.heads=8", "parallel.expert_tensor=1", "parallel.shard=zero1"),
+                         ("model.heads=8", *ONE_RANK), ranks=8, experts=4)
 
     def test_44_megablocks_script_trains_with_quantized_activations(self):
         said = self.convert(MEGABLOCKS, "dmoe.sh", "--variable", "1=run")
@@ -261,8 +271,8 @@ class Conversions(unittest.TestCase):
         for line in ("steps: 20000  #", "experts: 64  #", "inputs: 8  #", "rematerialize: 4  #", "scatter: 8  #"):
             self.assertIn(line, recipe)
         small = ["model.moe.experts=8", "model.dropout=0", "model.attn_dropout=0"]
-        quantized = self.train(*small)
-        plain = self.train(*small, "checkpoint.dir=plain", *(f"model.moe.quantize.{name}=-1" for name in ("inputs", "rematerialize", "scatter")))
+        quantized, _ = self.train(*small)
+        plain, _ = self.train(*small, "checkpoint.dir=plain", *(f"model.moe.quantize.{name}=-1" for name in ("inputs", "rematerialize", "scatter")))
         self.assertEqual(quantized[0], plain[0])  # backward alone reads them
         self.assertNotEqual(quantized[-1], plain[-1])
 
@@ -276,10 +286,7 @@ class Conversions(unittest.TestCase):
                               "data.train=[{kind: mock}]", "--set", 'data.tokenizer=""').stdout
         self.assertIn("experts    expert_tensor 1 x expert 8 x expert_data 1 x pipeline 1", planned)
         sets = ("parallel.shard=full", "train.global_batch=8", "train.micro_batch=1")
-        eight = self.train(*sets, ranks=8)
-        one = self.train(*sets, "parallel.expert=1", "checkpoint.dir=one")
-        for a, b in zip(one, eight):
-            self.assertAlmostEqual(a, b, delta=1e-5 * a)
+        self.same_as_one(sets, (*sets, "parallel.expert=1"), ranks=8)
 
 
 if __name__ == "__main__":

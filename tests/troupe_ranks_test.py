@@ -156,6 +156,37 @@ class TroupeRanks(RanksRun):
         self.train_ranks(2, FULL, experts(2), name="b")
         self.assert_equal_runs("a", "b")
 
+    def test_F119_so_are_two_runs_of_cut_matrices_layers_and_rows(self):
+        """Tensor ranks with experts over them, pipeline stages, context ranks: each has transfers of its own."""
+        for world, *sets in ((2, "parallel.tensor=2", experts(2)), (2, "parallel.pipeline=2", experts(1)),
+                             (2, "parallel.context=2", experts(1))):
+            for name in ("a", "b"):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+                self.train_ranks(world, *sets, ZERO, "train.steps=5", "log.every=1", name=name)
+            self.assertEqual(len(self.losses("a")), 5)
+            self.assert_equal_runs("a", "b")
+
+    def test_presets_of_two_layers_on_four_ranks_are_one_process(self):
+        """Whole QK norm, head norm, MLA and clipped QKV; each axis by one of them."""
+        for preset, more, *sets in (
+                ("olmoe-1b-7b", "heads: 4", "parallel.tensor=2", experts(4)),
+                ("qwen3-30b-a3b", "heads: 4, kv_heads: 2", "parallel.context=2", experts(2)),
+                ("deepseek-v2-lite", "heads: 4, ffn: 64", "parallel.tensor=2", experts(2)),
+                ("dbrx", "heads: 4, kv_heads: 2", "parallel.pipeline=2", experts(2))):
+            lines = [line for line in self.RECIPE.splitlines() if line.strip() and "model:" not in line]
+            model = (f"model: {{preset: {preset}, layers: 2, width: 32, vocab: 256, {more},\n"
+                     "        moe: {experts: 8, top_k: 2, hidden: 32}}")
+            (self.folder / "nano.yaml").write_text("\n".join([model, *(x for x in lines if not x.startswith("        moe"))]))
+            short = ("train.steps=3", "train.optimizer.lr=1e-4", "train.precision=fp32")
+            for name in ("one", "many"):
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+            self.train("checkpoint.dir=one", *short)
+            self.train_ranks(4, ZERO, *sets, *short, name="many")
+            one, many = self.figures("one"), self.figures("many")
+            self.assertEqual(sorted(one), sorted(many))
+            for step, (loss, _) in one.items():
+                self.assertAlmostEqual(many[step][0] / loss, 1, delta=1e-5, msg=f"{preset} step {step}")
+
     def same_after_a_kill(self, name, *sets):
         sets = (*sets, "checkpoint.every_steps=4", "checkpoint.background=false")
         self.train_ranks(2, *sets, name=name)

@@ -1,9 +1,13 @@
 // A layout changes the order of sums and nothing else: a Learner on ranks that are threads beside
 // one process, step by step, in f64; in f32 too where a layout brings traffic of its own.
+#include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
 #include <map>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "troupe/train/layout_run_test.h"
 
@@ -246,6 +250,38 @@ INSTANTIATE_TEST_SUITE_P(
         Layout{"pp_2_hybrid_dp_4_ep_2", "{pipeline: 2, shard: full, shard_ranks: 2, expert: 2}", 8},
         Layout{"pp_2_etp_2_ep_2", "{pipeline: 2, shard: zero1, expert: 2, expert_tensor: 2}", 8}),
     [](const auto& given) { return given.param.name; });
+
+// The first stage and the last have the same table; each updates its own.
+TEST(LayoutsOfTables, BothEndsOfATiedTableAreEqualBitForBitAfterTwentySteps) {
+  const Recipe recipe = recipe_of(
+      "run: {device: cpu}\nparallel: {pipeline: 2, shard: none, expert: 1}\n"
+      "train: {steps: 20, precision: fp32}\n",
+      kModel);
+  std::mutex mutex;
+  std::map<std::string, std::vector<at::Tensor>> ends;
+  testing::in_threads(2, [&](World& world) {
+    at::set_num_threads(1);
+    const auto ranks =
+        std::make_shared<Ranks>(std::shared_ptr<World>(&world, [](World*) {}), recipe);
+    const Faults none;
+    Learner learner(recipe, c10::kCPU, none, ranks);
+    TrainState state;
+    for (int64_t step = 0; step < 20; ++step) {
+      learner.step(feed_of(recipe, Text{}, *ranks, step), state);
+    }
+    const std::lock_guard lock(mutex);
+    for (const auto& slot : learner.store().slots()) {
+      ends[slot.named.name].push_back(slot.named.param->value.detach().clone());
+    }
+  });
+  int shared = 0;
+  for (const auto& [name, values] : ends) {
+    if (values.size() < 2) continue;
+    ++shared;
+    EXPECT_TRUE(at::equal(values[0], values[1])) << name;
+  }
+  EXPECT_GE(shared, 1);
+}
 
 // Muon computes in f32, and needs whole matrices of which ranks have rows, columns or slices.
 constexpr const char* kMuon = "train: {optimizer: {kind: muon, lr: 0.003}}\n";

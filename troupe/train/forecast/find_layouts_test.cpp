@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "troupe/core/config/config.h"
+#include "troupe/testing/cpu_seconds.h"
 #include "troupe/train/forecast/forecaster.h"
 #include "troupe/train/recipe/recipe_of_test.h"
 
@@ -250,6 +251,17 @@ TEST(FindLayouts, ThousandsOfRanksTakeSeconds) {
   EXPECT_LT(all.simulated, 400);
   ASSERT_FALSE(all.fit.empty());
   EXPECT_LE(all.fit.front().rank.peak.total(), 80 * kGiB);
+}
+
+TEST(FindLayouts, TheLayoutOfMixtral8x22BOn64RanksIsChosenInTwoSeconds) {
+  const RanksAtHand ranks{.world = 64, .per_host = 8, .memory = 80 * kGiB, .on_gpu = true};
+  const Recipe r = large_run("mixtral-8x22b", 64);
+  const double begin = cpu_seconds();
+  const LayoutChoice choice = choose_layout(r, ranks, assumed_machine(true));
+  const double seconds = cpu_seconds() - begin;
+  RecordProperty("processor_seconds", std::to_string(seconds));
+  EXPECT_LT(seconds, 2);
+  EXPECT_EQ(choice.why.find("nothing fits"), std::string::npos) << choice.why;
 }
 
 TEST(FindLayouts, TheReasonNamesThePartsOfAStep) {

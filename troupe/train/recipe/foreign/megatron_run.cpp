@@ -136,13 +136,12 @@ class MegatronRun {
     if (ranks > 1 && !flags_.given("sequence-parallel")) {
       draft_.note("--sequence-parallel is not given: it is " + std::string(kAlways));
     }
-    const std::pair<const char*, const char*> open[] = {
-        {"tp-comm-overlap", "not supported yet: tokens are gathered and scattered beside nothing"},
-        {"moe-extended-tp", "not supported: parallel.expert_tensor cuts experts by their width"}};
-    for (const auto& [flag, why] : open) {
-      if (!flags_.given(flag)) continue;
-      if (ranks > 1) draft_.defer(flags_.origin(flag), why);
-      if (ranks == 1) draft_.ignore(flags_.origin(flag), "one tensor rank leaves it nothing to do");
+    const std::pair<const char*, const char*> no_effect[] = {
+        {"tp-comm-overlap",
+         "speed only: in backward tokens' gradients travel beside the gradients of weights"},
+        {"moe-extended-tp", "no effect on results: parallel.expert_tensor cuts experts' widths"}};
+    for (const auto& [flag, why] : no_effect) {
+      ignore_given({flag}, ranks > 1 ? why : "one tensor rank leaves it nothing to do");
     }
     slices(ranks);
   }
