@@ -248,7 +248,7 @@ struct ShortNames {
 };
 
 TEST(Config, AFieldIsAnsweredFromItsOwnSectionFirst) {
-  const auto told = [](const std::string& assignment) -> std::string {
+  const auto answer = [](const std::string& assignment) -> std::string {
     try {
       ShortNames c;
       read_config(override_yaml(assignment), c);
@@ -257,9 +257,9 @@ TEST(Config, AFieldIsAnsweredFromItsOwnSectionFirst) {
     }
     return "";
   };
-  EXPECT_TRUE(told("eval.sets=1").ends_with("no field \"sets\" in eval (there is: every, tasks)"));
-  EXPECT_TRUE(told("eval.shts=1").ends_with("did you mean \"eval.tasks.shots\"?"));
-  EXPECT_TRUE(told("eval.epss=1").ends_with("did you mean \"norm.eps\"?"));
+  EXPECT_TRUE(answer("eval.sets=1").ends_with("no field \"sets\" in eval (there is: every, tasks)"));
+  EXPECT_TRUE(answer("eval.shts=1").ends_with("did you mean \"eval.tasks.shots\"?"));
+  EXPECT_TRUE(answer("eval.epss=1").ends_with("did you mean \"norm.eps\"?"));
 }
 
 TEST(Config, NullIsTheAbsenceOfAnOptionalField) {
