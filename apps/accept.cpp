@@ -26,7 +26,7 @@ namespace {
 constexpr std::string_view kOtherUser =
     "troupe: a process of another user of this machine connects to a port of this run; it is "
     "turned away\n";
-constexpr std::string_view kUntoldUser =
+constexpr std::string_view kUnknownUserWarning =
     "troupe: this kernel does not say whose a connection is (it lacks tcp_diag; as root: modprobe "
     "tcp_diag): other users of this machine could connect to the ports of this run\n";
 constexpr std::string_view kOtherMachine =
@@ -48,13 +48,13 @@ bool is_nccl(const void* caller) {
 
 // Whether what connects is no rank of this run; says so, once for each reason.
 bool is_stranger(int socket, const void* caller) {
-  static std::atomic_flag user_said, untold_said, machine_said;
+  static std::atomic_flag user_said, unknown_said, machine_said;
   if (const auto user = troupe::local_peer_user(socket)) {
     if (*user == static_cast<int64_t>(::geteuid())) return false;
     if (*user == troupe::kNobody) return !is_nccl(caller);
-    say_once(*user == troupe::kUntold ? untold_said : user_said,
-             *user == troupe::kUntold ? kUntoldUser : kOtherUser);
-    return *user != troupe::kUntold;
+    say_once(*user == troupe::kUnknownUser ? unknown_said : user_said,
+             *user == troupe::kUnknownUser ? kUnknownUserWarning : kOtherUser);
+    return *user != troupe::kUnknownUser;
   }
   if (!troupe::PeerHosts::of_environment().excludes(socket)) return false;
   say_once(machine_said, kOtherMachine);

@@ -103,7 +103,7 @@ void judge(const MachineCommand& options, const Machine& measured, World& world,
   std::ostringstream own;
   print_config(own, measured);
   std::vector<Machine> ranks;
-  for (const std::string& text : world.gather_texts("machine", own.str())) {
+  for (const std::string& text : world.all_gather_texts("machine", own.str())) {
     read_config(parse_yaml(text, "a rank's rates"), ranks.emplace_back());
   }
   std::optional<Machine> expected;
@@ -128,7 +128,7 @@ void judge(const MachineCommand& options, const Machine& measured, World& world,
 void bench_machine(const MachineCommand& options, Call& call) {
   Machine assumed;
   if (!options.like.empty()) assumed = load_machine(options.like);
-  const Place place = place_from_environment().value_or(Place{});
+  const LauncherEnvironment place = launcher_environment().value_or(LauncherEnvironment{});
   const c10::Device device = device_of(options.device, place.local_rank);
   PeerHosts::of_environment();  // E2005 here, and not while ranks meet
   World world(place, device, {});

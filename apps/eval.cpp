@@ -9,7 +9,7 @@
 #include "troupe/train/observe/record.h"
 #include "troupe/train/open_data.h"
 #include "troupe/train/start_lines.h"
-#include "troupe/train/trained.h"
+#include "troupe/train/trained_model.h"
 
 namespace troupe {
 namespace {
@@ -73,7 +73,7 @@ void eval(const EvalOptions& options) {
   }
   if (options.path.empty()) fail(Code::kBadValue, "eval", "needs a run's folder: troupe eval RUN");
   const Log log({stderr_sink()}, Level::kWarning);
-  Trained trained = open_trained(options.path, options.sets);
+  TrainedModel trained = open_trained_model(options.path, options.sets);
   const Recipe& recipe = trained.recipe;
   const OpenedData opened = open_valid(recipe, log);
   if (opened.data.valid.empty() && options.tasks.empty()) {

@@ -12,7 +12,7 @@
 #include "troupe/train/observe/step_line.h"
 #include "troupe/train/sample.h"
 #include "troupe/train/start_lines.h"
-#include "troupe/train/trained.h"
+#include "troupe/train/trained_model.h"
 
 namespace troupe {
 namespace {
@@ -89,7 +89,7 @@ void generate(const GenerateOptions& options) {
   if (options.prompts.empty() && !options.chat) {
     fail(Code::kBadValue, "generate", "needs a prompt: -p 'ROMEO:', or --chat");
   }
-  const Trained trained = open_trained(options.run, options.sets);
+  const TrainedModel trained = open_trained_model(options.run, options.sets);
   const Recipe& recipe = trained.recipe;
   const std::string warning = causality_line(recipe.model);
   if (!warning.empty()) Log({stderr_sink()}, Level::kWarning).warning(warning);

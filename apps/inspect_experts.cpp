@@ -11,7 +11,7 @@
 #include "troupe/core/file/publish.h"
 #include "troupe/train/measure_experts.h"
 #include "troupe/train/open_data.h"
-#include "troupe/train/trained.h"
+#include "troupe/train/trained_model.h"
 
 namespace troupe {
 namespace {
@@ -48,7 +48,7 @@ void print_use(const ExpertUse& use) {
 
 void inspect_experts(const InspectExperts& options) {
   const Log log({stderr_sink()}, Level::kWarning);
-  Trained trained = open_trained(options.run, options.sets);
+  TrainedModel trained = open_trained_model(options.run, options.sets);
   const Recipe& recipe = trained.recipe;
   if (num_moe_layers(recipe.model) == 0) {
     fail(Code::kBadValue, options.run, "is a dense model: it has no experts");

@@ -114,8 +114,8 @@ struct AttemptEnd {
   std::string likeness() const {
     const RankEnd& e = cause();
     std::string out = std::to_string(e.rank);
-    for (const int64_t part :
-         {int64_t{e.code}, int64_t{e.signal}, e.doing.done, static_cast<int64_t>(e.doing.phase)}) {
+    for (const int64_t part : {int64_t{e.code}, int64_t{e.signal}, e.status.done,
+                               static_cast<int64_t>(e.status.phase)}) {
       out.append(" ").append(std::to_string(part));
     }
     return out;
@@ -135,7 +135,7 @@ struct AttemptEnd {
       out.append(" ended with ").append(std::to_string(e.code));
       out.append(" (").append(meaning(e.code)).append(")");
     }
-    out += " in " + to_text(e.doing) + ", " + fixed(seconds_between(begin, e.when), 1) +
+    out += " in " + to_text(e.status) + ", " + fixed(seconds_between(begin, e.when), 1) +
            " s after the start; all were down " +
            fixed(seconds_between(e.when, ranks.back().when), 1) + " s later";
     for (const RankEnd& other : ranks) {
@@ -165,15 +165,15 @@ bool may_pass(const RankEnd& cause, int code) {
 AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses) {
   AttemptEnd out{.ranks = {}, .begin = steady_clock::now()};
   std::optional<SteadyTime> next;
-  bool told = false;
+  bool terminated = false;
   while (ranks.running()) {
     const int signal = waiter.wait(next ? std::min(*next, steady_clock::now() + 200ms) : next);
     for (RankEnd& end : ranks.reap()) {
       Pulse& pulse = pulses.of(end.rank);
-      end.doing = pulse.now();
+      end.status = pulse.now();
       pulse.set_ended();
       // A rank that waits at the rendezvous hears nothing; a second is for its own last words.
-      if (end.code != 0 && !next) next = end.when + (end.doing.phase == Phase::kStart ? 1s : 5s);
+      if (end.code != 0 && !next) next = end.when + (end.status.phase == Phase::kStart ? 1s : 5s);
       out.ranks.push_back(end);
     }
     if (signal != 0 && signal != SIGCHLD) {
@@ -187,8 +187,8 @@ AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses) {
       continue;
     }
     if (steady_clock::now() < *next) continue;
-    ranks.force(told ? SIGKILL : SIGTERM);
-    told = true;
+    ranks.force(terminated ? SIGKILL : SIGTERM);
+    terminated = true;
     next = *next + 2s;
   }
   return out;
@@ -337,8 +337,8 @@ class Launcher {
                                    ? to_text(cause.forced ? Code::kRankHung : Code::kRankLost)
                                    : "",
                       .rank = cause.rank,
-                      .step = cause.doing.done,
-                      .phase = phase_text(cause.doing),
+                      .step = cause.status.done,
+                      .phase = phase_text(cause.status),
                       .message = code == 0 ? kStopped : end.description(),
                       .resumable = newest > 0};
     if (newest > 0) record.checkpoint = run_ + '/' + step_name(newest);

@@ -45,7 +45,7 @@ struct RankEnd {
   int signal = 0;            // that did
   bool forced = false;       // it had been told to, by force()
   bool stood_still = false;  // by SIGSTOP, when it was forced
-  RankStatus doing = {};     // then; for who started it to fill in
+  RankStatus status = {};    // then; for who started it to fill in
   SteadyTime when;
 };
 

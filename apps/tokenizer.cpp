@@ -28,7 +28,7 @@ struct TrainTokenizerOptions {
   bool json = false;
 };
 
-struct Trained {  // --json
+struct TrainedTokenizer {  // --json
   std::string output;
   int64_t vocab = 0, text_bytes = 0, read_bytes = 0, corpus_bytes = 0;
   double bytes_per_token = 0, seconds = 0;
@@ -73,12 +73,12 @@ void train_tokenizer(const TrainTokenizerOptions& options) {
   const Pool pool = thread_pool(options.workers);
   const std::string file = train_bpe(texts, options.bpe, pool);
   const auto tokenizer = parse_tokenizer(file, "", options.output);
-  Trained out{.output = options.output,
-              .vocab = tokenizer->vocab_size(),
-              .text_bytes = corpus.bytes,
-              .read_bytes = corpus.read_bytes,
-              .corpus_bytes = corpus.corpus_bytes,
-              .bytes_per_token = bytes_per_token(*tokenizer, corpus.texts, pool)};
+  TrainedTokenizer out{.output = options.output,
+                       .vocab = tokenizer->vocab_size(),
+                       .text_bytes = corpus.bytes,
+                       .read_bytes = corpus.read_bytes,
+                       .corpus_bytes = corpus.corpus_bytes,
+                       .bytes_per_token = bytes_per_token(*tokenizer, corpus.texts, pool)};
   Fs fs;
   write_output(fs, options.output, file);
   out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

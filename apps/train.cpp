@@ -68,7 +68,7 @@ class Run {
       : options_(options),
         call_(call),
         signals_(signals),
-        place_(place_from_environment().value_or(Place{})),
+        place_(launcher_environment().value_or(LauncherEnvironment{})),
         faults_(Faults::from_environment(static_cast<int>(place_.rank))),
         fs_(disk_, faults_) {}
 
@@ -91,18 +91,18 @@ class Run {
     log_ = Log(sinks, first ? Level::kInfo : Level::kWarning, prefix);
     if (!faults_.empty()) log_.warning("TROUPE_FAULT is set: faults are made on purpose");
     try {
-      ranks_ = meet();
+      ranks_ = rendezvous();
       RunTools given = tools();
       given.steps = {live, step_log};
       trainer_ = std::make_unique<Trainer>(recipe, given);
     } catch (const AskedToStop&) {
       log_.warning(ranks_ == nullptr ? "asked to stop before the ranks had met"
                                      : "asked to stop while data was being opened");
-      return end({.code = 0, .rank = place_.rank, .message = "asked to stop"}, doing());
+      return end({.code = 0, .rank = place_.rank, .message = "asked to stop"}, status());
     }
     trainer_->run();
-    const std::lock_guard telling(telling_);
-    told_ = true;
+    const std::lock_guard lock(report_mutex_);
+    reported_ = true;
     end({.code = 0, .message = "done"}, {.phase = Phase::kExit});
   }
 
@@ -118,7 +118,7 @@ class Run {
   }
 
   // All ranks of the run, with one recipe.
-  std::shared_ptr<Ranks> meet() {
+  std::shared_ptr<Ranks> rendezvous() {
     if (place_.size == 1) {
       require_one_rank(recipe_.parallel);
       return std::make_shared<Ranks>();
@@ -160,22 +160,22 @@ class Run {
     if (available > 0) {
       what += ". Forecast: " + judge_memory(recipe_, runs_on_gpu(recipe_), available).line;
     }
-    return Error(to_text(doing()) + ": " + to_text(Code::kTooLarge) + " out of memory: " + what,
+    return Error(to_text(status()) + ": " + to_text(Code::kTooLarge) + " out of memory: " + what,
                  Code::kTooLarge);
   }
 
   // Notes why the run ends, for the other ranks too; what is to be told of it here.
   Error failed(const Error& error) {
-    const std::lock_guard telling(telling_);
-    told_ = true;
+    const std::lock_guard lock(report_mutex_);
+    reported_ = true;
     return note_failure(error);
   }
   void failed(const std::exception& error) {
-    const std::lock_guard telling(telling_);
-    told_ = true;
+    const std::lock_guard lock(report_mutex_);
+    reported_ = true;
     if (world_ != nullptr) world_->last_words(error.what(), Code::kBrokenContract);
     end({.code = static_cast<int>(ExitClass::kBug), .rank = place_.rank, .message = error.what()},
-        doing());
+        status());
   }
 
  private:
@@ -183,16 +183,16 @@ class Run {
   // destructor may be waited for; should it come out meanwhile, it waits here for the process's
   // end.
   void end_stuck(std::chrono::seconds unmoved) {
-    const std::lock_guard telling(telling_);
-    if (told_) return;
-    const Error told =
+    const std::lock_guard lock(report_mutex_);
+    if (reported_) return;
+    const Error reported =
         note_failure(Error("a step that does not go on: " + to_text(Code::kRankLost) +
                                " it has not moved for " + std::to_string(unmoved.count()) + " s",
                            Code::kRankLost));
-    std::cerr << plain_text(without_secrets(told.what())) << '\n';
+    std::cerr << plain_text(without_secrets(reported.what())) << '\n';
     world_->leave(kOthersLeave);
     std::fflush(nullptr);
-    ::_exit(static_cast<int>(told.exit_class()));
+    ::_exit(static_cast<int>(reported.exit_class()));
   }
 
   Error note_failure(const Error& error) {
@@ -202,7 +202,7 @@ class Run {
                       .message = error.what()};
     if (world_ == nullptr || error.code() != Code::kRankLost) {
       if (world_ != nullptr) world_->last_words(error.what(), error.code());
-      end(record, doing());
+      end(record, status());
       return error;
     }
     const Loss loss = world_->find_lost(error.what());
@@ -211,11 +211,11 @@ class Run {
     record.error = to_text(loss.cause);
     record.message = loss.message;
     if (loss.rank >= 0) record.rank = loss.rank;
-    end(record, loss.rank >= 0 ? loss.doing : doing());
+    end(record, loss.rank >= 0 ? loss.status : status());
     return Error(loss.brief, loss.code);
   }
 
-  RankStatus doing() const {
+  RankStatus status() const {
     return ranks_ == nullptr ? RankStatus{} : ranks_->world().pulse().now();
   }
 
@@ -248,7 +248,7 @@ class Run {
   const TrainOptions& options_;
   const Call& call_;
   Signals& signals_;
-  const Place place_;
+  const LauncherEnvironment place_;
   const Faults faults_;
   Fs disk_;
   FaultyFs fs_;
@@ -260,8 +260,8 @@ class Run {
   std::shared_ptr<Ranks> ranks_;  // absent: they have not met
   std::unique_ptr<Trainer> trainer_;
   bool ours_ = false;
-  std::mutex telling_;  // how the run ends: by the training thread, or by the sentinel's
-  bool told_ = false;
+  std::mutex report_mutex_;  // how the run ends: by the training thread, or by the sentinel's
+  bool reported_ = false;
   std::unique_ptr<Sentinel> sentinel_;  // absent: this rank alone, or not begun
 };
 
@@ -272,14 +272,14 @@ void train(const TrainOptions& options, Call& call) {
   try {
     run.go();
   } catch (const Error& error) {
-    const Error told = run.failed(error);
-    call.code = static_cast<int>(told.exit_class());
-    throw told;
+    const Error reported = run.failed(error);
+    call.code = static_cast<int>(reported.exit_class());
+    throw reported;
   } catch (const std::exception& error) {
     if (is_out_of_memory(error)) {
-      const Error told = run.failed(run.out_of_memory(error));
-      call.code = static_cast<int>(told.exit_class());
-      throw told;
+      const Error reported = run.failed(run.out_of_memory(error));
+      call.code = static_cast<int>(reported.exit_class());
+      throw reported;
     }
     run.failed(error);
     throw;

@@ -22,7 +22,7 @@ namespace {
 constexpr int kRounds = 15, kTimes = 10;
 
 void run(int64_t width, int64_t most) {
-  const Place place = place_from_environment().value_or(Place{});
+  const LauncherEnvironment place = launcher_environment().value_or(LauncherEnvironment{});
   const c10::Device device = device_here(place);
   const c10::DeviceGuard guard(device);
   World world(place, device, {});
@@ -38,7 +38,7 @@ void run(int64_t width, int64_t most) {
     std::vector<double> seconds;
     for (int round = 0; round < kRounds; ++round) {
       seconds.push_back(watch.seconds([&] {
-        for (int i = 0; i < kTimes; ++i) all->exchange(theirs, mine, each, each).wait();
+        for (int i = 0; i < kTimes; ++i) all->all_to_all(theirs, mine, each, each).wait();
       }));
     }
     out += (out.empty() ? "" : ", ") + ('"' + std::to_string(rows)) +

@@ -18,8 +18,8 @@
 #include "bench/stopwatch.h"
 #include "troupe/core/check.h"
 #include "troupe/core/text/median.h"
-#include "troupe/distributed/dispatch/a2a_dispatcher.h"
-#include "troupe/distributed/dispatch/allgather_dispatcher.h"
+#include "troupe/distributed/dispatch/all_gather_dispatcher.h"
+#include "troupe/distributed/dispatch/all_to_all_dispatcher.h"
 #include "troupe/distributed/dispatch/dispatcher.h"
 #include "troupe/distributed/dispatch/symmetric_dispatcher.h"
 #include "troupe/distributed/world/world.h"
@@ -45,16 +45,16 @@ Arguments arguments_of(int argc, char** argv) {
 }
 
 std::unique_ptr<Dispatcher> dispatcher_of(const Arguments& a, World& world,
-                                          const Placement& placement) {
+                                          const ExpertPlacement& placement) {
   const DispatchMode mode = a.mode == "fast" ? DispatchMode::kFast : DispatchMode::kExact;
-  if (a.kind == "a2a") return a2a_dispatcher(world.all(), placement, mode);
-  if (a.kind == "allgather") return allgather_dispatcher(world.all(), placement, mode);
+  if (a.kind == "a2a") return all_to_all_dispatcher(world.all(), placement, mode);
+  if (a.kind == "allgather") return all_gather_dispatcher(world.all(), placement, mode);
   TROUPE_CHECK(a.kind == "symmetric", "kind", a.kind, "is not a2a, allgather or symmetric");
   return symmetric_dispatcher(world.all(), placement, mode);
 }
 
 MoeLayer layer_of(const Arguments& a, World& world, const at::TensorOptions& options) {
-  const Placement placement = contiguous(a.experts, world.size());
+  const ExpertPlacement placement = contiguous(a.experts, world.size());
   MoeConfig config;
   config.experts = a.experts;
   config.top_k = a.top_k;
@@ -70,7 +70,7 @@ MoeLayer layer_of(const Arguments& a, World& world, const at::TensorOptions& opt
 }
 
 void run(const Arguments& a) {
-  const Place place = place_from_environment().value_or(Place{});
+  const LauncherEnvironment place = launcher_environment().value_or(LauncherEnvironment{});
   const c10::Device device = device_here(place);
   const c10::DeviceGuard guard(device);
   World world(place, device, {});

@@ -12,7 +12,7 @@
 namespace troupe {
 
 // A GPU for each rank of a machine; where there is none, the CPU.
-inline c10::Device device_here(const Place& place) {
+inline c10::Device device_here(const LauncherEnvironment& place) {
   if (!has_cuda()) return {c10::kCPU};
   return {c10::kCUDA, static_cast<c10::DeviceIndex>(place.local_rank)};
 }
@@ -31,7 +31,8 @@ class Stopwatch {
     wait_for_device(world_.device());
     const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
     double slowest = 0;
-    for (const std::string& text : world_.gather_texts("time", std::to_string(passed.count()))) {
+    for (const std::string& text :
+         world_.all_gather_texts("time", std::to_string(passed.count()))) {
       slowest = std::max(slowest, std::stod(text));
     }
     return slowest;

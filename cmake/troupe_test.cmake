@@ -14,8 +14,8 @@ set(TROUPE_TESTS_ALONE
   core/config/config core/config/json core/file/file core/number/fast_math core/number/rng
   data/build_corpus data/token_file data/tokenizer/tokenizer_json data/tokenizer/tokenizers
   schedule/pipeline schedule/schedules schedule/stage_map plan/timeline
-  distributed/mesh/ring_plan distributed/group/key_edge distributed/dispatch/a2a_dispatcher
-  distributed/dispatch/allgather_dispatcher
+  distributed/mesh/ring_plan distributed/group/kv_exchange distributed/dispatch/all_to_all_dispatcher
+  distributed/dispatch/all_gather_dispatcher
   distributed/dispatch/symmetric_dispatcher distributed/dispatch/two_level_dispatcher
   ops/support/autograd ops/block_sparse ops/combine ops/cross_entropy ops/moe_ffn/moe_ffn
   ops/attention/attention_cudnn ops/attention/attention_part

@@ -21,7 +21,7 @@ void look_at(const std::string& text) {
     const troupe::Machine m = troupe::load_machine("/proc/self/fd/" + std::to_string(fd));
     if (m.ranks_per_host < 1 || m.ranks_per_host > 1 << 16) std::abort();
     for (const int64_t ranks : {2, 8, 1 << 20}) {
-      const troupe::Spread group{.ranks = ranks, .hosts = ranks > 8 ? ranks / 8 : 1};
+      const troupe::GroupTopology group{.ranks = ranks, .hosts = ranks > 8 ? ranks / 8 : 1};
       if (m.inside.bandwidth == 0 || m.between.bandwidth == 0) continue;
       if (!std::isfinite(troupe::gather_seconds(m, group, 1e15))) std::abort();
       if (!std::isfinite(troupe::exchange_seconds(m, group, 1e15))) std::abort();

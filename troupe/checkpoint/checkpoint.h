@@ -52,17 +52,18 @@ struct Replica {
 // files know nothing: in halves, `value` in bf16 and `low`, int16, what that leaves of each
 // (core/number/split_f32.h); or moments in 8 bits, codes in `value` and a scale for each 256 of
 // them (core/number/moment8.h).
-struct Live {
+struct StateTensor {
   // Numbers from `at` on, on the host: of codes, whose blocks may be filled in several pieces.
   using Take = std::function<void(int64_t at, const at::Tensor& numbers)>;
 
-  Live(at::Tensor whole) : value(std::move(whole)) {}  // NOLINT(google-explicit-constructor)
-  Live(at::Tensor high, at::Tensor rest) : value(std::move(high)), low(std::move(rest)) {}
+  StateTensor(at::Tensor whole) : value(std::move(whole)) {}  // NOLINT(google-explicit-constructor)
+  StateTensor(at::Tensor high, at::Tensor rest) : value(std::move(high)), low(std::move(rest)) {}
   // The codes begin with a block. A load gives its numbers to `take`.
-  static Live coded(const at::Tensor& codes, const at::Tensor& scales, bool second, Take take);
+  static StateTensor coded(const at::Tensor& codes, const at::Tensor& scales, bool second,
+                           Take take);
 
   bool in_place() const { return !low.defined() && !scales.defined(); }
-  Live part(int64_t at, int64_t count) const;
+  StateTensor part(int64_t at, int64_t count) const;
   void fill(const at::Tensor& numbers) const;  // flat, on the host; cast where types differ
   // The f32 numbers at, at + 1, ..; not in place, on the host.
   void numbers(int64_t at, std::span<float> out) const;
@@ -78,7 +79,7 @@ struct Live {
 // tensors are then. A tensor must be contiguous and may be on any device.
 class CheckpointState {
  public:
-  struct Part : Live {  // of the box's number of elements
+  struct Part : StateTensor {  // of the box's number of elements
     TensorBox tensor;
     bool owned;  // this rank writes it
   };
@@ -90,9 +91,10 @@ class CheckpointState {
                 Replica replica = {});
   // The same of a part: the parameter's local elements from, from + 1, ... as they lie in memory;
   // boxes come of it, as few as there can be. No elements add nothing.
-  void add_range(const std::string& name, const Param& p, int64_t from, const Live& live,
+  void add_range(const std::string& name, const Param& p, int64_t from, const StateTensor& live,
                  Replica replica = {});
-  void add_box(const std::string& name, const Box& box, const Live& live, Replica replica = {});
+  void add_box(const std::string& name, const Box& box, const StateTensor& live,
+               Replica replica = {});
 
   const std::vector<Part>& parts() const { return parts_; }
   int64_t owned_bytes() const;  // what a save of this rank writes

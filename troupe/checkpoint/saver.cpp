@@ -53,7 +53,7 @@ class Snapshot {
     };
     for (const CheckpointState::Part& part : state.parts()) {
       if (!part.owned) continue;
-      Live live = static_cast<const Live&>(part);
+      StateTensor live = static_cast<const StateTensor&>(part);
       for (at::Tensor* const x : {&live.value, &live.low, &live.scales}) {
         if (x->defined()) *x = host(*x);
       }
@@ -66,7 +66,7 @@ class Snapshot {
 
  private:
   // The f32 numbers are made as they are written: no memory for all of them.
-  static ShardPiece made(const TensorBox& tensor, Live live) {
+  static ShardPiece made(const TensorBox& tensor, StateTensor live) {
     ShardPiece out{tensor};
     out.make = [live = std::move(live)](const WriteBytes& write) {
       const auto n = static_cast<size_t>(live.value.numel());
@@ -114,7 +114,7 @@ class Saver::Impl {
 
   ~Impl() {
     join();
-    if (error_ && !told_) {
+    if (error_ && !reported_) {
       try {
         std::rethrow_exception(error_);
       } catch (const std::exception& e) {
@@ -157,7 +157,7 @@ class Saver::Impl {
 
   bool failed() const {
     const std::lock_guard lock(mutex_);
-    return error_ && !told_ && !passes();
+    return error_ && !reported_ && !passes();
   }
 
   std::vector<SaveResult> take_results() {
@@ -169,7 +169,7 @@ class Saver::Impl {
     join();
     const std::lock_guard lock(mutex_);
     if (error_) {
-      told_ = true;
+      reported_ = true;
       std::rethrow_exception(std::exchange(error_, nullptr));
     }
   }
@@ -206,7 +206,7 @@ class Saver::Impl {
     result.stall_seconds = stall + (config_.background ? 0 : result.write_seconds);
     report(result, error);
     const std::lock_guard lock(mutex_);
-    error_ = error, told_ = false;
+    error_ = error, reported_ = false;
     if (!error) results_.push_back(result);
     running_ = false;
   }
@@ -255,8 +255,8 @@ class Saver::Impl {
   // Under `stop`, and for what is no fault of the disk.
   void rethrow() {
     const std::lock_guard lock(mutex_);
-    if (!error_ || told_ || passes()) return;
-    told_ = true;
+    if (!error_ || reported_ || passes()) return;
+    reported_ = true;
     std::rethrow_exception(error_);
   }
 
@@ -282,7 +282,7 @@ class Saver::Impl {
   std::atomic<bool> abandon_ = false, running_ = false;
   mutable std::mutex mutex_;
   std::exception_ptr error_;  // of the last save
-  bool told_ = false;
+  bool reported_ = false;
   std::vector<SaveResult> results_;
   std::jthread thread_;
 };

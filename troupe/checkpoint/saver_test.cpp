@@ -471,7 +471,7 @@ TEST_F(Saving, CodesAreSavedAsTheNumbersThatTheyStandFor) {
           second ? second_moment(code, scale) : first_moment(code, scale);
     }
     at::Tensor brought = at::full({kSize}, -1, at::kFloat);
-    const Live::Take take = [&](int64_t at, const at::Tensor& numbers) {
+    const StateTensor::Take take = [&](int64_t at, const at::Tensor& numbers) {
       brought.narrow(0, at, numbers.numel()).copy_(numbers);
     };
     // Two ranges of a parameter, the cut within a row: each of whole blocks and a rest.
@@ -479,7 +479,7 @@ TEST_F(Saving, CodesAreSavedAsTheNumbersThatTheyStandFor) {
     for (const auto& [from, n] : {std::pair<int64_t, int64_t>{0, 512}, {512, kSize - 512}}) {
       state.add_range(
           "m", p, from,
-          Live::coded(
+          StateTensor::coded(
               codes.narrow(0, from, n), scales.narrow(0, from / 256, moment_blocks(n)), second,
               [take, from = from](int64_t at, const at::Tensor& x) { take(from + at, x); }));
     }

@@ -12,19 +12,20 @@
 
 namespace troupe {
 
-Live Live::coded(const at::Tensor& codes, const at::Tensor& scales, bool second, Take take) {
+StateTensor StateTensor::coded(const at::Tensor& codes, const at::Tensor& scales, bool second,
+                               Take take) {
   TROUPE_CHECK(codes.scalar_type() == at::kByte && scales.scalar_type() == at::kFloat &&
                    scales.numel() == moment_blocks(codes.numel()),
                "codes of", codes.numel(), "moments have", scales.numel(), "scales");
-  Live out(codes);
+  StateTensor out(codes);
   out.scales = scales;
   out.second = second;
   out.take = std::move(take);
   return out;
 }
 
-Live Live::part(int64_t at, int64_t count) const {
-  Live out = *this;
+StateTensor StateTensor::part(int64_t at, int64_t count) const {
+  StateTensor out = *this;
   const auto cut = [](at::Tensor& x, int64_t from, int64_t size) {
     if (x.defined()) x = x.detach().view(-1).narrow(0, from, size);
   };
@@ -39,7 +40,7 @@ Live Live::part(int64_t at, int64_t count) const {
   return out;
 }
 
-void Live::fill(const at::Tensor& numbers) const {
+void StateTensor::fill(const at::Tensor& numbers) const {
   if (scales.defined()) return take(0, numbers);
   if (!low.defined()) {
     at::Tensor(value).copy_(numbers);
@@ -61,7 +62,7 @@ void Live::fill(const at::Tensor& numbers) const {
   }
 }
 
-void Live::numbers(int64_t at, std::span<float> out) const {
+void StateTensor::numbers(int64_t at, std::span<float> out) const {
   if (low.defined()) {
     return join_f32(static_cast<const BF16*>(value.const_data_ptr()) + at,
                     static_cast<const uint16_t*>(low.const_data_ptr()) + at, out);
@@ -86,7 +87,7 @@ void CheckpointState::add_like(const std::string& name, const Param& p, const at
 }
 
 void CheckpointState::add_range(const std::string& name, const Param& p, int64_t from,
-                                const Live& live, Replica replica) {
+                                const StateTensor& live, Replica replica) {
   TROUPE_CHECK(live.value.is_contiguous(), name, "must be contiguous");
   const int64_t count = live.value.numel();
   const int64_t to = from + count;
@@ -108,7 +109,7 @@ void CheckpointState::add_range(const std::string& name, const Param& p, int64_t
   }
 }
 
-void CheckpointState::add_box(const std::string& name, const Box& box, const Live& live,
+void CheckpointState::add_box(const std::string& name, const Box& box, const StateTensor& live,
                               Replica replica) {
   validate(box);
   const at::Tensor& value = live.value;

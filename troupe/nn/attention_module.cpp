@@ -59,11 +59,11 @@ int64_t turned_dims(const ModelConfig& c, const LayerConfig& l) {
 
 Attention::Attention(const ModelConfig& c, const LayerConfig& l, const TensorParts& parts)
     : layer_(l),
-      edge_(parts.edge),
+      sharding_(parts.sharding),
       keys_(parts.keys),
       head_exchange_(parts.head_exchange),
       ring_(parts.ring),
-      heads_{l.heads, parts.edge.rank() * parts.heads(l.heads)},
+      heads_{l.heads, parts.sharding.rank() * parts.heads(l.heads)},
       qk_norm_(c.qk_norm),
       clip_(c.clip_qkv),
       dropout_(c.attn_dropout),
@@ -76,7 +76,7 @@ Attention::Attention(const ModelConfig& c, const LayerConfig& l, const TensorPar
       max_positions_(c.max_positions) {
   if (c.sinks) sinks_ = Param::of({l.heads}, {.kind = Init::kZero}, Group::kNoDecay);
   if (c.positions == PositionForm::kRope) rope_.emplace(c.rope, turned_dims(c, l));
-  if (edge_.alone()) return;
+  if (sharding_.alone()) return;
   layer_.heads = parts.heads(l.heads);
   layer_.kv_heads = parts.key_heads(l.kv_heads);
   parts.cut(q_.weight, 0);
@@ -93,13 +93,13 @@ Attention::Attention(const ModelConfig& c, const LayerConfig& l, const TensorPar
 }
 
 at::Tensor Attention::forward(const at::Tensor& x_tD, const AttentionCall& call) {
-  const GatheredTokens x = edge_.gathered(x_tD, call.rows * call.tokens);
+  const GatheredTokens x = sharding_.all_gather(x_tD, call.rows * call.tokens);
   const at::Tensor qkv = joined_linear(x.x_T, {&q_, &k_, &v_}, x.beside);
-  const bool split_norm = qk_norm_ == QkNorm::kWhole && !edge_.alone();
+  const bool split_norm = qk_norm_ == QkNorm::kWhole && !sharding_.alone();
   const bool plain = !clip_ && call.cache == nullptr && call.slice == nullptr && !split_norm &&
                      !(dropout_ > 0 && call.context.training);
   const at::Tensor o = plain ? core(qkv, call) : apart(qkv, call);
-  return out_of_heads(out_, edge_, o.flatten(1));
+  return out_of_heads(out_, sharding_, o.flatten(1));
 }
 
 // Nothing but norms stands between the product and the rotation.
@@ -123,7 +123,7 @@ at::Tensor Attention::prepared(const at::Tensor& x_Tn, const std::optional<NormM
                                const AttentionCall& call) {
   at::Tensor x = x_Tn;
   if (norm && qk_norm_ == QkNorm::kWhole) {
-    x = edge_.alone() ? norm->forward(x) : whole_norm(x, *norm);
+    x = sharding_.alone() ? norm->forward(x) : whole_norm(x, *norm);
   }
   x = x.unflatten(1, {-1, layer_.head_dim});
   if (norm && qk_norm_ == QkNorm::kHead) x = norm->forward(x);
@@ -140,7 +140,9 @@ at::Tensor Attention::prepared(const at::Tensor& x_Tn, const std::optional<NormM
 at::Tensor Attention::whole_norm(const at::Tensor& x_Tn, const NormModule& norm) const {
   const double share =
       1.0 / static_cast<double>(norm.weight.tensor_repeat(1) * norm.weight.global[0]);
-  const auto mean = [&](const at::Tensor& x) { return edge_.summed(x.sum(1, true) * share); };
+  const auto mean = [&](const at::Tensor& x) {
+    return sharding_.all_reduce(x.sum(1, true) * share);
+  };
   at::Tensor x = x_Tn.to(wide_type(x_Tn));
   if (norm.options.kind == to_text(NormForm::kLayer)) x = x - mean(x);
   x = x * at::rsqrt(mean(x * x) + norm.options.eps);
@@ -193,7 +195,7 @@ at::Tensor Attention::over_heads(const CoreInputs& in, AttentionForm form,
   const int64_t H = layer_.heads / R, G = layer_.kv_heads / R;
   TROUPE_CHECK(layer_.kv_heads % R == 0, layer_.kv_heads, "key heads cannot be dealt to", R,
                "ranks");
-  const at::Tensor order = slice.order(TokenEdge());
+  const at::Tensor order = slice.order(TokenSharding());
   const at::Tensor own =
       at::cat({q.reshape({T, R, H * d}), k.reshape({T, R, G * d}), v.reshape({T, R, G * d})}, 2);
   const auto parts =
@@ -212,9 +214,9 @@ at::Tensor Attention::over_ring(const CoreInputs& in, const AttentionForm& form,
                           slice.ring(form.window));
 }
 
-at::Tensor out_of_heads(const Linear& out, const TokenEdge& edge, const at::Tensor& o_TN) {
-  if (edge.alone()) return out.forward(o_TN);
-  const at::Tensor y_tD = edge.scattered(linear_product(o_TN, out.weight.value));
+at::Tensor out_of_heads(const Linear& out, const TokenSharding& sharding, const at::Tensor& o_TN) {
+  if (sharding.alone()) return out.forward(o_TN);
+  const at::Tensor y_tD = sharding.reduce_scatter(linear_product(o_TN, out.weight.value));
   return out.bias ? y_tD + out.bias->value : y_tD;  // once, behind the sum
 }
 

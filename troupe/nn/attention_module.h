@@ -6,8 +6,8 @@
 //
 // Under tensor parallelism each rank computes some heads for all tokens: x is gathered before, and
 // y is reduce-scattered after. Norms over the whole vector sum squares over the ranks. Under
-// context parallelism a rank fetches the keys and values that its queries see (KeyEdge), or the
-// ranks exchange tokens for heads, so that each has whole rows of some heads (HeadEdge).
+// context parallelism a rank fetches the keys and values that its queries see (KvExchange), or the
+// ranks exchange tokens for heads, so that each has whole rows of some heads (HeadExchange).
 //
 // One interface for two forms: this one (multi-head, grouped, multi-query) and mla.h.
 #pragma once
@@ -88,10 +88,10 @@ class Attention : public AttentionModule {
   at::Tensor whole_norm(const at::Tensor& x, const NormModule& norm) const;
 
   LayerConfig layer_;  // heads and kv_heads: own ones
-  TokenEdge edge_;
-  KeyEdge keys_;
-  std::optional<HeadEdge> head_exchange_;
-  std::optional<RingEdge> ring_;
+  TokenSharding sharding_;
+  KvExchange keys_;
+  std::optional<HeadExchange> head_exchange_;
+  std::optional<RingAttention> ring_;
   OwnHeads heads_;
   QkNorm qk_norm_;
   std::optional<double> clip_;
@@ -104,7 +104,7 @@ class Attention : public AttentionModule {
 };
 
 // The output projection: heads of this rank for all tokens in, y of this rank's tokens out.
-at::Tensor out_of_heads(const Linear& out, const TokenEdge& edge, const at::Tensor& o_TN);
+at::Tensor out_of_heads(const Linear& out, const TokenSharding& sharding, const at::Tensor& o_TN);
 
 // Initial values of projections into the residual stream: std / sqrt(2 layers) with scaled_init.
 Init residual_init(const ModelConfig& config);

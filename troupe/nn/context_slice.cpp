@@ -57,12 +57,12 @@ std::shared_ptr<const RingRows> ContextSlice::ring(int64_t window) const {
   return out;
 }
 
-int64_t ContextSlice::most(const TokenEdge& tensor) const {
+int64_t ContextSlice::most(const TokenSharding& tensor) const {
   const int64_t own = whole_.rows * chunks_.own_tokens();
   return (own + tensor.ranks() - 1) / tensor.ranks();
 }
 
-at::Tensor ContextSlice::order(const TokenEdge& tensor) const {
+at::Tensor ContextSlice::order(const TokenSharding& tensor) const {
   at::Tensor& out = order_[tensor.ranks()];
   if (out.defined()) return out;
   std::vector<int64_t> order(static_cast<size_t>(all()));

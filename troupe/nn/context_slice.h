@@ -13,9 +13,9 @@
 #include <memory>
 #include <vector>
 
-#include "troupe/distributed/group/key_edge.h"
-#include "troupe/distributed/group/ring_edge.h"
-#include "troupe/distributed/group/token_edge.h"
+#include "troupe/distributed/group/kv_exchange.h"
+#include "troupe/distributed/group/ring_attention.h"
+#include "troupe/distributed/group/token_sharding.h"
 #include "troupe/distributed/mesh/dealing.h"
 #include "troupe/distributed/mesh/key_plan.h"
 
@@ -38,8 +38,8 @@ class ContextSlice {
   std::shared_ptr<const RingRows> ring(int64_t window) const;
   // int64 [B S]: where each token is among the rows of the ranks that share the microbatch, those
   // of one context rank cut over `tensor`'s, [context ranks, tensor ranks, most(tensor)].
-  at::Tensor order(const TokenEdge& tensor) const;
-  int64_t most(const TokenEdge& tensor) const;
+  at::Tensor order(const TokenSharding& tensor) const;
+  int64_t most(const TokenSharding& tensor) const;
   std::vector<int64_t> lengths() const;  // of the whole rows' documents, in order
 
  private:

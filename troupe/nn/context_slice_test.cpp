@@ -71,17 +71,17 @@ struct Leaves {
 };
 
 // Everything of one rank's attention, over the plan's segments, or in a ring.
-at::Tensor of_slice(const ContextSlice& slice, const KeyEdge& edge, bool ring, const Leaves& own,
-                    AttentionForm form) {
+at::Tensor of_slice(const ContextSlice& slice, const KvExchange& exchange, bool ring,
+                    const Leaves& own, AttentionForm form) {
   if (own.sinks.defined()) form.sinks_H = own.sinks;
   const at::Tensor own_kv = at::cat({own.k.flatten(1), own.v.flatten(1)}, 1);
   if (ring) {
-    return RingEdge(edge.group())
+    return RingAttention(exchange.group())
         .attention(own.q, own_kv, own.k.size(1), form, slice.ring(form.window));
   }
   const auto rows = slice.keys(form.window);
   form.segments = rows->segments;
-  const at::Tensor kv = edge.fetched(own_kv, rows);
+  const at::Tensor kv = exchange.fetched(own_kv, rows);
   return joined_attention(own.q, kv, own.k.size(1), form);
 }
 
@@ -108,13 +108,13 @@ void expect_one_process(const Case& c, int ranks, at::ScalarType type, double bo
     const auto part = [&](const at::Tensor& x) {
       return x.detach().index_select(0, slice.places());
     };
-    const KeyEdge edge(world.all());
+    const KvExchange exchange(world.all());
     std::vector<at::Tensor> first;
     for (int turn = 0; turn < 2; ++turn) {
       const Leaves own{part(whole.q).requires_grad_(), part(whole.k).requires_grad_(),
                        part(whole.v).requires_grad_(),
                        c.sinks ? whole.sinks.detach().clone().requires_grad_() : at::Tensor()};
-      const at::Tensor got = of_slice(slice, edge, c.ring, own, form);
+      const at::Tensor got = of_slice(slice, exchange, c.ring, own, form);
       got.backward(part(grad));
       const std::vector<at::Tensor> results = {got.detach(), own.q.grad(), own.k.grad(),
                                                own.v.grad()};
@@ -244,7 +244,7 @@ TEST(ContextSlice, OrderPutsGatheredRowsInTheirPlaces) {
   constexpr int64_t kContext = 2, kTensor = 2;
   const TokenChunks chunks = TokenChunks::zigzag(kContext, kTokens);
   const ContextSlice slice(chunks, 1, {kRows, {}}, at::kCPU);
-  const TokenEdge tensor = TokenEdge::of_sizes(kTensor);
+  const TokenSharding tensor = TokenSharding::of_sizes(kTensor);
   const int64_t most = slice.most(tensor);
   std::vector<at::Tensor> gathered;
   for (int64_t c = 0; c < kContext; ++c) {

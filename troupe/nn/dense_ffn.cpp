@@ -22,7 +22,7 @@ FfnForm form_of(FfnAct act) {
 }
 
 DenseFfn::DenseFfn(const ModelConfig& c, int64_t hidden, const TensorParts& parts)
-    : form_(form_of(c.act)), edge_(parts.edge) {
+    : form_(form_of(c.act)), sharding_(parts.sharding) {
   const int64_t G = form_.gates(), D = c.width;
   const Init up = {.kind = Init::kNormal, .std = c.init_std.value_or(0.02)};
   w1 = Param::of({G, hidden, D}, up).showing({G * hidden, D});
@@ -38,12 +38,12 @@ DenseFfn::DenseFfn(const ModelConfig& c, int64_t hidden, const TensorParts& part
 at::Tensor DenseFfn::forward(const at::Tensor& x_tD, int64_t all) const {
   ExpertWeights w{w1.value.unsqueeze(0), std::nullopt, w2.value.unsqueeze(0), std::nullopt};
   if (b1) w.b1 = b1->value.unsqueeze(0);
-  if (b2 && edge_.alone()) w.b2 = b2->value.unsqueeze(0);
-  const GatheredTokens x = edge_.gathered(x_tD, all);
+  if (b2 && sharding_.alone()) w.b2 = b2->value.unsqueeze(0);
+  const GatheredTokens x = sharding_.all_gather(x_tD, all);
   FfnOptions options = form_.options();
   options.weights_order = x.beside;
-  const at::Tensor y_tD = edge_.scattered(dense_ffn(x.x_T, w, options));
-  return b2 && !edge_.alone() ? y_tD + b2->value : y_tD;  // once, behind the sum
+  const at::Tensor y_tD = sharding_.reduce_scatter(dense_ffn(x.x_T, w, options));
+  return b2 && !sharding_.alone() ? y_tD + b2->value : y_tD;  // once, behind the sum
 }
 
 }  // namespace troupe

@@ -28,7 +28,7 @@ class DenseFfn {
 
  private:
   FfnForm form_;
-  TokenEdge edge_;
+  TokenSharding sharding_;
 };
 
 }  // namespace troupe

@@ -24,12 +24,12 @@ Embedding::Embedding(const ModelConfig& c, const TensorParts& parts)
 
 at::Tensor Embedding::rows(const at::Tensor& ids_BS) const {
   const at::Tensor ids = ids_BS.reshape({-1});
-  if (!parts_.split_vocab) return at::embedding(tokens.value, parts_.edge.own_rows(ids));
+  if (!parts_.split_vocab) return at::embedding(tokens.value, parts_.sharding.own_rows(ids));
   // Each rank has some tokens' rows; zeros for the others change no sum.
   const int64_t count = tokens.size[0];
   const at::Tensor row = ids - tokens.offset[0], here = row.ge(0).logical_and(row.lt(count));
   const at::Tensor found = at::embedding(tokens.value, row.clamp(0, count - 1));
-  return parts_.edge.scattered(found * here.unsqueeze(1).to(found.scalar_type()));
+  return parts_.sharding.reduce_scatter(found * here.unsqueeze(1).to(found.scalar_type()));
 }
 
 at::Tensor Embedding::forward(const Batch& batch, const Packing& packing,
@@ -47,11 +47,11 @@ at::Tensor Embedding::forward(const Batch& batch, const Packing& packing,
       places = batch.cache->positions(S).to(ids.device());
     }
     if (places.defined()) {
-      h = h + at::embedding(positions->value, parts_.edge.own_rows(places.reshape({-1})));
-    } else if (parts_.edge.alone()) {
+      h = h + at::embedding(positions->value, parts_.sharding.own_rows(places.reshape({-1})));
+    } else if (parts_.sharding.alone()) {
       h = (h.view({ids.size(0), S, h.size(1)}) + positions->value.narrow(0, 0, S)).flatten(0, 1);
     } else {
-      const TokenRange own = parts_.edge.own(ids.numel());
+      const TokenRange own = parts_.sharding.own(ids.numel());
       const at::Tensor place = at::arange(own.from, own.from + own.count, ids.options());
       h = h + at::embedding(positions->value, place.remainder(std::max<int64_t>(S, 1)));
     }

@@ -71,7 +71,7 @@ at::Tensor Generator::logits(const at::Tensor& ids_BS, KvCache* cache) {
   at::Tensor out;
   through_(ids_BS.numel(), [&](int64_t unit, const at::Tensor& h) {
     if (unit < last) return model_.forward(unit, h, batch, {}).h;
-    const at::Tensor all = model_.tokens().gather(h, ids_BS.numel());
+    const at::Tensor all = model_.tokens().all_gather_no_grad(h, ids_BS.numel());
     out =
         model_.logits(all.view({ids_BS.size(0), ids_BS.size(1), -1}).select(1, ids_BS.size(1) - 1));
     return at::Tensor();

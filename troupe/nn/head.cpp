@@ -76,29 +76,29 @@ at::Tensor Head::logits(const at::Tensor& h, const Embedding* table) const {
   const TableRows rows = table_of(table);
   const at::Tensor x = depth_ == 0 ? norm_->forward(h) : h;
   at::Tensor own = at::linear(x, rows.weight_VD);  // [.., rows here]
-  if (parts_.edge.alone() || !parts_.split_vocab) return own;
+  if (parts_.sharding.alone() || !parts_.split_vocab) return own;
   // Ranks have different numbers of rows: each writes its own among zeros.
   std::vector<int64_t> sizes = own.sizes().vec();
   sizes.back() = vocab_;
   const at::Tensor all = at::zeros(sizes, own.options().requires_grad(false));
   if (own.size(-1) > 0) all.narrow(-1, rows.from, own.size(-1)).copy_(own);  // else padding alone
-  return parts_.edge.sum(all);
+  return parts_.sharding.all_reduce_no_grad(all);
 }
 
 at::Tensor Head::loss(const at::Tensor& x_tD, const Targets& t, const TableRows& table) const {
   CrossEntropyOptions options;
   options.z_loss = z_loss_;
   options.ignore = kIgnoredLabel;
-  const TokenEdge& edge = parts_.edge;
+  const TokenSharding& sharding = parts_.sharding;
   if (t.weights_BS.defined()) {
     const auto wide = wide_type(x_tD);
-    options.weight_T = edge.own_rows(t.weights_BS.reshape({-1})).to(wide);
+    options.weight_T = sharding.own_rows(t.weights_BS.reshape({-1})).to(wide);
   }
-  const at::Tensor labels = t.labels_BS.reshape({-1}), own = edge.own_rows(labels);
+  const at::Tensor labels = t.labels_BS.reshape({-1}), own = sharding.own_rows(labels);
   const int64_t chunk = head_rows(vocab_, !x_tD.is_cpu());
-  if (!edge.alone() && parts_.split_vocab) {
-    return split_cross_entropy(edge, x_tD, table, own, options,
-                               {labels.numel(), chunk * edge.ranks()});
+  if (!sharding.alone() && parts_.split_vocab) {
+    return split_cross_entropy(sharding, x_tD, table, own, options,
+                               {labels.numel(), chunk * sharding.ranks()});
   }
   return linear_cross_entropy(x_tD, table.weight_VD, own, options, chunk).first;
 }
@@ -121,7 +121,7 @@ UnitResult Head::forward(const at::Tensor& states, const Batch& batch, const Con
   const TableRows rows = table_of(table);
   result.loss_sum = loss(x, {batch.labels_BS, batch.weights_BS}, rows);
   const at::Tensor weights = batch.weights_BS.defined() ? batch.weights_BS * counted : counted;
-  result.weight_sum = parts_.edge.own_rows(weights.reshape({-1})).sum(at::kFloat);
+  result.weight_sum = parts_.sharding.own_rows(weights.reshape({-1})).sum(at::kFloat);
   if (modules == 0) return result;
   const std::vector<AheadTokens> targets = ahead(batch);
   for (int64_t d = 1; d <= modules; ++d) {

@@ -26,9 +26,9 @@ NormConfig latent_norm(const ModelConfig& c) {
 
 Mla::Mla(const ModelConfig& c, const LayerConfig& l, const TensorParts& parts)
     : config_(*c.mla),
-      edge_(parts.edge),
+      sharding_(parts.sharding),
       keys_(parts.keys),
-      all_heads_{l.heads, parts.edge.rank() * parts.heads(l.heads)},
+      all_heads_{l.heads, parts.sharding.rank() * parts.heads(l.heads)},
       heads_(parts.heads(l.heads)),
       index_(l.index),
       scale_(rope_softmax_factor(c.rope) / std::sqrt(static_cast<double>(l.head_dim))),
@@ -61,20 +61,20 @@ Mla::Inputs Mla::inputs(const at::Tensor& x_tD, int64_t tokens) const {
     return std::pair(kv_norm_.forward(down[0]), down[1]);
   };
   if (q_) {
-    const at::Tensor q = q_->forward(edge_.gathered(x_tD, tokens).x_T);
+    const at::Tensor q = q_->forward(sharding_.all_gather(x_tD, tokens).x_T);
     const auto [c, r] = latents();
-    if (edge_.alone()) return {q, c, r};
-    const at::Tensor all = edge_.gathered(at::cat({c, r}, 1), tokens).x_T;
+    if (sharding_.alone()) return {q, c, r};
+    const at::Tensor all = sharding_.all_gather(at::cat({c, r}, 1), tokens).x_T;
     return {q, all.narrow(1, 0, kv_rank), all.narrow(1, kv_rank, rope)};
   }
   const at::Tensor q = q_norm_->forward(q_down_->forward(x_tD));
-  if (edge_.alone()) {
+  if (sharding_.alone()) {
     const at::Tensor up = q_up_->forward(q);
     const auto [c, r] = latents();
     return {up, c, r};
   }
   const auto [c, r] = latents();
-  const auto all = edge_.gathered(at::cat({q, c, r}, 1), tokens)
+  const auto all = sharding_.all_gather(at::cat({q, c, r}, 1), tokens)
                        .x_T.split_with_sizes({q_rank, kv_rank, rope}, 1);
   return {q_up_->forward(all[0]), all[1], all[2]};
 }
@@ -116,14 +116,14 @@ at::Tensor Mla::forward(const at::Tensor& x_tD, const AttentionCall& call) {
       const auto [c, r] = call.cache->row(index_, row, call.tokens);
       return keys_values(c, r);
     });
-    return out_of_heads(out_, edge_, o.flatten(1));
+    return out_of_heads(out_, sharding_, o.flatten(1));
   }
   const auto [k, v] = keys_values(latent, shared);
   const bool drops = dropout_ > 0 && call.context.training;
   const at::Tensor o =
       drops ? attention_with_dropout({q, k, v}, form, {dropout_, all_heads_}, call.context)
             : attention(q, k, v, form);
-  return out_of_heads(out_, edge_, o.flatten(1));
+  return out_of_heads(out_, sharding_, o.flatten(1));
 }
 
 }  // namespace troupe

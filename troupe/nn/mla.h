@@ -46,8 +46,8 @@ class Mla : public AttentionModule {
   at::Tensor turned(const at::Tensor& x_THd, int64_t first, const AttentionCall& call);
 
   MlaConfig config_;
-  TokenEdge edge_;
-  KeyEdge keys_;
+  TokenSharding sharding_;
+  KvExchange keys_;
   OwnHeads all_heads_;
   int64_t heads_, index_;  // own ones
   double scale_, dropout_;

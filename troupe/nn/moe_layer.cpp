@@ -177,7 +177,7 @@ void MoeLayer::forget_step(const SumOver& all_sum) {
   lost_ = at::Tensor();
 }
 
-void MoeLayer::place(const Placement& placement) {
+void MoeLayer::place(const ExpertPlacement& placement) {
   dispatcher_->place(placement);
   const std::vector<int64_t> held = placement.held_by(dispatcher_->rank());
   for_each_param(experts_, "", [&](const std::string&, Param& p) {

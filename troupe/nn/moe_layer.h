@@ -108,7 +108,7 @@ class MoeLayer {
   void end_of_step(const SumOver& all_sum = {}, bool skipped = false);
 
   // Switches to a new placement (Dispatcher::place); the caller moves the experts' weights.
-  void place(const Placement& placement);
+  void place(const ExpertPlacement& placement);
 
   Router& router() { return *router_; }
   Experts& experts() { return experts_; }

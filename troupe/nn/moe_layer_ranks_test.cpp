@@ -11,7 +11,7 @@
 #include <map>
 #include <numeric>
 
-#include "troupe/distributed/dispatch/a2a_dispatcher.h"
+#include "troupe/distributed/dispatch/all_to_all_dispatcher.h"
 #include "troupe/nn/loss_edge.h"
 #include "troupe/nn/moe_layer.h"
 #include "troupe/testing/torch/ranks.h"
@@ -30,7 +30,7 @@ struct Case {
   MoeConfig config;
   Sizes tokens;  // of each rank
   at::ScalarType type = at::kDouble;
-  Placement placement = contiguous(1, 1);
+  ExpertPlacement placement = contiguous(1, 1);
 
   int64_t first(int64_t rank) const {
     return std::accumulate(tokens.begin(), tokens.begin() + rank, int64_t{0});
@@ -108,11 +108,12 @@ void compare(World& world, const Case& c, Mode mode, double bound, bool bits = f
   const at::Tensor x = at::randn({c.all(), kD}, at::kDouble).to(c.type);
   const at::Tensor grad = at::randn({c.all(), kD}, at::kDouble).to(c.type);
   MoeLayer one = layer_of(c, 1, nullptr);
-  MoeLayer own = layer_of(c, W, a2a_dispatcher(world.all(), c.placement, mode));
+  MoeLayer own = layer_of(c, W, all_to_all_dispatcher(world.all(), c.placement, mode));
   const auto ranks = world.all();
   Context alone{.training = true, .seed = 5, .layer = 1}, together = alone;
   together.first_token = c.first(world.rank());
-  together.group_sum = together.all_sum = [&](const at::Tensor& t) { return ranks->summed(t); };
+  together.group_sum =
+      together.all_sum = [&](const at::Tensor& t) { return ranks->all_reduced(t); };
   for (int64_t s = 0; s < 2; ++s) {
     alone.step = together.step = s;
     const Named want = step(one, x, grad, alone);
@@ -121,7 +122,7 @@ void compare(World& world, const Case& c, Mode mode, double bound, bool bits = f
     ASSERT_EQ(got.size(), want.size());
     for (const auto& [name, all] : want) {
       ASSERT_TRUE(got.count(name)) << name;
-      if (is_share(name)) got[name] = ranks->summed(got[name]);
+      if (is_share(name)) got[name] = ranks->all_reduced(got[name]);
       const at::Tensor w = part_of(all, name, c, world.rank());
       const double off =
           w.numel() == 0 ? 0 : (got[name] - w).abs().to(at::kDouble).max().item<double>();

@@ -13,9 +13,9 @@
 #include <mutex>
 #include <set>
 
-#include "troupe/distributed/dispatch/a2a_dispatcher.h"
-#include "troupe/distributed/dispatch/allgather_dispatcher.h"
-#include "troupe/distributed/group/token_edge.h"
+#include "troupe/distributed/dispatch/all_gather_dispatcher.h"
+#include "troupe/distributed/dispatch/all_to_all_dispatcher.h"
+#include "troupe/distributed/group/token_sharding.h"
 #include "troupe/nn/linear.h"
 #include "troupe/nn/moe_layer.h"
 #include "troupe/testing/torch/ranks.h"
@@ -69,7 +69,7 @@ class Recorded {
   static std::string text(const Pulse& pulse, int64_t from) {
     std::vector<Moment> all = moments();
     std::map<int64_t, int64_t> number;
-    pulse.flight().visit([&](const Flight::Raw& raw) {
+    pulse.flight().visit([&](const FlightRecorder::Raw& raw) {
       if (raw.at < from || raw.operation.what != Collective::kAllToAll) return;
       const int64_t i = number.try_emplace(raw.operation.number, std::ssize(number)).first->second;
       if (raw.event == Note::kIssue) all.push_back({raw.at, "send" + std::to_string(i)});
@@ -97,7 +97,7 @@ MoeConfig config_of(bool overlap) {
 }
 
 std::unique_ptr<Dispatcher> a2a(World& world) {
-  return a2a_dispatcher(world.all(), contiguous(4, world.size()), DispatchMode::kFast);
+  return all_to_all_dispatcher(world.all(), contiguous(4, world.size()), DispatchMode::kFast);
 }
 
 MoeLayer layer_of(const MoeConfig& config, std::unique_ptr<Dispatcher> dispatcher) {
@@ -168,7 +168,7 @@ TEST(MoeOverlap, SH4_OV5_WhatIsComputedWhileRowsTravel) {
 TEST(MoeOverlap, T14_GradientsOfTokensGoHomeWhileThoseOfWeightsAreMade) {
   in_threads(2, [](World& world) {
     at::manual_seed(3);
-    const TokenEdge edge(world.all());
+    const TokenSharding sharding(world.all());
     Linear q({.out = 6, .in = kWidth, .init = {}}), k({.out = 2, .in = kWidth, .init = {}});
     for (Param* p : {&q.weight, &k.weight}) {
       p->allocate(at::TensorOptions(at::kFloat));
@@ -176,8 +176,8 @@ TEST(MoeOverlap, T14_GradientsOfTokensGoHomeWhileThoseOfWeightsAreMade) {
     }
     const at::Tensor all = at::randn({kTokens, kWidth}), g = at::randn({kTokens, 8});
     const auto run = [&](bool beside, std::string* order) {
-      const at::Tensor x = edge.own_rows(all).clone().requires_grad_();
-      const GatheredTokens gathered = edge.gathered(x, kTokens);
+      const at::Tensor x = sharding.own_rows(all).clone().requires_grad_();
+      const GatheredTokens gathered = sharding.all_gather(x, kTokens);
       const at::Tensor y =
           joined_linear(gathered.x_T, {&q, &k}, beside ? gathered.beside : std::nullopt);
       for (Param* p : {&q.weight, &k.weight}) p->value.mutable_grad().reset();
@@ -198,7 +198,7 @@ TEST(MoeOverlap, T14_GradientsOfTokensGoHomeWhileThoseOfWeightsAreMade) {
 TEST(MoeOverlap, SH4_ChangesNoBit) {
   in_threads(2, [](World& world) {
     const auto gather = [&] {
-      return allgather_dispatcher(world.all(), contiguous(4, 2), DispatchMode::kExact);
+      return all_gather_dispatcher(world.all(), contiguous(4, 2), DispatchMode::kExact);
     };
     for (const SharedForm form : {SharedForm::kSum, SharedForm::kWeighted, SharedForm::kGate}) {
       for (const int64_t latent : {0, 4}) {

@@ -17,7 +17,7 @@ SharedExpert::SharedExpert(const SharedConfig& config, const ExpertsConfig& rout
   w1 = Param::of({G, F, width}, routed.init.up()).showing({G * F, width});
   w2 = Param::of({width, F}, routed.init.down(layers));
   if (parts.split_shared) {
-    edge_ = parts.edge;
+    sharding_ = parts.sharding;
     parts.cut(w1, 1);
     parts.cut(w2, 1);
   }
@@ -25,10 +25,10 @@ SharedExpert::SharedExpert(const SharedConfig& config, const ExpertsConfig& rout
 }
 
 at::Tensor SharedExpert::forward(const at::Tensor& x_tD, int64_t all) const {
-  const GatheredTokens x = edge_.gathered(x_tD, all);
+  const GatheredTokens x = sharding_.all_gather(x_tD, all);
   FfnOptions options = ffn_.options();
   options.weights_order = x.beside;
-  at::Tensor y = edge_.scattered(dense_ffn(
+  at::Tensor y = sharding_.reduce_scatter(dense_ffn(
       x.x_T, {w1.value.unsqueeze(0), std::nullopt, w2.value.unsqueeze(0), std::nullopt}, options));
   if (!gate) return y;
   const auto wide = wide_type(x_tD);

@@ -56,7 +56,7 @@ class SharedExpert {
  private:
   SharedForm form_;
   FfnForm ffn_;
-  TokenEdge edge_;  // alone where the expert is whole on each rank
+  TokenSharding sharding_;  // alone where the expert is whole on each rank
 };
 
 }  // namespace troupe

@@ -25,18 +25,22 @@ namespace {
 
 class SplitHead {
  public:
-  SplitHead(const TokenEdge& edge, const TableRows& rows, const CrossEntropyOptions& options)
-      : edge_(edge), rows_(rows), o_(options), z_loss_(static_cast<float>(options.z_loss)) {}
+  SplitHead(const TokenSharding& sharding, const TableRows& rows,
+            const CrossEntropyOptions& options)
+      : sharding_(sharding),
+        rows_(rows),
+        o_(options),
+        z_loss_(static_cast<float>(options.z_loss)) {}
 
   // x [n, D], target and weight [n] of every rank, n the same: own tokens' loss. The gradients go
   // into grad_x [n, D] and onto grad_weight, where these are defined.
   at::Tensor chunk(const at::Tensor& x, const at::Tensor& target, const at::Tensor& weight,
                    const at::Tensor& grad_x, const at::Tensor& grad_weight) const {
-    const int64_t n = x.size(0), c = edge_.ranks() * n, D = x.size(1);
+    const int64_t n = x.size(0), c = sharding_.ranks() * n, D = x.size(1);
     const auto wide = wide_type(x);
-    const at::Tensor x_cD = edge_.all_of(x).view({c, D});
-    const at::Tensor target_c = edge_.all_of(target).view(c);
-    const at::Tensor w_c = edge_.all_of(weight).view(c);
+    const at::Tensor x_cD = sharding_.all_of(x).view({c, D});
+    const at::Tensor target_c = sharding_.all_of(target).view(c);
+    const at::Tensor w_c = sharding_.all_of(weight).view(c);
     const at::Tensor z = at::mm(x_cD, rows_.weight_VD.t()).to(wide);  // [c, V_r]
     const Position at = position(target_c, z.size(1));
     const auto [lse, logit] = log_sum(z, at);
@@ -52,11 +56,12 @@ class SplitHead {
         g.scatter_add_(1, at.row.unsqueeze(1), (-factor * at.here).unsqueeze(1));
       }
       const at::Tensor g_own_type = g.to(x.scalar_type());
-      if (grad_x.defined()) grad_x.copy_(edge_.scatter(at::mm(g_own_type, rows_.weight_VD)));
+      if (grad_x.defined())
+        grad_x.copy_(sharding_.reduce_scatter_no_grad(at::mm(g_own_type, rows_.weight_VD)));
       if (grad_weight.defined()) grad_weight.add_(at::mm(g_own_type.t(), x_cD));
     }
     const at::Tensor loss = (lse - logit + z_loss_ * lse * lse) * factor;
-    return loss.narrow(0, edge_.rank() * n, n).sum();
+    return loss.narrow(0, sharding_.rank() * n, n).sum();
   }
 
  private:
@@ -86,18 +91,18 @@ class SplitHead {
       const at::Tensor own = z.gather(1, at.row.unsqueeze(1)).squeeze(1);
       logit = at::where(at.here.gt(0), own, logit);
     }
-    const at::Tensor all = edge_.all_of(at::stack({most, sum, logit}));  // [ranks, 3, c]
+    const at::Tensor all = sharding_.all_of(at::stack({most, sum, logit}));  // [ranks, 3, c]
     const at::Tensor top = finite(std::get<0>(all.select(1, 0).max(0)));
     at::Tensor total = at::zeros_like(top);
     at::Tensor target = at::zeros_like(top);
-    for (int64_t r = 0; r < edge_.ranks(); ++r) {
+    for (int64_t r = 0; r < sharding_.ranks(); ++r) {
       total = total + all[r][1] * (all[r][0] - top).exp();
       target = target + all[r][2];
     }
     return {top + total.log(), target};
   }
 
-  const TokenEdge& edge_;
+  const TokenSharding& sharding_;
   const TableRows& rows_;
   const CrossEntropyOptions& o_;
   const double z_loss_;  // rounded as ops/cross_entropy does
@@ -105,9 +110,9 @@ class SplitHead {
 
 }  // namespace
 
-at::Tensor split_cross_entropy(const TokenEdge& edge, const at::Tensor& x_tD, const TableRows& rows,
-                               const at::Tensor& target_t, const CrossEntropyOptions& o,
-                               const TokenCount& tokens) {
+at::Tensor split_cross_entropy(const TokenSharding& sharding, const at::Tensor& x_tD,
+                               const TableRows& rows, const at::Tensor& target_t,
+                               const CrossEntropyOptions& o, const TokenCount& tokens) {
   TROUPE_CHECK(rows.weight_VD.size(1) == x_tD.size(1), "split_cross_entropy: rows of",
                rows.weight_VD.sizes(), "for x of", x_tD.sizes());
   const auto wide = x_tD.options().dtype(wide_type(x_tD)).requires_grad(false);
@@ -115,8 +120,8 @@ at::Tensor split_cross_entropy(const TokenEdge& edge, const at::Tensor& x_tD, co
   at::Tensor loss, grad_x, grad_weight;
   {
     const at::NoGradGuard no_grad;
-    const int64_t most = (tokens.all + edge.ranks() - 1) / edge.ranks();
-    const int64_t each = std::max<int64_t>(1, tokens.chunk / edge.ranks());
+    const int64_t most = (tokens.all + sharding.ranks() - 1) / sharding.ranks();
+    const int64_t each = std::max<int64_t>(1, tokens.chunk / sharding.ranks());
     const at::Tensor weight = o.weight_T ? *o.weight_T : at::ones({x_tD.size(0)}, wide);
     const at::Tensor x = padded_rows(x_tD.detach(), most), w = padded_rows(weight, most);
     const at::Tensor target = padded_rows(target_t, most, static_cast<double>(o.ignore));
@@ -125,7 +130,7 @@ at::Tensor split_cross_entropy(const TokenEdge& edge, const at::Tensor& x_tD, co
       grad_weight = at::zeros(rows.weight_VD.sizes(), wide);
     }
     const TableRows values = {rows.weight_VD.detach(), rows.from, rows.vocab};
-    const SplitHead head(edge, values, o);
+    const SplitHead head(sharding, values, o);
     loss = at::zeros({}, wide);
     for (int64_t begin = 0; begin < most; begin += each) {
       const int64_t n = std::min(each, most - begin);

@@ -13,7 +13,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "troupe/distributed/group/token_edge.h"
+#include "troupe/distributed/group/token_sharding.h"
 #include "troupe/ops/cross_entropy.h"
 
 namespace troupe {
@@ -32,8 +32,8 @@ struct TokenCount {
 // Own x [t, D] and target int64 [t]; weights in `options` are of own tokens too. Returns the sum of
 // own tokens' losses. Gradients for x and for the rows. A target outside [0, vocab) that is not
 // `ignore` makes its token's loss NaN.
-at::Tensor split_cross_entropy(const TokenEdge& edge, const at::Tensor& x_tD, const TableRows& rows,
-                               const at::Tensor& target_t, const CrossEntropyOptions& options,
-                               const TokenCount& tokens);
+at::Tensor split_cross_entropy(const TokenSharding& sharding, const at::Tensor& x_tD,
+                               const TableRows& rows, const at::Tensor& target_t,
+                               const CrossEntropyOptions& options, const TokenCount& tokens);
 
 }  // namespace troupe

@@ -7,24 +7,25 @@
 #include <cstdint>
 #include <optional>
 
-#include "troupe/distributed/group/head_edge.h"
-#include "troupe/distributed/group/key_edge.h"
-#include "troupe/distributed/group/ring_edge.h"
-#include "troupe/distributed/group/token_edge.h"
+#include "troupe/distributed/group/head_exchange.h"
+#include "troupe/distributed/group/kv_exchange.h"
+#include "troupe/distributed/group/ring_attention.h"
+#include "troupe/distributed/group/token_sharding.h"
 #include "troupe/distributed/params/param.h"
 
 namespace troupe {
 
 struct TensorParts {
-  TokenEdge edge = {};
+  TokenSharding sharding = {};
   bool split_vocab = false;   // tables are cut by rows; else each rank has them whole
   bool split_shared = false;  // shared experts by their width; likewise
-  KeyEdge keys = {};          // to the ranks that have other tokens of the same rows
+  KvExchange keys = {};       // to the ranks that have other tokens of the same rows
   // To the same: attention is of whole rows of some heads, in place of own tokens' keys by need.
-  std::optional<HeadEdge> head_exchange = {};
+  std::optional<HeadExchange> head_exchange = {};
   // To the same: keys stay with their rank and are joined one rank's at a time.
-  std::optional<RingEdge> ring = {};
-  TokenEdge microbatch = {};  // all ranks that share a microbatch, `edge`'s neighbours first
+  std::optional<RingAttention> ring = {};
+  TokenSharding microbatch =
+      {};  // all ranks that share a microbatch, `sharding`'s neighbours first
 
   // This rank's part of dimension `dim`, which the ranks divide.
   void cut(Param& p, int64_t dim) const;
@@ -34,10 +35,14 @@ struct TensorParts {
   // Of a table: blocks of kVocabBlock rows, which the ranks need not divide.
   void cut_table(Param& p) const;
 
-  int64_t heads(int64_t all) const { return all / edge.ranks(); }
-  int64_t key_heads(int64_t all) const { return all >= edge.ranks() ? all / edge.ranks() : 1; }
+  int64_t heads(int64_t all) const { return all / sharding.ranks(); }
+  int64_t key_heads(int64_t all) const {
+    return all >= sharding.ranks() ? all / sharding.ranks() : 1;
+  }
   // So many neighbours have the same key heads.
-  int64_t key_repeat(int64_t all) const { return all >= edge.ranks() ? 1 : edge.ranks() / all; }
+  int64_t key_repeat(int64_t all) const {
+    return all >= sharding.ranks() ? 1 : sharding.ranks() / all;
+  }
 };
 
 inline constexpr int64_t kVocabBlock = 64;

@@ -127,7 +127,7 @@ Told tell_copies_device(const at::Tensor& ids_TK, const at::Tensor& scores_TK,
                         .copy_slot = ptr<const int32_t>(slots, "tell_copies: copy_slot"),
                         .local = ptr_or_null<const int32_t>(local, "tell_copies: local"),
                         .token = ptr<int64_t>(std::get<0>(out), "tell_copies: token"),
-                        .told = ptr<int32_t>(std::get<1>(out), "tell_copies: told")};
+                        .message = ptr<int32_t>(std::get<1>(out), "tell_copies: message")};
   run(ids.device(), args, tell_copies_cpu, &CudaKernels::tell_copies);
   return out;
 }
@@ -146,9 +146,9 @@ ToldCopies tell_copies(const at::Tensor& ids_TK, const at::Tensor& scores_TK,
                        const CopyLists& lists, const at::Tensor& copy_slot_C,
                        const MaybeTensor& local_WE, bool with_token) {
   static const auto op = raw_op<decltype(tell_copies_device)>("troupe::tell_copies");
-  auto [token, told] = op(ids_TK, scores_TK, lists.row_target_TKS, lists.copy_target_TL,
-                          copy_slot_C, local_WE, with_token);
-  return {std::move(token), std::move(told)};
+  auto [token, message] = op(ids_TK, scores_TK, lists.row_target_TKS, lists.copy_target_TL,
+                             copy_slot_C, local_WE, with_token);
+  return {std::move(token), std::move(message)};
 }
 
 void define_rank_copies(torch::Library& m) {
@@ -161,7 +161,7 @@ void define_rank_copies(torch::Library& m) {
   define(m,
          "tell_copies(Tensor ids, Tensor scores, Tensor row_target, Tensor copy_target, "
          "Tensor copy_slot, "
-         "Tensor? local, bool with_token) -> (Tensor token, Tensor told)",
+         "Tensor? local, bool with_token) -> (Tensor token, Tensor message)",
          tell_copies_device, tell_copies_meta);
 }
 

@@ -145,7 +145,7 @@ Machine assumed_machine(bool gpu) {
           .imbalance = 1.06};
 }
 
-double gather_seconds(const Machine& m, const Spread& group, double whole) {
+double gather_seconds(const Machine& m, const GroupTopology& group, double whole) {
   if (group.ranks <= 1 || whole <= 0) return 0;
   const Link link = group.hosts > 1 ? across(m, group.hosts) : m.inside;
   require_bandwidth(m, link, group.hosts > 1 ? "between" : "inside");
@@ -154,7 +154,7 @@ double gather_seconds(const Machine& m, const Spread& group, double whole) {
   return others * link.latency + out / link.bandwidth;
 }
 
-double exchange_seconds(const Machine& m, const Spread& group, double out) {
+double exchange_seconds(const Machine& m, const GroupTopology& group, double out) {
   if (group.ranks <= 1) return 0;
   const auto ranks = static_cast<double>(group.ranks), hosts = static_cast<double>(group.hosts);
   const double far = (ranks - ranks / hosts) / (ranks - 1);

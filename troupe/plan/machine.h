@@ -80,7 +80,7 @@ std::vector<std::string> slow_parts(const std::vector<Machine>& ranks, const Mac
 double expected_holders(double n, double K);
 
 // How a group of ranks is spread over hosts.
-struct Spread {
+struct GroupTopology {
   int64_t ranks = 1;
   int64_t hosts = 1;  // among them
 };
@@ -92,7 +92,7 @@ struct Spread {
 //   all-to-all                   latency + exchanging x bytes sent / bandwidth, both links at once:
 //                                with M hosts, W - W/M of the W - 1 peers are on another host
 // A ring across hosts runs at the bandwidth of `between`.
-double gather_seconds(const Machine& machine, const Spread& group, double whole);
-double exchange_seconds(const Machine& machine, const Spread& group, double out);
+double gather_seconds(const Machine& machine, const GroupTopology& group, double whole);
+double exchange_seconds(const Machine& machine, const GroupTopology& group, double out);
 
 }  // namespace troupe

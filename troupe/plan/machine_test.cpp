@@ -111,7 +111,7 @@ TEST(Machine, AFileWithoutARateIsRefusedByName) {
 
 TEST(Machine, F162_AFileOfOneRankIsRefusedWhereRanksTalk) {
   for (const int64_t hosts : {1, 2}) {
-    const Spread group{.ranks = 4, .hosts = hosts};
+    const GroupTopology group{.ranks = 4, .hosts = hosts};
     Machine lone;
     lone.name = "lone";
     for (const auto of : {&gather_seconds, &exchange_seconds}) {

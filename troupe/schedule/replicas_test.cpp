@@ -21,11 +21,11 @@ namespace {
 using Faults = ScheduleFaults;
 
 // The same step with every replica's list written out, as a schedule of many ranks.
-struct Spread {
+struct GroupTopology {
   Schedule schedule;
   StepWork work;
 };
-Spread spread(const ScheduleConfig& config, StepWork work) {
+GroupTopology spread(const ScheduleConfig& config, StepWork work) {
   const Schedule one = build_schedule(config, work);
   work.ranks = std::exchange(work.replicas, 1);
   return {Schedule(static_cast<size_t>(work.ranks), one[0]), work};
@@ -219,18 +219,19 @@ TEST(Replicas, AnyNumberOfThemHasOneList) {
 
 TEST(Replicas, AreSoundWithEveryListWrittenOut) {
   sweep({3}, {2, 3, 8}, [&](const auto& config, const StepWork& work) {
-    const Spread all = spread(config, work);
+    const GroupTopology all = spread(config, work);
     ASSERT_EQ(schedule_faults(all.schedule, all.work), Faults{}) << to_text(all.schedule);
     ASSERT_EQ(parse_schedule(to_text(all.schedule)), all.schedule);
   });
-  const Spread many = spread(FullShard{}, {.chunks = 5, .microbatches = 2, .replicas = 3072});
+  const GroupTopology many =
+      spread(FullShard{}, {.chunks = 5, .microbatches = 2, .replicas = 3072});
   EXPECT_EQ(schedule_faults(many.schedule, many.work), Faults{});
 }
 
 TEST(Replicas, VerifyFindsEveryMissingAction) {
   sweep({3}, {2}, [&](const auto& config, StepWork work) {
     work.snapshot = true;
-    const Spread whole = spread(config, work);
+    const GroupTopology whole = spread(config, work);
     for (size_t i = 0; i < whole.schedule[0].size(); ++i) {
       Schedule cut = whole.schedule;
       cut[1].erase(cut[1].begin() + static_cast<int64_t>(i));
@@ -282,7 +283,7 @@ TEST(Replicas, VerifyFindsEverySwapThatMatters) {
   int found = 0;
   sweep({4}, {2}, [&](const auto& config, StepWork work) {
     work.snapshot = true;
-    const Spread whole = spread(config, work);
+    const GroupTopology whole = spread(config, work);
     const std::vector<Action>& list = whole.schedule[0];
     for (size_t i = 0; i + 1 < list.size(); ++i) {
       const bool harmless = commute(list[i], list[i + 1], owners(work));

@@ -204,21 +204,21 @@ std::string runs_text(std::string_view marks) {
 
 // The first piece of the shortest text from each place on: `length` marks, `times` over. A bracket
 // holds whole stages: Et*3|(tt|)*29, and not Et(tt|)*30.
-struct Piece {
+struct Repeat {
   size_t cost = 0;  // characters from here to the end
   size_t length = 1, times = 1;
   bool bracket = false;
 };
 
 // Time: n^2 log n for n marks, of which a text may ask for thousands: no text is made on the way.
-std::vector<Piece> shortest(std::string_view marks) {
+std::vector<Repeat> shortest(std::string_view marks) {
   const size_t n = marks.size();
-  std::vector<Piece> best(n + 1);
+  std::vector<Repeat> best(n + 1);
   // alike[len]: how far from here on marks are those `len` places later.
   std::vector<size_t> alike(n + 1, 0);
   for (size_t i = n; i-- > 0;) {
     best[i].cost = n + 1;
-    const auto offer = [&](Piece piece, size_t cost) {
+    const auto offer = [&](Repeat piece, size_t cost) {
       piece.cost = cost + best[i + piece.length * piece.times].cost;
       if (piece.cost < best[i].cost) best[i] = piece;
     };
@@ -280,10 +280,10 @@ std::string stage_text(const StageMap& map, const PipelineShape& shape) {
     marks += chain.substr(at, static_cast<size_t>(map.sizes[s]));
     at += static_cast<size_t>(map.sizes[s]);
   }
-  const std::vector<Piece> pieces = shortest(marks);
+  const std::vector<Repeat> pieces = shortest(marks);
   std::string out;
   for (size_t i = 0; i < marks.size();) {
-    const Piece& piece = pieces[i];
+    const Repeat& piece = pieces[i];
     const std::string_view inside = std::string_view(marks).substr(i, piece.length);
     i += piece.length * piece.times;
     if (!piece.bracket) {

@@ -65,7 +65,7 @@ struct RankRun {
 std::string exchanges_since(const Pulse& pulse, int64_t from) {
   std::string out;
   std::map<int64_t, int64_t> number;
-  pulse.flight().visit([&](const Flight::Raw& raw) {
+  pulse.flight().visit([&](const FlightRecorder::Raw& raw) {
     if (raw.at < from || raw.operation.what != Collective::kAllToAll) return;
     if (raw.event != Note::kIssue && raw.event != Note::kWait) return;
     const int64_t i = number.try_emplace(raw.operation.number, std::ssize(number)).first->second;

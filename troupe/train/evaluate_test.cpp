@@ -177,8 +177,8 @@ TEST_F(Evaluate, QuestionsAreReadInBothSpellingsAndBadLinesAreTold) {
     return "accepted";
   };
   const auto has = [&](const std::string& text, const std::string& part) {
-    const std::string told = refusal(text);
-    EXPECT_NE(told.find(part), std::string::npos) << told;
+    const std::string message = refusal(text);
+    EXPECT_NE(message.find(part), std::string::npos) << message;
   };
   has("{\"query\": \"a\", \"choices\": [\"b\"], \"gold\": 0}\n",
       "bad.jsonl:1: E3106 needs `choices`");

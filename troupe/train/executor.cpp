@@ -78,7 +78,8 @@ class Executor::Watched {
 };
 
 Executor::Executor(Model& model, ParamStore& store, const Faults& faults,
-                   const std::vector<int>& owners, Pulse& pulse, std::shared_ptr<Channels> channels)
+                   const std::vector<int>& owners, Pulse& pulse,
+                   std::shared_ptr<StageChannels> channels)
     : model_(model), store_(store), faults_(faults), pulse_(pulse), channels_(std::move(channels)) {
   for (int unit = 0; unit < static_cast<int>(model.num_units()); ++unit) {
     if (!model.has_unit(unit)) continue;
@@ -188,7 +189,7 @@ void Executor::end() {
   channels_->finish();
   outputs_.clear();
   gradients_.clear();
-  live_.clear();
+  forward_states_.clear();
   halved_.clear();
   late_.clear();
   light_.clear();
@@ -227,7 +228,8 @@ void Executor::send(const Action& action) {
   if (!x.defined()) x = at::zeros({rows, model_.config().width}, store_.options());
   from.erase(cell);
   if (rows == 0) return;
-  channels_->send(action.peer, gradient ? Cargo::kGradient : Cargo::kActivation, x.contiguous());
+  channels_->send(action.peer, gradient ? StageMessage::kGradient : StageMessage::kActivation,
+                  x.contiguous());
 }
 
 void Executor::receive(const Action& action) {
@@ -235,8 +237,8 @@ void Executor::receive(const Action& action) {
   const int64_t rows = rows_of(action);
   Value value{.x = at::empty({rows, model_.config().width}, store_.options())};
   if (rows > 0) {
-    value.arriving =
-        channels_->receive(action.peer, gradient ? Cargo::kGradient : Cargo::kActivation, value.x);
+    value.arriving = channels_->recv(
+        action.peer, gradient ? StageMessage::kGradient : StageMessage::kActivation, value.x);
   }
   (gradient ? gradients_
             : outputs_)[{gradient ? action.chunk : action.chunk - 1, action.microbatch}] =
@@ -304,7 +306,7 @@ void Executor::forward(const Action& action, const StepInput& input, bool light)
   if (light) light_.insert(cell);
   if (light) return;
   collect(action, result, input);
-  live_[cell] = {h, std::move(result), late};
+  forward_states_[cell] = {h, std::move(result), late};
 }
 
 void Executor::collect(const Action& action, const UnitResult& result, const StepInput& input) {
@@ -333,10 +335,10 @@ void Executor::backward(const Action& action, const StepInput& input, const Hand
   const Watched watched(*this, Phase::kBackward, &PhaseSeconds::backward, action.chunk,
                         action.microbatch);
   const Cell cell{action.chunk, action.microbatch};
-  Live live = std::move(live_.at(cell));
-  live_.erase(cell);
+  ForwardState forward_state = std::move(forward_states_.at(cell));
+  forward_states_.erase(cell);
   const auto& params = unit_params_.at(action.chunk);
-  const UnitResult& r = live.result;
+  const UnitResult& r = forward_state.result;
   const double token = input.loss_scale * input.factors[static_cast<size_t>(action.microbatch)];
   const double aux = input.loss_scale / static_cast<double>(input.all_microbatches);
   store_.need(unit_buckets_.at(action.chunk));
@@ -347,7 +349,7 @@ void Executor::backward(const Action& action, const StepInput& input, const Hand
   roots.add(r.mtp_sum, token);
   for (const MoeLoss& loss : r.losses) roots.add(loss.value, aux);
   std::vector<at::Tensor> wanted;
-  if (live.input.defined()) wanted.push_back(live.input);
+  if (forward_state.input.defined()) wanted.push_back(forward_state.input);
   for (const auto& [slot, p] : params) wanted.push_back(p->value);
   std::vector<at::Tensor> grads(wanted.size());
   if (!roots.values.empty() && !wanted.empty()) {
@@ -357,7 +359,7 @@ void Executor::backward(const Action& action, const StepInput& input, const Hand
   const FaultAction fault =
       faults_.at("backward." + std::to_string(action.chunk), input.context.step);
   size_t at = 0;
-  if (live.input.defined()) gradients_[cell] = {grads[at++]};
+  if (forward_state.input.defined()) gradients_[cell] = {grads[at++]};
   for (const auto& [slot, p] : params) {
     const at::Tensor gradient = spoiled(grads[at++], fault);
     if (handlers.gradient && gradient.defined()) handlers.gradient(action, slot, gradient);
@@ -365,7 +367,7 @@ void Executor::backward(const Action& action, const StepInput& input, const Hand
   }
   gradients_.erase({action.chunk + 1, action.microbatch});
   outputs_.erase({action.chunk - 1, action.microbatch});
-  if (action.kind == Kind::kBackwardInput) late_[cell] = std::move(live.late);
+  if (action.kind == Kind::kBackwardInput) late_[cell] = std::move(forward_state.late);
 }
 
 void Executor::backward_weight(const Action& action, const Handlers& handlers) {

@@ -31,7 +31,7 @@
 #include <vector>
 
 #include "troupe/core/file/fault.h"
-#include "troupe/distributed/group/channels.h"
+#include "troupe/distributed/group/stage_channels.h"
 #include "troupe/distributed/status/pulse.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/ops/support/late.h"
@@ -72,7 +72,8 @@ class Executor {
   // `owners`: for each unit the one under whose name its parameters are gathered and reduced.
   // `pulse` records each action. `channels`: to the other ranks of the pipeline.
   Executor(Model& model, ParamStore& store, const Faults& faults, const std::vector<int>& owners,
-           Pulse& pulse, std::shared_ptr<Channels> channels = std::make_shared<Channels>());
+           Pulse& pulse,
+           std::shared_ptr<StageChannels> channels = std::make_shared<StageChannels>());
   // `list` is this rank's, verified. Units are the schedule's chunks.
   StepOutput run(const std::vector<Action>& list, const StepInput& input, const Handlers& handlers);
   // A list of forwards alone: f of each unit that is here and each microbatch, in the list's order.
@@ -89,7 +90,7 @@ class Executor {
     Pending arriving = {};  // from another rank
   };
   using Values = std::map<Cell, Value>;
-  struct Live {
+  struct ForwardState {
     at::Tensor input;                      // a leaf, or undefined for the first unit
     UnitResult result;                     // with its graph
     std::shared_ptr<LateQueue> late = {};  // of a backward in halves
@@ -124,7 +125,7 @@ class Executor {
   std::map<int, std::vector<std::pair<int64_t, Param*>>> unit_params_;
   std::map<int, std::vector<int64_t>> unit_buckets_;
   std::map<int, std::vector<int64_t>> owned_buckets_;  // by the owner
-  std::map<Cell, Live> live_;
+  std::map<Cell, ForwardState> forward_states_;
   std::set<Cell> halved_;                            // whose backward comes in halves
   std::map<Cell, std::shared_ptr<LateQueue>> late_;  // between the halves
   std::set<Cell> light_;  // have gone forward lightly: their output is made a second time
@@ -136,7 +137,7 @@ class Executor {
   StepOutput out_;
   StepSeconds seconds_;
   Pulse& pulse_;
-  std::shared_ptr<Channels> channels_;
+  std::shared_ptr<StageChannels> channels_;
 };
 
 }  // namespace troupe

@@ -27,7 +27,7 @@ class SmallModel : public Model {
  public:
   const ModelConfig& config() const override { return config_; }
   int64_t num_units() const override { return kUnits; }
-  const TokenEdge& tokens() const override { return edge_; }
+  const TokenSharding& tokens() const override { return sharding_; }
   at::Tensor summed_over_batch(const at::Tensor& x, const Batch&) const override { return x; }
   at::Tensor logits(const at::Tensor& h) override { return at::linear(h, table_.value); }
   void for_each_moe(const MoeVisitor&) override {}
@@ -69,7 +69,7 @@ class SmallModel : public Model {
   }
 
  private:
-  TokenEdge edge_;
+  TokenSharding sharding_;
   static Param normal(std::vector<int64_t> sizes) {
     return Param::of(std::move(sizes), {.kind = Init::kNormal, .std = 0.5});
   }

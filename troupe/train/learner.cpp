@@ -390,18 +390,19 @@ void Learner::add_to(CheckpointState& state, Saved what) {
     const ParamStore::Slot& slot = store_->slots()[s];
     const Bucket& b = store_->buckets()[static_cast<size_t>(slot.bucket)];
     if (what.to_load && !store_->reads_loaded(b)) continue;
-    const RankGroup& same = *b.sharers.replicas;
+    const ProcessGroup& same = *b.sharers.replicas;
     const Replica replica = what.to_load ? Replica() : Replica{same.rank(), same.size()};
     const int64_t from = store_->owned(static_cast<int64_t>(s)).from;
     const auto part = [&](const at::Tensor& x) { return store_->part(static_cast<int64_t>(s), x); };
-    const auto add = [&](const std::string& prefix, const Live& live) {
+    const auto add = [&](const std::string& prefix, const StateTensor& live) {
       state.add_range(prefix + slot.named.name, *slot.named.param, from, live, replica);
     };
-    add("model.", b.in_halves() ? Live(part(b.own), part(b.low)) : Live(part(b.master)));
+    add("model.",
+        b.in_halves() ? StateTensor(part(b.own), part(b.low)) : StateTensor(part(b.master)));
     if (what.weights_alone) continue;
     const std::vector<std::string> names = optimizer_->state_names(b);
     for (size_t i = 0; i < names.size(); ++i) {
-      add("optimizer." + names[i] + '.', live_state(static_cast<int64_t>(s), i, names[i]));
+      add("optimizer." + names[i] + '.', state_tensor(static_cast<int64_t>(s), i, names[i]));
     }
     const Param& p = *slot.named.param;
     const std::vector<SlotState> others = optimizer_->slot_states(p, b.key);
@@ -412,14 +413,14 @@ void Learner::add_to(CheckpointState& state, Saved what) {
   }
   for (const NamedParam& other : store_->others()) {
     const Owners owners = store_->sharers_of(other);
-    const RankGroup &cut = *owners.owners, &same = *owners.replicas;
+    const ProcessGroup &cut = *owners.owners, &same = *owners.replicas;
     // Whole on each of them, to read and to write.
     const Replica replica{same.rank() * cut.size() + cut.rank(), same.size() * cut.size()};
     state.add("model." + other.name, *other.param, what.to_load ? Replica() : replica);
   }
 }
 
-Live Learner::live_state(int64_t slot, size_t i, const std::string& name) {
+StateTensor Learner::state_tensor(int64_t slot, size_t i, const std::string& name) {
   const int64_t bucket = store_->slots()[static_cast<size_t>(slot)].bucket;
   const Bucket& b = store_->buckets()[static_cast<size_t>(bucket)];
   const at::Tensor value = store_->part(slot, b.state[i]);
@@ -435,7 +436,7 @@ Live Learner::live_state(int64_t slot, size_t i, const std::string& name) {
     all.narrow(0, at, numbers.numel()).copy_(numbers);
   };
   const at::Tensor scales = store_->part_of_blocks(slot, b.scales[i]);
-  return Live::coded(value, scales, is_second_moment(name), take);
+  return StateTensor::coded(value, scales, is_second_moment(name), take);
 }
 
 RebalanceState Learner::rebalance_state() const {

@@ -96,7 +96,7 @@ class Learner {
   Finding bad_forward(const Feed& feed, const TrainState& state);
   Finding bad_gradient(const Feed& feed, const TrainState& state);
   const std::vector<Action>& list_of(int microbatches, bool training = true);  // this rank's
-  Live live_state(int64_t slot, size_t i, const std::string& name);
+  StateTensor state_tensor(int64_t slot, size_t i, const std::string& name);
 
   const Recipe recipe_;
   const RunPlan plan_;

@@ -46,7 +46,7 @@ RanksAtHand agreed(const Recipe& recipe, World& world) {
                     .on_gpu = runs_on_gpu(recipe)};
   const std::string mine = std::to_string(static_cast<int64_t>(ranks.memory)) + ' ' +
                            std::to_string(world.place().local_size);
-  for (const std::string& text : world.gather_texts("memory", mine)) {
+  for (const std::string& text : world.all_gather_texts("memory", mine)) {
     const size_t blank = std::min(text.find(' '), text.size());
     const int64_t bytes = number_of_peer(text.substr(0, blank), "a rank's memory");
     ranks.memory = std::min(ranks.memory, static_cast<double>(bytes));
@@ -75,7 +75,7 @@ LayoutChoice chosen(const Recipe& recipe, World& world) {
   out.parallel = settled(out.parallel, needs_of(recipe, ranks.world, ranks.per_host));
   std::ostringstream own;
   if (world.rank() == 0) print_config(own, out);
-  const std::string first = world.gather_texts("layout", own.str())[0];
+  const std::string first = world.all_gather_texts("layout", own.str())[0];
   if (world.rank() != 0) read_config(parse_yaml(first, "rank 0's layout"), out);
   return out;
 }
@@ -84,12 +84,12 @@ void check_equal(const std::string& what, const std::vector<std::string>& all) {
   std::map<std::string, std::vector<int64_t>> who;
   for (size_t r = 0; r < all.size(); ++r) who[all[r]].push_back(static_cast<int64_t>(r));
   if (who.size() == 1) return;
-  std::string told;
+  std::string list;
   for (const auto& [value, ranks] : who) {
-    if (!told.empty()) told += "; ";
-    told.append("rank(s) ").append(rank_list(ranks)).append(": ").append(value);
+    if (!list.empty()) list += "; ";
+    list.append("rank(s) ").append(rank_list(ranks)).append(": ").append(value);
   }
-  fail(Code::kRanksDiffer, what, "differs between ranks - " + told);
+  fail(Code::kRanksDiffer, what, "differs between ranks - " + list);
 }
 
 std::vector<std::string> lines_of(const std::string& text) {
@@ -102,12 +102,12 @@ std::vector<std::string> lines_of(const std::string& text) {
 }  // namespace
 
 void require_equal(World& world, const std::string& what, const std::string& text) {
-  check_equal(what, world.gather_texts(what, text));
+  check_equal(what, world.all_gather_texts(what, text));
 }
 
 void require_equal_lines(World& world, const std::string& what, const std::string& lines) {
   const std::vector<std::string> hashes =
-      world.gather_texts(what, hex(hash128(std::as_bytes(std::span(lines)))));
+      world.all_gather_texts(what, hex(hash128(std::as_bytes(std::span(lines)))));
   if (std::ranges::count(hashes, hashes[0]) == std::ssize(hashes)) return;
   const std::string key = "lines of the " + what;
   if (world.rank() == 0) world.store().post(key, lines);
@@ -117,12 +117,12 @@ void require_equal_lines(World& world, const std::string& what, const std::strin
   size_t at = 0;
   while (at < first.size() && line(at) == first[at]) ++at;
   if (world.rank() == 0) at = std::numeric_limits<int32_t>::max();
-  for (const std::string& of_rank : world.gather_texts(key, std::to_string(at))) {
+  for (const std::string& of_rank : world.all_gather_texts(key, std::to_string(at))) {
     at = std::min(at, static_cast<size_t>(number_of_peer(of_rank, "the number of a line")));
   }
   const std::string text = line(at);
   const size_t begin = std::min(text.size(), text.find_first_not_of(' '));
-  check_equal(what, world.gather_texts(key, text.substr(begin)));
+  check_equal(what, world.all_gather_texts(key, text.substr(begin)));
   check_equal(what, hashes);
 }
 
@@ -157,10 +157,10 @@ Ranks::Ranks(std::shared_ptr<World> world, const Recipe& recipe)
     world_->pulse().set_stage(stage_rank(), stage_ranks());
     make_channels(stages.depth, awaited);
   }
-  tokens_ = TokenEdge(group(GroupKind::kTensor, kTensor, awaited));
+  tokens_ = TokenSharding(group(GroupKind::kTensor, kTensor, awaited));
   if (config_.context > 1) {
-    keys_ = KeyEdge(group(GroupKind::kContext, kContext, awaited));
-    microbatch_ = TokenEdge(group(GroupKind::kMicrobatch, kContext, awaited));
+    keys_ = KvExchange(group(GroupKind::kContext, kContext, awaited));
+    microbatch_ = TokenSharding(group(GroupKind::kMicrobatch, kContext, awaited));
   }
   if (mesh_.size(GroupKind::kExperts) > 1) experts_ = group(GroupKind::kExperts, kRows, rows);
   dispatch_groups_.all = experts_;
@@ -176,13 +176,13 @@ Ranks::Ranks(std::shared_ptr<World> world, const Recipe& recipe)
 }
 
 void Ranks::make_channels(int depth, const GroupOptions& how) {
-  Channels::Shape shape{.own = stage_rank(), .depth = depth, .device = world_->device()};
+  StageChannels::Shape shape{.own = stage_rank(), .depth = depth, .device = world_->device()};
   shape.ranks = mesh_.ranks_of(GroupKind::kPipeline, rank());
   for (size_t unit = 1; unit < unit_ranks_.size(); ++unit) {
     const std::pair link{unit_ranks_[unit - 1], unit_ranks_[unit]};
     if (link.first != link.second) shape.links.push_back(link);
   }
-  channels_ = std::make_shared<Channels>(
+  channels_ = std::make_shared<StageChannels>(
       std::move(shape), [&](const std::vector<int64_t>& ranks, const std::string& channel) {
         return world_->group(ranks, channel, how);
       });
@@ -214,13 +214,13 @@ std::vector<int64_t> Ranks::parts_of_matrices(int64_t repeat) const {
 }
 
 // Of each number of slices that layers' experts are cut into, the ranks with those of the own ones.
-std::map<int64_t, std::shared_ptr<RankGroup>> Ranks::groups_of_slices(const ModelConfig& model) {
-  std::map<int64_t, std::shared_ptr<RankGroup>> out;
+std::map<int64_t, std::shared_ptr<ProcessGroup>> Ranks::groups_of_slices(const ModelConfig& model) {
+  std::map<int64_t, std::shared_ptr<ProcessGroup>> out;
   if (!experts_) return out;
   for (int64_t i = 0; i < model.layers + model.mtp.depth; ++i) {
     const LayerConfig layer = layer_config(model, i);
     if (!layer.moe) continue;
-    const Placement placement = placement_of(*layer.moe);
+    const ExpertPlacement placement = placement_of(*layer.moe);
     if (placement.slices() == 1 || out.contains(placement.slices())) continue;
     std::vector<int64_t> ranks;
     for (const int32_t place : placement.owners(placement.held_by(experts_->rank()).front())) {
@@ -275,7 +275,7 @@ std::function<Owners(const NamedParam&)> Ranks::owners_by_box(const ModelConfig&
   const Owners experts = {none ? world_->group({rank}) : group(GroupKind::kExpertShard),
                           group(none ? GroupKind::kExpertData : GroupKind::kExpertReplicate),
                           "experts of place " + std::to_string(place) + stage};
-  std::map<int64_t, std::shared_ptr<RankGroup>> slices;  // by their number
+  std::map<int64_t, std::shared_ptr<ProcessGroup>> slices;  // by their number
   if (matrices) slices = groups_of_slices(model);
   return [dense, tables, experts, tensor, slices](const NamedParam& named) {
     const Param& p = *named.param;
@@ -290,8 +290,8 @@ std::function<Owners(const NamedParam&)> Ranks::owners_by_box(const ModelConfig&
 
 BuildOptions Ranks::build_options(const Faults& faults) const {
   BuildOptions out;
-  const EdgeWatch watch(std::shared_ptr<Pulse>(world_, &world_->pulse()), faults);
-  out.tensor = {.edge = tokens_.watched(watch),
+  const TransferMonitor watch(std::shared_ptr<Pulse>(world_, &world_->pulse()), faults);
+  out.tensor = {.sharding = tokens_.watched(watch),
                 .split_vocab = config_.split_vocab == CutKind::kOn,
                 .split_shared = config_.split_shared == CutKind::kOn,
                 .keys = keys_.watched(watch),
@@ -300,13 +300,14 @@ BuildOptions Ranks::build_options(const Faults& faults) const {
     if (unit_ranks_[unit] == stage_rank()) out.units.push_back(static_cast<int64_t>(unit));
   }
   if (config_.context > 1 && config_.context_method == ContextMethod::kHeads) {
-    out.tensor.head_exchange = HeadEdge(keys_.group(), watch);
+    out.tensor.head_exchange = HeadExchange(keys_.group(), watch);
   }
   if (config_.context > 1 && config_.context_method == ContextMethod::kRing) {
-    out.tensor.ring = RingEdge(keys_.group(), watch);
+    out.tensor.ring = RingAttention(keys_.group(), watch);
   }
   if (!experts_) return out;
-  const auto make = [config = config_, groups = dispatch_groups_](const Placement& placement) {
+  const auto make = [config = config_,
+                     groups = dispatch_groups_](const ExpertPlacement& placement) {
     return build(config.dispatcher, groups, placement,
                  {.mode = config.dispatch, .wire = config.wire});
   };
@@ -324,7 +325,7 @@ std::function<void(const Ranks::Part&, const Ranks::Part&)> Ranks::both() const 
   return [turns = turns_](const Part& back, const Part& ahead) { turns->both(back, ahead); };
 }
 
-Placement Ranks::placement_of(const MoeConfig& moe) const {
+ExpertPlacement Ranks::placement_of(const MoeConfig& moe) const {
   const int64_t ranks = experts_ ? experts_->size() : 1, slices = config_.expert_tensor;
   if (ranks / slices > moe.experts) return hidden_sharded(moe.experts, ranks, moe.ffn.hidden);
   if (slices > 1) return sliced(moe.experts, ranks / slices, slices, moe.ffn.hidden);
@@ -339,19 +340,19 @@ Schedule Ranks::schedule(StepWork work) const {
 
 SumOver Ranks::sum_over_stage() const {
   if (alone()) return {};
-  return [stage = stage_](const at::Tensor& x) { return stage->summed(x); };
+  return [stage = stage_](const at::Tensor& x) { return stage->all_reduced(x); };
 }
 
 std::vector<double> Ranks::of_stages(std::vector<double> values) const {
   if (stage_ranks() == 1) return values;
   const at::Tensor own = at::tensor(values, at::kDouble).to(world_->device());
-  const at::Tensor sum = pipeline_->summed(own).cpu();
+  const at::Tensor sum = pipeline_->all_reduced(own).cpu();
   return {sum.const_data_ptr<double>(), sum.const_data_ptr<double>() + sum.numel()};
 }
 
 SumOver Ranks::sum_over_all() const {
   if (alone()) return {};
-  return [all = all_](const at::Tensor& x) { return all->summed(x); };
+  return [all = all_](const at::Tensor& x) { return all->all_reduced(x); };
 }
 
 at::Tensor Ranks::missed_rows(const c10::Device& device) const {
@@ -369,7 +370,7 @@ void Ranks::require_rows(double missed) const {
 
 std::vector<double> Ranks::summed(std::vector<double> values) const {
   if (alone()) return values;
-  const at::Tensor sum = host_->summed(at::tensor(values, at::kDouble));
+  const at::Tensor sum = host_->all_reduced(at::tensor(values, at::kDouble));
   return {sum.const_data_ptr<double>(), sum.const_data_ptr<double>() + sum.numel()};
 }
 
@@ -380,21 +381,21 @@ Peers Ranks::peers() const {
           .all_gather =
               [world = world_](const std::string& mine) {
                 // A disk may stall, and no step waits for it.
-                return world->gather_texts("checkpoint", mine, World::Patience::kWhileHeard);
+                return world->all_gather_texts("checkpoint", mine, World::Patience::kWhileAlive);
               },
           .swap_bytes =
               [group = host_](const ByteSwap& bytes) {
                 const at::Tensor out = at::empty({std::ssize(bytes.out)}, at::kByte);
                 const at::Tensor in = at::empty({std::ssize(bytes.in)}, at::kByte);
                 std::ranges::copy(bytes.out, static_cast<std::byte*>(out.mutable_data_ptr()));
-                group->exchange(in, out, bytes.from, bytes.to).wait();
+                group->all_to_all(in, out, bytes.from, bytes.to).wait();
                 std::copy_n(static_cast<const std::byte*>(in.const_data_ptr()), in.numel(),
                             bytes.in.begin());
               }};
 }
 
 std::vector<std::string> Ranks::gather(const std::string& topic, const std::string& mine) const {
-  return alone() ? std::vector{mine} : world_->gather_texts(topic, mine);
+  return alone() ? std::vector{mine} : world_->all_gather_texts(topic, mine);
 }
 
 void Ranks::require_equal(const std::string& what, const std::string& text) const {

@@ -14,8 +14,8 @@
 #include "troupe/core/file/fault.h"
 #include "troupe/distributed/dispatch/dispatcher_config.h"
 #include "troupe/distributed/dispatch/turns.h"
-#include "troupe/distributed/group/channels.h"
-#include "troupe/distributed/mesh/mesh.h"
+#include "troupe/distributed/group/stage_channels.h"
+#include "troupe/distributed/mesh/process_mesh.h"
 #include "troupe/distributed/world/world.h"
 #include "troupe/nn/context_slice.h"
 #include "troupe/nn/models/model.h"
@@ -56,7 +56,7 @@ class Ranks {
   int stage_rank() const { return static_cast<int>(mesh_.pipeline_index(rank())); }
   int stage_ranks() const { return static_cast<int>(mesh_.shape().pipeline); }
   World& world() { return *world_; }
-  const Mesh& mesh() const { return mesh_; }
+  const ProcessMesh& mesh() const { return mesh_; }
   const ParallelConfig& parallel() const { return config_; }  // every choice made
 
   // How the model reaches its experts (with `faults`, which must stay, on the way) and shares its
@@ -64,11 +64,11 @@ class Ranks {
   BuildOptions build_options(const Faults& faults) const;
   Sharing sharing() const { return sharing_; }
   // Between which experts lie; null: all experts are here.
-  const std::shared_ptr<RankGroup>& expert_group() const { return experts_; }
+  const std::shared_ptr<ProcessGroup>& expert_group() const { return experts_; }
   // How a layer's experts lie on them when a run begins.
-  Placement placement_of(const MoeConfig& moe) const;
+  ExpertPlacement placement_of(const MoeConfig& moe) const;
   // To the ranks of the stages before and behind.
-  const std::shared_ptr<Channels>& channels() const { return channels_; }
+  const std::shared_ptr<StageChannels>& channels() const { return channels_; }
   Schedule schedule(StepWork work) const;
   // Runs a backward and a forward in turns (parallel.overlap); absent: there are none.
   using Part = std::function<void()>;
@@ -105,7 +105,7 @@ class Ranks {
   // `matrices`: the optimizer puts together what ranks cut (Owners::parts).
   std::function<Owners(const NamedParam&)> owners_by_box(const ModelConfig& model, bool matrices);
   std::vector<int64_t> parts_of_matrices(int64_t repeat) const;
-  std::map<int64_t, std::shared_ptr<RankGroup>> groups_of_slices(const ModelConfig& model);
+  std::map<int64_t, std::shared_ptr<ProcessGroup>> groups_of_slices(const ModelConfig& model);
   // The ranks of the stages that have the embedding and the head, with this one's other places;
   // empty: one table is on one rank, or this rank is on neither stage.
   std::vector<int64_t> ends_of_table(const ModelConfig& model) const;
@@ -114,17 +114,17 @@ class Ranks {
   std::shared_ptr<World> world_;
   LayoutChoice choice_;
   ParallelConfig config_;
-  Mesh mesh_;
+  ProcessMesh mesh_;
   Sharing sharing_;
-  TokenEdge tokens_;
-  KeyEdge keys_;
-  TokenEdge microbatch_;
-  std::shared_ptr<RankGroup> experts_;
+  TokenSharding tokens_;
+  KvExchange keys_;
+  TokenSharding microbatch_;
+  std::shared_ptr<ProcessGroup> experts_;
   NodeGroups dispatch_groups_;
   std::shared_ptr<Turns> turns_;  // null: nothing runs beside anything
-  std::shared_ptr<RankGroup> all_, host_, stage_, pipeline_;
+  std::shared_ptr<ProcessGroup> all_, host_, stage_, pipeline_;
   std::vector<int> unit_ranks_;  // of each unit, the place in the pipeline; empty: one stage
-  std::shared_ptr<Channels> channels_ = std::make_shared<Channels>();
+  std::shared_ptr<StageChannels> channels_ = std::make_shared<StageChannels>();
 };
 
 }  // namespace troupe

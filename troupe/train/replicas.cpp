@@ -56,7 +56,7 @@ class Hashed {
 
 // The same part of every bucket: that of this rank's place among the owners.
 std::string part_of(const Bucket& b) {
-  const RankGroup& owners = *b.sharers.owners;
+  const ProcessGroup& owners = *b.sharers.owners;
   return ", part " + std::to_string(owners.rank() + 1) + '/' + std::to_string(owners.size());
 }
 
@@ -100,7 +100,7 @@ std::vector<std::string> gathered(Ranks& ranks, const std::string& mine) {
   const at::Tensor own = at::zeros({longest}, at::kByte);
   const at::Tensor all = at::zeros({ranks.size() * longest}, at::kByte);
   std::memcpy(own.mutable_data_ptr(), mine.data(), mine.size());
-  ranks.world().processors()->gather({all}, {own}).wait();
+  ranks.world().processors()->all_gather({all}, {own}).wait();
   const auto* const bytes = static_cast<const char*>(all.const_data_ptr());
   std::vector<std::string> out;
   for (size_t r = 0; r < sizes.size(); ++r) {

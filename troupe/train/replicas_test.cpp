@@ -39,7 +39,7 @@ void flip(const at::Tensor& x, int64_t bit) {
 }
 
 // What this rank is told; empty: all are equal.
-std::string told(ParamStore& store, Ranks& ranks) {
+std::string differences(ParamStore& store, Ranks& ranks) {
   try {
     require_equal_replicas(store, ranks);
   } catch (const Error& e) {
@@ -57,7 +57,7 @@ TEST(EqualReplicas, ABitOfAnythingThatRanksHaveInCommonIsFoundAndNamed) {
         layer.named(), at::TensorOptions(at::kBFloat16),
         [](const NamedParam&) { return BucketKey{}; }, ranks.sharing());
     store.initialise_all(3);
-    EXPECT_EQ(told(store, ranks), "");
+    EXPECT_EQ(differences(store, ranks), "");
     Bucket& bucket = store.buckets()[0];
     const struct {
       at::Tensor tensor;
@@ -69,7 +69,7 @@ TEST(EqualReplicas, ABitOfAnythingThatRanksHaveInCommonIsFoundAndNamed) {
     for (const auto& [tensor, name] : cases) {
       for (const int64_t bit : {0, 15, 77}) {
         if (ranks.rank() == 1) flip(tensor, bit);
-        const std::string said = told(store, ranks);
+        const std::string said = differences(store, ranks);
         EXPECT_NE(said.find("E9001 differs between ranks that hold the same"), std::string::npos)
             << name << ": " << said;
         // Of values in halves the upper one is of the master too.
@@ -78,7 +78,7 @@ TEST(EqualReplicas, ABitOfAnythingThatRanksHaveInCommonIsFoundAndNamed) {
           EXPECT_NE(said.find("rank(s) 1: hash "), std::string::npos) << said;
         }
         if (ranks.rank() == 1) flip(tensor, bit);
-        EXPECT_EQ(told(store, ranks), "") << name;
+        EXPECT_EQ(differences(store, ranks), "") << name;
       }
     }
   });

@@ -41,7 +41,7 @@ void RunLogger::open(int64_t resumed_step) {
   const std::string& dir = run_.recipe.checkpoint.dir;
   jsonl_ = std::make_unique<AppendFile>(dir + "/log.jsonl", run_.log(), AppendFile::Holds::kLines);
   if (run_.recipe.log.tensorboard) {
-    board_ = std::make_unique<TensorBoard>(dir + "/tb", resumed_step, run_.log());
+    tensorboard_ = std::make_unique<TensorBoard>(dir + "/tb", resumed_step, run_.log());
   }
 }
 
@@ -122,7 +122,7 @@ void RunLogger::note_moves(const std::vector<ExpertsMoved>& moved) {
 
 // C7. Logged once; every record has the number so far.
 void RunLogger::note_rerun(int64_t lost_rows) {
-  if (lost_rows == 0 || !run_.first() || std::exchange(told_of_rerun_, true)) return;
+  if (lost_rows == 0 || !run_.first() || std::exchange(warned_of_rerun_, true)) return;
   run_.log().warning(
       "step " + std::to_string(run_.state.done.steps) +
       ": a rank received more rows than its budget (model.moe.capacity.budget " +
@@ -148,7 +148,7 @@ void RunLogger::judge_stragglers(const std::vector<OwnSeconds>& of) {
   if (of.empty()) return;
   const std::optional<Straggler> before = stragglers_.slow();
   const double wall = interval_.step_seconds() * static_cast<double>(interval_.steps());
-  const Mesh& mesh = run_.ranks().mesh();
+  const ProcessMesh& mesh = run_.ranks().mesh();
   const auto stages =
       mesh.shape().pipeline > 1 ? mesh.all(GroupKind::kStage) : std::vector<std::vector<int64_t>>();
   if (!stragglers_.judge(of, interval_.steps(), wall, stages) || !run_.first()) return;
@@ -258,7 +258,7 @@ void RunLogger::write_record(const StepReport& report, const Feed& feed, double 
     interval_.clear();
   }
   jsonl_->append(r.json() + "\n");
-  if (board_ != nullptr) board_->scalars(run_.state.done.steps, r.scalars());
+  if (tensorboard_ != nullptr) tensorboard_->scalars(run_.state.done.steps, r.scalars());
 }
 
 void RunLogger::status(const std::string& newest_checkpoint) const {
@@ -275,11 +275,11 @@ void RunLogger::event(LogRecord record) {
 }
 
 void RunLogger::scalar(const std::string& name, double value) {
-  if (board_ != nullptr) board_->scalars(run_.state.done.steps, {{name, value}});
+  if (tensorboard_ != nullptr) tensorboard_->scalars(run_.state.done.steps, {{name, value}});
 }
 
 void RunLogger::text(const std::string& name, const std::string& text) {
-  if (board_ != nullptr) board_->text(run_.state.done.steps, name, text);
+  if (tensorboard_ != nullptr) tensorboard_->text(run_.state.done.steps, name, text);
 }
 
 }  // namespace troupe

@@ -57,7 +57,7 @@ class RunLogger {
   const RunContext& run_;
   Learner& learner_;
   std::unique_ptr<AppendFile> jsonl_;
-  std::unique_ptr<TensorBoard> board_;
+  std::unique_ptr<TensorBoard> tensorboard_;
   MoeHealth health_;
   std::string verdict_;
   Interval interval_;
@@ -66,7 +66,7 @@ class RunLogger {
   Position experts_asked_;  // the last line
   double flops_per_token_ = 0, full_flops_per_token_ = 0;
   std::optional<double> peak_ = {};
-  bool told_of_rerun_ = false, warned_of_masked_ = false;
+  bool warned_of_rerun_ = false, warned_of_masked_ = false;
 };
 
 }  // namespace troupe

@@ -4,8 +4,8 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/text/readable.h"
-#include "troupe/train/going_on.h"
 #include "troupe/train/report/report.h"
+#include "troupe/train/resume.h"
 #include "troupe/train/routing_log.h"
 
 namespace troupe {

@@ -36,7 +36,7 @@ class Trainer {
   RunEnd run();
   const TrainState& state() const { return state_; }
   Learner& learner() { return *learner_; }
-  RankStatus doing() const { return pulse_.now(); }  // for a message about what failed
+  RankStatus status() const { return pulse_.now(); }  // for a message about what failed
   std::string newest_checkpoint() const { return saves_->newest(); }
   bool writes_checkpoint() const { return saves_->busy(); }  // once `begun` was called; any thread
 
@@ -49,7 +49,7 @@ class Trainer {
   void resume_run();
   void require_schedule(const std::string& folder) const;
   void open_run();
-  void say_start() const;
+  void log_start() const;
 
   // trainer.cpp
   Feed next_feed();

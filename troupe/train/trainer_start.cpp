@@ -15,11 +15,11 @@
 #include "troupe/train/forecast/device.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/forecast/mfu.h"
-#include "troupe/train/going_on.h"
 #include "troupe/train/observe/stacks.h"
 #include "troupe/train/recipe/experts_kernels.h"
+#include "troupe/train/resume.h"
 #include "troupe/train/start_lines.h"
-#include "troupe/train/trained.h"
+#include "troupe/train/trained_model.h"
 #include "troupe/train/trainer.h"
 
 namespace troupe {
@@ -179,13 +179,13 @@ void Trainer::open_run() {
   profile_ =
       std::make_unique<Profile>(context_.first() ? recipe_.profile : ProfileConfig{},
                                 recipe_.checkpoint.dir, tools_.log, !learner_->device().is_cpu());
-  say_start();
+  log_start();
   saves_->foresee();
   logger_->start(resumed_step_, read_bytes_);
   cadences_.emplace(context_, resumed_step_);
 }
 
-void Trainer::say_start() const {
+void Trainer::log_start() const {
   const Log& log = tools_.log;
   const ModelCosts costs = learner_->model().costs();
   if (!ranks_.alone()) {

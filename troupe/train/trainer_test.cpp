@@ -204,7 +204,7 @@ TEST(Trainer, F122_EveryOptimizerAndRouterGoesOnBitForBit) {
   }
 }
 
-TEST(Trainer, F18_GoingOnFromAnEarlierStepSetsLaterOnesAside) {
+TEST(Trainer, F18_ResumingFromAnEarlierStepSetsLaterOnesAside) {
   Runs runs;
   runs.run("a");
   const std::vector<std::string> other = {"train.optimizer.lr=1e-3", "checkpoint.resume=step 4"};

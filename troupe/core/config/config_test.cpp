@@ -257,7 +257,8 @@ TEST(Config, AFieldIsAnsweredFromItsOwnSectionFirst) {
     }
     return "";
   };
-  EXPECT_TRUE(answer("eval.sets=1").ends_with("no field \"sets\" in eval (there is: every, tasks)"));
+  EXPECT_TRUE(
+      answer("eval.sets=1").ends_with("no field \"sets\" in eval (there is: every, tasks)"));
   EXPECT_TRUE(answer("eval.shts=1").ends_with("did you mean \"eval.tasks.shots\"?"));
   EXPECT_TRUE(answer("eval.epss=1").ends_with("did you mean \"norm.eps\"?"));
 }

@@ -1,4 +1,4 @@
-// What all dispatchers between ranks have in common: a2a_dispatcher.h says what each mode computes.
+// What all dispatchers between ranks have in common: all_to_all_dispatcher.h says what each mode computes.
 #pragma once
 
 #include <array>

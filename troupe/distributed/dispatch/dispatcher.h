@@ -45,7 +45,7 @@
 #include <optional>
 #include <string>
 
-#include "troupe/distributed/params/placement.h"
+#include "troupe/distributed/params/expert_placement.h"
 #include "troupe/ops/moe_ffn/moe_ffn.h"
 #include "troupe/ops/support/backward_order.h"
 
@@ -102,10 +102,10 @@ class Dispatcher {
 
   // Whether the host waits for row counts in each call: such a call cannot be captured in a graph.
   virtual bool needs_host_counts() const = 0;
-  virtual const Placement& placement() const = 0;
+  virtual const ExpertPlacement& placement() const = 0;
   // Switches to a new placement. Call on every rank, between steps, with no lease open. The number
   // of experts on this rank stays the same; the caller moves the weights.
-  virtual void place(const Placement& placement) = 0;
+  virtual void place(const ExpertPlacement& placement) = 0;
   virtual int64_t rank() const = 0;
   virtual bool holds_all_experts() const = 0;   // else those of placement().held_by(rank())
   virtual std::string description() const = 0;  // for the log, at start

@@ -1,7 +1,7 @@
 // What the config of a dispatcher answers, beside kKind and visit(), and the words it answers in:
 //   static constexpr bool kUsesNodes   whether `parallel.node_ranks` means something to it
 //   static constexpr bool kNeedsOneHost   whether its ranks must be of one machine
-//   std::unique_ptr<Dispatcher> build(const DispatcherGroups&, const Placement&,
+//   std::unique_ptr<Dispatcher> build(const DispatcherGroups&, const ExpertPlacement&,
 //                                     const DispatcherOptions&) const
 //   std::string why(const ExpertRanks&) const    why a run takes it, for the log
 //   Traffic traffic(const TrafficShape&) const   what it sends, for forecasts
@@ -18,8 +18,8 @@
 namespace troupe {
 
 class Dispatcher;
-class Placement;
-class RankGroup;
+class ExpertPlacement;
+class ProcessGroup;
 
 struct DispatcherOptions {
   DispatchMode mode = DispatchMode::kFast;
@@ -29,9 +29,9 @@ struct DispatcherOptions {
 // The ranks that share experts. `across` and `within` are set where the run has nodes: this rank's
 // place on each node, and its node.
 struct NodeGroups {
-  std::shared_ptr<RankGroup> all;
-  std::shared_ptr<RankGroup> across;
-  std::shared_ptr<RankGroup> within;
+  std::shared_ptr<ProcessGroup> all;
+  std::shared_ptr<ProcessGroup> across;
+  std::shared_ptr<ProcessGroup> within;
 };
 
 struct ExpertRanks {

@@ -41,7 +41,8 @@ bool needs_one_host(const DispatcherConfig& config) {
 }
 
 std::unique_ptr<Dispatcher> build(const DispatcherConfig& config, const NodeGroups& groups,
-                                  const Placement& placement, const DispatcherOptions& options) {
+                                  const ExpertPlacement& placement,
+                                  const DispatcherOptions& options) {
   return asked(config, [&](const auto& c) { return c.build(groups, placement, options); });
 }
 

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "troupe/core/config/one_of.h"
-#include "troupe/distributed/dispatch/a2a_dispatcher.h"
-#include "troupe/distributed/dispatch/allgather_dispatcher.h"
+#include "troupe/distributed/dispatch/all_gather_dispatcher.h"
+#include "troupe/distributed/dispatch/all_to_all_dispatcher.h"
 #include "troupe/distributed/dispatch/symmetric_dispatcher.h"
 #include "troupe/distributed/dispatch/two_level_dispatcher.h"
 
@@ -34,7 +34,8 @@ bool needs_one_host(const DispatcherConfig& config);
 
 // The questions of dispatcher_config.h, asked of the config that is chosen. Throw for auto.
 std::unique_ptr<Dispatcher> build(const DispatcherConfig& config, const NodeGroups& groups,
-                                  const Placement& placement, const DispatcherOptions& options);
+                                  const ExpertPlacement& placement,
+                                  const DispatcherOptions& options);
 std::string why(const DispatcherConfig& config, const ExpertRanks& ranks);
 Traffic traffic(const DispatcherConfig& config, const TrafficShape& shape);
 

@@ -7,7 +7,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/distributed/dispatch/dispatcher.h"
-#include "troupe/distributed/params/placement.h"
+#include "troupe/distributed/params/expert_placement.h"
 #include "troupe/distributed/world/node_groups.h"
 #include "troupe/testing/torch/ranks.h"
 
@@ -85,7 +85,7 @@ TEST(Dispatchers, TrafficSumsToTheRowsThatLeaveARank) {
 // Nobody who adds a dispatcher forgets one of its answers.
 TEST(Dispatchers, EachOfTheListIsBuiltAndNamesItself) {
   testing::in_ranks(4, [](World& world) {
-    const Placement placement = contiguous(8, 4);
+    const ExpertPlacement placement = contiguous(8, 4);
     const NodeGroups groups = node_groups(world, world.all(), 2);
     for (const std::string_view kind : DispatcherConfig::kinds()) {
       if (kind == "auto") continue;

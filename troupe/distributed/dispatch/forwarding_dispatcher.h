@@ -37,8 +37,8 @@ class ForwardingDispatcher : public Dispatcher {
   void release(const Handle& handle) override { inner_->release(handle); }
 
   bool needs_host_counts() const override { return inner_->needs_host_counts(); }
-  const Placement& placement() const override { return inner_->placement(); }
-  void place(const Placement& placement) override { inner_->place(placement); }
+  const ExpertPlacement& placement() const override { return inner_->placement(); }
+  void place(const ExpertPlacement& placement) override { inner_->place(placement); }
   int64_t rank() const override { return inner_->rank(); }
   bool holds_all_experts() const override { return inner_->holds_all_experts(); }
   std::string description() const override { return inner_->description(); }

@@ -14,7 +14,7 @@
 #include "troupe/distributed/dispatch/owner_table.h"
 #include "troupe/distributed/dispatch/rank_plan.h"
 #include "troupe/distributed/dispatch/wire.h"
-#include "troupe/distributed/group/group.h"
+#include "troupe/distributed/group/process_group.h"
 #include "troupe/distributed/group/symmetric_heap.h"
 #include "troupe/ops/combine.h"
 
@@ -98,8 +98,8 @@ class GroupDispatcher : public Dispatcher {
   void release(const Handle& handle) override { of(handle) = L(); }
 
   bool needs_host_counts() const override { return true; }
-  const Placement& placement() const override { return placement_; }
-  void place(const Placement& placement) override {
+  const ExpertPlacement& placement() const override { return placement_; }
+  void place(const ExpertPlacement& placement) override {
     check_placed_on(placement, *ranks_);
     const auto held = static_cast<int64_t>(placement.held_by(ranks_->rank()).size());
     TROUPE_CHECK(
@@ -119,8 +119,8 @@ class GroupDispatcher : public Dispatcher {
   }
 
  protected:
-  GroupDispatcher(const char* name, std::shared_ptr<RankGroup> ranks, const Placement& placement,
-                  DispatchMode mode, WireType wire)
+  GroupDispatcher(const char* name, std::shared_ptr<ProcessGroup> ranks,
+                  const ExpertPlacement& placement, DispatchMode mode, WireType wire)
       : name_(name),
         ranks_(std::move(ranks)),
         placement_(placement),
@@ -175,8 +175,8 @@ class GroupDispatcher : public Dispatcher {
   bool exact() const { return mode_ == DispatchMode::kExact; }
 
   const char* name_;
-  std::shared_ptr<RankGroup> ranks_;
-  Placement placement_;
+  std::shared_ptr<ProcessGroup> ranks_;
+  ExpertPlacement placement_;
   DispatchMode mode_;
   WireType wire_;
   OwnerTable table_;

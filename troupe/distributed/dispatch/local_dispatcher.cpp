@@ -66,8 +66,8 @@ class LocalDispatcher : public Dispatcher {
   void release(const Handle& handle) override { of(handle) = LocalLease(); }
 
   bool needs_host_counts() const override { return false; }
-  const Placement& placement() const override { return placement_; }
-  void place(const Placement&) override {
+  const ExpertPlacement& placement() const override { return placement_; }
+  void place(const ExpertPlacement&) override {
     fail(Code::kBadValue, "placement", "of experts that are all in one process cannot be another");
   }
   int64_t rank() const override { return 0; }
@@ -75,7 +75,7 @@ class LocalDispatcher : public Dispatcher {
   std::string description() const override { return "local: all experts in this process"; }
 
  protected:
-  explicit LocalDispatcher(Placement placement) : placement_(std::move(placement)) {}
+  explicit LocalDispatcher(ExpertPlacement placement) : placement_(std::move(placement)) {}
 
   void make_plan(LocalLease& lease, const Routed& routed, const at::Tensor& ids_SK) const {
     lease.plan = routing_plan(ids_SK, {.experts = placement_.experts(),
@@ -83,13 +83,13 @@ class LocalDispatcher : public Dispatcher {
                                        .capacity = routed.capacity});
   }
 
-  Placement placement_;
+  ExpertPlacement placement_;
 };
 
 // Source rows are (rank, token): rank w's copy of token t is row w T + t.
 class VirtualRanksDispatcher : public LocalDispatcher {
  public:
-  explicit VirtualRanksDispatcher(Placement placement)
+  explicit VirtualRanksDispatcher(ExpertPlacement placement)
       : LocalDispatcher(std::move(placement)), owners_(placement_) {
     TROUPE_CHECK(placement_.slices() == 1, "virtual ranks cannot hold slices of experts");
   }
@@ -147,7 +147,7 @@ std::unique_ptr<Dispatcher> local_dispatcher(int64_t experts) {
   return std::make_unique<LocalDispatcher>(experts);
 }
 
-std::unique_ptr<Dispatcher> virtual_ranks_dispatcher(const Placement& placement) {
+std::unique_ptr<Dispatcher> virtual_ranks_dispatcher(const ExpertPlacement& placement) {
   return std::make_unique<VirtualRanksDispatcher>(placement);
 }
 

@@ -12,6 +12,6 @@
 namespace troupe {
 
 std::unique_ptr<Dispatcher> local_dispatcher(int64_t experts);
-std::unique_ptr<Dispatcher> virtual_ranks_dispatcher(const Placement& placement);
+std::unique_ptr<Dispatcher> virtual_ranks_dispatcher(const ExpertPlacement& placement);
 
 }  // namespace troupe

@@ -70,7 +70,7 @@ TEST(LocalDispatcher, H1_VirtualRanksEqualOneRankInAllGradients) {
   const auto one = local_dispatcher(kE);
   const Inputs in = inputs(31);
   const auto want = results(*one, in);
-  for (const Placement& p :
+  for (const ExpertPlacement& p :
        {contiguous(kE, 2), contiguous(kE, 3), listed(4, {{0}, {0}, {1}, {1}, {2}, {3}}),
         listed(3, {{0, 1, 2}, {0}, {1}, {1, 2}, {2}, {0}})}) {
     const auto many = virtual_ranks_dispatcher(p);

@@ -9,7 +9,7 @@
 
 namespace troupe {
 
-OwnerTable::OwnerTable(const Placement& p)
+OwnerTable::OwnerTable(const ExpertPlacement& p)
     : ranks_(p.ranks()), experts_(p.experts()), slices_(p.slices()) {
   size_t most = 1;
   for (int64_t e = 0; e < experts_; ++e) most = std::max(most, p.owners(e).size());

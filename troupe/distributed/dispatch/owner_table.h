@@ -3,13 +3,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "troupe/distributed/params/placement.h"
+#include "troupe/distributed/params/expert_placement.h"
 
 namespace troupe {
 
 class OwnerTable {
  public:
-  explicit OwnerTable(const Placement& placement);
+  explicit OwnerTable(const ExpertPlacement& placement);
 
   // ids int32 [T, K] of a rank's tokens; ids outside [0, E), such as -1, are not sent. `index` [T]:
   // their numbers on their own rank; undefined: 0, 1, ..

@@ -45,7 +45,7 @@ void check_routed(const Routed& routed, const at::Tensor& x_TD) {
                x_TD.sizes());
 }
 
-void check_placed_on(const Placement& placement, const RankGroup& ranks) {
+void check_placed_on(const ExpertPlacement& placement, const ProcessGroup& ranks) {
   TROUPE_CHECK(ranks.size() == placement.ranks(), "experts are placed on", placement.ranks(),
                "ranks, but the group has", ranks.size(), ":", ranks.description());
 }

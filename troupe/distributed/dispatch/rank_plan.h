@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "troupe/distributed/dispatch/dispatcher.h"
-#include "troupe/distributed/group/group.h"
-#include "troupe/distributed/params/placement.h"
+#include "troupe/distributed/group/process_group.h"
+#include "troupe/distributed/params/expert_placement.h"
 #include "troupe/ops/routing_plan.h"
 
 namespace troupe {
@@ -26,6 +26,6 @@ Plan plan_of_rank(const at::Tensor& ids_SK, const PlanOptions& options, int64_t 
 void check_routed(const Routed& routed, const at::Tensor& x_TD);
 
 // Throws if the placement and the group differ in their number of ranks.
-void check_placed_on(const Placement& placement, const RankGroup& ranks);
+void check_placed_on(const ExpertPlacement& placement, const ProcessGroup& ranks);
 
 }  // namespace troupe

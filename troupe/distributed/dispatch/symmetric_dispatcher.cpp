@@ -42,7 +42,7 @@ at::Tensor empty_like_rows(const at::Tensor& rows) {
 
 class SymmetricDispatcher : public GroupDispatcher<SymmetricLease> {
  public:
-  SymmetricDispatcher(std::shared_ptr<RankGroup> ranks, const Placement& placement,
+  SymmetricDispatcher(std::shared_ptr<ProcessGroup> ranks, const ExpertPlacement& placement,
                       DispatchMode mode, WireType wire)
       : GroupDispatcher("symmetric", std::move(ranks), placement, mode, wire) {}
 
@@ -210,14 +210,14 @@ class SymmetricDispatcher : public GroupDispatcher<SymmetricLease> {
 
 }  // namespace
 
-std::unique_ptr<Dispatcher> symmetric_dispatcher(std::shared_ptr<RankGroup> ranks,
-                                                 const Placement& placement, DispatchMode mode,
-                                                 WireType wire) {
+std::unique_ptr<Dispatcher> symmetric_dispatcher(std::shared_ptr<ProcessGroup> ranks,
+                                                 const ExpertPlacement& placement,
+                                                 DispatchMode mode, WireType wire) {
   return std::make_unique<SymmetricDispatcher>(std::move(ranks), placement, mode, wire);
 }
 
 std::unique_ptr<Dispatcher> SymmetricDispatch::build(const NodeGroups& groups,
-                                                     const Placement& placement,
+                                                     const ExpertPlacement& placement,
                                                      const DispatcherOptions& options) const {
   return symmetric_dispatcher(groups.all, placement, options.mode, options.wire);
 }

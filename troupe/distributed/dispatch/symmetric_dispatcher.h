@@ -4,11 +4,11 @@
 // are no collectives, no messages of counts, and nothing is received that was not asked for.
 //
 // A token's row crosses once for each other rank that has one of its experts, as with
-// a2a_dispatcher. Buffers are those of allgather_dispatcher: a source row for each token of each
+// all_to_all_dispatcher. Buffers are those of all_gather_dispatcher: a source row for each token of each
 // rank, padded to the largest number of tokens; rows without an expert here are zeros. No row count
 // is read from the device: hosts exchange their numbers of tokens once per send().
 //
-// Modes, types of the wire and results are those of a2a_dispatcher, bit for bit. kExact reads back
+// Modes, types of the wire and results are those of all_to_all_dispatcher, bit for bit. kExact reads back
 // a row for each slot, which is K times as much room.
 //
 // Memory: SymmetricHeap::kSlots transfers of the largest kind, W T rows (kExact: W T K), once for
@@ -23,8 +23,9 @@
 
 namespace troupe {
 
-std::unique_ptr<Dispatcher> symmetric_dispatcher(std::shared_ptr<RankGroup> ranks,
-                                                 const Placement& placement, DispatchMode mode,
+std::unique_ptr<Dispatcher> symmetric_dispatcher(std::shared_ptr<ProcessGroup> ranks,
+                                                 const ExpertPlacement& placement,
+                                                 DispatchMode mode,
                                                  WireType wire = WireType::kNative);
 
 struct SymmetricDispatch {
@@ -35,7 +36,7 @@ struct SymmetricDispatch {
   static constexpr bool kNeedsOneHost = true;
   static void visit(auto&, auto&&) {}
   bool operator==(const SymmetricDispatch&) const = default;
-  std::unique_ptr<Dispatcher> build(const NodeGroups& groups, const Placement& placement,
+  std::unique_ptr<Dispatcher> build(const NodeGroups& groups, const ExpertPlacement& placement,
                                     const DispatcherOptions& options) const;
   std::string why(const ExpertRanks& ranks) const;
   Traffic traffic(const TrafficShape& shape) const;

@@ -20,11 +20,11 @@ using testing::in_ranks_that_end;
 using testing::in_threads;
 using Mode = DispatchMode;
 
-std::unique_ptr<Dispatcher> over(World& world, const Placement& placement, Mode mode) {
+std::unique_ptr<Dispatcher> over(World& world, const ExpertPlacement& placement, Mode mode) {
   return symmetric_dispatcher(world.all(), placement, mode);
 }
 
-void compare(World& world, const Case& c, const Placement& p, const Options& o = {}) {
+void compare(World& world, const Case& c, const ExpertPlacement& p, const Options& o = {}) {
   ranks_problem::compare(world, symmetric_dispatcher, c, p, o);
 }
 
@@ -49,7 +49,7 @@ TEST(SymmetricDispatcher, H5_EightRanks) {
 
 TEST(SymmetricDispatcher, P3_C6_SegmentsAreAlignedAndAsLongAsTheCapacitiesTogether) {
   in_threads(2, [](World& world) {
-    const Placement p = contiguous(8, 2);
+    const ExpertPlacement p = contiguous(8, 2);
     compare(world, {.tokens = {20, 13}}, p, {.alignment = 16});
     compare(world, {.tokens = {20, 13}}, p, {.alignment = 4, .capacity = 20});
   });
@@ -60,8 +60,8 @@ TEST(SymmetricDispatcher, H1_H2_AnyPlacement) {
     const Case c{.tokens = {12, 6, 0, 18}, .experts = 6};
     compare(world, c, listed(4, {{3}, {1}, {3}, {1}, {3}, {3}}));
     const Case two{.tokens = {7, 0, 12, 3}, .type = at::kDouble, .experts = 2, .choices = 2};
-    const Placement slices = hidden_sharded(2, 4, kF);
-    const Placement replicas = listed(4, {{0, 1, 2}, {0}, {1}, {1, 3}, {2}, {0}});
+    const ExpertPlacement slices = hidden_sharded(2, 4, kF);
+    const ExpertPlacement replicas = listed(4, {{0, 1, 2}, {0}, {1}, {1, 3}, {2}, {0}});
     const Inputs mine = part_of(draw(c), c, replicas, world.rank());
     const Inputs all = draw(two), own = part_of(all, two, slices, world.rank());
     const Results want = part_of(run(*local_dispatcher(2), all), two, slices, world.rank());
@@ -69,18 +69,18 @@ TEST(SymmetricDispatcher, H1_H2_AnyPlacement) {
       expect_equal(run(*over(world, slices, mode), own), want, to_text(mode), 1e-12);
       // Replicas: outputs and what goes back to the tokens are those of all-to-all.
       expect_equal(run(*over(world, replicas, mode), mine),
-                   run(*a2a_dispatcher(world.all(), replicas, mode), mine), to_text(mode));
+                   run(*all_to_all_dispatcher(world.all(), replicas, mode), mine), to_text(mode));
     }
   });
 }
 
 TEST(SymmetricDispatcher, C7_RowsWithoutRoomAreCounted) {
   in_threads(2, [](World& world) {
-    const Placement p = contiguous(8, 2);
+    const ExpertPlacement p = contiguous(8, 2);
     const Case c{.tokens = {20, 30}, .load = Load::kHotRank};
     const Inputs own = part_of(draw(c), c, p, world.rank());
     for (const Mode mode : {Mode::kFast, Mode::kExact}) {
-      const Results want = run(*a2a_dispatcher(world.all(), p, mode), own, {.budget = 25});
+      const Results want = run(*all_to_all_dispatcher(world.all(), p, mode), own, {.budget = 25});
       const Results got = run(*over(world, p, mode), own, {.budget = 25});
       EXPECT_TRUE(got.lost.equal(want.lost));
       expect_equal(got, want, to_text(mode));
@@ -90,14 +90,14 @@ TEST(SymmetricDispatcher, C7_RowsWithoutRoomAreCounted) {
 
 TEST(SymmetricDispatcher, Q4_RowsInInt8AreThoseOfAllToAll) {
   in_threads(4, [](World& world) {
-    const Placement p = contiguous(8, 4);
+    const ExpertPlacement p = contiguous(8, 4);
     const auto made = [&](Maker make) {
       return make(world.all(), p, Mode::kFast, WireType::kInt8);
     };
     for (const auto type : {at::kFloat, at::kBFloat16}) {
       const Case c{.tokens = {7, 0, 21, 15}, .type = type, .width = 40};
       const Inputs own = part_of(draw(c), c, p, world.rank());
-      expect_equal(run(*made(symmetric_dispatcher), own), run(*made(a2a_dispatcher), own),
+      expect_equal(run(*made(symmetric_dispatcher), own), run(*made(all_to_all_dispatcher), own),
                    text_of(c, p));
     }
     EXPECT_THROW(symmetric_dispatcher(world.all(), p, Mode::kExact, WireType::kInt8), Error);
@@ -107,7 +107,7 @@ TEST(SymmetricDispatcher, Q4_RowsInInt8AreThoseOfAllToAll) {
 // As a pipeline does: several microbatches forward before the first goes back, of growing sizes.
 TEST(SymmetricDispatcher, FourMicrobatchesInFlightEqualOneAfterAnother) {
   in_threads(2, [](World& world) {
-    const Placement p = contiguous(8, 2);
+    const ExpertPlacement p = contiguous(8, 2);
     for (const Mode mode : {Mode::kFast, Mode::kExact}) {
       const auto d = over(world, p, mode), serial = over(world, p, mode);
       std::vector<Forward> flying;
@@ -130,7 +130,7 @@ TEST(SymmetricDispatcher, FourMicrobatchesInFlightEqualOneAfterAnother) {
 // Inference, and rows that were sent and never asked for: the next calls find free slots.
 TEST(SymmetricDispatcher, DroppedLeasesHoldNothing) {
   in_threads(2, [](World& world) {
-    const Placement p = contiguous(8, 2);
+    const ExpertPlacement p = contiguous(8, 2);
     const Case c{.tokens = {3, 4}};
     const Inputs own = part_of(draw(c), c, p, world.rank());
     const auto d = over(world, p, Mode::kFast);
@@ -144,7 +144,8 @@ TEST(SymmetricDispatcher, DroppedLeasesHoldNothing) {
       const ExpertRows rows = dispatch_rows(*d, handle, own.x_TD, {own.ids_TK, own.scores_TK});
       EXPECT_TRUE(combine_rows(*d, handle, rows.source_SD).defined());
     }
-    expect_equal(run(*d, own), run(*a2a_dispatcher(world.all(), p, Mode::kFast), own), "after");
+    expect_equal(run(*d, own), run(*all_to_all_dispatcher(world.all(), p, Mode::kFast), own),
+                 "after");
   });
 }
 
@@ -160,7 +161,7 @@ TEST(SymmetricDispatcher, RanksWithOtherSizesAreRefused) {
 TEST(SymmetricDispatcher, F_AKilledRankEndsTheOthersWithE6001) {
   const auto begin = std::chrono::steady_clock::now();
   in_ranks_that_end({0, -9, 0}, [](World& world) {
-    const Placement p = contiguous(6, 3);
+    const ExpertPlacement p = contiguous(6, 3);
     const Case c{.tokens = {9, 12, 5}, .experts = 6};
     const Inputs own = part_of(draw(c), c, p, world.rank());
     const auto d = over(world, p, Mode::kFast);
@@ -183,7 +184,7 @@ TEST(SymmetricDispatcher, F_AKilledRankEndsTheOthersWithE6001) {
 TEST(SymmetricDispatcher, OfOneRankIsTheLocalOneAndNeedsNoCounts) {
   const Inputs in = draw({.tokens = {19}, .type = at::kBFloat16});
   for (const Mode mode : {Mode::kFast, Mode::kExact}) {
-    const auto d = symmetric_dispatcher(std::make_shared<RankGroup>(), contiguous(8, 1), mode);
+    const auto d = symmetric_dispatcher(std::make_shared<ProcessGroup>(), contiguous(8, 1), mode);
     expect_equal(run(*d, in), run(*local_dispatcher(8), in), to_text(mode));
     EXPECT_FALSE(d->needs_host_counts());
     EXPECT_EQ(d->description(),

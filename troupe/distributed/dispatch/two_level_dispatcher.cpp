@@ -71,7 +71,7 @@ struct TwoLevelLease : GroupLease {
 
 class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
  public:
-  TwoLevelDispatcher(const NodeGroups& groups, const Placement& placement, DispatchMode mode,
+  TwoLevelDispatcher(const NodeGroups& groups, const ExpertPlacement& placement, DispatchMode mode,
                      WireType wire)
       : GroupDispatcher("two-level", groups.all, placement, mode, wire),
         across_(groups.across),
@@ -241,19 +241,19 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
     return out;
   }
 
-  std::shared_ptr<RankGroup> across_, within_;
+  std::shared_ptr<ProcessGroup> across_, within_;
 };
 
 }  // namespace
 
 std::unique_ptr<Dispatcher> two_level_dispatcher(const NodeGroups& groups,
-                                                 const Placement& placement, DispatchMode mode,
-                                                 WireType wire) {
+                                                 const ExpertPlacement& placement,
+                                                 DispatchMode mode, WireType wire) {
   return std::make_unique<TwoLevelDispatcher>(groups, placement, mode, wire);
 }
 
 std::unique_ptr<Dispatcher> TwoLevelDispatch::build(const NodeGroups& groups,
-                                                    const Placement& placement,
+                                                    const ExpertPlacement& placement,
                                                     const DispatcherOptions& options) const {
   return two_level_dispatcher(groups, placement, options.mode, options.wire);
 }

@@ -11,18 +11,18 @@
 //   kFast   a rank adds up its own rows of a token, the rank (n, r) those of its node's ranks in
 //           rank order, the token's owner those of the nodes in node order; each sum is rounded to
 //           the rows' type. One row crosses back for each (token, node). The bits of
-//           a2a_dispatcher where a token's node has one rank or there is one node; else the same
+//           all_to_all_dispatcher where a token's node has one rank or there is one node; else the same
 //           but for the order of that sum
 //   kExact  every routed row comes back and the owner adds them in slot order: the bits of
-//           a2a_dispatcher, hence of one process; of each token as many rows cross as it has
+//           all_to_all_dispatcher, hence of one process; of each token as many rows cross as it has
 //           choices on the other nodes
-// Gradients go the same ways; those of scores and of weights have a2a_dispatcher's bits in both
+// Gradients go the same ways; those of scores and of weights have all_to_all_dispatcher's bits in both
 // modes, but for scores of experts that are cut by their width (H2) under kFast.
 //
-// WireType::kInt8: a2a_dispatcher's, rounded once: the bytes that came across go on within.
+// WireType::kInt8: all_to_all_dispatcher's, rounded once: the bytes that came across go on within.
 //
 // The host reads row counts of both exchanges, once in a call of route() and rows(). Capacity,
-// budget, replicas and ranks without tokens or experts: as a2a_dispatcher. All collectives run in
+// budget, replicas and ranks without tokens or experts: as all_to_all_dispatcher. All collectives run in
 // every call.
 #pragma once
 
@@ -35,7 +35,8 @@
 namespace troupe {
 
 std::unique_ptr<Dispatcher> two_level_dispatcher(const NodeGroups& groups,
-                                                 const Placement& placement, DispatchMode mode,
+                                                 const ExpertPlacement& placement,
+                                                 DispatchMode mode,
                                                  WireType wire = WireType::kNative);
 
 struct TwoLevelDispatch {
@@ -45,7 +46,7 @@ struct TwoLevelDispatch {
   static constexpr bool kNeedsOneHost = false;
   static void visit(auto&, auto&&) {}
   bool operator==(const TwoLevelDispatch&) const = default;
-  std::unique_ptr<Dispatcher> build(const NodeGroups& groups, const Placement& placement,
+  std::unique_ptr<Dispatcher> build(const NodeGroups& groups, const ExpertPlacement& placement,
                                     const DispatcherOptions& options) const;
   std::string why(const ExpertRanks& ranks) const;
   Traffic traffic(const TrafficShape& shape) const;

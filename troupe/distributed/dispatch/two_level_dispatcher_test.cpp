@@ -17,7 +17,8 @@ using namespace ranks_problem;
 using testing::in_ranks;
 using Mode = DispatchMode;
 
-std::unique_ptr<Dispatcher> over(World& world, int64_t per_node, const Placement& p, Mode mode) {
+std::unique_ptr<Dispatcher> over(World& world, int64_t per_node, const ExpertPlacement& p,
+                                 Mode mode) {
   return two_level_dispatcher(node_groups(world, world.all(), per_node), p, mode);
 }
 
@@ -34,7 +35,7 @@ double rounding_of(at::ScalarType type) {
 
 // kExact against one process bit for bit; kFast against virtual ranks but for the sum's order,
 // which is theirs where a node has one rank, or all.
-void compare(World& world, int64_t per_node, const Case& c, const Placement& p,
+void compare(World& world, int64_t per_node, const Case& c, const ExpertPlacement& p,
              const Options& o = {}) {
   const Inputs all = draw(c), own = part_of(all, c, p, world.rank());
   Options whole = o;
@@ -57,7 +58,7 @@ void compare(World& world, int64_t per_node, const Case& c, const Placement& p,
 
 TEST(TwoLevelDispatcher, H5_TwoNodesOfTwoAndTheOtherWaysToCutFourRanks) {
   in_ranks(4, [](World& world) {
-    const Placement p = contiguous(8, 4);
+    const ExpertPlacement p = contiguous(8, 4);
     const std::vector<int64_t> ragged{7, 0, 21, 15};
     for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16}) {
       for (const int64_t per_node : {2, 1, 4}) {
@@ -88,11 +89,12 @@ TEST(TwoLevelDispatcher, H5_EightRanksAsTwoNodesOfFourAndFourOfTwo) {
   });
 }
 
-// Results are those of a2a_dispatcher, also where one process has no like.
-void compare_with_a2a(World& world, const Case& c, const Placement& p, const Options& o = {}) {
+// Results are those of all_to_all_dispatcher, also where one process has no like.
+void compare_with_a2a(World& world, const Case& c, const ExpertPlacement& p,
+                      const Options& o = {}) {
   const Inputs own = part_of(draw(c), c, p, world.rank());
   for (const Mode mode : {Mode::kFast, Mode::kExact}) {
-    const Results want = run(*a2a_dispatcher(world.all(), p, mode), own, o);
+    const Results want = run(*all_to_all_dispatcher(world.all(), p, mode), own, o);
     const Results got = run(*over(world, 2, p, mode), own, o);
     expect_equal(got, want, to_text(mode), mode == Mode::kExact ? 0 : rounding_of(c.type));
     if (p.slices() == 1) expect_equal(without_sums(got), without_sums(want), to_text(mode));
@@ -125,13 +127,13 @@ TEST(TwoLevelDispatcher, H1_H2_C7_AnyPlacementAndRanksWithoutRoomAsAllToAll) {
 
 TEST(TwoLevelDispatcher, ATokenCrossesOnceToANodeAndOneRowComesBack) {
   in_ranks(4, [](World& world) {
-    const Placement p = contiguous(8, 4);
+    const ExpertPlacement p = contiguous(8, 4);
     const Case c{.tokens = {40, 0, 25, 33}};
     const Inputs all = draw(c), own = part_of(all, c, p, world.rank());
     const NodeGroups groups = node_groups(world, world.all(), 2);
     const auto crossed = [&] {
       const at::Tensor bytes = at::full({1}, groups.across->bytes_to_others(), at::kLong);
-      return world.all()->summed(bytes).item<int64_t>();
+      return world.all()->all_reduced(bytes).item<int64_t>();
     };
     const auto d = two_level_dispatcher(groups, p, Mode::kFast);
     const int64_t start = crossed();
@@ -153,7 +155,7 @@ TEST(TwoLevelDispatcher, ATokenCrossesOnceToANodeAndOneRowComesBack) {
 // Experts that change nothing: no sum has a rounding, so the modes agree.
 TEST(TwoLevelDispatcher, IdentityExpertsGiveEachTokenBackWithFourMicrobatchesInFlight) {
   in_ranks(4, [](World& world) {
-    const Placement p = contiguous(8, 4);
+    const ExpertPlacement p = contiguous(8, 4);
     for (const Mode mode : {Mode::kFast, Mode::kExact}) {
       const auto d = over(world, 2, p, mode);
       struct Flying {
@@ -182,12 +184,12 @@ TEST(TwoLevelDispatcher, IdentityExpertsGiveEachTokenBackWithFourMicrobatchesInF
 // A row is rounded once, on its way across; so ranks have the rows that all-to-all would bring.
 TEST(TwoLevelDispatcher, Q4_RowsInInt8AreRoundedOnceAndThoseOfAllToAll) {
   in_ranks(4, [](World& world) {
-    const Placement p = contiguous(8, 4);
+    const ExpertPlacement p = contiguous(8, 4);
     const NodeGroups groups = node_groups(world, world.all(), 2);
     for (const auto type : {at::kFloat, at::kBFloat16}) {
       const Case c{.tokens = {7, 0, 21, 15}, .type = type, .width = 96};
       const Inputs own = part_of(draw(c), c, p, world.rank());
-      const auto direct = a2a_dispatcher(world.all(), p, Mode::kFast, WireType::kInt8);
+      const auto direct = all_to_all_dispatcher(world.all(), p, Mode::kFast, WireType::kInt8);
       const auto d = two_level_dispatcher(groups, p, Mode::kFast, WireType::kInt8);
       const Results want = run(*direct, own), got = run(*d, own);
       expect_equal(without_sums(got), without_sums(want), text_of(c, p));

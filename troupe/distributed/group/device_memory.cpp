@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "troupe/core/device/cuda_check.h"
-#include "troupe/distributed/group/group.h"
 #include "troupe/distributed/group/peer_memory.h"
+#include "troupe/distributed/group/process_group.h"
 
 namespace troupe {
 namespace {
@@ -24,7 +24,7 @@ std::string reason(int64_t error) {
 
 class DeviceMemory : public PeerMemory {
  public:
-  DeviceMemory(RankGroup& group, const c10::Device& device, int64_t bytes) : device_(device) {
+  DeviceMemory(ProcessGroup& group, const c10::Device& device, int64_t bytes) : device_(device) {
     const c10::DeviceGuard guard(device);
     void* memory = nullptr;
     TROUPE_CUDA_CHECK(cudaMalloc(&memory, static_cast<size_t>(bytes)));
@@ -33,13 +33,13 @@ class DeviceMemory : public PeerMemory {
     TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
     cudaIpcMemHandle_t handle;
     TROUPE_CUDA_CHECK(cudaIpcGetMemHandle(&handle, own_));
-    std::vector<int64_t> told(kHandleWords + 1);
-    std::memcpy(told.data(), &handle, sizeof handle);
-    told.back() = ::getpid();
-    const auto all = gather_numbers(group, device, told);
+    std::vector<int64_t> record(kHandleWords + 1);
+    std::memcpy(record.data(), &handle, sizeof handle);
+    record.back() = ::getpid();
+    const auto all = gather_numbers(group, device, record);
     NotMapped failed;
     for (size_t w = 0; w < all.size(); ++w) {
-      if (all[w] == told) {
+      if (all[w] == record) {
         of_.push_back(own_);
         continue;
       }
@@ -78,7 +78,7 @@ class DeviceMemory : public PeerMemory {
 }  // namespace
 }  // namespace troupe
 
-extern "C" troupe::PeerMemory* troupe_make_device_memory(troupe::RankGroup& group,
+extern "C" troupe::PeerMemory* troupe_make_device_memory(troupe::ProcessGroup& group,
                                                          const c10::Device& device, int64_t bytes) {
   return std::make_unique<troupe::DeviceMemory>(group, device, bytes).release();
 }

@@ -1,16 +1,16 @@
-// What is behind a RankGroup: for group.cpp and world.cpp alone.
+// What is behind a ProcessGroup: for group.cpp and world.cpp alone.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <string>
 
-#include "troupe/distributed/group/group.h"
 #include "troupe/distributed/group/group_options.h"
+#include "troupe/distributed/group/process_group.h"
 
 namespace troupe {
 
-struct RankGroup::Backend {
+struct ProcessGroup::Backend {
   c10::intrusive_ptr<c10d::Backend> c10d;
 };
 

@@ -14,7 +14,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/file/hash.h"
-#include "troupe/distributed/group/group.h"
+#include "troupe/distributed/group/process_group.h"
 #include "troupe/distributed/status/process.h"
 #include "troupe/ops/support/cuda_plugin.h"
 
@@ -36,7 +36,7 @@ int64_t random_number() {
 }
 
 // What a rank tells of its block, in this order.
-enum Told : size_t { kMachine, kProcess, kDescriptor, kNumber, kTold };
+enum HandleField : size_t { kMachine, kProcess, kDescriptor, kNumber, kHandleFields };
 
 class Descriptor {
  public:
@@ -60,7 +60,7 @@ std::string reason(int64_t error) {
 
 class HostPeerMemory : public PeerMemory {
  public:
-  HostPeerMemory(RankGroup& group, const c10::Device& device, int64_t bytes)
+  HostPeerMemory(ProcessGroup& group, const c10::Device& device, int64_t bytes)
       : bytes_(kHead + bytes) {
     const Descriptor file(::memfd_create("troupe rank memory", MFD_CLOEXEC));
     if (file.get() < 0 || ::ftruncate(file.get(), bytes_) != 0) {
@@ -103,10 +103,10 @@ class HostPeerMemory : public PeerMemory {
   }
 
   // 0, or why not. Nothing is written to before its number has been compared.
-  int64_t open_peer(const std::vector<int64_t>& told, int64_t machine) {
-    if (told[kMachine] != machine || machine != this_machine()) return kElsewhere;
+  int64_t open_peer(const std::vector<int64_t>& record, int64_t machine) {
+    if (record[kMachine] != machine || machine != this_machine()) return kElsewhere;
     const std::string path =
-        "/proc/" + std::to_string(told[kProcess]) + "/fd/" + std::to_string(told[kDescriptor]);
+        "/proc/" + std::to_string(record[kProcess]) + "/fd/" + std::to_string(record[kDescriptor]);
     const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
     if (file.get() < 0) return errno;
     struct stat is = {};
@@ -114,7 +114,7 @@ class HostPeerMemory : public PeerMemory {
     if (::fstat(file.get(), &is) != 0) return errno;
     if (!S_ISREG(is.st_mode) || is.st_size != bytes_ ||
         ::pread(file.get(), &number, sizeof number, 0) != ssize_t{sizeof number} ||
-        number != told[kNumber]) {
+        number != record[kNumber]) {
       return kOtherFile;
     }
     uint8_t* const at = map(file.get());
@@ -137,18 +137,18 @@ class HostPeerMemory : public PeerMemory {
 
 }  // namespace
 
-std::shared_ptr<PeerMemory> host_peer_memory(RankGroup& group, const c10::Device& device,
+std::shared_ptr<PeerMemory> host_peer_memory(ProcessGroup& group, const c10::Device& device,
                                              int64_t bytes) {
   return std::make_shared<HostPeerMemory>(group, device, bytes);
 }
 
-std::shared_ptr<PeerMemory> device_peer_memory(RankGroup& group, const c10::Device& device,
+std::shared_ptr<PeerMemory> device_peer_memory(ProcessGroup& group, const c10::Device& device,
                                                int64_t bytes) {
   auto make = reinterpret_cast<MakeDeviceMemory>(cuda_plugin_symbol(kMakeDeviceMemory));
   return std::shared_ptr<PeerMemory>(make(group, device, bytes));
 }
 
-void require_mapped(RankGroup& group, const c10::Device& device, const NotMapped& failed,
+void require_mapped(ProcessGroup& group, const c10::Device& device, const NotMapped& failed,
                     const std::string& what, std::string (*reason)(int64_t)) {
   const auto failures = gather_numbers(group, device, {failed.peer, failed.why});
   for (size_t w = 0; w < failures.size(); ++w) {
@@ -163,11 +163,11 @@ void require_mapped(RankGroup& group, const c10::Device& device, const NotMapped
   }
 }
 
-std::vector<std::vector<int64_t>> gather_numbers(RankGroup& group, const c10::Device& device,
+std::vector<std::vector<int64_t>> gather_numbers(ProcessGroup& group, const c10::Device& device,
                                                  const std::vector<int64_t>& own) {
   const at::Tensor mine = at::tensor(own, at::kLong).unsqueeze(0).to(device);
   const at::Tensor all = at::empty({group.size(), mine.size(1)}, mine.options());
-  group.gather({all}, {mine}).wait();
+  group.all_gather({all}, {mine}).wait();
   const at::Tensor host = all.cpu();
   std::vector<std::vector<int64_t>> out;
   for (int64_t w = 0; w < group.size(); ++w) {

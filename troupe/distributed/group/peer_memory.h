@@ -17,7 +17,7 @@
 
 namespace troupe {
 
-class RankGroup;
+class ProcessGroup;
 
 class PeerMemory {
  public:
@@ -33,14 +33,14 @@ class PeerMemory {
 
 // Collective: every rank of the group asks for as many bytes. Throws on every rank, E2005 with both
 // ranks and why, where one cannot map another's.
-std::shared_ptr<PeerMemory> host_peer_memory(RankGroup& group, const c10::Device& device,
+std::shared_ptr<PeerMemory> host_peer_memory(ProcessGroup& group, const c10::Device& device,
                                              int64_t bytes);
 
 // The same in memory of each rank's GPU; in libtroupe_cuda.so, by this name (device_memory.cpp).
-using MakeDeviceMemory = PeerMemory* (*)(RankGroup& group, const c10::Device& device,
+using MakeDeviceMemory = PeerMemory* (*)(ProcessGroup& group, const c10::Device& device,
                                          int64_t bytes);
 inline constexpr const char* kMakeDeviceMemory = "troupe_make_device_memory";
-std::shared_ptr<PeerMemory> device_peer_memory(RankGroup& group, const c10::Device& device,
+std::shared_ptr<PeerMemory> device_peer_memory(ProcessGroup& group, const c10::Device& device,
                                                int64_t bytes);
 
 // After all have tried to map each other's block: throws on every rank where one could not.
@@ -49,11 +49,11 @@ std::shared_ptr<PeerMemory> device_peer_memory(RankGroup& group, const c10::Devi
 struct NotMapped {
   int64_t peer = -1, why = 0;
 };
-void require_mapped(RankGroup& group, const c10::Device& device, const NotMapped& failed,
+void require_mapped(ProcessGroup& group, const c10::Device& device, const NotMapped& failed,
                     const std::string& what, std::string (*reason)(int64_t));
 
 // All-gathers numbers through the group; on GPUs it waits for the device. For setting up.
-std::vector<std::vector<int64_t>> gather_numbers(RankGroup& group, const c10::Device& device,
+std::vector<std::vector<int64_t>> gather_numbers(ProcessGroup& group, const c10::Device& device,
                                                  const std::vector<int64_t>& own);
 
 }  // namespace troupe

@@ -5,28 +5,28 @@
 
 namespace troupe {
 
-Pending send_rows(RankGroup& group, const RankSplit& split, const at::Tensor& rows,
+Pending send_rows(ProcessGroup& group, const RankSplit& split, const at::Tensor& rows,
                   at::Tensor& out) {
   out = at::empty({split.received(), rows.size(1)}, rows.options());
-  return group.exchange(out, rows, split.from, split.to);
+  return group.all_to_all(out, rows, split.from, split.to);
 }
 
-Pending return_rows(RankGroup& group, const RankSplit& split, const at::Tensor& rows,
+Pending return_rows(ProcessGroup& group, const RankSplit& split, const at::Tensor& rows,
                     at::Tensor& out) {
   out = at::empty({split.sent(), rows.size(1)}, rows.options());
-  return group.exchange(out, rows.contiguous(), split.to, split.from);
+  return group.all_to_all(out, rows.contiguous(), split.to, split.from);
 }
 
-at::Tensor returned_rows(RankGroup& group, const RankSplit& split, const at::Tensor& rows) {
+at::Tensor returned_rows(ProcessGroup& group, const RankSplit& split, const at::Tensor& rows) {
   at::Tensor out;
   return_rows(group, split, rows, out).wait();
   return out;
 }
 
-at::Tensor exchange_counts(RankGroup& group, const at::Tensor& lines) {
+at::Tensor exchange_counts(ProcessGroup& group, const at::Tensor& lines) {
   const at::Tensor in = lines.contiguous(), out = at::empty_like(in);
   const std::vector<int64_t> one(static_cast<size_t>(group.size()), 1);
-  group.exchange(out, in, one, one).wait();
+  group.all_to_all(out, in, one, one).wait();
   return out;
 }
 

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-#include "troupe/distributed/group/group.h"
+#include "troupe/distributed/group/process_group.h"
 
 namespace troupe {
 
@@ -18,15 +18,15 @@ struct RankSplit {
 };
 
 // Starts to send rows [sent(), X]; `out` [received(), X] is filled after the wait.
-Pending send_rows(RankGroup& group, const RankSplit& split, const at::Tensor& rows,
+Pending send_rows(ProcessGroup& group, const RankSplit& split, const at::Tensor& rows,
                   at::Tensor& out);
 // Starts to send rows [received(), X] back to their senders; `out` [sent(), X], in the order in
 // which they left, is filled after the wait.
-Pending return_rows(RankGroup& group, const RankSplit& split, const at::Tensor& rows,
+Pending return_rows(ProcessGroup& group, const RankSplit& split, const at::Tensor& rows,
                     at::Tensor& out);
 // The same, waited for.
-at::Tensor returned_rows(RankGroup& group, const RankSplit& split, const at::Tensor& rows);
+at::Tensor returned_rows(ProcessGroup& group, const RankSplit& split, const at::Tensor& rows);
 // All-to-all of one line [X] a rank, such as counts: [ranks, X] in and out.
-at::Tensor exchange_counts(RankGroup& group, const at::Tensor& lines);
+at::Tensor exchange_counts(ProcessGroup& group, const at::Tensor& lines);
 
 }  // namespace troupe

@@ -48,10 +48,10 @@ Flags& flags_of(const PeerMemory& memory, int64_t w) {
 // What hosts tell each other, in each rank's memory; a rank writes to its own alone.
 struct SymmetricHeap::Control {
   uint32_t left;  // the rank's heap is gone
-  struct Board {
+  struct NumberSlots {
     uint32_t number;
     Numbers numbers;
-  } boards[2];  // the next but one is written after all have read this one
+  } slots[2];  // the next but one is written after all have read this one
 };
 
 struct SymmetricHeap::Transfer::Memory {
@@ -109,15 +109,15 @@ struct SymmetricHeap::OnDevice {
   std::jthread watch;
 };
 
-SymmetricHeap::SymmetricHeap(RankGroup& group, const c10::Device& device)
+SymmetricHeap::SymmetricHeap(ProcessGroup& group, const c10::Device& device)
     : group_(group), device_(device) {
   if (group.size() > kMostPeers) {
     fail(Code::kBadValue, "parallel.dispatcher", "symmetric joins up to", kMostPeers,
          "ranks of a machine; there are", group.size());
   }
   control_ = host_peer_memory(group, device, sizeof(Control));
-  for (const auto& told : gather_numbers(group, device, {int64_t{::getpid()}})) {
-    const auto process = static_cast<int>(told[0]);
+  for (const auto& record : gather_numbers(group, device, {int64_t{::getpid()}})) {
+    const auto process = static_cast<int>(record[0]);
     const bool here = process == ::getpid();
     watched_.push_back(
         {.process = here ? 0 : process,
@@ -219,18 +219,18 @@ void SymmetricHeap::wait_on_host(const AwaitFlags& flags, const std::string& wha
 std::vector<SymmetricHeap::Numbers> SymmetricHeap::agree(const Numbers& own) {
   const uint64_t number = ++agreed_;
   const auto at = static_cast<size_t>(number % 2);
-  Control::Board& mine = control(group_.rank()).boards[at];
+  Control::NumberSlots& mine = control(group_.rank()).slots[at];
   mine.numbers = own;
   signal_flags_cpu({.count = 1, .flags = {&mine.number}, .value = static_cast<uint32_t>(number)},
                    serial);
   AwaitFlags all{.count = group_.size(), .want = static_cast<uint32_t>(number)};
   for (int64_t w = 0; w < group_.size(); ++w) {
-    all.flags[static_cast<size_t>(w)] = &control(w).boards[at].number;
+    all.flags[static_cast<size_t>(w)] = &control(w).slots[at].number;
   }
   wait_on_host(all, "exchange of sizes");
   check_device();
   std::vector<Numbers> out;
-  for (int64_t w = 0; w < group_.size(); ++w) out.push_back(control(w).boards[at].numbers);
+  for (int64_t w = 0; w < group_.size(); ++w) out.push_back(control(w).slots[at].numbers);
   return out;
 }
 
@@ -273,7 +273,7 @@ namespace {
 
 // Every rank's word for this one, in one of the arrays of Flags; of a rank that this one plays, the
 // word of that rank in its own.
-SignalFlags to_all(const PeerMemory& memory, const RankGroup& group, uint64_t number,
+SignalFlags to_all(const PeerMemory& memory, const ProcessGroup& group, uint64_t number,
                    uint32_t (Flags::*words)[SymmetricHeap::kSlots][kMostPeers]) {
   const auto slot = static_cast<size_t>(number % SymmetricHeap::kSlots);
   SignalFlags out{.count = group.size(), .value = static_cast<uint32_t>(number)};
@@ -313,7 +313,7 @@ void SymmetricHeap::Transfer::publish() {
 
 void SymmetricHeap::Transfer::await() {
   if (std::exchange(arrived_, true)) return;
-  const RankGroup& group = heap_.group_;
+  const ProcessGroup& group = heap_.group_;
   AwaitFlags all{.count = group.size(), .want = static_cast<uint32_t>(number_)};
   const Flags& own = flags_of(*memory_->peers, group.rank());
   for (int64_t w = 0; w < group.size(); ++w) {

@@ -33,7 +33,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/distributed/group/group.h"
+#include "troupe/distributed/group/process_group.h"
 #include "troupe/kernels/peer_flags/peer_flags.h"
 
 namespace troupe {
@@ -44,8 +44,8 @@ class SymmetricHeap {
  public:
   static constexpr int64_t kSlots = 3;
 
-  // RankGroup::heap() makes it. Collective.
-  SymmetricHeap(RankGroup& group, const c10::Device& device);
+  // ProcessGroup::heap() makes it. Collective.
+  SymmetricHeap(ProcessGroup& group, const c10::Device& device);
   ~SymmetricHeap();
   SymmetricHeap(const SymmetricHeap&) = delete;
   SymmetricHeap& operator=(const SymmetricHeap&) = delete;
@@ -107,7 +107,7 @@ class SymmetricHeap {
   [[noreturn]] void lost(const std::string& what, int64_t w, std::string why) const;
   std::string why_gone(int64_t w) const;  // empty: it is there, as far as can be seen
 
-  RankGroup& group_;
+  ProcessGroup& group_;
   c10::Device device_;
   std::shared_ptr<PeerMemory> control_;
   std::vector<Watched> watched_;  // [w]

@@ -136,7 +136,7 @@ TEST(SymmetricHeap, HostsTellEachOtherNumbers) {
 }
 
 TEST(SymmetricHeap, OfOneRankReachesItself) {
-  RankGroup alone;
+  ProcessGroup alone;
   SymmetricHeap& heap = alone.heap(kCpu);
   heap.reserve(kBytes);
   for (int64_t round = 0; round < 7; ++round) {

@@ -66,7 +66,7 @@ void sum_everywhere(std::vector<Call>& calls) {
   }
 }
 
-void sum_shards(std::vector<Call>& calls) {
+void add_parts(std::vector<Call>& calls) {
   for (size_t i = 0; i < calls[0].outs.size(); ++i) {
     for (size_t r = 0; r < calls.size(); ++r) {
       const at::Tensor out = flat(calls[r].outs[i]);
@@ -208,7 +208,7 @@ class ThreadBackend : public c10d::Backend {
   }
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outs, Tensors& ins,
                                           const c10d::ReduceScatterOptions&) override {
-    return issue({.text = text_of("sum of shards", ins), .outs = outs, .ins = ins}, sum_shards);
+    return issue({.text = text_of("sum of shards", ins), .outs = outs, .ins = ins}, add_parts);
   }
   WorkPtr allgather_into_tensor_coalesced(Tensors& outs, Tensors& ins,
                                           const c10d::AllgatherOptions&) override {
@@ -247,17 +247,17 @@ class ThreadBackend : public c10d::Backend {
   WorkPtr message(int from, int to, Call call) {
     const std::string room =
         group_.key + " from " + std::to_string(from) + " to " + std::to_string(to);
-    return meet(room, {from, to}, std::move(call), pass_on);
+    return rendezvous(room, {from, to}, std::move(call), pass_on);
   }
 
   WorkPtr issue(Call call, const Perform& perform) {
     std::vector<int> all(group_.ranks.size());
     std::iota(all.begin(), all.end(), 0);
-    return meet(group_.key, std::move(all), std::move(call), perform);
+    return rendezvous(group_.key, std::move(all), std::move(call), perform);
   }
 
-  WorkPtr meet(const std::string& name, std::vector<int> members, Call call,
-               const Perform& perform) {
+  WorkPtr rendezvous(const std::string& name, std::vector<int> members, Call call,
+                     const Perform& perform) {
     const at::NoGradGuard no_grad;
     const std::lock_guard lock(shared_->mutex);
     ThreadRanks::Room& room = shared_->rooms[name];

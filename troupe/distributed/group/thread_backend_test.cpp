@@ -11,7 +11,7 @@
 #include <mutex>
 
 #include "troupe/core/check.h"
-#include "troupe/distributed/group/channels.h"
+#include "troupe/distributed/group/stage_channels.h"
 #include "troupe/distributed/world/threads.h"
 #include "troupe/distributed/world/world.h"
 #include "troupe/testing/torch/ranks.h"
@@ -26,26 +26,26 @@ TEST(ThreadBackend, DoesWhatAGroupOverANetworkDoes) {
     const auto all = world.all();
     const int64_t r = world.rank();
     const at::Tensor one = at::full({3}, static_cast<double>(r)), other = at::full({2}, 10.0 * r);
-    all->sum({one, other}).wait();
+    all->all_reduce({one, other}).wait();
     EXPECT_TRUE(at::equal(one, at::full({3}, 6.0, one.options())));
     EXPECT_EQ(other[1].item<double>(), 60);
     const at::Tensor parts = at::arange(8, at::kFloat) * (r + 1), own = at::empty({2}, at::kFloat);
     const at::Tensor whole = at::empty({8}, at::kFloat);
-    Pending shards = all->sum_shards({own}, {parts});
+    Pending shards = all->reduce_scatter({own}, {parts});
     const at::Tensor place = whole.narrow(0, 2 * r, 2);
     place.fill_(static_cast<double>(r));
-    Pending gathered = all->gather({whole}, {place});  // two under way at a time
+    Pending gathered = all->all_gather({whole}, {place});  // two under way at a time
     shards.wait();
     gathered.wait();
     EXPECT_TRUE(at::equal(own, at::arange(8, at::kFloat).narrow(0, 2 * r, 2) * 10));
     for (int64_t i = 0; i < 8; ++i) {
       EXPECT_EQ(whole[i].item<double>(), static_cast<double>(i / 2));
     }
-    const at::Tensor told = at::full({2}, static_cast<double>(r));
-    all->broadcast(told, 2).wait();
-    EXPECT_EQ(told[1].item<double>(), 2);
+    const at::Tensor copied = at::full({2}, static_cast<double>(r));
+    all->broadcast(copied, 2).wait();
+    EXPECT_EQ(copied[1].item<double>(), 2);
     all->barrier();
-    EXPECT_EQ(world.gather_texts("x", std::to_string(r)),
+    EXPECT_EQ(world.all_gather_texts("x", std::to_string(r)),
               (std::vector<std::string>{"0", "1", "2", "3"}));
   });
 }
@@ -60,13 +60,13 @@ TEST(ThreadBackend, ExchangesUnevenRowsInGroupsOfTheirOwn) {
     std::vector<int64_t> from(2, 0), to(2, 0);
     from[static_cast<size_t>(1 - i)] = came;
     to[static_cast<size_t>(1 - i)] = sent;
-    pair->exchange(out, in, from, to).wait();
+    pair->all_to_all(out, in, from, to).wait();
     EXPECT_TRUE(out.eq(static_cast<double>(2 * half + 1 - i)).all().item<bool>());
   });
 }
 
 // What each of two ranks is told of calls that do not meet.
-std::vector<std::string> told(const std::function<void(World&)>& body) {
+std::vector<std::string> errors_of(const std::function<void(World&)>& body) {
   const auto shared = std::make_shared<Threads>();
   std::vector<std::string> out(2);
   std::vector<std::thread> threads;
@@ -87,9 +87,9 @@ std::vector<std::string> told(const std::function<void(World&)>& body) {
 }
 
 TEST(ThreadBackend, CallsThatDifferFailOnAllRanksWithBoth) {
-  const auto said = told([](World& world) {
+  const auto said = errors_of([](World& world) {
     const at::Tensor x = at::full({world.rank() + 1}, 1.0);
-    world.all()->sum({x}).wait();
+    world.all()->all_reduce({x}).wait();
   });
   for (const std::string& text : said) {
     EXPECT_NE(text.find("sum Float [1]"), std::string::npos) << text;
@@ -98,9 +98,9 @@ TEST(ThreadBackend, CallsThatDifferFailOnAllRanksWithBoth) {
 }
 
 TEST(ThreadBackend, ARankThatDoesNotComeIsNamedWithItsLastCall) {
-  const auto said = told([](World& world) {
+  const auto said = errors_of([](World& world) {
     world.all()->barrier();
-    if (world.rank() == 0) world.all()->sum({at::full({4}, 1.0)}).wait();
+    if (world.rank() == 0) world.all()->all_reduce({at::full({4}, 1.0)}).wait();
   });
   EXPECT_EQ(said[1], "");
   EXPECT_NE(said[0].find("rank 1 did not come to sum Float [4]; its last call of this group: "
@@ -130,20 +130,20 @@ TEST(ThreadBackend, PassesMessagesInOrderBothWays) {
     if (world.rank() == 0) {
       Pending a = pair_of(0)->send(first), b = pair_of(0)->send(second);
       const at::Tensor back = at::zeros({4});
-      pair_of(0)->receive(back).wait();
+      pair_of(0)->recv(back).wait();
       a.wait();
       b.wait();
       EXPECT_EQ(back[3].item<double>(), 3);
     } else if (world.rank() == 1) {
       const at::Tensor x = at::zeros({2, 3}), y = at::zeros({4});
-      Pending a = pair_of(0)->receive(x), b = pair_of(0)->receive(y);
+      Pending a = pair_of(0)->recv(x), b = pair_of(0)->recv(y);
       b.wait();
       a.wait();
       pair_of(1)->send(x).wait();
       pair_of(0)->send(y + 1).wait();
     } else {
       const at::Tensor x = at::zeros({2, 3});
-      pair_of(1)->receive(x).wait();
+      pair_of(1)->recv(x).wait();
       EXPECT_EQ(x[1][2].item<double>(), 1);
     }
   });
@@ -154,7 +154,7 @@ TEST(ThreadBackend, RefusesAMessageOfAnotherSizeOrType) {
     const auto pair = world.all();
     const at::Tensor x = at::zeros({world.rank() == 0 ? 4 : 5});
     try {
-      (world.rank() == 0 ? pair->send(x) : pair->receive(x)).wait();
+      (world.rank() == 0 ? pair->send(x) : pair->recv(x)).wait();
       ADD_FAILURE() << "4 numbers are no 5";
     } catch (const Error& error) {
       const std::string what = error.what();
@@ -169,28 +169,29 @@ TEST(ThreadBackend, ChannelsKeepDirectionsAndKindsApart) {
   in_threads(3, [](World& world) {
     const int own = static_cast<int>(world.rank());
     // A loop of three ranks, two stages each.
-    Channels channels({.ranks = {0, 1, 2}, .own = own, .links = {{0, 1}, {1, 2}, {2, 0}}},
-                      [&](const std::vector<int64_t>& ranks, const std::string& name) {
-                        return world.group(ranks, name);
-                      });
+    StageChannels channels({.ranks = {0, 1, 2}, .own = own, .links = {{0, 1}, {1, 2}, {2, 0}}},
+                           [&](const std::vector<int64_t>& ranks, const std::string& name) {
+                             return world.group(ranks, name);
+                           });
     const int next = (own + 1) % 3, before = (own + 2) % 3;
     const at::Tensor h = at::zeros({2}), gradient = at::zeros({2});
     // Gradients are awaited first, activations sent first: neither waits for the other.
-    Pending g = channels.receive(next, Cargo::kGradient, gradient);
-    channels.send(next, Cargo::kActivation, at::full({2}, 10.0 + own));
-    channels.send(before, Cargo::kGradient, at::full({2}, 20.0 + own));
-    channels.receive(before, Cargo::kActivation, h).wait();
+    Pending g = channels.recv(next, StageMessage::kGradient, gradient);
+    channels.send(next, StageMessage::kActivation, at::full({2}, 10.0 + own));
+    channels.send(before, StageMessage::kGradient, at::full({2}, 20.0 + own));
+    channels.recv(before, StageMessage::kActivation, h).wait();
     g.wait();
     channels.finish();
     EXPECT_EQ(h[0].item<double>(), 10 + before);
     EXPECT_EQ(gradient[1].item<double>(), 20 + next);
-    EXPECT_THROW(channels.send(own, Cargo::kActivation, h), Error);
+    EXPECT_THROW(channels.send(own, StageMessage::kActivation, h), Error);
     // The third message waits for the first, which comes only when it is taken.
     if (own == 0) {
-      for (int i = 0; i < 3; ++i) channels.send(1, Cargo::kActivation, at::full({2}, 1.0 * i));
+      for (int i = 0; i < 3; ++i)
+        channels.send(1, StageMessage::kActivation, at::full({2}, 1.0 * i));
     } else if (own == 1) {
       for (int i = 0; i < 3; ++i) {
-        channels.receive(0, Cargo::kActivation, h).wait();
+        channels.recv(0, StageMessage::kActivation, h).wait();
         EXPECT_EQ(h[0].item<double>(), i);
       }
     }

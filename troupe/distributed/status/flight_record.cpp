@@ -9,12 +9,12 @@
 namespace troupe {
 namespace {
 
-Moment moment_of(const Flight::Raw& raw, int64_t newest) {
-  const RankStatus doing = doing_of(raw.done, raw.phase, raw.at);
+Moment moment_of(const FlightRecorder::Raw& raw, int64_t newest) {
+  const RankStatus status = unpack_status(raw.done, raw.phase, raw.at);
   const Operation& o = raw.operation;
   Moment out{.ago_s = static_cast<double>(newest - raw.at) * 1e-9,
-             .step = doing.step(),
-             .phase = phase_text(doing),
+             .step = status.step(),
+             .phase = phase_text(status),
              .event = std::string(to_text(raw.event))};
   if (o.what == Collective::kNone) return out;
   out.operation = to_text(o.what);
@@ -30,14 +30,15 @@ Moment moment_of(const Flight::Raw& raw, int64_t newest) {
 FlightRecord flight_record(const std::vector<const Pulse*>& pulses, int64_t first) {
   int64_t newest = 0;
   for (const Pulse* pulse : pulses) {
-    pulse->flight().visit([&](const Flight::Raw& raw) { newest = std::max(newest, raw.at); });
+    pulse->flight().visit(
+        [&](const FlightRecorder::Raw& raw) { newest = std::max(newest, raw.at); });
   }
   FlightRecord out;
   for (const Pulse* pulse : pulses) {
     RankFlight& rank = out.ranks.emplace_back();
     rank.rank = first + static_cast<int64_t>(out.ranks.size()) - 1;
     pulse->flight().visit(
-        [&](const Flight::Raw& raw) { rank.moments.push_back(moment_of(raw, newest)); });
+        [&](const FlightRecorder::Raw& raw) { rank.moments.push_back(moment_of(raw, newest)); });
   }
   return out;
 }

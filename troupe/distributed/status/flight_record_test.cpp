@@ -50,8 +50,8 @@ TEST(FlightRecord, KeepsTheLastOfMany) {
   }
   const FlightRecord record = flight_record({&pulse});
   const std::vector<Moment>& all = record.ranks[0].moments;
-  ASSERT_EQ(all.size(), Flight::kMoments);
-  EXPECT_EQ(all.front().step, 1000 - static_cast<int64_t>(Flight::kMoments) + 1);
+  ASSERT_EQ(all.size(), FlightRecorder::kMoments);
+  EXPECT_EQ(all.front().step, 1000 - static_cast<int64_t>(FlightRecorder::kMoments) + 1);
   EXPECT_EQ(all.back().step, 1000);
 }
 

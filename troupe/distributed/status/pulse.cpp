@@ -37,7 +37,7 @@ int64_t steady_now() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
-RankStatus doing_of(int64_t done, uint64_t phase, int64_t since) {
+RankStatus unpack_status(int64_t done, uint64_t phase, int64_t since) {
   return {.done = done,
           .phase = static_cast<Phase>(phase & 0xff),
           .unit = static_cast<int>(phase >> 8 & kUnitMask),
@@ -50,19 +50,19 @@ int64_t RankStatus::step() const {
   return done + (phase >= Phase::kBatch && phase <= Phase::kOptim ? 1 : 0);
 }
 
-std::string phase_text(const RankStatus& doing) {
-  std::string out(to_text(doing.phase));
-  if (doing.units == 0) return out;
-  out += ' ' + std::to_string(doing.unit + 1) + '/' + std::to_string(doing.units);
-  return doing.microbatch < 0 ? out : out + " of microbatch " + std::to_string(doing.microbatch);
+std::string phase_text(const RankStatus& status) {
+  std::string out(to_text(status.phase));
+  if (status.units == 0) return out;
+  out += ' ' + std::to_string(status.unit + 1) + '/' + std::to_string(status.units);
+  return status.microbatch < 0 ? out : out + " of microbatch " + std::to_string(status.microbatch);
 }
 
-std::string to_text(const RankStatus& doing) {
-  std::string phase = phase_text(doing);
-  if (doing.phase < Phase::kBatch) return phase;
-  const std::string step = "step " + std::to_string(doing.step()) + ", ";
-  if (doing.stages == 0) return step + phase;
-  return step + "stage " + std::to_string(doing.stage + 1) + '/' + std::to_string(doing.stages) +
+std::string to_text(const RankStatus& status) {
+  std::string phase = phase_text(status);
+  if (status.phase < Phase::kBatch) return phase;
+  const std::string step = "step " + std::to_string(status.step()) + ", ";
+  if (status.stages == 0) return step + phase;
+  return step + "stage " + std::to_string(status.stage + 1) + '/' + std::to_string(status.stages) +
          ", " + phase;
 }
 
@@ -84,8 +84,8 @@ void Pulse::set_stage(int stage, int stages) {
 
 RankStatus Pulse::now() const {
   RankStatus out =
-      doing_of(done_.load(std::memory_order_relaxed), packed_.load(std::memory_order_relaxed),
-               since_.load(std::memory_order_relaxed));
+      unpack_status(done_.load(std::memory_order_relaxed), packed_.load(std::memory_order_relaxed),
+                    since_.load(std::memory_order_relaxed));
   out.stage = stage_.load(std::memory_order_relaxed);
   out.stages = stages_.load(std::memory_order_relaxed);
   return out;

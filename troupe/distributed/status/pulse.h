@@ -15,7 +15,7 @@
 #include <string_view>
 
 #include "troupe/core/text/text.h"
-#include "troupe/distributed/status/flight.h"
+#include "troupe/distributed/status/flight_recorder.h"
 
 namespace troupe {
 
@@ -68,10 +68,10 @@ struct RankStatus {
   int64_t step() const;       // the current step, or the last one
 };
 // `phase`: phase, unit, units and microbatch packed into one number, as Pulse stores them.
-RankStatus doing_of(int64_t done, uint64_t phase, int64_t since);
-std::string phase_text(const RankStatus& doing);  // "forward 3/8"; "recv 3/8 of microbatch 0"
+RankStatus unpack_status(int64_t done, uint64_t phase, int64_t since);
+std::string phase_text(const RankStatus& status);  // "forward 3/8"; "recv 3/8 of microbatch 0"
 // "step 8, forward 3/8"; "step 8, stage 2/2, tensor 3/8 of microbatch 1"; "load" before any step
-std::string to_text(const RankStatus& doing);
+std::string to_text(const RankStatus& status);
 
 int64_t steady_now();  // monotonic clock, ns; the same in all processes of a machine
 
@@ -87,7 +87,7 @@ class Pulse {
   double waited_seconds() const;
 
   // The flight recorder: phases are recorded by begin(), collectives by note().
-  const Flight& flight() const { return flight_; }
+  const FlightRecorder& flight() const { return flight_; }
   void note(Note event, const Operation& operation);
 
   // Set by the launcher when the process has exited.
@@ -104,7 +104,7 @@ class Pulse {
   std::atomic<uint64_t> packed_ = 0;  // microbatch, units, unit, phase
   std::atomic<int> stage_ = 0, stages_ = 0;
   std::atomic<bool> ended_ = false;
-  Flight flight_;
+  FlightRecorder flight_;
 };
 
 // A nested phase; the outer one resumes at the end of the scope.

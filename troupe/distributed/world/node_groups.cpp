@@ -7,7 +7,7 @@
 
 namespace troupe {
 
-NodeGroups node_groups(World& world, std::shared_ptr<RankGroup> all, int64_t ranks_per_node,
+NodeGroups node_groups(World& world, std::shared_ptr<ProcessGroup> all, int64_t ranks_per_node,
                        const std::string& channel, const GroupOptions& how) {
   const int64_t W = all->size(), R = ranks_per_node;
   if (R < 1 || W % R != 0) {

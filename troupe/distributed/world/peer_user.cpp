@@ -33,7 +33,7 @@ struct Answer {
 // Without tcp_diag a kernel answers ENOENT, as of a socket that is not there.
 int64_t user_of(const PeerAddress& theirs, const PeerAddress& ours) {
   const int kernel = ::socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);
-  if (kernel < 0) return kUntold;
+  if (kernel < 0) return kUnknownUser;
   Ask ask;
   ask.head.nlmsg_len = sizeof(ask);
   ask.head.nlmsg_type = SOCK_DIAG_BY_FAMILY;
@@ -47,7 +47,7 @@ int64_t user_of(const PeerAddress& theirs, const PeerAddress& ours) {
   std::memcpy(ask.request.id.idiag_dst, ours.bytes.data(), ours.bytes.size());
   ask.request.id.idiag_cookie[0] = ask.request.id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
   Answer answer{};
-  int64_t out = kUntold;
+  int64_t out = kUnknownUser;
   if (::send(kernel, &ask, sizeof(ask), 0) == static_cast<ssize_t>(sizeof(ask))) {
     const ssize_t got = ::recv(kernel, &answer, sizeof(answer), 0);
     const auto has = [&](size_t size) { return got >= static_cast<ssize_t>(NLMSG_LENGTH(size)); };
@@ -75,8 +75,8 @@ std::optional<int64_t> local_peer_user(int socket) {
   const std::optional<PeerAddress> peer = address_of(theirs), own = address_of(ours);
   if (!peer || !own || !(peer->is_loopback() || peer->same_host(*own))) return {};
   const int64_t user = user_of(*peer, *own);
-  const bool told = user != kNobody || user_of(*own, *peer) >= 0;  // our own end is there
-  return told ? user : kUntold;
+  const bool known = user != kNobody || user_of(*own, *peer) >= 0;  // our own end is there
+  return known ? user : kUnknownUser;
 }
 
 }  // namespace troupe

@@ -16,7 +16,7 @@ namespace troupe {
 // kUntold: the kernel tells of no connection at all (it is built without tcp_diag, or the module
 // is not loaded), not even of our own end.
 constexpr int64_t kNobody = -1;
-constexpr int64_t kUntold = -2;
+constexpr int64_t kUnknownUser = -2;
 std::optional<int64_t> local_peer_user(int socket);
 
 }  // namespace troupe

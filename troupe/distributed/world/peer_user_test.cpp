@@ -84,9 +84,9 @@ TEST(PeerUser, F174_AKernelThatDoesNotTellIsNoStranger) {
   const int ours = connected(listener.port), socket = taken(listener.socket);
   ASSERT_TRUE(ours >= 0 && socket >= 0);
   g_without_tcp_diag = true;
-  const auto untold = local_peer_user(socket);
+  const auto unknown = local_peer_user(socket);
   g_without_tcp_diag = false;
-  EXPECT_EQ(untold, kUntold);
+  EXPECT_EQ(unknown, kUnknownUser);
   EXPECT_EQ(local_peer_user(socket), int64_t{::geteuid()});
   for (const int fd : {ours, socket}) ::close(fd);
 }

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/distributed/dispatch/a2a_dispatcher.h"
+#include "troupe/distributed/dispatch/all_to_all_dispatcher.h"
 #include "troupe/distributed/dispatch/dispatch_rows_test.h"
 #include "troupe/distributed/dispatch/dispatcher.h"
 #include "troupe/distributed/dispatch/local_dispatcher.h"
@@ -84,7 +84,8 @@ inline Inputs draw(const Case& c) {
 }
 
 // Rank r's tokens, and the weights that it holds.
-inline Inputs part_of(const Inputs& all, const Case& c, const Placement& placement, int64_t rank) {
+inline Inputs part_of(const Inputs& all, const Case& c, const ExpertPlacement& placement,
+                      int64_t rank) {
   const auto own = [&](const at::Tensor& x) {
     return x.narrow(0, c.first(rank), c.tokens[rank]).clone();
   };
@@ -147,7 +148,7 @@ inline Results run(Dispatcher& d, const Inputs& in, const Options& o = {}) {
 }
 
 // What this rank should have, of what one process made of all.
-inline Results part_of(const Results& all, const Case& c, const Placement& placement,
+inline Results part_of(const Results& all, const Case& c, const ExpertPlacement& placement,
                        int64_t rank) {
   const Inputs whole{all.out_TD, all.out_TD, all.scores_TK, all.x_TD, all.w1, all.w2};
   const Inputs part = part_of(whole, c, placement, rank);
@@ -172,7 +173,7 @@ inline void expect_equal(const Results& got, const Results& want, const std::str
 }
 
 // (token, node or rank) pairs of all ranks' tokens, other than the token's own node.
-inline int64_t copies_off_node(const Inputs& all, const Case& c, const Placement& p,
+inline int64_t copies_off_node(const Inputs& all, const Case& c, const ExpertPlacement& p,
                                int64_t per_node, bool by_node) {
   int64_t copies = 0;
   for (int64_t rank = 0; rank < p.ranks(); ++rank) {
@@ -198,16 +199,16 @@ inline double relative_error(const at::Tensor& got, const at::Tensor& want) {
   return size == 0 ? off.norm().item<double>() : off.norm().item<double>() / size;
 }
 
-inline std::string text_of(const Case& c, const Placement& p) {
+inline std::string text_of(const Case& c, const ExpertPlacement& p) {
   return std::to_string(p.ranks()) + " ranks, type " + at::toString(c.type) + ", load " +
          std::to_string(static_cast<int>(c.load)) + ", " + std::to_string(c.all()) +
          " tokens, seed " + std::to_string(c.seed);
 }
 
-using Maker = std::unique_ptr<Dispatcher> (*)(std::shared_ptr<RankGroup>, const Placement&,
+using Maker = std::unique_ptr<Dispatcher> (*)(std::shared_ptr<ProcessGroup>, const ExpertPlacement&,
                                               DispatchMode, WireType);
 // kFast against virtual ranks, kExact against one process, both bit for bit.
-inline void compare(World& world, Maker make, const Case& c, const Placement& p,
+inline void compare(World& world, Maker make, const Case& c, const ExpertPlacement& p,
                     const Options& o = {}) {
   const Inputs all = draw(c), own = part_of(all, c, p, world.rank());
   Options whole = o;
@@ -226,7 +227,7 @@ inline void compare(World& world, Maker make, const Case& c, const Placement& p,
 // Every type, load and distribution of tokens.
 inline void compare_all(World& world, Maker make) {
   const int64_t W = world.size();
-  const Placement p = contiguous(8 * W / std::gcd(int64_t{8}, W), W);
+  const ExpertPlacement p = contiguous(8 * W / std::gcd(int64_t{8}, W), W);
   const std::vector<int64_t> even(W, 20), none(W, 0), one(W, 1);
   std::vector<int64_t> ragged(W), last(W, 0);
   for (int64_t r = 0; r < W; ++r) ragged[r] = 7 * ((r + 2) % W) + r % 2;

@@ -117,7 +117,7 @@ class Arrival {
 
 }  // namespace
 
-Rendezvous meet(KeyValueStore& store, const RendezvousOptions& options) {
+Rendezvous rendezvous(KeyValueStore& store, const RendezvousOptions& options) {
   Arrival arrival(store, options);
   return options.rank == 0 ? arrival.lead() : arrival.follow();
 }

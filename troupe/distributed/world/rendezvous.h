@@ -33,6 +33,6 @@ struct RendezvousOptions {
 };
 
 // Throws E6002: which ranks did not arrive, or are there already, or that the store is gone.
-Rendezvous meet(KeyValueStore& store, const RendezvousOptions& options);
+Rendezvous rendezvous(KeyValueStore& store, const RendezvousOptions& options);
 
 }  // namespace troupe

@@ -28,7 +28,7 @@ struct RendezvousTest : ::testing::Test {
       own.process = process;
       TableStore store(table);
       try {
-        const Rendezvous met = meet(store, own);
+        const Rendezvous met = rendezvous(store, own);
         std::string out = met.name;
         for (const std::string& one : met.processes) out += one + ' ';
         return out;
@@ -50,7 +50,7 @@ TEST_F(RendezvousTest, AllGetTheListOfAll) {
 }
 
 // torchrun starts its ranks again in the store that it has, where one of its machines came or went.
-TEST_F(RendezvousTest, WhatAnEarlierMeetingLeftIsNotTaken) {
+TEST_F(RendezvousTest, WhatAnEarlierRendezvousLeftIsNotTaken) {
   options.timeout = 20s;
   for (const std::string round : {"old", "new", "newest"}) {
     auto one = come(1, round + "1"), two = come(2, round + "2");
@@ -64,15 +64,15 @@ TEST_F(RendezvousTest, WhatAnEarlierMeetingLeftIsNotTaken) {
 
 TEST_F(RendezvousTest, F91_WhoDidNotComeIsNamedByAll) {
   auto zero = come(0, "a"), two = come(2, "c");
-  const std::string told =
+  const std::string message =
       "h:1: E6002 of 3 ranks, rank(s) 1 did not arrive within 1 s (run.start_timeout)";
-  EXPECT_EQ(zero.get(), told);
-  EXPECT_EQ(two.get(), told);
+  EXPECT_EQ(zero.get(), message);
+  EXPECT_EQ(two.get(), message);
   table->texts.clear();
   EXPECT_NE(come(2, "c").get().find("rank(s) 0 did not arrive"), std::string::npos);
 }
 
-TEST_F(RendezvousTest, WhoIsThereAlreadyIsOfAnotherRunWhereRank0BringsTheBoard) {
+TEST_F(RendezvousTest, WhoIsThereAlreadyIsOfAnotherRunWhereRank0BringsTheStore) {
   options.first_serves = true;
   auto zero = come(0, "a"), one = come(1, "b");
   while (!TableStore(table).peek("a/here/1")) std::this_thread::sleep_for(1ms);
@@ -95,11 +95,11 @@ TEST_F(RendezvousTest, OthersAreToldThatRank0Leaves) {
                                     if (store.peek("a/here/1")) throw Asked();
                                   },
                               .first_serves = false};
-  EXPECT_THROW(meet(store, own), Asked);
+  EXPECT_THROW(rendezvous(store, own), Asked);
   EXPECT_NE(one.get().find("rank 0 left"), std::string::npos);
 }
 
-TEST_F(RendezvousTest, ABoardThatGoesAwayIsAMeetingThatFails) {
+TEST_F(RendezvousTest, AStoreThatGoesAwayFailsTheRendezvous) {
   options.timeout = 20s;
   auto one = come(1, "b");
   TableStore(table).post("lead", "a");

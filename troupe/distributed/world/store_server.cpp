@@ -68,9 +68,9 @@ bool is_store(int socket) {
   put(QueryType::PING, kNumber);
   if (::send(socket, asked.data(), asked.size(), MSG_NOSIGNAL) != std::ssize(asked)) return false;
   pollfd ready{socket, POLLIN, 0};
-  uint32_t told = 0;
+  uint32_t answer = 0;
   return ::poll(&ready, 1, static_cast<int>(kAnswer.count())) == 1 &&
-         ::recv(socket, &told, sizeof(told), 0) == sizeof(told) && told == kNumber;
+         ::recv(socket, &answer, sizeof(answer), 0) == sizeof(answer) && answer == kNumber;
 }
 
 // Empty, or why no store answers at one address.

@@ -1,5 +1,5 @@
 // The server of the key-value store, for a launcher: it runs in the process that starts the ranks
-// and so outlives each of them. Ranks connect to it with Place::launcher_has_store.
+// and so outlives each of them. Ranks connect to it with LauncherEnvironment::launcher_has_store.
 #pragma once
 
 #include <chrono>

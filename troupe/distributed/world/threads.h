@@ -3,7 +3,7 @@
 //
 //   auto threads = std::make_shared<Threads>();
 //   // in thread r of n:
-//   World world(Place{.rank = r, .size = n}, c10::kCPU, {.threads = threads});
+//   World world(LauncherEnvironment{.rank = r, .size = n}, c10::kCPU, {.threads = threads});
 //
 // On the CPU alone: autograd runs a graph of the CPU in the thread that asks, but one of a GPU in a
 // thread that all ranks would share.

@@ -37,17 +37,17 @@ std::string one_digit(double x) {
 struct Beat {
   int64_t count = 0;
   double time = 0;  // by its own clock
-  RankStatus doing;
-  double age = 0;        // of `doing`, in seconds
+  RankStatus status;
+  double age = 0;        // of `status`, in seconds
   bool waiting = false;  // for other ranks
 };
 
 std::string beat_text(const Beat& b) {
   std::ostringstream os;
   os.precision(17);
-  os << b.count << ' ' << b.time << ' ' << b.doing.done << ' ' << static_cast<int>(b.doing.phase)
-     << ' ' << b.doing.unit << ' ' << b.doing.units << ' ' << b.doing.microbatch << ' '
-     << b.doing.stage << ' ' << b.doing.stages << ' ' << b.age << ' ' << b.waiting;
+  os << b.count << ' ' << b.time << ' ' << b.status.done << ' ' << static_cast<int>(b.status.phase)
+     << ' ' << b.status.unit << ' ' << b.status.units << ' ' << b.status.microbatch << ' '
+     << b.status.stage << ' ' << b.status.stages << ' ' << b.age << ' ' << b.waiting;
   return os.str();
 }
 
@@ -56,10 +56,10 @@ std::optional<Beat> beat_of(const std::optional<std::string>& text) {
   Beat b;
   int phase = 0;
   std::istringstream in(*text);
-  in >> b.count >> b.time >> b.doing.done >> phase >> b.doing.unit >> b.doing.units >>
-      b.doing.microbatch >> b.doing.stage >> b.doing.stages >> b.age >> b.waiting;
+  in >> b.count >> b.time >> b.status.done >> phase >> b.status.unit >> b.status.units >>
+      b.status.microbatch >> b.status.stage >> b.status.stages >> b.age >> b.waiting;
   if (!in) return {};
-  b.doing.phase = static_cast<Phase>(phase);
+  b.status.phase = static_cast<Phase>(phase);
   return b;
 }
 
@@ -106,9 +106,9 @@ struct Watch::State {
   bool has_ended(int64_t rank) const;
   bool stands_still(int64_t rank) const;
   std::optional<Beat> last_beat(int64_t rank);
-  News look_at(int64_t rank, bool& board_there);
+  News look_at(int64_t rank, bool& store_reachable);
   std::vector<News> look();
-  std::string told(int64_t rank, const News& news) const;
+  std::string report_of(int64_t rank, const News& news) const;
 };
 
 void Watch::State::run() {
@@ -136,13 +136,13 @@ void Watch::State::run() {
 }
 
 void Watch::State::beat() {
-  const RankStatus doing = self.pulse->now();
+  const RankStatus status = self.pulse->now();
   try {
     store->post(beat_key(self.rank),
                 beat_text(Beat{.count = ++count,
                                .time = unix_seconds(),
-                               .doing = doing,
-                               .age = static_cast<double>(steady_now() - doing.since) * 1e-9,
+                               .status = status,
+                               .age = static_cast<double>(steady_now() - status.since) * 1e-9,
                                .waiting = self.pulse->waiting()}));
   } catch (const Error&) {  // the store is gone: the next collective reports it
   }
@@ -206,22 +206,22 @@ std::optional<Beat> Watch::State::last_beat(int64_t rank) {
   if (self.all) {
     if (!out) out.emplace();
     const Pulse& pulse = self.all->of(rank);
-    out->doing = pulse.now();
-    out->age = static_cast<double>(steady_now() - out->doing.since) * 1e-9;
+    out->status = pulse.now();
+    out->age = static_cast<double>(steady_now() - out->status.since) * 1e-9;
     out->waiting = pulse.waiting();
   }
   return out;
 }
 
-News Watch::State::look_at(int64_t rank, bool& board_there) {
+News Watch::State::look_at(int64_t rank, bool& store_reachable) {
   News out;
   try {
     out.beat = last_beat(rank);
     out.words = store->peek("end/" + std::to_string(rank)).value_or("");
   } catch (const Error&) {
-    board_there = false;
+    store_reachable = false;
   }
-  if (!board_there && self.first_serves && rank == 0) out.found = Found::kEnded;
+  if (!store_reachable && self.first_serves && rank == 0) out.found = Found::kEnded;
   if (out.words.starts_with(kSurvivor)) return out;
   if (!out.words.empty()) {
     out.found = Found::kSaid;
@@ -240,19 +240,19 @@ News Watch::State::look_at(int64_t rank, bool& board_there) {
 std::vector<News> Watch::State::look() {
   const auto end = steady_clock::now() + 3 * self.beat + 200ms;
   std::vector<News> first, now;
-  bool board_there = true, certain = false;
+  bool store_reachable = true, certain = false;
   while (true) {
     now.assign(static_cast<size_t>(self.size), {});
     for (int64_t r = 0; r < self.size; ++r) {
       if (r == self.rank) continue;
-      News& news = now[static_cast<size_t>(r)] = look_at(r, board_there);
+      News& news = now[static_cast<size_t>(r)] = look_at(r, store_reachable);
       certain |= news.found != Found::kNothing;
     }
     if (first.empty()) first = now;
     if (certain || steady_clock::now() >= end) break;
     std::this_thread::sleep_for(50ms);
   }
-  if (certain || !board_there) return now;
+  if (certain || !store_reachable) return now;
   for (size_t r = 0; r < now.size(); ++r) {
     const std::optional<Beat>&was = first[r].beat, is = now[r].beat;
     if (static_cast<int64_t>(r) == self.rank || !now[r].words.empty()) continue;
@@ -266,7 +266,7 @@ std::vector<News> Watch::State::look() {
 }
 
 // "rank 1 of 4 exited without a message; it was in step 8, forward 3/8, heard 0.4 s ago".
-std::string Watch::State::told(int64_t rank, const News& news) const {
+std::string Watch::State::report_of(int64_t rank, const News& news) const {
   std::string out = "rank " + std::to_string(rank) + " of " + std::to_string(self.size);
   const bool there = news.found == Found::kHung || news.found == Found::kStopped;
   switch (news.found) {
@@ -277,7 +277,7 @@ std::string Watch::State::told(int64_t rank, const News& news) const {
     default: out += " makes no progress"; break;
   }
   if (!news.beat) return out + "; its last status is unknown";
-  out.append(there ? "; it is in " : "; it was in ").append(to_text(news.beat->doing));
+  out.append(there ? "; it is in " : "; it was in ").append(to_text(news.beat->status));
   if (there) return out + " since " + one_digit(news.beat->age) + " s";
   if (news.beat->count == 0) return out;
   const double ago = std::max(unix_seconds() - news.beat->time, 0.0);
@@ -312,12 +312,12 @@ bool Watch::peer_ended() const {
 Loss Watch::find_lost(const std::string& failed) {
   state_->post_end(std::string(kSurvivor) + failed);
   const auto news = std::make_shared<std::vector<News>>();
-  const auto teller = std::make_shared<int64_t>(-1);
-  const bool answered = state_->on_thread([state = state_, news, teller] {
+  const auto reporter = std::make_shared<int64_t>(-1);
+  const bool answered = state_->on_thread([state = state_, news, reporter] {
     *news = state->look();
     try {
       const std::string mine = std::to_string(state->self.rank);
-      *teller = number_of_peer(state->store->claim("told", mine), "the rank that tells");
+      *reporter = number_of_peer(state->store->claim("reporter", mine), "the rank that tells");
     } catch (const std::exception&) {  // no store: the first of those that are there
     }
   });
@@ -328,7 +328,7 @@ Loss Watch::find_lost(const std::string& failed) {
   for (size_t r = 0; answered && r < news->size(); ++r) {
     const News& n = (*news)[r];
     if (n.found == Found::kNothing) {
-      if (*teller < 0) *teller = static_cast<int64_t>(r);
+      if (*reporter < 0) *reporter = static_cast<int64_t>(r);
       continue;
     }
     const bool hung = n.found == Found::kHung || n.found == Found::kStopped;
@@ -336,10 +336,10 @@ Loss Watch::find_lost(const std::string& failed) {
       out.rank = static_cast<int64_t>(r);
       out.code = hung ? Code::kRankHung : Code::kRankLost;
       out.cause = n.found == Found::kSaid ? n.code : out.code;
-      if (n.beat) out.doing = n.beat->doing;
+      if (n.beat) out.status = n.beat->status;
     }
     if (!causes.empty()) causes += "; ";
-    causes += state_->told(static_cast<int64_t>(r), n);
+    causes += state_->report_of(static_cast<int64_t>(r), n);
   }
   if (causes.empty()) {
     causes = answered ? "all ranks are alive: a connection between two of them broke"
@@ -348,9 +348,9 @@ Loss Watch::find_lost(const std::string& failed) {
   out.message = place + ": " + to_text(out.code) + ' ' + causes + ". Noticed in " +
                 without_code(failed) + ". The same command resumes from the newest checkpoint";
   out.brief = out.message;
-  if (out.rank >= 0 && *teller >= 0 && *teller != self.rank) {
+  if (out.rank >= 0 && *reporter >= 0 && *reporter != self.rank) {
     out.brief = place + ": " + to_text(out.code) + " caused by rank " + std::to_string(out.rank) +
-                ", reported by rank " + std::to_string(*teller);
+                ", reported by rank " + std::to_string(*reporter);
   }
   return out;
 }

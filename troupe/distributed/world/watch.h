@@ -23,7 +23,7 @@ struct Loss {
   Code code = Code::kRankLost;   // kRankHung: the process exists and makes no progress
   Code cause = Code::kRankLost;  // the code that rank exited with, if it posted one; else `code`
   int64_t rank = -1;             // the rank at fault; -1: unknown
-  RankStatus doing = {};         // its last known status
+  RankStatus status = {};        // its last known status
   std::string message;           // the full report
   std::string brief;             // one line if another rank prints the full report; else `message`
 };

@@ -45,28 +45,28 @@ struct Ranks {
                                                             .beat = kBeat},
                                                 std::make_unique<TableStore>(table)));
     }
-    while (heard() < size) std::this_thread::sleep_for(1ms);
+    while (posted() < size) std::this_thread::sleep_for(1ms);
   }
-  int64_t heard() const {
+  int64_t posted() const {
     const std::lock_guard lock(table->mutex);
     return static_cast<int64_t>(table->texts.size());  // a first beat of each
   }
-  void doing(size_t rank, int64_t done, Phase phase) {
+  void status(size_t rank, int64_t done, Phase phase) {
     pulses[rank]->done(done);
     pulses[rank]->begin(phase, 1, 4);
     std::this_thread::sleep_for(2 * kBeat);  // it is told
   }
 };
 
-TEST(Watch, F84_ARankThatIsNotHeardIsNamedWithItsStepAndPhase) {
+TEST(Watch, F84_ARankWithoutAHeartbeatIsNamedWithItsStepAndPhase) {
   Ranks ranks(3);
   const Waiting at_the_others(ranks.pulses[2].get());
-  ranks.doing(1, 7, Phase::kForward);
+  ranks.status(1, 7, Phase::kForward);
   ranks.watches[1].reset();  // its beats stay away
   const Loss loss = ranks.watches[0]->find_lost("sum of ranks 0 to 2: E6001 closed");
   EXPECT_EQ(loss.rank, 1);
   EXPECT_EQ(loss.code, Code::kRankLost);
-  EXPECT_EQ(loss.doing.step(), 8);
+  EXPECT_EQ(loss.status.step(), 8);
   EXPECT_TRUE(says(loss.message,
                    "rank 0, start: E6001 rank 1 of 3 has no heartbeat; it "
                    "was in step 8, forward 2/4, heard "));
@@ -108,7 +108,7 @@ TEST(Watch, F85_AProcessThatIsStoppedIsNamedAsSuch) {
 TEST(Watch, F85_ARankThatNeitherMovesNorWaitsIsTheOneThatHangs) {
   Ranks ranks(3);
   const Waiting at_the_others(ranks.pulses[2].get());
-  ranks.doing(1, 3, Phase::kOptim);
+  ranks.status(1, 3, Phase::kOptim);
   const Loss loss = ranks.watches[0]->find_lost("x");
   EXPECT_EQ(loss.rank, 1);
   EXPECT_EQ(loss.code, Code::kRankHung);
@@ -145,7 +145,7 @@ TEST(Watch, OneOfThoseThatAreLeftTellsAndTheOthersAreBrief) {
   EXPECT_TRUE(says(second.message, "of its own"));  // for exit.json
 }
 
-TEST(Watch, F86_AMeetingPointThatIsGoneWasRank0s) {
+TEST(Watch, F86_AStoreThatIsGoneWasRank0s) {
   Ranks ranks(3);
   std::this_thread::sleep_for(2 * kBeat);
   {

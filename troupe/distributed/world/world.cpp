@@ -21,7 +21,7 @@
 #include "troupe/distributed/group/group_backend.h"
 #include "troupe/distributed/group/rank_list.h"
 #include "troupe/distributed/group/thread_backend.h"
-#include "troupe/distributed/world/gather_texts.h"
+#include "troupe/distributed/world/all_gather_texts.h"
 #include "troupe/distributed/world/rendezvous.h"
 #include "troupe/distributed/world/store_server.h"
 #include "troupe/distributed/world/threads.h"
@@ -96,7 +96,8 @@ class TcpKeyValueStore : public KeyValueStore {
 };
 
 // A connection of its own: what waits over one lets nobody else ask over it.
-c10::intrusive_ptr<c10d::Store> open_store(const Place& place, const WorldOptions& options,
+c10::intrusive_ptr<c10d::Store> open_store(const LauncherEnvironment& place,
+                                           const WorldOptions& options,
                                            const std::optional<Listening>& serves) {
   c10d::TCPStoreOptions how;
   how.port = static_cast<uint16_t>(place.port);
@@ -127,7 +128,7 @@ struct World::Store {
   c10::intrusive_ptr<c10d::Store> store;
   std::shared_ptr<KeyValueStore> keys;
   std::mutex mutex;
-  std::map<std::string, int64_t> rounds;  // of gather_texts, by topic
+  std::map<std::string, int64_t> rounds;  // of all_gather_texts, by topic
 
   int64_t next_round(const std::string& topic) {
     const std::lock_guard lock(mutex);
@@ -135,37 +136,38 @@ struct World::Store {
   }
 };
 
-World::World() : World(Place{}, c10::kCPU, {}) {}
+World::World() : World(LauncherEnvironment{}, c10::kCPU, {}) {}
 
-World::World(const Place& place, const c10::Device& device, const WorldOptions& options)
+World::World(const LauncherEnvironment& place, const c10::Device& device,
+             const WorldOptions& options)
     : place_(place), device_(device), options_(options), store_(std::make_shared<Store>()) {
-  const bool meets = place_.size > 1 && !options_.played && !options_.threads;
-  pulses_ = meets ? Pulses::of_launcher(static_cast<int>(place_.size)) : nullptr;
+  const bool has_peers = place_.size > 1 && !options_.played && !options_.threads;
+  pulses_ = has_peers ? Pulses::of_launcher(static_cast<int>(place_.size)) : nullptr;
   pulse_ = pulses_ ? std::shared_ptr<Pulse>(pulses_, &pulses_->of(place_.rank))
                    : std::make_shared<Pulse>();
-  if (meets) meet();
+  if (has_peers) rendezvous();
   if (!options_.threads) return;
   TROUPE_CHECK(device_.is_cpu(), "ranks that are threads work on the CPU, not on", device_);
   store_->keys = options_.threads->store;
 }
 
-void World::meet() {
+void World::rendezvous() {
   std::optional<Listening> serves;
   if (!place_.launcher_has_store && place_.rank == 0) {
-    const bool one_machine = place_.local_is_told && place_.local_size == place_.size;
+    const bool one_machine = place_.has_local_rank && place_.local_size == place_.size;
     serves = one_machine ? Listening{.address = place_.host} : listening_for_machines(place_.host);
     exposure_ = serves->exposure;
   }
   store_->store = open_store(place_, options_, serves);
   TcpKeyValueStore lobby(store_->store);
   const Rendezvous met =
-      troupe::meet(lobby, {.rank = place_.rank,
-                           .size = place_.size,
-                           .process = to_text(this_process()),
-                           .place = place_.host + ':' + std::to_string(place_.port),
-                           .timeout = options_.start_timeout,
-                           .check = options_.check,
-                           .first_serves = !place_.launcher_has_store});
+      troupe::rendezvous(lobby, {.rank = place_.rank,
+                                 .size = place_.size,
+                                 .process = to_text(this_process()),
+                                 .place = place_.host + ':' + std::to_string(place_.port),
+                                 .timeout = options_.start_timeout,
+                                 .check = options_.check,
+                                 .first_serves = !place_.launcher_has_store});
   const auto of_run = [&](c10::intrusive_ptr<c10d::Store> store) {
     return c10::make_intrusive<c10d::PrefixStore>(met.name, std::move(store));
   };
@@ -191,7 +193,7 @@ void World::learn_hosts(const std::vector<Process>& processes) {
     if (r > 0 && machine == processes[r - 1].machine) continue;
     hosts_in_rows_ &= before.insert(machine).second;
   }
-  if (place_.local_is_told || before.size() == 1) return;
+  if (place_.has_local_rank || before.size() == 1) return;
   fail(Code::kBadValue, "LOCAL_RANK", "is not set, and the ranks are on", before.size(),
        "machines: set LOCAL_RANK and LOCAL_WORLD_SIZE, a rank's place on its machine");
 }
@@ -235,34 +237,35 @@ KeyValueStore& World::store() {
   return *store_->keys;
 }
 
-std::shared_ptr<RankGroup> World::group(const std::vector<int64_t>& ranks,
-                                        const std::string& channel, const GroupOptions& options) {
+std::shared_ptr<ProcessGroup> World::group(const std::vector<int64_t>& ranks,
+                                           const std::string& channel,
+                                           const GroupOptions& options) {
   return make(ranks, !device_.is_cpu(), channel, options);
 }
 
-std::shared_ptr<RankGroup> World::all() {
+std::shared_ptr<ProcessGroup> World::all() {
   std::vector<int64_t> ranks(static_cast<size_t>(size()));
   for (size_t r = 0; r < ranks.size(); ++r) ranks[r] = static_cast<int64_t>(r);
   return group(ranks);
 }
 
-std::shared_ptr<RankGroup> World::processors() {
+std::shared_ptr<ProcessGroup> World::processors() {
   std::vector<int64_t> ranks(static_cast<size_t>(size()));
   for (size_t r = 0; r < ranks.size(); ++r) ranks[r] = static_cast<int64_t>(r);
   return make(ranks, false, {});
 }
 
-std::shared_ptr<RankGroup> World::make(const std::vector<int64_t>& ranks, bool on_device,
-                                       const std::string& channel, const GroupOptions& options) {
+std::shared_ptr<ProcessGroup> World::make(const std::vector<int64_t>& ranks, bool on_device,
+                                          const std::string& channel, const GroupOptions& options) {
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
   TROUPE_CHECK(own != ranks.end(), "rank", rank(), "is not of the group", rank_list(ranks));
   const std::string key = (on_device ? "nccl/" : "gloo/") + rank_list(ranks) + '/' + channel;
-  std::shared_ptr<RankGroup>& group = groups_[key];
+  std::shared_ptr<ProcessGroup>& group = groups_[key];
   if (group) return group;
-  if (ranks.size() == 1) return group = std::make_shared<RankGroup>(rank());
+  if (ranks.size() == 1) return group = std::make_shared<ProcessGroup>(rank());
   const int index = static_cast<int>(own - ranks.begin());
   const int count = static_cast<int>(ranks.size());
-  auto backend = std::make_unique<RankGroup::Backend>();
+  auto backend = std::make_unique<ProcessGroup::Backend>();
   try {
     auto store = store_->store == nullptr
                      ? nullptr
@@ -295,7 +298,7 @@ std::shared_ptr<RankGroup> World::make(const std::vector<int64_t>& ranks, bool o
     fail(has_lost(ranks) ? Code::kRankLost : Code::kNoRendezvous, "ranks " + rank_list(ranks),
          first_line(e.what()));
   }
-  group = std::shared_ptr<RankGroup>(new RankGroup(std::move(backend), ranks, index, pulse_));
+  group = std::shared_ptr<ProcessGroup>(new ProcessGroup(std::move(backend), ranks, index, pulse_));
   group->timeout_ = options_.hang_timeout;
   return group;
 }
@@ -318,22 +321,22 @@ std::chrono::milliseconds World::time_to_answer() const {
   return begins ? std::max(options_.start_timeout, options_.hang_timeout) : options_.hang_timeout;
 }
 
-std::vector<std::string> World::gather_texts(const std::string& topic, const std::string& mine,
-                                             Patience patience) {
+std::vector<std::string> World::all_gather_texts(const std::string& topic, const std::string& mine,
+                                                 Patience patience) {
   if (size() == 1 || options_.played)
     return std::vector<std::string>(static_cast<size_t>(size()), mine);
   const Waiting waiting(std::this_thread::get_id() == thread_ ? pulse_.get() : nullptr);
-  Gathering how{.rank = rank(),
-                .size = size(),
-                .topic = topic,
-                .round = topic + '/' + std::to_string(store_->next_round(topic)),
-                .silence = std::max(options_.hang_timeout, kLeastSilence),
-                .has_ended = [this](int64_t r) {
-                  if (r == rank()) return ends_.load();
-                  return watch_ ? watch_->has_ended(r) : options_.threads->ended.load();
-                }};
+  TextAllGather how{.rank = rank(),
+                    .size = size(),
+                    .topic = topic,
+                    .round = topic + '/' + std::to_string(store_->next_round(topic)),
+                    .silence = std::max(options_.hang_timeout, kLeastSilence),
+                    .has_ended = [this](int64_t r) {
+                      if (r == rank()) return ends_.load();
+                      return watch_ ? watch_->has_ended(r) : options_.threads->ended.load();
+                    }};
   if (patience == Patience::kTimeout) how.timeout = time_to_answer();
-  return troupe::gather_texts(store(), how, mine);
+  return troupe::all_gather_texts(store(), how, mine);
 }
 
 }  // namespace troupe

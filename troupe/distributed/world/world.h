@@ -1,8 +1,8 @@
 // The ranks of a run: rendezvous, process groups, the key-value store, failure detection. Created
 // once at the start and passed down.
 //
-//   const auto place = place_from_environment();   // absent: this process is alone
-//   World world(place.value_or(Place{}), device, options);
+//   const auto place = launcher_environment();   // absent: this process is alone
+//   World world(place.value_or(LauncherEnvironment{}), device, options);
 //   const auto shards = world.group(mesh.ranks_of(GroupKind::kShard, world.rank()));
 #pragma once
 
@@ -19,18 +19,18 @@
 #include <thread>
 #include <vector>
 
-#include "troupe/distributed/group/group.h"
 #include "troupe/distributed/group/group_options.h"
+#include "troupe/distributed/group/process_group.h"
 #include "troupe/distributed/status/pulse.h"
 #include "troupe/distributed/world/key_value_store.h"
 #include "troupe/distributed/world/watch.h"
 
 namespace troupe {
 
-struct Place {
+struct LauncherEnvironment {
   int64_t rank = 0, size = 1;
   int64_t local_rank = 0, local_size = 1;  // among the processes of this machine
-  bool local_is_told = true;               // set by the launcher; else one machine is assumed
+  bool has_local_rank = true;              // set by the launcher; else one machine is assumed
   std::string host = "127.0.0.1";          // where rank 0 is
   int port = 29500;
   int64_t attempt = 0;                 // restarts by the launcher so far
@@ -42,8 +42,8 @@ struct Place {
 // From the launcher's environment: torchrun or plain RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT;
 // srun; mpirun. Empty without a launcher. E2005 names a variable that is missing or malformed.
 using GetVariable = std::function<std::optional<std::string>(const std::string& name)>;
-std::optional<Place> place_from(const GetVariable& get);
-std::optional<Place> place_from_environment();
+std::optional<LauncherEnvironment> launcher_environment_from(const GetVariable& get);
+std::optional<LauncherEnvironment> launcher_environment();
 
 struct Threads;  // distributed/world/threads.h
 
@@ -60,12 +60,12 @@ class World {
   World();  // one rank
   // Rendezvous with the other ranks; `device` is this rank's. E6002 names the ranks that did not
   // arrive, or says why the store cannot be reached.
-  World(const Place& place, const c10::Device& device, const WorldOptions& options);
+  World(const LauncherEnvironment& place, const c10::Device& device, const WorldOptions& options);
   ~World();
 
   int64_t rank() const { return place_.rank; }
   int64_t size() const { return place_.size; }
-  const Place& place() const { return place_; }
+  const LauncherEnvironment& place() const { return place_; }
   // Why rank 0's store listens at all interfaces of the machine, for a warning; else empty.
   const std::string& exposure() const { return exposure_; }
   bool hosts_in_rows() const { return hosts_in_rows_; }  // ranks of one machine follow each other
@@ -75,17 +75,18 @@ class World {
   // the same list; the group is created once. NCCL if the device is a GPU, else Gloo. Collectives
   // of a group run in order; another `channel` is another group of the same ranks, whose
   // collectives do not wait for those of the first, with options of its own.
-  std::shared_ptr<RankGroup> group(const std::vector<int64_t>& ranks,
-                                   const std::string& channel = {}, const GroupOptions& how = {});
-  std::shared_ptr<RankGroup> all();         // all ranks, tensors on the device
-  std::shared_ptr<RankGroup> processors();  // all ranks, tensors on the CPU
+  std::shared_ptr<ProcessGroup> group(const std::vector<int64_t>& ranks,
+                                      const std::string& channel = {},
+                                      const GroupOptions& how = {});
+  std::shared_ptr<ProcessGroup> all();         // all ranks, tensors on the device
+  std::shared_ptr<ProcessGroup> processors();  // all ranks, tensors on the CPU
 
   // All-gathers texts, in rank order, through the store: from any thread, one call at a time for
   // each topic. E6001 as soon as a rank is known to have exited, and after `hang_timeout`; with
   // kWhileHeard only if a rank has had no heartbeat for that long.
-  enum class Patience { kTimeout, kWhileHeard };
-  std::vector<std::string> gather_texts(const std::string& topic, const std::string& mine,
-                                        Patience patience = Patience::kTimeout);
+  enum class Patience { kTimeout, kWhileAlive };
+  std::vector<std::string> all_gather_texts(const std::string& topic, const std::string& mine,
+                                            Patience patience = Patience::kTimeout);
   KeyValueStore& store();
 
   Pulse& pulse() { return *pulse_; }  // this rank's status
@@ -100,15 +101,15 @@ class World {
 
  private:
   struct Store;
-  void meet();
+  void rendezvous();
   void learn_hosts(const std::vector<Process>& processes);
   std::chrono::milliseconds time_to_answer() const;
-  std::shared_ptr<RankGroup> make(const std::vector<int64_t>& ranks, bool on_device,
-                                  const std::string& channel, const GroupOptions& how = {});
+  std::shared_ptr<ProcessGroup> make(const std::vector<int64_t>& ranks, bool on_device,
+                                     const std::string& channel, const GroupOptions& how = {});
   // Whether the process of one of these ranks is gone, or will be within a second.
   bool has_lost(const std::vector<int64_t>& ranks) const;
 
-  Place place_;
+  LauncherEnvironment place_;
   c10::Device device_{c10::kCPU};
   WorldOptions options_;
   bool hosts_in_rows_ = true;
@@ -119,7 +120,7 @@ class World {
   std::unique_ptr<Watch> watch_;
   std::thread::id thread_ = std::this_thread::get_id();  // the training thread
   std::atomic<bool> ends_ = false;                       // last words were posted
-  std::map<std::string, std::shared_ptr<RankGroup>> groups_;
+  std::map<std::string, std::shared_ptr<ProcessGroup>> groups_;
 };
 
 }  // namespace troupe

@@ -10,14 +10,14 @@ namespace {
 constexpr int kThreads = 256;
 
 // The largest `top` of a team of kTeam neighboring threads: half a warp, a warp, or the block.
-template <int kTeam>
-__device__ __forceinline__ uint32_t team_max(uint32_t top, uint32_t* shared) {
-  constexpr int kLanes = kTeam < kWarpLanes ? kTeam : kWarpLanes;
+template <int kRowThreads>
+__device__ __forceinline__ uint32_t row_threads_max(uint32_t top, uint32_t* shared) {
+  constexpr int kLanes = kRowThreads < kWarpLanes ? kRowThreads : kWarpLanes;
 #pragma unroll
   for (int offset = kLanes / 2; offset > 0; offset /= 2) {
     top = max(top, __shfl_xor_sync(kWholeWarp, top, offset));
   }
-  if constexpr (kTeam == kThreads) {
+  if constexpr (kRowThreads == kThreads) {
     if (threadIdx.x % kWarpLanes == 0) shared[threadIdx.x / kWarpLanes] = top;
     __syncthreads();
     for (int warp = 0; warp < kThreads / kWarpLanes; ++warp) top = max(top, shared[warp]);
@@ -33,10 +33,10 @@ struct Group {
 
 // The group of this thread's team; without rows past the last one, so that all lanes of a warp meet
 // in its shuffles.
-template <int kTeam>
-__device__ __forceinline__ Group group_of_team(const Fp8Groups& groups, int64_t R, int64_t C,
-                                               int64_t scale_rows, int64_t scale_columns) {
-  const int64_t item = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kTeam;
+template <int kRowThreads>
+__device__ __forceinline__ Group group_of_row_threads(const Fp8Groups& groups, int64_t R, int64_t C,
+                                                      int64_t scale_rows, int64_t scale_columns) {
+  const int64_t item = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kRowThreads;
   const int64_t row = item / scale_columns, column = item % scale_columns;
   if (row >= scale_rows) return {};
   const int64_t width = groups.columns == kWholeRow ? C : groups.columns;
@@ -46,18 +46,20 @@ __device__ __forceinline__ Group group_of_team(const Fp8Groups& groups, int64_t 
 
 // f(row, column) for the places of a group that are this thread's, kN elements each. Whole rows of
 // a tile of 128 columns are neighboring threads'.
-template <int kN, int kTeam, class F>
+template <int kN, int kRowThreads, class F>
 __device__ __forceinline__ void each_place(const Group& g, F&& f) {
-  const int t = static_cast<int>(threadIdx.x) % kTeam;
+  const int t = static_cast<int>(threadIdx.x) % kRowThreads;
   if (g.rows.end - g.rows.begin <= 1) {
     if (g.rows.begin == g.rows.end) return;
-    for (int64_t c = int64_t{t} * kN; c < g.columns; c += kTeam * kN) f(g.rows.begin, g.column + c);
+    for (int64_t c = int64_t{t} * kN; c < g.columns; c += kRowThreads * kN)
+      f(g.rows.begin, g.column + c);
     return;
   }
   const int packs = static_cast<int>(g.columns) / kN;  // at most 128
   const int places = packs * static_cast<int>(g.rows.end - g.rows.begin);
 #pragma unroll 8
-  for (int p = t; p < places; p += kTeam) f(g.rows.begin + p / packs, g.column + p % packs * kN);
+  for (int p = t; p < places; p += kRowThreads)
+    f(g.rows.begin + p / packs, g.column + p % packs * kN);
 }
 
 template <int kN>
@@ -78,14 +80,15 @@ __device__ __forceinline__ void store_bytes(uint8_t* to, const uint32_t (&byte)[
 // A team a group: half a warp or a warp for 1 x 128, a warp for a whole row, a block for 128 x 128.
 // x is read from memory once, and a second time from the cache; a group is at most 64 KB. Bound by
 // memory.
-template <class T, int kN, int kTeam>
+template <class T, int kN, int kRowThreads>
 __global__ void __launch_bounds__(kThreads)
     quantize_fp8_kernel(Mat<const T> x, const float* factor, Fp8Groups groups, Mat<uint8_t> bytes,
                         Mat<float> scales) {
   __shared__ uint32_t shared[kThreads / kWarpLanes];
-  const Group g = group_of_team<kTeam>(groups, x.rows, x.cols, scales.rows, scales.cols);
+  const Group g =
+      group_of_row_threads<kRowThreads>(groups, x.rows, x.cols, scales.rows, scales.cols);
   uint32_t top = 0;
-  each_place<kN, kTeam>(g, [&](int64_t r, int64_t c) {
+  each_place<kN, kRowThreads>(g, [&](int64_t r, int64_t c) {
     const auto in = load_pack<kN>(x.row(r) + c);
     const float by = factor == nullptr ? 1.0f : factor[r];
 #pragma unroll
@@ -93,10 +96,10 @@ __global__ void __launch_bounds__(kThreads)
       top = max(top, __float_as_uint(static_cast<float>(in.v[j]) * by) & 0x7fffffffu);
     }
   });
-  const Fp8Scale scale = fp8_scale(team_max<kTeam>(top, shared));
+  const Fp8Scale scale = fp8_scale(row_threads_max<kRowThreads>(top, shared));
   if (g.rows.begin == g.rows.end) return;
-  if (threadIdx.x % kTeam == 0) scales(g.scale_row, g.scale_column) = scale.scale;
-  each_place<kN, kTeam>(g, [&](int64_t r, int64_t c) {
+  if (threadIdx.x % kRowThreads == 0) scales(g.scale_row, g.scale_column) = scale.scale;
+  each_place<kN, kRowThreads>(g, [&](int64_t r, int64_t c) {
     const auto in = load_pack<kN>(x.row(r) + c);
     const float by = factor == nullptr ? 1.0f : factor[r];
     uint32_t byte[kN];
@@ -106,14 +109,15 @@ __global__ void __launch_bounds__(kThreads)
   });
 }
 
-template <class T, int kN, int kTeam>
+template <class T, int kN, int kRowThreads>
 __global__ void __launch_bounds__(kThreads)
     dequantize_fp8_kernel(Mat<const uint8_t> bytes, Mat<const float> scales, Fp8Groups groups,
                           Mat<T> x) {
-  const Group g = group_of_team<kTeam>(groups, x.rows, x.cols, scales.rows, scales.cols);
+  const Group g =
+      group_of_row_threads<kRowThreads>(groups, x.rows, x.cols, scales.rows, scales.cols);
   if (g.rows.begin == g.rows.end) return;
   const float scale = scales(g.scale_row, g.scale_column);
-  each_place<kN, kTeam>(g, [&](int64_t r, int64_t c) {
+  each_place<kN, kRowThreads>(g, [&](int64_t r, int64_t c) {
     const auto in = load_pack<kN>(bytes.row(r) + c);
     Pack<T, kN> out;
 #pragma unroll
@@ -135,17 +139,17 @@ template <class Body>
 void launch(const MatRef& x, const uint8_t* bytes, int64_t ld, const Fp8Groups& groups,
             int64_t num_groups, Body&& body) {
   dispatch_float(x.dtype, [&]<class T>() {
-    const auto with_team = [&]<int kN, int kTeam>() {
-      const int64_t blocks = ceil_div(num_groups * kTeam, kThreads);
+    const auto with_row_threads = [&]<int kN, int kRowThreads>() {
+      const int64_t blocks = ceil_div(num_groups * kRowThreads, kThreads);
       TROUPE_CHECK(blocks <= 0x7fffffff, "groups", num_groups);
-      body.template operator()<T, kN, kTeam>(static_cast<unsigned>(blocks));
+      body.template operator()<T, kN, kRowThreads>(static_cast<unsigned>(blocks));
     };
     const auto with_pack = [&]<int kN>() {
-      if (groups.rows > 1) return with_team.template operator()<kN, kThreads>();
+      if (groups.rows > 1) return with_row_threads.template operator()<kN, kThreads>();
       if (groups.columns == kWholeRow || kN < 8) {
-        return with_team.template operator()<kN, kWarpLanes>();
+        return with_row_threads.template operator()<kN, kWarpLanes>();
       }
-      with_team.template operator()<kN, kWarpLanes / 2>();
+      with_row_threads.template operator()<kN, kWarpLanes / 2>();
     };
     if (in_packs<T>(x, bytes, ld)) return with_pack.template operator()<kPackOf<T>>();
     with_pack.template operator()<1>();
@@ -159,8 +163,8 @@ void quantize_fp8_cuda(const QuantizeFp8& a, cudaStream_t stream) {
   if (a.x.rows * a.x.cols == 0) return;
   const int64_t num_groups = a.scales.rows * a.scales.cols;
   launch(a.x, a.bytes.data, a.bytes.ld, a.groups, num_groups,
-         [&]<class T, int kN, int kTeam>(unsigned blocks) {
-           quantize_fp8_kernel<T, kN, kTeam><<<blocks, kThreads, 0, stream>>>(
+         [&]<class T, int kN, int kRowThreads>(unsigned blocks) {
+           quantize_fp8_kernel<T, kN, kRowThreads><<<blocks, kThreads, 0, stream>>>(
                a.x.as<T>(), a.factor, a.groups, a.bytes, a.scales);
          });
   TROUPE_LAUNCH_CHECK(stream);
@@ -171,8 +175,8 @@ void dequantize_fp8_cuda(const DequantizeFp8& a, cudaStream_t stream) {
   if (a.x.rows * a.x.cols == 0) return;
   const int64_t num_groups = a.scales.rows * a.scales.cols;
   launch(a.x.read(), a.bytes.data, a.bytes.ld, a.groups, num_groups,
-         [&]<class T, int kN, int kTeam>(unsigned blocks) {
-           dequantize_fp8_kernel<T, kN, kTeam>
+         [&]<class T, int kN, int kRowThreads>(unsigned blocks) {
+           dequantize_fp8_kernel<T, kN, kRowThreads>
                <<<blocks, kThreads, 0, stream>>>(a.bytes, a.scales, a.groups, a.x.as<T>());
          });
   TROUPE_LAUNCH_CHECK(stream);

@@ -14,18 +14,18 @@ constexpr int kSumThreads = 64;         // of a block that sums rows
 constexpr int kSumWarps = 16;
 
 // A team of kTeam threads, a warp or the whole block, has a row.
-template <int kTeam>
-struct Team {
-  static_assert(kTeam == kWarpLanes || kTeam == kThreads);
+template <int kRowThreads>
+struct RowThreads {
+  static_assert(kRowThreads == kWarpLanes || kRowThreads == kThreads);
   float* shared;
 
   __device__ int64_t row() const {
-    return int64_t{blockIdx.x} * (kThreads / kTeam) + threadIdx.x / kTeam;
+    return int64_t{blockIdx.x} * (kThreads / kRowThreads) + threadIdx.x / kRowThreads;
   }
-  __device__ int rank() const { return threadIdx.x % kTeam; }
+  __device__ int rank() const { return threadIdx.x % kRowThreads; }
   __device__ float sum(float v) const {
-    if constexpr (kTeam == kWarpLanes) return warp_sum(v);
-    if constexpr (kTeam == kThreads) return block_sum<kThreads>(v, shared);
+    if constexpr (kRowThreads == kWarpLanes) return warp_sum(v);
+    if constexpr (kRowThreads == kThreads) return block_sum<kThreads>(v, shared);
   }
 };
 
@@ -47,10 +47,10 @@ __device__ float normalised(float s, float mean, float rstd, bool round) {
 }
 
 // Writes s where there is a residual; the sum of s for LayerNorm, of s^2 for RMSNorm.
-template <class T, int kN, int kTeam>
+template <class T, int kN, int kRowThreads>
 __device__ float add_and_sum(const NormViews<T>& v, int64_t r, int rank) {
   float sum = 0;
-  for (int64_t d = rank * kN; d < v.x.cols; d += kTeam * kN) {
+  for (int64_t d = rank * kN; d < v.x.cols; d += kRowThreads * kN) {
     auto s = load_pack<kN>(v.x.row(r) + d);
     if (v.residual.data != nullptr) {
       const auto other = load_pack<kN>(v.residual.row(r) + d);
@@ -67,10 +67,10 @@ __device__ float add_and_sum(const NormViews<T>& v, int64_t r, int rank) {
   return sum;
 }
 
-template <class T, int kN, int kTeam>
+template <class T, int kN, int kRowThreads>
 __device__ float squares_around(const T* s, int64_t cols, float mean, int rank) {
   float sum = 0;
-  for (int64_t d = rank * kN; d < cols; d += kTeam * kN) {
+  for (int64_t d = rank * kN; d < cols; d += kRowThreads * kN) {
     const auto pack = load_pack<kN>(s + d);
     for (int i = 0; i < kN; ++i) {
       const float x = static_cast<float>(pack.v[i]) - mean;
@@ -81,23 +81,23 @@ __device__ float squares_around(const T* s, int64_t cols, float mean, int rank) 
 }
 
 // One team a row. x is read from memory once; the later passes find it in a cache.
-template <class T, int kN, int kTeam>
+template <class T, int kN, int kRowThreads>
 __global__ void __launch_bounds__(kThreads) norm_kernel(NormViews<T> v) {
   __shared__ float shared[kThreads / kWarpLanes];
-  const Team<kTeam> team{shared};
-  const int64_t r = team.row(), D = v.x.cols;
-  const int rank = team.rank();
+  const RowThreads<kRowThreads> row_threads{shared};
+  const int64_t r = row_threads.row(), D = v.x.cols;
+  const int rank = row_threads.rank();
   if (r >= v.x.rows) return;  // Whole teams leave together.
 
-  float squares = team.sum(add_and_sum<T, kN, kTeam>(v, r, rank)), mean = 0;
+  float squares = row_threads.sum(add_and_sum<T, kN, kRowThreads>(v, r, rank)), mean = 0;
   const T* s = v.residual.data == nullptr ? v.x.row(r) : v.sum.row(r);
   if (v.layer) {
     mean = squares / static_cast<float>(D);
-    squares = team.sum(squares_around<T, kN, kTeam>(s, D, mean, rank));
+    squares = row_threads.sum(squares_around<T, kN, kRowThreads>(s, D, mean, rank));
   }
   const float rstd = 1.0f / sqrtf(squares / static_cast<float>(D) + v.eps);
 
-  for (int64_t d = rank * kN; d < D; d += kTeam * kN) {
+  for (int64_t d = rank * kN; d < D; d += kRowThreads * kN) {
     const auto in = load_pack<kN>(s + d), weight = load_pack<kN>(v.weight + d);
     Pack<T, kN> bias, out;
     if (v.bias != nullptr) bias = load_pack<kN>(v.bias + d);
@@ -127,16 +127,16 @@ struct BackwardViews {
 };
 
 // One team a row: two sums, then the gradient, from rows that the first pass left in a cache.
-template <class T, int kN, int kTeam>
+template <class T, int kN, int kRowThreads>
 __global__ void __launch_bounds__(kThreads) norm_backward_kernel(BackwardViews<T> v) {
   __shared__ float shared[kThreads / kWarpLanes];
-  const Team<kTeam> team{shared};
-  const int64_t r = team.row(), D = v.s.cols;
+  const RowThreads<kRowThreads> row_threads{shared};
+  const int64_t r = row_threads.row(), D = v.s.cols;
   if (r >= v.s.rows) return;
   const float mean = v.mean_of(r), rstd = v.rstd_of(r);
 
   float sum_an = 0, sum_a = 0;
-  for (int64_t d = team.rank() * kN; d < D; d += kTeam * kN) {
+  for (int64_t d = row_threads.rank() * kN; d < D; d += kRowThreads * kN) {
     const auto s = load_pack<kN>(v.s.row(r) + d), grad = load_pack<kN>(v.grad.row(r) + d);
     const auto weight = load_pack<kN>(v.weight + d);
     for (int i = 0; i < kN; ++i) {
@@ -145,10 +145,10 @@ __global__ void __launch_bounds__(kThreads) norm_backward_kernel(BackwardViews<T
       sum_a += a;
     }
   }
-  const float along = team.sum(sum_an) / static_cast<float>(D);
-  const float shift = v.layer ? team.sum(sum_a) / static_cast<float>(D) : 0.0f;
+  const float along = row_threads.sum(sum_an) / static_cast<float>(D);
+  const float shift = v.layer ? row_threads.sum(sum_a) / static_cast<float>(D) : 0.0f;
 
-  for (int64_t d = team.rank() * kN; d < D; d += kTeam * kN) {
+  for (int64_t d = row_threads.rank() * kN; d < D; d += kRowThreads * kN) {
     const auto s = load_pack<kN>(v.s.row(r) + d), grad = load_pack<kN>(v.grad.row(r) + d);
     const auto weight = load_pack<kN>(v.weight + d);
     Pack<T, kN> around, out;
@@ -217,7 +217,7 @@ unsigned blocks_for(int64_t n, int64_t each) {
 
 // f.operator()<kN, kTeam>(): the widest loads that fit, and a warp or a block a row.
 template <class T, class Body>
-void dispatch_team(int64_t cols, bool packed, Body&& body) {
+void dispatch_row_threads(int64_t cols, bool packed, Body&& body) {
   const bool wide = packed && cols % kPackOf<T> == 0, warp = cols <= kWarpColumns;
   if (wide && warp) return body.template operator()<kPackOf<T>, kWarpLanes>();
   if (wide) return body.template operator()<kPackOf<T>, kThreads>();
@@ -252,8 +252,9 @@ void launch_forward(const Norm& a, cudaStream_t stream) {
   const bool packed = rows_are_packed(a.x) && rows_are_packed(a.residual) &&
                       rows_are_packed(a.sum.read()) && rows_are_packed(a.y.read()) &&
                       rows_are_packed(a.weight) && rows_are_packed(a.bias);
-  dispatch_team<T>(a.x.cols, packed, [&]<int kN, int kTeam>() {
-    norm_kernel<T, kN, kTeam><<<blocks_for(a.x.rows, kThreads / kTeam), kThreads, 0, stream>>>(v);
+  dispatch_row_threads<T>(a.x.cols, packed, [&]<int kN, int kRowThreads>() {
+    norm_kernel<T, kN, kRowThreads>
+        <<<blocks_for(a.x.rows, kThreads / kRowThreads), kThreads, 0, stream>>>(v);
   });
 }
 
@@ -298,9 +299,9 @@ void launch_backward(const NormBackward& a, cudaStream_t stream) {
                       rows_are_packed(a.weight);
   launch_sums(a, v, packed, stream);  // First: grad_s may be written over grad_y.
   if (a.s.rows == 0) return;
-  dispatch_team<T>(a.s.cols, packed, [&]<int kN, int kTeam>() {
-    norm_backward_kernel<T, kN, kTeam>
-        <<<blocks_for(a.s.rows, kThreads / kTeam), kThreads, 0, stream>>>(v);
+  dispatch_row_threads<T>(a.s.cols, packed, [&]<int kN, int kRowThreads>() {
+    norm_backward_kernel<T, kN, kRowThreads>
+        <<<blocks_for(a.s.rows, kThreads / kRowThreads), kThreads, 0, stream>>>(v);
   });
 }
 

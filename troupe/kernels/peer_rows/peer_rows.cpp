@@ -20,8 +20,8 @@ void validate(const PeerRows& a) {
 }
 
 int64_t bytes_moved(const PeerRows& a) {
-  const int64_t told = a.wanted == nullptr ? 0 : a.choices * int64_t{sizeof(int32_t)};
-  return a.rows() * (2 * a.row_bytes + told);
+  const int64_t routing_bytes = a.wanted == nullptr ? 0 : a.choices * int64_t{sizeof(int32_t)};
+  return a.rows() * (2 * a.row_bytes + routing_bytes);
 }
 
 void peer_rows_ref(const PeerRows& a) {

@@ -52,7 +52,7 @@ void validate(const TellCopies& a) {
   check_there(a.copy_target, a.tokens * a.width, "copy_target");
   check_there(a.copy_slot, copies, "copy_slot");
   check_there(a.token, copies, "token");
-  check_there(a.told, copies * a.columns(), "told");
+  check_there(a.message, copies * a.columns(), "message");
 }
 
 int64_t bytes_moved(const ListCopies& a) {
@@ -98,7 +98,7 @@ void list_copies_ref(const ListCopies& a) {
 void tell_copies_ref(const TellCopies& a) {
   validate(a);
   for (int64_t c = 0; c < a.copies; ++c) {
-    int32_t* const line = a.told + c * a.columns();
+    int32_t* const line = a.message + c * a.columns();
     std::fill_n(line, a.columns(), 0);
     a.token[c] = 0;
     if (a.copy_slot[c] < 0) continue;

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads) tell_kernel(TellCopies a, int column
   const int64_t j = i - c * columns;
   const CopyOf copy = copy_of(a, c);
   if (j == 0) a.token[c] = max(int64_t{0}, copy.token);
-  a.told[i] = told_word(a, copy, j);
+  a.message[i] = message_word(a, copy, j);
 }
 
 unsigned blocks_for(int64_t threads) {

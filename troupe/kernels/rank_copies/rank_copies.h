@@ -15,7 +15,7 @@
 // copy c, whose slot of copy_target that plan's row_slot names:
 //
 //   token[c] = t
-//   told[c]  = what expert ids[t, k] is called at the target where its row goes there, else -1, for
+//   message[c]  = what expert ids[t, k] is called at the target where its row goes there, else -1, for
 //              each k; the bits of t's scores; and `with_token`, t
 //
 // Copies without a slot (-1) have token 0 and a line of zeros. Integers alone, so every path has
@@ -60,7 +60,7 @@ struct TellCopies {
   const int32_t* copy_slot = nullptr;    // [C]  of copy_target, or -1
   const int32_t* local = nullptr;        // [W, E]  each target's names; null: ids as they are
   int64_t* token = nullptr;              // [C]     out
-  int32_t* told = nullptr;               // [C, columns]  out
+  int32_t* message = nullptr;            // [C, columns]  out
 
   int64_t columns() const { return choices + words + (with_token ? 1 : 0); }
 };

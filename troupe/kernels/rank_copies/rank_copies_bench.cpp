@@ -26,7 +26,7 @@ struct Problem {
         scores(8 * T),
         local(64 * ranks),
         slot(T * list.width()),
-        told(T * list.width() * 16),
+        message(T * list.width() * 16),
         token(T * list.width()) {
     std::mt19937 rng(1);
     std::vector<int32_t> experts(64);
@@ -66,14 +66,14 @@ struct Problem {
             .copy_slot = slot.data(),
             .local = local.data(),
             .token = token.data(),
-            .told = told.data()};
+            .message = message.data()};
   }
   int64_t T, ranks;
   ListCopies list;
   TellCopies tell;
   Buffer<int32_t> ids;
   Buffer<int64_t> owners, replicas;
-  Buffer<int32_t> row_target, copy_target, counts, scores, local, slot, told;
+  Buffer<int32_t> row_target, copy_target, counts, scores, local, slot, message;
   Buffer<int64_t> token;
 };
 

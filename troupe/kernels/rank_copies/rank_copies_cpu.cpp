@@ -40,7 +40,7 @@ void tell_copies_cpu(const TellCopies& a, const Pool& pool) {
     for (int64_t c = begin; c < end; ++c) {
       const CopyOf copy = copy_of(a, c);
       a.token[c] = std::max<int64_t>(0, copy.token);
-      for (int64_t j = 0; j < columns; ++j) a.told[c * columns + j] = told_word(a, copy, j);
+      for (int64_t j = 0; j < columns; ++j) a.message[c * columns + j] = message_word(a, copy, j);
     }
   });
 }

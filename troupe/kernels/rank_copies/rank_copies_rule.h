@@ -45,7 +45,7 @@ TROUPE_INLINE int list_token(const ListCopies& a, int64_t t, F&& count_row) {
   return length;
 }
 
-TROUPE_INLINE int32_t told_id(const TellCopies& a, int64_t t, int64_t k, int32_t target) {
+TROUPE_INLINE int32_t message_id(const TellCopies& a, int64_t t, int64_t k, int32_t target) {
   bool goes_there = false;
   for (int64_t s = 0; s < a.parts; ++s) {
     goes_there |= a.row_target[(t * a.choices + k) * a.parts + s] == target;
@@ -66,10 +66,10 @@ TROUPE_INLINE CopyOf copy_of(const TellCopies& a, int64_t c) {
 }
 
 // Column j of a copy's line.
-TROUPE_INLINE int32_t told_word(const TellCopies& a, const CopyOf& copy, int64_t j) {
+TROUPE_INLINE int32_t message_word(const TellCopies& a, const CopyOf& copy, int64_t j) {
   const int64_t t = copy.token;
   if (t < 0) return 0;
-  if (j < a.choices) return told_id(a, t, j, copy.target);
+  if (j < a.choices) return message_id(a, t, j, copy.target);
   if (j < a.choices + a.words) return a.scores[t * a.words + j - a.choices];
   return static_cast<int32_t>(t);
 }

@@ -83,7 +83,7 @@ struct Telling {
         local(p.list.targets * p.list.experts),
         slot(0),
         token(0),
-        told(0) {
+        message(0) {
     std::vector<int32_t> slots;
     const int64_t n = p.list.tokens * p.list.width();
     for (int32_t w = 0; w < p.list.targets; ++w) {
@@ -112,15 +112,15 @@ struct Telling {
             .copy_slot = slot.data(),
             .local = names ? local.data() : nullptr};
     token = Buffer<int64_t>(slots.size() + Problem::kGuard);
-    told = Buffer<int32_t>(slots.size() * args.columns() + Problem::kGuard);
+    message = Buffer<int32_t>(slots.size() * args.columns() + Problem::kGuard);
     std::fill_n(token.data(), token.size(), Problem::kMark);
-    std::fill_n(told.data(), told.size(), Problem::kMark);
+    std::fill_n(message.data(), message.size(), Problem::kMark);
     args.token = token.data();
-    args.told = told.data();
+    args.message = message.data();
   }
   Buffer<int32_t> scores, local, slot;
   Buffer<int64_t> token;
-  Buffer<int32_t> told;
+  Buffer<int32_t> message;
   TellCopies args;
 };
 
@@ -165,7 +165,7 @@ TEST_P(RankCopiesTest, WhatIsToldIsTheReferences) {
         run(got.args);
         tell_copies_ref(want.args);
         EXPECT_EQ(all(got.token), all(want.token)) << tokens << ' ' << words;
-        EXPECT_EQ(all(got.told), all(want.told)) << tokens << ' ' << words;
+        EXPECT_EQ(all(got.message), all(want.message)) << tokens << ' ' << words;
       }
     }
   }
@@ -239,15 +239,15 @@ TEST(RankCopies, RefusesWhatItCannotMean) {
   refused([](ListCopies& a) { a.tokens = int64_t{1} << 31; });
   list_copies_ref(p.list);
   Telling t(p, 2, true, false);
-  const auto untold = [&](auto&& spoil) {
+  const auto refuses = [&](auto&& spoil) {
     TellCopies a = t.args;
     spoil(a);
     EXPECT_THROW(tell_copies_cpu(a, serial), Error);
   };
-  untold([](TellCopies& a) { a.scores = nullptr; });
-  untold([](TellCopies& a) { a.copy_slot = nullptr; });
-  untold([](TellCopies& a) { a.told = nullptr; });
-  untold([](TellCopies& a) { a.parts = 0; });
+  refuses([](TellCopies& a) { a.scores = nullptr; });
+  refuses([](TellCopies& a) { a.copy_slot = nullptr; });
+  refuses([](TellCopies& a) { a.message = nullptr; });
+  refuses([](TellCopies& a) { a.parts = 0; });
 }
 
 std::vector<Case> all_cases() {

@@ -13,7 +13,7 @@ namespace {
 std::unique_ptr<MoeLayer> moe_layer(const BlockShape& s) {
   const auto& [c, l, o] = s;
   return std::make_unique<MoeLayer>(
-      *l.moe, moe_shape(c, l, o.tensor.edge.ranks() * o.tensor.keys.ranks()),
+      *l.moe, moe_shape(c, l, o.tensor.sharding.ranks() * o.tensor.keys.ranks()),
       o.dispatcher ? o.dispatcher(l.index, *l.moe) : nullptr, nullptr, o.tensor);
 }
 
@@ -29,7 +29,7 @@ std::unique_ptr<Block> build_block(const BlockShape& shape) {
 }
 
 BlockParts::BlockParts(const BlockShape& s)
-    : index_(s.layer.index), dropout_(s.model.dropout), edge_(s.options.tensor.edge) {
+    : index_(s.layer.index), dropout_(s.model.dropout), sharding_(s.options.tensor.sharding) {
   if (s.layer.attention) attention = build_attention(s.model, s.layer, s.options.tensor);
   if (s.layer.moe) {
     moe = moe_layer(s);
@@ -49,7 +49,7 @@ at::Tensor BlockParts::attend(const at::Tensor& x_tD, const BlockCall& call) con
   const Batch& batch = call.batch;
   const at::IntArrayRef sizes = batch.ids_BS.sizes();
   Context all = call.context;  // attention sees the tokens of all ranks
-  all.first_token -= edge_.own(batch.ids_BS.numel()).from;
+  all.first_token -= sharding_.own(batch.ids_BS.numel()).from;
   const at::Tensor a = attention->forward(
       x_tD, {sizes[0], sizes[1], call.packing, all, batch.cache, batch.slice.get()});
   return dropout(a, dropout_, DropPlace::kAttention, call.context);
@@ -64,15 +64,15 @@ at::Tensor BlockParts::feed_forward(const at::Tensor& x_tD, const BlockCall& cal
   const int64_t all = batch.ids_BS.numel();
   if (ffn) return dropped(ffn->forward(x_tD, all));
   const int64_t sequences = std::max<int64_t>(batch.ids_BS.size(0), 1);  // of no tokens: one, empty
-  Tokens tokens = {.valid_T = edge_.own_rows(flat_or_none(batch.valid_BS)),
-                   .ids_T = edge_.own_rows(flat_or_none(batch.ids_BS)),
+  Tokens tokens = {.valid_T = sharding_.own_rows(flat_or_none(batch.valid_BS)),
+                   .ids_T = sharding_.own_rows(flat_or_none(batch.ids_BS)),
                    .sequences = sequences};
-  if (!edge_.alone()) {
+  if (!sharding_.alone()) {
     tokens.all = all;
-    tokens.first = edge_.own(all).from;
+    tokens.first = sharding_.own(all).from;
   }
   if (index_ < static_cast<int64_t>(batch.replay_TK.size())) {
-    tokens.replay_TK = edge_.own_rows(batch.replay_TK[index_]);
+    tokens.replay_TK = sharding_.own_rows(batch.replay_TK[index_]);
   }
   MoeOutput out = moe->forward(x_tD, tokens, call.context);
   result.losses = std::move(out.losses);

@@ -59,7 +59,7 @@ struct BlockParts {
  private:
   int64_t index_;
   double dropout_;
-  TokenEdge edge_;
+  TokenSharding sharding_;
 };
 
 }  // namespace troupe

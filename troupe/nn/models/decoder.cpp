@@ -42,9 +42,9 @@ class Decoder : public Model {
   const ModelConfig& config() const override { return config_; }
   int64_t num_units() const override { return config_.layers + config_.mtp.depth + 2; }
   bool has_unit(int64_t unit) const override { return units_.at(static_cast<size_t>(unit)); }
-  const TokenEdge& tokens() const override { return parts_.edge; }
+  const TokenSharding& tokens() const override { return parts_.sharding; }
   at::Tensor summed_over_batch(const at::Tensor& x, const Batch& batch) const override {
-    return (batch.slice ? parts_.microbatch : parts_.edge).sum(x);
+    return (batch.slice ? parts_.microbatch : parts_.sharding).all_reduce_no_grad(x);
   }
 
   UnitResult forward(int64_t unit, const at::Tensor& h, const Batch& batch,
@@ -107,31 +107,33 @@ class Decoder : public Model {
   Context of_own_tokens(const Context& given, const Batch& batch) const {
     Context out = given;
     if (batch.slice) return of_slice(given, *batch.slice);
-    if (parts_.edge.alone()) return out;
+    if (parts_.sharding.alone()) return out;
     TROUPE_CHECK(batch.ids_BS.defined(), "the batch has no ids");
     const int64_t tokens = batch.ids_BS.numel();
-    const TokenRange own = parts_.edge.own(tokens);
+    const TokenRange own = parts_.sharding.own(tokens);
     out.first_token += own.from;
-    out.group_sum = [edge = parts_.edge](const at::Tensor& x) { return edge.sum(x.detach()); };
+    out.group_sum = [sharding = parts_.sharding](const at::Tensor& x) {
+      return sharding.all_reduce_no_grad(x.detach());
+    };
     if (!out.all_sum) out.all_sum = out.group_sum;
-    out.group_rows = [edge = parts_.edge, tokens, from = own.from](const at::Tensor& x) {
-      return RowsOfGroup{edge.gather(x, tokens), from};
+    out.group_rows = [sharding = parts_.sharding, tokens, from = own.from](const at::Tensor& x) {
+      return RowsOfGroup{sharding.all_gather_no_grad(x, tokens), from};
     };
     return out;
   }
   // The same of a slice: other ranks have other tokens of its rows.
   Context of_slice(const Context& given, const ContextSlice& slice) const {
-    const TokenEdge &edge = parts_.edge, &all = parts_.microbatch;
+    const TokenSharding &sharding = parts_.sharding, &all = parts_.microbatch;
     TROUPE_CHECK(
-        slice.ranks() == parts_.keys.ranks() && all.ranks() == slice.ranks() * edge.ranks(),
+        slice.ranks() == parts_.keys.ranks() && all.ranks() == slice.ranks() * sharding.ranks(),
         "rows are cut over", slice.ranks(), "ranks; the model has", parts_.keys.ranks());
     Context out = given;
-    const at::Tensor own_T = edge.own_rows(slice.places());
+    const at::Tensor own_T = sharding.own_rows(slice.places());
     out.index_T = own_T + given.first_token;
-    out.group_sum = [all](const at::Tensor& x) { return all.sum(x.detach()); };
+    out.group_sum = [all](const at::Tensor& x) { return all.all_reduce_no_grad(x.detach()); };
     if (!out.all_sum) out.all_sum = out.group_sum;
-    out.group_rows = [all, own_T, order = slice.order(edge),
-                      most = slice.most(edge)](const at::Tensor& x) {
+    out.group_rows = [all, own_T, order = slice.order(sharding),
+                      most = slice.most(sharding)](const at::Tensor& x) {
       const at::Tensor parts = all.all_of(padded_rows(x.detach(), most));
       return RowsOfGroup{parts.flatten(0, 1).index_select(0, order), 0, own_T};
     };
@@ -179,7 +181,7 @@ at::Tensor hidden_states(Model& model, const Batch& batch, const Context& contex
   at::Tensor h;
   for (int64_t u = 0; u + 1 < model.num_units(); ++u) h = model.forward(u, h, batch, context).h;
   const int64_t tokens = batch.ids_BS.numel();
-  h = model.tokens().gathered(h.narrow(0, 0, model.tokens().own(tokens).count), tokens).x_T;
+  h = model.tokens().all_gather(h.narrow(0, 0, model.tokens().own(tokens).count), tokens).x_T;
   return h.view({batch.ids_BS.size(0), batch.ids_BS.size(1), h.size(1)});
 }
 

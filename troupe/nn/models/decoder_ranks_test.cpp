@@ -13,7 +13,7 @@
 #include <mutex>
 
 #include "troupe/core/config/config.h"
-#include "troupe/distributed/dispatch/a2a_dispatcher.h"
+#include "troupe/distributed/dispatch/all_to_all_dispatcher.h"
 #include "troupe/nn/context_slice.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/testing/torch/ranks.h"
@@ -151,13 +151,13 @@ TEST_P(TensorRanks, AreOneProcess) {
     Result many;
     in_threads(ranks, [&](World& world) {
       BuildOptions options;
-      options.tensor = {.edge = TokenEdge(world.group(world.all()->ranks(), "tensor")),
+      options.tensor = {.sharding = TokenSharding(world.group(world.all()->ranks(), "tensor")),
                         .split_vocab = c.split_vocab,
                         .split_shared = c.split_shared};
       if (c.spread) {
         options.dispatcher = [&](int64_t, const MoeConfig& moe) {
-          const Placement p = sliced(moe.experts, ranks / c.slices, c.slices, moe.ffn.hidden);
-          return a2a_dispatcher(world.all(), p, DispatchMode::kFast, WireType::kNative);
+          const ExpertPlacement p = sliced(moe.experts, ranks / c.slices, c.slices, moe.ffn.hidden);
+          return all_to_all_dispatcher(world.all(), p, DispatchMode::kFast, WireType::kNative);
         };
       }
       run(config, options, batch, many, mutex);
@@ -248,16 +248,16 @@ TEST_P(ContextRanks, AreOneProcess) {
       for (int64_t r = 0; r < tensor; ++r) sharers.push_back(own * tensor + r);
       for (int64_t r = 0; r < context; ++r) others.push_back(r * tensor + world.rank() % tensor);
       BuildOptions options;
-      options.tensor = {.edge = TokenEdge(world.group(sharers, "tensor")),
+      options.tensor = {.sharding = TokenSharding(world.group(sharers, "tensor")),
                         .split_vocab = tensor > 1,
                         .split_shared = tensor > 1,
-                        .keys = KeyEdge(world.group(others, "context")),
-                        .microbatch = TokenEdge(world.group(world.all()->ranks(), "all"))};
-      if (c.heads) options.tensor.head_exchange = HeadEdge(options.tensor.keys.group());
+                        .keys = KvExchange(world.group(others, "context")),
+                        .microbatch = TokenSharding(world.group(world.all()->ranks(), "all"))};
+      if (c.heads) options.tensor.head_exchange = HeadExchange(options.tensor.keys.group());
       if (c.spread) {
         options.dispatcher = [&](int64_t, const MoeConfig& moe) {
-          const Placement p = sliced(moe.experts, world.size(), 1, moe.ffn.hidden);
-          return a2a_dispatcher(world.all(), p, DispatchMode::kFast, WireType::kNative);
+          const ExpertPlacement p = sliced(moe.experts, world.size(), 1, moe.ffn.hidden);
+          return all_to_all_dispatcher(world.all(), p, DispatchMode::kFast, WireType::kNative);
         };
       }
       const RowCut cut{context, own, config.mtp.depth};

@@ -103,7 +103,7 @@ class Model {
   virtual void for_each_moe(const MoeVisitor& f) = 0;
   // After each optimizer step, also a skipped one: routers' biases and counters.
   virtual void end_of_step(const SumOver& all_sum = {}, bool skipped = false) = 0;
-  virtual const TokenEdge& tokens() const = 0;  // how they are cut over ranks
+  virtual const TokenSharding& tokens() const = 0;  // how they are cut over ranks
   // x of a batch, summed over the ranks that share it.
   virtual at::Tensor summed_over_batch(const at::Tensor& x, const Batch& batch) const = 0;
   ModelCosts costs() const { return costs_of(config()); }

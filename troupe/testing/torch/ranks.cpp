@@ -42,12 +42,12 @@ const char* variable(const char* name) {
 // Runs the body as one of the ranks, if this process is one and this is its call.
 void run_as_rank(int call, const std::function<void(World&)>& body) {
   if (call != std::atoi(variable("TROUPE_TEST_CALL"))) return;
-  const Place place{.rank = std::atoi(variable("RANK")),
-                    .size = std::atoi(variable("WORLD_SIZE")),
-                    .local_rank = std::atoi(variable("RANK")),
-                    .local_size = std::atoi(variable("WORLD_SIZE")),
-                    .port = std::atoi(variable("MASTER_PORT")),
-                    .launcher_has_store = true};
+  const LauncherEnvironment place{.rank = std::atoi(variable("RANK")),
+                                  .size = std::atoi(variable("WORLD_SIZE")),
+                                  .local_rank = std::atoi(variable("RANK")),
+                                  .local_size = std::atoi(variable("WORLD_SIZE")),
+                                  .port = std::atoi(variable("MASTER_PORT")),
+                                  .launcher_has_store = true};
   {
     World world(
         place, c10::kCPU,
@@ -59,7 +59,7 @@ void run_as_rank(int call, const std::function<void(World&)>& body) {
       ADD_FAILURE() << e.what();
     }
     // Nobody leaves while another still talks to it.
-    if (!::testing::Test::HasFailure()) world.gather_texts("end of test", "");
+    if (!::testing::Test::HasFailure()) world.all_gather_texts("end of test", "");
   }
   std::fflush(nullptr);
   std::_Exit(::testing::Test::HasFailure() ? 1 : 0);

@@ -117,21 +117,21 @@ std::string axes_text(const LayoutForecast& f) {
 }
 
 // "zero1 over 8 ranks each, experts over 4, micro batch 2: 436.2 ms"
-std::string told(const LayoutForecast& f) {
+std::string describe(const LayoutForecast& f) {
   return axes_text(f) + ", micro batch " + std::to_string(f.micro_batch) + ": " +
          fixed(1e3 * f.step_seconds, 1) + " ms";
 }
 
 // The choice among those that fit, beside the fastest of the others.
 std::string reason(const std::vector<LayoutForecast>& fit, size_t chosen, const Machine& machine) {
-  std::string out = told(fit[chosen]) + " a step, forecast for " +
+  std::string out = describe(fit[chosen]) + " a step, forecast for " +
                     (machine.name.empty() ? "the machine" : machine.name);
   if (fit.size() == 1) return out;
-  if (chosen == 0) return out + "; next " + told(fit[1]);
+  if (chosen == 0) return out + "; next " + describe(fit[1]);
   const double gain = fit[chosen].step_seconds / fit.front().step_seconds;
-  if (gain <= kAlike) return out + "; as fast with more parts " + told(fit.front());
+  if (gain <= kAlike) return out + "; as fast with more parts " + describe(fit.front());
   return out + "; " + fixed(100 * (gain - 1), 0) + " % faster with more axes, too little to be " +
-         "sure of: " + told(fit.front());
+         "sure of: " + describe(fit.front());
 }
 
 }  // namespace

@@ -280,11 +280,12 @@ TEST(FindLayouts, WhatDoesNotFitIsToldWithWhatWouldHelp) {
   const LayoutSearch none = find_layouts(r, ranks, machine, OpenAxes::kMayFit);
   EXPECT_TRUE(none.fit.empty());
   ASSERT_TRUE(none.least);
-  const std::string told = nothing_fits(r, *none.least, ranks);
-  EXPECT_EQ(told.find("no layout of 8 ranks fits: the fullest rank of the best ("), 0U) << told;
-  EXPECT_NE(told.find(" of 2.0 GiB, "), std::string::npos) << told;
-  EXPECT_NE(told.find("of them activations; "), std::string::npos) << told;
-  EXPECT_NE(told.find("train.optimizer.moments=bf16 makes it "), std::string::npos) << told;
+  const std::string message = nothing_fits(r, *none.least, ranks);
+  EXPECT_EQ(message.find("no layout of 8 ranks fits: the fullest rank of the best ("), 0U)
+      << message;
+  EXPECT_NE(message.find(" of 2.0 GiB, "), std::string::npos) << message;
+  EXPECT_NE(message.find("of them activations; "), std::string::npos) << message;
+  EXPECT_NE(message.find("train.optimizer.moments=bf16 makes it "), std::string::npos) << message;
 }
 
 }  // namespace

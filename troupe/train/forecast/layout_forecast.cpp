@@ -23,9 +23,9 @@ namespace troupe {
 namespace {
 
 // The sharing ranks of one kind of parameters.
-struct Team {
-  Spread owners, replicas;
-  Spread parts = {};  // those that together have the whole of a matrix
+struct ShardGroups {
+  GroupTopology owners, replicas;
+  GroupTopology parts = {};  // those that together have the whole of a matrix
 };
 
 // `ranks` ascend.
@@ -39,57 +39,59 @@ int64_t hosts_of(const std::vector<int64_t>& ranks, const Machine& machine) {
   return out;
 }
 
-Spread spread_of(const std::vector<int64_t>& ranks, const Machine& machine) {
+GroupTopology topology_of(const std::vector<int64_t>& ranks, const Machine& machine) {
   return {static_cast<int64_t>(ranks.size()), hosts_of(ranks, machine)};
 }
 
-Spread spread_of(const Mesh& mesh, GroupKind kind, const Machine& machine) {
-  return spread_of(mesh.ranks_of(kind, 0), machine);
+GroupTopology topology_of(const ProcessMesh& mesh, GroupKind kind, const Machine& machine) {
+  return topology_of(mesh.ranks_of(kind, 0), machine);
 }
 
 // The spread of every n-th of the ranks.
-Spread every(const std::vector<int64_t>& ranks, int64_t n, const Machine& machine) {
+GroupTopology every(const std::vector<int64_t>& ranks, int64_t n, const Machine& machine) {
   std::vector<int64_t> out;
   for (size_t i = 0; i < ranks.size(); i += static_cast<size_t>(n)) out.push_back(ranks[i]);
-  return spread_of(out, machine);
+  return topology_of(out, machine);
 }
 
 // The ranks that share dense parameters of which `repeat` neighbors on the tensor axis have copies.
-Team team_of(const Mesh& mesh, int64_t repeat, ShardKind shard, const Machine& machine) {
+ShardGroups shard_groups_of(const ProcessMesh& mesh, int64_t repeat, ShardKind shard,
+                            const Machine& machine) {
   const bool none = shard == ShardKind::kNone;
-  return {none ? Spread{1, 1} : spread_of(mesh.owners_of(0, repeat), machine),
-          none ? spread_of(mesh.sharers_of(0, repeat), machine)
-               : spread_of(mesh, GroupKind::kReplicate, machine),
+  return {none ? GroupTopology{1, 1} : topology_of(mesh.owners_of(0, repeat), machine),
+          none ? topology_of(mesh.sharers_of(0, repeat), machine)
+               : topology_of(mesh, GroupKind::kReplicate, machine),
           every(mesh.ranks_of(GroupKind::kTensor, 0), repeat, machine)};
 }
 
 // The ranks that share the experts of a layer with `experts` of them. Slices of one expert are on
 // neighboring ranks or, with more ranks than experts, on ranks that are `experts` apart.
-Team experts_team(const Mesh& mesh, const ParallelConfig& parallel, int64_t experts,
-                  const Machine& machine) {
+ShardGroups expert_shard_groups(const ProcessMesh& mesh, const ParallelConfig& parallel,
+                                int64_t experts, const Machine& machine) {
   std::vector<int64_t> slices = mesh.ranks_of(GroupKind::kExperts, 0);
   const auto neighbours = static_cast<size_t>(parallel.expert_tensor);
   if (neighbours > 1 && neighbours < slices.size()) slices.resize(neighbours);
-  const Spread parts = every(slices, neighbours > 1 ? 1 : std::max<int64_t>(1, experts), machine);
+  const GroupTopology parts =
+      every(slices, neighbours > 1 ? 1 : std::max<int64_t>(1, experts), machine);
   if (parallel.shard == ShardKind::kNone) {
-    return {{1, 1}, spread_of(mesh, GroupKind::kExpertData, machine), parts};
+    return {{1, 1}, topology_of(mesh, GroupKind::kExpertData, machine), parts};
   }
-  return {spread_of(mesh, GroupKind::kExpertShard, machine),
-          spread_of(mesh, GroupKind::kExpertReplicate, machine), parts};
+  return {topology_of(mesh, GroupKind::kExpertShard, machine),
+          topology_of(mesh, GroupKind::kExpertReplicate, machine), parts};
 }
 
 // How to build one rank's part of a model whose matrices are cut over ranks.
 BuildOptions part_of_model(const ParallelConfig& parallel) {
   BuildOptions out;
-  out.tensor = {.edge = TokenEdge::of_sizes(parallel.tensor),
+  out.tensor = {.sharding = TokenSharding::of_sizes(parallel.tensor),
                 .split_vocab = parallel.split_vocab == CutKind::kOn,
                 .split_shared = parallel.split_shared == CutKind::kOn};
   return out;
 }
 
 // The spread of the group that spans most hosts: groups of 3 on hosts of 8 do not all fit into one.
-Spread expert_spread(const Mesh& mesh, const Machine& machine) {
-  Spread out = spread_of(mesh, GroupKind::kExperts, machine);
+GroupTopology expert_topology(const ProcessMesh& mesh, const Machine& machine) {
+  GroupTopology out = topology_of(mesh, GroupKind::kExperts, machine);
   const int64_t host = machine.ranks_per_host;
   if (host % out.ranks == 0 || out.ranks % host == 0) return out;
   for (const std::vector<int64_t>& ranks : mesh.all(GroupKind::kExperts)) {
@@ -127,7 +129,7 @@ struct CostedModel {
 // Adds up what the units cost each rank of a pipeline.
 class Costing {
  public:
-  Costing(const CostedModel& model, const ParallelConfig& parallel, const Mesh& mesh,
+  Costing(const CostedModel& model, const ParallelConfig& parallel, const ProcessMesh& mesh,
           const StepWork& work)
       : r_(model.recipe),
         parallel_(parallel),
@@ -143,14 +145,14 @@ class Costing {
         expert_ranks_(mesh.size(GroupKind::kExperts)),
         slices_(parallel.expert_tensor),
         most_held_(most_held(parallel, r_.model.moe.experts)),
-        dense_(team_of(mesh, tensor_, parallel.shard, machine_)),
-        cut_(team_of(mesh, 1, parallel.shard, machine_)),
-        experts_(experts_team(mesh, parallel, r_.model.moe.experts, machine_)),
-        shares_tokens_(spread_of(mesh, GroupKind::kTensor, machine_)),
-        shares_rows_(spread_of(mesh, GroupKind::kContext, machine_)),
+        dense_(shard_groups_of(mesh, tensor_, parallel.shard, machine_)),
+        cut_(shard_groups_of(mesh, 1, parallel.shard, machine_)),
+        experts_(expert_shard_groups(mesh, parallel, r_.model.moe.experts, machine_)),
+        shares_tokens_(topology_of(mesh, GroupKind::kTensor, machine_)),
+        shares_rows_(topology_of(mesh, GroupKind::kContext, machine_)),
         on_gpu_(model.memory.on_gpu),
         forced_(force_of(r_.model.moe.router)),
-        exchange_(expert_spread(mesh, machine_)) {
+        exchange_(expert_topology(mesh, machine_)) {
     if (parallel.node_ranks > 0) {
       const int64_t nodes = exchange_.ranks / parallel.node_ranks;
       across_ = {.ranks = nodes, .hosts = std::min(nodes, exchange_.hosts)};
@@ -210,11 +212,12 @@ class Costing {
     ChunkCosts c{.saved = memory.saved, .input = memory.input};
     add_compute(unit, costs, memory, c);
     const double share = most_held_ / static_cast<double>(expert_ranks_);
-    const auto of_readers = [this](Team team) {
-      team.replicas.ranks *= table_ranks_;
-      return team;
+    const auto of_readers = [this](ShardGroups shard_groups) {
+      shard_groups.replicas.ranks *= table_ranks_;
+      return shard_groups;
     };
-    const auto add_dense = [&](const UnitMemory& m, const Team& whole, const Team& cut) {
+    const auto add_dense = [&](const UnitMemory& m, const ShardGroups& whole,
+                               const ShardGroups& cut) {
       add_state(m.dense, 1, whole, c);
       if (m.cut.elements + m.cut.frozen > 0) add_state(m.cut, 1, cut, c);
     };
@@ -363,9 +366,9 @@ class Costing {
       const double bytes = m.what == TrafficRows::kOut ? sent : width;  // of a row
       const double all = m.gathered ? tokens_ : tokens;
       const double whole = counts ? m.rows : m.rows * all * bytes;
-      const Spread& over = m.ranks == TrafficRanks::kAll      ? exchange_
-                           : m.ranks == TrafficRanks::kAcross ? across_
-                                                              : within_;
+      const GroupTopology& over = m.ranks == TrafficRanks::kAll      ? exchange_
+                                  : m.ranks == TrafficRanks::kAcross ? across_
+                                                                     : within_;
       c.exchange += m.gathered ? gather_seconds(machine_, over, whole)
                                : exchange_seconds(machine_, over, whole * m.leaves);
     }
@@ -376,7 +379,7 @@ class Costing {
   }
 
   // `share` of the parameters are of this rank's kExpert or dense group, cut between its owners.
-  void add_state(const StateBytes& all, double share, const Team& group, ChunkCosts& c) {
+  void add_state(const StateBytes& all, double share, const ShardGroups& group, ChunkCosts& c) {
     const double S = static_cast<double>(group.owners.ranks);
     const double elements = all.elements * share, values = all.values * share;
     c.values += values;
@@ -428,12 +431,12 @@ class Costing {
   double tokens_;  // of a rank
   int64_t expert_ranks_, slices_;
   double most_held_;  // of the average
-  Team dense_, cut_, experts_;
-  Spread shares_tokens_, shares_rows_;
+  ShardGroups dense_, cut_, experts_;
+  GroupTopology shares_tokens_, shares_rows_;
   int64_t table_ranks_ = 1;  // of a pipeline, that read the embedding's table
   bool on_gpu_;
   Force forced_;
-  Spread exchange_, across_, within_;
+  GroupTopology exchange_, across_, within_;
   StepCosts* now_ = nullptr;  // of the rank whose chunk is costed
   std::vector<StepCosts> out_;
 };
@@ -505,7 +508,7 @@ Forecaster::Forecaster(Recipe recipe, int64_t world, const Machine& machine, boo
 std::vector<StepCosts> Forecaster::costs_of_ranks(const ParallelConfig& parallel,
                                                   const StepWork& work) const {
   return Costing({r_, machine_, counted_->memory, counted_->costs}, parallel,
-                 Mesh(world_, shape_of(parallel)), work)
+                 ProcessMesh(world_, shape_of(parallel)), work)
       .result();
 }
 
@@ -621,15 +624,15 @@ Recipe with_batch_of(const Recipe& recipe, int64_t world) {
   return out;
 }
 
-Mesh mesh_of(const LayoutForecast& forecast) {
+ProcessMesh mesh_of(const LayoutForecast& forecast) {
   return {forecast.world, shape_of(forecast.parallel)};
 }
 
 Machine calibrated(const Recipe& r, const Machine& machine, bool on_gpu, double seconds) {
   Recipe one = r;
   one.parallel = {};
-  const double told = forecast_layout(one, 1, machine, on_gpu).rank.seconds;
-  const double faster = told / seconds;
+  const double one_rank_seconds = forecast_layout(one, 1, machine, on_gpu).rank.seconds;
+  const double faster = one_rank_seconds / seconds;
   Machine out = machine;
   for (double* rate : {&out.products, &out.experts, &out.attention, &out.bandwidth})
     *rate *= faster;

@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/distributed/mesh/mesh.h"
+#include "troupe/distributed/mesh/process_mesh.h"
 #include "troupe/plan/machine.h"
 #include "troupe/plan/timeline.h"
 #include "troupe/train/recipe/recipe.h"
@@ -54,7 +54,7 @@ StepMemory layout_memory(const Recipe& recipe, int64_t world, bool on_gpu);
 // The recipe with its batch multiplied by `world`: weak scaling.
 Recipe with_batch_of(const Recipe& recipe, int64_t world);
 
-Mesh mesh_of(const LayoutForecast& forecast);
+ProcessMesh mesh_of(const LayoutForecast& forecast);
 
 // `machine` with rates and overhead scaled so that the forecast for one rank equals the measured
 // `seconds` of a step (`troupe bench`).

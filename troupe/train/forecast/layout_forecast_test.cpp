@@ -373,7 +373,7 @@ struct Moved {
 
 // Read off the list, with the groups that a rank would join.
 Moved moved_by(const LayoutForecast& f, const std::vector<UnitBytes>& units) {
-  const Mesh mesh = mesh_of(f);
+  const ProcessMesh mesh = mesh_of(f);
   const Block dense{mesh.size(GroupKind::kShard), mesh.size(GroupKind::kReplicate)};
   const Block experts{mesh.size(GroupKind::kExpertShard), mesh.size(GroupKind::kExpertReplicate)};
   Moved out;

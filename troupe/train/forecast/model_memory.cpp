@@ -8,7 +8,7 @@
 #include "troupe/nn/head_rows.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/train/forecast/key_traffic.h"
-#include "troupe/train/optim/optimizer_piece.h"
+#include "troupe/train/optim/param_slice.h"
 
 namespace troupe {
 namespace {

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "troupe/core/text/median.h"
-#include "troupe/distributed/dispatch/a2a_dispatcher.h"
+#include "troupe/distributed/dispatch/all_to_all_dispatcher.h"
 #include "troupe/distributed/dispatch/dispatcher.h"
 #include "troupe/ops/support/wait_for_device.h"
 #include "troupe/train/forecast/forecast.h"
@@ -154,7 +154,7 @@ double contention_of(const Clock& clock, const at::TensorOptions& options, const
 // Includes the wait of the first collective for the host, and of the host for the device.
 double dispatch_of(const Clock& clock, const at::TensorOptions& options, World& world) {
   const int64_t W = world.size();
-  const auto dispatcher = a2a_dispatcher(world.all(), contiguous(W, W), DispatchMode::kFast);
+  const auto dispatcher = all_to_all_dispatcher(world.all(), contiguous(W, W), DispatchMode::kFast);
   const at::Tensor x = at::randn({2 * W, 64}, options);
   const Routed routed{
       .ids_TK = at::arange(2 * W, options.dtype(at::kInt)).remainder(W).unsqueeze(1),
@@ -171,24 +171,24 @@ double dispatch_of(const Clock& clock, const at::TensorOptions& options, World& 
 
 void bench_links(const Clock& clock, const at::TensorOptions& options, World& world,
                  const Work& work, bool on_gpu, Machine& out) {
-  RankGroup& all = *world.all();
+  ProcessGroup& all = *world.all();
   const int64_t W = world.size();
   const int64_t large = (on_gpu ? int64_t{256} : int64_t{16}) << 20;
   const at::Tensor whole = at::zeros({large / 4}, options.dtype(at::kFloat));
   const at::Tensor part = at::zeros({large / 4}, options.dtype(at::kFloat));
   const auto gather = [&](int64_t bytes) {
     const int64_t n = bytes / 4 / W;
-    all.gather({whole.narrow(0, 0, n * W)}, {part.narrow(0, 0, n)}).wait();
+    all.all_gather({whole.narrow(0, 0, n * W)}, {part.narrow(0, 0, n)}).wait();
   };
   const auto sum = [&](int64_t bytes) {
     const int64_t n = bytes / 4 / W;
-    all.sum_shards({part.narrow(0, 0, n)}, {whole.narrow(0, 0, n * W)}).wait();
+    all.reduce_scatter({part.narrow(0, 0, n)}, {whole.narrow(0, 0, n * W)}).wait();
   };
   const auto exchange = [&](int64_t bytes) {
     const int64_t n = bytes / 4 / W;
     const std::vector<int64_t> each(static_cast<size_t>(W), n);
     const at::Tensor came = part.narrow(0, 0, n * W).unsqueeze(1);
-    all.exchange(came, whole.narrow(0, 0, n * W).unsqueeze(1), each, each).wait();
+    all.all_to_all(came, whole.narrow(0, 0, n * W).unsqueeze(1), each, each).wait();
   };
   const Line gathers = line_of(clock, 4096, large, gather), sums = line_of(clock, 4096, large, sum),
              exchanges = line_of(clock, 4096, large, exchange);
@@ -200,7 +200,7 @@ void bench_links(const Clock& clock, const at::TensorOptions& options, World& wo
   out.dispatch = dispatch_of(clock, options, world);
   const int64_t n = large / 4 / W;
   out.contention = contention_of(clock, options, work, [&] {
-    return all.gather({whole.narrow(0, 0, n * W)}, {part.narrow(0, 0, n)});
+    return all.all_gather({whole.narrow(0, 0, n * W)}, {part.narrow(0, 0, n)});
   });
 }
 

@@ -52,14 +52,14 @@ std::vector<PairRate> bench_pairs(const c10::Device& device, World& world) {
       wait_for_device(device);
       host->barrier();
       const auto begin = std::chrono::steady_clock::now();
-      all->exchange(in.narrow(0, 0, n), out.narrow(0, 0, n), rows, rows).wait();
+      all->all_to_all(in.narrow(0, 0, n), out.narrow(0, 0, n), rows, rows).wait();
       wait_for_device(device);
       const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
       if (time >= 0) best = std::min(best, passed.count());
     }
     if (partner > world.rank()) mine << ' ' << partner << ' ' << static_cast<double>(n) / best;
   }
-  const std::vector<std::string> texts = world.gather_texts("pairs", mine.str());
+  const std::vector<std::string> texts = world.all_gather_texts("pairs", mine.str());
   std::vector<std::string> machines;
   for (const std::string& text : texts) machines.push_back(text.substr(0, text.find(' ')));
   std::vector<PairRate> pairs;

@@ -49,9 +49,9 @@ double busiest(const Interval& interval) {
 std::shared_ptr<Ranks> played(const Recipe& r, const c10::Device& device, int64_t ranks) {
   if (ranks == 1) return std::make_shared<Ranks>();
   return std::make_shared<Ranks>(
-      std::make_shared<World>(Place{.size = ranks,
-                                    .local_size = std::min<int64_t>(ranks, 8),
-                                    .source = "played by one process"},
+      std::make_shared<World>(LauncherEnvironment{.size = ranks,
+                                                  .local_size = std::min<int64_t>(ranks, 8),
+                                                  .source = "played by one process"},
                               device, WorldOptions{.played = true}),
       r);
 }

@@ -99,10 +99,10 @@ double slope_error(const c10::Device& /*device*/) {
   for_each_param(layer, "", [&](const std::string&, Param& p) {
     if (p.value.grad().defined()) moved.push_back(p.value);
   });
-  double told = 0;
+  double predicted = 0;
   for (size_t i = 0; i < moved.size(); ++i) {
     along.push_back(numbers(moved[i].sizes(), 3.0 + static_cast<double>(i), f64));
-    told += (along[i] * result[i + 1]).sum().item<double>();
+    predicted += (along[i] * result[i + 1]).sum().item<double>();
   }
   const at::NoGradGuard no_grad;
   constexpr double kStep = 1e-6;
@@ -113,7 +113,7 @@ double slope_error(const c10::Device& /*device*/) {
   };
   const double high = value_at(kStep), low = value_at(-2 * kStep);
   const double seen = (high - low) / (2 * kStep);
-  return std::abs(seen - told) / std::max(std::abs(told), 1.0);
+  return std::abs(seen - predicted) / std::max(std::abs(predicted), 1.0);
 }
 
 double attention_error(const c10::Device& device) {
@@ -218,7 +218,7 @@ constexpr Case kCases[] = {
 }  // namespace
 
 std::vector<SelfCheck> selftest(const c10::Device& device,
-                                const std::function<void(const SelfCheck&)>& told) {
+                                const std::function<void(const SelfCheck&)>& report) {
   std::vector<SelfCheck> out;
   for (const Case& c : kCases) {
     SelfCheck check{.name = c.name, .limit = c.limit};
@@ -229,7 +229,7 @@ std::vector<SelfCheck> selftest(const c10::Device& device,
       check.name += std::string(": ") + error.what();
     }
     out.push_back(check);
-    if (told) told(out.back());
+    if (report) report(out.back());
   }
   return out;
 }

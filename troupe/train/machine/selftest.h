@@ -17,8 +17,8 @@ struct SelfCheck {
   bool ok() const { return error <= limit; }
 };
 
-// Calls `told` after each check. An operator that throws fails; its name has the reason.
+// Calls `report` after each check. An operator that throws fails; its name has the reason.
 std::vector<SelfCheck> selftest(const c10::Device& device,
-                                const std::function<void(const SelfCheck&)>& told);
+                                const std::function<void(const SelfCheck&)>& report);
 
 }  // namespace troupe

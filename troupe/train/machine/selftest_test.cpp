@@ -8,9 +8,9 @@ namespace troupe {
 namespace {
 
 TEST(SelfTest, AllChecksHoldOnTheCpu) {
-  int told = 0;
-  const auto checks = selftest({c10::kCPU}, [&](const SelfCheck&) { ++told; });
-  EXPECT_EQ(told, 7);
+  int reported = 0;
+  const auto checks = selftest({c10::kCPU}, [&](const SelfCheck&) { ++reported; });
+  EXPECT_EQ(reported, 7);
   for (const SelfCheck& check : checks) {
     EXPECT_TRUE(check.ok()) << check.name << ": " << check.error << " > " << check.limit;
   }

@@ -60,13 +60,13 @@ std::vector<std::string> MoeHealth::faults_of(Layer& layer, const LayerLoad& loa
   std::vector<std::string> out;
   layer.window.push_back({steps, load.counts});
   int64_t held = 0;
-  for (const Piece& piece : layer.window) held += piece.steps;
+  for (const LoadSum& piece : layer.window) held += piece.steps;
   while (held - layer.window.front().steps >= config_.dead_window) {
     held -= layer.window.front().steps;
     layer.window.pop_front();
   }
   LayerLoad whole{.layer = load.layer, .counts = std::vector<double>(load.counts.size(), 0.0)};
-  for (const Piece& piece : layer.window) {
+  for (const LoadSum& piece : layer.window) {
     for (size_t e = 0; e < whole.counts.size(); ++e) whole.counts[e] += piece.counts[e];
   }
   const int64_t experts = static_cast<int64_t>(load.counts.size()), dead = whole.dead();

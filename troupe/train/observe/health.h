@@ -62,12 +62,12 @@ class MoeHealth {
   std::string add(int64_t step, int64_t steps, const std::vector<LayerLoad>& loads);
 
  private:
-  struct Piece {
+  struct LoadSum {
     int64_t steps;
     std::vector<double> counts;
   };
   struct Layer {
-    std::deque<Piece> window;
+    std::deque<LoadSum> window;
     int64_t overloaded_since = -1, dead_since = -1;  // the step before; -1: it is not
   };
   std::vector<std::string> faults_of(Layer& layer, const LayerLoad& load, int64_t step,

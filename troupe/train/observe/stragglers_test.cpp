@@ -43,9 +43,9 @@ TEST(Stragglers, F88_ShortWindowsAndSmallDifferencesNameNobody) {
 
 TEST(Stragglers, F88_LinesAreAddedUpToAWindow) {
   Stragglers all;
-  int told = 0;
-  for (int line = 0; line < 20; ++line) told += all.judge(ranks_with(4), 1, 0.2);
-  EXPECT_EQ(told, 1);
+  int warnings = 0;
+  for (int line = 0; line < 20; ++line) warnings += all.judge(ranks_with(4), 1, 0.2);
+  EXPECT_EQ(warnings, 1);
 }
 
 TEST(Stragglers, F88_OfTwoRanksTheOtherIsTheMeasure) {

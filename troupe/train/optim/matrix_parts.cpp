@@ -26,7 +26,7 @@ at::Tensor every(const at::Tensor& x, const Share& share, int64_t ranks) {
 
 class Deal {
  public:
-  Deal(const RankGroup& parts, const std::vector<MatrixParts>& all)
+  Deal(const ProcessGroup& parts, const std::vector<MatrixParts>& all)
       : ranks_(parts.size()), rank_(parts.rank()), all_(all) {
     for (int64_t r = 0; r < ranks_; ++r) {
       int64_t elements = 0;
@@ -95,16 +95,16 @@ class Deal {
 
 }  // namespace
 
-void map_whole_matrices(RankGroup& parts, const std::vector<MatrixParts>& all,
+void map_whole_matrices(ProcessGroup& parts, const std::vector<MatrixParts>& all,
                         const std::function<at::Tensor(const at::Tensor&)>& f) {
   if (all.empty()) return;
   const Deal deal(parts, all);
   const at::Tensor own = deal.sent();
   const at::Tensor came =
       at::empty({deal.from()[0] * parts.size(), 1}, own.options().requires_grad(false));
-  parts.exchange(came, own, deal.from(), deal.to()).wait();
+  parts.all_to_all(came, own, deal.from(), deal.to()).wait();
   deal.compute(came, f);
-  parts.exchange(own, came, deal.to(), deal.from()).wait();
+  parts.all_to_all(own, came, deal.to(), deal.from()).wait();
   deal.take_back(own);
 }
 

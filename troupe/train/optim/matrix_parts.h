@@ -10,7 +10,7 @@
 #include <functional>
 #include <vector>
 
-#include "troupe/distributed/group/group.h"
+#include "troupe/distributed/group/process_group.h"
 
 namespace troupe {
 
@@ -23,7 +23,7 @@ struct MatrixParts {
 
 // f(x [n, R, C]) of the same sizes. The ranks of `parts` make the same call, with tensors of equal
 // sizes and of one type. Beside `all` twice its memory.
-void map_whole_matrices(RankGroup& parts, const std::vector<MatrixParts>& all,
+void map_whole_matrices(ProcessGroup& parts, const std::vector<MatrixParts>& all,
                         const std::function<at::Tensor(const at::Tensor&)>& f);
 
 }  // namespace troupe

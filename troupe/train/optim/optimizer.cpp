@@ -20,7 +20,7 @@
 #include "troupe/ops/support/view.h"
 #include "troupe/train/optim/adafactor.h"
 #include "troupe/train/optim/matrix_parts.h"
-#include "troupe/train/optim/optimizer_piece.h"
+#include "troupe/train/optim/param_slice.h"
 #include "troupe/train/optim/soap.h"
 
 namespace troupe {
@@ -34,7 +34,7 @@ class AdamWOptimizer : public Optimizer {
 
   void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
     for (const int64_t slot : store.owned_members(b)) {
-      const Piece p(store, b, slot);
+      const ParamSlice p(store, b, slot);
       adamw_({.param = p.low ? *p.copy : p.master,
               .m = p.state[0],
               .v = p.state[1],
@@ -63,7 +63,7 @@ class Sgd : public Optimizer {
 
   void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
     for (const int64_t slot : store.owned_members(b)) {
-      update_masters(Piece(store, b, slot), 1, [&](const Piece& p, int64_t) {
+      update_masters(ParamSlice(store, b, slot), 1, [&](const ParamSlice& p, int64_t) {
         p.state[0].mul_(config_.momentum).add_(p.scaled_grad(s.grad_scale));
         p.master.mul_(1 - s.lr * s.weight_decay).add_(p.state[0], -s.lr);
       });
@@ -82,7 +82,7 @@ class Lion : public Optimizer {
 
   void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
     for (const int64_t slot : store.owned_members(b)) {
-      update_masters(Piece(store, b, slot), 1, [&](const Piece& p, int64_t) {
+      update_masters(ParamSlice(store, b, slot), 1, [&](const ParamSlice& p, int64_t) {
         const at::Tensor g = p.scaled_grad(s.grad_scale);
         const at::Tensor& m = p.state[0];
         const at::Tensor direction =
@@ -130,7 +130,7 @@ class Muon : public Optimizer {
     for (const int64_t slot : store.owned_members(b)) {
       const Matrices shape(*store.slots()[static_cast<size_t>(slot)].named.param);
       if (shape.numel() == 0) continue;
-      update_masters(Piece(store, b, slot), shape.numel(), [&](const Piece& p, int64_t) {
+      update_masters(ParamSlice(store, b, slot), shape.numel(), [&](const ParamSlice& p, int64_t) {
         const at::Tensor u = direction(p.state[0], p.scaled_grad(s.grad_scale));
         apply(p.master, orthogonal(u, shape), shape, s);
       });
@@ -181,12 +181,12 @@ class Muon : public Optimizer {
     if (b.sharers.owners->size() > 1) {
       const at::Tensor own = direction(b.state[0], b.grad * s.grad_scale);
       const at::Tensor all = at::empty({b.size}, own.options());
-      b.sharers.owners->gather({all}, {own}).wait();
+      b.sharers.owners->all_gather({all}, {own}).wait();
       return all;
     }
     const at::Tensor all = at::zeros({b.size}, b.own.options().dtype(at::kFloat));
     for (const int64_t slot : store.owned_members(b)) {
-      const Piece p(store, b, slot);
+      const ParamSlice p(store, b, slot);
       const int64_t offset = store.slots()[static_cast<size_t>(slot)].offset;
       all.narrow(0, offset, p.grad.numel())
           .copy_(direction(p.state[0], p.scaled_grad(s.grad_scale)));
@@ -216,9 +216,9 @@ class Muon : public Optimizer {
       const at::Tensor owned =
           o.reshape({-1}).narrow(0, m.from - m.first * m.shape.numel(), m.to - m.from);
       const auto& param = *store.slots()[static_cast<size_t>(m.slot)].named.param;
-      const Piece piece(store, b, m.slot);
+      const ParamSlice piece(store, b, m.slot);
       update_masters(piece.narrowed(m.from - store.owned(m.slot).from, m.to - m.from), 1,
-                     [&](const Piece& p, int64_t at) {
+                     [&](const ParamSlice& p, int64_t at) {
                        apply(p.master, owned.narrow(0, at, p.master.numel()), whole_matrices(param),
                              s);
                      });
@@ -272,17 +272,19 @@ class Adafactor : public Optimizer {
     for (const int64_t slot : store.owned_members(b)) {
       const ParamStore::Slot& own = store.slots()[static_cast<size_t>(slot)];
       const Matrices shape(*own.named.param);
-      update_masters(Piece(store, b, slot), shape.numel(), [&](const Piece& p, int64_t from) {
-        const std::vector<int64_t> sizes = {-1, shape.rows, shape.columns};
-        const at::Tensor master = p.master.view(sizes);
-        const at::Tensor g = p.scaled_grad(s.grad_scale).view(sizes);
-        const auto of = [&](size_t i, int64_t each) {  // the piece's part of a state
-          const int64_t n = master.size(0);
-          return own.state[i].view({-1, each}).narrow(0, from / shape.numel(), n);
-        };
-        if (!shape.whole) return adafactor_vectors(master, g, of(0, shape.columns), step);
-        adafactor_matrices(master, g, of(0, shape.rows), of(1, shape.columns), step);
-      });
+      update_masters(ParamSlice(store, b, slot), shape.numel(),
+                     [&](const ParamSlice& p, int64_t from) {
+                       const std::vector<int64_t> sizes = {-1, shape.rows, shape.columns};
+                       const at::Tensor master = p.master.view(sizes);
+                       const at::Tensor g = p.scaled_grad(s.grad_scale).view(sizes);
+                       const auto of = [&](size_t i, int64_t each) {  // the piece's part of a state
+                         const int64_t n = master.size(0);
+                         return own.state[i].view({-1, each}).narrow(0, from / shape.numel(), n);
+                       };
+                       if (!shape.whole)
+                         return adafactor_vectors(master, g, of(0, shape.columns), step);
+                       adafactor_matrices(master, g, of(0, shape.rows), of(1, shape.columns), step);
+                     });
     }
   }
 
@@ -324,31 +326,32 @@ class Soap : public Optimizer {
       const ParamStore::Slot& own = store.slots()[static_cast<size_t>(slot)];
       const Matrices shape(*own.named.param);
       if (shape.numel() == 0) continue;
-      update_masters(Piece(store, b, slot), shape.numel(), [&](const Piece& p, int64_t from) {
-        const std::vector<int64_t> sizes = {-1, shape.rows, shape.columns};
-        const at::Tensor master = p.master.view(sizes);
-        size_t next = 0;
-        const auto side = [&](int64_t length) {
-          if (length > config_.max_side) return SoapSide{};
-          const auto part = [&](const at::Tensor& x) {
-            const at::Tensor all = x.view({-1, length, length});
-            return all.narrow(0, from / shape.numel(), master.size(0));
-          };
-          const size_t at = std::exchange(next, next + 2);
-          return SoapSide{part(own.state[at]), part(own.state[at + 1])};
-        };
-        const SoapSide left = side(shape.rows), right = side(shape.columns);
-        const at::Tensor m = p.state[0].to(at::kFloat), v = p.state[1].to(at::kFloat);
-        soap_matrices({.p = master,
-                       .g = p.scaled_grad(s.grad_scale).view(sizes),
-                       .m = m.view(sizes),
-                       .v = v.view(sizes),
-                       .left = left,
-                       .right = right},
-                      step);
-        p.state[0].copy_(m);
-        p.state[1].copy_(v);
-      });
+      update_masters(
+          ParamSlice(store, b, slot), shape.numel(), [&](const ParamSlice& p, int64_t from) {
+            const std::vector<int64_t> sizes = {-1, shape.rows, shape.columns};
+            const at::Tensor master = p.master.view(sizes);
+            size_t next = 0;
+            const auto side = [&](int64_t length) {
+              if (length > config_.max_side) return SoapSide{};
+              const auto part = [&](const at::Tensor& x) {
+                const at::Tensor all = x.view({-1, length, length});
+                return all.narrow(0, from / shape.numel(), master.size(0));
+              };
+              const size_t at = std::exchange(next, next + 2);
+              return SoapSide{part(own.state[at]), part(own.state[at + 1])};
+            };
+            const SoapSide left = side(shape.rows), right = side(shape.columns);
+            const at::Tensor m = p.state[0].to(at::kFloat), v = p.state[1].to(at::kFloat);
+            soap_matrices({.p = master,
+                           .g = p.scaled_grad(s.grad_scale).view(sizes),
+                           .m = m.view(sizes),
+                           .v = v.view(sizes),
+                           .left = left,
+                           .right = right},
+                          step);
+            p.state[0].copy_(m);
+            p.state[1].copy_(v);
+          });
     }
   }
 

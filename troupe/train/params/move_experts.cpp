@@ -38,11 +38,11 @@ class Journey {
   }
 
   // x [experts of this rank, ..] as it is to be; ranks call in the same order.
-  at::Tensor moved(RankGroup& experts, const at::Tensor& x) const {
+  at::Tensor moved(ProcessGroup& experts, const at::Tensor& x) const {
     const auto indices = x.options().dtype(at::kLong);
     const at::Tensor out = x.index_select(0, at::tensor(send_, indices));
     const at::Tensor in = at::empty_like(out);
-    experts.exchange(in, out, from_, to_).wait();
+    experts.all_to_all(in, out, from_, to_).wait();
     return in.index_select(0, at::tensor(place_, indices));
   }
 
@@ -59,14 +59,14 @@ at::Tensor rows_of(const Param& p, const at::Tensor& buffer, int64_t offset) {
 using Journeys = std::map<const Param*, Journey>;
 
 void move_bucket(ParamStore& store, Bucket& b, const std::vector<int64_t>& members,
-                 const Journeys& routes, RankGroup& experts) {
-  RankGroup& owners = *b.sharers.owners;
+                 const Journeys& routes, ProcessGroup& experts) {
+  ProcessGroup& owners = *b.sharers.owners;
   TROUPE_CHECK(b.scales.empty(), "moments in codes have blocks that do not end with an expert");
   std::vector<at::Tensor> buffers = b.state;
   for (const at::Tensor& x : b.masters()) buffers.push_back(x);
   for (const at::Tensor& own : buffers) {
     const at::Tensor whole = at::empty({b.size}, own.options());
-    owners.gather({whole}, {own.detach()}).wait();
+    owners.all_gather({whole}, {own.detach()}).wait();
     for (const int64_t m : members) {
       const ParamStore::Slot& slot = store.slots()[static_cast<size_t>(m)];
       const Param& p = *slot.named.param;
@@ -81,7 +81,7 @@ void move_bucket(ParamStore& store, Bucket& b, const std::vector<int64_t>& membe
 
 }  // namespace
 
-void move_experts(ParamStore& store, RankGroup& experts, const std::vector<ExpertMove>& moves) {
+void move_experts(ParamStore& store, ProcessGroup& experts, const std::vector<ExpertMove>& moves) {
   const at::NoGradGuard no_grad;
   Journeys routes;
   for (const ExpertMove& move : moves) {

@@ -4,21 +4,21 @@
 
 #include <vector>
 
+#include "troupe/distributed/params/expert_placement.h"
 #include "troupe/distributed/params/param.h"
-#include "troupe/distributed/params/placement.h"
 #include "troupe/train/params/param_store.h"
 
 namespace troupe {
 
 struct ExpertMove {
   std::vector<Param*> params = {};  // per expert, all of one layer
-  Placement from, to;               // of `experts`; on each rank as many in both
+  ExpertPlacement from, to;         // of `experts`; on each rank as many in both
 };
 
 // Call between steps, on every rank, with the same moves. Rows are exchanged in the group
 // `experts`, the ranks that share experts. Afterwards a parameter has the elements of the experts
 // that its rank holds under `to`, in their order; the caller changes Param::experts. Needs memory
 // for three f32 copies of the largest bucket of moved experts.
-void move_experts(ParamStore& store, RankGroup& experts, const std::vector<ExpertMove>& moves);
+void move_experts(ParamStore& store, ProcessGroup& experts, const std::vector<ExpertMove>& moves);
 
 }  // namespace troupe

@@ -13,7 +13,7 @@ using testing::in_ranks;
 
 // Four ranks: {0, 1} and {2, 3} share experts out, {0, 2} and {1, 3} hold the same ones.
 struct Groups {
-  std::shared_ptr<RankGroup> experts, owners, all;
+  std::shared_ptr<ProcessGroup> experts, owners, all;
 };
 
 Groups groups_of(World& world) {
@@ -37,7 +37,7 @@ struct Layer {
 Sharing sharing_of(const Groups& g, bool full) {
   return {.alone = false, .full = full, .owners = [g](const NamedParam& named) {
             const Param& p = *named.param;
-            return Owners{p.per_expert ? g.owners : g.all, std::make_shared<RankGroup>(),
+            return Owners{p.per_expert ? g.owners : g.all, std::make_shared<ProcessGroup>(),
                           p.per_expert ? "experts" : "dense"};
           }};
 }
@@ -94,11 +94,11 @@ TEST(MoveExperts, AllOfAnExpertIsWhereItWouldHaveBegun) {
   in_ranks(4, [](World& world) {
     const Groups g = groups_of(world);
     const int64_t place = g.experts->rank();
-    const Placement from = contiguous(6, 2);
+    const ExpertPlacement from = contiguous(6, 2);
     for (const auto type : {at::kFloat, at::kBFloat16}) {
       for (const bool full : {false, true}) {
-        for (const Placement& to : {listed(2, {{1}, {0}, {1}, {0}, {1}, {0}}),
-                                    listed(2, {{1}, {1}, {1}, {0}, {0}, {0}}), from}) {
+        for (const ExpertPlacement& to : {listed(2, {{1}, {0}, {1}, {0}, {1}, {0}}),
+                                          listed(2, {{1}, {1}, {1}, {0}, {0}, {0}}), from}) {
           const std::string what = std::string(at::toString(type)) + (full ? " full " : " zero1 ");
           Param dense = Param::of({11}, {.kind = Init::kNormal, .std = 1}), same = dense;
           Layer layer(from.held_by(place)), want(to.held_by(place));
@@ -115,8 +115,8 @@ TEST(MoveExperts, AllOfAnExpertIsWhereItWouldHaveBegun) {
 // Some layers' move, others' stay, in one bucket or another.
 TEST(MoveExperts, OnlyWhatIsNamedMoves) {
   in_ranks(2, [](World& world) {
-    const Groups g{world.all(), std::make_shared<RankGroup>(world.rank()), world.all()};
-    const Placement from = contiguous(6, 2), to = listed(2, {{1}, {0}, {1}, {0}, {1}, {0}});
+    const Groups g{world.all(), std::make_shared<ProcessGroup>(world.rank()), world.all()};
+    const ExpertPlacement from = contiguous(6, 2), to = listed(2, {{1}, {0}, {1}, {0}, {1}, {0}});
     Param dense = Param::of({11}, {.kind = Init::kNormal, .std = 1}), same = dense;
     Layer layer(from.held_by(world.rank())), want(from.held_by(world.rank()));
     want.w2 = Layer(to.held_by(world.rank())).w2;

@@ -111,7 +111,7 @@ ParamStore::ParamStore(std::vector<NamedParam> params, const at::TensorOptions& 
 }
 
 void ParamStore::make_buffers(Bucket& b, const at::TensorOptions& options) {
-  const RankGroup& owners = *b.sharers.owners;
+  const ProcessGroup& owners = *b.sharers.owners;
   b.summed = owners.size() > 1 || b.sharers.replicas->size() > 1;
   b.size = rounded(b.size, owners.size() * kAlign);
   b.own_size = b.size / owners.size();
@@ -276,7 +276,7 @@ void ParamStore::gather(const std::vector<int64_t>& buckets) {
         from.push_back(own[i]);
       }
       if (to.empty()) continue;
-      const Pending pending = chosen[0]->sharers.owners->gather(to, from);
+      const Pending pending = chosen[0]->sharers.owners->all_gather(to, from);
       for (Bucket* b : chosen) {
         if (b->dtype == type) b->gathering = pending;
       }
@@ -327,12 +327,12 @@ void ParamStore::reduce(const std::vector<int64_t>& buckets, bool last) {
     const Owners& ranks = b.sharers;
     if (ranks.owners->size() > 1) {
       r.own = at::empty({b.own_size}, r.whole.options());
-      r.pending = ranks.owners->sum_shards({r.own}, {r.whole});
+      r.pending = ranks.owners->reduce_scatter({r.own}, {r.whole});
     } else {
       r.own = r.whole;
       if (last) {  // nothing to wait for: to the replicas at once
         if (b.grad.defined()) r.own.add_(std::exchange(b.grad, at::Tensor()));
-        r.pending = ranks.replicas->sum({r.own});
+        r.pending = ranks.replicas->all_reduce({r.own});
         r.all_summed = true;
       }
     }
@@ -351,10 +351,10 @@ void ParamStore::finish(Reduction& r) {
     b.grad = own;
   }
   if (!r.last || r.all_summed) return;
-  RankGroup& replicas = *b.sharers.replicas;
+  ProcessGroup& replicas = *b.sharers.replicas;
   if (replicas.size() == 1) return;
   const at::Tensor sent = b.grad.to(sharing_.sum_type);
-  replica_sums_.push_back({r.bucket, sent, replicas.sum({sent})});
+  replica_sums_.push_back({r.bucket, sent, replicas.all_reduce({sent})});
 }
 
 void ParamStore::finish_all() {
@@ -369,7 +369,7 @@ bool ParamStore::reads_loaded(const Bucket& b) const {
 void ParamStore::spread_loaded() {
   const at::NoGradGuard no_grad;
   for (Bucket& b : buckets_) {
-    RankGroup& replicas = *b.sharers.replicas;
+    ProcessGroup& replicas = *b.sharers.replicas;
     for (const at::Tensor& x : b.masters()) replicas.broadcast(x.detach(), 0).wait();
     for (const at::Tensor& x : b.state) replicas.broadcast(x, 0).wait();
     for (const at::Tensor& x : b.scales) replicas.broadcast(x, 0).wait();

@@ -29,7 +29,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/distributed/group/group.h"
+#include "troupe/distributed/group/process_group.h"
 #include "troupe/distributed/params/param.h"
 
 namespace troupe {
@@ -54,10 +54,10 @@ struct BucketKey {
 // each matrix: one rank for each different box, in the order of their offsets, that owns the same
 // elements of its box as this rank does of its own. Only where an optimizer asks for it.
 struct Owners {
-  std::shared_ptr<RankGroup> owners = std::make_shared<RankGroup>();
-  std::shared_ptr<RankGroup> replicas = std::make_shared<RankGroup>();
+  std::shared_ptr<ProcessGroup> owners = std::make_shared<ProcessGroup>();
+  std::shared_ptr<ProcessGroup> replicas = std::make_shared<ProcessGroup>();
   std::string holders = {};
-  std::shared_ptr<RankGroup> parts = std::make_shared<RankGroup>();
+  std::shared_ptr<ProcessGroup> parts = std::make_shared<ProcessGroup>();
 };
 
 struct Sharing {

@@ -26,7 +26,7 @@ constexpr const char* kNames[] = {"ddp", "zero1", "full", "hybrid"};
 struct Problem {
   Problem(World& world, Way way, at::ScalarType type = at::kFloat) : rank(world.rank()) {
     const int64_t W = world.size(), half = W == 4 ? rank / 2 : 0;
-    const auto all = world.all(), one = std::make_shared<RankGroup>(rank);
+    const auto all = world.all(), one = std::make_shared<ProcessGroup>(rank);
     const auto within = W == 4 ? world.group({2 * half, 2 * half + 1}) : all;
     const auto across = W == 4 ? world.group({rank % 2, rank % 2 + 2}) : one;
     Owners of_dense, of_experts;
@@ -126,7 +126,7 @@ TEST(ParamStore, TheNormCountsEachElementOnOneRankAlone) {
         p.store->end_step();
         double own = 0;
         for (const at::Tensor& g : p.store->counted_grads()) own += g.sum().item<double>();
-        const double all = world.all()->summed(at::full({1}, own)).item<double>();
+        const double all = world.all()->all_reduced(at::full({1}, own)).item<double>();
         // The dense tensor's ones are summed over all ranks, those of experts over half of them.
         EXPECT_EQ(all, ranks * 300.0 + ranks / 2 * 140.0) << kNames[way];
       });

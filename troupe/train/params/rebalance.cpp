@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "troupe/core/check.h"
-#include "troupe/distributed/params/balanced_placement.h"
+#include "troupe/distributed/params/balanced_expert_placement.h"
 #include "troupe/train/observe/step_line.h"
 #include "troupe/train/params/move_experts.h"
 
@@ -28,7 +28,7 @@ std::string moved_line(int64_t step, int64_t experts, const std::vector<ExpertsM
 }
 
 Rebalancer::Rebalancer(RebalanceConfig config, Model& model, const std::vector<Place>& places,
-                       ParamStore& store, std::shared_ptr<RankGroup> experts, SumOver all_sum)
+                       ParamStore& store, std::shared_ptr<ProcessGroup> experts, SumOver all_sum)
     : config_(config), store_(store), experts_(std::move(experts)), all_sum_(std::move(all_sum)) {
   for (const Place& place : places) {
     layers_.push_back({.unit = place.unit, .placement = place.placement});
@@ -54,11 +54,11 @@ std::vector<ExpertsMoved> Rebalancer::after_step(int64_t step, const StepOutput&
   if (step % config_.every != 0) return {};
   const auto rows = rows_of_all();
   std::vector<ExpertsMoved> out;
-  std::vector<std::pair<Layer*, Placement>> to;
+  std::vector<std::pair<Layer*, ExpertPlacement>> to;
   for (size_t i = 0; i < layers_.size(); ++i) {
     Layer& layer = layers_[i];
-    const Placement& now = layer.placement;
-    const Placement next = balanced_placement(now, rows[i]);
+    const ExpertPlacement& now = layer.placement;
+    const ExpertPlacement next = balanced_expert_placement(now, rows[i]);
     const ExpertsMoved m{.layer = layer.unit - 1,
                          .experts = moved_experts(now, next),
                          .before = rank_load(now, rows[i]),
@@ -73,7 +73,7 @@ std::vector<ExpertsMoved> Rebalancer::after_step(int64_t step, const StepOutput&
   return out;
 }
 
-void Rebalancer::move(const std::vector<std::pair<Layer*, Placement>>& to) {
+void Rebalancer::move(const std::vector<std::pair<Layer*, ExpertPlacement>>& to) {
   if (to.empty()) return;
   std::vector<ExpertMove> moves;
   for (const auto& [layer, next] : to) {
@@ -114,7 +114,7 @@ RebalanceState Rebalancer::state() const {
     out.rows.insert(out.rows.end(), rows.begin(), rows.end());
   }
   for (const Layer& layer : layers_) {
-    const Placement& p = layer.placement;
+    const ExpertPlacement& p = layer.placement;
     for (int64_t e = 0; e < p.experts(); ++e) out.owners.push_back(p.owners(e)[0]);
   }
   return out;
@@ -123,7 +123,7 @@ RebalanceState Rebalancer::state() const {
 namespace {
 
 // Whether each rank has as many experts in both: no rank has room for more.
-bool same_counts(const Placement& a, const Placement& b) {
+bool same_counts(const ExpertPlacement& a, const ExpertPlacement& b) {
   for (int64_t rank = 0; rank < a.ranks(); ++rank) {
     if (a.held_by(rank).size() != b.held_by(rank).size()) return false;
   }
@@ -138,15 +138,15 @@ bool Rebalancer::restore(const RebalanceState& state) {
   if (state.ranks != experts_->size() || state.owners.size() != all || state.rows.size() != all) {
     return false;
   }
-  std::vector<std::pair<Layer*, Placement>> to;
+  std::vector<std::pair<Layer*, ExpertPlacement>> to;
   auto owner = state.owners.begin();
   for (Layer& layer : layers_) {
     std::vector<std::vector<int32_t>> owners;
     for (size_t e = 0; e < layer.before.size(); ++e) {
       owners.push_back({static_cast<int32_t>(*owner++)});
     }
-    const Placement& now = layer.placement;
-    const Placement saved = listed(state.ranks, std::move(owners));
+    const ExpertPlacement& now = layer.placement;
+    const ExpertPlacement saved = listed(state.ranks, std::move(owners));
     if (!same_counts(now, saved)) return false;
     if (moved_experts(now, saved) > 0) to.emplace_back(&layer, saved);
   }

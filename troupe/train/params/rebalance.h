@@ -1,5 +1,5 @@
 // parallel.rebalance: at an interval in steps, computes a new placement of each MoE layer's experts
-// (distributed/params/balanced_placement.h) from the choices of those steps. The experts of a layer
+// (distributed/params/balanced_expert_placement.h) from the choices of those steps. The experts of a layer
 // move if that lowers max/mean of the ranks' rows by at least `gain`; otherwise they stay where
 // they are.
 //
@@ -34,12 +34,12 @@ class Rebalancer {
   // A MoE layer of the model, here or not, and how its experts lie when a run begins.
   struct Place {
     int64_t unit = 0;
-    Placement placement;
+    ExpertPlacement placement;
   };
   // `all_sum` over all ranks. Model and store outlive it; `places` are in the model's order, and
   // the layers' dispatchers share experts over `experts`.
   Rebalancer(RebalanceConfig config, Model& model, const std::vector<Place>& places,
-             ParamStore& store, std::shared_ptr<RankGroup> experts, SumOver all_sum);
+             ParamStore& store, std::shared_ptr<ProcessGroup> experts, SumOver all_sum);
 
   // Each rank, after each step: counts it, and moves experts if `step` steps are a multiple of
   // `every`. On a GPU the host waits for the counts then, and only then.
@@ -51,17 +51,18 @@ class Rebalancer {
  private:
   struct Layer {
     int64_t unit = 0;
-    Placement placement;
+    ExpertPlacement placement;
     MoeLayer* moe = nullptr;           // null: another stage's
     at::Tensor rows_E = {};            // int64, of this rank, since the last change
     std::vector<int64_t> before = {};  // [E] of all ranks, counted before this process began
   };
-  std::vector<std::vector<int64_t>> rows_of_all() const;           // of each layer
-  void move(const std::vector<std::pair<Layer*, Placement>>& to);  // the experts that are here
+  std::vector<std::vector<int64_t>> rows_of_all() const;  // of each layer
+  void move(
+      const std::vector<std::pair<Layer*, ExpertPlacement>>& to);  // the experts that are here
 
   RebalanceConfig config_;
   ParamStore& store_;
-  std::shared_ptr<RankGroup> experts_;
+  std::shared_ptr<ProcessGroup> experts_;
   SumOver all_sum_;
   std::vector<Layer> layers_;
 };

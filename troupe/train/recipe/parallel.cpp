@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "troupe/core/check.h"
-#include "troupe/distributed/mesh/mesh.h"
+#include "troupe/distributed/mesh/process_mesh.h"
 #include "troupe/nn/tensor_parts.h"
 #include "troupe/schedule/compute_order.h"
 
@@ -360,7 +360,7 @@ std::vector<std::string> group_faults(const ParallelConfig& config, const Parall
   for (const auto& [field, why] : pipeline_faults(config, needs.layers, needs.mtp)) {
     out.push_back(field + ": E2005 " + why);
   }
-  for (const std::string& fault : Mesh::faults(needs.world, shape_of(c))) {
+  for (const std::string& fault : ProcessMesh::faults(needs.world, shape_of(c))) {
     // The mesh and the layers may both refuse `pipeline`: one fault of it is enough.
     const bool known = !out.empty() && fault.starts_with("parallel.pipeline");
     if (!known) out.push_back(fault);

@@ -11,7 +11,7 @@
 #include "troupe/core/text/text.h"
 #include "troupe/distributed/dispatch/dispatchers.h"
 #include "troupe/distributed/mesh/dealing.h"
-#include "troupe/distributed/mesh/mesh.h"
+#include "troupe/distributed/mesh/process_mesh.h"
 #include "troupe/schedule/order.h"
 #include "troupe/schedule/stage_map.h"
 #include "troupe/train/params/rebalance_state.h"

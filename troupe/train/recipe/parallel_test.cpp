@@ -76,9 +76,9 @@ TEST(Parallel, OV10_WhatIsOfNcclIsToldOnCpus) {
   ParallelConfig given;
   EXPECT_TRUE(without_nccl(given).empty());
   read_config(parse_yaml("{comm_priority: normal, comm_blocks: 8}", "x.yaml"), given);
-  const std::vector<std::string> told = without_nccl(given);
-  ASSERT_EQ(told.size(), 2U);
-  EXPECT_EQ(told[0],
+  const std::vector<std::string> messages = without_nccl(given);
+  ASSERT_EQ(messages.size(), 2U);
+  EXPECT_EQ(messages[0],
             "parallel.comm_priority does nothing on CPUs: Gloo moves the data, and it is of NCCL");
   using Keys = std::vector<std::string>;
   const LayoutNeeds needs{.world = 4, .experts = 8};

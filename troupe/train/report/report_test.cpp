@@ -97,12 +97,12 @@ TEST(Report, TellsSizesTimesKillsAndRestarts) {
   EXPECT_EQ(log.seconds(), 20 + 30);            // not the time between
   EXPECT_NEAR(log.bytes_per_token(), 2, 1e-9);  // 4 bits a token, 2 a byte
   const std::string html = read_file(write_report(fs, folder.path()));
-  for (const char* told :
+  for (const char* text :
        {"2.00M, 1.00M active", "50s", "2; 1 after a kill",
         "ended without a word: killed, or an error; 1 logged steps were done again",
         "training, at 2 bytes a token", "validation: web", "1970-01-01 00:17:00",
         "loss (nats a token)", ">step<", "@media(max-width"}) {
-    EXPECT_NE(html.find(told), std::string::npos) << told;
+    EXPECT_NE(html.find(text), std::string::npos) << text;
   }
 }
 

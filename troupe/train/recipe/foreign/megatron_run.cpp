@@ -272,10 +272,10 @@ class MegatronRun {
       draft_.set("data.train", "[{kind: mock}]", flags_.origin("mock-data"));
     } else if (flags_.given("data-path")) {
       draft_.set("data.train", sources(flags_.list("data-path")), flags_.origin("data-path"));
-      const bool told = flags_.given("split");
+      const bool has_split = flags_.given("split");
       draft_.set_text("data.split", flags_.text("split", "969,30,1"),
                       flags_.origin("split", "969,30,1"));
-      if (!told) draft_.note("--split is not given: 969,30,1, as there");
+      if (!has_split) draft_.note("--split is not given: 969,30,1, as there");
     } else if (flags_.given("train-data-path")) {
       draft_.set("data.train", sources(flags_.list("train-data-path")),
                  flags_.origin("train-data-path"));

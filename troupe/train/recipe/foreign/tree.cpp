@@ -124,13 +124,13 @@ int64_t Tree::whole(const std::string& path, int64_t otherwise) {
   return otherwise;
 }
 
-Origin Tree::told(const Leaf& leaf) {
+Origin Tree::origin_of(const Leaf& leaf) {
   return {leaf.path + ": " + leaf.text, to_text(leaf.where)};
 }
 
 Origin Tree::origin(const std::string& path, const std::string& otherwise) {
   const Leaf* const leaf = find(path);
-  if (leaf != nullptr) return told(*leaf);
+  if (leaf != nullptr) return origin_of(*leaf);
   return {path + (otherwise.empty() ? " not given" : ": " + otherwise + ", its default"), ""};
 }
 
@@ -139,7 +139,7 @@ void Tree::unknown(const Leaf& leaf, std::span<const TreeRule> rules) {
   for (const TreeRule& rule : rules) names.push_back(rule.path);
   for (const std::string& path : used_) names.push_back(path);
   const std::string_view guess = nearest(leaf.path, names);
-  draft_.refuse(told(leaf),
+  draft_.refuse(origin_of(leaf),
                 "not a key that is known here" +
                     (guess.empty() ? std::string() : "; did you mean " + std::string(guess) + "?"),
                 Code::kNoSuchField);
@@ -148,7 +148,7 @@ void Tree::unknown(const Leaf& leaf, std::span<const TreeRule> rules) {
 void Tree::settle(std::span<const TreeRule> rules) {
   for (const Leaf& leaf : leaves_) {
     if (used_.contains(leaf.path)) continue;
-    const Origin origin = told(leaf);
+    const Origin origin = origin_of(leaf);
     const auto rule = std::find_if(rules.begin(), rules.end(),
                                    [&](const TreeRule& r) { return fits(r.path, leaf.path); });
     if (leaf.text.empty() || leaf.text == "[]") {

@@ -49,7 +49,7 @@ class Tree {
     Where where = {};
   };
   void add(const Yaml& y, const std::string& path);
-  static Origin told(const Leaf& leaf);
+  static Origin origin_of(const Leaf& leaf);
   bool resolve(Leaf& leaf);  // false: it names what is null
   const Leaf* find(const std::string& path);
   void unknown(const Leaf& leaf, std::span<const TreeRule> rules);

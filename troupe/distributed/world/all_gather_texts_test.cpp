@@ -1,0 +1,149 @@
+#include "troupe/distributed/world/all_gather_texts.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "troupe/core/check.h"
+#include "troupe/testing/torch/table_store.h"
+
+namespace troupe {
+namespace {
+
+using testing::Table;
+using testing::TableStore;
+using namespace std::chrono_literals;
+
+struct AllGatherTexts : ::testing::Test {
+  std::shared_ptr<Table> table = std::make_shared<Table>();
+
+  std::future<std::vector<std::string>> give(int64_t rank, const std::string& text,
+                                             int64_t ended = -1,
+                                             std::optional<std::chrono::milliseconds> timeout = 20s,
+                                             std::chrono::milliseconds silence = 600s) const {
+    return std::async(std::launch::async, [=, table = table] {
+      TableStore store(table);
+      return all_gather_texts(store,
+                              {.rank = rank,
+                               .size = 3,
+                               .topic = "t",
+                               .round = "t/0",
+                               .timeout = timeout,
+                               .silence = silence,
+                               .has_ended = [=](int64_t r) { return r == ended; }},
+                              text);
+    });
+  }
+  static std::string error_of(std::future<std::vector<std::string>> texts) {
+    try {
+      texts.get();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Code::kRankLost);
+      return e.what();
+    }
+    return "";
+  }
+};
+
+TEST_F(AllGatherTexts, AllGetAllInRankOrder) {
+  auto two = give(2, ""), zero = give(0, "a:1"), one = give(1, "12:");
+  const std::vector<std::string> all = {"a:1", "12:", ""};
+  EXPECT_EQ(zero.get(), all);
+  EXPECT_EQ(one.get(), all);
+  EXPECT_EQ(two.get(), all);
+}
+
+TEST_F(AllGatherTexts, WhoEndsBeforeItHasWrittenIsToldAtOnce) {
+  const std::string message = "the exchange of \"t\": E6001 rank 2 has ended";
+  auto zero = give(0, "a", 2), one = give(1, "b", 2);
+  EXPECT_EQ(error_of(std::move(zero)), message);
+  EXPECT_EQ(error_of(std::move(one)), message);
+}
+
+TEST_F(AllGatherTexts, WhatWasWrittenBeforeTheEndIsTaken) {
+  TableStore(table).post("t/0/2", "last");
+  auto zero = give(0, "a", 2), one = give(1, "b", 2);
+  const std::vector<std::string> all = {"a", "b", "last"};
+  EXPECT_EQ(zero.get(), all);
+  EXPECT_EQ(one.get(), all);
+}
+
+TEST_F(AllGatherTexts, OneOfAnotherMachineThatEndsIsToldByItsWord) {
+  auto one = give(1, "b");
+  TableStore(table).post(kFirstEnd, "2");
+  EXPECT_NE(error_of(std::move(one)).find("rank 2 has ended"), std::string::npos);
+}
+
+TEST_F(AllGatherTexts, WithoutRank0ThereIsNoList) {
+  TableStore(table).post("t/0/0", "a");
+  EXPECT_NE(error_of(give(1, "b", 0)).find("rank 0 has ended"), std::string::npos);
+}
+
+TEST_F(AllGatherTexts, TheFirstThatWroteNothingIsNamedWhenTheTimeIsOver) {
+  auto zero = give(0, "a", -1, 100ms), two = give(2, "c", -1, 100ms);
+  EXPECT_NE(error_of(std::move(zero)).find("nothing came from rank 1"), std::string::npos);
+  EXPECT_NE(error_of(std::move(two)).find("nothing came from rank 1"), std::string::npos);
+}
+
+// Of three that have no limit of time, rank 2 writes last.
+struct Patient : AllGatherTexts {
+  static constexpr auto kSilence = 1s;
+
+  std::future<std::vector<std::string>> wait(int64_t rank, int64_t ended = -1) const {
+    return give(rank, std::to_string(rank), ended, {}, kSilence);
+  }
+  // For so long these ranks are heard.
+  void beat(const std::vector<int64_t>& ranks, std::chrono::milliseconds time) const {
+    TableStore store(table);
+    const auto end = std::chrono::steady_clock::now() + time;
+    for (int count = 0; std::chrono::steady_clock::now() < end; ++count) {
+      for (const int64_t r : ranks) store.post(beat_key(r), std::to_string(count));
+      std::this_thread::sleep_for(20ms);
+    }
+  }
+};
+
+TEST_F(Patient, WhoHasAHeartbeatMayTakeAnyTime) {
+  auto zero = wait(0), one = wait(1);
+  beat({0, 1, 2}, 4 * kSilence);
+  EXPECT_EQ(zero.wait_for(0s), std::future_status::timeout);
+  EXPECT_EQ(one.wait_for(0s), std::future_status::timeout);
+  auto two = wait(2);
+  beat({0, 1, 2}, 300ms);
+  const std::vector<std::string> all = {"0", "1", "2"};
+  EXPECT_EQ(zero.get(), all);
+  EXPECT_EQ(one.get(), all);
+  EXPECT_EQ(two.get(), all);
+}
+
+TEST_F(Patient, WhoHasNoHeartbeatAnyMoreIsReported) {
+  auto zero = wait(0), one = wait(1);
+  beat({0, 1}, 3 * kSilence);
+  EXPECT_EQ(zero.wait_for(0s), std::future_status::ready);
+  EXPECT_NE(error_of(std::move(zero)).find("rank 2 has not been heard"), std::string::npos);
+  // The others wait for rank 0, who is there and ends by what it found.
+  EXPECT_EQ(one.wait_for(0s), std::future_status::timeout);
+  EXPECT_NE(error_of(std::move(one)).find("rank 0 has not been heard"), std::string::npos);
+}
+
+TEST_F(Patient, WhoEndsItselfWaitsForNobody) {
+  EXPECT_NE(error_of(wait(0, 0)).find("this rank ends"), std::string::npos);
+  EXPECT_NE(error_of(wait(1, 1)).find("this rank ends"), std::string::npos);
+}
+
+TEST(Texts, AreJoinedAndPartedWhateverTheyHold) {
+  const std::vector<std::string> texts = {"", "3:abc", std::string("\0:\n", 3), ":", "x"};
+  EXPECT_EQ(parted(joined(texts)), texts);
+  EXPECT_TRUE(parted("").empty());
+  EXPECT_THROW(parted("5:abc"), Error);
+  EXPECT_THROW(parted("abc"), Error);
+}
+
+}  // namespace
+}  // namespace troupe

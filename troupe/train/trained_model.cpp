@@ -1,0 +1,48 @@
+#include "troupe/train/trained_model.h"
+
+#include "troupe/checkpoint/find_resume.h"
+#include "troupe/train/forecast/device.h"
+
+namespace troupe {
+namespace {
+
+// A Learner needs a batch and a length, which the recipe of an imported model does not have.
+// Nothing is trained here.
+void set_missing_length(TrainConfig& train) {
+  if (train.global_batch == 0 && train.global_batch_tokens.value == 0) train.global_batch = 1;
+  if (train.steps == 0 && train.tokens.value == 0) train.steps = 1;
+}
+
+}  // namespace
+
+Loaded load_weights(Learner& learner, const std::string& folder, LoadOptions options,
+                    const Faults& faults, const Peers& peers) {
+  CheckpointState weights;
+  learner.add_to(weights, {.weights_alone = true, .to_load = true});
+  options.waive_unused.emplace_back("optimizer.*");
+  Loaded out = load(folder, weights, options, peers, faults);
+  learner.loaded(/*weights_alone=*/true);
+  return out;
+}
+
+TrainedModel open_trained_model(const std::string& path, const std::vector<std::string>& sets) {
+  const RunPath place = run_path(path);
+  Sources sources;
+  Recipe recipe = load_recipe(place.run + "/recipe.yaml", sets, sources);
+  const ResumePoint point = find_step(place);
+  TrainedModel out{.recipe = std::move(recipe),
+                   .folder = point.folder,
+                   .step = point.manifest.step,
+                   .faults = std::make_unique<Faults>(),
+                   .learner = nullptr};
+  // Evaluation measures the cross entropy alone.
+  out.recipe.model.z_loss = 0;
+  set_missing_length(out.recipe.train);
+  out.learner =
+      std::make_unique<Learner>(out.recipe, device_of(out.recipe.run.device), *out.faults);
+  // An imported checkpoint has the types of its files.
+  load_weights(*out.learner, out.folder, {.cast = true}, *out.faults);
+  return out;
+}
+
+}  // namespace troupe

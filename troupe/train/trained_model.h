@@ -1,0 +1,30 @@
+// Opens the model that a run trained.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "troupe/train/learner.h"
+
+namespace troupe {
+
+struct TrainedModel {
+  Recipe recipe;
+  std::string folder;  // of the checkpoint
+  int64_t step = 0;
+  std::unique_ptr<Faults> faults;  // none; the learner holds a reference
+  std::unique_ptr<Learner> learner;
+};
+
+// `path` is a run's folder, whose newest complete step is loaded, or one step, RUN/step-001200. The
+// recipe is RUN/recipe.yaml with each of `sets` applied. Throws E2007 without a recipe, E4002
+// without a checkpoint.
+TrainedModel open_trained_model(const std::string& path, const std::vector<std::string>& sets);
+
+// Loads a checkpoint's weights into a learner and resets its optimizer; saved optimizer state is
+// ignored. Throws E4005 for a tensor that is missing or left over.
+Loaded load_weights(Learner& learner, const std::string& folder, LoadOptions options,
+                    const Faults& faults, const Peers& peers = {});
+
+}  // namespace troupe
