@@ -91,12 +91,12 @@ class Run {
     log_ = Log(sinks, first ? Level::kInfo : Level::kWarning, prefix);
     if (!faults_.empty()) log_.warning("TROUPE_FAULT is set: faults are made on purpose");
     try {
-      ranks_ = rendezvous();
+      setup_ = rendezvous();
       RunTools given = tools();
       given.steps = {live, step_log};
       trainer_ = std::make_unique<Trainer>(recipe, given);
     } catch (const AskedToStop&) {
-      log_.warning(ranks_ == nullptr ? "asked to stop before the ranks had met"
+      log_.warning(setup_ == nullptr ? "asked to stop before the ranks had met"
                                      : "asked to stop while data was being opened");
       return end({.code = 0, .rank = place_.rank, .message = "asked to stop"}, status());
     }
@@ -114,14 +114,14 @@ class Run {
             .force = options_.force,
             .continue_with = command_of(options_),
             .begun = [this] { begun(); },
-            .ranks = ranks_};
+            .setup = setup_};
   }
 
   // All ranks of the run, with one recipe.
-  std::shared_ptr<Ranks> rendezvous() {
+  std::shared_ptr<const ParallelSetup> rendezvous() {
     if (place_.size == 1) {
       require_one_rank(recipe_.parallel);
-      return std::make_shared<Ranks>();
+      return std::make_shared<ParallelSetup>();
     }
     PeerHosts::of_environment();  // E2005 here, and not while ranks meet
     const auto whole = [](Duration d) { return std::chrono::milliseconds(d.ns / 1'000'000); };
@@ -137,7 +137,7 @@ class Run {
     // Before there are groups, which ranks of different layouts would wait for.
     require_equal(*world_, "version", version() + ' ' + commit());
     require_equal_lines(*world_, "recipe", recipe.str());
-    return std::make_shared<Ranks>(world_, recipe_);
+    return std::make_shared<ParallelSetup>(world_, recipe_);
   }
 
   void begun() {
@@ -216,7 +216,7 @@ class Run {
   }
 
   RankStatus status() const {
-    return ranks_ == nullptr ? RankStatus{} : ranks_->world().pulse().now();
+    return setup_ == nullptr ? RankStatus{} : setup_->state.world().pulse().now();
   }
 
   void end(ExitRecord record, const RankStatus& at) {
@@ -256,8 +256,8 @@ class Run {
   Sources sources_;
   std::string dir_;
   Log log_;
-  std::shared_ptr<World> world_;  // absent: this rank alone
-  std::shared_ptr<Ranks> ranks_;  // absent: they have not met
+  std::shared_ptr<World> world_;                // absent: this rank alone
+  std::shared_ptr<const ParallelSetup> setup_;  // absent: the ranks have not met
   std::unique_ptr<Trainer> trainer_;
   bool ours_ = false;
   std::mutex report_mutex_;  // how the run ends: by the training thread, or by the sentinel's

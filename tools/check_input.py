@@ -34,7 +34,7 @@ HARMLESS = {
     "troupe/nn/models/presets.cpp": "presets of this program",
     "troupe/train/resume.cpp": "exit.json: the name of a checkpoint",
     "troupe/train/observe/expert_use.cpp": "experts.json: words and numbers to show",
-    "troupe/train/ranks.cpp": "the layout of rank 0, which has been validated",
+    "troupe/train/forecast/agree_layout.cpp": "the layout of rank 0, which has been validated",
     "troupe/train/report/report.cpp": "env.json: words and numbers to show",
     "troupe/train/report/report_tables.cpp": "exit.json: words and numbers to show",
 }

@@ -4,9 +4,9 @@
 //
 //   CheckpointState state;                       // once: it points at the live tensors
 //   state.add("model." + name, param);           // add_like() for moments and masters
-//   const auto loaded = resume(config, state, fingerprint, peers, faults);
+//   const auto loaded = resume(config, state, fingerprint, group, faults);
 //   if (loaded) read_scalars(loaded->point.manifest, loaded->point.folder, counters);
-//   Saver saver(config, run_id, peers, log, fs, faults);     // takes the run folder
+//   Saver saver(config, run_id, group, log, fs, faults);     // takes the run folder
 //   saver.go_on_from(loaded ? loaded->point.manifest.step : -1);
 //   ...
 //   saver.save(state, {.step = step, .scalars = json_of(counters)});   // at an interval
@@ -30,9 +30,9 @@
 #include <vector>
 
 #include "troupe/checkpoint/box.h"
+#include "troupe/checkpoint/checkpoint_group.h"
 #include "troupe/checkpoint/config.h"
 #include "troupe/checkpoint/find_resume.h"
-#include "troupe/checkpoint/peers.h"
 #include "troupe/checkpoint/save_step.h"
 #include "troupe/core/file/fault.h"
 #include "troupe/core/file/log.h"
@@ -107,7 +107,7 @@ class Saver {
  public:
   // Rank 0 makes the run folder where there is none (E2008 if it cannot be), takes its lock (E7005
   // if another run holds it) and clears what a killed save left. `fs` and `faults` outlive it.
-  Saver(CheckpointConfig config, std::string run_id, Peers peers, Log log, Fs& fs,
+  Saver(CheckpointConfig config, std::string run_id, CheckpointGroup group, Log log, Fs& fs,
         const Faults& faults);
   ~Saver();  // waits for what is being written; an error that nobody asked for is logged
 
@@ -156,13 +156,13 @@ struct Loaded {
 // rank, which sends the others what they need of it. All missing, unused, reshaped and retyped
 // names are one Error (E4005).
 Loaded load(const std::string& folder, const CheckpointState& state, const LoadOptions& options,
-            const Peers& peers, const Faults& faults);
+            const CheckpointGroup& group, const Faults& faults);
 
 // find_resume() and load(); under `auto` goes on to an older step where one is damaged, with a
 // note, and throws if all are. Throws E4006 with every change of the fingerprint that is not
 // waived; `defaults` are those of changes(). Nothing: a fresh start.
 std::optional<Loaded> resume(const CheckpointConfig& config, const CheckpointState& state,
-                             const Fingerprint& now, const Peers& peers, const Faults& faults,
-                             const Fingerprint& defaults = {});
+                             const Fingerprint& now, const CheckpointGroup& group,
+                             const Faults& faults, const Fingerprint& defaults = {});
 
 }  // namespace troupe

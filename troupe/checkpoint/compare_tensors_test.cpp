@@ -86,7 +86,7 @@ struct Two : ::testing::Test {
     CheckpointConfig config;
     config.dir = folder / run;
     const Faults none;
-    const Peers alone;
+    const CheckpointGroup alone;
     const Log log;
     SaveResult result;
     save_step({fs, none, alone, log}, config, run, {.step = 3, .scalars = scalars}, pieces, result);

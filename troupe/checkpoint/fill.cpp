@@ -56,9 +56,9 @@ void copy_box(const Box& from_box, std::span<const std::byte> from, const Box& t
 
 }  // namespace
 
-Filling::Filling(const CheckpointReader& reader, const LoadOptions& options, const Peers& peers,
-                 const Faults& faults)
-    : reader_(reader), options_(options), peers_(peers), faults_(faults) {
+Filling::Filling(const CheckpointReader& reader, const LoadOptions& options,
+                 const CheckpointGroup& group, const Faults& faults)
+    : reader_(reader), options_(options), group_(group), faults_(faults) {
   for (const auto& [name, tensor] : reader_.tensors()) {
     sources_.push_back({&name, &tensor, std::vector<char>(tensor.slices.size())});
     StoredBoxes& stored = stored_.emplace_back();
@@ -77,7 +77,7 @@ void Filling::run(const std::vector<const Part*>& parts) {
     mine.push_back({tensor, part->tensor.box});
   }
   std::vector<std::vector<Want>> wants;
-  for (const std::string& text : together(peers_, [&] { return to_text(mine); })) {
+  for (const std::string& text : run_on_all(group_, [&] { return to_text(mine); })) {
     wants.push_back(wants_from(text, stored_));
   }
   const std::vector<Round> rounds = plan_reads(stored_, wants, options_.buffer_bytes);
@@ -85,11 +85,11 @@ void Filling::run(const std::vector<const Part*>& parts) {
     for (const SharedSlice& shared : round) {
       sources_[shared.tensor].shared[shared.slice] = 1;
       for (const auto& cut : shared.cuts) {
-        if (cut.rank == peers_.rank) ++targets_[cut.want].missing;
+        if (cut.rank == group_.rank) ++targets_[cut.want].missing;
       }
     }
   }
-  together(peers_, [&] {
+  run_on_all(group_, [&] {
     Jobs jobs;
     for (Target& target : targets_) {
       if (target.missing > 0) continue;
@@ -100,7 +100,7 @@ void Filling::run(const std::vector<const Part*>& parts) {
   });
   for (const Round& round : rounds) {
     std::vector<std::vector<std::byte>> slices(round.size());
-    together(peers_, [&] {
+    run_on_all(group_, [&] {
       read_round(round, slices);
       return std::string();
     });
@@ -147,11 +147,11 @@ void Filling::read_round(const Round& round, std::vector<std::vector<std::byte>>
   for (size_t i = 0; i < round.size(); ++i) {
     const SharedSlice& shared = round[i];
     for (const auto& cut : shared.cuts) {
-      if (cut.rank != peers_.rank || std::exchange(begun[cut.want], 1) != 0) continue;
+      if (cut.rank != group_.rank || std::exchange(begun[cut.want], 1) != 0) continue;
       Target& target = targets_[cut.want];
       if (!target.host.defined()) jobs.emplace_back([this, &target] { begin(target); });
     }
-    if (shared.reader != peers_.rank) continue;
+    if (shared.reader != group_.rank) continue;
     jobs.emplace_back([this, &shared, &out = slices[i]] {
       const StoredBoxes& stored = stored_[shared.tensor];
       const Box& box = stored.slices[shared.slice];
@@ -163,7 +163,7 @@ void Filling::read_round(const Round& round, std::vector<std::vector<std::byte>>
 }
 
 void Filling::send_round(const Round& round, std::vector<std::vector<std::byte>>& slices) {
-  const auto ranks = static_cast<size_t>(peers_.world);
+  const auto ranks = static_cast<size_t>(group_.size);
   std::vector<int64_t> to(ranks), from(ranks);
   // f(i, cut) in the order in which both sides have what one rank reads and another gets.
   const auto for_each = [&](int reader, int getter, auto&& f) {
@@ -175,8 +175,8 @@ void Filling::send_round(const Round& round, std::vector<std::vector<std::byte>>
     }
   };
   std::vector<std::byte> out;
-  for (int rank = 0; rank < peers_.world; ++rank) {
-    for_each(peers_.rank, rank, [&](size_t i, const SharedSlice::Cut& cut) {
+  for (int rank = 0; rank < group_.size; ++rank) {
+    for_each(group_.rank, rank, [&](size_t i, const SharedSlice::Cut& cut) {
       const StoredBoxes& stored = stored_[round[i].tensor];
       const int64_t bytes = cut.box.numel() * stored.bytes;
       out.resize(out.size() + static_cast<size_t>(bytes));
@@ -184,17 +184,17 @@ void Filling::send_round(const Round& round, std::vector<std::vector<std::byte>>
                std::span(out).last(static_cast<size_t>(bytes)), cut.box, stored.bytes);
       to[static_cast<size_t>(rank)] += bytes;
     });
-    for_each(rank, peers_.rank, [&](size_t i, const SharedSlice::Cut& cut) {
+    for_each(rank, group_.rank, [&](size_t i, const SharedSlice::Cut& cut) {
       from[static_cast<size_t>(rank)] += cut.box.numel() * stored_[round[i].tensor].bytes;
     });
   }
   slices.clear();
   std::vector<std::byte> in(
       static_cast<size_t>(std::accumulate(from.begin(), from.end(), int64_t{0})));
-  peers_.swap({.out = out, .to = to, .in = in, .from = from});
+  group_.all_to_all({.out = out, .to = to, .in = in, .from = from});
   size_t at = 0;
-  for (int rank = 0; rank < peers_.world; ++rank) {
-    for_each(rank, peers_.rank, [&](size_t i, const SharedSlice::Cut& cut) {
+  for (int rank = 0; rank < group_.size; ++rank) {
+    for_each(rank, group_.rank, [&](size_t i, const SharedSlice::Cut& cut) {
       const int64_t bytes = stored_[round[i].tensor].bytes;
       const auto size = static_cast<size_t>(cut.box.numel() * bytes);
       Target& target = targets_[cut.want];

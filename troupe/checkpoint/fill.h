@@ -20,7 +20,7 @@ class Filling {
  public:
   using Part = CheckpointState::Part;
 
-  Filling(const CheckpointReader& reader, const LoadOptions& options, const Peers& peers,
+  Filling(const CheckpointReader& reader, const LoadOptions& options, const CheckpointGroup& group,
           const Faults& faults);
 
   // All ranks call it, each with its own parts, which the checkpoint has: shapes and types fit. An
@@ -54,7 +54,7 @@ class Filling {
 
   const CheckpointReader& reader_;
   const LoadOptions& options_;
-  const Peers& peers_;
+  const CheckpointGroup& group_;
   const Faults& faults_;
   std::vector<Source> sources_;      // by the tensors' order
   std::vector<StoredBoxes> stored_;  // likewise

@@ -151,15 +151,16 @@ void check_fingerprint(const ResumePoint& point, const Fingerprint& now,
 }
 
 // Rank 0 looks; the others read the manifest that it found.
-std::optional<ResumePoint> find_together(const CheckpointConfig& config,
-                                         const std::vector<int64_t>& tried, const Peers& peers) {
+std::optional<ResumePoint> find_on_all(const CheckpointConfig& config,
+                                       const std::vector<int64_t>& tried,
+                                       const CheckpointGroup& group) {
   std::optional<ResumePoint> point;
-  const std::string folder = together(peers, [&] {
-    if (peers.rank == 0) point = find_resume(config.dir, config.resume, tried);
+  const std::string folder = run_on_all(group, [&] {
+    if (group.rank == 0) point = find_resume(config.dir, config.resume, tried);
     return point ? point->folder : std::string();
   })[0];
   if (folder.empty()) return {};
-  together(peers, [&] {
+  run_on_all(group, [&] {
     if (!point) point = ResumePoint{folder, read_manifest(folder)};
     return std::string();
   });
@@ -169,25 +170,25 @@ std::optional<ResumePoint> find_together(const CheckpointConfig& config,
 }  // namespace
 
 Loaded load(const std::string& folder, const CheckpointState& state, const LoadOptions& options,
-            const Peers& peers, const Faults& faults) {
+            const CheckpointGroup& group, const Faults& faults) {
   const auto start = Clock::now();
   std::unique_ptr<CheckpointReader> reader;
   std::unique_ptr<Matching> matching;
-  const std::vector<std::string> used = together(peers, [&] {
+  const std::vector<std::string> used = run_on_all(group, [&] {
     reader = std::make_unique<CheckpointReader>(folder);
     matching = std::make_unique<Matching>(*reader, options);
     matching->match(state);
     return matching->used();
   });
   Loaded out;
-  together(peers, [&] {
+  run_on_all(group, [&] {
     matching->match_unused(used);
     fail_faults(folder, matching->faults);
     return std::string();
   });
-  Filling filling(*reader, options, peers, faults);
+  Filling filling(*reader, options, group, faults);
   filling.run(matching->wanted);
-  together(peers, [&] {
+  run_on_all(group, [&] {
     out.bytes_read = filling.bytes_read();
     out.notes = std::move(matching->notes);
     if (options.strict && !filling.unsound().empty()) {
@@ -209,8 +210,8 @@ Loaded load(const std::string& folder, const CheckpointState& state, const LoadO
 }
 
 std::optional<Loaded> resume(const CheckpointConfig& config, const CheckpointState& state,
-                             const Fingerprint& now, const Peers& peers, const Faults& faults,
-                             const Fingerprint& defaults) {
+                             const Fingerprint& now, const CheckpointGroup& group,
+                             const Faults& faults, const Fingerprint& defaults) {
   const LoadOptions options = {.waive_missing = config.waive_missing,
                                .waive_unused = config.waive_unused,
                                .cast = config.cast,
@@ -221,7 +222,7 @@ std::optional<Loaded> resume(const CheckpointConfig& config, const CheckpointSta
   while (true) {
     std::optional<ResumePoint> point;
     try {
-      point = find_together(config, tried, peers);
+      point = find_on_all(config, tried, group);
     } catch (const Error& e) {
       if (!first || !is_damage(e.code())) throw;
     }
@@ -233,7 +234,7 @@ std::optional<Loaded> resume(const CheckpointConfig& config, const CheckpointSta
     if (!point) return {};
     check_fingerprint(*point, now, defaults, config.waive_changed);
     try {
-      Loaded loaded = load(point->folder, state, options, peers, faults);
+      Loaded loaded = load(point->folder, state, options, group, faults);
       loaded.point.latest_note = std::move(point->latest_note);
       loaded.point.passed_over = std::move(point->passed_over);
       loaded.point.passed_over.insert(loaded.point.passed_over.begin(), damaged.begin(),

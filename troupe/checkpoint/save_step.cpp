@@ -27,7 +27,7 @@ class OpenStep {
 
   // Rank 0 decides where to, or that there is nothing to do; returns why, or nothing.
   std::string begin() {
-    const std::string said = together(tools_.peers, [&] {
+    const std::string said = run_on_all(tools_.group, [&] {
       if (!first()) return std::string();
       const std::string why = why_not();
       if (!why.empty()) return '-' + why;
@@ -40,11 +40,11 @@ class OpenStep {
 
   void write(const std::vector<ShardPiece>& pieces, SaveResult& result) {
     const ShardTask task{.folder = staging_,
-                         .rank = tools_.peers.rank,
+                         .rank = tools_.group.rank,
                          .run = run_id_,
                          .step = info_.step,
                          .abandon = tools_.abandon};
-    const std::vector<std::string> all = together(tools_.peers, [&] {
+    const std::vector<std::string> all = run_on_all(tools_.group, [&] {
       std::ostringstream out;
       try {
         const RankShards mine{write_shards(tools_.fs, tools_.faults, task, pieces)};
@@ -69,7 +69,7 @@ class OpenStep {
   }
 
   void publish() {
-    together(tools_.peers, [&] {
+    run_on_all(tools_.group, [&] {
       if (!first()) return std::string();
       const Manifest manifest = described();
       const CheckpointReader covers_each_tensor_once(staging_, manifest);
@@ -99,7 +99,7 @@ class OpenStep {
   }
 
  private:
-  bool first() const { return tools_.peers.rank == 0; }
+  bool first() const { return tools_.group.rank == 0; }
   Manifest described() const {
     Manifest out;
     out.run = run_id_;

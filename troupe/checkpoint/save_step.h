@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "troupe/checkpoint/checkpoint_group.h"
 #include "troupe/checkpoint/config.h"
-#include "troupe/checkpoint/peers.h"
 #include "troupe/checkpoint/shard_writer.h"
 #include "troupe/core/file/log.h"
 
@@ -40,7 +40,7 @@ struct SaveResult {
 struct SaveTools {
   Fs& fs;
   const Faults& faults;
-  const Peers& peers;
+  const CheckpointGroup& group;
   const Log& log;
   const std::atomic<bool>* abandon = nullptr;
 };

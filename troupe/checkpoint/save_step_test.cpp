@@ -61,12 +61,12 @@ class Save : public ::testing::Test {
  protected:
   Save() { config_.dir = folder_.path(); }
 
-  SaveResult save_as(Fs& fs, const Peers& peers, const SaveInfo& info,
+  SaveResult save_as(Fs& fs, const CheckpointGroup& group, const SaveInfo& info,
                      const Faults& faults = kNone) const {
-    const RankState state(info.step, peers.rank, peers.world);
+    const RankState state(info.step, group.rank, group.size);
     SaveResult result;
     const Log log;
-    save_step({fs, faults, peers, log, nullptr}, config_, "run", info, state.pieces, result);
+    save_step({fs, faults, group, log, nullptr}, config_, "run", info, state.pieces, result);
     return result;
   }
   SaveResult save(int64_t step) { return save_as(fs_, {}, {.step = step}); }
@@ -142,7 +142,8 @@ TEST_F(Save, F167_WhereAllStepsStayNoOlderManifestIsRead) {
 
 TEST_F(Save, AnyNumberOfRanksWritesWhatAnyOtherReads) {
   for (const int world : {1, 2, 3, 4}) {
-    ThreadRanks(world).run([&](const Peers& peers) { save_as(fs_, peers, {.step = world}); });
+    ThreadRanks(world).run(
+        [&](const CheckpointGroup& group) { save_as(fs_, group, {.step = world}); });
     const CheckpointReader reader(folder_of(folder_.path(), world));
     EXPECT_EQ(reader.manifest().shards.size(), static_cast<size_t>(world));
     const std::vector<float> all = weights(world);
@@ -162,14 +163,14 @@ TEST_F(Save, AnyNumberOfRanksWritesWhatAnyOtherReads) {
 }
 
 TEST_F(Save, ABoxThatTwoRanksWriteOrNobodyIsNotPublished) {
-  ThreadRanks(2).run([&](const Peers& peers) {
+  ThreadRanks(2).run([&](const CheckpointGroup& group) {
     const RankState twice(1, 0, 1);
     SaveResult result;
     const Log log;
     const SaveInfo info{.step = 1};
     const auto pieces = std::vector<ShardPiece>{twice.pieces[0]};
     const Error e = error_of([&] {
-      save_step({fs_, kNone, peers, log, nullptr}, config_, "run", info, pieces, result);
+      save_step({fs_, kNone, group, log, nullptr}, config_, "run", info, pieces, result);
     });
     EXPECT_TRUE(has(e, "do not cover [6, 8] once each")) << e.what();
   });
@@ -177,9 +178,9 @@ TEST_F(Save, ABoxThatTwoRanksWriteOrNobodyIsNotPublished) {
   SaveResult result;
   const Log log;
   const SaveInfo info{.step = 1};
-  EXPECT_THROW(
-      save_step({fs_, kNone, Peers{}, log, nullptr}, config_, "run", info, half.pieces, result),
-      Error);
+  EXPECT_THROW(save_step({fs_, kNone, CheckpointGroup{}, log, nullptr}, config_, "run", info,
+                         half.pieces, result),
+               Error);
   EXPECT_TRUE(names().empty());
 }
 
@@ -299,7 +300,8 @@ TEST_F(Save, F14_NumbersThatAreNotFiniteTagTheStepBad) {
   SaveResult result;
   const Log log;
   const SaveInfo info{.step = 2};
-  save_step({fs_, kNone, Peers{}, log, nullptr}, config_, "run", info, state.pieces, result);
+  save_step({fs_, kNone, CheckpointGroup{}, log, nullptr}, config_, "run", info, state.pieces,
+            result);
   EXPECT_TRUE(result.bad);
   EXPECT_EQ(read_file(folder_ / "latest"), "step-000001\n");
   const auto point = find_resume(folder_.path(), {});
@@ -310,9 +312,9 @@ TEST_F(Save, F14_NumbersThatAreNotFiniteTagTheStepBad) {
 
 TEST_F(Save, F15_OneRankThatCannotWriteStopsThePublishOnAll) {
   save(1);
-  ThreadRanks(4).run([&](const Peers& peers) {
-    const Faults faults("save.shard@2=eio", peers.rank);
-    const Error e = error_of([&] { save_as(fs_, peers, {.step = 2}, faults); });
+  ThreadRanks(4).run([&](const CheckpointGroup& group) {
+    const Faults faults("save.shard@2=eio", group.rank);
+    const Error e = error_of([&] { save_as(fs_, group, {.step = 2}, faults); });
     EXPECT_EQ(e.code(), Code::kFileFailed);
     EXPECT_TRUE(has(e, "rank 2: ") && !has(e, "rank 1: ")) << e.what();
   });

@@ -97,17 +97,17 @@ class Snapshot {
 
 class Saver::Impl {
  public:
-  Impl(CheckpointConfig config, std::string run_id, Peers peers, Log log, Fs& fs,
+  Impl(CheckpointConfig config, std::string run_id, CheckpointGroup group, Log log, Fs& fs,
        const Faults& faults)
       : config_(std::move(config)),
         run_id_(std::move(run_id)),
-        peers_(std::move(peers)),
+        group_(std::move(group)),
         log_(std::move(log)),
         fs_(fs),
         faults_(faults) {
     validate(config_);
-    together(peers_, [&] {
-      if (peers_.rank == 0) take_folder();
+    run_on_all(group_, [&] {
+      if (group_.rank == 0) take_folder();
       return std::string();
     });
   }
@@ -124,8 +124,8 @@ class Saver::Impl {
   }
 
   void go_on_from(int64_t step) {
-    together(peers_, [&] {
-      if (peers_.rank != 0) return std::string();
+    run_on_all(group_, [&] {
+      if (group_.rank != 0) return std::string();
       for (const std::string& line : set_aside_later(fs_, config_.dir, step)) log_.warning(line);
       return std::string();
     });
@@ -214,7 +214,7 @@ class Saver::Impl {
   void write(const Task& task, SaveResult& result) {
     while (true) {
       try {
-        return save_step({fs_, faults_, peers_, log_, &abandon_}, config_, run_id_, task.info,
+        return save_step({fs_, faults_, group_, log_, &abandon_}, config_, run_id_, task.info,
                          task.pieces, result);
       } catch (const Error& e) {
         if (config_.on_error != OnError::kPause || e.exit_class() != ExitClass::kResource) throw;
@@ -273,7 +273,7 @@ class Saver::Impl {
 
   const CheckpointConfig config_;
   const std::string run_id_;
-  const Peers peers_;
+  const CheckpointGroup group_;
   const Log log_;
   Fs& fs_;
   const Faults& faults_;
@@ -287,9 +287,9 @@ class Saver::Impl {
   std::jthread thread_;
 };
 
-Saver::Saver(CheckpointConfig config, std::string run_id, Peers peers, Log log, Fs& fs,
+Saver::Saver(CheckpointConfig config, std::string run_id, CheckpointGroup group, Log log, Fs& fs,
              const Faults& faults)
-    : impl_(std::make_unique<Impl>(std::move(config), std::move(run_id), std::move(peers),
+    : impl_(std::make_unique<Impl>(std::move(config), std::move(run_id), std::move(group),
                                    std::move(log), fs, faults)) {}
 Saver::~Saver() = default;
 

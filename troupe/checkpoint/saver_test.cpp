@@ -78,7 +78,7 @@ class Saving : public ::testing::Test {
   Saving() { config_.dir = folder_.path(), config_.background = false; }
 
   std::unique_ptr<Saver> saver(const Faults& faults = kNone) {
-    return std::make_unique<Saver>(config_, "run", Peers{}, Log(), fs_, faults);
+    return std::make_unique<Saver>(config_, "run", CheckpointGroup{}, Log(), fs_, faults);
   }
   Loaded load_into(const Model& run, const LoadOptions& options = {}) {
     return load(find_resume(folder_.path(), {})->folder, run.state(), options, {}, kNone);
@@ -282,7 +282,7 @@ TEST_F(Saving, AFaultThatIsNotTheDisksIsNeverAWarning) {
   Model run;
   const auto s = saver(bug);
   EXPECT_THROW(s->save(run.state(), {.step = 1}), Error);
-  EXPECT_THROW(Saver(config_, "x", Peers{}, Log(), fs_, kNone),
+  EXPECT_THROW(Saver(config_, "x", CheckpointGroup{}, Log(), fs_, kNone),
                Error);  // F11: the folder is in use
 }
 
@@ -507,7 +507,8 @@ TEST_F(Saving, HalvesOfOtherTypesAreRefused) {
 // Rank r of W of a model of which each holds a run of elements of every tensor, and all the
 // counter.
 struct CutModel {
-  CutModel(const Peers& peers, at::ScalarType type) : rank(peers.rank), world(peers.world) {
+  CutModel(const CheckpointGroup& group, at::ScalarType type)
+      : rank(group.rank), world(group.size) {
     whole.dense.value = whole.dense.value.to(type);
     for (at::Tensor* const x : {&dense, &moment, &experts}) {
       const int64_t n = x == &experts ? 30 : 24;
@@ -544,11 +545,11 @@ TEST_F(Saving, RanksReadEachByteOnceAndSendEachOtherWhatTheyNeed) {
     for (const int64_t at_a_time : {1, 100, 1 << 20}) {
       for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
         std::atomic<int64_t> read = 0;
-        ThreadRanks(world).run([&](const Peers& peers) {
-          const CutModel cut(peers, type);
+        ThreadRanks(world).run([&](const CheckpointGroup& group) {
+          const CutModel cut(group, type);
           const LoadOptions options = {.cast = true, .buffer_bytes = at_a_time};
-          read += load(folder_ / "step-000001", cut.state(), options, peers, kNone).bytes_read;
-          EXPECT_TRUE(cut.is_of(run)) << "rank " << peers.rank << " of " << world;
+          read += load(folder_ / "step-000001", cut.state(), options, group, kNone).bytes_read;
+          EXPECT_TRUE(cut.is_of(run)) << "rank " << group.rank << " of " << world;
         });
         EXPECT_EQ(read, run.state().owned_bytes()) << world << " ranks";
       }
@@ -559,10 +560,10 @@ TEST_F(Saving, RanksReadEachByteOnceAndSendEachOtherWhatTheyNeed) {
 TEST_F(Saving, WhatOneRankCannotReadIsAnErrorOfAll) {
   saver()->save(Model().state(), {.step = 1});
   const Faults broken("load.read=eio");
-  ThreadRanks(3).run([&](const Peers& peers) {
-    const CutModel cut(peers, at::kFloat);
+  ThreadRanks(3).run([&](const CheckpointGroup& group) {
+    const CutModel cut(group, at::kFloat);
     const Error e = error_of([&] {
-      load(folder_ / "step-000001", cut.state(), {}, peers, peers.rank == 1 ? broken : kNone);
+      load(folder_ / "step-000001", cut.state(), {}, group, group.rank == 1 ? broken : kNone);
     });
     EXPECT_EQ(e.code(), Code::kUnreadableCheckpoint);
     EXPECT_TRUE(has(e, "rank 1")) << e.what();

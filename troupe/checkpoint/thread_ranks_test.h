@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "troupe/checkpoint/peers.h"
+#include "troupe/checkpoint/checkpoint_group.h"
 
 namespace troupe::testing {
 
@@ -18,18 +18,18 @@ class ThreadRanks {
   explicit ThreadRanks(int world)
       : world_(world), texts_(static_cast<size_t>(world)), bytes_(texts_.size()), barrier_(world) {}
 
-  void run(const std::function<void(const Peers&)>& f) {
+  void run(const std::function<void(const CheckpointGroup&)>& f) {
     std::vector<std::jthread> threads;
     for (int rank = 0; rank < world_; ++rank) {
-      threads.emplace_back([this, rank, &f] { f(peers(rank)); });
+      threads.emplace_back([this, rank, &f] { f(group(rank)); });
     }
   }
 
  private:
-  Peers peers(int rank) {
+  CheckpointGroup group(int rank) {
     return {.rank = rank,
-            .world = world_,
-            .all_gather =
+            .size = world_,
+            .gather_texts =
                 [this, rank](const std::string& mine) {
                   texts_[static_cast<size_t>(rank)] = mine;
                   barrier_.arrive_and_wait();
@@ -37,16 +37,16 @@ class ThreadRanks {
                   barrier_.arrive_and_wait();
                   return all;
                 },
-            .swap_bytes = [this, rank](const ByteSwap& swap) { exchange(rank, swap); }};
+            .exchange_bytes = [this, rank](const AllToAllBytes& swap) { exchange(rank, swap); }};
   }
 
-  void exchange(int rank, const ByteSwap& swap) {
+  void exchange(int rank, const AllToAllBytes& swap) {
     const auto mine = static_cast<size_t>(rank);
     bytes_[mine] = &swap;
     barrier_.arrive_and_wait();
     auto in = swap.in.begin();
     for (size_t r = 0; r < bytes_.size(); ++r) {
-      const ByteSwap& other = *bytes_[r];
+      const AllToAllBytes& other = *bytes_[r];
       size_t from = 0;
       for (size_t before = 0; before < mine; ++before) {
         from += static_cast<size_t>(other.to[before]);
@@ -59,7 +59,7 @@ class ThreadRanks {
 
   const int world_;
   std::vector<std::string> texts_;
-  std::vector<const ByteSwap*> bytes_;
+  std::vector<const AllToAllBytes*> bytes_;
   std::barrier<> barrier_;
 };
 

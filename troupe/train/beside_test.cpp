@@ -33,9 +33,9 @@ std::string base(int layers, int batch) {
          "checkpoint: {dir: run}\nrun: {device: cpu}\n";
 }
 
-Feed feed_of(const Recipe& r, const Ranks& ranks, int64_t step) {
+Feed feed_of(const Recipe& r, const ParallelSetup& setup, int64_t step) {
   const int64_t S = r.data.sequence, all = r.train.global_batch;
-  const Ranks::Share share = ranks.share_of(all);
+  const RankShare share = share_of(setup.state, all);
   TokenBatch rows{.first_sample = share.first, .B = share.count, .S = S};
   for (int64_t b = share.first; b < share.first + share.count; ++b) {
     for (int64_t s = 0; s <= S; ++s) {
@@ -47,7 +47,7 @@ Feed feed_of(const Recipe& r, const Ranks& ranks, int64_t step) {
     }
     rows.sources.push_back(0);
   }
-  Feed out = make_feed(rows, 1, c10::kCPU, share.steps, ranks.row_cut(r.model));
+  Feed out = make_feed(rows, 1, c10::kCPU, share.steps, row_cut(setup, r.model));
   out.weight_sum = static_cast<double>(all * S);
   out.loss_tokens = out.tokens = all * S;
   out.all_microbatches = out.samples = all;
@@ -81,7 +81,8 @@ std::vector<RankRun> runs_of(const std::string& base, const std::string& more, i
   in_threads(ranks, [&](World& world) {
     at::set_num_threads(1);
     const Recipe r = recipe_of(more, base);
-    const auto own = std::make_shared<Ranks>(std::shared_ptr<World>(&world, [](World*) {}), r);
+    const auto own =
+        std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), r);
     const Faults none;
     Learner learner(r, c10::kCPU, none, own);
     TrainState state;

@@ -32,14 +32,14 @@ StepDuties Cadences::after_step(const Position& before, bool save_failed) {
                  .status = run_.tools.signals.take_status(),
                  .save_failed = save_failed,
                  .why_save = asked ? "SIGUSR1" : "interval"};
-  const Ranks& ranks = run_.ranks();
-  if (ranks.alone()) return due;
-  const auto of_first = [this](bool x) { return run_.first() && x ? 1.0 : 0.0; };
+  const ParallelState& parallel = run_.parallel();
+  if (parallel.alone()) return due;
+  const auto of_first = [this](bool x) { return run_.writes_logs() && x ? 1.0 : 0.0; };
   const auto any = [](bool x) { return x ? 1.0 : 0.0; };
   const std::vector<double> all =
-      ranks.summed({of_first(due.line), of_first(due.record), of_first(due.eval),
-                    any(asked) + of_first(due.save), any(due.status), any(due.save_failed),
-                    of_first(due.replicas)});
+      parallel.all_reduce({of_first(due.line), of_first(due.record), of_first(due.eval),
+                           any(asked) + of_first(due.save), any(due.status), any(due.save_failed),
+                           of_first(due.replicas)});
   due.line = all[0] > 0;
   due.record = all[1] > 0;
   due.eval = all[2] > 0;

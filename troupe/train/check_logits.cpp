@@ -74,7 +74,7 @@ LogitsCheck check_logits(const std::string& hf_folder, const std::string& checkp
     if (name.starts_with(kModel)) saved.insert(name.substr(kModel.size()));
   }
   const at::Tensor ours = logits_of(model, saved, [&](const CheckpointState& state) {
-    load(checkpoint, state, {.waive_unused = {"*"}, .cast = true}, Peers{}, Faults());
+    load(checkpoint, state, {.waive_unused = {"*"}, .cast = true}, CheckpointGroup{}, Faults());
   });
   TROUPE_CHECK(theirs.sizes() == ours.sizes(), theirs.sizes(), ours.sizes());
   LogitsCheck out{.positions = theirs.size(0) * theirs.size(1), .vocab = theirs.size(2)};

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "troupe/core/stop.h"
-#include "troupe/train/ranks.h"
 
 namespace troupe {
 namespace {
@@ -57,22 +56,22 @@ double SetScore::bits_per_byte() const {
 }
 
 SetScore score_set(Learner& learner, const Dataset& set, const SetOptions& options) {
-  const Ranks& ranks = learner.ranks();
+  const ParallelState& parallel = learner.parallel();
   const int64_t all = set.samples_per_epoch(), rows = options.rows;
   const int64_t samples = options.batches > 0 ? std::min(all, options.batches * rows) : all;
   SetScore own;
-  for (int64_t turn = 0; turn < samples; turn += rows * ranks.data_ranks()) {
+  for (int64_t turn = 0; turn < samples; turn += rows * parallel.data_ranks()) {
     if (options.stop && options.stop()) break;
-    const int64_t first = std::min(samples, turn + rows * ranks.data_index());
+    const int64_t first = std::min(samples, turn + rows * parallel.data_index());
     const TokenBatch batch = read_batch(set, first, std::min(rows, samples - first));
     const Learner::Sums part = learner.evaluate(batch);
     own.loss_sum += part.loss;
     own.weight += part.weight;
     if (options.tokenizer != nullptr) own.bytes += label_bytes(*options.tokenizer, batch);
   }
-  const double once = ranks.first_of_replica() ? 1 : 0;
-  const std::vector<double> sums =
-      ranks.summed({once * own.loss_sum, once * own.weight, once * static_cast<double>(own.bytes)});
+  const double once = parallel.first_of_replica() ? 1 : 0;
+  const std::vector<double> sums = parallel.all_reduce(
+      {once * own.loss_sum, once * own.weight, once * static_cast<double>(own.bytes)});
   return {.loss_sum = sums[0], .weight = sums[1], .bytes = static_cast<int64_t>(sums[2])};
 }
 

@@ -15,7 +15,7 @@
 #include "troupe/testing/temporary_folder.h"
 #include "troupe/testing/torch/ranks.h"
 #include "troupe/train/open_data.h"
-#include "troupe/train/ranks.h"
+#include "troupe/train/parallel_setup.h"
 
 namespace troupe {
 namespace {
@@ -76,10 +76,11 @@ TEST_F(Evaluate, TheLossIsThatOfAllTargetsForAnyBatch) {
 void expect_one_process(World& world, const Recipe& recipe, Learner& alone) {
   const OpenedData opened = open_valid(recipe, Log());
   const Dataset& set = *opened.data.valid.at(0).second;
-  const auto ranks = std::make_shared<Ranks>(std::shared_ptr<World>(&world, [](World*) {}), recipe);
-  ASSERT_EQ(ranks->size(), world.size());
+  const auto setup =
+      std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), recipe);
+  ASSERT_EQ(setup->state.size(), world.size());
   Faults none;
-  Learner learner(recipe, c10::Device(c10::kCPU), none, ranks);
+  Learner learner(recipe, c10::Device(c10::kCPU), none, setup);
   for (const int64_t batches : {0, 1, 5}) {
     SetOptions options{.rows = 2, .batches = batches, .tokenizer = opened.tokenizer.get()};
     const SetScore one = score_set(alone, set, options);

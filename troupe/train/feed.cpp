@@ -11,7 +11,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/stop.h"
-#include "troupe/train/ranks.h"
+#include "troupe/distributed/parallel_state/parallel_state.h"
 
 namespace troupe {
 namespace {
@@ -87,11 +87,11 @@ Feed whole_feed(const TokenBatch& batch, int64_t micro, const c10::Device& devic
 
 }  // namespace
 
-std::optional<TokenBatch> next_batch(BatchReader& reader, const Ranks& ranks) {
+std::optional<TokenBatch> next_batch(BatchReader& reader, const ParallelState& parallel) {
   try {
     return reader.next();
   } catch (const AskedToStop&) {
-    if (!ranks.alone()) ranks.summed({0, 0, 1});
+    if (!parallel.alone()) parallel.all_reduce({0, 0, 1});
     return {};
   }
 }

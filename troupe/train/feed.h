@@ -14,7 +14,7 @@
 
 namespace troupe {
 
-class Ranks;
+class ParallelState;
 
 struct Feed {
   std::vector<Batch> microbatches = {};  // of this rank
@@ -32,7 +32,7 @@ struct Feed {
 // The reader's next batch. Nothing where the run is asked to stop while it waits for a server of
 // the data: the ranks then sum {samples, weights, stopped}, and this rank adds {0, 0, 1}, so that
 // all of them know.
-std::optional<TokenBatch> next_batch(BatchReader& reader, const Ranks& ranks);
+std::optional<TokenBatch> next_batch(BatchReader& reader, const ParallelState& parallel);
 
 // Microbatch m has rows m * micro .. (m + 1) * micro; `micro` divides their number. If these are
 // fewer than `steps` microbatches, ones without rows follow. Batch::documents is set only if a row

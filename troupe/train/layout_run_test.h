@@ -55,12 +55,12 @@ inline TokenBatch samples(const Text& text, int64_t step, int64_t first, int64_t
   return out;
 }
 
-inline Feed feed_of(const Recipe& r, const Text& text, const Ranks& ranks, int64_t step) {
+inline Feed feed_of(const Recipe& r, const Text& text, const ParallelSetup& setup, int64_t step) {
   const int64_t batch = r.train.global_batch, S = r.data.sequence;
   const Feed all = make_feed(samples(text, step, 0, batch), 1, c10::kCPU);
-  const Ranks::Share share = ranks.share_of(batch);
+  const RankShare share = share_of(setup.state, batch);
   Feed out = make_feed(samples(text, step, share.first, share.count), 1, c10::kCPU, share.steps,
-                       ranks.row_cut(r.model));
+                       row_cut(setup, r.model));
   out.weight_sum = all.weight_sum;
   out.loss_tokens = all.loss_tokens;
   out.all_microbatches = all.all_microbatches;
@@ -153,16 +153,17 @@ inline void take_weights(Learner& learner, const Figures* one, const Bars& bars,
 
 // This rank's run of `steps` steps; compared with `one`, where that is given.
 inline Figures figures_of(const Recipe& recipe, const Text& text,
-                          const std::shared_ptr<Ranks>& ranks, int64_t steps, const Figures* one) {
+                          const std::shared_ptr<const ParallelSetup>& setup, int64_t steps,
+                          const Figures* one) {
   const Faults none;
   const Bars bars = bars_of(recipe.train.precision);
-  Learner learner(recipe, c10::kCPU, none, ranks);
+  Learner learner(recipe, c10::kCPU, none, setup);
   TrainState state;
   Figures out;
   Interval interval;
   bool moved = false;  // by the last step
   for (int64_t step = 0; step < steps; ++step) {
-    const StepReport report = learner.step(feed_of(recipe, text, *ranks, step), state);
+    const StepReport report = learner.step(feed_of(recipe, text, *setup, step), state);
     out.loss.push_back(report.loss);
     out.mtp.push_back(report.mtp_loss);
     out.norm.push_back(report.grad_norm);
@@ -172,16 +173,16 @@ inline Figures figures_of(const Recipe& recipe, const Text& text,
     moved = !report.moved.empty();
   }
   take_gradients(learner.store(), moved, one, bars, out);
-  interval.add_other_ranks(ranks->sum_over_all(), moe_units(recipe.model), c10::kCPU);
+  interval.add_other_ranks(setup->state.sum_over_all(), moe_units(recipe.model), c10::kCPU);
   out.mean_aux = interval.aux();
   for (const LayerLoad& load : interval.loads()) out.counts.push_back(load.counts);
   out.made = generator_of(learner).generate({{1, 2, 3}, {4, 5}},
                                             {.sample = {.temperature = 0}, .max_tokens = 5});
-  const int64_t count = ranks->data_index() == 0 ? 3 : 0;
+  const int64_t count = setup->state.data_index() == 0 ? 3 : 0;
   out.evaluated = learner.evaluate(samples(text, 99, 0, count)).loss;
   out.evaluated_odd =
       learner.evaluate(samples({text.sequence - 5, text.packed}, 99, 0, count)).loss;
-  require_equal_replicas(learner.store(), *ranks);
+  require_equal_replicas(learner.store(), setup->state);
   take_weights(learner, one, bars, out);
   return out;
 }
@@ -196,7 +197,7 @@ inline void expect_one_process(const Recipe& recipe, const Text& text, int ranks
   testing::in_threads(ranks, [&](World& world) {
     at::set_num_threads(1);
     const auto rank =
-        std::make_shared<Ranks>(std::shared_ptr<World>(&world, [](World*) {}), recipe);
+        std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), recipe);
     const Figures own = figures_of(recipe, text, rank, steps, &one);
     for (size_t i = 0; i < one.loss.size(); ++i) {
       EXPECT_NEAR(own.loss[i], one.loss[i], bar * one.loss[i]) << "step " << i;
@@ -211,7 +212,7 @@ inline void expect_one_process(const Recipe& recipe, const Text& text, int ranks
     }
     const std::lock_guard lock(mutex);
     for (const auto& [name, value] : own.aux) aux[name] += value;
-    if (rank->rank() == 0) {
+    if (rank->state.rank() == 0) {
       evaluated = own.evaluated;
       evaluated_odd = own.evaluated_odd;
     }

@@ -40,7 +40,8 @@ class Layouts : public ::testing::TestWithParam<Layout> {};
 const Figures& alone(const Recipe& recipe, const Text& text, const std::string& key) {
   static std::map<std::string, Figures> kept;
   const auto [at, is_new] = kept.try_emplace(key);
-  if (is_new) at->second = figures_of(recipe, text, std::make_shared<Ranks>(), kSteps, nullptr);
+  if (is_new)
+    at->second = figures_of(recipe, text, std::make_shared<ParallelSetup>(), kSteps, nullptr);
   return at->second;
 }
 
@@ -261,13 +262,13 @@ TEST(LayoutsOfTables, BothEndsOfATiedTableAreEqualBitForBitAfterTwentySteps) {
   std::map<std::string, std::vector<at::Tensor>> ends;
   testing::in_threads(2, [&](World& world) {
     at::set_num_threads(1);
-    const auto ranks =
-        std::make_shared<Ranks>(std::shared_ptr<World>(&world, [](World*) {}), recipe);
+    const auto setup =
+        std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), recipe);
     const Faults none;
-    Learner learner(recipe, c10::kCPU, none, ranks);
+    Learner learner(recipe, c10::kCPU, none, setup);
     TrainState state;
     for (int64_t step = 0; step < 20; ++step) {
-      learner.step(feed_of(recipe, Text{}, *ranks, step), state);
+      learner.step(feed_of(recipe, Text{}, *setup, step), state);
     }
     const std::lock_guard lock(mutex);
     for (const auto& slot : learner.store().slots()) {

@@ -22,11 +22,21 @@
 #include "troupe/ops/support/cuda_plugin.h"
 #include "troupe/ops/support/shared_gpu.h"
 #include "troupe/ops/support/trial_kernels.h"
+#include "troupe/train/expert_dispatch.h"
 #include "troupe/train/forecast/step_work.h"
 #include "troupe/train/optim/moments8.h"
 
 namespace troupe {
 namespace {
+
+using Part = Executor::Handlers::Part;
+
+// Runs a backward and a forward in turns (parallel.overlap); empty: there are none.
+std::function<void(const Part& back, const Part& ahead)> both_of(
+    const std::shared_ptr<Turns>& turns) {
+  if (!turns) return {};
+  return [turns](const Part& back, const Part& ahead) { turns->both(back, ahead); };
+}
 
 std::string described(const BadValue& bad) {
   return bad.name + ", " + std::to_string(bad.bad) + " of " + std::to_string(bad.of) + " values";
@@ -71,23 +81,23 @@ at::ScalarType type_of(Precision precision) {
 }
 
 Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& faults,
-                 std::shared_ptr<Ranks> ranks)
+                 std::shared_ptr<const ParallelSetup> setup)
     : recipe_(recipe),
       plan_(plan_of(recipe)),
       device_(device),
       precision_(precision_on(device, recipe.train.precision)),
       faults_(faults),
-      model_(build_model(recipe.model, ranks->build_options(faults))),
-      ranks_(std::move(ranks)) {
+      model_(build_model(recipe.model, build_options(*setup, faults))),
+      setup_(std::move(setup)) {
   if (recipe_.train.fp8) use_fp8(*recipe_.train.fp8, *model_);
   if (!device_.is_cpu()) {
     // What names no device, such as an allocation, is of this rank's too.
     c10::impl::VirtualGuardImpl(device_.type()).setDevice(device_);
     make_deterministic(recipe.run.deterministic);
-    set_shares_gpu(!ranks_->alone());
+    set_shares_gpu(!setup_->state.alone());
     set_trial_kernels(recipe.run.trial_kernels);
   }
-  work_ = step_work(recipe_, ranks_->parallel());
+  work_ = step_work(recipe_, setup_->parallel());
   const std::map<std::string, int> first = first_readers(*model_);
   const OptimizerBase& base = base_of(recipe_.train.optimizer);
   std::vector<NamedParam> params;
@@ -97,28 +107,29 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
   });
   store_ = std::make_unique<ParamStore>(
       std::move(params), at::TensorOptions(type_of(precision_)).device(device_),
-      [&](const NamedParam& named) { return bucket_key(base, named); }, ranks_->sharing());
+      [&](const NamedParam& named) { return bucket_key(base, named); }, setup_->sharing);
   store_->initialise_all(recipe_.train.seed);
   optimizer_ = std::visit([](const auto& c) { return c.build(); }, recipe_.train.optimizer);
   make_state(*optimizer_, base.moments, *store_);
   executor_ = std::make_unique<Executor>(*model_, *store_, faults_, owners(work_),
-                                         ranks_->world().pulse(), ranks_->channels());
-  const RebalanceConfig& rebalance = ranks_->parallel().rebalance;
-  if (rebalance.every > 0 && ranks_->expert_group() != nullptr) {
+                                         setup_->state.world().pulse(), setup_->channels);
+  const RebalanceConfig& rebalance = setup_->parallel().rebalance;
+  if (rebalance.every > 0 && setup_->experts != nullptr) {
     std::vector<Rebalancer::Place> places;
     for (const MoeUnit& moe : moe_units(recipe_.model)) {
-      places.push_back({moe.unit, ranks_->placement_of(moe.config)});
+      places.push_back(
+          {moe.unit, placement_of(setup_->parallel(), setup_->experts->size(), moe.config)});
     }
-    rebalancer_ = std::make_unique<Rebalancer>(rebalance, *model_, places, *store_,
-                                               ranks_->expert_group(), ranks_->sum_over_all());
+    rebalancer_ = std::make_unique<Rebalancer>(rebalance, *model_, places, *store_, setup_->experts,
+                                               setup_->state.sum_over_all());
   }
 }
 
 StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
   for (const Batch& batch : feed.microbatches) {
     const int64_t cut = batch.slice ? batch.slice->ranks() : 1;
-    TROUPE_CHECK(cut == ranks_->parallel().context, "rows are cut over", cut,
-                 "ranks, and the run's", "context is", ranks_->parallel().context);
+    TROUPE_CHECK(cut == setup_->parallel().context, "rows are cut over", cut,
+                 "ranks, and the run's", "context is", setup_->parallel().context);
   }
   StepInput out{.microbatches = feed.microbatches,
                 .factors = loss_factors(recipe_.train.loss_mean, feed.weights, feed.weight_sum,
@@ -126,13 +137,13 @@ StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
                 .loss_scale = precision_ == Precision::kFp16 ? state.loss_scale.scale : 1,
                 .all_microbatches = feed.all_microbatches,
                 .first_token = feed.first_token,
-                .counts_terms = ranks_->first_of_microbatch(),
+                .counts_terms = setup_->state.first_of_microbatch(),
                 .keep_choices = feed.keep_choices};
   out.context.training = true;
   out.context.seed = recipe_.train.seed;
   out.context.step = state.done.steps;
-  out.context.all_sum = ranks_->sum_over_stage();
-  out.context.replicas = ranks_->data_ranks();
+  out.context.all_sum = setup_->state.sum_over_stage();
+  out.context.replicas = setup_->state.data_ranks();
   return out;
 }
 
@@ -142,9 +153,10 @@ const std::vector<Action>& Learner::list_of(int microbatches, bool training) {
     StepWork work = work_;
     work.microbatches = microbatches;
     work.training = training;
-    schedule = ranks_->schedule(std::move(work));
+    work.replicas = static_cast<int>(setup_->state.size()) / setup_->state.stage_ranks();
+    schedule = step_schedule(setup_->parallel(), work);
   }
-  return schedule[static_cast<size_t>(ranks_->stage_rank())];
+  return schedule[static_cast<size_t>(setup_->state.stage_rank())];
 }
 
 StepReport Learner::step(const Feed& feed, TrainState& state) {
@@ -161,11 +173,11 @@ StepReport Learner::step(const Feed& feed, TrainState& state) {
       update(output, state, report);
     };
     return executor_->run(list, input,
-                          {.update = at_the_end, .gradient = {}, .both = ranks_->both()});
+                          {.update = at_the_end, .gradient = {}, .both = both_of(setup_->turns)});
   };
   report.output = run();
   if (report.lost_rows > 0) {
-    const SumOver sum = ranks_->sum_over_stage();
+    const SumOver sum = setup_->state.sum_over_stage();
     model_->for_each_moe([&](int64_t, MoeLayer& moe) { moe.forget_step(sum); });
     ++state.reruns;
     input.context.budgeted = false;
@@ -173,7 +185,7 @@ StepReport Learner::step(const Feed& feed, TrainState& state) {
   }
   report.seconds = executor_->seconds();
   if (!report.finite && precision_ != Precision::kFp16) report.first_bad = first_bad(feed, state);
-  model_->end_of_step(ranks_->sum_over_stage(), report.skipped);
+  model_->end_of_step(setup_->state.sum_over_stage(), report.skipped);
   ++state.done.steps;
   state.done.samples += feed.samples;
   state.done.tokens += feed.tokens;
@@ -193,15 +205,15 @@ void Learner::update(const StepOutput& output, TrainState& state, StepReport& re
   const at::Tensor mtp = output.mtp.defined() ? output.mtp : none;
   const at::Tensor squares = sum_squares(store_->counted_grads()).to(device_);
   // One sum over all ranks decides for all of them: what is not finite anywhere is so everywhere.
-  const at::Tensor sums = summed(ranks_->sum_over_all(),
+  const at::Tensor sums = summed(setup_->state.sum_over_all(),
                                  at::stack({loss, mtp, (squares * (unscale * unscale)).squeeze(0),
-                                            lost_rows(), ranks_->missed_rows(device_)}));
+                                            lost_rows(), missed_rows(setup_->experts, device_)}));
   const auto [scale, norm_f32] = clip_scale(sums.narrow(0, 2, 1), clip);
   const at::Tensor norm =
       precision_ == Precision::kFp64 ? sums.narrow(0, 2, 1).sqrt() : norm_f32.to(at::kDouble);
   const at::Tensor seen = at::cat({sums.narrow(0, 0, 2), norm, sums.narrow(0, 3, 2)}).cpu();
   const auto* const values = seen.const_data_ptr<double>();
-  ranks_->require_rows(values[4]);
+  require_rows(setup_->experts, values[4]);
   if (values[3] > 0) {  // nothing of this attempt counts
     report.lost_rows = static_cast<int64_t>(values[3]);
     return;
@@ -276,7 +288,7 @@ std::string Learner::first_bad(const Feed& feed, const TrainState& state) {
   const auto gradients = bad_gradients(*store_);
   Finding found = bad_forward(feed, state);
   // Looked at by all where there are several: a step between ranks takes all of them.
-  if (!gradients.empty() || !ranks_->alone()) {
+  if (!gradients.empty() || !setup_->state.alone()) {
     found.first_of(bad_gradient(feed, state));
     // The previous step's gradient, summed over ranks: the rank that owns this part of it sees it.
     if (!gradients.empty()) {
@@ -288,15 +300,16 @@ std::string Learner::first_bad(const Feed& feed, const TrainState& state) {
   if (!weights.empty()) {
     found.first_of({.stage = Stage::kWeights, .what = "weight " + described(weights.front())});
   }
-  if (!found.what.empty() && ranks_->stage_ranks() > 1) {
-    found.what = "stage " + std::to_string(ranks_->stage_rank() + 1) + '/' +
-                 std::to_string(ranks_->stage_ranks()) + ", " + found.what;
+  if (!found.what.empty() && setup_->state.stage_ranks() > 1) {
+    found.what = "stage " + std::to_string(setup_->state.stage_rank() + 1) + '/' +
+                 std::to_string(setup_->state.stage_ranks()) + ", " + found.what;
   }
-  const std::vector<std::string> all = ranks_->gather("bad values", found.key() + found.what);
+  const std::vector<std::string> all =
+      setup_->state.all_gather_texts("bad values", found.key() + found.what);
   const auto first = std::min_element(all.begin(), all.end());
   const std::string what = first->substr(found.key().size());
   if (what.empty()) return "the loss; replayed, its forward is finite: a passing fault";
-  return ranks_->alone() ? what : "rank " + std::to_string(first - all.begin()) + ", " + what;
+  return setup_->state.alone() ? what : "rank " + std::to_string(first - all.begin()) + ", " + what;
 }
 
 std::string Learner::Finding::key() const {
@@ -371,7 +384,7 @@ void Learner::through_units(const std::vector<int64_t>& tokens, const Executor::
 Learner::Sums Learner::evaluate(const TokenBatch& own) {
   const at::NoGradGuard no_grad;
   const Feed feed =
-      make_feed(own, std::max<int64_t>(own.B, 1), device_, 1, ranks_->row_cut(recipe_.model));
+      make_feed(own, std::max<int64_t>(own.B, 1), device_, 1, row_cut(*setup_, recipe_.model));
   const Batch& batch = feed.microbatches[0];
   double loss = 0;
   through_units({batch.ids_BS.numel()}, [&](int64_t unit, int64_t, const at::Tensor& h) {
@@ -381,8 +394,8 @@ Learner::Sums Learner::evaluate(const TokenBatch& own) {
     }
     return r.h;
   });
-  ranks_->require_rows(ranks_->missed_rows(device_).item<double>());
-  return {.loss = ranks_->of_stages({loss})[0], .weight = feed.weight_sum};
+  require_rows(setup_->experts, missed_rows(setup_->experts, device_).item<double>());
+  return {.loss = setup_->state.all_reduce_stages({loss})[0], .weight = feed.weight_sum};
 }
 
 void Learner::add_to(CheckpointState& state, Saved what) {

@@ -22,8 +22,8 @@
 #include "troupe/train/executor.h"
 #include "troupe/train/feed.h"
 #include "troupe/train/observe/step_report.h"
+#include "troupe/train/parallel_setup.h"
 #include "troupe/train/params/rebalance.h"
-#include "troupe/train/ranks.h"
 #include "troupe/train/recipe/recipe.h"
 #include "troupe/train/train_state.h"
 
@@ -36,7 +36,7 @@ at::ScalarType type_of(Precision precision);  // of the values; not of kAuto
 class Learner {
  public:
   Learner(const Recipe& recipe, const c10::Device& device, const Faults& faults,
-          std::shared_ptr<Ranks> ranks = std::make_shared<Ranks>());
+          std::shared_ptr<const ParallelSetup> setup = std::make_shared<ParallelSetup>());
 
   // One step over this rank's part of a global batch; advances `state`, also if the update is
   // skipped.
@@ -70,7 +70,8 @@ class Learner {
 
   Model& model() { return *model_; }
   ParamStore& store() { return *store_; }
-  const Ranks& ranks() const { return *ranks_; }
+  const ParallelSetup& setup() const { return *setup_; }
+  const ParallelState& parallel() const { return setup_->state; }
   const c10::Device& device() const { return device_; }
   Precision precision() const { return precision_; }
   // Checks the values that the model reads: a master may overflow their type.
@@ -106,7 +107,7 @@ class Learner {
   std::unique_ptr<Model> model_;
   std::unique_ptr<ParamStore> store_;
   std::unique_ptr<Optimizer> optimizer_;
-  std::shared_ptr<Ranks> ranks_;
+  std::shared_ptr<const ParallelSetup> setup_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Rebalancer> rebalancer_;  // null: experts stay
   StepWork work_;                           // of a step, without the number of microbatches

@@ -92,15 +92,15 @@ Hashes hashes_of(const ParamStore& store, bool each) {
 }
 
 // The texts of all, in rank order: over the group, since a checkpoint's thread may be at the board.
-std::vector<std::string> gathered(Ranks& ranks, const std::string& mine) {
-  std::vector<double> sizes(static_cast<size_t>(ranks.size()));
-  sizes[static_cast<size_t>(ranks.rank())] = static_cast<double>(mine.size());
-  sizes = ranks.summed(std::move(sizes));
+std::vector<std::string> gathered(const ParallelState& parallel, const std::string& mine) {
+  std::vector<double> sizes(static_cast<size_t>(parallel.size()));
+  sizes[static_cast<size_t>(parallel.rank())] = static_cast<double>(mine.size());
+  sizes = parallel.all_reduce(std::move(sizes));
   const auto longest = static_cast<int64_t>(*std::max_element(sizes.begin(), sizes.end()));
   const at::Tensor own = at::zeros({longest}, at::kByte);
-  const at::Tensor all = at::zeros({ranks.size() * longest}, at::kByte);
+  const at::Tensor all = at::zeros({parallel.size() * longest}, at::kByte);
   std::memcpy(own.mutable_data_ptr(), mine.data(), mine.size());
-  ranks.world().processors()->all_gather({all}, {own}).wait();
+  parallel.world().processors()->all_gather({all}, {own}).wait();
   const auto* const bytes = static_cast<const char*>(all.const_data_ptr());
   std::vector<std::string> out;
   for (size_t r = 0; r < sizes.size(); ++r) {
@@ -110,10 +110,10 @@ std::vector<std::string> gathered(Ranks& ranks, const std::string& mine) {
 }
 
 // By key, where the ranks that have it do not agree.
-std::map<std::string, Ways> differing(Ranks& ranks, const Hashes& mine) {
+std::map<std::string, Ways> differing(const ParallelState& parallel, const Hashes& mine) {
   std::string text;
   for (const auto& [key, hash] : mine) text += hex(hash) + ' ' + key + '\n';
-  const std::vector<std::string> all = gathered(ranks, text);
+  const std::vector<std::string> all = gathered(parallel, text);
   std::map<std::string, Ways> out;
   for (size_t r = 0; r < all.size(); ++r) {
     std::istringstream lines(all[r]);
@@ -139,18 +139,18 @@ std::string who_has_what(const Ways& ways) {
 
 }  // namespace
 
-void require_equal_replicas(ParamStore& store, Ranks& ranks) {
-  if (ranks.alone()) return;
+void require_equal_replicas(ParamStore& store, const ParallelState& parallel) {
+  if (parallel.alone()) return;
   std::vector<int64_t> whole;
   for (size_t b = 0; b < store.buckets().size(); ++b) {
     if (!store.buckets()[b].dropped_between_uses) whole.push_back(static_cast<int64_t>(b));
   }
   store.gather(whole);
   store.need(whole);
-  if (differing(ranks, hashes_of(store, /*each=*/false)).empty()) return;
-  const std::map<std::string, Ways> tensors = differing(ranks, hashes_of(store, true));
+  if (differing(parallel, hashes_of(store, /*each=*/false)).empty()) return;
+  const std::map<std::string, Ways> tensors = differing(parallel, hashes_of(store, true));
   const std::string place = tensors.empty() ? "weights" : tensors.begin()->first;
-  if (ranks.rank() > 0) {
+  if (parallel.rank() > 0) {
     fail(Code::kBrokenContract, place,
          "differs between ranks that hold the same; rank 0 tells how");
   }

@@ -7,13 +7,13 @@
 // sum, and the checkpoint of the rank that writes that part.
 #pragma once
 
+#include "troupe/distributed/parallel_state/parallel_state.h"
 #include "troupe/train/params/param_store.h"
-#include "troupe/train/ranks.h"
 
 namespace troupe {
 
 // Each rank calls, with no step under way. Throws E9001 on all ranks; rank 0's names the tensor and
 // which ranks have what.
-void require_equal_replicas(ParamStore& store, Ranks& ranks);
+void require_equal_replicas(ParamStore& store, const ParallelState& parallel);
 
 }  // namespace troupe

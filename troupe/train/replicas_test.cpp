@@ -9,6 +9,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/testing/torch/ranks.h"
+#include "troupe/train/parallel_setup.h"
 #include "troupe/train/recipe/recipe_of_test.h"
 
 namespace troupe {
@@ -39,9 +40,9 @@ void flip(const at::Tensor& x, int64_t bit) {
 }
 
 // What this rank is told; empty: all are equal.
-std::string differences(ParamStore& store, Ranks& ranks) {
+std::string differences(ParamStore& store, const ParallelState& parallel) {
   try {
-    require_equal_replicas(store, ranks);
+    require_equal_replicas(store, parallel);
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Code::kBrokenContract);
     return e.what();
@@ -51,13 +52,13 @@ std::string differences(ParamStore& store, Ranks& ranks) {
 
 TEST(EqualReplicas, ABitOfAnythingThatRanksHaveInCommonIsFoundAndNamed) {
   in_ranks(2, [](World& world) {
-    Ranks ranks(std::shared_ptr<World>(&world, [](World*) {}), recipe_of(kSmall));
+    const ParallelSetup setup(std::shared_ptr<World>(&world, [](World*) {}), recipe_of(kSmall));
     Layer layer;
     ParamStore store(
         layer.named(), at::TensorOptions(at::kBFloat16),
-        [](const NamedParam&) { return BucketKey{}; }, ranks.sharing());
+        [](const NamedParam&) { return BucketKey{}; }, setup.sharing);
     store.initialise_all(3);
-    EXPECT_EQ(differences(store, ranks), "");
+    EXPECT_EQ(differences(store, setup.state), "");
     Bucket& bucket = store.buckets()[0];
     const struct {
       at::Tensor tensor;
@@ -68,17 +69,17 @@ TEST(EqualReplicas, ABitOfAnythingThatRanksHaveInCommonIsFoundAndNamed) {
                  {layer.bias.value, "router.bias (dense)"}};
     for (const auto& [tensor, name] : cases) {
       for (const int64_t bit : {0, 15, 77}) {
-        if (ranks.rank() == 1) flip(tensor, bit);
-        const std::string said = differences(store, ranks);
+        if (setup.state.rank() == 1) flip(tensor, bit);
+        const std::string said = differences(store, setup.state);
         EXPECT_NE(said.find("E9001 differs between ranks that hold the same"), std::string::npos)
             << name << ": " << said;
         // Of values in halves the upper one is of the master too.
         EXPECT_NE(said.find(name), std::string::npos) << said;
-        if (ranks.rank() == 0) {
+        if (setup.state.rank() == 0) {
           EXPECT_NE(said.find("rank(s) 1: hash "), std::string::npos) << said;
         }
-        if (ranks.rank() == 1) flip(tensor, bit);
-        EXPECT_EQ(differences(store, ranks), "") << name;
+        if (setup.state.rank() == 1) flip(tensor, bit);
+        EXPECT_EQ(differences(store, setup.state), "") << name;
       }
     }
   });

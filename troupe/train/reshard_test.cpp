@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "troupe/checkpoint/group_of_state.h"
 #include "troupe/testing/temporary_folder.h"
 #include "troupe/train/layout_run_test.h"
 
@@ -112,20 +113,21 @@ void on_ranks(const Layout& layout, const std::function<void(const Recipe&, Lear
   const Recipe recipe = recipe_of("parallel: " + layout.parallel, kModel);
   testing::in_threads(layout.ranks, [&](World& world) {
     at::set_num_threads(1);
-    Learner learner(recipe, c10::kCPU, none,
-                    std::make_shared<Ranks>(std::shared_ptr<World>(&world, [](World*) {}), recipe));
+    Learner learner(
+        recipe, c10::kCPU, none,
+        std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), recipe));
     body(recipe, learner);
   });
 }
 
 double next_loss(const Recipe& recipe, Learner& learner, TrainState state) {
-  return learner.step(feed_of(recipe, {}, learner.ranks(), kSteps), state).loss;
+  return learner.step(feed_of(recipe, {}, learner.setup(), kSteps), state).loss;
 }
 
 void load_into(Learner& learner, const std::string& folder) {
   CheckpointState to_load;
   learner.add_to(to_load, {.to_load = true});
-  load(folder, to_load, {}, learner.ranks().peers(), Faults());
+  load(folder, to_load, {}, checkpoint_group(learner.parallel()), Faults());
   learner.loaded(false);
 }
 
@@ -149,17 +151,17 @@ Saved saved_by(const Layout& layout, const std::string& run) {
   const auto train = [&](const Recipe& recipe, Learner& learner) {
     TrainState state;
     for (int64_t step = 0; step < kSteps; ++step) {
-      learner.step(feed_of(recipe, {}, learner.ranks(), step), state);
+      learner.step(feed_of(recipe, {}, learner.setup(), step), state);
     }
     Fs fs;
     const Faults none;
     CheckpointConfig config{.dir = run};
     config.background = false;
-    Saver saver(config, "run", learner.ranks().peers(), Log(), fs, none);
+    Saver saver(config, "run", checkpoint_group(learner.parallel()), Log(), fs, none);
     saver.go_on_from(-1);
     saver.save(state_of(learner), {.step = kSteps});
     saver.wait();
-    if (learner.ranks().rank() == 0) out.state = state;
+    if (learner.parallel().rank() == 0) out.state = state;
     const std::lock_guard lock(mutex);
     const CheckpointState all = state_of(learner);
     for (const CheckpointState::Part& part : all.parts()) {

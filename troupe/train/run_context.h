@@ -10,7 +10,7 @@
 #include "troupe/core/file/log.h"
 #include "troupe/core/file/publish.h"
 #include "troupe/train/observe/live_steps.h"
-#include "troupe/train/ranks.h"
+#include "troupe/train/parallel_setup.h"
 #include "troupe/train/recipe/recipe.h"
 #include "troupe/train/signals.h"
 #include "troupe/train/train_state.h"
@@ -26,7 +26,7 @@ struct RunTools {
   bool force = false;                // resumes although data, model or seed changed
   std::string continue_with;         // the command that resumes: "troupe train run.yaml"
   std::function<void()> begun = {};  // called once the run folder is locked
-  std::shared_ptr<Ranks> ranks = std::make_shared<Ranks>();
+  std::shared_ptr<const ParallelSetup> setup = std::make_shared<ParallelSetup>();
   LiveSteps steps = {};
 };
 
@@ -39,9 +39,9 @@ struct RunContext {
   TrainState& state;
   Clock::time_point start = Clock::now();
 
-  Ranks& ranks() const { return *tools.ranks; }
-  Pulse& pulse() const { return ranks().world().pulse(); }
-  bool first() const { return ranks().rank() == 0; }  // the rank that writes
+  const ParallelState& parallel() const { return tools.setup->state; }
+  Pulse& pulse() const { return parallel().world().pulse(); }
+  bool writes_logs() const { return parallel().writes_logs(); }
   const Log& log() const { return tools.log; }
   std::string step() const { return "step " + std::to_string(state.done.steps); }
   double seconds() const { return since(start); }

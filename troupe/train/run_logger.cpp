@@ -37,7 +37,7 @@ RunLogger::RunLogger(const RunContext& run, Learner& learner)
 
 void RunLogger::open(int64_t resumed_step) {
   experts_asked_ = run_.state.done;
-  if (!run_.first()) return;
+  if (!run_.writes_logs()) return;
   const std::string& dir = run_.recipe.checkpoint.dir;
   jsonl_ = std::make_unique<AppendFile>(dir + "/log.jsonl", run_.log(), AppendFile::Holds::kLines);
   if (run_.recipe.log.tensorboard) {
@@ -61,7 +61,7 @@ void RunLogger::add_step(const StepReport& report, double seconds, double wait, 
 }
 
 void RunLogger::note_step(const StepReport& report, const Feed& feed) {
-  if (feed.weight_sum <= 0 && !std::exchange(warned_of_masked_, true) && run_.first()) {
+  if (feed.weight_sum <= 0 && !std::exchange(warned_of_masked_, true) && run_.writes_logs()) {
     run_.log().warning(masked_line(run_.state.done.steps));
   }
   if (!report.spike.empty()) {
@@ -122,7 +122,7 @@ void RunLogger::note_moves(const std::vector<ExpertsMoved>& moved) {
 
 // C7. Logged once; every record has the number so far.
 void RunLogger::note_rerun(int64_t lost_rows) {
-  if (lost_rows == 0 || !run_.first() || std::exchange(warned_of_rerun_, true)) return;
+  if (lost_rows == 0 || !run_.writes_logs() || std::exchange(warned_of_rerun_, true)) return;
   run_.log().warning(
       "step " + std::to_string(run_.state.done.steps) +
       ": a rank received more rows than its budget (model.moe.capacity.budget " +
@@ -133,13 +133,13 @@ void RunLogger::note_rerun(int64_t lost_rows) {
 
 // Ranks do not share a clock: each reports how long it worked.
 std::vector<OwnSeconds> RunLogger::own_seconds_of_ranks() {
-  if (run_.ranks().alone()) return {};
+  if (run_.parallel().alone()) return {};
   const OwnSeconds mine = stragglers_.take();
-  std::vector<double> all(static_cast<size_t>(run_.ranks().size()) * mine.size());
+  std::vector<double> all(static_cast<size_t>(run_.parallel().size()) * mine.size());
   std::copy(mine.begin(), mine.end(),
-            all.begin() + run_.ranks().rank() * static_cast<int64_t>(mine.size()));
-  all = run_.ranks().summed(std::move(all));
-  std::vector<OwnSeconds> of(static_cast<size_t>(run_.ranks().size()));
+            all.begin() + run_.parallel().rank() * static_cast<int64_t>(mine.size()));
+  all = run_.parallel().all_reduce(std::move(all));
+  std::vector<OwnSeconds> of(static_cast<size_t>(run_.parallel().size()));
   for (size_t i = 0; i < all.size(); ++i) of[i / mine.size()][i % mine.size()] = all[i];
   return of;
 }
@@ -148,10 +148,10 @@ void RunLogger::judge_stragglers(const std::vector<OwnSeconds>& of) {
   if (of.empty()) return;
   const std::optional<Straggler> before = stragglers_.slow();
   const double wall = interval_.step_seconds() * static_cast<double>(interval_.steps());
-  const ProcessMesh& mesh = run_.ranks().mesh();
+  const ProcessMesh& mesh = run_.parallel().mesh();
   const auto stages =
       mesh.shape().pipeline > 1 ? mesh.all(GroupKind::kStage) : std::vector<std::vector<int64_t>>();
-  if (!stragglers_.judge(of, interval_.steps(), wall, stages) || !run_.first()) return;
+  if (!stragglers_.judge(of, interval_.steps(), wall, stages) || !run_.writes_logs()) return;
   if (!stragglers_.slow()) {
     run_.log().info("rank " + std::to_string(before->rank) +
                     " is no longer slower than the others");
@@ -203,7 +203,7 @@ void RunLogger::add_interval(LogRecord& r) {
   const double flops = flops_per_token_ * interval_.tokens_per_second();
   r.add("tflops", flops * 1e-12);
   if (peak_) {
-    const double peak = *peak_ * static_cast<double>(run_.ranks().size());
+    const double peak = *peak_ * static_cast<double>(run_.parallel().size());
     r.add("mfu", flops / peak);
     r.add("mfu_full", full_flops_per_token_ * interval_.tokens_per_second() / peak);
   }
@@ -239,12 +239,12 @@ void RunLogger::write_line(const LogRecord& r, const std::vector<LayerLoad>& loa
 void RunLogger::write_record(const StepReport& report, const Feed& feed, double seconds,
                              bool line) {
   if (line) {
-    interval_.add_other_ranks(run_.ranks().sum_over_all(), moe_units(run_.recipe.model),
+    interval_.add_other_ranks(run_.parallel().sum_over_all(), moe_units(run_.recipe.model),
                               learner_.device());
   }
   const std::vector<OwnSeconds> own = line ? own_seconds_of_ranks() : std::vector<OwnSeconds>();
   judge_stragglers(own);
-  if (!run_.first()) {
+  if (!run_.writes_logs()) {
     if (line) interval_.clear();
     return;
   }
@@ -268,7 +268,7 @@ void RunLogger::status(const std::string& newest_checkpoint) const {
 }
 
 void RunLogger::event(LogRecord record) {
-  if (!run_.first()) return;
+  if (!run_.writes_logs()) return;
   record.add("step", run_.state.done.steps);
   record.add("time", unix_seconds());
   jsonl_->append(record.json() + "\n");

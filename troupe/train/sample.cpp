@@ -25,7 +25,7 @@ Generator generator_of(Learner& learner) {
                           [&](int64_t unit, int64_t, const at::Tensor& h) { return f(unit, h); });
   };
   const auto of_head = [&learner](const TokenList& own) {
-    const std::vector<double> all = learner.ranks().of_stages({own.begin(), own.end()});
+    const std::vector<double> all = learner.parallel().all_reduce_stages({own.begin(), own.end()});
     return TokenList(all.begin(), all.end());
   };
   return Generator(learner.model(), through, of_head);

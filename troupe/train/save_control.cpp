@@ -3,6 +3,7 @@
 #include <sstream>
 #include <utility>
 
+#include "troupe/checkpoint/group_of_state.h"
 #include "troupe/checkpoint/run_folder.h"
 #include "troupe/core/check.h"
 #include "troupe/core/config/json.h"
@@ -23,8 +24,9 @@ void SaveControl::resumed(int64_t step, const std::string& folder) {
 
 void SaveControl::open(const std::string& run_id, const Fingerprint& fingerprint) {
   fingerprint_ = fingerprint;
-  saver_ = std::make_unique<Saver>(run_.recipe.checkpoint, run_id, run_.ranks().peers(), run_.log(),
-                                   run_.tools.fs, run_.tools.faults);
+  saver_ =
+      std::make_unique<Saver>(run_.recipe.checkpoint, run_id, checkpoint_group(run_.parallel()),
+                              run_.log(), run_.tools.fs, run_.tools.faults);
   saver_->go_on_from(resumed_step_);
 }
 
@@ -68,13 +70,13 @@ void SaveControl::warn_of_slow_save(double seconds) {
 
 void SaveControl::save(const std::string& why, WhenBusy when_busy, std::optional<double> score) {
   TrainState& state = run_.state;
-  Ranks& ranks = run_.ranks();
+  const ParallelState& parallel = run_.parallel();
   if (saved_step_ == state.done.steps) return;
   const PulseScope scope(run_.pulse(), Phase::kSave);
   const bool may_skip = when_busy == WhenBusy::kSkip && state.done.steps < run_.plan.run.steps;
   // If any rank is busy, all skip this save.
-  if (may_skip && ranks.summed({saver_->busy() ? 1. : 0.})[0] > 0) {
-    if (!run_.first()) return;
+  if (may_skip && parallel.all_reduce({saver_->busy() ? 1. : 0.})[0] > 0) {
+    if (!run_.writes_logs()) return;
     return run_.log().warning(run_.step() +
                               " is not saved: the previous save is still being written");
   }
@@ -86,7 +88,7 @@ void SaveControl::save(const std::string& why, WhenBusy when_busy, std::optional
   SaveInfo info{.step = state.done.steps,
                 .scalars = scalars.str(),
                 .fingerprint = fingerprint_,
-                .bad = ranks.summed({learner_.weights_finite() ? 0. : 1.})[0] > 0,
+                .bad = parallel.all_reduce({learner_.weights_finite() ? 0. : 1.})[0] > 0,
                 .force = run_.tools.force,
                 .score = score};
   info.stalled = RunContext::since(begin);
@@ -117,9 +119,9 @@ void SaveControl::note_saves() {
 }
 
 void check_replicas(const RunContext& run, Learner& learner, RunLogger& logger) {
-  if (run.ranks().alone()) return;
+  if (run.parallel().alone()) return;
   const auto begin = RunContext::Clock::now();
-  require_equal_replicas(learner.store(), run.ranks());
+  require_equal_replicas(learner.store(), run.parallel());
   LogRecord r;
   r.add("event", std::string_view("replicas"));
   r.add("seconds", RunContext::since(begin));

@@ -49,7 +49,7 @@ Feed feed() {
 Step second_step(const std::string& more) {
   at::set_num_threads(1);
   const Faults none;
-  Learner learner(recipe_of(more, kBase), c10::kCPU, none, std::make_shared<Ranks>());
+  Learner learner(recipe_of(more, kBase), c10::kCPU, none, std::make_shared<ParallelSetup>());
   TrainState state;
   learner.step(feed(), state);
   const Feed next = feed();

@@ -11,7 +11,7 @@ std::string StopControl::own_reason() const {
 }
 
 bool StopControl::signalled() const {
-  return run_.ranks().summed({run_.tools.signals.stop() != 0 ? 1.0 : 0.0})[0] > 0;
+  return run_.parallel().all_reduce({run_.tools.signals.stop() != 0 ? 1.0 : 0.0})[0] > 0;
 }
 
 bool StopControl::out_of_time() const {

@@ -16,11 +16,11 @@ void set_missing_length(TrainConfig& train) {
 }  // namespace
 
 Loaded load_weights(Learner& learner, const std::string& folder, LoadOptions options,
-                    const Faults& faults, const Peers& peers) {
+                    const Faults& faults, const CheckpointGroup& group) {
   CheckpointState weights;
   learner.add_to(weights, {.weights_alone = true, .to_load = true});
   options.waive_unused.emplace_back("optimizer.*");
-  Loaded out = load(folder, weights, options, peers, faults);
+  Loaded out = load(folder, weights, options, group, faults);
   learner.loaded(/*weights_alone=*/true);
   return out;
 }

@@ -25,6 +25,6 @@ TrainedModel open_trained_model(const std::string& path, const std::vector<std::
 // Loads a checkpoint's weights into a learner and resets its optimizer; saved optimizer state is
 // ignored. Throws E4005 for a tensor that is missing or left over.
 Loaded load_weights(Learner& learner, const std::string& folder, LoadOptions options,
-                    const Faults& faults, const Peers& peers = {});
+                    const Faults& faults, const CheckpointGroup& group = {});
 
 }  // namespace troupe

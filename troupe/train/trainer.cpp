@@ -13,13 +13,13 @@ namespace troupe {
 RunEnd Trainer::run() {
   if (state_.done.steps >= plan_.run.steps) {
     tools_.log.info("already finished at step " + std::to_string(state_.done.steps) + train_on());
-    if (context_.first()) clear_leftovers(tools_.fs, recipe_.checkpoint.dir, tools_.log);
+    if (context_.writes_logs()) clear_leftovers(tools_.fs, recipe_.checkpoint.dir, tools_.log);
     return RunEnd::kAlreadyFinished;
   }
   open_run();
   if (recipe_.eval.at_start && state_.done.steps == 0) evaluate_all();
   while (state_.done.steps < plan_.run.steps) {
-    if (ranks_.alone()) stop_.stop_for(stop_.own_reason());
+    if (parallel_.alone()) stop_.stop_for(stop_.own_reason());
     if (!stop_.reason().empty()) return stop();
     const auto begin = Clock::now();
     const double waited = pulse_.waited_seconds();
@@ -37,12 +37,12 @@ Feed Trainer::next_feed() {
   const auto size_at = [this](int64_t sample) {
     return batch_at(recipe_.train.batch_ramp, plan_.batch, sample);
   };
-  const auto share_of = [this](int64_t n) { return ranks_.share_of(n / plan_.micro_batch); };
+  const auto own_part = [this](int64_t n) { return share_of(parallel_, n / plan_.micro_batch); };
   if (reader_ == nullptr) {
     reader_ = std::make_unique<BatchReader>(
-        [this, size_at, share_of, sample = state_.done.samples](int64_t) mutable {
+        [this, size_at, own_part, sample = state_.done.samples](int64_t) mutable {
           const int64_t count = size_at(sample), micro = plan_.micro_batch;
-          const Ranks::Share share = share_of(count);
+          const RankShare share = own_part(count);
           const int64_t first = sample + share.first * micro;
           sample += count;
           return data_.train->batch(first, share.count * micro);
@@ -51,8 +51,8 @@ Feed Trainer::next_feed() {
   }
   tools_.faults.at("batch", state_.done.steps);
   const int64_t count = size_at(state_.done.samples);
-  const Ranks::Share share = share_of(count);
-  const std::optional<TokenBatch> batch = next_batch(*reader_, ranks_);
+  const RankShare share = own_part(count);
+  const std::optional<TokenBatch> batch = next_batch(*reader_, parallel_);
   if (!batch) {
     stop_.stop_for(stop_.own_reason());
     return {};
@@ -60,13 +60,13 @@ Feed Trainer::next_feed() {
   TROUPE_CHECK(batch->first_sample == state_.done.samples + share.first * plan_.micro_batch,
                "batch of sample", batch->first_sample, "at", state_.done.samples);
   Feed feed = make_feed(*batch, plan_.micro_batch, learner_->device(), share.steps,
-                        ranks_.row_cut(recipe_.model));
-  if (ranks_.alone()) return feed;
+                        row_cut(*tools_.setup, recipe_.model));
+  if (parallel_.alone()) return feed;
   const std::string why = stop_.own_reason();
-  const double once = ranks_.first_of_replica() ? 1 : 0;
+  const double once = parallel_.first_of_replica() ? 1 : 0;
   const std::vector<double> all =
-      ranks_.summed({once * feed.weight_sum, once * static_cast<double>(feed.loss_tokens),
-                     why.empty() ? 0. : 1.});
+      parallel_.all_reduce({once * feed.weight_sum, once * static_cast<double>(feed.loss_tokens),
+                            why.empty() ? 0. : 1.});
   feed.weight_sum = all[0];
   feed.loss_tokens = static_cast<int64_t>(all[1]);
   if (all[2] > 0) stop_.stop_for(why.empty() ? "another rank was asked to stop" : why);
@@ -118,8 +118,8 @@ StepReport Trainer::step_with_routing(const Feed& given) {
   write_routing(tools_.fs,
                 {.folder = recipe_.checkpoint.dir + "/routing",
                  .step = step,
-                 .rank = ranks_.rank(),
-                 .ranks = ranks_.size()},
+                 .rank = parallel_.rank(),
+                 .ranks = parallel_.size()},
                 feed, report.output, recipe_.model.moe.experts);
   report.output.choices.clear();
   return report;
@@ -174,7 +174,7 @@ RunEnd Trainer::finish() {
   logger_->event(std::move(r));
   pulse_.begin(Phase::kExit);
   tools_.faults.at("exit", state_.done.steps);
-  if (!context_.first()) return RunEnd::kFinished;
+  if (!context_.writes_logs()) return RunEnd::kFinished;
   std::string report = "none";
   try {
     report = write_report(tools_.fs, recipe_.checkpoint.dir);

@@ -72,7 +72,7 @@ class Trainer {
   const RunPlan plan_;
   TrainState state_;
   const RunContext context_;
-  Ranks& ranks_;
+  const ParallelState& parallel_;
   Pulse& pulse_;
   std::unique_ptr<Tokenizer> tokenizer_;
   Data data_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "troupe/checkpoint/group_of_state.h"
 #include "troupe/checkpoint/names.h"
 #include "troupe/checkpoint/run_folder.h"
 #include "troupe/core/check.h"
@@ -40,10 +41,10 @@ void add_config(Fingerprint& out, const Recipe& recipe) {
 }
 
 // The recipe with its microbatch, and why it is that.
-std::pair<Recipe, std::string> settled_for(Recipe recipe, const Ranks& ranks) {
-  if (!ranks.alone()) {
-    recipe.train.micro_batch = ranks.choice().micro_batch;
-    return {std::move(recipe), ranks.choice().micro_why};
+std::pair<Recipe, std::string> settled_for(Recipe recipe, const ParallelSetup& setup) {
+  if (!setup.state.alone()) {
+    recipe.train.micro_batch = setup.layout.micro_batch;
+    return {std::move(recipe), setup.layout.micro_why};
   }
   const RanksAtHand one{.memory = available_memory(recipe), .on_gpu = runs_on_gpu(recipe)};
   const MicroBatchChoice micro = choose_micro_batch(recipe, one);
@@ -53,12 +54,12 @@ std::pair<Recipe, std::string> settled_for(Recipe recipe, const Ranks& ranks) {
 
 // Fails before anything is allocated if the run cannot fit, instead of being killed for memory.
 void require_memory(const Recipe& recipe, const RunTools& tools) {
-  Ranks& ranks = *tools.ranks;
-  const double available = available_memory(recipe, ranks.world().place().local_size);
+  const ParallelState& parallel = tools.setup->state;
+  const double available = available_memory(recipe, parallel.world().place().local_size);
   if (available <= 0) return;  // the device is not here: device_of says so
   Recipe laid = recipe;
-  laid.parallel = ranks.parallel();
-  const MemoryVerdict verdict = judge_memory(laid, runs_on_gpu(laid), available, ranks.size());
+  laid.parallel = tools.setup->parallel();
+  const MemoryVerdict verdict = judge_memory(laid, runs_on_gpu(laid), available, parallel.size());
   if (!verdict.fits && !tools.force) {
     throw Error("model, train: " + verdict.line, Code::kTooLarge);  // the line has the code
   }
@@ -68,7 +69,7 @@ void require_memory(const Recipe& recipe, const RunTools& tools) {
 }  // namespace
 
 Trainer::Trainer(const Recipe& recipe, const RunTools& tools)
-    : Trainer(settled_for(recipe, *tools.ranks), tools) {}
+    : Trainer(settled_for(recipe, *tools.setup), tools) {}
 
 Trainer::Trainer(const std::pair<Recipe, std::string>& settled, const RunTools& tools)
     : recipe_(settled.first),
@@ -76,7 +77,7 @@ Trainer::Trainer(const std::pair<Recipe, std::string>& settled, const RunTools& 
       tools_(tools),
       plan_(plan_of(recipe_)),
       context_{.recipe = recipe_, .tools = tools_, .plan = plan_, .state = state_},
-      ranks_(*tools_.ranks),
+      parallel_(tools_.setup->state),
       pulse_(context_.pulse()),
       stop_(context_) {
   FLAGS_caffe2_use_fatal_for_enforce = false;  // running out of memory throws, not aborts
@@ -90,8 +91,8 @@ Trainer::Trainer(const std::pair<Recipe, std::string>& settled, const RunTools& 
   pulse_.begin(Phase::kModel);
   require_memory(recipe_, tools_);
   learner_ = std::make_unique<Learner>(
-      recipe_, device_of(recipe_.run.device, ranks_.world().place().local_rank), tools_.faults,
-      tools_.ranks);
+      recipe_, device_of(recipe_.run.device, parallel_.world().place().local_rank), tools_.faults,
+      tools_.setup);
   if (learner_->precision() == Precision::kFp16) {
     state_.loss_scale = start_of(recipe_.train.loss_scale);
   }
@@ -111,16 +112,16 @@ Trainer::~Trainer() {
 void Trainer::resume_run() {
   fingerprint_ = data_.train->fingerprint();
   add_config(fingerprint_, recipe_);
-  for (const auto& [what, value] : fingerprint_) ranks_.require_equal(what, value);
-  const Peers peers = ranks_.peers();
+  for (const auto& [what, value] : fingerprint_) parallel_.require_equal(what, value);
+  const CheckpointGroup group = checkpoint_group(parallel_);
   CheckpointConfig config = recipe_.checkpoint;
   if (tools_.force) config.waive_changed = {"*"};
   CheckpointState to_load;
   learner_->add_to(to_load, {.to_load = true});
-  if (context_.first()) warn_of_other_users(config.dir, tools_.log);
-  const auto loaded = resume(config, to_load, fingerprint_, peers, tools_.faults,
+  if (context_.writes_logs()) warn_of_other_users(config.dir, tools_.log);
+  const auto loaded = resume(config, to_load, fingerprint_, group, tools_.faults,
                              /*defaults=*/model_keys(ModelConfig{}));
-  run_id_ = loaded ? loaded->point.manifest.run : peers.gather(new_run_id())[0];
+  run_id_ = loaded ? loaded->point.manifest.run : group.all_gather(new_run_id())[0];
   if (loaded) {
     state_ = read_state(loaded->point.manifest, loaded->point.folder);
     require_schedule(loaded->point.folder);
@@ -132,24 +133,26 @@ void Trainer::resume_run() {
     }
     resumed_step_ = state_.done.steps;
     saves_->resumed(resumed_step_, loaded->point.folder);
-    read_bytes_ = static_cast<int64_t>(ranks_.summed({static_cast<double>(loaded->bytes_read)})[0]);
+    read_bytes_ =
+        static_cast<int64_t>(parallel_.all_reduce({static_cast<double>(loaded->bytes_read)})[0]);
     for (const std::string& passed : loaded->point.passed_over) {
       tools_.log.warning("passed over " + passed);
     }
     if (!loaded->point.latest_note.empty()) tools_.log.warning(loaded->point.latest_note);
     for (const std::string& note : loaded->notes) tools_.log.info(note);
-    if (context_.first()) warn_of_other_training(config.dir, recipe_.train, tools_.log);
+    if (context_.writes_logs()) warn_of_other_training(config.dir, recipe_.train, tools_.log);
   } else if (!config.init_from.empty()) {
     const Loaded from = load_weights(*learner_, config.init_from,
                                      {.waive_missing = config.waive_missing,
                                       .waive_unused = config.waive_unused,
                                       .cast = config.cast,
                                       .strict = config.strict},
-                                     tools_.faults, peers);
+                                     tools_.faults, group);
     for (const std::string& note : from.notes) tools_.log.info(note);
     tools_.log.info("weights from " + config.init_from + "; step 0");
   }
-  if (!loaded && context_.first()) refuse_lost_steps(recipe_.checkpoint, tools_.force, tools_.log);
+  if (!loaded && context_.writes_logs())
+    refuse_lost_steps(recipe_.checkpoint, tools_.force, tools_.log);
   state_.run = plan_.run;
   pulse_.done(state_.done.steps);
 }
@@ -177,7 +180,7 @@ void Trainer::open_run() {
   saves_->require_space();
   logger_->open(resumed_step_);
   profile_ =
-      std::make_unique<Profile>(context_.first() ? recipe_.profile : ProfileConfig{},
+      std::make_unique<Profile>(context_.writes_logs() ? recipe_.profile : ProfileConfig{},
                                 recipe_.checkpoint.dir, tools_.log, !learner_->device().is_cpu());
   log_start();
   saves_->foresee();
@@ -188,10 +191,10 @@ void Trainer::open_run() {
 void Trainer::log_start() const {
   const Log& log = tools_.log;
   const ModelCosts costs = learner_->model().costs();
-  if (!ranks_.alone()) {
-    log.info(ranks_.description() + "; " + ranks_.choice().why);
+  if (!parallel_.alone()) {
+    log.info(description(*tools_.setup) + "; " + tools_.setup->layout.why);
     for (const std::string& line :
-         without_effect(recipe_.parallel, ranks_.parallel(), recipe_.model.moe.experts)) {
+         without_effect(recipe_.parallel, tools_.setup->parallel(), recipe_.model.moe.experts)) {
       log.warning(line);
     }
     const bool nccl = !learner_->device().is_cpu();
@@ -224,7 +227,7 @@ void Trainer::log_start() const {
   if (!attention.empty()) log.info(attention);
   const GpuProducts products{.type = type_of(learner_->precision()),
                              .capability = capability_of(learner_->device()),
-                             .slices = ranks_.parallel().expert_tensor};
+                             .slices = tools_.setup->parallel().expert_tensor};
   const std::string experts =
       recipe_.train.fp8
           ? fp8_line(*recipe_.train.fp8, recipe_.model, products)
@@ -252,7 +255,7 @@ void Trainer::log_start() const {
            std::string(recipe_.train.optimizer.kind()));
   log.info(
       "everything is written to " + recipe_.checkpoint.dir +
-      (ranks_.alone() ? ", a checkpoint is " + readable_bytes(saves_->checkpoint_bytes()) : ""));
+      (parallel_.alone() ? ", a checkpoint is " + readable_bytes(saves_->checkpoint_bytes()) : ""));
   if (resumed_step_ < 0) return;
   log.info("resumed step " + std::to_string(resumed_step_) + " from " + saves_->newest() + ", " +
            "at sample " + std::to_string(state_.done.samples));

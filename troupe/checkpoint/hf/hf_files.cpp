@@ -254,7 +254,7 @@ ImportResult import_hf(const std::string& folder, const std::string& run, const 
   CheckpointConfig config;
   config.dir = run;
   const Faults none;
-  const Peers alone;
+  const CheckpointGroup alone;
   SaveResult result;
   save_step({fs, none, alone, log, nullptr}, config, new_run_id(), {.step = 0}, pieces, result);
   if (!result.skipped.empty()) fail(Code::kFolderInUse, run, result.skipped);

@@ -46,9 +46,10 @@ double busiest(const Interval& interval) {
   return loads.empty() ? 0 : sum / static_cast<double>(loads.size());
 }
 
-std::shared_ptr<Ranks> played(const Recipe& r, const c10::Device& device, int64_t ranks) {
-  if (ranks == 1) return std::make_shared<Ranks>();
-  return std::make_shared<Ranks>(
+std::shared_ptr<const ParallelSetup> played(const Recipe& r, const c10::Device& device,
+                                            int64_t ranks) {
+  if (ranks == 1) return std::make_shared<ParallelSetup>();
+  return std::make_shared<ParallelSetup>(
       std::make_shared<World>(LauncherEnvironment{.size = ranks,
                                                   .local_size = std::min<int64_t>(ranks, 8),
                                                   .source = "played by one process"},
@@ -57,15 +58,17 @@ std::shared_ptr<Ranks> played(const Recipe& r, const c10::Device& device, int64_
 }
 
 // This rank's part of a batch of all, who have the same.
-Feed own_feed(const Recipe& r, const RunPlan& plan, const c10::Device& device, const Ranks& ranks) {
-  const Ranks::Share share = ranks.share_of(plan.batch / plan.micro_batch);
+Feed own_feed(const Recipe& r, const RunPlan& plan, const c10::Device& device,
+              const ParallelSetup& setup) {
+  const ParallelState& parallel = setup.state;
+  const RankShare share = share_of(setup.state, plan.batch / plan.micro_batch);
   RunPlan own = plan;
   own.batch = share.count * plan.micro_batch;
   Feed feed =
-      make_feed(made_up(r, own), plan.micro_batch, device, share.steps, ranks.row_cut(r.model));
-  feed.weight_sum *= static_cast<double>(ranks.data_ranks());
-  feed.loss_tokens *= ranks.data_ranks();
-  feed.all_microbatches *= ranks.data_ranks();
+      make_feed(made_up(r, own), plan.micro_batch, device, share.steps, row_cut(setup, r.model));
+  feed.weight_sum *= static_cast<double>(parallel.data_ranks());
+  feed.loss_tokens *= parallel.data_ranks();
+  feed.all_microbatches *= parallel.data_ranks();
   return feed;
 }
 
@@ -76,11 +79,12 @@ double tensor_bytes(const Recipe& r, bool on_gpu, int64_t ranks) {
 }
 
 BenchTimes time_steps(const Recipe& r, const c10::Device& device,
-                      const std::shared_ptr<Ranks>& ranks, const BenchOptions& options) {
+                      const std::shared_ptr<const ParallelSetup>& setup,
+                      const BenchOptions& options) {
   const Faults none;
-  Learner learner(r, device, none, ranks);
+  Learner learner(r, device, none, setup);
   const RunPlan plan = plan_of(r);
-  const Feed feed = own_feed(r, plan, device, *ranks);
+  const Feed feed = own_feed(r, plan, device, *setup);
   TrainState state;
   state.loss_scale = start_of(r.train.loss_scale);
   std::vector<double> step, forward, backward, update;
@@ -137,18 +141,18 @@ BenchReport bench_run(const Recipe& given, const BenchOptions& options) {
                   .warmup = options.warmup,
                   .steps = options.steps,
                   .ranks = options.ranks};
-  const std::shared_ptr<Ranks> ranks = played(r, device, options.ranks);
-  if (!ranks->alone()) r.parallel = ranks->parallel();
+  const std::shared_ptr<const ParallelSetup> setup = played(r, device, options.ranks);
+  if (!setup->state.alone()) r.parallel = setup->parallel();
   Recipe even = r;
   const bool forced = forces_routing(r.model);  // by the recipe: nothing learned is there to time
   const RouterConfig& router = r.model.moe.router;
   if (!forced && num_moe_layers(r.model) > 0 && gate_of(router) != nullptr && !is_even(router)) {
     // Forced routing comes first: learned loads may be larger, and the peak of memory never falls.
     read_config(override_yaml("model.moe.router.force=uniform"), even);
-    out.times.push_back(time_steps(even, device, ranks, options));
+    out.times.push_back(time_steps(even, device, setup, options));
     out.times.back().routing = "forced";
   }
-  out.times.insert(out.times.begin(), time_steps(r, device, ranks, options));
+  out.times.insert(out.times.begin(), time_steps(r, device, setup, options));
   if (forced) out.times.front().routing = "forced";
   out.peak_bytes = out.times.back().peak_bytes;
   out.forecast_bytes = static_cast<int64_t>(tensor_bytes(even, device.is_cuda(), options.ranks));

@@ -1,4 +1,4 @@
-#include "troupe/checkpoint/peers.h"
+#include "troupe/checkpoint/checkpoint_group.h"
 
 #include <optional>
 
@@ -7,15 +7,16 @@
 
 namespace troupe {
 
-std::vector<std::string> together(const Peers& peers, const std::function<std::string()>& f) {
+std::vector<std::string> run_on_all(const CheckpointGroup& group,
+                                    const std::function<std::string()>& f) {
   std::string mine;
   try {
     mine = '+' + f();
   } catch (const Error& e) {
-    if (peers.world == 1) throw;
+    if (group.size == 1) throw;
     mine = '-' + to_text(e.code()) + ' ' + e.what();
   }
-  std::vector<std::string> all = peers.gather(mine);
+  std::vector<std::string> all = group.all_gather(mine);
   std::string lines;
   std::optional<Code> first;
   for (size_t rank = 0; rank < all.size(); ++rank) {
