@@ -55,4 +55,9 @@ TokenBatch BatchReader::next() {
   return batch;
 }
 
+const TokenBatch* BatchReader::peek() {
+  const std::lock_guard lock(mutex_);
+  return ready_.empty() ? nullptr : &ready_.front();
+}
+
 }  // namespace troupe

@@ -25,6 +25,9 @@ class BatchReader {
   // The next batch in order. What make(n) threw is thrown here instead of batch n, and again by
   // every later call.
   TokenBatch next();
+  // The batch that next() returns at once; null: it is not ready, or its making failed. Stays until
+  // next() is called.
+  const TokenBatch* peek();
   double wait_seconds() const { return wait_seconds_; }  // how long next() waited, in all
 
  private:

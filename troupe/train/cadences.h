@@ -8,11 +8,12 @@
 
 namespace troupe {
 
-// The same on all ranks.
+// By this rank's clock and signals; as agreed (step_agreement.h), the same on all ranks.
 struct StepDuties {
   bool line = false, record = false, eval = false, replicas = false, save = false;
+  bool save_asked = false;  // by a signal
   bool status = false;
-  bool save_failed = false;  // on some rank
+  bool save_failed = false;
   std::string why_save;
 };
 
@@ -21,12 +22,11 @@ class Cadences {
   // The first ten steps from `resumed_step` (below 0: a new run) have a line each.
   Cadences(const RunContext& run, int64_t resumed_step);
 
-  // After the step that began at `before`. Rank 0's clock decides, and a signal to any rank. A
-  // collective.
-  StepDuties after_step(const Position& before, bool save_failed);
+  // Once a step, of the one from `before` to `after`.
+  StepDuties due(const Position& before, const Position& after);
 
  private:
-  bool line_due(const Position& before, double now);
+  bool line_due(const Position& before, const Position& after, double now);
 
   const RunContext& run_;
   const int64_t first_step_;

@@ -10,8 +10,6 @@
 #include <numeric>
 
 #include "troupe/core/check.h"
-#include "troupe/core/stop.h"
-#include "troupe/distributed/parallel_state/parallel_state.h"
 
 namespace troupe {
 namespace {
@@ -48,10 +46,9 @@ TokenBatch padded(const TokenBatch& batch, int64_t more) {
 Feed whole_feed(const TokenBatch& batch, int64_t micro, const c10::Device& device, int64_t steps) {
   TROUPE_CHECK(micro > 0 && batch.B % micro == 0, "microbatches of", micro, "out of", batch.B);
   Feed out{.first_sample = batch.first_sample, .samples = batch.B, .tokens = batch.B * batch.S};
-  for (const float w : batch.weights) {
-    out.weight_sum += w;
-    out.loss_tokens += w != 0;
-  }
+  const TargetSums targets = target_sums(batch);
+  out.weight_sum = targets.weight;
+  out.loss_tokens = targets.tokens;
   const auto& documents = batch.documents;
   const bool padded = std::find(documents.begin(), documents.end(), -1) != documents.end();
   const bool several = std::any_of(documents.begin(), documents.end(), [](int d) { return d > 0; });
@@ -87,13 +84,13 @@ Feed whole_feed(const TokenBatch& batch, int64_t micro, const c10::Device& devic
 
 }  // namespace
 
-std::optional<TokenBatch> next_batch(BatchReader& reader, const ParallelState& parallel) {
-  try {
-    return reader.next();
-  } catch (const AskedToStop&) {
-    if (!parallel.alone()) parallel.all_reduce({0, 0, 1});
-    return {};
+TargetSums target_sums(const TokenBatch& batch) {
+  TargetSums out;
+  for (const float w : batch.weights) {
+    out.weight += w;
+    out.tokens += w != 0;
   }
+  return out;
 }
 
 Feed make_feed(const TokenBatch& batch, int64_t micro, const c10::Device& device, int64_t steps,

@@ -4,17 +4,13 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
-#include "troupe/data/batch_reader.h"
 #include "troupe/data/dataset.h"
 #include "troupe/nn/context_slice.h"
 #include "troupe/nn/models/model.h"
 
 namespace troupe {
-
-class ParallelState;
 
 struct Feed {
   std::vector<Batch> microbatches = {};  // of this rank
@@ -29,10 +25,12 @@ struct Feed {
   bool keep_choices = false;         // asks the step for the routers' choices
 };
 
-// The reader's next batch. Nothing where the run is asked to stop while it waits for a server of
-// the data: the ranks then sum {samples, weights, stopped}, and this rank adds {0, 0, 1}, so that
-// all of them know.
-std::optional<TokenBatch> next_batch(BatchReader& reader, const ParallelState& parallel);
+// The weight of a batch's targets, and how many count.
+struct TargetSums {
+  double weight = 0;
+  int64_t tokens = 0;
+};
+TargetSums target_sums(const TokenBatch& batch);
 
 // Microbatch m has rows m * micro .. (m + 1) * micro; `micro` divides their number. If these are
 // fewer than `steps` microbatches, ones without rows follow. Batch::documents is set only if a row

@@ -6,6 +6,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -159,18 +160,22 @@ const std::vector<Action>& Learner::list_of(int microbatches, bool training) {
   return schedule[static_cast<size_t>(setup_->state.stage_rank())];
 }
 
-StepReport Learner::step(const Feed& feed, TrainState& state) {
+StepReport Learner::step(const Feed& feed, TrainState& state, const Votes& votes) {
   StepReport report;
   report.tokens = feed.tokens;
   report.weight_sum = feed.weight_sum;
   const auto& list = list_of(static_cast<int>(feed.microbatches.size()));
   StepInput input = input_of(feed, state);
+  std::vector<double> own;
+  bool asked = false;
   const auto run = [&] {
     KeepsFp8Weights rounded(recipe_.train.fp8, *model_, feed.microbatches.size(),
                             [&](const Param& p) { return stays_whole(*store_, p); });
     const auto at_the_end = [&](const StepOutput& output) {
       rounded.forget();
-      update(output, state, report);
+      // Not asked again where a step is repeated.
+      if (votes && !std::exchange(asked, true)) own = votes();
+      update(output, state, own, report);
     };
     return executor_->run(list, input,
                           {.update = at_the_end, .gradient = {}, .both = both_of(setup_->turns)});
@@ -194,7 +199,8 @@ StepReport Learner::step(const Feed& feed, TrainState& state) {
   return report;
 }
 
-void Learner::update(const StepOutput& output, TrainState& state, StepReport& report) {
+void Learner::update(const StepOutput& output, TrainState& state, const std::vector<double>& votes,
+                     StepReport& report) {
   const at::NoGradGuard no_grad;
   const double unscale = precision_ == Precision::kFp16 ? 1 / state.loss_scale.scale : 1;
   const double clip =
@@ -205,19 +211,22 @@ void Learner::update(const StepOutput& output, TrainState& state, StepReport& re
   const at::Tensor mtp = output.mtp.defined() ? output.mtp : none;
   const at::Tensor squares = sum_squares(store_->counted_grads()).to(device_);
   // One sum over all ranks decides for all of them: what is not finite anywhere is so everywhere.
+  const at::Tensor parts = at::stack({loss, mtp, (squares * (unscale * unscale)).squeeze(0),
+                                      lost_rows(), missed_rows(setup_->experts, device_)});
   const at::Tensor sums = summed(setup_->state.sum_over_all(),
-                                 at::stack({loss, mtp, (squares * (unscale * unscale)).squeeze(0),
-                                            lost_rows(), missed_rows(setup_->experts, device_)}));
+                                 at::cat({parts, at::tensor(votes, at::kDouble).to(device_)}));
   const auto [scale, norm_f32] = clip_scale(sums.narrow(0, 2, 1), clip);
   const at::Tensor norm =
       precision_ == Precision::kFp64 ? sums.narrow(0, 2, 1).sqrt() : norm_f32.to(at::kDouble);
-  const at::Tensor seen = at::cat({sums.narrow(0, 0, 2), norm, sums.narrow(0, 3, 2)}).cpu();
+  const at::Tensor seen =
+      at::cat({sums.narrow(0, 0, 2), norm, sums.narrow(0, 3, sums.size(0) - 3)}).cpu();
   const auto* const values = seen.const_data_ptr<double>();
   require_rows(setup_->experts, values[4]);
   if (values[3] > 0) {  // nothing of this attempt counts
     report.lost_rows = static_cast<int64_t>(values[3]);
     return;
   }
+  report.votes.assign(values + 5, values + seen.numel());
   report.loss = values[0];
   report.mtp_loss = values[1];
   report.grad_norm = values[2];

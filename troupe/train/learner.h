@@ -10,6 +10,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -39,8 +40,10 @@ class Learner {
           std::shared_ptr<const ParallelSetup> setup = std::make_shared<ParallelSetup>());
 
   // One step over this rank's part of a global batch; advances `state`, also if the update is
-  // skipped.
-  StepReport step(const Feed& feed, TrainState& state);
+  // skipped. `votes`: values of this rank that ranks add up in the same all-reduce as loss and norm
+  // (StepReport::votes), called once, behind the backward; all ranks give as many.
+  using Votes = std::function<std::vector<double>()>;
+  StepReport step(const Feed& feed, TrainState& state, const Votes& votes = {});
 
   // The summed loss of a batch and the weight of its targets; changes nothing. Every rank calls:
   // each replica with its own rows (or none), the same on all its ranks. The sums are over the
@@ -91,7 +94,8 @@ class Learner {
 
   at::Tensor lost_rows();  // f64 scalar, this rank's
   StepInput input_of(const Feed& feed, const TrainState& state) const;
-  void update(const StepOutput& output, TrainState& state, StepReport& report);
+  void update(const StepOutput& output, TrainState& state, const std::vector<double>& votes,
+              StepReport& report);
   void apply(const TrainState& state, StepReport& report, const at::Tensor& grad_scale);
   std::string first_bad(const Feed& feed, const TrainState& state);
   Finding bad_forward(const Feed& feed, const TrainState& state);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "troupe/core/check.h"
 #include "troupe/core/text/readable.h"
 #include "troupe/train/report/report.h"
 #include "troupe/train/resume.h"
@@ -23,67 +22,37 @@ RunEnd Trainer::run() {
     if (!stop_.reason().empty()) return stop();
     const auto begin = Clock::now();
     const double waited = pulse_.waited_seconds();
-    const Feed feed = next_feed();
+    const std::optional<Feed> feed = next_feed();
     // Some rank has been asked to stop: all do, before the same step.
     if (!stop_.reason().empty()) return stop();
-    one_step(feed, begin, pulse_.waited_seconds() - waited);
+    one_step(*feed, begin, pulse_.waited_seconds() - waited);
   }
   return finish();
 }
 
-// Batches are made ahead by a thread; where a ramp changes their size, each knows its own.
-Feed Trainer::next_feed() {
+// The whole batch's sizes and weight are known before it is cut into this rank's part.
+std::optional<Feed> Trainer::next_feed() {
   pulse_.begin(Phase::kBatch);
-  const auto size_at = [this](int64_t sample) {
-    return batch_at(recipe_.train.batch_ramp, plan_.batch, sample);
-  };
-  const auto own_part = [this](int64_t n) { return share_of(parallel_, n / plan_.micro_batch); };
-  if (reader_ == nullptr) {
-    reader_ = std::make_unique<BatchReader>(
-        [this, size_at, own_part, sample = state_.done.samples](int64_t) mutable {
-          const int64_t count = size_at(sample), micro = plan_.micro_batch;
-          const RankShare share = own_part(count);
-          const int64_t first = sample + share.first * micro;
-          sample += count;
-          return data_.train->batch(first, share.count * micro);
-        },
-        state_.done.steps, 2);
+  if (loader_ == nullptr) {
+    loader_ =
+        std::make_unique<BatchLoader>(context_, *tools_.setup, *data_.train, learner_->device());
+    agreement_ = std::make_unique<StepAgreement>(context_, *loader_, *cadences_, stop_, *saves_);
   }
   tools_.faults.at("batch", state_.done.steps);
-  const int64_t count = size_at(state_.done.samples);
-  const RankShare share = own_part(count);
-  const std::optional<TokenBatch> batch = next_batch(*reader_, parallel_);
-  if (!batch) {
-    stop_.stop_for(stop_.own_reason());
-    return {};
-  }
-  TROUPE_CHECK(batch->first_sample == state_.done.samples + share.first * plan_.micro_batch,
-               "batch of sample", batch->first_sample, "at", state_.done.samples);
-  Feed feed = make_feed(*batch, plan_.micro_batch, learner_->device(), share.steps,
-                        row_cut(*tools_.setup, recipe_.model));
-  if (parallel_.alone()) return feed;
-  const std::string why = stop_.own_reason();
-  const double once = parallel_.first_of_replica() ? 1 : 0;
-  const std::vector<double> all =
-      parallel_.all_reduce({once * feed.weight_sum, once * static_cast<double>(feed.loss_tokens),
-                            why.empty() ? 0. : 1.});
-  feed.weight_sum = all[0];
-  feed.loss_tokens = static_cast<int64_t>(all[1]);
-  if (all[2] > 0) stop_.stop_for(why.empty() ? "another rank was asked to stop" : why);
-  feed.all_microbatches = count / plan_.micro_batch;
-  feed.first_sample = state_.done.samples;
-  feed.samples = count;
-  feed.tokens = count * recipe_.data.sequence;
-  feed.first_token = share.first * plan_.micro_batch * recipe_.data.sequence;
-  return feed;
+  return loader_->next(stop_);
 }
 
 // `waited`: seconds for its batch in which this rank waited for others.
 void Trainer::one_step(const Feed& feed, Clock::time_point begin, double waited) {
   const double batch_seconds = RunContext::since(begin);
   const Position before = state_.done;
-  profile_->begin(state_.done.steps + 1);
-  const StepReport report = step_with_routing(feed);
+  Position after = before;
+  ++after.steps;
+  after.samples += feed.samples;
+  after.tokens += feed.tokens;
+  const auto votes = [&] { return agreement_->votes(before, after); };
+  profile_->begin(after.steps);
+  const StepReport report = step_with_routing(feed, parallel_.alone() ? Learner::Votes() : votes);
   pulse_.done(state_.done.steps);
   const double seconds = RunContext::since(begin);
   profile_->end(state_.done.steps);
@@ -96,20 +65,20 @@ void Trainer::one_step(const Feed& feed, Clock::time_point begin, double waited)
   }
   logger_->note_step(report, feed);
   if (!report.moved.empty()) saves_->list_tensors();
-  do_duties(cadences_->after_step(before, saves_->failed()), report, feed, seconds);
+  do_duties(agreement_->decide(parallel_.alone() ? votes() : report.votes), report, feed, seconds);
 }
 
 // A step that takes the routers' choices from a trace, or keeps them (R15).
-StepReport Trainer::step_with_routing(const Feed& given) {
+StepReport Trainer::step_with_routing(const Feed& given, const Learner::Votes& votes) {
   const int64_t step = state_.done.steps + 1, every = recipe_.log.routing;
   const bool keeps = every > 0 && step % every == 0;
-  if (!keeps && recipe_.run.replay.empty()) return learner_->step(given, state_);
+  if (!keeps && recipe_.run.replay.empty()) return learner_->step(given, state_, votes);
   Feed feed = given;
   feed.keep_choices = keeps;
   if (!recipe_.run.replay.empty()) {
     replay_routing(recipe_.run.replay, step, recipe_.model, feed);
   }
-  StepReport report = learner_->step(feed, state_);
+  StepReport report = learner_->step(feed, state_, votes);
   if (!keeps) return report;
   pulse_.begin(Phase::kLog);
   for (StepChoices& choices : report.output.choices) {

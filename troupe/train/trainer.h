@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "troupe/checkpoint/checkpoint.h"
-#include "troupe/data/batch_reader.h"
+#include "troupe/train/batch_loader.h"
 #include "troupe/train/cadences.h"
 #include "troupe/train/learner.h"
 #include "troupe/train/observe/profile.h"
@@ -22,6 +22,7 @@
 #include "troupe/train/run_context.h"
 #include "troupe/train/run_logger.h"
 #include "troupe/train/save_control.h"
+#include "troupe/train/step_agreement.h"
 #include "troupe/train/stop_control.h"
 
 namespace troupe {
@@ -52,8 +53,8 @@ class Trainer {
   void log_start() const;
 
   // trainer.cpp
-  Feed next_feed();
-  StepReport step_with_routing(const Feed& given);
+  std::optional<Feed> next_feed();
+  StepReport step_with_routing(const Feed& given, const Learner::Votes& votes);
   void one_step(const Feed& feed, Clock::time_point begin, double waited);
   void do_duties(const StepDuties& due, const StepReport& report, const Feed& feed, double seconds);
   void save(const std::string& why, WhenBusy when_busy);
@@ -81,7 +82,8 @@ class Trainer {
   std::unique_ptr<SaveControl> saves_;
   StopControl stop_;
   std::optional<Cadences> cadences_;
-  std::unique_ptr<BatchReader> reader_;
+  std::unique_ptr<BatchLoader> loader_;
+  std::unique_ptr<StepAgreement> agreement_;
   std::unique_ptr<Profile> profile_;
   Fingerprint fingerprint_;
   std::string run_id_;
