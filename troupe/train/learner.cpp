@@ -4,7 +4,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -17,7 +16,6 @@
 #include <map>
 #include <utility>
 
-#include "troupe/core/number/moment8.h"
 #include "troupe/nn/context_slice.h"
 #include "troupe/ops/grad_norm.h"
 #include "troupe/ops/support/cuda_plugin.h"
@@ -25,7 +23,7 @@
 #include "troupe/ops/support/trial_kernels.h"
 #include "troupe/train/expert_dispatch.h"
 #include "troupe/train/forecast/step_work.h"
-#include "troupe/train/optim/moments8.h"
+#include "troupe/train/nonfinite_search.h"
 
 namespace troupe {
 namespace {
@@ -37,10 +35,6 @@ std::function<void(const Part& back, const Part& ahead)> both_of(
     const std::shared_ptr<Turns>& turns) {
   if (!turns) return {};
   return [turns](const Part& back, const Part& ahead) { turns->both(back, ahead); };
-}
-
-std::string described(const BadValue& bad) {
-  return bad.name + ", " + std::to_string(bad.bad) + " of " + std::to_string(bad.of) + " values";
 }
 
 // Two runs are equal bit for bit (rule G4). On a GPU that asks it of PyTorch's own operators too:
@@ -112,6 +106,7 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
   store_->initialise_all(recipe_.train.seed);
   optimizer_ = std::visit([](const auto& c) { return c.build(); }, recipe_.train.optimizer);
   make_state(*optimizer_, base.moments, *store_);
+  tensors_ = std::make_unique<CheckpointTensors>(*store_, *optimizer_);
   executor_ = std::make_unique<Executor>(*model_, *store_, faults_, owners(work_),
                                          setup_->state.world().pulse(), setup_->channels);
   const RebalanceConfig& rebalance = setup_->parallel().rebalance;
@@ -290,100 +285,11 @@ void Learner::apply(const TrainState& state, StepReport& report, const at::Tenso
   }
 }
 
-// In the order in which a step computes: weights, forward, gradients from the head down. Every rank
-// searches, even if another one has found a value: the passes contain collectives.
 std::string Learner::first_bad(const Feed& feed, const TrainState& state) {
-  const auto weights = bad_values(*store_, &Bucket::own);
-  const auto gradients = bad_gradients(*store_);
-  Finding found = bad_forward(feed, state);
-  // Looked at by all where there are several: a step between ranks takes all of them.
-  if (!gradients.empty() || !setup_->state.alone()) {
-    found.first_of(bad_gradient(feed, state));
-    // The previous step's gradient, summed over ranks: the rank that owns this part of it sees it.
-    if (!gradients.empty()) {
-      found.first_of({.stage = Stage::kSum,
-                      .what = "gradient of " + described(gradients.back()) +
-                              "; replayed, it is finite: a passing fault"});
-    }
-  }
-  if (!weights.empty()) {
-    found.first_of({.stage = Stage::kWeights, .what = "weight " + described(weights.front())});
-  }
-  if (!found.what.empty() && setup_->state.stage_ranks() > 1) {
-    found.what = "stage " + std::to_string(setup_->state.stage_rank() + 1) + '/' +
-                 std::to_string(setup_->state.stage_ranks()) + ", " + found.what;
-  }
-  const std::vector<std::string> all =
-      setup_->state.all_gather_texts("bad values", found.key() + found.what);
-  const auto first = std::min_element(all.begin(), all.end());
-  const std::string what = first->substr(found.key().size());
-  if (what.empty()) return "the loss; replayed, its forward is finite: a passing fault";
-  return setup_->state.alone() ? what : "rank " + std::to_string(first - all.begin()) + ", " + what;
-}
-
-std::string Learner::Finding::key() const {
-  std::string place = std::to_string(order);
-  return std::to_string(static_cast<int>(stage)) + std::string(20 - place.size(), '0') + place;
-}
-
-void Learner::Finding::first_of(const Finding& other) {
-  if (other.key() < key()) *this = other;
-}
-
-// A rank's own gradients tell whose it is; that of their sum alone, that each was finite.
-Learner::Finding Learner::bad_gradient(const Feed& feed, const TrainState& state) {
-  StepInput input = input_of(feed, state);
-  input.context.budgeted = false;  // as the step that is replayed: it had room for all
-  Finding found;
-  const auto look = [&](const Action& action, int64_t slot, const at::Tensor& gradient) {
-    const NamedParam& named = store_->slots()[static_cast<size_t>(slot)].named;
-    const auto bad = bad_values_of(named, gradient);
-    if (bad.empty()) return;
-    const int64_t units = model_->num_units();
-    const auto slots = static_cast<int64_t>(store_->slots().size());
-    const int64_t unit = action.microbatch * units + units - 1 - action.chunk;
-    found.first_of({.stage = Stage::kBackward,
-                    .order = (unit + 1) * slots - 1 - slot,
-                    .what = "gradient of " + described(bad.front()) + ", microbatch " +
-                            std::to_string(action.microbatch) +
-                            " (replayed: the same; its forward is finite)"});
-  };
-  executor_->run(list_of(static_cast<int>(feed.microbatches.size())), input,
-                 {.update = [](const StepOutput&) {}, .gradient = look});
-  const auto sums = bad_gradients(*store_);
-  if (!sums.empty()) {
-    found.first_of({.stage = Stage::kSum,
-                    .what = "gradient of " + described(sums.back()) +
-                            " (replayed: the same; each rank's own is finite)"});
-  }
-  return found;
-}
-
-Learner::Finding Learner::bad_forward(const Feed& feed, const TrainState& state) {
-  const at::NoGradGuard no_grad;
-  Context context = input_of(feed, state).context;
-  context.owns_backward = false;  // counts nothing a second time
-  context.budgeted = false;       // there was room for all
-  Finding found;
-  const int64_t units = model_->num_units();
-  std::vector<int64_t> tokens;
-  for (const Batch& batch : feed.microbatches) tokens.push_back(batch.ids_BS.numel());
-  const auto look = [&](int64_t unit, int64_t m, const at::Tensor& h) {
-    const Batch& batch = feed.microbatches[static_cast<size_t>(m)];
-    context.first_token = feed.first_token + m * whole_tokens(batch);
-    const UnitResult r = model_->forward(unit, h, batch, context);
-    const at::Tensor& value = r.h.defined() ? r.h : r.loss_sum;
-    if (!at::isfinite(value).all().item<bool>()) {
-      found.first_of({.stage = Stage::kForward,
-                      .order = m * units + unit,
-                      .what = "forward of " + unit_name(model_->config(), unit) + ", microbatch " +
-                              std::to_string(m) + " (replayed: the same)"});
-    }
-    return r.h;
-  };
-  executor_->pass(list_of(static_cast<int>(tokens.size()), /*training=*/false), tokens, look,
-                  context.training);
-  return found;
+  const int n = static_cast<int>(feed.microbatches.size());
+  const NonfiniteSearch search(*model_, *store_, *executor_, setup_->state, list_of(n),
+                               list_of(n, /*training=*/false));
+  return search.first(feed, input_of(feed, state));
 }
 
 void Learner::through_units(const std::vector<int64_t>& tokens, const Executor::UnitFunction& f) {
@@ -407,97 +313,12 @@ Learner::Sums Learner::evaluate(const TokenBatch& own) {
   return {.loss = setup_->state.all_reduce_stages({loss})[0], .weight = feed.weight_sum};
 }
 
-void Learner::add_to(CheckpointState& state, Saved what) {
-  for (size_t s = 0; s < store_->slots().size(); ++s) {
-    const ParamStore::Slot& slot = store_->slots()[s];
-    const Bucket& b = store_->buckets()[static_cast<size_t>(slot.bucket)];
-    if (what.to_load && !store_->reads_loaded(b)) continue;
-    const ProcessGroup& same = *b.sharers.replicas;
-    const Replica replica = what.to_load ? Replica() : Replica{same.rank(), same.size()};
-    const int64_t from = store_->owned(static_cast<int64_t>(s)).from;
-    const auto part = [&](const at::Tensor& x) { return store_->part(static_cast<int64_t>(s), x); };
-    const auto add = [&](const std::string& prefix, const StateTensor& live) {
-      state.add_range(prefix + slot.named.name, *slot.named.param, from, live, replica);
-    };
-    add("model.",
-        b.in_halves() ? StateTensor(part(b.own), part(b.low)) : StateTensor(part(b.master)));
-    if (what.weights_alone) continue;
-    const std::vector<std::string> names = optimizer_->state_names(b);
-    for (size_t i = 0; i < names.size(); ++i) {
-      add("optimizer." + names[i] + '.', state_tensor(static_cast<int64_t>(s), i, names[i]));
-    }
-    const Param& p = *slot.named.param;
-    const std::vector<SlotState> others = optimizer_->slot_states(p, b.key);
-    for (size_t i = 0; i < others.size(); ++i) {
-      state.add_range("optimizer." + others[i].name + '.' + slot.named.name,
-                      state_like(p, others[i].extent), 0, slot.state[i], replica);
-    }
-  }
-  for (const NamedParam& other : store_->others()) {
-    const Owners owners = store_->sharers_of(other);
-    const ProcessGroup &cut = *owners.owners, &same = *owners.replicas;
-    // Whole on each of them, to read and to write.
-    const Replica replica{same.rank() * cut.size() + cut.rank(), same.size() * cut.size()};
-    state.add("model." + other.name, *other.param, what.to_load ? Replica() : replica);
-  }
-}
-
-StateTensor Learner::state_tensor(int64_t slot, size_t i, const std::string& name) {
-  const int64_t bucket = store_->slots()[static_cast<size_t>(slot)].bucket;
-  const Bucket& b = store_->buckets()[static_cast<size_t>(bucket)];
-  const at::Tensor value = store_->part(slot, b.state[i]);
-  if (b.scales.empty()) return value;
-  const auto take = [this, slot, i, n = value.numel()](int64_t at, const at::Tensor& numbers) {
-    at::Tensor all;
-    {
-      const std::lock_guard lock(brought_mutex_);
-      at::Tensor& kept = brought_[{slot, i}];
-      if (!kept.defined()) kept = at::zeros({n}, at::kFloat);
-      all = kept;
-    }
-    all.narrow(0, at, numbers.numel()).copy_(numbers);
-  };
-  const at::Tensor scales = store_->part_of_blocks(slot, b.scales[i]);
-  return StateTensor::coded(value, scales, is_second_moment(name), take);
-}
-
 RebalanceState Learner::rebalance_state() const {
   return rebalancer_ ? rebalancer_->state() : RebalanceState{};
 }
 
 bool Learner::restore(const RebalanceState& state) {
   return rebalancer_ ? rebalancer_->restore(state) : state.ranks == 0;
-}
-
-void Learner::loaded(bool weights_alone) {
-  if (weights_alone) {
-    for (Bucket& b : store_->buckets()) {
-      for (at::Tensor& x : b.state) x.zero_();
-      for (at::Tensor& x : b.scales) x.zero_();
-    }
-    for (ParamStore::Slot& slot : store_->slots()) {
-      for (at::Tensor& x : slot.state) x.zero_();
-    }
-  }
-  for (auto& [of, numbers] : brought_) {
-    const auto& [slot, i] = of;
-    const int64_t bucket = store_->slots()[static_cast<size_t>(slot)].bucket;
-    const Bucket& b = store_->buckets()[static_cast<size_t>(bucket)];
-    const bool second = is_second_moment(optimizer_->state_names(b)[i]);
-    const at::Tensor codes = store_->part(slot, b.state[i]);
-    const at::Tensor scales = store_->part_of_blocks(slot, b.scales[i]);
-    constexpr int64_t kAtATime = int64_t{1} << 24;
-    for (int64_t from = 0; from < numbers.numel(); from += kAtATime) {
-      const int64_t n = std::min(kAtATime, numbers.numel() - from);
-      code_moments(numbers.narrow(0, from, n).to(device_), codes.narrow(0, from, n),
-                   scales.narrow(0, from / kMomentBlock, moment_blocks(n)), second,
-                   /*dithered=*/false);
-    }
-    numbers.reset();
-  }
-  brought_.clear();
-  store_->spread_loaded();
-  store_->values_from_masters();
 }
 
 }  // namespace troupe

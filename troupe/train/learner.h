@@ -13,13 +13,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "troupe/checkpoint/checkpoint.h"
 #include "troupe/data/dataset.h"
+#include "troupe/train/checkpoint_tensors.h"
 #include "troupe/train/executor.h"
 #include "troupe/train/feed.h"
 #include "troupe/train/observe/step_report.h"
@@ -57,17 +56,9 @@ class Learner {
   // the result of the head is not used. Every rank calls (PL13).
   void through_units(const std::vector<int64_t>& tokens, const Executor::UnitFunction& f);
 
-  // The checkpoint's tensors that this rank owns: weights (f32 masters, if there are), optimizer
-  // state, routers' state. `to_load`: of ranks that own the same, only the first names it, and
-  // loaded() broadcasts it to the others.
-  struct Saved {
-    bool weights_alone = false;
-    bool to_load = false;
-  };
-  void add_to(CheckpointState& state, Saved what);
-  void loaded(bool weights_alone);  // after a checkpoint filled what add_to named
+  CheckpointTensors& checkpoint() { return *tensors_; }
   // State of expert rebalancing (train/params/rebalance.h); every rank calls. restore() follows
-  // loaded() and moves the loaded experts; false if the state belongs to another layout (no error).
+  // checkpoint().loaded() and moves the loaded experts; false if the state belongs to another layout (no error).
   RebalanceState rebalance_state() const;
   bool restore(const RebalanceState& state);
 
@@ -81,27 +72,13 @@ class Learner {
   bool weights_finite() const { return bad_values(*store_, &Bucket::own).empty(); }
 
  private:
-  // Where a value that is not finite came from, in the order in which a step computes.
-  enum class Stage { kWeights, kForward, kBackward, kSum, kNone };
-  struct Finding {
-    Stage stage = Stage::kNone;
-    int64_t order = 0;  // within the stage
-    std::string what = {};
-
-    std::string key() const;              // fixed length; sorts by the order of computation
-    void first_of(const Finding& other);  // keeps the earlier of the two
-  };
-
   at::Tensor lost_rows();  // f64 scalar, this rank's
   StepInput input_of(const Feed& feed, const TrainState& state) const;
   void update(const StepOutput& output, TrainState& state, const std::vector<double>& votes,
               StepReport& report);
   void apply(const TrainState& state, StepReport& report, const at::Tensor& grad_scale);
   std::string first_bad(const Feed& feed, const TrainState& state);
-  Finding bad_forward(const Feed& feed, const TrainState& state);
-  Finding bad_gradient(const Feed& feed, const TrainState& state);
   const std::vector<Action>& list_of(int microbatches, bool training = true);  // this rank's
-  StateTensor state_tensor(int64_t slot, size_t i, const std::string& name);
 
   const Recipe recipe_;
   const RunPlan plan_;
@@ -111,16 +88,13 @@ class Learner {
   std::unique_ptr<Model> model_;
   std::unique_ptr<ParamStore> store_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<CheckpointTensors> tensors_;
   std::shared_ptr<const ParallelSetup> setup_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Rebalancer> rebalancer_;  // null: experts stay
   StepWork work_;                           // of a step, without the number of microbatches
   // By whether they train and by the number of microbatches.
   std::map<std::pair<bool, int>, Schedule> schedules_;
-  // Loaded 8-bit optimizer state, as f32 on the host by slot and state, until loaded() quantizes
-  // it: pieces of a file need not end at a block.
-  std::map<std::pair<int64_t, size_t>, at::Tensor> brought_;
-  std::mutex brought_mutex_;
 };
 
 }  // namespace troupe

@@ -69,7 +69,7 @@ at::Tensor in_box(const at::Tensor& whole, const Box& box) {
 // All that a rank holds, whether or not it is the one that writes it.
 CheckpointState state_of(Learner& learner) {
   CheckpointState out;
-  learner.add_to(out, {});
+  learner.checkpoint().add_to(out, {});
   return out;
 }
 
@@ -126,9 +126,9 @@ double next_loss(const Recipe& recipe, Learner& learner, TrainState state) {
 
 void load_into(Learner& learner, const std::string& folder) {
   CheckpointState to_load;
-  learner.add_to(to_load, {.to_load = true});
+  learner.checkpoint().add_to(to_load, {.to_load = true});
   load(folder, to_load, {}, checkpoint_group(learner.parallel()), Faults());
-  learner.loaded(false);
+  learner.checkpoint().loaded(false);
 }
 
 // What a layout saved.

@@ -40,7 +40,7 @@ void SaveControl::require_space() const {
 
 void SaveControl::list_tensors() {
   tensors_ = {};
-  learner_.add_to(tensors_, {});
+  learner_.checkpoint().add_to(tensors_, {});
 }
 
 void SaveControl::foresee() {

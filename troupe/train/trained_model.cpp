@@ -18,10 +18,10 @@ void set_missing_length(TrainConfig& train) {
 Loaded load_weights(Learner& learner, const std::string& folder, LoadOptions options,
                     const Faults& faults, const CheckpointGroup& group) {
   CheckpointState weights;
-  learner.add_to(weights, {.weights_alone = true, .to_load = true});
+  learner.checkpoint().add_to(weights, {.weights_alone = true, .to_load = true});
   options.waive_unused.emplace_back("optimizer.*");
   Loaded out = load(folder, weights, options, group, faults);
-  learner.loaded(/*weights_alone=*/true);
+  learner.checkpoint().loaded(/*weights_alone=*/true);
   return out;
 }
 

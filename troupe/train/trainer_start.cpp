@@ -117,7 +117,7 @@ void Trainer::resume_run() {
   CheckpointConfig config = recipe_.checkpoint;
   if (tools_.force) config.waive_changed = {"*"};
   CheckpointState to_load;
-  learner_->add_to(to_load, {.to_load = true});
+  learner_->checkpoint().add_to(to_load, {.to_load = true});
   if (context_.writes_logs()) warn_of_other_users(config.dir, tools_.log);
   const auto loaded = resume(config, to_load, fingerprint_, group, tools_.faults,
                              /*defaults=*/model_keys(ModelConfig{}));
@@ -125,7 +125,7 @@ void Trainer::resume_run() {
   if (loaded) {
     state_ = read_state(loaded->point.manifest, loaded->point.folder);
     require_schedule(loaded->point.folder);
-    learner_->loaded(false);
+    learner_->checkpoint().loaded(false);
     if (!learner_->restore(state_.rebalance)) {
       tools_.log.info(
           "experts start in the default placement, not in the one that the checkpoint's run had "
