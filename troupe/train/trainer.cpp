@@ -16,7 +16,7 @@ RunEnd Trainer::run() {
     return RunEnd::kAlreadyFinished;
   }
   open_run();
-  if (recipe_.eval.at_start && state_.done.steps == 0) evaluate_all();
+  if (recipe_.eval.at_start && state_.done.steps == 0) evaluate();
   while (state_.done.steps < plan_.run.steps) {
     if (parallel_.alone()) stop_.stop_for(stop_.own_reason());
     if (!stop_.reason().empty()) return stop();
@@ -99,7 +99,7 @@ void Trainer::do_duties(const StepDuties& due, const StepReport& report, const F
   pulse_.begin(Phase::kLog);
   tools_.faults.at("log", state_.done.steps);
   if (due.line || due.record) logger_->write_record(report, feed, seconds, due.line);
-  if (due.eval) evaluate_all();
+  if (due.eval) evaluate();
   if (due.replicas) check_replicas(context_, *learner_, *logger_);
   if (due.save) save(due.why_save, recipe_.checkpoint.when_busy);
   if (due.save_failed) saves_->wait();  // throws, on all ranks at one step
@@ -107,8 +107,15 @@ void Trainer::do_duties(const StepDuties& due, const StepReport& report, const F
   if (due.status) logger_->status(saves_->newest());
 }
 
+void Trainer::evaluate() {
+  const bool best = evaluation_->run();
+  if (best && recipe_.checkpoint.keep_best > 0 && state_.done.steps > 0) {
+    save("best validation loss", recipe_.checkpoint.when_busy);
+  }
+}
+
 void Trainer::save(const std::string& why, WhenBusy when_busy) {
-  saves_->save(why, when_busy, scored_step_ == state_.done.steps ? score_ : std::nullopt);
+  saves_->save(why, when_busy, evaluation_->score_at(state_.done.steps));
 }
 
 RunEnd Trainer::stop() {
@@ -134,7 +141,7 @@ std::string Trainer::train_on() const {
 
 RunEnd Trainer::finish() {
   const bool wanted = recipe_.eval.every.value > 0 || recipe_.eval.at_start;
-  if (wanted && scored_step_ != state_.done.steps) evaluate_all();
+  if (wanted && !evaluation_->done_at(state_.done.steps)) evaluate();
   save("end", WhenBusy::kWait);
   saves_->wait();
   saves_->note_saves();

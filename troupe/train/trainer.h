@@ -16,6 +16,7 @@
 #include "troupe/checkpoint/checkpoint.h"
 #include "troupe/train/batch_loader.h"
 #include "troupe/train/cadences.h"
+#include "troupe/train/evaluation.h"
 #include "troupe/train/learner.h"
 #include "troupe/train/observe/profile.h"
 #include "troupe/train/open_data.h"
@@ -62,10 +63,7 @@ class Trainer {
   RunEnd finish();
   std::string train_on() const;
 
-  // trainer_evaluate.cpp
-  void evaluate_all();
-  double evaluate_set(const std::string& name, const Dataset& set);
-  void sample_all();
+  void evaluate();
 
   const Recipe recipe_;  // its microbatch settled
   const std::string micro_why_;
@@ -81,6 +79,7 @@ class Trainer {
   std::unique_ptr<RunLogger> logger_;
   std::unique_ptr<SaveControl> saves_;
   StopControl stop_;
+  std::optional<Evaluation> evaluation_;
   std::optional<Cadences> cadences_;
   std::unique_ptr<BatchLoader> loader_;
   std::unique_ptr<StepAgreement> agreement_;
@@ -89,8 +88,6 @@ class Trainer {
   std::string run_id_;
   int64_t resumed_step_ = -1;
   int64_t read_bytes_ = 0;  // of tensors, by all ranks, to resume
-  int64_t scored_step_ = -1;
-  std::optional<double> score_ = {};  // validation loss at scored_step_
 };
 
 }  // namespace troupe

@@ -186,6 +186,7 @@ void Trainer::open_run() {
   saves_->foresee();
   logger_->start(resumed_step_, read_bytes_);
   cadences_.emplace(context_, resumed_step_);
+  evaluation_.emplace(context_, *learner_, data_, tokenizer_.get(), *logger_, stop_);
 }
 
 void Trainer::log_start() const {
