@@ -13,6 +13,7 @@
 #include "troupe/core/config/config.h"
 #include "troupe/core/config/json.h"
 #include "troupe/core/text/readable.h"
+#include "troupe/distributed/dispatch/dispatchers.h"
 #include "troupe/train/forecast/device.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/forecast/mfu.h"
@@ -52,6 +53,12 @@ std::pair<Recipe, std::string> settled_for(Recipe recipe, const ParallelSetup& s
   return {std::move(recipe), micro.why};
 }
 
+void require_rows_sent(const ParallelSetup& setup) {
+  if (!setup.experts || sends_rows(setup.parallel().dispatcher)) return;
+  fail(Code::kBadValue, "parallel.dispatcher", "null leaves each token on its rank, with experts",
+       "that are not its own: it times steps (troupe bench --ranks N). Train with auto");
+}
+
 // Fails before anything is allocated if the run cannot fit, instead of being killed for memory.
 void require_memory(const Recipe& recipe, const RunTools& tools) {
   const ParallelState& parallel = tools.setup->state;
@@ -89,6 +96,7 @@ Trainer::Trainer(const std::pair<Recipe, std::string>& settled, const RunTools& 
   tokenizer_ = std::move(tokenizer);
   data_ = std::move(data);
   pulse_.begin(Phase::kModel);
+  require_rows_sent(*tools_.setup);
   require_memory(recipe_, tools_);
   learner_ = std::make_unique<Learner>(
       recipe_, device_of(recipe_.run.device, parallel_.world().place().local_rank), tools_.faults,

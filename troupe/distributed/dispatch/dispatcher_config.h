@@ -1,6 +1,7 @@
 // What the config of a dispatcher answers, beside kKind and visit(), and the words it answers in:
 //   static constexpr bool kUsesNodes   whether `parallel.node_ranks` means something to it
 //   static constexpr bool kNeedsOneHost   whether its ranks must be of one machine
+//   static constexpr bool kForTimingAlone   where rows do not reach their experts
 //   std::unique_ptr<Dispatcher> build(const DispatcherGroups&, const ExpertPlacement&,
 //                                     const DispatcherOptions&) const
 //   std::string why(const ExpertRanks&) const    why a run takes it, for the log

@@ -40,6 +40,14 @@ bool needs_one_host(const DispatcherConfig& config) {
          asked(config, [](const auto& c) { return c.kNeedsOneHost; });
 }
 
+bool sends_rows(const DispatcherConfig& config) {
+  return std::holds_alternative<AutoDispatch>(config) || asked(config, [](const auto& c) {
+           return !requires {
+             c.kForTimingAlone;
+           };
+         });
+}
+
 std::unique_ptr<Dispatcher> build(const DispatcherConfig& config, const NodeGroups& groups,
                                   const ExpertPlacement& placement,
                                   const DispatcherOptions& options) {

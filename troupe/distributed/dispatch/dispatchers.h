@@ -8,6 +8,7 @@
 #include "troupe/core/config/one_of.h"
 #include "troupe/distributed/dispatch/all_gather_dispatcher.h"
 #include "troupe/distributed/dispatch/all_to_all_dispatcher.h"
+#include "troupe/distributed/dispatch/null_dispatcher.h"
 #include "troupe/distributed/dispatch/symmetric_dispatcher.h"
 #include "troupe/distributed/dispatch/two_level_dispatcher.h"
 
@@ -22,8 +23,8 @@ struct AutoDispatch {
   bool operator==(const AutoDispatch&) const = default;
 };
 
-using DispatcherConfig =
-    OneOf<AutoDispatch, AllToAllDispatch, AllGatherDispatch, TwoLevelDispatch, SymmetricDispatch>;
+using DispatcherConfig = OneOf<AutoDispatch, AllToAllDispatch, AllGatherDispatch, TwoLevelDispatch,
+                               SymmetricDispatch, NullDispatch>;
 
 // `config`, or if that is auto: two_level where the ranks fill several nodes, else all_to_all.
 DispatcherConfig chosen_for(const DispatcherConfig& config, const ExpertRanks& ranks);
@@ -31,6 +32,9 @@ DispatcherConfig chosen_for(const DispatcherConfig& config, const ExpertRanks& r
 bool may_use_nodes(const DispatcherConfig& config);
 // Whether the ranks that share experts must be of one machine; not of auto.
 bool needs_one_host(const DispatcherConfig& config);
+
+// Whether rows reach their experts: all but what times steps without transfers. True of auto.
+bool sends_rows(const DispatcherConfig& config);
 
 // The questions of dispatcher_config.h, asked of the config that is chosen. Throw for auto.
 std::unique_ptr<Dispatcher> build(const DispatcherConfig& config, const NodeGroups& groups,
