@@ -29,6 +29,14 @@ FAMILIES = {
     "llama": dict(SMALL, intermediate_size=48, attention_bias=True, rope_parameters=dict(
         rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
         original_max_position_embeddings=16)),
+    "mistral": dict(SMALL, intermediate_size=48, head_dim=8, sliding_window=8),
+    "qwen2": dict(SMALL, intermediate_size=48, use_sliding_window=True, sliding_window=8, max_window_layers=1),
+    "qwen3": dict(SMALL, intermediate_size=48, head_dim=8, tie_word_embeddings=True),
+    "qwen2_moe": dict(SMALL, intermediate_size=48, moe_intermediate_size=32, num_experts=4,
+                      num_experts_per_tok=2, shared_expert_intermediate_size=40, mlp_only_layers=[1]),
+    "glm4_moe": dict(SMALL, intermediate_size=48, moe_intermediate_size=32, n_routed_experts=4, num_experts_per_tok=2,
+                     head_dim=16, use_qk_norm=True, attention_bias=True, num_nextn_predict_layers=0,
+                     rope_parameters=dict(rope_type="default", rope_theta=1e6, partial_rotary_factor=0.5)),
     "mixtral": dict(SMALL, intermediate_size=48, num_local_experts=4, num_experts_per_tok=2),
     "qwen3_moe": dict(SMALL, intermediate_size=48, moe_intermediate_size=32, num_experts=4,
                       num_experts_per_tok=2, head_dim=8, mlp_only_layers=[1], norm_topk_prob=True),
@@ -96,6 +104,32 @@ class HfIo(FolderTest):
 
     def test_llama(self):
         self.round_trip("llama")
+
+    def test_mistral_with_and_without_a_window(self):
+        folder, _, back = self.round_trip("mistral")
+        self.assertEqual(json.loads((back / "config.json").read_text())["sliding_window"], 8)
+        shutil.rmtree(self.folder)
+        self.folder.mkdir()
+        folder, _, back = self.round_trip("mistral", sliding_window=None)
+        self.assertIsNone(json.loads((back / "config.json").read_text())["sliding_window"])
+
+    def test_qwen2_whose_last_layer_has_a_window(self):
+        _, _, back = self.round_trip("qwen2")
+        self.assertEqual(json.loads((back / "config.json").read_text())["layer_types"],
+                         ["full_attention", "sliding_attention"])
+
+    def test_qwen3_with_one_table(self):
+        self.round_trip("qwen3")
+
+    def test_qwen2_moe_with_a_gated_shared_expert(self):
+        self.round_trip("qwen2_moe")
+
+    def test_glm4_moe_of_both_forms(self):
+        _, run, _ = self.round_trip("glm4_moe")
+        self.assertIn("fraction: 0.5", (run / "recipe.yaml").read_text())
+        shutil.rmtree(self.folder)
+        self.folder.mkdir()
+        self.round_trip("glm4_moe", use_qk_norm=False, attention_bias=False, n_group=2, topk_group=1)
 
     def test_mixtral(self):
         folder, run, back = self.round_trip("mixtral")

@@ -12,9 +12,11 @@ import unittest
 import torch
 from safetensors.torch import load_file
 from transformers import (DbrxConfig, DbrxForCausalLM, DeepseekV2Config, DeepseekV2ForCausalLM,
-                          DeepseekV3Config, DeepseekV3ForCausalLM, GptOssConfig, GptOssForCausalLM,
-                          LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM,
-                          OlmoeConfig, OlmoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM)
+                          DeepseekV3Config, DeepseekV3ForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, GptOssConfig,
+                          GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
+                          MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM, Qwen2Config,
+                          Qwen2ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM,
+                          Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
 PROGRAM = pathlib.Path(os.environ["TROUPE_BUILD"], "model_run")
 VOCAB, BATCH, SEQUENCE = 96, 2, 40
@@ -83,6 +85,52 @@ class Models(unittest.TestCase):
         self.compare("llama", seeded(LlamaForCausalLM, config),
                      SHAPE + "ffn: 48, tie_embeddings: true, norm: {eps: 1e-6}, rope: {scaling: "
                      "linear, factor: 4}")
+
+    def test_mistral(self):
+        config = MistralConfig(**COMMON, intermediate_size=48, num_key_value_heads=2, head_dim=16, sliding_window=7,
+                               rms_norm_eps=1e-5, rope_parameters=dict(rope_type="default", rope_theta=1e6))
+        self.compare("mistral", seeded(MistralForCausalLM, config),
+                     SHAPE + "kv_heads: 2, head_dim: 16, ffn: 48, window: 7, norm: {eps: 1e-5}, rope: {theta: 1000000}")
+
+    def test_qwen2(self):
+        config = Qwen2Config(**COMMON, intermediate_size=48, num_key_value_heads=2, use_sliding_window=True,
+                             sliding_window=7, max_window_layers=1, rms_norm_eps=1e-6,
+                             rope_parameters=dict(rope_type="default", rope_theta=1e6))
+        self.compare("qwen2", seeded(Qwen2ForCausalLM, config),
+                     SHAPE + "kv_heads: 2, ffn: 48, qkv_bias: true, window: 7, window_layers: '[0,1]', "
+                     "norm: {eps: 1e-6}, rope: {theta: 1000000}")
+
+    def test_qwen3(self):
+        config = Qwen3Config(**COMMON, intermediate_size=48, num_key_value_heads=2, head_dim=16,
+                             tie_word_embeddings=True, rms_norm_eps=1e-6,
+                             rope_parameters=dict(rope_type="default", rope_theta=1e6))
+        self.compare("qwen3", seeded(Qwen3ForCausalLM, config),
+                     SHAPE + "kv_heads: 2, head_dim: 16, ffn: 48, qk_norm: head, tie_embeddings: true, "
+                     "norm: {eps: 1e-6}, rope: {theta: 1000000}")
+
+    def test_qwen2_moe(self):
+        config = Qwen2MoeConfig(**COMMON, num_key_value_heads=2, moe_intermediate_size=12, intermediate_size=40,
+                                shared_expert_intermediate_size=20, num_experts=8, num_experts_per_tok=3,
+                                norm_topk_prob=False, mlp_only_layers=[0], rms_norm_eps=1e-6,
+                                rope_parameters=dict(rope_type="default", rope_theta=1e6))
+        self.compare("qwen2_moe", seeded(Qwen2MoeForCausalLM, config),
+                     SHAPE + "kv_heads: 2, qkv_bias: true, norm: {eps: 1e-6}, ffn: 40, first_dense: 1, rope: {theta: "
+                     "1000000}, moe: {experts: 8, top_k: 3, hidden: 12, shared: {experts: 1, hidden: 20, form: gate}, "
+                     "router: {kind: topk_softmax, order: before}}")
+
+    def test_glm4_moe(self):
+        config = Glm4MoeConfig(**COMMON, num_key_value_heads=2, head_dim=16, moe_intermediate_size=12,
+                               intermediate_size=40, n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=2,
+                               n_group=4, topk_group=2, first_k_dense_replace=1, routed_scaling_factor=2.5,
+                               use_qk_norm=True, attention_bias=True, num_nextn_predict_layers=0, rms_norm_eps=1e-5,
+                               rope_parameters=dict(rope_type="default", rope_theta=1e6, partial_rotary_factor=0.5))
+        theirs = seeded(Glm4MoeForCausalLM, config)
+        theirs.model.layers[1].mlp.gate.e_score_correction_bias.normal_(std=0.1)
+        self.compare("glm4_moe", theirs,
+                     SHAPE + "kv_heads: 2, head_dim: 16, qk_norm: head, qkv_bias: true, norm: {eps: 1e-5}, ffn: 40, "
+                     "first_dense: 1, rope: {theta: 1000000, fraction: 0.5}, moe: {experts: 8, top_k: 2, hidden: 12, "
+                     "shared: {experts: 1}, router: {kind: sigmoid_bias, scale: 2.5, limit: {groups: 4, keep: 2, "
+                     "top: 2}}}")
 
     def test_mixtral(self):
         config = MixtralConfig(**COMMON, intermediate_size=24, num_key_value_heads=2,

@@ -33,6 +33,17 @@ MLA = ("mla: {kv_rank: 20, nope_dim: 12, rope_dim: 8, value_dim: 10%s}, ffn: 40,
 # A model of each family whose files we write; no theta is a class's default.
 BUILT_HERE = {
     "llama": SHAPE + "kv_heads: 2, ffn: 48, norm: {eps: 1e-5}, rope: {theta: 500000}",
+    "mistral": SHAPE + "kv_heads: 2, ffn: 48, window: 7, norm: {eps: 1e-5}, rope: {theta: 500000}",
+    "qwen2": SHAPE + "kv_heads: 2, ffn: 48, qkv_bias: true, window: 7, window_layers: '[0,1]', norm: {eps: 1e-6}, rope: "
+                     "{theta: 500000}",
+    "qwen3": SHAPE + "kv_heads: 2, head_dim: 16, ffn: 48, qk_norm: head, tie_embeddings: true, norm: {eps: 1e-6}, rope: "
+                     "{theta: 500000}",
+    "qwen2_moe": SHAPE + "kv_heads: 2, qkv_bias: true, norm: {eps: 1e-6}, ffn: 40, first_dense: 1, rope: {theta: 500000}, "
+                         "moe: {experts: 8, top_k: 3, hidden: 12, shared: {experts: 1, hidden: 20, form: gate}, router: "
+                         "{kind: topk_softmax, order: before}}",
+    "glm4_moe": SHAPE + "kv_heads: 2, head_dim: 16, qk_norm: head, norm: {eps: 1e-5}, ffn: 40, first_dense: 1, rope: "
+                        "{theta: 500000, fraction: 0.5}, moe: {experts: 8, top_k: 2, hidden: 12, shared: {experts: 1}, "
+                        "router: {kind: sigmoid_bias, scale: 2.5, limit: {groups: 4, keep: 2, top: 2}}}",
     "mixtral": SHAPE + "kv_heads: 2, window: 7, norm: {kind: rms_rounded}, rope: {theta: 500000}, moe: {experts: 4, "
                        "top_k: 2, hidden: 24, router: {kind: topk_softmax, order: after}}",
     "qwen3_moe": SHAPE + "kv_heads: 2, head_dim: 16, qk_norm: head, norm: {eps: 1e-6}, ffn: 40, first_dense: 1, rope: "

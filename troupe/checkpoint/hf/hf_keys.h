@@ -31,6 +31,9 @@ class HfKeys {
   const std::string& place() const { return place_; }
   bool has(const char* name) const { return json_.contains(name) && !json_[name].is_null(); }
 
+  // null counts: what a class takes for a key that is missing may be another thing.
+  bool is_missing(const char* name) const { return !json_.contains(name); }
+
   template <class T>
   void field(std::initializer_list<const char*> names, T& value, const T& absent) {
     if (!reads_) return put(*names.begin(), value);

@@ -8,6 +8,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/nn/balance_forms.h"
+#include "troupe/nn/moe_pattern.h"
 
 namespace troupe {
 namespace {
@@ -98,12 +99,98 @@ void ConfigFields::attention_bias(bool absent) {
   config.model.qkv_bias = config.model.out_bias = bias;
 }
 
-void ConfigFields::rope(double theta) {
+bool ConfigFields::layer_types() {
+  ModelConfig& c = config.model;
+  Json& types = keys.at("layer_types");
+  std::vector<bool> windows;
+  if (!keys.reads()) {
+    types = Json::array();
+    if (c.window > 0) windows = moe_layers(c.window_layers, c.layers);
+    windows.resize(static_cast<size_t>(c.layers), false);
+    for (const bool w : windows) types.push_back(w ? "sliding_attention" : "full_attention");
+    return true;
+  }
+  if (types.is_null()) return false;
+  if (!types.is_array() || static_cast<int64_t>(types.size()) != c.layers) {
+    keys.refuse("layer_types", "a list of " + std::to_string(c.layers) + " is expected");
+  }
+  for (const Json& type : types) {
+    if (type != "sliding_attention" && type != "full_attention") {
+      keys.refuse("layer_types", "sliding_attention and full_attention are supported");
+    }
+    windows.push_back(type == "sliding_attention");
+  }
+  if (!windows.empty()) c.window_layers = pattern_of(windows);
+  return true;
+}
+
+void ConfigFields::sliding_window(int64_t absent, int64_t absent_first) {
+  ModelConfig& c = config.model;
+  bool used = c.window > 0;
+  keys.field({"use_sliding_window"}, used, false);
+  std::optional<int64_t> window, first;
+  if (used) window = c.window;
+  const bool missing = keys.reads() && keys.is_missing("sliding_window");
+  keys.optional({"sliding_window"}, window);
+  if (missing) window = absent;
+  if (!keys.reads()) return void(layer_types());
+  keys.optional({"max_window_layers"}, first);
+  c.window = used ? window.value_or(0) : 0;
+  c.window_layers = "1";
+  if (layer_types() || c.window == 0) return;
+  std::vector<bool> windows;
+  for (int64_t i = 0; i < c.layers; ++i) windows.push_back(i >= first.value_or(absent_first));
+  if (!windows.empty()) c.window_layers = pattern_of(windows);
+}
+
+void ConfigFields::sparse_layers() {
+  ModelConfig& c = config.model;
+  int64_t step = 1;
+  std::vector<int64_t> dense;
+  if (!keys.reads()) {
+    for (int64_t i = 0; i < c.layers; ++i) {
+      if (!layer_config(c, i).moe) dense.push_back(i);
+    }
+  }
+  keys.field({"decoder_sparse_step"}, step, int64_t{1});
+  if (step < 1) keys.refuse("decoder_sparse_step", "at least 1 is expected");
+  Json& list = keys.at("mlp_only_layers");
+  if (!keys.reads()) return void(list = dense);
+  std::vector<bool> layers;
+  for (int64_t i = 0; i < c.layers; ++i) layers.push_back((i + 1) % step == 0);
+  for (const Json& item : list.is_array() ? list : Json::array()) {
+    const int64_t i = item.is_number_integer() ? item.get<int64_t>() : -1;
+    if (0 <= i && i < c.layers) layers[static_cast<size_t>(i)] = false;
+  }
+  c.moe.layers = layers.empty() ? "1" : pattern_of(layers);
+}
+
+void ConfigFields::rope_fraction(HfKeys& p, double absent) {
+  if (!config.family->form.partial_rope) return p.only("partial_rotary_factor", 1.0);
+  p.field({"partial_rotary_factor"}, config.model.rope.fraction, absent);
+}
+
+void ConfigFields::sigmoid_router(double scale, int64_t groups, int64_t keep) {
+  if (!std::holds_alternative<SigmoidBiasRouting>(config.model.moe.router))
+    config.model.moe.router.select("sigmoid_bias");
+  auto& router = std::get<SigmoidBiasRouting>(config.model.moe.router);
+  keys.field({"routed_scaling_factor"}, router.scale, scale);
+  keys.field({"n_group"}, router.limit.groups, groups);
+  keys.field({"topk_group"}, router.limit.keep, keep);
+  if (keys.reads()) router.limit.top = router.limit.groups > 1 ? 2 : 0;
+}
+
+void ConfigFields::rope(double theta, double fraction) {
   if (!keys.reads()) return write_rope(keys);
   config.model.rope.theta = theta;
+  if (config.family->form.partial_rope) {
+    rope_fraction(keys, fraction);
+    fraction = config.model.rope.fraction;
+  }
   if (keys.has("rope_parameters")) {
     HfKeys p = keys.section("rope_parameters");
     p.field({"rope_theta"}, config.model.rope.theta, theta);
+    rope_fraction(p, fraction);
     read_scaling(p);
     keys.at("rope_theta"), keys.at("rope_scaling");  // the same, said twice
     return;
@@ -112,6 +199,7 @@ void ConfigFields::rope(double theta) {
   keys.field({"rope_theta"}, config.model.rope.theta, theta);
   if (keys.has("rope_scaling")) {
     HfKeys p = keys.section("rope_scaling");
+    rope_fraction(p, fraction);
     read_scaling(p);
   } else {
     keys.at("rope_scaling");
@@ -123,7 +211,6 @@ void ConfigFields::read_scaling(HfKeys& p) {
   RopeConfig& r = config.model.rope;
   std::string type;
   p.field({"rope_type", "type"}, type, std::string("default"));
-  p.only("partial_rotary_factor", 1.0);
   const auto original = [&] {
     p.field({"original_max_position_embeddings"}, r.original_positions, config.model.max_positions);
   };
@@ -161,6 +248,7 @@ void ConfigFields::read_scaling(HfKeys& p) {
 void ConfigFields::write_rope(HfKeys& to) const {
   const RopeConfig& r = config.model.rope;
   to.at("rope_theta") = r.theta;
+  if (config.family->form.partial_rope) to.at("partial_rotary_factor") = r.fraction;
   Json& s = to.at("rope_scaling");
   if (r.scaling == RopeScaling::kNone) return void(s = nullptr);
   s["rope_type"] = to_text(r.scaling);

@@ -30,10 +30,19 @@ struct ConfigFields {
   void head_dim(int64_t absent);
   void head_dim_from_width();  // the class has no such key; heads divide the width
   void attention_bias(bool absent);
+  // The window, and which layers have it: "layer_types", or where there are none the layers from
+  // "max_window_layers" on, all under "use_sliding_window".
+  void sliding_window(int64_t absent, int64_t absent_first);
+  // "layer_types": false where the file has none.
+  bool layer_types();
+  void sparse_layers();  // "decoder_sparse_step" and "mlp_only_layers"
 
-  void rope(double theta);
+  void rope(double theta, double fraction = 1);  // what the class takes for missing keys
   void read_scaling(HfKeys& p);
+  void rope_fraction(HfKeys& p, double absent);
 
+  // The router as sigmoid with a bias of its choice (DeepSeek-V3's).
+  void sigmoid_router(double scale, int64_t groups, int64_t keep);
   // The router as top-k softmax; `order` is the class's, when reading.
   TopkSoftmaxRouting& softmax(SoftmaxOrder order);
   void aux_loss(HfKeys& k, const char* name, BalanceConfig& balance, double absent);

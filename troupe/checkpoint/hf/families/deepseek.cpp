@@ -7,19 +7,7 @@ namespace {
 void add_block(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at, bool fused) {
   add_norms(t, c, at);
   add_mla(t, c, l, at);
-  if (!l.moe) return add_ffn(t, c, l, at);
-  add_experts(t, c, l, {}, at, fused);
-  if (l.moe->router.kind() == "sigmoid_bias") {
-    t.same(at.ours + "moe.router.balance_bias", {l.moe->experts},
-           at.theirs + "mlp.gate.e_score_correction_bias");
-    t.last().fp32 = true;
-  }
-  if (l.moe->shared.experts == 0) return;
-  const int64_t F = l.moe->shared.width_for(l.moe->ffn.hidden), D = c.width;
-  const std::string shared = at.theirs + "mlp.shared_experts.";
-  t.joined(at.ours + "moe.shared.w1", {2, F, D},
-           {shared + "gate_proj.weight", shared + "up_proj.weight"});
-  t.same(at.ours + "moe.shared.w2", {D, F}, shared + "down_proj.weight");
+  l.moe ? add_biased_moe(t, c, l, at, fused) : add_ffn(t, c, l, at);
 }
 
 std::vector<HfTensor> deepseek_names(const ModelConfig& c, bool fused) {
@@ -74,13 +62,7 @@ void v3_router(ConfigFields& f) {
   f.keys.only("topk_method", std::string("noaux_tc"));
   f.keys.only("norm_topk_prob", true);
   f.keys.field({"num_nextn_predict_layers"}, c.mtp.depth, int64_t{1});
-  if (!std::holds_alternative<SigmoidBiasRouting>(c.moe.router))
-    c.moe.router.select("sigmoid_bias");
-  auto& router = std::get<SigmoidBiasRouting>(c.moe.router);
-  f.keys.field({"routed_scaling_factor"}, router.scale, 2.5);
-  f.keys.field({"n_group"}, router.limit.groups, int64_t{8});
-  f.keys.field({"topk_group"}, router.limit.keep, int64_t{4});
-  if (f.keys.reads()) router.limit.top = router.limit.groups > 1 ? 2 : 0;
+  f.sigmoid_router(2.5, 8, 4);
 }
 
 void deepseek_config(ConfigFields& f, bool v3) {

@@ -6,15 +6,17 @@
 namespace troupe {
 namespace hf {
 
-extern const HfFamily kLlama, kMixtral, kQwen3Moe, kOlmoe, kDbrx, kDeepseekV2, kDeepseekV3, kGptOss;
+extern const HfFamily kLlama, kMistral, kQwen2, kQwen3, kMixtral, kQwen2Moe, kQwen3Moe, kOlmoe,
+    kDbrx, kDeepseekV2, kDeepseekV3, kGlm4Moe, kGptOss;
 
 }  // namespace hf
 namespace {
 
 // The one list.
-constexpr const HfFamily* kFamilies[] = {&hf::kLlama,      &hf::kMixtral, &hf::kQwen3Moe,
-                                         &hf::kOlmoe,      &hf::kDbrx,    &hf::kDeepseekV2,
-                                         &hf::kDeepseekV3, &hf::kGptOss};
+constexpr const HfFamily* kFamilies[] = {
+    &hf::kLlama,      &hf::kMistral,  &hf::kQwen2, &hf::kQwen3, &hf::kMixtral,
+    &hf::kQwen2Moe,   &hf::kQwen3Moe, &hf::kOlmoe, &hf::kDbrx,  &hf::kDeepseekV2,
+    &hf::kDeepseekV3, &hf::kGlm4Moe,  &hf::kGptOss};
 
 // The first thing in which a config differs from a form, or nothing.
 class Misfit {
@@ -37,15 +39,15 @@ void check_form(const HfForm& f, const ModelConfig& c, Misfit& m) {
            "norm");
   m.unless(c.mla.has_value() == f.mla, "mla");
   m.unless(c.rope.interleaved == f.mla, "rope.interleaved");
-  m.unless(c.rope.fraction == 1, "rope.fraction");
+  m.unless(c.rope.fraction == 1 || f.partial_rope, "rope.fraction");
   m.unless(c.mtp.depth == 0 || f.mtp, "mtp.depth");
   m.unless(c.sinks == f.sinks, "sinks");
   m.unless(c.window == 0 || f.window, "window");
   m.unless(!c.clip_qkv || f.clip_qkv, "clip_qkv");
-  m.unless(c.qk_norm == f.qk_norm, "qk_norm");
+  m.unless(c.qk_norm == f.qk_norm || (f.qk_norm_or_none && c.qk_norm == QkNorm::kNone), "qk_norm");
   const bool qkv = c.qkv_bias.value_or(c.bias), out = c.out_bias.value_or(c.bias);
-  m.unless(qkv == out, "out_bias");
-  m.unless(!qkv || f.qkv_bias, "qkv_bias");
+  m.unless(f.qkv_bias_alone ? !out : qkv == out, "out_bias");
+  m.unless(!qkv || f.qkv_bias || f.qkv_bias_alone, "qkv_bias");
   m.unless(!c.ffn_bias.value_or(c.bias) || f.ffn_bias, "ffn_bias");
 }
 
@@ -75,8 +77,11 @@ void check_moe(const HfForm& f, const ModelConfig& c, Misfit& m) {
   m.unless(moe.router.kind() == f.router, "moe.router.kind");
   const GateConfig* const gate = gate_of(moe.router);
   m.unless((gate != nullptr && gate->bias) == oss, "moe.router.bias");
-  m.unless(moe.shared.experts == 0 || f.shared, "moe.shared");
-  m.unless(moe.shared.form == SharedForm::kSum, "moe.shared.form");
+  m.unless(f.gated_shared ? moe.shared.experts > 0 : moe.shared.experts == 0 || f.shared,
+           "moe.shared");
+  m.unless(moe.shared.experts == 0 ||
+               moe.shared.form == (f.gated_shared ? SharedForm::kGate : SharedForm::kSum),
+           "moe.shared.form");
   if (const auto* softmax = std::get_if<TopkSoftmaxRouting>(&moe.router)) {
     const bool sums = softmax->order == SoftmaxOrder::kAfter || softmax->sums_to_one(moe.top_k);
     if (f.sums_to_one) m.unless(sums, "moe.router.order");

@@ -51,12 +51,16 @@ struct HfForm {
   bool mla = false;                       // and interleaved rotary pairs
   bool mtp = false;
   bool sinks = false;
-  bool window = false;    // may have one
-  bool clip_qkv = false;  // may have it
+  bool window = false;        // may have one
+  bool clip_qkv = false;      // may have it
+  bool partial_rope = false;  // may turn a part of each head alone
   QkNorm qk_norm = QkNorm::kNone;
-  bool qkv_bias = false, ffn_bias = false;  // may have them
+  bool qk_norm_or_none = false;
+  bool qkv_bias = false, ffn_bias = false;  // may have them; attention's output with the former,
+  bool qkv_bias_alone = false;              // or never
   bool biased_clamped_experts = false;      // gpt-oss: quick_gelu, clamped, with biases
-  bool shared = false;                      // may have shared experts
+  bool shared = false;                      // may have shared experts,
+  bool gated_shared = false;                // with a sigmoid gate, as it always has them
   std::string_view router = TopkSoftmaxRouting::kKind;
   bool sums_to_one = false;         // a token's weights always do
   bool scaled_and_limited = false;  // may scale a token's weights and choose among groups

@@ -41,26 +41,7 @@ void gpt_oss_windows(ConfigFields& f) {
   ModelConfig& c = f.config.model;
   f.keys.pass({"initial_context_length"}, f.passed);
   f.keys.field({"sliding_window"}, c.window, int64_t{128});
-  Json& types = f.keys.at("layer_types");
-  std::vector<bool> windows;
-  if (!f.keys.reads()) {
-    types = Json::array();
-    if (c.window > 0) windows = moe_layers(c.window_layers, c.layers);
-    windows.resize(static_cast<size_t>(c.layers), false);
-    for (const bool w : windows) types.push_back(w ? "sliding_attention" : "full_attention");
-    return;
-  }
-  if (types.is_null()) return void(c.window_layers = "2");
-  if (!types.is_array() || static_cast<int64_t>(types.size()) != c.layers) {
-    f.keys.refuse("layer_types", "a list of " + std::to_string(c.layers) + " is expected");
-  }
-  for (const Json& type : types) {
-    if (type != "sliding_attention" && type != "full_attention") {
-      f.keys.refuse("layer_types", "sliding_attention and full_attention are supported");
-    }
-    windows.push_back(type == "sliding_attention");
-  }
-  c.window_layers = windows.empty() ? "2" : pattern_of(windows);
+  if (!f.layer_types() || c.layers == 0) c.window_layers = "2";
 }
 
 // The class's default is a scaled one.

@@ -4,28 +4,6 @@
 namespace troupe::hf {
 namespace {
 
-void sparse_layers(ConfigFields& f) {
-  ModelConfig& c = f.config.model;
-  int64_t step = 1;
-  std::vector<int64_t> dense;
-  if (!f.keys.reads()) {
-    for (int64_t i = 0; i < c.layers; ++i) {
-      if (!layer_config(c, i).moe) dense.push_back(i);
-    }
-  }
-  f.keys.field({"decoder_sparse_step"}, step, int64_t{1});
-  if (step < 1) f.keys.refuse("decoder_sparse_step", "at least 1 is expected");
-  Json& list = f.keys.at("mlp_only_layers");
-  if (!f.keys.reads()) return void(list = dense);
-  std::vector<bool> layers;
-  for (int64_t i = 0; i < c.layers; ++i) layers.push_back((i + 1) % step == 0);
-  for (const Json& item : list.is_array() ? list : Json::array()) {
-    const int64_t i = item.is_number_integer() ? item.get<int64_t>() : -1;
-    if (0 <= i && i < c.layers) layers[static_cast<size_t>(i)] = false;
-  }
-  c.moe.layers = layers.empty() ? "1" : pattern_of(layers);
-}
-
 void qwen3_moe_config(ConfigFields& f) {
   ModelConfig& c = f.config.model;
   f.sizes({151936, 2048, 24, 32, 32768, 1e-6});
@@ -38,7 +16,7 @@ void qwen3_moe_config(ConfigFields& f) {
   f.experts({"num_experts", "num_local_experts"}, 128, 8);
   f.keys.only("use_sliding_window", false);
   f.keys.pass({"sliding_window", "max_window_layers"}, f.passed);
-  sparse_layers(f);
+  f.sparse_layers();
   TopkSoftmaxRouting& router = f.softmax(SoftmaxOrder::kBefore);
   f.norm_topk(router);
   f.aux_loss(f.keys, "router_aux_loss_coef", router.balance, 0.001);

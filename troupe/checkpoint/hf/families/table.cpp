@@ -127,6 +127,22 @@ void add_experts(Table& t, const ModelConfig& c, const LayerConfig& l, const Moe
   }
 }
 
+void add_biased_moe(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at,
+                    bool fused) {
+  add_experts(t, c, l, {}, at, fused);
+  if (l.moe->router.kind() == "sigmoid_bias") {
+    t.same(at.ours + "moe.router.balance_bias", {l.moe->experts},
+           at.theirs + "mlp.gate.e_score_correction_bias");
+    t.last().fp32 = true;
+  }
+  if (l.moe->shared.experts == 0) return;
+  const int64_t F = l.moe->shared.width_for(l.moe->ffn.hidden), D = c.width;
+  const std::string shared = at.theirs + "mlp.shared_experts.";
+  t.joined(at.ours + "moe.shared.w1", {2, F, D},
+           {shared + "gate_proj.weight", shared + "up_proj.weight"});
+  t.same(at.ours + "moe.shared.w2", {D, F}, shared + "down_proj.weight");
+}
+
 std::vector<HfTensor> layered_names(const ModelConfig& c, const AddBlock& add_block) {
   Table t;
   add_ends(t, c);

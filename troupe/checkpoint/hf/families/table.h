@@ -54,6 +54,10 @@ void add_ffn(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix&
 void add_experts(Table& t, const ModelConfig& c, const LayerConfig& l, const MoeStyle& style,
                  const Prefix& at, bool fused);
 
+// Experts whose router may have a bias of its choice (e_score_correction_bias), and shared ones.
+void add_biased_moe(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at,
+                    bool fused);
+
 // The ends, and each block by `add_block` between "layers.3." of ours and "model.layers.3." of
 // theirs.
 using AddBlock = std::function<void(Table& t, const LayerConfig& l, const Prefix& at)>;
