@@ -37,6 +37,7 @@ FAMILIES = {
     "glm4_moe": dict(SMALL, intermediate_size=48, moe_intermediate_size=32, n_routed_experts=4, num_experts_per_tok=2,
                      head_dim=16, use_qk_norm=True, attention_bias=True, num_nextn_predict_layers=0,
                      rope_parameters=dict(rope_type="default", rope_theta=1e6, partial_rotary_factor=0.5)),
+    "gpt2": dict(vocab_size=96, n_embd=64, n_layer=2, n_head=4, n_positions=64),
     "mixtral": dict(SMALL, intermediate_size=48, num_local_experts=4, num_experts_per_tok=2),
     "qwen3_moe": dict(SMALL, intermediate_size=48, moe_intermediate_size=32, num_experts=4,
                       num_experts_per_tok=2, head_dim=8, mlp_only_layers=[1], norm_topk_prob=True),
@@ -130,6 +131,20 @@ class HfIo(FolderTest):
         shutil.rmtree(self.folder)
         self.folder.mkdir()
         self.round_trip("glm4_moe", use_qk_norm=False, attention_bias=False, n_group=2, topk_group=1)
+
+    def test_gpt2_and_its_files_without_a_head(self):
+        folder, run, _ = self.round_trip("gpt2")
+        # The hub's first files are of the model alone, with the masks that it had then.
+        path = folder / "model.safetensors"
+        bare = {name.removeprefix("transformer."): x for name, x in load_file(path).items()}
+        bare["h.0.attn.bias"] = torch.ones(1, 1, 64, 64)
+        save_file(bare, path, {"format": "pt"})
+        self.hf_io("import", folder, self.folder / "bare")
+        shards = [next((self.folder / name).glob("step-*/shard-*.safetensors")) for name in (run.name, "bare")]
+        one, two = map(load_file, shards)
+        self.assertEqual(sorted(one), sorted(two))
+        for name, tensor in one.items():
+            self.assertTrue(torch.equal(tensor, two[name]), name)
 
     def test_mixtral(self):
         folder, run, back = self.round_trip("mixtral")

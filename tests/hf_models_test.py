@@ -12,8 +12,8 @@ import unittest
 import torch
 from safetensors.torch import load_file
 from transformers import (DbrxConfig, DbrxForCausalLM, DeepseekV2Config, DeepseekV2ForCausalLM,
-                          DeepseekV3Config, DeepseekV3ForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, GptOssConfig,
-                          GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
+                          DeepseekV3Config, DeepseekV3ForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, GPT2Config,
+                          GPT2LMHeadModel, GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
                           MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM, Qwen2Config,
                           Qwen2ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM,
                           Qwen3MoeConfig, Qwen3MoeForCausalLM)
@@ -37,7 +37,7 @@ def seeded(kind, config):
     with torch.no_grad():
         for name, p in made.named_parameters():
             p.normal_(std=0.2)
-            if "norm" in name and p.dim() == 1:
+            if ("norm" in name or "ln_" in name) and name.endswith("weight"):
                 p.add_(1)
     return made
 
@@ -131,6 +131,13 @@ class Models(unittest.TestCase):
                      "first_dense: 1, rope: {theta: 1000000, fraction: 0.5}, moe: {experts: 8, top_k: 2, hidden: 12, "
                      "shared: {experts: 1}, router: {kind: sigmoid_bias, scale: 2.5, limit: {groups: 4, keep: 2, "
                      "top: 2}}}")
+
+    def test_gpt2(self):
+        config = GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64, n_inner=40,
+                            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
+        self.compare("gpt2", seeded(GPT2LMHeadModel, config),
+                     SHAPE + "ffn: 40, bias: true, norm: {kind: layer, eps: 1e-5, bias: true}, positions: learned, act: "
+                     "gelu_tanh, tie_embeddings: true")
 
     def test_mixtral(self):
         config = MixtralConfig(**COMMON, intermediate_size=24, num_key_value_heads=2,

@@ -44,6 +44,8 @@ BUILT_HERE = {
     "glm4_moe": SHAPE + "kv_heads: 2, head_dim: 16, qk_norm: head, norm: {eps: 1e-5}, ffn: 40, first_dense: 1, rope: "
                         "{theta: 500000, fraction: 0.5}, moe: {experts: 8, top_k: 2, hidden: 12, shared: {experts: 1}, "
                         "router: {kind: sigmoid_bias, scale: 2.5, limit: {groups: 4, keep: 2, top: 2}}}",
+    "gpt2": SHAPE + "ffn: 48, bias: true, norm: {kind: layer, eps: 1e-5, bias: true}, positions: learned, act: gelu_tanh, "
+                    "tie_embeddings: true",
     "mixtral": SHAPE + "kv_heads: 2, window: 7, norm: {kind: rms_rounded}, rope: {theta: 500000}, moe: {experts: 4, "
                        "top_k: 2, hidden: 24, router: {kind: topk_softmax, order: after}}",
     "qwen3_moe": SHAPE + "kv_heads: 2, head_dim: 16, qk_norm: head, norm: {eps: 1e-6}, ffn: 40, first_dense: 1, rope: "

@@ -61,7 +61,10 @@ const HfTensor* HfWeights::find(std::string_view ours) const {
 }
 
 const ModelFiles::Tensor* HfWeights::theirs(const std::string& name) const {
-  return files_.find(name);
+  const std::string_view base = config_.family->base_prefix;
+  const ModelFiles::Tensor* const found = files_.find(name);
+  if (found != nullptr || base.empty() || !name.starts_with(base)) return found;
+  return files_.find(name.substr(base.size()));
 }
 
 bool HfWeights::is_quantised(const std::string& name) const {
@@ -119,8 +122,9 @@ void HfWeights::account() {
     }
     for (const std::string& copy : ours.copies) used.insert(copy);
   }
+  const std::string base(config_.family->base_prefix);
   for (const auto& [name, tensor] : files_.tensors()) {
-    if (used.contains(name)) continue;
+    if (used.contains(name) || used.contains(base + name)) continue;
     if (hf_skippable(*config_.family, config_.model, name)) {
       skipped_.push_back(name);
       continue;

@@ -6,17 +6,17 @@
 namespace troupe {
 namespace hf {
 
-extern const HfFamily kLlama, kMistral, kQwen2, kQwen3, kMixtral, kQwen2Moe, kQwen3Moe, kOlmoe,
-    kDbrx, kDeepseekV2, kDeepseekV3, kGlm4Moe, kGptOss;
+extern const HfFamily kGpt2, kLlama, kMistral, kQwen2, kQwen3, kMixtral, kQwen2Moe, kQwen3Moe,
+    kOlmoe, kDbrx, kDeepseekV2, kDeepseekV3, kGlm4Moe, kGptOss;
 
 }  // namespace hf
 namespace {
 
 // The one list.
 constexpr const HfFamily* kFamilies[] = {
-    &hf::kLlama,      &hf::kMistral,  &hf::kQwen2, &hf::kQwen3, &hf::kMixtral,
-    &hf::kQwen2Moe,   &hf::kQwen3Moe, &hf::kOlmoe, &hf::kDbrx,  &hf::kDeepseekV2,
-    &hf::kDeepseekV3, &hf::kGlm4Moe,  &hf::kGptOss};
+    &hf::kLlama,      &hf::kMistral,  &hf::kQwen2,  &hf::kQwen3, &hf::kMixtral,
+    &hf::kQwen2Moe,   &hf::kQwen3Moe, &hf::kOlmoe,  &hf::kDbrx,  &hf::kDeepseekV2,
+    &hf::kDeepseekV3, &hf::kGlm4Moe,  &hf::kGptOss, &hf::kGpt2};
 
 // The first thing in which a config differs from a form, or nothing.
 class Misfit {
@@ -34,9 +34,10 @@ void check_form(const HfForm& f, const ModelConfig& c, Misfit& m) {
   m.unless(c.overrides.empty(), "overrides");
   m.unless(c.block.kind() == PreNormBlock::kKind, "block.kind");
   m.unless(c.vocab_pad == 1 || padded_vocab(c) >= c.vocab, "vocab_pad");
-  m.unless(c.positions == PositionForm::kRope, "positions");
-  m.unless((c.norm.kind == NormForm::kLayer) == (f.norm == NormForm::kLayer) && !c.norm.bias,
-           "norm");
+  m.unless(c.positions == (f.gpt2 ? PositionForm::kLearned : PositionForm::kRope), "positions");
+  m.unless(
+      (c.norm.kind == NormForm::kLayer) == (f.norm == NormForm::kLayer) && c.norm.bias == f.gpt2,
+      "norm");
   m.unless(c.mla.has_value() == f.mla, "mla");
   m.unless(c.rope.interleaved == f.mla, "rope.interleaved");
   m.unless(c.rope.fraction == 1 || f.partial_rope, "rope.fraction");
@@ -46,6 +47,11 @@ void check_form(const HfForm& f, const ModelConfig& c, Misfit& m) {
   m.unless(!c.clip_qkv || f.clip_qkv, "clip_qkv");
   m.unless(c.qk_norm == f.qk_norm || (f.qk_norm_or_none && c.qk_norm == QkNorm::kNone), "qk_norm");
   const bool qkv = c.qkv_bias.value_or(c.bias), out = c.out_bias.value_or(c.bias);
+  if (f.gpt2) {
+    m.unless(qkv && out && c.ffn_bias.value_or(c.bias), "bias");
+    m.unless(c.kv_heads == 0 || c.kv_heads == c.heads, "kv_heads");
+    return m.unless(c.head_dim == 0 || c.head_dim * c.heads == c.width, "head_dim");
+  }
   m.unless(f.qkv_bias_alone ? !out : qkv == out, "out_bias");
   m.unless(!qkv || f.qkv_bias || f.qkv_bias_alone, "qkv_bias");
   m.unless(!c.ffn_bias.value_or(c.bias) || f.ffn_bias, "ffn_bias");
@@ -55,7 +61,7 @@ void check_layers(const HfForm& f, const ModelConfig& c, Misfit& m) {
   for (int64_t i = 0; i < c.layers; ++i) {
     const LayerConfig l = layer_config(c, i);
     m.unless(f.mixed_layers || l.moe.has_value() == f.moe, "moe.layers");
-    m.unless(l.moe || c.act == FfnAct::kSwiglu, "act");
+    m.unless(l.moe || c.act == (f.gpt2 ? FfnAct::kGeluTanh : FfnAct::kSwiglu), "act");
   }
 }
 

@@ -47,8 +47,9 @@ struct HfTensor {
 struct HfForm {
   NormForm norm = NormForm::kRmsRounded;  // kRms is taken for kRmsRounded, and the reverse
   bool moe = true;                        // has experts
-  bool mixed_layers = false;              // dense layers beside those with experts
-  bool mla = false;                       // and interleaved rotary pairs
+  bool gpt2 = false;          // learned positions, gelu, biases of everything, norms too
+  bool mixed_layers = false;  // dense layers beside those with experts
+  bool mla = false;           // and interleaved rotary pairs
   bool mtp = false;
   bool sinks = false;
   bool window = false;        // may have one
@@ -74,6 +75,7 @@ struct HfFamily {
   void (*read_or_write)(ConfigFields& fields);  // config.json, in one direction (config_fields.h)
   std::vector<HfTensor> (*names)(const ModelConfig& config, bool fused);
   bool (*skippable)(const ModelConfig& config, std::string_view name) = nullptr;
+  std::string_view base_prefix = {};  // that files of the model without its head leave out
 };
 
 std::string hf_model_types();                                 // of all: "llama, mixtral, .."
