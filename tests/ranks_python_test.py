@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import unittest
 
 from ports import free_port
@@ -101,6 +102,55 @@ def fsdp(rank):
     assert y.dtype == torch.float32 and module.moe.experts.down_proj.grad.dtype == torch.float32
 
 
+def dcp(rank):
+    """A checkpoint of PyTorch's own, of a layer that FSDP2 divides and its optimizer: three steps, saved, and loaded into a
+    layer that is divided another way, into a whole one of one process, and back; all go on with the same bits."""
+    import torch
+    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.fsdp import fully_shard
+    from troupe_package import troupe
+
+    def made(parts):
+        module = model(router="sigmoid_bias")
+        for part in parts(module):
+            fully_shard(part)
+        return module, torch.optim.AdamW(module.parameters(), lr=1e-2)
+
+    def stepped(module, optimizer):
+        train(module, rank, optimizer)
+        troupe.end_of_step(module)
+
+    def loaded(parts):
+        module, optimizer = made(parts)
+        with torch.no_grad():
+            for t in (*module.parameters(), module.moe.gate.e_score_correction_bias):
+                t.fill_(0.5)
+        weights, moments = get_state_dict(module, optimizer)
+        checkpoint.load({"model": weights, "optimizer": moments}, checkpoint_id=folder)
+        set_state_dict(module, optimizer, model_state_dict=weights, optim_state_dict=moments)
+        return module, optimizer
+
+    def of(module):
+        return {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in module.state_dict().items()}
+
+    folder = os.environ["DCP_FOLDER"]
+    first, optimizer = made(lambda m: (m.moe.experts, m))
+    stepped(first, optimizer)
+    assert first.moe.gate.e_score_correction_bias.abs().sum() > 0
+    weights, moments = get_state_dict(first, optimizer)
+    checkpoint.save({"model": weights, "optimizer": moments}, checkpoint_id=folder)
+    others = [loaded(parts) for parts in (lambda m: (m,), lambda m: (m.moe.gate, m.moe, m))]
+    whole, _ = loaded(lambda m: ())
+    for n, t in of(first).items():
+        assert of(whole)[n].equal(t), n
+    stepped(first, optimizer)
+    for other in others:
+        stepped(*other)
+        for n, t in of(first).items():
+            torch.testing.assert_close(of(other[0])[n], t, rtol=0, atol=0, msg=lambda m, n=n: f"{n}: {m}")
+
+
 def dtensor(rank):
     import torch
     from torch.distributed.device_mesh import init_device_mesh
@@ -176,11 +226,11 @@ def lora(rank):
 
 
 class Ranks(unittest.TestCase):
-    def start(self, name):
+    def start(self, name, **variables):
         port = str(free_port())
         runs = [subprocess.Popen([sys.executable, __file__, "--rank", name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                  text=True, env={**os.environ, "RANK": str(r), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-                                                 "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}) for r in range(2)]
+                                                 "MASTER_PORT": port, "OMP_NUM_THREADS": "1", **variables}) for r in range(2)]
         for run in runs:
             self.addCleanup(run.kill)
         said = [run.communicate(timeout=300)[0] for run in runs]
@@ -191,6 +241,10 @@ class Ranks(unittest.TestCase):
 
     def test_pym7_fsdp2_is_one_process(self):
         self.start("fsdp")
+
+    def test_pym7_pytorchs_checkpoints_hold_layer_and_optimizer_for_any_division(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.start("dcp", DCP_FOLDER=folder)
 
     def test_pym8_dtensors_that_are_whole_are_taken_and_others_refused(self):
         self.start("dtensor")
@@ -207,7 +261,7 @@ def rank_main(name):
     import torch
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
-    {"ddp": ddp, "fsdp": fsdp, "dtensor": dtensor, "bias": bias, "lora": lora}[name](int(os.environ["RANK"]))
+    {"ddp": ddp, "fsdp": fsdp, "dcp": dcp, "dtensor": dtensor, "bias": bias, "lora": lora}[name](int(os.environ["RANK"]))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 

@@ -205,7 +205,8 @@ class MoE(nn.Module):
 
     def _route(self, x, valid, sequences):
         if isinstance(self.gate, Router):
-            return self.gate.route(x, valid=valid, sequences=sequences, balance=self.training and self.options.balance != "none")
+            return self.gate(x, valid=valid, inside={"sequences": sequences,
+                                                     "balance": self.training and self.options.balance != "none"})
         r = self.gate(x)
         if not isinstance(r, Routing):
             raise TypeError(f"router {type(self.gate).__name__} returned a {type(r).__name__}; it must return a troupe.Routing")

@@ -109,7 +109,11 @@ class Router(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def forward(self, x, *, valid=None):
+    def forward(self, x, *, valid=None, inside=None):
+        """`inside`: what the layer around it tells `route`, whose answer it then gets: through a call of the module, or hooks on
+        it (FSDP2's, which gather its weights) would not run."""
+        if inside is not None:
+            return self.route(x, valid=valid, **inside)
         r, _ = self.route(x.reshape(-1, x.shape[-1]), valid=valid)
         return Routing(r.ids, r.weights, r.counts, None if r.scores is None else r.scores.squeeze(0), r.lse2,
                        None if r.plain_counts is None else r.plain_counts.squeeze(0), r.tokens.squeeze(0))
