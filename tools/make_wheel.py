@@ -22,6 +22,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SYSTEM = re.compile(r"^(ld-linux.*|linux-vdso|lib(c|m|dl|rt|util|pthread|gcc_s|stdc\+\+|gomp)\.so.*)")
 # NVIDIA's, which PyTorch with CUDA brings; a toolkit of this machine may have them too.
 NVIDIA = re.compile(r"^lib(cuda|cudart|cudnn|cublas|cublasLt|cupti|nvrtc|nvJitLink|nccl)\b")
+# The C++ runtime of systems with a glibc: GLIBCXX_3.4.n and all before it -> glibc 2.N (RHEL 9, Ubuntu 22.04, Fedora 39, Ubuntu 24.04).
+RUNTIMES = {29: 34, 30: 35, 32: 38, 33: 39}
 NAME = "troupe-moe"  # `troupe` on PyPI is somebody else's
 BESIDE = ("torch/lib", "nvidia/cu13/lib", "nvidia/cudnn/lib", "nvidia/nccl/lib")  # in site-packages
 
@@ -64,9 +66,13 @@ def patched(file, folders):
 
 
 def glibc_of(files):
-    """N of the newest symbol version GLIBC_2.N that one of these refers to."""
-    found = [int(n) for file in files for n in re.findall(r"GLIBC_2\.(\d+)", run("objdump", "-T", file))]
-    return max(found)
+    """N of the oldest glibc 2.N whose systems have every symbol that one of these refers to, also of the C++ runtime."""
+    text = "".join(run("objdump", "-T", file) for file in files)
+    newest = {name: max(int(n) for n in re.findall(rf"\b{name}\.(\d+)", text)) for name in ("GLIBC_2", "GLIBCXX_3.4")}
+    came_with = next((glibc for cxx, glibc in RUNTIMES.items() if newest["GLIBCXX_3.4"] <= cxx), None)
+    if came_with is None:
+        sys.exit(f"make_wheel: no row of RUNTIMES has GLIBCXX_3.4.{newest['GLIBCXX_3.4']}: add the glibc that came with it")
+    return max(newest["GLIBC_2"], came_with)
 
 
 def fill(package, stage, build):
