@@ -13,6 +13,7 @@ import unittest
 
 import torch
 import torch.nn.functional as F_torch
+from torch._dynamo.utils import counters
 from troupe_package import troupe
 
 E, D, F, K = 5, 8, 6, 2
@@ -311,6 +312,81 @@ class Refusals(unittest.TestCase):
         (first,) = torch.autograd.grad(troupe.moe_ffn(q.x, q.ids, q.p, q.w1, q.w2).sum(), [q.x], create_graph=True)
         with self.assertRaisesRegex(RuntimeError, "troupe::moe_ffn has no second derivative"):
             first.sum().backward()
+
+
+def routed(q, x):
+    """route, then moe_ffn, under a router of one's own."""
+    r = troupe.route(x @ q.router, K, order="before", norm=True)
+    return troupe.moe_ffn(x, r.ids, r.weights, q.w1, q.w2) + r.lse2 * 1e-3
+
+
+def in_turns(q, x):
+    """gpt-oss's form: weights as columns, gate and up in turns, biases."""
+    r = troupe.route(x @ q.router, K, order="after")
+    return troupe.moe_ffn(x, r.ids, r.weights, q.w1.transpose(1, 2), q.w2.transpose(1, 2), gate_up_bias=q.b1, down_bias=q.b2,
+                          activation="quick_gelu", clamp=7.0, offset=1.0, up_layout="columns", down_layout="columns",
+                          interleaved=True)
+
+
+def of_sorted_rows(q, x, counts):
+    return troupe.grouped_ffn(x, counts, q.w1, q.w2)
+
+
+def of_grouped_mm(q, x, counts):
+    return troupe.grouped_mm(x, q.w2, offs=counts.cumsum(0).int())
+
+
+class Traced(unittest.TestCase):
+    """PyM1, PyM2, PyM5: the functions by themselves in a graph, without a break and for any number of tokens."""
+
+    LENGTHS = (11, 2, 3, 4, 5, 6, 7, 8, 12, 13, 40, 100, 300, 1, 0)
+    CALLS = (routed, in_turns, of_sorted_rows, of_grouped_mm)
+
+    def setUp(self):
+        torch._dynamo.reset()
+        self.q = Problem(dtype=torch.float32, bias=True)
+        self.q.router = torch.randn(D, E, requires_grad=True)
+
+    def given(self, call, tokens):
+        torch.manual_seed(tokens)
+        x = torch.randn(tokens, D, requires_grad=True)
+        return (x,) if call in (routed, in_turns) else (x, torch.bincount(torch.arange(tokens) % E, minlength=E))
+
+    def results(self, run, given):
+        y = run(self.q, *given)
+        leaves = [given[0], self.q.router, self.q.w1, self.q.w2, self.q.b1, self.q.b2]
+        return [y, *torch.autograd.grad(y, leaves, torch.ones_like(y), allow_unused=True)]
+
+    def test_pym2_one_graph_serves_fifteen_lengths_with_the_bits_of_eager(self):
+        for call in self.CALLS:
+            with self.subTest(call.__name__):
+                torch._dynamo.reset()
+                counters.clear()
+                run = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+                graphs = []
+                for tokens in self.LENGTHS:
+                    given = self.given(call, tokens)
+                    for i, (a, b) in enumerate(zip(self.results(run, given), self.results(call, given), strict=True)):
+                        self.assertTrue(a is b is None or a.equal(b), (tokens, i))
+                    graphs.append(counters["stats"]["unique_graphs"])
+                self.assertEqual(set(graphs[:-2]), {1})  # 2 to 300
+                self.assertLessEqual(graphs[-1], 3)      # 1 and 0, which PyTorch takes as numbers
+
+    def test_pym5_an_export_serves_any_number_of_tokens(self):
+        class Call(torch.nn.Module):
+            def forward(module, *given):
+                return call(self.q, *given)
+
+        for call in self.CALLS:
+            with self.subTest(call.__name__), torch.no_grad():
+                for t in (*self.q.leaves(), self.q.router):
+                    t.requires_grad_(False)
+                given = self.given(call, 8)
+                sizes = tuple({0: torch.export.Dim("tokens", min=2, max=4096)} if i == 0 else None for i in range(len(given)))
+                exported = torch.export.export(Call(), given, dynamic_shapes=(sizes,)).module()
+                for tokens in (2, 9, 300):
+                    given = self.given(call, tokens)
+                    self.assertTrue(exported(*given).equal(call(self.q, *given)), tokens)
 
 
 class TreeImport(unittest.TestCase):

@@ -15,6 +15,7 @@ import unittest
 from unittest import mock
 
 import torch
+from torch._dynamo.utils import counters
 from troupe_package import troupe
 
 import transformers  # isort: skip
@@ -280,6 +281,15 @@ class Undecorated(unittest.TestCase):
                                                num_local_experts=E, num_experts_per_tok=2)
         self.compare(Llama4TextMoe(config), [x])
 
+    def test_140_step_3_7_equals_its_own_forward_with_and_without_its_clamp(self):
+        from transformers.models.step3p7.modeling_step3p7 import Step3p7Experts
+        config = types.SimpleNamespace(num_local_experts=E, hidden_size=D, moe_intermediate_size=F, hidden_act="silu")
+        x, ids, p, _ = batch(D)
+        for limit, path in ((None, "fused"), (0.3, "products")):  # it clamps after its activation, which nothing of ours does
+            module = Step3p7Experts(config, swiglu_limit=limit)
+            self.compare(module, [x, ids, p])
+            self.assertEqual(hf.bind(module).path, path)
+
 
 class Models(PutsBack):
     def test_140_three_steps_of_six_families_equal_eager(self):
@@ -353,6 +363,26 @@ class Models(PutsBack):
             if forward is experts:
                 want = said
         self.assertTrue(all(torch.equal(a, b) for a, b in zip(said, want)))
+
+    def test_pym2_a_whole_model_is_one_graph_for_fifteen_lengths(self):
+        for name in ("olmoe", "gpt_oss"):
+            with self.subTest(name):
+                model, graphs = model_of(name, "eager", num_hidden_layers=1), []
+                troupe.patch(model)
+                torch._dynamo.reset()
+                counters.clear()
+                run = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
+                for tokens in (9, *range(2, 9), *range(10, 17)):
+                    ids = torch.randint(3, 64, (2, tokens))
+                    said = []
+                    for forward in (model, run):
+                        model.zero_grad()
+                        loss = forward(input_ids=ids, labels=ids).loss
+                        loss.backward()
+                        said.append([loss.detach(), *(p.grad for p in model.parameters())])
+                    self.assertTrue(all(a is b is None or torch.equal(a, b) for a, b in zip(*said, strict=True)), tokens)
+                    graphs.append(counters["stats"]["unique_graphs"])
+                self.assertEqual(set(graphs), {1})
 
     def test_a_gate_of_its_own_in_a_traced_forward_asks_for_patch_first(self):
         model = model_of("gpt_oss", "troupe")
