@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
 """The wheel, installed as a stranger would: in an environment of its own, beside a PyTorch."""
+import concurrent.futures
+import difflib
 import os
 import pathlib
 import re
@@ -20,42 +22,33 @@ print(troupe.__version__, torch.ops.troupe.routing_plan(ids, 4)[0].tolist())
 """
 
 
-LAYER = """
-import torch, troupe
-moe = troupe.MoE(width=512, experts=16, top_k=2, hidden=256)
-x = torch.randn(4, 128, 512)
-y, aux = moe(x)
-(y.square().mean() + aux.loss).backward()
-troupe.end_of_step(moe)
-print(tuple(y.shape), len(aux.counts), all(p.grad is not None for p in moe.parameters()))
-"""
-FUNCTION = """
-import torch, troupe
-E, K, D, F = 8, 2, 64, 32
-x, gate_up, down = torch.randn(10, D), torch.randn(E, 2 * F, D), torch.randn(E, D, F)
-ids, weights, *_ = troupe.route(x @ torch.randn(D, E), K, order="after")
-y = troupe.moe_ffn(x, ids, weights, gate_up, down)
-print(tuple(y.shape), torch.isfinite(y).all().item())
-"""
-
-
-TRANSFORMERS = """
-import tempfile, torch, troupe
+# What the pages say last, of what they made.
+README_SAID = "print(tuple(y.shape), len(aux.counts), all(p.grad is not None for p in moe.parameters()))\n"
+PAGE_SAID = README_SAID.replace("print(", "print(list(gate_up.shape), ids.shape[1], ")
+# What docs/guide/transformers.md takes as given: a model that was saved, a block of one, and rows for it.
+SAVED = """
+import tempfile, torch
 from transformers import AutoModelForCausalLM, OlmoeConfig
-small = OlmoeConfig(hidden_size=32, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, vocab_size=64,
-                    num_experts=4, num_experts_per_tok=2)
 name = tempfile.mkdtemp()
-AutoModelForCausalLM.from_config(small).save_pretrained(name)
-tokens = torch.arange(3, 19).view(2, 8)
-model = AutoModelForCausalLM.from_pretrained(name, experts_implementation="troupe")
-by_argument = model(input_ids=tokens, labels=tokens).loss
-by_argument.backward()
-model = AutoModelForCausalLM.from_pretrained(name)
-eager = model(input_ids=tokens, labels=tokens).loss
-print(troupe.patch(model))
-patched = model(input_ids=tokens, labels=tokens).loss
-patched.backward()
-print("same loss", torch.equal(by_argument, patched) and torch.allclose(patched, eager, rtol=1e-5))
+small = OlmoeConfig(hidden_size=32, intermediate_size=16, num_hidden_layers=4, num_attention_heads=2, vocab_size=64,
+                    num_experts=4, num_experts_per_tok=2)
+AutoModelForCausalLM.from_config(small, experts_implementation="eager").save_pretrained(name)
+tokens, x = torch.arange(3, 19).view(2, 8), torch.randn(2, 8, 32)
+theirs = AutoModelForCausalLM.from_pretrained(name, experts_implementation="eager")
+eager, block = theirs(input_ids=tokens, labels=tokens).loss, theirs.model.layers[3].mlp
+"""
+# And what is to be so after it.
+SAME_MODEL = """
+loss = model(input_ids=tokens, labels=tokens).loss
+loss.backward()
+print("same loss", torch.allclose(loss, eager, rtol=1e-5), model.config._experts_implementation)
+print("same block", torch.allclose(y, block(x), rtol=1e-4, atol=1e-6))
+"""
+RECIPE = """
+data: {train: [{kind: text, path: text.txt}], sequence: 16}
+model: {layers: 1, width: 16, heads: 2, vocab: 256, moe: {experts: 4, top_k: 2, hidden: 16}}
+train: {global_batch: 2, steps: 100}
+run: {device: cpu, threads: 1}
 """
 MEGABLOCKS = """
 import torch, troupe.megablocks as megablocks
@@ -66,6 +59,18 @@ y, bias = layer(torch.randn(8, 2, 16))
 (y + bias).square().sum().backward()
 print(type(layer).__name__, all(p.grad is not None for p in layer.experts.parameters()))
 """
+IMPORT = """
+import time; start = time.perf_counter()
+import torch; before = time.perf_counter()
+import troupe; print(time.perf_counter() - before, before - start)
+"""
+
+
+def written(page, word=""):
+    """The Python blocks of a page with this word behind them, as one program: what a reader would type."""
+    found = re.findall(rf"^```python{' ' * bool(word)}{word}\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S)
+    assert found, f"{page} has no Python"
+    return "".join(found)
 
 
 class Wheel(unittest.TestCase):
@@ -78,7 +83,8 @@ class Wheel(unittest.TestCase):
         (cls.wheel,) = (cls.folder / "dist").iterdir()
         venv.create(cls.folder / "env", with_pip=True, symlinks=True)
         (cls.site,) = (cls.folder / "env/lib").glob("python*/site-packages")
-        cls.run_words(cls.folder / "env/bin/python", "-m", "pip", "install", "--no-deps", "--no-index", f"{cls.wheel}[all]")
+        # Without a compiler, a linker or any other program of the machine.
+        cls.run_words(cls.folder / "env/bin/python", "-m", "pip", "install", "--no-deps", "--no-index", cls.wheel, PATH=cls.site.parent)
         # What `pip install torch` would have brought.
         for package in SITE.iterdir():
             if not (cls.site / package.name).exists():
@@ -106,20 +112,63 @@ class Wheel(unittest.TestCase):
         said = self.run_words(troupe, "train", recipe, *(w for s in sets for w in ("--set", s)))
         self.assertIn("finished 3 steps", said)
 
+    def test_141_the_extras_of_megablocks_users_are_known_and_bring_nothing(self):
+        said = self.python("from importlib.metadata import metadata; found = metadata('troupe-moe'); "
+                           "print(found.get_all('Provides-Extra'), found.get_all('Requires-Dist'))")
+        self.assertEqual(said, "['quant', 'gg', 'all'] ['torch==2.11.*']\n")
+
     def test_141_python_starts_the_program(self):
         said = self.run_words(self.folder / "env/bin/python", "-c",
                               "import troupe; print(troupe.run('config', 'explain', 'train.steps', quiet=True).wait().out)")
         self.assertIn("train.steps", said)
 
     def test_141_python_has_the_operators(self):
-        said = self.run_words(self.folder / "env/bin/python", "-c", USE)
+        said = self.python(USE)
         self.assertEqual(said.split(maxsplit=1)[1], "[0, 1, 3, 3, 4]\n")  # where each expert's rows begin
 
-    def test_140_a_model_of_transformers_in_a_clean_environment(self):
-        """The first way, the argument, and the second, a model that is built, as docs/guide/transformers.md writes them."""
-        said = self.run_words(self.folder / "env/bin/python", "-c", TRANSFORMERS)
-        self.assertRegex(said, r"model\.layers\.0\.mlp\.experts \.\.\. \(2 modules\) OlmoeExperts fused")
-        self.assertIn("same loss True", said)
+    def python(self, program):
+        """Nothing but Python: no compiler that something could call."""
+        return self.run_words(self.folder / "env/bin/python", "-c", program, PATH=self.site.parent)
+
+    def test_140_the_readme_s_python_in_a_clean_environment(self):
+        self.assertIn("(4, 128, 512) 16 True", self.python(written("README.md") + README_SAID))
+
+    def test_140_the_pytorch_page_s_python_in_a_clean_environment(self):
+        """A layer, and the experts alone."""
+        said = self.python(written("docs/guide/pytorch.md") + PAGE_SAID)
+        self.assertIn("[8, 64, 64] 2 (10, 64) 16 True", said)
+
+    def test_140_the_pytorch_page_s_program_in_a_clean_environment(self):
+        (self.folder / "recipe.yaml").write_text(RECIPE)
+        (self.folder / "text.txt").write_text("The cat sat on the mat. " * 200)
+        said = self.python("import troupe\n" + written("docs/guide/pytorch.md", "hub") + "print('trained', run.steps[-1]['step'], type(model).__name__)")
+        self.assertRegex(said, r"trained 100 \w+ForCausalLM")
+
+    def test_140_the_transformers_page_s_python_in_a_clean_environment(self):
+        """The argument, a model that is built, and a block as a layer."""
+        said = self.python(SAVED + written("docs/guide/transformers.md", "hub") + SAME_MODEL)
+        self.assertRegex(said, r"model\.layers\.0\.mlp\.experts \.\.\. \(4 modules\) OlmoeExperts fused")
+        self.assertIn("same loss True troupe\nsame block True", said)
+
+    def test_140_three_lines_in_a_trainer_script_leave_the_losses_of_twenty_steps(self):
+        """examples/trainer: before.py has nothing of ours, and after.py differs from it by three lines."""
+        plain, ours = (ROOT / f"examples/trainer/{name}.py" for name in ("before", "after"))
+        changed = [line for line in difflib.ndiff(plain.read_text().splitlines(), ours.read_text().splitlines()) if line[0] in "+-"]
+        self.assertEqual([line[0] for line in changed].count("+"), 3, changed)
+        self.assertEqual([line[0] for line in changed].count("-"), 1, changed)
+        self.assertNotIn("troupe", plain.read_text().partition('"""\nimport')[2])
+        page = re.search(r"^```diff\n(.*?)^```", (ROOT / "docs/guide/pytorch.md").read_text(), re.M | re.S)[1]
+        self.assertEqual(page.splitlines(), [line[0] + line[2:] for line in changed])
+        with concurrent.futures.ThreadPoolExecutor() as both:
+            said = list(both.map(lambda script: self.run_words(self.folder / "env/bin/python", script, ROOT / "README.md",
+                                                               OMP_NUM_THREADS=1), (plain, ours)))
+        losses = [[float(x) for x in re.findall(r"step \d+ loss (\S+)", text)] for text in said]
+        self.assertEqual([len(of) for of in losses], [20, 20])
+        self.assertLess(losses[0][-1], losses[0][0] - 1)  # it learns
+        for a, b in zip(*losses):
+            self.assertAlmostEqual(a, b, delta=1e-5 * b)
+        self.assertNotIn("fused", said[0])
+        self.assertRegex(said[1], r"\(2 modules\) OlmoeExperts fused(.|\n)*also replaced: attention, loss, norm, rotary, router")
 
     def test_140_a_script_of_megablocks_in_a_clean_environment(self):
         """The third way: the script as it stands, and the one line."""
@@ -128,13 +177,8 @@ class Wheel(unittest.TestCase):
         self.assertLess(losses[-1], losses[0])
         self.assertIn("dMoE True", self.run_words(python, "-c", MEGABLOCKS))
 
-    def test_140_a_layer_and_the_experts_alone_in_a_clean_environment(self):
-        """The fourth and the fifth way of docs/guide/library.md, as it writes them."""
-        self.assertIn("(4, 128, 512) 16 True", self.run_words(self.folder / "env/bin/python", "-c", LAYER))
-        self.assertIn("(10, 64) True", self.run_words(self.folder / "env/bin/python", "-c", FUNCTION))
-
     def test_140_experts_over_two_ranks_in_a_clean_environment(self):
-        """The sixth way: the example of docs/guide/library.md."""
+        """The sixth way: the example of docs/guide/pytorch.md."""
         said = self.run_words(self.folder / "env/bin/python", "-m", "torch.distributed.run", "--nproc-per-node", 2,
                               ROOT / "examples/experts_over_ranks.py", OMP_NUM_THREADS=1)
         losses = [float(x) for x in re.findall(r"loss ([0-9.]+), 4 of 8 experts a rank", said)]
@@ -153,20 +197,36 @@ class Wheel(unittest.TestCase):
             other.rmdir()
         self.assertNotIn("uninstall", self.run_words(self.folder / "env/bin/python", "-c", "import troupe"))
 
+    def newest(self, name):
+        """The number behind a symbol version's name, the highest that a file of the wheel refers to."""
+        files = [*(self.site / "troupe/lib").iterdir(), *(self.site / "troupe/bin").iterdir()]
+        return max(int(n) for file in files for n in re.findall(rf"\b{name}\.(\d+)", self.run_words("objdump", "-T", file)))
+
     def test_pyw5_the_tag_is_what_the_files_need(self):
-        needed = 0
-        for file in [*(self.site / "troupe/lib").iterdir(), *(self.site / "troupe/bin").iterdir()]:
-            for n in re.findall(r"GLIBC_2\.(\d+)", self.run_words("objdump", "-T", file)):
-                needed = max(needed, int(n))
-        self.assertIn(f"manylinux_2_{needed}_", self.wheel.name)
-        self.assertLessEqual(needed, 35)  # Ubuntu 22.04's
+        tag = int(re.search(r"manylinux_2_(\d+)_", self.wheel.name)[1])
+        # glibc 2.34 came with the C++ runtime of GCC 11, whose newest symbols are GLIBCXX_3.4.29, 2.35 with GCC 12's.
+        needs_35 = self.newest("GLIBCXX_3.4") > 29
+        self.assertEqual(tag, max(self.newest("GLIBC_2"), 35 if needs_35 else 0))
+        self.assertLessEqual(tag, 35)  # Ubuntu 22.04's
+        self.assertLessEqual(self.newest("GLIBCXX_3.4"), 30)
 
     def test_pyw7_a_machine_without_a_gpu_loads_no_cuda_and_the_wheel_is_small(self):
-        said = self.run_words(self.folder / "env/bin/python", "-c", LAYER + "print('libtroupe_cuda' in open('/proc/self/maps').read())")
+        said = self.python(written("README.md") + "print('libtroupe_cuda' in open('/proc/self/maps').read())")
         self.assertEqual(said.splitlines()[-1], "False")
         self.assertLess(self.wheel.stat().st_size, 60e6)
         with zipfile.ZipFile(self.wheel) as archive:  # what PyTorch brings is not in it
             self.assertEqual([n for n in archive.namelist() if re.search(r"lib(nvrtc|cudart|cudnn|cublas|nccl|torch|c10)", n)], [])
+
+    def test_pyp10_the_import_takes_at_most_60_ms_beside_pytorchs(self):
+        took = []
+        for _ in range(8):  # on a busy machine the best of several
+            ours, torchs = map(float, self.python(IMPORT).split())
+            took.append(ours)
+            if ours <= 0.06:
+                break
+        print(f"{self.wheel.name}: {self.wheel.stat().st_size / 1e6:.1f} MB; import troupe {1e3 * min(took):.0f} ms after "
+              f"import torch, {1e3 * torchs:.0f} ms")
+        self.assertLessEqual(min(took), 0.06)
 
     def test_pyw6_a_processor_without_avx2_is_told(self):
         said = self.run_words(self.folder / "env/bin/python", "-c",
