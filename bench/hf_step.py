@@ -8,7 +8,7 @@ package, and Troupe from Python.
 A step is forward, loss with the balance loss, backward, clip_grad_norm_, fused AdamW, zero; random tokens, learned routing.
 Every side has a process of its own and the same weights; sides take turns, `--rounds` times; medians over the steps after
 the first `--skip` count. Losses and gradient norms of the first steps are compared with those of the first side. Sides:
-  eager, grouped_mm, batched_mm   transformers' implementations; compiled: grouped_mm under torch.compile
+  eager, grouped_mm, batched_mm   transformers' implementations; eager-compiled; compiled: grouped_mm under torch.compile
   sonicmoe                        the PyPI package `sonicmoe` in the hub kernel's place; sonicmoe-compiled
   troupe                          experts alone; troupe-all: troupe.patch(model, "all"); each also with -compiled"""
 import argparse
@@ -27,7 +27,7 @@ MODELS = {
     "olmoe-8l": dict(sequences=4, tokens=4096, d=2048, layers=8, heads=16, experts=64, k=8, hidden=1024, vocab=50304,
                      device="cuda"),
 }
-SIDES = {"cpu": "eager,grouped_mm,troupe,troupe-all",
+SIDES = {"cpu": "eager,grouped_mm,eager-compiled,compiled,troupe,troupe-all,troupe-all-compiled",
          "cuda": "grouped_mm,compiled,sonicmoe,sonicmoe-compiled,troupe,troupe-compiled,troupe-all,troupe-all-compiled"}
 STEPS = {"cpu": (9, 3), "cuda": (50, 10)}
 COMPARED = 3  # steps

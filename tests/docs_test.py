@@ -124,6 +124,8 @@ class Parse(unittest.TestCase):
         if program in ("python", ".venv/bin/python") and words[1] == "-m":
             module = ROOT / "python" / words[2].replace(".", "/")
             return self.assertTrue((module / "__main__.py").exists() or module.with_suffix(".py").exists(), f"{place}: {words[2]}")
+        if program == "python" and words[1].endswith(".py"):
+            return self.assertTrue((ROOT / words[1]).exists(), f"{place}: no file {words[1]}")
         if program.startswith(("tools/", "bench/")):
             source = (ROOT / program).read_text()
             for option in (word for word in words[1:] if word.startswith("--")):
@@ -145,7 +147,7 @@ class Parse(unittest.TestCase):
     def test_a_wrong_option_verb_or_key_is_found(self):
         for line in ("troupe trane x.yaml", "troupe train x.yaml --quite", "troupe train x.yaml --set train.stepz=1",
                      "torchrun troupe launch -n 2 -- train x.yaml --loud", "./dev quikstart", "tools/follow_log.py x --two wandb",
-                     "troupe plan recipes/none.yaml", "docker run x"):
+                     "troupe plan recipes/none.yaml", "docker run x", "python examples/none.py x"):
             with self.assertRaises(AssertionError, msg=line):
                 self.check(shlex.split(line), "here")
 
@@ -251,6 +253,9 @@ class Guides(unittest.TestCase):
 
     def test_run_library(self):
         self.page_runs("docs/guide/library.md")
+
+    def test_run_pytorch(self):
+        self.page_runs("docs/guide/pytorch.md")
 
 
 class Pages(unittest.TestCase):
