@@ -1,11 +1,17 @@
 // Causal attention on one GPU, bf16, forward and backward apart: ours beside PyTorch's flash
 // attention, repeatable and not, and cuDNN's through PyTorch.
 //
-//   attention SEQUENCES TOKENS HEADS [KEY_HEADS [DIM [ROUNDS]]]
+//   attention SEQUENCES TOKENS HEADS [KEY_HEADS [DIM [ROUNDS [RANKS]]]]
 //
-// All four by turns, round after round; medians count. A line of JSON for each, with how many of 20
+// With RANKS above 1 it is what the first of so many context ranks has of the sequences: first and
+// last chunk of each, which see no past and all of it. PyTorch's is then a call for each chunk: by a
+// mask, and by flash attention whose last query sees the last key.
+//
+// All by turns, round after round; medians count. A line of JSON for each, with how many of 20
 // backwards had the bits of the first.
 #include <ATen/Context.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
 #include <c10/core/Event.h>
@@ -28,7 +34,8 @@ namespace {
 
 struct Side {
   const char* name;
-  bool ours, cudnn, repeatable;
+  enum { kOurs, kSdpa, kFlash } how;
+  bool cudnn, repeatable;
   std::vector<double> forward = {}, backward = {};
 };
 
@@ -40,12 +47,16 @@ struct Works {
 
 Works works_of(const std::vector<int64_t>& n) {
   const auto options = at::TensorOptions(at::kCUDA).dtype(at::kBFloat16);
-  const int64_t T = n[0] * n[1];
-  Works out{{at::randn({T, n[2], n[4]}, options), at::randn({T, n[3], n[4]}, options),
-             at::randn({T, n[3], n[4]}, options)},
+  const int64_t P = n[0] * n[1], T = P / n[6], chunk = n[1] / n[6] / 2;
+  Works out{{at::randn({T, n[2], n[4]}, options), at::randn({P, n[3], n[4]}, options),
+             at::randn({P, n[3], n[4]}, options)},
             at::randn({T, n[2], n[4]}, options),
-            {.scale = 1 / std::sqrt(static_cast<double>(n[4])),
-             .lengths = std::vector<int64_t>(n[0], n[1])}};
+            {.scale = 1 / std::sqrt(static_cast<double>(n[4]))}};
+  if (n[6] == 1) out.form.lengths.assign(n[0], n[1]);
+  for (int64_t b = 0; n[6] > 1 && b < n[0]; ++b) {
+    out.form.segments.push_back({2 * b * chunk, chunk, b * n[1], 0});
+    out.form.segments.push_back({(2 * b + 1) * chunk, chunk, b * n[1], n[1] - chunk});
+  }
   for (at::Tensor& x : out.x) x.requires_grad_();
   return out;
 }
@@ -55,9 +66,29 @@ void choose(const Side& side) {
   context.setSDPUseCuDNN(side.cudnn);
   context.setSDPUseFlash(!side.cudnn);
   context.setSDPUseMath(false);
-  context.setSDPUseMemEfficient(false);
+  context.setSDPUseMemEfficient(side.how == Side::kSdpa && !side.cudnn);
   context.setDeterministicAlgorithms(side.repeatable, /*warn_only=*/false);
   context.setDeterministicFillUninitializedMemory(false);
+}
+
+at::Tensor flash_by_segments(const Works& w) {
+  const auto rows = [](const at::Tensor& x, int64_t first, int64_t n) {
+    return x.narrow(0, first, n).transpose(0, 1).unsqueeze(0);
+  };
+  std::vector<at::Tensor> out;
+  for (const AttentionSegment& s : w.form.segments) {
+    const at::Tensor o = std::get<0>(at::_scaled_dot_product_flash_attention(
+        rows(w.x[0], s.q, s.rows), rows(w.x[1], s.k, s.keys), rows(w.x[2], s.k, s.keys), 0.0,
+        /*is_causal=*/true, false, w.form.scale));
+    out.push_back(o.squeeze(0).transpose(0, 1));
+  }
+  return at::cat(out);
+}
+
+at::Tensor forward_of(const Side& side, const Works& w) {
+  if (side.how == Side::kFlash) return flash_by_segments(w);
+  return side.how == Side::kOurs ? attention_cudnn(w.x[0], w.x[1], w.x[2], w.form)
+                                 : attention_sdpa(w.x[0], w.x[1], w.x[2], w.form);
 }
 
 // Milliseconds of a forward and a backward; the gradients stay in x.
@@ -68,13 +99,25 @@ std::pair<double, double> once(const Side& side, Works& w) {
   for (int i = 0; i < 3; ++i) events.emplace_back(c10::kCUDA, c10::EventFlag::BACKEND_DEFAULT);
   for (at::Tensor& x : w.x) x.mutable_grad() = at::Tensor();
   events[0].record(stream);
-  const at::Tensor y = side.ours ? attention_cudnn(w.x[0], w.x[1], w.x[2], w.form)
-                                 : attention_sdpa(w.x[0], w.x[1], w.x[2], w.form);
+  const at::Tensor y = forward_of(side, w);
   events[1].record(stream);
   y.backward(w.grad);
   events[2].record(stream);
   events[2].synchronize();
   return {events[0].elapsedTime(events[1]), events[1].elapsedTime(events[2])};
+}
+
+// PyTorch has no kernel by mask for grouped heads.
+bool runs(const Side& side, Works& w) {
+  choose(side);
+  try {
+    once(side, w);
+    return true;
+  } catch (const std::exception& error) {
+    const std::string what = error.what();
+    std::fprintf(stderr, "%s: %s\n", side.name, what.substr(0, what.find('\n')).c_str());
+    return false;
+  }
 }
 
 int same_of_twenty(const Side& side, Works& w) {
@@ -93,17 +136,26 @@ int same_of_twenty(const Side& side, Works& w) {
 }
 
 void bench(int argc, char** argv) {
-  TROUPE_CHECK(argc >= 4 && argc <= 7,
-               "attention SEQUENCES TOKENS HEADS [KEY_HEADS [DIM [ROUNDS]]]");
-  std::vector<int64_t> n = {0, 0, 0, 0, 128, 30};
+  TROUPE_CHECK(argc >= 4 && argc <= 8,
+               "attention SEQUENCES TOKENS HEADS [KEY_HEADS [DIM [ROUNDS [RANKS]]]]");
+  std::vector<int64_t> n = {0, 0, 0, 0, 128, 30, 1};
   for (int i = 1; i < argc; ++i) n[i - 1] = std::stoll(argv[i]);
   if (argc < 5) n[3] = n[2];
   TROUPE_CHECK(has_cuda(), "-", why_no_cuda());
   Works w = works_of(n);
-  std::vector<Side> sides = {{"troupe (cuDNN, repeatable)", true, true, true},
-                             {"PyTorch flash, repeatable", false, false, true},
-                             {"PyTorch flash", false, false, false},
-                             {"PyTorch cuDNN", false, true, false}};
+  std::vector<Side> sides = {{"troupe (cuDNN, repeatable)", Side::kOurs, true, true}};
+  if (n[6] == 1) {
+    sides.insert(sides.end(), {{"PyTorch flash, repeatable", Side::kSdpa, false, true},
+                               {"PyTorch flash", Side::kSdpa, false, false},
+                               {"PyTorch cuDNN", Side::kSdpa, true, false}});
+  } else {
+    sides.insert(sides.end(), {{"PyTorch by mask, repeatable", Side::kSdpa, false, true},
+                               {"PyTorch by mask", Side::kSdpa, false, false},
+                               {"PyTorch by mask, cuDNN", Side::kSdpa, true, false},
+                               {"PyTorch flash, repeatable", Side::kFlash, false, true},
+                               {"PyTorch flash", Side::kFlash, false, false}});
+  }
+  std::erase_if(sides, [&](const Side& side) { return !runs(side, w); });
   for (int64_t round = -3; round < n[5]; ++round) {
     for (Side& side : sides) {
       choose(side);
@@ -117,11 +169,11 @@ void bench(int argc, char** argv) {
     choose(side);
     std::printf(
         "{\"sequences\": %lld, \"tokens\": %lld, \"heads\": %lld, \"key_heads\": %lld, \"dim\": "
-        "%lld, "
-        "\"side\": \"%s\", \"forward_ms\": %.3f, \"backward_ms\": %.3f, \"same_of_20\": %d}\n",
+        "%lld, \"ranks\": %lld, \"side\": \"%s\", \"forward_ms\": %.3f, \"backward_ms\": %.3f, "
+        "\"same_of_20\": %d}\n",
         static_cast<long long>(n[0]), static_cast<long long>(n[1]), static_cast<long long>(n[2]),
-        static_cast<long long>(n[3]), static_cast<long long>(n[4]), side.name, median(side.forward),
-        median(side.backward), same_of_twenty(side, w));
+        static_cast<long long>(n[3]), static_cast<long long>(n[4]), static_cast<long long>(n[6]),
+        side.name, median(side.forward), median(side.backward), same_of_twenty(side, w));
     std::fflush(stdout);
   }
 }

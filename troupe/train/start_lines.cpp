@@ -56,19 +56,35 @@ std::string forced_line(const ModelConfig& model) {
          "speed. Every step line says FORCED";
 }
 
-std::string attention_line(const ModelConfig& model, Precision precision, int64_t longest,
-                           const c10::Device& device) {
+AttentionSegment longest_segment(int64_t sequence, const ParallelConfig& parallel) {
+  if (parallel.context <= 1 || parallel.context_method == ContextMethod::kHeads) {
+    return {0, sequence, 0, 0};
+  }
+  // A rank's chunks by documents may be neighbours, all of them.
+  const bool zigzag = parallel.context_dealing == Dealing::kZigzag;
+  const int64_t own = sequence / parallel.context, rows = zigzag ? own / 2 : own;
+  return {0, rows, 0, parallel.context_method == ContextMethod::kRing ? 0 : sequence - rows};
+}
+
+std::string attention_line(const ModelConfig& model, Precision precision, int64_t sequence,
+                           const ParallelConfig& parallel, const c10::Device& device) {
   if (!device.is_cuda()) return {};
   if (model.attn_dropout > 0) return "attention: products and a softmax, for model.attn_dropout";
-  const at::ScalarType type = type_of(precision);
+  const AttentionSegment longest = longest_segment(sequence, parallel);
+  const bool ring = parallel.context > 1 && parallel.context_method == ContextMethod::kRing;
   std::string out;
   for (int64_t i = 0; i < model.layers; ++i) {
     const LayerConfig layer = layer_config(model, i);
     if (!layer.attention) continue;
-    AttentionHeads heads{type, layer.head_dim, layer.head_dim, longest};
+    AttentionHeads heads{type_of(precision), layer.head_dim, layer.head_dim, longest.rows,
+                         longest.keys};
     if (model.mla) heads.value_dim = model.mla->value_dim;
     const std::string why = why_not_cudnn(heads, device);
     if (!why.empty()) return "attention: PyTorch's: " + why;
+    if (ring && layer.window > 0) {
+      return "attention: cuDNN's, and where a window cuts through another rank's keys products in "
+             "f32, the same bits each time";
+    }
     out = "attention: cuDNN's, the same bits each time";
   }
   return out;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "troupe/nn/models/config.h"
+#include "troupe/ops/attention/attention_segment.h"
 #include "troupe/train/recipe/recipe.h"
 
 namespace troupe {
@@ -20,10 +21,14 @@ std::string balance_line(const ModelConfig& model);
 bool forces_routing(const ModelConfig& model);
 std::string forced_line(const ModelConfig& model);
 
+// The most that a rank's attention takes of a row of `sequence` tokens in one call's sequence:
+// queries and the past that they see.
+AttentionSegment longest_segment(int64_t sequence, const ParallelConfig& parallel);
+
 // The attention implementation on a GPU, and why not cuDNN's if it is another. Empty on a CPU, and
-// for a model without attention. `longest`: longest segment in tokens.
-std::string attention_line(const ModelConfig& model, Precision precision, int64_t longest,
-                           const c10::Device& device);
+// for a model without attention.
+std::string attention_line(const ModelConfig& model, Precision precision, int64_t sequence,
+                           const ParallelConfig& parallel, const c10::Device& device);
 
 // The warning for a router that considers later tokens (expert_choice): losses and generated text
 // are not those of a causal model. Else empty.

@@ -52,10 +52,23 @@ TEST(StartLines, R3_ForcedRoutingIsWarnedOf) {
 TEST(StartLines, SayWhoseAttentionAGpuHas) {
   ModelConfig model;
   model.layers = 2;
-  EXPECT_EQ(attention_line(model, Precision::kBf16, 512, c10::kCPU), "");
+  EXPECT_EQ(attention_line(model, Precision::kBf16, 512, {}, c10::kCPU), "");
   model.attn_dropout = 0.1;
-  EXPECT_EQ(attention_line(model, Precision::kBf16, 512, {c10::kCUDA, 0}),
+  EXPECT_EQ(attention_line(model, Precision::kBf16, 512, {}, {c10::kCUDA, 0}),
             "attention: products and a softmax, for model.attn_dropout");
+}
+
+TEST(StartLines, ContextRanksHaveChunksOfRows) {
+  ParallelConfig parallel;
+  EXPECT_EQ(longest_segment(4096, parallel), (AttentionSegment{0, 4096, 0, 0}));
+  parallel.context = 4;
+  EXPECT_EQ(longest_segment(4096, parallel), (AttentionSegment{0, 512, 0, 3584}));
+  parallel.context_dealing = Dealing::kDocuments;
+  EXPECT_EQ(longest_segment(4096, parallel), (AttentionSegment{0, 1024, 0, 3072}));
+  parallel.context_method = ContextMethod::kRing;
+  EXPECT_EQ(longest_segment(4096, parallel), (AttentionSegment{0, 1024, 0, 0}));
+  parallel.context_method = ContextMethod::kHeads;
+  EXPECT_EQ(longest_segment(4096, parallel), (AttentionSegment{0, 4096, 0, 0}));
 }
 
 }  // namespace

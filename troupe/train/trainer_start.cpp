@@ -231,8 +231,9 @@ void Trainer::log_start() const {
   }
   const std::string balance = balance_line(recipe_.model);
   if (!balance.empty()) log.info(balance);
-  const std::string attention = attention_line(recipe_.model, learner_->precision(),
-                                               recipe_.data.sequence, learner_->device());
+  const std::string attention =
+      attention_line(recipe_.model, learner_->precision(), recipe_.data.sequence, ranks_.parallel(),
+                     learner_->device());
   if (!attention.empty()) log.info(attention);
   const GpuProducts products{.type = type_of(learner_->precision()),
                              .capability = capability_of(learner_->device()),

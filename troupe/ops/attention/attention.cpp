@@ -459,8 +459,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor&
                      const AttentionForm& form) {
   check(q, k, v, form);
   if (!q.is_cpu()) {
-    const bool cudnn = form.segments.empty() && fits_cudnn(q, v, form);
-    return cudnn ? attention_cudnn(q, k, v, form) : attention_sdpa(q, k, v, form);
+    return fits_cudnn(q, v, form) ? attention_cudnn(q, k, v, form) : attention_sdpa(q, k, v, form);
   }
   if (!narrow_on_cpu(q)) return attention_f32(q, k, v, form);
   return attention_f32(q.to(at::kFloat), k.to(at::kFloat), v.to(at::kFloat), widened(form))
@@ -475,8 +474,11 @@ at::Tensor joined_attention(const at::Tensor& q, const at::Tensor& kv, int64_t k
                "attention: kv of", kv.sizes(), "for", kv_heads, "heads beside queries of",
                q.sizes());
   const TensorList apart = keys_values(kv, kv_heads, q.size(2));
-  if (!q.is_cpu() || narrow_on_cpu(q)) return attention(q, apart[0], apart[1], form);
   check(q, apart[0], apart[1], form);
+  if (q.size(2) % 8 == 0 && apart[1].size(2) % 8 == 0 && fits_cudnn(q, apart[1], form)) {
+    return joined_attention_cudnn(q, kv, kv_heads, form);
+  }
+  if (!q.is_cpu() || narrow_on_cpu(q)) return attention(q, apart[0], apart[1], form);
   return joined_f32(q, kv, kv_heads, form);
 }
 

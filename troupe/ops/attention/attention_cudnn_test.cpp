@@ -18,6 +18,7 @@
 
 #include <numeric>
 
+#include "troupe/ops/attention/attention_part_cudnn.h"
 #include "troupe/testing/torch/device.h"
 #include "troupe/testing/torch/jacobian.h"
 
@@ -36,6 +37,30 @@ struct Case {
 
 AttentionForm causal(std::vector<int64_t> lengths, int64_t window = 0) {
   return {.scale = 0.09, .window = window, .lengths = std::move(lengths)};
+}
+
+AttentionForm over(std::vector<AttentionSegment> segments, int64_t window = 0) {
+  return {.scale = 0.09, .window = window, .segments = std::move(segments)};
+}
+// Rows of 4 chunks each; first and last chunk are own, or the two between.
+AttentionForm zigzag(int64_t rows, int64_t chunk, bool outer, int64_t window = 0) {
+  std::vector<AttentionSegment> out;
+  const int64_t first = outer ? 0 : 1, last = outer ? 3 : 2, keys = (last + 1) * chunk;
+  for (int64_t b = 0; b < rows; ++b) {
+    out.push_back({2 * b * chunk, chunk, b * keys, first * chunk});
+    out.push_back({(2 * b + 1) * chunk, chunk, b * keys, last * chunk});
+  }
+  return over(std::move(out), window);
+}
+// Documents of many lengths, some begun elsewhere; some share keys, and keys 560 to 600 are none's.
+AttentionForm parts(int64_t window = 0) {
+  return over({{0, 100, 0, 0},
+               {100, 37, 0, 211},
+               {137, 1, 200, 130},
+               {138, 65, 331, 3},
+               {203, 150, 340, 70},
+               {353, 300, 600, 7}},
+              window);
 }
 
 std::vector<Case> cases() {
@@ -60,6 +85,14 @@ std::vector<Case> cases() {
       {"documents, values of other width", 4, 4, 192, 128, causal({100, 37, 300})},
       {"fp16", 4, 2, 128, 128, causal({300, 300}), true, at::kHalf},
       {"fp16, documents", 4, 2, 128, 128, causal({300, 1, 44}), false, at::kHalf},
+      {"documents, twelve heads", 12, 4, 64, 64, causal({100, 90, 80, 70})},
+      {"first and last chunks", 4, 4, 128, 128, zigzag(3, 256, true)},
+      {"chunks between, grouped", 8, 2, 64, 64, zigzag(2, 100, false)},
+      {"chunks, values of other width", 4, 4, 192, 128, zigzag(1, 64, true)},
+      {"chunks, window and sinks", 4, 2, 64, 64, zigzag(2, 200, true, 77), true},
+      {"parts", 4, 2, 64, 64, parts()},
+      {"parts, window, sinks, fp16", 8, 2, 128, 128, parts(33), true, at::kHalf},
+      {"parts, twelve heads", 12, 2, 96, 96, parts()},
   };
 }
 
@@ -70,10 +103,13 @@ struct Leaves {
 };
 
 Leaves leaves_of(const Case& c) {
-  const int64_t T = std::accumulate(c.form.lengths.begin(), c.form.lengths.end(), int64_t{0});
+  const std::vector<AttentionSegment>& segments = c.form.segments;
+  const int64_t sum = std::accumulate(c.form.lengths.begin(), c.form.lengths.end(), int64_t{0});
+  const int64_t T = segments.empty() ? sum : segments.back().q + segments.back().rows;
+  const int64_t P = segments.empty() ? T : segments.back().k + segments.back().keys;
   const auto options = at::TensorOptions(at::kCUDA).dtype(c.type);
-  Leaves out{{at::randn({T, c.heads, c.d}, options), at::randn({T, c.kv_heads, c.d}, options),
-              at::randn({T, c.kv_heads, c.e}, options)},
+  Leaves out{{at::randn({T, c.heads, c.d}, options), at::randn({P, c.kv_heads, c.d}, options),
+              at::randn({P, c.kv_heads, c.e}, options)},
              c.form,
              at::randn({T, c.heads, c.e}, options)};
   if (c.sinks) out.x.push_back(at::randn({c.heads}, options));
@@ -148,11 +184,13 @@ TEST_F(AttentionCudnn, SlicesAreTheWhole) {
     SCOPED_TRACE(c.name);
     const Leaves in = leaves_of(c);
     int64_t head = 0;
-    for (const SequenceGroup& group : groups_of(c.form.lengths)) {
-      head = std::max(head, attention_head_bytes(group.length));
+    for (const SequenceGroup& group :
+         c.form.segments.empty() ? groups_of(c.form.lengths) : groups_of(c.form.segments)) {
+      head = std::max(head, attention_head_bytes(group.length, group.keys));
     }
     const Tensors whole = by_cudnn(in);
     expect_same(whole, by_cudnn(in, 2 * (c.heads / c.kv_heads) * head));
+    expect_same(whole, by_cudnn(in, 2 * 3 * c.heads * head));  // three sequences, and the rest
     expect_close(by_cudnn(in, 2 * head), on_the_cpu(in), c);
   }
 }
@@ -161,11 +199,79 @@ TEST_F(AttentionCudnn, G4_TwentyTimesTheSameBits) {
   std::vector<Case> all = cases();
   all.push_back({"long", 8, 8, 128, 128, causal({4096, 4096, 4096})});
   all.push_back({"long, grouped", 16, 2, 128, 128, causal({4096, 4096})});
+  all.push_back({"long chunks", 16, 16, 128, 128, zigzag(3, 1024, true)});
   for (const Case& c : all) {
     SCOPED_TRACE(c.name);
     const Leaves in = leaves_of(c);
     const Tensors first = by_cudnn(in);
     for (int i = 1; i < 20; ++i) expect_same(first, by_cudnn(in));
+  }
+}
+
+// Ring attention: three parts of the keys, joined, in f64 on the CPU.
+TEST_F(AttentionCudnn, PartsJoinedAreTheWhole) {
+  const std::vector<std::vector<AttentionSegment>> passes = {
+      {{0, 40, 0, 0}, {40, 90, 0, 40, 40}, {200, 100, 300, 0}},
+      {{40, 50, 40, 0}, {90, 40, 40, 50, 50}, {200, 100, 180, 120, 120}},
+      {{90, 40, 90, 0}, {130, 70, 130, 0}}};
+  const int64_t T = 300, P = 400;
+  for (const auto& [heads, kv_heads] : {std::pair<int64_t, int64_t>{4, 4}, {8, 2}}) {
+    const auto options = at::TensorOptions(at::kCUDA).dtype(at::kBFloat16);
+    const PartInputs in{at::randn({T, heads, 64}, options), at::randn({P, kv_heads, 64}, options),
+                        at::randn({P, kv_heads, 64}, options)};
+    const at::Tensor grad = at::randn({T, heads, 64}, options);
+    const auto through = [&](const PartInputs& x) {
+      AttentionPart sum = no_keys(x.q_THd, 64, {});
+      for (const auto& segments : passes) {
+        join(sum, attention_part(x, {0.09, 0, segments}));
+      }
+      const at::ScalarType type = x.q_THd.scalar_type();
+      const at::ScalarType wide = sum.out_THe.scalar_type();
+      sum.out_THe = sum.out_THe.to(type).to(wide);  // as ring attention keeps it
+      Tensors out = {sum.out_THe, sum.lse_HT};
+      for (const auto& segments : passes) {
+        const PartGradients g = attention_part_backward(x, {0.09, 0, segments}, sum,
+                                                        grad.to(x.q_THd.options()).to(wide));
+        out.insert(out.end(), {g.q_THd, g.k_PGd, g.v_PGe});
+      }
+      return out;
+    };
+    for (const auto& segments : passes) EXPECT_TRUE(part_fits_cudnn(in, {0.09, 0, segments}));
+    const Tensors got = through(in);
+    const auto exact = [](const at::Tensor& x) { return x.to(at::kCPU).to(at::kDouble); };
+    const Tensors want = through({exact(in.q_THd), exact(in.k_PGd), exact(in.v_PGe)});
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t i = 0; i < want.size(); ++i) EXPECT_LT(apart(got[i], want[i]), 1.6e-2) << i;
+    expect_same(got, through(in));
+  }
+}
+
+TEST_F(AttentionCudnn, PartsThatAWindowCutsAreNotCudnns) {
+  const at::Tensor x = at::randn({64, 1, 64}, at::TensorOptions(at::kCUDA).dtype(at::kBFloat16));
+  EXPECT_TRUE(part_fits_cudnn({x, x, x}, {1, 16, {{0, 64, 0, 0}}}));
+  EXPECT_TRUE(part_fits_cudnn({x, x, x}, {1, 200, {{0, 64, 0, 64, 64}}}));
+  EXPECT_FALSE(part_fits_cudnn({x, x, x}, {1, 100, {{0, 64, 0, 64, 64}}}));
+  EXPECT_FALSE(part_fits_cudnn({x, x, x}, {1, 0, {{0, 64, 0, 10, 30}}}));
+}
+
+// Keys and values of one tensor, which has one gradient.
+TEST_F(AttentionCudnn, JoinedIsApart) {
+  for (const bool sinks : {false, true}) {
+    const Leaves in = leaves_of({"", 8, 2, 64, 32, parts(), sinks});
+    const Tensors want = by_cudnn(in);
+    Leaves joined = in;
+    joined.x = {in.x[0], at::cat({in.x[1].flatten(1), in.x[2].flatten(1)}, 1), in.x[0]};
+    if (sinks) joined.x.push_back(in.x[3]);
+    const Tensors got =
+        results(joined, in.x[0].options(),
+                [](const at::Tensor& q, const at::Tensor& kv, const at::Tensor&,
+                   const AttentionForm& f) { return joined_attention(q, kv, 2, f); });
+    EXPECT_TRUE(at::equal(got[0], want[0]));
+    EXPECT_TRUE(at::equal(got[1], want[1]));
+    EXPECT_TRUE(at::equal(got[2], at::cat({want[2].flatten(1), want[3].flatten(1)}, 1)));
+    if (sinks) {
+      EXPECT_TRUE(at::equal(got[4], want[4]));
+    }
   }
 }
 
@@ -187,10 +293,12 @@ TEST_F(AttentionCudnn, ReadsRowsOfAnyStride) {
 }
 
 TEST_F(AttentionCudnn, IsWhatAttentionTakesUnlessItMayOnlyWarn) {
+  for (const AttentionForm& form : {causal({257, 257, 257}), parts()}) {
+    const Leaves of = leaves_of({"", 8, 2, 128, 128, form});
+    expect_same(by_cudnn(of),
+                results(of, of.x[0].options(), [](const auto&... x) { return attention(x...); }));
+  }
   const Leaves in = leaves_of(cases()[4]);
-  const Tensors ours = by_cudnn(in);
-  expect_same(ours,
-              results(in, in.x[0].options(), [](const auto&... x) { return attention(x...); }));
   EXPECT_FALSE(fits_cudnn(in.x[0].to(at::kFloat), in.x[2], in.form));
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   EXPECT_FALSE(fits_cudnn(in.x[0], in.x[2], in.form));
@@ -201,7 +309,9 @@ TEST_F(AttentionCudnn, WhatItLeavesToPyTorchIsSaid) {
   const c10::Device gpu(c10::kCUDA, 0);
   EXPECT_NE(why_not_cudnn({at::kFloat, 64, 64, 64}, gpu).find("bf16 and fp16"), std::string::npos);
   EXPECT_NE(why_not_cudnn({at::kHalf, 512, 64, 64}, gpu).find("heads of 256"), std::string::npos);
-  EXPECT_NE(why_not_cudnn({at::kHalf, 64, 64, 32768}, gpu).find("32768 tokens"), std::string::npos);
+  EXPECT_NE(why_not_cudnn({at::kHalf, 64, 64, 65536}, gpu).find("65536 tokens"), std::string::npos);
+  EXPECT_EQ(why_not_cudnn({at::kHalf, 64, 64, 32768}, gpu), "");
+  EXPECT_EQ(why_not_cudnn({at::kHalf, 64, 64, 8192, 131072}, gpu), "");
 }
 
 TEST(AttentionWithoutCudnn, OnACpuIsItsOwn) {

@@ -12,6 +12,7 @@
 #include "troupe/core/check.h"
 #include "troupe/ops/attention/attention_cpu.h"
 #include "troupe/ops/attention/attention_part_aten.h"
+#include "troupe/ops/attention/attention_part_cudnn.h"
 #include "troupe/ops/support/view.h"
 
 namespace troupe {
@@ -96,8 +97,12 @@ AttentionPart no_keys(const at::Tensor& q, int64_t value_dim,
 AttentionPart attention_part(const PartInputs& in, const PartForm& form) {
   const at::NoGradGuard no_grad;
   check_part(in, form);
+  AttentionPart out = no_keys(in.q_THd, in.v_PGe.size(2), {});
+  if (part_fits_cudnn(in, form)) {
+    part_by_cudnn(in, form, out);
+    return out;
+  }
   const PartInputs wide = widened(in);
-  AttentionPart out = no_keys(wide.q_THd, wide.v_PGe.size(2), {});
   if (!wide.q_THd.is_cpu()) {
     part_by_aten(wide, form, out);
     return out;
@@ -128,6 +133,7 @@ PartGradients attention_part_backward(const PartInputs& in, const PartForm& form
   check_sizes(grad_THe, {in.q_THd.size(0), in.q_THd.size(1), in.v_PGe.size(2)},
               "attention_part: gradient");
   check_dtype(grad_THe, wide_type(in.q_THd), "attention_part: gradient");
+  if (part_fits_cudnn(in, form)) return part_backward_by_cudnn(in, form, whole, grad_THe);
   const PartInputs wide = widened(in);
   const auto zeros = [&](const at::Tensor& like) {
     return at::zeros(like.sizes(), like.options().requires_grad(false));

@@ -13,8 +13,9 @@
 //   P_ij = exp(s_ij - lse_i),    dS_ij = scale P_ij (do_i . v_j - do_i . out_i)
 //   dv_j = sum_i P_ij do_i,      dq_i = sum_j dS_ij k_j,      dk_j = sum_i dS_ij q_i
 //
-// On the CPU products are those of ops/attention/attention_cpu; elsewhere ATen's, over blocks of
-// queries, in the type of the parts. No graph is recorded. The same bits twice.
+// On the CPU products are those of ops/attention/attention_cpu; on a Hopper GPU cuDNN's where q is
+// narrow and no window cuts through a part (ops/attention/attention_part_cudnn); elsewhere ATen's,
+// over blocks of queries, in the type of the parts. No graph is recorded. The same bits twice.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -18,13 +18,13 @@ using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
 // Names of the tensors of a graph: those of AttentionTensor, their starts, and these.
 constexpr int64_t kStarts = kAttentionTensors, kGradO = 2 * kAttentionTensors,
-                  kLengths = kGradO + 1;
+                  kLengths = kGradO + 1, kKeyLengths = kGradO + 2;
 
 void check(fe::error_t status, const AttentionPlan& p) {
   TROUPE_CHECK(status.is_good(), "attention: cuDNN has no plan for", p.sequences, "sequences of",
-               p.length, "tokens with", p.heads, "heads of", p.key_dim, "and", p.value_dim, "over",
-               p.kv_heads, "key heads, window", p.window, "-", status.get_message(),
-               "- run.deterministic=false takes PyTorch's attention");
+               p.length, "tokens and", p.keys, "keys with", p.heads, "heads of", p.key_dim, "and",
+               p.value_dim, "over", p.kv_heads, "key heads, window", p.window, "-",
+               status.get_message(), "- run.deterministic=false takes PyTorch's attention");
 }
 
 struct Plan {
@@ -39,9 +39,9 @@ class Builder {
     graph_.set_io_data_type(p_.half ? fe::DataType_t::HALF : fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
-    if (p_.ragged)
-      lengths_ = graph_.tensor(shaped({p_.sequences, 1, 1, 1}, {1, 1, 1, 1}, kLengths)
-                                   .set_data_type(fe::DataType_t::INT32));
+    if (!p_.ragged) return;
+    lengths_ = lengths(kLengths);
+    key_lengths_ = lengths(kKeyLengths);
   }
 
   void forward() {
@@ -77,16 +77,21 @@ class Builder {
 
   // [sequences, heads, length, dim]
   fe::graph::Tensor_attributes place(AttentionTensor t) const {
-    const int64_t B = p_.sequences, S = p_.length;
+    const bool keys = t == kTensorK || t == kTensorV || t == kGradK || t == kGradV;
+    const bool values = t == kTensorV || t == kTensorO || t == kGradV;
+    const int64_t B = p_.sequences, S = keys ? p_.keys : p_.length;
     const auto [token, head] = p_.strides[t];
     if (t == kLse) {
       const Sizes strides = p_.ragged ? Sizes{S * token, 1, token, 1} : Sizes{S * token, S, 1, 1};
       return shaped({B, p_.heads, S, 1}, strides, t).set_data_type(fe::DataType_t::FLOAT);
     }
-    const bool keys = t == kTensorK || t == kTensorV || t == kGradK || t == kGradV;
-    const bool values = t == kTensorV || t == kTensorO || t == kGradV;
     return shaped({B, keys ? p_.kv_heads : p_.heads, S, values ? p_.value_dim : p_.key_dim},
                   {S * token, head, token, 1}, t);
+  }
+
+  Tensor lengths(int64_t uid) {
+    return graph_.tensor(
+        shaped({p_.sequences, 1, 1, 1}, {1, 1, 1, 1}, uid).set_data_type(fe::DataType_t::INT32));
   }
 
   Tensor starts(AttentionTensor t) {
@@ -109,17 +114,21 @@ class Builder {
 
   template <class Options>
   Options with_mask(Options options) const {
-    options.set_attn_scale(p_.scale)
-        .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
-        .set_diagonal_band_right_bound(0);
+    options.set_attn_scale(p_.scale);
+    if (p_.ragged) {
+      options.set_padding_mask(true).set_seq_len_q(lengths_).set_seq_len_kv(key_lengths_);
+    }
+    if (p_.mask == AttentionMask::kNone) return options;
+    options.set_diagonal_band_right_bound(0).set_diagonal_alignment(
+        p_.mask == AttentionMask::kCausal ? fe::DiagonalAlignment_t::TOP_LEFT
+                                          : fe::DiagonalAlignment_t::BOTTOM_RIGHT);
     if (p_.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(p_.window));
-    if (p_.ragged) options.set_padding_mask(true).set_seq_len_q(lengths_).set_seq_len_kv(lengths_);
     return options;
   }
 
   const AttentionPlan& p_;
   fe::graph::Graph& graph_;
-  Tensor lengths_;
+  Tensor lengths_, key_lengths_;
 };
 
 std::unique_ptr<Plan> built(const AttentionPlan& p) {
@@ -166,7 +175,10 @@ void cudnn_attention_run(const AttentionPlan& p, const CudnnAttentionCall& call)
     if (p.ragged) memory[kStarts + t] = call.starts[t];
   }
   if (p.backward) memory[kGradO] = call.grad_o;
-  if (p.ragged) memory[kLengths] = call.lengths;
+  if (p.ragged) {
+    memory[kLengths] = call.lengths;
+    memory[kKeyLengths] = call.key_lengths;
+  }
   with_plan(p, [&](Plan& plan) {
     check(plan.graph.execute(at::native::getCudnnHandle(), memory, call.workspace), p);
   });

@@ -34,13 +34,21 @@ enum AttentionTensor {
   kAttentionTensors
 };
 
+enum class AttentionMask : uint8_t {
+  kCausal,      // query i sees keys up to i
+  kCausalLast,  // the last query sees all keys, the one before it all but one, ...
+  kNone,        // every query sees all keys; window is 0
+};
+
 struct AttentionPlan {
   bool backward = false;
   bool half = false;    // fp16; else bf16
   bool ragged = false;  // sequences have lengths and starts of their own; else they are `length`
                         // long and follow each other
+  AttentionMask mask = AttentionMask::kCausal;
   int device = 0;
   int64_t sequences = 0, length = 0;  // ragged: the longest that there may be
+  int64_t keys = 0;                   // of a sequence; likewise
   int64_t heads = 0, kv_heads = 0, key_dim = 0, value_dim = 0;
   int64_t window = 0;  // 0: none
   float scale = 1;
@@ -54,9 +62,10 @@ struct CudnnAttentionCall {
   std::array<void*, kAttentionTensors> tensors = {};  // forward: up to kLse, o and lse are written
   void* grad_o = nullptr;
   void* workspace = nullptr;
-  // ragged: int32 [sequences], and for each tensor int64 [sequences + 1] elements before a
-  // sequence.
+  // ragged: int32 [sequences], of queries and of keys, and for each tensor int64 [sequences + 1]
+  // elements before a sequence.
   void* lengths = nullptr;
+  void* key_lengths = nullptr;
   std::array<void*, kAttentionTensors> starts = {};
 };
 
