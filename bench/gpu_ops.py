@@ -2,7 +2,7 @@
 """Troupe's operators one by one on one GPU, each beside what PyTorch has for it, in the same run.
 
   python3 bench/gpu_ops.py [--library libtroupe.so] [--only gemm,groups,grad,permute,sort,sparse,small,memory]
-  python3 bench/gpu_ops.py --trial --only gemm,sort,sparse   kernels on trial beside those that run by default
+  python3 bench/gpu_ops.py --trial --only gemm        kernels on trial beside those that run by default
   python3 bench/gpu_ops.py --device cpu --small       the same code on tiny shapes: only a check that it runs
 
 gemm     (feature 49) one expert: torch.ops.troupe.grouped_gemm beside torch.mm (cuBLAS), forward and both

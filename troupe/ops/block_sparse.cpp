@@ -13,7 +13,6 @@
 #include "troupe/ops/support/autograd.h"
 #include "troupe/ops/support/define.h"
 #include "troupe/ops/support/run.h"
-#include "troupe/ops/support/trial_kernels.h"
 #include "troupe/ops/support/view.h"
 
 namespace troupe {
@@ -115,8 +114,7 @@ at::Tensor sdd_device(const at::Tensor& a, const at::Tensor& b, at::TensorList i
       .a = left.operand("sdd: a"),
       .b = right.operand("sdd: b"),
       .topology = topology_view(structure_of(indices, rows, cols, block, transposed)),
-      .c = mut_view(flat_values(values), "sdd: values"),
-      .trial = trial_kernels()};
+      .c = mut_view(flat_values(values), "sdd: values")};
   run(a.device(), args, block_sdd_cpu, &CudaKernels::block_sdd);
   return values;
 }
@@ -141,8 +139,7 @@ at::Tensor dsd_device(const at::Tensor& values, at::TensorList indices, c10::Sym
                       .topology = topology_view(s),
                       .transpose_a = s.transposed,
                       .b = right.operand("dsd: b"),
-                      .c = mut_view(c, "dsd: c"),
-                      .trial = trial_kernels()};
+                      .c = mut_view(c, "dsd: c")};
   run(b.device(), args, block_dsd_cpu, &CudaKernels::block_dsd);
   return c;
 }
@@ -167,8 +164,7 @@ at::Tensor dds_device(const at::Tensor& a, const at::Tensor& values, at::TensorL
                       .b = view(stored, "dds: values"),
                       .topology = topology_view(s),
                       .transpose_b = s.transposed,
-                      .c = mut_view(c, "dds: c"),
-                      .trial = trial_kernels()};
+                      .c = mut_view(c, "dds: c")};
   run(a.device(), args, block_dds_cpu, &CudaKernels::block_dds);
   return c;
 }

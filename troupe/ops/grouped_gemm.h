@@ -5,7 +5,8 @@
 //   grouped_gemm_weight   g[e] = sum over rows r of segment e of the outer products a[r] b[r]
 //
 // Rows past expert_offset[E] give zeros, and their gradient is zero; an expert without rows has a
-// zero g. On CPU 16-bit types are multiplied as f32. Gradients for x and w, and for a and b.
+// zero g. On a Hopper GPU the sum of one expert alone whose g is small is cut after each 8,192 rows
+// (kernels/moe_sm90: choose_weight_segment). On CPU 16-bit types are multiplied as f32. Gradients for x and w, and for a and b.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// C = op(S) op(B), and C^T = op(S)^T op(A)^T for C = op(A) op(S), on trial: a tile is 128 lines of
+// C = op(S) op(B), and C^T = op(S)^T op(A)^T for C = op(A) op(S): a tile is 128 lines of
 // the sparse operand and 256 of the dense one; k runs over the line's stored blocks.
 #include "troupe/core/number/round.h"
 #include "troupe/kernels/block_sparse/block_sparse_sm90.h"

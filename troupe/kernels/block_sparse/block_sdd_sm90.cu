@@ -1,4 +1,4 @@
-// S = op(A) op(B), on trial: two stored blocks that lie side by side are a tile.
+// S = op(A) op(B): two stored blocks that lie side by side are a tile.
 #include "troupe/core/number/round.h"
 #include "troupe/kernels/block_sparse/block_sparse_sm90.h"
 #include "troupe/kernels/block_sparse/wgmma_tiles.cuh"

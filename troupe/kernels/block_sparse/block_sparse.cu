@@ -70,7 +70,7 @@ void block_sdd_cuda(const BlockSdd& x, cudaStream_t stream) {
   sparse::check_cuda_operand("a", x.a.matrix);
   sparse::check_cuda_operand("b", x.b.matrix);
   sparse::check_cuda_operand("c", x.c);
-  if (sparse::takes_wgmma(x.trial, x.c)) return sparse::block_sdd_sm90(x, stream);
+  if (sparse::takes_wgmma(x.generic, x.c)) return sparse::block_sdd_sm90(x, stream);
   dispatch_float(x.c.dtype, [&]<class T>() {
     sparse::dispatch_majors(!x.a.transpose, x.b.transpose, [&]<Major kA, Major kB>() {
       const Problem<T> p{.a = x.a.matrix.as<T>(),

@@ -14,8 +14,9 @@
 // (double for f64) over the blocks in rising order, rounded once; the same bits in every run and
 // for any number of threads. Sizes of S are multiples of B; the third size is any from 1 on. CUDA:
 // B = 128, f32, bf16, f16, and rows of dense operands begin at multiples of 16 bytes. Offsets of
-// elements are 64-bit, indices of blocks int32 and below 2^31: 32,767 blocks are no bound. `trial`:
-// bf16 and f16 on a Hopper GPU by its own tensor cores' instructions, which are not measured yet.
+// elements are 64-bit, indices of blocks int32 and below 2^31: 32,767 blocks are no bound. bf16 and
+// f16 are multiplied on a Hopper GPU by its own tensor cores' instructions where rows of the result
+// end at multiples of 16 bytes, elsewhere and where `generic` asks for it by those of any GPU.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +53,7 @@ struct BlockSdd {
   DenseOperand b;  // op: [K, cols]
   BlockTopology topology;
   MutRef c;  // [blocks B, B]  out: values
-  bool trial = false;
+  bool generic = false;
 };
 
 struct BlockDsd {
@@ -61,7 +62,7 @@ struct BlockDsd {
   bool transpose_a = false;
   DenseOperand b;  // op: [K, N], K = columns of op(S)
   MutRef c;        // [rows of op(S), N]  out
-  bool trial = false;
+  bool generic = false;
 };
 
 struct BlockDds {
@@ -70,7 +71,7 @@ struct BlockDds {
   BlockTopology topology;
   bool transpose_b = false;
   MutRef c;  // [M, columns of op(S)]  out
-  bool trial = false;
+  bool generic = false;
 };
 
 void validate(const BlockSdd& args);

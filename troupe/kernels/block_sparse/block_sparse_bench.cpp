@@ -112,11 +112,11 @@ BENCHMARK(cpu_up)->Args({1024, 256, 256, 4})->Unit(benchmark::kMicrosecond);
 BENCHMARK(cpu_down)->Args({1024, 256, 256, 4})->Unit(benchmark::kMicrosecond);
 
 #ifdef TROUPE_CUDA
-// The kernels on trial where the last argument of a benchmark says so.
+// The kernels of any GPU where the last argument of a benchmark says so.
 template <class Args>
 auto and_wait(const benchmark::State& state, void (*run)(const Args&, cudaStream_t)) {
-  return [run, trial = state.range(4) != 0](Args args) {
-    args.trial = trial;
+  return [run, generic = state.range(4) != 0](Args args) {
+    args.generic = generic;
     run(args, nullptr);
     TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
   };
@@ -143,10 +143,10 @@ void weight(benchmark::State& state) {
 }
 // The sizes of MegaBlocks' figure: 64 experts, sequences of 1024, batches of 64, 32 and 8.
 void shapes(benchmark::internal::Benchmark* b) {
-  b->ArgNames({"R", "D", "F", "E", "trial"})->Unit(benchmark::kMicrosecond);
-  for (const int64_t trial : {0, 1}) {
-    b->Args({65536, 512, 2048, 64, trial})->Args({32768, 768, 3072, 64, trial});
-    b->Args({8192, 1024, 4096, 64, trial});
+  b->ArgNames({"R", "D", "F", "E", "generic"})->Unit(benchmark::kMicrosecond);
+  for (const int64_t generic : {0, 1}) {
+    b->Args({65536, 512, 2048, 64, generic})->Args({32768, 768, 3072, 64, generic});
+    b->Args({8192, 1024, 4096, 64, generic});
   }
 }
 BENCHMARK(up)->Apply(shapes);

@@ -127,7 +127,7 @@ int64_t tiles_of(const MutRef& c) {
 
 void block_dsd_cuda(const BlockDsd& x, cudaStream_t stream) {
   if (!check_for_cuda(x, x.a, x.b)) return;
-  if (sparse::takes_wgmma(x.trial, x.c)) return sparse::block_dsd_sm90(x, stream);
+  if (sparse::takes_wgmma(x.generic, x.c)) return sparse::block_dsd_sm90(x, stream);
   dispatch_float(x.c.dtype, [&]<class T>() {
     sparse::dispatch_majors(!x.transpose_a, x.b.transpose, [&]<Major kA, Major kB>() {
       const auto shape = sparse::shape(tiles_of(x.c), sparse::kThreads<T, kA, kB>);
@@ -138,7 +138,7 @@ void block_dsd_cuda(const BlockDsd& x, cudaStream_t stream) {
 
 void block_dds_cuda(const BlockDds& x, cudaStream_t stream) {
   if (!check_for_cuda(x, x.b, x.a)) return;
-  if (sparse::takes_wgmma(x.trial, x.c)) return sparse::block_dds_sm90(x, stream);
+  if (sparse::takes_wgmma(x.generic, x.c)) return sparse::block_dds_sm90(x, stream);
   dispatch_float(x.c.dtype, [&]<class T>() {
     sparse::dispatch_majors(!x.a.transpose, x.transpose_b, [&]<Major kA, Major kB>() {
       const auto shape = sparse::shape(tiles_of(x.c), sparse::kThreads<T, kA, kB>);

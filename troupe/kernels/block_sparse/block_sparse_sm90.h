@@ -1,4 +1,4 @@
-// The products of block_sparse.h on Hopper's tensor cores, on trial. Arguments are validated, there
+// The products of block_sparse.h on Hopper's tensor cores. Arguments are validated, there
 // is something to write, and takes_wgmma() of sources.cuh holds.
 #pragma once
 

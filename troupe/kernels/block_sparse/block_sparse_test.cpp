@@ -153,9 +153,9 @@ struct Problem {
     block_dsd_ref(dsd());
     block_dds_ref(dds());
   }
-  void run(Backend backend, bool trial = false) {
+  void run(Backend backend, bool generic = false) {
     const auto go = [&](auto args, auto cpu, auto cuda) {
-      args.trial = trial;
+      args.generic = generic;
       testing::run(backend, args, cpu, cuda);
     };
     go(sdd(), block_sdd_cpu, TROUPE_CUDA_PATH(block_sdd_cuda));
@@ -192,8 +192,8 @@ class BlockSparseTest : public ::testing::TestWithParam<Case> {
       for (bool tb : {false, true}) f(ta, tb);
     }
   }
-  // By the kernels that run by default, and where there are others on trial by those.
-  std::vector<bool> trials() const {
+  // By the kernels that run by default, and where those are Hopper's own by those of any GPU.
+  std::vector<bool> kernels() const {
     const bool narrow = size_bytes(GetParam().dtype) == 2;
     if (backend() == Backend::kCuda && narrow && testing::on_hopper()) return {false, true};
     return {false};
@@ -205,11 +205,11 @@ TEST_P(BlockSparseTest, AgreesWithTheReferenceForAllTransposes) {
   each_transpose([&](bool ta, bool tb) {
     Problem want(GetParam(), ta, tb);
     want.run_ref();
-    for (const bool trial : trials()) {
+    for (const bool generic : kernels()) {
       Problem got(GetParam(), ta, tb);
-      got.run(backend(), trial);
+      got.run(backend(), generic);
       const std::string what =
-          std::string(ta ? "T" : "N") + (tb ? "T" : "N") + (trial ? " on trial" : "");
+          std::string(ta ? "T" : "N") + (tb ? "T" : "N") + (generic ? " generic" : "");
       testing::expect_near(got.sdd_c, want.sdd_c, bound, "sdd " + what);
       testing::expect_near(got.dsd_c, want.dsd_c, bound, "dsd " + what);
       testing::expect_near(got.dds_c, want.dds_c, bound, "dds " + what);
@@ -218,9 +218,9 @@ TEST_P(BlockSparseTest, AgreesWithTheReferenceForAllTransposes) {
 }
 
 TEST_P(BlockSparseTest, WritesNoBlockPastTheLast) {
-  for (const bool trial : trials()) {
+  for (const bool generic : kernels()) {
     Problem p(GetParam(), false, true);
-    p.run(backend(), trial);
+    p.run(backend(), generic);
     for (int64_t r = p.sparse.stored() * p.shape.block; r < p.sdd_c.rows(); ++r) {
       for (int64_t c = 0; c < p.shape.block; ++c) ASSERT_EQ(p.sdd_c.get(r, c), kGuard);
     }
@@ -229,7 +229,7 @@ TEST_P(BlockSparseTest, WritesNoBlockPastTheLast) {
 
 TEST_P(BlockSparseTest, NanThatNoStoredBlockMeetsStaysOut) {
   if (GetParam().shape.block_cols == 1) GTEST_SKIP() << "no empty column";
-  for (const bool trial : trials()) {
+  for (const bool generic : kernels()) {
     Problem clean(GetParam(), false, false), p(GetParam(), false, false);
     for (int64_t k = 0; k < p.shape.block; ++k) {
       for (int64_t n = 0; n < p.shape.third; ++n) p.dsd_b.set(k, n, NAN);
@@ -237,18 +237,18 @@ TEST_P(BlockSparseTest, NanThatNoStoredBlockMeetsStaysOut) {
     for (int64_t r = p.sparse.stored() * p.shape.block; r < p.values.rows(); ++r) {
       for (int64_t c = 0; c < p.shape.block; ++c) p.values.set(r, c, NAN);
     }
-    clean.run(backend(), trial);
-    p.run(backend(), trial);
+    clean.run(backend(), generic);
+    p.run(backend(), generic);
     EXPECT_TRUE(p.dsd_c.same_bits(clean.dsd_c));
     EXPECT_TRUE(p.dds_c.same_bits(clean.dds_c));
   }
 }
 
 TEST_P(BlockSparseTest, G4_RunsAgainToTheSameBits) {
-  for (const bool trial : trials()) {
+  for (const bool generic : kernels()) {
     Problem first(GetParam(), true, false), second(GetParam(), true, false);
-    first.run(backend(), trial);
-    second.run(backend() == Backend::kCpuThreads ? Backend::kCpu : backend(), trial);
+    first.run(backend(), generic);
+    second.run(backend() == Backend::kCpuThreads ? Backend::kCpu : backend(), generic);
     EXPECT_TRUE(first.sdd_c.same_bits(second.sdd_c));
     EXPECT_TRUE(first.dsd_c.same_bits(second.dsd_c));
     EXPECT_TRUE(first.dds_c.same_bits(second.dds_c));
@@ -281,9 +281,9 @@ TEST_P(BlockSparseTest, X7_EqualsTheGroupedProductOnABlockDiagonal) {
                     .c = want.mut(),
                     .experts = kExperts,
                     .expert_offset = offset.data()});
-  for (const bool trial : trials()) {
+  for (const bool generic : kernels()) {
     p.sdd_c.fill(kGuard);
-    p.run(c.backend, trial);
+    p.run(c.backend, generic);
     Matrix got(c.dtype, p.rows, columns * s.block);
     got.each([&](int64_t r, int64_t col) {
       const int64_t block = r / s.block * columns + col / s.block;
@@ -304,7 +304,7 @@ class BlockSparseEdge : public ::testing::TestWithParam<Backend> {
 TEST_P(BlockSparseEdge, WritesNoColumnPastTheLast) {
   for (const Dtype dtype : {Dtype::kF32, Dtype::kBF16}) {
     const Shape s{.block_rows = 2, .block_cols = 2, .third = 13, .density = 1};
-    for (const bool trial : {false, true}) {
+    for (const bool generic : {false, true}) {
       Problem p(s, dtype, {1, 0, 1, 1}, false, true);
       Matrix wide(dtype, p.rows, 16);
       wide.fill(kGuard);
@@ -312,7 +312,7 @@ TEST_P(BlockSparseEdge, WritesNoColumnPastTheLast) {
       block_dsd_ref(x);
       x.c = wide.mut();
       x.c.cols = s.third;
-      x.trial = trial;
+      x.generic = generic;
       testing::run(GetParam(), x, block_dsd_cpu, TROUPE_CUDA_PATH(block_dsd_cuda));
       Matrix got(dtype, p.rows, s.third);
       got.each([&](int64_t r, int64_t c) { got.set(r, c, wide.get(r, c)); });

@@ -125,11 +125,11 @@ void check_cuda_operand(const char* what, const View& x) {
                "has rows that do not begin at multiples of 16 bytes; leading dimension", x.ld);
 }
 
-// May Hopper's instructions compute it, and is that asked for? `operands` begin rows at multiples
+// May Hopper's instructions compute it, and is no other way asked for? `operands` begin rows at multiples
 // of 16 bytes, which the copy engine wants too; so must the result, whose rows must end there too:
 // the engine stores 16 bytes or none.
-inline bool takes_wgmma(bool trial, const MutRef& c) {
-  return trial && (c.dtype == Dtype::kBF16 || c.dtype == Dtype::kF16) &&
+inline bool takes_wgmma(bool generic, const MutRef& c) {
+  return !generic && (c.dtype == Dtype::kBF16 || c.dtype == Dtype::kF16) &&
          tile::rows_aligned(c.data, c.ld, size_bytes(c.dtype)) &&
          c.cols * size_bytes(c.dtype) % 16 == 0 &&
          tile::device_attribute(cudaDevAttrComputeCapabilityMajor) == 9;

@@ -1,4 +1,4 @@
-// Block-sparse products on Hopper's tensor cores, on trial: 128 x 256 tiles, all operands by the
+// Block-sparse products on Hopper's tensor cores: 128 x 256 tiles, all operands by the
 // copy engine, for blocks are boxes. B = 128; bf16 and f16.
 //
 // A block of 384 threads is one producer warpgroup and two consumer warpgroups of 64 rows each. One

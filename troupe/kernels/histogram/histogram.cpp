@@ -21,7 +21,7 @@ int64_t bytes_moved(const Histogram& a) {
 HistogramPlan choose_histogram_plan(const Histogram& a) {
   constexpr int64_t kMaxBins = 8192, kBlockBytes = int64_t{16} << 10, kMaxRowBytes = 1 << 20;
   const int64_t row_bytes = a.x.cols * size_bytes(a.x.dtype);
-  if (!a.trial || a.bins > kMaxBins || row_bytes > kMaxRowBytes) return {};
+  if (a.generic || a.bins > kMaxBins || row_bytes > kMaxRowBytes) return {};
   int64_t blocks = 1;
   while (blocks < 8 && blocks * kBlockBytes < row_bytes) blocks *= 2;
   return {.cluster_blocks = blocks};

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// ---- on trial: a row by one cluster of blocks, in one launch
+// ---- a row by one cluster of blocks, in one launch
 
 constexpr int kClusterThreads = 1024;
 constexpr int kVectorBytes = 16;

@@ -18,7 +18,7 @@ struct Histogram {
   IntRef x;  // [rows, n]  n below 2^31
   int64_t bins = 0;
   int32_t* out = nullptr;  // [rows, bins]  out, overwritten
-  bool trial = false;      // CUDA: by one launch where choose_histogram_plan() has clusters
+  bool generic = false;    // CUDA: no clusters, as on GPUs that have none
 };
 
 // How many blocks, which form a cluster, count a row together in one launch, on a GPU that has

@@ -47,12 +47,12 @@ BENCHMARK(ref)->Apply(shapes);
 BENCHMARK(cpu)->Apply(shapes);
 
 #ifdef TROUPE_CUDA
-template <bool kTrial>
+template <bool kGeneric>
 void on_gpu(benchmark::State& state) {
   if (!testing::available(testing::Backend::kCuda)) return state.SkipWithError("no GPU here");
   measure(state, [](const Histogram& a) {
     Histogram args = a;
-    args.trial = kTrial;
+    args.generic = kGeneric;
     histogram_cuda(args, nullptr);
     TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
   });
@@ -60,11 +60,11 @@ void on_gpu(benchmark::State& state) {
 void cuda(benchmark::State& state) {
   on_gpu<false>(state);
 }
-void cuda_on_trial(benchmark::State& state) {
+void cuda_generic(benchmark::State& state) {
   on_gpu<true>(state);
 }
 BENCHMARK(cuda)->Apply(shapes);
-BENCHMARK(cuda_on_trial)->Apply(shapes);
+BENCHMARK(cuda_generic)->Apply(shapes);
 #endif
 
 }  // namespace

@@ -18,7 +18,7 @@ void run(Backend backend, const Histogram& args) {
   testing::run(backend, args, histogram_cpu, TROUPE_CUDA_PATH(histogram_cuda));
 }
 
-// The kernels that a path has: on CUDA the one on trial too.
+// The kernels that a path has: on CUDA the one without clusters too.
 std::vector<bool> kernels(Backend backend) {
   return backend == Backend::kCuda ? std::vector<bool>{false, true} : std::vector<bool>{false};
 }
@@ -50,14 +50,14 @@ class HistogramTest : public ::testing::TestWithParam<Backend> {
   void expect_agreement(int64_t rows, int64_t n, int64_t bins, int64_t low, int64_t high) {
     Problem<T> want(rows, n, bins, low, high);
     histogram_ref(want.args());
-    for (const bool trial : kernels(GetParam())) {
+    for (const bool generic : kernels(GetParam())) {
       Problem<T> got(rows, n, bins, low, high);
       Histogram args = got.args();
-      args.trial = trial;
+      args.generic = generic;
       run(GetParam(), args);
       for (size_t i = 0; i < want.out.size(); ++i) {
         ASSERT_EQ(got.out[i], want.out[i])
-            << rows << " x " << n << " bins " << bins << " at " << i << " trial " << trial;
+            << rows << " x " << n << " bins " << bins << " at " << i << " generic " << generic;
       }
     }
   }
@@ -113,13 +113,13 @@ INSTANTIATE_TEST_SUITE_P(All, HistogramTest,
                          ::testing::Values(Backend::kCpu, Backend::kCpuThreads, Backend::kCuda),
                          testing::backend_name);
 
-TEST(Histogram, AsksForClustersOnTrialAndOfRowsThatOneCanRead) {
-  const auto blocks = [](int64_t n, int64_t bins, bool trial = true) {
+TEST(Histogram, AsksForClustersOfRowsThatOneCanRead) {
+  const auto blocks = [](int64_t n, int64_t bins, bool generic = false) {
     const Histogram a{
-        .x = {nullptr, IntDtype::kI32, 1, n}, .bins = bins, .out = nullptr, .trial = trial};
+        .x = {nullptr, IntDtype::kI32, 1, n}, .bins = bins, .out = nullptr, .generic = generic};
     return choose_histogram_plan(a).cluster_blocks;
   };
-  EXPECT_EQ(blocks(16384, 128, false), 0);
+  EXPECT_EQ(blocks(16384, 128, true), 0);
   EXPECT_EQ(blocks(0, 128), 1);
   EXPECT_EQ(blocks(4096, 128), 1);
   EXPECT_EQ(blocks(4097, 128), 2);

@@ -6,7 +6,6 @@
 #include "troupe/ops/compat/int_view.h"
 #include "troupe/ops/support/define.h"
 #include "troupe/ops/support/run.h"
-#include "troupe/ops/support/trial_kernels.h"
 #include "troupe/ops/support/view.h"
 
 namespace troupe {
@@ -22,10 +21,8 @@ at::Tensor histogram_meta(const at::Tensor& x, int64_t bins) {
 at::Tensor histogram_device(const at::Tensor& x_in, int64_t bins) {
   at::Tensor out = histogram_meta(x_in, bins);
   const at::Tensor x = x_in.contiguous();
-  const Histogram args{.x = int_view(x, "histogram: x"),
-                       .bins = bins,
-                       .out = ptr<int32_t>(out, "histogram: out"),
-                       .trial = trial_kernels()};
+  const Histogram args{
+      .x = int_view(x, "histogram: x"), .bins = bins, .out = ptr<int32_t>(out, "histogram: out")};
   run(x.device(), args, histogram_cpu, &CudaKernels::histogram);
   return out;
 }
