@@ -4,8 +4,8 @@
 //   attention SEQUENCES TOKENS HEADS [KEY_HEADS [DIM [ROUNDS [RANKS]]]]
 //
 // With RANKS above 1 it is what the first of so many context ranks has of the sequences: first and
-// last chunk of each, which see no past and all of it. PyTorch's is then a call for each chunk: by a
-// mask, and by flash attention whose last query sees the last key.
+// last chunk of each, which see no past and all of it. PyTorch's is then a call for each chunk by a
+// mask, as ours was before cuDNN's, and flash attention whose last query sees the last key.
 //
 // All by turns, round after round; medians count. A line of JSON for each, with how many of 20
 // backwards had the bits of the first.
@@ -71,22 +71,25 @@ void choose(const Side& side) {
   context.setDeterministicFillUninitializedMemory(false);
 }
 
-at::Tensor flash_by_segments(const Works& w) {
-  const auto rows = [](const at::Tensor& x, int64_t first, int64_t n) {
-    return x.narrow(0, first, n).transpose(0, 1).unsqueeze(0);
-  };
+// A call for the first chunks of all rows, and one for the last.
+at::Tensor flash_by_chunks(const Works& w) {
+  const auto& segments = w.form.segments;
+  const int64_t B = std::ssize(segments) / 2;
   std::vector<at::Tensor> out;
-  for (const AttentionSegment& s : w.form.segments) {
+  for (const AttentionSegment& s : {segments[0], segments[1]}) {
+    const auto rows = [&](const at::Tensor& x, int64_t first, int64_t n) {
+      return x.unflatten(0, {B, -1}).narrow(1, first, n).transpose(1, 2);
+    };
     const at::Tensor o = std::get<0>(at::_scaled_dot_product_flash_attention(
         rows(w.x[0], s.q, s.rows), rows(w.x[1], s.k, s.keys), rows(w.x[2], s.k, s.keys), 0.0,
         /*is_causal=*/true, false, w.form.scale));
-    out.push_back(o.squeeze(0).transpose(0, 1));
+    out.push_back(o.transpose(1, 2));
   }
-  return at::cat(out);
+  return at::cat(out, 1).flatten(0, 1);
 }
 
 at::Tensor forward_of(const Side& side, const Works& w) {
-  if (side.how == Side::kFlash) return flash_by_segments(w);
+  if (side.how == Side::kFlash) return flash_by_chunks(w);
   return side.how == Side::kOurs ? attention_cudnn(w.x[0], w.x[1], w.x[2], w.form)
                                  : attention_sdpa(w.x[0], w.x[1], w.x[2], w.form);
 }

@@ -246,8 +246,8 @@ void Trainer::log_start() const {
   if (!experts.empty()) log.info(experts);
   if (recipe_.run.trial_kernels) {
     tools_.log.warning(learner_->device().is_cuda()
-                           ? "run.trial_kernels: kernels that are not measured yet run where there "
-                             "are any, in place of measured ones"
+                           ? "run.trial_kernels: kernels on trial run where there are any, in "
+                             "place of those that are known to be faster"
                            : "run.trial_kernels does nothing: the device is cpu");
   }
   log.info("batch " + std::to_string(plan_.batch) + " sequences of " +

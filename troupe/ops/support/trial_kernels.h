@@ -1,5 +1,5 @@
-// Kernels on trial: written to be faster than those that run, and measured by nobody yet. What a
-// GPU runs by default are the measured ones; who wants the others says so, once, for the process
+// Kernels on trial: written to be faster than those that run, and not known to be. What a GPU runs
+// by default are those that are; who wants the others says so, once, for the process
 // (recipe key run.trial_kernels, torch.ops.troupe.set_trial_kernels). Both have the same contract.
 //
 //   moe_ffn   where an expert's weight gradient has few tiles, its sums are cut into segments of

@@ -171,8 +171,8 @@ struct RunConfig {
     f("replay", c.replay,
       "Folder of log.routing whose choices replace those of the routers; empty: none.");
     f("trial_kernels", c.trial_kernels,
-      "GPU: kernels that are not measured yet, in place of measured ones; other bits, same "
-      "bounds.");
+      "GPU: kernels on trial, which are not faster everywhere, in place of those that run; other "
+      "bits, same bounds.");
   }
 };
 
