@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "troupe/core/check.h"
@@ -147,6 +150,47 @@ TEST(Pipeline, IsSoundOverASweep) {
     }
   }
   EXPECT_EQ(built, 8 * 4 * 24 * 2 * 3);
+}
+
+// Of each chunk the most microbatches that a rank keeps at a time, from the forward to the backward.
+std::map<int, int> most_kept(const std::vector<Action>& list) {
+  std::map<int, std::set<int>> kept;
+  std::map<int, int> most;
+  for (const Action& a : list) {
+    std::set<int>& own = kept[a.chunk];
+    if (a.kind == Kind::kForward || a.kind == Kind::kForwardLight) own.insert(a.microbatch);
+    most[a.chunk] = std::max(most[a.chunk], static_cast<int>(own.size()));
+    if (a.kind == Kind::kBackward) own.erase(a.microbatch);
+  }
+  return most;
+}
+
+// build_schedule() verifies each. With one stage a rank, rank r of P keeps min(M, P - r) microbatches
+// of each of its chunks, recomputed or not, shared or not.
+TEST(Pipeline, TwoThousandSchedulesAreSoundAndKeepAsManyMicrobatchesAsRanksFollow) {
+  int built = 0;
+  const ScheduleConfig ways[] = {Accumulate{}, DataParallel{.sharded = true},
+                                 FullShard{.reshard = false, .reduce_each = false}};
+  for (int ranks = 1; ranks <= 8; ++ranks) {
+    for (int v = 1; v <= 4; ++v) {
+      for (const int m : {1, 2, 3, 4, 5, 7, 8, 12, 17, 31, 32}) {
+        for (const ScheduleConfig& way : ways) {
+          for (const bool again : {false, true}) {
+            StepWork work = pipeline(ranks, v, v == 1 ? 3 : 1, m);
+            work.replicas = std::holds_alternative<Accumulate>(way) ? 1 : 4;
+            for (int c = 1; again && c < work.chunks - 1; ++c) work.recomputed.push_back(c);
+            const Schedule lists = build_schedule(way, work);
+            ++built;
+            for (int c = 0; v == 1 && c < work.chunks; ++c) {
+              const int rank = c / 3, want = std::min(m, ranks - rank);
+              ASSERT_EQ(most_kept(lists[static_cast<size_t>(rank)])[c], want) << to_text(lists);
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_EQ(built, 8 * 4 * 11 * 3 * 2);  // 2,112
 }
 
 // The table of orders/orders.h, of stages alone or all of a rank.
