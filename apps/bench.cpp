@@ -46,8 +46,8 @@ void print(const BenchReport& report) {
              static_cast<long long>(report.micro_batch), static_cast<long long>(report.steps),
              static_cast<long long>(report.warmup));
   if (report.ranks > 1) {
-    print_text("rank 0 of %lld, played alone: times are its own\n",
-               static_cast<long long>(report.ranks));
+    print_text("rank %lld of %lld, played alone: times are its own\n",
+               static_cast<long long>(report.rank), static_cast<long long>(report.ranks));
   }
   for (const BenchTimes& t : report.times) {
     print_text(
@@ -72,6 +72,10 @@ void bench(const BenchCommand& options) {
   Recipe recipe = load_recipe(options.recipe.path, options.recipe.sets, sources);
   validate(recipe, sources);
   if (options.bench.ranks < 1) fail(Code::kBadValue, "--ranks", "must be at least 1");
+  if (options.bench.rank < 0 || options.bench.rank >= options.bench.ranks) {
+    fail(Code::kBadValue, "--rank", options.bench.rank, "is none of the", options.bench.ranks,
+         "ranks");
+  }
   const bool alone = options.bench.ranks == 1;
   const RanksAtHand ranks{.world = options.bench.ranks,
                           .memory = alone ? available_memory(recipe) : 0,
@@ -189,6 +193,8 @@ void add_bench(CLI::App& app, Call& call) {
   verb->add_option("--warmup", options->bench.warmup, "warmup steps");
   verb->add_option("--ranks", options->bench.ranks,
                    "simulates one rank of N without the others: its memory and own time");
+  verb->add_option("--rank", options->bench.rank,
+                   "which one; in a pipeline its stage's memory is forecast");
   verb->add_option("-o,--out", options->out, "output file (JSON)");
   verb->add_flag("--json", options->json, "print JSON instead of a table");
   verb->footer(

@@ -68,6 +68,7 @@ class World {
   const LauncherEnvironment& place() const { return place_; }
   // Why rank 0's store listens at all interfaces of the machine, for a warning; else empty.
   const std::string& exposure() const { return exposure_; }
+  bool played() const { return options_.played; }        // the other ranks are not there
   bool hosts_in_rows() const { return hosts_in_rows_; }  // ranks of one machine follow each other
   const c10::Device& device() const { return device_; }
 

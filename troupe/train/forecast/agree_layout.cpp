@@ -45,7 +45,8 @@ LayoutChoice agree_layout(const Recipe& recipe, World& world) {
   std::ostringstream own;
   if (world.rank() == 0) print_config(own, out);
   const std::string first = world.all_gather_texts("layout", own.str())[0];
-  if (world.rank() != 0) read_config(parse_yaml(first, "rank 0's layout"), out);
+  const bool meets_rank_0 = world.rank() != 0 && !world.played();
+  if (meets_rank_0) read_config(parse_yaml(first, "rank 0's layout"), out);
   return out;
 }
 

@@ -603,7 +603,8 @@ LayoutForecast forecast_layout(const Recipe& r, int64_t world, const Machine& ma
   return Forecaster(std::move(laid), world, machine, on_gpu, kAll)(parallel);
 }
 
-StepMemory layout_memory(const Recipe& r, int64_t world, bool on_gpu) {
+StepMemory layout_memory(const Recipe& r, int64_t world, bool on_gpu,
+                         std::optional<int> stage_rank) {
   const Link any{.bandwidth = 1};
   const Machine machine{.products = 1,
                         .experts = 1,
@@ -612,7 +613,9 @@ StepMemory layout_memory(const Recipe& r, int64_t world, bool on_gpu) {
                         .ranks_per_host = world,
                         .inside = any,
                         .between = any};
-  return forecast_layout(r, world, machine, on_gpu).rank.peak;
+  const LayoutForecast forecast = forecast_layout(r, world, machine, on_gpu);
+  const bool of_all = !stage_rank || forecast.stages.empty();
+  return of_all ? forecast.rank.peak : forecast.stages.at(static_cast<size_t>(*stage_rank)).peak;
 }
 
 Recipe with_batch_of(const Recipe& recipe, int64_t world) {

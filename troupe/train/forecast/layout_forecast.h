@@ -48,8 +48,9 @@ struct LayoutForecast {
 LayoutForecast forecast_layout(const Recipe& recipe, int64_t world, const Machine& machine,
                                bool on_gpu);
 
-// The peak memory of the fullest rank, without the timeline.
-StepMemory layout_memory(const Recipe& recipe, int64_t world, bool on_gpu);
+// The peak memory of the fullest rank, without the timeline; `stage_rank`: of that one of a pipeline.
+StepMemory layout_memory(const Recipe& recipe, int64_t world, bool on_gpu,
+                         std::optional<int> stage_rank = {});
 
 // The recipe with its batch multiplied by `world`: weak scaling.
 Recipe with_batch_of(const Recipe& recipe, int64_t world);

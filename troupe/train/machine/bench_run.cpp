@@ -47,11 +47,14 @@ double busiest(const Interval& interval) {
 }
 
 std::shared_ptr<const ParallelSetup> played(const Recipe& r, const c10::Device& device,
-                                            int64_t ranks) {
-  if (ranks == 1) return std::make_shared<ParallelSetup>();
+                                            const BenchOptions& options) {
+  if (options.ranks == 1) return std::make_shared<ParallelSetup>();
+  constexpr int64_t kHost = 8;
   return std::make_shared<ParallelSetup>(
-      std::make_shared<World>(LauncherEnvironment{.size = ranks,
-                                                  .local_size = std::min<int64_t>(ranks, 8),
+      std::make_shared<World>(LauncherEnvironment{.rank = options.rank,
+                                                  .size = options.ranks,
+                                                  .local_rank = options.rank % kHost,
+                                                  .local_size = std::min(options.ranks, kHost),
                                                   .source = "played by one process"},
                               device, WorldOptions{.played = true}),
       r);
@@ -72,10 +75,10 @@ Feed own_feed(const Recipe& r, const RunPlan& plan, const c10::Device& device,
   return feed;
 }
 
-double tensor_bytes(const Recipe& r, bool on_gpu, int64_t ranks) {
+double tensor_bytes(const Recipe& r, bool on_gpu, const ParallelState& parallel) {
   const auto tensors = [&](const auto& m) { return m.total() - (on_gpu ? m.runtime : 0); };
-  return ranks == 1 ? tensors(forecast_memory(r, on_gpu))
-                    : tensors(layout_memory(r, ranks, on_gpu));
+  if (parallel.alone()) return tensors(forecast_memory(r, on_gpu));
+  return tensors(layout_memory(r, parallel.size(), on_gpu, parallel.stage_rank()));
 }
 
 BenchTimes time_steps(const Recipe& r, const c10::Device& device,
@@ -140,8 +143,9 @@ BenchReport bench_run(const Recipe& given, const BenchOptions& options) {
                   .sequence = r.data.sequence,
                   .warmup = options.warmup,
                   .steps = options.steps,
-                  .ranks = options.ranks};
-  const std::shared_ptr<const ParallelSetup> setup = played(r, device, options.ranks);
+                  .ranks = options.ranks,
+                  .rank = options.rank};
+  const std::shared_ptr<const ParallelSetup> setup = played(r, device, options);
   if (!setup->state.alone()) r.parallel = setup->parallel();
   Recipe even = r;
   const bool forced = forces_routing(r.model);  // by the recipe: nothing learned is there to time
@@ -155,7 +159,7 @@ BenchReport bench_run(const Recipe& given, const BenchOptions& options) {
   out.times.insert(out.times.begin(), time_steps(r, device, setup, options));
   if (forced) out.times.front().routing = "forced";
   out.peak_bytes = out.times.back().peak_bytes;
-  out.forecast_bytes = static_cast<int64_t>(tensor_bytes(even, device.is_cuda(), options.ranks));
+  out.forecast_bytes = static_cast<int64_t>(tensor_bytes(even, device.is_cuda(), setup->state));
   return out;
 }
 

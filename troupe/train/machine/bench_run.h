@@ -38,9 +38,9 @@ struct BenchReport {
   int64_t params = 0, active_params = 0;
   int64_t batch = 0, micro_batch = 0, sequence = 0;
   int64_t warmup = 0, steps = 0;
-  int64_t ranks = 1;           // of which this was one, played alone
-  int64_t peak_bytes = 0;      // with equal loads, where the routing can be forced to them
-  int64_t forecast_bytes = 0;  // of the same, what `plan` says
+  int64_t ranks = 1, rank = 0;  // of which this was one, played alone
+  int64_t peak_bytes = 0;       // with equal loads, where the routing can be forced to them
+  int64_t forecast_bytes = 0;   // of the same, what `plan` says
   std::vector<BenchTimes> times = {};
   static void visit(auto& r, auto&& f) {
     f("version", r.version);
@@ -57,6 +57,7 @@ struct BenchReport {
     f("warmup", r.warmup);
     f("steps", r.steps);
     f("ranks", r.ranks);
+    f("rank", r.rank);
     f("peak_bytes", r.peak_bytes);
     f("forecast_bytes", r.forecast_bytes);
     f("times", r.times);
@@ -66,10 +67,10 @@ struct BenchReport {
 struct BenchOptions {
   int64_t warmup = 2;
   int64_t steps = 5;
-  // As rank 0 of so many, on hosts of 8, of whom no other is there
+  // As one of so many ranks, on hosts of 8, of whom no other is there
   // (distributed/group/echo_backend.h): what it holds and what it takes by itself, without a wait
   // for others.
-  int64_t ranks = 1;
+  int64_t ranks = 1, rank = 0;
 };
 // Measures learned routing and, if tokens choose the model's experts, forced routing too. If the
 // recipe forces its routing (R3), only that is measured, under its name.
