@@ -90,7 +90,8 @@ void Holdings::backward(const Action& a) {
   now_.gradients += first ? c.made : c.gradient - here->second;
   if (!first) here->second = c.gradient;
   now_.activations -= a.kind == Kind::kBackward ? c.saved : c.late;
-  look(costs_.workspace);  // its end: gradients have the place of what the graph let go
+  // Its end: gradients have the place of what the graph let go, also those that are then added.
+  look(costs_.workspace, first ? 0 : c.made);
 }
 
 void Holdings::reduce(int chunk) {
@@ -108,9 +109,10 @@ void Holdings::reduce(int chunk) {
   }
 }
 
-void Holdings::look(double workspace) {
+void Holdings::look(double workspace, double gradients) {
   StepMemory moment = now_;
   moment.workspace = workspace;
+  moment.gradients += gradients;
   if (moment.total() > peak_.total()) peak_ = moment;
 }
 

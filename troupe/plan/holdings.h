@@ -44,7 +44,8 @@ class Holdings {
   void send(const Action& action);
   // What was received for a computation is now its own.
   void take(int chunk, int microbatch);
-  void look(double workspace);  // updates the peak
+  // Updates the peak; `gradients`: that are made and not yet added to others.
+  void look(double workspace, double gradients = 0);
 
   const StepCosts& costs_;
   const std::vector<int>& owner_;

@@ -218,12 +218,14 @@ TEST(Holdings, GradientsTakeThePlaceOfGraphs) {
   EXPECT_EQ(one.peak.state, 90);
   // Before B2 all three graphs are there; each backward gives more than it frees.
   EXPECT_EQ(one.peak.activations + one.peak.gradients, std::max(150, 300));
+  // At the end of B2.1 its gradients stand beside all sums, and two graphs.
   const RankTimeline two = alone(Accumulate{}, {.chunks = 3, .microbatches = 2}, even(3));
-  EXPECT_EQ(two.peak.gradients, 300);
-  EXPECT_EQ(two.peak.activations, 150);
+  EXPECT_EQ(two.peak.gradients, 300 + 100);
+  EXPECT_EQ(two.peak.activations, 100);
 }
 
-// Of two microbatches: at the first one's end gradients as made, at the second's the sums.
+// Of two microbatches: at the first one's end gradients as made, at the second's the sums, and
+// what is added to the last of them.
 TEST(Holdings, TheFirstGradientIsHeldAsItIsMade) {
   StepCosts costs = even(3);
   for (ChunkCosts& c : costs.chunks) c.made = 60, c.saved = 100;
@@ -232,7 +234,7 @@ TEST(Holdings, TheFirstGradientIsHeldAsItIsMade) {
   EXPECT_EQ(begin.activations, 3 * 100);
   for (ChunkCosts& c : costs.chunks) c.gradient = 500;
   const StepMemory end = alone(Accumulate{}, {.chunks = 3, .microbatches = 2}, costs).peak;
-  EXPECT_EQ(end.gradients, 3 * 500);
+  EXPECT_EQ(end.gradients, 3 * 500 + 60);
   EXPECT_EQ(end.activations, 0);
 }
 

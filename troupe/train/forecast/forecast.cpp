@@ -31,6 +31,18 @@ bool adds_up(const Recipe& r) {
   return plan.micro_batch < plan.batch;
 }
 
+// Of a unit's gradients before they are added to the sums, what finds no place in the graphs that
+// its backward and those of the units behind it let go.
+double beside_sums(const std::vector<UnitMemory>& units) {
+  double out = 0, let_go = 0;
+  for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
+    let_go += unit->again ? unit->input : unit->saved;
+    const double made = unit->dense.gradients + unit->cut.gradients + unit->experts.gradients;
+    out = std::max(out, made - let_go);
+  }
+  return out;
+}
+
 bool try_set(Recipe& r, const std::string& assignment) {
   try {
     read_config(override_yaml(assignment), r);
@@ -93,6 +105,7 @@ MemoryForecast forecast_memory(const Recipe& given, bool on_gpu) {
     out.activations += unit.again ? unit.input : unit.saved;
   }
   if (!sums) out.overlap = std::min(out.gradients, out.activations);
+  if (sums) out.workspace += beside_sums(model.units);
   out.update = std::max(update - (out.activations + out.workspace - out.overlap), 0.0);
   out.runtime = runtime_memory(on_gpu, out.activations + out.workspace);
   return out;
