@@ -361,7 +361,8 @@ void Executor::backward(const Action& action, const StepInput& input, const Hand
   size_t at = 0;
   if (forward_state.input.defined()) gradients_[cell] = {grads[at++]};
   for (const auto& [slot, p] : params) {
-    const at::Tensor gradient = spoiled(grads[at++], fault);
+    const at::Tensor made = std::move(grads[at++]);  // gone once it is added
+    const at::Tensor gradient = spoiled(made, fault);
     if (handlers.gradient && gradient.defined()) handlers.gradient(action, slot, gradient);
     store_.add(slot, gradient);
   }

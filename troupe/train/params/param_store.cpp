@@ -64,6 +64,11 @@ void add_to(const at::Tensor& sum, const at::Tensor& grad) {
   }
 }
 
+// Whether others may be added to a gradient where it is: nobody else holds its memory.
+bool may_grow(const at::Tensor& grad) {
+  return grad.scalar_type() == wide_type(grad) && grad.storage().use_count() == 1;
+}
+
 }  // namespace
 
 at::Tensor joined(const at::Tensor& value, const at::Tensor& low) {
@@ -194,7 +199,7 @@ void ParamStore::add(int64_t slot, const at::Tensor& grad) {
     grads_[s] = flat;
     return;
   }
-  if (is_sum_[s] == 0) {  // not in place: others may hold the first
+  if (is_sum_[s] == 0 && !may_grow(grads_[s])) {
     const at::Tensor first = grads_[s];
     grads_[s] = at::empty({flat.numel()}, flat.options().dtype(wide_type(flat)));
     put(grads_[s], first);

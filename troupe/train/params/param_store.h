@@ -16,7 +16,7 @@
 // ranks).
 //
 // Gradients are a tensor each, the one that backward made, so the first is neither copied nor
-// widened. They live from backward to the next step: their memory is what forward's activations
+// widened; others are added to it where it is f32 (f64) and nobody else has it. They live from backward to the next step: their memory is what forward's activations
 // had, and goes back to it. Where ranks add them up they live until reduce(); a bucket that no
 // other rank has, such as experts that lie over all ranks, keeps its own.
 #pragma once
