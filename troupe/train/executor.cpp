@@ -132,7 +132,9 @@ StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input
       default: compute(action, input, handlers);
     }
   }
+  const int64_t left = kept();
   end();
+  TROUPE_CHECK(left == 0, left, "outputs, gradients and graphs are left of a step that has ended");
   return std::exchange(out_, {});
 }
 
@@ -193,6 +195,11 @@ void Executor::end() {
   halved_.clear();
   late_.clear();
   light_.clear();
+}
+
+int64_t Executor::kept() const {
+  return std::ssize(outputs_) + std::ssize(gradients_) + std::ssize(forward_states_) +
+         std::ssize(late_) + std::ssize(light_);
 }
 
 bool Executor::moves(const Action& action) {

@@ -11,6 +11,9 @@
 // ParamStore and keeps the former for the previous unit. A graph lives from F to B of one unit and
 // one microbatch, and gradients are accumulated in the store's f32 buffers only.
 //
+// Each output, gradient and graph is used by an action of the list: what a list leaves in memory
+// when it has ended is an error, on each rank of a pipeline.
+//
 // A backward in halves (I, W) makes the gradients of weights later (ops/support/late.h): W adds
 // them as B would have, so sums over microbatches are the same bits.
 //
@@ -114,6 +117,7 @@ class Executor {
   int64_t rows_of(const Action& transfer) const;
   void begin(std::vector<int64_t> own_tokens, int64_t step, bool training);
   void end();
+  int64_t kept() const;  // outputs, gradients and graphs that wait for the action that uses them
   // While it lives, an action of this phase is under way, and its time is taken.
   class Watched;
   void collect(const Action& action, const UnitResult& result, const StepInput& input);

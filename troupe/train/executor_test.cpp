@@ -14,6 +14,7 @@
 
 #include <algorithm>
 
+#include "troupe/core/check.h"
 #include "troupe/schedule/schedules.h"
 #include "troupe/train/optim/loss_mean.h"
 
@@ -112,6 +113,10 @@ struct Bench {
         build_schedule(Accumulate{}, {.chunks = kUnits,
                                       .microbatches = static_cast<int>(microbatches),
                                       .recomputed = std::move(recomputed)});
+    return run(schedule[0], microbatches, scale, mean);
+  }
+  StepOutput run(const std::vector<Action>& list, int64_t microbatches, double scale = 1,
+                 LossMean mean = LossMean::kTokens) {
     std::vector<double> weights;
     for (const Batch& b : batches(microbatches)) {
       weights.push_back(b.weights_BS.sum().item<double>());
@@ -124,7 +129,7 @@ struct Bench {
     input.context.step = 5;
     Pulse pulse;
     Executor executor(model, store, faults, owners({.chunks = kUnits}), pulse);
-    return executor.run(schedule[0], input, {.update = [&](const StepOutput&) {
+    return executor.run(list, input, {.update = [&](const StepOutput&) {
                           ++updates;
                           kept_at_update = model.kept();
                         }});
@@ -210,6 +215,27 @@ TEST(Executor, NothingIsKeptAfterTheBackwardsOfFourMicrobatches) {
     bench.run(4, recomputed);
     EXPECT_EQ(bench.model.made(), 4 * (3 + std::ssize(recomputed)));
     EXPECT_EQ(bench.kept_at_update, 0) << recomputed.size() << " chunks are recomputed";
+  }
+}
+
+// Whichever backward a list lacks, a graph or a gradient is left.
+TEST(Executor, AListThatLeavesSomethingBehindIsRefused) {
+  const Schedule whole =
+      build_schedule(Accumulate{}, {.chunks = kUnits, .microbatches = 2, .recomputed = {1}});
+  Bench bench;
+  for (const Action& last : {Action{Kind::kBackward, 0, 1}, Action{Kind::kBackward, 1, 1}}) {
+    std::vector<Action> list;
+    for (const Action& a : whole[0]) {
+      const bool is_left_out =
+          a.microbatch == last.microbatch && a.kind == last.kind && a.chunk <= last.chunk;
+      if (!is_left_out) list.push_back(a);
+    }
+    try {
+      bench.run(list, 2);
+      ADD_FAILURE() << last.chunk;
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find("are left of a step"), std::string::npos) << e.what();
+    }
   }
 }
 
