@@ -139,6 +139,21 @@ KeyElements key_elements(const Recipe& r, const LayerConfig& l, int64_t tensor,
   return {own * width + others * made, 3 * (own + others) * width};
 }
 
+// Bytes at work in the head for a chunk of `rows` own tokens: their logits, the gradient of these,
+// and that of the table. Where ranks cut the table (nn/split_cross_entropy.h), of the tokens of all:
+// both in f32, states that are gathered, multiplied back and on their way, and the table's gradient
+// of the chunk beside the sum.
+double head_working(const Recipe& r, double rows, double width, int64_t tensor) {
+  const auto vocab = static_cast<double>(r.model.vocab), D = static_cast<double>(r.model.width);
+  if (tensor == 1 || r.parallel.split_vocab != CutKind::kOn) {
+    return rows * vocab * (width + 4) + 4 * vocab * D;
+  }
+  const auto ranks = static_cast<double>(tensor);
+  const double wide = std::max(4.0, width), rounded = width < 4 ? width : 0;
+  return rows * vocab * (2 * wide + rounded) + 3 * ranks * rows * D * width +
+         2 * wide * vocab / ranks * D;
+}
+
 void add_activations(const Recipe& r, bool on_gpu, double width, int64_t tensor, ModelMemory& out) {
   const ModelConfig& m = r.model;
   const ModelCosts costs = costs_of(m);
@@ -160,10 +175,8 @@ void add_activations(const Recipe& r, bool on_gpu, double width, int64_t tensor,
     u.working = width * (tokens * working_elements(l, m, on_gpu, tensor) + keys.working);
   }
   out.units.back().saved = tokens * scale * static_cast<double>(costs.units.back().saved_bytes);
-  const auto vocab = static_cast<double>(m.vocab), D = static_cast<double>(m.width);
   const double rows = std::min(tokens, static_cast<double>(head_rows(m.vocab, on_gpu)));
-  // Logits of a chunk and their gradient, and the gradient of the output table.
-  out.units.back().working = rows * vocab * (width + 4) + 4 * vocab * D;
+  out.units.back().working = head_working(r, rows, width, tensor);
   std::vector<size_t> all_units(out.units.size());
   std::iota(all_units.begin(), all_units.end(), size_t{0});
   out.workspace = out.workspace_of(all_units);
