@@ -195,8 +195,9 @@ class TroupeRanks(RanksRun):
             self.train_ranks(4, ZERO, *sets, *short, name="many")
             one, many = self.figures("one"), self.figures("many")
             self.assertEqual(sorted(one), sorted(many))
-            for step, (loss, _) in one.items():
-                self.assertAlmostEqual(many[step][0] / loss, 1, delta=1e-5, msg=f"{preset} step {step}")
+            for step, figures in one.items():
+                for alone, together in zip(figures, many[step]):
+                    self.assertAlmostEqual(together / alone, 1, delta=1e-5, msg=f"{preset} step {step}")
 
     def same_after_a_kill(self, name, *sets):
         sets = (*sets, "checkpoint.every_steps=4", "checkpoint.background=false")

@@ -99,6 +99,34 @@ INSTANTIATE_TEST_SUITE_P(
                "train: {recompute: \"1\"}\n"}),
     [](const auto& given) { return given.param.name; });
 
+// Four ranks, tensor 4 or tensor 2 x data 2, in every way to share state and experts.
+std::vector<Layout> tensor_of_four() {
+  std::vector<Layout> out;
+  for (const int64_t tensor : {4, 2}) {
+    for (const std::string shard : {"none", "zero1", "full"}) {
+      for (const int64_t experts : {1, 2, 4}) {
+        const std::string tp = std::to_string(tensor), ep = std::to_string(experts);
+        out.push_back({"tp_" + tp + "_ep_" + ep + '_' + shard,
+                       "{tensor: " + tp + ", shard: " + shard + ", expert: " + ep + "}", 4});
+      }
+    }
+  }
+  return out;
+}
+
+INSTANTIATE_TEST_SUITE_P(TensorOfFour, Layouts, ::testing::ValuesIn(tensor_of_four()),
+                         [](const auto& given) { return given.param.name; });
+
+constexpr const char* kOneSample = "train: {global_batch: 1}\n";
+
+INSTANTIATE_TEST_SUITE_P(
+    AReplicaWithNothing, Layouts,
+    ::testing::Values(
+        Layout{"zero1_tp_2_dp_2_ep_4", "{tensor: 2, shard: zero1, expert: 4}", 4, kOneSample},
+        Layout{"full_tp_2_dp_2_ep_2", "{tensor: 2, shard: full, expert: 2}", 4, kOneSample},
+        Layout{"pp_2_zero1_dp_2_ep_2", "{pipeline: 2, shard: zero1, expert: 2}", 4, kOneSample}),
+    [](const auto& given) { return given.param.name; });
+
 // A gradient of a bias may be close to 0, where Adam's first steps make of its rounding one of lr.
 constexpr const char* kBiases =
     "model: {moe: {bias: true, output_bias: true}}\n"
@@ -182,6 +210,13 @@ INSTANTIATE_TEST_SUITE_P(
 // two replicas leave one of them with a microbatch without rows.
 constexpr const char* kOwnTables = "model: {tie_embeddings: false, mtp: {depth: 0}}\n";
 
+// GPT-2's blocks, whose table and learned positions are both of the embedding: the first alone is
+// the head's too.
+constexpr const char* kGpt =
+    "model: {positions: learned, bias: true, norm: {kind: layer, bias: true}, act: gelu, "
+    "kv_heads: 8, qk_norm: none, mtp: {depth: 0}, moe: {bias: true, output_bias: true}}\n"
+    "train: {optimizer: {kind: adamw, lr: 0.003, eps: 1e-4}}\n";
+
 INSTANTIATE_TEST_SUITE_P(
     Pipeline, Layouts,
     ::testing::Values(
@@ -190,6 +225,21 @@ INSTANTIATE_TEST_SUITE_P(
         Layout{"pp_2_gpipe_again", "{pipeline: 2, schedule: gpipe, shard: none, expert: 1}", 2,
                "train: {recompute: \"1\"}\n"},
         Layout{"pp_2_v_2", "{pipeline: 2, virtual: 2, shard: none, expert: 1}", 2},
+        Layout{"pp_2_v_3", "{pipeline: 2, virtual: 3, shard: none, expert: 1}", 2},
+        Layout{"pp_2_v_3_zero1_dp_2_ep_2_one_short",
+               "{pipeline: 2, virtual: 3, shard: zero1, expert: 2}", 4},
+        Layout{"pp_2_of_1", "{pipeline: 2, shard: none, expert: 1}", 2, kOneSample},
+        Layout{"pp_4_of_1", "{pipeline: 4, shard: none, expert: 1}", 4, kOneSample},
+        Layout{"pp_2_of_3", "{pipeline: 2, shard: none, expert: 1}", 2,
+               "train: {global_batch: 3}\n"},
+        Layout{"pp_4_of_3_tp_2", "{pipeline: 4, tensor: 2, shard: zero1, expert: 1}", 8,
+               "train: {global_batch: 3}\n"},
+        Layout{"pp_2_v_2_of_4", "{pipeline: 2, virtual: 2, shard: none, expert: 1}", 2,
+               "train: {global_batch: 4}\n"},
+        Layout{"pp_4_of_4", "{pipeline: 4, shard: none, expert: 1}", 4,
+               "train: {global_batch: 4}\n"},
+        Layout{"pp_2_gpt", "{pipeline: 2, shard: none, expert: 1}", 2, kGpt},
+        Layout{"pp_4_gpt_zero1_dp_2_ep_2", "{pipeline: 4, shard: zero1, expert: 2}", 8, kGpt},
         Layout{"pp_2_v_2_gpipe_zero1_dp_2",
                "{pipeline: 2, virtual: 2, schedule: gpipe, shard: zero1, expert: 1}", 4},
         Layout{"pp_4", "{pipeline: 4, shard: none, expert: 1}", 4},

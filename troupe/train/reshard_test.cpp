@@ -192,6 +192,20 @@ const std::vector<Saved>& all_saved() {
   return out;
 }
 
+// Ranks of `layout` load what another saved, and take the next step.
+void expect_loads(const Layout& layout, const Saved& saved) {
+  std::mutex mutex;
+  std::set<std::string> names;
+  on_ranks(layout, [&](const Recipe& recipe, Learner& learner) {
+    load_into(learner, saved.folder);
+    const std::set<std::string> own = expect_equal(learner, saved.whole);
+    EXPECT_NEAR(next_loss(recipe, learner, saved.state), saved.loss, 1e-10 * saved.loss);
+    const std::lock_guard lock(mutex);
+    names.insert(own.begin(), own.end());
+  });
+  EXPECT_EQ(names.size(), saved.whole.size());  // no tensor is on no rank
+}
+
 class Reshard : public ::testing::TestWithParam<size_t> {};
 
 TEST_P(Reshard, LoadsWhatEachOtherSaved) {
@@ -200,21 +214,38 @@ TEST_P(Reshard, LoadsWhatEachOtherSaved) {
     if (from == GetParam()) continue;
     const Saved& saved = all_saved()[from];
     SCOPED_TRACE("from " + kLayouts[from].name);
-    std::mutex mutex;
-    std::set<std::string> names;
-    on_ranks(layout, [&](const Recipe& recipe, Learner& learner) {
-      load_into(learner, saved.folder);
-      const std::set<std::string> own = expect_equal(learner, saved.whole);
-      EXPECT_NEAR(next_loss(recipe, learner, saved.state), saved.loss, 1e-10 * saved.loss);
-      const std::lock_guard lock(mutex);
-      names.insert(own.begin(), own.end());
-    });
-    EXPECT_EQ(names.size(), saved.whole.size());  // no tensor is on no rank
+    expect_loads(layout, saved);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(TwelveLayouts, Reshard, ::testing::Range(size_t{0}, kLayouts.size()),
                          [](const auto& given) { return kLayouts[given.param].name; });
+
+// One axis at a time, and two of them: each loaded in each other.
+TEST(ReshardOfAxes, LoadsWhatEachOtherSaved) {
+  const testing::TemporaryFolder folder;
+  const auto pass_around = [&](const std::vector<Layout>& from, const std::vector<Layout>& to) {
+    for (const Layout& saver : from) {
+      const Saved saved = saved_by(saver, folder / saver.name);
+      for (const Layout& loader : to) {
+        if (loader.name == saver.name) continue;
+        SCOPED_TRACE(loader.name + " from " + saver.name);
+        expect_loads(loader, saved);
+      }
+    }
+  };
+  const Layout one{"one", "{}", 1}, tp_2{"ddp_tp_2", "{tensor: 2, shard: none, expert: 1}", 2};
+  const std::vector<Layout> axes = {
+      one,
+      tp_2,
+      {"ddp_pp_2", "{pipeline: 2, shard: none, expert: 1}", 2},
+      {"zero1_tp_2_pp_4", "{tensor: 2, pipeline: 4, shard: zero1, expert: 2}", 8}};
+  pass_around(axes, axes);
+  pass_around({{"zero1_tp_2_ep_4", "{tensor: 2, shard: zero1, expert: 4}", 4}},
+              {one,
+               {"fsdp_2", "{shard: full, expert: 1}", 2},
+               {"zero1_tp_4", "{tensor: 4, shard: zero1, expert: 1}", 4}});
+}
 
 }  // namespace
 }  // namespace troupe
