@@ -5,10 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "troupe/distributed/world/world.h"
 #include "troupe/testing/torch/live_bytes.h"
+#include "troupe/train/forecast/layout_forecast.h"
 #include "troupe/train/learner.h"
 #include "troupe/train/recipe/recipe_of_test.h"
 
@@ -30,9 +34,9 @@ struct Step {
   std::map<std::string, at::Tensor> weights;
 };
 
-Feed feed() {
-  TokenBatch batch{.B = kBatch, .S = kSequence};
-  for (int64_t b = 0; b < kBatch; ++b) {
+Feed feed(int64_t rows = kBatch, int64_t micro = kBatch, const RowCut& cut = {}) {
+  TokenBatch batch{.B = rows, .S = kSequence};
+  for (int64_t b = 0; b < rows; ++b) {
     for (int64_t s = 0; s <= kSequence; ++s) {
       batch.ids.push_back(static_cast<int32_t>((b * 31 + s * s * 7 + s) % 64));
       if (s == kSequence) continue;
@@ -42,7 +46,7 @@ Feed feed() {
     }
     batch.sources.push_back(0);
   }
-  return make_feed(batch, kBatch, c10::kCPU);
+  return make_feed(batch, micro, c10::kCPU, 0, cut);
 }
 
 // The second of two steps: what is made once is there.
@@ -93,6 +97,100 @@ TEST(StepMemory, F117_ThePeakOfAStepIsThatOfOneBlockWhereAllAreRecomputed) {
   // The inputs of the other blocks, of bf16; beside them the gradients of their parameters.
   EXPECT_GT(again.peak, shallow.peak);
   expect_equal(kept, again);
+}
+
+// One rank that this process plays alone, from before it has a weight.
+class Played {
+ public:
+  Played(const Recipe& recipe, int64_t rank, int64_t ranks) : recipe_(recipe) {
+    at::set_num_threads(1);
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, bytes_);
+    const LauncherEnvironment place{
+        .rank = rank, .size = ranks, .local_rank = rank, .local_size = ranks};
+    setup_ = std::make_shared<ParallelSetup>(
+        std::make_shared<World>(place, c10::kCPU, WorldOptions{.played = true}), recipe_);
+    learner_.emplace(recipe_, c10::kCPU, none_, setup_);
+  }
+
+  // Bytes of tensors that are left by a step of so many microbatches of the recipe's size.
+  int64_t step(int64_t microbatches) {
+    const int64_t micro = plan_of(recipe_).micro_batch;
+    const Feed own = feed(micro * microbatches, micro, row_cut(*setup_, recipe_.model));
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, bytes_);
+    bytes_->peak = bytes_->live;
+    learner_->step(own, state_);
+    return bytes_->live;
+  }
+  int64_t peak() const { return bytes_->peak; }  // of the last step
+  const ParallelSetup& setup() const { return *setup_; }
+  const Recipe& recipe() const { return recipe_; }
+
+ private:
+  const std::shared_ptr<testing::LiveBytes> bytes_ = std::make_shared<testing::LiveBytes>();
+  const Faults none_;
+  const Recipe recipe_;
+  std::shared_ptr<const ParallelSetup> setup_;
+  std::optional<Learner> learner_;
+  TrainState state_;
+};
+
+// What lives behind a step lives behind the next, to the byte: no stage keeps an output, a gradient
+// or a graph.
+TEST(StepMemory, NothingIsLeftOfAStepOnAnyStage) {
+  struct Case {
+    std::string parallel;
+    int64_t ranks;
+    std::string more = {};
+  };
+  const std::string tied = "model: {tie_embeddings: true, mtp: {depth: 1}}\n";
+  for (const Case& c :
+       {Case{"pipeline: 2", 2}, Case{"pipeline: 2", 2, tied}, Case{"pipeline: 4", 4, tied},
+        Case{"pipeline: 2, schedule: gpipe", 2, "train: {recompute: \"1\"}\n"},
+        Case{"pipeline: 4, virtual: 2, stages: 'E|t|t|t|t|t|t|L'", 4},
+        Case{"pipeline: 2, schedule: zb1p", 2}, Case{"pipeline: 2, schedule: zbv", 2, tied},
+        Case{"pipeline: 2, tensor: 2, expert: 2", 4}}) {
+    const std::string expert = c.parallel.find("expert") == std::string::npos ? ", expert: 1" : "";
+    const Recipe recipe = recipe_of(c.more + "train: {micro_batch: 4, global_batch: 16}\n" +
+                                        "parallel: {shard: none, " + c.parallel + expert + "}\n",
+                                    kBase);
+    for (int64_t rank = 0; rank < c.ranks; ++rank) {
+      Played played(recipe, rank, c.ranks);
+      for (int i = 0; i < 2; ++i) played.step(4);
+      const int64_t left = played.step(4);
+      EXPECT_EQ(played.step(4), left) << c.parallel << ", rank " << rank;
+    }
+  }
+}
+
+// A rank of tensor ranks, and of each stage: bytes of tensors, the forecast's without libraries.
+TEST(StepMemory, APlayedRankTakesWhatIsForecast) {
+  const std::string base =
+      "model: {layers: 6, width: 128, heads: 4, vocab: 1024, max_positions: 256,\n"
+      "        moe: {experts: 8, top_k: 2, hidden: 128, router: {force: uniform}}}\n"
+      "data: {sequence: 64}\n"
+      "train: {global_batch: 32, micro_batch: 4, steps: 10, precision: fp32}\n"
+      "checkpoint: {dir: run}\n"
+      "run: {device: cpu}\n";
+  struct Case {
+    std::string parallel;
+    int64_t ranks;
+  };
+  for (const Case& c : {Case{"{tensor: 4, shard: zero1, expert: 4}", 4},
+                        Case{"{tensor: 4, shard: full, expert: 4}", 4},
+                        Case{"{pipeline: 2, shard: none, expert: 1}", 2},
+                        Case{"{pipeline: 4, shard: none, expert: 1}", 4}}) {
+    for (int64_t rank = 0; rank < c.ranks; ++rank) {
+      Played played(recipe_of("parallel: " + c.parallel, base), rank, c.ranks);
+      const ParallelState& state = played.setup().state;
+      for (int i = 0; i < 2; ++i) played.step(8 / state.data_ranks());
+      Recipe laid = played.recipe();
+      laid.parallel = played.setup().parallel();
+      const StepMemory said = layout_memory(laid, c.ranks, false, state.stage_rank());
+      const auto peak = static_cast<double>(played.peak());
+      EXPECT_NEAR(said.total() - said.runtime, peak, 0.05 * peak)
+          << c.parallel << ", rank " << rank;
+    }
+  }
 }
 
 }  // namespace
