@@ -22,7 +22,7 @@
 namespace troupe {
 namespace {
 
-constexpr std::string_view kNano =
+constexpr std::string_view kTwoRanks =
     "model: {layers: 1, width: 32, heads: 4, vocab: 256, max_positions: 64,\n"
     "        moe: {experts: 4, top_k: 2, hidden: 64}}\n"
     "data: {train: [{kind: mock}], sequence: 32}\n"
@@ -34,7 +34,7 @@ constexpr std::string_view kNano =
 
 Recipe recipe_in(const std::string& folder, const std::string& more = "") {
   Recipe out;
-  read_config(parse_yaml(std::string(kNano), "nano"), out);
+  read_config(parse_yaml(std::string(kTwoRanks), "nano"), out);
   read_config(override_yaml("checkpoint.dir=" + folder), out);
   if (!more.empty()) read_config(override_yaml(more), out);
   validate(out, {});

@@ -137,18 +137,18 @@ class Played {
 // What lives behind a step lives behind the next, to the byte: no stage keeps an output, a gradient
 // or a graph.
 TEST(StepMemory, NothingIsLeftOfAStepOnAnyStage) {
-  struct Case {
+  struct Kept {
     std::string parallel;
     int64_t ranks;
     std::string more = {};
   };
   const std::string tied = "model: {tie_embeddings: true, mtp: {depth: 1}}\n";
-  for (const Case& c :
-       {Case{"pipeline: 2", 2}, Case{"pipeline: 2", 2, tied}, Case{"pipeline: 4", 4, tied},
-        Case{"pipeline: 2, schedule: gpipe", 2, "train: {recompute: \"1\"}\n"},
-        Case{"pipeline: 4, virtual: 2, stages: 'E|t|t|t|t|t|t|L'", 4},
-        Case{"pipeline: 2, schedule: zb1p", 2}, Case{"pipeline: 2, schedule: zbv", 2, tied},
-        Case{"pipeline: 2, tensor: 2, expert: 2", 4}}) {
+  for (const Kept& c :
+       {Kept{"pipeline: 2", 2}, Kept{"pipeline: 2", 2, tied}, Kept{"pipeline: 4", 4, tied},
+        Kept{"pipeline: 2, schedule: gpipe", 2, "train: {recompute: \"1\"}\n"},
+        Kept{"pipeline: 4, virtual: 2, stages: 'E|t|t|t|t|t|t|L'", 4},
+        Kept{"pipeline: 2, schedule: zb1p", 2}, Kept{"pipeline: 2, schedule: zbv", 2, tied},
+        Kept{"pipeline: 2, tensor: 2, expert: 2", 4}}) {
     const std::string expert = c.parallel.find("expert") == std::string::npos ? ", expert: 1" : "";
     const Recipe recipe = recipe_of(c.more + "train: {micro_batch: 4, global_batch: 16}\n" +
                                         "parallel: {shard: none, " + c.parallel + expert + "}\n",
@@ -171,14 +171,14 @@ TEST(StepMemory, APlayedRankTakesWhatIsForecast) {
       "train: {global_batch: 32, micro_batch: 4, steps: 10, precision: fp32}\n"
       "checkpoint: {dir: run}\n"
       "run: {device: cpu}\n";
-  struct Case {
+  struct PlayedRank {
     std::string parallel;
     int64_t ranks;
   };
-  for (const Case& c : {Case{"{tensor: 4, shard: zero1, expert: 4}", 4},
-                        Case{"{tensor: 4, shard: full, expert: 4}", 4},
-                        Case{"{pipeline: 2, shard: none, expert: 1}", 2},
-                        Case{"{pipeline: 4, shard: none, expert: 1}", 4}}) {
+  for (const PlayedRank& c : {PlayedRank{"{tensor: 4, shard: zero1, expert: 4}", 4},
+                              PlayedRank{"{tensor: 4, shard: full, expert: 4}", 4},
+                              PlayedRank{"{pipeline: 2, shard: none, expert: 1}", 2},
+                              PlayedRank{"{pipeline: 4, shard: none, expert: 1}", 4}}) {
     for (int64_t rank = 0; rank < c.ranks; ++rank) {
       Played played(recipe_of("parallel: " + c.parallel, base), rank, c.ranks);
       const ParallelState& state = played.setup().state;

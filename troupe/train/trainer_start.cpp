@@ -232,8 +232,8 @@ void Trainer::log_start() const {
   const std::string balance = balance_line(recipe_.model);
   if (!balance.empty()) log.info(balance);
   const std::string attention =
-      attention_line(recipe_.model, learner_->precision(), recipe_.data.sequence, ranks_.parallel(),
-                     learner_->device());
+      attention_line(recipe_.model, learner_->precision(), recipe_.data.sequence,
+                     tools_.setup->parallel(), learner_->device());
   if (!attention.empty()) log.info(attention);
   const GpuProducts products{.type = type_of(learner_->precision()),
                              .capability = capability_of(learner_->device()),
