@@ -37,7 +37,7 @@ def seeded(kind, config):
     with torch.no_grad():
         for name, p in made.named_parameters():
             p.normal_(std=0.2)
-            if ("norm" in name or "ln_" in name) and name.endswith("weight"):
+            if p.dim() == 1 and ("norm" in name or "ln_" in name) and name.endswith("weight"):
                 p.add_(1)
     return made
 

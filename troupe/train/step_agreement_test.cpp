@@ -1,11 +1,9 @@
-// What ranks decide together: seen in a run of two processes, by its flight recorder and its end.
+// What a step sends for what ranks decide together: seen in a run of two processes, by its flight
+// recorder. That a signal to one rank stops all is asked of the program (tests/troupe_ranks_ends_test).
 #include "troupe/train/step_agreement.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <csignal>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -28,22 +26,20 @@ constexpr std::string_view kTwoRanks =
     "data: {train: [{kind: mock}], sequence: 32}\n"
     "train: {global_batch: 8, steps: 12, precision: fp32, optimizer: {lr: 3e-3}}\n"
     "parallel: {shard: none, expert: 1}\n"
-    "checkpoint: {every: 0, every_steps: 0}\n"
+    "checkpoint: {every_steps: 1000}\n"
     "log: {every: 1000 steps}\n"
     "run: {device: cpu, threads: 1}\n";
 
-Recipe recipe_in(const std::string& folder, const std::string& more = "") {
+Recipe recipe_in(const std::string& folder) {
   Recipe out;
   read_config(parse_yaml(std::string(kTwoRanks), "nano"), out);
   read_config(override_yaml("checkpoint.dir=" + folder), out);
-  if (!more.empty()) read_config(override_yaml(more), out);
   validate(out, {});
   return out;
 }
 
 // Runs `recipe` on the ranks of `world`; `look` sees the end.
-void run(World& world, const Recipe& recipe, const std::function<void(Trainer&, RunEnd)>& look,
-         const std::function<void()>& before = {}) {
+void run(World& world, const Recipe& recipe, const std::function<void(Trainer&, RunEnd)>& look) {
   Fs fs;
   Signals signals;
   const Faults none;
@@ -54,7 +50,6 @@ void run(World& world, const Recipe& recipe, const std::function<void(Trainer&, 
                            .continue_with = "troupe train nano",
                            .setup = std::make_shared<ParallelSetup>(
                                std::shared_ptr<World>(&world, [](World*) {}), recipe)});
-  if (before) before();
   const RunEnd end = trainer.run();
   look(trainer, end);
 }
@@ -88,27 +83,6 @@ TEST(StepAgreement, AStepHasNoSumOfItsOwnOnTheHost) {
       EXPECT_LT(with_batch, steps);
       world.all_gather_texts("end", "");
     });
-  });
-}
-
-// A signal to rank 1 alone stops both behind the same step.
-TEST(StepAgreement, ASignalToOneRankStopsAll) {
-  testing::in_ranks(2, [](World& world) {
-    const testing::TemporaryFolder folder;
-    const auto before = [&] {
-      if (world.rank() == 1) ::kill(::getpid(), SIGTERM);
-    };
-    run(
-        world, recipe_in(shared_folder(world, folder), "train.steps=100000"),
-        [&](Trainer& trainer, RunEnd end) {
-          EXPECT_EQ(end, RunEnd::kStopped);
-          const std::string done = std::to_string(trainer.state().done.steps);
-          const std::vector<std::string> all = world.all_gather_texts("done", done);
-          EXPECT_EQ(all[0], all[1]);
-          EXPECT_LT(trainer.state().done.steps, 100);
-          EXPECT_TRUE(std::filesystem::exists(trainer.newest_checkpoint()));
-        },
-        before);
   });
 }
 

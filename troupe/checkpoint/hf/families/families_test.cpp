@@ -112,7 +112,10 @@ TEST(HfNames, TheFamilyOfAConfigIsFoundByItsForm) {
   for (const Published& m : kModels) {
     EXPECT_EQ(hf_family_of(small(m.preset)), &family(m.family)) << m.preset;
   }
-  EXPECT_EQ(hf_family_of(preset("megablocks-46m")), nullptr);
+  EXPECT_EQ(hf_family_of(preset("megablocks-46m")), &family("gpt2"));
+  ModelConfig parallel = small("mixtral-8x7b");
+  parallel.block = ParallelBlock();
+  EXPECT_EQ(hf_family_of(parallel), nullptr);
 }
 
 TEST(HfNames, AMisfitIsRefusedByItsKey) {

@@ -79,7 +79,6 @@ const std::map<std::string_view, Trial>& trials() {
       {"no-rope-freq",
        {"model: {positions: none}", "model: {overrides: [{layers: [0], positions: none}]}"}},
       {"init-method-xavier-uniform", {"model: {init_std: 0.02}", "model: {init: xavier}"}},
-      {"window-size", {"model: {window: 9}", "model: {window: [8, 0]}"}},
       {"spec", {"model: {block: {kind: parallel}}", "model: {block: {kind: mine}}"}},
       {"heterogeneous-layers-config-path", {"model: {overrides: [{layers: [0], heads: 2}]}"}},
       {"heterogeneous-layers-config-encoded-json",
@@ -96,8 +95,6 @@ const std::map<std::string_view, Trial>& trials() {
        {"train: {schedule: {kind: cosine}}", "checkpoint: {schedule: true}"}},
       {"decoupled-lr", {"train: {optimizer: {groups: [{names: 'head.*', lr_scale: 0.5}]}}"}},
       {"decoupled-min-lr", {"train: {optimizer: {groups: [{names: 'head.*', lr_scale: 0.5}]}}"}},
-      {"no-check-for-nan-in-loss-and-grad",
-       {"model: {layers: 2}", "train: {check_for_nan: false}"}},
       {"fp16-lm-cross-entropy", {"train: {precision: fp64}", "train: {loss_precision: fp16}"}},
       {"loss-scale", {"train: {loss_scale: {initial: 8}}", "train: {loss_scale: 8}"}},
       {"fp8-format", {"train: {fp8: {}}"}},
@@ -108,10 +105,8 @@ const std::map<std::string_view, Trial>& trials() {
       {"dataloader-type", {"data: {order: megatron}", "data: {order: cyclic}"}},
       {"vocab-extra-ids", {"model: {vocab: 512}"}},
       {"sft", {"data: {train: [{path: chats}]}", "data: {train: [{kind: chat, path: chats}]}"}},
-      {"no-save-optim", {"model: {layers: 2}", "checkpoint: {optimizer: false}"}},
       {"use-checkpoint-args", {"model: {layers: 2}", "checkpoint: {model: true}"}},
       {"skip-train", {"model: {layers: 2}", "train: {skip: true}"}},
-      {"exit-interval", {"train: {steps: 10}", "run: {exit_interval: 5}"}},
   };
   return all;
 }

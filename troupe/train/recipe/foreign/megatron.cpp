@@ -215,7 +215,9 @@ class Megatron {
     draft_.set("model.window", to_text(left + 1), from);
     if (!flags_.given("window-attn-skip-freq")) return;
     const Origin skip = flags_.origin("window-attn-skip-freq");
-    const std::string layers = flags_.text("window-attn-skip-freq");
+    std::string layers = flags_.text("window-attn-skip-freq");
+    if (layers.starts_with('(') && layers.ends_with(')'))
+      layers = layers.substr(1, layers.size() - 2);
     int64_t every = 0;
     if (!from_text(layers, every)) {
       return draft_.set_text("model.window_layers", layers, skip);
