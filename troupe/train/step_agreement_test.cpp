@@ -1,5 +1,5 @@
 // What a step sends for what ranks decide together: seen in a run of two processes, by its flight
-// recorder. That a signal to one rank stops all is asked of the program (tests/troupe_ranks_ends_test).
+// recorder. That a signal to one rank stops all is asked of the program (tests/troupe_ranks_faults_test).
 #include "troupe/train/step_agreement.h"
 
 #include <gtest/gtest.h>
