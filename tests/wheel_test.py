@@ -22,7 +22,7 @@ print(troupe.__version__, torch.ops.troupe.routing_plan(ids, 4)[0].tolist())
 """
 
 
-# What the pages say last, of what they made.
+# The pages print these lines last.
 README_SAID = "print(tuple(y.shape), len(aux.counts), all(p.grad is not None for p in moe.parameters()))\n"
 PAGE_SAID = README_SAID.replace("print(", "print(list(gate_up.shape), ids.shape[1], ")
 # What docs/guide/transformers.md takes as given: a model that was saved, a block of one, and rows for it.

@@ -32,12 +32,14 @@ RankShare BatchLoader::own_part(int64_t size) const {
   return share_of(setup_.state, size / run_.plan.micro_batch);
 }
 
-BatchLoader::Ahead BatchLoader::ahead() {
-  const TokenBatch* const batch = reader_.peek();
-  if (batch == nullptr) return {};
-  const TargetSums sums = target_sums(*batch);
+BatchLoader::Ahead BatchLoader::once_a_replica(double ready, const TargetSums& own) const {
   const double once = setup_.state.first_of_replica() ? 1 : 0;
-  return {1, once * sums.weight, once * static_cast<double>(sums.tokens)};
+  return {ready, once * own.weight, once * static_cast<double>(own.tokens)};
+}
+
+BatchLoader::Ahead BatchLoader::ahead() {
+  const TokenBatch* const batch = setup_.state.alone() ? nullptr : reader_.peek();
+  return batch == nullptr ? Ahead() : once_a_replica(1, target_sums(*batch));
 }
 
 void BatchLoader::agree(const Ahead& sums) {
@@ -45,14 +47,14 @@ void BatchLoader::agree(const Ahead& sums) {
   if (sums[0] == static_cast<double>(setup_.state.size())) agreed_ = sums;
 }
 
-// All ranks are here, those without a batch too, so that all learn of a stop before the same step.
-BatchLoader::Ahead BatchLoader::sum_now(const TokenBatch* batch, StopControl& stop) {
+// All ranks are here, one that `stops` without a batch too, so that all learn of a stop before the
+// same step.
+BatchLoader::Ahead BatchLoader::sum_now(const TargetSums& own, bool stops,
+                                        StopControl& stop) const {
   const std::string why = stop.own_reason();
-  const TargetSums own = batch == nullptr ? TargetSums() : target_sums(*batch);
-  const double once = setup_.state.first_of_replica() ? 1 : 0;
+  const Ahead mine = once_a_replica(0, own);
   const std::vector<double> all =
-      setup_.state.all_reduce({once * own.weight, once * static_cast<double>(own.tokens),
-                               batch == nullptr || !why.empty() ? 1. : 0.});
+      setup_.state.all_reduce({mine[1], mine[2], stops || !why.empty() ? 1. : 0.});
   if (all[2] > 0) stop.stop_for(why.empty() ? "another rank was asked to stop" : why);
   return {0, all[0], all[1]};
 }
@@ -64,7 +66,7 @@ std::optional<Feed> BatchLoader::next(StopControl& stop) {
   try {
     batch = reader_.next();
   } catch (const AskedToStop&) {
-    if (!alone) sum_now(nullptr, stop);
+    if (!alone) sum_now({}, true, stop);
     stop.stop_for(stop.own_reason());
     return {};
   }
@@ -75,7 +77,7 @@ std::optional<Feed> BatchLoader::next(StopControl& stop) {
                batch->first_sample, "at", sample);
   Feed feed = make_feed(*batch, micro, device_, share.steps, row_cut(setup_, run_.recipe.model));
   if (alone) return feed;
-  const Ahead all = agreed ? *agreed : sum_now(&*batch, stop);
+  const Ahead all = agreed ? *agreed : sum_now({feed.weight_sum, feed.loss_tokens}, false, stop);
   feed.weight_sum = all[1];
   feed.loss_tokens = static_cast<int64_t>(all[2]);
   feed.all_microbatches = size / micro;

@@ -31,7 +31,7 @@ class BatchLoader {
               const c10::Device& device);
 
   // Of the next batch, without waiting for it: 1 where it is ready, and the weight and number of
-  // this rank's targets, once a replica.
+  // this rank's targets, once a replica. One rank has nothing to agree on.
   using Ahead = std::array<double, 3>;
   Ahead ahead();
   void agree(const Ahead& sums);
@@ -43,7 +43,8 @@ class BatchLoader {
  private:
   int64_t size_at(int64_t sample) const;  // a ramp may change it
   RankShare own_part(int64_t size) const;
-  Ahead sum_now(const TokenBatch* batch, StopControl& stop);
+  Ahead once_a_replica(double ready, const TargetSums& own) const;
+  Ahead sum_now(const TargetSums& own, bool stops, StopControl& stop) const;
 
   const RunContext& run_;
   const ParallelSetup& setup_;

@@ -7,8 +7,9 @@
 
 namespace troupe {
 
-// Rank 0's choice of what the recipe leaves open, since processors of different kinds round
-// differently and ways may be as fast. The others choose too: what cannot be is an error of each.
+// Rank 0 chooses what the recipe leaves open, and all ranks take its choice: processors of different
+// kinds round differently, and two layouts may be equally fast. The other ranks choose too, so that
+// a layout that cannot run is an error on each rank.
 LayoutChoice agree_layout(const Recipe& recipe, World& world);
 
 }  // namespace troupe

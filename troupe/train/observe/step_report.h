@@ -52,7 +52,7 @@ struct StepReport {
   std::string first_bad;  // non-finite step: where it began, and whether a replay reproduces it
   int64_t tokens = 0;     // in the global batch
   double weight_sum = 0;  // sum of all its targets' weights
-  std::vector<double> votes = {};  // sums over ranks of what each gave to Learner::step
+  std::vector<double> votes = {};  // of Learner::step, summed over the ranks
   StepOutput output;
   StepSeconds seconds;
   int64_t lost_rows = 0;  // C7: rows over the budget in the first attempt of a repeated step

@@ -124,18 +124,29 @@ bool ConfigFields::layer_types() {
   return true;
 }
 
+void ConfigFields::qkv_bias_alone(const char* name, bool absent) {
+  bool bias = config.model.qkv_bias.value_or(config.model.bias);
+  keys.field({name}, bias, absent);
+  if (keys.reads()) config.model.qkv_bias = bias, config.model.out_bias = false;
+}
+
+int64_t ConfigFields::window_size(bool used, int64_t absent) {
+  const bool missing = keys.reads() && keys.is_missing("sliding_window");
+  std::optional<int64_t> window;
+  if (used) window = config.model.window;
+  keys.optional({"sliding_window"}, window);
+  return missing ? absent : window.value_or(0);
+}
+
 void ConfigFields::sliding_window(int64_t absent, int64_t absent_first) {
   ModelConfig& c = config.model;
   bool used = c.window > 0;
   keys.field({"use_sliding_window"}, used, false);
-  std::optional<int64_t> window, first;
-  if (used) window = c.window;
-  const bool missing = keys.reads() && keys.is_missing("sliding_window");
-  keys.optional({"sliding_window"}, window);
-  if (missing) window = absent;
+  const int64_t window = window_size(used, absent);
   if (!keys.reads()) return void(layer_types());
+  std::optional<int64_t> first;
   keys.optional({"max_window_layers"}, first);
-  c.window = used ? window.value_or(0) : 0;
+  c.window = used ? window : 0;
   c.window_layers = "1";
   if (layer_types() || c.window == 0) return;
   std::vector<bool> windows;
@@ -163,6 +174,16 @@ void ConfigFields::sparse_layers() {
     if (0 <= i && i < c.layers) layers[static_cast<size_t>(i)] = false;
   }
   c.moe.layers = layers.empty() ? "1" : pattern_of(layers);
+}
+
+void ConfigFields::sparse_experts(int64_t count, int64_t top_k) {
+  experts({"num_experts", "num_local_experts"}, count, top_k);
+  keys.only("use_sliding_window", false);
+  keys.pass({"sliding_window", "max_window_layers"}, passed);
+  sparse_layers();
+  TopkSoftmaxRouting& router = softmax(SoftmaxOrder::kBefore);
+  norm_topk(router);
+  aux_loss(keys, "router_aux_loss_coef", router.balance, 0.001);
 }
 
 void ConfigFields::rope_fraction(HfKeys& p, double absent) {

@@ -30,12 +30,17 @@ struct ConfigFields {
   void head_dim(int64_t absent);
   void head_dim_from_width();  // the class has no such key; heads divide the width
   void attention_bias(bool absent);
+  void qkv_bias_alone(const char* name, bool absent);  // attention's output never has one
+  // "sliding_window" where it is `used`; 0: none.
+  int64_t window_size(bool used, int64_t absent);
   // The window, and which layers have it: "layer_types", or where there are none the layers from
   // "max_window_layers" on, all under "use_sliding_window".
   void sliding_window(int64_t absent, int64_t absent_first);
   // "layer_types": false where the file has none.
   bool layer_types();
   void sparse_layers();  // "decoder_sparse_step" and "mlp_only_layers"
+  // Experts in sparse layers of full attention, by a softmax before the choice (Qwen's).
+  void sparse_experts(int64_t count, int64_t top_k);
 
   void rope(double theta, double fraction = 1);  // what the class takes for missing keys
   void read_scaling(HfKeys& p);

@@ -105,15 +105,6 @@ void deepseek_v3_config(ConfigFields& f) {
   deepseek_config(f, true);
 }
 
-// A multi-token prediction module that the config leaves out.
-bool module_left_out(const ModelConfig& c, std::string_view name) {
-  constexpr std::string_view kLayer = "model.layers.";
-  if (!name.starts_with(kLayer)) return false;
-  name.remove_prefix(kLayer.size());
-  int64_t layer = 0;
-  return from_text(name.substr(0, name.find('.')), layer) && layer >= c.layers + c.mtp.depth;
-}
-
 }  // namespace
 
 extern constinit const HfFamily kDeepseekV2 = {

@@ -16,12 +16,8 @@ void mistral_config(ConfigFields& f) {
   f.kv_heads(8);
   f.head_dim(0);
   dense_ffn(f, 14336);
-  std::optional<int64_t> window;
-  if (c.window > 0) window = c.window;
-  const bool missing = f.keys.reads() && f.keys.is_missing("sliding_window");
-  f.keys.optional({"sliding_window"}, window);
-  if (missing) window = 4096;
-  if (f.keys.reads()) c.window = window.value_or(0), c.window_layers = "1";
+  const int64_t window = f.window_size(c.window > 0, 4096);
+  if (f.keys.reads()) c.window = window, c.window_layers = "1";
   for (int64_t i = 0; i < c.layers; ++i) {
     if (layer_config(c, i).window != c.window) {
       f.keys.refuse("sliding_window", "this family has it in all layers or in none");

@@ -1,6 +1,5 @@
 #include "troupe/checkpoint/hf/families/config_fields.h"
 #include "troupe/checkpoint/hf/families/table.h"
-#include "troupe/core/text/text.h"
 
 namespace troupe::hf {
 namespace {
@@ -18,9 +17,7 @@ void glm4_moe_config(ConfigFields& f) {
   f.sizes({151552, 4096, 46, 96, 131072, 1e-5});
   f.kv_heads(8);
   f.head_dim(0);
-  bool bias = c.qkv_bias.value_or(c.bias);
-  f.keys.field({"attention_bias"}, bias, false);
-  if (f.keys.reads()) c.qkv_bias = bias, c.out_bias = false;
+  f.qkv_bias_alone("attention_bias", false);
   bool norm = c.qk_norm == QkNorm::kHead;
   f.keys.field({"use_qk_norm"}, norm, false);
   c.qk_norm = norm ? QkNorm::kHead : QkNorm::kNone;
@@ -37,14 +34,6 @@ void glm4_moe_config(ConfigFields& f) {
   f.rope(10000, 0.5);
 }
 
-bool module_of_prediction(const ModelConfig& c, std::string_view name) {
-  constexpr std::string_view kLayer = "model.layers.";
-  if (!name.starts_with(kLayer)) return false;
-  name.remove_prefix(kLayer.size());
-  int64_t layer = 0;
-  return from_text(name.substr(0, name.find('.')), layer) && layer >= c.layers;
-}
-
 }  // namespace
 
 extern constinit const HfFamily kGlm4Moe = {
@@ -59,7 +48,7 @@ extern constinit const HfFamily kGlm4Moe = {
              .router = SigmoidBiasRouting::kKind},
     .read_or_write = glm4_moe_config,
     .names = glm4_moe_names,
-    .skippable = module_of_prediction,
+    .skippable = module_left_out,
 };
 
 }  // namespace troupe::hf

@@ -10,12 +10,8 @@ std::vector<HfTensor> qwen2_moe_names(const ModelConfig& c, bool fused) {
     add_attention(t, c, l, at);
     if (!l.moe) return add_ffn(t, c, l, at);
     add_experts(t, c, l, {}, at, fused);
-    const int64_t F = l.moe->shared.width_for(l.moe->ffn.hidden), D = c.width;
-    const std::string shared = at.theirs + "mlp.shared_expert.";
-    t.joined(at.ours + "moe.shared.w1", {2, F, D},
-             {shared + "gate_proj.weight", shared + "up_proj.weight"});
-    t.same(at.ours + "moe.shared.w2", {D, F}, shared + "down_proj.weight");
-    t.same(at.ours + "moe.shared.gate", {1, D}, at.theirs + "mlp.shared_expert_gate.weight");
+    add_shared(t, c, l, at, "mlp.shared_expert.");
+    t.same(at.ours + "moe.shared.gate", {1, c.width}, at.theirs + "mlp.shared_expert_gate.weight");
   });
 }
 
@@ -24,9 +20,7 @@ void qwen2_moe_config(ConfigFields& f) {
   f.sizes({151936, 2048, 24, 16, 32768, 1e-6});
   f.kv_heads(16);
   f.head_dim(0);
-  bool bias = c.qkv_bias.value_or(c.bias);
-  f.keys.field({"qkv_bias"}, bias, true);
-  if (f.keys.reads()) c.qkv_bias = bias, c.out_bias = false;
+  f.qkv_bias_alone("qkv_bias", true);
   f.keys.field({"intermediate_size"}, c.ffn, int64_t{5632});
   f.keys.field({"moe_intermediate_size"}, c.moe.ffn.hidden, int64_t{1408});
   int64_t shared = c.moe.shared.width_for(c.moe.ffn.hidden);
@@ -36,13 +30,8 @@ void qwen2_moe_config(ConfigFields& f) {
     c.moe.shared.experts = 1, c.moe.shared.hidden = shared;
     c.moe.shared.form = SharedForm::kGate;
   }
-  f.experts({"num_experts", "num_local_experts"}, 60, 4);
-  f.keys.only("use_sliding_window", false);
-  f.keys.pass({"sliding_window", "max_window_layers", "layer_types"}, f.passed);
-  f.sparse_layers();
-  TopkSoftmaxRouting& router = f.softmax(SoftmaxOrder::kBefore);
-  f.norm_topk(router);
-  f.aux_loss(f.keys, "router_aux_loss_coef", router.balance, 0.001);
+  f.sparse_experts(60, 4);
+  f.keys.pass({"layer_types"}, f.passed);
   f.rope(10000);
 }
 

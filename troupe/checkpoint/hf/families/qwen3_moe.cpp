@@ -13,13 +13,7 @@ void qwen3_moe_config(ConfigFields& f) {
   c.qk_norm = QkNorm::kHead;
   f.keys.field({"intermediate_size"}, c.ffn, int64_t{6144});
   f.keys.field({"moe_intermediate_size"}, c.moe.ffn.hidden, int64_t{768});
-  f.experts({"num_experts", "num_local_experts"}, 128, 8);
-  f.keys.only("use_sliding_window", false);
-  f.keys.pass({"sliding_window", "max_window_layers"}, f.passed);
-  f.sparse_layers();
-  TopkSoftmaxRouting& router = f.softmax(SoftmaxOrder::kBefore);
-  f.norm_topk(router);
-  f.aux_loss(f.keys, "router_aux_loss_coef", router.balance, 0.001);
+  f.sparse_experts(128, 8);
   f.rope(10000);
 }
 

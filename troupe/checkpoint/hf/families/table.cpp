@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "troupe/core/check.h"
+#include "troupe/core/text/text.h"
 #include "troupe/distributed/params/param.h"
 
 namespace troupe::hf {
@@ -127,6 +128,15 @@ void add_experts(Table& t, const ModelConfig& c, const LayerConfig& l, const Moe
   }
 }
 
+void add_shared(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at,
+                const std::string& name) {
+  const int64_t F = l.moe->shared.width_for(l.moe->ffn.hidden), D = c.width;
+  const std::string shared = at.theirs + name;
+  t.joined(at.ours + "moe.shared.w1", {2, F, D},
+           {shared + "gate_proj.weight", shared + "up_proj.weight"});
+  t.same(at.ours + "moe.shared.w2", {D, F}, shared + "down_proj.weight");
+}
+
 void add_biased_moe(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at,
                     bool fused) {
   add_experts(t, c, l, {}, at, fused);
@@ -135,12 +145,15 @@ void add_biased_moe(Table& t, const ModelConfig& c, const LayerConfig& l, const 
            at.theirs + "mlp.gate.e_score_correction_bias");
     t.last().fp32 = true;
   }
-  if (l.moe->shared.experts == 0) return;
-  const int64_t F = l.moe->shared.width_for(l.moe->ffn.hidden), D = c.width;
-  const std::string shared = at.theirs + "mlp.shared_experts.";
-  t.joined(at.ours + "moe.shared.w1", {2, F, D},
-           {shared + "gate_proj.weight", shared + "up_proj.weight"});
-  t.same(at.ours + "moe.shared.w2", {D, F}, shared + "down_proj.weight");
+  if (l.moe->shared.experts > 0) add_shared(t, c, l, at, "mlp.shared_experts.");
+}
+
+bool module_left_out(const ModelConfig& c, std::string_view name) {
+  constexpr std::string_view kLayer = "model.layers.";
+  if (!name.starts_with(kLayer)) return false;
+  name.remove_prefix(kLayer.size());
+  int64_t layer = 0;
+  return from_text(name.substr(0, name.find('.')), layer) && layer >= c.layers + c.mtp.depth;
 }
 
 std::vector<HfTensor> layered_names(const ModelConfig& c, const AddBlock& add_block) {

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -54,9 +55,15 @@ void add_ffn(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix&
 void add_experts(Table& t, const ModelConfig& c, const LayerConfig& l, const MoeStyle& style,
                  const Prefix& at, bool fused);
 
+// One expert for every token, under `name` of the layer: "mlp.shared_experts.".
+void add_shared(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at,
+                const std::string& name);
 // Experts whose router may have a bias of its choice (e_score_correction_bias), and shared ones.
 void add_biased_moe(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at,
                     bool fused);
+
+// Whether a tensor is of a multi-token prediction module that the config leaves out.
+bool module_left_out(const ModelConfig& c, std::string_view name);
 
 // The ends, and each block by `add_block` between "layers.3." of ours and "model.layers.3." of
 // theirs.

@@ -215,9 +215,7 @@ class Megatron {
     draft_.set("model.window", to_text(left + 1), from);
     if (!flags_.given("window-attn-skip-freq")) return;
     const Origin skip = flags_.origin("window-attn-skip-freq");
-    std::string layers = flags_.text("window-attn-skip-freq");
-    if (layers.starts_with('(') && layers.ends_with(')'))
-      layers = layers.substr(1, layers.size() - 2);
+    const std::string layers = layer_list("window-attn-skip-freq", "");
     int64_t every = 0;
     if (!from_text(layers, every)) {
       return draft_.set_text("model.window_layers", layers, skip);
@@ -299,8 +297,11 @@ class Megatron {
   }
 
   // Which layers are MoE layers, in our form: "1", "2", "[0]*3+[1]*21".
-  std::string pattern() {
-    std::string out = flags_.text("moe-layer-freq", "1");
+  std::string pattern() { return layer_list("moe-layer-freq", "1"); }
+
+  // "([0]*3+[1]*9)", as model.moe.layers has it.
+  std::string layer_list(const std::string& flag, const std::string& otherwise) {
+    std::string out = flags_.text(flag, otherwise);
     std::erase_if(out, [](char c) { return c == '(' || c == ')' || c == ' ' || c == '"'; });
     return out;
   }
