@@ -55,7 +55,7 @@ std::pair<Recipe, std::string> settled_for(Recipe recipe, const ParallelSetup& s
 
 void require_rows_sent(const ParallelSetup& setup) {
   if (!setup.experts || sends_rows(setup.parallel().dispatcher)) return;
-  fail(Code::kBadValue, "parallel.dispatcher", "null leaves each token on its rank, with experts",
+  fail(Code::kBadValue, "parallel.dispatcher", "none leaves each token on its rank, with experts",
        "that are not its own: it times steps (troupe bench --ranks N). Train with auto");
 }
 

@@ -16,7 +16,7 @@ namespace troupe {
 std::unique_ptr<Dispatcher> null_dispatcher(int64_t rank, const ExpertPlacement& placement);
 
 struct NullDispatch {
-  static constexpr std::string_view kKind = "null";
+  static constexpr std::string_view kKind = "none";
   static constexpr std::string_view kHelp =
       "no row leaves its rank: to time steps without transfers (troupe bench)";
   static constexpr bool kUsesNodes = false;
