@@ -18,9 +18,10 @@ constexpr const char* kMoePlace = "model.moe";
 ExpertsShape experts_shape(const MoeConfig& c, const MoeShape& s, const Dispatcher& d) {
   ExpertsShape shape{
       .width = c.latent > 0 ? c.latent : s.width, .experts = c.experts, .layers = s.layers};
-  if (!d.holds_all_experts()) shape.held = d.placement().held_by(d.rank());
-  shape.slices = d.placement().slices();
-  if (shape.slices > 1) shape.slice = d.placement().slice_of(d.rank());
+  const DispatcherInfo info = d.info();
+  if (info.held) shape.held = *info.held;
+  shape.slices = info.slices;
+  shape.slice = info.slice;
   return shape;
 }
 
@@ -124,17 +125,16 @@ MoeOutput MoeLayer::forward(const at::Tensor& x, const Tokens& tokens, const Con
 MoeLayer::Mixture MoeLayer::mixture(const at::Tensor& x_TD, const Routed& routed, int64_t all) {
   const auto [sent_TD, read_TD] = shared_ ? forked(x_TD) : std::array{x_TD, at::Tensor()};
   const at::Tensor rows_TD = latent_in_ ? linear_product(sent_TD, latent_in_->value) : sent_TD;
-  const Handle handle = dispatcher_->stage(rows_TD);
-  begin_dispatch(*dispatcher_, handle, routed);
+  InFlight flying = dispatcher_->begin(rows_TD, routed);
   // SH4: the shared expert is computed while rows travel, and in backward while their gradients do.
   const bool overlap = shared_ && config_.shared.overlap;
   std::optional<BackwardOrder> before_shared;
   if (overlap) before_shared = take_backward_order();
   at::Tensor shared_TD = overlap ? shared_->forward(read_TD, all) : at::Tensor();
-  const ExpertRows rows = end_dispatch(*dispatcher_, handle, rows_TD, routed.scores_TK);
+  const DispatchedRows rows = std::move(flying).finish();
   if (rows.lost.defined()) lost_ = lost_.defined() ? lost_ + rows.lost : rows.lost;
   const ExpertsOutput computed = experts_.forward(rows);
-  at::Tensor y_TD = combine_rows(*dispatcher_, handle, computed.y_SD, before_shared);
+  at::Tensor y_TD = rows.combine(computed.y_SD, before_shared);
   if (latent_out_) y_TD = linear_product(y_TD, latent_out_->value);
   if (shared_ && !overlap) shared_TD = shared_->forward(read_TD, all);
   if (shared_) y_TD = shared_->add(y_TD, shared_TD, config_.top_k);
@@ -179,7 +179,7 @@ void MoeLayer::forget_step(const SumOver& all_sum) {
 
 void MoeLayer::place(const ExpertPlacement& placement) {
   dispatcher_->place(placement);
-  const std::vector<int64_t> held = placement.held_by(dispatcher_->rank());
+  const std::vector<int64_t> held = dispatcher_->info().held.value_or(std::vector<int64_t>());
   for_each_param(experts_, "", [&](const std::string&, Param& p) {
     if (p.per_expert) p.experts = held;
   });

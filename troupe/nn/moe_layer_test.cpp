@@ -253,11 +253,10 @@ TEST(MoeLayer, E4_AllOf65536TokensToOneExpert) {
   EXPECT_GT(g.at("experts.w1")[2].abs().max().item<double>(), 0);
   EXPECT_EQ(layer.forward(x, {}, kTraining).stats.counts_E[2].item<int64_t>(), T);
   const auto dispatcher = local_dispatcher(4);
-  const Handle handle = dispatcher->stage(x.detach());
   const RouterOutput r = layer.router().forward(x.detach(), {}, {});
-  dispatcher->route(handle, {.ids_TK = r.ids_TK, .scores_TK = r.weights_TK});
-  dispatcher->send(handle);
-  EXPECT_LE(dispatcher->rows(handle).plan.row_src.size(0), T);
+  const DispatchedRows rows =
+      dispatcher->begin(x.detach(), {.ids_TK = r.ids_TK, .scores_TK = r.weights_TK}).finish();
+  EXPECT_LE(rows.plan.row_src.size(0), T);
 }
 
 TEST(MoeLayer, C5_DroppedTokensGetExactlyZeroAndLossesSeeTheChoices) {

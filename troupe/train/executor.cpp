@@ -2,9 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
@@ -59,7 +57,7 @@ class Executor::Watched {
         seconds_(seconds),
         scope_(executor.pulse_, phase, std::max(unit, 0),
                unit < 0 ? 0 : static_cast<int>(executor.model_.num_units()),
-               executor.own_tokens_.size() > 1 ? microbatch : -1) {}
+               executor.values_.microbatches() > 1 ? microbatch : -1) {}
   Watched(const Watched&) = delete;
   Watched& operator=(const Watched&) = delete;
   ~Watched() {
@@ -80,7 +78,11 @@ class Executor::Watched {
 Executor::Executor(Model& model, ParamStore& store, const Faults& faults,
                    const std::vector<int>& owners, Pulse& pulse,
                    std::shared_ptr<StageChannels> channels)
-    : model_(model), store_(store), faults_(faults), pulse_(pulse), channels_(std::move(channels)) {
+    : model_(model),
+      store_(store),
+      faults_(faults),
+      values_(model, store.options(), faults, pulse, std::move(channels)),
+      pulse_(pulse) {
   for (int unit = 0; unit < static_cast<int>(model.num_units()); ++unit) {
     if (!model.has_unit(unit)) continue;
     auto& params = unit_params_[unit];
@@ -102,12 +104,13 @@ StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input
                          const Handlers& handlers) {
   out_ = {};
   seconds_ = {};
-  store_.begin_step();
+  store_.gradients().begin_step();
   std::vector<int64_t> own;
   for (const Batch& batch : input.microbatches) {
     own.push_back(model_.tokens().own(batch.ids_BS.numel()).count);
   }
-  begin(std::move(own), input.context.step, input.context.training);
+  values_.begin(std::move(own), input.context.step, input.context.training);
+  step_ = input.context.step;
   for (const Action& action : list) {
     if (action.kind == Kind::kBackwardInput) halved_.insert({action.chunk, action.microbatch});
   }
@@ -122,7 +125,7 @@ StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input
       case Kind::kReduce: reduce(action, input); break;
       case Kind::kUpdate: {
         const Watched watched(*this, Phase::kOptim, &PhaseSeconds::update);
-        store_.end_step();
+        store_.gradients().end_step();
         if (handlers.update) handlers.update(out_);
         break;
       }
@@ -168,29 +171,21 @@ void Executor::pass(const std::vector<Action>& list, const std::vector<int64_t>&
   const at::NoGradGuard no_grad;
   std::vector<int64_t> own;
   for (const int64_t all : tokens) own.push_back(model_.tokens().own(all).count);
-  begin(std::move(own), pulse_.now().done, training);
+  values_.begin(std::move(own), pulse_.now().done, training);
   for (const Action& action : list) {
     if (moves(action)) continue;
     TROUPE_CHECK(action.kind == Kind::kForwardLight, "-", to_text(action.kind),
                  "in a list of forwards alone");
     store_.need(unit_buckets_.at(action.chunk));
-    const at::Tensor h = f(action.chunk, action.microbatch, input_of(action));
-    outputs_.erase({action.chunk - 1, action.microbatch});
-    if (h.defined()) outputs_[{action.chunk, action.microbatch}] = {h.detach()};
+    const at::Tensor h = f(action.chunk, action.microbatch, values_.input_of(action));
+    values_.drop_input(action);
+    if (h.defined()) values_.set_output(action, h);
   }
   end();
 }
 
-void Executor::begin(std::vector<int64_t> own_tokens, int64_t step, bool training) {
-  own_tokens_ = std::move(own_tokens);
-  step_ = step;
-  training_ = training;
-}
-
 void Executor::end() {
-  channels_->finish();
-  outputs_.clear();
-  gradients_.clear();
+  values_.end();
   forward_states_.clear();
   halved_.clear();
   late_.clear();
@@ -198,80 +193,17 @@ void Executor::end() {
 }
 
 int64_t Executor::kept() const {
-  return std::ssize(outputs_) + std::ssize(gradients_) + std::ssize(forward_states_) +
-         std::ssize(late_) + std::ssize(light_);
+  return values_.kept() + std::ssize(forward_states_) + std::ssize(late_) + std::ssize(light_);
 }
 
 bool Executor::moves(const Action& action) {
   switch (action.kind) {
     case Kind::kGather: store_.gather(owned_buckets_.at(action.chunk)); return true;
     case Kind::kFree: store_.drop(owned_buckets_.at(action.chunk)); return true;
-    case Kind::kSend: send(action); return true;
-    case Kind::kRecv: receive(action); return true;
+    case Kind::kSend: values_.send(action); return true;
+    case Kind::kRecv: values_.receive(action); return true;
     default: return false;
   }
-}
-
-// A transfer names the chunk whose input it is: the gradient leaves the rank that has the chunk.
-bool Executor::is_gradient(const Action& transfer) const {
-  return model_.has_unit(transfer.chunk) == (transfer.kind == Kind::kSend);
-}
-
-// Of the input of the chunk that a transfer names, and of its gradient.
-int64_t Executor::rows_of(const Action& transfer) const {
-  return own_tokens_[static_cast<size_t>(transfer.microbatch)] *
-         states_after(model_.config(), transfer.chunk - 1, training_);
-}
-
-void Executor::send(const Action& action) {
-  const bool gradient = is_gradient(action);
-  Values& from = gradient ? gradients_ : outputs_;
-  const Cell cell{gradient ? action.chunk : action.chunk - 1, action.microbatch};
-  const int64_t rows = rows_of(action);
-  const PulseScope scope(pulse_, Phase::kSend, action.chunk, static_cast<int>(model_.num_units()),
-                         action.microbatch);
-  faults_.at("send", step_);
-  at::Tensor x = from.at(cell).x;
-  if (!x.defined()) x = at::zeros({rows, model_.config().width}, store_.options());
-  from.erase(cell);
-  if (rows == 0) return;
-  channels_->send(action.peer, gradient ? StageMessage::kGradient : StageMessage::kActivation,
-                  x.contiguous());
-}
-
-void Executor::receive(const Action& action) {
-  const bool gradient = is_gradient(action);
-  const int64_t rows = rows_of(action);
-  Value value{.x = at::empty({rows, model_.config().width}, store_.options())};
-  if (rows > 0) {
-    value.arriving = channels_->recv(
-        action.peer, gradient ? StageMessage::kGradient : StageMessage::kActivation, value.x);
-  }
-  (gradient ? gradients_
-            : outputs_)[{gradient ? action.chunk : action.chunk - 1, action.microbatch}] =
-      std::move(value);
-}
-
-at::Tensor Executor::arrived(const Action& action, Value& value) {
-  if (value.arriving.done()) return value.x;
-  const auto units = static_cast<int>(model_.num_units());
-  const PulseScope scope(pulse_, Phase::kRecv, action.chunk, units, action.microbatch);
-  faults_.at("recv", step_);
-  try {
-    value.arriving.wait();
-  } catch (const Error& error) {
-    const bool forward = action.kind == Kind::kForward || action.kind == Kind::kForwardLight;
-    throw Error(std::string("microbatch ") + std::to_string(action.microbatch) + ": the " +
-                    (forward ? "input of " : "gradient of the output of ") +
-                    unit_name(model_.config(), action.chunk) + ": " + error.what(),
-                error.code());
-  }
-  return value.x;
-}
-
-at::Tensor Executor::input_of(const Action& action) {
-  if (action.chunk == 0) return {};
-  return arrived(action, outputs_.at({action.chunk - 1, action.microbatch}));
 }
 
 void Executor::reduce(const Action& action, const StepInput& input) {
@@ -279,7 +211,7 @@ void Executor::reduce(const Action& action, const StepInput& input) {
   faults_.at("reduce", input.context.step);
   const bool last =
       action.microbatch < 0 || action.microbatch + 1 == static_cast<int>(input.microbatches.size());
-  store_.reduce(owned_buckets_.at(action.chunk), last);
+  store_.gradients().reduce(owned_buckets_.at(action.chunk), last);
 }
 
 void Executor::forward(const Action& action, const StepInput& input, bool light) {
@@ -292,7 +224,7 @@ void Executor::forward(const Action& action, const StepInput& input, bool light)
   context.owns_backward = !light;
   context.first_token = input.first_token + action.microbatch * whole_tokens(input.microbatches[0]);
   context.replicas = ranks_with(action.microbatch, input);
-  at::Tensor h = input_of(action);
+  at::Tensor h = values_.input_of(action);
   const at::AutoGradMode graph(!light);
   if (!light && h.defined()) h = h.detach().set_requires_grad(true);
   const bool halves = !light && halved_.contains(cell);
@@ -309,7 +241,7 @@ void Executor::forward(const Action& action, const StepInput& input, bool light)
   }
   // A second forward, just before the backward, makes what the next unit had long ago.
   const bool again = !light && light_.erase(cell) > 0;
-  if (result.h.defined() && !again) outputs_[cell] = {result.h.detach()};
+  if (result.h.defined() && !again) values_.set_output(action, result.h);
   if (light) light_.insert(cell);
   if (light) return;
   collect(action, result, input);
@@ -350,8 +282,8 @@ void Executor::backward(const Action& action, const StepInput& input, const Hand
   const double aux = input.loss_scale / static_cast<double>(input.all_microbatches);
   store_.need(unit_buckets_.at(action.chunk));
   Roots roots;
-  const auto above = gradients_.find({action.chunk + 1, action.microbatch});
-  if (above != gradients_.end()) roots.add(r.h, arrived(action, above->second));
+  const at::Tensor above = values_.gradient_of_output(action);
+  if (above.defined()) roots.add(r.h, above);
   roots.add(r.loss_sum, token);
   roots.add(r.mtp_sum, token);
   for (const MoeLoss& loss : r.losses) roots.add(loss.value, aux);
@@ -366,15 +298,15 @@ void Executor::backward(const Action& action, const StepInput& input, const Hand
   const FaultAction fault =
       faults_.at("backward." + std::to_string(action.chunk), input.context.step);
   size_t at = 0;
-  if (forward_state.input.defined()) gradients_[cell] = {grads[at++]};
+  if (forward_state.input.defined()) values_.set_input_gradient(action, grads[at++]);
   for (const auto& [slot, p] : params) {
     const at::Tensor made = std::move(grads[at++]);  // gone once it is added
     const at::Tensor gradient = spoiled(made, fault);
     if (handlers.gradient && gradient.defined()) handlers.gradient(action, slot, gradient);
-    store_.add(slot, gradient);
+    store_.gradients().add(slot, gradient);
   }
-  gradients_.erase({action.chunk + 1, action.microbatch});
-  outputs_.erase({action.chunk - 1, action.microbatch});
+  values_.drop_gradient_of_output(action);
+  values_.drop_input(action);
   if (action.kind == Kind::kBackwardInput) late_[cell] = std::move(forward_state.late);
 }
 
@@ -391,7 +323,7 @@ void Executor::backward_weight(const Action& action, const Handlers& handlers) {
   found->second->run([&](const at::Tensor& parameter, const at::Tensor& gradient) {
     const int64_t slot = slots.at(parameter.unsafeGetTensorImpl());
     if (handlers.gradient) handlers.gradient(action, slot, gradient);
-    store_.add(slot, gradient);
+    store_.gradients().add(slot, gradient);
   });
   late_.erase(found);
 }

@@ -1,10 +1,8 @@
 // Runs the actions of a step on a model: one handler per kind. It issues them in order and decides
 // nothing: the schedule says which microbatch runs when, what is recomputed, when the update comes.
 //
-// In a pipeline the list is that of this rank, and the model has the units of its stages. A send
-// takes the output of a unit, or the gradient of its input, to the rank that computes on with it; a
-// receive is posted where it stands in the list and waited for where the value is used. Sizes are
-// known on both ends; a microbatch without rows sends nothing.
+// In a pipeline the list is that of this rank, and the model has the units of its stages;
+// unit_values.h says how they hand on what they compute.
 //
 // Each unit has a graph of its own. A forward takes the previous unit's output as a new leaf; a
 // backward computes the gradients of that leaf and of the unit's parameters, adds the latter to the
@@ -41,6 +39,7 @@
 #include "troupe/schedule/action.h"
 #include "troupe/train/observe/step_report.h"
 #include "troupe/train/params/param_store.h"
+#include "troupe/train/unit_values.h"
 
 namespace troupe {
 
@@ -88,11 +87,6 @@ class Executor {
 
  private:
   using Cell = std::pair<int, int>;  // chunk, microbatch
-  struct Value {
-    at::Tensor x;
-    Pending arriving = {};  // from another rank
-  };
-  using Values = std::map<Cell, Value>;
   struct ForwardState {
     at::Tensor input;                      // a leaf, or undefined for the first unit
     UnitResult result;                     // with its graph
@@ -106,16 +100,8 @@ class Executor {
   void backward(const Action& action, const StepInput& input, const Handlers& handlers);
   void backward_weight(const Action& action, const Handlers& handlers);
   void reduce(const Action& action, const StepInput& input);
-  void send(const Action& action);
-  void receive(const Action& action);
   // Of those that all lists have: gathers, frees, transfers. False: it is none of them.
   bool moves(const Action& action);
-  // What `action` needs of a value: waits for it where it comes from another rank.
-  at::Tensor arrived(const Action& action, Value& value);
-  at::Tensor input_of(const Action& action);  // undefined: of the first unit
-  bool is_gradient(const Action& transfer) const;
-  int64_t rows_of(const Action& transfer) const;
-  void begin(std::vector<int64_t> own_tokens, int64_t step, bool training);
   void end();
   int64_t kept() const;  // outputs, gradients and graphs that wait for the action that uses them
   // While it lives, an action of this phase is under way, and its time is taken.
@@ -133,15 +119,11 @@ class Executor {
   std::set<Cell> halved_;                            // whose backward comes in halves
   std::map<Cell, std::shared_ptr<LateQueue>> late_;  // between the halves
   std::set<Cell> light_;  // have gone forward lightly: their output is made a second time
-  Values outputs_;        // of a unit, for the next one
-  Values gradients_;      // of a unit's input, for the one before
-  std::vector<int64_t> own_tokens_;  // of each microbatch
+  UnitValues values_;     // what units hand to each other
   int64_t step_ = 0;
-  bool training_ = true;
   StepOutput out_;
   StepSeconds seconds_;
   Pulse& pulse_;
-  std::shared_ptr<StageChannels> channels_;
 };
 
 }  // namespace troupe

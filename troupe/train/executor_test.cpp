@@ -17,6 +17,7 @@
 #include "troupe/core/check.h"
 #include "troupe/schedule/schedules.h"
 #include "troupe/train/optim/loss_mean.h"
+#include "troupe/train/params/bad_values.h"
 
 namespace troupe {
 namespace {
@@ -134,7 +135,7 @@ struct Bench {
                           kept_at_update = model.kept();
                         }});
   }
-  at::Tensor grad() { return at::cat(store.counted_grads()); }
+  at::Tensor grad() { return at::cat(store.gradients().counted()); }
 
   SmallModel model;
   ParamStore store;
@@ -161,7 +162,7 @@ void expect_gradients_of(const at::Tensor& loss, Bench& bench) {
   for (size_t s = 0; s < bench.store.slots().size(); ++s) {
     const at::Tensor want =
         torch::autograd::grad({loss}, {bench.store.slots()[s].named.param->value}, {}, true)[0];
-    const at::Tensor diff = bench.store.grad(static_cast<int64_t>(s)) - want.view(-1);
+    const at::Tensor diff = bench.store.gradients().of(static_cast<int64_t>(s)) - want.view(-1);
     EXPECT_LT(diff.abs().max().item<float>(), 1e-7) << bench.store.slots()[s].named.name;
   }
 }

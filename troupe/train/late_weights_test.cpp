@@ -69,7 +69,8 @@ StepGradients gradients_of(const Case& c, const char* list) {
                  out.late += a.kind == Kind::kBackwardWeight && a.microbatch == 0 ? 1 : 0;
                }});
   for (size_t s = 0; s < store.slots().size(); ++s) {
-    out.gradients[store.slots()[s].named.name] = store.grad(static_cast<int64_t>(s)).clone();
+    out.gradients[store.slots()[s].named.name] =
+        store.gradients().of(static_cast<int64_t>(s)).clone();
   }
   return out;
 }

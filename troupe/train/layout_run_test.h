@@ -118,13 +118,13 @@ inline void take_gradients(const ParamStore& store, bool moved, const Figures* o
                            const Bars& bars, Figures& out) {
   for (size_t s = 0; s < store.slots().size(); ++s) {
     const auto& [name, p, unit] = store.slots()[s].named;
-    const at::Tensor& own = store.grad(static_cast<int64_t>(s));
+    const at::Tensor& own = store.gradients().of(static_cast<int64_t>(s));
     if (one == nullptr) {
       out.gradients[name] = own.view(p->size).clone();
       continue;
     }
     if (moved && p->per_expert) continue;
-    const ParamStore::Range range = store.owned(static_cast<int64_t>(s));
+    const OwnedRange range = store.owned(static_cast<int64_t>(s));
     const at::Tensor& whole = one->gradients.at(name);
     const at::Tensor same = box_of(whole, *p).reshape({-1}).narrow(0, range.from, range.size);
     EXPECT_EQ(own.numel(), range.size) << name;

@@ -204,7 +204,7 @@ void Learner::update(const StepOutput& output, TrainState& state, const std::vec
   const at::Tensor none = at::zeros({}, at::TensorOptions(at::kDouble).device(device_));
   const at::Tensor loss = output.loss.defined() ? output.loss : none;
   const at::Tensor mtp = output.mtp.defined() ? output.mtp : none;
-  const at::Tensor squares = sum_squares(store_->counted_grads()).to(device_);
+  const at::Tensor squares = sum_squares(store_->gradients().counted()).to(device_);
   // One sum over all ranks decides for all of them: what is not finite anywhere is so everywhere.
   const at::Tensor parts = at::stack({loss, mtp, (squares * (unscale * unscale)).squeeze(0),
                                       lost_rows(), missed_rows(setup_->experts, device_)});

@@ -23,6 +23,7 @@
 #include "troupe/train/feed.h"
 #include "troupe/train/observe/step_report.h"
 #include "troupe/train/parallel_setup.h"
+#include "troupe/train/params/bad_values.h"
 #include "troupe/train/params/rebalance.h"
 #include "troupe/train/recipe/recipe.h"
 #include "troupe/train/train_state.h"

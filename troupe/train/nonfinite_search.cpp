@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "troupe/train/params/bad_values.h"
+
 namespace troupe {
 namespace {
 

@@ -51,7 +51,6 @@ class Trainer {
   void resume_run();
   void require_schedule(const std::string& folder) const;
   void open_run();
-  void log_start() const;
 
   // trainer.cpp
   std::optional<Feed> next_feed();

@@ -16,11 +16,9 @@
 #include "troupe/distributed/dispatch/dispatchers.h"
 #include "troupe/train/forecast/device.h"
 #include "troupe/train/forecast/forecast.h"
-#include "troupe/train/forecast/mfu.h"
+#include "troupe/train/log_start.h"
 #include "troupe/train/observe/stacks.h"
-#include "troupe/train/recipe/experts_kernels.h"
 #include "troupe/train/resume.h"
-#include "troupe/train/start_lines.h"
 #include "troupe/train/trained_model.h"
 #include "troupe/train/trainer.h"
 
@@ -190,85 +188,17 @@ void Trainer::open_run() {
   profile_ =
       std::make_unique<Profile>(context_.writes_logs() ? recipe_.profile : ProfileConfig{},
                                 recipe_.checkpoint.dir, tools_.log, !learner_->device().is_cpu());
-  log_start();
+  log_start({.context = context_,
+             .learner = *learner_,
+             .data = *data_.train,
+             .micro_why = micro_why_,
+             .checkpoint_bytes = saves_->checkpoint_bytes(),
+             .resumed_step = resumed_step_,
+             .newest = saves_->newest()});
   saves_->foresee();
   logger_->start(resumed_step_, read_bytes_);
   cadences_.emplace(context_, resumed_step_);
   evaluation_.emplace(context_, *learner_, data_, tokenizer_.get(), *logger_, stop_);
-}
-
-void Trainer::log_start() const {
-  const Log& log = tools_.log;
-  const ModelCosts costs = learner_->model().costs();
-  if (!parallel_.alone()) {
-    log.info(description(*tools_.setup) + "; " + tools_.setup->layout.why);
-    for (const std::string& line :
-         without_effect(recipe_.parallel, tools_.setup->parallel(), recipe_.model.moe.experts)) {
-      log.warning(line);
-    }
-    const bool nccl = !learner_->device().is_cpu();
-    for (const std::string& line :
-         nccl ? std::vector<std::string>() : without_nccl(recipe_.parallel)) {
-      log.warning(line);
-    }
-  }
-  log.info("device " + device_name(learner_->device()) + ", " +
-           std::to_string(at::get_num_threads()) + " threads, " + to_text(learner_->precision()));
-  log.info("model " + short_number(static_cast<double>(costs.params())) + " parameters, " +
-           short_number(static_cast<double>(costs.active_params())) + " active; " +
-           std::to_string(recipe_.model.layers) + " layers, " +
-           (recipe_.model.moe.experts > 0
-                ? std::to_string(recipe_.model.moe.experts) + " experts, top " +
-                      std::to_string(recipe_.model.moe.top_k)
-                : std::string("dense")));
-  const std::string warning = causality_line(recipe_.model);
-  if (!warning.empty()) tools_.log.warning(warning);
-  const std::string forced = forced_line(recipe_.model);
-  if (!forced.empty()) tools_.log.warning(forced);
-  if (!recipe_.run.replay.empty()) {
-    tools_.log.warning("run.replay: the experts of every token are those of " + recipe_.run.replay +
-                       ", whatever the routers choose");
-  }
-  const std::string balance = balance_line(recipe_.model);
-  if (!balance.empty()) log.info(balance);
-  const std::string attention =
-      attention_line(recipe_.model, learner_->precision(), recipe_.data.sequence,
-                     tools_.setup->parallel(), learner_->device());
-  if (!attention.empty()) log.info(attention);
-  const GpuProducts products{.type = type_of(learner_->precision()),
-                             .capability = capability_of(learner_->device()),
-                             .slices = tools_.setup->parallel().expert_tensor};
-  const std::string experts =
-      recipe_.train.fp8
-          ? fp8_line(*recipe_.train.fp8, recipe_.model, products)
-          : experts_kernels(recipe_.model, products, plan_.micro_batch * recipe_.data.sequence)
-                .line;
-  if (!experts.empty()) log.info(experts);
-  if (recipe_.run.trial_kernels) {
-    tools_.log.warning(learner_->device().is_cuda()
-                           ? "run.trial_kernels: kernels on trial run where there are any, in "
-                             "place of those that are known to be faster"
-                           : "run.trial_kernels does nothing: the device is cpu");
-  }
-  log.info("batch " + std::to_string(plan_.batch) + " sequences of " +
-           std::to_string(recipe_.data.sequence) + " = " +
-           std::to_string(plan_.batch / plan_.micro_batch) + " x micro batch " +
-           std::to_string(plan_.micro_batch) + " (" + micro_why_ + ")");
-  for (const SourceUse& use : data_.train->uses(plan_.run.samples)) {
-    log.info("data " + use.name + ": " + short_number(static_cast<double>(use.tokens)) +
-             " tokens, " + fixed(use.epochs(), 2) + " epochs in this run");
-  }
-  log.info("run " + std::to_string(plan_.run.steps) + " steps, " +
-           short_number(static_cast<double>(plan_.run.tokens)) + " tokens; lr " +
-           to_text(base_of(recipe_.train.optimizer).lr) + ' ' +
-           std::string(recipe_.train.schedule.kind()) + ", " +
-           std::string(recipe_.train.optimizer.kind()));
-  log.info(
-      "everything is written to " + recipe_.checkpoint.dir +
-      (parallel_.alone() ? ", a checkpoint is " + readable_bytes(saves_->checkpoint_bytes()) : ""));
-  if (resumed_step_ < 0) return;
-  log.info("resumed step " + std::to_string(resumed_step_) + " from " + saves_->newest() + ", " +
-           "at sample " + std::to_string(state_.done.samples));
 }
 
 }  // namespace troupe

@@ -18,111 +18,98 @@
 namespace troupe {
 namespace {
 
-struct GatherLease : GroupLease {
-  Travelling routing, x;  // from send() to rows()
-  int64_t capacity = 0;   // of all ranks together
-  int64_t slots = 0;      // rows that each rank sends back: the largest T, times K for kExact
-  int64_t most = 0;       // the largest T of a rank; 1 at least
-};
-
-class AllGatherDispatcher : public GroupDispatcher<GatherLease> {
+class AllGatherExchange : public GroupExchange {
  public:
-  AllGatherDispatcher(std::shared_ptr<ProcessGroup> ranks, const ExpertPlacement& placement,
-                      DispatchMode mode, WireType wire)
-      : GroupDispatcher("all-gather", std::move(ranks), placement, mode, wire) {}
-
-  void send(const Handle& handle) override {
-    GatherLease& lease = of(handle);
-    begin_to_send(lease);
-    const Routed& routed = lease.routed;
-    const at::Tensor x_TD = std::exchange(lease.x_TD, {});
-    lease.capacity = agree(lease, routed);
+  AllGatherExchange(std::shared_ptr<ExpertGroup> experts, const at::Tensor& x_TD,
+                    const Routed& routed)
+      : GroupExchange(std::move(experts), x_TD, routed) {
+    agree(routed);
     const at::Tensor scores = routed.scores_TK.detach().contiguous().view(at::kInt);
-    const at::Tensor routing_TK =
-        at::cat({padded(lease, routed.ids_TK, -1), padded(lease, scores)}, 1);
-    lease.routing.pending = gather(routing_TK, lease.routing.rows);
-    lease.x.pending = gather(padded(lease, packed(x_TD)), lease.x.rows);
-    keep_sums(lease, routed.ids_TK);
+    const at::Tensor routing_TK = at::cat({padded(routed.ids_TK, -1), padded(scores)}, 1);
+    routing_.pending = gather(routing_TK, routing_.rows);
+    x_.pending = gather(padded(packed(x_TD)), x_.rows);
+    const GatheredSums sums = sums_of_gathered(experts_->table.sent(routed.ids_TK),
+                                               experts_->placement.slices(), most_, exact());
+    sums_ = sums.sums;
+    slot_sums_ = sums.slot_sums;
   }
 
-  ExpertRows rows(const Handle& handle) override {
-    GatherLease& lease = of(handle);
-    const Routed routed = take_routed(lease);
-    const CopyRouting in =
-        read_routing(arrived(lease, lease.routing), lease.choices, routed.scores_TK.scalar_type());
+  ExpertRows receive_rows() override {
+    const CopyRouting in = read_routing(arrived(routing_), choices_, score_type_);
     ExpertRows out{.source_SD = {}, .scores_SK = in.scores_CK, .plan = {}};
-    const at::Tensor held = held_ids(lease, in.ids_CK);
+    const at::Tensor held = held_ids(in.ids_CK);
     if (exact()) out.scores_SK = in.scores_CK.reshape({-1, 1});
-    out.plan =
-        plan_of_rank(within_budget(held, routed.budget, out.lost),
-                     {.experts = held_, .alignment = routed.alignment, .capacity = lease.capacity});
-    out.source_SD = unpacked(lease, source_rows(lease, arrived(lease, lease.x)));
+    out.plan = plan_of(held, capacity_, out.lost);
+    out.source_SD = unpacked(source_rows(arrived(x_)));
     return out;
   }
 
-  void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
-    GatherLease& lease = of(handle);
-    lease.grad_out.pending = gather(padded(lease, packed(grad_out_TD)), lease.grad_out.rows);
+  void send_grads(const at::Tensor& grad_out_TD) override {
+    grad_out_.pending = gather(padded(packed(grad_out_TD)), grad_out_.rows);
   }
 
  private:
-  // The largest number of tokens; returns the capacities of all ranks together.
-  int64_t agree(GatherLease& lease, const Routed& routed) const {
-    const int64_t W = ranks_->size(), T = routed.ids_TK.size(0);
+  // The largest number of tokens, and the capacities of all ranks together.
+  void agree(const Routed& routed) {
+    const int64_t W = ranks().size(), T = routed.ids_TK.size(0);
     const at::Tensor own = at::full({1, 2}, T, routed.ids_TK.options().dtype(at::kLong));
     own[0][1].fill_(routed.capacity);
     const at::Tensor all = at::empty({W, 2}, own.options());
-    ranks_->all_gather({all}, {own}).wait();
+    ranks().all_gather({all}, {own}).wait();
     const at::Tensor counts = HostCopy(all).read();
-    lease.most = std::max<int64_t>(1, counts.select(1, 0).max().item<int64_t>());
-    lease.slots = exact() ? lease.most * lease.choices : lease.most;
-    return counts.select(1, 1).sum().item<int64_t>();
+    most_ = std::max<int64_t>(1, counts.select(1, 0).max().item<int64_t>());
+    slots_ = exact() ? most_ * choices_ : most_;
+    capacity_ = counts.select(1, 1).sum().item<int64_t>();
   }
 
   // With rows of `fill` up to the largest T; bytes of 0 are a packed row of zeros.
-  static at::Tensor padded(const GatherLease& lease, const at::Tensor& rows, double fill = 0) {
-    return at::constant_pad_nd(rows, {0, 0, 0, lease.most - rows.size(0)}, fill).contiguous();
+  at::Tensor padded(const at::Tensor& rows, double fill = 0) const {
+    return at::constant_pad_nd(rows, {0, 0, 0, most_ - rows.size(0)}, fill).contiguous();
   }
 
   Pending gather(const at::Tensor& own, at::Tensor& out) const {
-    out = at::empty({ranks_->size() * own.size(0), own.size(1)}, own.options());
-    return ranks_->all_gather({out}, {own});
+    out = at::empty({ranks().size() * own.size(0), own.size(1)}, own.options());
+    return ranks().all_gather({out}, {own});
   }
 
-  at::Tensor held_ids(const GatherLease& lease, const at::Tensor& ids_SK) {
-    const at::Tensor ids_WTK = ids_SK.reshape({ranks_->size(), lease.most, lease.choices});
-    const at::Tensor held = table_.held_ids(ids_WTK, ranks_->rank());
-    return held.reshape({-1, exact() ? 1 : lease.choices});
-  }
-
-  void keep_sums(GatherLease& lease, const at::Tensor& ids_TK) {
-    const GatheredSums sums =
-        sums_of_gathered(table_.sent(ids_TK), placement_.slices(), lease.most, exact());
-    lease.sums = sums.sums;
-    lease.slot_sums = sums.slot_sums;
+  at::Tensor held_ids(const at::Tensor& ids_SK) const {
+    const at::Tensor ids_WTK = ids_SK.reshape({ranks().size(), most_, choices_});
+    const at::Tensor held = experts_->table.held_ids(ids_WTK, ranks().rank());
+    return held.reshape({-1, exact() ? 1 : choices_});
   }
 
   // kExact: each slot of a token is a source row.
-  at::Tensor source_rows(const GatherLease& lease, const at::Tensor& rows_SD) const override {
+  at::Tensor source_rows(const at::Tensor& rows_SD) const override {
     if (!exact()) return rows_SD;
-    const int64_t S = rows_SD.size(0), K = lease.choices, D = rows_SD.size(1);
-    return rows_SD.unsqueeze(1).expand({S, K, D}).reshape({S * K, D});
+    const int64_t S = rows_SD.size(0), D = rows_SD.size(1);
+    return rows_SD.unsqueeze(1).expand({S, choices_, D}).reshape({S * choices_, D});
   }
 
-  Travelling sent_back(const GatherLease& lease, const at::Tensor& y_SX) const override {
+  Travelling sent_back(const at::Tensor& y_SX) const override {
     Travelling out{.rows = at::empty(y_SX.sizes(), y_SX.options()), .pending = {}};
-    const std::vector<int64_t> even(ranks_->size(), lease.slots);
-    out.pending = ranks_->all_to_all(out.rows, y_SX.contiguous(), even, even);
+    const std::vector<int64_t> even(ranks().size(), slots_);
+    out.pending = ranks().all_to_all(out.rows, y_SX.contiguous(), even, even);
     return out;
   }
+
+  Travelling routing_, x_;  // until receive_rows()
+  int64_t capacity_ = 0;    // of all ranks together
+  int64_t most_ = 0;        // the largest T of a rank; 1 at least
+  int64_t slots_ = 0;       // rows that each rank sends back: `most_`, times K for kExact
 };
+
+std::unique_ptr<RowExchange> begin_all_gather(std::shared_ptr<ExpertGroup> experts,
+                                              const at::Tensor& x_TD, const Routed& routed) {
+  return std::make_unique<AllGatherExchange>(std::move(experts), x_TD, routed);
+}
 
 }  // namespace
 
 std::unique_ptr<Dispatcher> all_gather_dispatcher(std::shared_ptr<ProcessGroup> ranks,
                                                   const ExpertPlacement& placement,
                                                   DispatchMode mode, WireType wire) {
-  return std::make_unique<AllGatherDispatcher>(std::move(ranks), placement, mode, wire);
+  return group_dispatcher({.name = "all-gather", .begin = begin_all_gather},
+                          {.all = std::move(ranks)}, placement, {.mode = mode, .wire = wire});
 }
 
 std::unique_ptr<Dispatcher> AllGatherDispatch::build(const NodeGroups& groups,

@@ -94,8 +94,9 @@ TEST(AllGatherDispatcher, Q4_RowsInInt8AreThoseOfAllToAll) {
 TEST(AllGatherDispatcher, RefusesAPlacementOnOtherRanks) {
   const auto alone = std::make_shared<ProcessGroup>();
   EXPECT_THROW(all_gather_dispatcher(alone, contiguous(8, 2), DispatchMode::kFast), Error);
-  EXPECT_EQ(all_gather_dispatcher(alone, contiguous(8, 1), DispatchMode::kExact)->description(),
-            "all-gather, exact: 8 experts on rank 0");
+  EXPECT_EQ(
+      all_gather_dispatcher(alone, contiguous(8, 1), DispatchMode::kExact)->info().description,
+      "all-gather, exact: 8 experts on rank 0");
 }
 
 }  // namespace

@@ -14,18 +14,6 @@
 namespace troupe {
 namespace {
 
-struct AllToAllLease : GroupLease {
-  // From route() to rows().
-  HostCopy counts;                  // int32 [2, W, kCountColumns]: sent, received
-  at::Tensor send_routing, send_x;  // sized for the most copies there may be
-  Travelling routing, x;            // from send() to rows()
-  int64_t capacity = 0;             // of all ranks together
-
-  Copies copies;
-  RankSplit copy_split, row_split;
-  at::Tensor copy_R;  // kExact: the received copy of each source row
-};
-
 // Plain reads: the GPU has nothing to do until what follows them is issued.
 RankSplit read_split(const at::Tensor& counts, CountColumn column) {
   const int64_t W = counts.size(1);
@@ -40,89 +28,89 @@ RankSplit read_split(const at::Tensor& counts, CountColumn column) {
   return {read(0), read(1)};
 }
 
-class AllToAllDispatcher : public GroupDispatcher<AllToAllLease> {
+class AllToAllExchange : public GroupExchange {
  public:
-  AllToAllDispatcher(std::shared_ptr<ProcessGroup> ranks, const ExpertPlacement& placement,
-                     DispatchMode mode, WireType wire)
-      : GroupDispatcher("all-to-all", std::move(ranks), placement, mode, wire) {}
-
-  void send(const Handle& handle) override {
-    AllToAllLease& lease = of(handle);
-    begin_to_send(lease);
-    const at::Tensor counts = lease.counts.read();
-    lease.copy_split = read_split(counts, kCopies);
-    lease.row_split = read_split(counts, kRows);
-    lease.capacity = read_split(counts, kCapacity).received();
-    const int64_t sent = lease.copy_split.sent();
-    const auto begin = [&](at::Tensor& most, Travelling& what) {
-      what.pending = send_rows(*ranks_, lease.copy_split,
-                               std::exchange(most, {}).narrow(0, 0, sent), what.rows);
-    };
-    begin(lease.send_routing, lease.routing);
-    begin(lease.send_x, lease.x);
-    lease.copies.trim(sent);
-    keep_sums(lease);
+  AllToAllExchange(std::shared_ptr<ExpertGroup> experts, const at::Tensor& x_TD,
+                   const Routed& routed)
+      : GroupExchange(std::move(experts), x_TD, routed),
+        copies_(experts_->table, routed.ids_TK, {.count = ranks().size()}, routed.capacity) {
+    const at::Tensor& counts = copies_.counts();
+    HostCopy all_counts(at::stack({counts, exchange_counts(ranks(), counts)}));
+    // All that needs no number follows before the host waits for them.
+    at::Tensor send_routing = copies_.pack_routing(routed.scores_TK, RoutingFormat::kLocalIds);
+    at::Tensor send_x = packed(x_TD, copies_.tokens());
+    read_counts(all_counts.read());
+    begin(std::move(send_routing), routing_);
+    begin(std::move(send_x), x_);
+    copies_.trim(copy_split_.sent());
+    keep_sums();
   }
 
-  ExpertRows rows(const Handle& handle) override {
-    AllToAllLease& lease = of(handle);
-    const Routed routed = take_routed(lease);
-    CopyRouting in =
-        read_routing(arrived(lease, lease.routing), lease.choices, routed.scores_TK.scalar_type());
-    if (exact()) in = one_row_each(in, lease.row_split.received(), lease.copy_R);
+  ExpertRows receive_rows() override {
+    CopyRouting in = read_routing(arrived(routing_), choices_, score_type_);
+    if (exact()) in = one_row_each(in, row_split_.received(), copy_R_);
     ExpertRows out{.source_SD = {}, .scores_SK = in.scores_CK, .plan = {}};
-    const at::Tensor ids = within_budget(in.ids_CK, routed.budget, out.lost);
-    out.plan = plan_of_rank(
-        ids, {.experts = held_, .alignment = routed.alignment, .capacity = lease.capacity},
-        lease.row_split.received());
-    out.source_SD = unpacked(lease, source_rows(lease, arrived(lease, lease.x)));
+    out.plan = plan_of(in.ids_CK, capacity_, out.lost, row_split_.received());
+    out.source_SD = unpacked(source_rows(arrived(x_)));
     return out;
   }
 
-  void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
-    AllToAllLease& lease = of(handle);
-    const at::Tensor rows = packed(grad_out_TD, lease.copies.tokens());
-    lease.grad_out.pending = send_rows(*ranks_, lease.copy_split, rows, lease.grad_out.rows);
+  void send_grads(const at::Tensor& grad_out_TD) override {
+    const at::Tensor rows = packed(grad_out_TD, copies_.tokens());
+    grad_out_.pending = send_rows(ranks(), copy_split_, rows, grad_out_.rows);
   }
 
  private:
-  void announce(AllToAllLease& lease) override {
-    const Routed& routed = lease.routed;
-    lease.copies = Copies(table_, routed.ids_TK, {.count = ranks_->size()}, routed.capacity);
-    const at::Tensor& counts = lease.copies.counts();
-    lease.counts = HostCopy(at::stack({counts, exchange_counts(*ranks_, counts)}));
-    // All that needs no number follows before the host waits for them.
-    lease.send_routing = lease.copies.pack_routing(routed.scores_TK, RoutingFormat::kLocalIds);
-    lease.send_x = packed(std::exchange(lease.x_TD, {}), lease.copies.tokens());
+  void read_counts(const at::Tensor& counts) {
+    copy_split_ = read_split(counts, kCopies);
+    row_split_ = read_split(counts, kRows);
+    capacity_ = read_split(counts, kCapacity).received();
   }
 
-  at::Tensor source_rows(const AllToAllLease& lease, const at::Tensor& copies_CD) const override {
-    return exact() ? copies_CD.index_select(0, lease.copy_R) : copies_CD;
+  // `most` is sized for the most copies there may be.
+  void begin(at::Tensor most, Travelling& what) const {
+    what.pending = send_rows(ranks(), copy_split_,
+                             std::exchange(most, {}).narrow(0, 0, copy_split_.sent()), what.rows);
   }
 
-  Travelling sent_back(const AllToAllLease& lease, const at::Tensor& y_SX) const override {
+  at::Tensor source_rows(const at::Tensor& copies_CD) const override {
+    return exact() ? copies_CD.index_select(0, copy_R_) : copies_CD;
+  }
+
+  Travelling sent_back(const at::Tensor& y_SX) const override {
     Travelling out;
-    out.pending =
-        return_rows(*ranks_, exact() ? lease.row_split : lease.copy_split, y_SX, out.rows);
+    out.pending = return_rows(ranks(), exact() ? row_split_ : copy_split_, y_SX, out.rows);
     return out;
   }
 
-  void keep_sums(AllToAllLease& lease) const {
+  void keep_sums() {
     if (exact()) {
-      lease.sums = lease.copies.sum_of_rows(lease.row_split.sent());
-      lease.slot_sums = lease.copies.sum_of_slots(lease.row_split.sent());
+      sums_ = copies_.sum_of_rows(row_split_.sent());
+      slot_sums_ = copies_.sum_of_slots(row_split_.sent());
     } else {
-      lease.sums = lease.copies.sum_of_copies();
+      sums_ = copies_.sum_of_copies();
     }
   }
+
+  Copies copies_;
+  RankSplit copy_split_, row_split_;
+  int64_t capacity_ = 0;    // of all ranks together
+  Travelling routing_, x_;  // until receive_rows()
+  at::Tensor copy_R_;       // kExact: the received copy of each source row
 };
+
+std::unique_ptr<RowExchange> begin_all_to_all(std::shared_ptr<ExpertGroup> experts,
+                                              const at::Tensor& x_TD, const Routed& routed) {
+  return std::make_unique<AllToAllExchange>(std::move(experts), x_TD, routed);
+}
 
 }  // namespace
 
 std::unique_ptr<Dispatcher> all_to_all_dispatcher(std::shared_ptr<ProcessGroup> ranks,
                                                   const ExpertPlacement& placement,
                                                   DispatchMode mode, WireType wire) {
-  return std::make_unique<AllToAllDispatcher>(std::move(ranks), placement, mode, wire);
+  return group_dispatcher({.name = "all-to-all", .begin = begin_all_to_all},
+                          {.all = std::move(ranks)}, placement, {.mode = mode, .wire = wire});
 }
 
 std::unique_ptr<Dispatcher> AllToAllDispatch::build(const NodeGroups& groups,

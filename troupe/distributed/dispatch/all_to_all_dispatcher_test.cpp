@@ -66,10 +66,9 @@ TEST(AllToAllDispatcher, P3_C6_SegmentsAreAlignedAndAsLongAsTheCapacitiesTogethe
     const Inputs own = part_of(draw(c), c, p, world.rank());
     for (const Mode mode : {Mode::kFast, Mode::kExact}) {
       const auto d = over(world, p, mode);
-      const Handle handle = d->stage(own.x_TD);
-      d->route(handle, {own.ids_TK, own.scores_TK, 1, c.tokens[world.rank()]});
-      d->send(handle);
-      EXPECT_EQ(d->rows(handle).plan.expert_offset[4].item<int>(), 4 * 9);
+      const DispatchedRows rows =
+          d->begin(own.x_TD, {own.ids_TK, own.scores_TK, 1, c.tokens[world.rank()]}).finish();
+      EXPECT_EQ(rows.plan.expert_offset[4].item<int>(), 4 * 9);
     }
   });
 }
@@ -168,10 +167,9 @@ TEST(AllToAllDispatcher, IdentityExpertsGiveEachTokenBack) {
     for (const Mode mode : {Mode::kFast, Mode::kExact}) {
       x.mutable_grad().reset();
       const auto d = over(world, p, mode);
-      const Handle handle = d->stage(x);
-      const ExpertRows rows = dispatch_rows(*d, handle, x, {ids, scores});
+      const DispatchedRows rows = d->begin(x, {ids, scores}).finish();
       const at::Tensor y = combine(permute(rows.source_SD, rows.plan), rows.plan, rows.scores_SK);
-      const at::Tensor out = combine_rows(*d, handle, y);
+      const at::Tensor out = rows.combine(y);
       EXPECT_TRUE(out.equal(x)) << to_text(mode);
       out.backward(x.detach() * 3);
       EXPECT_TRUE(x.grad().equal(x.detach() * 3)) << to_text(mode);
@@ -208,32 +206,31 @@ TEST(AllToAllDispatcher, FourMicrobatchesInFlightEqualOneAfterAnother) {
   });
 }
 
-TEST(AllToAllDispatcher, ALeaseEndsWithReleaseOrWithItsLastHolder) {
+// As after an error: the next rows go and come as ever.
+TEST(AllToAllDispatcher, RowsThatNobodyWaitsForHoldNothing) {
   in_ranks(2, [](World& world) {
     const ExpertPlacement p = contiguous(8, 2);
     const Case c{.tokens = {3, 4}};
     const Inputs own = part_of(draw(c), c, p, world.rank());
     const auto d = over(world, p, Mode::kFast);
-    std::weak_ptr<Lease> lease;
-    {
-      const at::NoGradGuard no_grad;
-      const Handle handle = d->stage(own.x_TD);
-      lease = handle;
-      const ExpertRows rows = dispatch_rows(*d, handle, own.x_TD, {own.ids_TK, own.scores_TK});
-      combine_rows(*d, handle, rows.source_SD);
-    }
-    EXPECT_TRUE(lease.expired());
-    const Handle dropped = d->stage(own.x_TD);  // staged and never sent, as after an error
-    const Handle handle = d->stage(own.x_TD);
-    EXPECT_THROW(d->send(handle), Error);  // before route
-    d->route(handle, {own.ids_TK, own.scores_TK});
-    EXPECT_THROW(d->rows(handle), Error);
-    d->send(handle);
-    EXPECT_THROW(d->send(handle), Error);
-    d->rows(handle);
-    EXPECT_THROW(d->rows(handle), Error);
-    d->release(handle);
-    EXPECT_THROW(d->route(handle, {own.ids_TK, own.scores_TK}), Error);
+    const Results want = run(*d, own);
+    d->begin(own.x_TD, {own.ids_TK, own.scores_TK});
+    d->begin(own.x_TD, {own.ids_TK, own.scores_TK}).finish();
+    expect_equal(run(*d, own), want, "after rows that were dropped");
+  });
+}
+
+// A placement that changes while rows are in flight: they go home as they went out.
+TEST(AllToAllDispatcher, RowsInFlightKeepTheirPlacement) {
+  in_ranks(2, [](World& world) {
+    const ExpertPlacement p = contiguous(8, 2);
+    const Case c{.tokens = {13, 4}};
+    const Inputs own = part_of(draw(c), c, p, world.rank());
+    const auto d = over(world, p, Mode::kFast);
+    const Results want = run(*d, own);
+    const Forward flying = forward(*d, own);
+    d->place(listed(2, {{1}, {1}, {1}, {1}, {0}, {0}, {0}, {0}}));
+    expect_equal(flying.backward(), want, "placed anew before backward");
   });
 }
 
@@ -404,7 +401,7 @@ TEST(AllToAllDispatcher, Q4_RefusesInt8WithExactAndNamesItAtTheStart) {
   in_ranks(2, [](World& world) {
     const ExpertPlacement p = contiguous(8, 2);
     EXPECT_THROW(all_to_all_dispatcher(world.all(), p, Mode::kExact, WireType::kInt8), Error);
-    EXPECT_EQ(in_int8(world, p)->description(),
+    EXPECT_EQ(in_int8(world, p)->info().description,
               "all-to-all, fast: 8 experts on ranks 0, 1 over gloo, rows out in int8");
   });
 }
@@ -415,7 +412,7 @@ TEST(AllToAllDispatcher, OfOneRankIsTheLocalOne) {
   for (const Mode mode : {Mode::kFast, Mode::kExact}) {
     const auto d = all_to_all_dispatcher(std::make_shared<ProcessGroup>(), contiguous(8, 1), mode);
     expect_equal(run(*d, in), run(*local_dispatcher(8), in), to_text(mode));
-    EXPECT_TRUE(d->needs_host_counts());
+    EXPECT_TRUE(d->info().host_reads);
   }
 }
 
@@ -423,10 +420,9 @@ TEST(AllToAllDispatcher, RefusesAPlacementOnOtherRanksAndSizesThatDoNotAgree) {
   const auto alone = std::make_shared<ProcessGroup>();
   EXPECT_THROW(all_to_all_dispatcher(alone, contiguous(8, 2), Mode::kFast), Error);
   const auto d = all_to_all_dispatcher(alone, contiguous(8, 1), Mode::kFast);
-  EXPECT_EQ(d->description(), "all-to-all, fast: 8 experts on rank 0");
-  const Handle handle = d->stage(at::zeros({3, 2}));
-  EXPECT_THROW(d->route(handle, {at::zeros({4, 1}, at::kInt), at::zeros({4, 1})}), Error);
-  EXPECT_THROW(d->route(nullptr, {}), Error);
+  EXPECT_EQ(d->info().description, "all-to-all, fast: 8 experts on rank 0");
+  EXPECT_THROW(d->begin(at::zeros({3, 2}), {at::zeros({4, 1}, at::kInt), at::zeros({4, 1})}),
+               Error);
 }
 
 }  // namespace

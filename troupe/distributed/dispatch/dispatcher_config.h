@@ -31,8 +31,8 @@ struct DispatcherOptions {
 // place on each node, and its node.
 struct NodeGroups {
   std::shared_ptr<ProcessGroup> all;
-  std::shared_ptr<ProcessGroup> across;
-  std::shared_ptr<ProcessGroup> within;
+  std::shared_ptr<ProcessGroup> across = {};
+  std::shared_ptr<ProcessGroup> within = {};
 };
 
 struct ExpertRanks {

@@ -90,10 +90,10 @@ TEST(Dispatchers, EachOfTheListIsBuiltAndNamesItself) {
     for (const std::string_view kind : DispatcherConfig::kinds()) {
       if (kind == "auto") continue;
       const auto dispatcher = build(named(kind), groups, placement, {.mode = DispatchMode::kExact});
-      TROUPE_CHECK(dispatcher->rank() == world.rank(), kind);
+      const DispatcherInfo info = dispatcher->info();
+      TROUPE_CHECK(info.held == placement.held_by(world.rank()), kind);
       const std::string mode = sends_rows(named(kind)) ? "exact" : "rows stay";
-      TROUPE_CHECK(dispatcher->description().find(mode) != std::string::npos,
-                   dispatcher->description());
+      TROUPE_CHECK(info.description.find(mode) != std::string::npos, info.description);
     }
   });
 }

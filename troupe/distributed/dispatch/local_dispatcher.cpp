@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -15,116 +16,73 @@
 namespace troupe {
 namespace {
 
-struct LocalLease : Lease {
-  at::Tensor x_TD, source_SD, scores_SK, y_SD, grad_SD, lost;
-  DispatchGradients grads;
-  Plan plan;
-};
+// What it is given it returns.
+class LocalExchange : public RowExchange {
+ public:
+  explicit LocalExchange(ExpertRows rows) : rows_(std::move(rows)) {}
 
-LocalLease& of(const Handle& handle) {
-  TROUPE_CHECK(handle != nullptr, "the handle's lease has ended");
-  return static_cast<LocalLease&>(*handle);
-}
+  ExpertRows receive_rows() override { return std::exchange(rows_, {}); }
+  void send_results(const at::Tensor& y_SD) override { y_SD_ = y_SD; }
+  at::Tensor receive_results() override { return std::exchange(y_SD_, {}); }
+  void send_grads(const at::Tensor& grad_out_TD) override { grad_SD_ = grad_out_TD; }
+  at::Tensor receive_grads() override { return std::exchange(grad_SD_, {}); }
+  void send_row_grads(const at::Tensor& grad_source_SD, const at::Tensor& grad_scores_SK) override {
+    grads_ = {grad_source_SD, grad_scores_SK};
+  }
+  DispatchGradients receive_row_grads() override { return std::exchange(grads_, {}); }
+
+ private:
+  ExpertRows rows_;
+  at::Tensor y_SD_, grad_SD_;
+  DispatchGradients grads_;
+};
 
 class LocalDispatcher : public Dispatcher {
  public:
   explicit LocalDispatcher(int64_t experts) : placement_(contiguous(experts, 1)) {}
 
-  Handle stage(const at::Tensor& x_TD) override {
-    auto lease = std::make_shared<LocalLease>();
-    lease->x_TD = x_TD;
-    return lease;
+  std::unique_ptr<RowExchange> send(const at::Tensor& x_TD, const Routed& routed) override {
+    ExpertRows rows{.source_SD = x_TD, .scores_SK = routed.scores_TK, .plan = {}};
+    rows.plan = plan_of(within_budget(routed.ids_TK, routed.budget, rows.lost), routed);
+    return std::make_unique<LocalExchange>(std::move(rows));
   }
 
-  void route(const Handle& handle, const Routed& routed) override {
-    LocalLease& lease = of(handle);
-    lease.source_SD = lease.x_TD;
-    lease.scores_SK = routed.scores_TK;
-    make_plan(lease, routed, within_budget(routed.ids_TK, routed.budget, lease.lost));
+  DispatcherInfo info() const override {
+    return {.description = "local: all experts in this process"};
   }
-
-  void send(const Handle& /*handle*/) override {}
-
-  ExpertRows rows(const Handle& handle) override {
-    const LocalLease& lease = of(handle);
-    return {lease.source_SD, lease.scores_SK, lease.plan, lease.lost};
-  }
-
-  void send_back(const Handle& handle, const at::Tensor& y_SD) override { of(handle).y_SD = y_SD; }
-  at::Tensor combine(const Handle& handle) override { return std::exchange(of(handle).y_SD, {}); }
-  void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
-    of(handle).grad_SD = grad_out_TD;
-  }
-  at::Tensor rows_grad(const Handle& handle) override { return of(handle).grad_SD; }
-  void send_back_grad(const Handle& handle, const at::Tensor& grad_source_SD,
-                      const at::Tensor& grad_scores_SK) override {
-    of(handle).grads = {grad_source_SD, grad_scores_SK};
-  }
-  DispatchGradients combine_grad(const Handle& handle) override {
-    return std::exchange(of(handle).grads, {});
-  }
-  void release(const Handle& handle) override { of(handle) = LocalLease(); }
-
-  bool needs_host_counts() const override { return false; }
-  const ExpertPlacement& placement() const override { return placement_; }
   void place(const ExpertPlacement&) override {
     fail(Code::kBadValue, "placement", "of experts that are all in one process cannot be another");
   }
-  int64_t rank() const override { return 0; }
-  bool holds_all_experts() const override { return true; }
-  std::string description() const override { return "local: all experts in this process"; }
 
  protected:
   explicit LocalDispatcher(ExpertPlacement placement) : placement_(std::move(placement)) {}
 
-  void make_plan(LocalLease& lease, const Routed& routed, const at::Tensor& ids_SK) const {
-    lease.plan = routing_plan(ids_SK, {.experts = placement_.experts(),
-                                       .alignment = routed.alignment,
-                                       .capacity = routed.capacity});
+  Plan plan_of(const at::Tensor& ids_SK, const Routed& routed) const {
+    return routing_plan(ids_SK, {.experts = placement_.experts(),
+                                 .alignment = routed.alignment,
+                                 .capacity = routed.capacity});
   }
 
-  ExpertPlacement placement_;
+  const ExpertPlacement placement_;
 };
 
 // Source rows are (rank, token): rank w's copy of token t is row w T + t.
-class VirtualRanksDispatcher : public LocalDispatcher {
+class VirtualRanksExchange : public LocalExchange {
  public:
-  explicit VirtualRanksDispatcher(ExpertPlacement placement)
-      : LocalDispatcher(std::move(placement)), owners_(placement_) {
-    TROUPE_CHECK(placement_.slices() == 1, "virtual ranks cannot hold slices of experts");
+  VirtualRanksExchange(ExpertRows rows, int64_t ranks)
+      : LocalExchange(std::move(rows)), ranks_(ranks) {}
+
+  at::Tensor receive_results() override { return sum(LocalExchange::receive_results()); }
+
+  void send_grads(const at::Tensor& grad_out_TD) override {
+    const int64_t T = grad_out_TD.size(0), D = grad_out_TD.size(1);
+    LocalExchange::send_grads(
+        grad_out_TD.unsqueeze(0).expand({ranks_, T, D}).reshape({ranks_ * T, D}));
   }
 
-  void route(const Handle& handle, const Routed& routed) override {
-    LocalLease& lease = of(handle);
-    const int64_t W = placement_.ranks(), T = lease.x_TD.size(0), D = lease.x_TD.size(1);
-    const at::Tensor owner_TK = owners_.owners(routed.ids_TK);
-    std::vector<at::Tensor> ids;
-    for (int64_t w = 0; w < W; ++w) {
-      const at::Tensor own = routed.ids_TK.masked_fill(owner_TK.ne(w), -1);
-      ids.push_back(within_budget(own, routed.budget, lease.lost));
-    }
-    const int64_t K = routed.ids_TK.size(1);
-    lease.source_SD = lease.x_TD.unsqueeze(0).expand({W, T, D}).reshape({W * T, D});
-    lease.scores_SK = routed.scores_TK.unsqueeze(0).expand({W, T, K}).reshape({W * T, K});
-    make_plan(lease, routed, at::cat(ids));
-  }
-
-  at::Tensor combine(const Handle& handle) override {
-    return sum(LocalDispatcher::combine(handle));
-  }
-
-  void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
-    const int64_t W = placement_.ranks(), T = grad_out_TD.size(0), D = grad_out_TD.size(1);
-    of(handle).grad_SD = grad_out_TD.unsqueeze(0).expand({W, T, D}).reshape({W * T, D});
-  }
-
-  DispatchGradients combine_grad(const Handle& handle) override {
-    const DispatchGradients parts = LocalDispatcher::combine_grad(handle);
+  DispatchGradients receive_row_grads() override {
+    const DispatchGradients parts = LocalExchange::receive_row_grads();
     return {sum(parts.x_TD), sum(parts.scores_TK)};
-  }
-
-  std::string description() const override {
-    return std::to_string(placement_.ranks()) + " virtual ranks in this process";
   }
 
  private:
@@ -132,12 +90,44 @@ class VirtualRanksDispatcher : public LocalDispatcher {
   at::Tensor sum(const at::Tensor& x) const {
     if (!x.defined()) return x;
     const auto wide = wide_type(x);
-    const auto parts = x.reshape({placement_.ranks(), -1, x.size(1)}).unbind();
+    const auto parts = x.reshape({ranks_, -1, x.size(1)}).unbind();
     at::Tensor total = parts[0].to(wide);
     for (size_t w = 1; w < parts.size(); ++w) total = total + parts[w];
     return total.to(x.scalar_type());
   }
 
+  const int64_t ranks_;
+};
+
+class VirtualRanksDispatcher : public LocalDispatcher {
+ public:
+  explicit VirtualRanksDispatcher(ExpertPlacement placement)
+      : LocalDispatcher(std::move(placement)), owners_(placement_) {
+    TROUPE_CHECK(placement_.slices() == 1, "virtual ranks cannot hold slices of experts");
+  }
+
+  std::unique_ptr<RowExchange> send(const at::Tensor& x_TD, const Routed& routed) override {
+    const int64_t W = placement_.ranks(), T = x_TD.size(0), D = x_TD.size(1);
+    const int64_t K = routed.ids_TK.size(1);
+    const at::Tensor owner_TK = owners_.owners(routed.ids_TK);
+    ExpertRows rows{
+        .source_SD = x_TD.unsqueeze(0).expand({W, T, D}).reshape({W * T, D}),
+        .scores_SK = routed.scores_TK.unsqueeze(0).expand({W, T, K}).reshape({W * T, K}),
+        .plan = {}};
+    std::vector<at::Tensor> ids;
+    for (int64_t w = 0; w < W; ++w) {
+      const at::Tensor own = routed.ids_TK.masked_fill(owner_TK.ne(w), -1);
+      ids.push_back(within_budget(own, routed.budget, rows.lost));
+    }
+    rows.plan = plan_of(at::cat(ids), routed);
+    return std::make_unique<VirtualRanksExchange>(std::move(rows), W);
+  }
+
+  DispatcherInfo info() const override {
+    return {.description = std::to_string(placement_.ranks()) + " virtual ranks in this process"};
+  }
+
+ private:
   OwnerTable owners_;
 };
 

@@ -10,9 +10,9 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <utility>
 
 #include "troupe/core/check.h"
-#include "troupe/distributed/dispatch/dispatch_rows_test.h"
 
 namespace troupe {
 namespace {
@@ -34,11 +34,10 @@ Inputs inputs(int64_t T, at::ScalarType type = at::kDouble) {
 }
 
 at::Tensor layer(Dispatcher& d, const Inputs& in) {
-  const Handle handle = d.stage(in.x_TD);
-  const ExpertRows rows =
-      dispatch_rows(d, handle, in.x_TD, {.ids_TK = in.ids_TK, .scores_TK = in.scores_TK});
+  const DispatchedRows rows =
+      d.begin(in.x_TD, {.ids_TK = in.ids_TK, .scores_TK = in.scores_TK}).finish();
   const ExpertWeights w{in.w1, std::nullopt, in.w2, std::nullopt};
-  return combine_rows(d, handle, moe_ffn(rows.source_SD, rows.scores_SK, rows.plan, w, {}));
+  return rows.combine(moe_ffn(rows.source_SD, rows.scores_SK, rows.plan, w, {}));
 }
 
 std::vector<at::Tensor> results(Dispatcher& d, const Inputs& in) {
@@ -56,14 +55,13 @@ std::vector<at::Tensor> results(Dispatcher& d, const Inputs& in) {
 TEST(LocalDispatcher, TheSourceIsXItselfAndNothingIsRecorded) {
   const auto d = local_dispatcher(kE);
   const Inputs in = inputs(7);
-  const Handle handle = d->stage(in.x_TD);
-  const ExpertRows rows =
-      dispatch_rows(*d, handle, in.x_TD, {.ids_TK = in.ids_TK, .scores_TK = in.scores_TK});
+  const DispatchedRows rows =
+      d->begin(in.x_TD, {.ids_TK = in.ids_TK, .scores_TK = in.scores_TK}).finish();
   EXPECT_TRUE(rows.source_SD.is_same(in.x_TD));
   EXPECT_TRUE(rows.scores_SK.is_same(in.scores_TK));
   EXPECT_EQ(rows.plan.expert_offset[kE].item<int64_t>(), in.ids_TK.ge(0).sum().item<int64_t>());
-  EXPECT_TRUE(combine_rows(*d, handle, in.x_TD).is_same(in.x_TD));
-  EXPECT_FALSE(d->needs_host_counts());
+  EXPECT_TRUE(rows.combine(in.x_TD).is_same(in.x_TD));
+  EXPECT_FALSE(d->info().host_reads);
 }
 
 TEST(LocalDispatcher, H1_VirtualRanksEqualOneRankInAllGradients) {
@@ -107,33 +105,37 @@ TEST(LocalDispatcher, P3_C6_SegmentsFollowTheRequest) {
   const auto d = local_dispatcher(2);
   const at::Tensor ids = at::zeros({3, 1}, at::kInt);
   const auto rows = [&](int64_t alignment, int64_t capacity) {
-    const Handle handle = d->stage(at::zeros({3, 2}));
-    d->route(handle, {ids, at::rand({3, 1}), alignment, capacity});
-    return d->rows(handle).plan;
+    return d->begin(at::zeros({3, 2}), {ids, at::rand({3, 1}), alignment, capacity}).finish().plan;
   };
   EXPECT_EQ(rows(16, 0).expert_offset[2].item<int>(), 16);
   EXPECT_EQ(rows(1, 5).expert_offset[2].item<int>(), 10);
   EXPECT_EQ(rows(1, 5).counts[0].item<int64_t>(), 3);
 }
 
-TEST(LocalDispatcher, ALeaseEndsWithItsLastHolder) {
+// Buffers of a forward without gradients go with its rows, and those of a step with its backward.
+TEST(LocalDispatcher, WhatIsInFlightEndsWithItsHolderOrItsBackward) {
   const auto d = virtual_ranks_dispatcher(contiguous(kE, 2));
-  std::weak_ptr<Lease> lease;
+  const Inputs in = inputs(4);
+  std::weak_ptr<OpenExchange> exchange;
   {
-    const Inputs in = inputs(4);
     const at::NoGradGuard no_grad;
-    const Handle handle = d->stage(in.x_TD);
-    lease = handle;
-    const ExpertRows rows =
-        dispatch_rows(*d, handle, in.x_TD, {.ids_TK = in.ids_TK, .scores_TK = in.scores_TK});
-    combine_rows(*d, handle, rows.source_SD);
+    const DispatchedRows rows =
+        d->begin(in.x_TD, {.ids_TK = in.ids_TK, .scores_TK = in.scores_TK}).finish();
+    exchange = rows.exchange;
+    rows.combine(rows.source_SD);
   }
-  EXPECT_TRUE(lease.expired());
+  EXPECT_TRUE(exchange.expired());
+  const at::Tensor y = layer(*d, in).sum();
+  y.backward({}, /*retain_graph=*/true);
+  EXPECT_THROW(y.backward(), Error);  // what the second walk would send is gone
 }
 
-TEST(LocalDispatcher, RefusesSlicesAndAHandleThatIsGone) {
+TEST(LocalDispatcher, RefusesSlicesAndRowsThatWereWaitedFor) {
   EXPECT_THROW(virtual_ranks_dispatcher(hidden_sharded(2, 4, 8)), Error);
-  EXPECT_THROW(local_dispatcher(2)->rows(nullptr), Error);
+  const Inputs in = inputs(4);
+  InFlight flying = local_dispatcher(kE)->begin(in.x_TD, {in.ids_TK, in.scores_TK});
+  std::move(flying).finish();
+  EXPECT_THROW(std::move(flying).finish(), Error);  // NOLINT(bugprone-use-after-move)
 }
 
 }  // namespace

@@ -20,19 +20,21 @@ class NullDispatcher : public ForwardingDispatcher {
         rank_(rank),
         placement_(placement) {}
 
-  void route(const Handle& handle, const Routed& routed) override {
+  std::unique_ptr<RowExchange> send(const at::Tensor& x_TD, const Routed& routed) override {
     Routed own = routed;
     const int64_t held = std::ssize(placement_.held_by(rank_));
     own.ids_TK = at::where(routed.ids_TK < 0, routed.ids_TK, at::remainder(routed.ids_TK, held))
                      .to(routed.ids_TK.scalar_type());
-    ForwardingDispatcher::route(handle, own);
+    return ForwardingDispatcher::send(x_TD, own);
   }
 
-  const ExpertPlacement& placement() const override { return placement_; }
+  DispatcherInfo info() const override {
+    return {.description = "no dispatch: rows stay on their rank",
+            .held = placement_.held_by(rank_),
+            .slices = placement_.slices(),
+            .slice = placement_.slice_of(rank_)};
+  }
   void place(const ExpertPlacement& placement) override { placement_ = placement; }
-  int64_t rank() const override { return rank_; }
-  bool holds_all_experts() const override { return false; }
-  std::string description() const override { return "no dispatch: rows stay on their rank"; }
 
  private:
   const int64_t rank_;

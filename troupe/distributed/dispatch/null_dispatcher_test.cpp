@@ -15,7 +15,7 @@
 #include <optional>
 #include <vector>
 
-#include "troupe/distributed/dispatch/dispatch_rows_test.h"
+#include "troupe/distributed/dispatch/dispatcher.h"
 #include "troupe/distributed/dispatch/local_dispatcher.h"
 
 namespace troupe {
@@ -38,11 +38,9 @@ TEST(NullDispatcher, EachTokenGoesToTheExpertsOfItsOwnRank) {
   const auto results = [&](Dispatcher& d, const at::Tensor& choices) {
     const std::vector<at::Tensor> leaves = {x, scores, w1, w2};
     for (const at::Tensor& one : leaves) one.mutable_grad().reset();
-    const Handle handle = d.stage(x);
-    const ExpertRows rows = dispatch_rows(d, handle, x, {.ids_TK = choices, .scores_TK = scores});
+    const DispatchedRows rows = d.begin(x, {.ids_TK = choices, .scores_TK = scores}).finish();
     const ExpertWeights w{w1, std::nullopt, w2, std::nullopt};
-    const at::Tensor y =
-        combine_rows(d, handle, moe_ffn(rows.source_SD, rows.scores_SK, rows.plan, w, {}));
+    const at::Tensor y = rows.combine(moe_ffn(rows.source_SD, rows.scores_SK, rows.plan, w, {}));
     y.square().sum().backward();
     std::vector<at::Tensor> out = {y.detach()};
     for (const at::Tensor& one : leaves) out.push_back(one.grad().clone());
@@ -50,9 +48,8 @@ TEST(NullDispatcher, EachTokenGoesToTheExpertsOfItsOwnRank) {
   };
   const std::vector<at::Tensor> got = results(*null, ids), want = results(*local, own);
   for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(at::equal(got[i], want[i])) << i;
-  EXPECT_EQ(null->rank(), 1);
-  EXPECT_FALSE(null->needs_host_counts());
-  EXPECT_EQ(null->placement().ranks(), 4);
+  EXPECT_EQ(null->info().held, (std::vector<int64_t>{2, 3}));
+  EXPECT_FALSE(null->info().host_reads);
 }
 
 }  // namespace

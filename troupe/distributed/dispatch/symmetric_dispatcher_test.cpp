@@ -128,7 +128,7 @@ TEST(SymmetricDispatcher, FourMicrobatchesInFlightEqualOneAfterAnother) {
 }
 
 // Inference, and rows that were sent and never asked for: the next calls find free slots.
-TEST(SymmetricDispatcher, DroppedLeasesHoldNothing) {
+TEST(SymmetricDispatcher, DroppedRowsHoldNothing) {
   in_threads(2, [](World& world) {
     const ExpertPlacement p = contiguous(8, 2);
     const Case c{.tokens = {3, 4}};
@@ -136,13 +136,9 @@ TEST(SymmetricDispatcher, DroppedLeasesHoldNothing) {
     const auto d = over(world, p, Mode::kFast);
     for (int i = 0; i < 4 * SymmetricHeap::kSlots; ++i) {
       const at::NoGradGuard no_grad;
-      const Handle dropped = d->stage(own.x_TD);
-      d->route(dropped, {own.ids_TK, own.scores_TK});
-      d->send(dropped);
-      d->release(dropped);
-      const Handle handle = d->stage(own.x_TD);
-      const ExpertRows rows = dispatch_rows(*d, handle, own.x_TD, {own.ids_TK, own.scores_TK});
-      EXPECT_TRUE(combine_rows(*d, handle, rows.source_SD).defined());
+      d->begin(own.x_TD, {own.ids_TK, own.scores_TK});
+      const DispatchedRows rows = d->begin(own.x_TD, {own.ids_TK, own.scores_TK}).finish();
+      EXPECT_TRUE(rows.combine(rows.source_SD).defined());
     }
     expect_equal(run(*d, own), run(*all_to_all_dispatcher(world.all(), p, Mode::kFast), own),
                  "after");
@@ -152,9 +148,8 @@ TEST(SymmetricDispatcher, DroppedLeasesHoldNothing) {
 TEST(SymmetricDispatcher, RanksWithOtherSizesAreRefused) {
   in_threads(2, [](World& world) {
     const auto d = over(world, contiguous(8, 2), Mode::kFast);
-    const Handle handle = d->stage(at::zeros({3, 4 + world.rank()}));
-    d->route(handle, {at::zeros({3, 2}, at::kInt), at::zeros({3, 2})});
-    EXPECT_THROW(d->send(handle), Error);
+    const at::Tensor x = at::zeros({3, 4 + world.rank()});
+    EXPECT_THROW(d->begin(x, {at::zeros({3, 2}, at::kInt), at::zeros({3, 2})}), Error);
   });
 }
 
@@ -186,8 +181,8 @@ TEST(SymmetricDispatcher, OfOneRankIsTheLocalOneAndNeedsNoCounts) {
   for (const Mode mode : {Mode::kFast, Mode::kExact}) {
     const auto d = symmetric_dispatcher(std::make_shared<ProcessGroup>(), contiguous(8, 1), mode);
     expect_equal(run(*d, in), run(*local_dispatcher(8), in), to_text(mode));
-    EXPECT_FALSE(d->needs_host_counts());
-    EXPECT_EQ(d->description(),
+    EXPECT_FALSE(d->info().host_reads);
+    EXPECT_EQ(d->info().description,
               "symmetric, " + std::string(to_text(mode)) + ": 8 experts on rank 0");
   }
 }

@@ -113,29 +113,27 @@ void Turns::pass() {
 
 namespace {
 
-class TurningDispatcher : public ForwardingDispatcher {
+class TurningExchange : public ForwardingExchange {
  public:
-  TurningDispatcher(std::unique_ptr<Dispatcher> inner, std::shared_ptr<Turns> turns,
-                    std::shared_ptr<Pulse> pulse)
-      : ForwardingDispatcher(std::move(inner)),
-        turns_(std::move(turns)),
-        pulse_(std::move(pulse)) {}
+  TurningExchange(std::unique_ptr<RowExchange> inner, std::shared_ptr<Turns> turns,
+                  std::shared_ptr<Pulse> pulse)
+      : ForwardingExchange(std::move(inner)), turns_(std::move(turns)), pulse_(std::move(pulse)) {}
 
-  ExpertRows rows(const Handle& handle) override {
+  ExpertRows receive_rows() override {
     pass();
-    return ForwardingDispatcher::rows(handle);
+    return ForwardingExchange::receive_rows();
   }
-  at::Tensor combine(const Handle& handle) override {
+  at::Tensor receive_results() override {
     pass();
-    return ForwardingDispatcher::combine(handle);
+    return ForwardingExchange::receive_results();
   }
-  at::Tensor rows_grad(const Handle& handle) override {
+  at::Tensor receive_grads() override {
     pass();
-    return ForwardingDispatcher::rows_grad(handle);
+    return ForwardingExchange::receive_grads();
   }
-  DispatchGradients combine_grad(const Handle& handle) override {
+  DispatchGradients receive_row_grads() override {
     pass();
-    return ForwardingDispatcher::combine_grad(handle);
+    return ForwardingExchange::receive_row_grads();
   }
 
  private:
@@ -146,6 +144,24 @@ class TurningDispatcher : public ForwardingDispatcher {
     pulse_->begin(own.phase, own.unit, own.units, own.microbatch);
   }
 
+  const std::shared_ptr<Turns> turns_;
+  const std::shared_ptr<Pulse> pulse_;
+};
+
+class TurningDispatcher : public ForwardingDispatcher {
+ public:
+  TurningDispatcher(std::unique_ptr<Dispatcher> inner, std::shared_ptr<Turns> turns,
+                    std::shared_ptr<Pulse> pulse)
+      : ForwardingDispatcher(std::move(inner)),
+        turns_(std::move(turns)),
+        pulse_(std::move(pulse)) {}
+
+  std::unique_ptr<RowExchange> send(const at::Tensor& x_TD, const Routed& routed) override {
+    return std::make_unique<TurningExchange>(ForwardingDispatcher::send(x_TD, routed), turns_,
+                                             pulse_);
+  }
+
+ private:
   const std::shared_ptr<Turns> turns_;
   const std::shared_ptr<Pulse> pulse_;
 };

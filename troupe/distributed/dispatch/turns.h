@@ -39,7 +39,7 @@ class Turns {
   std::unique_ptr<State> state_;
 };
 
-// Passes the turn before each wait for rows: in rows(), combine(), rows_grad() and combine_grad().
+// Passes the turn before each wait for rows, in forward and in backward.
 std::unique_ptr<Dispatcher> turning_dispatcher(std::unique_ptr<Dispatcher> inner,
                                                std::shared_ptr<Turns> turns,
                                                std::shared_ptr<Pulse> pulse);

@@ -9,10 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "troupe/core/check.h"
 #include "troupe/distributed/dispatch/copies.h"
 #include "troupe/distributed/dispatch/group_dispatcher.h"
 #include "troupe/distributed/group/host_copy.h"
 #include "troupe/distributed/group/split.h"
+#include "troupe/ops/combine.h"
 
 namespace troupe {
 namespace {
@@ -56,84 +58,52 @@ struct Ways {
   Blocks arrived;  // [place that sent them here][node that they are of]
 };
 
-struct TwoLevelLease : GroupLease {
-  // From route() to rows(): what goes out, of as many copies as there may be, and numbers.
-  HostCopy counts;
-  at::Tensor send_routing, send_x;
-  Travelling routing, x;  // across, from send() to rows()
-  int64_t capacity = 0;   // of all ranks together
-  Copies to_nodes, to_ranks;
-  Ways copies, rows;      // rows: kExact
-  Plan node_sums;         // kFast: of what comes back within the node
-  at::Tensor back_order;  // kExact: the order in which that goes on across
-  at::Tensor copy_R;      // kExact: the received copy of each source row
-};
-
-class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
+class TwoLevelExchange : public GroupExchange {
  public:
-  TwoLevelDispatcher(const NodeGroups& groups, const ExpertPlacement& placement, DispatchMode mode,
-                     WireType wire)
-      : GroupDispatcher("two-level", groups.all, placement, mode, wire),
-        across_(groups.across),
-        within_(groups.within) {
-    TROUPE_CHECK(across_->size() * within_->size() == ranks_->size(), "-", across_->size(),
-                 "nodes of", within_->size(), "ranks are not", ranks_->description());
+  TwoLevelExchange(std::shared_ptr<ExpertGroup> experts, const at::Tensor& x_TD,
+                   const Routed& routed)
+      : GroupExchange(std::move(experts), x_TD, routed),
+        to_nodes_(experts_->table, routed.ids_TK,
+                  {.per = within().size(), .count = across().size()}, routed.capacity) {
+    HostCopy counts = exchanged_counts(routed);
+    at::Tensor send_routing = to_nodes_.pack_routing(routed.scores_TK, RoutingFormat::kIdsAndToken);
+    at::Tensor send_x = packed(x_TD, to_nodes_.tokens());
+    read_counts(counts.read());
+    begin(std::move(send_routing), routing_);
+    begin(std::move(send_x), x_);
+    to_nodes_.trim(copies_.across.sent());
   }
 
-  void send(const Handle& handle) override {
-    TwoLevelLease& lease = of(handle);
-    begin_to_send(lease);
-    lease.capacity = read_counts(lease);
-    const int64_t sent = lease.copies.across.sent();
-    const auto begin = [&](at::Tensor& most, Travelling& what) {
-      what.pending = send_rows(*across_, lease.copies.across,
-                               std::exchange(most, {}).narrow(0, 0, sent), what.rows);
-    };
-    begin(lease.send_routing, lease.routing);
-    begin(lease.send_x, lease.x);
-    lease.to_nodes.trim(sent);
-  }
-
-  ExpertRows rows(const Handle& handle) override {
-    TwoLevelLease& lease = of(handle);
-    const Routed routed = take_routed(lease);
-    CopyRouting in = pass_on(lease, arrived(lease, lease.routing), routed.scores_TK.scalar_type());
-    keep_sums(lease);
-    if (exact()) in = one_row_each(in, lease.rows.within.received(), lease.copy_R);
+  ExpertRows receive_rows() override {
+    CopyRouting in = pass_on(arrived(routing_));
+    keep_sums();
+    if (exact()) in = one_row_each(in, rows_.within.received(), copy_R_);
     ExpertRows out{.source_SD = {}, .scores_SK = in.scores_CK, .plan = {}};
-    const at::Tensor ids = within_budget(in.ids_CK, routed.budget, out.lost);
-    out.plan = plan_of_rank(
-        ids, {.experts = held_, .alignment = routed.alignment, .capacity = lease.capacity},
-        lease.rows.within.received());
-    out.source_SD = unpacked(lease, source_rows(lease, arrived(lease, lease.x)));
+    out.plan = plan_of(in.ids_CK, capacity_, out.lost, rows_.within.received());
+    out.source_SD = unpacked(source_rows(arrived(x_)));
     return out;
   }
 
-  void stage_grad(const Handle& handle, const at::Tensor& grad_out_TD) override {
-    TwoLevelLease& lease = of(handle);
-    lease.grad_out.pending =
-        send_rows(*across_, lease.copies.across, packed(grad_out_TD, lease.to_nodes.tokens()),
-                  lease.grad_out.rows);
-  }
-
-  std::string description() const override {
-    return GroupDispatcher::description() + ", " + std::to_string(across_->size()) + " nodes of " +
-           std::to_string(within_->size());
+  void send_grads(const at::Tensor& grad_out_TD) override {
+    grad_out_.pending = send_rows(across(), copies_.across, packed(grad_out_TD, to_nodes_.tokens()),
+                                  grad_out_.rows);
   }
 
  private:
-  void announce(TwoLevelLease& lease) override {
-    const int64_t N = across_->size(), R = within_->size();
-    const Routed& routed = lease.routed;
-    lease.to_nodes = Copies(table_, routed.ids_TK, {.per = R, .count = N}, routed.capacity);
-    const at::Tensor& counts_N = lease.to_nodes.counts();
-    const Copies to_all(table_, routed.ids_TK, {.count = N * R});
+  ProcessGroup& across() const { return *experts_->groups.across; }
+  ProcessGroup& within() const { return *experts_->groups.within; }
+
+  // The numbers that this rank sent and received across, and received within: one line.
+  HostCopy exchanged_counts(const Routed& routed) const {
+    const int64_t N = across().size(), R = within().size();
+    const at::Tensor& counts_N = to_nodes_.counts();
+    const Copies to_all(experts_->table, routed.ids_TK, {.count = N * R});
     const at::Tensor counts_NR = to_all.counts().reshape({N, R, kCountColumns});
     const at::Tensor sent_counts =
         at::cat({counts_N.narrow(1, kCopies, 1), counts_N.narrow(1, kCapacity, 1),
                  counts_NR.select(2, kCopies), counts_NR.select(2, kRows)},
                 1);
-    const at::Tensor received_counts = exchange_counts(*across_, sent_counts);
+    const at::Tensor received_counts = exchange_counts(across(), sent_counts);
     const auto of_rank = [&](int64_t from) {
       return received_counts.narrow(1, from, R).t();
     };  // [R, N]
@@ -141,17 +111,13 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
         received_counts.select(1, kNodeCapacity).unsqueeze(0).expand({R, N});
     const at::Tensor passed = at::stack({of_rank(kPerRank), of_rank(kPerRank + R), capacity}, 2);
     const at::Tensor within_counts =
-        exchange_counts(*within_, passed.reshape({R, N * kWithinColumns}));
-    lease.counts = HostCopy(at::cat(
+        exchange_counts(within(), passed.reshape({R, N * kWithinColumns}));
+    return HostCopy(at::cat(
         {sent_counts.reshape({-1}), received_counts.reshape({-1}), within_counts.reshape({-1})}));
-    lease.send_routing = lease.to_nodes.pack_routing(routed.scores_TK, RoutingFormat::kIdsAndToken);
-    lease.send_x = packed(std::exchange(lease.x_TD, {}), lease.to_nodes.tokens());
   }
 
-  // Returns the capacities of all ranks together.
-  int64_t read_counts(TwoLevelLease& lease) const {
-    const int64_t N = across_->size(), R = within_->size(), columns = kPerRank + 2 * R;
-    const at::Tensor all = lease.counts.read();
+  void read_counts(const at::Tensor& all) {
+    const int64_t N = across().size(), R = within().size(), columns = kPerRank + 2 * R;
     const auto* const sent_counts = all.const_data_ptr<int32_t>();
     const auto* const received_counts = sent_counts + N * columns;
     const auto* const within_counts = received_counts + N * columns;
@@ -160,96 +126,115 @@ class TwoLevelDispatcher : public GroupDispatcher<TwoLevelLease> {
     };
     for (int64_t n = 0; n < N; ++n) {
       const auto *const to = sent_counts + n * columns, *const from = received_counts + n * columns;
-      lease.copies.across.to.push_back(to[kNodeCopies]);
-      lease.copies.across.from.push_back(from[kNodeCopies]);
-      lease.rows.across.to.push_back(sum_of(to, kPerRank + R));
-      lease.rows.across.from.push_back(sum_of(from, kPerRank + R));
+      copies_.across.to.push_back(to[kNodeCopies]);
+      copies_.across.from.push_back(from[kNodeCopies]);
+      rows_.across.to.push_back(sum_of(to, kPerRank + R));
+      rows_.across.from.push_back(sum_of(from, kPerRank + R));
     }
-    int64_t capacity = 0;
     for (int64_t r = 0; r < R; ++r) {
       int64_t copies = 0, rows = 0;
       for (int64_t n = 0; n < N; ++n) {
         copies += received_counts[n * columns + kPerRank + r];
         rows += received_counts[n * columns + kPerRank + R + r];
         const auto* const block = within_counts + (r * N + n) * kWithinColumns;
-        lease.copies.arrived.sizes.push_back(block[kWithinCopies]);
-        lease.rows.arrived.sizes.push_back(block[kWithinRows]);
-        capacity += block[kWithinCapacity];
+        copies_.arrived.sizes.push_back(block[kWithinCopies]);
+        rows_.arrived.sizes.push_back(block[kWithinRows]);
+        capacity_ += block[kWithinCapacity];
       }
-      lease.copies.within.to.push_back(copies);
-      lease.rows.within.to.push_back(rows);
+      copies_.within.to.push_back(copies);
+      rows_.within.to.push_back(rows);
     }
-    for (Ways* const ways : {&lease.copies, &lease.rows}) {
+    for (Ways* const ways : {&copies_, &rows_}) {
       ways->arrived.A = R;
       for (int64_t r = 0; r < R; ++r) {
         const auto first = ways->arrived.sizes.begin() + r * N;
         ways->within.from.push_back(std::accumulate(first, first + N, int64_t{0}));
       }
     }
-    return capacity;
+  }
+
+  // `most` is sized for the most copies there may be.
+  void begin(at::Tensor most, Travelling& what) const {
+    what.pending =
+        send_rows(across(), copies_.across,
+                  std::exchange(most, {}).narrow(0, 0, copies_.across.sent()), what.rows);
   }
 
   // Forwards the routing of tokens that arrived at this rank to the ranks of its node that have
   // their experts; returns the routing that this rank receives, in canonical order.
-  CopyRouting pass_on(TwoLevelLease& lease, const at::Tensor& received, at::ScalarType score_type) {
-    const int64_t R = within_->size(), first = across_->rank() * R, last = received.size(1) - 1;
-    const CopyRouting came = read_routing(received.narrow(1, 0, last), lease.choices, score_type);
+  CopyRouting pass_on(const at::Tensor& received) {
+    const int64_t R = within().size(), first = across().rank() * R, last = received.size(1) - 1;
+    const CopyRouting came = read_routing(received.narrow(1, 0, last), choices_, score_type_);
     const at::Tensor index = received.select(1, last).to(at::kLong);
-    lease.to_ranks = Copies(table_, came.ids_CK, {.first = first, .count = R}, 0, index);
-    const int64_t sent = lease.copies.within.sent(), rows = lease.rows.within.sent();
+    to_ranks_ = Copies(experts_->table, came.ids_CK, {.first = first, .count = R}, 0, index);
+    const int64_t sent = copies_.within.sent(), rows = rows_.within.sent();
     const at::Tensor packed_routing =
-        lease.to_ranks.pack_routing(came.scores_CK, RoutingFormat::kLocalIds);
-    lease.to_ranks.trim(sent);
+        to_ranks_.pack_routing(came.scores_CK, RoutingFormat::kLocalIds);
+    to_ranks_.trim(sent);
     if (exact()) {
       // Rows come back in the order (rank, copy, slot), and go on as (copy, slot, rank).
-      const at::Tensor place = lease.to_ranks.sum_of_rows(rows).slot_row.reshape({-1});
-      lease.back_order = place.index_select(0, at::nonzero_static(place.ge(0), rows).squeeze(1));
+      const at::Tensor place = to_ranks_.sum_of_rows(rows).slot_row.reshape({-1});
+      back_order_ = place.index_select(0, at::nonzero_static(place.ge(0), rows).squeeze(1));
     }
     at::Tensor arrived;
-    send_rows(*within_, lease.copies.within, packed_routing.narrow(0, 0, sent), arrived).wait();
-    return read_routing(lease.copies.arrived.exchange(arrived), lease.choices, score_type);
+    send_rows(within(), copies_.within, packed_routing.narrow(0, 0, sent), arrived).wait();
+    return read_routing(copies_.arrived.exchange(arrived), choices_, score_type_);
   }
 
-  void keep_sums(TwoLevelLease& lease) const {
+  void keep_sums() {
     if (exact()) {  // they come as (node, token, slot, rank of the node)
-      lease.sums = lease.to_nodes.sum_of_rows(lease.rows.across.sent());
-      lease.slot_sums = lease.to_nodes.sum_of_slots(lease.rows.across.sent());
+      sums_ = to_nodes_.sum_of_rows(rows_.across.sent());
+      slot_sums_ = to_nodes_.sum_of_slots(rows_.across.sent());
     } else {
-      lease.sums = lease.to_nodes.sum_of_copies();
-      lease.node_sums = lease.to_ranks.sum_of_copies();
+      sums_ = to_nodes_.sum_of_copies();
+      node_sums_ = to_ranks_.sum_of_copies();
     }
   }
 
-  at::Tensor source_rows(const TwoLevelLease& lease, const at::Tensor& rows_ND) const override {
+  at::Tensor source_rows(const at::Tensor& rows_ND) const override {
     at::Tensor arrived;
-    send_rows(*within_, lease.copies.within, rows_ND.index_select(0, lease.to_ranks.tokens()),
-              arrived)
+    send_rows(within(), copies_.within, rows_ND.index_select(0, to_ranks_.tokens()), arrived)
         .wait();
-    const at::Tensor copies_CD = lease.copies.arrived.exchange(arrived);
-    return exact() ? copies_CD.index_select(0, lease.copy_R) : copies_CD;
+    const at::Tensor copies_CD = copies_.arrived.exchange(arrived);
+    return exact() ? copies_CD.index_select(0, copy_R_) : copies_CD;
   }
 
   // The way within the node is waited for here, the way across is begun.
-  Travelling sent_back(const TwoLevelLease& lease, const at::Tensor& y_SX) const override {
-    const Ways& ways = exact() ? lease.rows : lease.copies;
+  Travelling sent_back(const at::Tensor& y_SX) const override {
+    const Ways& ways = exact() ? rows_ : copies_;
     const at::Tensor y = ways.arrived.exchanged().exchange(y_SX);
-    const at::Tensor of_node = returned_rows(*within_, ways.within, y);
-    const at::Tensor crossing = exact() ? of_node.index_select(0, lease.back_order)
-                                        : troupe::combine(of_node, lease.node_sums);
+    const at::Tensor of_node = returned_rows(within(), ways.within, y);
+    const at::Tensor crossing =
+        exact() ? of_node.index_select(0, back_order_) : combine(of_node, node_sums_);
     Travelling out;
-    out.pending = return_rows(*across_, ways.across, crossing, out.rows);
+    out.pending = return_rows(across(), ways.across, crossing, out.rows);
     return out;
   }
 
-  std::shared_ptr<ProcessGroup> across_, within_;
+  Copies to_nodes_, to_ranks_;
+  Ways copies_, rows_;      // rows_: kExact
+  int64_t capacity_ = 0;    // of all ranks together
+  Travelling routing_, x_;  // across, until receive_rows()
+  Plan node_sums_;          // kFast: of what comes back within the node
+  at::Tensor back_order_;   // kExact: the order in which that goes on across
+  at::Tensor copy_R_;       // kExact: the received copy of each source row
 };
+
+std::unique_ptr<RowExchange> begin_two_level(std::shared_ptr<ExpertGroup> experts,
+                                             const at::Tensor& x_TD, const Routed& routed) {
+  return std::make_unique<TwoLevelExchange>(std::move(experts), x_TD, routed);
+}
 
 }  // namespace
 
 std::unique_ptr<Dispatcher> two_level_dispatcher(const NodeGroups& groups,
                                                  const ExpertPlacement& placement,
                                                  DispatchMode mode, WireType wire) {
-  return std::make_unique<TwoLevelDispatcher>(groups, placement, mode, wire);
+  const int64_t nodes = groups.across->size(), ranks = groups.within->size();
+  TROUPE_CHECK(nodes * ranks == groups.all->size(), "-", nodes, "nodes of", ranks, "ranks are not",
+               groups.all->description());
+  return group_dispatcher({.name = "two-level", .begin = begin_two_level}, groups, placement,
+                          {.mode = mode, .wire = wire});
 }
 
 std::unique_ptr<Dispatcher> TwoLevelDispatch::build(const NodeGroups& groups,

@@ -167,10 +167,9 @@ TEST(TwoLevelDispatcher, IdentityExpertsGiveEachTokenBackWithFourMicrobatchesInF
         const Inputs own = part_of(draw(c), c, p, world.rank());
         const at::Tensor x = (own.x_TD * 16).round().requires_grad_();
         const at::Tensor ids = own.ids_TK.clamp_min(0);
-        const Handle handle = d->stage(x);
-        const ExpertRows rows = dispatch_rows(*d, handle, x, {ids, at::full(ids.sizes(), 0.25)});
+        const DispatchedRows rows = d->begin(x, {ids, at::full(ids.sizes(), 0.25)}).finish();
         const at::Tensor y = combine(permute(rows.source_SD, rows.plan), rows.plan, rows.scores_SK);
-        flying.push_back({x, combine_rows(*d, handle, y)});
+        flying.push_back({x, rows.combine(y)});
         EXPECT_TRUE(flying.back().out.equal(x)) << to_text(mode);
       }
       for (const Flying& f : flying) {
@@ -209,8 +208,8 @@ TEST(TwoLevelDispatcher, OfOneRankIsTheLocalOne) {
   for (const Mode mode : {Mode::kFast, Mode::kExact}) {
     const auto d = over(world, 1, contiguous(8, 1), mode);
     expect_equal(run(*d, in), run(*local_dispatcher(8), in), to_text(mode));
-    EXPECT_TRUE(d->needs_host_counts());
-    EXPECT_EQ(d->description(),
+    EXPECT_TRUE(d->info().host_reads);
+    EXPECT_EQ(d->info().description,
               "two-level, " + to_text(mode) + ": 8 experts on rank 0, 1 nodes of 1");
   }
 }
@@ -221,9 +220,8 @@ TEST(TwoLevelDispatcher, RefusesNodesThatDoNotDivideAndAPlacementOnOtherRanks) {
   EXPECT_THROW(node_groups(world, world.all(), 0), Error);
   EXPECT_THROW(over(world, 1, contiguous(8, 2), Mode::kFast), Error);
   const auto d = over(world, 1, contiguous(8, 1), Mode::kFast);
-  EXPECT_THROW(
-      d->route(d->stage(at::zeros({3, 2})), {at::zeros({4, 1}, at::kInt), at::zeros({4, 1})}),
-      Error);
+  EXPECT_THROW(d->begin(at::zeros({3, 2}), {at::zeros({4, 1}, at::kInt), at::zeros({4, 1})}),
+               Error);
 }
 
 }  // namespace

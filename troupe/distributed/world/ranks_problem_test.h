@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "troupe/distributed/dispatch/all_to_all_dispatcher.h"
-#include "troupe/distributed/dispatch/dispatch_rows_test.h"
 #include "troupe/distributed/dispatch/dispatcher.h"
 #include "troupe/distributed/dispatch/local_dispatcher.h"
 #include "troupe/distributed/world/world.h"
@@ -129,15 +128,14 @@ inline Forward forward(Dispatcher& d, const Inputs& in, const Options& o = {}) {
   for (const at::Tensor& x : {in.x_TD, in.scores_TK, in.w1, in.w2}) {
     f.leaves.push_back(x.detach().clone().requires_grad_());
   }
-  const Handle handle = d.stage(f.leaves[0]);
-  const ExpertRows rows = dispatch_rows(d, handle, f.leaves[0],
-                                        {.ids_TK = in.ids_TK,
-                                         .scores_TK = f.leaves[1],
-                                         .alignment = o.alignment,
-                                         .capacity = o.capacity,
-                                         .budget = o.budget});
+  const DispatchedRows rows = d.begin(f.leaves[0], {.ids_TK = in.ids_TK,
+                                                    .scores_TK = f.leaves[1],
+                                                    .alignment = o.alignment,
+                                                    .capacity = o.capacity,
+                                                    .budget = o.budget})
+                                  .finish();
   const ExpertWeights w{f.leaves[2], std::nullopt, f.leaves[3], std::nullopt};
-  f.out_TD = combine_rows(d, handle, moe_ffn(rows.source_SD, rows.scores_SK, rows.plan, w, {}));
+  f.out_TD = rows.combine(moe_ffn(rows.source_SD, rows.scores_SK, rows.plan, w, {}));
   f.lost = rows.lost;
   f.grad_TD = in.grad_TD;
   return f;

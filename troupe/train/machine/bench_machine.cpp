@@ -160,12 +160,8 @@ double dispatch_of(const Clock& clock, const at::TensorOptions& options, World& 
       .ids_TK = at::arange(2 * W, options.dtype(at::kInt)).remainder(W).unsqueeze(1),
       .scores_TK = at::ones({2 * W, 1}, options.dtype(at::kFloat))};
   return clock.seconds(20, [&] {
-    const Handle handle = dispatcher->stage(x);
-    dispatcher->route(handle, routed);
-    dispatcher->send(handle);
-    dispatcher->send_back(handle, dispatcher->rows(handle).source_SD);
-    dispatcher->combine(handle);
-    dispatcher->release(handle);
+    const DispatchedRows rows = dispatcher->begin(x, routed).finish();
+    rows.combine(rows.source_SD);
   });
 }
 

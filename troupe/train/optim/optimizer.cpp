@@ -164,7 +164,7 @@ class Muon : public Optimizer {
     std::vector<Some> out;
     for (const int64_t slot : store.owned_members(b)) {
       const Matrices shape(*store.slots()[static_cast<size_t>(slot)].named.param);
-      const ParamStore::Range range = store.owned(slot);
+      const OwnedRange range = store.owned(slot);
       const int64_t n = shape.numel(), end = range.from + range.size;
       for (int64_t from = range.from; n > 0 && from < end;) {
         const int64_t first = from / n, last = std::min(first + at_a_time(n), (end + n - 1) / n);

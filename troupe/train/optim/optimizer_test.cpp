@@ -30,6 +30,7 @@
 #include "troupe/core/number/moment8.h"
 #include "troupe/core/number/split_f32.h"
 #include "troupe/train/optim/moments8.h"
+#include "troupe/train/params/bad_values.h"
 #include "troupe/train/params/master_of_test.h"
 
 namespace troupe {
@@ -47,11 +48,12 @@ struct Bench {
   }
 
   void step(int64_t n, double grad, double lr = 0.1) {
-    store.begin_step();
+    store.gradients().begin_step();
     for (size_t s = 0; s < store.slots().size(); ++s) {
-      store.add(static_cast<int64_t>(s), at::full(store.slots()[s].named.param->shown, grad));
+      store.gradients().add(static_cast<int64_t>(s),
+                            at::full(store.slots()[s].named.param->shown, grad));
     }
-    store.end_step();
+    store.gradients().end_step();
     const at::NoGradGuard no_grad;
     for (Bucket& b : store.buckets()) {
       optimizer->update(store, b,
@@ -93,25 +95,26 @@ TEST(ParamStore, ValuesAreViewsOfFewBuffers) {
 
 TEST(ParamStore, GradientsAddUpInF32) {
   Bench bench{AdamWConfig{}, at::kBFloat16};
-  bench.store.begin_step();
-  bench.store.add(0, at::full({3, 5}, 1.0, at::kBFloat16));
-  bench.store.add(0, at::full({3, 5}, 0x1p-12, at::kBFloat16));
-  bench.store.end_step();
-  EXPECT_EQ(bench.store.grad(0)[0].item<float>(), 1 + 0x1p-12f);  // bf16 would have lost it
-  bench.store.begin_step();
-  bench.store.end_step();
-  EXPECT_EQ(bench.store.grad(0).abs().max().item<float>(), 0);
+  bench.store.gradients().begin_step();
+  bench.store.gradients().add(0, at::full({3, 5}, 1.0, at::kBFloat16));
+  bench.store.gradients().add(0, at::full({3, 5}, 0x1p-12, at::kBFloat16));
+  bench.store.gradients().end_step();
+  EXPECT_EQ(bench.store.gradients().of(0)[0].item<float>(),
+            1 + 0x1p-12f);  // bf16 would have lost it
+  bench.store.gradients().begin_step();
+  bench.store.gradients().end_step();
+  EXPECT_EQ(bench.store.gradients().of(0).abs().max().item<float>(), 0);
 }
 
 TEST(ParamStore, TheFirstGradientIsHeldAndNeverWrittenTo) {
   Bench bench{AdamWConfig{}};
   const at::Tensor first = at::ones({3, 5});
-  bench.store.begin_step();
-  bench.store.add(0, first);
-  EXPECT_EQ(bench.store.grad(0).const_data_ptr(), first.const_data_ptr());
-  for (int i = 0; i < 2; ++i) bench.store.add(0, first);
-  bench.store.end_step();
-  EXPECT_EQ(bench.store.grad(0).sum().item<float>(), 45);
+  bench.store.gradients().begin_step();
+  bench.store.gradients().add(0, first);
+  EXPECT_EQ(bench.store.gradients().of(0).const_data_ptr(), first.const_data_ptr());
+  for (int i = 0; i < 2; ++i) bench.store.gradients().add(0, first);
+  bench.store.gradients().end_step();
+  EXPECT_EQ(bench.store.gradients().of(0).sum().item<float>(), 45);
   EXPECT_EQ(first.sum().item<float>(), 15);
 }
 
@@ -120,9 +123,9 @@ TEST(Optimizers, NoneWritesToAGradient) {
   for (const OptimizerConfig& config : every_kind()) {
     Bench bench{config};
     const at::Tensor grad = at::ones({3, 5});
-    bench.store.begin_step();
-    bench.store.add(0, grad);
-    bench.store.end_step();
+    bench.store.gradients().begin_step();
+    bench.store.gradients().add(0, grad);
+    bench.store.gradients().end_step();
     const at::NoGradGuard no_grad;
     for (Bucket& b : bench.store.buckets()) {
       bench.optimizer->update(bench.store, b, {.lr = 1, .grad_scale = at::full({1}, 0.5)});
@@ -133,11 +136,11 @@ TEST(Optimizers, NoneWritesToAGradient) {
 
 TEST(ParamStore, F111_NamesTheExpertWithTheBadGradient) {
   Bench bench{AdamWConfig{}};
-  bench.store.begin_step();
+  bench.store.gradients().begin_step();
   at::Tensor grad = at::zeros({2, 2, 3, 4});
   grad[1][0][2][3] = std::numeric_limits<float>::quiet_NaN();
-  bench.store.add(2, grad);
-  bench.store.end_step();
+  bench.store.gradients().add(2, grad);
+  bench.store.gradients().end_step();
   const auto bad = bad_gradients(bench.store);
   ASSERT_EQ(bad.size(), 1u);
   EXPECT_EQ(bad[0].name, "experts.1.w1");
@@ -384,10 +387,10 @@ void expect_steps(Bench& bench, const Matrix& of, F&& f) {
   const auto each = static_cast<size_t>(R * C);
   std::vector<double> all = doubles(param.value);
   for (int64_t n = 1; n <= 20; ++n) {
-    bench.store.begin_step();
+    bench.store.gradients().begin_step();
     const at::Tensor grad = random_grad(param.shown, n);
-    bench.store.add(slot, grad);
-    bench.store.end_step();
+    bench.store.gradients().add(slot, grad);
+    bench.store.gradients().end_step();
     const at::NoGradGuard no_grad;
     for (Bucket& b : bench.store.buckets()) {
       bench.optimizer->update(
@@ -535,11 +538,11 @@ TEST(Muon, EachExpertsProjectionIsItsOwnMatrix) {
   config.weight_decay = 0;
   Bench bench{config};
   const at::Tensor before = bench.experts.value.detach().clone();
-  bench.store.begin_step();
+  bench.store.gradients().begin_step();
   at::Tensor grad = at::zeros({2, 2, 3, 4});
   grad[1][0] = (at::arange(12.0) * 0.9).cos().view({3, 4});
-  bench.store.add(2, grad);
-  bench.store.end_step();
+  bench.store.gradients().add(2, grad);
+  bench.store.gradients().end_step();
   {
     const at::NoGradGuard no_grad;
     for (Bucket& b : bench.store.buckets()) {

@@ -9,7 +9,7 @@
 namespace troupe {
 
 ParamSlice::ParamSlice(const ParamStore& store, const Bucket& b, int64_t slot)
-    : grad(store.grad(slot)) {
+    : grad(store.gradients().of(slot)) {
   for (const at::Tensor& buffer : b.state) state.push_back(store.part(slot, buffer));
   for (const at::Tensor& buffer : b.scales) scales.push_back(store.part_of_blocks(slot, buffer));
   if (b.in_halves()) {

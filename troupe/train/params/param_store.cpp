@@ -2,12 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/as_strided_native.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/isfinite.h>
-#include <ATen/ops/isnan.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -15,17 +10,11 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/number/moment8.h"
-#include "troupe/ops/accumulate.h"
-#include "troupe/ops/support/view.h"
 
 namespace troupe {
 namespace {
 
 constexpr int64_t kAlign = kMomentBlock;
-
-int64_t bad_count(const at::Tensor& x) {
-  return x.numel() - at::isfinite(x).sum().item<int64_t>();
-}
 
 int64_t rounded(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
@@ -47,49 +36,18 @@ void have_memory(const at::Tensor& x) {
   storage->set_nbytes(bytes);
 }
 
-// f32 by our own kernel, which is faster than PyTorch's copy and addition.
-void put(const at::Tensor& to, const at::Tensor& grad) {
-  if (to.scalar_type() == at::kFloat) {
-    accumulate_(to, grad, /*add=*/false);
-  } else {
-    to.copy_(grad);
-  }
-}
-
-void add_to(const at::Tensor& sum, const at::Tensor& grad) {
-  if (sum.scalar_type() == at::kFloat) {
-    accumulate_(sum, grad, /*add=*/true);
-  } else {
-    sum.add_(grad);
-  }
-}
-
-// Whether others may be added to a gradient where it is: nobody else holds its memory.
-bool may_grow(const at::Tensor& grad) {
-  return grad.scalar_type() == wide_type(grad) && grad.storage().use_count() == 1;
+at::ScalarType sum_type_of(const Sharing& sharing, const at::TensorOptions& options) {
+  const bool f64 = options.dtype().toScalarType() == at::kDouble;
+  return f64 && sharing.sum_type == at::kFloat ? at::kDouble : sharing.sum_type;
 }
 
 }  // namespace
 
-at::Tensor joined(const at::Tensor& value, const at::Tensor& low) {
-  const at::Tensor upper = value.view(at::kShort).to(at::kInt), rest = low.to(at::kInt);
-  upper.add_(rest.bitwise_right_shift(31)).bitwise_left_shift_(16);  // less 1 where low >= 2^15
-  return upper.bitwise_or_(rest.bitwise_and_(0xffff)).view(at::kFloat);
-}
-
-void split(const at::Tensor& master, const at::Tensor& value, const at::Tensor& low) {
-  const at::Tensor bits = master.view(at::kInt), is_nan = at::isnan(master);
-  low.copy_(bits.bitwise_and(0xffff).masked_fill_(is_nan, 0));
-  const at::Tensor rounded = (bits + 0x8000).bitwise_right_shift_(16);
-  const at::Tensor of_nan = bits.bitwise_right_shift(16).bitwise_or_(0x40);
-  value.view(at::kShort).copy_(at::where(is_nan, of_nan, rounded));
-}
-
 ParamStore::ParamStore(std::vector<NamedParam> params, const at::TensorOptions& options,
                        const std::function<BucketKey(const NamedParam&)>& key_of, Sharing sharing)
-    : sharing_(std::move(sharing)), options_(options) {
-  const bool f64 = options.dtype().toScalarType() == at::kDouble;
-  if (f64 && sharing_.sum_type == at::kFloat) sharing_.sum_type = at::kDouble;
+    : sharing_(std::move(sharing)),
+      options_(options),
+      gradients_(buckets_, slots_, sum_type_of(sharing_, options), sharing_.alone) {
   for (NamedParam& named : params) {
     Param& p = *named.param;
     if (!p.trainable()) {
@@ -111,8 +69,6 @@ ParamStore::ParamStore(std::vector<NamedParam> params, const at::TensorOptions& 
     bucket->size += rounded(p.numel(), kAlign);
   }
   for (Bucket& b : buckets_) make_buffers(b, options);
-  grads_.resize(slots_.size());
-  is_sum_.resize(slots_.size());
 }
 
 void ParamStore::make_buffers(Bucket& b, const at::TensorOptions& options) {
@@ -184,70 +140,6 @@ void ParamStore::values_from_masters() {
   need(all);
 }
 
-void ParamStore::begin_step() {
-  grads_.assign(slots_.size(), {});
-  is_sum_.assign(slots_.size(), 0);
-  for (Bucket& b : buckets_) b.grad.reset();
-}
-
-void ParamStore::add(int64_t slot, const at::Tensor& grad) {
-  if (!grad.defined()) return;
-  const auto s = static_cast<size_t>(slot);
-  const at::NoGradGuard no_grad;
-  const at::Tensor flat = grad.detach().reshape({-1});
-  if (!grads_[s].defined()) {
-    grads_[s] = flat;
-    return;
-  }
-  if (is_sum_[s] == 0 && !may_grow(grads_[s])) {
-    const at::Tensor first = grads_[s];
-    grads_[s] = at::empty({flat.numel()}, flat.options().dtype(wide_type(flat)));
-    put(grads_[s], first);
-  }
-  add_to(grads_[s], flat);
-  is_sum_[s] = 1;
-}
-
-void ParamStore::end_step() {
-  finish_all();
-  for (ReplicaSum& sum : replica_sums_) {
-    sum.pending.wait();
-    Bucket& b = buckets_[static_cast<size_t>(sum.bucket)];
-    b.grad = sum.sent.to(wide_type(b.own));
-  }
-  replica_sums_.clear();
-  for (Bucket& b : buckets_) {
-    if (b.summed) {
-      if (!b.grad.defined()) b.grad = at::zeros_like(b.own, at::TensorOptions(wide_type(b.own)));
-      for (const int64_t s : b.members) grads_[static_cast<size_t>(s)] = part(s, b.grad);
-      continue;
-    }
-    for (const int64_t m : b.members) {
-      const auto s = static_cast<size_t>(m);
-      if (grads_[s].defined()) continue;
-      const at::Tensor& value = slots_[s].named.param->value;
-      grads_[s] = at::zeros({value.numel()}, value.options().dtype(wide_type(value)));
-    }
-  }
-}
-
-const at::Tensor& ParamStore::grad(int64_t slot) const {
-  return grads_[static_cast<size_t>(slot)];
-}
-
-std::vector<at::Tensor> ParamStore::counted_grads() const {
-  if (sharing_.alone) return grads_;
-  std::vector<at::Tensor> out;
-  for (const Bucket& b : buckets_) {
-    if (b.summed) {
-      if (b.sharers.replicas->rank() == 0) out.push_back(b.grad);
-      continue;
-    }
-    for (const int64_t s : b.members) out.push_back(grads_[static_cast<size_t>(s)]);
-  }
-  return out;
-}
-
 void ParamStore::gather(const std::vector<int64_t>& buckets) {
   const at::NoGradGuard no_grad;
   // In an order that all ranks have, whatever parts of the parameters they hold.
@@ -302,71 +194,6 @@ void ParamStore::drop(const std::vector<int64_t>& buckets) {
   }
 }
 
-at::Tensor ParamStore::take_grads(const Bucket& b) {
-  const at::Tensor whole = at::empty({b.size}, b.own.options().dtype(sharing_.sum_type));
-  int64_t end = 0;  // of what is written
-  const auto zeros_until = [&](int64_t begin) {
-    if (begin > end) whole.narrow(0, end, begin - end).zero_();
-  };
-  for (const int64_t m : b.members) {
-    at::Tensor& grad = grads_[static_cast<size_t>(m)];
-    is_sum_[static_cast<size_t>(m)] = 0;
-    if (!grad.defined()) continue;
-    const int64_t begin = slots_[static_cast<size_t>(m)].offset, n = grad.numel();
-    zeros_until(begin);
-    put(whole.narrow(0, begin, n), grad);
-    end = begin + n;
-    grad.reset();
-  }
-  zeros_until(b.size);
-  return whole;
-}
-
-void ParamStore::reduce(const std::vector<int64_t>& buckets, bool last) {
-  const at::NoGradGuard no_grad;
-  finish_all();  // so that the buffers of one unit are there at a time
-  for (const int64_t i : buckets) {
-    Bucket& b = buckets_[static_cast<size_t>(i)];
-    if (!b.summed) continue;
-    Reduction r{.bucket = i, .last = last, .whole = take_grads(b)};
-    const Owners& ranks = b.sharers;
-    if (ranks.owners->size() > 1) {
-      r.own = at::empty({b.own_size}, r.whole.options());
-      r.pending = ranks.owners->reduce_scatter({r.own}, {r.whole});
-    } else {
-      r.own = r.whole;
-      if (last) {  // nothing to wait for: to the replicas at once
-        if (b.grad.defined()) r.own.add_(std::exchange(b.grad, at::Tensor()));
-        r.pending = ranks.replicas->all_reduce({r.own});
-        r.all_summed = true;
-      }
-    }
-    reductions_.push_back(std::move(r));
-  }
-}
-
-void ParamStore::finish(Reduction& r) {
-  const at::NoGradGuard no_grad;
-  Bucket& b = buckets_[static_cast<size_t>(r.bucket)];
-  r.pending.wait();
-  const at::Tensor own = r.own.to(wide_type(b.own));
-  if (b.grad.defined()) {
-    b.grad.add_(own);
-  } else {
-    b.grad = own;
-  }
-  if (!r.last || r.all_summed) return;
-  ProcessGroup& replicas = *b.sharers.replicas;
-  if (replicas.size() == 1) return;
-  const at::Tensor sent = b.grad.to(sharing_.sum_type);
-  replica_sums_.push_back({r.bucket, sent, replicas.all_reduce({sent})});
-}
-
-void ParamStore::finish_all() {
-  for (Reduction& r : reductions_) finish(r);
-  reductions_.clear();
-}
-
 bool ParamStore::reads_loaded(const Bucket& b) const {
   return b.sharers.replicas->rank() == 0;
 }
@@ -392,12 +219,12 @@ int64_t ParamStore::slot_of(const Param* param) const {
   return found == slots_.end() ? -1 : found - slots_.begin();
 }
 
-ParamStore::Range ParamStore::owned(int64_t slot) const {
-  const Slot& s = slots_[static_cast<size_t>(slot)];
-  const Bucket& b = buckets_[static_cast<size_t>(s.bucket)];
-  const int64_t from = std::max(s.offset, b.own_from);
-  const int64_t to = std::min(s.offset + s.named.param->numel(), b.own_from + b.own_size);
-  return to <= from ? Range{} : Range{from - s.offset, to - from};
+const Bucket& ParamStore::bucket_of(int64_t slot) const {
+  return buckets_[static_cast<size_t>(slots_[static_cast<size_t>(slot)].bucket)];
+}
+
+OwnedRange ParamStore::owned(int64_t slot) const {
+  return owned_range(slots_[static_cast<size_t>(slot)], bucket_of(slot));
 }
 
 std::vector<int64_t> ParamStore::owned_members(const Bucket& b) const {
@@ -409,71 +236,15 @@ std::vector<int64_t> ParamStore::owned_members(const Bucket& b) const {
 }
 
 at::Tensor ParamStore::part(int64_t slot, const at::Tensor& buffer) const {
-  const Slot& s = slots_[static_cast<size_t>(slot)];
-  const Range range = owned(slot);
-  const int64_t from =
-      range.size == 0 ? 0
-                      : s.offset + range.from - buckets_[static_cast<size_t>(s.bucket)].own_from;
-  // Past the dispatcher: an update asks for hundreds.
-  return at::native::as_strided_tensorimpl(buffer, {range.size}, {1},
-                                           buffer.storage_offset() + from);
+  return owned_part(slots_[static_cast<size_t>(slot)], bucket_of(slot), buffer);
 }
 
 at::Tensor ParamStore::part_of_blocks(int64_t slot, const at::Tensor& scales) const {
-  const Slot& s = slots_[static_cast<size_t>(slot)];
-  const Range range = owned(slot);
+  const OwnedRange range = owned(slot);
   if (range.size == 0) return scales.narrow(0, 0, 0);
-  const int64_t from = s.offset + range.from - buckets_[static_cast<size_t>(s.bucket)].own_from;
+  const int64_t from =
+      slots_[static_cast<size_t>(slot)].offset + range.from - bucket_of(slot).own_from;
   return scales.narrow(0, from / kMomentBlock, moment_blocks(range.size));
-}
-
-namespace {
-
-// Appends the values that are not finite; `values` are those of `range`.
-void add_bad(std::vector<BadValue>& out, const NamedParam& named, const at::Tensor& values,
-             const ParamStore::Range& range) {
-  const auto& [name, param, unit] = named;
-  if (values.numel() == 0 || bad_count(values) == 0) return;
-  if (!param->per_expert) {
-    out.push_back({name, bad_count(values), values.numel()});
-    return;
-  }
-  const int64_t each = param->numel() / static_cast<int64_t>(param->experts.size());
-  for (int64_t at = range.from; at < range.from + range.size;) {
-    const int64_t end = std::min((at / each + 1) * each, range.from + range.size);
-    const int64_t bad = bad_count(values.narrow(0, at - range.from, end - at));
-    const int64_t expert = param->experts[static_cast<size_t>(at / each)];
-    if (bad > 0) out.push_back({expert_name(name, expert), bad, end - at});
-    at = end;
-  }
-}
-
-std::vector<BadValue> bad_in(const ParamStore& store,
-                             const std::function<at::Tensor(int64_t slot)>& values_of) {
-  std::vector<BadValue> out;
-  for (int64_t s = 0; s < static_cast<int64_t>(store.slots().size()); ++s) {
-    add_bad(out, store.slots()[static_cast<size_t>(s)].named, values_of(s), store.owned(s));
-  }
-  return out;
-}
-
-}  // namespace
-
-std::vector<BadValue> bad_values_of(const NamedParam& named, const at::Tensor& values) {
-  std::vector<BadValue> out;
-  add_bad(out, named, values.reshape(-1), {.from = 0, .size = values.numel()});
-  return out;
-}
-
-std::vector<BadValue> bad_values(const ParamStore& store, at::Tensor Bucket::*buffer) {
-  return bad_in(store, [&](int64_t slot) {
-    const int64_t bucket = store.slots()[static_cast<size_t>(slot)].bucket;
-    return store.part(slot, store.buckets()[static_cast<size_t>(bucket)].*buffer);
-  });
-}
-
-std::vector<BadValue> bad_gradients(const ParamStore& store) {
-  return bad_in(store, [&](int64_t slot) { return store.grad(slot); });
 }
 
 }  // namespace troupe

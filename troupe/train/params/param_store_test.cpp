@@ -63,7 +63,7 @@ struct Problem {
   }
   // The owned part of a gradient of the dense tensor.
   at::Tensor owned(const at::Tensor& whole) const {
-    const ParamStore::Range range = store->owned(0);
+    const OwnedRange range = store->owned(0);
     return whole.reshape({-1}).narrow(0, range.from, range.size);
   }
   int64_t rank;
@@ -76,14 +76,16 @@ TEST(ParamStore, WhatNoOtherRankHasIsSummedByNobody) {
     in_ranks(2, [way](World& world) {
       Problem p(world, way);
       const at::Tensor own = p.grad(p.experts, static_cast<double>(10 * p.rank));
-      p.store->begin_step();
-      p.store->add(0, p.grad(p.dense, static_cast<double>(p.rank)));
-      p.store->add(1, own);
-      for (const int64_t bucket : {1, 0}) p.store->reduce({bucket}, /*last=*/true);
-      p.store->end_step();
-      EXPECT_EQ(p.store->grad(1).data_ptr(), own.data_ptr()) << kNames[way];  // no copy either
+      p.store->gradients().begin_step();
+      p.store->gradients().add(0, p.grad(p.dense, static_cast<double>(p.rank)));
+      p.store->gradients().add(1, own);
+      for (const int64_t bucket : {1, 0}) p.store->gradients().reduce({bucket}, /*last=*/true);
+      p.store->gradients().end_step();
+      EXPECT_EQ(p.store->gradients().of(1).data_ptr(), own.data_ptr())
+          << kNames[way];  // no copy either
       EXPECT_FALSE(p.store->buckets()[1].grad.defined());
-      EXPECT_TRUE(at::equal(p.store->grad(0), p.owned(2 * p.grad(p.dense, 0.5)))) << kNames[way];
+      EXPECT_TRUE(at::equal(p.store->gradients().of(0), p.owned(2 * p.grad(p.dense, 0.5))))
+          << kNames[way];
     });
   }
 }
@@ -92,23 +94,23 @@ TEST(ParamStore, MicrobatchesAddUpToTheSumOfAllRanks) {
   for (const Way way : {kDdp, kZero1, kFull, kHybrid}) {
     in_ranks(4, [way](World& world) {
       Problem p(world, way);
-      p.store->begin_step();
+      p.store->gradients().begin_step();
       for (const int64_t m : {0, 1, 2}) {
-        p.store->add(0, p.grad(p.dense, static_cast<double>(p.rank + 10 * m)));
-        p.store->add(1, p.grad(p.experts, static_cast<double>(p.rank + 10 * m)));
+        p.store->gradients().add(0, p.grad(p.dense, static_cast<double>(p.rank + 10 * m)));
+        p.store->gradients().add(1, p.grad(p.experts, static_cast<double>(p.rank + 10 * m)));
         if (m > 0) {  // the first two go together
-          for (const int64_t bucket : {1, 0}) p.store->reduce({bucket}, m == 2);
+          for (const int64_t bucket : {1, 0}) p.store->gradients().reduce({bucket}, m == 2);
         }
       }
-      p.store->end_step();
+      p.store->gradients().end_step();
       // 3 microbatches of 4 ranks; 0 + 1 + 2 + 3 of each, and 4 (0 + 10 + 20).
       const at::Tensor all = 12 * p.grad(p.dense, 0) + 3 * 6 + 4 * 30;
-      EXPECT_TRUE(at::equal(p.store->grad(0), p.owned(all))) << kNames[way];
+      EXPECT_TRUE(at::equal(p.store->gradients().of(0), p.owned(all))) << kNames[way];
       // Ranks r and r + 2 have the same experts.
       const auto pair = static_cast<double>(p.rank % 2 + p.rank % 2 + 2);
       const at::Tensor both = (6 * p.grad(p.experts, 0) + 3 * pair + 2 * 30).reshape({-1});
-      const ParamStore::Range range = p.store->owned(1);
-      EXPECT_TRUE(at::equal(p.store->grad(1), both.narrow(0, range.from, range.size)))
+      const OwnedRange range = p.store->owned(1);
+      EXPECT_TRUE(at::equal(p.store->gradients().of(1), both.narrow(0, range.from, range.size)))
           << kNames[way];
     });
   }
@@ -119,13 +121,13 @@ TEST(ParamStore, TheNormCountsEachElementOnOneRankAlone) {
     for (const int ranks : {2, 4}) {
       in_ranks(ranks, [way, ranks](World& world) {
         Problem p(world, way);
-        p.store->begin_step();
-        p.store->add(0, at::full(p.dense.shown, 1.0));
-        p.store->add(1, at::full(p.experts.shown, 1.0));
-        for (const int64_t bucket : {1, 0}) p.store->reduce({bucket}, true);
-        p.store->end_step();
+        p.store->gradients().begin_step();
+        p.store->gradients().add(0, at::full(p.dense.shown, 1.0));
+        p.store->gradients().add(1, at::full(p.experts.shown, 1.0));
+        for (const int64_t bucket : {1, 0}) p.store->gradients().reduce({bucket}, true);
+        p.store->gradients().end_step();
         double own = 0;
-        for (const at::Tensor& g : p.store->counted_grads()) own += g.sum().item<double>();
+        for (const at::Tensor& g : p.store->gradients().counted()) own += g.sum().item<double>();
         const double all = world.all()->all_reduced(at::full({1}, own)).item<double>();
         // The dense tensor's ones are summed over all ranks, those of experts over half of them.
         EXPECT_EQ(all, ranks * 300.0 + ranks / 2 * 140.0) << kNames[way];
@@ -138,13 +140,13 @@ TEST(ParamStore, AParameterWithoutAGradientHasZeros) {
   for (const Way way : {kDdp, kZero1, kFull}) {
     in_ranks(2, [way](World& world) {
       Problem p(world, way);
-      p.store->begin_step();
-      p.store->reduce({0}, true);
-      p.store->end_step();
-      EXPECT_EQ(p.store->grad(0).numel(), p.store->owned(0).size);
-      EXPECT_EQ(p.store->grad(1).numel(), p.store->owned(1).size);
+      p.store->gradients().begin_step();
+      p.store->gradients().reduce({0}, true);
+      p.store->gradients().end_step();
+      EXPECT_EQ(p.store->gradients().of(0).numel(), p.store->owned(0).size);
+      EXPECT_EQ(p.store->gradients().of(1).numel(), p.store->owned(1).size);
       for (const int64_t slot : {0, 1})
-        EXPECT_EQ(p.store->grad(slot).abs().sum().item<double>(), 0);
+        EXPECT_EQ(p.store->gradients().of(slot).abs().sum().item<double>(), 0);
     });
   }
 }

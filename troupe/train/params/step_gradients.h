@@ -1,0 +1,71 @@
+// The gradients of a step, from a unit's backward to the update.
+//
+// They are a tensor each, the one that backward made, so the first is neither copied nor widened;
+// others are added to it where it is f32 (f64) and nobody else has it. They live from backward to
+// the next step: their memory is what forward's activations had, and goes back to it. Where ranks
+// add them up they live until reduce(); a bucket that no other rank has, such as experts that lie
+// over all ranks, keeps its own.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "troupe/distributed/group/process_group.h"
+#include "troupe/train/params/buckets.h"
+
+namespace troupe {
+
+class StepGradients {
+ public:
+  // Buckets and slots must outlive it, and may be filled until the first step. `sum_type`: that
+  // gradients are summed in between ranks. `alone`: there are no others.
+  StepGradients(std::vector<Bucket>& buckets, const std::vector<ParamSlot>& slots,
+                at::ScalarType sum_type, bool alone);
+
+  // begin_step forgets the last one's; add() holds the first that a parameter gets, whose bits
+  // nobody may change from then on, and adds the others, in f32 (f64); end_step() gives zeros to
+  // those that got none.
+  void begin_step();
+  void add(int64_t slot, const at::Tensor& grad);
+  // Starts to sum the gradients that the buckets got since the last call; `last`: no more of them
+  // come in this step. Waits for the owners' sums of the call before; those over replicas, which
+  // begin then, are waited for by end_step(). Nothing where a bucket has no other ranks.
+  void reduce(const std::vector<int64_t>& buckets, bool last);
+  void end_step();
+
+  // Flat: f32 (f64), or one tensor of backward's type.
+  const at::Tensor& of(int64_t slot) const { return grads_[static_cast<size_t>(slot)]; }
+  // What this rank counts in the norm: each element of each parameter on one rank alone.
+  std::vector<at::Tensor> counted() const;
+
+ private:
+  struct Reduction {
+    int64_t bucket;
+    bool last;
+    bool all_summed = false;  // also over replicas
+    at::Tensor whole = {}, own = {};
+    Pending pending = {};
+  };
+  struct ReplicaSum {  // of what owners have summed
+    int64_t bucket;
+    at::Tensor sent;
+    Pending pending;
+  };
+  at::Tensor take(const Bucket& bucket);  // [size], in the type of sums
+  void finish(Reduction& reduction);
+  void finish_all();
+  Bucket& bucket(int64_t index) { return buckets_[static_cast<size_t>(index)]; }
+
+  std::vector<Bucket>& buckets_;
+  const std::vector<ParamSlot>& slots_;
+  const at::ScalarType sum_type_;
+  const bool alone_;
+  std::vector<at::Tensor> grads_;  // of each slot, or undefined
+  std::vector<char> is_sum_;       // of each slot: its gradient is a sum that we made
+  std::vector<Reduction> reductions_;
+  std::vector<ReplicaSum> replica_sums_;  // under way until the step's end
+};
+
+}  // namespace troupe
