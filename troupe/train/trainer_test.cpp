@@ -606,7 +606,7 @@ TEST(Trainer, F102_AStopSavesAndTheSameCallGoesOn) {
     while (!has_begun()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     ::kill(::getpid(), SIGTERM);
   });
-  const Result part = runs.run("part", {"train.steps=40"}, "batch=sleep:50");
+  const Result part = runs.run("part", {"train.steps=40"}, "batch=sleep:500");
   sender.join();
   EXPECT_EQ(part.end, RunEnd::kStopped);
   EXPECT_LT(part.state.done.steps, 40);
