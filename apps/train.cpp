@@ -164,7 +164,7 @@ class Run {
                  Code::kTooLarge);
   }
 
-  // Notes why the run ends, for the other ranks too; what is to be told of it here.
+  // Notes why the run ends, for the other ranks too; returns what this rank reports.
   Error failed(const Error& error) {
     const std::lock_guard lock(report_mutex_);
     reported_ = true;

@@ -94,7 +94,7 @@ def on_trial(call):
 
 
 def derived(name, amount, ms):
-    """Of a time that follows from others."""
+    """A result whose time follows from others."""
     work = Work(name, None, amount)
     work.mode, work.times = "derived", [ms]
     return work
@@ -430,7 +430,7 @@ def small(bench):
 
 
 def memory(bench):
-    """Of bf16 on Hopper, weights and tokens apart. The peak is in backward: while dX's rows are summed, or
+    """Bytes of a layer in bf16 on Hopper, weights and tokens apart. The peak is in backward: while dX's rows are summed, or
     at the end, with all gradients; or in forward, while rows of the output are summed."""
     for name, shape in bench.sizes["layers"].items():
         tokens, d, n, experts, k = shape
@@ -459,7 +459,7 @@ BENCHES = {"gemm": (49, gemm), "groups": (53, groups), "grad": (51, grad), "perm
 
 
 def summary(results):
-    """For each bound that the features name: how the ratios lie."""
+    """The ratios beside each bound that the features name."""
     found = {}
     for r in results:
         for rival, least in r.get("wanted", {}).items():

@@ -86,7 +86,7 @@ def commands(script):
 
 
 class Parse(unittest.TestCase):
-    """Of a command that is not run: the program, the verb, the options and the recipe keys are there."""
+    """A command that is not run names a program, a verb, options and recipe keys that exist."""
     @staticmethod
     def help_of(words):
         return dict(make_reference.helps(TROUPE)).get(tuple(words), "")

@@ -115,7 +115,7 @@ class NanoRun(unittest.TestCase):
         return [json.loads(line) for line in lines]
 
     def losses(self, run="run"):
-        """Of each step, as the text of the log has it."""
+        """The loss of each step, as the text of the log has it."""
         lines = (self.folder / run / "log.jsonl").read_text().splitlines()
         pairs = ((json.loads(line), line) for line in lines)
         return {row["step"]: line.split('"loss":')[1].split(",")[0]

@@ -261,7 +261,7 @@ gradient is nothing but rounding is moved by that, as far as the learning rate a
 initial weights are bitwise those of one process (as the first step's learning rate is 0, step 1 has them); and of
 `exact` dispatch, whether the first step's loss is bitwise that of the same layout without EP, which experts cut by
 their hidden width need not have: their parts are added in another order. Slices are the ranks that an expert's hidden
-width is cut over. 6 experts lie unevenly on 4 ranks: two of these have one more than the others. PP are ranks that
+width is cut over. 6 experts are spread unevenly over 4 ranks: two of these have one more than the others. PP are ranks that
 share the layers, times the stages of each, and the order of their microbatches where the layout names it; CP are ranks
 that share the tokens of each sequence.
 

@@ -82,7 +82,7 @@ std::set<int64_t> kept(const std::vector<CompleteStep>& steps, const CheckpointC
     if (config.keep_every > 0 && it->step % config.keep_every == 0) out.insert(it->step);
     if (it->manifest.score) scored.push_back(&*it);
   }
-  // Of equal scores the newest, which comes first.
+  // The newest of equal scores comes first.
   std::ranges::stable_sort(scored, {}, [](const CompleteStep* s) { return *s->manifest.score; });
   for (size_t i = 0; i < scored.size() && static_cast<int64_t>(i) < config.keep_best; ++i) {
     out.insert(scored[i]->step);

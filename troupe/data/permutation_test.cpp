@@ -52,7 +52,7 @@ TEST(Permutation, AllOrdersOfFourAreEquallyLikely) {
   EXPECT_LT(chi2, 60);
 }
 
-// Where neighbours go is no more related than in a fair shuffle: the correlation of two random
+// Where neighbors go is no more related than in a fair shuffle: the correlation of two random
 // orders of n values has standard deviation 1 / sqrt(n - 1).
 TEST(Permutation, NeighboursAreParted) {
   constexpr int64_t kN = 20000;

@@ -41,7 +41,7 @@ TEST(SplitF32, JoinGivesBackEveryNumberToTheBit) {
   EXPECT_EQ(numbers, 2 * (0x7f80 * 13 + 1));
 }
 
-// The nearest bf16, by the definition in double: no neighbour is nearer, and a tie goes outwards.
+// The nearest bf16, by the definition in double: no neighbor is nearer, and a tie goes outwards.
 TEST(SplitF32, TheValueIsTheNearestAndATieGoesAwayFromZero) {
   for_each_float([&](float f) {
     if (!std::isfinite(f)) return;

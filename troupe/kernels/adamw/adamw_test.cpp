@@ -159,7 +159,7 @@ class AdamWTest : public ::testing::TestWithParam<Case> {
 TEST_P(AdamWTest, AgreesWithTheReference) {
   Problem got = problem(), want = problem();
   const bool codes = GetParam().types.codes;
-  // Of codes one step: what is rounded the other way once is an eighth apart from then on.
+  // Codes take one step: what is rounded the other way once is an eighth apart from then on.
   for (int64_t step = codes ? 3 : 1; step <= 3; ++step) {
     run(GetParam().backend, got.args(step));
     adamw_ref(want.args(step));

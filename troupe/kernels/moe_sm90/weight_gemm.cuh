@@ -112,7 +112,7 @@ struct WeightProducer {
   }
 };
 
-// The tiles of sums that are cut or not; tables for the former lie in shared memory.
+// The tiles of sums that are cut or not; tables for the former are in shared memory.
 template <bool kSegments>
 __device__ auto weight_work(const WeightGemm& g, uint8_t* tables, int rank) {
   if constexpr (kSegments) {

@@ -337,7 +337,7 @@ TEST(Decoder, MtpScalesWithItsWeightAndReachesItsParameters) {
   EXPECT_NEAR(sum("0.2"), 2 * sum("0.1"), 1e-3);
 }
 
-// Of so many steps of gradient descent on one batch.
+// Losses of so many steps of gradient descent on one batch.
 std::pair<double, double> first_and_last_loss(Model& model, int steps) {
   const Batch batch = batch_of(2, 9);
   double first = 0, loss = 0;

@@ -160,7 +160,7 @@ class Costing {
                  .hosts = std::max<int64_t>(1, exchange_.hosts / nodes)};
     }
     const std::vector<int> ranks = chunk_ranks(work);
-    // Of each rank that reads the embedding's table the first unit that does.
+    // For each rank that reads the embedding's table, the first unit that does.
     std::map<int, size_t> readers = {{ranks[0], 0}};
     for (const auto& [first, unit] : work.tied) {
       readers.emplace(ranks[static_cast<size_t>(unit)], static_cast<size_t>(unit));
