@@ -89,7 +89,7 @@ class NanoRun(unittest.TestCase):
         return self.command(["unshare", "-rm", "sh", "-c", script], code, TROUPE=str(TROUPE))
 
     def start(self, *words, **more):
-        """A run that goes on by itself, its stderr in the file `said`."""
+        """A run in the background, its stderr in the file `said`."""
         out = (self.folder / "said").open("w")
         self.addCleanup(out.close)
         run = subprocess.Popen([str(TROUPE), "train", "nano.yaml", *words], cwd=self.folder,

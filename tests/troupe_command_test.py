@@ -1,4 +1,4 @@
-"""The program `troupe` from outside: help, exit classes, a run, a stop, a crash, and going on."""
+"""The program `troupe` from outside: help, exit classes, a run, a stop, a crash, and a resumed run."""
 import json
 import re
 import shutil

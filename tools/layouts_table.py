@@ -6,7 +6,7 @@ from one process to docs/reference/LAYOUTS.md; then saves in each of twelve layo
     ... tools/layouts_table.py --ranks 2 --loads --out table.md             layouts of two ranks, nothing loaded
     ... tools/layouts_table.py --device cuda --ranks 2 --loads --out table.md      the same on two GPUs, over NCCL
 
-Stopped, the same command goes on: --lines keeps what it has found out about this commit. It ends with 1 where
+Stopped, the same command resumes: --lines keeps what it has found out about this commit. It ends with 1 where
 something is beyond its bar, which that line of the table says."""
 import argparse
 import concurrent.futures

@@ -212,7 +212,7 @@ std::vector<std::string> set_aside_later(Fs& fs, const std::string& run, int64_t
     if (fs.rename_new(later.folder, to) != 0) {
       fail_file(Code::kFileFailed, later.folder, "rename to " + to, errno);
     }
-    lines.push_back(later.folder + " is later than the step to go on from: renamed to " + to);
+    lines.push_back(later.folder + " is later than the step to resume from: renamed to " + to);
   }
   if (!lines.empty()) sync_directory(fs, run);
   return lines;
