@@ -13,12 +13,12 @@
 #include <string>
 #include <vector>
 
+#include "bench/moe_sm90/speed.cuh"
 #include "troupe/core/device/cuda_check.h"
 #include "troupe/kernels/combine/combine.h"
 #include "troupe/kernels/fp8/fp8.h"
 #include "troupe/kernels/fp8_tiles/fp8_tiles.h"
 #include "troupe/kernels/moe_sm90/moe_sm90.h"
-#include "troupe/kernels/moe_sm90/speed.cuh"
 
 namespace troupe {
 namespace {
