@@ -1,4 +1,4 @@
-"""Row 242 of docs/FEATURES.md: a process of another user beside a run of `troupe launch`. It calls every port at which
+"""Row 242 of docs/reference/FEATURES.md: a process of another user beside a run of `troupe launch`. It calls every port at which
 the run listens, again and again, with garbage, with frames of PyTorch's store that are right, and as a peer of Gloo:
 the run ends as without it, bit for bit. And what ranks listen at."""
 import os

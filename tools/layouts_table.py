@@ -247,7 +247,7 @@ Written by `tools/layouts_table.py`; not by hand. {date}, commit {commit}, {proc
 of one machine, one thread each, fp32; `{command}`.
 
 A model of 2 layers (6 where four ranks have two stages each) and 2, 4 or 6 experts of width {width} x 96, top 2 (`tests/layout_runs.py` has the recipe), AdamW,
-clipped to norm 1, a balance loss. Its data are chats of which the answers alone are learnt: of {sequences} sequences
+clipped to norm 1, a balance loss. Its data are chats of which the answers alone are learned: of {sequences} sequences
 of {sequence} tokens {masked} have no target at all, the others 1 to {most}. A batch of 7 sequences gives ranks unequal
 numbers of them; one of fewer than there are ranks leaves ranks without any (in brackets: how many).
 

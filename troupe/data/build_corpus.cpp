@@ -280,7 +280,7 @@ class Build {
                    ": the tokenizer took them as they are");
     }
     if (result_.learnt == 0 && result_.info.tokens > 0) {
-      log_.warning("data build: nothing is learnt: no message has the role \"" +
+      log_.warning("data build: nothing is learned: no message has the role \"" +
                    config_.chat.learn + "\" (chat.learn; data build --learn)");
     }
   }

@@ -1,4 +1,4 @@
-// Rotary frequencies and tables, for all scalings of the context (formats.md 3.4).
+// Rotary frequencies and tables, for all scalings of the context.
 //
 // n dimensions turn; f_j = theta^(-2j / n), j < n / 2; L = original_positions; c = factor.
 //   none      f

@@ -262,7 +262,7 @@ class AdamWByHand : public ::testing::TestWithParam<Backend> {
   }
 };
 
-// trainer.md: p 1, g 0.5, lr 0.1, betas 0.9 and 0.95, decay 0.1, step 1 gives 0.99 - 0.1 = 0.89.
+// By hand: p 1, g 0.5, lr 0.1, betas 0.9 and 0.95, decay 0.1, step 1 gives 0.99 - 0.1 = 0.89.
 TEST_P(AdamWByHand, TheFirstStepIsLrAndTheDecayIsDecoupled) {
   Problem p(1, {Dtype::kF32, Dtype::kF32, Dtype::kF32, Dtype::kBF16});
   p.param.fill(1), p.grad.fill(0.5), p.m.fill(0), p.v.fill(0);

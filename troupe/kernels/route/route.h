@@ -20,7 +20,7 @@
 //   counts[e]   how many pairs (t, k) have ids[t, k] == e
 //   lse[t]      ln sum_e exp(z[t, e])
 //
-// For the losses of section 3, over the tokens of each of B sequences (T / B neighbors each):
+// For the balance losses (A1 to A9), over the tokens of each of B sequences (T / B neighbors each):
 //   probs[b, e]         sum of r_te; r = s for the softmax, else s / (row sum of s + 1e-20)
 //   plain_counts[b, e]  of the plain top-K of r: no bias, no groups, nothing given
 //   tokens[b]           valid tokens
