@@ -80,7 +80,7 @@ inline std::string to_text(Code code) {
   return 'E' + std::to_string(static_cast<int>(code));
 }
 
-// The code of a warning, which stops nothing: "W7006".
+// What is told and does not stop anything: "W7006".
 inline std::string warning_text(Code code) {
   return 'W' + std::to_string(static_cast<int>(code));
 }

@@ -33,7 +33,7 @@ TEST(Permutation, IsAFunctionOfItsKey) {
   EXPECT_NE(all(Permutation(1000, Rng(1, 2))), all(Permutation(1000, Rng(2, 2))));
 }
 
-// A run that is continued relies on it: these values are for ever.
+// A run that is continued relies on it: these values are forever.
 TEST(Permutation, ItsValuesDoNotChange) {
   EXPECT_EQ(all(Permutation(10, Rng(1234, 0))),
             (std::vector<int64_t>{6, 9, 8, 7, 4, 5, 0, 2, 1, 3}));

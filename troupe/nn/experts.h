@@ -200,7 +200,7 @@ at::Tensor loop_ffn(const ExpertRows& rows, const ExpertWeights& weights, const 
                     Recompute again = Recompute::kNone);
 
 // The MegaBlocks form, over segments of whole blocks; scores are applied to y, which is the same
-// but for rounding. Waits for no device.
+// except for rounding. Waits for no device.
 at::Tensor block_sparse_ffn(const ExpertRows& rows, const ExpertWeights& weights,
                             const FfnOptions& options, Recompute again = Recompute::kNone);
 

@@ -51,7 +51,7 @@ TEST(SplitF32, TheValueIsTheNearestAndATieGoesAwayFromZero) {
     const double outer = std::isinf(bf16(away)) ? std::copysign(0x1p128, double{f}) : bf16(away);
     const double in = std::abs(double{f} - bf16(toward)), out = std::abs(outer - double{f});
     ASSERT_EQ(value, out <= in ? away : toward) << f;
-    // As BF16 rounds, but for ties.
+    // As BF16 rounds, except for ties.
     if (in != out) {
       ASSERT_EQ(value, BF16(f).bits) << f;
     }

@@ -495,7 +495,7 @@ Forecaster::Forecaster(Recipe recipe, int64_t world, const Machine& machine, boo
   work_.microbatches = static_cast<int>(
       share_of(plan.batch / plan.micro_batch, 0, replicas_of(r_.parallel, world)).steps);
   if (work_.ranks > 1) {
-    StepWork full = work_;  // with more microbatches no stage holds more graphs, but for gpipe
+    StepWork full = work_;  // with more microbatches no stage holds more graphs, except for gpipe
     const int stages = static_cast<int>(work_.stage_ranks.size());
     full.microbatches = std::min(work_.microbatches, 2 * stages);
     graphs_ = graphs_held(full);

@@ -100,7 +100,7 @@ TEST(LayoutForecast, N4_TheRankWithTheMostExpertsIsForecast) {
   EXPECT_NEAR(six.peak.values, eight.peak.values, 1e-3 * eight.peak.values);
   EXPECT_NEAR(six.peak.state, eight.peak.state, 1e-3 * eight.peak.state);
   EXPECT_LT(four.peak.values, 0.6 * six.peak.values);
-  EXPECT_NEAR(four.compute, eight.compute, 1e-3 * eight.compute);  // but for the routers'
+  EXPECT_NEAR(four.compute, eight.compute, 1e-3 * eight.compute);  // except for the routers'
   EXPECT_GT(six.compute, 1.2 * eight.compute);
   EXPECT_LT(six.compute, 4 / 3.0 * eight.compute);
 }
