@@ -101,7 +101,7 @@ struct MachineCommand {
   std::string like, name, out, expect;
 };
 
-// What is slow here, or on one of the ranks: told by rank 0, and an error of all where a file says
+// What is slow here, or on one of the ranks: rank 0 reports it; all ranks fail where a file says
 // what there should be.
 void judge(const MachineCommand& options, const Machine& measured, World& world, Call& call) {
   std::ostringstream own;

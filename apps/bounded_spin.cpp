@@ -4,7 +4,7 @@
 // sleeps, and where other programs want the cores, the time that it spins is time that they, and
 // the thread that it waits for, do not get. bench/busy_neighbours.py measures what a spin costs an
 // idle and a busy machine. libgomp reads GOMP_SPINCOUNT when it is loaded, which
-// is before main() and before any constructor that could be told to run first; so the program is
+// is before main() and before any constructor that could be made to run first; so the program is
 // executed again, with the variable, before the constructors of its libraries have run: that costs
 // their relocation, 50 ms, once. Ranks of `troupe launch` inherit the variable. What the user has
 // set stays.

@@ -126,7 +126,7 @@ void build(CorpusOptions& options) {
               << " documents, " << with_commas(r.valid.tokens) << " tokens\n";
   }
   if (options.build.format == CorpusFormat::kChat) {
-    std::cout << with_commas(r.learnt) << " tokens are learnt\n";
+    std::cout << with_commas(r.learnt) << " tokens are learned\n";
   }
   if (r.not_utf8 > 0) {
     std::cout << with_commas(r.not_utf8) << " documents hold bytes that are not UTF-8\n";
@@ -148,7 +148,7 @@ void add_build(CLI::App& data) {
   verb->footer(
       "Example: troupe data build corpus/*.jsonl -t tokenizer.json -o data/train --valid 0.01\n"
       "After a stop or kill the same command resumes. Chats leave PREFIX.weights: a 1 for each id\n"
-      "that is learnt.");
+      "that is learned.");
   verb->callback([options] { build(*options); });
 }
 
@@ -184,7 +184,7 @@ void count(CorpusOptions& options) {
                      2)
             << " bytes a token, " << rate(out.text_bytes, out.seconds) << '\n';
   if (options.build.format == CorpusFormat::kChat) {
-    std::cout << with_commas(out.learnt) << " tokens are learnt\n";
+    std::cout << with_commas(out.learnt) << " tokens are learned\n";
   }
   if (out.not_utf8 > 0) {
     std::cout << with_commas(out.not_utf8) << " documents hold bytes that are not UTF-8\n";

@@ -78,7 +78,7 @@ bool is_hub_name(const std::string& name) {
          !is_there(name.substr(0, slash)) && !is_there(name);
 }
 
-// Nothing is downloaded here: the hub's own program does it, and goes on where it was stopped.
+// Nothing is downloaded here: the hub's own program does it, and resumes where it was stopped.
 void require_folder(const ImportVerb& verb) {
   if (!is_hub_name(verb.folder)) return;
   const std::string folder = verb.folder.substr(verb.folder.find('/') + 1);

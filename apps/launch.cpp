@@ -77,7 +77,7 @@ struct AttemptEnd {
   bool asked_to_stop = false;
 
   // The rank whose end made the others fail: those that lost a peer end with 6, by themselves or
-  // because they are told to, and before it may have done so.
+  // because they are asked to, and before it may have done so.
   const RankEnd& cause() const {
     const auto first = [this](auto&& is) { return std::ranges::find_if(ranks, is); };
     const auto own = first([](const RankEnd& e) {
@@ -93,7 +93,7 @@ struct AttemptEnd {
     const auto hung = first([](const RankEnd& e) { return e.forced; });
     return hung != ranks.end() ? *hung : *bad;
   }
-  // Asked to stop, before they could hear it as a wish: nothing had begun that could be lost.
+  // Stopped before they handled signals: nothing had begun that could be lost.
   bool obeyed() const {
     const auto by_signal = [](const RankEnd& e) {
       return e.signal == SIGTERM || e.signal == SIGINT;
@@ -160,7 +160,7 @@ bool may_pass(const RankEnd& cause, int code) {
 }
 
 // Waits until all have ended. Once one has failed, the others, which lose it, have 5 s to end by
-// themselves and 2 more after SIGTERM; those that stand still hear no SIGTERM and are killed as
+// themselves and 2 more after SIGTERM; those that are stopped take no SIGTERM and are killed as
 // soon as nobody else is left. Signals to this process are passed on.
 AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses) {
   AttemptEnd out{.ranks = {}, .begin = steady_clock::now()};
@@ -172,14 +172,14 @@ AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses) {
       Pulse& pulse = pulses.of(end.rank);
       end.status = pulse.now();
       pulse.set_ended();
-      // A rank that waits at the rendezvous hears nothing; a second is for its own last words.
+      // A rank that waits at the rendezvous gets no notice; a second is for its own last message.
       if (end.code != 0 && !next) next = end.when + (end.status.phase == Phase::kStart ? 1s : 5s);
       out.ranks.push_back(end);
     }
     if (signal != 0 && signal != SIGCHLD) {
       out.asked_to_stop |= signal == SIGTERM || signal == SIGINT;
       ranks.send(signal);
-      if (ranks.all_stand_still()) ranks.send(SIGCONT);  // so that they hear it
+      if (ranks.all_stand_still()) ranks.send(SIGCONT);  // so that they take it
     }
     if (!next) continue;
     if (ranks.all_stand_still()) {

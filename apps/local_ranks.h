@@ -43,9 +43,9 @@ struct RankEnd {
   int rank = 0;
   int code = 0;              // what it returned; 6 where a signal ended it
   int signal = 0;            // that did
-  bool forced = false;       // it had been told to, by force()
+  bool forced = false;       // by force()
   bool stood_still = false;  // by SIGSTOP, when it was forced
-  RankStatus status = {};    // then; for who started it to fill in
+  RankStatus status = {};    // then; whoever started it fills it in
   SteadyTime when;
 };
 

@@ -28,11 +28,11 @@ void print_tokens(const TokenSummary& s) {
             << with_commas(s.median) << " tokens\n";
   if (!s.contiguous) std::cout << "gaps       between sequences in the .bin\n";
   if (s.modes) std::cout << "modes      of a multimodal data set; they are not read\n";
-  if (s.weights) std::cout << "weights    beside it: which tokens are learnt\n";
+  if (s.weights) std::cout << "weights    beside it: which tokens are learned\n";
   if (s.scan) {
     std::cout << "ids        " << s.scan->smallest << " to " << s.scan->largest << ", "
               << with_commas(s.scan->distinct) << " different, " << with_commas(s.scan->learnt)
-              << " tokens are learnt\n";
+              << " tokens are learned\n";
   }
   if (s.built) {
     std::cout << "tokenizer  " << s.built->tokenizer << ", " << with_commas(s.built->vocab)

@@ -1,4 +1,4 @@
-// troupe train: trains, or goes on.
+// troupe train: trains, or resumes a run.
 #include <unistd.h>
 
 #include <cstdio>
@@ -164,7 +164,7 @@ class Run {
                  Code::kTooLarge);
   }
 
-  // Notes why the run ends, for the other ranks too; what is to be told of it here.
+  // Notes why the run ends, for the other ranks too; returns what this rank reports.
   Error failed(const Error& error) {
     const std::lock_guard lock(report_mutex_);
     reported_ = true;
@@ -186,7 +186,7 @@ class Run {
     const std::lock_guard lock(report_mutex_);
     if (reported_) return;
     const Error reported =
-        note_failure(Error("a step that does not go on: " + to_text(Code::kRankLost) +
+        note_failure(Error("a step that makes no progress: " + to_text(Code::kRankLost) +
                                " it has not moved for " + std::to_string(unmoved.count()) + " s",
                            Code::kRankLost));
     std::cerr << plain_text(without_secrets(reported.what())) << '\n';
@@ -289,12 +289,12 @@ void train(const TrainOptions& options, Call& call) {
 }  // namespace
 
 void add_train(CLI::App& app, Call& call) {
-  CLI::App* verb = app.add_subcommand("train", "trains a model, or goes on with a run");
+  CLI::App* verb = app.add_subcommand("train", "trains a model, or resumes a run");
   const auto options = std::make_shared<TrainOptions>();
   options->add_to(*verb);
   verb->footer(
       "Example: troupe train recipes/quickstart.yaml --set train.steps=100\n"
-      "Ctrl-C or SIGTERM saves and stops; the same command goes on. SIGUSR1 saves now.");
+      "Ctrl-C or SIGTERM saves and stops; the same command resumes. SIGUSR1 saves now.");
   verb->callback([options, &call] { train(*options, call); });
 }
 

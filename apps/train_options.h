@@ -13,7 +13,7 @@ struct TrainOptions {
     recipe.add_to(verb);
     verb.add_flag("--print-config", print, "print the resolved recipe and stop");
     verb.add_flag("--force", force,
-                  "go on although the model, the data or the seed are not those of the checkpoint");
+                  "resume although model, data or seed differ from the checkpoint's");
     verb.add_flag("--quiet", quiet, "write to the run folder alone");
   }
 };

@@ -67,7 +67,7 @@ int run(Call& call) {
   CLI::App app(
       "Troupe trains mixture-of-experts language models.\n\n"
       "  troupe check recipe.yaml     all that is wrong with a recipe, before anything runs\n"
-      "  troupe train recipe.yaml     trains; the same command goes on after any stop\n"
+      "  troupe train recipe.yaml     trains; the same command resumes after any stop\n"
       "  troupe generate RUN -p TEXT  text from what was trained\n"
       "  troupe data build TEXT ...   tokens of text; tokenizer train makes a vocabulary\n"
       "  troupe import, export        from and to Hugging Face's folders\n"

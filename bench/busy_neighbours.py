@@ -41,7 +41,7 @@ class Neighbours:
 
 
 def with_spin(spin):
-    """This environment without what OpenMP is told of waiting; with `spin`, unless the program is to choose."""
+    """This environment without OpenMP's settings for waiting; with `spin`, unless the program is to choose."""
     out = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     return out if spin == "own" else dict(out, GOMP_SPINCOUNT=spin)
 

@@ -32,7 +32,7 @@ MIB = 2**20
 
 
 class Tensors:
-    """Of one shape, the same for all sides."""
+    """The data of one shape, the same for all sides."""
 
     def __init__(self, shape, device="cuda"):
         tokens, d, n, experts, self.k = shape

@@ -18,12 +18,12 @@ small    (73) whole layers of many experts of width 128 (MegaBlocks issue 166), 
 memory   (75) bytes that a layer keeps and holds at its peak, by formula beside measured
 
 Works are captured into CUDA graphs and replayed in turns, round after round; the first round is left out,
-medians count. L2 is cleared before each replay, but for `sort`, whose operators take microseconds: a graph
+medians count. L2 is cleared before each replay, except for `sort`, whose operators take microseconds: a graph
 repeats one 20 times, on data that stays in L2. A ratio is our rate over the rival's; where both have the same
 result, it is compared. A product inside moe_ffn (on Hopper: kernels/moe_sm90; it gathers, and some apply
 SwiGLU) is no operator of its own: its time is the difference between two works with and without it. A line of
 JSON for each comparison. Ends with 1 where a bench fails or a result is wrong. With --trial each of our works stands
-beside itself with run.trial_kernels (troupe/ops/support/trial_kernels.h), whose result must be the same but for rounding:
+beside itself with run.trial_kernels (troupe/ops/support/trial_kernels.h), whose result must be the same except for rounding:
 a ratio above 1 says that the measured kernel is faster.
 """
 import argparse
@@ -94,7 +94,7 @@ def on_trial(call):
 
 
 def derived(name, amount, ms):
-    """Of a time that follows from others."""
+    """A result whose time follows from others."""
     work = Work(name, None, amount)
     work.mode, work.times = "derived", [ms]
     return work
@@ -430,7 +430,7 @@ def small(bench):
 
 
 def memory(bench):
-    """Of bf16 on Hopper, weights and tokens apart. The peak is in backward: while dX's rows are summed, or
+    """Bytes of a layer in bf16 on Hopper, weights and tokens apart. The peak is in backward: while dX's rows are summed, or
     at the end, with all gradients; or in forward, while rows of the output are summed."""
     for name, shape in bench.sizes["layers"].items():
         tokens, d, n, experts, k = shape
@@ -459,7 +459,7 @@ BENCHES = {"gemm": (49, gemm), "groups": (53, groups), "grad": (51, grad), "perm
 
 
 def summary(results):
-    """For each bound that the features name: how the ratios lie."""
+    """The ratios beside each bound that the features name."""
     found = {}
     for r in results:
         for rival, least in r.get("wanted", {}).items():

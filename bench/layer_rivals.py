@@ -60,7 +60,7 @@ class SonicMoE:
 
 
 def shares(routing, experts, k):
-    """Of all tokens, how many each expert is to get; their sum is k."""
+    """The share of all tokens that each expert is to get; the shares' sum is k."""
     if routing == "zipf":     # as 1, 1/2, 1/3, ... of the most frequent, none above all tokens
         weight = 1 / torch.arange(1, experts + 1, dtype=torch.float64)
         scale = k / weight.sum()

@@ -21,7 +21,7 @@ class Stopwatch {
  public:
   explicit Stopwatch(World& world) : world_(world) {}
 
-  // Of the slowest rank, from a moment in which all are ready.
+  // Seconds of the slowest rank, from a moment in which all are ready.
   template <class F>
   double seconds(F&& f) const {
     wait_for_device(world_.device());

@@ -70,7 +70,7 @@ class BusyNeighbours(NanoRun):
         a_second = steps / own
 
         def share(name, **more):
-            """Of the steps that two threads would make in as much time as two neighbours had; and how quiet it was."""
+            """The share of the steps that two threads would make in the neighbors' time, and how quiet the machine was."""
             steps, _, neighbour, all_of_them = self.train_for(name, 4, neighbours=2, **more)
             return steps / (a_second * 2 * neighbour), all_of_them
         ours, quiet = share("busy")

@@ -120,7 +120,7 @@ class FrontDoor(unittest.TestCase):
 
 
 class Fuzz(FrontDoor):
-    """`./dev fuzz` with fuzz programs that do as they are told."""
+    """`./dev fuzz` with fuzz programs that do what a test asks."""
     def setUp(self):
         super().setUp()
         (self.folder / "tests/fuzz").mkdir(parents=True)

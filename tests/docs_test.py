@@ -1,7 +1,8 @@
 """The pages of docs/ do what they say. The shell and Python blocks of the guides run in order, a page in an empty folder that
 has links to what a clone has. A block that needs a GPU, a hub, another machine, an account or a build says so in its
-first line (```sh gpu): its commands are parsed only, and the names of troupe in it are looked up; ```sh exit=2 is to end with 2. Links lead somewhere, pages are short, and the
-generated reference is what the program says."""
+first line (```sh gpu): its commands are parsed only, and the names of troupe in it are looked up; ```sh exit=2 must end
+with 2. Links lead somewhere, pages are short, the generated reference is what the program says, and files and commands that a
+sentence or a table names exist."""
 import ast
 import os
 import pathlib
@@ -86,7 +87,7 @@ def commands(script):
 
 
 class Parse(unittest.TestCase):
-    """Of a command that is not run: the program, the verb, the options and the recipe keys are there."""
+    """A command that is not run names a program, a verb, options and recipe keys that exist."""
     @staticmethod
     def help_of(words):
         return dict(make_reference.helps(TROUPE)).get(tuple(words), "")
@@ -105,8 +106,8 @@ class Parse(unittest.TestCase):
                 self.assertRegex(text, rf"(^|[\s,]){re.escape(word.split('=')[0])}\b", f"{place}: troupe {' '.join(verb)} has no {word}")
             if word == "--set":
                 key = next(rest).split("=")[0]
-                told = subprocess.run([TROUPE, "config", "explain", key], capture_output=True, text=True, timeout=300, check=False)
-                self.assertEqual(told.returncode, 0, f"{place}: {told.stderr}")
+                explained = subprocess.run([TROUPE, "config", "explain", key], capture_output=True, text=True, timeout=300, check=False)
+                self.assertEqual(explained.returncode, 0, f"{place}: {explained.stderr}")
             if word.startswith(("recipes/", "machines/")):
                 self.assertTrue((ROOT / word).exists(), f"{place}: no file {word}")
         return None
@@ -150,6 +151,50 @@ class Parse(unittest.TestCase):
                      "troupe plan recipes/none.yaml", "docker run x", "python examples/none.py x"):
             with self.assertRaises(AssertionError, msg=line):
                 self.check(shlex.split(line), "here")
+
+
+# Words of a page that are made up: what a reader would add, or what a guide's own commands write.
+MADE_UP = re.compile(r"(^|/)(x|x_\w+)(\.\w+)?/?$|^data/")
+
+
+def named_in(page):
+    """The texts in backticks of a page, outside of its blocks."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S))
+
+
+def missing_path(word):
+    """Whether a word is a path of this tree, from its root or from troupe/, and leads nowhere."""
+    tops = {folder.name for base in (ROOT, ROOT / "troupe") for folder in base.iterdir() if folder.is_dir()} - {"build"}
+    if not re.fullmatch(r"[A-Za-z_][\w.]*(/[\w.-]+)+/?", word) or word.split("/")[0] not in tops or MADE_UP.search(word):
+        return False
+    found = [base / word for base in (ROOT, ROOT / "troupe")]
+    return not any(path.exists() or any(path.parent.glob(path.name + end)) for path in found for end in (".*", "_test.*"))
+
+
+class Named(unittest.TestCase):
+    """What a sentence or a table of a page names: files of this tree, and commands with their options."""
+    PAGES = [page for page in PAGES if not re.match(r"CHANGELOG|FEATURES|20", page.name)]  # what is, not what was or is wanted
+
+    def test_files_that_pages_name_exist(self):
+        words = [(page, word) for page in self.PAGES for text in named_in(page) for word in text.split()[:1]]
+        self.assertEqual([f"{page.relative_to(ROOT)}: {word}" for page, word in words if missing_path(word)], [])
+        self.assertGreater(sum("/" in word for _, word in words), 300)
+
+    def test_commands_that_pages_name_exist(self):
+        count = 0
+        for page in self.PAGES:
+            for text in named_in(page):
+                words = text.split(" | ")[0].split()
+                if len(words) > 1 and (words[0] in ("./dev", "troupe") or re.match(r"(bench|tools)/\w+\.py$", words[0])):
+                    Parse().check(words, f"{page.relative_to(ROOT)}: `{text}`")
+                    count += 1
+        self.assertGreater(count, 60)
+
+    def test_a_file_that_is_not_there_is_found(self):
+        for word in ("troupe/ops/nothing.cpp", "ops/nothing", "bench/nothing.py", "tests/nothing_test.py"):
+            self.assertTrue(missing_path(word), word)
+        for word in ("ops/permute", "train/factorings", "docs/bench", "build/ci/troupe", "runs/small", "ops/x.cpp", "and/or"):
+            self.assertFalse(missing_path(word), word)
 
 
 def names_of_troupe(script):

@@ -108,7 +108,7 @@ class Blocks(unittest.TestCase):
                      {"router.balance_bias": theirs.gate.e_score_correction_bias.clone()})
 
     def test_aux_loss_after_conversion(self):
-        """Theirs is k LB (moe.md 3.1): at one layer, pooling changes nothing."""
+        """Theirs is k LB: at one layer, pooling changes nothing."""
         config = MixtralConfig(hidden_size=WIDTH, intermediate_size=8, num_local_experts=8,
                                num_experts_per_tok=2)
         theirs = block(MixtralSparseMoeBlock, config)

@@ -183,7 +183,7 @@ class LayoutRuns:
         return [max(abs(left[s][i] - right[s][i]) / (abs(left[s][i]) or 1) for s in left) for i in (0, 1)]
 
     def diff(self, a, b, *only):
-        """Of two checkpoints: tensors, how many of them are equal bit for bit, the largest difference."""
+        """Compares two checkpoints: tensors, how many of them are equal bit for bit, the largest difference."""
         words = [w for name in only for w in ("--only", name)]
         told = json.loads(self.troupe("diff", a, b, "--json", *words, code=(0, 1)))
         if any(d["what"] != "values" for d in told["differences"]):
@@ -206,14 +206,14 @@ class LayoutRuns:
         return out
 
     def relative(self, one, many, *only):
-        """Of two checkpoints, the first of one process: the largest difference of an element over the largest value
+        """Compares two checkpoints, the first of one process: the largest difference of an element over the largest value
         of its tensor, of whichever tensor this is the most."""
         largest = self.largest(one)
         return max((d["max_abs"] / largest[d["name"]] if largest[d["name"]] > 0 else math.inf
                     for d in self.diff(one, many, *only)["differences"]), default=0)
 
     def start_of(self, one, many):
-        """Of two runs that saved step 1, the first of one process: how many elements of their first weights differ;
+        """Compares two runs that saved step 1, the first of one process: how many elements of their first weights differ;
         and how far, relatively, their first gradients are apart."""
         first = [f"{name}/step-000001" for name in (one, many)]
         weights, moments = self.diff(*first, "model.*"), self.diff(*first, "optimizer.m.*")
@@ -247,7 +247,7 @@ class LayoutRuns:
         return self.figures(name)[step + 1][0], read
 
     def tensor_bytes(self, source):
-        """Of a checkpoint's tensors, without the headers of its files."""
+        """Bytes of a checkpoint's tensors, without the headers of its files."""
         out = 0
         for path in (self.folder / source).glob("*.safetensors"):
             with open(path, "rb") as file:

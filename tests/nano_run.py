@@ -89,7 +89,7 @@ class NanoRun(unittest.TestCase):
         return self.command(["unshare", "-rm", "sh", "-c", script], code, TROUPE=str(TROUPE))
 
     def start(self, *words, **more):
-        """A run that goes on by itself, its stderr in the file `said`."""
+        """A run in the background, its stderr in the file `said`."""
         out = (self.folder / "said").open("w")
         self.addCleanup(out.close)
         run = subprocess.Popen([str(TROUPE), "train", "nano.yaml", *words], cwd=self.folder,
@@ -115,7 +115,7 @@ class NanoRun(unittest.TestCase):
         return [json.loads(line) for line in lines]
 
     def losses(self, run="run"):
-        """Of each step, as the text of the log has it."""
+        """The loss of each step, as the text of the log has it."""
         lines = (self.folder / run / "log.jsonl").read_text().splitlines()
         pairs = ((json.loads(line), line) for line in lines)
         return {row["step"]: line.split('"loss":')[1].split(",")[0]

@@ -103,10 +103,10 @@ class QuickStart(Folder):
             os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
             said = process.communicate(timeout=300)[0]
         self.assertEqual(process.returncode, 0, said)
-        self.assertIn("Stopped. ./dev quickstart --text stopped.txt goes on.", said)
+        self.assertIn("Stopped. ./dev quickstart --text stopped.txt resumes.", said)
         out = self.start("--text", "stopped.txt", sets=sets)
         self.assertEqual(out.returncode, 0, out.stderr)
-        self.assertIn("goes on", out.stdout)
+        self.assertIn("resumes", out.stdout)
         self.assertEqual([r["step"] for r in self.rows("runs/stopped") if "event" not in r], list(range(1, 13)))
 
     def test_F123_a_kill_loses_nothing(self):

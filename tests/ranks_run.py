@@ -33,7 +33,7 @@ class RanksRun(NanoRun):
         return run
 
     def start_ranks(self, world, *sets, name="run", **more):
-        """Of `more` a function gives a rank its own variables."""
+        """Starts all ranks; a function in `more` gives each rank its own value."""
         port = free_port()
         own = {key: value for key, value in more.items() if not callable(value)}
         return [self.start_rank(r, world, port, sets, name, **own,

@@ -25,7 +25,7 @@ class FolderTest(unittest.TestCase):
 
 
 def random_model(config, dtype, *, seed=5, std=0.3, **more):
-    """Of any family, every parameter normal: norms and biases too, so that a tensor that is mixed up shows."""
+    """Weights of any family, every parameter normal: norms and biases too, so that a tensor that is mixed up shows."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, **more).to(dtype).eval()
     with torch.no_grad():

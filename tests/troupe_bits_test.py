@@ -57,7 +57,7 @@ class TroupeBits(NanoRun):
         self.assertGreater(len(kept["spike"]["losses"]), len(before["spike"]["losses"]))
 
     def test_F121_no_rate_decay_alone_and_frozen_parameters(self):
-        """Of the checkpoints of steps 2 and 3 of one run: nothing moved, all scaled by one factor, the frozen stayed."""
+        """Compares the checkpoints of steps 2 and 3 of one run: nothing moved, all scaled by one factor, the frozen stayed."""
         sets = ("train.steps=3", "train.schedule={kind: constant, warmup: 0}", "checkpoint.at=[2,3]", "checkpoint.keep=0",
                 "model.moe.router={kind: topk_softmax}")
 
@@ -76,7 +76,7 @@ class TroupeBits(NanoRun):
         self.assertFalse(any("attention" in name for name in moved), moved)
 
     def test_158_165_a_groups_rate_and_decay_are_those_that_it_asks_for(self):
-        """Of all parameters they are a run with another rate, bit for bit; of the experts alone, neither run."""
+        """On all parameters they equal a run with another rate, bit for bit; on the experts alone, neither run."""
         sets = ("train.steps=6", "train.schedule.warmup=2", "checkpoint.at=[6]")
         for name, *more in (("plain",), ("half", "train.optimizer.lr=1.5e-3"), ("no_decay", "train.optimizer.weight_decay=0"),
                             ("all_half", "train.optimizer.groups=[{names: '*', lr_scale: 0.5}]"),

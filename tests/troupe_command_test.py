@@ -1,4 +1,4 @@
-"""The program `troupe` from outside: help, exit classes, a run, a stop, a crash, and going on."""
+"""The program `troupe` from outside: help, exit classes, a run, a stop, a crash, and a resumed run."""
 import json
 import re
 import shutil
@@ -184,8 +184,8 @@ class TroupeCommand(NanoRun):
         (self.folder / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "%s"}]}\n' % ("Hi. " * 200))
         built = self.ran("data", "build", "chats.jsonl", "--format", "chat", "-t", "bytes", "--no-eod", "-o", "chats")
         self.assertEqual(built.returncode, 0, built.stderr)
-        self.assertIn('nothing is learnt: no message has the role "assistant"', built.stderr)
-        self.assertIn("0 tokens are learnt", built.stdout)
+        self.assertIn('nothing is learned: no message has the role "assistant"', built.stderr)
+        self.assertIn("0 tokens are learned", built.stdout)
         out = self.ran("train", "nano.yaml", "--set", "data.train=[{path: chats}]", "--set", "train.steps=3")
         self.assertEqual(out.stderr.count("all targets are masked, so nothing is learned"), 1, out.stderr)
 

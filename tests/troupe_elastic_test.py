@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """F128: torchrun with --nnodes=1:2, each "node" an agent on this machine. A second agent joins a run: the worker saves
-its step and starts again with the other one; the second is killed with its worker: the run goes on alone.
+its step and starts again with the other one; the second is killed with its worker: the run continues alone.
 
 The agents need TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: with PyTorch 2.11's default an agent that joins later waits for
-the address of a store that the first one told in an earlier round alone."""
+the address of a store that the first one published in an earlier round alone."""
 import contextlib
 import os
 import pathlib

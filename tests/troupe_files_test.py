@@ -270,7 +270,7 @@ run: {device: cpu}
         self.assertIn("E4004", self.troupe("inspect", "run/step-000004", code=4))
 
     def test_an_export_says_whether_a_tokens_weights_sum_to_one(self):
-        """Of each order of softmax and choice, in families that know both and in one that knows one."""
+        """Tries each order of softmax and choice, in families that know both and in one that knows one."""
         (self.folder / "text.txt").write_text("The cat sat on the mat. " * 300)
         (self.folder / "nano.yaml").write_text("""
 model: {layers: 1, width: 32, heads: 4, vocab: 256, max_positions: 64,

@@ -186,7 +186,7 @@ class TroupeHub(FolderTest):
         want, got = (load_file(self.folder / name / "model.safetensors") for name in ("mixtral", "back"))
         for name, tensor in want.items():
             self.assertLess((got[name] - tensor).abs().max(), 1e-29, name)
-        # What differs from the model is told all the same.
+        # What differs from the model is still reported.
         said = self.troupe("train", "more.yaml", "--set", "checkpoint.dir=other", "--set",
                            "model.moe.experts=5", code=4)
         self.assertIn("missing: model.layers.1.moe.experts.4.w2", said)

@@ -24,7 +24,7 @@ class TroupeLaunch(NanoRun):
         return self.troupe(*self.words(*sets, options=options, ranks=ranks), code=code, **more).stderr
 
     def start_launch(self, *sets, options=(), **more):
-        """One that goes on by itself."""
+        """One in the background."""
         out = (self.folder / "said").open("w")
         self.addCleanup(out.close)
         run = subprocess.Popen([str(w) for w in (TROUPE, *self.words(*sets, options=options))], cwd=self.folder,

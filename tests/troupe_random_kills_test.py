@@ -40,7 +40,7 @@ class Kills(NanoRun):
         self.assertEqual(self.begin(run).wait(timeout=600), 0, self.said())
 
     def wait_for_a_step(self, process):
-        """Until the run, going on, has written of a step."""
+        """Until the resumed run has written of a step."""
         log = self.folder / "killed" / "log.jsonl"
         size = log.stat().st_size if log.exists() else 0
         deadline = time.time() + PATIENCE

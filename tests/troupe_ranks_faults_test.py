@@ -195,7 +195,7 @@ class TroupeRanksFaults(RanksRun):
         return {r["saved"]: r for r in self.records(name) if r.get("event") == "save"}
 
     def times(self, name="run"):
-        """When each step was told."""
+        """When each step was reported."""
         return {r["step"]: r["time"] for r in self.records(name) if "event" not in r}
 
     def test_F21_a_write_that_stalls_on_one_rank_stops_nobody(self):
@@ -218,7 +218,7 @@ class TroupeRanksFaults(RanksRun):
             self.assertEqual(said in self.text_of(0, name), background)
 
     def test_F21_who_is_lost_in_a_save_is_found_however_long_it_may_take(self):
-        # Stopped, it is not heard any more: ten seconds or the limit, whichever is longer, and a quarter.
+        # Stopped, it sends no heartbeat: ten seconds or the limit, whichever is longer, and a quarter.
         for action, told in (("kill", "E6001 rank 1 of 2 exited"), ("stop", "E6003 rank 1 of 2 is stopped")):
             runs = self.start_ranks(2, "run.hang_timeout=4s", "checkpoint.background=false", name=action,
                                     TROUPE_FAULT=f"save.shard@1:10={action}")

@@ -106,7 +106,7 @@ class TroupeRanks(RanksRun):
                 for before, after in zip(event["load_before"], event["load_after"]):
                     self.assertLess(after + 0.01, before + 1e-9)
             self.assertIn("experts moved after step 4: layer ", self.text_of(0, "many"))
-        # A run that is killed goes on as it was, bit for bit; so does one in another layout, but for rounding.
+        # A run that is killed resumes as it was, bit for bit; so does one in another layout, except for rounding.
         kept = ("checkpoint.every_steps=3", "checkpoint.background=false", ZERO, *moves)
         for run in self.start_ranks(2, *kept, name="killed", TROUPE_FAULT="batch:15=kill"):
             self.assertIn(run.wait(PATIENCE), (-9, 6))
@@ -142,7 +142,7 @@ class TroupeRanks(RanksRun):
                      (DDP, "parallel.dispatcher=all_gather"),
                      (ZERO, "parallel.rebalance.every=4", "parallel.rebalance.gain=0.01")):
             self.same_as_one(4, experts(4), six, uneven, *sets)
-        # One rank goes on with what four such ranks saved.
+        # One rank resumes what four such ranks saved.
         shutil.rmtree(self.folder / "many" / "step-000020")
         self.train_ranks(1, six, name="many")
         self.assertLess(self.apart("one", "many"), 1e-5)

@@ -278,7 +278,7 @@ class TroupeRecipeFaults(NanoRun):
         self.assertNotIn("hunter2", (self.folder / "prompt/recipe.yaml").read_text())
 
     def test_F153_one_number_neither_hangs_nor_fills_the_memory(self):
-        """Of a recipe, a config.json and a machine file: told with its place, before anything is made with it."""
+        """A recipe, a config.json and a machine file: the error has the number's place, before anything is made with it."""
         (self.folder / "machine.yaml").write_text("products: 1e12\nbandwidth: 1e11\ninside: {bandwidth: 1e10}\nranks_per_host: 9223372036854775807\n")
         (self.folder / "theirs").mkdir()
         (self.folder / "theirs/model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")

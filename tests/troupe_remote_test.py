@@ -465,7 +465,7 @@ class TroupeRemote(NanoRun):
         env = {"AWS_SECRET_ACCESS_KEY": "hunter2", "AWS_SESSION_TOKEN": "t0ken-of-a-role", "HF_TOKEN": "hunter2"}
         more = (f"data.valid={text('sw0rdfish')}", "eval.every=5", f"eval.prompts=['{address('sw0rdfish')}']")
         said = [self.train("train.steps=10", *more, **env)]
-        # It goes on with another signature: what is found there is the same.
+        # It resumes with another signature: what is found there is the same.
         said.append(self.train(f"data.train={text('0ctopus')}", "train.steps=10", "train.schedule.warmup=2",
                                "checkpoint.waive_changed=[train.length]", *more, **env))
         self.assertIn("already finished at step 10", said[-1])

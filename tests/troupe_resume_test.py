@@ -1,4 +1,4 @@
-"""Runs that go on: with something changed, missing or newer than what they go on from, and with numbers
+"""Runs that resume: with something changed, missing or newer than what they resume from, and with numbers
 that are not what they should be. Rows of docs/reference/RELIABILITY.md."""
 import json
 import pathlib

@@ -102,7 +102,7 @@ class Experts(NanoRun):
         self.assertIn("Who goes to which expert", page)
         self.assertIn("<th>digits.txt</th>", page)
         self.assertRegex(page, r"&quot;[a-h0-7]&quot; \d+(\.\d+)?%")
-        # Of two sources that are alike an expert's number tells nothing.
+        # Where two sources are alike, an expert's number tells nothing.
         (self.folder / "more.txt").write_text("".join(draw.choices("abcdefgh", k=12000)))
         same = self.use("run", "--set", data.format("small.txt", "more.txt"))
         self.assertLess(max(layer["bits"] for layer in same["layers"]), 0.05)

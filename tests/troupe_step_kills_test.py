@@ -1,4 +1,4 @@
-"""Runs that are killed at each point of a step: what goes on is the run that was left alone, bit for
+"""Runs that are killed at each point of a step: what resumes is the run that was left alone, bit for
 bit. Rows of docs/reference/RELIABILITY.md."""
 import unittest
 

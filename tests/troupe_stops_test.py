@@ -141,7 +141,7 @@ class TroupeStops(NanoRun):
     def test_F101_a_save_that_is_slower_than_the_grace_is_told(self):
         said = self.train()
         self.assertNotIn("run.grace", said)  # so little is not worth a word
-        # Known from the save before, at the start of what goes on.
+        # Known from the save before, at the start of the resumed run.
         slow = {"TROUPE_FAULT": "save.shard:5=sleep:1500;batch:12=kill"}
         said = self.train("run.grace=1s", "checkpoint.dir=slow", code=-9, **slow)
         self.assertRegex(said, r"warning a checkpoint takes \d+\.\d s, longer than the 1s of run\.grace: .*checkpoint\.every")

@@ -1,4 +1,4 @@
-"""Row 242 of docs/FEATURES.md: a process of another user beside a run of `troupe launch`. It calls every port at which
+"""Row 242 of docs/reference/FEATURES.md: a process of another user beside a run of `troupe launch`. It calls every port at which
 the run listens, again and again, with garbage, with frames of PyTorch's store that are right, and as a peer of Gloo:
 the run ends as without it, bit for bit. And what ranks listen at."""
 import os
@@ -61,7 +61,7 @@ def sockets_of(pids):
 
 
 def keys_of(answer):
-    """Of what the store answers to LIST_KEYS, the keys."""
+    """The keys in what the store answers to LIST_KEYS."""
     out, at = [], 8
     while at + 8 <= len(answer):
         size = struct.unpack_from("<Q", answer, at)[0]
@@ -186,7 +186,7 @@ class TroupeStrangers(NanoRun):
         calls, answers, ports = map(int, os.read(told, 100).split())
         self.assertEqual(run.returncode, 0, said)
         self.assertGreater(calls, 100)
-        self.assertGreaterEqual(ports, 3)  # the meeting point's, and a rank's each
+        self.assertGreaterEqual(ports, 3)  # the store's, and one of each rank
         self.assertEqual(answers, 0)
         self.assertIn("another user of this machine connects to a port of this run; it is turned away", said)
         self.assert_equal_runs("alone", "beside")

@@ -37,7 +37,7 @@ tokens, x = torch.arange(3, 19).view(2, 8), torch.randn(2, 8, 32)
 theirs = AutoModelForCausalLM.from_pretrained(name, experts_implementation="eager")
 eager, block = theirs(input_ids=tokens, labels=tokens).loss, theirs.model.layers[3].mlp
 """
-# And what is to be so after it.
+# And what must be so after it.
 SAME_MODEL = """
 loss = model(input_ids=tokens, labels=tokens).loss
 loss.backward()

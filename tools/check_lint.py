@@ -128,7 +128,7 @@ class Linter:
 
 
 def findings(output):
-    """A list of single findings, so that one in a header is told once and not by each includer."""
+    """A list of single findings, so that one in a header is reported once and not by each includer."""
     found = []
     for line in output.splitlines():
         if FAULT.match(line) or not found:

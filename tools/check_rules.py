@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """check_rules.py ROOT: the ids of rules (R4, X1, F33, Q8-11) in comments and test names, and the rows of
 docs/develop/RULES.md, are the same set. Fails where an id has no row or two, where nothing cites a row, where the
-file of a row does not exist, and where a fault of docs/reference/RELIABILITY.md has no row.
+file of a row does not exist, where a fault of docs/reference/RELIABILITY.md has no row, and where a comment names a page
+that is not in the tree or a section by its number alone.
 
 In a test name an id is a part between underscores: TEST(Route, R4_R5_EqualsAten), test_H4_three_ranks. A number after
 an id that has rows of its own (Q8-11) belongs to it: Q8_11_TiesGoToEven. In a comment an id begins with the letters
@@ -23,6 +24,9 @@ MENTION = re.compile(rf"(?<![\w.-])({ID}(?:-\d+)?)(?![\w])")
 TEST = re.compile(r"\b(?:TYPED_)?TEST(?:_[FP])?\(\s*\w+,\s*(\w+)\s*\)")
 PYTHON_TEST = re.compile(r"^ +def test_(\w+)\(", re.M)
 STRING_OR_COMMENT = re.compile(r'R"\((?:.|\n)*?\)"|"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*(?:.|\n)*?\*/')
+
+NAMED_PAGE = re.compile(r"(?<!\w)[\w/.-]+\.md\b|\bsections? \d[\d.]*")
+WRITTEN_PAGES = ("table.md",)  # of a reader's own folder: what a tool writes there
 
 # What looks like an id in a comment and is none.
 NO_RULES = {
@@ -77,6 +81,18 @@ def mentions(root, rows):
                     yield rule, f"{name}:{line}"
 
 
+def unknown_pages(root):
+    """(page or section, place) of each that a comment names and a reader of this tree cannot open."""
+    pages = ["/" + path.relative_to(root).as_posix() for path in [*root.glob("*.md"), *root.glob("docs/**/*.md")]]
+    for path in sorted(p for top in TOPS for p in (root / top).rglob("*")):
+        name = path.relative_to(root).as_posix()
+        if path.suffix in CODE | {".py"} and name not in PASSED_OVER:
+            for line, comment in comments_of(path, path.read_text()):
+                for word in NAMED_PAGE.findall(comment):
+                    if word not in WRITTEN_PAGES and not any(page.endswith("/" + word) for page in pages):
+                        yield word, f"{name}:{line}"
+
+
 def file_exists(root, file):
     """`kernels/route` is a folder or its .h, .cpp, .cu; apps and tools are named from the root."""
     return any((top / file).exists() or any((top / file).parent.glob(pathlib.Path(file).name + ".*"))
@@ -102,6 +118,8 @@ def faults(root):
         used.add(rule)
         if rule not in ids:
             yield f"{place}: {rule} has no row in {PAGE} (what is no rule is listed in tools/check_rules.py: NO_RULES)"
+    for word, place in unknown_pages(root):
+        yield f"{place}: {word}: no such page in this tree; say it here, or cite a rule"
     reliability = root / FAULTS
     listed = re.findall(r"^\| *(F\d+(?:, F\d+)*) *\|", reliability.read_text(), re.M) if reliability.exists() else []
     for fault in sorted({fault for cell in listed for fault in cell.split(", ")}):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """gpu_pack.py BUILD FOLDER [--mib N] [--only NAME,...]: packs what a machine with a GPU, and without a compiler, runs of a
-build with CUDA, as FOLDER/troupe_gpu.tar.xz, or in parts of at most N MiB, 64 unless told.
+build with CUDA, as FOLDER/troupe_gpu.tar.xz, or in parts of at most N MiB (64).
 
 In it are the program, our libraries, all test programs with cases for CUDA (tools/tests.py cuda_programs), the speed
 programs, the benches and tests in Python, and of the system's libraries those that neither a bare Debian or Ubuntu nor
@@ -20,7 +20,7 @@ import make_wheel
 import tests
 
 LIBRARIES = ("libtroupe.so.0", "libtroupe_train.so.0", "libtroupe_cuda.so")
-# Of the tree, what Python runs there.
+# What Python runs there, of the tree.
 FOLDERS = ("bench", "machines", "python", "recipes", "tests", "tools")
 # Kernels that wait on barriers or copy without waiting: what a sanitizer is to see first.
 SANITIZED = ("moe_sm90_test", "moe_fp8_sm90_test", "grouped_gemm_test", "block_sparse_test", "fp8_tiles_test", "histogram_test",

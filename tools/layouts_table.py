@@ -6,7 +6,7 @@ from one process to docs/reference/LAYOUTS.md; then saves in each of twelve layo
     ... tools/layouts_table.py --ranks 2 --loads --out table.md             layouts of two ranks, nothing loaded
     ... tools/layouts_table.py --device cuda --ranks 2 --loads --out table.md      the same on two GPUs, over NCCL
 
-Stopped, the same command goes on: --lines keeps what it has found out about this commit. It ends with 1 where
+Stopped, the same command resumes: --lines keeps what it has found out about this commit. It ends with 1 where
 something is beyond its bar, which that line of the table says."""
 import argparse
 import concurrent.futures
@@ -247,7 +247,7 @@ Written by `tools/layouts_table.py`; not by hand. {date}, commit {commit}, {proc
 of one machine, one thread each, fp32; `{command}`.
 
 A model of 2 layers (6 where four ranks have two stages each) and 2, 4 or 6 experts of width {width} x 96, top 2 (`tests/layout_runs.py` has the recipe), AdamW,
-clipped to norm 1, a balance loss. Its data are chats of which the answers alone are learnt: of {sequences} sequences
+clipped to norm 1, a balance loss. Its data are chats of which the answers alone are learned: of {sequences} sequences
 of {sequence} tokens {masked} have no target at all, the others 1 to {most}. A batch of 7 sequences gives ranks unequal
 numbers of them; one of fewer than there are ranks leaves ranks without any (in brackets: how many).
 
@@ -261,7 +261,7 @@ gradient is nothing but rounding is moved by that, as far as the learning rate a
 initial weights are bitwise those of one process (as the first step's learning rate is 0, step 1 has them); and of
 `exact` dispatch, whether the first step's loss is bitwise that of the same layout without EP, which experts cut by
 their hidden width need not have: their parts are added in another order. Slices are the ranks that an expert's hidden
-width is cut over. 6 experts lie unevenly on 4 ranks: two of these have one more than the others. PP are ranks that
+width is cut over. 6 experts are spread unevenly over 4 ranks: two of these have one more than the others. PP are ranks that
 share the layers, times the stages of each, and the order of their microbatches where the layout names it; CP are ranks
 that share the tokens of each sequence.
 

@@ -9,7 +9,7 @@ troupe.megablocks, files unchanged; and stanford-stk's against its part of it.
 A test that asks for a GPU gets the CPU where there is none: .cuda() is the identity there, torch.histc takes integers, and
 layers run on 1/64 of the tokens. Triton is shown as 3.1.0, for newer ones make MegaBlocks' sparse cases skip themselves.
 A test that asks for the same bits as another order of sums (torch.allclose at its defaults in 16 bits) and fails only there
-runs again at the tolerance of docs/NUMERICS.md, and is counted apart."""
+runs again at the tolerance of docs/develop/NUMERICS.md, and is counted apart."""
 import argparse
 import collections
 import contextlib

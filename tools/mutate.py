@@ -189,7 +189,7 @@ def changed_objects(tree, place, users, folder):
 
 
 def change_file(tree, path, users, folder):
-    """Makes the changes of one file; returns what run_mutants.py is told of each."""
+    """Makes the changes of one file; returns what run_mutants.py needs to know of each."""
     lines, place, made = path.read_text().splitlines(), path.relative_to(tree.source), []
     found = candidates(lines, random.Random(f"{tree.options.seed} {path.name}"))
     first = again(tree.options, place, lines, found)

@@ -139,13 +139,13 @@ class QuickStart:
         if any(r.get("event") == "end" for r in rows):
             print(f"training {self.run} is done (to do it again: rm -r {self.run})")
         else:
-            print(f"training {self.recipe}{', goes on' if rows else ''}; Ctrl-C stops it, {self.command} goes on", flush=True)
+            print(f"training {self.recipe}{', resumed' if rows else ''}; Ctrl-C stops it, {self.command} resumes", flush=True)
             if code := self.train():
                 raise SystemExit(code)
             took = f"; {time.time() - begin:.0f} s"
         rows = records(self.run)
         if not any(r.get("event") == "end" for r in rows):
-            print(f"Stopped. {self.command} goes on.")
+            print(f"Stopped. {self.command} resumes.")
             return
         self.conclude(rows, took)
 

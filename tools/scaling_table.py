@@ -26,7 +26,7 @@ TF = 989.5  # of an H100's data sheet, bf16, per TF/s of MFU
 BRIDGE = "Megatron Bridge's recipe for H100"
 GUIDE = "Megatron Core's MoE guide"
 # Model, GPUs, sequence length, global batch, settings of the layout, what was measured and by whom. A layout that is
-# not told is the program's own.
+# not published is the program's own.
 PUBLISHED = (
     ("mixtral-8x22b", 128, 4096, 256, {}, "", 49.3, "Parallel Folding (arXiv 2504.14960), drops at capacity 1"),
     ("mixtral-8x22b", 1024, 4096, 1024, {}, "", 44.9, "the same"),
@@ -38,7 +38,7 @@ PUBLISHED = (
      "Megatron's model zoo, 338 TF/s in 8 bits, which would be 34 % of bf16's peak"),
     ("deepseek-v3", 1024, 4096, 8192, {"tensor": 2, "pipeline": 16, "expert": 64}, GUIDE, None, "proposed, not timed there"),
     ("dbrx", 3072, 4096, 6144, {"expert": 8, "shard": "full", "shard_ranks": 64}, "Databricks: EP, FSDP and HSDP", 40.0,
-     "MFU above 40 % on 3,072 GPUs, of a blog; the model is of its class, the layout not told in full"),
+     "MFU above 40 % on 3,072 GPUs, of a blog; the model is of its class, the layout not published in full"),
 )
 
 HEAD = """# Forecasts of large runs
@@ -122,7 +122,7 @@ def line(row, first):
 def scaling(troupe, folder, few):
     out = ["\n## By doubling\nEach GPU has 16 sequences a step, however many there are. `rows`, `tokens`, `state`, `idle`: the part of a step "
            "that\na rank waits for rows of experts, for tokens and keys of ranks that share a microbatch, for gathers and sums,\n"
-           "and for other stages. `full*`: FSDP that keeps weights between forward and backward. Of several stages the slowest rank's."]
+           "and for other stages. `full*`: FSDP that keeps weights between forward and backward. With several stages the slowest rank's."]
     for preset, name, counts in MODELS:
         rows = []
         for ranks in counts[-1:] if few else counts:
@@ -134,7 +134,7 @@ def scaling(troupe, folder, few):
 
 
 def published(troupe, folder, few):
-    out = ["\n## Beside what others measured\nThe forecast of the layout that was told, or where none was, of the one that a run would take. "
+    out = ["\n## Beside what others measured\nThe forecast of the published layout or, where none was, of the one that a run would take. "
            "`of it`: forecast over\nmeasured; above 100 % the forecast is the faster one.\n\n"
            "| model | GPUs | global batch | layout | whose | forecast MFU | measured | of it | by |\n|---|--:|--:|---|---|--:|--:|--:|---|"]
     for preset, ranks, sequence, batch, settings, whose, measured, source in PUBLISHED[:1] if few else PUBLISHED:

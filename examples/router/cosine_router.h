@@ -1,6 +1,6 @@
 // A router of one's own, outside Troupe: cosine routing (Chi et al. 2022, "On the Representation
 // Collapse of Sparse Mixture of Experts").
-//   z_te = cos(x_t, w_e) / tau, tau learnt;   the top K experts, weighted by the softmax of their z
+//   z_te = cos(x_t, w_e) / tau, tau learned;   the top K experts, weighted by the softmax of their z
 #pragma once
 
 #include <memory>

@@ -15,7 +15,7 @@
 
 #include "troupe/core/file/file.h"
 
-// Of tests/fuzz/<name>_fuzz.cpp, under a name of its own: cmake/troupe_fuzz.cmake.
+// tests/fuzz/<name>_fuzz.cpp defines it, under a name of its own: cmake/troupe_fuzz.cmake.
 #define TROUPE_TARGET(name) extern "C" int fuzz_##name(const uint8_t* data, size_t size);
 #include TROUPE_TARGETS
 #undef TROUPE_TARGET

@@ -1,4 +1,4 @@
-// Of readers that need PyTorch: recipes, config.json, other trainers' files. They take longer.
+// For readers that need PyTorch: recipes, config.json, other trainers' files. They take longer.
 #include "tests/fuzz/replay.h"
 
 namespace troupe::replay {

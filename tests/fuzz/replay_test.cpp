@@ -1,4 +1,4 @@
-// Of readers that need no PyTorch, and so under the sanitizers of the preset asan too. `./dev fuzz`
+// Readers that need no PyTorch, and so under the sanitizers of the preset asan too. `./dev fuzz`
 // goes on from here.
 #include "tests/fuzz/replay.h"
 

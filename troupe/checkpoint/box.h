@@ -26,7 +26,7 @@ struct Box {
 
 std::string to_text(const Box& box);  // "[0:4, 8:16] of [4, 16]"
 
-// Lengths agree, and offset + size lies in global, whose elements can be counted.
+// Lengths agree, and offset + size is in global, whose elements can be counted.
 bool is_inside(const Box& box);
 // Throws (TROUPE_CHECK) unless it is.
 void validate(const Box& box);
@@ -45,11 +45,11 @@ std::vector<Box> boxes_of_range(const Box& box, int64_t from, int64_t to);
 bool overlap(const Box& a, const Box& b, Box& out);  // false: they share no element
 
 // Calls f(from, to, count) for the runs of elements that are contiguous in both row-major boxes and
-// cover `part`, which lies in both: element from + i of `source` is element to + i of `target`.
+// cover `part`, which is in both: element from + i of `source` is element to + i of `target`.
 void for_each_run(const Box& source, const Box& target, const Box& part,
                   const std::function<void(int64_t from, int64_t to, int64_t count)>& f);
 
-// True if the boxes, all of one tensor, cover `whole` and no element lies in two of them.
+// True if the boxes, all of one tensor, cover `whole` and no element is in two of them.
 bool tiles(const std::vector<Box>& boxes, const Box& whole);
 
 }  // namespace troupe

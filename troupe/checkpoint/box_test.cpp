@@ -70,7 +70,7 @@ TEST(Box, AWholeTensorIsOneRunAndANumberToo) {
   for_each_run(whole, whole, whole, [&](int64_t, int64_t, int64_t n) { runs += n == 35; });
   for_each_run(one, one, one, [&](int64_t, int64_t, int64_t n) { runs += n == 1; });
   EXPECT_EQ(runs, 2);
-  const Box rows = {{5, 7}, {2, 0}, {3, 7}};  // rows lie together: still one run
+  const Box rows = {{5, 7}, {2, 0}, {3, 7}};  // rows are together: still one run
   runs = 0;
   for_each_run(whole, rows, rows, [&](int64_t from, int64_t to, int64_t n) {
     runs += from == 14 && to == 0 && n == 21;
@@ -151,7 +151,7 @@ TEST(Box, AnyPartsTileAndNoOthersDo) {
     other.pop_back();
     EXPECT_FALSE(tiles(other, Box::whole(global)));
     if (parts.size() > 1) {
-      other.push_back(other.front());  // as many elements may lie in them as in the whole
+      other.push_back(other.front());  // as many elements may be in them as in the whole
       EXPECT_FALSE(tiles(other, Box::whole(global)));
     }
   }

@@ -89,7 +89,7 @@ class CheckpointState {
   // Something of the same box, such as a moment: `value` has the parameter's local elements.
   void add_like(const std::string& name, const Param& p, const at::Tensor& value,
                 Replica replica = {});
-  // The same of a part: the parameter's local elements from, from + 1, ... as they lie in memory;
+  // The same of a part: the parameter's local elements from, from + 1, ... as they are in memory;
   // boxes come of it, as few as there can be. No elements add nothing.
   void add_range(const std::string& name, const Param& p, int64_t from, const StateTensor& live,
                  Replica replica = {});

@@ -13,7 +13,7 @@
 namespace troupe {
 
 // What two tensors of one shape differ in. Bits decide whether an element is equal: +0 and -0
-// differ, a NaN equals the same NaN. Of different types the values decide, in f64.
+// differ, a NaN equals the same NaN. Different types are compared by value, in f64.
 struct ValueDifference {
   int64_t elements = 0;
   int64_t different = 0;

@@ -44,7 +44,7 @@ struct CheckpointConfig {
   int64_t every_steps = 0;       // 0: not by steps
   std::vector<int64_t> at = {};  // besides, at these steps
   int64_t keep = 3;              // newest ones; 0: all
-  int64_t keep_every = 0;        // steps that are multiples stay for ever; 0: none
+  int64_t keep_every = 0;        // steps that are multiples stay forever; 0: none
   int64_t keep_best = 0;         // lowest validation loss
   bool background = true;        // writes while training goes on
   WhenBusy when_busy = WhenBusy::kWait;

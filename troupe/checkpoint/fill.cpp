@@ -46,7 +46,7 @@ void run_all(const Jobs& jobs, int threads) {
   if (first) std::rethrow_exception(first);
 }
 
-// Of row-major `from_box` what `part` is, into row-major `to_box`.
+// Copies `part` of row-major `from_box` into row-major `to_box`.
 void copy_box(const Box& from_box, std::span<const std::byte> from, const Box& to_box,
               std::span<std::byte> to, const Box& part, int64_t bytes) {
   for_each_run(from_box, to_box, part, [&](int64_t a, int64_t b, int64_t count) {

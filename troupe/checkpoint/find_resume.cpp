@@ -70,7 +70,7 @@ std::string latest_note(const std::string& run, const std::string& newest) {
 [[noreturn]] void fail_nothing(const std::string& run, const std::vector<std::string>& passed) {
   std::string lines = "has no complete checkpoint";
   for (const std::string& line : passed) lines += "\n  passed over " + line;
-  if (!passed.empty()) lines += "\n  checkpoint.resume: never starts anew all the same";
+  if (!passed.empty()) lines += "\n  checkpoint.resume: never starts a new run anyway";
   fail(Code::kNoCheckpoint, run, lines);
 }
 

@@ -1,4 +1,4 @@
-// Checkpoints of other programs: recognised, never misread, and nothing with a pickle opened.
+// Checkpoints of other programs: recognized, never misread, and nothing with a pickle opened.
 #pragma once
 
 #include <string>

@@ -134,11 +134,10 @@ bool is_damage(Code code) {
 void check_fingerprint(const ResumePoint& point, const Fingerprint& now,
                        const Fingerprint& defaults, const std::vector<std::string>& waived) {
   if (point.manifest.fingerprint.empty() && !now.empty()) {
-    fail(
-        Code::kOtherRun, point.folder,
-        "holds a model's weights, without an optimizer or a run to go on with: begin from them, in "
-        "another checkpoint.dir, with checkpoint.init_from=" +
-            point.folder);
+    fail(Code::kOtherRun, point.folder,
+         "holds a model's weights, without an optimizer or a run to resume: begin from them, in "
+         "another checkpoint.dir, with checkpoint.init_from=" +
+             point.folder);
   }
   std::string lines;
   for (const std::string& line : changes(point.manifest.fingerprint, now, defaults)) {

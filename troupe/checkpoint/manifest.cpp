@@ -27,7 +27,7 @@ struct Item {
   }
 };
 
-// The manifest's fields but for `scalars`, which may be any object.
+// The manifest's fields except for `scalars`, which may be any object.
 struct Fields {
   std::string checksum;
   int64_t format = 0;

@@ -82,7 +82,7 @@ std::set<int64_t> kept(const std::vector<CompleteStep>& steps, const CheckpointC
     if (config.keep_every > 0 && it->step % config.keep_every == 0) out.insert(it->step);
     if (it->manifest.score) scored.push_back(&*it);
   }
-  // Of equal scores the newest, which comes first.
+  // The newest of equal scores comes first.
   std::ranges::stable_sort(scored, {}, [](const CompleteStep* s) { return *s->manifest.score; });
   for (size_t i = 0; i < scored.size() && static_cast<int64_t>(i) < config.keep_best; ++i) {
     out.insert(scored[i]->step);
@@ -212,7 +212,7 @@ std::vector<std::string> set_aside_later(Fs& fs, const std::string& run, int64_t
     if (fs.rename_new(later.folder, to) != 0) {
       fail_file(Code::kFileFailed, later.folder, "rename to " + to, errno);
     }
-    lines.push_back(later.folder + " is later than the step to go on from: renamed to " + to);
+    lines.push_back(later.folder + " is later than the step to resume from: renamed to " + to);
   }
   if (!lines.empty()) sync_directory(fs, run);
   return lines;

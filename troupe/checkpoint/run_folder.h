@@ -45,7 +45,7 @@ void publish_step(Fs& fs, const Faults& faults, const std::string& run, const st
                   const Manifest& manifest);
 
 // Removes the complete steps that the config does not keep; never the newest, never the one just
-// written, and no incomplete folder, which may be a copy under way. Of bad ones the newest stays;
+// written, and no incomplete folder, which may be a copy under way. The newest bad one stays;
 // where all good ones do (keep: 0), no manifest is read unless the one just written is bad.
 // Returns the steps removed. `note` gets a line for one that cannot be removed.
 std::vector<int64_t> prune(Fs& fs, const Faults& faults, const CheckpointConfig& config,

@@ -245,7 +245,7 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_b
   if (twice != names.end()) {
     fail(Code::kBadModelFile, file, "duplicate name: tensor \"" + **twice + "\" is there twice");
   }
-  // Empty tensors share their place with a neighbour: by end too.
+  // Empty tensors share their place with a neighbor: by end too.
   std::ranges::sort(out.tensors, [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
   });

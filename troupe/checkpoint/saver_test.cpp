@@ -266,7 +266,7 @@ TEST_F(Saving, F6_AFullDiskIsAWarningAnErrorOrAPause) {
     });
     EXPECT_EQ(e.code(), Code::kFileFailed);
     EXPECT_FALSE(s->failed());
-    s->take_results();  // told once
+    s->take_results();  // reported once
   }
   config_.on_error = OnError::kPause, config_.pause = milliseconds(60);
   const auto s = saver(io);
@@ -446,7 +446,7 @@ TEST_F(Saving, NumbersInHalvesAreSavedWhole) {
     load(folder, halves, {}, {}, kNone);
     EXPECT_TRUE(at::equal(high, had));
   }
-  // Of a file with bf16 numbers, as an import may be: nothing is left beside them.
+  // A file with bf16 numbers, as an import may be: nothing is left beside them.
   CheckpointState import;
   import.add_box("x", Box::whole({n}), high.clone());
   saver()->save(import, {.step = 3});

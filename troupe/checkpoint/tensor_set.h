@@ -27,7 +27,7 @@ class TensorSet {
   virtual std::string place() const = 0;
   virtual std::vector<std::string> warnings() const { return {}; }
   virtual const Manifest* manifest() const { return nullptr; }  // checkpoints have one
-  // The whole tensor, row-major. Of a checkpoint each byte is compared with its checksum.
+  // The whole tensor, row-major. A checkpoint's bytes are compared with their checksums.
   virtual std::vector<std::byte> read(const std::string& name) const = 0;
   const Tensors& tensors() const { return tensors_; }
 

@@ -68,7 +68,7 @@ std::string_view explain(Code code) {
     case Code::kBadDocument:
       return "A line of a JSONL file is not a document: no JSON object, the key is missing or "
              "holds no text, or the line is too long. The message names file and line. Mend it, "
-             "or set `on_bad: skip`, which counts such lines and goes on.";
+             "or set `on_bad: skip`, which counts such lines and continues.";
     case Code::kBadShard:
       return "A shard of an MDS data set is damaged: its size or hash is not what index.json "
              "says, or an offset in it points elsewhere. Copy the shard again.";
@@ -85,7 +85,7 @@ std::string_view explain(Code code) {
     case Code::kNoTokenizer:
       return "The file or folder is there, and nothing in it is a tokenizer. The message lists "
              "what "
-             "is recognised: by content, not by name.";
+             "is recognized: by content, not by name.";
     case Code::kVocabTooLarge:
       return "The tokenizer has ids that the model's vocabulary does not. Set model.vocab to at "
              "least the tokenizer's size, or use the tokenizer that the model was made with.";
@@ -137,7 +137,7 @@ std::string_view explain(Code code) {
       return "Another rank ended, or the connection to it broke, in the middle of an operation. "
              "The "
              "message names the operation and, where they are known, the ranks that no longer "
-             "answer: what they wrote last says why. The run goes on from its last checkpoint.";
+             "answer: what they wrote last says why. The run resumes from its last checkpoint.";
     case Code::kNoRendezvous:
       return "The ranks did not meet at the start: the port is taken, the address is wrong, or "
              "some "
@@ -170,7 +170,7 @@ std::string_view explain(Code code) {
              "checkpoint.dir.";
     case Code::kTooLarge:
       return "The run is forecast to need more than nine tenths of the memory (a warning, W7006), "
-             "or more than there is (an error, E7006), or memory ran out all the same. The message "
+             "or more than there is (an error, E7006), or memory ran out anyway. The message "
              "holds the sizes and the cheapest changes that save some; `troupe plan` says where "
              "the memory goes.";
     case Code::kSlowMachine:

@@ -18,7 +18,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kTimeBetweenLines = std::chrono::seconds(5);
 
-// Where a build that was stopped goes on. `of` is a hash of settings and files.
+// Where a build that was stopped resumes. `of` is a hash of settings and files.
 struct Journal {
   std::string of;
   TokenCounts counts, valid;
@@ -101,7 +101,7 @@ class Build {
                         from);
     result_.text_bytes = reader.total_bytes();
     noted_bytes_ = begin_bytes_ = reader.bytes_before(from);
-    if (journal) log_.info("data build: goes on at " + files_[static_cast<size_t>(from.file)]);
+    if (journal) log_.info("data build: resumes at " + files_[static_cast<size_t>(from.file)]);
     encode_all(reader, writers);
     finish(writers);
     return std::move(result_);
@@ -115,7 +115,7 @@ class Build {
 
   std::string journal_path() const { return TokenWriter::folder(output_.prefix) + "/journal.json"; }
 
-  // That of an earlier try, where this one can go on from there.
+  // The journal of an earlier try, where this one can resume it.
   std::optional<Journal> journal_to_go_on() {
     std::optional<Journal> out = read_journal();
     if (!out) return out;
@@ -177,7 +177,7 @@ class Build {
     }
   }
 
-  // Progress for the reader of the log, and for the process that may have to go on.
+  // Progress for the reader of the log, and for the process that may have to resume.
   void note(const EncodedPiece& piece, const CorpusReader& reader, Writers& writers) {
     const int64_t bytes = reader.bytes_before(piece.next);
     const auto now = Clock::now();
@@ -280,7 +280,7 @@ class Build {
                    ": the tokenizer took them as they are");
     }
     if (result_.learnt == 0 && result_.info.tokens > 0) {
-      log_.warning("data build: nothing is learnt: no message has the role \"" +
+      log_.warning("data build: nothing is learned: no message has the role \"" +
                    config_.chat.learn + "\" (chat.learn; data build --learn)");
     }
   }

@@ -4,7 +4,7 @@
 //
 // Lines are encoded by all cores, in pieces, and written in their order; memory is a few pieces for
 // each worker and does not grow with the corpus. Every 256 MiB of text what is there is synced and
-// noted in PREFIX.building: the same command, after a kill or a power cut, goes on from there if
+// noted in PREFIX.building: the same command, after a kill or a power cut, resumes there if
 // neither settings nor files have changed, and else begins anew.
 //
 // With `valid` a part of the documents goes to PREFIX-valid, which has the same files, and not to

@@ -427,12 +427,12 @@ TEST_F(Corpus, ChatsOfWhichNothingIsLearntAreToldAndTheirKeyIsKnown) {
            "{\"messages\": [{\"role\": \"human\", \"content\": \"a\"},"
            " {\"role\": \"gpt\", \"content\": \"b\"}]}\n");
   EXPECT_EQ(build_corpus(config, kBytes, fs, Log({said})).learnt, 0);
-  EXPECT_PRED2(has, said->text, "nothing is learnt: no message has the role \"assistant\"");
+  EXPECT_PRED2(has, said->text, "nothing is learned: no message has the role \"assistant\"");
   said->text.clear();
   config.chat.learn = "gpt";
   config.replace = true;
   EXPECT_GT(build_corpus(config, kBytes, fs, Log({said})).learnt, 0);
-  EXPECT_EQ(said->text.find("nothing is learnt"), std::string::npos);
+  EXPECT_EQ(said->text.find("nothing is learned"), std::string::npos);
 }
 
 TEST_F(Corpus, BadSettingsAreRefused) {

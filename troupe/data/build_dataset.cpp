@@ -211,7 +211,7 @@ class Builder {
     return finished(std::move(sources), std::make_unique<StagedMix>(std::move(stages)));
   }
 
-  // Weights that do not sum to 1 are shares all the same: one line says which.
+  // Weights that do not sum to 1 are still shares: one line says which.
   void say_shares(const std::vector<SourceConfig>& sources,
                   const std::vector<double>& weights) const {
     const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);

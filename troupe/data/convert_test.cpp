@@ -209,7 +209,7 @@ TEST_F(Mds, F67_WithoutHashesEveryDamageStaysInBounds) {
   }
   shard = golden();
   shard.replace(4, 4, le(5u));
-  EXPECT_PRED2(has, refusal(), "sample 0: E3107 lies at bytes 5 to 281");
+  EXPECT_PRED2(has, refusal(), "sample 0: E3107 is at bytes 5 to 281");
   shard = golden();
   shard.replace(249 + 4, 4, le(400u));
   EXPECT_PRED2(has, refusal(), "column 2 needs 400 bytes");

@@ -22,7 +22,7 @@ bool is_link(const std::string& path) {
 
 // Links to files count, links to folders do not: they may lead in a circle.
 void add_below(const std::string& folder, int depth, std::vector<std::string>& out) {
-  if (depth == 0) fail(Code::kUnreadableData, folder, "lies too many folders deep");
+  if (depth == 0) fail(Code::kUnreadableData, folder, "is too many folders deep");
   for (const std::string& name : names_in(folder)) {
     if (name.starts_with('.')) continue;
     const std::string path = (stdfs::path(folder) / name).string();

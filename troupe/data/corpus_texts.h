@@ -24,7 +24,7 @@ struct CorpusTexts {
   int64_t read_bytes = 0;  // fewer than corpus_bytes where `most` cut it
 };
 
-// Of a corpus larger than `most`, pieces of a MiB (or files, where a file is a document) are taken
+// A corpus larger than `most` gives pieces of a MiB (or files, where a file is a document), taken
 // evenly over all of it: the same ones each time. A document that cannot be read is E3106.
 CorpusTexts corpus_texts(const TextsConfig& config);
 

@@ -43,7 +43,7 @@ constexpr auto names_of(Documents) {
                     Named{"eod", Documents::kEod}};
 }
 
-// Fill in the middle, on ids: of a document x (as far as it lies in the sample), with chance
+// Fill in the middle, on ids: of a document x (as far as it is in the sample), with chance
 // `rate`, two cuts are drawn and prefix | middle | suffix becomes
 //   [prefix] prefix [suffix] suffix [middle] middle        or, with chance `spm_rate` of these,
 //   [prefix] [suffix] suffix [middle] prefix middle

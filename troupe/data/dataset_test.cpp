@@ -232,7 +232,7 @@ TEST_F(OfFiles, F62_ASourceThatIsUsedUpIsAnErrorOrAnotherEpoch) {
   EXPECT_PRED2(has, what, b + ": E3105 has 31 samples and max_epochs 2 allows 62");
   EXPECT_NO_THROW(data.train->batch(0, 240));
   refusal_code(Code::kSourceUsedUp, [&] { data.train->batch(240, 20); });
-  needs.samples = 260;  // The length of the run is known: told before it starts.
+  needs.samples = 260;  // The length of the run is known: the error comes before it starts.
   EXPECT_PRED2(has, refused(Code::kSourceUsedUp, config), "max_epochs 2");
 }
 

@@ -88,7 +88,7 @@ std::string variable(const char* name, const std::string& otherwise = "") {
   return value == nullptr || *value == '\0' ? otherwise : value;
 }
 
-// Of a key everything but letters, digits and -._~/ as %XX.
+// The key with everything but letters, digits and -._~/ as %XX.
 std::string escaped(const std::string& key) {
   constexpr const char* kHex = "0123456789ABCDEF";
   std::string out;
@@ -255,8 +255,8 @@ int on_progress(void* user, curl_off_t /*down*/, curl_off_t /*of*/, curl_off_t /
   return asked(*static_cast<const StopQuestion*>(user)) ? 1 : 0;
 }
 
-// Of a query, what AWS and Google sign an address with: made anew each time, and of no meaning to
-// what is found there.
+// Whether a query's parameter is AWS's or Google's signature, which is new each time and does not
+// change what is found there.
 bool only_signs(std::string_view parameter) {
   return parameter.starts_with("X-Amz-") || parameter.starts_with("X-Goog-");
 }
@@ -364,7 +364,7 @@ Answer HttpObject::Connections::ask_at(const Address& address, int64_t offset,
   }
   if (ours && !target.signature.empty()) {
     c.set(handle, CURLOPT_AWS_SIGV4, target.signature.c_str());
-    // Of a request without a body, which the signature covers.
+    // The hash of an empty body, which the signature covers.
     headers = c.append(headers,
                        "x-amz-content-sha256: "
                        "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");

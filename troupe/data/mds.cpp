@@ -123,7 +123,7 @@ class Shard {
   std::string_view sample(int64_t i) const {
     const int64_t begin = u32(4 * (1 + i)), end = u32(4 * (2 + i));
     if (begin < 4 * (n_ + 2) || begin > end || end > std::ssize(bytes_)) {
-      fail(Code::kBadShard, place(i), "lies at bytes", begin, "to", end, "of", bytes_.size());
+      fail(Code::kBadShard, place(i), "is at bytes", begin, "to", end, "of", bytes_.size());
     }
     return std::string_view(bytes_).substr(static_cast<size_t>(begin),
                                            static_cast<size_t>(end - begin));

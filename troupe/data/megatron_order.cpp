@@ -141,7 +141,7 @@ MegatronBlend::MegatronBlend(std::span<const double> weights, int64_t samples) {
   }
   dataset.resize(static_cast<size_t>(length));
   index.resize(dataset.size());
-  megatron_blend_indices(normalized(once), dataset, index);  // Normalised again, as Megatron does.
+  megatron_blend_indices(normalized(once), dataset, index);  // Normalized again, as Megatron does.
 }
 
 }  // namespace troupe

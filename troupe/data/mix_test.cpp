@@ -74,7 +74,7 @@ TEST(Mix, LateSamplesCostNoMoreThanEarlyOnes) {
   EXPECT_THROW(static_cast<void>(mix.at(late + 1)), Error);
 }
 
-// A run that is continued relies on it: these values are for ever.
+// A run that is continued relies on it: these values are forever.
 TEST(Mix, ItsValuesDoNotChange) {
   const Mix mix({0.5, 0.3, 0.2}, Rng(1234, 0));
   std::vector<int> sources;

@@ -33,7 +33,7 @@ TEST(Permutation, IsAFunctionOfItsKey) {
   EXPECT_NE(all(Permutation(1000, Rng(1, 2))), all(Permutation(1000, Rng(2, 2))));
 }
 
-// A run that is continued relies on it: these values are for ever.
+// A run that is continued relies on it: these values are forever.
 TEST(Permutation, ItsValuesDoNotChange) {
   EXPECT_EQ(all(Permutation(10, Rng(1234, 0))),
             (std::vector<int64_t>{6, 9, 8, 7, 4, 5, 0, 2, 1, 3}));
@@ -52,7 +52,7 @@ TEST(Permutation, AllOrdersOfFourAreEquallyLikely) {
   EXPECT_LT(chi2, 60);
 }
 
-// Where neighbours go is no more related than in a fair shuffle: the correlation of two random
+// Where neighbors go is no more related than in a fair shuffle: the correlation of two random
 // orders of n values has standard deviation 1 / sqrt(n - 1).
 TEST(Permutation, NeighboursAreParted) {
   constexpr int64_t kN = 20000;

@@ -1,4 +1,4 @@
-// How files behind URLs are read: where they are kept, how long a server is waited for, who is told
+// How files behind URLs are read: where they are kept, how long a server is waited for, who hears
 // of it, and what ends the wait.
 #pragma once
 

@@ -5,7 +5,7 @@
 // block is asked for once, however many threads want it.
 //
 // Where the server names no version (ETag, Last-Modified), another object of that size could not be
-// told from this one: its blocks are of this process alone and go when the file is closed.
+// recognized: its blocks are of this process alone and go when the file is closed.
 #pragma once
 
 #include <string>

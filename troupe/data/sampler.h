@@ -44,7 +44,7 @@ std::unique_ptr<Sampler> ordered_chunks(const TokenSource& source, int64_t seque
 
 // Best fit, decreasing: sequences share a sample where they fit whole; longer ones are cut first,
 // each cut sharing a token with the next so that every token but the first of a sequence is a label
-// once. Sequences are packed in windows of 1024 neighbours: opening reads all lengths once and
+// once. Sequences are packed in windows of 1024 neighbors: opening reads all lengths once and
 // keeps 8 bytes a window. The samples of an epoch come in the order of a Permutation.
 std::unique_ptr<Sampler> packed_sequences(TokenSourcePtr source, int64_t sequence, OrderKey key);
 

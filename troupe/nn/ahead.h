@@ -11,7 +11,7 @@
 namespace troupe {
 
 // For d = 1 .. depth, of whole rows: at position i the id and the target of position i + d. Where
-// that lies beyond the row or in another document, the target does not count (-100).
+// that is beyond the row or in another document, the target does not count (-100).
 std::vector<AheadTokens> ahead_of(const Batch& whole, int64_t depth);
 
 }  // namespace troupe

@@ -136,7 +136,7 @@ at::Tensor Attention::prepared(const at::Tensor& x_Tn, const std::optional<NormM
       .flatten(0, 1);
 }
 
-// Neighbours that have the same key head count its squares once between them.
+// Neighbors that have the same key head count its squares once between them.
 at::Tensor Attention::whole_norm(const at::Tensor& x_Tn, const NormModule& norm) const {
   const double share =
       1.0 / static_cast<double>(norm.weight.tensor_repeat(1) * norm.weight.global[0]);

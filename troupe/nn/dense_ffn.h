@@ -13,7 +13,7 @@ class DenseFfn {
  public:
   DenseFfn(const ModelConfig& config, int64_t hidden, const TensorParts& parts = {});
 
-  // Of own tokens; `all`: how many all ranks have that share the weights.
+  // x: this rank's tokens; `all`: the tokens of all ranks that share the weights.
   at::Tensor forward(const at::Tensor& x_tD, int64_t all) const;
 
   static void visit(auto& m, auto&& f) {

@@ -41,7 +41,7 @@ at::Tensor Embedding::forward(const Batch& batch, const Packing& packing,
   at::Tensor h = rows(ids);
   if (positions) {
     const int64_t S = ids.size(1), most = positions->value.size(0);
-    TROUPE_CHECK(S <= most, "position", S - 1, "lies beyond max_positions", most);
+    TROUPE_CHECK(S <= most, "position", S - 1, "is beyond max_positions", most);
     at::Tensor places = packing.positions_BS;
     if (!places.defined() && batch.cache != nullptr) {
       places = batch.cache->positions(S).to(ids.device());

@@ -72,7 +72,7 @@ struct LoraConfig {
   }
 };
 
-// Bits of what backward reads (section 8.1): -1 off, 8 or 4; kGrouped alone can. `scatter` is
+// Bits of what backward reads (rule Q1): -1 off, 8 or 4; kGrouped alone can. `scatter` is
 // MegaBlocks' and has nothing to pack: its output rows are not kept, for the score comes before W2.
 struct QuantizeConfig {
   int64_t inputs = -1;
@@ -147,7 +147,7 @@ struct ExpertsShape {
 struct ExpertsOutput {
   at::Tensor y_SD;  // the sum of each source row's rows, scores applied
   // int64 [1], undefined where nothing is kept in fewer bits: groups of kept values that fp16
-  // scales cannot hold (Q2). Counted as they are quantised, which under Recompute::kLayer is in
+  // scales cannot hold (Q2). Counted as they are quantized, which under Recompute::kLayer is in
   // backward.
   at::Tensor saturated = {};
 };
@@ -200,7 +200,7 @@ at::Tensor loop_ffn(const ExpertRows& rows, const ExpertWeights& weights, const 
                     Recompute again = Recompute::kNone);
 
 // The MegaBlocks form, over segments of whole blocks; scores are applied to y, which is the same
-// but for rounding. Waits for no device.
+// except for rounding. Waits for no device.
 at::Tensor block_sparse_ffn(const ExpertRows& rows, const ExpertWeights& weights,
                             const FfnOptions& options, Recompute again = Recompute::kNone);
 

@@ -94,7 +94,7 @@ TEST(Experts, E2_AnExpertWithoutTokensHasZeroGradientsWritten) {
 
 TEST(Experts, X4_GradientIsExactlyZeroBeyondTheClamp) {
   Case c = forms(kF)[0];
-  c.config.form.clamp = 1e-9;  // everything lies beyond
+  c.config.form.clamp = 1e-9;  // everything is beyond
   Experts m = experts_of(c);
   results(m, rows_of(c.type));
   const at::Tensor up = m.w1.value.grad().narrow(1, kF, kF);

@@ -9,7 +9,7 @@
 // s_0 = x:
 //   s_d = block(Wp [norm(embedding of token i + d), norm(s_{d-1})]) at position i, and its loss is
 //   that of n_d = norm_d(s_d) against the target of position i + d (DeepSeek-V3). Positions whose
-//   target lies beyond the row or the document do not count. The sum over d, times weight / depth,
+//   target is beyond the row or the document do not count. The sum over d, times weight / depth,
 //   is mtp_sum; its routers' losses are divided by the depth (A7).
 //
 // The head computes all losses, and the first unit behind the blocks the final norm. What a unit
@@ -70,7 +70,7 @@ class Head {
   UnitResult predict(int64_t module, const at::Tensor& states, const Call& call);
   MoeLayer* moe(int64_t module);  // null: none here
 
-  // Of MTP module 1 .., or of the head, depth + 1.
+  // Parameters of MTP module 1 .., or of the head, depth + 1.
   void for_each_param_of(int64_t unit, const ParamVisitor& f);
   static void visit(auto& m, auto&& f) {
     f("norm", m.norm_);

@@ -41,7 +41,7 @@ at::Tensor KvCache::positions(int64_t n) const {
 
 void KvCache::extend(int64_t layer, const at::Tensor& a, const at::Tensor& b) {
   const auto B = static_cast<int64_t>(used_.size());
-  TROUPE_CHECK(a.size(0) == B && b.size(0) == B, "the cache is told of", B, "rows, not of",
+  TROUPE_CHECK(a.size(0) == B && b.size(0) == B, "the cache was given", B, "rows, the tensors have",
                a.size(0));
   Held& held = held_.at(layer);
   if (!held.a.defined()) {

@@ -32,7 +32,7 @@ struct Linear {
 };
 
 // x [T, D] times all weights [n_i, D], side by side: [T, sum n_i]; biases all or none. One product
-// forward, two backward. Weights that do not lie one behind the other are joined by a copy in each.
+// forward, two backward. Weights that are not one behind the other are joined by a copy in each.
 // `weights_order`: where in the backward the weights' gradients are made; absent: with that of x.
 at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*>& parts,
                          std::optional<BackwardOrder> weights_order = {});

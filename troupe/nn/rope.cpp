@@ -26,7 +26,7 @@ double llama3(const RopeConfig& c, double f) {
   return f * ((1 - s) / c.factor + s);
 }
 
-// How far dimension j lies on the ramp from the kept frequencies to the divided ones.
+// How far dimension j is on the ramp from the kept frequencies to the divided ones.
 class Ramp {
  public:
   Ramp(const RopeConfig& c, int64_t n) {

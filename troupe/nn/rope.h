@@ -1,4 +1,4 @@
-// Rotary frequencies and tables, for all scalings of the context (formats.md 3.4).
+// Rotary frequencies and tables, for all scalings of the context.
 //
 // n dimensions turn; f_j = theta^(-2j / n), j < n / 2; L = original_positions; c = factor.
 //   none      f
@@ -32,7 +32,7 @@ constexpr auto names_of(RopeScaling) {
 struct RopeConfig {
   double theta = 10000;
   double fraction = 1;       // of a head's dimensions that turn, the first ones
-  bool interleaved = false;  // neighbours (2j, 2j + 1) are pairs, instead of halves
+  bool interleaved = false;  // neighbors (2j, 2j + 1) are pairs, instead of halves
   RopeScaling scaling = RopeScaling::kNone;
   double factor = 1;
   int64_t original_positions = 4096;     // L: before the context was stretched

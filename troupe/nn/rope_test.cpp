@@ -44,7 +44,7 @@ TEST(Rope, Llama3KeepsShortWavesAndDividesLongOnes) {
   EXPECT_NEAR(f[32], plain[32] * ((1 - s) / 8 + s), 1e-15);
 }
 
-// formats.md 3.4: DeepSeek's softmax factor at factor 40 and gpt-oss' amplitude at 32.
+// Published values: DeepSeek's softmax factor at factor 40 and gpt-oss' amplitude at 32.
 TEST(Rope, YarnsFactorsAreThePublishedOnes) {
   RopeConfig deepseek = scaled(RopeScaling::kYarn, 40);
   deepseek.mscale = deepseek.mscale_all_dim = 1;

@@ -52,7 +52,7 @@ TEST(Sampler, LimitsKeepTheirTokensAlone) {
   EXPECT_EQ(ids({.top_k = 3, .min_p = 0.1}), "123");
 }
 
-// Of 5,000 ids those that a sort of all of them leaves.
+// The ids, among 5,000, that a sort of all of them leaves.
 TEST(Sampler, ANucleusOfALargeVocabularyIsThatOfTheWholeOrder) {
   std::vector<float> logits;
   for (int64_t i = 0; i < 5000; ++i) {

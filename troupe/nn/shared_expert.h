@@ -39,7 +39,7 @@ class SharedExpert {
   SharedExpert(const SharedConfig& config, const ExpertsConfig& routed, int64_t width,
                int64_t layers, const TensorParts& parts = {});
 
-  // Gated, if it is; not weighted. Of own tokens; `all`: of all ranks that share them.
+  // Gated, if it is; not weighted. x: own tokens; `all`: the tokens of all ranks that share them.
   at::Tensor forward(const at::Tensor& x_tD, int64_t all) const;
   // y of routed and shared, by the form.
   at::Tensor add(const at::Tensor& routed_TD, const at::Tensor& shared_TD, int64_t top_k) const;

@@ -65,7 +65,7 @@ class SplitHead {
   }
 
  private:
-  // Of each token's target: its row here, and whether it is here (1, else 0).
+  // For each token's target, its row here, and whether it is here (1, else 0).
   struct Position {
     at::Tensor row, here;
   };
@@ -80,7 +80,7 @@ class SplitHead {
     return most.masked_fill(most.eq(-std::numeric_limits<double>::infinity()), 0);
   }
 
-  // Of all ranks' logits: lse, and the target's.
+  // Log-sum-exp of all ranks' logits, and the target's logit.
   std::pair<at::Tensor, at::Tensor> log_sum(const at::Tensor& z, const Position& at) const {
     const double none = -std::numeric_limits<double>::infinity();
     at::Tensor most = at::full({z.size(0)}, none, z.options()), sum = at::zeros_like(most);

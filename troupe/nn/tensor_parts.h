@@ -1,4 +1,4 @@
-// What a module is told of tensor and context parallelism (T3, T5, CX6): which ranks share its
+// What a module knows of tensor and context parallelism (T3, T5, CX6): which ranks share its
 // weights, what is its own of them, and which have other tokens of its rows. A module's parameters
 // take boxes when it is made, and its input and output pass the edge; it knows no group and no
 // mesh.
@@ -25,21 +25,21 @@ struct TensorParts {
   // To the same: keys stay with their rank and are joined one rank's at a time.
   std::optional<RingAttention> ring = {};
   TokenSharding microbatch =
-      {};  // all ranks that share a microbatch, `sharding`'s neighbours first
+      {};  // all ranks that share a microbatch, `sharding`'s neighbors come first
 
   // This rank's part of dimension `dim`, which the ranks divide.
   void cut(Param& p, int64_t dim) const;
-  // Of rows by key head, of which there may be fewer than ranks: these then have one each, the same
-  // as their neighbours.
+  // Cuts rows by key head. There may be fewer heads than ranks: ranks then have one each, the same
+  // as their neighbors.
   void cut_key_heads(Param& p, int64_t heads) const;
-  // Of a table: blocks of kVocabBlock rows, which the ranks need not divide.
+  // Cuts a table into blocks of kVocabBlock rows, which the ranks need not divide.
   void cut_table(Param& p) const;
 
   int64_t heads(int64_t all) const { return all / sharding.ranks(); }
   int64_t key_heads(int64_t all) const {
     return all >= sharding.ranks() ? all / sharding.ranks() : 1;
   }
-  // So many neighbours have the same key heads.
+  // So many neighbors have the same key heads.
   int64_t key_repeat(int64_t all) const {
     return all >= sharding.ranks() ? 1 : sharding.ranks() / all;
   }

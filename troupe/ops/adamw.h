@@ -14,7 +14,7 @@ struct AdamWTensors {
   // int16: the low halves of f32 parameters; `param` then has the high halves, and there is no
   // `copy` (core/number/split_f32.h).
   std::optional<at::Tensor> remainder = {};
-  // Of uint8 moments: f32 [ceil(N / 256)], a scale for each 256 elements.
+  // For uint8 moments: f32 [ceil(N / 256)], a scale for each 256 elements.
   std::optional<at::Tensor> m_scale = {}, v_scale = {};
 };
 

@@ -68,7 +68,7 @@ c10::SymInt op_cols(const BlockStructure& s) {
   return s.transposed ? s.rows : s.cols;
 }
 
-// A dense operand as it lies in memory: rows contiguous, or columns, or copied.
+// A dense operand as it is stored: rows contiguous, or columns, or copied.
 struct Dense {
   explicit Dense(const at::Tensor& x) {
     transposed = x.size(1) > 1 && x.stride(1) != 1 && x.stride(0) == 1;

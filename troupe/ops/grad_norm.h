@@ -9,10 +9,10 @@
 
 namespace troupe {
 
-// Sum of squares of all elements, f64 [1], in the tensors' order. Of no tensors: 0 on the CPU.
+// Sum of squares of all elements, f64 [1], in the tensors' order. No tensors: 0 on the CPU.
 at::Tensor sum_squares(const std::vector<at::Tensor>& tensors);
 
-// Of the sum over all ranks: {scale, norm}, f32 [1]. scale = min(1, max_norm / (norm + 1e-6)), or
+// {scale, norm} for the sum over all ranks, f32 [1]. scale = min(1, max_norm / (norm + 1e-6)), or
 // NaN where the norm is not finite, on which adamw_ does nothing.
 std::pair<at::Tensor, at::Tensor> clip_scale(const at::Tensor& sum_squares, double max_norm);
 

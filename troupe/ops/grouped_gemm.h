@@ -13,7 +13,7 @@
 
 namespace troupe {
 
-// How a weight lies in memory: its rows are outputs ([E, N, K]), or inputs ([E, K, N]).
+// How a weight is stored: its rows are outputs ([E, N, K]), or inputs ([E, K, N]).
 enum class WeightOrder { kOutIn, kInOut };
 
 // x [R, K], w [E, N, K] or [E, K, N] of x's type, expert_offset int32 [E + 1]; y [R, N].

@@ -8,7 +8,7 @@
 
 namespace troupe {
 
-// Where experts lie, and which ranks are which target.
+// Where experts are, and which ranks are which target.
 struct CopyTargets {
   at::Tensor owners_EM, replicas_E;  // int64
   bool slices = false;               // a row goes to all owners of its expert

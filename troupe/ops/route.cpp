@@ -49,7 +49,7 @@ const char* enum_name(E wanted, const std::array<std::pair<const char*, E>, N>& 
   return "?";
 }
 
-// A rule as an operator is told it.
+// A rule as an operator's arguments give it.
 struct Rule {
   int64_t choices;
   std::string score, weighting;

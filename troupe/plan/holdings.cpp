@@ -90,7 +90,7 @@ void Holdings::backward(const Action& a) {
   now_.gradients += first ? c.made : c.gradient - here->second;
   if (!first) here->second = c.gradient;
   now_.activations -= a.kind == Kind::kBackward ? c.saved : c.late;
-  // When a backward ends, its gradients lie where the graph was, those too that are added next.
+  // When a backward ends, its gradients are where the graph was, those too that are added next.
   look(costs_.workspace, first ? 0 : c.made);
 }
 

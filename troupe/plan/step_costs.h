@@ -31,7 +31,7 @@ struct ChunkCosts {
   double border = 0;    // its input, or its gradient, while it is on the way from rank to rank
 };
 
-// Of one rank, though `chunks` has those of all.
+// Costs of one rank, though `chunks` has those of all.
 struct StepCosts {
   std::vector<ChunkCosts> chunks;
   double update = 0;         // seconds for all chunks of a rank

@@ -51,7 +51,7 @@ struct RankTimeline {
 };
 
 // One timeline for each list of the schedule, which must be verified; costs.chunks matches
-// work.chunks. A rank is told of and holds the chunks that it runs.
+// work.chunks. A rank knows and holds the chunks that it runs.
 std::vector<RankTimeline> timeline_of(const Schedule& schedule, const StepWork& work,
                                       const std::vector<StepCosts>& costs);  // one for each list
 std::vector<RankTimeline> timeline_of(const Schedule& schedule, const StepWork& work,

@@ -224,7 +224,7 @@ TEST(Holdings, GradientsTakeThePlaceOfGraphs) {
   EXPECT_EQ(two.peak.activations, 100);
 }
 
-// Of two microbatches: at the first one's end gradients as made, at the second's the sums, and
+// Two microbatches: at the first one's end gradients as made, at the second's the sums, and
 // what is added to the last of them.
 TEST(Holdings, TheFirstGradientIsHeldAsItIsMade) {
   StepCosts costs = even(3);

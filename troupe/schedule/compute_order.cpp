@@ -25,7 +25,7 @@ bool is_vee(const StepWork& work) {
 Pipeline pipeline_of(const StepWork& work) {
   const int stages = std::max(1, static_cast<int>(work.stage_ranks.size()));
   const bool asked = is_in_a_vee(work.order);
-  // Of one rank two stages are a V and a loop.
+  // On one rank two stages are both a V and a loop.
   const bool vee = is_vee(work) && (work.ranks > 1 || asked);
   TROUPE_CHECK(stages % work.ranks == 0, stages, "stages on", work.ranks, "ranks");
   TROUPE_CHECK(vee || !asked, "the order", to_text(work.order),

@@ -21,7 +21,7 @@ namespace troupe {
 
 using Holders = std::map<int, std::set<int>>;  // chunk, as its parameters are named -> ranks
 
-// A line for each rank that waits for ever, for the sends of a channel that nobody receives and for
+// A line for each rank that waits forever, for the sends of a channel that nobody receives and for
 // its receives that nobody sends.
 std::vector<std::string> deadlocks(const Schedule& schedule, const StepWork& work,
                                    const Holders& holders);

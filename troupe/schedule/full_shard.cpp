@@ -136,7 +136,7 @@ class Builder {
     return same_microbatch && tied_.contains(use.owner);
   }
 
-  // Of tied chunks in one rank alone a microbatch's backward goes from the last to the first.
+  // Where tied chunks are on one rank, a microbatch's backward goes from the last to the first.
   std::vector<Action> sums_after(const Step& step) const {
     const Action& a = step.computation;
     const int o = owner_[a.chunk];

@@ -1,4 +1,4 @@
-// Values, gradients and moments lie in shards (FSDP, HSDP); a chunk's values are gathered for its
+// Values, gradients and moments are in shards (FSDP, HSDP); a chunk's values are gathered for its
 // use. A *visit* is a run of computations with the same parameters: F2.0 B2.0 at the turn, F1.0
 // B1.0 of a recomputed chunk. Before a visit come the gathers of those up to `prefetch` visits
 // later; after it the chunk is freed, unless the gather of its next visit would follow at once.
@@ -22,7 +22,7 @@ struct FullShard {
   bool reshard = true;      // free after the forward and gather again for the backward
   bool reduce_each = true;  // sum each microbatch's gradients, so that none is kept whole;
                             // false: once a step, with 1 / microbatches of the traffic, as also
-                            // where weights' gradients are late or tied chunks lie in a pipeline
+                            // where weights' gradients are late or tied chunks are in a pipeline
   static void visit(auto& c, auto&& f) {
     f("prefetch", c.prefetch);
     f("reshard", c.reshard);

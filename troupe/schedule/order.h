@@ -27,7 +27,7 @@ constexpr auto names_of(PipelineOrder) {
                     Named{"dualpipev", PipelineOrder::kDualPipeV}};
 }
 
-// Of two stages a rank, rank r has r and, on the way back, 2 P - 1 - r.
+// With two stages a rank, rank r has r and, on the way back, 2 P - 1 - r.
 constexpr bool is_in_a_vee(PipelineOrder order) {
   return order == PipelineOrder::kZbv || order == PipelineOrder::kDualPipeV;
 }

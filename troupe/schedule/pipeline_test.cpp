@@ -152,7 +152,7 @@ TEST(Pipeline, IsSoundOverASweep) {
   EXPECT_EQ(built, 8 * 4 * 24 * 2 * 3);
 }
 
-// Of each chunk the most microbatches that a rank keeps at a time, from the forward to the backward.
+// For each chunk the most microbatches that a rank keeps at a time, from forward to backward.
 std::map<int, int> most_kept(const std::vector<Action>& list) {
   std::map<int, std::set<int>> kept;
   std::map<int, int> most;

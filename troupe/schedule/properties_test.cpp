@@ -116,7 +116,7 @@ TEST(Properties, TwentyThousandListsAreSoundAndTheSameOnEveryBuild) {
   EXPECT_EQ(texts, 12589013984628610803U);
 }
 
-// Of stages, the most that went forward and not yet back; a late W holds less than a graph.
+// The most stages that went forward and not yet back; a late W holds less than a graph.
 int64_t peak_live(const std::vector<Action>& list) {
   int64_t live = 0, peak = 0;
   for (const Action& a : list) {

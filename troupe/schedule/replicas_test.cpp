@@ -93,7 +93,7 @@ int count(const std::vector<Action>& list, Kind kind) {
       std::count_if(list.begin(), list.end(), [&](const Action& a) { return a.kind == kind; }));
 }
 
-// Parameters of a chunk, no two sums of neighbours alike: what is counted is bytes, and not chunks.
+// Parameters of a chunk, no two sums of neighbors alike: what is counted is bytes, and not chunks.
 int64_t bytes_of(int chunk) {
   return 1000 + 37 * chunk * chunk;
 }
@@ -121,7 +121,7 @@ Traffic traffic_of(const std::vector<Action>& list, const StepWork& work) {
   return out;
 }
 
-// The most bytes of `width` neighbours out of chunks [from, end).
+// The most bytes of `width` neighbors out of chunks [from, end).
 int64_t widest(int from, int end, int width) {
   int64_t most = 0;
   for (int first = from; first < end; ++first) {
@@ -132,7 +132,7 @@ int64_t widest(int from, int end, int width) {
   return most;
 }
 
-// Of C chunks, forward uses c at c, backward at 2 C - 2 - c and the next microbatch's forward at
+// With C chunks, forward uses c at c, backward at 2 C - 2 - c and the next microbatch's forward at
 // 2 C - 2 + c: between two uses a chunk stays where they are at most 1 + prefetch apart. So it is
 // gathered once for the forward and once for the backward of each microbatch, unless kept.
 int64_t gathers_of(const FullShard& shard, const StepWork& work, int chunk) {
@@ -263,7 +263,7 @@ bool is_compute(const Action& a) {
   return a.kind == Kind::kForward || a.kind == Kind::kForwardLight || a.kind == Kind::kBackward;
 }
 
-// Whether one rank may issue two neighbours in the other order.
+// Whether one rank may issue two neighbors in the other order.
 bool commute(const Action& a, const Action& b, const std::vector<int>& owner) {
   for (const Action& x : {a, b}) {
     if (x.kind == Kind::kUpdate || x.kind == Kind::kSnapshot) return false;

@@ -17,7 +17,7 @@ Schedule work_lists(const StepWork& work);
 std::vector<int> last_gradients(const std::vector<Action>& list, const std::vector<int>& owner);
 
 // `list` with a reduction behind each owner's last gradient, and behind the forward that runs
-// beside that, or, where not `all`, none. An owner whose parameters lie on several ranks is reduced
+// beside that, or, where not `all`, none. An owner whose parameters are on several ranks is reduced
 // behind all that: all of these ranks meet there, and none then waits for another with work left.
 std::vector<Action> with_reductions(const std::vector<Action>& list, const StepWork& work,
                                     bool all);

@@ -37,7 +37,7 @@ struct StageMap {
   bool operator==(const StageMap&) const = default;
 };
 
-// A map from its text. Faults are told all at once, each with its position, counted from 1, where
+// A map from its text. Reports all faults at once, each with its position, counted from 1, where
 // it has one; the last is the nearest map that fits. `map` is whole where there are none:
 //   E first and once, L last and once, t = layers, m = mtp and behind the last t, stages a multiple
 //   of ranks.

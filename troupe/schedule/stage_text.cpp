@@ -85,7 +85,7 @@ class Unfolding {
     if (!next() || text_[at_] != '*') return fault(open, "the bracket has no count, as in (tt|)*3");
     append(parts_, inside, count());
   }
-  // Of "*n".
+  // The n of "*n".
   size_t count() {
     const size_t star = at_++;
     size_t n = 0;
@@ -116,7 +116,7 @@ std::vector<std::string> misfits(const std::vector<Part>& parts, const PipelineS
   std::vector<std::string> out;
   int stages = 1;
   int count[4] = {};
-  bool other[4] = {};                // told once a letter
+  bool other[4] = {};                // reported once a letter
   size_t furthest = 0, letters = 0;  // the order of the letters is that of kMarks
   for (const Part& p : parts) {
     const size_t kind = kMarks.find(p.mark);

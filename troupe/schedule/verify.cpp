@@ -33,7 +33,7 @@ struct ChunkState {
   bool own = false;
   int done = 0;  // microbatches
   bool updated = false;
-  // Of the parameters.
+  // State of the parameters.
   std::vector<int> group = {};  // chunks of this rank that use them
   bool gathered = false, present = false, reduces = false;
   bool resident = false;  // gathered after the update, for the next step

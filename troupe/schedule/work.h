@@ -17,7 +17,7 @@ struct StepWork {
   int replicas = 1;  // of the model, each with its own data; rank r of each runs list r
   // Pairs (a, b), a < b, of chunks that share parameters; each chunk is tied to one before it at
   // most. The parameters of all chunks so tied are gathered, freed, reduced and updated together,
-  // under the name of the first. Where they lie on several ranks, each rank gathers and frees its
+  // under the name of the first. Where they are on several ranks, each rank gathers and frees its
   // own copy, and all of them reduce together, once a step.
   std::vector<std::pair<int, int>> tied = {};
   // A pipeline: a stage is a run of neighboring chunks on one rank. A stage may be empty; what goes
@@ -28,7 +28,7 @@ struct StepWork {
   int depth = 2;                      // sends of one channel that may be unfinished (deadlock.h)
   PipelineOrder order = PipelineOrder::kAuto;
   // Each backward that a forward of another microbatch follows runs beside it (OV9): one more graph
-  // is held meanwhile. Of the orders 1f1b and interleaved, and of one rank.
+  // is held meanwhile. Only for the orders 1f1b and interleaved, and on one rank.
   bool beside = false;
 };
 
@@ -40,7 +40,7 @@ std::vector<int> owners(const StepWork& work);
 // For each chunk the rank that runs it.
 std::vector<int> chunk_ranks(const StepWork& work);
 
-// For each owner whether its parameters lie on several ranks of the pipeline; false for other
+// For each owner whether its parameters are on several ranks of the pipeline; false for other
 // chunks.
 std::vector<bool> owners_on_several_ranks(const StepWork& work);
 

@@ -1,4 +1,4 @@
-// A bf16 matrix whose rows lie so far apart that the last begins past element 2^31 (rule E9). Only
+// A bf16 matrix whose rows are so far apart that the last begins past element 2^31 (rule E9). Only
 // the pages that are touched take memory. For CPU paths.
 #pragma once
 

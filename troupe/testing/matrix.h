@@ -19,7 +19,7 @@ namespace troupe::testing {
 
 class Matrix {
  public:
-  // Rows lie cols + pad elements apart; all elements, pads too, begin as 0.
+  // Rows are cols + pad elements apart; all elements, pads too, begin as 0.
   Matrix(Dtype dtype, int64_t rows, int64_t cols, int64_t pad = 0)
       : dtype_(dtype),
         rows_(rows),

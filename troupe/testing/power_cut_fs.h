@@ -37,7 +37,7 @@ inline void write_tree(const Tree& tree, const std::string& folder) {
 
 class PowerCutFs : public Fs {
  public:
-  // What lies in `root` now is on the disk for good. Single-threaded.
+  // What is in `root` now is on the disk for good. Single-threaded.
   explicit PowerCutFs(std::string root) : root_(std::move(root)) { read(root_); }
 
   int open(const std::string& path, int flags) override {
@@ -125,7 +125,7 @@ class PowerCutFs : public Fs {
     return status;
   }
 
-  // Adds what lies at `path`; returns its number.
+  // Adds what is at `path`; returns its number.
   size_t read(const std::string& path) {
     const size_t at = nodes_.size();
     nodes_.emplace_back();

@@ -16,7 +16,7 @@ namespace troupe::testing {
 struct RoutedShape {
   int64_t tokens, choices, experts;
   int64_t alignment = 1;
-  int64_t spare_rows = 0;     // how far the host's bound lies above the true row count
+  int64_t spare_rows = 0;     // how far the host's bound is above the true row count
   double masked = 0.0;        // share of slots without an expert
   bool all_to_first = false;  // every slot that is not masked goes to expert 0
   unsigned seed = 7;

@@ -30,7 +30,7 @@ class BatchLoader {
   BatchLoader(const RunContext& run, const ParallelSetup& setup, const Dataset& data,
               const c10::Device& device);
 
-  // Of the next batch, without waiting for it: 1 where it is ready, and the weight and number of
+  // Describes the next batch without waiting: 1 where it is ready, and the weight and number of
   // this rank's targets, once a replica. One rank has nothing to agree on.
   using Ahead = std::array<double, 3>;
   Ahead ahead();

@@ -140,14 +140,14 @@ TEST_F(Evaluate, AChoicesLikelihoodIsTheSumOfItsTokens) {
   EXPECT_NEAR(sums[0], by_logits(*learner_, q.query, " brown fox"), 1e-4);
   EXPECT_NEAR(sums[1], by_logits(*learner_, q.query, " dog"), 1e-4);
   EXPECT_NEAR(sums[2], by_logits(*learner_, q.query, " x"), 1e-4);
-  // Of what is longer than the window the end counts.
+  // The end counts of what is longer than the window.
   const auto cut = choice_likelihoods(*learner_, *tokenizer, q, 12);
   EXPECT_NEAR(cut[0], by_logits(*learner_, "ick", " brown fox"), 1e-4);
 }
 
 TEST_F(Evaluate, LongAnswersAreNotAtALossWhereBytesCount) {
   const auto tokenizer = open_tokenizer("bytes");
-  // An untrained model gives each byte about the same: the sum favours the shortest.
+  // An untrained model gives each byte about the same: the sum favors the shortest.
   const std::vector<Question> questions = {
       {.query = "a", .choices = {"b", "cccccccccccc"}, .gold = 0},
       {.query = "a", .choices = {"cccccccccccc", "b"}, .gold = 0}};

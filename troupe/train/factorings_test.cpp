@@ -1,5 +1,5 @@
 // Every way to factor ranks, and to share state over them: a Learner on ranks that are threads
-// beside one process, in f64. Of 4 ranks every factoring, of 8 a list in which each pair of values
+// beside one process, in f64: every factoring of 4 ranks, of 8 a list in which each pair of values
 // of two axes occurs. All of 8 ranks, some 500, take minutes (docs/develop/BUILD.md):
 //
 //   factorings_test --gtest_also_run_disabled_tests --gtest_filter='DISABLED_AllOf8*'

@@ -22,7 +22,7 @@ struct Case {
   int layers = 2;
 };
 
-// Units 0 to 3: the embedding, two blocks, or a block and an MTP module, and the head. Of blocks
+// Units 0 to 3: the embedding, two blocks, or a block and an MTP module, and the head. In blocks
 // the halves of two microbatches overlap; the head's W comes at the end.
 constexpr const char* kWhole =
     "0: F0.0 F1.0 F2.0 F3.0 B3.0 B2.0 B1.0 B0.0 F0.1 F1.1 F2.1 F3.1 B3.1 B2.1 B1.1 B0.1 F0.2 F1.2 "
@@ -92,7 +92,7 @@ constexpr const char* kMoe =
     "moe: {experts: 8, top_k: 2, hidden: 16, shared: {experts: 1, hidden: 16}, router: {kind: "
     "topk_softmax, balance: {aux_loss: 0.05, z_loss: 0.001}}";
 
-// Of a block: q, k, v, out, and a feed-forward's two, or the experts' and the shared expert's.
+// A block's late weights: q, k, v, out, and a feed-forward's two, or the experts' and the shared's.
 INSTANTIATE_TEST_SUITE_P(
     Blocks, LateWeights,
     ::testing::Values(

@@ -78,7 +78,7 @@ struct Figures {
   std::vector<std::vector<double>> counts;  // of experts, by layer: likewise
   std::vector<TokenList> made;              // what two prompts are followed by
   double evaluated = 0, evaluated_odd = 0;  // of rows as in training, and 5 tokens shorter
-  // Of one process, whole: the last step's gradients, before clipping, and the weights behind it.
+  // Whole, as of one process: the last step's gradients, before clipping, and the weights after it.
   std::map<std::string, at::Tensor> gradients, weights;
 };
 

@@ -206,7 +206,7 @@ INSTANTIATE_TEST_SUITE_P(
                true}),
     [](const auto& given) { return given.param.name; });
 
-// The table and its gradients lie on both ends unless a row says otherwise; seven microbatches of
+// The table and its gradients are on both ends unless a row says otherwise; seven microbatches of
 // two replicas leave one of them with a microbatch without rows.
 constexpr const char* kOwnTables = "model: {tie_embeddings: false, mtp: {depth: 0}}\n";
 

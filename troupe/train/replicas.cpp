@@ -156,9 +156,9 @@ void require_equal_replicas(ParamStore& store, const ParallelState& parallel) {
   }
   fail(Code::kBrokenContract, place, "differs between ranks that hold the same, as do",
        tensors.empty() ? 0 : tensors.size() - 1, "other tensors -",
-       tensors.empty() ? "in what lies between parameters" : who_has_what(tensors.begin()->second),
+       tensors.empty() ? "in what is between parameters" : who_has_what(tensors.begin()->second),
        "- memory or a device has failed on the rank that is alone with its bits, or the program "
-       "has; this step is not saved. The same command goes on from the checkpoint before");
+       "has; this step is not saved. The same command resumes from the checkpoint before");
 }
 
 }  // namespace troupe

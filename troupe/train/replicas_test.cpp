@@ -39,7 +39,7 @@ void flip(const at::Tensor& x, int64_t bit) {
   bytes.mutable_data_ptr<uint8_t>()[bit / 8] ^= static_cast<uint8_t>(1 << bit % 8);
 }
 
-// What this rank is told; empty: all are equal.
+// This rank's message; empty: all are equal.
 std::string differences(ParamStore& store, const ParallelState& parallel) {
   try {
     require_equal_replicas(store, parallel);
@@ -73,7 +73,7 @@ TEST(EqualReplicas, ABitOfAnythingThatRanksHaveInCommonIsFoundAndNamed) {
         const std::string said = differences(store, setup.state);
         EXPECT_NE(said.find("E9001 differs between ranks that hold the same"), std::string::npos)
             << name << ": " << said;
-        // Of values in halves the upper one is of the master too.
+        // Where values are in halves, the upper one is of the master too.
         EXPECT_NE(said.find(name), std::string::npos) << said;
         if (setup.state.rank() == 0) {
           EXPECT_NE(said.find("rank(s) 1: hash "), std::string::npos) << said;

@@ -73,7 +73,7 @@ CheckpointState state_of(Learner& learner) {
   return out;
 }
 
-// Of one process.
+// The state as one process holds it.
 Whole whole_of(Learner& learner) {
   Whole out;
   const CheckpointState state = state_of(learner);

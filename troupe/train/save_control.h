@@ -17,7 +17,7 @@ class SaveControl {
  public:
   SaveControl(const RunContext& run, Learner& learner, RunLogger& logger);
 
-  // Where the run resumes: a step (below 0: none) that lies in `folder`.
+  // Where the run resumes: a step (below 0: none) that is in `folder`.
   void resumed(int64_t step, const std::string& folder);
   // Locks the run folder.
   void open(const std::string& run_id, const Fingerprint& fingerprint);

@@ -60,7 +60,7 @@ AttentionSegment longest_segment(int64_t sequence, const ParallelConfig& paralle
   if (parallel.context <= 1 || parallel.context_method == ContextMethod::kHeads) {
     return {0, sequence, 0, 0};
   }
-  // A rank's chunks by documents may be neighbours, all of them.
+  // A rank's chunks by documents may be neighbors, all of them.
   const bool zigzag = parallel.context_dealing == Dealing::kZigzag;
   const int64_t own = sequence / parallel.context, rows = zigzag ? own / 2 : own;
   return {0, rows, 0, parallel.context_method == ContextMethod::kRing ? 0 : sequence - rows};

@@ -70,7 +70,7 @@ std::vector<int64_t> StateOwners::ends_of_table() const {
   return out;
 }
 
-// One rank for each part of the matrices of which `repeat` neighbours hold the same.
+// One rank for each part of the matrices of which `repeat` neighbors hold the same.
 std::vector<int64_t> StateOwners::parts_of_matrices(int64_t repeat) const {
   const std::vector<int64_t> all = mesh_.ranks_of(GroupKind::kTensor, state_.rank());
   const auto own = std::ranges::find(all, state_.rank()) - all.begin();
@@ -81,7 +81,7 @@ std::vector<int64_t> StateOwners::parts_of_matrices(int64_t repeat) const {
   return out;
 }
 
-// Of each number of slices that layers' experts are cut into, the ranks with those of the own ones.
+// For each number of slices that experts are cut into, the ranks with this rank's slice.
 std::map<int64_t, std::shared_ptr<ProcessGroup>> StateOwners::groups_of_slices() const {
   std::map<int64_t, std::shared_ptr<ProcessGroup>> out;
   if (!experts_) return out;

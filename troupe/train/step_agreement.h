@@ -22,7 +22,7 @@ class StepAgreement {
 
   // This rank's values of the step from `before` to `after`: asked once a step.
   std::vector<double> votes(const Position& before, const Position& after);
-  // Of the sums over ranks: agrees on the next batch and on a stop, and says what is due.
+  // Decides by the sums over ranks: agrees on the next batch and on a stop, and says what is due.
   StepDuties decide(const std::vector<double>& sums);
 
  private:

@@ -89,7 +89,7 @@ TEST(StepMemory, M1_M2_ThePeakOfAStepFallsByTheHiddenRowsThatAreRebuilt) {
   expect_equal(kept, rebuilt);
 }
 
-// Of six blocks that are recomputed only what enters them is kept.
+// Of six blocks that are recomputed, a step keeps only what enters them.
 TEST(StepMemory, F117_ThePeakOfAStepIsThatOfOneBlockWhereAllAreRecomputed) {
   const Step kept = second_step(""), again = second_step("train: {recompute: \"1\"}\n");
   const Step shallow = second_step("model: {layers: 1}\n");

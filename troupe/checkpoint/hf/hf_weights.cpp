@@ -67,7 +67,7 @@ const ModelFiles::Tensor* HfWeights::theirs(const std::string& name) const {
   return files_.find(name.substr(base.size()));
 }
 
-bool HfWeights::is_quantised(const std::string& name) const {
+bool HfWeights::is_quantized(const std::string& name) const {
   switch (config_.quantization) {
     case HfQuantization::kNone: return false;
     case HfQuantization::kFp8Blocks: return theirs(name + kScale) != nullptr;
@@ -89,13 +89,13 @@ bool HfWeights::fits(const HfPiece& p, std::vector<std::string>& faults) const {
     return false;
   };
   const auto blocks = [](int64_t n, int64_t size) { return (n + size - 1) / size; };
-  if (config_.quantization == HfQuantization::kFp8Blocks && is_quantised(p.name)) {
+  if (config_.quantization == HfQuantization::kFp8Blocks && is_quantized(p.name)) {
     const Sizes scales = {blocks(p.shape[0], config_.block_rows),
                           blocks(p.shape[1], config_.block_columns)};
     return check(p.name, p.shape, Element::kF8E4M3) &&
            check(p.name + kScale, scales, Element::kF32);
   }
-  if (config_.quantization == HfQuantization::kMxfp4 && is_quantised(p.name)) {
+  if (config_.quantization == HfQuantization::kMxfp4 && is_quantized(p.name)) {
     const int64_t E = p.shape[0], in = p.shape[1], out = p.shape[2];
     return check(p.name + kBlocks, {E, out, in / kGroup, kGroup / 2}, Element::kU8) &&
            check(p.name + kScales, {E, out, in / kGroup}, Element::kU8);
@@ -141,12 +141,12 @@ void HfWeights::account() {
 
 at::ScalarType HfWeights::type_of(const HfTensor& ours) const {
   const std::string& name = ours.pieces.at(0).name;
-  if (is_quantised(name)) return at::kBFloat16;
+  if (is_quantized(name)) return at::kBFloat16;
   return scalar_of(theirs(name)->entry->element);
 }
 
 at::Tensor HfWeights::range(const HfPiece& piece, int64_t first, int64_t count) const {
-  if (!is_quantised(piece.name)) return read_entry(*theirs(piece.name), first, count);
+  if (!is_quantized(piece.name)) return read_entry(*theirs(piece.name), first, count);
   return config_.quantization == HfQuantization::kFp8Blocks ? fp8_range(piece, first, count)
                                                             : mxfp4_range(piece, first, count);
 }

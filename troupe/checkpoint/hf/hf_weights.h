@@ -33,7 +33,7 @@ class HfWeights {
   // Theirs that hold nothing to import (hf_skippable).
   const std::vector<std::string>& skipped() const { return skipped_; }
 
-  // The type that a tensor of ours has in the files; of quantised ones bf16.
+  // The type that a tensor of ours has in the files; of quantized ones bf16.
   at::ScalarType type_of(const HfTensor& ours) const;
   at::Tensor read(const HfTensor& ours) const;  // in that type, of ours.shape, on the CPU
 
@@ -41,7 +41,7 @@ class HfWeights {
   struct Part;
   void account();
   const ModelFiles::Tensor* theirs(const std::string& name) const;
-  bool is_quantised(const std::string& name) const;
+  bool is_quantized(const std::string& name) const;
   bool fits(const HfPiece& piece, std::vector<std::string>& faults) const;
   at::Tensor range(const HfPiece& piece, int64_t first, int64_t count) const;
   at::Tensor fp8_range(const HfPiece& piece, int64_t first, int64_t count) const;

@@ -46,7 +46,7 @@ int64_t resolved(const Span& span, Span::Unit unit, const Position& run);
 class Cadence {
  public:
   explicit Cadence(Span every) : every_(every) {}
-  // Steps, samples, tokens: true when a multiple of the span lies in (before, now]; a resumed run
+  // Steps, samples, tokens: true when a multiple of the span is in (before, now]; a resumed run
   // asks at the same places. Time: when that many seconds passed since the last true.
   bool due(const Position& before, const Position& now, double seconds);
 

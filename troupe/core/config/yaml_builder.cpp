@@ -39,7 +39,7 @@ void YamlBuilder::add(Yaml value, size_t depth, size_t values) {
   }
 }
 
-// Of two equal names one would be lost without a word.
+// One of two equal names would be lost without a word.
 void YamlBuilder::add_name(Open& map, const Yaml& name) {
   if (name.kind != Yaml::Kind::kScalar) {
     fail(limits_.malformed, to_text(name.where), "a field's name must be plain text");

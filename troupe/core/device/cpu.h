@@ -12,11 +12,11 @@ struct CpuFeature {
   bool present;
 };
 
-// Of this machine; empty where it is not x86-64.
+// The features of this machine; empty where it is not x86-64.
 std::vector<CpuFeature> cpu_features();
 
 // Throws E7003, naming all that is missing, if code for `arch` (x86-64-v2 to x86-64-v4) needs what
-// is not present. Of other names ("native", a model) nothing is known, and nothing is checked.
+// is not present. Nothing is known of other names ("native", a model): they pass unchecked.
 void check_cpu(std::string_view arch, const std::vector<CpuFeature>& features);
 
 // What this build's CPU kernels need (TROUPE_CPU_ARCH), on this machine: the first thing a program

@@ -1,5 +1,5 @@
-// Large blocks of memory side by side in a region of their own. Small blocks never lie between
-// them, so that what they leave is whole again once neighbours are free, and the region grows to
+// Large blocks of memory side by side in a region of their own. Small blocks are never between
+// them, so that what they leave is whole again once neighbors are free, and the region grows to
 // little more than the most that was in use at once. It keeps what it has for the next block: a
 // page is faulted in once. Pages are large ones where the system grants them on request.
 #pragma once
@@ -29,7 +29,7 @@ class MemoryRegion {
   bool grow(int64_t bytes);
 
   char *begin_ = nullptr, *top_ = nullptr, *end_ = nullptr;  // usable up to top_
-  std::map<char*, int64_t> free_;                            // no two are neighbours
+  std::map<char*, int64_t> free_;                            // no two are neighbors
   std::unordered_map<void*, int64_t> used_;
   mutable std::mutex mutex_;
 };

@@ -64,11 +64,11 @@ class MappedFile {
   std::span<const std::byte> bytes_;  // empty for an empty file
 };
 
-// Whether anything has that name, or lies where a link of that name points. What cannot be asked is
+// Whether anything has that name, or is where a link of that name points. What cannot be asked is
 // not there.
 bool is_there(const std::string& path);
 
-// What has that name, or lies where a link of that name points. Throws `fault` where the system
+// What has that name, or is where a link of that name points. Throws `fault` where the system
 // does not say: a folder that may not be entered, links that lead in a circle, a name that is too
 // long. std::filesystem's own questions throw what nobody catches: tools/check_filesystem.py finds
 // them.

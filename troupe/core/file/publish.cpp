@@ -130,7 +130,7 @@ size_t write_all(Fs& fs, int fd, std::span<const std::byte> bytes) {
     if (wrote > 0) {
       bytes = bytes.subspan(static_cast<size_t>(wrote));
     } else if (wrote == 0) {
-      return errno = EIO, bytes.size();  // Nothing taken and no reason given: do not ask for ever.
+      return errno = EIO, bytes.size();  // Nothing taken and no reason given: do not ask forever.
     } else if (errno != EINTR) {
       return bytes.size();
     }

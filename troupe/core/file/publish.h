@@ -70,7 +70,7 @@ class NewFile {
 // published. A folder, a block device and a socket are refused (E7002).
 void write_output(Fs& fs, const std::string& path, std::string_view bytes);
 bool is_standard_output(
-    const std::string& path);  // of write_output: told apart from what is printed
+    const std::string& path);  // of write_output: not the same as what is printed
 
 // What a link leads to, through further links, though nothing be there; another path as it is.
 std::string followed_link(const std::string& path);

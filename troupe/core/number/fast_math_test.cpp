@@ -11,7 +11,7 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// The distance between neighbouring floats at the value that was to be found.
+// The distance between neighboring floats at the value that was to be found.
 double ulp(double want) {
   const int exponent = std::max(std::ilogb(want), -126);
   return std::ldexp(1.0, exponent - 23);

@@ -29,7 +29,7 @@ inline constexpr int64_t moment_blocks(int64_t n) {
   return (n + kMomentBlock - 1) / kMomentBlock;
 }
 
-// Of the largest bits of |x| in the block, so that a NaN counts as the largest.
+// The scale for the largest bits of |x| in the block: a NaN counts as the largest.
 TROUPE_INLINE float moment_scale(uint32_t largest) {
   const uint32_t power = (largest + 0x007fffffu) & 0x7f800000u;
   return std::bit_cast<float>(largest > 0x7e800000u ? 0x7fc00000u : power);  // above 2^126: NaN

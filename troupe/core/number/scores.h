@@ -80,7 +80,7 @@ TROUPE_INLINE double sqrt_softplus(double z) {
   return sqrt(plus_log1p(z > 0 ? z : 0, exp_negative(-fabs(z))));
 }
 
-// Of the two scores that are functions of one logit.
+// For the two scores that are functions of one logit.
 template <Score kScore>
 TROUPE_INLINE double score_of(double z) {
   static_assert(kScore != Score::kSoftmax);

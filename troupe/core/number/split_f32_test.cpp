@@ -41,7 +41,7 @@ TEST(SplitF32, JoinGivesBackEveryNumberToTheBit) {
   EXPECT_EQ(numbers, 2 * (0x7f80 * 13 + 1));
 }
 
-// The nearest bf16, by the definition in double: no neighbour is nearer, and a tie goes outwards.
+// The nearest bf16, by the definition in double: no neighbor is nearer, and a tie goes outwards.
 TEST(SplitF32, TheValueIsTheNearestAndATieGoesAwayFromZero) {
   for_each_float([&](float f) {
     if (!std::isfinite(f)) return;
@@ -51,7 +51,7 @@ TEST(SplitF32, TheValueIsTheNearestAndATieGoesAwayFromZero) {
     const double outer = std::isinf(bf16(away)) ? std::copysign(0x1p128, double{f}) : bf16(away);
     const double in = std::abs(double{f} - bf16(toward)), out = std::abs(outer - double{f});
     ASSERT_EQ(value, out <= in ? away : toward) << f;
-    // As BF16 rounds, but for ties.
+    // As BF16 rounds, except for ties.
     if (in != out) {
       ASSERT_EQ(value, BF16(f).bits) << f;
     }

@@ -80,7 +80,7 @@ class TopK {
   TROUPE_INLINE static Key flip(Key bits) {
     return bits ^ ((bits >> (sizeof(Key) * 8 - 1)) & std::numeric_limits<Key>::max());
   }
-  // Of equal keys the lower index is the larger.
+  // Where keys are equal, the lower index is the larger.
   TROUPE_INLINE static Entry entry(Key key, int32_t index) {
     return static_cast<Entry>(key) * (int64_t{1} << 32) + static_cast<uint32_t>(~index);
   }

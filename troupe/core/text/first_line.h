@@ -1,4 +1,4 @@
-// Of what another library says: call stacks may stand behind it.
+// The first line of another library's message; call stacks may follow it.
 #pragma once
 
 #include <string>

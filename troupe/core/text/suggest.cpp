@@ -5,7 +5,7 @@
 namespace troupe {
 namespace {
 
-// Edits between two words, where a swap of neighbours is one (optimal string alignment).
+// Edits between two words, where a swap of neighbors is one (optimal string alignment).
 size_t distance(std::string_view a, std::string_view b) {
   const size_t cols = b.size() + 1;
   std::vector<size_t> table((a.size() + 1) * cols);

@@ -12,7 +12,7 @@ std::string normalized(std::string_view word);
 
 // The known name nearest to `word` once both are normalized; the first of equals; "" if none is
 // near. Near: at most max(2, size / 3) letters inserted, dropped, replaced or swapped with a
-// neighbour; with `most`, at most so many.
+// neighbor; with `most`, at most so many.
 std::string_view nearest(std::string_view word, const std::vector<std::string_view>& known);
 std::string_view nearest(std::string_view word, const std::vector<std::string_view>& known,
                          size_t most);

@@ -16,7 +16,7 @@ struct Lead {
 Lead lead_of(unsigned char c) {
   if (c >= 0xC2 && c <= 0xDF) return {1};
   if (c == 0xE0) return {2, 0xA0, 0xBF};
-  if (c == 0xED) return {2, 0x80, 0x9F};  // past it lie the surrogates
+  if (c == 0xED) return {2, 0x80, 0x9F};  // past it are the surrogates
   if (c >= 0xE1 && c <= 0xEF) return {2};
   if (c == 0xF0) return {3, 0x90, 0xBF};
   if (c == 0xF4) return {3, 0x80, 0x8F};

@@ -1,5 +1,5 @@
 // Byte pair encoding of one piece of text: it begins as symbols (bytes, or characters), and of all
-// neighbours that make a known pair those of the lowest rank become one, the leftmost first, until
+// neighbors that make a known pair those of the lowest rank become one, the leftmost first, until
 // there are none.
 #pragma once
 

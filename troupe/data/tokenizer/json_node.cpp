@@ -18,7 +18,7 @@ constexpr size_t kIntegerDigits = 18;  // what an int64 holds for certain
 
 enum class Part { kRest, kVocab, kMerges };
 
-// Builds the document, and sends what lies in model.vocab and model.merges elsewhere. Nothing here
+// Builds the document, and sends what is in model.vocab and model.merges elsewhere. Nothing here
 // is recursive: a file may nest as it likes before it is refused.
 class Builder : public nlohmann::json_sax<json> {
  public:

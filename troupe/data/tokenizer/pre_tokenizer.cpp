@@ -17,7 +17,7 @@
 namespace troupe {
 namespace {
 
-// What becomes of the matches of a pattern and of what lies between them.
+// What becomes of the matches of a pattern and of what is between them.
 enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
 constexpr auto names_of(Behavior) {

@@ -29,11 +29,11 @@ using CompileContext =
 using JitStack = std::unique_ptr<pcre2_jit_stack, Free<pcre2_jit_stack, pcre2_jit_stack_free>>;
 
 constexpr size_t kFirstStack = size_t{32} << 10, kMostStack = size_t{8} << 20;
-// Of one attempt, from one place of the text; sound patterns need less than two a character.
+// Limits of one attempt, from one place of the text; sound patterns need less than two a character.
 constexpr uint32_t kMostSteps = 20000000, kLeastSteps = 100000, kStepsPerByte = 4;
 constexpr std::string_view kCallout = "(?C)";
 
-// Of this thread: neither another program's load nor a stop of the machine counts.
+// This thread's time: neither another program's load nor a stop of the machine counts.
 double thread_seconds() {
   constexpr double kNano = 1e-9;
   timespec now{};
@@ -41,7 +41,7 @@ double thread_seconds() {
   return static_cast<double>(now.tv_sec) + kNano * static_cast<double>(now.tv_nsec);
 }
 
-// How long a text may take. Between two callouts lies what PCRE2 bounds by its steps, or one run
+// How long a text may take. Between two callouts is what PCRE2 bounds by its steps, or one run
 // over characters of the text.
 struct Guard {
   static constexpr int64_t kBetweenLooks = 256;  // callouts; a look at the clock takes 0.2 us
@@ -91,7 +91,7 @@ class Rewriter {
   }
 
  private:
-  // The next part; before what is repeated, a callout. Of a group that repeats, PCRE2 counts each
+  // The next part; before what is repeated, a callout. In a group that repeats, PCRE2 counts each
   // repetition as a step.
   void step() {
     const size_t begin = in_class_ ? class_begin_ : out_.size();
@@ -99,7 +99,7 @@ class Rewriter {
     if (take() && !in_class_ && quantifier_size() > 0) out_.insert(begin, kCallout);
   }
 
-  // Of *, +, {n}, {n,} or {n,m} that follows; 0: none does.
+  // Characters of the *, +, {n}, {n,} or {n,m} that follows; 0: none does.
   size_t quantifier_size() const {
     if (at_ >= in_.size()) return 0;
     if (in_[at_] == '*' || in_[at_] == '+') return 1;

@@ -40,7 +40,7 @@ class Regex {
 
   // The first match at or after `from`; false if there is none. `text` must be valid UTF-8 and
   // `from` between two characters. A search that takes far more steps than any sound pattern does
-  // throws E3204, in place of running for ever.
+  // throws E3204, in place of running forever.
   bool find(std::string_view text, size_t from, Scratch& scratch, Match& match) const;
 
   // f(begin, end) for all matches, from left to right, none overlapping. A match of nothing counts,

@@ -1,4 +1,4 @@
-// SentencePiece .model files, by libsentencepiece: its ids, and its text but for text that is no
+// SentencePiece .model files, by libsentencepiece: its ids, and its text except for text that is no
 // UTF-8, of which it replaces each byte. A .model says nothing of what goes around a text, so
 // add_special adds nothing; special() has its bos and eos.
 #pragma once

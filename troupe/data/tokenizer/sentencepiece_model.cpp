@@ -140,7 +140,7 @@ void read_trainer(Message message, Trainer& out) {
 }
 
 // A double array of 32-bit units, as Darts-clone lays it out. From each node the library looks at
-// the unit for whatever byte the text holds, so all 256 of them must lie inside.
+// the unit for whatever byte the text holds, so all 256 of them must be inside.
 class CharacterTable {
  public:
   CharacterTable(std::string_view units, size_t replacements)

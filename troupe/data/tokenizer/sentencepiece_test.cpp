@@ -211,7 +211,7 @@ TEST(SentencePiece, F74_RefusesACharsmapThatLeadsOutside) {
   EXPECT_NO_THROW(parse_sentencepiece(with_map(charsmap({}, text)), "t.model"));
   expect_refused(with_map(charsmap({{0, 300U << 10}}, text)),
                  "leads outside");  // offset 300 of 256
-  // A child at 'a' whose value lies behind the replacements.
+  // A child at 'a' whose value is behind the replacements.
   expect_refused(with_map(charsmap({{'a', 'a' | 1U << 8}}, text)), "leads outside");
   expect_refused(with_map(charsmap({}, "x")), "NUL");
   expect_refused(with_map(charsmap({}, "")), "NUL");

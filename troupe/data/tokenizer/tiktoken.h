@@ -1,6 +1,6 @@
 // tiktoken's files of ranks: a line a token, its bytes in base64 and its rank, which is its id. A
 // file does not say by which pattern text is cut nor which tokens are special: known encodings are
-// told by their number of ranks; others are opened with settings.
+// recognized by their number of ranks; others are opened with settings.
 #pragma once
 
 #include <memory>

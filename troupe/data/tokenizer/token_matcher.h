@@ -17,8 +17,8 @@ namespace troupe {
 class TokenMatcher {
  public:
   TokenMatcher() = default;
-  // With each token what the text is compared with; an empty spelling is never found. Of two tokens
-  // with one spelling the first counts.
+  // Each token with the spelling to find; an empty spelling is never found. Where two tokens
+  // have one spelling, the first counts.
   explicit TokenMatcher(std::vector<std::pair<std::string, AddedToken>> tokens);
   bool empty() const { return spellings_.empty(); }
 

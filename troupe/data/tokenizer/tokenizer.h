@@ -5,7 +5,7 @@
 //   std::vector<TokenId> ids = tokenizer->encode("some text");
 //   std::string text = tokenizer->decode(ids);
 //
-// Text is UTF-8. Of bytes that are not, each maximal part of a sequence that cannot go on becomes
+// Text is UTF-8. In bytes that are not, each maximal part of an invalid sequence becomes
 // U+FFFD before anything else sees it (the bytes tokenizer alone takes them as they are). NUL is a
 // character as any other.
 #pragma once
@@ -29,7 +29,7 @@ inline constexpr int64_t kLongestTokenizerFile = int64_t{256} << 20;  // more is
 // in proportion to the text. The longest token of a published vocabulary is 512 spaces.
 inline constexpr size_t kLongestToken = 1024;  // bytes
 inline constexpr size_t kMostTextSteps = 64;   // normalizers, or pre-tokenizers, or decoders
-// The ids of a vocabulary of so many tokens lie below this: those that are missing take memory too.
+// The ids of a vocabulary of so many tokens are below this: those that are missing take memory too.
 constexpr int64_t most_ids(size_t tokens) {
   return 4 * static_cast<int64_t>(tokens) + (int64_t{1} << 16);
 }
@@ -89,7 +89,7 @@ class Tokenizer {
   virtual SpecialIds special() const = 0;
   virtual std::vector<AddedToken> added_tokens() const { return {}; }  // by id
   virtual std::string_view kind() const = 0;  // "tokenizer.json", "sentencepiece", ...
-  // Of the files' bytes: what data made with this tokenizer remembers of it.
+  // Hash of the files' bytes, which data made with this tokenizer records.
   virtual Hash128 fingerprint() const = 0;
   // What the file says and is not obeyed, because it means nothing here: a line each, for a log.
   virtual std::vector<std::string> warnings() const { return {}; }

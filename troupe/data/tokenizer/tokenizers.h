@@ -19,7 +19,7 @@ struct TokenizerKind {
 // To add a tokenizer is to add a file and a line here; the first that fits is taken.
 const std::vector<TokenizerKind>& tokenizer_kinds();
 
-// A file, told by its content, not its name; a folder as model hubs have them, told by the files in
+// A file, known by its content, not its name; a folder as model hubs have them, by the files in
 // it; or one of the words that need no file, `bytes` and `null:N`. Throws E3001 where there is
 // nothing of that name and E3102 where nothing fits.
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& name);

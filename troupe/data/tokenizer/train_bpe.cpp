@@ -66,7 +66,7 @@ std::vector<std::pair<std::string, int64_t>> count_all(const std::vector<std::st
   return out;
 }
 
-// How often each pair of neighbours occurs, and in which words.
+// How often each pair of neighbors occurs, and in which words.
 class Merger {
  public:
   using Pair = std::pair<int32_t, int32_t>;

@@ -2,7 +2,7 @@
 // tokenizers load, with the same ids.
 //
 // Texts are cut by a family's pattern into words; a word begins as bytes. Again and again the most
-// frequent pair of neighbours in all words (of equals the one with the smaller ids) becomes a
+// frequent pair of neighbors in all words (of equals the one with the smaller ids) becomes a
 // token, until the vocabulary is full or no pair is left that occurs twice. Ids: special tokens,
 // the 256 bytes, then the merges in order.
 #pragma once

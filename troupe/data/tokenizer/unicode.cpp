@@ -21,7 +21,7 @@ namespace troupe {
 namespace {
 
 constexpr char32_t kCodePoints = 0x110000;
-// The order of the bits; the groups of unicode.h lie in it side by side.
+// The order of the bits; the groups of unicode.h are in it side by side.
 constexpr std::array<std::string_view, 30> kNames = {
     "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps", "Pe",
     "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Cs", "Co", "Cn"};
@@ -73,7 +73,7 @@ size_t inert_prefix(NormalForm form, std::string_view text) {
   return static_cast<size_t>(end - text.begin());
 }
 
-// Of ICU's normal form what Unicode 9 has: the characters that came later are left as they are.
+// ICU's normal form as of Unicode 9: the characters that came later are left as they are.
 class Form {
  public:
   explicit Form(const icu::Normalizer2* (*instance)(UErrorCode&)) {

@@ -64,7 +64,7 @@ class WordCache {
  private:
   static constexpr int kBits = 15;
 
-  // Of the 8 bytes that begin at 8 * i, those below `size`.
+  // Selects the bytes below `size` among the 8 that begin at 8 * i.
   static uint64_t mask(size_t size, size_t i) {
     const size_t begin = 8 * i;
     if (size >= begin + 8) return ~uint64_t{0};

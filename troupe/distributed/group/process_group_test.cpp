@@ -323,7 +323,7 @@ TEST(LauncherEnvironment, NamesTheVariableThatIsMissingOrBad) {
   EXPECT_NE(message({{"RANK", "one"}, {"WORLD_SIZE", "2"}}).find("\"one\""), std::string::npos);
   EXPECT_NE(message({{"RANK", "2"}, {"WORLD_SIZE", "2"}}).find("rank 2 in a world of 2"),
             std::string::npos);
-  // Of several, and not told which: it would train alone.
+  // One of several processes that does not know which one it is would train alone.
   EXPECT_EQ(message({{"WORLD_SIZE", "2"}}),
             "RANK: E2005 is not set, although WORLD_SIZE=2 is: each process of a run of several "
             "needs RANK (from 0) and WORLD_SIZE. Set both, start them with troupe launch -n N, or "

@@ -1,5 +1,5 @@
 // How the ranks of a pipeline pass outputs of units on, and the gradients of these back. Each pair
-// of neighbours has a group of two, a communicator of its own, for each direction and kind: both
+// of neighbors has a group of two, a communicator of its own, for each direction and kind: both
 // ends see one queue, and no receive holds up what goes the other way (PL6).
 //
 //   channels.send(1, StageMessage::kActivation, h);                      // returns at once

@@ -92,7 +92,7 @@ struct SymmetricHeap::OnDevice {
   void stop() const {
     std::atomic_ref(*words.mutable_data_ptr<int32_t>()).store(1, std::memory_order_release);
   }
-  // What was enqueued is done, but for waits for peers that do not come soon; nothing is thrown.
+  // What was enqueued is done, except for waits for peers that do not come soon; nothing is thrown.
   void finish() {
     leaves = Clock::now() + kLeaveTime;
     try {

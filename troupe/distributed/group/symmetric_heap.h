@@ -20,7 +20,7 @@
 //
 // On GPUs memory is the devices', all of this but agree() and reserve() is enqueued on the current
 // stream, and nothing waits for a device. A wait there that gives up lets the stream go on with
-// what lies in memory; the next call of begin() or agree() throws. What was computed since is not
+// what is in memory; the next call of begin() or agree() throws. What was computed since is not
 // to be used before gave_up() was read. A thread looks after the peers' processes meanwhile, so a
 // dead one ends the device's wait too.
 #pragma once

@@ -119,7 +119,7 @@ void exchange_all(std::vector<Call>& calls) {
   }
 }
 
-// What a call is, for comparison and for messages. Of an exchange ranks have different rows.
+// Describes a call, for comparison and for messages. In an exchange ranks have different rows.
 std::string text_of(const char* what, const Tensors& tensors, bool rows_differ = false) {
   std::ostringstream os;
   os << what;

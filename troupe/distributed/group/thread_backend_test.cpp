@@ -54,7 +54,7 @@ TEST(ThreadBackend, ExchangesUnevenRowsInGroupsOfTheirOwn) {
   in_threads(4, [](World& world) {
     const int64_t r = world.rank(), half = r / 2;
     const auto pair = world.group({2 * half, 2 * half + 1}, "rows");
-    // Rank i of the pair sends i + 1 rows to its neighbour, none to itself.
+    // Rank i of the pair sends i + 1 rows to its neighbor, none to itself.
     const int64_t i = pair->rank(), sent = i + 1, came = 2 - i;
     const at::Tensor in = at::full({sent, 2}, static_cast<double>(r)), out = at::empty({came, 2});
     std::vector<int64_t> from(2, 0), to(2, 0);
@@ -65,7 +65,7 @@ TEST(ThreadBackend, ExchangesUnevenRowsInGroupsOfTheirOwn) {
   });
 }
 
-// What each of two ranks is told of calls that do not meet.
+// The error of each of two ranks whose calls do not match.
 std::vector<std::string> errors_of(const std::function<void(World&)>& body) {
   const auto shared = std::make_shared<Threads>();
   std::vector<std::string> out(2);

@@ -66,7 +66,7 @@ at::Tensor TokenSharding::all_of(const at::Tensor& x) const {
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.insert(sizes.begin(), ranks_);
   const at::Tensor out = at::empty(sizes, x.options().requires_grad(false));
-  // Flat: Gloo wants each part in the sizes of what is gathered. Of no elements on all: no call.
+  // Flat: Gloo wants each part in the sizes of what is gathered. No rank calls it for no elements.
   if (x.numel() > 0) {
     const auto scope = watch_.begin(Phase::kTensor);
     ranks.all_gather({out.view({-1})}, {x.detach().contiguous().view({-1})}).wait();

@@ -4,7 +4,7 @@
 // A segment is one document's part in one run of own tokens. Its keys are those from the document's
 // begin on, or with a window from the first that its first query sees, to its last query's own. The
 // keys of a rank are the union of its segments', in the order of rows and tokens; so those of a
-// segment lie one behind the other, and two segments may share some.
+// segment are one behind the other, and two segments may share some.
 #pragma once
 
 #include <cstdint>

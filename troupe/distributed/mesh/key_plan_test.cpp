@@ -28,7 +28,7 @@ bool sees(const Case& c, int64_t row, int64_t query, int64_t key) {
          (c.window == 0 || key > query - c.window);
 }
 
-// Of each rank the places among all tokens of its keys, as an exchange by the plans brings them.
+// For each rank, the global positions of its keys, as an exchange by the plans brings them.
 std::vector<std::vector<int64_t>> exchanged(const Case& c, const TokenChunks& chunks,
                                             const std::vector<KeyPlan>& plans) {
   std::vector<std::vector<int64_t>> out;

@@ -212,7 +212,7 @@ std::vector<int64_t> ProcessMesh::ranks_of(GroupKind kind, int64_t rank) const {
   }
 }
 
-// The `repeat` neighbours that `rank` is among, at the data index of each of `ranks`.
+// The `repeat` neighbors that `rank` is among, at the data index of each of `ranks`.
 std::vector<int64_t> ProcessMesh::times_tensor(const std::vector<int64_t>& ranks, int64_t rank,
                                                int64_t repeat) const {
   TROUPE_CHECK(repeat >= 1 && shape_.tensor % repeat == 0, "repeat", repeat, "of", shape_.tensor,

@@ -6,19 +6,19 @@
 //   tp-cp-ep-dp-pp  tp + TP (cp + CP (dp + DP pp))           etp + ETP (ep + EP (edp + EDP pp))
 //   tp-cp-ep-pp-dp  tp + TP (cp + CP (pp + PP dp))           etp + ETP (ep + EP (pp + PP edp))
 //
-// So EP may lie across TP, CP and DP ranks. In the second order a stage is the same ranks for both
-// only where TP CP = ETP EP or PP = 1; all else is refused. How experts lie on EP ranks, also where
-// EP > E, is the Placement's to say.
+// So EP may span TP, CP and DP ranks. In the second order a stage is the same ranks for both
+// only where TP CP = ETP EP or PP = 1; all else is refused. The placement says how
+// experts are put on EP ranks, also where EP > E.
 //
 // Shard blocks: the data index of a rank is cp + CP dp; block b is the ranks, of all TP, with
-// data index in [b shard, (b + 1) shard). The dense state lies once in each block and TP rank. The
-// ranks of one kExpertData group that lie in one block hold one copy of their experts' state:
+// data index in [b shard, (b + 1) shard). Each block and TP rank has the dense state once. The
+// ranks of one kExpertData group that are in one block hold one copy of their experts' state:
 // TP shard / (ETP EP) ranks, or one where that is less than one. Rank 0 of 8 with EP 2, shard 4:
 //   kData         0 1 2 3 4 5 6 7     kExpertData       0 2 4 6
 //   kShard        0 1 2 3             kExpertShard      0 2
 //   kReplicate    0 4                 kExpertReplicate  0 4
 //
-// A dense parameter that `repeat` neighbouring TP ranks hold alike (1: cut over all of them; TP:
+// A dense parameter that `repeat` neighboring TP ranks hold alike (1: cut over all of them; TP:
 // whole on each) has sharers_of(rank, repeat): these TP ranks in all of kData. Those of them in one
 // shard block, owners_of(), cut one copy of its state between them, so that a sum over the owners
 // is one over TP ranks and data in one call; the same places in other blocks are kReplicate.
@@ -115,7 +115,7 @@ class ProcessMesh {
   // Ascending; `repeat` divides TP.
   std::vector<int64_t> sharers_of(int64_t rank, int64_t repeat) const;
   std::vector<int64_t> owners_of(int64_t rank, int64_t repeat) const;
-  // Of the DP x CP ranks with other tokens and the same dense parameters: which one this is.
+  // This rank's index among the DP x CP ranks with other tokens and the same dense parameters.
   int64_t data_index(int64_t rank) const;
   // Which of the ranks that hold one replica's stages this is: its place in kPipeline.
   int64_t pipeline_index(int64_t rank) const;

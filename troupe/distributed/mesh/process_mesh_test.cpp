@@ -76,7 +76,7 @@ class Oracle {
     return false;
   }
 
-  // Of parameters that so many neighbouring TP ranks hold alike.
+  // Whether a and b share parameters that `repeat` neighboring TP ranks hold alike.
   bool share(int64_t repeat, int64_t a, int64_t b) const {
     return same(dense_, a, b, {"pp"}) && dense_[a].at("tp") / repeat == dense_[b].at("tp") / repeat;
   }
@@ -243,7 +243,7 @@ TEST(ProcessMesh, ShardBlocksCutTheExpertsWhereTheyCutTheData) {
   const ProcessMesh small(8, {.expert = 4, .shard = 2});
   EXPECT_EQ(small.size(Kind::kExpertShard), 1);
   EXPECT_EQ(groups(small, Kind::kExpertReplicate), "0 4|1 5|2 6|3 7");
-  // Experts that lie across TP ranks are cut over all ranks that hold them, of any TP coordinate.
+  // Experts that span TP ranks are cut over all ranks that hold them, of any TP coordinate.
   EXPECT_EQ(groups(ProcessMesh(8, {.tensor = 4, .expert = 2}), Kind::kExpertShard),
             "0 2 4 6|1 3 5 7");
 }

@@ -32,7 +32,7 @@ class TokenChunks {
   int64_t ranks() const { return static_cast<int64_t>(runs_.size()); }
   int64_t tokens() const { return static_cast<int64_t>(places_.size()); }  // S
   int64_t own_tokens() const { return tokens() / ranks(); }                // S / R
-  const std::vector<TokenRun>& runs_of(int64_t rank) const {               // neighbours are joined
+  const std::vector<TokenRun>& runs_of(int64_t rank) const {               // neighbors are joined
     return runs_[static_cast<size_t>(rank)];
   }
   std::vector<int64_t> tokens_of(int64_t rank) const;  // ascending

@@ -21,7 +21,7 @@ TEST(TokenChunks, CX1_RanksHaveAnEarlyAndALateChunk) {
   EXPECT_EQ(chunks.tokens_of(0), (std::vector<int64_t>{0, 1, 10, 11}));
   EXPECT_EQ(chunks.tokens_of(1), (std::vector<int64_t>{2, 3, 8, 9}));
   EXPECT_EQ(chunks.runs_of(1), (std::vector<TokenRun>{{2, 2}, {8, 2}}));
-  EXPECT_EQ(chunks.runs_of(2), (std::vector<TokenRun>{{4, 4}}));  // neighbours
+  EXPECT_EQ(chunks.runs_of(2), (std::vector<TokenRun>{{4, 4}}));  // neighbors
 }
 
 TEST(TokenChunks, CX1_RanksHaveAsManyPairsAndEachTokenOnce) {

@@ -8,7 +8,7 @@
 
 namespace troupe {
 
-// Bytes for each rank, and from each: the first to[0] of `out` go to rank 0, and so on; in `in` lie
+// Bytes for each rank, and from each: the first to[0] of `out` go to rank 0, and so on; in `in` are
 // from[r] bytes of each rank r, in rank order.
 struct AllToAllBytes {
   std::span<const std::byte> out;

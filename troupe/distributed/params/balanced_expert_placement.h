@@ -1,4 +1,4 @@
-// Where experts should lie so that ranks compute as many rows as each other, given how many rows
+// Where experts should be so that ranks compute as many rows as each other, given how many rows
 // each expert had. Arithmetic on the host alone, the same on every rank that has the same numbers.
 //
 // Longest first: the experts by their rows, of equals the lower number first, each to the rank with
@@ -22,7 +22,7 @@ double rank_load(const ExpertPlacement& placement, const std::vector<int64_t>& r
 ExpertPlacement balanced_expert_placement(const ExpertPlacement& now,
                                           const std::vector<int64_t>& rows_E);
 
-// How many experts lie elsewhere.
+// How many experts are elsewhere.
 int64_t moved_experts(const ExpertPlacement& from, const ExpertPlacement& to);
 
 }  // namespace troupe

@@ -28,7 +28,7 @@ double std_of(const Param& p) {
   return std::sqrt(2.0 / static_cast<double>(fan_in));
 }
 
-// One element: the first draw inside the bounds. A draw lies outside 3 standard deviations with
+// One element: the first draw inside the bounds. A draw is outside 3 standard deviations with
 // probability 0.0027, so 64 tries fail once in 10^164.
 float draw(const Rng& rng, uint64_t index, double truncate) {
   float x = rng.normal(index);
@@ -38,7 +38,7 @@ float draw(const Rng& rng, uint64_t index, double truncate) {
   return x;
 }
 
-// The box of one tensor, by runs along its last dimension: where a run's elements lie in the global
+// The box of one tensor, by runs along its last dimension: where a run's elements are in the global
 // tensor.
 class Box {
  public:

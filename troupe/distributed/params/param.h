@@ -1,4 +1,4 @@
-// A parameter knows its global shape: the one record behind initialisation, gradient reduction,
+// A parameter knows its global shape: the one record behind initialization, gradient reduction,
 // optimizer sharding, checkpoint boxes and export. It is our DTensor, and it is all of it.
 //
 //   Param w1 = Param::of({E, 2, F, D}, {.kind = Init::kNormal, .std = 0.02});
@@ -12,7 +12,7 @@
 // its own, named with its global number ("layers.3.moe.experts.17.w1"). `experts` lists the local
 // ones. So the draw, checkpoints and export do not know how experts are placed.
 //
-// Initialisation (rules I1, I2): element i of the tensor of global name N is a function of
+// Initialization (rules I1, I2): element i of the tensor of global name N is a function of
 // (seed, N, i), i the row-major index in the global tensor, drawn in f32 and then cast. Only the
 // owned box is drawn, on the CPU, in pieces of at most 16 MiB.
 #pragma once
@@ -33,7 +33,7 @@ enum class Axis { kTensor, kExpert, kExpertTensor, kFullShard };
 struct Split {
   int64_t dim;
   Axis axis;
-  int64_t repeat = 1;  // so many neighbouring ranks of the axis have the same box
+  int64_t repeat = 1;  // so many neighboring ranks of the axis have the same box
 };
 
 struct Init {
@@ -71,14 +71,14 @@ struct Param {
 
   Param&& showing(std::vector<int64_t> sizes) &&;  // the value's sizes
   Param&& as_state() &&;                           // f32, frozen, saved: kState
-  // Keeps this part only, which may be empty; `repeat` neighbours on the axis keep the same.
+  // Keeps this part only, which may be empty; `repeat` neighbors on the axis keep the same.
   void take_box(int64_t dim, int64_t from, int64_t length, Axis axis, int64_t repeat = 1);
 
   int64_t numel() const;  // of the local box
-  // How many neighbours of `ranks` on the tensor axis have this box: all where it is not cut.
+  // How many neighbors of `ranks` on the tensor axis have this box: all where it is not cut.
   int64_t tensor_repeat(int64_t ranks) const;
   bool trainable() const { return !frozen && group != Group::kState; }
-  // Makes the value, uninitialised, with a gradient where trainable.
+  // Makes the value, uninitialized, with a gradient where trainable.
   void allocate(const at::TensorOptions& options);
 };
 

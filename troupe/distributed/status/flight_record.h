@@ -48,9 +48,9 @@ struct FlightRecord {
   static void visit(auto& r, auto&& f) { f("ranks", r.ranks); }
 };
 
-// Of the ranks first, first + 1, ..
+// The record of ranks first, first + 1, ...
 FlightRecord flight_record(const std::vector<const Pulse*>& pulses, int64_t first = 0);
-// Publishes it; what fails is a warning, since it must not hide the error that is told.
+// Publishes it; what fails is a warning, since it must not hide the error that is reported.
 void write_flight(Fs& fs, const std::string& path, const FlightRecord& record, const Log& log);
 
 }  // namespace troupe

@@ -120,7 +120,7 @@ PulseScope::PulseScope(Pulse& pulse, Phase phase, Within)
   pulse.set((before_ & ~uint64_t{0xff}) | static_cast<uint64_t>(phase));
 }
 
-// What failed is told in the phase that it was in.
+// What failed is reported in the phase that it was in.
 PulseScope::~PulseScope() {
   if (std::uncaught_exceptions() == thrown_) pulse_.set(before_);
 }

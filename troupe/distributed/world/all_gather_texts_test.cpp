@@ -91,14 +91,14 @@ TEST_F(AllGatherTexts, TheFirstThatWroteNothingIsNamedWhenTheTimeIsOver) {
   EXPECT_NE(error_of(std::move(two)).find("nothing came from rank 1"), std::string::npos);
 }
 
-// Of three that have no limit of time, rank 2 writes last.
+// Three ranks without a time limit, of which rank 2 writes last.
 struct Patient : AllGatherTexts {
   static constexpr auto kSilence = 1s;
 
   std::future<std::vector<std::string>> wait(int64_t rank, int64_t ended = -1) const {
     return give(rank, std::to_string(rank), ended, {}, kSilence);
   }
-  // For so long these ranks are heard.
+  // For so long these ranks send heartbeats.
   void beat(const std::vector<int64_t>& ranks, std::chrono::milliseconds time) const {
     TableStore store(table);
     const auto end = std::chrono::steady_clock::now() + time;
@@ -126,10 +126,10 @@ TEST_F(Patient, WhoHasNoHeartbeatAnyMoreIsReported) {
   auto zero = wait(0), one = wait(1);
   beat({0, 1}, 3 * kSilence);
   EXPECT_EQ(zero.wait_for(0s), std::future_status::ready);
-  EXPECT_NE(error_of(std::move(zero)).find("rank 2 has not been heard"), std::string::npos);
+  EXPECT_NE(error_of(std::move(zero)).find("rank 2 has sent no heartbeat"), std::string::npos);
   // The others wait for rank 0, who is there and ends by what it found.
   EXPECT_EQ(one.wait_for(0s), std::future_status::timeout);
-  EXPECT_NE(error_of(std::move(one)).find("rank 0 has not been heard"), std::string::npos);
+  EXPECT_NE(error_of(std::move(one)).find("rank 0 has sent no heartbeat"), std::string::npos);
 }
 
 TEST_F(Patient, WhoEndsItselfWaitsForNobody) {

@@ -68,7 +68,7 @@ std::string first_host(const std::string& list) {
   return host;
 }
 
-// Of "2(x4),1", the tasks of each of five nodes: those of one; 0: the list does not reach it.
+// The tasks of one node in "2(x4),1", which lists five nodes; 0: the list does not reach it.
 int64_t tasks_of_node(const std::string& list, int64_t node) {
   constexpr const char* kName = "SLURM_STEP_TASKS_PER_NODE";
   for (size_t at = 0; at < list.size();) {

@@ -64,7 +64,7 @@ inline at::Tensor choices(const Case& c) {
   return ids;
 }
 
-// Of all ranks. Threads draw one after another: they share the generator.
+// Inputs of all ranks. Threads draw one after another: they share the generator.
 inline Inputs draw(const Case& c) {
   static std::mutex generator;
   const std::lock_guard lock(generator);

@@ -53,7 +53,7 @@ class Arrival {
   }
 
  private:
-  // What `look` finds, or throws with who is missing.
+  // What `look` finds; throws, with the missing ranks, where it finds nothing in time.
   template <class Look>
   auto poll(Look&& look) -> decltype(look()) {
     const auto end = Clock::now() + o_.timeout;

@@ -104,7 +104,7 @@ std::string trouble_with(const std::string& host, int port) {
 }
 
 // E6002 where this machine cannot connect to its own socket: the client that PyTorch's store makes
-// for itself would try for minutes and hear no signal.
+// for itself would try for minutes and ignore signals.
 void require_reachable(int listening, const std::string& host) {
   sockaddr_storage own{};
   socklen_t size = sizeof(own);

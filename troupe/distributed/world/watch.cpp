@@ -156,7 +156,7 @@ void Watch::State::look_for_ends() {
   try {
     if (store->peek(kFirstEnd)) peer_ended = true;
   } catch (const Error&) {
-    // Of this machine its process is what counts.
+    // On this machine its process decides.
     if (self.first_serves && self.rank != 0 && !is_here(0)) peer_ended = true;
   }
 }
@@ -265,7 +265,7 @@ std::vector<News> Watch::State::look() {
   return now;
 }
 
-// "rank 1 of 4 exited without a message; it was in step 8, forward 3/8, heard 0.4 s ago".
+// "rank 1 of 4 exited without a message; it was in step 8, forward 3/8, last heartbeat 0.4 s ago".
 std::string Watch::State::report_of(int64_t rank, const News& news) const {
   std::string out = "rank " + std::to_string(rank) + " of " + std::to_string(self.size);
   const bool there = news.found == Found::kHung || news.found == Found::kStopped;
@@ -281,7 +281,7 @@ std::string Watch::State::report_of(int64_t rank, const News& news) const {
   if (there) return out + " since " + one_digit(news.beat->age) + " s";
   if (news.beat->count == 0) return out;
   const double ago = std::max(unix_seconds() - news.beat->time, 0.0);
-  return out + ", heard " + one_digit(ago) + " s ago";
+  return out + ", last heartbeat " + one_digit(ago) + " s ago";
 }
 
 Watch::Watch(Self self, std::unique_ptr<KeyValueStore> store)

@@ -54,7 +54,7 @@ struct Ranks {
   void status(size_t rank, int64_t done, Phase phase) {
     pulses[rank]->done(done);
     pulses[rank]->begin(phase, 1, 4);
-    std::this_thread::sleep_for(2 * kBeat);  // it is told
+    std::this_thread::sleep_for(2 * kBeat);  // the other rank learns it
   }
 };
 
@@ -69,7 +69,7 @@ TEST(Watch, F84_ARankWithoutAHeartbeatIsNamedWithItsStepAndPhase) {
   EXPECT_EQ(loss.status.step(), 8);
   EXPECT_TRUE(says(loss.message,
                    "rank 0, start: E6001 rank 1 of 3 has no heartbeat; it "
-                   "was in step 8, forward 2/4, heard "));
+                   "was in step 8, forward 2/4, last heartbeat "));
   EXPECT_TRUE(says(loss.message, "Noticed in sum of ranks 0 to 2: closed"));
   EXPECT_FALSE(says(loss.message, "rank 2"));
 }

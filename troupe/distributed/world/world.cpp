@@ -104,7 +104,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const LauncherEnvironment& place,
   how.isServer = serves.has_value();
   how.waitWorkers = false;
   how.timeout = options.start_timeout;
-  // PyTorch's own client tries for up to twice the time, hears no signal and tells call stacks.
+  // PyTorch's own client tries for up to twice the time, ignores signals and prints call stacks.
   if (!serves) wait_for_server(place.host, place.port, options.start_timeout, options.check);
   try {
     const bool one_address = serves && !serves->address.empty();

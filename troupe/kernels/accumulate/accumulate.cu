@@ -7,7 +7,7 @@ namespace troupe {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kPacks = 4;  // of f32, of a thread; those of a warp's load are neighbours
+constexpr int kPacks = 4;  // of f32, of a thread; those of a warp's load are neighbors
 
 // Bound by memory: sixteen bytes of the sum at a time, all loads of a thread before its first
 // store. kN = 1 where rows are not aligned.

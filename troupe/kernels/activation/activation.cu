@@ -71,7 +71,7 @@ struct GradViews {
 };
 
 // One warp a row; each unit's h and grad_u are in registers before its results are written, which
-// may lie over them.
+// may be over them.
 template <class T, class Functor, int kN, bool kGated>
 __global__ void __launch_bounds__(kThreads)
     activation_backward_kernel(GradViews<T> m, Rows rows, GluLimits<float> limits) {

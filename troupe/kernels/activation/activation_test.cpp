@@ -168,7 +168,7 @@ TEST_P(ActivationTest, X2_BackwardNeedsNoPlaceForUAndTheScores) {
   testing::expect_near(got.grad_h, want.grad_h);
 }
 
-// f(element) for what lies between one row and the next.
+// f(element) for what is between one row and the next.
 template <class F>
 void each_pad(Matrix& m, F&& f) {
   dispatch_float64(m.dtype(), [&]<class T>() {

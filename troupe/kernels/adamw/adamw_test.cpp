@@ -159,7 +159,7 @@ class AdamWTest : public ::testing::TestWithParam<Case> {
 TEST_P(AdamWTest, AgreesWithTheReference) {
   Problem got = problem(), want = problem();
   const bool codes = GetParam().types.codes;
-  // Of codes one step: what is rounded the other way once is an eighth apart from then on.
+  // Codes take one step: what is rounded the other way once is an eighth apart from then on.
   for (int64_t step = codes ? 3 : 1; step <= 3; ++step) {
     run(GetParam().backend, got.args(step));
     adamw_ref(want.args(step));
@@ -262,7 +262,7 @@ class AdamWByHand : public ::testing::TestWithParam<Backend> {
   }
 };
 
-// trainer.md: p 1, g 0.5, lr 0.1, betas 0.9 and 0.95, decay 0.1, step 1 gives 0.99 - 0.1 = 0.89.
+// By hand: p 1, g 0.5, lr 0.1, betas 0.9 and 0.95, decay 0.1, step 1 gives 0.99 - 0.1 = 0.89.
 TEST_P(AdamWByHand, TheFirstStepIsLrAndTheDecayIsDecoupled) {
   Problem p(1, {Dtype::kF32, Dtype::kF32, Dtype::kF32, Dtype::kBF16});
   p.param.fill(1), p.grad.fill(0.5), p.m.fill(0), p.v.fill(0);

@@ -1,4 +1,4 @@
-// Where an expert's rows lie and where its indices begin: what all paths share.
+// Where an expert's rows are and where its indices begin: what all paths share.
 #pragma once
 
 #include <cstdint>

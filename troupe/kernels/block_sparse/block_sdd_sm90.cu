@@ -1,4 +1,4 @@
-// S = op(A) op(B): two stored blocks that lie side by side are a tile.
+// S = op(A) op(B): two stored blocks that are side by side are a tile.
 #include "troupe/core/number/round.h"
 #include "troupe/kernels/block_sparse/block_sparse_sm90.h"
 #include "troupe/kernels/block_sparse/wgmma_tiles.cuh"
@@ -6,7 +6,7 @@
 namespace troupe::sparse {
 namespace {
 
-// Stored blocks 2 i and 2 i + 1 are the tiles of item i: one tile where they are neighbours in a
+// Stored blocks 2 i and 2 i + 1 are the tiles of item i: one tile where they are neighbors in a
 // row of blocks, as nearly all are where experts' widths are even numbers of blocks; else two,
 // whose right halves are thrown away.
 template <Major kA, Major kB>

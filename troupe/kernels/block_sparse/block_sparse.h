@@ -6,7 +6,7 @@
 //   BlockDds   C = op(A) op(S)   dense = dense x sparse
 //
 // op(X) is X, or its transpose where the operand's `transpose` is set. Block p of S (p below
-// row_offsets[rows / B], which on CUDA only the device knows) lies at values[p B ... p B + B, 0 ...
+// row_offsets[rows / B], which on CUDA only the device knows) is at values[p B ... p B + B, 0 ...
 // B), row-major; blocks are ordered by row, then by column. Blocks past the last are neither read
 // nor written. S transposed is read through the second half of the topology, and moved nowhere.
 //

@@ -34,7 +34,7 @@ __device__ __forceinline__ void point(tile::MNMajorSource<T, kBlock, kThreadCoun
   source.open({.data = data, .ld = static_cast<int>(ld), .cols = rows, .begin = 0, .end = k});
 }
 
-// A dense operand from k on, for 128 rows of M (or N) from `row` on: op's rows lie along memory's
+// A dense operand from k on, for 128 rows of M (or N) from `row` on: op's rows are along memory's
 // rows if k is contiguous, along its columns if not.
 template <class T, Major kMajor>
 __device__ __forceinline__ const T* dense_at(const Mat<const T>& x, int64_t row, int64_t k) {
@@ -139,7 +139,7 @@ inline void check_cuda_block(const BlockTopology& t) {
   TROUPE_CHECK(t.block == kBlock, "no CUDA kernel built for blocks of", t.block);
 }
 
-// f.operator()<kA, kB>() for how k lies in each operand: contiguous or not.
+// f.operator()<kA, kB>() for how k is stored in each operand: contiguous or not.
 template <class F>
 void dispatch_majors(bool k_contiguous_a, bool k_contiguous_b, F&& f) {
   if (k_contiguous_a && k_contiguous_b) return f.template operator()<Major::kK, Major::kK>();

@@ -29,7 +29,7 @@ struct Sum {
   }
 };
 
-// Some lanes a token, kN neighbours a lane. kInFlight rows are loaded before the first is added, so
+// Some lanes a token, kN neighbors a lane. kInFlight rows are loaded before the first is added, so
 // that the gathered reads overlap; the order of the sum is that of the slots. Bound by reading y.
 template <class T, class A, int kN, int kInFlight>
 __global__ void __launch_bounds__(kTokenGridThreads)

@@ -9,8 +9,8 @@
 //
 // Backward, for g = grad_out: grad_y = permute of g with the same weights (kernels/permute),
 // grad_weights = slot_dot of y and g (kernels/slot_dot), grad_addend = g.
-// Combine is in turn the backward of permute; the addend is then what else flows into x (the
-// router's share, hopper-kernels 8).
+// Combine is in turn the backward of permute; the addend is then what else flows into x (from
+// the router).
 #pragma once
 
 #include <cstdint>

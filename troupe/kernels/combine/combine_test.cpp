@@ -119,7 +119,7 @@ class CombineCase : public ::testing::TestWithParam<Backend> {
 TEST_P(CombineCase, P2_AddsTheSlotsInOrder) {
   const RoutedShape shape{.tokens = 3, .choices = 3, .experts = 3};
   Problem p({shape, 40, 0}, Dtype::kF32);
-  // Experts in falling order, so that rows do not lie in the order of slots.
+  // Experts in falling order, so that rows are not in the order of slots.
   p.rows = RoutedRows(shape, std::vector<int32_t>{2, 1, 0, 2, 1, 0, 2, 1, 0});
   const double value[] = {1, 0x1p-24, 0x1p-24};
   p.y.each([&](int64_t r, int64_t d) { p.y.set(r, d, value[p.rows.row_slot[r] % 3]); });

@@ -3,7 +3,7 @@
 //   a  panels of kTileRows rows, p by p    a block of at most kBlockRows rows, in the second cache
 //   b  one panel of kTileCols columns      in the first cache, used by all panels of a
 // The layout costs a pass over each operand and makes every read of the inner loop consecutive. For
-// few columns of c that pass costs more than it saves: a is then read where it lies.
+// few columns of c that pass costs more than it saves: a is then read where it is.
 #include <algorithm>
 #include <cstring>
 
@@ -101,7 +101,7 @@ struct Block {
   int64_t panel() const { return kTileRows * k + kSlack; }
 };
 
-// Where a tile's elements a[i, p] lie: in a panel, or in the operand itself.
+// Where a tile's elements a[i, p] are: in a panel, or in the operand itself.
 struct Panel {
   const float* data;
   float at(int64_t i, int64_t p) const { return data[p * kTileRows + i]; }

@@ -10,7 +10,7 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t kBlock = 2048;  // Of a row; stays in the first cache between its two passes.
+constexpr int64_t kBlock = 2048;  // columns; they stay in the first cache between two passes
 
 template <class W>
 constexpr W kInfinity = std::numeric_limits<W>::infinity();

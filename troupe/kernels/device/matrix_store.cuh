@@ -40,7 +40,7 @@ __device__ inline void store_shared16(uint32_t address, uint4 v) {
                : "memory");
 }
 
-// Two floats rounded to bf16; `low` lies in the lower half, that is at the lower address.
+// Two floats rounded to bf16; `low` is in the lower half, that is at the lower address.
 __device__ inline uint32_t pack_bf16(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));

@@ -30,7 +30,7 @@ __device__ inline void barrier_init(uint32_t bar, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }
 
-// Makes initialised barriers known to the other blocks of the cluster and to the copy engine.
+// Makes initialized barriers known to the other blocks of the cluster and to the copy engine.
 __device__ inline void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

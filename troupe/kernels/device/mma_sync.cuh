@@ -87,7 +87,7 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const
   }
 }
 
-// Two floats rounded to nearest, ties to even; `low` lies at the lower address.
+// Two floats rounded to nearest, ties to even; `low` is at the lower address.
 template <class T>
 __device__ __forceinline__ uint32_t pack(float low, float high) {
   uint32_t packed;

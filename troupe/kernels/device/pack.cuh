@@ -11,7 +11,7 @@ inline constexpr int kPackBytes = 16;
 template <class T>
 inline constexpr int kPackOf = kPackBytes / static_cast<int>(sizeof(T));
 
-// kN neighbours of a row, moved in one access; kN = 1 for rows that are not aligned.
+// kN neighbors of a row, moved in one access; kN = 1 for rows that are not aligned.
 template <class T, int kN>
 struct alignas(kN * sizeof(T)) Pack {
   T v[kN];

@@ -1,6 +1,6 @@
 // Stable counting, the step that routing plans and radix sorts share: for each item of a sequence,
 // how many items with its key come before it. A block owns a chunk of the sequence and takes it
-// tile by tile; keys lie in [0, num_keys), num_keys <= kRankThreads; an item with key -1 is passed
+// tile by tile; keys are in [0, num_keys), num_keys <= kRankThreads; an item with key -1 is passed
 // over.
 #pragma once
 
@@ -27,7 +27,7 @@ __device__ inline Peers peers_of(int key) {
   return {__popc(same & below), __popc(same)};
 }
 
-// Where the item of this thread's i-th place lies in its tile: a warp's items are neighbours.
+// Where the item of this thread's i-th place is in its tile: a warp's items are neighbors.
 __device__ inline int rank_position(int i) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
   const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
@@ -93,7 +93,7 @@ __device__ inline void rank_tile(const RankShared& s, const int (&key)[kRankItem
   }
   __syncthreads();
 
-  int in_tile = 0;  // Of key threadIdx.x.
+  int in_tile = 0;  // count of key threadIdx.x
   const bool owns_key = static_cast<int>(threadIdx.x) < s.num_keys;
   for (int w = 0; owns_key && w < kRankWarps; ++w) {
     uint16_t* count = &s.warp_count[w * s.num_keys + static_cast<int>(threadIdx.x)];

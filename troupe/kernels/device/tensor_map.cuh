@@ -12,7 +12,7 @@
 namespace troupe::sm90 {
 
 // A view of memory of 16-bit numbers, which are only copied: sizes, fastest first; strides in
-// elements of all but the first, whose elements are neighbours; and the box that one copy takes of
+// elements of all but the first, whose elements are neighbors; and the box that one copy takes of
 // it, whose rows are 128 or 64 bytes.
 template <int kDims>
 struct MapShape {
@@ -30,7 +30,7 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
   return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
 }
 
-// Rows of the box are 128 swizzled bytes in shared memory; what lies outside the view reads as
+// Rows of the box are 128 swizzled bytes in shared memory; what is outside the view reads as
 // zero.
 template <int kDims>
 CUtensorMap tensor_map(const void* data, const MapShape<kDims>& shape) {

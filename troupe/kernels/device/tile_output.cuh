@@ -1,4 +1,4 @@
-// A finished tile on its way to memory: where it lies, what is added, and how a warp's fragments
+// A finished tile on its way to memory: where it is, what is added, and how a warp's fragments
 // become whole 16-byte stores.
 #pragma once
 

@@ -128,7 +128,7 @@ class TensorProduct {
   float sum_[4][kTilesN][4];  // [16 rows][8 columns][mma.sync's d]
 };
 
-// A thread's 8 rows (or columns): its own chunk of four in each half where those lie together in
+// A thread's 8 rows (or columns): its own chunk of four in each half where those are together in
 // memory, every 16th where k does.
 template <int kSize, Major kMajor>
 struct ThreadRows {
@@ -311,7 +311,7 @@ class Pipeline {
   uint32_t base_;
 };
 
-// Work says which tiles there are, where their operands lie and where the result goes:
+// Work says which tiles there are, where their operands are and where the result goes:
 //   Product, SourceA, SourceB, Tile
 //   bool find(int index, Tile&)           tile `index`, or false from the last on; indices rise
 //   int open(const Tile&, a, b)           points the sources at it; how many stages of k it has

@@ -3,10 +3,10 @@
 // memory has it:
 //   Major::kK    kSize rows of 64 bytes, k contiguous
 //   Major::kMN   kDepth rows of kSize elements, M or N contiguous
-// Chunks are moved within a row so that eight chunks of one column, or of one row, lie in different
+// Chunks are moved within a row so that eight chunks of one column, or of one row, are in different
 // banks: neither cp.async nor ldmatrix meets a conflict.
 //
-// A source belongs to one thread, which copies the same chunks of every stage. What lies outside
+// A source belongs to one thread, which copies the same chunks of every stage. What is outside
 // the operand becomes zeros. kAligned: all rows start at multiples of 16 bytes, and cp.async does
 // it; without, elements are read one by one.
 #pragma once
@@ -148,7 +148,7 @@ struct RowRange {
   int cols;  // from there on
   int begin, end;
   const int32_t* src = nullptr;  // [end]  optional: a row whose entry is negative is zeros, ...
-  bool gather = false;           // ... and the others lie at row src[r] in place of r
+  bool gather = false;           // ... and the others are at row src[r] in place of r
 };
 
 template <class T, int kSize, int kThreads, bool kAligned>

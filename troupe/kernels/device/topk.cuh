@@ -59,7 +59,7 @@ __device__ __forceinline__ uint64_t next_ranked(const uint32_t* keys, int n, uin
   return best;
 }
 
-// A row spread over a warp in registers. Lane l has kVec neighbours at a time, so that it can load
+// A row spread over a warp in registers. Lane l has kVec neighbors at a time, so that it can load
 // them in one access: expert(i) rises with i.
 template <int kPerLane>
 struct WarpRow {

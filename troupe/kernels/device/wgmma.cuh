@@ -6,7 +6,7 @@
 
 namespace troupe::sm90 {
 
-// How an operand lies in shared memory. K-major: rows of kK k values (64 or 128 swizzled bytes),
+// How shared memory holds an operand. K-major: rows of kK k values (64 or 128 swizzled bytes),
 // row after row. MN-major: slabs of 64 m (or n) values (128 swizzled bytes) a row, kK rows of k.
 enum class Major { kK = 0, kMN = 1 };
 

@@ -30,7 +30,7 @@ __device__ __forceinline__ bool is_valid(const uint8_t* valid, int64_t t) {
   return valid == nullptr || valid[t] != 0;
 }
 
-// Of a row, in double, the same on all lanes of its warp.
+// A row's softmax, in double, the same on all lanes of its warp.
 struct RowExp {
   double top, sum;
   __device__ float lse() const { return static_cast<float>(top + log(sum)); }

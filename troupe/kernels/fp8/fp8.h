@@ -17,7 +17,7 @@
 // last tile of a part, and the last of the columns, may be short.
 //
 // `factor` multiplies row r by factor[r] before it is rounded: a weight gradient's operand takes
-// the scale of the other operand's row this way (fp8: section 6). Factors are powers of two.
+// the scale of the other operand's row this way. Factors are powers of two.
 #pragma once
 
 #include <cstdint>

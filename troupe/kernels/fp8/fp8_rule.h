@@ -1,4 +1,4 @@
-// Where a group's rows lie, as the CPU and the CUDA path share it.
+// Where a group's rows are, as the CPU and the CUDA path share it.
 #pragma once
 
 #include <cstdint>

@@ -61,8 +61,8 @@ __device__ __forceinline__ uint32_t block_max(uint32_t top, uint32_t* shared) {
 }
 
 // word[i]: the lane's four columns of row i, a byte each. They leave as 128 columns of 128 bytes;
-// of 16 rows, place p holds row fragment_order(p), or row p. A column's 16 bytes of a warp lie in
-// shared memory at (warp ^ lane) so that eight lanes' lie in different banks.
+// of 16 rows, place p holds row fragment_order(p), or row p. A column's 16 bytes of a warp are in
+// shared memory at (warp ^ lane) so that eight lanes' are in different banks.
 template <bool kFragments>
 __device__ __forceinline__ void store_transposed(const uint32_t (&word)[kWarpRows], uint8_t* to,
                                                  int64_t ld, uint4* tile) {

@@ -32,7 +32,7 @@ namespace troupe {
 
 constexpr int64_t kFp8Tile = 128;
 
-// Which row of 16 lies at place p of 16: the order in which a transposing load of 8 x 8 16-bit
+// Which row of 16 is at place p of 16: the order in which a transposing load of 8 x 8 16-bit
 // matrices (ldmatrix) leaves the rows of the other operand in registers. A permutation within 16.
 TROUPE_INLINE constexpr int64_t fragment_order(int64_t p) {
   const int64_t in16 = p % 16, quad = in16 / 4, j = in16 % 4;

@@ -8,7 +8,7 @@ namespace troupe {
 namespace {
 
 constexpr int64_t kElementsPerRange = 32768;
-constexpr int64_t kColumns = 256;    // Of a work item: sums that stay in the first cache.
+constexpr int64_t kColumns = 256;    // of a work item: sums that stay in the first cache
 constexpr int64_t kRowsPerSum = 64;  // Summed alone first, which keeps rounding errors short.
 
 int64_t rows_in_use(const int32_t* expert_offset, int64_t num_experts, int64_t bound) {

@@ -45,7 +45,7 @@ struct GroupedGemm {
   MatRef bias = {};                   // [E, N]  optional, of a's type
   const float* scale = nullptr;       // [R], or as long as row_slot needs; optional
   const float* bias_scale = nullptr;  // likewise
-  const int32_t* row_slot = nullptr;  // [R]  optional: where the scales of a row lie
+  const int32_t* row_slot = nullptr;  // [R]  optional: where the scales of a row are
   bool accumulate = false;
   int waves = 1;  // kernels/moe_sm90
 };

@@ -14,7 +14,7 @@ constexpr int kThreads = 128;
 constexpr int64_t kMaxRows = 65535;  // of a grid; a block goes on to further rows
 constexpr int kColumns = static_cast<int>(jitter_detail::kColumns);
 
-// A thread takes four neighbouring columns of a row: one call of the generator, and one load and
+// A thread takes four neighboring columns of a row: one call of the generator, and one load and
 // store where rows are aligned.
 template <class T>
 __global__ void __launch_bounds__(kThreads)

@@ -191,7 +191,7 @@ TEST_P(MoeFp8Sm90, Q8_KernelsAgreeWithTheReferenceAndWriteNothingElse) {
   expect_near_in_norm(got.grad_rows, want.grad_rows, 4e-3, "grad_rows");
   expect_near_in_norm(got.grad_w1, want.grad_w1, 4e-3, "grad_w1");
   expect_near_in_norm(got.grad_w2, want.grad_w2, 4e-3, "grad_w2");
-  // A byte may lie one step from the reference's where H was rounded the other way.
+  // A byte may be one step from the reference's where H was rounded the other way.
   double apart = 0, size = 0;
   for (int64_t r = 0; r < got.rows.true_rows(); ++r) {
     for (int64_t c = 0; c < got.s.F; ++c) {

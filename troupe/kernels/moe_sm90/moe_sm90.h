@@ -16,7 +16,7 @@
 //
 // Shapes: T tokens, D width, F hidden width of an expert, E experts, R rows (the host's bound). D
 // and F are multiples of 64, E <= 1024. W1 is [E, 2F, D]: F gate rows, then F up rows; W2 is [E, D,
-// F]. H is private to `up` and `hidden`: in a row, the words of 16 units lie together
+// F]. H is private to `up` and `hidden`: in a row, the words of 16 units are together
 // (hidden_column). dH is plain: F gate columns, then F up columns.
 //
 // Rows at or past offset[E] are neither read nor written. Pad rows (row_src = -1) read as zeros and
@@ -46,7 +46,7 @@ namespace troupe {
 
 constexpr int64_t kMaxExpertsSm90 = 1024;
 
-// Where H keeps unit u's gate in its row of 2F; its up lies 2 further.
+// Where H keeps unit u's gate in its row of 2F; its up is 2 further.
 constexpr int64_t hidden_column(int64_t u) {
   const int64_t in_group = u % 16, block = in_group / 8, quad = in_group % 8 / 2;
   return u / 16 * 32 + quad * 8 + block * 4 + u % 2;
@@ -114,7 +114,7 @@ struct MoeUpGradSm90 {
 // Products of that form as such, for experts of other kinds: what kernels/grouped_gemm runs here
 // where nothing but the product is asked for.
 //
-//   rows      C[r, :] = A[src(r), :] B_e^T, or A[src(r), :] B_e where B lies as [E K, N]
+//   rows      C[r, :] = A[src(r), :] B_e^T, or A[src(r), :] B_e where B is [E K, N]
 //   weight    C_e[m, n] (+)= sum_r A[src_a(r), m] B[src_b(r), n]; A or B is gathered, or neither
 //
 // Without row_src src(r) = r. At pads what is not gathered must hold finite numbers.

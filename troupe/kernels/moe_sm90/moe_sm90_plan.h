@@ -56,7 +56,7 @@ struct SegmentSlots {
   int64_t all, held;
 };
 SegmentSlots segment_slots(int64_t rows, int64_t experts, int64_t segment_rows);
-// Of counters beside so many held tiles, and of partial sums and counters together, of a gradient
+// Bytes of counters beside so many held tiles, and of partial sums and counters, for a gradient
 // [m, n] of each expert.
 int64_t counter_bytes(int64_t held_tiles);
 int64_t segment_bytes(const SegmentSlots& slots, int64_t m, int64_t n);

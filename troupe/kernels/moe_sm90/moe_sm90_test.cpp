@@ -190,7 +190,7 @@ TEST_P(MoeSm90, E2_AnExpertWithoutRowsGetsAGradientOfExactlyZero) {
 INSTANTIATE_TEST_SUITE_P(All, MoeSm90, ::testing::ValuesIn(kShapes),
                          [](const auto& test) { return test.param.name; });
 
-// Of long sums the experts' last rows come after all whole tiles, and a warp finds 32 experts' at a
+// In long sums the experts' last rows come after all whole tiles, and a warp finds 32 experts' at a
 // time: here the experts beyond them have some too, and one has whole tiles.
 TEST(MoeSm90LongSums, LastRowsOfMoreThan32ExpertsAreComputed) {
   if (!on_hopper()) GTEST_SKIP() << "no Hopper GPU here";

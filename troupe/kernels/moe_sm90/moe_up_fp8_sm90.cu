@@ -34,7 +34,7 @@ void moe_up_fp8_sm90_cuda(const MoeUpFp8Sm90& a, cudaStream_t stream) {
                                  rows,
                                  a.score,
                                  a.plan.row_slot};
-  // A column tile is 128 gates and their 128 ups: both halves exist, and ups lie a matrix further.
+  // A column tile is 128 gates and their 128 ups: both halves exist, and ups are a matrix further.
   const WeightScales scales{a.w1_scales, int64_t{2} * down * across, across, down * across, 1,
                             2 * down};
   launch_persistent<UpFp8::G::kBytes>(

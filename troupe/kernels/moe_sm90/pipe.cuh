@@ -1,7 +1,7 @@
 // The tile of all products of this folder, and the ring of shared-memory slots that feeds it.
 //
 // A block of 384 threads is one producer warpgroup and two consumer warpgroups; it makes a 128 x
-// 256 tile, 64 rows a consumer. Two blocks form a cluster: they take neighbouring 128 rows and the
+// 256 tile, 64 rows a consumer. Two blocks form a cluster: they take neighboring 128 rows and the
 // same 256 columns, so each loads half of operand B and sends it to both. A slot holds kK of k.
 #pragma once
 

@@ -20,8 +20,8 @@ struct Chunk {
   uint32_t high[kBlocks];  // row lane / 4 + 8
 };
 
-// Where 16 bytes of a row of 16 kBlocks bytes lie, swizzled as the copy engine does it: so that
-// eight rows, or eight neighbours of one or two rows, lie in different banks.
+// Where 16 bytes of a row of 16 kBlocks bytes are, swizzled as the copy engine does it: so that
+// eight rows, or eight neighbors of one or two rows, are in different banks.
 template <int kBlocks>
 __device__ inline uint32_t staged(int row, int part) {
   const int swizzle = kBlocks == 8 ? row & 7 : row / 2 & 3;
@@ -236,7 +236,7 @@ struct RowScores {
   }
 };
 
-// Where H keeps the 16 units of a group in a row: the 8 values that lane q of a quad has for it lie
+// Where H keeps the 16 units of a group in a row: the 8 values that lane q of a quad has for it are
 // together, 16 bytes, in the order gates (2q, 2q+1), ups (2q, 2q+1), gates (8+2q, 8+2q+1), ups
 // (8+2q, 8+2q+1). So H goes to and from registers 16 bytes at a time. In shared memory a group is a
 // box of 64 rows x 64 bytes; a sub-tile of 32 units has two.
@@ -392,7 +392,7 @@ struct SwigluBackward {
     }
   }
 
-  // Of one unit pair of one row, words of bf16; and G . A0.
+  // Gradients of one unit pair of one row, words of bf16; and G . A0.
   struct Derivative {
     uint32_t d_gate, d_up, a;
     float dot;
@@ -424,7 +424,7 @@ struct SwigluBackward {
   }
 
   // 32 units of G, that is four blocks of the accumulator, with H from the lane's place in a
-  // buffer, whose second box lies kNextBox further.
+  // buffer, whose second box is kNextBox further.
   template <uint32_t kNextBox = kBox32>
   __device__ void sub_tile(uint32_t h_at, const float* g, Out& out) const {
 #pragma unroll

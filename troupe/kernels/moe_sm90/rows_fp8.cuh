@@ -39,7 +39,7 @@ __device__ inline void promote(Accumulator& acc, const HalfAccumulator& part, fl
 
 // Where the scales of a tile's steps are in memory.
 struct StepScales {
-  const float* weight;  // of block 0; block 1's lies `half` further
+  const float* weight;  // of block 0; block 1's is `half` further
   int half, k;          // k: to the next step
 };
 
@@ -226,7 +226,7 @@ __device__ inline RowTile take_tile(uint32_t at) {
           static_cast<int>(v.w)};
 }
 
-// Where a block's i-th tile is told to its consumers. The producer is at most as many tiles ahead
+// Where a block's consumers learn its i-th tile. The producer is at most as many tiles ahead
 // as there are slots.
 template <class G>
 __device__ inline uint32_t told_tile(const Pipe<G>& pipe, int i) {
@@ -259,7 +259,7 @@ __device__ inline void produce_gathered(const RowsFp8& g, const CUtensorMap& b_m
   for (int t = me.cluster, i = 0; t < work.total(); t += me.clusters, ++i) {
     const RowTile tile = take_tile(told_tile<typename Spec::G>(me.pipe, i));
     if (me.warp == 0 && me.lane == 0) tell_next(me, work, t, i);
-    named_sync<3>(kWarpgroup);  // The next tile is told to these warps too.
+    named_sync<3>(kWarpgroup);  // These warps learn the next tile too.
     const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32;
     const int chunk = lane % 8, in_four = lane / 8;
     const uint32_t to = (thread / 32 * 32 + in_four) * kStepK;
@@ -298,7 +298,7 @@ __device__ inline void produce_gathered(const RowsFp8& g, const CUtensorMap& b_m
   }
 }
 
-// One thread: rows that lie packed, and weights.
+// One thread: rows that are packed, and weights.
 template <class Spec>
 __device__ inline void produce_packed(const RowsFp8& g, const CUtensorMap& a_map,
                                       const CUtensorMap& b_map, const RowWork& work,
@@ -421,7 +421,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     Place<G> me(shared);
     consume<Spec>(g, params, tiles_of<G>(g, shared, me.rank), me);
   }
-  cluster_sync();  // A block's memory must outlive its neighbour's copies and arrivals.
+  cluster_sync();  // A block's memory must outlive its neighbor's copies and arrivals.
 }
 
 // The host's half. `width` bytes a row of the gathered or packed operand.

@@ -196,7 +196,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     }
     if (me.leads()) store_wait_read<0>();
   }
-  cluster_sync();  // A block's memory must outlive its neighbour's copies and arrivals.
+  cluster_sync();  // A block's memory must outlive its neighbor's copies and arrivals.
 }
 
 }  // namespace troupe::sm90

@@ -2,7 +2,7 @@
 // expert e of A[row_src[r(p)], m] B[n, p]. 8-bit wgmma wants both operands with the rows p as their
 // fastest dimension. B comes so (`columns` of fp8_tiles.h, zeros past an expert's end) by the copy
 // engine. A is gathered row by row, 16 bytes a thread, and turned on its way into registers:
-// ldmatrix.trans takes 8 x 8 pairs of neighbouring m, two byte permutes part the pairs. So row g of
+// ldmatrix.trans takes 8 x 8 pairs of neighboring m, two byte permutes part the pairs. So row g of
 // a fragment is column 2 g of 16, row g + 8 is column 2 g + 1, and the rows p of 16 come in the
 // order in which B holds them (fragment_order).
 #pragma once
@@ -226,7 +226,7 @@ struct StoreWeightFp8 {
     }
   }
 
-  // Staged rows are n, of 64 m. A lane has two neighbours m of a column: one word.
+  // Staged rows are n, of 64 m. A lane has two neighbors m of a column: one word.
   __device__ void put_transposed(const float* acc, uint32_t to, int lane) const {
     const int part = 2 * me.warp + lane / 16, word = lane / 4 % 4 * 4;
 #pragma unroll

@@ -1,6 +1,6 @@
 // Gradients of the experts' weights: C_e[m, n] = sum over the rows r of expert e of
 // A[row_src[r], m] B[r, n]. A is gathered, 16 bytes a thread, or packed as well; what is packed
-// comes by the copy engine, but for the last, partial 64 rows of an expert, where both come by
+// comes by the copy engine, except for the last, partial 64 rows of an expert, where both come by
 // threads: they alone can put zeros in place of the next expert's rows.
 #pragma once
 
@@ -112,7 +112,7 @@ struct WeightProducer {
   }
 };
 
-// The tiles of sums that are cut or not; tables for the former lie in shared memory.
+// The tiles of sums that are cut or not; tables for the former are in shared memory.
 template <bool kSegments>
 __device__ auto weight_work(const WeightGemm& g, uint8_t* tables, int rank) {
   if constexpr (kSegments) {

@@ -86,7 +86,7 @@ __device__ inline bool add_segments(Accumulator& acc, const Segments& to, const 
            me.index;
   };
   const int thread = 32 * me.warp + me.lane;
-  const auto sums = [&](int segment) {  // a thread's 16 bytes lie beside its neighbours'
+  const auto sums = [&](int segment) {  // a thread's 16 bytes are beside its neighbors'
     return reinterpret_cast<float4*>(to.partial + place(segment) * kPartialFloats) + thread;
   };
   float4* const mine = sums(tile.segment);

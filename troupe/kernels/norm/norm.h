@@ -44,7 +44,7 @@ struct Norm {
 };
 
 struct NormBackward {
-  MatRef s;                   // [R, D]  what was normalised
+  MatRef s;                   // [R, D]  what was normalized
   MatRef weight;              // [1, D]
   MatRef rstd;                // [R, 1]
   MatRef grad_y;              // [R, D]

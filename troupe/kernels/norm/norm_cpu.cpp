@@ -143,7 +143,7 @@ struct BackwardRow {
   }
 };
 
-// Adds the ranges' sums, which lie one after the other, in order.
+// Adds the ranges' sums, which are one after the other, in order.
 template <class W>
 void add_ranges(const W* sums, int64_t count, const MutRef& out, const Pool& pool) {
   if (out.data == nullptr) return;

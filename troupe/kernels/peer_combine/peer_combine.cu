@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kMostInFlight = 8;  // rows a thread has under way: 128 bytes
 
-// Some lanes a token, kN neighbours a lane. kInFlight rows are loaded before the first is added, so
+// Some lanes a token, kN neighbors a lane. kInFlight rows are loaded before the first is added, so
 // that reads over the links overlap; the order of the sum is that of the places. Bound by the link.
 template <class T, int kN, int kInFlight>
 __global__ void __launch_bounds__(kTokenGridThreads)

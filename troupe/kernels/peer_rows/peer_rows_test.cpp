@@ -32,7 +32,7 @@ struct Problem {
         wanted(rows * s.choices) {
     for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<uint8_t>(7 * i + i / 251);
     std::memset(out.data(), kUntouched, out.size());
-    // Of three rows one is wanted by nobody, one by its last choice, one by its first.
+    // One row in three is wanted by nobody, one by its last choice, one by its first.
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t c = 0; c < s.choices; ++c) {
         const bool has = (r % 3 == 1 && c == s.choices - 1) || (r % 3 == 2 && c == 0);
@@ -49,7 +49,7 @@ struct Problem {
                .wanted = shape.choices > 0 ? wanted.data() : nullptr,
                .fill = fill,
                .out = out.data()};
-    // The last peer's rows lie first: nothing may depend on where memory is.
+    // The last peer's rows are first: nothing may depend on where memory is.
     for (int64_t w = 0; w < shape.peers; ++w) {
       a.from[static_cast<size_t>(w)] =
           from.data() + (shape.peers - 1 - w) * shape.each * shape.row_bytes;

@@ -1,5 +1,5 @@
 // Quantile balancing's statistic of one microbatch (R11): where the threshold of each expert should
-// lie so that it gets its share. Over the n valid tokens of the logits z [T, E]:
+// are so that it gets its share. Over the n valid tokens of the logits z [T, E]:
 //
 //   alpha[t]  the (K + 1)-th largest of z[t, :] - beta
 //   next[e]   the (floor(n K / E) + 1)-th largest over t of z[t, e] - alpha[t]

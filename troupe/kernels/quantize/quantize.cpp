@@ -33,7 +33,7 @@ F16 smallest_scale(double largest, int qmax) {
   return half_of_bits(low);
 }
 
-// std::nearbyint's default mode is the one that is asked for: nearest, ties to even. Of float x and
+// std::nearbyint's default mode is the right one: nearest, ties to even. For a float x and
 // an fp16 scale the quotient in double is no tie unless the true one is.
 int quantized(double x, double scale, int qmax) {
   if (scale == 0) return 0;

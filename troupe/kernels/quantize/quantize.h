@@ -28,7 +28,7 @@ namespace troupe {
 
 inline constexpr int64_t kQuantGroup = 32;
 
-// Of n elements: values, n or ceil(n / 2) bytes, and ceil(n / 32) scales of 2. 8.5 or 4.5 bits
+// n elements take n or ceil(n / 2) bytes of values and ceil(n / 32) scales of 2: 8.5 or 4.5 bits
 // each.
 int64_t quantized_value_bytes(int64_t n, int bits);
 int64_t quantized_scales(int64_t n);

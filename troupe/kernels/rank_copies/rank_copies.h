@@ -1,7 +1,7 @@
 // What a rank sends under expert parallelism, out of the experts that its tokens chose.
 //
 // A copy is one token for one target, however many of its routed rows go there; a target is a rank,
-// or a node of them. Expert e lies on the ranks owners[e]: whole on one of them, or cut into slices
+// or a node of them. Expert e is on the ranks owners[e]: whole on one of them, or cut into slices
 // (hidden sharding), one on each.
 //
 //   owner(t, k, s)      = owners[e][s] of slices; else owners[e][index[t] mod replicas[e]], s = 0;
@@ -11,7 +11,7 @@
 //   counts[w]           = its copies, its rows, and the capacity that the caller names
 //
 // kernels/routing_plan of copy_target, with W for experts, orders copies (target, token); of
-// row_target it orders rows (target, token, k). tell_copies makes what the receiver is told of each
+// row_target it orders rows (target, token, k). tell_copies writes what the receiver needs of each
 // copy c, whose slot of copy_target that plan's row_slot names:
 //
 //   token[c] = t

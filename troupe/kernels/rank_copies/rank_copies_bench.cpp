@@ -11,7 +11,7 @@ namespace {
 
 using testing::Buffer;
 
-// Of 64 experts that lie over `ranks` each token has 8.
+// Each token has 8 of 64 experts, which are spread over `ranks`.
 struct Problem {
   explicit Problem(const benchmark::State& state)
       : T(state.range(0)),

@@ -14,7 +14,7 @@ using replicate_detail::bin;
 
 constexpr int kThreads = 256;
 
-// The bin that holds element j: the first whose end lies past it; E where none does.
+// The bin that holds element j: the first whose end is past it; E where none does.
 __device__ int bin_of(const int32_t* bins, int experts, int64_t j) {
   int low = 0, high = experts;
   while (low < high) {

@@ -43,7 +43,7 @@ struct alignas(kAligned * sizeof(T)) Some {
   T v[kN];
 };
 
-// kN neighbouring pairs: a half-rotated head's pairs j and j + 1 lie side by side in both halves,
+// kN neighboring pairs: a half-rotated head's pairs j and j + 1 are side by side in both halves,
 // an interleaved head's are four elements in a row.
 template <class T, int kN>
 __device__ void turn_pairs(const Turn<T>& turn, int64_t t, int64_t place, int64_t head, int64_t j) {

@@ -1,4 +1,4 @@
-// How the rows are cut into chunks, and where a chunk's sums lie: pure arithmetic, so that sums
+// How the rows are cut into chunks, and where a chunk's sums are: pure arithmetic, so that sums
 // depend on the shapes alone.
 #pragma once
 
@@ -18,7 +18,7 @@ inline bool is_fast(const RouteRule& rule, int64_t experts) {
   return experts <= kFastExperts && rule.choices <= kFastChoices && rule.groups <= kFastGroups;
 }
 
-// A chunk is some neighbouring rows of one sequence.
+// A chunk is some neighboring rows of one sequence.
 struct Chunks {
   int64_t length;        // tokens of a sequence
   int64_t rows;          // of a chunk; the last of a sequence may have fewer

@@ -6,7 +6,7 @@
 //               sqrtsoftplus   sqrt(max(z_e, 0) + log1p(exp(-|z_e|)))
 //   selection   z - beta if beta is given (R11), else z for the softmax (which keeps the order) and
 //   x           s + bias for the others (R6, R10); rounded to f32 (f64 stays f64)
-//   groups (R9) E / groups neighbours each. A group's score is the sum, largest first, of its
+//   groups (R9) E / groups neighbors each. A group's score is the sum, largest first, of its
 //               group_best largest x; with the softmax and a weighting other than kChosen of
 //               exp(z - max z), which is s in units of the row's largest. The keep_groups best
 //               groups stay open (ties: lower index); no expert of another is ever chosen.
@@ -20,7 +20,7 @@
 //   counts[e]   how many pairs (t, k) have ids[t, k] == e
 //   lse[t]      ln sum_e exp(z[t, e])
 //
-// For the losses of section 3, over the tokens of each of B sequences (T / B neighbours each):
+// For the balance losses (A1 to A9), over the tokens of each of B sequences (T / B neighbors each):
 //   probs[b, e]         sum of r_te; r = s for the softmax, else s / (row sum of s + 1e-20)
 //   plain_counts[b, e]  of the plain top-K of r: no bias, no groups, nothing given
 //   tokens[b]           valid tokens

@@ -23,7 +23,7 @@ constexpr int64_t kColumnsPerRange = 256;
 template <class W>
 constexpr W kLowest = -std::numeric_limits<W>::infinity();
 
-// Where the float sums of chunks lie, until they are added up.
+// Where the float sums of chunks are, until they are added up.
 template <class W>
 struct Sums {
   Sums(const Route& a, const Chunks& chunks)

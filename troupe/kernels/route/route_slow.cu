@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A block's work on one token after another. A row's keys lie in the workspace.
+// A block's work on one token after another. A row's keys are in the workspace.
 template <class T>
 class BlockRouter {
  public:

@@ -15,7 +15,7 @@
 //                   at the latest. Pad rows are covered like others.
 //
 // Order (rule P1): rows are ordered (expert, source rank, source token, k). That is the order of
-// slots within an expert where the source tokens lie rank-major (all of rank 0, then of rank 1,
+// slots within an expert where the source tokens are rank-major (all of rank 0, then of rank 1,
 // ...); under expert parallelism a receive buffer is laid out so, and the plan needs no rank.
 // Alignment (P3) and capacity (C6) add pad rows, which counts never include. With `capacity` C
 // every segment has exactly C rows (rounded up to the alignment), so offsets are known on the host;

@@ -6,7 +6,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A thread an output; the index and the output are coalesced, the gathered scores lie in L2.
+// A thread an output; the index and the output are coalesced, the gathered scores are in L2.
 __global__ void __launch_bounds__(kThreads)
     row_scores_kernel(Mat<const float> in, const int32_t* index, Mat<float> out) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;

@@ -129,7 +129,7 @@ class Search {
     }
   }
 
-  // Of z + u + ln n over the tokens, relative to its maximum.
+  // Log-sum-exp of z + u + ln n over the tokens, relative to its maximum.
   double column_lse(int64_t e) const {
     const auto x = [&](int64_t t) { return z_[t * E_ + e] + u_[t]; };
     double top = kLowest, sum = 0;

@@ -113,7 +113,7 @@ TEST_P(SinkhornTest, R12_AgreesWithTheReference) {
     testing::expect_near(got.u, want.u, bound, "u");
     testing::expect_near(got.v, want.v, bound, "v");
     if (got.shape.tokens == 1) continue;  // Balanced, one token prefers no expert.
-    // Of many choices one may hang on a last bit.
+    // One of many choices may hang on a last bit.
     const double slots = static_cast<double>(got.ids.size());
     EXPECT_GE(share_equal(got, want), slots > 1000 ? 0.999 : 1.0);
   }

@@ -10,7 +10,7 @@ namespace {
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarpLanes;
 
-// One warp a slot; the slots of a token are neighbours, so its row comes from L1 but once. Bound by
+// One warp a slot; the slots of a token are neighbors, so its row comes from L1 but once. Bound by
 // reading the rows.
 template <class T, int kN>
 __global__ void __launch_bounds__(kThreads)

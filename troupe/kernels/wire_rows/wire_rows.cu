@@ -9,9 +9,9 @@ namespace troupe {
 namespace {
 
 constexpr int kThreads = 256, kRows = kThreads / kWarpLanes;
-constexpr int kTurns = 4;  // loads of a lane before its first store; those of a warp are neighbours
+constexpr int kTurns = 4;  // loads of a lane before its first store; those of a warp are neighbors
 
-// The q of kN neighbours, the first in the lowest byte.
+// The q of kN neighbors, the first in the lowest byte.
 template <int kN>
 struct Bytes {
   uint32_t words[(kN + 3) / 4];

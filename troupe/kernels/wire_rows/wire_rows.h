@@ -1,6 +1,6 @@
 // Rows in 8 bits an element and 16 for each 32 of them, as they travel between ranks, and back.
 //
-//   a group is 32 neighbours of a row; its last may be short. m = max |x| of the group
+//   a group is 32 neighbors of a row; its last may be short. m = max |x| of the group
 //   s    = m f32(1 / 127) in f32, without what follows its nine leading bits; 2^-126 at least, and
 //          0 where m = 0
 //   q    = x f32(1 / s), rounded once, to the nearest integer, ties to even; 0 where s = 0

@@ -24,7 +24,7 @@ struct Case {
   int64_t width;
 };
 
-// What lies past the packed rows, and past D of rows that come back, is there to see that nothing
+// What is past the packed rows, and past D of rows that come back, is there to see that nothing
 // writes to it.
 struct Problem {
   static constexpr int64_t kGuard = 16;

@@ -178,7 +178,7 @@ void apply(const LayerOverride& o, LayerConfig& l, const MoeConfig& moe) {
   l.moe->ffn.hidden = o.hidden.value_or(l.moe->ffn.hidden);
 }
 
-// Of the first `end` layers; as layer_config decides, without making all of them.
+// Counts in the first `end` layers what layer_config decides, without making all of them.
 int64_t count_moe_layers(const ModelConfig& c, int64_t end) {
   std::vector<bool> is_moe(c.layers, false);
   if (c.moe.experts > 0) {

@@ -216,7 +216,7 @@ struct MoeUnit {
   MoeConfig config;
 };
 std::vector<MoeUnit> moe_units(const ModelConfig& config);
-// Of the MoE layer in that block; an MTP block's comes behind all others, so that no table of the
+// Shape of the MoE layer in that block. An MTP block's number follows all others: no table of the
 // first layers (R14) is its router. group_ranks: |G|, ranks that share a microbatch.
 MoeShape moe_shape(const ModelConfig& config, const LayerConfig& layer, int64_t group_ranks = 1);
 int64_t padded_vocab(const ModelConfig& config);

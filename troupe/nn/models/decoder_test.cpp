@@ -308,7 +308,7 @@ TEST(Decoder, Mtp1IsTheCrossEntropyOfLabelsShiftedByTwo) {
   const auto model = built(config);
   const Batch batch = batch_of(2, 7);
   const double got = whole(*model, batch).mtp_sum.item<double>();
-  // Without its last column the batch has the same sum but for the positions that lost a target.
+  // Without its last column the batch has the same sum except for the positions that lost a target.
   Batch shorter = {.ids_BS = batch.ids_BS.narrow(1, 0, 6).contiguous(),
                    .labels_BS = batch.labels_BS.narrow(1, 0, 6).contiguous()};
   const double less = whole(*model, shorter).mtp_sum.item<double>();
@@ -337,7 +337,7 @@ TEST(Decoder, MtpScalesWithItsWeightAndReachesItsParameters) {
   EXPECT_NEAR(sum("0.2"), 2 * sum("0.1"), 1e-3);
 }
 
-// Of so many steps of gradient descent on one batch.
+// Losses of so many steps of gradient descent on one batch.
 std::pair<double, double> first_and_last_loss(Model& model, int steps) {
   const Batch batch = batch_of(2, 9);
   double first = 0, loss = 0;

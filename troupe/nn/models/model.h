@@ -35,7 +35,7 @@ class MoeLayer;      // nn/moe_layer.h
 
 constexpr int64_t kIgnoredLabel = -100;  // a target that does not count
 
-// Of one MTP module (nn/ahead.h).
+// Tokens of one MTP module (nn/ahead.h).
 struct AheadTokens {
   at::Tensor ids_BS, labels_BS;
   at::Tensor weights_BS;  // undefined: all 1
@@ -52,7 +52,7 @@ struct Batch {                 // one microbatch on the model's device; S may di
   at::Tensor valid_BS = {};  // bool, false: padding that no router sees (G3); undefined: all true
   std::vector<at::Tensor> replay_TK = {};  // choices to take, for each layer, in place of the
                                            // routers' own (R15); empty: none
-  // Of each MTP module; empty: made of the rows, which are whole then.
+  // One for each MTP module; empty: made of the rows, which are whole then.
   std::vector<AheadTokens> ahead = {};
   // Where rows are cut over ranks: which of their tokens these are (nn/context_slice.h).
   std::shared_ptr<const ContextSlice> slice = nullptr;

@@ -1,7 +1,7 @@
 // Published models by name, for `model: {preset: NAME}`: the config that their makers state, down
 // to the exact number of parameters. ModelConfig::presets() lists them.
 //
-// A balance coefficient is per layer (moe.md 3.1): a hub's pooled coefficient a is a K / layers.
+// A balance coefficient is per layer (rule A1): a hub's pooled coefficient a is a K / layers.
 #pragma once
 
 #include <string_view>

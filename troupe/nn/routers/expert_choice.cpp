@@ -73,7 +73,7 @@ class ExpertChoiceRouter : public Router {
 std::unique_ptr<Router> ExpertChoiceRouting::build(const RouterShape& shape) const {
   validate(shape);
   if (rho < 0 || rho > static_cast<double>(shape.experts)) {
-    fail(Code::kBadValue, "model.moe.router", "rho is", rho, "; it must lie in [0,", shape.experts,
+    fail(Code::kBadValue, "model.moe.router", "rho is", rho, "; it must be in [0,", shape.experts,
          "]");
   }
   if (score == RouterScore::kSqrtSoftplus) {

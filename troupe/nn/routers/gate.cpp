@@ -86,7 +86,7 @@ Gated router_product(const at::Tensor& x_TD, const at::Tensor& w_ED, at::ScalarT
 Gate::Gate(const GateConfig& config, const RouterShape& shape) : config_(config) {
   if (!(config.jitter >= 0 && config.jitter < 1) || !(config.force_std >= 0)) {
     fail(Code::kBadValue, "model.moe.router", "jitter is", config.jitter, "and force_std is",
-         config.force_std, "; jitter must lie in [0, 1) and force_std be 0 or more");
+         config.force_std, "; jitter must be in [0, 1) and force_std be 0 or more");
   }
   weight = Param::of({shape.experts, shape.width}, {.kind = Init::kNormal, .std = config.std},
                      Group::kRouter);

@@ -25,7 +25,7 @@ struct RouterShape {
 
 void validate(const RouterShape& shape);  // E6: 1 <= K <= E, or an error that names both
 
-// Group-limited choice (R9): the E experts are g equal groups, and a token's choices lie in its
+// Group-limited choice (R9): the E experts are g equal groups, and a token's choices are in its
 // best a groups, scored by the sum of each group's `top` best; 0: k div a.
 struct GroupsConfig {
   int64_t groups = 1;  // g

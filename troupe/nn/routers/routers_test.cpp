@@ -107,7 +107,7 @@ TEST(Gate, R1_GradientsAgreeWithTheJacobian) {
        at::randn({5, 3}, at::kDouble).requires_grad_()});
 }
 
-// Gradients whose sums over tokens cancel but for what bf16 would round away.
+// Gradients whose sums over tokens cancel except for what bf16 would round away.
 class GateOn : public testing::DeviceTest {};
 
 TEST_P(GateOn, R1_GradientsKeepWhatBf16WouldRoundAway) {

@@ -11,7 +11,7 @@
 namespace troupe {
 namespace {
 
-// Neighbouring tokens of one sequence each. Own tokens that are a part of all may begin and end
+// Neighboring tokens of one sequence each. Own tokens that are a part of all may begin and end
 // inside a sequence: pieces of so many tokens as divide what both hold.
 struct Pieces {
   int64_t count = 1;

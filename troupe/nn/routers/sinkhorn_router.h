@@ -2,7 +2,7 @@
 // rows of sum 1 / n and columns of sum 1 / E over the n valid tokens of this rank, or of all of G;
 // in evaluation the top-k of the activation. The search is ops/sinkhorn's: one kernel, nothing
 // waits for it.
-//   p = scale sigmoid(z)[I] for k = 1, else scale softmax(z)[I] over all E, not renormalised
+//   p = scale sigmoid(z)[I] for k = 1, else scale softmax(z)[I] over all E, not renormalized
 // No gradient goes through u and v. Excludes balance losses and a capacity; the z-loss is allowed.
 #pragma once
 

@@ -1,5 +1,5 @@
 // Routing by a table over the vocabulary (R14, hash layers): a token's id fixes its experts, the
-// logits weigh them: p = scale softmax(z)[I], or the normalised independent scores. No balance loss
+// logits weigh them: p = scale softmax(z)[I], or the normalized independent scores. No balance loss
 // and no bias; the z-loss is allowed.
 #pragma once
 

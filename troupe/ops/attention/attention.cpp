@@ -24,7 +24,7 @@ int64_t segments_of(const AttentionForm& form) {
   return static_cast<int64_t>(form.lengths.size());
 }
 
-// Each query once, and keys that ascend: backward adds up those of neighbours alone.
+// Each query once, and keys that ascend: backward adds up those of neighbors alone.
 void check_segments(const AttentionForm& f, int64_t queries, int64_t keys) {
   TROUPE_CHECK(f.lengths.empty() && f.past == 0,
                "attention: a form has segments, or lengths and a past");
@@ -65,7 +65,7 @@ void check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const 
   check_dtype(*f.sinks_H, q.scalar_type(), "attention: sinks");
 }
 
-// Rows whose heads lie side by side, as the CPU path reads them.
+// Rows whose heads are side by side, as the CPU path reads them.
 at::Tensor head_rows(const at::Tensor& x) {
   const bool fits = x.stride(2) == 1 && (x.size(1) == 1 || x.stride(1) == x.size(2));
   return fits ? x : x.contiguous();
@@ -176,7 +176,7 @@ MutRef columns(const at::Tensor& x, int64_t first, int64_t n) {
   return out;
 }
 
-// Turns queries and keys where they lie.
+// Turns queries and keys where they are.
 void turn(const at::Tensor& qkv_TN, const PackedHeads& n, const PackedRotary& r, int64_t length,
           bool inverse) {
   if (qkv_TN.size(0) == 0) return;
@@ -382,7 +382,7 @@ TensorList packed_backward(const Gradients& g, const PackedForm& packed,
                            const AttentionForm& form) {
   const at::Tensor &qkv = g.saved[0], &q_weight = g.saved[4], &k_weight = g.saved[5];
   PackedForm own = packed;
-  Heads heads{qkv, {}, {}};  // without a norm they were turned where they lay
+  Heads heads{qkv, {}, {}};  // without a norm they were turned where they were
   if (own.norm) {
     own.norm->q_weight = q_weight;
     own.norm->k_weight = k_weight;

@@ -36,7 +36,7 @@ struct AttentionForm {
 };
 
 // q [T, H, d], k [P, G, d], v [P, G, e], rows of any stride; P = T + past times the segments.
-// Of a form with segments P is whatever they need. Returns [T, H, e]. Gradients for q, k, v and the
+// With segments, P is whatever they need. Returns [T, H, e]. Gradients for q, k, v and the
 // sinks.
 at::Tensor attention(const at::Tensor& q_THd, const at::Tensor& k_PGd, const at::Tensor& v_PGe,
                      const AttentionForm& form);
@@ -71,7 +71,7 @@ struct PackedForm {
 
 // The same of a joint product, whose queries and keys are normed and turned first. On the CPU only
 // the product is kept, and its queries and keys are made again in backward; without a norm they are
-// turned where they lie: qkv is OVERWRITTEN then. So it must be nobody else's: neither read later
+// turned where they are: qkv is OVERWRITTEN then. So it must be nobody else's: neither read later
 // nor kept by the graph that made it. On the CPU its gradient is made in one piece.
 at::Tensor packed_attention(const at::Tensor& qkv_TN, const PackedForm& packed,
                             const AttentionForm& form);

@@ -35,7 +35,7 @@ at::Tensor attention_cudnn(const at::Tensor& q_THd, const at::Tensor& k_PGd,
                            const at::Tensor& v_PGe, const AttentionForm& form,
                            int64_t limit = kAttentionBytes);
 
-// Of joined_attention(): one gradient for keys and values. Heads' dimensions in eights.
+// For joined_attention(): one gradient for keys and values. Heads' dimensions in eights.
 at::Tensor joined_attention_cudnn(const at::Tensor& q_THd, const at::Tensor& kv_PN,
                                   int64_t kv_heads, const AttentionForm& form);
 

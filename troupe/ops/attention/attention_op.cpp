@@ -1,7 +1,7 @@
 // torch.ops.troupe.attention: causal attention of B sequences on the CPU (attention_cpu.h), for
 // models of other libraries. q [B, S, H, d], k [B, P, G, d], v [B, P, G, e] with P >= S: query i of
 // a sequence sees its first P - S + i + 1 keys, as where S tokens follow P - S earlier ones; query
-// head h reads key head h G / H. Returns out [B, S, H, e] and lse [H, B S]. Heads that lie side by
+// head h reads key head h G / H. Returns out [B, S, H, e] and lse [H, B S]. Heads that are side by
 // side are read in place. Every number of threads gives the same bits.
 #include <ATen/ops/empty.h>
 
@@ -38,7 +38,7 @@ AttentionOut attention_meta(const at::Tensor& q, const at::Tensor& k, const at::
           at::empty_symint({H, B * S}, q.options())};
 }
 
-// [B, S, H, d] as rows of tokens whose heads lie side by side; a copy where they do not.
+// [B, S, H, d] as rows of tokens whose heads are side by side; a copy where they are not.
 at::Tensor sequence_rows(const at::Tensor& x) {
   return rowwise(x.reshape({x.size(0) * x.size(1), x.size(2) * x.size(3)}));
 }

@@ -7,7 +7,7 @@
 
 namespace troupe {
 
-// Of each segment every query sees its own key last, or all of the segment's.
+// In each segment every query sees its own key last, or all of the segment's.
 bool part_fits_cudnn(const PartInputs& in, const PartForm& form);
 
 // to: no_keys().

@@ -19,7 +19,7 @@ constexpr int64_t kMostLayers = 8;  // each holds as many bytes as the keys and 
 // dS of one head of one sequence, in the blocks that cuDNN rounds it up to.
 int64_t attention_head_bytes(int64_t queries, int64_t keys);
 
-// Sequences of one call. One length for all, which lie one behind the other: dense. Else segments
+// Sequences of one call. One length for all, which are one behind the other: dense. Else segments
 // of at most `length` queries and `keys` keys, powers of two, so that others find the same plan;
 // fewer groups of more keys each take 1.04 to 1.08 of a backward's time (bench/attention, 2 ranks).
 struct SequenceGroup {
@@ -31,7 +31,7 @@ struct SequenceGroup {
 };
 // Sequences of so many tokens, one behind the other, that see their own keys.
 std::vector<SequenceGroup> groups_of(const std::vector<int64_t>& lengths);
-// Keys ascend. Of segments that share keys no two are of one layer. Each ends with its last query's
+// Keys ascend. No two segments that share keys are of one layer. Each ends with its last query's
 // own key or before the first's next one. Where dS of a head is more than kAttentionBytes the
 // queries are cut, into so many segments that it is not.
 std::vector<SequenceGroup> groups_of(const std::vector<AttentionSegment>& segments);

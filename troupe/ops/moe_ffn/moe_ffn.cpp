@@ -68,7 +68,7 @@ void check_routing(const at::Tensor& x, const at::Tensor& weights, const Plan& p
   check_sizes(p.slot_row, {x.sym_size(0), weights.sym_size(1)}, "moe_ffn: the plan's slot_row");
 }
 
-// What an operator is told beside its tensors.
+// An operator's arguments beside its tensors.
 struct CallForm {
   std::string activation;
   std::optional<double> clamp;
@@ -390,7 +390,7 @@ at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& weights_TK, const P
   for (const at::Tensor& t : plan_tensors(plan)) saved.push_back(t);
   keep(saved, x, o.input_bits, o);
   if (o.keep_hidden && o.hidden_bits >= 0) {
-    // Rows that no slot has were never written; a group of 32 may lie across their border.
+    // Rows that no slot has were never written; a group of 32 may be across their border.
     hidden.masked_fill_(plan.row_slot.lt(0).unsqueeze(1), 0);
   }
   if (o.keep_hidden) keep(saved, hidden, o.hidden_bits, o);
@@ -412,7 +412,7 @@ at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& weights_TK, const P
 }
 
 void define_moe_ffn(torch::Library& m) {
-  // Of every operator here; how weights lie: WeightLayout.
+  // Arguments that every operator here has; WeightLayout says how weights are laid out.
   const std::string experts =
       "Tensor w1, Tensor? b1, Tensor w2, Tensor? b2, Tensor? up, Tensor[] plan, str activation, "
       "float? clamp, float offset, bool up_columns, bool down_columns, bool interleaved, ";

@@ -8,8 +8,8 @@
 // act is activation(g) * (u + offset) with H = [g | u] (gated) or activation(H)
 // (kernels/activation). For backward it keeps x, by reference, and H: 2 T D + 4 R F bytes in bf16
 // for a gated layer, and the routing; A is computed again from H. The gradient of s_r is a row
-// product inside the backward of the activation, so no output row is kept (hopper-kernels: section
-// 2).
+// product inside the backward of the activation, so no output row of an expert is kept for
+// backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>

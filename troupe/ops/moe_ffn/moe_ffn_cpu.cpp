@@ -352,7 +352,7 @@ class Countdown {
   std::atomic<int64_t> left_ = 0;
 };
 
-struct CountdownGuard {  // also when a task throws: nobody waits for ever
+struct CountdownGuard {  // also when a task throws: nobody waits forever
   explicit CountdownGuard(Countdown& to) : countdown(to) {}
   ~CountdownGuard() { countdown.done(); }
   CountdownGuard(const CountdownGuard&) = delete;

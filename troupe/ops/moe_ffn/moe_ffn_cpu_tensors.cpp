@@ -69,7 +69,7 @@ T* data_or_null(const at::Tensor& t) {
   return t.defined() ? t.data_ptr<T>() : nullptr;
 }
 
-// Of those that are wanted, in the order of gradients.
+// Tensors for the wanted gradients, in the order of gradients.
 FfnGradTensors empty_gradients(const Operands& in, const FfnNeeds& needs) {
   const at::Tensor none;
   const FfnGradTensors like = {in.x,

@@ -260,7 +260,7 @@ at::Tensor moe_ffn_fp8(const at::Tensor& x_SD, const at::Tensor& weights_TK, con
                             .offset = static_cast<float>(options.offset)};
   const FfnCall call{x, weights_TK, plan, experts, kind, gated, {}};
   const bool plain = kind.act == Act::kSilu && std::isinf(kind.clamp) && kind.offset == 0 && gated;
-  // Of the weights, whose sizes are numbers where x's are symbols.
+  // By the weights, whose sizes are numbers where x's are symbols.
   const Sm90Form form{experts.w2.size(1), call.hidden(),
                       call.num_experts(), plain,
                       x.scalar_type(),    capability_of(x.device())};

@@ -15,7 +15,7 @@
 // On a Hopper GPU, in bf16, for plain SwiGLU experts of widths that are multiples of 128, tensor
 // cores multiply the bytes (kernels/moe_sm90): X, dO and weights are kept in 8 bits for backward,
 // H in bf16. Everywhere else, and with `emulate`, the products run on the kernels of the given
-// type, at their speed: operands that lie on the grid of e4m3 times a power of two are exact in
+// type, at their speed: operands that are on the grid of e4m3 times a power of two are exact in
 // bf16 and f32. Both round the same values the same way; they differ in the order of sums, and in
 // H, which the emulation of bf16 rounds as well. Biases and LoRA are refused.
 #pragma once

@@ -21,7 +21,7 @@ inline constexpr int64_t kSm90Multiple = 64;  // of both widths
 
 // Why Hopper's fused kernels (kernels/moe_sm90) do not compute it, for a line at the start of a
 // run; empty: they do. `multiple`: of the widths. A function of the form alone, so forward and
-// backward of a call take the same path: H's columns lie in an order of that path's own.
+// backward of a call take the same path: H's columns are in an order of that path's own.
 std::string sm90_fault(const Sm90Form& form, int64_t multiple = kSm90Multiple);
 // The kernels that then run, a line each, for `rows` rows of all experts: "up: sums of 2048; ..."
 // `trial`: with those on trial (ops/support/trial_kernels.h).

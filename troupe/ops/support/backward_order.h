@@ -18,7 +18,7 @@ struct BackwardOrder {
   uint64_t number;
 };
 
-// Of this moment, in this thread.
+// The order in force at this moment, in this thread.
 BackwardOrder take_backward_order();
 // record() of autograd.h, with its place in a backward.
 void record(Record r, BackwardOrder order);

@@ -38,7 +38,7 @@ class LargeBlocks : public c10::Allocator {
     static auto* const region = new MemoryRegion(most_bytes());
     return *region;
   }
-  // Of addresses as many as there is memory; where they are limited others need them more.
+  // Takes as many addresses as there is memory; where they are limited others need them more.
   static int64_t most_bytes() {
     struct rlimit limit = {};
     if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY) return 0;

@@ -1,4 +1,4 @@
-// The CUDA half of Troupe, libtroupe_cuda.so, which lies beside libtroupe.so. It is opened once, on
+// The CUDA half of Troupe, libtroupe_cuda.so, which is beside libtroupe.so. It is opened once, on
 // the first of these calls; a program that may use a GPU calls has_cuda() before anything asks
 // PyTorch whether there is CUDA, because PyTorch remembers its first answer.
 #pragma once

@@ -1,4 +1,4 @@
-// What libtroupe.so asks of cuDNN's attention, which lies in the plug-in
+// What libtroupe.so asks of cuDNN's attention, which is in the plug-in
 // (ops/attention/cudnn_plans.cpp): one call over some sequences of a row of tokens and some heads
 // of each.
 //
@@ -52,7 +52,7 @@ struct AttentionPlan {
   int64_t heads = 0, kv_heads = 0, key_dim = 0, value_dim = 0;
   int64_t window = 0;  // 0: none
   float scale = 1;
-  // grad_o lies as o does. lse is f32: [sequences, heads of the whole, length], whose heads' count
+  // grad_o is strided as o. lse is f32: [sequences, heads of the whole, length], whose heads' count
   // is strides[kLse].token; ragged: [T, heads of the whole].
   std::array<AttentionStrides, kAttentionTensors> strides = {};
   auto operator<=>(const AttentionPlan&) const = default;

@@ -7,7 +7,7 @@
 //   late->run(add);                       // add(parameter, its gradient), in the backward's order
 //
 // Outside of a scope nothing changes. The gradients of both halves are the bits of the whole, as
-// the same function makes them; it runs twice, and is told in `needs` what is wanted (rule X8).
+// the same function makes them; it runs twice, and `needs` says what is wanted (rule X8).
 // Between the halves the queue holds what that function saved and the gradients of its outputs.
 #pragma once
 

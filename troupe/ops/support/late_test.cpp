@@ -15,7 +15,7 @@
 namespace troupe {
 namespace {
 
-// y = x w, told which halves its backward makes.
+// y = x w, with a note of which halves its backward makes.
 at::Tensor product(const at::Tensor& x, const at::Tensor& w, std::vector<std::string>* made) {
   at::Tensor y;
   {

@@ -12,7 +12,7 @@ namespace troupe {
 void run_tasks(int64_t n, const std::function<void(int64_t i, int64_t worker)>& task);
 int64_t task_workers();
 
-// One block of memory a worker, reused for all its tasks; uninitialised.
+// One block of memory a worker, reused for all its tasks; uninitialized.
 template <class T>
 class WorkerScratch {
  public:

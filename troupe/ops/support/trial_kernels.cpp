@@ -5,7 +5,7 @@
 namespace troupe {
 namespace {
 
-// Of the process, as shares_gpu() is: autograd calls operators on threads of its own.
+// One flag for the process, as shares_gpu() is: autograd calls operators on threads of its own.
 std::atomic<bool>& flag() {
   static std::atomic<bool> on{false};
   return on;

@@ -6,7 +6,7 @@ namespace troupe {
 
 std::vector<StageStep> dual_pipe_in_a_vee(const Pipeline& pipeline, int rank) {
   const int behind = pipeline.ranks - 1 - rank, from_first = rank + 1;
-  // Of fewer microbatches the order is that of so many, less those that do not exist.
+  // For fewer microbatches the order is that of so many, less those that do not exist.
   const int all = std::max(2 * pipeline.ranks, pipeline.microbatches);
   constexpr int kDown = VeeList::kDown, kUp = VeeList::kUp;
   VeeList list(pipeline, rank);

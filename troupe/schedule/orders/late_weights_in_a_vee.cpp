@@ -6,7 +6,7 @@ namespace troupe {
 
 std::vector<StageStep> late_weights_in_a_vee(const Pipeline& pipeline, int rank) {
   const int from_turn = pipeline.ranks - rank;  // this rank and those behind it
-  // Of fewer microbatches the order is that of so many, less those that do not exist.
+  // For fewer microbatches the order is that of so many, less those that do not exist.
   const int all = std::max(2 * pipeline.ranks - 1, pipeline.microbatches);
   constexpr int kDown = VeeList::kDown, kUp = VeeList::kUp;
   VeeList list(pipeline, rank);

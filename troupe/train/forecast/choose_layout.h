@@ -46,7 +46,7 @@ struct LayoutChoice {
 // The fastest of the layouts that the recipe leaves open (find_layouts() simulates the schedule of
 // each with the machine's rates) and that need at most kMostMemory of the memory. Tensor, context
 // and pipeline ranks, and slices of experts, that the recipe leaves open are 1 wherever that fits,
-// but for GPUs of several hosts where each further axis makes the step shorter by kWorthAnAxis:
+// except for GPUs of several hosts where each further axis makes the step shorter by kWorthAnAxis:
 // links between hosts are what forecasts are least sure of. Among those within kAlike of the
 // fastest with as many axes, the simplest: ZeRO-1, then no sharding, then FSDP; over all ranks,
 // then over those of a host; experts over fewer ranks; one stage a rank; the larger microbatch. If

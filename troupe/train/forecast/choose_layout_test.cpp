@@ -139,7 +139,7 @@ TEST(ChooseLayout, AChoiceReadsBackAsItWasWritten) {
   EXPECT_NE(in.why.find("memory forecast"), std::string::npos);
 }
 
-// Of ways that take as long the one with the fewest moving parts: nothing is sent here.
+// Nothing is sent here: ways that take as long are ranked by the fewest moving parts.
 TEST(ChooseLayout, WhatIsAsFastIsDecidedByTheFewestParts) {
   Recipe r = recipe_of("model: {preset: olmoe-1b-7b}");
   r.train.micro_batch.reset();
@@ -430,7 +430,7 @@ TEST(ChooseLayout, AMicroBatchFitsTheMemoryAndGivesEachRankItsPart) {
   EXPECT_EQ(micro("", {.world = 8, .per_host = 8, .on_gpu = true}).sequences, 8);
   EXPECT_EQ(micro("", {.world = 3, .per_host = 3, .on_gpu = true}).sequences, 16);
   EXPECT_EQ(micro("", {.world = 48, .per_host = 8, .on_gpu = true}).sequences, 1);
-  // Of 8 ranks of 80 GiB all can have 8; of less, what needs 90 % of it.
+  // All of 8 ranks of 80 GiB can have 8; with less, what needs 90 % of it.
   for (const double gib : {80., 40., 30., 24.}) {
     const RanksAtHand ranks{.world = 8, .per_host = 8, .memory = gib * kGiB, .on_gpu = true};
     const MicroBatchChoice choice = micro("", ranks);

@@ -31,7 +31,7 @@ bool adds_up(const Recipe& r) {
   return plan.micro_batch < plan.batch;
 }
 
-// Of a unit's gradients before they are added to the sums, what finds no place in the graphs that
+// Bytes of a unit's gradients, not yet added to the sums, that find no place in the graphs that
 // its backward and those of the units behind it let go.
 double beside_sums(const std::vector<UnitMemory>& units) {
   double out = 0, let_go = 0;

@@ -18,7 +18,7 @@ Recipe small_recipe(const std::string& more) {
 
 constexpr double kGiB = double{1 << 30};
 
-// Of one GPU without sharding, 16 bytes a parameter: bf16 weights, f32 gradients, the rest of the
+// One GPU without sharding takes 16 bytes a parameter: bf16 weights, f32 gradients, the rest of the
 // masters, moments; the gradients of a single microbatch stay in bf16.
 TEST(Forecast, StatesOfAPublishedModelAreThoseOfTheTable) {
   const std::string model = "model: {preset: olmoe-1b-7b}\ntrain: {global_batch: 8, micro_batch: ";

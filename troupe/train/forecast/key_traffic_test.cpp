@@ -54,7 +54,7 @@ TEST(KeyTraffic, HeadsOfOwnTokensLeaveAndComeBack) {
   EXPECT_EQ(numbers_exchanged(r, layer, 2), 2.0 * 1024 * 3 / 4 * 40 * 128);
 }
 
-// Of 64 k tokens a rank has the keys of two others, not of seven; and whatever travels while
+// With 64 k tokens a rank has the keys of two others, not of seven; and whatever travels while
 // attention runs takes no time of its own.
 TEST(KeyTraffic, ARingHasLessInMemoryAndHidesItsTransfers) {
   const auto forecast = [](const char* method, double bandwidth) {
@@ -73,7 +73,7 @@ TEST(KeyTraffic, ARingHasLessInMemoryAndHidesItsTransfers) {
   const LayoutForecast keys = forecast("keys", 1e11), ring = forecast("ring", 1e11);
   EXPECT_LT(ring.rank.peak.total(), keys.rank.peak.total());
   EXPECT_LT(ring.step_seconds, keys.step_seconds);
-  // Of links that are slower than attention the rest is waited for.
+  // On links that are slower than attention the rest is waited for.
   const double slow = forecast("ring", 1e9).step_seconds;
   EXPECT_GT(slow, 1.05 * ring.step_seconds);
   EXPECT_LT(slow, forecast("keys", 1e9).step_seconds);
@@ -91,7 +91,7 @@ TEST(KeyTraffic, ActivationsAreDividedAndKeysTakeTheirTime) {
   EXPECT_NEAR(two.rank.peak.activations, one.rank.peak.activations / 2,
               0.1 * one.rank.peak.activations);
   EXPECT_EQ(two.work.microbatches, 2 * one.work.microbatches);  // half as many replicas
-  // Of slow links the keys of a window of 101 take less time than those of whole rows.
+  // On slow links the keys of a window of 101 take less time than those of whole rows.
   const double whole = forecast(mixtral("", 4), 1e9).step_seconds;
   const double window = forecast(mixtral(", window: 101", 4), 1e9).step_seconds;
   const double keys = 2.0 * (3072 - 200) * 2048 * 2 / 1e9 * 3 * 32 * 4;  // layers, microbatches

@@ -160,7 +160,7 @@ class Costing {
                  .hosts = std::max<int64_t>(1, exchange_.hosts / nodes)};
     }
     const std::vector<int> ranks = chunk_ranks(work);
-    // Of each rank that reads the embedding's table the first unit that does.
+    // For each rank that reads the embedding's table, the first unit that does.
     std::map<int, size_t> readers = {{ranks[0], 0}};
     for (const auto& [first, unit] : work.tied) {
       readers.emplace(ranks[static_cast<size_t>(unit)], static_cast<size_t>(unit));
@@ -495,7 +495,7 @@ Forecaster::Forecaster(Recipe recipe, int64_t world, const Machine& machine, boo
   work_.microbatches = static_cast<int>(
       share_of(plan.batch / plan.micro_batch, 0, replicas_of(r_.parallel, world)).steps);
   if (work_.ranks > 1) {
-    StepWork full = work_;  // with more microbatches no stage holds more graphs, but for gpipe
+    StepWork full = work_;  // with more microbatches no stage holds more graphs, except for gpipe
     const int stages = static_cast<int>(work_.stage_ranks.size());
     full.microbatches = std::min(work_.microbatches, 2 * stages);
     graphs_ = graphs_held(full);

@@ -13,7 +13,7 @@
 // machine). The update reads and writes 28 bytes per parameter, 32 for 2-byte values (34 in fp16),
 // after gradients were read for their norm; muon's directions, 4 bytes per element, are gathered.
 // A stage of a pipeline sends its output, T D values, over one link; a table that both of its ends
-// read lies on both, with its state, and its gradients are summed over both.
+// read is on both, with its state, and its gradients are summed over both.
 #pragma once
 
 #include <cstdint>
@@ -34,10 +34,10 @@ struct LayoutForecast {
   ParallelConfig parallel = {};  // resolved
   StepWork work = {};
   Schedule schedule = {};
-  // Of the rank of a pipeline that waits least, until the slowest is done, with the peak memory of
+  // Timeline of the pipeline's rank that waits least, until the slowest is done, with the peak of
   // the fullest.
   RankTimeline rank = {};
-  // Of each rank of a pipeline, without slots; empty: one rank has all layers.
+  // One for each rank of a pipeline, without slots; empty: one rank has all layers.
   std::vector<RankTimeline> stages = {};
   double step_seconds = 0;  // including the wait for the slowest rank
   double tokens_per_second = 0;

@@ -100,7 +100,7 @@ TEST(LayoutForecast, N4_TheRankWithTheMostExpertsIsForecast) {
   EXPECT_NEAR(six.peak.values, eight.peak.values, 1e-3 * eight.peak.values);
   EXPECT_NEAR(six.peak.state, eight.peak.state, 1e-3 * eight.peak.state);
   EXPECT_LT(four.peak.values, 0.6 * six.peak.values);
-  EXPECT_NEAR(four.compute, eight.compute, 1e-3 * eight.compute);  // but for the routers'
+  EXPECT_NEAR(four.compute, eight.compute, 1e-3 * eight.compute);  // except for the routers'
   EXPECT_GT(six.compute, 1.2 * eight.compute);
   EXPECT_LT(six.compute, 4 / 3.0 * eight.compute);
 }
@@ -124,7 +124,7 @@ TEST(LayoutForecast, ForcedChoicesGoToFewRanks) {
   EXPECT_NEAR(exchange(8, "none"), all * 8 * (1 - std::pow(7 / 8.0, 8)) * (1 - 1 / 8.0), 1e-6);
 }
 
-// Of 16 layers and 32 x 1024 tokens with 8 choices, which forced are one rank's of 4: exact keeps a
+// 16 layers, 32 x 1024 tokens with 8 choices, which forced are one rank's of 4: exact keeps a
 // row for each choice, all_gather and symmetric those of all ranks, and room for their choices.
 TEST(LayoutForecast, WhatDispatchersKeepForBackwardIsCounted) {
   const auto kept = [](const std::string& more) {
@@ -201,7 +201,7 @@ TEST(LayoutForecast, TwoLevelsSendATokenOnceToANode) {
   EXPECT_GT(exchange("node_ranks: 2"), exchange("node_ranks: 8"));
 }
 
-// Of 16 layers, in forward alone; and the rows of both passes, laid out for 8 ranks and back from
+// 16 layers, in forward alone; and the rows of both passes, laid out for 8 ranks and back from
 // as many as a token meets.
 TEST(LayoutForecast, WhatADispatchWaitsForAndLaysOutIsCounted) {
   Machine m = products_alone();
@@ -260,7 +260,7 @@ TEST(LayoutForecast, Q4_PackingAndUnpackingTakeTheTimeOfTheirBytes) {
   }
 }
 
-// Of each layer 4 W^2 of attention and 3 E W F of experts, in buckets of their own.
+// Each layer has 4 W^2 of attention and 3 E W F of experts, in buckets of their own.
 TEST(LayoutForecast, MuonsDirectionsAreGatheredForTheUpdate) {
   Machine m = products_alone();
   m.inside = {.bandwidth = 1e9};
@@ -284,7 +284,7 @@ TEST(LayoutForecast, MuonsDirectionsAreGatheredForTheUpdate) {
   EXPECT_LT(of("muon", "expert: 1, shard: none").update, 1e-6);
 }
 
-// Of the data sheet's peak, which large products do not reach.
+// The peak is the data sheet's, which large products do not reach.
 TEST(LayoutForecast, MfuIsOfThePeakAndAbsentWhereThatIsNotKnown) {
   const Recipe r = recipe_of("model: {preset: mixtral-8x7b}\nparallel: {expert: 8, shard: full}");
   const Recipe all = with_batch_of(r, 64);
@@ -395,7 +395,7 @@ Moved moved_by(const LayoutForecast& f, const std::vector<UnitBytes>& units) {
 
 // The same by formula: which ranks share what, how often each unit is gathered (a list of C units
 // comes back to unit c after 2 (C - 1 - c) others, and after 2 c in the next microbatch; one that
-// is used again within prefetch + 1 stays), and the most that prefetch + 1 neighbours hold.
+// is used again within prefetch + 1 stays), and the most that prefetch + 1 neighbors hold.
 Moved moved_in(int64_t world, const ParallelConfig& p, int64_t microbatches,
                const std::vector<UnitBytes>& units) {
   Moved out;
@@ -552,7 +552,7 @@ TEST(LayoutForecast, MicrobatchesThatAreLeftOpenAreAmongTheWays) {
   EXPECT_EQ(tried(), (std::set<int64_t>{1, 2, 4, 8}));
 }
 
-// Groups of 3 on hosts of 8: the third lies on two.
+// Groups of 3 on hosts of 8: the third is on two.
 TEST(LayoutForecast, ExpertsWhoseRanksDoNotFillHostsCountAsOverSeveral) {
   Machine m = products_alone();
   m.products = m.experts = m.attention = 1e30;
@@ -596,7 +596,7 @@ TEST(LayoutForecast, APipelineIdlesAsPublishedAndIsSplitInMemory) {
   const LayoutForecast two = of(", pipeline: 4, virtual: 2, stages: 'Et|t|t|t|t|t|t|tL'");
   EXPECT_NEAR(idle(two), 1.5 / (8 + 1.5), 0.01);
   EXPECT_LT(two.step_seconds, one.step_seconds);
-  // The first stage holds most graphs, and a quarter of the blocks' state; the fullest is told.
+  // The first stage holds most graphs, and a quarter of the blocks' state; the fullest is reported.
   const LayoutForecast whole = of("");
   EXPECT_TRUE(whole.stages.empty());
   EXPECT_GT(one.stages[0].peak.activations, 3 * one.stages[3].peak.activations);

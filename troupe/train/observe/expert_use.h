@@ -67,7 +67,7 @@ struct ExpertUse {
 // The quoted text, or the id where there is no tokenizer.
 std::string spelled(const ExpertUse::Token& token);
 
-// Of one layer, n[source][expert].
+// Mutual information in one layer, n[source][expert].
 double information_bits(const std::vector<std::vector<int64_t>>& n);
 
 // RUN/experts.json, which the report shows; nothing where it is not there.

@@ -60,7 +60,7 @@ RunEnvironment this_environment(const std::vector<std::string>& command, const s
 std::vector<std::string> unknown_variables();
 
 // Writes RUN/exit.json, and TORCHELASTIC_ERROR_FILE in torchrun's form where `error_file` names it.
-// Never throws: a full disk must not hide the error that is told.
+// Never throws: a full disk must not hide the error that is reported.
 void write_exit(Fs& fs, const std::string& run, ExitRecord record, const std::string& error_file,
                 const Log& log);
 

@@ -47,7 +47,7 @@ struct RunLog {
 
   double seconds() const;  // that sessions lasted; NaN: no line has a time
   int64_t kills() const;   // sessions, besides the last, that end without a word
-  // Of the first set on which it was evaluated; NaN: no evaluation knows it.
+  // From the first evaluated set; NaN: no evaluation knows it.
   double bytes_per_token() const;
 };
 RunLog read_run_log(const std::string& path);

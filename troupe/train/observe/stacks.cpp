@@ -22,7 +22,7 @@
 namespace troupe {
 namespace {
 
-// What a thread leaves for the one that asks. It is for ever: an answer may come too late.
+// What a thread leaves for the one that asks. It is forever: an answer may come too late.
 struct Answer {
   std::array<void*, 64> frames = {};
   std::atomic<int> count = 0;

@@ -17,7 +17,7 @@ constexpr auto names_of(LineFormat) {
   return std::array{Named{"troupe", LineFormat::kTroupe}, Named{"megatron", LineFormat::kMegatron}};
 }
 
-// Of the record's scalars, those that it has: loss, lr, grad_norm, tokens_s, mfu, data_wait,
+// Shows the scalars that the record has: loss, lr, grad_norm, tokens_s, mfu, data_wait,
 // moe/load, moe/dead, moe/dropped, skipped, loss_scale, ... `run` is how long the whole run is.
 // A record with `forced` (R3) makes every line end in FORCED: its speed is no training speed.
 std::string step_line(LineFormat format, const LogRecord& record, const Position& now,

@@ -23,7 +23,7 @@ TEST(Stragglers, F88_OneThatIsSlowTwiceIsNamedWithItsPhase) {
   EXPECT_NEAR(all.slow()->factor, 1.18 / 0.58, 1e-9);
   EXPECT_NEAR(all.slow()->seconds, 0.08, 1e-9);
   EXPECT_NEAR(all.slow()->median, 0.02, 1e-9);
-  EXPECT_FALSE(all.judge(ranks_with(4), 10, 2));  // told already
+  EXPECT_FALSE(all.judge(ranks_with(4), 10, 2));  // reported already
   EXPECT_TRUE(all.judge(ranks_with(1), 10, 2));   // over
   EXPECT_FALSE(all.slow());
 }

@@ -7,7 +7,7 @@
 namespace troupe {
 namespace {
 
-// How many standard deviations x lies above the values' mean; 0 where they do not vary.
+// How many standard deviations x is above the values' mean; 0 where they do not vary.
 double sigmas_above(const std::vector<double>& values, double x) {
   double sum = 0, squares = 0;
   for (const double v : values) sum += v;

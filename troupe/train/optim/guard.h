@@ -37,7 +37,7 @@ struct LossScaleState {
 LossScaleState start_of(const LossScaleConfig& config);
 void update(LossScaleState& state, const LossScaleConfig& config, bool overflow);
 
-// A loss or a gradient's norm is a spike if it lies more than `sigmas` standard deviations above
+// A loss or a gradient's norm is a spike if it is more than `sigmas` standard deviations above
 // the mean of the last `window` steps that were not. There is no verdict before `window` / 2 steps.
 struct SpikeConfig {
   double sigmas = 6;  // 0: off

@@ -159,7 +159,7 @@ class Muon : public Optimizer {
     Matrices shape;  // of the box
   };
 
-  // Of each parameter those that this rank owns a part of, some at a time.
+  // The matrices of each parameter that this rank owns a part of, some at a time.
   static std::vector<Some> owned_matrices(const ParamStore& store, const Bucket& b) {
     std::vector<Some> out;
     for (const int64_t slot : store.owned_members(b)) {
@@ -195,7 +195,7 @@ class Muon : public Optimizer {
   }
 
   // Ranks own parts of matrices: u is gathered whole, and each rank makes the O that it owns a part
-  // of, so that no more than two ranks make the same one. Of boxes that are parts themselves the
+  // of, so that no more than two ranks make the same one. Where boxes are parts themselves, the
   // ranks with the others make O together, each of some matrices.
   void update_cut(const ParamStore& store, const Bucket& b, const UpdateStep& s) const {
     const at::Tensor all = directions(store, b, s);

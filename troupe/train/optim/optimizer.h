@@ -8,7 +8,7 @@
 //   soap   matrices: train/optim/soap.h; all others: adamw
 //   adafactor  train/optim/adafactor.h; also of routers, embeddings and head
 // Where ranks share muon's state, each has the momentum and masters of its range alone, and u is
-// gathered for the product. Of matrices that ranks cut (tensor ranks, slices of experts) u is put
+// gathered for the product. For matrices that ranks cut (tensor ranks, slices of experts) u is put
 // together on one of them, another for each matrix, and O comes back in parts
 // (train/optim/matrix_parts.h). Each expert's each projection is a matrix of its own; routers,
 // embeddings, head and norms are not matrices, where not said otherwise. Moments are f32 or bf16,
@@ -93,7 +93,7 @@ class Optimizer {
   virtual ~Optimizer() = default;
   // Names of the state that it keeps for a bucket: "m", "v". All begin at 0.
   virtual std::vector<std::string> state_names(const Bucket& bucket) const = 0;
-  // Of a parameter besides, in ParamStore::Slot::state. All begin at 0.
+  // More state of a parameter, in ParamStore::Slot::state. All begin at 0.
   virtual std::vector<SlotState> slot_states(const Param&, const BucketKey&) const { return {}; }
   virtual void update(const ParamStore& store, Bucket& bucket, const UpdateStep& step) = 0;
 };

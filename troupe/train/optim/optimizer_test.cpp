@@ -197,7 +197,7 @@ TEST(Optimizers, MastersOutliveTheModelsRounding) {
   EXPECT_EQ(b.low.element_size(), 2);
 }
 
-// Of a bf16 model in 20 steps, beside the same parameters in f32 with the same gradients.
+// A bf16 model in 20 steps, beside the same parameters in f32 with the same gradients.
 TEST(Optimizers, MastersInHalvesHaveTheBitsOfWholeOnes) {
   for (const OptimizerConfig& config : every_kind()) {
     Bench halves{config, at::kBFloat16}, whole{config};

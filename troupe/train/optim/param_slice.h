@@ -14,7 +14,7 @@
 
 namespace troupe {
 
-// All flat and of one size, but for scales.
+// All flat and of one size, except for scales.
 struct ParamSlice {
   ParamSlice(const ParamStore& store, const Bucket& bucket, int64_t slot);
 

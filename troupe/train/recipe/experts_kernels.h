@@ -26,7 +26,7 @@ struct ExpertsKernels {
   // "experts: fused kernels for Hopper", or which others and why. Empty for a dense model, and
   // without a GPU.
   std::string line;
-  // Of the first MoE layer, where all are fused: a line for each of its kernels, for `tokens`
+  // Kernels of the first MoE layer, where all are fused: a line for each, for `tokens`
   // tokens at a time on each rank.
   std::vector<std::string> fused = {};
 };

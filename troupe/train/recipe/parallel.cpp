@@ -353,7 +353,7 @@ std::vector<std::string> context_faults(const ParallelConfig& c, const LayoutNee
   return out;
 }
 
-// Of `config`, resolved as `c`: its stages, and how the axes divide the ranks.
+// Faults of `config`, resolved as `c`: its stages, and how the axes divide the ranks.
 std::vector<std::string> group_faults(const ParallelConfig& config, const ParallelConfig& c,
                                       const LayoutNeeds& needs) {
   std::vector<std::string> out;

@@ -1,4 +1,4 @@
-// The recipe's `parallel`: how a run lies on its ranks. Nothing in it changes what is computed but
+// The recipe's `parallel`: how a run uses its ranks. Nothing in it changes what is computed but
 // for the order of sums, and for what `sum` and `wire` round.
 #pragma once
 
@@ -60,7 +60,7 @@ constexpr auto names_of(Overlap) {
   return std::array{Named{"none", Overlap::kNone}, Named{"experts", Overlap::kExperts}};
 }
 
-// Of the streams of transfers that computation waits for.
+// Priority of the streams of transfers that computation waits for.
 enum class CommPriority : uint8_t { kHigh, kNormal };
 constexpr auto names_of(CommPriority) {
   return std::array{Named{"high", CommPriority::kHigh}, Named{"normal", CommPriority::kNormal}};
@@ -153,7 +153,7 @@ struct ParallelConfig {
   }
 };
 
-// Of layers that are alike, what ranks that share matrices have to divide.
+// Widths, of layers that are alike, that ranks that share matrices have to divide.
 struct LayerWidths {
   int64_t layer = 0;                                     // the first of them
   int64_t heads = 0, kv_heads = 0, ffn = 0, shared = 0;  // 0: it has none

@@ -115,7 +115,7 @@ TEST(Parallel, TheRankWithTheMostExpertsIsWhatAllWaitFor) {
   EXPECT_DOUBLE_EQ(most_held(c, 8), 1);
 }
 
-// Of six blocks, an MTP module and the head, which cost 1 each, the embedding nothing.
+// Six blocks, an MTP module and the head, which cost 1 each; the embedding costs nothing.
 LayoutNeeds staged(int64_t world) {
   LayoutNeeds out{.world = world, .layers = 6, .mtp = 1};
   for (const double seconds : {0., 1., 1., 1., 1., 1., 1., 1., 1.})

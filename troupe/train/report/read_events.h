@@ -42,7 +42,7 @@ struct EventsSummary {
   }
 };
 
-// A last record that is not whole is told in `torn`: a run that was killed leaves one. A checksum
+// A last record that is not whole sets `torn`: a run that was killed leaves one. A checksum
 // that does not fit, a record that is no event, and a file without a single one are E3001.
 // Holds one event of at most 256 MiB at a time.
 EventsSummary read_events(const std::string& path);

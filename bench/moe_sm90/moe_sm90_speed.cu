@@ -1,4 +1,4 @@
-// Checks and times the kernels of this folder on a GPU, alone: `moe_sm90_speed check` compares
+// Checks and times the kernels of kernels/moe_sm90 on a GPU, alone: `moe_sm90_speed check` compares
 // every kernel with dot products of single outputs at awkward shapes; `moe_sm90_speed time [name]`
 // prints milliseconds and TFLOP/s at the bench shapes, medians, random data, L2 cleared before each
 // launch.
@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
+#include "bench/moe_sm90/speed.cuh"
 #include "troupe/core/device/cuda_check.h"
 #include "troupe/kernels/moe_sm90/moe_sm90.h"
-#include "troupe/kernels/moe_sm90/speed.cuh"
 
 namespace troupe {
 namespace {

@@ -1,7 +1,7 @@
 // Times the kernels of an experts' layer on a GPU, alone, in 8 bits and in bf16 by turns:
 // `moe_fp8_sm90_speed [name] [rounds]` prints, for each bench shape, medians of milliseconds and
 // TFLOP/s of every kernel of both, forward and backward, the small ones included, and how far the
-// gradients of one lie from the other's. Random data, L2 cleared before each launch.
+// gradients of one are from the other's. Random data, L2 cleared before each launch.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -13,12 +13,12 @@
 #include <string>
 #include <vector>
 
+#include "bench/moe_sm90/speed.cuh"
 #include "troupe/core/device/cuda_check.h"
 #include "troupe/kernels/combine/combine.h"
 #include "troupe/kernels/fp8/fp8.h"
 #include "troupe/kernels/fp8_tiles/fp8_tiles.h"
 #include "troupe/kernels/moe_sm90/moe_sm90.h"
-#include "troupe/kernels/moe_sm90/speed.cuh"
 
 namespace troupe {
 namespace {
