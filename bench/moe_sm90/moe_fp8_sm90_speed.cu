@@ -1,7 +1,9 @@
 // Times the kernels of an experts' layer on a GPU, alone, in 8 bits and in bf16 by turns:
 // `moe_fp8_sm90_speed [name] [rounds]` prints, for each bench shape, medians of milliseconds and
-// TFLOP/s of every kernel of both, forward and backward, the small ones included, and how far the
-// gradients of one are from the other's. Random data, L2 cleared before each launch.
+// TFLOP/s of every kernel, forward and backward, the small ones included, and how far the gradients
+// of one are from the other's. In 8 bits there are two sides: dH and A rounded by the product that
+// makes them, and by passes over bf16; whose bytes must be equal. Random data, L2 cleared before
+// each launch.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -11,6 +13,7 @@
 #include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/moe_sm90/speed.cuh"
@@ -36,12 +39,36 @@ __global__ void apart_kernel(const Half* a, const Half* b, int64_t n, double* su
   atomicAdd(&sums[0], apart), atomicAdd(&sums[1], size);
 }
 
+__global__ void differ_kernel(const uint32_t* a, const uint32_t* b, int64_t n,
+                              unsigned long long* count) {
+  unsigned long long differ = 0;
+  for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n;
+       i += int64_t{gridDim.x} * blockDim.x) {
+    differ += a[i] != b[i];
+  }
+  atomicAdd(count, differ);
+}
+
+// dH and A in 8 bits, and the gradient of the scores.
+struct Tiles {
+  Memory dH8, sh, dHt, sht, At, sat, dS;
+  Tiles(int64_t R, int64_t B, int64_t F)
+      : dH8(R * F * 2),
+        sh(R * F / 16 + 256),
+        dHt(B * 128 * 2 * F),
+        sht(B * F / 16),
+        At(B * 128 * F),
+        sat(B * F / 32),
+        dS(R * 4) {}
+};
+
 struct Layer {
   Shape s;
   int64_t R, B;  // rows, blocks of 128 of them
   Memory offset, src, slot, slot_row, score;
   Memory x, dO, w1, w2, h, a, y, out, dH, a_back, dXt, dX, dW1, dW2, dS, workspace;  // bf16
-  Memory x8, sx, dO8, so, w1_8, w1t, s1, w2_8, w2t, s2, a8, sa, dH8, sh, dHt, sht, At, sat;
+  Memory x8, sx, dO8, so, w1_8, w1t, s1, w2_8, w2t, s2, a8, sa;
+  Tiles passes, fused;
   Memory h_8, y_8, dXt_8, dX_8, dW1_8, dW2_8;
 
   explicit Layer(const Shape& z)
@@ -81,12 +108,8 @@ struct Layer {
         s2(w2.bytes / 2 / 4096 + 256),
         a8(R * s.F),
         sa(R * s.F / 32 + 256),
-        dH8(R * s.F * 2),
-        sh(R * s.F / 16 + 256),
-        dHt(B * 128 * 2 * s.F),
-        sht(B * s.F / 16),
-        At(B * 128 * s.F),
-        sat(B * s.F / 32),
+        passes(R, B, s.F),
+        fused(R, B, s.F),
         h_8(h.bytes),
         y_8(1),
         dXt_8(1),
@@ -206,7 +229,8 @@ QuantizeFp8 rows_in_8_bits(const Layer& l, const Memory& x, const Memory& bytes,
 }
 
 // Y, dXt and dH share the memory of the bf16 side: its results are compared before.
-std::vector<Step> fp8_steps(const Layer& l) {
+std::vector<Step> fp8_steps(const Layer& l, bool in_passes) {
+  const Tiles& v = in_passes ? l.passes : l.fused;
   const auto& s = l.s;
   const double f = 2.0 * l.R * s.F * s.D;
   const PlanRef p = l.plan();
@@ -214,7 +238,7 @@ std::vector<Step> fp8_steps(const Layer& l) {
   const auto to = Layer::to;
   const auto b = Layer::b;
   const auto cb = Layer::cb;
-  return {
+  std::vector<Step> steps = {
       {"weights to 8 bits", 0,
        [=, &l] {
          fp8_weight_tiles_cuda(
@@ -247,16 +271,26 @@ std::vector<Step> fp8_steps(const Layer& l) {
        }},
       {"dO to 8 bits", 0,
        [=, &l] { quantize_fp8_cuda(rows_in_8_bits(l, l.dO, l.dO8, l.so), nullptr); }},
+      {"dH in 8 bits", f,
+       [=, &l, &v] {
+         moe_hidden_tiles_fp8_sm90_cuda(
+             {p, cb(l.dO8, s.T, s.D), l.so.as<float>(), l.sx.as<float>(), cb(l.w2t, s.E * s.F, s.D),
+              l.s2.as<float>(), in(l.h_8, l.R, 2 * s.F), l.score.as<float>(),
+              b(v.dH8, l.R, 2 * s.F), v.sh.as<float>(), b(v.dHt, 2 * s.F, l.B * 128),
+              v.sht.as<float>(), b(v.At, s.F, l.B * 128), v.sat.as<float>(), v.dS.as<float>(),
+              l.workspace.data},
+             nullptr);
+       }},
       {"dH", f,
-       [=, &l] {
+       [=, &l, &v] {
          moe_hidden_grad_fp8_sm90_cuda(
              {p, cb(l.dO8, s.T, s.D), l.so.as<float>(), cb(l.w2t, s.E * s.F, s.D), l.s2.as<float>(),
               in(l.h_8, l.R, 2 * s.F), l.score.as<float>(), to(l.dH, l.R, 2 * s.F),
-              to(l.a_back, l.R, s.F), l.dS.as<float>(), l.workspace.data},
+              to(l.a_back, l.R, s.F), v.dS.as<float>(), l.workspace.data},
              nullptr);
        }},
       {"A transposed", 0,
-       [=, &l] {
+       [=, &l, &v] {
          fp8_row_tiles_cuda({in(l.a_back, l.R, s.F),
                              p.expert_offset,
                              s.E,
@@ -264,33 +298,33 @@ std::vector<Step> fp8_steps(const Layer& l) {
                              l.so.as<float>(),
                              {},
                              nullptr,
-                             l.At.as<uint8_t>(),
-                             l.sat.as<float>()},
+                             v.At.as<uint8_t>(),
+                             v.sat.as<float>()},
                             nullptr);
        }},
       {"dW2", f,
-       [=, &l] {
-         moe_weight_grad_fp8_sm90_cuda({p, cb(l.dO8, s.T, s.D), cb(l.At, s.F, l.B * 128),
-                                        l.sat.as<float>(), to(l.dW2_8, s.E * s.D, s.F), false},
+       [=, &l, &v] {
+         moe_weight_grad_fp8_sm90_cuda({p, cb(l.dO8, s.T, s.D), cb(v.At, s.F, l.B * 128),
+                                        v.sat.as<float>(), to(l.dW2_8, s.E * s.D, s.F), false},
                                        nullptr);
        }},
       {"dH to 8 bits", 0,
-       [=, &l] {
+       [=, &l, &v] {
          fp8_row_tiles_cuda(
              {in(l.dH, l.R, 2 * s.F), p.expert_offset, s.E, p.row_src, l.sx.as<float>(),
-              b(l.dH8, l.R, 2 * s.F), l.sh.as<float>(), l.dHt.as<uint8_t>(), l.sht.as<float>()},
+              b(v.dH8, l.R, 2 * s.F), v.sh.as<float>(), v.dHt.as<uint8_t>(), v.sht.as<float>()},
              nullptr);
        }},
       {"dW1", 2 * f,
-       [=, &l] {
-         moe_weight_grad_fp8_sm90_cuda({p, cb(l.x8, s.T, s.D), cb(l.dHt, 2 * s.F, l.B * 128),
-                                        l.sht.as<float>(), to(l.dW1_8, s.E * 2 * s.F, s.D), true},
+       [=, &l, &v] {
+         moe_weight_grad_fp8_sm90_cuda({p, cb(l.x8, s.T, s.D), cb(v.dHt, 2 * s.F, l.B * 128),
+                                        v.sht.as<float>(), to(l.dW1_8, s.E * 2 * s.F, s.D), true},
                                        nullptr);
        }},
       {"dXt", 2 * f,
-       [=, &l] {
+       [=, &l, &v] {
          moe_rows_grad_fp8_sm90_cuda(
-             {p, cb(l.dH8, l.R, 2 * s.F), l.sh.as<float>(), cb(l.w1t, s.E * s.D, 2 * s.F),
+             {p, cb(v.dH8, l.R, 2 * s.F), v.sh.as<float>(), cb(l.w1t, s.E * s.D, 2 * s.F),
               l.s1.as<float>(), to(l.dXt, l.R, s.D)},
              nullptr);
        }},
@@ -299,6 +333,11 @@ std::vector<Step> fp8_steps(const Layer& l) {
          combine_cuda({.plan = p, .y = in(l.dXt, l.R, s.D), .out = to(l.dX_8, s.T, s.D)}, nullptr);
        }},
   };
+  std::erase_if(steps, [=](const Step& step) {
+    if (in_passes) return step.name == "dH in 8 bits";
+    return step.name == "dH" || step.name == "A transposed" || step.name == "dH to 8 bits";
+  });
+  return steps;
 }
 
 // The sum of the medians, and of them all but the weights'.
@@ -324,8 +363,35 @@ void apart(const char* name, const Memory& a, const Memory& b) {
   std::printf("  %s %.4f", name, std::sqrt(v[0] / v[1]));
 }
 
-// What runs back to back, without clearing L2: both sides by turns, half a second each.
-void held(const std::vector<Step>& bf16, const std::vector<Step>& fp8, int rounds) {
+// Whether both sides in 8 bits wrote the same bytes.
+bool same_bytes(const Layer& l) {
+  const std::pair<const char*, std::pair<const Memory*, const Memory*>> all[] = {
+      {"dH", {&l.passes.dH8, &l.fused.dH8}},
+      {"its scales", {&l.passes.sh, &l.fused.sh}},
+      {"its columns", {&l.passes.dHt, &l.fused.dHt}},
+      {"their scales", {&l.passes.sht, &l.fused.sht}},
+      {"columns of A", {&l.passes.At, &l.fused.At}},
+      {"their scales", {&l.passes.sat, &l.fused.sat}},
+      {"dS", {&l.passes.dS, &l.fused.dS}}};
+  bool same = true;
+  for (const auto& [name, pair] : all) {
+    const int64_t n = pair.first->bytes / 4;
+    Memory count(8);
+    TROUPE_CUDA_CHECK(cudaMemset(count.data, 0, 8));
+    differ_kernel<<<512, 256>>>(pair.first->as<uint32_t>(), pair.second->as<uint32_t>(), n,
+                                count.as<unsigned long long>());
+    unsigned long long differ = 0;
+    TROUPE_CUDA_CHECK(cudaMemcpy(&differ, count.data, 8, cudaMemcpyDeviceToHost));
+    if (differ > 0) std::printf("  %s: %llu of %ld words DIFFER\n", name, differ, n);
+    same = same && differ == 0;
+  }
+  return same;
+}
+
+// What runs back to back, without clearing L2: all sides by turns, half a second each. Without the
+// first step in 8 bits, the weights': they are rounded once a step.
+void held(const std::vector<Step>& bf16, std::vector<Step> passes, std::vector<Step> fused,
+          int rounds) {
   const auto once = [](const std::vector<Step>& steps, int count) {
     cudaEvent_t begin, end;
     TROUPE_CUDA_CHECK(cudaEventCreate(&begin)), TROUPE_CUDA_CHECK(cudaEventCreate(&end));
@@ -340,34 +406,39 @@ void held(const std::vector<Step>& bf16, const std::vector<Step>& fp8, int round
     cudaEventDestroy(begin), cudaEventDestroy(end);
     return t / count;
   };
-  std::vector<Step> kept(fp8.begin() + 1, fp8.end());  // weights rounded once a step, not here
+  passes.erase(passes.begin()), fused.erase(fused.begin());
   const int count = std::max(1, static_cast<int>(500 / once(bf16, 1)));
   std::vector<double> a, b, c;
   for (int i = 0; i < rounds; ++i) {
-    a.push_back(once(bf16, count)), b.push_back(once(fp8, count)), c.push_back(once(kept, count));
+    a.push_back(once(bf16, count)), b.push_back(once(passes, count));
+    c.push_back(once(fused, count));
   }
   for (auto* v : {&a, &b, &c}) std::sort(v->begin(), v->end());
   const double x = a[rounds / 2], y = b[rounds / 2], z = c[rounds / 2];
   std::printf(
-      "  held: bf16 %.3f ms, fp8 %.3f ms (%.3f times), with weights kept %.3f ms (%.3f times)\n", x,
-      y, x / y, z, x / z);
+      "  held, weights kept: bf16 %.3f ms, fp8 in passes %.3f ms (%.3f times), fp8 %.3f ms "
+      "(%.3f times)\n",
+      x, y, x / y, z, x / z);
 }
 
 void time_shape(const Shape& s, int rounds) {
   Layer l(s);
   Memory flush(int64_t{256} << 20);
-  std::vector<Step> bf16 = bf16_steps(l), fp8 = fp8_steps(l);
+  std::vector<Step> bf16 = bf16_steps(l), passes = fp8_steps(l, true), fp8 = fp8_steps(l, false);
   std::printf("%s T%ld D%ld F%ld E%ld K%ld\n", s.name.c_str(), s.T, s.D, s.F, s.E, s.K);
   for (int i = 0; i < rounds + kWarmUp; ++i) {
     run_cold(bf16, flush, i >= kWarmUp);
+    run_cold(passes, flush, i >= kWarmUp);
     run_cold(fp8, flush, i >= kWarmUp);
   }
-  const double a = show("bf16", bf16), b = show("fp8", fp8);
+  const double a = show("bf16", bf16);
+  show("fp8 in passes", passes);
+  const double b = show("fp8", fp8);
   std::printf("  bf16 / fp8 %.3f, with weights kept %.3f\n", a / b, a / (b - fp8[0].median()));
   apart("apart: H", l.h_8, l.h), apart("dX", l.dX_8, l.dX), apart("dW1", l.dW1_8, l.dW1);
   apart("dW2", l.dW2_8, l.dW2);
-  std::printf("\n");
-  held(bf16, fp8, 3);
+  std::printf("\n  bytes of both sides in 8 bits: %s\n", same_bytes(l) ? "equal" : "NOT EQUAL");
+  held(bf16, passes, fp8, 3);
   std::fflush(stdout);
 }
 

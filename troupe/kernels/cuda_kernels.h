@@ -43,6 +43,7 @@
   X(moe_down_sm90, MoeDownSm90)                            \
   X(moe_hidden_grad_fp8_sm90, MoeHiddenGradFp8Sm90)        \
   X(moe_hidden_grad_sm90, MoeHiddenGradSm90)               \
+  X(moe_hidden_tiles_fp8_sm90, MoeHiddenTilesFp8Sm90)      \
   X(moe_rows_grad_fp8_sm90, MoeRowsGradFp8Sm90)            \
   X(moe_rows_grad_sm90, MoeRowsGradSm90)                   \
   X(moe_up_fp8_sm90, MoeUpFp8Sm90)                         \

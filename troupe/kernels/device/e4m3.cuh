@@ -20,4 +20,20 @@ __device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
 #endif
 }
 
+// Those of four numbers, the first lowest.
+__device__ __forceinline__ uint32_t e4m3_four(float a, float b, float c, float d) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint32_t four;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}\n"
+      : "=r"(four)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return four;
+#else
+  return e4m3_pair(a, b) | e4m3_pair(c, d) << 16;
+#endif
+}
+
 }  // namespace troupe

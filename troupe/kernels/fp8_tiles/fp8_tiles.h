@@ -32,11 +32,13 @@ namespace troupe {
 
 constexpr int64_t kFp8Tile = 128;
 
-// Which row of 16 is at place p of 16: the order in which a transposing load of 8 x 8 16-bit
-// matrices (ldmatrix) leaves the rows of the other operand in registers. A permutation within 16.
+// Which row of 16 is at place p of 16: rows r and r + 8 side by side. A lane of an accumulator has
+// both, so that a transposing store of 8 x 8 16-bit matrices (stmatrix) writes this order; and a
+// transposing load (ldmatrix) brings the other operand's rows into registers in it. A permutation
+// within 16.
 TROUPE_INLINE constexpr int64_t fragment_order(int64_t p) {
-  const int64_t in16 = p % 16, quad = in16 / 4, j = in16 % 4;
-  return p - in16 + 2 * quad + j % 2 + j / 2 * 8;
+  const int64_t in16 = p % 16;
+  return p - in16 + in16 / 2 + in16 % 2 * 8;
 }
 
 // Rows of `block_scales`, a 128th of the columns of `columns`.

@@ -43,7 +43,7 @@ void reduce_scores(const Args& a, cudaStream_t stream) {
   const int64_t slots = a.plan.tokens * a.plan.choices;
   if (slots == 0) return;
   reduce_scores_kernel<<<static_cast<unsigned>(ceil_div(slots, 256)), 256, 0, stream>>>(
-      static_cast<const float*>(a.workspace), static_cast<int>(ceil_div(a.a.cols, kTileN)),
+      static_cast<const float*>(a.workspace), static_cast<int>(ceil_div(a.h.cols / 2, kTileN)),
       a.plan.slot_row, slots, a.grad_score);
   TROUPE_LAUNCH_CHECK(stream);
 }

@@ -83,6 +83,28 @@ void validate(const MoeHiddenGradFp8Sm90& a) {
   TROUPE_CHECK(R == 0 || a.workspace != nullptr, "workspace is null");
 }
 
+void validate(const MoeHiddenTilesFp8Sm90& a) {
+  const int64_t d = a.grad_out.cols, f = a.h.cols / 2, E = a.plan.experts, R = a.plan.rows;
+  const int64_t padded = kFp8Tile * fp8_row_blocks(R, E);
+  check_plan(a.plan, d, f);
+  check_bytes(a.grad_out, a.plan.tokens, d, "grad_out");
+  check_bytes(a.w2t, E * f, d, "w2t");
+  check_bf16(a.h, R, 2 * f, "h");
+  check_bytes(a.grad_h, R, 2 * f, "grad_h");
+  check_bytes(a.grad_h_columns, 2 * f, padded, "grad_h_columns");
+  check_bytes(a.a_columns, f, padded, "a_columns");
+  check_scales(a.grad_out_scales, a.plan.tokens, "grad_out_scales");
+  check_scales(a.x_scales, a.plan.tokens, "x_scales");
+  check_scales(a.w2_scales, E, "w2_scales");
+  check_scales(a.grad_h_scales, R, "grad_h_scales");
+  check_scales(a.grad_h_column_scales, R, "grad_h_column_scales");
+  check_scales(a.a_column_scales, R, "a_column_scales");
+  TROUPE_CHECK(a.plan.tokens * a.plan.choices == 0 ||
+                   (a.grad_score != nullptr && a.plan.slot_row != nullptr),
+               "grad_score or slot_row is null");
+  TROUPE_CHECK(R == 0 || a.workspace != nullptr, "workspace is null");
+}
+
 void validate(const MoeRowsGradFp8Sm90& a) {
   const int64_t d = a.grad_rows.cols, f = a.grad_h.cols / 2, E = a.plan.experts, R = a.plan.rows;
   check_plan(a.plan, d, f);
@@ -104,6 +126,9 @@ void validate(const MoeWeightGradFp8Sm90& a) {
 
 int64_t workspace_bytes(const MoeHiddenGradFp8Sm90& a) {
   return a.plan.rows * ((a.a.cols + 255) / 256) * 4;
+}
+int64_t workspace_bytes(const MoeHiddenTilesFp8Sm90& a) {
+  return a.plan.rows * ((a.h.cols / 2 + 255) / 256) * 4;
 }
 
 }  // namespace troupe

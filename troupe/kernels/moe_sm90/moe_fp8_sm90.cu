@@ -12,6 +12,7 @@ using namespace sm90;
 
 struct PackedRowsFp8 {
   static constexpr bool kGather = false;
+  static constexpr bool kWholeTiles = false;
   static constexpr WeightBoxes kBoxes = WeightBoxes::kRows;
   using Epilogue = StoreRowsLater;
   using G = Geometry<kSlotPairs, 3, Epilogue::kStagingBytes, scale_bytes(/*of_rows=*/true)>;

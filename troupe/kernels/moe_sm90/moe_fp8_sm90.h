@@ -72,6 +72,29 @@ struct MoeHiddenGradFp8Sm90 {
   int waves = 1;
 };
 
+// `hidden` whose results leave in 8 bits, once, in the orders in which the next products read them:
+// dH and A rounded to bf16, and of that what fp8_row_tiles (fp8_tiles.h) makes, with x_scales and
+// grad_out_scales as factors. So all bytes are those of the two calls; dH and A are never in memory.
+struct MoeHiddenTilesFp8Sm90 {
+  PlanRef plan;
+  Mat<const uint8_t> grad_out;   // [T, D]
+  const float* grad_out_scales;  // [T]
+  const float* x_scales;         // [T]
+  Mat<const uint8_t> w2t;        // [E F, D]
+  const float* w2_scales;        // [E, D/128, F/128]
+  MatRef h;                      // [R, 2F]
+  const float* score = nullptr;  // [T, K], or null
+  Mat<uint8_t> grad_h;           // [R, 2F]    out
+  float* grad_h_scales;          // [2F/128, R]  out
+  Mat<uint8_t> grad_h_columns;   // [2F, P]    out; P as below
+  float* grad_h_column_scales;   // [P/128, 2F/128]  out
+  Mat<uint8_t> a_columns;        // [F, P]     out
+  float* a_column_scales;        // [P/128, F/128]  out
+  float* grad_score = nullptr;   // [T, K]   out; 0 where a slot has no row
+  void* workspace = nullptr;     // workspace_bytes()
+  int waves = 1;
+};
+
 struct MoeRowsGradFp8Sm90 {
   PlanRef plan;
   Mat<const uint8_t> grad_h;   // [R, 2F]
@@ -95,21 +118,25 @@ struct MoeWeightGradFp8Sm90 {
 void validate(const MoeUpFp8Sm90& args);
 void validate(const MoeDownFp8Sm90& args);
 void validate(const MoeHiddenGradFp8Sm90& args);
+void validate(const MoeHiddenTilesFp8Sm90& args);
 void validate(const MoeRowsGradFp8Sm90& args);
 void validate(const MoeWeightGradFp8Sm90& args);
 
 int64_t workspace_bytes(const MoeHiddenGradFp8Sm90& args);
+int64_t workspace_bytes(const MoeHiddenTilesFp8Sm90& args);
 
 // In double, of the bytes and scales that they are given.
 void moe_up_fp8_sm90_ref(const MoeUpFp8Sm90& args);
 void moe_down_fp8_sm90_ref(const MoeDownFp8Sm90& args);
 void moe_hidden_grad_fp8_sm90_ref(const MoeHiddenGradFp8Sm90& args);
+void moe_hidden_tiles_fp8_sm90_ref(const MoeHiddenTilesFp8Sm90& args);
 void moe_rows_grad_fp8_sm90_ref(const MoeRowsGradFp8Sm90& args);
 void moe_weight_grad_fp8_sm90_ref(const MoeWeightGradFp8Sm90& args);
 
 void moe_up_fp8_sm90_cuda(const MoeUpFp8Sm90& args, cudaStream_t stream);
 void moe_down_fp8_sm90_cuda(const MoeDownFp8Sm90& args, cudaStream_t stream);
 void moe_hidden_grad_fp8_sm90_cuda(const MoeHiddenGradFp8Sm90& args, cudaStream_t stream);
+void moe_hidden_tiles_fp8_sm90_cuda(const MoeHiddenTilesFp8Sm90& args, cudaStream_t stream);
 void moe_rows_grad_fp8_sm90_cuda(const MoeRowsGradFp8Sm90& args, cudaStream_t stream);
 void moe_weight_grad_fp8_sm90_cuda(const MoeWeightGradFp8Sm90& args, cudaStream_t stream);
 

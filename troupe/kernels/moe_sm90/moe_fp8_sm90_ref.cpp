@@ -1,5 +1,6 @@
 // The formulas of moe_fp8_sm90.h in double, with its rounding points.
 #include <algorithm>
+#include <vector>
 
 #include "troupe/core/number/fp8_scale.h"
 #include "troupe/kernels/fp8_tiles/fp8_tiles.h"
@@ -76,6 +77,41 @@ void moe_hidden_grad_fp8_sm90_ref(const MoeHiddenGradFp8Sm90& x) {
     return x.grad_out_scales[source] * dot(x.grad_out.row(source), x.w2t.row(e * F + u), D,
                                            [&](int64_t k) { return w[k * across]; });
   });
+}
+
+void moe_hidden_tiles_fp8_sm90_ref(const MoeHiddenTilesFp8Sm90& x) {
+  validate(x);
+  const int64_t F = x.h.cols / 2, R = x.plan.rows;
+  std::vector<BF16> grad_h(R * 2 * F + 1), a(R * F + 1);
+  MoeHiddenGradFp8Sm90 hidden{.plan = x.plan,
+                              .grad_out = x.grad_out,
+                              .grad_out_scales = x.grad_out_scales,
+                              .w2t = x.w2t,
+                              .w2_scales = x.w2_scales,
+                              .h = x.h,
+                              .score = x.score,
+                              .grad_h = {grad_h.data(), Dtype::kBF16, R, 2 * F, 2 * F},
+                              .a = {a.data(), Dtype::kBF16, R, F, F},
+                              .grad_score = x.grad_score,
+                              .workspace = x.workspace};
+  moe_hidden_grad_fp8_sm90_ref(hidden);
+  if (R == 0) return;
+  fp8_row_tiles_ref({.x = {grad_h.data(), Dtype::kBF16, R, 2 * F, 2 * F},
+                     .expert_offset = x.plan.expert_offset,
+                     .experts = x.plan.experts,
+                     .row_src = x.plan.row_src,
+                     .factor = x.x_scales,
+                     .rows = x.grad_h,
+                     .row_scales = x.grad_h_scales,
+                     .columns = x.grad_h_columns.data,
+                     .block_scales = x.grad_h_column_scales});
+  fp8_row_tiles_ref({.x = {a.data(), Dtype::kBF16, R, F, F},
+                     .expert_offset = x.plan.expert_offset,
+                     .experts = x.plan.experts,
+                     .row_src = x.plan.row_src,
+                     .factor = x.grad_out_scales,
+                     .columns = x.a_columns.data,
+                     .block_scales = x.a_column_scales});
 }
 
 void moe_rows_grad_fp8_sm90_ref(const MoeRowsGradFp8Sm90& x) {

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -34,7 +35,9 @@ constexpr Shape kShapes[] = {{"one_token", 1, 128, 128, 1, 1},
                              {"odd_halves", 100, 384, 384, 3, 2},
                              {"empty_experts", 70, 128, 256, 40, 1},
                              {"masked", 120, 256, 384, 8, 4, 0.3},
-                             {"all_to_one", 300, 128, 128, 5, 2, 0, true}};
+                             {"all_to_one", 300, 128, 128, 5, 2, 0, true},
+                             {"rests", 260, 128, 128, 3, 1},
+                             {"two_rests", 460, 128, 128, 2, 1}};
 
 // Bytes and scales that one path writes and the next reads.
 struct Bytes {
@@ -51,6 +54,8 @@ struct Bytes {
   Buffer<uint8_t> bytes;
   Buffer<float> scales;
 };
+
+constexpr auto kOnCpu = [](const auto& args, auto ref, auto) { ref(args); };
 
 // All tensors of one layer, forward and backward.
 struct Layer {
@@ -125,6 +130,34 @@ struct Layer {
   std::vector<Matrix*> outputs() {
     return {&h, &y, &grad_h, &again, &grad_score, &grad_rows, &grad_w1, &grad_w2};
   }
+  std::vector<Bytes*> tiles() { return {&grad_h8, &grad_h_columns, &a_columns}; }
+
+  // dH and A in 8 bits by the one product, from what `from` has.
+  void run_hidden_tiles(Layer& from, int waves = 1) {
+    MoeHiddenTilesFp8Sm90 args{.plan = plan,
+                               .grad_out = grad_out.view(),
+                               .grad_out_scales = grad_out.scales.data(),
+                               .x_scales = x.scales.data(),
+                               .w2t = w2t.view(),
+                               .w2_scales = w2.scales.data(),
+                               .h = from.h.view(),
+                               .score = static_cast<const float*>(score.view().data),
+                               .grad_h = grad_h8.mut(),
+                               .grad_h_scales = grad_h8.scales.data(),
+                               .grad_h_columns = grad_h_columns.mut(),
+                               .grad_h_column_scales = grad_h_columns.scales.data(),
+                               .a_columns = a_columns.mut(),
+                               .a_column_scales = a_columns.scales.data(),
+                               .grad_score = static_cast<float*>(grad_score.mut().data),
+                               .waves = waves};
+    Buffer<char> workspace(workspace_bytes(args) + 1);
+    args.workspace = workspace.data();
+    if (!on_hopper()) return moe_hidden_tiles_fp8_sm90_ref(args);
+#ifdef TROUPE_CUDA
+    moe_hidden_tiles_fp8_sm90_cuda(args, /*stream=*/nullptr);
+    TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
+#endif
+  }
 
   // Each kernel reads what `from` has, and writes here.
   template <class Run>
@@ -155,7 +188,7 @@ struct Layer {
        moe_weight_grad_fp8_sm90_ref, TROUPE_CUDA_PATH(moe_weight_grad_fp8_sm90_cuda));
   }
   void run_ref() {
-    run(*this, [](const auto& args, auto ref, auto) { ref(args); });
+    run(*this, kOnCpu);
   }
   void run_cuda(Layer& from, [[maybe_unused]] int waves = 1) {
     run(from, [=]([[maybe_unused]] auto args, auto, [[maybe_unused]] auto cuda) {
@@ -212,6 +245,50 @@ TEST_P(MoeFp8Sm90, G4_TwoRunsAreTheSameBits) {
   for (size_t i = 0; i < one.outputs().size(); ++i) {
     EXPECT_TRUE(one.outputs()[i]->same_bits(*two.outputs()[i])) << i;
   }
+}
+
+void expect_same_tiles(Layer& got, Layer& want) {
+  for (size_t i = 0; i < got.tiles().size(); ++i) {
+    Bytes &g = *got.tiles()[i], &w = *want.tiles()[i];
+    int64_t bytes = 0, scales = 0;
+    for (size_t j = 0; j < g.bytes.size(); ++j) bytes += g.bytes[j] != w.bytes[j];
+    for (size_t j = 0; j < g.scales.size(); ++j) {
+      scales += std::bit_cast<uint32_t>(g.scales[j]) != std::bit_cast<uint32_t>(w.scales[j]);
+    }
+    EXPECT_EQ(bytes, 0) << "bytes of tensor " << i << " of " << g.bytes.size();
+    EXPECT_EQ(scales, 0) << "scales of tensor " << i << " of " << g.scales.size();
+  }
+}
+
+// The product that rounds dH and A itself writes the bytes of passes over bf16, and nothing else:
+// what both leave alone has one fill. With the GPU's bf16, which a test above compares.
+TEST_P(MoeFp8Sm90, Q8_TheHiddenGradientsBytesAreThoseOfPassesOverBf16) {
+  Layer from(GetParam()), passes(GetParam());
+  from.run_ref();
+  on_hopper() ? passes.run_cuda(from) : passes.run(from, kOnCpu);
+  passes.round_rows();
+  for (const int waves : {1, 3}) {
+    Layer one(GetParam());
+    one.run_hidden_tiles(from, waves);
+    expect_same_tiles(one, passes);
+    EXPECT_TRUE(one.grad_score.same_bits(passes.grad_score)) << "gradient of the scores, " << waves;
+  }
+}
+
+// A NaN of one token makes the groups that it is in NaN, and no row that does not exist.
+TEST(MoeFp8Sm90Nan, E9_TilesOfTheHiddenGradientAreNanWhereTheirRowsAre) {
+  const Shape s{"nan_tiles", 200, 128, 128, 6, 2};
+  Layer from(s), passes(s), one(s);
+  constexpr int64_t kBad = 77;
+  for (Layer* l : {&from, &passes, &one}) {
+    l->grad_out.scales[kBad] = NAN;
+    for (int64_t c = 0; c < s.D; ++c) l->grad_out.bytes[kBad * s.D + c] = 0x7f;
+  }
+  from.run_ref();
+  on_hopper() ? passes.run_cuda(from) : passes.run(from, kOnCpu);
+  passes.round_rows();
+  one.run_hidden_tiles(from);
+  expect_same_tiles(one, passes);
 }
 
 // Bytes times scales are bf16 numbers: in them, the formulas of moe_sm90.h give the same bits.

@@ -89,6 +89,7 @@ struct SwigluBackwardFp8 : SwigluBackward {
 
 struct HiddenGradFp8 {
   static constexpr bool kGather = true;
+  static constexpr bool kWholeTiles = false;
   static constexpr WeightBoxes kBoxes = WeightBoxes::kRows;
   using Epilogue = SwigluBackwardFp8;
   using G = Geometry<kSlotPairs, 3, Epilogue::kStagingBytes, scale_bytes(/*of_rows=*/false),

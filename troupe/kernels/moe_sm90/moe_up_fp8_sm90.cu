@@ -12,6 +12,7 @@ using namespace sm90;
 
 struct UpFp8 {
   static constexpr bool kGather = true;
+  static constexpr bool kWholeTiles = false;
   static constexpr WeightBoxes kBoxes = WeightBoxes::kGateAndUp;
   using Epilogue = SwigluFp8;
   using G = Geometry<kSlotPairs, 3, Epilogue::kStagingBytes, scale_bytes(/*of_rows=*/false)>;

@@ -234,13 +234,34 @@ __device__ inline uint32_t told_tile(const Pipe<G>& pipe, int i) {
   return pipe.base + G::kTilesAt + (i & 7) * 16;
 }
 
-// The thread that fills the ring tells its consumers the tile after tile i, which they find with
-// tile i's first slot.
-template <class G>
-__device__ inline void tell_next(const Place<G>& me, const RowWork& work, int t, int i) {
-  if (t + me.clusters < work.total()) {
-    put_tile(told_tile<G>(me.pipe, i + 1), work.at(t + me.clusters));
+// Spec::kWholeTiles: a block's tile begins at a multiple of 128 of its expert's rows, and both
+// consumers take part in its epilogue where it has rows; rows of it that do not exist are zeros. So
+// a rest of up to 128 rows, which RowWork splits over both blocks, is the first block's.
+template <class Spec>
+__device__ inline RowTile tile_at(const RowWork& work, int t) {
+  RowTile tile = work.at(t);
+  if constexpr (Spec::kWholeTiles) {
+    const int left = work.offset[tile.expert + 1] - tile.row;
+    tile.valid = (tile.row - work.offset[tile.expert]) % kTileM == 0 ? min(left, kTileM) : 0;
   }
+  return tile;
+}
+
+// Tells a block's consumers tile t of the list, as their i-th; after the last one, that there is none.
+constexpr int kNoExpert = -1;
+template <class Spec>
+__device__ inline void tell(const Place<typename Spec::G>& me, const RowWork& work, int t, int i) {
+  const RowTile none{kNoExpert, 0, 0, 0};
+  put_tile(told_tile<typename Spec::G>(me.pipe, i),
+           t < work.total() ? tile_at<Spec>(work, t) : none);
+}
+
+// The thread that fills the ring tells the tile after tile i, which consumers find with tile i's
+// first slot.
+template <class Spec>
+__device__ inline void tell_next(const Place<typename Spec::G>& me, const RowWork& work, int t,
+                                 int i) {
+  tell<Spec>(me, work, t + me.clusters, i + 1);
 }
 
 template <class Spec>
@@ -258,7 +279,7 @@ __device__ inline void produce_gathered(const RowsFp8& g, const CUtensorMap& b_m
   const RowsProducer<Spec> weights{g.gemm, nullptr, &b_map, me.rank};
   for (int t = me.cluster, i = 0; t < work.total(); t += me.clusters, ++i) {
     const RowTile tile = take_tile(told_tile<typename Spec::G>(me.pipe, i));
-    if (me.warp == 0 && me.lane == 0) tell_next(me, work, t, i);
+    if (me.warp == 0 && me.lane == 0) tell_next<Spec>(me, work, t, i);
     named_sync<3>(kWarpgroup);  // These warps learn the next tile too.
     const int thread = opaque(static_cast<int>(threadIdx.x)), lane = thread % 32;
     const int chunk = lane % 8, in_four = lane / 8;
@@ -272,7 +293,7 @@ __device__ inline void produce_gathered(const RowsFp8& g, const CUtensorMap& b_m
       there |= uint32_t{src >= 0} << (4 + j);
       from[j] = static_cast<uint32_t>(max(src, 0)) * (g.gemm.gather_row_bytes / 16) + chunk;
     }
-    const bool any = 32 * me.warp < tile.valid;
+    const bool any = Spec::kWholeTiles || 32 * me.warp < tile.valid;
     for (int step = 0; step < g.gemm.k / kSlotPairs; ++step) {
       me.pipe.wait_empty();
       if (me.warp == 0 && me.lane == 0) {
@@ -309,7 +330,7 @@ __device__ inline void produce_packed(const RowsFp8& g, const CUtensorMap& a_map
     const RowTile tile = take_tile(told_tile<typename Spec::G>(me.pipe, i));
     for (int step = 0; step < steps; ++step) {
       me.pipe.wait_empty();
-      if (step == min(1, steps - 1)) tell_next(me, work, t, i);
+      if (step == min(1, steps - 1)) tell_next<Spec>(me, work, t, i);
       producer.load_packed(me.pipe, tile, step);
       me.pipe.advance();
     }
@@ -349,26 +370,30 @@ __device__ inline RowWork tiles_of(const RowsFp8& g, uint8_t* shared, int rank) 
 
 template <class Spec>
 __device__ inline void consume(const RowsFp8& g, const typename Spec::Epilogue::Params& params,
-                               const RowWork& work, Place<typename Spec::G>& place) {
+                               Place<typename Spec::G>& place) {
   using G = typename Spec::G;
   const Consumer me = place.consumer();
   const MultiplyFp8<G, !Spec::kGather, SharedA, Spec::kGather> multiply(me);
   Accumulator acc;
   typename Spec::Epilogue epilogue{params, me};
-  const int total = work.total();
-  for (int t = place.cluster, i = 0; t < total; t += place.clusters, ++i) {
-    const RowTile tile = take_tile(told_tile<G>(place.pipe, i));
-    const int valid = min(64, tile.valid - 64 * me.index);  // of this consumer's rows
-    const int first = tile.row + 64 * me.index;
-    epilogue.begin(tile, first, valid);
-    multiply.run(acc, place.pipe, g.gemm.k / kSlotPairs, valid > 0, [&] {
+  for (int i = 0;; ++i) {
+    RowTile tile = take_tile(told_tile<G>(place.pipe, i));
+    if (tile.expert == kNoExpert) break;
+    const auto first = [&] { return tile.row + 64 * me.index; };  // this consumer's rows
+    const auto valid = [&] { return min(64, tile.valid - 64 * me.index); };
+    const bool active = (Spec::kWholeTiles ? tile.valid : valid()) > 0;
+    epilogue.begin(tile, first(), valid());
+    multiply.run(acc, place.pipe, g.gemm.k / kSlotPairs, active, [&] {
       epilogue.fetch();
-      if (Spec::kGather) TokenScales(g, first, valid, me);
+      if (Spec::kGather) TokenScales(g, first(), valid(), me);
     });
-    if (valid > 0) {
-      if (Spec::kGather) TokenScales(g, first, valid, me).apply(acc);
-      epilogue.end(acc);
+    if (!active) continue;
+    if (Spec::kWholeTiles) {  // Its epilogue is long: no registers are left to keep the tile.
+      tile = take_tile(told_tile<G>(place.pipe, i));
+      epilogue.begin(tile, first(), valid());
     }
+    if (Spec::kGather) TokenScales(g, first(), valid(), me).apply(acc);
+    epilogue.end(acc);
   }
   if (me.lane == 0) store_wait_read<0>();
 }
@@ -396,9 +421,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     const RowWork work = tiles_of<G>(g, shared, me.rank);
     work.fill(g.gemm.expert_offset, me.lane);
     __syncwarp();
-    if (me.lane == 0 && me.cluster < work.total()) {
-      put_tile(told_tile<G>(me.pipe, 0), work.at(me.cluster));
-    }
+    if (me.lane == 0) tell<Spec>(me, work, me.cluster, 0);
   }
   __syncthreads();
   cluster_sync();
@@ -419,7 +442,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   } else {
     registers_grow<(504 - kProducerRegisters) / 16 * 8>();
     Place<G> me(shared);
-    consume<Spec>(g, params, tiles_of<G>(g, shared, me.rank), me);
+    consume<Spec>(g, params, me);
   }
   cluster_sync();  // A block's memory must outlive its neighbor's copies and arrivals.
 }

@@ -93,8 +93,8 @@ struct TurnedA {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const uint4 v = load_matrices_transposed(slot + at + k * 32 * 128);
-      a.k32[k][0] = __byte_perm(v.x, v.y, 0x6420), a.k32[k][1] = __byte_perm(v.x, v.y, 0x7531);
-      a.k32[k][2] = __byte_perm(v.z, v.w, 0x6420), a.k32[k][3] = __byte_perm(v.z, v.w, 0x7531);
+      a.k32[k][0] = __byte_perm(v.x, v.y, 0x6240), a.k32[k][1] = __byte_perm(v.x, v.y, 0x7351);
+      a.k32[k][2] = __byte_perm(v.z, v.w, 0x6240), a.k32[k][3] = __byte_perm(v.z, v.w, 0x7351);
     }
     return a;
   }

@@ -141,8 +141,37 @@ class Fp8BackwardPass : Fp8Layer {
   std::array<at::Tensor, 4> run() const {
     std::array<at::Tensor, 4> out;
     const Rows dO = rows_in_8_bits(grad_out_);
-    at::Tensor dH = empty({plan_.rows, 2 * hidden_}), a = empty({plan_.rows, hidden_});
     out[1] = empty(weights_.sizes(), at::kFloat);
+    const bool all = call_.needs[0] && call_.needs[2] && call_.needs[3];
+    if (all && call_.weight_grad) {
+      in_8_bits(dO, out);
+    } else {
+      by_way_of_bf16(dO, out);
+    }
+    if (!call_.needs[1]) out[1] = at::Tensor();
+    return out;
+  }
+
+ private:
+  // Rows packed by expert in 8 bits: along rows, and transposed with a factor taken up.
+  struct Tiles {
+    at::Tensor rows, row_scales, columns, block_scales;
+  };
+
+  // All products in 8 bits: dH and A leave the product that makes them as the next ones read them.
+  void in_8_bits(const Rows& dO, std::array<at::Tensor, 4>& out) const {
+    Tiles dH = empty_tiles(2 * hidden_, true, true), a = empty_tiles(hidden_, false, true);
+    hidden_tiles(dO, dH, a, out[1]);
+    out[3] = empty({experts_, width_, hidden_});
+    weight_gradient(dO.bytes, a, out[3], false);
+    a = {};
+    out[2] = empty({experts_, 2 * hidden_, width_});
+    weight_gradient(kept_.x, dH, out[2], true);
+    out[0] = gradient_of_x(dH);
+  }
+
+  void by_way_of_bf16(const Rows& dO, std::array<at::Tensor, 4>& out) const {
+    at::Tensor dH = empty({plan_.rows, 2 * hidden_}), a = empty({plan_.rows, hidden_});
     hidden_gradient(dO, dH, a, out[1]);
     // What needs A comes first, and A goes before the rows of dX come.
     if (call_.needs[3]) {
@@ -174,31 +203,33 @@ class Fp8BackwardPass : Fp8Layer {
       if (columns) weight_gradient(kept_.x, t, out[2], true);
       if (call_.needs[0]) out[0] = gradient_of_x(t);
     }
-    if (!call_.needs[1]) out[1] = at::Tensor();
+  }
+
+  Tiles empty_tiles(int64_t C, bool rows, bool columns) const {
+    const int64_t R = plan_.rows, blocks = fp8_row_blocks(R, experts_);
+    Tiles out;
+    if (rows) {
+      out.rows = empty({R, C}, at::kByte);
+      out.row_scales = row_scales(C, R);
+    }
+    if (columns) {
+      out.columns = empty({C, blocks * kFp8Tile}, at::kByte);
+      out.block_scales = empty({blocks, C / kFp8Tile}, at::kFloat);
+    }
     return out;
   }
 
- private:
-  // Rows packed by expert in 8 bits: along rows, and transposed with a factor taken up.
-  struct Tiles {
-    at::Tensor rows, row_scales, columns, block_scales;
-  };
   Tiles tiles(const at::Tensor& x, const at::Tensor& factor, bool rows) const {
-    const int64_t R = x.size(0), C = x.size(1), blocks = fp8_row_blocks(R, experts_);
-    Tiles out;
+    Tiles out = empty_tiles(x.size(1), rows, factor.defined());
     Fp8RowTiles args{.x = view(x, "rows"),
                      .expert_offset = plan_.expert_offset,
                      .experts = experts_,
                      .row_src = plan_.row_src};
     if (rows) {
-      out.rows = empty({R, C}, at::kByte);
-      out.row_scales = row_scales(C, R);
       args.rows = mat<uint8_t>(out.rows, "rows in 8 bits");
       args.row_scales = ptr<float>(out.row_scales, "their scales");
     }
     if (factor.defined()) {
-      out.columns = empty({C, blocks * kFp8Tile}, at::kByte);
-      out.block_scales = empty({blocks, C / kFp8Tile}, at::kFloat);
       args.factor = scales(factor, "factor");
       args.columns = ptr<uint8_t>(out.columns, "columns in 8 bits");
       args.block_scales = ptr<float>(out.block_scales, "their scales");
@@ -222,6 +253,29 @@ class Fp8BackwardPass : Fp8Layer {
     const at::Tensor workspace = empty({workspace_bytes(args)}, at::kByte);
     args.workspace = workspace.mutable_data_ptr();
     launch(args, &CudaKernels::moe_hidden_grad_fp8_sm90);
+  }
+
+  void hidden_tiles(const Rows& dO, const Tiles& dH, const Tiles& a,
+                    const at::Tensor& grad_weights) const {
+    MoeHiddenTilesFp8Sm90 args{
+        .plan = plan_,
+        .grad_out = bytes(dO.bytes, "grad_out8"),
+        .grad_out_scales = scales(dO.scales, "grad_out8 scales"),
+        .x_scales = scales(kept_.x_scales, "x8 scales"),
+        .w2t = bytes(kept_.w2t, "w2t"),
+        .w2_scales = scales(kept_.w2_scales, "w2 scales"),
+        .h = view(kept_.hidden, "hidden"),
+        .score = scales(weights_, "weights"),
+        .grad_h = mat<uint8_t>(dH.rows, "grad_hidden"),
+        .grad_h_scales = ptr<float>(dH.row_scales, "grad_hidden scales"),
+        .grad_h_columns = mat<uint8_t>(dH.columns, "grad_hidden columns"),
+        .grad_h_column_scales = ptr<float>(dH.block_scales, "grad_hidden column scales"),
+        .a_columns = mat<uint8_t>(a.columns, "act columns"),
+        .a_column_scales = ptr<float>(a.block_scales, "act column scales"),
+        .grad_score = ptr<float>(grad_weights, "grad_weights")};
+    const at::Tensor workspace = empty({workspace_bytes(args)}, at::kByte);
+    args.workspace = workspace.mutable_data_ptr();
+    launch(args, &CudaKernels::moe_hidden_tiles_fp8_sm90);
   }
 
   void weight_gradient(const at::Tensor& source, const Tiles& t, const at::Tensor& grad,
