@@ -91,8 +91,8 @@ std::vector<std::string> all_gather_texts(KeyValueStore& store, const TextAllGat
     if (g.timeout && Clock::now() - begin >= *g.timeout) break;
     if (!g.timeout) {
       if (const std::optional<int64_t> r = beats.silent(store)) {
-        fail(Code::kRankLost, what, "rank", *r, "has not been heard for", g.silence.count() / 1000,
-             "s");
+        fail(Code::kRankLost, what, "rank", *r, "has sent no heartbeat for",
+             g.silence.count() / 1000, "s");
       }
     }
     std::this_thread::sleep_for(pause);
