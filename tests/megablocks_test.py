@@ -9,6 +9,7 @@ import inspect
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import types
@@ -420,6 +421,8 @@ class CallSites(Case):
             import stk.ops
             from megablocks.layers.dmoe import dMoE as theirs
             from megablocks.ops.histogram import histogram
+            import grouped_gemm.ops as gmm_ops
+            from megablocks.layers import weight_parallel
             from stk import Matrix
             self.assertIs(mb, megablocks)
             self.assertIs(importlib.import_module("megablocks.ops"), ops)
@@ -427,7 +430,8 @@ class CallSites(Case):
             self.assertIs(by_path, moe)
             self.assertIs(histogram, ops.histogram)
             self.assertIs(Matrix, stk.Matrix)
-            self.assertTrue(callable(gg.ops.gmm) and callable(stk.ops.sdd))
+            self.assertTrue(callable(gg.ops.gmm) and callable(stk.ops.sdd) and callable(weight_parallel.sdd_nt))
+            self.assertIs(gmm_ops, grouped_gemm.ops)
             megablocks.install()  # twice is once
             sys.modules["stk"] = types.ModuleType("stk")
             with self.assertRaisesRegex(RuntimeError, "stk is imported already.*replace=True"):
@@ -525,6 +529,68 @@ class CallSites(Case):
         for a, b in zip(*(torch.autograd.grad(out.square().sum(), (x, w1, w2)) for out in (y, want))):
             self.close(a, b, 1e-4)
 
+    def test_140_nanotrons_layer_over_ops_and_stk(self):
+        """Its example's sparse experts: its own topology with the transposed part, and MegaBlocks 0.5's eighth argument."""
+        T, D, F, E, K, block = 30, 16, 128, 3, 2, 128
+        experts, bin_ids, indices, counts, bins = routed(T, E, K)
+        padded = ops.inclusive_cumsum(ops.round_up(counts, block), 0)
+        x, p = torch.randn(T, D, requires_grad=True), torch.rand(T * K, requires_grad=True)
+        w1, w2 = (torch.randn(E * F, D).mul(0.1).requires_grad_() for _ in range(2))
+        rows = ops.padded_gather(x, indices, bin_ids, bins, padded, K)
+        with torch.no_grad():
+            across = F // block
+            offsets = torch.arange(0, rows.shape[0] // block * across + 1, across, dtype=torch.int32)
+            columns = ops.topology(padded, block, rows.shape[0] // block, across)
+            data = torch.empty(columns.numel(), block, block, device="meta")
+            shape = (rows.shape[0], F * E)
+            row_indices = stk.ops.row_indices(shape, data, offsets, columns)
+            _, order = ops.sort(columns.int(), 2)
+            offsets_t = torch.cat([torch.zeros(1, dtype=torch.int32), ops.inclusive_cumsum(ops.histogram(columns, E * across), 0)])
+            topo = stk.Matrix(shape, data, row_indices, columns, offsets, row_indices.gather(0, order.long()), offsets_t,
+                              order.int())
+        gelu = functools.partial(torch.nn.functional.gelu, approximate="tanh")
+        h = activation_fn.act_fn(stk.ops.sdd(rows, w1.t(), topo), gelu)
+        y = ops.padded_scatter(stk.ops.dsd(h, w2), indices, bin_ids, p, bins, padded, K, -1)
+        holder = types.SimpleNamespace(args=arguments(moe_num_experts=E), mlp=types.SimpleNamespace(w1=w1, w2=w2))
+        want = by_hand(holder, x, None, p.view(T, K), experts.view(T, K))
+        self.close(y, want)
+        for a, b in zip(*(torch.autograd.grad(out.square().sum(), (x, p, w1, w2)) for out in (y, want)), strict=True):
+            self.close(a, b, 1e-4)
+        with self.assertRaisesRegex(troupe.Unsupported, "num_bits is 8"):
+            ops.padded_scatter(rows, indices, bin_ids, p, bins, padded, K, 8)
+
+    def test_140_nanotrons_layer_over_the_fork_of_grouped_gemm(self):
+        """permute, two grouped products with SwiGLU between them, unpermute; a fifth of the choices beyond num_out_tokens."""
+        from troupe.megablocks.grouped_gemm import ops as gg  # `import grouped_gemm.ops as ops`, where it is installed
+        T, D, F, E, K = 30, 16, 24, 4, 2
+        ids = torch.stack([torch.randperm(E)[:K] for _ in range(T)]).int()
+        x, p = torch.randn(T, D, requires_grad=True), torch.rand(T, K, requires_grad=True)
+        w1, w2 = torch.randn(E, D, 2 * F).mul(0.1).requires_grad_(), torch.randn(E, F, D).mul(0.1).requires_grad_()
+        for kept in (None, 48):
+            rows, place = gg.permute(x, ids, kept)
+            self.assertEqual((rows.shape[0], place.shape, place.dtype), (kept or T * K, (T * K,), torch.int32))
+            slots = ids.flatten().sort(stable=True).indices
+            weights = torch.zeros(T * K).index_fill(0, slots[:kept], 1).view(T, K) * p
+            at = place.view(K, T).t().flatten()
+            self.assertTrue(torch.equal(at[slots[:kept]], torch.arange(kept or T * K).int()))
+            self.assertTrue((at[slots[kept:]] == -1).all() if kept else True)
+            counts = torch.bincount(ids.flatten()[slots[:kept]], minlength=E)
+            gate, up = gg.gmm(rows, w1, counts.cpu(), trans_b=False).chunk(2, -1)
+            y = gg.unpermute(gg.gmm(torch.nn.functional.silu(gate) * up, w2, counts.cpu(), trans_b=False), place, p)
+            want = torch.zeros(T, D)
+            for e in range(E):
+                gate, up = (x @ w1[e]).chunk(2, -1)
+                want = want + (weights * (ids == e)).sum(1, keepdim=True) * ((torch.nn.functional.silu(gate) * up) @ w2[e])
+            self.close(y, want)
+            for a, b in zip(*(torch.autograd.grad(out.square().sum(), (x, p, w1, w2)) for out in (y, want)), strict=True):
+                self.close(a, b, 1e-4)
+        one, place = gg.permute(x, ids[:, 0])
+        self.assertTrue(torch.equal(gg.unpermute(one, place), x))
+        with self.assertRaisesRegex(ValueError, "input_act has 30 rows and indices 29"):
+            gg.permute(x, ids[1:])
+        with self.assertRaisesRegex(ValueError, "row_id_map has 30 places and probs 30 x 2"):
+            gg.unpermute(one, place, p)
+
     def test_fms_puts_its_own_class_into_the_registry(self):
         class Own(glu.GroupedGLU):
             def forward(self, x, tokens_per_expert):
@@ -566,49 +632,158 @@ def over_ranks(rank, ranks, experts, file, kind):
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", f"file://{file}", rank=rank, world_size=ranks)
     torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
     equals_one_process(rank, ranks, experts, kind)
+    resumes(rank, ranks, experts, kind, os.path.dirname(file))
+    if kind == "dmoe" and experts >= ranks:
+        dtensors_as_llm_foundry_makes_them(rank, ranks, experts)
+    gathered_rows_are_the_whole(rank, ranks)
     moe.clear_load_balancing_loss()  # a record holds its Arguments, and they the group, whose threads must end before Python does
     gc.collect()
     dist.destroy_process_group()
 
 
-def equals_one_process(rank, ranks, experts, kind):
+def layers_of(experts, kind, **more):
+    """(one process's layer, this rank's of the same values)"""
     make = {"dmoe": dMoE, "moe": MoE}[kind]
-    given = dict(moe_num_experts=experts, moe_top_k=min(2, experts), return_bias=False, moe_capacity_factor=0, bias=False)
-    torch.manual_seed(4)
-    alone = make(arguments(**given))
-    torch.manual_seed(4)
-    args = arguments(**given, moe_expert_model_parallelism=True, expert_parallel_group=dist.group.WORLD)
-    layer = make(args)
+    given = {**dict(moe_num_experts=experts, moe_top_k=2, return_bias=False, moe_capacity_factor=0, bias=False), **more}
+    made = []
+    for over in ({}, {"moe_expert_model_parallelism": True, "expert_parallel_group": dist.group.WORLD}):
+        torch.manual_seed(4)
+        made.append(make(arguments(**given, **over)))
+    return made
+
+
+def near(got, want, tolerance=1e-14):
+    worst = (got - want).abs().max().item() if want.numel() else 0.0
+    assert got.shape == want.shape and worst <= tolerance * (want.abs().max().item() if want.numel() else 1.0), worst
+
+
+def own_part(t, layer, rank, ranks, kind):
+    """Rank r holds experts r mod (ranks that divide experts), and of each its part of the hidden units."""
+    share = mpu.hidden_sharding_degree(layer.experts.args)
+    by = ranks // share
+    E, F = layer.experts.args.moe_num_experts // by, 24 // share
+    full = t.view(layer.experts.args.moe_num_experts, *((16, 24) if kind == "moe" else (24, 16)))
+    part, first = full[rank % by * E:(rank % by + 1) * E], rank // by * F
+    return part[:, :, first:first + F] if kind == "moe" else part[:, first:first + F]
+
+
+def equals_one_process(rank, ranks, experts, kind):
     torch.manual_seed(9)
     whole = torch.randn(ranks, 5, 2, 16)
-    x, mine = whole.clone().requires_grad_(), whole[rank].clone().requires_grad_()
-    want, got = alone(x.view(-1, 2, 16)).view(whole.shape)[rank], layer(mine)
-    assert torch.allclose(got, want, atol=1e-5), (got - want).abs().max()
-    alone(x.view(-1, 2, 16)).square().sum().backward()
-    got.square().sum().backward()
-    assert torch.allclose(mine.grad, x.grad[rank], atol=1e-5)
-    # Rank r holds experts r mod (ranks that divide experts); gradients are the mean over ranks, as MegaBlocks has them.
-    share = mpu.hidden_sharding_degree(args)
-    by = ranks // share
-    E, F = experts // by, 24 // share
-    full = alone.experts.mlp.w1.grad.view(experts, *((16, 24) if kind == "moe" else (24, 16)))
-    part = full[rank % by * E:(rank % by + 1) * E]
-    first = rank // by * F
-    part = part[:, :, first:first + F] if kind == "moe" else part[:, first:first + F]
-    assert torch.allclose(layer.experts.mlp.w1.grad.view(part.shape), part / ranks, atol=1e-5)
+    for toward_one in (False, True):  # all tokens to the last expert, and so to one rank
+        alone, layer = layers_of(experts, kind, **({"moe_top_k": 1} if toward_one else {}))
+        x = (whole.abs() if toward_one else whole).clone().requires_grad_()
+        mine = x[rank].detach().clone().requires_grad_()
+        if toward_one:
+            with torch.no_grad():
+                for one in (alone, layer):
+                    one.router.layer.weight[-1] = 100
+            assert layer.router(mine)[2].eq(experts - 1).all()
+        want, got = alone(x.view(-1, 2, 16)).view(whole.shape)[rank], layer(mine)
+        near(got, want)
+        alone(x.view(-1, 2, 16)).square().sum().backward()
+        got.square().sum().backward()
+        near(mine.grad, x.grad[rank])
+        for name in ("w1", "w2"):  # gradients are the mean over ranks, as MegaBlocks has them
+            part, full = (getattr(one.experts.mlp, name).grad for one in (layer, alone))
+            if name == "w2" and kind == "moe":
+                full = own_part(full.view(experts, 24, 16).transpose(1, 2), layer, rank, ranks, kind).transpose(1, 2)
+            else:
+                full = own_part(full, layer, rank, ranks, kind)
+            near(part.view(full.shape), full / ranks)
     # Rank 0 without tokens: the others' results are theirs alone.
-    x = whole[rank][:0 if rank == 0 else 5].clone().requires_grad_()
+    x = whole[rank].abs()[:0 if rank == 0 else 5].clone().requires_grad_()
     got = layer(x)
-    assert got.shape == x.shape and torch.allclose(got, want[:len(x)], atol=1e-5)
+    near(got, want[:len(x)].detach())
     got.sum().backward()
     assert x.grad.shape == x.shape
 
 
+def resumes(rank, ranks, experts, kind, folder):
+    """Each rank saves what it holds and its optimizer, as scripts do; a new layer goes on with the same bits."""
+    def steps(layer, optimizer, first):
+        for step in range(first, first + 2):
+            torch.manual_seed(50 + step)
+            layer(torch.randn(ranks, 5, 2, 16)[rank]).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def made():
+        layer = layers_of(experts, kind)[1]
+        return layer, torch.optim.Adam(layer.parameters(), lr=1e-2)
+
+    layer, optimizer = made()
+    steps(layer, optimizer, 0)
+    torch.save({"model": layer.state_dict(), "optimizer": optimizer.state_dict()}, f"{folder}/{rank}.pt")
+    steps(layer, optimizer, 2)
+    again, optimizer = made()
+    state = torch.load(f"{folder}/{rank}.pt", weights_only=True)
+    again.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    steps(again, optimizer, 2)
+    assert all(a.equal(b) for a, b in zip(again.parameters(), layer.parameters(), strict=True))
+
+
+def dtensors_as_llm_foundry_makes_them(rank, ranks, experts):
+    """set_ffn_device_mesh: each weight of the experts becomes a DTensor of this rank's rows, and computes the same; a
+    checkpoint of PyTorch's has the whole."""
+    import tempfile
+
+    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    alone, layer = layers_of(experts, "dmoe", mlp_type="glu")
+    torch.manual_seed(9)
+    x = torch.randn(ranks, 5, 2, 16)[rank]
+    want = layer(x)
+    want.square().sum().backward()
+    grads = {n: p.grad.clone() for n, p in layer.experts.mlp.named_parameters()}
+    mesh = init_device_mesh("cpu", (ranks,))
+    for name in ("w1", "v1", "w2"):
+        local = getattr(layer.experts.mlp, name).detach()
+        setattr(layer.experts.mlp, name, torch.nn.Parameter(DTensor.from_local(local, mesh, [Shard(0)], run_check=False)))
+    got = layer(x)
+    assert got.equal(want)
+    got.square().sum().backward()
+    for name, p in layer.experts.mlp.named_parameters():
+        assert p.grad.to_local().equal(grads[name]) and p.shape == getattr(alone.experts.mlp, name).shape, name
+    held = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(held)
+    checkpoint.save({"model": layer.state_dict()}, checkpoint_id=held[0])
+    before = {n: p.detach().clone() for n, p in alone.named_parameters()}
+    with torch.no_grad():
+        for p in alone.parameters():
+            p.fill_(0.5)
+    checkpoint.load({"model": alone.state_dict()}, checkpoint_id=held[0])
+    assert all(p.equal(before[n]) for n, p in alone.named_parameters())
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(held[0])
+
+
+def gathered_rows_are_the_whole(rank, ranks):
+    """weight_parallel: products of weights whose rows are over the group, and the mean of their gradients."""
+    from troupe.megablocks.layers import weight_parallel as wp
+    torch.manual_seed(3)
+    topo = stk.random.mask(128, 128 * ranks, 0.0, 128)
+    x, w1, w2 = torch.randn(128, 8), torch.randn(128 * ranks, 8), torch.randn(128 * ranks, 8)
+    full = [w.clone().requires_grad_() for w in (w1, w2)]
+    mine = [w[rank * 128:(rank + 1) * 128].clone().requires_grad_() for w in (w1, w2)]
+    want = stk.ops.dsd(stk.ops.sdd(x, full[0].t(), topo), full[1])
+    got = wp.dsd_nn(wp.sdd_nt(x, mine[0], topo, dist.group.WORLD), mine[1], group=dist.group.WORLD)
+    assert got.equal(want)
+    for y in (want, got):
+        y.square().sum().backward()
+    for a, b in zip(mine, full):  # every rank has the same rows and so the same gradient
+        near(a.grad, b.grad[rank * 128:(rank + 1) * 128])
+
+
 class Ranks(unittest.TestCase):
-    def test_experts_over_ranks_equal_one_process_also_with_more_ranks_than_experts(self):
+    def test_234_experts_over_ranks_equal_one_process_also_with_more_ranks_than_experts(self):
         import tempfile
-        for ranks, experts, kind in ((2, 4, "dmoe"), (4, 2, "dmoe"), (2, 4, "moe")):
+        for ranks, experts, kind in ((2, 4, "dmoe"), (4, 4, "dmoe"), (4, 2, "dmoe"), (2, 4, "moe")):
             with self.subTest((ranks, experts, kind)), tempfile.TemporaryDirectory() as folder:
                 torch.multiprocessing.spawn(over_ranks, (ranks, experts, f"{folder}/store", kind), nprocs=ranks)
 

@@ -4,21 +4,184 @@ skipped where the package is not installed; TRAINERS_SITE=folder takes those of 
 dependencies: megatron-core==0.16.1 einops, torchtitan==0.3.0 spmd_types==0.2.3 tyro docstring_parser typeguard, axolotl==0.19.0
 addict. llm-foundry==0.22.0 needs transformers 4.51, so an environment of its own: pip install --no-deps it, mosaicml==0.32.0,
 transformers==4.51.3 and what an import of it misses beside PyTorch 2.11."""
+import dataclasses
 import importlib.util
 import os
+import pathlib
+import re
+import subprocess
 import sys
 import tempfile
+import types
 import unittest
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from troupe_package import troupe
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path += [folder for folder in os.environ.get("TRAINERS_SITE", "").split(":") if folder]
 
 
 def has(package):
     return unittest.skipUnless(importlib.util.find_spec(package), f"{package} is not here: see the head of this file")
+
+
+class OwnTrainer(unittest.TestCase):
+    """examples/own_trainer: what a trainer costs that nobody has hooked yet."""
+
+    FOLDER = ROOT / "examples/own_trainer"
+
+    def losses(self, *words):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"}
+        ran = subprocess.run([sys.executable, self.FOLDER / "trainer.py", ROOT / "README.md", *words], env=environment,
+                             capture_output=True, text=True, check=False)
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        return [float(x) for x in re.findall(r"step \d+ loss (\S+)", ran.stdout)]
+
+    def test_234_one_file_puts_our_experts_into_a_trainer_that_knows_nothing_of_them(self):
+        plain, ours = self.losses(), self.losses("--plugin", "troupe_hook", "--experts", "troupe")
+        self.assertEqual((len(plain), len(ours)), (20, 20))
+        self.assertLess(plain[-1], plain[0] - 1)  # it learns
+        for a, b in zip(plain, ours):
+            self.assertAlmostEqual(a, b, delta=1e-5 * a)
+        imports = [f.name for f in self.FOLDER.glob("*.py") if re.search(r"^(import|from) troupe", f.read_text(), re.M)]
+        self.assertEqual(imports, ["troupe_hook.py"])
+        self.assertLessEqual(len((self.FOLDER / "troupe_hook.py").read_text().splitlines()), 15)
+
+    def test_234_each_hook_of_ours_is_one_file_that_nothing_else_names(self):
+        hooks = ("megatron", "titan", "axolotl")
+        for name in hooks:
+            self.assertLessEqual(len((ROOT / f"python/troupe/{name}.py").read_text().splitlines()), 80, name)
+        for file in (ROOT / "python/troupe").rglob("*.py"):
+            for name in hooks:
+                self.assertNotRegex(file.read_text(), rf"(from \.+ import .*|from \.+|import troupe\.)\b{name}\b", f"{file} names {name}")
+
+
+class Hooks(unittest.TestCase):
+    """Each hook called as its framework calls it, beside a loop in f64. The framework's names that a hook imports are stood in
+    for here, so that these run everywhere; the classes below take the packages themselves."""
+
+    def hook(self, name, **modules):
+        """troupe.NAME over stand-ins, by dotted name with _ for the dots."""
+        stands = {}
+        for path, members in modules.items():
+            parts = path.split("__")
+            for i in range(1, len(parts) + 1):
+                stands.setdefault(".".join(parts[:i]), types.ModuleType(".".join(parts[:i]))).__path__ = []
+            vars(stands[".".join(parts)]).update(members)
+        with mock.patch.dict(sys.modules, stands):
+            sys.modules.pop(f"troupe.{name}", None)
+            try:
+                return importlib.import_module(f"troupe.{name}")
+            finally:
+                sys.modules.pop(f"troupe.{name}", None)
+                vars(troupe).pop(name, None)
+
+    def loop(self, rows, counts, gate, up, down, scores=None):
+        """silu(x gate^T) * (x up^T), or silu alone, times down^T, expert by expert; rows past the counts give 0."""
+        parts, done = [], 0
+        for e, n in enumerate(counts.tolist()):
+            x = rows[done:done + n]
+            h = torch.nn.functional.silu(x @ gate[e].T) * (1 if up is None else x @ up[e].T)
+            parts.append((h if scores is None else h * scores[done:done + n, None]) @ down[e].T)
+            done += n
+        return torch.cat(parts)
+
+    def equal(self, got, want, leaves, tolerance):
+        for a, b in zip([got, *torch.autograd.grad(got.square().sum(), leaves)],
+                        [want, *torch.autograd.grad(want.square().sum(), leaves)], strict=True):
+            self.assertLessEqual((a - b).abs().max(), tolerance * b.abs().max())
+
+    def test_234_megatrons_call(self):
+        class GroupedMLP(torch.nn.Module):
+            def __init__(self, num_local_experts, config, pg_collection=None):
+                super().__init__()
+                gg.assert_grouped_gemm_is_available()
+                self.num_local_experts, self.config = num_local_experts, config
+                E, D, F = num_local_experts, config.hidden_size, config.moe_ffn_hidden_size
+                columns = E * F * (2 if config.gated_linear_unit else 1)
+                self.weight1, self.weight2 = (torch.nn.Parameter(torch.randn(*shape).double()) for shape in ((D, columns), (E * F, D)))
+
+        @dataclasses.dataclass
+        class MoESubmodules:
+            experts: object = None
+
+        def refuse():
+            raise AssertionError("the package grouped_gemm is not here")
+
+        gg = types.SimpleNamespace(assert_grouped_gemm_is_available=refuse)
+        spec = types.SimpleNamespace
+        hook = self.hook("megatron", megatron__core__transformer__moe__experts={"GroupedMLP": GroupedMLP, "gg": gg},
+                         megatron__core__transformer__moe__moe_layer={"MoESubmodules": MoESubmodules},
+                         megatron__core__transformer__spec_utils={"ModuleSpec": spec})
+        layers = [spec(submodules=spec(mlp=spec(submodules=MoESubmodules("theirs"))))]
+        self.assertIs(hook.use(layers), layers)
+        made = layers[0].submodules.mlp.submodules.experts.module
+        E, D, F, counts = 3, 6, 5, torch.tensor([4, 0, 3])
+        for gated in (True, False):
+            config = spec(hidden_size=D, moe_ffn_hidden_size=F, gated_linear_unit=gated, activation_func=torch.nn.functional.silu)
+            experts = made(E, config, pg_collection=None)
+            rows, scores = torch.randn(7, D).double().requires_grad_(), torch.rand(7).double().requires_grad_()
+            got, bias = experts(rows, counts, scores)
+            self.assertIsNone(bias)
+            w1 = experts.weight1.view(E, D, -1).transpose(1, 2)
+            gate, up = w1.chunk(2, 1) if gated else (w1, None)
+            want = self.loop(rows, counts, gate, up, experts.weight2.view(E, F, D).transpose(1, 2), scores)
+            self.equal(got, want, (rows, scores, experts.weight1, experts.weight2), 1e-12)
+        with self.assertRaisesRegex(AssertionError, "not here"):
+            gg.assert_grouped_gemm_is_available()  # as it was before
+        for more, said in (({"activation_func": torch.tanh}, "none of Troupe's"), ({"moe_apply_probs_on_input": True}, "Leave it off")):
+            with self.assertRaisesRegex(troupe.Unsupported, said):
+                made(E, spec(**{**vars(config), **more}))
+        with self.assertRaisesRegex(troupe.Unsupported, "no MoE layer"):
+            hook.use([spec(mlp=spec())])
+
+    def test_234_torchtitans_call(self):
+        class GroupedExperts(torch.nn.Module):
+            @dataclasses.dataclass(kw_only=True, slots=True)
+            class Config:
+                dim: int
+                hidden_dim: int
+                num_experts: int
+
+            def __init__(self, config):
+                super().__init__()
+                E, F, D = config.num_experts, config.hidden_dim, config.dim
+                self.w1_EFD, self.w2_EDF, self.w3_EFD = (torch.nn.Parameter(torch.randn(*shape)) for shape in
+                                                         ((E, F, D), (E, D, F), (E, F, D)))
+
+        said = []
+
+        def override(**options):
+            said.append(options)
+            return lambda factory: factory
+
+        hook = self.hook("titan", torchtitan__config={"override": override},
+                         torchtitan__models__common__moe={"GroupedExperts": GroupedExperts})
+        self.assertIs(said[0]["target"], GroupedExperts.Config)
+        config = hook.experts(GroupedExperts.Config(dim=16, hidden_dim=24, num_experts=4))
+        self.assertIsInstance(config, hook.Experts.Config)
+        experts, x, counts = hook.Experts(config), torch.randn(14, 16, requires_grad=True), torch.tensor([5, 0, 7, 2])
+        got = experts(x, counts)
+        self.assertEqual(got.dtype, torch.float32)
+        weights = experts.w1_EFD, experts.w3_EFD, experts.w2_EDF
+        want = self.loop(x.double(), counts, *(w.double() for w in weights)).float()
+        self.equal(got, want, (x, *weights), 2e-2)  # it multiplies in bf16, as torchtitan does
+
+    def test_234_axolotls_call(self):
+        from transformers import OlmoeConfig, OlmoeForCausalLM
+        hook = self.hook("axolotl", axolotl__integrations__base={"BasePlugin": object})
+        model = OlmoeForCausalLM._from_config(OlmoeConfig(
+            vocab_size=32, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_experts=4,
+            num_experts_per_tok=2, pad_token_id=0, bos_token_id=1, eos_token_id=2), experts_implementation="eager")
+        tokens = torch.randint(32, (2, 9))
+        want = model(input_ids=tokens, labels=tokens).loss
+        with self.assertLogs("axolotl", "INFO") as logged:
+            hook.Plugin().post_model_build({}, model)
+        self.assertIn("fused", logged.output[0])
+        self.assertAlmostEqual(model(input_ids=tokens, labels=tokens).loss.item(), want.item(), places=5)
 
 
 @has("megatron")

@@ -24,6 +24,7 @@ _WHERE = {
     "Experts": "layers",
     "MoE": "layers",
     "Plan": "routing",
+    "RankLost": "peers",
     "Router": "routers",
     "Routing": "routing",
     "Run": "program",

@@ -11,7 +11,7 @@ order of rows and the order of sums of `dispatcher: all_to_all` in `troupe train
 
 Rows travel by PyTorch's functional collectives over the group: Gloo, NCCL. The host reads how many come, once a call.
 Every rank of the group makes the same calls, forward and backward, also with no tokens; PyTorch's time limit of the group
-ends a wait for a rank that does not.
+ends a wait for a rank that does not. A rank that has ended is named by the others (troupe.RankLost), over Gloo.
 
 Gradients of experts are sums over the tokens of all ranks. grad="mean" divides them by W: what DDP and FSDP do to all other
 parameters, where each rank's loss is a mean of its own. grad="sum" leaves them."""
@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import torch
 
+from . import peers
 from .checks import FLOATS, Unsupported
 from .routing import plan
 
@@ -66,8 +67,9 @@ def own_experts(experts, ranks):
 
 def exchanged(name, receive, send, tensors):
     """Each tensor's rows, all on their way before the first is waited for."""
-    flying = [_OPS.all_to_all_single(t.contiguous(), receive, send, name) for t in tensors]
-    return [_OPS.wait_tensor(t) for t in flying]
+    with contextlib.nullcontext() if torch.compiler.is_compiling() else peers.named(name):
+        flying = [_OPS.all_to_all_single(t.contiguous(), receive, send, name) for t in tensors]
+        return [_OPS.wait_tensor(t) for t in flying]
 
 
 class _Exchange(torch.autograd.Function):

@@ -12,7 +12,7 @@ import sys
 from . import grouped_gemm, grouped_gemm_util, layers, megablocks_ops, ops, stk  # noqa
 from .backend import kernels as _kernels  # noqa
 from .layers import (activation_fn, all_to_all, arguments, common, dmlp_registry, dmoe, gelu, glu, mlp, moe, mpu,  # noqa
-                     router, sharedexpert_registry)
+                     router, sharedexpert_registry, weight_parallel)
 from .layers.arguments import Arguments
 from .layers.dmoe import ParallelDroplessMLP, dMoE
 from .layers.glu import SparseGLU

@@ -8,7 +8,7 @@ experts each expert's hidden units are divided."""
 import torch
 import torch.distributed as dist
 
-from ... import functional
+from ... import functional, peers
 from .. import ops
 from . import common, mlp, mpu, router, sharedexpert_registry
 from .all_to_all import all_to_all
@@ -136,7 +136,8 @@ class ParallelMLP(torch.nn.Module):
             indices, bin_ids, bins, counts = self.indices_and_bins(top_experts.flatten())
             sent = counts.repeat(share)  # ranks that share an expert each get its rows
             received = torch.empty_like(sent)
-            dist.all_to_all_single(received, sent, group=group)
+            with peers.named(group):
+                dist.all_to_all_single(received, sent, group=group)
             received = received.view(ranks, local)
             send, receive = sent.view(ranks, local).sum(1).tolist(), received.sum(1).tolist()
         rows = ops.repeat(ops.gather(x, indices, bin_ids, bins, self.top_k), (share, 1))

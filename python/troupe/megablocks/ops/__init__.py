@@ -1,6 +1,8 @@
 """MegaBlocks' operators over Troupe's. bin_ids follow from bins and are not read."""
 import torch
 
+from ...checks import Unsupported
+
 _BITS = {torch.int16: 16, torch.int32: 32, torch.int64: 64}
 
 
@@ -36,7 +38,10 @@ def padded_gather(x, indices, bin_ids, bins, padded_bins, top_k):
     return _troupe().padded_gather(x, indices, bins.view(-1), padded_bins.view(-1), top_k)
 
 
-def padded_scatter(x, indices, bin_ids, weights, bins, padded_bins, top_k):
+def padded_scatter(x, indices, bin_ids, weights, bins, padded_bins, top_k, num_bits=-1):
+    """num_bits: an argument of MegaBlocks 0.5, the bits in which it kept x; here x is kept as it is, so it must be -1."""
+    if num_bits != -1:
+        raise Unsupported(f"padded_scatter: num_bits is {num_bits}; x is kept as it is. Leave it at -1")
     bins, padded = bins.view(-1), padded_bins.view(-1)
     return _summed(lambda rows, w: _troupe().padded_scatter(rows, indices, w, bins, padded, top_k),
                    lambda w: _troupe().padded_gather(w, indices, bins, padded, 1, x.shape[0]), x, weights, indices.shape[0])

@@ -1,10 +1,8 @@
-"""The package grouped_gemm: ops.gmm with gradients, backend.gmm without. Counts may be on any device; nothing waits.
+"""grouped_gemm.backend: products without a graph. Counts may be on any device; nothing waits.
 
     gmm(a [R, K], b [E, K, N], batch_sizes)                 rows in groups -> [R, N]
     gmm(..., trans_b=True)                                  b [E, N, K]
     gmm(a [R, M], b [R, N], batch_sizes, trans_a=True)      -> [E, M, N]"""
-import types
-
 import torch
 
 
@@ -12,7 +10,8 @@ def _offset(batch_sizes, device):
     return torch.nn.functional.pad(batch_sizes.to(device).long().cumsum(0), (1, 0)).to(torch.int32)
 
 
-def _gmm(a, b, batch_sizes, trans_a=False, trans_b=False):
+def product(a, b, batch_sizes, trans_a=False, trans_b=False):
+    """gmm, differentiable."""
     if trans_a and trans_b:
         raise ValueError("gmm: trans_a and trans_b exclude each other")
     offset = _offset(batch_sizes, a.device)
@@ -21,17 +20,8 @@ def _gmm(a, b, batch_sizes, trans_a=False, trans_b=False):
     return torch.ops.troupe.grouped_gemm(a, b, offset, trans_b)
 
 
-def gmm(a, b, batch_sizes, trans_b=False):
-    """The product of each group, differentiable."""
-    return _gmm(a, b, batch_sizes, False, trans_b)
-
-
 @torch.no_grad()
-def _backend_gmm(a, b, batch_sizes, trans_a=False, trans_b=False, c=None):
-    """The same without a graph; the result is also written into c where it is given."""
-    y = _gmm(a, b, batch_sizes, trans_a, trans_b)
+def gmm(a, b, batch_sizes, trans_a=False, trans_b=False, c=None):
+    """The product of each group; also written into c where it is given."""
+    y = product(a, b, batch_sizes, trans_a, trans_b)
     return y if c is None else c.copy_(y)
-
-
-ops = types.SimpleNamespace(gmm=gmm)
-backend = types.SimpleNamespace(gmm=_backend_gmm)
