@@ -7,12 +7,16 @@ package, and Troupe from Python.
 
 A step is forward, loss with the balance loss, backward, clip_grad_norm_, fused AdamW, zero; random tokens, learned routing.
 Every side has a process of its own and the same weights; sides take turns, `--rounds` times; medians over the steps after
-the first `--skip` count. Losses and gradient norms of the first steps are compared with those of the first side. Sides:
+the first `--skip` count. Losses and gradient norms of the first steps are compared with those of the first side.
+
+`--together SECONDS` has one process and one model: each side that is asked for is made ready (compiled, tuned), while
+SonicMoE tunes itself for this shape in a process beside them; then they take turns step by step until SECONDS have passed
+since the start, and what has been measured by then is said. The sides of troupe-all stay out, which replace functions of all
+models of a class. Sides:
   eager, grouped_mm, batched_mm   transformers' implementations; eager-compiled; compiled: grouped_mm under torch.compile
-  sonicmoe                        the PyPI package `sonicmoe` in the hub kernel's place; sonicmoe-compiled
+  sonicmoe                        the PyPI package `sonic-moe` in the hub kernel's place; sonicmoe-compiled
   troupe                          experts alone; troupe-all: troupe.patch(model, "all"); each also with -compiled"""
 import argparse
-import inspect
 import json
 import os
 import resource
@@ -20,6 +24,9 @@ import statistics
 import subprocess
 import sys
 import time
+
+from hf_parts import adamw, implementation_of, make_model, put_sonicmoe_in_place, say
+from hf_together import together, tune
 
 MODELS = {
     "quickstart": dict(sequences=8, tokens=256, d=192, layers=4, heads=6, experts=8, k=2, hidden=192, vocab=2048),
@@ -33,42 +40,16 @@ STEPS = {"cpu": (9, 3), "cuda": (50, 10)}
 COMPARED = 3  # steps
 
 
-def put_sonicmoe_in_place():
-    """transformers would fetch a hub kernel; the package has the same entry points."""
-    import sonicmoe
-    from sonicmoe.enums import ActivationType
-    from transformers.integrations import sonicmoe as theirs
-    run = sonicmoe.moe_general_routing_inputs
-    known = inspect.signature(run).parameters
-
-    def call(*arguments, **options):
-        return run(*arguments, **{k: v for k, v in options.items() if k in known})
-
-    theirs._SONICMOE = theirs.SonicMoE(activation_type_enum=ActivationType, moe_general_routing_inputs=call)
-
-
 def build(side, m, device):
     import torch
-    from transformers import OlmoeConfig, OlmoeForCausalLM
-    name = side.removesuffix("-compiled")
-    implementation = {"compiled": "grouped_mm", "troupe": "grouped_mm", "troupe-all": "grouped_mm"}.get(name, name)
-    config = OlmoeConfig(hidden_size=m["d"], intermediate_size=m["hidden"], num_hidden_layers=m["layers"],
-                         num_attention_heads=m["heads"], num_key_value_heads=m["heads"], vocab_size=m["vocab"],
-                         num_experts=m["experts"], num_experts_per_tok=m["k"], max_position_embeddings=m["tokens"],
-                         output_router_logits=True, router_aux_loss_coef=0.01, pad_token_id=None, use_cache=False,
-                         bos_token_id=1, eos_token_id=2)
-    torch.manual_seed(1)
-    torch.set_default_dtype(torch.bfloat16 if device == "cuda" else torch.float32)
-    with torch.device(device):
-        model = OlmoeForCausalLM._from_config(config, experts_implementation=implementation,
-                                              attn_implementation="sdpa").train()
-    torch.set_default_dtype(torch.float32)
+    name, compiled = implementation_of(side)
+    model = make_model(m, device, "grouped_mm" if name.startswith("troupe") else name)
     if name == "sonicmoe":
         put_sonicmoe_in_place()
     if name.startswith("troupe"):
         import troupe
         print(troupe.patch(model, "all" if name == "troupe-all" else "experts"), file=sys.stderr)
-    return model, torch.compile(model) if side.endswith("compiled") else model
+    return model, torch.compile(model) if compiled else model
 
 
 def one(side, m, args):
@@ -78,7 +59,7 @@ def one(side, m, args):
     if args.threads:
         torch.set_num_threads(args.threads)
     model, run = build(side, m, device)
-    adam = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    adam = adamw(model)
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     torch.manual_seed(2)
     times, work, losses, norms = [], [], [], []
@@ -115,14 +96,6 @@ def other_process(side, model, args):
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-def apart(runs, first, key):
-    """The largest relative difference of a side from the first side, in words."""
-    if runs[0] is first:
-        return "the first side's"
-    worst = max(abs(a - b) / abs(b) for a, b in zip(runs[0][key], first[key], strict=True))
-    return f"within {worst:.1e}" if worst else "the same numbers"
-
-
 def compare(model, m, args):
     found, failed = {}, {}
     for turn in range(args.rounds):
@@ -136,18 +109,8 @@ def compare(model, m, args):
                 continue
             found.setdefault(side, []).append(said)
             print(f"round {turn + 1} {side}: {1e3 * statistics.median(said['times']):,.1f} ms", flush=True)
-    tokens = m["sequences"] * m["tokens"]
-    medians = {side: statistics.median(t for r in runs for t in r["times"]) for side, runs in found.items()}
-    rivals = {side: s for side, s in medians.items() if not side.startswith("troupe")}
-    best = min(rivals.values()) if rivals else None
-    first = next(iter(found.values()))[0]
-    print(f"\n{model}, {tokens:,} tokens a step, medians of {args.rounds} rounds of {args.steps - args.skip} steps")
-    for side, seconds in sorted(medians.items(), key=lambda item: item[1]):
-        ratio = f"{best / seconds:.2f}x the best rival's speed, " if side.startswith("troupe") and best else ""
-        print(f"  {side:22} {1e3 * seconds:9,.1f} ms  {tokens / seconds:9,.0f} tokens/s  {ratio}"
-              f"peak {found[side][0]['peak'] / 2**30:.2f} GiB, processor "
-              f"{statistics.median(t for r in found[side] for t in r['work']):.2f} s a step; losses "
-              f"{apart(found[side], first, 'losses')}, gradient norms {apart(found[side], first, 'norms')}")
+    say(found, m, f"{model}, {m['sequences'] * m['tokens']:,} tokens a step, medians of {args.rounds} rounds of "
+                  f"{args.steps - args.skip} steps")
 
 
 def main():
@@ -160,6 +123,7 @@ def main():
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--sequences", type=int, default=0, help="another number a step")
     parser.add_argument("--limit", type=float, default=900, help="seconds of one run")
+    parser.add_argument("--together", type=float, default=0, metavar="SECONDS", help="one process, and when to stop")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     for model in args.models:
@@ -169,9 +133,11 @@ def main():
         args.steps = args.steps or STEPS[device][0]
         args.skip = STEPS[device][1] if args.skip < 0 else args.skip
         args.sides = args.sides or SIDES[device]
+        if args.one == "tune":
+            return tune(m)
         if args.one:
             return one(args.one, m, args)
-        compare(model, m, args)
+        (together if args.together else compare)(model, m, args)
     return None
 
 

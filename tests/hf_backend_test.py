@@ -199,6 +199,23 @@ class Classes(unittest.TestCase):
         print(f"transformers {transformers.__version__}: {paths.count('fused')} classes fused, "
               f"{paths.count('products')} by products ({said}), {len(refused)} refused")
 
+    def test_pym2_every_decorated_class_is_one_graph_with_the_bits_of_eager(self):
+        """After troupe.patch has bound each (a gate that is probed cannot be traced before)."""
+        traced = 0
+        for name, kind in decorated():
+            with self.subTest(name):
+                module = made(kind)
+                hf.bind(module)
+                want = results(module, module)
+                torch._dynamo.reset()  # the classes share a forward, whose graphs are limited in number
+                counters.clear()
+                got = results(module, torch.compile(module, backend="eager", fullgraph=True, dynamic=True))
+                self.assertEqual(counters["stats"]["unique_graphs"], 1)
+                for n, t in want.items():
+                    self.assertTrue(t is None and got[n] is None or got[n].equal(t), n)
+                traced += 1
+        self.assertGreaterEqual(traced, 50)
+
     def test_140_bf16_classes_differ_by_rounding_alone(self):
         for name, kind in decorated():
             if not name.startswith(("olmoe", "gpt_oss", "nemotron_h", "aria", "muse_spark", "deepseek_v4")):
@@ -388,6 +405,36 @@ class Models(PutsBack):
                         self.assertLess(worst(said[1], said[0]), 1e-4, tokens)
                     graphs.append(counters["stats"]["unique_graphs"])
                 self.assertEqual(set(graphs), {1})
+
+    def test_a_traced_model_makes_no_mask_that_is_causal_alone(self):
+        """And keeps the mask of padded tokens and of positions that begin anew, which a trace cannot see."""
+        model, graphs = model_of("olmoe", "eager"), []
+        makers = sys.modules[type(model).__module__].create_causal_mask
+        troupe.patch(model, {"experts", "attention"})
+        signature = inspect.signature(model.model.forward)
+        torch._dynamo.reset()
+        run = torch.compile(model, fullgraph=True, dynamic=True, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+        ids = torch.randint(3, 64, (2, 12))
+        padded = torch.ones(2, 12, dtype=torch.long)
+        padded[0, 7:] = 0
+        for given, ours in (({}, 2), ({"position_ids": torch.arange(12).remainder(5)[None]}, 0), ({"attention_mask": padded}, 0), ({}, 2)):
+            with self.subTest(given=list(given)):
+                said = []
+                for forward in (model, run):
+                    model.zero_grad()
+                    forward(input_ids=ids, labels=ids, **given).loss.backward()
+                    said.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+                self.assertLess(worst(said[1], said[0]), 1e-5)
+                targets = [node.target for node in graphs[0 if not given else -1].graph.nodes]
+                self.assertEqual(targets.count(torch.ops.troupe.attention), ours)
+                self.assertEqual(targets.count(torch.nn.functional.scaled_dot_product_attention), 2 - ours)
+        self.assertEqual(len(graphs), 3)
+        self.assertEqual(list(signature.parameters)[:2], ["input_ids", "attention_mask"])
+        exported = torch.export.export(model.eval(), (ids,), {"use_cache": False}, strict=False)
+        self.assertNotIn("troupe.attention", exported.graph_module.code)
+        troupe.unpatch(model)
+        self.assertNotIn("forward", model.model.__dict__)
+        self.assertIs(sys.modules[type(model).__module__].create_causal_mask, makers)
 
     def test_a_gate_of_its_own_in_a_traced_forward_asks_for_patch_first(self):
         model = model_of("gpt_oss", "troupe")

@@ -1,27 +1,22 @@
 #!/usr/bin/env python3
-"""The newest transformers beside the pinned one: every decorated class of it. It lies in .venv/newest
-(tools/requirements/newest.txt), or in the folder that TROUPE_NEWEST names."""
-import os
-import pathlib
-import sys
+"""The newest transformers beside the pinned one: every decorated class of it, eager and traced."""
 import unittest
 
-FOLDER = pathlib.Path(os.environ.get("TROUPE_NEWEST") or pathlib.Path(__file__).resolve().parent.parent / ".venv/newest")
-if FOLDER.exists():
-    sys.path.insert(0, str(FOLDER))
-import hf_backend_test  # noqa: E402
-import transformers  # noqa: E402
+import newest_transformers  # isort: skip
+import hf_backend_test
 
 
 def setUpModule():
-    if FOLDER.exists() and FOLDER.resolve() not in pathlib.Path(transformers.__file__).resolve().parents:
-        raise AssertionError(f"transformers is {transformers.__file__}, not the one in {FOLDER}")
+    newest_transformers.check()
 
 
-@unittest.skipUnless(FOLDER.exists(), f"no newer transformers in {FOLDER}: ./dev setup")
+@unittest.skipUnless(newest_transformers.HERE, f"no newer transformers in {newest_transformers.FOLDER}: ./dev setup")
 class Classes(unittest.TestCase):
     def test_140_every_decorated_class_equals_its_own_forward_or_is_refused_by_name(self):
         hf_backend_test.Classes.test_140_every_decorated_class_equals_its_own_forward_or_is_refused_by_name(self)
+
+    def test_pym2_every_decorated_class_is_one_graph_with_the_bits_of_eager(self):
+        hf_backend_test.Classes.test_pym2_every_decorated_class_is_one_graph_with_the_bits_of_eager(self)
 
 
 if __name__ == "__main__":

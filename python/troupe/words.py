@@ -1,7 +1,8 @@
 """What troupe.patch replaces beside experts.
 
     attention   attn_implementation="troupe": on a CPU our operator where the mask is causal alone, in f32 and f64; else
-                PyTorch's scaled_dot_product_attention, on Hopper cuDNN's kernel first
+                PyTorch's scaled_dot_product_attention, on Hopper cuDNN's kernel first. A traced model makes no mask that is
+                causal alone (hf_masks)
     router      softmax, top-k and renormalization of the model's own logits in one operator, where a router's numbers agree
     loss        the cross-entropy of the labels, and load_balancing_loss_func of the model's module (hf_losses)
     norm        RMSNorm modules, by our operator, where a norm's numbers agree
@@ -12,7 +13,7 @@ import sys
 
 import torch
 
-from . import functional, hf_losses, hf_rotary
+from . import functional, hf_losses, hf_masks, hf_rotary
 from .checks import Unsupported
 
 WORDS = ("experts", "attention", "router", "loss", "norm", "rotary")
@@ -79,7 +80,8 @@ def _attention(model):
     register_attention()
     before = model.config._attn_implementation
     model.set_attn_implementation("troupe")
-    return lambda: model.set_attn_implementation(before)
+    masks = hf_masks.replace(_unwrapped(model), lambda home, name, make: _shared(sys.modules[home], name, make))
+    return _all_back([lambda: model.set_attn_implementation(before), masks])
 
 
 def _shared(home, name, make):
