@@ -187,6 +187,11 @@ struct Layer {
                             from.grad_h_columns.scales.data(), grad_w1.mut(), true},
        moe_weight_grad_fp8_sm90_ref, TROUPE_CUDA_PATH(moe_weight_grad_fp8_sm90_cuda));
   }
+  // dH and A of the GPU in 8 bits, by passes over its bf16.
+  void run_hidden_in_passes(Layer& from) {
+    run_cuda(from);
+    round_rows();
+  }
   void run_ref() {
     run(*this, kOnCpu);
   }
@@ -263,11 +268,11 @@ void expect_same_tiles(Layer& got, Layer& want) {
 // The product that rounds dH and A itself writes the bytes of passes over bf16, and nothing else:
 // what both leave alone has one fill. With the GPU's bf16, which a test above compares.
 TEST_P(MoeFp8Sm90, Q8_TheHiddenGradientsBytesAreThoseOfPassesOverBf16) {
-  Layer from(GetParam()), passes(GetParam());
+  Layer from(GetParam()), on_gpu(GetParam());
   from.run_ref();
-  on_hopper() ? passes.run_cuda(from) : passes.run(from, kOnCpu);
-  passes.round_rows();
-  for (const int waves : {1, 3}) {
+  Layer& passes = on_hopper() ? on_gpu : from;
+  if (on_hopper()) on_gpu.run_hidden_in_passes(from);
+  for (int waves = 1; waves <= (on_hopper() ? 3 : 1); waves += 2) {
     Layer one(GetParam());
     one.run_hidden_tiles(from, waves);
     expect_same_tiles(one, passes);
@@ -278,17 +283,16 @@ TEST_P(MoeFp8Sm90, Q8_TheHiddenGradientsBytesAreThoseOfPassesOverBf16) {
 // A NaN of one token makes the groups that it is in NaN, and no row that does not exist.
 TEST(MoeFp8Sm90Nan, E9_TilesOfTheHiddenGradientAreNanWhereTheirRowsAre) {
   const Shape s{"nan_tiles", 200, 128, 128, 6, 2};
-  Layer from(s), passes(s), one(s);
+  Layer from(s), on_gpu(s), one(s);
   constexpr int64_t kBad = 77;
-  for (Layer* l : {&from, &passes, &one}) {
+  for (Layer* l : {&from, &on_gpu, &one}) {
     l->grad_out.scales[kBad] = NAN;
     for (int64_t c = 0; c < s.D; ++c) l->grad_out.bytes[kBad * s.D + c] = 0x7f;
   }
   from.run_ref();
-  on_hopper() ? passes.run_cuda(from) : passes.run(from, kOnCpu);
-  passes.round_rows();
+  if (on_hopper()) on_gpu.run_hidden_in_passes(from);
   one.run_hidden_tiles(from);
-  expect_same_tiles(one, passes);
+  expect_same_tiles(one, on_hopper() ? on_gpu : from);
 }
 
 // Bytes times scales are bf16 numbers: in them, the formulas of moe_sm90.h give the same bits.
