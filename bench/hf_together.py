@@ -94,8 +94,9 @@ def together(model, m, args):
     for side in sides:
         if side.startswith("sonicmoe") and tuner is not None:
             try:
-                tuner.communicate(timeout=max(left(), 1))
-                print(f"SonicMoE tuned itself: ended with {tuner.returncode}, {args.together - left():.0f} s after the start", flush=True)
+                said = tuner.communicate(timeout=max(left(), 1))[1].strip().splitlines()[-1:]
+                wrong = f": it failed, {said}" if tuner.returncode else ""
+                print(f"SonicMoE tuned itself, {args.together - left():.0f} s after the start{wrong}", flush=True)
             except subprocess.TimeoutExpired:
                 tuner.kill()
             tuner = None

@@ -113,7 +113,8 @@ class Parse(unittest.TestCase):
         return None
 
     def check(self, words, place):
-        if "troupe" in words:  # also behind a launcher
+        of_a_script = words[0] == "python" and words[1].endswith(".py")
+        if "troupe" in words and not of_a_script:  # also behind a launcher
             return self.check_troupe(words[words.index("troupe") + 1:], place)
         program = words[0]
         if program == "./dev":

@@ -319,14 +319,13 @@ def a_run_resumes_with_the_same_bits(rank, ranks, folder):
     check(all(a.equal(b) for a, b in zip(again.state_dict().values(), module.state_dict().values(), strict=True)))
 
 
-@case(2, 4)
+@case(2)
 def a_run_resumes_over_another_number_of_ranks(rank, ranks, folder):
-    """DTensors and their moments by torch.distributed.checkpoint: from all ranks to half as many each and to one, and back."""
+    """DTensors and their moments by torch.distributed.checkpoint: from two ranks to one, and back."""
     import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as checkpoint
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-    from torch.distributed.device_mesh import init_device_mesh
     from troupe_package import troupe
 
     def made(mesh):
@@ -371,17 +370,13 @@ def a_run_resumes_over_another_number_of_ranks(rank, ranks, folder):
     check(all(a.equal(b) for a, b in zip(whole(alone).values(), whole(first).values(), strict=True)), "one process has other bits")
     step(first, optimizer, 1)
     step(alone, alone_optimizer, 1)
-    meshes = [world()]
-    if ranks == 4:  # two pairs, each with all experts
-        meshes.append(init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))["ep"])
-    for mesh in meshes:
-        saved(alone, alone_optimizer, f"one{mesh.size()}")
-        again, again_optimizer = loaded(mesh, f"one{mesh.size()}")
-        for n, t in whole(again).items():
-            check(t.equal(whole(alone)[n]), f"{n} over {mesh.size()} ranks has other bits than one process")
-            torch.testing.assert_close(t, whole(first)[n], rtol=1e-4, atol=1e-6, msg=lambda m, n=n: f"{n}: {m}")
-        step(again, again_optimizer, 2)
-        check(all(t.isfinite().all() for t in whole(again).values()))
+    saved(alone, alone_optimizer, "one")
+    again, again_optimizer = loaded(world(), "one")
+    for n, t in whole(again).items():
+        check(t.equal(whole(alone)[n]), f"{n} over {ranks} ranks has other bits than one process")
+        torch.testing.assert_close(t, whole(first)[n], rtol=1e-4, atol=1e-6, msg=lambda m, n=n: f"{n}: {m}")
+    step(again, again_optimizer, 2)
+    check(all(t.isfinite().all() for t in whole(again).values()))
 
 
 @case(2)

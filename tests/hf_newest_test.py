@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The newest transformers beside the pinned one: every decorated class of it, eager and traced."""
+"""The newest transformers beside the pinned one: every decorated class of it."""
 import unittest
 
 import newest_transformers  # isort: skip
@@ -14,9 +14,6 @@ def setUpModule():
 class Classes(unittest.TestCase):
     def test_140_every_decorated_class_equals_its_own_forward_or_is_refused_by_name(self):
         hf_backend_test.Classes.test_140_every_decorated_class_equals_its_own_forward_or_is_refused_by_name(self)
-
-    def test_pym2_every_decorated_class_is_one_graph_with_the_bits_of_eager(self):
-        hf_backend_test.Classes.test_pym2_every_decorated_class_is_one_graph_with_the_bits_of_eager(self)
 
 
 if __name__ == "__main__":
