@@ -165,6 +165,8 @@ ONE_RANK = ("parallel.expert=1", "parallel.tensor=1", "parallel.expert_tensor=1"
 
 
 class Conversions(unittest.TestCase):
+    MOCK = [w for one in ("data.train=[{kind: mock}]", 'data.split=""', 'data.tokenizer=""') for w in ("--set", one)]
+
     def setUp(self):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
@@ -263,6 +265,22 @@ class Conversions(unittest.TestCase):
         self.assertIn("shard: zero1  #", (self.folder / "recipe.yaml").read_text())
         self.same_as_one(("model.heads=8", "parallel.expert_tensor=1", "parallel.shard=zero1"),
                          ("model.heads=8", *ONE_RANK), ranks=8, experts=4)
+
+    def test_132_the_seeds_script_is_checked_and_planned_as_it_stands_on_its_sixteen_ranks(self):
+        """Nothing of it is cut down: its three arguments and WANDB_API_KEY alone are given, and data in place of files."""
+        given = ("1=runs/mixtral", "2=tokenizer.model", "3=corpus/text", "WANDB_API_KEY=k")
+        said = self.convert(self.mixtral(), "mixtral.sh", *(w for one in given for w in ("--variable", one)))
+        for none in ("to be filled in", "not supported", "E20", "deferred"):
+            self.assertNotIn(none, said)
+        machine = ROOT / "machines/assumed-h100.yaml"
+        # check asks what one rank with all of it would take; plan what one of the sixteen does.
+        self.assertIn("ok", self.troupe("check", "recipe.yaml", "--ranks", "16", "--assume-memory", "1TiB", *self.MOCK).stdout)
+        planned = json.loads(self.troupe("plan", "recipe.yaml", "--ranks", "16", "--machine", machine, "--json", *self.MOCK).stdout)
+        laid = {axis: planned["parallel"][axis] for axis in ("tensor", "context", "pipeline", "expert", "expert_tensor", "shard")}
+        self.assertEqual(laid, {"tensor": 4, "context": 1, "pipeline": 1, "expert": 4, "expert_tensor": 4, "shard": "zero1"})
+        # 46.7 B parameters: values of bf16 in halves of f32 and two moments, sums in f32, of a sixteenth each; in GiB.
+        self.assertTrue(40 < planned["memory"] / 2**30 < 80, planned["memory"])
+        self.assertGreater(planned["tokens"], 0)  # what a rank waits for at the edges of its products
 
     def test_44_megablocks_script_trains_with_quantized_activations(self):
         said = self.convert(MEGABLOCKS, "dmoe.sh", "--variable", "1=run")

@@ -2,6 +2,7 @@
 """Layouts over ranks, where ranks differ most: chats of which most sequences have nothing to learn, and
 batches that leave a rank without any. tools/layouts_table.py makes a table of every layout."""
 import dataclasses
+import pathlib
 import re
 import shutil
 import tempfile
@@ -40,6 +41,24 @@ class TroupeLayouts(unittest.TestCase):
 
     def test_97_98_four_ranks_share_matrices_in_twos_and_experts_in_fours(self):
         self.assert_near(Layout(4, "ZeRO-1", expert=4, tensor=2))
+
+    def test_97_an_axis_of_one_rank_changes_no_bit_no_list_and_no_forecast(self):
+        """A recipe that says `tensor: 1` beside one without the key: weights and moments, the plan with its lists."""
+        machine = pathlib.Path(__file__).resolve().parents[1] / "machines" / "assumed-h100.yaml"
+        layout, plans = Layout(2, "ZeRO-1", expert=2), {}
+        for name, ones in (("open", ()), ("tensor", ("tensor",)), ("all", ("tensor", "context", "pipeline", "expert_tensor"))):
+            sets = [f"parallel.{axis}=1" for axis in ones]
+            self.runs.train(layout, name, "train.steps=5", *sets)
+            self.assertEqual(self.runs.figures(name), self.runs.figures("open"), name)
+            told = self.runs.diff(f"open/{self.runs.newest('open')}", f"{name}/{self.runs.newest(name)}")
+            self.assertGreater(told["tensors"], 20)
+            self.assertEqual(told["different"], 0, name)
+            for ranks, way in ((2, "--list"), (16, "--list"), (16, "--json"), (16, "--scaling")):
+                words = [w for one in (*layout.sets(), "train.global_batch=32", *sets) for w in ("--set", one)]
+                plan = self.runs.troupe("plan", "layout.yaml", "--ranks", str(ranks), "--machine", str(machine), way, *words)
+                plan = re.sub(r".* are free\n", "", plan)  # of the disk, which others use too
+                self.assertEqual(plan, plans.setdefault((ranks, way), plan), name)
+                self.assertGreater(len(plan), 200)
 
     def test_81_97_four_ranks_share_each_matrix_and_cut_each_expert_in_two(self):
         self.assert_near(Layout(4, "FSDP", expert=2, tensor=4, cut=2, batch=2), "model.kv_heads=2",
