@@ -90,6 +90,13 @@ struct Candidate {
   QuickForecast quick = {};
 };
 
+// One with a pipeline, as it was simulated.
+struct Staged {
+  bool too_large;
+  double seconds;
+  Candidate candidate;
+};
+
 class Search {
  public:
   Search(const Recipe& recipe, const RanksAtHand& ranks, const Machine& machine)
@@ -172,9 +179,12 @@ class Search {
     f.rank.slots.clear();
     const double seconds = f.step_seconds, bytes = f.rank.peak.total();
     if (!out_.least || bytes < out_.least->rank.peak.total()) out_.least = f;
-    if (bytes > memory_) return;
+    const bool fits = bytes <= memory_;
+    if (c.parallel.pipeline > 1 && bytes <= kQuickMemory * memory_) {
+      staged_.push_back({!fits, seconds, c});
+    }
+    if (!fits) return;
     out_.fit.push_back(std::move(f));
-    if (c.parallel.pipeline > 1) staged_.emplace_back(seconds, c);
   }
 
   // Every setting of the open axes but that of run(), with one stage a rank.
@@ -209,29 +219,32 @@ class Search {
     return out;
   }
 
-  // Those that go on to be simulated.
-  std::vector<Candidate> best_of(std::vector<Candidate> all) {
-    std::vector<Candidate> out;
-    const auto take = [&](size_t count, auto&& key) {
-      const size_t most = std::min(count, all.size());
-      std::ranges::stable_sort(all, {}, key);
-      out.insert(out.end(), all.begin(), all.begin() + static_cast<std::ptrdiff_t>(most));
-      all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(most));
-    };
+  // The fastest that may fit, until enough of them do, and those with the least memory.
+  void simulate_best_of(std::vector<Candidate> all) {
     const auto fits = [&](const Candidate& c) { return c.quick.memory <= kQuickMemory * memory_; };
-    take(kTimed, [&](const Candidate& c) { return std::pair(!fits(c), c.quick.seconds); });
-    std::erase_if(out, [&](const Candidate& c) { return !fits(c); });
-    take(kSmall, [&](const Candidate& c) { return c.quick.memory; });
-    return out;
+    std::ranges::stable_sort(
+        all, {}, [&](const Candidate& c) { return std::pair(!fits(c), c.quick.seconds); });
+    const size_t before = out_.fit.size();
+    size_t done = 0;
+    while (done < std::min(all.size(), kMostTimed) && fits(all[done]) &&
+           (done < kTimed || out_.fit.size() < before + kVaried)) {
+      simulate(all[done++]);
+    }
+    all.erase(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(done));
+    std::ranges::stable_sort(all, {}, [](const Candidate& c) { return c.quick.memory; });
+    all.resize(std::min(all.size(), kSmall));
+    for (const Candidate& c : all) simulate(c);
   }
 
   void search_axes() {
     simulate_axes(/*slices=*/false);
     if (out_.fit.empty() && given_.parallel.expert_tensor == 0) simulate_axes(/*slices=*/true);
-    std::vector<std::pair<double, Candidate>> staged = staged_;
-    std::ranges::stable_sort(staged, {}, [](const auto& s) { return s.first; });
+    // Another order holds fewer graphs: of those that do not fit some may.
+    std::vector<Staged> staged = staged_;
+    std::ranges::stable_sort(staged, {},
+                             [](const Staged& s) { return std::pair(s.too_large, s.seconds); });
     staged.resize(std::min(staged.size(), kVaried));
-    for (const auto& [seconds, c] : staged) vary(c);
+    for (const Staged& s : staged) vary(s.candidate);
   }
 
   void simulate_axes(bool slices) {
@@ -247,7 +260,7 @@ class Search {
         all.push_back(std::move(c));
       }
     }
-    for (const Candidate& c : best_of(std::move(all))) simulate(c);
+    simulate_best_of(std::move(all));
   }
 
   // Other orders, and more stages a rank.
@@ -289,7 +302,7 @@ class Search {
   double memory_;
   std::vector<Base> bases_;
   std::map<std::tuple<int64_t, int64_t, std::optional<int64_t>>, const Forecaster*> counted_;
-  std::vector<std::pair<double, Candidate>> staged_;  // seconds of those with a pipeline that fit
+  std::vector<Staged> staged_;  // those that fit, or nearly
   LayoutSearch out_;
 };
 

@@ -5,9 +5,9 @@
 //   2. With other axes where asked for (OpenAxes): tensor ranks divide a host; context ranks for
 //      rows from kLongRow tokens on; slices of experts where nothing else fits. Each is costed
 //      without lists (QuickForecast), with one stage a rank.
-//   3. The kTimed fastest of those that may fit, and the kSmall with the least memory, by their
-//      lists; then, of the kVaried fastest with a pipeline, all orders and two and more stages per
-//      rank.
+//   3. The kTimed fastest of those that may fit, or up to kMostTimed until kVaried of them do, and
+//      the kSmall with the least memory, by their lists; then, of the kVaried fastest with a
+//      pipeline that fit, or nearly, all orders and two and more stages per rank.
 // Deterministic in its arguments. 3,072 ranks and 40 layers take seconds
 // (docs/reference/SCALING.md).
 #pragma once
@@ -30,7 +30,7 @@ enum class OpenAxes : uint8_t {
 // Up to kCostedMicrobatches microbatches per rank are simulated, in a pipeline as many as fill and
 // empty it; each further one takes as long as the last.
 inline constexpr int64_t kCostedMicrobatches = 6;
-inline constexpr size_t kTimed = 64, kSmall = 16, kVaried = 12;
+inline constexpr size_t kTimed = 64, kMostTimed = 512, kSmall = 16, kVaried = 12;
 inline constexpr double kQuickMemory = 1.15;  // so far may a QuickForecast be above what fits
 inline constexpr int64_t kLongRow = 16384;
 

@@ -80,6 +80,12 @@ ShardGroups expert_shard_groups(const ProcessMesh& mesh, const ParallelConfig& p
           topology_of(mesh, GroupKind::kExpertReplicate, machine), parts};
 }
 
+// Whether ranks sum each microbatch's gradients, so that none is kept whole (FullShard::reduce_each).
+bool sums_each(const ParallelConfig& parallel) {
+  const bool late = parallel.pipeline > 1 && has_late_weights(parallel.schedule);
+  return parallel.shard == ShardKind::kFull && !late;
+}
+
 // How to build one rank's part of a model whose matrices are cut over ranks.
 BuildOptions part_of_model(const ParallelConfig& parallel) {
   BuildOptions out;
@@ -136,7 +142,7 @@ class Costing {
         machine_(model.machine),
         alone_(mesh.world() == 1),
         many_(work.microbatches > 1),
-        adds_up_(many_ && parallel.shard != ShardKind::kFull),
+        adds_up_(many_ && !sums_each(parallel)),
         width_(value_width(r_, model.memory.on_gpu)),
         sum_width_(parallel.sum == SumType::kFp32 ? std::max(4.0, width_) : 2),
         tensor_(parallel.tensor),
@@ -584,7 +590,8 @@ QuickForecast Forecaster::quick(const ParallelConfig& parallel) const {
     }
     if (each) memory += 2 * widest;
     const double computed = M * (forward + backward);
-    const double sent = (each ? 2 * M : 1) * gather + (full ? M : 1) * reduce + replicate;
+    const double sums = sums_each(parallel) ? M : 1;
+    const double sent = (each ? 2 * M : 1) * gather + sums * reduce + replicate;
     const double beside = full ? computed : backward;
     const double seconds = computed + idle_seconds(work_, forward, backward, weight) +
                            std::max(0.0, sent - beside) + own.update;

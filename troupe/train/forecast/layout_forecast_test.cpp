@@ -284,6 +284,27 @@ TEST(LayoutForecast, MuonsDirectionsAreGatheredForTheUpdate) {
   EXPECT_LT(of("muon", "expert: 1, shard: none").update, 1e-6);
 }
 
+// Gradients of weights that are late are summed once a step, in f32 beside 2-byte values: none is
+// sent for each microbatch, and all are held.
+TEST(LayoutForecast, FullShardingOfLateWeightsHoldsTheirSums) {
+  const auto gradients = [](const std::string& schedule, double& collectives) {
+    const Recipe r = recipe_of(
+        "model: {layers: 6, width: 512, heads: 8, vocab: 512, max_positions: 64}\n"
+        "data: {sequence: 64}\ntrain: {precision: bf16, micro_batch: 1, global_batch: 32}\n"
+        "parallel: {shard: full, pipeline: 2, schedule: " +
+        schedule + "}");
+    Machine m = products_alone();
+    m.inside = m.between = {.bandwidth = 1e9};
+    const LayoutForecast f = forecast_layout(r, 4, m, true);
+    collectives = f.rank.collectives;
+    return f.rank.peak.gradients;
+  };
+  double each = 0, once = 0;
+  const double with_1f1b = gradients("1f1b", each), with_zb1p = gradients("zb1p", once);
+  EXPECT_GT(with_zb1p, 1.5 * with_1f1b);
+  EXPECT_LT(once, each);
+}
+
 // The peak is the data sheet's, which large products do not reach.
 TEST(LayoutForecast, MfuIsOfThePeakAndAbsentWhereThatIsNotKnown) {
   const Recipe r = recipe_of("model: {preset: mixtral-8x7b}\nparallel: {expert: 8, shard: full}");
