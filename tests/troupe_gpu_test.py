@@ -92,18 +92,17 @@ TWO = (Layout(2, "DDP", tensor=2), Layout(2, "FSDP", expert=2, tensor=2), Layout
        Layout(2, "FSDP", expert=2), Layout(2, "ZeRO-1", expert=2, exact=True))
 
 
-@unittest.skipUnless(GPUS > 1, "no two GPUs on this machine")
-class TwoGpus(unittest.TestCase):
-    """Twenty steps in fp32 over NCCL, as tests/troupe_layouts_test.py has them over Gloo."""
+class Layouts(unittest.TestCase):
+    """Twenty steps in fp32, as tests/troupe_layouts_test.py has them on CPUs."""
 
-    def test_81_82_97_98_99_101_102_218_223_layouts_are_one_gpus_run(self):
+    def check(self, layouts, *sets, **variables):
         with tempfile.TemporaryDirectory() as folder:
             runs = LayoutRuns(folder, recipe_on("cuda"))
-            runs.train(TWO[0].reference(), "one", "checkpoint.at=[1]")
-            for layout in TWO:
+            runs.train(layouts[0].reference(), "one", "checkpoint.at=[1]", **variables)
+            for layout in layouts:
                 with self.subTest(str(layout)):
                     name = str(layout).replace(" ", "-")
-                    runs.train(layout, name, "checkpoint.at=[1]")
+                    runs.train(layout, name, "checkpoint.at=[1]", *sets, **variables)
                     start, gradients = runs.start_of("one", name)
                     apart = (*runs.apart("one", name), gradients, runs.end_of("one", name))
                     print(f"{layout}: loss, norm, first gradients, state after 20 steps apart by",
@@ -113,6 +112,32 @@ class TwoGpus(unittest.TestCase):
                     # Eight times as wide as on the CPU, and every product in another order of sums.
                     self.assertLess(max(apart[:2]), 1e-4)
                     self.assertLess(apart[3], 1e-3)
+
+
+@unittest.skipUnless(GPUS > 1, "no two GPUs on this machine")
+class TwoGpus(Layouts):
+    def test_81_82_97_98_99_101_102_218_223_layouts_are_one_gpus_run(self):
+        self.check(TWO)
+
+
+@unittest.skipUnless(GPU, "no GPU on this machine")
+class OneGpuOfTwoRanks(Layouts):
+    """Two processes on one GPU: every transfer goes through host memory and Gloo."""
+
+    def test_97_99_101_102_layouts_of_two_ranks_are_one_gpus_run(self):
+        self.check(TWO, "parallel.backend=gloo", CUDA_VISIBLE_DEVICES="0")
+
+    def test_a_launcher_of_two_ranks_is_told_how_to_share_the_gpu(self):
+        with tempfile.TemporaryDirectory() as folder:
+            runs = LayoutRuns(folder, recipe_on("cuda"))
+            words = [str(TROUPE), "launch", "-n", "2", "--", "train", "layout.yaml"]
+            words += [w for s in TWO[0].sets() for w in ("--set", s)]
+            for more, code, said in ((), 7, "LOCAL_RANK 1: E7101 has no GPU of its own"), \
+                                    (("--set", "parallel.backend=gloo"), 0, "through host memory over Gloo"):
+                ran = subprocess.run([*words, *more], cwd=runs.folder, env=dict(os.environ, CUDA_VISIBLE_DEVICES="0"),
+                                     capture_output=True, text=True, timeout=300, check=False)
+                self.assertEqual(ran.returncode, code, ran.stderr[-2000:])
+                self.assertIn(said, ran.stderr)
 
 
 @unittest.skipUnless(GPUS > 1, "no two GPUs on this machine")

@@ -32,6 +32,11 @@ constexpr bool is_in_a_vee(PipelineOrder order) {
   return order == PipelineOrder::kZbv || order == PipelineOrder::kDualPipeV;
 }
 
+// Whether it makes gradients of weights apart from those of inputs (Kind I and W).
+constexpr bool has_late_weights(PipelineOrder order) {
+  return order == PipelineOrder::kZb1p || is_in_a_vee(order);
+}
+
 // Whether it has backwards that a forward of another microbatch follows, which may take turns
 // (OV8).
 constexpr bool runs_beside(PipelineOrder order) {

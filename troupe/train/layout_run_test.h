@@ -189,12 +189,12 @@ inline Figures figures_of(const Recipe& recipe, const Text& text,
 
 // A run over ranks that are threads is the run of one process.
 inline void expect_one_process(const Recipe& recipe, const Text& text, int ranks, int64_t steps,
-                               const Figures& one) {
+                               const Figures& one, const WorldOptions& how = {}) {
   const double bar = bars_of(recipe.train.precision).loss;
   std::mutex mutex;
   std::map<std::string, double> aux;
   double evaluated = 0, evaluated_odd = 0;
-  testing::in_threads(ranks, [&](World& world) {
+  testing::in_threads(ranks, how, [&](World& world) {
     at::set_num_threads(1);
     const auto rank =
         std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), recipe);

@@ -45,7 +45,7 @@ const Figures& alone(const Recipe& recipe, const Text& text, const std::string& 
   return at->second;
 }
 
-void expect_one_process(const Layout& layout, Precision precision) {
+void expect_one_process(const Layout& layout, Precision precision, const WorldOptions& how = {}) {
   const std::string more = layout.more + "run: {device: cpu}\n";
   const Text text{.packed = layout.packed};
   Recipe one = recipe_of(more, kModel),
@@ -53,7 +53,7 @@ void expect_one_process(const Layout& layout, Precision precision) {
   one.train.precision = many.train.precision = precision;
   at::set_num_threads(1);
   const std::string key = more + to_text(precision) + (layout.packed ? "packed" : "whole");
-  expect_one_process(many, text, layout.ranks, kSteps, alone(one, text, key));
+  expect_one_process(many, text, layout.ranks, kSteps, alone(one, text, key), how);
 }
 
 TEST_P(Layouts, AreOneProcess) {
@@ -66,6 +66,24 @@ class LayoutsInF32 : public ::testing::TestWithParam<Layout> {};
 TEST_P(LayoutsInF32, AreOneProcess) {
   expect_one_process(GetParam(), Precision::kFp32);
 }
+
+// As ranks that share a GPU do it: each collective from and to copies of its tensors
+// (staged_backend.h).
+class LayoutsThroughHostMemory : public ::testing::TestWithParam<Layout> {};
+
+TEST_P(LayoutsThroughHostMemory, AreOneProcess) {
+  expect_one_process(GetParam(), Precision::kFp64, {.staged = true});
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Staged, LayoutsThroughHostMemory,
+    ::testing::Values(Layout{"full_2_ep_2", "{shard: full, expert: 2}", 2},
+                      Layout{"zero1_tp_2_split", "{tensor: 2, shard: zero1, split_vocab: on}", 2},
+                      Layout{"ring_cp_2",
+                             "{context: 2, context_method: ring, shard: zero1, expert: 2}", 2},
+                      Layout{"pp_2_v_2_tp_2_ep_2",
+                             "{pipeline: 2, virtual: 2, tensor: 2, shard: zero1, expert: 2}", 4}),
+    [](const auto& given) { return given.param.name; });
 
 constexpr const char* kWhole = "{shard: none, expert: 1}";
 

@@ -117,7 +117,8 @@ std::string description(const ParallelSetup& setup) {
   const ParallelConfig& config = setup.parallel();
   if (state.alone()) return "1 rank";
   std::string out = std::to_string(state.size());
-  out.append(" ranks (").append(state.world().place().source).append("): ");
+  out.append(" ranks (").append(state.world().place().source);
+  out.append(state.world().staged() ? ", through host memory over Gloo): " : "): ");
   const auto over = [](int64_t ranks) { return " over " + std::to_string(ranks) + " ranks"; };
   if (state.stage_ranks() > 1) {
     out += "stages" + over(state.stage_ranks()) + " (" + to_text(config.schedule) + "), ";

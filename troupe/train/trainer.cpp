@@ -98,6 +98,7 @@ void Trainer::do_duties(const StepDuties& due, const StepReport& report, const F
                         double seconds) {
   pulse_.begin(Phase::kLog);
   tools_.faults.at("log", state_.done.steps);
+  saves_->keep_folder();
   if (due.line || due.record) logger_->write_record(report, feed, seconds, due.line);
   if (due.eval) evaluate();
   if (due.replicas) check_replicas(context_, *learner_, *logger_);
@@ -119,7 +120,7 @@ void Trainer::save(const std::string& why, WhenBusy when_busy) {
 }
 
 RunEnd Trainer::stop() {
-  tools_.steps.hide();
+  tools_.steps.keep();
   tools_.log.info(stop_.reason() + ": stopping after step " + std::to_string(state_.done.steps));
   save(stop_.reason(), WhenBusy::kWait);
   saves_->wait();

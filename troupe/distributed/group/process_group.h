@@ -1,4 +1,5 @@
-// A group of ranks and its collectives: c10d's process group, Gloo on the CPU and NCCL on GPUs.
+// A group of ranks and its collectives: c10d's process group, Gloo on the CPU and NCCL on GPUs, or
+// there too Gloo, through host memory (staged_backend.h).
 //
 // Every rank of a group makes the same calls in the same order, also with empty tensors; a rank
 // that is in several groups orders its calls over all of them as the others do. A call is

@@ -20,6 +20,7 @@
 #include "troupe/distributed/group/echo_backend.h"
 #include "troupe/distributed/group/group_backend.h"
 #include "troupe/distributed/group/rank_list.h"
+#include "troupe/distributed/group/staged_backend.h"
 #include "troupe/distributed/group/thread_backend.h"
 #include "troupe/distributed/world/all_gather_texts.h"
 #include "troupe/distributed/world/rendezvous.h"
@@ -120,6 +121,21 @@ c10::intrusive_ptr<c10d::Store> open_store(const LauncherEnvironment& place,
              first_line(e.what()) +
              ". Set MASTER_ADDR to rank 0's machine and MASTER_PORT to a free port");
   }
+}
+
+c10::intrusive_ptr<c10d::Backend> gloo_backend(const c10::intrusive_ptr<c10d::Store>& store,
+                                               int rank, int size, bool one_machine,
+                                               const WorldOptions& options) {
+  auto how = c10d::ProcessGroupGloo::Options::create(options.hang_timeout);
+  // torch 2.11's threads write the name of what they completed last into one string, unguarded:
+  // a second one would in time free it twice.
+  how->threads = 1;
+  const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
+  how->devices.push_back(
+      interface != nullptr ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
+      : one_machine        ? c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")
+                           : c10d::ProcessGroupGloo::createDefaultDevice());
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, how);
 }
 
 }  // namespace
@@ -240,7 +256,7 @@ KeyValueStore& World::store() {
 std::shared_ptr<ProcessGroup> World::group(const std::vector<int64_t>& ranks,
                                            const std::string& channel,
                                            const GroupOptions& options) {
-  return make(ranks, !device_.is_cpu(), channel, options);
+  return make(ranks, !device_.is_cpu() || options_.staged, channel, options);
 }
 
 std::shared_ptr<ProcessGroup> World::all() {
@@ -259,7 +275,8 @@ std::shared_ptr<ProcessGroup> World::make(const std::vector<int64_t>& ranks, boo
                                           const std::string& channel, const GroupOptions& options) {
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
   TROUPE_CHECK(own != ranks.end(), "rank", rank(), "is not of the group", rank_list(ranks));
-  const std::string key = (on_device ? "nccl/" : "gloo/") + rank_list(ranks) + '/' + channel;
+  const char* const how = !on_device ? "gloo/" : options_.staged ? "staged/" : "nccl/";
+  const std::string key = how + rank_list(ranks) + '/' + channel;
   std::shared_ptr<ProcessGroup>& group = groups_[key];
   if (group) return group;
   if (ranks.size() == 1) return group = std::make_shared<ProcessGroup>(rank());
@@ -276,23 +293,14 @@ std::shared_ptr<ProcessGroup> World::make(const std::vector<int64_t>& ranks, boo
       backend->c10d = thread_backend(
           options_.threads->ranks,
           {.key = key, .ranks = ranks, .index = index, .timeout = options_.hang_timeout});
-    } else if (on_device) {
+    } else if (on_device && !options_.staged) {
       auto make_nccl = reinterpret_cast<MakeNccl>(cuda_plugin_symbol(kMakeNccl));
       backend->c10d = c10::intrusive_ptr<c10d::Backend>::reclaim(
           make_nccl(store, index, count, options_.hang_timeout.count(), options));
     } else {
-      auto how = c10d::ProcessGroupGloo::Options::create(options_.hang_timeout);
-      // torch 2.11's threads write the name of what they completed last into one string, unguarded:
-      // a second one would in time free it twice.
-      how->threads = 1;
-      const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
-      how->devices.push_back(
-          interface != nullptr ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
-                               : (place_.local_size == place_.size
-                                      ? c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")
-                                      : c10d::ProcessGroupGloo::createDefaultDevice()));
-      backend->c10d = c10::make_intrusive<c10d::ProcessGroupGloo>(store, index, count, how);
+      backend->c10d = gloo_backend(store, index, count, place_.local_size == place_.size, options_);
     }
+    if (on_device && options_.staged) backend->c10d = staged_backend(std::move(backend->c10d));
   } catch (const std::exception& e) {
     // All ranks have met by now: one that has ended since is the cause, as of a collective that fails.
     fail(has_lost(ranks) ? Code::kRankLost : Code::kNoRendezvous, "ranks " + rank_list(ranks),

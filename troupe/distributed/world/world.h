@@ -51,6 +51,7 @@ struct WorldOptions {
   std::chrono::milliseconds start_timeout{300'000};  // for all ranks to arrive
   std::chrono::milliseconds hang_timeout{600'000};   // for one collective
   bool played = false;                    // by this process alone: nobody is met (echo_backend.h)
+  bool staged = false;                    // GPUs' tensors go by Gloo (staged_backend.h)
   std::shared_ptr<Threads> threads = {};  // the ranks are threads of this process (threads.h)
   std::function<void()> check = {};       // called during rendezvous; may throw
 };
@@ -69,13 +70,14 @@ class World {
   // Why rank 0's store listens at all interfaces of the machine, for a warning; else empty.
   const std::string& exposure() const { return exposure_; }
   bool played() const { return options_.played; }        // the other ranks are not there
+  bool staged() const { return options_.staged; }        // collectives go through host memory
   bool hosts_in_rows() const { return hosts_in_rows_; }  // ranks of one machine follow each other
   const c10::Device& device() const { return device_; }
 
   // The process group of these ranks of the world, which include this one. Each of them calls with
-  // the same list; the group is created once. NCCL if the device is a GPU, else Gloo. Collectives
-  // of a group run in order; another `channel` is another group of the same ranks, whose
-  // collectives do not wait for those of the first, with options of its own.
+  // the same list; the group is created once. NCCL if the device is a GPU and not staged(), else
+  // Gloo. Collectives of a group run in order; another `channel` is another group of the same ranks,
+  // whose collectives do not wait for those of the first, with options of its own.
   std::shared_ptr<ProcessGroup> group(const std::vector<int64_t>& ranks,
                                       const std::string& channel = {},
                                       const GroupOptions& how = {});

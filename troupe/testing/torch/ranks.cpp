@@ -150,13 +150,19 @@ void in_ranks_that_end(const std::vector<int>& ends, const std::function<void(Wo
 }
 
 void in_threads(int ranks, const std::function<void(World&)>& body, int seconds) {
+  in_threads(ranks, WorldOptions{}, body, seconds);
+}
+
+void in_threads(int ranks, WorldOptions how, const std::function<void(World&)>& body, int seconds) {
   const auto shared = std::make_shared<Threads>();
+  how.hang_timeout = std::chrono::seconds(seconds);
+  how.threads = shared;
   std::vector<std::thread> threads;
   for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
       try {
         World world({.rank = r, .size = ranks, .local_rank = r, .local_size = ranks}, c10::kCPU,
-                    {.hang_timeout = std::chrono::seconds(seconds), .threads = shared});
+                    how);
         body(world);
       } catch (const std::exception& e) {
         ADD_FAILURE() << "rank " << r << ": " << e.what();

@@ -20,6 +20,8 @@ void in_ranks(int ranks, const std::function<void(World&)>& body, int seconds = 
 // Ranks that are threads of this process (distributed/world/threads.h), on the CPU: in a hundredth
 // of the time, where no process must end. What a rank throws fails the test, and ends the others.
 void in_threads(int ranks, const std::function<void(World&)>& body, int seconds = 60);
+void in_threads(int ranks, WorldOptions how, const std::function<void(World&)>& body,
+                int seconds = 60);
 
 // in_ranks with the exit code or, negative, the signal that is expected of each rank. A collective waits half of
 // `seconds`.

@@ -209,7 +209,7 @@ std::vector<std::string> without_nccl(const ParallelConfig& given) {
         std::pair{"comm_blocks", given.comm_blocks != none.comm_blocks}}) {
     if (!is_given) continue;
     out.push_back("parallel." + std::string(key) +
-                  " does nothing on CPUs: Gloo moves the data, and it is of NCCL");
+                  " does nothing: Gloo moves the data, and it is of NCCL");
   }
   return out;
 }

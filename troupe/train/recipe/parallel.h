@@ -60,6 +60,14 @@ constexpr auto names_of(Overlap) {
   return std::array{Named{"none", Overlap::kNone}, Named{"experts", Overlap::kExperts}};
 }
 
+// What moves tensors between ranks: auto is NCCL on GPUs and Gloo on CPUs. Gloo of GPUs goes through
+// host memory, and ranks may share one.
+enum class CommBackend : uint8_t { kAuto, kNccl, kGloo };
+constexpr auto names_of(CommBackend) {
+  return std::array{Named{"auto", CommBackend::kAuto}, Named{"nccl", CommBackend::kNccl},
+                    Named{"gloo", CommBackend::kGloo}};
+}
+
 // Priority of the streams of transfers that computation waits for.
 enum class CommPriority : uint8_t { kHigh, kNormal };
 constexpr auto names_of(CommPriority) {
@@ -92,6 +100,7 @@ struct ParallelConfig {
   RebalanceConfig rebalance;  // of experts
   SumType sum = SumType::kFp32;  // of gradients between ranks
   Overlap overlap = Overlap::kNone;
+  CommBackend backend = CommBackend::kAuto;
   // NCCL alone: of rows to experts, tokens to products, keys, and what goes between stages.
   CommPriority comm_priority = CommPriority::kHigh;
   int64_t comm_blocks = 0;  // SMs that rows to experts take at most; 0: NCCL's choice
@@ -146,6 +155,9 @@ struct ParallelConfig {
       "Type of gradient reductions between ranks: fp32 (fp64 with train.precision fp64) or bf16.");
     f("overlap", c.overlap,
       "experts: backward of a microbatch beside forward of the next while rows travel; or none.");
+    f("backend", c.backend,
+      "Collectives: nccl between GPUs; gloo, of GPUs through host memory, so that ranks may share "
+      "one (slow: to test layouts); auto: nccl on GPUs, gloo on CPUs.");
     f("comm_priority", c.comm_priority,
       "NCCL: stream priority of rows, tokens, keys and pipeline transfers: high or normal.");
     f("comm_blocks", c.comm_blocks,
@@ -214,7 +226,7 @@ std::string why_dispatcher(const ParallelConfig& resolved, const LayoutNeeds& ne
 // leaves without anything to do.
 std::vector<std::string> without_effect(const ParallelConfig& given, const ParallelConfig& resolved,
                                         int64_t experts);
-// Likewise for each that NCCL alone has, in a run on CPUs.
+// Likewise for each that NCCL alone has, in a run over Gloo.
 std::vector<std::string> without_nccl(const ParallelConfig& given);
 // The rank with the most experts has so many times as many as there are on average.
 double most_held(const ParallelConfig& resolved, int64_t experts);

@@ -72,14 +72,14 @@ TEST(Parallel, OV9_OverlapSaysWhereItCannotBe) {
             (std::vector<std::string>{"parallel.overlap"}));
 }
 
-TEST(Parallel, OV10_WhatIsOfNcclIsToldOnCpus) {
+TEST(Parallel, OV10_WhatIsOfNcclIsToldOverGloo) {
   ParallelConfig given;
   EXPECT_TRUE(without_nccl(given).empty());
   read_config(parse_yaml("{comm_priority: normal, comm_blocks: 8}", "x.yaml"), given);
   const std::vector<std::string> messages = without_nccl(given);
   ASSERT_EQ(messages.size(), 2U);
   EXPECT_EQ(messages[0],
-            "parallel.comm_priority does nothing on CPUs: Gloo moves the data, and it is of NCCL");
+            "parallel.comm_priority does nothing: Gloo moves the data, and it is of NCCL");
   using Keys = std::vector<std::string>;
   const LayoutNeeds needs{.world = 4, .experts = 8};
   EXPECT_EQ(idle_keys("{expert: 1, shard: none, comm_blocks: 8}", needs),
