@@ -37,6 +37,13 @@ FAMILIES = {
     "glm4_moe": dict(SMALL, intermediate_size=48, moe_intermediate_size=32, n_routed_experts=4, num_experts_per_tok=2,
                      head_dim=16, use_qk_norm=True, attention_bias=True, num_nextn_predict_layers=0,
                      rope_parameters=dict(rope_type="default", rope_theta=1e6, partial_rotary_factor=0.5)),
+    "ernie4_5_moe": dict(SMALL, intermediate_size=48, moe_intermediate_size=32, moe_num_experts=4, moe_k=2,
+                         moe_layer_start_index=1),
+    "flex_olmo": dict(SMALL, intermediate_size=48, num_experts=4, num_experts_per_tok=2, pad_token_id=0, eos_token_id=1),
+    "granitemoe": dict(SMALL, intermediate_size=48, num_local_experts=4, num_experts_per_tok=2, attention_multiplier=0.25),
+    "hunyuan_v1_moe": dict(SMALL, intermediate_size=48, num_experts=4, moe_topk=2, head_dim=8),
+    "minimax_m2": dict(SMALL, intermediate_size=48, num_local_experts=4, num_experts_per_tok=2, head_dim=16,
+                       rope_parameters=dict(rope_type="default", rope_theta=5e6, partial_rotary_factor=0.5)),
     "gpt2": dict(vocab_size=96, n_embd=64, n_layer=2, n_head=4, n_positions=64),
     "mixtral": dict(SMALL, intermediate_size=48, num_local_experts=4, num_experts_per_tok=2),
     "qwen3_moe": dict(SMALL, intermediate_size=48, moe_intermediate_size=32, num_experts=4,
@@ -131,6 +138,35 @@ class HfIo(FolderTest):
         shutil.rmtree(self.folder)
         self.folder.mkdir()
         self.round_trip("glm4_moe", use_qk_norm=False, attention_bias=False, n_group=2, topk_group=1)
+
+    def test_ernie4_5_moe_with_one_table(self):
+        folder, _, _ = self.round_trip("ernie4_5_moe")
+        said = self.hf_io("config", folder)
+        self.assertIn("score: softmax", said)
+        self.assertIn("tie_embeddings: true", said)
+
+    def test_flex_olmo(self):
+        folder, _, _ = self.round_trip("flex_olmo")
+        self.assertIn("kind: post_norm", self.hf_io("config", folder))
+
+    def test_granitemoe_without_multipliers(self):
+        self.round_trip("granitemoe")
+
+    def test_hunyuan_v1_moe(self):
+        self.round_trip("hunyuan_v1_moe")
+
+    def test_minimax_m2(self):
+        folder, _, _ = self.round_trip("minimax_m2")
+        self.assertIn("fraction: 0.5", self.hf_io("config", folder))
+
+    def test_what_has_no_operator_is_refused_by_its_name(self):
+        for family, operator in (("phimoe", "SparseMixer"), ("minimax", "lightning attention"),
+                                 ("qwen3_next", "the gated delta rule")):
+            folder = self.folder / family
+            folder.mkdir()
+            (folder / "config.json").write_text(json.dumps({"model_type": family}))
+            save_file({"x": torch.zeros(1)}, folder / "model.safetensors", {"format": "pt"})
+            self.assertRegex(self.hf_io("import", folder, self.folder / "run", code=2), f"E4008.*{operator}")
 
     def test_gpt2_and_its_files_without_a_head(self):
         folder, run, _ = self.round_trip("gpt2")

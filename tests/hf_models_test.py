@@ -12,9 +12,11 @@ import unittest
 import torch
 from safetensors.torch import load_file
 from transformers import (DbrxConfig, DbrxForCausalLM, DeepseekV2Config, DeepseekV2ForCausalLM,
-                          DeepseekV3Config, DeepseekV3ForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, GPT2Config,
-                          GPT2LMHeadModel, GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
-                          MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM, Qwen2Config,
+                          DeepseekV3Config, DeepseekV3ForCausalLM, Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM, FlexOlmoConfig,
+                          FlexOlmoForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, GPT2Config,
+                          GPT2LMHeadModel, GptOssConfig, GptOssForCausalLM, GraniteMoeConfig, GraniteMoeForCausalLM,
+                          HunYuanMoEV1Config, HunYuanMoEV1ForCausalLM, LlamaConfig, LlamaForCausalLM, MiniMaxM2Config,
+                          MiniMaxM2ForCausalLM, MistralConfig, MistralForCausalLM, MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM, Qwen2Config,
                           Qwen2ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3Config, Qwen3ForCausalLM,
                           Qwen3MoeConfig, Qwen3MoeForCausalLM)
 
@@ -131,6 +133,57 @@ class Models(unittest.TestCase):
                      "first_dense: 1, rope: {theta: 1000000, fraction: 0.5}, moe: {experts: 8, top_k: 2, hidden: 12, "
                      "shared: {experts: 1}, router: {kind: sigmoid_bias, scale: 2.5, limit: {groups: 4, keep: 2, "
                      "top: 2}}}")
+
+    def test_ernie4_5_moe(self):
+        config = Ernie4_5_MoeConfig(**{k: v for k, v in COMMON.items() if k != "attention_dropout"}, num_key_value_heads=2,
+                                    moe_intermediate_size=12, intermediate_size=40, moe_num_experts=8, moe_k=3,
+                                    moe_num_shared_experts=2, moe_layer_start_index=1, tie_word_embeddings=False,
+                                    pad_token_id=None,
+                                    rms_norm_eps=1e-5, rope_parameters=dict(rope_type="default", rope_theta=5e5))
+        theirs = seeded(Ernie4_5_MoeForCausalLM, config)
+        with torch.no_grad():
+            theirs.model.layers[1].mlp.gate.moe_statics.e_score_correction_bias.normal_(std=0.1)
+        self.compare("ernie4_5_moe", theirs,
+                     SHAPE + "kv_heads: 2, norm: {eps: 1e-5}, ffn: 40, first_dense: 1, rope: {theta: 500000, interleaved: "
+                     "true}, moe: {experts: 8, top_k: 3, hidden: 12, shared: {experts: 2}, router: {kind: sigmoid_bias, "
+                     "score: softmax}}")
+
+    def test_flex_olmo(self):
+        config = FlexOlmoConfig(**COMMON, num_key_value_heads=2, intermediate_size=12, num_experts=8, num_experts_per_tok=3,
+                                rms_norm_eps=1e-6, pad_token_id=None, eos_token_id=1,
+                                rope_parameters=dict(rope_type="default", rope_theta=5e5))
+        self.compare("flex_olmo", seeded(FlexOlmoForCausalLM, config),
+                     SHAPE + "kv_heads: 2, norm: {eps: 1e-6}, qk_norm: whole, block: {kind: post_norm}, rope: {theta: "
+                     "500000}, moe: {experts: 8, top_k: 3, hidden: 12, router: {kind: topk_softmax, order: before}}")
+
+    def test_granitemoe(self):
+        config = GraniteMoeConfig(**COMMON, num_key_value_heads=2, intermediate_size=12, num_local_experts=8,
+                                  num_experts_per_tok=3, rms_norm_eps=1e-6, attention_bias=True,
+                                  attention_multiplier=8 ** -0.5,
+                                  rope_parameters=dict(rope_type="default", rope_theta=5e5))
+        self.compare("granitemoe", seeded(GraniteMoeForCausalLM, config),
+                     SHAPE + "kv_heads: 2, norm: {eps: 1e-6}, qkv_bias: true, out_bias: true, rope: {theta: 500000}, moe: "
+                     "{experts: 8, top_k: 3, hidden: 12, router: {kind: topk_softmax, order: after}}")
+
+    def test_hunyuan_v1_moe(self):
+        config = HunYuanMoEV1Config(**COMMON, num_key_value_heads=2, head_dim=16, intermediate_size=12, num_experts=8,
+                                    moe_topk=3, rms_norm_eps=1e-5, pad_token_id=None,
+                                    rope_parameters=dict(rope_type="default", rope_theta=5e5))
+        self.compare("hunyuan_v1_moe", seeded(HunYuanMoEV1ForCausalLM, config),
+                     SHAPE + "kv_heads: 2, head_dim: 16, norm: {eps: 1e-5}, qk_norm: head_turned, rope: {theta: 500000}, "
+                     "moe: {experts: 8, top_k: 3, hidden: 12, shared: {experts: 1}, router: {kind: topk_softmax, order: "
+                     "before, p_norm: 1}}")
+
+    def test_minimax_m2(self):
+        config = MiniMaxM2Config(**COMMON, num_key_value_heads=2, head_dim=16, intermediate_size=12, num_local_experts=8,
+                                 num_experts_per_tok=3, rms_norm_eps=1e-6,
+                                 rope_parameters=dict(rope_type="default", rope_theta=5e6, partial_rotary_factor=0.5))
+        theirs = seeded(MiniMaxM2ForCausalLM, config)
+        for layer in theirs.model.layers:
+            layer.mlp.e_score_correction_bias.normal_(std=0.1)
+        self.compare("minimax_m2", theirs,
+                     SHAPE + "kv_heads: 2, head_dim: 16, norm: {eps: 1e-6}, qk_norm: whole, rope: {theta: 5000000, "
+                     "fraction: 0.5}, moe: {experts: 8, top_k: 3, hidden: 12, router: {kind: sigmoid_bias}}")
 
     def test_gpt2(self):
         config = GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64, n_inner=40,

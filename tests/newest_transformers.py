@@ -1,5 +1,5 @@
-"""The newest transformers beside the pinned one, for tests of what only that has: it lies in .venv/newest
-(tools/requirements/newest.txt), or in the folder that TROUPE_NEWEST names. `import newest_transformers` before transformers
+"""The newest transformers beside the pinned one, for tests that need it: .venv/newest holds it
+(tools/requirements/newest.txt), or the folder that TROUPE_NEWEST names. `import newest_transformers` before transformers
 puts it first; it is not there without ./dev setup."""
 import os
 import pathlib

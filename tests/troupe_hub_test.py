@@ -44,6 +44,16 @@ BUILT_HERE = {
     "glm4_moe": SHAPE + "kv_heads: 2, head_dim: 16, qk_norm: head, norm: {eps: 1e-5}, ffn: 40, first_dense: 1, rope: "
                         "{theta: 500000, fraction: 0.5}, moe: {experts: 8, top_k: 2, hidden: 12, shared: {experts: 1}, "
                         "router: {kind: sigmoid_bias, scale: 2.5, limit: {groups: 4, keep: 2, top: 2}}}",
+    "ernie4_5_moe": SHAPE + "kv_heads: 2, norm: {eps: 1e-5}, ffn: 40, first_dense: 1, rope: {theta: 600000, interleaved: "
+                            "true}, moe: {experts: 8, top_k: 3, hidden: 12, shared: {experts: 2}, router: {kind: "
+                            "sigmoid_bias, score: softmax}}",
+    "flex_olmo": SHAPE + "kv_heads: 2, norm: {eps: 1e-6}, qk_norm: whole, block: {kind: post_norm}, rope: {theta: 600000}, "
+                         "moe: {experts: 8, top_k: 3, hidden: 12, router: {kind: topk_softmax, order: before}}",
+    "hunyuan_v1_moe": SHAPE + "kv_heads: 2, head_dim: 16, norm: {eps: 1e-5}, qk_norm: head_turned, rope: {theta: 500000}, "
+                              "moe: {experts: 8, top_k: 3, hidden: 12, shared: {experts: 1}, router: {kind: topk_softmax, "
+                              "order: before, p_norm: 1}}",
+    "minimax_m2": SHAPE + "kv_heads: 2, head_dim: 16, norm: {eps: 1e-6}, qk_norm: whole, rope: {theta: 600000, fraction: "
+                          "0.5}, moe: {experts: 8, top_k: 3, hidden: 12, router: {kind: sigmoid_bias}}",
     "gpt2": SHAPE + "ffn: 48, bias: true, norm: {kind: layer, eps: 1e-5, bias: true}, positions: learned, act: gelu_tanh, "
                     "tie_embeddings: true",
     "mixtral": SHAPE + "kv_heads: 2, window: 7, norm: {kind: rms_rounded}, rope: {theta: 500000}, moe: {experts: 4, "

@@ -37,7 +37,7 @@ std::optional<NormModule> qk_norm(const ModelConfig& c, int64_t heads, int64_t d
   if (c.qk_norm == QkNorm::kNone) return std::nullopt;
   NormConfig config = c.norm;
   if (config.kind == NormForm::kLayer) config.bias = false;
-  return NormModule(config, c.qk_norm == QkNorm::kHead ? dim : heads * dim);
+  return NormModule(config, c.qk_norm == QkNorm::kWhole ? heads * dim : dim);
 }
 
 // w [n, H, n] of own heads, by the key of each head among all.
@@ -97,7 +97,7 @@ at::Tensor Attention::forward(const at::Tensor& x_tD, const AttentionCall& call)
   const at::Tensor qkv = joined_linear(x.x_T, {&q_, &k_, &v_}, x.beside);
   const bool split_norm = qk_norm_ == QkNorm::kWhole && !sharding_.alone();
   const bool plain = !clip_ && call.cache == nullptr && call.slice == nullptr && !split_norm &&
-                     !(dropout_ > 0 && call.context.training);
+                     qk_norm_ != QkNorm::kHeadTurned && !(dropout_ > 0 && call.context.training);
   const at::Tensor o = plain ? core(qkv, call) : apart(qkv, call);
   return out_of_heads(out_, sharding_, o.flatten(1));
 }
@@ -128,6 +128,11 @@ at::Tensor Attention::prepared(const at::Tensor& x_Tn, const std::optional<NormM
   x = x.unflatten(1, {-1, layer_.head_dim});
   if (norm && qk_norm_ == QkNorm::kHead) x = norm->forward(x);
   if (clip_) x = at::clamp(x, -*clip_, *clip_);
+  x = turned(x, call);
+  return norm && qk_norm_ == QkNorm::kHeadTurned ? norm->forward(x) : x;
+}
+
+at::Tensor Attention::turned(const at::Tensor& x, const AttentionCall& call) {
   if (!rope_) return x;
   const RotaryTables& tables = rope_->tables(positions_needed(call, max_positions_), x);
   const std::optional<at::Tensor> position = positions_of(call, x);

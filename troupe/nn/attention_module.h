@@ -1,7 +1,8 @@
 // The attention module of a block: x -> out(attention(rotary(norm(q, k of x)), v of x)).
 //
 //   q, k, v = x Wq^T, x Wk^T, x Wv^T (+ biases)    one product
-//   qk_norm: each head of q and k alone, or the whole of q and of k;  then the clamp;  then rotary
+//   qk_norm: each head of q and k alone, or the whole of q and of k;  then the clamp;  then rotary,
+//   behind which the norms of heads may stand instead
 //   o = ops/attention/attention;  y = o Wo^T (+ bias)
 //
 // Under tensor parallelism each rank computes some heads for all tokens: x is gathered before, and
@@ -84,6 +85,7 @@ class Attention : public AttentionModule {
   at::Tensor over_ring(const CoreInputs& in, const AttentionForm& form, const ContextSlice& slice);
   at::Tensor prepared(const at::Tensor& x, const std::optional<NormModule>& norm,
                       const AttentionCall& call);
+  at::Tensor turned(const at::Tensor& x_THd, const AttentionCall& call);
   // The norm over whole vectors of which each rank has a part.
   at::Tensor whole_norm(const at::Tensor& x, const NormModule& norm) const;
 

@@ -69,6 +69,11 @@ const HfFamily* family_of(HfKeys& keys) {
   std::string type;
   keys.field({"model_type"}, type, std::string());
   const HfFamily* const family = find_hf_family(type);
+  const std::string_view missing = hf_missing_operator(type);
+  if (!missing.empty()) {
+    keys.refuse("model_type",
+                "there is no operator here for what it needs: " + std::string(missing));
+  }
   if (family == nullptr) keys.refuse("model_type", "one of " + hf_model_types() + " are supported");
   return family;
 }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "troupe/checkpoint/hf/families/families.h"
@@ -26,6 +27,8 @@ struct HfConfig {
   // effect on the result.
   std::string passed = "{}", unknown = "{}";
   std::vector<std::string> notes = {};  // lines for the log
+  // Factors that the model has and ours puts into weights: of all of ours whose name holds the text.
+  std::vector<std::pair<std::string, double>> factors = {};
 };
 
 // Throws E4008; E4003 if the text is not a JSON object. `file` is the place in messages.

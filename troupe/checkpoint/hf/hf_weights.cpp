@@ -51,7 +51,12 @@ HfWeights::HfWeights(const std::string& folder) : files_(folder), config_(read_h
   }
   // gpt-oss's own names are joined ones; the table then takes no notice.
   table_ = hf_names(*config_.family, model, is_fused(files_));
-  for (const HfTensor& t : table_) by_name_[t.name] = &t;
+  for (HfTensor& t : table_) {
+    for (const auto& [part, factor] : config_.factors) {
+      if (t.name.find(part) != std::string::npos) t.factor *= factor;
+    }
+    by_name_[t.name] = &t;
+  }
   account();
 }
 
@@ -141,6 +146,7 @@ void HfWeights::account() {
 
 at::ScalarType HfWeights::type_of(const HfTensor& ours) const {
   const std::string& name = ours.pieces.at(0).name;
+  if (ours.factor != 1) return at::kFloat;  // which holds the product of any half by it
   if (is_quantized(name)) return at::kBFloat16;
   return scalar_of(theirs(name)->entry->element);
 }
@@ -210,6 +216,7 @@ at::Tensor HfWeights::read(const HfTensor& ours) const {
            "and differs from it");
     }
   }
+  if (ours.factor != 1) out.mul_(ours.factor);
   return out;
 }
 

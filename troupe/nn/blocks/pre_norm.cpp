@@ -4,16 +4,14 @@
 
 #include <tuple>
 
-#include "troupe/nn/blocks/block.h"
+#include "troupe/nn/blocks/two_norms.h"
 
 namespace troupe {
 namespace {
 
-class PreNorm : public Block {
+class PreNorm : public TwoNorms {
  public:
-  explicit PreNorm(const BlockShape& s) : parts_(s), norm2_(s.model.norm, s.model.width) {
-    if (s.layer.attention) norm1_.emplace(s.model.norm, s.model.width);
-  }
+  using TwoNorms::TwoNorms;
 
   UnitResult forward(const at::Tensor& h, const Batch& batch, const Packing& packing,
                      const Context& context) override {
@@ -29,23 +27,6 @@ class PreNorm : public Block {
     result.h = state + y;
     return result;
   }
-  MoeLayer* moe() override { return parts_.moe.get(); }
-  void for_each(const std::string& prefix, const VisitParam& f) override {
-    for_each_member_param(*this, prefix, f);
-  }
-
-  static void visit(auto& m, auto&& f) {
-    f("norm1", m.norm1_);
-    f("attention", m.parts_.attention);
-    f("norm2", m.norm2_);
-    f("ffn", m.parts_.ffn);
-    f("moe", m.parts_.moe);
-  }
-
- private:
-  BlockParts parts_;
-  std::optional<NormModule> norm1_;  // absent: the feed-forward alone
-  NormModule norm2_;
 };
 
 }  // namespace

@@ -54,10 +54,11 @@ constexpr auto names_of(PositionForm) {
   return std::array{Named{"rope", PositionForm::kRope}, Named{"learned", PositionForm::kLearned},
                     Named{"none", PositionForm::kNone}};
 }
-enum class QkNorm { kNone, kHead, kWhole };  // each head alone, or the whole projection (OLMoE)
+// Of each head alone, before or behind the rotation (HunYuan), or of the whole projection (OLMoE).
+enum class QkNorm { kNone, kHead, kHeadTurned, kWhole };
 constexpr auto names_of(QkNorm) {
   return std::array{Named{"none", QkNorm::kNone}, Named{"head", QkNorm::kHead},
-                    Named{"whole", QkNorm::kWhole}};
+                    Named{"head_turned", QkNorm::kHeadTurned}, Named{"whole", QkNorm::kWhole}};
 }
 // The dense feed-forward's activation: the last three have one product, the others two.
 enum class FfnAct { kSwiglu, kGeglu, kGegluTanh, kReglu, kGelu, kGeluTanh, kRelu2, kSilu, kRelu };
@@ -146,7 +147,9 @@ struct ModelConfig {
     f("out_bias", c.out_bias, "Bias of the attention output projection; null: as bias.");
     f("ffn_bias", c.ffn_bias, "Biases of dense feed-forward projections; null: as bias.");
     f("qk_norm", c.qk_norm,
-      "Norm of queries and keys: per head, or over the whole projection (OLMoE).");
+      "Norm of queries and keys: per head, per head after the rotation (HunYuan), or over the "
+      "whole "
+      "projection (OLMoE).");
     f("clip_qkv", c.clip_qkv, "Clamp of queries, keys and values to [-x, x]; null: off.");
     f("act", c.act, "Activation of dense feed-forward layers; experts use model.moe.activation.");
     f("dropout", c.dropout, "Dropout of the embedding and of each block's output (0 to below 1).");

@@ -46,8 +46,9 @@ void add_attention(const ModelConfig& c, const LayerConfig& l, UnitCosts& u) {
   add_product(u, c.width * (q + 2 * kv) + q * c.width);
   if (c.qkv_bias.value_or(c.bias)) u.params.replicated += q + 2 * kv;
   if (c.out_bias.value_or(c.bias)) u.params.replicated += c.width;
-  if (c.qk_norm == QkNorm::kHead) u.params.replicated += 2 * l.head_dim;
-  if (c.qk_norm == QkNorm::kWhole) u.params.replicated += q + kv;
+  if (c.qk_norm != QkNorm::kNone) {
+    u.params.replicated += c.qk_norm == QkNorm::kWhole ? q + kv : 2 * l.head_dim;
+  }
   if (c.sinks) u.params.replicated += l.heads;
   u.core_dims = l.heads * 2 * l.head_dim;
   // q, k, v, turned; the core's result and its log-sum; beside a norm also what it was taken of.

@@ -2,7 +2,11 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/sort.h>
 #include <ATen/ops/zeros.h>
+
+#include <tuple>
 
 #include "troupe/core/check.h"
 #include "troupe/nn/routers/select.h"
@@ -16,8 +20,9 @@ class SigmoidBiasRouter : public Router {
       : config_(config), gate_(config.gate, shape), shape_(shape) {
     balance_bias_ = Param::of({shape.experts}, {.kind = Init::kZero}).as_state();
     options_.top_k = shape.top_k;
-    options_.score = config.score == IndependentScore::kSigmoid ? RouterScore::kSigmoid
-                                                                : RouterScore::kSqrtSoftplus;
+    options_.score = config.score == IndependentScore::kSigmoid   ? RouterScore::kSigmoid
+                     : config.score == IndependentScore::kSoftmax ? RouterScore::kSoftmax
+                                                                  : RouterScore::kSqrtSoftplus;
     options_.weighting = config.p_norm > 0 ? RouterWeighting::kNorm : RouterWeighting::kSum;
     options_.p_norm = config.p_norm;
     options_.scale = config.scale;
@@ -28,8 +33,13 @@ class SigmoidBiasRouter : public Router {
   RouterOutput forward(const at::Tensor& x_TD, const Tokens& tokens,
                        const Context& context) override {
     SelectOptions options = options_;
-    options.bias_E = balance_bias_.value;
-    RouterOutput out = route_gated(gate_, x_TD, tokens, context, options);
+    const Gated gated = gate_.logits(x_TD, context);
+    if (config_.score != IndependentScore::kSoftmax) {
+      options.bias_E = balance_bias_.value;
+    } else if (!tokens.replay_TK.defined()) {
+      options.given_ids_TK = softmax_choices(gated.z_TE, tokens);
+    }
+    RouterOutput out = route_logits(gate_, gated, tokens, context, options);
     if (context.records())
       counts_E_ = counts_E_.defined() ? counts_E_ + out.counts_E : out.counts_E;
     return out;
@@ -55,6 +65,18 @@ class SigmoidBiasRouter : public Router {
   }
 
  private:
+  // The kernel that routes adds a bias to scores of single logits alone. Ties go to the lower expert.
+  at::Tensor softmax_choices(const at::Tensor& z_TE, const Tokens& tokens) const {
+    const at::NoGradGuard no_grad;
+    const at::Tensor scores = at::softmax(z_TE, -1) + balance_bias_.value;
+    const at::Tensor order =
+        std::get<1>(at::sort(scores, /*stable=*/true, -1, /*descending=*/true));
+    const at::Tensor ids = order.narrow(-1, 0, shape_.top_k).to(at::kInt).contiguous();
+    return tokens.valid_T.defined()
+               ? ids.masked_fill(~tokens.valid_T.to(at::kBool).unsqueeze(1), -1)
+               : ids;
+  }
+
   SigmoidBiasRouting config_;
   Gate gate_;
   RouterShape shape_;
@@ -76,6 +98,9 @@ void update_bias(at::Tensor bias_E, const at::Tensor& counts_E, double rate, boo
 std::unique_ptr<Router> SigmoidBiasRouting::build(const RouterShape& shape) const {
   validate(shape);
   validate(limit, shape);
+  TROUPE_CHECK(score != IndependentScore::kSoftmax || limit.groups == 1,
+               "router.score softmax chooses among all experts: router.limit.groups is",
+               limit.groups);
   return std::make_unique<SigmoidBiasRouter>(*this, shape);
 }
 

@@ -1,6 +1,6 @@
 // Independent scores with an expert bias that balances without a loss (rules R6 to R10):
 // DeepSeek-V3.
-//   s = sigmoid(z) or sqrt(softplus(z)),  I = top-k of s + b,
+//   s = sigmoid(z) or sqrt(softplus(z)), or softmax(z) (ERNIE 4.5),  I = top-k of s + b,
 //   p = scale s[I] / (sum s[I] + 1e-20), and scale s[I] for k = 1
 // After each optimizer step, with N_e the assignments to expert e of all microbatches and ranks,
 // before dropping: b_e += rate sign(mean(N) - N_e); then, if `centre`, mean(b) is subtracted. b is
@@ -11,10 +11,11 @@
 
 namespace troupe {
 
-enum class IndependentScore { kSigmoid, kSqrtSoftplus };
+enum class IndependentScore { kSigmoid, kSqrtSoftplus, kSoftmax };
 constexpr auto names_of(IndependentScore) {
   return std::array{Named{"sigmoid", IndependentScore::kSigmoid},
-                    Named{"sqrtsoftplus", IndependentScore::kSqrtSoftplus}};
+                    Named{"sqrtsoftplus", IndependentScore::kSqrtSoftplus},
+                    Named{"softmax", IndependentScore::kSoftmax}};
 }
 
 struct SigmoidBiasRouting {
@@ -31,7 +32,7 @@ struct SigmoidBiasRouting {
   BalanceConfig balance;
 
   static void visit(auto& c, auto&& f) {
-    f("score", c.score, "Score function of each expert's logit, without a softmax.");
+    f("score", c.score, "Score of an expert's logit; softmax: over all experts (ERNIE 4.5).");
     f("bias_rate", c.bias_rate, "Step size of the balancing bias; 0: off.");
     f("centre", c.centre, "Subtracts the mean from the balancing bias after each step.");
     f("p_norm", c.p_norm, "p of the norm by which a token's weights are divided; 0: off.");

@@ -191,10 +191,20 @@ void ConfigFields::rope_fraction(HfKeys& p, double absent) {
   p.field({"partial_rotary_factor"}, config.model.rope.fraction, absent);
 }
 
-void ConfigFields::sigmoid_router(double scale, int64_t groups, int64_t keep) {
+void ConfigFields::no_padding() {
+  if (!keys.reads() && !passed.contains("pad_token_id")) keys.at("pad_token_id") = nullptr;
+}
+
+SigmoidBiasRouting& ConfigFields::biased_router(IndependentScore score) {
   if (!std::holds_alternative<SigmoidBiasRouting>(config.model.moe.router))
     config.model.moe.router.select("sigmoid_bias");
-  auto& router = std::get<SigmoidBiasRouting>(config.model.moe.router);
+  auto& out = std::get<SigmoidBiasRouting>(config.model.moe.router);
+  if (keys.reads()) out.score = score;
+  return out;
+}
+
+void ConfigFields::sigmoid_router(double scale, int64_t groups, int64_t keep) {
+  SigmoidBiasRouting& router = biased_router(IndependentScore::kSigmoid);
   keys.field({"routed_scaling_factor"}, router.scale, scale);
   keys.field({"n_group"}, router.limit.groups, groups);
   keys.field({"topk_group"}, router.limit.keep, keep);

@@ -46,7 +46,13 @@ struct ConfigFields {
   void read_scaling(HfKeys& p);
   void rope_fraction(HfKeys& p, double absent);
 
-  // The router as sigmoid with a bias of its choice (DeepSeek-V3's).
+  // A class whose default names a token of padding does not train that token's embedding: an export
+  // names none, unless the model came with one.
+  void no_padding();
+
+  // The router with a bias of its choice, unscaled and among all experts.
+  SigmoidBiasRouting& biased_router(IndependentScore score);
+  // The same with sigmoids, scaled and among groups (DeepSeek-V3's).
   void sigmoid_router(double scale, int64_t groups, int64_t keep);
   // The router as top-k softmax; `order` is the class's, when reading.
   TopkSoftmaxRouting& softmax(SoftmaxOrder order);

@@ -7,16 +7,39 @@ namespace troupe {
 namespace hf {
 
 extern const HfFamily kGpt2, kLlama, kMistral, kQwen2, kQwen3, kMixtral, kQwen2Moe, kQwen3Moe,
-    kOlmoe, kDbrx, kDeepseekV2, kDeepseekV3, kGlm4Moe, kGptOss;
+    kOlmoe, kFlexOlmo, kDbrx, kDeepseekV2, kDeepseekV3, kGlm4Moe, kGptOss, kGraniteMoe, kErnie45Moe,
+    kHunyuanMoe, kMinimaxM2;
 
 }  // namespace hf
 namespace {
 
 // The one list.
 constexpr const HfFamily* kFamilies[] = {
-    &hf::kLlama,      &hf::kMistral,  &hf::kQwen2,  &hf::kQwen3, &hf::kMixtral,
-    &hf::kQwen2Moe,   &hf::kQwen3Moe, &hf::kOlmoe,  &hf::kDbrx,  &hf::kDeepseekV2,
-    &hf::kDeepseekV3, &hf::kGlm4Moe,  &hf::kGptOss, &hf::kGpt2};
+    &hf::kLlama,      &hf::kMistral,    &hf::kQwen2,      &hf::kQwen3,    &hf::kMixtral,
+    &hf::kQwen2Moe,   &hf::kQwen3Moe,   &hf::kOlmoe,      &hf::kDbrx,     &hf::kDeepseekV2,
+    &hf::kDeepseekV3, &hf::kGlm4Moe,    &hf::kGptOss,     &hf::kGpt2,     &hf::kFlexOlmo,
+    &hf::kGraniteMoe, &hf::kErnie45Moe, &hf::kHunyuanMoe, &hf::kMinimaxM2};
+
+// The same model under another model_type; it is written by the first.
+struct OtherName {
+  std::string_view model_type;
+  const HfFamily* family;
+};
+constexpr OtherName kOtherNames[] = {{"kimi_k2", &hf::kDeepseekV3}};
+
+struct MissingOperator {
+  std::string_view model_type, what;
+};
+constexpr MissingOperator kMissing[] = {
+    {"phimoe", "the router SparseMixer: two masked softmaxes, one behind the other"},
+    {"minimax", "lightning attention: linear attention with a decay"},
+    {"qwen3_next", "the gated delta rule: linear attention with a state"},
+    {"kimi_linear", "Kimi Delta Attention: linear attention with a state"},
+    {"jamba", "Mamba layers: a selective state space"},
+    {"granitemoehybrid", "Mamba-2 layers: a selective state space"},
+    {"nemotron_h", "Mamba-2 layers: a selective state space"},
+    {"deepseek_v32", "the lightning indexer: attention over chosen tokens"},
+};
 
 // The first thing in which a config differs from a form, or nothing.
 class Misfit {
@@ -32,14 +55,14 @@ class Misfit {
 
 void check_form(const HfForm& f, const ModelConfig& c, Misfit& m) {
   m.unless(c.overrides.empty(), "overrides");
-  m.unless(c.block.kind() == PreNormBlock::kKind, "block.kind");
+  m.unless(c.block.kind() == f.block, "block.kind");
   m.unless(c.vocab_pad == 1 || padded_vocab(c) >= c.vocab, "vocab_pad");
   m.unless(c.positions == (f.gpt2 ? PositionForm::kLearned : PositionForm::kRope), "positions");
   m.unless(
       (c.norm.kind == NormForm::kLayer) == (f.norm == NormForm::kLayer) && c.norm.bias == f.gpt2,
       "norm");
   m.unless(c.mla.has_value() == f.mla, "mla");
-  m.unless(c.rope.interleaved == f.mla, "rope.interleaved");
+  m.unless(c.rope.interleaved == (f.mla || f.interleaved), "rope.interleaved");
   m.unless(c.rope.fraction == 1 || f.partial_rope, "rope.fraction");
   m.unless(c.mtp.depth == 0 || f.mtp, "mtp.depth");
   m.unless(c.sinks == f.sinks, "sinks");
@@ -96,11 +119,21 @@ void check_moe(const HfForm& f, const ModelConfig& c, Misfit& m) {
   }
 }
 
+void check_biased_router(const HfForm& f, const ModelConfig& c, Misfit& m) {
+  const auto* const r = std::get_if<SigmoidBiasRouting>(&c.moe.router);
+  if (!f.moe || r == nullptr) return;
+  m.unless(r->score == f.score, "moe.router.score");
+  m.unless(r->p_norm == 0, "moe.router.p_norm");
+  m.unless(!f.plain_bias || r->scale == 1, "moe.router.scale");
+  m.unless(!f.plain_bias || r->limit.groups == 1, "moe.router.limit");
+}
+
 std::string misfit(const HfForm& form, const ModelConfig& c) {
   Misfit m;
   check_form(form, c, m);
   check_layers(form, c, m);
   check_moe(form, c, m);
+  check_biased_router(form, c, m);
   return m.key();
 }
 
@@ -111,6 +144,7 @@ std::string hf_model_types() {
   for (const HfFamily* family : kFamilies) {
     out.append(out.empty() ? "" : ", ").append(family->model_type);
   }
+  for (const OtherName& other : kOtherNames) out.append(", ").append(other.model_type);
   return out;
 }
 
@@ -118,7 +152,17 @@ const HfFamily* find_hf_family(std::string_view model_type) {
   for (const HfFamily* family : kFamilies) {
     if (family->model_type == model_type) return family;
   }
+  for (const OtherName& other : kOtherNames) {
+    if (other.model_type == model_type) return other.family;
+  }
   return nullptr;
+}
+
+std::string_view hf_missing_operator(std::string_view model_type) {
+  for (const MissingOperator& missing : kMissing) {
+    if (missing.model_type == model_type) return missing.what;
+  }
+  return "";
 }
 
 const HfFamily* hf_family_of(const ModelConfig& c) {

@@ -41,6 +41,7 @@ struct HfTensor {
   std::vector<std::string> copies = {};  // theirs that repeat this tensor whole: written on export,
                                          // compared on import
   bool fp32 = false;                     // stays f32 whatever type is asked for
+  double factor = 1;                     // ours = factor * theirs, in f32
 };
 
 // What a family's class computes: a model that differs in any of it is refused.
@@ -50,6 +51,8 @@ struct HfForm {
   bool gpt2 = false;          // learned positions, gelu, biases of everything, norms too
   bool mixed_layers = false;  // dense layers beside those with experts
   bool mla = false;           // and interleaved rotary pairs
+  bool interleaved = false;   // these without it
+  std::string_view block = PreNormBlock::kKind;
   bool mtp = false;
   bool sinks = false;
   bool window = false;        // may have one
@@ -65,6 +68,8 @@ struct HfForm {
   std::string_view router = TopkSoftmaxRouting::kKind;
   bool sums_to_one = false;         // a token's weights always do
   bool scaled_and_limited = false;  // may scale a token's weights and choose among groups
+  bool plain_bias = false;          // of sigmoid_bias: neither scales nor limits
+  IndependentScore score = IndependentScore::kSigmoid;  // of sigmoid_bias
 };
 
 struct ConfigFields;
@@ -79,7 +84,9 @@ struct HfFamily {
 };
 
 std::string hf_model_types();                                 // of all: "llama, mixtral, .."
-const HfFamily* find_hf_family(std::string_view model_type);  // null: none
+const HfFamily* find_hf_family(std::string_view model_type);  // also by another name; null: none
+// What a known family needs that there is no operator for; empty: nothing is known of it.
+std::string_view hf_missing_operator(std::string_view model_type);
 // The first family that can hold the config, to export a model that was not imported; null: none.
 const HfFamily* hf_family_of(const ModelConfig& config);
 

@@ -56,7 +56,8 @@ void add_norms(Table& t, const ModelConfig& c, const Prefix& at) {
   t.same(at.ours + "norm2.weight", {c.width}, at.theirs + "post_attention_layernorm.weight");
 }
 
-void add_attention(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at) {
+void add_attention(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at,
+                   const QkNames& norms) {
   const std::string a = at.ours + "attention.", b = at.theirs + "self_attn.";
   const int64_t q = l.heads * l.head_dim, kv = l.kv_heads * l.head_dim;
   const auto linear = [&](const std::string& name, int64_t out, int64_t in, bool bias) {
@@ -69,9 +70,9 @@ void add_attention(Table& t, const ModelConfig& c, const LayerConfig& l, const P
   linear("v", kv, c.width, c.qkv_bias.value_or(c.bias));
   linear("out", c.width, q, c.out_bias.value_or(c.bias));
   if (c.qk_norm != QkNorm::kNone) {
-    const bool head = c.qk_norm == QkNorm::kHead;
-    t.same(a + "q_norm.weight", {head ? l.head_dim : q}, b + "q_norm.weight");
-    t.same(a + "k_norm.weight", {head ? l.head_dim : kv}, b + "k_norm.weight");
+    const bool head = c.qk_norm != QkNorm::kWhole;
+    t.same(a + "q_norm.weight", {head ? l.head_dim : q}, b + norms.q + ".weight");
+    t.same(a + "k_norm.weight", {head ? l.head_dim : kv}, b + norms.k + ".weight");
   }
   if (c.sinks) t.same(a + "sinks", {l.heads}, b + "sinks");
 }
@@ -110,7 +111,7 @@ void add_experts(Table& t, const ModelConfig& c, const LayerConfig& l, const Moe
                  const Prefix& at, bool fused) {
   const int64_t E = l.moe->experts, F = l.moe->ffn.hidden, D = c.width;
   t.same(at.ours + "moe.router.weight", {E, D},
-         at.theirs + (fused ? "mlp.gate.weight" : style.router));
+         at.theirs + (fused ? style.fused_router : style.router));
   const std::string w1 = at.ours + "moe.experts.w1", w2 = at.ours + "moe.experts.w2";
   for (int64_t e = 0; e < E; ++e) {
     if (fused) {
@@ -137,13 +138,16 @@ void add_shared(Table& t, const ModelConfig& c, const LayerConfig& l, const Pref
   t.same(at.ours + "moe.shared.w2", {D, F}, shared + "down_proj.weight");
 }
 
+void add_choice_bias(Table& t, const LayerConfig& l, const Prefix& at, const std::string& name) {
+  t.same(at.ours + "moe.router.balance_bias", {l.moe->experts}, at.theirs + name);
+  t.last().fp32 = true;
+}
+
 void add_biased_moe(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at,
                     bool fused) {
   add_experts(t, c, l, {}, at, fused);
   if (l.moe->router.kind() == "sigmoid_bias") {
-    t.same(at.ours + "moe.router.balance_bias", {l.moe->experts},
-           at.theirs + "mlp.gate.e_score_correction_bias");
-    t.last().fp32 = true;
+    add_choice_bias(t, l, at, "mlp.gate.e_score_correction_bias");
   }
   if (l.moe->shared.experts > 0) add_shared(t, c, l, at, "mlp.shared_experts.");
 }

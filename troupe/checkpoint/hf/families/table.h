@@ -40,7 +40,12 @@ struct MoeStyle {
   std::string router = "mlp.gate.weight";
   std::string experts = "mlp.experts";  // in files: .{e}.{gate, up, down}.weight
   std::string gate = "gate_proj", up = "up_proj", down = "down_proj";
+  std::string fused_router = "mlp.gate.weight";
 };
+// Mixtral's, which others took over.
+inline MoeStyle mixtral_style() {
+  return {"block_sparse_moe.gate.weight", "block_sparse_moe.experts", "w1", "w3", "w2"};
+}
 
 // What a layer's names begin with, the dot included: "layers.3.", "model.layers.3.".
 struct Prefix {
@@ -48,7 +53,12 @@ struct Prefix {
 };
 
 void add_ends(Table& t, const ModelConfig& c);
-void add_attention(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at);
+// What the norms of queries and keys are called.
+struct QkNames {
+  std::string q = "q_norm", k = "k_norm";
+};
+void add_attention(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at,
+                   const QkNames& norms = {});
 void add_mla(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at);
 void add_norms(Table& t, const ModelConfig& c, const Prefix& at);
 void add_ffn(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at);
@@ -58,6 +68,8 @@ void add_experts(Table& t, const ModelConfig& c, const LayerConfig& l, const Moe
 // One expert for every token, under `name` of the layer: "mlp.shared_experts.".
 void add_shared(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at,
                 const std::string& name);
+// The router's bias of its choice, under its name in the layer.
+void add_choice_bias(Table& t, const LayerConfig& l, const Prefix& at, const std::string& name);
 // Experts whose router may have a bias of its choice (e_score_correction_bias), and shared ones.
 void add_biased_moe(Table& t, const ModelConfig& c, const LayerConfig& l, const Prefix& at,
                     bool fused);

@@ -1,0 +1,32 @@
+#include "troupe/nn/blocks/post_norm.h"
+
+#include <ATen/TensorOperators.h>
+
+#include "troupe/nn/blocks/two_norms.h"
+
+namespace troupe {
+namespace {
+
+class PostNorm : public TwoNorms {
+ public:
+  using TwoNorms::TwoNorms;
+
+  UnitResult forward(const at::Tensor& h, const Batch& batch, const Packing& packing,
+                     const Context& context) override {
+    const BlockCall call = parts_.call(batch, packing, context);
+    at::Tensor state = h;
+    if (norm1_) state = state + norm1_->forward(parts_.attend(state, call));
+    UnitResult result;
+    const at::Tensor y = parts_.feed_forward(state, call, result);
+    result.h = state + norm2_.forward(y);
+    return result;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Block> PostNormBlock::build(const BlockShape& shape) const {
+  return std::make_unique<PostNorm>(shape);
+}
+
+}  // namespace troupe
