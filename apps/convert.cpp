@@ -6,7 +6,9 @@
 #include "apps/verbs.h"
 #include "troupe/core/file/file.h"
 #include "troupe/core/file/publish.h"
+#include "troupe/train/forecast/choose_layout.h"
 #include "troupe/train/recipe/foreign/convert_recipe.h"
+#include "troupe/train/recipe/recipe.h"
 
 namespace troupe {
 namespace {
@@ -35,6 +37,41 @@ std::map<std::string, std::string> variables_of(const ConvertOptions& options) {
   return out;
 }
 
+// What `check` would say of the layout.
+void try_layout(Conversion& out) {
+  if (!out.checked || !out.missing.empty()) return;
+  try {
+    const int64_t ranks = least_ranks(out.checked->parallel);
+    settled(out.checked->parallel, needs_of(*out.checked, ranks, ranks));
+  } catch (const Error& error) {
+    out.faults.emplace_back(error.what());
+  }
+}
+
+// The comments at the recipe's top: what it does not have.
+std::string commented(std::string_view what, const std::vector<std::string>& lines) {
+  std::string out;
+  for (const std::string& line : lines) {
+    out.append("# ").append(what).append(": ");
+    for (const char c : line) out += c == '\n' ? ' ' : c;
+    out += '\n';
+  }
+  return out;
+}
+
+void print_check(const Conversion& out) {
+  if (!out.whole) {
+    std::cerr << "not checked: a layer's settings are no run\n";
+  } else if (!out.refused.empty() || !out.faults.empty()) {
+    std::cerr << "not checked: what is not supported, or at fault, is not in the recipe\n";
+  } else if (!out.missing.empty()) {
+    std::cerr << "checked, but for what is to be filled in (" << out.missing.size() << ")\n";
+  } else {
+    std::cerr
+        << "checked: `troupe check` finds no fault in its settings; data are looked at there\n";
+  }
+}
+
 void convert(const ConvertOptions& options, Call& call) {
   ForeignKind kind = ForeignKind::kAuto;
   if (!from_text(options.from, kind)) {
@@ -43,7 +80,8 @@ void convert(const ConvertOptions& options, Call& call) {
   }
   constexpr int64_t kLongest = int64_t{4} << 20;
   const std::string text = read_file(options.file, Code::kNoRecipe, kLongest);
-  const Conversion out = convert_recipe(text, options.file, kind, variables_of(options));
+  Conversion out = convert_recipe(text, options.file, kind, variables_of(options));
+  try_layout(out);
   if (!options.quiet) {
     tell("mapped", out.mapped);
     tell("ignored: no result depends on it", out.ignored);
@@ -52,35 +90,39 @@ void convert(const ConvertOptions& options, Call& call) {
   tell("not supported yet: the recipe does without", out.deferred);
   tell("to be filled in", out.missing);
   tell("not supported", out.refused);
+  tell("`check` finds", out.faults);
   if (!out.refused.empty() && !options.force) {
     std::cerr << "No recipe is written: what is not supported would be lost. Take it out, or "
                  "--force.\n";
     call.code = static_cast<int>(ExitClass::kUsage);
     return;
   }
-  std::string recipe;
-  for (const std::string& line : out.refused)
-    recipe.append("# not supported: ").append(line).append("\n");
-  for (const std::string& line : out.deferred)
-    recipe.append("# not supported yet: ").append(line).append("\n");
-  for (const std::string& line : out.missing)
-    recipe.append("# to be filled in: ").append(line).append("\n");
-  recipe += out.recipe;
+  if (!out.faults.empty() && !options.force) {
+    std::cerr << "No recipe is written: it would not pass `troupe check`. Change the settings that "
+                 "it names, or --force.\n";
+    call.code = static_cast<int>(ExitClass::kUsage);
+    return;
+  }
+  const std::string recipe = commented("not supported", out.refused) +
+                             commented("not supported yet", out.deferred) +
+                             commented("`check` finds", out.faults) +
+                             commented("to be filled in", out.missing) + out.recipe;
   if (options.out.empty()) {
     std::cout << recipe;
   } else {
     Fs fs;
     write_output(fs, options.out, recipe);
   }
+  print_check(out);
 }
 
 }  // namespace
 
 void add_convert(CLI::App& app, Call& call) {
   CLI::App* verb = app.add_subcommand("convert", "converts other trainers' settings to a recipe");
-  CLI::App* recipe = verb->add_subcommand(
-      "recipe",
-      "from a Megatron-LM script, LLM-Foundry YAML, torchtitan TOML or MegaBlocks Arguments");
+  CLI::App* recipe = verb->add_subcommand("recipe",
+                                          "from a Megatron-LM script or YAML, LLM-Foundry YAML, "
+                                          "torchtitan TOML or MegaBlocks Arguments");
   const auto options = std::make_shared<ConvertOptions>();
   recipe->add_option("file", options->file, "script, YAML, TOML or Python file")->required();
   recipe->add_option("-o,--out", options->out, "output file; default, and -: standard output");

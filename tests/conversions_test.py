@@ -238,8 +238,8 @@ class Conversions(unittest.TestCase):
         given = ("1=runs/mixtral", "2=tokenizer.model", "3=corpus/text", "WANDB_API_KEY=k")
         said = self.convert(self.mixtral(), "mixtral.sh", *(w for one in given for w in ("--variable", one)))
         self.assertNotIn("to be filled in", said)
-        self.assertIn("# beside the run: tools/follow_log.py 'runs/mixtral' --to wandb --project 'Mixtral-Finetuning' "
-                      "--name 'Mixtral_8x7B'\n", (self.folder / "recipe.yaml").read_text())
+        self.assertIn("# beside the run: tools/follow_log.py runs/mixtral --to wandb --project Mixtral-Finetuning "
+                      "--name Mixtral_8x7B\n", (self.folder / "recipe.yaml").read_text())
         self.troupe("check", "recipe.yaml", "--assume-memory", "4TiB", "--set", "data.train=[{kind: mock}]",
                     "--set", 'data.split=""', "--set", 'data.tokenizer=""', *(w for one in ONE_RANK for w in ("--set", one)))
         self.train("model.heads=8", *ONE_RANK)

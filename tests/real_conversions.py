@@ -19,6 +19,17 @@ MOE = ["model.moe.experts=8", "model.moe.hidden=32"]
 MACHINE = pathlib.Path(__file__).parents[1] / "machines/assumed-h100.yaml"
 RANKS = {"mixtral_8x7b.sh": 16, "testing-moe.yaml": 8, "dbrx-full-ft.yaml": 64, "dbrx-lora-ft.yaml": 64}  # else its name says
 VARIABLES = ["1=run", "2=tokenizer.model", "3=corpus/text"]  # of the scripts that name them
+# What those get from their own callers: the model zoo's YAML from its script for a cluster, Pai's from the README beside them.
+PAI = ("dsw {size} 1 8 1e-5 1e-6 128 128 bf16 1 1 1 1 1 true true true false false false 100000 corpus corpus none 10000 100 run")
+GIVEN = {
+    "model_configs/benchmarking": ["TP=1", "PP=1", "EP=1", "CP=1", "VPP=1", "MBS=1", "GBS=8", "SEQ_LEN=4096", "WORKSPACE=/w",
+                                   "DATA_PATH=corpus/text", "OUTPUT_PATH=/out", "LOAD_PATH=/out/checkpoints", "WANDB_PROJECT=p",
+                                   "COMMENT=c", "PR=bf16", "NUM_LAYERS=2"],
+    "functional_tests": ["TENSORBOARD_PATH=/tb", "CHECKPOINT_SAVE_PATH=run", "CHECKPOINT_LOAD_PATH=run", "DATA_PATH=corpus",
+                         "DATA_CACHE_PATH=/cache"],
+    "examples/qwen3/": [f"{i}={word}" for i, word in enumerate(PAI.format(size="A3B").split(), 1)],
+    "megatron_fsdp": ["OUTPUT_PATH=/out", "MEGATRON_PATH=/megatron"],
+}
 
 
 def run(folder, *words):
@@ -29,6 +40,7 @@ def convert(troupe, folder, path, *more):
     """What the conversion of the file says, with a value for each argument of a script."""
     text = path.read_text()
     needed = [v for v in VARIABLES if path.suffix == ".sh" and re.search(r"\$\{?" + v[0] + r"\b", text)]
+    needed = next((given for part, given in GIVEN.items() if part in str(path)), needed)
     if "EXP_DIR" in text:
         needed = needed[:1]  # the others have defaults, which the script's own conditions keep
     words = [w for v in needed for w in ("--variable", v)]
@@ -43,7 +55,10 @@ def count(said, kind):
 def planned(troupe, folder, name):
     """The forecast of the whole recipe on so many H100: a step's time and a rank's memory; or why there is none."""
     sets = [] if re.search(r"^ +(steps|tokens):", (folder / "recipe.yaml").read_text(), re.M) else ["--set", "train.steps=10"]
-    ranks = RANKS.get(name) or int(re.search(r"(\d+)gpu", name)[1])
+    ranks = RANKS.get(name) or re.search(r"(\d+)gpu", name)
+    if ranks is None:
+        return "-"
+    ranks = ranks if isinstance(ranks, int) else int(ranks[1])
     out = run(folder, troupe, "plan", "recipe.yaml", "--machine", MACHINE, "--ranks", ranks, "--json", *sets)
     if out.returncode not in (0, 7):
         return f"{ranks}: " + " ".join((out.stderr + out.stdout).split())[:200]
@@ -78,10 +93,15 @@ def main():
             refused = count(out.stderr, "not supported") + count(out.stderr, "not supported yet: the recipe does without")
             note = ""
             if out.returncode != 0:
+                why = out.stderr.strip().splitlines()
                 out, note = convert(troupe, folder, path, "--force"), " with --force"
+            label = path.name if path.name in RANKS or "gpu" in path.name else f"{path.parent.name}/{path.name}"
+            if out.returncode != 0:  # nothing is made of it, even so
+                print(f"| `{label}` | none: {why[-1].split('E2005 ')[-1]} |||||", flush=True)
+                continue
             numbers = [count(out.stderr, kind) for kind in ("mapped", "ignored: no result depends on it", "to be filled in")]
             recipe = (folder / "recipe.yaml").read_text()
-            print(f"| `{path.name}` | {' | '.join(map(str, numbers))} | {refused}{note} | {planned(troupe, folder, path.name)} | {trained(troupe, folder, recipe)} |", flush=True)
+            print(f"| `{label}` | {' | '.join(map(str, numbers))} | {refused}{note} | {planned(troupe, folder, path.name)} | {trained(troupe, folder, recipe)} |", flush=True)
 
 
 if __name__ == "__main__":

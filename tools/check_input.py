@@ -35,6 +35,7 @@ HARMLESS = {
     "troupe/train/resume.cpp": "exit.json: the name of a checkpoint",
     "troupe/train/observe/expert_use.cpp": "experts.json: words and numbers to show",
     "troupe/train/forecast/agree_layout.cpp": "the layout of rank 0, which has been validated",
+    "troupe/train/recipe/foreign/draft.cpp": "the recipe that it wrote, which validate() looks at",
     "troupe/train/report/report.cpp": "env.json: words and numbers to show",
     "troupe/train/report/report_tables.cpp": "exit.json: words and numbers to show",
 }

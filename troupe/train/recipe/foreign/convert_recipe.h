@@ -6,12 +6,15 @@
 
 #include <array>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "troupe/core/text/text.h"
 
 namespace troupe {
+
+struct Recipe;  // recipe.h
 
 enum class ForeignKind { kAuto, kMegatron, kFoundry, kTorchtitan, kMegaBlocks };
 constexpr auto names_of(ForeignKind) {
@@ -29,14 +32,20 @@ struct Conversion {
   std::vector<std::string> refused = {};   // "run.sh:12: E2003 --foo: ..."
   std::vector<std::string> missing = {};   // what has to be said before the recipe runs
   std::vector<std::string> notes = {};     // what is as it was there, and may not be what was meant
+  // What `check` finds wrong with the recipe as it is written, but for what is missing.
+  std::vector<std::string> faults = {};
+  bool whole = true;  // false: a layer's settings, and no run's
+  // The recipe as it reads back; null: it has faults, or is no run's.
+  std::shared_ptr<const Recipe> checked = {};
 };
 
-// Of a text that is none of these, E2005. `file` is for messages; `variables` are what a script
+// Of a text that is none of these, and of another program's (unread_format), E2005. `file` is for
+// messages, and for what a mcli's command launches, which is looked for beside it; `variables` are what a script
 // gets from outside, those of its command line by their numbers ("1").
 Conversion convert_recipe(const std::string& text, const std::string& file, ForeignKind kind,
                           const std::map<std::string, std::string>& variables = {});
 
-// What `auto` takes the text for: YAML with a model section or a kind's own names; a Python call
+// What `auto` takes the text for: YAML with a kind's own names, with none of them kAuto; a Python call
 // Arguments(...); TOML, lines "[name]" by themselves; else a script.
 ForeignKind foreign_kind(const std::string& text);
 

@@ -168,7 +168,7 @@ TEST(ConvertRecipe, AMegatronScriptBecomesARecipeThatChecks) {
 TEST(ConvertRecipe, WeightsAndBiasesGetTheRunByACommandBesideIt) {
   const Conversion out =
       convert_recipe(kMixtral, "run.sh", ForeignKind::kMegatron, {{"WANDB_API_KEY", "k"}});
-  const std::string command = "tools/follow_log.py 'runs/mixtral' --to wandb --project 'Mixtral'";
+  const std::string command = "tools/follow_log.py runs/mixtral --to wandb --project Mixtral";
   EXPECT_TRUE(any(out.mapped, "--wandb-project Mixtral -> a command beside the run: " + command));
   EXPECT_TRUE(out.recipe.starts_with("# beside the run: " + command + '\n')) << out.recipe;
   EXPECT_FALSE(any(out.notes, "WANDB_API_KEY"));
@@ -252,7 +252,7 @@ TEST(ConvertRecipe, MegatronsTensorRanksAreOursAndSlicesOfExpertsToo) {
       megatron(arguments("--tensor-model-parallel-size 1 --sequence-parallel "
                          "--expert-tensor-parallel-size 1"));
   EXPECT_EQ(read_back(one).parallel.expert_tensor, 1);
-  // Left out it is as many as tensor ranks, which is told; of a dense model there are none.
+  // Left out it equals the tensor ranks, and a note says so; a dense model has none.
   const Conversion silent =
       megatron(arguments("--tensor-model-parallel-size 4 --num-experts 8 --moe-router-topk 2"));
   EXPECT_EQ(read_back(silent).parallel.expert_tensor, 4);

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "troupe/core/config/config.h"
+#include "troupe/core/config/yaml.h"
 
 namespace troupe {
 namespace {
@@ -46,8 +47,8 @@ std::string number_text(double value) {
 
 void Draft::set(const std::string& path, const std::string& value, const Origin& origin) {
   if (value.find('$') != std::string::npos) {
-    out_.missing.push_back(path + ": " + origin.text + " is given from outside the file: --set " +
-                           path + "=...");
+    miss(path, origin.text + " is given from outside the file: --variable NAME=VALUE, or --set " +
+                   path + "=...");
     paths_.insert(path);
     return;
   }
@@ -92,7 +93,21 @@ void Draft::refuse(const Origin& origin, const std::string& why, Code code) {
 }
 
 void Draft::need(const std::string& path, std::string_view why) {
-  if (!has(path)) out_.missing.push_back(path + ": " + std::string(why));
+  if (!has(path)) miss(path, std::string(why));
+}
+
+void Draft::miss(const std::string& path, const std::string& why) {
+  out_.missing.push_back(path + ": " + why);
+  paths_missing_.insert(path);
+}
+
+void Draft::leave_open(const Origin& origin) {
+  open_ = true;
+  const std::string line =
+      origin.text + " is given from outside the file: --variable NAME=VALUE gives it";
+  if (std::find(out_.missing.begin(), out_.missing.end(), line) == out_.missing.end()) {
+    out_.missing.push_back(line);
+  }
 }
 
 // Sections in the recipe's order, lines in the order in which they were set.
@@ -130,16 +145,33 @@ std::string Draft::text() const {
   return out;
 }
 
+// The recipe is read back as it is written, so that what `check` says is of the file.
+void Draft::try_out() {
+  std::string said;
+  try {
+    auto written = std::make_shared<Recipe>();
+    const Sources sources = read_config(parse_yaml(out_.recipe, "the recipe"), *written);
+    validate(*written, sources);
+    out_.checked = std::move(written);
+  } catch (const Error& error) {
+    said = error.what();
+  }
+  std::istringstream lines(said);
+  for (std::string line; std::getline(lines, line);) {
+    // A fault of what is to be filled in, or of a file that is made by what is.
+    const bool open =
+        std::any_of(paths_missing_.begin(), paths_missing_.end(),
+                    [&](const std::string& path) { return line.find(path) != std::string::npos; });
+    if (open) continue;
+    open_ ? out_.missing.push_back("until then `check` says: " + line)
+          : out_.faults.push_back(line);
+  }
+}
+
 Conversion Draft::finish(bool whole) {
   out_.recipe = text();
-  if (whole && out_.missing.empty() && out_.refused.empty()) {
-    try {
-      validate(recipe_, sources_);
-    } catch (const Error& error) {
-      std::istringstream lines(error.what());
-      for (std::string line; std::getline(lines, line);) out_.missing.push_back(line);
-    }
-  }
+  out_.whole = whole;
+  if (whole && out_.refused.empty()) try_out();
   return std::move(out_);
 }
 

@@ -35,9 +35,11 @@ class Draft {
   bool has(const std::string& path) const { return paths_.contains(path); }
   // What a run must say for itself: without it the recipe's default would stand in unseen.
   void need(const std::string& path, std::string_view why);
+  // A setting whose value the file leaves to a variable, where no one field of the recipe is it.
+  void leave_open(const Origin& origin);
 
-  // The text, and what `check` would still find wrong with it among `missing`. `whole`: the source
-  // describes a run, not a layer.
+  // The text, and what `check` finds wrong with it, but for what is missing, among `faults`.
+  // `whole`: the source describes a run, not a layer.
   Conversion finish(bool whole);
 
  private:
@@ -45,13 +47,16 @@ class Draft {
     std::string path, value, origin;
   };
   std::string text() const;
+  void try_out();
+  void miss(const std::string& path, const std::string& why);
 
   Conversion out_;
   Recipe recipe_;
   Sources sources_;
   std::vector<Line> lines_;
   std::string commands_;  // "# beside the run: ..." lines
-  std::set<std::string> paths_;
+  std::set<std::string> paths_, paths_missing_;
+  bool open_ = false;  // leave_open() was called
 };
 
 std::string quoted_yaml(const std::string& text);  // plain where YAML reads it as the same string

@@ -74,8 +74,6 @@ struct Trial {
 
 const std::map<std::string_view, Trial>& trials() {
   static const std::map<std::string_view, Trial> all = {
-      {"padded-vocab-size", {"model: {vocab: 500, vocab_pad: 128}"}},
-      {"apply-layernorm-1p", {"model: {norm: {kind: layer}}", "model: {norm: {kind: layer_1p}}"}},
       {"no-rope-freq",
        {"model: {positions: none}", "model: {overrides: [{layers: [0], positions: none}]}"}},
       {"init-method-xavier-uniform", {"model: {init_std: 0.02}", "model: {init: xavier}"}},
@@ -106,6 +104,12 @@ const std::map<std::string_view, Trial>& trials() {
       {"vocab-extra-ids", {"model: {vocab: 512}"}},
       {"sft", {"data: {train: [{path: chats}]}", "data: {train: [{kind: chat, path: chats}]}"}},
       {"use-checkpoint-args", {"model: {layers: 2}", "checkpoint: {model: true}"}},
+      {"moe-loss-coeff", {"model: {moe: {router: {balance: {aux_loss: 0.01}}}}"}},
+      {"moe-train-capacity-factor", {"model: {moe: {capacity: {factor: 1.25}}}"}},
+      {"moe-eval-capacity-factor",
+       {"model: {moe: {capacity: {factor: 1.25}}}", "model: {moe: {capacity: {eval_factor: 2}}}"}},
+      {"moe-min-capacity",
+       {"model: {moe: {capacity: {factor: 1.25}}}", "model: {moe: {capacity: {least: 4}}}"}},
       {"skip-train", {"model: {layers: 2}", "train: {skip: true}"}},
   };
   return all;

@@ -1,12 +1,34 @@
 #include "troupe/train/recipe/foreign/flags.h"
 
 #include <algorithm>
+#include <cctype>
 
 namespace troupe {
 namespace {
 
 bool is_flag(const std::string& word) {
   return word.starts_with("--") && word.size() > 2;
+}
+
+// "'99,1,0'": the quotes that a script keeps in a variable are not meant to be of the value.
+std::string without_quotes(const std::string& word) {
+  const bool quoted =
+      word.size() > 1 && (word[0] == '\'' || word[0] == '"') && word.back() == word[0];
+  return quoted ? word.substr(1, word.size() - 2) : word;
+}
+
+bool is_open(const std::string& value) {
+  return value.find('$') != std::string::npos;
+}
+
+// A word of its own that a shell makes nothing of where the variable is not set.
+bool is_variable(const std::string& word) {
+  const std::string name = word.starts_with("${") && word.ends_with("}")
+                               ? word.substr(2, word.size() - 3)
+                               : word.substr(std::min<size_t>(word.size(), 1));
+  return word.starts_with("$") && !name.empty() && std::ranges::all_of(name, [](char c) {
+           return c == '_' || std::isalnum(static_cast<unsigned char>(c)) != 0;
+         });
 }
 
 }  // namespace
@@ -19,9 +41,10 @@ Flags::Flags(const std::vector<ShellWord>& words, std::string file, Draft& draft
       std::string name = word.text.substr(2, equals == std::string::npos ? equals : equals - 2);
       std::replace(name.begin(), name.end(), '_', '-');
       flags_.push_back({name, {}, word.line});
-      if (equals != std::string::npos) flags_.back().values = {word.text.substr(equals + 1)};
+      if (equals != std::string::npos)
+        flags_.back().values = {without_quotes(word.text.substr(equals + 1))};
     } else if (!flags_.empty()) {
-      flags_.back().values.push_back(word.text);
+      flags_.back().values.push_back(without_quotes(word.text));
     } else {
       draft_.refuse({word.text, file_ + ':' + std::to_string(word.line)}, "stands before any flag");
     }
@@ -40,6 +63,13 @@ std::string Flags::text(const std::string& name, const std::string& otherwise) {
   const Flag* const flag = find(name);
   if (flag == nullptr) return otherwise;
   if (flag->values.size() == 1) return flag->values[0];
+  if (!flag->values.empty() &&
+      std::all_of(flag->values.begin() + 1, flag->values.end(), is_variable)) {
+    for (auto more = flag->values.begin() + 1; more != flag->values.end(); ++more) {
+      draft_.leave_open({*more, file_ + ':' + std::to_string(flag->line)});
+    }
+    return flag->values[0];
+  }
   draft_.refuse(origin_of(*flag), flag->values.empty() ? "needs a value" : "takes one value");
   return otherwise;
 }
@@ -53,6 +83,7 @@ double Flags::number(const std::string& name, double otherwise) {
   const std::string value = text(name);
   double out = otherwise;
   if (value.empty() || from_text(value, out)) return out;
+  if (is_open(value)) return draft_.leave_open(origin(name)), otherwise;
   draft_.refuse(origin(name), "a number is expected");
   return otherwise;
 }
@@ -61,6 +92,7 @@ int64_t Flags::whole(const std::string& name, int64_t otherwise) {
   const std::string value = text(name);
   int64_t out = otherwise;
   if (value.empty() || from_text(value, out)) return out;
+  if (is_open(value)) return draft_.leave_open(origin(name)), otherwise;
   draft_.refuse(origin(name), "a whole number is expected");
   return otherwise;
 }

@@ -5,6 +5,8 @@
 #include <cctype>
 #include <cmath>
 
+#include "troupe/core/text/shell_word.h"
+#include "troupe/train/recipe/foreign/mcli.h"
 #include "troupe/train/recipe/foreign/megablocks.h"
 #include "troupe/train/recipe/foreign/tree.h"
 
@@ -408,7 +410,7 @@ class Foundry {
       field("train.micro_batch", "device_train_microbatch_size", "");
     }
     if (!tree_.given("max_duration")) {
-      return draft_.need("train.steps", "max_duration is not given");
+      return draft_.need("train.tokens", "max_duration is not given: this, or train.steps");
     }
     if (in_epochs("max_duration")) {
       const Origin epochs = tree_.origin("max_duration");
@@ -611,7 +613,7 @@ class Foundry {
         const std::string path = "loggers." + to + '.' + key;
         if (logger != to || !tree_.given(path)) continue;
         given.push_back(tree_.origin(path));
-        command.append(" ").append(option).append(" '").append(tree_.text(path)).append("'");
+        command.append(" ").append(option).append(" ").append(shell_word(tree_.text(path)));
       }
       if (!given.empty()) draft_.beside(given, command);
     }
@@ -785,7 +787,7 @@ class Foundry {
 }  // namespace
 
 void convert_foundry(const std::string& text, const std::string& file, Draft& draft) {
-  Foundry(parse_yaml(text, file), draft).convert();
+  Foundry(launched_settings(parse_yaml(text, file), file, draft), draft).convert();
 }
 
 }  // namespace troupe

@@ -46,5 +46,12 @@ TEST(Foundry, ItsMeshIsWhatRanksShare) {
   EXPECT_EQ(tensor.refused, std::vector<std::string>());
 }
 
+TEST(Foundry, ANameEndsNoQuoteOfTheCommandBesideIt) {
+  const Conversion out = convert_recipe("loggers:\n  wandb: {project: \"it's; rm x\"}\n",
+                                        "run.yaml", ForeignKind::kFoundry);
+  const std::string word = "--project 'it'\\''s; rm x'";
+  EXPECT_TRUE(any(out.mapped, word)) << out.recipe;
+}
+
 }  // namespace
 }  // namespace troupe

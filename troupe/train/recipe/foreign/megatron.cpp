@@ -7,7 +7,9 @@
 #include "troupe/core/text/suggest.h"
 #include "troupe/train/recipe/foreign/flag_rules.h"
 #include "troupe/train/recipe/foreign/flags.h"
+#include "troupe/train/recipe/foreign/foreign_format.h"
 #include "troupe/train/recipe/foreign/megatron_run.h"
+#include "troupe/train/recipe/foreign/megatron_yaml.h"
 #include "troupe/train/recipe/foreign/shell_words.h"
 
 namespace troupe {
@@ -109,13 +111,25 @@ class Megatron {
     const bool tied = !flags_.given("untie-embeddings-and-output-weights");
     draft_.set("model.tie_embeddings", tied ? "true" : "false",
                flags_.origin("untie-embeddings-and-output-weights"));
-    const int64_t divisor = flags_.whole("make-vocab-size-divisible-by", 128) *
-                            flags_.whole("tensor-model-parallel-size", 1);
-    draft_.set("model.vocab_pad", to_text(divisor),
-               flags_.origin("make-vocab-size-divisible-by", "128"));
+    vocabulary();
     field("model.init_std", "init-method-std", "0.02");
     field("model.dropout", "hidden-dropout", "0.1");
     field("model.attn_dropout", "attention-dropout", "0.1");
+  }
+
+  // A size that is padded already counts whole: there the padding is in the loss.
+  void vocabulary() {
+    const std::string divisible = "make-vocab-size-divisible-by";
+    if (flags_.given("padded-vocab-size")) {
+      const Origin from = flags_.origin("padded-vocab-size");
+      draft_.set("model.vocab", flags_.text("padded-vocab-size"), from);
+      draft_.set("model.vocab_pad", "1", from);
+      if (flags_.given(divisible)) draft_.ignore(flags_.origin(divisible), "the size is padded");
+      return;
+    }
+    const int64_t divisor =
+        flags_.whole(divisible, 128) * flags_.whole("tensor-model-parallel-size", 1);
+    draft_.set("model.vocab_pad", to_text(divisor), flags_.origin(divisible, "128"));
   }
 
   bool biases() { return !flags_.given("disable-bias-linear"); }
@@ -153,7 +167,9 @@ class Megatron {
   }
 
   void attention() {
-    if (flags_.given("group-query-attention")) {
+    if (flags_.given("num-key-value-heads")) {
+      field("model.kv_heads", "num-key-value-heads", "1");
+    } else if (flags_.given("group-query-attention")) {
       field("model.kv_heads", "num-query-groups", "1");
     } else if (flags_.given("num-query-groups")) {
       draft_.ignore(flags_.origin("num-query-groups"),
@@ -185,10 +201,15 @@ class Megatron {
     const Origin from = flags_.origin("multi-latent-attention");
     if (flags_.given("q-lora-rank")) field("model.mla.q_rank", "q-lora-rank", "0");
     field("model.mla.kv_rank", "kv-lora-rank", "32");
-    field("model.mla.nope_dim", "qk-head-dim", "128");
-    field("model.mla.rope_dim", "qk-pos-emb-head-dim", "64");
+    field("model.mla.nope_dim", named("qk-head-dim", "qk-nope-head-dim"), "128");
+    field("model.mla.rope_dim", named("qk-pos-emb-head-dim", "qk-rope-head-dim"), "64");
     field("model.mla.value_dim", "v-head-dim", "128");
     draft_.set("model.rope.interleaved", "true", from);  // of latents always so there
+  }
+
+  // A flag by its name, or by the one that it had before.
+  std::string named(const std::string& now, const std::string& before) {
+    return flags_.given(before) && !flags_.given(now) ? before : now;
   }
 
   // "(128,0)": keys to the left and to the right of a query.
@@ -509,24 +530,35 @@ class Megatron {
     draft_.set("train.batch_ramp.samples", ramp[2], from);
   }
 
-  // "2000 steps" or "100000 samples" of the flags --X-iters and --X-samples; "": neither.
+  // "2000 steps", "100000 samples" or "5000 tokens" of the flags --X-iters, --X-samples and
+  // --X-tokens; "": none.
   std::string span(const std::string& name) {
+    if (flags_.given(name + "-tokens")) return flags_.text(name + "-tokens") + " tokens";
     if (flags_.given(name + "-samples")) return flags_.text(name + "-samples") + " samples";
     return flags_.text(name + "-iters");
   }
   Origin span_origin(const std::string& name) {
-    return flags_.origin(flags_.given(name + "-samples") ? name + "-samples" : name + "-iters");
+    for (const char* unit : {"-tokens", "-samples"}) {
+      if (flags_.given(name + unit)) return flags_.origin(name + unit);
+    }
+    return flags_.origin(name + "-iters");
   }
 
   void schedule() {
-    if (flags_.given("train-samples")) {
+    if (flags_.given("train-tokens")) {
+      field("train.tokens", "train-tokens", "");
+      if (flags_.given("train-iters")) {
+        draft_.ignore(flags_.origin("train-iters"), "--train-tokens end the run");
+      }
+    } else if (flags_.given("train-samples")) {
       const int64_t samples = flags_.whole("train-samples", 0);
       const int64_t sequence = flags_.whole("seq-length", 0);
       draft_.set("train.tokens", to_text(samples * sequence), flags_.origin("train-samples"));
     } else if (flags_.given("train-iters")) {
       field("train.steps", "train-iters", "");
     } else {
-      draft_.need("train.steps", "neither --train-iters nor --train-samples is given");
+      draft_.need("train.tokens",
+                  "neither --train-iters nor --train-samples is given: this, or train.steps");
     }
     const std::string style = flags_.text("lr-decay-style", "linear");
     const Origin from = flags_.origin("lr-decay-style", "linear");
@@ -629,9 +661,17 @@ class Megatron {
 
 void convert_megatron(const std::string& text, const std::string& file,
                       const std::map<std::string, std::string>& variables, Draft& draft) {
-  const ShellArguments arguments = shell_arguments(text, variables, file);
+  const std::optional<Yaml> map = yaml_map(text, file);
+  const ShellArguments arguments = map && yaml_at(*map, "MODEL_ARGS") != nullptr
+                                       ? megatron_yaml_arguments(*map, variables, file, draft)
+                                       : shell_arguments(text, variables, file);
   for (const std::string& note : arguments.notes) draft.note(note);
   const auto is_flag = [](const ShellWord& word) { return word.text.starts_with("--"); };
+  if (!arguments.script.empty()) {
+    fail(
+        Code::kBadValue, file + ':' + std::to_string(arguments.line), "starts another script,",
+        arguments.script + ": convert that one, with --variable NAME=VALUE for what this one sets");
+  }
   if (std::none_of(arguments.words.begin(), arguments.words.end(), is_flag)) {
     fail(Code::kBadValue, file,
          "holds no arguments: neither a command that runs a .py file nor "

@@ -93,5 +93,14 @@ TEST(MegatronFlags, SinksAndWindowsOfGptOssAreMapped) {
   EXPECT_TRUE(any(converted("--softmax-type off-by-one").refused, "vanilla and learnable"));
 }
 
+TEST(MegatronFlags, TheBackendIsOurs) {
+  const Conversion gloo = converted("--distributed-backend gloo");
+  Recipe recipe;
+  read_config(parse_yaml(gloo.recipe, "recipe"), recipe);
+  EXPECT_EQ(recipe.parallel.backend, CommBackend::kGloo);
+  EXPECT_TRUE(any(converted("--distributed-backend nccl").ignored, "NCCL between GPUs"));
+  EXPECT_TRUE(any(converted("--distributed-backend mpi").refused, "nccl and gloo are supported"));
+}
+
 }  // namespace
 }  // namespace troupe

@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "troupe/core/text/shell_word.h"
 #include "troupe/train/recipe/foreign/stage_texts.h"
 namespace troupe {
 namespace {
@@ -27,8 +28,7 @@ class MegatronRun {
  private:
   // Ranks along an axis.
   void axis(const std::string& flag, const std::string& name) {
-    if (!flags_.given(flag)) return;
-    draft_.set("parallel." + name, to_text(flags_.whole(flag, 1)), flags_.origin(flag));
+    if (flags_.given(flag)) draft_.set("parallel." + name, flags_.text(flag), flags_.origin(flag));
   }
 
   void layout() {
@@ -37,6 +37,7 @@ class MegatronRun {
     context();
     tensor();
     stages();
+    backend();
     if (flags_.given("high-priority-stream-groups")) {
       draft_.set("parallel.comm_priority", "high", flags_.origin("high-priority-stream-groups"));
     }
@@ -44,6 +45,17 @@ class MegatronRun {
       draft_.set("run.hang_timeout", flags_.text("distributed-timeout-minutes") + "min",
                  flags_.origin("distributed-timeout-minutes"));
     }
+  }
+
+  void backend() {
+    constexpr const char* kFlag = "distributed-backend";
+    if (!flags_.given(kFlag)) return;
+    const std::string name = flags_.text(kFlag);
+    if (name == "nccl") {
+      return draft_.ignore(flags_.origin(kFlag), "NCCL between GPUs, as by default here");
+    }
+    if (name != "gloo") return draft_.refuse(flags_.origin(kFlag), "nccl and gloo are supported");
+    draft_.set("parallel.backend", name, flags_.origin(kFlag));
   }
 
   void context() {
@@ -178,6 +190,13 @@ class MegatronRun {
       // Gradients that are summed are kept by their owner alone in any case.
       const bool full = strategy == "optim_grads_params";
       draft_.set(kShard, full ? "full" : strategy == "no_shard" ? "none" : "zero1", from);
+    } else if (flags_.given("zero-stage")) {
+      const int64_t stage = flags_.whole("zero-stage", 0);
+      draft_.set(kShard,
+                 stage >= 3  ? "full"
+                 : stage > 0 ? "zero1"
+                             : "none",
+                 flags_.origin("zero-stage"));
     } else if (all) {
       draft_.set(kShard, "full", flags_.origin("use-torch-fsdp2"));
     } else if (optimizer) {
@@ -284,6 +303,11 @@ class MegatronRun {
                    flags_.origin("valid-data-path"));
       }
     }
+    if (flags_.text("train-mode", "pretrain") != "pretrain") {
+      draft_.refuse(flags_.origin("train-mode"), "pretrain alone is supported");
+    }
+    const std::string set = flags_.text("dataset", "MMAP");
+    if (set != "MMAP") draft_.refuse(flags_.origin("dataset"), "MMAP alone is supported");
     draft_.set("data.order", "megatron", {"the order of samples there", ""});
     if (!flags_.given("seed")) draft_.set("train.seed", "1234", flags_.origin("seed", "1234"));
     const bool positions = flags_.given("reset-position-ids");
@@ -401,11 +425,11 @@ class MegatronRun {
          {"wandb-save-dir", "--folder"}}};
     std::vector<Origin> given;
     const std::string run = flags_.text("save", "RUN");
-    std::string command = "tools/follow_log.py '" + run + "' --to wandb";
+    std::string command = "tools/follow_log.py " + shell_word(run) + " --to wandb";
     for (const auto& [flag, option] : kNames) {
       if (!flags_.given(flag)) continue;
       given.push_back(flags_.origin(flag));
-      command.append(" ").append(option).append(" '").append(flags_.text(flag)).append("'");
+      command.append(" ").append(option).append(" ").append(shell_word(flags_.text(flag)));
     }
     if (!given.empty()) draft_.beside(given, command);
 

@@ -1,65 +1,91 @@
 #include "troupe/train/recipe/foreign/shell_condition.h"
 
 #include <cstdint>
+#include <optional>
 
 #include "troupe/core/text/text.h"
+#include "troupe/train/recipe/foreign/shell_pattern.h"
 
 namespace troupe {
 namespace {
 
 using TestWords = std::vector<TestWord>;
+constexpr ShellTruth kUnknown = {true, false};
 
 bool is_bracket(const std::string& text) {
   return text == "[" || text == "]" || text == "[[" || text == "]]" || text == "test";
 }
 
-std::optional<bool> compared(const std::string& left, const std::string& op,
-                             const std::string& right) {
+ShellTruth of(std::optional<bool> value) {
+  return value ? ShellTruth{*value, true} : kUnknown;
+}
+
+ShellTruth compared(const std::string& left, const std::string& op, const TestWord& word,
+                    bool patterns) {
+  const std::string& right = word.text;
   if (op == "=" || op == "==" || op == "!=") {
-    if (right.find_first_of("*?") != std::string::npos) return std::nullopt;  // a pattern
-    return (left == right) == (op != "!=");
+    const ShellTruth same =
+        patterns && !word.quoted ? of(shell_matches(left, right)) : ShellTruth{left == right};
+    return {same.known ? same.holds != (op == "!=") : true, same.known};
   }
+  // A quoted expression is letters.
+  if (op == "=~") {
+    const bool plain = right.find_first_of("^$.*+?()[]{}|\\") == std::string::npos;
+    if (!word.quoted && !plain) return kUnknown;
+    return {left.find(right) != std::string::npos, true};
+  }
+  if (patterns && (op == "<" || op == ">")) return {op == "<" ? left < right : left > right, true};
   int64_t a = 0, b = 0;
-  if (!from_text(left, a) || !from_text(right, b)) return std::nullopt;
-  if (op == "-eq") return a == b;
-  if (op == "-ne") return a != b;
-  if (op == "-lt") return a < b;
-  if (op == "-le") return a <= b;
-  if (op == "-gt") return a > b;
-  if (op == "-ge") return a >= b;
-  return std::nullopt;
+  if (!from_text(left, a) || !from_text(right, b)) return kUnknown;
+  if (op == "-eq") return {a == b, true};
+  if (op == "-ne") return {a != b, true};
+  if (op == "-lt") return {a < b, true};
+  if (op == "-le") return {a <= b, true};
+  if (op == "-gt") return {a > b, true};
+  if (op == "-ge") return {a >= b, true};
+  return kUnknown;
+}
+
+// What only a command's output would say.
+bool is_unknown(const TestWords& words) {
+  for (const TestWord& word : words) {
+    if (word.text.find("$(") != std::string::npos) return true;
+  }
+  return false;
 }
 
 // Between two of && and ||. A lone word is true where it is not empty, and -n is a lone word where
 // nothing follows it.
-std::optional<bool> one_test(TestWords words) {
+ShellTruth one_test(TestWords words) {
   bool wanted = true;
   const bool brackets = !words.empty() && is_bracket(words[0].text);
   const bool in_test = brackets && words[0].text != "[[";
   std::erase_if(words, [&](const TestWord& word) {
     return !word.quoted && (is_bracket(word.text) || (word.text.empty() && in_test));
   });
-  if (!brackets) return std::nullopt;  // a command
+  if (!brackets) return kUnknown;  // a command
   for (; !words.empty() && words[0].text == "!" && words.size() > 1; words.erase(words.begin())) {
     wanted = !wanted;
   }
-  std::optional<bool> value;
-  if (words.empty()) {
-    value = false;
+  ShellTruth value = kUnknown;
+  if (is_unknown(words)) {
+    value = kUnknown;
+  } else if (words.empty()) {
+    value = {false, true};
   } else if (words.size() == 1) {
-    value = !words[0].text.empty();
+    value = {!words[0].text.empty(), true};
   } else if (words.size() == 2 && (words[0].text == "-n" || words[0].text == "-z")) {
-    value = words[1].text.empty() == (words[0].text == "-z");
+    value = {words[1].text.empty() == (words[0].text == "-z"), true};
   } else if (words.size() == 3) {
-    value = compared(words[0].text, words[1].text, words[2].text);
+    value = compared(words[0].text, words[1].text, words[2], !in_test);
   }
-  return value ? std::optional(*value == wanted) : std::nullopt;
+  return {value.holds == wanted, value.known};
 }
 
 }  // namespace
 
-std::optional<bool> shell_test(const std::vector<TestWord>& words) {
-  std::optional<bool> value = true;
+ShellTruth shell_test(const std::vector<TestWord>& words) {
+  ShellTruth value;
   bool also = true;  // what joins the next part: &&, else ||
   TestWords part;
   std::string bracket;
@@ -68,13 +94,13 @@ std::optional<bool> shell_test(const std::vector<TestWord>& words) {
     if (!bracket.empty() && (part.empty() || !is_bracket(part[0].text))) {
       part.insert(part.begin(), {bracket, false});
     }
-    const std::optional<bool> next = one_test(part);
+    const ShellTruth next = one_test(part);
     part.clear();
-    if (!next || !value) {
-      value.reset();
-    } else {
-      value = also ? *value && *next : *value || *next;
-    }
+    const bool decided = value.known && value.holds != also;
+    if (decided) return;
+    const bool decides = next.known && next.holds != also;
+    value = {also ? value.holds && next.holds : value.holds || next.holds,
+             decides || (value.known && next.known)};
   };
   for (const TestWord& word : words) {
     if (!word.quoted && word.text == "[[") bracket = "[[";

@@ -1,7 +1,6 @@
-// The tests of a shell: [ -n "$3" ], [[ $A == b && -z $C ]], test "$A" = b.
+// The tests of a shell: [ -n "$3" ], [[ $A == b* && -z $C ]], test "$A" = b.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,8 +11,13 @@ struct TestWord {
   bool quoted = false;
 };
 
-// The words of a condition, its brackets among them. Nothing where a word asks for more than
-// strings and whole numbers: a file, a pattern, another command.
-std::optional<bool> shell_test(const std::vector<TestWord>& words);
+// What a condition or a command says. A file is taken to exist, another command to succeed, and what
+// the script alone does not say to hold: then it is not known.
+struct ShellTruth {
+  bool holds = true, known = true;
+};
+
+// The words of a condition, its brackets among them.
+ShellTruth shell_test(const std::vector<TestWord>& words);
 
 }  // namespace troupe

@@ -2,394 +2,457 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
-#include <map>
-#include <optional>
-#include <set>
+#include <list>
 #include <string_view>
+#include <utility>
 
 #include "troupe/core/check.h"
-#include "troupe/train/recipe/foreign/shell_condition.h"
+#include "troupe/core/text/text.h"
+#include "troupe/train/recipe/foreign/shell_expand.h"
+#include "troupe/train/recipe/foreign/shell_pattern.h"
 
 namespace troupe {
 namespace {
 
-bool is_name(char c) {
-  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
+using Words = ShellScope::Words;
+
+constexpr size_t kDeepestText = 16;  // eval in eval, bash -c in bash -c
+
+std::string_view base_name(std::string_view path) {
+  const auto slash = path.rfind('/');
+  return slash == std::string_view::npos ? path : path.substr(slash + 1);
 }
 
-// The words that a shell does not pass on.
-bool is_control(std::string_view word) {
-  constexpr std::array<std::string_view, 12> kWords = {"if", "then", "else",  "elif", "fi",   "for",
-                                                       "do", "done", "while", "case", "esac", "in"};
-  return std::find(kWords.begin(), kWords.end(), word) != kWords.end();
+bool is_one_of(std::string_view word, std::initializer_list<std::string_view> names) {
+  return std::find(names.begin(), names.end(), word) != names.end();
 }
 
-// A line `A="$A $A"` doubles what A holds. Of a real script all values together are some KB.
-constexpr size_t kMostOfOne = size_t{1} << 20;
-constexpr size_t kMostOfAll = size_t{8} << 20;
+bool is_shell(std::string_view word) {
+  return is_one_of(base_name(word), {"bash", "sh", "zsh"});
+}
+
+// Commands that print or prepare, and pass nothing to a program.
+bool is_idle(std::string_view word) {
+  return is_one_of(
+      word, {"echo", "printf", "set",   "cd",     "mkdir", "cat",  "ls",   "source", ".",
+             "pip",  "rm",     "cp",    "mv",     "sleep", "wait", "trap", "ulimit", "sed",
+             "find", "chmod",  "touch", "module", "conda", "git",  "read", "tee",    "grep"});
+}
+
+auto program_of(const Words& words) {
+  return std::find_if(words.begin(), words.end(),
+                      [](const ShellWord& w) { return w.text.ends_with(".py"); });
+}
 
 class Script {
  public:
   Script(const std::string& text, const std::map<std::string, std::string>& given,
          const std::string& file)
-      : text_(text), file_(file) {
-    for (const auto& [name, value] : given) variables_[name] = {{value, 0}};
-  }
+      : text_(text), file_(file), scope_(given, file), expand_(scope_) {}
 
   ShellArguments read() {
-    while (at_ < text_.size()) read_command();
+    run_text(text_, 1);
     ShellArguments out;
     note_unset();
     out.notes = std::move(notes_);
-    for (const auto& command : commands_) {
-      const auto program = std::find_if(command.begin(), command.end(),
-                                        [](const ShellWord& w) { return w.text.ends_with(".py"); });
-      if (program == command.end()) continue;
-      out.words.assign(program + 1, command.end());
+    if (const Words* const best = training(); best != nullptr) {
+      const auto program = program_of(*best);
+      out.words.assign(program + 1, best->end());
       out.program = program->text;
+      out.line = program->line;
       return out;
     }
-    for (const auto& command : commands_) {
+    out.script = script_.text;
+    out.line = script_.line;
+    for (const Words& command : commands_) {
       out.words.insert(out.words.end(), command.begin(), command.end());
     }
-    if (!out.words.empty()) return out;
-    for (const std::string& name : array_order_) {
-      const auto& words = variables_[name];
-      out.words.insert(out.words.end(), words.begin(), words.end());
+    if (!out.words.empty() || !out.script.empty()) return out;
+    for (const std::string& name : scope_.arrays) {
+      const Words* const words = scope_.find(name);
+      if (words != nullptr) out.words.insert(out.words.end(), words->begin(), words->end());
     }
     return out;
   }
 
  private:
-  using Words = std::vector<ShellWord>;
+  enum class Flow { kNext, kBreak, kContinue, kReturn, kExit };
 
-  char peek(size_t ahead = 0) const {
-    return at_ + ahead < text_.size() ? text_[at_ + ahead] : '\0';
-  }
-  char take() {
-    const char c = text_[at_++];
-    line_ += c == '\n';
-    return c;
-  }
-
-  // Blanks, continued lines and comments; not the end of a line.
-  void skip_blanks() {
-    for (;;) {
-      if (peek() == ' ' || peek() == '\t' || peek() == '\r') {
-        take();
-      } else if (peek() == '\\' && (peek(1) == '\n' || (peek(1) == '\r' && peek(2) == '\n'))) {
-        while (take() != '\n') continue;
-      } else if (peek() == '#') {
-        while (at_ < text_.size() && peek() != '\n') take();
-      } else {
-        return;
-      }
+  const Words* training() const {
+    const Words* first = nullptr;
+    for (const Words& command : commands_) {
+      const auto program = program_of(command);
+      if (program == command.end()) continue;
+      if (base_name(program->text).find("train") != std::string::npos) return &command;
+      if (first == nullptr) first = &command;
     }
-  }
-
-  bool at_command_end() const {
-    const char c = peek();
-    return c == '\0' || c == '\n' || c == ';' || c == '&' || c == '|' || c == '(' || c == ')';
-  }
-
-  // An `if` that is open: whether one of its branches has run, and whether this one does.
-  struct Branch {
-    bool taken = false, runs = false;
-  };
-  bool runs() const {
-    return !skipped_ && std::all_of(branches_.begin(), branches_.end(),
-                                    [](const Branch& branch) { return branch.runs; });
-  }
-
-  void read_command() {
-    Words command;
-    bool begin = true;
-    for (skip_blanks(); !at_command_end(); skip_blanks()) {
-      if (begin && read_assignment()) continue;
-      const int line = line_;
-      if (command.empty() && peek() == '[') {
-        tested_ = test(line, "[");
-        break;
-      }
-      Words words = read_word();
-      begin = begin && words.size() == 1 &&
-              (words[0].text == "export" || words[0].text == "then" || words[0].text == "do" ||
-               words[0].text == "local");
-      if (words.size() == 1 && is_control(words[0].text) && command.empty()) {
-        if (control(words[0].text, line)) {
-          begin = true;
-          continue;
-        }
-        break;
-      }
-      command.insert(command.end(), words.begin(), words.end());
-    }
-    const bool ran = runs();
-    end_command();
-    if (!ran || command.empty() || command[0].text == "export" || command[0].text == "set" ||
-        command[0].text == "echo" || command[0].text == "cd" || command[0].text == "mkdir") {
-      return;
-    }
-    commands_.push_back(std::move(command));
-  }
-
-  // Takes the end of a command; after a test, && and || decide whether the next one runs.
-  void end_command() {
-    const bool both = peek() == '&' && peek(1) == '&', either = peek() == '|' && peek(1) == '|';
-    skipped_ = tested_ && ((both && !*tested_) || (either && *tested_));
-    if (!both && !either) tested_.reset();
-    if (both || either) take();
-    if (at_ < text_.size()) take();
-  }
-
-  // Whether a command may begin after the word.
-  bool control(const std::string& word, int line) {
-    if (word == "if") {
-      const bool run = runs() && test(line, word);
-      if (!run) skip_line();
-      branches_.push_back({run, run});
-    } else if (word == "elif" && !branches_.empty()) {
-      branches_.back().runs = true;  // the condition's own variables count where the `if` runs
-      const bool run = !branches_.back().taken && runs() && test(line, word);
-      if (!run) skip_line();
-      branches_.back() = {branches_.back().taken || run, run};
-    } else if (word == "else" && !branches_.empty()) {
-      branches_.back() = {true, !branches_.back().taken};
-    } else if (word == "fi" && !branches_.empty()) {
-      branches_.pop_back();
-    }
-    if (word == "then" || word == "do" || word == "else") return true;
-    if ((word == "for" || word == "case" || word == "while") && runs()) note_condition(line, word);
-    if (word != "if" && word != "elif") skip_line();
-    return false;
-  }
-
-  void skip_line() {
-    while (at_ < text_.size() && peek() != '\n' && peek() != ';') take();
-  }
-
-  // The rest of a condition, up to the end of its command; what is no test counts as true.
-  bool test(int line, const std::string& word) {
-    std::vector<TestWord> words;
-    in_test_ = true;
-    const bool list = word != "[";  // of an if: && and || may stand between brackets
-    for (skip_blanks(); at_ < text_.size(); skip_blanks()) {
-      const char c = peek();
-      if (c == '\n' || c == ';' || c == '\0') break;
-      if ((c == '&' || c == '|') && peek(1) == c) {
-        if (!list && !words.empty() && words.back().text == "]") break;
-        if (!list && !words.empty() && words.back().text == "]]") break;
-        words.push_back({{take(), take()}, false});
-      } else if (c == '(' || c == ')' || c == '&' || c == '|') {
-        words.push_back({{take()}, false});
-      } else {
-        const bool quoted = c == '"' || c == '\'';
-        const std::string text = joined_word(read_word(/*split=*/false));
-        words.push_back({text, quoted});
-      }
-    }
-    in_test_ = false;
-    if (const auto value = shell_test(words)) return *value;
-    note_condition(line, word);
-    return true;
-  }
-
-  void note_condition(int line, const std::string& word) {
-    notes_.push_back("line " + std::to_string(line) + ": `" + word +
-                     "` is not evaluated: what it guards is taken as if it ran");
+    return first;
   }
 
   void note_unset() {
-    if (unset_.empty()) return;
+    if (scope_.unset_names.empty()) return;
     std::string names;
-    for (const std::string& name : unset_) names += (names.empty() ? "$" : ", $") + name;
+    for (const std::string& name : scope_.unset_names)
+      names += (names.empty() ? "$" : ", $") + name;
     notes_.push_back("tests take for empty what is not given: " + names + " (--variable " +
-                     *unset_.begin() + "=VALUE)");
+                     *scope_.unset_names.begin() + "=VALUE)");
   }
 
-  // NAME=word, NAME=(words), NAME+=...
-  bool read_assignment() {
-    size_t end = at_;
-    while (end < text_.size() && is_name(text_[end])) ++end;
-    const bool more = end < text_.size() && text_[end] == '+';
-    if (end == at_ || end + more >= text_.size() || text_[end + more] != '=') return false;
-    const std::string name = text_.substr(at_, end - at_);
-    at_ = end + more + 1;
-    Words value;
-    if (peek() == '(') {
-      take();
-      if (runs() && arrays_.insert(name).second) array_order_.push_back(name);
-      for (skip_array(); peek() != ')' && at_ < text_.size(); skip_array()) {
-        const Words words = read_word();
-        value.insert(value.end(), words.begin(), words.end());
-      }
-      if (at_ < text_.size()) take();
-    } else {
-      const int line = line_;
-      value = {{joined_word(read_word(/*split=*/false)), line}};
+  void note_condition(int line, const std::string& word) {
+    const std::string note = "line " + std::to_string(line) + ": `" + word +
+                             "` asks for more than the script says: files are taken to exist, "
+                             "commands to succeed";
+    if (std::find(notes_.begin(), notes_.end(), note) == notes_.end()) notes_.push_back(note);
+  }
+
+  // The trees stay: a function outlives the text that defined it.
+  ShellTruth run_text(const std::string& text, int line) {
+    if (++depth_ > kDeepestText) {
+      fail(Code::kBadValue, file_ + ':' + std::to_string(line), "starts itself without end");
     }
-    if (!runs()) return true;
-    Words& old = variables_[name];
-    size_t& held = held_[name];
-    if (!more) old.clear(), held = 0;
-    for (const ShellWord& word : value) held += word.text.size() + sizeof(ShellWord);
-    if (held > kMostOfOne) fail_growth(name + " grows over 1 MiB");
-    old.insert(old.end(), value.begin(), value.end());
-    return true;
-  }
-
-  [[noreturn]] void fail_growth(const std::string& what) const {
-    fail(Code::kBadValue, file_ + ':' + std::to_string(line_), what,
-         "with the values of other variables; a script of arguments holds some KB. Write its value "
-         "out, or give the words of the command alone");
-  }
-
-  void skip_array() {
-    for (skip_blanks(); peek() == '\n'; skip_blanks()) take();
-  }
-
-  static std::string joined_word(const Words& words) {
-    std::string out;
-    for (const ShellWord& word : words) out += (out.empty() ? "" : " ") + word.text;
+    scope_.count_words(text.size());
+    trees_.push_back(parse_shell(text, file_, line));
+    const ShellTruth out = run(trees_.back());
+    --depth_;
     return out;
   }
 
-  // One word as it is written; a variable outside quotes may make it several.
-  Words read_word(bool split = true) {
-    Words out = {{"", line_}};
-    const size_t begin = at_;
-    while (at_ < text_.size() && !std::isspace(static_cast<unsigned char>(peek()))) {
-      const char c = peek();
-      if (c == ';' || c == '&' || c == '|' || c == ')' || c == '(') break;
-      if (c == '\\') {
-        if (peek(1) == '\n' || peek(1) == '\r') break;
-        take();
-        if (at_ < text_.size()) out.back().text += take();
-      } else if (c == '\'') {
-        take();
-        while (at_ < text_.size() && peek() != '\'') out.back().text += take();
-        if (at_ < text_.size()) take();
-      } else if (c == '"') {
-        read_quoted(out);
-      } else if (c == '$') {
-        append(out, read_variable(), split, split);
-      } else {
-        out.back().text += take();
-      }
+  ShellTruth run(const ShellList& list) {
+    ShellTruth last;
+    for (const ShellStep& step : list) {
+      if (step.join == ShellJoin::kAnd && !last.holds) continue;
+      if (step.join == ShellJoin::kOr && last.holds) continue;
+      last = run(*step.command);
+      if (step.negated) last.holds = !last.holds;
+      if (flow_ != Flow::kNext) return last;
     }
-    if (at_ == begin && at_ < text_.size()) take();  // a lone bracket: goes on in any case
-    std::erase_if(out, [](const ShellWord& w) { return w.text.empty(); });
+    return last;
+  }
+
+  ShellTruth run(const ShellCommand& command) {
+    scope_.line = command.line;
+    scope_.count_command();
+    switch (command.kind) {
+      case ShellCommand::kSimple: return simple(command);
+      case ShellCommand::kTest: return test(command.words, /*split=*/false);
+      case ShellCommand::kArithmetic: return arithmetic(command.words[0].text);
+      case ShellCommand::kIf: return run_if(command);
+      case ShellCommand::kFor: return run_for(command);
+      case ShellCommand::kForArithmetic: return run_counted(command);
+      case ShellCommand::kWhile: return run_while(command);
+      case ShellCommand::kCase: return run_case(command);
+      case ShellCommand::kFunction: functions_[command.name] = &command.branches[0].body; return {};
+    }
+    return {};
+  }
+
+  ShellTruth test(const std::vector<ShellToken>& words, bool split) {
+    scope_.in_test = true;
+    const std::vector<TestWord> tested = expand_.tests(words, split);
+    scope_.in_test = false;
+    return shell_test(tested);
+  }
+
+  ShellTruth arithmetic(const std::string& text) {
+    scope_.in_test = true;
+    const std::optional<int64_t> value = expand_.arithmetic(text);
+    scope_.in_test = false;
+    return value ? ShellTruth{*value != 0, true} : ShellTruth{true, false};
+  }
+
+  ShellTruth run_if(const ShellCommand& command) {
+    for (const ShellBranch& branch : command.branches) {
+      if (branch.condition.empty()) return run(branch.body);
+      const ShellTruth truth = run(branch.condition);
+      if (flow_ != Flow::kNext) return truth;
+      if (!truth.known) note_condition(command.line, "if");
+      if (!truth.holds) continue;
+      return guarded(branch.body, truth.known);
+    }
+    return {};
+  }
+
+  // What is not sure to run does not end the script.
+  ShellTruth guarded(const ShellList& body, bool known) {
+    unsure_ += !known;
+    const ShellTruth out = run(body);
+    unsure_ -= !known;
     return out;
   }
 
-  void read_quoted(Words& out) {
-    take();
-    while (at_ < text_.size() && peek() != '"') {
-      if (peek() == '\\' && peek(1) == '\n') {
-        take(), take();
-      } else if (peek() == '\\' && at_ + 1 < text_.size()) {
-        take();
-        out.back().text += take();
-      } else if (peek() == '$') {
-        const bool array = text_.compare(at_, 2, "${") == 0 &&
-                           text_.substr(at_, text_.find('}', at_) - at_).ends_with("[@]");
-        const bool list = array || text_.compare(at_, 2, "$@") == 0;
-        append(out, read_variable(), list, false);
+  // Whether a loop goes on.
+  bool next_round() {
+    if (flow_ == Flow::kContinue) flow_ = Flow::kNext;
+    if (flow_ == Flow::kBreak) return flow_ = Flow::kNext, false;
+    scope_.count_command();
+    return flow_ == Flow::kNext;
+  }
+
+  ShellTruth run_for(const ShellCommand& command) {
+    const Words words = command.listed ? expand_.words(command.words) : scope_.given_arguments();
+    for (const ShellWord& word : words) {
+      scope_.set(command.name, {word}, /*more=*/false);
+      run(command.branches[0].body);
+      if (!next_round()) break;
+    }
+    return {};
+  }
+
+  ShellTruth run_counted(const ShellCommand& command) {
+    std::array<std::string, 3> parts;
+    size_t part = 0;
+    for (const char c : command.words[0].text) {
+      if (c == ';' && part < 2) {
+        ++part;
       } else {
-        out.back().text += take();
+        parts[part] += c;
       }
     }
-    if (at_ < text_.size()) take();
-  }
-
-  // What is given of the command line: $1, $2 and on.
-  Words positional() const {
-    Words out;
-    for (int i = 1;; ++i) {
-      const auto found = variables_.find(std::to_string(i));
-      if (found == variables_.end()) return out;
-      out.insert(out.end(), found->second.begin(), found->second.end());
+    arithmetic(parts[0]);
+    for (;;) {
+      const ShellTruth goes_on = parts[1].empty() ? ShellTruth{} : arithmetic(parts[1]);
+      if (!goes_on.known) note_condition(command.line, "for");
+      if (!goes_on.holds) return {};
+      run(command.branches[0].body);
+      if (!next_round() || !goes_on.known) return {};
+      arithmetic(parts[2]);
     }
   }
 
-  // $NAME, ${NAME}, ${NAME[@]}, ${NAME:-word}; anything else stays as it is written.
-  Words read_variable() {
-    const size_t begin = at_;
-    take();
-    if (peek() == '(') {
-      int depth = 0;
-      do {
-        const char c = take();
-        depth += (c == '(') - (c == ')');
-      } while (depth > 0 && at_ < text_.size());
-      return {{text_.substr(begin, at_ - begin), line_}};
+  // A loop whose end the script alone does not say runs once.
+  ShellTruth run_while(const ShellCommand& command) {
+    const ShellBranch& branch = command.branches[0];
+    const bool until = command.name == "until";
+    for (;;) {
+      const ShellTruth truth = run(branch.condition);
+      if (flow_ != Flow::kNext || (truth.known && truth.holds == until)) return {};
+      if (!truth.known) note_condition(command.line, command.name);
+      guarded(branch.body, truth.known);
+      if (!next_round() || !truth.known) return {};
     }
-    if (peek() == '#') return take(), Words{{std::to_string(positional().size()), line_}};
-    if ((peek() == '@' || peek() == '*') && !positional().empty()) return take(), positional();
-    std::string inside;
-    if (peek() == '{') {
-      while (at_ < text_.size() && peek() != '}') inside += take();
-      if (at_ < text_.size()) take();
-      inside.erase(0, 1);
-    } else {
-      while (is_name(peek())) inside += take();
-    }
-    size_t end = 0;
-    while (end < inside.size() && is_name(inside[end])) ++end;
-    const std::string name = inside.substr(0, end), rest = inside.substr(end);
-    if (const auto found = variables_.find(name); found != variables_.end()) return found->second;
-    if (rest.starts_with(":-")) {
-      std::string otherwise = rest.substr(2);
-      std::erase_if(otherwise, [](char c) { return c == '"' || c == '\''; });
-      return {{otherwise, line_}};
-    }
-    if (in_test_ && !name.empty()) {
-      unset_.insert(name);
-      return {{"", line_}};
-    }
-    return {{text_.substr(begin, at_ - begin), line_}};
   }
 
-  // Appends the value of a variable: its `parts` as words of their own, and, outside quotes, split
-  // at `blanks`.
-  void append(Words& out, const Words& value, bool parts, bool blanks) {
-    const size_t before = out.size();
-    for (size_t i = 0; i < value.size(); ++i) {
-      expanded_ += value[i].text.size();
-      if (expanded_ > kMostOfAll) fail_growth("what variables are replaced by grows over 8 MiB");
-      if (i > 0) {
-        parts ? out.push_back({"", value[i].line}) : void(out.back().text += ' ');
+  ShellTruth run_case(const ShellCommand& command) {
+    scope_.in_test = true;
+    const std::string word = expand_.text(command.words[0]);
+    scope_.in_test = false;
+    if (word.find("$(") != std::string::npos) note_condition(command.line, "case");
+    for (const ShellBranch& branch : command.branches) {
+      for (const ShellToken& pattern : branch.patterns) {
+        if (shell_matches(word, expand_.text(pattern)).value_or(false)) return run(branch.body);
       }
-      if (out.back().text.empty()) out.back().line = value[i].line;
-      for (const char c : value[i].text) {
-        const bool blank = c == ' ' || c == '\n' || c == '\t' || c == '\\';
-        if (blanks && blank && value[i].text.find("$(") == std::string::npos) {
-          if (!out.back().text.empty()) out.push_back({"", value[i].line});
-        } else {
-          out.back().text += c;
+    }
+    return {};
+  }
+
+  // A variable, or an array's words; `words` behind the sign.
+  void assign(const ShellToken& token) {
+    const size_t sign = shell_assignment(token.text);
+    std::string name = token.text.substr(0, sign);
+    const ShellToken value{token.text.substr(sign + 1), token.line};
+    const bool more = name.ends_with('+');
+    if (more) name.pop_back();
+    scope_.line = token.line;
+    if (name.ends_with(']')) {
+      const size_t bracket = name.find('[');
+      const std::string key =
+          expand_.text({name.substr(bracket + 1, name.size() - bracket - 2), token.line});
+      return scope_.set_element(name.substr(0, bracket), key, {expand_.text(value), token.line},
+                                more);
+    }
+    if (!value.text.starts_with('(')) {
+      return scope_.set(name, {{expand_.text(value), token.line}}, more);
+    }
+    if (std::find(scope_.arrays.begin(), scope_.arrays.end(), name) == scope_.arrays.end()) {
+      scope_.arrays.push_back(name);
+    }
+    const std::string inside =
+        value.text.substr(1, value.text.size() - 1 - value.text.ends_with(')'));
+    Words words;
+    for (const ShellToken& item : shell_array_words(inside, file_, token.line)) {
+      const size_t end = item.text.starts_with('[') ? item.text.find("]=") : std::string::npos;
+      if (end == std::string::npos) {
+        Words more_words = expand_.words(item);
+        std::move(more_words.begin(), more_words.end(), std::back_inserter(words));
+      } else {
+        scope_.set_element(name, expand_.text({item.text.substr(1, end - 1), item.line}),
+                           {expand_.text({item.text.substr(end + 2), item.line}), item.line},
+                           false);
+      }
+    }
+    if (!scope_.is_keyed(name)) scope_.set(name, std::move(words), more);
+  }
+
+  ShellTruth simple(const ShellCommand& command) {
+    size_t first = 0;
+    while (first < command.words.size() &&
+           shell_assignment(command.words[first].text) != std::string::npos) {
+      assign(command.words[first++]);
+    }
+    const std::vector<ShellToken> tokens(command.words.begin() + static_cast<int64_t>(first),
+                                         command.words.end());
+    if (tokens.empty()) return {};
+    const std::string& name = tokens[0].text;
+    if (name == "[" || name == "test") return test(tokens, /*split=*/true);
+    if (is_one_of(name, {"export", "local", "declare", "typeset", "readonly"})) {
+      return declare(tokens);
+    }
+    const Words words = expand_.words(tokens);
+    if (words.empty()) return {};
+    scope_.line = command.line;
+    if (const auto function = functions_.find(words[0].text); function != functions_.end()) {
+      return call(*function->second, words);
+    }
+    return builtin(words, command);
+  }
+
+  ShellTruth declare(const std::vector<ShellToken>& tokens) {
+    bool keyed = false;
+    for (size_t i = 1; i < tokens.size(); ++i) {
+      ShellToken token = tokens[i];
+      const bool option = token.text.starts_with('-');
+      keyed |= option && token.text.find('A') != std::string::npos;
+      if (option) continue;
+      // export "${KEY}"="${VALUE}"
+      if (shell_assignment(token.text) == std::string::npos) {
+        token.text = expand_.text(token);
+        const size_t sign = shell_assignment(token.text);
+        if (sign != std::string::npos) {
+          scope_.set(token.text.substr(0, sign), {{token.text.substr(sign + 1), token.line}},
+                     false);
+          continue;
         }
       }
+      const size_t sign = shell_assignment(token.text);
+      const std::string name = token.text.substr(0, token.text.find_first_of("+=["));
+      if (tokens[0].text == "local") scope_.keep_local(name);
+      if (keyed) scope_.declare_keyed(name);
+      if (sign != std::string::npos) assign(token);
     }
-    expanded_ += (out.size() - before) * sizeof(ShellWord);
+    return {};
+  }
+
+  ShellTruth call(const ShellList& body, const Words& words) {
+    scope_.enter({words.begin() + 1, words.end()});
+    const ShellTruth out = run(body);
+    if (flow_ == Flow::kReturn) flow_ = Flow::kNext;
+    scope_.leave();
+    return out;
+  }
+
+  // Ends the loop, the function or the script; where that is not sure, only the loop.
+  ShellTruth leave(Flow flow, const Words& words) {
+    const bool ends = flow == Flow::kReturn || flow == Flow::kExit;
+    if (ends && unsure_ > 0) return {};
+    flow_ = flow;
+    return {words.size() < 2 || words[1].text == "0", true};
+  }
+
+  ShellTruth builtin(const Words& words, const ShellCommand& command) {
+    const std::string& name = words[0].text;
+    if (name == ":" || name == "true") return {};
+    if (name == "false") return {false, true};
+    if (name == "exit") return leave(Flow::kExit, words);
+    if (name == "return") return leave(Flow::kReturn, words);
+    if (name == "break") return leave(Flow::kBreak, words);
+    if (name == "continue") return leave(Flow::kContinue, words);
+    if (name == "shift") return shift(words);
+    if (name == "let") return let(words);
+    if (name == "eval") return run_text(joined(words, 1), command.line);
+    if (name == "set" && words.size() > 1 && words[1].text == "--") return set_arguments(words);
+    if (name == "unset") {
+      for (const ShellWord& word : words) scope_.unset(word.text);
+      return {};
+    }
+    return other(words, command);
+  }
+
+  static std::string joined(const Words& words, size_t first) {
+    std::string out;
+    for (size_t i = first; i < words.size(); ++i) out += (i > first ? " " : "") + words[i].text;
+    return out;
+  }
+
+  ShellTruth shift(const Words& words) {
+    int64_t count = 1;
+    if (words.size() > 1 && !from_text(words[1].text, count)) return {true, false};
+    ShellScope::Arguments& all = scope_.arguments;
+    if (count < 0 || count > static_cast<int64_t>(all.size())) return {false, true};
+    all.erase(all.begin(), all.begin() + count);
+    return {};
+  }
+
+  ShellTruth let(const Words& words) {
+    ShellTruth out;
+    for (size_t i = 1; i < words.size(); ++i) out = arithmetic(words[i].text);
+    return out;
+  }
+
+  ShellTruth set_arguments(const Words& words) {
+    scope_.arguments.clear();
+    for (size_t i = 2; i < words.size(); ++i) scope_.arguments.emplace_back(words[i].text);
+    return {};
+  }
+
+  // A command of the machine. A shell that it starts is read too: bash -c, --wrap, and a here
+  // document.
+  ShellTruth other(const Words& words, const ShellCommand& command) {
+    constexpr ShellTruth kSucceeds = {true, false};
+    if (is_idle(words[0].text)) return kSucceeds;
+    const bool reads = is_shell(words[0].text) ||
+                       is_one_of(base_name(words[0].text), {"sbatch", "ssh", "srun", "qsub"});
+    for (const ShellHere& here : command.here) {
+      if (reads) inner(expand_.here(here), here.line);
+    }
+    for (size_t i = 0; i < words.size(); ++i) {
+      const std::string& word = words[i].text;
+      const bool wrap = word == "--wrap" && i + 1 < words.size();
+      if (wrap || word.starts_with("--wrap=")) {
+        return inner(wrap ? words[i + 1].text : word.substr(7), command.line), kSucceeds;
+      }
+      if (!is_shell(word)) continue;
+      size_t at = i + 1;
+      while (at < words.size() && words[at].text.starts_with('-') &&
+             !is_command_option(words[at].text))
+        ++at;
+      if (at + 1 < words.size() && is_command_option(words[at].text)) {
+        return inner(words[at + 1].text, command.line), kSucceeds;
+      }
+    }
+    const auto script = std::find_if(words.begin(), words.end(), [](const ShellWord& word) {
+      return word.text.ends_with(".sh");
+    });
+    if (program_of(words) == words.end() && script != words.end()) {
+      if (script_.text.empty()) script_ = *script;
+      return kSucceeds;
+    }
+    if (words[0].text != "python" || words.size() > 1) commands_.push_back(words);
+    return kSucceeds;
+  }
+
+  static bool is_command_option(std::string_view word) {
+    return word.starts_with('-') && !word.starts_with("--") && word.ends_with('c');
+  }
+
+  // What another shell reads; where it ends, this one does not.
+  void inner(const std::string& text, int line) {
+    ++unsure_;
+    run_text(text, line);
+    --unsure_;
   }
 
   const std::string& text_;
   const std::string& file_;
-  size_t at_ = 0;
-  int line_ = 1;
-  std::map<std::string, Words> variables_;
-  std::map<std::string, size_t> held_;  // the bytes of each
-  size_t expanded_ = 0;                 // that values of variables have put into words
-  std::vector<std::string> array_order_;
-  std::set<std::string> arrays_;  // those in it
+  ShellScope scope_;
+  ShellExpand expand_;
+  std::list<ShellList> trees_;
+  std::map<std::string, const ShellList*> functions_;
   std::vector<Words> commands_;
+  ShellWord script_;  // another one that is started
   std::vector<std::string> notes_;
-  std::vector<Branch> branches_;
-  std::optional<bool> tested_;  // by a test that && or || follows
-  bool skipped_ = false;        // the command behind them
-  bool in_test_ = false;
-  std::set<std::string> unset_;  // that a test asked for
+  Flow flow_ = Flow::kNext;
+  int unsure_ = 0;  // conditions around that are not known
+  size_t depth_ = 0;
 };
 
 }  // namespace
@@ -397,9 +460,7 @@ class Script {
 ShellArguments shell_arguments(const std::string& text,
                                const std::map<std::string, std::string>& given,
                                const std::string& file) {
-  ShellArguments out = Script(text, given, file).read();
-  std::erase_if(out.words, [](const ShellWord& w) { return w.text == "$@" || w.text == "${@}"; });
-  return out;
+  return Script(text, given, file).read();
 }
 
 }  // namespace troupe

@@ -1,6 +1,6 @@
 // The arguments that a launch script passes to its program, without running anything: assignments,
-// arrays, quotes, continued lines, $NAME and tests ([ -n "$3" ], [[ $A == b && -z $C ]]) are read;
-// files, other commands and $(...) are not looked at.
+// arrays, quotes, arithmetic, tests, loops, functions, `eval`, here documents and the script's own
+// arguments are evaluated as a shell would; files, other commands and $(...) are not looked at.
 #pragma once
 
 #include <map>
@@ -17,14 +17,19 @@ struct ShellWord {
 struct ShellArguments {
   std::vector<ShellWord> words;
   std::string program = {};  // "third_party/Megatron-LM/pretrain_gpt.py"; empty: none is named
+  std::string script = {};   // another one that it starts, where it names no program
+  int line = 0;              // of either
   std::vector<std::string> notes;  // what was not evaluated, with its line
 };
 
-// What stands behind the first word that ends in ".py"; without one, all words that belong to no
+// What stands behind the first word that ends in ".py", of the first command whose file trains (its
+// name has "train" in it), else of the first that has one; without one, all words that belong to no
 // assignment; without any, the words of all arrays. `given`: variables from outside, those of the
 // command line by their numbers ("1"). A test takes what is neither given nor set for empty, as a
-// shell does. E2005 names `file` and the line where variables grow without end: one over 1 MiB, or
-// more than 8 MiB that their values have put into words.
+// shell does; files are taken to exist and commands to succeed, and that is told.
+//
+// E2005 names `file` and the line where a script has no end: a variable over 1 MiB, more than 8 MiB
+// that values have put into words, 100000 commands, functions over 32 deep in each other.
 ShellArguments shell_arguments(const std::string& text,
                                const std::map<std::string, std::string>& given = {},
                                const std::string& file = "the script");
