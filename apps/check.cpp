@@ -1,10 +1,13 @@
 // troupe check: all that is wrong with a recipe, and what it would do. No device is used.
 #include <iostream>
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "apps/memory_option.h"
 #include "apps/recipe_options.h"
 #include "apps/verbs.h"
+#include "troupe/checkpoint/run_folder.h"
 #include "troupe/nn/models/costs.h"
 #include "troupe/plan/machine.h"
 #include "troupe/train/forecast/choose_layout.h"
@@ -55,20 +58,52 @@ void check_layout(const Recipe& recipe, int64_t ranks) {
             << ", experts over " << laid.expert * laid.expert_tensor << '\n';
 }
 
+// Runs what may find faults, and keeps what it throws: all is said at once.
+class Gathered {
+ public:
+  template <class F>
+  void gather(F&& part) {
+    try {
+      part();
+    } catch (const Error& error) {
+      if (!first_) first_ = error.code();
+      lines_ += (lines_.empty() ? "" : "\n") + std::string(error.what());
+    }
+  }
+  void throw_if_any() const {
+    if (first_) throw Error(lines_, *first_);
+  }
+
+ private:
+  std::string lines_;
+  std::optional<Code> first_;
+};
+
+void check_folder(const std::string& folder) {
+  const std::string why = why_not_writable(folder);
+  if (!why.empty()) fail(Code::kBadRunFolder, "checkpoint.dir " + folder, why);
+}
+
 void check(const CheckOptions& given, Call& call) {
   const RecipeOptions& options = given.recipe;
   const MemoryOption& memory = given.memory;
   Sources sources;
   Recipe recipe = load_recipe(options.path, options.sets, sources);
   validate(recipe, sources);
-  check_layout(recipe, given.ranks);
-  if (!recipe.run.machine.empty()) load_machine(recipe.run.machine);  // what is wrong with it
+  Gathered faults;
+  faults.gather([&] { check_layout(recipe, given.ranks); });
+  faults.gather([&] {
+    if (!recipe.run.machine.empty()) load_machine(recipe.run.machine);  // what is wrong with it
+  });
+  faults.gather([&] { check_folder(recipe.checkpoint.dir); });
+  OpenedData opened;
+  faults.gather([&] { opened = open_data(recipe, Log({stderr_sink()}, Level::kWarning)); });
+  faults.throw_if_any();
   const double available = memory.bytes(recipe);
   const MicroBatchChoice micro =
       choose_micro_batch(recipe, {.memory = available, .on_gpu = runs_on_gpu(recipe)});
   recipe.train.micro_batch = micro.sequences;
   const RunPlan plan = plan_of(recipe);
-  const OpenedData opened = open_data(recipe, Log({stderr_sink()}, Level::kWarning));
   const ModelCosts costs = costs_of(recipe.model);
   std::cout << "model  " << costs.params() << " parameters, " << costs.active_params()
             << " active, " << short_number(costs.flops_per_token(recipe.data.sequence))

@@ -3,6 +3,7 @@
 #include <iostream>
 #include <memory>
 
+#include "apps/parent_folders.h"
 #include "apps/print.h"
 #include "apps/unit_option.h"
 #include "apps/verbs.h"
@@ -107,6 +108,7 @@ struct Built {  // --json of data build
 
 void build(CorpusOptions& options) {
   const BuildTokenizer tokenizer = options.open();
+  make_parent_folders(options.build.output);
   Fs fs;
   const BuildResult r = build_corpus(options.build, tokenizer, fs, log_of(options.quiet));
   const std::string& prefix = options.build.output;
@@ -284,6 +286,7 @@ void add_merge(CLI::App& data) {
   options->add_to(*verb, "PREFIXes, in order");
   verb->footer("Example: troupe data merge data/a data/b -o data/all");
   verb->callback([options] {
+    make_parent_folders(options->output);
     Fs fs;
     const Log log({stderr_sink()}, Level::kWarning);
     print_counts(options->output,
@@ -314,6 +317,7 @@ TokenCounts convert_tokens(const TokensFrom& options) {
          "inputs were given; exactly one is supported");
   }
   const std::string& input = options.files.input[0];
+  make_parent_folders(options.files.output);
   if (options.from == From::kMds) {
     MdsConfig mds = options.mds;
     mds.input = input;

@@ -3,6 +3,7 @@
 #include <iostream>
 #include <memory>
 
+#include "apps/parent_folders.h"
 #include "apps/print.h"
 #include "apps/unit_option.h"
 #include "apps/verbs.h"
@@ -42,6 +43,7 @@ void export_run(const ExportVerb& verb) {
   const std::string folder = followed_link(verb.folder);
   require_replaceable(folder);
   const ExportSource source = export_source(verb.run, log);
+  make_parent_folders(folder);
   Exported out{.folder = verb.folder,
                .checkpoint = source.checkpoint,
                .family = std::string(source.config.family->model_type),

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <memory>
 
+#include "apps/parent_folders.h"
 #include "apps/print.h"
 #include "apps/unit_option.h"
 #include "apps/verbs.h"
@@ -79,6 +80,7 @@ void train_tokenizer(const TrainTokenizerOptions& options) {
                        .read_bytes = corpus.read_bytes,
                        .corpus_bytes = corpus.corpus_bytes,
                        .bytes_per_token = bytes_per_token(*tokenizer, corpus.texts, pool)};
+  if (!is_standard_output(options.output)) make_parent_folders(options.output);
   Fs fs;
   write_output(fs, options.output, file);
   out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -6,6 +6,7 @@
 #include <iostream>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <sstream>
 
 #include "apps/train_options.h"
@@ -29,6 +30,7 @@
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/observe/memory_use.h"
 #include "troupe/train/observe/run_files.h"
+#include "troupe/train/observe/thread_limit.h"
 #include "troupe/train/observe/version.h"
 #include "troupe/train/trainer.h"
 
@@ -89,7 +91,7 @@ class Run {
     if (live != nullptr) sinks.push_back(live);
     // The others do what rank 0 does, and speak of what is theirs alone.
     log_ = Log(sinks, first ? Level::kInfo : Level::kWarning, prefix);
-    if (!faults_.empty()) log_.warning("TROUPE_FAULT is set: faults are made on purpose");
+    if (first && !faults_.empty()) log_.warning("TROUPE_FAULT is set: faults are made on purpose");
     try {
       setup_ = rendezvous();
       RunTools given = tools();
@@ -125,9 +127,12 @@ class Run {
     }
     PeerHosts::of_environment();  // E2005 here, and not while ranks meet
     const auto whole = [](Duration d) { return std::chrono::milliseconds(d.ns / 1'000'000); };
-    world_ = std::make_shared<World>(place_, device_of(recipe_.run.device, place_.local_rank),
+    const c10::Device device = device_of_rank(recipe_, place_.local_rank);
+    const bool gloo = recipe_.parallel.backend == CommBackend::kGloo;
+    world_ = std::make_shared<World>(place_, device,
                                      WorldOptions{.start_timeout = whole(recipe_.run.start_timeout),
                                                   .hang_timeout = whole(recipe_.run.hang_timeout),
+                                                  .staged = gloo && device.is_cuda(),
                                                   .check = [this] {
                                                     if (signals_.stop() != 0) throw AskedToStop();
                                                   }});
@@ -150,6 +155,7 @@ class Run {
     }
     if (place_.rank != 0) return;
     ours_ = true;
+    exit_room_.emplace(dir_);
     write_run_files(fs_, options_, recipe_, sources_, call_, place_.size);
   }
 
@@ -221,8 +227,11 @@ class Run {
 
   void end(ExitRecord record, const RankStatus& at) {
     record.phase = phase_text(at);
+    // A folder that was moved while this run trained is at this name no more.
+    const bool lost = record.error == to_text(Code::kFolderInUse);
+    ours_ = ours_ && !lost;
     // A start that failed had the folder not yet for its own: it may be another's, that runs.
-    const bool lead = place_.rank == 0 && !dir_.empty();
+    const bool lead = place_.rank == 0 && !dir_.empty() && !lost;
     const auto lock = ours_ || !lead ? nullptr : RunLock::if_free(dir_);
     if (trainer_ != nullptr) {
       record.step = record.rank == place_.rank ? trainer_->state().done.steps : at.done;
@@ -232,10 +241,10 @@ class Run {
       if (!steps.empty()) record.checkpoint = dir_ + '/' + step_name(steps.back());
     }
     record.resumable = !record.checkpoint.empty();
-    if (record.code != 0) keep_flight();
+    if (record.code != 0 && !lost) keep_flight();
     const char* const torchrun = std::getenv("TORCHELASTIC_ERROR_FILE");
     write_exit(fs_, ours_ || lock != nullptr ? dir_ : "", record,
-               torchrun == nullptr ? "" : torchrun, log_);
+               torchrun == nullptr ? "" : torchrun, log_, exit_room_ ? &*exit_room_ : nullptr);
   }
 
   // A launcher that shares the pulses writes what all did.
@@ -260,6 +269,7 @@ class Run {
   std::shared_ptr<const ParallelSetup> setup_;  // absent: the ranks have not met
   std::unique_ptr<Trainer> trainer_;
   bool ours_ = false;
+  std::optional<ExitRoom> exit_room_;  // once the folder is ours
   std::mutex report_mutex_;  // how the run ends: by the training thread, or by the sentinel's
   bool reported_ = false;
   std::unique_ptr<Sentinel> sentinel_;  // absent: this rank alone, or not begun
@@ -278,6 +288,11 @@ void train(const TrainOptions& options, Call& call) {
   } catch (const std::exception& error) {
     if (is_out_of_memory(error)) {
       const Error reported = run.failed(run.out_of_memory(error));
+      call.code = static_cast<int>(reported.exit_class());
+      throw reported;
+    }
+    if (const auto refused = refused_thread(error)) {
+      const Error reported = run.failed(*refused);
       call.code = static_cast<int>(reported.exit_class());
       throw reported;
     }

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <new>
+#include <string_view>
 
 #include "apps/standard_output.h"
 #include "apps/terminal_text.h"
@@ -18,6 +19,7 @@
 #include "troupe/core/text/plain_text.h"
 #include "troupe/core/text/suggest.h"
 #include "troupe/train/observe/run_files.h"
+#include "troupe/train/observe/thread_limit.h"
 #include "troupe/train/observe/version.h"
 
 namespace troupe {
@@ -100,7 +102,11 @@ int run_to_exit_code(int argc, char** argv) {
   try {
     open_standard_files();
     check_cpu();
-    for (const std::string& line : unknown_variables()) std::cerr << line << '\n';
+    // Of ranks the first says it for all.
+    const char* const rank = std::getenv("RANK");
+    if (rank == nullptr || std::string_view(rank) == "0") {
+      for (const std::string& line : unknown_variables()) std::cerr << line << '\n';
+    }
     return run(call);
   } catch (const Error& error) {
     std::cerr << plain_text(without_secrets(error.what())) << '\n';
@@ -109,6 +115,10 @@ int run_to_exit_code(int argc, char** argv) {
     std::cerr << "out of memory\n";
     return static_cast<int>(ExitClass::kResource);
   } catch (const std::exception& error) {
+    if (const auto refused = refused_thread(error)) {
+      std::cerr << refused->what() << '\n';
+      return static_cast<int>(refused->exit_class());
+    }
     std::cerr << "a fault of the program, troupe " << version() << " (" << commit()
               << "): " << plain_text(without_secrets(error.what()))
               << "\nPlease report it with the command and the recipe.\n";

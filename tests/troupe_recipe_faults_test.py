@@ -233,10 +233,12 @@ class TroupeRecipeFaults(NanoRun):
         (self.folder / "run").mkdir()
         for name in ("recipe.yaml", "env.json", "exit.json", "latest"):
             (self.folder / "run" / name).symlink_to(victim)
-        (self.folder / "run" / "log.jsonl").symlink_to(victim)
+        for name in ("log.jsonl", "log.txt"):
+            (self.folder / "run" / name).symlink_to(victim)
         said = self.train("train.steps=5")
         self.assertEqual(victim.read_text(), "mine")
         self.assertIn("log.jsonl: lines are lost", said)
+        self.assertIn("log.txt: log lines are lost: it is a link", said)
         self.assertFalse((self.folder / "run" / "exit.json").is_symlink())
         (self.folder / "other").mkdir()
         (self.folder / "other" / "lock").symlink_to(victim)

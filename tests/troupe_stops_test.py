@@ -91,6 +91,8 @@ class TroupeStops(NanoRun):
             self.assertEqual(self.steps(folder)[-1], newest)
             if presses == 1:
                 self.assertIn(b"interrupt: stopping after step 8", said)
+                # The line of the last step stays above it.
+                self.assertRegex(said, rb"\x1b\[Kstep 8/20 [^\r\n]*\r?\n[^\n]*interrupt: stopping")
 
     def test_F103_signals_save_and_tell_and_change_no_loss(self):
         run = self.start(TROUPE_FAULT="batch:7=sleep:2000")

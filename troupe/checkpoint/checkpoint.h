@@ -122,6 +122,9 @@ class Saver {
   // Error thrown here or by wait(), or to try again.
   void save(const CheckpointState& state, const SaveInfo& info);
   bool busy() const;
+  // On rank 0, for each step: E7005 where the run folder was moved, or was deleted and is another
+  // run's now. A folder that was deleted is made anew, with its lock.
+  void keep_folder();
   // An Error is to be thrown. All ranks come to have it, but not at one moment: where any has, all
   // call wait().
   bool failed() const;

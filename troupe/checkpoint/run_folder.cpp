@@ -116,6 +116,20 @@ void prepare_run_folder(Fs& fs, const std::string& run) {
   fs.rmdir(probe);
 }
 
+std::string why_not_writable(const std::string& run) {
+  std::error_code error;
+  stdfs::path at = run;
+  while (!at.empty() && !stdfs::exists(stdfs::symlink_status(at, error))) {
+    const stdfs::path above = at.parent_path();
+    if (above == at) break;
+    at = above;
+  }
+  if (at.empty()) at = ".";
+  if (!stdfs::is_directory(at, error)) return at.string() + " is not a folder";
+  if (::access(at.c_str(), W_OK | X_OK) == 0) return {};
+  return at.string() + " cannot be written to: " + std::generic_category().message(errno);
+}
+
 RunLock::RunLock(const std::string& run) : path_(run + "/lock") {
   fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (fd_ < 0) fail_file(Code::kBadRunFolder, path_, "open", errno);
@@ -136,6 +150,22 @@ RunLock::RunLock(const std::string& run) : path_(run + "/lock") {
     ::close(fd_);
     fail_file(Code::kBadRunFolder, path_, "write", error);
   }
+}
+
+bool RunLock::is_in_place() const {
+  struct stat held {
+  }, named{};
+  if (::fstat(fd_, &held) != 0) fail_file(Code::kFolderInUse, path_, "look at the lock", errno);
+  const bool there = ::lstat(path_.c_str(), &named) == 0;
+  if (there && named.st_dev == held.st_dev && named.st_ino == held.st_ino) return true;
+  if (held.st_nlink == 0) return false;
+  std::error_code unknown;
+  const stdfs::path now = stdfs::read_symlink("/proc/self/fd/" + std::to_string(fd_), unknown);
+  const std::string run = stdfs::path(path_).parent_path(), to = now.parent_path();
+  fail(Code::kFolderInUse, run,
+       "was moved" + (to.empty() ? "" : " to " + to) +
+           " while this run wrote to it, and another run may take its name: the run stops. To go "
+           "on from its newest step, set checkpoint.dir to the new place");
 }
 
 std::unique_ptr<RunLock> RunLock::if_free(const std::string& run) {

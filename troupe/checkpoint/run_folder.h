@@ -17,12 +17,19 @@ namespace troupe {
 // Makes the folder and those above it; throws E2008 if it cannot be made or written to.
 void prepare_run_folder(Fs& fs, const std::string& run);
 
+// Why the folder, or the nearest one above it that is there, cannot be written to; empty: it can.
+// Nothing is made.
+std::string why_not_writable(const std::string& run);
+
 // One process a run: a lock on RUN/lock that ends with the process, however it ends. Throws E7005
 // with process, machine and age where another holds it.
 class RunLock {
  public:
   explicit RunLock(const std::string& run);
   static std::unique_ptr<RunLock> if_free(const std::string& run);  // null instead of throwing
+  // False: RUN/lock was deleted, alone or with the folder. Throws E7005 with the new place where the
+  // folder was moved while this lock was held: RUN is free for another run then.
+  bool is_in_place() const;
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
   ~RunLock();

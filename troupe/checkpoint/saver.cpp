@@ -155,6 +155,13 @@ class Saver::Impl {
 
   bool busy() const { return running_; }
 
+  void keep_folder() {
+    if (lock_ == nullptr || lock_->is_in_place()) return;
+    log_.warning(config_.dir + ": the folder's lock was deleted; it is made anew");
+    prepare_run_folder(fs_, config_.dir);
+    lock_ = std::make_unique<RunLock>(config_.dir);
+  }
+
   bool failed() const {
     const std::lock_guard lock(mutex_);
     return error_ && !reported_ && !passes();
@@ -295,6 +302,9 @@ Saver::~Saver() = default;
 
 void Saver::go_on_from(int64_t step) {
   impl_->go_on_from(step);
+}
+void Saver::keep_folder() {
+  impl_->keep_folder();
 }
 void Saver::save(const CheckpointState& state, const SaveInfo& info) {
   impl_->save(state, info);

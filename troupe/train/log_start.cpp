@@ -26,7 +26,7 @@ void log_ranks(const RunStart& start) {
        without_effect(recipe.parallel, setup.parallel(), recipe.model.moe.experts)) {
     log.warning(line);
   }
-  const bool nccl = !start.learner.device().is_cpu();
+  const bool nccl = !start.learner.device().is_cpu() && !setup.state.world().staged();
   for (const std::string& line :
        nccl ? std::vector<std::string>() : without_nccl(recipe.parallel)) {
     log.warning(line);

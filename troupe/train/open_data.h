@@ -14,7 +14,7 @@ struct OpenedData {
   Data data;
 };
 
-// Throws where a file is missing or bad, where the vocabulary is smaller than the tokenizer's,
+// Throws where a file is missing or bad (one Error for all the files of which that is true), where the vocabulary is smaller than the tokenizer's,
 // where there is nothing to train on, and where a source would be used up before the run ends.
 // Waits for a network end where `stop` holds, by AskedToStop, then and whenever it is read.
 OpenedData open_data(const Recipe& recipe, const Log& log, const StopQuestion& stop = {});

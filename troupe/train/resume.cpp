@@ -196,19 +196,37 @@ void clear_leftovers(Fs& fs, const std::string& run, const Log& log) {
   log.info("removed " + std::to_string(removed) + " leftovers of a save that was killed");
 }
 
+namespace {
+
+// The command without what sets `key`, which another --set is to give.
+std::string without_set(std::string command, const std::string& key) {
+  for (const bool quoted : {false, true}) {
+    const std::string begin = std::string(" --set ") + (quoted ? "'" : "") + key + '=';
+    for (size_t at = command.find(begin); at != std::string::npos; at = command.find(begin)) {
+      const size_t end = command.find(quoted ? '\'' : ' ', at + begin.size());
+      if (quoted && end == std::string::npos) return command;
+      command.erase(at, end == std::string::npos ? end : end - at + (quoted ? 1 : 0));
+    }
+  }
+  return command;
+}
+
+}  // namespace
+
 std::string twice_as_long(const Recipe& recipe, const Position& run, const std::string& command) {
   const TrainConfig& train = recipe.train;
   const Position twice = {2 * run.steps, 2 * run.samples, 2 * run.tokens};
-  std::string out = command + " --set ";
-  out += train.steps > 0
-             ? "train.steps=" + std::to_string(twice.steps)
-             : "train.tokens=" + to_text(Count{2 * std::max(train.tokens.value, run.tokens)});
+  const std::string key = train.steps > 0 ? "train.steps" : "train.tokens";
+  const Count tokens{2 * std::max(train.tokens.value, run.tokens)};
+  std::string out = without_set(command, key) + " --set " + key + '=' +
+                    (train.steps > 0 ? std::to_string(twice.steps) : to_text(tokens));
   if (other_schedule(train, run, run, twice).empty()) return out;
   std::vector<std::string> waived = recipe.checkpoint.waive_changed;
   if (!matches_any(waived, "train.length")) waived.emplace_back("train.length");
   std::string names;
   for (const std::string& name : waived) names += (names.empty() ? "" : ",") + name;
-  return out + " --set " + shell_word("checkpoint.waive_changed=[" + names + "]");
+  return without_set(out, "checkpoint.waive_changed") + " --set " +
+         shell_word("checkpoint.waive_changed=[" + names + "]");
 }
 
 }  // namespace troupe

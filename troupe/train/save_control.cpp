@@ -72,6 +72,7 @@ void SaveControl::save(const std::string& why, WhenBusy when_busy, std::optional
   TrainState& state = run_.state;
   const ParallelState& parallel = run_.parallel();
   if (saved_step_ == state.done.steps) return;
+  keep_folder();
   const PulseScope scope(run_.pulse(), Phase::kSave);
   const bool may_skip = when_busy == WhenBusy::kSkip && state.done.steps < run_.plan.run.steps;
   // If any rank is busy, all skip this save.

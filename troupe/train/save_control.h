@@ -30,6 +30,8 @@ class SaveControl {
   void save(const std::string& why, WhenBusy when_busy, std::optional<double> score);
   // Logs what has been written since the last call.
   void note_saves();
+  // E7005 where the run folder is no longer this run's.
+  void keep_folder() { saver_->keep_folder(); }
   bool failed() const { return saver_->failed(); }
   bool busy() const { return saver_->busy(); }  // writes a checkpoint
   void wait() { saver_->wait(); }               // throws where a save failed

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "troupe/core/check.h"
+#include "troupe/core/file/file.h"
 
 namespace troupe {
 namespace {
@@ -19,7 +19,7 @@ namespace {
 sigset_t waited() {
   sigset_t out;
   sigemptyset(&out);
-  for (const int s : {SIGTERM, SIGINT, SIGUSR1, SIGUSR2}) sigaddset(&out, s);
+  for (const int s : {SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGXCPU}) sigaddset(&out, s);
   return out;
 }
 
@@ -31,7 +31,7 @@ Signals::Signals() {
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
   signals_ = ::signalfd(-1, &set, SFD_CLOEXEC);
   end_ = ::eventfd(0, EFD_CLOEXEC);
-  TROUPE_CHECK(signals_ >= 0 && end_ >= 0, "no file descriptors are left for signals");
+  if (signals_ < 0 || end_ < 0) fail_file(Code::kFileFailed, "signals", "open", errno);
   thread_ = std::thread([this] { wait(); });
 }
 
@@ -60,6 +60,9 @@ void Signals::wait() {
       const std::lock_guard lock(mutex_);
       if (on_status_) on_status_();
     }
+    // The kernel sends it each second from the soft limit on: it stops the run, and never leaves at
+    // once.
+    if (int none = 0; number == SIGXCPU) stop_.compare_exchange_strong(none, number);
     if (number != SIGTERM && number != SIGINT) continue;
     // What is published stays whole at any instant, so that leaving here loses no checkpoint.
     if (stop_.exchange(number) != 0) std::_Exit(128 + number);

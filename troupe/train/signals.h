@@ -3,6 +3,8 @@
 //   SIGTERM, SIGINT   once: stop after this step, with a checkpoint. Twice: leave at once, 128 + n
 //   SIGUSR1           save a checkpoint now
 //   SIGUSR2           say where the run is, and each of its threads
+//   SIGXCPU           the soft limit of processor time (ulimit -S -t): as one SIGTERM, also each
+//                     second again
 //   SIGHUP, SIGPIPE, SIGXFSZ are ignored: a closed terminal or pipe does not end a run
 #pragma once
 

@@ -6,6 +6,7 @@ namespace troupe {
 
 std::string StopControl::own_reason() const {
   const int signal = run_.tools.signals.stop();
+  if (signal == SIGXCPU) return "the limit of processor time (ulimit -S -t)";
   if (signal != 0) return signal == SIGINT ? "interrupt" : "SIGTERM";
   return out_of_time() ? "time limit " + to_text(run_.recipe.run.time_limit) : "";
 }

@@ -18,6 +18,7 @@
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/log_start.h"
 #include "troupe/train/observe/stacks.h"
+#include "troupe/train/observe/thread_limit.h"
 #include "troupe/train/resume.h"
 #include "troupe/train/trained_model.h"
 #include "troupe/train/trainer.h"
@@ -89,6 +90,7 @@ Trainer::Trainer(const std::pair<Recipe, std::string>& settled, const RunTools& 
   const int64_t threads = recipe_.run.threads;
   at::set_num_threads(static_cast<int>(
       threads > 0 ? threads : std::min<int64_t>(at::get_num_threads(), host_cores())));
+  require_threads();
   pulse_.begin(Phase::kData);
   auto [tokenizer, data] = open_data(recipe_, tools_.log, tools_.signals.question());
   tokenizer_ = std::move(tokenizer);
@@ -97,7 +99,7 @@ Trainer::Trainer(const std::pair<Recipe, std::string>& settled, const RunTools& 
   require_rows_sent(*tools_.setup);
   require_memory(recipe_, tools_);
   learner_ = std::make_unique<Learner>(
-      recipe_, device_of(recipe_.run.device, parallel_.world().place().local_rank), tools_.faults,
+      recipe_, device_of_rank(recipe_, parallel_.world().place().local_rank), tools_.faults,
       tools_.setup);
   if (learner_->precision() == Precision::kFp16) {
     state_.loss_scale = start_of(recipe_.train.loss_scale);

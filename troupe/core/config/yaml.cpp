@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <map>
 #include <sstream>
+#include <string_view>
 
 #include "troupe/core/check.h"
 #include "troupe/core/config/yaml_builder.h"
@@ -138,6 +139,16 @@ void refuse_tabs(const std::string& text, const std::string& file, int last) {
   fail(Code::kBadSyntax, where, e.msg + ": \"" + line.substr(0, kEnough) + '"');
 }
 
+// Text of Windows' "Unicode" has a mark at its beginning, or a zero byte in each character.
+void require_utf8_bytes(const std::string& text, const std::string& file) {
+  const std::string_view head = std::string_view(text).substr(0, 2);
+  const bool marked = head == "\xFF\xFE" || head == "\xFE\xFF";
+  const bool zeros = head.size() == 2 && (head[0] == '\0') != (head[1] == '\0');
+  if (!marked && !zeros) return;
+  fail(Code::kBadSyntax, file,
+       "is UTF-16, and UTF-8 is expected: save it as UTF-8, or iconv -f UTF-16 -t UTF-8");
+}
+
 }  // namespace
 
 std::string to_text(const Where& where) {
@@ -145,6 +156,7 @@ std::string to_text(const Where& where) {
 }
 
 Yaml parse_yaml(const std::string& text, const std::string& file) {
+  require_utf8_bytes(text, file);
   if (text.size() > size_t{kMaxBytes}) {
     fail(Code::kBadSyntax, file, "has", text.size(), "bytes, more than", kMaxBytes);
   }

@@ -29,7 +29,12 @@ int64_t nanoseconds_of(const struct stat& info) {
 
 void fail_file(Code code, const std::string& path, const std::string& operation, int error,
                const std::string& more) {
-  fail(code, path, "cannot", operation + ": " + std::generic_category().message(error) + more);
+  const std::string why = std::generic_category().message(error);
+  if (error == EMFILE || error == ENFILE) {  // nothing is wrong with this file
+    fail(Code::kFileFailed, path, "cannot",
+         operation + ": " + why + "; raise the limit on open files (ulimit -n)" + more);
+  }
+  fail(code, path, "cannot", operation + ": " + why + more);
 }
 
 InputFile::InputFile(std::string path, Code fault) : path_(std::move(path)), fault_(fault) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 namespace troupe {
 namespace {
@@ -32,7 +33,7 @@ void put(std::string_view text) {
 LiveStderr::LiveStderr() : on_terminal_(can_rewrite()) {}
 
 LiveStderr::~LiveStderr() {
-  if (!shown_.empty()) put("\n");
+  keep();
 }
 
 int LiveStderr::columns() const {
@@ -54,6 +55,11 @@ void LiveStderr::show(std::string_view line) {
   const std::lock_guard lock(mutex_);
   shown_ = line.substr(0, static_cast<size_t>(width));
   draw();
+}
+
+void LiveStderr::keep() {
+  const std::lock_guard lock(mutex_);
+  if (!std::exchange(shown_, "").empty()) put("\n");
 }
 
 void LiveStderr::write(Level level, std::string_view line) {

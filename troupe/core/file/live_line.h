@@ -21,12 +21,14 @@ class LiveStderr : public LogSink {
   LiveStderr();
   LiveStderr(const LiveStderr&) = delete;
   LiveStderr& operator=(const LiveStderr&) = delete;
-  ~LiveStderr() override;  // the line that is shown stays; what is written next begins below it
+  ~LiveStderr() override;  // as keep()
 
   // What fits into a line of the terminal, at most 100; 0: there is no live line.
   int columns() const;
   // Cut to columns(). A terminal that takes nothing (Ctrl-S) is not waited for.
   void show(std::string_view line);
+  // The line that is shown stays: what is written next begins below it.
+  void keep();
   void write(Level level, std::string_view line) override;
 
  private:

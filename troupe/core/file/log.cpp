@@ -4,11 +4,13 @@
 #include <poll.h>
 #include <spdlog/sinks/rotating_file_sink.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <exception>
 #include <iostream>
 #include <mutex>
+#include <stdexcept>
 
 #include "troupe/core/file/secrets.h"
 #include "troupe/core/text/plain_text.h"
@@ -79,6 +81,11 @@ class FileSink : public LogSink {
 
   void open() {
     sink_.reset();  // Two at once would both rotate.
+    struct stat info {};
+    // Others may have planted it (F141); a pipe would wait for a reader.
+    if (::lstat(path_.c_str(), &info) == 0 && (S_ISLNK(info.st_mode) || S_ISFIFO(info.st_mode))) {
+      throw std::runtime_error("it is a link or a pipe, which a log does not write to");
+    }
     sink_ =
         std::make_unique<Sink>(path_, static_cast<size_t>(max_bytes_), static_cast<size_t>(kept_));
     sink_->set_pattern("%Y-%m-%d %H:%M:%S.%e %l %v");

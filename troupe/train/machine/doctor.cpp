@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "troupe/checkpoint/run_folder.h"
 #include "troupe/core/device/cpu.h"
 #include "troupe/core/file/file.h"
 #include "troupe/core/file/publish.h"
@@ -71,6 +72,13 @@ Finding environment() {
                    "it makes faults on purpose; unset it for a real run");
   }
   return finding(Finding::kOk, "environment", "nothing that changes a run");
+}
+
+Finding run_folder(const std::string& folder) {
+  const std::string why = why_not_writable(folder);
+  return finding(why.empty() ? Finding::kOk : Finding::kFail, "folder " + folder,
+                 why.empty() ? "can be written to" : why,
+                 "choose another checkpoint.dir, or the right to write there");
 }
 
 // The run folder may not exist yet: the nearest folder above it is on the same disk.
@@ -139,6 +147,7 @@ std::vector<Finding> examine(const std::string& folder) {
       judge_threads(std::thread::hardware_concurrency(), at::get_num_threads()),
       judge_host_memory(all, host_memory()),
       device(),
+      run_folder(folder),
       judge_disk(folder, free_bytes_for(folder)),
       judge_shared_memory(size_of_disk("/dev/shm")),
       judge_open_files(limit_of(RLIMIT_NOFILE)),

@@ -56,7 +56,7 @@ int64_t LayerLoad::dead(double below) const {
 }
 
 std::vector<std::string> MoeHealth::faults_of(Layer& layer, const LayerLoad& load, int64_t step,
-                                              int64_t steps) const {
+                                              int64_t steps, Pending& pending) const {
   std::vector<std::string> out;
   layer.window.push_back({steps, load.counts});
   int64_t held = 0;
@@ -73,6 +73,7 @@ std::vector<std::string> MoeHealth::faults_of(Layer& layer, const LayerLoad& loa
   const bool too_many = static_cast<double>(dead) > config_.dead * static_cast<double>(experts);
   if (held < config_.dead_window || !too_many) {
     layer.dead_since = -1;
+    pending.dead |= too_many;
   } else {
     if (layer.dead_since < 0) layer.dead_since = step - held;
     out.push_back(std::to_string(dead) + " of " + std::to_string(experts) + " experts dead for " +
@@ -88,6 +89,8 @@ std::vector<std::string> MoeHealth::faults_of(Layer& layer, const LayerLoad& loa
       out.push_back("load max/mean " + fixed(ratio, 1) + " (> " + fixed(config_.load, 1) +
                     ") for " + std::to_string(step - layer.overloaded_since) +
                     " steps (raise model.moe.router.balance)");
+    } else {
+      pending.load = true;
     }
   }
   if (load.dropped_fraction() > config_.drop) {
@@ -106,20 +109,34 @@ std::vector<std::string> MoeHealth::faults_of(Layer& layer, const LayerLoad& loa
   return out;
 }
 
+// Without numbers that change from line to line: it is printed where it differs from the last one.
+std::string MoeHealth::pending_text(const Pending& pending) const {
+  std::string out;
+  const auto add = [&](const std::string& what, int64_t steps) {
+    out += (out.empty() ? "not judged yet: " : ", ") + what + " (judged after " +
+           std::to_string(steps) + " steps)";
+  };
+  if (pending.load) add("load max/mean over " + fixed(config_.load, 1), config_.load_steps);
+  if (pending.dead) add("experts without tokens", config_.dead_window);
+  return out.empty() ? "healthy" : out;
+}
+
 std::string MoeHealth::add(int64_t step, int64_t steps, const std::vector<LayerLoad>& loads) {
   std::string verdict;
   bool forced = false;
+  Pending pending;
   for (const LayerLoad& load : loads) {
     forced |= load.forced;
     std::string line;
-    for (const std::string& fault : faults_of(layers_[load.layer], load, step, steps)) {
+    for (const std::string& fault : faults_of(layers_[load.layer], load, step, steps, pending)) {
       line += (line.empty() ? "" : "; ") + fault;
     }
     if (line.empty()) continue;
     verdict +=
         (verdict.empty() ? "" : "; ") + ("layer " + std::to_string(load.layer) + ": " + line);
   }
-  return "moe: " + (verdict.empty() ? "healthy" : verdict) + (forced ? " FORCED ROUTING" : "");
+  return "moe: " + (verdict.empty() ? pending_text(pending) : verdict) +
+         (forced ? " FORCED ROUTING" : "");
 }
 
 }  // namespace troupe

@@ -58,7 +58,8 @@ class MoeHealth {
   explicit MoeHealth(HealthConfig config) : config_(config) {}
 
   // Adds the loads of the `steps` steps up to `step`; returns the verdict: "moe: healthy", or
-  // "moe: layer 7: 3 of 64 experts dead for 200 steps (raise model.moe.router.balance); ...".
+  // "moe: layer 7: 3 of 64 experts dead for 200 steps (raise model.moe.router.balance); ...", or
+  // "moe: not judged yet: ..." while a limit is passed and not for long enough.
   std::string add(int64_t step, int64_t steps, const std::vector<LayerLoad>& loads);
 
  private:
@@ -70,8 +71,12 @@ class MoeHealth {
     std::deque<LoadSum> window;
     int64_t overloaded_since = -1, dead_since = -1;  // the step before; -1: it is not
   };
+  struct Pending {  // over a limit, in any layer, and not for as long as makes a fault
+    bool load = false, dead = false;
+  };
   std::vector<std::string> faults_of(Layer& layer, const LayerLoad& load, int64_t step,
-                                     int64_t steps) const;
+                                     int64_t steps, Pending& pending) const;
+  std::string pending_text(const Pending& pending) const;
 
   HealthConfig config_;
   std::map<int64_t, Layer> layers_;

@@ -35,7 +35,19 @@ TEST(MoeHealth, BalancedLayersAreHealthy) {
 
 TEST(MoeHealth, DeadExpertsAreNamedAfterTheWindow) {
   MoeHealth health({});
-  EXPECT_EQ(health.add(40, 40, {load({0, 5, 5, 5})}), "moe: healthy");
+  EXPECT_EQ(health.add(20, 20, {load({5, 5, 5, 5})}), "moe: healthy");
+  // What was said is taken back as soon as a limit is passed.
+  EXPECT_EQ(health.add(40, 20, {load({0, 0, 50000, 0})}),
+            "moe: not judged yet: load max/mean over "
+            "3.0 (judged after 100 steps), experts without tokens (judged after 50 steps)");
+  EXPECT_EQ(health.add(45, 5, {load({5, 5, 5, 5})}),
+            "moe: not judged yet: experts without tokens (judged after 50 steps)");
+}
+
+TEST(MoeHealth, DeadExpertsAreCountedFromTheirFirstStep) {
+  MoeHealth health({});
+  EXPECT_EQ(health.add(40, 40, {load({0, 5, 5, 5})}),
+            "moe: not judged yet: experts without tokens (judged after 50 steps)");
   EXPECT_EQ(health.add(60, 20, {load({0, 5, 5, 5})}),
             "moe: layer 7: 1 of 4 experts dead for 60 steps (raise model.moe.router.balance, or "
             "lower the learning rate)");
@@ -49,7 +61,8 @@ TEST(MoeHealth, OverloadCountsFromItsFirstStep) {
   EXPECT_EQ(health.add(50, 50, {load({9, 1, 1, 1})}), "moe: healthy");
   config.load = 2;
   MoeHealth strict(config);
-  EXPECT_EQ(strict.add(50, 50, {load({9, 1, 1, 1})}), "moe: healthy");
+  EXPECT_EQ(strict.add(50, 50, {load({9, 1, 1, 1})}),
+            "moe: not judged yet: load max/mean over 2.0 (judged after 100 steps)");
   EXPECT_EQ(
       strict.add(100, 50, {load({9, 1, 1, 1})}),
       "moe: layer 7: load max/mean 3.0 (> 2.0) for 100 steps (raise model.moe.router.balance)");

@@ -14,6 +14,10 @@ bool LiveSteps::show(LineFormat format, const LogRecord& record, const Position&
   return true;
 }
 
+void LiveSteps::keep() const {
+  if (terminal_ != nullptr) terminal_->keep();
+}
+
 void LiveSteps::hide() const {
   if (terminal_ != nullptr) terminal_->show("");
 }

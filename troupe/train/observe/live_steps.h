@@ -21,6 +21,7 @@ class LiveSteps {
   bool show(LineFormat format, const LogRecord& record, const Position& now,
             const Position& run) const;
   void hide() const;
+  void keep() const;  // the line that is shown: what is written next begins below it
 
  private:
   std::shared_ptr<LiveStderr> terminal_;

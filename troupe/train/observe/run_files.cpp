@@ -1,14 +1,19 @@
 #include "troupe/train/observe/run_files.h"
 
 #include <ATen/Parallel.h>
+#include <fcntl.h>
 #include <torch/version.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
+#include <span>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include "troupe/core/config/json.h"
 #include "troupe/core/file/secrets.h"
@@ -68,14 +73,49 @@ std::vector<std::string> unknown_variables() {
   return out;
 }
 
+ExitRoom::ExitRoom(const std::string& run) {
+  fd_ = ::open(run.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0644);
+  if (fd_ < 0 || ::posix_fallocate(fd_, 0, kBytes) == 0) return;
+  ::close(std::exchange(fd_, -1));
+}
+
+ExitRoom::~ExitRoom() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+bool ExitRoom::publish(Fs& fs, const std::string& path, std::string_view text) {
+  const auto size = static_cast<int64_t>(text.size());
+  if (fd_ < 0 || size > kBytes) return false;
+  const int fd = std::exchange(fd_, -1);
+  const std::string file = "/proc/self/fd/" + std::to_string(fd);
+  const std::string staging = std::filesystem::path(path).parent_path() / ".staging-exit";
+  const bool written = write_all(fs, fd, std::as_bytes(std::span(text))) == 0 &&
+                       ::ftruncate(fd, size) == 0 && fs.fsync(fd) == 0;
+  const bool named =
+      written && (::unlink(staging.c_str()) == 0 || errno == ENOENT) &&
+      ::linkat(AT_FDCWD, file.c_str(), AT_FDCWD, staging.c_str(), AT_SYMLINK_FOLLOW) == 0;
+  fs.close(fd);
+  if (!named) return false;
+  if (fs.rename(staging, path) == 0) return true;
+  fs.unlink(staging);
+  return false;
+}
+
 void write_exit(Fs& fs, const std::string& run, ExitRecord record, const std::string& error_file,
-                const Log& log) {
+                const Log& log, ExitRoom* room) {
   record.message = without_secrets(record.message);
   try {
     std::ostringstream os;
     write_json(os, record);
     if (!run.empty() && ::access(run.c_str(), W_OK) == 0) {
-      publish_file(fs, run + "/exit.json", repaired_utf8(os.str()) + "\n");
+      const std::string path = run + "/exit.json", text = repaired_utf8(os.str()) + "\n";
+      try {
+        publish_file(fs, path, text);
+      } catch (const Error& error) {
+        if (error.code() != Code::kNoSpace || room == nullptr || !room->publish(fs, path, text)) {
+          throw;
+        }
+      }
     }
     if (error_file.empty() || record.code == 0) return;
     const auto since = std::chrono::system_clock::now().time_since_epoch();

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "troupe/core/check.h"
@@ -59,10 +60,31 @@ RunEnvironment this_environment(const std::vector<std::string>& command, const s
 // is.
 std::vector<std::string> unknown_variables();
 
+// Room on the disk for exit.json from the run's start, so that a disk that is full by its end does
+// not hide why it ended: a file without a name, which the system frees with the process. Where the
+// disk has no such files, or no room already, there is none.
+class ExitRoom {
+ public:
+  ExitRoom() = default;
+  explicit ExitRoom(const std::string& run);
+  ExitRoom(const ExitRoom&) = delete;
+  ExitRoom& operator=(const ExitRoom&) = delete;
+  ~ExitRoom();
+  // Makes the room's file `path`, with this content, in the place of what is there. False: there is
+  // no room, or the content has more than kBytes.
+  bool publish(Fs& fs, const std::string& path, std::string_view text);
+
+  static constexpr int64_t kBytes = 32 << 10;
+
+ private:
+  int fd_ = -1;
+};
+
 // Writes RUN/exit.json, and TORCHELASTIC_ERROR_FILE in torchrun's form where `error_file` names it.
 // Never throws: a full disk must not hide the error that is reported.
+// `room`: what is written where the disk is full.
 void write_exit(Fs& fs, const std::string& run, ExitRecord record, const std::string& error_file,
-                const Log& log);
+                const Log& log, ExitRoom* room = nullptr);
 
 int64_t resident_bytes();  // of this process; 0: unknown
 

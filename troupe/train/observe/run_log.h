@@ -9,7 +9,11 @@
 namespace troupe {
 
 // Where a run was resumed at a step, what an earlier start wrote of later steps is dropped. A last
-// line without an end is left out; other lines that are no JSON are counted.
+// line without an end is left out; other lines that are no JSON are counted, and those of more than
+// 16 MiB.
+//
+// The time is linear in the log and the memory bounded, whatever it holds: of a list that has
+// reached its bound every second entry goes, of events the later ones, which are counted.
 struct RunLog {
   struct Evaluation {
     int64_t step;
@@ -36,14 +40,20 @@ struct RunLog {
     int64_t last_step = 0;
     bool ended = false;  // it says so: stopped or finished, not killed
   };
-  std::map<std::string, std::map<int64_t, double>> series;  // name -> step -> value
+  std::map<std::string, std::map<int64_t, double>> series;  // name -> step -> value; what is shown
   std::vector<Evaluation> evaluations;
+  std::vector<std::string> sets;  // of the evaluations
   std::vector<Sample> samples;
   std::vector<Experts> experts;
   std::vector<Event> events;  // with a line for each session that a kill ended
+  int64_t more_events = 0;    // that are left out
   std::vector<Session> sessions;
   double params = NAN, active_params = NAN;
   int64_t torn = 0;  // lines that could not be read
+
+  static constexpr size_t kMostPoints = 200'000;  // of a series
+  static constexpr size_t kMostEvents = 10'000, kMostEvaluations = 10'000, kMostSets = 64;
+  static constexpr size_t kMostSamples = 64, kMostExperts = 512, kMostSessions = 100'000;
 
   double seconds() const;  // that sessions lasted; NaN: no line has a time
   int64_t kills() const;   // sessions, besides the last, that end without a word

@@ -62,16 +62,16 @@ std::vector<LivePart> live_parts(const LogRecord& r, const Position& now, const 
   const auto left = static_cast<double>(run.steps - now.steps);
   std::vector<LivePart> out = {
       {"step " + std::to_string(now.steps) + '/' + std::to_string(run.steps), 0},
-      {std::to_string(percent) + '%', 7},
+      {std::to_string(percent) + '%', 9},
       {text("loss %.3f", r.scalar("loss", std::nan(""))), 1},
-      {text("lr %.2e", r.scalar("lr")), 6},
-      {text("gnorm %.2f", r.scalar("grad_norm", std::nan(""))), 5},
-      {"tok/s " + short_number(r.scalar("tokens_s")), 3}};
-  if (has(r, "mfu")) out.push_back({text("mfu %.1f%%", 100 * r.scalar("mfu")), 4});
-  if (has(r, "moe/load")) out.push_back({text("load %.2f", r.scalar("moe/load")), 8});
-  if (r.scalar("moe/dead") > 0) out.push_back({text("dead %.0f", r.scalar("moe/dead")), 9});
-  if (r.scalar("skipped") > 0) out.push_back({text("skip %.0f", r.scalar("skipped")), 9});
-  out.push_back({"eta " + short_time(left * r.scalar("step_s")), 2});
+      {text("lr %.2e", r.scalar("lr")), 8},
+      {text("gnorm %.2f", r.scalar("grad_norm", std::nan(""))), 7},
+      {"tok/s " + short_number(r.scalar("tokens_s")), 5}};
+  if (has(r, "mfu")) out.push_back({text("mfu %.1f%%", 100 * r.scalar("mfu")), 6});
+  if (has(r, "moe/load")) out.push_back({text("load %.2f", r.scalar("moe/load")), 4});
+  if (r.scalar("moe/dead") > 0) out.push_back({text("dead %.0f", r.scalar("moe/dead")), 2});
+  if (r.scalar("skipped") > 0) out.push_back({text("skip %.0f", r.scalar("skipped")), 2});
+  out.push_back({"eta " + short_time(left * r.scalar("step_s")), 3});
   if (is_forced(r)) out.push_back({"FORCED", 0});
   return out;
 }

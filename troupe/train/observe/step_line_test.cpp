@@ -60,6 +60,18 @@ TEST(StepLine, R3_ForcedRoutingIsInEveryLine) {
   }
 }
 
+TEST(StepLine, EightyColumnsHaveTheLoadAndTheDeadExperts) {
+  LogRecord r;
+  for (const auto& [name, value] :
+       {std::pair("loss", 3.1234), std::pair("lr", 3e-4), std::pair("grad_norm", 0.52),
+        std::pair("tokens_s", 181200.0), std::pair("mfu", 0.41), std::pair("moe/load", 4.0),
+        std::pair("moe/dead", 9.0), std::pair("step_s", 0.35)}) {
+    r.add(name, value);
+  }
+  const std::string line = live_line(r, {.steps = 1234}, {.steps = 50000}, 79);
+  EXPECT_EQ(line, "step 1234/50000  loss 3.123  tok/s 181.2k  load 4.00  dead 9  eta 4h44m");
+}
+
 TEST(StepLine, NumbersAndTimesAreShort) {
   EXPECT_EQ(short_number(999), "999");
   EXPECT_EQ(short_number(2084000), "2.08M");

@@ -205,6 +205,17 @@ void check_parallel(const Recipe& r, Problems& problems) {
                                              " SMs for one collective; NCCL takes at most " +
                                              std::to_string(kMostBlocks) + "; 0 leaves it to NCCL");
   }
+  if (r.parallel.backend == CommBackend::kNccl && r.run.device == DeviceKind::kCpu) {
+    problems.add("parallel.backend",
+                 "nccl moves tensors between GPUs, and run.device is cpu: take auto or gloo");
+  }
+  if (r.parallel.backend == CommBackend::kGloo && r.run.device != DeviceKind::kCpu &&
+      needs_one_host(r.parallel.dispatcher)) {
+    problems.add("parallel.dispatcher",
+                 std::string(r.parallel.dispatcher.kind()) +
+                     " reads the memory of other GPUs, and parallel.backend gloo goes through host "
+                     "memory, where ranks may share one GPU: take auto, all_to_all or two_level");
+  }
   for (const auto& [field, ranks] :
        {std::pair{"tensor", r.parallel.tensor}, std::pair{"context", r.parallel.context},
         std::pair{"pipeline", r.parallel.pipeline},

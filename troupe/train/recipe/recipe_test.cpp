@@ -157,6 +157,20 @@ TEST(Recipe, OV10_NoCollectiveTakesMoreBlocksThanNcclHas) {
                        "E2005 parallel.comm_blocks: must not be negative"));
 }
 
+TEST(Recipe, TheBackendFitsTheDeviceAndTheDispatcher) {
+  EXPECT_EQ(faults({"parallel.backend=gloo", "run.device=cuda"}), std::vector<std::string>{});
+  EXPECT_EQ(faults({"parallel.backend=nccl"}), std::vector<std::string>{});
+  EXPECT_TRUE(one_says(faults({"parallel.backend=nccl", "run.device=cpu"}),
+                       "E2005 parallel.backend: nccl moves tensors between GPUs, and run.device is "
+                       "cpu: take auto or gloo"));
+  const std::string symmetric = "parallel.dispatcher.kind=symmetric";
+  EXPECT_TRUE(one_says(faults({"parallel.backend=gloo", symmetric}),
+                       "E2005 parallel.dispatcher: symmetric reads the memory of other GPUs"));
+  EXPECT_EQ(faults({"parallel.backend=gloo", symmetric, "run.device=cpu"}),
+            std::vector<std::string>{});
+  EXPECT_THROW(loaded({"parallel.backend=mpi"}), Error);
+}
+
 TEST(Recipe, Fp64TakesNothingThatRounds) {
   const std::vector<std::string> fp64 = {"train.precision=fp64", "run.device=cpu"};
   const auto with = [&](const std::string& set) {

@@ -28,9 +28,9 @@ struct Field {
   std::string_view bytes = {};  // types 1, 2, 5
 };
 
-class Message {
+class ProtobufMessage {
  public:
-  explicit Message(std::string_view bytes) : left_(bytes) {}
+  explicit ProtobufMessage(std::string_view bytes) : left_(bytes) {}
 
   std::optional<Field> next() {
     if (left_.empty()) return std::nullopt;
@@ -73,7 +73,7 @@ class Events {
   void add(std::string_view bytes) {
     int64_t step = 0;
     std::vector<std::string_view> summaries;
-    Message event(bytes);
+    ProtobufMessage event(bytes);
     bool starts = false;
     while (const auto field = event.next()) {
       if (field->number == 2) step = static_cast<int64_t>(field->integer);
@@ -92,14 +92,14 @@ class Events {
 
  private:
   static bool is_start(std::string_view bytes) {
-    Message log(bytes);
+    ProtobufMessage log(bytes);
     bool out = false;
     while (const auto field = log.next()) out |= field->number == 1 && field->integer == 1;
     return out;
   }
 
   void add_summary(int64_t step, std::string_view bytes) {
-    Message summary(bytes);
+    ProtobufMessage summary(bytes);
     while (const auto field = summary.next()) {
       if (field->number == 1) add_value(step, field->bytes);
     }
@@ -107,7 +107,7 @@ class Events {
 
   void add_value(int64_t step, std::string_view bytes) {
     EventTag found{.tag = "", .kind = "other"};
-    Message value(bytes);
+    ProtobufMessage value(bytes);
     while (const auto field = value.next()) {
       if (field->number == 1) found.tag = field->bytes;
       if (field->number == 2) found.kind = "scalar", found.last = load<float>(field->bytes);
@@ -125,7 +125,7 @@ class Events {
 
   // Newer writers hold scalars and texts as tensors: field 1 is the type, 1 (f32) or 7 (strings).
   static void read_tensor(std::string_view bytes, EventTag& out) {
-    Message tensor(bytes);
+    ProtobufMessage tensor(bytes);
     uint64_t type = 0;
     while (const auto field = tensor.next()) {
       if (field->number == 1) type = field->integer;

@@ -219,6 +219,9 @@ Markup event_table(const ReportRun& run) {
     rows << "<tr><td>" << e.step << "</td><td>" << utc(e.time) << "</td><td>" << e.text
          << "</td></tr>\n";
   }
+  if (run.log.more_events > 0) {
+    rows << "<tr><td></td><td></td><td>and " << run.log.more_events << " more</td></tr>\n";
+  }
   const std::string exit = exit_text(run);
   if (!exit.empty()) rows << "<tr><td></td><td></td><td>" << exit << "</td></tr>\n";
   Markup out;
