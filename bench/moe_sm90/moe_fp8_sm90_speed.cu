@@ -145,19 +145,7 @@ struct Layer {
     offset.put(begin), src.put(from), slot.put(of), slot_row.put(row), score.put(weight);
   }
 
-  PlanRef plan() const {
-    PlanRef p;
-    p.tokens = s.T, p.choices = s.K, p.experts = s.E, p.rows = R;
-    p.expert_offset = offset.as<int32_t>(), p.row_src = src.as<int32_t>();
-    p.row_slot = slot.as<int32_t>(), p.slot_row = slot_row.as<int32_t>();
-    return p;
-  }
-  static MatRef in(const Memory& m, int64_t rows, int64_t cols) {
-    return {m.data, Dtype::kBF16, rows, cols, cols};
-  }
-  static MutRef to(const Memory& m, int64_t rows, int64_t cols) {
-    return {m.data, Dtype::kBF16, rows, cols, cols};
-  }
+  PlanRef plan() const { return plan_of(s, offset, src, slot, slot_row); }
   static Mat<uint8_t> b(const Memory& m, int64_t rows, int64_t cols) {
     return {m.as<uint8_t>(), rows, cols, cols};
   }
@@ -170,8 +158,6 @@ std::vector<Step> bf16_steps(const Layer& l) {
   const auto& s = l.s;
   const double f = 2.0 * l.R * s.F * s.D;
   const PlanRef p = l.plan();
-  const auto in = Layer::in;
-  const auto to = Layer::to;
   return {
       {"up", 2 * f,
        [=, &l] {
@@ -222,7 +208,7 @@ std::vector<Step> bf16_steps(const Layer& l) {
 
 QuantizeFp8 rows_in_8_bits(const Layer& l, const Memory& x, const Memory& bytes,
                            const Memory& scales) {
-  return {.x = Layer::in(x, l.s.T, l.s.D),
+  return {.x = in(x, l.s.T, l.s.D),
           .groups = {},
           .bytes = Layer::b(bytes, l.s.T, l.s.D),
           .scales = {scales.as<float>(), l.s.T, 1, 1}};
@@ -234,8 +220,6 @@ std::vector<Step> fp8_steps(const Layer& l, bool in_passes) {
   const auto& s = l.s;
   const double f = 2.0 * l.R * s.F * s.D;
   const PlanRef p = l.plan();
-  const auto in = Layer::in;
-  const auto to = Layer::to;
   const auto b = Layer::b;
   const auto cb = Layer::cb;
   std::vector<Step> steps = {

@@ -129,29 +129,17 @@ struct Layer {
   // Small widths would leave outputs near zero.
   static float scale(int64_t width) { return std::sqrt(4096.0f / static_cast<float>(width)); }
 
-  PlanRef plan() const {
-    PlanRef p;
-    p.tokens = s.T, p.choices = s.K, p.experts = s.E, p.rows = R;
-    p.expert_offset = offset.as<int32_t>(), p.row_src = src.as<int32_t>();
-    p.row_slot = slot.as<int32_t>(), p.slot_row = slot_row.as<int32_t>();
-    return p;
-  }
-  static MatRef in(const Memory& m, int64_t rows, int64_t cols) {
-    return {m.data, Dtype::kBF16, rows, cols, cols};
-  }
-  static MutRef out(const Memory& m, int64_t rows, int64_t cols, Dtype d = Dtype::kBF16) {
-    return {m.data, d, rows, cols, cols};
-  }
+  PlanRef plan() const { return plan_of(s, offset, src, slot, slot_row); }
   MoeUpSm90 up() const {
     return {plan(),
             in(x, s.T, s.D),
             in(w1, s.E * 2 * s.F, s.D),
             score.as<float>(),
-            out(h, R, 2 * s.F),
-            out(a, R, s.F)};
+            to(h, R, 2 * s.F),
+            to(a, R, s.F)};
   }
   MoeDownSm90 down() const {
-    return {plan(), in(a, R, s.F), in(w2, s.E * s.D, s.F), out(y, R, s.D)};
+    return {plan(), in(a, R, s.F), in(w2, s.E * s.D, s.F), to(y, R, s.D)};
   }
   MoeHiddenGradSm90 hidden() const {
     return {plan(),
@@ -159,19 +147,19 @@ struct Layer {
             in(w2, s.E * s.D, s.F),
             in(h, R, 2 * s.F),
             score.as<float>(),
-            out(grad_h, R, 2 * s.F),
-            out(a_back, R, s.F),
+            to(grad_h, R, 2 * s.F),
+            to(a_back, R, s.F),
             grad_score.as<float>(),
             workspace.data};
   }
   MoeRowsGradSm90 rows() const {
-    return {plan(), in(grad_h, R, 2 * s.F), in(w1, s.E * 2 * s.F, s.D), out(grad_rows, R, s.D)};
+    return {plan(), in(grad_h, R, 2 * s.F), in(w1, s.E * 2 * s.F, s.D), to(grad_rows, R, s.D)};
   }
   MoeDownGradSm90 down_grad(Dtype d = Dtype::kBF16, bool add = false) const {
-    return {plan(), in(grad_out, s.T, s.D), in(a, R, s.F), out(grad_w2, s.E * s.D, s.F, d), add};
+    return {plan(), in(grad_out, s.T, s.D), in(a, R, s.F), to(grad_w2, s.E * s.D, s.F, d), add};
   }
   MoeUpGradSm90 up_grad(Dtype d = Dtype::kBF16, bool add = false) const {
-    return {plan(), in(x, s.T, s.D), in(grad_h, R, 2 * s.F), out(grad_w1, s.E * 2 * s.F, s.D, d),
+    return {plan(), in(x, s.T, s.D), in(grad_h, R, 2 * s.F), to(grad_w1, s.E * 2 * s.F, s.D, d),
             add};
   }
 };

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "troupe/core/device/cuda_check.h"
+#include "troupe/kernels/moe_sm90/moe_sm90.h"
 
 namespace troupe {
 namespace {
@@ -78,6 +79,22 @@ struct Memory {
 void fill(Memory& m, float scale, uint32_t seed) {
   fill_kernel<<<1024, 256>>>(m.as<Half>(), m.bytes / 2, scale, seed);
   TROUPE_LAUNCH_CHECK(nullptr);
+}
+
+MatRef in(const Memory& m, int64_t rows, int64_t cols) {
+  return {m.data, Dtype::kBF16, rows, cols, cols};
+}
+MutRef to(const Memory& m, int64_t rows, int64_t cols, Dtype d = Dtype::kBF16) {
+  return {m.data, d, rows, cols, cols};
+}
+
+PlanRef plan_of(const Shape& s, const Memory& offset, const Memory& src, const Memory& slot,
+                const Memory& slot_row) {
+  PlanRef p;
+  p.tokens = s.T, p.choices = s.K, p.experts = s.E, p.rows = s.T * s.K;
+  p.expert_offset = offset.as<int32_t>(), p.row_src = src.as<int32_t>();
+  p.row_slot = slot.as<int32_t>(), p.slot_row = slot_row.as<int32_t>();
+  return p;
 }
 
 struct Step {

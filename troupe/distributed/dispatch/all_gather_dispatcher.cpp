@@ -12,7 +12,6 @@
 
 #include "troupe/distributed/dispatch/copies.h"
 #include "troupe/distributed/dispatch/group_dispatcher.h"
-#include "troupe/distributed/dispatch/return_sums.h"
 #include "troupe/distributed/group/host_copy.h"
 
 namespace troupe {
@@ -28,10 +27,7 @@ class AllGatherExchange : public GroupExchange {
     const at::Tensor routing_TK = at::cat({padded(routed.ids_TK, -1), padded(scores)}, 1);
     routing_.pending = gather(routing_TK, routing_.rows);
     x_.pending = gather(padded(packed(x_TD)), x_.rows);
-    const GatheredSums sums = sums_of_gathered(experts_->table.sent(routed.ids_TK),
-                                               experts_->placement.slices(), most_, exact());
-    sums_ = sums.sums;
-    slot_sums_ = sums.slot_sums;
+    keep_gathered_sums(routed.ids_TK, most_);
   }
 
   ExpertRows receive_rows() override {
@@ -98,17 +94,12 @@ class AllGatherExchange : public GroupExchange {
   int64_t slots_ = 0;       // rows that each rank sends back: `most_`, times K for kExact
 };
 
-std::unique_ptr<RowExchange> begin_all_gather(std::shared_ptr<ExpertGroup> experts,
-                                              const at::Tensor& x_TD, const Routed& routed) {
-  return std::make_unique<AllGatherExchange>(std::move(experts), x_TD, routed);
-}
-
 }  // namespace
 
 std::unique_ptr<Dispatcher> all_gather_dispatcher(std::shared_ptr<ProcessGroup> ranks,
                                                   const ExpertPlacement& placement,
                                                   DispatchMode mode, WireType wire) {
-  return group_dispatcher({.name = "all-gather", .begin = begin_all_gather},
+  return group_dispatcher({.name = "all-gather", .begin = begin_exchange<AllGatherExchange>},
                           {.all = std::move(ranks)}, placement, {.mode = mode, .wire = wire});
 }
 

@@ -37,11 +37,12 @@ class AllToAllExchange : public GroupExchange {
     const at::Tensor& counts = copies_.counts();
     HostCopy all_counts(at::stack({counts, exchange_counts(ranks(), counts)}));
     // All that needs no number follows before the host waits for them.
-    at::Tensor send_routing = copies_.pack_routing(routed.scores_TK, RoutingFormat::kLocalIds);
-    at::Tensor send_x = packed(x_TD, copies_.tokens());
+    const at::Tensor send_routing =
+        copies_.pack_routing(routed.scores_TK, RoutingFormat::kLocalIds);
+    const at::Tensor send_x = packed(x_TD, copies_.tokens());
     read_counts(all_counts.read());
-    begin(std::move(send_routing), routing_);
-    begin(std::move(send_x), x_);
+    send_first(ranks(), copy_split_, send_routing, routing_);
+    send_first(ranks(), copy_split_, send_x, x_);
     copies_.trim(copy_split_.sent());
     keep_sums();
   }
@@ -65,12 +66,6 @@ class AllToAllExchange : public GroupExchange {
     copy_split_ = read_split(counts, kCopies);
     row_split_ = read_split(counts, kRows);
     capacity_ = read_split(counts, kCapacity).received();
-  }
-
-  // `most` is sized for the most copies there may be.
-  void begin(at::Tensor most, Travelling& what) const {
-    what.pending = send_rows(ranks(), copy_split_,
-                             std::exchange(most, {}).narrow(0, 0, copy_split_.sent()), what.rows);
   }
 
   at::Tensor source_rows(const at::Tensor& copies_CD) const override {
@@ -99,17 +94,12 @@ class AllToAllExchange : public GroupExchange {
   at::Tensor copy_R_;       // kExact: the received copy of each source row
 };
 
-std::unique_ptr<RowExchange> begin_all_to_all(std::shared_ptr<ExpertGroup> experts,
-                                              const at::Tensor& x_TD, const Routed& routed) {
-  return std::make_unique<AllToAllExchange>(std::move(experts), x_TD, routed);
-}
-
 }  // namespace
 
 std::unique_ptr<Dispatcher> all_to_all_dispatcher(std::shared_ptr<ProcessGroup> ranks,
                                                   const ExpertPlacement& placement,
                                                   DispatchMode mode, WireType wire) {
-  return group_dispatcher({.name = "all-to-all", .begin = begin_all_to_all},
+  return group_dispatcher({.name = "all-to-all", .begin = begin_exchange<AllToAllExchange>},
                           {.all = std::move(ranks)}, placement, {.mode = mode, .wire = wire});
 }
 

@@ -4,6 +4,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/distributed/dispatch/rank_plan.h"
+#include "troupe/distributed/dispatch/return_sums.h"
 #include "troupe/distributed/dispatch/wire.h"
 #include "troupe/ops/combine.h"
 
@@ -124,6 +125,18 @@ Plan GroupExchange::plan_of(const at::Tensor& ids_SK, int64_t capacity, at::Tens
   return plan_of_rank(within_budget(ids_SK, budget_, lost),
                       {.experts = experts_->held, .alignment = alignment_, .capacity = capacity},
                       rows);
+}
+
+void GroupExchange::send_first(ProcessGroup& group, const RankSplit& split, const at::Tensor& most,
+                               Travelling& what) {
+  what.pending = send_rows(group, split, most.narrow(0, 0, split.sent()), what.rows);
+}
+
+void GroupExchange::keep_gathered_sums(const at::Tensor& ids_TK, int64_t most) {
+  GatheredSums sums =
+      sums_of_gathered(experts_->table.sent(ids_TK), experts_->placement.slices(), most, exact());
+  sums_ = std::move(sums.sums);
+  slot_sums_ = std::move(sums.slot_sums);
 }
 
 std::unique_ptr<Dispatcher> group_dispatcher(GroupDispatcherForm form, NodeGroups groups,

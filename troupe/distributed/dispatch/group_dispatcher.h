@@ -17,6 +17,7 @@
 #include "troupe/distributed/dispatch/dispatcher_config.h"
 #include "troupe/distributed/dispatch/owner_table.h"
 #include "troupe/distributed/group/process_group.h"
+#include "troupe/distributed/group/split.h"
 #include "troupe/distributed/group/symmetric_heap.h"
 #include "troupe/ops/support/plan.h"
 
@@ -71,6 +72,12 @@ class GroupExchange : public RowExchange {
   Plan plan_of(const at::Tensor& ids_SK, int64_t capacity, at::Tensor& lost,
                int64_t rows = -1) const;
 
+  // Begins to send the first `split.sent()` rows of `most`, which has room for the most there may be.
+  static void send_first(ProcessGroup& group, const RankSplit& split, const at::Tensor& most,
+                         Travelling& what);
+  // What comes back of rows that went to all ranks, of which one has at most `most` tokens.
+  void keep_gathered_sums(const at::Tensor& ids_TK, int64_t most);
+
   bool exact() const { return experts_->exact(); }
   ProcessGroup& ranks() const { return *experts_->groups.all; }
 
@@ -91,6 +98,12 @@ class GroupExchange : public RowExchange {
 using BeginExchange = std::unique_ptr<RowExchange> (*)(std::shared_ptr<ExpertGroup> experts,
                                                        const at::Tensor& x_TD,
                                                        const Routed& routed);
+
+template <class Exchange>
+std::unique_ptr<RowExchange> begin_exchange(std::shared_ptr<ExpertGroup> experts,
+                                            const at::Tensor& x_TD, const Routed& routed) {
+  return std::make_unique<Exchange>(std::move(experts), x_TD, routed);
+}
 
 struct GroupDispatcherForm {
   std::string name;

@@ -12,7 +12,6 @@
 #include "troupe/core/number/round.h"
 #include "troupe/distributed/dispatch/copies.h"
 #include "troupe/distributed/dispatch/group_dispatcher.h"
-#include "troupe/distributed/dispatch/return_sums.h"
 #include "troupe/kernels/peer_combine/peer_combine.h"
 #include "troupe/kernels/peer_rows/peer_rows.h"
 #include "troupe/ops/support/run.h"
@@ -55,10 +54,7 @@ class SymmetricExchange : public GroupExchange {
     lay(routing_, 0, routing);
     lay(x_, x_at, rows_TX);
     x_.transfer->publish();
-    const GatheredSums sums = sums_of_gathered(experts_->table.sent(routed.ids_TK),
-                                               experts_->placement.slices(), most_, exact());
-    sums_ = sums.sums;
-    slot_sums_ = sums.slot_sums;
+    keep_gathered_sums(routed.ids_TK, most_);
   }
 
   ExpertRows receive_rows() override {
@@ -179,18 +175,14 @@ class SymmetricExchange : public GroupExchange {
   at::Tensor held_;  // int32 [W slots, ..]: local expert of each choice of a source row, or -1
 };
 
-std::unique_ptr<RowExchange> begin_symmetric(std::shared_ptr<ExpertGroup> experts,
-                                             const at::Tensor& x_TD, const Routed& routed) {
-  return std::make_unique<SymmetricExchange>(std::move(experts), x_TD, routed);
-}
-
 }  // namespace
 
 std::unique_ptr<Dispatcher> symmetric_dispatcher(std::shared_ptr<ProcessGroup> ranks,
                                                  const ExpertPlacement& placement,
                                                  DispatchMode mode, WireType wire) {
-  return group_dispatcher({.name = "symmetric", .host_reads = false, .begin = begin_symmetric},
-                          {.all = std::move(ranks)}, placement, {.mode = mode, .wire = wire});
+  return group_dispatcher(
+      {.name = "symmetric", .host_reads = false, .begin = begin_exchange<SymmetricExchange>},
+      {.all = std::move(ranks)}, placement, {.mode = mode, .wire = wire});
 }
 
 std::unique_ptr<Dispatcher> SymmetricDispatch::build(const NodeGroups& groups,

@@ -66,11 +66,12 @@ class TwoLevelExchange : public GroupExchange {
         to_nodes_(experts_->table, routed.ids_TK,
                   {.per = within().size(), .count = across().size()}, routed.capacity) {
     HostCopy counts = exchanged_counts(routed);
-    at::Tensor send_routing = to_nodes_.pack_routing(routed.scores_TK, RoutingFormat::kIdsAndToken);
-    at::Tensor send_x = packed(x_TD, to_nodes_.tokens());
+    const at::Tensor send_routing =
+        to_nodes_.pack_routing(routed.scores_TK, RoutingFormat::kIdsAndToken);
+    const at::Tensor send_x = packed(x_TD, to_nodes_.tokens());
     read_counts(counts.read());
-    begin(std::move(send_routing), routing_);
-    begin(std::move(send_x), x_);
+    send_first(across(), copies_.across, send_routing, routing_);
+    send_first(across(), copies_.across, send_x, x_);
     to_nodes_.trim(copies_.across.sent());
   }
 
@@ -153,13 +154,6 @@ class TwoLevelExchange : public GroupExchange {
     }
   }
 
-  // `most` is sized for the most copies there may be.
-  void begin(at::Tensor most, Travelling& what) const {
-    what.pending =
-        send_rows(across(), copies_.across,
-                  std::exchange(most, {}).narrow(0, 0, copies_.across.sent()), what.rows);
-  }
-
   // Forwards the routing of tokens that arrived at this rank to the ranks of its node that have
   // their experts; returns the routing that this rank receives, in canonical order.
   CopyRouting pass_on(const at::Tensor& received) {
@@ -220,11 +214,6 @@ class TwoLevelExchange : public GroupExchange {
   at::Tensor copy_R_;       // kExact: the received copy of each source row
 };
 
-std::unique_ptr<RowExchange> begin_two_level(std::shared_ptr<ExpertGroup> experts,
-                                             const at::Tensor& x_TD, const Routed& routed) {
-  return std::make_unique<TwoLevelExchange>(std::move(experts), x_TD, routed);
-}
-
 }  // namespace
 
 std::unique_ptr<Dispatcher> two_level_dispatcher(const NodeGroups& groups,
@@ -233,8 +222,8 @@ std::unique_ptr<Dispatcher> two_level_dispatcher(const NodeGroups& groups,
   const int64_t nodes = groups.across->size(), ranks = groups.within->size();
   TROUPE_CHECK(nodes * ranks == groups.all->size(), "-", nodes, "nodes of", ranks, "ranks are not",
                groups.all->description());
-  return group_dispatcher({.name = "two-level", .begin = begin_two_level}, groups, placement,
-                          {.mode = mode, .wire = wire});
+  return group_dispatcher({.name = "two-level", .begin = begin_exchange<TwoLevelExchange>}, groups,
+                          placement, {.mode = mode, .wire = wire});
 }
 
 std::unique_ptr<Dispatcher> TwoLevelDispatch::build(const NodeGroups& groups,
