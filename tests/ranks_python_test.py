@@ -1,15 +1,11 @@
 #!/usr/bin/env python3
 """troupe.MoE under DDP, FSDP2 and with DTensors: two Gloo processes beside one."""
 import os
-import pathlib
-import subprocess
-import sys
 import tempfile
 import unittest
 
-from ports import free_port
+import two_ranks
 
-HERE = pathlib.Path(__file__).resolve().parent
 D, E, K, F, T, STEPS = 16, 5, 2, 12, 24, 3
 
 
@@ -225,16 +221,8 @@ def lora(rank):
             assert not (got[n] == 0).all(-1).any(), f"{n} has rows of zeros"
 
 
-class Ranks(unittest.TestCase):
-    def start(self, name, **variables):
-        port = str(free_port())
-        runs = [subprocess.Popen([sys.executable, __file__, "--rank", name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                 text=True, env={**os.environ, "RANK": str(r), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-                                                 "MASTER_PORT": port, "OMP_NUM_THREADS": "1", **variables}) for r in range(2)]
-        for run in runs:
-            self.addCleanup(run.kill)
-        said = [run.communicate(timeout=300)[0] for run in runs]
-        self.assertEqual([run.returncode for run in runs], [0, 0], "\n".join(said))
+class Ranks(two_ranks.TwoRanks):
+    script = __file__
 
     def test_pym6_ddp_is_one_process(self):
         self.start("ddp")
@@ -256,18 +244,10 @@ class Ranks(unittest.TestCase):
         self.start("bias")
 
 
-def rank_main(name):
-    sys.path.insert(0, str(HERE))
+def join():
     import torch
-    torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
-    {"ddp": ddp, "fsdp": fsdp, "dcp": dcp, "dtensor": dtensor, "bias": bias, "lora": lora}[name](int(os.environ["RANK"]))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        rank_main(sys.argv[2])
-    else:
-        unittest.main()
+    two_ranks.main({"ddp": ddp, "fsdp": fsdp, "dcp": dcp, "dtensor": dtensor, "bias": bias, "lora": lora}, join)

@@ -5,15 +5,12 @@ DS_BUILD_OPS=0 pip install --no-deps --no-build-isolation --target folder deepsp
 py-cpuinfo tqdm (pip needs `wheel` to make it)."""
 import importlib.util
 import os
-import pathlib
-import subprocess
 import sys
 import tempfile
 import unittest
 
-from ports import free_port
+import two_ranks
 
-HERE = pathlib.Path(__file__).resolve().parent
 sys.path += [folder for folder in os.environ.get("TRAINERS_SITE", "").split(":") if folder]
 D, E, K, F, T, STEPS = 16, 5, 2, 12, 24, 3
 
@@ -165,41 +162,23 @@ def saved(rank):
 
 
 @unittest.skipUnless(importlib.util.find_spec("deepspeed"), "deepspeed is not here: see the head of this file")
-class Ranks(unittest.TestCase):
-    def start(self, name, **variables):
-        port = str(free_port())
-        runs = [subprocess.Popen([sys.executable, __file__, "--rank", name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                 text=True, env={**os.environ, "RANK": str(r), "LOCAL_RANK": str(r), "WORLD_SIZE": "2",
-                                                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1",
-                                                 "DS_ACCELERATOR": "cpu", **variables}) for r in range(2)]
-        for run in runs:
-            self.addCleanup(run.kill)
-        said = [run.communicate(timeout=300)[0] for run in runs]
-        self.assertEqual([run.returncode for run in runs], [0, 0], "\n".join(said))
+class Ranks(two_ranks.TwoRanks):
+    script = __file__
 
     def test_pym9_a_layer_under_zero_1_2_and_3_is_one_process(self):
-        self.start("layer")
+        self.start("layer", DS_ACCELERATOR="cpu")
 
     def test_pym9_twenty_steps_of_a_patched_model_under_zero_3_have_grouped_mms_losses(self):
-        self.start("model")
+        self.start("model", DS_ACCELERATOR="cpu")
 
     def test_pym9_a_checkpoint_of_deepspeeds_goes_on_with_the_same_bits(self):
         with tempfile.TemporaryDirectory() as folder:
-            self.start("saved", ZERO_FOLDER=folder)
+            self.start("saved", ZERO_FOLDER=folder, DS_ACCELERATOR="cpu")
 
 
-def rank_main(name):
-    sys.path.insert(0, str(HERE))
-    import torch
-    torch.set_num_threads(1)
+def join():
     deepspeed_here().init_distributed("gloo", auto_mpi_discovery=False)
-    {"layer": of_layer, "model": of_model, "saved": saved}[name](int(os.environ["RANK"]))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        rank_main(sys.argv[2])
-    else:
-        unittest.main()
+    two_ranks.main({"layer": of_layer, "model": of_model, "saved": saved}, join)
