@@ -106,7 +106,7 @@ def together(model, m, args):
         try:
             found[side] = [all_of.ready(side)]
             print(f"{side}: ready {args.together - left():.0f} s after the start", flush=True)
-        except Exception as error:  # a side that cannot run is told, and the others are measured
+        except Exception as error:  # the report names a side that cannot run; the others are measured
             print(f"{side}: cannot run: {type(error).__name__}: {str(error).strip().splitlines()[-1:]}", flush=True)
             all_of.adam.zero_grad(set_to_none=True)
     if not found:

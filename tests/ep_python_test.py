@@ -333,7 +333,7 @@ def a_run_resumes_over_another_number_of_ranks(rank, ranks, folder):
         return module, torch.optim.AdamW(module.parameters(), lr=1e-2)
 
     def together(module):
-        """The mean of what every rank's process computed of the same parameter, as DDP has it."""
+        """The mean over ranks of a parameter's gradient, as DDP computes it."""
         for p in module.parameters():
             if not hasattr(p, "to_local"):
                 dist.all_reduce(p.grad)

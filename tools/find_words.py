@@ -30,7 +30,7 @@ KINDS = {name: re.compile(words, re.M) for name, words in {
 
 
 def pieces(path, text):
-    """(line, text) of what people read in a file."""
+    """Yields (line, text) of each comment, message and paragraph of a file."""
     for found in PIECE["code" if path.suffix in CODE else path.suffix if path.suffix in PIECE else "other"].finditer(text):
         piece = found[0]
         if not piece.startswith("```") and (piece[0] not in "\"'" or " " in piece or path.suffix == ".md"):

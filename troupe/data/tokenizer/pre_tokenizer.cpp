@@ -17,7 +17,7 @@
 namespace troupe {
 namespace {
 
-// What becomes of the matches of a pattern and of what is between them.
+// How a pattern splits text: which pieces its matches and the text between them become.
 enum class Behavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
 constexpr auto names_of(Behavior) {
