@@ -88,9 +88,10 @@ Trainer::Trainer(const std::pair<Recipe, std::string>& settled, const RunTools& 
       stop_(context_) {
   FLAGS_caffe2_use_fatal_for_enforce = false;  // running out of memory throws, not aborts
   const int64_t threads = recipe_.run.threads;
-  at::set_num_threads(static_cast<int>(
-      threads > 0 ? threads : std::min<int64_t>(at::get_num_threads(), host_cores())));
-  require_threads();
+  const int computing = static_cast<int>(
+      threads > 0 ? threads : std::min<int64_t>(at::get_num_threads(), host_cores()));
+  require_threads(computing);
+  at::set_num_threads(computing);
   pulse_.begin(Phase::kData);
   auto [tokenizer, data] = open_data(recipe_, tools_.log, tools_.signals.question());
   tokenizer_ = std::move(tokenizer);

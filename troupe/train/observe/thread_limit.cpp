@@ -1,7 +1,5 @@
 #include "troupe/train/observe/thread_limit.h"
 
-#include <ATen/Parallel.h>
-
 #include <latch>
 #include <system_error>
 #include <thread>
@@ -14,16 +12,15 @@ std::optional<Error> refused_thread(const std::exception& error) {
   if (system == nullptr || system->code() != std::errc::resource_unavailable_try_again) return {};
   return Error("threads: " + to_text(Code::kFileFailed) +
                    " the system starts no more of them: raise the limit (ulimit -u, or pids.max of "
-                   "the control group), or set run.threads or OMP_NUM_THREADS to fewer than " +
-                   std::to_string(at::get_num_threads()),
+                   "the control group), or set run.threads or OMP_NUM_THREADS to fewer",
                Code::kFileFailed);
 }
 
-void require_threads() {
+void require_threads(int count) {
   std::latch end(1);
   std::vector<std::jthread> threads;
   try {
-    for (int i = 1; i < at::get_num_threads(); ++i) {
+    for (int i = 1; i < count; ++i) {
       threads.emplace_back([&end] { end.wait(); });
     }
   } catch (const std::system_error& error) {

@@ -9,10 +9,10 @@
 
 namespace troupe {
 
-// Starts as many threads as PyTorch computes with, all at once, and ends them: E7002 where the
-// system refuses one. OpenMP, which starts them later, would end the process with 1 and no word of
-// ours.
-void require_threads();
+// Starts `count` threads less this one, all at once, and ends them: E7002 where the system refuses
+// one. Comes before at::set_num_threads(count), whose pool (XNNPACK's) waits for ever for a thread
+// that was refused; OpenMP, which starts its own later, ends the process with 1 and no message.
+void require_threads(int count);
 
 // E7002 for an exception that says that a thread was refused; nothing for others.
 std::optional<Error> refused_thread(const std::exception& error);
