@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <utility>
 
@@ -41,6 +40,50 @@ struct Roots {
   }
 };
 
+// `above`: the gradient of the unit's output; undefined where it has none.
+Roots roots_of(const Action& action, const UnitResult& r, const at::Tensor& above,
+               const StepInput& input) {
+  const double token = input.loss_scale * input.factors[static_cast<size_t>(action.microbatch)];
+  const double aux = input.loss_scale / static_cast<double>(input.all_microbatches);
+  Roots roots;
+  if (above.defined()) roots.add(r.h, above);
+  roots.add(r.loss_sum, token);
+  roots.add(r.mtp_sum, token);
+  for (const MoeLoss& loss : r.losses) roots.add(loss.value, aux);
+  return roots;
+}
+
+// The gradients of `wanted`, undefined for what the roots do not depend on.
+std::vector<at::Tensor> gradients_of(const Roots& roots, const std::vector<at::Tensor>& wanted) {
+  if (roots.values.empty() || wanted.empty()) return std::vector<at::Tensor>(wanted.size());
+  return torch::autograd::grad(roots.values, wanted, roots.gradients, std::nullopt,
+                               /*create_graph=*/false, /*allow_unused=*/true);
+}
+
+// Adds what a unit made of one microbatch to the step's output.
+void collect(StepOutput& out, const Action& action, const UnitResult& result,
+             const StepInput& input) {
+  const at::NoGradGuard no_grad;
+  const auto m = static_cast<size_t>(action.microbatch);
+  const bool counts = input.counts_terms && input.microbatches[m].ids_BS.numel() > 0;
+  if (result.loss_sum.defined()) add_to(out.loss, result.loss_sum, input.factors[m]);
+  if (result.mtp_sum.defined()) add_to(out.mtp, result.mtp_sum, input.factors[m]);
+  for (const MoeLoss& loss : result.losses) {
+    add_to(out.aux[loss.name], loss.value / loss.coefficient);
+    out.aux_terms[loss.name] += counts;
+  }
+  for (const LayerChoices& c : result.choices) {
+    if (!input.keep_choices) break;
+    out.choices.push_back({c.layer, action.microbatch, c.ids_TK, c.logits_TE});
+  }
+  std::vector<MoeStats>& own = out.moe[action.chunk];
+  own.resize(std::max(own.size(), result.stats.size()));
+  for (size_t i = 0; i < result.stats.size(); ++i) {
+    own[i].counts_E.defined() ? void(own[i] += result.stats[i]) : void(own[i] = result.stats[i]);
+  }
+  if (own.empty()) out.moe.erase(action.chunk);
+}
+
 }  // namespace
 
 // How many replicas have rows in microbatch m; the others have one without (share_of).
@@ -49,55 +92,21 @@ int64_t ranks_with(int64_t m, const StepInput& input) {
   return m < full ? ranks : m == full ? input.all_microbatches % ranks : 0;
 }
 
-class Executor::Watched {
- public:
-  Watched(Executor& executor, Phase phase, double PhaseSeconds::*seconds, int unit = -1,
-          int microbatch = -1)
-      : executor_(executor),
-        seconds_(seconds),
-        scope_(executor.pulse_, phase, std::max(unit, 0),
-               unit < 0 ? 0 : static_cast<int>(executor.model_.num_units()),
-               executor.values_.microbatches() > 1 ? microbatch : -1) {}
-  Watched(const Watched&) = delete;
-  Watched& operator=(const Watched&) = delete;
-  ~Watched() {
-    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start_;
-    const double waited = executor_.pulse_.waited_seconds() - waited_;
-    executor_.seconds_.*seconds_ += passed.count();
-    executor_.seconds_.own.*seconds_ += passed.count() - waited;
-  }
-
- private:
-  Executor& executor_;
-  double PhaseSeconds::*seconds_;
-  PulseScope scope_;
-  double waited_ = executor_.pulse_.waited_seconds();
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
-
 Executor::Executor(Model& model, ParamStore& store, const Faults& faults,
                    const std::vector<int>& owners, Pulse& pulse,
                    std::shared_ptr<StageChannels> channels)
     : model_(model),
       store_(store),
       faults_(faults),
+      params_(model, store, owners),
       values_(model, store.options(), faults, pulse, std::move(channels)),
-      pulse_(pulse) {
-  for (int unit = 0; unit < static_cast<int>(model.num_units()); ++unit) {
-    if (!model.has_unit(unit)) continue;
-    auto& params = unit_params_[unit];
-    auto& buckets = unit_buckets_[unit];
-    std::vector<int64_t>& all = owned_buckets_[owners[static_cast<size_t>(unit)]];
-    model.for_each_param(unit, [&](const std::string&, Param& p) {
-      const int64_t slot = store.slot_of(&p);
-      if (slot < 0) return;
-      params.emplace_back(slot, &p);
-      const int64_t bucket = store.slots()[static_cast<size_t>(slot)].bucket;
-      for (std::vector<int64_t>* list : {&buckets, &all}) {
-        if (std::find(list->begin(), list->end(), bucket) == list->end()) list->push_back(bucket);
-      }
-    });
-  }
+      pulse_(pulse) {}
+
+PhaseTimer Executor::timed(Phase phase, double PhaseSeconds::*part, int unit, int microbatch) {
+  const PhaseTimer::Place place{.unit = unit,
+                                .units = static_cast<int>(model_.num_units()),
+                                .microbatch = values_.microbatches() > 1 ? microbatch : -1};
+  return {pulse_, phase, seconds_, part, place};
 }
 
 StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input,
@@ -124,7 +133,7 @@ StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input
     switch (action.kind) {
       case Kind::kReduce: reduce(action, input); break;
       case Kind::kUpdate: {
-        const Watched watched(*this, Phase::kOptim, &PhaseSeconds::update);
+        const PhaseTimer timer = timed(Phase::kOptim, &PhaseSeconds::update);
         store_.gradients().end_step();
         if (handlers.update) handlers.update(out_);
         break;
@@ -160,7 +169,7 @@ void Executor::compute_both(const Action& back, const Action& ahead, const StepI
     run(back)();
     return run(ahead)();
   }
-  const Watched watched(*this, Phase::kBackward, &PhaseSeconds::backward, back.chunk);
+  const PhaseTimer timer = timed(Phase::kBackward, &PhaseSeconds::backward, back.chunk);
   const StepSeconds before = seconds_;
   handlers.both(run(back), run(ahead));
   seconds_ = before;
@@ -176,7 +185,7 @@ void Executor::pass(const std::vector<Action>& list, const std::vector<int64_t>&
     if (moves(action)) continue;
     TROUPE_CHECK(action.kind == Kind::kForwardLight, "-", to_text(action.kind),
                  "in a list of forwards alone");
-    store_.need(unit_buckets_.at(action.chunk));
+    params_.need(action.chunk);
     const at::Tensor h = f(action.chunk, action.microbatch, values_.input_of(action));
     values_.drop_input(action);
     if (h.defined()) values_.set_output(action, h);
@@ -198,8 +207,8 @@ int64_t Executor::kept() const {
 
 bool Executor::moves(const Action& action) {
   switch (action.kind) {
-    case Kind::kGather: store_.gather(owned_buckets_.at(action.chunk)); return true;
-    case Kind::kFree: store_.drop(owned_buckets_.at(action.chunk)); return true;
+    case Kind::kGather: params_.gather(action.chunk); return true;
+    case Kind::kFree: params_.drop(action.chunk); return true;
     case Kind::kSend: values_.send(action); return true;
     case Kind::kRecv: values_.receive(action); return true;
     default: return false;
@@ -207,17 +216,17 @@ bool Executor::moves(const Action& action) {
 }
 
 void Executor::reduce(const Action& action, const StepInput& input) {
-  const Watched watched(*this, Phase::kReduce, &PhaseSeconds::reduce, action.chunk);
+  const PhaseTimer timer = timed(Phase::kReduce, &PhaseSeconds::reduce, action.chunk);
   faults_.at("reduce", input.context.step);
   const bool last =
       action.microbatch < 0 || action.microbatch + 1 == static_cast<int>(input.microbatches.size());
-  store_.gradients().reduce(owned_buckets_.at(action.chunk), last);
+  params_.reduce(action.chunk, last);
 }
 
 void Executor::forward(const Action& action, const StepInput& input, bool light) {
-  const Watched watched(*this, Phase::kForward, &PhaseSeconds::forward, action.chunk,
-                        action.microbatch);
-  store_.need(unit_buckets_.at(action.chunk));
+  const PhaseTimer timer =
+      timed(Phase::kForward, &PhaseSeconds::forward, action.chunk, action.microbatch);
+  params_.need(action.chunk);
   const Cell cell{action.chunk, action.microbatch};
   const Batch& batch = input.microbatches[static_cast<size_t>(action.microbatch)];
   Context context = input.context;
@@ -244,57 +253,24 @@ void Executor::forward(const Action& action, const StepInput& input, bool light)
   if (result.h.defined() && !again) values_.set_output(action, result.h);
   if (light) light_.insert(cell);
   if (light) return;
-  collect(action, result, input);
+  collect(out_, action, result, input);
   forward_states_[cell] = {h, std::move(result), late};
 }
 
-void Executor::collect(const Action& action, const UnitResult& result, const StepInput& input) {
-  const at::NoGradGuard no_grad;
-  const auto m = static_cast<size_t>(action.microbatch);
-  const bool counts = input.counts_terms && input.microbatches[m].ids_BS.numel() > 0;
-  if (result.loss_sum.defined()) add_to(out_.loss, result.loss_sum, input.factors[m]);
-  if (result.mtp_sum.defined()) add_to(out_.mtp, result.mtp_sum, input.factors[m]);
-  for (const MoeLoss& loss : result.losses) {
-    add_to(out_.aux[loss.name], loss.value / loss.coefficient);
-    out_.aux_terms[loss.name] += counts;
-  }
-  for (const LayerChoices& c : result.choices) {
-    if (!input.keep_choices) break;
-    out_.choices.push_back({c.layer, action.microbatch, c.ids_TK, c.logits_TE});
-  }
-  std::vector<MoeStats>& own = out_.moe[action.chunk];
-  own.resize(std::max(own.size(), result.stats.size()));
-  for (size_t i = 0; i < result.stats.size(); ++i) {
-    own[i].counts_E.defined() ? void(own[i] += result.stats[i]) : void(own[i] = result.stats[i]);
-  }
-  if (own.empty()) out_.moe.erase(action.chunk);
-}
-
 void Executor::backward(const Action& action, const StepInput& input, const Handlers& handlers) {
-  const Watched watched(*this, Phase::kBackward, &PhaseSeconds::backward, action.chunk,
-                        action.microbatch);
+  const PhaseTimer timer =
+      timed(Phase::kBackward, &PhaseSeconds::backward, action.chunk, action.microbatch);
   const Cell cell{action.chunk, action.microbatch};
   ForwardState forward_state = std::move(forward_states_.at(cell));
   forward_states_.erase(cell);
-  const auto& params = unit_params_.at(action.chunk);
+  const auto& params = params_.at(action.chunk);
   const UnitResult& r = forward_state.result;
-  const double token = input.loss_scale * input.factors[static_cast<size_t>(action.microbatch)];
-  const double aux = input.loss_scale / static_cast<double>(input.all_microbatches);
-  store_.need(unit_buckets_.at(action.chunk));
-  Roots roots;
-  const at::Tensor above = values_.gradient_of_output(action);
-  if (above.defined()) roots.add(r.h, above);
-  roots.add(r.loss_sum, token);
-  roots.add(r.mtp_sum, token);
-  for (const MoeLoss& loss : r.losses) roots.add(loss.value, aux);
+  params_.need(action.chunk);
+  const Roots roots = roots_of(action, r, values_.gradient_of_output(action), input);
   std::vector<at::Tensor> wanted;
   if (forward_state.input.defined()) wanted.push_back(forward_state.input);
   for (const auto& [slot, p] : params) wanted.push_back(p->value);
-  std::vector<at::Tensor> grads(wanted.size());
-  if (!roots.values.empty() && !wanted.empty()) {
-    grads = torch::autograd::grad(roots.values, wanted, roots.gradients, std::nullopt,
-                                  /*create_graph=*/false, /*allow_unused=*/true);
-  }
+  std::vector<at::Tensor> grads = gradients_of(roots, wanted);
   const FaultAction fault =
       faults_.at("backward." + std::to_string(action.chunk), input.context.step);
   size_t at = 0;
@@ -311,13 +287,13 @@ void Executor::backward(const Action& action, const StepInput& input, const Hand
 }
 
 void Executor::backward_weight(const Action& action, const Handlers& handlers) {
-  const Watched watched(*this, Phase::kLate, &PhaseSeconds::backward, action.chunk,
-                        action.microbatch);
+  const PhaseTimer timer =
+      timed(Phase::kLate, &PhaseSeconds::backward, action.chunk, action.microbatch);
   faults_.at("late", step_);
   const auto found = late_.find({action.chunk, action.microbatch});
-  store_.need(unit_buckets_.at(action.chunk));
+  params_.need(action.chunk);
   std::map<const at::TensorImpl*, int64_t> slots;
-  for (const auto& [slot, p] : unit_params_.at(action.chunk)) {
+  for (const auto& [slot, p] : params_.at(action.chunk)) {
     slots[p->value.unsafeGetTensorImpl()] = slot;
   }
   found->second->run([&](const at::Tensor& parameter, const at::Tensor& gradient) {

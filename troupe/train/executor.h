@@ -27,7 +27,6 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -37,8 +36,10 @@
 #include "troupe/nn/models/model.h"
 #include "troupe/ops/support/late.h"
 #include "troupe/schedule/action.h"
+#include "troupe/train/observe/phase_timer.h"
 #include "troupe/train/observe/step_report.h"
 #include "troupe/train/params/param_store.h"
+#include "troupe/train/params/unit_params.h"
 #include "troupe/train/unit_values.h"
 
 namespace troupe {
@@ -104,17 +105,13 @@ class Executor {
   bool moves(const Action& action);
   void end();
   int64_t kept() const;  // outputs, gradients and graphs that wait for the action that uses them
-  // While it lives, an action of this phase is under way, and its time is taken.
-  class Watched;
-  void collect(const Action& action, const UnitResult& result, const StepInput& input);
+  // Takes the time of an action of this phase while it is under way.
+  PhaseTimer timed(Phase phase, double PhaseSeconds::*part, int unit = -1, int microbatch = -1);
 
   Model& model_;
   ParamStore& store_;
   const Faults& faults_;
-  // By units that are here: slot and parameter; the buckets that it reads.
-  std::map<int, std::vector<std::pair<int64_t, Param*>>> unit_params_;
-  std::map<int, std::vector<int64_t>> unit_buckets_;
-  std::map<int, std::vector<int64_t>> owned_buckets_;  // by the owner
+  UnitParams params_;
   std::map<Cell, ForwardState> forward_states_;
   std::set<Cell> halved_;                            // whose backward comes in halves
   std::map<Cell, std::shared_ptr<LateQueue>> late_;  // between the halves

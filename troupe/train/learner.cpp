@@ -59,6 +59,59 @@ bool stays_whole(const ParamStore& store, const Param& p) {
   return !store.buckets()[static_cast<size_t>(bucket)].dropped_between_uses;
 }
 
+// Null: experts stay.
+std::unique_ptr<Rebalancer> build_rebalancer(const Recipe& recipe, const ParallelSetup& setup,
+                                             Model& model, ParamStore& store) {
+  const RebalanceConfig& rebalance = setup.parallel().rebalance;
+  if (rebalance.every <= 0 || setup.experts == nullptr) return nullptr;
+  std::vector<Rebalancer::Place> places;
+  for (const MoeUnit& moe : moe_units(recipe.model)) {
+    places.push_back({moe.unit, placement_of(setup.parallel(), setup.experts->size(), moe.config)});
+  }
+  return std::make_unique<Rebalancer>(rebalance, model, places, store, setup.experts,
+                                      setup.state.sum_over_all());
+}
+
+// The rows over their budgets (C7) that this rank lost in the step: f64 scalar.
+at::Tensor lost_rows_of(Model& model, const c10::Device& device) {
+  at::Tensor all = at::zeros({}, at::TensorOptions(at::kDouble).device(device));
+  model.for_each_moe([&](int64_t, MoeLayer& moe) {
+    const at::Tensor lost = moe.lost_rows();
+    if (lost.defined()) all += lost.to(all.options());
+  });
+  return all;
+}
+
+// Of the step after `done`, before a bucket's own factors.
+struct StepRates {
+  double lr, weight_decay;
+};
+
+StepRates step_rates(const Recipe& recipe, const RunPlan& plan, const Position& done) {
+  const OptimizerBase& base = base_of(recipe.train.optimizer);
+  const int64_t batch = batch_at(recipe.train.batch_ramp, plan.batch, done.samples);
+  Position after = done;
+  ++after.steps;
+  after.samples += batch;
+  after.tokens += batch * recipe.data.sequence;
+  return {base.lr * lr_factor(recipe.train.schedule, done, after, plan.run),
+          ramped(base.weight_decay, base.weight_decay_end.value_or(base.weight_decay),
+                 base.weight_decay_form, done.steps, plan.run.steps)};
+}
+
+// Does to the first weight what an injected fault asks for.
+void spoil_first(ParamStore& store, FaultAction fault) {
+  if (store.buckets().empty()) return;  // all is frozen
+  const Bucket& first = store.buckets()[0];
+  const at::Tensor master = first.masters()[0];
+  if (fault == FaultAction::kFlip) master.narrow(0, 0, 1).neg_();  // a bit
+  if (fault == FaultAction::kNan || fault == FaultAction::kInf) {
+    for (const at::Tensor& x : {master, first.own}) {
+      x.narrow(0, 0, 1).fill_(std::numeric_limits<double>::quiet_NaN());
+    }
+  }
+}
+
 }  // namespace
 
 Precision precision_on(const c10::Device& device, Precision asked) {
@@ -109,16 +162,7 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
   tensors_ = std::make_unique<CheckpointTensors>(*store_, *optimizer_);
   executor_ = std::make_unique<Executor>(*model_, *store_, faults_, owners(work_),
                                          setup_->state.world().pulse(), setup_->channels);
-  const RebalanceConfig& rebalance = setup_->parallel().rebalance;
-  if (rebalance.every > 0 && setup_->experts != nullptr) {
-    std::vector<Rebalancer::Place> places;
-    for (const MoeUnit& moe : moe_units(recipe_.model)) {
-      places.push_back(
-          {moe.unit, placement_of(setup_->parallel(), setup_->experts->size(), moe.config)});
-    }
-    rebalancer_ = std::make_unique<Rebalancer>(rebalance, *model_, places, *store_, setup_->experts,
-                                               setup_->state.sum_over_all());
-  }
+  rebalancer_ = build_rebalancer(recipe_, *setup_, *model_, *store_);
 }
 
 StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
@@ -206,8 +250,9 @@ void Learner::update(const StepOutput& output, TrainState& state, const std::vec
   const at::Tensor mtp = output.mtp.defined() ? output.mtp : none;
   const at::Tensor squares = sum_squares(store_->gradients().counted()).to(device_);
   // One sum over all ranks decides for all of them: what is not finite anywhere is so everywhere.
-  const at::Tensor parts = at::stack({loss, mtp, (squares * (unscale * unscale)).squeeze(0),
-                                      lost_rows(), missed_rows(setup_->experts, device_)});
+  const at::Tensor parts =
+      at::stack({loss, mtp, (squares * (unscale * unscale)).squeeze(0),
+                 lost_rows_of(*model_, device_), missed_rows(setup_->experts, device_)});
   const at::Tensor sums = summed(setup_->state.sum_over_all(),
                                  at::cat({parts, at::tensor(votes, at::kDouble).to(device_)}));
   const auto [scale, norm_f32] = clip_scale(sums.narrow(0, 2, 1), clip);
@@ -244,26 +289,10 @@ void Learner::update(const StepOutput& output, TrainState& state, const std::vec
   }
 }
 
-at::Tensor Learner::lost_rows() {
-  at::Tensor all = at::zeros({}, at::TensorOptions(at::kDouble).device(device_));
-  model_->for_each_moe([&](int64_t, MoeLayer& moe) {
-    const at::Tensor lost = moe.lost_rows();
-    if (lost.defined()) all += lost.to(all.options());
-  });
-  return all;
-}
-
 void Learner::apply(const TrainState& state, StepReport& report, const at::Tensor& grad_scale) {
-  const OptimizerBase& base = base_of(recipe_.train.optimizer);
-  const int64_t step = state.done.steps;
-  const int64_t batch = batch_at(recipe_.train.batch_ramp, plan_.batch, state.done.samples);
-  Position after = state.done;
-  ++after.steps;
-  after.samples += batch;
-  after.tokens += batch * recipe_.data.sequence;
-  report.lr = base.lr * lr_factor(recipe_.train.schedule, state.done, after, plan_.run);
-  report.weight_decay = ramped(base.weight_decay, base.weight_decay_end.value_or(base.weight_decay),
-                               base.weight_decay_form, step, plan_.run.steps);
+  const StepRates rates = step_rates(recipe_, plan_, state.done);
+  report.lr = rates.lr;
+  report.weight_decay = rates.weight_decay;
   if (report.skipped) return;
   for (Bucket& b : store_->buckets()) {
     optimizer_->update(*store_, b,
@@ -273,16 +302,7 @@ void Learner::apply(const TrainState& state, StepReport& report, const at::Tenso
                         .grad_scale = grad_scale});
     b.stale = true;
   }
-  const FaultAction fault = faults_.at("optim", step);
-  if (store_->buckets().empty()) return;  // all is frozen
-  const Bucket& first = store_->buckets()[0];
-  const at::Tensor master = first.masters()[0];
-  if (fault == FaultAction::kFlip) master.narrow(0, 0, 1).neg_();  // a bit
-  if (fault == FaultAction::kNan || fault == FaultAction::kInf) {
-    for (const at::Tensor& x : {master, first.own}) {
-      x.narrow(0, 0, 1).fill_(std::numeric_limits<double>::quiet_NaN());
-    }
-  }
+  spoil_first(*store_, faults_.at("optim", state.done.steps));
 }
 
 std::string Learner::first_bad(const Feed& feed, const TrainState& state) {

@@ -73,7 +73,6 @@ class Learner {
   bool weights_finite() const { return bad_values(*store_, &Bucket::own).empty(); }
 
  private:
-  at::Tensor lost_rows();  // f64 scalar, this rank's
   StepInput input_of(const Feed& feed, const TrainState& state) const;
   void update(const StepOutput& output, TrainState& state, const std::vector<double>& votes,
               StepReport& report);

@@ -22,6 +22,35 @@ double unix_seconds() {
   return std::chrono::duration<double>(since).count();
 }
 
+// Of all ranks, by rank. A collective. Ranks do not share a clock: each reports how long it worked.
+std::vector<OwnSeconds> all_gathered(const ParallelState& parallel, const OwnSeconds& mine) {
+  std::vector<double> all(static_cast<size_t>(parallel.size()) * mine.size());
+  std::copy(mine.begin(), mine.end(),
+            all.begin() + parallel.rank() * static_cast<int64_t>(mine.size()));
+  all = parallel.all_reduce(std::move(all));
+  std::vector<OwnSeconds> of(static_cast<size_t>(parallel.size()));
+  for (size_t i = 0; i < all.size(); ++i) of[i / mine.size()][i % mine.size()] = all[i];
+  return of;
+}
+
+std::string straggler_line(const Straggler& slow) {
+  return "rank " + std::to_string(slow.rank) + " works " + fixed(slow.factor, 1) +
+         " times as long as the others, which wait for it: most in " + std::string(slow.phase) +
+         ", " + fixed(slow.seconds * 1e3, 1) + " ms a step where their median is " +
+         fixed(slow.median * 1e3, 1) + " ms";
+}
+
+LogRecord straggler_record(const Straggler& slow) {
+  LogRecord r;
+  r.add("event", std::string_view("straggler"));
+  r.add("rank", slow.rank);
+  r.add("factor", slow.factor);
+  r.add("phase", slow.phase);
+  r.add("phase_s", slow.seconds);
+  r.add("median_s", slow.median);
+  return r;
+}
+
 }  // namespace
 
 RunLogger::RunLogger(const RunContext& run, Learner& learner)
@@ -131,19 +160,6 @@ void RunLogger::note_rerun(int64_t lost_rows) {
       "counts them as reruns");
 }
 
-// Ranks do not share a clock: each reports how long it worked.
-std::vector<OwnSeconds> RunLogger::own_seconds_of_ranks() {
-  if (run_.parallel().alone()) return {};
-  const OwnSeconds mine = stragglers_.take();
-  std::vector<double> all(static_cast<size_t>(run_.parallel().size()) * mine.size());
-  std::copy(mine.begin(), mine.end(),
-            all.begin() + run_.parallel().rank() * static_cast<int64_t>(mine.size()));
-  all = run_.parallel().all_reduce(std::move(all));
-  std::vector<OwnSeconds> of(static_cast<size_t>(run_.parallel().size()));
-  for (size_t i = 0; i < all.size(); ++i) of[i / mine.size()][i % mine.size()] = all[i];
-  return of;
-}
-
 void RunLogger::judge_stragglers(const std::vector<OwnSeconds>& of) {
   if (of.empty()) return;
   const std::optional<Straggler> before = stragglers_.slow();
@@ -157,19 +173,8 @@ void RunLogger::judge_stragglers(const std::vector<OwnSeconds>& of) {
                     " is no longer slower than the others");
     return;
   }
-  const Straggler& slow = *stragglers_.slow();
-  run_.log().warning("rank " + std::to_string(slow.rank) + " works " + fixed(slow.factor, 1) +
-                     " times as long as the others, which wait for it: most in " +
-                     std::string(slow.phase) + ", " + fixed(slow.seconds * 1e3, 1) +
-                     " ms a step where their median is " + fixed(slow.median * 1e3, 1) + " ms");
-  LogRecord r;
-  r.add("event", std::string_view("straggler"));
-  r.add("rank", slow.rank);
-  r.add("factor", slow.factor);
-  r.add("phase", slow.phase);
-  r.add("phase_s", slow.seconds);
-  r.add("median_s", slow.median);
-  event(std::move(r));
+  run_.log().warning(straggler_line(*stragglers_.slow()));
+  event(straggler_record(*stragglers_.slow()));
 }
 
 LogRecord RunLogger::record_of(const StepReport& report, const Feed& feed, double seconds) const {
@@ -242,7 +247,8 @@ void RunLogger::write_record(const StepReport& report, const Feed& feed, double 
     interval_.add_other_ranks(run_.parallel().sum_over_all(), moe_units(run_.recipe.model),
                               learner_.device());
   }
-  const std::vector<OwnSeconds> own = line ? own_seconds_of_ranks() : std::vector<OwnSeconds>();
+  std::vector<OwnSeconds> own;  // since the last line
+  if (line && !run_.parallel().alone()) own = all_gathered(run_.parallel(), stragglers_.take());
   judge_stragglers(own);
   if (!run_.writes_logs()) {
     if (line) interval_.clear();

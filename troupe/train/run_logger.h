@@ -48,8 +48,7 @@ class RunLogger {
   void note_moves(const std::vector<ExpertsMoved>& moved);
   void note_rerun(int64_t lost_rows);
   void note_nonfinite(const StepReport& report, const Feed& feed);
-  std::vector<OwnSeconds> own_seconds_of_ranks();  // since the last call; empty: one rank
-  void judge_stragglers(const std::vector<OwnSeconds>& ranks);
+  void judge_stragglers(const std::vector<OwnSeconds>& ranks);  // empty: one rank, or no line
   LogRecord record_of(const StepReport& report, const Feed& feed, double seconds) const;
   void add_interval(LogRecord& record);
   void write_line(const LogRecord& record, const std::vector<LayerLoad>& loads);

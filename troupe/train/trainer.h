@@ -13,13 +13,13 @@
 #include <utility>
 #include <vector>
 
-#include "troupe/checkpoint/checkpoint.h"
 #include "troupe/train/batch_loader.h"
 #include "troupe/train/cadences.h"
 #include "troupe/train/evaluation.h"
 #include "troupe/train/learner.h"
 #include "troupe/train/observe/profile.h"
 #include "troupe/train/open_data.h"
+#include "troupe/train/resume_run.h"
 #include "troupe/train/run_context.h"
 #include "troupe/train/run_logger.h"
 #include "troupe/train/save_control.h"
@@ -48,8 +48,6 @@ class Trainer {
   Trainer(const std::pair<Recipe, std::string>& settled, const RunTools& tools);
 
   // trainer_start.cpp
-  void resume_run();
-  void require_schedule(const std::string& folder) const;
   void open_run();
 
   // trainer.cpp
@@ -83,10 +81,7 @@ class Trainer {
   std::unique_ptr<BatchLoader> loader_;
   std::unique_ptr<StepAgreement> agreement_;
   std::unique_ptr<Profile> profile_;
-  Fingerprint fingerprint_;
-  std::string run_id_;
-  int64_t resumed_step_ = -1;
-  int64_t read_bytes_ = 0;  // of tensors, by all ranks, to resume
+  ResumedRun resumed_;
 };
 
 }  // namespace troupe

@@ -132,6 +132,97 @@ struct CostedModel {
   const ModelCosts& costs;
 };
 
+// Adds up what the exchange of rows with the ranks that hold experts costs a layer.
+class ExchangeCosts {
+ public:
+  // `tokens`: of a rank, in a microbatch.
+  ExchangeCosts(const CostedModel& model, const ParallelConfig& parallel, const ProcessMesh& mesh,
+                double tokens)
+      : parallel_(parallel),
+        machine_(model.machine),
+        on_gpu_(model.memory.on_gpu),
+        width_(value_width(model.recipe, model.memory.on_gpu)),
+        tokens_(tokens),
+        expert_ranks_(mesh.size(GroupKind::kExperts)),
+        slices_(parallel.expert_tensor),
+        most_held_(most_held(parallel, model.recipe.model.moe.experts)),
+        forced_(force_of(model.recipe.model.moe.router)),
+        all_(expert_topology(mesh, model.machine)) {
+    if (parallel.node_ranks > 0) {
+      const int64_t nodes = all_.ranks / parallel.node_ranks;
+      across_ = {.ranks = nodes, .hosts = std::min(nodes, all_.hosts)};
+      within_ = {.ranks = parallel.node_ranks, .hosts = std::max<int64_t>(1, all_.hosts / nodes)};
+    }
+  }
+
+  // Of the rank that has most: its rows, of the average; its part of a layer's experts.
+  double imbalance() const { return expert_ranks_ > 1 ? machine_.imbalance * most_held_ : 1; }
+  double share() const { return most_held_ / static_cast<double>(expert_ranks_); }
+
+  // Adds the exchange of row counts, then of rows to the experts and back.
+  void add(const MoeSizes& s, ChunkCosts& c, StepCosts& rank) const {
+    if (expert_ranks_ == 1) return;
+    const auto K = static_cast<double>(s.top_k), W = static_cast<double>(expert_ranks_);
+    const int64_t D = s.latent > 0 ? s.latent : s.width;
+    const double width = static_cast<double>(D) * width_;  // bytes of a row, as it comes back
+    const auto sent = static_cast<double>(
+        wire_row_bytes(parallel_.wire, D, static_cast<int64_t>(width_)));  // and as it goes out
+    const double tokens = tokens_ * imbalance();
+    // A row goes to all ranks that have slices of its expert.
+    const auto slices = static_cast<double>(slices_);
+    const auto met = [&](double groups) {
+      return groups == W ? slices * holders(W / slices, s) : holders(groups, s);
+    };
+    const TrafficShape shape{.ranks = W,
+                             .node = static_cast<double>(parallel_.node_ranks),
+                             .top_k = slices * K,
+                             .exact = parallel_.dispatch == DispatchMode::kExact,
+                             .holders = met};
+    const Traffic sends = traffic(parallel_.dispatcher, shape);
+    c.saved += tokens_ * shape.back() * width;
+    // Rows are laid out to be sent, and come back as one for each rank that a token met; in
+    // backward again. int8 packs them as they are laid out, and unpacks what came. Forward alone
+    // waits for counts.
+    const double unpacked = parallel_.wire == WireType::kInt8 ? sends.received * (sent + width) : 0;
+    const double moved = std::min(W, K) * (width + sent) + 2 * shape.met() * width + unpacked;
+    const double laid = tokens_ * moved / machine_.bandwidth;
+    c.forward += laid + machine_.dispatch;
+    c.backward += laid;
+    for (const Message& m : sends.messages) {
+      const bool counts = m.what == TrafficRows::kCounts;
+      const double bytes = m.what == TrafficRows::kOut ? sent : width;  // of a row
+      const double all = m.gathered ? tokens_ : tokens;
+      const double whole = counts ? m.rows : m.rows * all * bytes;
+      const GroupTopology& over = m.ranks == TrafficRanks::kAll      ? all_
+                                  : m.ranks == TrafficRanks::kAcross ? across_
+                                                                     : within_;
+      c.exchange += m.gathered ? gather_seconds(machine_, over, whole)
+                               : exchange_seconds(machine_, over, whole * m.leaves);
+    }
+    // What the host keeps room for in vain costs no memory where it is never written to.
+    const double hidden = on_gpu_ ? static_cast<double>((s.gated ? 2 : 1) * s.hidden) * width_ : 0;
+    c.saved += tokens_ * (sends.unused_rows * width + sends.unused_choices * hidden);
+    rank.runtime = std::max(rank.runtime, tokens_ * sends.kept_rows * width);
+  }
+
+ private:
+  double holders(double groups, const MoeSizes& s) const {
+    const auto n = static_cast<int64_t>(groups);
+    return forced_ == Force::kUniform && n <= s.experts
+               ? forced_holders(n, s)
+               : expected_holders(groups, static_cast<double>(s.top_k));
+  }
+
+  const ParallelConfig& parallel_;
+  const Machine& machine_;
+  bool on_gpu_;
+  double width_, tokens_;
+  int64_t expert_ranks_, slices_;
+  double most_held_;  // of the average
+  Force forced_;
+  GroupTopology all_, across_, within_;
+};
+
 // Adds up what the units cost each rank of a pipeline.
 class Costing {
  public:
@@ -148,23 +239,13 @@ class Costing {
         tensor_(parallel.tensor),
         tokens_(static_cast<double>(plan_of(r_).micro_batch * r_.data.sequence) /
                 static_cast<double>(tensor_ * parallel.context)),
-        expert_ranks_(mesh.size(GroupKind::kExperts)),
-        slices_(parallel.expert_tensor),
-        most_held_(most_held(parallel, r_.model.moe.experts)),
         dense_(shard_groups_of(mesh, tensor_, parallel.shard, machine_)),
         cut_(shard_groups_of(mesh, 1, parallel.shard, machine_)),
         experts_(expert_shard_groups(mesh, parallel, r_.model.moe.experts, machine_)),
         shares_tokens_(topology_of(mesh, GroupKind::kTensor, machine_)),
         shares_rows_(topology_of(mesh, GroupKind::kContext, machine_)),
         on_gpu_(model.memory.on_gpu),
-        forced_(force_of(r_.model.moe.router)),
-        exchange_(expert_topology(mesh, machine_)) {
-    if (parallel.node_ranks > 0) {
-      const int64_t nodes = exchange_.ranks / parallel.node_ranks;
-      across_ = {.ranks = nodes, .hosts = std::min(nodes, exchange_.hosts)};
-      within_ = {.ranks = parallel.node_ranks,
-                 .hosts = std::max<int64_t>(1, exchange_.hosts / nodes)};
-    }
+        exchange_(model, parallel, mesh, tokens_) {
     const std::vector<int> ranks = chunk_ranks(work);
     // For each rank that reads the embedding's table, the first unit that does.
     std::map<int, size_t> readers = {{ranks[0], 0}};
@@ -217,7 +298,7 @@ class Costing {
                    const UnitMemory* table) {
     ChunkCosts c{.saved = memory.saved, .input = memory.input};
     add_compute(unit, costs, memory, c);
-    const double share = most_held_ / static_cast<double>(expert_ranks_);
+    const double share = exchange_.share();
     const auto of_readers = [this](ShardGroups shard_groups) {
       shard_groups.replicas.ranks *= table_ranks_;
       return shard_groups;
@@ -243,14 +324,15 @@ class Costing {
       const MoeSizes s = sizes_of(*layer.moe, moe_shape(r_.model, layer));
       routed = static_cast<double>(u.params.experts) * static_cast<double>(s.top_k) /
                static_cast<double>(s.experts);
-      add_exchange(s, c);
+      exchange_.add(s, c, *now_);
     }
     const auto sequence = static_cast<double>(r_.data.sequence);
     const double seen = sequence / 2;
     const double keys = u.window > 0 ? std::min(seen, static_cast<double>(u.window)) : seen;
     const double dense = static_cast<double>(u.product_params + u.mtp_product_params) - routed;
     const double products =
-        2 * tokens_ * (dense / machine_.products + routed * imbalance() / machine_.experts);
+        2 * tokens_ *
+        (dense / machine_.products + routed * exchange_.imbalance() / machine_.experts);
     const double core = 2 * tokens_ * static_cast<double>(u.core_dims) * keys / machine_.attention;
     const double moved = 2 * memory.saved / machine_.bandwidth;
     c.forward += products + core + moved + machine_.overhead;
@@ -329,61 +411,6 @@ class Costing {
     }
   }
 
-  double imbalance() const { return expert_ranks_ > 1 ? machine_.imbalance * most_held_ : 1; }
-
-  double holders(double groups, const MoeSizes& s) const {
-    const auto n = static_cast<int64_t>(groups);
-    return forced_ == Force::kUniform && n <= s.experts
-               ? forced_holders(n, s)
-               : expected_holders(groups, static_cast<double>(s.top_k));
-  }
-
-  // Adds the exchange of row counts, then of rows to the experts and back.
-  void add_exchange(const MoeSizes& s, ChunkCosts& c) {
-    if (expert_ranks_ == 1) return;
-    const auto K = static_cast<double>(s.top_k), W = static_cast<double>(expert_ranks_);
-    const int64_t D = s.latent > 0 ? s.latent : s.width;
-    const double width = static_cast<double>(D) * width_;  // bytes of a row, as it comes back
-    const auto sent = static_cast<double>(
-        wire_row_bytes(parallel_.wire, D, static_cast<int64_t>(width_)));  // and as it goes out
-    const double tokens = tokens_ * imbalance();
-    // A row goes to all ranks that have slices of its expert.
-    const auto slices = static_cast<double>(slices_);
-    const auto met = [&](double groups) {
-      return groups == W ? slices * holders(W / slices, s) : holders(groups, s);
-    };
-    const TrafficShape shape{.ranks = W,
-                             .node = static_cast<double>(parallel_.node_ranks),
-                             .top_k = slices * K,
-                             .exact = parallel_.dispatch == DispatchMode::kExact,
-                             .holders = met};
-    const Traffic sends = traffic(parallel_.dispatcher, shape);
-    c.saved += tokens_ * shape.back() * width;
-    // Rows are laid out to be sent, and come back as one for each rank that a token met; in
-    // backward again. int8 packs them as they are laid out, and unpacks what came. Forward alone
-    // waits for counts.
-    const double unpacked = parallel_.wire == WireType::kInt8 ? sends.received * (sent + width) : 0;
-    const double moved = std::min(W, K) * (width + sent) + 2 * shape.met() * width + unpacked;
-    const double laid = tokens_ * moved / machine_.bandwidth;
-    c.forward += laid + machine_.dispatch;
-    c.backward += laid;
-    for (const Message& m : sends.messages) {
-      const bool counts = m.what == TrafficRows::kCounts;
-      const double bytes = m.what == TrafficRows::kOut ? sent : width;  // of a row
-      const double all = m.gathered ? tokens_ : tokens;
-      const double whole = counts ? m.rows : m.rows * all * bytes;
-      const GroupTopology& over = m.ranks == TrafficRanks::kAll      ? exchange_
-                                  : m.ranks == TrafficRanks::kAcross ? across_
-                                                                     : within_;
-      c.exchange += m.gathered ? gather_seconds(machine_, over, whole)
-                               : exchange_seconds(machine_, over, whole * m.leaves);
-    }
-    // What the host keeps room for in vain costs no memory where it is never written to.
-    const double hidden = on_gpu_ ? static_cast<double>((s.gated ? 2 : 1) * s.hidden) * width_ : 0;
-    c.saved += tokens_ * (sends.unused_rows * width + sends.unused_choices * hidden);
-    now_->runtime = std::max(now_->runtime, tokens_ * sends.kept_rows * width);
-  }
-
   // `share` of the parameters are of this rank's kExpert or dense group, cut between its owners.
   void add_state(const StateBytes& all, double share, const ShardGroups& group, ChunkCosts& c) {
     const double S = static_cast<double>(group.owners.ranks);
@@ -435,14 +462,11 @@ class Costing {
   double width_, sum_width_;
   int64_t tensor_;
   double tokens_;  // of a rank
-  int64_t expert_ranks_, slices_;
-  double most_held_;  // of the average
   ShardGroups dense_, cut_, experts_;
   GroupTopology shares_tokens_, shares_rows_;
   int64_t table_ranks_ = 1;  // of a pipeline, that read the embedding's table
   bool on_gpu_;
-  Force forced_;
-  GroupTopology exchange_, across_, within_;
+  ExchangeCosts exchange_;
   StepCosts* now_ = nullptr;  // of the rank whose chunk is costed
   std::vector<StepCosts> out_;
 };

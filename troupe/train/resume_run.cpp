@@ -1,0 +1,100 @@
+#include "troupe/train/resume_run.h"
+
+#include <utility>
+
+#include "troupe/checkpoint/group_of_state.h"
+#include "troupe/checkpoint/names.h"
+#include "troupe/checkpoint/run_folder.h"
+#include "troupe/core/check.h"
+#include "troupe/core/config/config.h"
+#include "troupe/train/resume.h"
+#include "troupe/train/trained_model.h"
+
+namespace troupe {
+namespace {
+
+Fingerprint model_keys(const ModelConfig& model) {
+  Fingerprint out;
+  for (auto& [path, value] : flatten(model)) out.emplace_back("model." + path, std::move(value));
+  return out;
+}
+
+// What must not change on resume: the model, the order of its data, its seed.
+void add_config(Fingerprint& out, const Recipe& recipe) {
+  for (auto& entry : model_keys(recipe.model)) out.push_back(std::move(entry));
+  out.emplace_back("data.sequence", std::to_string(recipe.data.sequence));
+  out.emplace_back("train.seed", std::to_string(recipe.train.seed));
+  out.emplace_back("train.batch", std::to_string(plan_of(recipe).batch));
+}
+
+// A run that resumes with another length had another learning rate schedule so far: refused unless
+// waived.
+void require_schedule(const RunContext& run, const std::string& folder) {
+  if (run.plan.run.steps <= run.state.done.steps) return;  // it is finished
+  const std::string what =
+      other_schedule(run.recipe.train, run.state.done, run.state.run, run.plan.run);
+  if (what.empty()) return;
+  const std::string name = "train.length";
+  const std::vector<std::string>& waived = run.recipe.checkpoint.waive_changed;
+  if (!run.tools.force && !matches_any(waived, name)) {
+    fail(Code::kOtherRun, folder,
+         what + ". To continue anyway from sample " + std::to_string(run.state.done.samples) +
+             ", set checkpoint.waive_changed=[" + name + "]");
+  }
+  run.log().warning(what + "; continuing from sample " + std::to_string(run.state.done.samples));
+}
+
+}  // namespace
+
+ResumedRun resume_run(const RunContext& run, Fingerprint data, Learner& learner,
+                      SaveControl& saves) {
+  const ParallelState& parallel = run.parallel();
+  ResumedRun out{.fingerprint = std::move(data)};
+  add_config(out.fingerprint, run.recipe);
+  for (const auto& [what, value] : out.fingerprint) parallel.require_equal(what, value);
+  const CheckpointGroup group = checkpoint_group(parallel);
+  CheckpointConfig config = run.recipe.checkpoint;
+  if (run.tools.force) config.waive_changed = {"*"};
+  CheckpointState to_load;
+  learner.checkpoint().add_to(to_load, {.to_load = true});
+  if (run.writes_logs()) warn_of_other_users(config.dir, run.log());
+  const auto loaded = resume(config, to_load, out.fingerprint, group, run.tools.faults,
+                             /*defaults=*/model_keys(ModelConfig{}));
+  out.id = loaded ? loaded->point.manifest.run : group.all_gather(new_run_id())[0];
+  if (loaded) {
+    run.state = read_state(loaded->point.manifest, loaded->point.folder);
+    require_schedule(run, loaded->point.folder);
+    learner.checkpoint().loaded(false);
+    if (!learner.restore(run.state.rebalance)) {
+      run.log().info(
+          "experts start in the default placement, not in the one that the checkpoint's run had "
+          "chosen");
+    }
+    out.step = run.state.done.steps;
+    saves.resumed(out.step, loaded->point.folder);
+    out.read_bytes =
+        static_cast<int64_t>(parallel.all_reduce({static_cast<double>(loaded->bytes_read)})[0]);
+    for (const std::string& passed : loaded->point.passed_over) {
+      run.log().warning("passed over " + passed);
+    }
+    if (!loaded->point.latest_note.empty()) run.log().warning(loaded->point.latest_note);
+    for (const std::string& note : loaded->notes) run.log().info(note);
+    if (run.writes_logs()) warn_of_other_training(config.dir, run.recipe.train, run.log());
+  } else if (!config.init_from.empty()) {
+    const Loaded from = load_weights(learner, config.init_from,
+                                     {.waive_missing = config.waive_missing,
+                                      .waive_unused = config.waive_unused,
+                                      .cast = config.cast,
+                                      .strict = config.strict},
+                                     run.tools.faults, group);
+    for (const std::string& note : from.notes) run.log().info(note);
+    run.log().info("weights from " + config.init_from + "; step 0");
+  }
+  if (!loaded && run.writes_logs())
+    refuse_lost_steps(run.recipe.checkpoint, run.tools.force, run.log());
+  run.state.run = run.plan.run;
+  run.pulse().done(run.state.done.steps);
+  return out;
+}
+
+}  // namespace troupe

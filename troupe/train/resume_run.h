@@ -1,0 +1,29 @@
+// How a run goes on from its newest checkpoint, or begins: from weights of another run
+// (checkpoint.init_from) or at step 0. resume.h has the checks that need no ranks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "troupe/checkpoint/manifest.h"
+#include "troupe/train/learner.h"
+#include "troupe/train/run_context.h"
+#include "troupe/train/save_control.h"
+
+namespace troupe {
+
+struct ResumedRun {
+  std::string id = {};           // which the checkpoints keep; a run that begins gets a new one
+  Fingerprint fingerprint = {};  // of data, model, seed and batch: what must not change on resume
+  int64_t step = -1;             // of the checkpoint that it resumes from; below 0: it begins
+  int64_t read_bytes = 0;        // of tensors, by all ranks, to resume
+};
+
+// Loads the newest checkpoint of the run's folder into `learner` and run.state, and tells `saves`
+// which it is. `data`: the fingerprint of what trains. Logs what it passed over and what has
+// changed. Throws where ranks differ in the fingerprint, where the checkpoint is another run's
+// (unless waived), and where checkpoints are lost (unless forced). Each rank calls.
+ResumedRun resume_run(const RunContext& run, Fingerprint data, Learner& learner,
+                      SaveControl& saves);
+
+}  // namespace troupe
