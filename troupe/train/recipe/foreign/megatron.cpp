@@ -6,7 +6,6 @@
 #include "troupe/train/recipe/foreign/flag_rules.h"
 #include "troupe/train/recipe/foreign/foreign_format.h"
 #include "troupe/train/recipe/foreign/megatron_parts.h"
-#include "troupe/train/recipe/foreign/megatron_run.h"
 #include "troupe/train/recipe/foreign/megatron_yaml.h"
 #include "troupe/train/recipe/foreign/shell_words.h"
 
@@ -25,7 +24,8 @@ class Megatron {
     convert_megatron_attention(script);
     if (script.experts() > 0) convert_megatron_experts(script);
     convert_megatron_training(script);
-    convert_megatron_run(flags_, draft_);
+    convert_megatron_parallel(script);
+    convert_megatron_run(script);
     table(/*sizes_first=*/false);
     draft_.need("model.vocab", "--vocab-size is not given: the tokenizer's size");
     draft_.need("train.global_batch", "--global-batch-size is not given, in sequences");

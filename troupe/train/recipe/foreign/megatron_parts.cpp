@@ -18,4 +18,11 @@ std::string MegatronScript::layer_list(const std::string& flag,
   return out;
 }
 
+void MegatronScript::ignore_given(std::initializer_list<const char*> names,
+                                  std::string_view why) const {
+  for (const char* name : names) {
+    if (flags.given(name)) draft.ignore(flags.origin(name), why);
+  }
+}
+
 }  // namespace troupe

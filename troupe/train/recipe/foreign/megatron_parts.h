@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
+#include <string_view>
 
 #include "troupe/train/recipe/foreign/draft.h"
 #include "troupe/train/recipe/foreign/flags.h"
@@ -23,6 +25,8 @@ struct MegatronScript {
   // Layers as model.moe.layers has them: "[0]*3+[1]*9" of "([0]*3+[1]*9)".
   std::string layer_list(const std::string& flag, const std::string& otherwise) const;
   std::string moe_layers() const { return layer_list("moe-layer-freq", "1"); }
+  // Those of them that are given change no result.
+  void ignore_given(std::initializer_list<const char*> names, std::string_view why) const;
 };
 
 // Sizes, norms, vocabulary, dropout; the activation and biases of dense layers and of experts.
@@ -34,5 +38,9 @@ void convert_megatron_attention(const MegatronScript& script);
 void convert_megatron_experts(const MegatronScript& script);
 // The batch, the run's length, the learning rate, the optimizer, the precision.
 void convert_megatron_training(const MegatronScript& script);
+// Ranks along each axis and stages; the state that ranks share, and what is computed again.
+void convert_megatron_parallel(const MegatronScript& script);
+// Data and tokenizer, checkpoints, evaluation, logs, profiles.
+void convert_megatron_run(const MegatronScript& script);
 
 }  // namespace troupe
