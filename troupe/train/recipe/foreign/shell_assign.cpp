@@ -5,6 +5,8 @@
 #include <iterator>
 #include <utility>
 
+#include "troupe/train/recipe/foreign/shell_pieces.h"
+
 namespace troupe {
 
 void ShellAssign::assign(const ShellToken& token) {

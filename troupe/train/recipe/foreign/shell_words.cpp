@@ -11,6 +11,7 @@
 #include "troupe/train/recipe/foreign/shell_assign.h"
 #include "troupe/train/recipe/foreign/shell_expand.h"
 #include "troupe/train/recipe/foreign/shell_pattern.h"
+#include "troupe/train/recipe/foreign/shell_pieces.h"
 #include "troupe/train/recipe/foreign/shell_started.h"
 
 namespace troupe {
