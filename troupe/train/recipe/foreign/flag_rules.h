@@ -10,7 +10,7 @@ struct FlagRule {
   enum What {
     kField,    // its value is the field's
     kSwitch,   // it sets the field to `value`
-    kDerived,  // megatron.cpp: together with others
+    kDerived,  // megatron_parts.h: together with others
     kIgnored,  // no effect on any result: `text` says why
     kRefused,  // `text` says why, or what to use instead
   };

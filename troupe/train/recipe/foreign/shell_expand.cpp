@@ -7,6 +7,7 @@
 #include "troupe/train/recipe/foreign/shell_arithmetic.h"
 #include "troupe/train/recipe/foreign/shell_letters.h"
 #include "troupe/train/recipe/foreign/shell_pattern.h"
+#include "troupe/train/recipe/foreign/shell_pieces.h"
 
 namespace troupe {
 namespace {

@@ -12,5 +12,13 @@ inline bool is_shell_digit(char c) {
 inline bool is_shell_name(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
 }
+// Of a line: it parts words.
+inline bool is_shell_blank(char c) {
+  return c == ' ' || c == '\t' || c == '\r';
+}
+// It ends a word, and is none of it.
+inline bool is_shell_separator(char c) {
+  return c == '\n' || c == ';' || c == '&' || c == '|' || c == '(' || c == ')';
+}
 
 }  // namespace troupe

@@ -57,11 +57,4 @@ ShellList parse_shell(const std::string& text, const std::string& file, int line
 std::vector<ShellToken> shell_array_words(const std::string& text, const std::string& file,
                                           int line);
 
-// The end of what begins at `at` in text, one behind it: a quote, a backslash, $(...), ${...},
-// `...`, or one character. The end of the text where it is not closed.
-size_t shell_piece_end(const std::string& text, size_t at);
-
-// "NAME", "NAME[index]" before "=" or "+=": where the sign stands; npos: the word assigns nothing.
-size_t shell_assignment(const std::string& word);
-
 }  // namespace troupe

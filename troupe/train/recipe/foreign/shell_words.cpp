@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <array>
 #include <list>
-#include <string_view>
+#include <optional>
 #include <utility>
 
 #include "troupe/core/check.h"
 #include "troupe/core/text/text.h"
+#include "troupe/train/recipe/foreign/shell_assign.h"
 #include "troupe/train/recipe/foreign/shell_expand.h"
 #include "troupe/train/recipe/foreign/shell_pattern.h"
+#include "troupe/train/recipe/foreign/shell_pieces.h"
+#include "troupe/train/recipe/foreign/shell_started.h"
 
 namespace troupe {
 namespace {
@@ -18,92 +21,50 @@ using Words = ShellScope::Words;
 
 constexpr size_t kDeepestText = 16;  // eval in eval, bash -c in bash -c
 
-std::string_view base_name(std::string_view path) {
-  const auto slash = path.rfind('/');
-  return slash == std::string_view::npos ? path : path.substr(slash + 1);
-}
-
-bool is_one_of(std::string_view word, std::initializer_list<std::string_view> names) {
-  return std::find(names.begin(), names.end(), word) != names.end();
-}
-
-bool is_shell(std::string_view word) {
-  return is_one_of(base_name(word), {"bash", "sh", "zsh"});
-}
-
-// Commands that print or prepare, and pass nothing to a program.
-bool is_idle(std::string_view word) {
-  return is_one_of(
-      word, {"echo", "printf", "set",   "cd",     "mkdir", "cat",  "ls",   "source", ".",
-             "pip",  "rm",     "cp",    "mv",     "sleep", "wait", "trap", "ulimit", "sed",
-             "find", "chmod",  "touch", "module", "conda", "git",  "read", "tee",    "grep"});
-}
-
-auto program_of(const Words& words) {
-  return std::find_if(words.begin(), words.end(),
-                      [](const ShellWord& w) { return w.text.ends_with(".py"); });
-}
-
-class Script {
+// What was not evaluated, each told once.
+class ShellNotes {
  public:
-  Script(const std::string& text, const std::map<std::string, std::string>& given,
-         const std::string& file)
-      : text_(text), file_(file), scope_(given, file), expand_(scope_) {}
-
-  ShellArguments read() {
-    run_text(text_, 1);
-    ShellArguments out;
-    note_unset();
-    out.notes = std::move(notes_);
-    if (const Words* const best = training(); best != nullptr) {
-      const auto program = program_of(*best);
-      out.words.assign(program + 1, best->end());
-      out.program = program->text;
-      out.line = program->line;
-      return out;
-    }
-    out.script = script_.text;
-    out.line = script_.line;
-    for (const Words& command : commands_) {
-      out.words.insert(out.words.end(), command.begin(), command.end());
-    }
-    if (!out.words.empty() || !out.script.empty()) return out;
-    for (const std::string& name : scope_.arrays) {
-      const Words* const words = scope_.find(name);
-      if (words != nullptr) out.words.insert(out.words.end(), words->begin(), words->end());
-    }
-    return out;
-  }
-
- private:
-  enum class Flow { kNext, kBreak, kContinue, kReturn, kExit };
-
-  const Words* training() const {
-    const Words* first = nullptr;
-    for (const Words& command : commands_) {
-      const auto program = program_of(command);
-      if (program == command.end()) continue;
-      if (base_name(program->text).find("train") != std::string::npos) return &command;
-      if (first == nullptr) first = &command;
-    }
-    return first;
-  }
-
-  void note_unset() {
-    if (scope_.unset_names.empty()) return;
-    std::string names;
-    for (const std::string& name : scope_.unset_names)
-      names += (names.empty() ? "$" : ", $") + name;
-    notes_.push_back("tests take for empty what is not given: " + names + " (--variable " +
-                     *scope_.unset_names.begin() + "=VALUE)");
-  }
-
-  void note_condition(int line, const std::string& word) {
+  void condition(int line, const std::string& word) {
     const std::string note = "line " + std::to_string(line) + ": `" + word +
                              "` asks for more than the script says: files are taken to exist, "
                              "commands to succeed";
     if (std::find(notes_.begin(), notes_.end(), note) == notes_.end()) notes_.push_back(note);
   }
+
+  void unset(const ShellScope& scope) {
+    if (scope.unset_names.empty()) return;
+    std::string names;
+    for (const std::string& name : scope.unset_names) names += (names.empty() ? "$" : ", $") + name;
+    notes_.push_back("tests take for empty what is not given: " + names + " (--variable " +
+                     *scope.unset_names.begin() + "=VALUE)");
+  }
+
+  std::vector<std::string> take() { return std::move(notes_); }
+
+ private:
+  std::vector<std::string> notes_;
+};
+
+class Script {
+ public:
+  Script(const std::string& text, const std::map<std::string, std::string>& given,
+         const std::string& file)
+      : text_(text),
+        file_(file),
+        scope_(given, file),
+        expand_(scope_),
+        assign_(scope_, expand_, file_) {}
+
+  ShellArguments read() {
+    run_text(text_, 1);
+    notes_.unset(scope_);
+    ShellArguments out = started_.arguments(scope_);
+    out.notes = notes_.take();
+    return out;
+  }
+
+ private:
+  enum class Flow { kNext, kBreak, kContinue, kReturn, kExit };
 
   // The trees stay: a function outlives the text that defined it.
   ShellTruth run_text(const std::string& text, int line) {
@@ -165,7 +126,7 @@ class Script {
       if (branch.condition.empty()) return run(branch.body);
       const ShellTruth truth = run(branch.condition);
       if (flow_ != Flow::kNext) return truth;
-      if (!truth.known) note_condition(command.line, "if");
+      if (!truth.known) notes_.condition(command.line, "if");
       if (!truth.holds) continue;
       return guarded(branch.body, truth.known);
     }
@@ -211,7 +172,7 @@ class Script {
     arithmetic(parts[0]);
     for (;;) {
       const ShellTruth goes_on = parts[1].empty() ? ShellTruth{} : arithmetic(parts[1]);
-      if (!goes_on.known) note_condition(command.line, "for");
+      if (!goes_on.known) notes_.condition(command.line, "for");
       if (!goes_on.holds) return {};
       run(command.branches[0].body);
       if (!next_round() || !goes_on.known) return {};
@@ -226,7 +187,7 @@ class Script {
     for (;;) {
       const ShellTruth truth = run(branch.condition);
       if (flow_ != Flow::kNext || (truth.known && truth.holds == until)) return {};
-      if (!truth.known) note_condition(command.line, command.name);
+      if (!truth.known) notes_.condition(command.line, command.name);
       guarded(branch.body, truth.known);
       if (!next_round() || !truth.known) return {};
     }
@@ -236,7 +197,7 @@ class Script {
     scope_.in_test = true;
     const std::string word = expand_.text(command.words[0]);
     scope_.in_test = false;
-    if (word.find("$(") != std::string::npos) note_condition(command.line, "case");
+    if (word.find("$(") != std::string::npos) notes_.condition(command.line, "case");
     for (const ShellBranch& branch : command.branches) {
       for (const ShellToken& pattern : branch.patterns) {
         if (shell_matches(word, expand_.text(pattern)).value_or(false)) return run(branch.body);
@@ -245,57 +206,20 @@ class Script {
     return {};
   }
 
-  // A variable, or an array's words; `words` behind the sign.
-  void assign(const ShellToken& token) {
-    const size_t sign = shell_assignment(token.text);
-    std::string name = token.text.substr(0, sign);
-    const ShellToken value{token.text.substr(sign + 1), token.line};
-    const bool more = name.ends_with('+');
-    if (more) name.pop_back();
-    scope_.line = token.line;
-    if (name.ends_with(']')) {
-      const size_t bracket = name.find('[');
-      const std::string key =
-          expand_.text({name.substr(bracket + 1, name.size() - bracket - 2), token.line});
-      return scope_.set_element(name.substr(0, bracket), key, {expand_.text(value), token.line},
-                                more);
-    }
-    if (!value.text.starts_with('(')) {
-      return scope_.set(name, {{expand_.text(value), token.line}}, more);
-    }
-    if (std::find(scope_.arrays.begin(), scope_.arrays.end(), name) == scope_.arrays.end()) {
-      scope_.arrays.push_back(name);
-    }
-    const std::string inside =
-        value.text.substr(1, value.text.size() - 1 - value.text.ends_with(')'));
-    Words words;
-    for (const ShellToken& item : shell_array_words(inside, file_, token.line)) {
-      const size_t end = item.text.starts_with('[') ? item.text.find("]=") : std::string::npos;
-      if (end == std::string::npos) {
-        Words more_words = expand_.words(item);
-        std::move(more_words.begin(), more_words.end(), std::back_inserter(words));
-      } else {
-        scope_.set_element(name, expand_.text({item.text.substr(1, end - 1), item.line}),
-                           {expand_.text({item.text.substr(end + 2), item.line}), item.line},
-                           false);
-      }
-    }
-    if (!scope_.is_keyed(name)) scope_.set(name, std::move(words), more);
-  }
-
   ShellTruth simple(const ShellCommand& command) {
     size_t first = 0;
     while (first < command.words.size() &&
            shell_assignment(command.words[first].text) != std::string::npos) {
-      assign(command.words[first++]);
+      assign_.assign(command.words[first++]);
     }
     const std::vector<ShellToken> tokens(command.words.begin() + static_cast<int64_t>(first),
                                          command.words.end());
     if (tokens.empty()) return {};
     const std::string& name = tokens[0].text;
     if (name == "[" || name == "test") return test(tokens, /*split=*/true);
-    if (is_one_of(name, {"export", "local", "declare", "typeset", "readonly"})) {
-      return declare(tokens);
+    if (ShellAssign::declares(name)) {
+      assign_.declare(tokens);
+      return {};
     }
     const Words words = expand_.words(tokens);
     if (words.empty()) return {};
@@ -304,32 +228,6 @@ class Script {
       return call(*function->second, words);
     }
     return builtin(words, command);
-  }
-
-  ShellTruth declare(const std::vector<ShellToken>& tokens) {
-    bool keyed = false;
-    for (size_t i = 1; i < tokens.size(); ++i) {
-      ShellToken token = tokens[i];
-      const bool option = token.text.starts_with('-');
-      keyed |= option && token.text.find('A') != std::string::npos;
-      if (option) continue;
-      // export "${KEY}"="${VALUE}"
-      if (shell_assignment(token.text) == std::string::npos) {
-        token.text = expand_.text(token);
-        const size_t sign = shell_assignment(token.text);
-        if (sign != std::string::npos) {
-          scope_.set(token.text.substr(0, sign), {{token.text.substr(sign + 1), token.line}},
-                     false);
-          continue;
-        }
-      }
-      const size_t sign = shell_assignment(token.text);
-      const std::string name = token.text.substr(0, token.text.find_first_of("+=["));
-      if (tokens[0].text == "local") scope_.keep_local(name);
-      if (keyed) scope_.declare_keyed(name);
-      if (sign != std::string::npos) assign(token);
-    }
-    return {};
   }
 
   ShellTruth call(const ShellList& body, const Words& words) {
@@ -398,40 +296,16 @@ class Script {
   // document.
   ShellTruth other(const Words& words, const ShellCommand& command) {
     constexpr ShellTruth kSucceeds = {true, false};
-    if (is_idle(words[0].text)) return kSucceeds;
-    const bool reads = is_shell(words[0].text) ||
-                       is_one_of(base_name(words[0].text), {"sbatch", "ssh", "srun", "qsub"});
-    for (const ShellHere& here : command.here) {
-      if (reads) inner(expand_.here(here), here.line);
+    if (is_idle_command(words[0].text)) return kSucceeds;
+    if (reads_here_documents(words[0].text)) {
+      for (const ShellHere& here : command.here) inner(expand_.here(here), here.line);
     }
-    for (size_t i = 0; i < words.size(); ++i) {
-      const std::string& word = words[i].text;
-      const bool wrap = word == "--wrap" && i + 1 < words.size();
-      if (wrap || word.starts_with("--wrap=")) {
-        return inner(wrap ? words[i + 1].text : word.substr(7), command.line), kSucceeds;
-      }
-      if (!is_shell(word)) continue;
-      size_t at = i + 1;
-      while (at < words.size() && words[at].text.starts_with('-') &&
-             !is_command_option(words[at].text))
-        ++at;
-      if (at + 1 < words.size() && is_command_option(words[at].text)) {
-        return inner(words[at + 1].text, command.line), kSucceeds;
-      }
+    if (const auto text = text_for_shell(words); text) {
+      inner(*text, command.line);
+    } else {
+      started_.add(words);
     }
-    const auto script = std::find_if(words.begin(), words.end(), [](const ShellWord& word) {
-      return word.text.ends_with(".sh");
-    });
-    if (program_of(words) == words.end() && script != words.end()) {
-      if (script_.text.empty()) script_ = *script;
-      return kSucceeds;
-    }
-    if (words[0].text != "python" || words.size() > 1) commands_.push_back(words);
     return kSucceeds;
-  }
-
-  static bool is_command_option(std::string_view word) {
-    return word.starts_with('-') && !word.starts_with("--") && word.ends_with('c');
   }
 
   // What another shell reads; where it ends, this one does not.
@@ -445,11 +319,11 @@ class Script {
   const std::string& file_;
   ShellScope scope_;
   ShellExpand expand_;
+  ShellAssign assign_;
   std::list<ShellList> trees_;
   std::map<std::string, const ShellList*> functions_;
-  std::vector<Words> commands_;
-  ShellWord script_;  // another one that is started
-  std::vector<std::string> notes_;
+  ShellStarted started_;
+  ShellNotes notes_;
   Flow flow_ = Flow::kNext;
   int unsure_ = 0;  // conditions around that are not known
   size_t depth_ = 0;
