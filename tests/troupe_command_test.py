@@ -131,7 +131,7 @@ class TroupeCommand(NanoRun):
             self.assertEqual(out.stderr.count(step), 1, out.stderr)
             self.assertRegex(out.stderr, rf"info saved {step}: [\d.]+ KiB in [\d.]+ s")
         command = re.search(r"To train on: (.*)", out.stderr)[1]
-        self.assertTrue(command.startswith("troupe train 'my recipe.yaml' --set train.steps=10 --set 'eval={every: 0}' "), command)
+        self.assertTrue(command.startswith("troupe train 'my recipe.yaml' --set 'eval={every: 0}' --set train.steps="), command)
         again = self.ran("train", "my recipe.yaml", "--set", "train.steps=10", "--set", "eval={every: 0}")
         self.assertIn("already finished at step 10. To train on: " + command, again.stderr)
         on = subprocess.run(["sh", "-c", command], cwd=self.folder, capture_output=True, text=True, timeout=300,

@@ -30,7 +30,7 @@ enum class OpenAxes : uint8_t {
 // Up to kCostedMicrobatches microbatches per rank are simulated, in a pipeline as many as fill and
 // empty it; each further one takes as long as the last.
 inline constexpr int64_t kCostedMicrobatches = 6;
-inline constexpr size_t kTimed = 64, kMostTimed = 512, kSmall = 16, kVaried = 12;
+inline constexpr size_t kTimed = 64, kMostTimed = 128, kSmall = 16, kVaried = 8;
 inline constexpr double kQuickMemory = 1.15;  // so far may a QuickForecast be above what fits
 inline constexpr int64_t kLongRow = 16384;
 

@@ -289,7 +289,7 @@ TEST(LayoutForecast, MuonsDirectionsAreGatheredForTheUpdate) {
 TEST(LayoutForecast, FullShardingOfLateWeightsHoldsTheirSums) {
   const auto gradients = [](const std::string& schedule, double& collectives) {
     const Recipe r = recipe_of(
-        "model: {layers: 6, width: 512, heads: 8, vocab: 512, max_positions: 64}\n"
+        "model: {layers: 6, width: 512, ffn: 2048, heads: 8, vocab: 512, max_positions: 64}\n"
         "data: {sequence: 64}\ntrain: {precision: bf16, micro_batch: 1, global_batch: 32}\n"
         "parallel: {shard: full, pipeline: 2, schedule: " +
         schedule + "}");
@@ -301,7 +301,7 @@ TEST(LayoutForecast, FullShardingOfLateWeightsHoldsTheirSums) {
   };
   double each = 0, once = 0;
   const double with_1f1b = gradients("1f1b", each), with_zb1p = gradients("zb1p", once);
-  EXPECT_GT(with_zb1p, 1.5 * with_1f1b);
+  EXPECT_GT(with_zb1p, 1.25 * with_1f1b);
   EXPECT_LT(once, each);
 }
 
