@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tiny_hub import FolderTest, random_model
 
-VOCAB, PRINTED = 280, 94  # the first ids of a byte-level tokenizer print: "!" to "~"
+VOCAB, PRINTED = 280, range(34, 128)  # a byte's id is the byte + 1: "!" to "~"; 0 ends a text
 SMALL = dict(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              max_position_embeddings=64, eos_token_id=VOCAB - 1, pad_token_id=None, bos_token_id=None,
              tie_word_embeddings=False)
@@ -34,7 +34,9 @@ class Families(FolderTest):
     def save(self, family):
         model = random_model(AutoConfig.for_model(family, **SMALL | FAMILIES[family]), torch.float32)
         with torch.no_grad():
-            model.lm_head.weight[PRINTED:] = 0  # their logits are 0, which is never the largest
+            # Logits of the others are 0, which is never the largest.
+            model.lm_head.weight[:PRINTED.start] = 0
+            model.lm_head.weight[PRINTED.stop:] = 0
             for name, buffer in model.named_buffers():
                 if name.endswith("e_score_correction_bias"):
                     buffer.normal_(std=0.1)

@@ -147,7 +147,7 @@ class HfIo(FolderTest):
 
     def test_flex_olmo(self):
         folder, _, _ = self.round_trip("flex_olmo")
-        self.assertIn("kind: post_norm", self.hf_io("config", folder))
+        self.assertIn("block: post_norm", self.hf_io("config", folder))
 
     def test_granitemoe_without_multipliers(self):
         self.round_trip("granitemoe")
@@ -166,7 +166,7 @@ class HfIo(FolderTest):
             folder.mkdir()
             (folder / "config.json").write_text(json.dumps({"model_type": family}))
             save_file({"x": torch.zeros(1)}, folder / "model.safetensors", {"format": "pt"})
-            self.assertRegex(self.hf_io("import", folder, self.folder / "run", code=2), f"E4008.*{operator}")
+            self.assertRegex(self.hf_io("import", folder, self.folder / "run", code=4), f"E4008.*{operator}")
 
     def test_gpt2_and_its_files_without_a_head(self):
         folder, run, _ = self.round_trip("gpt2")
