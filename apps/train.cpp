@@ -22,6 +22,7 @@
 #include "troupe/core/text/plain_text.h"
 #include "troupe/core/text/shell_word.h"
 #include "troupe/core/text/utf8.h"
+#include "troupe/distributed/dispatch/dispatchers.h"
 #include "troupe/distributed/status/flight_record.h"
 #include "troupe/distributed/world/peer_hosts.h"
 #include "troupe/distributed/world/sentinel.h"
@@ -61,6 +62,12 @@ std::string command_of(const TrainOptions& options) {
   out += " train " + shell_word(options.recipe.path);
   for (const std::string& set : options.recipe.sets) out += " --set " + shell_word(set);
   return without_secrets(out);
+}
+
+void require_rows_sent(const ParallelConfig& parallel) {
+  if (parallel.expert == 1 || sends_rows(parallel.dispatcher)) return;
+  fail(Code::kBadValue, "parallel.dispatcher", "none leaves each token on its rank, with experts",
+       "that are not its own: it times steps (troupe bench --ranks N). Train with auto");
 }
 
 // A run with its end recorded in exit.json, once the folder is ours.
@@ -126,6 +133,7 @@ class Run {
       return std::make_shared<ParallelSetup>();
     }
     PeerHosts::of_environment();  // E2005 here, and not while ranks meet
+    require_rows_sent(recipe_.parallel);
     const auto whole = [](Duration d) { return std::chrono::milliseconds(d.ns / 1'000'000); };
     const c10::Device device = device_of_rank(recipe_, place_.local_rank);
     const bool gloo = recipe_.parallel.backend == CommBackend::kGloo;

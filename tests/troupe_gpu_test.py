@@ -3,8 +3,10 @@
 and a killed rank ends the other. Skipped where there are none."""
 import glob
 import hashlib
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -138,6 +140,51 @@ class OneGpuOfTwoRanks(Layouts):
                                      capture_output=True, text=True, timeout=300, check=False)
                 self.assertEqual(ran.returncode, code, ran.stderr[-2000:])
                 self.assertIn(said, ran.stderr)
+
+
+TRACED = """
+model: {layers: 4, width: 2048, heads: 16, head_dim: 128, vocab: 512, max_positions: 2048,
+        moe: {experts: 16, top_k: 2, hidden: 1024, shared: {experts: 1, hidden: 2048}}}
+data: {train: [{kind: mock}], sequence: 2048}
+train: {global_batch: 8, micro_batch: 4, steps: 6, optimizer: {lr: 1e-4}, schedule: {kind: constant}}
+parallel: {expert: 2, shard: zero1}
+checkpoint: {dir: run, every_steps: 0}
+profile: {from: 6, steps: 1}
+log: {tensorboard: false}
+run: {device: cuda}
+"""
+
+
+def shared_before_return(names):
+    """Of each time the shared expert is computed, whether the routed experts are computed after it and before the next
+    transfer, which brings their rows back: it lies between the send of rows and their return then. `names`: of kernels in
+    order. The last kernel of experts combines the rows of each token's choices: 1 of the shared one, 2 of the others."""
+    out = []
+    for i, name in enumerate(names):
+        if re.search(r"combine_kernel<.*, 1>\(", name):
+            rest = itertools.takewhile(lambda n: "SendRecv" not in n, names[i:])
+            out.append(any(re.search(r"combine_kernel<.*, 2>\(", n) for n in rest))
+    return out
+
+
+class Trace(unittest.TestCase):
+    def test_the_order_of_kernels_is_told_apart(self):
+        send, shared, routed = "ncclDevKernel_SendRecv(a)", "combine_kernel<T, 8, 1>(b)", "combine_kernel<T, 8, 2>(b)"
+        self.assertEqual(shared_before_return([send, shared, routed, send, "add"]), [True])
+        self.assertEqual(shared_before_return([send, routed, send, shared]), [False])
+
+
+@unittest.skipUnless(GPUS > 1, "no two GPUs on this machine")
+class TwoGpusTrace(RanksRun):
+    RECIPE = TRACED
+
+    def test_93_the_shared_expert_lies_between_send_and_return(self):
+        for overlap in (True, False):
+            name = f"run{overlap}"
+            self.train_ranks(2, f"model.moe.shared.overlap={str(overlap).lower()}", name=name)
+            trace = json.loads((self.folder / name / "profile-6.json").read_text())
+            kernels = sorted((e["ts"], e["name"]) for e in trace["traceEvents"] if e.get("cat") == "kernel")
+            self.assertEqual(shared_before_return([n for _, n in kernels]), [overlap] * 8)  # 4 forward, 4 backward
 
 
 @unittest.skipUnless(GPUS > 1, "no two GPUs on this machine")

@@ -37,10 +37,17 @@ std::shared_ptr<StageChannels> channels_of(const ParallelState& state,
     const std::pair link{unit_ranks[unit - 1], unit_ranks[unit]};
     if (link.first != link.second) shape.links.push_back(link);
   }
+  const auto make = [&state](const GroupOptions& options) {
+    return [&state, options](const std::vector<int64_t>& ranks, const std::string& channel) {
+      return state.world().group(ranks, channel, options);
+    };
+  };
+  const World& world = state.world();
+  GroupOptions staged = how;
+  staged.staged = true;
+  const bool by_nccl = world.device().is_cuda() && !world.staged() && !world.played();
   return std::make_shared<StageChannels>(
-      std::move(shape), [&](const std::vector<int64_t>& ranks, const std::string& channel) {
-        return state.world().group(ranks, channel, how);
-      });
+      std::move(shape), make(how), by_nccl ? StageChannels::MakeGroup(make(staged)) : nullptr);
 }
 
 }  // namespace

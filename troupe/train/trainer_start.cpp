@@ -8,7 +8,6 @@
 #include "troupe/core/check.h"
 #include "troupe/core/config/json.h"
 #include "troupe/core/text/readable.h"
-#include "troupe/distributed/dispatch/dispatchers.h"
 #include "troupe/train/forecast/device.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/log_start.h"
@@ -29,12 +28,6 @@ std::pair<Recipe, std::string> settled_for(Recipe recipe, const ParallelSetup& s
   const MicroBatchChoice micro = choose_micro_batch(recipe, one);
   recipe.train.micro_batch = micro.sequences;
   return {std::move(recipe), micro.why};
-}
-
-void require_rows_sent(const ParallelSetup& setup) {
-  if (!setup.experts || sends_rows(setup.parallel().dispatcher)) return;
-  fail(Code::kBadValue, "parallel.dispatcher", "none leaves each token on its rank, with experts",
-       "that are not its own: it times steps (troupe bench --ranks N). Train with auto");
 }
 
 // Fails before anything is allocated if the run cannot fit, instead of being killed for memory.
@@ -76,7 +69,6 @@ Trainer::Trainer(const std::pair<Recipe, std::string>& settled, const RunTools& 
   tokenizer_ = std::move(tokenizer);
   data_ = std::move(data);
   pulse_.begin(Phase::kModel);
-  require_rows_sent(*tools_.setup);
   require_memory(recipe_, tools_);
   learner_ = std::make_unique<Learner>(
       recipe_, device_of_rank(recipe_, parallel_.world().place().local_rank), tools_.faults,

@@ -21,6 +21,9 @@ void UnitValues::begin(std::vector<int64_t> own_tokens, int64_t step, bool train
   own_tokens_ = std::move(own_tokens);
   step_ = step;
   training_ = training;
+  bool first = false;
+  for (const int64_t tokens : own_tokens_) first |= computed_.insert({training, tokens}).second;
+  channels_->begin(first);
 }
 
 void UnitValues::end() {

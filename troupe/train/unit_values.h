@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -68,6 +69,7 @@ class UnitValues {
   std::vector<int64_t> own_tokens_;
   int64_t step_ = 0;
   bool training_ = true;
+  std::set<std::pair<bool, int64_t>> computed_;  // training or not, tokens of a microbatch
 };
 
 }  // namespace troupe

@@ -8,6 +8,7 @@ namespace troupe {
 struct GroupOptions {
   bool high_priority = false;  // on a stream whose blocks go before those of computation
   int64_t max_blocks = 0;      // SMs that one collective takes at most (maxCTAs); 0: NCCL's choice
+  bool staged = false;         // through host memory and Gloo (staged_backend.h), not NCCL
 };
 
 // NCCL takes no more.

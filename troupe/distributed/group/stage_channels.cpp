@@ -9,7 +9,8 @@
 
 namespace troupe {
 
-StageChannels::StageChannels(Shape shape, const MakeGroup& make) : shape_(std::move(shape)) {
+StageChannels::StageChannels(Shape shape, const MakeGroup& make, const MakeGroup& make_first)
+    : shape_(std::move(shape)) {
   TROUPE_CHECK(shape_.depth >= 1, "a channel has room for", shape_.depth, "messages");
   std::set<std::tuple<int, int, StageMessage, int, int>>
       all;  // lower and higher rank, kind, from, to
@@ -26,6 +27,7 @@ StageChannels::StageChannels(Shape shape, const MakeGroup& make) : shape_(std::m
     const std::string name = to_text(cargo) + " to rank " + std::to_string(rank_of(to));
     Channel channel{.pair = make({rank_of(low), rank_of(high)}, name)};
     const at::Tensor one = at::zeros({1}, at::TensorOptions(shape_.device));
+    if (make_first) channel.first = make_first({rank_of(low), rank_of(high)}, name);
     first.push_back(from == shape_.own ? channel.pair->send(one) : channel.pair->recv(one));
     channels_.emplace(Key{from, to, cargo}, std::move(channel));
   }
@@ -39,17 +41,21 @@ StageChannels::Channel& StageChannels::at(int from, int to, StageMessage cargo) 
   return found->second;
 }
 
+ProcessGroup& StageChannels::group(Channel& channel) const {
+  return first_ && channel.first ? *channel.first : *channel.pair;
+}
+
 void StageChannels::send(int peer, StageMessage cargo, const at::Tensor& x) {
   Channel& channel = at(shape_.own, peer, cargo);
   while (std::ssize(channel.under_way) >= shape_.depth) {
     channel.under_way.front().wait();
     channel.under_way.pop_front();
   }
-  channel.under_way.push_back(channel.pair->send(x));
+  channel.under_way.push_back(group(channel).send(x));
 }
 
 Pending StageChannels::recv(int peer, StageMessage cargo, const at::Tensor& x) {
-  return at(peer, shape_.own, cargo).pair->recv(x);
+  return group(at(peer, shape_.own, cargo)).recv(x);
 }
 
 void StageChannels::finish() {

@@ -7,6 +7,11 @@
 //
 // A peer is an index in the pipeline. At most `depth` messages of a channel are under way: the next
 // send waits for the first of them (PL7). What is sent must not change until then; it is kept.
+//
+// On GPUs a message of NCCL is a kernel that runs until its peer has come, and a kernel of ours that
+// runs for the first time may wait for all that run: the driver makes room for it. Two ranks that
+// compute something for the first time while messages are under way then wait for each other for
+// ever. So what is sent between begin(first: true) and finish() goes through host memory (PL14).
 #pragma once
 
 #include <c10/core/Device.h>
@@ -51,7 +56,12 @@ class StageChannels {
   // Makes the groups of this rank's links in an order that cannot deadlock, and sends one number
   // over each, so that no communicator is made in the middle of a step (MF1). Each rank of the
   // pipeline calls with the same links.
-  StageChannels(Shape shape, const MakeGroup& make);
+  // `make_first`: makes the groups that do not occupy the device (GroupOptions::staged), if any.
+  StageChannels(Shape shape, const MakeGroup& make, const MakeGroup& make_first = {});
+
+  // `first`: whether ranks may compute something that they have not yet computed. Both ends of each
+  // channel call with the same.
+  void begin(bool first) { first_ = first; }
 
   void send(int peer, StageMessage cargo, const at::Tensor& x);
   Pending recv(int peer, StageMessage cargo, const at::Tensor& x);
@@ -61,13 +71,16 @@ class StageChannels {
  private:
   struct Channel {
     std::shared_ptr<ProcessGroup> pair;
-    std::deque<Pending> under_way = {};  // sends
+    std::shared_ptr<ProcessGroup> first = {};  // for begin(first: true); absent: `pair`
+    std::deque<Pending> under_way = {};        // sends
   };
   using Key = std::tuple<int, int, StageMessage>;  // from, to
   Channel& at(int from, int to, StageMessage cargo);
+  ProcessGroup& group(Channel& channel) const;
 
   Shape shape_;
   std::map<Key, Channel> channels_;
+  bool first_ = false;
 };
 
 }  // namespace troupe

@@ -199,5 +199,30 @@ TEST(ThreadBackend, ChannelsKeepDirectionsAndKindsApart) {
   });
 }
 
+// What is computed for the first time is sent by the groups that do not occupy the device.
+TEST(ThreadBackend, PL14_ChannelsTakeTheirFirstGroupsForWhatIsFirst) {
+  in_threads(2, [](World& world) {
+    const int own = static_cast<int>(world.rank());
+    std::vector<std::shared_ptr<ProcessGroup>> usual, first;
+    const auto make = [&world](auto& all, const std::string& prefix) {
+      return [&, prefix](const std::vector<int64_t>& ranks, const std::string& name) {
+        return all.emplace_back(world.group(ranks, prefix + name));
+      };
+    };
+    StageChannels channels({.ranks = {0, 1}, .own = own, .links = {{0, 1}}}, make(usual, ""),
+                           make(first, "first "));
+    ASSERT_EQ(first.size(), 2);  // activations, gradients
+    for (const bool is_first : {true, false, true}) {
+      channels.begin(is_first);
+      const at::Tensor x = at::full({1}, 7.0);
+      if (own == 0) channels.send(1, StageMessage::kActivation, x);
+      // The other end looks at the group that must have the message.
+      if (own == 1) (is_first ? first : usual)[0]->recv(x.zero_()).wait();
+      channels.finish();
+      EXPECT_EQ(x.item<double>(), 7);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace troupe

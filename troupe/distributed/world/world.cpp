@@ -127,8 +127,8 @@ c10::intrusive_ptr<c10d::Backend> gloo_backend(const c10::intrusive_ptr<c10d::St
                                                int rank, int size, bool one_machine,
                                                const WorldOptions& options) {
   auto how = c10d::ProcessGroupGloo::Options::create(options.hang_timeout);
-  // torch 2.11's threads write the name of what they completed last into one string, unguarded:
-  // a second one would in time free it twice.
+  // The threads of torch 2.11's ProcessGroupGloo write the name of the last completed collective
+  // into one string without a lock: with two threads it is sooner or later freed twice.
   how->threads = 1;
   const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
   how->devices.push_back(
@@ -275,7 +275,8 @@ std::shared_ptr<ProcessGroup> World::make(const std::vector<int64_t>& ranks, boo
                                           const std::string& channel, const GroupOptions& options) {
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
   TROUPE_CHECK(own != ranks.end(), "rank", rank(), "is not of the group", rank_list(ranks));
-  const char* const how = !on_device ? "gloo/" : options_.staged ? "staged/" : "nccl/";
+  const bool staged = options_.staged || options.staged;
+  const char* const how = !on_device ? "gloo/" : staged ? "staged/" : "nccl/";
   const std::string key = how + rank_list(ranks) + '/' + channel;
   std::shared_ptr<ProcessGroup>& group = groups_[key];
   if (group) return group;
@@ -293,14 +294,14 @@ std::shared_ptr<ProcessGroup> World::make(const std::vector<int64_t>& ranks, boo
       backend->c10d = thread_backend(
           options_.threads->ranks,
           {.key = key, .ranks = ranks, .index = index, .timeout = options_.hang_timeout});
-    } else if (on_device && !options_.staged) {
+    } else if (on_device && !staged) {
       auto make_nccl = reinterpret_cast<MakeNccl>(cuda_plugin_symbol(kMakeNccl));
       backend->c10d = c10::intrusive_ptr<c10d::Backend>::reclaim(
           make_nccl(store, index, count, options_.hang_timeout.count(), options));
     } else {
       backend->c10d = gloo_backend(store, index, count, place_.local_size == place_.size, options_);
     }
-    if (on_device && options_.staged) backend->c10d = staged_backend(std::move(backend->c10d));
+    if (on_device && staged) backend->c10d = staged_backend(std::move(backend->c10d));
   } catch (const std::exception& e) {
     // All ranks have met by now: one that has ended since is the cause, as of a collective that fails.
     fail(has_lost(ranks) ? Code::kRankLost : Code::kNoRendezvous, "ranks " + rank_list(ranks),

@@ -75,8 +75,8 @@ class World {
   const c10::Device& device() const { return device_; }
 
   // The process group of these ranks of the world, which include this one. Each of them calls with
-  // the same list; the group is created once. NCCL if the device is a GPU and not staged(), else
-  // Gloo. Collectives of a group run in order; another `channel` is another group of the same ranks,
+  // the same list; the group is created once. NCCL if the device is a GPU and neither
+  // staged() nor how.staged, else Gloo. Collectives of a group run in order; another `channel` is another group of the same ranks,
   // whose collectives do not wait for those of the first, with options of its own.
   std::shared_ptr<ProcessGroup> group(const std::vector<int64_t>& ranks,
                                       const std::string& channel = {},
