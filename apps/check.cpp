@@ -1,7 +1,6 @@
 // troupe check: all that is wrong with a recipe, and what it would do. No device is used.
 #include <iostream>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "apps/memory_option.h"
@@ -15,6 +14,7 @@
 #include "troupe/train/forecast/layout_forecast.h"
 #include "troupe/train/observe/step_line.h"
 #include "troupe/train/open_data.h"
+#include "troupe/train/recipe/problems.h"
 
 namespace troupe {
 namespace {
@@ -58,27 +58,6 @@ void check_layout(const Recipe& recipe, int64_t ranks) {
             << ", experts over " << laid.expert * laid.expert_tensor << '\n';
 }
 
-// Runs what may find faults, and keeps what it throws: all is said at once.
-class Gathered {
- public:
-  template <class F>
-  void gather(F&& part) {
-    try {
-      part();
-    } catch (const Error& error) {
-      if (!first_) first_ = error.code();
-      lines_ += (lines_.empty() ? "" : "\n") + std::string(error.what());
-    }
-  }
-  void throw_if_any() const {
-    if (first_) throw Error(lines_, *first_);
-  }
-
- private:
-  std::string lines_;
-  std::optional<Code> first_;
-};
-
 void check_folder(const std::string& folder) {
   const std::string why = why_not_writable(folder);
   if (!why.empty()) fail(Code::kBadRunFolder, "checkpoint.dir " + folder, why);
@@ -90,14 +69,14 @@ void check(const CheckOptions& given, Call& call) {
   Sources sources;
   Recipe recipe = load_recipe(options.path, options.sets, sources);
   validate(recipe, sources);
-  Gathered faults;
-  faults.gather([&] { check_layout(recipe, given.ranks); });
-  faults.gather([&] {
+  Problems faults(sources);
+  faults.gather("", [&] { check_layout(recipe, given.ranks); });
+  faults.gather("", [&] {
     if (!recipe.run.machine.empty()) load_machine(recipe.run.machine);  // what is wrong with it
   });
-  faults.gather([&] { check_folder(recipe.checkpoint.dir); });
+  faults.gather("", [&] { check_folder(recipe.checkpoint.dir); });
   OpenedData opened;
-  faults.gather([&] { opened = open_data(recipe, Log({stderr_sink()}, Level::kWarning)); });
+  faults.gather("", [&] { opened = open_data(recipe, Log({stderr_sink()}, Level::kWarning)); });
   faults.throw_if_any();
   const double available = memory.bytes(recipe);
   const MicroBatchChoice micro =

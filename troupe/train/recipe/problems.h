@@ -16,7 +16,8 @@ class Problems {
   // "run.yaml:9: E2005 train.clip 0: must be positive"; of a default the place is the path alone.
   void add(const std::string& path, const std::string& what, Code code = Code::kBadValue);
   void add_all(const std::string& path, const std::vector<std::string>& whats);
-  // Runs f and keeps what it throws: an Error's lines, with the place put before each.
+  // Runs f and keeps what it throws: an Error's lines, with the path put before each that does not
+  // name it.
   template <class F>
   void gather(const std::string& path, F&& f) {
     try {
