@@ -158,7 +158,7 @@ void Draft::try_out() {
   }
   std::istringstream lines(said);
   for (std::string line; std::getline(lines, line);) {
-    // A fault of what is to be filled in, or of a file that is made by what is.
+    // The line names a field that is still to be filled in: it is no fault yet.
     const bool open =
         std::any_of(paths_missing_.begin(), paths_missing_.end(),
                     [&](const std::string& path) { return line.find(path) != std::string::npos; });

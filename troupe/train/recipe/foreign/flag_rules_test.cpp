@@ -89,8 +89,6 @@ const std::map<std::string_view, Trial>& trials() {
       {"moe-upcycling-granularity", {"checkpoint: {init_from: run/step-000000}"}},
       {"hierarchical-context-parallel-sizes",
        {"parallel: {context: 8}", "parallel: {context: [2, 4]}"}},
-      {"use-checkpoint-opt-param-scheduler",
-       {"train: {schedule: {kind: cosine}}", "checkpoint: {schedule: true}"}},
       {"decoupled-lr", {"train: {optimizer: {groups: [{names: 'head.*', lr_scale: 0.5}]}}"}},
       {"decoupled-min-lr", {"train: {optimizer: {groups: [{names: 'head.*', lr_scale: 0.5}]}}"}},
       {"fp16-lm-cross-entropy", {"train: {precision: fp64}", "train: {loss_precision: fp16}"}},

@@ -92,11 +92,11 @@ constexpr Mark kMarks[] = {
     {"parallelism.dp", "nanotron's YAML"},
     {"base_model", "Axolotl's YAML"},
     {"model_name_or_path", "the YAML of LLaMA-Factory or TRL"},
+    {"pipe_parallel_size", "GPT-NeoX's YAML"},
+    {"pipe-parallel-size", "GPT-NeoX's YAML"},
     {"zero_optimization",
      "DeepSpeed's JSON, which holds no model: convert the script that names it"},
     {"train_micro_batch_size_per_gpu", "the settings of GPT-NeoX or DeepSpeed"},
-    {"pipe_parallel_size", "GPT-NeoX's YAML"},
-    {"pipe-parallel-size", "GPT-NeoX's YAML"},
     {"train_iters", "GPT-NeoX's YAML"},
     {"train-iters", "GPT-NeoX's YAML"},
 };

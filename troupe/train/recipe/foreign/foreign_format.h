@@ -16,7 +16,7 @@ std::optional<Yaml> yaml_map(const std::string& text, const std::string& file);
 const Yaml* yaml_at(const Yaml& map, const std::string& path);
 
 // A format that is not read, by its program's name, and what to do: "torchtitan's Python: ..."; empty
-// for all others. It is told from the text alone, so that --force writes no other program's model.
+// for all others. The text alone decides, so that --force never makes another program's model.
 std::string unread_format(const std::string& text, const std::string& file);
 
 }  // namespace troupe

@@ -30,7 +30,8 @@ TEST(ForeignFormat, WhatIsNotReadIsNamedAndMadeNoRecipeOf) {
        "NeMo Automodel's YAML"},
       {"trainer:\n  devices: 8\nmodel:\n  d_model: 64\n  name: x\n", "NeMo's YAML"},
       {"base_model: x\ndatasets:\n- path: y\n", "Axolotl's YAML"},
-      {"{\n # c\n \"pipe_parallel_size\": 1, \"num_layers\": 12, \"hidden_size\": 768}",
+      {"{\n # c\n \"pipe_parallel_size\": 1, \"num_layers\": 12, \"hidden_size\": 768,\n"
+       " \"zero_optimization\": {\"stage\": 1}}",
        "GPT-NeoX's YAML"},
       {"model:\n  model_config:\n    hidden_size: 64\n", "nanotron's YAML"},
       {"{\"architectures\": [\"X\"], \"model_type\": \"llama\", \"hidden_size\": 64}",
@@ -144,7 +145,7 @@ Conversion converted_script(const std::string& text) {
   return convert_recipe(text, "run.sh", ForeignKind::kMegatron);
 }
 
-// What check would find is told, and not left for the run.
+// The conversion reports what `check` would find.
 TEST(ForeignFormat, TheRecipeIsTriedAsItIsWritten) {
   EXPECT_EQ(converted_script(arguments("--swiglu --ffn-hidden-size 128")).faults,
             std::vector<std::string>());
@@ -153,7 +154,7 @@ TEST(ForeignFormat, TheRecipeIsTriedAsItIsWritten) {
                                  "--moe-router-pre-softmax"));
   EXPECT_EQ(odd.refused, std::vector<std::string>());
   EXPECT_TRUE(any(odd.faults, "top_k"));
-  // Of what is to be filled in nothing is a fault yet.
+  // A field that is still to be filled in is no fault yet.
   const Conversion open = converted_script(
       "python pretrain_gpt.py --num-layers 2 --hidden-size 64 "
       "--num-attention-heads 4 --seq-length 32 --swiglu");

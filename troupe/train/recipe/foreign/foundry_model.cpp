@@ -8,10 +8,9 @@ namespace troupe {
 namespace {
 
 // Sizes, norms, attention, positions and initial values.
-class FoundryModel {
+class FoundryModel : public FoundryPart {
  public:
-  explicit FoundryModel(FoundrySettings& settings)
-      : settings_(settings), draft_(settings.draft), tree_(settings.tree) {}
+  using FoundryPart::FoundryPart;
 
   void convert() {
     settings_.with_default("model.width", "model.d_model", "2048");
@@ -103,16 +102,12 @@ class FoundryModel {
       if (tree_.given(path)) draft_.note(tree_.origin(path).text + ": initial values differ");
     }
   }
-
-  FoundrySettings& settings_;
-  Draft& draft_;
-  Tree& tree_;
 };
 
 // Dense layers, or experts as MegaBlocks has them.
-class FoundryFfn {
+class FoundryFfn : public FoundryPart {
  public:
-  explicit FoundryFfn(FoundrySettings& settings) : draft_(settings.draft), tree_(settings.tree) {}
+  using FoundryPart::FoundryPart;
 
   void convert() {
     const std::string root = "model.ffn_config.", type = tree_.text(root + "ffn_type", "mptmlp");
@@ -158,8 +153,6 @@ class FoundryFfn {
     const double ratio = tree_.number("model.expansion_ratio", 4);
     return number_text(ratio * static_cast<double>(tree_.whole("model.d_model", 2048)));
   }
-  Draft& draft_;
-  Tree& tree_;
 };
 
 }  // namespace

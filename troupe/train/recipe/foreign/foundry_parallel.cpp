@@ -7,10 +7,9 @@ namespace troupe {
 namespace {
 
 // Who shares what, and how long a rank waits for the others.
-class FoundryRanks {
+class FoundryRanks : public FoundryPart {
  public:
-  explicit FoundryRanks(FoundrySettings& settings)
-      : settings_(settings), draft_(settings.draft), tree_(settings.tree) {}
+  using FoundryPart::FoundryPart;
 
   void convert() {
     if (tree_.whole("tp_config.tensor_parallel_degree", 1) > 1 ||
@@ -91,10 +90,6 @@ class FoundryRanks {
     }
     if (hybrid) draft_.need(kRanks, from.text + ": the ranks that share a copy, there a host's");
   }
-
-  FoundrySettings& settings_;
-  Draft& draft_;
-  Tree& tree_;
 };
 
 }  // namespace

@@ -25,6 +25,18 @@ struct FoundrySettings {
   bool in_epochs(const std::string& name);
 };
 
+// A part: the settings, and in short what they are asked most.
+class FoundryPart {
+ public:
+  explicit FoundryPart(FoundrySettings& settings)
+      : settings_(settings), draft_(settings.draft), tree_(settings.tree) {}
+
+ protected:
+  FoundrySettings& settings_;
+  Draft& draft_;
+  Tree& tree_;
+};
+
 // A model of LLM-Foundry's own: sizes, norms, attention, initial values; dense layers or experts.
 void convert_foundry_model(FoundrySettings& settings);
 // A model of Hugging Face's hub: the preset whose name is in its own, and its weights by import.

@@ -32,10 +32,9 @@ void convert_loggers(FoundrySettings& settings) {
 }
 
 // Training data and its order, the tokenizer.
-class FoundryData {
+class FoundryData : public FoundryPart {
  public:
-  explicit FoundryData(FoundrySettings& settings)
-      : settings_(settings), draft_(settings.draft), tree_(settings.tree) {}
+  using FoundryPart::FoundryPart;
 
   // Folders of MDS shards, which `troupe data convert` makes token files of.
   void convert() {
@@ -95,17 +94,12 @@ class FoundryData {
     draft_.need(path, tree_.origin(key).text + ": download it, make token files of it with " +
                           "`troupe data build`, and name them here");
   }
-
-  FoundrySettings& settings_;
-  Draft& draft_;
-  Tree& tree_;
 };
 
 // The run's folder, when it saves, and what it begins with.
-class FoundryCheckpoint {
+class FoundryCheckpoint : public FoundryPart {
  public:
-  explicit FoundryCheckpoint(FoundrySettings& settings)
-      : settings_(settings), draft_(settings.draft), tree_(settings.tree) {}
+  using FoundryPart::FoundryPart;
 
   void convert() {
     const std::string folder = tree_.text("save_folder"), name = tree_.text("run_name");
@@ -166,10 +160,6 @@ class FoundryCheckpoint {
       draft_.refuse(from, "give it in ba: checkpoint.every_steps");
     }
   }
-
-  FoundrySettings& settings_;
-  Draft& draft_;
-  Tree& tree_;
 };
 
 void convert_evaluation(FoundrySettings& settings) {

@@ -9,10 +9,9 @@ namespace troupe {
 namespace {
 
 // Length and batch, optimizer, learning rate; precision, clip and seed.
-class FoundryTraining {
+class FoundryTraining : public FoundryPart {
  public:
-  explicit FoundryTraining(FoundrySettings& settings)
-      : settings_(settings), draft_(settings.draft), tree_(settings.tree) {}
+  using FoundryPart::FoundryPart;
 
   void convert() {
     length();
@@ -139,10 +138,6 @@ class FoundryTraining {
     const std::string seed = tree_.given("seed") ? "seed" : "global_seed";
     settings_.field("train.seed", seed, "17");
   }
-
-  FoundrySettings& settings_;
-  Draft& draft_;
-  Tree& tree_;
 };
 
 }  // namespace

@@ -6,10 +6,9 @@ namespace troupe {
 namespace {
 
 // Heads, norms and windows of attention, and latent attention's own sizes.
-class MegatronAttention {
+class MegatronAttention : public MegatronPart {
  public:
-  explicit MegatronAttention(const MegatronScript& script)
-      : script_(script), draft_(script.draft), flags_(script.flags) {}
+  using MegatronPart::MegatronPart;
 
   void convert() {
     if (flags_.given("num-key-value-heads")) {
@@ -94,17 +93,12 @@ class MegatronAttention {
     if (list.empty()) return draft_.refuse(skip, "a number above 0, or a list, is expected");
     draft_.set_text("model.window_layers", '[' + list + ']', skip);
   }
-
-  const MegatronScript& script_;
-  Draft& draft_;
-  Flags& flags_;
 };
 
 // Rotary or learned positions, and how far they are stretched.
-class MegatronPositions {
+class MegatronPositions : public MegatronPart {
  public:
-  explicit MegatronPositions(const MegatronScript& script)
-      : script_(script), draft_(script.draft), flags_(script.flags) {}
+  using MegatronPart::MegatronPart;
 
   void convert() {
     const bool old = flags_.given("use-rotary-position-embeddings");
@@ -174,10 +168,6 @@ class MegatronPositions {
     script_.field("model.rope.mscale", "mscale", "1.0");
     script_.field("model.rope.mscale_all_dim", "mscale-all-dim", "0.0");
   }
-
-  const MegatronScript& script_;
-  Draft& draft_;
-  Flags& flags_;
 };
 
 }  // namespace

@@ -7,10 +7,9 @@ namespace troupe {
 namespace {
 
 // Megatron-LM's router: scores, order, what balances the experts.
-class MegatronRouter {
+class MegatronRouter : public MegatronPart {
  public:
-  explicit MegatronRouter(const MegatronScript& script)
-      : script_(script), draft_(script.draft), flags_(script.flags) {}
+  using MegatronPart::MegatronPart;
 
   void convert() {
     const std::string score = flags_.text("moe-router-score-function", "softmax");
@@ -118,17 +117,12 @@ class MegatronRouter {
           "there. 0.01 is the usual value");
     }
   }
-
-  const MegatronScript& script_;
-  Draft& draft_;
-  Flags& flags_;
 };
 
 // The router and the capacity of MegaBlocks' fork, by its own names.
-class MegablocksRouter {
+class MegablocksRouter : public MegatronPart {
  public:
-  explicit MegablocksRouter(const MegatronScript& script)
-      : script_(script), draft_(script.draft), flags_(script.flags) {}
+  using MegatronPart::MegatronPart;
 
   void convert() {
     script_.field("model.moe.top_k", "moe-top-k", "1");
@@ -169,17 +163,12 @@ class MegablocksRouter {
     draft_.set("model.moe.capacity.policy", "position", from);
     draft_.set("model.moe.capacity.pad", "true", from);
   }
-
-  const MegatronScript& script_;
-  Draft& draft_;
-  Flags& flags_;
 };
 
 // How many experts, in which layers, with which router; how many rows one may hold; the shared one.
-class MegatronExperts {
+class MegatronExperts : public MegatronPart {
  public:
-  explicit MegatronExperts(const MegatronScript& script)
-      : script_(script), draft_(script.draft), flags_(script.flags) {}
+  using MegatronPart::MegatronPart;
 
   void convert() {
     const std::string count = script_.megablocks() ? "moe-num-experts" : "num-experts";
@@ -224,10 +213,6 @@ class MegatronExperts {
       draft_.set(root + "pad", "true", flags_.origin("moe-pad-expert-input-to-capacity"));
     }
   }
-
-  const MegatronScript& script_;
-  Draft& draft_;
-  Flags& flags_;
 };
 
 }  // namespace

@@ -102,5 +102,19 @@ TEST(MegatronFlags, TheBackendIsOurs) {
   EXPECT_TRUE(any(converted("--distributed-backend mpi").refused, "nccl and gloo are supported"));
 }
 
+// As Megatron-LM's own test cases have it, where the folders are variables of their caller.
+TEST(MegatronFlags, AFolderToLoadThatTheCallerGivesIsToBeFilledIn) {
+  const Conversion out = converted("--load ${LOAD_PATH}");
+  EXPECT_TRUE(any(out.missing, "--load ${LOAD_PATH} is given from outside"));
+  EXPECT_TRUE(out.refused.empty());
+  EXPECT_TRUE(any(converted("--load elsewhere").refused, "another folder than --save"));
+}
+
+TEST(MegatronFlags, MegatronDeepSpeedNamesNormsInSmallLetters) {
+  EXPECT_EQ(model_of("--normalization rmsnorm").norm.kind, NormForm::kRms);
+  EXPECT_EQ(model_of("--normalization layernorm").norm.kind, NormForm::kLayer);
+  EXPECT_TRUE(any(converted("--normalization groupnorm").refused, "LayerNorm and RMSNorm"));
+}
+
 }  // namespace
 }  // namespace troupe

@@ -4,10 +4,9 @@ namespace troupe {
 namespace {
 
 // What is the same in every layer, and what dense layers and experts compute.
-class MegatronModel {
+class MegatronModel : public MegatronPart {
  public:
-  explicit MegatronModel(const MegatronScript& script)
-      : script_(script), draft_(script.draft), flags_(script.flags) {}
+  using MegatronPart::MegatronPart;
 
   void convert() {
     model();
@@ -29,9 +28,10 @@ class MegatronModel {
     }
     const std::string norm = flags_.text("normalization", "LayerNorm");
     const Origin norm_from = flags_.origin("normalization", "LayerNorm");
-    if (norm == "LayerNorm" || norm == "RMSNorm") {
-      draft_.set("model.norm.kind", norm == "RMSNorm" ? "rms" : "layer", norm_from);
-      if (norm == "LayerNorm") draft_.set("model.norm.bias", "true", norm_from);
+    const bool layer = norm == "LayerNorm" || norm == "layernorm";
+    if (layer || norm == "RMSNorm" || norm == "rmsnorm") {  // Megatron-DeepSpeed's in small letters
+      draft_.set("model.norm.kind", layer ? "layer" : "rms", norm_from);
+      if (layer) draft_.set("model.norm.bias", "true", norm_from);
     } else {
       draft_.refuse(norm_from, "LayerNorm and RMSNorm are supported");
     }
@@ -97,10 +97,6 @@ class MegatronModel {
     return flags_.given("swiglu") || flags_.given("quick-geglu") || flags_.given("glu") ||
            flags_.text("mlp-type", "mlp") == "glu";
   }
-
-  const MegatronScript& script_;
-  Draft& draft_;
-  Flags& flags_;
 };
 
 }  // namespace

@@ -10,10 +10,9 @@ namespace troupe {
 namespace {
 
 // Which layers each stage has. Results do not depend on it: what cannot be written is chosen.
-class MegatronStages {
+class MegatronStages : public MegatronPart {
  public:
-  explicit MegatronStages(const MegatronScript& script)
-      : draft_(script.draft), flags_(script.flags) {}
+  using MegatronPart::MegatronPart;
 
   void convert() {
     constexpr const char *kLayout = "pipeline-model-parallel-layout",
@@ -82,16 +81,12 @@ class MegatronStages {
                                                       : "parallel.stages has it");
     }
   }
-
-  Draft& draft_;
-  Flags& flags_;
 };
 
 // Ranks along each axis, and how they talk to each other.
-class MegatronRanks {
+class MegatronRanks : public MegatronPart {
  public:
-  explicit MegatronRanks(const MegatronScript& script)
-      : script_(script), draft_(script.draft), flags_(script.flags) {}
+  using MegatronPart::MegatronPart;
 
   void convert() {
     axis("tensor-model-parallel-size", "tensor");
@@ -172,17 +167,12 @@ class MegatronRanks {
                 "ranks. Whole experts (parallel.expert_tensor: 1) are nearly always faster: rows "
                 "then go to one rank each");
   }
-
-  const MegatronScript& script_;
-  Draft& draft_;
-  Flags& flags_;
 };
 
 // What ranks keep: the state that they shard, and what is computed again in backward.
-class MegatronMemory {
+class MegatronMemory : public MegatronPart {
  public:
-  explicit MegatronMemory(const MegatronScript& script)
-      : script_(script), draft_(script.draft), flags_(script.flags) {}
+  using MegatronPart::MegatronPart;
 
   void convert() {
     sharding();
@@ -282,10 +272,6 @@ class MegatronMemory {
       }
     }
   }
-
-  const MegatronScript& script_;
-  Draft& draft_;
-  Flags& flags_;
 };
 
 }  // namespace

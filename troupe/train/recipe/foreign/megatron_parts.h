@@ -29,9 +29,21 @@ struct MegatronScript {
   void ignore_given(std::initializer_list<const char*> names, std::string_view why) const;
 };
 
+// A part: the script, and in short what it is asked most.
+class MegatronPart {
+ public:
+  explicit MegatronPart(const MegatronScript& script)
+      : script_(script), draft_(script.draft), flags_(script.flags) {}
+
+ protected:
+  const MegatronScript& script_;
+  Draft& draft_;
+  Flags& flags_;
+};
+
 // Sizes, norms, vocabulary, dropout; the activation and biases of dense layers and of experts.
 void convert_megatron_model(const MegatronScript& script);
-// Heads, windows, latents; then how positions are told.
+// Heads, windows, latents; then the encoding of positions.
 void convert_megatron_attention(const MegatronScript& script);
 // Experts, their router and their capacity, by either program's names. To be called where there are
 // experts.

@@ -10,10 +10,9 @@ namespace troupe {
 namespace {
 
 // Token files and their order, and the tokenizer.
-class MegatronData {
+class MegatronData : public MegatronPart {
  public:
-  explicit MegatronData(const MegatronScript& script)
-      : draft_(script.draft), flags_(script.flags) {}
+  using MegatronPart::MegatronPart;
 
   void convert() {
     if (flags_.given("mock-data")) {
@@ -94,16 +93,12 @@ class MegatronData {
       draft_.need("data.tokenizer", "--tokenizer-model is not given: the tokenizer's file");
     }
   }
-
-  Draft& draft_;
-  Flags& flags_;
 };
 
 // The run's folder, and what a run begins with.
-class MegatronCheckpoint {
+class MegatronCheckpoint : public MegatronPart {
  public:
-  explicit MegatronCheckpoint(const MegatronScript& script)
-      : draft_(script.draft), flags_(script.flags) {}
+  using MegatronPart::MegatronPart;
 
   void convert() {
     const std::string save = flags_.text("save"), load = flags_.text("load");
@@ -145,22 +140,23 @@ class MegatronCheckpoint {
                       "a first start finds no moments, and one that goes on takes them along, so "
                       "that a stop changes nothing; weights alone are checkpoint.init_from");
       }
+    } else if (load.find('$') != std::string::npos) {
+      draft_.need("checkpoint.init_from",
+                  "--load " + load +
+                      " is given from outside the file: --variable NAME=VALUE, or leave it out; "
+                      "with --save's folder the run goes on there");
     } else if (!load.empty()) {
       draft_.refuse(flags_.origin("load"),
                     "another folder than --save: name it in checkpoint.dir to go on with it, or in "
                     "checkpoint.init_from for its weights alone");
     }
   }
-
-  Draft& draft_;
-  Flags& flags_;
 };
 
 // What is looked at on the way: evaluation, logs, profiles.
-class MegatronWatch {
+class MegatronWatch : public MegatronPart {
  public:
-  explicit MegatronWatch(const MegatronScript& script)
-      : script_(script), draft_(script.draft), flags_(script.flags) {}
+  using MegatronPart::MegatronPart;
 
   void convert() {
     evaluation();
@@ -216,10 +212,6 @@ class MegatronWatch {
                flags_.origin("profile-step-end", "12"));
     script_.ignore_given({"profile-ranks"}, "which ranks are looked at is not chosen here");
   }
-
-  const MegatronScript& script_;
-  Draft& draft_;
-  Flags& flags_;
 };
 
 }  // namespace

@@ -7,10 +7,9 @@ namespace troupe {
 namespace {
 
 // The batch, how long the run is, and the learning rate over it.
-class MegatronSchedule {
+class MegatronSchedule : public MegatronPart {
  public:
-  explicit MegatronSchedule(const MegatronScript& script)
-      : script_(script), draft_(script.draft), flags_(script.flags) {}
+  using MegatronPart::MegatronPart;
 
   void convert() {
     batch();
@@ -113,17 +112,12 @@ class MegatronSchedule {
     }
     return flags_.origin(name + "-iters");
   }
-
-  const MegatronScript& script_;
-  Draft& draft_;
-  Flags& flags_;
 };
 
 // The optimizer, its moments and the clip; the precision of products.
-class MegatronOptimizer {
+class MegatronOptimizer : public MegatronPart {
  public:
-  explicit MegatronOptimizer(const MegatronScript& script)
-      : script_(script), draft_(script.draft), flags_(script.flags) {}
+  using MegatronPart::MegatronPart;
 
   void convert() {
     optimizer();
@@ -178,10 +172,6 @@ class MegatronOptimizer {
     draft_.set("train.precision", low ? flag : "fp32",
                low ? flags_.origin(flag) : flags_.origin("bf16"));
   }
-
-  const MegatronScript& script_;
-  Draft& draft_;
-  Flags& flags_;
 };
 
 }  // namespace

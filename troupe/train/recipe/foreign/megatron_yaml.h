@@ -15,7 +15,8 @@
 namespace troupe {
 
 // The words of a command: true is a flag alone, false none, a text several words where it has
-// blanks. Variables that are not given stay as they are written. Other sections are told to `draft`.
+// blanks. Variables that are not given stay as they are written. `draft` lists the other
+// sections as ignored.
 ShellArguments megatron_yaml_arguments(const Yaml& map,
                                        const std::map<std::string, std::string>& variables,
                                        const std::string& file, Draft& draft);

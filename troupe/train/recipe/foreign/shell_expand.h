@@ -24,12 +24,12 @@ class ShellExpand {
   Words words(const std::vector<ShellToken>& tokens);
   // As one word.
   std::string text(const ShellToken& token);
-  // Of a test: with whether any of it was quoted.
+  // The words of a test ([ ... ] or [[ ... ]]), each with whether a part of it was quoted.
   std::vector<TestWord> tests(const std::vector<ShellToken>& tokens, bool split);
   // A here document's.
   std::string here(const ShellHere& here);
 
-  // Nothing where it is no expression of what is set.
+  // Nothing where the text is no arithmetic expression, or names a variable that is not set.
   std::optional<int64_t> arithmetic(const std::string& text);
 
  private:

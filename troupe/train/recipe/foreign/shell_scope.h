@@ -49,7 +49,7 @@ class ShellScope {
   [[noreturn]] void fail_growth(const std::string& what) const;
 
   int line = 1;          // that is being read
-  bool in_test = false;  // what is not set is empty, and told
+  bool in_test = false;  // what is not set counts as empty, and is noted
   std::set<std::string> unset_names;
   std::vector<std::string> arrays;  // as they came
 

@@ -21,7 +21,7 @@ using Words = ShellScope::Words;
 
 constexpr size_t kDeepestText = 16;  // eval in eval, bash -c in bash -c
 
-// What was not evaluated, each told once.
+// Notes of what was not evaluated, each once.
 class ShellNotes {
  public:
   void condition(int line, const std::string& word) {

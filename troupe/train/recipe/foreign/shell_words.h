@@ -26,7 +26,7 @@ struct ShellArguments {
 // name has "train" in it), else of the first that has one; without one, all words that belong to no
 // assignment; without any, the words of all arrays. `given`: variables from outside, those of the
 // command line by their numbers ("1"). A test takes what is neither given nor set for empty, as a
-// shell does; files are taken to exist and commands to succeed, and that is told.
+// shell does; tests of files and commands are taken to succeed, which `notes` say.
 //
 // E2005 names `file` and the line where a script has no end: a variable over 1 MiB, more than 8 MiB
 // that values have put into words, 100000 commands, functions over 32 deep in each other.

@@ -11,10 +11,9 @@ namespace troupe {
 namespace {
 
 // Pipeline ranks, the order of their work, and the layers of each stage.
-class TorchtitanStages {
+class TorchtitanStages : public TorchtitanPart {
  public:
-  explicit TorchtitanStages(TorchtitanSettings& settings)
-      : settings_(settings), draft_(settings.draft), tree_(settings.tree) {}
+  using TorchtitanPart::TorchtitanPart;
 
   void convert() {
     const std::string root = "parallelism.pipeline_parallel_";
@@ -128,17 +127,12 @@ class TorchtitanStages {
     }
     return out;
   }
-
-  TorchtitanSettings& settings_;
-  Draft& draft_;
-  Tree& tree_;
 };
 
 // Ranks along the other axes, and the state that they share.
-class TorchtitanRanks {
+class TorchtitanRanks : public TorchtitanPart {
  public:
-  explicit TorchtitanRanks(TorchtitanSettings& settings)
-      : settings_(settings), draft_(settings.draft), tree_(settings.tree) {}
+  using TorchtitanPart::TorchtitanPart;
 
   void convert() {
     const std::string root = "parallelism.";
@@ -214,10 +208,6 @@ class TorchtitanRanks {
       draft_.ignore(tree_.origin(key), "rows are dealt from both ends; no result depends on it");
     }
   }
-
-  TorchtitanSettings& settings_;
-  Draft& draft_;
-  Tree& tree_;
 };
 
 }  // namespace

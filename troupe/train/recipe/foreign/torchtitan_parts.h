@@ -26,6 +26,18 @@ struct TorchtitanSettings {
   int64_t axis(const std::string& name) { return tree.whole("parallelism." + name, 1); }
 };
 
+// A part: the settings, and in short what they are asked most.
+class TorchtitanPart {
+ public:
+  explicit TorchtitanPart(TorchtitanSettings& settings)
+      : settings_(settings), draft_(settings.draft), tree_(settings.tree) {}
+
+ protected:
+  TorchtitanSettings& settings_;
+  Draft& draft_;
+  Tree& tree_;
+};
+
 // The optimizer, the learning rate, length and batch, precision, seed and data.
 void convert_torchtitan_training(TorchtitanSettings& settings);
 // Ranks along each axis, the state that they share, stages and their order.

@@ -7,10 +7,9 @@ namespace troupe {
 namespace {
 
 // How a run is kept, watched and stopped.
-class TorchtitanRun {
+class TorchtitanRun : public TorchtitanPart {
  public:
-  explicit TorchtitanRun(TorchtitanSettings& settings)
-      : settings_(settings), draft_(settings.draft), tree_(settings.tree) {}
+  using TorchtitanPart::TorchtitanPart;
 
   void convert() {
     checkpoint();
@@ -136,10 +135,6 @@ class TorchtitanRun {
       }
     }
   }
-
-  TorchtitanSettings& settings_;
-  Draft& draft_;
-  Tree& tree_;
 };
 
 }  // namespace

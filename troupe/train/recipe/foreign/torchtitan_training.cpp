@@ -6,10 +6,9 @@ namespace troupe {
 namespace {
 
 // What is trained on how much data, and how fast.
-class TorchtitanTraining {
+class TorchtitanTraining : public TorchtitanPart {
  public:
-  explicit TorchtitanTraining(TorchtitanSettings& settings)
-      : settings_(settings), draft_(settings.draft), tree_(settings.tree) {}
+  using TorchtitanPart::TorchtitanPart;
 
   void convert() {
     optimizer();
@@ -117,10 +116,6 @@ class TorchtitanTraining {
     draft_.set("train.micro_batch", to_text(local), from);
     if (tree_.given(micro)) draft_.ignore(tree_.origin(micro), "there is one stage");
   }
-
-  TorchtitanSettings& settings_;
-  Draft& draft_;
-  Tree& tree_;
 };
 
 }  // namespace
