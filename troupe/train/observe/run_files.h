@@ -70,8 +70,8 @@ class ExitRoom {
   ExitRoom(const ExitRoom&) = delete;
   ExitRoom& operator=(const ExitRoom&) = delete;
   ~ExitRoom();
-  // Makes the room's file `path`, with this content, in the place of what is there. False: there is
-  // no room, or the content has more than kBytes.
+  // Writes `text` into the reserved file and renames it to `path`, which it replaces. False: no file
+  // is reserved, or the text is longer than kBytes.
   bool publish(Fs& fs, const std::string& path, std::string_view text);
 
   static constexpr int64_t kBytes = 32 << 10;
