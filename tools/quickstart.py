@@ -165,7 +165,7 @@ class QuickStart:
         for folder in (killed, whole):
             shutil.rmtree(folder, ignore_errors=True)
         sets = (f"train.steps={DRILL_STEPS}", f"checkpoint.every_steps={DRILL_SAVES}", "eval.every=0", "eval.at_start=false",
-                f"log.every={DRILL_SAVES}")
+                f"log.every={DRILL_SAVES}", "checkpoint.background=false")  # saved before it is killed, on a slow disk too
         print(f"[1/3] {DRILL_STEPS} steps, saved every {DRILL_SAVES}; it kills itself with signal 9 in step {DRILL_KILL + 1}", flush=True)
         code = self.train(f"checkpoint.dir={killed}", *sets, TROUPE_FAULT=f"batch:{DRILL_KILL}=kill")
         if code != -signal.SIGKILL:
