@@ -13,6 +13,7 @@
 #include "troupe/core/device/cuda_stream.h"
 #include "troupe/core/device/view.h"
 #include "troupe/testing/backend.h"
+#include "troupe/testing/replay.h"
 #include "troupe/testing/tolerance.h"
 
 namespace troupe::testing {
@@ -113,7 +114,7 @@ inline void expect_near_in_norm(Matrix& got, Matrix& want, double bound, const c
   EXPECT_LE(std::sqrt(apart), bound * std::sqrt(size)) << what;
 }
 
-// Calls the CPU or the CUDA function of an op and waits:
+// Calls the CPU function of an op; or, twice, the CUDA one, and waits (replay.h):
 //   run(backend, args, activation_cpu, TROUPE_CUDA_PATH(activation_cuda));
 template <class Args>
 void run(Backend backend, const Args& args,
@@ -121,8 +122,7 @@ void run(Backend backend, const Args& args,
          [[maybe_unused]] std::type_identity_t<void (*)(const Args&, cudaStream_t)> cuda) {
   if (backend != Backend::kCuda) return cpu(args, pool(backend));
 #ifdef TROUPE_CUDA
-  cuda(args, /*stream=*/nullptr);
-  TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
+  replay([&] { cuda(args, /*stream=*/nullptr); }, /*busy=*/true);
 #endif
 }
 
@@ -133,8 +133,7 @@ void run_reference(
     [[maybe_unused]] std::type_identity_t<void (*)(const Args&, cudaStream_t)> cuda) {
   if (backend != Backend::kCuda) return ref(args);
 #ifdef TROUPE_CUDA
-  cuda(args, /*stream=*/nullptr);
-  TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
+  replay([&] { cuda(args, /*stream=*/nullptr); }, /*busy=*/true);
 #endif
 }
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/testing/backend.h"
+#include "troupe/testing/matrix.h"
 #include "troupe/testing/routed_rows.h"
 
 namespace troupe {
@@ -97,21 +97,12 @@ struct Problem {
 };
 
 void run(Backend backend, const DropOverCapacity& args) {
-  if (backend != Backend::kCuda) return drop_over_capacity_cpu(args, testing::pool(backend));
-#ifdef TROUPE_CUDA
-  drop_over_capacity_cuda(args, /*stream=*/nullptr);
-  TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
-#endif
+  testing::run(backend, args, drop_over_capacity_cpu, TROUPE_CUDA_PATH(drop_over_capacity_cuda));
 }
 
 void run(Backend backend, const DropOverCapacityBackward& args) {
-  if (backend != Backend::kCuda) {
-    return drop_over_capacity_backward_cpu(args, testing::pool(backend));
-  }
-#ifdef TROUPE_CUDA
-  drop_over_capacity_backward_cuda(args, /*stream=*/nullptr);
-  TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
-#endif
+  testing::run(backend, args, drop_over_capacity_backward_cpu,
+               TROUPE_CUDA_PATH(drop_over_capacity_backward_cuda));
 }
 
 void expect_near(float got, float want, const char* what, int64_t i) {

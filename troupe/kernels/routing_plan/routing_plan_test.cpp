@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "troupe/core/check.h"
-#include "troupe/testing/backend.h"
+#include "troupe/testing/matrix.h"
 
 namespace troupe {
 namespace {
@@ -74,11 +74,7 @@ struct Problem {
 };
 
 void run(Backend backend, const RoutingPlan& args) {
-  if (backend != Backend::kCuda) return routing_plan_cpu(args, testing::pool(backend));
-#ifdef TROUPE_CUDA
-  routing_plan_cuda(args, /*stream=*/nullptr);
-  TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
-#endif
+  testing::run(backend, args, routing_plan_cpu, TROUPE_CUDA_PATH(routing_plan_cuda));
 }
 
 template <class T>

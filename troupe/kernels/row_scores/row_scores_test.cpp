@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "troupe/testing/backend.h"
+#include "troupe/testing/matrix.h"
 
 namespace troupe {
 namespace {
@@ -13,11 +13,7 @@ using testing::Backend;
 using testing::Buffer;
 
 void run(Backend backend, const RowScores& args) {
-  if (backend != Backend::kCuda) return row_scores_ref(args);
-#ifdef TROUPE_CUDA
-  row_scores_cuda(args, /*stream=*/nullptr);
-  TROUPE_CUDA_CHECK(cudaDeviceSynchronize());
-#endif
+  testing::run_reference(backend, args, row_scores_ref, TROUPE_CUDA_PATH(row_scores_cuda));
 }
 
 class RowScoresTest : public ::testing::TestWithParam<Backend> {
