@@ -94,6 +94,11 @@ TWO = (Layout(2, "DDP", tensor=2), Layout(2, "FSDP", expert=2, tensor=2), Layout
        Layout(2, "FSDP", expert=2), Layout(2, "ZeRO-1", expert=2, exact=True))
 
 
+# Experts over both ranks, which read their rows from each other's memory.
+MAPPED = (Layout(2, "ZeRO-1", expert=2), Layout(2, "FSDP", expert=2), Layout(2, "ZeRO-1", expert=2, exact=True),
+          Layout(2, "ZeRO-1", expert=2, context=2))
+
+
 class Layouts(unittest.TestCase):
     """Twenty steps in fp32, as tests/troupe_layouts_test.py has them on CPUs."""
 
@@ -121,6 +126,9 @@ class TwoGpus(Layouts):
     def test_81_82_97_98_99_101_102_218_223_layouts_are_one_gpus_run(self):
         self.check(TWO)
 
+    def test_83_rows_are_read_from_the_other_gpus_memory(self):
+        self.check(MAPPED, "parallel.dispatcher=symmetric")
+
 
 @unittest.skipUnless(GPU, "no GPU on this machine")
 class OneGpuOfTwoRanks(Layouts):
@@ -128,6 +136,9 @@ class OneGpuOfTwoRanks(Layouts):
 
     def test_97_99_101_102_layouts_of_two_ranks_are_one_gpus_run(self):
         self.check(TWO, "parallel.backend=gloo", CUDA_VISIBLE_DEVICES="0")
+
+    def test_83_rows_are_read_from_the_other_processs_memory(self):
+        self.check(MAPPED, "parallel.backend=gloo", "parallel.dispatcher=symmetric", CUDA_VISIBLE_DEVICES="0")
 
     def test_a_launcher_of_two_ranks_is_told_how_to_share_the_gpu(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -143,8 +154,8 @@ class OneGpuOfTwoRanks(Layouts):
 
 
 TRACED = """
-model: {layers: 4, width: 2048, heads: 16, head_dim: 128, vocab: 512, max_positions: 2048,
-        moe: {experts: 16, top_k: 2, hidden: 1024, shared: {experts: 1, hidden: 2048}}}
+model: {layers: 4, width: 1024, heads: 8, head_dim: 128, vocab: 512, max_positions: 2048,
+        moe: {experts: 8, top_k: 2, hidden: 512, shared: {experts: 1, hidden: 1024}}}
 data: {train: [{kind: mock}], sequence: 2048}
 train: {global_batch: 8, micro_batch: 4, steps: 6, optimizer: {lr: 1e-4}, schedule: {kind: constant}}
 parallel: {expert: 2, shard: zero1}
@@ -192,7 +203,8 @@ class TwoGpusFaults(RanksRun):
     RECIPE = RANKS_NANO.replace("device: cpu", "device: cuda").replace("width: 32", "width: 256")
 
     def test_F84_a_killed_rank_ends_the_other_in_each_layout(self):
-        for keys in ((), ("tensor=2",), ("context=2",), ("pipeline=2",), ("expert=2", "shard=full")):
+        for keys in ((), ("tensor=2",), ("context=2",), ("pipeline=2",), ("expert=2", "shard=full"),
+                     ("expert=2", "shard=zero1", "dispatcher=symmetric")):
             with self.subTest(keys):
                 name = "-".join(keys) or "data"
                 runs = self.start_ranks(2, "run.hang_timeout=10min", "train.steps=1000000", "log.every=1",
