@@ -13,7 +13,8 @@ import tempfile
 
 CUT = ["model.layers=2", "model.width=64", "model.vocab=256", "model.max_positions=64", "data.train=[{kind: mock}]", "data.valid=[]",
        'data.split=""', 'data.tokenizer=""', "data.sequence=32", "train.global_batch=4", "train.micro_batch=2", "train.tokens=0",
-       "train.steps=10", "train.precision=fp32", "train.schedule={kind: constant}", "train.optimizer.lr=3e-3",
+       "train.steps=10", "train.precision=fp32", "train.fp8=null", "train.batch_ramp=null",
+       "train.schedule={kind: constant}", "train.optimizer.lr=3e-3",
        "parallel={tensor: 1, context: 1, pipeline: 1, expert: 1, expert_tensor: 1}", "run.device=cpu", "run.threads=1", "checkpoint.dir=run"]
 MOE = ["model.moe.experts=8", "model.moe.hidden=32"]
 MACHINE = pathlib.Path(__file__).parents[1] / "machines/assumed-h100.yaml"
@@ -69,6 +70,7 @@ def planned(troupe, folder, name):
 def trained(troupe, folder, recipe):
     """First and last loss of ten steps; or what stopped them."""
     cut = CUT + MOE * bool(re.search(r"^ +(experts:|preset: dbrx)", recipe, re.M)) + ["model.heads=4", "train.optimizer.weight_decay=0"]
+    cut += ['model.moe.layers="1"'] * bool(re.search(r"^ +layers: \"?\[", recipe, re.M))  # a list has an entry for each layer
     if re.search(r"^ +(kv_heads:|preset:)", recipe, re.M):
         cut += ["model.kv_heads=2", "model.head_dim=0"]
     sets = [w for one in cut for w in ("--set", one)]

@@ -211,13 +211,13 @@ class TroupeRuns(unittest.TestCase):
         self.assertRegex(plan, r"in all +[\d.]+\n[^$]*a step [\d.]+ ")
 
     def test_what_cannot_be_converted_stops_the_conversion(self):
-        (self.folder / "bad.sh").write_text("--num-layers 2 --fp8-format hybrid --num-expert 4\n")
+        (self.folder / "bad.sh").write_text("--num-layers 2 --fp4-format e2m1 --num-expert 4\n")
         out = self.troupe("convert", "recipe", "bad.sh", code=2)
         self.assertEqual(out.stdout, "")
-        self.assertIn("bad.sh:1: E2005 --fp8-format hybrid", out.stderr)
+        self.assertIn("bad.sh:1: E2005 --fp4-format e2m1", out.stderr)
         self.assertIn("did you mean --num-experts?", out.stderr)
         forced = self.troupe("convert", "recipe", "bad.sh", "--force", "--quiet")
-        self.assertIn("# not supported: bad.sh:1: E2005 --fp8-format", forced.stdout)
+        self.assertIn("# not supported: bad.sh:1: E2005 --fp4-format", forced.stdout)
         self.assertIn("layers: 2  # --num-layers 2", forced.stdout)
         self.assertIn("# to be filled in: model.vocab", forced.stdout)
         self.troupe("convert", "recipe", "nowhere.sh", code=2)

@@ -106,6 +106,10 @@ std::vector<std::string> lr_faults(const LrConfig& config, const Position& run) 
           out.push_back("decay " + std::to_string(l.decay) + " is longer than the " +
                         std::to_string(l.end - l.warmup) + " after the warm-up");
         }
+        if (!(0 <= c.warmup_from && c.warmup_from <= 1)) {
+          out.push_back("warmup_from " + to_text(c.warmup_from) +
+                        " is a fraction of the largest rate, 0 to 1");
+        }
         if constexpr (std::is_base_of_v<DecayingLr, std::decay_t<decltype(c)>>) {
           if (!(0 <= c.min && c.min <= 1)) {
             out.push_back("min " + to_text(c.min) + " is a fraction of the largest rate, 0 to 1");
@@ -122,9 +126,12 @@ double lr_factor(const LrConfig& config, const Position& before, const Position&
       [&](const auto& c) {
         const Lengths l = lengths_of(c, run);
         const int64_t n = in_unit(before, l.unit), next = in_unit(after, l.unit);
-        const auto w = static_cast<double>(l.warmup);
-        if (c.megatron && l.warmup > 0 && n <= l.warmup) return static_cast<double>(n) / w;
-        if (!c.megatron && n < l.warmup) return std::min(1.0, static_cast<double>(next) / w);
+        const auto warm = [&](int64_t at) {
+          const double part = static_cast<double>(at) / static_cast<double>(l.warmup);
+          return c.warmup_from + (1 - c.warmup_from) * std::min(1.0, part);
+        };
+        if (c.megatron && l.warmup > 0 && n <= l.warmup) return warm(n);
+        if (!c.megatron && n < l.warmup) return warm(next);
         return after_warmup(c, l, n);
       },
       config);

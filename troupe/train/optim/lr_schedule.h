@@ -2,15 +2,16 @@
 //
 // With n the position before an update, W the warm-up, N the end of the decay (all in one unit),
 // and r = (n - W) / (N - W):
-//   warm-up, n < W   max n' / W, n' the position after the update, so that the first one is not 0
+//   warm-up, n < W   from + (max - from) n' / W, n' the position after the update, so that the first
+//                    one is not 0; from is 0 where it is not given
 //   constant         max
 //   linear, cosine   min + (max - min) c(r),  c = 1 - r  or  (1 + cos pi r) / 2
 //   inverse_sqrt     max(min, max sqrt(W / n))
 //   wsd              max until N - D; then min + (max - min) c(q), q = (n - (N - D)) / D, and c
 //                    1 - q, (1 + cos pi q) / 2, 2 0.5^q - 1 or 1 - sqrt q
 //   n > N            min (not constant)
-// `megatron: true` warms up with max n / W for n <= W, as Megatron-LM does. `min` is a fraction of
-// the largest rate.
+// `megatron: true` warms up with n in place of n', for n <= W, as Megatron-LM does. `min` and
+// `warmup_from` are fractions of the largest rate.
 #pragma once
 
 #include <array>
@@ -27,24 +28,30 @@ struct ConstantLr {
   static constexpr std::string_view kKind = "constant";
   static constexpr std::string_view kHelp = "no decay";
   Span warmup = {};
+  double warmup_from = 0;
   bool megatron = false;
   static void visit(auto& c, auto&& f) {
-    f("warmup", c.warmup, "Linear warmup from 0: 2000 steps, 1B tokens or 2%.");
-    f("megatron", c.megatron, "Megatron-LM's step counting: the first update has rate 0.");
+    f("warmup", c.warmup, "Linear warmup: 2000 steps, 1B tokens or 2%.");
+    f("warmup_from", c.warmup_from, "Rate at the start of the warmup as a fraction of the peak.");
+    f("megatron", c.megatron,
+      "Megatron-LM's step counting: the first update has the warmup's first rate, 0.");
   }
 };
 
 // What all that decay have.
 struct DecayingLr {
   Span warmup = {};
+  double warmup_from = 0;
   std::optional<Span> end = {};  // N; absent: the end of the run
   double min = 0.1;
   bool megatron = false;
   static void visit(auto& c, auto&& f) {
-    f("warmup", c.warmup, "Linear warmup from 0: 2000 steps, 1B tokens or 2%.");
+    f("warmup", c.warmup, "Linear warmup: 2000 steps, 1B tokens or 2%.");
+    f("warmup_from", c.warmup_from, "Rate at the start of the warmup as a fraction of the peak.");
     f("end", c.end, "End of the decay; null: end of the run.");
     f("min", c.min, "Minimum learning rate as a fraction of the peak.");
-    f("megatron", c.megatron, "Megatron-LM's step counting: the first update has rate 0.");
+    f("megatron", c.megatron,
+      "Megatron-LM's step counting: the first update has the warmup's first rate, 0.");
   }
 };
 struct LinearLr : DecayingLr {

@@ -60,6 +60,21 @@ TEST(LrSchedule, OwnWarmUpBeginsAboveZeroAndEndsAtTheLargestRate) {
   EXPECT_DOUBLE_EQ(lr_factor(c, at(10), at(11), kRun), 1);
 }
 
+// Megatron-LM's --lr-warmup-init, and the same where the warm-up counts as ours does.
+TEST(LrSchedule, AWarmUpBeginsAtTheRateThatIsGiven) {
+  CosineLr theirs = megatron(CosineLr{});
+  theirs.warmup_from = 0.2;
+  expect_table(theirs, {.2, .6, 1, .775, .20528, .127138, .1});
+  ConstantLr ours;
+  ours.warmup = steps(10);
+  ours.warmup_from = 0.2;
+  EXPECT_NEAR(lr_factor(ours, at(0), at(1), kRun), 0.28, 1e-15);
+  EXPECT_DOUBLE_EQ(lr_factor(ours, at(9), at(10), kRun), 1);
+  ours.warmup_from = 1.5;
+  EXPECT_EQ(lr_faults(ours, kRun),
+            std::vector<std::string>{"warmup_from 1.5 is a fraction of the largest rate, 0 to 1"});
+}
+
 TEST(LrSchedule, UnitsOfOneRunAgree) {
   LinearLr in_steps, in_samples, in_tokens, in_percent;
   in_steps.warmup = steps(10);

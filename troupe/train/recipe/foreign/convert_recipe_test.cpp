@@ -294,6 +294,9 @@ TEST(ConvertRecipe, WhatIsComputedAgainIsMegatrons) {
   const std::string some = "--num-experts 8 --recompute-granularity selective --recompute-modules ";
   EXPECT_EQ(read_back(megatron(arguments(some + "moe_act moe"))).model.moe.ffn.recompute,
             Recompute::kLayer);
+  EXPECT_EQ(read_back(megatron(arguments(some + "[moe_act,mlp]"))).model.moe.ffn.recompute,
+            Recompute::kAct);
+  EXPECT_EQ(recompute("--activations-checkpoint-method uniform"), "1");
   // Each flag and each module is in one of the lists.
   const Conversion out = megatron(arguments(some + "core_attn moe_act layernorm moe scores"));
   EXPECT_TRUE(any(out.mapped, "--recompute-modules moe -> model.moe.recompute: layer"));
@@ -436,15 +439,15 @@ TEST(ConvertRecipe, MegatronsSchedulesKeepTheirUnits) {
 
 TEST(ConvertRecipe, UnknownFlagsAndBadValuesAreRefusedWithTheirPlace) {
   const Conversion out = megatron(
-      arguments("--num-exprts 8 \\\n --moe-router-topk two --fp8-format hybrid --clip-grad x "
-                "--loss-scale 8 --loss-scale-window 1.5"));
+      arguments("--num-exprts 8 \\\n --moe-router-topk two --fp4-format e2m1 --clip-grad x "
+                "--vocab-extra-ids 8 --loss-scale-window 1.5"));
   EXPECT_TRUE(any(out.refused,
                   "run.sh:1: E2003 --num-exprts 8: not a flag that is known here; did "
                   "you mean --num-experts?"))
       << out.refused[0];
   EXPECT_TRUE(any(out.refused, "run.sh:2: E2005 --clip-grad x: train.clip must be a number"));
-  EXPECT_TRUE(any(out.refused, "--fp8-format hybrid: 8-bit products are train.fp8"));
-  EXPECT_TRUE(any(out.refused, "--loss-scale 8: a fixed scale"));
+  EXPECT_TRUE(any(out.refused, "--fp4-format e2m1: 4-bit training is not supported"));
+  EXPECT_TRUE(any(out.refused, "--vocab-extra-ids 8: add them"));
   EXPECT_TRUE(any(out.refused, "train.loss_scale.window must be an integer"));
 }
 

@@ -93,7 +93,7 @@ void Draft::refuse(const Origin& origin, const std::string& why, Code code) {
 }
 
 void Draft::need(const std::string& path, std::string_view why) {
-  if (!has(path)) miss(path, std::string(why));
+  if (!has(path) && !paths_missing_.contains(path)) miss(path, std::string(why));
 }
 
 void Draft::miss(const std::string& path, const std::string& why) {

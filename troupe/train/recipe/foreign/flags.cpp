@@ -59,6 +59,10 @@ const Flags::Flag* Flags::find(const std::string& name) {
   return found == flags_.rend() ? nullptr : &*found;
 }
 
+bool Flags::stands(std::string_view name) const {
+  return std::ranges::any_of(flags_, [&](const Flag& flag) { return flag.name == name; });
+}
+
 std::string Flags::text(const std::string& name, const std::string& otherwise) {
   const Flag* const flag = find(name);
   if (flag == nullptr) return otherwise;

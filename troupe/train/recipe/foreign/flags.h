@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "troupe/train/recipe/foreign/draft.h"
@@ -25,6 +26,7 @@ class Flags {
   Flags(const std::vector<ShellWord>& words, std::string file, Draft& draft);
 
   bool given(const std::string& name) { return find(name) != nullptr; }
+  bool stands(std::string_view name) const;  // the same, and it does not count as asked for
   std::string text(const std::string& name, const std::string& otherwise = "");
   std::vector<std::string> list(const std::string& name);
   // Refused, and `otherwise`, where the value is no number.

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <sstream>
 #include <string_view>
+#include <vector>
 
 #include "troupe/core/check.h"
 
@@ -76,6 +78,25 @@ std::string python_format(const std::string& text) {
   return "Python, which is not run: of it MegaBlocks' Arguments(...) alone are read";
 }
 
+// Megatron-LM's tests name a flag twice, and PyYAML takes the last one: the others become comments.
+std::string without_repeated_flags(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  std::set<std::string> seen;
+  for (auto line = lines.rbegin(); line != lines.rend(); ++line) {
+    const size_t first = line->find_first_not_of(' ');
+    const size_t colon = line->find(": ");
+    if (first == std::string::npos || first == 0 || colon == std::string::npos) continue;
+    const std::string key = line->substr(0, colon);
+    if (key.compare(first, 2, "--") != 0) continue;
+    if (!seen.insert(key).second) *line = "#" + *line;
+  }
+  std::string out;
+  for (const std::string& line : lines) out += line + '\n';
+  return out;
+}
+
 struct Mark {
   std::string_view path;  // that such a file has
   std::string_view name;
@@ -118,7 +139,7 @@ std::string yaml_format(const Yaml& map) {
 
 std::optional<Yaml> yaml_map(const std::string& text, const std::string& file) {
   try {
-    Yaml y = parse_yaml(text, file);
+    Yaml y = parse_yaml(without_repeated_flags(text), file);
     return y.kind == Yaml::Kind::kMap ? std::optional(std::move(y)) : std::nullopt;
   } catch (const Error&) {
     return std::nullopt;

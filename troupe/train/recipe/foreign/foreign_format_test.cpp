@@ -93,6 +93,15 @@ TEST(ForeignFormat, MegatronsYamlIsItsFlags) {
   EXPECT_EQ(open.refused, std::vector<std::string>());
 }
 
+// Megatron-LM's own test cases have such a file; PyYAML takes the last of the two.
+TEST(ForeignFormat, MegatronsYamlMayNameAFlagTwice) {
+  const std::string twice = "MODEL_ARGS:\n  --num-layers: 2\n  --swiglu: true\n  --num-layers: 3\n";
+  EXPECT_EQ(foreign_kind(twice), ForeignKind::kMegatron);
+  const Conversion out = convert_recipe(twice, "m.yaml", ForeignKind::kAuto);
+  EXPECT_TRUE(any(out.mapped, "--num-layers 3 -> model.layers: 3"));
+  EXPECT_FALSE(any(out.mapped, "--num-layers 2"));
+}
+
 // Its settings and the command's over them, from the file beside it; never from above its checkout.
 TEST(ForeignFormat, AnMclisCommandIsFollowedToItsYaml) {
   const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / "troupe_mcli";

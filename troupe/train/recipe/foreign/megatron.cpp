@@ -20,9 +20,14 @@ class Megatron {
   void convert() {
     table(/*sizes_first=*/true);
     const MegatronScript script{draft_, flags_, program_};
+    refuse_other_models(script);
     convert_megatron_model(script);
     convert_megatron_attention(script);
-    if (script.experts() > 0) convert_megatron_experts(script);
+    if (script.experts() > 0) {
+      convert_megatron_experts(script);
+    } else if (script.deepspeed()) {
+      script.ignore_given({"num-experts"}, "one expert is a dense layer there");
+    }
     convert_megatron_training(script);
     convert_megatron_parallel(script);
     convert_megatron_run(script);

@@ -101,11 +101,13 @@ class MegatronPositions : public MegatronPart {
   using MegatronPart::MegatronPart;
 
   void convert() {
-    const bool old = flags_.given("use-rotary-position-embeddings");
+    constexpr const char* kPai = "use-llama2-rotary-position-embeddings";
+    const char* const flag = flags_.stands(kPai) ? kPai : "use-rotary-position-embeddings";
+    const bool old = flags_.given(flag);
     const std::string kind =
         flags_.text("position-embedding-type", old ? "rope" : "learned_absolute");
-    const Origin from = old ? flags_.origin("use-rotary-position-embeddings")
-                            : flags_.origin("position-embedding-type", "learned_absolute");
+    const Origin from =
+        old ? flags_.origin(flag) : flags_.origin("position-embedding-type", "learned_absolute");
     const bool bare = flags_.given("no-position-embedding");
     const Origin bare_from = flags_.origin("no-position-embedding");
     if (bare && kind == "learned_absolute") {
@@ -128,6 +130,14 @@ class MegatronPositions : public MegatronPart {
       const Origin factor = flags_.origin("rotary-seq-len-interpolation-factor");
       draft_.set("model.rope.scaling", "linear", factor);
       draft_.set("model.rope.factor", flags_.text("rotary-seq-len-interpolation-factor"), factor);
+    }
+    if (flags_.given("rotary-scale-factor")) {  // Pai's
+      const Origin scale = flags_.origin("rotary-scale-factor");
+      if (flags_.number("rotary-scale-factor", 1) == 1) {
+        draft_.ignore(scale, "1 scales nothing");
+      } else {
+        draft_.refuse(scale, "1 is supported: others say model.rope.scaling and its factor");
+      }
     }
     latent_rope();
     if (flags_.given("use-rope-scaling")) {

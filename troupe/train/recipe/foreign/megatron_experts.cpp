@@ -165,6 +165,64 @@ class MegablocksRouter : public MegatronPart {
   }
 };
 
+// The gate and the capacity of DeepSpeed, for one expert a token.
+class DeepspeedRouter : public MegatronPart {
+ public:
+  using MegatronPart::MegatronPart;
+
+  void convert() {
+    const Origin from = flags_.origin("num-experts");
+    draft_.set_text("model.moe.layers", script_.moe_layers(),
+                    flags_.origin("expert-interval", "2"));
+    script_.field("model.moe.top_k", "topk", "1");
+    if (flags_.whole("topk", 1) != 1) {
+      draft_.refuse(flags_.origin("topk"),
+                    "one expert a token is supported: DeepSpeed draws the second one by chance");
+    }
+    if (flags_.text("mlp-type", "standard") != "standard") {
+      draft_.refuse(flags_.origin("mlp-type"),
+                    "a dense layer beside the experts, with weights that are learned, is not "
+                    "supported: model.moe.shared adds one as it is");
+    }
+    const std::vector<std::string> counts = flags_.list("num-experts");
+    if (std::ranges::any_of(counts, [&](const auto& c) { return c != counts[0]; })) {
+      draft_.refuse(from,
+                    "one count for all layers is supported; name the others in "
+                    "model.overrides");
+    }
+    draft_.set("model.moe.router.kind", "topk_softmax", from);
+    draft_.set("model.moe.router.order", "before", from);
+    script_.field("model.moe.router.balance.aux_loss", "moe-loss-coeff", "0.1");
+    draft_.note(
+        "DeepSpeed's gate: there its weights begin uniform, here normal as model.init_std says");
+    capacity();
+  }
+
+ private:
+  void capacity() {
+    constexpr const char *kTrain = "moe-train-capacity-factor", *kEval = "moe-eval-capacity-factor",
+                         *kLeast = "moe-min-capacity", *kNone = "disable-moe-token-dropping";
+    if (flags_.given(kNone)) {
+      draft_.set("model.moe.capacity.factor", "0", flags_.origin(kNone));
+      return script_.ignore_given({kTrain, kEval, kLeast}, "no expert drops rows");
+    }
+    const std::string root = "model.moe.capacity.";
+    script_.field(root + "factor", kTrain, "1.0");
+    script_.field(root + "min", kLeast, "4");
+    draft_.set(root + "policy", "position", flags_.origin(kTrain, "1.0"));
+    draft_.note(
+        "--moe-train-capacity-factor: which rows above it an expert drops is drawn by chance "
+        "there; here it keeps the first ones, or those with the largest weights (policy: probs)");
+    if (flags_.number(kEval, 1) == flags_.number(kTrain, 1)) {
+      draft_.set(root + "in_evaluation", "true", flags_.origin(kEval, "1.0"));
+    } else {
+      draft_.refuse(flags_.origin(kEval, "1.0"),
+                    "one factor holds in training and evaluation, or none in evaluation: "
+                    "model.moe.capacity.in_evaluation");
+    }
+  }
+};
+
 // How many experts, in which layers, with which router; how many rows one may hold; the shared one.
 class MegatronExperts : public MegatronPart {
  public:
@@ -173,6 +231,7 @@ class MegatronExperts : public MegatronPart {
   void convert() {
     const std::string count = script_.megablocks() ? "moe-num-experts" : "num-experts";
     draft_.set("model.moe.experts", to_text(script_.experts()), flags_.origin(count));
+    if (script_.deepspeed()) return DeepspeedRouter(script_).convert();
     if (flags_.given("moe-layer-freq")) {
       draft_.set_text("model.moe.layers", script_.moe_layers(), flags_.origin("moe-layer-freq"));
     }

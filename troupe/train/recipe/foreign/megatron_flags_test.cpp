@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "troupe/core/config/config.h"
@@ -114,6 +115,190 @@ TEST(MegatronFlags, MegatronDeepSpeedNamesNormsInSmallLetters) {
   EXPECT_EQ(model_of("--normalization rmsnorm").norm.kind, NormForm::kRms);
   EXPECT_EQ(model_of("--normalization layernorm").norm.kind, NormForm::kLayer);
   EXPECT_TRUE(any(converted("--normalization groupnorm").refused, "LayerNorm and RMSNorm"));
+}
+
+Recipe recipe_of(const std::string& more) {
+  const Conversion out = converted(more);
+  EXPECT_EQ(out.refused, std::vector<std::string>()) << more;
+  EXPECT_EQ(out.faults, std::vector<std::string>()) << more;
+  Recipe recipe;
+  read_config(parse_yaml(out.recipe, "recipe"), recipe);
+  return recipe;
+}
+
+TEST(MegatronFlags, AWarmUpMayBeginAboveZero) {
+  const Recipe r = recipe_of("--lr-warmup-init 1e-4 --lr-warmup-iters 2");
+  EXPECT_DOUBLE_EQ(std::get<LinearLr>(r.train.schedule).warmup_from, 0.1);
+}
+
+// Thresholds are tokens there: 3,200 of them are 100 sequences of 32.
+TEST(MegatronFlags, AScheduleOfBatchesIsARamp) {
+  std::string model = kModel;
+  const std::string batch = "--global-batch-size 4 ";
+  model.erase(model.find(batch), batch.size());
+  const auto ramp = [&](const std::string& schedule) {
+    return convert_recipe(model + "--step-batch-size-schedule " + schedule, "run.sh",
+                          ForeignKind::kMegatron);
+  };
+  const Conversion out = ramp("0:2 3.2K:4 \"0.0064M:8\"");
+  EXPECT_EQ(out.refused, std::vector<std::string>());
+  Recipe r;
+  read_config(parse_yaml(out.recipe, "recipe"), r);
+  EXPECT_EQ(r.train.global_batch, 8);
+  ASSERT_TRUE(r.train.batch_ramp.has_value());
+  ASSERT_EQ(r.train.batch_ramp->stages.size(), 2U);
+  EXPECT_EQ(r.train.batch_ramp->stages[0].batch, 2);
+  EXPECT_EQ(r.train.batch_ramp->stages[0].until, 100);
+  EXPECT_EQ(r.train.batch_ramp->stages[1].batch, 4);
+  EXPECT_EQ(r.train.batch_ramp->stages[1].until, 200);
+  for (const char* bad : {"100:2 200:4", "0:2 0:4", "0:x", "0", "0:2 4"}) {
+    EXPECT_TRUE(any(ramp(bad).refused, "TOKENS:BATCH pairs")) << bad;
+  }
+}
+
+TEST(MegatronFlags, ARateOfTheTableAndTheHeadIsAGroup) {
+  const Recipe r = recipe_of(
+      "--untie-embeddings-and-output-weights --decoupled-lr 2e-3 --decoupled-min-lr 2e-4");
+  const auto& groups = base_of(r.train.optimizer).groups;
+  ASSERT_EQ(groups.size(), 2U);
+  EXPECT_EQ(groups[0].names, "embed.tokens");
+  EXPECT_EQ(groups[1].names, "head.weight");
+  EXPECT_DOUBLE_EQ(groups[1].lr_scale, 2);
+  EXPECT_TRUE(any(converted("--decoupled-lr 2e-3").refused, "a multiple of the others'"));
+  EXPECT_TRUE(any(converted("--decoupled-min-lr 1e-4").ignored, "has no effect there"));
+}
+
+TEST(MegatronFlags, EightBitsAreOfExperts) {
+  const std::string wide = "--hidden-size 128 --moe-ffn-hidden-size 128 ";
+  const Recipe r = recipe_of(wide + "--fp8-format hybrid --fp8-recipe blockwise --no-fp8-wgrad " +
+                             "--first-last-layers-bf16 --num-layers-at-end-in-bf16 0");
+  ASSERT_TRUE(r.train.fp8.has_value());
+  EXPECT_EQ(r.train.fp8->weight_grad, Fp8WeightGrad::kBf16);
+  EXPECT_EQ(r.train.fp8->skip_first, 1);
+  EXPECT_EQ(r.train.fp8->skip_last, 0);
+  EXPECT_TRUE(any(converted(wide + "--fp8-format e4m3").notes, "stay in bf16"));
+  const Conversion dense = convert_recipe(
+      "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --bf16 --fp8-format hybrid "
+      "--fp8-recipe delayed",
+      "run.sh", ForeignKind::kMegatron);
+  EXPECT_EQ(dense.refused, std::vector<std::string>());
+  EXPECT_TRUE(any(dense.deferred, "--fp8-format hybrid: train.fp8 is of experts"));
+  EXPECT_TRUE(any(converted("--fp8-recipe delayed").ignored, "without --fp8-format"));
+}
+
+TEST(MegatronFlags, PaisOlderScriptsNameSizesAndRotationsOtherwise) {
+  std::string model = kModel;
+  const std::string rope = "--position-embedding-type rope ";
+  model.erase(model.find(rope), rope.size());
+  const Conversion out =
+      convert_recipe(model +
+                         "--use-llama2-rotary-position-embeddings --rotary-scale-factor 1 "
+                         "--intermediate-size 192 --moe-layer-freq [0]*1+[1]*3",
+                     "run.sh", ForeignKind::kMegatron);
+  EXPECT_EQ(out.refused, std::vector<std::string>());
+  EXPECT_TRUE(any(out.mapped, "--use-llama2-rotary-position-embeddings -> model.positions: rope"));
+  EXPECT_TRUE(any(out.mapped, "--intermediate-size 192 -> model.ffn: 192"));
+  EXPECT_TRUE(any(converted("--rotary-scale-factor 4").refused, "1 is supported"));
+}
+
+TEST(MegatronFlags, AFixedLossScaleNeverMoves) {
+  std::string model = kModel;
+  model.replace(model.find("--bf16"), 6, "--fp16");
+  Recipe r;
+  read_config(
+      parse_yaml(
+          convert_recipe(model + "--loss-scale 4096", "run.sh", ForeignKind::kMegatron).recipe,
+          "recipe"),
+      r);
+  EXPECT_EQ(r.train.loss_scale.initial, 4096);
+  EXPECT_EQ(r.train.loss_scale.least, 4096);
+  EXPECT_TRUE(any(converted("--loss-scale 4096").ignored, "without fp16"));
+}
+
+TEST(MegatronFlags, MuonIsOursWhereItsFormIs) {
+  const std::string same = "--optimizer muon --muon-extra-scale-factor 0.2 ";
+  const Recipe r = recipe_of(same + "--muon-nesterov --muon-momentum 0.95");
+  EXPECT_EQ(std::get<MuonConfig>(r.train.optimizer).momentum, 0.95);
+  EXPECT_TRUE(any(converted(same).refused, "add --muon-nesterov"));
+  EXPECT_TRUE(any(converted("--optimizer muon --muon-nesterov").refused, "0.2 has the size"));
+}
+
+TEST(MegatronFlags, DataThatAreNotTokenFilesAreToBeFilledIn) {
+  std::string model = kModel;
+  const std::string mock = "--mock-data ";
+  model.erase(model.find(mock), mock.size());
+  for (const char* more : {"--sft", "--train-mode finetune", "--dataset LLama-SFT",
+                           "--dataset LLama-Pretrain-Raw", "--dataloader-type external"}) {
+    const Conversion out =
+        convert_recipe(model + "--data-path corpus " + more, "run.sh", ForeignKind::kMegatron);
+    EXPECT_EQ(out.refused, std::vector<std::string>()) << more;
+    ASSERT_EQ(out.missing.size(), 1U) << more;
+    EXPECT_NE(out.missing[0].find("data.train: --"), std::string::npos) << out.missing[0];
+  }
+  const Conversion files =
+      convert_recipe(model + "--data-path corpus --dataset LLama-Pretrain-Idxmap", "run.sh",
+                     ForeignKind::kMegatron);
+  EXPECT_TRUE(any(files.mapped, "--data-path corpus -> data.train"));
+  EXPECT_EQ(recipe_of("--dataloader-type cyclic").data.order, DataOrder::kOurs);
+  EXPECT_TRUE(any(converted("--dataloader-type single").ignored, "its default"));
+  EXPECT_TRUE(any(converted("--dataloader-type batch").refused, "single, cyclic and external"));
+}
+
+constexpr const char* kDeepspeed =
+    "deepspeed pretrain_gpt.py --deepspeed --num-layers 4 --hidden-size 64 --num-attention-heads 4 "
+    "--seq-length 32 --max-position-embeddings 32 --micro-batch-size 1 --global-batch-size 4 "
+    "--train-iters 10 --lr 1e-3 --fp16 --mock-data --vocab-size 128 --save run "
+    "--moe-expert-parallel-size 4 --moe-loss-coeff 0.01 --moe-train-capacity-factor 1.25 ";
+
+TEST(MegatronFlags, DeepSpeedsGateIsOneOfOneExpertAToken) {
+  const std::string eval = "--moe-eval-capacity-factor 1.25 ";
+  const Conversion out =
+      convert_recipe(kDeepspeed + eval + "--num-experts 8", "run.sh", ForeignKind::kMegatron);
+  EXPECT_EQ(out.refused, std::vector<std::string>());
+  EXPECT_EQ(out.faults, std::vector<std::string>());
+  Recipe r;
+  read_config(parse_yaml(out.recipe, "recipe"), r);
+  const auto& moe = r.model.moe;
+  EXPECT_EQ(moe.layers, "[0,1,0,1]");
+  EXPECT_EQ(moe.top_k, 1);
+  EXPECT_EQ(moe.capacity.factor, 1.25);
+  EXPECT_EQ(moe.capacity.min, 4);
+  EXPECT_TRUE(moe.capacity.in_evaluation);
+  EXPECT_TRUE(any(out.mapped, "--moe-loss-coeff 0.01 -> model.moe.router.balance.aux_loss: 0.01"));
+  EXPECT_TRUE(any(out.notes, "drawn by chance there"));
+  EXPECT_TRUE(any(out.ignored, "--moe-expert-parallel-size 4"));
+
+  const auto refused = [&](const std::string& more) {
+    return convert_recipe(kDeepspeed + more, "run.sh", ForeignKind::kMegatron).refused;
+  };
+  EXPECT_TRUE(any(refused("--num-experts 8"), "--moe-eval-capacity-factor 1.0, its default"));
+  EXPECT_TRUE(any(refused(eval + "--num-experts 8 --topk 2"), "one expert a token"));
+  EXPECT_TRUE(any(refused(eval + "--num-experts 4 8 --mlp-type residual"), "dense layer beside"));
+  EXPECT_TRUE(any(refused(eval + "--num-experts 4 8"), "one count for all layers"));
+
+  const Conversion dense =
+      convert_recipe(kDeepspeed + eval + "--num-experts 1", "run.sh", ForeignKind::kMegatron);
+  EXPECT_EQ(dense.refused, std::vector<std::string>());
+  EXPECT_TRUE(any(dense.ignored, "--num-experts 1: one expert is a dense layer"));
+}
+
+TEST(MegatronFlags, DeepSpeedsSequenceRanksExchangeHeads) {
+  const Recipe r = recipe_of("--ds-sequence-parallel-size 2 --force-ds-sequence-parallel");
+  EXPECT_EQ(r.parallel.context, 2);
+  EXPECT_EQ(r.parallel.context_method, ContextMethod::kHeads);
+}
+
+TEST(MegatronFlags, AModelOfAnotherKindIsRefusedOnce) {
+  const Conversion state =
+      converted("--hybrid-layer-pattern M-M* --mamba-state-dim 128 --mamba-num-heads 8");
+  ASSERT_EQ(state.refused.size(), 1U);
+  EXPECT_TRUE(any(state.refused, "state space layers (Mamba)"));
+  EXPECT_TRUE(any(state.refused, "as 2 more of its flags say"));
+  EXPECT_TRUE(any(converted("--linear-attention-freq 4").refused, "linear or sparse attention"));
+  EXPECT_TRUE(any(converted("--patch-size 16").refused, "sees images"));
+  const Conversion bert =
+      convert_recipe("python pretrain_bert.py --bf16", "run.sh", ForeignKind::kMegatron);
+  EXPECT_TRUE(any(bert.refused, "pretrain_bert.py: is of a model with an encoder"));
 }
 
 }  // namespace

@@ -17,8 +17,10 @@ class MegatronModel : public MegatronPart {
   void model() {
     const int64_t width = flags_.whole("hidden-size", 0);
     const int64_t default_ffn = flags_.given("swiglu") ? width * 8 / 3 / 64 * 64 : 4 * width;
-    const int64_t ffn = flags_.whole("ffn-hidden-size", default_ffn);
-    const Origin from = flags_.origin("ffn-hidden-size", to_text(default_ffn));
+    const char* const hidden =  // of Pai's models or Megatron-LM's
+        flags_.stands("intermediate-size") ? "intermediate-size" : "ffn-hidden-size";
+    const int64_t ffn = flags_.whole(hidden, default_ffn);
+    const Origin from = flags_.origin(hidden, to_text(default_ffn));
     const std::string frequency = script_.moe_layers();
     if (script_.experts() == 0 || frequency != "1") draft_.set("model.ffn", to_text(ffn), from);
     if (script_.experts() > 0) {

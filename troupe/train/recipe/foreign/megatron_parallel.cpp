@@ -1,7 +1,10 @@
 #include <algorithm>
 #include <initializer_list>
+#include <iterator>
 #include <optional>
+#include <sstream>
 #include <utility>
+#include <vector>
 
 #include "troupe/train/recipe/foreign/megatron_parts.h"
 #include "troupe/train/recipe/foreign/stage_texts.h"
@@ -122,6 +125,15 @@ class MegatronRanks : public MegatronPart {
   }
 
   void context() {
+    // DeepSpeed's ranks exchange heads around attention.
+    constexpr const char* kHeads = "ds-sequence-parallel-size";
+    if (flags_.given(kHeads)) {
+      draft_.set("parallel.context", flags_.text(kHeads), flags_.origin(kHeads));
+      script_.ignore_given({"force-ds-sequence-parallel"}, "its size says it");
+      if (flags_.whole(kHeads, 1) > 1) {
+        draft_.set("parallel.context_method", "heads", flags_.origin(kHeads));
+      }
+    }
     axis("context-parallel-size", "context");
     const int64_t ranks = flags_.whole("context-parallel-size", 1);
     if (!flags_.given("cp-comm-type")) return;
@@ -160,7 +172,8 @@ class MegatronRanks : public MegatronPart {
       return draft_.set("parallel.expert_tensor", to_text(flags_.whole(kFlag, 1)),
                         flags_.origin(kFlag));
     }
-    if (tensor == 1 || flags_.whole("num-experts", 0) == 0) return;
+    const bool whole = script_.megablocks() || script_.deepspeed();  // experts' are never cut
+    if (tensor == 1 || whole || script_.experts() == 0) return;
     draft_.set("parallel.expert_tensor", to_text(tensor), flags_.origin(kFlag, to_text(tensor)));
     draft_.note("--" + std::string(kFlag) + " is not given, which means " + to_text(tensor) +
                 " there, as many as tensor ranks, and needs as many ranks for each of the experts' "
@@ -212,6 +225,12 @@ class MegatronMemory : public MegatronPart {
   }
 
   void recompute() {
+    constexpr const char* kBefore = "activations-checkpoint-method";
+    if (flags_.given(kBefore)) {
+      draft_.set_text("train.recompute", "1", flags_.origin(kBefore));
+      script_.ignore_given({"activations-checkpoint-num-layers"},
+                           "memory only: each block is computed again from its own input here");
+    }
     const std::string granularity = flags_.text("recompute-granularity");
     const Origin from = flags_.origin("recompute-granularity");
     if (granularity == "full") {
@@ -246,8 +265,19 @@ class MegatronMemory : public MegatronPart {
     draft_.set_text("train.recompute", pattern, both);
   }
 
+  // "[moe_act,mlp]" of YAML, or words.
+  std::vector<std::string> module_names() {
+    std::string text;
+    for (const std::string& word : flags_.list("recompute-modules")) text += word + ' ';
+    for (char& c : text) {
+      if (std::string_view("[],\"'").find(c) != std::string_view::npos) c = ' ';
+    }
+    std::istringstream in(text);
+    return {std::istream_iterator<std::string>(in), {}};
+  }
+
   void recompute_modules(const Origin& from) {
-    const auto modules = flags_.list("recompute-modules");
+    const std::vector<std::string> modules = module_names();
     constexpr std::string_view kScores = "attention never keeps its scores here";
     if (modules.empty()) return draft_.ignore(from, kScores);
     draft_.ignore(from, "its modules say it");

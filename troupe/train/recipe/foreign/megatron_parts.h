@@ -21,10 +21,11 @@ struct MegatronScript {
   // One field out of one flag with a default there.
   void field(const std::string& path, const std::string& flag, const std::string& otherwise) const;
   bool megablocks() const { return flags.given("moe-num-experts"); }  // whose names MoE flags have
-  int64_t experts() const;                                            // 0: no layer has any
+  bool deepspeed() const;   // whose gate and experts' flags Megatron-DeepSpeed has
+  int64_t experts() const;  // 0: no layer has any
   // Layers as model.moe.layers has them: "[0]*3+[1]*9" of "([0]*3+[1]*9)".
   std::string layer_list(const std::string& flag, const std::string& otherwise) const;
-  std::string moe_layers() const { return layer_list("moe-layer-freq", "1"); }
+  std::string moe_layers() const;
   // Those of them that are given change no result.
   void ignore_given(std::initializer_list<const char*> names, std::string_view why) const;
 };
@@ -41,6 +42,9 @@ class MegatronPart {
   Flags& flags_;
 };
 
+// One refusal for each kind of model that there is none of here, by its program and its flags, which
+// say nothing more then.
+void refuse_other_models(const MegatronScript& script);
 // Sizes, norms, vocabulary, dropout; the activation and biases of dense layers and of experts.
 void convert_megatron_model(const MegatronScript& script);
 // Heads, windows, latents; then the encoding of positions.

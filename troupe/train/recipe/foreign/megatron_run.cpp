@@ -15,7 +15,10 @@ class MegatronData : public MegatronPart {
   using MegatronPart::MegatronPart;
 
   void convert() {
-    if (flags_.given("mock-data")) {
+    if (rebuilt()) {
+      script_.ignore_given({"data-path", "train-data-path", "valid-data-path", "split"},
+                           "its samples are not read as they are: build them again");
+    } else if (flags_.given("mock-data")) {
       draft_.set("data.train", "[{kind: mock}]", flags_.origin("mock-data"));
     } else if (flags_.given("data-path")) {
       draft_.set("data.train", sources(flags_.list("data-path")), flags_.origin("data-path"));
@@ -31,12 +34,7 @@ class MegatronData : public MegatronPart {
                    flags_.origin("valid-data-path"));
       }
     }
-    if (flags_.text("train-mode", "pretrain") != "pretrain") {
-      draft_.refuse(flags_.origin("train-mode"), "pretrain alone is supported");
-    }
-    const std::string set = flags_.text("dataset", "MMAP");
-    if (set != "MMAP") draft_.refuse(flags_.origin("dataset"), "MMAP alone is supported");
-    draft_.set("data.order", "megatron", {"the order of samples there", ""});
+    order();
     if (!flags_.given("seed")) draft_.set("train.seed", "1234", flags_.origin("seed", "1234"));
     const bool positions = flags_.given("reset-position-ids");
     const bool mask = flags_.given("reset-attention-mask");
@@ -50,6 +48,58 @@ class MegatronData : public MegatronPart {
   }
 
  private:
+  // Whether the samples are another program's: questions whose loss counts the answers alone, or
+  // what a loader of the caller's own makes.
+  bool rebuilt() {
+    constexpr std::string_view kChats =
+        "reads questions whose loss counts the answers alone: `troupe data build --format chat` "
+        "makes token files of them";
+    constexpr std::string_view kOutside =
+        "is given from outside the file: --variable NAME=VALUE gives it";
+    const std::string set = flags_.text("dataset", "MMAP");
+    const std::string mode = flags_.text("train-mode", "pretrain");
+    const auto is_open = [](const std::string& value) { return value.find('$') != value.npos; };
+    if (flags_.given("sft")) {
+      draft_.need("data.train", "--sft " + std::string(kChats));
+    } else if (mode != "pretrain") {
+      draft_.need("data.train", flags_.origin("train-mode").text + ' ' +
+                                    std::string(is_open(mode) ? kOutside : kChats));
+    } else if (is_open(set)) {
+      draft_.need("data.train", flags_.origin("dataset").text + ' ' + std::string(kOutside));
+    } else if (set.ends_with("-Pretrain-Raw")) {
+      draft_.need("data.train", flags_.origin("dataset").text +
+                                    " reads text: `troupe data build` makes token files of it");
+    } else if (set != "MMAP" && !set.ends_with("-Idxmap")) {
+      constexpr std::string_view kOwn =
+          "has a format of its program's own: `troupe data build` makes token files of text";
+      draft_.need("data.train", flags_.origin("dataset").text + ' ' +
+                                    std::string(set.find("SFT") != set.npos ? kChats : kOwn));
+    } else if (flags_.text("dataloader-type") == "external") {
+      draft_.need("data.train", "--dataloader-type external is a loader of its program's own");
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+  // `cyclic` draws an order of its own for each epoch, as `ours` does.
+  void order() {
+    const std::string type = flags_.text("dataloader-type", "single");
+    const Origin from = flags_.origin("dataloader-type");
+    const bool cyclic = type == "cyclic";
+    if (type != "single" && type != "external" && !cyclic) {
+      return draft_.refuse(from, "single, cyclic and external are supported");
+    }
+    if (cyclic) {
+      draft_.set("data.order", "ours", from);
+      return draft_.note(from.text + ": samples are shuffled here too, in another order");
+    }
+    if (type == "single" && flags_.given("dataloader-type")) {
+      draft_.ignore(from, "its default: data.order");
+    }
+    draft_.set("data.order", "megatron", {"the order of samples there", ""});
+  }
+
   // "[{path: a, weight: 1}]" of "1 a 2 b" or of "a b".
   static std::string sources(const std::vector<std::string>& words) {
     double number = 0;
@@ -176,6 +226,11 @@ class MegatronWatch : public MegatronPart {
       draft_.note("TensorBoard's files are written to tb/ in the run's folder");
     }
     if (flags_.given("full-validation")) return;
+    if (flags_.given("step-batch-size-schedule")) {
+      draft_.note(
+          "--eval-iters: with --step-batch-size-schedule a batch of an evaluation is a microbatch "
+          "of each rank there: multiply eval.batches by the ranks");
+    }
     const int64_t micro = std::max<int64_t>(flags_.whole("micro-batch-size", 1), 1);
     const int64_t global = std::max(flags_.whole("global-batch-size", micro), micro);
     const int64_t batches = flags_.whole("eval-iters", 100) * (global / micro);

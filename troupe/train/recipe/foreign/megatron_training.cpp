@@ -1,4 +1,8 @@
+#include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <optional>
+#include <sstream>
 #include <vector>
 
 #include "troupe/train/recipe/foreign/megatron_parts.h"
@@ -21,6 +25,7 @@ class MegatronSchedule : public MegatronPart {
   void batch() {
     if (!flags_.given("micro-batch-size"))
       draft_.set("train.micro_batch", "1", {"--micro-batch-size 1, its default", ""});
+    stages();
     // Only where some targets do not count are the two means two numbers.
     if (flags_.given("eod-mask-loss") && !flags_.given("calculate-per-token-loss")) {
       draft_.set("train.loss_mean", "microbatches",
@@ -33,6 +38,53 @@ class MegatronSchedule : public MegatronPart {
     draft_.set("train.batch_ramp.start", ramp[0], from);
     draft_.set("train.batch_ramp.increment", ramp[1], from);
     draft_.set("train.batch_ramp.samples", ramp[2], from);
+  }
+
+  // "0:16 2.4B:320 4.8B:624": from so many tokens on, a batch of so many sequences.
+  void stages() {
+    constexpr const char* kFlag = "step-batch-size-schedule";
+    if (!flags_.given(kFlag)) return;
+    const Origin from = flags_.origin(kFlag);
+    const int64_t sequence = flags_.whole("seq-length", 0);
+    std::string text;
+    for (const std::string& part : flags_.list(kFlag)) text += part + ' ';
+    std::replace(text.begin(), text.end(), ',', ' ');
+    std::istringstream in(text);
+    std::string ramp, batch;
+    int64_t until = 0;
+    for (std::string part; in >> part;) {
+      const size_t colon = part.find(':');
+      const auto tokens = with_suffix(part.substr(0, colon));
+      const auto next = with_suffix(colon == std::string::npos ? "" : part.substr(colon + 1));
+      const int64_t samples = tokens && sequence > 0 ? *tokens / sequence : -1;
+      const bool first = batch.empty();
+      if (!next || samples < 0 || (first ? samples != 0 : samples <= until)) {
+        return draft_.refuse(from, "TOKENS:BATCH pairs that begin at 0 and grow are expected");
+      }
+      until = samples;
+      if (!first) {
+        ramp += (ramp.empty() ? "{batch: " : ", {batch: ") + batch;
+        ramp += ", until: " + to_text(samples) + '}';
+      }
+      batch = to_text(*next);
+    }
+    if (batch.empty()) return draft_.refuse(from, "needs a value");
+    if (!flags_.given("global-batch-size")) draft_.set("train.global_batch", batch, from);
+    if (!ramp.empty()) draft_.set("train.batch_ramp.stages", '[' + ramp + ']', from);
+  }
+
+  // "2.4B": a number with K, M, B or T, as Megatron-LM reads it.
+  static std::optional<int64_t> with_suffix(std::string text) {
+    constexpr std::string_view kSuffixes = "KMBT";
+    const char last = text.empty() ? ' ' : static_cast<char>(std::toupper(text.back()));
+    const size_t at = kSuffixes.find(last);
+    if (at != std::string_view::npos) text.pop_back();
+    double value = 0;
+    if (!from_text(text, value) || value < 0) return {};
+    double unit = 1;
+    for (size_t i = 0; at != std::string_view::npos && i <= at; ++i) unit *= 1000;
+    value *= unit;
+    return value < 9e15 ? std::optional(std::llround(std::floor(value))) : std::nullopt;
   }
 
   void length() {
@@ -81,8 +133,12 @@ class MegatronSchedule : public MegatronPart {
   }
 
   void warmup() {
-    if (flags_.number("lr-warmup-init", 0) != 0) {
-      draft_.refuse(flags_.origin("lr-warmup-init"), "the warm-up begins at 0");
+    const double first = flags_.number("lr-warmup-init", 0), largest = flags_.number("lr", 0);
+    if (first != 0 && largest > 0) {
+      draft_.set("train.schedule.warmup_from", number_text(first / largest),
+                 flags_.origin("lr-warmup-init"));
+    } else if (first != 0) {
+      draft_.need("train.schedule.warmup_from", "--lr-warmup-init is a share of --lr: this");
     }
     std::string value = span("lr-warmup");
     Origin from = span_origin("lr-warmup");
@@ -126,7 +182,10 @@ class MegatronOptimizer : public MegatronPart {
 
  private:
   void optimizer() {
-    const std::string kind = flags_.text("optimizer", "adam");
+    const std::string given = flags_.text("optimizer", "adam");
+    const std::string kind = given == "dist_muon"  ? "muon"
+                             : given == "cpu-adam" ? "adam"
+                                                   : given;  // as DeepSpeed's moments on the host
     const Origin from = flags_.origin("optimizer", "adam");
     const std::string root = "train.optimizer.";
     if (kind != "adam" && kind != "sgd" && kind != "muon" && kind != "lion" &&
@@ -149,6 +208,7 @@ class MegatronOptimizer : public MegatronPart {
     } else if (kind == "sgd") {
       script_.field(root + "momentum", "sgd-momentum", "0.9");
     } else {
+      if (kind == "muon") muon(root);
       const std::string betas =
           '[' + flags_.text("adam-beta1", "0.9") + ", " + flags_.text("adam-beta2", "0.999") + ']';
       Origin betas_from = flags_.origin("adam-beta1", "0.9");
@@ -164,6 +224,70 @@ class MegatronOptimizer : public MegatronPart {
       draft_.refuse(flags_.origin("exp-avg-dtype"), "both moments are fp32, or both bf16");
     }
     script_.field("train.clip", "clip-grad", "1.0");
+    decoupled();
+  }
+
+  // Ours is Moonshot's: Nesterov's momentum, and 0.2 sqrt(max(rows, columns)) of what is orthogonal.
+  void muon(const std::string& root) {
+    script_.field(root + "momentum", "muon-momentum", "0.9");
+    if (flags_.given("muon-nesterov")) {
+      draft_.ignore(flags_.origin("muon-nesterov"), "always so here");
+    } else {
+      draft_.refuse(flags_.origin("optimizer"),
+                    "its momentum is Nesterov's here: add --muon-nesterov");
+    }
+    const std::string mode = flags_.text("muon-scale-mode", "spectral");
+    if (mode != "spectral" || flags_.number("muon-extra-scale-factor", 1) != 0.2) {
+      draft_.refuse(flags_.origin("muon-scale-mode", "spectral"),
+                    "only spectral with --muon-extra-scale-factor 0.2 has the size of the updates "
+                    "here");
+    }
+    if (flags_.whole("muon-num-ns-steps", 5) != 5) {
+      draft_.refuse(flags_.origin("muon-num-ns-steps"), "5 are supported");
+    }
+    if (flags_.given("muon-no-split-qkv")) {
+      draft_.refuse(flags_.origin("muon-no-split-qkv"),
+                    "queries, keys and values are matrices of their own here");
+    }
+    if (flags_.text("muon-tp-mode", "duplicated") == "blockwise") {
+      draft_.refuse(flags_.origin("muon-tp-mode"), "matrices are always whole here");
+    } else if (flags_.given("muon-tp-mode")) {
+      draft_.ignore(flags_.origin("muon-tp-mode"), "speed only: matrices are always whole here");
+    }
+    if (flags_.text("muon-scalar-optimizer", "adam") != "adam") {
+      draft_.refuse(flags_.origin("muon-scalar-optimizer"), "adam is supported");
+    } else if (flags_.given("muon-scalar-optimizer")) {
+      draft_.ignore(flags_.origin("muon-scalar-optimizer"), "always so here");
+    }
+    if (flags_.text("muon-coefficient-type", "quintic") != "simple") {
+      draft_.note(flags_.origin("muon-coefficient-type", "quintic").text +
+                  ": here those of `simple`, in each of the five steps; both approach the same "
+                  "orthogonal matrix");
+    }
+  }
+
+  // A rate of its own for the table of tokens and the head's matrix.
+  void decoupled() {
+    constexpr const char *kFlag = "decoupled-lr", *kLeast = "decoupled-min-lr";
+    if (!flags_.given(kFlag)) {
+      return script_.ignore_given({kLeast}, "without --decoupled-lr it has no effect there");
+    }
+    const Origin from = flags_.origin(kFlag);
+    const double lr = flags_.number("lr", 0), own = flags_.number(kFlag, 0);
+    const double least = flags_.number("min-lr", 0), own_least = flags_.number(kLeast, least);
+    if (lr <= 0 || own <= 0) return draft_.refuse(from, "needs --lr, and both above 0");
+    const bool decays = flags_.text("lr-decay-style", "linear") != "constant";
+    if (decays && std::abs(own_least / own - least / lr) > 1e-3 * least / lr) {
+      draft_.refuse(flags_.origin(kLeast, number_text(own_least)),
+                    "a group's rate is a multiple of the others', its least one too: " +
+                        number_text(least / lr * own) + " here");
+    }
+    const std::string scale = ", lr_scale: " + number_text(own / lr) + '}';
+    const bool tied = !flags_.given("untie-embeddings-and-output-weights");
+    draft_.set(
+        "train.optimizer.groups",
+        "[{names: embed.tokens" + scale + (tied ? "" : ", {names: head.weight" + scale) + ']',
+        from);
   }
 
   void precision() {
@@ -171,6 +295,68 @@ class MegatronOptimizer : public MegatronPart {
     const bool low = flags_.given("bf16") || flags_.given("fp16");
     draft_.set("train.precision", low ? flag : "fp32",
                low ? flags_.origin(flag) : flags_.origin("bf16"));
+    loss_scale();
+    for (const char* name : {"fp8-format", "fp8-hybrid", "fp8-e4m3"}) {
+      if (flags_.given(name)) return eight_bits(flags_.origin(name));
+    }
+    script_.ignore_given(
+        {"fp8-recipe", "fp8-param-gather", "fp8-amax-compute-algo", "fp8-amax-history-len",
+         "fp8-margin", "fp8-interval", "no-fp8-wgrad", "first-last-layers-bf16",
+         "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16"},
+        "without --fp8-format it has no effect there");
+  }
+
+  // A fixed one is a scale that never grows and whose least value is its first.
+  void loss_scale() {
+    const double scale = flags_.number("loss-scale", 0);
+    if (!flags_.given("loss-scale")) return;
+    const Origin from = flags_.origin("loss-scale");
+    if (scale == 0) return draft_.ignore(from, "0 is no fixed scale: it adapts itself");
+    if (!flags_.given("fp16")) {
+      return draft_.ignore(from, "without fp16 a power of two changes no rounding");
+    }
+    script_.ignore_given({"initial-loss-scale", "min-loss-scale", "loss-scale-window"},
+                         "--loss-scale fixes the scale");
+    draft_.set("train.loss_scale.initial", number_text(scale), from);
+    draft_.set("train.loss_scale.least", number_text(scale), from);
+    draft_.set("train.loss_scale.window", "1000000000", from);
+  }
+
+  // There all products of blocks have 8-bit operands, here those of experts.
+  void eight_bits(const Origin& from) {
+    constexpr std::string_view kPart = "train.fp8 has scales of its own, of rows, as powers of two";
+    const bool biases = !flags_.given("disable-bias-linear");
+    if (script_.experts() == 0 || biases) {
+      draft_.defer(from,
+                   biases && script_.experts() > 0
+                       ? "train.fp8 takes no experts with biases: products are bf16's here"
+                       : "train.fp8 is of experts: products are bf16's here, which round less");
+      return script_.ignore_given(
+          {"fp8-recipe", "fp8-param-gather", "fp8-amax-compute-algo", "fp8-amax-history-len",
+           "fp8-margin", "fp8-interval", "no-fp8-wgrad", "first-last-layers-bf16",
+           "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16"},
+          "no product has 8-bit operands here");
+    }
+    draft_.set("train.fp8.recipe", "row", from);
+    draft_.note(from.text +
+                ": experts' products have 8-bit operands (e4m3, a scale a row) here; "
+                "all others, attention's among them, stay in bf16, which rounds less");
+    if (flags_.given("no-fp8-wgrad")) {
+      draft_.set("train.fp8.weight_grad", "bf16", flags_.origin("no-fp8-wgrad"));
+    }
+    constexpr const char *kSkip = "first-last-layers-bf16", *kFirst = "num-layers-at-start-in-bf16",
+                         *kLast = "num-layers-at-end-in-bf16";
+    if (flags_.given(kSkip)) {
+      draft_.set("train.fp8.skip_first", to_text(flags_.whole(kFirst, 1)), flags_.origin(kSkip));
+      draft_.set("train.fp8.skip_last", to_text(flags_.whole(kLast, 1)), flags_.origin(kSkip));
+    } else {
+      script_.ignore_given({kFirst, kLast},
+                           "without --first-last-layers-bf16 it has no effect there");
+    }
+    script_.ignore_given({"fp8-recipe", "fp8-amax-compute-algo", "fp8-amax-history-len",
+                          "fp8-margin", "fp8-interval"},
+                         kPart);
+    script_.ignore_given({"fp8-param-gather"}, "speed only: weights travel in bf16");
   }
 };
 

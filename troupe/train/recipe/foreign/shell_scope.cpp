@@ -38,6 +38,19 @@ ShellScope::ShellScope(const std::map<std::string, std::string>& given, const st
   }
 }
 
+std::vector<std::pair<std::string, ShellWord>> ShellScope::texts_of_flags() const {
+  std::vector<std::pair<std::string, ShellWord>> out;
+  for (const auto& [name, words] : variables_) {
+    if (words.size() != 1) continue;
+    const size_t first = words[0].text.find_first_not_of(" \t\n");
+    if (first != std::string::npos && words[0].text.compare(first, 2, "--") == 0) {
+      out.emplace_back(name, words[0]);
+    }
+  }
+  std::ranges::stable_sort(out, {}, [](const auto& one) { return one.second.line; });
+  return out;
+}
+
 const ShellScope::Words* ShellScope::find(const std::string& name) const {
   const auto found = variables_.find(name);
   return found == variables_.end() ? nullptr : &found->second;

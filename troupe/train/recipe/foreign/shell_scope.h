@@ -19,6 +19,8 @@ class ShellScope {
   // Arguments are `given` by their numbers.
   ShellScope(const std::map<std::string, std::string>& given, const std::string& file);
 
+  // Variables that hold flags, "--bf16 --lr 1e-4", in the order of their lines.
+  std::vector<std::pair<std::string, ShellWord>> texts_of_flags() const;
   const Words* find(const std::string& name) const;  // null: not set; "NAME[key]" of a named array
   void set(const std::string& name, Words value, bool more);
   void set_element(const std::string& name, const std::string& key, const ShellWord& value,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <sstream>
 
 namespace troupe {
 namespace {
@@ -102,6 +103,14 @@ ShellArguments ShellStarted::arguments(const ShellScope& scope) const {
     const Words* const words = scope.find(name);
     if (words != nullptr) out.words.insert(out.words.end(), words->begin(), words->end());
   }
+  if (!out.words.empty()) return out;
+  std::string names;
+  for (const auto& [name, text] : scope.texts_of_flags()) {
+    names += (names.empty() ? "" : ", ") + name;
+    std::istringstream in(text.text);
+    for (std::string word; in >> word;) out.words.push_back({word, text.line});
+  }
+  if (!names.empty()) out.notes.push_back("no command is named: its flags are those of " + names);
   return out;
 }
 

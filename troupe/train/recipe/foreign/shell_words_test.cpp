@@ -31,6 +31,17 @@ TEST(ShellWords, QuotesVariablesAndArraysAreRead) {
   EXPECT_EQ(words_of(""), "");
 }
 
+// As ModelOpt's files have it: the script that reads them starts the program.
+TEST(ShellWords, FlagsThatOnlyAVariableHoldsAreRead) {
+  const std::string script = "SIZE=8\nMODEL_ARGS=\" \\\n  --x $SIZE \\\n  --y \\\n\"\n";
+  EXPECT_EQ(words_of(script), "[--x][8][--y]");
+  EXPECT_EQ(words_of(script + "python a.py --z\n"), "[--z]");
+  EXPECT_EQ(words_of("B=\"--b 1\"\nA=\"--a 2\"\nC=text\n"), "[--b][1][--a][2]");
+  const ShellArguments out = shell_arguments(script);
+  ASSERT_EQ(out.notes.size(), 1U);
+  EXPECT_NE(out.notes[0].find("are those of MODEL_ARGS"), std::string::npos);
+}
+
 TEST(ShellWords, TestsAreEvaluated) {
   const auto taken = [](const std::string& test) {
     return words_of("A=x\nB=\nN=3\nif " + test + "; then F=--yes; else F=--no; fi\npython a.py $F");
