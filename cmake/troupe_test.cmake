@@ -19,7 +19,7 @@ set(TROUPE_TESTS_ALONE
   distributed/dispatch/symmetric_dispatcher distributed/dispatch/two_level_dispatcher
   ops/support/autograd ops/block_sparse ops/combine ops/cross_entropy ops/moe_ffn/moe_ffn
   ops/attention/attention_cudnn ops/attention/attention_part
-  checkpoint/saver testing/replay
+  checkpoint/saver testing/replay_gate
   train/forecast/find_layouts train/forecast/forecast
   train/forecast/layout_forecast train/machine/doctor train/optim/optimizer train/recipe/experts_kernels train/factorings train/late_weights train/layouts train/reshard)
 set_property(GLOBAL PROPERTY troupe_test_groups "")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """check_replay.py ROOT: every CUDA kernel of troupe/kernels/cuda_kernels.h is run by a test that calls it twice, the second
-time beside a busy stream, and compares all bytes (troupe/testing/replay.h); or it stands in EXCEPT with the reason.
+time beside a busy stream, and compares all bytes (troupe/testing/replay_gate.h); or it stands in EXCEPT with the reason.
 
 Such a call names the kernel's function in the same statement as testing::run, testing::run_reference or replay:
 `testing::run(backend, args, combine_cpu, TROUPE_CUDA_PATH(combine_cuda));`, or hands it to a function of the test file

@@ -1,5 +1,5 @@
 // The memory of all Buffers of a test program (backend.h), so that what a call wrote can be compared
-// with what it writes a second time (replay.h).
+// with what it writes a second time (replay_gate.h).
 #pragma once
 
 #include <cstddef>

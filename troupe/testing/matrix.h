@@ -13,7 +13,7 @@
 #include "troupe/core/device/cuda_stream.h"
 #include "troupe/core/device/view.h"
 #include "troupe/testing/backend.h"
-#include "troupe/testing/replay.h"
+#include "troupe/testing/replay_gate.h"
 #include "troupe/testing/tolerance.h"
 
 namespace troupe::testing {
@@ -114,7 +114,7 @@ inline void expect_near_in_norm(Matrix& got, Matrix& want, double bound, const c
   EXPECT_LE(std::sqrt(apart), bound * std::sqrt(size)) << what;
 }
 
-// Calls the CPU function of an op; or, twice, the CUDA one, and waits (replay.h):
+// Calls the CPU function of an op; or, twice, the CUDA one, and waits (replay_gate.h):
 //   run(backend, args, activation_cpu, TROUPE_CUDA_PATH(activation_cuda));
 template <class Args>
 void run(Backend backend, const Args& args,

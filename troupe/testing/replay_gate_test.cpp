@@ -1,4 +1,4 @@
-#include "troupe/testing/replay.h"
+#include "troupe/testing/replay_gate.h"
 
 #include <gtest/gtest.h>
 
