@@ -282,6 +282,12 @@ TEST(MegatronFlags, DeepSpeedsGateIsOneOfOneExpertAToken) {
   EXPECT_TRUE(any(dense.ignored, "--num-experts 1: one expert is a dense layer"));
 }
 
+TEST(MegatronFlags, WhatIsComputedAgainIsAListOrAnEarlierFlag) {
+  const std::string some = "--recompute-granularity selective --recompute-modules ";
+  EXPECT_EQ(recipe_of(some + "[moe_act,mlp]").model.moe.ffn.recompute, Recompute::kAct);
+  EXPECT_EQ(recipe_of("--activations-checkpoint-method uniform").train.recompute, "1");
+}
+
 TEST(MegatronFlags, DeepSpeedsSequenceRanksExchangeHeads) {
   const Recipe r = recipe_of("--ds-sequence-parallel-size 2 --force-ds-sequence-parallel");
   EXPECT_EQ(r.parallel.context, 2);
