@@ -59,7 +59,8 @@ class Script {
     run_text(text_, 1);
     notes_.unset(scope_);
     ShellArguments out = started_.arguments(scope_);
-    out.notes = notes_.take();
+    const std::vector<std::string> notes = notes_.take();
+    out.notes.insert(out.notes.end(), notes.begin(), notes.end());
     return out;
   }
 
