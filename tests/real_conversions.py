@@ -70,7 +70,9 @@ def planned(troupe, folder, name):
 def trained(troupe, folder, recipe):
     """First and last loss of ten steps; or what stopped them."""
     cut = CUT + MOE * bool(re.search(r"^ +(experts:|preset: dbrx)", recipe, re.M)) + ["model.heads=4", "train.optimizer.weight_decay=0"]
-    cut += ['model.moe.layers="1"'] * bool(re.search(r"^ +layers: \"?\[", recipe, re.M))  # a list has an entry for each layer
+    if re.search(r"^ +(groups: [2-9]|top_k: \d\d)", recipe, re.M):
+        cut.append("model.moe.experts=64")  # as many as a choice within groups, or of more than eight, needs
+    cut += ['model.moe.layers="1"'] * bool(re.search(r"^ +layers: ['\"]?\[", recipe, re.M))  # a list has an entry for each layer
     if re.search(r"^ +(kv_heads:|preset:)", recipe, re.M):
         cut += ["model.kv_heads=2", "model.head_dim=0"]
     sets = [w for one in cut for w in ("--set", one)]
