@@ -8,10 +8,12 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "troupe/core/config/facts.h"
 #include "troupe/core/text/text.h"
 #include "troupe/core/text/units.h"
 #include "troupe/data/sources.h"
@@ -61,13 +63,16 @@ struct FimConfig {
   }
 };
 
+inline constexpr int64_t kMostTokens = int64_t{1} << 53;  // of a run
+
 // A part of a curriculum: from the end of the stage before to `until`, counted in tokens of the
-// whole run; the last stage has no end. A source of several stages goes on where it was.
+// whole run; the last stage has no end. A source of several stages resumes where it was.
 struct StageConfig {
   std::optional<Count> until;
   std::vector<SourceConfig> train;
   static void visit(auto& c, auto&& f) {
-    f("until", c.until, "End of the stage in tokens of the run; the last stage has none.");
+    f("until", c.until, "End of the stage in tokens of the run; the last stage has none.",
+      AtMost{kMostTokens});
     f("train", c.train, "Mix of this stage.");
   }
 };
@@ -104,7 +109,8 @@ struct DataConfig {
     f("eod_mask_loss", c.eod_mask_loss,
       "Masks the loss where the input is the end-of-document id.");
     f("fim", c.fim, "Fill-in-the-middle; null: off.");
-    f("seed", c.seed, "Seed of the sample order; null: train.seed.");
+    f("seed", c.seed, "Seed of the sample order; null: train.seed.",
+      AtMost{std::numeric_limits<int64_t>::max()});
     f("cache", c.cache, "Local cache of files read from URLs (https://, s3://).");
     f("read_timeout", c.read_timeout,
       "Time below 1 KiB/s after which a request to a URL is repeated.");

@@ -78,8 +78,8 @@ std::string section(std::string_view path) {
 
 }  // namespace
 
-Yaml override_yaml(const std::string& assignment) {
-  const std::string source = "--set " + assignment;
+Yaml override_yaml(const std::string& assignment, const std::string& option) {
+  const std::string source = option + ' ' + assignment;
   const auto equals = assignment.find('=');
   if (equals == 0 || equals == std::string::npos) {
     fail(Code::kBadOverride, source, "not of the form path=value");
@@ -143,6 +143,12 @@ void Reader::unknown_kind(const Yaml::Field& field, const std::string& path,
             "no " + field.name + " " + quoted(name) + " in " + section(path) +
                 (guess.empty() ? " (there is: " + joined(kinds) + ")"
                                : "; did you mean " + quoted(guess) + "?"));
+}
+
+void Reader::given_twice(const Yaml::Field& field, const std::string& path) {
+  add_fault(Code::kWrittenTwice, field.where,
+            quoted(field.name) + " is written twice: " + quoted(path) + " is already given by " +
+                to_text(sources_[path]));
 }
 
 void Reader::unknown_field(const Yaml::Field& field, const std::string& path,

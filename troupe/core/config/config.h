@@ -1,6 +1,7 @@
 // Configs are plain structs. Each lists its fields once, in `visit`, and everything that needs the
 // list is written over it:
 //   static void visit(auto& c, auto&& f) { f("top_k", c.top_k, "Experts per token, K (1 to E)."); }
+// with a field's bounds behind its help (facts.h)
 //
 //   read_config(load_yaml(path), config)        a recipe; what it does not name keeps its default
 //   read_config(override_yaml("a.b=8"), config) one `--set`: a recipe of one field
@@ -24,7 +25,8 @@
 
 namespace troupe {
 
-Yaml override_yaml(const std::string& assignment);  // "a.b=8"; the value may be any YAML
+// "a.b=8"; the value may be any YAML. Faults name it after the option of the command line.
+Yaml override_yaml(const std::string& assignment, const std::string& option = "--set");
 
 // Throws one Error that names every fault, a line each, as "file:line: code what".
 template <Config C>
@@ -53,6 +55,14 @@ template <Config C>
 detail::Flat flatten(const C& config) {
   detail::Flat out;
   detail::flatten_into(config, "", out);
+  return out;
+}
+
+// (old path, path) of every field that had another name: "moe.router.centre", "moe.router.center".
+template <Config C>
+detail::Flat old_names(const C& config) {
+  detail::Flat out;
+  detail::collect_old_names(config, "", out);
   return out;
 }
 

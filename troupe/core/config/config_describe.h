@@ -67,9 +67,10 @@ class Describer {
  private:
   template <Config C>
   void fields(const C& config, const std::string& path, const std::string& kind) {
-    C::visit(config, [&](std::string_view name, const auto& member, std::string_view help) {
-      field(member, {.path = join(path, name), .help = std::string(help), .only_of = kind});
-    });
+    C::visit(
+        config, [&](std::string_view name, const auto& member, std::string_view help, auto&&...) {
+          field(member, {.path = join(path, name), .help = std::string(help), .only_of = kind});
+        });
   }
 
   // `info` has all but type and default.
@@ -195,14 +196,15 @@ class SchemaWriter {
 
   template <class C>
   void fields(const C& config, std::vector<std::string>& seen) {
-    C::visit(config, [&](std::string_view name, const auto& member, std::string_view help) {
-      for (const std::string& known : seen) {
-        if (known == name) return;
-      }
-      os_ << (seen.empty() ? "" : ",") << '"' << name << "\":";
-      seen.emplace_back(name);
-      value(member, help);
-    });
+    C::visit(config,
+             [&](std::string_view name, const auto& member, std::string_view help, auto&&...) {
+               for (const std::string& known : seen) {
+                 if (known == name) return;
+               }
+               os_ << (seen.empty() ? "" : ",") << '"' << name << "\":";
+               seen.emplace_back(name);
+               value(member, help);
+             });
   }
 
   static std::string words(const std::vector<std::string_view>& names) {

@@ -7,6 +7,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/config/config_traits.h"
+#include "troupe/core/config/facts.h"
 #include "troupe/core/text/text.h"
 
 namespace troupe::detail {
@@ -21,6 +22,23 @@ void collect_paths(const T& value, const std::string& path, std::vector<std::str
       const std::string inner = join(path, name);  // a copy: `out` moves as it grows
       out.push_back(inner);
       collect_paths(member, inner, out);
+    });
+  }
+}
+
+// (old path, path) of every field that had another name.
+template <class T>
+void collect_old_names(const T& value, const std::string& path,
+                       std::vector<std::pair<std::string, std::string>>& out) {
+  if constexpr (kIsOptional<T>) {
+    if (value) collect_old_names(*value, path, out);
+  } else if constexpr (kIsList<T>) {
+    for (size_t i = 0; i < value.size(); ++i) collect_old_names(value[i], join(path, i), out);
+  } else if constexpr (Config<T>) {
+    T::visit(value, [&](std::string_view name, const auto& member, const auto&... about) {
+      const OldName* const old = fact_of<OldName>(about...);
+      if (old != nullptr) out.emplace_back(join(path, old->name), join(path, name));
+      collect_old_names(member, join(path, name), out);
     });
   }
 }
@@ -90,10 +108,13 @@ class Reader {
   template <class C>
   void read_field(const Yaml::Field& field, const std::string& path, C& out) {
     bool found = false;
-    C::visit(out, [&](std::string_view name, auto& member, auto&&...) {
-      if (name != field.name) return;
+    C::visit(out, [&](std::string_view name, auto& member, const auto&... about) {
+      const OldName* const old = fact_of<OldName>(about...);
+      if (name != field.name && (old == nullptr || old->name != field.name)) return;
       found = true;
-      read(field.value, join(path, name), member);
+      const std::string inner = join(path, name);
+      if (sources_.contains(inner)) return given_twice(field, inner);  // by both of its names
+      read(field.value, inner, member);
     });
     if (found) return;
     std::vector<std::string_view> names;
@@ -115,6 +136,7 @@ class Reader {
                      const std::vector<std::string_view>& kinds);
   void unknown_kind(const Yaml::Field& field, const std::string& path,
                     const std::vector<std::string_view>& kinds);
+  void given_twice(const Yaml::Field& field, const std::string& path);
   void unknown_field(const Yaml::Field& field, const std::string& path,
                      const std::vector<std::string_view>& names);
   std::string hint(const std::string& name, const std::string& path,

@@ -6,6 +6,8 @@
 #include <random>
 #include <sstream>
 
+#include "troupe/core/config/config_describe.h"
+#include "troupe/core/config/counts.h"
 #include "troupe/core/text/units.h"
 
 namespace troupe {
@@ -113,6 +115,38 @@ TEST(Config, ReadsWhatIsWrittenAndKeepsTheRest) {
   EXPECT_EQ(std::get<SigmoidBias>(r.router).top_k, 8);
   ASSERT_EQ(r.mix.size(), 1u);
   EXPECT_EQ(r.mix[0].path, "a b");
+}
+
+struct Centered {
+  static constexpr std::string_view kKind = "centered";
+  bool center = false;
+  static void visit(auto& c, auto&& f) {
+    f("center", c.center, "Subtracts the mean.", OldName{"centre"});
+  }
+};
+struct Renamed {
+  OneOf<TopkSoftmax, Centered> router = Centered{};
+  static void visit(auto& c, auto&& f) { f("router", c.router); }
+};
+
+TEST(Config, AnOldNameIsReadAndTheNewOneIsPrinted) {
+  Renamed c;
+  const Sources sources = read_config(override_yaml("router.centre=true"), c);
+  EXPECT_TRUE(std::get<Centered>(c.router).center);
+  EXPECT_TRUE(sources.contains("router.center"));
+  std::ostringstream os;
+  print_config(os, c);
+  EXPECT_EQ(os.str(), "router:\n  kind: centered\n  center: true\n");
+  EXPECT_EQ(old_names(c), (detail::Flat{{"router.centre", "router.center"}}));
+  EXPECT_THROW(read_config(parse_yaml("router: {\"\": true}", "r.yaml"), c), Error);
+  for (const char* twice : {"{centre: true, center: false}", "{center: false, centre: true}"}) {
+    try {
+      read_config(override_yaml(std::string("router=") + twice), c);
+      ADD_FAILURE() << twice;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Code::kWrittenTwice) << e.what();
+    }
+  }
 }
 
 struct Way {
@@ -384,6 +418,58 @@ TEST(Config, SameMeansTheSameBits) {
   b = a;
   b.router = SigmoidBias{.top_k = 2};
   EXPECT_FALSE(same(a, b));
+}
+
+struct Bounded {
+  int64_t ranks = 1, rows = 1, free = 1;
+  std::vector<int64_t> sizes = {};
+  std::optional<double> gain = {};
+  Count tokens = {};
+  static void visit(auto& c, auto&& f) {
+    f("ranks", c.ranks, "Ranks.", AtMost{8}, kNotNegative);
+    f("rows", c.rows, "Rows.", kNotNegative);
+    f("free", c.free, "Neither.");
+    f("sizes", c.sizes, "Of each.", AtMost{4});
+    f("gain", c.gain, "Gain.", kNotNegative);
+    f("tokens", c.tokens, "Tokens.", AtMost{100});
+  }
+};
+struct TwoBounded {
+  Bounded one, other;
+  static void visit(auto& c, auto&& f) {
+    f("one", c.one, "One.");
+    f("other", c.other, "Other.");
+  }
+};
+
+TEST(Config, AFieldStatesItsBoundsBehindItsHelp) {
+  const auto beyond = [](const TwoBounded& c) {
+    std::string out;
+    for (const CountFault& fault : counts_out_of_bounds(c)) {
+      out += fault.path + ' ' + fault.what + '\n';
+    }
+    return out;
+  };
+  TwoBounded c;
+  EXPECT_EQ(beyond(c), "");
+  EXPECT_TRUE(negative_fields(c).empty());
+  c.one = {.ranks = 8, .rows = kMostCount, .free = -5, .sizes = {4, -4}, .tokens = {100}};
+  EXPECT_EQ(beyond(c), "");
+  EXPECT_TRUE(negative_fields(c).empty());
+  c.other = {.ranks = -9,
+             .rows = -1,
+             .free = kMostCount + 1,
+             .sizes = {1, 5},
+             .gain = -0.5,
+             .tokens = {101}};
+  EXPECT_EQ(beyond(c),
+            "other.ranks is -9; at most 8 is taken\n"
+            "other.free is 1099511627777; at most 1099511627776 is taken\n"
+            "other.sizes[1] is 5; at most 4 is taken\n"
+            "other.tokens is 101; at most 100 is taken\n");
+  EXPECT_EQ(negative_fields(c),
+            (std::vector<std::string>{"other.ranks", "other.rows", "other.gain"}));
+  EXPECT_EQ(describe(Bounded())[0].help, "Ranks.");  // and no visitor minds them
 }
 
 struct Odd {

@@ -14,7 +14,9 @@
 namespace troupe {
 
 // visit(config, f) calls f(name, member) for each field, or f(name, member, help) where `help`
-// describes it for config_describe.h: every field of a recipe has one. Other visitors pass it over.
+// describes it for config_describe.h: every field of a recipe has one. Behind it there may be facts
+// (facts.h), such as its earlier name. Visitors pass over what they do
+// not ask for.
 template <class C>
 concept Config = requires(C& c) {
   C::visit(c, [](std::string_view, auto&, auto&&...) {});

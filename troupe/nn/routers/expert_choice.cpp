@@ -15,7 +15,7 @@ class ExpertChoiceRouter : public Router {
     balance_.z_loss = config.z_loss;
     rule_ = {.score = config.score,
              .rho = config.rho > 0 ? config.rho : static_cast<double>(shape.top_k),
-             .normalise = config.normalise,
+             .normalize = config.normalize,
              .scale = static_cast<float>(config.scale)};
   }
 

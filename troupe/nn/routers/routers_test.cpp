@@ -62,7 +62,7 @@ std::unique_ptr<Router> router_of(const RouterConfig& config, const RouterShape&
   auto router = build(config, shape);
   for_each_param(*router, "router", [&](const std::string& name, Param& p) {
     p.allocate(at::TensorOptions(type));
-    initialise(p, name, 1);
+    initialize(p, name, 1);
   });
   return router;
 }
@@ -356,12 +356,12 @@ TEST(SigmoidBias, R10_OneStepMovesTheBiasByTheRate) {
   EXPECT_NEAR(c.sum().item<double>(), 0, 1e-7);
 }
 
-TEST(SigmoidBias, R10_ACentredRoutersBiasKeepsAMeanOfZero) {
+TEST(SigmoidBias, R10_ACenteredRoutersBiasKeepsAMeanOfZero) {
   const RouterShape three = {.width = 6, .experts = 3, .top_k = 1};
   const at::Tensor x = at::ones({40, 6});  // all tokens are alike: one expert has them all
-  const auto mean_after = [&](bool centre) {
+  const auto mean_after = [&](bool center) {
     SigmoidBiasRouting config;
-    config.centre = centre;
+    config.center = center;
     const auto router = router_of(config, three);
     router->forward(x, {}, kTraining);
     router->end_of_step({}, false);
@@ -459,8 +459,8 @@ TEST(Table, R14_AFilesRowsAreTheChoicesAndTheLogitsWeighThem) {
   EXPECT_LT((out.weights_TK - p).abs().max().item<double>(), 1e-6);
   c.score = RouterScore::kSigmoid;
   const at::Tensor s = out.logits_TE.sigmoid().gather(1, want.to(at::kLong));
-  const RouterOutput normalised = router_of(c)->forward(x, {.ids_T = ids}, kTraining);
-  EXPECT_LT((normalised.weights_TK - s / s.sum(1, true) * 1.5).abs().max().item<double>(), 1e-6);
+  const RouterOutput normalized = router_of(c)->forward(x, {.ids_T = ids}, kTraining);
+  EXPECT_LT((normalized.weights_TK - s / s.sum(1, true) * 1.5).abs().max().item<double>(), 1e-6);
   EXPECT_FALSE(soft->balance().balances());
   int64_t params = 0;
   for_each_param(*soft, "", [&](const std::string&, Param&) { ++params; });
@@ -659,7 +659,7 @@ TEST(ExpertChoice, R13_TheGroupChoosesAsOneRankWouldWithAllTokens) {
   ExpertChoiceRouting c;
   c.scope = RoutingScope::kGroup;
   expect_group_is_one_rank(c);
-  c.normalise = true;
+  c.normalize = true;
   c.score = RouterScore::kSigmoid;
   expect_group_is_one_rank(c);
 }

@@ -52,7 +52,7 @@ class SigmoidBiasRouter : public Router {
             : at::zeros({shape_.experts}, balance_bias_.value.options().dtype(at::kLong));
     counts_E_ = at::Tensor();
     const at::Tensor all = summed(all_sum, own);  // also when skipped: every rank joins
-    if (!skipped) update_bias(balance_bias_.value, all, config_.bias_rate, config_.centre);
+    if (!skipped) update_bias(balance_bias_.value, all, config_.bias_rate, config_.center);
   }
 
   const BalanceConfig& balance() const override { return config_.balance; }
@@ -87,12 +87,12 @@ class SigmoidBiasRouter : public Router {
 
 }  // namespace
 
-void update_bias(at::Tensor bias_E, const at::Tensor& counts_E, double rate, bool centre) {
+void update_bias(at::Tensor bias_E, const at::Tensor& counts_E, double rate, bool center) {
   const at::NoGradGuard no_grad;
   if (rate == 0) return;
   const at::Tensor over = counts_E.sum() - counts_E * counts_E.size(0);  // E (mean - N_e), exact
   bias_E.add_(over.sign().to(bias_E.scalar_type()), rate);
-  if (centre) bias_E.sub_(bias_E.mean());
+  if (center) bias_E.sub_(bias_E.mean());
 }
 
 std::unique_ptr<Router> SigmoidBiasRouting::build(const RouterShape& shape) const {

@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "troupe/core/config/facts.h"
 #include "troupe/core/config/one_of.h"
 #include "troupe/core/config/span.h"
 
@@ -102,13 +103,15 @@ constexpr auto names_of(RampForm) {
 // A value that moves from `start` at step 0 to `end` at step `steps` and stays there.
 double ramped(double start, double end, RampForm form, int64_t step, int64_t steps);
 
-// `batch` sequences a step until the run has seen so many samples.
+inline constexpr int64_t kMostBatch = int64_t{1} << 32;  // sequences of a step
+
+// `batch` sequences per step until the run has seen `until` samples.
 struct BatchStage {
   int64_t batch = 0;
   int64_t until = 0;
   static void visit(auto& c, auto&& f) {
-    f("batch", c.batch, "Sequences per step.");
-    f("until", c.until, "End of the stage in samples of the run.");
+    f("batch", c.batch, "Sequences per step.", AtMost{kMostBatch});
+    f("until", c.until, "End of the stage in samples of the run.", AtMost{int64_t{1} << 53});
   }
 };
 // The batch grows from `start` by `increment` (sequences) in equal stretches of `samples` in all;
@@ -119,8 +122,8 @@ struct BatchRamp {
   int64_t samples = 0;
   std::vector<BatchStage> stages = {};
   static void visit(auto& c, auto&& f) {
-    f("start", c.start, "Initial batch size in sequences.");
-    f("increment", c.increment, "Increment in sequences.");
+    f("start", c.start, "Initial batch size in sequences.", AtMost{kMostBatch});
+    f("increment", c.increment, "Increment in sequences.", AtMost{kMostBatch});
     f("samples", c.samples, "Length of the ramp in sequences.");
     f("stages", c.stages,
       "Explicit batch sizes before the full one, instead of start and increment.");

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "troupe/core/check.h"
+#include "troupe/core/config/config.h"
 #include "troupe/distributed/mesh/process_mesh.h"
 #include "troupe/nn/tensor_parts.h"
 #include "troupe/schedule/compute_order.h"
@@ -64,6 +65,24 @@ bool differ_by_one(const ParallelConfig& c, int64_t experts) {
 // Ranks between which rows go to experts.
 int64_t sharing_ranks(const ParallelConfig& c) {
   return c.expert * c.expert_tensor;
+}
+
+// f(key, facts...) for each field that has another value than the default.
+void visit_given(const ParallelConfig& given, auto&& f) {
+  const auto texts = [](const auto& member) {
+    detail::Flat out;
+    detail::flatten_into(member, "", out);
+    return out;
+  };
+  const ParallelConfig none;
+  std::vector<detail::Flat> defaults;
+  ParallelConfig::visit(none, [&](std::string_view, const auto& member, auto&&...) {
+    defaults.push_back(texts(member));
+  });
+  size_t i = 0;
+  ParallelConfig::visit(given, [&](std::string_view key, const auto& member, const auto&... facts) {
+    if (texts(member) != defaults[i++]) f(key, facts...);
+  });
 }
 
 int64_t node_of(const ParallelConfig& c, const LayoutNeeds& needs) {
@@ -201,59 +220,54 @@ std::string why_dispatcher(const ParallelConfig& c, const LayoutNeeds& needs) {
   return out + why(c.dispatcher, {.ranks = sharing, .node = node_of(c, needs)});
 }
 
+bool sends_rows(const ParallelConfig& resolved) {
+  return sharing_ranks(resolved) > 1;
+}
+bool counts_rows(const ParallelConfig& resolved) {
+  return sends_rows(resolved) || resolved.rebalance.every == 0;  // `gain` alone asks for nothing
+}
+bool knows_nodes(const ParallelConfig& resolved) {
+  return !sends_rows(resolved) || may_use_nodes(resolved.dispatcher);
+}
+bool cuts_sequences(const ParallelConfig& resolved) {
+  return resolved.context > 1;
+}
+bool cuts_matrices(const ParallelConfig& resolved) {
+  return resolved.tensor > 1;
+}
+bool cuts_layers(const ParallelConfig& resolved) {
+  return resolved.pipeline > 1;
+}
+bool cuts_all_state(const ParallelConfig& resolved) {
+  return resolved.shard == ShardKind::kFull;
+}
+
 std::vector<std::string> without_nccl(const ParallelConfig& given) {
-  const ParallelConfig none;
   std::vector<std::string> out;
-  for (const auto& [key, is_given] :
-       {std::pair{"comm_priority", given.comm_priority != none.comm_priority},
-        std::pair{"comm_blocks", given.comm_blocks != none.comm_blocks}}) {
-    if (!is_given) continue;
+  visit_given(given, [&](std::string_view key, const auto&... facts) {
+    if (fact_of<OfNccl>(facts...) == nullptr) return;
     out.push_back("parallel." + std::string(key) +
                   " does nothing: Gloo moves the data, and it is of NCCL");
-  }
+  });
   return out;
 }
 
 std::vector<std::string> without_effect(const ParallelConfig& given, const ParallelConfig& resolved,
                                         int64_t experts) {
-  constexpr const char* kHere = "no rows go to other ranks: each has all experts (expert: 1)";
-  constexpr const char* kWhole = "weights are whole on each rank: it is of shard: full";
-  constexpr const char* kNoTensor = "no ranks share matrices: it is of tensor above 1";
-  constexpr const char* kNoStages = "one rank has all layers: it is of pipeline above 1";
-  const ParallelConfig none;
-  const bool rows = sharing_ranks(resolved) > 1, tensor = resolved.tensor > 1;
-  const bool full = resolved.shard == ShardKind::kFull, pipeline = resolved.pipeline > 1;
-  const struct {
-    bool idle;
-    const char *key, *why;
-  } keys[] = {
-      {given.placement != none.placement && !differ_by_one(resolved, experts), "placement",
-       rows ? "the ranks share the experts evenly" : kHere},
-      {!rows && given.rebalance.every > 0, "rebalance", kHere},
-      {!rows && given.dispatch != none.dispatch, "dispatch", kHere},
-      {!rows && given.dispatcher != none.dispatcher, "dispatcher", kHere},
-      {!rows && given.wire != none.wire, "wire", kHere},
-      {!rows && given.overlap != none.overlap, "overlap", kHere},
-      {!rows && given.comm_blocks != none.comm_blocks, "comm_blocks", kHere},
-      {rows && given.node_ranks > 0 && !may_use_nodes(resolved.dispatcher), "node_ranks",
-       "used only by dispatcher: two_level"},
-      {resolved.context == 1 && given.context_method != none.context_method, "context_method",
-       "no ranks share sequences: it is of context above 1"},
-      {resolved.context == 1 && given.context_dealing != none.context_dealing, "context_dealing",
-       "no ranks share sequences: it is of context above 1"},
-      {!tensor && given.split_vocab != none.split_vocab, "split_vocab", kNoTensor},
-      {!tensor && given.split_shared != none.split_shared, "split_shared", kNoTensor},
-      {!pipeline && given.stages != none.stages, "stages", kNoStages},
-      {!pipeline && given.virtual_stages > 1, "virtual", kNoStages},
-      {!pipeline && given.schedule != none.schedule, "schedule", kNoStages},
-      {!full && given.prefetch != none.prefetch, "prefetch", kWhole},
-      {!full && given.reshard != none.reshard, "reshard", kWhole},
-  };
   std::vector<std::string> out;
-  for (const auto& [idle, key, why] : keys) {
-    if (idle)
-      out.push_back("parallel." + std::string(key) + " does nothing in this layout: " + why);
+  const auto tell = [&](std::string_view key, const char* why) {
+    out.push_back("parallel." + std::string(key) + " does nothing in this layout: " + why);
+  };
+  // The two that depend on more than the layout.
+  if (given.placement != ParallelConfig().placement && !differ_by_one(resolved, experts)) {
+    tell("placement",
+         sends_rows(resolved) ? "the ranks share the experts evenly" : kOfRows.otherwise);
   }
+  if (given.virtual_stages > 1 && !cuts_layers(resolved)) tell("virtual", kOfPipeline.otherwise);
+  visit_given(given, [&](std::string_view key, const auto&... facts) {
+    const UsedIn* const used = fact_of<UsedIn>(facts...);
+    if (used != nullptr && !used->here(resolved)) tell(key, used->otherwise);
+  });
   return out;
 }
 

@@ -15,6 +15,7 @@
 #include "troupe/schedule/order.h"
 #include "troupe/schedule/stage_map.h"
 #include "troupe/train/params/rebalance_state.h"
+#include "troupe/train/recipe/parallel_facts.h"
 
 namespace troupe {
 
@@ -79,8 +80,7 @@ struct ParallelConfig {
   int64_t expert = 0;         // ranks that share the experts out; 0: chosen
   int64_t expert_tensor = 0;  // ranks that have slices of the same experts; 0: chosen
   ExpertSplit placement = ExpertSplit::kEven;
-  int64_t tensor = 0;  // ranks that share each matrix, and the tokens between the products; 0:
-                       // chosen
+  int64_t tensor = 0;  // ranks that share each matrix, and the tokens between products; 0: chosen
   CutKind split_vocab = CutKind::kAuto, split_shared = CutKind::kAuto;
   int64_t pipeline = 0;        // ranks that share the layers; 0: chosen
   std::string stages = {};     // which units each stage has (schedule/stage_map.h); empty: chosen
@@ -105,63 +105,79 @@ struct ParallelConfig {
   CommPriority comm_priority = CommPriority::kHigh;
   int64_t comm_blocks = 0;  // SMs that rows to experts take at most; 0: NCCL's choice
   static void visit(auto& c, auto&& f) {
-    f("data", c.data, "Data-parallel ranks; 0: all that the other axes leave.");
-    f("expert", c.expert, "Expert-parallel ranks; 0: chosen for the fastest step.");
+    f("data", c.data, "Data-parallel ranks; 0: all that the other axes leave.", kRanks,
+      kNotNegative);
+    f("expert", c.expert, "Expert-parallel ranks; 0: chosen for the fastest step.", kRanks,
+      kNotNegative);
     f("expert_tensor", c.expert_tensor,
       "Ranks that each hold a slice of the same experts' hidden width; 0: chosen.");
     f("placement", c.placement,
       "Experts per rank: even, or uneven, where some ranks hold one expert more.");
     f("tensor", c.tensor,
-      "Tensor-parallel ranks; they divide the tokens too (sequence parallelism). 0: chosen.");
+      "Tensor-parallel ranks; they divide the tokens too (sequence parallelism). 0: chosen.",
+      kRanks);
     f("split_vocab", c.split_vocab,
-      "tensor: divides the embedding tables by rows: on, off, or auto (tables above 1 GiB).");
+      "tensor: divides the embedding tables by rows: on, off, or auto (tables above 1 GiB).",
+      kOfTensor);
     f("split_shared", c.split_shared,
-      "tensor: divides shared experts: on, off, or auto (2048 columns a rank or more).");
+      "tensor: divides shared experts: on, off, or auto (2048 columns a rank or more).", kOfTensor);
     f("pipeline", c.pipeline,
-      "Pipeline-parallel ranks: each has some of the layers (stages); 0: chosen.");
+      "Pipeline-parallel ranks: each has some of the layers (stages); 0: chosen.", kRanks);
     f("stages", c.stages,
       "pipeline: stages in Megatron's notation, \"Et*3|(t*4|)*4,t*3|t*2L\"; empty: chosen by "
-      "cost.");
+      "cost.",
+      kOfPipeline);
     f("virtual", c.virtual_stages,
-      "pipeline: stages per rank (virtual stages); 0: as in stages, else 1.");
+      "pipeline: stages per rank (virtual stages); 0: as in stages, else 1.", kRanks, kNotNegative);
     f("schedule", c.schedule,
       "pipeline: order of microbatches: gpipe, 1f1b, interleaved, zb1p, zbv, dualpipev, or auto "
-      "(by "
-      "virtual).");
+      "(by virtual).",
+      kOfPipeline);
     f("context", c.context,
       "Ranks that share the tokens of each sequence (context parallelism); twice as many divide "
-      "data.sequence. 0: chosen.");
+      "data.sequence. 0: chosen.",
+      kRanks);
     f("context_method", c.context_method,
       "What context ranks exchange: keys, those that a rank's queries see (windows and documents "
       "make them fewer); ring, the same keys one rank's at a time beside attention; heads, so that "
-      "each rank has whole rows of some heads during attention.");
+      "each rank has whole rows of some heads during attention.",
+      kOfContext);
     f("context_dealing", c.context_dealing,
       "Tokens of each context rank: zigzag, two equal chunks of the row, the r-th from either end; "
       "documents, eight chunks by the documents of the microbatch, where that evens out "
-      "attention.");
+      "attention.",
+      kOfContext);
     f("shard", c.shard,
       "Sharded state: none, zero1 (optimizer state), full (FSDP); auto: the fastest.");
     f("shard_ranks", c.shard_ranks,
-      "Ranks per copy of the sharded state; 0: all, or chosen (a host's) with shard auto.");
+      "Ranks per copy of the sharded state; 0: all, or chosen (a host's) with shard auto.", kRanks,
+      kNotNegative);
     f("prefetch", c.prefetch,
-      "shard full: number of units (blocks, embedding, head) gathered ahead of their use.");
-    f("reshard", c.reshard, "shard full: frees parameters between forward and backward.");
-    f("dispatch", c.dispatch, "fast, or exact: bitwise equal to one rank.");
-    f("dispatcher", c.dispatcher, "Transport of rows to the ranks of their experts.");
-    f("wire", c.wire, "Type of rows sent to experts: native, or int8, which rounds them.");
-    f("node_ranks", c.node_ranks, "two_level: ranks per node; 0: ranks per host.");
-    f("rebalance", c.rebalance, "Moves experts between ranks to even out their load.");
+      "shard full: number of units (blocks, embedding, head) gathered ahead of their use.", kRanks,
+      kNotNegative, kOfFullShard);
+    f("reshard", c.reshard, "shard full: frees parameters between forward and backward.",
+      kOfFullShard);
+    f("dispatch", c.dispatch, "fast, or exact: bitwise equal to one rank.", kOfRows);
+    f("dispatcher", c.dispatcher, "Transport of rows to the ranks of their experts.", kOfRows);
+    f("wire", c.wire, "Type of rows sent to experts: native, or int8, which rounds them.", kOfRows);
+    f("node_ranks", c.node_ranks, "two_level: ranks per node; 0: ranks per host.", kRanks,
+      kNotNegative, kOfNodes);
+    f("rebalance", c.rebalance, "Moves experts between ranks to even out their load.",
+      kOfRowsCounted);
     f("sum", c.sum,
       "Type of gradient reductions between ranks: fp32 (fp64 with train.precision fp64) or bf16.");
     f("overlap", c.overlap,
-      "experts: backward of a microbatch beside forward of the next while rows travel; or none.");
+      "experts: backward of a microbatch beside forward of the next while rows travel; or none.",
+      kOfRows);
     f("backend", c.backend,
       "Collectives: nccl between GPUs; gloo, of GPUs through host memory, so that ranks may share "
       "one (slow: to test layouts); auto: nccl on GPUs, gloo on CPUs.");
     f("comm_priority", c.comm_priority,
-      "NCCL: stream priority of rows, tokens, keys and pipeline transfers: high or normal.");
+      "NCCL: stream priority of rows, tokens, keys and pipeline transfers: high or normal.",
+      kOfNccl);
     f("comm_blocks", c.comm_blocks,
-      "NCCL: most SMs per exchange of rows (maxCTAs); 0: NCCL's choice.");
+      "NCCL: most SMs per exchange of rows (maxCTAs); 0: NCCL's choice.", kNotNegative, kOfRows,
+      kOfNccl);
   }
 };
 
@@ -195,8 +211,7 @@ struct LayoutNeeds {
   std::vector<UnitLoad> loads = {};  // of its units, for the choice of stages
 };
 
-// `config` with one rank on each of tensor, context, pipeline and expert_tensor that it leaves
-// open.
+// `config` with one rank on tensor, context, pipeline and expert_tensor where it leaves them open.
 ParallelConfig with_closed_axes(ParallelConfig config);
 // Replicas: ranks that do not share a microbatch.
 int64_t replicas_of(const ParallelConfig& config, int64_t world);
@@ -205,7 +220,7 @@ int64_t replicas_of(const ParallelConfig& config, int64_t world);
 int64_t least_ranks(const ParallelConfig& config);
 // Throws where the config divides matrices or experts over ranks, and there is one.
 void require_one_rank(const ParallelConfig& config);
-// What is wrong with `pipeline`, `stages`, `virtual` and `schedule` for a model of so many blocks
+// What is wrong with `pipeline`, `stages`, `virtual` and `schedule` for a model of these blocks
 // and MTP modules, on any number of ranks: field and why.
 std::vector<std::pair<std::string, std::string>> pipeline_faults(const ParallelConfig& config,
                                                                  int64_t layers, int64_t mtp);
@@ -222,13 +237,13 @@ ParallelConfig resolved(const ParallelConfig& config, const LayoutNeeds& needs);
 // "rows go two_level: 16 ranks share experts, over 2 nodes of 8", or "rows go two_level in int8:
 // .."; empty: no rows go anywhere.
 std::string why_dispatcher(const ParallelConfig& resolved, const LayoutNeeds& needs);
-// A line for each key of `given` that the layout made of it, of a model with so many experts,
-// leaves without anything to do.
+// A line for each key of `given` that has no effect in the layout made of it, for a model with so
+// many experts.
 std::vector<std::string> without_effect(const ParallelConfig& given, const ParallelConfig& resolved,
                                         int64_t experts);
 // Likewise for each that NCCL alone has, in a run over Gloo.
 std::vector<std::string> without_nccl(const ParallelConfig& given);
-// The rank with the most experts has so many times as many as there are on average.
+// Experts of the rank with the most of them, divided by the average of all ranks.
 double most_held(const ParallelConfig& resolved, int64_t experts);
 MeshShape shape_of(const ParallelConfig& resolved);
 

@@ -28,11 +28,11 @@ TEST(Parallel, KeysThatALayoutLeavesIdleAreTold) {
       idle_keys("{expert: 1, shard: none, dispatch: exact, dispatcher: all_gather, "
                 "wire: int8, rebalance: {every: 5}}",
                 needs),
-      (Keys{"parallel.rebalance", "parallel.dispatch", "parallel.dispatcher", "parallel.wire"}));
+      (Keys{"parallel.dispatch", "parallel.dispatcher", "parallel.wire", "parallel.rebalance"}));
   EXPECT_EQ(idle_keys("{expert: 4, shard: zero1, prefetch: 2, reshard: false, node_ranks: 2, "
                       "dispatcher: all_to_all}",
                       {.world = 4, .experts = 8, .per_host = 4}),
-            (Keys{"parallel.node_ranks", "parallel.prefetch", "parallel.reshard"}));
+            (Keys{"parallel.prefetch", "parallel.reshard", "parallel.node_ranks"}));
   EXPECT_EQ(idle_keys("{expert: 4, shard: full, prefetch: 2, reshard: false, node_ranks: 2, "
                       "dispatcher: two_level}",
                       needs),
@@ -152,7 +152,7 @@ TEST(Parallel, StagesAreChosenByCostOrReadAndPrintedShortest) {
   c = settled("{stages: 'Et*6mL', shard: none}");
   EXPECT_EQ(c.stages, "");
   EXPECT_EQ(idle_keys("{stages: 'Et*6mL', virtual: 2, schedule: gpipe, shard: none}", staged(4)),
-            (std::vector<std::string>{"parallel.stages", "parallel.virtual", "parallel.schedule"}));
+            (std::vector<std::string>{"parallel.virtual", "parallel.stages", "parallel.schedule"}));
 }
 
 TEST(Parallel, PipelinesThatCannotBeAreToldWithWhatCan) {

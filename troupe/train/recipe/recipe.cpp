@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <limits>
 #include <utility>
 
 #include "troupe/core/check.h"
@@ -28,28 +27,12 @@ std::string near(int64_t value, int64_t unit) {
 }
 
 constexpr int64_t kMostSamples = int64_t{1} << 40;  // of a run; data/dataset.h counts no further
-constexpr int64_t kMostTokens = int64_t{1} << 53;
-constexpr int64_t kMostBatch = int64_t{1} << 32;
-constexpr int64_t kMostRanks = int64_t{1} << 20;
-constexpr CountBound kBounds[] = {
-    {"global_batch", kMostBatch}, {"micro_batch", kMostBatch},
-    {"batch", kMostBatch},        {"start", kMostBatch},
-    {"increment", kMostBatch},    {"global_batch_tokens", kMostTokens},
-    {"tokens", kMostTokens},      {"until", kMostTokens},
-    {"max_epochs", 1 << 20},      {"most", int64_t{1} << 60},
-    {"data", kMostRanks},         {"expert", kMostRanks},
-    {"tensor", kMostRanks},       {"pipeline", kMostRanks},
-    {"virtual", kMostRanks},      {"context", kMostRanks},
-    {"shard_ranks", kMostRanks},  {"node_ranks", kMostRanks},
-    {"prefetch", kMostRanks},     {"seed", std::numeric_limits<int64_t>::max()},
-};
-
 // Before anything is computed with them.
 void check_counts(const Recipe& r, Problems& problems) {
   for (const CountFault& fault : counts_out_of_bounds(r.model, kModelBounds, "model")) {
     problems.add(fault.path, fault.what);
   }
-  for (const CountFault& fault : counts_out_of_bounds(r, kBounds)) {
+  for (const CountFault& fault : counts_out_of_bounds(r)) {
     if (!fault.path.starts_with("model.")) problems.add(fault.path, fault.what);
   }
 }
@@ -140,7 +123,6 @@ void check_train(const Recipe& r, Problems& problems) {
     problems.add("train.tokens", "give either tokens or steps: how long the run is");
   }
   if (t.clip < 0) problems.add("train.clip", "must not be negative; 0 means none");
-  if (t.max_skips < 0) problems.add("train.max_skips", "must not be negative");
   if (t.spike.sigmas < 0 || t.spike.window < 2) {
     problems.add("train.spike", "needs sigmas of at least 0 and a window of at least 2 steps");
   }
@@ -192,14 +174,6 @@ void check_parallel(const Recipe& r, Problems& problems) {
                                        std::string(r.train.optimizer.kind()) +
                                        " needs whole: use none");
   }
-  for (const auto& [field, value] :
-       {std::pair{"data", r.parallel.data}, std::pair{"expert", r.parallel.expert},
-        std::pair{"shard_ranks", r.parallel.shard_ranks},
-        std::pair{"prefetch", r.parallel.prefetch}, std::pair{"virtual", r.parallel.virtual_stages},
-        std::pair{"node_ranks", r.parallel.node_ranks},
-        std::pair{"comm_blocks", r.parallel.comm_blocks}}) {
-    if (value < 0) problems.add("parallel." + std::string(field), "must not be negative");
-  }
   if (r.parallel.comm_blocks > kMostBlocks) {
     problems.add("parallel.comm_blocks", std::to_string(r.parallel.comm_blocks) +
                                              " SMs for one collective; NCCL takes at most " +
@@ -247,9 +221,6 @@ void check_parallel(const Recipe& r, Problems& problems) {
 }
 
 void check_rest(const Recipe& r, Problems& problems) {
-  if (r.eval.batches < 0) problems.add("eval.batches", "must not be negative");
-  if (r.eval.batch < 0) problems.add("eval.batch", "must not be negative");
-  if (r.eval.temperature < 0) problems.add("eval.temperature", "must not be negative");
   if (!r.eval.prompts.empty() && r.data.tokenizer.empty()) {
     problems.add("eval.prompts", "need data.tokenizer");
   }
@@ -260,7 +231,6 @@ void check_rest(const Recipe& r, Problems& problems) {
   if (r.run.check_replicas.value_or(Span()).unit == Span::Unit::kPercent) {
     problems.add("run.check_replicas", "is in steps, samples, tokens or time, not in percent");
   }
-  if (r.log.routing < 0) problems.add("log.routing", "must not be negative");
   if (r.log.routing_logits && r.log.routing == 0) {
     problems.add("log.routing_logits", "needs log.routing, the steps to keep");
   }
@@ -271,7 +241,6 @@ void check_rest(const Recipe& r, Problems& problems) {
                                     " ranks route parts of a microbatch");
   }
   problems.add_all("profile", profile_faults(r.profile));
-  if (r.run.threads < 0) problems.add("run.threads", "must not be negative");
   if (r.data.sequence > r.model.max_positions) {
     problems.add("data.sequence", std::to_string(r.data.sequence) + " is longer than the model's " +
                                       std::to_string(r.model.max_positions) +
@@ -375,6 +344,7 @@ void validate(const Recipe& r, const Sources& sources) {
   check_batch(r, problems);
   check_train(r, problems);
   check_exclusive(r, problems);
+  for (const std::string& path : negative_fields(r)) problems.add(path, "must not be negative");
   check_parallel(r, problems);
   check_rest(r, problems);
   problems.throw_if_any();

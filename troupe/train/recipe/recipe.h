@@ -14,6 +14,7 @@
 
 #include "troupe/checkpoint/config.h"
 #include "troupe/core/config/config_traits.h"
+#include "troupe/core/config/facts.h"
 #include "troupe/core/text/units.h"
 #include "troupe/data/data_config.h"
 #include "troupe/nn/models/config.h"
@@ -60,11 +61,13 @@ struct TrainConfig {
 
   static void visit(auto& c, auto&& f) {
     f("global_batch_tokens", c.global_batch_tokens,
-      "Tokens per step, a multiple of data.sequence; or set global_batch.");
-    f("global_batch", c.global_batch, "Sequences per step; or set global_batch_tokens.");
+      "Tokens per step, a multiple of data.sequence; or set global_batch.", AtMost{kMostTokens});
+    f("global_batch", c.global_batch, "Sequences per step; or set global_batch_tokens.",
+      AtMost{kMostBatch});
     f("micro_batch", c.micro_batch,
-      "Sequences per microbatch; null: chosen. The loss does not depend on it.");
-    f("tokens", c.tokens, "Length of the run in tokens; or set steps.");
+      "Sequences per microbatch; null: chosen. The loss does not depend on it.",
+      AtMost{kMostBatch});
+    f("tokens", c.tokens, "Length of the run in tokens; or set steps.", AtMost{kMostTokens});
     f("steps", c.steps, "Length of the run in steps; or set tokens.");
     f("precision", c.precision,
       "Type of weights and matrix products; auto: bf16 on a GPU, fp32 on a CPU. fp64: on a CPU "
@@ -82,8 +85,8 @@ struct TrainConfig {
       "Layers with activation recomputation: none, \"1\" all, or a list.");
     f("loss_scale", c.loss_scale, "Dynamic loss scale, fp16 only.");
     f("spike", c.spike, "Detection of loss and gradient norm spikes.");
-    f("max_skips", c.max_skips,
-      "Consecutive steps without a finite gradient before the run stops.");
+    f("max_skips", c.max_skips, "Consecutive steps without a finite gradient before the run stops.",
+      kNotNegative);
   }
 };
 
@@ -100,11 +103,12 @@ struct EvalConfig {
   static void visit(auto& c, auto&& f) {
     f("every", c.every, "Interval: 500 steps, 1B tokens, 30min; 0: never.");
     f("at_start", c.at_start, "Evaluates before the first step too.");
-    f("batches", c.batches, "Batches per set, over all ranks; 0: the whole set.");
-    f("batch", c.batch, "Sequences per batch and rank; 0: train.micro_batch.");
+    f("batches", c.batches, "Batches per set, over all ranks; 0: the whole set.", kNotNegative);
+    f("batch", c.batch, "Sequences per batch and rank; 0: train.micro_batch.", AtMost{kMostBatch},
+      kNotNegative);
     f("prompts", c.prompts, "Prompts to continue at each evaluation.");
     f("sample_tokens", c.sample_tokens, "Tokens per continuation.");
-    f("temperature", c.temperature, "Sampling temperature; 0: greedy.");
+    f("temperature", c.temperature, "Sampling temperature; 0: greedy.", kNotNegative);
     f("sample_top_k", c.sample_top_k, "Top-k sampling; 0: off.");
   }
 };
@@ -126,7 +130,8 @@ struct LogConfig {
       "Interval of records in log.jsonl; 0: every step, at most about 100,000 records a run.");
     f("experts", c.experts, "Interval of per-expert load records, for the report.");
     f("routing", c.routing,
-      "Interval, in steps, of the routers' choices kept in routing/ of the run folder; 0: never.");
+      "Interval, in steps, of the routers' choices kept in routing/ of the run folder; 0: never.",
+      kNotNegative);
     f("routing_logits", c.routing_logits, "Keeps the routers' logits beside the choices.");
     f("tensorboard", c.tensorboard, "Writes TensorBoard events to tb/ in the run folder.");
     f("health", c.health, "Thresholds of expert health warnings.");
@@ -157,7 +162,7 @@ struct RunConfig {
   bool trial_kernels = false;  // ops/support/trial_kernels.h
   static void visit(auto& c, auto&& f) {
     f("device", c.device, "Device; auto: a GPU if there is one.");
-    f("threads", c.threads, "CPU threads; 0: one per core.");
+    f("threads", c.threads, "CPU threads; 0: one per core.", kNotNegative);
     f("deterministic", c.deterministic,
       "GPU: bitwise repeatable runs; false: PyTorch's fastest attention, whose gradients are not. "
       "CPU runs always are.");
@@ -218,8 +223,8 @@ struct RunPlan {
 };
 RunPlan plan_of(const Recipe& recipe);
 
-// What train.micro_batch may be: divides each batch, ramp included, and is 1 or has so many tokens
-// at most. The largest first.
+// Values that train.micro_batch may have: each divides every batch, ramp included, and is 1 or has
+// at most kMicroTokens tokens. The largest first.
 inline constexpr int64_t kMicroTokens = 8192;
 std::vector<int64_t> micro_batches(const Recipe& recipe, int64_t most_tokens = kMicroTokens);
 
