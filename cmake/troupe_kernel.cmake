@@ -1,6 +1,5 @@
-# troupe_kernel(<name> [NEEDS <kernel>...] [CPU <file>...] [CUDA <file>...] [ARCHITECTURE <sm>]): one
-# line adds a kernel
-# folder. By convention the folder holds
+# troupe_kernel(<name> [NEEDS <kernel>...] [CPU <file>...] [CUDA <file>...] [ARCHITECTURE <sm>]): adds a
+# kernel folder; troupe/kernels/CMakeLists.txt calls it for each. By convention the folder holds
 #   <name>.h          the API, the maths, the shapes
 #   <name>.cpp        the contract and the double-precision reference
 #   <name>_cpu.cpp    the CPU path (absent where ops/ runs it through ATen)

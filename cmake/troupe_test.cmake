@@ -9,7 +9,7 @@
 # TROUPE_UNITY are a program each, config_test. Where that
 # name is taken (kernels/norm has norm_test), the folder goes before it: ops_norm_test.
 
-# Compiled alone: with flags of their own, or helpers that have the name of a neighbour's.
+# Compiled alone: with flags of their own, or helpers that have the name of a neighbor's.
 set(TROUPE_TESTS_ALONE
   core/config/config core/config/json core/file/file core/number/fast_math core/number/rng
   data/build_corpus data/token_file data/tokenizer/tokenizer_json data/tokenizer/tokenizers

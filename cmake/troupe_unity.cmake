@@ -2,7 +2,7 @@
 # time, each layer's by themselves, so that a new file moves no other layer's groups. Most of what a file
 # costs is headers, read once for all eight so. Two files' unnamed namespaces
 # are then one, so a name is given once a library. Without it (the preset dev) each file compiles by
-# itself, which finds an include that only a neighbour has. Files with flags of their own, and kernels,
+# itself, which finds an include that only a neighbor has. Files with flags of their own, and kernels,
 # stay by themselves.
 #
 # CMake's own UNITY_BUILD names files by absolute paths, which no ccache finds again in another

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """check_unreached.py ROOT: fails on what only tests reach.
- - A function or type that a header of troupe/ declares and no program, operator, example or bench names.
-   What a function that nothing reaches names is not reached by that: what it alone uses is found too.
+ - A function or type that a header of troupe/ declares and nothing that runs names. The programs (apps/), the
+   Python module and the operators run; so does a header of which a file that runs includes and names something,
+   and a source that defines what such a header declares. Examples, benchmarks, tests and troupe/troupe.h are no
+   users. What a function that nothing reaches names is not reached by that: what it alone uses is found too.
  - A key of a recipe (a line of a visit()) that no code reads, and two values of one setting that no code
    tells apart. What validate() says of them does not count: an option that is only refused does nothing.
 
-Names are compared as words: where two things share a name, a use of either is a use of both, so not all
-that is unreached is seen. These need no use: what the headers that troupe/troupe.h includes declare (the
-public interface), an operator of torch.ops.troupe in its C++ form, a kernel's reference x_ref (its paths
-are tested by it), and an accessor of one line."""
+Names are compared as identifiers of code, without comments, texts and #include lines, in files that see the header
+which declares them. A member's name does not use a function of that name that is none; where two things that one
+file sees share a name, a use of either is a use of both. These need no use: an operator of torch.ops.troupe in its
+C++ form, a kernel's reference x_ref (its paths are tested by it), and an accessor of one line."""
 import collections
 import json
 import pathlib
@@ -16,18 +18,23 @@ import re
 import subprocess
 import sys
 
-TOPS = ("troupe", "apps", "python", "bench", "examples")
+PAGE = "troupe/troupe.h"  # includes what is offered, and uses nothing
+REGISTERS = re.compile(r"^TORCH_LIBRARY\w*\(", re.M)  # a source with operators of torch.ops.troupe, which Python calls
+TOPS = ("troupe", "apps", "python")
+HEADERS = (".h", ".cuh")
 SUFFIXES = {".h", ".cuh", ".cpp", ".cu"}
 MACROS = "TROUPE_HOST_DEVICE,__global__,__device__,__host__,__forceinline__,__launch_bounds__+,__restrict__"
-CTAGS = ["ctags", "--output-format=json", "--fields=+neK", "--langmap=C++:+.h.cpp.cu.cuh",
-         "--languages=C++", "--kinds-C++=fpscgtme", "-I", MACROS, "-L", "-", "-f", "-"]
+CTAGS = ["ctags", "--output-format=json", "--fields=+neKsZ", "--langmap=C++:+.h.cpp.cu.cuh",
+         "--languages=C++", "--kinds-C++=fpscgtmedvx", "-I", MACROS, "-L", "-", "-f", "-"]
 FUNCTIONS, TYPES = ("function", "prototype"), ("struct", "class", "enum", "typedef")
 WORD = re.compile(r"[A-Za-z_]\w*")
-NOISE = re.compile(r'//[^\n]*|"(?:[^"\\\n]|\\.)*"')
+NOISE = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:[^"\\\n]|\\.)*"|^[ \t]*#[ \t]*include[^\n]*', re.S | re.M)
+MEMBER_OF = re.compile(r"(?:\.|->)\s*$")
 OPERATOR = re.compile(r'"(\w+)\(')
 CUDA_ENTRY = re.compile(r"&CudaKernels::(\w+)")  # of the table that stands for x_cuda
 ACCESSOR = re.compile(r"\{ return [^;{}]*; \}")
-INCLUDE = re.compile(r'#include "(troupe/[^"]+)"')
+INCLUDE = re.compile(r'#include "([^"]+)"')
+RECORD = re.compile(r"^extern constinit const \w+ (\w+) =", re.M)  # a definition that ctags does not know
 VISITED = re.compile(r'\bf\("(\w+)",\s*\w+\.(\w+)\)')
 MEMBER = re.compile(r"(?:\.|->)(\w+)\b")
 VALUE = re.compile(r"\b(\w+)::(k[A-Z]\w*)")
@@ -36,12 +43,24 @@ CHOICE = re.compile(r'Named\{"\w+",\s*(?:\w+::)*?(\w+)::(\w+)\}')
 
 # What nothing names or reads, and why it stays.
 ALLOWED = {
+    "MemoryStore": "the key-value store of ranks that are threads, see Threads",
+    "Threads": "ranks as threads of one process: tests run layouts of many ranks on one machine with them",
+    "abandon": "the C++ interface: Saver's, for a caller's own signals; the program leaves at once at a second one",
+    "become_null": "core/config/config_read.h calls it of any type that has it, and sees none",
     "dds": "the C++ form of the operator block_dds",
+    "is_exact": "rule U3's condition: tests know by it where an upcycled layer begins as the dense one",
     "kept_for_backward": "asks autograd what an operator's node keeps: what tests of memory compare with",
     "parse_tiktoken": "open_tiktoken knows its settings by the number of ranks, 50 thousand and more",
     "scatter": "MegaBlocks' key: what it would pack is not kept, and validate() holds it to that",
+    "thread_ranks": "the groups of ranks that are threads, see Threads",
     "virtual_ranks_dispatcher": "W ranks in one process: the oracle of the `fast` way back",
+    "with_loss": "the C++ interface: rule A7 in a caller's own step, as examples/consumer has it",
 }
+
+
+def stem(path):
+    """The same of a header and of the sources beside it that are named as it is: x.h, x.cpp, x_cpu.cpp."""
+    return re.sub(r"(_cpu|_cuda|_ref)?\.\w+$", "", path)
 
 
 class Source:
@@ -49,11 +68,18 @@ class Source:
 
     def __init__(self, text):
         self.text = text
-        self.lines = NOISE.sub(" ", text).split("\n")
+        self.lines = NOISE.sub(lambda found: " " + "\n" * found[0].count("\n"), text).split("\n")
+        self.includes = set(INCLUDE.findall(text))
         self.places = collections.defaultdict(list)
+        self.free = collections.defaultdict(list)  # where the word is no member of something
         for number, line in enumerate(self.lines, 1):
-            for word in set(WORD.findall(line)) | {f"{name}_cuda" for name in CUDA_ENTRY.findall(line)}:
-                self.places[word].append(number)
+            for found in WORD.finditer(line):
+                self.places[found[0]].append(number)
+                if not MEMBER_OF.search(line, 0, found.start()):
+                    self.free[found[0]].append(number)
+            for name in CUDA_ENTRY.findall(line):
+                self.places[f"{name}_cuda"].append(number)
+                self.free[f"{name}_cuda"].append(number)
 
 
 class Tree:
@@ -63,27 +89,62 @@ class Tree:
         self.sources = {}
         for path in sorted(p for top in TOPS for p in (root / top).rglob("*") if p.suffix in SUFFIXES):
             name = path.relative_to(root)
-            if not name.stem.endswith("_test") and "testing" not in name.parts:
+            if not name.stem.endswith("_test") and "testing" not in name.parts and name.as_posix() != PAGE:
                 self.sources[name.as_posix()] = Source(path.read_text())
         run = subprocess.run(CTAGS, input="\n".join(self.sources), capture_output=True, text=True,
                              check=True, cwd=root)
         self.tags = collections.defaultdict(list)  # name -> its declarations and definitions
         self.members = collections.defaultdict(list)  # type -> the spans of its functions
+        self.declared = collections.defaultdict(set)  # path -> names: of a header all, of a source what others define
+        self.defined = collections.defaultdict(set)  # source -> names
         self.fields = set()  # (path, line) of a declaration of a member
         self.using = {path: USING.findall(source.text) for path, source in self.sources.items()}
         for tag in map(json.loads, run.stdout.splitlines()):
             if tag["kind"] in ("member", "enumerator"):
                 self.fields.add((tag["path"], tag["line"]))
+            elsewhere = tag["kind"] in ("prototype", "externvar")
+            is_header = tag["path"].endswith(HEADERS)
+            (self.declared if is_header or elsewhere else self.defined)[tag["path"]].add(tag["name"])
             if tag["kind"] not in FUNCTIONS + TYPES:
                 continue
             tag["span"] = (tag["path"], tag["line"], self.end(tag))
             self.tags[tag["name"]].append(tag)
             if tag["kind"] in FUNCTIONS and "scope" in tag:
                 self.members[tag["scope"].split("::")[-1]].append(tag["span"])
-        page = root / "troupe/troupe.h"
-        self.offered = set(INCLUDE.findall(page.read_text())) if page.exists() else set()
+        for path, source in self.sources.items():
+            self.defined[path].update(RECORD.findall(source.text))
+        self.seen = {path: self.seen_by(path) for path in self.sources}
+        self.reached = self.reached_files()
         self.operators = {name for path, source in self.sources.items() if path.startswith("troupe/ops/")
                           for name in OPERATOR.findall(source.text)}
+
+    def seen_by(self, path):
+        """The files that one includes, and those that they include."""
+        out, todo = {path}, [path]
+        while todo:
+            new = self.sources[todo.pop()].includes & self.sources.keys() - out
+            out |= new
+            todo += new
+        return out
+
+    def reached_files(self):
+        """What runs: the programs, the Python module, headers of which a file that runs names something, and the
+        sources that define what such a header, or another source that runs, declares."""
+        headers = {path for path in self.sources if path.endswith(HEADERS)}
+        reached, fresh = set(), {path for path, source in self.sources.items()
+                                 if not path.startswith("troupe/") or REGISTERS.search(source.text)}
+        while fresh:
+            reached |= fresh
+            abroad = set().union(*(self.declared[path] for path in reached - headers))
+            fresh = {path for path in headers - reached if any(
+                path in self.seen[user] and stem(user) != stem(path) and
+                not self.declared[path].isdisjoint(self.sources[user].places) for user in reached)}
+            fresh |= {path for path in self.sources.keys() - headers - reached
+                      if not abroad.isdisjoint(self.defined[path]) or any(
+                          header in reached and (stem(header) == stem(path) or
+                                                 not self.declared[header].isdisjoint(self.defined[path]))
+                          for header in self.seen[path] & headers)}
+        return reached
 
     def end(self, tag):
         if "end" in tag or tag["kind"] not in ("prototype", "typedef"):
@@ -99,9 +160,12 @@ class Tree:
 
     def is_used(self, name, dead):
         own = self.own(name)
+        homes = {tag["path"] for tag in self.tags[name] if tag["path"].endswith(HEADERS)}
+        is_free = all(tag["kind"] in FUNCTIONS and tag.get("scopeKind", "namespace") == "namespace" for tag in self.tags[name])
         return any(line not in dead[path] and
                    not any(path == file and first <= line <= last for file, first, last in own)
-                   for path, source in self.sources.items() for line in source.places.get(name, ()))
+                   for path in self.reached if not homes.isdisjoint(self.seen[path])
+                   for line in (self.sources[path].free if is_free else self.sources[path].places).get(name, ()))
 
     def needs_use(self, name):
         tags = self.tags[name]
@@ -115,7 +179,7 @@ class Tree:
                 ACCESSOR.search(self.sources[path].lines[first - 1])
             outside = not path.startswith("troupe/") or "gloo_headers" in path
             operator = path.startswith("troupe/ops/") and name in self.operators
-            if accessor or outside or operator or path in self.offered:
+            if accessor or outside or operator:
                 return False
         return True
 

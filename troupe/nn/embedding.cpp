@@ -39,6 +39,7 @@ at::Tensor Embedding::forward(const Batch& batch, const Packing& packing,
   TROUPE_CHECK(ids.dim() == 2 && ids.scalar_type() == at::kLong,
                "ids must be int64 [B, S]; they are", ids.scalar_type(), ids.sizes());
   at::Tensor h = rows(ids);
+  context.output("embed.tokens", h);
   if (positions) {
     const int64_t S = ids.size(1), most = positions->value.size(0);
     TROUPE_CHECK(S <= most, "position", S - 1, "is beyond max_positions", most);

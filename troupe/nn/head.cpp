@@ -30,9 +30,9 @@ MtpModule::MtpModule(const ModelConfig& c, int64_t depth, const BuildOptions& o)
       block_(build_block({c, layer_config(c, c.layers + depth - 1), o})),
       norm_(c.norm, c.width) {}
 
-UnitResult MtpModule::forward(const at::Tensor& state, const at::Tensor& tokens, const Batch& batch,
+UnitResult MtpModule::forward(const at::Tensor& h, const at::Tensor& tokens, const Batch& batch,
                               const Packing& packing, const Context& context) {
-  const at::Tensor both = at::cat({token_norm_.forward(tokens), hidden_norm_.forward(state)}, 1);
+  const at::Tensor both = at::cat({token_norm_.forward(tokens), hidden_norm_.forward(h)}, 1);
   return block_->forward(proj_.forward(both), batch, packing, context);
 }
 
@@ -72,9 +72,10 @@ TableRows Head::table_of(const Embedding* table) const {
   return {rows == p.size[0] ? p.value : p.value.narrow(0, 0, rows), p.offset[0], vocab_};
 }
 
-at::Tensor Head::logits(const at::Tensor& h, const Embedding* table) const {
+at::Tensor Head::logits(const at::Tensor& h, const Context& context, const Embedding* table) const {
   const TableRows rows = table_of(table);
   const at::Tensor x = depth_ == 0 ? norm_->forward(h) : h;
+  context.output("head.norm", x);
   at::Tensor own = at::linear(x, rows.weight_VD);  // [.., rows here]
   if (parts_.sharding.alone() || !parts_.split_vocab) return own;
   // Ranks have different numbers of rows: each writes its own among zeros.
@@ -85,7 +86,7 @@ at::Tensor Head::logits(const at::Tensor& h, const Embedding* table) const {
   return parts_.sharding.all_reduce_no_grad(all);
 }
 
-at::Tensor Head::loss(const at::Tensor& x_tD, const Targets& t, const TableRows& table) const {
+at::Tensor Head::loss(const at::Tensor& x_tD, const AheadTokens& t, const TableRows& table) const {
   CrossEntropyOptions options;
   options.z_loss = z_loss_;
   options.ignore = kIgnoredLabel;
@@ -110,48 +111,49 @@ std::vector<AheadTokens> Head::ahead(const Batch& batch) const {
   return out;
 }
 
-UnitResult Head::forward(const at::Tensor& states, const Batch& batch, const Context& context,
+UnitResult Head::forward(const at::Tensor& h, const Batch& batch, const Context& context,
                          const Embedding* table) {
   TROUPE_CHECK(batch.labels_BS.defined() && batch.labels_BS.sizes() == batch.ids_BS.sizes(),
                "the loss needs labels of sizes", batch.ids_BS.sizes());
   UnitResult result;
-  const int64_t modules = context.training ? depth_ : 0, tokens = states.size(0) / (modules + 1);
-  const at::Tensor x = depth_ == 0 ? norm_->forward(states) : states.narrow(0, 0, tokens),
+  const int64_t modules = context.training ? depth_ : 0, tokens = h.size(0) / (modules + 1);
+  const at::Tensor x = depth_ == 0 ? norm_->forward(h) : h.narrow(0, 0, tokens),
                    counted = batch.labels_BS != kIgnoredLabel;
   const TableRows rows = table_of(table);
-  result.loss_sum = loss(x, {batch.labels_BS, batch.weights_BS}, rows);
+  result.loss_sum = loss(x, {{}, batch.labels_BS, batch.weights_BS}, rows);
   const at::Tensor weights = batch.weights_BS.defined() ? batch.weights_BS * counted : counted;
   result.weight_sum = parts_.sharding.own_rows(weights.reshape({-1})).sum(at::kFloat);
   if (modules == 0) return result;
   const std::vector<AheadTokens> targets = ahead(batch);
   for (int64_t d = 1; d <= modules; ++d) {
-    const auto& [ids, labels, weights_BS] = targets[static_cast<size_t>(d) - 1];
-    const at::Tensor sum = loss(states.narrow(0, d * tokens, tokens), {labels, weights_BS}, rows);
+    const at::Tensor sum =
+        loss(h.narrow(0, d * tokens, tokens), targets[static_cast<size_t>(d) - 1], rows);
     const at::Tensor share = sum * (mtp_weight_ / static_cast<double>(depth_));
     result.mtp_sum = result.mtp_sum.defined() ? result.mtp_sum + share : share;
   }
   return result;
 }
 
-UnitResult Head::predict(int64_t d, const at::Tensor& states, const Call& call) {
+UnitResult Head::predict(int64_t d, const at::Tensor& h, const BlockCall& call,
+                         const Embedding& table) {
   const bool first = d == 1;
-  const at::Tensor x = first ? norm_->forward(states) : states;  // and n_1 .. s_(d-1) behind it
+  const at::Tensor x = first ? norm_->forward(h) : h;  // and n_1 .. s_(d-1) behind it
   if (!call.context.training) {
     UnitResult out;
     out.h = x;
     return out;
   }
   MtpModule& module = *mtp_.at(static_cast<size_t>(d) - 1);
-  const int64_t tokens = states.size(0) / (first ? 1 : d + 1);
-  const at::Tensor state = first ? x : states.narrow(0, d * tokens, tokens);
+  const int64_t tokens = h.size(0) / (first ? 1 : d + 1);
+  const at::Tensor before = first ? x : h.narrow(0, d * tokens, tokens);
   const AheadTokens tokens_ahead = ahead(call.batch)[static_cast<size_t>(d) - 1];
-  UnitResult r = module.forward(state, call.table.rows(tokens_ahead.ids_BS), call.batch,
-                                call.packing, call.context);
+  UnitResult r = module.forward(before, table.rows(tokens_ahead.ids_BS), call.batch, call.packing,
+                                call.context);
   for (MoeLoss& l : r.losses) {
     const auto depth = static_cast<double>(depth_);
     l = {l.name, l.value / depth, l.coefficient / depth};
   }
-  std::vector<at::Tensor> out = {first ? x : states.narrow(0, 0, d * tokens), module.normed(r.h)};
+  std::vector<at::Tensor> out = {first ? x : h.narrow(0, 0, d * tokens), module.normed(r.h)};
   if (d < depth_) out.push_back(r.h);
   r.h = at::cat(out);
   return r;

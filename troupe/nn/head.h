@@ -30,10 +30,10 @@ class MtpModule {
  public:
   MtpModule(const ModelConfig& config, int64_t depth, const BuildOptions& options);
 
-  // state [t, D], token rows [t, D]; the result's h is s_d.
-  UnitResult forward(const at::Tensor& state, const at::Tensor& tokens, const Batch& batch,
+  // h [t, D] is s_{d-1}, token rows [t, D]; the result's h is s_d.
+  UnitResult forward(const at::Tensor& h, const at::Tensor& tokens, const Batch& batch,
                      const Packing& packing, const Context& context);
-  at::Tensor normed(const at::Tensor& state) const { return norm_.forward(state); }
+  at::Tensor normed(const at::Tensor& h) const { return norm_.forward(h); }
   MoeLayer* moe() { return block_->moe(); }
 
   static void visit(auto& m, auto&& f) {
@@ -57,17 +57,12 @@ class Head {
   Head(const ModelConfig& config, const BuildOptions& options, const std::vector<bool>& here);
 
   // `table`: the embedding, if it is tied; else null.
-  UnitResult forward(const at::Tensor& states, const Batch& batch, const Context& context,
+  UnitResult forward(const at::Tensor& h, const Batch& batch, const Context& context,
                      const Embedding* table);
-  at::Tensor logits(const at::Tensor& h, const Embedding* table) const;
+  at::Tensor logits(const at::Tensor& h, const Context& context, const Embedding* table) const;
 
-  struct Call {
-    const Batch& batch;
-    const Packing& packing;
-    const Context& context;
-    const Embedding& table;
-  };
-  UnitResult predict(int64_t module, const at::Tensor& states, const Call& call);
+  UnitResult predict(int64_t module, const at::Tensor& h, const BlockCall& call,
+                     const Embedding& table);
   MoeLayer* moe(int64_t module);  // null: none here
 
   // Parameters of MTP module 1 .., or of the head, depth + 1.
@@ -79,11 +74,9 @@ class Head {
   }
 
  private:
-  struct Targets {
-    at::Tensor labels_BS, weights_BS;  // of the whole batch
-  };
   TableRows table_of(const Embedding* table) const;
-  at::Tensor loss(const at::Tensor& x_tD, const Targets& targets, const TableRows& table) const;
+  // `targets` are of the whole batch; their ids are not read.
+  at::Tensor loss(const at::Tensor& x_tD, const AheadTokens& targets, const TableRows& table) const;
   std::vector<AheadTokens> ahead(const Batch& batch) const;  // of each module
 
   int64_t vocab_, depth_;

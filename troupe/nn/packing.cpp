@@ -2,15 +2,9 @@
 
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
-
 #include "troupe/core/check.h"
 
 namespace troupe {
-
-int64_t Packing::longest(int64_t row) const {
-  return lengths.empty() ? row : *std::max_element(lengths.begin(), lengths.end());
-}
 
 Packing packing_of(const at::Tensor& documents_BS, const at::Tensor& positions_BS,
                    c10::Device device) {

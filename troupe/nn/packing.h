@@ -12,8 +12,6 @@ struct Packing {
   std::vector<int64_t> lengths = {};  // of the B S tokens' documents, in order; empty: each row is
                                       // one document
   at::Tensor positions_BS = {};       // int64; undefined: a token's place in its row
-
-  int64_t longest(int64_t row) const;
 };
 
 // documents [B, S] int32 numbers each row's documents, never falling along it; on the host or on

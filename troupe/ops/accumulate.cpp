@@ -37,7 +37,7 @@ void accumulate_(const at::Tensor& sum, const at::Tensor& x, bool add) {
   op(sum, x, add);
 }
 
-void define_accumulate(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m, "accumulate_(Tensor(a!) sum, Tensor x, bool add) -> ()", accumulate_device,
          accumulate_meta);
 }

@@ -149,7 +149,7 @@ at::Tensor activation(const at::Tensor& h, const ActivationOptions& o, const Row
   return activation_op(h, rows.score_R, rows.expert_offset, o.kind, o.gated, clamp, o.offset);
 }
 
-void define_activation(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m,
          "activation(Tensor h, Tensor? score, Tensor? expert_offset, str kind, bool gated, "
          "float? clamp=None, float offset=0.) -> Tensor",

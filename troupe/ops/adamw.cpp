@@ -130,7 +130,7 @@ void adamw_(const AdamWTensors& s, const at::Tensor& grad, const Optional& grad_
   op(state, grad, grad_scale, step, o.lr, o.beta1, o.beta2, o.eps, o.weight_decay);
 }
 
-void define_adamw(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m,
          "adamw_(Tensor(a!)[] state, Tensor grad, Tensor? grad_scale, int step, float lr, "
          "float beta1=0.9, float beta2=0.95, float eps=1e-8, float weight_decay=0.) -> ()",

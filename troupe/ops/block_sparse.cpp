@@ -299,7 +299,7 @@ at::Tensor dds(const at::Tensor& a, const at::Tensor& values, const BlockStructu
   return dds_op(a, values, indices_of(s), s.rows, s.cols, s.block, s.transposed);
 }
 
-void define_block_sparse(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(
       m,
       "block_sdd(Tensor a, Tensor b, Tensor[] indices, SymInt rows, SymInt cols, int block, bool "

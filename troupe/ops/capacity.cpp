@@ -15,25 +15,25 @@
 namespace troupe {
 namespace {
 
-using Out = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using DropTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using Mask = std::optional<at::Tensor>;
 
 // LONG: a schema's arguments, as of all that follow
-DropOptions options_of(int64_t experts, double factor, int64_t minimum, bool renormalise,
+DropOptions options_of(int64_t experts, double factor, int64_t minimum, bool renormalize,
                        const std::string& policy) {
   TROUPE_CHECK(policy == "probs" || policy == "position",
                "drop_over_capacity: policy must be probs or position; it is", policy);
   return {.experts = experts,
           .rule = {.factor = factor, .minimum = minimum},
           .policy = policy == "probs" ? DropPolicy::kProbs : DropPolicy::kPosition,
-          .renormalise = renormalise};
+          .renormalize = renormalize};
 }
 
 // LONG: a schema's arguments
-Out drop_meta(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const Mask& valid_T,
-              int64_t experts, double factor, int64_t minimum, bool renormalise,
-              std::string policy) {
-  options_of(experts, factor, minimum, renormalise, policy);
+DropTensors drop_meta(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const Mask& valid_T,
+                      int64_t experts, double factor, int64_t minimum, bool renormalize,
+                      std::string policy) {
+  options_of(experts, factor, minimum, renormalize, policy);
   check_sizes(ids_TK, {-1, -1}, "drop_over_capacity: ids");
   check_dtype(ids_TK, at::kInt, "drop_over_capacity: ids");
   check_sizes(weights_TK, {ids_TK.sym_size(0), ids_TK.sym_size(1)}, "drop_over_capacity: weights");
@@ -48,11 +48,12 @@ Out drop_meta(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const Mask
 }
 
 // LONG: a schema's arguments
-Out drop_device(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const Mask& valid_T,
-                int64_t experts, double factor, int64_t minimum, bool renormalise,
-                std::string policy) {
-  Out out = drop_meta(ids_TK, weights_TK, valid_T, experts, factor, minimum, renormalise, policy);
-  const DropOptions options = options_of(experts, factor, minimum, renormalise, policy);
+DropTensors drop_device(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const Mask& valid_T,
+                        int64_t experts, double factor, int64_t minimum, bool renormalize,
+                        std::string policy) {
+  DropTensors out =
+      drop_meta(ids_TK, weights_TK, valid_T, experts, factor, minimum, renormalize, policy);
+  const DropOptions options = options_of(experts, factor, minimum, renormalize, policy);
   const at::Tensor ids = ids_TK.contiguous(), weights = weights_TK.contiguous();
   const Plan plan = routing_plan(ids, {.experts = experts});
   DropOverCapacity args{.plan = plan_ref(plan, "drop_over_capacity"),
@@ -61,7 +62,7 @@ Out drop_device(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const Ma
                         .valid = ptr_or_null<const uint8_t>(valid_T, "drop_over_capacity: valid"),
                         .rule = options.rule,
                         .policy = options.policy,
-                        .renormalise = options.renormalise,
+                        .renormalize = options.renormalize,
                         .kept_ids = ptr<int32_t>(std::get<0>(out), "kept_ids"),
                         .kept_weights = mut_view(std::get<1>(out), "kept_weights"),
                         .dropped = ptr<int64_t>(std::get<2>(out), "dropped")};
@@ -73,7 +74,7 @@ Out drop_device(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const Ma
 
 at::Tensor drop_backward_meta(const at::Tensor& grad_TK, const at::Tensor& ids_TK,
                               const at::Tensor& kept_ids_TK, const at::Tensor& weights_TK,
-                              int64_t /*experts*/, bool /*renormalise*/) {
+                              int64_t /*experts*/, bool /*renormalize*/) {
   check_sizes(weights_TK, {-1, -1}, "drop_over_capacity_backward: weights");
   const auto check = [&](const at::Tensor& t, const char* name) {
     check_sizes(t, {weights_TK.sym_size(0), weights_TK.sym_size(1)}, name);
@@ -87,9 +88,9 @@ at::Tensor drop_backward_meta(const at::Tensor& grad_TK, const at::Tensor& ids_T
 
 at::Tensor drop_backward_device(const at::Tensor& grad_TK, const at::Tensor& ids_TK,
                                 const at::Tensor& kept_ids_TK, const at::Tensor& weights_TK,
-                                int64_t experts, bool renormalise) {
+                                int64_t experts, bool renormalize) {
   at::Tensor out =
-      drop_backward_meta(grad_TK, ids_TK, kept_ids_TK, weights_TK, experts, renormalise);
+      drop_backward_meta(grad_TK, ids_TK, kept_ids_TK, weights_TK, experts, renormalize);
   const at::Tensor grad = grad_TK.contiguous(), ids = ids_TK.contiguous();
   const at::Tensor weights = weights_TK.contiguous();
   const DropOverCapacityBackward args{
@@ -98,7 +99,7 @@ at::Tensor drop_backward_device(const at::Tensor& grad_TK, const at::Tensor& ids
       .kept_ids = ptr<const int32_t>(kept_ids_TK, "drop_over_capacity: kept_ids"),
       .weights = view(weights, "drop_over_capacity: weights"),
       .grad_kept_weights = view(grad, "drop_over_capacity: gradient"),
-      .renormalise = renormalise,
+      .renormalize = renormalize,
       .grad_weights = mut_view(out, "drop_over_capacity: grad_weights")};
   run(grad.device(), args, drop_over_capacity_backward_cpu,
       &CudaKernels::drop_over_capacity_backward);
@@ -106,20 +107,20 @@ at::Tensor drop_backward_device(const at::Tensor& grad_TK, const at::Tensor& ids
 }
 
 // LONG: a schema's arguments
-Out drop_autograd(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const Mask& valid_T,
-                  int64_t experts, double factor, int64_t minimum, bool renormalise,
-                  std::string policy) {
+DropTensors drop_autograd(const at::Tensor& ids_TK, const at::Tensor& weights_TK,
+                          const Mask& valid_T, int64_t experts, double factor, int64_t minimum,
+                          bool renormalize, std::string policy) {
   static const auto op = raw_op<decltype(drop_device)>("troupe::drop_over_capacity");
-  Out out =
-      op(ids_TK, weights_TK, valid_T, experts, factor, minimum, renormalise, std::move(policy));
+  DropTensors out =
+      op(ids_TK, weights_TK, valid_T, experts, factor, minimum, renormalize, std::move(policy));
   record({.name = "drop_over_capacity",
           .inputs = {weights_TK},
           .outputs = {std::get<1>(out)},
           .saved = {ids_TK, std::get<0>(out), weights_TK},
-          .backward = [experts, renormalise](const Gradients& g) -> TensorList {
+          .backward = [experts, renormalize](const Gradients& g) -> TensorList {
             static const auto back =
                 raw_op<decltype(drop_backward_device)>("troupe::drop_over_capacity_backward");
-            return {back(g.outputs[0], g.saved[0], g.saved[1], g.saved[2], experts, renormalise)};
+            return {back(g.outputs[0], g.saved[0], g.saved[1], g.saved[2], experts, renormalize)};
           }});
   return out;
 }
@@ -130,19 +131,19 @@ KeptSlots drop_over_capacity(const at::Tensor& ids_TK, const at::Tensor& weights
                              const Mask& valid_T, const DropOptions& o) {
   const char* policy = o.policy == DropPolicy::kProbs ? "probs" : "position";
   const auto [ids, weights, dropped] = drop_autograd(
-      ids_TK, weights_TK, valid_T, o.experts, o.rule.factor, o.rule.minimum, o.renormalise, policy);
+      ids_TK, weights_TK, valid_T, o.experts, o.rule.factor, o.rule.minimum, o.renormalize, policy);
   return {ids, weights, dropped};
 }
 
-void define_capacity(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m,
          "drop_over_capacity(Tensor ids, Tensor weights, Tensor? valid, int experts, float factor, "
-         "int minimum=1, bool renormalise=False, str policy=\"probs\") -> (Tensor ids, Tensor "
+         "int minimum=1, bool renormalize=False, str policy=\"probs\") -> (Tensor ids, Tensor "
          "weights, Tensor dropped)",
          drop_device, drop_meta, drop_autograd);
   define(m,
          "drop_over_capacity_backward(Tensor grad, Tensor ids, Tensor kept_ids, Tensor weights, "
-         "int experts, bool renormalise) -> Tensor",
+         "int experts, bool renormalize) -> Tensor",
          drop_backward_device, drop_backward_meta);
 }
 

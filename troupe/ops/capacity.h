@@ -13,7 +13,7 @@ struct DropOptions {
   int64_t experts;
   CapacityRule rule;
   DropPolicy policy = DropPolicy::kProbs;
-  bool renormalise = false;
+  bool renormalize = false;
 };
 
 struct KeptSlots {

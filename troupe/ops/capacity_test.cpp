@@ -90,13 +90,13 @@ TROUPE_ON_DEVICES(CapacityOpTest);
 
 TEST(CapacityOp, AgreesWithTheNumericJacobian) {
   const at::Tensor ids = testing::random_ids(9, 2, 4, 3);
-  for (bool renormalise : {false, true}) {
+  for (bool renormalize : {false, true}) {
     const auto w = (at::rand({9, 2}, at::kDouble) + 0.1).requires_grad_();
     testing::expect_gradients(
         [&](const Tensors& in) {
           return drop_over_capacity(
                      ids, in[0], std::nullopt,
-                     {.experts = 4, .rule = {.factor = 0.5}, .renormalise = renormalise})
+                     {.experts = 4, .rule = {.factor = 0.5}, .renormalize = renormalize})
               .weights_TK;
         },
         {w});

@@ -86,7 +86,7 @@ at::Tensor combine(const at::Tensor& y_RD, const Plan& plan, const Optional& wei
   return combine_autograd(y_RD, weights_TK, addend_TD, plan_tensors(plan));
 }
 
-void define_combine(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m, "combine(Tensor y, Tensor? weights, Tensor? addend, Tensor[] plan) -> Tensor",
          combine_device, combine_meta, combine_autograd);
 }

@@ -218,7 +218,7 @@ std::pair<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& x_TD,
   return {head.loss, head.lse};
 }
 
-void define_cross_entropy(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m,
          "cross_entropy(Tensor logits, Tensor target, Tensor? weight=None, float z_loss=0., "
          "int ignore=-100) "

@@ -15,7 +15,7 @@
 namespace troupe {
 namespace {
 
-using Out = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using ChoiceTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using Optional = std::optional<at::Tensor>;
 
 const char* name_of(Score score) {
@@ -27,9 +27,9 @@ const char* name_of(Score score) {
   return "?";
 }
 
-ExpertChoiceRule rule_of(const std::string& score, double rho, bool normalise, double scale) {
+ExpertChoiceRule rule_of(const std::string& score, double rho, bool normalize, double scale) {
   for (const Score s : {Score::kSoftmax, Score::kSigmoid, Score::kSqrtSoftplus}) {
-    if (score == name_of(s)) return {s, rho, normalise, static_cast<float>(scale)};
+    if (score == name_of(s)) return {s, rho, normalize, static_cast<float>(scale)};
   }
   TROUPE_CHECK(false, "expert_choice: score must be softmax, sigmoid or sqrtsoftplus; it is",
                score);
@@ -44,9 +44,10 @@ Optional dense(const Optional& t) {
 }
 
 // LONG: a schema's arguments
-Out choose_meta(const at::Tensor& logits_TE, const Optional& valid_T, const Optional& given_TE,
-                std::string score, double rho, bool normalise, double scale) {
-  rule_of(score, rho, normalise, scale);
+ChoiceTensors choose_meta(const at::Tensor& logits_TE, const Optional& valid_T,
+                          const Optional& given_TE, std::string score, double rho, bool normalize,
+                          double scale) {
+  rule_of(score, rho, normalize, scale);
   check_sizes(logits_TE, {-1, -1}, "expert_choice: logits");
   const c10::SymInt T = logits_TE.sym_size(0), E = logits_TE.sym_size(1);
   if (valid_T.has_value()) {
@@ -65,13 +66,14 @@ Out choose_meta(const at::Tensor& logits_TE, const Optional& valid_T, const Opti
 }
 
 // LONG: a schema's arguments
-Out choose_device(const at::Tensor& logits_TE, const Optional& valid_T, const Optional& given_TE,
-                  std::string score, double rho, bool normalise, double scale) {
-  Out out = choose_meta(logits_TE, valid_T, given_TE, score, rho, normalise, scale);
+ChoiceTensors choose_device(const at::Tensor& logits_TE, const Optional& valid_T,
+                            const Optional& given_TE, std::string score, double rho, bool normalize,
+                            double scale) {
+  ChoiceTensors out = choose_meta(logits_TE, valid_T, given_TE, score, rho, normalize, scale);
   const at::Tensor logits = rowwise(logits_TE);
   const Optional valid = dense(valid_T), given = dense(given_TE);
   ExpertChoice args{.logits = view(logits, "expert_choice: logits"),
-                    .rule = rule_of(score, rho, normalise, scale),
+                    .rule = rule_of(score, rho, normalize, scale),
                     .valid = ptr_or_null<const uint8_t>(valid, "expert_choice: valid"),
                     .given_ids = ptr_or_null<const int32_t>(given, "expert_choice: given_ids"),
                     .ids = ptr<int32_t>(std::get<0>(out), "expert_choice: ids"),
@@ -88,8 +90,8 @@ Out choose_device(const at::Tensor& logits_TE, const Optional& valid_T, const Op
 // LONG: a schema's arguments
 at::Tensor backward_meta(const at::Tensor& grad_weights, const at::Tensor& grad_squares,
                          const at::Tensor& logits, const at::Tensor& ids, const Optional& /*valid*/,
-                         std::string score, double rho, bool normalise, double scale) {
-  rule_of(score, rho, normalise, scale);
+                         std::string score, double rho, bool normalize, double scale) {
+  rule_of(score, rho, normalize, scale);
   check_sizes(logits, {-1, -1}, "expert_choice_backward: logits");
   const c10::SymInt T = logits.sym_size(0), E = logits.sym_size(1);
   check_sizes(grad_weights, {T, E}, "expert_choice_backward: grad_weights");
@@ -104,16 +106,16 @@ at::Tensor backward_meta(const at::Tensor& grad_weights, const at::Tensor& grad_
 // LONG: a schema's arguments
 at::Tensor backward_device(const at::Tensor& grad_weights_TE, const at::Tensor& grad_squares,
                            const at::Tensor& logits_TE, const at::Tensor& ids_TE,
-                           const Optional& valid_T, std::string score, double rho, bool normalise,
+                           const Optional& valid_T, std::string score, double rho, bool normalize,
                            double scale) {
   at::Tensor out = backward_meta(grad_weights_TE, grad_squares, logits_TE, ids_TE, valid_T, score,
-                                 rho, normalise, scale);
+                                 rho, normalize, scale);
   const at::Tensor logits = rowwise(logits_TE), grad = grad_weights_TE.contiguous();
   const at::Tensor squares = grad_squares.contiguous();
   const Optional valid = dense(valid_T);
   const ExpertChoiceBackward args{
       .logits = view(logits, "expert_choice: logits"),
-      .rule = rule_of(score, rho, normalise, scale),
+      .rule = rule_of(score, rho, normalize, scale),
       .valid = ptr_or_null<const uint8_t>(valid, "expert_choice: valid"),
       .ids = ptr<const int32_t>(ids_TE, "expert_choice: ids"),
       .grad_weights = view(grad, "expert_choice: gradient"),
@@ -124,20 +126,21 @@ at::Tensor backward_device(const at::Tensor& grad_weights_TE, const at::Tensor& 
 }
 
 // LONG: a schema's arguments
-Out choose_autograd(const at::Tensor& logits_TE, const Optional& valid_T, const Optional& given_TE,
-                    std::string score, double rho, bool normalise, double scale) {
+ChoiceTensors choose_autograd(const at::Tensor& logits_TE, const Optional& valid_T,
+                              const Optional& given_TE, std::string score, double rho,
+                              bool normalize, double scale) {
   static const auto op = raw_op<decltype(choose_device)>("troupe::expert_choice");
-  Out out = op(logits_TE, valid_T, given_TE, score, rho, normalise, scale);
+  ChoiceTensors out = op(logits_TE, valid_T, given_TE, score, rho, normalize, scale);
   const auto& [ids, weights, counts, squares] = out;
   record({.name = "expert_choice",
           .inputs = {logits_TE},
           .outputs = {weights, squares},
           .saved = {logits_TE, ids, valid_T.value_or(at::Tensor())},
-          .backward = [score, rho, normalise, scale](const Gradients& g) -> TensorList {
+          .backward = [score, rho, normalize, scale](const Gradients& g) -> TensorList {
             static const auto back =
                 raw_op<decltype(backward_device)>("troupe::expert_choice_backward");
             return {back(g.outputs[0], g.outputs[1], g.saved[0], g.saved[1], optional(g.saved[2]),
-                         score, rho, normalise, scale)};
+                         score, rho, normalize, scale)};
           }});
   return out;
 }
@@ -148,20 +151,20 @@ ExpertChoiceResult expert_choice(const at::Tensor& logits_TE, const ExpertChoice
   const ExpertChoiceRule& r = o.rule;
   const auto [ids, weights, counts, squares] =
       choose_autograd(logits_TE, optional(o.valid_T), optional(o.given_ids_TE), name_of(r.score),
-                      r.rho, r.normalise, r.scale);
+                      r.rho, r.normalize, r.scale);
   return {ids, weights, counts, squares.reshape({})};
 }
 
-void define_expert_choice(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m,
          "expert_choice(Tensor logits, Tensor? valid, Tensor? given_ids, str score, "
-         "float rho, bool normalise=False, float scale=1.) -> (Tensor ids, Tensor weights, Tensor "
+         "float rho, bool normalize=False, float scale=1.) -> (Tensor ids, Tensor weights, Tensor "
          "counts, "
          "Tensor lse_squares)",
          choose_device, choose_meta, choose_autograd);
   define(m,
          "expert_choice_backward(Tensor grad_weights, Tensor grad_lse_squares, Tensor logits, "
-         "Tensor ids, Tensor? valid, str score, float rho, bool normalise, float scale) -> Tensor",
+         "Tensor ids, Tensor? valid, str score, float rho, bool normalize, float scale) -> Tensor",
          backward_device, backward_meta);
 }
 

@@ -44,9 +44,9 @@ TEST_P(ExpertChoiceOp, G3_MaskedTokensAreNeverTaken) {
 
 TEST_P(ExpertChoiceOp, R15_Replay) {
   const at::Tensor z = at::randn({60, 4}, device());
-  const ExpertChoiceResult first = expert_choice(z, {.rule = {.rho = 1, .normalise = true}});
+  const ExpertChoiceResult first = expert_choice(z, {.rule = {.rho = 1, .normalize = true}});
   const ExpertChoiceResult again =
-      expert_choice(z, {.rule = {.rho = 0, .normalise = true}, .given_ids_TE = first.ids_TE});
+      expert_choice(z, {.rule = {.rho = 0, .normalize = true}, .given_ids_TE = first.ids_TE});
   EXPECT_TRUE(again.weights_TE.equal(first.weights_TE));
   EXPECT_TRUE(again.counts_E.equal(first.counts_E));
 }
@@ -67,7 +67,7 @@ INSTANTIATE_TEST_SUITE_P(On, ExpertChoiceOp, testing::devices(), testing::device
 
 TEST(ExpertChoiceOp, AgreesWithTheNumericJacobian) {
   for (const ExpertChoiceRule& rule : {ExpertChoiceRule{.rho = 2},
-                                       {.score = Score::kSigmoid, .rho = 1.5, .normalise = true},
+                                       {.score = Score::kSigmoid, .rho = 1.5, .normalize = true},
                                        {.score = Score::kSqrtSoftplus, .rho = 1, .scale = 3}}) {
     testing::expect_gradients(
         [&](const Tensors& in) {

@@ -124,7 +124,7 @@ at::Tensor dequantize_fp8(const Fp8Matrix& q, const Fp8Tiles& t, at::ScalarType 
   return op(q.bytes, q.scales, dtype, t.rows, t.columns, t.part_rows, t.expert_offset);
 }
 
-void define_fp8(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m,
          "quantize_fp8(Tensor x, int rows=1, int columns=0, int part_rows=0, "
          "Tensor? expert_offset=None, Tensor? factor=None) -> (Tensor, Tensor)",

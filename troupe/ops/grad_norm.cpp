@@ -77,7 +77,7 @@ std::pair<at::Tensor, at::Tensor> clip_scale(const at::Tensor& sum, double max_n
   return {scale, norm};
 }
 
-void define_grad_norm(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m, "sum_squares(Tensor[] tensors) -> Tensor", sum_squares_device, sum_squares_meta);
   define(m, "clip_scale(Tensor sum_squares, float max_norm) -> (Tensor, Tensor)", clip_scale_device,
          clip_scale_meta);

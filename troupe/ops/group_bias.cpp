@@ -107,7 +107,7 @@ at::Tensor group_bias(const at::Tensor& x_RD, const at::Tensor& bias_ED,
   return group_bias_op(x_RD, bias_ED, expert_offset, score_R);
 }
 
-void define_group_bias(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m, "group_bias(Tensor x, Tensor bias, Tensor expert_offset, Tensor? score) -> Tensor",
          group_bias_device, group_bias_meta, group_bias_op);
   define(m,

@@ -271,7 +271,7 @@ at::Tensor grouped_gemm_weight(const at::Tensor& a_RM, const at::Tensor& b_RN,
   return grouped_gemm_weight_op(a_RM, b_RN, expert_offset);
 }
 
-void define_grouped_gemm(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m, "grouped_gemm(Tensor x, Tensor w, Tensor expert_offset, bool w_out_in) -> Tensor",
          grouped_gemm_device, grouped_gemm_meta, grouped_gemm_op);
   define(m, "grouped_gemm_weight(Tensor a, Tensor b, Tensor expert_offset) -> Tensor",

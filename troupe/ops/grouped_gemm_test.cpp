@@ -116,7 +116,7 @@ TEST_P(GroupedGemmOp, X7_WideGradientsInBf16EqualALoopOverExperts) {
 
 INSTANTIATE_TEST_SUITE_P(On, GroupedGemmOp, testing::devices(), testing::device_name);
 
-at::Tensor input(at::IntArrayRef sizes) {
+at::Tensor product_input(at::IntArrayRef sizes) {
   return at::randn(sizes, at::kDouble).requires_grad_();
 }
 at::Tensor few_offsets() {
@@ -128,11 +128,11 @@ TEST(GroupedGemmGradient, AgreesWithTheNumericJacobian) {
     const bool out_in = order == WeightOrder::kOutIn;
     testing::expect_gradients(
         [&](const Tensors& x) { return grouped_gemm(x[0], x[1], few_offsets(), order); },
-        {input({6, 4}), out_in ? input({3, 7, 4}) : input({3, 4, 7})});
+        {product_input({6, 4}), out_in ? product_input({3, 7, 4}) : product_input({3, 4, 7})});
   }
   testing::expect_gradients(
       [](const Tensors& x) { return grouped_gemm_weight(x[0], x[1], few_offsets()); },
-      {input({6, 4}), input({6, 3})});
+      {product_input({6, 4}), product_input({6, 3})});
 }
 
 TEST(GroupedGemmGradient, X8_FrozenPartsHaveNone) {

@@ -109,7 +109,7 @@ at::Tensor normal_noise(const at::Tensor& like_TE, double std, std::string_view 
             given(place.index_T));
 }
 
-void define_jitter(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m,
          "jitter(Tensor x, float epsilon, int seed=0, int step=0, int layer=0, int first_token=0, "
          "Tensor? index=None) -> Tensor",

@@ -181,7 +181,7 @@ std::pair<at::Tensor, at::Tensor> add_norm(const at::Tensor& x, const at::Tensor
   return {std::get<0>(out), std::get<1>(out)};
 }
 
-void define_norm(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m,
          "norm(Tensor x, Tensor? residual, Tensor weight, Tensor? bias, str kind, float eps) "
          "-> (Tensor, Tensor, Tensor, Tensor)",

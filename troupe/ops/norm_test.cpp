@@ -58,7 +58,7 @@ TEST_P(NormOp, HalfPrecisionGradientsHaveTheParametersType) {
 
 INSTANTIATE_TEST_SUITE_P(On, NormOp, testing::devices(), testing::device_name);
 
-at::Tensor input(at::IntArrayRef sizes) {
+at::Tensor norm_input(at::IntArrayRef sizes) {
   return at::randn(sizes, at::kDouble).requires_grad_();
 }
 
@@ -66,14 +66,14 @@ TEST(NormGradient, AgreesWithTheNumericJacobian) {
   for (const char* kind : {"rms", "layer"}) {
     testing::expect_gradients(
         [&](const Tensors& x) { return norm(x[0], x[1], x[2], {.kind = kind}); },
-        {input({3, 5}), input({5}), input({5})});
+        {norm_input({3, 5}), norm_input({5}), norm_input({5})});
     // Both results of the fused form, and the way around the norm.
     testing::expect_gradients(
         [&](const Tensors& x) {
           const auto [y, sum] = add_norm(x[0], x[1], x[2], {}, {.kind = kind});
           return y * 2 + sum * sum;
         },
-        {input({3, 5}), input({3, 5}), input({5})});
+        {norm_input({3, 5}), norm_input({3, 5}), norm_input({5})});
   }
 }
 
@@ -99,10 +99,10 @@ TEST(NormGradient, TheResultIsMadeAgainForItsReadersBackward) {
 }
 
 TEST(NormGradient, X8_FrozenInputsGetNone) {
-  const at::Tensor x = at::randn({3, 5}, at::kDouble), weight = input({5});
+  const at::Tensor x = at::randn({3, 5}, at::kDouble), weight = norm_input({5});
   norm(x, weight, {}, {}).sum().backward();
   EXPECT_FALSE(x.grad().defined());
-  const at::Tensor free = input({3, 5}), frozen = at::ones({5}, at::kDouble);
+  const at::Tensor free = norm_input({3, 5}), frozen = at::ones({5}, at::kDouble);
   norm(free, frozen, {}, {}).sum().backward();
   EXPECT_FALSE(frozen.grad().defined());
   EXPECT_TRUE(free.grad().defined());

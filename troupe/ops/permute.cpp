@@ -73,7 +73,7 @@ at::Tensor permute(const at::Tensor& x_TD, const Plan& plan, const Weights& weig
   return permute_autograd(x_TD, weights_TK, plan_tensors(plan));
 }
 
-void define_permute(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m, "permute(Tensor x, Tensor? weights, Tensor[] plan) -> Tensor", permute_device,
          permute_meta, permute_autograd);
 }

@@ -49,7 +49,7 @@ at::Tensor quantile(const at::Tensor& logits_TE, const at::Tensor& beta_E, const
   return op(logits_TE, beta_E, valid_T, k);
 }
 
-void define_quantile(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m, "quantile(Tensor logits, Tensor beta, Tensor? valid, int k) -> Tensor", quantile_device,
          quantile_meta);
 }

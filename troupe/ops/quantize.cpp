@@ -81,7 +81,7 @@ at::Tensor dequantize(const Quantized& q, int64_t bits, c10::SymIntArrayRef size
   return op(q.values, q.scales, bits, sizes, dtype);
 }
 
-void define_quantize(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m, "quantize(Tensor x, int bits, Tensor(a!) saturated) -> (Tensor, Tensor)",
          quantize_device, quantize_meta);
   define(m,

@@ -151,7 +151,7 @@ ToldCopies tell_copies(const at::Tensor& ids_TK, const at::Tensor& scores_TK,
   return {std::move(token), std::move(message)};
 }
 
-void define_rank_copies(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(
       m,
       "list_copies(Tensor ids, Tensor? index, Tensor owners, Tensor replicas, bool slices, "

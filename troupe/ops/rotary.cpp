@@ -101,7 +101,7 @@ at::Tensor rotary(const at::Tensor& x, const RotaryTables& tables,
   return rotary_op(x, tables.cos, tables.sin, position, o.first, o.interleaved);
 }
 
-void define_rotary(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m,
          "rotary(Tensor x, Tensor cos, Tensor sin, Tensor? position, int first, bool interleaved) "
          "-> Tensor",

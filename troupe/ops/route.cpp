@@ -268,7 +268,7 @@ RouteResult route(const at::Tensor& logits_TE, const RouteOptions& o) {
           kept_scores};
 }
 
-void define_route(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   const std::string results =
       "(Tensor ids, Tensor weights, Tensor counts, Tensor lse, Tensor probs, Tensor plain_counts, "
       "Tensor tokens, Tensor lse_squares, Tensor kept_scores)";

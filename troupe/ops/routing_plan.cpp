@@ -131,7 +131,7 @@ std::pair<Plan, PlanTiles> routing_plan_tiles(const at::Tensor& ids_TK, int64_t 
   return {{offset, src, slot, row, counts}, {list, count}};
 }
 
-void define_routing_plan(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m,
          "routing_plan(Tensor ids, int experts, int alignment=1, int capacity=0) -> "
          "(Tensor expert_offset, Tensor row_src, Tensor row_slot, Tensor slot_row, Tensor counts)",

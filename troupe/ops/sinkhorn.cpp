@@ -12,11 +12,11 @@
 namespace troupe {
 namespace {
 
-using Out = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using SinkhornTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using Mask = std::optional<at::Tensor>;
 
-Out sinkhorn_meta(const at::Tensor& logits_TE, const Mask& valid_T, int64_t k, double /*tolerance*/,
-                  int64_t /*max_iterations*/) {
+SinkhornTensors sinkhorn_meta(const at::Tensor& logits_TE, const Mask& valid_T, int64_t k,
+                              double /*tolerance*/, int64_t /*max_iterations*/) {
   check_sizes(logits_TE, {-1, -1}, "sinkhorn: logits");
   const c10::SymInt T = logits_TE.sym_size(0);
   TROUPE_CHECK(k >= 1, "sinkhorn: k is", k);
@@ -31,9 +31,9 @@ Out sinkhorn_meta(const at::Tensor& logits_TE, const Mask& valid_T, int64_t k, d
           at::empty_symint({1, logits_TE.sym_size(1)}, floats), at::empty_symint({}, ints)};
 }
 
-Out sinkhorn_device(const at::Tensor& logits_TE, const Mask& valid_T, int64_t k, double tolerance,
-                    int64_t max_iterations) {
-  Out out = sinkhorn_meta(logits_TE, valid_T, k, tolerance, max_iterations);
+SinkhornTensors sinkhorn_device(const at::Tensor& logits_TE, const Mask& valid_T, int64_t k,
+                                double tolerance, int64_t max_iterations) {
+  SinkhornTensors out = sinkhorn_meta(logits_TE, valid_T, k, tolerance, max_iterations);
   const at::Tensor logits = rowwise(logits_TE);
   const Mask valid = valid_T.has_value() ? Mask(valid_T->contiguous()) : Mask();
   Sinkhorn args{.logits = view(logits, "sinkhorn: logits"),
@@ -62,7 +62,7 @@ SinkhornResult sinkhorn(const at::Tensor& logits_TE, const Mask& valid_T,
   return {ids, u[0], v[0], iterations};
 }
 
-void define_sinkhorn(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m,
          "sinkhorn(Tensor logits, Tensor? valid, int k, float tolerance, int max_iterations) -> "
          "(Tensor ids, Tensor u, Tensor v, Tensor iterations)",

@@ -42,7 +42,7 @@ at::Tensor slot_dot(const at::Tensor& rows_RD, const at::Tensor& x_TD, const Pla
   return op(rows_RD, x_TD, plan_tensors(plan));
 }
 
-void define_slot_dot(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m, "slot_dot(Tensor rows, Tensor x, Tensor[] plan) -> Tensor", slot_dot_device,
          slot_dot_meta);
 }

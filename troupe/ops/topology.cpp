@@ -36,7 +36,7 @@ at::Tensor topology(const at::Tensor& padded_bins, const BlockGrid& grid) {
   return op(padded_bins, grid.block, grid.rows, grid.columns);
 }
 
-void define_topology(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(
       m,
       "topology(Tensor padded_bins, int block, SymInt block_rows, SymInt block_columns) -> Tensor",

@@ -67,7 +67,7 @@ at::Tensor unpack_rows(const at::Tensor& packed_RB, int64_t width, at::ScalarTyp
   return op(packed_RB, width, type);
 }
 
-void define_wire_rows(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m, "pack_rows(Tensor x, Tensor? index) -> Tensor", pack_rows_device, pack_rows_meta);
   define(m, "unpack_rows(Tensor packed, int width, ScalarType dtype) -> Tensor", unpack_rows_device,
          unpack_rows_meta);

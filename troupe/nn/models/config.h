@@ -54,7 +54,7 @@ constexpr auto names_of(PositionForm) {
   return std::array{Named{"rope", PositionForm::kRope}, Named{"learned", PositionForm::kLearned},
                     Named{"none", PositionForm::kNone}};
 }
-// Of each head alone, before or behind the rotation (HunYuan), or of the whole projection (OLMoE).
+// Norm of each head, before or after (HunYuan) the rotation, or of the whole projection (OLMoE).
 enum class QkNorm { kNone, kHead, kHeadTurned, kWhole };
 constexpr auto names_of(QkNorm) {
   return std::array{Named{"none", QkNorm::kNone}, Named{"head", QkNorm::kHead},

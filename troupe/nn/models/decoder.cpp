@@ -59,12 +59,22 @@ class Decoder : public Model {
       result.h = here(embed_).forward(batch, packing, context);
       return result;
     }
-    if (unit <= config_.layers) return here(layers_[unit - 1]).forward(h, batch, packing, context);
+    if (unit <= config_.layers) {
+      UnitResult result = here(layers_[unit - 1]).forward(h, batch, packing, context);
+      if (context.on_output != nullptr) {
+        (*context.on_output)("layers." + std::to_string(unit - 1), result.h);
+      }
+      return result;
+    }
     if (unit + 1 == num_units()) return here(head_).forward(h, batch, context, table());
-    return here(head_).predict(unit - config_.layers, h, {batch, packing, context, here(embed_)});
+    return here(head_).predict(unit - config_.layers, h, {batch, packing, context}, here(embed_));
   }
 
-  at::Tensor logits(const at::Tensor& h) override { return here(head_).logits(h, table()); }
+  at::Tensor logits(const at::Tensor& h, const Context& context) override {
+    at::Tensor out = here(head_).logits(h, context, table());
+    context.output("head", out);
+    return out;
+  }
 
   void for_each_param(int64_t unit, const ParamVisitor& f) override {
     if (unit < 0) return troupe::for_each_param(*this, "", f);

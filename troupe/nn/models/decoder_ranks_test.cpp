@@ -84,7 +84,7 @@ void run(const ModelConfig& config, const BuildOptions& options, const Batch& ba
   auto model = build_model(config, options);
   model->for_each_param(-1, [](const std::string& name, Param& p) {
     p.allocate(p.fp32 ? at::kFloat : at::kDouble);
-    initialise(p, name, 5);
+    initialize(p, name, 5);
   });
   const Context context{.training = true, .seed = 3, .step = 2, .first_token = 1000};
   at::Tensor h, total;

@@ -41,7 +41,7 @@ ModelConfig config_of(const std::string& extra) {
 
 std::unique_ptr<Model> built(const ModelConfig& config, const BuildOptions& options = {}) {
   auto model = build_model(config, options);
-  model->for_each_param(-1, [](const std::string& name, Param& p) { initialise(p, name, 5); });
+  model->for_each_param(-1, [](const std::string& name, Param& p) { initialize(p, name, 5); });
   return model;
 }
 
@@ -196,13 +196,13 @@ TEST(Decoder, A4_TheScopeOfABatchedLossIsWhoseCountsItReads) {
   EXPECT_EQ(loss("all", true, true), all);
 }
 
-// The bias of sigmoid_bias: its mean stays where `centre` takes it out after each step.
-TEST(Decoder, R10_CentreTakesTheMeanOutOfTheBias) {
-  const auto mean_of = [](const std::string& centre) {
+// The bias of sigmoid_bias: its mean stays where `center` takes it out after each step.
+TEST(Decoder, R10_CenterTakesTheMeanOutOfTheBias) {
+  const auto mean_of = [](const std::string& center) {
     const auto model = built(config_of(
         "moe: {experts: 3, top_k: 1, hidden: 16, router: {kind: sigmoid_bias, bias_rate: 0.01, "
-        "centre: " +
-        centre + "}}"));
+        "center: " +
+        center + "}}"));
     for (int step = 0; step < 5; ++step) {
       whole(*model, batch_of(2, 16));
       model->end_of_step();
@@ -507,7 +507,7 @@ TEST(Decoder, F64RunsWhole) {
   auto model = build_model(config_of(std::string("sinks: true, window: 4, ") + kMoe));
   model->for_each_param(-1, [](const std::string& name, Param& p) {
     p.allocate(at::kDouble);
-    initialise(p, name, 5);
+    initialize(p, name, 5);
   });
   const Batch batch = batch_of(2, 6);
   const UnitResult r = whole(*model, batch);

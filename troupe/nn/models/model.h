@@ -3,12 +3,12 @@
 // the executor of a schedule detaches its input and passes gradients from unit to unit.
 //
 //   auto model = build_model(config);
-//   model->for_each_param(-1, [&](auto& name, Param& p) { initialise(p, name, seed); });
+//   model->for_each_param(-1, [&](auto& name, Param& p) { initialize(p, name, seed); });
 //   at::Tensor h;
 //   for (int64_t u = 0; u < model->num_units(); ++u) h = model->forward(u, h, batch, context).h;
 //
 // Names are global (checkpoint names): layers are numbered over the whole model, experts over all
-// ranks. Param::allocate or initialise creates the parameters' memory; a new model holds none. A
+// ranks. Param::allocate or initialize creates the parameters' memory; a new model holds none. A
 // unit may be called any number of times, in any order.
 #pragma once
 
@@ -23,6 +23,7 @@
 #include "troupe/nn/context.h"
 #include "troupe/nn/models/config.h"
 #include "troupe/nn/models/costs.h"
+#include "troupe/nn/moe_stats.h"
 #include "troupe/nn/tensor_parts.h"
 
 namespace troupe {
@@ -35,7 +36,7 @@ class MoeLayer;      // nn/moe_layer.h
 
 constexpr int64_t kIgnoredLabel = -100;  // a target that does not count
 
-// Tokens of one MTP module (nn/ahead.h).
+// Tokens and targets of one MTP module (nn/ahead.h).
 struct AheadTokens {
   at::Tensor ids_BS, labels_BS;
   at::Tensor weights_BS;  // undefined: all 1
@@ -62,13 +63,6 @@ struct Batch {                 // one microbatch on the model's device; S may di
 // The number of tokens of a microbatch on all ranks that share it.
 int64_t whole_tokens(const Batch& batch);
 
-// The choices of one MoE layer, for a trace or a replay (R15); layers of MTP modules are numbered
-// after the blocks.
-struct LayerChoices {
-  int64_t layer;
-  at::Tensor ids_TK, logits_TE;  // int32; what they were made of
-};
-
 struct UnitResult {
   at::Tensor h;           // [n t, D], own tokens, to the next unit: n = states_after(); undefined
                           // after the head
@@ -93,8 +87,8 @@ class Model {
   virtual UnitResult forward(int64_t unit, const at::Tensor& h, const Batch& batch,
                              const Context& context) = 0;
   // [.., D] to [.., V], for h as it enters the head without training, the same on all ranks. For
-  // generation, evaluation, parity.
-  virtual at::Tensor logits(const at::Tensor& h) = 0;
+  // generation, evaluation, parity; of the context, on_output alone is read.
+  virtual at::Tensor logits(const at::Tensor& h, const Context& context = {}) = 0;
   // The parameters that a unit of this rank reads; none of another rank's unit; unit < 0: all, each
   // once. A tied table, and the table that MTP modules read, are visited by each unit that reads
   // it, as one Param under one name.
@@ -130,7 +124,7 @@ std::string unit_name(const ModelConfig& config, int64_t unit);
 
 // How many [t, D] a unit passes on, one behind the other. In training MTP module d passes on the
 // final norm's result, the normed states of modules 1 .. d and, to another module, its own state.
-// Without training no module computes anything, and the final norm's result alone goes on (PL5).
+// Without training no module computes anything, and the final norm's result alone is passed (PL5).
 int64_t states_after(const ModelConfig& config, int64_t unit, bool training);
 
 // Runs all units but the head: [B, S, D] on all ranks, the input of logits(), and of the head where

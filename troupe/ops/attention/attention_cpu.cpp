@@ -164,13 +164,13 @@ int64_t keys_end(const AttentionSegment& s) {
   return s.k + s.keys;
 }
 
-// Neighbouring segments that share keys, whose gradients one task adds up.
-struct Neighbours {
+// Neighboring segments that share keys, whose gradients one task adds up.
+struct Neighbors {
   size_t first, end;
   int64_t keys, keys_end;
 };
-std::vector<Neighbours> neighbours_of(const std::vector<AttentionSegment>& segments) {
-  std::vector<Neighbours> out;
+std::vector<Neighbors> neighbors_of(const std::vector<AttentionSegment>& segments) {
+  std::vector<Neighbors> out;
   for (size_t i = 0; i < segments.size(); ++i) {
     const AttentionSegment& s = segments[i];
     if (out.empty() || s.k >= out.back().keys_end) out.push_back({i, i, s.k, s.k});
@@ -181,7 +181,7 @@ std::vector<Neighbours> neighbours_of(const std::vector<AttentionSegment>& segme
 }
 
 // Calls f(head, block, scratch) for all blocks of all query heads of each segment of each
-// (neighbours, key head), in order; `begin(neighbours, key head)` before. Scratch holds `copies`
+// (neighbors, key head), in order; `begin(neighbors, key head)` before. Scratch holds `copies`
 // blocks.
 template <class T, class Begin, class F>
 void for_blocks(const AttentionProblem<T>& p, int64_t copies, Begin&& begin, F&& f) {
@@ -189,10 +189,10 @@ void for_blocks(const AttentionProblem<T>& p, int64_t copies, Begin&& begin, F&&
   for (const AttentionSegment& s : p.segments) keys = std::max(keys, s.keys);
   const int64_t each = kGemmScratch + copies * kQueryRows * keys, group = p.heads / p.kv_heads;
   WorkerScratch<T> memory(each);
-  const std::vector<Neighbours> all = neighbours_of(p.segments);
+  const std::vector<Neighbors> all = neighbors_of(p.segments);
   const int64_t n = static_cast<int64_t>(all.size()) * p.kv_heads;
   run_tasks(n, [&](int64_t task, int64_t worker) {
-    const Neighbours& near = all[task / p.kv_heads];
+    const Neighbors& near = all[task / p.kv_heads];
     const int64_t g = task % p.kv_heads;
     T* const mine = memory.of(worker);
     begin(near, g);
@@ -212,7 +212,7 @@ void for_blocks(const AttentionProblem<T>& p, int64_t copies, Begin&& begin, F&&
 template <class T>
 void attention_forward_cpu(const AttentionProblem<T>& p, T* out, T* lse) {
   for_blocks(
-      p, 1, [](const Neighbours&, int64_t) {},
+      p, 1, [](const Neighbors&, int64_t) {},
       [&](const Head<T>& head, const Block& b, const Scratch<T>& scratch) {
         forward_block(head, b, scratch, out, lse);
       });
@@ -226,7 +226,7 @@ void attention_backward_cpu(const AttentionProblem<T>& p, const AttentionResult<
   std::vector<T> sinks(grads.sinks != nullptr ? segments * p.heads : 0);
   for_blocks(
       p, 2,
-      [&](const Neighbours& near, int64_t g) {
+      [&](const Neighbors& near, int64_t g) {
         const auto clear = [&](const HeadRows<T>& rows, int64_t columns) {
           clear_rows<T>({rows.data + near.keys * rows.ld + g * columns, rows.ld},
                         near.keys_end - near.keys, columns);

@@ -1,5 +1,5 @@
 // The CPU path of ops/attention/attention: products by BLAS over blocks of queries, softmax between
-// them while a block is in cache. A task is one key head of one segment, or of neighbours that
+// them while a block is in cache. A task is one key head of one segment, or of neighbors that
 // share keys, so no sum is shared and the result is the same for any number of threads. Nothing of
 // size S x S outlives a block.
 #pragma once
@@ -24,7 +24,7 @@ struct AttentionProblem {
   int64_t heads, kv_heads, key_dim, value_dim;  // H, G, d, e
   double scale;
   int64_t window;                          // 0: none
-  std::vector<AttentionSegment> segments;  // their keys ascend; those of neighbours may overlap
+  std::vector<AttentionSegment> segments;  // their keys ascend; those of neighbors may overlap
   int64_t tokens;                          // rows of q
   HeadRows<const T> q, k, v;
   const T* sinks = nullptr;  // [H] or none

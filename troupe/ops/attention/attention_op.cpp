@@ -149,7 +149,7 @@ AttentionOut attention_op(const at::Tensor& q, const at::Tensor& k, const at::Te
 
 }  // namespace
 
-void define_attention(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m, "attention(Tensor q, Tensor k, Tensor v, float scale) -> (Tensor out, Tensor lse)",
          attention_device, attention_meta, attention_op);
   define(m,

@@ -29,11 +29,11 @@ struct SequenceGroup {
   std::vector<AttentionSegment> segments;
   std::vector<int64_t> layers;  // of each: which of the sums of its keys' gradients it adds to
 };
-// Sequences of so many tokens, one behind the other, that see their own keys.
+// Sequences of these lengths, one after the other, that see their own keys.
 std::vector<SequenceGroup> groups_of(const std::vector<int64_t>& lengths);
 // Keys ascend. No two segments that share keys are of one layer. Each ends with its last query's
-// own key or before the first's next one. Where dS of a head is more than kAttentionBytes the
-// queries are cut, into so many segments that it is not.
+// own key or before the first's next one. If dS of a head exceeds kAttentionBytes, the queries
+// are cut into enough segments that it does not.
 std::vector<SequenceGroup> groups_of(const std::vector<AttentionSegment>& segments);
 int64_t layers_of(const std::vector<SequenceGroup>& groups);
 

@@ -51,7 +51,7 @@ at::Tensor exclusive_cumsum(const at::Tensor& x, int64_t dim) {
   return op(x, dim);
 }
 
-void define_cumsum(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m, "inclusive_cumsum(Tensor x, int dim) -> Tensor", inclusive_device, cumsum_meta);
   define(m, "exclusive_cumsum(Tensor x, int dim) -> Tensor", exclusive_device, cumsum_meta);
 }

@@ -15,11 +15,12 @@
 namespace troupe {
 namespace {
 
-using Out = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using BinnedTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using Bins = std::optional<at::Tensor>;
 
-Out binned_plan_meta(const at::Tensor& indices, const at::Tensor& bins, const Bins& padded_bins,
-                     int64_t K, c10::SymInt /*capacity*/, c10::SymInt rows) {
+BinnedTensors binned_plan_meta(const at::Tensor& indices, const at::Tensor& bins,
+                               const Bins& padded_bins, int64_t K, c10::SymInt /*capacity*/,
+                               c10::SymInt rows) {
   check_sizes(indices, {-1}, "gather, scatter: indices");
   check_sizes(bins, {-1}, "gather, scatter: bins");
   if (padded_bins.has_value()) {
@@ -35,9 +36,10 @@ Out binned_plan_meta(const at::Tensor& indices, const at::Tensor& bins, const Bi
           at::empty_symint({bins.sym_size(0)}, ints.dtype(at::kLong))};
 }
 
-Out binned_plan_device(const at::Tensor& indices_in, const at::Tensor& bins_in,
-                       const Bins& padded_in, int64_t K, c10::SymInt capacity, c10::SymInt rows) {
-  Out out = binned_plan_meta(indices_in, bins_in, padded_in, K, capacity, rows);
+BinnedTensors binned_plan_device(const at::Tensor& indices_in, const at::Tensor& bins_in,
+                                 const Bins& padded_in, int64_t K, c10::SymInt capacity,
+                                 c10::SymInt rows) {
+  BinnedTensors out = binned_plan_meta(indices_in, bins_in, padded_in, K, capacity, rows);
   const at::Tensor indices = indices_in.contiguous(), bins = bins_in.contiguous();
   const Bins padded = padded_in.has_value() ? Bins(padded_in->contiguous()) : std::nullopt;
   const BinnedPlan args{
@@ -129,7 +131,7 @@ at::Tensor binned_scatter(const at::Tensor& x, const at::Tensor& indices, const 
 }
 
 // The operators are made of others, each with its gradient: they need none of their own.
-void define_gather(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(
       m,
       "binned_plan(Tensor indices, Tensor bins, Tensor? padded_bins, int top_k, SymInt capacity, "

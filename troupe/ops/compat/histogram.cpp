@@ -34,7 +34,7 @@ at::Tensor histogram(const at::Tensor& x, int64_t bins) {
   return op(x, bins);
 }
 
-void define_histogram(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m, "histogram(Tensor x, int bins) -> Tensor", histogram_device, histogram_meta);
 }
 

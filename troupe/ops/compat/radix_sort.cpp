@@ -39,7 +39,7 @@ Sorted radix_sort(const at::Tensor& x, std::optional<int64_t> end_bit) {
   return op(x, end_bit);
 }
 
-void define_radix_sort(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m, "sort(Tensor x, int? end_bit=None) -> (Tensor values, Tensor indices)", sort_device,
          sort_meta);
 }

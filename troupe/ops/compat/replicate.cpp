@@ -72,7 +72,7 @@ at::Tensor replicate(const at::Tensor& x, const at::Tensor& bins, int64_t num_ou
   return replicate_autograd(x, bins, num_outputs);
 }
 
-void define_replicate(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m, "replicate(Tensor x, Tensor bins, SymInt num_outputs) -> Tensor", replicate_device,
          replicate_meta, replicate_autograd);
   define(m, "replicate_backward(Tensor grad, Tensor bins) -> Tensor", replicate_backward_device,

@@ -411,7 +411,7 @@ at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& weights_TK, const P
   return out;
 }
 
-void define_moe_ffn(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   // Arguments that every operator here has; WeightLayout says how weights are laid out.
   const std::string experts =
       "Tensor w1, Tensor? b1, Tensor w2, Tensor? b2, Tensor? up, Tensor[] plan, str activation, "

@@ -268,7 +268,7 @@ at::Tensor moe_ffn_fp8(const at::Tensor& x_SD, const at::Tensor& weights_TK, con
   return emulated(x, weights_TK, plan, experts, options, fp8);
 }
 
-void define_moe_ffn_fp8(torch::Library& m) {
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
   m.def(
       "moe_ffn_fp8(Tensor x, Tensor weights, Tensor w1, Tensor w2, Tensor[] plan, *, "
       "str activation=\"silu\", float? clamp=None, float offset=0., bool weight_grad=True, "

@@ -5,8 +5,10 @@
 //   x_meta     the same sizes and types without data, so that torch.compile and export can trace
 //   x          calls raw_op("troupe::x") and records the gradient: the C++ API, and what PyTorch
 //              calls where gradients are on
-// and one line in its define_x(), which ops/support/library.cpp lists:
-//   define(m, "x(Tensor x, int n) -> Tensor", x_device, x_meta, x);
+// and one line in its file's registration, so that there is no list of files:
+//   TORCH_LIBRARY_FRAGMENT(troupe, m) {
+//     define(m, "x(Tensor x, int n) -> Tensor", x_device, x_meta, x);
+//   }
 // An operator without a gradient leaves the last one out.
 #pragma once
 

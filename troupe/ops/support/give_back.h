@@ -6,7 +6,7 @@
 namespace troupe {
 
 // Frees the memory of x, which is left without elements, and of all that share it. For a tensor
-// that this library made and nobody reads again. Work launched before still finds its bytes: a
+// that this library made and that is not read again. Work launched before still finds its bytes: a
 // GPU's allocator hands them to later work of the same stream.
 inline void give_back(const at::Tensor& x) {
   x.storage().unsafeGetStorageImpl()->reset();

@@ -6,7 +6,7 @@ namespace troupe {
 namespace {
 
 // One flag for the process, as shares_gpu() is: autograd calls operators on threads of its own.
-std::atomic<bool>& flag() {
+std::atomic<bool>& trial_flag() {
   static std::atomic<bool> on{false};
   return on;
 }
@@ -14,11 +14,11 @@ std::atomic<bool>& flag() {
 }  // namespace
 
 void set_trial_kernels(bool on) {
-  flag() = on;
+  trial_flag() = on;
 }
 
 bool trial_kernels() {
-  return flag();
+  return trial_flag();
 }
 
 }  // namespace troupe

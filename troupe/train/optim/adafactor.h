@@ -14,6 +14,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "troupe/train/optim/optimizer_base.h"
 
 namespace troupe {
 
@@ -32,5 +38,23 @@ void adafactor_matrices(const at::Tensor& p, const at::Tensor& g, const at::Tens
 // N vectors likewise: p and g [N, 1, n], variance [N, n].
 void adafactor_vectors(const at::Tensor& p, const at::Tensor& g, const at::Tensor& variance,
                        const AdafactorStep& s);
+
+struct AdafactorConfig : OptimizerBase {
+  static constexpr std::string_view kKind = "adafactor";
+  static constexpr std::string_view kHelp = "second moments by row and column";
+  static constexpr bool kWholeState = true;
+  double beta2_decay = -0.8;
+  double eps = 1e-3;
+  double clip = 1;
+  static void visit(auto& c, auto&& f) {
+    OptimizerBase::visit(c, f);
+    f("beta2_decay", c.beta2_decay, "adafactor: exponent of the second moment's decay schedule.");
+    f("eps", c.eps,
+      "Epsilon added to the root of the second moment; adafactor: minimum parameter scale.");
+    f("clip", c.clip, "adafactor: clipping threshold of the update's root mean square.");
+  }
+  std::unique_ptr<Optimizer> build() const;
+  void add_faults(std::vector<std::string>& out) const;
+};
 
 }  // namespace troupe

@@ -26,7 +26,7 @@ TEST(LossScale, F120_HalvesAfterTheHysteresisAndDoublesAfterTheWindow) {
   EXPECT_EQ(s.scale, 0x1p31);  // forgiven again
 }
 
-TEST(Spike, F112_OneBadBatchIsFlaggedAndNotLearntFrom) {
+TEST(Spike, F112_OneBadBatchIsFlaggedAndNotLearnedFrom) {
   SpikeState state;
   const SpikeConfig config;
   for (int i = 0; i < 200; ++i) {

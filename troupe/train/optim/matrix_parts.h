@@ -1,7 +1,7 @@
 // Functions of whole matrices of which ranks have a part each, as tensor ranks and slices of
 // experts do: every matrix is put together on one rank, which computes it and sends the parts back.
-// Matrix k of all is computed on rank k modulo the ranks, so that each has as many of them. Two
-// exchanges for all matrices together.
+// Matrix k is computed on rank k modulo the ranks, so that each has about the same number of them.
+// There are two exchanges for all matrices together.
 #pragma once
 
 #include <ATen/core/Tensor.h>

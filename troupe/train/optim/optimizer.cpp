@@ -11,17 +11,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "troupe/checkpoint/names.h"
 #include "troupe/core/check.h"
 #include "troupe/core/number/moment8.h"
 #include "troupe/ops/adamw.h"
 #include "troupe/ops/support/view.h"
-#include "troupe/train/optim/adafactor.h"
+#include "troupe/train/optim/matrices.h"
 #include "troupe/train/optim/matrix_parts.h"
 #include "troupe/train/optim/param_slice.h"
-#include "troupe/train/optim/soap.h"
 
 namespace troupe {
 namespace {
@@ -95,23 +93,6 @@ class Lion : public Optimizer {
 
  private:
   LionConfig config_;
-};
-
-// The matrices in a parameter's box: its last two dimensions are a matrix, the others count them. A
-// box with fewer dimensions holds a vector, or one vector per expert.
-struct Matrices {
-  explicit Matrices(const Param& p) {
-    const size_t fewest = p.per_expert ? 3 : 2;
-    if (p.size.size() < fewest) {
-      columns = p.size.empty() ? 1 : p.size.back();
-      return;
-    }
-    whole = true;
-    rows = p.size[p.size.size() - 2], columns = p.size.back();
-  }
-  bool whole = false;  // matrices and not vectors
-  int64_t rows = 1, columns = 1;
-  int64_t numel() const { return rows * columns; }
 };
 
 class Muon : public Optimizer {
@@ -251,115 +232,6 @@ class Muon : public Optimizer {
   AdamWOptimizer others_;
 };
 
-class Adafactor : public Optimizer {
- public:
-  explicit Adafactor(const AdafactorConfig& config) : config_(config) {}
-
-  std::vector<std::string> state_names(const Bucket&) const override { return {}; }
-
-  std::vector<SlotState> slot_states(const Param& p, const BucketKey&) const override {
-    if (!Matrices(p).whole) return {{"variance", Extent::kEach}};
-    return {{"row", Extent::kRows}, {"column", Extent::kColumns}};
-  }
-
-  void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
-    const AdafactorStep step{.step = s.step,
-                             .lr = s.lr,
-                             .weight_decay = s.weight_decay,
-                             .beta2_decay = config_.beta2_decay,
-                             .eps = config_.eps,
-                             .clip = config_.clip};
-    for (const int64_t slot : store.owned_members(b)) {
-      const ParamStore::Slot& own = store.slots()[static_cast<size_t>(slot)];
-      const Matrices shape(*own.named.param);
-      update_masters(ParamSlice(store, b, slot), shape.numel(),
-                     [&](const ParamSlice& p, int64_t from) {
-                       const std::vector<int64_t> sizes = {-1, shape.rows, shape.columns};
-                       const at::Tensor master = p.master.view(sizes);
-                       const at::Tensor g = p.scaled_grad(s.grad_scale).view(sizes);
-                       const auto of = [&](size_t i, int64_t each) {  // the piece's part of a state
-                         const int64_t n = master.size(0);
-                         return own.state[i].view({-1, each}).narrow(0, from / shape.numel(), n);
-                       };
-                       if (!shape.whole)
-                         return adafactor_vectors(master, g, of(0, shape.columns), step);
-                       adafactor_matrices(master, g, of(0, shape.rows), of(1, shape.columns), step);
-                     });
-    }
-  }
-
- private:
-  AdafactorConfig config_;
-};
-
-class Soap : public Optimizer {
- public:
-  explicit Soap(const SoapConfig& config) : config_(config), others_(config) {}
-
-  std::vector<std::string> state_names(const Bucket&) const override { return {"m", "v"}; }
-
-  std::vector<SlotState> slot_states(const Param& p, const BucketKey& key) const override {
-    std::vector<SlotState> out;
-    if (!key.matrix) return out;
-    const Matrices shape(p);
-    if (shape.rows <= config_.max_side) {
-      out.push_back({"left", Extent::kRowsRows});
-      out.push_back({"left_basis", Extent::kRowsRows});
-    }
-    if (shape.columns <= config_.max_side) {
-      out.push_back({"right", Extent::kColumnsColumns});
-      out.push_back({"right_basis", Extent::kColumnsColumns});
-    }
-    return out;
-  }
-
-  void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
-    if (!b.key.matrix) return others_.update(store, b, s);
-    const SoapStep step{.step = s.step,
-                        .lr = s.lr,
-                        .weight_decay = s.weight_decay,
-                        .beta1 = config_.betas[0],
-                        .beta2 = config_.betas[1],
-                        .eps = config_.eps,
-                        .every = config_.every};
-    for (const int64_t slot : store.owned_members(b)) {
-      const ParamStore::Slot& own = store.slots()[static_cast<size_t>(slot)];
-      const Matrices shape(*own.named.param);
-      if (shape.numel() == 0) continue;
-      update_masters(
-          ParamSlice(store, b, slot), shape.numel(), [&](const ParamSlice& p, int64_t from) {
-            const std::vector<int64_t> sizes = {-1, shape.rows, shape.columns};
-            const at::Tensor master = p.master.view(sizes);
-            size_t next = 0;
-            const auto side = [&](int64_t length) {
-              if (length > config_.max_side) return SoapSide{};
-              const auto part = [&](const at::Tensor& x) {
-                const at::Tensor all = x.view({-1, length, length});
-                return all.narrow(0, from / shape.numel(), master.size(0));
-              };
-              const size_t at = std::exchange(next, next + 2);
-              return SoapSide{part(own.state[at]), part(own.state[at + 1])};
-            };
-            const SoapSide left = side(shape.rows), right = side(shape.columns);
-            const at::Tensor m = p.state[0].to(at::kFloat), v = p.state[1].to(at::kFloat);
-            soap_matrices({.p = master,
-                           .g = p.scaled_grad(s.grad_scale).view(sizes),
-                           .m = m.view(sizes),
-                           .v = v.view(sizes),
-                           .left = left,
-                           .right = right},
-                          step);
-            p.state[0].copy_(m);
-            p.state[1].copy_(v);
-          });
-    }
-  }
-
- private:
-  SoapConfig config_;
-  AdamWOptimizer others_;
-};
-
 void check_betas(const std::vector<double>& betas, std::vector<std::string>& out) {
   const auto outside = [](double b) { return !(0 <= b && b < 1); };
   if (betas.size() != 2 || std::any_of(betas.begin(), betas.end(), outside)) {
@@ -368,6 +240,13 @@ void check_betas(const std::vector<double>& betas, std::vector<std::string>& out
 }
 
 }  // namespace
+
+void AdamWConfig::add_faults(std::vector<std::string>& out) const {
+  check_betas(betas, out);
+}
+void LionConfig::add_faults(std::vector<std::string>& out) const {
+  check_betas(betas, out);
+}
 
 std::unique_ptr<Optimizer> AdamWConfig::build() const {
   return std::make_unique<AdamWOptimizer>(*this);
@@ -380,12 +259,6 @@ std::unique_ptr<Optimizer> LionConfig::build() const {
 }
 std::unique_ptr<Optimizer> MuonConfig::build() const {
   return std::make_unique<Muon>(*this);
-}
-std::unique_ptr<Optimizer> AdafactorConfig::build() const {
-  return std::make_unique<Adafactor>(*this);
-}
-std::unique_ptr<Optimizer> SoapConfig::build() const {
-  return std::make_unique<Soap>(*this);
 }
 
 at::ScalarType scalar_type(MomentType type) {
@@ -440,12 +313,24 @@ Param state_like(const Param& p, Extent extent) {
 }
 
 bool needs_whole_matrices(const OptimizerConfig& config) {
-  return std::holds_alternative<MuonConfig>(config) || needs_whole_state(config);
+  const bool matrices = std::visit(
+      []<class C>(const C&) {
+        return requires {
+          C::kWholeMatrices;
+        };
+      },
+      config);
+  return matrices || needs_whole_state(config);
 }
 
 bool needs_whole_state(const OptimizerConfig& config) {
-  return std::holds_alternative<AdafactorConfig>(config) ||
-         std::holds_alternative<SoapConfig>(config);
+  return std::visit(
+      []<class C>(const C&) {
+        return requires {
+          C::kWholeState;
+        };
+      },
+      config);
 }
 
 bool has_state_by_element(const OptimizerConfig& config) {
@@ -463,26 +348,16 @@ std::vector<std::string> optimizer_faults(const OptimizerConfig& config) {
   if (!(base.weight_decay >= 0)) {
     out.push_back("weight_decay " + to_text(base.weight_decay) + " must not be negative");
   }
-  if (const auto* adamw = std::get_if<AdamWConfig>(&config)) check_betas(adamw->betas, out);
-  if (const auto* muon = std::get_if<MuonConfig>(&config)) check_betas(muon->betas, out);
-  if (const auto* lion = std::get_if<LionConfig>(&config)) check_betas(lion->betas, out);
-  if (const auto* soap = std::get_if<SoapConfig>(&config)) {
-    check_betas(soap->betas, out);
-    if (soap->every < 1) out.push_back("every " + to_text(soap->every) + " must be at least 1");
-    if (soap->max_side < 0) out.emplace_back("max_side must not be negative");
-  }
-  if (const auto* adafactor = std::get_if<AdafactorConfig>(&config)) {
-    if (!(adafactor->beta2_decay <= 0)) out.emplace_back("beta2_decay must not be positive");
-    if (!(adafactor->eps >= 0)) out.emplace_back("eps must not be negative");
-    if (!(adafactor->clip > 0)) out.emplace_back("clip must be positive");
-    if (base.moments != MomentType::kF32) {
-      out.emplace_back("moments: adafactor's rows and columns are f32");
-    }
-  }
-  if (base.moments == MomentType::kInt8 &&
-      (std::holds_alternative<MuonConfig>(config) || std::holds_alternative<SoapConfig>(config))) {
-    out.emplace_back("moments int8 is of adamw, sgd and lion; here f32 or bf16");
-  }
+  std::visit(
+      [&]<class C>(const C& c) {
+        if constexpr (requires { c.add_faults(out); }) c.add_faults(out);
+        if constexpr (requires { C::kInt8; }) {
+          if (!C::kInt8 && base.moments == MomentType::kInt8) {
+            out.emplace_back("moments int8 is of adamw, sgd and lion; here f32 or bf16");
+          }
+        }
+      },
+      config);
   return out;
 }
 

@@ -43,7 +43,7 @@ struct Bench {
         base(base_of(config)),
         store({{"w", &w}, {"norm", &norm}, {"experts.w1", &experts}, {"bias", &state}},
               at::TensorOptions(dtype), [&](const NamedParam& p) { return bucket_key(base, p); }) {
-    store.initialise_all(1);
+    store.initialize_all(1);
     make_state(*optimizer, base.moments, store);
   }
 
@@ -520,7 +520,7 @@ TEST(Optimizers, RefusesMomentsThatAKindHasNot) {
 
 TEST(Muon, NewtonSchulzBringsSingularValuesNearOne) {
   Param p = Param::of({2, 6, 8}, {.kind = Init::kNormal, .std = 1});
-  initialise(p, "x", 1);
+  initialize(p, "x", 1);
   const at::Tensor x = p.value.detach();
   const at::Tensor s = std::get<1>(at::linalg_svd(newton_schulz(x), false));
   EXPECT_GT(s.min().item<float>(), 0.3);

@@ -15,6 +15,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "troupe/train/optim/optimizer_base.h"
 
 namespace troupe {
 
@@ -39,5 +45,21 @@ struct SoapMatrices {
   SoapSide left, right;
 };
 void soap_matrices(const SoapMatrices& x, const SoapStep& s);
+
+struct SoapConfig : AdamWConfig {
+  static constexpr std::string_view kKind = "soap";
+  static constexpr std::string_view kHelp = "adamw in the eigenbasis of Shampoo's preconditioner";
+  static constexpr bool kWholeState = true;
+  static constexpr bool kInt8 = false;
+  int64_t every = 10;
+  int64_t max_side = 10000;
+  static void visit(auto& c, auto&& f) {
+    AdamWConfig::visit(c, f);
+    f("every", c.every, "soap: steps between updates of the eigenbasis.");
+    f("max_side", c.max_side, "soap: matrix sides longer than this are not preconditioned.");
+  }
+  std::unique_ptr<Optimizer> build() const;
+  void add_faults(std::vector<std::string>& out) const;
+};
 
 }  // namespace troupe

@@ -1,5 +1,5 @@
 // The draw of initial values (rule I1) from Python: layers there begin as those here do.
-//   initialise_(Tensor(a!) value, str name, int seed, float std, bool per_expert) -> ()
+//   initialize_(Tensor(a!) value, str name, int seed, float std, bool per_expert) -> ()
 // value, contiguous, gets N(0, std): element i is a function of (seed, name, i). With per_expert
 // its first dimension numbers experts, each a tensor of its own name (param.h).
 #include "troupe/core/check.h"
@@ -9,18 +9,18 @@
 namespace troupe {
 namespace {
 
-void initialise_device(const at::Tensor& value, std::string name, int64_t seed, double std,
+void initialize_device(const at::Tensor& value, std::string name, int64_t seed, double std,
                        bool per_expert) {
   TROUPE_CHECK(!per_expert || value.dim() > 0,
-               "initialise_: value must have a dimension of experts");
+               "initialize_: value must have a dimension of experts");
   const Init init{.kind = Init::kNormal, .std = std};
   const std::vector<int64_t> sizes = value.sizes().vec();
   Param p = per_expert ? Param::of_experts(sizes, init) : Param::of(sizes, init);
   p.value = value;
-  initialise(p, name, static_cast<uint64_t>(seed));
+  initialize(p, name, static_cast<uint64_t>(seed));
 }
 
-void initialise_meta(const at::Tensor& /*value*/, std::string /*name*/, int64_t /*seed*/,
+void initialize_meta(const at::Tensor& /*value*/, std::string /*name*/, int64_t /*seed*/,
                      double /*std*/, bool /*per_expert*/) {}
 
 }  // namespace
@@ -28,7 +28,7 @@ void initialise_meta(const at::Tensor& /*value*/, std::string /*name*/, int64_t 
 
 TORCH_LIBRARY_FRAGMENT(troupe, m) {
   troupe::define(m,
-                 "initialise_(Tensor(a!) value, str name, int seed, float std, bool per_expert) "
+                 "initialize_(Tensor(a!) value, str name, int seed, float std, bool per_expert) "
                  "-> ()",
-                 troupe::initialise_device, troupe::initialise_meta);
+                 troupe::initialize_device, troupe::initialize_meta);
 }
