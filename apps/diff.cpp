@@ -1,4 +1,5 @@
-// troupe diff: two checkpoints, or two recipes, and where they differ.
+// troupe diff: two checkpoints, two recipes, or the modules of two models, and where they differ.
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <map>
@@ -8,6 +9,7 @@
 #include "apps/verbs.h"
 #include "troupe/checkpoint/compare_tensors.h"
 #include "troupe/core/config/config.h"
+#include "troupe/train/compare_modules.h"
 #include "troupe/train/recipe/recipe.h"
 
 namespace troupe {
@@ -18,7 +20,8 @@ constexpr int kDifferent = 1;  // as diff(1) and cmp(1): no class of an error
 struct DiffVerb {
   std::string a, b;
   std::vector<std::string> only;
-  bool all = false, json = false, weights = false;
+  bool all = false, json = false, weights = false, modules = false;
+  double within = 1e-4;
 };
 
 struct Difference {  // --json of tensors
@@ -118,6 +121,37 @@ void diff_recipes(const DiffVerb& verb, Call& call) {
   if (!out.changes.empty()) call.code = kDifferent;
 }
 
+void print_modules(const ModuleComparison& c, bool all) {
+  size_t width = 6;
+  for (const ModuleDifference& m : c.modules) width = std::max(width, m.name.size());
+  const auto columns = static_cast<int>(width);
+  print_text("%-*s  %-16s  %8s  %8s\n", columns, "module", "shape", "max abs", "relative");
+  bool found = false;
+  int64_t left = std::ssize(c.modules);
+  for (const ModuleDifference& m : c.modules) {
+    if (found && !all) break;
+    --left;
+    found = found || m.differs;
+    print_text("%-*s  %-16s  %8.2g  %8.2g%s\n", columns, m.name.c_str(), to_text(m.shape).c_str(),
+               m.max_abs, m.max_rel, m.differs ? "  differs" : "");
+  }
+  if (left > 0) print_text("and %lld modules behind it (--all)\n", static_cast<long long>(left));
+  if (found) {
+    print_text("%s is the first module whose output differs by more than %g of its largest value\n",
+               c.first.c_str(), c.within);
+  } else {
+    print_text("the outputs of all %lld modules agree to %g of their largest values\n",
+               static_cast<long long>(std::ssize(c.modules)), c.within);
+  }
+}
+
+void diff_modules(const DiffVerb& verb, Call& call) {
+  if (!(verb.within >= 0)) fail(Code::kBadValue, "--within", "must be at least 0");
+  const ModuleComparison found = compare_modules(verb.a, verb.b, verb.within);
+  verb.json ? print_json(found) : print_modules(found, verb.all);
+  if (!found.first.empty()) call.code = kDifferent;
+}
+
 bool is_recipe(const std::string& path) {
   return path.ends_with(".yaml") || path.ends_with(".yml");
 }
@@ -127,27 +161,46 @@ void diff(const DiffVerb& verb, Call& call) {
     fail(Code::kBadValue, is_recipe(verb.a) ? verb.a : verb.b,
          "is a recipe and the other is not: compare two of the same kind");
   }
-  is_recipe(verb.a) ? diff_recipes(verb, call) : diff_tensors(verb, call);
+  if (!verb.modules) return is_recipe(verb.a) ? diff_recipes(verb, call) : diff_tensors(verb, call);
+  if (is_recipe(verb.a)) fail(Code::kBadValue, "--modules", "compares models, not recipes");
+  diff_modules(verb, call);
 }
 
 }  // namespace
 
 void add_diff(CLI::App& app, Call& call) {
-  CLI::App* verb = app.add_subcommand("diff", "compares two checkpoints or two recipes");
+  CLI::App* verb =
+      app.add_subcommand("diff", "compares two checkpoints, two recipes or two models' modules");
   const auto options = std::make_shared<DiffVerb>();
   verb->add_option("a", options->a,
                    "a checkpoint, a run (its newest step), a model folder, a .safetensors file,\n"
                    "or a recipe (.yaml)")
       ->required();
   verb->add_option("b", options->b, "another of the same kind")->required();
-  verb->add_option("--only", options->only, "tensor names; a trailing * matches any rest");
-  verb->add_flag("--weights", options->weights,
-                 "compare model tensors only, no optimizer or state");
+  CLI::Option* const only =
+      verb->add_option("--only", options->only, "tensor names; a trailing * matches any rest");
+  CLI::Option* const weights = verb->add_flag("--weights", options->weights,
+                                              "compare model tensors only, no optimizer or state");
+  CLI::Option* const modules =
+      verb->add_flag(
+              "--modules", options->modules,
+              "compare what each module computes of the same tokens, in f32 on the CPU: of a\n"
+              "run or model folder, and of another or of a .safetensors file that Python's\n"
+              "troupe.record_modules wrote; needs 4 bytes per parameter")
+          ->excludes(only)
+          ->excludes(weights);
+  verb->add_option(
+          "--within", options->within,
+          "--modules: largest difference that counts as none, as a part of the largest value\n"
+          "of the module; default 1e-4")
+      ->needs(modules);
   verb->add_flag("--all", options->all, "list every difference");
   verb->add_flag("--json", options->json, "print JSON");
   verb->footer(
       "Example: troupe diff runs/a/step-000200 runs/b/step-000200\n"
-      "Exit: 0 bitwise equal, 1 different, else the class of an error.");
+      "         troupe diff --modules runs/olmoe outputs.safetensors\n"
+      "Exit: 0 bitwise equal (of modules: within --within), 1 different, else the class of an\n"
+      "error.");
   verb->callback([options, &call] { diff(*options, call); });
 }
 

@@ -1,9 +1,10 @@
 """Mixture-of-experts layers and training.
 
 `import troupe` registers Troupe's operators with PyTorch: torch.ops.troupe.moe_ffn and the others.
-`troupe.moe_ffn` and its neighbours in `troupe.functional` are the experts as functions.
+`troupe.moe_ffn` and its neighbors in `troupe.functional` are the experts as functions.
 `experts_implementation="troupe"` and `troupe.patch(model)` put them under a model of transformers.
 `troupe.run` starts the program; `troupe.Checkpoint` reads what a run saved, whole or as DTensors.
+`troupe.record_modules` writes what a model's modules compute, for `troupe diff --modules`.
 The command `troupe` trains whole models; `troupe --help` teaches it."""
 import importlib
 import os
@@ -40,6 +41,7 @@ _WHERE = {
     "patch": "patching",
     "plan": "routing",
     "plan_from_counts": "routing",
+    "record_modules": "modules",
     "report": "patching",
     "route": "routing",
     "run": "program",

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
 namespace troupe {
 
@@ -19,6 +20,10 @@ struct RowsOfGroup {
   at::Tensor own_T = {};  // if defined, int64, they are these instead
 };
 using RowsOver = std::function<RowsOfGroup(const at::Tensor&)>;
+
+// Sees the output of each module under the name that its parameters begin with, "layers.3.norm1", in
+// the order of computation (nn/module_outputs.h).
+using OutputHook = std::function<void(const std::string& name, const at::Tensor& y)>;
 
 struct Context {
   bool training = false;
@@ -37,8 +42,12 @@ struct Context {
   RowsOver group_rows = {};  // the rows of all of G (nn/group_rows.h)
   int64_t replicas = 1;      // D, data replicas
   bool budgeted = true;      // false: a step repeated without the budget, which overflowed (C7)
+  const OutputHook* on_output = nullptr;  // null: nothing is called
 
   bool records() const { return training && owns_backward; }
+  void output(const char* name, const at::Tensor& y) const {
+    if (on_output != nullptr) (*on_output)(name, y);
+  }
 };
 
 // Properties of the T tokens of x. Undefined tensors: all valid; no ids; no replay.

@@ -23,6 +23,11 @@ at::Tensor flat_or_none(const at::Tensor& x) {
 
 }  // namespace
 
+void BlockCall::output(const char* part, const at::Tensor& y) const {
+  if (context.on_output == nullptr) return;
+  (*context.on_output)("layers." + std::to_string(context.layer) + '.' + part, y);
+}
+
 std::unique_ptr<Block> build_block(const BlockShape& shape) {
   if (shape.options.block) return shape.options.block(shape);
   return std::visit([&](const auto& kind) { return kind.build(shape); }, shape.model.block);
@@ -52,17 +57,19 @@ at::Tensor BlockParts::attend(const at::Tensor& x_tD, const BlockCall& call) con
   all.first_token -= sharding_.own(batch.ids_BS.numel()).from;
   const at::Tensor a = attention->forward(
       x_tD, {sizes[0], sizes[1], call.packing, all, batch.cache, batch.slice.get()});
+  call.output("attention", a);
   return dropout(a, dropout_, DropPlace::kAttention, call.context);
 }
 
 at::Tensor BlockParts::feed_forward(const at::Tensor& x_tD, const BlockCall& call,
                                     UnitResult& result) const {
   const Batch& batch = call.batch;
-  const auto dropped = [&](const at::Tensor& y) {
+  const auto dropped = [&](const char* part, const at::Tensor& y) {
+    call.output(part, y);
     return dropout(y, dropout_, DropPlace::kFfn, call.context);
   };
   const int64_t all = batch.ids_BS.numel();
-  if (ffn) return dropped(ffn->forward(x_tD, all));
+  if (ffn) return dropped("ffn", ffn->forward(x_tD, all));
   const int64_t sequences = std::max<int64_t>(batch.ids_BS.size(0), 1);  // of no tokens: one, empty
   Tokens tokens = {.valid_T = sharding_.own_rows(flat_or_none(batch.valid_BS)),
                    .ids_T = sharding_.own_rows(flat_or_none(batch.ids_BS)),
@@ -78,7 +85,8 @@ at::Tensor BlockParts::feed_forward(const at::Tensor& x_tD, const BlockCall& cal
   result.losses = std::move(out.losses);
   result.stats = {out.stats};
   result.choices = {{index_, out.ids_TK, out.logits_TE}};
-  return dropped(out.bias.defined() ? out.y + out.bias : out.y);
+  if (out.logits_TE.defined()) call.output("moe.router", out.logits_TE);  // a table has none
+  return dropped("moe", out.bias.defined() ? out.y + out.bias : out.y);
 }
 
 }  // namespace troupe

@@ -39,6 +39,10 @@ struct BlockCall {
   const Batch& batch;
   const Packing& packing;
   Context context;
+
+  // Shows Context::on_output what the block's module `part` computed: attention and feed-forward
+  // are shown by BlockParts, a norm by the block.
+  void output(const char* part, const at::Tensor& y) const;
 };
 
 // What every kind is made of: the attention and the feed-forward of a layer, each with its dropout.

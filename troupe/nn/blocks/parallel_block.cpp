@@ -15,6 +15,7 @@ class Parallel : public Block {
                      const Context& context) override {
     const BlockCall call = parts_.call(batch, packing, context);
     const at::Tensor x = norm_.forward(h);
+    call.output("norm", x);
     UnitResult result;
     at::Tensor y = parts_.feed_forward(x, call, result);
     if (parts_.attention) y = parts_.attend(x, call) + y;

@@ -15,10 +15,16 @@ class PostNorm : public TwoNorms {
                      const Context& context) override {
     const BlockCall call = parts_.call(batch, packing, context);
     at::Tensor state = h;
-    if (norm1_) state = state + norm1_->forward(parts_.attend(state, call));
+    if (norm1_) {
+      const at::Tensor a = norm1_->forward(parts_.attend(state, call));
+      call.output("norm1", a);
+      state = state + a;
+    }
     UnitResult result;
     const at::Tensor y = parts_.feed_forward(state, call, result);
-    result.h = state + norm2_.forward(y);
+    const at::Tensor normed = norm2_.forward(y);
+    call.output("norm2", normed);
+    result.h = state + normed;
     return result;
   }
 };

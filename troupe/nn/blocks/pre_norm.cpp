@@ -18,10 +18,13 @@ class PreNorm : public TwoNorms {
     const BlockCall call = parts_.call(batch, packing, context);
     at::Tensor state = h, x;
     if (norm1_) {
-      std::tie(x, state) = norm2_.add(parts_.attend(norm1_->forward(state), call), state);
+      const at::Tensor read = norm1_->forward(state);
+      call.output("norm1", read);
+      std::tie(x, state) = norm2_.add(parts_.attend(read, call), state);
     } else {
       x = norm2_.forward(state);
     }
+    call.output("norm2", x);
     UnitResult result;
     const at::Tensor y = parts_.feed_forward(x, call, result);
     result.h = state + y;
