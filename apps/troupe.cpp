@@ -2,6 +2,7 @@
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -21,6 +22,7 @@
 #include "troupe/train/observe/run_files.h"
 #include "troupe/train/observe/thread_limit.h"
 #include "troupe/train/observe/version.h"
+#include "troupe/train/signals.h"
 
 namespace troupe {
 namespace {
@@ -102,7 +104,7 @@ int run_to_exit_code(int argc, char** argv) {
   try {
     open_standard_files();
     check_cpu();
-    // Of ranks the first says it for all.
+    // With several ranks, the first prints for all.
     const char* const rank = std::getenv("RANK");
     if (rank == nullptr || std::string_view(rank) == "0") {
       for (const std::string& line : unknown_variables()) std::cerr << line << '\n';
@@ -129,11 +131,19 @@ int run_to_exit_code(int argc, char** argv) {
 }  // namespace
 }  // namespace troupe
 
+// A write beyond the limit on file sizes (ulimit -f) fails as any other write, in every verb; a run
+// takes the signals that it takes later from here on.
+static void hold_signals_of(int argc, char** argv) {
+  ::signal(SIGXFSZ, SIG_IGN);
+  if (argc > 1 && std::string_view(argv[1]) == "train") troupe::hold_signals();
+}
+
 // _exit skips the destructors of globals. PyTorch's destructors take 80 ms to empty its operator
 // tables: a quarter of the time of a command that does no work. No global of this program needs its
 // destructor. A profiler that was loaded into the process writes its results at exit, so with one
 // the destructors run.
 int main(int argc, char** argv) {
+  hold_signals_of(argc, argv);
   troupe::StandardOutput out;
   const int code = out.finish(troupe::run_to_exit_code(argc, argv));
   if (std::getenv("LD_PRELOAD") != nullptr || std::getenv("CUDA_INJECTION64_PATH") != nullptr) {

@@ -102,6 +102,16 @@ class TroupeCommand(NanoRun):
             self.assertEqual(out.returncode, 2)
             self.assertIn(what, out.stderr)
 
+    def test_recipes_with_a_keys_old_name_are_read_and_printed_with_the_new_one(self):
+        for old, new, sets in (("router.centre", "center", ("model.moe.router.kind=sigmoid_bias",)),
+                               ("router.normalise", "normalize", ("model.moe.router.kind=expert_choice",)),
+                               ("capacity.renormalise", "renormalize", ("model.moe.capacity.factor=1.5",))):
+            words = [w for s in (*sets, f"model.moe.{old}=true") for w in ("--set", s)]
+            self.assertEqual(self.ran("check", "nano.yaml", *words).returncode, 0, old)
+            printed = self.ran("config", "print", "nano.yaml", *words).stdout
+            self.assertRegex(printed, rf"\b{new}: true  # --set model.moe.{old}=true")
+            self.assertNotIn(old.split(".")[1] + ":", printed)
+
     def test_names_that_are_none_are_answered_with_those_that_are(self):
         out = self.ran("inspect", "model", "olmoe-1b-7")
         self.assertEqual(out.returncode, 2)
@@ -152,7 +162,7 @@ class TroupeCommand(NanoRun):
         self.assertFalse((self.folder / "planted").exists())
 
     def log_on_terminal(self, columns, *words, term="xterm"):
-        """What the program's log writes to a terminal of so many columns, without colours."""
+        """What the program's log writes to a terminal of so many columns, without colors."""
         out = self.on_terminal(*words, streams=("stderr",), columns=columns, TERM=term)
         return re.sub(r"\x1b\[[\d;]*m", "", out.decode())
 
@@ -173,6 +183,16 @@ class TroupeCommand(NanoRun):
             self.assertTrue(any("info saved run/step-000030" in line for line in stays))
             logged = re.findall(r"info step (\d+)/30  loss", (self.folder / "run/log.txt").read_text())
             self.assertEqual(logged[:10] + logged[-1:], [*map(str, range(1, 11)), "30"])
+
+    def test_a_terminal_breaks_no_word_of_the_log(self):
+        said = self.log_on_terminal(60, "train", "nano.yaml", "--set", "train.steps=4", "--set", "eval.prompts=[]")
+        lines = [line.split("\x1b[K")[-1].strip("\r") for line in said.split("\n")]
+        self.assertEqual([line for line in lines if len(line) >= 60 and not line.lstrip().startswith("troupe train ")], [])
+        self.assertRegex(said, r"\n {18}troupe train nano.yaml .*train.steps=8")  # a command stays whole
+        logged = (self.folder / "run/log.txt").read_text()
+        (batch,) = [line for line in logged.splitlines() if "info batch" in line]
+        self.assertGreater(len(batch), 60)
+        self.assertIn(" ".join(batch.split()[2:]), " ".join(said.split()))
 
     def test_no_line_is_rewritten_where_nobody_would_see_it(self):
         for said in (self.log_on_terminal(80, "train", "nano.yaml", term="dumb"),

@@ -1,6 +1,7 @@
 """What a user meets between runs: a run folder that is moved, a disk that is full, limits of the system,
 a log that somebody made up, and the lines that say what to do. Rows of docs/reference/RELIABILITY.md."""
 import os
+import pathlib
 import signal
 import subprocess
 import unittest
@@ -71,6 +72,54 @@ class TroupeLimits(NanoRun):
         self.assertEqual(run.wait(PATIENCE), 0)
         self.assertIn("the limit of processor time (ulimit -S -t): stopping after step 8", self.said())
         self.assertEqual(self.steps()[-1], "step-000008")
+
+    def at_the_first_call_of_main(self, sign):
+        """A run to which this signal comes when its program has done nothing yet: strace stops it there. The signal is the
+        process's, as the kernel's and a terminal's are; one that strace injects is a thread's."""
+        said = self.command(["strace", "-e", "trace=fcntl", TROUPE, "--version"], 0).stderr.splitlines()
+        first = next(i for i, line in enumerate(said) if line.startswith("fcntl(0, F_GETFD"))
+        calls = sum(line.startswith("fcntl(") for line in said[:first]) + 1
+        words = ["strace", "-o", "/dev/null", "-e", "trace=fcntl", "-e", f"inject=fcntl:signal=SIGSTOP:when={calls}",
+                 TROUPE, "train", "nano.yaml"]
+        with subprocess.Popen([str(w) for w in words], cwd=self.folder, env=self.env(), stderr=subprocess.PIPE, text=True) as run:
+            children = pathlib.Path(f"/proc/{run.pid}/task/{run.pid}/children")
+            self.wait_for(lambda: children.read_text().split())
+            program = int(children.read_text().split()[0])
+            stands = []  # it is also stopped at each call that strace looks at, for a moment
+
+            def stands_still():
+                stat = pathlib.Path(f"/proc/{program}/stat").read_text().rpartition(")")[2].split()
+                stands.append((stat[0] in "tT", stat[11], stat[12]))  # its state and the processor's time
+                return len(stands) > 20 and stands[-1][0] and len(set(stands[-20:])) == 1
+            self.wait_for(stands_still)
+            os.kill(program, sign)
+            os.kill(program, signal.SIGCONT)
+            said = run.communicate(timeout=PATIENCE)[1]
+        self.assertEqual(run.returncode, 0, said)
+        return said
+
+    @unittest.skipUnless(STRACE, "needs strace")
+    def test_F187_a_signal_in_the_first_moment_is_handled(self):
+        said = self.at_the_first_call_of_main(signal.SIGXCPU)
+        self.assertRegex(said, r"the limit of processor time \(ulimit -S -t\): stopping after step \d+|asked to stop")
+        self.assertEqual(self.exit_record()["code"], 0)
+        said = self.at_the_first_call_of_main(signal.SIGHUP)  # the same command goes on, F104
+        self.assertIn("step 20/20", said)
+        self.assertEqual(len(self.losses()), 20)
+
+    def test_F187_the_limit_on_file_sizes_is_a_write_that_fails(self):
+        # The first has a line to write before anything else, to a file that takes none.
+        for kib, words, said in ((0, "train nano.yaml 2>said", ""),
+                                 (0, "train nano.yaml", "run/lock: E7002 cannot write: File too large; raise the limit"),
+                                 (1, "train nano.yaml", r"run/\w+\.\w+: E7002 cannot write: File too large; raise the limit"),
+                                 (0, "data build text.txt -t bytes --no-eod -o built", r"built.*: E7002 .*File too large; raise the limit"),
+                                 (0, "tokenizer train text.txt --vocab 260 -o words.json", "words.json: E7002 .*File too large; raise the limit"),
+                                 (0, "config print nano.yaml >said", "standard output: E7002 cannot write: File too large")):
+            ran = self.command(["bash", "-c", f"ulimit -f {kib}; TROUPE_WRONG=1 exec '{TROUPE}' {words}"], 7)
+            self.assertRegex(ran.stderr, said or "^$")
+            if words.startswith("tr") and kib:
+                self.assertEqual(self.exit_record()["error"], "E7002")
+        self.assertFalse((self.folder / "words.json").exists())
 
 
 class TroupeMadeUpLogs(NanoRun):

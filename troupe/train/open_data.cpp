@@ -10,14 +10,15 @@ namespace troupe {
 
 namespace {
 
-OpenedData open_all(const Recipe& recipe, const RunPlan& plan, const Log& log,
+OpenedData open_all(const Recipe& recipe, const RunPlan& plan, const DataLogs& logs,
                     const StopQuestion& stop) {
   OpenedData out;
   DataNeeds needs{.vocab = recipe.model.vocab,
                   .seed = recipe.train.seed,
                   .batch = plan.batch,
                   .samples = plan.run.samples,
-                  .log = log,
+                  .log = logs.files,
+                  .tries = logs.tries,
                   .stop = stop};
   if (!recipe.data.tokenizer.empty()) {
     out.tokenizer = open_tokenizer(recipe.data.tokenizer);
@@ -61,11 +62,11 @@ Error with_other_files(const Recipe& recipe, const Error& first) {
 
 }  // namespace
 
-OpenedData open_data(const Recipe& recipe, const Log& log, const StopQuestion& stop) {
+OpenedData open_data(const Recipe& recipe, const DataLogs& logs, const StopQuestion& stop) {
   const RunPlan plan = plan_of(recipe);
   OpenedData out;
   try {
-    out = open_all(recipe, plan, log, stop);
+    out = open_all(recipe, plan, logs, stop);
   } catch (const Error& error) {
     if (error.exit_class() != ExitClass::kData) throw;
     throw with_other_files(recipe, error);
@@ -82,7 +83,7 @@ OpenedData open_valid(Recipe recipe, const Log& log) {
     recipe.data.train.clear();
     recipe.data.stages.clear();
   }
-  return open_all(recipe, plan_of(recipe), log, {});
+  return open_all(recipe, plan_of(recipe), {log, log}, {});
 }
 
 }  // namespace troupe

@@ -25,10 +25,15 @@ sigset_t waited() {
 
 }  // namespace
 
-Signals::Signals() {
+void hold_signals() {
   const sigset_t set = waited();
   for (const int s : {SIGHUP, SIGPIPE, SIGXFSZ}) ::signal(s, SIG_IGN);
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
+Signals::Signals() {
+  hold_signals();
+  const sigset_t set = waited();
   signals_ = ::signalfd(-1, &set, SFD_CLOEXEC);
   end_ = ::eventfd(0, EFD_CLOEXEC);
   if (signals_ < 0 || end_ < 0) fail_file(Code::kFileFailed, "signals", "open", errno);

@@ -5,7 +5,8 @@
 //   SIGUSR2           say where the run is, and each of its threads
 //   SIGXCPU           the soft limit of processor time (ulimit -S -t): as one SIGTERM, also each
 //                     second again
-//   SIGHUP, SIGPIPE, SIGXFSZ are ignored: a closed terminal or pipe does not end a run
+//   SIGHUP, SIGPIPE, SIGXFSZ are ignored: a closed terminal or pipe does not end a run, and a write
+//                     beyond the limit on file sizes (ulimit -f) fails with EFBIG
 #pragma once
 
 #include <atomic>
@@ -17,9 +18,13 @@
 
 namespace troupe {
 
+// Ignores the signals above that are ignored, and keeps the others back until there is a Signals,
+// which then takes those that came before it. Call it first in main, in its only thread.
+void hold_signals();
+
 class Signals {
  public:
-  // Blocks the signals in this thread; make it before any other thread is started.
+  // Calls hold_signals; make it before any other thread is started.
   Signals();
   Signals(const Signals&) = delete;
   Signals& operator=(const Signals&) = delete;

@@ -1,12 +1,13 @@
 #include "troupe/core/file/live_line.h"
 
 #include <poll.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <utility>
+
+#include "troupe/core/file/terminal.h"
 
 namespace troupe {
 namespace {
@@ -37,12 +38,7 @@ LiveStderr::~LiveStderr() {
 }
 
 int LiveStderr::columns() const {
-  if (!on_terminal_) return 0;
-  winsize size = {};
-  const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-  constexpr int kUsual = 80;
-  // The last column stays free: a terminal that is full may begin a new line.
-  return std::min(kMostColumns, (known ? size.ws_col : kUsual) - 1);
+  return on_terminal_ ? std::min(kMostColumns, terminal_columns(STDERR_FILENO)) : 0;
 }
 
 void LiveStderr::draw() {

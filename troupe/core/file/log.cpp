@@ -13,7 +13,10 @@
 #include <stdexcept>
 
 #include "troupe/core/file/secrets.h"
+#include "troupe/core/file/terminal.h"
 #include "troupe/core/text/plain_text.h"
+#include "troupe/core/text/text.h"
+#include "troupe/core/text/wrap.h"
 
 namespace troupe {
 namespace {
@@ -22,6 +25,12 @@ spdlog::details::log_msg message(Level level, std::string_view line) {
   constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info,
                                                    spdlog::level::warn, spdlog::level::err};
   return {"", kLevels[static_cast<int>(level)], spdlog::string_view_t(line.data(), line.size())};
+}
+
+// The columns before a line's text: "12:30:01.250 info ".
+int begin_of(Level level) {
+  constexpr std::string_view kTime = "12:30:01.250 ";
+  return static_cast<int>(kTime.size() + to_text(level).size() + 1);
 }
 
 class StderrSink : public LogSink {
@@ -36,7 +45,9 @@ class StderrSink : public LogSink {
         sink_.log(message(Level::kWarning,
                           std::to_string(lost) + " lines were not read here and are lost"));
       }
-      sink_.log(message(level, line));
+      const int columns = terminal_columns(STDERR_FILENO);
+      const std::string shown = columns > 0 ? wrapped(line, columns, begin_of(level)) : "";
+      sink_.log(message(level, columns > 0 ? shown : line));
     } catch (const std::exception&) {
       // Nobody is left to tell.
     }

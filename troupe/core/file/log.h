@@ -30,7 +30,8 @@ class LogSink {
   virtual void write(Level level, std::string_view line) = 0;
 };
 
-// stderr: "12:30:01.250 warning text", colored on a terminal; a reader that stops loses lines.
+// stderr: "12:30:01.250 warning text", on a terminal colored, and broken at spaces (text/wrap.h); a
+// reader that stops loses lines.
 std::shared_ptr<LogSink> stderr_sink();
 
 // A file, "2026-11-21 12:30:01.250 warning text", synced to the system line by line, and begun anew

@@ -113,7 +113,7 @@ TEST(Log, F132_AFullDiskCostsOneWarningAndNothingElse) {
   EXPECT_NE(said.find("/dev/full: log lines are lost: "), std::string::npos) << said;
 }
 
-TEST(Log, StderrHasNoColoursWhereNobodyLooks) {
+TEST(Log, StderrHasNoColorsWhereNobodyLooks) {
   ::testing::internal::CaptureStderr();
   Log({stderr_sink()}).warning("careful");
   const std::string said = ::testing::internal::GetCapturedStderr();

@@ -1,4 +1,4 @@
-// UTF-8 by hand: finding what is not, repairing it, and walking what is.
+// Finds invalid UTF-8, repairs it, and iterates over valid characters.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@ inline bool is_utf8(std::string_view text) {
   return valid_utf8_prefix(text) == text.size();
 }
 
-// Each maximal part of a sequence that cannot go on, replaced by one U+FFFD, as Rust, Python and
-// browsers do.
+// Replaces each maximal part of an invalid sequence by one U+FFFD, as Rust, Python and browsers
+// do.
 std::string repaired_utf8(std::string_view text);
 
 // How many bytes at the end begin a character that more bytes could complete: 0 to 3.
