@@ -1,11 +1,14 @@
 // troupe launch: the ranks of a run on this machine, started, watched and, where that helps,
-// started again.
+// started again; or another program, where this machine passes its check.
 #include <CLI/Error.hpp>
 #include <signal.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -15,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/join_check.h"
 #include "apps/local_ranks.h"
 #include "apps/train_options.h"
 #include "apps/verbs.h"
@@ -48,6 +52,7 @@ constexpr const char* kStopped = "asked to stop before the run had begun";
 struct LaunchOptions {
   int ranks = 0, min_ranks = 0, max_restarts = 0, port = 0;  // min_ranks 0: as `ranks`
   bool quiet = false;
+  JoinCheck check;
   std::vector<std::string> command;
 };
 
@@ -64,6 +69,11 @@ std::string meaning(int code) {
     case 128 + SIGTERM: return "asked twice to stop";
     default: return "no exit class";
   }
+}
+
+Log log_of(const LaunchOptions& options) {
+  return Log({std::make_shared<LiveStderr>()}, options.quiet ? Level::kWarning : Level::kInfo,
+             "launch: ");
 }
 
 double seconds_between(SteadyTime a, SteadyTime b) {
@@ -205,8 +215,7 @@ class Launcher {
         fits_(std::move(fits)),
         devices_(static_cast<size_t>(options.ranks)),
         store_(options.port),
-        log_({std::make_shared<LiveStderr>()}, options.quiet ? Level::kWarning : Level::kInfo,
-             "launch: ") {
+        log_(log_of(options)) {
     std::iota(devices_.begin(), devices_.end(), 0);
     pulses_.emplace(options.ranks);
   }
@@ -302,7 +311,7 @@ class Launcher {
     const int restarts = options_.max_restarts;
     if (restarts > 0) out += " --max-restarts " + std::to_string(restarts);
     if (options_.min_ranks > 0) out += " --min-ranks " + std::to_string(options_.min_ranks);
-    return out + " --";
+    return out + options_.check.words() + " --";
   }
 
   // Which exit.json there is: another one is another file.
@@ -389,6 +398,26 @@ TrainOptions train_options(const std::vector<std::string>& words) {
   return options;
 }
 
+// Becomes that program, with this process's number, environment and files.
+[[noreturn]] void become(std::vector<std::string> words) {
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  ::execvp(arguments.front(), arguments.data());
+  fail(Code::kBadValue, words.front(), "cannot be started:", std::strerror(errno));
+}
+
+// Without ranks of its own: another program, which starts them, on a machine that is fit.
+void launch_program(const LaunchOptions& options, std::vector<std::string> words) {
+  if (!options.check.wanted || words.empty()) {
+    fail(Code::kBadValue, "--ranks",
+         "is missing: say how many processes this machine runs, such as -n 4. Only with "
+         "--check-machine a program may follow \"--\" that starts them, such as torchrun");
+  }
+  options.check.require_fit(".", /*gpus=*/true, log_of(options));
+  become(std::move(words));
+}
+
 void launch(const LaunchOptions& options, Call& call) {
   PeerHosts::of_environment();  // E2005 here, and not while ranks meet
   if (options.min_ranks > options.ranks) {
@@ -397,7 +426,12 @@ void launch(const LaunchOptions& options, Call& call) {
   }
   const auto dashes = std::ranges::find(call.words, "--");
   const std::vector<std::string> words(std::min(dashes + 1, call.words.end()), call.words.end());
+  if (options.ranks == 0) launch_program(options, words);
+  const auto check = [&options](const std::string& folder, bool gpus) {
+    if (options.check.wanted) options.check.require_fit(folder, gpus, log_of(options));
+  };
   if (words.size() > 1 && words[0] == "bench" && words[1] == "machine") {
+    check(".", /*gpus=*/true);
     call.code = Launcher(options, words, "", [](int) { return true; }).go();
     return;
   }
@@ -409,6 +443,7 @@ void launch(const LaunchOptions& options, Call& call) {
   const auto fits = [&recipe](int ranks) {
     return layout_faults(recipe.parallel, needs_of(recipe, ranks, ranks)).empty();
   };
+  check(recipe.checkpoint.dir, recipe.run.device != DeviceKind::kCpu);
   call.code = Launcher(options, words, recipe.checkpoint.dir, fits).go();
 }
 
@@ -418,7 +453,6 @@ void add_launch(CLI::App& app, Call& call) {
   CLI::App* verb = app.add_subcommand("launch", "trains with several processes on this machine");
   const auto options = std::make_shared<LaunchOptions>();
   verb->add_option("-n,--ranks", options->ranks, "number of processes, one per GPU")
-      ->required()
       ->check(CLI::Range(1, 1024));
   verb->add_option("--max-restarts", options->max_restarts,
                    "restarts from the newest checkpoint after a lost rank")
@@ -430,8 +464,10 @@ void add_launch(CLI::App& app, Call& call) {
   verb->add_option("--port", options->port, "port of the rendezvous; default: any free port")
       ->check(CLI::Range(1, 65535));
   verb->add_flag("--quiet", options->quiet, "log failures only");
+  options->check.add_to(*verb);
   verb->add_option("command", options->command,
-                   "after \"--\": train with its arguments, or bench machine");
+                   "after \"--\": train with its arguments, or bench machine; without -n any "
+                   "program");
   verb->footer(
       "Example: troupe launch -n 4 --max-restarts 3 -- train recipes/quickstart.yaml\n"
       "Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 are passed to all ranks. Returns what the rank "

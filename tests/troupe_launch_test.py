@@ -174,6 +174,31 @@ class TroupeLaunch(NanoRun):
         self.launch("checkpoint.dir=whole")
         self.assert_equal_runs("whole", "run")
 
+    def test_247_F190_a_machine_is_checked_before_its_ranks_start(self):
+        check = ["--check-machine", "--check-bound", "disk=2MB", "--check-bound", "memory=1MiB"]
+        said = self.launch(options=check)
+        for line in ("check: ok    disk speed of run: ", "check: ok    free memory: ", "attempt 1 of 1"):
+            self.assertIn(line, said)
+        said = self.launch("checkpoint.dir=slow", options=check, code=7, TROUPE_FAULT="check.disk=sleep:2500")
+        self.assertRegex(said, r"machine \S+: E7102 stays out of the run: disk speed of slow: [01]\.\d MB/s written and synced, ")
+        self.assertNotIn("attempt", said)
+        self.assertFalse((self.folder / "slow").exists())
+        self.assertEqual(list(self.folder.glob(".machine-check*")), [])
+        said = self.launch(options=[*check, "--check-bound", "time=3s"], code=7, TROUPE_FAULT="check.disk=sleep:60000")
+        self.assertIn("disk speed of run: no answer; bound: 3s for all checks", said)
+
+    def test_247_options_of_the_check_that_cannot_be_are_usage(self):
+        for options, words in ((["--check-bound", "disc=2MB"], "--check-bound disc=2MB"), (["--check-bound", "gpu_speed=2"], "E2005"),
+                               (["--check-against", "host0"], "is not HOST:PORT")):
+            said = self.launch(options=["--check-machine", *options], code=2)
+            self.assertIn(words, said)
+            self.assertNotIn("attempt", said)
+        self.assertIn("--ranks", self.troupe("launch", "--", "train", "nano.yaml", code=2).stderr)
+        self.troupe("launch", "-n", 2, "--check-bound", "disk=2MB", "--", "train", "nano.yaml", code=2)
+        ran = self.troupe("launch", "--check-machine", "--check-bound", "disk=1B", "--check-bound", "memory=1B", "--", "no-such-program",
+                          code=2)
+        self.assertIn("no-such-program: E2005 cannot be started", ran.stderr)
+
     def test_F105_no_rank_outlives_the_launcher(self):
         run = self.start_launch(TROUPE_FAULT=SLOW)
         self.wait_for_step(2)

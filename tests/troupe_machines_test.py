@@ -1,6 +1,7 @@
 """Row 242 and F169 between machines: two network name spaces with a cable between them stand for two machines, a rank on
 each. From a third address a stranger calls every port that the first machine's rank listens at: the run ends as
-without it, bit for bit, where TROUPE_PEERS lists the two. And what rank 0 listens at if MASTER_ADDR is a name."""
+without it, bit for bit, where TROUPE_PEERS lists the two. And what rank 0 listens at if MASTER_ADDR is a name. Row 247: the
+second machine fails its check."""
 import os
 import pathlib
 import subprocess
@@ -11,7 +12,7 @@ import unittest
 from nano_run import NANO, PATIENCE, TROUPE, NanoRun
 from troupe_strangers_test import FRAMES, HELLO, LIST_KEYS, LISTENS, call, keys_of
 
-FIRST, SECOND, STRANGER, PORT = "10.9.0.1", "10.9.0.2", "10.9.0.3", "29517"
+FIRST, SECOND, STRANGER, PORT, CHECKS = "10.9.0.1", "10.9.0.2", "10.9.0.3", "29517", "29518"
 MACHINES = os.path.exists("/usr/bin/nsenter") and subprocess.run(
     ["unshare", "-rmn", "sh", "-c", "ip link add name va type veth peer name vb && mount -t tmpfs none /tmp"],
     capture_output=True, check=False).returncode == 0
@@ -68,14 +69,15 @@ class TroupeMachines(NanoRun):
     def on(self, machine):
         return ["nsenter", "-t", str(machine), "-U", "-m", "-n", "--preserve-credentials", f"--wd={self.folder}"]
 
-    def start_run(self, name, host, **more):
+    def start_run(self, name, host, before=(), sets=(), faults=("batch=sleep:50",) * 2, **more):
         runs = []
         for rank, machine in enumerate((self.first, self.second)):
             env = self.env(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR=host,
-                           MASTER_PORT=PORT, GLOO_SOCKET_IFNAME=("va", "vb")[rank], TROUPE_FAULT="batch=sleep:50", **more)
+                           MASTER_PORT=PORT, GLOO_SOCKET_IFNAME=("va", "vb")[rank], TROUPE_FAULT=faults[rank], **more)
             with (self.folder / f"{name}.{rank}.txt").open("w") as out:
-                run = subprocess.Popen([*self.on(machine), str(TROUPE), "train", "nano.yaml", "--set",
-                                        f"checkpoint.dir={name}", "--set", "train.steps=30", "--set", "run.start_timeout=60s"],
+                run = subprocess.Popen([*self.on(machine), *before, str(TROUPE), "train", "nano.yaml", "--set",
+                                        f"checkpoint.dir={name}", "--set", "train.steps=30", "--set", "run.start_timeout=60s",
+                                        *(w for s in sets for w in ("--set", s))],
                                        cwd=self.folder, env=env, stderr=out, stdout=out)
             self.addCleanup(run.wait)
             self.addCleanup(run.kill)
@@ -170,6 +172,18 @@ class TroupeMachines(NanoRun):
         self.finish(runs, "everywhere")
         self.assertIn('MASTER_ADDR: "rank0.test" is no address of an interface of this machine here, so rank 0 listens at all '
                       "interfaces. Set MASTER_ADDR to the address by which", self.text_of(0, "everywhere"))
+
+    def test_247_F190_a_machine_with_a_slow_link_is_named_and_the_other_waits_as_for_one_that_never_came(self):
+        check = [str(TROUPE), "launch", "--check-machine", "--check-against", f"{FIRST}:{CHECKS}", "--check-bound", "disk=1MB",
+                 "--check-bound", "round_trip=300ms", "--check-bound", "link=100KB", "--check-bound", "memory=1MiB", "--"]
+        runs = self.start_run("slow", FIRST, check, ["run.start_timeout=10s"], ("", "check.link=sleep:500"))
+        self.assertEqual(runs[1].wait(PATIENCE), 7, self.text_of(1, "slow"))
+        named = r"stays out of the run: link to the host: round trip \d{3,}\.\d ms, \d+\.\d MB/s; bound: 300ms, 0\.1 MB/s"
+        self.assertRegex(self.text_of(1, "slow"), r"machine \S+: E7102 " + named)
+        self.assertNotIn("check: ok    link to the host", self.text_of(1, "slow"))
+        self.assertEqual(runs[0].wait(PATIENCE), 6, self.text_of(0, "slow"))
+        self.assertRegex(self.text_of(0, "slow"), r"reported: machine \S+ " + named)
+        self.assertIn("E6002", self.text_of(0, "slow"))
 
     def test_242_F169_a_list_that_cannot_be_read_ends_the_run_before_it_begins(self):
         for peers in ("10.9.0.0/40", "no.such.host.invalid", ","):

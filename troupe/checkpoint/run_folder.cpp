@@ -16,17 +16,13 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/file/hash.h"
+#include "troupe/core/file/host_name.h"
 #include "troupe/core/text/readable.h"
 
 namespace troupe {
 namespace {
 
 namespace stdfs = std::filesystem;
-
-std::string host() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
-}
 
 std::string content(int fd) {
   std::array<char, 512> text{};
@@ -143,12 +139,13 @@ RunLock::RunLock(const std::string& run) : path_(run + "/lock") {
     fail(Code::kFolderInUse, run, "is in use by", owner, "since", age, "s");
   }
   if (!owner.empty()) taken_over_ = "took over the run folder from " + owner + ", which has ended";
-  const std::string mine = "process " + std::to_string(::getpid()) + " on " + host() + '\n';
+  const std::string mine = "process " + std::to_string(::getpid()) + " on " + host_name() + '\n';
   if (::ftruncate(fd_, 0) != 0 ||
       ::pwrite(fd_, mine.data(), mine.size(), 0) != static_cast<ssize_t>(mine.size())) {
     const int error = errno;
     ::close(fd_);
-    fail_file(Code::kBadRunFolder, path_, "write", error);
+    const bool full = error == ENOSPC || error == EDQUOT;
+    fail_file(full ? Code::kNoSpace : Code::kBadRunFolder, path_, "write", error);
   }
 }
 

@@ -24,8 +24,8 @@ struct TextAllGather {
   // Without a timeout: how long the heartbeat of a missing rank may pause before it counts as
   // lost.
   std::chrono::milliseconds silence{600'000};
-  // Whether that rank is known to have exited. True of this rank: it has posted its last words and
-  // waits for nobody.
+  // Whether that rank is known to have exited. True for this rank: it has posted its last text and
+  // waits for no other.
   std::function<bool(int64_t rank)> has_ended;
 };
 

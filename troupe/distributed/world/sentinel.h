@@ -1,5 +1,5 @@
-// Ends a rank that stays in a collective with one that has ended. Gloo's collectives throw then;
-// NCCL's go on until run.hang_timeout, and the training thread with them.
+// Ends a rank that waits in a collective for a rank that has ended. Gloo's collectives then throw;
+// NCCL's wait until run.hang_timeout, and the training thread with them.
 //
 // It calls `end`, once, in its own thread, if a peer has ended while this rank is in a step, in an
 // evaluation or in a save, and has not moved for `patience`: its Pulse stands where it stood. In

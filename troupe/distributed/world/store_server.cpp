@@ -38,12 +38,12 @@ constexpr const char* kStranger =
     "what listens there is not a store (TCPStore): another program's port?";
 
 // 0, or why one address does not answer.
-int connect_error(int socket, const addrinfo& at) {
+int connect_error(int socket, const addrinfo& at, Milliseconds most = kAnswer) {
   int error = ::connect(socket, at.ai_addr, at.ai_addrlen) == 0 ? 0 : errno;
   if (error == EINPROGRESS) {
     pollfd ready{socket, POLLOUT, 0};
     socklen_t size = sizeof(error);
-    if (::poll(&ready, 1, static_cast<int>(kAnswer.count())) == 0) {
+    if (::poll(&ready, 1, static_cast<int>(most.count())) == 0) {
       error = ETIMEDOUT;
     } else if (::getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) != 0) {
       error = errno;
@@ -54,7 +54,7 @@ int connect_error(int socket, const addrinfo& at) {
 
 // Pings the peer as a TCPStore client would: only a store sends the number back. PyTorch's own
 // client would wait for the answer forever.
-bool is_store(int socket) {
+bool is_store(int socket, Milliseconds most) {
   using c10d::detail::QueryType;
   constexpr uint32_t kNumber = 0x7e0e7e0e;
   std::array<std::byte, 2 * (1 + sizeof(uint32_t))> asked{};
@@ -69,38 +69,23 @@ bool is_store(int socket) {
   if (::send(socket, asked.data(), asked.size(), MSG_NOSIGNAL) != std::ssize(asked)) return false;
   pollfd ready{socket, POLLIN, 0};
   uint32_t answer = 0;
-  return ::poll(&ready, 1, static_cast<int>(kAnswer.count())) == 1 &&
+  return ::poll(&ready, 1, static_cast<int>(most.count())) == 1 &&
          ::recv(socket, &answer, sizeof(answer), 0) == sizeof(answer) && answer == kNumber;
 }
 
 // Empty, or why no store answers at one address.
-std::string trouble_at(const addrinfo& at) {
+std::string trouble_at(const addrinfo& at, Milliseconds most) {
   const int socket = ::socket(at.ai_family, at.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (socket < 0) return std::strerror(errno);
-  const int error = connect_error(socket, at);
+  const int error = connect_error(socket, at, most);
   std::string out;
   if (error != 0) {
     out = std::strerror(error);
-  } else if (!is_store(socket)) {
+  } else if (!is_store(socket, most)) {
     out = kStranger;
   }
   ::close(socket);
   return out;
-}
-
-// Why no server answers at that address; empty: one does.
-std::string trouble_with(const std::string& host, int port) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  const int unknown = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  if (unknown != 0) return std::string("the host is not known: ") + ::gai_strerror(unknown);
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> all(found, ::freeaddrinfo);
-  std::string trouble;
-  for (const addrinfo* at = all.get(); at != nullptr; at = at->ai_next) {
-    trouble = trouble_at(*at);
-    if (trouble.empty()) return {};
-  }
-  return trouble;
 }
 
 // E6002 where this machine cannot connect to its own socket: the client that PyTorch's store makes
@@ -157,12 +142,26 @@ std::vector<std::string> own_addresses(const std::string& host) {
 
 }  // namespace
 
+std::string why_no_server(const std::string& host, int port, Milliseconds most) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  const int unknown = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (unknown != 0) return std::string("the host is not known: ") + ::gai_strerror(unknown);
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> all(found, ::freeaddrinfo);
+  std::string trouble;
+  for (const addrinfo* at = all.get(); at != nullptr; at = at->ai_next) {
+    trouble = trouble_at(*at, most);
+    if (trouble.empty()) return {};
+  }
+  return trouble;
+}
+
 void wait_for_server(const std::string& host, int port, Milliseconds timeout,
                      const std::function<void()>& check) {
   const auto end = Clock::now() + timeout;
   while (true) {
     if (check) check();
-    const std::string trouble = trouble_with(host, port);
+    const std::string trouble = why_no_server(host, port, kAnswer);
     if (trouble.empty()) return;
     if (Clock::now() >= end) {
       fail(Code::kNoRendezvous, host + ':' + std::to_string(port), "rank 0 was not there within",

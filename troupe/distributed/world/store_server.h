@@ -38,6 +38,9 @@ class StoreServer {
   std::unique_ptr<Server> server_;
 };
 
+// Why no store answers at that address within `most`; empty: one does.
+std::string why_no_server(const std::string& host, int port, std::chrono::milliseconds most);
+
 // Waits until a store answers at that address. E6002 after `timeout`, with the reason. `check` is
 // called while waiting and may throw.
 void wait_for_server(const std::string& host, int port, std::chrono::milliseconds timeout,

@@ -67,8 +67,8 @@ struct BenchReport {
 struct BenchOptions {
   int64_t warmup = 2;
   int64_t steps = 5;
-  // As one of so many ranks, on hosts of 8, of whom no other is there
-  // (distributed/group/echo_backend.h): what it holds and what it takes by itself, without a wait
+  // Runs as one of this many ranks, on hosts of 8, without the others
+  // (distributed/group/echo_backend.h): measures what one rank holds and computes, without waits
   // for others.
   int64_t ranks = 1, rank = 0;
 };

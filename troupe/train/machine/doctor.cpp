@@ -8,16 +8,15 @@
 
 #include <chrono>
 #include <cstdlib>
-#include <filesystem>
 #include <thread>
 
 #include "troupe/checkpoint/run_folder.h"
 #include "troupe/core/device/cpu.h"
-#include "troupe/core/file/file.h"
 #include "troupe/core/file/publish.h"
 #include "troupe/ops/support/cuda_plugin.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/learner.h"
+#include "troupe/train/machine/machine_check.h"
 #include "troupe/train/observe/run_files.h"
 #include "troupe/train/observe/version.h"
 #include "troupe/train/recipe/experts_kernels.h"
@@ -81,10 +80,16 @@ Finding run_folder(const std::string& folder) {
                  "choose another checkpoint.dir, or the right to write there");
 }
 
-// The run folder may not exist yet: the nearest folder above it is on the same disk.
-int64_t free_bytes_for(std::filesystem::path folder) {
-  while (!folder.empty() && file_kind(folder) == FileKind::kNothing) folder = folder.parent_path();
-  return free_bytes(folder.empty() ? "." : folder.string());
+// What is slow ends no run, so it is a warning here.
+std::vector<Finding> measured(const std::string& folder) {
+  std::vector<Finding> out;
+  check_machine(
+      {.folder = folder}, Faults(), [](const std::string&) {},
+      [&out](const Finding& found) {
+        out.push_back(found);
+        if (found.verdict == Finding::kFail) out.back().verdict = Finding::kWarn;
+      });
+  return out;
 }
 
 }  // namespace
@@ -141,20 +146,22 @@ Finding judge_threads(int64_t cores, int64_t threads) {
 std::vector<Finding> examine(const std::string& folder) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const int64_t all = int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
-  return {
+  std::vector<Finding> out = {
       finding(Finding::kOk, "troupe", version() + " (" + commit() + "), PyTorch " + TORCH_VERSION),
       processor(),
       judge_threads(std::thread::hardware_concurrency(), at::get_num_threads()),
       judge_host_memory(all, host_memory()),
       device(),
       run_folder(folder),
-      judge_disk(folder, free_bytes_for(folder)),
+      judge_disk(folder, free_bytes(nearest_folder(folder))),
       judge_shared_memory(size_of_disk("/dev/shm")),
       judge_open_files(limit_of(RLIMIT_NOFILE)),
       judge_locked_memory(limit_of(RLIMIT_MEMLOCK), has_cuda()),
       judge_clock(std::chrono::duration_cast<std::chrono::seconds>(now).count()),
       environment(),
   };
+  for (Finding& found : measured(folder)) out.push_back(std::move(found));
+  return out;
 }
 
 std::vector<Finding> examine_experts(const Recipe& recipe, int capability) {
@@ -186,13 +193,6 @@ std::vector<Finding> examine_experts(const Recipe& recipe, int capability) {
 
 int gpu_capability() {
   return has_cuda() ? capability_of({c10::kCUDA, 0}) : 0;
-}
-
-std::string line_of(const Finding& f) {
-  const char* const verdict = f.verdict == Finding::kOk     ? "ok    "
-                              : f.verdict == Finding::kWarn ? "warn  "
-                                                            : "fail  ";
-  return verdict + f.what + ": " + f.found + (f.cure.empty() ? "" : ". " + f.cure);
 }
 
 }  // namespace troupe

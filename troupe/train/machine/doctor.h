@@ -4,20 +4,14 @@
 #include <string>
 #include <vector>
 
+#include "troupe/train/machine/finding.h"
+
 namespace troupe {
 
 struct Recipe;
 
-struct Finding {
-  enum Verdict { kOk, kWarn, kFail };
-  Verdict verdict = kOk;
-  std::string what;       // "memory"
-  std::string found;      // "62.8 GiB"
-  std::string cure = {};  // for a warning or a failure
-};
-
 // Processor, memory, disk of the folder, shared memory, limits, devices, libraries, clock,
-// environment; nothing is started or changed.
+// environment; then, as warnings, what machine_check.h measures. Nothing is left changed.
 std::vector<Finding> examine(const std::string& folder);
 
 // Which kernels will compute the recipe's experts on a GPU of that compute capability; 0: there is
@@ -33,7 +27,5 @@ Finding judge_open_files(int64_t limit);
 Finding judge_locked_memory(int64_t limit, bool has_gpu);
 Finding judge_clock(int64_t unix_seconds);
 Finding judge_threads(int64_t cores, int64_t threads);
-
-std::string line_of(const Finding& finding);  // "ok    memory: 62.8 GiB"
 
 }  // namespace troupe

@@ -64,7 +64,7 @@ MoeLayer moe_layer(ExpertsImpl impl, const at::TensorOptions& options) {
   MoeLayer layer(config, shape);
   for_each_param(layer, "moe", [&](const std::string& name, Param& p) {
     p.allocate(options);
-    initialise(p, name, 1);
+    initialize(p, name, 1);
   });
   return layer;
 }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 
+#include "troupe/core/file/host_name.h"
 #include "troupe/core/file/secrets.h"
 
 namespace troupe {
@@ -66,11 +67,6 @@ std::string event(double time, int64_t step, std::string_view rest) {
 double now() {
   const auto since = std::chrono::system_clock::now().time_since_epoch();
   return std::chrono::duration<double>(since).count();
-}
-
-std::string host_name() {
-  char buffer[256] = {};
-  return ::gethostname(buffer, sizeof(buffer) - 1) == 0 ? buffer : "unknown";
 }
 
 }  // namespace
@@ -146,7 +142,7 @@ void TensorBoard::open(int64_t resumed_step) {
   const std::string seconds = std::to_string(static_cast<int64_t>(time));
   const std::string stem = folder_ + "/events.out.tfevents." +
                            std::string(10 - std::min<size_t>(10, seconds.size()), '0') + seconds +
-                           '.' + host_name() + '.' + std::to_string(::getpid()) + '.';
+                           '.' + host_name("unknown") + '.' + std::to_string(::getpid()) + '.';
   std::string path;
   do {
     path = stem + std::to_string(files_++);
