@@ -3,6 +3,8 @@
 
   python3 bench/gpu_layer.py [--library libtroupe.so] [--shapes S7-256,OLMoE] [--compiled] [--kernels 12]
   python3 bench/gpu_layer.py --warm           compiles what the sides compile on first use, and ends
+  python3 bench/gpu_layer.py --gate docs/bench/layer_gate.json [--within 0.02]
+  python3 bench/gpu_layer.py --record docs/bench/layer_gate.json [--commit NAME]
 
 Sides: torch._grouped_mm with combines as gather and sum (layer_rivals.py; eager, --compiled adds
 torch.compile's), SonicMoE where it can be imported, and ours. The same tokens, gradient and router for
@@ -13,6 +15,11 @@ Backward is the difference. TFLOP/s: 6 T K n d forward, 18 both. Gradients are w
 `kept` is what is held after forward, output included; `peak` over the state before, gradients
 included. --routing zipf,empty,heavy times ours with experts loaded unequally too. Ours is compared
 with _grouped_mm before it is timed. A line of JSON for each shape and side.
+
+--record writes what our layer takes on this device into a file, forward with backward, the middle of three
+medians. --gate compares with that: it ends with 1 where a shape is slower than recorded by more than
+--within, and with 2 where the file has no entry for this device or shape. A shape that misses is measured
+twice more, and its best median counts. Both take a CPU as well, --device cpu, which has the shape `tiny`.
 """
 import argparse
 import gc
@@ -23,10 +30,11 @@ import time
 
 import torch
 
+import layer_gate
 import layer_rivals
 import troupe_ops
 from gpu_timing import apart, captured, first_line, turn
-from layer_shapes import SHAPES
+from layer_shapes import SHAPES, TINY
 
 MIB = 2**20
 
@@ -273,10 +281,73 @@ def bench(shape, options):
             graph.reset()
 
 
+def device_name(options):
+    if options.device == "cuda":
+        return torch.cuda.get_device_name()
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
+        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+    return f"CPU {model}, {torch.get_num_threads()} threads"
+
+
+def time_on_cpu(side, options):
+    times = side.times["both"]
+    for i in range(options.rounds + 1):
+        end, count = time.perf_counter() + options.ms / 1e3, 0
+        while count < 3 or time.perf_counter() < end:
+            start = time.perf_counter()
+            side.both()
+            if i:
+                times.append(1e3 * (time.perf_counter() - start))
+            count += 1
+
+
+def medians(shape, options):
+    """Our layer's milliseconds of forward with backward, the median of all rounds, measured anew for each `next`."""
+    t = Tensors({**SHAPES, **TINY}[shape], options.device)
+    side = Side("troupe", t)
+    side.both()
+    if options.device == "cuda":
+        check(side, t)
+        if not options.eager:
+            side.capture()
+    side.run = {"both": side.run["both"]}
+    try:
+        while True:
+            side.times["both"] = []
+            if options.device == "cuda":
+                time_sides([side], options)
+            else:
+                time_on_cpu(side, options)
+            yield statistics.median(side.times["both"])
+    finally:
+        for graph in side.graphs:
+            graph.reset()
+
+
+def gate_or_record(options):
+    """The exit status."""
+    def of_shape(shape):
+        if options.device == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+        return medians(shape, options)
+
+    device = device_name(options)
+    try:
+        if options.gate:
+            return layer_gate.gate(layer_gate.wanted(options.gate, device, options.shapes), of_shape, options.within)
+        shapes = options.shapes or (SHAPES if options.device == "cuda" else TINY)
+        layer_gate.record(options.record, device, shapes, of_shape, options.commit)
+    except (layer_gate.Unusable, OSError) as error:
+        print(f"gpu_layer: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def read_options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--library", help="libtroupe.so (default: the newest under build/)")
-    parser.add_argument("--shapes", default=",".join(SHAPES), help="names, by commas (default: all)")
+    parser.add_argument("--shapes", help="names, by commas (default: all; of --gate, all that are recorded)")
     parser.add_argument("--sides", default="troupe,gather_sum,sonic", help="of these, index_add and compiled")
     parser.add_argument("--compiled", action="store_true", help="the side `compiled` too; it takes its time")
     parser.add_argument("--routing", default="uniform", help="uniform, zipf, empty, heavy, by commas")
@@ -287,10 +358,22 @@ def read_options():
     parser.add_argument("--kernels", type=int, default=0, help="rows of a table of our kernels")
     parser.add_argument("--json", help="a file to append the lines of JSON to, in place of printing them")
     parser.add_argument("--warm", action="store_true")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--gate", metavar="FILE", help="fails where our layer is slower than this file says")
+    either.add_argument("--record", metavar="FILE", help="writes what our layer takes on this device into it")
+    parser.add_argument("--within", type=float, default=0.02, help="part by which --gate lets a shape be slower")
+    parser.add_argument("--commit", help="of --record (default: git's)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of --gate and --record")
     options = parser.parse_args()
-    options.shapes, options.sides = options.shapes.split(","), options.sides.split(",")
-    if unknown := set(options.shapes) - set(SHAPES):
-        parser.error(f"no shape {', '.join(unknown)}: there are {', '.join(SHAPES)}")
+    gated = options.gate or options.record
+    if options.device == "cpu" and not gated:
+        parser.error("--device cpu goes with --gate and --record")
+    there = {**SHAPES, **TINY} if gated else SHAPES
+    if options.shapes or not gated:
+        options.shapes = options.shapes.split(",") if options.shapes else list(SHAPES)
+    options.sides = options.sides.split(",")
+    if unknown := set(options.shapes or ()) - set(there):
+        parser.error(f"no shape {', '.join(unknown)}: there are {', '.join(there)}")
     if unknown := set(options.sides) - {"troupe", "gather_sum", "index_add", "compiled", "sonic"}:
         parser.error(f"no side {', '.join(unknown)}")
     options.sides += ["compiled"] if options.compiled and "compiled" not in options.sides else []
@@ -301,6 +384,8 @@ def read_options():
 def main():
     options = read_options()
     troupe_ops.load(options.library)
+    if options.gate or options.record:
+        return gate_or_record(options)
     begin = time.perf_counter()
     print(torch.cuda.get_device_name(), "torch", torch.__version__, "CUDA", torch.version.cuda, flush=True)
     for shape in options.shapes:
@@ -309,6 +394,7 @@ def main():
         torch._dynamo.reset()
         torch.cuda.empty_cache()
     print(f"{time.perf_counter() - begin:.0f} s", flush=True)
+    return 0
 
 
 if __name__ == "__main__":

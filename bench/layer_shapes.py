@@ -7,3 +7,4 @@ SHAPES = {  # T, d, n, E, K
     "OLMoE": (32768, 2048, 1024, 64, 8),
     "Mixtral": (8192, 4096, 14336, 8, 2),
 }
+TINY = {"tiny": (64, 32, 16, 4, 2)}  # a CPU does it at once

@@ -2,6 +2,7 @@
 an MoE layer made of them, and what backward keeps as PyTorch counts it."""
 import os
 import pathlib
+import random
 import unittest
 
 import torch
@@ -125,7 +126,7 @@ class Sample:
                                        "softmax", 2.0, True, 1.0],
             "group_bias_backward": [self.rows, self.experts[3], self.offset, self.score],
             "histogram": [self.ids.flatten(), E],
-            "initialise_": [torch.zeros(E, D), "experts.w1", 1, 0.02, True],
+            "initialize_": [torch.zeros(E, D), "experts.w1", 1, 0.02, True],
             "inclusive_cumsum": [ints(3, 1, 2), 0],
             "moe_ffn_backward": [x, x, self.weights, self.hidden, *ffn, [True] * 6 + [False]],
             "moe_ffn_backward_": [x, x, self.weights, self.hidden.clone(), *ffn, [True] * 6 + [False]],
@@ -187,7 +188,7 @@ ACCEPTED = {
     "grouped_gemm_weight": "a size, b size",
     "histogram": "x size dimensions device",
     "inclusive_cumsum": "x size dimensions device",
-    "initialise_": "value size dimensions type device",
+    "initialize_": "value size dimensions type device",
     "jitter": "x size dimensions device",
     "list_copies": "ids size, owners size",
     "normal_noise": "like size device",
@@ -350,12 +351,12 @@ class Symbolic(unittest.TestCase):
 class Layer(torch.nn.Module):
     """An MoE layer of operators alone."""
 
-    def __init__(self, bits=-1):
+    def __init__(self, bits=-1, width=D, hidden=F):
         super().__init__()
         torch.manual_seed(2)
         self.bits = bits
-        self.router, self.scale = (torch.nn.Parameter(p) for p in (normal(E, D), torch.ones(D)))
-        self.w1, self.w2 = (torch.nn.Parameter(p) for p in (normal(E, 2 * F, D), normal(E, D, F)))
+        self.router, self.scale = (torch.nn.Parameter(p) for p in (normal(E, width), torch.ones(width)))
+        self.w1, self.w2 = (torch.nn.Parameter(p) for p in (normal(E, 2 * hidden, width), normal(E, width, hidden)))
 
     def forward(self, x):
         h = OPS.norm(x, None, self.scale, None, "rms", 1e-5)[0]
@@ -434,8 +435,46 @@ class OnAGpu(unittest.TestCase):
         self.assertTrue(any("moe_ffn" in name for name in names), names)
         self.assertEqual([name for name in names if "DtoH" in name], [])
 
+    def test_E20_74_a_thousand_random_numbers_of_tokens_reserve_nothing_more(self):
+        layer, numbers, most = Layer(width=256, hidden=128).cuda(), random.Random(1), 4096
+
+        def run(*tokens):
+            """(bytes that PyTorch's allocator has, allocations that had to free what it kept) after these numbers of tokens."""
+            for n in tokens:
+                results(layer, layer, torch.randn(n, 256, device="cuda"))
+            torch.cuda.synchronize()
+            return torch.cuda.memory_reserved(), torch.cuda.memory_stats()["num_alloc_retries"]
+        largest = run(most, most)
+        begin = run(*(numbers.randint(0, most) for _ in range(100)))
+        end = run(*(numbers.randint(0, most) for _ in range(900)))
+        self.assertEqual(end, begin)
+        self.assertEqual(end[1], largest[1])
+        self.assertLess(end[0], 1.25 * largest[0])  # what other sizes leave between them
+
+
+def resident():
+    """Bytes of this process in memory."""
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
 
 class Memory(unittest.TestCase):
+    def test_E20_74_a_thousand_random_numbers_of_tokens_leave_memory_flat(self):
+        layer, numbers, kept = Layer(width=64, hidden=32), random.Random(1), []
+
+        def growth(calls, keep=False):
+            before = resident()
+            for _ in range(calls):
+                got = results(layer, layer, normal(numbers.randint(0, 512), 64))
+                if keep:
+                    kept.append(got[0])
+            return (resident() - before) / 2**20
+        results(layer, layer, normal(512, 64))
+        growth(100)
+        grown = growth(900)
+        self.assertLess(grown, 8)
+        leaked = growth(300, keep=True)  # outputs of 64 KiB in the mean: it would be seen
+        self.assertGreater(leaked, 10)
+
     def test_m1_backward_keeps_x_and_h_and_few_bytes_a_row(self):
         tokens, width, hidden = 64, 32, 16
         ids = torch.stack([torch.randperm(E)[:K] for _ in range(tokens)]).int()

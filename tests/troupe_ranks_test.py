@@ -65,6 +65,14 @@ class TroupeRanks(RanksRun):
         self.assertEqual([run.wait(PATIENCE) for run in runs], [6, -9])
         self.assertIn("E6001", self.text_of(0, "killed"))
 
+    def test_what_is_said_of_a_data_file_is_said_once(self):
+        self.troupe("data", "build", "text.txt", "-t", "bytes", "--no-eod", "-o", "built")
+        with (self.folder / "built.bin").open("ab") as file:
+            file.write(bytes(4))
+        self.train_ranks(2, "data.train=[{path: built}]", "train.steps=4")
+        said = [self.text_of(rank).count("its index uses") for rank in range(2)]
+        self.assertEqual(said, [1, 0])
+
     def test_the_null_dispatcher_times_steps_and_trains_nothing(self):
         times = {}
         for kind in ("all_to_all", "none"):

@@ -1,5 +1,5 @@
-// How parameters lie in flat buffers: a bucket holds those of equal settings, a slot says where in
-// it one parameter is. param_store.h says what the buffers mean.
+// How parameters are stored in flat buffers: a bucket holds those of equal settings, a slot says
+// where in it one parameter is. param_store.h says what the buffers mean.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -57,7 +57,7 @@ TEST(SumOfMixedWords, IsTheFormulaOfAnyTypeAndSize) {
       EXPECT_EQ(sum_of_mixed_words(x).item<int64_t>(), reference(x)) << type << ' ' << n;
     }
   }
-  // Of more than one piece: the last one whole, and cut in a word.
+  // Tensors of several pieces, where the last is whole, and where it ends within a word.
   for (const int64_t n : {3 << 20, (2 << 20) + 5}) {
     const at::Tensor x = any_bits(n, at::kFloat);
     EXPECT_EQ(sum_of_mixed_words(x).item<int64_t>(), reference(x)) << n;

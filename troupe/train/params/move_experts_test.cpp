@@ -53,7 +53,7 @@ std::unique_ptr<ParamStore> store_of(Layer& layer, Param& dense, const Groups& g
   auto store = std::make_unique<ParamStore>(
       params, at::TensorOptions(type), [](const NamedParam&) { return BucketKey{}; },
       sharing_of(g, full));
-  store->initialise_all(3);
+  store->initialize_all(3);
   store->values_from_masters();
   for (Bucket& b : store->buckets()) {
     if (b.in_halves()) b.low.copy_(b.own.detach().view(at::kShort) * 31);

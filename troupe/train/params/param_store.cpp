@@ -103,7 +103,7 @@ Owners ParamStore::sharers_of(const NamedParam& named) const {
   return sharing_.alone ? Owners() : sharing_.owners(named);
 }
 
-void ParamStore::initialise_all(uint64_t seed) {
+void ParamStore::initialize_all(uint64_t seed) {
   for (Bucket& b : buckets_) {
     const at::NoGradGuard no_grad;
     if (b.dropped_between_uses) {
@@ -112,13 +112,13 @@ void ParamStore::initialise_all(uint64_t seed) {
     }
     for (const int64_t s : b.members) {
       const NamedParam& named = slots_[static_cast<size_t>(s)].named;
-      initialise(*named.param, named.name, seed);
+      initialize(*named.param, named.name, seed);
     }
     if (!b.dropped_between_uses) continue;
     b.own.copy_(b.value.narrow(0, b.own_from, b.own_size));
     give_back_memory(b.value);
   }
-  for (const NamedParam& other : others_) initialise(*other.param, other.name, seed);
+  for (const NamedParam& other : others_) initialize(*other.param, other.name, seed);
   masters_from_values();
 }
 

@@ -6,7 +6,7 @@
 // f32 masters, and those of the optimizer. A master is the value itself in f32; a bf16 value and 16
 // bits more (core/number/split_f32.h); an f32 number of its own beside f16; an f64 value is its own
 // master, and its gradients are f64. Parameters and what ranks own begin on 256 elements, a block
-// of moments in 8 bits; what lies between them is 0 and stays 0.
+// of moments in 8 bits; the elements between them are and stay 0.
 //
 // Shared with other ranks (Sharing), a bucket holds the parameters of one unit, and rank i of the S
 // that share it owns elements i n / S .. (i + 1) n / S: their masters, moments and summed gradient
@@ -36,8 +36,8 @@ namespace troupe {
 struct Sharing {
   bool alone = true;  // one rank: nothing below counts
   bool full = false;
-  std::function<Owners(const NamedParam&)> owners = {};  // by who holds the same box
-  // That gradients are summed in between ranks; f32 of a model in f64: f64.
+  std::function<Owners(const NamedParam&)> owners = {};  // by the ranks that hold the same box
+  // The type in which gradients are summed between ranks; f64 for a model in f64.
   at::ScalarType sum_type = at::kFloat;
 };
 
@@ -52,8 +52,8 @@ class ParamStore {
   ParamStore(const ParamStore&) = delete;  // its gradients refer to it
   ParamStore& operator=(const ParamStore&) = delete;
 
-  void initialise_all(uint64_t seed);
-  void masters_from_values();  // after values were written: initialisation, weights alone loaded
+  void initialize_all(uint64_t seed);
+  void masters_from_values();  // after values were written: initialization, weights alone loaded
   void values_from_masters();  // after a checkpoint was loaded
 
   StepGradients& gradients() { return gradients_; }

@@ -55,7 +55,7 @@ struct Problem {
         std::vector<NamedParam>{{.name = "dense", .param = &dense, .unit = 0},
                                 {.name = "experts", .param = &experts, .unit = 1}},
         at::TensorOptions(type), [](const NamedParam&) { return BucketKey{}; }, sharing);
-    store->initialise_all(3);
+    store->initialize_all(3);
   }
   // Whole numbers, so that sums are exact.
   at::Tensor grad(const Param& p, double of_rank) const {
@@ -147,6 +147,77 @@ TEST(ParamStore, AParameterWithoutAGradientHasZeros) {
       EXPECT_EQ(p.store->gradients().of(1).numel(), p.store->owned(1).size);
       for (const int64_t slot : {0, 1})
         EXPECT_EQ(p.store->gradients().of(slot).abs().sum().item<double>(), 0);
+    });
+  }
+}
+
+// What `f` throws, or nothing.
+template <class F>
+std::string broken_by(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.code() == Code::kBrokenContract ? error.what() : "another code";
+  }
+  return "";
+}
+
+bool names_gradient(const std::string& fault, const std::string& parameter,
+                    const std::string& what) {
+  return fault.find("the gradient of " + parameter + ' ') != std::string::npos &&
+         fault.find(what) != std::string::npos;
+}
+
+// Every rank leaves the same reduction out, so that none waits for another. In a world of four both
+// parameters are shared, in each way.
+TEST(StepGradients, D3_APlantedMissingReductionIsNamed) {
+  for (const Way way : {kDdp, kZero1, kFull, kHybrid}) {
+    in_ranks(4, [way](World& world) {
+      Problem p(world, way);
+      auto& gradients = p.store->gradients();
+      const auto begin = [&] {
+        gradients.begin_step();
+        gradients.add(0, p.grad(p.dense, 1));
+        gradients.add(1, p.grad(p.experts, 1));
+      };
+      begin();
+      gradients.reduce({0}, true);
+      std::string fault = broken_by([&] { gradients.end_step(); });
+      EXPECT_TRUE(names_gradient(fault, "experts", "no reduction took it"))
+          << kNames[way] << ' ' << fault;
+
+      begin();  // of the first microbatch alone
+      gradients.reduce({1, 0}, false);
+      gradients.add(0, p.grad(p.dense, 2));
+      gradients.reduce({1}, true);
+      fault = broken_by([&] { gradients.end_step(); });
+      EXPECT_TRUE(names_gradient(fault, "dense", "no reduction took it"))
+          << kNames[way] << ' ' << fault;
+
+      begin();  // never the last
+      gradients.reduce({1, 0}, false);
+      fault = broken_by([&] { gradients.end_step(); });
+      EXPECT_TRUE(names_gradient(fault, "dense", "is a share")) << kNames[way] << ' ' << fault;
+
+      gradients.begin_step();  // a parameter that got none is summed all the same: others have some
+      gradients.reduce({1}, true);
+      fault = broken_by([&] { gradients.end_step(); });
+      EXPECT_TRUE(names_gradient(fault, "dense", "was never reduced"))
+          << kNames[way] << ' ' << fault;
+
+      begin();
+      gradients.reduce({1, 0}, true);
+      fault = broken_by([&] { (void)gradients.of(0); });
+      EXPECT_TRUE(names_gradient(fault, "dense", "before it is whole"))
+          << kNames[way] << ' ' << fault;
+      fault = broken_by([&] { gradients.add(0, p.grad(p.dense, 2)); });
+      EXPECT_TRUE(names_gradient(fault, "dense", "would lose it")) << kNames[way] << ' ' << fault;
+      fault = broken_by([&] { gradients.reduce({0}, true); });
+      EXPECT_TRUE(names_gradient(fault, "dense", "is reduced again"))
+          << kNames[way] << ' ' << fault;
+
+      EXPECT_EQ(broken_by([&] { gradients.end_step(); }), "") << kNames[way];
+      EXPECT_TRUE(at::equal(gradients.of(0), p.owned(4 * p.grad(p.dense, 1)))) << kNames[way];
     });
   }
 }

@@ -31,7 +31,7 @@ std::string moved_line(int64_t step, int64_t experts, const std::vector<ExpertsM
 
 class Rebalancer {
  public:
-  // A MoE layer of the model, here or not, and how its experts lie when a run begins.
+  // A MoE layer of the model, on this rank or not, and the placement with which a run begins.
   struct Place {
     int64_t unit = 0;
     ExpertPlacement placement;

@@ -8,6 +8,7 @@
 
 #include <utility>
 
+#include "troupe/core/check.h"
 #include "troupe/ops/accumulate.h"
 #include "troupe/ops/support/view.h"
 
@@ -45,12 +46,19 @@ StepGradients::StepGradients(std::vector<Bucket>& buckets, const std::vector<Par
 void StepGradients::begin_step() {
   grads_.assign(slots_.size(), {});
   is_sum_.assign(slots_.size(), 0);
-  for (Bucket& b : buckets_) b.grad.reset();
+  states_.clear();
+  for (Bucket& b : buckets_) {
+    b.grad.reset();
+    states_.push_back(b.summed ? State::kLocal : State::kWhole);
+  }
+  closed_.assign(buckets_.size(), 0);
 }
 
 void StepGradients::add(int64_t slot, const at::Tensor& grad) {
   if (!grad.defined()) return;
   const auto s = static_cast<size_t>(slot);
+  TROUPE_CHECK(closed_[static_cast<size_t>(slots_[s].bucket)] == 0, "the gradient of",
+               name_of(slot), "comes after the last reduction of the step, which would lose it");
   const at::NoGradGuard no_grad;
   const at::Tensor flat = grad.detach().reshape({-1});
   if (!grads_[s].defined()) {
@@ -72,10 +80,13 @@ void StepGradients::end_step() {
     sum.pending.wait();
     Bucket& b = bucket(sum.bucket);
     b.grad = sum.sent.to(wide_type(b.own));
+    states_[static_cast<size_t>(sum.bucket)] = State::kWhole;
   }
   replica_sums_.clear();
-  for (Bucket& b : buckets_) {
+  for (size_t i = 0; i < buckets_.size(); ++i) {
+    Bucket& b = buckets_[i];
     if (b.summed) {
+      check_whole(b, states_[i]);
       if (!b.grad.defined()) b.grad = at::zeros_like(b.own, at::TensorOptions(wide_type(b.own)));
       for (const int64_t s : b.members) {
         grads_[static_cast<size_t>(s)] = owned_part(slots_[static_cast<size_t>(s)], b, b.grad);
@@ -89,6 +100,27 @@ void StepGradients::end_step() {
       grads_[s] = at::zeros({value.numel()}, value.options().dtype(wide_type(value)));
     }
   }
+}
+
+void StepGradients::check_whole(const Bucket& b, State state) const {
+  for (const int64_t m : b.members) {
+    TROUPE_CHECK(!grads_[static_cast<size_t>(m)].defined(), "the gradient of", name_of(m),
+                 "is the sum of this rank's microbatches alone: no reduction took it");
+  }
+  TROUPE_CHECK(
+      state == State::kWhole || b.members.empty(), "the gradient of", name_of(b.members.front()),
+      state == State::kLocal ? "was never reduced" : "is a share: its last reduction is missing");
+}
+
+const std::string& StepGradients::name_of(int64_t slot) const {
+  return slots_[static_cast<size_t>(slot)].named.name;
+}
+
+const at::Tensor& StepGradients::of(int64_t slot) const {
+  const auto s = static_cast<size_t>(slot);
+  TROUPE_CHECK(states_[static_cast<size_t>(slots_[s].bucket)] == State::kWhole, "the gradient of",
+               name_of(slot), "is read before it is whole");
+  return grads_[s];
 }
 
 std::vector<at::Tensor> StepGradients::counted() const {
@@ -130,6 +162,10 @@ void StepGradients::reduce(const std::vector<int64_t>& buckets, bool last) {
   for (const int64_t i : buckets) {
     Bucket& b = bucket(i);
     if (!b.summed) continue;
+    TROUPE_CHECK(closed_[static_cast<size_t>(i)] == 0 || b.members.empty(), "the gradient of",
+                 name_of(b.members.front()),
+                 "is reduced again after the last reduction of the step");
+    closed_[static_cast<size_t>(i)] = static_cast<char>(last);
     Reduction r{.bucket = i, .last = last, .whole = take(b)};
     const Owners& ranks = b.sharers;
     if (ranks.owners->size() > 1) {
@@ -157,9 +193,10 @@ void StepGradients::finish(Reduction& r) {
   } else {
     b.grad = own;
   }
-  if (!r.last || r.all_summed) return;
   ProcessGroup& replicas = *b.sharers.replicas;
-  if (replicas.size() == 1) return;
+  const bool whole = r.last && (r.all_summed || replicas.size() == 1);
+  states_[static_cast<size_t>(r.bucket)] = whole ? State::kWhole : State::kShare;
+  if (!r.last || whole) return;
   const at::Tensor sent = b.grad.to(sum_type_);
   replica_sums_.push_back({r.bucket, sent, replicas.all_reduce({sent})});
 }

@@ -3,13 +3,19 @@
 // They are a tensor each, the one that backward made, so the first is neither copied nor widened;
 // others are added to it where it is f32 (f64) and nobody else has it. They live from backward to
 // the next step: their memory is what forward's activations had, and goes back to it. Where ranks
-// add them up they live until reduce(); a bucket that no other rank has, such as experts that lie
-// over all ranks, keeps its own.
+// add them up they live until reduce(); a bucket that no other rank has, such as experts that are
+// spread over all ranks, keeps its own.
+//
+// Of a bucket that ranks sum, a gradient is a sum of this rank's microbatches, then a share (the
+// owned range, summed over its owners), then whole (over all ranks and microbatches). What an update
+// reads must be whole: a reduction that is missing, that comes too early or twice is our fault, and
+// the error names a parameter of it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "troupe/distributed/group/process_group.h"
@@ -35,12 +41,13 @@ class StepGradients {
   void reduce(const std::vector<int64_t>& buckets, bool last);
   void end_step();
 
-  // Flat: f32 (f64), or one tensor of backward's type.
-  const at::Tensor& of(int64_t slot) const { return grads_[static_cast<size_t>(slot)]; }
+  // Flat: f32 (f64), or one tensor of backward's type. Of a bucket that ranks sum it must be whole.
+  const at::Tensor& of(int64_t slot) const;
   // What this rank counts in the norm: each element of each parameter on one rank alone.
   std::vector<at::Tensor> counted() const;
 
  private:
+  enum class State : uint8_t { kLocal, kShare, kWhole };
   struct Reduction {
     int64_t bucket;
     bool last;
@@ -56,6 +63,8 @@ class StepGradients {
   at::Tensor take(const Bucket& bucket);  // [size], in the type of sums
   void finish(Reduction& reduction);
   void finish_all();
+  void check_whole(const Bucket& bucket, State state) const;
+  const std::string& name_of(int64_t slot) const;
   Bucket& bucket(int64_t index) { return buckets_[static_cast<size_t>(index)]; }
 
   std::vector<Bucket>& buckets_;
@@ -64,6 +73,8 @@ class StepGradients {
   const bool alone_;
   std::vector<at::Tensor> grads_;  // of each slot, or undefined
   std::vector<char> is_sum_;       // of each slot: its gradient is a sum that we made
+  std::vector<State> states_;      // of each bucket; kWhole where no ranks sum it
+  std::vector<char> closed_;       // of each bucket: its last reduction has begun
   std::vector<Reduction> reductions_;
   std::vector<ReplicaSum> replica_sums_;  // under way until the step's end
 };
