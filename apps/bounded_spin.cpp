@@ -2,7 +2,7 @@
 //
 // PyTorch's threads are libgomp's. One that has nothing to do spins for about 3 ms before it
 // sleeps, and where other programs want the cores, the time that it spins is time that they, and
-// the thread that it waits for, do not get. bench/busy_neighbours.py measures what a spin costs an
+// the thread that it waits for, do not get. bench/busy_neighbors.py measures what a spin costs an
 // idle and a busy machine. libgomp reads GOMP_SPINCOUNT when it is loaded, which
 // is before main() and before any constructor that could be made to run first; so the program is
 // executed again, with the variable, before the constructors of its libraries have run: that costs

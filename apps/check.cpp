@@ -76,7 +76,8 @@ void check(const CheckOptions& given, Call& call) {
   });
   faults.gather("", [&] { check_folder(recipe.checkpoint.dir); });
   OpenedData opened;
-  faults.gather("", [&] { opened = open_data(recipe, Log({stderr_sink()}, Level::kWarning)); });
+  const Log log({stderr_sink()}, Level::kWarning);
+  faults.gather("", [&] { opened = open_data(recipe, {log, log}); });
   faults.throw_if_any();
   const double available = memory.bytes(recipe);
   const MicroBatchChoice micro =

@@ -90,7 +90,7 @@ struct Built {  // --json of data build
   bool resumed = false;
   std::vector<std::string> bad;
   BuildInfo valid;
-  int64_t learnt = 0, not_utf8 = 0;
+  int64_t learned = 0, not_utf8 = 0;
   static void visit(auto& b, auto&& f) {
     f("output", b.output);
     f("info", b.info);
@@ -101,7 +101,7 @@ struct Built {  // --json of data build
     f("resumed", b.resumed);
     f("bad", b.bad);
     f("valid", b.valid);
-    f("learnt", b.learnt);
+    f("learned", b.learned);
     f("not_utf8", b.not_utf8);
   }
 };
@@ -114,7 +114,7 @@ void build(CorpusOptions& options) {
   const std::string& prefix = options.build.output;
   if (options.json) {
     return print_json(Built{prefix, r.info, r.sequences, r.text_bytes, r.read_bytes, r.seconds,
-                            r.resumed, r.bad, r.valid, r.learnt, r.not_utf8});
+                            r.resumed, r.bad, r.valid, r.learned, r.not_utf8});
   }
   for (const std::string& bad : r.bad) std::cout << "skipped  " << bad << '\n';
   std::cout << prefix << ".bin and .idx: " << with_commas(r.info.documents) << " documents, "
@@ -128,7 +128,7 @@ void build(CorpusOptions& options) {
               << " documents, " << with_commas(r.valid.tokens) << " tokens\n";
   }
   if (options.build.format == CorpusFormat::kChat) {
-    std::cout << with_commas(r.learnt) << " tokens are learned\n";
+    std::cout << with_commas(r.learned) << " tokens are learned\n";
   }
   if (r.not_utf8 > 0) {
     std::cout << with_commas(r.not_utf8) << " documents hold bytes that are not UTF-8\n";
@@ -186,7 +186,7 @@ void count(CorpusOptions& options) {
                      2)
             << " bytes a token, " << rate(out.text_bytes, out.seconds) << '\n';
   if (options.build.format == CorpusFormat::kChat) {
-    std::cout << with_commas(out.learnt) << " tokens are learned\n";
+    std::cout << with_commas(out.learned) << " tokens are learned\n";
   }
   if (out.not_utf8 > 0) {
     std::cout << with_commas(out.not_utf8) << " documents hold bytes that are not UTF-8\n";

@@ -54,7 +54,7 @@ void inspect_experts(const InspectExperts& options) {
     fail(Code::kBadValue, options.run, "is a dense model: it has no experts");
   }
   if (options.samples < 1) fail(Code::kBadValue, "--samples", "must be at least 1");
-  const OpenedData opened = open_data(recipe, log);
+  const OpenedData opened = open_data(recipe, {log, log});
   ExpertUse use =
       measure_experts(*trained.learner, *opened.data.train, opened.tokenizer.get(),
                       {.samples = options.samples, .rows = plan_of(recipe).micro_batch});

@@ -31,7 +31,7 @@ void print_tokens(const TokenSummary& s) {
   if (s.weights) std::cout << "weights    beside it: which tokens are learned\n";
   if (s.scan) {
     std::cout << "ids        " << s.scan->smallest << " to " << s.scan->largest << ", "
-              << with_commas(s.scan->distinct) << " different, " << with_commas(s.scan->learnt)
+              << with_commas(s.scan->distinct) << " different, " << with_commas(s.scan->learned)
               << " tokens are learned\n";
   }
   if (s.built) {

@@ -64,7 +64,7 @@ MoeLayer layer_of(const Arguments& a, World& world, const at::TensorOptions& opt
   MoeLayer layer(config, shape, dispatcher_of(a, world, placement));
   for_each_param(layer, "moe", [&](const std::string& name, Param& p) {
     p.allocate(p.fp32 ? options.dtype(at::kFloat) : options);
-    initialise(p, name, 1);
+    initialize(p, name, 1);
   });
   return layer;
 }

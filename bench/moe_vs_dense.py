@@ -28,7 +28,7 @@ from run_log import rows_of
 BENCH = pathlib.Path(__file__).resolve().parent
 VALID_EVERY = 100
 LONGEST = 100_000  # bytes of a source; longer ones are mostly tables that a program wrote
-COLOURS = {"dense": "#b3541e", "moe": "#1e6fb3"}
+COLORS = {"dense": "#b3541e", "moe": "#1e6fb3"}
 
 
 def sources(folders, suffixes, most):
@@ -152,8 +152,8 @@ def picture(curves, path):
                    f'<text x="{x}" y="{height - low + 16}" text-anchor="middle">{seconds:.0f} s</text>')
     for i, (side, curve) in enumerate(curves.items()):
         line = " ".join(at(p[2], p[3]) for p in curve[1:] if p[3] <= top)
-        out.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[side]}" stroke-width="2"/>'
-                   f'<text x="{width - 120}" y="{30 + 18 * i}" fill="{COLOURS[side]}">{side}</text>')
+        out.append(f'<polyline points="{line}" fill="none" stroke="{COLORS[side]}" stroke-width="2"/>'
+                   f'<text x="{width - 120}" y="{30 + 18 * i}" fill="{COLORS[side]}">{side}</text>')
     out.append(f'<text x="{left}" y="{height - 6}">validation loss over seconds of training</text></svg>')
     path.write_text("\n".join(out) + "\n", encoding="utf-8")
 

@@ -290,7 +290,7 @@ class HfIo(FolderTest):
         folder, _ = self.save("gpt_oss")
         path, config = folder / "model.safetensors", folder / "config.json"
         tensors, want = load_file(path), {}
-        # transformers makes experts of 48: not whole groups of 32 for `down`; quantise `gate_up`.
+        # transformers makes experts of 48: not whole groups of 32 for `down`; quantize `gate_up`.
         values = torch.tensor([0, .5, 1, 1.5, 2, 3, 4, 6, -0., -.5, -1, -1.5, -2, -3, -4, -6])
         for name in [n for n in tensors if n.endswith("gate_up_proj")]:
             experts, inner, outer = tensors[name].shape

@@ -42,7 +42,8 @@ BLOCKS = {
     "sinkhorn": {"experts": 6, "top_k": 2, "hidden": 20, "gated": False, "activation": "relu2", "router": {
         "kind": "sinkhorn", "z_loss": 0.01}},
     "expert choice": {"experts": 6, "top_k": 2, "hidden": 20, "router": {"kind": "expert_choice", "rho": 1.5}},
-    "capacity": {"experts": 4, "top_k": 2, "hidden": 12, "capacity": {"factor": 1.0, "renormalise": True}, "recompute": "layer",
+    "capacity": {"experts": 4, "top_k": 2, "hidden": 12, "capacity": {"factor": 1.0, "renormalise": True},  # an old name
+                 "recompute": "layer",
                  "shared": {"experts": 1, "form": "weighted"}, "activation": "quick_gelu", "clamp": 0.5, "offset": 1.0,
                  "router": {"kind": "topk_softmax", "balance": {"aux_loss": 0, "batched_loss": 0.1}}},
 }

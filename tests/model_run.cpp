@@ -46,7 +46,7 @@ std::map<std::string, at::Tensor> matrices(Model& model, bool gradients) {
 }
 
 void fill(Model& model, const HfFamily& family, const Tensors& in) {
-  model.for_each_param(-1, [](const std::string& name, Param& p) { initialise(p, name, 1); });
+  model.for_each_param(-1, [](const std::string& name, Param& p) { initialize(p, name, 1); });
   const auto ours = matrices(model, false);
   size_t found = 0;
   for (const HfTensor& t : hf_names(family, model.config())) {

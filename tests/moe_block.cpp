@@ -24,7 +24,7 @@ void run(const char* config_path, const char* in_path, const char* out_path) {
   for_each_param(layer, "", [&](const std::string& name, Param& p) {
     p.allocate(x.options());
     if (in.contains("seed") && !in.contains(name)) {
-      initialise(p, name, static_cast<uint64_t>(in.at("seed").item<int64_t>()));
+      initialize(p, name, static_cast<uint64_t>(in.at("seed").item<int64_t>()));
     }
     if (!in.contains(name)) return;
     p.value.detach().copy_(in.at(name).view(p.value.sizes()));

@@ -187,7 +187,7 @@ class Recipes(Folder):
         for a, b in zip(one, four):
             self.assertAlmostEqual(a, b, delta=1e-5 * a)
 
-    def test_made_up_data_needs_no_file_and_is_learnt(self):
+    def test_made_up_data_needs_no_file_and_is_learned(self):
         """Each id is the one before it and one, so a benchmark's loss falls as a real one's does."""
         sets = [*SMALL, "data.train=[{kind: mock}]", "data.valid=[]", 'data.tokenizer=""', "eval.prompts=[]", "model.vocab=64",
                 "train.steps=40"]

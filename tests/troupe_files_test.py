@@ -155,7 +155,7 @@ class TroupeFiles(unittest.TestCase):
         self.assertEqual(list((self.folder / "chat.weights").read_bytes()), weights + [1])
         shown = self.troupe("data", "inspect", "chat", "--show", 1, "-t", "tokenizer.json")
         self.assertIn("[user: who sat?<|im_end|>assistant: ]the cat<|im_end|>", shown)
-        self.assertEqual(json.loads(self.troupe("data", "inspect", "chat", "--json"))["scan"]["learnt"],
+        self.assertEqual(json.loads(self.troupe("data", "inspect", "chat", "--json"))["scan"]["learned"],
                          sum(weights) + 1)
 
     def test_merge_convert_and_a_damaged_index(self):

@@ -167,8 +167,8 @@ run: {device: cuda}
 
 
 def shared_before_return(names):
-    """Of each time the shared expert is computed, whether the routed experts are computed after it and before the next
-    transfer, which brings their rows back: it lies between the send of rows and their return then. `names`: of kernels in
+    """For each computation of the shared expert: whether the routed experts are computed after it and before the next transfer,
+    which brings their rows back. If so, it runs between the send of rows and their return. `names` are those of kernels, in
     order. The last kernel of experts combines the rows of each token's choices: 1 of the shared one, 2 of the others."""
     out = []
     for i, name in enumerate(names):

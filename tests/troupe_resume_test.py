@@ -269,7 +269,7 @@ class TroupeResume(NanoRun):
             said = self.train(run, f"train.precision={then}", *kept)
             self.assertIn(f"resumed step 10 from {first}/step-000010", said)
             self.assertRegex(said, rf"device cpu, \d+ threads, {then}")
-            # The weights that are learnt from are fp32 in both.
+            # The weights that are learned from are fp32 in both.
             self.assertNotEqual(self.losses(first), self.losses("whole"))
             for step, loss in self.losses("whole").items():
                 self.assertAlmostEqual(float(self.losses(first)[step]) / float(loss), 1, delta=0.01)

@@ -73,7 +73,7 @@ class Results:
         return "cuda" in case.partition("/")[2].lower()
 
     def outcomes(self, source, name, on_gpu):
-        """The outcomes of a test's cases: a parameterised one has several, of which `on_gpu` takes those
+        """The outcomes of a test's cases: a parameterized one has several, of which `on_gpu` takes those
         for CUDA, if any are named so."""
         place = source.relative_to(self.root).with_suffix("").as_posix()
         if source.suffix == ".cpp":

@@ -105,7 +105,7 @@ def pipeline_layouts(world):
 
 def layouts_of(world):
     """Every way to share state by every EP that fits: within the experts, and beyond, where each expert's hidden width
-    is cut; `exact` besides; and ranks without any sequence. Of 6 ranks some. And on 4 ranks 6 experts, unevenly."""
+    is cut; also with `exact`, and with ranks that have no sequence. For 6 ranks, some of these. For 4 ranks, also 6 experts, unevenly."""
     experts = 6 if world % 3 == 0 else 4
     out = []
     for count in (experts, 2) if world in (4, 6) else (experts,):

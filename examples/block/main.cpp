@@ -70,7 +70,7 @@ void run() {
                             return std::make_unique<SandwichBlock>(shape);
                           }});
   model->for_each_param(-1, [](const std::string& name, troupe::Param& p) {
-    troupe::initialise(p, name, /*seed=*/1);
+    troupe::initialize(p, name, /*seed=*/1);
   });
   const at::Tensor from = at::arange(kRows).unsqueeze(1) * 3 + at::arange(kTokens + 1);
   const at::Tensor ids = from % kVocab;

@@ -21,7 +21,7 @@ void run() {
   troupe::read_config(troupe::parse_yaml(kRecipe, "recipe"), config);
   troupe::MoeLayer layer(config, troupe::MoeShape::alone(D));
   troupe::for_each_param(layer, "moe", [](const std::string& name, troupe::Param& p) {
-    troupe::initialise(p, name, /*seed=*/1);
+    troupe::initialize(p, name, /*seed=*/1);
   });
 
   const at::Tensor x_BSD = at::randn({B, S, D}).requires_grad_();

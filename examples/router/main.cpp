@@ -24,7 +24,7 @@ void run() {
                          cosine_router({kWidth, kExperts, kTopK}, /*aux_loss=*/0.01));
   std::vector<troupe::Param*> params;
   troupe::for_each_param(layer, "moe", [&](const std::string& name, troupe::Param& p) {
-    troupe::initialise(p, name, /*seed=*/1);
+    troupe::initialize(p, name, /*seed=*/1);
     if (p.trainable()) params.push_back(&p);
   });
   const at::Tensor x_TD = at::randn({kTokens, kWidth});

@@ -37,7 +37,7 @@ class Ranks(NamedTuple):
 
 
 def ranks_of(group):
-    """Of a ProcessGroup, a DeviceMesh of one dimension, or Ranks; None stays None."""
+    """The Ranks of a ProcessGroup, of a DeviceMesh of one dimension, or Ranks themselves; None stays None."""
     import torch.distributed as dist
     import torch.distributed._functional_collectives  # registers the output shapes that torch.compile asks for
     from torch.distributed.device_mesh import DeviceMesh

@@ -11,11 +11,11 @@ def draw(parameter, name, seed, std, *, per_expert=False):
     if parameter.device.type == "meta":
         return
     with torch.no_grad():
-        torch.ops.troupe.initialise_(parameter.detach(), name, seed, std, per_expert)
+        torch.ops.troupe.initialize_(parameter.detach(), name, seed, std, per_expert)
 
 
 def draw_experts(parameter, name, seed, std, numbers):
-    """Of all experts, those of these numbers: expert 3 of experts.w1 is a tensor by the name experts.3.w1."""
+    """Draws the experts of these numbers, among all: expert 3 of experts.w1 is drawn as the tensor experts.3.w1."""
     folder, leaf = name.rsplit(".", 1)
     for own, number in zip(parameter.detach(), numbers, strict=True):
         draw(own, f"{folder}.{number}.{leaf}", seed, std)

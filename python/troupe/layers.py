@@ -184,7 +184,7 @@ class MoE(nn.Module):
         if o.capacity and (self.training or o.capacity["in_evaluation"]):
             ids, weights, dropped = torch.ops.troupe.drop_over_capacity(
                 ids, weights, None if valid is None else valid.reshape(-1), o.experts, o.capacity["factor"],
-                o.capacity["min"], o.capacity["renormalise"], o.capacity["policy"])
+                o.capacity["min"], o.capacity["renormalize"], o.capacity["policy"])
         if o.recompute == "layer" and torch.is_grad_enabled():
             y = torch.utils.checkpoint.checkpoint(self._mixture, seen, ids, weights, use_reentrant=False)
         else:
@@ -214,7 +214,7 @@ class MoE(nn.Module):
 
     def _mixture(self, x, ids, weights):
         o = self.options
-        # Of x as it is in the experts' type, which under a router in f32 may be another than x's.
+        # x has the experts' type, which may differ from that of the layer's input under a router in f32.
         y = self.experts(x, ids, weights)
         if self.shared_experts is None:
             return y

@@ -1,6 +1,6 @@
 """State dicts of an MoE layer under other frameworks' names and shapes.
 
-    moe.load_state_dict(theirs)                       # any layout below, recognised by its names
+    moe.load_state_dict(theirs)                       # any layout below, recognized by its names
     troupe.state_dict(moe, layout="hf_each")          # and back, the same bytes
 
     hf               experts.gate_up_proj [E, 2F, D], experts.down_proj [E, D, F]: in memory here and in transformers
@@ -202,8 +202,8 @@ def state_dict(module, layout="hf"):
 
 
 def adapt(state, prefix, module):
-    """Puts this layer's part of `state` into hf's names, in place. Names that are missing, left over or of another shape are
-    told all at once."""
+    """Puts this layer's part of `state` into hf's names, in place. One error lists all names that are
+    missing, left over or of another shape."""
     theirs = {n[len(prefix):]: t for n, t in state.items() if n.startswith(prefix)}
     layout = layout_of(theirs)
     if layout == "hf":

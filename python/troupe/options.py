@@ -9,11 +9,12 @@ from .losses import KINDS
 ROUTERS = ("topk_softmax", "sigmoid_bias", "quantile", "sinkhorn", "expert_choice")
 # What a recipe says and a layer by itself does not have: refused where it is more than its default.
 ELSEWHERE = {"score_on_input": False, "impl": "grouped", "latent": 0, "table_layers": 0}
+OLD_NAMES = {"centre": "center", "normalise": "normalize", "renormalise": "renormalize"}  # recipes saved before have them
 
 
 def moe_options(width, experts, top_k=2, hidden=None, *, router="topk_softmax", order="auto", norm_topk=None, scale=1.0,
-                groups=None, router_bias=False, score=None, rho=0.0, normalise=False, tolerance=1e-4,
-                max_iterations=100, ema=0.0, bias_rate=None, centre=False, jitter=0.0, balance=None, aux_loss=1e-2,
+                groups=None, router_bias=False, score=None, rho=0.0, normalize=False, tolerance=1e-4,
+                max_iterations=100, ema=0.0, bias_rate=None, center=False, jitter=0.0, balance=None, aux_loss=1e-2,
                 z_loss=0.0, capacity=None, activation="silu", gated=True, bias=False, clamp=None, offset=0.0, shared=0,
                 shared_hidden=0, shared_gate=False, shared_weighted=False, output_bias=False, return_bias=False,
                 losses="return", recompute="none", quantize=(-1, -1), group=None, mode="fast", grad="mean", std=0.02,
@@ -24,11 +25,11 @@ def moe_options(width, experts, top_k=2, hidden=None, *, router="topk_softmax", 
     order        topk_softmax: "after" weighs by the softmax of the chosen logits, "before" by that of all; "auto": after for
                  top_k > 1. norm_topk: True, or the order q of a norm that a token's weights are divided by; scale multiplies them
     groups       (groups, keep, best): experts in groups, of which a token sees its best `keep`
-    score, bias_rate, centre   sigmoid_bias; rho, normalise, score: expert_choice; ema, score: quantile
+    score, bias_rate, center   sigmoid_bias; rho, normalize, score: expert_choice; ema, score: quantile
     jitter       the router alone sees x times a uniform number in [1 - jitter, 1 + jitter], in training
     balance      aux, seq, global, batched, none; its coefficient is aux_loss. Default: aux for topk_softmax and a router of
                  one's own, else none
-    capacity     rows that an expert takes, as a multiple of T K / E; or {factor, min, policy, renormalise, in_evaluation}
+    capacity     rows that an expert takes, as a multiple of T K / E; or {factor, min, policy, renormalize, in_evaluation}
     shared       that many shared experts, as one of shared_hidden units; shared_gate, shared_weighted: how they are added
     losses       "return": y, aux; "attach": y, whose backward has the losses' gradients; "none"
     recompute    none, act, expert (H is made again in backward), layer (all but the router)
@@ -57,7 +58,7 @@ def moe_options(width, experts, top_k=2, hidden=None, *, router="topk_softmax", 
     o.shared_hidden = 0 if not o.shared else o.shared_hidden or o.shared * o.hidden
     if o.capacity is not None:
         given = o.capacity if isinstance(o.capacity, dict) else {"factor": o.capacity}
-        o.capacity = {"factor": 0.0, "min": 1, "policy": "probs", "renormalise": False, "in_evaluation": False}
+        o.capacity = {"factor": 0.0, "min": 1, "policy": "probs", "renormalize": False, "in_evaluation": False}
         _take("capacity", given, o.capacity)
         o.capacity = o.capacity if o.capacity["factor"] else None
         if o.capacity and o.router in ("quantile", "sinkhorn", "expert_choice"):
@@ -77,6 +78,7 @@ def _unknown(where, name, known):
 
 def _take(where, given, into):
     for name, value in given.items():
+        name = OLD_NAMES.get(name, name)
         if name not in into:
             _unknown(where, name, list(into))
         into[name] = value
@@ -120,6 +122,7 @@ def _recipe_router(o, block):
     names = {"p_norm": "norm_topk", "bias": "router_bias", "std": "router_std", "limit": "groups"}
     o.router_std = o.std
     for name, value in block.items():
+        name = OLD_NAMES.get(name, name)
         if name == "balance":
             _recipe_balance(o, value)
         elif name in ("fp64", "force", "force_std", "force_fixed", "scope"):
@@ -133,8 +136,8 @@ def _recipe_router(o, block):
         elif hasattr(o, names.get(name, name)):
             setattr(o, names.get(name, name), value or None if name == "p_norm" else value)
         else:
-            _unknown("router", name, [*names, "order", "scale", "jitter", "score", "bias_rate", "centre", "z_loss", "rho",
-                                      "normalise", "tolerance", "max_iterations", "ema", "balance", "kind"])
+            _unknown("router", name, [*names, "order", "scale", "jitter", "score", "bias_rate", "center", "z_loss", "rho",
+                                      "normalize", "tolerance", "max_iterations", "ema", "balance", "kind"])
 
 
 def _recipe_balance(o, block):
@@ -157,5 +160,5 @@ def _routing(o):
         return
     one_of("router", o.router, ROUTERS)
     o.routing = {"kind": o.router, "std": getattr(o, "router_std", o.std)} | {n: getattr(o, n) for n in (
-        "order", "norm_topk", "scale", "groups", "score", "rho", "normalise", "tolerance", "max_iterations", "ema",
-        "bias_rate", "centre", "jitter")} | {"bias": o.router_bias}
+        "order", "norm_topk", "scale", "groups", "score", "rho", "normalize", "tolerance", "max_iterations", "ema",
+        "bias_rate", "center", "jitter")} | {"bias": o.router_bias}

@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 class Report(list):
-    """Rows, one an experts module. Prints as a table in which equal neighbours are one line."""
+    """Rows, one an experts module. Prints as a table in which equal neighbors are one line."""
 
     words = frozenset()
     partitioned = ()  # classes whose weights DeepSpeed's ZeRO-3 has taken apart

@@ -60,12 +60,12 @@ class Router(nn.Module):
     """x [..., D] -> troupe.Routing. `help(troupe.options.moe_options)` says what the arguments are."""
 
     def __init__(self, width, experts, top_k, *, kind="topk_softmax", order="auto", norm_topk=None, scale=1.0, groups=None,
-                 score=None, rho=0.0, normalise=False, tolerance=1e-4, max_iterations=100, ema=0.0, bias_rate=None,
-                 centre=False, jitter=0.0, bias=False, std=0.02, device=None, dtype=None):
+                 score=None, rho=0.0, normalize=False, tolerance=1e-4, max_iterations=100, ema=0.0, bias_rate=None,
+                 center=False, jitter=0.0, bias=False, std=0.02, device=None, dtype=None):
         super().__init__()
         self.kind, self.experts, self.top_k, self.scale, self.std = kind, experts, top_k, scale, std
-        self.jitter, self.centre, self.ema, self.rho = jitter, centre, ema, rho or float(top_k)
-        self.tolerance, self.max_iterations, self.normalise = tolerance, max_iterations, normalise
+        self.jitter, self.center, self.ema, self.rho = jitter, center, ema, rho or float(top_k)
+        self.tolerance, self.max_iterations, self.normalize = tolerance, max_iterations, normalize
         score = score or ("sigmoid" if kind == "sigmoid_bias" else "softmax")
         self.bias_rate = 1e-3 if bias_rate is None else bias_rate
         if not 0 <= jitter < 1:
@@ -152,7 +152,7 @@ class Router(nn.Module):
         return self._routed(z, valid, sequences, False, given=given)
 
     def _expert_choice(self, z, valid, sequences, balance):
-        ids, weights, counts, lse2 = torch.ops.troupe.expert_choice(z, valid, None, self.score, self.rho, self.normalise,
+        ids, weights, counts, lse2 = torch.ops.troupe.expert_choice(z, valid, None, self.score, self.rho, self.normalize,
                                                                     self.scale)
         n = torch.full((1,), z.shape[0], dtype=torch.int64, device=z.device) if valid is None else valid.sum().reshape(1)
         return Routed(ids, weights, counts, None, lse2.reshape(()), None, n, z)
@@ -182,7 +182,7 @@ class Router(nn.Module):
             if self.bias_rate:
                 over = counts.sum() - counts * counts.shape[0]  # E (mean - N_e), exact
                 self.e_score_correction_bias.add_(over.sign().to(torch.float32), alpha=self.bias_rate)
-                if self.centre:
+                if self.center:
                     self.e_score_correction_bias.sub_(self.e_score_correction_bias.mean())
             self.step_counts.zero_()
         elif self.kind == "quantile":

@@ -56,7 +56,7 @@ def route(logits, k, *, score="softmax", order="before", norm=None, scale=1.0, b
     order   "before": scores of all experts, of which k are taken; "after": the softmax of the k chosen logits
     norm    True: a token's weights add up to 1; a number q: their q-norm is 1; None: True for sigmoid and sqrtsoftplus
     bias    [E], added for the choice alone (sigmoid, sqrtsoftplus); beta is subtracted from the logits, likewise
-    groups  (groups, keep, best): neighbours share a group, of which `keep` stay open, by the sum of its `best` scores
+    groups  (groups, keep, best): neighbors share a group, of which `keep` stay open, by the sum of its `best` scores
     valid   bool [T]: False is padding, which chooses nothing
     given   [T, k]: choices made elsewhere
     sequences   that many, one after the other: scores, plain_counts and tokens are of each, [B, E] and [B]

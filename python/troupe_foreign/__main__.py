@@ -47,7 +47,7 @@ def opened(source, ranks, sums):
 
 
 def hub_names(tensors):
-    """Of a checkpoint that has Hugging Face's names behind a prefix of its trainer's: without it."""
+    """Removes the prefix that a trainer put before Hugging Face's names."""
     heads = [n for n in tensors if re.search(r"(^|\.)(model\.embed_tokens|transformer\.wte)\.weight$", n)]
     if len(heads) != 1:
         raise Fault(f"the tensors' names are of no known form: {listed(tensors, 4)}. --raw writes them as they are")

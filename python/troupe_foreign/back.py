@@ -16,7 +16,7 @@ STEP = 0
 
 
 def tensors_of(path):
-    """Of a safetensors file, mapped: what is read is what is used."""
+    """The tensors of a safetensors file, which is mapped: only what is used is read."""
     raw = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
     begin = 8 + int.from_bytes(raw[:8].numpy().tobytes(), "little")
     out = {}
@@ -89,7 +89,7 @@ class Names:
             for x in "qk":
                 self.out[f"{attention}{x}_layernorm.weight"] = self.take(f"{of}self_attn.{x}_norm.weight")
         sparse = self.sparse(i)
-        # Of a layer with experts Megatron's own modules and TransformerEngine's save it under two names.
+        # In a layer with experts, Megatron's own modules and TransformerEngine's save the norm under different names.
         norm = "mlp.linear_fc1.layer_norm_weight" if self.local or not sparse else "pre_mlp_layernorm.weight"
         self.out[to + norm] = self.take(f"{of}post_attention_layernorm.weight")
         if not sparse:
@@ -127,7 +127,7 @@ class Names:
         return (joined(state, "decoder.layers.") if alike else state) | self.extra_states(alike)
 
     def extra_states(self, alike):
-        """Of each product an entry without a value, which Megatron's loader asks for: states of FP8 scaling."""
+        """An empty entry for each product, which Megatron's loader asks for: the state of FP8 scaling."""
         out = {}
         for i in range(self.layers):
             head, at, of = ("decoder.layers.", f"{i}", f"{self.layers}") if alike else (f"decoder.layers.{i}.", "", "")
@@ -160,9 +160,9 @@ def arguments(names):
         tensor_model_parallel_size=1, pipeline_model_parallel_size=1, expert_model_parallel_size=1,
         transformer_impl="local" if names.local else "transformer_engine")
     if names.experts:
-        normalised = names.mixtral or c.get("norm_topk_prob", False)
+        normalized = names.mixtral or c.get("norm_topk_prob", False)
         out |= dict(num_experts=names.experts, moe_router_topk=c["num_experts_per_tok"], moe_ffn_hidden_size=width,
-                    moe_router_score_function="softmax", moe_router_pre_softmax=not normalised,
+                    moe_router_score_function="softmax", moe_router_pre_softmax=not normalized,
                     moe_layer_freq=1 if all(sparse) else [int(s) for s in sparse])
     return argparse.Namespace(**out)
 

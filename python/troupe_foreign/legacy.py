@@ -22,7 +22,7 @@ COLUMNS = re.compile(r"(linear_proj|linear_fc2|self_attention\.dense|attention\.
 DOWN = re.compile(r"linear_(q|kv)_down_proj\.weight$")  # of latent attention: rows, but with TransformerEngine all
 UP = re.compile(r"(linear_fc1|dense_h_to_4h)\.(weight|bias)\d*$")
 BLOCKS = re.compile(r"\bmoe\.experts\.mlp\.(w1|w2|v1)$")  # MegaBlocks' experts
-# Of an expert-parallel rank: SequentialMLP's and TEGroupedMLP's names.
+# Names of an expert-parallel rank's experts: SequentialMLP's and TEGroupedMLP's.
 EXPERT = re.compile(r"^(.*\.mlp\.experts\.local_experts\.)(\d+)(\..*)$|"
                     r"^(.*\.mlp\.experts\.linear_fc[12]\.(?:weight|bias))(\d+)()$")
 

@@ -101,7 +101,7 @@ def config_of(args, dtype):
         return {"model_type": "mixtral", **config, "intermediate_size": width, "num_local_experts": args.num_experts,
                 "num_experts_per_tok": args.moe_router_topk, "sliding_window": None}
     need("qk_layernorm", bool(args.qk_layernorm), True)
-    # Megatron takes the softmax of the chosen, unless it is told to take it before: then it does not normalise.
+    # Megatron applies the softmax to the logits of the chosen experts, or, with pre-softmax, to all: then it does not normalize.
     return {"model_type": "qwen3_moe", **config, "moe_intermediate_size": width, "num_experts": args.num_experts,
             "num_experts_per_tok": args.moe_router_topk, "norm_topk_prob": not args.moe_router_pre_softmax,
             "mlp_only_layers": dense, "decoder_sparse_step": 1, "use_sliding_window": False}

@@ -38,7 +38,7 @@ class Arguments:
 
 
 def check_sums(file):
-    """Of what torch.save wrote, a zip archive: PyTorch itself does not compare them."""
+    """Compares the checksums of a zip archive that torch.save wrote; PyTorch itself does not."""
     with zipfile.ZipFile(file) as archive:
         if bad := archive.testzip():
             raise ValueError(f"the check sum of {bad} is wrong")

@@ -26,7 +26,7 @@ struct Box {
 
 std::string to_text(const Box& box);  // "[0:4, 8:16] of [4, 16]"
 
-// Lengths agree, and offset + size is in global, whose elements can be counted.
+// Whether lengths agree, offset + size is within global, and global's elements can be counted.
 bool is_inside(const Box& box);
 // Throws (TROUPE_CHECK) unless it is.
 void validate(const Box& box);

@@ -53,7 +53,7 @@ struct Replica {
 // (core/number/split_f32.h); or moments in 8 bits, codes in `value` and a scale for each 256 of
 // them (core/number/moment8.h).
 struct StateTensor {
-  // Numbers from `at` on, on the host: of codes, whose blocks may be filled in several pieces.
+  // Takes numbers from `at` on, on the host. Blocks of codes may be filled in several pieces.
   using Take = std::function<void(int64_t at, const at::Tensor& numbers)>;
 
   StateTensor(at::Tensor whole) : value(std::move(whole)) {}  // NOLINT(google-explicit-constructor)
@@ -111,7 +111,7 @@ class Saver {
         const Faults& faults);
   ~Saver();  // waits for what is being written; an error that nobody asked for is logged
 
-  // Before the first save: the run goes on from that step (-1: from the start). Complete later
+  // Call before the first save: the run resumes from that step (-1: from the start). Complete later
   // steps, of a branch that is given up or damaged, are renamed to "step-001300.aside", so that
   // neither a save nor a later start takes them for this run's.
   void go_on_from(int64_t step);
@@ -161,11 +161,11 @@ struct Loaded {
 Loaded load(const std::string& folder, const CheckpointState& state, const LoadOptions& options,
             const CheckpointGroup& group, const Faults& faults);
 
-// find_resume() and load(); under `auto` goes on to an older step where one is damaged, with a
-// note, and throws if all are. Throws E4006 with every change of the fingerprint that is not
-// waived; `defaults` are those of changes(). Nothing: a fresh start.
+// find_resume() and load(). `auto` takes an older step where one is damaged, with a note, and
+// throws if all are. Throws E4006 with every change of the fingerprint that is not
+// waived; `earlier` is that of changes(). Returns nothing for a fresh start.
 std::optional<Loaded> resume(const CheckpointConfig& config, const CheckpointState& state,
                              const Fingerprint& now, const CheckpointGroup& group,
-                             const Faults& faults, const Fingerprint& defaults = {});
+                             const Faults& faults, const EarlierKeys& earlier = {});
 
 }  // namespace troupe

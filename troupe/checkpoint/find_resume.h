@@ -1,4 +1,4 @@
-// Which step of a run folder to go on from, and what else a run folder is asked.
+// Finds the step of a run folder to resume from, and answers other questions about the folder.
 #pragma once
 
 #include <cstdint>

@@ -131,8 +131,8 @@ bool is_damage(Code code) {
          code == Code::kBadModelFile || code == Code::kDamagedCheckpoint;
 }
 
-void check_fingerprint(const ResumePoint& point, const Fingerprint& now,
-                       const Fingerprint& defaults, const std::vector<std::string>& waived) {
+void check_fingerprint(const ResumePoint& point, const Fingerprint& now, const EarlierKeys& earlier,
+                       const std::vector<std::string>& waived) {
   if (point.manifest.fingerprint.empty() && !now.empty()) {
     fail(Code::kOtherRun, point.folder,
          "holds a model's weights, without an optimizer or a run to resume: begin from them, in "
@@ -140,7 +140,7 @@ void check_fingerprint(const ResumePoint& point, const Fingerprint& now,
              point.folder);
   }
   std::string lines;
-  for (const std::string& line : changes(point.manifest.fingerprint, now, defaults)) {
+  for (const std::string& line : changes(point.manifest.fingerprint, now, earlier)) {
     if (!matches_any(waived, line.substr(0, line.find(": ")))) lines += "\n  " + line;
   }
   if (lines.empty()) return;
@@ -210,7 +210,7 @@ Loaded load(const std::string& folder, const CheckpointState& state, const LoadO
 
 std::optional<Loaded> resume(const CheckpointConfig& config, const CheckpointState& state,
                              const Fingerprint& now, const CheckpointGroup& group,
-                             const Faults& faults, const Fingerprint& defaults) {
+                             const Faults& faults, const EarlierKeys& earlier) {
   const LoadOptions options = {.waive_missing = config.waive_missing,
                                .waive_unused = config.waive_unused,
                                .cast = config.cast,
@@ -231,7 +231,7 @@ std::optional<Loaded> resume(const CheckpointConfig& config, const CheckpointSta
       throw Error(all, *first);
     }
     if (!point) return {};
-    check_fingerprint(*point, now, defaults, config.waive_changed);
+    check_fingerprint(*point, now, earlier, config.waive_changed);
     try {
       Loaded loaded = load(point->folder, state, options, group, faults);
       loaded.point.latest_note = std::move(point->latest_note);

@@ -39,7 +39,7 @@ struct SharedSlice {
 };
 
 // The shared slices, by tensor and slice, in rounds: in each a rank reads `round_bytes` at most, or
-// one slice. What is in no round is needed by one part, whose rank reads it.
+// one slice. A slice in no round is needed by one part, and its rank reads it.
 std::vector<std::vector<SharedSlice>> plan_reads(const std::vector<StoredBoxes>& stored,
                                                  const std::vector<std::vector<Want>>& wants,
                                                  int64_t round_bytes);

@@ -240,10 +240,14 @@ std::string stored_name(const TensorBox& tensor) {
 }
 
 std::vector<std::string> changes(const Fingerprint& saved, const Fingerprint& now,
-                                 const Fingerprint& defaults) {
+                                 const EarlierKeys& earlier) {
+  const Fingerprint& defaults = earlier.defaults;
   std::vector<std::string> out;
   std::map<std::string, std::string> asked(now.begin(), now.end());
-  for (const auto& [name, value] : saved) {
+  for (const auto& [saved_name, value] : saved) {
+    const auto renamed =
+        std::ranges::find(earlier.renamed, saved_name, &Fingerprint::value_type::first);
+    const std::string& name = renamed == earlier.renamed.end() ? saved_name : renamed->second;
     const auto other = asked.find(name);
     if (other == asked.end()) {
       out.push_back(name + ": " + value + " was saved, nothing is asked for");

@@ -27,7 +27,7 @@ namespace troupe {
 inline constexpr int64_t kCheckpointFormat = 1;
 inline constexpr char kManifestName[] = "manifest.json";
 
-// What must not differ when a run goes on: ("data.train", its hash), ("model.moe.experts", "8").
+// What must not differ when a run resumes: ("data.train", its hash), ("model.moe.experts", "8").
 using Fingerprint = std::vector<std::pair<std::string, std::string>>;
 
 struct ShardInfo {
@@ -98,10 +98,16 @@ std::vector<StoredTensor> parse_index(const std::string& text, const std::string
 // Its name inside the shard: "name" or, of a slice, "name@0,32", the offset.
 std::string stored_name(const TensorBox& tensor);
 
-// What differs, a line each: "moe.experts: 8 was saved, 4 is asked for". `defaults`: of the names
-// in `now`, values that need not have been saved. A program that did not know a name yet saved
-// none, and did what the default now says.
+// What an earlier program saved in another way.
+struct EarlierKeys {
+  // Values that need not have been saved: a program that did not know a name yet saved none, and
+  // did what the default now says.
+  Fingerprint defaults = {};
+  Fingerprint renamed = {};  // (old name, name now)
+};
+
+// What differs, a line each: "moe.experts: 8 was saved, 4 is asked for".
 std::vector<std::string> changes(const Fingerprint& saved, const Fingerprint& now,
-                                 const Fingerprint& defaults = {});
+                                 const EarlierKeys& earlier = {});
 
 }  // namespace troupe

@@ -1,4 +1,4 @@
-// The run's folder: that there is one, that nobody else writes to it, what is kept in it.
+// The run's folder: makes it, keeps other writers out, and removes what is not to be kept.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +62,7 @@ std::vector<int64_t> prune(Fs& fs, const Faults& faults, const CheckpointConfig&
 std::string new_run_id();  // 16 hex digits, from the system's randomness
 
 // Renames complete steps after `step` to "step-001300.aside", or with a number where that is taken:
-// they are of a branch that is given up, and would else be taken for this run's. A line each.
+// they belong to an abandoned branch and must not be taken for this run's. Returns a line each.
 std::vector<std::string> set_aside_later(Fs& fs, const std::string& run, int64_t step);
 
 }  // namespace troupe

@@ -469,7 +469,7 @@ TEST_F(Save, ResumeSaysWhatItMayTake) {
   EXPECT_TRUE(has(e, "passed over step 1") && has(e, "passed over step 2")) << e.what();
 }
 
-TEST_F(Save, ForeignCheckpointsAreRecognisedAndNotOpened) {
+TEST_F(Save, ForeignCheckpointsAreRecognizedAndNotOpened) {
   const auto hint = [&](const std::vector<std::string>& files) {
     const TemporaryFolder other;
     for (const std::string& file : files) publish_file(fs_, other / file, "x");
@@ -631,15 +631,22 @@ TEST_F(Damage, TheManifestKeepsWhatTheRunGaveIt) {
   // A key that the program did not know when it saved.
   const Fingerprint later = {
       {"model.moe.experts", "8"}, {"data", "abc"}, {"model.block.kind", "parallel"}};
-  EXPECT_EQ(changes(m.fingerprint, later, {{"model.block.kind", "parallel"}}),
+  EXPECT_EQ(changes(m.fingerprint, later, {.defaults = {{"model.block.kind", "parallel"}}}),
             std::vector<std::string>());
-  EXPECT_EQ(changes(m.fingerprint, later, {{"model.block.kind", "serial"}}),
+  EXPECT_EQ(changes(m.fingerprint, later, {.defaults = {{"model.block.kind", "serial"}}}),
             std::vector<std::string>{"model.block.kind: nothing was saved, parallel is asked for"});
   // A default excuses no value that was saved.
   EXPECT_EQ(changes(m.fingerprint, {{"model.moe.experts", "4"}, {"data", "abc"}},
-                    {{"model.moe.experts", "4"}})
+                    {.defaults = {{"model.moe.experts", "4"}}})
                 .size(),
             1u);
+  // A key that had another name when it was saved.
+  EXPECT_EQ(changes(m.fingerprint, {{"model.moe.number", "8"}, {"data", "abc"}},
+                    {.renamed = {{"model.moe.experts", "model.moe.number"}}}),
+            std::vector<std::string>());
+  EXPECT_EQ(changes(m.fingerprint, {{"model.moe.number", "4"}, {"data", "abc"}},
+                    {.renamed = {{"model.moe.experts", "model.moe.number"}}}),
+            std::vector<std::string>{"model.moe.number: 8 was saved, 4 is asked for"});
 }
 
 struct Counters {

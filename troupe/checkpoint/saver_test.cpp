@@ -45,8 +45,8 @@ struct Model {
       : dense(Param::of({hidden, 6}, {.kind = Init::kNormal, .std = 1})),
         experts(Param::of_experts({5, 3, 2}, {.kind = Init::kNormal, .std = 1})) {
     dense.allocate(at::TensorOptions(type));
-    initialise(dense, "dense", 1);
-    initialise(experts, "moe.w1", 1);
+    initialize(dense, "dense", 1);
+    initialize(experts, "moe.w1", 1);
     moment = at::zeros_like(dense.value);
     steps = at::full({}, 0, at::kLong);
   }
@@ -312,7 +312,7 @@ TEST_F(Saving, F28_F29_F30_AllThatDiffersIsToldAtOnce) {
   want.add_like("moment.danse", run.dense, run.moment);
   add_whole(want, "extra", run.steps);
   Param more = Param::of_experts({7, 3, 2}, {});
-  initialise(more, "more", 1);
+  initialize(more, "more", 1);
   want.add("model.more.w1", more);
   const Error e = error_of([&] { load(folder_ / "step-000001", want, {}, {}, kNone); });
   EXPECT_EQ(e.code(), Code::kStateMismatch);
@@ -412,7 +412,7 @@ TEST_F(Saving, ExpertsAreNamedApartWhereverTheyLie) {
   Model run;
   saver()->save(run.state(), {.step = 1});
   Param some = Param::of_experts({5, 3, 2}, {}, std::vector<int64_t>{4, 1});
-  initialise(some, "some", 9);
+  initialize(some, "some", 9);
   CheckpointState want;
   want.add("model.moe.w1", some);
   load(folder_ / "step-000001", want, {.waive_unused = {"*"}}, {}, kNone);

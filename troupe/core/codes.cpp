@@ -175,7 +175,7 @@ std::string_view explain(Code code) {
              "the memory goes.";
     case Code::kSlowMachine:
       return "`troupe bench machine --expect` measured rates under four fifths of those in the "
-             "file. "
+             "file, or `troupe launch --check-machine` something out of its bound. "
              "A device that is hot, shared, capped in power or has another driver than the others "
              "is "
              "the usual cause; of links, a cable, or a group that does not take NVLink or RDMA. "

@@ -1,5 +1,5 @@
 // The short codes of faults ("E2003") and the exit classes that they belong to. A new code is a
-// line here and a paragraph in codes.cpp; a code once released keeps its meaning for ever.
+// line here and a paragraph in codes.cpp; a code that was released keeps its meaning.
 #pragma once
 
 #include <optional>
@@ -80,7 +80,7 @@ inline std::string to_text(Code code) {
   return 'E' + std::to_string(static_cast<int>(code));
 }
 
-// What is told and does not stop anything: "W7006".
+// The code of a warning, which stops nothing: "W7006".
 inline std::string warning_text(Code code) {
   return 'W' + std::to_string(static_cast<int>(code));
 }

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "troupe/core/config/config.h"
+#include "troupe/core/config/facts.h"
 #include "troupe/core/config/json.h"
 #include "troupe/core/file/hash.h"
 #include "troupe/data/corpus.h"
@@ -23,7 +24,7 @@ struct Journal {
   std::string of;
   TokenCounts counts, valid;
   CorpusPlace next = {};
-  int64_t skipped = 0, not_utf8 = 0, learnt = 0;
+  int64_t skipped = 0, not_utf8 = 0, learned = 0;
   static void visit(auto& c, auto&& f) {
     f("of", c.of);
     f("counts", c.counts);
@@ -31,7 +32,7 @@ struct Journal {
     f("next", c.next);
     f("skipped", c.skipped);
     f("not_utf8", c.not_utf8);
-    f("learnt", c.learnt);
+    f("learned", c.learned, OldName{"learnt"});
   }
 };
 
@@ -87,7 +88,7 @@ class Build {
     if (journal) {
       result_.info.skipped = journal->skipped;
       result_.not_utf8 = journal->not_utf8;
-      result_.learnt = journal->learnt;
+      result_.learned = journal->learned;
       from = journal->next;
       counts = journal->counts;
       valid_counts = journal->valid;
@@ -157,8 +158,8 @@ class Build {
     result_.info.skipped += skip_bad(piece.bad, config_.on_bad, result_.bad);
     if (result_.not_utf8 == 0) first_not_utf8_ = piece.first_not_utf8;
     result_.not_utf8 += piece.not_utf8;
-    result_.learnt += output_.weights ? std::ranges::count(piece.documents.weights, 1)
-                                      : std::ssize(piece.documents.ids);
+    result_.learned += output_.weights ? std::ranges::count(piece.documents.weights, 1)
+                                       : std::ssize(piece.documents.ids);
     int64_t begin = 0;
     size_t document = 0;
     const std::span ids(piece.documents.ids);
@@ -201,7 +202,7 @@ class Build {
                              .next = place_,
                              .skipped = result_.info.skipped,
                              .not_utf8 = result_.not_utf8,
-                             .learnt = result_.learnt});
+                             .learned = result_.learned});
     publish_file(fs_, journal_path(), text.str());
   }
 
@@ -279,7 +280,7 @@ class Build {
                    (first_not_utf8_.empty() ? "" : ", the first is " + first_not_utf8_) +
                    ": the tokenizer took them as they are");
     }
-    if (result_.learnt == 0 && result_.info.tokens > 0) {
+    if (result_.learned == 0 && result_.info.tokens > 0) {
       log_.warning("data build: nothing is learned: no message has the role \"" +
                    config_.chat.learn + "\" (chat.learn; data build --learn)");
     }

@@ -73,7 +73,7 @@ struct BuildResult {
   double seconds = 0;
   bool resumed = false;
   BuildInfo valid = {};          // of PREFIX-valid, where there is one
-  int64_t learnt = 0;            // tokens that are targets: of chats, what the learnt role says
+  int64_t learned = 0;           // tokens that are targets: of chats, what the learned role says
   int64_t not_utf8 = 0;          // documents with bytes that are no UTF-8; the tokenizer takes them
   std::vector<std::string> bad;  // the first ten documents that were skipped, with their place
 };

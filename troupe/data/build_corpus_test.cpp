@@ -420,18 +420,18 @@ TEST_F(Corpus, BadUtf8IsCountedWithItsPlace) {
       "2 documents hold bytes that are not UTF-8, the first is " + (folder / "in.jsonl") + ":2");
 }
 
-TEST_F(Corpus, ChatsOfWhichNothingIsLearntAreToldAndTheirKeyIsKnown) {
+TEST_F(Corpus, ChatsOfWhichNothingIsLearnedAreToldAndTheirKeyIsKnown) {
   const auto said = std::make_shared<Said>();
   config.format = CorpusFormat::kChat;
   put_file(folder / "in.jsonl",
            "{\"messages\": [{\"role\": \"human\", \"content\": \"a\"},"
            " {\"role\": \"gpt\", \"content\": \"b\"}]}\n");
-  EXPECT_EQ(build_corpus(config, kBytes, fs, Log({said})).learnt, 0);
+  EXPECT_EQ(build_corpus(config, kBytes, fs, Log({said})).learned, 0);
   EXPECT_PRED2(has, said->text, "nothing is learned: no message has the role \"assistant\"");
   said->text.clear();
   config.chat.learn = "gpt";
   config.replace = true;
-  EXPECT_GT(build_corpus(config, kBytes, fs, Log({said})).learnt, 0);
+  EXPECT_GT(build_corpus(config, kBytes, fs, Log({said})).learned, 0);
   EXPECT_EQ(said->text.find("nothing is learned"), std::string::npos);
 }
 

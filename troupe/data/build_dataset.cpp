@@ -97,7 +97,8 @@ class Builder {
                       .log = needs.log,
                       .remote = {.cache = config.cache,
                                  .timeout = config.read_timeout,
-                                 .log = needs.log,
+                                 .log = needs.tries,
+                                 .file_log = needs.log,
                                  .stop = needs.stop}} {
     if (!needs_.eod && (config.documents == Documents::kEod || config.eod_mask_loss)) {
       fail(Code::kBadValue, "data",

@@ -15,7 +15,7 @@ namespace troupe {
 // stands for nothing, or a compressed file, is an error.
 std::vector<std::string> corpus_files(const std::vector<std::string>& names);
 
-// Where reading goes on.
+// Where reading resumes.
 struct CorpusPlace {
   int64_t file = 0;    // of the list
   int64_t offset = 0;  // in it

@@ -26,7 +26,7 @@ CorpusCount count_corpus(const BuildConfig& config, const BuildTokenizer& tokeni
     const EncodedDocuments& d = piece.documents;
     out.documents += std::ssize(d.ends);
     out.tokens += std::ssize(d.ids);
-    out.learnt +=
+    out.learned +=
         chat ? std::accumulate(d.weights.begin(), d.weights.end(), int64_t{0}) : std::ssize(d.ids);
   });
   out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -12,8 +12,8 @@ namespace troupe {
 struct CorpusCount {
   int64_t files = 0;
   int64_t documents = 0;
-  int64_t tokens = 0;  // with what ends documents
-  int64_t learnt = 0;  // of them, those that are targets: all, but in chats
+  int64_t tokens = 0;   // with what ends documents
+  int64_t learned = 0;  // of them, those that are targets: all, but in chats
   int64_t text_bytes = 0;
   int64_t skipped = 0;           // bad documents
   std::vector<std::string> bad;  // the first ten of them, with their place
@@ -24,7 +24,7 @@ struct CorpusCount {
     f("files", c.files);
     f("documents", c.documents);
     f("tokens", c.tokens);
-    f("learnt", c.learnt);
+    f("learned", c.learned);
     f("text_bytes", c.text_bytes);
     f("skipped", c.skipped);
     f("bad", c.bad);
@@ -33,7 +33,7 @@ struct CorpusCount {
   }
 };
 
-// As build_corpus with the same config, whose output is not looked at.
+// As build_corpus with the same config; config.output is not used.
 CorpusCount count_corpus(const BuildConfig& config, const BuildTokenizer& tokenizer);
 
 }  // namespace troupe

@@ -88,7 +88,7 @@ class Dataset {
   // Throws E3105 if a run of that many samples would use up a source: before it starts.
   void require(int64_t samples) const;
   std::vector<SourceUse> uses(int64_t samples) const;  // after that many samples
-  // What must be equal for a run to go on with the same samples: (what, value).
+  // What must be equal for a run to resume with the same samples: (what, value).
   std::vector<std::pair<std::string, std::string>> fingerprint() const;
 
  private:
@@ -112,8 +112,9 @@ struct DataNeeds {
   int64_t batch = 1;                    // samples of a global batch: an epoch has at least one
   std::optional<int64_t> samples = {};  // of the whole run, where it is known; Megatron's order is
                                         // made for that many
-  Log log = {};
-  StopQuestion stop = {};  // ends waits for a network, by AskedToStop
+  Log log = {};                         // what is to be said of files
+  Log tries = {};                       // RemoteAccess::log
+  StopQuestion stop = {};               // ends waits for a network, by AskedToStop
 };
 
 struct Data {

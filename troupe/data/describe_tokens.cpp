@@ -45,11 +45,11 @@ TokenScan scan_all(const TokenFile& file, int64_t vocab) {
     out.smallest = std::min<int64_t>(out.smallest, least);
     out.largest = std::max<int64_t>(out.largest, most);
     for (const int32_t id : ids) distinct.add(id);
-    out.learnt += std::ssize(ids);
+    out.learned += std::ssize(ids);
     if (!file.has_weights()) continue;
     weights.resize(ids.size());
     file.read_weights(at, weights);
-    out.learnt -= std::ranges::count(weights, 0.0f);
+    out.learned -= std::ranges::count(weights, 0.0f);
   }
   if (file.num_tokens() == 0) out.smallest = 0;
   out.distinct = distinct.count();

@@ -13,12 +13,12 @@ namespace troupe {
 struct TokenScan {  // of every token
   int64_t smallest = 0, largest = 0;
   int64_t distinct = 0;  // different ids
-  int64_t learnt = 0;    // those whose weight is 1; all of them where there are no weights
+  int64_t learned = 0;   // those whose weight is 1; all of them where there are no weights
   static void visit(auto& s, auto&& f) {
     f("smallest", s.smallest);
     f("largest", s.largest);
     f("distinct", s.distinct);
-    f("learnt", s.learnt);
+    f("learned", s.learned);
   }
 };
 

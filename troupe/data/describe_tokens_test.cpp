@@ -54,7 +54,7 @@ TEST(Describe, SaysWhatABuildMade) {
   EXPECT_EQ(s.type, "u16");
   EXPECT_EQ(s.bytes, 2 * s.tokens);
   EXPECT_TRUE(s.weights);
-  EXPECT_EQ(s.scan->learnt, 4 + 2);  // "ho|" and "|", with the ends behind them
+  EXPECT_EQ(s.scan->learned, 4 + 2);  // "ho|" and "|", with the ends behind them
   EXPECT_EQ(s.scan->largest, 256);
   EXPECT_EQ(s.scan->smallest, '<');
   EXPECT_EQ(s.built->tokenizer, "b");
@@ -70,7 +70,7 @@ TEST(Describe, CountsWithoutWritingWhatABuildWrites) {
   EXPECT_EQ(counted.tokens, built.info.tokens);
   EXPECT_EQ(counted.documents, built.info.documents);
   EXPECT_EQ(counted.text_bytes, built.text_bytes);
-  EXPECT_EQ(counted.learnt, describe_tokens(config.output, true).scan->learnt);
+  EXPECT_EQ(counted.learned, describe_tokens(config.output, true).scan->learned);
 }
 
 TEST(Describe, AnIdBeyondTheVocabularyIsNamed) {

@@ -30,7 +30,7 @@ constexpr auto names_of(CorpusFormat) {
 }
 
 // A conversation as text: for each message `open` with {role} replaced, its content, `close`. What
-// the `learn` role says is learnt, `close` behind it too; all else is context. The three parts are
+// the `learn` role says is learned, `close` behind it too; all else is context. The three parts are
 // encoded one by one, so that no id belongs to two of them.
 struct ChatTemplate {
   std::string open = "<|im_start|>{role}\n";

@@ -34,7 +34,7 @@ class HttpObject {
   int64_t size() const { return size_; }
   // What the server calls this version of it (ETag, or Last-Modified); empty: it does not say.
   const std::string& version() const { return version_; }
-  // The whole address that is asked for, with user and query, but for what signs it: two objects of
+  // The whole address of the request, with user and query but without its signature: two objects of
   // one identity and version are one object. Holds secrets: not to be shown.
   std::string identity() const;
 

@@ -54,18 +54,18 @@ TEST(Permutation, AllOrdersOfFourAreEquallyLikely) {
 
 // Where neighbors go is no more related than in a fair shuffle: the correlation of two random
 // orders of n values has standard deviation 1 / sqrt(n - 1).
-TEST(Permutation, NeighboursAreParted) {
+TEST(Permutation, NeighborsAreParted) {
   constexpr int64_t kN = 20000;
   const std::vector<int64_t> order = all(Permutation(kN, Rng(7, 7)));
   const double mean = (kN - 1) / 2.0, variance = (double{kN} * kN - 1) / 12;
-  double with_neighbour = 0, with_position = 0;
+  double with_neighbor = 0, with_position = 0;
   for (int64_t i = 0; i < kN; ++i) {
     const double x = static_cast<double>(order[static_cast<size_t>(i)]) - mean;
     const double next = static_cast<double>(order[static_cast<size_t>((i + 1) % kN)]) - mean;
-    with_neighbour += x * next;
+    with_neighbor += x * next;
     with_position += x * (static_cast<double>(i) - mean);
   }
-  EXPECT_LT(std::abs(with_neighbour / variance / kN), 4 / std::sqrt(kN));
+  EXPECT_LT(std::abs(with_neighbor / variance / kN), 4 / std::sqrt(kN));
   EXPECT_LT(std::abs(with_position / variance / kN), 4 / std::sqrt(kN));
 }
 

@@ -168,9 +168,10 @@ class RemoteFile : public DataFile {
   RemoteFile(const std::string& url, HttpObject object, const RemoteAccess& remote)
       : path_(without_secrets(url)), object_(std::move(object)), blocks_(remote.cache, object_) {
     if (!object_.version().empty() || object_.size() == 0) return;
-    remote.log.warning(path_ +
-                       ": the server names no version of it (ETag, Last-Modified): nothing of it "
-                       "is kept for later runs, and a change of it is not noticed");
+    remote.file_log.warning(
+        path_ +
+        ": the server names no version of it (ETag, Last-Modified): nothing of it "
+        "is kept for later runs, and a change of it is not noticed");
   }
 
   const std::string& path() const override { return path_; }

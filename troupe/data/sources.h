@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "troupe/core/config/facts.h"
 #include "troupe/core/config/one_of.h"
 #include "troupe/core/file/log.h"
 #include "troupe/core/text/text.h"
@@ -35,7 +36,7 @@ struct SourceShare {
   static void visit(auto& c, auto&& f) {
     f("weight", c.weight, "Sampling weight, relative to the sum of all weights.");
     f("max_epochs", c.max_epochs,
-      "Maximum number of epochs, beyond which the run fails; null: no limit.");
+      "Maximum number of epochs, beyond which the run fails; null: no limit.", AtMost{1 << 20});
   }
 };
 

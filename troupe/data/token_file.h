@@ -1,6 +1,6 @@
 // A Megatron data set as a TokenSource: PREFIX.bin (ids, no header), PREFIX.idx (token_index.h),
 // and where `data build` made them of chats, PREFIX.weights: a byte for each token, 1 where it is
-// to be learnt, 0 where it is context.
+// to be learned, 0 where it is context.
 #pragma once
 
 #include <memory>

@@ -111,7 +111,7 @@ void TokenIndex::check_sequences(int64_t bin_bytes) {
       const int64_t offset_at = offsets_at() + 8 * sequence;
       if (length < 0) refuse(length_at, "has length", length);
       if (offset < previous)
-        refuse(offset_at, "begins at", offset, "before its neighbour's", previous);
+        refuse(offset_at, "begins at", offset, "before its neighbor's", previous);
       if (length > 0 && offset < end_in_bin_) {
         refuse(offset_at, "begins at", offset, "inside one before it, which ends at", end_in_bin_);
       }

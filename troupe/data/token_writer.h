@@ -3,7 +3,7 @@
 //
 // The parts grow in the folder PREFIX.building, one process at a time; publish() renames them into
 // place, the .idx last: there is never an .idx without the whole .bin beside it. A killed writer
-// leaves the folder, and a new one can go on from a position at which `sync` returned.
+// leaves the folder, and a new one can resume from a position at which `sync` returned.
 // Memory does not grow with the data.
 #pragma once
 
@@ -40,7 +40,7 @@ struct TokenOutput {
 
 class TokenWriter {
  public:
-  // Begins anew, or goes on at `from`. Throws E3109 if PREFIX.idx exists, or another process
+  // Begins anew, or resumes at `from`. Throws E3109 if PREFIX.idx exists, or another process
   // writes there.
   TokenWriter(Fs& fs, TokenOutput output, std::optional<TokenCounts> from = std::nullopt);
   TokenWriter(const TokenWriter&) = delete;
@@ -48,7 +48,7 @@ class TokenWriter {
   ~TokenWriter();  // what is not published stays in the folder
 
   static std::string folder(const std::string& prefix) { return prefix + ".building"; }
-  // Whether the folder holds at least `from`; then a TokenWriter can go on there.
+  // Whether the folder holds at least `from`; then a TokenWriter can resume there.
   static bool can_resume(const TokenOutput& output, const TokenCounts& from);
 
   // Tokens of the sequence that is open; `weights`, where asked for, has a 0 or 1 for each.

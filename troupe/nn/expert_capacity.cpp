@@ -38,7 +38,7 @@ Kept keep_within(const CapacityConfig& c, const RouterOutput& r, const Tokens& t
   const DropOptions options{.experts = r.counts_E.size(0),
                             .rule = {.factor = c.factor, .minimum = c.min},
                             .policy = c.policy,
-                            .renormalise = c.renormalise};
+                            .renormalize = c.renormalize};
   const GroupRows group(c.scope, context, tokens, r.ids_TK);
   const at::Tensor ids_GK = group.all(r.ids_TK);
   const KeptSlots kept =

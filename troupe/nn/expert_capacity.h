@@ -1,6 +1,6 @@
 // Expert capacity (rules C1 to C6, C8): off by default, which is dropless.
 //
-// How many an expert may take, which slots stay and what `renormalise` does: kernels/capacity.
+// How many an expert may take, which slots stay and what `renormalize` does: kernels/capacity.
 // `pad` gives experts exactly C rows; sizes are then static, and pad rows add nothing. Losses,
 // counts and biases use the choices before dropping. Off in evaluation unless asked.
 //
@@ -13,6 +13,7 @@
 #include <array>
 #include <cstdint>
 
+#include "troupe/core/config/facts.h"
 #include "troupe/core/text/text.h"
 #include "troupe/distributed/dispatch/dispatcher.h"
 #include "troupe/nn/group_rows.h"
@@ -31,7 +32,7 @@ struct CapacityConfig {
   RoutingScope scope = RoutingScope::kRank;
   DropPolicy policy = DropPolicy::kProbs;
   bool pad = false;
-  bool renormalise = false;
+  bool renormalize = false;
   bool in_evaluation = false;
   double budget = 0;  // phi_r; 0: room for all that can arrive
 
@@ -42,7 +43,8 @@ struct CapacityConfig {
     f("scope", c.scope, "Tokens T that the factor multiplies: this rank's, or the group's.");
     f("policy", c.policy, "Rows that are kept: the largest weights, or the first tokens.");
     f("pad", c.pad, "Pads every expert to its capacity.");
-    f("renormalise", c.renormalise, "Rescales a token's remaining weights to the original sum.");
+    f("renormalize", c.renormalize, "Rescales a token's remaining weights to the original sum.",
+      OldName{"renormalise"});
     f("in_evaluation", c.in_evaluation, "Applies the capacity in evaluation too.");
     f("budget", c.budget,
       "Row buffer per rank, as a multiple of T K; a step that exceeds it is repeated without the "

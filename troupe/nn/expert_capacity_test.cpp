@@ -96,9 +96,9 @@ TEST(Capacity, C5_DroppedSlotsAreZeroWithZeroGradientAndOthersStay) {
   EXPECT_TRUE(r.weights_TK.grad().equal(dropped.logical_not().to(at::kDouble)));
 }
 
-TEST(Capacity, C5_RenormaliseGivesTheTokenItsWholeWeightAgain) {
+TEST(Capacity, C5_RenormalizeGivesTheTokenItsWholeWeightAgain) {
   RouterOutput r = routed_of(30, 4, 3);
-  const CapacityConfig c{.factor = 0.6, .renormalise = true};
+  const CapacityConfig c{.factor = 0.6, .renormalize = true};
   const Kept kept = keep_within(c, r, {}, kTraining, 1);
   const at::Tensor sum = kept.routed.scores_TK.sum(1), want = r.weights_TK.sum(1);
   const at::Tensor some = kept.routed.ids_TK.ge(0).any(1);
@@ -126,7 +126,7 @@ TEST(Capacity, C2_C4_TheGroupKeepsWhatOneRankWouldKeep) {
   const int64_t first[] = {0, 20, 20, 50};
   for (const CapacityConfig& base : {CapacityConfig{.factor = 0.7},
                                      CapacityConfig{.factor = 0.7, .policy = DropPolicy::kPosition},
-                                     CapacityConfig{.factor = 0.7, .renormalise = true}}) {
+                                     CapacityConfig{.factor = 0.7, .renormalize = true}}) {
     const auto keep = [&](int64_t begin, int64_t n, const Context& context, RoutingScope scope) {
       CapacityConfig c = base;
       c.scope = scope;

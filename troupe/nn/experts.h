@@ -160,8 +160,8 @@ class Experts {
   // From now on products have 8-bit operands (ops/moe_ffn/moe_ffn_fp8.h). Refuses experts that this
   // does not take: train/recipe/fp8.h names them.
   void compute_in_fp8(const Fp8Ffn& fp8);
-  // Weights in 8 bits are kept from call to call from now on, or no more; what was kept until now
-  // is forgotten. While they are kept nobody may change them. Nothing without fp8.
+  // Keeps weights in 8 bits from call to call, or stops doing so; drops those kept until now. The
+  // weights must not change while they are kept. Does nothing without fp8.
   void keep_rounded_weights(bool keep);
   int64_t row_alignment() const {  // what a dispatcher must round segments to
     return config_.impl == ExpertsImpl::kBlockSparse ? kExpertBlock : 1;

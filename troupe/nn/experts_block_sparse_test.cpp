@@ -124,7 +124,7 @@ TEST(BlockSparseExperts, X7_TheLayerEqualsTheGroupedLayer) {
       for_each_param(layer, "moe", [](const std::string& name, Param& p) {
         p.init = {.kind = Init::kNormal, .std = 0.5};
         p.allocate(at::TensorOptions(at::kDouble));
-        initialise(p, name, 5);
+        initialize(p, name, 5);
       });
       at::manual_seed(3);
       const at::Tensor x = at::randn({40, kD}, at::kDouble).requires_grad_();

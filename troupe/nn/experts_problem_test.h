@@ -30,7 +30,7 @@ inline Experts experts_of(const Case& c, int64_t seed = 3) {
   for_each_param(m, "experts", [&](const std::string& name, Param& p) {
     p.init = {.kind = Init::kNormal, .std = 0.5};
     p.allocate(at::TensorOptions(c.type));
-    initialise(p, name, static_cast<uint64_t>(seed));
+    initialize(p, name, static_cast<uint64_t>(seed));
   });
   return m;
 }

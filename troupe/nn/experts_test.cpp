@@ -179,7 +179,7 @@ TEST(Experts, Q3_ScatterBitsChangeNoBit) {
   EXPECT_FALSE(packed.forward(rows).saturated.defined());
 }
 
-TEST(Experts, Q3_TheForwardUsesUnquantisedValuesAndEachKnobItsOwnGradients) {
+TEST(Experts, Q3_TheForwardUsesUnquantizedValuesAndEachKnobItsOwnGradients) {
   Case c = forms(kF)[0];
   c.type = at::kFloat;
   const ExpertRows rows = rows_of(c.type);
@@ -274,7 +274,7 @@ SharedExpert shared_of(SharedForm form) {
   for_each_param(m, "shared", [](const std::string& name, Param& p) {
     p.init = {.kind = Init::kNormal, .std = 0.5};
     p.allocate(at::TensorOptions(at::kDouble));
-    initialise(p, name, 1);
+    initialize(p, name, 1);
   });
   return m;
 }

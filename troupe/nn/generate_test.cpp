@@ -18,7 +18,7 @@ std::unique_ptr<Model> tiny(const std::string& extra) {
                          "tiny"),
               config);
   auto model = build_model(config);
-  model->for_each_param(-1, [](const std::string& name, Param& p) { initialise(p, name, 5); });
+  model->for_each_param(-1, [](const std::string& name, Param& p) { initialize(p, name, 5); });
   return model;
 }
 

@@ -38,7 +38,7 @@ class KvCache {
 
   // Makes row `to` the first n tokens of row `from`.
   void copy(int64_t from, int64_t to, int64_t n);
-  // Grows to at least so many rows and tokens per row; the contents stay. Never shrinks.
+  // Grows to at least `rows` rows of `capacity` tokens; the contents stay. Never shrinks.
   void grow(int64_t rows, int64_t capacity);
 
  private:

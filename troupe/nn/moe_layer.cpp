@@ -102,8 +102,8 @@ MoeOutput MoeLayer::forward(const at::Tensor& x, const Tokens& tokens, const Con
   const Kept kept =
       keep_within(config_.capacity, routed, tokens, context, experts_.row_alignment());
 
-  // Of the router's x: gradients are added as router + (experts + shared), also where the latter
-  // two come from a recomputed graph.
+  // Experts use the router's x, so that gradients are added as router + (experts + shared), also
+  // where the latter two come from a recomputed graph.
   const at::Tensor& seen_TD = routed.x_TD.defined() ? routed.x_TD : x_TD;
   const int64_t all = tokens.all > 0 ? tokens.all : x_TD.size(0);
   const Mixture mixed =

@@ -57,7 +57,7 @@ MoeLayer layer_of(const Case& c, int64_t ranks, std::unique_ptr<Dispatcher> disp
   for_each_param(layer, "moe", [&](const std::string& name, Param& p) {
     if (name == "moe.router.weight") p.init.std = 0.7;
     p.allocate(at::TensorOptions(p.fp32 ? at::kFloat : c.type));
-    initialise(p, name, 11);
+    initialize(p, name, 11);
   });
   return layer;
 }
@@ -93,7 +93,7 @@ at::Tensor part_of(const at::Tensor& all, const std::string& name, const Case& c
   return all.index_select(0, at::tensor(c.placement.held_by(rank), at::kLong));
 }
 
-// Of what each rank has a share, and all together the whole.
+// Whether each rank has a part of it, and all ranks together the whole.
 bool is_share(const std::string& name) {
   return name != "y" && name != "x" && !name.starts_with("experts.") &&
          !name.starts_with("state: ");

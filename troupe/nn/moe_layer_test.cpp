@@ -45,7 +45,7 @@ MoeLayer layer_of(const MoeConfig& config, at::ScalarType type = at::kDouble,
   for_each_param(layer, "moe", [&](const std::string& name, Param& p) {
     if (name == "moe.router.weight") p.init.std = 0.7;
     p.allocate(at::TensorOptions(type));
-    initialise(p, name, 11);
+    initialize(p, name, 11);
   });
   return layer;
 }
@@ -498,7 +498,7 @@ TEST(MoeLayer, R14_TheFirstMoeLayersMayBeRoutedByATable) {
     MoeLayer layer(c, shape);
     for_each_param(layer, "", [](const std::string& name, Param& p) {
       p.allocate(at::TensorOptions(at::kFloat));
-      initialise(p, name, 1);
+      initialize(p, name, 1);
     });
     return layer.forward(input(12, at::kFloat), {.ids_T = at::arange(12)}, kTraining);
   };

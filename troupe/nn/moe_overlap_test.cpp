@@ -104,7 +104,7 @@ MoeLayer layer_of(const MoeConfig& config, std::unique_ptr<Dispatcher> dispatche
   MoeLayer layer(config, MoeShape::alone(kWidth), std::move(dispatcher));
   for_each_param(layer, "moe", [&](const std::string& name, Param& p) {
     p.allocate(at::TensorOptions(at::kFloat));
-    initialise(p, name, 11);
+    initialize(p, name, 11);
   });
   return layer;
 }
@@ -172,7 +172,7 @@ TEST(MoeOverlap, T14_GradientsOfTokensGoHomeWhileThoseOfWeightsAreMade) {
     Linear q({.out = 6, .in = kWidth, .init = {}}), k({.out = 2, .in = kWidth, .init = {}});
     for (Param* p : {&q.weight, &k.weight}) {
       p->allocate(at::TensorOptions(at::kFloat));
-      initialise(*p, "w", 11);
+      initialize(*p, "w", 11);
     }
     const at::Tensor all = at::randn({kTokens, kWidth}), g = at::randn({kTokens, 8});
     const auto run = [&](bool beside, std::string* order) {

@@ -1,4 +1,4 @@
-// What a MoE layer reports of one microbatch (rule A8). What it says about the layer's health is
+// What a MoE layer reports of one microbatch (rules A8, R15). What it says about the layer's health is
 // train/observe/health.h's.
 #pragma once
 
@@ -21,6 +21,14 @@ struct MoeStats {
 
   // Adds another microbatch or rank of the same layer; score_sum becomes the mean over them.
   MoeStats& operator+=(const MoeStats& other);
+};
+
+// The choices of one MoE layer, for a trace or a replay (R15); layers of MTP modules are numbered
+// after the blocks.
+struct LayerChoices {
+  int64_t layer;
+  at::Tensor ids_TK, logits_TE;  // int32; what they were made of
+  int64_t microbatch = 0;        // of this rank's in the step: the executor counts them
 };
 
 }  // namespace troupe

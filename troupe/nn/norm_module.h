@@ -38,9 +38,9 @@ struct NormModule {
   }
 
   at::Tensor forward(const at::Tensor& x) const { return norm(x, weight.value, b(), options); }
-  // {norm(x + residual), x + residual}
-  std::pair<at::Tensor, at::Tensor> add(const at::Tensor& x, const at::Tensor& residual) const {
-    return add_norm(x, residual, weight.value, b(), options);
+  // {norm(x + h), x + h}
+  std::pair<at::Tensor, at::Tensor> add(const at::Tensor& x, const at::Tensor& h) const {
+    return add_norm(x, h, weight.value, b(), options);
   }
 
   static void visit(auto& m, auto&& f) {

@@ -100,7 +100,7 @@ const char* fault_of(const at::Tensor& ids_TK, int64_t experts) {
   return nullptr;
 }
 
-at::Tensor counts_of(const at::Tensor& ids_TK, int64_t experts) {
+at::Tensor times_chosen(const at::Tensor& ids_TK, int64_t experts) {
   at::Tensor counts = at::zeros({experts}, at::kLong);
   auto* n = counts.mutable_data_ptr<int64_t>();
   const auto* ids = ids_TK.const_data_ptr<int32_t>();
@@ -131,7 +131,7 @@ void RoutingTrace::record(int64_t layer, int64_t microbatch, const at::Tensor& i
   const at::Tensor ids = ids_TK.to(at::kCPU, at::kInt).contiguous();
   const char* fault = fault_of(ids, experts);
   TROUPE_CHECK(fault == nullptr, "layer", layer, "microbatch", microbatch, "of the trace", fault);
-  Choices choices{experts, ids.to(narrow_type(experts)), counts_of(ids, experts), {}};
+  Choices choices{experts, ids.to(narrow_type(experts)), times_chosen(ids, experts), {}};
   if (logits_TE.defined()) {
     TROUPE_CHECK(logits_TE.sizes() == at::IntArrayRef({ids.size(0), experts}), "logits are [T, E],",
                  ids.size(0), "by", experts, "; they are", logits_TE.sizes());
@@ -189,7 +189,7 @@ RoutingTrace RoutingTrace::load(const std::string& path) {
     const at::Tensor counts = read_tensor(parser, {h.experts}, at::kLong);
     const at::Tensor ids = read_tensor(parser, {h.T, h.K}, narrow_type(h.experts)).to(at::kInt);
     if (const char* fault = fault_of(ids, h.experts)) parser.refuse(fault);
-    if (!counts_of(ids, h.experts).equal(counts)) {
+    if (!times_chosen(ids, h.experts).equal(counts)) {
       parser.refuse("has counts that differ from those of its choices");
     }
     at::Tensor logits;

@@ -10,7 +10,7 @@
 namespace troupe {
 namespace {
 
-void penalise(std::vector<float>& logits, std::span<const int64_t> seen, double penalty) {
+void penalize(std::vector<float>& logits, std::span<const int64_t> seen, double penalty) {
   if (penalty == 1) return;
   std::vector<int64_t> once(seen.begin(), seen.end());
   std::sort(once.begin(), once.end());
@@ -58,7 +58,7 @@ int64_t sample(std::vector<float> logits, std::span<const int64_t> seen, const S
                const DrawPlace& place) {
   TROUPE_CHECK(!logits.empty(), "no logits");
   for (const float z : logits) TROUPE_CHECK(!std::isnan(z), "a logit is NaN");
-  penalise(logits, seen, c.repetition_penalty);
+  penalize(logits, seen, c.repetition_penalty);
   const auto best = std::ranges::max_element(logits);  // the first of equals
   if (c.temperature == 0) return best - logits.begin();
   const auto p = [&](int64_t id) { return std::exp((logits[id] - *best) / c.temperature); };

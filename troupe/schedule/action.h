@@ -37,7 +37,7 @@ struct Action {
   int peer = -1;                // the other rank of a send or recv
   std::vector<int> after = {};  // positions, earlier in this rank's list, that it waits for
   // A backward and the forward that follows it in the list, of another microbatch, take turns:
-  // where the one waits for rows of experts, the other goes on (OV8).
+  // where one waits for rows of experts, the other continues (OV8).
   bool beside = false;
 
   auto operator<=>(const Action&) const = default;

@@ -21,8 +21,8 @@ namespace troupe {
 
 using Holders = std::map<int, std::set<int>>;  // chunk, as its parameters are named -> ranks
 
-// A line for each rank that waits forever, for the sends of a channel that nobody receives and for
-// its receives that nobody sends.
+// A line for each rank that waits forever, for the sends of a channel that no rank receives and for
+// its receives that no rank sends.
 std::vector<std::string> deadlocks(const Schedule& schedule, const StepWork& work,
                                    const Holders& holders);
 

@@ -16,7 +16,7 @@ bool Evaluation::run() {
   TrainState& state = run_.state;
   run_.tools.faults.at("eval", state.done.steps);
   for (size_t i = 0; i < data_.valid.size(); ++i) {
-    if (stop_.signalled()) return false;  // the stop comes first
+    if (stop_.signaled()) return false;  // the stop comes first
     const auto& [name, set] = data_.valid[i];
     const double loss = evaluate(name, *set);
     if (i == 0) score_ = loss;
@@ -35,7 +35,7 @@ double Evaluation::evaluate(const std::string& name, const Dataset& set) {
       {.rows = run_.recipe.eval.batch > 0 ? run_.recipe.eval.batch : run_.plan.micro_batch,
        .batches = run_.recipe.eval.batches,
        .tokenizer = tokenizer_,
-       .stop = [this] { return stop_.signalled(); }});
+       .stop = [this] { return stop_.signaled(); }});
   const double loss = score.loss();
   LogRecord r;
   r.add("event", std::string_view("eval"));
@@ -62,7 +62,7 @@ void Evaluation::sample_prompts() {
                                           .seed = run_.recipe.train.seed},
                                  .window = run_.recipe.data.sequence};
   for (const std::string& prompt : run_.recipe.eval.prompts) {
-    if (stop_.signalled()) return;
+    if (stop_.signaled()) return;
     Generator generator = generator_of(learner_);
     const std::string text = sample(generator, *tokenizer_, {prompt}, options)[0];
     run_.log().info("sample step " + std::to_string(run_.state.done.steps) + ": " + text);

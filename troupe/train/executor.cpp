@@ -74,7 +74,7 @@ void collect(StepOutput& out, const Action& action, const UnitResult& result,
   }
   for (const LayerChoices& c : result.choices) {
     if (!input.keep_choices) break;
-    out.choices.push_back({c.layer, action.microbatch, c.ids_TK, c.logits_TE});
+    out.choices.push_back({c.layer, c.ids_TK, c.logits_TE, action.microbatch});
   }
   std::vector<MoeStats>& own = out.moe[action.chunk];
   own.resize(std::max(own.size(), result.stats.size()));

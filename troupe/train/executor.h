@@ -101,7 +101,7 @@ class Executor {
   void backward(const Action& action, const StepInput& input, const Handlers& handlers);
   void backward_weight(const Action& action, const Handlers& handlers);
   void reduce(const Action& action, const StepInput& input);
-  // Of those that all lists have: gathers, frees, transfers. False: it is none of them.
+  // Runs an action that every list has: a gather, free or transfer. False: it is none of them.
   bool moves(const Action& action);
   void end();
   int64_t kept() const;  // outputs, gradients and graphs that wait for the action that uses them

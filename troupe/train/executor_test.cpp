@@ -31,7 +31,9 @@ class SmallModel : public Model {
   int64_t num_units() const override { return kUnits; }
   const TokenSharding& tokens() const override { return sharding_; }
   at::Tensor summed_over_batch(const at::Tensor& x, const Batch&) const override { return x; }
-  at::Tensor logits(const at::Tensor& h) override { return at::linear(h, table_.value); }
+  at::Tensor logits(const at::Tensor& h, const Context&) override {
+    return at::linear(h, table_.value);
+  }
   void for_each_moe(const MoeVisitor&) override {}
   void end_of_step(const SumOver&, bool) override {}
 
@@ -49,8 +51,9 @@ class SmallModel : public Model {
         out.stats.push_back({.counts_E = at::full({2}, batch.ids_BS.numel(), at::kLong)});
       }
     } else {
-      const at::Tensor nll =
-          -at::log_softmax(logits(h), -1).gather(-1, batch.labels_BS.unsqueeze(-1)).squeeze(-1);
+      const at::Tensor nll = -at::log_softmax(logits(h, context), -1)
+                                  .gather(-1, batch.labels_BS.unsqueeze(-1))
+                                  .squeeze(-1);
       out.loss_sum = (nll * batch.weights_BS).sum();
       out.weight_sum = batch.weights_BS.sum();
     }
@@ -58,7 +61,7 @@ class SmallModel : public Model {
     return out;
   }
 
-  // Of all the outputs of units that were ever made, those that are still in memory.
+  // How many of all the outputs of units are still in memory.
   int64_t kept() const {
     return std::ranges::count_if(made_, [](const auto& h) { return !h.expired(); });
   }
@@ -101,7 +104,7 @@ struct Bench {
       : store(params(model), at::TensorOptions(at::kFloat),
               [](const NamedParam&) { return BucketKey{}; }),
         faults(points) {
-    store.initialise_all(3);
+    store.initialize_all(3);
   }
   static std::vector<NamedParam> params(Model& model) {
     std::vector<NamedParam> out;

@@ -18,7 +18,7 @@ struct ExportSource {
   std::vector<std::string> left_out = {};  // the run's state that no file of theirs has a place for
 };
 
-// `path`: a run's folder, whose newest complete step is taken, or one of its steps. A run that was
+// `path`: a run's folder (the newest complete step is taken), or one of its steps. A run that was
 // imported has what it was imported with (RUN/hf); one that was trained here its recipe. A weight
 // of the checkpoint that the family's files have no place for is E4005: nothing is dropped in
 // silence. A tokenizer that is not a file of theirs is E3202 unless the recipe names none.

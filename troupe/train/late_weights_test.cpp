@@ -49,7 +49,7 @@ StepGradients gradients_of(const Case& c, const char* list) {
   });
   ParamStore store(params, at::TensorOptions(c.type),
                    [](const NamedParam&) { return BucketKey{}; });
-  store.initialise_all(3);
+  store.initialize_all(3);
   StepInput input{.all_microbatches = kMicrobatches};
   std::vector<double> weights;
   for (int m = 0; m < kMicrobatches; ++m) {

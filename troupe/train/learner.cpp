@@ -82,7 +82,7 @@ at::Tensor lost_rows_of(Model& model, const c10::Device& device) {
   return all;
 }
 
-// Of the step after `done`, before a bucket's own factors.
+// Rates of the step after `done`, before a bucket's own factors.
 struct StepRates {
   double lr, weight_decay;
 };
@@ -156,7 +156,7 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
   store_ = std::make_unique<ParamStore>(
       std::move(params), at::TensorOptions(type_of(precision_)).device(device_),
       [&](const NamedParam& named) { return bucket_key(base, named); }, setup_->sharing);
-  store_->initialise_all(recipe_.train.seed);
+  store_->initialize_all(recipe_.train.seed);
   optimizer_ = std::visit([](const auto& c) { return c.build(); }, recipe_.train.optimizer);
   make_state(*optimizer_, base.moments, *store_);
   tensors_ = std::make_unique<CheckpointTensors>(*store_, *optimizer_);

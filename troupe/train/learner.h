@@ -41,7 +41,7 @@ class Learner {
 
   // One step over this rank's part of a global batch; advances `state`, also if the update is
   // skipped. `votes`: values of this rank that ranks add up in the same all-reduce as loss and norm
-  // (StepReport::votes), called once, behind the backward; all ranks give as many.
+  // (StepReport::votes), called once, after the backward; all ranks give equally many.
   using Votes = std::function<std::vector<double>()>;
   StepReport step(const Feed& feed, TrainState& state, const Votes& votes = {});
 

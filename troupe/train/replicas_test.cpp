@@ -57,7 +57,7 @@ TEST(EqualReplicas, ABitOfAnythingThatRanksHaveInCommonIsFoundAndNamed) {
     ParamStore store(
         layer.named(), at::TensorOptions(at::kBFloat16),
         [](const NamedParam&) { return BucketKey{}; }, setup.sharing);
-    store.initialise_all(3);
+    store.initialize_all(3);
     EXPECT_EQ(differences(store, setup.state), "");
     Bucket& bucket = store.buckets()[0];
     const struct {

@@ -19,9 +19,9 @@ namespace troupe {
 std::string other_schedule(const TrainConfig& train, const Position& done, const Position& was,
                            const Position& now);
 
-// The settings of training that are not those of `was`, with both values, on one line: "train.clip
-// 1
-// -> 0.5, ...". Empty: none. Not those that the fingerprint, other_schedule() and the layout tell.
+// The training settings that differ from `was`, with both values, on one line:
+// "train.clip 1 -> 0.5, ...". Empty: none differ. It leaves out those that the fingerprint,
+// other_schedule() and the layout compare.
 std::string other_training(const TrainConfig& was, const TrainConfig& now);
 // For a run that resumes: tells them once, beside the recipe that its last start left in the
 // folder.

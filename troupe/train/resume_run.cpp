@@ -19,6 +19,13 @@ Fingerprint model_keys(const ModelConfig& model) {
   return out;
 }
 
+Fingerprint renamed_keys(const ModelConfig& model) {
+  Fingerprint out;
+  for (const auto& [old, path] : old_names(model))
+    out.emplace_back("model." + old, "model." + path);
+  return out;
+}
+
 // What must not change on resume: the model, the order of its data, its seed.
 void add_config(Fingerprint& out, const Recipe& recipe) {
   for (auto& entry : model_keys(recipe.model)) out.push_back(std::move(entry));
@@ -58,8 +65,9 @@ ResumedRun resume_run(const RunContext& run, Fingerprint data, Learner& learner,
   CheckpointState to_load;
   learner.checkpoint().add_to(to_load, {.to_load = true});
   if (run.writes_logs()) warn_of_other_users(config.dir, run.log());
-  const auto loaded = resume(config, to_load, out.fingerprint, group, run.tools.faults,
-                             /*defaults=*/model_keys(ModelConfig{}));
+  const auto loaded =
+      resume(config, to_load, out.fingerprint, group, run.tools.faults,
+             {.defaults = model_keys(ModelConfig{}), .renamed = renamed_keys(run.recipe.model)});
   out.id = loaded ? loaded->point.manifest.run : group.all_gather(new_run_id())[0];
   if (loaded) {
     run.state = read_state(loaded->point.manifest, loaded->point.folder);

@@ -1,4 +1,4 @@
-// How a run goes on from its newest checkpoint, or begins: from weights of another run
+// Resumes a run from its newest checkpoint, or begins one: from weights of another run
 // (checkpoint.init_from) or at step 0. resume.h has the checks that need no ranks.
 #pragma once
 
@@ -19,10 +19,10 @@ struct ResumedRun {
   int64_t read_bytes = 0;        // of tensors, by all ranks, to resume
 };
 
-// Loads the newest checkpoint of the run's folder into `learner` and run.state, and tells `saves`
-// which it is. `data`: the fingerprint of what trains. Logs what it passed over and what has
-// changed. Throws where ranks differ in the fingerprint, where the checkpoint is another run's
-// (unless waived), and where checkpoints are lost (unless forced). Each rank calls.
+// Loads the newest checkpoint of the run's folder into `learner` and run.state, and passes its step
+// to `saves`. `data`: the fingerprint of the training data. Logs the steps that it passed over and
+// what has changed. Throws where ranks differ in the fingerprint, where the checkpoint is another
+// run's (unless waived), and where checkpoints are lost (unless forced). Each rank calls.
 ResumedRun resume_run(const RunContext& run, Fingerprint data, Learner& learner,
                       SaveControl& saves);
 

@@ -51,7 +51,7 @@ void write_routing(Fs& fs, const RoutingPlace& place, const Feed& feed, const St
                    int64_t experts) {
   RoutingTrace trace;
   const int64_t first = first_microbatch(feed);
-  for (const StepChoices& c : output.choices) {
+  for (const LayerChoices& c : output.choices) {
     if (feed.microbatches[static_cast<size_t>(c.microbatch)].ids_BS.numel() == 0) continue;
     trace.record(c.layer, first + c.microbatch, c.ids_TK, experts, c.logits_TE);
   }

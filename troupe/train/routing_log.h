@@ -25,8 +25,8 @@ struct RoutingPlace {
   int64_t rank, ranks;
 };
 
-// What a step chose, whose feed had keep_choices; E experts. Rank 0 removes what another number of
-// ranks wrote of the step.
+// Writes the choices of a step whose feed had keep_choices; E experts. Rank 0 removes the files
+// that another number of ranks wrote for the step.
 void write_routing(Fs& fs, const RoutingPlace& place, const Feed& feed, const StepOutput& output,
                    int64_t experts);
 

@@ -22,7 +22,7 @@ double unix_seconds() {
   return std::chrono::duration<double>(since).count();
 }
 
-// Of all ranks, by rank. A collective. Ranks do not share a clock: each reports how long it worked.
+// Seconds of all ranks, by rank. A collective. Ranks share no clock: each reports its own work.
 std::vector<OwnSeconds> all_gathered(const ParallelState& parallel, const OwnSeconds& mine) {
   std::vector<double> all(static_cast<size_t>(parallel.size()) * mine.size());
   std::copy(mine.begin(), mine.end(),

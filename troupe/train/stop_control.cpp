@@ -11,7 +11,7 @@ std::string StopControl::own_reason() const {
   return out_of_time() ? "time limit " + to_text(run_.recipe.run.time_limit) : "";
 }
 
-bool StopControl::signalled() const {
+bool StopControl::signaled() const {
   return run_.parallel().all_reduce({run_.tools.signals.stop() != 0 ? 1.0 : 0.0})[0] > 0;
 }
 

@@ -12,12 +12,12 @@ class StopControl {
  public:
   explicit StopControl(const RunContext& run) : run_(run) {}
 
-  // Why this rank should stop now: "interrupt", "SIGTERM" or "time limit 2h"; empty: it goes on.
+  // Why this rank should stop now: "interrupt", "SIGTERM" or "time limit 2h"; empty: it continues.
   std::string own_reason() const;
   // True when any rank has a signal. A collective.
-  bool signalled() const;
+  bool signaled() const;
 
-  // What all ranks agreed on; empty: the run goes on.
+  // What all ranks agreed on; empty: the run continues.
   const std::string& reason() const { return reason_; }
   void stop_for(const std::string& reason) { reason_ = reason; }
 

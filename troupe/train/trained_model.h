@@ -17,7 +17,7 @@ struct TrainedModel {
   std::unique_ptr<Learner> learner;
 };
 
-// `path` is a run's folder, whose newest complete step is loaded, or one step, RUN/step-001200. The
+// `path` is a run's folder (its newest complete step is loaded), or one step, RUN/step-001200. The
 // recipe is RUN/recipe.yaml with each of `sets` applied. Throws E2007 without a recipe, E4002
 // without a checkpoint.
 TrainedModel open_trained_model(const std::string& path, const std::vector<std::string>& sets);

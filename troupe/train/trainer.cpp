@@ -81,7 +81,7 @@ StepReport Trainer::step_with_routing(const Feed& given, const Learner::Votes& v
   StepReport report = learner_->step(feed, state_, votes);
   if (!keeps) return report;
   pulse_.begin(Phase::kLog);
-  for (StepChoices& choices : report.output.choices) {
+  for (LayerChoices& choices : report.output.choices) {
     if (!recipe_.log.routing_logits) choices.logits_TE = at::Tensor();
   }
   write_routing(tools_.fs,

@@ -8,6 +8,7 @@
 #include "troupe/core/check.h"
 #include "troupe/core/config/json.h"
 #include "troupe/core/text/readable.h"
+#include "troupe/train/data_warnings.h"
 #include "troupe/train/forecast/device.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/log_start.h"
@@ -65,7 +66,10 @@ Trainer::Trainer(const std::pair<Recipe, std::string>& settled, const RunTools& 
   require_threads(computing);
   at::set_num_threads(computing);
   pulse_.begin(Phase::kData);
-  auto [tokenizer, data] = open_data(recipe_, tools_.log, tools_.signals.question());
+  DataWarnings warnings(parallel_, tools_.log);
+  auto [tokenizer, data] =
+      open_data(recipe_, {warnings.log(), tools_.log}, tools_.signals.question());
+  warnings.gather();
   tokenizer_ = std::move(tokenizer);
   data_ = std::move(data);
   pulse_.begin(Phase::kModel);

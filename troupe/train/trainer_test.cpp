@@ -119,7 +119,7 @@ class Runs {
     }
     return out;
   }
-  // Of each step.
+  // The values of `key`, one per step.
   std::vector<double> field(const std::string& name, const std::string& key) const {
     std::vector<double> out;
     std::istringstream lines(read_file(folder_ / name + "/log.jsonl"));
@@ -406,7 +406,7 @@ TEST(Trainer, Bf16MomentsChangeTheLossByLessThanHalfAPercent) {
     low.emplace_back("train.optimizer.moments=bf16");
     const double full = loss_of(runs.run(kind + "f32", sets).losses.back());
     const double half = loss_of(runs.run(kind + "bf16", low).losses.back());
-    EXPECT_LT(full, 4.5) << kind;  // it has learnt
+    EXPECT_LT(full, 4.5) << kind;  // it has learned
     EXPECT_NEAR(half / full, 1, 0.005) << kind;
     EXPECT_NE(half, full) << kind;
   }
@@ -574,7 +574,7 @@ TEST(Trainer, Bf16KeepsF32MastersThroughACheckpoint) {
   }
 }
 
-// A checkpoint does not tell how masters lie in memory: f32 goes on from bf16 with every bit.
+// A checkpoint does not depend on how masters are stored: f32 resumes from bf16 with every bit.
 TEST(Trainer, WeightsOfABf16RunAreItsMasters) {
   Runs runs;
   std::map<std::string, at::Tensor> masters;

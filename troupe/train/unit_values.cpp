@@ -37,7 +37,7 @@ bool UnitValues::is_gradient(const Action& transfer) const {
   return model_.has_unit(transfer.chunk) == (transfer.kind == Kind::kSend);
 }
 
-// Of the input of the chunk that a transfer names, and of its gradient.
+// Rows of the input of the chunk that a transfer names, which are also those of its gradient.
 int64_t UnitValues::rows_of(const Action& transfer) const {
   return own_tokens_[static_cast<size_t>(transfer.microbatch)] *
          states_after(model_.config(), transfer.chunk - 1, training_);

@@ -41,7 +41,7 @@ class UnitValues {
   at::Tensor gradient_of_output(const Action& action);
   void set_output(const Action& action, const at::Tensor& h);
   void set_input_gradient(const Action& action, const at::Tensor& gradient);
-  // What the action's unit has read, and nobody reads again.
+  // Drops what the action's unit has read and no later action reads.
   void drop_input(const Action& action);
   void drop_gradient_of_output(const Action& action);
 

@@ -191,7 +191,7 @@ std::vector<ShardPiece> state_pieces(const HfWeights& weights, const ModelConfig
   std::vector<ShardPiece> out;
   build_model(model)->for_each_param(-1, [&](const std::string& name, Param& p) {
     if (p.group != Group::kState || weights.find(name) != nullptr) return;
-    initialise(p, name, 0);
+    initialize(p, name, 0);
     CheckpointState state;
     state.add("model." + name, p);
     for (const CheckpointState::Part& part : state.parts()) {

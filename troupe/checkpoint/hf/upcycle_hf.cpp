@@ -83,7 +83,7 @@ std::vector<UpcycledTensor> upcycled_tensors(const HfWeights& dense, const Model
     const std::string router = layer + "moe.router.weight";
     out.push_back({router, {E, D}, [=] {
                      Param drawn = Param::of({rows, D}, {.kind = Init::kNormal, .std = std});
-                     initialise(drawn, router, 0);
+                     initialize(drawn, router, 0);
                      return upcycle_router(drawn.value.detach(), u, dense_hidden);
                    }});
     const auto experts = [made, &dense, layer, moe, i]() -> const ExpertWeights& {

@@ -13,7 +13,7 @@ namespace troupe {
 
 class MemoryRegion {
  public:
-  // Takes addresses for so many bytes, or as many as the system grants, and no memory yet.
+  // Reserves addresses for `most_bytes`, or as many as the system grants, and no memory yet.
   explicit MemoryRegion(int64_t most_bytes);
   ~MemoryRegion();
   MemoryRegion(const MemoryRegion&) = delete;

@@ -31,7 +31,7 @@ TEST(MemoryRegion, BlocksAreWritableAlignedAndApart) {
   EXPECT_FALSE(region.holds(&region));
 }
 
-TEST(MemoryRegion, NeighboursThatAreFreeAreOneBlock) {
+TEST(MemoryRegion, NeighborsThatAreFreeAreOneBlock) {
   MemoryRegion region(64 * kMiB);
   const std::vector<std::vector<int>> orders = {{0, 1, 2}, {2, 1, 0}, {0, 2, 1}, {1, 0, 2}};
   const int64_t most = [&] {

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -33,6 +34,11 @@ void fail_file(Code code, const std::string& path, const std::string& operation,
   if (error == EMFILE || error == ENFILE) {  // nothing is wrong with this file
     fail(Code::kFileFailed, path, "cannot",
          operation + ": " + why + "; raise the limit on open files (ulimit -n)" + more);
+  }
+  if (rlimit limit{}; error == EFBIG) {  // nor here
+    const bool limited = ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+    const std::string raise = limited ? "; raise the limit on file sizes (ulimit -f)" : "";
+    fail(Code::kFileFailed, path, "cannot", operation + ": " + why + raise + more);
   }
   fail(code, path, "cannot", operation + ": " + why + more);
 }

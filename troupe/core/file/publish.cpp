@@ -153,11 +153,12 @@ void sync_directory(Fs& fs, const std::string& path) {
   if (error != 0) fail_file(Code::kFileFailed, path, "sync the folder", error);
 }
 
-NewFile::NewFile(Fs& fs, std::string path) : fs_(fs), path_(std::move(path)) {
+NewFile::NewFile(Fs& fs, std::string path, std::string name)
+    : fs_(fs), path_(std::move(path)), name_(std::move(name)) {
   fd_ = fs_.open(path_, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC);
   if (fd_ >= 0) return;
   const bool full = errno == ENOSPC || errno == EDQUOT;
-  fail_file(full ? Code::kNoSpace : Code::kFileFailed, path_, "make the file", errno);
+  fail_file(full ? Code::kNoSpace : Code::kFileFailed, name_, "make the file", errno);
 }
 
 NewFile::~NewFile() {
@@ -185,12 +186,12 @@ void NewFile::fail_and_remove(const std::string& operation, size_t bytes_left) {
   const int error = errno;
   if (fd_ >= 0) fs_.close(std::exchange(fd_, -1));
   fs_.unlink(path_);
-  if (error != ENOSPC && error != EDQUOT) fail_file(Code::kFileFailed, path_, operation, error);
+  if (error != ENOSPC && error != EDQUOT) fail_file(Code::kFileFailed, name_, operation, error);
   // Asked after the removal: what the next attempt will find.
   const std::string more = "; " + std::to_string(size_) + " bytes were written before, " +
                            std::to_string(bytes_left) + " more are needed now, " +
                            std::to_string(free_bytes(parent(path_))) + " are free without the file";
-  fail_file(Code::kNoSpace, path_, operation, error, more);
+  fail_file(Code::kNoSpace, name_, operation, error, more);
 }
 
 bool is_standard_output(const std::string& path) {
@@ -250,7 +251,7 @@ void publish_file(Fs& fs, const std::string& path, std::string_view bytes) {
 void publish_file(Fs& fs, const std::string& path, const std::function<void(NewFile&)>& write) {
   require_replaceable(path);
   const std::string staging = staging_name(path);
-  NewFile file(fs, staging);
+  NewFile file(fs, staging, path);
   write(file);
   file.finish();
   if (fs.rename(staging, path) != 0) {

@@ -41,7 +41,9 @@ class Fs {
 // A file that is being written, at a path where there was none (nor a symbolic link).
 class NewFile {
  public:
-  NewFile(Fs& fs, std::string path);
+  // Errors name the file `name`: the one that it will be where `path` is a staged file.
+  NewFile(Fs& fs, std::string path, std::string name);
+  NewFile(Fs& fs, const std::string& path) : NewFile(fs, path, path) {}
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
   ~NewFile();  // an unfinished file is removed
@@ -58,7 +60,7 @@ class NewFile {
   void fail_and_remove(const std::string& operation, size_t bytes_left);
 
   Fs& fs_;
-  std::string path_;
+  std::string path_, name_;
   int fd_ = -1;
   int64_t size_ = 0;
 };
@@ -103,7 +105,7 @@ void remove_published(Fs& fs, const std::string& path);
 
 bool is_staging(std::string_view name);  // of a file or folder, without its path
 
-// Deletes a file, or a folder with all that is in it: of a staging name, which nobody reads.
+// Deletes a file, or a folder with its contents, that has a staging name, so that none reads it.
 void remove_tree(Fs& fs, const std::string& path);
 
 // Deletes all that is left under staging names in the folder; returns how many. For a time when

@@ -25,7 +25,7 @@ TEST(F16, AllBitPatternsSurviveTheWayThroughFloat) {
   }
 }
 
-TEST(F16, RoundsToTheNearestNeighbourTiesToEven) {
+TEST(F16, RoundsToTheNearestNeighborTiesToEven) {
   for (int bits = 0; bits < 0x7bff; ++bits) {
     const float low = static_cast<float>(half(bits)), high = static_cast<float>(half(bits + 1));
     const float middle = low + (high - low) / 2;  // exact: one bit more than a half holds

@@ -107,7 +107,7 @@ TEST(Rng, NormalHasTheMomentsAndTailsOfANormal) {
   EXPECT_NEAR(beyond_3, 0.0026998 * kDraws, 4 * std::sqrt(0.0027 * kDraws));
 }
 
-TEST(Rng, NeighboursOfEverySortAreUncorrelated) {
+TEST(Rng, NeighborsOfEverySortAreUncorrelated) {
   const Rng rng(3, stream_of("a")), other(3, stream_of("b")), reseeded(4, stream_of("a"));
   const auto correlation = [&](auto&& second) {
     return moments(kDraws,

@@ -7,7 +7,7 @@
 //
 // `value` is f to nearest, a tie away from zero (BF16 rounds ties to even; there is no other
 // difference): above the largest bf16 it is infinite, and join gives back the finite f. Every f
-// comes back to the bit, infinities and both zeros too, but for a NaN: it comes back as a NaN, with
+// comes back to the bit, infinities and both zeros too, except a NaN: it comes back as a NaN with
 // its upper bits and low = 0. A bf16 alone is the f32 of the same value with low = 0.
 #pragma once
 

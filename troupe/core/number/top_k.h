@@ -1,7 +1,7 @@
 // The largest of a row on the CPU, by (value descending, index ascending): no branch depends on the
 // values. Floats become integers of the same order, and these with their index one integer each, so
-// that a maximum is value and place at once. A tournament of maxima, halving, gives the largest; to
-// take it plays its log2(n) games again.
+// that a maximum is value and place at once. A tournament of maxima, halving, gives the largest;
+// taking it repeats its log2(n) comparisons.
 #pragma once
 
 #include <algorithm>

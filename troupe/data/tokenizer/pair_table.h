@@ -19,7 +19,7 @@ class PairTable {
       : shift_(64 - std::countr_zero(std::bit_ceil(2 * pairs + 2))),
         slots_(std::bit_ceil(2 * pairs + 2)) {}
 
-  // Replaces the merge of a pair that is there already. At most as many as were announced.
+  // Replaces the merge of a known pair. The table takes at most as many pairs as it was made for.
   void set(uint32_t left, uint32_t right, uint32_t rank, uint32_t result) {
     Slot& slot = slots_[place_of(key(left, right))];
     slot = {key(left, right), uint64_t{rank} << 32 | result};

@@ -29,7 +29,7 @@ inline constexpr int64_t kLongestTokenizerFile = int64_t{256} << 20;  // more is
 // in proportion to the text. The longest token of a published vocabulary is 512 spaces.
 inline constexpr size_t kLongestToken = 1024;  // bytes
 inline constexpr size_t kMostTextSteps = 64;   // normalizers, or pre-tokenizers, or decoders
-// The ids of a vocabulary of so many tokens are below this: those that are missing take memory too.
+// Bound of the ids of a vocabulary of `tokens` tokens: missing ids take memory too.
 constexpr int64_t most_ids(size_t tokens) {
   return 4 * static_cast<int64_t>(tokens) + (int64_t{1} << 16);
 }

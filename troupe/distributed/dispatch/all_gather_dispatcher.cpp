@@ -81,17 +81,17 @@ class AllGatherExchange : public GroupExchange {
     return rows_SD.unsqueeze(1).expand({S, choices_, D}).reshape({S * choices_, D});
   }
 
-  Travelling sent_back(const at::Tensor& y_SX) const override {
-    Travelling out{.rows = at::empty(y_SX.sizes(), y_SX.options()), .pending = {}};
+  Traveling sent_back(const at::Tensor& y_SX) const override {
+    Traveling out{.rows = at::empty(y_SX.sizes(), y_SX.options()), .pending = {}};
     const std::vector<int64_t> even(ranks().size(), slots_);
     out.pending = ranks().all_to_all(out.rows, y_SX.contiguous(), even, even);
     return out;
   }
 
-  Travelling routing_, x_;  // until receive_rows()
-  int64_t capacity_ = 0;    // of all ranks together
-  int64_t most_ = 0;        // the largest T of a rank; 1 at least
-  int64_t slots_ = 0;       // rows that each rank sends back: `most_`, times K for kExact
+  Traveling routing_, x_;  // until receive_rows()
+  int64_t capacity_ = 0;   // of all ranks together
+  int64_t most_ = 0;       // the largest T of a rank; 1 at least
+  int64_t slots_ = 0;      // rows that each rank sends back: `most_`, times K for kExact
 };
 
 }  // namespace

@@ -72,8 +72,8 @@ class AllToAllExchange : public GroupExchange {
     return exact() ? copies_CD.index_select(0, copy_R_) : copies_CD;
   }
 
-  Travelling sent_back(const at::Tensor& y_SX) const override {
-    Travelling out;
+  Traveling sent_back(const at::Tensor& y_SX) const override {
+    Traveling out;
     out.pending = return_rows(ranks(), exact() ? row_split_ : copy_split_, y_SX, out.rows);
     return out;
   }
@@ -89,9 +89,9 @@ class AllToAllExchange : public GroupExchange {
 
   Copies copies_;
   RankSplit copy_split_, row_split_;
-  int64_t capacity_ = 0;    // of all ranks together
-  Travelling routing_, x_;  // until receive_rows()
-  at::Tensor copy_R_;       // kExact: the received copy of each source row
+  int64_t capacity_ = 0;   // of all ranks together
+  Traveling routing_, x_;  // until receive_rows()
+  at::Tensor copy_R_;      // kExact: the received copy of each source row
 };
 
 }  // namespace

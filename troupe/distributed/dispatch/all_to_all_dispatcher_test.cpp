@@ -273,8 +273,8 @@ TEST(AllToAllDispatcher, Q4_RowsOutInInt8AreAQuarterOrHalfOfTheBytes) {
     for (const auto type : {at::kFloat, at::kBFloat16}) {
       const Case c{.tokens = {40, 0, 25, 33}, .type = type, .width = 256};
       const Inputs all = draw(c), own = part_of(all, c, p, world.rank());
-      // Of each copy ids and scores, the row, and a row back; of each rank the counts for the
-      // others. In backward the same but for ids and counts.
+      // Each copy sends ids, scores and its row, and gets a row back; each rank sends counts to the
+      // others. Backward sends the same without ids and counts.
       const int64_t copies = copies_off_node(all, c, p, 1, false), routing_bytes = 4 * c.choices;
       const int64_t counts = 4 * 3 * 3 * 4;
       const int64_t row = 256 * static_cast<int64_t>(at::elementSize(type));

@@ -13,7 +13,7 @@
 // and in backward (SH4); and gradients of the experts' weights beside the way back of those of rows
 // (OV5).
 //
-// What is in flight is a value: it holds its buffers, and nobody else does. A dropped one
+// A transfer in flight is a value and the only holder of its buffers. A dropped one
 // (inference, an error) frees them; in backward they go with the last transfer.
 //
 // All calls enqueue on the current stream and return without waiting for the GPU, unless

@@ -41,8 +41,8 @@ struct ExpertRanks {
   bool fill_nodes() const { return ranks > node && ranks % node == 0; }
 };
 
-// One layer's forward. `holders(n)` is the mean number of n equal groups of ranks in which the K
-// experts of a token lie.
+// One layer's forward. `holders(n)` is the mean number of groups, among n equal groups of ranks,
+// that hold the K experts of a token.
 struct TrafficShape {
   double ranks = 1;  // W, that share the experts
   double node = 1;   // R, ranks of a node; used by dispatchers with kUsesNodes
@@ -57,8 +57,8 @@ struct TrafficShape {
 enum class TrafficRanks { kAll, kAcross, kWithin };
 enum class TrafficRows { kOut, kBack, kCounts };  // kOut: in the wire's type
 
-// One collective. Of its `rows` a token (of kCounts: bytes in all) the part `leaves` goes to other
-// ranks.
+// One collective. It sends `rows` rows per token (kCounts: bytes in all), and the fraction `leaves`
+// of them goes to other ranks.
 struct Message {
   TrafficRanks ranks = TrafficRanks::kAll;
   TrafficRows what = TrafficRows::kOut;

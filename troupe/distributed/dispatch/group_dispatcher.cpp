@@ -97,12 +97,12 @@ DispatchGradients GroupExchange::receive_row_grads() {
   return out;
 }
 
-at::Tensor GroupExchange::arrived(Travelling& what) const {
+at::Tensor GroupExchange::arrived(Traveling& what) const {
   what.pending.wait();
   return std::exchange(what.rows, {});
 }
 
-at::Tensor GroupExchange::summed(Travelling& what, const Plan& sums) const {
+at::Tensor GroupExchange::summed(Traveling& what, const Plan& sums) const {
   return combine(arrived(what), sums);
 }
 
@@ -128,7 +128,7 @@ Plan GroupExchange::plan_of(const at::Tensor& ids_SK, int64_t capacity, at::Tens
 }
 
 void GroupExchange::send_first(ProcessGroup& group, const RankSplit& split, const at::Tensor& most,
-                               Travelling& what) {
+                               Traveling& what) {
   what.pending = send_rows(group, split, most.narrow(0, 0, split.sent()), what.rows);
 }
 

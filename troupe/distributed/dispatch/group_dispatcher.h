@@ -38,7 +38,7 @@ struct ExpertGroup {
 
 // Rows on their way: by a collective, or in memory that the ranks share. There they begin at byte
 // `at` of a rank's part, and `rows` is an empty tensor of their type and width.
-struct Travelling {
+struct Traveling {
   at::Tensor rows;
   Pending pending = {};
   std::shared_ptr<Transfer> transfer = {};
@@ -59,10 +59,10 @@ class GroupExchange : public RowExchange {
   // The source buffer out of the rows that came, packed as they are.
   virtual at::Tensor source_rows(const at::Tensor& rows) const = 0;
   // Rows of the source buffer begin to go, each to the rank that its token is of.
-  virtual Travelling sent_back(const at::Tensor& y_SX) const = 0;
+  virtual Traveling sent_back(const at::Tensor& y_SX) const = 0;
   // Waits for rows of other ranks, or for those that came back, which it adds for each token.
-  virtual at::Tensor arrived(Travelling& what) const;
-  virtual at::Tensor summed(Travelling& what, const Plan& sums) const;
+  virtual at::Tensor arrived(Traveling& what) const;
+  virtual at::Tensor summed(Traveling& what, const Plan& sums) const;
 
   at::Tensor packed(const at::Tensor& x_TD) const;
   at::Tensor packed(const at::Tensor& x_TD, const at::Tensor& tokens_N) const;
@@ -74,7 +74,7 @@ class GroupExchange : public RowExchange {
 
   // Begins to send the first `split.sent()` rows of `most`, which has room for the most there may be.
   static void send_first(ProcessGroup& group, const RankSplit& split, const at::Tensor& most,
-                         Travelling& what);
+                         Traveling& what);
   // What comes back of rows that went to all ranks, of which one has at most `most` tokens.
   void keep_gathered_sums(const at::Tensor& ids_TK, int64_t most);
 
@@ -85,13 +85,13 @@ class GroupExchange : public RowExchange {
   const int64_t choices_;  // K
   const at::ScalarType score_type_;
   Plan sums_, slot_sums_;  // what comes back, added for each token; kExact: for each slot
-  Travelling grad_out_;
+  Traveling grad_out_;
 
  private:
   const int64_t alignment_, budget_;
   const int64_t width_;  // D, and the type: of the rows of x and of their gradients
   const at::ScalarType type_;
-  Travelling back_, grad_source_, grad_scores_;
+  Traveling back_, grad_source_, grad_scores_;
 };
 
 // Begins to move rows; x and the routing are those of Dispatcher::send(), and checked.

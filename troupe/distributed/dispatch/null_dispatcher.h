@@ -1,7 +1,7 @@
 // A dispatcher that sends nothing and drops nothing, to time a layer without its transfers: each
-// token goes to experts of its own rank, expert e to the (e mod held)-th of those held here. Rows,
-// products and their gradients are as many as with even routing; the model is another one, so no
-// training takes it (sends_rows() in dispatchers.h).
+// token goes to experts of its own rank, expert e to the (e mod held)-th of those held here. There
+// are as many rows, products and gradients as with even routing; the model is another one, so no
+// training uses it (sends_rows() in dispatchers.h).
 #pragma once
 
 #include <cstdint>

@@ -100,15 +100,15 @@ class SymmetricExchange : public GroupExchange {
   }
 
   // Rows into this rank's part of the transfer.
-  static void lay(Travelling& what, int64_t at, const at::Tensor& rows) {
+  static void lay(Traveling& what, int64_t at, const at::Tensor& rows) {
     what.at = at;
     what.rows = empty_like_rows(rows);
     at::from_blob(what.transfer->own() + at, rows.sizes(), rows.options()).copy_(rows);
   }
 
   // The first `most_` rows of every rank, `repeats` times, where they are wanted; else zeros.
-  at::Tensor gathered(Travelling& what, int64_t repeats, const at::Tensor& wanted) const {
-    const Travelling moved = std::exchange(what, {});
+  at::Tensor gathered(Traveling& what, int64_t repeats, const at::Tensor& wanted) const {
+    const Traveling moved = std::exchange(what, {});
     moved.transfer->await();
     const int64_t W = ranks().size();
     at::Tensor out = at::empty({W * most_ * repeats, moved.rows.size(1)}, moved.rows.options());
@@ -127,16 +127,16 @@ class SymmetricExchange : public GroupExchange {
     return out;
   }
 
-  at::Tensor arrived(Travelling& what) const override {
+  at::Tensor arrived(Traveling& what) const override {
     return gathered(what, exact() ? choices_ : 1, held_);
   }
   at::Tensor source_rows(const at::Tensor& rows) const override { return rows; }
 
   // Results stay where the token's owner reads them: at the row of its copy.
-  Travelling sent_back(const at::Tensor& y_SX) const override {
+  Traveling sent_back(const at::Tensor& y_SX) const override {
     const at::Tensor y = y_SX.contiguous();
     TROUPE_CHECK(y.size(0) == held_.size(0), "-", y.size(0), "rows come back, of", held_.size(0));
-    Travelling out{.rows = empty_like_rows(y)};
+    Traveling out{.rows = empty_like_rows(y)};
     out.transfer = heap_of(y).begin(Collective::kAllToAll, y.size(0) * row_bytes(y));
     run(y.device(),
         PeerRows{.peers = 1,
@@ -151,8 +151,8 @@ class SymmetricExchange : public GroupExchange {
     return out;
   }
 
-  at::Tensor summed(Travelling& what, const Plan& sums) const override {
-    const Travelling moved = std::exchange(what, {});
+  at::Tensor summed(Traveling& what, const Plan& sums) const override {
+    const Traveling moved = std::exchange(what, {});
     moved.transfer->await();
     at::Tensor out = at::empty({sums.slot_row.size(0), moved.rows.size(1)}, moved.rows.options());
     PeerCombine args{.peers = ranks().size(),
@@ -168,10 +168,10 @@ class SymmetricExchange : public GroupExchange {
     return out;
   }
 
-  Travelling routing_, x_;  // until receive_rows(), in one transfer
-  int64_t capacity_ = 0;    // of all ranks together
-  int64_t most_ = 1;        // the largest T of a rank; 1 at least
-  int64_t slots_ = 0;       // rows of results that each rank has for each other one
+  Traveling routing_, x_;  // until receive_rows(), in one transfer
+  int64_t capacity_ = 0;   // of all ranks together
+  int64_t most_ = 1;       // the largest T of a rank; 1 at least
+  int64_t slots_ = 0;      // rows of results that each rank has for each other one
   at::Tensor held_;  // int32 [W slots, ..]: local expert of each choice of a source row, or -1
 };
 

@@ -1,5 +1,5 @@
-// Two computations of one rank that take turns: where the one has begun to move rows and would wait
-// for them, the other goes on (OV8). They are the backward of a block for one microbatch and the
+// Two computations of one rank that take turns: where one has begun to move rows and would wait
+// for them, the other continues (OV8). They are the backward of a block for one microbatch and the
 // forward of a block for another; their transfers are the points at which they change:
 //
 //   backward y   gradients to experts >|          dX, its way back >| dW    |           attention

@@ -194,24 +194,24 @@ class TwoLevelExchange : public GroupExchange {
   }
 
   // The way within the node is waited for here, the way across is begun.
-  Travelling sent_back(const at::Tensor& y_SX) const override {
+  Traveling sent_back(const at::Tensor& y_SX) const override {
     const Ways& ways = exact() ? rows_ : copies_;
     const at::Tensor y = ways.arrived.exchanged().exchange(y_SX);
     const at::Tensor of_node = returned_rows(within(), ways.within, y);
     const at::Tensor crossing =
         exact() ? of_node.index_select(0, back_order_) : combine(of_node, node_sums_);
-    Travelling out;
+    Traveling out;
     out.pending = return_rows(across(), ways.across, crossing, out.rows);
     return out;
   }
 
   Copies to_nodes_, to_ranks_;
-  Ways copies_, rows_;      // rows_: kExact
-  int64_t capacity_ = 0;    // of all ranks together
-  Travelling routing_, x_;  // across, until receive_rows()
-  Plan node_sums_;          // kFast: of what comes back within the node
-  at::Tensor back_order_;   // kExact: the order in which that goes on across
-  at::Tensor copy_R_;       // kExact: the received copy of each source row
+  Ways copies_, rows_;     // rows_: kExact
+  int64_t capacity_ = 0;   // of all ranks together
+  Traveling routing_, x_;  // across, until receive_rows()
+  Plan node_sums_;         // kFast: sums the rows that come back within the node
+  at::Tensor back_order_;  // kExact: the order in which that goes on across
+  at::Tensor copy_R_;      // kExact: the received copy of each source row
 };
 
 }  // namespace

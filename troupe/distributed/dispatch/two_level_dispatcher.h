@@ -10,16 +10,17 @@
 //
 //   kFast   a rank adds up its own rows of a token, the rank (n, r) those of its node's ranks in
 //           rank order, the token's owner those of the nodes in node order; each sum is rounded to
-//           the rows' type. One row crosses back for each (token, node). The bits of
-//           all_to_all_dispatcher where a token's node has one rank or there is one node; else the same
-//           but for the order of that sum
+//           the rows' type. One row crosses back for each (token, node). The bits are those of
+//           all_to_all_dispatcher where a token's node has one rank or there is one node; else only
+//           the order of that sum differs
 //   kExact  every routed row comes back and the owner adds them in slot order: the bits of
-//           all_to_all_dispatcher, hence of one process; of each token as many rows cross as it has
-//           choices on the other nodes
-// Gradients go the same ways; those of scores and of weights have all_to_all_dispatcher's bits in both
-// modes, but for scores of experts that are cut by their width (H2) under kFast.
+//           all_to_all_dispatcher, hence of one process; a token sends as many rows across as it
+//           has choices on the other nodes
+// Gradients go the same ways. Those of scores and of weights have all_to_all_dispatcher's bits in
+// both modes, except scores of experts that are cut by their width (H2) under kFast.
 //
-// WireType::kInt8: all_to_all_dispatcher's, rounded once: the bytes that came across go on within.
+// WireType::kInt8: as in all_to_all_dispatcher, rounded once: within a node the bytes that came
+// across are passed on.
 //
 // The host reads row counts of both exchanges, once in a call of route() and rows(). Capacity,
 // budget, replicas and ranks without tokens or experts: as all_to_all_dispatcher. All collectives run in

@@ -142,8 +142,8 @@ TEST(TwoLevelDispatcher, ATokenCrossesOnceToANodeAndOneRowComesBack) {
     f.backward();
     const int64_t back = crossed() - start - forth;
     const int64_t copies = copies_off_node(all, c, p, 2, true), K = c.choices;
-    // Of each copy ids, scores, the token's index and the row, and a row back; of each rank the
-    // counts for the other node.
+    // Each copy sends ids, scores, the token's index and its row, and gets a row back; each rank
+    // sends counts to the other node.
     const int64_t counts = 4 * 4 * (2 + 2 * 2), row = 4 * kD;
     EXPECT_EQ(forth, counts + copies * (4 * (2 * K + 1) + 2 * row));
     EXPECT_EQ(back, copies * (2 * row + 4 * K));

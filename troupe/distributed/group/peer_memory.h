@@ -31,8 +31,8 @@ class PeerMemory {
   uint8_t* own_ = nullptr;
 };
 
-// Collective: every rank of the group asks for as many bytes. Throws on every rank, E2005 with both
-// ranks and why, where one cannot map another's.
+// Collective: every rank of the group asks for the same number of bytes. Where one cannot map
+// another's memory, every rank throws E2005 with both ranks and the reason.
 std::shared_ptr<PeerMemory> host_peer_memory(ProcessGroup& group, const c10::Device& device,
                                              int64_t bytes);
 

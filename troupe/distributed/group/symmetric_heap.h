@@ -19,7 +19,7 @@
 // heap is gone, and after the group's timeout.
 //
 // On GPUs memory is the devices', all of this but agree() and reserve() is enqueued on the current
-// stream, and nothing waits for a device. A wait there that gives up lets the stream go on with
+// stream, and nothing waits for a device. A wait there that gives up lets the stream continue with
 // what is in memory; the next call of begin() or agree() throws. What was computed since is not
 // to be used before gave_up() was read. A thread looks after the peers' processes meanwhile, so a
 // dead one ends the device's wait too.
@@ -55,12 +55,12 @@ class SymmetricHeap {
   using Numbers = std::array<int64_t, 6>;
   std::vector<Numbers> agree(const Numbers& own);
 
-  // Room for transfers of so many bytes a rank; only grows. Collective where it does.
+  // Makes room for transfers of `bytes` per rank; only grows. Collective where it does.
   void reserve(int64_t bytes);
   int64_t bytes() const;  // reserved by this rank, of all slots
 
-  // f64 scalar on the device: 1 where a wait that was enqueued before has given up, else 0; made
-  // on the current stream. On CPUs a wait that gives up throws.
+  // f64 scalar on the device: 1 where a wait that was enqueued before has timed out, else 0;
+  // made on the current stream. On CPUs a wait that times out throws.
   at::Tensor gave_up() const;
   void check_device() const;  // throws E6001 where a wait on the device has given up
 
@@ -94,7 +94,7 @@ class SymmetricHeap {
 
  private:
   struct Control;
-  // A peer's process; 0: it is this one. `descriptor`: a pidfd; -1: not to be had.
+  // A peer's process; 0: it is this one. `descriptor`: a pidfd; -1: the system has none.
   struct Watched {
     int process = 0, descriptor = -1;
     bool has_ended() const;

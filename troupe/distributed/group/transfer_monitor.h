@@ -1,6 +1,6 @@
 // Status and fault injection where tokens or keys go between ranks: the pulse is in the phase of
 // the transfer, within the unit and microbatch of the phase around it, and the fault point of the
-// same name is reached there. By default nobody watches.
+// same name is reached there. By default there is no monitor.
 #pragma once
 
 #include <memory>

@@ -136,7 +136,7 @@ class ProcessMesh {
   int64_t expert_shard_ = 1;  // ranks of a kExpertShard
 };
 
-// What `troupe plan` prints: both factorisations, then a line a kind of group:
+// What `troupe plan` prints: both factorizations, then a line a kind of group:
 //   expert_data       8 groups of 2: 0 4, 1 5, .. 11 15
 // and who shares the state of dense parameters that each TP rank holds whole:
 //   whole_owners      1 group of 8: 0 1 2 3 4 5 6 7

@@ -26,7 +26,7 @@ class TokenChunks {
   TokenChunks() = default;  // rows of no tokens, on one rank
   // S must be a multiple of 2 R, or R be 1.
   static TokenChunks zigzag(int64_t ranks, int64_t tokens);
-  // runs[r]: rank r's, ascending. Every token is in one run, and every rank has as many.
+  // runs[r]: rank r's, ascending. Every token is in one run, and all ranks have equally many.
   explicit TokenChunks(std::vector<std::vector<TokenRun>> runs);
 
   int64_t ranks() const { return static_cast<int64_t>(runs_.size()); }

@@ -1,5 +1,5 @@
-// Where experts should be so that ranks compute as many rows as each other, given how many rows
-// each expert had. Arithmetic on the host alone, the same on every rank that has the same numbers.
+// Places experts so that all ranks compute about the same number of rows, given how many rows each
+// expert had. Arithmetic on the host alone, the same on every rank that has the same numbers.
 //
 // Longest first: the experts by their rows, of equals the lower number first, each to the rank with
 // the fewest rows so far that has room, of equals the lower rank. A rank has room for as many

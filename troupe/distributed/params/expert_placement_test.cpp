@@ -106,7 +106,7 @@ TEST(ExpertPlacement, H2_IsContiguousWhereThereAreEnoughExperts) {
   EXPECT_EQ(p.held_by(1), (std::vector<int64_t>{2, 3}));
 }
 
-TEST(ExpertPlacement, T16_SlicedExpertsLieOnNeighboursInRunsOfExperts) {
+TEST(ExpertPlacement, T16_SlicedExpertsLieOnNeighborsInRunsOfExperts) {
   const ExpertPlacement p = sliced(4, 2, 3, 12);
   EXPECT_EQ(p.ranks(), 6);
   EXPECT_EQ(p.slices(), 3);

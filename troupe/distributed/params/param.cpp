@@ -174,7 +174,7 @@ std::string expert_name(std::string_view name, int64_t expert) {
   return folder + std::to_string(expert) + '.' + std::string(leaf);
 }
 
-void initialise(Param& p, const std::string& name, uint64_t seed) {
+void initialize(Param& p, const std::string& name, uint64_t seed) {
   if (!p.value.defined()) p.allocate(at::TensorOptions(at::kFloat));
   const at::NoGradGuard no_grad;
   if (p.init.kind == Init::kZero || p.init.kind == Init::kOne) {

@@ -3,7 +3,7 @@
 //
 //   Param w1 = Param::of({E, 2, F, D}, {.kind = Init::kNormal, .std = 0.02});
 //   for_each_param(model, "", [&](const std::string& name, Param& p) { p.allocate(options); });
-//   initialise(w1, "layers.3.moe.experts.w1", seed);
+//   initialize(w1, "layers.3.moe.experts.w1", seed);
 //
 // The value is the local box in row-major order, under sizes that its user likes ([E, 2F, D] for
 // the box [E, 2, F, D]: gate and up halves are cut alike, each for itself).
@@ -86,7 +86,7 @@ struct Param {
 std::string expert_name(std::string_view name, int64_t expert);
 
 // Allocates where needed and fills the local box.
-void initialise(Param& p, const std::string& name, uint64_t seed);
+void initialize(Param& p, const std::string& name, uint64_t seed);
 
 namespace detail {
 inline std::string dotted(const std::string& prefix, std::string_view name) {

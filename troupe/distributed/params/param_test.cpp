@@ -17,7 +17,7 @@ namespace {
 constexpr Init kNormal{.kind = Init::kNormal, .std = 0.02};
 
 at::Tensor whole(Param p, const std::string& name, uint64_t seed = 1) {
-  initialise(p, name, seed);
+  initialize(p, name, seed);
   return p.value.detach();
 }
 
@@ -143,7 +143,7 @@ TEST(Param, OnlyTrainableValuesWantAGradient) {
   EXPECT_EQ(c.value.scalar_type(), at::kFloat);
 }
 
-TEST(Param, ABoxMayBeEmptyAndTellsWhichNeighboursHaveItToo) {
+TEST(Param, ABoxMayBeEmptyAndTellsWhichNeighborsHaveItToo) {
   Param p = Param::of({6, 10}, kNormal);
   EXPECT_EQ(p.tensor_repeat(4), 4);  // not cut: all have it
   p.take_box(0, 2, 2, Axis::kTensor, 2);

@@ -115,7 +115,7 @@ void drop_over_capacity_ref(const DropOverCapacity& a) {
         if (0 <= id && id < a.plan.experts) routed += weights(t, k);
         if (a.kept_ids[t * K + k] >= 0) kept += weights(t, k);
       }
-      const double f = a.renormalise && kept != 0 ? routed / kept : 1;
+      const double f = a.renormalize && kept != 0 ? routed / kept : 1;
       for (int64_t k = 0; k < K; ++k) {
         out(t, k) = static_cast<W>(a.kept_ids[t * K + k] >= 0 ? f * weights(t, k) : 0);
       }
@@ -134,7 +134,7 @@ void drop_over_capacity_backward_ref(const DropOverCapacityBackward& a) {
       for (int64_t k = 0; k < K; ++k) w[k] = weights(t, k), g[k] = grad(t, k);
       const capacity_detail::Token<double> token{K, a.experts, a.ids + t * K, a.kept_ids + t * K,
                                                  w.data()};
-      capacity_detail::weigh_backward(token, a.renormalise, g.data(), result.data());
+      capacity_detail::weigh_backward(token, a.renormalize, g.data(), result.data());
       for (int64_t k = 0; k < K; ++k) out(t, k) = static_cast<W>(result[k]);
     }
   });

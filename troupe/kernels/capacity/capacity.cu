@@ -143,7 +143,7 @@ __global__ void weigh_kernel(DropOverCapacity a, Mat<const float> weights, Mat<f
     if (a.plan.slot_row[s] < 0) a.kept_ids[s] = -1;
   }
   const Token<float> token{K, a.plan.experts, a.ids + t * K, a.kept_ids + t * K, weights.row(t)};
-  capacity_detail::weigh(token, a.renormalise, out.row(t));
+  capacity_detail::weigh(token, a.renormalize, out.row(t));
 }
 
 __global__ void weigh_backward_kernel(DropOverCapacityBackward a, Mat<const float> weights,
@@ -151,7 +151,7 @@ __global__ void weigh_backward_kernel(DropOverCapacityBackward a, Mat<const floa
   const int64_t t = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, K = weights.cols;
   if (t >= weights.rows) return;
   const Token<float> token{K, a.experts, a.ids + t * K, a.kept_ids + t * K, weights.row(t)};
-  capacity_detail::weigh_backward(token, a.renormalise, grad.row(t), out.row(t));
+  capacity_detail::weigh_backward(token, a.renormalize, grad.row(t), out.row(t));
 }
 
 unsigned token_blocks(int64_t tokens) {

@@ -7,12 +7,12 @@
 //   position  the C of lowest s
 //   kept_ids[s]     = ids[s] where kept, else -1
 //   kept_weights[s] = f_t weights[s] where kept, else 0
-//   f_t             = 1, or with `renormalise` (sum of weights of t's routed slots) / (of its kept
+//   f_t             = 1, or with `renormalize` (sum of weights of t's routed slots) / (of its kept
 //                     ones): what was dropped goes to the slots that stay; 0 where all were dropped
 //   dropped         = how many routed slots were not kept
 // Routed: ids[s] in [0, E). A NaN weight ranks as -inf.
 //
-// Backward, g = grad_kept_weights: without `renormalise` g where kept, else exactly 0. With it, for
+// Backward, g = grad_kept_weights: without `renormalize` g where kept, else exactly 0. With it, for
 // routed slots of token t, S and Q the two sums above, f = S / Q, d = sum of g weights over kept:
 //   grad_weights[s] = kept[s] f g[s] + d / Q (1 - kept[s] f)     and 0 for all slots of t if Q == 0
 //
@@ -46,7 +46,7 @@ struct DropOverCapacity {
   const uint8_t* valid = nullptr;  // [T]     n counts its non-zeros; null: n = T
   CapacityRule rule;
   DropPolicy policy = DropPolicy::kProbs;
-  bool renormalise = false;
+  bool renormalize = false;
   int32_t* kept_ids = nullptr;  // [T, K]  out
   MutRef kept_weights;          // [T, K]  out, as weights
   int64_t* dropped = nullptr;   // [1]     out
@@ -59,7 +59,7 @@ struct DropOverCapacityBackward {
   const int32_t* kept_ids = nullptr;  // [T, K]  forward's
   MatRef weights;                     // [T, K]
   MatRef grad_kept_weights;           // [T, K]
-  bool renormalise = false;           // forward's
+  bool renormalize = false;           // forward's
   MutRef grad_weights;                // [T, K]  out
 };
 

@@ -68,7 +68,7 @@ void weigh_tokens(const DropOverCapacity& a, int64_t begin, int64_t end) {
     }
     const capacity_detail::Token<T> token{K, a.plan.experts, a.ids + t * K, a.kept_ids + t * K,
                                           weights.row(t)};
-    capacity_detail::weigh(token, a.renormalise, out.row(t));
+    capacity_detail::weigh(token, a.renormalize, out.row(t));
   }
 }
 
@@ -100,7 +100,7 @@ void drop_over_capacity_backward_cpu(const DropOverCapacityBackward& a, const Po
       for (int64_t t = begin; t < end; ++t) {
         const capacity_detail::Token<W> token{K, a.experts, a.ids + t * K, a.kept_ids + t * K,
                                               weights.row(t)};
-        capacity_detail::weigh_backward(token, a.renormalise, grad.row(t), out.row(t));
+        capacity_detail::weigh_backward(token, a.renormalize, grad.row(t), out.row(t));
       }
     });
   });

@@ -66,26 +66,26 @@ struct Problem {
     std::fill_n(grad_weights.data(), grad_weights.size(), NAN);
     std::fill_n(valid.data(), valid.size(), uint8_t{1});
   }
-  DropOverCapacity args(CapacityRule rule, DropPolicy policy, bool renormalise = false) {
+  DropOverCapacity args(CapacityRule rule, DropPolicy policy, bool renormalize = false) {
     return {.plan = rows.read<PlanRef>(),
             .ids = rows.ids.data(),
             .weights = {weights.data(), Dtype::kF32, T, K, K},
             .valid = valid.data(),
             .rule = rule,
             .policy = policy,
-            .renormalise = renormalise,
+            .renormalize = renormalize,
             .kept_ids = kept_ids.data(),
             .kept_weights = {kept_weights.data(), Dtype::kF32, T, K, K},
             .dropped = dropped.data(),
             .workspace = workspace.data()};
   }
-  DropOverCapacityBackward backward(bool renormalise) {
+  DropOverCapacityBackward backward(bool renormalize) {
     return {.experts = rows.shape.experts,
             .ids = rows.ids.data(),
             .kept_ids = kept_ids.data(),
             .weights = {weights.data(), Dtype::kF32, T, K, K},
             .grad_kept_weights = {grad.data(), Dtype::kF32, T, K, K},
-            .renormalise = renormalise,
+            .renormalize = renormalize,
             .grad_weights = {grad_weights.data(), Dtype::kF32, T, K, K}};
   }
   RoutedRows rows;
@@ -126,12 +126,12 @@ class DropOverCapacityTest : public ::testing::TestWithParam<Case> {
 TEST_P(DropOverCapacityTest, C4_KeptSetIsThatOfTheReference) {
   for (const CapacityRule& rule : kRules) {
     for (DropPolicy policy : {DropPolicy::kProbs, DropPolicy::kPosition}) {
-      for (bool renormalise : {false, true}) {
+      for (bool renormalize : {false, true}) {
         Problem want(GetParam().shape), got(GetParam().shape);
-        drop_over_capacity_ref(want.args(rule, policy, renormalise));
-        drop_over_capacity_backward_ref(want.backward(renormalise));
-        run(GetParam().backend, got.args(rule, policy, renormalise));
-        run(GetParam().backend, got.backward(renormalise));
+        drop_over_capacity_ref(want.args(rule, policy, renormalize));
+        drop_over_capacity_backward_ref(want.backward(renormalize));
+        run(GetParam().backend, got.args(rule, policy, renormalize));
+        run(GetParam().backend, got.backward(renormalize));
         EXPECT_EQ(got.dropped[0], want.dropped[0]);
         for (int64_t s = 0; s < want.T * want.K; ++s) {
           ASSERT_EQ(got.kept_ids[s], want.kept_ids[s]) << "slot " << s;
@@ -245,7 +245,7 @@ TEST_P(DropOverCapacityCase, C5_DroppedWeightsAndTheirGradientsAreExactlyZero) {
   }
 }
 
-TEST_P(DropOverCapacityCase, C5_RenormaliseKeepsTheTokensSum) {
+TEST_P(DropOverCapacityCase, C5_RenormalizeKeepsTheTokensSum) {
   Problem p({.tokens = 3, .choices = 2, .experts = 3});
   const int32_t ids[] = {0, 1, 0, 2, 0, 1};
   p.rows = RoutedRows(p.rows.shape, std::vector<int32_t>(std::begin(ids), std::end(ids)));
@@ -273,12 +273,12 @@ TEST(DropOverCapacity, GradientIsThatOfTheNumericJacobian) {
   testing::fill_normal(w, 5);
   testing::fill_normal(g, 6);
   for (int64_t i = 0; i < n; ++i) w[i] = 0.1 + std::abs(w[i]);
-  for (bool renormalise : {false, true}) {
+  for (bool renormalize : {false, true}) {
     const DropOverCapacity args{.plan = rows.read<PlanRef>(),
                                 .ids = rows.ids.data(),
                                 .weights = {w.data(), Dtype::kF64, 7, 3, 3},
                                 .rule = {.factor = 0.6},
-                                .renormalise = renormalise,
+                                .renormalize = renormalize,
                                 .kept_ids = kept.data(),
                                 .kept_weights = {out.data(), Dtype::kF64, 7, 3, 3},
                                 .dropped = dropped.data()};
@@ -289,7 +289,7 @@ TEST(DropOverCapacity, GradientIsThatOfTheNumericJacobian) {
                                      .kept_ids = kept.data(),
                                      .weights = args.weights,
                                      .grad_kept_weights = {g.data(), Dtype::kF64, 7, 3, 3},
-                                     .renormalise = renormalise,
+                                     .renormalize = renormalize,
                                      .grad_weights = {grad.data(), Dtype::kF64, 7, 3, 3}},
                                     serial);
     const auto loss = [&](int64_t i, double step) {
@@ -303,7 +303,7 @@ TEST(DropOverCapacity, GradientIsThatOfTheNumericJacobian) {
     };
     for (int64_t i = 0; i < n; ++i) {
       const double numeric = (loss(i, 1e-6) - loss(i, -1e-6)) / 2e-6;
-      EXPECT_NEAR(grad[i], numeric, 1e-8) << "slot " << i << " renormalise " << renormalise;
+      EXPECT_NEAR(grad[i], numeric, 1e-8) << "slot " << i << " renormalize " << renormalize;
     }
   }
 }

@@ -49,18 +49,18 @@ TROUPE_HOST_DEVICE T factor(const Sums<T>& s) {
 }
 
 template <class T>
-TROUPE_HOST_DEVICE void weigh(const Token<T>& t, bool renormalise, T* kept_weights) {
-  const T f = renormalise ? factor(sums(t)) : T{1};
+TROUPE_HOST_DEVICE void weigh(const Token<T>& t, bool renormalize, T* kept_weights) {
+  const T f = renormalize ? factor(sums(t)) : T{1};
   for (int64_t k = 0; k < t.choices; ++k) {
     kept_weights[k] = t.kept(k) ? f * t.weights[k] : T{0};
   }
 }
 
 template <class T>
-TROUPE_HOST_DEVICE void weigh_backward(const Token<T>& t, bool renormalise, const T* grad,
+TROUPE_HOST_DEVICE void weigh_backward(const Token<T>& t, bool renormalize, const T* grad,
                                        T* grad_weights) {
   T f = 1, rest = 0;  // rest: d / Q
-  if (renormalise) {
+  if (renormalize) {
     const Sums<T> s = sums(t);
     f = factor(s);
     T dot = 0;

@@ -68,7 +68,7 @@ void take(const ExpertChoice& a, int32_t e, const Vector& s) {
 }
 
 double divisor(const ExpertChoiceRule& rule, const Row& row, const int32_t* ids) {
-  if (!rule.normalise) return 1;
+  if (!rule.normalize) return 1;
   double sum = 1e-20;
   for (size_t e = 0; e < row.s.size(); ++e) sum += ids[e] < 0 ? 0 : row.s[e];
   return sum;
@@ -174,7 +174,7 @@ void expert_choice_backward_ref(const ExpertChoiceBackward& a) {
         dot += grad_s[e] * row.s[e] / by;
       }
       for (int64_t e = 0; e < E; ++e) {
-        if (ids[e] >= 0) grad_s[e] = (grad_s[e] - (a.rule.normalise ? dot : 0)) / by;
+        if (ids[e] >= 0) grad_s[e] = (grad_s[e] - (a.rule.normalize ? dot : 0)) / by;
       }
       const double mean = std::inner_product(row.s.begin(), row.s.end(), grad_s.begin(), 0.0);
       for (int64_t e = 0; e < E; ++e) {

@@ -134,10 +134,10 @@ __global__ void __launch_bounds__(kThreads)
     if (t >= T) continue;
     const bool broken = isnan(work.lse[t]);
     float sum = 0;
-    for (int64_t e = lane_of_thread(); a.rule.normalise && e < E; e += kWarpLanes) {
+    for (int64_t e = lane_of_thread(); a.rule.normalize && e < E; e += kWarpLanes) {
       if (takes(a, work, t, e)) sum += value_of_key(work.keys[e * T + t]);
     }
-    const float divisor = a.rule.normalise ? warp_sum(sum) + kTiny : 1;
+    const float divisor = a.rule.normalize ? warp_sum(sum) + kTiny : 1;
     for (int64_t e = lane_of_thread(); e < E; e += kWarpLanes) {
       const bool taken = takes(a, work, t, e);
       const float s = value_of_key(work.keys[e * T + t]);
@@ -200,8 +200,8 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(Gradient<T> g) {
     sum += g.taken(t, e) ? s : 0;
     dot += g.grad(t, e) * s;
   }
-  const float divisor = g.a.rule.normalise ? warp_sum(sum) + kTiny : 1;
-  const float shift = g.a.rule.normalise ? warp_sum(dot) / divisor : 0;
+  const float divisor = g.a.rule.normalize ? warp_sum(sum) + kTiny : 1;
+  const float shift = g.a.rule.normalize ? warp_sum(dot) / divisor : 0;
   const auto grad_s = [&](int64_t e) {
     return g.taken(t, e) ? (g.grad(t, e) - shift) / divisor : 0;
   };

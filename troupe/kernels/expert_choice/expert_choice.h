@@ -5,7 +5,7 @@
 //   taken     (t, e) is taken if t is among the C valid tokens of largest s[:, e]; ties go to the
 //             lower token (G2), NaN ranks as -inf. With given_ids: if given_ids[t, e] == e (R15).
 //   ids       [T, E]  e where taken, else -1; so a token may have 0 to E experts
-//   weights   [T, E]  scale * s where taken, else 0; with `normalise` s is divided by (the token's
+//   weights   [T, E]  scale * s where taken, else 0; with `normalize` s is divided by (the token's
 //             sum of taken s + 1e-20). NaN where taken in a row with a NaN or +inf (E12).
 //   counts    [E]     C, or as given
 //   lse_squares       sum over valid tokens of (ln sum_e exp(z[t, e]))^2, for the z-loss
@@ -29,7 +29,7 @@ namespace troupe {
 struct ExpertChoiceRule {
   Score score = Score::kSoftmax;
   double rho = 1;  // mean experts of a token, in [0, E]
-  bool normalise = false;
+  bool normalize = false;
   float scale = 1;
 };
 

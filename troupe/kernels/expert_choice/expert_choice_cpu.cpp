@@ -156,8 +156,8 @@ class Chooser {
       return ids[e] < 0 ? W(0) : TopK<W>::value_of(keys_[e * T_ + t]);
     };
     W sum = kTiny;
-    for (int64_t e = 0; a_.rule.normalise && e < E_; ++e) sum += s(e);
-    const W scale = a_.rule.normalise ? a_.rule.scale / sum : W(a_.rule.scale);
+    for (int64_t e = 0; a_.rule.normalize && e < E_; ++e) sum += s(e);
+    const W scale = a_.rule.normalize ? a_.rule.scale / sum : W(a_.rule.scale);
     const W poison = broken_[t] ? std::numeric_limits<W>::quiet_NaN() : W(0);
     for (int64_t e = 0; e < E_; ++e) weights_(t, e) = ids[e] < 0 ? W(0) : s(e) * scale + poison;
   }
@@ -212,7 +212,7 @@ class RowGradient {
       sum += ids[e] >= 0 ? row_.s[e] : W(0);
       dot += grad_s_[e] * row_.s[e];
     }
-    if (!a_.rule.normalise) return;
+    if (!a_.rule.normalize) return;
     const W scale = 1 / sum;
     for (int64_t e = 0; e < E_; ++e) {
       grad_s_[e] = ids[e] < 0 ? W(0) : (grad_s_[e] - dot * scale) * scale;

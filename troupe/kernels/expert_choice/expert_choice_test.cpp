@@ -85,8 +85,8 @@ void backward(Backend backend, Problem& p) {
 
 constexpr ExpertChoiceRule kRules[] = {{.rho = 1},
                                        {.score = Score::kSigmoid, .rho = 1.5},
-                                       {.score = Score::kSqrtSoftplus, .rho = 2, .normalise = true},
-                                       {.rho = 2, .normalise = true, .scale = 2.5f}};
+                                       {.score = Score::kSqrtSoftplus, .rho = 2, .normalize = true},
+                                       {.rho = 2, .normalize = true, .scale = 2.5f}};
 
 struct Case {
   Backend backend;
@@ -242,7 +242,7 @@ TEST_P(ExpertChoiceRules, R15_ReplayGivesTheSameBits) {
 }
 
 TEST_P(ExpertChoiceRules, R13_AllTokensWhenTheShareIsWhole) {
-  Problem p({30, 3}, {.rho = 3, .normalise = true});
+  Problem p({30, 3}, {.rho = 3, .normalize = true});
   run(p);
   EXPECT_EQ(p.sizes(), std::vector<int64_t>(3, 30));
   for (int64_t t = 0; t < 30; ++t) {

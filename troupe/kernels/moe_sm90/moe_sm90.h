@@ -24,7 +24,7 @@
 // in one expert's rows reaches no other's. Every launcher is asynchronous, allocates nothing, reads
 // no count on the host and may be captured into a graph. Bitwise repeatable.
 //
-// `waves`: the grid is so many times what the GPU holds at once. With 1 a block's share of the
+// `waves`: the grid is this many times what the GPU holds at once. With 1 a block's share of the
 // tiles is settled before it starts, which is fastest on a GPU of its own; beside another's
 // kernels, such as collectives that hold multiprocessors for longer than a product takes, blocks
 // that find no room make all wait. With 4 those that are done take over what could not start: on

@@ -32,7 +32,7 @@ struct MoeSm90Plan {
 // For a sum of `length` terms: k of a product over rows.
 MoeSm90Plan choose_rows_plan(int64_t length);
 
-// For weight gradients, whose sums run over an expert's rows: `rows` of all `experts`, in segments
+// For weight gradients, which are sums over an expert's rows: `rows` of all `experts`, in segments
 // of `segment_rows` at most (0: not cut).
 MoeSm90Plan choose_weight_plan(int64_t rows, int64_t experts, int64_t segment_rows = 0);
 
@@ -56,7 +56,7 @@ struct SegmentSlots {
   int64_t all, held;
 };
 SegmentSlots segment_slots(int64_t rows, int64_t experts, int64_t segment_rows);
-// Bytes of counters beside so many held tiles, and of partial sums and counters, for a gradient
+// Bytes of counters beside `held_tiles` tiles, and of partial sums and counters, for a gradient
 // [m, n] of each expert.
 int64_t counter_bytes(int64_t held_tiles);
 int64_t segment_bytes(const SegmentSlots& slots, int64_t m, int64_t n);

@@ -81,7 +81,7 @@ struct SwigluBackwardTiles {
     }
   }
 
-  // Of this lane's two rows: those of their tokens; 1 where there is no token, 0 where no row.
+  // Factors of this lane's two rows, by their tokens; 1 without a token, 0 without a row.
   struct Factors {
     float low, high;
 
@@ -115,7 +115,7 @@ struct SwigluBackwardTiles {
     }
   };
 
-  // Of the lane's two rows, 128 units: pair j has units 8 j + 2 (lane % 4) and the next.
+  // 128 units of the lane's two rows: pair j has units 8 j + 2 (lane % 4) and the next.
   struct Pairs {
     uint32_t low[16], high[16];
   };
@@ -315,7 +315,7 @@ struct SwigluBackwardTiles {
       store_commit();
       store_wait_read<0>();
     }
-    sync();  // Maxima are told, and second boxes free.
+    sync();  // Maxima are exchanged, and second boxes are free.
 
     const Fp8Scale gate = block_scale(0), up = block_scale(1), a = block_scale(2);
     stage_columns(m.gate, Factors::by(of_x.low, gate), Factors::by(of_x.high, gate),

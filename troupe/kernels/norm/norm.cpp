@@ -16,7 +16,7 @@ void check_optional(const MatRef& x, const char* what, int64_t rows, int64_t col
 
 // n as forward forms it: what y and grad_weight multiply.
 template <class T>
-double normalised(double s, double mean, double rstd, bool rounded) {
+double normalized(double s, double mean, double rstd, bool rounded) {
   const double n = (s - mean) * rstd;
   return rounded ? static_cast<Wide<T>>(static_cast<T>(static_cast<Wide<T>>(n))) : n;
 }
@@ -100,7 +100,7 @@ void norm_ref(const Norm& a) {
       for (const double v : s) variance += (v - mean) * (v - mean) / static_cast<double>(D);
       const double rstd = 1 / std::sqrt(variance + a.eps);
       for (int64_t d = 0; d < D; ++d) {
-        const double n = normalised<T>(s[d], mean, rstd, a.round_before_weight);
+        const double n = normalized<T>(s[d], mean, rstd, a.round_before_weight);
         const double b = a.bias.data == nullptr ? W(0) : static_cast<W>(a.bias.as<T>()(0, d));
         y(r, d) = static_cast<T>(static_cast<W>(n * static_cast<W>(weight(0, d)) + b));
       }
@@ -128,7 +128,7 @@ void norm_backward_ref(const NormBackward& a) {
         g[d] = G * static_cast<W>(weight(0, d));
         sum_an += g[d] * n[d];
         if (a.kind == NormKind::kLayer) sum_a += g[d];
-        sum_weight[d] += G * normalised<T>(value, mean, rstd, a.round_before_weight);
+        sum_weight[d] += G * normalized<T>(value, mean, rstd, a.round_before_weight);
         sum_bias[d] += G;
       }
       for (int64_t d = 0; d < D; ++d) {

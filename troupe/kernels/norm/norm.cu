@@ -41,7 +41,7 @@ struct NormViews {
 };
 
 template <class T>
-__device__ float normalised(float s, float mean, float rstd, bool round) {
+__device__ float normalized(float s, float mean, float rstd, bool round) {
   const float n = (s - mean) * rstd;
   return round ? static_cast<float>(static_cast<T>(n)) : n;
 }
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(NormViews<T> v) {
     Pack<T, kN> bias, out;
     if (v.bias != nullptr) bias = load_pack<kN>(v.bias + d);
     for (int i = 0; i < kN; ++i) {
-      const float n = normalised<T>(static_cast<float>(in.v[i]), mean, rstd, v.round);
+      const float n = normalized<T>(static_cast<float>(in.v[i]), mean, rstd, v.round);
       const float b = v.bias == nullptr ? 0.0f : static_cast<float>(bias.v[i]);
       out.v[i] = static_cast<T>(n * static_cast<float>(weight.v[i]) + b);
     }
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kSumThreads)
 #pragma unroll
     for (int i = 0; i < kN; ++i) {
       const auto grad = static_cast<float>(grads.v[i]);
-      sum_weight[i] += grad * normalised<T>(static_cast<float>(all.v[i]), mean, rstd, v.round);
+      sum_weight[i] += grad * normalized<T>(static_cast<float>(all.v[i]), mean, rstd, v.round);
       sum_bias[i] += grad;
     }
   }

@@ -58,9 +58,9 @@ struct Statistics {
     if (kind == NormKind::kLayer) {
       mean = lane_sum<W>(D, [=](int64_t d) { return static_cast<W>(s[d]); }) / static_cast<W>(D);
     }
-    const W centre = mean;
+    const W center = mean;
     const W squares = lane_sum<W>(D, [=](int64_t d) {
-      const W x = static_cast<W>(s[d]) - centre;
+      const W x = static_cast<W>(s[d]) - center;
       return x * x;
     });
     rstd = 1 / std::sqrt(squares / static_cast<W>(D) + static_cast<W>(eps));

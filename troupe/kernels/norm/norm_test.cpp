@@ -130,7 +130,7 @@ TEST_P(NormTest, AgreesWithTheReference) {
   }
 }
 
-TEST_P(NormTest, NormalisedRowsHaveMeanZeroAndSquareOne) {
+TEST_P(NormTest, NormalizedRowsHaveMeanZeroAndSquareOne) {
   if (GetParam().shape.cols < 8) GTEST_SKIP() << "eps and rounding are all there is";
   for (const NormKind kind : {NormKind::kRms, NormKind::kLayer}) {
     Problem p = problem({kind, false, false, false});

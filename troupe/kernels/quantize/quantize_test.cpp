@@ -97,7 +97,7 @@ TEST_P(QuantizeTest, Q2_BytesAreTheReferencesExactly) {
 }
 
 // Elements on and beside the ties k + 1/2 of a scale that is no power of two.
-TEST_P(QuantizeTest, Q2_TiesGoToEvenAndNeighboursToTheirOwnSide) {
+TEST_P(QuantizeTest, Q2_TiesGoToEvenAndNeighborsToTheirOwnSide) {
   const double qmax = GetParam().bits == 8 ? 127 : 7, scale = 1.001953125;  // 1 + 2^-9: in fp16
   expect_agreement([&](int64_t i) {
     if (i % kQuantGroup == 0) return scale * qmax;

@@ -72,7 +72,7 @@ void list_copies_cuda(const ListCopies& a, cudaStream_t stream) {
 
 void tell_copies_cuda(const TellCopies& a, cudaStream_t stream) {
   validate(a);
-  TROUPE_CHECK(a.columns() > 0, "nothing is told of", a.copies, "copies");
+  TROUPE_CHECK(a.columns() > 0, "no column to send for", a.copies, "copies");
   if (a.copies == 0) return;
   tell_kernel<<<blocks_for(a.copies * a.columns()), kThreads, 0, stream>>>(
       a, static_cast<int>(a.columns()));

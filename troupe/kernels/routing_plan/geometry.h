@@ -15,7 +15,7 @@ TROUPE_HOST_DEVICE inline int64_t placed(const PlanShape& s, int64_t slots) {
   return s.capacity > 0 && slots > s.capacity ? s.capacity : slots;
 }
 
-// Rows of the segment of an expert with so many placed slots.
+// Rows of the segment of an expert with `count` placed slots.
 TROUPE_HOST_DEVICE inline int64_t segment_length(const PlanShape& s, int64_t count) {
   return round_up(s.capacity > 0 ? s.capacity : count, s.alignment);
 }

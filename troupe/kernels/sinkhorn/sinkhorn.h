@@ -12,8 +12,8 @@
 // The weights are the router's matter (kernels/route with given_ids); no gradient goes through u
 // and v. After an iteration the columns are exact, and the rows as good as the tolerance.
 //
-// An invalid token has ids -1 and u 0 and takes no part. Nor does a row with a NaN or +inf, whose
-// ids are distinct and in range all the same; n counts it. A column that is -inf throughout keeps
+// An invalid token has ids -1 and u 0 and takes no part. Nor does a row with a NaN or +inf, though
+// its ids are distinct and in range; n counts it. A column that is -inf throughout keeps
 // v = 0. T = 0 or n = 0: v = 0, no iterations.
 //
 // z + v + u is formed in f64, so that neither a shift of all logits nor one logit of 1e4 costs the

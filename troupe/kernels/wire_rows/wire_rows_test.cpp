@@ -166,7 +166,7 @@ TEST_P(WireRowsTest, Q4_CutScalesHoldTheirGroup) {
 }
 
 // Elements on and beside the ties k + 1/2 of a scale of 1.
-TEST_P(WireRowsTest, Q4_TiesGoToEvenAndNeighboursToTheirOwnSide) {
+TEST_P(WireRowsTest, Q4_TiesGoToEvenAndNeighborsToTheirOwnSide) {
   expect_agreement(
       [](int64_t r, int64_t i) {
         if (i % kWireGroup == 0) return 127.0;

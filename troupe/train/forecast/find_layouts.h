@@ -1,4 +1,4 @@
-// Searches the layouts that a recipe leaves open on so many ranks: `parallel.tensor`, `context`,
+// Searches the layouts that a recipe leaves open on these ranks: `parallel.tensor`, `context`,
 // `pipeline` with its stages, `virtual` and `schedule`, `expert`, `expert_tensor`, `shard`,
 // `shard_ranks` and `train.micro_batch`. What is given stays. In this order:
 //   1. Layouts with each open axis at 1: all by their lists, as a run would execute them.

@@ -93,7 +93,7 @@ TimeForecast forecast_time(const Recipe& recipe, double flops_per_second);
 
 // Memory that this process may use: the machine's, or its control group's limit.
 int64_t host_memory();
-// Cores, likewise; a fraction of a core counts as one.
+// Cores that this process may use; a fraction of a core counts as one.
 int64_t host_cores();
 
 std::string in_gib(double bytes);  // "74.8"

@@ -69,10 +69,10 @@ ShardGroups shard_groups_of(const ProcessMesh& mesh, int64_t repeat, ShardKind s
 ShardGroups expert_shard_groups(const ProcessMesh& mesh, const ParallelConfig& parallel,
                                 int64_t experts, const Machine& machine) {
   std::vector<int64_t> slices = mesh.ranks_of(GroupKind::kExperts, 0);
-  const auto neighbours = static_cast<size_t>(parallel.expert_tensor);
-  if (neighbours > 1 && neighbours < slices.size()) slices.resize(neighbours);
+  const auto neighbors = static_cast<size_t>(parallel.expert_tensor);
+  if (neighbors > 1 && neighbors < slices.size()) slices.resize(neighbors);
   const GroupTopology parts =
-      every(slices, neighbours > 1 ? 1 : std::max<int64_t>(1, experts), machine);
+      every(slices, neighbors > 1 ? 1 : std::max<int64_t>(1, experts), machine);
   if (parallel.shard == ShardKind::kNone) {
     return {{1, 1}, topology_of(mesh, GroupKind::kExpertData, machine), parts};
   }
@@ -155,7 +155,7 @@ class ExchangeCosts {
     }
   }
 
-  // Of the rank that has most: its rows, of the average; its part of a layer's experts.
+  // For the rank with most experts: its rows over the average, and its part of a layer's experts.
   double imbalance() const { return expert_ranks_ > 1 ? machine_.imbalance * most_held_ : 1; }
   double share() const { return most_held_ / static_cast<double>(expert_ranks_); }
 

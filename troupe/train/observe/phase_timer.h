@@ -13,7 +13,7 @@ namespace troupe {
 // and to that of `seconds.own` what passed without the waits for other ranks.
 class PhaseTimer {
  public:
-  // Where in the step: a unit of so many, and a microbatch. Below 0: none.
+  // Where in the step: `unit` of `units`, and a microbatch. Below 0: none.
   struct Place {
     int unit = -1, units = 0, microbatch = -1;
   };

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "troupe/core/config/json.h"
+#include "troupe/core/file/host_name.h"
 #include "troupe/core/file/secrets.h"
 #include "troupe/core/text/suggest.h"
 #include "troupe/core/text/text.h"
@@ -42,8 +43,7 @@ RunEnvironment this_environment(const std::vector<std::string>& command,
   out.commit = commit();
   for (const std::string& word : command) out.command += (out.command.empty() ? "" : " ") + word;
   out.command = without_secrets(out.command);
-  char host[256] = {};
-  out.host = ::gethostname(host, sizeof(host) - 1) == 0 ? host : "unknown";
+  out.host = host_name("unknown");
   out.processor = processor_name();
   out.device = device;
   out.torch = TORCH_VERSION;

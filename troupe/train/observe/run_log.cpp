@@ -39,7 +39,7 @@ bool is_shown(std::string_view name) {
   return std::ranges::find(kShown, name) != kShown.end();
 }
 
-// Of a list that is full, every second entry goes; the first and the last stay.
+// Drops every second entry of a full list; the first and the last stay.
 template <class List>
 void thin(List& list, size_t most) {
   if (list.size() < most) return;

@@ -68,10 +68,10 @@ std::vector<LivePart> live_parts(const LogRecord& r, const Position& now, const 
       {text("gnorm %.2f", r.scalar("grad_norm", std::nan(""))), 7},
       {"tok/s " + short_number(r.scalar("tokens_s")), 5}};
   if (has(r, "mfu")) out.push_back({text("mfu %.1f%%", 100 * r.scalar("mfu")), 6});
-  if (has(r, "moe/load")) out.push_back({text("load %.2f", r.scalar("moe/load")), 4});
+  if (has(r, "moe/load")) out.push_back({text("load %.2f", r.scalar("moe/load")), 3});
   if (r.scalar("moe/dead") > 0) out.push_back({text("dead %.0f", r.scalar("moe/dead")), 2});
   if (r.scalar("skipped") > 0) out.push_back({text("skip %.0f", r.scalar("skipped")), 2});
-  out.push_back({"eta " + short_time(left * r.scalar("step_s")), 3});
+  out.push_back({"eta " + short_time(left * r.scalar("step_s")), 4});
   if (is_forced(r)) out.push_back({"FORCED", 0});
   return out;
 }

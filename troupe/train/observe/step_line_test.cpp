@@ -70,6 +70,8 @@ TEST(StepLine, EightyColumnsHaveTheLoadAndTheDeadExperts) {
   }
   const std::string line = live_line(r, {.steps = 1234}, {.steps = 50000}, 79);
   EXPECT_EQ(line, "step 1234/50000  loss 3.123  tok/s 181.2k  load 4.00  dead 9  eta 4h44m");
+  EXPECT_EQ(live_line(r, {.steps = 1234}, {.steps = 50000}, 50),
+            "step 1234/50000  loss 3.123  load 4.00  dead 9");
 }
 
 TEST(StepLine, NumbersAndTimesAreShort) {

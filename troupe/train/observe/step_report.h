@@ -12,11 +12,6 @@
 
 namespace troupe {
 
-struct StepChoices {  // of a MoE layer for one of this rank's microbatches
-  int64_t layer, microbatch;
-  at::Tensor ids_TK, logits_TE;
-};
-
 // Tensors on the device, not waited for.
 struct StepOutput {
   at::Tensor loss;                        // f64 scalar: this rank's part of the step's loss
@@ -24,7 +19,7 @@ struct StepOutput {
   std::map<std::string, at::Tensor> aux;  // sum over layers and microbatches, without coefficient
   std::map<std::string, int64_t> aux_terms;      // number of summands
   std::map<int64_t, std::vector<MoeStats>> moe;  // by unit, over all microbatches
-  std::vector<StepChoices> choices;              // where they were asked for
+  std::vector<LayerChoices> choices;             // where they were asked for
 };
 
 // Host seconds per phase; `own` excludes waiting for other ranks. On a GPU: launch time only.

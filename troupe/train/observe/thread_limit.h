@@ -10,7 +10,7 @@
 namespace troupe {
 
 // Starts `count` threads less this one, all at once, and ends them: E7002 where the system refuses
-// one. Comes before at::set_num_threads(count), whose pool (XNNPACK's) waits for ever for a thread
+// one. Comes before at::set_num_threads(count), whose pool (XNNPACK's) waits forever for a thread
 // that was refused; OpenMP, which starts its own later, ends the process with 1 and no message.
 void require_threads(int count);
 

@@ -6,8 +6,8 @@
 
 namespace troupe {
 
-// SVG of the slowest rank's step, a lane a row: what it computes, exchanges and waits for, and what
-// goes on beside.
+// SVG of the slowest rank's step, one lane per row: what it computes, exchanges and waits for, and
+// what runs beside it.
 Markup layout_picture(const LayoutForecast& forecast);
 
 }  // namespace troupe

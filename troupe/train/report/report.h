@@ -1,6 +1,6 @@
 // RUN/report.html: one page without a script or an outside reference, made of what the run wrote
-// (log.jsonl, recipe.yaml, env.json, exit.json). It can be made at any time, also while the run
-// goes on. Several runs make one page with a curve each.
+// (log.jsonl, recipe.yaml, env.json, exit.json). It can be made at any time, also during the
+// run. Several runs make one page with a curve each.
 #pragma once
 
 #include <optional>

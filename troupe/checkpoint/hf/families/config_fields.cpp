@@ -332,9 +332,9 @@ bool ConfigFields::sums_to_one(const TopkSoftmaxRouting& router) const {
 }
 
 void ConfigFields::norm_topk(TopkSoftmaxRouting& router) {
-  bool normalised = !keys.reads() && sums_to_one(router);
-  keys.field({"norm_topk_prob"}, normalised, false);
-  if (keys.reads()) router.p_norm = normalised ? 1 : 0;
+  bool normalized = !keys.reads() && sums_to_one(router);
+  keys.field({"norm_topk_prob"}, normalized, false);
+  if (keys.reads()) router.p_norm = normalized ? 1 : 0;
 }
 
 void ConfigFields::always_sums_to_one(const TopkSoftmaxRouting& router, bool does) const {

@@ -67,7 +67,7 @@ struct ConfigFields {
 
 // "[0]*3+[1]*5", as moe_layers() reads it.
 std::string pattern_of(const std::vector<bool>& layers);
-// E4008, told by the name that config.json has for the count, where that is one of the common ones.
+// Throws E4008 with the name that config.json has for the count, where that is a common one.
 void require_counts(const ModelConfig& model, const std::string& place);
 
 }  // namespace troupe

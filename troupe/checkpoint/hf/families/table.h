@@ -26,7 +26,7 @@ class Table {
   std::vector<HfTensor> tensors_;
 };
 
-// Where a piece's first element lies in theirs, and how far apart its rows and columns are.
+// Where a piece's first element is in their tensor, and how far apart its rows and columns are.
 struct Strided {
   int64_t offset, row_stride, column_stride;
 };

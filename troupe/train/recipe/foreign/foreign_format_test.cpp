@@ -43,7 +43,7 @@ TEST(ForeignFormat, WhatIsNotReadIsNamedAndMadeNoRecipeOf) {
       EXPECT_NE(said.find(name), std::string::npos) << text << said;
     }
   }
-  const std::string unknown = "colour: red\nsizes:\n  a: 1\n";
+  const std::string unknown = "color: red\nsizes:\n  a: 1\n";
   EXPECT_NE(fault_of_text(unknown).find("of none of the programs"), std::string::npos);
   EXPECT_EQ(foreign_kind(unknown), ForeignKind::kAuto);
 }

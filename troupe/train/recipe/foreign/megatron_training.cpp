@@ -227,7 +227,7 @@ class MegatronOptimizer : public MegatronPart {
     decoupled();
   }
 
-  // Ours is Moonshot's: Nesterov's momentum, and 0.2 sqrt(max(rows, columns)) of what is orthogonal.
+  // Ours is Moonshot's: Nesterov's momentum, the orthogonal matrix times 0.2 sqrt(max(rows, columns)).
   void muon(const std::string& root) {
     script_.field(root + "momentum", "muon-momentum", "0.9");
     if (flags_.given("muon-nesterov")) {

@@ -21,7 +21,7 @@ using Words = ShellScope::Words;
 
 constexpr size_t kDeepestText = 16;  // eval in eval, bash -c in bash -c
 
-// Notes of what was not evaluated, each once.
+// Notes each thing that was not evaluated once.
 class ShellNotes {
  public:
   void condition(int line, const std::string& word) {

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Training beside programs that want the same cores: tokens a second of `troupe train` and of PyTorch's eager loop.
 
-  .venv/bin/python bench/busy_neighbours.py --threads 2
-  .venv/bin/python bench/busy_neighbours.py --threads 16 --neighbours 16 --spins own,0,1000,20000,300000
+  .venv/bin/python bench/busy_neighbors.py --threads 2
+  .venv/bin/python bench/busy_neighbors.py --threads 16 --neighbors 16 --spins own,0,1000,20000,300000
 
 The model is `quickstart` of bench/train_step.py. Each side runs alone, then beside so many endless loops of the shell; all
 in turns. Each run is printed when it ends, the medians after each round: stop it when you have seen enough. A round of the
@@ -25,7 +25,7 @@ MODEL = train_step.MODELS["quickstart"]
 TOKENS = MODEL["sequences"] * MODEL["tokens"]
 
 
-class Neighbours:
+class Neighbors:
     """Endless loops of the shell, while the block lasts."""
 
     def __init__(self, count):
@@ -68,7 +68,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--program", default="build/release/troupe")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--neighbours", type=int, help="default: as many as there are threads")
+    parser.add_argument("--neighbors", type=int, help="default: as many as there are threads")
     parser.add_argument("--spins", default="own,300000", help="by commas: own, or values of GOMP_SPINCOUNT")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=14)
@@ -77,18 +77,18 @@ def main():
     parser.add_argument("--limit", type=float, default=300, help="seconds that a run may take")
     args = parser.parse_args()
     args.profile, args.top = False, 10
-    neighbours = args.threads if args.neighbours is None else args.neighbours
-    fair = min(1.0, os.cpu_count() / (args.threads + neighbours))
+    neighbors = args.threads if args.neighbors is None else args.neighbors
+    fair = min(1.0, os.cpu_count() / (args.threads + neighbors))
     sides = {f"troupe, spin {spin}": lambda folder, spin=spin: troupe(args, folder, spin) for spin in args.spins.split(",")}
     if not args.no_eager:
         sides["PyTorch, eager"] = lambda _: eager(args)
-    print(f"{os.cpu_count()} cores, {args.threads} threads, {neighbours} busy loops: fair share {fair:.2f}", flush=True)
+    print(f"{os.cpu_count()} cores, {args.threads} threads, {neighbors} busy loops: fair share {fair:.2f}", flush=True)
     read = {side: ([], []) for side in sides}
     with tempfile.TemporaryDirectory() as name:
         for turn in range(1, args.rounds + 1):
             for side, rate in sides.items():
-                for busy, where in enumerate(("alone", f"beside {neighbours} loops")):
-                    with Neighbours(neighbours * busy):
+                for busy, where in enumerate(("alone", f"beside {neighbors} loops")):
+                    with Neighbors(neighbors * busy):
                         one = rate(pathlib.Path(name))
                     read[side][busy].append(one)
                     print(f"  round {turn}: {side:<22}{where:<16}{one:9.0f} tokens/s", flush=True)

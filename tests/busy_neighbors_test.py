@@ -6,8 +6,8 @@ compared with those.
 
 A speed holds only where the machine does nothing else: a third program delays one of the two threads, and the other waits
 for it. So it is asked where TROUPE_TEST_SPEED=1 says that the machine is quiet, and not in CI:
-  TROUPE_TEST_SPEED=1 ./dev test busy_neighbours
-bench/busy_neighbours.py measures speeds."""
+  TROUPE_TEST_SPEED=1 ./dev test busy_neighbors
+bench/busy_neighbors.py measures speeds."""
 import os
 import pathlib
 import subprocess
@@ -27,7 +27,7 @@ def processor_seconds(pid):
 
 @unittest.skipUnless(os.environ.get("TROUPE_TEST_SPEED"), "TROUPE_TEST_SPEED=1 asks for speeds, of a quiet machine")
 @unittest.skipUnless(len(CORES) == 2, "needs two cores")
-class BusyNeighbours(NanoRun):
+class BusyNeighbors(NanoRun):
     RECIPE = (NANO.replace("layers: 2, width: 32", "layers: 2, width: 256").replace("hidden: 64", "hidden: 512")
               .replace("every_steps: 5", "every_steps: 100000").replace("steps: 20", "steps: 100000"))
 
@@ -41,10 +41,10 @@ class BusyNeighbours(NanoRun):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         self.addCleanup(os.sched_setscheduler, 0, policy, os.sched_param(0))
 
-    def train_for(self, name, seconds, neighbours=0, **more):
-        """(steps, the run's processor time, a neighbour's, the share of both cores that all of them had), of a run beside so
+    def train_for(self, name, seconds, neighbors=0, **more):
+        """(steps, the run's processor time, a neighbor's, the share of both cores that all of them had), of a run beside so
         many endless loops."""
-        loops = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(neighbours)]
+        loops = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(neighbors)]
         for loop in loops:
             self.addCleanup(loop.wait)
             self.addCleanup(loop.kill)
@@ -63,20 +63,20 @@ class BusyNeighbours(NanoRun):
         steps, own, theirs, wall = (b - a for a, b in zip(begin, now()))
         for process in (run, *loops):
             process.kill()
-        return steps, own, theirs / max(1, neighbours), (own + theirs) / (len(CORES) * wall)
+        return steps, own, theirs / max(1, neighbors), (own + theirs) / (len(CORES) * wall)
 
-    def test_239_beside_busy_neighbours_a_run_keeps_its_fair_share(self):
+    def test_239_beside_busy_neighbors_a_run_keeps_its_fair_share(self):
         steps, own, _, _ = self.train_for("alone", 4)
         a_second = steps / own
 
         def share(name, **more):
             """The share of the steps that two threads would make in the neighbors' time, and how quiet the machine was."""
-            steps, _, neighbour, all_of_them = self.train_for(name, 4, neighbours=2, **more)
-            return steps / (a_second * 2 * neighbour), all_of_them
+            steps, _, neighbor, all_of_them = self.train_for(name, 4, neighbors=2, **more)
+            return steps / (a_second * 2 * neighbor), all_of_them
         ours, quiet = share("busy")
         endless, _ = share("endless", GOMP_SPINCOUNT="infinite")
         print(f"{ours:.0%} of the fair share, {endless:.0%} where threads wait awake; "
-              f"the run and its neighbours had {quiet:.0%} of the cores", flush=True)
+              f"the run and its neighbors had {quiet:.0%} of the cores", flush=True)
         if quiet < 0.95:
             self.skipTest("other programs have the cores too")
         self.assertGreater(ours, 0.6)
