@@ -4,13 +4,17 @@ the same text: which of them reaches the dense model's loss sooner?
 
   python3 bench/moe_vs_dense.py --program build/release/troupe --output runs/versus
 
-The recipes are bench/versus_moe.yaml and bench/versus_dense.yaml; --set changes a line of both, --moe
-and --dense of one. The text, where --data holds none yet: the Python sources of this interpreter's
-libraries, or the files under --text that end with --suffix (what the published curve was made with:
-the Linux kernel's sources, of Debian's package linux-source-6.1, --suffix .c --suffix .h); each file
-once, one in a hundred kept for validation. A run that would read the text more than once is warned of:
-a model with more parameters learns a text by heart sooner. Time is the sum of the training steps,
-without evaluations and checkpoints. Left in --output: the runs, curves.csv, result.json, curves.svg.
+The recipes are bench/versus_moe.yaml and bench/versus_dense.yaml, or with --recipes xs those of
+MegaBlocks' smallest model; --set changes a line of both, --moe and --dense of one. --capacity trains
+the mixture once more with every expert padded to that capacity factor and further tokens dropped, as
+MoE layers before MegaBlocks do: how much sooner is the dropless mixture at the loss where each of them
+ends? Evaluations drop nothing. The text, where --data holds none yet: the Python sources of this
+interpreter's libraries, or the files under --text that end with --suffix (what the published curve was
+made with: the Linux kernel's sources, of Debian's package linux-source-6.1, --suffix .c --suffix .h);
+each file once, one in a hundred kept for validation. A run that would read the text more than once is
+warned of: a model with more parameters learns a text by heart sooner. Time is the sum of the training
+steps, without evaluations and checkpoints. Left in --output: the runs, curves.csv, result.json,
+curves.svg.
 """
 import argparse
 import csv
@@ -28,7 +32,7 @@ from run_log import rows_of
 BENCH = pathlib.Path(__file__).resolve().parent
 VALID_EVERY = 100
 LONGEST = 100_000  # bytes of a source; longer ones are mostly tables that a program wrote
-COLORS = {"dense": "#b3541e", "moe": "#1e6fb3"}
+COLORS = ("#b3541e", "#1e6fb3", "#3c8d40", "#8a4fa8", "#777777", "#c2a21b")
 
 
 def sources(folders, suffixes, most):
@@ -88,8 +92,10 @@ def call(*words):
 
 def command(verb, side, args, *sets):
     """A verb on a side's recipe; what the caller asked to change comes last."""
-    words = [args.program, verb, str(BENCH / f"versus_{side}.yaml")]
-    for one in (*sets, *args.set, *getattr(args, side)):
+    kind, _, factor = side.partition("-")
+    padded = f"model.moe.capacity={{factor: {factor}, pad: true, policy: position}}"
+    words = [args.program, verb, str(BENCH / f"{args.recipes}_{kind}.yaml")]
+    for one in (*sets, *args.set, *getattr(args, kind), *([padded] if factor else [])):
         words += ["--set", one]
     return words
 
@@ -152,10 +158,23 @@ def picture(curves, path):
                    f'<text x="{x}" y="{height - low + 16}" text-anchor="middle">{seconds:.0f} s</text>')
     for i, (side, curve) in enumerate(curves.items()):
         line = " ".join(at(p[2], p[3]) for p in curve[1:] if p[3] <= top)
-        out.append(f'<polyline points="{line}" fill="none" stroke="{COLORS[side]}" stroke-width="2"/>'
-                   f'<text x="{width - 120}" y="{30 + 18 * i}" fill="{COLORS[side]}">{side}</text>')
+        color = COLORS[i % len(COLORS)]
+        out.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>'
+                   f'<text x="{width - 120}" y="{30 + 18 * i}" fill="{color}">{side}</text>')
     out.append(f'<text x="{left}" y="{height - 6}">validation loss over seconds of training</text></svg>')
     path.write_text("\n".join(out) + "\n", encoding="utf-8")
+
+
+def compare(side, curves):
+    """Says how much sooner the dropless mixture has the loss where this side ends, or that it never has."""
+    last = curves[side][-1]
+    when = reached(curves["moe"], last[3])
+    if not when:
+        print(f"moe does not reach the {last[3]:.4f} of {side}")
+        return None
+    print(f"moe reaches the {last[3]:.4f} of {side} after {when[2]:.1f} s, {when[1] / 1e6:.1f}M tokens: "
+          f"{last[2] / when[2]:.2f} times as soon, with {last[1] / when[1]:.2f} times fewer tokens")
+    return dict(zip(("step", "tokens", "seconds"), when))
 
 
 def main():
@@ -168,6 +187,8 @@ def main():
     parser.add_argument("--megabytes", type=float, default=300, help="of text, at most")
     for name in ("set", "moe", "dense"):
         parser.add_argument(f"--{name}", action="append", default=[], metavar="PATH=VALUE")
+    parser.add_argument("--recipes", default="versus", choices=("versus", "xs"))
+    parser.add_argument("--capacity", action="append", default=[], type=float, metavar="FACTOR")
     parser.add_argument("--data-only", action="store_true", help="make the data and end")
     args = parser.parse_args()
     args.data, args.output = args.data.resolve(), args.output.resolve()
@@ -176,29 +197,25 @@ def main():
     if args.data_only:
         return
     args.output.mkdir(parents=True, exist_ok=True)
-    curves = {side: train(side, args) for side in ("dense", "moe")}
+    sides = ["dense", "moe", *(f"moe-{factor:g}" for factor in args.capacity)]
+    curves = {side: train(side, args) for side in sides}
     with open(args.output / "curves.csv", "w", newline="", encoding="utf-8") as out:
         csv.writer(out).writerows([("model", "step", "tokens", "seconds", "val_loss"),
                                    *((side, *point) for side, points in curves.items() for point in points)])
     picture(curves, args.output / "curves.svg")
-    last, other = curves["dense"][-1], curves["moe"][-1]
-    if (held := (args.data / "train.bin").stat().st_size / 2) < max(last[1], other[1]):
-        print(f"warning: {max(last[1], other[1]) / 1e6:.1f}M tokens of a text of {held / 1e6:.1f}M")
-    result = dict(dense=dict(zip(("steps", "tokens", "seconds", "val_loss"), last)),
-                  moe=dict(zip(("steps", "tokens", "seconds", "val_loss"), other)))
-    for side in curves:
-        result[side].update({key: value for key, value in plan_of(side, args).items()
-                             if key in ("params", "active_params", "step_flops")})
-    for side in curves:
-        r = result[side]
-        print(f"{side:6s} loss {r['val_loss']:.4f} after {r['steps']} steps, {r['tokens'] / 1e6:.1f}M tokens, "
+    most = max(points[-1][1] for points in curves.values())
+    if (held := (args.data / "train.bin").stat().st_size / 2) < most:
+        print(f"warning: {most / 1e6:.1f}M tokens of a text of {held / 1e6:.1f}M")
+    result = {}
+    for side, points in curves.items():
+        result[side] = r = dict(zip(("steps", "tokens", "seconds", "val_loss"), points[-1]))
+        r.update({key: value for key, value in plan_of(side, args).items()
+                  if key in ("params", "active_params", "step_flops")})
+        print(f"{side:8s} loss {r['val_loss']:.4f} after {r['steps']} steps, {r['tokens'] / 1e6:.1f}M tokens, "
               f"{r['seconds']:.1f} s: {r['tokens'] / r['seconds']:.0f} tokens/s")
-    if when := reached(curves["moe"], last[3]):
-        result["moe_reaches_dense_loss"] = dict(zip(("step", "tokens", "seconds"), when))
-        print(f"moe reaches the dense model's {last[3]:.4f} after {when[2]:.1f} s, {when[1] / 1e6:.1f}M tokens: "
-              f"{last[2] / when[2]:.2f} times as soon, with {last[1] / when[1]:.2f} times fewer tokens")
-    else:
-        print(f"moe does not reach the dense model's {last[3]:.4f}")
+    for side in sides:
+        if side != "moe":
+            result[f"moe_reaches_{side}"] = compare(side, curves)
     (args.output / "result.json").write_text(json.dumps(result) + "\n", encoding="utf-8")
     print(json.dumps(result), flush=True)
 
