@@ -79,19 +79,13 @@ class TroupeLimits(NanoRun):
         said = self.command(["strace", "-e", "trace=fcntl", TROUPE, "--version"], 0).stderr.splitlines()
         first = next(i for i, line in enumerate(said) if line.startswith("fcntl(0, F_GETFD"))
         calls = sum(line.startswith("fcntl(") for line in said[:first]) + 1
-        words = ["strace", "-o", "/dev/null", "-e", "trace=fcntl", "-e", f"inject=fcntl:signal=SIGSTOP:when={calls}",
+        trace = self.folder / "trace"
+        trace.write_text("")
+        words = ["strace", "-o", trace, "-e", "trace=fcntl", "-e", f"inject=fcntl:signal=SIGSTOP:when={calls}",
                  TROUPE, "train", "nano.yaml"]
         with subprocess.Popen([str(w) for w in words], cwd=self.folder, env=self.env(), stderr=subprocess.PIPE, text=True) as run:
-            children = pathlib.Path(f"/proc/{run.pid}/task/{run.pid}/children")
-            self.wait_for(lambda: children.read_text().split())
-            program = int(children.read_text().split()[0])
-            stands = []  # it is also stopped at each call that strace looks at, for a moment
-
-            def stands_still():
-                stat = pathlib.Path(f"/proc/{program}/stat").read_text().rpartition(")")[2].split()
-                stands.append((stat[0] in "tT", stat[11], stat[12]))  # its state and the processor's time
-                return len(stands) > 20 and stands[-1][0] and len(set(stands[-20:])) == 1
-            self.wait_for(stands_still)
+            self.wait_for(lambda: "stopped by SIGSTOP" in trace.read_text())
+            program = int(pathlib.Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()[0])
             os.kill(program, sign)
             os.kill(program, signal.SIGCONT)
             said = run.communicate(timeout=PATIENCE)[1]
