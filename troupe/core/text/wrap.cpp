@@ -9,8 +9,8 @@ constexpr std::string_view kCommand = ": troupe ";
 constexpr int kLeastRoom = 24;
 
 int columns_of(std::string_view text) {
-  constexpr auto begins = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; };
-  return static_cast<int>(std::ranges::count_if(text, begins));
+  constexpr auto kBegins = [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; };
+  return static_cast<int>(std::ranges::count_if(text, kBegins));
 }
 
 // One line; `at` columns are taken before it.
