@@ -95,7 +95,7 @@ def command(verb, side, args, *sets):
     kind, _, factor = side.partition("-")
     padded = f"model.moe.capacity={{factor: {factor}, pad: true, policy: position}}"
     words = [args.program, verb, str(BENCH / f"{args.recipes}_{kind}.yaml")]
-    for one in (*sets, *args.set, *getattr(args, kind), *([padded] if factor else [])):
+    for one in (*sets, *([padded] if factor else []), *args.set, *getattr(args, kind)):
         words += ["--set", one]
     return words
 
