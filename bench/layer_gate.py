@@ -37,6 +37,8 @@ def write(path, entries):
         with open(handle, "w", encoding="utf-8") as out:
             json.dump(entries, out, indent=2, sort_keys=True)
             out.write("\n")
+            out.flush()
+            os.fsync(out.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
