@@ -29,15 +29,17 @@ MODELS = {  # sequences and tokens of a step, d, layers, heads, experts, k, hidd
                       vocab=4096),
     "olmoe-8l": dict(sequences=4, tokens=4096, d=2048, layers=8, heads=16, experts=64, k=8, hidden=1024,
                      vocab=50304, device="cuda"),
+    "qwen3-5l": dict(sequences=4, tokens=4096, d=2048, layers=5, heads=32, kv_heads=4, head_dim=128, experts=128, k=8,
+                     hidden=768, vocab=50304, device="cuda"),
 }
 # Not batched_mm on the CPU: many times slower at these sizes (bench/cpu_layer.py has it).
 RIVALS = {"cpu": ("eager", "grouped_mm"), "cuda": ("grouped_mm", "compiled")}
 STEPS = {"cpu": (14, 4), "cuda": (50, 10)}  # in all, and before those that count
 RECIPE = """
 model: {{layers: {layers}, width: {d}, heads: {heads}, vocab: {vocab}, max_positions: {tokens},
-        qk_norm: whole, norm: {{kind: rms_rounded}}, init_std: 0.02,
+        {attention}, norm: {{kind: rms_rounded}}, init_std: 0.02,
         moe: {{experts: {experts}, top_k: {k}, hidden: {hidden},
-              router: {{kind: topk_softmax, order: before, balance: {{aux_loss: 0.01}}}}}}}}
+              router: {{kind: topk_softmax, order: {order}, balance: {{aux_loss: 0.01}}}}}}}}
 data: {{train: [{{kind: flat, path: {file}, type: u16}}], sequence: {tokens}}}
 train: {{global_batch: {sequences}, micro_batch: {sequences}, steps: {steps},
         optimizer: {{lr: 1e-4, weight_decay: 0.1}}, schedule: {{warmup: 2}}, clip: 1}}
@@ -48,10 +50,19 @@ run: {{device: {device}, threads: {threads}}}
 """
 
 
+def form_of(m):
+    """What OLMoE's and Qwen3's blocks differ in: norms of whole vectors or of heads, fewer key heads, scores that sum to 1."""
+    if "kv_heads" not in m:
+        return dict(attention="qk_norm: whole", order="before")
+    return dict(attention=f"qk_norm: head, kv_heads: {m['kv_heads']}, head_dim: {m['head_dim']}", order="after")
+
+
 def gflop_per_token(m):
     """Forward and backward, rule N2: six a weight that the token meets, attention over half the keys."""
-    active = m["layers"] * (4 * m["d"] ** 2 + m["k"] * 3 * m["d"] * m["hidden"] + m["d"] * m["experts"])
-    return 1e-9 * (6 * (active + m["d"] * m["vocab"]) + 6 * m["layers"] * m["d"] * m["tokens"])
+    dim = m.get("head_dim", m["d"] // m["heads"])
+    projections = 2 * m["d"] * dim * (m["heads"] + m.get("kv_heads", m["heads"]))
+    active = m["layers"] * (projections + m["k"] * 3 * m["d"] * m["hidden"] + m["d"] * m["experts"])
+    return 1e-9 * (6 * (active + m["d"] * m["vocab"]) + 6 * m["layers"] * m["heads"] * dim * m["tokens"])
 
 
 def troupe(m, args, folder, *sets):
@@ -62,7 +73,7 @@ def troupe(m, args, folder, *sets):
         count = (args.steps + 2) * m["sequences"] * (m["tokens"] + 1)
         numpy.random.default_rng(1).integers(0, m["vocab"], count, dtype=numpy.uint16).tofile(file)
     recipe = folder / "recipe.yaml"
-    recipe.write_text(RECIPE.format(**{"device": "cpu", **m}, file=file, run=run, steps=args.steps, top=args.top,
+    recipe.write_text(RECIPE.format(**{"device": "cpu", **m, **form_of(m)}, file=file, run=run, steps=args.steps, top=args.top,
                                     profile=args.steps - 3 if args.profile else 0, threads=args.threads))
     plan = subprocess.run([args.program, "plan", str(recipe), "--json"], capture_output=True, text=True, check=False)
     forecast = json.loads(plan.stdout)["memory"] if plan.stdout.startswith("{") else 0
@@ -96,22 +107,26 @@ def until_the_last_step(command, log, args):
 def rival(name, m, args):
     """In a process of its own: the median step in seconds, and the peak in bytes."""
     import torch
-    from transformers import OlmoeConfig, OlmoeForCausalLM
+    import transformers
     device = m.get("device", "cpu")
     implementation = "grouped_mm" if name == "compiled" else name
     if args.threads:
         torch.set_num_threads(args.threads)
-    config = OlmoeConfig(hidden_size=m["d"], intermediate_size=m["hidden"], num_hidden_layers=m["layers"],
-                         num_attention_heads=m["heads"], num_key_value_heads=m["heads"],
-                         vocab_size=m["vocab"], num_experts=m["experts"], num_experts_per_tok=m["k"],
-                         max_position_embeddings=m["tokens"], output_router_logits=True,
-                         router_aux_loss_coef=0.01, pad_token_id=None, use_cache=False,
-                         experts_implementation=implementation, attn_implementation="sdpa")
+    kind, more = "Olmoe", dict(intermediate_size=m["hidden"])
+    if "kv_heads" in m:
+        kind, more = "Qwen3Moe", dict(moe_intermediate_size=m["hidden"], head_dim=m["head_dim"], norm_topk_prob=True,
+                                      decoder_sparse_step=1, mlp_only_layers=[])
+    config = getattr(transformers, kind + "Config")(
+        hidden_size=m["d"], num_hidden_layers=m["layers"], num_attention_heads=m["heads"],
+        num_key_value_heads=m.get("kv_heads", m["heads"]), vocab_size=m["vocab"], num_experts=m["experts"],
+        num_experts_per_tok=m["k"], max_position_embeddings=m["tokens"], output_router_logits=True,
+        router_aux_loss_coef=0.01, pad_token_id=None, use_cache=False,
+        experts_implementation=implementation, attn_implementation="sdpa", **more)
     config._experts_implementation = implementation
     torch.manual_seed(1)
     torch.set_default_dtype(torch.bfloat16 if device == "cuda" else torch.float32)
     with torch.device(device):
-        model = OlmoeForCausalLM(config).train()
+        model = getattr(transformers, kind + "ForCausalLM")(config).train()
     torch.set_default_dtype(torch.float32)
     adam = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     run = torch.compile(model) if name == "compiled" else model

@@ -87,6 +87,7 @@ class Sample:
             "permute": [x, self.weights, self.plan],
             "replicate": [normal(2, E, grad=grad), self.bins, T * K],
             "rotary": [head, cos, sin, None, 0, False],
+            "linear_fp8": [normal(T, 128, grad=grad), normal(256, 128, grad=grad)],
             "moe_ffn": ffn,
             "moe_ffn_fp8": [normal(T, 128, grad=grad), self.weights, *wide, self.plan],
             "route": [d, K],
@@ -223,7 +224,7 @@ class Operators(unittest.TestCase):
         with self.subTest(name):
             tests = ["test_schema", "test_faketensor", "test_autograd_registration"]
             eight = any(isinstance(a, torch.Tensor) and a.dtype == torch.float8_e4m3fn for a in arguments)
-            if eight or name == "moe_ffn_fp8":
+            if eight or name in ("linear_fp8", "moe_ffn_fp8"):
                 tests.remove("test_schema")  # PyTorch compares no float8
             opcheck(getattr(OPS, name).default, arguments, test_utils=tests)
 

@@ -20,6 +20,7 @@
 #include "troupe/nn/linear_product.h"
 #include "troupe/nn/mla.h"
 #include "troupe/ops/attention/attention.h"
+#include "troupe/ops/moe_ffn/fp8_emulated.h"
 #include "troupe/ops/support/view.h"
 
 namespace troupe {
@@ -94,12 +95,29 @@ Attention::Attention(const ModelConfig& c, const LayerConfig& l, const TensorPar
 
 at::Tensor Attention::forward(const at::Tensor& x_tD, const AttentionCall& call) {
   const GatheredTokens x = sharding_.all_gather(x_tD, call.rows * call.tokens);
-  const at::Tensor qkv = joined_linear(x.x_T, {&q_, &k_, &v_}, x.beside);
+  JoinedOptions joined{.weights_order = x.beside};
+  if (fp8_) joined.fp8 = {*fp8_, Fp8Weights::kIn};
+  const at::Tensor qkv = joined_linear(x.x_T, {&q_, &k_, &v_}, joined);
   const bool split_norm = qk_norm_ == QkNorm::kWhole && !sharding_.alone();
   const bool plain = !clip_ && call.cache == nullptr && call.slice == nullptr && !split_norm &&
                      qk_norm_ != QkNorm::kHeadTurned && !(dropout_ > 0 && call.context.training);
   const at::Tensor o = plain ? core(qkv, call) : apart(qkv, call);
-  return out_of_heads(out_, sharding_, o.flatten(1));
+  return out_of_heads(out_, sharding_, o.flatten(1), fp8_);
+}
+
+void Attention::compute_in_fp8(const Fp8Options& fp8) {
+  for (const Linear* part : {&q_, &k_, &v_, &out_}) {
+    const int64_t rows = part->weight.size[0], columns = part->weight.size[1];
+    TROUPE_CHECK(rows % kFp8Width == 0 && columns % kFp8Width == 0,
+                 "fp8: this rank would have a projection of", rows, "x", columns,
+                 "which cuts groups of", kFp8Width,
+                 "that share a scale: use fewer ranks of parallel.tensor");
+  }
+  fp8_ = fp8;
+}
+
+void Attention::keep_rounded_weights(bool keep) {
+  if (fp8_) fp8_->kept = keep ? std::make_shared<Fp8Weights>() : nullptr;
 }
 
 // Nothing but norms stands between the product and the rotation.
@@ -219,9 +237,15 @@ at::Tensor Attention::over_ring(const CoreInputs& in, const AttentionForm& form,
                           slice.ring(form.window));
 }
 
-at::Tensor out_of_heads(const Linear& out, const TokenSharding& sharding, const at::Tensor& o_TN) {
-  if (sharding.alone()) return out.forward(o_TN);
-  const at::Tensor y_tD = sharding.reduce_scatter(linear_product(o_TN, out.weight.value));
+at::Tensor out_of_heads(const Linear& out, const TokenSharding& sharding, const at::Tensor& o_TN,
+                        const std::optional<Fp8Options>& fp8) {
+  const auto in_fp8 = [&](bool biased) {
+    return joined_linear(o_TN, {&out},
+                         {.fp8 = Fp8Linear{*fp8, Fp8Weights::kOut}, .biased = biased});
+  };
+  if (sharding.alone()) return fp8 ? in_fp8(true) : out.forward(o_TN);
+  const at::Tensor y_tD =
+      sharding.reduce_scatter(fp8 ? in_fp8(false) : linear_product(o_TN, out.weight.value));
   return out.bias ? y_tD + out.bias->value : y_tD;  // once, behind the sum
 }
 

@@ -5,6 +5,8 @@
 //   behind which the norms of heads may stand instead
 //   o = ops/attention/attention;  y = o Wo^T (+ bias)
 //
+// With train.fp8.attention the two products have 8-bit operands.
+//
 // Under tensor parallelism each rank computes some heads for all tokens: x is gathered before, and
 // y is reduce-scattered after. Norms over the whole vector sum squares over the ranks. Under
 // context parallelism a rank fetches the keys and values that its queries see (KvExchange), or the
@@ -54,6 +56,11 @@ class AttentionModule {
   virtual at::Tensor forward(const at::Tensor& x_tD, const AttentionCall& call) = 0;
   virtual void for_each(const std::string& prefix,
                         const std::function<void(const std::string&, Param&)>& f) = 0;
+  // From now on its projections have 8-bit operands (ops/moe_ffn/linear_fp8.h). Refuses a form that
+  // has none in 8 bits: train/recipe/fp8.h names them.
+  virtual void compute_in_fp8(const Fp8Options& fp8) = 0;
+  // As Experts::keep_rounded_weights.
+  virtual void keep_rounded_weights(bool keep) = 0;
 };
 
 class Attention : public AttentionModule {
@@ -65,6 +72,8 @@ class Attention : public AttentionModule {
                 const std::function<void(const std::string&, Param&)>& f) override {
     for_each_member_param(*this, prefix, f);
   }
+  void compute_in_fp8(const Fp8Options& fp8) override;
+  void keep_rounded_weights(bool keep) override;
 
   static void visit(auto& m, auto&& f) {
     f("q", m.q_);
@@ -103,10 +112,12 @@ class Attention : public AttentionModule {
   std::optional<Param> sinks_;
   std::optional<Rope> rope_;
   int64_t max_positions_;
+  std::optional<Fp8Options> fp8_;
 };
 
 // The output projection: heads of this rank for all tokens in, y of this rank's tokens out.
-at::Tensor out_of_heads(const Linear& out, const TokenSharding& sharding, const at::Tensor& o_TN);
+at::Tensor out_of_heads(const Linear& out, const TokenSharding& sharding, const at::Tensor& o_TN,
+                        const std::optional<Fp8Options>& fp8 = {});
 
 // Initial values of projections into the residual stream: std / sqrt(2 layers) with scaled_init.
 Init residual_init(const ModelConfig& config);

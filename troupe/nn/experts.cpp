@@ -1,10 +1,8 @@
 #include "troupe/nn/experts.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
@@ -14,6 +12,7 @@
 #include <limits>
 
 #include "troupe/core/check.h"
+#include "troupe/ops/moe_ffn/dense_plan.h"
 #include "troupe/ops/support/view.h"
 
 namespace troupe {
@@ -36,18 +35,6 @@ at::Tensor adapted(const Param& w, const std::optional<Param>& a, const std::opt
   if (!a) return w.value;
   const double scale = alpha / static_cast<double>(a->value.size(1));
   return w.value + at::bmm(b->value, a->value) * scale;
-}
-
-// Every row to the one expert, score 1.
-Plan dense_plan(const at::Tensor& x_TD) {
-  const int64_t T = x_TD.size(0);
-  const auto ints = x_TD.options().dtype(at::kInt).requires_grad(false);
-  const at::Tensor row = at::arange(T, ints);
-  return {.expert_offset = at::arange(2, ints) * T,
-          .row_src = row,
-          .row_slot = row,
-          .slot_row = row.unsqueeze(1),
-          .counts = at::full({1}, T, ints.dtype(at::kLong))};
 }
 
 }  // namespace
@@ -155,7 +142,7 @@ ExpertWeights Experts::weights() const {
   return w;
 }
 
-void Experts::compute_in_fp8(const Fp8Ffn& fp8) {
+void Experts::compute_in_fp8(const Fp8Options& fp8) {
   const int64_t columns = config_.hidden / slices_;
   TROUPE_CHECK(slices_ == 1 || columns % kExpertBlock == 0, "fp8: each of", slices_,
                "ranks would have", columns, "of an expert's", config_.hidden,

@@ -159,7 +159,7 @@ class Experts {
   ExpertsOutput forward(const ExpertRows& rows) const;
   // From now on products have 8-bit operands (ops/moe_ffn/moe_ffn_fp8.h). Refuses experts that this
   // does not take: train/recipe/fp8.h names them.
-  void compute_in_fp8(const Fp8Ffn& fp8);
+  void compute_in_fp8(const Fp8Options& fp8);
   // Keeps weights in 8 bits from call to call, or stops doing so; drops those kept until now. The
   // weights must not change while they are kept. Does nothing without fp8.
   void keep_rounded_weights(bool keep);
@@ -187,7 +187,7 @@ class Experts {
 
   ExpertsConfig config_;
   int64_t slices_;  // of each expert's hidden width, over ranks
-  std::optional<Fp8Ffn> fp8_;
+  std::optional<Fp8Options> fp8_;
 };
 
 // A dense feed-forward over all T rows: one expert, score 1, so that a layer of one expert is it

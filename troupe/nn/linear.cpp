@@ -8,6 +8,8 @@
 #include <ATen/ops/sum.h>
 
 #include <algorithm>
+#include <functional>
+#include <utility>
 
 #include "troupe/core/check.h"
 #include "troupe/nn/linear_product.h"
@@ -39,6 +41,40 @@ at::Tensor joined(const TensorList& parts) {
   }
   if (!adjacent) return at::cat(parts);
   return at::as_strided(parts[0], {rows, parts[0].size(1)}, {parts[0].size(1), 1});
+}
+
+struct Wanted {
+  bool of_x, of_w;
+};
+
+// A product of the joined weight, and its two gradients from what was saved.
+struct Product {
+  at::Tensor y;
+  TensorList saved;
+  std::function<LinearGrads(const at::Tensor& dy, const TensorList& saved, Wanted)> gradients;
+};
+
+Product in_own_type(const at::Tensor& x, const TensorList& weights, const at::Tensor& bias) {
+  const at::NoGradGuard no_grad;
+  TensorList saved = {x};
+  saved.insert(saved.end(), weights.begin(), weights.end());
+  return {at::linear(x, joined(weights), bias), std::move(saved),
+          [](const at::Tensor& dy, const TensorList& s, Wanted wanted) -> LinearGrads {
+            LinearGrads out;
+            if (wanted.of_x) out.x = at::mm(dy, joined(TensorList(s.begin() + 1, s.end())));
+            if (wanted.of_w) out.w = at::mm(dy.t(), s[0]);
+            return out;
+          }};
+}
+
+Product in_fp8(const at::Tensor& x, const TensorList& weights, const at::Tensor& bias,
+               const Fp8Linear& fp8, bool keep) {
+  const at::NoGradGuard no_grad;
+  LinearFp8Forward f = linear_fp8_forward(x, joined(weights), fp8, keep);
+  return {bias.defined() ? f.y + bias : f.y, std::move(f.saved),
+          [fp8](const at::Tensor& dy, const TensorList& s, Wanted wanted) {
+            return linear_fp8_backward(dy, s, fp8, wanted.of_x, wanted.of_w);
+          }};
 }
 
 }  // namespace
@@ -76,52 +112,48 @@ at::Tensor linear_product(const at::Tensor& x, const at::Tensor& weight, const a
 }
 
 at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*>& parts,
-                         std::optional<BackwardOrder> weights_order) {
+                         const JoinedOptions& options) {
   TensorList weights, biases, inputs = {x_TD};
   std::vector<int64_t> rows;
   for (const Linear* part : parts) {
     weights.push_back(part->weight.value);
     rows.push_back(part->weight.value.size(0));
-    if (part->bias) biases.push_back(part->bias->value);
+    if (part->bias && options.biased) biases.push_back(part->bias->value);
   }
   TROUPE_CHECK(biases.empty() || biases.size() == parts.size(), "biases of", biases.size(), "of",
                parts.size(), "products");
   inputs.insert(inputs.end(), weights.begin(), weights.end());
   inputs.insert(inputs.end(), biases.begin(), biases.end());
-  at::Tensor y;
-  {
-    const at::NoGradGuard no_grad;
-    y = at::linear(x_TD, joined(weights), biases.empty() ? at::Tensor() : at::cat(biases));
-  }
-  TensorList saved = {x_TD};
-  saved.insert(saved.end(), weights.begin(), weights.end());
-  record_late(
-      {.name = "joined_linear",
-       .inputs = std::move(inputs),
-       .outputs = {y},
-       .saved = std::move(saved),
-       .backward = [rows, biased = !biases.empty()](const Gradients& g) -> TensorList {
-         const at::Tensor& dy = g.outputs[0];
-         const TensorList w(g.saved.begin() + 1, g.saved.end());
-         TensorList out = {g.needs[0] ? at::mm(dy, joined(w)) : at::Tensor()};
-         bool any = false;
-         for (size_t i = 1; i <= rows.size(); ++i) any = any || g.needs[i];
-         const TensorList dw =
-             any ? parts_of(at::mm(dy.t(), g.saved[0]), rows) : TensorList(rows.size());
-         out.insert(out.end(), dw.begin(), dw.end());
-         if (biased) {
-           const bool any_bias = std::find(g.needs.begin() + static_cast<int64_t>(out.size()),
-                                           g.needs.end(), true) != g.needs.end();
-           const TensorList db = any_bias ? parts_of(dy.sum(0), rows) : TensorList(rows.size());
-           out.insert(out.end(), db.begin(), db.end());
-         }
-         for (size_t i = 0; i < out.size(); ++i) {
-           if (!g.needs[i]) out[i] = at::Tensor();
-         }
-         return out;
-       }},
-      1, {.name = "joined_linear_weights", .order = weights_order});
-  return y;
+  const at::Tensor bias = biases.empty() ? at::Tensor() : at::cat(biases).detach();
+  const Product p = options.fp8 ? in_fp8(x_TD, weights, bias, *options.fp8, wants_grad(inputs))
+                                : in_own_type(x_TD, weights, bias);
+  record_late({.name = "joined_linear",
+               .inputs = std::move(inputs),
+               .outputs = {p.y},
+               .saved = p.saved,
+               .backward =
+                   [rows, gradients = p.gradients, biased = !biases.empty()](const Gradients& g) {
+                     const at::Tensor& dy = g.outputs[0];
+                     const auto any = [&](size_t from) {
+                       const auto first = g.needs.begin() + static_cast<int64_t>(from);
+                       return std::find(first, first + static_cast<int64_t>(rows.size()), true) !=
+                              first + static_cast<int64_t>(rows.size());
+                     };
+                     const LinearGrads whole = gradients(dy, g.saved, {g.needs[0], any(1)});
+                     const TensorList none(rows.size());
+                     TensorList out = {whole.x};
+                     const auto append = [&](const TensorList& more) {
+                       out.insert(out.end(), more.begin(), more.end());
+                     };
+                     append(whole.w.defined() ? parts_of(whole.w, rows) : none);
+                     if (biased) append(any(out.size()) ? parts_of(dy.sum(0), rows) : none);
+                     for (size_t i = 0; i < out.size(); ++i) {
+                       if (!g.needs[i]) out[i] = at::Tensor();
+                     }
+                     return out;
+                   }},
+              1, {.name = "joined_linear_weights", .order = options.weights_order});
+  return p.y;
 }
 
 }  // namespace troupe

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "troupe/distributed/params/param.h"
+#include "troupe/ops/moe_ffn/linear_fp8.h"
 #include "troupe/ops/support/backward_order.h"
 
 namespace troupe {
@@ -33,8 +34,13 @@ struct Linear {
 
 // x [T, D] times all weights [n_i, D], side by side: [T, sum n_i]; biases all or none. One product
 // forward, two backward. Weights that are not one behind the other are joined by a copy in each.
-// `weights_order`: where in the backward the weights' gradients are made; absent: with that of x.
+struct JoinedOptions {
+  // Where in the backward the weights' gradients are made; absent: with that of x.
+  std::optional<BackwardOrder> weights_order = {};
+  std::optional<Fp8Linear> fp8 = {};  // 8-bit operands: blocks of the weights as one matrix
+  bool biased = true;                 // false: biases are left to the caller
+};
 at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*>& parts,
-                         std::optional<BackwardOrder> weights_order = {});
+                         const JoinedOptions& options = {});
 
 }  // namespace troupe

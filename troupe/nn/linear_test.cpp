@@ -68,6 +68,38 @@ TEST(Linear, X8_AFrozenPartGetsNoGradientAndChangesNoOther) {
   EXPECT_TRUE(at::equal(b.weight.value.grad(), want));
 }
 
+// Parts whose rows are whole groups of 128 are rounded as if each were alone.
+TEST(Linear, Q8_18_AJointProductInFp8IsThePartsSideBySideWithTheirGradients) {
+  for (const bool bias : {false, true}) {
+    Linear a = linear(256, 128, bias), b = linear(128, 128, bias);
+    for (Linear* l : {&a, &b}) {
+      l->weight.value = l->weight.value.detach().to(at::kFloat).requires_grad_();
+      if (bias) l->bias->value = l->bias->value.detach().to(at::kFloat).requires_grad_();
+    }
+    const at::Tensor x = at::randn({50, 128}, at::kFloat).requires_grad_();
+    const at::Tensor dy = at::randn({50, 384}, at::kFloat);
+    const JoinedOptions fp8{.fp8 = Fp8Linear{}};
+    const auto grads = [&] {
+      std::vector<at::Tensor> out = {x.grad(), a.weight.value.grad(), b.weight.value.grad()};
+      if (bias) out.insert(out.end(), {a.bias->value.grad(), b.bias->value.grad()});
+      for (at::Tensor& g : out) g = g.clone();
+      for (const at::Tensor& t : {x, a.weight.value, b.weight.value}) t.mutable_grad().reset();
+      if (bias) a.bias->value.mutable_grad().reset(), b.bias->value.mutable_grad().reset();
+      return out;
+    };
+    const at::Tensor y = joined_linear(x, {&a, &b}, fp8);
+    y.backward(dy);
+    const auto got = grads();
+    const at::Tensor apart = at::cat({joined_linear(x, {&a}, fp8), joined_linear(x, {&b}, fp8)}, 1);
+    apart.backward(dy);
+    const auto want = grads();
+    EXPECT_TRUE(at::equal(y, apart));
+    EXPECT_TRUE(got[0].allclose(want[0], 1e-4, 1e-4));  // of one sum, and of two
+    for (size_t i = 1; i < got.size(); ++i) EXPECT_TRUE(at::equal(got[i], want[i])) << i;
+    EXPECT_FALSE(y.allclose(joined_linear(x, {&a, &b}), 1e-4, 1e-4)) << "nothing was rounded";
+  }
+}
+
 TEST(Linear, BiasesOfSomePartsAloneAreRefused) {
   const Linear a = linear(3, 4, true), b = linear(2, 4, false);
   TROUPE_EXPECT_REFUSAL(joined_linear(at::randn({5, 4}, at::kDouble), {&a, &b}), "biases of 1");

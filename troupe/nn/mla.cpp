@@ -87,6 +87,10 @@ at::Tensor Mla::turned(const at::Tensor& x, int64_t first, const AttentionCall& 
       .flatten(0, 1);
 }
 
+void Mla::compute_in_fp8(const Fp8Options& /*fp8*/) {
+  TROUPE_CHECK(false, "fp8: projections to and from latents (model.mla) stay in bf16");
+}
+
 at::Tensor Mla::forward(const at::Tensor& x_tD, const AttentionCall& call) {
   const auto& [q_rank, kv_rank, nope, rope, value, eps] = config_;
   const Inputs in = inputs(x_tD, call.rows * call.tokens);

@@ -26,6 +26,8 @@ class Mla : public AttentionModule {
                 const std::function<void(const std::string&, Param&)>& f) override {
     for_each_member_param(*this, prefix, f);
   }
+  void compute_in_fp8(const Fp8Options& fp8) override;
+  void keep_rounded_weights(bool /*keep*/) override {}
 
   static void visit(auto& m, auto&& f) {
     f("q", m.q_);

@@ -178,8 +178,8 @@ TEST(MoeOverlap, T14_GradientsOfTokensGoHomeWhileThoseOfWeightsAreMade) {
     const auto run = [&](bool beside, std::string* order) {
       const at::Tensor x = sharding.own_rows(all).clone().requires_grad_();
       const GatheredTokens gathered = sharding.all_gather(x, kTokens);
-      const at::Tensor y =
-          joined_linear(gathered.x_T, {&q, &k}, beside ? gathered.beside : std::nullopt);
+      const at::Tensor y = joined_linear(
+          gathered.x_T, {&q, &k}, {.weights_order = beside ? gathered.beside : std::nullopt});
       for (Param* p : {&q.weight, &k.weight}) p->value.mutable_grad().reset();
       const int64_t from = steady_now();
       const Recorded recorded;

@@ -35,6 +35,7 @@ class SmallModel : public Model {
     return at::linear(h, table_.value);
   }
   void for_each_moe(const MoeVisitor&) override {}
+  void for_each_attention(const AttentionVisitor&) override {}
   void end_of_step(const SumOver&, bool) override {}
 
   UnitResult forward(int64_t unit, const at::Tensor& h, const Batch& batch,

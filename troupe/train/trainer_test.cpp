@@ -445,11 +445,18 @@ TEST(Trainer, Fp8ExpertsChangeTheLossByLessThanAPercent) {
                                          "model.width=128", "model.moe.hidden=128",
                                          "train.optimizer.lr=1e-3"};
   const std::vector<std::string> full = runs.run("full", wide).losses;
-  for (const std::string grad : {"fp8", "bf16"}) {
+  std::vector<std::string> experts;
+  for (const std::string grad : {"bf16", "fp8"}) {
     std::vector<std::string> low = wide;
     low.push_back("train.fp8.weight_grad=" + grad);
-    expect_within_a_percent(runs.run("fp8_" + grad, low).losses, full, grad);
+    experts = runs.run("fp8_" + grad, low).losses;
+    expect_within_a_percent(experts, full, grad);
   }
+  std::vector<std::string> all = wide;
+  all.emplace_back("train.fp8.attention=true");
+  const std::vector<std::string> both = runs.run("fp8_attention", all).losses;
+  expect_within_a_percent(both, full, "attention");
+  EXPECT_NE(both, experts) << "attention's projections are as without";
 }
 
 // Masters are what a checkpoint has (Q8-34): a run goes on with fp8 and without, and the same run
@@ -477,6 +484,7 @@ TEST(Trainer, Fp8WeightsKeptOverMicrobatchesChangeNoBit) {
     std::vector<std::string> sets = {"train.precision=auto", "model.width=128",
                                      "train.micro_batch=2",  "model.moe.hidden=128",
                                      "checkpoint.at=[6]",    more};
+    sets.emplace_back("train.fp8.attention=true");
     sets.emplace_back("train.fp8.weights=on_use");
     const Result want = runs.run("on_use" + more, sets);
     sets.back() = "train.fp8.weights=kept";

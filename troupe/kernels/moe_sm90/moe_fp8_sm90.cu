@@ -21,7 +21,8 @@ struct PackedRowsFp8 {
 struct PackedRows {
   const PlanRef& plan;
   Mat<const uint8_t> a;   // [R, K]
-  const float* scales;    // [K / 128, R]
+  const float* scales;    // [K / 128, scales_ld]
+  int64_t scales_ld;      // 0: one for a whole row
   const uint8_t* weight;  // [E N, K]
   WeightScales weight_scales;
   MutRef out;  // [R, N]
@@ -35,7 +36,7 @@ void multiply_rows(const PackedRows& x, cudaStream_t stream) {
   launch_persistent<PackedRowsFp8::G::kBytes>(
       rows_fp8_kernel<PackedRowsFp8>, {tiles, x.waves, stream},
       RowsFp8{rows_fp8_gemm(x.plan, nullptr, width, columns, kTileN), x.weight_scales, x.scales,
-              x.plan.rows},
+              x.scales_ld},
       StoreRowsLater::Params{rows_map(x.out.data, x.out.rows, columns, 64, 16),
                              static_cast<Bits16*>(x.out.data), static_cast<uint32_t>(columns)},
       rows_map(x.a.data, x.plan.rows, width / 2, kSlotPairs),
@@ -51,6 +52,7 @@ void moe_down_fp8_sm90_cuda(const MoeDownFp8Sm90& a, cudaStream_t stream) {
   multiply_rows({a.plan,
                  a.a,
                  a.a_scales,
+                 a.whole_rows ? 0 : a.plan.rows,
                  a.w2.data,
                  {a.w2_scales, int64_t{down} * across, 2 * across, across, 1, down},
                  a.y,
@@ -65,6 +67,7 @@ void moe_rows_grad_fp8_sm90_cuda(const MoeRowsGradFp8Sm90& a, cudaStream_t strea
   multiply_rows({a.plan,
                  a.grad_h,
                  a.grad_h_scales,
+                 a.plan.rows,
                  a.w1t.data,
                  {a.w1_scales, down * across, 2, 1, across, across},
                  a.grad_rows,

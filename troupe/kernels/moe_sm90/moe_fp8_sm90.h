@@ -4,7 +4,7 @@
 //
 //   up       H[r, :]    = sx[src(r)] sum_k ws[k] X8[src(r), k] W1_e[:, k];  A as in moe_sm90.h,
 //                         rounded to bf16, then to 8 bits with a scale for each row and 128 columns
-//   down     Y[r, :]    = sum_k as[r, k] ws[k] A8[r, k] W2_e[:, k]
+//   down     Y[r, :]    = sum_k as[r, k] ws[k] A8[r, k] W2_e[:, k];  as[r] with `whole_rows`
 //   hidden   G[r, :]    = so[src(r)] sum_k ws[k] dO8[src(r), k] W2t_e[:, k];  dS, dH, A as in
 //                         moe_sm90.h
 //   rows     dXt[r, :]  = sum_k hs[r, k] ws[k] dH8[r, k] W1t_e[:, k]
@@ -50,11 +50,12 @@ struct MoeUpFp8Sm90 {
 struct MoeDownFp8Sm90 {
   PlanRef plan;
   Mat<const uint8_t> a;    // [R, F]
-  const float* a_scales;   // [F/128, R]
+  const float* a_scales;   // [F/128, R]; with `whole_rows` [R]
   Mat<const uint8_t> w2;   // [E D, F]
   const float* w2_scales;  // [E, D/128, F/128]
   MutRef y;                // [R, D]  out, bf16
   int waves = 1;
+  bool whole_rows = false;  // a row of A has one scale
 };
 
 struct MoeHiddenGradFp8Sm90 {
@@ -100,7 +101,7 @@ struct MoeRowsGradFp8Sm90 {
   Mat<const uint8_t> grad_h;   // [R, 2F]
   const float* grad_h_scales;  // [2F/128, R]
   Mat<const uint8_t> w1t;      // [E D, 2F]
-  const float* w1_scales;      // [E, 2, F/128, D/128]
+  const float* w1_scales;      // [E, 2F/128, D/128]; 2F a multiple of 128, F of 64
   MutRef grad_rows;            // [R, D]  out, bf16
   int waves = 1;
 };

@@ -57,12 +57,12 @@ void moe_up_fp8_sm90_ref(const MoeUpFp8Sm90& x) {
 void moe_down_fp8_sm90_ref(const MoeDownFp8Sm90& x) {
   validate(x);
   const auto y = x.y.as<BF16>();
-  const int64_t F = x.a.cols, D = y.cols, R = x.plan.rows;
+  const int64_t F = x.a.cols, D = y.cols, next = x.whole_rows ? 0 : x.plan.rows;
   for_each_row(x.plan, [&](int64_t e, int64_t r) {
     for (int64_t d = 0; d < D; ++d) {
       const float* w = x.w2_scales + (e * D + d) / kFp8Tile * (F / kFp8Tile);
       y(r, d) = rounded(dot(x.a.row(r), x.w2.row(e * D + d), F,
-                            [&](int64_t k) { return double{x.a_scales[k * R + r]} * w[k]; }));
+                            [&](int64_t k) { return double{x.a_scales[k * next + r]} * w[k]; }));
     }
   });
 }

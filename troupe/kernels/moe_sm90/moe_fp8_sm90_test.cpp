@@ -378,6 +378,77 @@ TEST(MoeFp8Sm90Nan, E9_ReachesItsTokenAndItsExpertsAlone) {
   }
 }
 
+// A dense product of one expert that all rows have, with one scale for a row of X, and its two
+// gradients, beside the products of what the bytes mean. 384: no even number of groups.
+TEST(MoeFp8Sm90Dense, Q8_18_AProductOfOneMatrixAndItsGradientsAreThoseOfTheBytes) {
+  constexpr int64_t T = 260, K = 256, N = 384;
+  RoutedRows rows({.tokens = T, .choices = 1, .experts = 1});
+  const PlanRef plan = rows.read<PlanRef>();
+  const int64_t blocks = fp8_row_blocks(plan.rows, 1);
+  Bytes x(T, K, T), w(N, K, N * K / 16384), wt(K, N, 0), g(plan.rows, N, plan.rows * N / 128);
+  Bytes columns(N, blocks * 128, blocks * N / 128);
+  Layer::round_tokens(x, 5), Layer::round_weight(w, wt, N, 6);
+  Matrix grad(Dtype::kBF16, plan.rows, N);
+  grad.fill_normal(7, 0.3);
+  fp8_row_tiles_ref({.x = grad.view(),
+                     .expert_offset = plan.expert_offset,
+                     .experts = 1,
+                     .row_src = plan.row_src,
+                     .factor = x.scales.data(),
+                     .rows = g.mut(),
+                     .row_scales = g.scales.data(),
+                     .columns = columns.bytes.data(),
+                     .block_scales = columns.scales.data()});
+  Matrix y(Dtype::kBF16, T, N), dx(Dtype::kBF16, T, K), dw(Dtype::kBF16, N, K);
+  const auto go = [&]([[maybe_unused]] auto args, auto ref, [[maybe_unused]] auto cuda) {
+    if (!on_hopper()) return ref(args);
+#ifdef TROUPE_CUDA
+    testing::replay([&] { cuda(args, /*stream=*/nullptr); }, /*busy=*/true);
+#endif
+  };
+  go(MoeDownFp8Sm90{.plan = plan,
+                    .a = x.view(),
+                    .a_scales = x.scales.data(),
+                    .w2 = w.view(),
+                    .w2_scales = w.scales.data(),
+                    .y = y.mut(),
+                    .whole_rows = true},
+     moe_down_fp8_sm90_ref, TROUPE_CUDA_PATH(moe_down_fp8_sm90_cuda));
+  go(MoeRowsGradFp8Sm90{plan, g.view(), g.scales.data(), wt.view(), w.scales.data(), dx.mut()},
+     moe_rows_grad_fp8_sm90_ref, TROUPE_CUDA_PATH(moe_rows_grad_fp8_sm90_cuda));
+  go(MoeWeightGradFp8Sm90{plan, x.view(), columns.view(), columns.scales.data(), dw.mut(), true},
+     moe_weight_grad_fp8_sm90_ref, TROUPE_CUDA_PATH(moe_weight_grad_fp8_sm90_cuda));
+
+  const auto weight = [&](int64_t n, int64_t k) {
+    return w.at(n, k) * w.scales[n / 128 * (K / 128) + k / 128];
+  };
+  const auto sum = [](int64_t n, const auto& f) {
+    double out = 0;
+    for (int64_t i = 0; i < n; ++i) out += f(i);
+    return out;
+  };
+  Matrix want_y(Dtype::kF32, T, N), want_dx(Dtype::kF32, T, K), want_dw(Dtype::kF32, N, K);
+  want_y.each([&](int64_t t, int64_t n) {
+    want_y.set(t, n, sum(K, [&](int64_t k) { return x.at(t, k) * x.scales[t] * weight(n, k); }));
+  });
+  want_dx.each([&](int64_t t, int64_t k) {
+    want_dx.set(t, k, sum(N, [&](int64_t n) {
+                  return g.at(t, n) * g.scales[n / 128 * plan.rows + t] * weight(n, k);
+                }));
+  });
+  want_dw.each([&](int64_t n, int64_t k) {
+    want_dw.set(n, k,
+                sum(blocks * 128, [&](int64_t p) {  // p: a place of `columns`, not the row's number
+                  const int64_t t = p / 128 * 128 + fragment_order(p % 128);
+                  const double scale = columns.scales[p / 128 * (N / 128) + n / 128];
+                  return t < T ? columns.at(n, p) * scale * x.at(t, k) : 0.0;
+                }));
+  });
+  expect_near_in_norm(y, want_y, 4e-3, "y");
+  expect_near_in_norm(dx, want_dx, 4e-3, "dx");
+  expect_near_in_norm(dw, want_dw, 4e-3, "dw");
+}
+
 INSTANTIATE_TEST_SUITE_P(All, MoeFp8Sm90, ::testing::ValuesIn(kShapes),
                          [](const auto& test) { return test.param.name; });
 

@@ -24,7 +24,7 @@ struct RowsFp8 {
   RowsGemm gemm;  // k and bytes in 16-bit units
   WeightScales weight;
   const float* rows;  // packed: [K / 128][rows_ld]; gathered: [T], of a whole row
-  int64_t rows_ld;
+  int64_t rows_ld;    // 0: packed rows have a scale for a whole row, too
 };
 
 // acc[half] += scale x part; where rows have scales of their own, by row.

@@ -23,6 +23,7 @@ class Parallel : public Block {
     return result;
   }
   MoeLayer* moe() override { return parts_.moe.get(); }
+  AttentionModule* attention() override { return parts_.attention.get(); }
   void for_each(const std::string& prefix, const VisitParam& f) override {
     for_each_member_param(*this, prefix, f);
   }

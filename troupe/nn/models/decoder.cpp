@@ -102,6 +102,13 @@ class Decoder : public Model {
     }
   }
 
+  void for_each_attention(const AttentionVisitor& f) override {
+    for (int64_t i = 0; i < config_.layers; ++i) {
+      AttentionModule* const attention = layers_[i] ? layers_[i]->attention() : nullptr;
+      if (attention != nullptr) f(i, *attention);
+    }
+  }
+
   void end_of_step(const SumOver& all_sum, bool skipped) override {
     for_each_moe([&](int64_t, MoeLayer& moe) { moe.end_of_step(all_sum, skipped); });
   }

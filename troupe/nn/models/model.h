@@ -28,11 +28,12 @@
 
 namespace troupe {
 
-class Block;         // nn/blocks/block.h
-struct BlockShape;   // nn/blocks/block.h
-class ContextSlice;  // nn/context_slice.h
-class KvCache;       // nn/kv_cache.h
-class MoeLayer;      // nn/moe_layer.h
+class Block;            // nn/blocks/block.h
+struct BlockShape;      // nn/blocks/block.h
+class ContextSlice;     // nn/context_slice.h
+class KvCache;          // nn/kv_cache.h
+class MoeLayer;         // nn/moe_layer.h
+class AttentionModule;  // nn/attention_module.h
 
 constexpr int64_t kIgnoredLabel = -100;  // a target that does not count
 
@@ -76,6 +77,7 @@ struct UnitResult {
 
 using ParamVisitor = std::function<void(const std::string& name, Param& param)>;
 using MoeVisitor = std::function<void(int64_t unit, MoeLayer& layer)>;
+using AttentionVisitor = std::function<void(int64_t layer, AttentionModule& attention)>;
 
 class Model {
  public:
@@ -95,6 +97,8 @@ class Model {
   virtual void for_each_param(int64_t unit, const ParamVisitor& f) = 0;
   // The MoE layers of this rank, in the order of their units' UnitResult::stats.
   virtual void for_each_moe(const MoeVisitor& f) = 0;
+  // The attention modules of this rank's layers, MTP modules' not among them.
+  virtual void for_each_attention(const AttentionVisitor& f) = 0;
   // After each optimizer step, also a skipped one: routers' biases and counters.
   virtual void end_of_step(const SumOver& all_sum = {}, bool skipped = false) = 0;
   virtual const TokenSharding& tokens() const = 0;  // how they are cut over ranks

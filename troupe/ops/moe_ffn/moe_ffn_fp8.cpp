@@ -10,8 +10,8 @@
 
 #include "troupe/ops/activation.h"
 #include "troupe/ops/combine.h"
-#include "troupe/ops/fp8.h"
 #include "troupe/ops/grouped_gemm.h"
+#include "troupe/ops/moe_ffn/fp8_emulated.h"
 #include "troupe/ops/moe_ffn/moe_ffn_fp8_sm90.h"
 #include "troupe/ops/permute.h"
 #include "troupe/ops/support/autograd.h"
@@ -21,25 +21,7 @@
 namespace troupe {
 namespace {
 
-constexpr int64_t kTile = 128;
 const Fp8Tiles kRow{};
-const Fp8Tiles kRowTile{.rows = 1, .columns = kTile};
-
-at::Tensor rounded(const at::Tensor& x, const Fp8Tiles& tiles) {
-  return dequantize_fp8(quantize_fp8(x, tiles), tiles, x.scalar_type());
-}
-
-// Weights [E, N, K], their blocks cut anew every `part_rows` of the N rows, and read back.
-at::Tensor rounded_weight(Fp8Weights* kept, Fp8Weights::Which which, const at::Tensor& w,
-                          int64_t part_rows) {
-  const Fp8Tiles tiles{.rows = kTile, .columns = kTile, .part_rows = part_rows};
-  const auto round = [&]() -> Fp8Weight {
-    const Fp8Matrix q = quantize_fp8(w.reshape({w.size(0) * w.size(1), w.size(2)}), tiles);
-    return {q.bytes, {}, q.scales};
-  };
-  const Fp8Weight weight = kept != nullptr ? kept->get(which, w, round) : round();
-  return dequantize_fp8({weight.bytes, weight.scales}, tiles, w.scalar_type()).view(w.sizes());
-}
 
 // The rows of tokens in 8 bits, as products over routed rows take it.
 struct EightBitRows {
@@ -66,9 +48,9 @@ struct Fp8Call {
   Fp8Weights* kept;  // or null
 
   int64_t hidden() const { return experts.w2.size(2); }
-  at::Tensor w1() const { return rounded_weight(kept, Fp8Weights::kUp, experts.w1, hidden()); }
+  at::Tensor w1() const { return weight_emulated(kept, Fp8Weights::kIn, experts.w1, hidden()); }
   at::Tensor w2() const {
-    return rounded_weight(kept, Fp8Weights::kDown, experts.w2, experts.w2.size(1));
+    return weight_emulated(kept, Fp8Weights::kOut, experts.w2, experts.w2.size(1));
   }
   bool gated() const { return experts.w1.size(1) != hidden(); }
   at::Tensor scores(const at::Tensor& weights_TK) const {  // [R]
@@ -86,18 +68,16 @@ struct Fp8Call {
   // Operand of a weight gradient: rows times the factor, in blocks of one expert's rows and of
   // gates or ups alone.
   at::Tensor blocks(const at::Tensor& rows, const at::Tensor& factor_R) const {
-    const Fp8Tiles tiles{.rows = kTile, .columns = kTile, .expert_offset = plan.expert_offset};
     std::vector<at::Tensor> parts;
     for (const at::Tensor& part : rows.split(hidden(), 1)) {
-      parts.push_back(
-          dequantize_fp8(quantize_fp8(part, tiles, factor_R), tiles, rows.scalar_type()));
+      parts.push_back(block_emulated(part, factor_R, plan.expert_offset));
     }
     return parts.size() == 1 ? parts[0] : at::cat(parts, 1);
   }
 };
 
 // Returns dX, d weights, dW1, dW2; undefined where not needed.
-TensorList gradients(const Fp8Call& call, const Fp8Ffn& fp8, const Gradients& g,
+TensorList gradients(const Fp8Call& call, const Fp8Options& fp8, const Gradients& g,
                      const at::Tensor& x, const at::Tensor& weights, const at::Tensor& hidden) {
   static const auto act_backward = raw_op<std::tuple<at::Tensor, at::Tensor>(
       const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
@@ -115,7 +95,7 @@ TensorList gradients(const Fp8Call& call, const Fp8Ffn& fp8, const Gradients& g,
   TensorList out(4);
   if (g.needs[0]) {
     const at::Tensor rows =
-        grouped_gemm(rounded(dH, kRowTile), call.w1(), plan.expert_offset, WeightOrder::kInOut);
+        grouped_gemm(tile_emulated(dH), call.w1(), plan.expert_offset, WeightOrder::kInOut);
     out[0] = combine(rows, plan);
   }
   if (g.needs[1]) {
@@ -142,8 +122,8 @@ TensorList gradients(const Fp8Call& call, const Fp8Ffn& fp8, const Gradients& g,
 void check(const ExpertWeights& e, const FfnOptions& o) {
   TROUPE_CHECK(e.w1.dim() == 3 && e.w2.dim() == 3, "moe_ffn_fp8: w1 and w2 must be [E, N, K]");
   const int64_t D = e.w2.size(1), F = e.w2.size(2);
-  TROUPE_CHECK(D >= kTile && F >= kTile, "moe_ffn_fp8: width", D, "and hidden width", F,
-               "must be at least", kTile);
+  TROUPE_CHECK(D >= kFp8Width && F >= kFp8Width, "moe_ffn_fp8: width", D, "and hidden width", F,
+               "must be at least", kFp8Width);
   TROUPE_CHECK(!e.b1.has_value() && !e.b2.has_value(), "moe_ffn_fp8: experts have no biases");
   TROUPE_CHECK(!e.up.has_value() && o.layout.plain(),
                "moe_ffn_fp8: w1 must be [E, 2F, D], F gate rows, then F up rows, and w2 [E, D, F]");
@@ -153,7 +133,8 @@ void check(const ExpertWeights& e, const FfnOptions& o) {
 
 // The products in the type of x, and what backward needs of them.
 at::Tensor emulated(const at::Tensor& x, const at::Tensor& weights, const Plan& plan,
-                    const ExpertWeights& experts, const FfnOptions& options, const Fp8Ffn& fp8) {
+                    const ExpertWeights& experts, const FfnOptions& options,
+                    const Fp8Options& fp8) {
   const TensorList inputs = {x, weights, experts.w1, experts.w2};
   at::Tensor out, hidden;
   {
@@ -161,7 +142,7 @@ at::Tensor emulated(const at::Tensor& x, const at::Tensor& weights, const Plan& 
     const Fp8Call call{plan, experts, options, fp8.kept.get()};
     hidden = grouped_gemm(EightBitRows(x, plan).rows(), call.w1(), plan.expert_offset);
     const at::Tensor act = call.activated(hidden, call.scores(weights));
-    out = combine(grouped_gemm(rounded(act, kRowTile), call.w2(), plan.expert_offset), plan);
+    out = combine(grouped_gemm(tile_emulated(act), call.w2(), plan.expert_offset), plan);
   }
   if (!wants_grad(inputs)) return out;
   TensorList saved = {x, weights, experts.w1, experts.w2, hidden};
@@ -183,7 +164,7 @@ at::Tensor emulated(const at::Tensor& x, const at::Tensor& weights, const Plan& 
 }
 
 // The products of bytes, on a Hopper GPU.
-at::Tensor on_tensor_cores(const FfnCall& call, const Fp8Ffn& fp8) {
+at::Tensor on_tensor_cores(const FfnCall& call, const Fp8Options& fp8) {
   const TensorList inputs = {call.x, call.weights, call.experts.w1, call.experts.w2};
   const bool keep = wants_grad(inputs);
   const Fp8Forward f = [&] {
@@ -240,18 +221,9 @@ at::Tensor moe_ffn_fp8_op(const at::Tensor& x, const at::Tensor& weights, const 
 
 }  // namespace
 
-const Fp8Weight& Fp8Weights::get(Which which, const at::Tensor& w,
-                                 const std::function<Fp8Weight()>& round) {
-  Entry& e = entries_.at(which);
-  const int64_t version = w.is_inference() ? 0 : static_cast<int64_t>(w._version());
-  const bool same = e.source.defined() && e.source.const_data_ptr() == w.const_data_ptr() &&
-                    e.source.sizes() == w.sizes() && e.version == version;
-  if (!same) e = {w.detach(), version, round()};
-  return e.weight;
-}
-
 at::Tensor moe_ffn_fp8(const at::Tensor& x_SD, const at::Tensor& weights_TK, const Plan& plan,
-                       const ExpertWeights& experts, const FfnOptions& options, const Fp8Ffn& fp8) {
+                       const ExpertWeights& experts, const FfnOptions& options,
+                       const Fp8Options& fp8) {
   check(experts, options);
   const at::Tensor x = rowwise(x_SD);
   const bool gated = experts.w1.size(1) != experts.w2.size(2);

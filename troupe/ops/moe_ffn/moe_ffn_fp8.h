@@ -20,47 +20,14 @@
 // H, which the emulation of bf16 rounds as well. Biases and LoRA are refused.
 #pragma once
 
-#include <array>
-#include <functional>
-#include <memory>
-
+#include "troupe/ops/moe_ffn/fp8_weights.h"
 #include "troupe/ops/moe_ffn/moe_ffn.h"
 
 namespace troupe {
 
-// W1 or W2, [E, N, K], in 8 bits.
-struct Fp8Weight {
-  at::Tensor bytes;       // [E N, K]
-  at::Tensor transposed;  // [E K, N], which backward on tensor cores reads; undefined elsewhere
-  at::Tensor scales;
-};
-
-// Both in 8 bits, for calls that follow each other while the weights stay as they are, such as the
-// microbatches of a step: rounded by the first call that reads them. A call with another tensor, or
-// with one that an operator has written since, rounds it anew. Who writes values past PyTorch's
-// count of that, as an optimizer's kernel does, makes a new Fp8Weights.
-class Fp8Weights {
- public:
-  enum Which { kUp, kDown };
-  const Fp8Weight& get(Which which, const at::Tensor& w, const std::function<Fp8Weight()>& round);
-
- private:
-  struct Entry {
-    at::Tensor source;  // held, so that no other tensor can have its address
-    int64_t version = -1;
-    Fp8Weight weight;
-  };
-  std::array<Entry, 2> entries_;
-};
-
-struct Fp8Ffn {
-  bool weight_grad = true;                     // false: dW1 and dW2 of unrounded operands
-  bool emulate = false;                        // true: no product is computed in 8 bits
-  std::shared_ptr<Fp8Weights> kept = nullptr;  // null: each call rounds the weights
-};
-
 // D and F at least 128. keep_hidden, input_bits and hidden_bits of `options` must be as they begin.
 at::Tensor moe_ffn_fp8(const at::Tensor& x_SD, const at::Tensor& weights_TK, const Plan& plan,
-                       const ExpertWeights& experts, const FfnOptions& options, const Fp8Ffn& fp8);
+                       const ExpertWeights& experts, const FfnOptions& options,
+                       const Fp8Options& fp8);
 
 }  // namespace troupe

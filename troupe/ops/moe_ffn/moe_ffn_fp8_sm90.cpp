@@ -1,61 +1,23 @@
 #include "troupe/ops/moe_ffn/moe_ffn_fp8_sm90.h"
 
-#include <ATen/ops/empty.h>
-
 #include "troupe/kernels/combine/combine.h"
-#include "troupe/kernels/fp8_tiles/fp8_tiles.h"
-#include "troupe/kernels/moe_sm90/moe_sm90.h"
-#include "troupe/ops/fp8.h"
-#include "troupe/ops/support/run.h"
+#include "troupe/ops/moe_ffn/fp8_sm90.h"
 
 namespace troupe {
 namespace {
 
-Mat<const uint8_t> bytes(const at::Tensor& x, const char* name) {
-  return mat<const uint8_t>(x, name);
-}
-const float* scales(const at::Tensor& x, const char* name) {
-  return ptr<const float>(x, name);
-}
-
-// What both directions share: where tensors live, and how kernels are launched there.
-class Fp8Layer {
- public:
-  Fp8Layer(const at::Tensor& like, const Plan& plan)
-      : options_(like.options().dtype(at::kBFloat16)), plan_(plan_ref(plan, "moe_ffn_fp8")) {}
-
+// What both directions share.
+class Fp8Layer : protected Fp8Sm90 {
  protected:
-  template <class Args>
-  void launch(const Args& args, void (*CudaKernels::*kernel)(const Args&, cudaStream_t)) const {
-    run_cuda(options_.device(), args, kernel);
-  }
-  at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type = at::kBFloat16) const {
-    return at::empty(sizes, options_.dtype(type));
-  }
-
-  // A scale for each row and 128 columns, and what is read behind them.
-  at::Tensor row_scales(int64_t columns, int64_t rows) const {
-    return empty({columns / kFp8Tile * rows + kScalesBehind}, at::kFloat);
-  }
-
-  // Whole rows with a scale each, [T, D] and [T].
-  struct Rows {
-    at::Tensor bytes, scales;
-  };
-  static Rows rows_in_8_bits(const at::Tensor& x) {
-    const Fp8Matrix q = quantize_fp8(x, {});
-    return {q.bytes.view(at::kByte), q.scales.view({-1})};
-  }
+  Fp8Layer(const at::Tensor& like, const Plan& plan)
+      : Fp8Sm90(like, plan_ref(plan, "moe_ffn_fp8")) {}
 
   at::Tensor summed(const at::Tensor& rows) const {
-    at::Tensor out = empty({plan_.tokens, rows.size(1)});
-    launch(Combine{.plan = plan_, .y = view(rows, "rows"), .out = mut_view(out, "out")},
+    at::Tensor out = empty({plan().tokens, rows.size(1)});
+    launch(Combine{.plan = plan(), .y = view(rows, "rows"), .out = mut_view(out, "out")},
            &CudaKernels::combine);
     return out;
   }
-
-  at::TensorOptions options_;
-  PlanRef plan_;
 };
 
 class Fp8ForwardPass : Fp8Layer {
@@ -70,12 +32,13 @@ class Fp8ForwardPass : Fp8Layer {
         w2_(call.experts.w2) {}
 
   Fp8Forward run() const {
-    const int64_t D = x_.size(1), F = w2_.size(2), R = plan_.rows;
+    const int64_t D = x_.size(1), F = w2_.size(2), R = plan().rows;
     const Rows x = rows_in_8_bits(x_);
-    const Fp8Weight w1 = weight(Fp8Weights::kUp, w1_), w2 = weight(Fp8Weights::kDown, w2_);
+    const Fp8Weight w1 = weight(kept_, Fp8Weights::kIn, w1_, keep_);
+    const Fp8Weight w2 = weight(kept_, Fp8Weights::kOut, w2_, keep_);
     const at::Tensor h = empty({R, 2 * F}), a = empty({R, F}, at::kByte);
     const at::Tensor a_scales = row_scales(F, R), y = empty({R, D});
-    launch(MoeUpFp8Sm90{.plan = plan_,
+    launch(MoeUpFp8Sm90{.plan = plan(),
                         .x = bytes(x.bytes, "x8"),
                         .x_scales = scales(x.scales, "x8 scales"),
                         .w1 = bytes(w1.bytes, "w1"),
@@ -85,7 +48,7 @@ class Fp8ForwardPass : Fp8Layer {
                         .a = mat<uint8_t>(a, "act"),
                         .a_scales = ptr<float>(a_scales, "act scales")},
            &CudaKernels::moe_up_fp8_sm90);
-    launch(MoeDownFp8Sm90{.plan = plan_,
+    launch(MoeDownFp8Sm90{.plan = plan(),
                           .a = bytes(a, "act"),
                           .a_scales = scales(a_scales, "act scales"),
                           .w2 = bytes(w2.bytes, "w2"),
@@ -100,27 +63,6 @@ class Fp8ForwardPass : Fp8Layer {
   }
 
  private:
-  // Forward's copy, and backward's, of one reading. One that is kept is for both.
-  Fp8Weight weight(Fp8Weights::Which which, const at::Tensor& w) const {
-    if (kept_ == nullptr) return rounded(w, keep_);
-    return kept_->get(which, w, [&] { return rounded(w, /*backward=*/true); });
-  }
-  Fp8Weight rounded(const at::Tensor& weight, bool backward) const {
-    const at::Tensor w = weight.contiguous();
-    const int64_t E = w.size(0), N = w.size(1), K = w.size(2);
-    const int64_t blocks = E * N / kFp8Tile * (K / kFp8Tile);
-    Fp8Weight out{empty({E * N, K}, at::kByte), {}, empty({blocks + kScalesBehind}, at::kFloat)};
-    if (backward) out.transposed = empty({E * K, N}, at::kByte);
-    launch(Fp8WeightTiles{.w = flat_view(w, "moe_ffn_fp8: w1 or w2"),
-                          .matrix_rows = N,
-                          .rows = mat<uint8_t>(out.bytes, "rows"),
-                          .transposed =
-                              backward ? ptr<uint8_t>(out.transposed, "transposed") : nullptr,
-                          .scales = ptr<float>(out.scales, "scales")},
-           &CudaKernels::fp8_weight_tiles);
-    return out;
-  }
-
   bool keep_;
   Fp8Weights* kept_;
   at::Tensor x_, weights_, w1_, w2_;
@@ -134,7 +76,7 @@ class Fp8BackwardPass : Fp8Layer {
         kept_(call.kept),
         grad_out_(call.grad_out.contiguous()),
         weights_(call.weights.contiguous()),
-        experts_(call.plan.expert_offset.size(0) - 1),
+        experts_(plan().experts),
         width_(call.kept.x.size(1)),
         hidden_(call.kept.hidden.size(1) / 2) {}
 
@@ -153,11 +95,6 @@ class Fp8BackwardPass : Fp8Layer {
   }
 
  private:
-  // Rows packed by expert in 8 bits: along rows, and transposed with a factor taken up.
-  struct Tiles {
-    at::Tensor rows, row_scales, columns, block_scales;
-  };
-
   // All products in 8 bits: dH and A leave the product that makes them as the next ones read them.
   void in_8_bits(const Rows& dO, std::array<at::Tensor, 4>& out) const {
     Tiles dH = empty_tiles(2 * hidden_, true, true), a = empty_tiles(hidden_, false, true);
@@ -171,7 +108,7 @@ class Fp8BackwardPass : Fp8Layer {
   }
 
   void by_way_of_bf16(const Rows& dO, std::array<at::Tensor, 4>& out) const {
-    at::Tensor dH = empty({plan_.rows, 2 * hidden_}), a = empty({plan_.rows, hidden_});
+    at::Tensor dH = empty({plan().rows, 2 * hidden_}), a = empty({plan().rows, hidden_});
     hidden_gradient(dO, dH, a, out[1]);
     // What needs A comes first, and A goes before the rows of dX come.
     if (call_.needs[3]) {
@@ -179,7 +116,7 @@ class Fp8BackwardPass : Fp8Layer {
       if (call_.weight_grad) {
         weight_gradient(dO.bytes, tiles(a, dO.scales, false), out[3], false);
       } else {
-        launch(MoeDownGradSm90{.plan = plan_,
+        launch(MoeDownGradSm90{.plan = plan(),
                                .grad_out = view(grad_out_, "moe_ffn_fp8: grad_out"),
                                .a = view(a, "act"),
                                .grad_w2 = flat_out(out[3], "grad_w2")},
@@ -191,7 +128,7 @@ class Fp8BackwardPass : Fp8Layer {
     if (call_.needs[2]) out[2] = empty({experts_, 2 * hidden_, width_});
     if (call_.needs[2] && !call_.weight_grad) {
       const at::Tensor x = call_.x.contiguous();
-      launch(MoeUpGradSm90{.plan = plan_,
+      launch(MoeUpGradSm90{.plan = plan(),
                            .x = view(x, "moe_ffn_fp8: x"),
                            .grad_h = view(dH, "grad_hidden"),
                            .grad_w1 = flat_out(out[2], "grad_w1")},
@@ -205,42 +142,9 @@ class Fp8BackwardPass : Fp8Layer {
     }
   }
 
-  Tiles empty_tiles(int64_t C, bool rows, bool columns) const {
-    const int64_t R = plan_.rows, blocks = fp8_row_blocks(R, experts_);
-    Tiles out;
-    if (rows) {
-      out.rows = empty({R, C}, at::kByte);
-      out.row_scales = row_scales(C, R);
-    }
-    if (columns) {
-      out.columns = empty({C, blocks * kFp8Tile}, at::kByte);
-      out.block_scales = empty({blocks, C / kFp8Tile}, at::kFloat);
-    }
-    return out;
-  }
-
-  Tiles tiles(const at::Tensor& x, const at::Tensor& factor, bool rows) const {
-    Tiles out = empty_tiles(x.size(1), rows, factor.defined());
-    Fp8RowTiles args{.x = view(x, "rows"),
-                     .expert_offset = plan_.expert_offset,
-                     .experts = experts_,
-                     .row_src = plan_.row_src};
-    if (rows) {
-      args.rows = mat<uint8_t>(out.rows, "rows in 8 bits");
-      args.row_scales = ptr<float>(out.row_scales, "their scales");
-    }
-    if (factor.defined()) {
-      args.factor = scales(factor, "factor");
-      args.columns = ptr<uint8_t>(out.columns, "columns in 8 bits");
-      args.block_scales = ptr<float>(out.block_scales, "their scales");
-    }
-    launch(args, &CudaKernels::fp8_row_tiles);
-    return out;
-  }
-
   void hidden_gradient(const Rows& dO, const at::Tensor& dH, const at::Tensor& a,
                        const at::Tensor& grad_weights) const {
-    MoeHiddenGradFp8Sm90 args{.plan = plan_,
+    MoeHiddenGradFp8Sm90 args{.plan = plan(),
                               .grad_out = bytes(dO.bytes, "grad_out8"),
                               .grad_out_scales = scales(dO.scales, "grad_out8 scales"),
                               .w2t = bytes(kept_.w2t, "w2t"),
@@ -258,7 +162,7 @@ class Fp8BackwardPass : Fp8Layer {
   void hidden_tiles(const Rows& dO, const Tiles& dH, const Tiles& a,
                     const at::Tensor& grad_weights) const {
     MoeHiddenTilesFp8Sm90 args{
-        .plan = plan_,
+        .plan = plan(),
         .grad_out = bytes(dO.bytes, "grad_out8"),
         .grad_out_scales = scales(dO.scales, "grad_out8 scales"),
         .x_scales = scales(kept_.x_scales, "x8 scales"),
@@ -278,20 +182,9 @@ class Fp8BackwardPass : Fp8Layer {
     launch(args, &CudaKernels::moe_hidden_tiles_fp8_sm90);
   }
 
-  void weight_gradient(const at::Tensor& source, const Tiles& t, const at::Tensor& grad,
-                       bool transposed) const {
-    launch(MoeWeightGradFp8Sm90{.plan = plan_,
-                                .rows = bytes(source, "gathered rows"),
-                                .columns = bytes(t.columns, "columns"),
-                                .column_scales = scales(t.block_scales, "column scales"),
-                                .grad = flat_out(grad, "weight gradient"),
-                                .transposed = transposed},
-           &CudaKernels::moe_weight_grad_fp8_sm90);
-  }
-
   at::Tensor gradient_of_x(const Tiles& dH) const {
-    const at::Tensor rows = empty({plan_.rows, width_});
-    launch(MoeRowsGradFp8Sm90{.plan = plan_,
+    const at::Tensor rows = empty({plan().rows, width_});
+    launch(MoeRowsGradFp8Sm90{.plan = plan(),
                               .grad_h = bytes(dH.rows, "grad_hidden"),
                               .grad_h_scales = scales(dH.row_scales, "grad_hidden scales"),
                               .w1t = bytes(kept_.w1t, "w1t"),

@@ -33,7 +33,7 @@ struct Fp8Backward {
   const at::Tensor& weights;   // [T, K]
   const Plan& plan;
   const Fp8Kept& kept;
-  bool weight_grad;           // as Fp8Ffn's
+  bool weight_grad;           // as Fp8Options's
   std::array<bool, 4> needs;  // of x, weights, w1, w2
 };
 // Undefined where not needed.

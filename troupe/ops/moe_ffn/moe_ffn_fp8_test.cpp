@@ -5,14 +5,11 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
-#include <ATen/ops/frexp.h>
-#include <ATen/ops/ldexp.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/sigmoid.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
@@ -21,6 +18,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/ops/fp8.h"
+#include "troupe/ops/moe_ffn/e4m3_groups_test.h"
 #include "troupe/testing/torch/jacobian.h"
 #include "troupe/testing/torch/plan.h"
 
@@ -28,41 +26,6 @@ namespace troupe {
 namespace {
 
 using testing::Tensors;
-
-constexpr int64_t kTile = 128;
-
-// PyTorch's own e4m3 and its frexp: nothing of kernels/fp8. `groups` [G, n]: a scale a row.
-struct Rounded {
-  at::Tensor unscaled, scale;  // [G, n], [G, 1]
-  at::Tensor value() const { return unscaled * scale; }
-};
-Rounded round_groups(const at::Tensor& groups) {
-  const at::Tensor most = groups.abs().amax(1, /*keepdim=*/true);
-  const auto [fraction, exponent] = at::frexp(most);  // most = fraction 2^exponent
-  const at::Tensor shift = exponent - 9 + fraction.gt(0.875).to(at::kInt);
-  const at::Tensor one = at::ones_like(most),
-                   scale = at::where(most.eq(0), one, at::ldexp(one, shift));
-  return {(groups / scale).to(at::kFloat).to(at::kFloat8_e4m3fn).to(at::kDouble), scale};
-}
-
-// Tiles of `rows` x `columns`, cut off at the ends.
-at::Tensor in_tiles(const at::Tensor& x, int64_t rows, int64_t columns) {
-  at::Tensor out = at::zeros_like(x);
-  for (int64_t r = 0; r < x.size(0); r += rows) {
-    for (int64_t c = 0; c < x.size(1); c += columns) {
-      const at::Tensor part = x.slice(0, r, r + rows).slice(1, c, c + columns);
-      out.slice(0, r, r + rows).slice(1, c, c + columns) =
-          round_groups(part.reshape({1, -1})).value().view(part.sizes());
-    }
-  }
-  return out;
-}
-at::Tensor blocks(const at::Tensor& x) {
-  return in_tiles(x, kTile, kTile);
-}
-at::Tensor tiles(const at::Tensor& x) {
-  return in_tiles(x, 1, kTile);
-}
 
 struct Sizes {
   int64_t T, D, F, E, K;
@@ -83,7 +46,7 @@ struct Layer {
     ids = testing::random_ids(s.T, s.K, s.E, seed);
   }
   // Output, then the gradients of `tensors`.
-  Tensors run(const Fp8Ffn& fp8 = {}) const {
+  Tensors run(const Fp8Options& fp8 = {}) const {
     for (const at::Tensor& t : tensors) {
       t.requires_grad_();
       t.mutable_grad().reset();
@@ -141,11 +104,6 @@ struct Layer {
   Tensors tensors;
   at::Tensor grad, ids;
 };
-
-double distance(const at::Tensor& got, const at::Tensor& want) {
-  const at::Tensor w = want.to(at::kDouble);
-  return ((got.to(at::kDouble) - w).norm() / w.norm()).item<double>();
-}
 
 constexpr const char* kNames[] = {"out", "dX", "dS", "dW1", "dW2"};
 
@@ -227,8 +185,8 @@ TEST(MoeFfnFp8, Q8_AnOutlierChangesNoOtherToken) {
 // Weights that are kept in 8 bits give the bits of those that each call rounds, until they change.
 TEST(MoeFfnFp8, Q8_KeptWeightsAreRoundedOnceAndAnewWhenTheyChange) {
   Layer layer(kOdd);
-  const Fp8Ffn keeping{.kept = std::make_shared<Fp8Weights>()};
-  const auto expect_fresh = [&](const Fp8Ffn& fp8, const char* when) {
+  const Fp8Options keeping{.kept = std::make_shared<Fp8Weights>()};
+  const auto expect_fresh = [&](const Fp8Options& fp8, const char* when) {
     const Tensors got = layer.run(fp8), want = layer.run();
     for (int i = 0; i < 5; ++i) EXPECT_TRUE(at::equal(got[i], want[i])) << kNames[i] << when;
   };

@@ -108,6 +108,8 @@ TEST(Forecast, CountsTheRoundedCopiesOfExpertsWeights) {
   EXPECT_EQ(more(true, 2, "{skip_last: 1}"), experts);
   EXPECT_EQ(more(false, 2, "{}"), experts);
   EXPECT_EQ(more(false, 2, "{weights: on_use}"), 0);
+  const std::string wide = "{attention: true, weights: on_use}";
+  EXPECT_EQ(more(true, 2, wide), experts + 2 * 4 * 128 * 128);
 }
 
 // A direction is of a whole matrix: where masters are f32 numbers, of all of a parameter at once.

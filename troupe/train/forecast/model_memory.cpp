@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 
+#include "troupe/nn/attention_module.h"
 #include "troupe/nn/head_rows.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/train/forecast/key_traffic.h"
@@ -34,10 +35,25 @@ double rounded_bytes(const Recipe& r, bool on_gpu) {
   return (kept ? 1 : 0) + (on_gpu ? 1 : 0);
 }
 
+// Weights with a copy in 8 bits. Those of experts are told by their layer.
+std::set<const Param*> projections_in_fp8(const Recipe& r, Model& model) {
+  std::set<const Param*> out;
+  if (!r.train.fp8) return out;
+  const std::vector<bool> layers = fp8_attention_layers(*r.train.fp8, r.model);
+  model.for_each_attention([&](int64_t layer, AttentionModule& attention) {
+    if (!layers[static_cast<size_t>(layer)]) return;
+    attention.for_each("", [&](const std::string&, const Param& p) {
+      if (p.global.size() == 2) out.insert(&p);
+    });
+  });
+  return out;
+}
+
 void add_states(const Recipe& r, bool on_gpu, Model& model, std::vector<UnitMemory>& units) {
   const double width = value_width(r, on_gpu);
   const std::vector<bool> fp8 =
       r.train.fp8 ? fp8_layers(*r.train.fp8, r.model) : std::vector<bool>();
+  const std::set<const Param*> projections = projections_in_fp8(r, model);
   const OptimizerBase& base = base_of(r.train.optimizer);
   const auto optimizer = std::visit([](const auto& c) { return c.build(); }, r.train.optimizer);
   const double master = r.train.precision == Precision::kFp16 ? 4 : 2;  // of 2-byte values
@@ -51,7 +67,8 @@ void add_states(const Recipe& r, bool on_gpu, Model& model, std::vector<UnitMemo
       StateBytes& s = p.per_expert ? u.experts : is_cut ? u.cut : u.dense;
       const auto count = static_cast<double>(p.numel());
       const size_t layer = static_cast<size_t>(unit) - 1;
-      if (p.per_expert && layer < fp8.size() && fp8[layer]) {
+      const bool of_experts = p.per_expert && layer < fp8.size() && fp8[layer];
+      if (of_experts || projections.contains(&p)) {
         s.frozen += count * rounded_bytes(r, on_gpu);
       }
       const double bytes = p.fp32 ? 4 : width;
@@ -154,6 +171,16 @@ double head_working(const Recipe& r, double rows, double width, int64_t tensor) 
          2 * wide * vocab / ranks * D;
 }
 
+// Bytes of a block's projections that have 8-bit operands beside those without: the rows that both
+// read are kept in 8 bits. Attention keeps its output in any case, but no one the normed input.
+double projection_rows(const Recipe& r, const LayerConfig& l, double rows, double width,
+                       int64_t tensor) {
+  const bool replaced = r.train.fp8->weight_grad == Fp8WeightGrad::kFp8;
+  const auto in = static_cast<double>(r.model.width);
+  const auto out = static_cast<double>(l.heads / tensor * l.head_dim);
+  return rows * (in * (1 - (replaced ? width : 0)) + out);
+}
+
 void add_activations(const Recipe& r, bool on_gpu, double width, int64_t tensor, ModelMemory& out) {
   const ModelConfig& m = r.model;
   const ModelCosts costs = costs_of(m);
@@ -162,6 +189,8 @@ void add_activations(const Recipe& r, bool on_gpu, double width, int64_t tensor,
   const double tokens = all / static_cast<double>(tensor * r.parallel.context);
   const double scale = width / 2;  // costs are of 2-byte types
   const std::vector<bool> again = recomputed_blocks(r);
+  const std::vector<bool> projections =
+      r.train.fp8 ? fp8_attention_layers(*r.train.fp8, m) : std::vector<bool>();
   for (int64_t i = 0; i < m.layers + m.mtp.depth; ++i) {
     const LayerConfig l = layer_config(m, i);
     const size_t unit = static_cast<size_t>(i) + 1;
@@ -170,6 +199,10 @@ void add_activations(const Recipe& r, bool on_gpu, double width, int64_t tensor,
                          (on_gpu ? 0 : made_again_bytes(l, m));
     const KeyElements keys = key_elements(r, l, tensor, width);
     u.saved = tokens * scale * saved + width * keys.kept;
+    if (static_cast<size_t>(i) < projections.size() && projections[static_cast<size_t>(i)]) {
+      const double rows = all / static_cast<double>(r.parallel.context);
+      u.saved += projection_rows(r, l, rows, width, tensor);
+    }
     u.input = tokens * width * static_cast<double>(m.width);
     u.again = i < m.layers && again[static_cast<size_t>(i)];
     u.working = width * (tokens * working_elements(l, m, on_gpu, tensor) + keys.working);

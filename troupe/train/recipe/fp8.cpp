@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "troupe/nn/attention_module.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/nn/moe_layer.h"
 #include "troupe/ops/moe_ffn/moe_ffn_fp8_sm90.h"
@@ -33,6 +34,27 @@ std::string layer_fault(const MoeConfig& moe, int64_t width) {
   return {};
 }
 
+// A projection's own rows and columns: groups that share a scale do not reach from one to another.
+std::string attention_fault(const ModelConfig& model, const LayerConfig& layer) {
+  if (model.mla) return "attention: projections to latents (model.mla) have none in 8 bits";
+  for (const int64_t size :
+       {model.width, layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim}) {
+    if (size % kTile == 0) continue;
+    return "attention: q, k, v and out have a side of " + std::to_string(size) +
+           "; each must be a multiple of " + std::to_string(kTile) +
+           ". Use other heads, or attention: false";
+  }
+  return {};
+}
+
+bool skipped(const Fp8Config& config, const ModelConfig& model, int64_t layer) {
+  return layer < config.skip_first || layer >= model.layers - config.skip_last;
+}
+
+Fp8Options options_of(const Fp8Config& config) {
+  return {.weight_grad = config.weight_grad == Fp8WeightGrad::kFp8, .emulate = config.emulate};
+}
+
 }  // namespace
 
 std::vector<std::string> fp8_faults(const Fp8Config& config, const ModelConfig& model) {
@@ -51,13 +73,29 @@ std::vector<std::string> fp8_faults(const Fp8Config& config, const ModelConfig& 
     const std::string fault = layer_fault(*layer_config(model, i).moe, model.width);
     if (!fault.empty()) return {fault};
   }
+  const std::vector<bool> projections = fp8_attention_layers(config, model);
+  for (int64_t i = 0; i < model.layers; ++i) {
+    if (!projections[static_cast<size_t>(i)]) continue;
+    const std::string fault = attention_fault(model, layer_config(model, i));
+    if (!fault.empty()) return {fault};
+  }
   return {};
 }
 
 std::vector<bool> fp8_layers(const Fp8Config& config, const ModelConfig& model) {
   std::vector<bool> out(static_cast<size_t>(model.layers));
-  for (int64_t i = config.skip_first; i < model.layers - config.skip_last; ++i) {
-    out[static_cast<size_t>(i)] = layer_config(model, i).moe.has_value();
+  for (int64_t i = 0; i < model.layers; ++i) {
+    out[static_cast<size_t>(i)] =
+        !skipped(config, model, i) && layer_config(model, i).moe.has_value();
+  }
+  return out;
+}
+
+std::vector<bool> fp8_attention_layers(const Fp8Config& config, const ModelConfig& model) {
+  std::vector<bool> out(static_cast<size_t>(model.layers));
+  for (int64_t i = 0; i < model.layers; ++i) {
+    out[static_cast<size_t>(i)] =
+        config.attention && !skipped(config, model, i) && layer_config(model, i).attention;
   }
   return out;
 }
@@ -67,8 +105,11 @@ void use_fp8(const Fp8Config& config, Model& model) {
   model.for_each_moe([&](int64_t unit, MoeLayer& moe) {
     const auto layer = static_cast<size_t>(unit - 1);
     if (layer >= layers.size() || !layers[layer]) return;  // MTP modules stay as they are
-    moe.experts().compute_in_fp8(
-        {.weight_grad = config.weight_grad == Fp8WeightGrad::kFp8, .emulate = config.emulate});
+    moe.experts().compute_in_fp8(options_of(config));
+  });
+  const std::vector<bool> projections = fp8_attention_layers(config, model.config());
+  model.for_each_attention([&](int64_t layer, AttentionModule& attention) {
+    if (projections[static_cast<size_t>(layer)]) attention.compute_in_fp8(options_of(config));
   });
 }
 
@@ -81,11 +122,18 @@ KeepsFp8Weights::KeepsFp8Weights(const std::optional<Fp8Config>& config, Model& 
     Experts& experts = moe.experts();
     experts.keep_rounded_weights(whole(experts.w1) && whole(experts.w2));
   });
+  model.for_each_attention([&](int64_t, AttentionModule& attention) {
+    bool all = true;
+    attention.for_each("", [&](const std::string&, const Param& p) { all = all && whole(p); });
+    attention.keep_rounded_weights(all);
+  });
 }
 
 void KeepsFp8Weights::forget() {
   if (model_ == nullptr) return;
   model_->for_each_moe([](int64_t, MoeLayer& moe) { moe.experts().keep_rounded_weights(false); });
+  model_->for_each_attention(
+      [](int64_t, AttentionModule& attention) { attention.keep_rounded_weights(false); });
   model_ = nullptr;
 }
 
@@ -105,6 +153,12 @@ std::string emulation_reason(const Fp8Config& config, const ModelConfig& model,
   return {};
 }
 
+std::string attention_text(const Fp8Config& config, const ModelConfig& model) {
+  return "; projections of attention of " +
+         std::to_string(std::ranges::count(fp8_attention_layers(config, model), true)) + " of " +
+         std::to_string(model.layers) + " layers";
+}
+
 }  // namespace
 
 std::string fp8_line(const Fp8Config& config, const ModelConfig& model,
@@ -115,6 +169,7 @@ std::string fp8_line(const Fp8Config& config, const ModelConfig& model,
   return "fp8: experts of " + std::to_string(std::ranges::count(layers, true)) + " of " +
          std::to_string(num_moe_layers(model)) + " MoE layers: up, down, their input gradients" +
          (weight_grad ? " and weight gradients" : "; weight gradients of unrounded operands") +
+         (config.attention ? attention_text(config, model) : std::string()) +
          (why.empty() ? ". In 8 bits on the tensor cores"
                       : ". Emulated: 8-bit operands in products of the run's precision, at no gain "
                         "in speed, because " +

@@ -1,6 +1,7 @@
 // `train.fp8`: the experts' products with 8-bit operands, forward and backward
-// (ops/moe_ffn/moe_ffn_fp8.h has the formulas). Router, attention, shared expert, norms, embedding,
-// head and losses stay as they are; so do weights, moments, gradients and checkpoints.
+// (ops/moe_ffn/moe_ffn_fp8.h has the formulas), and with `attention` the projections to queries,
+// keys and values and back (linear_fp8.h). Router, attention itself, shared expert, norms,
+// embedding, head and losses stay as they are; so do weights, moments, gradients and checkpoints.
 #pragma once
 
 #include <array>
@@ -44,7 +45,8 @@ struct Fp8Config {
   Fp8WeightGrad weight_grad = Fp8WeightGrad::kFp8;  // bf16: of operands that were not rounded
   Fp8WeightCopies weights = Fp8WeightCopies::kKept;
   bool emulate = false;                   // also where tensor cores could multiply the bytes
-  int64_t skip_first = 0, skip_last = 0;  // blocks whose experts stay as they are
+  bool attention = false;                 // the projections of attention too
+  int64_t skip_first = 0, skip_last = 0;  // blocks that stay as they are
 
   static void visit(auto& c, auto&& f) {
     f("recipe", c.recipe, "Scaling granularity: row.");
@@ -52,8 +54,9 @@ struct Fp8Config {
     f("weights", c.weights,
       "Weights in 8 bits: kept over a step's microbatches, or rounded on_use in each; same bits.");
     f("emulate", c.emulate, "Round to 8 bits, but multiply in the run's precision.");
-    f("skip_first", c.skip_first, "Leading layers whose experts stay in bf16.");
-    f("skip_last", c.skip_last, "Trailing layers whose experts stay in bf16.");
+    f("attention", c.attention, "Also the projections of attention: q, k, v and out.");
+    f("skip_first", c.skip_first, "Leading layers that stay in bf16.");
+    f("skip_last", c.skip_last, "Trailing layers that stay in bf16.");
   }
 };
 
@@ -63,12 +66,15 @@ std::vector<std::string> fp8_faults(const Fp8Config& config, const ModelConfig& 
 // For each layer of the model: do its experts compute in 8 bits?
 std::vector<bool> fp8_layers(const Fp8Config& config, const ModelConfig& model);
 
-// Tells the experts of those layers that are here.
+// The same of attention's projections.
+std::vector<bool> fp8_attention_layers(const Fp8Config& config, const ModelConfig& model);
+
+// Tells the modules of those layers that are here.
 void use_fp8(const Fp8Config& config, Model& model);
 
-// While it lives the experts of a model keep their weights in 8 bits from call to call, where the
-// recipe says so, a step has more microbatches than one, and `whole` says that a parameter's values
-// stay in memory. Weights must not change meanwhile.
+// While it lives the modules of a model that compute in 8 bits keep their weights so from call to
+// call, where the recipe says so, a step has more microbatches than one, and `whole` says that a
+// parameter's values stay in memory. Weights must not change meanwhile.
 class KeepsFp8Weights {
  public:
   KeepsFp8Weights(const std::optional<Fp8Config>& config, Model& model, size_t microbatches,

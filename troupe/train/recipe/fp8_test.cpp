@@ -52,5 +52,22 @@ TEST(Fp8Config, RefusesWhatItCannotComputeAndSaysWhatWouldDo) {
   EXPECT_NE(fault({}, m).find("width of 64"), std::string::npos);
 }
 
+TEST(Fp8Config, ProjectionsOfAttentionAreInEightBitsWhereTheKeySaysSo) {
+  ModelConfig m = model_of(512, 128);
+  m.moe.layers = "[0,1,1,1]";
+  EXPECT_EQ(fault({.attention = true}, m), "");
+  EXPECT_EQ(fp8_attention_layers({}, m), (std::vector<bool>{false, false, false, false}));
+  EXPECT_EQ(fp8_attention_layers({.attention = true, .skip_last = 1}, m),
+            (std::vector<bool>{true, true, true, false}));
+  const std::string line = fp8_line({.attention = true, .skip_last = 1}, m, {at::kBFloat16, 0});
+  EXPECT_NE(line.find("projections of attention of 3 of 4 layers"), std::string::npos) << line;
+  EXPECT_EQ(fp8_line({}, m, {at::kBFloat16, 0}).find("projections"), std::string::npos);
+  m.kv_heads = 1;
+  m.head_dim = 64;
+  EXPECT_NE(fault({.attention = true}, m).find("a side of 64"), std::string::npos);
+  m.mla.emplace();
+  EXPECT_NE(fault({.attention = true}, m).find("model.mla"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace troupe

@@ -1,0 +1,21 @@
+// Operands of 8-bit products read back in the type of the products: what moe_ffn_fp8 and linear_fp8
+// multiply where no tensor core multiplies the bytes.
+#pragma once
+
+#include "troupe/ops/fp8.h"
+#include "troupe/ops/moe_ffn/fp8_weights.h"
+
+namespace troupe {
+
+inline constexpr int64_t kFp8Width = 128;  // values of a row, and rows of a weight, of one scale
+
+// x rounded with a scale for each 1 x 128.
+at::Tensor tile_emulated(const at::Tensor& x_RC);
+// x times the rows' factor, rounded with a scale for 128 rows of an expert and 128 columns.
+at::Tensor block_emulated(const at::Tensor& x_RC, const at::Tensor& factor_R,
+                          const at::Tensor& expert_offset);
+// Weights [E, N, K], their blocks cut anew every `part_rows` of the N rows.
+at::Tensor weight_emulated(Fp8Weights* kept, Fp8Weights::Which which, const at::Tensor& w_ENK,
+                           int64_t part_rows);
+
+}  // namespace troupe

@@ -1,0 +1,89 @@
+#include "troupe/ops/moe_ffn/fp8_sm90.h"
+
+#include <ATen/ops/empty.h>
+
+#include "troupe/ops/fp8.h"
+#include "troupe/ops/moe_ffn/moe_ffn_paths.h"
+
+namespace troupe {
+
+at::Tensor Fp8Sm90::empty(at::IntArrayRef sizes, at::ScalarType type) const {
+  return at::empty(sizes, options_.dtype(type));
+}
+
+at::Tensor Fp8Sm90::row_scales(int64_t columns, int64_t rows) const {
+  return empty({columns / kFp8Tile * rows + kScalesBehind}, at::kFloat);
+}
+
+Fp8Sm90::Rows Fp8Sm90::rows_in_8_bits(const at::Tensor& x) {
+  const Fp8Matrix q = quantize_fp8(x, {});
+  return {q.bytes.view(at::kByte), q.scales.view({-1})};
+}
+
+Fp8Weight Fp8Sm90::weight(Fp8Weights* kept, Fp8Weights::Which which, const at::Tensor& w,
+                          bool backward) const {
+  if (kept == nullptr) return rounded(w, backward);
+  return kept->get(which, w, [&] { return rounded(w, /*backward=*/true); });
+}
+
+Fp8Weight Fp8Sm90::rounded(const at::Tensor& weight, bool backward) const {
+  const at::Tensor w = weight.contiguous();
+  const int64_t E = w.size(0), N = w.size(1), K = w.size(2);
+  const int64_t blocks = E * N / kFp8Tile * (K / kFp8Tile);
+  Fp8Weight out{empty({E * N, K}, at::kByte), {}, empty({blocks + kScalesBehind}, at::kFloat)};
+  if (backward) out.transposed = empty({E * K, N}, at::kByte);
+  launch(
+      Fp8WeightTiles{.w = flat_view(w, "a weight in 8 bits"),
+                     .matrix_rows = N,
+                     .rows = mat<uint8_t>(out.bytes, "rows"),
+                     .transposed = backward ? ptr<uint8_t>(out.transposed, "transposed") : nullptr,
+                     .scales = ptr<float>(out.scales, "scales")},
+      &CudaKernels::fp8_weight_tiles);
+  return out;
+}
+
+Fp8Sm90::Tiles Fp8Sm90::empty_tiles(int64_t C, bool rows, bool transposed) const {
+  const int64_t R = plan_.rows, blocks = fp8_row_blocks(R, plan_.experts);
+  Tiles out;
+  if (rows) {
+    out.rows = empty({R, C}, at::kByte);
+    out.row_scales = row_scales(C, R);
+  }
+  if (transposed) {
+    out.columns = empty({C, blocks * kFp8Tile}, at::kByte);
+    out.block_scales = empty({blocks, C / kFp8Tile}, at::kFloat);
+  }
+  return out;
+}
+
+Fp8Sm90::Tiles Fp8Sm90::tiles(const at::Tensor& x, const at::Tensor& factor, bool rows) const {
+  Tiles out = empty_tiles(x.size(1), rows, factor.defined());
+  Fp8RowTiles args{.x = view(x, "rows"),
+                   .expert_offset = plan_.expert_offset,
+                   .experts = plan_.experts,
+                   .row_src = plan_.row_src};
+  if (rows) {
+    args.rows = mat<uint8_t>(out.rows, "rows in 8 bits");
+    args.row_scales = ptr<float>(out.row_scales, "their scales");
+  }
+  if (factor.defined()) {
+    args.factor = scales(factor, "factor");
+    args.columns = ptr<uint8_t>(out.columns, "columns in 8 bits");
+    args.block_scales = ptr<float>(out.block_scales, "their scales");
+  }
+  launch(args, &CudaKernels::fp8_row_tiles);
+  return out;
+}
+
+void Fp8Sm90::weight_gradient(const at::Tensor& source, const Tiles& t, const at::Tensor& grad,
+                              bool transposed) const {
+  launch(MoeWeightGradFp8Sm90{.plan = plan_,
+                              .rows = bytes(source, "gathered rows"),
+                              .columns = bytes(t.columns, "columns"),
+                              .column_scales = scales(t.block_scales, "column scales"),
+                              .grad = flat_out(grad, "weight gradient"),
+                              .transposed = transposed},
+         &CudaKernels::moe_weight_grad_fp8_sm90);
+}
+
+}  // namespace troupe

@@ -1,0 +1,179 @@
+#include "troupe/ops/moe_ffn/linear_fp8.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+
+#include "troupe/core/check.h"
+#include "troupe/ops/fp8.h"
+#include "troupe/ops/grouped_gemm.h"
+#include "troupe/ops/moe_ffn/dense_plan.h"
+#include "troupe/ops/moe_ffn/fp8_emulated.h"
+#include "troupe/ops/moe_ffn/fp8_sm90.h"
+#include "troupe/ops/moe_ffn/moe_ffn_fp8_sm90.h"
+#include "troupe/ops/support/define.h"
+
+namespace troupe {
+namespace {
+
+constexpr const char* kLinearName = "linear_fp8";
+
+// What backward reads, in the order of LinearFp8Forward::saved.
+struct Saved {
+  at::Tensor x8, x_scales;  // row(X)'s bytes and scales
+  at::Tensor w, w_scales;   // transposed in 8 bits, with its scales; emulated: W itself
+  at::Tensor x;             // undefined with weight_grad
+  explicit Saved(const TensorList& s)
+      : x8(s[0]), x_scales(s[1]), w(s[2]), w_scales(s[3]), x(s[4]) {}
+};
+
+// By the two sizes, the type and the device, so that forward and backward take the same path.
+bool multiplies_bytes(const at::Tensor& like, int64_t N, int64_t K, const Fp8Linear& fp8) {
+  const Sm90Form form{N, K, 1, /*plain=*/true, like.scalar_type(), capability_of(like.device())};
+  return !fp8.options.emulate && fp8_sm90_fault(form).empty();
+}
+
+at::Tensor one_expert(const at::Tensor& w) {
+  return w.unsqueeze(0);
+}
+
+LinearFp8Forward forward_sm90(const at::Tensor& x_TK, const at::Tensor& w_NK, const Fp8Linear& fp8,
+                              bool keep) {
+  const Plan plan = dense_plan(x_TK);
+  const Fp8Sm90 calls(x_TK, plan_ref(plan, kLinearName));
+  const Fp8Sm90::Rows x = Fp8Sm90::rows_in_8_bits(x_TK);
+  const Fp8Weight w = calls.weight(fp8.options.kept.get(), fp8.which, one_expert(w_NK), keep);
+  LinearFp8Forward out{.y = calls.empty({x_TK.size(0), w_NK.size(0)}), .saved = {}};
+  calls.launch(MoeDownFp8Sm90{.plan = calls.plan(),
+                              .a = Fp8Sm90::bytes(x.bytes, "x8"),
+                              .a_scales = Fp8Sm90::scales(x.scales, "x8 scales"),
+                              .w2 = Fp8Sm90::bytes(w.bytes, "w"),
+                              .w2_scales = Fp8Sm90::scales(w.scales, "w scales"),
+                              .y = mut_view(out.y, "y"),
+                              .whole_rows = true},
+               &CudaKernels::moe_down_fp8_sm90);
+  if (!keep) return out;
+  out.saved = {x.bytes, x.scales, w.transposed, w.scales,
+               fp8.options.weight_grad ? at::Tensor() : x_TK};
+  return out;
+}
+
+LinearGrads backward_sm90(const at::Tensor& dy, const Saved& s, const Fp8Linear& fp8, bool of_x,
+                          bool of_w) {
+  const Plan plan = dense_plan(dy);
+  const Fp8Sm90 calls(dy, plan_ref(plan, kLinearName));
+  const bool columns = of_w && fp8.options.weight_grad;
+  LinearGrads out;
+  if (of_w && !columns) out.w = at::mm(dy.t(), s.x);
+  if (!of_x && !columns) return out;
+  const Fp8Sm90::Tiles t = calls.tiles(dy, columns ? s.x_scales : at::Tensor(), of_x);
+  if (of_x) {
+    out.x = calls.empty(s.x8.sizes());
+    calls.launch(MoeRowsGradFp8Sm90{.plan = calls.plan(),
+                                    .grad_h = Fp8Sm90::bytes(t.rows, "dy8"),
+                                    .grad_h_scales = Fp8Sm90::scales(t.row_scales, "dy8 scales"),
+                                    .w1t = Fp8Sm90::bytes(s.w, "w transposed"),
+                                    .w1_scales = Fp8Sm90::scales(s.w_scales, "w scales"),
+                                    .grad_rows = mut_view(out.x, "dx")},
+                 &CudaKernels::moe_rows_grad_fp8_sm90);
+  }
+  if (columns) {
+    const at::Tensor dw = calls.empty({1, dy.size(1), s.x8.size(1)});
+    calls.weight_gradient(s.x8, t, dw, /*transposed=*/true);
+    out.w = dw[0];
+  }
+  return out;
+}
+
+// 0 and T, which may be a symbol.
+at::Tensor offset_of_all(const at::Tensor& x) {
+  const auto ints = x.options().dtype(at::kInt).requires_grad(false);
+  const at::Tensor count =
+      at::ones_symint({x.sym_size(0)}, ints).sum(0, /*keepdim=*/true, at::kInt);
+  return at::cat({at::zeros({1}, ints), count});
+}
+
+LinearFp8Forward forward_emulated(const at::Tensor& x, const at::Tensor& w, const Fp8Linear& fp8,
+                                  bool keep) {
+  const Fp8Matrix q = quantize_fp8(x, {});
+  const at::Tensor w8 =
+      weight_emulated(fp8.options.kept.get(), fp8.which, one_expert(w), w.size(0));
+  LinearFp8Forward out{
+      .y = grouped_gemm(dequantize_fp8(q, {}, x.scalar_type()), w8, offset_of_all(x)), .saved = {}};
+  if (!keep) return out;
+  out.saved = {q.bytes, q.scales.view({-1}), w, at::Tensor(),
+               fp8.options.weight_grad ? at::Tensor() : x};
+  return out;
+}
+
+LinearGrads backward_emulated(const at::Tensor& dy, const Saved& s, const Fp8Linear& fp8, bool of_x,
+                              bool of_w) {
+  const at::Tensor offset = offset_of_all(dy);
+  LinearGrads out;
+  if (of_x) {
+    const at::Tensor w8 =
+        weight_emulated(fp8.options.kept.get(), fp8.which, one_expert(s.w), s.w.size(0));
+    out.x = grouped_gemm(tile_emulated(dy), w8, offset, WeightOrder::kInOut);
+  }
+  if (of_w) {
+    const bool rounded = fp8.options.weight_grad;
+    out.w = grouped_gemm_weight(rounded ? block_emulated(dy, s.x_scales, offset) : dy,
+                                rounded ? s.x8.to(dy.scalar_type()) : s.x, offset)[0];
+  }
+  return out;
+}
+
+at::Tensor linear_fp8_op(const at::Tensor& x, const at::Tensor& w, bool weight_grad, bool emulate) {
+  return linear_fp8(x, w, {.options = {.weight_grad = weight_grad, .emulate = emulate}});
+}
+
+}  // namespace
+
+LinearFp8Forward linear_fp8_forward(const at::Tensor& x_TK, const at::Tensor& w,
+                                    const Fp8Linear& fp8, bool keep) {
+  TROUPE_CHECK(x_TK.dim() == 2 && w.dim() == 2 && x_TK.sym_size(1) == w.size(1),
+               "linear_fp8: w must be [N, K] and x [T, K]; w is", w.sizes());
+  TROUPE_CHECK(w.size(0) >= kFp8Width && w.size(1) >= kFp8Width, "linear_fp8: sizes", w.size(0),
+               "and", w.size(1), "must be at least", kFp8Width);
+  const at::Tensor x = x_TK.contiguous();
+  const bool fast = multiplies_bytes(x, w.size(0), w.size(1), fp8);
+  return fast ? forward_sm90(x, w, fp8, keep) : forward_emulated(x, w, fp8, keep);
+}
+
+LinearGrads linear_fp8_backward(const at::Tensor& grad_y, const TensorList& saved,
+                                const Fp8Linear& fp8, bool of_x, bool of_w) {
+  const Saved s(saved);
+  const at::Tensor dy = grad_y.contiguous();
+  const bool fast = multiplies_bytes(dy, dy.size(1), s.x8.size(1), fp8);
+  return fast ? backward_sm90(dy, s, fp8, of_x, of_w) : backward_emulated(dy, s, fp8, of_x, of_w);
+}
+
+at::Tensor linear_fp8(const at::Tensor& x, const at::Tensor& w, const Fp8Linear& fp8) {
+  const bool keep = wants_grad({x, w});
+  LinearFp8Forward f;
+  {
+    const at::NoGradGuard no_grad;
+    f = linear_fp8_forward(x, w, fp8, keep);
+  }
+  if (!keep) return f.y;
+  record({.name = kLinearName,
+          .inputs = {x, w},
+          .outputs = {f.y},
+          .saved = f.saved,
+          .backward = [fp8](const Gradients& g) -> TensorList {
+            const at::NoGradGuard no_grad;
+            const LinearGrads out =
+                linear_fp8_backward(g.outputs[0], g.saved, fp8, g.needs[0], g.needs[1]);
+            return {out.x, out.w};
+          }});
+  return f.y;
+}
+
+TORCH_LIBRARY_FRAGMENT(troupe, m) {
+  m.def("linear_fp8(Tensor x, Tensor w, *, bool weight_grad=True, bool emulate=False) -> Tensor",
+        linear_fp8_op);
+}
+
+}  // namespace troupe

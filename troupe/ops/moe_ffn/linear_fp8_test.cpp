@@ -1,0 +1,127 @@
+#include "troupe/ops/moe_ffn/linear_fp8.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "troupe/core/check.h"
+#include "troupe/ops/moe_ffn/e4m3_groups_test.h"
+#include "troupe/testing/torch/device.h"
+#include "troupe/testing/torch/jacobian.h"
+
+namespace troupe {
+namespace {
+
+using testing::Tensors;
+
+// x, w and the gradient of the output.
+struct LinearProduct {
+  LinearProduct(int64_t T, int64_t N, int64_t K) {
+    at::manual_seed(5);
+    x = at::randn({T, K}, at::kFloat);
+    w = at::randn({N, K}, at::kFloat) / std::sqrt(static_cast<double>(K));
+    grad = at::randn({T, N}, at::kFloat);
+  }
+  // Output, dX, dW.
+  Tensors run(const Fp8Options& fp8 = {}) const {
+    for (const at::Tensor& t : {x, w}) {
+      t.requires_grad_();
+      t.mutable_grad().reset();
+    }
+    const at::Tensor y = linear_fp8(x, w, {.options = fp8});
+    y.backward(grad);
+    return {y.detach(), x.grad().clone(), w.grad().clone()};
+  }
+  // The header's formulas in f64; `exact`: nothing is rounded.
+  Tensors by_definition(bool exact = false) const {
+    const at::NoGradGuard no_grad;
+    const auto wide = [](const at::Tensor& t) { return t.detach().to(at::kDouble); };
+    const at::Tensor X = wide(x), W = wide(w), dY = wide(grad);
+    if (exact) return {at::mm(X, W.t()), at::mm(dY, W), at::mm(dY.t(), X)};
+    const Rounded x8 = round_groups(X);
+    return {at::mm(x8.value(), blocks(W).t()), at::mm(tiles(dY), blocks(W)),
+            at::mm(blocks(x8.scale * dY).t(), x8.unscaled)};
+  }
+
+  at::Tensor x, w, grad;
+};
+
+constexpr const char* kProductNames[] = {"y", "dX", "dW"};
+
+// A float's rounding beside a tie of e4m3 moves single values by a step, hence not 1e-6.
+TEST(LinearFp8, Q8_18_EqualsTheDefinitionInOutputAndGradients) {
+  for (const auto [T, N, K] : {std::array{300, 160, 192}, std::array{1, 128, 128}}) {
+    const LinearProduct p(T, N, K);
+    const Tensors got = p.run(), want = p.by_definition();
+    for (int i = 0; i < 3; ++i) EXPECT_LT(distance(got[i], want[i]), 2e-3) << kProductNames[i];
+  }
+}
+
+// Section 12, test 2: one product of operands that are both rounded.
+TEST(LinearFp8, Q8_TheErrorBesideUnroundedF64IsBounded) {
+  const LinearProduct p(600, 256, 512);
+  const Tensors got = p.run(), want = p.by_definition(/*exact=*/true);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_LT(distance(got[i], want[i]), 0.040) << kProductNames[i];
+    EXPECT_GT(distance(got[i], want[i]), 0.02) << kProductNames[i] << ": nothing was rounded";
+  }
+  EXPECT_LT(distance(p.run({.weight_grad = false})[2], want[2]), 1e-5);
+}
+
+TEST(LinearFp8, Q8_2_GradientsTimesAPowerOfTwoAreTheSameBits) {
+  LinearProduct p(40, 128, 192);
+  const Tensors one = p.run();
+  for (const int j : {-20, 20}) {
+    LinearProduct other(40, 128, 192);
+    other.grad = p.grad * std::ldexp(1.0, j);
+    const Tensors scaled = other.run();
+    for (int i = 1; i < 3; ++i) {
+      EXPECT_TRUE(at::equal(scaled[i], one[i] * std::ldexp(1.0, j)))
+          << kProductNames[i] << " x 2^" << j;
+    }
+  }
+}
+
+TEST(LinearFp8, Q8_3_ARowsBitsDependOnThatRowAlone) {
+  const LinearProduct all(130, 128, 192);
+  const Tensors want = all.run();
+  for (const int64_t t : {0, 7, 129}) {
+    LinearProduct alone = all;
+    alone.x = all.x.detach().slice(0, t, t + 1).clone();
+    alone.w = all.w.detach().clone();
+    alone.grad = all.grad.slice(0, t, t + 1).clone();
+    const Tensors got = alone.run();
+    for (int i : {0, 1})
+      EXPECT_TRUE(at::equal(got[i][0], want[i][t])) << kProductNames[i] << ' ' << t;
+  }
+}
+
+TEST(LinearFp8, Q8_KeptWeightsAreTheSameBitsAndAreRoundedAnewAfterAWrite) {
+  const LinearProduct p(40, 128, 192);
+  Fp8Options kept;
+  kept.kept = std::make_shared<Fp8Weights>();
+  const Tensors want = p.run();
+  for (int turn = 0; turn < 2; ++turn) {
+    const Tensors got = p.run(kept);
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(got[i], want[i])) << kProductNames[i] << turn;
+  }
+  {
+    const at::NoGradGuard no_grad;
+    p.w.mul_(2);
+  }
+  EXPECT_TRUE(at::equal(p.run(kept)[0], want[0] * 2));
+}
+
+TEST(LinearFp8, RefusesSizesBelowAGroup) {
+  const at::Tensor x = at::randn({4, 64});
+  TROUPE_EXPECT_REFUSAL(linear_fp8(x, at::randn({128, 64}), {}), "must be at least 128");
+  TROUPE_EXPECT_REFUSAL(linear_fp8(x, at::randn({128, 65}), {}), "w is [128, 65]");
+}
+
+}  // namespace
+}  // namespace troupe
