@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""On a GPU: two runs of a recipe have the same bits, by default (row 61). On two, over NCCL: layouts are one GPU's run,
-and a killed rank ends the other. Skipped where there are none."""
+"""On a GPU: two runs of a recipe have the same bits, by default (row 61), and so has one whose steps are replayed
+(row 63). On two, over NCCL: layouts are one GPU's run, and a killed rank ends the other. Skipped where there are none."""
 import glob
 import hashlib
 import itertools
@@ -30,8 +30,7 @@ run: {device: cuda}
 """
 
 
-@unittest.skipUnless(GPU, "no GPU on this machine")
-class SameBits(NanoRun):
+class GpuRuns(NanoRun):
     TEXT = "".join(f"{i} green bottles, {i * i % 97} of them on the wall.\n" * (1 + i % 13) for i in range(3000))
 
     def run_once(self, name, *sets):
@@ -55,6 +54,9 @@ class SameBits(NanoRun):
     def write(self, keys="", train="{kind: text, path: text.txt}"):
         (self.folder / "nano.yaml").write_text(RECIPE.replace("KEYS", keys).replace("TRAIN", train))
 
+
+@unittest.skipUnless(GPU, "no GPU on this machine")
+class SameBits(GpuRuns):
     def check(self, *sets):
         said, *one = self.run_once("one", *sets)
         _, *two = self.run_once("two", *sets)
@@ -85,6 +87,71 @@ class SameBits(NanoRun):
         self.write()
         said, _, _ = self.run_once("one", "run.deterministic=false")
         self.assertIn("attention: PyTorch's: run.deterministic is false", said)
+
+
+@unittest.skipUnless(GPU, "no GPU on this machine")
+class CudaGraph(GpuRuns):
+    """train.cuda_graph: two microbatches a step, replayed, are the eager run's bits: losses, norms, checkpoints."""
+    STARTS = "cuda graph: forward and backward of a step are captured after 3 eager steps, then replayed"
+    CAPTURED = "cuda graph: captured forward and backward of 2 x 8 sequences of"
+
+    def check(self, *sets):
+        _, *eager = self.run_once("one", *sets)
+        said, *graph = self.run_once("two", "train.cuda_graph=true", *sets)
+        self.assertEqual(eager, graph)
+        self.assertIn(self.STARTS, said)
+        self.assertEqual(said.count(self.CAPTURED), 1, said)
+        return said
+
+    def test_63_a_replayed_run_is_the_same_bits(self):
+        self.write()
+        self.assertIn("step 4: " + self.CAPTURED, self.check())
+
+    def test_63_a_run_that_resumes_is_the_same_bits(self):
+        self.write()
+        _, losses, tensors = self.run_once("one")
+        self.run_once("two", "train.cuda_graph=true")
+        said, again, resumed = self.run_once("two", "train.cuda_graph=true", "checkpoint.resume=step 25")
+        self.assertIn("resumed step 25", said)
+        self.assertIn("step 29: " + self.CAPTURED, said)
+        self.assertEqual(again[-25:], losses[-25:])
+        last = {path: bits for path, bits in tensors.items() if path.startswith("step-000050/")}
+        self.assertTrue(last)
+        self.assertEqual(last, {path: resumed[path] for path in last})
+
+    def test_63_with_evaluations_and_longer_samples_between(self):
+        self.write()
+        self.check("data.sequence=256", "data.valid=[{kind: text, path: text.txt}]", "eval.every=5 steps",
+                   "eval.batches=2", "eval.prompts=[99 green]", "eval.sample_tokens=300")
+
+    def test_63_with_a_bias_that_moves_by_what_the_routers_count(self):
+        self.write()
+        self.check("model.moe.router={kind: sigmoid_bias}")
+
+    def test_63_with_thresholds_that_move_by_what_the_routers_sum(self):
+        self.write()
+        self.check("model.moe.router={kind: quantile}")
+
+    def test_63_with_a_loss_over_the_fractions_of_the_step_so_far(self):
+        self.write()
+        self.check("model.moe.router.balance={global_loss: 0.01}")
+
+    def test_63_with_recomputed_layers_and_experts_in_8_bits(self):
+        self.write()
+        self.check("train.recompute='1'", "train.fp8={}")
+
+    def test_63_with_a_loss_scale_that_grows(self):
+        self.write()
+        self.check("train.precision=fp16", "train.loss_scale={initial: 1024, window: 10}")
+
+    def test_63_shapes_of_a_batch_ramp_are_captured_one_by_one(self):
+        self.write()
+        ramp = ("train.batch_ramp={start: 8, increment: 8, samples: 160}",)
+        _, *eager = self.run_once("one", *ramp)
+        said, *graph = self.run_once("two", "train.cuda_graph=true", *ramp)
+        self.assertEqual(eager, graph)
+        self.assertIn("forward and backward of 1 x 8 sequences", said)
+        self.assertIn(self.CAPTURED, said)
 
 
 TWO = (Layout(2, "DDP", tensor=2), Layout(2, "FSDP", expert=2, tensor=2), Layout(2, "ZeRO-1", tensor=2, cut=2),

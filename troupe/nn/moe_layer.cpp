@@ -177,6 +177,12 @@ void MoeLayer::forget_step(const SumOver& all_sum) {
   lost_ = at::Tensor();
 }
 
+void MoeLayer::for_each_of_step(const VisitTensor& f) {
+  router_->for_each_of_step(f);
+  fractions_.for_each_of_step(f);
+  f(lost_);
+}
+
 void MoeLayer::place(const ExpertPlacement& placement) {
   dispatcher_->place(placement);
   const std::vector<int64_t> held = dispatcher_->info().held.value_or(std::vector<int64_t>());

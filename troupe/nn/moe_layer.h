@@ -104,6 +104,8 @@ class MoeLayer {
   at::Tensor lost_rows();
   // As if the forwards since the last step had not been; each rank calls.
   void forget_step(const SumOver& all_sum = {});
+  // Router::for_each_of_step of all parts.
+  void for_each_of_step(const VisitTensor& f);
   // After each optimizer step, also a skipped one: biases and counters (R10, R11, A3).
   void end_of_step(const SumOver& all_sum = {}, bool skipped = false);
 

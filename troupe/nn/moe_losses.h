@@ -24,6 +24,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -119,6 +120,9 @@ class FractionTracker {
                  GlobalFractions which);
   void end_of_step();  // also after a skipped step
   void forget();       // what was added since: the step is done again
+  void for_each_of_step(const std::function<void(at::Tensor&)>& f) {  // Router::for_each_of_step
+    for (at::Tensor* x : {&counts_E_, &tokens_, &now_E_}) f(*x);
+  }
 
   static void visit(auto& m, auto&& f) { f("previous_fractions", m.previous_); }
 

@@ -109,6 +109,7 @@ const RotaryTables& Rope::tables(int64_t positions, const at::Tensor& x) {
   } else {
     fill<float>(host, f, rope_amplitude(config_));
   }
+  if (cos.defined() && cos.device() == x.device()) earlier_.push_back(tables_);
   tables_ = {host.cos.to(x.device()), host.sin.to(x.device())};
   return tables_;
 }

@@ -76,7 +76,8 @@ class Rope {
  public:
   Rope(const RopeConfig& config, int64_t n) : config_(config), n_(n) {}
 
-  // At least `positions` rows, where and as x needs them (f32; f64 beside f64).
+  // At least `positions` rows, where and as x needs them (f32; f64 beside f64). The memory of
+  // earlier ones stays, because a CUDA graph may read it; together they are no larger.
   const RotaryTables& tables(int64_t positions, const at::Tensor& x);
   RotaryOptions options(int64_t first = 0) const { return {config_.interleaved, first}; }
 
@@ -84,6 +85,7 @@ class Rope {
   RopeConfig config_;
   int64_t n_;
   RotaryTables tables_;
+  std::vector<RotaryTables> earlier_;
 };
 
 }  // namespace troupe

@@ -22,9 +22,23 @@ at::Tensor spoiled(const at::Tensor& x, FaultAction action) {
   return x;
 }
 
-void add_to(at::Tensor& sum, const at::Tensor& x, double factor = 1) {
+template <class Factor>  // a number, or a tensor of one
+void add_to(at::Tensor& sum, const at::Tensor& x, const Factor& factor) {
   const at::Tensor wide = x.detach().to(at::kDouble) * factor;
   sum = sum.defined() ? sum.add_(wide) : wide.clone();
+}
+
+// Number i of step_numbers(), where it is.
+void add_to(at::Tensor& sum, const at::Tensor& x, const StepInput& input, size_t i) {
+  if (input.numbers.defined()) return add_to(sum, x, input.numbers[static_cast<int64_t>(i)]);
+  add_to(sum, x, step_numbers(input)[i]);
+}
+
+// The same as a gradient of `value`.
+at::Tensor gradient_number(const StepInput& input, size_t i, const at::Tensor& value) {
+  if (!input.numbers.defined()) return at::full({}, step_numbers(input)[i], value.options());
+  const at::Tensor number = input.numbers[static_cast<int64_t>(i)];
+  return number.to(value.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
 
 // The roots of a unit's backward, and the gradient of each.
@@ -35,21 +49,21 @@ struct Roots {
     values.push_back(value);
     gradients.push_back(gradient);
   }
-  void add(const at::Tensor& value, double gradient) {
-    if (value.defined()) add(value, at::full({}, gradient, value.options()));
+  void add(const at::Tensor& value, const StepInput& input, size_t number) {
+    if (value.defined()) add(value, gradient_number(input, number, value));
   }
 };
 
 // `above`: the gradient of the unit's output; undefined where it has none.
 Roots roots_of(const Action& action, const UnitResult& r, const at::Tensor& above,
                const StepInput& input) {
-  const double token = input.loss_scale * input.factors[static_cast<size_t>(action.microbatch)];
-  const double aux = input.loss_scale / static_cast<double>(input.all_microbatches);
+  const auto token = static_cast<size_t>(action.microbatch);
+  const size_t aux = 2 * input.microbatches.size();
   Roots roots;
   if (above.defined()) roots.add(r.h, above);
-  roots.add(r.loss_sum, token);
-  roots.add(r.mtp_sum, token);
-  for (const MoeLoss& loss : r.losses) roots.add(loss.value, aux);
+  roots.add(r.loss_sum, input, token);
+  roots.add(r.mtp_sum, input, token);
+  for (const MoeLoss& loss : r.losses) roots.add(loss.value, input, aux);
   return roots;
 }
 
@@ -66,10 +80,11 @@ void collect(StepOutput& out, const Action& action, const UnitResult& result,
   const at::NoGradGuard no_grad;
   const auto m = static_cast<size_t>(action.microbatch);
   const bool counts = input.counts_terms && input.microbatches[m].ids_BS.numel() > 0;
-  if (result.loss_sum.defined()) add_to(out.loss, result.loss_sum, input.factors[m]);
-  if (result.mtp_sum.defined()) add_to(out.mtp, result.mtp_sum, input.factors[m]);
+  const size_t factor = input.microbatches.size() + m;
+  if (result.loss_sum.defined()) add_to(out.loss, result.loss_sum, input, factor);
+  if (result.mtp_sum.defined()) add_to(out.mtp, result.mtp_sum, input, factor);
   for (const MoeLoss& loss : result.losses) {
-    add_to(out.aux[loss.name], loss.value / loss.coefficient);
+    add_to(out.aux[loss.name], loss.value / loss.coefficient, 1.);
     out.aux_terms[loss.name] += counts;
   }
   for (const LayerChoices& c : result.choices) {
@@ -85,6 +100,14 @@ void collect(StepOutput& out, const Action& action, const UnitResult& result,
 }
 
 }  // namespace
+
+std::vector<double> step_numbers(const StepInput& input) {
+  std::vector<double> out;
+  for (const double factor : input.factors) out.push_back(input.loss_scale * factor);
+  out.insert(out.end(), input.factors.begin(), input.factors.end());
+  out.push_back(input.loss_scale / static_cast<double>(input.all_microbatches));
+  return out;
+}
 
 // How many replicas have rows in microbatch m; the others have one without (share_of).
 int64_t ranks_with(int64_t m, const StepInput& input) {

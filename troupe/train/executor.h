@@ -52,8 +52,14 @@ struct StepInput {
   int64_t first_token = 0;       // global index, within the step, of microbatch 0's first
   bool counts_terms = true;   // of auxiliary losses: one rank of those that share the microbatches
   bool keep_choices = false;  // StepOutput::choices
-  Context context = {};       // training, seed, step; the executor fills in the rest
+  // step_numbers(), f64 on the device: they are read from there. Undefined: from what is above.
+  at::Tensor numbers = {};
+  Context context = {};  // training, seed, step; the executor fills in the rest
 };
+
+// What a step's losses and their gradients are multiplied by: for each microbatch the gradient of
+// its token losses, then for each its factor, then the gradient of auxiliary losses.
+std::vector<double> step_numbers(const StepInput& input);
 
 class Executor {
  public:

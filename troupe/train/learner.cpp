@@ -162,6 +162,10 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
   tensors_ = std::make_unique<CheckpointTensors>(*store_, *optimizer_);
   executor_ = std::make_unique<Executor>(*model_, *store_, faults_, owners(work_),
                                          setup_->state.world().pulse(), setup_->channels);
+  if (recipe_.train.cuda_graph && why_no_graph(setup_->state.alone(), device_, faults_).empty()) {
+    graph_ = std::make_unique<StepGraph>(*model_, *store_, *executor_,
+                                         setup_->state.world().pulse(), device_);
+  }
   rebalancer_ = build_rebalancer(recipe_, *setup_, *model_, *store_);
 }
 
@@ -216,8 +220,9 @@ StepReport Learner::step(const Feed& feed, TrainState& state, const Votes& votes
       if (votes && !std::exchange(asked, true)) own = votes();
       update(output, state, own, report);
     };
-    return executor_->run(list, input,
-                          {.update = at_the_end, .gradient = {}, .both = both_of(setup_->turns)});
+    const Executor::Handlers handlers{
+        .update = at_the_end, .gradient = {}, .both = both_of(setup_->turns)};
+    return graph_ ? graph_->run(list, input, handlers) : executor_->run(list, input, handlers);
   };
   report.output = run();
   if (report.lost_rows > 0) {
@@ -227,7 +232,8 @@ StepReport Learner::step(const Feed& feed, TrainState& state, const Votes& votes
     input.context.budgeted = false;
     report.output = run();
   }
-  report.seconds = executor_->seconds();
+  report.seconds = graph_ ? graph_->seconds() : executor_->seconds();
+  if (graph_) report.graph = graph_->note();
   if (!report.finite && precision_ != Precision::kFp16) report.first_bad = first_bad(feed, state);
   model_->end_of_step(setup_->state.sum_over_stage(), report.skipped);
   ++state.done.steps;

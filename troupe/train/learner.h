@@ -26,6 +26,7 @@
 #include "troupe/train/params/bad_values.h"
 #include "troupe/train/params/rebalance.h"
 #include "troupe/train/recipe/recipe.h"
+#include "troupe/train/step_graph.h"
 #include "troupe/train/train_state.h"
 
 namespace troupe {
@@ -91,6 +92,7 @@ class Learner {
   std::unique_ptr<CheckpointTensors> tensors_;
   std::shared_ptr<const ParallelSetup> setup_;
   std::unique_ptr<Executor> executor_;
+  std::unique_ptr<StepGraph> graph_;        // null: steps are eager
   std::unique_ptr<Rebalancer> rebalancer_;  // null: experts stay
   StepWork work_;                           // of a step, without the number of microbatches
   // By whether they train and by the number of microbatches.

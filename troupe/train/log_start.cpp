@@ -12,6 +12,7 @@
 #include "troupe/train/parallel_setup.h"
 #include "troupe/train/recipe/experts_kernels.h"
 #include "troupe/train/start_lines.h"
+#include "troupe/train/step_graph.h"
 
 namespace troupe {
 namespace {
@@ -77,6 +78,10 @@ void log_notes(const RunStart& start) {
           ? fp8_line(*recipe.train.fp8, recipe.model, products)
           : experts_kernels(recipe.model, products, plan.micro_batch * recipe.data.sequence).line;
   if (!experts.empty()) log.info(experts);
+  const std::string eager =
+      why_no_graph(setup.state.alone(), learner.device(), start.context.tools.faults);
+  const std::string graph = graph_line(recipe.train, eager);
+  if (!graph.empty()) eager.empty() ? log.info(graph) : log.warning(graph);
   if (recipe.run.trial_kernels) {
     log.warning(learner.device().is_cuda()
                     ? "run.trial_kernels: kernels on trial run where there are any, in "

@@ -93,6 +93,7 @@ void RunLogger::note_step(const StepReport& report, const Feed& feed) {
   if (feed.weight_sum <= 0 && !std::exchange(warned_of_masked_, true) && run_.writes_logs()) {
     run_.log().warning(masked_line(run_.state.done.steps));
   }
+  if (!report.graph.empty()) run_.log().info(run_.step() + ": " + report.graph);
   if (!report.spike.empty()) {
     run_.log().warning(run_.step() + ": " + report.spike + (report.skipped ? "; skipped" : ""));
     LogRecord record;

@@ -3,6 +3,7 @@
 #include "troupe/core/text/text.h"
 #include "troupe/ops/attention/attention_cudnn.h"
 #include "troupe/train/learner.h"
+#include "troupe/train/step_graph.h"
 
 namespace troupe {
 namespace {
@@ -88,6 +89,13 @@ std::string attention_line(const ModelConfig& model, Precision precision, int64_
     out = "attention: cuDNN's, the same bits each time";
   }
   return out;
+}
+
+std::string graph_line(const TrainConfig& train, const std::string& why_not) {
+  if (!train.cuda_graph) return {};
+  if (!why_not.empty()) return "cuda graph: none, every step is eager: " + why_not;
+  return "cuda graph: forward and backward of a step are captured after " +
+         std::to_string(StepGraph::kWarmSteps) + " eager steps, then replayed";
 }
 
 std::string causality_line(const ModelConfig& model) {

@@ -30,6 +30,10 @@ AttentionSegment longest_segment(int64_t sequence, const ParallelConfig& paralle
 std::string attention_line(const ModelConfig& model, Precision precision, int64_t sequence,
                            const ParallelConfig& parallel, const c10::Device& device);
 
+// train.cuda_graph: whether steps are replayed. `why_not`: why_no_graph's (step_graph.h). Empty
+// where it is not asked for.
+std::string graph_line(const TrainConfig& train, const std::string& why_not);
+
 // The warning for a router that considers later tokens (expert_choice): losses and generated text
 // are not those of a causal model. Else empty.
 std::string causality_line(const ModelConfig& model);

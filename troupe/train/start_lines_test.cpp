@@ -58,6 +58,17 @@ TEST(StartLines, SayWhoseAttentionAGpuHas) {
             "attention: products and a softmax, for model.attn_dropout");
 }
 
+TEST(StartLines, SayWhetherStepsAreReplayedAndWhyNot) {
+  TrainConfig train;
+  EXPECT_EQ(graph_line(train, ""), "");
+  train.cuda_graph = true;
+  EXPECT_EQ(graph_line(train, ""),
+            "cuda graph: forward and backward of a step are captured after 3 eager steps, then "
+            "replayed");
+  EXPECT_EQ(graph_line(train, "on a cpu there are none"),
+            "cuda graph: none, every step is eager: on a cpu there are none");
+}
+
 TEST(StartLines, ContextRanksHaveChunksOfRows) {
   ParallelConfig parallel;
   EXPECT_EQ(longest_segment(4096, parallel), (AttentionSegment{0, 4096, 0, 0}));

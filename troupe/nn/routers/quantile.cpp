@@ -51,6 +51,7 @@ class QuantileRouter : public Router {
     beta_.value.copy_((moved - moved.mean()).where(count > 0, beta_.value));
   }
 
+  void for_each_of_step(const VisitTensor& f) override { f(sums_); }
   const BalanceConfig& balance() const override { return balance_; }
   int64_t slots() const override { return shape_.top_k; }
   bool may_drop() const override { return false; }

@@ -55,6 +55,7 @@ struct RouterOutput {
 };
 
 using VisitParam = std::function<void(const std::string& name, Param& param)>;
+using VisitTensor = std::function<void(at::Tensor&)>;
 
 class Router {
  public:
@@ -65,6 +66,9 @@ class Router {
   // After each optimizer step: updates biases from what the step's forwards counted (R10, R11). A
   // skipped step forgets the counts and changes nothing.
   virtual void end_of_step(const SumOver& /*all_sum*/, bool /*skipped*/) {}
+  // The tensors, undefined ones too, by which forwards hand to end_of_step what they counted. Who
+  // replays forwards without calling them (train/step_graph.h) sets these.
+  virtual void for_each_of_step(const VisitTensor&) {}
   virtual const BalanceConfig& balance() const = 0;
   virtual GroupsConfig limit() const { return {}; }
   virtual int64_t slots() const = 0;  // columns of ids: K, or E for expert choice

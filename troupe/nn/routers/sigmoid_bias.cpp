@@ -55,6 +55,7 @@ class SigmoidBiasRouter : public Router {
     if (!skipped) update_bias(balance_bias_.value, all, config_.bias_rate, config_.center);
   }
 
+  void for_each_of_step(const VisitTensor& f) override { f(counts_E_); }
   const BalanceConfig& balance() const override { return config_.balance; }
   GroupsConfig limit() const override { return config_.limit; }
   int64_t slots() const override { return shape_.top_k; }

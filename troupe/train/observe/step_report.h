@@ -50,7 +50,8 @@ struct StepReport {
   std::vector<double> votes = {};  // of Learner::step, summed over the ranks
   StepOutput output;
   StepSeconds seconds;
-  int64_t lost_rows = 0;  // C7: rows over the budget in the first attempt of a repeated step
+  std::string graph = {};  // train.cuda_graph: what is to be told of the step; empty: nothing
+  int64_t lost_rows = 0;   // C7: rows over the budget in the first attempt of a repeated step
   std::vector<ExpertsMoved> moved = {};  // moved after the step: call add_to() again
 };
 

@@ -102,6 +102,13 @@ void StepGradients::end_step() {
   }
 }
 
+void StepGradients::hold(const std::vector<at::Tensor>& gradients) {
+  TROUPE_CHECK(alone_ && gradients.size() == slots_.size(), gradients.size(), "gradients of",
+               slots_.size(), "parameters, of one rank alone:", alone_);
+  begin_step();
+  grads_ = gradients;
+}
+
 void StepGradients::check_whole(const Bucket& b, State state) const {
   for (const int64_t m : b.members) {
     TROUPE_CHECK(!grads_[static_cast<size_t>(m)].defined(), "the gradient of", name_of(m),

@@ -40,6 +40,9 @@ class StepGradients {
   // begin then, are waited for by end_step(). Nothing where a bucket has no other ranks.
   void reduce(const std::vector<int64_t>& buckets, bool last);
   void end_step();
+  // As a step of one rank alone that ended with these: whose gradients counted() gave, and something
+  // else has made them anew in the same memory.
+  void hold(const std::vector<at::Tensor>& gradients);
 
   // Flat: f32 (f64), or one tensor of backward's type. Of a bucket that ranks sum it must be whole.
   const at::Tensor& of(int64_t slot) const;

@@ -10,6 +10,7 @@
 #include "troupe/core/text/near.h"
 #include "troupe/distributed/group/group_options.h"
 #include "troupe/nn/moe_pattern.h"
+#include "troupe/train/recipe/graph_faults.h"
 #include "troupe/train/recipe/problems.h"
 
 namespace troupe {
@@ -130,6 +131,7 @@ void check_train(const Recipe& r, Problems& problems) {
   problems.gather("train.recompute", [&] { recomputed_blocks(r); });
   check_fp8(r, problems);
   check_fp64(r, problems);
+  problems.add_all("train.cuda_graph", graph_faults(r));
   if (problems.empty()) problems.add_all("train.schedule", lr_faults(t.schedule, plan_of(r).run));
 }
 

@@ -57,7 +57,8 @@ struct TrainConfig {
                                    // pattern as of model.moe.layers; "1": all
   LossScaleConfig loss_scale;      // fp16 alone
   SpikeConfig spike;
-  int64_t max_skips = 5;  // steps in a row without a finite gradient before the run stops
+  int64_t max_skips = 5;    // steps in a row without a finite gradient before the run stops
+  bool cuda_graph = false;  // train/step_graph.h
 
   static void visit(auto& c, auto&& f) {
     f("global_batch_tokens", c.global_batch_tokens,
@@ -87,6 +88,9 @@ struct TrainConfig {
     f("spike", c.spike, "Detection of loss and gradient norm spikes.");
     f("max_skips", c.max_skips, "Consecutive steps without a finite gradient before the run stops.",
       kNotNegative);
+    f("cuda_graph", c.cuda_graph,
+      "One GPU: forward and backward of a step replayed as one CUDA graph, the same bits; the "
+      "update and evaluations stay eager.");
   }
 };
 
