@@ -64,7 +64,7 @@ std::span<const GemmEntry> gemm_entries() {
 
 const GemmEntry& gemm_entry(int capability) {
   const GemmEntry* found = kEntries;
-  for (const GemmEntry& entry : kEntries) {
+  for (const GemmEntry& entry : gemm_entries()) {
     if (entry.capability <= capability) found = &entry;
   }
   return *found;
