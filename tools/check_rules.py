@@ -30,7 +30,7 @@ WRITTEN_PAGES = ("table.md",)  # of a reader's own folder: what a tool writes th
 
 # What looks like an id in a comment and is none.
 NO_RULES = {
-    "H100": "a GPU", "H200": "a GPU", "A100": "a GPU", "E402": "a warning of linters", "E731": "a warning of linters",
+    "H100": "a GPU", "H200": "a GPU", "A100": "a GPU", "A10": "a GPU", "E402": "a warning of linters", "E731": "a warning of linters",
     "I64": "a dtype",
 }
 # Folders whose comments write a step's actions so: F1.0 B1.0 A1 (schedule/text.h).

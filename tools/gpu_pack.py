@@ -37,6 +37,7 @@ SPEED = {
     "gpu_ops.sort": "python3 bench/gpu_ops.py --library build/libtroupe.so --only sort",
     "gpu_ops.sparse": "python3 bench/gpu_ops.py --library build/libtroupe.so --only sparse",
     "grouped_gemm_bench": "build/grouped_gemm_bench",
+    "gemm_sweep": "build/gemm_sweep --gate",
     "block_sparse_bench": "build/block_sparse_bench",
     "histogram_bench": "build/histogram_bench",
 }

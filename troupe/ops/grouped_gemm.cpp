@@ -261,6 +261,12 @@ at::Tensor grouped_gemm_weight_op(const at::Tensor& a, const at::Tensor& b,
 
 }  // namespace
 
+std::string grouped_gemm_tiles(int capability) {
+  const GemmEntry& entry = gemm_entry(capability);
+  return "tiles of sm_" + std::to_string(entry.capability) +
+         (entry.measured ? ", measured" : ", computed");
+}
+
 at::Tensor grouped_gemm(const at::Tensor& x_RK, const at::Tensor& w,
                         const at::Tensor& expert_offset, WeightOrder order) {
   return grouped_gemm_op(x_RK, w, expert_offset, order == WeightOrder::kOutIn);

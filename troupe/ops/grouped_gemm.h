@@ -11,6 +11,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 namespace troupe {
 
 // How a weight is stored: its rows are outputs ([E, N, K]), or inputs ([E, K, N]).
@@ -23,5 +25,9 @@ at::Tensor grouped_gemm(const at::Tensor& x_RK, const at::Tensor& w,
 // a [R, M], b [R, N]; g [E, M, N].
 at::Tensor grouped_gemm_weight(const at::Tensor& a_RM, const at::Tensor& b_RN,
                                const at::Tensor& expert_offset);
+
+// Whose tiles the kernel for any GPU takes on one of this compute capability (80: 8.0), for a line
+// at the start of a run: "tiles of sm_80, computed".
+std::string grouped_gemm_tiles(int capability);
 
 }  // namespace troupe

@@ -2,7 +2,7 @@
 // summed over k in rising order in fp32.
 //   TensorProduct   16-bit operands, mma.sync: warps of 64x64, fragments double-buffered
 //   FmaProduct      fp32 operands, plain FFMA: 8x8 a thread
-//   Pipeline        kStages stages of shared memory, filled by cp.async three stages ahead
+//   Pipeline        stages of shared memory, filled by cp.async all but one ahead
 //   multiply_tiles  a block's loop over its tiles; the first stages of the next tile are on their
 //                   way while the last tile is stored
 #pragma once
@@ -246,11 +246,12 @@ constexpr int pipeline_bytes(int m, int n) {
 
 // The stages of one block. Every thread commits one group a stage, empty ones at the end, so that a
 // count of groups tells which stage has landed.
-template <class Product>
+template <class Product, int kDeep>
 class Pipeline {
   static constexpr int kStageBytes = stage_bytes(Product::kM, Product::kN);
   static constexpr int kOffsetB = Product::kM * 64;
   static_assert(Product::kSubsteps % 2 == 0, "fragments change places an even number of times");
+  static_assert(kDeep >= 2, "one stage is read while the next one lands");
 
  public:
   __device__ explicit Pipeline(const void* shared) : base_(sm80::shared_address(shared)) {}
@@ -259,7 +260,7 @@ class Pipeline {
   template <class SourceA, class SourceB>
   __device__ __forceinline__ void fill(SourceA& a, SourceB& b, int steps) const {
 #pragma unroll
-    for (int s = 0; s < kStages - 1; ++s) {
+    for (int s = 0; s < kDeep - 1; ++s) {
       if (s < steps) load(a, b, s * kStageBytes);
       sm80::copy_commit();
     }
@@ -270,7 +271,7 @@ class Pipeline {
   __device__ __forceinline__ void run(Product& product, SourceA& a, SourceB& b, int steps) const {
     if (steps == 0) return;
     typename Product::Fragments fragments[2];
-    int read = 0, write = (kStages - 1) * kStageBytes;
+    int read = 0, write = (kDeep - 1) * kStageBytes;
     await_stage();
     product.load(fragments[0], base_, base_ + kOffsetB, 0);
     for (int step = 0; step < steps; ++step) {
@@ -284,7 +285,7 @@ class Pipeline {
         }
         product.load(fragments[(sub + 1) % 2], base_ + read, base_ + read + kOffsetB, next);
         if (sub == 0) {
-          if (step + kStages - 1 < steps) load(a, b, write);
+          if (step + kDeep - 1 < steps) load(a, b, write);
           sm80::copy_commit();
           write = advanced(write);
         }
@@ -296,11 +297,11 @@ class Pipeline {
  private:
   // The oldest stage under way has landed, for all threads.
   __device__ static __forceinline__ void await_stage() {
-    sm80::copy_wait<kStages - 2>();
+    sm80::copy_wait<kDeep - 2>();
     __syncthreads();
   }
   __device__ static int advanced(int stage) {
-    return stage == (kStages - 1) * kStageBytes ? 0 : stage + kStageBytes;
+    return stage == (kDeep - 1) * kStageBytes ? 0 : stage + kStageBytes;
   }
   template <class SourceA, class SourceB>
   __device__ __forceinline__ void load(SourceA& a, SourceB& b, int stage) const {
@@ -316,7 +317,7 @@ class Pipeline {
 //   bool find(int index, Tile&)           tile `index`, or false from the last on; indices rise
 //   int open(const Tile&, a, b)           points the sources at it; how many stages of k it has
 //   void store(const Tile&, product)
-template <class Work>
+template <int kDeep = kStages, class Work>
 __device__ __forceinline__ void multiply_tiles(Work& work, const void* shared) {
   typename Work::Tile tile, next;
   int index = static_cast<int>(blockIdx.x);
@@ -324,7 +325,7 @@ __device__ __forceinline__ void multiply_tiles(Work& work, const void* shared) {
   typename Work::SourceA a;
   typename Work::SourceB b;
   typename Work::Product product;
-  const Pipeline<typename Work::Product> pipeline(shared);
+  const Pipeline<typename Work::Product, kDeep> pipeline(shared);
   int steps = work.open(tile, a, b);
   pipeline.fill(a, b, steps);
   for (bool more = true; more; tile = next) {

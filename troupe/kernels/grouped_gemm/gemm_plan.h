@@ -1,13 +1,18 @@
 // Which kernel computes a grouped product, with which tile: arithmetic of the host, printable.
 //
-// The tile follows from the width of the result and the type alone, never from the number of rows
-// or experts, so that a row's bits depend on neither (grid and order of tiles may).
+// A tile changes no bit: whatever its columns and stages, each element is summed over k in the same
+// steps of 16 (16-bit operands, one mma.sync a step) or of 1 (fp32) from the first on, and padded
+// with zeros to the same multiple of `depth`. So the choice may follow from the number of rows and
+// of experts and from the GPU, and a row's bits still depend on none of them. Whether a product
+// takes kSm90, which sums otherwise, follows from type, widths and capability.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "troupe/core/number/dtype.h"
+#include "troupe/kernels/grouped_gemm/gemm_table.h"
 
 namespace troupe {
 
@@ -23,6 +28,7 @@ struct GemmProblem {
   int64_t cols;          // of the result
   bool aligned;          // every row of both operands begins at a multiple of 16 bytes
   bool plain = false;    // bf16 without gaps, widths multiples of 64, and nothing but the product
+  GemmTile tile = {};    // this one, of the generic kernel, in place of a choice
 };
 
 struct DeviceLimits {
@@ -42,7 +48,16 @@ struct GemmPlan {
   int64_t blocks = 0;  // each takes tiles i, i + blocks, ...
 };
 
-// Throws where the device's shared memory is too small or the tiles are too many to be numbered.
+// The tiles that the generic kernel was built with for such a problem, the widest first.
+std::span<const GemmTile> built_tiles(const GemmProblem& problem);
+
+// The entry's tile with the least of max(tiles, multiprocessors if the entry fills) n / rate, of
+// those that fit into shared memory and were built; the wider of two alike.
+TileSpeed choose_tile(const GemmEntry& entry, const GemmProblem& problem,
+                      const DeviceLimits& limits);
+
+// By the entry of the device's capability. Throws where the device's shared memory is too small,
+// the tiles are too many to be numbered, or the tile that is asked for was not built.
 GemmPlan choose_plan(const GemmProblem& problem, const DeviceLimits& limits);
 
 std::string to_text(const GemmPlan& plan);

@@ -2,6 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
+
+#include "troupe/core/number/round.h"
+
 namespace troupe {
 namespace {
 
@@ -13,6 +18,13 @@ constexpr DeviceLimits kAda{.capability = 89,
                             .processors = 128,
                             .shared_per_block = 101376,
                             .shared_per_processor = 102400};
+constexpr DeviceLimits kA10{
+    .capability = 86, .processors = 72, .shared_per_block = 101376, .shared_per_processor = 102400};
+constexpr DeviceLimits kA100{.capability = 80,
+                             .processors = 108,
+                             .shared_per_block = 166912,
+                             .shared_per_processor = 167936};
+constexpr DeviceLimits kKnown[] = {kA100, kA10, kAda, kH200};
 
 GemmProblem problem(Dtype dtype, int64_t rows, int64_t cols, bool aligned = true) {
   return {.dtype = dtype,
@@ -34,18 +46,148 @@ TEST(GemmPlan, TakesWideTilesWhereTheyWasteLittle) {
   EXPECT_EQ(choose_plan(problem(Dtype::kBF16, 4096, 2048, false), kH200).tile_n, 128);
 }
 
-TEST(GemmPlan, TileDependsOnWidthsAndTypeAlone) {
+// What the order of a sum follows from.
+TEST(GemmPlan, DepthDependsOnTheTypeAlone) {
   for (Dtype dtype : {Dtype::kF32, Dtype::kBF16, Dtype::kF16}) {
-    for (int64_t cols : {64, 768, 1536}) {
-      const GemmPlan want = choose_plan(problem(dtype, 1, cols), kH200);
-      for (int64_t rows : {127, 128, 4096, 1 << 20}) {
-        GemmProblem other = problem(dtype, rows, cols);
-        other.experts = rows;
-        const GemmPlan got = choose_plan(other, kAda);
-        EXPECT_EQ(got.tile_n, want.tile_n);
-        EXPECT_EQ(got.tile_m, want.tile_m);
-        EXPECT_EQ(got.depth, want.depth);
+    for (int64_t cols : {1, 64, 768, 1536}) {
+      for (int64_t rows : {1, 128, 4096, 1 << 20}) {
+        for (const DeviceLimits& device : kKnown) {
+          GemmProblem p = problem(dtype, rows, cols);
+          p.experts = rows;
+          EXPECT_EQ(choose_plan(p, device).depth, dtype == Dtype::kF32 ? 16 : 32);
+        }
       }
+    }
+  }
+}
+
+// The rule for all GPUs that was there before the table.
+GemmPlan before_the_table(const GemmProblem& p, const DeviceLimits& limits) {
+  GemmPlan plan{.tile_m = 128, .tile_n = 128, .stages = 4, .aligned = p.aligned};
+  if (p.dtype != Dtype::kF32 && p.aligned &&
+      ceil_div(p.cols, 256) * 256 * 10 <= ceil_div(p.cols, 128) * 128 * 11) {
+    plan.tile_n = 256;
+  }
+  plan.depth = 64 / static_cast<int>(size_bytes(p.dtype));
+  const bool large = plan.tile_n == 256 || (p.aligned && p.rows_are_routed);
+  plan.threads = 128 * plan.tile_n / (large && p.dtype != Dtype::kF32 ? 128 : 64);
+  plan.shared_bytes = int64_t{4} * 64 * (128 + plan.tile_n);
+  const int64_t across = ceil_div(p.cols, plan.tile_n);
+  plan.tiles = p.rows_are_routed ? (p.rows / 128 + std::min(p.experts, p.rows)) * across
+                                 : p.experts * ceil_div(p.rows, 128) * across;
+  const int64_t by_shared = limits.shared_per_processor / (plan.shared_bytes + 1024);
+  plan.blocks = std::min(plan.tiles,
+                         limits.processors * std::clamp<int64_t>(by_shared, 1, 256 / plan.threads));
+  return plan;
+}
+
+TEST(GemmPlan, HopperPlansAreThoseFromBeforeTheTable) {
+  for (Dtype dtype : {Dtype::kF32, Dtype::kBF16, Dtype::kF16}) {
+    for (int64_t cols = 1; cols <= 3000; cols += cols < 600 ? 1 : 37) {
+      for (int64_t rows : {1, 127, 5000, 1 << 18}) {
+        for (int option = 0; option < 4; ++option) {
+          GemmProblem p = problem(dtype, rows, cols, option % 2 == 0);
+          p.rows_are_routed = option < 2;
+          ASSERT_EQ(to_text(choose_plan(p, kH200)), to_text(before_the_table(p, kH200)))
+              << cols << " columns, " << rows << " rows, option " << option;
+        }
+      }
+    }
+  }
+}
+
+TEST(GemmTable, AnUnknownCapabilityTakesTheNearestLowerOne) {
+  for (const DeviceLimits& known : kKnown) {
+    EXPECT_EQ(gemm_entry(known.capability).capability, known.capability);
+  }
+  EXPECT_EQ(gemm_entry(81).capability, 80);
+  EXPECT_EQ(gemm_entry(87).capability, 86);
+  EXPECT_EQ(gemm_entry(100).capability, 90);
+  EXPECT_EQ(gemm_entry(120).capability, 90);
+}
+
+TEST(GemmTable, EntriesRiseAndNameTilesThatWereBuiltTheWidestFirst) {
+  int last = 0;
+  for (const GemmEntry& entry : gemm_entries()) {
+    EXPECT_LT(last, entry.capability);
+    last = entry.capability;
+    for (bool routed : {false, true}) {
+      GemmProblem p = problem(Dtype::kBF16, 4096, 2048);
+      p.rows_are_routed = routed;
+      int narrower = 1 << 20;
+      for (const TileSpeed& t : routed ? entry.rows : entry.weight) {
+        if (t.n == 0) continue;
+        EXPECT_EQ(std::ranges::count(built_tiles(p), t.tile()), 1) << entry.capability;
+        EXPECT_LT(t.n, narrower);
+        EXPECT_GT(t.rate, 0);
+        narrower = t.n;
+      }
+      EXPECT_LE(narrower, 128) << "an entry must have a tile for narrow results";
+    }
+  }
+}
+
+// All blocks of a tile stand on a multiprocessor at once: in shared memory, of which the driver
+// takes 1 KiB a block, and in registers, of which a thread of a large tile needs 255.
+TEST(GemmTable, EveryEntryFitsItsGpu) {
+  for (const DeviceLimits& device : kKnown) {
+    const GemmEntry& entry = gemm_entry(device.capability);
+    ASSERT_EQ(entry.capability, device.capability);
+    for (bool routed : {false, true}) {
+      for (const TileSpeed& t : routed ? entry.rows : entry.weight) {
+        if (t.n == 0) continue;
+        GemmProblem p = problem(Dtype::kBF16, 1 << 20, 2048);
+        p.rows_are_routed = routed;
+        p.tile = t.tile();
+        const GemmPlan plan = choose_plan(p, device);
+        const std::string what = std::to_string(device.capability) + ": " + to_text(plan);
+        EXPECT_LE(plan.shared_bytes, device.shared_per_block) << what;
+        EXPECT_LE(t.blocks * (plan.shared_bytes + 1024), device.shared_per_processor) << what;
+        EXPECT_LE(t.blocks * plan.threads * 256, 65536) << what;
+        EXPECT_EQ(plan.blocks, device.processors * t.blocks) << what;
+      }
+    }
+  }
+}
+
+TEST(GemmTable, AnA100TakesNarrowTilesForNarrowOrFewOnes) {
+  const auto columns = [](int64_t rows, int64_t cols) {
+    return choose_plan(problem(Dtype::kBF16, rows, cols), kA100).tile_n;
+  };
+  EXPECT_EQ(columns(1 << 16, 2048), 256);
+  EXPECT_EQ(columns(1 << 16, 384), 128);
+  EXPECT_EQ(columns(1 << 16, 32), 64);
+  EXPECT_EQ(columns(1 << 16, 192), 256);
+  // 16 row tiles at most of 256 columns are 32 tiles of 256, 64 of 128 and 128 of 64: 108
+  // multiprocessors.
+  EXPECT_EQ(columns(1024, 512), 64);
+  // 64 of 256, 128 of 128.
+  EXPECT_EQ(columns(1024, 1024), 128);
+  const GemmPlan wide = choose_plan(problem(Dtype::kBF16, 1 << 16, 2048), kA100);
+  EXPECT_EQ(to_text(wide),
+            "generic 128x256x32 stages 4 threads 256 aligned shared 98304 tiles 4160 blocks 108");
+}
+
+TEST(GemmTable, ThreeStagesMakeRoomForASecondBlock) {
+  for (const DeviceLimits& device : {kA10, kAda}) {
+    const GemmPlan plan = choose_plan(problem(Dtype::kBF16, 1 << 20, 128), device);
+    EXPECT_EQ(plan.stages, 3);
+    EXPECT_EQ(plan.blocks, 2 * device.processors);
+    GemmProblem four = problem(Dtype::kBF16, 1 << 20, 128);
+    four.tile = {128, 4};
+    EXPECT_EQ(choose_plan(four, device).blocks, device.processors);
+  }
+}
+
+TEST(GemmPlan, TakesTheTileThatIsAskedForOnAnyGpu) {
+  GemmProblem p = problem(Dtype::kBF16, 4096, 2048);
+  p.plain = true;
+  for (const DeviceLimits& device : kKnown) {
+    for (const GemmTile tile : built_tiles(p)) {
+      p.tile = tile;
+      const GemmPlan plan = choose_plan(p, device);
+      EXPECT_EQ(plan.path, Path::kGeneric);
+      EXPECT_EQ((GemmTile{plan.tile_n, plan.stages}), tile);
     }
   }
 }
@@ -67,7 +209,7 @@ TEST(GemmPlan, FillsTheDeviceAndNoMore) {
   const GemmPlan narrow = choose_plan(problem(Dtype::kBF16, 1 << 20, 128), kH200);
   EXPECT_EQ(narrow.blocks, 2 * 132);
   EXPECT_EQ(narrow.threads, 128);
-  EXPECT_EQ(choose_plan(problem(Dtype::kBF16, 1 << 20, 128), kAda).blocks, 128);
+  EXPECT_EQ(choose_plan(problem(Dtype::kF32, 1 << 20, 128), kAda).blocks, 128);
   EXPECT_EQ(choose_plan(problem(Dtype::kBF16, 128, 256), kH200).blocks, 1 + 8);
 }
 
@@ -98,6 +240,15 @@ TEST(GemmPlan, RefusesWhatItCannotRun) {
   small.shared_per_block = 48 * 1024;
   EXPECT_THROW(choose_plan(problem(Dtype::kBF16, 1, 1), small), Error);
   EXPECT_THROW(choose_plan(problem(Dtype::kBF16, int64_t{1} << 31, 1 << 20), kH200), Error);
+  GemmProblem unbuilt = problem(Dtype::kBF16, 128, 128);
+  unbuilt.tile = {128, 5};
+  EXPECT_THROW(choose_plan(unbuilt, kH200), Error);
+  unbuilt = problem(Dtype::kF32, 128, 128);
+  unbuilt.tile = {256, 4};
+  EXPECT_THROW(choose_plan(unbuilt, kH200), Error);
+  unbuilt = problem(Dtype::kBF16, 128, 128, false);
+  unbuilt.tile = {64, 4};
+  EXPECT_THROW(choose_plan(unbuilt, kH200), Error);
 }
 
 TEST(GemmPlan, PrintsWhatItChose) {

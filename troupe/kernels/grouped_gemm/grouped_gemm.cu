@@ -17,8 +17,9 @@ using tile::Major;
 constexpr int kM = 128;
 
 // Reading element by element keeps many of them in registers at once: half the accumulators then.
+// Of 64 columns two warps of 64x64 would be the whole block: there are four of 64x32.
 template <class T, int kN, Major kB, bool kAligned>
-using RowProduct = tile::Product<T, kM, kN, Major::kK, kB, kAligned ? 64 : 32>;
+using RowProduct = tile::Product<T, kM, kN, Major::kK, kB, (kAligned && kN > 64) ? 64 : 32>;
 
 template <class T>
 struct Problem {
@@ -131,12 +132,12 @@ struct RowWork {
 
 // A block takes tiles blockIdx.x, + gridDim.x, ... of all experts' tiles in order. One block
 // (128x256) or two a processor; bound by the tensor cores, next by shared memory's bandwidth.
-template <class T, int kN, Major kB, bool kAligned>
+template <class T, int kN, int kStages, Major kB, bool kAligned>
 __global__ void __launch_bounds__(RowProduct<T, kN, kB, kAligned>::kThreads)
     grouped_gemm_kernel(const __grid_constant__ Problem<T> p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   RowWork<T, kN, kB, kAligned> work{p};
-  tile::multiply_tiles(work, shared);
+  tile::multiply_tiles<kStages>(work, shared);
 }
 
 template <class T>
@@ -195,7 +196,8 @@ void grouped_gemm_cuda(const GroupedGemm& x, cudaStream_t stream) {
                                      .rows_are_routed = true,
                                      .cols = x.c.cols,
                                      .aligned = grouped::aligned(x.a) && grouped::aligned(x.b),
-                                     .plain = is_plain(x)},
+                                     .plain = is_plain(x),
+                                     .tile = x.tile},
                                     grouped::current_device());
   if (plan.path == Path::kSm90) {
     return rows_product_sm90_cuda(
@@ -203,9 +205,9 @@ void grouped_gemm_cuda(const GroupedGemm& x, cudaStream_t stream) {
   }
   const tile::LaunchShape shape{plan.blocks, plan.threads, plan.shared_bytes};
   dispatch_float(x.a.dtype, [&]<class T>() {
-    grouped::dispatch_tile<T>(plan, [&]<int kN, bool kAligned>() {
-      auto* kernel = x.transpose_b ? grouped_gemm_kernel<T, kN, Major::kK, kAligned>
-                                   : grouped_gemm_kernel<T, kN, Major::kMN, kAligned>;
+    grouped::dispatch_tile<T, true>(plan, [&]<int kN, int kStages, bool kAligned>() {
+      auto* kernel = x.transpose_b ? grouped_gemm_kernel<T, kN, kStages, Major::kK, kAligned>
+                                   : grouped_gemm_kernel<T, kN, kStages, Major::kMN, kAligned>;
       tile::launch(kernel, shape, stream, problem<T>(x));
     });
   });

@@ -12,7 +12,8 @@
 //
 // Products and sums are fp32 over rising k (or r), in double for f64; a result is rounded once, and
 // `accumulate` adds to the old value before that. The order of a sum depends on the widths and the
-// type alone: a row's bits are the same whatever the other rows, the number of rows and experts.
+// type alone: a row's bits are the same whatever the other rows, the number of rows and experts,
+// and the tile.
 // Two runs give the same bits.
 //
 // Rows at or past expert_offset[E] are neither read nor written, and no row of one segment enters
@@ -31,6 +32,7 @@
 
 #include "troupe/core/device/cuda_stream.h"
 #include "troupe/core/device/view.h"
+#include "troupe/kernels/grouped_gemm/gemm_table.h"
 
 namespace troupe {
 
@@ -47,7 +49,8 @@ struct GroupedGemm {
   const float* bias_scale = nullptr;  // likewise
   const int32_t* row_slot = nullptr;  // [R]  optional: where the scales of a row are
   bool accumulate = false;
-  int waves = 1;  // kernels/moe_sm90
+  int waves = 1;       // kernels/moe_sm90
+  GemmTile tile = {};  // on a GPU: by the generic kernel with this tile (gemm_plan.h)
 };
 
 struct GroupedGemmWeight {
@@ -67,6 +70,7 @@ struct GroupedGemmWeight {
   // one sum over all rows.
   int64_t segment_rows = 0;
   void* workspace = nullptr;  // workspace_bytes()
+  GemmTile tile = {};         // on a GPU: by the generic kernel with this tile (gemm_plan.h)
 };
 
 // out[r, :] = 0 for the rows r from *first on: where first is expert_offset + E, those that the

@@ -5,8 +5,10 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <span>
 #include <vector>
 
+#include "troupe/kernels/grouped_gemm/gemm_plan.h"
 #include "troupe/testing/matrix.h"
 
 namespace troupe {
@@ -373,6 +375,62 @@ TEST_P(GroupedGemmTest, ARowIsTheSameInAnyCompany) {
   }
 }
 
+// Of the problem that the launcher sees.
+template <class P>
+std::span<const GemmTile> tiles_of(P& p, bool rows_are_routed) {
+  const auto args = p.args();
+  const auto aligned = [](const MatRef& x) { return x.ld * size_bytes(x.dtype) % 16 == 0; };
+  return built_tiles({.dtype = args.a.dtype,
+                      .experts = args.experts,
+                      .rows = args.a.rows,
+                      .rows_are_routed = rows_are_routed,
+                      .cols = args.c.cols,
+                      .aligned = aligned(args.a) && aligned(args.b)});
+}
+
+// The generic kernel by each tile that it was built with: agrees with the reference, writes nothing
+// else, and has the bits of 128 columns and four stages. On a Hopper GPU too.
+template <class P>
+void expect_tiles_agree(P& want, P& first, const auto& make, bool rows_are_routed) {
+  run(Backend::kCpu, want.args());
+  auto args = first.args();
+  args.tile = {128, 4};
+  run(Backend::kCuda, args);
+  testing::expect_near(first.c.whole, want.c.whole, sum_tolerance(first.c.whole.dtype()));
+  for (const GemmTile tile : tiles_of(first, rows_are_routed)) {
+    P got = make();
+    args = got.args();
+    args.tile = tile;
+    run(Backend::kCuda, args);
+    EXPECT_TRUE(got.c.whole.same_bits(first.c.whole))
+        << tile.n << " columns, " << tile.stages << " stages";
+  }
+}
+
+class GroupedGemmTiles : public GroupedGemmTest {};
+
+TEST_P(GroupedGemmTiles, EveryTileAgreesWithTheReferenceInTheSameBits) {
+  for (const Extras& x : kExtras) {
+    const auto make = [&] { return problem(x); };
+    Problem want = make(), first = make();
+    expect_tiles_agree(want, first, make, true);
+    first.c.expect_frame(first.rows.total);
+  }
+}
+
+TEST_P(GroupedGemmTiles, EveryTileOfTheWeightGradientAgreesWithTheReferenceInTheSameBits) {
+  for (const Extras& extras : kExtras) {
+    for (Dtype out : {GetParam().dtype, Dtype::kF32}) {
+      Extras x = extras;
+      if (size_bytes(out) < 4) x.accumulate = false;
+      const auto make = [&] { return weight(out, x, x.transpose_b); };
+      WeightProblem want = make(), first = make();
+      expect_tiles_agree(want, first, make, false);
+      first.c.expect_frame(first.c.rows);
+    }
+  }
+}
+
 TEST_P(GroupedGemmTest, ZeroRowsWritesThoseFromTheFirstOn) {
   for (const int32_t first : {-3, 0, 2, 4, 9}) {
     Framed x(GetParam().dtype, 4, 5, 2);
@@ -536,6 +594,19 @@ std::string case_name(const ::testing::TestParamInfo<Case>& info) {
          std::to_string(s.n) + "_k" + std::to_string(s.k);
 }
 INSTANTIATE_TEST_SUITE_P(All, GroupedGemmTest, ::testing::ValuesIn(all_cases()), case_name);
+
+// Widths whose rows are aligned with the pads of kExtras, below and above each tile's columns.
+std::vector<Case> tile_cases() {
+  std::vector<Case> cases;
+  for (Dtype d : {Dtype::kF32, Dtype::kBF16, Dtype::kF16}) {
+    for (const Shape& s : {Shape{{1}, 8, 8}, Shape{{127, 0, 128, 129}, 136, 40},
+                           Shape{{0, 5, 300}, 256, 64}, Shape{{17, 129}, 328, 168}}) {
+      cases.push_back({Backend::kCuda, d, s});
+    }
+  }
+  return cases;
+}
+INSTANTIATE_TEST_SUITE_P(All, GroupedGemmTiles, ::testing::ValuesIn(tile_cases()), case_name);
 
 }  // namespace
 }  // namespace troupe

@@ -91,12 +91,12 @@ struct WeightWork {
 
 // A block takes tiles blockIdx.x, + gridDim.x, ... of all experts' results, so that each expert's
 // tiles are spread over all processors, however uneven the experts are.
-template <class T, int kN, bool kAligned>
+template <class T, int kN, int kStages, bool kAligned>
 __global__ void __launch_bounds__(WeightProduct<T, kN>::kThreads)
     grouped_gemm_weight_kernel(const __grid_constant__ Problem<T> p) {
   extern __shared__ __align__(1024) unsigned char shared[];
   WeightWork<T, kN, kAligned> work{p};
-  tile::multiply_tiles(work, shared);
+  tile::multiply_tiles<kStages>(work, shared);
 }
 
 template <class T>
@@ -135,7 +135,8 @@ void grouped_gemm_weight_cuda(const GroupedGemmWeight& x, cudaStream_t stream) {
                                      .rows_are_routed = false,
                                      .cols = x.b.cols,
                                      .aligned = grouped::aligned(x.a) && grouped::aligned(x.b),
-                                     .plain = is_plain(x)},
+                                     .plain = is_plain(x),
+                                     .tile = x.tile},
                                     grouped::current_device());
   if (plan.path == Path::kSm90) {
     return weight_product_sm90_cuda({x.experts,
@@ -153,8 +154,9 @@ void grouped_gemm_weight_cuda(const GroupedGemmWeight& x, cudaStream_t stream) {
   }
   const tile::LaunchShape shape{plan.blocks, plan.threads, plan.shared_bytes};
   dispatch_float(x.a.dtype, [&]<class T>() {
-    grouped::dispatch_tile<T>(plan, [&]<int kN, bool kAligned>() {
-      tile::launch(grouped_gemm_weight_kernel<T, kN, kAligned>, shape, stream, problem<T>(x));
+    grouped::dispatch_tile<T, false>(plan, [&]<int kN, int kStages, bool kAligned>() {
+      auto* kernel = grouped_gemm_weight_kernel<T, kN, kStages, kAligned>;
+      tile::launch(kernel, shape, stream, problem<T>(x));
     });
   });
 }

@@ -34,15 +34,25 @@ inline DeviceLimits current_device() {
           .shared_per_processor = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor)};
 }
 
-// f.operator()<kN, kAligned>() for the plan's tile, of those that T has.
-template <class T, class F>
+// f.operator()<kN, kStages, kAligned>() for the plan's tile, of those that T has (built_tiles). Three
+// stages are for rows alone, where they make room for a second block of threads.
+template <class T, bool kRows, class F>
 void dispatch_tile(const GemmPlan& plan, F&& f) {
+  const GemmTile tile{plan.tile_n, plan.stages};
+  const auto is = [&](int n, int stages, bool aligned) {
+    return tile == GemmTile{n, stages} && plan.aligned == aligned;
+  };
   TROUPE_CHECK(plan.path == Path::kGeneric, "no kernel built for", to_text(plan));
   if constexpr (!std::is_same_v<T, float>) {
-    if (plan.tile_n == 256) return f.template operator()<256, true>();
+    if (is(256, 4, true)) return f.template operator()<256, 4, true>();
+    if (is(64, 4, true)) return f.template operator()<64, 4, true>();
+    if constexpr (kRows) {
+      if (is(128, 3, true)) return f.template operator()<128, 3, true>();
+    }
   }
-  if (plan.aligned) return f.template operator()<128, true>();
-  f.template operator()<128, false>();
+  if (is(128, 4, true)) return f.template operator()<128, 4, true>();
+  TROUPE_CHECK(is(128, 4, false), "no kernel built for", to_text(plan));
+  f.template operator()<128, 4, false>();
 }
 
 }  // namespace troupe::grouped

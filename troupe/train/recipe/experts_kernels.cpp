@@ -1,5 +1,7 @@
 #include "troupe/train/recipe/experts_kernels.h"
 
+#include "troupe/ops/grouped_gemm.h"
+
 namespace troupe {
 
 Sm90Form sm90_form(const ModelConfig& model, const MoeConfig& moe, const GpuProducts& products) {
@@ -30,7 +32,7 @@ ExpertsKernels experts_kernels(const ModelConfig& model, const GpuProducts& prod
       return {.line =
                   "experts: grouped products with the activation between them, not the fused "
                   "kernels for Hopper: " +
-                  why};
+                  why + "; " + grouped_gemm_tiles(products.capability)};
     }
     out.line = "experts: fused kernels for Hopper";
     if (out.fused.empty()) out.fused = sm90_kernel_lines(form, tokens * moe.top_k, products.trial);

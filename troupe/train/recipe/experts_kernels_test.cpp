@@ -34,7 +34,8 @@ TEST(ExpertsKernels, E8_WhatIsNotFusedIsSaidWithItsReason) {
   const ModelConfig plain = model_of(2048, 1024);
   has(experts_line(model_of(2048, 1000), kHopper), "widths 2048 and 1000 are not both multiples");
   has(experts_line(plain, {at::kHalf, 90}), "not in bf16");
-  has(experts_line(plain, {at::kBFloat16, 80}), "compute capability is 80, not 90");
+  has(experts_line(plain, {at::kBFloat16, 80}), "compute capability is 80, not 90; tiles of sm_80");
+  has(experts_line(plain, {at::kBFloat16, 87}), "; tiles of sm_86");
   // Slices of 1024 / 32 = 32 columns.
   has(experts_line(plain, {at::kBFloat16, 90, 32}), "widths 2048 and 32");
   ModelConfig other = plain;

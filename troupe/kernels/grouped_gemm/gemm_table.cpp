@@ -1,0 +1,73 @@
+// The entries. Where none was measured, they follow from these numbers (CUDA programming guide,
+// "technical specifications per compute capability"; NVIDIA's data sheets):
+//
+//                                    8.0 A100   8.6 A10   8.9 L40S   9.0 H100
+//   multiprocessors                     108        72        142        132
+//   shared memory of a block, KiB       163        99         99        227
+//   of a multiprocessor, KiB            164       100        100        228
+//   registers of a multiprocessor       65536 everywhere
+//   products a clock (bf16), each       1024       512        512       1024 by mma.sync
+//
+// Blocks: a stage takes (128 + n) 64 bytes, and the driver 1 KiB of each block.
+//   n = 256, 4 stages    97 KiB: one block everywhere; 256 threads of up to 255 registers are all.
+//   n = 128, 4 stages    65 KiB: two blocks of 128 threads on 8.0 and 9.0, but one on 8.6 and 8.9,
+//                        four warps, one a scheduler, with nothing to do while it waits.
+//   n = 128, 3 stages    49 KiB: two blocks on 8.6 and 8.9 too, hence three stages there.
+//   n = 64, 4 stages     49 KiB: two blocks everywhere (three fit on 8.0; two have as many warps
+//                        as the other tiles).
+//   Weight gradients of 128 columns have 256 threads, and registers for one block: four stages.
+// Rates: for 16 of k, a tile reads (128 + n) 32 bytes of the L2 cache for 128 n 16 products. 256
+// columns need 3/4 of the bytes a product of 128, and are 1.1 times as fast (a tenth is what the
+// Hopper GPUs' rule allowed a wide tile to waste); 64 columns need 3/2, by the same slope 87. By
+// shared memory, 128 bytes a clock: four warps of 64x32 read for 96 clocks and copies write for 48,
+// beside products of 128 clocks on 8.0 (89 of 100), of 256 on 8.6 and 8.9 (no bound). Hence 80: a
+// tile that nobody has timed must save more than it is computed to.
+// Filling: a multiprocessor without a tile adds nothing, whatever the rates.
+#include "troupe/kernels/grouped_gemm/gemm_table.h"
+
+namespace troupe {
+namespace {
+
+constexpr GemmEntry kEntries[] = {
+    {.capability = 80,
+     .gpus = "A100, A30",
+     .measured = false,
+     .fills = true,
+     .rows = {{256, 4, 1, 110}, {128, 4, 2, 100}, {64, 4, 2, 80}},
+     .weight = {{256, 4, 1, 110}, {128, 4, 1, 100}, {64, 4, 2, 80}}},
+    {.capability = 86,
+     .gpus = "A10, A40, RTX 3090",
+     .measured = false,
+     .fills = true,
+     .rows = {{256, 4, 1, 110}, {128, 3, 2, 100}, {64, 4, 2, 80}},
+     .weight = {{256, 4, 1, 110}, {128, 4, 1, 100}, {64, 4, 2, 80}}},
+    {.capability = 89,
+     .gpus = "L40S, L4, RTX 4090",
+     .measured = false,
+     .fills = true,
+     .rows = {{256, 4, 1, 110}, {128, 3, 2, 100}, {64, 4, 2, 80}},
+     .weight = {{256, 4, 1, 110}, {128, 4, 1, 100}, {64, 4, 2, 80}}},
+    // The rule that was there before the table, written as an entry.
+    {.capability = 90,
+     .gpus = "H100, H200",
+     .measured = false,
+     .fills = false,
+     .rows = {{256, 4, 1, 110}, {128, 4, 2, 100}},
+     .weight = {{256, 4, 1, 110}, {128, 4, 1, 100}}},
+};
+
+}  // namespace
+
+std::span<const GemmEntry> gemm_entries() {
+  return kEntries;
+}
+
+const GemmEntry& gemm_entry(int capability) {
+  const GemmEntry* found = kEntries;
+  for (const GemmEntry& entry : gemm_entries()) {
+    if (entry.capability <= capability) found = &entry;
+  }
+  return *found;
+}
+
+}  // namespace troupe
