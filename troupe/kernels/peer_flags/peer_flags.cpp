@@ -27,7 +27,11 @@ void validate(const AwaitFlags& a) {
 
 void signal_flags_ref(const SignalFlags& a) {
   validate(a);
-  for (int64_t i = 0; i < a.count; ++i) *a.flags[static_cast<size_t>(i)] = a.value;
+  for (int64_t i = 0; i < a.count; ++i) {
+    uint32_t* const flag = a.flags[static_cast<size_t>(i)];
+    if (a.marked) flag[1] = a.mark;
+    *flag = a.value;
+  }
 }
 
 void await_flags_ref(const AwaitFlags& a) {
@@ -35,6 +39,11 @@ void await_flags_ref(const AwaitFlags& a) {
   for (int64_t i = 0; i < a.count; ++i) {
     if (static_cast<int32_t>(*a.flags[static_cast<size_t>(i)] - a.want) >= 0) continue;
     *a.missing = static_cast<int32_t>(i);
+    return;
+  }
+  for (int64_t i = 0; a.marked && i < a.count; ++i) {
+    if (a.flags[static_cast<size_t>(i)][1] == a.mark) continue;
+    *a.missing = static_cast<int32_t>(kMostPeers + i);
     return;
   }
 }

@@ -55,6 +55,7 @@ void signal_flags_cpu(const SignalFlags& a, const Pool& /*pool*/) {
   validate(a);
   for (int64_t i = 0; i < a.count; ++i) {
     uint32_t* const flag = a.flags[static_cast<size_t>(i)];
+    if (a.marked) std::atomic_ref(flag[1]).store(a.mark, std::memory_order_relaxed);
     std::atomic_ref(*flag).store(a.value, std::memory_order_release);
     ::syscall(SYS_futex, flag, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
   }
@@ -66,6 +67,11 @@ void await_flags_cpu(const AwaitFlags& a, const Pool& /*pool*/) {
   for (int64_t i = 0; i < a.count; ++i) {
     if (await_one(a.flags[static_cast<size_t>(i)], a, end)) continue;
     *a.missing = static_cast<int32_t>(i);
+    return;
+  }
+  for (int64_t i = 0; a.marked && i < a.count; ++i) {
+    if (seen(a.flags[static_cast<size_t>(i)] + 1) == a.mark) continue;
+    *a.missing = static_cast<int32_t>(kMostPeers + i);
     return;
   }
 }
