@@ -18,6 +18,9 @@
 // Modes, types of the wire and results are those of all_to_all_dispatcher, bit for bit. kExact reads back
 // a row for each slot, which is K times as much room.
 //
+// Forward and backward can be captured in a CUDA graph, by all ranks, behind a call of the same sizes
+// that was not; the graph has the bits of plain calls (symmetric_heap.h).
+//
 // Memory: SymmetricHeap::kSlots transfers of the largest kind, W T rows (kExact: W T K), once for
 // all layers of the group. It grows where a call has more tokens than any before.
 #pragma once

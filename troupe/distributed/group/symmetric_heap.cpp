@@ -36,9 +36,10 @@ constexpr std::chrono::seconds kLeaveTime{2};
 // The first page of a rank's memory: words that others write, [slot][rank that wrote it].
 struct Flags {
   struct Published {
-    uint32_t number, mark;  // of the transfer
+    uint32_t number, mark;  // of the transfer in this slot
   } arrived[SymmetricHeap::kSlots][kMostPeers];
   uint32_t read[SymmetricHeap::kSlots][kMostPeers];  // the number of the transfer read
+  uint32_t begun[SymmetricHeap::kSlots];             // by the rank whose memory this is
 };
 static_assert(sizeof(Flags) <= kPage);
 
@@ -265,19 +266,17 @@ std::shared_ptr<SymmetricHeap::Transfer> SymmetricHeap::begin(Collective what, i
   const size_t slot = Transfer::Memory::slot(number);
   check_device();
   TROUPE_CHECK(!m.open[slot], "this rank has", kSlots, "transfers open and begins another");
-  if (number > kSlots) {
-    AwaitFlags read{.count = group_.size(), .want = static_cast<uint32_t>(number - kSlots)};
-    for (int64_t w = 0; w < group_.size(); ++w) {
-      read.flags[static_cast<size_t>(w)] = &flags_of(*m.peers, group_.rank()).read[slot][w];
-    }
-    wait(read, "transfer " + std::to_string(number - kSlots) + ", which all have to read,");
+  Flags& own = flags_of(*m.peers, group_.rank());
+  AwaitFlags read{.count = group_.size(), .want_at = &own.begun[slot], .advance = &own.begun[slot]};
+  for (int64_t w = 0; w < group_.size(); ++w) {
+    read.flags[static_cast<size_t>(w)] = &own.read[slot][w];
   }
+  wait(read, "what all have to read before transfer " + std::to_string(number));
   m.begun = number;
   m.open[slot] = true;
   const std::string said = std::to_string(static_cast<int>(what)) + ' ' + std::to_string(bytes) +
                            ' ' + std::to_string(contents);
-  const Transfer::Identity identity{.number = number,
-                                    .mark = static_cast<uint32_t>(hash64(said))};
+  const Transfer::Identity identity{.number = number, .mark = static_cast<uint32_t>(hash64(said))};
   return std::shared_ptr<Transfer>(
       new Transfer(*this, memory_, identity, group_.count(what, bytes)));
 }
@@ -287,9 +286,8 @@ namespace {
 // Every rank's word for this one, of those in Flags; of a rank that this one plays, the word of
 // that rank in its own. word(flags, writer) is that of a writer.
 template <class Word>
-SignalFlags to_all(const PeerMemory& memory, const ProcessGroup& group, uint64_t number,
-                   Word&& word) {
-  SignalFlags out{.count = group.size(), .value = static_cast<uint32_t>(number)};
+SignalFlags to_all(const PeerMemory& memory, const ProcessGroup& group, size_t slot, Word&& word) {
+  SignalFlags out{.count = group.size(), .value_at = &flags_of(memory, group.rank()).begun[slot]};
   for (int64_t w = 0; w < group.size(); ++w) {
     const int64_t writer = memory.is_own(w) ? w : group.rank();
     out.flags[static_cast<size_t>(w)] = word(flags_of(memory, w), writer);
@@ -309,7 +307,7 @@ SymmetricHeap::Transfer::Transfer(SymmetricHeap& heap, std::shared_ptr<Memory> m
       memory_(std::move(memory)),
       identity_(identity),
       operation_(operation),
-      read_(to_all(*memory_->peers, heap.group_, identity.number,
+      read_(to_all(*memory_->peers, heap.group_, Memory::slot(identity.number),
                    [slot = Memory::slot(identity.number)](Flags& flags, int64_t writer) {
                      return &flags.read[slot][writer];
                    })),
@@ -324,9 +322,9 @@ void SymmetricHeap::Transfer::publish() {
   TROUPE_CHECK(!std::exchange(published_, true), "a transfer is published once");
   note(heap_.group_.pulse(), Note::kIssue, operation_);
   const size_t slot = Memory::slot(identity_.number);
-  SignalFlags all = to_all(
-      *memory_->peers, heap_.group_, identity_.number,
-      [slot](Flags& flags, int64_t writer) { return &flags.arrived[slot][writer].number; });
+  SignalFlags all =
+      to_all(*memory_->peers, heap_.group_, slot,
+             [slot](Flags& flags, int64_t writer) { return &flags.arrived[slot][writer].number; });
   all.marked = true;
   all.mark = identity_.mark;
   run(device_, all, signal_flags_cpu, &CudaKernels::signal_flags);
@@ -335,13 +333,12 @@ void SymmetricHeap::Transfer::publish() {
 void SymmetricHeap::Transfer::await() {
   if (std::exchange(arrived_, true)) return;
   const ProcessGroup& group = heap_.group_;
-  AwaitFlags all{.count = group.size(),
-                 .want = static_cast<uint32_t>(identity_.number),
-                 .marked = true,
-                 .mark = identity_.mark};
+  const size_t slot = Memory::slot(identity_.number);
   const Flags& own = flags_of(*memory_->peers, group.rank());
+  AwaitFlags all{
+      .count = group.size(), .want_at = &own.begun[slot], .marked = true, .mark = identity_.mark};
   for (int64_t w = 0; w < group.size(); ++w) {
-    all.flags[static_cast<size_t>(w)] = &own.arrived[Memory::slot(identity_.number)][w].number;
+    all.flags[static_cast<size_t>(w)] = &own.arrived[slot][w].number;
   }
   note(group.pulse(), Note::kWait, operation_);
   heap_.wait(all, std::string(to_text(operation_.what)) + ' ' + std::to_string(identity_.number));

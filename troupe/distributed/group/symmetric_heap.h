@@ -19,6 +19,12 @@
 // heap is gone, and after the group's timeout. A transfer says what it is: where a rank awaits
 // another kind, number of bytes or `contents` than one has published, that is an E6001 of both.
 //
+// A slot's transfers are numbered by a word beside the flags, which begin() advances where the
+// memory is. So what was enqueued can be captured in a CUDA graph and replayed: slots stay those of
+// the capture, and numbers go on. Every rank captures the same transfers, each from begin() to its
+// end, and replays in the same order as the others, among other calls too. Of replays no host call
+// throws: check_device() is to be called, or gave_up() read, before what they computed is used.
+//
 // On GPUs memory is the devices', all of this but agree() and reserve() is enqueued on the current
 // stream, and nothing waits for a device. A wait there that gives up lets the stream continue with
 // what is in memory; the next call of begin() or agree() throws. What was computed since is not
@@ -80,8 +86,8 @@ class SymmetricHeap {
     friend class SymmetricHeap;
     struct Memory;
     struct Identity {
-      uint64_t number;
-      uint32_t mark;  // of kind, bytes and contents
+      uint64_t number;  // of those that this rank has begun, for messages; and its slot
+      uint32_t mark;    // of kind, bytes and contents
     };
     Transfer(SymmetricHeap& heap, std::shared_ptr<Memory> memory, const Identity& identity,
              const Operation& operation);
