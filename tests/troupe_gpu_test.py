@@ -245,7 +245,38 @@ def shared_before_return(names):
     return out
 
 
+def waits_in_layers(events):
+    """The calls of a step's trace in which the host waits for its GPU, from the first launch of a router's, an exchange's or a
+    combination's kernel to the last one, in all threads that launch kernels; and the copies to the host that are begun there."""
+    calls = [e for e in events if e.get("cat") in ("cuda_runtime", "cuda_driver")]
+    by_correlation = {e["args"]["correlation"]: e for e in calls if "correlation" in e.get("args", {})}
+
+    def begun_by(events, pattern):
+        """(call, event) of the events with such a name whose call is known."""
+        pairs = ((by_correlation.get(e["args"]["correlation"]), e) for e in events if re.search(pattern, e["name"]))
+        return [(call, e) for call, e in pairs if call]
+    kernels = begun_by([e for e in events if e.get("cat") == "kernel"], "")
+    times = [call["ts"] for call, e in kernels if re.search(r"(route|peer_rows|combine)_kernel<", e["name"])]
+    threads = {call["tid"] for call, _ in kernels}
+    copies = begun_by([e for e in events if e.get("cat") == "gpu_memcpy"], "DtoH")
+    found = [(e, e["name"]) for e in calls if re.search(r"Synchronize|^cudaMemcpy$|^cudaFree$|^cuMemcpyDtoH", e["name"])]
+    found += [(call, e["name"]) for call, e in copies]
+    return [name for call, name in found if call["tid"] in threads and min(times) <= call["ts"] <= max(times)]
+
+
 class Trace(unittest.TestCase):
+    def test_waits_are_found_between_the_first_and_the_last_layer_alone(self):
+        def call(at, name, cat="cuda_runtime", tid=1):
+            return {"cat": cat, "name": name, "ts": at, "tid": tid, "args": {"correlation": at}}
+
+        def ran(at, name, cat="kernel"):
+            return [call(at, "cudaLaunchKernel"), dict(call(at, name, cat), ts=at + 100)]
+        events = [*ran(1, "add"), call(2, "cudaStreamSynchronize"), *ran(3, "troupe::route_kernel<float>(a)"),
+                  call(5, "cudaEventSynchronize"), call(6, "cudaStreamWaitEvent"), call(7, "cudaStreamSynchronize", tid=2),
+                  *ran(8, "Memcpy DtoH (Device -> Pinned)", "gpu_memcpy"), *ran(9, "Memcpy HtoD", "gpu_memcpy"),
+                  *ran(11, "troupe::peer_combine_kernel<float>(b)"), call(12, "cudaStreamSynchronize")]
+        self.assertEqual(waits_in_layers(events), ["cudaEventSynchronize", "Memcpy DtoH (Device -> Pinned)"])
+
     def test_the_order_of_kernels_is_told_apart(self):
         send, shared, routed = "ncclDevKernel_SendRecv(a)", "combine_kernel<T, 8, 1>(b)", "combine_kernel<T, 8, 2>(b)"
         self.assertEqual(shared_before_return([send, shared, routed, send, "add"]), [True])
@@ -263,6 +294,17 @@ class TwoGpusTrace(RanksRun):
             trace = json.loads((self.folder / name / "profile-6.json").read_text())
             kernels = sorted((e["ts"], e["name"]) for e in trace["traceEvents"] if e.get("cat") == "kernel")
             self.assertEqual(shared_before_return([n for _, n in kernels]), [overlap] * 8)  # 4 forward, 4 backward
+
+    def test_54_rows_from_the_other_gpus_memory_need_no_wait_of_the_host(self):
+        """From the first layer's router in a step to the end of the last backward: what all-to-all waits for would be seen."""
+        waits = {}
+        for kind in ("all_to_all", "symmetric"):
+            self.train_ranks(2, f"parallel.dispatcher={kind}", "train.global_batch=16", name=kind)
+            trace = json.loads((self.folder / kind / "profile-6.json").read_text())
+            waits[kind] = waits_in_layers(trace["traceEvents"])
+            print(f"{kind}: the host waits {len(waits[kind])} times in 4 layers of 2 microbatches", flush=True)
+        self.assertGreaterEqual(len(waits["all_to_all"]), 4 * 2)
+        self.assertEqual(waits["symmetric"], [])
 
 
 @unittest.skipUnless(GPUS > 1, "no two GPUs on this machine")

@@ -42,6 +42,8 @@ struct Context {
   RowsOver group_rows = {};  // the rows of all of G (nn/group_rows.h)
   int64_t replicas = 1;      // D, data replicas
   bool budgeted = true;      // false: a step repeated without the budget, which overflowed (C7)
+  // Routed::most of each layer: the most tokens that a rank has in this microbatch; 0: not known.
+  int64_t most_tokens = 0;
   const OutputHook* on_output = nullptr;  // null: nothing is called
 
   bool records() const { return training && owns_backward; }

@@ -99,8 +99,9 @@ MoeOutput MoeLayer::forward(const at::Tensor& x, const Tokens& tokens, const Con
   const at::Tensor x_TD = flat(x, shape_.width);
   const bool twice = config_.ffn.recompute == Recompute::kLayer;
   const RouterOutput routed = router_->forward(x_TD, tokens, context);
-  const Kept kept =
-      keep_within(config_.capacity, routed, tokens, context, experts_.row_alignment());
+  Kept kept = keep_within(config_.capacity, routed, tokens, context, experts_.row_alignment());
+  // Padded capacities are of each rank's own tokens: ranks have to tell each other.
+  if (!config_.capacity.pad) kept.routed.most = context.most_tokens;
 
   // Experts use the router's x, so that gradients are added as router + (experts + shared), also
   // where the latter two come from a recomputed graph.

@@ -188,6 +188,11 @@ StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
   out.context.step = state.done.steps;
   out.context.all_sum = setup_->state.sum_over_stage();
   out.context.replicas = setup_->state.data_ranks();
+  // Microbatches of a step have as many rows on each rank, or none; cut ones are not of one length.
+  const ParallelConfig& parallel = setup_->parallel();
+  if (parallel.context == 1 && parallel.tensor == 1) {
+    out.context.most_tokens = plan_.micro_batch * recipe_.data.sequence;
+  }
   return out;
 }
 

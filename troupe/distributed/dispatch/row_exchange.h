@@ -29,6 +29,9 @@ struct Routed {
   int64_t alignment = 1;  // each expert's segment is a multiple of this many rows (P3)
   int64_t capacity = 0;   // C6: exactly this many rows for each expert; 0: dropless
   int64_t budget = 0;     // C7: most rows this rank accepts; 0: no limit
+  // The most tokens that a rank of the group sends in this call, the same number on all of them;
+  // 0: this rank does not know. Spares some dispatchers to ask; none with a capacity.
+  int64_t most = 0;
 };
 
 struct ExpertRows {

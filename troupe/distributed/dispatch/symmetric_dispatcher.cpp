@@ -7,8 +7,10 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
+#include "troupe/core/file/hash.h"
 #include "troupe/core/number/round.h"
 #include "troupe/distributed/dispatch/copies.h"
 #include "troupe/distributed/dispatch/group_dispatcher.h"
@@ -49,7 +51,7 @@ class SymmetricExchange : public GroupExchange {
     const int64_t back = ranks().size() * slots_ *
                          std::max(row_bytes(x_TD), kWidestScore * (exact() ? 1 : choices_));
     heap.reserve(std::max(bytes, back));
-    x_.transfer = heap.begin(Collective::kAllGather, bytes);
+    x_.transfer = heap.begin(Collective::kAllGather, bytes, contents_);
     routing_.transfer = x_.transfer;
     lay(routing_, 0, routing);
     lay(x_, x_at, rows_TX);
@@ -73,7 +75,8 @@ class SymmetricExchange : public GroupExchange {
 
   void send_grads(const at::Tensor& grad_out_TD) override {
     const at::Tensor rows = packed(grad_out_TD);
-    grad_out_.transfer = heap_of(rows).begin(Collective::kAllGather, most_ * row_bytes(rows));
+    grad_out_.transfer =
+        heap_of(rows).begin(Collective::kAllGather, most_ * row_bytes(rows), contents_);
     lay(grad_out_, 0, rows);
     grad_out_.transfer->publish();
   }
@@ -89,6 +92,21 @@ class SymmetricExchange : public GroupExchange {
                                      x_TD.size(1),
                                      static_cast<int64_t>(x_TD.scalar_type()),
                                      static_cast<int64_t>(score_type_)};
+    if (routed.most > 0) {
+      TROUPE_CHECK(x_TD.size(0) <= routed.most && routed.capacity == 0, "-", x_TD.size(0),
+                   "tokens with a capacity of", routed.capacity,
+                   "are sent where each rank sends up to", routed.most, "without one");
+      most_ = routed.most;
+    } else {
+      ask(heap, own);
+    }
+    slots_ = exact() ? most_ * choices_ : most_;
+    std::string said = std::to_string(most_) + ' ' + std::to_string(exact() ? 1 : 0);
+    for (size_t i = 2; i < own.size(); ++i) said += ' ' + std::to_string(own[i]);
+    contents_ = hash64(said);
+  }
+
+  void ask(SymmetricHeap& heap, const SymmetricHeap::Numbers& own) {
     for (const SymmetricHeap::Numbers& of_rank : heap.agree(own)) {
       TROUPE_CHECK(std::equal(own.begin() + 2, own.end(), of_rank.begin() + 2),
                    "ranks send different rows: of", own[3], "and", of_rank[3], "elements with",
@@ -96,7 +114,6 @@ class SymmetricExchange : public GroupExchange {
       most_ = std::max(most_, of_rank[0]);
       capacity_ += of_rank[1];
     }
-    slots_ = exact() ? most_ * choices_ : most_;
   }
 
   // Rows into this rank's part of the transfer.
@@ -137,7 +154,7 @@ class SymmetricExchange : public GroupExchange {
     const at::Tensor y = y_SX.contiguous();
     TROUPE_CHECK(y.size(0) == held_.size(0), "-", y.size(0), "rows come back, of", held_.size(0));
     Traveling out{.rows = empty_like_rows(y)};
-    out.transfer = heap_of(y).begin(Collective::kAllToAll, y.size(0) * row_bytes(y));
+    out.transfer = heap_of(y).begin(Collective::kAllToAll, y.size(0) * row_bytes(y), contents_);
     run(y.device(),
         PeerRows{.peers = 1,
                  .from = {static_cast<const uint8_t*>(y.const_data_ptr())},
@@ -172,6 +189,7 @@ class SymmetricExchange : public GroupExchange {
   int64_t capacity_ = 0;   // of all ranks together
   int64_t most_ = 1;       // the largest T of a rank; 1 at least
   int64_t slots_ = 0;      // rows of results that each rank has for each other one
+  uint64_t contents_ = 0;  // of these, widths and types: equal where all mean the same layer
   at::Tensor held_;  // int32 [W slots, ..]: local expert of each choice of a source row, or -1
 };
 

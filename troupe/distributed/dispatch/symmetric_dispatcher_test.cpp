@@ -5,6 +5,10 @@
 
 #include <chrono>
 #include <csignal>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
 
 #include "troupe/core/check.h"
 #include "troupe/distributed/group/symmetric_heap.h"
@@ -102,6 +106,79 @@ TEST(SymmetricDispatcher, Q4_RowsInInt8AreThoseOfAllToAll) {
     }
     EXPECT_THROW(symmetric_dispatcher(world.all(), p, Mode::kExact, WireType::kInt8), Error);
   });
+}
+
+// Buffers are larger then, and rows are the same.
+TEST(SymmetricDispatcher, H5_WhatRanksSayInAdvanceChangesNoBit) {
+  in_threads(3, [](World& world) {
+    const ExpertPlacement p = contiguous(6, 3);
+    for (const int64_t most : {30, 43}) {
+      compare(world, {.tokens = {20, 0, 30}, .experts = 6}, p, {.most = most});
+      compare(world, {.tokens = {0, 7, 1}, .type = at::kDouble, .experts = 6}, p, {.most = most});
+    }
+    compare(world, {.tokens = {0, 0, 0}, .experts = 6}, p, {.most = 1});
+    const auto d = over(world, p, Mode::kFast);
+    const Inputs own = part_of(draw({.tokens = {5, 5, 5}}), {.tokens = {5, 5, 5}}, p, world.rank());
+    EXPECT_THROW(forward(*d, own, {.most = 4}), Error);
+    EXPECT_THROW(forward(*d, own, {.capacity = 5, .most = 5}), Error);
+  });
+}
+
+TEST(SymmetricDispatcher, ARankThatKnowsTheMostTokensSendsBeforeOthersCome) {
+  std::promise<void> sent;
+  const std::shared_future<void> seen = sent.get_future().share();
+  in_threads(2, [&](World& world) {
+    const ExpertPlacement p = contiguous(8, 2);
+    const Case c{.tokens = {3, 4}};
+    const Inputs own = part_of(draw(c), c, p, world.rank());
+    const auto d = over(world, p, Mode::kFast);
+    const Results want = run(*d, own);  // there is room now
+    if (world.rank() == 1) {
+      TROUPE_CHECK(seen.wait_for(std::chrono::seconds(30)) == std::future_status::ready, "rank 0");
+    }
+    InFlight flying =
+        d->begin(own.x_TD, {.ids_TK = own.ids_TK, .scores_TK = own.scores_TK, .most = 4});
+    if (world.rank() == 0) sent.set_value();
+    std::move(flying).finish();
+    expect_equal(run(*d, own, {.most = 4}), want, "after");
+  });
+}
+
+// The code of the error that `body` ends with.
+std::optional<Code> code_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& e) {
+    return e.code();
+  }
+  return {};
+}
+
+TEST(SymmetricDispatcher, F_RanksThatSayOtherNumbersAllGetE6001) {
+  in_threads(3, [](World& world) {
+    const ExpertPlacement p = contiguous(6, 3);
+    const Case c{.tokens = {9, 12, 5}, .experts = 6};
+    const Inputs own = part_of(draw(c), c, p, world.rank());
+    const auto d = over(world, p, Mode::kFast);
+    run(*d, own, {.most = 40});  // there is room now
+    const int64_t most = world.rank() == 1 ? 31 : 30;
+    EXPECT_EQ(code_of([&] { forward(*d, own, {.most = most}); }), Code::kRankLost);
+  });
+}
+
+TEST(SymmetricDispatcher, F_ARankThatAsksWhereOthersKnowEndsAllAfterTheTimeout) {
+  in_threads(
+      2,
+      [](World& world) {
+        const ExpertPlacement p = contiguous(8, 2);
+        const Case c{.tokens = {9, 12}};
+        const Inputs own = part_of(draw(c), c, p, world.rank());
+        const auto d = over(world, p, Mode::kFast);
+        run(*d, own, {.most = 40});
+        const int64_t most = world.rank() == 1 ? 0 : 12;
+        EXPECT_EQ(code_of([&] { forward(*d, own, {.most = most}); }), Code::kRankLost);
+      },
+      /*seconds=*/3);
 }
 
 // As a pipeline does: several microbatches forward before the first goes back, of growing sizes.

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "troupe/core/check.h"
+#include "troupe/core/file/hash.h"
 #include "troupe/core/number/round.h"
 #include "troupe/distributed/group/peer_memory.h"
 #include "troupe/distributed/status/process.h"
@@ -34,8 +35,11 @@ constexpr std::chrono::seconds kLeaveTime{2};
 
 // The first page of a rank's memory: words that others write, [slot][rank that wrote it].
 struct Flags {
-  uint32_t arrived[SymmetricHeap::kSlots][kMostPeers];  // the number of the transfer published
-  uint32_t read[SymmetricHeap::kSlots][kMostPeers];     // the number of the transfer read
+  struct Published {
+    uint32_t number, mark;  // of the transfer in this slot
+  } arrived[SymmetricHeap::kSlots][kMostPeers];
+  uint32_t read[SymmetricHeap::kSlots][kMostPeers];  // the number of the transfer read
+  uint32_t begun[SymmetricHeap::kSlots];             // by the rank whose memory this is
 };
 static_assert(sizeof(Flags) <= kPage);
 
@@ -164,11 +168,14 @@ std::string SymmetricHeap::why_gone(int64_t w) const {
   return "";
 }
 
-void SymmetricHeap::lost(const std::string& what, int64_t w, std::string why) const {
-  if (why.empty()) {
+void SymmetricHeap::lost(const std::string& what, int32_t missing, std::string why) const {
+  const std::string rank =
+      "rank " + std::to_string(group_.ranks()[static_cast<size_t>(missing % kMostPeers)]);
+  if (missing >= kMostPeers) {
+    why = rank + " has another transfer there, or one of other sizes";
+  } else if (why.empty()) {
     const auto limit = std::chrono::duration_cast<std::chrono::seconds>(group_.timeout());
-    why = "rank " + std::to_string(group_.ranks()[static_cast<size_t>(w)]) +
-          " did not come within " + std::to_string(limit.count()) + " s";
+    why = rank + " did not come within " + std::to_string(limit.count()) + " s";
   }
   fail(Code::kRankLost, what + " of " + group_.description() + " through shared memory", why);
 }
@@ -182,7 +189,7 @@ at::Tensor SymmetricHeap::gave_up() const {
 void SymmetricHeap::check_device() const {
   if (!on_device_) return;
   const int32_t missing = on_device_->missing();
-  if (missing >= 0) lost("a transfer", missing, why_gone(missing));
+  if (missing >= 0) lost("a transfer", missing, why_gone(missing % kMostPeers));
 }
 
 void SymmetricHeap::wait(const AwaitFlags& flags, const std::string& what) {
@@ -205,6 +212,7 @@ void SymmetricHeap::wait_on_host(const AwaitFlags& flags, const std::string& wha
         std::chrono::duration_cast<std::chrono::nanoseconds>(end - Clock::now()).count(), 0, kLook);
     await_flags_cpu(some, serial);
     if (missing < 0) return;
+    if (missing >= kMostPeers) lost(what, missing, "");
     std::string why = why_gone(missing);
     if (why.empty() && Clock::now() < end) continue;
     // What it did before it went counts.
@@ -249,7 +257,8 @@ int64_t SymmetricHeap::bytes() const {
   return memory_ ? kPage + kSlots * memory_->slot_bytes : 0;
 }
 
-std::shared_ptr<SymmetricHeap::Transfer> SymmetricHeap::begin(Collective what, int64_t bytes) {
+std::shared_ptr<SymmetricHeap::Transfer> SymmetricHeap::begin(Collective what, int64_t bytes,
+                                                              uint64_t contents) {
   TROUPE_CHECK(memory_ && bytes <= memory_->slot_bytes, "a transfer of", bytes, "bytes, and",
                memory_ ? memory_->slot_bytes : 0, "are reserved");
   Transfer::Memory& m = *memory_;
@@ -257,29 +266,31 @@ std::shared_ptr<SymmetricHeap::Transfer> SymmetricHeap::begin(Collective what, i
   const size_t slot = Transfer::Memory::slot(number);
   check_device();
   TROUPE_CHECK(!m.open[slot], "this rank has", kSlots, "transfers open and begins another");
-  if (number > kSlots) {
-    AwaitFlags read{.count = group_.size(), .want = static_cast<uint32_t>(number - kSlots)};
-    for (int64_t w = 0; w < group_.size(); ++w) {
-      read.flags[static_cast<size_t>(w)] = &flags_of(*m.peers, group_.rank()).read[slot][w];
-    }
-    wait(read, "transfer " + std::to_string(number - kSlots) + ", which all have to read,");
+  Flags& own = flags_of(*m.peers, group_.rank());
+  AwaitFlags read{.count = group_.size(), .want_at = &own.begun[slot], .advance = &own.begun[slot]};
+  for (int64_t w = 0; w < group_.size(); ++w) {
+    read.flags[static_cast<size_t>(w)] = &own.read[slot][w];
   }
+  wait(read, "what all have to read before transfer " + std::to_string(number));
   m.begun = number;
   m.open[slot] = true;
-  return std::shared_ptr<Transfer>(new Transfer(*this, memory_, number, group_.count(what, bytes)));
+  const std::string said = std::to_string(static_cast<int>(what)) + ' ' + std::to_string(bytes) +
+                           ' ' + std::to_string(contents);
+  const Transfer::Identity identity{.number = number, .mark = static_cast<uint32_t>(hash64(said))};
+  return std::shared_ptr<Transfer>(
+      new Transfer(*this, memory_, identity, group_.count(what, bytes)));
 }
 
 namespace {
 
-// Every rank's word for this one, in one of the arrays of Flags; of a rank that this one plays, the
-// word of that rank in its own.
-SignalFlags to_all(const PeerMemory& memory, const ProcessGroup& group, uint64_t number,
-                   uint32_t (Flags::*words)[SymmetricHeap::kSlots][kMostPeers]) {
-  const auto slot = static_cast<size_t>(number % SymmetricHeap::kSlots);
-  SignalFlags out{.count = group.size(), .value = static_cast<uint32_t>(number)};
+// Every rank's word for this one, of those in Flags; of a rank that this one plays, the word of
+// that rank in its own. word(flags, writer) is that of a writer.
+template <class Word>
+SignalFlags to_all(const PeerMemory& memory, const ProcessGroup& group, size_t slot, Word&& word) {
+  SignalFlags out{.count = group.size(), .value_at = &flags_of(memory, group.rank()).begun[slot]};
   for (int64_t w = 0; w < group.size(); ++w) {
     const int64_t writer = memory.is_own(w) ? w : group.rank();
-    out.flags[static_cast<size_t>(w)] = &(flags_of(memory, w).*words)[slot][writer];
+    out.flags[static_cast<size_t>(w)] = word(flags_of(memory, w), writer);
   }
   return out;
 }
@@ -291,42 +302,52 @@ void note(Pulse* pulse, Note event, const Operation& operation) {
 }  // namespace
 
 SymmetricHeap::Transfer::Transfer(SymmetricHeap& heap, std::shared_ptr<Memory> memory,
-                                  uint64_t number, const Operation& operation)
+                                  const Identity& identity, const Operation& operation)
     : heap_(heap),
       memory_(std::move(memory)),
-      number_(number),
+      identity_(identity),
       operation_(operation),
-      read_(to_all(*memory_->peers, heap.group_, number, &Flags::read)),
+      read_(to_all(*memory_->peers, heap.group_, Memory::slot(identity.number),
+                   [slot = Memory::slot(identity.number)](Flags& flags, int64_t writer) {
+                     return &flags.read[slot][writer];
+                   })),
       device_(heap.device_) {}
 
 uint8_t* SymmetricHeap::Transfer::of_rank(int64_t w) const {
   return memory_->peers->of(w) + kPage +
-         static_cast<int64_t>(Memory::slot(number_)) * memory_->slot_bytes;
+         static_cast<int64_t>(Memory::slot(identity_.number)) * memory_->slot_bytes;
 }
 
 void SymmetricHeap::Transfer::publish() {
   TROUPE_CHECK(!std::exchange(published_, true), "a transfer is published once");
   note(heap_.group_.pulse(), Note::kIssue, operation_);
-  run(device_, to_all(*memory_->peers, heap_.group_, number_, &Flags::arrived), signal_flags_cpu,
-      &CudaKernels::signal_flags);
+  const size_t slot = Memory::slot(identity_.number);
+  SignalFlags all =
+      to_all(*memory_->peers, heap_.group_, slot,
+             [slot](Flags& flags, int64_t writer) { return &flags.arrived[slot][writer].number; });
+  all.marked = true;
+  all.mark = identity_.mark;
+  run(device_, all, signal_flags_cpu, &CudaKernels::signal_flags);
 }
 
 void SymmetricHeap::Transfer::await() {
   if (std::exchange(arrived_, true)) return;
   const ProcessGroup& group = heap_.group_;
-  AwaitFlags all{.count = group.size(), .want = static_cast<uint32_t>(number_)};
+  const size_t slot = Memory::slot(identity_.number);
   const Flags& own = flags_of(*memory_->peers, group.rank());
+  AwaitFlags all{
+      .count = group.size(), .want_at = &own.begun[slot], .marked = true, .mark = identity_.mark};
   for (int64_t w = 0; w < group.size(); ++w) {
-    all.flags[static_cast<size_t>(w)] = &own.arrived[Memory::slot(number_)][w];
+    all.flags[static_cast<size_t>(w)] = &own.arrived[slot][w].number;
   }
   note(group.pulse(), Note::kWait, operation_);
-  heap_.wait(all, std::string(to_text(operation_.what)) + ' ' + std::to_string(number_));
+  heap_.wait(all, std::string(to_text(operation_.what)) + ' ' + std::to_string(identity_.number));
   note(group.pulse(), Note::kWaited, operation_);
 }
 
 // Also where this rank reads nothing: the others may go on.
 SymmetricHeap::Transfer::~Transfer() {
-  memory_->open[Memory::slot(number_)] = false;
+  memory_->open[Memory::slot(identity_.number)] = false;
   try {
     run(device_, read_, signal_flags_cpu, &CudaKernels::signal_flags);
   } catch (const std::exception&) {  // of a device that has failed: its next call says so

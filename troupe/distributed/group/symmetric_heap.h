@@ -16,7 +16,14 @@
 // E9001.
 //
 // Each wait ends: with E6001 as soon as the missing rank's process is seen to have ended or its
-// heap is gone, and after the group's timeout.
+// heap is gone, and after the group's timeout. A transfer says what it is: where a rank awaits
+// another kind, number of bytes or `contents` than one has published, that is an E6001 of both.
+//
+// A slot's transfers are numbered by a word beside the flags, which begin() advances where the
+// memory is. So what was enqueued can be captured in a CUDA graph and replayed: slots stay those of
+// the capture, and numbers go on. Every rank captures the same transfers, each from begin() to its
+// end, and replays in the same order as the others, among other calls too. Of replays no host call
+// throws: check_device() is to be called, or gave_up() read, before what they computed is used.
 //
 // On GPUs memory is the devices', all of this but agree() and reserve() is enqueued on the current
 // stream, and nothing waits for a device. A wait there that gives up lets the stream continue with
@@ -78,19 +85,24 @@ class SymmetricHeap {
    private:
     friend class SymmetricHeap;
     struct Memory;
-    Transfer(SymmetricHeap& heap, std::shared_ptr<Memory> memory, uint64_t number,
+    struct Identity {
+      uint64_t number;  // of those that this rank has begun, for messages; and its slot
+      uint32_t mark;    // of kind, bytes and contents
+    };
+    Transfer(SymmetricHeap& heap, std::shared_ptr<Memory> memory, const Identity& identity,
              const Operation& operation);
     uint8_t* of_rank(int64_t w) const;
 
     SymmetricHeap& heap_;
     std::shared_ptr<Memory> memory_;  // one that has been outgrown lives until its last transfer
-    uint64_t number_;
+    Identity identity_;
     Operation operation_;
     SignalFlags read_;  // for the end, which may come after the group's
     c10::Device device_;
     bool published_ = false, arrived_ = false;
   };
-  std::shared_ptr<Transfer> begin(Collective what, int64_t bytes);
+  // `contents`: a number for what the bytes are; equal on every rank.
+  std::shared_ptr<Transfer> begin(Collective what, int64_t bytes, uint64_t contents = 0);
 
  private:
   struct Control;
@@ -104,7 +116,8 @@ class SymmetricHeap {
   // Waits for flags of all ranks, [w]; `what` is for the message.
   void wait(const AwaitFlags& flags, const std::string& what);
   void wait_on_host(const AwaitFlags& flags, const std::string& what);
-  [[noreturn]] void lost(const std::string& what, int64_t w, std::string why) const;
+  // `missing` as AwaitFlags has it.
+  [[noreturn]] void lost(const std::string& what, int32_t missing, std::string why) const;
   std::string why_gone(int64_t w) const;  // empty: it is there, as far as can be seen
 
   ProcessGroup& group_;

@@ -200,6 +200,28 @@ TEST(SymmetricHeap, F_ARankThatLeavesEndsTheWaitOfTheOthers) {
   });
 }
 
+TEST(SymmetricHeap, F_RanksThatMeanOtherTransfersAllGetAnError) {
+  struct Meant {
+    Collective what;
+    int64_t bytes;
+    uint64_t contents;
+  };
+  for (const Meant& other :
+       {Meant{Collective::kAllToAll, kBytes, 5}, Meant{Collective::kAllGather, kBytes - 8, 5},
+        Meant{Collective::kAllGather, kBytes, 6}}) {
+    in_threads(3, [&](World& world) {
+      const auto group = world.all();
+      SymmetricHeap& heap = group->heap(kCpu);
+      heap.reserve(kBytes);
+      const Meant mine = world.rank() == 1 ? other : Meant{Collective::kAllGather, kBytes, 5};
+      const auto t = heap.begin(mine.what, mine.bytes, mine.contents);
+      write(*t, world.rank(), 1);
+      const std::string text = lost([&] { t->await(); });
+      EXPECT_NE(text.find("has another transfer there"), std::string::npos) << text;
+    });
+  }
+}
+
 TEST(SymmetricHeap, F_ARankThatDoesNotComeEndsTheWaitAfterTheTimeout) {
   in_threads(
       2,

@@ -104,7 +104,7 @@ inline Inputs part_of(const Inputs& all, const Case& c, const ExpertPlacement& p
 }
 
 struct Options {
-  int64_t alignment = 1, capacity = 0, budget = 0;
+  int64_t alignment = 1, capacity = 0, budget = 0, most = 0;
 };
 
 struct Results {
@@ -132,7 +132,8 @@ inline Forward forward(Dispatcher& d, const Inputs& in, const Options& o = {}) {
                                                     .scores_TK = f.leaves[1],
                                                     .alignment = o.alignment,
                                                     .capacity = o.capacity,
-                                                    .budget = o.budget})
+                                                    .budget = o.budget,
+                                                    .most = o.most})
                                   .finish();
   const ExpertWeights w{f.leaves[2], std::nullopt, f.leaves[3], std::nullopt};
   f.out_TD = rows.combine(moe_ffn(rows.source_SD, rows.scores_SK, rows.plan, w, {}));

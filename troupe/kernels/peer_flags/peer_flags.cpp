@@ -27,16 +27,28 @@ void validate(const AwaitFlags& a) {
 
 void signal_flags_ref(const SignalFlags& a) {
   validate(a);
-  for (int64_t i = 0; i < a.count; ++i) *a.flags[static_cast<size_t>(i)] = a.value;
+  const uint32_t value = a.value_at != nullptr ? *a.value_at : a.value;
+  for (int64_t i = 0; i < a.count; ++i) {
+    uint32_t* const flag = a.flags[static_cast<size_t>(i)];
+    if (a.marked) flag[1] = a.mark;
+    *flag = value;
+  }
 }
 
 void await_flags_ref(const AwaitFlags& a) {
   validate(a);
+  const uint32_t want = a.want_at != nullptr ? *a.want_at : a.want;
+  const auto give_up = [&a](int64_t missing) {
+    if (*a.missing < 0) *a.missing = static_cast<int32_t>(missing);
+  };
   for (int64_t i = 0; i < a.count; ++i) {
-    if (static_cast<int32_t>(*a.flags[static_cast<size_t>(i)] - a.want) >= 0) continue;
-    *a.missing = static_cast<int32_t>(i);
-    return;
+    if (static_cast<int32_t>(*a.flags[static_cast<size_t>(i)] - want) >= 0) continue;
+    return give_up(i);
   }
+  for (int64_t i = 0; a.marked && i < a.count; ++i) {
+    if (a.flags[static_cast<size_t>(i)][1] != a.mark) return give_up(kMostPeers + i);
+  }
+  if (a.advance != nullptr) *a.advance = want + 1;
 }
 
 }  // namespace troupe

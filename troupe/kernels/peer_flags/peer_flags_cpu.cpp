@@ -34,13 +34,13 @@ void sleep_on(const uint32_t* flag, uint32_t value, int64_t ns) {
   ::syscall(SYS_futex, flag, FUTEX_WAIT, value, &time, nullptr, 0);
 }
 
-bool await_one(const uint32_t* flag, const AwaitFlags& a, Clock::time_point end) {
+bool await_one(const uint32_t* flag, uint32_t want, const AwaitFlags& a, Clock::time_point end) {
   for (int i = 0; i < kLooks; ++i) {
-    if (reached(seen(flag), a.want)) return true;
+    if (reached(seen(flag), want)) return true;
   }
   while (true) {
     const uint32_t value = seen(flag);
-    if (reached(value, a.want)) return true;
+    if (reached(value, want)) return true;
     if (a.stop != nullptr && seen(a.stop) != 0) return false;
     const int64_t left =
         std::chrono::duration_cast<std::chrono::nanoseconds>(end - Clock::now()).count();
@@ -53,21 +53,30 @@ bool await_one(const uint32_t* flag, const AwaitFlags& a, Clock::time_point end)
 
 void signal_flags_cpu(const SignalFlags& a, const Pool& /*pool*/) {
   validate(a);
+  const uint32_t value = a.value_at != nullptr ? *a.value_at : a.value;
   for (int64_t i = 0; i < a.count; ++i) {
     uint32_t* const flag = a.flags[static_cast<size_t>(i)];
-    std::atomic_ref(*flag).store(a.value, std::memory_order_release);
+    if (a.marked) std::atomic_ref(flag[1]).store(a.mark, std::memory_order_relaxed);
+    std::atomic_ref(*flag).store(value, std::memory_order_release);
     ::syscall(SYS_futex, flag, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
   }
 }
 
 void await_flags_cpu(const AwaitFlags& a, const Pool& /*pool*/) {
   validate(a);
-  const Clock::time_point end = Clock::now() + std::chrono::nanoseconds(a.limit_ns);
+  const bool lost = *a.missing >= 0;
+  const Clock::time_point end = Clock::now() + std::chrono::nanoseconds(lost ? 0 : a.limit_ns);
+  const uint32_t want = a.want_at != nullptr ? *a.want_at : a.want;
+  const auto give_up = [&](int64_t missing) {
+    if (!lost) *a.missing = static_cast<int32_t>(missing);
+  };
   for (int64_t i = 0; i < a.count; ++i) {
-    if (await_one(a.flags[static_cast<size_t>(i)], a, end)) continue;
-    *a.missing = static_cast<int32_t>(i);
-    return;
+    if (!await_one(a.flags[static_cast<size_t>(i)], want, a, end)) return give_up(i);
   }
+  for (int64_t i = 0; a.marked && i < a.count; ++i) {
+    if (seen(a.flags[static_cast<size_t>(i)] + 1) != a.mark) return give_up(kMostPeers + i);
+  }
+  if (a.advance != nullptr) *a.advance = want + 1;
 }
 
 }  // namespace troupe

@@ -100,6 +100,87 @@ TEST_P(PeerFlagsTest, F_StopEndsAWaitLongBeforeItsLimit) {
   EXPECT_LT(Clock::now() - begin, std::chrono::minutes(2));
 }
 
+// Pairs of words: the flag, and what it says has come.
+TEST_P(PeerFlagsTest, F_OtherMarksAreNamedWhereAllHaveCome) {
+  Problem p({0, 0, 0, 0, 0, 0});
+  const auto pairs = [&p](auto args, uint32_t mark) {
+    args.count = 3;
+    args.marked = true;
+    args.mark = mark;
+    for (size_t i = 0; i < 3; ++i) args.flags[i] = &p.flags[2 * i];
+    return args;
+  };
+  const auto send = [&](const SignalFlags& args) {
+    testing::run(GetParam(), args, signal_flags_cpu, TROUPE_CUDA_PATH(signal_flags_cuda));
+  };
+  const auto missed = [&](uint32_t want, uint32_t mark) {
+    int32_t out = -1;
+    for (const bool reference : {false, true}) {
+      p.missing[0] = -1;
+      const AwaitFlags args = pairs(p.await(want, 0), mark);
+      if (reference) {
+        await_flags_ref(args);
+        EXPECT_EQ(p.missing[0], out);
+      } else {
+        testing::run(GetParam(), args, await_flags_cpu, TROUPE_CUDA_PATH(await_flags_cuda));
+        out = p.missing[0];
+      }
+    }
+    return out;
+  };
+  send(pairs(p.signal(7), 90));
+  for (size_t i = 0; i < 6; ++i) EXPECT_EQ(p.flags[i], i % 2 == 0 ? 7u : 90u) << i;
+  EXPECT_EQ(missed(7, 90), -1);
+  EXPECT_EQ(missed(7, 91), kMostPeers);
+  p.flags[3] = 91;
+  p.flags[5] = 91;
+  EXPECT_EQ(missed(7, 90), kMostPeers + 1);
+  p.flags[4] = 6;
+  EXPECT_EQ(missed(7, 90), 2);  // that it has not come counts first
+  send(p.signal(8));            // without marks each word is a flag of its own
+  for (size_t i = 0; i < 6; ++i) EXPECT_EQ(p.flags[i], 8u) << i;
+}
+
+// The same call once more is about the next number, as a graph's is that is replayed.
+TEST_P(PeerFlagsTest, NumbersAreCountedWhereTheFlagsAre) {
+  for (const bool reference : {false, true}) {
+    Problem p({0xfffffffeu, 0xffffffffu, 0xfffffffeu});  // [2]: the number
+    AwaitFlags wait = p.await(99, 0);
+    SignalFlags told = p.signal(99);
+    wait.count = told.count = 2;
+    wait.want_at = told.value_at = &p.flags[2];
+    wait.advance = &p.flags[2];
+    const auto both = [&] {
+      if (reference) {
+        await_flags_ref(wait);
+        return signal_flags_ref(told);
+      }
+      testing::run(GetParam(), wait, await_flags_cpu, TROUPE_CUDA_PATH(await_flags_cuda));
+      testing::run(GetParam(), told, signal_flags_cpu, TROUPE_CUDA_PATH(signal_flags_cuda));
+    };
+    for (uint32_t n = 0; n < 4; ++n) {
+      both();
+      EXPECT_EQ(p.missing[0], -1);
+      for (size_t i = 0; i < 3; ++i) EXPECT_EQ(p.flags[i], 0xffffffffu + n) << i;
+    }
+    p.flags[1] = 0;  // behind: nothing is counted
+    both();
+    EXPECT_EQ(p.missing[0], 1);
+    EXPECT_EQ(p.flags[2], 2u);
+  }
+}
+
+TEST_P(PeerFlagsTest, F_AWaitBehindOneThatGaveUpEndsAtOnceAndNamesNobodyElse) {
+  Problem p({9, 8}), ref({9, 8});
+  p.missing[0] = 0;
+  ref.missing[0] = 0;
+  const auto begin = Clock::now();
+  EXPECT_EQ(await(p, 9, 3600 * kSecond), 0);
+  EXPECT_LT(Clock::now() - begin, std::chrono::minutes(2));
+  await_flags_ref(ref.await(9, 0));
+  EXPECT_EQ(ref.missing[0], 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, PeerFlagsTest, ::testing::Values(Backend::kCpu, Backend::kCuda),
                          [](const auto& c) { return std::string(testing::name(c.param)); });
 

@@ -1,5 +1,6 @@
 #include "troupe/testing/torch/ranks.h"
 
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <spawn.h>
@@ -15,10 +16,13 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "troupe/core/check.h"
 #include "troupe/distributed/world/store_server.h"
 #include "troupe/distributed/world/threads.h"
+#include "troupe/ops/support/cuda_plugin.h"
 #include "troupe/testing/temporary_folder.h"
 
 namespace troupe::testing {
@@ -39,8 +43,18 @@ const char* variable(const char* name) {
   return std::getenv(name);
 }
 
+// The rank's GPU, made the current one, and the number of them.
+std::pair<c10::Device, int> gpu_of(int rank) {
+  TROUPE_CHECK(has_cuda(), "-", why_no_cuda());
+  const c10::impl::VirtualGuardImpl gpus(c10::kCUDA);
+  const int count = gpus.deviceCount();
+  const c10::Device own(c10::kCUDA, static_cast<c10::DeviceIndex>(rank % count));
+  gpus.setDevice(own);
+  return {own, count};
+}
+
 // Runs the body as one of the ranks, if this process is one and this is its call.
-void run_as_rank(int call, const std::function<void(World&)>& body) {
+void run_as_rank(int call, const std::function<void(World&)>& body, bool on_gpus) {
   if (call != std::atoi(variable("TROUPE_TEST_CALL"))) return;
   const LauncherEnvironment place{.rank = std::atoi(variable("RANK")),
                                   .size = std::atoi(variable("WORLD_SIZE")),
@@ -48,11 +62,14 @@ void run_as_rank(int call, const std::function<void(World&)>& body) {
                                   .local_size = std::atoi(variable("WORLD_SIZE")),
                                   .port = std::atoi(variable("MASTER_PORT")),
                                   .launcher_has_store = true};
+  const auto [device, gpus] =
+      on_gpus ? gpu_of(static_cast<int>(place.rank)) : std::pair(c10::Device(c10::kCPU), 0);
   {
     World world(
-        place, c10::kCPU,
+        place, device,
         {.start_timeout = std::chrono::seconds(30),
-         .hang_timeout = std::chrono::seconds(std::atoi(variable("TROUPE_TEST_SECONDS"))) / 2});
+         .hang_timeout = std::chrono::seconds(std::atoi(variable("TROUPE_TEST_SECONDS"))) / 2,
+         .staged = on_gpus && gpus < place.size});
     try {
       body(world);
     } catch (const std::exception& e) {
@@ -107,16 +124,11 @@ Process start(int rank, int ranks, int call, int port, const std::string& folder
   return out;
 }
 
-}  // namespace
-
-void in_ranks(int ranks, const std::function<void(World&)>& body, int seconds) {
-  in_ranks_that_end(std::vector<int>(static_cast<size_t>(ranks), 0), body, seconds);
-}
-
-void in_ranks_that_end(const std::vector<int>& ends, const std::function<void(World&)>& body,
-                       int seconds) {
+void run_ranks(const std::vector<int>& ends, const std::function<void(World&)>& body, int seconds,
+               bool on_gpus) {
+  if (on_gpus && !has_cuda()) GTEST_SKIP() << why_no_cuda();
   const int call = next_call();
-  if (variable("TROUPE_TEST_CALL") != nullptr) return run_as_rank(call, body);
+  if (variable("TROUPE_TEST_CALL") != nullptr) return run_as_rank(call, body, on_gpus);
   const int ranks = static_cast<int>(ends.size());
   const TemporaryFolder folder;
   const StoreServer store;
@@ -147,6 +159,22 @@ void in_ranks_that_end(const std::vector<int>& ends, const std::function<void(Wo
                     << text_of(p.output);
     }
   }
+}
+
+}  // namespace
+
+void in_ranks(int ranks, const std::function<void(World&)>& body, int seconds) {
+  in_ranks_that_end(std::vector<int>(static_cast<size_t>(ranks), 0), body, seconds);
+}
+
+void in_ranks_that_end(const std::vector<int>& ends, const std::function<void(World&)>& body,
+                       int seconds) {
+  run_ranks(ends, body, seconds, /*on_gpus=*/false);
+}
+
+void in_ranks_on_gpus(const std::vector<int>& ends, const std::function<void(World&)>& body,
+                      int seconds) {
+  run_ranks(ends, body, seconds, /*on_gpus=*/true);
 }
 
 void in_threads(int ranks, const std::function<void(World&)>& body, int seconds) {

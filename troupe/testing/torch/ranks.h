@@ -28,4 +28,9 @@ void in_threads(int ranks, WorldOptions how, const std::function<void(World&)>& 
 void in_ranks_that_end(const std::vector<int>& ends, const std::function<void(World&)>& body,
                        int seconds = 60);
 
+// Ranks whose tensors are on GPUs: each has one of its own, or, where there are fewer, several share
+// one and collectives go through host memory. The test skips itself where there is none.
+void in_ranks_on_gpus(const std::vector<int>& ends, const std::function<void(World&)>& body,
+                      int seconds = 120);
+
 }  // namespace troupe::testing

@@ -61,7 +61,7 @@ std::string rate_text(double bytes_per_second) {
   return fixed(bytes_per_second / 1e6, 1) + " MB/s";
 }
 
-std::string gib_text(int64_t bytes) {
+std::string gibibytes(int64_t bytes) {
   return fixed(static_cast<double>(bytes) / (1 << 30), 2) + " GiB";
 }
 
@@ -257,9 +257,9 @@ Finding judge_disk_speed(const std::string& folder, const DiskSpeed& speed,
 }
 
 Finding judge_free_memory(int64_t free, const MachineBounds& bounds) {
-  const std::string text = free < 0 ? "unknown" : gib_text(free);
+  const std::string text = free < 0 ? "unknown" : gibibytes(free);
   return bounded(free < 0 || free >= bounds.memory.value, "free memory", text,
-                 gib_text(bounds.memory.value), "end what else runs here");
+                 gibibytes(bounds.memory.value), "end what else runs here");
 }
 
 std::vector<Finding> judge_gpus(const std::vector<GpuMeasure>& gpus, const MachineBounds& bounds) {
@@ -277,9 +277,9 @@ std::vector<Finding> judge_gpus(const std::vector<GpuMeasure>& gpus, const Machi
     const double share = gpu.speed / fastest;
     out.push_back(
         bounded(gpu.free >= bounds.gpu_memory.value && share >= bounds.gpu_speed, what,
-                gib_text(gpu.free) + " free, " + fixed(gpu.speed / 1e12, 1) + " TFLOP/s, " +
+                gibibytes(gpu.free) + " free, " + fixed(gpu.speed / 1e12, 1) + " TFLOP/s, " +
                     fixed(share, 2) + " of this machine's fastest",
-                gib_text(bounds.gpu_memory.value) + ", " + fixed(bounds.gpu_speed, 2),
+                gibibytes(bounds.gpu_memory.value) + ", " + fixed(bounds.gpu_speed, 2),
                 "another process has its memory, or its clock is low: heat, a power limit"));
   }
   return out;
