@@ -27,7 +27,7 @@ class Block {
   // number.
   virtual UnitResult forward(const at::Tensor& h, const Batch& batch, const Packing& packing,
                              const Context& context) = 0;
-  virtual MoeLayer* moe() = 0;  // null: a dense block
+  virtual MoeLayer* moe() = 0;                              // null: a dense block
   virtual AttentionModule* attention() { return nullptr; }  // null: none, or a form of its own
   virtual void for_each(const std::string& prefix, const VisitParam& f) = 0;
 };
