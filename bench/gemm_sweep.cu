@@ -347,32 +347,24 @@ std::string text(const TileSpeed (&speeds)[3]) {
 }
 
 void print_entry(const std::vector<Result>& results, const DeviceLimits& device, const char* gpu) {
-  GemmEntry entry{.capability = device.capability,
-                  .gpus = gpu,
-                  .measured = true,
-                  .fills = false,
-                  .rows = {},
-                  .weight = {}};
+  GemmEntry entry{
+      .capability = device.capability, .gpus = gpu, .measured = true, .rows = {}, .weight = {}};
   fill_speeds(entry.rows, false, results, device);
   fill_speeds(entry.weight, true, results, device);
   if (entry.rows[0].rate == 0 || entry.weight[0].rate == 0) {
     std::printf("no entry: no large product of each kind was timed\n");
     return;
   }
-  GemmEntry filling = entry;
-  filling.fills = true;
-  const double without = least_ratio(entry, results, device);
-  const double with = least_ratio(filling, results, device);
-  if (with > without) entry = filling;
   std::printf(
-      "least ratio of the entry in use (%d, %s) %.3f; of these times' own, without filling %.3f, "
-      "with %.3f. For gemm_table.cpp:\n"
-      "    {.capability = %d,\n     .gpus = \"%s\",\n     .measured = true,\n     .fills = %s,\n"
+      "least ratio of the entry in use (%d, %s) %.3f; of these times' own %.3f. For "
+      "gemm_table.cpp:\n"
+      "    {.capability = %d,\n     .gpus = \"%s\",\n     .measured = true,\n"
       "     .rows = %s,\n     .weight = %s},\n",
       gemm_entry(device.capability).capability,
       gemm_entry(device.capability).measured ? "measured" : "computed",
-      least_ratio(gemm_entry(device.capability), results, device), without, with, entry.capability,
-      gpu, entry.fills ? "true" : "false", text(entry.rows).c_str(), text(entry.weight).c_str());
+      least_ratio(gemm_entry(device.capability), results, device),
+      least_ratio(entry, results, device), entry.capability, gpu, text(entry.rows).c_str(),
+      text(entry.weight).c_str());
 }
 
 int run(const Options& options) {

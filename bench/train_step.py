@@ -27,6 +27,7 @@ MODELS = {  # sequences and tokens of a step, d, layers, heads, experts, k, hidd
                        vocab=2048),
     "olmoe-60m": dict(sequences=4, tokens=512, d=384, layers=8, heads=6, experts=16, k=4, hidden=384,
                       vocab=4096),
+    "small-gpu": dict(sequences=8, tokens=512, d=512, layers=8, heads=8, experts=16, k=4, hidden=512, vocab=8192, device="cuda"),
     "olmoe-8l": dict(sequences=4, tokens=4096, d=2048, layers=8, heads=16, experts=64, k=8, hidden=1024,
                      vocab=50304, device="cuda"),
     "qwen3-5l": dict(sequences=4, tokens=4096, d=2048, layers=5, heads=32, kv_heads=4, head_dim=128, experts=128, k=8,

@@ -60,8 +60,9 @@ std::span<const GemmTile> built_tiles(const GemmProblem& p) {
 }
 
 TileSpeed choose_tile(const GemmEntry& entry, const GemmProblem& p, const DeviceLimits& limits) {
-  const int64_t least = entry.fills ? limits.processors : 0;
-  const auto cost = [&](const TileSpeed& t) { return std::max(count_tiles(p, t.n), least) * t.n; };
+  const auto cost = [&](const TileSpeed& t) {
+    return (count_tiles(p, t.n) + limits.processors) * t.n;
+  };
   TileSpeed best;
   for (const TileSpeed& t : p.rows_are_routed ? entry.rows : entry.weight) {
     if (t.n == 0 || !is_built(p, t.tile()) || shared_bytes(t.tile()) > limits.shared_per_block) {
@@ -69,7 +70,9 @@ TileSpeed choose_tile(const GemmEntry& entry, const GemmProblem& p, const Device
     }
     if (best.n == 0 || cost(t) * best.rate < cost(best) * t.rate) best = t;
   }
-  return best.n != 0 ? best : with_registers(p, kOnlyTile[0]);
+  if (best.n == 0) return with_registers(p, kOnlyTile[0]);
+  best.blocks = std::min(best.blocks, with_registers(p, best.tile()).blocks);
+  return best;
 }
 
 GemmPlan choose_plan(const GemmProblem& p, const DeviceLimits& limits) {

@@ -51,8 +51,9 @@ struct GemmPlan {
 // The tiles that the generic kernel was built with for such a problem, the widest first.
 std::span<const GemmTile> built_tiles(const GemmProblem& problem);
 
-// The entry's tile with the least of max(tiles, multiprocessors if the entry fills) n / rate, of
-// those that fit into shared memory and were built; the wider of two alike.
+// The entry's tile with the least of (tiles + multiprocessors) n / rate, of those that fit into
+// shared memory and were built; the wider of two alike. Beside its share of the tiles, each
+// multiprocessor spends a tile's time on the first stages and on the end, when others have none.
 TileSpeed choose_tile(const GemmEntry& entry, const GemmProblem& problem,
                       const DeviceLimits& limits);
 

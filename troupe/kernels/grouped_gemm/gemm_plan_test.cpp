@@ -35,13 +35,23 @@ GemmProblem problem(Dtype dtype, int64_t rows, int64_t cols, bool aligned = true
           .aligned = aligned};
 }
 
-TEST(GemmPlan, TakesWideTilesWhereTheyWasteLittle) {
-  for (int64_t cols : {256, 512, 1408, 2048, 14336}) {
-    EXPECT_EQ(choose_plan(problem(Dtype::kBF16, 4096, cols), kH200).tile_n, 256) << cols;
-  }
-  for (int64_t cols : {1, 8, 128, 300, 384, 640}) {
-    EXPECT_EQ(choose_plan(problem(Dtype::kBF16, 4096, cols), kH200).tile_n, 128) << cols;
-  }
+// As the sweep of an H100 has it: rows in tiles of 128 columns, weight gradients in tiles of 256.
+TEST(GemmTable, AnH100TakesWideTilesForLargeWeightGradientsAlone) {
+  const auto columns = [](bool routed, int64_t experts, int64_t rows, int64_t cols) {
+    GemmProblem p = problem(Dtype::kBF16, rows, cols);
+    p.rows_are_routed = routed;
+    p.experts = experts;
+    return choose_plan(p, kH200).tile_n;
+  };
+  for (int64_t cols : {256, 512, 2048, 14336})
+    EXPECT_EQ(columns(true, 64, 65536, cols), 128) << cols;
+  for (int64_t cols : {16, 64}) EXPECT_EQ(columns(true, 64, 65536, cols), 64) << cols;
+  for (int64_t cols : {1024, 2048}) EXPECT_EQ(columns(false, 64, 2048, cols), 256) << cols;
+  EXPECT_EQ(columns(false, 16, 640, 512), 128);
+  EXPECT_EQ(columns(false, 8, 256, 256), 64);
+}
+
+TEST(GemmPlan, OtherTypesAndUnalignedRowsHaveOneTile) {
   EXPECT_EQ(choose_plan(problem(Dtype::kF32, 4096, 2048), kH200).tile_n, 128);
   EXPECT_EQ(choose_plan(problem(Dtype::kBF16, 4096, 2048, false), kH200).tile_n, 128);
 }
@@ -55,41 +65,6 @@ TEST(GemmPlan, DepthDependsOnTheTypeAlone) {
           GemmProblem p = problem(dtype, rows, cols);
           p.experts = rows;
           EXPECT_EQ(choose_plan(p, device).depth, dtype == Dtype::kF32 ? 16 : 32);
-        }
-      }
-    }
-  }
-}
-
-// The rule for all GPUs that was there before the table.
-GemmPlan before_the_table(const GemmProblem& p, const DeviceLimits& limits) {
-  GemmPlan plan{.tile_m = 128, .tile_n = 128, .stages = 4, .aligned = p.aligned};
-  if (p.dtype != Dtype::kF32 && p.aligned &&
-      ceil_div(p.cols, 256) * 256 * 10 <= ceil_div(p.cols, 128) * 128 * 11) {
-    plan.tile_n = 256;
-  }
-  plan.depth = 64 / static_cast<int>(size_bytes(p.dtype));
-  const bool large = plan.tile_n == 256 || (p.aligned && p.rows_are_routed);
-  plan.threads = 128 * plan.tile_n / (large && p.dtype != Dtype::kF32 ? 128 : 64);
-  plan.shared_bytes = int64_t{4} * 64 * (128 + plan.tile_n);
-  const int64_t across = ceil_div(p.cols, plan.tile_n);
-  plan.tiles = p.rows_are_routed ? (p.rows / 128 + std::min(p.experts, p.rows)) * across
-                                 : p.experts * ceil_div(p.rows, 128) * across;
-  const int64_t by_shared = limits.shared_per_processor / (plan.shared_bytes + 1024);
-  plan.blocks = std::min(plan.tiles,
-                         limits.processors * std::clamp<int64_t>(by_shared, 1, 256 / plan.threads));
-  return plan;
-}
-
-TEST(GemmPlan, HopperPlansAreThoseFromBeforeTheTable) {
-  for (Dtype dtype : {Dtype::kF32, Dtype::kBF16, Dtype::kF16}) {
-    for (int64_t cols = 1; cols <= 3000; cols += cols < 600 ? 1 : 37) {
-      for (int64_t rows : {1, 127, 5000, 1 << 18}) {
-        for (int option = 0; option < 4; ++option) {
-          GemmProblem p = problem(dtype, rows, cols, option % 2 == 0);
-          p.rows_are_routed = option < 2;
-          ASSERT_EQ(to_text(choose_plan(p, kH200)), to_text(before_the_table(p, kH200)))
-              << cols << " columns, " << rows << " rows, option " << option;
         }
       }
     }
@@ -157,12 +132,11 @@ TEST(GemmTable, AnA100TakesNarrowTilesForNarrowOrFewOnes) {
   EXPECT_EQ(columns(1 << 16, 2048), 256);
   EXPECT_EQ(columns(1 << 16, 384), 128);
   EXPECT_EQ(columns(1 << 16, 32), 64);
-  EXPECT_EQ(columns(1 << 16, 192), 256);
-  // 16 row tiles at most of 256 columns are 32 tiles of 256, 64 of 128 and 128 of 64: 108
+  EXPECT_EQ(columns(1 << 16, 192), 64);  // three, of which no part is empty
+  // 16 row tiles at most, so 32 tiles of 256 columns, 64 of 128 or 128 of 64, for 108
   // multiprocessors.
   EXPECT_EQ(columns(1024, 512), 64);
-  // 64 of 256, 128 of 128.
-  EXPECT_EQ(columns(1024, 1024), 128);
+  EXPECT_EQ(columns(4096, 1024), 128);  // 40 row tiles
   const GemmPlan wide = choose_plan(problem(Dtype::kBF16, 1 << 16, 2048), kA100);
   EXPECT_EQ(to_text(wide),
             "generic 128x256x32 stages 4 threads 256 aligned shared 98304 tiles 4160 blocks 108");
@@ -194,23 +168,27 @@ TEST(GemmPlan, TakesTheTileThatIsAskedForOnAnyGpu) {
 
 TEST(GemmPlan, CountsATileForEachSegmentsEnd) {
   // 1000 rows fill seven tiles, and each of 8 experts may begin one more; 512 columns are two.
-  EXPECT_EQ(choose_plan(problem(Dtype::kBF16, 1000, 512), kH200).tiles, (7 + 8) * 2);
+  const auto tiles = [](GemmProblem p) {
+    p.tile = {256, 4};
+    return choose_plan(p, kH200).tiles;
+  };
+  EXPECT_EQ(tiles(problem(Dtype::kBF16, 1000, 512)), (7 + 8) * 2);
   // No more experts than rows have any.
-  EXPECT_EQ(choose_plan(problem(Dtype::kBF16, 3, 512), kH200).tiles, 3 * 2);
+  EXPECT_EQ(tiles(problem(Dtype::kBF16, 3, 512)), 3 * 2);
   GemmProblem weight = problem(Dtype::kBF16, 300, 512);
   weight.rows_are_routed = false;
-  EXPECT_EQ(choose_plan(weight, kH200).tiles, 8 * 3 * 2);
+  EXPECT_EQ(tiles(weight), 8 * 3 * 2);
 }
 
 TEST(GemmPlan, FillsTheDeviceAndNoMore) {
-  const GemmPlan wide = choose_plan(problem(Dtype::kBF16, 1 << 20, 2048), kH200);
-  EXPECT_EQ(wide.blocks, 132);
+  const GemmPlan wide = choose_plan(problem(Dtype::kBF16, 1 << 20, 2048), kA100);
+  EXPECT_EQ(wide.blocks, 108);
   EXPECT_EQ(wide.threads, 256);
   const GemmPlan narrow = choose_plan(problem(Dtype::kBF16, 1 << 20, 128), kH200);
   EXPECT_EQ(narrow.blocks, 2 * 132);
   EXPECT_EQ(narrow.threads, 128);
   EXPECT_EQ(choose_plan(problem(Dtype::kF32, 1 << 20, 128), kAda).blocks, 128);
-  EXPECT_EQ(choose_plan(problem(Dtype::kBF16, 128, 256), kH200).blocks, 1 + 8);
+  EXPECT_EQ(choose_plan(problem(Dtype::kBF16, 128, 64), kH200).blocks, 1 + 8);
 }
 
 TEST(GemmPlan, FitsEveryDeviceFromSm80On) {
@@ -253,7 +231,7 @@ TEST(GemmPlan, RefusesWhatItCannotRun) {
 
 TEST(GemmPlan, PrintsWhatItChose) {
   EXPECT_EQ(to_text(choose_plan(problem(Dtype::kBF16, 1000, 512), kH200)),
-            "generic 128x256x32 stages 4 threads 256 aligned shared 98304 tiles 30 blocks 30");
+            "generic 128x64x32 stages 4 threads 128 aligned shared 49152 tiles 120 blocks 120");
 }
 
 }  // namespace

@@ -24,7 +24,6 @@ struct GemmEntry {
   int capability;    // 10 major + minor
   const char* gpus;  // some that have it
   bool measured;     // by the sweep; else computed
-  bool fills;        // narrower tiles where wide ones are fewer than the multiprocessors
   // The widest first; the end is where n is 0. Of 16-bit operands with aligned rows: all others
   // have one tile.
   TileSpeed rows[3];    // GroupedGemm

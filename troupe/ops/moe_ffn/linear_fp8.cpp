@@ -29,7 +29,8 @@ struct Saved {
       : x8(s[0]), x_scales(s[1]), w(s[2]), w_scales(s[3]), x(s[4]) {}
 };
 
-// By the two sizes, the type and the device, so that forward and backward take the same path.
+// By the two sizes of the weight, in either order, type and device, so that forward and backward take
+// the same path.
 bool multiplies_bytes(const at::Tensor& like, int64_t N, int64_t K, const Fp8Linear& fp8) {
   const Sm90Form form{N, K, 1, /*plain=*/true, like.scalar_type(), capability_of(like.device())};
   return !fp8.options.emulate && fp8_sm90_fault(form).empty();
@@ -146,7 +147,7 @@ LinearGrads linear_fp8_backward(const at::Tensor& grad_y, const TensorList& save
                                 const Fp8Linear& fp8, bool of_x, bool of_w) {
   const Saved s(saved);
   const at::Tensor dy = grad_y.contiguous();
-  const bool fast = multiplies_bytes(dy, dy.size(1), s.x8.size(1), fp8);
+  const bool fast = multiplies_bytes(dy, s.w.size(0), s.w.size(1), fp8);
   return fast ? backward_sm90(dy, s, fp8, of_x, of_w) : backward_emulated(dy, s, fp8, of_x, of_w);
 }
 
