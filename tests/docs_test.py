@@ -134,6 +134,9 @@ class Parse(unittest.TestCase):
             for option in (word for word in words[1:] if word.startswith("--")):
                 self.assertIn(f'"{option}"', source, f"{place}: {program} has no {option}")
             return None
+        if program.startswith("build/"):  # a bench, which a command before has built
+            sources = [ROOT / "bench" / (pathlib.PurePath(program).name + kind) for kind in (".cpp", ".cu")]
+            return self.assertTrue(any(source.exists() for source in sources), f"{place}: no source of {program}")
         return self.assertIn(program, ("cmake", "pip", "export"), f"{place}: {program} is unknown to this test")
 
     def test_commands_that_need_more_than_a_laptop_are_parsed(self):

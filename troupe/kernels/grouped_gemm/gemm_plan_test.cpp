@@ -215,7 +215,7 @@ TEST(GemmPlan, RefusesWhatItCannotRun) {
   old.capability = 75;
   EXPECT_THROW(choose_plan(problem(Dtype::kBF16, 1, 1), old), Error);
   DeviceLimits small = kH200;
-  small.shared_per_block = 48 * 1024;
+  small.shared_per_block = 40 * 1024;
   EXPECT_THROW(choose_plan(problem(Dtype::kBF16, 1, 1), small), Error);
   EXPECT_THROW(choose_plan(problem(Dtype::kBF16, int64_t{1} << 31, 1 << 20), kH200), Error);
   GemmProblem unbuilt = problem(Dtype::kBF16, 128, 128);
