@@ -1,5 +1,6 @@
 #include "troupe/nn/linear.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/cat.h>

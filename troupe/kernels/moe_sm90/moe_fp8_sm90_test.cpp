@@ -381,7 +381,7 @@ TEST(MoeFp8Sm90Nan, E9_ReachesItsTokenAndItsExpertsAlone) {
 // A dense product of one expert that all rows have, with one scale for a row of X, and its two
 // gradients, beside the products of what the bytes mean. 384: no even number of groups.
 TEST(MoeFp8Sm90Dense, Q8_18_AProductOfOneMatrixAndItsGradientsAreThoseOfTheBytes) {
-  constexpr int64_t T = 260, K = 256, N = 384;
+  const int64_t T = 260, K = 256, N = 384;
   RoutedRows rows({.tokens = T, .choices = 1, .experts = 1});
   const PlanRef plan = rows.read<PlanRef>();
   const int64_t blocks = fp8_row_blocks(plan.rows, 1);

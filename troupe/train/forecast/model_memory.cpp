@@ -177,7 +177,8 @@ double projection_rows(const Recipe& r, const LayerConfig& l, double rows, doubl
                        int64_t tensor) {
   const bool replaced = r.train.fp8->weight_grad == Fp8WeightGrad::kFp8;
   const auto in = static_cast<double>(r.model.width);
-  const auto out = static_cast<double>(l.heads / tensor * l.head_dim);
+  const int64_t own_heads = l.heads / tensor;
+  const auto out = static_cast<double>(own_heads * l.head_dim);
   return rows * (in * (1 - (replaced ? width : 0)) + out);
 }
 
