@@ -70,22 +70,23 @@ def bf16(*arguments):
 SIDES = {"bf16": bf16, "fp8": fp8(), "fp8, bf16 weight gradients": fp8(weight_grad=False)}
 
 
-def check(name, shape):
+def check(name, case, plain, eight, names, most):
     """The 8-bit products beside the emulation of the same values, beside bf16, and beside themselves."""
-    layer, good = Layer(shape), True
-    want, plain = layer.run(fp8(emulate=True)), layer.run(bf16)
+    good, unrounded = True, case.run(plain)
     for weight_grad in (True, False):
-        got = layer.run(fp8(weight_grad=weight_grad))
-        if not weight_grad:
-            want = layer.run(fp8(emulate=True, weight_grad=False))
-        again = layer.run(fp8(weight_grad=weight_grad))
+        want = case.run(eight(emulate=True, weight_grad=weight_grad))
+        got, again = (case.run(eight(weight_grad=weight_grad)) for _ in range(2))
         near = [apart(a, b) for a, b in zip(got, want)]
-        good = good and all(e < 0.02 for e in near) and all(torch.equal(a, b) for a, b in zip(got, again))
+        good = good and all(e < most for e in near) and all(torch.equal(a, b) for a, b in zip(got, again))
         print(f"  {name}, weight_grad {'fp8' if weight_grad else 'bf16'}: apart from the emulation " +
-              ", ".join(f"{n} {e:.1e}" for n, e in zip(NAMES, near)) + "; from bf16 " +
-              ", ".join(f"{n} {apart(a, b):.3f}" for n, a, b in zip(NAMES, got, plain)) +
+              ", ".join(f"{n} {e:.1e}" for n, e in zip(names, near)) + "; from bf16 " +
+              ", ".join(f"{n} {apart(a, b):.3f}" for n, a, b in zip(names, got, unrounded)) +
               ("" if good else "  WRONG"), flush=True)
     return good
+
+
+def check_layer(name, shape):
+    return check(name, Layer(shape), bf16, fp8, NAMES, 0.02)
 
 
 class Product:
@@ -107,18 +108,7 @@ def linear8(**options):
 
 
 def check_dense(name, shape):
-    """linear_fp8 beside the emulation of the same values, beside bf16, and beside itself."""
-    product, good = Product(shape), True
-    plain = product.run(torch.nn.functional.linear)
-    for weight_grad in (True, False):
-        want = product.run(linear8(emulate=True, weight_grad=weight_grad))
-        got, again = (product.run(linear8(weight_grad=weight_grad)) for _ in range(2))
-        near = [apart(a, b) for a, b in zip(got, want)]
-        good = good and all(e < 0.006 for e in near) and all(torch.equal(a, b) for a, b in zip(got, again))
-        print(f"  {name}, weight_grad {'fp8' if weight_grad else 'bf16'}: apart from the emulation " +
-              ", ".join(f"{n} {e:.1e}" for n, e in zip(("y", "dX", "dW"), near)) + "; from bf16 " +
-              ", ".join(f"{apart(a, b):.3f}" for a, b in zip(got, plain)) + ("" if good else "  WRONG"), flush=True)
-    return good
+    return check(name, Product(shape), torch.nn.functional.linear, linear8, ("y", "dX", "dW"), 0.006)
 
 
 def scaled_products(shape):
@@ -147,12 +137,7 @@ def bench_dense(name, options):
     if options.kernels:
         profile(sides["fp8"], options.kernels)
     graphs = {side: captured(work) for side, work in sides.items()}
-    times = measured(graphs, options.rounds, flush)
-    for side, (ms, without) in times.items():
-        print(json.dumps(dict(
-            product=name, side=side, ms=round(ms, 3), tflops=round(6 * shape[0] * shape[1] * shape[2] / ms / 1e9),
-            of_bf16=round(times["bf16"][0] / ms, 3), held_ms=round(without, 3),
-            held_of_bf16=round(times["bf16"][1] / without, 3))), flush=True)
+    tell(dict(product=name), measured(graphs, options.rounds, flush), 6 * shape[0] * shape[1] * shape[2])
     for graph in graphs.values():
         graph.reset()
 
@@ -191,6 +176,15 @@ def measured(graphs, rounds, flush):
     return {side: (statistics.median(times[side]), statistics.median(long[side])) for side in graphs}
 
 
+def tell(what, times, flop):
+    """A line of JSON for each side, beside bf16."""
+    base = times["bf16"]
+    for side, (ms, without) in times.items():
+        print(json.dumps(dict(
+            what, side=side, ms=round(ms, 3), tflops=round(flop / ms / 1e9), of_bf16=round(base[0] / ms, 3),
+            held_ms=round(without, 3), held_of_bf16=round(base[1] / without, 3))), flush=True)
+
+
 def bench(name, options):
     tokens, d, n, _, k = SHAPES[name]
     layer, flush = Layer(SHAPES[name]), torch.empty(1 << 28, device="cuda", dtype=torch.uint8)
@@ -201,13 +195,9 @@ def bench(name, options):
         if side == "fp8" and options.kernels:
             profile(work, options.kernels)
         graphs[side] = captured(work)
-    times = measured(graphs, options.rounds, flush)
-    for side, (ms, without) in times.items():
-        print(json.dumps(dict(
-            shape=name, side=side, ms=round(ms, 3), tflops=round(18 * tokens * k * n * d / ms / 1e9),
-            of_bf16=round(times["bf16"][0] / ms, 3), held_ms=round(without, 3),
-            held_of_bf16=round(times["bf16"][1] / without, 3))), flush=True)
-        graphs[side].reset()
+    tell(dict(shape=name), measured(graphs, options.rounds, flush), 18 * tokens * k * n * d)
+    for graph in graphs.values():
+        graph.reset()
 
 
 def read_options():
@@ -229,7 +219,7 @@ def main():
         cases, names, one = {**ODD_DENSE, "OLMoE out": DENSE["OLMoE out"]}, list(DENSE), bench_dense
     else:
         cases, names, one = {**ODD, "S7-256": SHAPES["S7-256"]}, options.shapes.split(","), bench
-    good = [(check_dense if options.dense else check)(name, shape) for name, shape in cases.items()]
+    good = [(check_dense if options.dense else check_layer)(name, shape) for name, shape in cases.items()]
     for name in [] if options.check_only else names:
         one(name, options)
         torch.cuda.empty_cache()
