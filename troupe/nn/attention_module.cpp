@@ -108,16 +108,16 @@ at::Tensor Attention::forward(const at::Tensor& x_tD, const AttentionCall& call)
 void Attention::compute_in_fp8(const Fp8Options& fp8) {
   for (const Linear* part : {&q_, &k_, &v_, &out_}) {
     const int64_t rows = part->weight.size[0], columns = part->weight.size[1];
-    TROUPE_CHECK(rows % kFp8Width == 0 && columns % kFp8Width == 0,
+    TROUPE_CHECK(rows % kFp8Tile == 0 && columns % kFp8Tile == 0,
                  "fp8: this rank would have a projection of", rows, "x", columns,
-                 "which cuts groups of", kFp8Width,
+                 "which cuts groups of", kFp8Tile,
                  "that share a scale: use fewer ranks of parallel.tensor");
   }
   fp8_ = fp8;
 }
 
 void Attention::keep_rounded_weights(bool keep) {
-  if (fp8_) fp8_->kept = keep ? std::make_shared<Fp8Weights>() : nullptr;
+  if (fp8_) fp8_->keep_weights(keep);
 }
 
 // Nothing but norms stands between the product and the rotation.

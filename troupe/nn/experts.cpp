@@ -153,7 +153,7 @@ void Experts::compute_in_fp8(const Fp8Options& fp8) {
 }
 
 void Experts::keep_rounded_weights(bool keep) {
-  if (fp8_) fp8_->kept = keep ? std::make_shared<Fp8Weights>() : nullptr;
+  if (fp8_) fp8_->keep_weights(keep);
 }
 
 ExpertsOutput Experts::forward(const ExpertRows& given) const {

@@ -47,16 +47,17 @@ at::Tensor joined(const TensorList& parts) {
 struct Wanted {
   bool of_x, of_w;
 };
+using ProductGradients =
+    std::function<LinearGrads(const at::Tensor& dy, const TensorList& saved, Wanted)>;
 
 // A product of the joined weight, and its two gradients from what was saved.
 struct Product {
   at::Tensor y;
   TensorList saved;
-  std::function<LinearGrads(const at::Tensor& dy, const TensorList& saved, Wanted)> gradients;
+  ProductGradients gradients;
 };
 
 Product in_own_type(const at::Tensor& x, const TensorList& weights, const at::Tensor& bias) {
-  const at::NoGradGuard no_grad;
   TensorList saved = {x};
   saved.insert(saved.end(), weights.begin(), weights.end());
   return {at::linear(x, joined(weights), bias), std::move(saved),
@@ -70,12 +71,37 @@ Product in_own_type(const at::Tensor& x, const TensorList& weights, const at::Te
 
 Product in_fp8(const at::Tensor& x, const TensorList& weights, const at::Tensor& bias,
                const Fp8Linear& fp8, bool keep) {
-  const at::NoGradGuard no_grad;
   LinearFp8Forward f = linear_fp8_forward(x, joined(weights), fp8, keep);
   return {bias.defined() ? f.y + bias : f.y, std::move(f.saved),
           [fp8](const at::Tensor& dy, const TensorList& s, Wanted wanted) {
             return linear_fp8_backward(dy, s, fp8, wanted.of_x, wanted.of_w);
           }};
+}
+
+// Is a gradient wanted of one of the `count` inputs from `from` on?
+bool wants_any(const std::vector<bool>& needs, size_t from, size_t count) {
+  const auto first = needs.begin() + static_cast<int64_t>(from);
+  const auto last = first + static_cast<int64_t>(count);
+  return std::find(first, last, true) != last;
+}
+
+// Gradients of x, of each part's weight, and of each part's bias where there are biases.
+TensorList gradients_of_parts(const Gradients& g, const std::vector<int64_t>& rows, bool biased,
+                              const ProductGradients& gradients) {
+  const at::Tensor& dy = g.outputs[0];
+  const size_t n = rows.size();
+  const LinearGrads whole = gradients(dy, g.saved, {g.needs[0], wants_any(g.needs, 1, n)});
+  TensorList out = {whole.x};
+  const auto append = [&](const at::Tensor& joint) {  // undefined: none of the parts
+    const TensorList parts = joint.defined() ? parts_of(joint, rows) : TensorList(n);
+    out.insert(out.end(), parts.begin(), parts.end());
+  };
+  append(whole.w);
+  if (biased) append(wants_any(g.needs, 1 + n, n) ? dy.sum(0) : at::Tensor());
+  for (size_t i = 0; i < out.size(); ++i) {
+    if (!g.needs[i]) out[i] = at::Tensor();
+  }
+  return out;
 }
 
 }  // namespace
@@ -125,33 +151,20 @@ at::Tensor joined_linear(const at::Tensor& x_TD, const std::vector<const Linear*
                parts.size(), "products");
   inputs.insert(inputs.end(), weights.begin(), weights.end());
   inputs.insert(inputs.end(), biases.begin(), biases.end());
-  const at::Tensor bias = biases.empty() ? at::Tensor() : at::cat(biases).detach();
-  const Product p = options.fp8 ? in_fp8(x_TD, weights, bias, *options.fp8, wants_grad(inputs))
-                                : in_own_type(x_TD, weights, bias);
+  const bool keep = wants_grad(inputs);
+  const Product p = [&] {
+    const at::NoGradGuard no_grad;
+    const at::Tensor bias = biases.empty() ? at::Tensor() : at::cat(biases);
+    if (!options.fp8) return in_own_type(x_TD, weights, bias);
+    return in_fp8(x_TD, weights, bias, *options.fp8, keep);
+  }();
   record_late({.name = "joined_linear",
                .inputs = std::move(inputs),
                .outputs = {p.y},
                .saved = p.saved,
                .backward =
                    [rows, gradients = p.gradients, biased = !biases.empty()](const Gradients& g) {
-                     const at::Tensor& dy = g.outputs[0];
-                     const auto any = [&](size_t from) {
-                       const auto first = g.needs.begin() + static_cast<int64_t>(from);
-                       return std::find(first, first + static_cast<int64_t>(rows.size()), true) !=
-                              first + static_cast<int64_t>(rows.size());
-                     };
-                     const LinearGrads whole = gradients(dy, g.saved, {g.needs[0], any(1)});
-                     const TensorList none(rows.size());
-                     TensorList out = {whole.x};
-                     const auto append = [&](const TensorList& more) {
-                       out.insert(out.end(), more.begin(), more.end());
-                     };
-                     append(whole.w.defined() ? parts_of(whole.w, rows) : none);
-                     if (biased) append(any(out.size()) ? parts_of(dy.sum(0), rows) : none);
-                     for (size_t i = 0; i < out.size(); ++i) {
-                       if (!g.needs[i]) out[i] = at::Tensor();
-                     }
-                     return out;
+                     return gradients_of_parts(g, rows, biased, gradients);
                    }},
               1, {.name = "joined_linear_weights", .order = options.weights_order});
   return p.y;

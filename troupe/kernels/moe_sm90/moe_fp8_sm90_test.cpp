@@ -378,8 +378,8 @@ TEST(MoeFp8Sm90Nan, E9_ReachesItsTokenAndItsExpertsAlone) {
   }
 }
 
-// A dense product of one expert that all rows have, with one scale for a row of X, and its two
-// gradients, beside the products of what the bytes mean. 384: no even number of groups.
+// Y = X W^T of one matrix W with a scale for each row of X, dX and dW, are near the same products of
+// the dequantized operands, computed in double. N = 384 is an odd number of groups of 128.
 TEST(MoeFp8Sm90Dense, Q8_18_AProductOfOneMatrixAndItsGradientsAreThoseOfTheBytes) {
   const int64_t T = 260, K = 256, N = 384;
   RoutedRows rows({.tokens = T, .choices = 1, .experts = 1});

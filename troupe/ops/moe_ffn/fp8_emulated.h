@@ -2,12 +2,11 @@
 // multiply where no tensor core multiplies the bytes.
 #pragma once
 
+#include "troupe/kernels/fp8_tiles/fp8_tiles.h"  // kFp8Tile
 #include "troupe/ops/fp8.h"
 #include "troupe/ops/moe_ffn/fp8_weights.h"
 
 namespace troupe {
-
-inline constexpr int64_t kFp8Width = 128;  // values of a row, and rows of a weight, of one scale
 
 // x rounded with a scale for each 1 x 128.
 at::Tensor tile_emulated(const at::Tensor& x_RC);

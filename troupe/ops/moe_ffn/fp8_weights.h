@@ -40,6 +40,9 @@ struct Fp8Options {
   bool weight_grad = true;                     // false: weights' gradients of unrounded operands
   bool emulate = false;                        // true: no product is computed in 8 bits
   std::shared_ptr<Fp8Weights> kept = nullptr;  // null: each call rounds the weights
+
+  // Keeps weights from now on, or stops doing so; drops those kept until now.
+  void keep_weights(bool keep) { kept = keep ? std::make_shared<Fp8Weights>() : nullptr; }
 };
 
 }  // namespace troupe

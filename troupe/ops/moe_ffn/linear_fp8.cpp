@@ -136,8 +136,8 @@ LinearFp8Forward linear_fp8_forward(const at::Tensor& x_TK, const at::Tensor& w,
                                     const Fp8Linear& fp8, bool keep) {
   TROUPE_CHECK(x_TK.dim() == 2 && w.dim() == 2 && x_TK.sym_size(1) == w.size(1),
                "linear_fp8: w must be [N, K] and x [T, K]; w is", w.sizes());
-  TROUPE_CHECK(w.size(0) >= kFp8Width && w.size(1) >= kFp8Width, "linear_fp8: sizes", w.size(0),
-               "and", w.size(1), "must be at least", kFp8Width);
+  TROUPE_CHECK(w.size(0) >= kFp8Tile && w.size(1) >= kFp8Tile, "linear_fp8: sizes", w.size(0),
+               "and", w.size(1), "must be at least", kFp8Tile);
   const at::Tensor x = x_TK.contiguous();
   const bool fast = multiplies_bytes(x, w.size(0), w.size(1), fp8);
   return fast ? forward_sm90(x, w, fp8, keep) : forward_emulated(x, w, fp8, keep);

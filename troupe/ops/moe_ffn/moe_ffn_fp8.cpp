@@ -122,8 +122,8 @@ TensorList gradients(const Fp8Call& call, const Fp8Options& fp8, const Gradients
 void check(const ExpertWeights& e, const FfnOptions& o) {
   TROUPE_CHECK(e.w1.dim() == 3 && e.w2.dim() == 3, "moe_ffn_fp8: w1 and w2 must be [E, N, K]");
   const int64_t D = e.w2.size(1), F = e.w2.size(2);
-  TROUPE_CHECK(D >= kFp8Width && F >= kFp8Width, "moe_ffn_fp8: width", D, "and hidden width", F,
-               "must be at least", kFp8Width);
+  TROUPE_CHECK(D >= kFp8Tile && F >= kFp8Tile, "moe_ffn_fp8: width", D, "and hidden width", F,
+               "must be at least", kFp8Tile);
   TROUPE_CHECK(!e.b1.has_value() && !e.b2.has_value(), "moe_ffn_fp8: experts have no biases");
   TROUPE_CHECK(!e.up.has_value() && o.layout.plain(),
                "moe_ffn_fp8: w1 must be [E, 2F, D], F gate rows, then F up rows, and w2 [E, D, F]");

@@ -1,10 +1,11 @@
-// CUDA graphs of what a thread issues to a device: captured once, replayed as often as wanted.
+// CUDA graphs: the kernels that a function launches are captured once and replayed any number of
+// times.
 //
-// What is captured runs on a stream of its own, and all memory that it allocates, on this thread or
-// on autograd's, comes from one private pool, which the graphs of one DeviceGraphs share: at most one
-// of them is between its replay and the last use of what it wrote. A capture runs nothing. A replay
-// writes to the same addresses each time, so tensors made during the capture are read behind it, for
-// as long as the next replay of any of them has not begun; freed ones must not be read.
+// A capture launches nothing. It uses a stream of its own, and allocates, also on autograd's threads,
+// from one private memory pool. All graphs of a DeviceGraphs share that pool, so a replay may
+// overwrite what another graph wrote: read a graph's results before the next replay of any of them.
+// A replay writes to the addresses of the capture: the tensors made then hold its results. A tensor
+// that was freed during the capture must not be read.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -35,7 +35,7 @@ double rounded_bytes(const Recipe& r, bool on_gpu) {
   return (kept ? 1 : 0) + (on_gpu ? 1 : 0);
 }
 
-// Weights with a copy in 8 bits. Those of experts are told by their layer.
+// The weights of attention's projections that have a copy in 8 bits.
 std::set<const Param*> projections_in_fp8(const Recipe& r, Model& model) {
   std::set<const Param*> out;
   if (!r.train.fp8) return out;

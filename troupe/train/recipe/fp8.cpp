@@ -5,21 +5,20 @@
 #include "troupe/nn/attention_module.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/nn/moe_layer.h"
+#include "troupe/ops/moe_ffn/fp8_emulated.h"
 #include "troupe/ops/moe_ffn/moe_ffn_fp8_sm90.h"
 #include "troupe/train/recipe/experts_kernels.h"
 
 namespace troupe {
 namespace {
 
-constexpr int64_t kTile = 128;  // values of a row, and rows of a weight, that share a scale
-
 std::string layer_fault(const MoeConfig& moe, int64_t width) {
   const int64_t seen = moe.latent > 0 ? moe.latent : width;
   const ExpertsConfig& ffn = moe.ffn;
   const std::string sizes = "experts see a width of " + std::to_string(seen) + " and are " +
                             std::to_string(ffn.hidden) + " wide";
-  if (seen < kTile || ffn.hidden < kTile) {
-    return sizes + "; both must be at least " + std::to_string(kTile) +
+  if (seen < kFp8Tile || ffn.hidden < kFp8Tile) {
+    return sizes + "; both must be at least " + std::to_string(kFp8Tile) +
            ". Use wider experts, or leave fp8 out";
   }
   if (ffn.impl != ExpertsImpl::kGrouped) return "needs model.moe.impl: grouped";
@@ -39,9 +38,9 @@ std::string attention_fault(const ModelConfig& model, const LayerConfig& layer) 
   if (model.mla) return "attention: projections to latents (model.mla) have none in 8 bits";
   for (const int64_t size :
        {model.width, layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim}) {
-    if (size % kTile == 0) continue;
+    if (size % kFp8Tile == 0) continue;
     return "attention: q, k, v and out have a side of " + std::to_string(size) +
-           "; each must be a multiple of " + std::to_string(kTile) +
+           "; each must be a multiple of " + std::to_string(kFp8Tile) +
            ". Use other heads, or attention: false";
   }
   return {};
