@@ -169,12 +169,13 @@ bool may_pass(const RankEnd& cause, int code) {
          code == static_cast<int>(ExitClass::kBug);
 }
 
-// Waits until all have ended. Once one has failed, the others, which lose it, have 5 s to end by
-// themselves and 2 more after SIGTERM; those that are stopped take no SIGTERM and are killed as
-// soon as nobody else is left. Signals to this process are passed on.
+// Waits until all have ended. Once one has failed, the others, which lose it, have 10 s to notice
+// it and 2 more after SIGTERM; one that has noticed has a minute to report it, however busy the
+// machine is. Those that are stopped take no SIGTERM and are killed as soon as nobody else is left.
+// Signals to this process are passed on.
 AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses) {
   AttemptEnd out{.ranks = {}, .begin = steady_clock::now()};
-  std::optional<SteadyTime> next;
+  std::optional<SteadyTime> next, last;
   bool terminated = false;
   while (ranks.running()) {
     const int signal = waiter.wait(next ? std::min(*next, steady_clock::now() + 200ms) : next);
@@ -183,7 +184,10 @@ AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses) {
       end.status = pulse.now();
       pulse.set_ended();
       // A rank that waits at the rendezvous gets no notice; a second is for its own last message.
-      if (end.code != 0 && !next) next = end.when + (end.status.phase == Phase::kStart ? 1s : 5s);
+      if (end.code != 0 && !next) {
+        next = end.when + (end.status.phase == Phase::kStart ? 1s : 10s);
+        last = end.when + 60s;
+      }
       out.ranks.push_back(end);
     }
     if (signal != 0 && signal != SIGCHLD) {
@@ -196,8 +200,10 @@ AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses) {
       ranks.force(SIGKILL);
       continue;
     }
-    if (steady_clock::now() < *next) continue;
-    ranks.force(terminated ? SIGKILL : SIGTERM);
+    const SteadyTime now = steady_clock::now();
+    if (now < *next) continue;
+    ranks.force(terminated ? SIGKILL : SIGTERM,
+                [&](int rank) { return now >= *last || !pulses.of(rank).ending(); });
     terminated = true;
     next = *next + 2s;
   }

@@ -136,13 +136,14 @@ void LocalRanks::send(int signal) const {
   }
 }
 
-void LocalRanks::force(int signal) {
-  for (Child& child : children_) {
-    if (child.pid <= 0) continue;
+void LocalRanks::force(int signal, const std::function<bool(int rank)>& which) {
+  for (size_t i = 0; i < children_.size(); ++i) {
+    Child& child = children_[i];
+    if (child.pid <= 0 || (which && !which(static_cast<int>(i)))) continue;
     child.forced = true;
     child.stood_still |= stands_still(child.pid);
+    ::kill(child.pid, signal);
   }
-  send(signal);
 }
 
 std::vector<RankEnd> LocalRanks::reap() {

@@ -12,6 +12,7 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -65,7 +66,8 @@ class LocalRanks {
   bool running() const { return running_ > 0; }
   bool all_stand_still() const;  // those that run have been stopped by SIGSTOP
   void send(int signal) const;   // to those that run
-  void force(int signal);        // likewise; their end is no more their own
+  // Likewise, or to those of them that `which` says; their end is no more their own.
+  void force(int signal, const std::function<bool(int rank)>& which = {});
   std::vector<RankEnd> reap();   // what has ended since the last call
 
  private:

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <sstream>
+#include <thread>
 
 #include "apps/train_options.h"
 #include "apps/verbs.h"
@@ -40,6 +41,7 @@ namespace {
 
 // For the store of a rank 0 that ends by its sentinel: those of the others come at their own time.
 constexpr std::chrono::seconds kOthersLeave{15};
+constexpr std::chrono::milliseconds kWritePause{20};  // between looks at a checkpoint's write
 
 void write_run_files(Fs& fs, const TrainOptions& options, const Recipe& recipe,
                      const Sources& sources, const Call& call, int64_t ranks) {
@@ -158,6 +160,7 @@ class Run {
       sentinel_ = std::make_unique<Sentinel>(
           Sentinel::Self{.pulse = world_->pulse(),
                          .peer_ended = [this] { return world_->peer_ended(); },
+                         .peer_lost = [this] { return world_->peer_lost(); },
                          .writes = [this] { return trainer_->writes_checkpoint(); },
                          .end = [this](std::chrono::seconds unmoved) { end_stuck(unmoved); }});
     }
@@ -184,10 +187,21 @@ class Run {
     reported_ = true;
     return note_failure(error);
   }
+  // A GPU may still be in a collective with the rank that is lost, and the destructors of
+  // communicators and tensors wait for it.
+  void exit_if_peer_is_lost(const Error& reported) {
+    if (world_ == nullptr || trainer_ == nullptr || !runs_on_gpu(recipe_)) return;
+    if (reported.exit_class() != ExitClass::kPeer) return;
+    while (trainer_->writes_checkpoint()) std::this_thread::sleep_for(kWritePause);
+    exit_now(reported);
+  }
   void failed(const std::exception& error) {
     const std::lock_guard lock(report_mutex_);
     reported_ = true;
-    if (world_ != nullptr) world_->last_words(error.what(), Code::kBrokenContract);
+    if (world_ != nullptr) {
+      world_->pulse().set_ending();
+      world_->last_words(error.what(), Code::kBrokenContract);
+    }
     end({.code = static_cast<int>(ExitClass::kBug), .rank = place_.rank, .message = error.what()},
         status());
   }
@@ -203,6 +217,10 @@ class Run {
         note_failure(Error("a step that makes no progress: " + to_text(Code::kRankLost) +
                                " it has not moved for " + std::to_string(unmoved.count()) + " s",
                            Code::kRankLost));
+    exit_now(reported);
+  }
+
+  [[noreturn]] void exit_now(const Error& reported) {
     std::cerr << plain_text(without_secrets(reported.what())) << '\n';
     world_->leave(kOthersLeave);
     std::fflush(nullptr);
@@ -210,6 +228,8 @@ class Run {
   }
 
   Error note_failure(const Error& error) {
+    if (world_ != nullptr) world_->pulse().set_ending();
+    faults_.at("report");
     ExitRecord record{.code = static_cast<int>(error.exit_class()),
                       .error = to_text(error.code()),
                       .rank = place_.rank,
@@ -292,6 +312,7 @@ void train(const TrainOptions& options, Call& call) {
   } catch (const Error& error) {
     const Error reported = run.failed(error);
     call.code = static_cast<int>(reported.exit_class());
+    run.exit_if_peer_is_lost(reported);
     throw reported;
   } catch (const std::exception& error) {
     if (is_out_of_memory(error)) {

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Rows to all ranks and from them, as many to each, 8 to 1,048,576 rows of a rank: Troupe's groups beside
-torch.distributed.all_to_all_single, both over the same NCCL (--device cpu: Gloo).
+torch.distributed.all_to_all_single, both over the same NCCL (--device cpu: Gloo), and rows read out of the other ranks'
+memory (`parallel.dispatcher: symmetric`).
 
   python3 bench/all_to_all.py --ranks 2 [--program build/release/all_to_all] [--width 1024]
 
@@ -63,7 +64,8 @@ def main():
     options = parse.parse_args()
     if options.torch:
         return torch_side(options.width, options.most, options.device)
-    sides = {"troupe": [options.program, str(options.width), str(options.most)],
+    ours = [options.program, str(options.width), str(options.most)]
+    sides = {"troupe": ours, "symmetric": [*ours, "symmetric"],
              "torch": [sys.executable, __file__, "--torch", "--width", str(options.width), "--most", str(options.most),
                        "--device", options.device]}
     best = {side: {} for side in sides}
@@ -71,14 +73,14 @@ def main():
         for side, command in sides.items():
             for rows, us in (over_ranks(command, options.ranks, 200) or {}).items():
                 best[side][int(rows)] = min(us, best[side].get(int(rows), us))
-    print(f"{'rows':>8} {'troupe us':>10} {'torch us':>10} {'ratio':>6} {'GB/s':>7}")
+    print(f"{'rows':>8} {'troupe us':>10} {'torch us':>10} {'ratio':>6} {'GB/s':>7} {'read us':>10} {'GB/s':>7}")
     lines = []
     for rows, us in sorted(best["troupe"].items()):
         sent = rows * options.width * 2 * (options.ranks - 1) / options.ranks
-        rival = best["torch"].get(rows, float("nan"))
+        rival, read = (best[side].get(rows, float("nan")) for side in ("torch", "symmetric"))
         lines.append({"rows": rows, "ranks": options.ranks, "width": options.width, "device": options.device, "troupe_us": us,
-                      "torch_us": best["torch"].get(rows)})
-        print(f"{rows:8} {us:10.1f} {rival:10.1f} {rival / us:6.2f} {sent / us / 1e3:7.1f}")
+                      "torch_us": best["torch"].get(rows), "symmetric_us": best["symmetric"].get(rows)})
+        print(f"{rows:8} {us:10.1f} {rival:10.1f} {rival / us:6.2f} {sent / us / 1e3:7.1f} {read:10.1f} {sent / read / 1e3:7.1f}")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as out:
             json.dump(lines, out, indent=1)

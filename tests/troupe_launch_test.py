@@ -64,6 +64,12 @@ class TroupeLaunch(NanoRun):
         self.assertRegex(said, r"rank 1 of 2 was ended by SIGKILL .* s after the start; all were down \d+\.\d s later")
         self.assertNotIn("attempt 2", said)
 
+    # A training thread that does not come back, as in a collective over NCCL with a rank that is gone.
+    def test_246_F176_a_rank_that_hangs_with_a_killed_one_ends_by_itself_before_it_is_killed(self):
+        said = self.launch("run.hang_timeout=30min", code=6, TROUPE_FAULT="forward.1@0:5=sleep:900000;forward.1@1:5=kill")
+        self.assertIn("E6001 rank 1 of 2 exited without a message", said)
+        self.assertRegex(said, r"rank 1 of 2 was ended by SIGKILL .* all were down \d\.\d s later\n")  # and none hung
+
     def test_F85_a_rank_that_stands_still_is_named_and_killed(self):
         said = self.launch("run.hang_timeout=5s", code=6, TROUPE_FAULT="forward.1@1:3=stop")
         self.assertIn("rank 1 of 2 stood still (SIGSTOP) and was killed in step 4, forward 2/4 of microbatch 0, ", said)

@@ -57,6 +57,12 @@ constexpr auto names_of(Phase) {
                     Named{"save", Phase::kSave},         Named{"exit", Phase::kExit}};
 }
 
+// Whether the phase takes all ranks: of a step, an evaluation or a save.
+constexpr bool needs_all_ranks(Phase phase) {
+  return (Phase::kBatch <= phase && phase <= Phase::kOptim) || phase == Phase::kEval ||
+         phase == Phase::kSave;
+}
+
 // A rank's status at one moment.
 struct RankStatus {
   int64_t done = 0;  // steps
@@ -90,6 +96,9 @@ class Pulse {
   const FlightRecorder& flight() const { return flight_; }
   void note(Note event, const Operation& operation);
 
+  // Set by the rank when it has failed, or knows which peer has, and only has to report it.
+  void set_ending() { ending_.store(true, std::memory_order_relaxed); }
+  bool ending() const { return ending_.load(std::memory_order_relaxed); }
   // Set by the launcher when the process has exited.
   void set_ended() { ended_.store(true, std::memory_order_relaxed); }
   bool ended() const { return ended_.load(std::memory_order_relaxed); }
@@ -103,7 +112,7 @@ class Pulse {
   std::atomic<int> waits_ = 0;
   std::atomic<uint64_t> packed_ = 0;  // microbatch, units, unit, phase
   std::atomic<int> stage_ = 0, stages_ = 0;
-  std::atomic<bool> ended_ = false;
+  std::atomic<bool> ending_ = false, ended_ = false;
   FlightRecorder flight_;
 };
 

@@ -77,6 +77,7 @@ TEST(Pulses, F84_WhatAKilledProcessDidStaysReadable) {
     if (!own) ::_exit(1);
     own->of(1).done(4);
     own->of(1).begin(Phase::kReduce, 1, 4);
+    own->of(1).set_ending();
     ::kill(::getpid(), SIGKILL);
   }
   int status = 0;
@@ -84,10 +85,13 @@ TEST(Pulses, F84_WhatAKilledProcessDidStaysReadable) {
   EXPECT_TRUE(WIFSIGNALED(status));
   EXPECT_EQ(to_text(pulses.of(1).now()), "step 5, reduce 2/4");
   EXPECT_EQ(to_text(pulses.of(2).now()), "start");
+  EXPECT_TRUE(pulses.of(1).ending());
+  EXPECT_FALSE(pulses.of(2).ending());
   pulses.of(1).set_ended();
   EXPECT_TRUE(pulses.of(1).ended());
   pulses.clear();
   EXPECT_FALSE(pulses.of(1).ended());
+  EXPECT_FALSE(pulses.of(1).ending());
   ::unsetenv(kPulsesVariable);
 }
 

@@ -4,16 +4,8 @@
 #include <utility>
 
 namespace troupe {
-namespace {
 
 using std::chrono::milliseconds;
-
-bool needs_all_ranks(Phase phase) {
-  return (Phase::kBatch <= phase && phase <= Phase::kOptim) || phase == Phase::kEval ||
-         phase == Phase::kSave;
-}
-
-}  // namespace
 
 Sentinel::Sentinel(Self self) : self_(std::move(self)), thread_([this] { run(); }) {}
 
@@ -29,13 +21,14 @@ Sentinel::~Sentinel() {
 bool Sentinel::is_stuck() const {
   const RankStatus now = self_.pulse.now();
   const std::chrono::nanoseconds unmoved(steady_now() - now.since);
-  return self_.peer_ended() && needs_all_ranks(now.phase) && unmoved >= self_.patience &&
-         !self_.writes();
+  const bool lost = self_.peer_lost(), ended = self_.peer_ended();
+  const milliseconds patience = lost ? self_.patience_if_lost : self_.patience;
+  return (lost || ended) && needs_all_ranks(now.phase) && unmoved >= patience && !self_.writes();
 }
 
 // Twice in a row, in one place: between two looks the training thread might come out of it.
 void Sentinel::run() {
-  const milliseconds pause = std::max(self_.patience / 10, milliseconds(1));
+  const milliseconds pause = std::max(self_.patience_if_lost / 10, milliseconds(1));
   int64_t place = -1;
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, pause, [&] { return stop_; })) {

@@ -4,7 +4,9 @@
 // It calls `end`, once, in its own thread, if a peer has ended while this rank is in a step, in an
 // evaluation or in a save, and has not moved for `patience`: its Pulse stands where it stood. In
 // none of these can a peer end in good order, since each needs all ranks; before the first step and
-// after the last one it can. A rank that only is slow has no peer that ended.
+// after the last one it can. A rank that only is slow has no peer that ended. Where the launcher
+// says that the peer was itself in a step when it ended, nothing can come of this rank's, and
+// `patience_if_lost` is all it gets, to fail by itself where its backend lets it.
 #pragma once
 
 #include <chrono>
@@ -22,9 +24,10 @@ class Sentinel {
   struct Self {
     const Pulse& pulse;                // outlives it
     std::function<bool()> peer_ended;  // Watch::peer_ended()
+    std::function<bool()> peer_lost;   // Watch::peer_lost()
     std::function<bool()> writes;      // a checkpoint: it is waited for
     std::function<void(std::chrono::seconds unmoved)> end;
-    std::chrono::milliseconds patience{10'000};
+    std::chrono::milliseconds patience{10'000}, patience_if_lost{2'000};
   };
   explicit Sentinel(Self self);
   Sentinel(const Sentinel&) = delete;

@@ -14,9 +14,13 @@ using namespace std::chrono_literals;
 struct Rank {
   Pulse pulse;
   std::atomic<int64_t> looks = 0, ends = 0;
-  std::atomic<bool> peer_ended = true, writes = false;
+  std::atomic<bool> peer_ended = true, peer_lost = false, writes = false;
 
-  explicit Rank(Phase phase) { pulse.begin(phase); }
+  const std::chrono::milliseconds patience;
+
+  explicit Rank(Phase phase, std::chrono::milliseconds patience = 20ms) : patience(patience) {
+    pulse.begin(phase);
+  }
   Sentinel::Self self() {
     return {.pulse = pulse,
             .peer_ended =
@@ -24,9 +28,11 @@ struct Rank {
                   ++looks;
                   return peer_ended.load();
                 },
+            .peer_lost = [this] { return peer_lost.load(); },
             .writes = [this] { return writes.load(); },
             .end = [this](std::chrono::seconds) { ++ends; },
-            .patience = 20ms};
+            .patience = patience,
+            .patience_if_lost = 20ms};
   }
   // More than it takes to end.
   void wait_for_looks() const {
@@ -66,6 +72,16 @@ TEST(SentinelTest, F176_PeersMayLeaveBeforeTheFirstStepAndAfterTheLast) {
     rank.wait_for_looks();
     EXPECT_EQ(rank.ends, 0) << to_text(phase);
   }
+}
+
+// One hour's patience with a peer that may have ended in good order.
+TEST(SentinelTest, F176_APeerThatEndedWithinAStepIsWaitedForOnlyBriefly) {
+  Rank rank(Phase::kForward, std::chrono::hours(1));
+  const Sentinel sentinel(rank.self());
+  rank.wait_for_looks();
+  EXPECT_EQ(rank.ends, 0);
+  rank.peer_lost = true;
+  rank.wait_for_end();
 }
 
 TEST(SentinelTest, F176_ACheckpointIsWrittenBefore) {

@@ -305,6 +305,16 @@ bool Watch::has_ended(int64_t rank) const {
   return state_->has_ended(rank);
 }
 
+bool Watch::peer_lost() const {
+  const Self& self = state_->self;
+  if (!self.all) return false;
+  for (int64_t r = 0; r < self.size; ++r) {
+    const Pulse& pulse = self.all->of(r);
+    if (r != self.rank && pulse.ended() && needs_all_ranks(pulse.now().phase)) return true;
+  }
+  return false;
+}
+
 bool Watch::peer_ended() const {
   return state_->peer_ended;
 }

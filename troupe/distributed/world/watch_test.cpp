@@ -135,6 +135,22 @@ TEST(Watch, F176_APeerThatEndsIsSeenByTheOthersAtABeat) {
   }
 }
 
+TEST(Watch, F176_APeerThatEndedWithinAStepIsLost) {
+  const auto all = std::make_shared<Pulses>(3);
+  const Watch watch({.rank = 0,
+                     .size = 3,
+                     .pulse = std::shared_ptr<Pulse>(all, &all->of(0)),
+                     .all = all,
+                     .beat = kBeat},
+                    std::make_unique<TableStore>(std::make_shared<Table>()));
+  all->of(1).begin(Phase::kExit);
+  all->of(1).set_ended();
+  all->of(2).begin(Phase::kForward);
+  EXPECT_FALSE(watch.peer_lost());  // one in good order, one not at all
+  all->of(2).set_ended();
+  EXPECT_TRUE(watch.peer_lost());
+}
+
 TEST(Watch, OneOfThoseThatAreLeftTellsAndTheOthersAreBrief) {
   Ranks ranks(3);
   ranks.watches[1]->last_words("of its own", Code::kNonFinite);

@@ -98,6 +98,7 @@ class World {
   void last_words(const std::string& text, Code code);
   Loss find_lost(const std::string& failed);
   bool peer_ended() const { return watch_ != nullptr && watch_->peer_ended(); }
+  bool peer_lost() const { return watch_ != nullptr && watch_->peer_lost(); }
   // For a process that ends, also by the destructor: where rank 0 serves the store, waits until the
   // others have left or ended, for `most` at most.
   void leave(std::chrono::milliseconds most);
