@@ -208,6 +208,12 @@ TEST_F(AttentionCudnn, G4_TwentyTimesTheSameBits) {
   }
 }
 
+TEST_F(AttentionCudnn, G4_AThousandTimesTheSameBits) {
+  const Leaves in = leaves_of({"grouped", 16, 2, 128, 128, causal({4096, 1024})});
+  const Tensors first = by_cudnn(in);
+  for (int i = 1; i < 1000; ++i) expect_same(first, by_cudnn(in));
+}
+
 // Ring attention: three parts of the keys, joined, in f64 on the CPU.
 TEST_F(AttentionCudnn, PartsJoinedAreTheWhole) {
   const std::vector<std::vector<AttentionSegment>> passes = {
