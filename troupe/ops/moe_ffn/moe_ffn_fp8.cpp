@@ -175,8 +175,8 @@ at::Tensor on_tensor_cores(const FfnCall& call, const Fp8Options& fp8) {
   const Fp8Kept& k = f.kept;
   TensorList saved = {fp8.weight_grad ? at::Tensor() : call.x,
                       call.weights,
-                      k.x,
-                      k.x_scales,
+                      fp8.weight_grad ? k.x : at::Tensor(),
+                      fp8.weight_grad ? k.x_scales : at::Tensor(),
                       k.hidden,
                       k.w1t,
                       k.w1_scales,

@@ -77,7 +77,7 @@ class Fp8BackwardPass : Fp8Layer {
         grad_out_(call.grad_out.contiguous()),
         weights_(call.weights.contiguous()),
         experts_(plan().experts),
-        width_(call.kept.x.size(1)),
+        width_(grad_out_.size(1)),
         hidden_(call.kept.hidden.size(1) / 2) {}
 
   std::array<at::Tensor, 4> run() const {

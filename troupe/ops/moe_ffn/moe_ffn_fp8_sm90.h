@@ -15,7 +15,8 @@ namespace troupe {
 std::string fp8_sm90_fault(const Sm90Form& form);
 
 // What backward reads: the tokens' rows and the transposed weights in 8 bits, with their scales,
-// and H in bf16, in the order of kernels/moe_sm90.
+// and H in bf16, in the order of kernels/moe_sm90. x and x_scales are of weight gradients in 8 bits
+// alone.
 struct Fp8Kept {
   at::Tensor x, x_scales, hidden, w1t, w1_scales, w2t, w2_scales;
 };
