@@ -22,7 +22,7 @@ constexpr const char* kLinearName = "linear_fp8";
 
 // What backward reads, in the order of LinearFp8Forward::saved.
 struct Saved {
-  at::Tensor x8, x_scales;  // row(X)'s bytes and scales
+  at::Tensor x8, x_scales;  // row(X)'s bytes and scales; undefined without weight_grad
   at::Tensor w, w_scales;   // transposed in 8 bits, with its scales; emulated: W itself
   at::Tensor x;             // undefined with weight_grad
   explicit Saved(const TensorList& s)
@@ -34,6 +34,13 @@ struct Saved {
 bool multiplies_bytes(const at::Tensor& like, int64_t N, int64_t K, const Fp8Linear& fp8) {
   const Sm90Form form{N, K, 1, /*plain=*/true, like.scalar_type(), capability_of(like.device())};
   return !fp8.options.emulate && fp8_sm90_fault(form).empty();
+}
+
+// In the order of Saved: of rows, what the weight gradient reads and nothing else.
+TensorList linear_saved(const Fp8Sm90::Rows& x8, const at::Tensor& w, const at::Tensor& w_scales,
+                        const at::Tensor& x, const Fp8Linear& fp8) {
+  if (fp8.options.weight_grad) return {x8.bytes, x8.scales, w, w_scales, at::Tensor()};
+  return {at::Tensor(), at::Tensor(), w, w_scales, x};
 }
 
 at::Tensor one_expert(const at::Tensor& w) {
@@ -56,8 +63,7 @@ LinearFp8Forward forward_sm90(const at::Tensor& x_TK, const at::Tensor& w_NK, co
                               .whole_rows = true},
                &CudaKernels::moe_down_fp8_sm90);
   if (!keep) return out;
-  out.saved = {x.bytes, x.scales, w.transposed, w.scales,
-               fp8.options.weight_grad ? at::Tensor() : x_TK};
+  out.saved = linear_saved({x.bytes, x.scales}, w.transposed, w.scales, x_TK, fp8);
   return out;
 }
 
@@ -71,7 +77,7 @@ LinearGrads backward_sm90(const at::Tensor& dy, const Saved& s, const Fp8Linear&
   if (!of_x && !columns) return out;
   const Fp8Sm90::Tiles t = calls.tiles(dy, columns ? s.x_scales : at::Tensor(), of_x);
   if (of_x) {
-    out.x = calls.empty(s.x8.sizes());
+    out.x = calls.empty({dy.size(0), s.w.size(0)});
     calls.launch(MoeRowsGradFp8Sm90{.plan = calls.plan(),
                                     .grad_h = Fp8Sm90::bytes(t.rows, "dy8"),
                                     .grad_h_scales = Fp8Sm90::scales(t.row_scales, "dy8 scales"),
@@ -81,7 +87,7 @@ LinearGrads backward_sm90(const at::Tensor& dy, const Saved& s, const Fp8Linear&
                  &CudaKernels::moe_rows_grad_fp8_sm90);
   }
   if (columns) {
-    const at::Tensor dw = calls.empty({1, dy.size(1), s.x8.size(1)});
+    const at::Tensor dw = calls.empty({1, dy.size(1), s.w.size(0)});
     calls.weight_gradient(s.x8, t, dw, /*transposed=*/true);
     out.w = dw[0];
   }
@@ -104,8 +110,7 @@ LinearFp8Forward forward_emulated(const at::Tensor& x, const at::Tensor& w, cons
   LinearFp8Forward out{
       .y = grouped_gemm(dequantize_fp8(q, {}, x.scalar_type()), w8, offset_of_all(x)), .saved = {}};
   if (!keep) return out;
-  out.saved = {q.bytes, q.scales.view({-1}), w, at::Tensor(),
-               fp8.options.weight_grad ? at::Tensor() : x};
+  out.saved = linear_saved({q.bytes, q.scales.view({-1})}, w, at::Tensor(), x, fp8);
   return out;
 }
 

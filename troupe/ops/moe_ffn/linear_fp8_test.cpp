@@ -117,6 +117,20 @@ TEST(LinearFp8, Q8_KeptWeightsAreTheSameBitsAndAreRoundedAnewAfterAWrite) {
   EXPECT_TRUE(at::equal(p.run(kept)[0], want[0] * 2));
 }
 
+// Rows in 8 bits for a weight gradient of them, unrounded ones for the other, and never both.
+TEST(LinearFp8, BackwardIsLeftTheRowsThatItReads) {
+  const LinearProduct p(40, 128, 192);
+  for (const bool weight_grad : {true, false}) {
+    const auto saved =
+        linear_fp8_forward(p.x, p.w, {.options = {.weight_grad = weight_grad}}, /*keep=*/true)
+            .saved;
+    ASSERT_EQ(saved.size(), 5U);
+    EXPECT_EQ(saved[0].defined(), weight_grad);
+    EXPECT_EQ(saved[1].defined(), weight_grad);
+    EXPECT_EQ(saved[4].defined(), !weight_grad);
+  }
+}
+
 TEST(LinearFp8, RefusesSizesBelowAGroup) {
   const at::Tensor x = at::randn({4, 64});
   TROUPE_EXPECT_REFUSAL(linear_fp8(x, at::randn({128, 64}), {}), "must be at least 128");

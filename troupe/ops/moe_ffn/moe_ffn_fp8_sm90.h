@@ -15,7 +15,8 @@ namespace troupe {
 std::string fp8_sm90_fault(const Sm90Form& form);
 
 // What backward reads: the tokens' rows and the transposed weights in 8 bits, with their scales,
-// and H in bf16, in the order of kernels/moe_sm90.
+// and H in bf16, in the order of kernels/moe_sm90. x and x_scales are of weight gradients in 8 bits
+// alone.
 struct Fp8Kept {
   at::Tensor x, x_scales, hidden, w1t, w1_scales, w2t, w2_scales;
 };
@@ -26,6 +27,11 @@ struct Fp8Forward {
 };
 // Weights are rounded here, or read from `weights` where that is not null.
 Fp8Forward fp8_forward_sm90(const FfnCall& call, bool keep, Fp8Weights* weights);
+
+// Begins on `stream` to round w1 and w2 for the fp8_forward_sm90 that next reads `weights`, which
+// waits for them; what is there already stays. `backward`: transposed too.
+void fp8_round_ahead_sm90(const ExpertWeights& experts, bool backward, SideStream& stream,
+                          Fp8Weights& weights);
 
 struct Fp8Backward {
   const at::Tensor& grad_out;  // [T, D]

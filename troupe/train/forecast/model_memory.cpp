@@ -172,14 +172,15 @@ double head_working(const Recipe& r, double rows, double width, int64_t tensor) 
 }
 
 // Bytes of a block's projections that have 8-bit operands beside those without: the rows that both
-// read are kept in 8 bits. Attention keeps its output in any case, but no one the normed input.
+// read are kept in 8 bits, but where weight gradients are of unrounded ones. Attention keeps its
+// output in any case, but no one the normed input.
 double projection_rows(const Recipe& r, const LayerConfig& l, double rows, double width,
                        int64_t tensor) {
-  const bool replaced = r.train.fp8->weight_grad == Fp8WeightGrad::kFp8;
+  if (r.train.fp8->weight_grad != Fp8WeightGrad::kFp8) return 0;
   const auto in = static_cast<double>(r.model.width);
   const int64_t own_heads = l.heads / tensor;
   const auto out = static_cast<double>(own_heads * l.head_dim);
-  return rows * (in * (1 - (replaced ? width : 0)) + out);
+  return rows * (in * (1 - width) + out);
 }
 
 void add_activations(const Recipe& r, bool on_gpu, double width, int64_t tensor, ModelMemory& out) {

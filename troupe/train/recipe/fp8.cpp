@@ -101,10 +101,12 @@ std::vector<bool> fp8_attention_layers(const Fp8Config& config, const ModelConfi
 
 void use_fp8(const Fp8Config& config, Model& model) {
   const std::vector<bool> layers = fp8_layers(config, model.config());
+  Fp8Options of_experts = options_of(config);
+  of_experts.beside = std::make_shared<SideStream>();  // one for all layers
   model.for_each_moe([&](int64_t unit, MoeLayer& moe) {
     const auto layer = static_cast<size_t>(unit - 1);
     if (layer >= layers.size() || !layers[layer]) return;  // MTP modules stay as they are
-    moe.experts().compute_in_fp8(options_of(config));
+    moe.experts().compute_in_fp8(of_experts);
   });
   const std::vector<bool> projections = fp8_attention_layers(config, model.config());
   model.for_each_attention([&](int64_t layer, AttentionModule& attention) {
@@ -115,12 +117,16 @@ void use_fp8(const Fp8Config& config, Model& model) {
 KeepsFp8Weights::KeepsFp8Weights(const std::optional<Fp8Config>& config, Model& model,
                                  size_t microbatches,
                                  const std::function<bool(const Param&)>& whole) {
-  if (!config || config->weights != Fp8WeightCopies::kKept || microbatches < 2) return;
+  if (!config || config->weights != Fp8WeightCopies::kKept) return;
   model_ = &model;
+  const bool several = microbatches > 1;
   model.for_each_moe([&](int64_t, MoeLayer& moe) {
     Experts& experts = moe.experts();
-    experts.keep_rounded_weights(whole(experts.w1) && whole(experts.w2));
+    const bool stays = whole(experts.w1) && whole(experts.w2);
+    experts.keep_rounded_weights(several && stays);
+    experts.allow_rounding_ahead(stays);
   });
+  if (!several) return;
   model.for_each_attention([&](int64_t, AttentionModule& attention) {
     bool all = true;
     attention.for_each("", [&](const std::string&, const Param& p) { all = all && whole(p); });
@@ -130,7 +136,10 @@ KeepsFp8Weights::KeepsFp8Weights(const std::optional<Fp8Config>& config, Model& 
 
 void KeepsFp8Weights::forget() {
   if (model_ == nullptr) return;
-  model_->for_each_moe([](int64_t, MoeLayer& moe) { moe.experts().keep_rounded_weights(false); });
+  model_->for_each_moe([](int64_t, MoeLayer& moe) {
+    moe.experts().keep_rounded_weights(false);
+    moe.experts().allow_rounding_ahead(false);
+  });
   model_->for_each_attention(
       [](int64_t, AttentionModule& attention) { attention.keep_rounded_weights(false); });
   model_ = nullptr;
