@@ -29,6 +29,7 @@ class Block {
                              const Context& context) = 0;
   virtual MoeLayer* moe() = 0;                              // null: a dense block
   virtual AttentionModule* attention() { return nullptr; }  // null: none, or a form of its own
+  virtual DenseFfn* ffn() { return nullptr; }               // likewise; null: a block with experts
   virtual void for_each(const std::string& prefix, const VisitParam& f) = 0;
 };
 
@@ -52,6 +53,7 @@ struct BlockParts {
   explicit BlockParts(const BlockShape& shape);
 
   BlockCall call(const Batch& batch, const Packing& packing, const Context& context) const;
+  DenseFfn* dense_ffn() { return ffn ? &*ffn : nullptr; }
   // x [t, D], normed, to what is added to h.
   at::Tensor attend(const at::Tensor& x_tD, const BlockCall& call) const;
   // The same; losses, statistics and choices of a MoE layer go to `result`.

@@ -69,5 +69,62 @@ TEST(Fp8Config, ProjectionsOfAttentionAreInEightBitsWhereTheKeySaysSo) {
   EXPECT_NE(fault({.attention = true}, m).find("model.mla"), std::string::npos);
 }
 
+TEST(Fp8Config, FeedForwardsAreInEightBitsWhereTheKeySaysSo) {
+  ModelConfig m = model_of(512, 128);
+  m.moe.layers = "[0,1,1,1]";
+  m.ffn = 1024;
+  EXPECT_EQ(fp8_ffn_layers({}, m), (std::vector<bool>{false, false, false, false}));
+  EXPECT_EQ(fp8_ffn_layers({.ffn = true}, m), (std::vector<bool>{true, false, false, false}));
+  m.moe.shared.experts = 1;
+  EXPECT_EQ(fp8_ffn_layers({.ffn = true, .skip_last = 1}, m),
+            (std::vector<bool>{true, true, true, false}));
+  EXPECT_EQ(fault({.ffn = true}, m), "");
+  const std::string line = fp8_line({.ffn = true, .skip_last = 1}, m, {at::kBFloat16, 90});
+  EXPECT_NE(line.find("dense feed-forwards and shared experts of 3 of 4 layers"), std::string::npos)
+      << line;
+  EXPECT_NE(line.find("In 8 bits on the tensor cores"), std::string::npos) << line;
+  m.act = FfnAct::kGelu;
+  const std::string gelu = fp8_line({.ffn = true}, m, {at::kBFloat16, 90});
+  EXPECT_NE(gelu.find("MoE layers (tensor cores)"), std::string::npos) << gelu;
+  EXPECT_NE(gelu.find("4 of 4 layers (emulated: experts are not plain SwiGLU"), std::string::npos)
+      << gelu;
+}
+
+TEST(Fp8Config, FeedForwardsItCannotComputeAreRefused) {
+  ModelConfig m = model_of(512, 128);
+  EXPECT_NE(fault({.ffn = true}, m).find("no layer outside the skipped ones"), std::string::npos);
+  m.moe.layers = "[0,1,1,1]";
+  m.ffn = 1024 + 64;
+  EXPECT_NE(fault({.ffn = true}, m).find("1088 wide, which must be a multiple of 128"),
+            std::string::npos);
+  EXPECT_EQ(fault({.ffn = true, .skip_first = 1}, m).find("ffn: no layer"), 0u);
+  m.ffn = 1024 + 128;
+  EXPECT_EQ(fault({.ffn = true}, m), "");
+  const auto cut = fp8_faults({.ffn = true}, m, {.ffn = 2});
+  ASSERT_EQ(cut.size(), 1u);
+  EXPECT_NE(cut[0].find("a multiple of 256: of 128 on each of 2 tensor ranks"), std::string::npos)
+      << cut[0];
+  m.ffn_bias = true;
+  EXPECT_NE(fault({.ffn = true}, m).find("model.ffn_bias: false"), std::string::npos);
+  m.ffn_bias = false;
+  m.moe.shared.experts = 1;
+  m.moe.shared.hidden = 100;
+  EXPECT_NE(fault({.ffn = true}, m).find("the shared expert of layer 1 is 100 wide"),
+            std::string::npos);
+}
+
+// A model without experts may compute in 8 bits as well.
+TEST(Fp8Config, ADenseModelNeedsAKeyThatNamesItsProducts) {
+  ModelConfig m = model_of(512, 128);
+  m.moe = MoeConfig();
+  m.ffn = 1024;
+  EXPECT_NE(fault({}, m).find("ffn: true"), std::string::npos);
+  EXPECT_EQ(fault({.attention = true}, m), "");
+  EXPECT_EQ(fault({.ffn = true}, m), "");
+  const std::string line = fp8_line({.ffn = true}, m, {at::kBFloat16, 0});
+  EXPECT_EQ(line.find("fp8: dense feed-forwards"), 0u) << line;
+  EXPECT_EQ(line.find("MoE layers"), std::string::npos) << line;
+}
+
 }  // namespace
 }  // namespace troupe
