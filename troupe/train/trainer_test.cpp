@@ -496,7 +496,8 @@ TEST(Trainer, Fp8MayChangeAtAResumeAndChangesNothingElse) {
 // when layers are recomputed, when an update is skipped, and after a load.
 TEST(Trainer, Fp8WeightsKeptOverMicrobatchesChangeNoBit) {
   Runs runs;
-  for (const std::string more : {"train.spike.skip=false", "train.recompute=1"}) {
+  for (const std::string more :
+       {"train.spike.skip=false", "train.recompute=1", "model.mla.kv_rank=128"}) {
     std::vector<std::string> sets = {"train.precision=auto", "model.width=128",
                                      "train.micro_batch=2",  "model.moe.hidden=128",
                                      "checkpoint.at=[6]",    more,

@@ -126,6 +126,17 @@ TEST(Forecast, CountsTheRoundedCopiesOfFeedForwards) {
   EXPECT_EQ(weights(", fp8: {ffn: true}") - weights(""), 2 * (experts + ffn + shared));
 }
 
+// Of latent attention's projections those that fit: q and out, not those of a latent of 100.
+TEST(Forecast, CountsTheRoundedCopiesOfLatentProjectionsThatFit) {
+  const std::string model =
+      "model: {width: 128, vocab: 64, max_positions: 64, layers: 2, heads: 2, mla: {kv_rank: 100, "
+      "nope_dim: 64, rope_dim: 64, value_dim: 64}, moe: {experts: 4, hidden: 256}}\n"
+      "train: {precision: bf16, global_batch: 4, micro_batch: 2, fp8: {attention: ";
+  const double more = forecast_memory(small_recipe(model + "true}}"), true).weights -
+                      forecast_memory(small_recipe(model + "false}}"), true).weights;
+  EXPECT_EQ(more, 2 * 2 * (2 * 128 * 128 + 128 * 2 * 64));
+}
+
 // A direction is of a whole matrix: where masters are f32 numbers, of all of a parameter at once.
 TEST(Forecast, MuonsDirectionsAreCountedWhereBackwardTakesLess) {
   const std::string model =

@@ -8,8 +8,10 @@
 #include "troupe/nn/attention_module.h"
 #include "troupe/nn/dense_ffn.h"
 #include "troupe/nn/head_rows.h"
+#include "troupe/nn/mla.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/nn/moe_layer.h"
+#include "troupe/ops/moe_ffn/fp8_emulated.h"
 #include "troupe/train/forecast/key_traffic.h"
 #include "troupe/train/optim/param_slice.h"
 
@@ -46,7 +48,9 @@ std::set<const Param*> dense_in_fp8(const Recipe& r, Model& model) {
   model.for_each_attention([&](int64_t layer, AttentionModule& attention) {
     if (!layers[static_cast<size_t>(layer)]) return;
     attention.for_each("", [&](const std::string&, const Param& p) {
-      if (p.global.size() == 2) out.insert(&p);
+      const bool whole =
+          p.global.size() == 2 && p.global[0] % kFp8Tile == 0 && p.global[1] % kFp8Tile == 0;
+      if (whole) out.insert(&p);
     });
   });
   const std::vector<bool> ffns = fp8_ffn_layers(*r.train.fp8, r.model);
@@ -182,10 +186,22 @@ double head_working(const Recipe& r, double rows, double width, int64_t tensor) 
          2 * wide * vocab / ranks * D;
 }
 
+// The same of latent attention, beside what it keeps in any case: each product's own rows in 8
+// bits, of own heads where it reads these.
+double latent_projection_rows(const ModelConfig& m, const LayerConfig& l, double rows,
+                              int64_t tensor) {
+  double out = 0;
+  for (const MlaProduct& p : mla_products(m, l)) {
+    if (p.fits_fp8()) out += static_cast<double>(p.of_rank(tensor).in);
+  }
+  return rows * out;
+}
+
 // Bytes of a block's projections that have 8-bit operands beside those without: the rows that both
 // read are kept in 8 bits. Attention keeps its output in any case, but no one the normed input.
 double projection_rows(const Recipe& r, const LayerConfig& l, double rows, double width,
                        int64_t tensor) {
+  if (r.model.mla) return latent_projection_rows(r.model, l, rows, tensor);
   const bool replaced = r.train.fp8->weight_grad == Fp8WeightGrad::kFp8;
   const auto in = static_cast<double>(r.model.width);
   const int64_t own_heads = l.heads / tensor;

@@ -4,6 +4,7 @@
 
 #include "troupe/nn/attention_module.h"
 #include "troupe/nn/dense_ffn.h"
+#include "troupe/nn/mla.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/nn/moe_layer.h"
 #include "troupe/ops/moe_ffn/fp8_emulated.h"
@@ -34,13 +35,41 @@ std::string layer_fault(const MoeConfig& moe, int64_t width) {
   return {};
 }
 
+std::string on_ranks(int64_t ranks) {
+  return ranks == 1 ? "" : " on each of " + std::to_string(ranks) + " tensor ranks";
+}
+
+std::string sides_of(const MlaProduct& p) {
+  return std::string(p.name) + " (" + std::to_string(p.out) + " x " + std::to_string(p.in) + ")";
+}
+
+// Some of them are enough: the others stay as they are, which the line names.
+std::string latent_fault(const ModelConfig& model, const LayerConfig& layer, int64_t ranks) {
+  std::string all;
+  bool fits = false;
+  for (const MlaProduct& p : mla_products(model, layer)) {
+    const MlaProduct own = p.of_rank(ranks);
+    if (p.fits_fp8() && !own.fits_fp8()) {
+      return "attention: " + sides_of(own) + on_ranks(ranks) +
+             " has a side that is no multiple of " + std::to_string(kFp8Tile) +
+             ". Use fewer ranks of parallel.tensor, or attention: false";
+    }
+    fits = fits || p.fits_fp8();
+    all += (all.empty() ? "" : ", ") + sides_of(p);
+  }
+  if (fits) return {};
+  return "attention: no projection of model.mla has two sides that are multiples of " +
+         std::to_string(kFp8Tile) + ": " + all +
+         ". Use other ranks and head dimensions, or attention: false";
+}
+
 // A projection's own rows and columns: groups that share a scale do not reach from one to another.
-std::string attention_fault(const ModelConfig& model, const LayerConfig& layer) {
-  if (model.mla) return "attention: projections to latents (model.mla) have none in 8 bits";
-  for (const int64_t size :
-       {model.width, layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim}) {
+std::string attention_fault(const ModelConfig& model, const LayerConfig& layer, int64_t ranks) {
+  if (model.mla) return latent_fault(model, layer, ranks);
+  const int64_t heads = layer.heads / ranks, keys = std::max<int64_t>(1, layer.kv_heads / ranks);
+  for (const int64_t size : {model.width, heads * layer.head_dim, keys * layer.head_dim}) {
     if (size % kFp8Tile == 0) continue;
-    return "attention: q, k, v and out have a side of " + std::to_string(size) +
+    return "attention: q, k, v and out have a side of " + std::to_string(size) + on_ranks(ranks) +
            "; each must be a multiple of " + std::to_string(kFp8Tile) +
            ". Use other heads, or attention: false";
   }
@@ -57,7 +86,7 @@ std::string ffn_fault(const ModelConfig& model, const LayerConfig& layer, const 
     return "ffn: dense feed-forwards with biases have no products in 8 bits: set model.ffn_bias: "
            "false, or ffn: false";
   }
-  const int64_t hidden = ffn_hidden(layer), ranks = layer.moe ? cut.shared : cut.ffn;
+  const int64_t hidden = ffn_hidden(layer), ranks = layer.moe ? cut.shared : cut.tensor;
   const std::string what = layer.moe ? "ffn: the shared expert" : "ffn: the dense feed-forward";
   if (model.width % kFp8Tile != 0) {
     return what + " sees a width of " + std::to_string(model.width) +
@@ -67,9 +96,7 @@ std::string ffn_fault(const ModelConfig& model, const LayerConfig& layer, const 
   if (hidden % (ranks * kFp8Tile) == 0) return {};
   return what + " of layer " + std::to_string(layer.index) + " is " + std::to_string(hidden) +
          " wide, which must be a multiple of " + std::to_string(ranks * kFp8Tile) +
-         (ranks > 1 ? ": of " + std::to_string(kFp8Tile) + " on each of " + std::to_string(ranks) +
-                          " tensor ranks"
-                    : std::string()) +
+         (ranks > 1 ? ": of " + std::to_string(kFp8Tile) + on_ranks(ranks) : std::string()) +
          ". Use another width, or ffn: false";
 }
 
@@ -124,7 +151,7 @@ std::vector<std::string> fp8_faults(const Fp8Config& config, const ModelConfig& 
        {first_fault(model, experts,
                     [&](const LayerConfig& l) { return layer_fault(*l.moe, model.width); }),
         first_fault(model, projections,
-                    [&](const LayerConfig& l) { return attention_fault(model, l); }),
+                    [&](const LayerConfig& l) { return attention_fault(model, l, cut.tensor); }),
         first_fault(model, ffns, [&](const LayerConfig& l) { return ffn_fault(model, l, cut); })}) {
     if (!fault.empty()) return {fault};
   }
@@ -231,6 +258,26 @@ LineGroup experts_group(const Fp8Config& config, const ModelConfig& model,
           })};
 }
 
+// " (kv_down (576 x 2048) stays in bf16: ...)"; empty where no projection stays.
+std::string staying_text(const ModelConfig& model, const std::vector<bool>& layers,
+                         const GpuProducts& products) {
+  std::vector<std::string> names;
+  for (int64_t i = 0; model.mla && i < model.layers; ++i) {
+    if (!layers[static_cast<size_t>(i)]) continue;
+    for (const MlaProduct& p : mla_products(model, layer_config(model, i))) {
+      const std::string name = sides_of(p);
+      const bool named = std::ranges::find(names, name) != names.end();
+      if (!p.fits_fp8() && !named) names.push_back(name);
+    }
+  }
+  std::string out;
+  for (const std::string& name : names) out += (out.empty() ? " (" : ", ") + name;
+  if (out.empty()) return {};
+  return out + (names.size() == 1 ? " stays in " : " stay in ") +
+         (products.type == at::kBFloat16 ? "bf16" : "the run's precision") +
+         ": a side is no multiple of " + std::to_string(kFp8Tile) + ")";
+}
+
 LineGroup attention_group(const Fp8Config& config, const ModelConfig& model,
                           const GpuProducts& products) {
   const Sm90Form form{.width = model.width,
@@ -239,8 +286,10 @@ LineGroup attention_group(const Fp8Config& config, const ModelConfig& model,
                       .plain = true,
                       .type = products.type,
                       .capability = products.capability};
-  return {"projections of attention" + of_layers(fp8_attention_layers(config, model), model),
-          fp8_sm90_fault(form)};
+  const std::vector<bool> layers = fp8_attention_layers(config, model);
+  return {
+      "projections of attention" + of_layers(layers, model) + staying_text(model, layers, products),
+      fp8_sm90_fault(form)};
 }
 
 LineGroup ffn_group(const Fp8Config& config, const ModelConfig& model,

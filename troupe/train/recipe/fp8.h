@@ -1,7 +1,7 @@
 // `train.fp8`: the experts' products with 8-bit operands, forward and backward
 // (ops/moe_ffn/moe_ffn_fp8.h has the formulas); with `ffn` those of dense feed-forwards and shared
 // experts, and with `attention` the projections to queries, keys and values and back
-// (linear_fp8.h). Router, attention itself, norms, embedding, head, losses and MTP modules stay as
+// (linear_fp8.h), of latent attention those whose sides allow it. Router, attention itself, norms, embedding, head, losses and MTP modules stay as
 // they are; so do weights, moments, gradients and checkpoints.
 #pragma once
 
@@ -56,16 +56,17 @@ struct Fp8Config {
     f("weights", c.weights,
       "Weights in 8 bits: kept over a step's microbatches, or rounded on_use in each; same bits.");
     f("emulate", c.emulate, "Round to 8 bits, but multiply in the run's precision.");
-    f("attention", c.attention, "Also the projections of attention: q, k, v and out.");
+    f("attention", c.attention,
+      "Also the projections of attention: q, k, v and out; of latent attention those that fit.");
     f("ffn", c.ffn, "Also dense feed-forwards and shared experts.");
     f("skip_first", c.skip_first, "Leading layers that stay in bf16.");
     f("skip_last", c.skip_last, "Trailing layers that stay in bf16.");
   }
 };
 
-// Over how many ranks weights are cut: those of dense feed-forwards, and of shared experts.
+// Over how many tensor ranks weights are cut; `shared`: those of shared experts.
 struct Fp8Cut {
-  int64_t ffn = 1, shared = 1;
+  int64_t tensor = 1, shared = 1;
 };
 // What is wrong with the combination, and what would do.
 std::vector<std::string> fp8_faults(const Fp8Config& config, const ModelConfig& model,

@@ -98,7 +98,7 @@ void check_fp8(const Recipe& r, Problems& problems) {
   const int64_t ranks = std::max<int64_t>(1, r.parallel.tensor);
   const bool cuts_shared = r.parallel.split_shared == CutKind::kOn;
   problems.add_all("train.fp8", fp8_faults(*r.train.fp8, r.model,
-                                           {.ffn = ranks, .shared = cuts_shared ? ranks : 1}));
+                                           {.tensor = ranks, .shared = cuts_shared ? ranks : 1}));
 }
 
 // Everything is f64 there: what would round it is refused.
