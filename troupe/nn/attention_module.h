@@ -60,8 +60,8 @@ class AttentionModule {
   virtual at::Tensor forward(const at::Tensor& x_tD, const AttentionCall& call) = 0;
   virtual void for_each(const std::string& prefix,
                         const std::function<void(const std::string&, Param&)>& f) = 0;
-  // From now on its projections have 8-bit operands (ops/moe_ffn/linear_fp8.h). Refuses a form that
-  // has none in 8 bits: train/recipe/fp8.h names them.
+  // From now on its projections have 8-bit operands (ops/moe_ffn/linear_fp8.h); of latent attention
+  // those whose sides allow it. Refuses what train/recipe/fp8.h names.
   virtual void compute_in_fp8(const Fp8Options& fp8) = 0;
   // As Experts::keep_rounded_weights.
   virtual void keep_rounded_weights(bool keep) = 0;

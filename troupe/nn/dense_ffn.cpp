@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 
+#include "troupe/core/check.h"
 #include "troupe/nn/attention_module.h"
 
 namespace troupe {
@@ -35,6 +36,16 @@ DenseFfn::DenseFfn(const ModelConfig& c, int64_t hidden, const TensorParts& part
   parts.cut(*b1, 1);
 }
 
+void DenseFfn::compute_in_fp8(const Fp8Options& fp8) {
+  TROUPE_CHECK(!b1 && !b2, "fp8: dense feed-forwards with biases stay in bf16");
+  require_fp8_sides(w1, w2, "a dense feed-forward");
+  fp8_ = fp8;
+}
+
+void DenseFfn::keep_rounded_weights(bool keep) {
+  if (fp8_) fp8_->keep_weights(keep);
+}
+
 at::Tensor DenseFfn::forward(const at::Tensor& x_tD, int64_t all) const {
   ExpertWeights w{w1.value.unsqueeze(0), std::nullopt, w2.value.unsqueeze(0), std::nullopt};
   if (b1) w.b1 = b1->value.unsqueeze(0);
@@ -42,7 +53,7 @@ at::Tensor DenseFfn::forward(const at::Tensor& x_tD, int64_t all) const {
   const GatheredTokens x = sharding_.all_gather(x_tD, all);
   FfnOptions options = form_.options();
   options.weights_order = x.beside;
-  const at::Tensor y_tD = sharding_.reduce_scatter(dense_ffn(x.x_T, w, options));
+  const at::Tensor y_tD = sharding_.reduce_scatter(dense_ffn(x.x_T, w, options, fp8_));
   return b2 && !sharding_.alone() ? y_tD + b2->value : y_tD;  // once, behind the sum
 }
 

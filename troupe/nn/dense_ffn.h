@@ -1,4 +1,5 @@
-// The dense feed-forward: W2 (act(W1 x + b1)) + b2, one expert that every token takes.
+// The dense feed-forward: W2 (act(W1 x + b1)) + b2, one expert that every token takes. With
+// train.fp8.ffn its products have 8-bit operands (ops/moe_ffn/moe_ffn_fp8.h), without b1 and b2.
 #pragma once
 
 #include "troupe/nn/experts.h"
@@ -15,6 +16,10 @@ class DenseFfn {
 
   // x: this rank's tokens; `all`: the tokens of all ranks that share the weights.
   at::Tensor forward(const at::Tensor& x_tD, int64_t all) const;
+  // From now on with 8-bit operands. Refuses biases and sides that are no multiples of 128:
+  // train/recipe/fp8.h names them.
+  void compute_in_fp8(const Fp8Options& fp8);
+  void keep_rounded_weights(bool keep);  // as Experts'
 
   static void visit(auto& m, auto&& f) {
     f("w1", m.w1);
@@ -29,6 +34,7 @@ class DenseFfn {
  private:
   FfnForm form_;
   TokenSharding sharding_;
+  std::optional<Fp8Options> fp8_;
 };
 
 }  // namespace troupe

@@ -193,11 +193,21 @@ ExpertsOutput Experts::forward(const ExpertRows& given) const {
 }
 
 at::Tensor dense_ffn(const at::Tensor& x_TD, const ExpertWeights& weights,
-                     const FfnOptions& options) {
+                     const FfnOptions& options, const std::optional<Fp8Options>& fp8) {
   const auto wide = wide_type(x_TD);
   const at::Tensor ones =
       at::ones({x_TD.size(0), 1}, x_TD.options().dtype(wide).requires_grad(false));
+  if (fp8) return moe_ffn_fp8(x_TD, ones, dense_plan(x_TD), weights, options, *fp8);
   return moe_ffn(x_TD, ones, dense_plan(x_TD), weights, options);
+}
+
+void require_fp8_sides(const Param& w1, const Param& w2, const char* what) {
+  const int64_t width = w2.size[0], hidden = w2.size[1];
+  TROUPE_CHECK(w1.size[1] == hidden && w1.size[2] == width, what, "has w1 of", w1.size[1], "x",
+               w1.size[2], "and w2 of", width, "x", hidden);
+  TROUPE_CHECK(width % kExpertBlock == 0 && hidden % kExpertBlock == 0, "fp8: this rank would have",
+               what, "of width", width, "and hidden width", hidden, "which cuts groups of",
+               kExpertBlock, "that share a scale: use fewer ranks of parallel.tensor");
 }
 
 }  // namespace troupe

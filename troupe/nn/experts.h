@@ -218,9 +218,13 @@ class Experts {
 };
 
 // A dense feed-forward over all T rows: one expert, score 1, so that a layer of one expert is it
-// bit for bit (L5). Weights as ExpertWeights with E = 1.
+// bit for bit (L5). Weights as ExpertWeights with E = 1. With `fp8`: moe_ffn_fp8 of that expert.
 at::Tensor dense_ffn(const at::Tensor& x_TD, const ExpertWeights& weights,
-                     const FfnOptions& options);
+                     const FfnOptions& options, const std::optional<Fp8Options>& fp8 = {});
+
+// Refuses weights of a dense feed-forward, w1 [G, F, D] and w2 [D, F] as this rank has them, whose
+// sides are no whole groups that share a scale in 8 bits.
+void require_fp8_sides(const Param& w1, const Param& w2, const char* what);
 
 // The reference: plain ATen with its own gradients, expert by expert. Reads counts on the host.
 at::Tensor loop_ffn(const ExpertRows& rows, const ExpertWeights& weights, const FfnOptions& options,

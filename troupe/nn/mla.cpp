@@ -9,12 +9,17 @@
 #include "troupe/nn/context_slice.h"
 #include "troupe/nn/kv_cache.h"
 #include "troupe/ops/attention/attention.h"
+#include "troupe/ops/moe_ffn/fp8_emulated.h"
 
 namespace troupe {
 namespace {
 
-Linear product(const ModelConfig& c, int64_t out, int64_t in) {
-  return Linear({out, in, {.kind = Init::kNormal, .std = c.init_std.value_or(0.02)}, false});
+LinearShape product(const ModelConfig& c, int64_t out, int64_t in) {
+  return {out, in, {.kind = Init::kNormal, .std = c.init_std.value_or(0.02)}, false};
+}
+
+bool whole_groups(int64_t out, int64_t in) {
+  return out % kFp8Tile == 0 && in % kFp8Tile == 0;
 }
 
 NormConfig latent_norm(const ModelConfig& c) {
@@ -23,6 +28,34 @@ NormConfig latent_norm(const ModelConfig& c) {
 }
 
 }  // namespace
+
+bool MlaProduct::fits_fp8() const {
+  return whole_groups(out, in);
+}
+
+MlaProduct MlaProduct::of_rank(int64_t ranks) const {
+  return {name, cut == kRows ? out / ranks : out, cut == kColumns ? in / ranks : in, cut};
+}
+
+std::vector<MlaProduct> mla_products(const ModelConfig& c, const LayerConfig& l) {
+  const MlaConfig& m = *c.mla;
+  const int64_t q = l.heads * l.head_dim;
+  std::vector<MlaProduct> out;
+  if (m.q_rank == 0) {
+    out.push_back({"q", q, c.width, MlaProduct::kRows});
+  } else {
+    out.push_back({"q_down", m.q_rank, c.width, MlaProduct::kWhole});
+    out.push_back({"q_up", q, m.q_rank, MlaProduct::kRows});
+  }
+  out.push_back({"kv_down", m.kv_rank + m.rope_dim, c.width, MlaProduct::kWhole});
+  out.push_back({"kv_up", l.heads * (m.nope_dim + m.value_dim), m.kv_rank, MlaProduct::kRows});
+  out.push_back({"out", c.width, l.heads * m.value_dim, MlaProduct::kColumns});
+  return out;
+}
+
+at::Tensor Mla::Product::forward(const at::Tensor& x) const {
+  return fp8 ? joined_linear(x, {this}, {.fp8 = Fp8Linear{*fp8}}) : Linear::forward(x);
+}
 
 Mla::Mla(const ModelConfig& c, const LayerConfig& l, const TensorParts& parts)
     : config_(*c.mla),
@@ -44,12 +77,12 @@ Mla::Mla(const ModelConfig& c, const LayerConfig& l, const TensorParts& parts)
   parts.cut(kv_up_.weight, 0);
   parts.cut(out_.weight, 1);
   if (config_.q_rank == 0) {
-    q_ = product(c, l.heads * l.head_dim, c.width);
+    q_.emplace(product(c, l.heads * l.head_dim, c.width));
     parts.cut(q_->weight, 0);
     return;
   }
-  q_down_ = product(c, config_.q_rank, c.width);
-  q_up_ = product(c, l.heads * l.head_dim, config_.q_rank);
+  q_down_.emplace(product(c, config_.q_rank, c.width));
+  q_up_.emplace(product(c, l.heads * l.head_dim, config_.q_rank));
   parts.cut(q_up_->weight, 0);
   q_norm_.emplace(latent_norm(c), config_.q_rank);
 }
@@ -87,8 +120,29 @@ at::Tensor Mla::turned(const at::Tensor& x, int64_t first, const AttentionCall& 
       .flatten(0, 1);
 }
 
-void Mla::compute_in_fp8(const Fp8Options& /*fp8*/) {
-  TROUPE_CHECK(false, "fp8: projections to and from latents (model.mla) stay in bf16");
+std::vector<Mla::Product*> Mla::products() {
+  std::vector<Product*> out = {&kv_down_, &kv_up_, &out_};
+  for (std::optional<Product>* part : {&q_, &q_down_, &q_up_}) {
+    if (*part) out.push_back(&**part);
+  }
+  return out;
+}
+
+void Mla::compute_in_fp8(const Fp8Options& fp8) {
+  for (Product* product : products()) {
+    const Param& w = product->weight;
+    if (!whole_groups(w.global[0], w.global[1])) continue;
+    TROUPE_CHECK(whole_groups(w.size[0], w.size[1]), "fp8: this rank would have a projection of",
+                 w.size[0], "x", w.size[1], "which cuts groups of", kFp8Tile,
+                 "that share a scale: use fewer ranks of parallel.tensor");
+    product->fp8 = fp8;
+  }
+}
+
+void Mla::keep_rounded_weights(bool keep) {
+  for (Product* product : products()) {
+    if (product->fp8) product->fp8->keep_weights(keep);
+  }
 }
 
 at::Tensor Mla::forward(const at::Tensor& x_tD, const AttentionCall& call) {
@@ -120,7 +174,7 @@ at::Tensor Mla::forward(const at::Tensor& x_tD, const AttentionCall& call) {
       const auto [c, r] = call.cache->row(index_, row, call.tokens);
       return keys_values(c, r);
     });
-    return out_of_heads(out_, sharding_, o.flatten(1));
+    return out_of_heads(out_, sharding_, o.flatten(1), out_.fp8);
   }
   const auto [k, v] = keys_values(latent, shared);
   if (call.before_core) call.before_core();
@@ -128,7 +182,7 @@ at::Tensor Mla::forward(const at::Tensor& x_tD, const AttentionCall& call) {
   const at::Tensor o =
       drops ? attention_with_dropout({q, k, v}, form, {dropout_, all_heads_}, call.context)
             : attention(q, k, v, form);
-  return out_of_heads(out_, sharding_, o.flatten(1));
+  return out_of_heads(out_, sharding_, o.flatten(1), out_.fp8);
 }
 
 }  // namespace troupe

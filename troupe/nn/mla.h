@@ -10,12 +10,32 @@
 // parallelism it is norm(c) and the turned r that ranks exchange, and the products up are of other
 // ranks' tokens too (rule CX9).
 //
+// With train.fp8.attention each product whose two sides are multiples of 128 has 8-bit operands
+// (ops/moe_ffn/linear_fp8.h), by the sides of the whole weight, so that every layout rounds alike.
+// kv_down is none where kv_rank + rope_dim is no multiple, as 512 + 64 is.
+//
 // Generation keeps norm(c) and the turned r: kv_rank + rope_dim numbers a token and layer.
 #pragma once
+
+#include <vector>
 
 #include "troupe/nn/attention_module.h"
 
 namespace troupe {
+
+// A product of the layer by its parameter's name, with the sides of its weight and what tensor
+// ranks share of it.
+struct MlaProduct {
+  enum Cut { kWhole, kRows, kColumns };
+
+  const char* name;
+  int64_t out, in;
+  Cut cut;
+
+  bool fits_fp8() const;  // both sides are multiples of 128
+  MlaProduct of_rank(int64_t ranks) const;
+};
+std::vector<MlaProduct> mla_products(const ModelConfig& config, const LayerConfig& layer);
 
 class Mla : public AttentionModule {
  public:
@@ -27,7 +47,7 @@ class Mla : public AttentionModule {
     for_each_member_param(*this, prefix, f);
   }
   void compute_in_fp8(const Fp8Options& fp8) override;
-  void keep_rounded_weights(bool /*keep*/) override {}
+  void keep_rounded_weights(bool keep) override;
 
   static void visit(auto& m, auto&& f) {
     f("q", m.q_);
@@ -41,10 +61,18 @@ class Mla : public AttentionModule {
   }
 
  private:
+  // A product, and how it is computed in 8 bits; absent: in the run's precision.
+  struct Product : Linear {
+    explicit Product(const LinearShape& shape) : Linear(shape) {}
+    at::Tensor forward(const at::Tensor& x) const;  // [T, in] to [T, out]
+
+    std::optional<Fp8Options> fp8 = {};
+  };
   struct Inputs {
     at::Tensor q_TN, latent_Tc, r_Tr;  // of all tokens; queries of own heads, not turned yet
   };
   Inputs inputs(const at::Tensor& x_tD, int64_t tokens) const;
+  std::vector<Product*> products();
   at::Tensor turned(const at::Tensor& x_THd, int64_t first, const AttentionCall& call);
 
   MlaConfig config_;
@@ -53,9 +81,9 @@ class Mla : public AttentionModule {
   OwnHeads all_heads_;
   int64_t heads_, index_;  // own ones
   double scale_, dropout_;
-  std::optional<Linear> q_, q_down_, q_up_;
+  std::optional<Product> q_, q_down_, q_up_;
   std::optional<NormModule> q_norm_;
-  Linear kv_down_, kv_up_, out_;
+  Product kv_down_, kv_up_, out_;
   NormModule kv_norm_;
   Rope rope_;
   int64_t max_positions_;

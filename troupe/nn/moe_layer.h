@@ -114,6 +114,7 @@ class MoeLayer {
 
   Router& router() { return *router_; }
   Experts& experts() { return experts_; }
+  SharedExpert* shared() { return shared_ ? &*shared_ : nullptr; }  // null: none
   const Dispatcher& dispatcher() const { return *dispatcher_; }
 
   static void visit(auto& m, auto&& f) {

@@ -2,6 +2,7 @@
 //   sum       y = routed + shared                        (SH1)
 //   weighted  y = shared / (k + 1) + routed k / (k + 1)  (SH2, MegaBlocks)
 //   gate      y = routed + shared sigmoid(x w)           (SH3, Qwen2-MoE)
+// With train.fp8.ffn its products have 8-bit operands; the gate stays as it is.
 #pragma once
 
 #include "troupe/nn/experts.h"
@@ -43,6 +44,10 @@ class SharedExpert {
   at::Tensor forward(const at::Tensor& x_tD, int64_t all) const;
   // y of routed and shared, by the form.
   at::Tensor add(const at::Tensor& routed_TD, const at::Tensor& shared_TD, int64_t top_k) const;
+  // From now on with 8-bit operands (ops/moe_ffn/moe_ffn_fp8.h). Refuses sides that are no
+  // multiples of 128: train/recipe/fp8.h names them.
+  void compute_in_fp8(const Fp8Options& fp8);
+  void keep_rounded_weights(bool keep);  // as Experts'
 
   static void visit(auto& m, auto&& f) {
     f("w1", m.w1);
@@ -57,6 +62,7 @@ class SharedExpert {
   SharedForm form_;
   FfnForm ffn_;
   TokenSharding sharding_;  // alone where the expert is whole on each rank
+  std::optional<Fp8Options> fp8_;
 };
 
 }  // namespace troupe

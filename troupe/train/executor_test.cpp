@@ -37,6 +37,7 @@ class SmallModel : public Model {
   }
   void for_each_moe(const MoeVisitor&) override {}
   void for_each_attention(const AttentionVisitor&) override {}
+  void for_each_dense_ffn(const DenseFfnVisitor&) override {}
   void end_of_step(const SumOver&, bool) override {}
 
   UnitResult forward(int64_t unit, const at::Tensor& h, const Batch& batch,

@@ -459,6 +459,22 @@ TEST(Trainer, Fp8ExpertsChangeTheLossByLessThanAPercent) {
   EXPECT_NE(both, experts) << "attention's projections are as without";
 }
 
+// The same of a dense feed-forward and a shared expert.
+TEST(Trainer, Fp8FeedForwardsChangeTheLossByLessThanAPercent) {
+  Runs runs;
+  std::vector<std::string> sets = {"train.steps=200",         "train.precision=auto",
+                                   "model.width=128",         "model.moe.hidden=128",
+                                   "train.optimizer.lr=1e-3", "model.first_dense=1",
+                                   "model.ffn=256",           "model.moe.shared.experts=1"};
+  const std::vector<std::string> full = runs.run("full", sets).losses;
+  sets.emplace_back("train.fp8.weight_grad=fp8");
+  const std::vector<std::string> experts = runs.run("experts", sets).losses;
+  sets.emplace_back("train.fp8.ffn=true");
+  const std::vector<std::string> all = runs.run("ffn", sets).losses;
+  expect_within_a_percent(all, full, "ffn");
+  EXPECT_NE(all, experts) << "feed-forwards are as without";
+}
+
 // Masters are what a checkpoint has (Q8-34): a run goes on with fp8 and without, and the same run
 // stopped and continued has the same bits.
 TEST(Trainer, Fp8MayChangeAtAResumeAndChangesNothingElse) {
@@ -480,11 +496,15 @@ TEST(Trainer, Fp8MayChangeAtAResumeAndChangesNothingElse) {
 // when layers are recomputed, when an update is skipped, and after a load.
 TEST(Trainer, Fp8WeightsKeptOverMicrobatchesChangeNoBit) {
   Runs runs;
-  for (const std::string more : {"train.spike.skip=false", "train.recompute=1"}) {
+  for (const std::string more :
+       {"train.spike.skip=false", "train.recompute=1", "model.mla.kv_rank=128"}) {
     std::vector<std::string> sets = {"train.precision=auto", "model.width=128",
                                      "train.micro_batch=2",  "model.moe.hidden=128",
-                                     "checkpoint.at=[6]",    more};
+                                     "checkpoint.at=[6]",    more,
+                                     "model.first_dense=1",  "model.ffn=128"};
+    sets.emplace_back("model.moe.shared.experts=1");
     sets.emplace_back("train.fp8.attention=true");
+    sets.emplace_back("train.fp8.ffn=true");
     sets.emplace_back("train.fp8.weights=on_use");
     const Result want = runs.run("on_use" + more, sets);
     sets.back() = "train.fp8.weights=kept";

@@ -30,6 +30,7 @@ class Block {
                              const Context& context) = 0;
   virtual MoeLayer* moe() = 0;                              // null: a dense block
   virtual AttentionModule* attention() { return nullptr; }  // null: none, or a form of its own
+  virtual DenseFfn* ffn() { return nullptr; }               // likewise; null: a block with experts
   virtual void for_each(const std::string& prefix, const VisitParam& f) = 0;
 };
 
@@ -53,6 +54,7 @@ struct BlockParts {
   explicit BlockParts(const BlockShape& shape);
 
   BlockCall call(const Batch& batch, const Packing& packing, const Context& context) const;
+  DenseFfn* dense_ffn() { return ffn ? &*ffn : nullptr; }
   // Begins to round the experts' weights, where they are in 8 bits, beside what comes next: for a
   // feed-forward in the scope of the result.
   [[nodiscard]] RoundedAhead round_ahead() const;

@@ -16,6 +16,7 @@ class TwoNorms : public Block {
 
   MoeLayer* moe() override { return parts_.moe.get(); }
   AttentionModule* attention() override { return parts_.attention.get(); }
+  DenseFfn* ffn() override { return parts_.dense_ffn(); }
   void for_each(const std::string& prefix, const VisitParam& f) override {
     for_each_member_param(*this, prefix, f);
   }

@@ -109,6 +109,13 @@ class Decoder : public Model {
     }
   }
 
+  void for_each_dense_ffn(const DenseFfnVisitor& f) override {
+    for (int64_t i = 0; i < config_.layers; ++i) {
+      DenseFfn* const ffn = layers_[i] ? layers_[i]->ffn() : nullptr;
+      if (ffn != nullptr) f(i, *ffn);
+    }
+  }
+
   void end_of_step(const SumOver& all_sum, bool skipped) override {
     for_each_moe([&](int64_t, MoeLayer& moe) { moe.end_of_step(all_sum, skipped); });
   }

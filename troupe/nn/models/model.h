@@ -34,6 +34,7 @@ class ContextSlice;     // nn/context_slice.h
 class KvCache;          // nn/kv_cache.h
 class MoeLayer;         // nn/moe_layer.h
 class AttentionModule;  // nn/attention_module.h
+class DenseFfn;         // nn/dense_ffn.h
 
 constexpr int64_t kIgnoredLabel = -100;  // a target that does not count
 
@@ -78,6 +79,7 @@ struct UnitResult {
 using ParamVisitor = std::function<void(const std::string& name, Param& param)>;
 using MoeVisitor = std::function<void(int64_t unit, MoeLayer& layer)>;
 using AttentionVisitor = std::function<void(int64_t layer, AttentionModule& attention)>;
+using DenseFfnVisitor = std::function<void(int64_t layer, DenseFfn& ffn)>;
 
 class Model {
  public:
@@ -99,6 +101,8 @@ class Model {
   virtual void for_each_moe(const MoeVisitor& f) = 0;
   // The attention modules of this rank's layers, MTP modules' not among them.
   virtual void for_each_attention(const AttentionVisitor& f) = 0;
+  // Likewise their dense feed-forwards.
+  virtual void for_each_dense_ffn(const DenseFfnVisitor& f) = 0;
   // After each optimizer step, also a skipped one: routers' biases and counters.
   virtual void end_of_step(const SumOver& all_sum = {}, bool skipped = false) = 0;
   virtual const TokenSharding& tokens() const = 0;  // how they are cut over ranks

@@ -6,6 +6,9 @@
 #include <ATen/ops/index_select.h>
 
 #include <cmath>
+#include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "troupe/ops/activation.h"
@@ -16,12 +19,15 @@
 #include "troupe/ops/permute.h"
 #include "troupe/ops/support/autograd.h"
 #include "troupe/ops/support/define.h"
+#include "troupe/ops/support/record_late.h"
 #include "troupe/ops/support/view.h"
 
 namespace troupe {
 namespace {
 
 const Fp8Tiles kRow{};
+constexpr const char* kFp8Name = "moe_ffn_fp8";
+constexpr const char* kTooEarly = "moe_ffn_fp8: gradients of weights before those of x, or twice";
 
 // The rows of tokens in 8 bits, as products over routed rows take it.
 struct EightBitRows {
@@ -76,47 +82,200 @@ struct Fp8Call {
   }
 };
 
-// Returns dX, d weights, dW1, dW2; undefined where not needed.
-TensorList gradients(const Fp8Call& call, const Fp8Options& fp8, const Gradients& g,
-                     const at::Tensor& x, const at::Tensor& weights, const at::Tensor& hidden) {
+// What backward of a call reads, as it was saved.
+struct EmulatedSaved {
+  explicit EmulatedSaved(const TensorList& s)
+      : x(s[0]),
+        weights(s[1]),
+        hidden(s[4]),
+        experts{.w1 = s[2], .b1 = std::nullopt, .w2 = s[3], .b2 = std::nullopt},
+        plan(plan_from(at::TensorList(s).slice(5), kFp8Name)) {}
+
+  at::Tensor x, weights, hidden;
+  ExpertWeights experts;
+  Plan plan;
+};
+
+// dX and d weights; undefined where not needed, as dW1 and dW2 are.
+struct RowsHalf {
+  TensorList grads;
+  at::Tensor grad_out, grad_hidden;  // which the others are made of
+};
+RowsHalf rows_half(const Fp8Call& call, const EmulatedSaved& saved, const Gradients& g) {
   static const auto act_backward = raw_op<std::tuple<at::Tensor, at::Tensor>(
       const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
       const std::optional<at::Tensor>&, std::string, std::optional<double>, double)>(
       "troupe::activation_backward");
-  const at::Tensor dO = g.outputs[0].contiguous();
   const Plan& plan = call.plan;
-  const at::Tensor s = call.scores(weights);
-  const EightBitRows dO8(dO, plan);
+  RowsHalf out{.grads = TensorList(4), .grad_out = g.outputs[0].contiguous(), .grad_hidden = {}};
+  const EightBitRows dO8(out.grad_out, plan);
   const at::Tensor grad_act =
       grouped_gemm(dO8.rows(), call.w2(), plan.expert_offset, WeightOrder::kInOut);
   const auto [dH, dS] =
-      act_backward(grad_act, hidden, s, plan.expert_offset, call.options.activation,
-                   call.options.clamp, call.options.offset);
-  TensorList out(4);
+      act_backward(grad_act, saved.hidden, call.scores(saved.weights), plan.expert_offset,
+                   call.options.activation, call.options.clamp, call.options.offset);
+  out.grad_hidden = dH;
   if (g.needs[0]) {
     const at::Tensor rows =
         grouped_gemm(tile_emulated(dH), call.w1(), plan.expert_offset, WeightOrder::kInOut);
-    out[0] = combine(rows, plan);
+    out.grads[0] = combine(rows, plan);
   }
   if (g.needs[1]) {
     const at::Tensor row = plan.slot_row.reshape({-1});
-    out[1] = at::index_select(dS, 0, row.clamp_min(0)).masked_fill(row.lt(0), 0);
-    out[1] = out[1].view_symint(weights.sym_sizes());
-  }
-  if (g.needs[2]) {
-    const EightBitRows x8(x, plan);
-    out[2] = fp8.weight_grad ? grouped_gemm_weight(call.blocks(dH, x8.row_scales()),
-                                                   x8.unscaled_rows(), plan.expert_offset)
-                             : grouped_gemm_weight(dH, permute(x, plan), plan.expert_offset);
-  }
-  if (g.needs[3]) {
-    const at::Tensor act = call.activated(hidden, s);
-    out[3] = fp8.weight_grad
-                 ? grouped_gemm_weight(dO8.unscaled_rows(), call.blocks(act, dO8.row_scales()),
-                                       plan.expert_offset)
-                 : grouped_gemm_weight(permute(dO, plan), act, plan.expert_offset);
+    out.grads[1] = at::index_select(dS, 0, row.clamp_min(0))
+                       .masked_fill(row.lt(0), 0)
+                       .view_symint(saved.weights.sym_sizes());
   }
   return out;
+}
+
+// dW1 and dW2, behind two undefined tensors.
+TensorList weights_half(const Fp8Call& call, const EmulatedSaved& saved, const RowsHalf& half,
+                        bool rounded, const std::vector<bool>& needs) {
+  const Plan& plan = call.plan;
+  TensorList out(4);
+  if (needs[2]) {
+    const at::Tensor& dH = half.grad_hidden;
+    const EightBitRows x8(saved.x, plan);
+    out[2] = rounded ? grouped_gemm_weight(call.blocks(dH, x8.row_scales()), x8.unscaled_rows(),
+                                           plan.expert_offset)
+                     : grouped_gemm_weight(dH, permute(saved.x, plan), plan.expert_offset);
+  }
+  if (needs[3]) {
+    const at::Tensor act = call.activated(saved.hidden, call.scores(saved.weights));
+    const EightBitRows dO8(half.grad_out, plan);
+    out[3] = rounded ? grouped_gemm_weight(dO8.unscaled_rows(), call.blocks(act, dO8.row_scales()),
+                                           plan.expert_offset)
+                     : grouped_gemm_weight(permute(half.grad_out, plan), act, plan.expert_offset);
+  }
+  return out;
+}
+
+// The halves of a backward in the type of x, and what the first leaves for the second.
+class EmulatedBackward {
+ public:
+  EmulatedBackward(FfnOptions options, Fp8Options fp8)
+      : options_(std::move(options)), fp8_(std::move(fp8)) {}
+
+  TensorList rows(const Gradients& g) {
+    const at::NoGradGuard no_grad;
+    const EmulatedSaved saved(g.saved);
+    RowsHalf half = rows_half(call(saved), saved, g);
+    left_.reset();
+    TensorList grads = std::move(half.grads);
+    if (g.needs[2] || g.needs[3]) left_.emplace(Left{saved, std::move(half)});
+    return grads;
+  }
+
+  TensorList weights(const Gradients& g) {
+    const at::NoGradGuard no_grad;
+    TROUPE_CHECK(left_.has_value(), kTooEarly);
+    const Left left = std::move(*left_);
+    left_.reset();
+    return weights_half(call(left.saved), left.saved, left.half, fp8_.weight_grad, g.needs);
+  }
+
+  TensorList all(const Gradients& g) {
+    TensorList out = rows(g);
+    if (!left_.has_value()) return out;
+    TensorList rest = weights(g);
+    for (const size_t i : {2, 3}) out[i] = std::move(rest[i]);
+    return out;
+  }
+
+ private:
+  struct Left {
+    EmulatedSaved saved;
+    RowsHalf half;
+  };
+  Fp8Call call(const EmulatedSaved& saved) const {
+    return {saved.plan, saved.experts, options_, fp8_.kept.get()};
+  }
+
+  FfnOptions options_;
+  Fp8Options fp8_;
+  std::optional<Left> left_;
+};
+
+// What backward of a call on tensor cores reads, as it was saved.
+struct Sm90Saved {
+  explicit Sm90Saved(const TensorList& s)
+      : x(s[0]),
+        weights(s[1]),
+        kept{s[2], s[3], s[4], s[5], s[6], s[7], s[8]},
+        plan(plan_from(at::TensorList(s).slice(9), kFp8Name)) {}
+
+  // Reads this and `grad_out` while it lives.
+  Fp8Backward call(const at::Tensor& grad_out, bool weight_grad,
+                   const std::vector<bool>& needs) const {
+    return {.grad_out = grad_out,
+            .x = x,
+            .weights = weights,
+            .plan = plan,
+            .kept = kept,
+            .weight_grad = weight_grad,
+            .needs = {needs[0], needs[1], needs[2], needs[3]}};
+  }
+
+  at::Tensor x, weights;
+  Fp8Kept kept;
+  Plan plan;
+};
+
+// As EmulatedBackward. A backward that is not cut makes weights' gradients first: it holds less.
+class Sm90Backward {
+ public:
+  explicit Sm90Backward(bool weight_grad) : weight_grad_(weight_grad) {}
+
+  TensorList rows(const Gradients& g) {
+    const at::NoGradGuard no_grad;
+    const Sm90Saved saved(g.saved);
+    Fp8RowsHalf half = fp8_rows_backward_sm90(saved.call(g.outputs[0], weight_grad_, g.needs));
+    left_.reset();
+    TensorList grads(half.grads.begin(), half.grads.end());
+    if (g.needs[2] || g.needs[3]) left_.emplace(Left{saved, g.outputs[0], std::move(half.left)});
+    return grads;
+  }
+
+  TensorList weights(const Gradients& g) {
+    const at::NoGradGuard no_grad;
+    TROUPE_CHECK(left_.has_value(), kTooEarly);
+    const Left left = std::move(*left_);
+    left_.reset();
+    const auto grads = fp8_weights_backward_sm90(
+        left.saved.call(left.grad_out, weight_grad_, g.needs), left.between);
+    return {grads.begin(), grads.end()};
+  }
+
+  TensorList all(const Gradients& g) const {
+    const at::NoGradGuard no_grad;
+    const Sm90Saved saved(g.saved);
+    const auto grads = fp8_backward_sm90(saved.call(g.outputs[0], weight_grad_, g.needs));
+    return {grads.begin(), grads.end()};
+  }
+
+ private:
+  struct Left {
+    Sm90Saved saved;
+    at::Tensor grad_out;
+    Fp8Between between;
+  };
+
+  bool weight_grad_;
+  std::optional<Left> left_;
+};
+
+// Weights' gradients have the place that `options` gives them, or come with those of x.
+template <class Backward>
+void record_fp8(Record r, const FfnOptions& options, const std::shared_ptr<Backward>& backward) {
+  r.backward = [backward](const Gradients& g) { return backward->rows(g); };
+  const Halves halves{.name = "moe_ffn_fp8_weights",
+                      .first_weight = 2,
+                      .weights = [backward](const Gradients& g) { return backward->weights(g); },
+                      .order = options.weights_order};
+  if (record_halves(r, halves)) return;
+  r.backward = [backward](const Gradients& g) { return backward->all(g); };
+  record(std::move(r));
 }
 
 void check(const ExpertWeights& e, const FfnOptions& o) {
@@ -159,24 +318,13 @@ at::Tensor emulated(const at::Tensor& x, const at::Tensor& weights, const Plan& 
   if (!wants_grad(inputs)) return out;
   TensorList saved = {x, weights, experts.w1, experts.w2, hidden};
   for (const at::Tensor& t : plan_tensors(plan)) saved.push_back(t);
-  record({.name = "moe_ffn_fp8",
-          .inputs = inputs,
-          .outputs = {out},
-          .saved = saved,
-          .backward = [options, fp8](const Gradients& g) {
-            const at::NoGradGuard no_grad;
-            const TensorList& s = g.saved;
-            const Plan plan_again = plan_from(at::TensorList(s).slice(5), "moe_ffn_fp8");
-            const ExpertWeights weights_again{
-                .w1 = s[2], .b1 = std::nullopt, .w2 = s[3], .b2 = std::nullopt};
-            const Fp8Call call{plan_again, weights_again, options, fp8.kept.get()};
-            return gradients(call, fp8, g, s[0], s[1], s[4]);
-          }});
+  record_fp8({.name = kFp8Name, .inputs = inputs, .outputs = {out}, .saved = saved, .backward = {}},
+             options, std::make_shared<EmulatedBackward>(options, fp8));
   return out;
 }
 
 // The products of bytes, on a Hopper GPU.
-at::Tensor on_tensor_cores(const FfnCall& call, const Fp8Options& fp8) {
+at::Tensor on_tensor_cores(const FfnCall& call, const FfnOptions& options, const Fp8Options& fp8) {
   const TensorList inputs = {call.x, call.weights, call.experts.w1, call.experts.w2};
   const bool keep = wants_grad(inputs);
   const Fp8Forward f = [&] {
@@ -195,25 +343,9 @@ at::Tensor on_tensor_cores(const FfnCall& call, const Fp8Options& fp8) {
                       k.w2t,
                       k.w2_scales};
   for (const at::Tensor& t : plan_tensors(call.plan)) saved.push_back(t);
-  record({.name = "moe_ffn_fp8",
-          .inputs = inputs,
-          .outputs = {f.out},
-          .saved = saved,
-          .backward = [weight_grad = fp8.weight_grad](const Gradients& g) {
-            const at::NoGradGuard no_grad;
-            const TensorList& s = g.saved;
-            const Plan plan = plan_from(at::TensorList(s).slice(9), "moe_ffn_fp8");
-            const Fp8Kept kept{s[2], s[3], s[4], s[5], s[6], s[7], s[8]};
-            const auto grads =
-                fp8_backward_sm90({.grad_out = g.outputs[0],
-                                   .x = s[0],
-                                   .weights = s[1],
-                                   .plan = plan,
-                                   .kept = kept,
-                                   .weight_grad = weight_grad,
-                                   .needs = {g.needs[0], g.needs[1], g.needs[2], g.needs[3]}});
-            return TensorList(grads.begin(), grads.end());
-          }});
+  record_fp8(
+      {.name = kFp8Name, .inputs = inputs, .outputs = {f.out}, .saved = saved, .backward = {}},
+      options, std::make_shared<Sm90Backward>(fp8.weight_grad));
   return f.out;
 }
 
@@ -243,7 +375,7 @@ at::Tensor moe_ffn_fp8(const at::Tensor& x_SD, const at::Tensor& weights_TK, con
                             .clamp = static_cast<float>(options.clamp),
                             .offset = static_cast<float>(options.offset)};
   const FfnCall call{x, weights_TK, plan, experts, kind, gated, {}};
-  if (takes_tensor_cores(x, experts, options, fp8)) return on_tensor_cores(call, fp8);
+  if (takes_tensor_cores(x, experts, options, fp8)) return on_tensor_cores(call, options, fp8);
   return emulated(x, weights_TK, plan, experts, options, fp8);
 }
 

@@ -18,6 +18,10 @@
 // type, at their speed: operands that are on the grid of e4m3 times a power of two are exact in
 // bf16 and f32. Both round the same values the same way; they differ in the order of sums, and in
 // H, which the emulation of bf16 rounds as well. Biases and LoRA are refused.
+//
+// With FfnOptions::weights_order dW1 and dW2 are made behind dX, as moe_ffn makes them: the same
+// bits. Between the two halves dH and A are held as the second reads them, on tensor cores in 8
+// bits.
 #pragma once
 
 #include "troupe/ops/moe_ffn/fp8_weights.h"

@@ -86,8 +86,7 @@ class Fp8BackwardPass : Fp8Layer {
     std::array<at::Tensor, 4> out;
     const Rows dO = rows_in_8_bits(grad_out_);
     out[1] = empty(weights_.sizes(), at::kFloat);
-    const bool all = call_.needs[0] && call_.needs[2] && call_.needs[3];
-    if (all && call_.weight_grad) {
+    if (all_in_8_bits()) {
       in_8_bits(dO, out);
     } else {
       by_way_of_bf16(dO, out);
@@ -96,7 +95,67 @@ class Fp8BackwardPass : Fp8Layer {
     return out;
   }
 
+  Fp8RowsHalf rows_half() const {
+    Fp8RowsHalf out;
+    Fp8Between& left = out.left;
+    left.grad_out = rows_in_8_bits(grad_out_);
+    out.grads[1] = empty(weights_.sizes(), at::kFloat);
+    if (all_in_8_bits()) {
+      left.grad_hidden = empty_tiles(2 * hidden_, true, true);
+      left.act = empty_tiles(hidden_, false, true);
+      hidden_tiles(left.grad_out, left.grad_hidden, left.act, out.grads[1]);
+    } else {
+      tiles_by_way_of_bf16(left, out.grads[1]);
+    }
+    if (call_.needs[0]) out.grads[0] = gradient_of_x(left.grad_hidden);
+    left.grad_hidden.rows = left.grad_hidden.row_scales = at::Tensor();
+    if (!call_.needs[1]) out.grads[1] = at::Tensor();
+    return out;
+  }
+
+  std::array<at::Tensor, 4> weights_half(const Fp8Between& left) const {
+    std::array<at::Tensor, 4> out;
+    if (call_.needs[3]) {
+      out[3] = empty({experts_, width_, hidden_});
+      if (call_.weight_grad) {
+        weight_gradient(left.grad_out.bytes, left.act, out[3], false);
+      } else {
+        wide_down_gradient(left.act_wide, out[3]);
+      }
+    }
+    if (call_.needs[2]) {
+      out[2] = empty({experts_, 2 * hidden_, width_});
+      if (call_.weight_grad) {
+        weight_gradient(kept_.x, left.grad_hidden, out[2], true);
+      } else {
+        wide_up_gradient(left.grad_hidden_wide, out[2]);
+      }
+    }
+    return out;
+  }
+
  private:
+  bool all_in_8_bits() const {
+    return call_.needs[0] && call_.needs[2] && call_.needs[3] && call_.weight_grad;
+  }
+
+  // Of dH and A what the products behind them read.
+  void tiles_by_way_of_bf16(Fp8Between& left, const at::Tensor& grad_weights) const {
+    const at::Tensor dH = empty({plan().rows, 2 * hidden_}), a = empty({plan().rows, hidden_});
+    hidden_gradient(left.grad_out, dH, a, grad_weights);
+    const bool columns = call_.needs[2] && call_.weight_grad;
+    if (call_.needs[0] || columns) {
+      left.grad_hidden = tiles(dH, columns ? kept_.x_scales : at::Tensor(), call_.needs[0]);
+    }
+    if (call_.needs[2] && !call_.weight_grad) left.grad_hidden_wide = dH;
+    if (!call_.needs[3]) return;
+    if (call_.weight_grad) {
+      left.act = tiles(a, left.grad_out.scales, false);
+    } else {
+      left.act_wide = a;
+    }
+  }
+
   // All products in 8 bits: dH and A leave the product that makes them as the next ones read them.
   void in_8_bits(const Rows& dO, std::array<at::Tensor, 4>& out) const {
     Tiles dH = empty_tiles(2 * hidden_, true, true), a = empty_tiles(hidden_, false, true);
@@ -118,30 +177,36 @@ class Fp8BackwardPass : Fp8Layer {
       if (call_.weight_grad) {
         weight_gradient(dO.bytes, tiles(a, dO.scales, false), out[3], false);
       } else {
-        launch(MoeDownGradSm90{.plan = plan(),
-                               .grad_out = view(grad_out_, "moe_ffn_fp8: grad_out"),
-                               .a = view(a, "act"),
-                               .grad_w2 = flat_out(out[3], "grad_w2")},
-               &CudaKernels::moe_down_grad_sm90);
+        wide_down_gradient(a, out[3]);
       }
     }
     a = at::Tensor();
     const bool columns = call_.needs[2] && call_.weight_grad;
     if (call_.needs[2]) out[2] = empty({experts_, 2 * hidden_, width_});
-    if (call_.needs[2] && !call_.weight_grad) {
-      const at::Tensor x = call_.x.contiguous();
-      launch(MoeUpGradSm90{.plan = plan(),
-                           .x = view(x, "moe_ffn_fp8: x"),
-                           .grad_h = view(dH, "grad_hidden"),
-                           .grad_w1 = flat_out(out[2], "grad_w1")},
-             &CudaKernels::moe_up_grad_sm90);
-    }
+    if (call_.needs[2] && !call_.weight_grad) wide_up_gradient(dH, out[2]);
     if (call_.needs[0] || columns) {
       const Tiles t = tiles(dH, columns ? kept_.x_scales : at::Tensor(), call_.needs[0]);
       dH = at::Tensor();
       if (columns) weight_gradient(kept_.x, t, out[2], true);
       if (call_.needs[0]) out[0] = gradient_of_x(t);
     }
+  }
+
+  // Gradients of weights of operands that were not rounded.
+  void wide_down_gradient(const at::Tensor& a, const at::Tensor& grad_w2) const {
+    launch(MoeDownGradSm90{.plan = plan(),
+                           .grad_out = view(grad_out_, "moe_ffn_fp8: grad_out"),
+                           .a = view(a, "act"),
+                           .grad_w2 = flat_out(grad_w2, "grad_w2")},
+           &CudaKernels::moe_down_grad_sm90);
+  }
+  void wide_up_gradient(const at::Tensor& dH, const at::Tensor& grad_w1) const {
+    const at::Tensor x = call_.x.contiguous();
+    launch(MoeUpGradSm90{.plan = plan(),
+                         .x = view(x, "moe_ffn_fp8: x"),
+                         .grad_h = view(dH, "grad_hidden"),
+                         .grad_w1 = flat_out(grad_w1, "grad_w1")},
+           &CudaKernels::moe_up_grad_sm90);
   }
 
   void hidden_gradient(const Rows& dO, const at::Tensor& dH, const at::Tensor& a,
@@ -235,6 +300,15 @@ void fp8_round_ahead_sm90(const ExpertWeights& experts, bool backward, SideStrea
 
 std::array<at::Tensor, 4> fp8_backward_sm90(const Fp8Backward& call) {
   return Fp8BackwardPass(call).run();
+}
+
+Fp8RowsHalf fp8_rows_backward_sm90(const Fp8Backward& call) {
+  return Fp8BackwardPass(call).rows_half();
+}
+
+std::array<at::Tensor, 4> fp8_weights_backward_sm90(const Fp8Backward& call,
+                                                    const Fp8Between& left) {
+  return Fp8BackwardPass(call).weights_half(left);
 }
 
 }  // namespace troupe

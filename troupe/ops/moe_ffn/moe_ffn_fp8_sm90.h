@@ -5,6 +5,7 @@
 #include <array>
 #include <string>
 
+#include "troupe/ops/moe_ffn/fp8_sm90.h"
 #include "troupe/ops/moe_ffn/moe_ffn_fp8.h"
 #include "troupe/ops/moe_ffn/moe_ffn_paths.h"
 #include "troupe/ops/moe_ffn/moe_ffn_sm90.h"
@@ -44,5 +45,22 @@ struct Fp8Backward {
 };
 // Undefined where not needed.
 std::array<at::Tensor, 4> fp8_backward_sm90(const Fp8Backward& call);
+
+// What gradients of weights read of a backward whose other half is done: of dH and A the columns in
+// 8 bits, or without weight_grad themselves; undefined where the weight's gradient is not needed.
+struct Fp8Between {
+  Fp8Sm90::Rows grad_out;
+  Fp8Sm90::Tiles grad_hidden, act;
+  at::Tensor grad_hidden_wide, act_wide;
+};
+// The same backward in two halves: gradients of x and weights, then of w1 and w2. The second has
+// `needs` of its own two alone, which the first was told as well.
+struct Fp8RowsHalf {
+  std::array<at::Tensor, 4> grads;
+  Fp8Between left;
+};
+Fp8RowsHalf fp8_rows_backward_sm90(const Fp8Backward& call);
+std::array<at::Tensor, 4> fp8_weights_backward_sm90(const Fp8Backward& call,
+                                                    const Fp8Between& left);
 
 }  // namespace troupe

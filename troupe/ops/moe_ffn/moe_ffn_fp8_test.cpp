@@ -15,10 +15,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
 
 #include "troupe/core/check.h"
 #include "troupe/ops/fp8.h"
 #include "troupe/ops/moe_ffn/e4m3_groups_test.h"
+#include "troupe/ops/support/late.h"
 #include "troupe/testing/torch/jacobian.h"
 #include "troupe/testing/torch/plan.h"
 
@@ -46,14 +48,14 @@ struct Layer {
     ids = testing::random_ids(s.T, s.K, s.E, seed);
   }
   // Output, then the gradients of `tensors`.
-  Tensors run(const Fp8Options& fp8 = {}) const {
+  Tensors run(const Fp8Options& fp8 = {}, const FfnOptions& options = {}) const {
     for (const at::Tensor& t : tensors) {
       t.requires_grad_();
       t.mutable_grad().reset();
     }
     const at::Tensor out = moe_ffn_fp8(
         tensors[0], tensors[1], testing::plan_of(ids, sizes.E),
-        {.w1 = tensors[2], .b1 = std::nullopt, .w2 = tensors[3], .b2 = std::nullopt}, {}, fp8);
+        {.w1 = tensors[2], .b1 = std::nullopt, .w2 = tensors[3], .b2 = std::nullopt}, options, fp8);
     out.backward(grad);
     Tensors results = {out.detach()};
     for (const at::Tensor& t : tensors) results.push_back(t.grad().clone());
@@ -210,6 +212,45 @@ TEST(MoeFfnFp8, Q8_KeptWeightsAreRoundedOnceAndAnewWhenTheyChange) {
   EXPECT_TRUE(at::equal(kept[0], before[0])) << "the weights were rounded in each call";
   EXPECT_FALSE(at::equal(kept[0], layer.run()[0]));
   expect_fresh({.kept = std::make_shared<Fp8Weights>()}, " after the update");
+}
+
+TEST(MoeFfnFp8, OV5_GradientsOfWeightsApartAreTheWholesBits) {
+  const Layer layer(kOdd);
+  for (const bool weight_grad : {true, false}) {
+    const Tensors want = layer.run({.weight_grad = weight_grad});
+    FfnOptions apart;
+    apart.weights_order = take_backward_order();
+    const Tensors got = layer.run({.weight_grad = weight_grad}, apart);
+    for (int i = 0; i < 5; ++i) EXPECT_TRUE(at::equal(got[i], want[i])) << kNames[i];
+  }
+}
+
+// In a scope they wait for the queue.
+TEST(MoeFfnFp8, OV5_GradientsOfWeightsThatAreLateAreTheWholesBits) {
+  const Layer layer(kOdd);
+  const Tensors want = layer.run();
+  const auto queue = std::make_shared<LateQueue>();
+  for (const at::Tensor& t : layer.tensors) t.mutable_grad().reset();
+  at::Tensor out;
+  {
+    const LateScope scope(queue);
+    out = moe_ffn_fp8(
+        layer.tensors[0], layer.tensors[1], testing::plan_of(layer.ids, kOdd.E),
+        {.w1 = layer.tensors[2], .b1 = std::nullopt, .w2 = layer.tensors[3], .b2 = std::nullopt},
+        {}, {});
+  }
+  out.backward(layer.grad);
+  EXPECT_TRUE(at::equal(layer.tensors[0].grad(), want[1]));
+  EXPECT_TRUE(at::equal(layer.tensors[1].grad(), want[2]));
+  EXPECT_FALSE(layer.tensors[2].grad().defined());
+  EXPECT_FALSE(layer.tensors[3].grad().defined());
+  int given = 0;
+  queue->run([&](const at::Tensor& parameter, const at::Tensor& gradient) {
+    const int i = parameter.is_same(layer.tensors[2]) ? 2 : 3;
+    EXPECT_TRUE(at::equal(gradient, want[i + 1])) << kNames[i + 1];
+    ++given;
+  });
+  EXPECT_EQ(given, 2);
 }
 
 TEST(MoeFfnFp8, TakesNoTokens) {

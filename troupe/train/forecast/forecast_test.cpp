@@ -112,6 +112,31 @@ TEST(Forecast, CountsTheRoundedCopiesOfExpertsWeights) {
   EXPECT_EQ(more(true, 2, wide), experts + 2 * 4 * 128 * 128);
 }
 
+// Of the dense feed-forward and the shared expert too, beside the experts of one layer.
+TEST(Forecast, CountsTheRoundedCopiesOfFeedForwards) {
+  const std::string model =
+      "model: {width: 128, vocab: 64, max_positions: 64, layers: 2, heads: 2, first_dense: 1, "
+      "ffn: 384, moe: {experts: 4, hidden: 256, shared: {experts: 1}}}\n";
+  const auto weights = [&](const std::string& fp8) {
+    const std::string sizes = "train: {precision: bf16, global_batch: 4, micro_batch: 2";
+    return forecast_memory(small_recipe(model + sizes + fp8 + "}"), true).weights;
+  };
+  const double experts = 4 * 3 * 128 * 256, ffn = 3 * 128 * 384, shared = 3 * 128 * 256;
+  EXPECT_EQ(weights(", fp8: {}") - weights(""), 2 * experts);
+  EXPECT_EQ(weights(", fp8: {ffn: true}") - weights(""), 2 * (experts + ffn + shared));
+}
+
+// Of latent attention's projections those that fit: q and out, not those of a latent of 100.
+TEST(Forecast, CountsTheRoundedCopiesOfLatentProjectionsThatFit) {
+  const std::string model =
+      "model: {width: 128, vocab: 64, max_positions: 64, layers: 2, heads: 2, mla: {kv_rank: 100, "
+      "nope_dim: 64, rope_dim: 64, value_dim: 64}, moe: {experts: 4, hidden: 256}}\n"
+      "train: {precision: bf16, global_batch: 4, micro_batch: 2, fp8: {attention: ";
+  const double more = forecast_memory(small_recipe(model + "true}}"), true).weights -
+                      forecast_memory(small_recipe(model + "false}}"), true).weights;
+  EXPECT_EQ(more, 2 * 2 * (2 * 128 * 128 + 128 * 2 * 64));
+}
+
 // A direction is of a whole matrix: where masters are f32 numbers, of all of a parameter at once.
 TEST(Forecast, MuonsDirectionsAreCountedWhereBackwardTakesLess) {
   const std::string model =

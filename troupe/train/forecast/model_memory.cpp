@@ -6,8 +6,12 @@
 #include <string>
 
 #include "troupe/nn/attention_module.h"
+#include "troupe/nn/dense_ffn.h"
 #include "troupe/nn/head_rows.h"
+#include "troupe/nn/mla.h"
 #include "troupe/nn/models/model.h"
+#include "troupe/nn/moe_layer.h"
+#include "troupe/ops/moe_ffn/fp8_emulated.h"
 #include "troupe/train/forecast/key_traffic.h"
 #include "troupe/train/optim/param_slice.h"
 
@@ -27,7 +31,7 @@ void add_matrices(const Param& p, bool in_halves, StateBytes& s) {
   s.cut = in_halves;
 }
 
-// Bytes of an expert's weight in 8 bits beside the weight: the copy that all microbatches of a step
+// Bytes of a weight in 8 bits beside the weight: the copy that all microbatches of a step
 // read, and on a GPU the transposed one that backward reads.
 double rounded_bytes(const Recipe& r, bool on_gpu) {
   const RunPlan plan = plan_of(r);
@@ -35,16 +39,27 @@ double rounded_bytes(const Recipe& r, bool on_gpu) {
   return (kept ? 1 : 0) + (on_gpu ? 1 : 0);
 }
 
-// The weights of attention's projections that have a copy in 8 bits.
-std::set<const Param*> projections_in_fp8(const Recipe& r, Model& model) {
+// The weights of dense products that have a copy in 8 bits: of attention's projections, of dense
+// feed-forwards and shared experts.
+std::set<const Param*> dense_in_fp8(const Recipe& r, Model& model) {
   std::set<const Param*> out;
   if (!r.train.fp8) return out;
   const std::vector<bool> layers = fp8_attention_layers(*r.train.fp8, r.model);
   model.for_each_attention([&](int64_t layer, AttentionModule& attention) {
     if (!layers[static_cast<size_t>(layer)]) return;
     attention.for_each("", [&](const std::string&, const Param& p) {
-      if (p.global.size() == 2) out.insert(&p);
+      const bool whole =
+          p.global.size() == 2 && p.global[0] % kFp8Tile == 0 && p.global[1] % kFp8Tile == 0;
+      if (whole) out.insert(&p);
     });
+  });
+  const std::vector<bool> ffns = fp8_ffn_layers(*r.train.fp8, r.model);
+  model.for_each_dense_ffn([&](int64_t layer, DenseFfn& ffn) {
+    if (ffns[static_cast<size_t>(layer)]) out.insert({&ffn.w1, &ffn.w2});
+  });
+  model.for_each_moe([&](int64_t unit, MoeLayer& moe) {
+    const auto layer = static_cast<size_t>(unit - 1);
+    if (layer < ffns.size() && ffns[layer]) out.insert({&moe.shared()->w1, &moe.shared()->w2});
   });
   return out;
 }
@@ -53,7 +68,7 @@ void add_states(const Recipe& r, bool on_gpu, Model& model, std::vector<UnitMemo
   const double width = value_width(r, on_gpu);
   const std::vector<bool> fp8 =
       r.train.fp8 ? fp8_layers(*r.train.fp8, r.model) : std::vector<bool>();
-  const std::set<const Param*> projections = projections_in_fp8(r, model);
+  const std::set<const Param*> dense = dense_in_fp8(r, model);
   const OptimizerBase& base = base_of(r.train.optimizer);
   const auto optimizer = std::visit([](const auto& c) { return c.build(); }, r.train.optimizer);
   const double master = r.train.precision == Precision::kFp16 ? 4 : 2;  // of 2-byte values
@@ -68,7 +83,7 @@ void add_states(const Recipe& r, bool on_gpu, Model& model, std::vector<UnitMemo
       const auto count = static_cast<double>(p.numel());
       const size_t layer = static_cast<size_t>(unit) - 1;
       const bool of_experts = p.per_expert && layer < fp8.size() && fp8[layer];
-      if (of_experts || projections.contains(&p)) {
+      if (of_experts || dense.contains(&p)) {
         s.frozen += count * rounded_bytes(r, on_gpu);
       }
       const double bytes = p.fp32 ? 4 : width;
@@ -171,16 +186,35 @@ double head_working(const Recipe& r, double rows, double width, int64_t tensor) 
          2 * wide * vocab / ranks * D;
 }
 
+// The same of latent attention, beside what it keeps in any case: each product's own rows in 8
+// bits, of own heads where it reads these.
+double latent_projection_rows(const ModelConfig& m, const LayerConfig& l, double rows,
+                              int64_t tensor) {
+  double out = 0;
+  for (const MlaProduct& p : mla_products(m, l)) {
+    if (p.fits_fp8()) out += static_cast<double>(p.of_rank(tensor).in);
+  }
+  return rows * out;
+}
+
 // Bytes of a block's projections that have 8-bit operands beside those without: the rows that both
 // read are kept in 8 bits, but where weight gradients are of unrounded ones. Attention keeps its
 // output in any case, but no one the normed input.
 double projection_rows(const Recipe& r, const LayerConfig& l, double rows, double width,
                        int64_t tensor) {
   if (r.train.fp8->weight_grad != Fp8WeightGrad::kFp8) return 0;
+  if (r.model.mla) return latent_projection_rows(r.model, l, rows, tensor);
   const auto in = static_cast<double>(r.model.width);
   const int64_t own_heads = l.heads / tensor;
   const auto out = static_cast<double>(own_heads * l.head_dim);
   return rows * (in * (1 - width) + out);
+}
+
+// The same of a dense feed-forward or a shared expert on tensor cores: the 8-bit rows replace those
+// of the run's type where no router and no routed expert read these as well.
+double ffn_rows(const Recipe& r, const LayerConfig& l, double rows, double width) {
+  if (r.train.fp8->weight_grad != Fp8WeightGrad::kFp8) return 0;
+  return rows * static_cast<double>(r.model.width) * (1 - (l.moe ? 0 : width));
 }
 
 void add_activations(const Recipe& r, bool on_gpu, double width, int64_t tensor, ModelMemory& out) {
@@ -193,6 +227,8 @@ void add_activations(const Recipe& r, bool on_gpu, double width, int64_t tensor,
   const std::vector<bool> again = recomputed_blocks(r);
   const std::vector<bool> projections =
       r.train.fp8 ? fp8_attention_layers(*r.train.fp8, m) : std::vector<bool>();
+  const std::vector<bool> ffns =
+      on_gpu && r.train.fp8 ? fp8_ffn_layers(*r.train.fp8, m) : std::vector<bool>();
   for (int64_t i = 0; i < m.layers + m.mtp.depth; ++i) {
     const LayerConfig l = layer_config(m, i);
     const size_t unit = static_cast<size_t>(i) + 1;
@@ -201,9 +237,12 @@ void add_activations(const Recipe& r, bool on_gpu, double width, int64_t tensor,
                          (on_gpu ? 0 : made_again_bytes(l, m));
     const KeyElements keys = key_elements(r, l, tensor, width);
     u.saved = tokens * scale * saved + width * keys.kept;
+    const double rows_seen = all / static_cast<double>(r.parallel.context);
     if (static_cast<size_t>(i) < projections.size() && projections[static_cast<size_t>(i)]) {
-      const double rows = all / static_cast<double>(r.parallel.context);
-      u.saved += projection_rows(r, l, rows, width, tensor);
+      u.saved += projection_rows(r, l, rows_seen, width, tensor);
+    }
+    if (static_cast<size_t>(i) < ffns.size() && ffns[static_cast<size_t>(i)]) {
+      u.saved += ffn_rows(r, l, rows_seen, width);
     }
     u.input = tokens * width * static_cast<double>(m.width);
     u.again = i < m.layers && again[static_cast<size_t>(i)];

@@ -173,8 +173,10 @@ std::vector<Finding> examine_experts(const Recipe& recipe, int capability) {
                              .trial = recipe.run.trial_kernels};
   const ExpertsKernels kernels =
       experts_kernels(recipe.model, products, plan_of(recipe).micro_batch * recipe.data.sequence);
-  if (kernels.line.empty()) return {finding(Finding::kOk, "experts", "none: a dense model")};
   const bool fp8 = recipe.train.fp8.has_value();
+  if (kernels.line.empty() && !fp8) {
+    return {finding(Finding::kOk, "experts", "none: a dense model")};
+  }
   const std::string line = fp8 ? fp8_line(*recipe.train.fp8, recipe.model, products) : kernels.line;
   const size_t colon = line.find(": ");
   const bool slow = !fp8 && kernels.fused.empty() && products.capability == kHopper;

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "troupe/nn/attention_module.h"
+#include "troupe/nn/dense_ffn.h"
+#include "troupe/nn/mla.h"
 #include "troupe/nn/models/model.h"
 #include "troupe/nn/moe_layer.h"
 #include "troupe/ops/moe_ffn/fp8_emulated.h"
@@ -33,17 +35,69 @@ std::string layer_fault(const MoeConfig& moe, int64_t width) {
   return {};
 }
 
+std::string on_ranks(int64_t ranks) {
+  return ranks == 1 ? "" : " on each of " + std::to_string(ranks) + " tensor ranks";
+}
+
+std::string sides_of(const MlaProduct& p) {
+  return std::string(p.name) + " (" + std::to_string(p.out) + " x " + std::to_string(p.in) + ")";
+}
+
+// Some of them are enough: the others stay as they are, which the line names.
+std::string latent_fault(const ModelConfig& model, const LayerConfig& layer, int64_t ranks) {
+  std::string all;
+  bool fits = false;
+  for (const MlaProduct& p : mla_products(model, layer)) {
+    const MlaProduct own = p.of_rank(ranks);
+    if (p.fits_fp8() && !own.fits_fp8()) {
+      return "attention: " + sides_of(own) + on_ranks(ranks) +
+             " has a side that is no multiple of " + std::to_string(kFp8Tile) +
+             ". Use fewer ranks of parallel.tensor, or attention: false";
+    }
+    fits = fits || p.fits_fp8();
+    all += (all.empty() ? "" : ", ") + sides_of(p);
+  }
+  if (fits) return {};
+  return "attention: no projection of model.mla has two sides that are multiples of " +
+         std::to_string(kFp8Tile) + ": " + all +
+         ". Use other ranks and head dimensions, or attention: false";
+}
+
 // A projection's own rows and columns: groups that share a scale do not reach from one to another.
-std::string attention_fault(const ModelConfig& model, const LayerConfig& layer) {
-  if (model.mla) return "attention: projections to latents (model.mla) have none in 8 bits";
-  for (const int64_t size :
-       {model.width, layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim}) {
+std::string attention_fault(const ModelConfig& model, const LayerConfig& layer, int64_t ranks) {
+  if (model.mla) return latent_fault(model, layer, ranks);
+  const int64_t heads = layer.heads / ranks, keys = std::max<int64_t>(1, layer.kv_heads / ranks);
+  for (const int64_t size : {model.width, heads * layer.head_dim, keys * layer.head_dim}) {
     if (size % kFp8Tile == 0) continue;
-    return "attention: q, k, v and out have a side of " + std::to_string(size) +
+    return "attention: q, k, v and out have a side of " + std::to_string(size) + on_ranks(ranks) +
            "; each must be a multiple of " + std::to_string(kFp8Tile) +
            ". Use other heads, or attention: false";
   }
   return {};
+}
+
+// Hidden width of the layer's dense feed-forward or shared expert; 0: it has none.
+int64_t ffn_hidden(const LayerConfig& layer) {
+  return layer.moe ? layer.moe->shared.width_for(layer.moe->ffn.hidden) : layer.ffn;
+}
+
+std::string ffn_fault(const ModelConfig& model, const LayerConfig& layer, const Fp8Cut& cut) {
+  if (!layer.moe && model.ffn_bias.value_or(model.bias)) {
+    return "ffn: dense feed-forwards with biases have no products in 8 bits: set model.ffn_bias: "
+           "false, or ffn: false";
+  }
+  const int64_t hidden = ffn_hidden(layer), ranks = layer.moe ? cut.shared : cut.tensor;
+  const std::string what = layer.moe ? "ffn: the shared expert" : "ffn: the dense feed-forward";
+  if (model.width % kFp8Tile != 0) {
+    return what + " sees a width of " + std::to_string(model.width) +
+           ", which must be a multiple of " + std::to_string(kFp8Tile) +
+           ". Use another width, or ffn: false";
+  }
+  if (hidden % (ranks * kFp8Tile) == 0) return {};
+  return what + " of layer " + std::to_string(layer.index) + " is " + std::to_string(hidden) +
+         " wide, which must be a multiple of " + std::to_string(ranks * kFp8Tile) +
+         (ranks > 1 ? ": of " + std::to_string(kFp8Tile) + on_ranks(ranks) : std::string()) +
+         ". Use another width, or ffn: false";
 }
 
 bool skipped(const Fp8Config& config, const ModelConfig& model, int64_t layer) {
@@ -54,28 +108,51 @@ Fp8Options options_of(const Fp8Config& config) {
   return {.weight_grad = config.weight_grad == Fp8WeightGrad::kFp8, .emulate = config.emulate};
 }
 
+bool any_of(const std::vector<bool>& layers) {
+  return std::ranges::find(layers, true) != layers.end();
+}
+
+// The first fault of the layers that `layers` names.
+template <class FaultOf>
+std::string first_fault(const ModelConfig& model, const std::vector<bool>& layers,
+                        const FaultOf& fault_of) {
+  for (int64_t i = 0; i < model.layers; ++i) {
+    if (!layers[static_cast<size_t>(i)]) continue;
+    std::string fault = fault_of(layer_config(model, i));
+    if (!fault.empty()) return fault;
+  }
+  return {};
+}
+
 }  // namespace
 
-std::vector<std::string> fp8_faults(const Fp8Config& config, const ModelConfig& model) {
+std::vector<std::string> fp8_faults(const Fp8Config& config, const ModelConfig& model,
+                                    const Fp8Cut& cut) {
   const int64_t first = config.skip_first, last = config.skip_last;
   if (first < 0 || last < 0) return {"skip_first and skip_last must not be negative"};
   if (first > model.layers || last > model.layers - first) {
     return {"skip_first " + std::to_string(first) + " and skip_last " + std::to_string(last) +
             " leave none of the model's " + std::to_string(model.layers) + " layers"};
   }
-  const std::vector<bool> layers = fp8_layers(config, model);
-  if (std::ranges::find(layers, true) == layers.end()) {
-    return {"no MoE layer would compute in 8 bits: the model has none outside the skipped ones"};
-  }
-  for (int64_t i = 0; i < model.layers; ++i) {
-    if (!layers[static_cast<size_t>(i)]) continue;
-    const std::string fault = layer_fault(*layer_config(model, i).moe, model.width);
-    if (!fault.empty()) return {fault};
-  }
+  const std::vector<bool> experts = fp8_layers(config, model);
   const std::vector<bool> projections = fp8_attention_layers(config, model);
-  for (int64_t i = 0; i < model.layers; ++i) {
-    if (!projections[static_cast<size_t>(i)]) continue;
-    const std::string fault = attention_fault(model, layer_config(model, i));
+  const std::vector<bool> ffns = fp8_ffn_layers(config, model);
+  if (config.ffn && !any_of(ffns)) {
+    return {
+        "ffn: no layer outside the skipped ones has a dense feed-forward or a shared expert: "
+        "use ffn: false"};
+  }
+  if (!any_of(experts) && !any_of(projections) && !any_of(ffns)) {
+    return {
+        "no MoE layer would compute in 8 bits: the model has none outside the skipped ones. "
+        "attention: true and ffn: true take layers without experts"};
+  }
+  for (const std::string& fault :
+       {first_fault(model, experts,
+                    [&](const LayerConfig& l) { return layer_fault(*l.moe, model.width); }),
+        first_fault(model, projections,
+                    [&](const LayerConfig& l) { return attention_fault(model, l, cut.tensor); }),
+        first_fault(model, ffns, [&](const LayerConfig& l) { return ffn_fault(model, l, cut); })}) {
     if (!fault.empty()) return {fault};
   }
   return {};
@@ -99,14 +176,28 @@ std::vector<bool> fp8_attention_layers(const Fp8Config& config, const ModelConfi
   return out;
 }
 
+std::vector<bool> fp8_ffn_layers(const Fp8Config& config, const ModelConfig& model) {
+  std::vector<bool> out(static_cast<size_t>(model.layers));
+  for (int64_t i = 0; i < model.layers; ++i) {
+    out[static_cast<size_t>(i)] =
+        config.ffn && !skipped(config, model, i) && ffn_hidden(layer_config(model, i)) > 0;
+  }
+  return out;
+}
+
 void use_fp8(const Fp8Config& config, Model& model) {
   const std::vector<bool> layers = fp8_layers(config, model.config());
+  const std::vector<bool> ffns = fp8_ffn_layers(config, model.config());
   Fp8Options of_experts = options_of(config);
   of_experts.beside = std::make_shared<SideStream>();  // one for all layers
   model.for_each_moe([&](int64_t unit, MoeLayer& moe) {
     const auto layer = static_cast<size_t>(unit - 1);
     if (layer >= layers.size() || !layers[layer]) return;  // MTP modules stay as they are
     moe.experts().compute_in_fp8(of_experts);
+    if (ffns[layer]) moe.shared()->compute_in_fp8(options_of(config));
+  });
+  model.for_each_dense_ffn([&](int64_t layer, DenseFfn& ffn) {
+    if (ffns[static_cast<size_t>(layer)]) ffn.compute_in_fp8(options_of(config));
   });
   const std::vector<bool> projections = fp8_attention_layers(config, model.config());
   model.for_each_attention([&](int64_t layer, AttentionModule& attention) {
@@ -125,8 +216,13 @@ KeepsFp8Weights::KeepsFp8Weights(const std::optional<Fp8Config>& config, Model& 
     const bool stays = whole(experts.w1) && whole(experts.w2);
     experts.keep_rounded_weights(several && stays);
     experts.allow_rounding_ahead(stays);
+    SharedExpert* const shared = moe.shared();
+    if (shared == nullptr) return;
+    shared->keep_rounded_weights(several && whole(shared->w1) && whole(shared->w2));
   });
   if (!several) return;
+  model.for_each_dense_ffn(
+      [&](int64_t, DenseFfn& ffn) { ffn.keep_rounded_weights(whole(ffn.w1) && whole(ffn.w2)); });
   model.for_each_attention([&](int64_t, AttentionModule& attention) {
     bool all = true;
     attention.for_each("", [&](const std::string&, const Param& p) { all = all && whole(p); });
@@ -139,7 +235,9 @@ void KeepsFp8Weights::forget() {
   model_->for_each_moe([](int64_t, MoeLayer& moe) {
     moe.experts().keep_rounded_weights(false);
     moe.experts().allow_rounding_ahead(false);
+    if (moe.shared() != nullptr) moe.shared()->keep_rounded_weights(false);
   });
+  model_->for_each_dense_ffn([](int64_t, DenseFfn& ffn) { ffn.keep_rounded_weights(false); });
   model_->for_each_attention(
       [](int64_t, AttentionModule& attention) { attention.keep_rounded_weights(false); });
   model_ = nullptr;
@@ -147,41 +245,116 @@ void KeepsFp8Weights::forget() {
 
 namespace {
 
-// Why a layer's products are emulated; empty: tensor cores multiply the bytes.
-std::string emulation_reason(const Fp8Config& config, const ModelConfig& model,
-                             const GpuProducts& products) {
-  if (config.emulate) return "train.fp8.emulate is set";
-  const std::vector<bool> layers = fp8_layers(config, model);
-  for (int64_t i = 0; i < model.layers; ++i) {
-    if (!layers[static_cast<size_t>(i)]) continue;
-    const MoeConfig moe = *layer_config(model, i).moe;
-    const std::string why = fp8_sm90_fault(sm90_form(model, moe, products));
-    if (!why.empty()) return why;
-  }
-  return {};
-}
+// Products that the line names together, and why they are emulated; empty: tensor cores multiply
+// the bytes.
+struct LineGroup {
+  std::string what, emulated;
+};
 
-std::string attention_text(const Fp8Config& config, const ModelConfig& model) {
-  return "; projections of attention of " +
-         std::to_string(std::ranges::count(fp8_attention_layers(config, model), true)) + " of " +
+std::string of_layers(const std::vector<bool>& layers, const ModelConfig& model) {
+  return " of " + std::to_string(std::ranges::count(layers, true)) + " of " +
          std::to_string(model.layers) + " layers";
 }
+
+LineGroup experts_group(const Fp8Config& config, const ModelConfig& model,
+                        const GpuProducts& products) {
+  const std::vector<bool> layers = fp8_layers(config, model);
+  return {"experts of " + std::to_string(std::ranges::count(layers, true)) + " of " +
+              std::to_string(num_moe_layers(model)) + " MoE layers",
+          first_fault(model, layers, [&](const LayerConfig& l) {
+            return fp8_sm90_fault(sm90_form(model, *l.moe, products));
+          })};
+}
+
+// " (kv_down (576 x 2048) stays in bf16: ...)"; empty where no projection stays.
+std::string staying_text(const ModelConfig& model, const std::vector<bool>& layers,
+                         const GpuProducts& products) {
+  std::vector<std::string> names;
+  for (int64_t i = 0; model.mla && i < model.layers; ++i) {
+    if (!layers[static_cast<size_t>(i)]) continue;
+    for (const MlaProduct& p : mla_products(model, layer_config(model, i))) {
+      const std::string name = sides_of(p);
+      const bool named = std::ranges::find(names, name) != names.end();
+      if (!p.fits_fp8() && !named) names.push_back(name);
+    }
+  }
+  std::string out;
+  for (const std::string& name : names) out += (out.empty() ? " (" : ", ") + name;
+  if (out.empty()) return {};
+  return out + (names.size() == 1 ? " stays in " : " stay in ") +
+         (products.type == at::kBFloat16 ? "bf16" : "the run's precision") +
+         ": a side is no multiple of " + std::to_string(kFp8Tile) + ")";
+}
+
+LineGroup attention_group(const Fp8Config& config, const ModelConfig& model,
+                          const GpuProducts& products) {
+  const Sm90Form form{.width = model.width,
+                      .hidden = kFp8Tile,  // faults refuse what is no multiple
+                      .experts = 1,
+                      .plain = true,
+                      .type = products.type,
+                      .capability = products.capability};
+  const std::vector<bool> layers = fp8_attention_layers(config, model);
+  return {
+      "projections of attention" + of_layers(layers, model) + staying_text(model, layers, products),
+      fp8_sm90_fault(form)};
+}
+
+LineGroup ffn_group(const Fp8Config& config, const ModelConfig& model,
+                    const GpuProducts& products) {
+  const std::vector<bool> layers = fp8_ffn_layers(config, model);
+  const auto fault_of = [&](const LayerConfig& l) {
+    const FfnForm form = l.moe ? l.moe->ffn.form : form_of(model.act);
+    const bool swiglu = form.activation == "silu" && form.gated && !form.clamp && form.offset == 0;
+    return fp8_sm90_fault({.width = model.width,
+                           .hidden = ffn_hidden(l),
+                           .experts = 1,
+                           .plain = swiglu,
+                           .type = products.type,
+                           .capability = products.capability});
+  };
+  return {"dense feed-forwards and shared experts" + of_layers(layers, model),
+          first_fault(model, layers, fault_of)};
+}
+
+// In the order of the line; those with a layer in 8 bits.
+std::vector<LineGroup> groups_of(const Fp8Config& config, const ModelConfig& model,
+                                 const GpuProducts& products) {
+  std::vector<LineGroup> out;
+  if (any_of(fp8_layers(config, model))) out.push_back(experts_group(config, model, products));
+  if (any_of(fp8_attention_layers(config, model))) {
+    out.push_back(attention_group(config, model, products));
+  }
+  if (any_of(fp8_ffn_layers(config, model))) out.push_back(ffn_group(config, model, products));
+  if (config.emulate) {
+    for (LineGroup& group : out) group.emulated = "train.fp8.emulate is set";
+  }
+  return out;
+}
+
+constexpr const char* kEmulatedText =
+    ". Emulated: 8-bit operands in products of the run's precision, at no gain in speed";
 
 }  // namespace
 
 std::string fp8_line(const Fp8Config& config, const ModelConfig& model,
                      const GpuProducts& products) {
-  const std::vector<bool> layers = fp8_layers(config, model);
+  const std::vector<LineGroup> groups = groups_of(config, model, products);
+  const bool same = std::ranges::all_of(
+      groups, [&](const LineGroup& g) { return g.emulated == groups.front().emulated; });
+  std::string what;
+  for (const LineGroup& g : groups) {
+    what += (what.empty() ? "" : "; ") + g.what;
+    if (same) continue;
+    what += g.emulated.empty() ? " (tensor cores)" : " (emulated: " + g.emulated + ")";
+  }
   const bool weight_grad = config.weight_grad == Fp8WeightGrad::kFp8;
-  const std::string why = emulation_reason(config, model, products);
-  return "fp8: experts of " + std::to_string(std::ranges::count(layers, true)) + " of " +
-         std::to_string(num_moe_layers(model)) + " MoE layers: up, down, their input gradients" +
-         (weight_grad ? " and weight gradients" : "; weight gradients of unrounded operands") +
-         (config.attention ? attention_text(config, model) : std::string()) +
-         (why.empty() ? ". In 8 bits on the tensor cores"
-                      : ". Emulated: 8-bit operands in products of the run's precision, at no gain "
-                        "in speed, because " +
-                            why);
+  what += std::string(": forward, input gradients") +
+          (weight_grad ? " and weight gradients" : "; weight gradients of unrounded operands");
+  if (!same) return "fp8: " + what + kEmulatedText;
+  const std::string why = groups.empty() ? std::string() : groups.front().emulated;
+  return "fp8: " + what +
+         (why.empty() ? ". In 8 bits on the tensor cores" : kEmulatedText + (", because " + why));
 }
 
 }  // namespace troupe

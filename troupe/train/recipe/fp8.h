@@ -1,7 +1,8 @@
 // `train.fp8`: the experts' products with 8-bit operands, forward and backward
-// (ops/moe_ffn/moe_ffn_fp8.h has the formulas), and with `attention` the projections to queries,
-// keys and values and back (linear_fp8.h). Router, attention itself, shared expert, norms,
-// embedding, head and losses stay as they are; so do weights, moments, gradients and checkpoints.
+// (ops/moe_ffn/moe_ffn_fp8.h has the formulas); with `ffn` those of dense feed-forwards and shared
+// experts, and with `attention` the projections to queries, keys and values and back
+// (linear_fp8.h), of latent attention those whose sides allow it. Router, attention itself, norms, embedding, head, losses and MTP modules stay as
+// they are; so do weights, moments, gradients and checkpoints.
 #pragma once
 
 #include <array>
@@ -47,6 +48,7 @@ struct Fp8Config {
   Fp8WeightCopies weights = Fp8WeightCopies::kKept;
   bool emulate = false;                   // also where tensor cores could multiply the bytes
   bool attention = false;                 // the projections of attention too
+  bool ffn = false;                       // dense feed-forwards and shared experts too
   int64_t skip_first = 0, skip_last = 0;  // blocks that stay as they are
 
   static void visit(auto& c, auto&& f) {
@@ -56,20 +58,30 @@ struct Fp8Config {
       "Weights in 8 bits: kept over a step's microbatches, those of experts rounded beside "
       "attention; or rounded on_use in each microbatch; same bits.");
     f("emulate", c.emulate, "Round to 8 bits, but multiply in the run's precision.");
-    f("attention", c.attention, "Also the projections of attention: q, k, v and out.");
+    f("attention", c.attention,
+      "Also the projections of attention: q, k, v and out; of latent attention those that fit.");
+    f("ffn", c.ffn, "Also dense feed-forwards and shared experts.");
     f("skip_first", c.skip_first, "Leading layers that stay in bf16.");
     f("skip_last", c.skip_last, "Trailing layers that stay in bf16.");
   }
 };
 
+// Over how many tensor ranks weights are cut; `shared`: those of shared experts.
+struct Fp8Cut {
+  int64_t tensor = 1, shared = 1;
+};
 // What is wrong with the combination, and what would do.
-std::vector<std::string> fp8_faults(const Fp8Config& config, const ModelConfig& model);
+std::vector<std::string> fp8_faults(const Fp8Config& config, const ModelConfig& model,
+                                    const Fp8Cut& cut = {});
 
 // For each layer of the model: do its experts compute in 8 bits?
 std::vector<bool> fp8_layers(const Fp8Config& config, const ModelConfig& model);
 
 // The same of attention's projections.
 std::vector<bool> fp8_attention_layers(const Fp8Config& config, const ModelConfig& model);
+
+// The same of its dense feed-forward or its shared expert.
+std::vector<bool> fp8_ffn_layers(const Fp8Config& config, const ModelConfig& model);
 
 // Tells the modules of those layers that are here.
 void use_fp8(const Fp8Config& config, Model& model);
@@ -91,7 +103,8 @@ class KeepsFp8Weights {
   Model* model_ = nullptr;  // null: nothing is kept
 };
 
-// "fp8: experts of 7 of 8 MoE layers ...": which products, by which path and why.
+// "fp8: experts of 7 of 8 MoE layers ...": which products, by which path and why. Where paths
+// differ, each kind of products has its own behind it.
 std::string fp8_line(const Fp8Config& config, const ModelConfig& model,
                      const GpuProducts& products);
 

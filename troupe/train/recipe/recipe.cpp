@@ -95,7 +95,10 @@ void check_fp8(const Recipe& r, Problems& problems) {
     problems.add("train.fp8",
                  "goes with train.precision bf16 or auto, not with " + to_text(precision));
   }
-  problems.add_all("train.fp8", fp8_faults(*r.train.fp8, r.model));
+  const int64_t ranks = std::max<int64_t>(1, r.parallel.tensor);
+  const bool cuts_shared = r.parallel.split_shared == CutKind::kOn;
+  problems.add_all("train.fp8", fp8_faults(*r.train.fp8, r.model,
+                                           {.tensor = ranks, .shared = cuts_shared ? ranks : 1}));
 }
 
 // Everything is f64 there: what would round it is refused.

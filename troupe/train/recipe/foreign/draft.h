@@ -33,6 +33,7 @@ class Draft {
   void note(const std::string& text) { out_.notes.push_back(text); }
 
   bool has(const std::string& path) const { return paths_.contains(path); }
+  const Recipe& recipe() const { return recipe_; }  // as far as it is set
   // What a run must say for itself: without it the recipe's default would stand in unseen.
   void need(const std::string& path, std::string_view why);
   // A setting whose value the file leaves to a variable, where no one field of the recipe is it.

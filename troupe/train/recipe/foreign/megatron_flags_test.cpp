@@ -168,7 +168,7 @@ TEST(MegatronFlags, ARateOfTheTableAndTheHeadIsAGroup) {
   EXPECT_TRUE(any(converted("--decoupled-min-lr 1e-4").ignored, "has no effect there"));
 }
 
-TEST(MegatronFlags, EightBitsAreOfExperts) {
+TEST(MegatronFlags, EightBitsAreOfAllProductsThatFit) {
   const std::string wide = "--hidden-size 128 --moe-ffn-hidden-size 128 ";
   const Recipe r = recipe_of(wide + "--fp8-format hybrid --fp8-recipe blockwise --no-fp8-wgrad " +
                              "--first-last-layers-bf16 --num-layers-at-end-in-bf16 0");
@@ -176,14 +176,47 @@ TEST(MegatronFlags, EightBitsAreOfExperts) {
   EXPECT_EQ(r.train.fp8->weight_grad, Fp8WeightGrad::kBf16);
   EXPECT_EQ(r.train.fp8->skip_first, 1);
   EXPECT_EQ(r.train.fp8->skip_last, 0);
-  EXPECT_TRUE(any(converted(wide + "--fp8-format e4m3").notes, "stay in bf16"));
-  const Conversion dense = convert_recipe(
-      "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --bf16 --fp8-format hybrid "
-      "--fp8-recipe delayed",
-      "run.sh", ForeignKind::kMegatron);
-  EXPECT_EQ(dense.refused, std::vector<std::string>());
-  EXPECT_TRUE(any(dense.deferred, "--fp8-format hybrid: train.fp8 is of experts"));
+  EXPECT_TRUE(r.train.fp8->attention);
+  EXPECT_FALSE(r.train.fp8->ffn);  // there is neither a dense layer nor a shared expert
+  const Recipe shared =
+      recipe_of(wide + "--fp8-format e4m3 --moe-shared-expert-intermediate-size 256");
+  EXPECT_TRUE(shared.train.fp8->ffn);
+  const std::string one_key_head = "--group-query-attention --num-query-groups 1 ";
+  const Conversion keys = converted(wide + one_key_head + "--fp8-format e4m3");
+  EXPECT_TRUE(any(keys.notes,
+                  "in bf16 stay those of train.fp8.attention: q, k, v and out have a "
+                  "side of 32"));
+  EXPECT_FALSE(any(keys.mapped, "train.fp8.attention: true"));
+  EXPECT_TRUE(any(converted("--fp8-format e4m3").deferred, "experts see a width of 64"));
   EXPECT_TRUE(any(converted("--fp8-recipe delayed").ignored, "without --fp8-format"));
+}
+
+TEST(MegatronFlags, EightBitsOfADenseModelAreThoseOfItsProducts) {
+  const auto dense = [](const std::string& more) {
+    return convert_recipe(
+        "--num-layers 2 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 "
+        "--swiglu --bf16 --fp8-format hybrid " +
+            more,
+        "run.sh", ForeignKind::kMegatron);
+  };
+  const std::string wide = "--hidden-size 128 --ffn-hidden-size 256 ";
+  const Conversion both = dense(wide + "--disable-bias-linear --fp8-recipe tensorwise");
+  EXPECT_EQ(both.refused, std::vector<std::string>());
+  EXPECT_EQ(both.deferred, std::vector<std::string>());
+  EXPECT_TRUE(any(both.mapped, "train.fp8.attention: true"));
+  EXPECT_TRUE(any(both.mapped, "train.fp8.ffn: true"));
+  EXPECT_TRUE(any(both.notes, "--fp8-recipe tensorwise: one scale a tensor there"));
+  const Conversion biased = dense(wide);
+  EXPECT_TRUE(any(biased.mapped, "train.fp8.attention: true"));
+  EXPECT_TRUE(any(biased.notes, "in bf16 stay those of train.fp8.ffn: dense feed-forwards with"));
+  const Conversion cut = dense(wide + "--disable-bias-linear --tensor-model-parallel-size 2");
+  EXPECT_TRUE(any(cut.mapped, "train.fp8.ffn: true"));
+  EXPECT_FALSE(any(cut.mapped, "train.fp8.attention: true"));
+  const Conversion narrow = dense("--hidden-size 64 --disable-bias-linear --fp8-recipe delayed");
+  EXPECT_EQ(narrow.refused, std::vector<std::string>());
+  EXPECT_TRUE(any(narrow.deferred, "--fp8-format hybrid: products are bf16's here"));
+  EXPECT_TRUE(any(narrow.ignored, "no product has 8-bit operands here"));
+  EXPECT_FALSE(any(narrow.mapped, "train.fp8"));
 }
 
 TEST(MegatronFlags, PaisOlderScriptsNameSizesAndRotationsOtherwise) {

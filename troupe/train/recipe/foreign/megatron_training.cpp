@@ -3,9 +3,13 @@
 #include <cmath>
 #include <optional>
 #include <sstream>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "troupe/core/check.h"
 #include "troupe/train/recipe/foreign/megatron_parts.h"
+#include "troupe/train/recipe/fp8.h"
 
 namespace troupe {
 namespace {
@@ -322,42 +326,95 @@ class MegatronOptimizer : public MegatronPart {
     draft_.set("train.loss_scale.window", "1000000000", from);
   }
 
-  // There all products of blocks have 8-bit operands, here those of experts.
+  // Why train.fp8 cannot be `config`; empty: it can.
+  std::string fp8_fault(const Fp8Config& config, int64_t ranks) {
+    const ModelConfig& model = draft_.recipe().model;
+    try {
+      validate(model);
+    } catch (const Error&) {
+      return "the model itself is refused";
+    }
+    const std::vector<std::string> faults =
+        fp8_faults(config, model, {.tensor = ranks, .shared = ranks});
+    return faults.empty() ? std::string() : faults.front();
+  }
+
+  // Of all layers where the flags name none.
+  Fp8Config fp8_layers_of_flags() {
+    if (!flags_.given(kSkipFlag)) return {};
+    return {.skip_first = flags_.whole(kFirstFlag, 1), .skip_last = flags_.whole(kLastFlag, 1)};
+  }
+
+  void no_eight_bits(const Origin& from, const std::string& why) {
+    draft_.defer(from, "products are bf16's here, which round less; train.fp8: " + why);
+    script_.ignore_given(
+        {"fp8-recipe", "fp8-param-gather", "fp8-amax-compute-algo", "fp8-amax-history-len",
+         "fp8-margin", "fp8-interval", "no-fp8-wgrad", kSkipFlag, kFirstFlag, kLastFlag},
+        "no product has 8-bit operands here");
+  }
+
+  // There all products of blocks have 8-bit operands; here those of experts, and by keys of their
+  // own those of attention and of feed-forwards, where their sides allow it.
   void eight_bits(const Origin& from) {
-    constexpr std::string_view kPart = "train.fp8 has scales of its own, of rows, as powers of two";
-    const bool biases = !flags_.given("disable-bias-linear");
-    if (script_.experts() == 0 || biases) {
-      draft_.defer(from,
-                   biases && script_.experts() > 0
-                       ? "train.fp8 takes no experts with biases: products are bf16's here"
-                       : "train.fp8 is of experts: products are bf16's here, which round less");
-      return script_.ignore_given(
-          {"fp8-recipe", "fp8-param-gather", "fp8-amax-compute-algo", "fp8-amax-history-len",
-           "fp8-margin", "fp8-interval", "no-fp8-wgrad", "first-last-layers-bf16",
-           "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16"},
-          "no product has 8-bit operands here");
+    const Fp8Config layers = fp8_layers_of_flags();
+    Fp8Config attention = layers, ffn = layers;
+    attention.attention = ffn.ffn = true;
+    const int64_t ranks = std::max<int64_t>(1, flags_.whole("tensor-model-parallel-size", 1));
+    const bool experts = script_.experts() > 0;
+    const std::string why_experts = experts ? fp8_fault(layers, ranks) : std::string();
+    if (!why_experts.empty()) return no_eight_bits(from, why_experts);
+    const std::string why_attention = fp8_fault(attention, ranks);
+    const std::string why_ffn = fp8_fault(ffn, ranks);
+    if (!experts && !why_attention.empty() && !why_ffn.empty()) {
+      return no_eight_bits(from, why_attention + "; " + why_ffn);
     }
     draft_.set("train.fp8.recipe", "row", from);
+    const std::vector<bool> ffns = fp8_ffn_layers(ffn, draft_.recipe().model);
+    const bool has_ffn = std::ranges::find(ffns, true) != ffns.end();
+    std::string stays;
+    for (const auto& [key, why] :
+         {std::pair{"attention", why_attention}, std::pair{"ffn", why_ffn}}) {
+      if (why.empty()) {
+        draft_.set(std::string("train.fp8.") + key, "true", from);
+      } else if (key != std::string_view("ffn") || has_ffn) {
+        stays += (stays.empty() ? "; in bf16 stay those of train.fp8." : ", ") + why;
+      }
+    }
     draft_.note(from.text +
-                ": experts' products have 8-bit operands (e4m3, a scale a row) here; "
-                "all others, attention's among them, stay in bf16, which rounds less");
+                ": products have 8-bit operands, gradients among them, of e4m3 with a scale a row "
+                "or for 128 x 128" +
+                stays);
+    eight_bit_details(layers);
+  }
+
+  void eight_bit_details(const Fp8Config& layers) {
+    constexpr std::string_view kPart = "train.fp8 has scales of its own, of rows, as powers of two";
     if (flags_.given("no-fp8-wgrad")) {
       draft_.set("train.fp8.weight_grad", "bf16", flags_.origin("no-fp8-wgrad"));
     }
-    constexpr const char *kSkip = "first-last-layers-bf16", *kFirst = "num-layers-at-start-in-bf16",
-                         *kLast = "num-layers-at-end-in-bf16";
-    if (flags_.given(kSkip)) {
-      draft_.set("train.fp8.skip_first", to_text(flags_.whole(kFirst, 1)), flags_.origin(kSkip));
-      draft_.set("train.fp8.skip_last", to_text(flags_.whole(kLast, 1)), flags_.origin(kSkip));
+    if (flags_.given(kSkipFlag)) {
+      draft_.set("train.fp8.skip_first", to_text(layers.skip_first), flags_.origin(kSkipFlag));
+      draft_.set("train.fp8.skip_last", to_text(layers.skip_last), flags_.origin(kSkipFlag));
     } else {
-      script_.ignore_given({kFirst, kLast},
+      script_.ignore_given({kFirstFlag, kLastFlag},
                            "without --first-last-layers-bf16 it has no effect there");
+    }
+    const std::string recipe = flags_.text("fp8-recipe", "delayed");
+    if (recipe == "delayed" || recipe == "tensorwise") {
+      draft_.note(
+          "--fp8-recipe " + recipe + (flags_.given("fp8-recipe") ? "" : " (its default)") +
+          ": one scale a tensor there; train.fp8.recipe row has one a row of tokens and one "
+          "for 128 x 128 of weights, of each step's own values, which is finer");
     }
     script_.ignore_given({"fp8-recipe", "fp8-amax-compute-algo", "fp8-amax-history-len",
                           "fp8-margin", "fp8-interval"},
                          kPart);
     script_.ignore_given({"fp8-param-gather"}, "speed only: weights travel in bf16");
   }
+
+  static constexpr const char *kSkipFlag = "first-last-layers-bf16",
+                              *kFirstFlag = "num-layers-at-start-in-bf16",
+                              *kLastFlag = "num-layers-at-end-in-bf16";
 };
 
 }  // namespace
