@@ -151,6 +151,11 @@ class CudaGraph(GpuRuns):
         self.write()
         self.check("train.recompute='1'", "train.fp8={}")
 
+    def test_63_with_attention_and_feed_forwards_in_8_bits(self):
+        self.write("first_dense: 1, ffn: 512,")
+        said = self.check("model.moe.shared.experts=1", "train.fp8={attention: true, ffn: true}")
+        self.assertIn("dense feed-forwards and shared experts of 2 of 2 layers", said)
+
     def test_63_with_a_loss_scale_that_grows(self):
         self.write()
         self.check("train.precision=fp16", "train.loss_scale={initial: 1024, window: 10}")

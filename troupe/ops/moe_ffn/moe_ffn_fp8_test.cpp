@@ -21,6 +21,7 @@
 #include "troupe/ops/fp8.h"
 #include "troupe/ops/moe_ffn/e4m3_groups_test.h"
 #include "troupe/ops/support/late.h"
+#include "troupe/testing/torch/device.h"
 #include "troupe/testing/torch/jacobian.h"
 #include "troupe/testing/torch/plan.h"
 
@@ -224,6 +225,47 @@ TEST(MoeFfnFp8, OV5_GradientsOfWeightsApartAreTheWholesBits) {
     for (int i = 0; i < 5; ++i) EXPECT_TRUE(at::equal(got[i], want[i])) << kNames[i];
   }
 }
+
+// The same in bf16 on each device, of each set of gradients that is wanted: bit i of `wanted` for
+// tensor i. A Hopper GPU computes it on tensor cores.
+class MoeFfnFp8On : public testing::DeviceTest {};
+
+Tensors wanted_gradients(const Layer& layer, unsigned wanted, const FfnOptions& options,
+                         const Fp8Options& fp8) {
+  Tensors some, grads;
+  for (size_t i = 0; i < layer.tensors.size(); ++i) {
+    some.push_back(layer.tensors[i].detach().clone().requires_grad_((wanted >> i & 1U) != 0));
+  }
+  moe_ffn_fp8(some[0], some[1], testing::plan_of(layer.ids, layer.sizes.E),
+              {.w1 = some[2], .b1 = std::nullopt, .w2 = some[3], .b2 = std::nullopt}, options, fp8)
+      .backward(layer.grad);
+  for (const at::Tensor& t : some) grads.push_back(t.grad());
+  return grads;
+}
+
+TEST_P(MoeFfnFp8On, OV5_GradientsOfWeightsApartAreTheWholesBits) {
+  Layer layer({300, 256, 128, 4, 2});
+  for (const size_t i : {0, 2, 3}) layer.tensors[i] = layer.tensors[i].to(options(at::kBFloat16));
+  layer.tensors[1] = layer.tensors[1].to(options());
+  layer.grad = layer.grad.to(options(at::kBFloat16));
+  layer.ids = layer.ids.to(device());
+  for (const bool weight_grad : {true, false}) {
+    const Fp8Options fp8{.weight_grad = weight_grad};
+    for (const unsigned wanted : {5U, 9U, 12U, 13U, 15U}) {
+      const Tensors want = wanted_gradients(layer, wanted, {}, fp8);
+      FfnOptions apart;
+      apart.weights_order = take_backward_order();
+      const Tensors got = wanted_gradients(layer, wanted, apart, fp8);
+      for (size_t i = 0; i < want.size(); ++i) {
+        ASSERT_EQ(got[i].defined(), want[i].defined()) << kNames[i + 1] << wanted;
+        if (!want[i].defined()) continue;
+        EXPECT_TRUE(at::equal(got[i], want[i])) << kNames[i + 1] << wanted;
+      }
+    }
+  }
+}
+
+TROUPE_ON_DEVICES(MoeFfnFp8On);
 
 // In a scope they wait for the queue.
 TEST(MoeFfnFp8, OV5_GradientsOfWeightsThatAreLateAreTheWholesBits) {

@@ -1,8 +1,9 @@
 // `train.fp8`: the experts' products with 8-bit operands, forward and backward
 // (ops/moe_ffn/moe_ffn_fp8.h has the formulas); with `ffn` those of dense feed-forwards and shared
 // experts, and with `attention` the projections to queries, keys and values and back
-// (linear_fp8.h), of latent attention those whose sides allow it. Router, attention itself, norms, embedding, head, losses and MTP modules stay as
-// they are; so do weights, moments, gradients and checkpoints.
+// (linear_fp8.h), of latent attention those whose sides allow it. Router, attention itself, norms,
+// embedding, head, losses and MTP modules stay as they are; so do weights, moments, gradients and
+// checkpoints.
 #pragma once
 
 #include <array>
