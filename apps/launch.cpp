@@ -182,7 +182,7 @@ AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses) {
     for (RankEnd& end : ranks.reap()) {
       Pulse& pulse = pulses.of(end.rank);
       end.status = pulse.now();
-      pulse.set_ended();
+      pulse.set_ended(end.signal != 0 || end.code != static_cast<int>(ExitClass::kPeer));
       // A rank that waits at the rendezvous gets no notice; a second is for its own last message.
       if (end.code != 0 && !next) {
         next = end.when + (end.status.phase == Phase::kStart ? 1s : 10s);

@@ -99,9 +99,13 @@ class Pulse {
   // Set by the rank when it has failed, or knows which peer has, and only has to report it.
   void set_ending() { ending_.store(true, std::memory_order_relaxed); }
   bool ending() const { return ending_.load(std::memory_order_relaxed); }
-  // Set by the launcher when the process has exited.
-  void set_ended() { ended_.store(true, std::memory_order_relaxed); }
-  bool ended() const { return ended_.load(std::memory_order_relaxed); }
+  // Set by the launcher when the process has exited: by itself, or since it had lost a peer.
+  void set_ended(bool by_itself) {
+    by_itself_.store(by_itself, std::memory_order_relaxed);
+    ended_.store(true, std::memory_order_release);
+  }
+  bool ended() const { return ended_.load(std::memory_order_acquire); }
+  bool ended_by_itself() const { return ended() && by_itself_.load(std::memory_order_relaxed); }
 
  private:
   friend class PulseScope;
@@ -112,7 +116,7 @@ class Pulse {
   std::atomic<int> waits_ = 0;
   std::atomic<uint64_t> packed_ = 0;  // microbatch, units, unit, phase
   std::atomic<int> stage_ = 0, stages_ = 0;
-  std::atomic<bool> ending_ = false, ended_ = false;
+  std::atomic<bool> ending_ = false, ended_ = false, by_itself_ = false;
   FlightRecorder flight_;
 };
 

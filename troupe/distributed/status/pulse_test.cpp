@@ -87,8 +87,9 @@ TEST(Pulses, F84_WhatAKilledProcessDidStaysReadable) {
   EXPECT_EQ(to_text(pulses.of(2).now()), "start");
   EXPECT_TRUE(pulses.of(1).ending());
   EXPECT_FALSE(pulses.of(2).ending());
-  pulses.of(1).set_ended();
+  pulses.of(1).set_ended(/*by_itself=*/true);
   EXPECT_TRUE(pulses.of(1).ended());
+  EXPECT_TRUE(pulses.of(1).ended_by_itself());
   pulses.clear();
   EXPECT_FALSE(pulses.of(1).ended());
   EXPECT_FALSE(pulses.of(1).ending());

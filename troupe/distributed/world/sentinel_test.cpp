@@ -18,7 +18,7 @@ struct Rank {
 
   const std::chrono::milliseconds patience;
 
-  explicit Rank(Phase phase, std::chrono::milliseconds patience = 20ms) : patience(patience) {
+  explicit Rank(Phase phase, std::chrono::milliseconds most = 20ms) : patience(most) {
     pulse.begin(phase);
   }
   Sentinel::Self self() {

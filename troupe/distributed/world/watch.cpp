@@ -310,7 +310,8 @@ bool Watch::peer_lost() const {
   if (!self.all) return false;
   for (int64_t r = 0; r < self.size; ++r) {
     const Pulse& pulse = self.all->of(r);
-    if (r != self.rank && pulse.ended() && needs_all_ranks(pulse.now().phase)) return true;
+    if (r == self.rank || !pulse.ended_by_itself()) continue;
+    if (needs_all_ranks(pulse.now().phase)) return true;
   }
   return false;
 }

@@ -50,8 +50,9 @@ class Watch {
   Loss find_lost(const std::string& failed);
   // Whether the operating system says that this rank's process is gone. No network.
   bool has_ended(int64_t rank) const;
-  // Whether some other rank has ended in the middle of a step, an evaluation or a save. Known
-  // where the launcher shares the pulses; no network.
+  // Whether some other rank has ended by itself, not since it had lost another (which may be this
+  // one), in the middle of a step, an evaluation or a save. Known where the launcher shares the
+  // pulses; no network.
   bool peer_lost() const;
   // Whether some other rank has ended: it said so, or its process is gone, or, on another machine,
   // the store that it served. As of the last heartbeat. No network.

@@ -136,18 +136,20 @@ TEST(Watch, F176_APeerThatEndsIsSeenByTheOthersAtABeat) {
 }
 
 TEST(Watch, F176_APeerThatEndedWithinAStepIsLost) {
-  const auto all = std::make_shared<Pulses>(3);
+  const auto all = std::make_shared<Pulses>(4);
   const Watch watch({.rank = 0,
-                     .size = 3,
+                     .size = 4,
                      .pulse = std::shared_ptr<Pulse>(all, &all->of(0)),
                      .all = all,
                      .beat = kBeat},
                     std::make_unique<TableStore>(std::make_shared<Table>()));
   all->of(1).begin(Phase::kExit);
-  all->of(1).set_ended();
+  all->of(1).set_ended(/*by_itself=*/true);
+  all->of(3).begin(Phase::kReduce);
+  all->of(3).set_ended(/*by_itself=*/false);
   all->of(2).begin(Phase::kForward);
-  EXPECT_FALSE(watch.peer_lost());  // one in good order, one not at all
-  all->of(2).set_ended();
+  EXPECT_FALSE(watch.peer_lost());  // one in good order, one that lost another, one not at all
+  all->of(2).set_ended(/*by_itself=*/true);
   EXPECT_TRUE(watch.peer_lost());
 }
 
