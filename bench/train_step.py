@@ -9,10 +9,6 @@ weights and moments; the rivals' are bf16, which is less work and less memory. E
 process of its own, in turns, and is printed when it ends; medians over the steps after the first ones
 count, and the fastest rival. `compiled` is grouped_mm under torch.compile. Beside our peak stands what
 `troupe plan` forecasts.
-
-A step here is one microbatch, in which nothing can be kept for another: so these two sides differ in
-whether experts' weights are rounded to 8 bits beside attention or between attention and experts:
-  --rivals '' --also 'train.fp8={attention: true}' --also 'train.fp8={attention: true, weights: on_use}'
 """
 import argparse
 import json

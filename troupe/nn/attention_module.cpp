@@ -98,7 +98,6 @@ at::Tensor Attention::forward(const at::Tensor& x_tD, const AttentionCall& call)
   JoinedOptions joined{.weights_order = x.beside};
   if (fp8_) joined.fp8 = {*fp8_, Fp8Weights::kIn};
   const at::Tensor qkv = joined_linear(x.x_T, {&q_, &k_, &v_}, joined);
-  if (call.before_core) call.before_core();
   const bool split_norm = qk_norm_ == QkNorm::kWhole && !sharding_.alone();
   const bool plain = !clip_ && call.cache == nullptr && call.slice == nullptr && !split_norm &&
                      qk_norm_ != QkNorm::kHeadTurned && !(dropout_ > 0 && call.context.training);

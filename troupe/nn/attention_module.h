@@ -43,10 +43,6 @@ struct AttentionCall {
   const Context& context;
   KvCache* cache = nullptr;
   const ContextSlice* slice = nullptr;  // context parallelism; null: whole rows
-  // Called between the projections of x and attention itself, but perhaps not with a cache: what it
-  // begins on another stream runs beside attention, where projections, whose blocks are as many as
-  // there are multiprocessors, would wait for one that is taken. Empty: nothing is called.
-  std::function<void()> before_core = {};
 };
 
 struct CoreInputs {

@@ -1,7 +1,6 @@
 #include "troupe/nn/experts.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/ones.h>
@@ -11,7 +10,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <utility>
 
 #include "troupe/core/check.h"
 #include "troupe/ops/moe_ffn/dense_plan.h"
@@ -156,16 +154,6 @@ void Experts::compute_in_fp8(const Fp8Options& fp8) {
 
 void Experts::keep_rounded_weights(bool keep) {
   if (fp8_) fp8_->keep_weights(keep);
-}
-
-RoundedAhead Experts::round_ahead() {
-  if (!ahead_ || !fp8_) return {};
-  // The first pass of a layer that runs again in backward records no gradient.
-  const bool backward = at::GradMode::is_enabled() && config_.recompute != Recompute::kLayer;
-  auto copies = troupe::round_ahead(weights(), config_.form.options(), *fp8_, backward);
-  if (copies == nullptr || copies == fp8_->kept) return {};
-  fp8_->kept = std::move(copies);
-  return RoundedAhead(*fp8_);
 }
 
 ExpertsOutput Experts::forward(const ExpertRows& given) const {

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "troupe/core/text/text.h"
 #include "troupe/distributed/dispatch/dispatcher.h"
@@ -153,24 +152,6 @@ struct ExpertsOutput {
   at::Tensor saturated = {};
 };
 
-// While it lives, calls of the experts that made it read weights that were rounded before.
-class RoundedAhead {
- public:
-  RoundedAhead() = default;  // they read what they read without it
-  explicit RoundedAhead(Fp8Options& options) : options_(&options) {}
-  RoundedAhead(RoundedAhead&& other) noexcept : options_(std::exchange(other.options_, nullptr)) {}
-  RoundedAhead& operator=(RoundedAhead&& other) noexcept {
-    std::swap(options_, other.options_);
-    return *this;
-  }
-  ~RoundedAhead() {
-    if (options_ != nullptr) options_->keep_weights(false);
-  }
-
- private:
-  Fp8Options* options_ = nullptr;
-};
-
 class Experts {
  public:
   Experts(const ExpertsConfig& config, const ExpertsShape& shape);
@@ -182,13 +163,6 @@ class Experts {
   // Keeps weights in 8 bits from call to call, or stops doing so; drops those kept until now. The
   // weights must not change while they are kept. Does nothing without fp8.
   void keep_rounded_weights(bool keep);
-  // With `ahead`, round_ahead() does so from now on. The weights must then be in memory, as they
-  // will be in the call, whenever it is called.
-  void allow_rounding_ahead(bool ahead) { ahead_ = ahead; }
-  // Begins to round the weights for a forward that follows in the scope of the result, on a second
-  // stream: ops/moe_ffn/moe_ffn_fp8.h. Does nothing where that is not allowed, without fp8, where
-  // no tensor core multiplies the bytes (a CPU), and for weights that are kept rounded already.
-  [[nodiscard]] RoundedAhead round_ahead();
   int64_t row_alignment() const {  // what a dispatcher must round segments to
     return config_.impl == ExpertsImpl::kBlockSparse ? kExpertBlock : 1;
   }
@@ -214,7 +188,6 @@ class Experts {
   ExpertsConfig config_;
   int64_t slices_;  // of each expert's hidden width, over ranks
   std::optional<Fp8Options> fp8_;
-  bool ahead_ = false;
 };
 
 // A dense feed-forward over all T rows: one expert, score 1, so that a layer of one expert is it

@@ -177,7 +177,6 @@ at::Tensor Mla::forward(const at::Tensor& x_tD, const AttentionCall& call) {
     return out_of_heads(out_, sharding_, o.flatten(1), out_.fp8);
   }
   const auto [k, v] = keys_values(latent, shared);
-  if (call.before_core) call.before_core();
   const bool drops = dropout_ > 0 && call.context.training;
   const at::Tensor o =
       drops ? attention_with_dropout({q, k, v}, form, {dropout_, all_heads_}, call.context)

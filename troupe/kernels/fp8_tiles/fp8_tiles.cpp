@@ -54,7 +54,6 @@ void validate(const Fp8WeightTiles& a) {
   TROUPE_CHECK(a.w.rows % a.matrix_rows == 0, "rows", a.w.rows, "of matrices of", a.matrix_rows);
   check_bytes(a.rows, a.w, "rows");
   TROUPE_CHECK(a.w.rows == 0 || a.scales != nullptr, "scales are null");
-  TROUPE_CHECK(a.sm_divisor >= 0, "sm_divisor is", a.sm_divisor, "; it must not be negative");
 }
 
 void validate(const Fp8RowTiles& a) {

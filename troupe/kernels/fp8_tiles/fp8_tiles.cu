@@ -91,43 +91,33 @@ __device__ __forceinline__ void store_transposed(const uint32_t (&word)[kWarpRow
   }
 }
 
-// The tile's scale, its bytes, and these transposed. When it ends, all threads have read `tops`,
-// and `tile` may be read until the next one's first barrier.
-__device__ __forceinline__ void round_tile(const Fp8WeightTiles& a, int64_t index, const Rows16& x,
-                                           uint32_t* tops, uint4* tile) {
+// A block a tile of 128 x 128, read once. Bound by memory.
+__global__ void __launch_bounds__(kThreads)
+    weight_tiles_kernel(Mat<const BF16> w, int64_t matrix_rows, Mat<uint8_t> rows,
+                        uint8_t* transposed, float* scales) {
+  __shared__ uint4 tile[kTile * kWarps];
+  __shared__ uint32_t tops[kWarps];
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
-  const int64_t across = a.w.cols / kTile;
-  const int64_t row = index / across * kTile, column = index % across * kTile;
+  const int64_t across = w.cols / kTile;
+  const int64_t row = blockIdx.x / across * kTile, column = blockIdx.x % across * kTile;
+  const Rows16 x = load_rows(w.row(row) + column, w.ld, kTile);
   uint32_t top = 0;
 #pragma unroll
   for (int i = 0; i < kWarpRows; ++i) top = max(top, x.top(i, 1.0f));
   const Fp8Scale scale = fp8_scale(block_max(top, tops));
-  if (threadIdx.x == 0) a.scales[index] = scale.scale;
+  if (threadIdx.x == 0) scales[blockIdx.x] = scale.scale;
   uint32_t word[kWarpRows];
 #pragma unroll
   for (int i = 0; i < kWarpRows; ++i) {
     word[i] = x.bytes(i, 1.0f, scale);
-    if (a.rows.data == nullptr) continue;
-    *reinterpret_cast<uint32_t*>(a.rows.row(row + warp * kWarpRows + i) + column + 4 * lane) =
+    if (rows.data == nullptr) continue;
+    *reinterpret_cast<uint32_t*>(rows.row(row + warp * kWarpRows + i) + column + 4 * lane) =
         word[i];
   }
-  if (a.transposed == nullptr) {
-    __syncthreads();
-    return;
-  }
-  const int64_t e = row / a.matrix_rows, in_matrix = row - e * a.matrix_rows;
-  store_transposed<false>(word, a.transposed + (e * a.w.cols + column) * a.matrix_rows + in_matrix,
-                          a.matrix_rows, tile);
-}
-
-// A block a tile of 128 x 128, read once. Bound by memory.
-__global__ void __launch_bounds__(kThreads)
-    weight_tiles_kernel(const __grid_constant__ Fp8WeightTiles a, Mat<const BF16> w) {
-  __shared__ uint4 tile[kTile * kWarps];
-  __shared__ uint32_t tops[kWarps];
-  const int64_t across = w.cols / kTile;
-  const int64_t row = blockIdx.x / across * kTile, column = blockIdx.x % across * kTile;
-  round_tile(a, blockIdx.x, load_rows(w.row(row) + column, w.ld, kTile), tops, tile);
+  if (transposed == nullptr) return;
+  const int64_t e = row / matrix_rows, in_matrix = row - e * matrix_rows;
+  store_transposed<false>(word, transposed + (e * w.cols + column) * matrix_rows + in_matrix,
+                          matrix_rows, tile);
 }
 
 // Which rows a block of 128 has: those of the last expert e whose first block, offset[e] / 128 + e,
@@ -194,40 +184,6 @@ __device__ __forceinline__ Rows16 rows_from(const uint8_t* warp_tile) {
                                                           threadIdx.x % kWarpLanes * 8);
   }
   return rows;
-}
-
-constexpr int kTileSlots = 4;  // of a block of few_weight_tiles_kernel: tiles that come or are read
-constexpr int kSlotBytes = kWarps * static_cast<int>(kWarpTile);
-
-// Tiles of weights by few blocks, one a multiprocessor, beside another kernel that has the others:
-// a block takes every gridDim.x-th, and while it rounds one the next three come to shared memory,
-// each warp's rows by that warp. Bound by what one multiprocessor moves.
-__global__ void __launch_bounds__(kThreads)
-    few_weight_tiles_kernel(const __grid_constant__ Fp8WeightTiles a, Mat<const BF16> w,
-                            int64_t count) {
-  extern __shared__ __align__(16) uint8_t rows_ahead[];
-  __shared__ uint4 tile[kTile * kWarps];
-  __shared__ uint32_t tops[kWarps];
-  const int64_t across = w.cols / kTile;
-  uint8_t* const mine = rows_ahead + threadIdx.x / kWarpLanes * kWarpTile;
-  const auto ask = [&](int64_t index, int slot) {
-    if (index < count) {
-      const RowTile next{0, index % across, index / across * kTile, kTile, 1.0f};
-      ask_for_rows(w, next, sm90::shared_address(mine + slot * kSlotBytes));
-    } else {
-      asm volatile("cp.async.commit_group;" ::: "memory");  // an empty one: waits count groups
-    }
-  };
-  for (int i = 0; i < kTileSlots - 1; ++i) ask(blockIdx.x + int64_t{i} * gridDim.x, i);
-  int slot = 0;
-  for (int64_t index = blockIdx.x; index < count; index += gridDim.x) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kTileSlots - 2) : "memory");
-    __syncwarp();  // All lanes' copies are here, and all lanes have read the tile before.
-    const Rows16 x = rows_from(mine + slot * kSlotBytes);
-    ask(index + int64_t{kTileSlots - 1} * gridDim.x, (slot + kTileSlots - 1) % kTileSlots);
-    round_tile(a, index, x, tops, tile);
-    slot = (slot + 1) % kTileSlots;
-  }
 }
 
 // Tiles of 128 rows of one expert x 128 columns, each read once, both outputs from registers; the
@@ -298,17 +254,8 @@ unsigned blocks_of(int64_t rows_of_tiles, int64_t columns) {
 void fp8_weight_tiles_cuda(const Fp8WeightTiles& a, cudaStream_t stream) {
   validate(a);
   if (a.w.rows == 0) return;
-  const unsigned tiles = blocks_of(a.w.rows / kTile, a.w.cols);
-  if (a.sm_divisor == 0) {
-    weight_tiles_kernel<<<tiles, kThreads, 0, stream>>>(a, a.w.as<BF16>());
-  } else {
-    constexpr int kAhead = kTileSlots * kSlotBytes;
-    TROUPE_CUDA_CHECK(cudaFuncSetAttribute(few_weight_tiles_kernel,
-                                           cudaFuncAttributeMaxDynamicSharedMemorySize, kAhead));
-    const int64_t room = std::max<int64_t>(sm90::num_multiprocessors() / a.sm_divisor, 1);
-    const auto blocks = static_cast<unsigned>(std::min<int64_t>(tiles, room));
-    few_weight_tiles_kernel<<<blocks, kThreads, kAhead, stream>>>(a, a.w.as<BF16>(), tiles);
-  }
+  weight_tiles_kernel<<<blocks_of(a.w.rows / kTile, a.w.cols), kThreads, 0, stream>>>(
+      a.w.as<BF16>(), a.matrix_rows, a.rows, a.transposed, a.scales);
   TROUPE_LAUNCH_CHECK(stream);
 }
 

@@ -52,10 +52,6 @@ struct Fp8WeightTiles {
   Mat<uint8_t> rows;    // [E N, K]  out, or null
   uint8_t* transposed;  // [E, K, N] out, or null
   float* scales;        // [E, N / 128, K / 128]  out
-  // n > 0: at most a block of threads for every n multiprocessors, and at least one, which take the
-  // tiles in turns and leave the other multiprocessors to another kernel. It needs 145 KiB of
-  // shared memory (compute capability 8.0, 9.0). 0: a block a tile. No bit depends on it.
-  int64_t sm_divisor = 0;
 };
 
 struct Fp8RowTiles {

@@ -68,36 +68,6 @@ TEST_P(Fp8Tiles, Q8_WeightsAreThoseOfQuantizeInBothOrders) {
   }
 }
 
-// A block for each tile, one for all of them, several that take unequal numbers, and more than
-// there are tiles; with both orders, and with one, which has other barriers.
-TEST_P(Fp8Tiles, Q8_WeightsHaveTheBytesOfAnyGrid) {
-  if (GetParam() == Backend::kCuda && !testing::on_hopper()) GTEST_SKIP() << "of a Hopper GPU";
-  const int64_t E = 3, N = 256, K = 640;
-  Matrix w(Dtype::kBF16, E * N, K);
-  fill(w, true);
-  Buffer<uint8_t> want(E * N * K), want_turned(E * N * K);
-  Buffer<float> want_scales(E * 2 * 5);
-  fp8_weight_tiles_ref(
-      {w.view(), N, {want.data(), E * N, K, K}, want_turned.data(), want_scales.data()});
-  for (const int64_t divisor : {0, 1, 9, 30, 1000000}) {
-    for (const bool both : {true, false}) {
-      Buffer<uint8_t> rows(E * N * K), turned(E * N * K);
-      Buffer<float> scales(E * 2 * 5);
-      testing::run_reference(GetParam(),
-                             Fp8WeightTiles{.w = w.view(),
-                                            .matrix_rows = N,
-                                            .rows = {rows.data(), E * N, K, K},
-                                            .transposed = both ? turned.data() : nullptr,
-                                            .scales = scales.data(),
-                                            .sm_divisor = divisor},
-                             fp8_weight_tiles_ref, TROUPE_CUDA_PATH(fp8_weight_tiles_cuda));
-      EXPECT_TRUE(same(rows, want)) << divisor << both;
-      EXPECT_TRUE(same(scales, want_scales)) << divisor << both;
-      EXPECT_TRUE(!both || same(turned, want_turned)) << divisor;
-    }
-  }
-}
-
 // Experts of 0, 1, 128, 129 and 0 rows, and 5 rows that are no expert's.
 struct Rows {
   static constexpr int64_t kRows = 263, kWidth = 256, kExperts = 5;
@@ -212,12 +182,6 @@ TEST(Fp8TilesLayout, RefusesWidthsThatAreNoMultiplesOf128) {
   EXPECT_THROW(fp8_weight_tiles_ref({w.view(), 128, {}, nullptr, scales.data()}), Error);
   Matrix wide(Dtype::kBF16, 192, 128);
   EXPECT_THROW(fp8_weight_tiles_ref({wide.view(), 192, {}, nullptr, scales.data()}), Error);
-}
-
-TEST(Fp8TilesLayout, RefusesANegativeShareOfTheMultiprocessors) {
-  Matrix w(Dtype::kBF16, 128, 128);
-  Buffer<float> scales(1);
-  EXPECT_THROW(fp8_weight_tiles_ref({w.view(), 128, {}, nullptr, scales.data(), -1}), Error);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Fp8Tiles, ::testing::Values(Backend::kCpu, Backend::kCuda),

@@ -50,19 +50,13 @@ BlockCall BlockParts::call(const Batch& batch, const Packing& packing,
   return out;
 }
 
-RoundedAhead BlockParts::round_ahead() const {
-  if (!attention || !moe) return {};
-  return moe->experts().round_ahead();
-}
-
-at::Tensor BlockParts::attend(const at::Tensor& x_tD, const BlockCall& call,
-                              const std::function<void()>& before_core) const {
+at::Tensor BlockParts::attend(const at::Tensor& x_tD, const BlockCall& call) const {
   const Batch& batch = call.batch;
   const at::IntArrayRef sizes = batch.ids_BS.sizes();
   Context all = call.context;  // attention sees the tokens of all ranks
   all.first_token -= sharding_.own(batch.ids_BS.numel()).from;
   const at::Tensor a = attention->forward(
-      x_tD, {sizes[0], sizes[1], call.packing, all, batch.cache, batch.slice.get(), before_core});
+      x_tD, {sizes[0], sizes[1], call.packing, all, batch.cache, batch.slice.get()});
   call.output("attention", a);
   return dropout(a, dropout_, DropPlace::kAttention, call.context);
 }

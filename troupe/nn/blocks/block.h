@@ -2,7 +2,6 @@
 // blocks.h; a caller may bring one of its own, in one file (BuildOptions::block, examples/block).
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -55,13 +54,8 @@ struct BlockParts {
 
   BlockCall call(const Batch& batch, const Packing& packing, const Context& context) const;
   DenseFfn* dense_ffn() { return ffn ? &*ffn : nullptr; }
-  // Begins to round the experts' weights, where they are in 8 bits, beside what comes next: for a
-  // feed-forward in the scope of the result.
-  [[nodiscard]] RoundedAhead round_ahead() const;
-  // x [t, D], normed, to what is added to h. `before_core`: as AttentionCall's. A block whose
-  // feed-forward follows its attention calls round_ahead() there.
-  at::Tensor attend(const at::Tensor& x_tD, const BlockCall& call,
-                    const std::function<void()>& before_core = {}) const;
+  // x [t, D], normed, to what is added to h.
+  at::Tensor attend(const at::Tensor& x_tD, const BlockCall& call) const;
   // The same; losses, statistics and choices of a MoE layer go to `result`.
   at::Tensor feed_forward(const at::Tensor& x_tD, const BlockCall& call, UnitResult& result) const;
 

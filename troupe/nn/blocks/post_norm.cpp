@@ -14,11 +14,9 @@ class PostNorm : public TwoNorms {
   UnitResult forward(const at::Tensor& h, const Batch& batch, const Packing& packing,
                      const Context& context) override {
     const BlockCall call = parts_.call(batch, packing, context);
-    RoundedAhead ahead;
-    const auto begin = [&] { ahead = parts_.round_ahead(); };
     at::Tensor state = h;
     if (norm1_) {
-      const at::Tensor a = norm1_->forward(parts_.attend(state, call, begin));
+      const at::Tensor a = norm1_->forward(parts_.attend(state, call));
       call.output("norm1", a);
       state = state + a;
     }

@@ -16,13 +16,11 @@ class PreNorm : public TwoNorms {
   UnitResult forward(const at::Tensor& h, const Batch& batch, const Packing& packing,
                      const Context& context) override {
     const BlockCall call = parts_.call(batch, packing, context);
-    RoundedAhead ahead;
-    const auto begin = [&] { ahead = parts_.round_ahead(); };
     at::Tensor state = h, x;
     if (norm1_) {
       const at::Tensor read = norm1_->forward(state);
       call.output("norm1", read);
-      std::tie(x, state) = norm2_.add(parts_.attend(read, call, begin), state);
+      std::tie(x, state) = norm2_.add(parts_.attend(read, call), state);
     } else {
       x = norm2_.forward(state);
     }

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 
-#include "troupe/core/check.h"
 #include "troupe/ops/fp8.h"
 #include "troupe/ops/moe_ffn/moe_ffn_paths.h"
 
@@ -24,40 +23,22 @@ Fp8Sm90::Rows Fp8Sm90::rows_in_8_bits(const at::Tensor& x) {
 Fp8Weight Fp8Sm90::weight(Fp8Weights* kept, Fp8Weights::Which which, const at::Tensor& w,
                           bool backward) const {
   if (kept == nullptr) return rounded(w, backward);
-  Fp8Weight out = kept->get(which, w, [&] { return rounded(w, /*backward=*/true); });
-  TROUPE_CHECK(!backward || out.transposed.defined(), "a weight of", w.sizes(),
-               "was rounded ahead for a forward without a backward, but this one has one");
-  return out;
+  return kept->get(which, w, [&] { return rounded(w, /*backward=*/true); });
 }
 
-Fp8Weight Fp8Sm90::empty_weight(const at::Tensor& w, bool backward) {
+Fp8Weight Fp8Sm90::rounded(const at::Tensor& weight, bool backward) const {
+  const at::Tensor w = weight.contiguous();
   const int64_t E = w.size(0), N = w.size(1), K = w.size(2);
   const int64_t blocks = E * N / kFp8Tile * (K / kFp8Tile);
-  const auto make = [&](at::IntArrayRef sizes, at::ScalarType type) {
-    return at::empty(sizes, w.options().dtype(type).requires_grad(false));
-  };
-  Fp8Weight out{make({E * N, K}, at::kByte), {}, make({blocks + kScalesBehind}, at::kFloat)};
-  if (backward) out.transposed = make({E * K, N}, at::kByte);
-  return out;
-}
-
-void Fp8Sm90::round_weight(const at::Tensor& w, const Fp8Weight& to, int64_t sm_divisor) {
-  run_cuda(w.device(),
-           Fp8WeightTiles{.w = flat_view(w, "a weight in 8 bits"),
-                          .matrix_rows = w.size(1),
-                          .rows = mat<uint8_t>(to.bytes, "rows"),
-                          .transposed = to.transposed.defined()
-                                            ? ptr<uint8_t>(to.transposed, "transposed")
-                                            : nullptr,
-                          .scales = ptr<float>(to.scales, "scales"),
-                          .sm_divisor = sm_divisor},
-           &CudaKernels::fp8_weight_tiles);
-}
-
-Fp8Weight Fp8Sm90::rounded(const at::Tensor& weight, bool backward) {
-  const at::Tensor w = weight.contiguous();
-  Fp8Weight out = empty_weight(w, backward);
-  round_weight(w, out, /*sm_divisor=*/0);
+  Fp8Weight out{empty({E * N, K}, at::kByte), {}, empty({blocks + kScalesBehind}, at::kFloat)};
+  if (backward) out.transposed = empty({E * K, N}, at::kByte);
+  launch(
+      Fp8WeightTiles{.w = flat_view(w, "a weight in 8 bits"),
+                     .matrix_rows = N,
+                     .rows = mat<uint8_t>(out.bytes, "rows"),
+                     .transposed = backward ? ptr<uint8_t>(out.transposed, "transposed") : nullptr,
+                     .scales = ptr<float>(out.scales, "scales")},
+      &CudaKernels::fp8_weight_tiles);
   return out;
 }
 

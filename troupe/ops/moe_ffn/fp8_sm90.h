@@ -46,10 +46,6 @@ class Fp8Sm90 {
   // w [E, N, K]. Forward's copy, and backward's, of one reading. One that is kept is for both.
   Fp8Weight weight(Fp8Weights* kept, Fp8Weights::Which which, const at::Tensor& w,
                    bool backward) const;
-  // rounded() in two parts: memory for a contiguous w's copies, backward's where it is asked for,
-  // and the launch on the current stream that fills it, with `sm_divisor` of kernels/fp8_tiles.
-  static Fp8Weight empty_weight(const at::Tensor& w_ENK, bool backward);
-  static void round_weight(const at::Tensor& w_ENK, const Fp8Weight& to, int64_t sm_divisor);
   Tiles empty_tiles(int64_t columns, bool rows, bool transposed) const;
   // x [R, C]; `rows`: along rows too; transposed where `factor` is given.
   Tiles tiles(const at::Tensor& x, const at::Tensor& factor, bool rows) const;
@@ -60,7 +56,7 @@ class Fp8Sm90 {
   const PlanRef& plan() const { return plan_; }
 
  private:
-  static Fp8Weight rounded(const at::Tensor& w, bool backward);
+  Fp8Weight rounded(const at::Tensor& w, bool backward) const;
 
   at::TensorOptions options_;
   PlanRef plan_;

@@ -9,8 +9,6 @@
 #include <functional>
 #include <memory>
 
-#include "troupe/ops/support/side_stream.h"
-
 namespace troupe {
 
 // A weight [E, N, K], or [N, K], in 8 bits: a scale for each 128 x 128.
@@ -28,18 +26,12 @@ class Fp8Weights {
  public:
   enum Which { kIn, kOut };  // of the product that reads the module's input, that gives its output
   const Fp8Weight& get(Which which, const at::Tensor& w, const std::function<Fp8Weight()>& round);
-  // Would get() find a copy of w?
-  bool holds(Which which, const at::Tensor& w) const;
-  // A copy of w that is still being written, in memory of the current stream. Each get() that finds
-  // it calls wait() first; `wait` goes before the copy does.
-  void put(Which which, const at::Tensor& w, const Fp8Weight& copy, std::function<void()> wait);
 
  private:
   struct Entry {
     at::Tensor source;  // held, so that no other tensor can have its address
     int64_t version = -1;
     Fp8Weight weight;
-    std::function<void()> wait;  // last, so that it is destroyed first
   };
   std::array<Entry, 2> entries_;
 };
@@ -48,8 +40,6 @@ struct Fp8Options {
   bool weight_grad = true;                     // false: weights' gradients of unrounded operands
   bool emulate = false;                        // true: no product is computed in 8 bits
   std::shared_ptr<Fp8Weights> kept = nullptr;  // null: each call rounds the weights
-  // Where weights can be rounded before the call that reads them; null: nowhere. Of experts alone.
-  std::shared_ptr<SideStream> beside = nullptr;
 
   // Keeps weights from now on, or stops doing so; drops those kept until now.
   void keep_weights(bool keep) { kept = keep ? std::make_shared<Fp8Weights>() : nullptr; }

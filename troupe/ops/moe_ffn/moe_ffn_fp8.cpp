@@ -290,18 +290,6 @@ void check(const ExpertWeights& e, const FfnOptions& o) {
                "moe_ffn_fp8: what experts keep for backward cannot be changed");
 }
 
-// `x`: tokens or weights, which have one type and device. By the sizes of weights, which are
-// numbers where those of tokens are symbols.
-bool takes_tensor_cores(const at::Tensor& x, const ExpertWeights& e, const FfnOptions& o,
-                        const Fp8Options& fp8) {
-  const bool gated = e.w1.size(1) != e.w2.size(2);
-  const bool plain = gated && act_of_name(o.activation) == Act::kSilu &&
-                     std::isinf(static_cast<float>(o.clamp)) && static_cast<float>(o.offset) == 0;
-  const Sm90Form form{e.w2.size(1), e.w2.size(2),    e.w2.size(0),
-                      plain,        x.scalar_type(), capability_of(x.device())};
-  return !fp8.emulate && fp8_sm90_fault(form).empty();
-}
-
 // The products in the type of x, and what backward needs of them.
 at::Tensor emulated(const at::Tensor& x, const at::Tensor& weights, const Plan& plan,
                     const ExpertWeights& experts, const FfnOptions& options,
@@ -375,18 +363,13 @@ at::Tensor moe_ffn_fp8(const at::Tensor& x_SD, const at::Tensor& weights_TK, con
                             .clamp = static_cast<float>(options.clamp),
                             .offset = static_cast<float>(options.offset)};
   const FfnCall call{x, weights_TK, plan, experts, kind, gated, {}};
-  if (takes_tensor_cores(x, experts, options, fp8)) return on_tensor_cores(call, options, fp8);
+  const bool plain = kind.act == Act::kSilu && std::isinf(kind.clamp) && kind.offset == 0 && gated;
+  // By the weights, whose sizes are numbers where x's are symbols.
+  const Sm90Form form{experts.w2.size(1), call.hidden(),
+                      call.num_experts(), plain,
+                      x.scalar_type(),    capability_of(x.device())};
+  if (!fp8.emulate && fp8_sm90_fault(form).empty()) return on_tensor_cores(call, options, fp8);
   return emulated(x, weights_TK, plan, experts, options, fp8);
-}
-
-std::shared_ptr<Fp8Weights> round_ahead(const ExpertWeights& experts, const FfnOptions& options,
-                                        const Fp8Options& fp8, bool backward) {
-  if (fp8.beside == nullptr || !takes_tensor_cores(experts.w1, experts, options, fp8))
-    return nullptr;
-  check(experts, options);
-  const auto out = fp8.kept != nullptr ? fp8.kept : std::make_shared<Fp8Weights>();
-  fp8_round_ahead_sm90(experts, backward || fp8.kept != nullptr, *fp8.beside, *out);
-  return out;
 }
 
 TORCH_LIBRARY_FRAGMENT(troupe, m) {

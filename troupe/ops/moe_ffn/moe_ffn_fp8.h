@@ -34,12 +34,4 @@ at::Tensor moe_ffn_fp8(const at::Tensor& x_SD, const at::Tensor& weights_TK, con
                        const ExpertWeights& experts, const FfnOptions& options,
                        const Fp8Options& fp8);
 
-// Begins to round the weights of a call of moe_ffn_fp8 that follows, on the stream fp8.beside,
-// while the current one does what comes before that call. Returns what the call is to be given as
-// Fp8Options::kept, where it waits for the rounding: fp8.kept itself, if there is one, and copies
-// that it has are not made again. Null, and nothing begins, where fp8.beside is null or no tensor
-// core would multiply the bytes. `backward`: the call records a gradient. The same bits as without.
-std::shared_ptr<Fp8Weights> round_ahead(const ExpertWeights& experts, const FfnOptions& options,
-                                        const Fp8Options& fp8, bool backward);
-
 }  // namespace troupe

@@ -1,7 +1,5 @@
 #include "troupe/ops/moe_ffn/moe_ffn_fp8_sm90.h"
 
-#include <memory>
-
 #include "troupe/kernels/combine/combine.h"
 #include "troupe/ops/moe_ffn/fp8_sm90.h"
 
@@ -275,27 +273,6 @@ std::string fp8_sm90_fault(const Sm90Form& form) {
 
 Fp8Forward fp8_forward_sm90(const FfnCall& call, bool keep, Fp8Weights* weights) {
   return Fp8ForwardPass(call, keep, weights).run();
-}
-
-void fp8_round_ahead_sm90(const ExpertWeights& experts, bool backward, SideStream& stream,
-                          Fp8Weights& weights) {
-  // A block for each tile would fill the GPU in front of attention's blocks, for as long as without
-  // a second stream. One of attention's takes a multiprocessor's registers, so a quarter of the
-  // multiprocessors is taken from it until the weights are done. Estimated, not measured: 33 blocks
-  // of an H100, each with 96 KiB of reads on their way, do a layer of OLMoE's in 0.6 to 1 ms of the
-  // 1.3 that attention takes. bench/train_step.py compares.
-  constexpr int64_t kSmDivisor = 4;
-  const auto begin = [&](Fp8Weights::Which which, const at::Tensor& w) {
-    // Parameters are contiguous. A strided weight is rounded where it is read: a copy of it would
-    // have to outlive the work.
-    if (!w.is_contiguous() || weights.holds(which, w)) return;
-    const Fp8Weight copy = Fp8Sm90::empty_weight(w, backward);
-    const std::shared_ptr<SideWork> work =
-        stream.run(w.device(), [&] { Fp8Sm90::round_weight(w, copy, kSmDivisor); });
-    weights.put(which, w, copy, [work] { work->wait(); });
-  };
-  begin(Fp8Weights::kIn, experts.w1);
-  begin(Fp8Weights::kOut, experts.w2);
 }
 
 std::array<at::Tensor, 4> fp8_backward_sm90(const Fp8Backward& call) {

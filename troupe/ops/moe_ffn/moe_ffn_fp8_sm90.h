@@ -29,11 +29,6 @@ struct Fp8Forward {
 // Weights are rounded here, or read from `weights` where that is not null.
 Fp8Forward fp8_forward_sm90(const FfnCall& call, bool keep, Fp8Weights* weights);
 
-// Begins on `stream` to round w1 and w2 for the fp8_forward_sm90 that next reads `weights`, which
-// waits for them; what is there already stays. `backward`: transposed too.
-void fp8_round_ahead_sm90(const ExpertWeights& experts, bool backward, SideStream& stream,
-                          Fp8Weights& weights);
-
 struct Fp8Backward {
   const at::Tensor& grad_out;  // [T, D]
   const at::Tensor& x;         // [T, D]; undefined with weight_grad

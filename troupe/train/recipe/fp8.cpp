@@ -188,12 +188,10 @@ std::vector<bool> fp8_ffn_layers(const Fp8Config& config, const ModelConfig& mod
 void use_fp8(const Fp8Config& config, Model& model) {
   const std::vector<bool> layers = fp8_layers(config, model.config());
   const std::vector<bool> ffns = fp8_ffn_layers(config, model.config());
-  Fp8Options of_experts = options_of(config);
-  of_experts.beside = std::make_shared<SideStream>();  // one for all layers
   model.for_each_moe([&](int64_t unit, MoeLayer& moe) {
     const auto layer = static_cast<size_t>(unit - 1);
     if (layer >= layers.size() || !layers[layer]) return;  // MTP modules stay as they are
-    moe.experts().compute_in_fp8(of_experts);
+    moe.experts().compute_in_fp8(options_of(config));
     if (ffns[layer]) moe.shared()->compute_in_fp8(options_of(config));
   });
   model.for_each_dense_ffn([&](int64_t layer, DenseFfn& ffn) {
@@ -208,19 +206,14 @@ void use_fp8(const Fp8Config& config, Model& model) {
 KeepsFp8Weights::KeepsFp8Weights(const std::optional<Fp8Config>& config, Model& model,
                                  size_t microbatches,
                                  const std::function<bool(const Param&)>& whole) {
-  if (!config || config->weights != Fp8WeightCopies::kKept) return;
+  if (!config || config->weights != Fp8WeightCopies::kKept || microbatches < 2) return;
   model_ = &model;
-  const bool several = microbatches > 1;
   model.for_each_moe([&](int64_t, MoeLayer& moe) {
     Experts& experts = moe.experts();
-    const bool stays = whole(experts.w1) && whole(experts.w2);
-    experts.keep_rounded_weights(several && stays);
-    experts.allow_rounding_ahead(stays);
+    experts.keep_rounded_weights(whole(experts.w1) && whole(experts.w2));
     SharedExpert* const shared = moe.shared();
-    if (shared == nullptr) return;
-    shared->keep_rounded_weights(several && whole(shared->w1) && whole(shared->w2));
+    if (shared != nullptr) shared->keep_rounded_weights(whole(shared->w1) && whole(shared->w2));
   });
-  if (!several) return;
   model.for_each_dense_ffn(
       [&](int64_t, DenseFfn& ffn) { ffn.keep_rounded_weights(whole(ffn.w1) && whole(ffn.w2)); });
   model.for_each_attention([&](int64_t, AttentionModule& attention) {
@@ -234,7 +227,6 @@ void KeepsFp8Weights::forget() {
   if (model_ == nullptr) return;
   model_->for_each_moe([](int64_t, MoeLayer& moe) {
     moe.experts().keep_rounded_weights(false);
-    moe.experts().allow_rounding_ahead(false);
     if (moe.shared() != nullptr) moe.shared()->keep_rounded_weights(false);
   });
   model_->for_each_dense_ffn([](int64_t, DenseFfn& ffn) { ffn.keep_rounded_weights(false); });

@@ -34,9 +34,8 @@ constexpr auto names_of(Fp8WeightGrad) {
   return std::array{Named{"fp8", Fp8WeightGrad::kFp8}, Named{"bf16", Fp8WeightGrad::kBf16}};
 }
 
-// kKept: rounded once a step, and kept over its microbatches; those of experts on a second stream,
-// beside the attention before them (Experts::round_ahead). But where a layer's weights are cut over
-// ranks and whole only while it computes, they are rounded where they are read, as by kOnUse.
+// kKept: rounded once a step, and kept over its microbatches, but where a layer's weights are cut
+// over ranks and whole only while it computes.
 enum class Fp8WeightCopies { kKept, kOnUse };
 constexpr auto names_of(Fp8WeightCopies) {
   return std::array{Named{"kept", Fp8WeightCopies::kKept},
@@ -56,8 +55,7 @@ struct Fp8Config {
     f("recipe", c.recipe, "Scaling granularity: row.");
     f("weight_grad", c.weight_grad, "Operand type of weight gradients: fp8 or bf16.");
     f("weights", c.weights,
-      "Weights in 8 bits: kept over a step's microbatches, those of experts rounded beside "
-      "attention; or rounded on_use in each microbatch; same bits.");
+      "Weights in 8 bits: kept over a step's microbatches, or rounded on_use in each; same bits.");
     f("emulate", c.emulate, "Round to 8 bits, but multiply in the run's precision.");
     f("attention", c.attention,
       "Also the projections of attention: q, k, v and out; of latent attention those that fit.");
@@ -88,9 +86,8 @@ std::vector<bool> fp8_ffn_layers(const Fp8Config& config, const ModelConfig& mod
 void use_fp8(const Fp8Config& config, Model& model);
 
 // While it lives the modules of a model that compute in 8 bits keep their weights so from call to
-// call, if a step has more microbatches than one, and experts round theirs ahead of their calls:
-// both where the recipe says so and `whole` says that a parameter's values stay in memory. Weights
-// must not change meanwhile.
+// call, where the recipe says so, a step has more microbatches than one, and `whole` says that a
+// parameter's values stay in memory. Weights must not change meanwhile.
 class KeepsFp8Weights {
  public:
   KeepsFp8Weights(const std::optional<Fp8Config>& config, Model& model, size_t microbatches,
