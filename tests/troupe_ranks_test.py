@@ -102,6 +102,30 @@ class TroupeRanks(RanksRun):
         said = self.train("checkpoint.dir=no", "parallel.wire=int8", "parallel.dispatch=exact", code=2)
         self.assertIn("parallel.wire: int8 rounds the rows", said)
 
+    def test_Q8_33_rows_in_fp8_are_those_that_experts_in_8_bits_make(self):
+        wide = ("model.width=128", "model.moe.hidden=128", "train.precision=auto")
+        layouts = ((2, ZERO, experts(2)), (2, FULL, experts(2), "parallel.dispatcher=symmetric"),
+                   (4, ZERO, experts(4), "parallel.node_ranks=2"))
+        for part, (world, *sets) in enumerate(layouts):
+            for wire in ("native", "fp8"):
+                self.train_ranks(world, *sets, *wide, "train.fp8={}", f"parallel.wire={wire}", name=f"{wire} {part}")
+            self.assertRegex(self.text_of(0, f"fp8 {part}"), "rows go [a-z_]+ in fp8: ")
+            native, rounded = self.figures(f"native {part}"), self.figures(f"fp8 {part}")
+            # Outputs have the bits of rows that were not rounded on the way; weight gradients nearly so.
+            self.assertEqual(native[1][0], rounded[1][0], sets)
+            self.assertLess(abs(rounded[1][1] / native[1][1] - 1), 1e-5, sets)
+            self.assertLess(self.apart(f"native {part}", f"fp8 {part}"), 2e-2, sets)
+        # Without train.fp8 the wire alone rounds.
+        for wire in ("native", "fp8"):
+            self.train_ranks(2, ZERO, experts(2), f"parallel.wire={wire}", name=f"alone {wire}")
+        losses = [(loss, self.figures("alone fp8")[step][0])
+                  for step, (loss, _) in self.figures("alone native").items()]
+        self.assertNotEqual(*zip(*losses))
+        for native, rounded in losses:
+            self.assertLess(abs(rounded / native - 1), 0.02)
+        said = self.train("checkpoint.dir=no", "parallel.wire=fp8", "parallel.dispatch=exact", code=2)
+        self.assertIn("parallel.wire: fp8 rounds the rows", said)
+
     def test_experts_change_ranks_between_steps_and_the_losses_stay(self):
         uneven = ("model.moe.experts=8", "model.moe.router.balance.aux_loss=0")
         moves = ("parallel.rebalance.every=4", "parallel.rebalance.gain=0.01", experts(2), *uneven)

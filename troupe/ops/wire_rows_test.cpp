@@ -33,6 +33,23 @@ TEST_P(WireRowsOp, Q4_AnIndexTakesRowsAndDevicesAgreeInAllBytes) {
   }
 }
 
+TEST_P(WireRowsOp, Q8_33_InE4m3DevicesAgreeInAllBytesAndAnIndexTakesRows) {
+  for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const int64_t D : {1, 33, 72, 256}) {
+      const at::Tensor x = at::randn({30, D}).to(type), index = at::randint(30, {71}, at::kLong);
+      const at::Tensor some = pack_rows(x.to(device()), index.to(device()), WireCode::kE4m3);
+      EXPECT_EQ(some.size(1), wire_row(D, WireCode::kE4m3).bytes);
+      EXPECT_TRUE(at::equal(some.cpu(), pack_rows(x, index, WireCode::kE4m3)));
+      EXPECT_TRUE(at::equal(some.cpu(), pack_rows(x.index_select(0, index), {}, WireCode::kE4m3)));
+      const at::Tensor back = unpack_rows(some, D, type, WireCode::kE4m3);
+      EXPECT_TRUE(at::equal(back.cpu(), unpack_rows(some.cpu(), D, type, WireCode::kE4m3)));
+      const at::Tensor want = x.index_select(0, index);
+      EXPECT_LT((back.cpu() - want).abs().max().item<double>(), 0.3);  // half of a step
+      EXPECT_FALSE(at::equal(back.cpu(), want));
+    }
+  }
+}
+
 // Columns of a wider tensor, a transposed one, one row expanded: what gradients come as.
 TEST_P(WireRowsOp, Q4_TakesAnyStrides) {
   const at::Tensor wide = at::randn({40, 96}, device()), row = at::randn({1, 64}, device());
@@ -70,6 +87,7 @@ TEST(WireRowsRefusal, NamesTheArgument) {
   TROUPE_EXPECT_REFUSAL(unpack_rows(packed, -1, at::kFloat), "unpack_rows: width");
   TROUPE_EXPECT_REFUSAL(unpack_rows(packed.to(at::kInt), 8, at::kFloat), "unpack_rows: packed");
   TROUPE_EXPECT_REFUSAL(unpack_rows(packed, 8, at::kInt), "unpack_rows: out");
+  TROUPE_EXPECT_REFUSAL(unpack_rows(packed, 8, at::kFloat, WireCode::kE4m3), "unpack_rows: packed");
 }
 
 }  // namespace

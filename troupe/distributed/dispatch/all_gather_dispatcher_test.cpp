@@ -1,6 +1,7 @@
 #include "troupe/distributed/dispatch/all_gather_dispatcher.h"
 
 #include "troupe/core/check.h"
+#include "troupe/distributed/world/fp8_rows_problem_test.h"
 #include "troupe/distributed/world/ranks_problem_test.h"
 #include "troupe/testing/torch/ranks.h"
 
@@ -88,6 +89,16 @@ TEST(AllGatherDispatcher, Q4_RowsInInt8AreThoseOfAllToAll) {
     }
     EXPECT_THROW(all_gather_dispatcher(world.all(), p, DispatchMode::kExact, WireType::kInt8),
                  Error);
+  });
+}
+
+TEST(AllGatherDispatcher, Q8_33_RowsInFp8AreRoundedOnceWhereTheyAreSent) {
+  in_ranks(4, [](World& world) {
+    const ExpertPlacement p = contiguous(8, 4);
+    const auto made = [&](WireType wire) {
+      return all_gather_dispatcher(world.all(), p, DispatchMode::kFast, wire);
+    };
+    compare_fp8_all(world, made, p);
   });
 }
 

@@ -13,10 +13,10 @@
 //           inputs and scores, and those of an expert that one rank holds whole
 // Gradients come back as results do; those of scores are summed over slices too.
 //
-// WireType::kInt8: rows of x and of grad_out go out in 8 bits (wire.h), also those that stay on
-// their rank, so that a result does not depend on which rank an expert is on. Ids, scores, counts
+// WireType::kInt8, kFp8: rows of x and of grad_out go out in 8 bits (wire.h), also those that stay
+// on their rank, so that a result does not depend on which rank an expert is on. Ids, scores, counts
 // and everything on the way back are sent unrounded. A group of one rank rounds nothing. Outputs
-// and gradients differ by about 1 %, so kExact excludes it.
+// and gradients differ by about 1 % (int8), so kExact excludes both.
 //
 // Capacity (C6): an expert has exactly as many rows as the capacities of all ranks together. Budget
 // (C7): this rank's, of the rows that it receives. Ranks may have no tokens, no experts, or

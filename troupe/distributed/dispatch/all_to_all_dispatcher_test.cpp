@@ -10,6 +10,7 @@
 #include "troupe/core/check.h"
 #include "troupe/distributed/dispatch/local_dispatcher.h"
 #include "troupe/distributed/dispatch/wire.h"
+#include "troupe/distributed/world/fp8_rows_problem_test.h"
 #include "troupe/distributed/world/ranks_problem_test.h"
 #include "troupe/ops/combine.h"
 #include "troupe/ops/permute.h"
@@ -263,6 +264,7 @@ std::unique_ptr<Dispatcher> in_int8(World& world, const ExpertPlacement& p) {
   return all_to_all_dispatcher(world.all(), p, Mode::kFast, WireType::kInt8);
 }
 
+// Rows of 256 are as long in fp8 (Q8-33).
 TEST(AllToAllDispatcher, Q4_RowsOutInInt8AreAQuarterOrHalfOfTheBytes) {
   in_ranks(4, [](World& world) {
     const ExpertPlacement p = contiguous(8, 4);
@@ -279,9 +281,9 @@ TEST(AllToAllDispatcher, Q4_RowsOutInInt8AreAQuarterOrHalfOfTheBytes) {
       const int64_t counts = 4 * 3 * 3 * 4;
       const int64_t row = 256 * static_cast<int64_t>(at::elementSize(type));
       ASSERT_GT(copies, 0);
-      for (const WireType wire : {WireType::kNative, WireType::kInt8}) {
+      for (const WireType wire : {WireType::kNative, WireType::kInt8, WireType::kFp8}) {
         const auto d = all_to_all_dispatcher(world.all(), p, Mode::kFast, wire);
-        const int64_t out = wire == WireType::kInt8 ? 256 + 16 : row, start = sent();
+        const int64_t out = wire == WireType::kNative ? row : 256 + 16, start = sent();
         const Forward f = forward(*d, own);
         const int64_t forth = sent() - start;
         f.backward();
@@ -328,6 +330,39 @@ TEST(AllToAllDispatcher, Q4_RowsOutInInt8ChangeOutputsAndGradientsByAPercent) {
     }
     compare_int8({.tokens = {0, 0, 0, 0}}, contiguous(8, 4));
     compare_int8({.tokens = {7, 0, 12, 3}, .experts = 2, .choices = 2}, hidden_sharded(2, 4, kF));
+  });
+}
+
+TEST(AllToAllDispatcher, Q8_33_RowsInFp8AreRoundedOnceWhereTheyAreSent) {
+  in_ranks(4, [](World& world) {
+    const ExpertPlacement p = contiguous(8, 4);
+    const auto made = [&](WireType wire) {
+      return all_to_all_dispatcher(world.all(), p, Mode::kFast, wire);
+    };
+    compare_fp8_all(world, made, p);
+    const Case c{.tokens = {20, 13, 0, 1}, .width = 80};
+    compare_fp8(world, made, c, p, {.alignment = 4, .capacity = 20});
+    const auto sliced = [&](WireType wire) {
+      return all_to_all_dispatcher(world.all(), hidden_sharded(2, 4, kF), Mode::kFast, wire);
+    };
+    compare_fp8(world, sliced, {.tokens = {7, 0, 12, 3}, .experts = 2, .choices = 2},
+                hidden_sharded(2, 4, kF));
+    EXPECT_THROW(all_to_all_dispatcher(world.all(), p, Mode::kExact, WireType::kFp8), Error);
+    EXPECT_TRUE(made(WireType::kFp8)->info().description.ends_with(", rows out in fp8"));
+  });
+}
+
+TEST(AllToAllDispatcher, Q8_33_ANaNStaysSeenInFp8AndInItsToken) {
+  in_ranks(2, [](World& world) {
+    const ExpertPlacement p = contiguous(8, 2);
+    const Case c{.tokens = {9, 12}, .type = at::kBFloat16, .masked = 0, .width = 48};
+    Inputs own = part_of(draw(c), c, p, world.rank());
+    own.x_TD[2][33].fill_(NAN);
+    const auto d = all_to_all_dispatcher(world.all(), p, Mode::kFast, WireType::kFp8);
+    const Results got = run(*d, own);
+    const at::Tensor at_2 = at::arange(own.x_TD.size(0)).eq(2);
+    EXPECT_TRUE(got.out_TD.isfinite().logical_not().any(1).equal(at_2));
+    EXPECT_FALSE(got.w1.isfinite().all().item<bool>());
   });
 }
 

@@ -33,7 +33,8 @@ class GroupDispatcher : public Dispatcher {
                        .held = placement.held_by(ranks.rank()),
                        .slices = placement.slices(),
                        .slice = placement.slice_of(ranks.rank())};
-    if (experts_->options.wire == WireType::kInt8) out.description += ", rows out in int8";
+    const WireType wire = experts_->options.wire;
+    if (wire != WireType::kNative) out.description += ", rows out in " + to_text(wire);
     if (experts_->groups.across != nullptr) {
       out.description += ", " + std::to_string(experts_->groups.across->size()) + " nodes of " +
                          std::to_string(experts_->groups.within->size());
@@ -68,8 +69,8 @@ ExpertGroup::ExpertGroup(NodeGroups of, const ExpertPlacement& placed,
       table(placed),
       held(std::ssize(placed.held_by(groups.all->rank()))) {
   check_placed_on(placement, *groups.all);
-  TROUPE_CHECK(!exact() || asked.wire == WireType::kNative,
-               "rows that int8 rounds are not those of one process: exact or int8");
+  TROUPE_CHECK(!exact() || asked.wire == WireType::kNative, "rows that wire", to_text(asked.wire),
+               "rounds are not those of one process: mode", "exact goes with wire native");
   if (groups.all->size() == 1) options.wire = WireType::kNative;
 }
 
@@ -107,17 +108,19 @@ at::Tensor GroupExchange::summed(Traveling& what, const Plan& sums) const {
 }
 
 at::Tensor GroupExchange::packed(const at::Tensor& x_TD) const {
-  return experts_->options.wire == WireType::kInt8 ? packed_rows(x_TD) : x_TD;
+  const WireType wire = experts_->options.wire;
+  return wire == WireType::kNative ? x_TD : packed_rows(wire, x_TD);
 }
 
 at::Tensor GroupExchange::packed(const at::Tensor& x_TD, const at::Tensor& tokens_N) const {
-  return experts_->options.wire == WireType::kInt8 ? packed_rows(x_TD, tokens_N)
-                                                   : x_TD.index_select(0, tokens_N);
+  const WireType wire = experts_->options.wire;
+  return wire == WireType::kNative ? x_TD.index_select(0, tokens_N)
+                                   : packed_rows(wire, x_TD, tokens_N);
 }
 
 at::Tensor GroupExchange::unpacked(const at::Tensor& rows_SX) const {
-  return experts_->options.wire == WireType::kInt8 ? unpacked_rows(rows_SX, width_, type_)
-                                                   : rows_SX;
+  const WireType wire = experts_->options.wire;
+  return wire == WireType::kNative ? rows_SX : unpacked_rows(wire, rows_SX, width_, type_);
 }
 
 Plan GroupExchange::plan_of(const at::Tensor& ids_SK, int64_t capacity, at::Tensor& lost,

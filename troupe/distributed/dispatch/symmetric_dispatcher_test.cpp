@@ -12,6 +12,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/distributed/group/symmetric_heap.h"
+#include "troupe/distributed/world/fp8_rows_problem_test.h"
 #include "troupe/distributed/world/ranks_problem_test.h"
 #include "troupe/testing/torch/ranks.h"
 
@@ -105,6 +106,22 @@ TEST(SymmetricDispatcher, Q4_RowsInInt8AreThoseOfAllToAll) {
                    text_of(c, p));
     }
     EXPECT_THROW(symmetric_dispatcher(world.all(), p, Mode::kExact, WireType::kInt8), Error);
+  });
+}
+
+TEST(SymmetricDispatcher, Q8_33_RowsInFp8AreRoundedOnceWhereTheyAreLaid) {
+  in_threads(4, [](World& world) {
+    const ExpertPlacement p = contiguous(8, 4);
+    const auto made = [&](WireType wire) {
+      return symmetric_dispatcher(world.all(), p, Mode::kFast, wire);
+    };
+    compare_fp8_all(world, made, p);
+    compare_fp8(world, made, {.tokens = {20, 0, 30, 4}, .width = 40}, p, {.most = 43});
+    const Case c{.tokens = {7, 0, 21, 15}, .width = 40};
+    const Inputs own = part_of(draw(c), c, p, world.rank());
+    const auto sent = all_to_all_dispatcher(world.all(), p, Mode::kFast, WireType::kFp8);
+    expect_equal(run(*made(WireType::kFp8), own), run(*sent, own), "fp8 of all-to-all");
+    EXPECT_THROW(symmetric_dispatcher(world.all(), p, Mode::kExact, WireType::kFp8), Error);
   });
 }
 

@@ -19,8 +19,8 @@
 // Gradients go the same ways. Those of scores and of weights have all_to_all_dispatcher's bits in
 // both modes, except scores of experts that are cut by their width (H2) under kFast.
 //
-// WireType::kInt8: as in all_to_all_dispatcher, rounded once: within a node the bytes that came
-// across are passed on.
+// WireType::kInt8, kFp8: as in all_to_all_dispatcher, rounded once: within a node the bytes that
+// came across are passed on.
 //
 // The host reads row counts of both exchanges, once in a call of route() and rows(). Capacity,
 // budget, replicas and ranks without tokens or experts: as all_to_all_dispatcher. All collectives run in

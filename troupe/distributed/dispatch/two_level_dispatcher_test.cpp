@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "troupe/core/check.h"
+#include "troupe/distributed/world/fp8_rows_problem_test.h"
 #include "troupe/distributed/world/node_groups.h"
 #include "troupe/distributed/world/ranks_problem_test.h"
 #include "troupe/ops/combine.h"
@@ -198,6 +199,17 @@ TEST(TwoLevelDispatcher, Q4_RowsInInt8AreRoundedOnceAndThoseOfAllToAll) {
       }
     }
     EXPECT_THROW(two_level_dispatcher(groups, p, Mode::kExact, WireType::kInt8), Error);
+  });
+}
+
+TEST(TwoLevelDispatcher, Q8_33_RowsInFp8AreRoundedOnceOnTheirWayAcross) {
+  in_ranks(4, [](World& world) {
+    const ExpertPlacement p = contiguous(8, 4);
+    const NodeGroups groups = node_groups(world, world.all(), 2);
+    const auto made = [&](WireType wire) {
+      return two_level_dispatcher(groups, p, Mode::kFast, wire);
+    };
+    compare_fp8_all(world, made, p);
   });
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "troupe/core/check.h"
+#include "troupe/ops/fp8.h"
 
 namespace troupe {
 namespace {
@@ -27,12 +28,12 @@ at::Tensor rows_of(int64_t N, int64_t D, at::ScalarType type, double scale = 1) 
 }
 
 at::Tensor there_and_back(const at::Tensor& rows_ND) {
-  const at::Tensor packed = packed_rows(rows_ND);
+  const at::Tensor packed = packed_rows(WireType::kInt8, rows_ND);
   const int64_t D = rows_ND.size(1);
   EXPECT_EQ(packed.scalar_type(), at::kByte);
   EXPECT_EQ(packed.sizes().vec(),
             (std::vector{rows_ND.size(0), wire_row_bytes(WireType::kInt8, D, 4)}));
-  const at::Tensor back = unpacked_rows(packed, D, rows_ND.scalar_type());
+  const at::Tensor back = unpacked_rows(WireType::kInt8, packed, D, rows_ND.scalar_type());
   EXPECT_EQ(back.sizes(), rows_ND.sizes());
   EXPECT_EQ(back.scalar_type(), rows_ND.scalar_type());
   EXPECT_TRUE(back.is_contiguous());
@@ -89,9 +90,9 @@ TEST(Wire, Q4_RowsAndGroupsHaveScalesOfTheirOwn) {
     }
   }
   for (int64_t n = 0; n < 4; ++n) {  // alone or in company: the same bytes
-    const at::Tensor alone = packed_rows(rows.narrow(0, n, 1));
-    EXPECT_TRUE(alone.equal(packed_rows(rows).narrow(0, n, 1))) << n;
-    EXPECT_TRUE(alone.equal(packed_rows(rows, at::full({1}, n, at::kLong)))) << n;
+    const at::Tensor alone = packed_rows(WireType::kInt8, rows.narrow(0, n, 1));
+    EXPECT_TRUE(alone.equal(packed_rows(WireType::kInt8, rows).narrow(0, n, 1))) << n;
+    EXPECT_TRUE(alone.equal(packed_rows(WireType::kInt8, rows, at::full({1}, n, at::kLong)))) << n;
   }
 }
 
@@ -99,10 +100,11 @@ TEST(Wire, Q4_ZerosStayZerosAndNoRowsAreNone) {
   for (const auto type : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const at::Tensor zeros = at::zeros({3, 40}, type);
     EXPECT_TRUE(there_and_back(zeros).equal(zeros));
-    EXPECT_TRUE(packed_rows(zeros).narrow(1, 0, 44).eq(0).all().item<bool>());
+    EXPECT_TRUE(packed_rows(WireType::kInt8, zeros).narrow(1, 0, 44).eq(0).all().item<bool>());
     EXPECT_EQ(there_and_back(at::zeros({0, 40}, type)).size(0), 0);
     // What pads a rank's rows in an all-gather.
-    EXPECT_TRUE(unpacked_rows(at::zeros({3, 44}, at::kByte), 40, type).equal(zeros));
+    EXPECT_TRUE(
+        unpacked_rows(WireType::kInt8, at::zeros({3, 44}, at::kByte), 40, type).equal(zeros));
   }
   // Too small for a normal float: 0, or within a step of it.
   const at::Tensor tiny = at::full({1, 8}, 1e-42, at::kFloat);
@@ -127,8 +129,58 @@ TEST(Wire, Q4_ANaNOrInfinityTakesItsRowAndNoOther) {
   EXPECT_TRUE(there_and_back(zeros).isnan().all().item<bool>());
 }
 
+at::Tensor in_fp8(const at::Tensor& rows_ND) {
+  const at::Tensor packed = packed_rows(WireType::kFp8, rows_ND);
+  EXPECT_EQ(packed.size(1), wire_row_bytes(WireType::kFp8, rows_ND.size(1), 4));
+  return unpacked_rows(WireType::kFp8, packed, rows_ND.size(1), rows_ND.scalar_type());
+}
+
+// The values that train.fp8's experts multiply, and they make the same of them again.
+TEST(Wire, Q8_33_RowsInFp8AreWhatExpertsIn8BitsMakeOfThem) {
+  EXPECT_EQ(wire_row_bytes(WireType::kFp8, 2048, 2), 2048 + 16);
+  EXPECT_EQ(wire_row_bytes(WireType::kFp8, 33, 4), 36 + 4 + 8);
+  const Fp8Tiles whole_rows{};
+  for (const auto type : {at::kFloat, at::kBFloat16}) {
+    for (const int64_t D : {1, 33, 128, 200}) {
+      for (const double scale : {1., 1e-12, 1e12}) {
+        const at::Tensor rows = rows_of(300, D, type, scale), back = in_fp8(rows);
+        const auto rounded = [&](const at::Tensor& x) {
+          return dequantize_fp8(quantize_fp8(x, whole_rows), whole_rows, type);
+        };
+        EXPECT_TRUE(back.equal(rounded(rows))) << at::toString(type) << ' ' << D << ' ' << scale;
+        EXPECT_TRUE(back.equal(rounded(back))) << at::toString(type) << ' ' << D << ' ' << scale;
+        EXPECT_TRUE(back.equal(in_fp8(back))) << at::toString(type) << ' ' << D << ' ' << scale;
+        EXPECT_FALSE(back.equal(rows));
+      }
+    }
+  }
+}
+
+TEST(Wire, Q8_33_ZerosStayZerosAndANaNTakesItsRowAlone) {
+  for (const auto type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+    const at::Tensor zeros = at::zeros({3, 40}, type);
+    EXPECT_TRUE(in_fp8(zeros).equal(zeros));
+    EXPECT_EQ(in_fp8(at::zeros({0, 40}, type)).size(0), 0);
+    // What pads a rank's rows in an all-gather.
+    const at::Tensor none = at::zeros({3, 48}, at::kByte);
+    EXPECT_TRUE(unpacked_rows(WireType::kFp8, none, 40, type).equal(zeros));
+    for (const double bad : {kNaN, kInf, -kInf}) {
+      const at::Tensor rows = rows_of(3, 40, type);
+      rows[1][39].fill_(bad);
+      const at::Tensor back = in_fp8(rows);
+      EXPECT_TRUE(back[1].isnan().all().item<bool>()) << bad;
+      EXPECT_TRUE(back[0].isfinite().all().item<bool>()) << bad;
+      EXPECT_TRUE(back[2].isfinite().all().item<bool>()) << bad;
+    }
+  }
+}
+
+TEST(Wire, RefusesToPackRowsThatTravelAsTheyAre) {
+  EXPECT_THROW(packed_rows(WireType::kNative, at::zeros({2, 8})), Error);
+}
+
 TEST(Wire, RefusesBytesOfAnotherWidth) {
-  EXPECT_THROW(unpacked_rows(at::zeros({2, 14}, at::kByte), 9, at::kFloat), Error);
+  EXPECT_THROW(unpacked_rows(WireType::kInt8, at::zeros({2, 14}, at::kByte), 9, at::kFloat), Error);
 }
 
 }  // namespace

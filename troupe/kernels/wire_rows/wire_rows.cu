@@ -1,4 +1,5 @@
 #include "troupe/core/device/cuda_check.h"
+#include "troupe/core/number/fp8_scale.h"
 #include "troupe/core/number/round.h"
 #include "troupe/kernels/device/pack.cuh"
 #include "troupe/kernels/device/reduce.cuh"
@@ -72,15 +73,15 @@ __device__ __forceinline__ uint32_t top_of(const Pack<T, kN>& x) {
   return top;
 }
 
-template <class T, int kN>
-__device__ __forceinline__ Bytes<kN> quantized(const Pack<T, kN>& x, const WireScale& s) {
+// The lowest bytes of q(0) to q(kN - 1).
+template <int kN, class Q>
+__device__ __forceinline__ Bytes<kN> lowest_bytes(const Q& q) {
   Bytes<kN> out;
-  const auto q = [&](int j) { return wire_bits(static_cast<float>(x.v[j]), s); };
   if constexpr (kN == 1) {
     out.words[0] = q(0);
   } else {
 #pragma unroll
-    for (int j = 0; j < kN; j += 4) {  // the lowest bytes of four, side by side
+    for (int j = 0; j < kN; j += 4) {  // those of four, side by side
       const uint32_t low = __byte_perm(q(j), q(j + 1), 0x0040);
       const uint32_t high = __byte_perm(q(j + 2), q(j + 3), 0x0040);
       out.words[j / 4] = __byte_perm(low, high, 0x5410);
@@ -118,7 +119,8 @@ __global__ void __launch_bounds__(kThreads)
       const WireScale s = wire_scale(group_top<kLanes>(top_of(in[p])));
       finite = finite && s.keep != 0;
       if (i >= x.cols) continue;
-      store_bytes(to + i, quantized(in[p], s), wide);
+      const auto q = [&](int j) { return wire_bits(static_cast<float>(in[p].v[j]), s); };
+      store_bytes(to + i, lowest_bytes<kN>(q), wide);
       if (lane % kLanes == 0) scales[i / kWireGroup] = s.code;
     }
   }
@@ -168,6 +170,60 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// One warp a row, which reads x twice, the second time from the cache: first for the largest
+// element, then for the bytes. Bound by memory.
+template <class T, int kN>
+__global__ void __launch_bounds__(kThreads)
+    pack_e4m3_rows_kernel(Mat<const T> x, const int64_t* index, Mat<uint8_t> packed, WireRow row,
+                          bool wide) {
+  constexpr int kStep = kWarpLanes * kN;
+  const int64_t r = int64_t{blockIdx.x} * kRows + threadIdx.x / kWarpLanes;
+  if (r >= packed.rows) return;  // whole warps
+  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+  const T* from = x.row(index == nullptr ? r : index[r]);
+  uint8_t* to = packed.row(r);
+  uint32_t top = 0;
+#pragma unroll 4
+  for (int64_t i = lane * kN; i < x.cols; i += kStep) {
+    top = max(top, top_of(load_pack<kN>(from + i)));
+  }
+  const Fp8Scale s = fp8_scale(group_top<kWarpLanes>(top));
+#pragma unroll 4
+  for (int64_t i = lane * kN; i < x.cols; i += kStep) {
+    const auto in = load_pack<kN>(from + i);
+    const auto q = [&](int j) { return fp8_byte(static_cast<float>(in.v[j]), s); };
+    store_bytes(to + i, lowest_bytes<kN>(q), wide);
+  }
+  const int64_t end = row.scales_at + static_cast<int64_t>(sizeof(float));
+  if (x.cols + lane < row.scales_at) to[x.cols + lane] = 0;  // less than 4 bytes
+  if (end + lane < row.bytes) to[end + lane] = 0;            // less than 16
+  if (lane == 0) *reinterpret_cast<float*>(to + row.scales_at) = s.scale;
+}
+
+// One warp a row, as above; the packed row is read once.
+template <class T, int kN>
+__global__ void __launch_bounds__(kThreads)
+    unpack_e4m3_rows_kernel(Mat<const uint8_t> packed, Mat<T> out, int64_t scale_at, bool wide) {
+  constexpr int kStep = kWarpLanes * kN;
+  const int64_t r = int64_t{blockIdx.x} * kRows + threadIdx.x / kWarpLanes;
+  if (r >= out.rows) return;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+  const uint8_t* from = packed.row(r);
+  const float scale = *reinterpret_cast<const float*>(from + scale_at);
+  T* to = out.row(r);
+#pragma unroll 4
+  for (int64_t i = lane * kN; i < out.cols; i += kStep) {
+    const Bytes<kN> in = load_bytes<kN>(from + i, wide);
+    Pack<T, kN> pack;
+#pragma unroll
+    for (int j = 0; j < kN; ++j) {
+      const uint32_t byte = (in.words[j / 4] >> (8 * (j % 4))) & 0xffu;
+      pack.v[j] = static_cast<T>(E4M3::widen(byte) * scale);
+    }
+    store_pack(to + i, pack);
+  }
+}
+
 unsigned blocks_for(int64_t rows) {
   const int64_t blocks = ceil_div(rows, int64_t{kRows});
   TROUPE_CHECK(blocks <= 0x7fffffff, "rows", rows);
@@ -188,16 +244,20 @@ bool in_packs(const MatRef& x) {
 template <class T, int kN>
 void launch(const PackRows& a, cudaStream_t stream) {
   const Mat<uint8_t>& p = a.packed;
-  pack_rows_kernel<T, kN><<<blocks_for(p.rows), kThreads, 0, stream>>>(
-      a.x.as<T>(), a.index, p, wire_row(a.x.cols), is_wide<kN>(p.data, p.ld));
+  const auto kernel =
+      a.code == WireCode::kE4m3 ? pack_e4m3_rows_kernel<T, kN> : pack_rows_kernel<T, kN>;
+  kernel<<<blocks_for(p.rows), kThreads, 0, stream>>>(
+      a.x.as<T>(), a.index, p, wire_row(a.x.cols, a.code), is_wide<kN>(p.data, p.ld));
   TROUPE_LAUNCH_CHECK(stream);
 }
 
 template <class T, int kN>
 void launch(const UnpackRows& a, cudaStream_t stream) {
   const Mat<const uint8_t>& p = a.packed;
-  unpack_rows_kernel<T, kN><<<blocks_for(p.rows), kThreads, 0, stream>>>(
-      p, a.out.as<T>(), wire_row(a.out.cols).scales_at, is_wide<kN>(p.data, p.ld));
+  const auto kernel =
+      a.code == WireCode::kE4m3 ? unpack_e4m3_rows_kernel<T, kN> : unpack_rows_kernel<T, kN>;
+  kernel<<<blocks_for(p.rows), kThreads, 0, stream>>>(
+      p, a.out.as<T>(), wire_row(a.out.cols, a.code).scales_at, is_wide<kN>(p.data, p.ld));
   TROUPE_LAUNCH_CHECK(stream);
 }
 

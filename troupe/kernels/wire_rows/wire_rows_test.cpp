@@ -22,6 +22,7 @@ struct Case {
   Backend backend;
   Dtype dtype;
   int64_t width;
+  WireCode code = WireCode::kInt8;
 };
 
 // What is past the packed rows, and past D of rows that come back, is there to see that nothing
@@ -31,7 +32,8 @@ struct Problem {
 
   Problem(int64_t tokens, int64_t rows_out, const Case& c, int64_t pad = 0)
       : rows(rows_out),
-        bytes(wire_row(c.width).bytes),
+        code(c.code),
+        bytes(wire_row(c.width, code).bytes),
         x(c.dtype, tokens, c.width, pad),
         back(c.dtype, rows, c.width, pad),
         packed(rows * bytes + kGuard),
@@ -43,17 +45,22 @@ struct Problem {
   PackRows forth(bool indexed = true) {
     return {.x = x.view(),
             .index = indexed ? index.data() : nullptr,
-            .packed = {packed.data(), rows, bytes, bytes}};
+            .packed = {packed.data(), rows, bytes, bytes},
+            .code = code};
   }
-  UnpackRows home() { return {.packed = {packed.data(), rows, bytes, bytes}, .out = back.mut()}; }
+  UnpackRows home() {
+    return {.packed = {packed.data(), rows, bytes, bytes}, .out = back.mut(), .code = code};
+  }
   double scale(int64_t r, int64_t i) {
-    uint16_t code = 0;
-    std::memcpy(&code,
+    uint16_t bits = 0;
+    std::memcpy(&bits,
                 packed.data() + r * bytes + wire_row(x.cols()).scales_at + 2 * (i / kWireGroup),
-                sizeof code);
-    return std::bit_cast<float>(uint32_t{code} << 15);
+                sizeof bits);
+    return std::bit_cast<float>(uint32_t{bits} << 15);
   }
-  int64_t rows, bytes;
+  int64_t rows;
+  WireCode code;
+  int64_t bytes;
   Matrix x, back;
   Buffer<uint8_t> packed;
   Buffer<int64_t> index;
@@ -74,7 +81,8 @@ void expect_same(Problem& got, Problem& want, const std::string& what) {
   EXPECT_TRUE(has_nan || got.back.same_bits(want.back)) << what;
 }
 
-class WireRowsTest : public ::testing::TestWithParam<Case> {
+// Of either code; WireRowsTest's cases are of kInt8.
+class RowsOfCode : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     if (!testing::available(GetParam().backend)) GTEST_SKIP() << "no GPU here";
@@ -96,9 +104,14 @@ class WireRowsTest : public ::testing::TestWithParam<Case> {
     expect_same(got, want, what);
   }
   bool narrow() const { return GetParam().dtype == Dtype::kF16; }
+  void expect_agreement_of_normal_rows();
+  void expect_bad_rows_alone_are_lost();
+  void expect_agreement_of_shifted_rows();
 };
+class WireRowsTest : public RowsOfCode {};
+class E4m3RowsTest : public RowsOfCode {};
 
-TEST_P(WireRowsTest, Q4_BytesAndRowsAreTheReferencesExactlyAndNothingFurtherIsWritten) {
+void RowsOfCode::expect_agreement_of_normal_rows() {
   for (const int64_t rows : {0, 1, 5, 70}) {
     for (const int64_t pad : {0, 3, 16}) {
       for (const bool indexed : {false, true}) {
@@ -124,6 +137,13 @@ TEST_P(WireRowsTest, Q4_EachRowIsTheOneOfItsIndex) {
         0)
         << r;
   }
+}
+
+TEST_P(WireRowsTest, Q4_BytesAndRowsAreTheReferencesExactlyAndNothingFurtherIsWritten) {
+  expect_agreement_of_normal_rows();
+}
+TEST_P(E4m3RowsTest, Q8_33_BytesAndRowsAreTheReferencesExactlyAndNothingFurtherIsWritten) {
+  expect_agreement_of_normal_rows();
 }
 
 TEST_P(WireRowsTest, Q4_TheErrorIsHalfAStepOf32ElementsAndNothingClips) {
@@ -200,7 +220,7 @@ TEST_P(WireRowsTest, Q4_ZerosStayZerosAndAreZeroBytes) {
   p.back.each([&](int64_t r, int64_t i) { ASSERT_EQ(p.back.get(r, i), 0); });
 }
 
-TEST_P(WireRowsTest, Q4_ANanOrInfinityTakesItsRowAndNoOther) {
+void RowsOfCode::expect_bad_rows_alone_are_lost() {
   for (const double bad : {double{NAN}, double{INFINITY}, -double{INFINITY}}) {
     for (const int64_t at : {int64_t{0}, GetParam().width / 2, GetParam().width - 1}) {
       const auto fill = [&](int64_t r, int64_t i) {
@@ -218,12 +238,19 @@ TEST_P(WireRowsTest, Q4_ANanOrInfinityTakesItsRowAndNoOther) {
   }
 }
 
+TEST_P(WireRowsTest, Q4_ANanOrInfinityTakesItsRowAndNoOther) {
+  expect_bad_rows_alone_are_lost();
+}
+TEST_P(E4m3RowsTest, Q8_33_ANanOrInfinityTakesItsRowAndNoOther) {
+  expect_bad_rows_alone_are_lost();
+}
+
 // Rows of x, of packed and of what comes back that begin on no more than their own element.
-TEST_P(WireRowsTest, Q4_TakesRowsThatBeginAnywhere) {
+void RowsOfCode::expect_agreement_of_shifted_rows() {
   if (GetParam().width < 2) GTEST_SKIP() << "nothing after the first";
   Case c = GetParam();
   const auto from = [&](Problem& p) {
-    const WireRow row = wire_row(c.width - 1);
+    const WireRow row = wire_row(c.width - 1, c.code);
     PackRows forth = p.forth();
     forth.x.data = static_cast<const char*>(forth.x.data) + size_bytes(c.dtype);
     forth.x.cols = c.width - 1;
@@ -242,6 +269,71 @@ TEST_P(WireRowsTest, Q4_TakesRowsThatBeginAnywhere) {
   pack_rows_ref(want_forth);
   unpack_rows_ref(want_home);
   expect_same(got, want, "shifted");
+}
+
+TEST_P(WireRowsTest, Q4_TakesRowsThatBeginAnywhere) {
+  expect_agreement_of_shifted_rows();
+}
+TEST_P(E4m3RowsTest, Q8_33_TakesRowsThatBeginAnywhere) {
+  expect_agreement_of_shifted_rows();
+}
+
+// Largest elements on both sides of 448 scales, and ties of e4m3.
+TEST_P(E4m3RowsTest, Q8_11_ScalesAndTiesAreTheRules) {
+  expect_agreement(
+      [](int64_t r, int64_t i) {
+        const double largest[] = {448, 449, 464, 480, 1, 1.75, 1.8};
+        if (i == 0) return largest[r % 7];
+        return static_cast<double>((i * 37 + r) % 241 - 120) / 16;
+      },
+      "scales");
+  expect_agreement([](int64_t r, int64_t i) { return (r + i) % 2 == 0 ? 0.0 : -0.0; }, "zeros");
+  expect_agreement(
+      [&](int64_t r, int64_t i) {
+        const auto step = static_cast<int>((i + 3 * r) % 22);
+        return std::ldexp(i % 2 == 0 ? 1.3 : -0.7, narrow() ? step - 12 : 13 * step - 149);
+      },
+      "sizes");
+}
+
+// q and x^ by the rule: half of a step of e4m3, 2^-4 of |x|, or of its subnormals.
+TEST_P(E4m3RowsTest, Q8_33_TheErrorIsHalfAStepAndRoundingAgainChangesNoValue) {
+  Problem first = problem(7, 7), again = problem(7, 7);
+  run(GetParam().backend, first, /*indexed=*/false);
+  again.x.each([&](int64_t r, int64_t i) { again.x.set(r, i, first.back.get(r, i)); });
+  run(GetParam().backend, again, /*indexed=*/false);
+  const double rounding = narrow() ? 1e-3 : 0;
+  for (int64_t r = 0; r < 7; ++r) {
+    double largest = 0;
+    for (int64_t i = 0; i < first.x.cols(); ++i) {
+      largest = std::max(largest, std::abs(first.x.get(r, i)));
+    }
+    for (int64_t i = 0; i < first.x.cols(); ++i) {
+      const double x = first.x.get(r, i), back = first.back.get(r, i);
+      const double least = largest / 224 * std::ldexp(1, -10);  // half of the subnormals' step
+      ASSERT_LE(std::abs(back - x), std::max((1 + rounding) / 16 * std::abs(x), least)) << r;
+      ASSERT_EQ(again.back.get(r, i), back) << r << ' ' << i;
+    }
+  }
+}
+
+TEST(E4m3Rows, Q8_33_ARowIsAByteAnElementAndAScaleInWordsOf16) {
+  EXPECT_EQ(wire_row(0, WireCode::kE4m3).bytes, 0);
+  EXPECT_EQ(wire_row(1, WireCode::kE4m3).bytes, 16);
+  EXPECT_EQ(wire_row(12, WireCode::kE4m3).bytes, 16);
+  EXPECT_EQ(wire_row(13, WireCode::kE4m3).bytes, 32);
+  EXPECT_EQ(wire_row(2045, WireCode::kE4m3).scales_at, 2048);
+  EXPECT_EQ(wire_row(2048, WireCode::kE4m3).bytes, 2048 + 16);
+}
+
+TEST(E4m3Rows, RefusesRowsOfTheOtherCode) {
+  Problem p(4, 4, {Backend::kCpu, Dtype::kF32, 64, WireCode::kE4m3});
+  PackRows a = p.forth();
+  a.code = WireCode::kInt8;  // 64 + 4 bytes, and not 80
+  EXPECT_THROW(pack_rows_cpu(a, serial), Error);
+  UnpackRows b = p.home();
+  b.code = WireCode::kInt8;
+  EXPECT_THROW(unpack_rows_cpu(b, serial), Error);
 }
 
 TEST(WireRows, Q4_ARowIsAByteAnElementAndOneInSixteenMore) {
@@ -281,13 +373,13 @@ TEST(WireRows, RefusesWhatItCannotMean) {
   EXPECT_THROW(unpack_rows_cpu(b, serial), Error);
 }
 
-std::vector<Case> all_cases() {
+std::vector<Case> all_cases(WireCode code) {
   std::vector<Case> cases;
   for (Backend b : {Backend::kCpu, Backend::kCpuThreads, Backend::kCuda}) {
     for (Dtype d : {Dtype::kF32, Dtype::kBF16, Dtype::kF16, Dtype::kF64}) {
       if (b == Backend::kCuda && d == Dtype::kF64) continue;
       for (int64_t width : {1, 8, 31, 32, 33, 40, 100, 160, 256, 2048, 2880}) {
-        cases.push_back({b, d, width});
+        cases.push_back({b, d, width, code});
       }
     }
   }
@@ -295,10 +387,13 @@ std::vector<Case> all_cases() {
 }
 
 std::string case_name(const ::testing::TestParamInfo<Case>& info) {
-  const auto& [backend, dtype, width] = info.param;
+  const auto& [backend, dtype, width, code] = info.param;
   return std::string(name(backend)) + "_" + name(dtype) + "_D" + std::to_string(width);
 }
-INSTANTIATE_TEST_SUITE_P(All, WireRowsTest, ::testing::ValuesIn(all_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(All, WireRowsTest, ::testing::ValuesIn(all_cases(WireCode::kInt8)),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(All, E4m3RowsTest, ::testing::ValuesIn(all_cases(WireCode::kE4m3)),
+                         case_name);
 
 }  // namespace
 }  // namespace troupe

@@ -146,6 +146,25 @@ TEST(MoeFfnFp8, Q8_2_GradientsTimesAPowerOfTwoAreTheSameBits) {
   }
 }
 
+// Q8-33: rows that were rounded before (on their way from another rank) have the same values when
+// they are rounded here. A row's scale may be half then, and the other operand of a weight gradient
+// takes it up before it is rounded: those gradients are as near as its subnormals.
+TEST(MoeFfnFp8, Q8_33_RowsThatWereRoundedBeforeChangeNoOutputAndNoRowsGradient) {
+  const Fp8Tiles whole_rows{};
+  const auto rounded = [&](const at::Tensor& x) {
+    const at::NoGradGuard no_grad;
+    return dequantize_fp8(quantize_fp8(x, whole_rows), whole_rows, x.scalar_type());
+  };
+  const Layer layer(kOdd);
+  Layer sent = layer;
+  sent.tensors[0] = rounded(layer.tensors[0].detach());
+  sent.grad = rounded(layer.grad);
+  const Tensors want = layer.run(), got = sent.run();
+  EXPECT_FALSE(at::equal(sent.tensors[0].detach(), layer.tensors[0].detach()));
+  for (int i : {0, 1, 2}) EXPECT_TRUE(at::equal(got[i], want[i])) << kNames[i];
+  for (int i : {3, 4}) EXPECT_LT(distance(got[i], want[i]), 1e-4) << kNames[i];
+}
+
 // Q8-3: a token's output and input gradient are the same bits alone and among others.
 TEST(MoeFfnFp8, Q8_3_ATokensBitsDependOnThatTokenAlone) {
   const Layer all(kOdd);

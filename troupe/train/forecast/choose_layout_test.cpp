@@ -153,8 +153,8 @@ TEST(ChooseLayout, WhatIsAsFastIsDecidedByTheFewestParts) {
   EXPECT_NE(c.why.find("forecast for the machine"), std::string::npos) << c.why;
 }
 
-// The choice counts the bytes that rows have in int8, and never takes it by itself.
-TEST(ChooseLayout, Q4_RowsInInt8AreAskedForAndCounted) {
+// The choice counts the bytes that rows have in 8 bits, and never takes it by itself.
+TEST(ChooseLayout, Q4_Q8_33_RowsIn8BitsAreAskedForAndCounted) {
   const RanksAtHand two{.world = 2, .per_host = 2, .on_gpu = true};
   const auto choice = [&](const std::string& parallel) {
     return choice_of(recipe_of("model: {preset: olmoe-1b-7b, layers: 8, max_positions: 4096}\n"
@@ -169,6 +169,9 @@ TEST(ChooseLayout, Q4_RowsInInt8AreAskedForAndCounted) {
   EXPECT_EQ(int8.parallel.wire, WireType::kInt8);
   EXPECT_NE(int8.why.find("rows go all_to_all in int8: "), std::string::npos) << int8.why;
   EXPECT_LT(int8.seconds, native.seconds);
+  const LayoutChoice fp8 = choice(", wire: fp8");
+  EXPECT_NE(fp8.why.find("rows go all_to_all in fp8: "), std::string::npos) << fp8.why;
+  EXPECT_LT(fp8.seconds, int8.seconds);
 }
 
 // What memory has no room for otherwise comes before speed.

@@ -181,9 +181,10 @@ class ExchangeCosts {
     const Traffic sends = traffic(parallel_.dispatcher, shape);
     c.saved += tokens_ * shape.back() * width;
     // Rows are laid out to be sent, and come back as one for each rank that a token met; in
-    // backward again. int8 packs them as they are laid out, and unpacks what came. Forward alone
-    // waits for counts.
-    const double unpacked = parallel_.wire == WireType::kInt8 ? sends.received * (sent + width) : 0;
+    // backward again. Wires of 8 bits pack them as they are laid out, and unpack what came. Forward
+    // alone waits for counts.
+    const double unpacked =
+        parallel_.wire == WireType::kNative ? 0 : sends.received * (sent + width);
     const double moved = std::min(W, K) * (width + sent) + 2 * shape.met() * width + unpacked;
     const double laid = tokens_ * moved / machine_.bandwidth;
     c.forward += laid + machine_.dispatch;

@@ -8,9 +8,9 @@
 // times the core, twice the bytes. The head's backward is part of its forward. Expert-parallel
 // transfers, each way: the dispatcher's traffic() (dispatcher_config.h), such as T rows x the other
 // ranks that hold a token's K experts for all_to_all. Packing those rows moves 2 T (min(W, K) + the
-// ranks that hold a token's experts) rows in each pass; `wire: int8` writes the outgoing rows
-// packed and reads the received ones so. The forward waits for the row counts (`dispatch` of the
-// machine). The update reads and writes 28 bytes per parameter, 32 for 2-byte values (34 in fp16),
+// ranks that hold a token's experts) rows in each pass; `wire: int8` and `fp8` write the outgoing
+// rows packed and read the received ones so. The forward waits for the row counts (`dispatch` of
+// the machine). The update reads and writes 28 bytes per parameter, 32 for 2-byte values (34 in fp16),
 // after gradients were read for their norm; muon's directions, 4 bytes per element, are gathered.
 // A stage of a pipeline sends its output, T D values, over one link; a table that both of its ends
 // read is on both, with its state, and its gradients are summed over both.

@@ -217,8 +217,8 @@ TEST(LayoutForecast, WhatADispatchWaitsForAndLaysOutIsCounted) {
   EXPECT_GT(compute() - none, 2 * 16 * 1024 * 2 * (8 + met) * 4096 / m.bandwidth);
 }
 
-// Each way out has 2048 + 128 bytes for 4096; the ways back stay.
-TEST(LayoutForecast, Q4_RowsInInt8AreCountedOnTheirWayOut) {
+// Each way out has 2048 + 128 bytes for 4096 in int8, 2048 + 16 in fp8; the ways back stay.
+TEST(LayoutForecast, Q4_Q8_33_RowsIn8BitsAreCountedOnTheirWayOut) {
   Machine m = products_alone();
   m.products = m.experts = m.attention = 1e30;
   m.inside = {.bandwidth = 1e9};
@@ -230,15 +230,19 @@ TEST(LayoutForecast, Q4_RowsInInt8AreCountedOnTheirWayOut) {
         parallel + "}");
     return forecast_layout(r, 16, m, true).rank.exchange;
   };
-  const double share = (2176 / 4096.0 + 1) / 2;
   for (const std::string way :
        {"all_to_all", "two_level, node_ranks: 8", "all_gather", "symmetric"}) {
     const double native = exchange("dispatcher: " + way);
-    EXPECT_NEAR(exchange("wire: int8, dispatcher: " + way), share * native, 1e-6 * native) << way;
+    for (const auto& [wire, bytes] : {std::pair{"int8", 2176.0}, std::pair{"fp8", 2064.0}}) {
+      const double share = (bytes / 4096 + 1) / 2;
+      EXPECT_NEAR(exchange("wire: " + std::string(wire) + ", dispatcher: " + way), share * native,
+                  1e-6 * native)
+          << wire << ' ' << way;
+    }
   }
 }
 
-// Rows of 4096 bytes are written as 2176, and what came is read so and written whole.
+// Rows of 4096 bytes are written as 2176 (fp8: 2064), and what came is read so and written whole.
 TEST(LayoutForecast, Q4_PackingAndUnpackingTakeTheTimeOfTheirBytes) {
   Machine m = products_alone();
   m.products = m.experts = m.attention = 1e30;
@@ -253,10 +257,13 @@ TEST(LayoutForecast, Q4_PackingAndUnpackingTakeTheTimeOfTheirBytes) {
   // Both passes of 16 layers, 1024 tokens, laid out for 8 ranks at most.
   const double met = 16 * (1 - std::pow(15 / 16.0, 8)), passes = 2 * 16 * 1024.0 / 1e12;
   for (const auto& [way, came] : {std::pair{"all_to_all", met}, std::pair{"all_gather", 16.0}}) {
-    const double want = passes * (8 * (2176 - 4096.0) + came * (2176 + 4096));
     const std::string dispatcher = std::string("dispatcher: ") + way;
-    EXPECT_NEAR(seconds("wire: int8, " + dispatcher) - seconds(dispatcher), want, 1e-6 * want)
-        << way;
+    for (const auto& [wire, bytes] : {std::pair{"int8", 2176.0}, std::pair{"fp8", 2064.0}}) {
+      const double want = passes * (8 * (bytes - 4096) + came * (bytes + 4096));
+      const std::string in_wire = "wire: " + std::string(wire) + ", ";
+      EXPECT_NEAR(seconds(in_wire + dispatcher) - seconds(dispatcher), want, 1e-6 * std::abs(want))
+          << wire << ' ' << way;
+    }
   }
 }
 

@@ -159,7 +159,7 @@ struct ParallelConfig {
       kOfFullShard);
     f("dispatch", c.dispatch, "fast, or exact: bitwise equal to one rank.", kOfRows);
     f("dispatcher", c.dispatcher, "Transport of rows to the ranks of their experts.", kOfRows);
-    f("wire", c.wire, "Type of rows sent to experts: native, or int8, which rounds them.", kOfRows);
+    f("wire", c.wire, "Type of rows sent to experts: native; int8 and fp8 round them.", kOfRows);
     f("node_ranks", c.node_ranks, "two_level: ranks per node; 0: ranks per host.", kRanks,
       kNotNegative, kOfNodes);
     f("rebalance", c.rebalance, "Moves experts between ranks to even out their load.",

@@ -168,6 +168,21 @@ void check_exclusive(const Recipe& r, Problems& problems) {
 }
 
 // What is wrong in any world; the rest is known when the ranks have met.
+void check_wire(const Recipe& r, Problems& problems) {
+  const WireType wire = r.parallel.wire;
+  if (wire != WireType::kNative && r.parallel.dispatch == DispatchMode::kExact) {
+    problems.add("parallel.wire",
+                 to_text(wire) +
+                     " rounds the rows that go to experts, and parallel.dispatch exact gives the "
+                     "bits of one rank: take wire native, or dispatch fast");
+  }
+  if (wire == WireType::kFp8 && r.train.precision == Precision::kFp16) {
+    problems.add("parallel.wire",
+                 "fp8 may round a row's largest value to one that train.precision fp16 does not "
+                 "hold: take wire int8 or native, or precision bf16");
+  }
+}
+
 void check_parallel(const Recipe& r, Problems& problems) {
   for (const auto& [field, why] : pipeline_faults(r.parallel, r.model.layers, r.model.mtp.depth)) {
     problems.add(field, why);
@@ -204,11 +219,7 @@ void check_parallel(const Recipe& r, Problems& problems) {
                    std::to_string(ranks) + " ranks; use 1 or more, or 0 to let it be chosen");
     }
   }
-  if (r.parallel.wire == WireType::kInt8 && r.parallel.dispatch == DispatchMode::kExact) {
-    problems.add("parallel.wire",
-                 "int8 rounds the rows that go to experts, and parallel.dispatch exact gives the "
-                 "bits of one rank: take wire native, or dispatch fast");
-  }
+  check_wire(r, problems);
   if (r.parallel.rebalance.every < 0 || r.parallel.rebalance.gain < 0) {
     problems.add("parallel.rebalance", "every and gain must not be negative");
   }

@@ -136,15 +136,26 @@ TEST(Recipe, WhatCutsMatricesIsRefusedByNameOfTheOptimizer) {
   EXPECT_TRUE(layout_faults(config, needs).empty());
 }
 
-TEST(Recipe, Q4_RowsInInt8AndTheBitsOfOneRankExcludeEachOther) {
-  EXPECT_EQ(faults({"parallel.wire=int8"}), std::vector<std::string>{});
+TEST(Recipe, Q4_Q8_33_RowsIn8BitsAndTheBitsOfOneRankExcludeEachOther) {
+  for (const std::string wire : {"int8", "fp8"}) {
+    EXPECT_EQ(faults({"parallel.wire=" + wire}), std::vector<std::string>{});
+    EXPECT_TRUE(one_says(faults({"parallel.wire=" + wire, "parallel.dispatch=exact"}),
+                         "E2005 parallel.wire: " + wire +
+                             " rounds the rows that go to experts, and parallel.dispatch exact "
+                             "gives the bits of one rank: take wire native, or dispatch fast"));
+  }
   EXPECT_EQ(faults({"parallel.wire=native", "parallel.dispatch=exact"}),
             std::vector<std::string>{});
-  EXPECT_TRUE(one_says(faults({"parallel.wire=int8", "parallel.dispatch=exact"}),
-                       "E2005 parallel.wire: int8 rounds the rows that go to experts, and "
-                       "parallel.dispatch exact gives the bits of one rank: take wire native, or "
-                       "dispatch fast"));
-  EXPECT_THROW(loaded({"parallel.wire=fp8"}), Error);
+  EXPECT_THROW(loaded({"parallel.wire=fp4"}), Error);
+}
+
+// e4m3 makes 65536 of what is above 63488.
+TEST(Recipe, Q8_33_RowsInFp8AreNotThoseOfFp16) {
+  EXPECT_EQ(faults({"parallel.wire=int8", "train.precision=fp16"}), std::vector<std::string>{});
+  EXPECT_EQ(faults({"parallel.wire=fp8", "train.precision=bf16"}), std::vector<std::string>{});
+  EXPECT_TRUE(one_says(faults({"parallel.wire=fp8", "train.precision=fp16"}),
+                       "E2005 parallel.wire: fp8 may round a row's largest value to one that "
+                       "train.precision fp16 does not hold: take wire int8 or native"));
 }
 
 TEST(Recipe, OV10_NoCollectiveTakesMoreBlocksThanNcclHas) {
