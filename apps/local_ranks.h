@@ -68,7 +68,7 @@ class LocalRanks {
   void send(int signal) const;   // to those that run
   // Likewise, or to those of them that `which` says; their end is no more their own.
   void force(int signal, const std::function<bool(int rank)>& which = {});
-  std::vector<RankEnd> reap();   // what has ended since the last call
+  std::vector<RankEnd> reap();  // what has ended since the last call
 
  private:
   struct Child {
