@@ -169,7 +169,7 @@ bool may_pass(const RankEnd& cause, int code) {
          code == static_cast<int>(ExitClass::kBug);
 }
 
-// Waits until all have ended. Once one has failed, the others, which lose it, have 10 s to notice
+// Waits until all have ended. Once one has failed, the others, which lose it, have 5 s to notice
 // it and 2 more after SIGTERM; one that has noticed has a minute to report it, however busy the
 // machine is. Those that are stopped take no SIGTERM and are killed as soon as nobody else is left.
 // Signals to this process are passed on.
@@ -185,7 +185,7 @@ AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses) {
       pulse.set_ended(end.signal != 0 || end.code != static_cast<int>(ExitClass::kPeer));
       // A rank that waits at the rendezvous gets no notice; a second is for its own last message.
       if (end.code != 0 && !next) {
-        next = end.when + (end.status.phase == Phase::kStart ? 1s : 10s);
+        next = end.when + (end.status.phase == Phase::kStart ? 1s : 5s);
         last = end.when + 60s;
       }
       out.ranks.push_back(end);
