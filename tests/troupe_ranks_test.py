@@ -114,7 +114,8 @@ class TroupeRanks(RanksRun):
             # Outputs have the bits of rows that were not rounded on the way; weight gradients nearly so.
             self.assertEqual(native[1][0], rounded[1][0], sets)
             self.assertLess(abs(rounded[1][1] / native[1][1] - 1), 1e-5, sets)
-            self.assertLess(self.apart(f"native {part}", f"fp8 {part}"), 2e-2, sets)
+            for step, (loss, _) in native.items():
+                self.assertLess(abs(rounded[step][0] / loss - 1), 2e-2, (sets, step))
         # Without train.fp8 the wire alone rounds.
         for wire in ("native", "fp8"):
             self.train_ranks(2, ZERO, experts(2), f"parallel.wire={wire}", name=f"alone {wire}")

@@ -149,12 +149,17 @@ void Watch::State::beat() {
   if (!peer_ended) look_for_ends();
 }
 
+// Where a launcher looks after the ranks, one that ended since it had lost another counts for
+// nothing: the other may be this one, which the launcher then ends, and names.
 void Watch::State::look_for_ends() {
   for (int64_t r = 0; r < self.size; ++r) {
-    if (r != self.rank && has_ended(r)) peer_ended = true;
+    if (r == self.rank) continue;
+    if (self.all ? self.all->of(r).ended_by_itself() : has_ended(r)) peer_ended = true;
   }
   try {
-    if (store->peek(kFirstEnd)) peer_ended = true;
+    const std::optional<std::string> first = store->peek(kFirstEnd);
+    const auto words = [&] { return store->peek("end/" + *first).value_or(""); };
+    if (first && !(self.all && words().starts_with(kSurvivor))) peer_ended = true;
   } catch (const Error&) {
     // On this machine its process decides.
     if (self.first_serves && self.rank != 0 && !is_here(0)) peer_ended = true;

@@ -55,7 +55,8 @@ class Watch {
   // pulses; no network.
   bool peer_lost() const;
   // Whether some other rank has ended: it said so, or its process is gone, or, on another machine,
-  // the store that it served. As of the last heartbeat. No network.
+  // the store that it served. Where a launcher shares the pulses: by itself, not since it had lost
+  // another. As of the last heartbeat. No network.
   bool peer_ended() const;
 
  private:
