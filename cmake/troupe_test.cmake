@@ -14,6 +14,7 @@ set(TROUPE_TESTS_ALONE
   core/config/config core/config/json core/file/file core/number/fast_math core/number/rng
   data/build_corpus data/token_file data/tokenizer/tokenizer_json data/tokenizer/tokenizers
   schedule/pipeline schedule/schedules schedule/stage_map plan/timeline
+  distributed/modules/distributed_data_parallel distributed/modules/fully_shard
   distributed/mesh/ring_plan distributed/group/kv_exchange distributed/dispatch/all_to_all_dispatcher
   distributed/dispatch/all_gather_dispatcher
   distributed/dispatch/symmetric_dispatcher distributed/dispatch/two_level_dispatcher

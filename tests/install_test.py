@@ -2,6 +2,7 @@
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import tempfile
 import unittest
@@ -35,13 +36,16 @@ class Install(unittest.TestCase):
         rows = [int(n) for n in re.findall(r"expert \d got (\d+) rows", said)]
         self.assertEqual((len(rows), sum(rows)), (8, 2 * 16 * 2))  # dropless: each token's two choices
 
-    def losses_of(self, example):
-        """Built against what is installed, and run."""
+    def built(self, example):
+        """The example's program, built against what is installed."""
         work = self.work / example
         run("cmake", "-G", "Ninja", "-S", ROOT / "examples" / example, "-B", work,
             f"-DCMAKE_PREFIX_PATH={self.prefix}", "-DCMAKE_CXX_COMPILER_LAUNCHER=ccache")
         run("cmake", "--build", work)
-        losses = [float(loss) for loss in re.findall(r"loss (\d\.\d+)", run(work / example))]
+        return work / example
+
+    def losses_of(self, example):
+        losses = [float(loss) for loss in re.findall(r"loss (\d\.\d+)", run(self.built(example)))]
         self.assertEqual(len(losses), 4)
         return losses
 
@@ -52,6 +56,44 @@ class Install(unittest.TestCase):
     def test_139_a_block_of_ones_own_in_one_file_learns(self):
         losses = self.losses_of("block")
         self.assertLess(losses[-1], losses[0] / 2)
+
+    def test_252_a_sharded_model_over_two_and_four_ranks_is_one_process(self):
+        program = self.built("sharded")
+        numbers = re.compile(r"loss (\d\.\d+)  gradient norm (\d+\.\d+)")
+        models, want = {}, None
+        for ranks in (1, 2, 4):
+            model = self.work / f"sharded_over_{ranks}.pt"
+            said = self.over_ranks(ranks, program, model)
+            got = [tuple(map(float, pair)) for pair in numbers.findall(said)]
+            self.assertEqual(len(got), 4, said)
+            want = want or got
+            for pair, expected in zip(got, want):
+                for one, other in zip(pair, expected):
+                    self.assertAlmostEqual(one, other, delta=1e-7)
+            models[ranks] = model.stat().st_size
+        self.assertLess(want[-1][0], want[0][0] / 4)
+        self.assertGreater(models[4], 8 * 2 * 12 * 32 * 32)  # whole: two blocks' matrices in f64
+        self.assertEqual(len(set(models.values())), 1, models)
+
+    def over_ranks(self, ranks, program, *arguments):
+        """What rank 0 printed; all of them end with 0."""
+        if ranks == 1:
+            return run(program, *arguments)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        env = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+               "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+        started = [subprocess.Popen([str(word) for word in (program, *arguments)],
+                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                    env={**env, "RANK": str(rank)}) for rank in range(ranks)]
+        try:
+            said = [process.communicate(timeout=120)[0] for process in started]
+        finally:
+            for process in started:
+                process.kill()
+        self.assertEqual([process.returncode for process in started], [0] * ranks, "\n".join(said))
+        return said[0]
 
     def test_another_version_is_refused(self):
         (self.prefix / "x").mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,36 @@
+// What DistributedDataParallel and fully_shard share: the values of a module's tensors over a
+// group. Every rank of the group makes each of these calls.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "troupe/distributed/group/process_group.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace troupe {
+
+// Parameters with the names of their first registration, in order of registration; a tensor that
+// is registered twice comes once. TROUPE_CHECK: each is dense, of a floating type, and on one
+// device with the others.
+std::vector<std::pair<std::string, at::Tensor>> parameters_of(const torch::nn::Module& module);
+
+// E2010 where names, sizes, types or requires_grad of parameters and buffers differ over the
+// ranks, with the ranks whose module is not that of rank 0 of the group.
+void require_same_module(const torch::nn::Module& module, ProcessGroup& group);
+
+// Makes the values of all tensors those of rank 0 of the group. Types and strides are free.
+void broadcast_values(const std::vector<at::Tensor>& tensors, ProcessGroup& group);
+
+// out[i]: whether flags[i] is set on any rank. Waits for the device.
+std::vector<bool> set_on_any_rank(const std::vector<bool>& flags, const c10::Device& device,
+                                  ProcessGroup& group);
+
+}  // namespace troupe
