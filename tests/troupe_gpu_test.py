@@ -159,6 +159,36 @@ class CudaGraph(GpuRuns):
         self.assertIn(self.CAPTURED, said)
 
 
+@unittest.skipUnless(GPU, "no GPU on this machine")
+class ActivationOffload(GpuRuns):
+    """train.offload_layers: what blocks keep waits in host memory; losses, norms and checkpoints are those of a run without it."""
+    MOVED = r"step 1: activation offload: [1-9][\d.]* MiB went to host memory and back in the step"
+
+    def peak(self, name):
+        rows = [json.loads(line) for line in (self.folder / name / "log.jsonl").read_text().splitlines()]
+        return max(r["memory_peak"] for r in rows if "memory_peak" in r)
+
+    def check(self, layers, *sets):
+        _, *plain = self.run_once("one", *sets)
+        said, *offloaded = self.run_once("two", f"train.offload_layers={layers}", *sets)
+        self.assertEqual(plain, offloaded)
+        self.assertIn("activation offload: what the first", said)
+        self.assertRegex(said, self.MOVED)
+
+    def test_115_offloaded_layers_are_the_same_bits_in_less_memory(self):
+        self.write()
+        self.check(8, "model.layers=8")
+        self.assertLess(self.peak("two"), self.peak("one"))
+
+    def test_115_beside_recomputed_layers_and_experts_in_8_bits(self):
+        self.write()
+        self.check(2, "model.layers=3", "train.recompute='[0]*2+[1]*1'", "train.fp8={}")
+
+    def test_115_with_documents_and_a_shared_expert(self):
+        self.write()
+        self.check(2, "model.moe.shared={experts: 1, hidden: 128}", "data.documents=sequences")
+
+
 TWO = (Layout(2, "DDP", tensor=2), Layout(2, "FSDP", expert=2, tensor=2), Layout(2, "ZeRO-1", tensor=2, cut=2),
        Layout(2, "DDP", context=2), Layout(2, "ZeRO-1", expert=2, context=2),
        Layout(2, "DDP", pipeline=2), Layout(2, "DDP", pipeline=2, virtual=2),
@@ -269,7 +299,30 @@ def waits_in_layers(events):
     return [name for call, name in found if call["tid"] in threads and min(times) <= call["ts"] <= max(times)]
 
 
+def copies_beside_kernels(events, direction):
+    """How many of a trace's copies between the GPU and pinned memory run while a kernel of another stream does, and of how many."""
+    kernels = [e for e in events if e.get("cat") == "kernel"]
+    # Of 1 MiB and more: those of activations.
+    copies = [e for e in events if e.get("cat") == "gpu_memcpy" and direction in e["name"] and e["args"]["bytes"] >= 1 << 20]
+
+    def beside(copy):
+        end = copy["ts"] + copy["dur"]
+        return any(k["args"]["stream"] != copy["args"]["stream"] and k["ts"] < end and copy["ts"] < k["ts"] + k["dur"]
+                   for k in kernels)
+    return sum(map(beside, copies)), len(copies)
+
+
 class Trace(unittest.TestCase):
+    def test_copies_are_beside_kernels_of_other_streams_alone(self):
+        def ran(cat, name, stream, ts, dur, size=1 << 21):
+            return {"cat": cat, "name": name, "ts": ts, "dur": dur, "args": {"stream": stream, "bytes": size}}
+        events = [ran("kernel", "add", 7, 0, 10), ran("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 20, 5, 10),
+                  ran("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 20, 15, 5), ran("kernel", "mul", 20, 16, 2),
+                  ran("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 20, 2, 1, size=8),
+                  ran("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 20, 9, 5)]
+        self.assertEqual(copies_beside_kernels(events, "DtoH"), (1, 2))
+        self.assertEqual(copies_beside_kernels(events, "HtoD"), (1, 1))
+
     def test_waits_are_found_between_the_first_and_the_last_layer_alone(self):
         def call(at, name, cat="cuda_runtime", tid=1):
             return {"cat": cat, "name": name, "ts": at, "tid": tid, "args": {"correlation": at}}
@@ -286,6 +339,23 @@ class Trace(unittest.TestCase):
         send, shared, routed = "ncclDevKernel_SendRecv(a)", "combine_kernel<T, 8, 1>(b)", "combine_kernel<T, 8, 2>(b)"
         self.assertEqual(shared_before_return([send, shared, routed, send, "add"]), [True])
         self.assertEqual(shared_before_return([send, routed, send, shared]), [False])
+
+
+@unittest.skipUnless(GPU, "no GPU on this machine")
+class OffloadTrace(GpuRuns):
+    def test_115_copies_run_beside_kernels(self):
+        """Of four layers the last one's copies back may be waited for: nothing but the head lies between."""
+        text = TRACED.replace("parallel: {expert: 2, shard: zero1}\n", "")
+        (self.folder / "nano.yaml").write_text(text)
+        words = [w for s in ("train.offload_layers=4", "checkpoint.dir=traced") for w in ("--set", s)]
+        subprocess.run([str(TROUPE), "train", "nano.yaml", *words], cwd=self.folder, env=self.env(), capture_output=True,
+                       timeout=300, check=True)
+        events = json.loads((self.folder / "traced" / "profile-6.json").read_text())["traceEvents"]
+        for direction in ("DtoH", "HtoD"):
+            beside, copies = copies_beside_kernels(events, direction)
+            print(f"{direction}: {beside} of {copies} copies of activations run beside kernels", flush=True)
+            self.assertGreaterEqual(copies, 4 * 2)  # layers, microbatches
+            self.assertGreaterEqual(beside, copies * 3 // 5)
 
 
 @unittest.skipUnless(GPUS > 1, "no two GPUs on this machine")

@@ -65,6 +65,19 @@ class TroupeRanks(RanksRun):
         self.assertEqual([run.wait(PATIENCE) for run in runs], [6, -9])
         self.assertIn("E6001", self.text_of(0, "killed"))
 
+    def test_115_offloaded_layers_change_no_bit_in_any_layout(self):
+        large = ("model.width=256", "model.max_positions=256", "data.sequence=256", "train.micro_batch=4",
+                 "train.global_batch=16", "train.steps=3", "checkpoint.every_steps=3")
+        for number, layout in enumerate(((ZERO, experts(2)), (FULL, experts(2)), (DDP, experts(1), "parallel.tensor=2"),
+                                         (DDP, experts(1), "parallel.pipeline=2"))):
+            with self.subTest(layout):
+                for name, *more in ((f"plain{number}",), (f"offloaded{number}", "train.offload_layers=2")):
+                    self.train_ranks(2, *layout, *large, *more, name=name)
+                self.assertEqual(self.figures(f"plain{number}"), self.figures(f"offloaded{number}"))
+                self.assertEqual(self.tensors_apart(f"plain{number}", f"offloaded{number}"), 0)
+                said = "".join(self.text_of(rank, f"offloaded{number}") for rank in range(2))
+                self.assertRegex(said, r"activation offload: [1-9][\d.]* MiB went to host memory and back")
+
     def test_what_is_said_of_a_data_file_is_said_once(self):
         self.troupe("data", "build", "text.txt", "-t", "bytes", "--no-eod", "-o", "built")
         with (self.folder / "built.bin").open("ab") as file:

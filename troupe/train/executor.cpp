@@ -132,6 +132,34 @@ PhaseTimer Executor::timed(Phase phase, double PhaseSeconds::*part, int unit, in
   return {pulse_, phase, seconds_, part, place};
 }
 
+void Executor::offload(std::set<int> units, std::unique_ptr<ActivationOffload> to) {
+  offloaded_ = std::move(units);
+  offload_ = offloaded_.empty() ? nullptr : std::move(to);
+}
+
+void Executor::find_next_backwards(const std::vector<Action>& list) {
+  next_backward_.clear();
+  const Action* before = nullptr;
+  for (const Action& action : list) {
+    if (action.kind != Kind::kBackward && action.kind != Kind::kBackwardInput) continue;
+    if (before != nullptr) {
+      next_backward_[{before->chunk, before->microbatch}] = {action.chunk, action.microbatch};
+    }
+    before = &action;
+  }
+}
+
+void Executor::offload_behind(const Action& forward) {
+  offload_->settle();
+  const Cell cell{forward.chunk, forward.microbatch};
+  const auto found = forward_states_.find(cell);
+  if (!offloaded_.contains(forward.chunk) || found == forward_states_.end()) return;
+  const UnitResult& r = found->second.result;
+  TensorList roots = {r.h, r.loss_sum, r.mtp_sum};
+  for (const MoeLoss& loss : r.losses) roots.push_back(loss.value);
+  offload_->send(cell, roots);
+}
+
 StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input,
                          const Handlers& handlers) {
   out_ = {};
@@ -146,6 +174,7 @@ StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input
   for (const Action& action : list) {
     if (action.kind == Kind::kBackwardInput) halved_.insert({action.chunk, action.microbatch});
   }
+  if (offload_) find_next_backwards(list);
   for (size_t i = 0; i < list.size(); ++i) {
     const Action& action = list[i];
     if (action.beside) {
@@ -168,6 +197,7 @@ StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input
     }
   }
   const int64_t left = kept();
+  offloaded_bytes_ = offload_ ? offload_->sent_bytes() : 0;
   end();
   TROUPE_CHECK(left == 0, left, "outputs, gradients and graphs are left of a step that has ended");
   return std::exchange(out_, {});
@@ -175,8 +205,11 @@ StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input
 
 void Executor::compute(const Action& action, const StepInput& input, const Handlers& handlers) {
   switch (action.kind) {
-    case Kind::kForwardLight: return forward(action, input, true);
-    case Kind::kForward: return forward(action, input, false);
+    case Kind::kForwardLight:
+    case Kind::kForward:
+      forward(action, input, action.kind == Kind::kForwardLight);
+      if (offload_) offload_behind(action);
+      return;
     case Kind::kBackward:
     case Kind::kBackwardInput: return backward(action, input, handlers);
     case Kind::kBackwardWeight: return backward_weight(action, handlers);
@@ -218,6 +251,7 @@ void Executor::pass(const std::vector<Action>& list, const std::vector<int64_t>&
 
 void Executor::end() {
   values_.end();
+  if (offload_) offload_->forget();
   forward_states_.clear();
   halved_.clear();
   late_.clear();
@@ -225,7 +259,8 @@ void Executor::end() {
 }
 
 int64_t Executor::kept() const {
-  return values_.kept() + std::ssize(forward_states_) + std::ssize(late_) + std::ssize(light_);
+  return values_.kept() + std::ssize(forward_states_) + std::ssize(late_) + std::ssize(light_) +
+         (offload_ ? offload_->waiting() : 0);
 }
 
 bool Executor::moves(const Action& action) {
@@ -289,6 +324,11 @@ void Executor::backward(const Action& action, const StepInput& input, const Hand
   const auto& params = params_.at(action.chunk);
   const UnitResult& r = forward_state.result;
   params_.need(action.chunk);
+  if (offload_) {
+    offload_->need(cell);
+    const auto next = next_backward_.find(cell);
+    if (next != next_backward_.end()) offload_->fetch(next->second);
+  }
   const Roots roots = roots_of(action, r, values_.gradient_of_output(action), input);
   std::vector<at::Tensor> wanted;
   if (forward_state.input.defined()) wanted.push_back(forward_state.input);

@@ -15,6 +15,9 @@
 // A backward in halves (I, W) makes the gradients of weights later (ops/support/late.h): W adds
 // them as B would have, so sums over microbatches are the same bits.
 //
+// Of units that offload() names, what a graph keeps waits in host memory from F on and is back for
+// B (activation_offload.h); it comes while the backward before B in the list runs.
+//
 // The differentiated loss is loss_scale (sum of weighted token losses, each times its microbatch's
 // factor, + sum of auxiliary losses / all_microbatches). Both sums are over the global batch, so
 // gradients are added, never averaged; with factors of 1 / the batch's sum of weights the split
@@ -36,6 +39,7 @@
 #include "troupe/nn/models/model.h"
 #include "troupe/ops/support/late.h"
 #include "troupe/schedule/action.h"
+#include "troupe/train/activation_offload.h"
 #include "troupe/train/observe/phase_timer.h"
 #include "troupe/train/observe/step_report.h"
 #include "troupe/train/params/param_store.h"
@@ -83,6 +87,10 @@ class Executor {
   Executor(Model& model, ParamStore& store, const Faults& faults, const std::vector<int>& owners,
            Pulse& pulse,
            std::shared_ptr<StageChannels> channels = std::make_shared<StageChannels>());
+  // From the next run on; a step's memory and time change, its results do not. Not beside
+  // Handlers::both, which has two units at work.
+  void offload(std::set<int> units, std::unique_ptr<ActivationOffload> to);
+  int64_t offloaded_bytes() const { return offloaded_bytes_; }  // by the last run
   // `list` is this rank's, verified. Units are the schedule's chunks.
   StepOutput run(const std::vector<Action>& list, const StepInput& input, const Handlers& handlers);
   // A list of forwards alone: f of each unit that is here and each microbatch, in the list's order.
@@ -107,6 +115,8 @@ class Executor {
   void backward(const Action& action, const StepInput& input, const Handlers& handlers);
   void backward_weight(const Action& action, const Handlers& handlers);
   void reduce(const Action& action, const StepInput& input);
+  void find_next_backwards(const std::vector<Action>& list);
+  void offload_behind(const Action& forward);
   // Runs an action that every list has: a gather, free or transfer. False: it is none of them.
   bool moves(const Action& action);
   void end();
@@ -121,8 +131,12 @@ class Executor {
   std::map<Cell, ForwardState> forward_states_;
   std::set<Cell> halved_;                            // whose backward comes in halves
   std::map<Cell, std::shared_ptr<LateQueue>> late_;  // between the halves
-  std::set<Cell> light_;  // have gone forward lightly: their output is made a second time
-  UnitValues values_;     // what units hand to each other
+  std::set<Cell> light_;     // have gone forward lightly: their output is made a second time
+  UnitValues values_;        // what units hand to each other
+  std::set<int> offloaded_;  // units; none: offload_ is null
+  std::map<Cell, Cell> next_backward_;          // of a backward the one behind it in the list
+  std::unique_ptr<ActivationOffload> offload_;  // goes before the graphs that it serves
+  int64_t offloaded_bytes_ = 0;
   int64_t step_ = 0;
   StepOutput out_;
   StepSeconds seconds_;

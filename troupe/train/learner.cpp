@@ -162,6 +162,9 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
   tensors_ = std::make_unique<CheckpointTensors>(*store_, *optimizer_);
   executor_ = std::make_unique<Executor>(*model_, *store_, faults_, owners(work_),
                                          setup_->state.world().pulse(), setup_->channels);
+  if (recipe_.train.offload_layers > 0) {
+    executor_->offload(offloaded_units(recipe_), std::make_unique<ActivationOffload>(device_));
+  }
   if (recipe_.train.cuda_graph && why_no_graph(setup_->state.alone(), device_, faults_).empty()) {
     graph_ = std::make_unique<StepGraph>(*model_, *store_, *executor_,
                                          setup_->state.world().pulse(), device_);
@@ -239,6 +242,9 @@ StepReport Learner::step(const Feed& feed, TrainState& state, const Votes& votes
   }
   report.seconds = graph_ ? graph_->seconds() : executor_->seconds();
   if (graph_) report.graph = graph_->note();
+  if (recipe_.train.offload_layers > 0 && !std::exchange(offload_told_, true)) {
+    report.offloaded = executor_->offloaded_bytes();
+  }
   if (!report.finite && precision_ != Precision::kFp16) report.first_bad = first_bad(feed, state);
   model_->end_of_step(setup_->state.sum_over_stage(), report.skipped);
   ++state.done.steps;

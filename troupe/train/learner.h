@@ -64,6 +64,7 @@ class Learner {
   RebalanceState rebalance_state() const;
   bool restore(const RebalanceState& state);
 
+  int64_t offloaded_bytes() const { return executor_->offloaded_bytes(); }  // in the last step
   Model& model() { return *model_; }
   ParamStore& store() { return *store_; }
   const ParallelSetup& setup() const { return *setup_; }
@@ -93,6 +94,7 @@ class Learner {
   std::shared_ptr<const ParallelSetup> setup_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<StepGraph> graph_;        // null: steps are eager
+  bool offload_told_ = false;               // how much went to host memory
   std::unique_ptr<Rebalancer> rebalancer_;  // null: experts stay
   StepWork work_;                           // of a step, without the number of microbatches
   // By whether they train and by the number of microbatches.

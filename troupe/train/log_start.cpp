@@ -82,6 +82,8 @@ void log_notes(const RunStart& start) {
       why_no_graph(setup.state.alone(), learner.device(), start.context.tools.faults);
   const std::string graph = graph_line(recipe.train, eager);
   if (!graph.empty()) eager.empty() ? log.info(graph) : log.warning(graph);
+  const std::string offload = offload_line(recipe.train, learner.device());
+  if (!offload.empty()) learner.device().is_cpu() ? log.warning(offload) : log.info(offload);
   if (recipe.run.trial_kernels) {
     log.warning(learner.device().is_cuda()
                     ? "run.trial_kernels: kernels on trial run where there are any, in "

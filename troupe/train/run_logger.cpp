@@ -94,6 +94,9 @@ void RunLogger::note_step(const StepReport& report, const Feed& feed) {
     run_.log().warning(masked_line(run_.state.done.steps));
   }
   if (!report.graph.empty()) run_.log().info(run_.step() + ": " + report.graph);
+  if (report.offloaded) {
+    run_.log().info(run_.step() + ": " + offloaded_line(*report.offloaded));
+  }
   if (!report.spike.empty()) {
     run_.log().warning(run_.step() + ": " + report.spike + (report.skipped ? "; skipped" : ""));
     LogRecord record;

@@ -98,6 +98,29 @@ std::string graph_line(const TrainConfig& train, const std::string& why_not) {
          std::to_string(StepGraph::kWarmSteps) + " eager steps, then replayed";
 }
 
+std::string offload_line(const TrainConfig& train, const c10::Device& device) {
+  if (train.offload_layers == 0) return {};
+  const std::string layers = train.offload_layers == 1
+                                 ? "the first layer"
+                                 : "the first " + std::to_string(train.offload_layers) + " layers";
+  if (device.is_cpu()) {
+    return "activation offload: " + layers +
+           "; on a cpu it copies from host memory to host memory and saves nothing";
+  }
+  return "activation offload: what " + layers + (train.offload_layers == 1 ? " keeps" : " keep") +
+         " for backward waits in pinned host memory, copied beside computation";
+}
+
+std::string offloaded_line(int64_t bytes) {
+  constexpr double kMiB = 1 << 20;
+  if (bytes == 0) {
+    return "activation offload: no tensor was large enough (1 MiB); train.offload_layers has no "
+           "effect";
+  }
+  return "activation offload: " + fixed(static_cast<double>(bytes) / kMiB, 1) +
+         " MiB went to host memory and back in the step";
+}
+
 std::string causality_line(const ModelConfig& model) {
   if (num_moe_layers(model) == 0 || is_causal(model.moe.router)) return "";
   return "not causal: the router " + std::string(model.moe.router.kind()) +

@@ -34,6 +34,12 @@ std::string attention_line(const ModelConfig& model, Precision precision, int64_
 // where it is not asked for.
 std::string graph_line(const TrainConfig& train, const std::string& why_not);
 
+// train.offload_layers: where the activations of these layers wait. Empty without it.
+std::string offload_line(const TrainConfig& train, const c10::Device& device);
+
+// How much of them left the device in a step.
+std::string offloaded_line(int64_t bytes);
+
 // The warning for a router that considers later tokens (expert_choice): losses and generated text
 // are not those of a causal model. Else empty.
 std::string causality_line(const ModelConfig& model);

@@ -69,6 +69,21 @@ TEST(StartLines, SayWhetherStepsAreReplayedAndWhyNot) {
             "cuda graph: none, every step is eager: on a cpu there are none");
 }
 
+TEST(StartLines, SayWhatIsOffloadedAndThatACpuSavesNothing) {
+  TrainConfig train;
+  EXPECT_EQ(offload_line(train, c10::kCPU), "");
+  train.offload_layers = 1;
+  EXPECT_EQ(offload_line(train, c10::Device(c10::kCUDA, 0)),
+            "activation offload: what the first layer keeps for backward waits in pinned host "
+            "memory, copied beside computation");
+  train.offload_layers = 2;
+  EXPECT_NE(offload_line(train, c10::kCPU).find("the first 2 layers; on a cpu it copies from host"),
+            std::string::npos);
+  EXPECT_EQ(offloaded_line(int64_t{3} << 19),
+            "activation offload: 1.5 MiB went to host memory and back in the step");
+  EXPECT_NE(offloaded_line(0).find("train.offload_layers has no effect"), std::string::npos);
+}
+
 TEST(StartLines, ContextRanksHaveChunksOfRows) {
   ParallelConfig parallel;
   EXPECT_EQ(longest_segment(4096, parallel), (AttentionSegment{0, 4096, 0, 0}));

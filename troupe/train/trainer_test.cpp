@@ -309,6 +309,35 @@ TEST(Trainer, F117_RecomputationChangesNoBit) {
   EXPECT_TRUE(at::equal(plain.weights, again.weights));
 }
 
+// Of 1024 tokens at a time: what a block keeps is large enough to be offloaded. One more layer is
+// recomputed, and steps have two microbatches.
+TEST(Trainer, OffloadedActivationsChangeNoBit) {
+  Runs runs;
+  const std::vector<std::string> large = {"model.layers=3",          "model.width=256",
+                                          "model.max_positions=256", "data.sequence=256",
+                                          "train.micro_batch=4",     "train.steps=3"};
+  const auto with = [&](const std::string& name, const std::vector<std::string>& more) {
+    std::vector<std::string> sets = large;
+    sets.insert(sets.end(), more.begin(), more.end());
+    return runs.run(name, sets);
+  };
+  const Result plain = with("plain", {});
+  const Result all = with("all", {"train.offload_layers=3"});
+  const Result two = with("two", {"train.offload_layers=2", "train.recompute='[0]*2+[1]*1'"});
+  for (const Result& offloaded : {all, two}) {
+    EXPECT_EQ(plain.losses, offloaded.losses);
+    EXPECT_TRUE(at::equal(plain.weights, offloaded.weights));
+  }
+  // A run of the same program that looks into it.
+  int64_t bytes = 0;
+  std::vector<std::string> sets = large;
+  sets.emplace_back("train.offload_layers=3");
+  runs.run("bytes", sets, "",
+           [&](Trainer& trainer) { bytes = trainer.learner().offloaded_bytes(); });
+  // Of three layers and two microbatches: queries, keys and values alone are 3 MiB.
+  EXPECT_GE(bytes, int64_t{3} * 2 * 3 * (1 << 20));
+}
+
 TEST(Trainer, EvaluationChangesNothing) {
   Runs runs;
   const Result plain = runs.run("plain"),

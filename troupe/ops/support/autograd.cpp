@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -104,6 +105,15 @@ class RecordedNode : public autograd::Node {
     return out;
   }
 
+  // What hooks have packed is theirs.
+  void visit_kept(const std::function<void(const at::Tensor&)>& f) const {
+    for (const Kept& x : saved_) {
+      if (x.maker) continue;
+      const std::optional<at::Tensor> held = x.variable.get_raw_data();
+      if (held && held->defined()) f(*held);
+    }
+  }
+
   void release_variables() override {
     for (Kept& x : saved_) {
       x.variable.reset_data();
@@ -177,6 +187,13 @@ TensorList kept_for_backward(const at::Tensor& result) {
   auto* node = dynamic_cast<RecordedNode*>(result.grad_fn().get());
   TROUPE_CHECK(node != nullptr, "no operator of this library recorded a gradient for this tensor");
   return node->saved();
+}
+
+bool visit_kept(const autograd::Node& node, const std::function<void(const at::Tensor&)>& f) {
+  const auto* own = dynamic_cast<const RecordedNode*>(&node);
+  if (own == nullptr) return false;
+  own->visit_kept(f);
+  return true;
 }
 
 bool wants_grad(const TensorList& inputs) {

@@ -36,7 +36,7 @@ bool adds_up(const Recipe& r) {
 double beside_sums(const std::vector<UnitMemory>& units) {
   double out = 0, let_go = 0;
   for (auto unit = units.rbegin(); unit != units.rend(); ++unit) {
-    let_go += unit->again ? unit->input : unit->saved;
+    let_go += unit->held();
     const double made = unit->dense.gradients + unit->cut.gradients + unit->experts.gradients;
     out = std::max(out, made - let_go);
   }
@@ -102,7 +102,7 @@ MemoryForecast forecast_memory(const Recipe& given, bool on_gpu) {
       out.moments += s.moments;
       update = std::max(update, update_memory(s, 1, 1));
     }
-    out.activations += unit.again ? unit.input : unit.saved;
+    out.activations += unit.held();
   }
   if (!sums) out.overlap = std::min(out.gradients, out.activations);
   if (sums) out.workspace += beside_sums(model.units);

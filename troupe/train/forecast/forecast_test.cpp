@@ -171,6 +171,22 @@ TEST(Forecast, LessIsKeptOfASmallerMicrobatchAndWhatIsComputedAgain) {
             0.6 * whole);
 }
 
+// Of six blocks that keep as much, what two keep is there at once; on a CPU all is.
+TEST(Forecast, OffloadedLayersKeepTheirInputAndTwoAreInFlight) {
+  const std::string model =
+      "model: {layers: 6, width: 64, heads: 4, vocab: 256, moe: {experts: 4, "
+      "hidden: 64}}\n";
+  const auto of = [&](const std::string& train, bool on_gpu) {
+    return forecast_memory(small_recipe(model + train), on_gpu);
+  };
+  const std::string offload = "train: {offload_layers: 6}";
+  const MemoryForecast whole = of("", true), less = of(offload, true);
+  EXPECT_LT(less.activations, whole.activations / 2);
+  EXPECT_GT(less.workspace, whole.workspace);
+  EXPECT_LT(less.total(), whole.total());
+  EXPECT_EQ(of(offload, false).total(), of("", false).total());
+}
+
 TEST(Forecast, ARunThatDoesNotFitIsToldWithTheCheapestCuts) {
   const Recipe r = small_recipe(
       "model: {layers: 6, width: 256, heads: 4, vocab: 8192, ffn: 1024}\ndata: {sequence: 256}");

@@ -279,7 +279,7 @@ class Costing {
       }
       chunks.push_back(c);
       own[rank].push_back(u);
-      passing[rank] += memory.again ? memory.input : memory.saved;
+      passing[rank] += memory.held();
     }
     for (size_t rank = 0; rank < out_.size(); ++rank) {
       out_[rank].chunks = chunks;
@@ -297,7 +297,7 @@ class Costing {
   // `table`: of the unit whose parameters this one shares with other ranks; null: it does not.
   ChunkCosts chunk(int64_t unit, const UnitCosts& costs, const UnitMemory& memory,
                    const UnitMemory* table) {
-    ChunkCosts c{.saved = memory.saved, .input = memory.input};
+    ChunkCosts c{.saved = memory.saved - memory.offloaded, .input = memory.input};
     add_compute(unit, costs, memory, c);
     const double share = exchange_.share();
     const auto of_readers = [this](ShardGroups shard_groups) {

@@ -246,6 +246,8 @@ void add_activations(const Recipe& r, bool on_gpu, double width, int64_t tensor,
     }
     u.input = tokens * width * static_cast<double>(m.width);
     u.again = i < m.layers && again[static_cast<size_t>(i)];
+    // The host's memory is a CPU's own: there it is copied and no less is kept.
+    if (on_gpu && i < r.train.offload_layers) u.offloaded = std::max(u.saved - u.input, 0.0);
     u.working = width * (tokens * working_elements(l, m, on_gpu, tensor) + keys.working);
   }
   out.units.back().saved = tokens * scale * static_cast<double>(costs.units.back().saved_bytes);
@@ -258,19 +260,21 @@ void add_activations(const Recipe& r, bool on_gpu, double width, int64_t tensor,
 
 }  // namespace
 
-// Workspace: the larger of the head's and the largest block's.
+// Workspace: the larger of the head's and the largest block's. Of offloaded blocks one is at work
+// while the next one comes, and the first to come does so beside the head.
 double ModelMemory::workspace_of(const std::vector<size_t>& own) const {
-  double head = 0, rebuilt = 0, working = 0;
+  double head = 0, rebuilt = 0, working = 0, offloaded = 0;
   for (const size_t unit : own) {
     const UnitMemory& u = units[unit];
     if (unit + 1 == units.size()) {
       head = u.working;
     } else {
       working = std::max(working, u.working);
+      offloaded = std::max(offloaded, u.offloaded);
       if (u.again) rebuilt = std::max(rebuilt, u.saved);
     }
   }
-  return std::max(head, working + rebuilt);
+  return std::max(head + offloaded, working + rebuilt + 2 * offloaded);
 }
 
 double direction_width(const Recipe& r) {

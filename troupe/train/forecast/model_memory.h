@@ -30,9 +30,12 @@ struct UnitMemory {
   // Parameters that this unit reads first: whole on each rank, cut over ranks that share matrices
   // (few key heads count as cut), and all experts.
   StateBytes dense, cut, experts;
-  double saved = 0;    // activations of one microbatch, its input included
-  double input = 0;    // its input, of one microbatch
-  bool again = false;  // recomputed in backward: only its input is kept
+  double saved = 0;      // activations of one microbatch, its input included
+  double input = 0;      // its input, of one microbatch
+  bool again = false;    // recomputed in backward: only its input is kept
+  double offloaded = 0;  // of `saved`, in host memory between forward and backward
+  // Of a microbatch between its forward and its backward, on the device.
+  double held() const { return again ? input : saved - offloaded; }
   double working = 0;  // bytes at work while it is computed, and its own activations are kept
 };
 

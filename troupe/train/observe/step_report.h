@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,7 +52,8 @@ struct StepReport {
   StepOutput output;
   StepSeconds seconds;
   std::string graph = {};  // train.cuda_graph: what is to be told of the step; empty: nothing
-  int64_t lost_rows = 0;   // C7: rows over the budget in the first attempt of a repeated step
+  std::optional<int64_t> offloaded = {};  // train.offload_layers: bytes, of the first step alone
+  int64_t lost_rows = 0;  // C7: rows over the budget in the first attempt of a repeated step
   std::vector<ExpertsMoved> moved = {};  // moved after the step: call add_to() again
 };
 

@@ -11,6 +11,7 @@
 #include "troupe/distributed/group/group_options.h"
 #include "troupe/nn/moe_pattern.h"
 #include "troupe/train/recipe/graph_faults.h"
+#include "troupe/train/recipe/offload_faults.h"
 #include "troupe/train/recipe/problems.h"
 
 namespace troupe {
@@ -135,6 +136,7 @@ void check_train(const Recipe& r, Problems& problems) {
   check_fp8(r, problems);
   check_fp64(r, problems);
   problems.add_all("train.cuda_graph", graph_faults(r));
+  if (problems.empty()) problems.add_all("train.offload_layers", offload_faults(r));
   if (problems.empty()) problems.add_all("train.schedule", lr_faults(t.schedule, plan_of(r).run));
 }
 
@@ -375,6 +377,14 @@ Span record_interval(const Recipe& r) {
 std::vector<bool> recomputed_blocks(const Recipe& r) {
   if (r.train.recompute == "none") return std::vector<bool>(static_cast<size_t>(r.model.layers));
   return moe_layers(r.train.recompute, r.model.layers);
+}
+
+std::set<int> offloaded_units(const Recipe& r) {
+  std::set<int> out;
+  for (int64_t layer = 0; layer < r.train.offload_layers; ++layer) {
+    out.insert(static_cast<int>(layer) + 1);
+  }
+  return out;
 }
 
 std::vector<int64_t> micro_batches(const Recipe& r, int64_t most_tokens) {

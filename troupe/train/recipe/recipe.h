@@ -8,6 +8,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -55,6 +56,7 @@ struct TrainConfig {
   std::optional<BatchRamp> batch_ramp = {};
   std::string recompute = "none";  // which blocks are computed again in backward: none, or a
                                    // pattern as of model.moe.layers; "1": all
+  int64_t offload_layers = 0;      // the first ones; train/activation_offload.h
   LossScaleConfig loss_scale;      // fp16 alone
   SpikeConfig spike;
   int64_t max_skips = 5;    // steps in a row without a finite gradient before the run stops
@@ -84,6 +86,10 @@ struct TrainConfig {
     f("batch_ramp", c.batch_ramp, "Batch size ramp-up at the start; null: off.");
     f("recompute", c.recompute,
       "Layers with activation recomputation: none, \"1\" all, or a list.");
+    f("offload_layers", c.offload_layers,
+      "Number of layers, the first ones, whose activations are in host memory between forward and "
+      "backward; 0: none.",
+      kNotNegative);
     f("loss_scale", c.loss_scale, "Dynamic loss scale, fp16 only.");
     f("spike", c.spike, "Detection of loss and gradient norm spikes.");
     f("max_skips", c.max_skips, "Consecutive steps without a finite gradient before the run stops.",
@@ -237,5 +243,8 @@ Span record_interval(const Recipe& recipe);
 
 // By block: whether train.recompute names it.
 std::vector<bool> recomputed_blocks(const Recipe& recipe);
+
+// The units of the first train.offload_layers blocks; unit 0 is the embedding.
+std::set<int> offloaded_units(const Recipe& recipe);
 
 }  // namespace troupe

@@ -321,6 +321,14 @@ TEST(MegatronFlags, WhatIsComputedAgainIsAListOrAnEarlierFlag) {
   EXPECT_EQ(recipe_of("--activations-checkpoint-method uniform").train.recompute, "1");
 }
 
+TEST(MegatronFlags, LayersAreOffloadedWhereItIsSwitchedOn) {
+  EXPECT_EQ(recipe_of("--cpu-offloading --cpu-offloading-num-layers 3").train.offload_layers, 3);
+  EXPECT_EQ(recipe_of("--cpu-offloading-num-layers 3").train.offload_layers, 0);
+  EXPECT_TRUE(any(converted("--cpu-offloading-num-layers 3").ignored, "without --cpu-offloading"));
+  EXPECT_EQ(recipe_of("--cpu-offloading").train.offload_layers, 0);
+  EXPECT_TRUE(any(converted("--cpu-offloading").ignored, "of no layers"));
+}
+
 TEST(MegatronFlags, DeepSpeedsSequenceRanksExchangeHeads) {
   const Recipe r = recipe_of("--ds-sequence-parallel-size 2 --force-ds-sequence-parallel");
   EXPECT_EQ(r.parallel.context, 2);

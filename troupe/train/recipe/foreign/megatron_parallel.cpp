@@ -182,7 +182,8 @@ class MegatronRanks : public MegatronPart {
   }
 };
 
-// What ranks keep: the state that they shard, and what is computed again in backward.
+// What ranks keep: the state that they shard, what is computed again in backward, and what waits
+// for it in host memory.
 class MegatronMemory : public MegatronPart {
  public:
   using MegatronPart::MegatronPart;
@@ -190,6 +191,7 @@ class MegatronMemory : public MegatronPart {
   void convert() {
     sharding();
     recompute();
+    offload();
   }
 
  private:
@@ -245,6 +247,22 @@ class MegatronMemory : public MegatronPart {
                            "without --recompute-granularity it has no effect there");
       if (!granularity.empty()) draft_.refuse(from, "full and selective are supported");
     }
+  }
+
+  // Its layers are of each pipeline stage, of which that flag allows one alone.
+  void offload() {
+    constexpr const char* kLayers = "cpu-offloading-num-layers";
+    if (!flags_.given("cpu-offloading")) {
+      return script_.ignore_given({kLayers}, "without --cpu-offloading it has no effect there");
+    }
+    const Origin from = flags_.origin("cpu-offloading");
+    const int64_t layers = flags_.whole(kLayers, 0);
+    if (layers == 0) {
+      draft_.ignore(from, "of no layers: --cpu-offloading-num-layers is 0");
+      return script_.ignore_given({kLayers}, "none are offloaded");
+    }
+    draft_.set("train.offload_layers", to_text(layers), flags_.origin(kLayers));
+    draft_.ignore(from, "--cpu-offloading-num-layers says it");
   }
 
   // uniform: all layers, some at a time; block: the first ones of each pipeline stage.
