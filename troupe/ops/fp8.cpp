@@ -51,8 +51,14 @@ std::vector<c10::SymInt> scale_sizes(const at::Tensor& x, int64_t rows, int64_t 
 // With experts' offsets some rows and scales are nobody's: those bytes are 0, those scales 1.
 // LONG: a schema's arguments
 Two quantize_fp8_meta(const at::Tensor& x, int64_t rows, int64_t columns, int64_t part_rows,
-                      const Optional& offset, const Optional& factor) {
+                      const Optional& offset, const Optional& factor, const Optional& largest) {
   check_groups(x, offset);
+  if (largest.has_value()) {
+    const c10::SymInt parts = part_rows > 0 ? x.sym_size(0) / part_rows : c10::SymInt(1);
+    check_sizes(*largest, {parts}, "quantize_fp8: largest");
+    check_dtype(*largest, at::kFloat, "quantize_fp8: largest");
+    check_same_device(*largest, x, "quantize_fp8: largest");
+  }
   if (factor.has_value()) {
     check_sizes(*factor, {x.sym_size(0)}, "quantize_fp8: factor");
     check_dtype(*factor, at::kFloat, "quantize_fp8: factor");
@@ -70,11 +76,12 @@ Two quantize_fp8_meta(const at::Tensor& x, int64_t rows, int64_t columns, int64_
 
 // LONG: a schema's arguments
 Two quantize_fp8_device(const at::Tensor& x, int64_t rows, int64_t columns, int64_t part_rows,
-                        const Optional& offset, const Optional& factor) {
-  Two out = quantize_fp8_meta(x, rows, columns, part_rows, offset, factor);
+                        const Optional& offset, const Optional& factor, const Optional& largest) {
+  Two out = quantize_fp8_meta(x, rows, columns, part_rows, offset, factor, largest);
   const at::Tensor in = rowwise(x), bytes = std::get<0>(out).view(at::kByte);
   const QuantizeFp8 args{.x = view(in, "quantize_fp8: x"),
                          .factor = ptr_or_null<const float>(factor, "quantize_fp8: factor"),
+                         .largest = ptr_or_null<const float>(largest, "quantize_fp8: largest"),
                          .groups = groups_of(rows, columns, part_rows, offset),
                          .bytes = mat<uint8_t>(bytes, "quantize_fp8: bytes"),
                          .scales = mat<float>(std::get<1>(out), "quantize_fp8: scales")};
@@ -113,9 +120,10 @@ at::Tensor dequantize_fp8_device(const at::Tensor& bytes, const at::Tensor& scal
 
 }  // namespace
 
-Fp8Matrix quantize_fp8(const at::Tensor& x, const Fp8Tiles& t, const Optional& factor) {
+Fp8Matrix quantize_fp8(const at::Tensor& x, const Fp8Tiles& t, const Optional& factor,
+                       const Optional& largest) {
   static const auto op = raw_op<decltype(quantize_fp8_device)>("troupe::quantize_fp8");
-  auto [bytes, scales] = op(x, t.rows, t.columns, t.part_rows, t.expert_offset, factor);
+  auto [bytes, scales] = op(x, t.rows, t.columns, t.part_rows, t.expert_offset, factor, largest);
   return {bytes, scales};
 }
 
@@ -125,10 +133,11 @@ at::Tensor dequantize_fp8(const Fp8Matrix& q, const Fp8Tiles& t, at::ScalarType 
 }
 
 TORCH_LIBRARY_FRAGMENT(troupe, m) {
-  define(m,
-         "quantize_fp8(Tensor x, int rows=1, int columns=0, int part_rows=0, "
-         "Tensor? expert_offset=None, Tensor? factor=None) -> (Tensor, Tensor)",
-         quantize_fp8_device, quantize_fp8_meta);
+  define(
+      m,
+      "quantize_fp8(Tensor x, int rows=1, int columns=0, int part_rows=0, "
+      "Tensor? expert_offset=None, Tensor? factor=None, Tensor? largest=None) -> (Tensor, Tensor)",
+      quantize_fp8_device, quantize_fp8_meta);
   define(m,
          "dequantize_fp8(Tensor bytes, Tensor scales, ScalarType dtype, int rows=1, int columns=0, "
          "int part_rows=0, Tensor? expert_offset=None) -> Tensor",

@@ -22,8 +22,11 @@ struct Fp8Matrix {
 };
 
 // x [R, C] f32, bf16 or f16. factor f32 [R]: row r is multiplied by factor[r] before it is rounded.
+// largest f32, [R / part_rows] or [1]: the maximum that all scales of a part are made of, in place
+// of each tile's own.
 Fp8Matrix quantize_fp8(const at::Tensor& x_RC, const Fp8Tiles& tiles,
-                       const std::optional<at::Tensor>& factor_R = std::nullopt);
+                       const std::optional<at::Tensor>& factor_R = std::nullopt,
+                       const std::optional<at::Tensor>& largest = std::nullopt);
 
 // Back; exact in f32 and bf16. Rows that no expert has are zeros.
 at::Tensor dequantize_fp8(const Fp8Matrix& q, const Fp8Tiles& tiles, at::ScalarType dtype);

@@ -481,6 +481,13 @@ TEST(Trainer, Fp8ExpertsChangeTheLossByLessThanAPercent) {
     experts = runs.run("fp8_" + grad, low).losses;
     expect_within_a_percent(experts, full, grad);
   }
+  for (const std::string recipe : {"tensor", "block"}) {
+    std::vector<std::string> other = wide;
+    other.push_back("train.fp8.recipe=" + recipe);
+    const std::vector<std::string> losses = runs.run("fp8_" + recipe, other).losses;
+    expect_within_a_percent(losses, full, recipe);
+    EXPECT_NE(losses, experts) << recipe << " rounds as recipe row";
+  }
   std::vector<std::string> all = wide;
   all.emplace_back("train.fp8.attention=true");
   const std::vector<std::string> both = runs.run("fp8_attention", all).losses;

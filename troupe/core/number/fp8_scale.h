@@ -15,6 +15,11 @@ struct Fp8Scale {
   float inverse;  // exact; NaN for a group that is not finite, which makes each byte 0x7f
 };
 
+// |x| in the order of bits, in which infinity and NaN are the largest.
+TROUPE_INLINE uint32_t magnitude(float x) {
+  return std::bit_cast<uint32_t>(x) & 0x7fffffffu;
+}
+
 // `top` is max |x| by the order of bits, in which infinity and NaN are the largest. 448 is 1.75
 // 2^8: the exponent is top's less 8, and one more where the mantissa is above 1.75's.
 TROUPE_INLINE Fp8Scale fp8_scale(uint32_t top) {

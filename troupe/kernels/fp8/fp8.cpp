@@ -47,10 +47,11 @@ double scale_of(double largest) {
   return std::ldexp(1, exponent);
 }
 
-// The nearest e4m3 of |q| <= 448, as a byte: steps of 2^-9 below 2^-6, of an eighth of the power of
-// two above. std::nearbyint's default mode is the one that is asked for.
+// The nearest e4m3 of q, as a byte: steps of 2^-9 below 2^-6, of an eighth of the power of two
+// above, and nothing past 448. std::nearbyint's default mode is the one that is asked for.
 uint8_t nearest(double q) {
-  const double size = std::abs(q);
+  if (std::isnan(q)) return 0x7f;
+  const double size = std::min(std::abs(q), kLargest);
   const int sign = std::signbit(q) ? 0x80 : 0;
   int exponent = size == 0 ? -6 : std::max(std::ilogb(size), -6);
   double steps = std::nearbyint(std::ldexp(size, 3 - exponent));  // 0 to 16
@@ -144,8 +145,10 @@ void quantize_fp8_ref(const QuantizeFp8& a) {
     };
     each_group(a.groups, x.rows, x.cols,
                [&](int64_t r0, int64_t r1, int64_t c0, int64_t c1, int64_t row, int64_t column) {
-                 double largest = 0;
-                 for (int64_t r = r0; r < r1; ++r) {
+                 const bool given = a.largest != nullptr;
+                 double largest =
+                     given ? a.largest[a.groups.part_rows > 0 ? r0 / a.groups.part_rows : 0] : 0;
+                 for (int64_t r = r0; !given && r < r1; ++r) {
                    for (int64_t c = c0; c < c1; ++c) {
                      const double size = std::abs(at(r, c));
                      if (!(size <= largest)) largest = std::isnan(largest) ? largest : size;

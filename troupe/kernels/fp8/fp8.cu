@@ -82,22 +82,24 @@ __device__ __forceinline__ void store_bytes(uint8_t* to, const uint32_t (&byte)[
 // memory.
 template <class T, int kN, int kRowThreads>
 __global__ void __launch_bounds__(kThreads)
-    quantize_fp8_kernel(Mat<const T> x, const float* factor, Fp8Groups groups, Mat<uint8_t> bytes,
-                        Mat<float> scales) {
+    quantize_fp8_kernel(Mat<const T> x, const float* factor, const float* largest, Fp8Groups groups,
+                        Mat<uint8_t> bytes, Mat<float> scales) {
   __shared__ uint32_t shared[kThreads / kWarpLanes];
   const Group g =
       group_of_row_threads<kRowThreads>(groups, x.rows, x.cols, scales.rows, scales.cols);
   uint32_t top = 0;
-  each_place<kN, kRowThreads>(g, [&](int64_t r, int64_t c) {
-    const auto in = load_pack<kN>(x.row(r) + c);
-    const float by = factor == nullptr ? 1.0f : factor[r];
+  if (largest == nullptr) {
+    each_place<kN, kRowThreads>(g, [&](int64_t r, int64_t c) {
+      const auto in = load_pack<kN>(x.row(r) + c);
+      const float by = factor == nullptr ? 1.0f : factor[r];
 #pragma unroll
-    for (int j = 0; j < kN; ++j) {
-      top = max(top, __float_as_uint(static_cast<float>(in.v[j]) * by) & 0x7fffffffu);
-    }
-  });
-  const Fp8Scale scale = fp8_scale(row_threads_max<kRowThreads>(top, shared));
+      for (int j = 0; j < kN; ++j) top = max(top, magnitude(static_cast<float>(in.v[j]) * by));
+    });
+    top = row_threads_max<kRowThreads>(top, shared);
+  }
   if (g.rows.begin == g.rows.end) return;
+  if (largest != nullptr) top = magnitude(largest[fp8_part(groups, g.rows.begin)]);
+  const Fp8Scale scale = fp8_scale(top);
   if (threadIdx.x % kRowThreads == 0) scales(g.scale_row, g.scale_column) = scale.scale;
   each_place<kN, kRowThreads>(g, [&](int64_t r, int64_t c) {
     const auto in = load_pack<kN>(x.row(r) + c);
@@ -165,7 +167,7 @@ void quantize_fp8_cuda(const QuantizeFp8& a, cudaStream_t stream) {
   launch(a.x, a.bytes.data, a.bytes.ld, a.groups, num_groups,
          [&]<class T, int kN, int kRowThreads>(unsigned blocks) {
            quantize_fp8_kernel<T, kN, kRowThreads><<<blocks, kThreads, 0, stream>>>(
-               a.x.as<T>(), a.factor, a.groups, a.bytes, a.scales);
+               a.x.as<T>(), a.factor, a.largest, a.groups, a.bytes, a.scales);
          });
   TROUPE_LAUNCH_CHECK(stream);
 }

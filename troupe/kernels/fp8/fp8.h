@@ -18,6 +18,9 @@
 //
 // `factor` multiplies row r by factor[r] before it is rounded: a weight gradient's operand takes
 // the scale of the other operand's row this way. Factors are powers of two.
+//
+// `largest` is m of all groups of a part in place of each group's own (one m of all experts' rows):
+// a tensor with one scale. What is larger than 448 s becomes 448 s.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +50,9 @@ int64_t scale_rows(const Fp8Groups& groups, int64_t R);
 int64_t scale_columns(const Fp8Groups& groups, int64_t C);
 
 struct QuantizeFp8 {
-  MatRef x;                       // [R, C]  f32, bf16 or f16
-  const float* factor = nullptr;  // [R], or null: 1
+  MatRef x;                        // [R, C]  f32, bf16 or f16
+  const float* factor = nullptr;   // [R], or null: 1
+  const float* largest = nullptr;  // [parts; 1 with offset], or null: each group's own
   Fp8Groups groups;
   Mat<uint8_t> bytes;  // [R, C]  out
   Mat<float> scales;   // [scale_rows, scale_columns]  out

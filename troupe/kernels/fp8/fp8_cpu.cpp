@@ -16,8 +16,7 @@ uint32_t top_of(const T* x, int64_t n, float factor) {
   uint32_t top = 0;
 #pragma omp simd reduction(max : top)
   for (int64_t i = 0; i < n; ++i) {
-    const float v = static_cast<float>(x[i]) * factor;
-    top = std::max(top, std::bit_cast<uint32_t>(v) & 0x7fffffffu);
+    top = std::max(top, magnitude(static_cast<float>(x[i]) * factor));
   }
   return top;
 }
@@ -60,7 +59,10 @@ void quantize_fp8_cpu(const QuantizeFp8& a, const Pool& pool) {
     for_groups(a.groups, x.rows, x.cols, pool,
                [&](Fp8Rows rows, int64_t c, int64_t n, int64_t row, int64_t column) {
                  uint32_t top = 0;
-                 for (int64_t r = rows.begin; r < rows.end; ++r) {
+                 if (a.largest != nullptr) {
+                   top = magnitude(a.largest[fp8_part(a.groups, rows.begin)]);
+                 }
+                 for (int64_t r = rows.begin; a.largest == nullptr && r < rows.end; ++r) {
                    top = std::max(top, top_of(x.row(r) + c, n, factor(r)));
                  }
                  const Fp8Scale scale = fp8_scale(top);

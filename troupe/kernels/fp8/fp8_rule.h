@@ -38,4 +38,9 @@ TROUPE_HOST_DEVICE inline Fp8Rows fp8_rows(const Fp8Groups& groups, int64_t R, i
   return {begin, begin + groups.rows < part_end ? begin + groups.rows : part_end};
 }
 
+// Which of `largest` is that of the part that begins at or before row `begin` of x.
+TROUPE_HOST_DEVICE inline int64_t fp8_part(const Fp8Groups& groups, int64_t begin) {
+  return groups.part_rows > 0 ? begin / groups.part_rows : 0;
+}
+
 }  // namespace troupe

@@ -37,7 +37,8 @@ struct Problem {
       : x(c.dtype, kRows, c.width, pad),
         back(c.dtype, kRows, c.width, pad),
         offset(6),
-        factor(kRows) {
+        factor(kRows),
+        largest(3) {
     groups.rows = c.rows, groups.columns = c.columns;
     if (c.parts == Parts::kStack) groups.part_rows = 100;
     const std::vector<int32_t> begins = {0, 0, 1, 128, 257, 257};
@@ -50,11 +51,13 @@ struct Problem {
     std::memset(bytes->data(), 0xa5, bytes->size());
     for (size_t i = 0; i < scales->size(); ++i) (*scales)[i] = -5;
     for (int64_t r = 0; r < kRows; ++r) factor[r] = std::ldexp(1.0f, static_cast<int>(r % 7) - 3);
+    for (int i = 0; i < 3; ++i) largest[i] = std::ldexp(1.3f, i);  // some elements are larger
     byte_ld = c.width + pad;
   }
   QuantizeFp8 forth(bool with_factor = false) {
     return {.x = x.view(),
             .factor = with_factor ? factor.data() : nullptr,
+            .largest = with_largest ? largest.data() : nullptr,
             .groups = groups,
             .bytes = {bytes->data(), kRows, x.cols(), byte_ld},
             .scales = {scales->data(), scale_rows(groups, kRows), scale_ld, scale_ld}};
@@ -69,7 +72,8 @@ struct Problem {
 
   Matrix x, back;
   Buffer<int32_t> offset;
-  Buffer<float> factor;
+  Buffer<float> factor, largest;
+  bool with_largest = false;
   Fp8Groups groups;
   std::unique_ptr<Buffer<uint8_t>> bytes;
   std::unique_ptr<Buffer<float>> scales;
@@ -101,9 +105,11 @@ class Fp8Test : public ::testing::TestWithParam<Case> {
     if (!testing::available(GetParam().backend)) GTEST_SKIP() << "no GPU here";
   }
   void expect_agreement(const std::function<double(int64_t, int64_t)>& fill,
-                        const std::string& what, bool with_factor = false, int64_t pad = 0) {
+                        const std::string& what, bool with_factor = false, int64_t pad = 0,
+                        bool with_largest = false) {
     Problem got(GetParam(), pad), want(GetParam(), pad);
     for (Problem* p : {&got, &want}) {
+      p->with_largest = with_largest;
       if (fill) p->x.each([&](int64_t r, int64_t i) { p->x.set(r, i, fill(r, i)); });
     }
     run(GetParam().backend, got, with_factor);
@@ -119,6 +125,27 @@ TEST_P(Fp8Test, Q8_BytesScalesAndValuesAreTheReferencesExactly) {
     for (const bool with_factor : {false, true}) {
       expect_agreement({}, "pad " + std::to_string(pad), with_factor, pad);
     }
+  }
+}
+
+// One maximum for all groups of a part: their scales are one, and what is larger becomes 448 of it.
+TEST_P(Fp8Test, Q8_21_AGivenMaximumIsThatOfAllGroupsAndWhatIsLargerSaturates) {
+  for (const bool with_factor : {false, true}) {
+    expect_agreement({}, "given", with_factor, 0, /*with_largest=*/true);
+    expect_agreement([](int64_t r, int64_t i) { return r == 7 && i == 3 ? double{NAN} : 1.0; },
+                     "a NaN below it", with_factor, 0, /*with_largest=*/true);
+  }
+  Problem p(GetParam());
+  p.with_largest = true;
+  p.x.set(0, 0, 1000);
+  run(GetParam().backend, p);
+  const std::vector<float> scales =
+      p.groups.part_rows > 0 ? std::vector{0x1p-8f, 0x1p-7f, 0x1p-6f} : std::vector{0x1p-8f};
+  EXPECT_EQ((*p.scales)[p.groups.offset != nullptr ? p.scale_ld : 0], scales[0]);  // row 0's
+  EXPECT_EQ(p.back.get(0, 0), 448.0 / 256);
+  for (int64_t r = 0; r < p.used_rows(); ++r) {
+    const double limit = 448.0 * scales[p.groups.part_rows > 0 ? r / p.groups.part_rows : 0];
+    for (int64_t i = 0; i < p.x.cols(); ++i) ASSERT_LE(std::abs(p.back.get(r, i)), limit) << r;
   }
 }
 

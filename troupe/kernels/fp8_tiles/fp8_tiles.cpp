@@ -25,15 +25,15 @@ void check_bytes(const Mat<uint8_t>& bytes, const MatRef& x, const char* name) {
                bytes.rows, "x", bytes.cols, "not", x.rows, "x", x.cols);
 }
 
-// The scale of |f x| over rows [begin, end) and 128 columns from c.
+// The scale of `largest`; null: of |f x| over rows [begin, end) and 128 columns from c.
 template <class Factor>
-Fp8Scale scale_of(const Mat<const BF16>& x, int64_t begin, int64_t end, int64_t c,
-                  const Factor& factor) {
+Fp8Scale scale_of(const float* largest, const Mat<const BF16>& x, int64_t begin, int64_t end,
+                  int64_t c, const Factor& factor) {
+  if (largest != nullptr) return fp8_scale(magnitude(*largest));
   uint32_t top = 0;
   for (int64_t r = begin; r < end; ++r) {
     for (int64_t i = 0; i < kFp8Tile; ++i) {
-      const float v = static_cast<float>(x(r, c + i)) * factor(r);
-      top = std::max(top, std::bit_cast<uint32_t>(v) & 0x7fffffffu);
+      top = std::max(top, magnitude(static_cast<float>(x(r, c + i)) * factor(r)));
     }
   }
   return fp8_scale(top);
@@ -73,7 +73,8 @@ void fp8_weight_tiles_ref(const Fp8WeightTiles& a) {
   const int64_t N = a.matrix_rows, K = w.cols, blocks = K / kFp8Tile;
   for (int64_t r = 0; r < w.rows; r += kFp8Tile) {
     for (int64_t c = 0; c < K; c += kFp8Tile) {
-      const Fp8Scale scale = scale_of(w, r, r + kFp8Tile, c, kNoFactor);
+      const float* const largest = a.largest == nullptr ? nullptr : a.largest + r / N;
+      const Fp8Scale scale = scale_of(largest, w, r, r + kFp8Tile, c, kNoFactor);
       a.scales[r / kFp8Tile * blocks + c / kFp8Tile] = scale.scale;
       for (int64_t i = r; i < r + kFp8Tile; ++i) {
         for (int64_t j = c; j < c + kFp8Tile; ++j) {
@@ -100,14 +101,14 @@ void fp8_row_tiles_ref(const Fp8RowTiles& a) {
       const int64_t block = begin / kFp8Tile + e + (first - begin) / kFp8Tile;
       for (int64_t c = 0; c < C; c += kFp8Tile) {
         for (int64_t r = first; a.rows.data != nullptr && r < last; ++r) {
-          const Fp8Scale scale = scale_of(x, r, r + 1, c, kNoFactor);
+          const Fp8Scale scale = scale_of(a.row_largest, x, r, r + 1, c, kNoFactor);
           a.row_scales[c / kFp8Tile * x.rows + r] = scale.scale;
           for (int64_t j = c; j < c + kFp8Tile; ++j) {
             a.rows(r, j) = byte_of(static_cast<float>(x(r, j)), scale);
           }
         }
         if (a.columns == nullptr) continue;
-        const Fp8Scale scale = scale_of(x, first, last, c, factor);
+        const Fp8Scale scale = scale_of(a.block_largest, x, first, last, c, factor);
         a.block_scales[block * (C / kFp8Tile) + c / kFp8Tile] = scale.scale;
         for (int64_t p = 0; p < kFp8Tile; ++p) {
           const int64_t r = first + fragment_order(p);

@@ -25,7 +25,7 @@ struct Rows16 {
   __device__ uint32_t top(int i, float factor) const {  // max |factor x| of this lane's part
     uint32_t top = 0;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) top = max(top, __float_as_uint(at(i, j) * factor) & 0x7fffffffu);
+    for (int j = 0; j < 4; ++j) top = max(top, magnitude(at(i, j) * factor));
     return top;
   }
   __device__ uint32_t bytes(int i, float factor, const Fp8Scale& s) const {
@@ -51,7 +51,14 @@ __device__ __forceinline__ Rows16 load_rows(const BF16* x, int64_t ld, int valid
   return rows;
 }
 
-__device__ __forceinline__ uint32_t block_max(uint32_t top, uint32_t* shared) {
+// Over the block; or, of no thread, `largest` where that is not null. All threads are past what they
+// did before it either way.
+__device__ __forceinline__ uint32_t block_max(uint32_t top, const float* largest,
+                                              uint32_t* shared) {
+  if (largest != nullptr) {
+    __syncthreads();
+    return magnitude(*largest);
+  }
   top = __reduce_max_sync(kWholeWarp, top);
   if (threadIdx.x % kWarpLanes == 0) shared[threadIdx.x / kWarpLanes] = top;
   __syncthreads();
@@ -94,7 +101,7 @@ __device__ __forceinline__ void store_transposed(const uint32_t (&word)[kWarpRow
 // A block a tile of 128 x 128, read once. Bound by memory.
 __global__ void __launch_bounds__(kThreads)
     weight_tiles_kernel(Mat<const BF16> w, int64_t matrix_rows, Mat<uint8_t> rows,
-                        uint8_t* transposed, float* scales) {
+                        uint8_t* transposed, float* scales, const float* largest) {
   __shared__ uint4 tile[kTile * kWarps];
   __shared__ uint32_t tops[kWarps];
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
@@ -104,7 +111,9 @@ __global__ void __launch_bounds__(kThreads)
   uint32_t top = 0;
 #pragma unroll
   for (int i = 0; i < kWarpRows; ++i) top = max(top, x.top(i, 1.0f));
-  const Fp8Scale scale = fp8_scale(block_max(top, tops));
+  const int64_t e = row / matrix_rows;
+  const float* const given = largest == nullptr ? nullptr : largest + e;
+  const Fp8Scale scale = fp8_scale(block_max(top, given, tops));
   if (threadIdx.x == 0) scales[blockIdx.x] = scale.scale;
   uint32_t word[kWarpRows];
 #pragma unroll
@@ -115,7 +124,7 @@ __global__ void __launch_bounds__(kThreads)
         word[i];
   }
   if (transposed == nullptr) return;
-  const int64_t e = row / matrix_rows, in_matrix = row - e * matrix_rows;
+  const int64_t in_matrix = row - e * matrix_rows;
   store_transposed<false>(word, transposed + (e * w.cols + column) * matrix_rows + in_matrix,
                           matrix_rows, tile);
 }
@@ -219,14 +228,16 @@ __global__ void __launch_bounds__(kThreads)
       for (int i = 0; i < kWarpRows; ++i) {
         top = max(top, x.top(i, __shfl_sync(kWholeWarp, now.factors, i)));
         if (a.rows.data == nullptr) continue;
-        const Fp8Scale scale = fp8_scale(__reduce_max_sync(kWholeWarp, x.top(i, 1.0f)));
+        const uint32_t own = __reduce_max_sync(kWholeWarp, x.top(i, 1.0f));
+        const Fp8Scale scale =
+            fp8_scale(a.row_largest == nullptr ? own : magnitude(*a.row_largest));
         if (first + i >= now.valid) continue;
         const int64_t r = now.begin + first + i;
         if (lane == 0) a.row_scales[now.column_block * R + r] = scale.scale;
         *reinterpret_cast<uint32_t*>(a.rows.row(r) + column + 4 * lane) = x.bytes(i, 1.0f, scale);
       }
       if (a.columns != nullptr) {
-        const Fp8Scale scale = fp8_scale(block_max(top, tops));
+        const Fp8Scale scale = fp8_scale(block_max(top, a.block_largest, tops));
         if (threadIdx.x == 0) a.block_scales[now.block * across + now.column_block] = scale.scale;
         uint32_t word[kWarpRows];
 #pragma unroll
@@ -255,7 +266,7 @@ void fp8_weight_tiles_cuda(const Fp8WeightTiles& a, cudaStream_t stream) {
   validate(a);
   if (a.w.rows == 0) return;
   weight_tiles_kernel<<<blocks_of(a.w.rows / kTile, a.w.cols), kThreads, 0, stream>>>(
-      a.w.as<BF16>(), a.matrix_rows, a.rows, a.transposed, a.scales);
+      a.w.as<BF16>(), a.matrix_rows, a.rows, a.transposed, a.scales, a.largest);
   TROUPE_LAUNCH_CHECK(stream);
 }
 

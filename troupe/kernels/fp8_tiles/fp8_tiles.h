@@ -18,6 +18,9 @@
 // `columns` are 0; blocks that no expert has are not written. Each of the two outputs may be left
 // out (null).
 //
+// `largest`, `row_largest` and `block_largest` (with the factor) are the maximum that a scale is made
+// of in place of each tile's own (kernels/fp8): a tensor with one scale.
+//
 // bf16 in; N, K and C are multiples of 128. The bytes and scales are those of quantize_fp8. The CPU
 // computes with quantize_fp8 and needs neither order: the reference alone is here, and CUDA.
 #pragma once
@@ -47,23 +50,26 @@ constexpr int64_t fp8_row_blocks(int64_t rows, int64_t experts) {
 }
 
 struct Fp8WeightTiles {
-  MatRef w;             // [E N, K]  bf16
-  int64_t matrix_rows;  // N
-  Mat<uint8_t> rows;    // [E N, K]  out, or null
-  uint8_t* transposed;  // [E, K, N] out, or null
-  float* scales;        // [E, N / 128, K / 128]  out
+  MatRef w;                        // [E N, K]  bf16
+  int64_t matrix_rows;             // N
+  Mat<uint8_t> rows;               // [E N, K]  out, or null
+  uint8_t* transposed;             // [E, K, N] out, or null
+  float* scales;                   // [E, N / 128, K / 128]  out
+  const float* largest = nullptr;  // [E], or null
 };
 
 struct Fp8RowTiles {
   MatRef x;                      // [R, C]  bf16
   const int32_t* expert_offset;  // [E + 1]
   int64_t experts;
-  const int32_t* row_src = nullptr;  // [R]; with `factor`
-  const float* factor = nullptr;     // [S], or null
-  Mat<uint8_t> rows = {};            // [R, C]        out, or null
-  float* row_scales = nullptr;       // [C / 128, R]  out
-  uint8_t* columns = nullptr;        // [C, 128 fp8_row_blocks]  out, or null
-  float* block_scales = nullptr;     // [fp8_row_blocks, C / 128]  out
+  const int32_t* row_src = nullptr;      // [R]; with `factor`
+  const float* factor = nullptr;         // [S], or null
+  Mat<uint8_t> rows = {};                // [R, C]        out, or null
+  float* row_scales = nullptr;           // [C / 128, R]  out
+  uint8_t* columns = nullptr;            // [C, 128 fp8_row_blocks]  out, or null
+  float* block_scales = nullptr;         // [fp8_row_blocks, C / 128]  out
+  const float* row_largest = nullptr;    // [1], or null
+  const float* block_largest = nullptr;  // [1], or null
 };
 
 void validate(const Fp8WeightTiles& args);

@@ -68,6 +68,35 @@ TEST_P(Fp8Tiles, Q8_WeightsAreThoseOfQuantizeInBothOrders) {
   }
 }
 
+TEST_P(Fp8Tiles, Q8_21_WeightsOfOneScaleAnExpertAreThoseOfQuantize) {
+  const int64_t E = 2, N = 256, K = 384;
+  Matrix w(Dtype::kBF16, E * N, K);
+  fill(w, false);
+  Buffer<float> largest(E), want_scales(E * 2 * 3), scales(E * 2 * 3);
+  largest[0] = 3, largest[1] = 100;
+  Buffer<uint8_t> want(E * N * K), rows(E * N * K), turned(E * N * K);
+  quantize_fp8_ref({.x = w.view(),
+                    .largest = largest.data(),
+                    .groups = {.rows = 128, .columns = 128, .part_rows = N},
+                    .bytes = {want.data(), E * N, K, K},
+                    .scales = {want_scales.data(), E * 2, 3, 3}});
+  testing::run_reference(
+      GetParam(),
+      Fp8WeightTiles{
+          w.view(), N, {rows.data(), E * N, K, K}, turned.data(), scales.data(), largest.data()},
+      fp8_weight_tiles_ref, TROUPE_CUDA_PATH(fp8_weight_tiles_cuda));
+  EXPECT_TRUE(same(rows, want));
+  EXPECT_TRUE(same(scales, want_scales));
+  EXPECT_NE(scales[0], scales[6]);
+  for (int64_t e = 0; e < E; ++e) {
+    for (int64_t n = 0; n < N; ++n) {
+      for (int64_t k = 0; k < K; ++k) {
+        ASSERT_EQ(turned[(e * K + k) * N + n], want[(e * N + n) * K + k]) << e << n << k;
+      }
+    }
+  }
+}
+
 // Experts of 0, 1, 128, 129 and 0 rows, and 5 rows that are no expert's.
 struct Rows {
   static constexpr int64_t kRows = 263, kWidth = 256, kExperts = 5;
@@ -82,7 +111,9 @@ struct Rows {
         rows(kRows * kWidth),
         columns(kWidth * kPlaces),
         row_scales(kRows * 2),
-        block_scales(kBlocks * 2) {
+        block_scales(kBlocks * 2),
+        largest(2) {
+    largest[0] = 50, largest[1] = 800;  // of rows, and of blocks with their factors
     fill(x, special);
     const std::vector<int32_t> begins = {0, 0, 1, 129, 258, 258};
     std::copy(begins.begin(), begins.end(), offset.data());
@@ -96,7 +127,7 @@ struct Rows {
     std::fill_n(row_scales.data(), row_scales.size(), -5.0f);
     std::fill_n(block_scales.data(), block_scales.size(), -5.0f);
   }
-  void run(Backend backend) {
+  void run(Backend backend, bool given = false) {
     testing::run_reference(backend,
                            Fp8RowTiles{.x = x.view(),
                                        .expert_offset = offset.data(),
@@ -106,7 +137,9 @@ struct Rows {
                                        .rows = {rows.data(), kRows, kWidth, kWidth},
                                        .row_scales = row_scales.data(),
                                        .columns = columns.data(),
-                                       .block_scales = block_scales.data()},
+                                       .block_scales = block_scales.data(),
+                                       .row_largest = given ? &largest[0] : nullptr,
+                                       .block_largest = given ? &largest[1] : nullptr},
                            fp8_row_tiles_ref, TROUPE_CUDA_PATH(fp8_row_tiles_cuda));
   }
 
@@ -114,15 +147,17 @@ struct Rows {
   Buffer<int32_t> offset, src;
   Buffer<float> factor, by_row;
   Buffer<uint8_t> rows, columns;
-  Buffer<float> row_scales, block_scales;
+  Buffer<float> row_scales, block_scales, largest;
 };
 
-TEST_P(Fp8Tiles, Q8_RowsAreThoseOfQuantize) {
-  Rows t(true);
-  t.run(GetParam());
+// Both orders of rows are those of quantize; `given`: of one maximum each (Q8-21).
+void expect_rows_of_quantize(Backend backend, bool given) {
+  Rows t(!given);
+  t.run(backend, given);
   Buffer<uint8_t> want(Rows::kRows * Rows::kWidth);
   Buffer<float> scales(Rows::kRows * 2);
   quantize_fp8_ref({.x = t.x.view(),
+                    .largest = given ? &t.largest[0] : nullptr,
                     .groups = {.rows = 1, .columns = 128},
                     .bytes = {want.data(), Rows::kRows, Rows::kWidth, Rows::kWidth},
                     .scales = {scales.data(), Rows::kRows, 2, 2}});
@@ -138,9 +173,9 @@ TEST_P(Fp8Tiles, Q8_RowsAreThoseOfQuantize) {
   }
 }
 
-TEST_P(Fp8Tiles, Q8_ColumnsAreThoseOfQuantizeTurnedAndPaddedWithZeros) {
-  Rows t(true);
-  t.run(GetParam());
+void expect_columns_of_quantize(Backend backend, bool given) {
+  Rows t(!given);
+  t.run(backend, given);
   const Fp8Groups groups{
       .rows = 128, .columns = 128, .offset = t.offset.data(), .experts = Rows::kExperts};
   Buffer<uint8_t> want(Rows::kRows * Rows::kWidth);
@@ -148,6 +183,7 @@ TEST_P(Fp8Tiles, Q8_ColumnsAreThoseOfQuantizeTurnedAndPaddedWithZeros) {
   std::fill_n(scales.data(), scales.size(), -5.0f);
   quantize_fp8_ref({.x = t.x.view(),
                     .factor = t.by_row.data(),
+                    .largest = given ? &t.largest[1] : nullptr,
                     .groups = groups,
                     .bytes = {want.data(), Rows::kRows, Rows::kWidth, Rows::kWidth},
                     .scales = {scales.data(), Rows::kBlocks, 2, 2}});
@@ -164,6 +200,19 @@ TEST_P(Fp8Tiles, Q8_ColumnsAreThoseOfQuantizeTurnedAndPaddedWithZeros) {
       }
     }
   }
+}
+
+TEST_P(Fp8Tiles, Q8_RowsAreThoseOfQuantize) {
+  expect_rows_of_quantize(GetParam(), /*given=*/false);
+}
+
+TEST_P(Fp8Tiles, Q8_ColumnsAreThoseOfQuantizeTurnedAndPaddedWithZeros) {
+  expect_columns_of_quantize(GetParam(), /*given=*/false);
+}
+
+TEST_P(Fp8Tiles, Q8_21_RowsAndColumnsOfOneMaximumAreThoseOfQuantize) {
+  expect_rows_of_quantize(GetParam(), /*given=*/true);
+  expect_columns_of_quantize(GetParam(), /*given=*/true);
 }
 
 TEST(Fp8TilesLayout, FragmentOrderIsAPermutationWithinSixteen) {

@@ -18,13 +18,19 @@ struct Rounded {
   at::Tensor unscaled, scale;  // [G, n], [G, 1]
   at::Tensor value() const { return unscaled * scale; }
 };
-inline Rounded round_groups(const at::Tensor& groups) {
-  const at::Tensor most = groups.abs().amax(1, /*keepdim=*/true);
+inline Rounded round_by(const at::Tensor& groups, const at::Tensor& most) {
   const auto [fraction, exponent] = at::frexp(most);  // most = fraction 2^exponent
   const at::Tensor shift = exponent - 9 + fraction.gt(0.875).to(at::kInt);
   const at::Tensor one = at::ones_like(most),
                    scale = at::where(most.eq(0), one, at::ldexp(one, shift));
   return {(groups / scale).to(at::kFloat).to(at::kFloat8_e4m3fn).to(at::kDouble), scale};
+}
+inline Rounded round_groups(const at::Tensor& groups) {
+  return round_by(groups, groups.abs().amax(1, /*keepdim=*/true));
+}
+// With the scale of this number, [].
+inline Rounded round_whole(const at::Tensor& x, const at::Tensor& most) {
+  return round_by(x, most.expand({x.size(0), 1}));
 }
 
 // Tiles of `rows` x `columns`, cut off at the ends.

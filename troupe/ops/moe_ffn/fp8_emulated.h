@@ -8,13 +8,24 @@
 
 namespace troupe {
 
-// x rounded with a scale for each 1 x 128.
-at::Tensor tile_emulated(const at::Tensor& x_RC);
-// x times the rows' factor, rounded with a scale for 128 rows of an expert and 128 columns.
+// What `largest` of ops/fp8.h is under a recipe: of a tensor with one scale max |x|, [1], or of each
+// matrix of a stack [E, N, K], [E]; absent where each group has its own.
+std::optional<at::Tensor> shared_largest(const at::Tensor& x, Fp8Recipe recipe);
+std::optional<at::Tensor> shared_weight_largest(const at::Tensor& w_ENK, Fp8Recipe recipe);
+// The same of rows that take up a factor before they are rounded; factor [R] is one number then.
+std::optional<at::Tensor> times_factor(const std::optional<at::Tensor>& largest,
+                                       const at::Tensor& factor_R);
+
+// x rounded with a scale for each 1 x 128; `largest`: with that of this maximum.
+at::Tensor tile_emulated(const at::Tensor& x_RC,
+                         const std::optional<at::Tensor>& largest = std::nullopt);
+// x times the rows' factor, rounded with a scale for 128 rows of an expert and 128 columns, or with
+// that of `largest`, a maximum of x without the factor.
 at::Tensor block_emulated(const at::Tensor& x_RC, const at::Tensor& factor_R,
-                          const at::Tensor& expert_offset);
+                          const at::Tensor& expert_offset,
+                          const std::optional<at::Tensor>& largest = std::nullopt);
 // Weights [E, N, K], their blocks cut anew every `part_rows` of the N rows.
-at::Tensor weight_emulated(Fp8Weights* kept, Fp8Weights::Which which, const at::Tensor& w_ENK,
+at::Tensor weight_emulated(const Fp8Options& fp8, Fp8Weights::Which which, const at::Tensor& w_ENK,
                            int64_t part_rows);
 
 }  // namespace troupe

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include "troupe/ops/fp8.h"
+#include "troupe/ops/moe_ffn/fp8_emulated.h"
 #include "troupe/ops/moe_ffn/moe_ffn_paths.h"
 
 namespace troupe {
@@ -15,29 +16,32 @@ at::Tensor Fp8Sm90::row_scales(int64_t columns, int64_t rows) const {
   return empty({columns / kFp8Tile * rows + kScalesBehind}, at::kFloat);
 }
 
-Fp8Sm90::Rows Fp8Sm90::rows_in_8_bits(const at::Tensor& x) {
-  const Fp8Matrix q = quantize_fp8(x, {});
+Fp8Sm90::Rows Fp8Sm90::rows_in_8_bits(const at::Tensor& x,
+                                      const std::optional<at::Tensor>& largest) {
+  const Fp8Matrix q = quantize_fp8(x, {}, std::nullopt, largest);
   return {q.bytes.view(at::kByte), q.scales.view({-1})};
 }
 
-Fp8Weight Fp8Sm90::weight(Fp8Weights* kept, Fp8Weights::Which which, const at::Tensor& w,
+Fp8Weight Fp8Sm90::weight(const Fp8Options& fp8, Fp8Weights::Which which, const at::Tensor& w,
                           bool backward) const {
-  if (kept == nullptr) return rounded(w, backward);
-  return kept->get(which, w, [&] { return rounded(w, /*backward=*/true); });
+  if (fp8.kept == nullptr) return rounded(w, fp8.recipe, backward);
+  return fp8.kept->get(which, w, [&] { return rounded(w, fp8.recipe, /*backward=*/true); });
 }
 
-Fp8Weight Fp8Sm90::rounded(const at::Tensor& weight, bool backward) const {
+Fp8Weight Fp8Sm90::rounded(const at::Tensor& weight, Fp8Recipe recipe, bool backward) const {
   const at::Tensor w = weight.contiguous();
   const int64_t E = w.size(0), N = w.size(1), K = w.size(2);
   const int64_t blocks = E * N / kFp8Tile * (K / kFp8Tile);
   Fp8Weight out{empty({E * N, K}, at::kByte), {}, empty({blocks + kScalesBehind}, at::kFloat)};
   if (backward) out.transposed = empty({E * K, N}, at::kByte);
+  const std::optional<at::Tensor> largest = shared_weight_largest(w, recipe);
   launch(
       Fp8WeightTiles{.w = flat_view(w, "a weight in 8 bits"),
                      .matrix_rows = N,
                      .rows = mat<uint8_t>(out.bytes, "rows"),
                      .transposed = backward ? ptr<uint8_t>(out.transposed, "transposed") : nullptr,
-                     .scales = ptr<float>(out.scales, "scales")},
+                     .scales = ptr<float>(out.scales, "scales"),
+                     .largest = ptr_or_null<const float>(largest, "largest")},
       &CudaKernels::fp8_weight_tiles);
   return out;
 }
@@ -56,7 +60,8 @@ Fp8Sm90::Tiles Fp8Sm90::empty_tiles(int64_t C, bool rows, bool transposed) const
   return out;
 }
 
-Fp8Sm90::Tiles Fp8Sm90::tiles(const at::Tensor& x, const at::Tensor& factor, bool rows) const {
+Fp8Sm90::Tiles Fp8Sm90::tiles(const at::Tensor& x, const at::Tensor& factor, bool rows,
+                              const std::optional<at::Tensor>& largest) const {
   Tiles out = empty_tiles(x.size(1), rows, factor.defined());
   Fp8RowTiles args{.x = view(x, "rows"),
                    .expert_offset = plan_.expert_offset,
@@ -65,8 +70,12 @@ Fp8Sm90::Tiles Fp8Sm90::tiles(const at::Tensor& x, const at::Tensor& factor, boo
   if (rows) {
     args.rows = mat<uint8_t>(out.rows, "rows in 8 bits");
     args.row_scales = ptr<float>(out.row_scales, "their scales");
+    args.row_largest = ptr_or_null<const float>(largest, "largest");
   }
+  std::optional<at::Tensor> with_factor;
   if (factor.defined()) {
+    with_factor = times_factor(largest, factor);
+    args.block_largest = ptr_or_null<const float>(with_factor, "largest with its factor");
     args.factor = scales(factor, "factor");
     args.columns = ptr<uint8_t>(out.columns, "columns in 8 bits");
     args.block_scales = ptr<float>(out.block_scales, "their scales");

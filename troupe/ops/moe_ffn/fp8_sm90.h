@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
 #include "troupe/kernels/fp8_tiles/fp8_tiles.h"
 #include "troupe/kernels/moe_sm90/moe_sm90.h"
 #include "troupe/ops/moe_ffn/fp8_weights.h"
@@ -42,13 +44,15 @@ class Fp8Sm90 {
   // A scale for each row and 128 columns, and what is read behind them.
   at::Tensor row_scales(int64_t columns, int64_t rows) const;
 
-  static Rows rows_in_8_bits(const at::Tensor& x_TD);
+  // `largest` here and below: as in ops/fp8.h, of x without the factor.
+  static Rows rows_in_8_bits(const at::Tensor& x_TD, const std::optional<at::Tensor>& largest = {});
   // w [E, N, K]. Forward's copy, and backward's, of one reading. One that is kept is for both.
-  Fp8Weight weight(Fp8Weights* kept, Fp8Weights::Which which, const at::Tensor& w,
+  Fp8Weight weight(const Fp8Options& fp8, Fp8Weights::Which which, const at::Tensor& w,
                    bool backward) const;
   Tiles empty_tiles(int64_t columns, bool rows, bool transposed) const;
   // x [R, C]; `rows`: along rows too; transposed where `factor` is given.
-  Tiles tiles(const at::Tensor& x, const at::Tensor& factor, bool rows) const;
+  Tiles tiles(const at::Tensor& x, const at::Tensor& factor, bool rows,
+              const std::optional<at::Tensor>& largest = {}) const;
   // grad [E, M, N], or [E, N, M] where `transposed`: source [T, M] gathered, t of N columns.
   void weight_gradient(const at::Tensor& source, const Tiles& t, const at::Tensor& grad,
                        bool transposed) const;
@@ -56,7 +60,7 @@ class Fp8Sm90 {
   const PlanRef& plan() const { return plan_; }
 
  private:
-  Fp8Weight rounded(const at::Tensor& w, bool backward) const;
+  Fp8Weight rounded(const at::Tensor& w, Fp8Recipe recipe, bool backward) const;
 
   at::TensorOptions options_;
   PlanRef plan_;

@@ -1,6 +1,15 @@
 #include "troupe/ops/moe_ffn/fp8_weights.h"
 
+#include "troupe/core/check.h"
+
 namespace troupe {
+
+Fp8Recipe fp8_recipe_of(const std::string& name, const char* op) {
+  Fp8Recipe out = Fp8Recipe::kRow;
+  TROUPE_CHECK(from_text(name, out), op, "has no recipe",
+               name + ": there are row, tensor and block");
+  return out;
+}
 
 const Fp8Weight& Fp8Weights::get(Which which, const at::Tensor& w,
                                  const std::function<Fp8Weight()>& round) {

@@ -8,8 +8,22 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
+
+#include "troupe/core/text/text.h"
 
 namespace troupe {
+
+// Which values share a scale; moe_ffn_fp8.h has the formulas.
+enum class Fp8Recipe {
+  kRow,     // a row of tokens; of activations 1 x 128, of weights 128 x 128
+  kTensor,  // a tensor, by its own maximum; of weights an expert
+  kBlock,   // as kRow, but of tokens 1 x 128 too, except in weights' gradients
+};
+constexpr auto names_of(Fp8Recipe) {
+  return std::array{Named{"row", Fp8Recipe::kRow}, Named{"tensor", Fp8Recipe::kTensor},
+                    Named{"block", Fp8Recipe::kBlock}};
+}
 
 // A weight [E, N, K], or [N, K], in 8 bits: a scale for each 128 x 128.
 struct Fp8Weight {
@@ -36,9 +50,13 @@ class Fp8Weights {
   std::array<Entry, 2> entries_;
 };
 
+// The recipe of this name; refused where there is none.
+Fp8Recipe fp8_recipe_of(const std::string& name, const char* op);
+
 struct Fp8Options {
-  bool weight_grad = true;                     // false: weights' gradients of unrounded operands
-  bool emulate = false;                        // true: no product is computed in 8 bits
+  bool weight_grad = true;  // false: weights' gradients of unrounded operands
+  bool emulate = false;     // true: no product is computed in 8 bits
+  Fp8Recipe recipe = Fp8Recipe::kRow;
   std::shared_ptr<Fp8Weights> kept = nullptr;  // null: each call rounds the weights
 
   // Keeps weights from now on, or stops doing so; drops those kept until now.

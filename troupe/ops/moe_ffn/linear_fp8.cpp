@@ -51,17 +51,23 @@ LinearFp8Forward forward_sm90(const at::Tensor& x_TK, const at::Tensor& w_NK, co
                               bool keep) {
   const Plan plan = dense_plan(x_TK);
   const Fp8Sm90 calls(x_TK, plan_ref(plan, kLinearName));
-  const Fp8Sm90::Rows x = Fp8Sm90::rows_in_8_bits(x_TK);
-  const Fp8Weight w = calls.weight(fp8.options.kept.get(), fp8.which, one_expert(w_NK), keep);
+  const bool tiled = fp8.options.recipe == Fp8Recipe::kBlock;
+  Fp8Sm90::Rows x;  // whole ones, which a weight gradient reads under every recipe
+  if (!tiled || (keep && fp8.options.weight_grad)) {
+    x = Fp8Sm90::rows_in_8_bits(x_TK, shared_largest(x_TK, fp8.options.recipe));
+  }
+  const Fp8Sm90::Tiles t = tiled ? calls.tiles(x_TK, {}, /*rows=*/true) : Fp8Sm90::Tiles();
+  const Fp8Weight w = calls.weight(fp8.options, fp8.which, one_expert(w_NK), keep);
   LinearFp8Forward out{.y = calls.empty({x_TK.size(0), w_NK.size(0)}), .saved = {}};
-  calls.launch(MoeDownFp8Sm90{.plan = calls.plan(),
-                              .a = Fp8Sm90::bytes(x.bytes, "x8"),
-                              .a_scales = Fp8Sm90::scales(x.scales, "x8 scales"),
-                              .w2 = Fp8Sm90::bytes(w.bytes, "w"),
-                              .w2_scales = Fp8Sm90::scales(w.scales, "w scales"),
-                              .y = mut_view(out.y, "y"),
-                              .whole_rows = true},
-               &CudaKernels::moe_down_fp8_sm90);
+  calls.launch(
+      MoeDownFp8Sm90{.plan = calls.plan(),
+                     .a = Fp8Sm90::bytes(tiled ? t.rows : x.bytes, "x8"),
+                     .a_scales = Fp8Sm90::scales(tiled ? t.row_scales : x.scales, "x8 scales"),
+                     .w2 = Fp8Sm90::bytes(w.bytes, "w"),
+                     .w2_scales = Fp8Sm90::scales(w.scales, "w scales"),
+                     .y = mut_view(out.y, "y"),
+                     .whole_rows = !tiled},
+      &CudaKernels::moe_down_fp8_sm90);
   if (!keep) return out;
   out.saved = linear_saved({x.bytes, x.scales}, w.transposed, w.scales, x_TK, fp8);
   return out;
@@ -75,7 +81,8 @@ LinearGrads backward_sm90(const at::Tensor& dy, const Saved& s, const Fp8Linear&
   LinearGrads out;
   if (of_w && !columns) out.w = at::mm(dy.t(), s.x);
   if (!of_x && !columns) return out;
-  const Fp8Sm90::Tiles t = calls.tiles(dy, columns ? s.x_scales : at::Tensor(), of_x);
+  const Fp8Sm90::Tiles t = calls.tiles(dy, columns ? s.x_scales : at::Tensor(), of_x,
+                                       shared_largest(dy, fp8.options.recipe));
   if (of_x) {
     out.x = calls.empty({dy.size(0), s.w.size(0)});
     calls.launch(MoeRowsGradFp8Sm90{.plan = calls.plan(),
@@ -104,11 +111,13 @@ at::Tensor offset_of_all(const at::Tensor& x) {
 
 LinearFp8Forward forward_emulated(const at::Tensor& x, const at::Tensor& w, const Fp8Linear& fp8,
                                   bool keep) {
-  const Fp8Matrix q = quantize_fp8(x, {});
-  const at::Tensor w8 =
-      weight_emulated(fp8.options.kept.get(), fp8.which, one_expert(w), w.size(0));
-  LinearFp8Forward out{
-      .y = grouped_gemm(dequantize_fp8(q, {}, x.scalar_type()), w8, offset_of_all(x)), .saved = {}};
+  const std::optional<at::Tensor> largest = shared_largest(x, fp8.options.recipe);
+  const Fp8Matrix q = quantize_fp8(x, {}, std::nullopt, largest);
+  const at::Tensor w8 = weight_emulated(fp8.options, fp8.which, one_expert(w), w.size(0));
+  const at::Tensor rounded = fp8.options.recipe == Fp8Recipe::kBlock
+                                 ? tile_emulated(x)
+                                 : dequantize_fp8(q, {}, x.scalar_type());
+  LinearFp8Forward out{.y = grouped_gemm(rounded, w8, offset_of_all(x)), .saved = {}};
   if (!keep) return out;
   out.saved = linear_saved({q.bytes, q.scales.view({-1})}, w, at::Tensor(), x, fp8);
   return out;
@@ -117,22 +126,26 @@ LinearFp8Forward forward_emulated(const at::Tensor& x, const at::Tensor& w, cons
 LinearGrads backward_emulated(const at::Tensor& dy, const Saved& s, const Fp8Linear& fp8, bool of_x,
                               bool of_w) {
   const at::Tensor offset = offset_of_all(dy);
+  const std::optional<at::Tensor> largest = shared_largest(dy, fp8.options.recipe);
   LinearGrads out;
   if (of_x) {
-    const at::Tensor w8 =
-        weight_emulated(fp8.options.kept.get(), fp8.which, one_expert(s.w), s.w.size(0));
-    out.x = grouped_gemm(tile_emulated(dy), w8, offset, WeightOrder::kInOut);
+    const at::Tensor w8 = weight_emulated(fp8.options, fp8.which, one_expert(s.w), s.w.size(0));
+    out.x = grouped_gemm(tile_emulated(dy, largest), w8, offset, WeightOrder::kInOut);
   }
   if (of_w) {
     const bool rounded = fp8.options.weight_grad;
-    out.w = grouped_gemm_weight(rounded ? block_emulated(dy, s.x_scales, offset) : dy,
+    out.w = grouped_gemm_weight(rounded ? block_emulated(dy, s.x_scales, offset, largest) : dy,
                                 rounded ? s.x8.to(dy.scalar_type()) : s.x, offset)[0];
   }
   return out;
 }
 
-at::Tensor linear_fp8_op(const at::Tensor& x, const at::Tensor& w, bool weight_grad, bool emulate) {
-  return linear_fp8(x, w, {.options = {.weight_grad = weight_grad, .emulate = emulate}});
+at::Tensor linear_fp8_op(const at::Tensor& x, const at::Tensor& w, bool weight_grad, bool emulate,
+                         const std::string& recipe) {
+  return linear_fp8(x, w,
+                    {.options = {.weight_grad = weight_grad,
+                                 .emulate = emulate,
+                                 .recipe = fp8_recipe_of(recipe, kLinearName)}});
 }
 
 }  // namespace
@@ -178,8 +191,10 @@ at::Tensor linear_fp8(const at::Tensor& x, const at::Tensor& w, const Fp8Linear&
 }
 
 TORCH_LIBRARY_FRAGMENT(troupe, m) {
-  m.def("linear_fp8(Tensor x, Tensor w, *, bool weight_grad=True, bool emulate=False) -> Tensor",
-        linear_fp8_op);
+  m.def(
+      "linear_fp8(Tensor x, Tensor w, *, bool weight_grad=True, bool emulate=False, "
+      "str recipe=\"row\") -> Tensor",
+      linear_fp8_op);
 }
 
 }  // namespace troupe

@@ -3,7 +3,9 @@
 //
 //   Y = row(X) block(W)^T        dX = tile(dY) block(W)        dW = block(sx dY)^T q(X)
 //
-// A row of Y and of dX depends on that row alone (Q8-3). `weight_grad: false`: dW = dY^T X of
+// A row of Y and of dX depends on that row alone (Q8-3). That is recipe row: with tensor X, dY and W
+// have one scale each, that of their largest value; with block Y = tile(X) block(W)^T.
+// `weight_grad: false`: dW = dY^T X of
 // unrounded operands.
 //
 // On a Hopper GPU, in bf16, for sizes that are multiples of 128, tensor cores multiply the bytes

@@ -38,13 +38,19 @@ struct LinearProduct {
     return {y.detach(), x.grad().clone(), w.grad().clone()};
   }
   // The header's formulas in f64; `exact`: nothing is rounded.
-  Tensors by_definition(bool exact = false) const {
+  Tensors by_definition(bool exact = false, Fp8Recipe recipe = Fp8Recipe::kRow) const {
     const at::NoGradGuard no_grad;
     const auto wide = [](const at::Tensor& t) { return t.detach().to(at::kDouble); };
     const at::Tensor X = wide(x), W = wide(w), dY = wide(grad);
     if (exact) return {at::mm(X, W.t()), at::mm(dY, W), at::mm(dY.t(), X)};
+    if (recipe == Fp8Recipe::kTensor) {
+      const auto whole = [](const at::Tensor& t) { return round_whole(t, t.abs().max()).value(); };
+      return {at::mm(whole(X), whole(W).t()), at::mm(whole(dY), whole(W)),
+              at::mm(whole(dY).t(), whole(X))};
+    }
     const Rounded x8 = round_groups(X);
-    return {at::mm(x8.value(), blocks(W).t()), at::mm(tiles(dY), blocks(W)),
+    const at::Tensor rows = recipe == Fp8Recipe::kBlock ? tiles(X) : x8.value();
+    return {at::mm(rows, blocks(W).t()), at::mm(tiles(dY), blocks(W)),
             at::mm(blocks(x8.scale * dY).t(), x8.unscaled)};
   }
 
@@ -60,6 +66,42 @@ TEST(LinearFp8, Q8_18_EqualsTheDefinitionInOutputAndGradients) {
     const Tensors got = p.run(), want = p.by_definition();
     for (int i = 0; i < 3; ++i) EXPECT_LT(distance(got[i], want[i]), 2e-3) << kProductNames[i];
   }
+}
+
+TEST(LinearFp8, Q8_21_OtherRecipesEqualTheirDefinitions) {
+  for (const Fp8Recipe recipe : {Fp8Recipe::kTensor, Fp8Recipe::kBlock}) {
+    for (const auto [T, N, K] : {std::array{300, 160, 192}, std::array{1, 128, 256}}) {
+      const LinearProduct p(T, N, K);
+      const Tensors got = p.run({.recipe = recipe}), want = p.by_definition(false, recipe);
+      for (int i = 0; i < 3; ++i) {
+        EXPECT_LT(distance(got[i], want[i]), 2e-3) << kProductNames[i] << to_text(recipe);
+      }
+    }
+    EXPECT_EQ(LinearProduct(0, 128, 128).run({.recipe = recipe})[2].abs().sum().item<double>(), 0);
+  }
+}
+
+class LinearFp8On : public testing::DeviceTest {};
+
+// In bf16 beside the definition in f64; on a Hopper GPU tensor cores multiply the bytes.
+TEST_P(LinearFp8On, Q8_21_EveryRecipeEqualsItsDefinition) {
+  for (const Fp8Recipe recipe : {Fp8Recipe::kRow, Fp8Recipe::kTensor, Fp8Recipe::kBlock}) {
+    LinearProduct p(300, 256, 384);
+    for (at::Tensor* t : {&p.x, &p.w, &p.grad}) *t = t->to(at::kBFloat16).to(at::kFloat);
+    const Tensors want = p.by_definition(/*exact=*/false, recipe);
+    for (at::Tensor* t : {&p.x, &p.w, &p.grad}) *t = t->to(options(at::kBFloat16));
+    const Tensors got = p.run({.recipe = recipe}), again = p.run({.recipe = recipe});
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_LT(distance(got[i].cpu(), want[i]), 5e-3) << kProductNames[i] << to_text(recipe);
+      EXPECT_TRUE(at::equal(got[i], again[i])) << kProductNames[i] << to_text(recipe);
+    }
+  }
+}
+
+TROUPE_ON_DEVICES(LinearFp8On);
+
+TEST(LinearFp8, RefusesARecipeThatItHasNot) {
+  TROUPE_EXPECT_REFUSAL(fp8_recipe_of("mx", "linear_fp8"), "there are row, tensor and block");
 }
 
 // Section 12, test 2: one product of operands that are both rounded.

@@ -15,6 +15,7 @@
 #include "troupe/ops/combine.h"
 #include "troupe/ops/grouped_gemm.h"
 #include "troupe/ops/moe_ffn/fp8_emulated.h"
+#include "troupe/ops/moe_ffn/fp8_packed_sm90.h"
 #include "troupe/ops/moe_ffn/moe_ffn_fp8_sm90.h"
 #include "troupe/ops/permute.h"
 #include "troupe/ops/support/autograd.h"
@@ -29,11 +30,12 @@ const Fp8Tiles kRow{};
 constexpr const char* kFp8Name = "moe_ffn_fp8";
 constexpr const char* kTooEarly = "moe_ffn_fp8: gradients of weights before those of x, or twice";
 
-// The rows of tokens in 8 bits, as products over routed rows take it.
+// The rows of tokens in 8 bits, as products over routed rows take them. `largest`: of the tensor
+// where all share a scale.
 struct EightBitRows {
-  EightBitRows(const at::Tensor& x, const Plan& plan) : q(quantize_fp8(x, kRow)), plan_(plan) {
-    type_ = x.scalar_type();
-  }
+  EightBitRows(const at::Tensor& x, const Plan& plan,
+               const std::optional<at::Tensor>& largest = std::nullopt)
+      : q(quantize_fp8(x, kRow, std::nullopt, largest)), plan_(plan), type_(x.scalar_type()) {}
   at::Tensor rows() const { return permute(dequantize_fp8(q, kRow, type_), plan_); }
   at::Tensor unscaled_rows() const { return permute(q.bytes.to(type_), plan_); }
   at::Tensor row_scales() const {  // [R]; of a row without a token: some token's
@@ -47,18 +49,54 @@ struct EightBitRows {
   at::ScalarType type_;
 };
 
+// A call whose products are passes of their own, on the kernels of x's type or, with `bytes`, on
+// tensor cores in 8 bits.
 struct Fp8Call {
   const Plan& plan;
   const ExpertWeights& experts;
   const FfnOptions& options;
-  Fp8Weights* kept;  // or null
+  const Fp8Options& fp8;
+  bool bytes;
 
   int64_t hidden() const { return experts.w2.size(2); }
-  at::Tensor w1() const { return weight_emulated(kept, Fp8Weights::kIn, experts.w1, hidden()); }
-  at::Tensor w2() const {
-    return weight_emulated(kept, Fp8Weights::kOut, experts.w2, experts.w2.size(1));
-  }
   bool gated() const { return experts.w1.size(1) != hidden(); }
+  const at::Tensor& weight(Fp8Weights::Which which) const {
+    return which == Fp8Weights::kIn ? experts.w1 : experts.w2;
+  }
+  at::Tensor emulated(Fp8Weights::Which which) const {
+    const int64_t part_rows = which == Fp8Weights::kIn ? hidden() : experts.w2.size(1);
+    return weight_emulated(fp8, which, weight(which), part_rows);
+  }
+  // tile(rows) times a weight.
+  at::Tensor of_rows(const at::Tensor& rows, Fp8Weights::Which which, WeightOrder order) const {
+    if (bytes) return Fp8PackedSm90(rows, plan, fp8).product(rows, which, weight(which), order);
+    const at::Tensor rounded = tile_emulated(rows, shared_largest(rows, fp8.recipe));
+    return grouped_gemm(rounded, emulated(which), plan.expert_offset, order);
+  }
+  // The same of the rows of tokens.
+  at::Tensor of_tokens(const at::Tensor& x, Fp8Weights::Which which, WeightOrder order) const {
+    if (fp8.recipe != Fp8Recipe::kRow) return of_rows(permute(x, plan), which, order);
+    return grouped_gemm(EightBitRows(x, plan).rows(), emulated(which), plan.expert_offset, order);
+  }
+  // block(s rows)^T q(tokens), or with `tokens_first` its transpose; without weight_grad of
+  // unrounded ones.
+  at::Tensor weight_gradient(const at::Tensor& tokens, const at::Tensor& rows,
+                             bool tokens_first) const {
+    const auto product = [&](const at::Tensor& of_tokens, const at::Tensor& others) {
+      return tokens_first ? grouped_gemm_weight(of_tokens, others, plan.expert_offset)
+                          : grouped_gemm_weight(others, of_tokens, plan.expert_offset);
+    };
+    if (!fp8.weight_grad) return product(permute(tokens, plan), rows);
+    std::optional<at::Tensor> largest;  // of the rows that some expert has
+    if (fp8.recipe == Fp8Recipe::kTensor) {
+      largest = shared_largest(permute(tokens, plan), fp8.recipe);
+    }
+    if (bytes) {
+      return Fp8PackedSm90(rows, plan, fp8).weight_gradient(tokens, rows, largest, tokens_first);
+    }
+    const EightBitRows q(tokens, plan, largest);
+    return product(q.unscaled_rows(), blocks(rows, q.row_scales()));
+  }
   at::Tensor scores(const at::Tensor& weights_TK) const {  // [R]
     const at::Tensor slot = plan.row_slot.clamp_min(0);
     return at::index_select(weights_TK.reshape({-1}), 0, slot).masked_fill(plan.row_slot.lt(0), 0);
@@ -71,20 +109,23 @@ struct Fp8Call {
                        .offset = options.offset},
                       {.score_R = scores_R, .expert_offset = plan.expert_offset});
   }
+
+ private:
   // Operand of a weight gradient: rows times the factor, in blocks of one expert's rows and of
   // gates or ups alone.
   at::Tensor blocks(const at::Tensor& rows, const at::Tensor& factor_R) const {
+    const std::optional<at::Tensor> largest = shared_largest(rows, fp8.recipe);
     std::vector<at::Tensor> parts;
     for (const at::Tensor& part : rows.split(hidden(), 1)) {
-      parts.push_back(block_emulated(part, factor_R, plan.expert_offset));
+      parts.push_back(block_emulated(part, factor_R, plan.expert_offset, largest));
     }
     return parts.size() == 1 ? parts[0] : at::cat(parts, 1);
   }
 };
 
-// What backward of a call reads, as it was saved.
-struct EmulatedSaved {
-  explicit EmulatedSaved(const TensorList& s)
+// What backward of such a call reads, as it was saved.
+struct PassesSaved {
+  explicit PassesSaved(const TensorList& s)
       : x(s[0]),
         weights(s[1]),
         hidden(s[4]),
@@ -101,24 +142,20 @@ struct RowsHalf {
   TensorList grads;
   at::Tensor grad_out, grad_hidden;  // which the others are made of
 };
-RowsHalf rows_half(const Fp8Call& call, const EmulatedSaved& saved, const Gradients& g) {
+RowsHalf rows_half(const Fp8Call& call, const PassesSaved& saved, const Gradients& g) {
   static const auto act_backward = raw_op<std::tuple<at::Tensor, at::Tensor>(
       const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
       const std::optional<at::Tensor>&, std::string, std::optional<double>, double)>(
       "troupe::activation_backward");
   const Plan& plan = call.plan;
   RowsHalf out{.grads = TensorList(4), .grad_out = g.outputs[0].contiguous(), .grad_hidden = {}};
-  const EightBitRows dO8(out.grad_out, plan);
-  const at::Tensor grad_act =
-      grouped_gemm(dO8.rows(), call.w2(), plan.expert_offset, WeightOrder::kInOut);
+  const at::Tensor grad_act = call.of_tokens(out.grad_out, Fp8Weights::kOut, WeightOrder::kInOut);
   const auto [dH, dS] =
       act_backward(grad_act, saved.hidden, call.scores(saved.weights), plan.expert_offset,
                    call.options.activation, call.options.clamp, call.options.offset);
   out.grad_hidden = dH;
   if (g.needs[0]) {
-    const at::Tensor rows =
-        grouped_gemm(tile_emulated(dH), call.w1(), plan.expert_offset, WeightOrder::kInOut);
-    out.grads[0] = combine(rows, plan);
+    out.grads[0] = combine(call.of_rows(dH, Fp8Weights::kIn, WeightOrder::kInOut), plan);
   }
   if (g.needs[1]) {
     const at::Tensor row = plan.slot_row.reshape({-1});
@@ -130,36 +167,26 @@ RowsHalf rows_half(const Fp8Call& call, const EmulatedSaved& saved, const Gradie
 }
 
 // dW1 and dW2, behind two undefined tensors.
-TensorList weights_half(const Fp8Call& call, const EmulatedSaved& saved, const RowsHalf& half,
-                        bool rounded, const std::vector<bool>& needs) {
-  const Plan& plan = call.plan;
+TensorList weights_half(const Fp8Call& call, const PassesSaved& saved, const RowsHalf& half,
+                        const std::vector<bool>& needs) {
   TensorList out(4);
-  if (needs[2]) {
-    const at::Tensor& dH = half.grad_hidden;
-    const EightBitRows x8(saved.x, plan);
-    out[2] = rounded ? grouped_gemm_weight(call.blocks(dH, x8.row_scales()), x8.unscaled_rows(),
-                                           plan.expert_offset)
-                     : grouped_gemm_weight(dH, permute(saved.x, plan), plan.expert_offset);
-  }
+  if (needs[2]) out[2] = call.weight_gradient(saved.x, half.grad_hidden, /*tokens_first=*/false);
   if (needs[3]) {
     const at::Tensor act = call.activated(saved.hidden, call.scores(saved.weights));
-    const EightBitRows dO8(half.grad_out, plan);
-    out[3] = rounded ? grouped_gemm_weight(dO8.unscaled_rows(), call.blocks(act, dO8.row_scales()),
-                                           plan.expert_offset)
-                     : grouped_gemm_weight(permute(half.grad_out, plan), act, plan.expert_offset);
+    out[3] = call.weight_gradient(half.grad_out, act, /*tokens_first=*/true);
   }
   return out;
 }
 
-// The halves of a backward in the type of x, and what the first leaves for the second.
-class EmulatedBackward {
+// The halves of such a backward, and what the first leaves for the second.
+class PassesBackward {
  public:
-  EmulatedBackward(FfnOptions options, Fp8Options fp8)
-      : options_(std::move(options)), fp8_(std::move(fp8)) {}
+  PassesBackward(FfnOptions options, Fp8Options fp8, bool bytes)
+      : options_(std::move(options)), fp8_(std::move(fp8)), bytes_(bytes) {}
 
   TensorList rows(const Gradients& g) {
     const at::NoGradGuard no_grad;
-    const EmulatedSaved saved(g.saved);
+    const PassesSaved saved(g.saved);
     RowsHalf half = rows_half(call(saved), saved, g);
     left_.reset();
     TensorList grads = std::move(half.grads);
@@ -172,7 +199,7 @@ class EmulatedBackward {
     TROUPE_CHECK(left_.has_value(), kTooEarly);
     const Left left = std::move(*left_);
     left_.reset();
-    return weights_half(call(left.saved), left.saved, left.half, fp8_.weight_grad, g.needs);
+    return weights_half(call(left.saved), left.saved, left.half, g.needs);
   }
 
   TensorList all(const Gradients& g) {
@@ -185,15 +212,16 @@ class EmulatedBackward {
 
  private:
   struct Left {
-    EmulatedSaved saved;
+    PassesSaved saved;
     RowsHalf half;
   };
-  Fp8Call call(const EmulatedSaved& saved) const {
-    return {saved.plan, saved.experts, options_, fp8_.kept.get()};
+  Fp8Call call(const PassesSaved& saved) const {
+    return {saved.plan, saved.experts, options_, fp8_, bytes_};
   }
 
   FfnOptions options_;
   Fp8Options fp8_;
+  bool bytes_;
   std::optional<Left> left_;
 };
 
@@ -222,7 +250,7 @@ struct Sm90Saved {
   Plan plan;
 };
 
-// As EmulatedBackward. A backward that is not cut makes weights' gradients first: it holds less.
+// As PassesBackward. A backward that is not cut makes weights' gradients first: it holds less.
 class Sm90Backward {
  public:
   explicit Sm90Backward(bool weight_grad) : weight_grad_(weight_grad) {}
@@ -290,34 +318,35 @@ void check(const ExpertWeights& e, const FfnOptions& o) {
                "moe_ffn_fp8: what experts keep for backward cannot be changed");
 }
 
-// The products in the type of x, and what backward needs of them.
-at::Tensor emulated(const at::Tensor& x, const at::Tensor& weights, const Plan& plan,
-                    const ExpertWeights& experts, const FfnOptions& options,
-                    const Fp8Options& fp8) {
-  const TensorList inputs = {x, weights, experts.w1, experts.w2};
+// Products that are passes of their own, and what backward needs of them.
+at::Tensor in_passes(const FfnCall& ffn, const FfnOptions& options, const Fp8Options& fp8,
+                     bool bytes) {
+  const ExpertWeights& experts = ffn.experts;
+  const TensorList inputs = {ffn.x, ffn.weights, experts.w1, experts.w2};
   at::Tensor out, hidden;
   {
     const at::NoGradGuard no_grad;
-    const Fp8Call call{plan, experts, options, fp8.kept.get()};
-    hidden = grouped_gemm(EightBitRows(x, plan).rows(), call.w1(), plan.expert_offset);
-    const at::Tensor act = call.activated(hidden, call.scores(weights));
-    out = combine(grouped_gemm(tile_emulated(act), call.w2(), plan.expert_offset), plan);
+    const Fp8Call call{ffn.plan, experts, options, fp8, bytes};
+    hidden = call.of_tokens(ffn.x, Fp8Weights::kIn, WeightOrder::kOutIn);
+    const at::Tensor act = call.activated(hidden, call.scores(ffn.weights));
+    out = combine(call.of_rows(act, Fp8Weights::kOut, WeightOrder::kOutIn), ffn.plan);
   }
   if (!wants_grad(inputs)) return out;
-  TensorList saved = {x, weights, experts.w1, experts.w2, hidden};
-  for (const at::Tensor& t : plan_tensors(plan)) saved.push_back(t);
+  TensorList saved = inputs;
+  saved.push_back(hidden);
+  for (const at::Tensor& t : plan_tensors(ffn.plan)) saved.push_back(t);
   record_fp8({.name = kFp8Name, .inputs = inputs, .outputs = {out}, .saved = saved, .backward = {}},
-             options, std::make_shared<EmulatedBackward>(options, fp8));
+             options, std::make_shared<PassesBackward>(options, fp8, bytes));
   return out;
 }
 
-// The products of bytes, on a Hopper GPU.
-at::Tensor on_tensor_cores(const FfnCall& call, const FfnOptions& options, const Fp8Options& fp8) {
+// The joint products of recipe row, on a Hopper GPU.
+at::Tensor in_joint_kernels(const FfnCall& call, const FfnOptions& options, const Fp8Options& fp8) {
   const TensorList inputs = {call.x, call.weights, call.experts.w1, call.experts.w2};
   const bool keep = wants_grad(inputs);
   const Fp8Forward f = [&] {
     const at::NoGradGuard no_grad;
-    return fp8_forward_sm90(call, keep, fp8.kept.get());
+    return fp8_forward_sm90(call, keep, fp8);
   }();
   if (!keep) return f.out;
   const Fp8Kept& k = f.kept;
@@ -341,14 +370,15 @@ at::Tensor on_tensor_cores(const FfnCall& call, const FfnOptions& options, const
 at::Tensor moe_ffn_fp8_op(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& w1,
                           const at::Tensor& w2, at::TensorList plan, std::string activation,
                           std::optional<double> clamp, double offset, bool weight_grad,
-                          bool emulate) {
+                          bool emulate, const std::string& recipe) {
   const Plan routed = plan_from(plan, "moe_ffn_fp8");
   const ExpertWeights experts{.w1 = w1, .b1 = std::nullopt, .w2 = w2, .b2 = std::nullopt};
   check_ffn(x, weights, routed, experts);
   FfnOptions options{.activation = std::move(activation), .offset = offset};
   if (clamp.has_value()) options.clamp = *clamp;
-  return moe_ffn_fp8(x, weights, routed, experts, options,
-                     {.weight_grad = weight_grad, .emulate = emulate});
+  return moe_ffn_fp8(
+      x, weights, routed, experts, options,
+      {.weight_grad = weight_grad, .emulate = emulate, .recipe = fp8_recipe_of(recipe, kFp8Name)});
 }
 
 }  // namespace
@@ -368,15 +398,16 @@ at::Tensor moe_ffn_fp8(const at::Tensor& x_SD, const at::Tensor& weights_TK, con
   const Sm90Form form{experts.w2.size(1), call.hidden(),
                       call.num_experts(), plain,
                       x.scalar_type(),    capability_of(x.device())};
-  if (!fp8.emulate && fp8_sm90_fault(form).empty()) return on_tensor_cores(call, options, fp8);
-  return emulated(x, weights_TK, plan, experts, options, fp8);
+  const bool bytes = !fp8.emulate && fp8_sm90_fault(form).empty();
+  if (bytes && fp8.recipe == Fp8Recipe::kRow) return in_joint_kernels(call, options, fp8);
+  return in_passes(call, options, fp8, bytes);
 }
 
 TORCH_LIBRARY_FRAGMENT(troupe, m) {
   m.def(
       "moe_ffn_fp8(Tensor x, Tensor weights, Tensor w1, Tensor w2, Tensor[] plan, *, "
       "str activation=\"silu\", float? clamp=None, float offset=0., bool weight_grad=True, "
-      "bool emulate=False) -> Tensor",
+      "bool emulate=False, str recipe=\"row\") -> Tensor",
       moe_ffn_fp8_op);
 }
 

@@ -12,9 +12,16 @@
 // the gradient of the weights K are as in moe_ffn. A row's out and dX depend on that row alone
 // (Q8-3).
 //
+// That is recipe row. The others (Q8-21) are for what is trained with them elsewhere:
+//   tensor  row, tile and block of X, dO, A and dH have one scale, that of the largest value which
+//           this call's experts see in it; weights one for an expert. So a row's bits depend on the
+//           call's other rows, and over ranks on which rank computes it.
+//   block   X and dO are rounded by tile in H and G; all else is as in row.
+//
 // On a Hopper GPU, in bf16, for plain SwiGLU experts of widths that are multiples of 128, tensor
-// cores multiply the bytes (kernels/moe_sm90): X, dO and weights are kept in 8 bits for backward,
-// H in bf16. Everywhere else, and with `emulate`, the products run on the kernels of the given
+// cores multiply the bytes (kernels/moe_sm90). In recipe row X, dO and weights are kept in 8 bits
+// for backward, H in bf16; in the others each product is a pass of its own, and X is kept in bf16.
+// Everywhere else, and with `emulate`, the products run on the kernels of the given
 // type, at their speed: operands that are on the grid of e4m3 times a power of two are exact in
 // bf16 and f32. Both round the same values the same way; they differ in the order of sums, and in
 // H, which the emulation of bf16 rounds as well. Biases and LoRA are refused.

@@ -22,10 +22,10 @@ class Fp8Layer : protected Fp8Sm90 {
 
 class Fp8ForwardPass : Fp8Layer {
  public:
-  Fp8ForwardPass(const FfnCall& call, bool keep, Fp8Weights* kept)
+  Fp8ForwardPass(const FfnCall& call, bool keep, const Fp8Options& fp8)
       : Fp8Layer(call.x, call.plan),
         keep_(keep),
-        kept_(kept),
+        fp8_(fp8),
         x_(call.x.contiguous()),
         weights_(call.weights.contiguous()),
         w1_(call.experts.w1),
@@ -34,8 +34,8 @@ class Fp8ForwardPass : Fp8Layer {
   Fp8Forward run() const {
     const int64_t D = x_.size(1), F = w2_.size(2), R = plan().rows;
     const Rows x = rows_in_8_bits(x_);
-    const Fp8Weight w1 = weight(kept_, Fp8Weights::kIn, w1_, keep_);
-    const Fp8Weight w2 = weight(kept_, Fp8Weights::kOut, w2_, keep_);
+    const Fp8Weight w1 = weight(fp8_, Fp8Weights::kIn, w1_, keep_);
+    const Fp8Weight w2 = weight(fp8_, Fp8Weights::kOut, w2_, keep_);
     const at::Tensor h = empty({R, 2 * F}), a = empty({R, F}, at::kByte);
     const at::Tensor a_scales = row_scales(F, R), y = empty({R, D});
     launch(MoeUpFp8Sm90{.plan = plan(),
@@ -64,7 +64,7 @@ class Fp8ForwardPass : Fp8Layer {
 
  private:
   bool keep_;
-  Fp8Weights* kept_;
+  const Fp8Options& fp8_;
   at::Tensor x_, weights_, w1_, w2_;
 };
 
@@ -271,8 +271,8 @@ std::string fp8_sm90_fault(const Sm90Form& form) {
   return sm90_fault(form, kFp8Tile);
 }
 
-Fp8Forward fp8_forward_sm90(const FfnCall& call, bool keep, Fp8Weights* weights) {
-  return Fp8ForwardPass(call, keep, weights).run();
+Fp8Forward fp8_forward_sm90(const FfnCall& call, bool keep, const Fp8Options& fp8) {
+  return Fp8ForwardPass(call, keep, fp8).run();
 }
 
 std::array<at::Tensor, 4> fp8_backward_sm90(const Fp8Backward& call) {

@@ -26,8 +26,8 @@ struct Fp8Forward {
   at::Tensor out;  // [T, D]
   Fp8Kept kept;    // undefined where nobody asks for it
 };
-// Weights are rounded here, or read from `weights` where that is not null.
-Fp8Forward fp8_forward_sm90(const FfnCall& call, bool keep, Fp8Weights* weights);
+// Of recipe row: products that round what they make. Weights are rounded here, or read from `kept`.
+Fp8Forward fp8_forward_sm90(const FfnCall& call, bool keep, const Fp8Options& fp8);
 
 struct Fp8Backward {
   const at::Tensor& grad_out;  // [T, D]

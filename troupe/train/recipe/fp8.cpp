@@ -105,7 +105,9 @@ bool skipped(const Fp8Config& config, const ModelConfig& model, int64_t layer) {
 }
 
 Fp8Options options_of(const Fp8Config& config) {
-  return {.weight_grad = config.weight_grad == Fp8WeightGrad::kFp8, .emulate = config.emulate};
+  return {.weight_grad = config.weight_grad == Fp8WeightGrad::kFp8,
+          .emulate = config.emulate,
+          .recipe = config.recipe};
 }
 
 bool any_of(const std::vector<bool>& layers) {
@@ -324,6 +326,17 @@ std::vector<LineGroup> groups_of(const Fp8Config& config, const ModelConfig& mod
   return out;
 }
 
+std::string recipe_text(Fp8Recipe recipe) {
+  switch (recipe) {
+    case Fp8Recipe::kTensor:
+      return "; one scale a tensor, so that a token's bits depend on the others of its rank and "
+             "microbatch";
+    case Fp8Recipe::kBlock: return "; one scale for 1 x 128 of tokens, 128 x 128 of weights";
+    case Fp8Recipe::kRow: break;
+  }
+  return {};
+}
+
 constexpr const char* kEmulatedText =
     ". Emulated: 8-bit operands in products of the run's precision, at no gain in speed";
 
@@ -342,7 +355,8 @@ std::string fp8_line(const Fp8Config& config, const ModelConfig& model,
   }
   const bool weight_grad = config.weight_grad == Fp8WeightGrad::kFp8;
   what += std::string(": forward, input gradients") +
-          (weight_grad ? " and weight gradients" : "; weight gradients of unrounded operands");
+          (weight_grad ? " and weight gradients" : "; weight gradients of unrounded operands") +
+          recipe_text(config.recipe);
   if (!same) return "fp8: " + what + kEmulatedText;
   const std::string why = groups.empty() ? std::string() : groups.front().emulated;
   return "fp8: " + what +

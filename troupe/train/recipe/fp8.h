@@ -15,19 +15,13 @@
 
 #include "troupe/core/text/text.h"
 #include "troupe/nn/models/config.h"
+#include "troupe/ops/moe_ffn/fp8_weights.h"
 
 namespace troupe {
 
 class Model;
 struct Param;
 struct GpuProducts;  // experts_kernels.h
-
-enum class Fp8Recipe {
-  kRow,  // one scale a token row, for 1 x 128 of activations, for 128 x 128 of weights
-};
-constexpr auto names_of(Fp8Recipe) {
-  return std::array{Named{"row", Fp8Recipe::kRow}};
-}
 
 enum class Fp8WeightGrad { kFp8, kBf16 };
 constexpr auto names_of(Fp8WeightGrad) {
@@ -52,7 +46,10 @@ struct Fp8Config {
   int64_t skip_first = 0, skip_last = 0;  // blocks that stay as they are
 
   static void visit(auto& c, auto&& f) {
-    f("recipe", c.recipe, "Scaling granularity: row.");
+    f("recipe", c.recipe,
+      "What shares a scale: row (a token's row, 1 x 128, of weights 128 x 128), block (tokens too "
+      "1 "
+      "x 128) or tensor.");
     f("weight_grad", c.weight_grad, "Operand type of weight gradients: fp8 or bf16.");
     f("weights", c.weights,
       "Weights in 8 bits: kept over a step's microbatches, or rounded on_use in each; same bits.");

@@ -36,6 +36,16 @@ TEST(Fp8Config, SkippedAndDenseLayersStay) {
   EXPECT_NE(line.find("because the device is cpu"), std::string::npos) << line;
 }
 
+TEST(Fp8Config, TheLineSaysWhatSharesAScale) {
+  const auto line = [](Fp8Recipe recipe) {
+    return fp8_line({.recipe = recipe}, model_of(128, 128), {at::kBFloat16, 90});
+  };
+  EXPECT_EQ(line(Fp8Recipe::kRow).find("one scale"), std::string::npos);
+  EXPECT_NE(line(Fp8Recipe::kTensor).find("one scale a tensor, so that a token's bits depend"),
+            std::string::npos);
+  EXPECT_NE(line(Fp8Recipe::kBlock).find("one scale for 1 x 128 of tokens"), std::string::npos);
+}
+
 TEST(Fp8Config, RefusesWhatItCannotComputeAndSaysWhatWouldDo) {
   EXPECT_EQ(fault({}, model_of(128, 128)), "");
   EXPECT_NE(fault({}, model_of(64, 128)).find("64"), std::string::npos);

@@ -158,6 +158,17 @@ TEST(Recipe, Q8_33_RowsInFp8AreNotThoseOfFp16) {
                        "train.precision fp16 does not hold: take wire int8 or native"));
 }
 
+TEST(Recipe, Q8_21_OneScaleATensorDoesNotGiveTheBitsOfOneRank) {
+  const std::vector<std::string> sets = {"model.width=128", "model.moe.hidden=128",
+                                         "train.fp8.recipe=tensor"};
+  EXPECT_EQ(faults(sets), std::vector<std::string>{});
+  std::vector<std::string> exact = sets;
+  exact.emplace_back("parallel.dispatch=exact");
+  EXPECT_TRUE(one_says(faults(exact), "E2005 train.fp8.recipe: tensor makes a row's bits depend"));
+  exact[2] = "train.fp8.recipe=block";
+  EXPECT_EQ(faults(exact), std::vector<std::string>{});
+}
+
 TEST(Recipe, OV10_NoCollectiveTakesMoreBlocksThanNcclHas) {
   EXPECT_EQ(faults({"parallel.comm_blocks=64", "parallel.comm_priority=normal"}),
             std::vector<std::string>{});

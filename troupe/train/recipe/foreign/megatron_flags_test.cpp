@@ -173,6 +173,7 @@ TEST(MegatronFlags, EightBitsAreOfAllProductsThatFit) {
   const Recipe r = recipe_of(wide + "--fp8-format hybrid --fp8-recipe blockwise --no-fp8-wgrad " +
                              "--first-last-layers-bf16 --num-layers-at-end-in-bf16 0");
   ASSERT_TRUE(r.train.fp8.has_value());
+  EXPECT_EQ(r.train.fp8->recipe, Fp8Recipe::kBlock);
   EXPECT_EQ(r.train.fp8->weight_grad, Fp8WeightGrad::kBf16);
   EXPECT_EQ(r.train.fp8->skip_first, 1);
   EXPECT_EQ(r.train.fp8->skip_last, 0);
@@ -181,6 +182,7 @@ TEST(MegatronFlags, EightBitsAreOfAllProductsThatFit) {
   const Recipe shared =
       recipe_of(wide + "--fp8-format e4m3 --moe-shared-expert-intermediate-size 256");
   EXPECT_TRUE(shared.train.fp8->ffn);
+  EXPECT_EQ(shared.train.fp8->recipe, Fp8Recipe::kRow);
   const std::string one_key_head = "--group-query-attention --num-query-groups 1 ";
   const Conversion keys = converted(wide + one_key_head + "--fp8-format e4m3");
   EXPECT_TRUE(any(keys.notes,
@@ -205,7 +207,13 @@ TEST(MegatronFlags, EightBitsOfADenseModelAreThoseOfItsProducts) {
   EXPECT_EQ(both.deferred, std::vector<std::string>());
   EXPECT_TRUE(any(both.mapped, "train.fp8.attention: true"));
   EXPECT_TRUE(any(both.mapped, "train.fp8.ffn: true"));
-  EXPECT_TRUE(any(both.notes, "--fp8-recipe tensorwise: one scale a tensor there"));
+  EXPECT_TRUE(any(both.mapped, "train.fp8.recipe: tensor"));
+  const auto notes_of = [&](const std::string& recipe) {
+    return dense(wide + "--disable-bias-linear " + recipe).notes;
+  };
+  EXPECT_TRUE(any(notes_of(""), "--fp8-recipe delayed (its default): one scale a tensor there"));
+  EXPECT_TRUE(any(notes_of("--fp8-recipe delayed"), "of the last steps' maxima there"));
+  EXPECT_TRUE(any(notes_of("--fp8-recipe mxfp8"), "train.fp8.recipe row is the nearest"));
   const Conversion biased = dense(wide);
   EXPECT_TRUE(any(biased.mapped, "train.fp8.attention: true"));
   EXPECT_TRUE(any(biased.notes, "in bf16 stay those of train.fp8.ffn: dense feed-forwards with"));

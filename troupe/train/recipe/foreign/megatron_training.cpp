@@ -368,7 +368,7 @@ class MegatronOptimizer : public MegatronPart {
     if (!experts && !why_attention.empty() && !why_ffn.empty()) {
       return no_eight_bits(from, why_attention + "; " + why_ffn);
     }
-    draft_.set("train.fp8.recipe", "row", from);
+    eight_bit_scales(from);
     const std::vector<bool> ffns = fp8_ffn_layers(ffn, draft_.recipe().model);
     const bool has_ffn = std::ranges::find(ffns, true) != ffns.end();
     std::string stays;
@@ -380,15 +380,39 @@ class MegatronOptimizer : public MegatronPart {
         stays += (stays.empty() ? "; in bf16 stay those of train.fp8." : ", ") + why;
       }
     }
-    draft_.note(from.text +
-                ": products have 8-bit operands, gradients among them, of e4m3 with a scale a row "
-                "or for 128 x 128" +
-                stays);
+    draft_.note(
+        from.text +
+        ": products have 8-bit operands, gradients among them, of e4m3 with scales that are "
+        "powers of two" +
+        stays);
     eight_bit_details(layers);
   }
 
+  // Which values share a scale. Who asks for none gets the recipe that is fastest here.
+  void eight_bit_scales(const Origin& from) {
+    const bool given = flags_.given("fp8-recipe");
+    const std::string recipe = given ? flags_.text("fp8-recipe", "") : "delayed (its default)";
+    const bool tensor = recipe == "tensorwise" || recipe == "delayed";
+    const char* const ours = tensor ? "tensor" : recipe == "blockwise" ? "block" : "row";
+    draft_.set("train.fp8.recipe", ours, given ? flags_.origin("fp8-recipe") : from);
+    const std::string flag = "--fp8-recipe " + recipe + ": ";
+    if (recipe == "delayed") {
+      draft_.note(
+          flag +
+          "a scale of the last steps' maxima there; train.fp8.recipe tensor makes it of the "
+          "values at hand, of which none is cut off");
+    } else if (!given) {
+      draft_.note(flag +
+                  "one scale a tensor there; train.fp8.recipe row has one a row of tokens and one "
+                  "for 128 x 128 of weights, of each step's own values, which is finer");
+    } else if (recipe != "tensorwise" && recipe != "blockwise") {
+      draft_.note(flag +
+                  "smaller groups there, for later GPUs; train.fp8.recipe row is the nearest");
+    }
+  }
+
   void eight_bit_details(const Fp8Config& layers) {
-    constexpr std::string_view kPart = "train.fp8 has scales of its own, of rows, as powers of two";
+    constexpr std::string_view kPart = "train.fp8 makes a scale of the values that it is for";
     if (flags_.given("no-fp8-wgrad")) {
       draft_.set("train.fp8.weight_grad", "bf16", flags_.origin("no-fp8-wgrad"));
     }
@@ -399,16 +423,8 @@ class MegatronOptimizer : public MegatronPart {
       script_.ignore_given({kFirstFlag, kLastFlag},
                            "without --first-last-layers-bf16 it has no effect there");
     }
-    const std::string recipe = flags_.text("fp8-recipe", "delayed");
-    if (recipe == "delayed" || recipe == "tensorwise") {
-      draft_.note(
-          "--fp8-recipe " + recipe + (flags_.given("fp8-recipe") ? "" : " (its default)") +
-          ": one scale a tensor there; train.fp8.recipe row has one a row of tokens and one "
-          "for 128 x 128 of weights, of each step's own values, which is finer");
-    }
-    script_.ignore_given({"fp8-recipe", "fp8-amax-compute-algo", "fp8-amax-history-len",
-                          "fp8-margin", "fp8-interval"},
-                         kPart);
+    script_.ignore_given(
+        {"fp8-amax-compute-algo", "fp8-amax-history-len", "fp8-margin", "fp8-interval"}, kPart);
     script_.ignore_given({"fp8-param-gather"}, "speed only: weights travel in bf16");
   }
 

@@ -1,0 +1,50 @@
+#include "troupe/ops/moe_ffn/fp8_packed_sm90.h"
+
+#include "troupe/ops/moe_ffn/fp8_emulated.h"
+#include "troupe/ops/moe_ffn/moe_ffn_fp8_sm90.h"
+
+namespace troupe {
+
+Fp8PackedSm90::Fp8PackedSm90(const at::Tensor& like, const Plan& plan, const Fp8Options& fp8)
+    : Fp8Sm90(like, plan_ref(plan, "moe_ffn_fp8")), fp8_(fp8) {}
+
+at::Tensor Fp8PackedSm90::product(const at::Tensor& x_RC, Fp8Weights::Which which,
+                                  const at::Tensor& w, WeightOrder order) const {
+  const at::Tensor x = x_RC.contiguous();
+  const bool backward = order == WeightOrder::kInOut;
+  const Tiles t = tiles(x, {}, /*rows=*/true, shared_largest(x, fp8_.recipe));
+  const Fp8Weight w8 = weight(fp8_, which, w, backward);
+  const at::Tensor y = empty({x.size(0), w.size(backward ? 2 : 1)});
+  if (backward) {
+    launch(MoeRowsGradFp8Sm90{.plan = plan(),
+                              .grad_h = bytes(t.rows, "rows in 8 bits"),
+                              .grad_h_scales = scales(t.row_scales, "their scales"),
+                              .w1t = bytes(w8.transposed, "weights in 8 bits"),
+                              .w1_scales = scales(w8.scales, "their scales"),
+                              .grad_rows = mut_view(y, "y")},
+           &CudaKernels::moe_rows_grad_fp8_sm90);
+  } else {
+    launch(MoeDownFp8Sm90{.plan = plan(),
+                          .a = bytes(t.rows, "rows in 8 bits"),
+                          .a_scales = scales(t.row_scales, "their scales"),
+                          .w2 = bytes(w8.bytes, "weights in 8 bits"),
+                          .w2_scales = scales(w8.scales, "their scales"),
+                          .y = mut_view(y, "y")},
+           &CudaKernels::moe_down_fp8_sm90);
+  }
+  return y;
+}
+
+at::Tensor Fp8PackedSm90::weight_gradient(const at::Tensor& tokens_TD, const at::Tensor& rows_RC,
+                                          const std::optional<at::Tensor>& tokens_largest,
+                                          bool tokens_first) const {
+  const at::Tensor tokens = tokens_TD.contiguous(), rows = rows_RC.contiguous();
+  const Rows q = rows_in_8_bits(tokens, tokens_largest);
+  const Tiles t = tiles(rows, q.scales, /*rows=*/false, shared_largest(rows, fp8_.recipe));
+  const int64_t D = tokens.size(1), C = rows.size(1), E = plan().experts;
+  const at::Tensor grad = tokens_first ? empty({E, D, C}) : empty({E, C, D});
+  Fp8Sm90::weight_gradient(q.bytes, t, grad, /*transposed=*/!tokens_first);
+  return grad;
+}
+
+}  // namespace troupe

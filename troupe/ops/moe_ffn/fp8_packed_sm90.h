@@ -1,0 +1,29 @@
+// Products of 8-bit operands on a Hopper GPU, each in a pass of its own: of rows packed by expert
+// that are rounded where they are read. It is how recipes whose scales the joint kernels of
+// moe_ffn_fp8_sm90 do not make (tensor, block) are multiplied in 8 bits.
+#pragma once
+
+#include "troupe/ops/grouped_gemm.h"
+#include "troupe/ops/moe_ffn/fp8_sm90.h"
+#include "troupe/ops/support/plan.h"
+
+namespace troupe {
+
+class Fp8PackedSm90 : Fp8Sm90 {
+ public:
+  Fp8PackedSm90(const at::Tensor& like, const Plan& plan, const Fp8Options& fp8);
+
+  // tile(x) block(w)^T, or with kInOut tile(x) block(w); x [R, K], w [E, N, K] in its own order.
+  at::Tensor product(const at::Tensor& x_RC, Fp8Weights::Which which, const at::Tensor& w,
+                     WeightOrder order) const;
+  // block(s rows)^T q(tokens), [E, C, D]; or with `tokens_first` its transpose. tokens [T, D] with
+  // scales s, of which `tokens_largest` is the maximum where they share one; rows [R, C].
+  at::Tensor weight_gradient(const at::Tensor& tokens_TD, const at::Tensor& rows_RC,
+                             const std::optional<at::Tensor>& tokens_largest,
+                             bool tokens_first) const;
+
+ private:
+  const Fp8Options& fp8_;
+};
+
+}  // namespace troupe
