@@ -4,7 +4,7 @@
   python3 bench/gpu_fp8.py [--library libtroupe.so] [--shapes S7-256,OLMoE] [--rounds 6] [--check-only]
   python3 bench/gpu_fp8.py --dense [--rounds 6]
 
-Sides: moe_ffn (bf16), moe_ffn_fp8, moe_ffn_fp8 with weight gradients of unrounded operands. Routing is
+Sides: moe_ffn (bf16), moe_ffn_fp8, moe_ffn_fp8 with weight gradients of unrounded operands, and of recipes tensor and block. Routing is
 given and the same for all; x and dO 0.2 randn, weights 0.02 randn. Forward with backward is captured
 into a CUDA graph; L2 is cleared before each replay, sides take turns in rounds, the first round is left
 out, medians count. Weights are rounded in every call. `held`: half a second of replays without a pause,
@@ -67,18 +67,20 @@ def bf16(*arguments):
     return OPS.moe_ffn(*arguments)
 
 
-SIDES = {"bf16": bf16, "fp8": fp8(), "fp8, bf16 weight gradients": fp8(weight_grad=False)}
+SIDES = {"bf16": bf16, "fp8": fp8(), "fp8, bf16 weight gradients": fp8(weight_grad=False), "fp8, recipe tensor": fp8(recipe="tensor"),
+         "fp8, recipe block": fp8(recipe="block")}
+KINDS = [dict(weight_grad=wide, recipe=recipe) for recipe in ("row", "tensor", "block") for wide in (True, False)]
 
 
 def check(name, case, plain, eight, names, most):
     """The 8-bit products beside the emulation of the same values, beside bf16, and beside themselves."""
     good, unrounded = True, case.run(plain)
-    for weight_grad in (True, False):
-        want = case.run(eight(emulate=True, weight_grad=weight_grad))
-        got, again = (case.run(eight(weight_grad=weight_grad)) for _ in range(2))
+    for kind in KINDS:
+        want = case.run(eight(emulate=True, **kind))
+        got, again = (case.run(eight(**kind)) for _ in range(2))
         near = [apart(a, b) for a, b in zip(got, want)]
         good = good and all(e < most for e in near) and all(torch.equal(a, b) for a, b in zip(got, again))
-        print(f"  {name}, weight_grad {'fp8' if weight_grad else 'bf16'}: apart from the emulation " +
+        print(f"  {name}, recipe {kind['recipe']}, weight_grad {'fp8' if kind['weight_grad'] else 'bf16'}: apart from the emulation " +
               ", ".join(f"{n} {e:.1e}" for n, e in zip(names, near)) + "; from bf16 " +
               ", ".join(f"{n} {apart(a, b):.3f}" for n, a, b in zip(names, got, unrounded)) +
               ("" if good else "  WRONG"), flush=True)

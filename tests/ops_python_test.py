@@ -138,7 +138,7 @@ class Sample:
             "pack_rows": [x, torch.tensor([3, 0, 3, 5])],
             "quantile": [d, torch.zeros(E), None, K],
             "quantize": [x, 4, torch.zeros(1, dtype=torch.int64)],
-            "quantize_fp8": [x, 1, 0, 0, None, torch.rand(T)],
+            "quantize_fp8": [x, 1, 0, 0, None, torch.rand(T), torch.rand(1)],
             "replicate_backward": [normal(2, T * K), self.bins],
             "rotary_backward": [normal(T, 2, 8), torch.rand(T, 4), torch.rand(T, 4), None, 0, True],
             "route_backward": [d, self.ids, self.weights, None, None, None, *RULE, 1],

@@ -65,6 +65,10 @@ void validate(const Fp8RowTiles& a) {
                "rows and row_scales go together");
   TROUPE_CHECK((a.columns == nullptr) == (a.block_scales == nullptr),
                "columns and block_scales go together");
+  if (a.rows.data != nullptr && a.columns != nullptr) {
+    TROUPE_CHECK((a.row_largest == nullptr) == (a.block_largest == nullptr),
+                 "rows and columns that are made together have both a given maximum, or neither");
+  }
 }
 
 void fp8_weight_tiles_ref(const Fp8WeightTiles& a) {

@@ -196,7 +196,8 @@ __device__ __forceinline__ Rows16 rows_from(const uint8_t* warp_tile) {
 }
 
 // Tiles of 128 rows of one expert x 128 columns, each read once, both outputs from registers; the
-// next one comes to shared memory meanwhile. Bound by memory.
+// next one comes to shared memory meanwhile. kGiven: scales are of the given maxima. Bound by memory.
+template <bool kGiven>
 __global__ void __launch_bounds__(kThreads)
     row_tiles_kernel(const __grid_constant__ Fp8RowTiles a, Mat<const BF16> in, int64_t count) {
   extern __shared__ __align__(16) uint8_t rows_ahead[];
@@ -228,16 +229,16 @@ __global__ void __launch_bounds__(kThreads)
       for (int i = 0; i < kWarpRows; ++i) {
         top = max(top, x.top(i, __shfl_sync(kWholeWarp, now.factors, i)));
         if (a.rows.data == nullptr) continue;
-        const uint32_t own = __reduce_max_sync(kWholeWarp, x.top(i, 1.0f));
-        const Fp8Scale scale =
-            fp8_scale(a.row_largest == nullptr ? own : magnitude(*a.row_largest));
+        const Fp8Scale scale = fp8_scale(kGiven ? magnitude(*a.row_largest)
+                                                : __reduce_max_sync(kWholeWarp, x.top(i, 1.0f)));
         if (first + i >= now.valid) continue;
         const int64_t r = now.begin + first + i;
         if (lane == 0) a.row_scales[now.column_block * R + r] = scale.scale;
         *reinterpret_cast<uint32_t*>(a.rows.row(r) + column + 4 * lane) = x.bytes(i, 1.0f, scale);
       }
       if (a.columns != nullptr) {
-        const Fp8Scale scale = fp8_scale(block_max(top, a.block_largest, tops));
+        const float* const given = kGiven ? a.block_largest : nullptr;
+        const Fp8Scale scale = fp8_scale(block_max(top, given, tops));
         if (threadIdx.x == 0) a.block_scales[now.block * across + now.column_block] = scale.scale;
         uint32_t word[kWarpRows];
 #pragma unroll
@@ -275,10 +276,12 @@ void fp8_row_tiles_cuda(const Fp8RowTiles& a, cudaStream_t stream) {
   if (a.x.rows == 0) return;
   const unsigned tiles = blocks_of(fp8_row_blocks(a.x.rows, a.experts), a.x.cols);
   constexpr int kAhead = 2 * kWarps * kWarpTile;
+  const bool given = a.row_largest != nullptr || a.block_largest != nullptr;
+  const auto kernel = given ? row_tiles_kernel<true> : row_tiles_kernel<false>;
   TROUPE_CUDA_CHECK(
-      cudaFuncSetAttribute(row_tiles_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kAhead));
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kAhead));
   const auto room = static_cast<unsigned>(kBlocksHere * sm90::num_multiprocessors());
-  row_tiles_kernel<<<std::min(tiles, room), kThreads, kAhead, stream>>>(a, a.x.as<BF16>(), tiles);
+  kernel<<<std::min(tiles, room), kThreads, kAhead, stream>>>(a, a.x.as<BF16>(), tiles);
   TROUPE_LAUNCH_CHECK(stream);
 }
 
