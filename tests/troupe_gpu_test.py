@@ -145,6 +145,17 @@ class CudaGraph(GpuRuns):
         said = self.check("model.moe.shared.experts=1", "train.fp8={attention: true, ffn: true}")
         self.assertIn("dense feed-forwards and shared experts of 2 of 2 layers", said)
 
+    def all_products_in_8_bits(self, recipe):
+        self.write("first_dense: 1, ffn: 512,")
+        said = self.check("model.moe.shared.experts=1", f"train.fp8={{recipe: {recipe}, attention: true, ffn: true}}")
+        self.assertIn("In 8 bits on the tensor cores", said)
+
+    def test_63_with_one_scale_a_tensor(self):
+        self.all_products_in_8_bits("tensor")
+
+    def test_63_with_a_scale_for_each_128_of_a_tokens_row(self):
+        self.all_products_in_8_bits("block")
+
     def test_63_with_a_loss_scale_that_grows(self):
         self.write()
         self.check("train.precision=fp16", "train.loss_scale={initial: 1024, window: 10}")
