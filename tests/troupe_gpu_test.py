@@ -355,7 +355,8 @@ class Trace(unittest.TestCase):
 @unittest.skipUnless(GPU, "no GPU on this machine")
 class OffloadTrace(GpuRuns):
     def test_115_copies_run_beside_kernels(self):
-        """Of four layers the last one's copies back may be waited for: nothing but the head lies between."""
+        """Some copies of each layer and microbatch, but of the last layer's: on its way back nothing but the head lies between. How
+        many is a matter of PCIe: they take longer here than the layer beside them."""
         text = TRACED.replace("parallel: {expert: 2, shard: zero1}\n", "")
         (self.folder / "nano.yaml").write_text(text)
         words = [w for s in ("train.offload_layers=4", "checkpoint.dir=traced") for w in ("--set", s)]
@@ -366,7 +367,7 @@ class OffloadTrace(GpuRuns):
             beside, copies = copies_beside_kernels(events, direction)
             print(f"{direction}: {beside} of {copies} copies of activations run beside kernels", flush=True)
             self.assertGreaterEqual(copies, 4 * 2)  # layers, microbatches
-            self.assertGreaterEqual(beside, copies * 3 // 5)
+            self.assertGreaterEqual(beside, 3 * 2)
 
 
 @unittest.skipUnless(GPUS > 1, "no two GPUs on this machine")
