@@ -207,6 +207,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t across = in.cols / kTile, R = in.rows;
   const int first = warp * kWarpRows;
   uint8_t* const mine = rows_ahead + warp * kWarpTile;
+  Fp8Scale given_rows{};
+  if (kGiven && a.row_largest != nullptr) given_rows = fp8_scale(magnitude(*a.row_largest));
   int64_t index = blockIdx.x;
   RowTile now = find_tile(a, index, across);
   ask_for_rows(in, now, sm90::shared_address(mine));
@@ -227,10 +229,10 @@ __global__ void __launch_bounds__(kThreads)
       uint32_t top = 0;
 #pragma unroll
       for (int i = 0; i < kWarpRows; ++i) {
-        top = max(top, x.top(i, __shfl_sync(kWholeWarp, now.factors, i)));
+        if (!kGiven) top = max(top, x.top(i, __shfl_sync(kWholeWarp, now.factors, i)));
         if (a.rows.data == nullptr) continue;
-        const Fp8Scale scale = fp8_scale(kGiven ? magnitude(*a.row_largest)
-                                                : __reduce_max_sync(kWholeWarp, x.top(i, 1.0f)));
+        Fp8Scale scale = given_rows;
+        if (!kGiven) scale = fp8_scale(__reduce_max_sync(kWholeWarp, x.top(i, 1.0f)));
         if (first + i >= now.valid) continue;
         const int64_t r = now.begin + first + i;
         if (lane == 0) a.row_scales[now.column_block * R + r] = scale.scale;
