@@ -8,11 +8,12 @@ namespace troupe {
 Fp8PackedSm90::Fp8PackedSm90(const at::Tensor& like, const Plan& plan, const Fp8Options& fp8)
     : Fp8Sm90(like, plan_ref(plan, "moe_ffn_fp8")), fp8_(fp8) {}
 
-at::Tensor Fp8PackedSm90::product(const at::Tensor& x_RC, Fp8Weights::Which which,
-                                  const at::Tensor& w, WeightOrder order) const {
+at::Tensor Fp8PackedSm90::product(const at::Tensor& x_RC, const std::optional<at::Tensor>& largest,
+                                  Fp8Weights::Which which, const at::Tensor& w,
+                                  WeightOrder order) const {
   const at::Tensor x = x_RC.contiguous();
   const bool backward = order == WeightOrder::kInOut;
-  const Tiles t = tiles(x, {}, /*rows=*/true, shared_largest(x, fp8_.recipe));
+  const Tiles t = tiles(x, {}, /*rows=*/true, largest);
   const Fp8Weight w8 = weight(fp8_, which, w, backward);
   const at::Tensor y = empty({x.size(0), w.size(backward ? 2 : 1)});
   if (backward) {

@@ -14,8 +14,9 @@ class Fp8PackedSm90 : Fp8Sm90 {
   Fp8PackedSm90(const at::Tensor& like, const Plan& plan, const Fp8Options& fp8);
 
   // tile(x) block(w)^T, or with kInOut tile(x) block(w); x [R, K], w [E, N, K] in its own order.
-  at::Tensor product(const at::Tensor& x_RC, Fp8Weights::Which which, const at::Tensor& w,
-                     WeightOrder order) const;
+  // `largest`: of x where its tiles share a scale.
+  at::Tensor product(const at::Tensor& x_RC, const std::optional<at::Tensor>& largest,
+                     Fp8Weights::Which which, const at::Tensor& w, WeightOrder order) const;
   // block(s rows)^T q(tokens), [E, C, D]; or with `tokens_first` its transpose. tokens [T, D] with
   // scales s, of which `tokens_largest` is the maximum where they share one; rows [R, C].
   at::Tensor weight_gradient(const at::Tensor& tokens_TD, const at::Tensor& rows_RC,

@@ -69,13 +69,14 @@ struct Fp8Call {
   }
   // tile(rows) times a weight.
   at::Tensor of_rows(const at::Tensor& rows, Fp8Weights::Which which, WeightOrder order) const {
-    if (bytes) return Fp8PackedSm90(rows, plan, fp8).product(rows, which, weight(which), order);
-    const at::Tensor rounded = tile_emulated(rows, shared_largest(rows, fp8.recipe));
-    return grouped_gemm(rounded, emulated(which), plan.expert_offset, order);
+    return product(rows, shared_largest(rows, fp8.recipe), which, order);
   }
   // The same of the rows of tokens.
   at::Tensor of_tokens(const at::Tensor& x, Fp8Weights::Which which, WeightOrder order) const {
-    if (fp8.recipe != Fp8Recipe::kRow) return of_rows(permute(x, plan), which, order);
+    if (fp8.recipe != Fp8Recipe::kRow) {
+      const auto largest = shared_tokens_largest(x, plan, fp8.recipe);
+      return product(permute(x, plan), largest, which, order);
+    }
     return grouped_gemm(EightBitRows(x, plan).rows(), emulated(which), plan.expert_offset, order);
   }
   // block(s rows)^T q(tokens), or with `tokens_first` its transpose; without weight_grad of
@@ -87,10 +88,7 @@ struct Fp8Call {
                           : grouped_gemm_weight(others, of_tokens, plan.expert_offset);
     };
     if (!fp8.weight_grad) return product(permute(tokens, plan), rows);
-    std::optional<at::Tensor> largest;  // of the rows that some expert has
-    if (fp8.recipe == Fp8Recipe::kTensor) {
-      largest = shared_largest(permute(tokens, plan), fp8.recipe);
-    }
+    const auto largest = shared_tokens_largest(tokens, plan, fp8.recipe);
     if (bytes) {
       return Fp8PackedSm90(rows, plan, fp8).weight_gradient(tokens, rows, largest, tokens_first);
     }
@@ -111,6 +109,13 @@ struct Fp8Call {
   }
 
  private:
+  at::Tensor product(const at::Tensor& rows, const std::optional<at::Tensor>& largest,
+                     Fp8Weights::Which which, WeightOrder order) const {
+    if (bytes) {
+      return Fp8PackedSm90(rows, plan, fp8).product(rows, largest, which, weight(which), order);
+    }
+    return grouped_gemm(tile_emulated(rows, largest), emulated(which), plan.expert_offset, order);
+  }
   // Operand of a weight gradient: rows times the factor, in blocks of one expert's rows and of
   // gates or ups alone.
   at::Tensor blocks(const at::Tensor& rows, const at::Tensor& factor_R) const {
