@@ -142,8 +142,7 @@ void DistributedDataParallel::Replica::begin_bucket(Bucket& bucket) {
   for (const size_t i : bucket.gradients) {
     const at::Tensor& grad = gradients[i].parameter.grad();
     if (!grad.defined()) continue;
-    TROUPE_CHECK(grad.layout() == at::kStrided, "the gradient of", gradients[i].name, "is",
-                 grad.layout(), "and must be dense");
+    require_dense_gradient(grad, gradients[i].name);
     part(gradients[i]).copy_(grad);
   }
   bucket.pending = group->all_reduce({bucket.sum});

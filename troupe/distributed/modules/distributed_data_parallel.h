@@ -47,8 +47,9 @@ class DistributedDataParallel {
   DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
   ~DistributedDataParallel();
 
-  // While one lives, a backward adds to this rank's own gradients and sends nothing; the next
-  // backward after it takes the mean of what was added up. The same on every rank.
+  // While one lives, backward() accumulates gradients on this rank and communicates nothing. The
+  // first backward() after it averages the accumulated gradients over the ranks. Every rank must
+  // have one over the same backwards.
   class NoSync {
    public:
     NoSync(const NoSync&) = delete;

@@ -18,27 +18,12 @@
 #include "troupe/core/check.h"
 #include "troupe/core/number/round.h"
 #include "troupe/distributed/modules/module_values.h"
+#include "troupe/ops/support/give_back.h"
 
 namespace troupe {
 namespace {
 
 constexpr int64_t kAlignBytes = 64;  // an allocation's: products have the bits of a module not cut
-
-// The memory of a tensor and of all its views, also those that autograd keeps, given back and had
-// again.
-void free_memory(const at::Tensor& x) {
-  c10::StorageImpl* const storage = x.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, x.device()));
-  storage->set_nbytes(0);
-}
-
-void allocate_memory(const at::Tensor& x) {
-  c10::StorageImpl* const storage = x.storage().unsafeGetStorageImpl();
-  if (storage->nbytes() > 0) return;
-  const size_t bytes = static_cast<size_t>(x.numel()) * x.element_size();
-  storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes));
-  storage->set_nbytes(bytes);
-}
 
 }  // namespace
 
@@ -191,7 +176,7 @@ void ShardedModule::Unit::make_row(const std::vector<size_t>& members) {
     p.part.set_requires_grad(p.whole.requires_grad());
     row.trains = row.trains || p.whole.requires_grad();
   }
-  free_memory(row.whole);
+  release_memory(row.whole);
   rows.push_back(std::move(row));
 }
 
@@ -215,7 +200,7 @@ void ShardedModule::Unit::gather() {
   const at::NoGradGuard no_grad;
   std::vector<Pending> pending;
   for (const Row& row : rows) {
-    allocate_memory(row.whole);
+    restore_memory(row.whole);
     pending.push_back(group->all_gather({row.whole}, {row.range}));
   }
   for (Pending& p : pending) p.wait();
@@ -235,7 +220,7 @@ void ShardedModule::Unit::scatter() {
 }
 
 void ShardedModule::Unit::free() {
-  for (const Row& row : rows) free_memory(row.whole);
+  for (const Row& row : rows) release_memory(row.whole);
   is_whole = false;
 }
 
@@ -300,8 +285,7 @@ void ShardedModule::Unit::reduce() {
     all_train = all_train && p.whole.requires_grad();
     at::Tensor& grad = p.whole.mutable_grad();
     if (!grad.defined()) continue;
-    TROUPE_CHECK(grad.layout() == at::kStrided, "the gradient of", p.name, "is", grad.layout(),
-                 "and must be dense");
+    require_dense_gradient(grad, p.name);
     whole[p.row].narrow(0, p.offset, grad.numel()).view(grad.sizes()).copy_(grad);
     p.used = true;
     grad.reset();
@@ -443,8 +427,7 @@ void ShardedModule::copy(torch::nn::Module* whole, Direction direction) const {
   const bool first = group.rank() == 0;
   const std::string why = first ? mismatch_of(*unit_->module, whole) : "";
   const auto named = unit_->module->named_parameters();
-  const c10::Device device =
-      named.is_empty() ? c10::Device(c10::kCPU) : named.front().value().device();
+  const c10::Device device = device_of_module(*unit_->module);
   if (set_on_any_rank({!why.empty()}, device, group).front()) {
     fail(Code::kStateMismatch, "copy of a sharded module",
          why.empty() ? "rank 0 has another module; its message has the names" : why);

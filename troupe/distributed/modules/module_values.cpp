@@ -31,12 +31,12 @@ std::string text_of_module(const torch::nn::Module& module) {
   return out.str();
 }
 
+}  // namespace
+
 c10::Device device_of_module(const torch::nn::Module& module) {
   const std::vector<at::Tensor> parameters = module.parameters();
   return parameters.empty() ? c10::Device(c10::kCPU) : parameters.front().device();
 }
-
-}  // namespace
 
 std::vector<std::pair<std::string, at::Tensor>> parameters_of(const torch::nn::Module& module) {
   std::vector<std::pair<std::string, at::Tensor>> out;
@@ -52,6 +52,11 @@ std::vector<std::pair<std::string, at::Tensor>> parameters_of(const torch::nn::M
     out.emplace_back(item.key(), x);
   }
   return out;
+}
+
+void require_dense_gradient(const at::Tensor& grad, const std::string& name) {
+  TROUPE_CHECK(grad.layout() == at::kStrided, "the gradient of", name, "is", grad.layout(),
+               "and must be dense");
 }
 
 void require_same_module(const torch::nn::Module& module, ProcessGroup& group) {

@@ -22,6 +22,12 @@ namespace troupe {
 // device with the others.
 std::vector<std::pair<std::string, at::Tensor>> parameters_of(const torch::nn::Module& module);
 
+// That of the first parameter; the CPU where there is none.
+c10::Device device_of_module(const torch::nn::Module& module);
+
+// Refuses a gradient that is not dense, which has no place in a row of gradients.
+void require_dense_gradient(const at::Tensor& grad, const std::string& name);
+
 // E2010 where names, sizes, types or requires_grad of parameters and buffers differ over the
 // ranks, with the ranks whose module is not that of rank 0 of the group.
 void require_same_module(const torch::nn::Module& module, ProcessGroup& group);

@@ -1,55 +1,8 @@
 #include "troupe/ops/moe_ffn/fp8_emulated.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/amax.h>
-#include <ATen/ops/aminmax.h>
-#include <ATen/ops/index_select.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/zeros.h>
-
-#include <tuple>
+#include "troupe/ops/moe_ffn/fp8_largest.h"
 
 namespace troupe {
-
-namespace {
-
-// max |x|, or of each row the row's, in f32. A NaN is the largest.
-at::Tensor largest_of(const std::tuple<at::Tensor, at::Tensor>& low_and_high) {
-  const auto& [low, high] = low_and_high;
-  return at::maximum(high, low.neg()).to(at::kFloat);
-}
-
-at::Tensor no_largest(const at::Tensor& x) {
-  return at::zeros({1}, x.options().dtype(at::kFloat));
-}
-
-}  // namespace
-
-std::optional<at::Tensor> shared_largest(const at::Tensor& x, Fp8Recipe recipe) {
-  if (recipe != Fp8Recipe::kTensor) return std::nullopt;
-  if (x.sym_numel() == 0) return no_largest(x);
-  return largest_of(at::aminmax(x)).view({1});
-}
-
-std::optional<at::Tensor> shared_tokens_largest(const at::Tensor& x, const Plan& plan,
-                                                Fp8Recipe recipe) {
-  if (recipe != Fp8Recipe::kTensor) return std::nullopt;
-  if (x.sym_numel() == 0 || plan.row_src.sym_numel() == 0) return no_largest(x);
-  const at::Tensor of_tokens = largest_of(at::aminmax(x, 1));
-  const at::Tensor of_rows = at::index_select(of_tokens, 0, plan.row_src.clamp_min(0));
-  return of_rows.masked_fill(plan.row_src.lt(0), 0).amax().view({1});
-}
-
-std::optional<at::Tensor> shared_weight_largest(const at::Tensor& w, Fp8Recipe recipe) {
-  if (recipe != Fp8Recipe::kTensor) return std::nullopt;
-  return largest_of(at::aminmax(w.reshape({w.size(0), w.size(1) * w.size(2)}), 1));
-}
-
-std::optional<at::Tensor> times_factor(const std::optional<at::Tensor>& largest,
-                                       const at::Tensor& factor_R) {
-  if (!largest.has_value() || factor_R.sym_size(0) == 0) return largest;
-  return *largest * factor_R.slice(0, 0, 1);
-}
 
 at::Tensor tile_emulated(const at::Tensor& x, const std::optional<at::Tensor>& largest) {
   const Fp8Tiles tiles{.rows = 1, .columns = kFp8Tile};

@@ -5,20 +5,8 @@
 #include "troupe/kernels/fp8_tiles/fp8_tiles.h"  // kFp8Tile
 #include "troupe/ops/fp8.h"
 #include "troupe/ops/moe_ffn/fp8_weights.h"
-#include "troupe/ops/support/plan.h"
 
 namespace troupe {
-
-// What `largest` of ops/fp8.h is under a recipe: of a tensor with one scale max |x|, [1], or of each
-// matrix of a stack [E, N, K], [E]; absent where each group has its own.
-std::optional<at::Tensor> shared_largest(const at::Tensor& x, Fp8Recipe recipe);
-// Of the rows of tokens that some expert has; what others hold nobody may have written.
-std::optional<at::Tensor> shared_tokens_largest(const at::Tensor& x_TD, const Plan& plan,
-                                                Fp8Recipe recipe);
-std::optional<at::Tensor> shared_weight_largest(const at::Tensor& w_ENK, Fp8Recipe recipe);
-// The same of rows that take up a factor before they are rounded; factor [R] is one number then.
-std::optional<at::Tensor> times_factor(const std::optional<at::Tensor>& largest,
-                                       const at::Tensor& factor_R);
 
 // x rounded with a scale for each 1 x 128; `largest`: with that of this maximum.
 at::Tensor tile_emulated(const at::Tensor& x_RC,

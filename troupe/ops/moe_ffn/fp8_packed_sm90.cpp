@@ -1,7 +1,6 @@
 #include "troupe/ops/moe_ffn/fp8_packed_sm90.h"
 
-#include "troupe/ops/moe_ffn/fp8_emulated.h"
-#include "troupe/ops/moe_ffn/moe_ffn_fp8_sm90.h"
+#include "troupe/ops/moe_ffn/fp8_largest.h"
 
 namespace troupe {
 
@@ -15,25 +14,8 @@ at::Tensor Fp8PackedSm90::product(const at::Tensor& x_RC, const std::optional<at
   const bool backward = order == WeightOrder::kInOut;
   const Tiles t = tiles(x, {}, /*rows=*/true, largest);
   const Fp8Weight w8 = weight(fp8_, which, w, backward);
-  const at::Tensor y = empty({x.size(0), w.size(backward ? 2 : 1)});
-  if (backward) {
-    launch(MoeRowsGradFp8Sm90{.plan = plan(),
-                              .grad_h = bytes(t.rows, "rows in 8 bits"),
-                              .grad_h_scales = scales(t.row_scales, "their scales"),
-                              .w1t = bytes(w8.transposed, "weights in 8 bits"),
-                              .w1_scales = scales(w8.scales, "their scales"),
-                              .grad_rows = mut_view(y, "y")},
-           &CudaKernels::moe_rows_grad_fp8_sm90);
-  } else {
-    launch(MoeDownFp8Sm90{.plan = plan(),
-                          .a = bytes(t.rows, "rows in 8 bits"),
-                          .a_scales = scales(t.row_scales, "their scales"),
-                          .w2 = bytes(w8.bytes, "weights in 8 bits"),
-                          .w2_scales = scales(w8.scales, "their scales"),
-                          .y = mut_view(y, "y")},
-           &CudaKernels::moe_down_fp8_sm90);
-  }
-  return y;
+  if (backward) return input_gradient(t, w8.transposed, w8.scales);
+  return Fp8Sm90::product(t.rows, t.row_scales, w8, /*whole_rows=*/false);
 }
 
 at::Tensor Fp8PackedSm90::weight_gradient(const at::Tensor& tokens_TD, const at::Tensor& rows_RC,

@@ -3,7 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include "troupe/ops/fp8.h"
-#include "troupe/ops/moe_ffn/fp8_emulated.h"
+#include "troupe/ops/moe_ffn/fp8_largest.h"
 #include "troupe/ops/moe_ffn/moe_ffn_paths.h"
 
 namespace troupe {
@@ -82,6 +82,33 @@ Fp8Sm90::Tiles Fp8Sm90::tiles(const at::Tensor& x, const at::Tensor& factor, boo
   }
   launch(args, &CudaKernels::fp8_row_tiles);
   return out;
+}
+
+at::Tensor Fp8Sm90::product(const at::Tensor& rows, const at::Tensor& row_scales,
+                            const Fp8Weight& w, bool whole_rows) const {
+  const at::Tensor y = empty({rows.size(0), w.bytes.size(0) / plan_.experts});
+  launch(MoeDownFp8Sm90{.plan = plan_,
+                        .a = bytes(rows, "rows in 8 bits"),
+                        .a_scales = scales(row_scales, "their scales"),
+                        .w2 = bytes(w.bytes, "weights in 8 bits"),
+                        .w2_scales = scales(w.scales, "their scales"),
+                        .y = mut_view(y, "y"),
+                        .whole_rows = whole_rows},
+         &CudaKernels::moe_down_fp8_sm90);
+  return y;
+}
+
+at::Tensor Fp8Sm90::input_gradient(const Tiles& t, const at::Tensor& transposed,
+                                   const at::Tensor& weight_scales) const {
+  const at::Tensor grad = empty({t.rows.size(0), transposed.size(0) / plan_.experts});
+  launch(MoeRowsGradFp8Sm90{.plan = plan_,
+                            .grad_h = bytes(t.rows, "gradient rows in 8 bits"),
+                            .grad_h_scales = scales(t.row_scales, "their scales"),
+                            .w1t = bytes(transposed, "transposed weights in 8 bits"),
+                            .w1_scales = scales(weight_scales, "their scales"),
+                            .grad_rows = mut_view(grad, "input gradient")},
+         &CudaKernels::moe_rows_grad_fp8_sm90);
+  return grad;
 }
 
 void Fp8Sm90::weight_gradient(const at::Tensor& source, const Tiles& t, const at::Tensor& grad,

@@ -53,6 +53,12 @@ class Fp8Sm90 {
   // x [R, C]; `rows`: along rows too; transposed where `factor` is given.
   Tiles tiles(const at::Tensor& x, const at::Tensor& factor, bool rows,
               const std::optional<at::Tensor>& largest = {}) const;
+  // rows block(w)^T [R, N]: rows [R, K] with a scale for each 128 columns, or with `whole_rows` one.
+  at::Tensor product(const at::Tensor& rows, const at::Tensor& row_scales, const Fp8Weight& w,
+                     bool whole_rows) const;
+  // rows block(w) [R, K]: t's rows [R, N], and the transposed copy of w with its scales.
+  at::Tensor input_gradient(const Tiles& t, const at::Tensor& transposed,
+                            const at::Tensor& weight_scales) const;
   // grad [E, M, N], or [E, N, M] where `transposed`: source [T, M] gathered, t of N columns.
   void weight_gradient(const at::Tensor& source, const Tiles& t, const at::Tensor& grad,
                        bool transposed) const;

@@ -11,6 +11,7 @@
 #include "troupe/ops/grouped_gemm.h"
 #include "troupe/ops/moe_ffn/dense_plan.h"
 #include "troupe/ops/moe_ffn/fp8_emulated.h"
+#include "troupe/ops/moe_ffn/fp8_largest.h"
 #include "troupe/ops/moe_ffn/fp8_sm90.h"
 #include "troupe/ops/moe_ffn/moe_ffn_fp8_sm90.h"
 #include "troupe/ops/support/define.h"
@@ -39,7 +40,7 @@ bool multiplies_bytes(const at::Tensor& like, int64_t N, int64_t K, const Fp8Lin
 // In the order of Saved: of rows, what the weight gradient reads and nothing else.
 TensorList linear_saved(const Fp8Sm90::Rows& x8, const at::Tensor& w, const at::Tensor& w_scales,
                         const at::Tensor& x, const Fp8Linear& fp8) {
-  if (fp8.options.weight_grad) return {x8.bytes, x8.scales, w, w_scales, at::Tensor()};
+  if (fp8.options.weight_grad) return {x8.bytes, x8.scales.view({-1}), w, w_scales, at::Tensor()};
   return {at::Tensor(), at::Tensor(), w, w_scales, x};
 }
 
@@ -58,16 +59,10 @@ LinearFp8Forward forward_sm90(const at::Tensor& x_TK, const at::Tensor& w_NK, co
   }
   const Fp8Sm90::Tiles t = tiled ? calls.tiles(x_TK, {}, /*rows=*/true) : Fp8Sm90::Tiles();
   const Fp8Weight w = calls.weight(fp8.options, fp8.which, one_expert(w_NK), keep);
-  LinearFp8Forward out{.y = calls.empty({x_TK.size(0), w_NK.size(0)}), .saved = {}};
-  calls.launch(
-      MoeDownFp8Sm90{.plan = calls.plan(),
-                     .a = Fp8Sm90::bytes(tiled ? t.rows : x.bytes, "x8"),
-                     .a_scales = Fp8Sm90::scales(tiled ? t.row_scales : x.scales, "x8 scales"),
-                     .w2 = Fp8Sm90::bytes(w.bytes, "w"),
-                     .w2_scales = Fp8Sm90::scales(w.scales, "w scales"),
-                     .y = mut_view(out.y, "y"),
-                     .whole_rows = !tiled},
-      &CudaKernels::moe_down_fp8_sm90);
+  LinearFp8Forward out{
+      .y = calls.product(tiled ? t.rows : x.bytes, tiled ? t.row_scales : x.scales, w,
+                         /*whole_rows=*/!tiled),
+      .saved = {}};
   if (!keep) return out;
   out.saved = linear_saved({x.bytes, x.scales}, w.transposed, w.scales, x_TK, fp8);
   return out;
@@ -83,16 +78,7 @@ LinearGrads backward_sm90(const at::Tensor& dy, const Saved& s, const Fp8Linear&
   if (!of_x && !columns) return out;
   const Fp8Sm90::Tiles t = calls.tiles(dy, columns ? s.x_scales : at::Tensor(), of_x,
                                        shared_largest(dy, fp8.options.recipe));
-  if (of_x) {
-    out.x = calls.empty({dy.size(0), s.w.size(0)});
-    calls.launch(MoeRowsGradFp8Sm90{.plan = calls.plan(),
-                                    .grad_h = Fp8Sm90::bytes(t.rows, "dy8"),
-                                    .grad_h_scales = Fp8Sm90::scales(t.row_scales, "dy8 scales"),
-                                    .w1t = Fp8Sm90::bytes(s.w, "w transposed"),
-                                    .w1_scales = Fp8Sm90::scales(s.w_scales, "w scales"),
-                                    .grad_rows = mut_view(out.x, "dx")},
-                 &CudaKernels::moe_rows_grad_fp8_sm90);
-  }
+  if (of_x) out.x = calls.input_gradient(t, s.w, s.w_scales);
   if (columns) {
     const at::Tensor dw = calls.empty({1, dy.size(1), s.w.size(0)});
     calls.weight_gradient(s.x8, t, dw, /*transposed=*/true);
@@ -111,15 +97,15 @@ at::Tensor offset_of_all(const at::Tensor& x) {
 
 LinearFp8Forward forward_emulated(const at::Tensor& x, const at::Tensor& w, const Fp8Linear& fp8,
                                   bool keep) {
-  const std::optional<at::Tensor> largest = shared_largest(x, fp8.options.recipe);
-  const Fp8Matrix q = quantize_fp8(x, {}, std::nullopt, largest);
+  const bool tiled = fp8.options.recipe == Fp8Recipe::kBlock;
+  Fp8Matrix q;  // whole rows, which a weight gradient reads under every recipe
+  if (!tiled || (keep && fp8.options.weight_grad)) {
+    q = quantize_fp8(x, {}, std::nullopt, shared_largest(x, fp8.options.recipe));
+  }
   const at::Tensor w8 = weight_emulated(fp8.options, fp8.which, one_expert(w), w.size(0));
-  const at::Tensor rounded = fp8.options.recipe == Fp8Recipe::kBlock
-                                 ? tile_emulated(x)
-                                 : dequantize_fp8(q, {}, x.scalar_type());
+  const at::Tensor rounded = tiled ? tile_emulated(x) : dequantize_fp8(q, {}, x.scalar_type());
   LinearFp8Forward out{.y = grouped_gemm(rounded, w8, offset_of_all(x)), .saved = {}};
-  if (!keep) return out;
-  out.saved = linear_saved({q.bytes, q.scales.view({-1})}, w, at::Tensor(), x, fp8);
+  if (keep) out.saved = linear_saved({q.bytes, q.scales}, w, at::Tensor(), x, fp8);
   return out;
 }
 

@@ -15,6 +15,7 @@
 #include "troupe/ops/combine.h"
 #include "troupe/ops/grouped_gemm.h"
 #include "troupe/ops/moe_ffn/fp8_emulated.h"
+#include "troupe/ops/moe_ffn/fp8_largest.h"
 #include "troupe/ops/moe_ffn/fp8_packed_sm90.h"
 #include "troupe/ops/moe_ffn/moe_ffn_fp8_sm90.h"
 #include "troupe/ops/permute.h"

@@ -32,12 +32,12 @@ class Fp8ForwardPass : Fp8Layer {
         w2_(call.experts.w2) {}
 
   Fp8Forward run() const {
-    const int64_t D = x_.size(1), F = w2_.size(2), R = plan().rows;
+    const int64_t F = w2_.size(2), R = plan().rows;
     const Rows x = rows_in_8_bits(x_);
     const Fp8Weight w1 = weight(fp8_, Fp8Weights::kIn, w1_, keep_);
     const Fp8Weight w2 = weight(fp8_, Fp8Weights::kOut, w2_, keep_);
     const at::Tensor h = empty({R, 2 * F}), a = empty({R, F}, at::kByte);
-    const at::Tensor a_scales = row_scales(F, R), y = empty({R, D});
+    const at::Tensor a_scales = row_scales(F, R);
     launch(MoeUpFp8Sm90{.plan = plan(),
                         .x = bytes(x.bytes, "x8"),
                         .x_scales = scales(x.scales, "x8 scales"),
@@ -48,14 +48,7 @@ class Fp8ForwardPass : Fp8Layer {
                         .a = mat<uint8_t>(a, "act"),
                         .a_scales = ptr<float>(a_scales, "act scales")},
            &CudaKernels::moe_up_fp8_sm90);
-    launch(MoeDownFp8Sm90{.plan = plan(),
-                          .a = bytes(a, "act"),
-                          .a_scales = scales(a_scales, "act scales"),
-                          .w2 = bytes(w2.bytes, "w2"),
-                          .w2_scales = scales(w2.scales, "w2 scales"),
-                          .y = mut_view(y, "y")},
-           &CudaKernels::moe_down_fp8_sm90);
-    Fp8Forward out{.out = summed(y), .kept = {}};
+    Fp8Forward out{.out = summed(product(a, a_scales, w2, /*whole_rows=*/false)), .kept = {}};
     if (keep_) {
       out.kept = {x.bytes, x.scales, h, w1.transposed, w1.scales, w2.transposed, w2.scales};
     }
@@ -248,15 +241,7 @@ class Fp8BackwardPass : Fp8Layer {
   }
 
   at::Tensor gradient_of_x(const Tiles& dH) const {
-    const at::Tensor rows = empty({plan().rows, width_});
-    launch(MoeRowsGradFp8Sm90{.plan = plan(),
-                              .grad_h = bytes(dH.rows, "grad_hidden"),
-                              .grad_h_scales = scales(dH.row_scales, "grad_hidden scales"),
-                              .w1t = bytes(kept_.w1t, "w1t"),
-                              .w1_scales = scales(kept_.w1_scales, "w1 scales"),
-                              .grad_rows = mut_view(rows, "grad_x rows")},
-           &CudaKernels::moe_rows_grad_fp8_sm90);
-    return summed(rows);
+    return summed(input_gradient(dH, kept_.w1t, kept_.w1_scales));
   }
 
   const Fp8Backward& call_;

@@ -26,7 +26,8 @@ struct Fp8Forward {
   at::Tensor out;  // [T, D]
   Fp8Kept kept;    // undefined where nobody asks for it
 };
-// Of recipe row: products that round what they make. Weights are rounded here, or read from `kept`.
+// The forward pass of recipe row, whose kernels round the activations that they compute. Weights
+// come from `fp8.kept` where there is one, and are rounded here otherwise.
 Fp8Forward fp8_forward_sm90(const FfnCall& call, bool keep, const Fp8Options& fp8);
 
 struct Fp8Backward {

@@ -316,7 +316,15 @@ TEST(MoeFfnFp8, OV5_GradientsOfWeightsApartAreTheWholesBits) {
 
 // The same in bf16 on each device, of each set of gradients that is wanted: bit i of `wanted` for
 // tensor i. A Hopper GPU computes it on tensor cores.
-class MoeFfnFp8On : public testing::DeviceTest {};
+class MoeFfnFp8On : public testing::DeviceTest {
+ protected:
+  void to_bf16_here(Layer& layer) const {
+    for (const size_t i : {0, 2, 3}) layer.tensors[i] = layer.tensors[i].to(options(at::kBFloat16));
+    layer.tensors[1] = layer.tensors[1].to(options());
+    layer.grad = layer.grad.to(options(at::kBFloat16));
+    layer.ids = layer.ids.to(device());
+  }
+};
 
 Tensors wanted_gradients(const Layer& layer, unsigned wanted, const FfnOptions& options,
                          const Fp8Options& fp8) {
@@ -333,10 +341,7 @@ Tensors wanted_gradients(const Layer& layer, unsigned wanted, const FfnOptions& 
 
 TEST_P(MoeFfnFp8On, OV5_GradientsOfWeightsApartAreTheWholesBits) {
   Layer layer({300, 256, 128, 4, 2});
-  for (const size_t i : {0, 2, 3}) layer.tensors[i] = layer.tensors[i].to(options(at::kBFloat16));
-  layer.tensors[1] = layer.tensors[1].to(options());
-  layer.grad = layer.grad.to(options(at::kBFloat16));
-  layer.ids = layer.ids.to(device());
+  to_bf16_here(layer);
   for (const bool weight_grad : {true, false}) {
     const Fp8Options fp8{.weight_grad = weight_grad};
     for (const unsigned wanted : {5U, 9U, 12U, 13U, 15U}) {
@@ -363,11 +368,7 @@ TEST_P(MoeFfnFp8On, Q8_21_OtherRecipesEqualTheirDefinitions) {
         for (at::Tensor& t : layer.tensors) t = t.to(at::kBFloat16).to(at::kFloat);
         layer.grad = layer.grad.to(at::kBFloat16).to(at::kFloat);
         const Tensors want = layer.by_definition(/*exact=*/false, recipe);
-        for (const size_t i : {0, 2, 3})
-          layer.tensors[i] = layer.tensors[i].to(options(at::kBFloat16));
-        layer.tensors[1] = layer.tensors[1].to(options());
-        layer.grad = layer.grad.to(options(at::kBFloat16));
-        layer.ids = layer.ids.to(device());
+        to_bf16_here(layer);
         const Fp8Options fp8{.weight_grad = weight_grad, .recipe = recipe};
         const Tensors got = layer.run(fp8), again = layer.run(fp8);
         for (int i = 0; i < 5; ++i) {
@@ -384,10 +385,7 @@ TEST_P(MoeFfnFp8On, Q8_21_OtherRecipesEqualTheirDefinitions) {
 
 TEST_P(MoeFfnFp8On, Q8_21_ATensorWithOneScaleTakesNoTokens) {
   Layer layer({0, 128, 128, 3, 2});
-  for (const size_t i : {0, 2, 3}) layer.tensors[i] = layer.tensors[i].to(options(at::kBFloat16));
-  layer.tensors[1] = layer.tensors[1].to(options());
-  layer.grad = layer.grad.to(options(at::kBFloat16));
-  layer.ids = layer.ids.to(device());
+  to_bf16_here(layer);
   for (const Fp8Recipe recipe : {Fp8Recipe::kTensor, Fp8Recipe::kBlock}) {
     const Tensors got = layer.run({.recipe = recipe});
     EXPECT_EQ(got[0].size(0), 0);

@@ -10,6 +10,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/number/moment8.h"
+#include "troupe/ops/support/give_back.h"
 
 namespace troupe {
 namespace {
@@ -18,22 +19,6 @@ constexpr int64_t kAlign = kMomentBlock;
 
 int64_t rounded(int64_t n, int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
-}
-
-// A tensor's memory given back, and had again, under the same tensor and all its views: also those
-// that autograd keeps.
-void give_back_memory(const at::Tensor& x) {
-  c10::StorageImpl* const storage = x.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, x.device()));
-  storage->set_nbytes(0);
-}
-
-void have_memory(const at::Tensor& x) {
-  c10::StorageImpl* const storage = x.storage().unsafeGetStorageImpl();
-  if (storage->nbytes() > 0) return;
-  const size_t bytes = static_cast<size_t>(x.numel()) * x.element_size();
-  storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes));
-  storage->set_nbytes(bytes);
 }
 
 at::ScalarType sum_type_of(const Sharing& sharing, const at::TensorOptions& options) {
@@ -96,7 +81,7 @@ void ParamStore::make_buffers(Bucket& b, const at::TensorOptions& options) {
                   .variable_data()
                   .set_requires_grad(true);
   }
-  if (b.dropped_between_uses) give_back_memory(b.value);
+  if (b.dropped_between_uses) release_memory(b.value);
 }
 
 Owners ParamStore::sharers_of(const NamedParam& named) const {
@@ -107,7 +92,7 @@ void ParamStore::initialize_all(uint64_t seed) {
   for (Bucket& b : buckets_) {
     const at::NoGradGuard no_grad;
     if (b.dropped_between_uses) {
-      have_memory(b.value);
+      restore_memory(b.value);
       b.value.zero_();
     }
     for (const int64_t s : b.members) {
@@ -116,7 +101,7 @@ void ParamStore::initialize_all(uint64_t seed) {
     }
     if (!b.dropped_between_uses) continue;
     b.own.copy_(b.value.narrow(0, b.own_from, b.own_size));
-    give_back_memory(b.value);
+    release_memory(b.value);
   }
   for (const NamedParam& other : others_) initialize(*other.param, other.name, seed);
   masters_from_values();
@@ -158,7 +143,7 @@ void ParamStore::gather(const std::vector<int64_t>& buckets) {
       if (!first && !(b.stale && !b.dropped_between_uses)) continue;
       b.stale = false;
       if (b.sharers.owners->size() == 1) continue;
-      if (b.dropped_between_uses) have_memory(b.value);
+      if (b.dropped_between_uses) restore_memory(b.value);
       chosen.push_back(&b);
       values.push_back(b.value.detach());
       own.push_back(b.own.detach());
@@ -190,7 +175,7 @@ void ParamStore::drop(const std::vector<int64_t>& buckets) {
     Bucket& b = buckets_[static_cast<size_t>(i)];
     if (!b.dropped_between_uses) continue;
     TROUPE_CHECK(b.uses > 0, "a bucket of unit", b.unit, "is dropped and was not gathered");
-    if (--b.uses == 0) give_back_memory(b.value);
+    if (--b.uses == 0) release_memory(b.value);
   }
 }
 
