@@ -10,6 +10,8 @@ namespace {
 
 using Optional = std::optional<at::Tensor>;
 
+constexpr int64_t kConstants = sizeof(AdamWStep<float>) / sizeof(float);
+
 void check_like(const at::Tensor& x, const at::Tensor& param, const char* name) {
   TROUPE_CHECK(x.sym_sizes() == param.sym_sizes(), name, "must have sizes", param.sym_sizes(),
                "; it has", x.sym_sizes());
@@ -31,7 +33,7 @@ struct State {
 // LONG: a schema's arguments
 void adamw_meta(at::TensorList all, const at::Tensor& grad, const Optional& grad_scale,
                 int64_t /*step*/, double /*lr*/, double /*beta1*/, double /*beta2*/, double /*eps*/,
-                double /*weight_decay*/) {
+                double /*weight_decay*/, const Optional& constants) {
   const State state(all);
   TROUPE_CHECK(state.size == 3 || state.size == 4,
                "adamw_: state must be [param, m, v], [param, m, v, copy] or [value, m, v, "
@@ -44,6 +46,11 @@ void adamw_meta(at::TensorList all, const at::Tensor& grad, const Optional& grad
     check_same_device(all[i], all[0], "adamw_: m_scale, v_scale");
   }
   check_like(grad, all[0], "adamw_: grad");
+  if (constants.has_value()) {
+    check_sizes(*constants, {kConstants}, "adamw_: constants");
+    check_dtype(*constants, at::kFloat, "adamw_: constants");
+    check_same_device(*constants, all[0], "adamw_: constants");
+  }
   if (!grad_scale.has_value()) return;
   TROUPE_CHECK(grad_scale->sym_numel() == 1, "adamw_: grad_scale must be one number; it is",
                grad_scale->sym_sizes());
@@ -78,8 +85,8 @@ MomentCodes codes_of(const at::Tensor& codes, const at::Tensor& scale) {
 // LONG: a schema's arguments
 void adamw_device(at::TensorList all, const at::Tensor& grad, const Optional& grad_scale,
                   int64_t step, double lr, double beta1, double beta2, double eps,
-                  double weight_decay) {
-  adamw_meta(all, grad, grad_scale, step, lr, beta1, beta2, eps, weight_decay);
+                  double weight_decay, const Optional& constants) {
+  adamw_meta(all, grad, grad_scale, step, lr, beta1, beta2, eps, weight_decay, constants);
   const State state(all);
   const at::Tensor g = grad.contiguous();
   AdamW args{
@@ -93,7 +100,9 @@ void adamw_device(at::TensorList all, const at::Tensor& grad, const Optional& gr
       .beta1 = beta1,
       .beta2 = beta2,
       .eps = eps,
-      .weight_decay = weight_decay};
+      .weight_decay = weight_decay,
+      .constants = reinterpret_cast<const AdamWStep<float>*>(
+          ptr_or_null<const float>(constants, "adamw_: constants"))};
   (state.halves ? args.copy : args.param) = flat(all[0], "adamw_: param");
   if (state.halves) {
     args.remainder = flat_of<uint16_t>(all[3], at::kShort, "adamw_: remainder");
@@ -110,10 +119,8 @@ void adamw_device(at::TensorList all, const at::Tensor& grad, const Optional& gr
   run(g.device(), args, adamw_cpu, &CudaKernels::adamw);
 }
 
-}  // namespace
-
-void adamw_(const AdamWTensors& s, const at::Tensor& grad, const Optional& grad_scale, int64_t step,
-            const AdamWOptions& o) {
+void run_op(const AdamWTensors& s, const at::Tensor& grad, const Optional& grad_scale, int64_t step,
+            const AdamWOptions& o, const Optional& constants) {
   static const auto op = raw_op<decltype(adamw_device)>("troupe::adamw_");
   std::vector<at::Tensor> state = {s.param, s.m, s.v};
   TROUPE_CHECK(!s.copy.has_value() || !s.remainder.has_value(),
@@ -127,13 +134,42 @@ void adamw_(const AdamWTensors& s, const at::Tensor& grad, const Optional& grad_
                "adamw_: m_scale and v_scale are of moments in uint8 alone; these are",
                s.m.scalar_type());
   if (coded) state.insert(state.end(), {*s.m_scale, *s.v_scale});
-  op(state, grad, grad_scale, step, o.lr, o.beta1, o.beta2, o.eps, o.weight_decay);
+  op(state, grad, grad_scale, step, o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, constants);
+}
+
+}  // namespace
+
+std::vector<float> adamw_constants(int64_t step, const AdamWOptions& o) {
+  TROUPE_CHECK(step > 0, "adamw_: step", step);
+  const AdamW args{.param = {},
+                   .grad = {},
+                   .m = {},
+                   .v = {},
+                   .step = step,
+                   .lr = o.lr,
+                   .beta1 = o.beta1,
+                   .beta2 = o.beta2,
+                   .eps = o.eps,
+                   .weight_decay = o.weight_decay};
+  const auto s = rounded<float>(adamw_step(args));
+  return {s.lr, s.beta1, s.rest1, s.beta2, s.rest2, s.unbias1, s.unbias2, s.eps, s.weight_decay};
+}
+
+void adamw_(const AdamWTensors& s, const at::Tensor& grad, const Optional& grad_scale, int64_t step,
+            const AdamWOptions& o) {
+  run_op(s, grad, grad_scale, step, o, {});
+}
+
+void adamw_(const AdamWTensors& s, const at::Tensor& grad, const Optional& grad_scale,
+            const at::Tensor& constants) {
+  run_op(s, grad, grad_scale, 1, {}, constants);
 }
 
 TORCH_LIBRARY_FRAGMENT(troupe, m) {
   define(m,
          "adamw_(Tensor(a!)[] state, Tensor grad, Tensor? grad_scale, int step, float lr, "
-         "float beta1=0.9, float beta2=0.95, float eps=1e-8, float weight_decay=0.) -> ()",
+         "float beta1=0.9, float beta2=0.95, float eps=1e-8, float weight_decay=0., "
+         "Tensor? constants=None) -> ()",
          adamw_device, adamw_meta);
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <vector>
 
 namespace troupe {
 
@@ -26,9 +27,16 @@ struct AdamWOptions {
   double weight_decay = 0;
 };
 
+// What a step multiplies with.
+std::vector<float> adamw_constants(int64_t step, const AdamWOptions& options);
+
 // Updates the tensors of `state` in place; they are contiguous and of one size. grad has any float
 // type. grad_scale: f32 [1] on the device; if it is not finite nothing is written. step: from 1.
 void adamw_(const AdamWTensors& state, const at::Tensor& grad,
             const std::optional<at::Tensor>& grad_scale, int64_t step, const AdamWOptions& options);
+// The same bits, of adamw_constants() as a tensor, which is read where the step runs: a replay of a
+// CUDA graph takes what is there then.
+void adamw_(const AdamWTensors& state, const at::Tensor& grad,
+            const std::optional<at::Tensor>& grad_scale, const at::Tensor& constants);
 
 }  // namespace troupe

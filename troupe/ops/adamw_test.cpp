@@ -5,6 +5,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
@@ -90,6 +91,19 @@ TEST_P(AdamWOp, MomentsInCodesTakeTheFirstStepOfWholeOnes) {
   EXPECT_TRUE(v8.gt(0).all().item<bool>());
 }
 
+TEST_P(AdamWOp, ConstantsOnTheDeviceGiveTheSameBits) {
+  at::Tensor p = at::randn({33}, device()), m = at::zeros_like(p), v = at::zeros_like(p);
+  at::Tensor q = p.clone(), qm = m.clone(), qv = v.clone();
+  for (int64_t step = 1; step <= 3; ++step) {
+    const at::Tensor grad = at::randn({33}, device());
+    adamw_({p, m, v}, grad, {}, step, kOptions);
+    adamw_({q, qm, qv}, grad, {}, at::tensor(adamw_constants(step, kOptions)).to(p.device()));
+  }
+  EXPECT_TRUE(p.equal(q));
+  EXPECT_TRUE(m.equal(qm));
+  EXPECT_TRUE(v.equal(qv));
+}
+
 TEST_P(AdamWOp, ANanScaleLeavesEverythingAsItWas) {
   at::Tensor p = at::randn({9}, device()), m = at::zeros_like(p), v = at::zeros_like(p);
   const at::Tensor before = p.clone();
@@ -113,6 +127,8 @@ TEST(AdamWRefusal, NamesTheArgument) {
   TROUPE_EXPECT_REFUSAL(adamw_({p.t(), m.t(), v.t()}, p.t(), {}, 1, kOptions), "adamw_: param");
   TROUPE_EXPECT_REFUSAL(adamw_({p, m, v}, p, at::ones({2}), 1, kOptions), "adamw_: grad_scale");
   TROUPE_EXPECT_REFUSAL(adamw_({p, m, v}, p, {}, 0, kOptions), "step");
+  TROUPE_EXPECT_REFUSAL(adamw_constants(0, kOptions), "step");
+  TROUPE_EXPECT_REFUSAL(adamw_({p, m, v}, p, {}, at::ones({8})), "constants");
   TROUPE_EXPECT_REFUSAL(adamw_({p.to(at::kBFloat16), m, v}, p, {}, 1, kOptions), "param");
   const at::Tensor value = p.to(at::kBFloat16), low = at::zeros({4, 6}, at::kShort);
   TROUPE_EXPECT_REFUSAL(adamw_({p, m, v, {}, low}, p, {}, 1, kOptions), "copy");

@@ -54,6 +54,10 @@ void validate(const AdamW& a) {
     check_matrix(a.copy.read(), "copy", 1, n, a.copy.dtype);
     TROUPE_CHECK(size_bytes(a.copy.dtype) == 2 && !f64, "a copy in", name(a.copy.dtype));
   }
+  if (a.constants != nullptr) {
+    TROUPE_CHECK(!f64, "constants are floats, and param is", name(a.param.dtype));
+    return;
+  }
   TROUPE_CHECK(a.step > 0, "step", a.step);
   TROUPE_CHECK(0 <= a.beta1 && a.beta1 < 1 && 0 <= a.beta2 && a.beta2 < 1, "betas", a.beta1,
                a.beta2);
@@ -110,6 +114,7 @@ void code_block(const AdamW& a, int64_t from, int64_t count, const float* m, con
 
 void adamw_ref(const AdamW& a) {
   validate(a);
+  TROUPE_CHECK(a.constants == nullptr, "the reference reads step, lr and the others");
   const double scale = a.grad_scale == nullptr ? 1 : *a.grad_scale;
   if (!std::isfinite(scale)) return;
   const auto element = [](const MatRef& x, int64_t i) {

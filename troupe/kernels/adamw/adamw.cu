@@ -151,18 +151,21 @@ struct Arrays {
   P param;
   const G* grad;
   S moments;
-  const float* scale;  // or null
+  const float* scale;                 // or null
+  const AdamWStep<float>* constants;  // or null: those of the launch
   int64_t n;
 };
 
 // One thread kN elements: each array is read and written once. What is fused is said, so that each
 // form of the kernel has the same bits.
 template <class P, class G, class S, int kN, bool kWhole>
-__global__ void __launch_bounds__(kThreads) adamw_kernel(Arrays<P, G, S> x, AdamWStep<float> s) {
+__global__ void __launch_bounds__(kThreads)
+    adamw_kernel(Arrays<P, G, S> x, AdamWStep<float> given) {
   const int64_t i = (int64_t{blockIdx.x} * kThreads + threadIdx.x) * kN;
   const float scale = x.scale == nullptr ? 1.0f : *x.scale;
   const unsigned lanes = __ballot_sync(~0u, i < x.n);
   if (i >= x.n || !isfinite(scale)) return;
+  const AdamWStep<float> s = x.constants == nullptr ? given : *x.constants;
 
   auto param = x.param.template load<kN, kWhole>(i, x.n);
   const auto grad = read<kN, kWhole>(x.grad, i, x.n);
@@ -178,13 +181,6 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(Arrays<P, G, S> x, Adam
   }
   x.param.template store<kN, kWhole>(i, x.n, param);
   x.moments.template store<kN, kWhole>(i, x.n, lanes, moments);
-}
-
-AdamWStep<float> constants(const AdamW& a) {
-  const AdamWStep<double> s = adamw_step(a);
-  const auto f = [](double x) { return static_cast<float>(x); };
-  return {f(s.lr),      f(s.beta1),   f(s.rest1), f(s.beta2),       f(s.rest2),
-          f(s.unbias1), f(s.unbias2), f(s.eps),   f(s.weight_decay)};
 }
 
 // kN elements a thread; without packs kRest.
@@ -204,10 +200,12 @@ void launch(const AdamW& a, P param, S moments, cudaStream_t stream) {
                           .grad = static_cast<const G*>(a.grad.data),
                           .moments = moments,
                           .scale = a.grad_scale,
+                          .constants = a.constants,
                           .n = n};
+  const auto step = a.constants == nullptr ? rounded<float>(adamw_step(a)) : AdamWStep<float>{};
   const auto kernel =
       packed ? adamw_kernel<P, G, S, kN, true> : adamw_kernel<P, G, S, kRest, kRest == 1>;
-  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(x, constants(a));
+  kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(x, step);
 }
 
 template <class G, class P>

@@ -33,6 +33,12 @@
 
 namespace troupe {
 
+// What a step multiplies with, formed once in double.
+template <class W>
+struct AdamWStep {
+  W lr, beta1, rest1, beta2, rest2, unbias1, unbias2, eps, weight_decay;
+};
+
 struct MomentCodes {
   Mat<uint8_t> codes;  // [1, N]
   Mat<float> scales;   // [1, ceil(N / 256)]
@@ -53,6 +59,9 @@ struct AdamW {
   double beta2 = 0.95;
   double eps = 1e-8;
   double weight_decay = 0;
+  // adamw_step() of the numbers above, which are not read then: where the paths run, so that a launch
+  // in a CUDA graph takes each replay's. Not for p in f64, nor of the reference.
+  const AdamWStep<float>* constants = nullptr;
 };
 
 void validate(const AdamW& args);        // throws on a broken contract; every path calls it
@@ -68,11 +77,12 @@ void adamw_ref(const AdamW& args);                        // the formula in doub
 void adamw_cpu(const AdamW& args, const Pool& pool);      // what CPU runs use
 void adamw_cuda(const AdamW& args, cudaStream_t stream);  // asynchronous, allocates nothing
 
-// The step's constants, formed once in double: what the loops multiply with.
-template <class W>
-struct AdamWStep {
-  W lr, beta1, rest1, beta2, rest2, unbias1, unbias2, eps, weight_decay;
-};
 AdamWStep<double> adamw_step(const AdamW& args);
+template <class W, class Given>
+AdamWStep<W> rounded(const AdamWStep<Given>& s) {
+  const auto w = [](Given x) { return static_cast<W>(x); };
+  return {w(s.lr),      w(s.beta1),   w(s.rest1), w(s.beta2),       w(s.rest2),
+          w(s.unbias1), w(s.unbias2), w(s.eps),   w(s.weight_decay)};
+}
 
 }  // namespace troupe

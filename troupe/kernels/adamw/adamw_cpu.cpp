@@ -65,10 +65,7 @@ void copy_rounded(const float* from, C* to, int64_t begin, int64_t end) {
 
 template <class W>
 AdamWStep<W> constants(const AdamW& a) {
-  const AdamWStep<double> s = adamw_step(a);
-  const auto w = [](double x) { return static_cast<W>(x); };
-  return {w(s.lr),      w(s.beta1),   w(s.rest1), w(s.beta2),       w(s.rest2),
-          w(s.unbias1), w(s.unbias2), w(s.eps),   w(s.weight_decay)};
+  return a.constants != nullptr ? rounded<W>(*a.constants) : rounded<W>(adamw_step(a));
 }
 
 // The copy of what update() wrote, while it is in the cache.

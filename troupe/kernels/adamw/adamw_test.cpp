@@ -255,6 +255,24 @@ TEST_P(AdamWTest, AScaleThatIsNotFiniteChangesNothing) {
   }
 }
 
+TEST_P(AdamWTest, ConstantsInMemoryAreThoseOfTheArguments) {
+  if (GetParam().types.param == Dtype::kF64) GTEST_SKIP() << "constants are floats";
+  Problem got = problem(), want = problem();
+  Buffer<AdamWStep<float>> constants(1);
+  AdamW a = got.args(7);
+  a.lr = 0.003, a.beta1 = 0.8;
+  constants[0] = rounded<float>(adamw_step(a));
+  AdamW b = want.args(7);
+  b.lr = a.lr, b.beta1 = a.beta1;
+  run(GetParam().backend, b);
+  a.step = 1, a.lr = 1, a.beta1 = 0.1, a.weight_decay = 3;  // which are not read
+  a.constants = constants.data();
+  run(GetParam().backend, a);
+  EXPECT_TRUE(got.joined().param.same_bits(want.joined().param));
+  EXPECT_TRUE(got.m.same_bits(want.m));
+  EXPECT_TRUE(got.v.same_bits(want.v));
+}
+
 class AdamWByHand : public ::testing::TestWithParam<Backend> {
  protected:
   void SetUp() override {
@@ -326,6 +344,9 @@ TEST(AdamW, RefusesWhatItCannotMean) {
   refused([](AdamW& a) { a.eps = -1; });
   refused([](AdamW& a) { a.lr = NAN; });
   refused([](AdamW& a) { a.grad.cols = 7; });
+  Problem wide(8, {Dtype::kF64, Dtype::kF64, Dtype::kF64, Dtype::kF64});
+  const AdamWStep<float> constants{};
+  refused([&](AdamW& a) { a = wide.args(), a.constants = &constants; });
   refused([](AdamW& a) { a.m.dtype = Dtype::kF64; });
   refused([](AdamW& a) { a.v.dtype = Dtype::kBF16; });
   refused([](AdamW& a) { a.param.dtype = Dtype::kBF16; });
