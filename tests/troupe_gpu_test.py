@@ -92,8 +92,8 @@ class SameBits(GpuRuns):
 @unittest.skipUnless(GPU, "no GPU on this machine")
 class CudaGraph(GpuRuns):
     """train.cuda_graph: two microbatches a step, replayed, are the eager run's bits: losses, norms, checkpoints."""
-    STARTS = "cuda graph: forward and backward of a step are captured after 3 eager steps, then replayed"
-    CAPTURED = "cuda graph: captured forward and backward of 2 x 8 sequences of"
+    STARTS = "cuda graph: forward, backward and update of a step are captured after 3 eager steps, then replayed"
+    CAPTURED = "cuda graph: captured forward, backward and update of 2 x 8 sequences of"
 
     def check(self, *sets):
         _, *eager = self.run_once("one", *sets)
@@ -160,13 +160,35 @@ class CudaGraph(GpuRuns):
         self.write()
         self.check("train.precision=fp16", "train.loss_scale={initial: 1024, window: 10}")
 
+    def test_63_with_a_loss_scale_that_overflows(self):
+        self.write()
+        said = self.check("train.precision=fp16", "train.loss_scale={initial: 1e12, window: 10, hysteresis: 1}", "train.max_skips=99")
+        self.assertIn("skipped", said)
+
+    def test_63_with_spikes_that_are_skipped(self):
+        self.write()
+        said = self.check("train.spike={sigmas: 0.5, window: 4, skip: true}")
+        self.assertGreater(said.count("sigma above the last"), 3, said)
+
+    def test_63_with_moments_in_8_bits_and_groups(self):
+        self.write()
+        self.check("train.optimizer={kind: adamw, moments: int8, groups: [{names: '*.norm*', lr_scale: 2}]}")
+
+    def test_63_of_an_optimizer_whose_update_stays_eager(self):
+        self.write()
+        _, *eager = self.run_once("one", "train.optimizer={kind: muon}")
+        said, *graph = self.run_once("two", "train.optimizer={kind: muon}", "train.cuda_graph=true")
+        self.assertEqual(eager, graph)
+        self.assertIn("replayed; the update of muon stays eager", said)
+        self.assertIn("captured forward and backward of 2 x 8", said)
+
     def test_63_shapes_of_a_batch_ramp_are_captured_one_by_one(self):
         self.write()
         ramp = ("train.batch_ramp={start: 8, increment: 8, samples: 160}",)
         _, *eager = self.run_once("one", *ramp)
         said, *graph = self.run_once("two", "train.cuda_graph=true", *ramp)
         self.assertEqual(eager, graph)
-        self.assertIn("forward and backward of 1 x 8 sequences", said)
+        self.assertIn("forward, backward and update of 1 x 8 sequences", said)
         self.assertIn(self.CAPTURED, said)
 
 

@@ -72,46 +72,6 @@ std::unique_ptr<Rebalancer> build_rebalancer(const Recipe& recipe, const Paralle
                                       setup.state.sum_over_all());
 }
 
-// The rows over their budgets (C7) that this rank lost in the step: f64 scalar.
-at::Tensor lost_rows_of(Model& model, const c10::Device& device) {
-  at::Tensor all = at::zeros({}, at::TensorOptions(at::kDouble).device(device));
-  model.for_each_moe([&](int64_t, MoeLayer& moe) {
-    const at::Tensor lost = moe.lost_rows();
-    if (lost.defined()) all += lost.to(all.options());
-  });
-  return all;
-}
-
-// Rates of the step after `done`, before a bucket's own factors.
-struct StepRates {
-  double lr, weight_decay;
-};
-
-StepRates step_rates(const Recipe& recipe, const RunPlan& plan, const Position& done) {
-  const OptimizerBase& base = base_of(recipe.train.optimizer);
-  const int64_t batch = batch_at(recipe.train.batch_ramp, plan.batch, done.samples);
-  Position after = done;
-  ++after.steps;
-  after.samples += batch;
-  after.tokens += batch * recipe.data.sequence;
-  return {base.lr * lr_factor(recipe.train.schedule, done, after, plan.run),
-          ramped(base.weight_decay, base.weight_decay_end.value_or(base.weight_decay),
-                 base.weight_decay_form, done.steps, plan.run.steps)};
-}
-
-// Does to the first weight what an injected fault asks for.
-void spoil_first(ParamStore& store, FaultAction fault) {
-  if (store.buckets().empty()) return;  // all is frozen
-  const Bucket& first = store.buckets()[0];
-  const at::Tensor master = first.masters()[0];
-  if (fault == FaultAction::kFlip) master.narrow(0, 0, 1).neg_();  // a bit
-  if (fault == FaultAction::kNan || fault == FaultAction::kInf) {
-    for (const at::Tensor& x : {master, first.own}) {
-      x.narrow(0, 0, 1).fill_(std::numeric_limits<double>::quiet_NaN());
-    }
-  }
-}
-
 }  // namespace
 
 Precision precision_on(const c10::Device& device, Precision asked) {
@@ -165,8 +125,17 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
   if (recipe_.train.offload_layers > 0) {
     executor_->offload(offloaded_units(recipe_), std::make_unique<ActivationOffload>(device_));
   }
+  update_ = std::make_unique<StepUpdate>(StepUpdate::Run{.recipe = recipe_,
+                                                         .plan = plan_,
+                                                         .precision = precision_,
+                                                         .setup = *setup_,
+                                                         .faults = faults_,
+                                                         .model = *model_,
+                                                         .store = *store_,
+                                                         .optimizer = *optimizer_});
   if (recipe_.train.cuda_graph && why_no_graph(setup_->state.alone(), device_, faults_).empty()) {
-    graph_ = std::make_unique<StepGraph>(*model_, *store_, *executor_,
+    StepUpdate* const captured = update_in_graph(recipe_.train.optimizer) ? update_.get() : nullptr;
+    graph_ = std::make_unique<StepGraph>(*model_, *store_, *executor_, captured,
                                          setup_->state.world().pulse(), device_);
   }
   rebalancer_ = build_rebalancer(recipe_, *setup_, *model_, *store_);
@@ -222,15 +191,24 @@ StepReport Learner::step(const Feed& feed, TrainState& state, const Votes& votes
   const auto run = [&] {
     KeepsFp8Weights rounded(recipe_.train.fp8, *model_, feed.microbatches.size(),
                             [&](const Param& p) { return stays_whole(*store_, p); });
-    const auto at_the_end = [&](const StepOutput& output) {
+    const auto gradients_are_whole = [&] {
       rounded.forget();
       // Not asked again where a step is repeated.
       if (votes && !std::exchange(asked, true)) own = votes();
-      update(output, state, own, report);
     };
-    const Executor::Handlers handlers{
-        .update = at_the_end, .gradient = {}, .both = both_of(setup_->turns)};
-    return graph_ ? graph_->run(list, input, handlers) : executor_->run(list, input, handlers);
+    const Executor::Handlers handlers{.update =
+                                          [&](const StepOutput& output) {
+                                            gradients_are_whole();
+                                            update_->run(output, own, state, report);
+                                          },
+                                      .gradient = {},
+                                      .both = both_of(setup_->turns)};
+    if (!graph_) return executor_->run(list, input, handlers);
+    return graph_->run(list, input, handlers,
+                       {.numbers = update_->numbers(state), .learn = [&](const at::Tensor& seen) {
+                          gradients_are_whole();
+                          update_->learn(seen, own, state, report);
+                        }});
   };
   report.output = run();
   if (report.lost_rows > 0) {
@@ -253,73 +231,6 @@ StepReport Learner::step(const Feed& feed, TrainState& state, const Votes& votes
   state.loss_tokens += feed.loss_tokens;
   if (rebalancer_) report.moved = rebalancer_->after_step(state.done.steps, report.output);
   return report;
-}
-
-void Learner::update(const StepOutput& output, TrainState& state, const std::vector<double>& votes,
-                     StepReport& report) {
-  const at::NoGradGuard no_grad;
-  const double unscale = precision_ == Precision::kFp16 ? 1 / state.loss_scale.scale : 1;
-  const double clip =
-      recipe_.train.clip > 0 ? recipe_.train.clip : std::numeric_limits<double>::infinity();
-  // The rank that has the head made them.
-  const at::Tensor none = at::zeros({}, at::TensorOptions(at::kDouble).device(device_));
-  const at::Tensor loss = output.loss.defined() ? output.loss : none;
-  const at::Tensor mtp = output.mtp.defined() ? output.mtp : none;
-  const at::Tensor squares = sum_squares(store_->gradients().counted()).to(device_);
-  // One sum over all ranks decides for all of them: what is not finite anywhere is so everywhere.
-  const at::Tensor parts =
-      at::stack({loss, mtp, (squares * (unscale * unscale)).squeeze(0),
-                 lost_rows_of(*model_, device_), missed_rows(setup_->experts, device_)});
-  const at::Tensor sums = summed(setup_->state.sum_over_all(),
-                                 at::cat({parts, at::tensor(votes, at::kDouble).to(device_)}));
-  const auto [scale, norm_f32] = clip_scale(sums.narrow(0, 2, 1), clip);
-  const at::Tensor norm =
-      precision_ == Precision::kFp64 ? sums.narrow(0, 2, 1).sqrt() : norm_f32.to(at::kDouble);
-  const at::Tensor seen =
-      at::cat({sums.narrow(0, 0, 2), norm, sums.narrow(0, 3, sums.size(0) - 3)}).cpu();
-  const auto* const values = seen.const_data_ptr<double>();
-  require_rows(setup_->experts, values[4]);
-  if (values[3] > 0) {  // nothing of this attempt counts
-    report.lost_rows = static_cast<int64_t>(values[3]);
-    return;
-  }
-  report.votes.assign(values + 5, values + seen.numel());
-  report.loss = values[0];
-  report.mtp_loss = values[1];
-  report.grad_norm = values[2];
-  report.finite = std::isfinite(report.loss) && std::isfinite(report.grad_norm);
-  if (precision_ == Precision::kFp16) {
-    troupe::update(state.loss_scale, recipe_.train.loss_scale, !report.finite);
-  }
-  if (report.finite) {
-    report.spike = judge(state.spike, recipe_.train.spike, report.loss, report.grad_norm);
-  }
-  report.skipped = !report.finite || (recipe_.train.spike.skip && !report.spike.empty());
-  apply(state, report, scale * unscale);
-  if (report.skipped) {
-    ++state.skipped;
-    ++state.skipped_now;
-    state.nonfinite += !report.finite;
-  } else {
-    ++state.updates;
-    state.skipped_now = 0;
-  }
-}
-
-void Learner::apply(const TrainState& state, StepReport& report, const at::Tensor& grad_scale) {
-  const StepRates rates = step_rates(recipe_, plan_, state.done);
-  report.lr = rates.lr;
-  report.weight_decay = rates.weight_decay;
-  if (report.skipped) return;
-  for (Bucket& b : store_->buckets()) {
-    optimizer_->update(*store_, b,
-                       {.step = state.updates + 1,
-                        .lr = report.lr * b.key.lr_scale,
-                        .weight_decay = b.key.decay ? report.weight_decay : 0,
-                        .grad_scale = grad_scale});
-    b.stale = true;
-  }
-  spoil_first(*store_, faults_.at("optim", state.done.steps));
 }
 
 std::string Learner::first_bad(const Feed& feed, const TrainState& state) {

@@ -1,10 +1,9 @@
 // A model and its training state: parameters, optimizer, the schedule of a step, and the checks
 // before a weight changes. It has no files, logs or clocks.
 //
-// One device-to-host copy per step: loss and gradient norm, read before the update. A gradient
-// that is not finite never reaches a weight. A step in which some rank had no room for all rows
-// that came (model.moe.capacity.budget, C7) is done again with room for all, before anything is
-// updated: all ranks learn of it by the same sum.
+// train/step_update.h says what happens between gradients and weights. A step in which some rank had
+// no room for all rows that came (model.moe.capacity.budget, C7) is done again with room for all,
+// before anything is updated: all ranks learn of it by the same sum.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -27,6 +26,7 @@
 #include "troupe/train/params/rebalance.h"
 #include "troupe/train/recipe/recipe.h"
 #include "troupe/train/step_graph.h"
+#include "troupe/train/step_update.h"
 #include "troupe/train/train_state.h"
 
 namespace troupe {
@@ -76,9 +76,6 @@ class Learner {
 
  private:
   StepInput input_of(const Feed& feed, const TrainState& state) const;
-  void update(const StepOutput& output, TrainState& state, const std::vector<double>& votes,
-              StepReport& report);
-  void apply(const TrainState& state, StepReport& report, const at::Tensor& grad_scale);
   std::string first_bad(const Feed& feed, const TrainState& state);
   const std::vector<Action>& list_of(int microbatches, bool training = true);  // this rank's
 
@@ -93,6 +90,7 @@ class Learner {
   std::unique_ptr<CheckpointTensors> tensors_;
   std::shared_ptr<const ParallelSetup> setup_;
   std::unique_ptr<Executor> executor_;
+  std::unique_ptr<StepUpdate> update_;
   std::unique_ptr<StepGraph> graph_;        // null: steps are eager
   bool offload_told_ = false;               // how much went to host memory
   std::unique_ptr<Rebalancer> rebalancer_;  // null: experts stay

@@ -94,8 +94,12 @@ std::string attention_line(const ModelConfig& model, Precision precision, int64_
 std::string graph_line(const TrainConfig& train, const std::string& why_not) {
   if (!train.cuda_graph) return {};
   if (!why_not.empty()) return "cuda graph: none, every step is eager: " + why_not;
-  return "cuda graph: forward and backward of a step are captured after " +
-         std::to_string(StepGraph::kWarmSteps) + " eager steps, then replayed";
+  const bool update = update_in_graph(train.optimizer);
+  return std::string("cuda graph: ") +
+         (update ? "forward, backward and update" : "forward and backward") +
+         " of a step are captured after " + std::to_string(StepGraph::kWarmSteps) +
+         " eager steps, then replayed" +
+         (update ? "" : "; the update of " + std::string(train.optimizer.kind()) + " stays eager");
 }
 
 std::string offload_line(const TrainConfig& train, const c10::Device& device) {

@@ -63,8 +63,12 @@ TEST(StartLines, SayWhetherStepsAreReplayedAndWhyNot) {
   EXPECT_EQ(graph_line(train, ""), "");
   train.cuda_graph = true;
   EXPECT_EQ(graph_line(train, ""),
+            "cuda graph: forward, backward and update of a step are captured after 3 eager steps, "
+            "then replayed");
+  train.optimizer = MuonConfig();
+  EXPECT_EQ(graph_line(train, ""),
             "cuda graph: forward and backward of a step are captured after 3 eager steps, then "
-            "replayed");
+            "replayed; the update of muon stays eager");
   EXPECT_EQ(graph_line(train, "on a cpu there are none"),
             "cuda graph: none, every step is eager: on a cpu there are none");
 }

@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <utility>
@@ -78,10 +80,13 @@ std::string why_eager(const StepInput& input) {
   return {};
 }
 
-// Pinned, and the copy is behind what reads the last step's.
+at::TensorOptions pinned_f64() {
+  return at::TensorOptions(at::kDouble).pinned_memory(true);
+}
+
+// The copy is behind what reads the last step's.
 void fill_numbers(const at::Tensor& numbers, const std::vector<double>& values) {
-  const at::Tensor host =
-      at::empty(numbers.sizes(), at::TensorOptions(at::kDouble).pinned_memory(true));
+  const at::Tensor host = at::empty(numbers.sizes(), pinned_f64());
   std::copy(values.begin(), values.end(), host.mutable_data_ptr<double>());
   numbers.copy_(host, /*non_blocking=*/true);
 }
@@ -128,16 +133,18 @@ StepOutput PackedOutput::copy() const {
   return out;
 }
 
-StepGraph::StepGraph(Model& model, ParamStore& store, Executor& executor, Pulse& pulse,
-                     const c10::Device& device)
+StepGraph::StepGraph(Model& model, ParamStore& store, Executor& executor, StepUpdate* update,
+                     Pulse& pulse, const c10::Device& device)
     : model_(model),
       store_(store),
       executor_(executor),
+      update_(update),
       pulse_(pulse),
+      device_(device),
       graphs_(device_graphs(device)) {}
 
 StepOutput StepGraph::run(const std::vector<Action>& list, const StepInput& input,
-                          const Executor::Handlers& handlers) {
+                          const Executor::Handlers& handlers, const GraphUpdate& update) {
   note_.clear();
   ++steps_;
   const std::string why = why_eager(input);
@@ -154,9 +161,9 @@ StepOutput StepGraph::run(const std::vector<Action>& list, const StepInput& inpu
       return out;
     }
     forget_oldest();
-    capture(shape, list, input);
+    capture(shape, list, input, update_ != nullptr ? update.numbers.size() : 0);
   }
-  return replay(shape, input, handlers);
+  return replay(shape, input, handlers, update);
 }
 
 StepOutput StepGraph::eager(const std::vector<Action>& list, const StepInput& input,
@@ -182,22 +189,31 @@ void StepGraph::for_each_of_step(const VisitTensor& f) {
   model_.for_each_moe([&](int64_t, MoeLayer& moe) { moe.for_each_of_step(f); });
 }
 
-void StepGraph::capture(Shape& shape, const std::vector<Action>& list, const StepInput& input) {
+void StepGraph::capture(Shape& shape, const std::vector<Action>& list, const StepInput& input,
+                        size_t update_numbers) {
   shape.input = input;
   for (Batch& batch : shape.input.microbatches) {
     for_each_tensor_of(batch, [](at::Tensor& x) {
       if (x.defined()) x = x.clone();
     });
   }
-  shape.input.numbers =
-      at::empty({std::ssize(step_numbers(input))}, store_.options().dtype(at::kDouble));
+  const auto own = std::ssize(step_numbers(input)), others = static_cast<int64_t>(update_numbers);
+  shape.numbers = at::empty({own + others}, store_.options().dtype(at::kDouble));
+  shape.input.numbers = shape.numbers.narrow(0, 0, own);
+  const at::Tensor of_update = shape.numbers.narrow(0, own, others);
   const std::vector<Action> part = before_update(list);
   store_.gradients().begin_step();  // the last step's are not needed, and large
   try {
     shape.graph = graphs_->capture([&] {
-      shape.output = PackedOutput(executor_.run(part, shape.input, {}));
+      const StepOutput output = executor_.run(part, shape.input, {});
+      shape.output = PackedOutput(output);
       store_.gradients().end_step();
+      if (update_ != nullptr) shape.measured = update_->measure(output, of_update);
     });
+    if (update_ != nullptr) {
+      shape.update = graphs_->capture([&] { update_->apply(shape.measured, of_update); });
+      shape.seen = at::empty(shape.measured.seen.sizes(), pinned_f64());
+    }
   } catch (const std::exception& error) {
     fail(Code::kCudaFailed, "train.cuda_graph", "the step cannot be captured:", error.what(),
          "\nWith train.cuda_graph=false the run resumes from its newest checkpoint");
@@ -205,13 +221,15 @@ void StepGraph::capture(Shape& shape, const std::vector<Action>& list, const Ste
   shape.gradients = store_.gradients().counted();
   for_each_of_step([&](const at::Tensor& x) { shape.of_step.push_back(x); });
   const auto sizes = shape.input.microbatches[0].ids_BS.sizes();
-  note_ = "cuda graph: captured forward and backward of " +
-          std::to_string(shape.input.microbatches.size()) + " x " + std::to_string(sizes[0]) +
-          " sequences of " + std::to_string(sizes[1]) + ", which are replayed from here on";
+  note_ =
+      "cuda graph: captured " +
+      std::string(update_ != nullptr ? "forward, backward and update" : "forward and backward") +
+      " of " + std::to_string(shape.input.microbatches.size()) + " x " + std::to_string(sizes[0]) +
+      " sequences of " + std::to_string(sizes[1]) + ", which are replayed from here on";
 }
 
 StepOutput StepGraph::replay(Shape& shape, const StepInput& input,
-                             const Executor::Handlers& handlers) {
+                             const Executor::Handlers& handlers, const GraphUpdate& update) {
   seconds_ = {};
   {
     const PhaseTimer timer(pulse_, Phase::kForward, seconds_, &PhaseSeconds::forward, {});
@@ -220,7 +238,11 @@ StepOutput StepGraph::replay(Shape& shape, const StepInput& input,
     for (size_t i = 0; i < to.size(); ++i) {
       if (to[i].defined()) to[i].copy_(from[i], /*non_blocking=*/true);
     }
-    fill_numbers(shape.input.numbers, step_numbers(input));
+    std::vector<double> numbers = step_numbers(input);
+    if (update_ != nullptr) {
+      numbers.insert(numbers.end(), update.numbers.begin(), update.numbers.end());
+    }
+    fill_numbers(shape.numbers, numbers);
     shape.graph->replay();
   }
   store_.gradients().hold(shape.gradients);
@@ -228,8 +250,26 @@ StepOutput StepGraph::replay(Shape& shape, const StepInput& input,
   for_each_of_step([&](at::Tensor& x) { x = shape.of_step.at(next++); });
   StepOutput out = shape.output.copy();
   const PhaseTimer timer(pulse_, Phase::kOptim, seconds_, &PhaseSeconds::update, {});
-  if (handlers.update) handlers.update(out);
+  if (update_ != nullptr) {
+    launch_update(shape, update);
+  } else if (handlers.update) {
+    handlers.update(out);
+  }
   return out;
+}
+
+// What was measured is on the host before the update has ended.
+void StepGraph::launch_update(Shape& shape, const GraphUpdate& update) {
+  const c10::impl::VirtualGuardImpl guard(device_.type());
+  c10::Event measured(device_.type());
+  {
+    const at::NoGradGuard no_grad;
+    shape.seen.copy_(shape.measured.seen, /*non_blocking=*/true);
+  }
+  measured.record(guard.getStream(device_));
+  shape.update->replay();
+  measured.synchronize();
+  update.learn(shape.seen);
 }
 
 }  // namespace troupe

@@ -1,12 +1,14 @@
-// train.cuda_graph: forward and backward of all microbatches of a step, replayed as one CUDA graph.
-// What follows, from the norm of the gradients on, is issued as ever.
+// train.cuda_graph: a step replayed as CUDA graphs: one of forward and backward of all microbatches
+// and the norm of the gradients, and behind it, without a word of the host between, that of the
+// update. The host reads losses and norm while the update is at work (train/step_update.h). An
+// optimizer whose kernels cannot read the step's numbers on the device is issued as ever.
 //
 // The first kWarmSteps steps of a shape are eager, then it is captured, and from that step on
 // replayed: same kernels, same order, same bits as eager. A shape is what the host decides by: the
 // sizes and types of the microbatches' tensors, and the numbers of the input that do not change from
 // step to step. What does change is read from memory that each step fills before its replay: the
-// batch, and the factors of losses (StepInput::numbers). kMostGraphs shapes are kept, in one pool of
-// memory; the one that was used longest ago goes first.
+// batch, the factors of losses (StepInput::numbers), the update's rates and limits. kMostGraphs
+// shapes are kept, in one pool of memory; the one that was used longest ago goes first.
 //
 // The host's code does not run in a replay. So what it leaves to others is kept from the capture and
 // handed out again: gradients (StepGradients::hold), what routers have counted
@@ -22,6 +24,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -30,6 +33,7 @@
 
 #include "troupe/ops/support/device_graph.h"
 #include "troupe/train/executor.h"
+#include "troupe/train/step_update.h"
 
 namespace troupe {
 
@@ -48,19 +52,26 @@ class PackedOutput {
   std::map<at::ScalarType, at::Tensor> flat_;
 };
 
+// A step's part in an update that is replayed.
+struct GraphUpdate {
+  std::vector<double> numbers;                        // StepUpdate::numbers()
+  std::function<void(const at::Tensor& seen)> learn;  // given what was measured, on the host
+};
+
 class StepGraph {
  public:
   static constexpr int64_t kWarmSteps = 3;
   static constexpr size_t kMostGraphs = 4;
 
-  // All must outlive it.
-  StepGraph(Model& model, ParamStore& store, Executor& executor, Pulse& pulse,
+  // All must outlive it. `update` null: it is not captured.
+  StepGraph(Model& model, ParamStore& store, Executor& executor, StepUpdate* update, Pulse& pulse,
             const c10::Device& device);
 
-  // As Executor::run, with a list whose update is last.
+  // As Executor::run, with a list whose update is last. A replay calls update.learn in place of
+  // handlers.update where the update is captured.
   StepOutput run(const std::vector<Action>& list, const StepInput& input,
-                 const Executor::Handlers& handlers);
-  // Of the last step; a replay's launch counts as forward.
+                 const Executor::Handlers& handlers, const GraphUpdate& update);
+  // Of the last step; a replay's launch counts as forward, the wait for its norm as update.
   const StepSeconds& seconds() const { return seconds_; }
   // What is to be told of the last step: that it was captured, or why it is eager, each reason once.
   const std::string& note() const { return note_; }
@@ -68,23 +79,32 @@ class StepGraph {
  private:
   struct Shape {
     int64_t eager_steps = 0, last_use = 0;
-    StepInput input = {};  // in memory that stays
+    at::Tensor numbers = {};  // those of the input, then those of the update
+    StepInput input = {};     // in memory that stays
     PackedOutput output = {};
     std::vector<at::Tensor> gradients = {}, of_step = {};
-    std::unique_ptr<DeviceGraph> graph = {};  // null: not captured yet
+    StepUpdate::Measured measured = {};
+    at::Tensor seen = {};  // on the host
+    // Null: not captured yet, or the update is not.
+    std::unique_ptr<DeviceGraph> graph = {}, update = {};
   };
 
   StepOutput eager(const std::vector<Action>& list, const StepInput& input,
                    const Executor::Handlers& handlers);
-  void capture(Shape& shape, const std::vector<Action>& list, const StepInput& input);
-  StepOutput replay(Shape& shape, const StepInput& input, const Executor::Handlers& handlers);
+  void capture(Shape& shape, const std::vector<Action>& list, const StepInput& input,
+               size_t update_numbers);
+  StepOutput replay(Shape& shape, const StepInput& input, const Executor::Handlers& handlers,
+                    const GraphUpdate& update);
+  void launch_update(Shape& shape, const GraphUpdate& update);
   void forget_oldest();
   void for_each_of_step(const VisitTensor& f);
 
   Model& model_;
   ParamStore& store_;
   Executor& executor_;
+  StepUpdate* const update_;
   Pulse& pulse_;
+  const c10::Device device_;
   const std::unique_ptr<DeviceGraphs> graphs_;
   std::map<std::string, Shape> shapes_;
   int64_t steps_ = 0;

@@ -7,24 +7,32 @@
 namespace troupe {
 namespace {
 
-// How many standard deviations x is above the values' mean; 0 where they do not vary.
-double sigmas_above(const std::vector<double>& values, double x) {
+struct Spread {
+  double mean, std;
+};
+Spread spread_of(const std::vector<double>& values) {
   double sum = 0, squares = 0;
   for (const double v : values) sum += v;
   const double mean = sum / static_cast<double>(values.size());
   for (const double v : values) squares += (v - mean) * (v - mean);
-  const double std = std::sqrt(squares / static_cast<double>(values.size()));
-  return std == 0 ? 0 : (x - mean) / std;
+  return {mean, std::sqrt(squares / static_cast<double>(values.size()))};
 }
 
-std::string verdict(const char* what, const std::vector<double>& values, double x,
-                    const SpikeConfig& config) {
-  if (static_cast<int64_t>(values.size()) < std::max<int64_t>(2, config.window / 2)) return {};
-  const double sigmas = sigmas_above(values, x);
-  if (sigmas <= config.sigmas) return {};
+double limit_of(const std::vector<double>& values, const SpikeConfig& config) {
+  const auto least = std::max<int64_t>(2, config.window / 2);
+  if (config.sigmas > 0 && static_cast<int64_t>(values.size()) >= least) {
+    const Spread s = spread_of(values);
+    if (s.std > 0) return s.mean + config.sigmas * s.std;
+  }
+  return std::numeric_limits<double>::infinity();
+}
+
+std::string verdict(const char* what, const std::vector<double>& values, double x, double limit) {
+  if (x <= limit) return {};
+  const Spread s = spread_of(values);
   char text[128];
   std::snprintf(text, sizeof(text), "%s %.4g is %.1f sigma above the last %zu steps", what, x,
-                sigmas, values.size());
+                (x - s.mean) / s.std, values.size());
   return text;
 }
 
@@ -52,10 +60,15 @@ void update(LossScaleState& s, const LossScaleConfig& config, bool overflow) {
   s.scale *= 2;
 }
 
+SpikeLimits limits_of(const SpikeState& state, const SpikeConfig& config) {
+  return {limit_of(state.losses, config), limit_of(state.norms, config)};
+}
+
 std::string judge(SpikeState& state, const SpikeConfig& config, double loss, double norm) {
   if (config.sigmas == 0) return {};
-  std::string out = verdict("loss", state.losses, loss, config);
-  if (out.empty()) out = verdict("gradient norm", state.norms, norm, config);
+  const SpikeLimits limits = limits_of(state, config);
+  std::string out = verdict("loss", state.losses, loss, limits.loss);
+  if (out.empty()) out = verdict("gradient norm", state.norms, norm, limits.norm);
   if (out.empty()) {
     push(state.losses, loss, config.window);
     push(state.norms, norm, config.window);

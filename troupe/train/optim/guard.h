@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -56,6 +57,13 @@ struct SpikeState {
     f("norms", c.norms);
   }
 };
+// A value above its limit is a spike; infinity: before there is a verdict, or values do not vary.
+struct SpikeLimits {
+  double loss = std::numeric_limits<double>::infinity();
+  double norm = loss;
+};
+SpikeLimits limits_of(const SpikeState& state, const SpikeConfig& config);
+
 // "loss 9.1 is 7.3 sigma above the last 128 steps", or nothing; then the values join the window.
 std::string judge(SpikeState& state, const SpikeConfig& config, double loss, double norm);
 

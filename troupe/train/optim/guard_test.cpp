@@ -44,5 +44,18 @@ TEST(Spike, SaysNothingBeforeHalfAWindow) {
   for (int i = 0; i < 60; ++i) EXPECT_EQ(judge(state, {}, i % 2 == 0 ? 3 : 100, 1), "");
 }
 
+TEST(Spike, AVerdictIsThatOfTheLimits) {
+  SpikeState state;
+  const SpikeConfig config{.sigmas = 3, .window = 8};
+  EXPECT_EQ(limits_of(state, config).loss, std::numeric_limits<double>::infinity());
+  for (int i = 0; i < 8; ++i) judge(state, config, i % 2 == 0 ? 2 : 4, 1);
+  const SpikeLimits limits = limits_of(state, config);
+  EXPECT_EQ(limits.loss, 3 + 3 * 1);
+  EXPECT_EQ(limits.norm, std::numeric_limits<double>::infinity());  // all norms were equal
+  SpikeState at = state, above = state;
+  EXPECT_EQ(judge(at, config, limits.loss, 1), "");
+  EXPECT_EQ(judge(above, config, std::nextafter(limits.loss, 10), 1).substr(0, 9), "loss 6 is");
+}
+
 }  // namespace
 }  // namespace troupe

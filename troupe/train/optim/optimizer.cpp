@@ -33,23 +33,35 @@ class AdamWOptimizer : public Optimizer {
   void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
     for (const int64_t slot : store.owned_members(b)) {
       const ParamSlice p(store, b, slot);
-      adamw_({.param = p.low ? *p.copy : p.master,
-              .m = p.state[0],
-              .v = p.state[1],
-              .copy = p.low ? std::nullopt : p.copy,
-              .remainder = p.low,
-              .m_scale = p.scales.empty() ? std::nullopt : std::optional(p.scales[0]),
-              .v_scale = p.scales.empty() ? std::nullopt : std::optional(p.scales[1])},
-             p.grad, s.grad_scale, s.step,
-             {.lr = s.lr,
-              .beta1 = config_.betas[0],
-              .beta2 = config_.betas[1],
-              .eps = config_.eps,
-              .weight_decay = s.weight_decay});
+      const AdamWTensors tensors{
+          .param = p.low ? *p.copy : p.master,
+          .m = p.state[0],
+          .v = p.state[1],
+          .copy = p.low ? std::nullopt : p.copy,
+          .remainder = p.low,
+          .m_scale = p.scales.empty() ? std::nullopt : std::optional(p.scales[0]),
+          .v_scale = p.scales.empty() ? std::nullopt : std::optional(p.scales[1])};
+      if (s.constants.defined()) {
+        adamw_(tensors, p.grad, s.grad_scale, s.constants);
+      } else {
+        adamw_(tensors, p.grad, s.grad_scale, s.step, options(s));
+      }
     }
   }
 
+  std::vector<float> constants(const UpdateStep& s) const override {
+    return adamw_constants(s.step, options(s));
+  }
+
  private:
+  AdamWOptions options(const UpdateStep& s) const {
+    return {.lr = s.lr,
+            .beta1 = config_.betas[0],
+            .beta2 = config_.betas[1],
+            .eps = config_.eps,
+            .weight_decay = s.weight_decay};
+  }
+
   AdamWConfig config_;
 };
 
@@ -331,6 +343,10 @@ bool needs_whole_state(const OptimizerConfig& config) {
         };
       },
       config);
+}
+
+bool update_in_graph(const OptimizerConfig& config) {
+  return config.kind() == AdamWConfig::kKind;
 }
 
 bool has_state_by_element(const OptimizerConfig& config) {

@@ -86,6 +86,8 @@ bool needs_whole_state(const OptimizerConfig& config);     // of a matrix, on ea
 // Is each number of the state one element's own: none of a row or of a matrix, nor in a code whose
 // scale a block shares?
 bool has_state_by_element(const OptimizerConfig& config);
+// Can its updates be captured in a CUDA graph: do its kernels read the step's numbers on the device?
+bool update_in_graph(const OptimizerConfig& config);
 std::vector<std::string> optimizer_faults(const OptimizerConfig& config);
 // What group settings say of a parameter. Norms and biases (kNoDecay, one dimension) do not decay.
 BucketKey bucket_key(const OptimizerBase& config, const NamedParam& named);

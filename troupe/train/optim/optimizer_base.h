@@ -66,6 +66,9 @@ struct UpdateStep {
   double lr = 0;     // of the bucket: with its lr_scale
   double weight_decay = 0;
   at::Tensor grad_scale;  // f32 [1], on the device
+  // Optimizer::constants(), f32 on the device, in place of step, lr and weight_decay; undefined: by
+  // these.
+  at::Tensor constants = {};
 };
 
 // State of another size than its parameter's, f32: a number for each row or column of a parameter's
@@ -83,6 +86,9 @@ class Optimizer {
   // More state of a parameter, in ParamStore::Slot::state. All begin at 0.
   virtual std::vector<SlotState> slot_states(const Param&, const BucketKey&) const { return {}; }
   virtual void update(const ParamStore& store, Bucket& bucket, const UpdateStep& step) = 0;
+  // What of a step its kernels can read on the device, equally many numbers for each step; none
+  // where update_in_graph() is false.
+  virtual std::vector<float> constants(const UpdateStep&) const { return {}; }
 };
 
 struct AdamWConfig : OptimizerBase {

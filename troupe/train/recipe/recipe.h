@@ -95,8 +95,8 @@ struct TrainConfig {
     f("max_skips", c.max_skips, "Consecutive steps without a finite gradient before the run stops.",
       kNotNegative);
     f("cuda_graph", c.cuda_graph,
-      "One GPU: forward and backward of a step replayed as one CUDA graph, the same bits; the "
-      "update and evaluations stay eager.");
+      "One GPU: forward, backward and AdamW's update of a step replayed as CUDA graphs, the same "
+      "bits; other optimizers and evaluations stay eager.");
   }
 };
 
