@@ -96,11 +96,17 @@ class CheckpointState {
   void add_box(const std::string& name, const Box& box, const StateTensor& live,
                Replica replica = {});
 
+  // Names (with *) that a run need not have: what a checkpoint lacks of them, or holds in other
+  // sizes, stays as it is here, and what it has more is not read; each told in one line.
+  void may_lack(std::string names) { may_lack_.push_back(std::move(names)); }
+
   const std::vector<Part>& parts() const { return parts_; }
+  const std::vector<std::string>& lackable() const { return may_lack_; }
   int64_t owned_bytes() const;  // what a save of this rank writes
 
  private:
   std::vector<Part> parts_;
+  std::vector<std::string> may_lack_;
 };
 
 class Saver {

@@ -27,19 +27,35 @@ std::string shown(Element element, const Sizes& sizes) {
   return std::string(name_of(element)) + ' ' + to_text(sizes);
 }
 
+std::string joined(const std::vector<std::string>& names) {
+  std::string out;
+  for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
+  return out;
+}
+
+std::string counted(size_t tensors) {
+  return std::to_string(tensors) + (tensors == 1 ? " tensor " : " tensors ");
+}
+
 // What does not fit, a line each; and what was let pass.
 class Matching {
  public:
-  Matching(const CheckpointReader& reader, const LoadOptions& options)
-      : reader_(reader), options_(options) {}
+  Matching(const CheckpointReader& reader, const LoadOptions& options,
+           const std::vector<std::string>& may_lack)
+      : reader_(reader), options_(options), may_lack_(may_lack) {}
 
   void match(const CheckpointState& state) {
+    size_t lacking = 0;
     std::vector<std::string_view> names;
     for (const auto& [name, tensor] : reader_.tensors()) names.push_back(name);
     for (const Part& part : state.parts()) {
       const TensorBox& t = part.tensor;
       const CheckpointReader::Tensor* const stored = reader_.find(t.name);
-      if (stored != nullptr) {
+      const bool fits = stored != nullptr && stored->global == t.box.global;
+      if (!fits && matches_any(may_lack_, t.name)) {
+        if (stored != nullptr) used_.insert(t.name);
+        ++lacking;
+      } else if (stored != nullptr) {
         compare(t, *stored, part);
       } else if (matches_any(options_.waive_missing, t.name)) {
         notes.push_back("waived: " + t.name + " is not in the checkpoint and stays as it was");
@@ -48,6 +64,10 @@ class Matching {
         faults.push_back("missing: " + t.name + ' ' + shown(t.element, t.box.global) +
                          (near.empty() ? "" : "; there is " + std::string(near)));
       }
+    }
+    if (lacking > 0) {
+      notes.push_back(counted(lacking) + joined(may_lack_) + (lacking == 1 ? " begins" : " begin") +
+                      " anew: the checkpoint lacks them, or has them in other sizes");
     }
     std::string line;  // one for all: a model has thousands
     for (const auto& [types, names_of_type] : casts_) {
@@ -68,15 +88,23 @@ class Matching {
   }
 
   void match_unused(const std::vector<std::string>& used_of_ranks) {
-    size_t i = 0;
+    size_t i = 0, left = 0;
     for (const auto& [name, tensor] : reader_.tensors()) {
       const auto has = [i](const std::string& used) { return i < used.size() && used[i] == '1'; };
       if (!std::ranges::any_of(used_of_ranks, has)) {
+        if (matches_any(may_lack_, name)) {
+          ++left, ++i;
+          continue;
+        }
         const std::string line = name + ' ' + shown(tensor.element, tensor.global);
         matches_any(options_.waive_unused, name) ? notes.push_back("waived: unused " + line)
                                                  : faults.push_back("unused: " + line);
       }
       ++i;
+    }
+    if (left > 0) {
+      notes.push_back(counted(left) + joined(may_lack_) + " of the checkpoint " +
+                      (left == 1 ? "is" : "are") + " not used here");
     }
   }
 
@@ -110,6 +138,7 @@ class Matching {
 
   const CheckpointReader& reader_;
   const LoadOptions& options_;
+  const std::vector<std::string>& may_lack_;
   std::set<std::string, std::less<>> used_;
   std::map<std::string, std::set<std::string>> casts_;  // " from F32 to BF16": the names
 };
@@ -175,7 +204,7 @@ Loaded load(const std::string& folder, const CheckpointState& state, const LoadO
   std::unique_ptr<Matching> matching;
   const std::vector<std::string> used = run_on_all(group, [&] {
     reader = std::make_unique<CheckpointReader>(folder);
-    matching = std::make_unique<Matching>(*reader, options);
+    matching = std::make_unique<Matching>(*reader, options, state.lackable());
     matching->match(state);
     return matching->used();
   });

@@ -329,6 +329,37 @@ TEST_F(Saving, F28_F29_F30_AllThatDiffersIsToldAtOnce) {
                   "differs from the model in 1 tensors"));
 }
 
+// What a run may lack begins anew, in other sizes too, and is left where it is in vain: told once.
+TEST_F(Saving, Q8_34_WhatARunMayLackIsNoFault) {
+  Model run, other;
+  const auto state_of = [](Model& model, const std::vector<std::pair<std::string, int64_t>>& more,
+                           std::vector<Param>& made) {
+    CheckpointState out = model.state();
+    out.may_lack("model.*.history");
+    made.reserve(more.size());
+    for (const auto& [name, steps] : more) {
+      made.push_back(Param::of({2, steps}, {.kind = Init::kOne}).as_state());
+      initialize(made.back(), name, 1);
+      out.add(name, made.back());
+    }
+    return out;
+  };
+  std::vector<Param> saved, loaded;
+  saver()->save(state_of(run, {{"model.a.history", 3}, {"model.b.history", 3}}, saved),
+                {.step = 1});
+  const CheckpointState want =
+      state_of(other, {{"model.b.history", 4}, {"model.c.history", 3}}, loaded);
+  for (const Param& p : loaded) p.value.fill_(7);
+  const Loaded now = load(folder_ / "step-000001", want, {}, {}, kNone);
+  ASSERT_EQ(now.notes.size(), 2U);
+  EXPECT_EQ(now.notes[0],
+            "2 tensors model.*.history begin anew: the checkpoint lacks them, or has them in other "
+            "sizes");
+  EXPECT_EQ(now.notes[1], "1 tensor model.*.history of the checkpoint is not used here");
+  for (const Param& p : loaded) EXPECT_TRUE(p.value.eq(7).all().item<bool>());
+  EXPECT_TRUE(at::equal(other.dense.value, run.dense.value));
+}
+
 TEST_F(Saving, F34_NumbersThatAreNotFiniteAreCountedWhenLoaded) {
   Model run, other;
   saver()->save(run.state(), {.step = 1});
