@@ -39,6 +39,16 @@ ParallelState::Sum ParallelState::sum_over_stage() const {
   return [stage = stage_](const at::Tensor& x) { return stage->all_reduced(x); };
 }
 
+// Ranks' values side by side: backends do not agree on the maximum of a NaN.
+ParallelState::Sum ParallelState::max_over_stage() const {
+  if (alone()) return {};
+  return [stage = stage_](const at::Tensor& x) {
+    const at::Tensor all = at::empty({stage->size() * x.numel()}, x.options());
+    stage->all_gather({all}, {x.contiguous().view({-1})}).wait();
+    return all.view({stage->size(), x.numel()}).amax(0).view(x.sizes());
+  };
+}
+
 std::vector<double> ParallelState::all_reduce(std::vector<double> values) const {
   if (alone()) return values;
   const at::Tensor sum = host_->all_reduced(at::tensor(values, at::kDouble));

@@ -46,6 +46,7 @@ class ParallelState {
   // reports what is counted once.
   bool first_of_microbatch() const;
   bool first_of_replica() const { return first_of_microbatch() && stage_rank() == 0; }
+  bool first_of_stage() const { return first_of_microbatch() && data_index() == 0; }
 
   World& world() const { return *world_; }
   const std::shared_ptr<World>& shared_world() const { return world_; }
@@ -60,6 +61,7 @@ class ParallelState {
   using Sum = std::function<at::Tensor(const at::Tensor&)>;
   Sum sum_over_all() const;
   Sum sum_over_stage() const;
+  Sum max_over_stage() const;  // the maximum instead; a NaN is the largest
   // Sums of small values on the host, over all ranks.
   std::vector<double> all_reduce(std::vector<double> values) const;
   // And over the ranks of this one's pipeline, through the device.
