@@ -153,6 +153,9 @@ class CudaGraph(GpuRuns):
     def test_63_with_one_scale_a_tensor(self):
         self.all_products_in_8_bits("tensor")
 
+    def test_63_with_scales_of_earlier_steps(self):
+        self.all_products_in_8_bits("delayed")
+
     def test_63_with_a_scale_for_each_128_of_a_tokens_row(self):
         self.all_products_in_8_bits("block")
 

@@ -96,13 +96,17 @@ Attention::Attention(const ModelConfig& c, const LayerConfig& l, const TensorPar
 at::Tensor Attention::forward(const at::Tensor& x_tD, const AttentionCall& call) {
   const GatheredTokens x = sharding_.all_gather(x_tD, call.rows * call.tokens);
   JoinedOptions joined{.weights_order = x.beside};
-  if (fp8_) joined.fp8 = {*fp8_, Fp8Weights::kIn};
+  std::optional<Fp8Linear> out_fp8;
+  if (const auto& fp8 = fp8_.options()) {
+    joined.fp8 = {*fp8, Fp8Weights::kIn};
+    out_fp8 = {*fp8, Fp8Weights::kOut};
+  }
   const at::Tensor qkv = joined_linear(x.x_T, {&q_, &k_, &v_}, joined);
   const bool split_norm = qk_norm_ == QkNorm::kWhole && !sharding_.alone();
   const bool plain = !clip_ && call.cache == nullptr && call.slice == nullptr && !split_norm &&
                      qk_norm_ != QkNorm::kHeadTurned && !(dropout_ > 0 && call.context.training);
   const at::Tensor o = plain ? core(qkv, call) : apart(qkv, call);
-  return out_of_heads(out_, sharding_, o.flatten(1), fp8_);
+  return out_of_heads(out_, sharding_, o.flatten(1), out_fp8);
 }
 
 void Attention::compute_in_fp8(const Fp8Options& fp8) {
@@ -113,11 +117,11 @@ void Attention::compute_in_fp8(const Fp8Options& fp8) {
                  "which cuts groups of", kFp8Tile,
                  "that share a scale: use fewer ranks of parallel.tensor");
   }
-  fp8_ = fp8;
+  fp8_.use(fp8, /*products=*/2);
 }
 
 void Attention::keep_rounded_weights(bool keep) {
-  if (fp8_) fp8_->keep_weights(keep);
+  fp8_.keep_weights(keep);
 }
 
 // Nothing but norms stands between the product and the rotation.
@@ -238,10 +242,9 @@ at::Tensor Attention::over_ring(const CoreInputs& in, const AttentionForm& form,
 }
 
 at::Tensor out_of_heads(const Linear& out, const TokenSharding& sharding, const at::Tensor& o_TN,
-                        const std::optional<Fp8Options>& fp8) {
+                        const std::optional<Fp8Linear>& fp8) {
   const auto in_fp8 = [&](bool biased) {
-    return joined_linear(o_TN, {&out},
-                         {.fp8 = Fp8Linear{*fp8, Fp8Weights::kOut}, .biased = biased});
+    return joined_linear(o_TN, {&out}, {.fp8 = fp8, .biased = biased});
   };
   if (sharding.alone()) return fp8 ? in_fp8(true) : out.forward(o_TN);
   const at::Tensor y_tD =

@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "troupe/nn/context.h"
+#include "troupe/nn/fp8_products.h"
 #include "troupe/nn/linear.h"
 #include "troupe/nn/models/config.h"
 #include "troupe/nn/packing.h"
@@ -61,6 +62,7 @@ class AttentionModule {
   virtual void compute_in_fp8(const Fp8Options& fp8) = 0;
   // As Experts::keep_rounded_weights.
   virtual void keep_rounded_weights(bool keep) = 0;
+  virtual void for_each_fp8(const VisitFp8& f) = 0;
 };
 
 class Attention : public AttentionModule {
@@ -74,6 +76,7 @@ class Attention : public AttentionModule {
   }
   void compute_in_fp8(const Fp8Options& fp8) override;
   void keep_rounded_weights(bool keep) override;
+  void for_each_fp8(const VisitFp8& f) override { f(fp8_); }
 
   static void visit(auto& m, auto&& f) {
     f("q", m.q_);
@@ -83,6 +86,7 @@ class Attention : public AttentionModule {
     f("q_norm", m.q_norm_);
     f("k_norm", m.k_norm_);
     f("sinks", m.sinks_);
+    f("fp8", m.fp8_);
   }
 
  private:
@@ -112,12 +116,12 @@ class Attention : public AttentionModule {
   std::optional<Param> sinks_;
   std::optional<Rope> rope_;
   int64_t max_positions_;
-  std::optional<Fp8Options> fp8_;
+  Fp8Products fp8_;
 };
 
 // The output projection: heads of this rank for all tokens in, y of this rank's tokens out.
 at::Tensor out_of_heads(const Linear& out, const TokenSharding& sharding, const at::Tensor& o_TN,
-                        const std::optional<Fp8Options>& fp8 = {});
+                        const std::optional<Fp8Linear>& fp8 = {});
 
 // Initial values of projections into the residual stream: std / sqrt(2 layers) with scaled_init.
 Init residual_init(const ModelConfig& config);

@@ -39,11 +39,11 @@ DenseFfn::DenseFfn(const ModelConfig& c, int64_t hidden, const TensorParts& part
 void DenseFfn::compute_in_fp8(const Fp8Options& fp8) {
   TROUPE_CHECK(!b1 && !b2, "fp8: dense feed-forwards with biases stay in bf16");
   require_fp8_sides(w1, w2, "a dense feed-forward");
-  fp8_ = fp8;
+  fp8_.use(fp8, /*products=*/2);
 }
 
 void DenseFfn::keep_rounded_weights(bool keep) {
-  if (fp8_) fp8_->keep_weights(keep);
+  fp8_.keep_weights(keep);
 }
 
 at::Tensor DenseFfn::forward(const at::Tensor& x_tD, int64_t all) const {
@@ -53,7 +53,7 @@ at::Tensor DenseFfn::forward(const at::Tensor& x_tD, int64_t all) const {
   const GatheredTokens x = sharding_.all_gather(x_tD, all);
   FfnOptions options = form_.options();
   options.weights_order = x.beside;
-  const at::Tensor y_tD = sharding_.reduce_scatter(dense_ffn(x.x_T, w, options, fp8_));
+  const at::Tensor y_tD = sharding_.reduce_scatter(dense_ffn(x.x_T, w, options, fp8_.options()));
   return b2 && !sharding_.alone() ? y_tD + b2->value : y_tD;  // once, behind the sum
 }
 

@@ -20,12 +20,14 @@ class DenseFfn {
   // train/recipe/fp8.h names them.
   void compute_in_fp8(const Fp8Options& fp8);
   void keep_rounded_weights(bool keep);  // as Experts'
+  void for_each_fp8(const VisitFp8& f) { f(fp8_); }
 
   static void visit(auto& m, auto&& f) {
     f("w1", m.w1);
     f("w2", m.w2);
     f("b1", m.b1);
     f("b2", m.b2);
+    f("fp8", m.fp8_);
   }
 
   Param w1, w2;                 // [2 F, D] (gate, then up) or [F, D]; [D, F]
@@ -34,7 +36,7 @@ class DenseFfn {
  private:
   FfnForm form_;
   TokenSharding sharding_;
-  std::optional<Fp8Options> fp8_;
+  Fp8Products fp8_;
 };
 
 }  // namespace troupe

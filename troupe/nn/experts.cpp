@@ -149,11 +149,11 @@ void Experts::compute_in_fp8(const Fp8Options& fp8) {
                "columns, which cuts groups of", kExpertBlock, "that share a scale: use at most as",
                "many expert ranks as experts, or experts of a width that is a multiple of",
                slices_ * kExpertBlock);
-  fp8_ = fp8;
+  fp8_.use(fp8, /*products=*/2);
 }
 
 void Experts::keep_rounded_weights(bool keep) {
-  if (fp8_) fp8_->keep_weights(keep);
+  fp8_.keep_weights(keep);
 }
 
 ExpertsOutput Experts::forward(const ExpertRows& given) const {
@@ -168,7 +168,9 @@ ExpertsOutput Experts::forward(const ExpertRows& given) const {
   options.hidden_bits = config_.quantize.rematerialize;
   options.weights_order = rows.beside_grads;
   const ExpertWeights w = weights();
-  if (fp8_) return {moe_ffn_fp8(rows.source_SD, rows.scores_SK, rows.plan, w, options, *fp8_)};
+  if (const auto& fp8 = fp8_.options()) {
+    return {moe_ffn_fp8(rows.source_SD, rows.scores_SK, rows.plan, w, options, *fp8)};
+  }
   switch (config_.impl) {
     case ExpertsImpl::kLoop: return {loop_ffn(rows, w, options, config_.recompute)};
     case ExpertsImpl::kBlockSparse: return {block_sparse_ffn(rows, w, options, config_.recompute)};

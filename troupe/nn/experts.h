@@ -13,6 +13,7 @@
 #include "troupe/core/text/text.h"
 #include "troupe/distributed/dispatch/dispatcher.h"
 #include "troupe/distributed/params/param.h"
+#include "troupe/nn/fp8_products.h"
 #include "troupe/ops/moe_ffn/moe_ffn_fp8.h"
 
 namespace troupe {
@@ -163,6 +164,7 @@ class Experts {
   // Keeps weights in 8 bits from call to call, or stops doing so; drops those kept until now. The
   // weights must not change while they are kept. Does nothing without fp8.
   void keep_rounded_weights(bool keep);
+  void for_each_fp8(const VisitFp8& f) { f(fp8_); }
   int64_t row_alignment() const {  // what a dispatcher must round segments to
     return config_.impl == ExpertsImpl::kBlockSparse ? kExpertBlock : 1;
   }
@@ -176,6 +178,7 @@ class Experts {
     f("w1_lora_b", m.w1_lora_b);
     f("w2_lora_a", m.w2_lora_a);
     f("w2_lora_b", m.w2_lora_b);
+    f("fp8", m.fp8_);
   }
 
   Param w1, w2;
@@ -187,7 +190,7 @@ class Experts {
 
   ExpertsConfig config_;
   int64_t slices_;  // of each expert's hidden width, over ranks
-  std::optional<Fp8Options> fp8_;
+  Fp8Products fp8_;
 };
 
 // A dense feed-forward over all T rows: one expert, score 1, so that a layer of one expert is it

@@ -54,7 +54,14 @@ std::vector<MlaProduct> mla_products(const ModelConfig& c, const LayerConfig& l)
 }
 
 at::Tensor Mla::Product::forward(const at::Tensor& x) const {
-  return fp8 ? joined_linear(x, {this}, {.fp8 = Fp8Linear{*fp8}}) : Linear::forward(x);
+  const std::optional<Fp8Linear> how = in_fp8();
+  return how ? joined_linear(x, {this}, {.fp8 = how}) : Linear::forward(x);
+}
+
+std::optional<Fp8Linear> Mla::Product::in_fp8() const {
+  const auto& options = fp8.options();
+  if (!options) return std::nullopt;
+  return Fp8Linear{*options, Fp8Weights::kIn};
 }
 
 Mla::Mla(const ModelConfig& c, const LayerConfig& l, const TensorParts& parts)
@@ -135,14 +142,16 @@ void Mla::compute_in_fp8(const Fp8Options& fp8) {
     TROUPE_CHECK(whole_groups(w.size[0], w.size[1]), "fp8: this rank would have a projection of",
                  w.size[0], "x", w.size[1], "which cuts groups of", kFp8Tile,
                  "that share a scale: use fewer ranks of parallel.tensor");
-    product->fp8 = fp8;
+    product->fp8.use(fp8, /*products=*/1);
   }
 }
 
 void Mla::keep_rounded_weights(bool keep) {
-  for (Product* product : products()) {
-    if (product->fp8) product->fp8->keep_weights(keep);
-  }
+  for (Product* product : products()) product->fp8.keep_weights(keep);
+}
+
+void Mla::for_each_fp8(const VisitFp8& f) {
+  for (Product* product : products()) f(product->fp8);
 }
 
 at::Tensor Mla::forward(const at::Tensor& x_tD, const AttentionCall& call) {
@@ -174,14 +183,14 @@ at::Tensor Mla::forward(const at::Tensor& x_tD, const AttentionCall& call) {
       const auto [c, r] = call.cache->row(index_, row, call.tokens);
       return keys_values(c, r);
     });
-    return out_of_heads(out_, sharding_, o.flatten(1), out_.fp8);
+    return out_of_heads(out_, sharding_, o.flatten(1), out_.in_fp8());
   }
   const auto [k, v] = keys_values(latent, shared);
   const bool drops = dropout_ > 0 && call.context.training;
   const at::Tensor o =
       drops ? attention_with_dropout({q, k, v}, form, {dropout_, all_heads_}, call.context)
             : attention(q, k, v, form);
-  return out_of_heads(out_, sharding_, o.flatten(1), out_.fp8);
+  return out_of_heads(out_, sharding_, o.flatten(1), out_.in_fp8());
 }
 
 }  // namespace troupe

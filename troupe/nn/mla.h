@@ -48,6 +48,7 @@ class Mla : public AttentionModule {
   }
   void compute_in_fp8(const Fp8Options& fp8) override;
   void keep_rounded_weights(bool keep) override;
+  void for_each_fp8(const VisitFp8& f) override;
 
   static void visit(auto& m, auto&& f) {
     f("q", m.q_);
@@ -61,12 +62,18 @@ class Mla : public AttentionModule {
   }
 
  private:
-  // A product, and how it is computed in 8 bits; absent: in the run's precision.
+  // One of mla_products(), in 8 bits where its sides allow it.
   struct Product : Linear {
     explicit Product(const LinearShape& shape) : Linear(shape) {}
     at::Tensor forward(const at::Tensor& x) const;  // [T, in] to [T, out]
+    std::optional<Fp8Linear> in_fp8() const;
 
-    std::optional<Fp8Options> fp8 = {};
+    static void visit(auto& m, auto&& f) {
+      Linear::visit(m, f);
+      f("fp8", m.fp8);
+    }
+
+    Fp8Products fp8 = {};
   };
   struct Inputs {
     at::Tensor q_TN, latent_Tc, r_Tr;  // of all tokens; queries of own heads, not turned yet

@@ -26,11 +26,11 @@ SharedExpert::SharedExpert(const SharedConfig& config, const ExpertsConfig& rout
 
 void SharedExpert::compute_in_fp8(const Fp8Options& fp8) {
   require_fp8_sides(w1, w2, "a shared expert");
-  fp8_ = fp8;
+  fp8_.use(fp8, /*products=*/2);
 }
 
 void SharedExpert::keep_rounded_weights(bool keep) {
-  if (fp8_) fp8_->keep_weights(keep);
+  fp8_.keep_weights(keep);
 }
 
 at::Tensor SharedExpert::forward(const at::Tensor& x_tD, int64_t all) const {
@@ -38,7 +38,7 @@ at::Tensor SharedExpert::forward(const at::Tensor& x_tD, int64_t all) const {
   FfnOptions options = ffn_.options();
   options.weights_order = x.beside;
   const ExpertWeights w{w1.value.unsqueeze(0), std::nullopt, w2.value.unsqueeze(0), std::nullopt};
-  at::Tensor y = sharding_.reduce_scatter(dense_ffn(x.x_T, w, options, fp8_));
+  at::Tensor y = sharding_.reduce_scatter(dense_ffn(x.x_T, w, options, fp8_.options()));
   if (!gate) return y;
   const auto wide = wide_type(x_tD);
   const at::Tensor open_T1 = at::sigmoid(at::matmul(x_tD.to(wide), gate->value.to(wide).t()));

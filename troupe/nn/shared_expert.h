@@ -48,11 +48,13 @@ class SharedExpert {
   // multiples of 128: train/recipe/fp8.h names them.
   void compute_in_fp8(const Fp8Options& fp8);
   void keep_rounded_weights(bool keep);  // as Experts'
+  void for_each_fp8(const VisitFp8& f) { f(fp8_); }
 
   static void visit(auto& m, auto&& f) {
     f("w1", m.w1);
     f("w2", m.w2);
     f("gate", m.gate);
+    f("fp8", m.fp8_);
   }
 
   Param w1, w2;               // [2 f_s, D] or [f_s, D], [D, f_s]
@@ -62,7 +64,7 @@ class SharedExpert {
   SharedForm form_;
   FfnForm ffn_;
   TokenSharding sharding_;  // alone where the expert is whole on each rank
-  std::optional<Fp8Options> fp8_;
+  Fp8Products fp8_;
 };
 
 }  // namespace troupe

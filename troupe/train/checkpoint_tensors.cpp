@@ -8,6 +8,7 @@
 #include "troupe/core/number/moment8.h"
 #include "troupe/distributed/group/process_group.h"
 #include "troupe/train/optim/moments8.h"
+#include "troupe/train/recipe/fp8.h"
 
 namespace troupe {
 
@@ -37,6 +38,7 @@ void CheckpointTensors::add_to(CheckpointState& state, Saved what) {
                       state_like(p, others[i].extent), 0, slot.state[i], replica);
     }
   }
+  state.may_lack(kFp8HistoryNames);
   for (const NamedParam& other : store_.others()) {
     const Owners owners = store_.sharers_of(other);
     const ProcessGroup &cut = *owners.owners, &same = *owners.replicas;

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "troupe/checkpoint/find_resume.h"
+#include "troupe/checkpoint/names.h"
 #include "troupe/checkpoint/reader.h"
 #include "troupe/core/file/file.h"
 #include "troupe/data/tokenizer/tokenizers.h"
@@ -69,7 +70,7 @@ void account(ExportSource& out) {
   constexpr std::string_view kModel = "model.";
   for (const auto& [name, tensor] : reader.tensors()) {
     if (!name.starts_with(kModel) || table.contains(name.substr(kModel.size()))) continue;
-    if (state.contains(name.substr(kModel.size()))) {
+    if (state.contains(name.substr(kModel.size())) || matches_any({kFp8HistoryNames}, name)) {
       out.left_out.push_back(name);
     } else {
       faults += "\n  no place for " + name + ' ' + to_text(tensor.global);

@@ -18,6 +18,7 @@
 
 #include "troupe/nn/context_slice.h"
 #include "troupe/ops/grad_norm.h"
+#include "troupe/ops/moe_ffn/fp8_history.h"
 #include "troupe/ops/support/cuda_plugin.h"
 #include "troupe/ops/support/shared_gpu.h"
 #include "troupe/ops/support/trial_kernels.h"
@@ -117,6 +118,7 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
       std::move(params), at::TensorOptions(type_of(precision_)).device(device_),
       [&](const NamedParam& named) { return bucket_key(base, named); }, setup_->sharing);
   store_->initialize_all(recipe_.train.seed);
+  histories_ = fp8_histories(*model_);
   optimizer_ = std::visit([](const auto& c) { return c.build(); }, recipe_.train.optimizer);
   make_state(*optimizer_, base.moments, *store_);
   tensors_ = std::make_unique<CheckpointTensors>(*store_, *optimizer_);
@@ -214,6 +216,7 @@ StepReport Learner::step(const Feed& feed, TrainState& state, const Votes& votes
   if (report.lost_rows > 0) {
     const SumOver sum = setup_->state.sum_over_stage();
     model_->for_each_moe([&](int64_t, MoeLayer& moe) { moe.forget_step(sum); });
+    for (Fp8History* history : histories_) history->forget();
     ++state.reruns;
     input.context.budgeted = false;
     report.output = run();
@@ -225,12 +228,23 @@ StepReport Learner::step(const Feed& feed, TrainState& state, const Votes& votes
   }
   if (!report.finite && precision_ != Precision::kFp16) report.first_bad = first_bad(feed, state);
   model_->end_of_step(setup_->state.sum_over_stage(), report.skipped);
+  report.fp8_saturated = end_fp8_step();
   ++state.done.steps;
   state.done.samples += feed.samples;
   state.done.tokens += feed.tokens;
   state.loss_tokens += feed.loss_tokens;
   if (rebalancer_) report.moved = rebalancer_->after_step(state.done.steps, report.output);
   return report;
+}
+
+// The ranks of a stage have the same maxima then, and one of them counts.
+at::Tensor Learner::end_fp8_step() {
+  if (!recipe_.train.fp8 || recipe_.train.fp8->recipe != Fp8Recipe::kDelayed) return {};
+  const ParallelState& state = setup_->state;
+  at::Tensor saturated = at::zeros({}, at::TensorOptions(at::kLong).device(device_));
+  if (histories_.empty()) return saturated;
+  const at::Tensor of_stage = Fp8History::end_of_step(histories_, state.max_over_stage());
+  return state.first_of_stage() ? of_stage : saturated;
 }
 
 std::string Learner::first_bad(const Feed& feed, const TrainState& state) {

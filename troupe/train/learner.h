@@ -77,6 +77,7 @@ class Learner {
  private:
   StepInput input_of(const Feed& feed, const TrainState& state) const;
   std::string first_bad(const Feed& feed, const TrainState& state);
+  at::Tensor end_fp8_step();  // StepReport::fp8_saturated
   const std::vector<Action>& list_of(int microbatches, bool training = true);  // this rank's
 
   const Recipe recipe_;
@@ -94,6 +95,7 @@ class Learner {
   std::unique_ptr<StepGraph> graph_;        // null: steps are eager
   bool offload_told_ = false;               // how much went to host memory
   std::unique_ptr<Rebalancer> rebalancer_;  // null: experts stay
+  std::vector<Fp8History*> histories_;      // of recipe delayed
   StepWork work_;                           // of a step, without the number of microbatches
   // By whether they train and by the number of microbatches.
   std::map<std::pair<bool, int>, Schedule> schedules_;

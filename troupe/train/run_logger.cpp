@@ -164,6 +164,19 @@ void RunLogger::note_rerun(int64_t lost_rows) {
       "counts them as reruns");
 }
 
+// Warned of once; every line's record has the number of its steps.
+void RunLogger::add_saturated(LogRecord& r) {
+  const std::optional<int64_t> operands = interval_.fp8_saturated();
+  if (!operands) return;
+  r.add("fp8_saturated", *operands);
+  if (*operands == 0 || std::exchange(warned_of_saturated_, true)) return;
+  run_.log().warning(
+      run_.step() + ": " + to_text(*operands) +
+      " operands in 8 bits since the last line had values above what the steps before "
+      "had shown, which were cut off (train.fp8.recipe tensor cuts none off); "
+      "log.jsonl counts them as fp8_saturated");
+}
+
 void RunLogger::judge_stragglers(const std::vector<OwnSeconds>& of) {
   if (of.empty()) return;
   const std::optional<Straggler> before = stragglers_.slow();
@@ -264,6 +277,7 @@ void RunLogger::write_record(const StepReport& report, const Feed& feed, double 
     add_interval(r);
     const std::vector<LayerLoad> loads = interval_.loads();
     add_moe(r, loads, interval_.aux());
+    add_saturated(r);
     write_line(r, loads);
     interval_.clear();
   }

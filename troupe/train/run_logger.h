@@ -47,6 +47,7 @@ class RunLogger {
  private:
   void note_moves(const std::vector<ExpertsMoved>& moved);
   void note_rerun(int64_t lost_rows);
+  void add_saturated(LogRecord& record);
   void note_nonfinite(const StepReport& report, const Feed& feed);
   void judge_stragglers(const std::vector<OwnSeconds>& ranks);  // empty: one rank, or no line
   LogRecord record_of(const StepReport& report, const Feed& feed, double seconds) const;
@@ -65,7 +66,7 @@ class RunLogger {
   Position experts_asked_;  // the last line
   double flops_per_token_ = 0, full_flops_per_token_ = 0;
   std::optional<double> peak_ = {};
-  bool warned_of_rerun_ = false, warned_of_masked_ = false;
+  bool warned_of_rerun_ = false, warned_of_masked_ = false, warned_of_saturated_ = false;
 };
 
 }  // namespace troupe

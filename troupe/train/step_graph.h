@@ -13,6 +13,7 @@
 // The host's code does not run in a replay. So what it leaves to others is kept from the capture and
 // handed out again: gradients (StepGradients::hold), what routers have counted
 // (MoeLayer::for_each_of_step), and the step's output, as copies, for others keep it over the next.
+// What 8-bit operands show of their values (Fp8History) is written where it stays.
 //
 // Steps that the host must look into are eager: those whose rows hold several documents or padding
 // (attention is given their lengths), and those whose choices are kept (log.routing). What no step

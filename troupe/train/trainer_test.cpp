@@ -507,6 +507,78 @@ TEST(Trainer, Fp8OfRecipeBlockChangesTheLossByLessThanAPercent) {
   EXPECT_NE(block, row) << "recipe block rounds as recipe row";
 }
 
+// A scale of the last steps' values rounds otherwise than one of the values at hand.
+TEST(Trainer, Fp8OfRecipeDelayedChangesTheLossByLessThanAPercent) {
+  Runs runs;
+  std::vector<std::string> sets = {"train.steps=200",         "train.precision=auto",
+                                   "model.width=128",         "model.moe.hidden=128",
+                                   "train.optimizer.lr=1e-3", "model.moe.shared.experts=1"};
+  const std::vector<std::string> full = runs.run("full", sets).losses;
+  for (const char* more : {"train.fp8.attention=true", "train.fp8.ffn=true"}) {
+    sets.emplace_back(more);
+  }
+  sets.emplace_back("train.fp8.recipe=tensor");
+  const std::vector<std::string> tensor = runs.run("tensor", sets).losses;
+  sets.back() = "train.fp8.recipe=delayed";
+  const std::vector<std::string> delayed = runs.run("delayed", sets).losses;
+  expect_within_a_percent(delayed, full, "recipe delayed");
+  EXPECT_EQ(delayed.front(), tensor.front()) << "the first step has a history";
+  EXPECT_NE(delayed, tensor) << "recipe delayed rounds as recipe tensor";
+  const std::vector<double> saturated = runs.field("delayed", "fp8_saturated");
+  ASSERT_FALSE(saturated.empty());
+  EXPECT_GT(*std::ranges::max_element(saturated), 0) << "values grew and none was cut off";
+  EXPECT_TRUE(runs.field("tensor", "fp8_saturated").empty());
+}
+
+// Histories are of the checkpoint (Q8-34): the same run stopped and continued has the same bits, and
+// goes on under another recipe, or with another history, and back.
+TEST(Trainer, Q8_34_ARunOfRecipeDelayedGoesOnBitForBitAndUnderAnother) {
+  Runs runs;
+  const std::vector<std::string> row = {"train.precision=auto",
+                                        "model.width=128",
+                                        "model.moe.hidden=128",
+                                        "train.micro_batch=4",
+                                        "checkpoint.at=[6]",
+                                        "model.moe.shared.experts=1",
+                                        "train.fp8.attention=true",
+                                        "train.fp8.ffn=true",
+                                        "model.mla={kv_rank: 128, rope_dim: 32, "
+                                        "nope_dim: 96, value_dim: 32}"};
+  std::vector<std::string> delayed = row;
+  delayed.emplace_back("train.fp8={recipe: delayed, history: 4}");
+  const Result whole = runs.run("whole", delayed);
+  EXPECT_THROW(runs.run("cut", delayed, "batch:6=throw"), std::exception);
+  const Result rest = runs.run("cut", delayed);
+  EXPECT_EQ(rest.losses, whole.losses);
+  EXPECT_TRUE(at::equal(rest.weights, whole.weights));
+  std::vector<std::string> longer = row;
+  longer.emplace_back("train.fp8.recipe=delayed");
+  const struct {
+    const char* name;
+    const std::vector<std::string>&first, &then;
+  } changes[] = {{"begun", row, delayed}, {"ended", delayed, row}, {"longer", delayed, longer}};
+  for (const auto& [name, first, then] : changes) {
+    EXPECT_THROW(runs.run(name, first, "batch:6=throw"), std::exception);
+    EXPECT_EQ(runs.run(name, then).state.done.steps, 12) << name;
+  }
+}
+
+// The same bits where weights are kept over microbatches and where blocks are computed again: the
+// first pass of those counts nothing.
+TEST(Trainer, Q8_21_BlocksThatAreComputedAgainHaveTheHistoriesOfOthers) {
+  Runs runs;
+  std::vector<std::string> sets = {"train.precision=auto",     "model.width=128",
+                                   "model.moe.hidden=128",     "train.micro_batch=2",
+                                   "train.fp8.attention=true", "train.fp8.recipe=delayed"};
+  const Result want = runs.run("plain", sets);
+  for (const char* more : {"train.recompute=1", "train.fp8.weights=on_use"}) {
+    sets.emplace_back(more);
+    const Result got = runs.run(more, sets);
+    EXPECT_EQ(got.losses, want.losses) << more;
+    EXPECT_TRUE(at::equal(got.weights, want.weights)) << more;
+  }
+}
+
 // The same of a dense feed-forward and a shared expert.
 TEST(Trainer, Fp8FeedForwardsChangeTheLossByLessThanAPercent) {
   Runs runs;

@@ -13,7 +13,7 @@ namespace troupe {
 
 inline constexpr int64_t kTile = 128;
 
-// `groups` [G, n]: a scale a row.
+// `groups` [G, n]: a scale a row. What is above 448 scales becomes that: PyTorch's type has NaN there.
 struct Rounded {
   at::Tensor unscaled, scale;  // [G, n], [G, 1]
   at::Tensor value() const { return unscaled * scale; }
@@ -23,7 +23,8 @@ inline Rounded round_by(const at::Tensor& groups, const at::Tensor& most) {
   const at::Tensor shift = exponent - 9 + fraction.gt(0.875).to(at::kInt);
   const at::Tensor one = at::ones_like(most),
                    scale = at::where(most.eq(0), one, at::ldexp(one, shift));
-  return {(groups / scale).to(at::kFloat).to(at::kFloat8_e4m3fn).to(at::kDouble), scale};
+  const at::Tensor inside = (groups / scale).clamp(-448, 448);
+  return {inside.to(at::kFloat).to(at::kFloat8_e4m3fn).to(at::kDouble), scale};
 }
 inline Rounded round_groups(const at::Tensor& groups) {
   return round_by(groups, groups.abs().amax(1, /*keepdim=*/true));

@@ -9,6 +9,8 @@
 
 #include <tuple>
 
+#include "troupe/core/check.h"
+
 namespace troupe {
 namespace {
 
@@ -22,25 +24,36 @@ at::Tensor no_largest(const at::Tensor& x) {
   return at::zeros({1}, x.options().dtype(at::kFloat));
 }
 
+bool has_one_scale(Fp8Recipe recipe) {
+  return recipe == Fp8Recipe::kTensor || recipe == Fp8Recipe::kDelayed;
+}
+
+// `own`: [1], of the values at hand.
+at::Tensor by_recipe(const at::Tensor& own, const Fp8Use& use) {
+  if (use.fp8.recipe == Fp8Recipe::kTensor) return own;
+  TROUPE_CHECK(use.fp8.history != nullptr, "recipe delayed without Fp8Options::history");
+  return use.fp8.history->largest(use.operand, own, use.counts);
+}
+
 }  // namespace
 
-std::optional<at::Tensor> shared_largest(const at::Tensor& x, Fp8Recipe recipe) {
-  if (recipe != Fp8Recipe::kTensor) return std::nullopt;
-  if (x.sym_numel() == 0) return no_largest(x);
-  return largest_of(at::aminmax(x)).view({1});
+std::optional<at::Tensor> shared_largest(const at::Tensor& x, const Fp8Use& use) {
+  if (!has_one_scale(use.fp8.recipe)) return std::nullopt;
+  if (x.sym_numel() == 0) return by_recipe(no_largest(x), use);
+  return by_recipe(largest_of(at::aminmax(x)).view({1}), use);
 }
 
 std::optional<at::Tensor> shared_tokens_largest(const at::Tensor& x, const Plan& plan,
-                                                Fp8Recipe recipe) {
-  if (recipe != Fp8Recipe::kTensor) return std::nullopt;
-  if (x.sym_numel() == 0 || plan.row_src.sym_numel() == 0) return no_largest(x);
+                                                const Fp8Use& use) {
+  if (!has_one_scale(use.fp8.recipe)) return std::nullopt;
+  if (x.sym_numel() == 0 || plan.row_src.sym_numel() == 0) return by_recipe(no_largest(x), use);
   const at::Tensor of_tokens = largest_of(at::aminmax(x, 1));
   const at::Tensor of_rows = at::index_select(of_tokens, 0, plan.row_src.clamp_min(0));
-  return of_rows.masked_fill(plan.row_src.lt(0), 0).amax().view({1});
+  return by_recipe(of_rows.masked_fill(plan.row_src.lt(0), 0).amax().view({1}), use);
 }
 
 std::optional<at::Tensor> shared_weight_largest(const at::Tensor& w, Fp8Recipe recipe) {
-  if (recipe != Fp8Recipe::kTensor) return std::nullopt;
+  if (!has_one_scale(recipe)) return std::nullopt;
   return largest_of(at::aminmax(w.reshape({w.size(0), w.size(1) * w.size(2)}), 1));
 }
 

@@ -1,7 +1,5 @@
 #include "troupe/ops/moe_ffn/fp8_packed_sm90.h"
 
-#include "troupe/ops/moe_ffn/fp8_largest.h"
-
 namespace troupe {
 
 Fp8PackedSm90::Fp8PackedSm90(const at::Tensor& like, const Plan& plan, const Fp8Options& fp8)
@@ -19,11 +17,10 @@ at::Tensor Fp8PackedSm90::product(const at::Tensor& x_RC, const std::optional<at
 }
 
 at::Tensor Fp8PackedSm90::weight_gradient(const at::Tensor& tokens_TD, const at::Tensor& rows_RC,
-                                          const std::optional<at::Tensor>& tokens_largest,
-                                          bool tokens_first) const {
+                                          const Largest& largest, bool tokens_first) const {
   const at::Tensor tokens = tokens_TD.contiguous(), rows = rows_RC.contiguous();
-  const Rows q = rows_in_8_bits(tokens, tokens_largest);
-  const Tiles t = tiles(rows, q.scales, /*rows=*/false, shared_largest(rows, fp8_.recipe));
+  const Rows q = rows_in_8_bits(tokens, largest.tokens);
+  const Tiles t = tiles(rows, q.scales, /*rows=*/false, largest.rows);
   const int64_t D = tokens.size(1), C = rows.size(1), E = plan().experts;
   const at::Tensor grad = tokens_first ? empty({E, D, C}) : empty({E, C, D});
   Fp8Sm90::weight_gradient(q.bytes, t, grad, /*transposed=*/!tokens_first);

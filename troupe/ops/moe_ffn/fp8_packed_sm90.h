@@ -17,11 +17,14 @@ class Fp8PackedSm90 : Fp8Sm90 {
   // `largest`: of x where its tiles share a scale.
   at::Tensor product(const at::Tensor& x_RC, const std::optional<at::Tensor>& largest,
                      Fp8Weights::Which which, const at::Tensor& w, WeightOrder order) const;
+  // Of tokens and of rows, where they share a scale.
+  struct Largest {
+    std::optional<at::Tensor> tokens, rows;
+  };
   // block(s rows)^T q(tokens), [E, C, D]; or with `tokens_first` its transpose. tokens [T, D] with
-  // scales s, of which `tokens_largest` is the maximum where they share one; rows [R, C].
+  // scales s; rows [R, C].
   at::Tensor weight_gradient(const at::Tensor& tokens_TD, const at::Tensor& rows_RC,
-                             const std::optional<at::Tensor>& tokens_largest,
-                             bool tokens_first) const;
+                             const Largest& largest, bool tokens_first) const;
 
  private:
   const Fp8Options& fp8_;

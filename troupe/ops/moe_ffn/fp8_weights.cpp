@@ -8,6 +8,8 @@ Fp8Recipe fp8_recipe_of(const std::string& name, const char* op) {
   Fp8Recipe out = Fp8Recipe::kRow;
   TROUPE_CHECK(from_text(name, out), op, "has no recipe",
                name + ": there are row, tensor and block");
+  TROUPE_CHECK(out != Fp8Recipe::kDelayed, op, "has no recipe delayed, which needs a history of",
+               "earlier steps that train.fp8 keeps: there are row, tensor and block");
   return out;
 }
 

@@ -16,13 +16,14 @@ namespace troupe {
 
 // Which values share a scale; moe_ffn_fp8.h has the formulas.
 enum class Fp8Recipe {
-  kRow,     // a row of tokens; of activations 1 x 128, of weights 128 x 128
-  kTensor,  // a tensor, by its own maximum; of weights an expert
-  kBlock,   // as kRow, but of tokens 1 x 128 too, except in weights' gradients
+  kRow,      // a row of tokens; of activations 1 x 128, of weights 128 x 128
+  kTensor,   // a tensor, by its own maximum; of weights an expert
+  kBlock,    // as kRow, but of tokens 1 x 128 too, except in weights' gradients
+  kDelayed,  // as kTensor, but by the maximum of earlier steps; of weights by their own
 };
 constexpr auto names_of(Fp8Recipe) {
   return std::array{Named{"row", Fp8Recipe::kRow}, Named{"tensor", Fp8Recipe::kTensor},
-                    Named{"block", Fp8Recipe::kBlock}};
+                    Named{"block", Fp8Recipe::kBlock}, Named{"delayed", Fp8Recipe::kDelayed}};
 }
 
 // A weight [E, N, K], or [N, K], in 8 bits: a scale for each 128 x 128.
@@ -50,14 +51,18 @@ class Fp8Weights {
   std::array<Entry, 2> entries_;
 };
 
-// The recipe of this name; refused where there is none.
+class Fp8History;  // fp8_history.h
+
+// The recipe of this name for an operator, which has no history; refused where there is none.
 Fp8Recipe fp8_recipe_of(const std::string& name, const char* op);
 
 struct Fp8Options {
   bool weight_grad = true;  // false: weights' gradients of unrounded operands
   bool emulate = false;     // true: no product is computed in 8 bits
   Fp8Recipe recipe = Fp8Recipe::kRow;
-  std::shared_ptr<Fp8Weights> kept = nullptr;  // null: each call rounds the weights
+  std::shared_ptr<Fp8Weights> kept = nullptr;     // null: each call rounds the weights
+  std::shared_ptr<Fp8History> history = nullptr;  // of kDelayed alone, which needs it
+  int64_t history_steps = 16;  // of a history that a module makes for itself (nn/fp8_products.h)
 
   // Keeps weights from now on, or stops doing so; drops those kept until now.
   void keep_weights(bool keep) { kept = keep ? std::make_shared<Fp8Weights>() : nullptr; }

@@ -44,6 +44,14 @@ TensorList linear_saved(const Fp8Sm90::Rows& x8, const at::Tensor& w, const at::
   return {at::Tensor(), at::Tensor(), w, w_scales, x};
 }
 
+std::optional<at::Tensor> input_largest(const at::Tensor& x, const Fp8Linear& fp8, bool keep) {
+  return shared_largest(x, {fp8.options, input_of(fp8.which), keep});
+}
+
+std::optional<at::Tensor> gradient_largest(const at::Tensor& dy, const Fp8Linear& fp8) {
+  return shared_largest(dy, {fp8.options, gradient_of(fp8.which), /*counts=*/true});
+}
+
 at::Tensor one_expert(const at::Tensor& w) {
   return w.unsqueeze(0);
 }
@@ -55,7 +63,7 @@ LinearFp8Forward forward_sm90(const at::Tensor& x_TK, const at::Tensor& w_NK, co
   const bool tiled = fp8.options.recipe == Fp8Recipe::kBlock;
   Fp8Sm90::Rows x;  // whole ones, which a weight gradient reads under every recipe
   if (!tiled || (keep && fp8.options.weight_grad)) {
-    x = Fp8Sm90::rows_in_8_bits(x_TK, shared_largest(x_TK, fp8.options.recipe));
+    x = Fp8Sm90::rows_in_8_bits(x_TK, input_largest(x_TK, fp8, keep));
   }
   const Fp8Sm90::Tiles t = tiled ? calls.tiles(x_TK, {}, /*rows=*/true) : Fp8Sm90::Tiles();
   const Fp8Weight w = calls.weight(fp8.options, fp8.which, one_expert(w_NK), keep);
@@ -76,8 +84,8 @@ LinearGrads backward_sm90(const at::Tensor& dy, const Saved& s, const Fp8Linear&
   LinearGrads out;
   if (of_w && !columns) out.w = at::mm(dy.t(), s.x);
   if (!of_x && !columns) return out;
-  const Fp8Sm90::Tiles t = calls.tiles(dy, columns ? s.x_scales : at::Tensor(), of_x,
-                                       shared_largest(dy, fp8.options.recipe));
+  const Fp8Sm90::Tiles t =
+      calls.tiles(dy, columns ? s.x_scales : at::Tensor(), of_x, gradient_largest(dy, fp8));
   if (of_x) out.x = calls.input_gradient(t, s.w, s.w_scales);
   if (columns) {
     const at::Tensor dw = calls.empty({1, dy.size(1), s.w.size(0)});
@@ -100,7 +108,7 @@ LinearFp8Forward forward_emulated(const at::Tensor& x, const at::Tensor& w, cons
   const bool tiled = fp8.options.recipe == Fp8Recipe::kBlock;
   Fp8Matrix q;  // whole rows, which a weight gradient reads under every recipe
   if (!tiled || (keep && fp8.options.weight_grad)) {
-    q = quantize_fp8(x, {}, std::nullopt, shared_largest(x, fp8.options.recipe));
+    q = quantize_fp8(x, {}, std::nullopt, input_largest(x, fp8, keep));
   }
   const at::Tensor w8 = weight_emulated(fp8.options, fp8.which, one_expert(w), w.size(0));
   const at::Tensor rounded = tiled ? tile_emulated(x) : dequantize_fp8(q, {}, x.scalar_type());
@@ -112,7 +120,7 @@ LinearFp8Forward forward_emulated(const at::Tensor& x, const at::Tensor& w, cons
 LinearGrads backward_emulated(const at::Tensor& dy, const Saved& s, const Fp8Linear& fp8, bool of_x,
                               bool of_w) {
   const at::Tensor offset = offset_of_all(dy);
-  const std::optional<at::Tensor> largest = shared_largest(dy, fp8.options.recipe);
+  const std::optional<at::Tensor> largest = gradient_largest(dy, fp8);
   LinearGrads out;
   if (of_x) {
     const at::Tensor w8 = weight_emulated(fp8.options, fp8.which, one_expert(s.w), s.w.size(0));

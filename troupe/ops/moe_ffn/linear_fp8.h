@@ -4,9 +4,9 @@
 //   Y = row(X) block(W)^T        dX = tile(dY) block(W)        dW = block(sx dY)^T q(X)
 //
 // A row of Y and of dX depends on that row alone (Q8-3). That is recipe row: with tensor X, dY and W
-// have one scale each, that of their largest value; with block Y = tile(X) block(W)^T.
-// `weight_grad: false`: dW = dY^T X of
-// unrounded operands.
+// have one scale each, that of their largest value, with delayed X and dY that of the largest value
+// of earlier steps (fp8_history.h); with block Y = tile(X) block(W)^T. `weight_grad: false`: dW =
+// dY^T X of unrounded operands.
 //
 // On a Hopper GPU, in bf16, for sizes that are multiples of 128, tensor cores multiply the bytes
 // (kernels/moe_sm90, as for one expert that has all rows). Everywhere else, and with `emulate`, the

@@ -3,14 +3,17 @@
 #include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "troupe/core/check.h"
 #include "troupe/ops/moe_ffn/e4m3_groups_test.h"
+#include "troupe/ops/moe_ffn/fp8_history_steps_test.h"
 #include "troupe/testing/torch/device.h"
 #include "troupe/testing/torch/jacobian.h"
 
@@ -18,6 +21,11 @@ namespace troupe {
 namespace {
 
 using testing::Tensors;
+
+// The largest values of X and dY in earlier steps; 0: there is none.
+struct EarlierOfLinear {
+  double x = 0, grad = 0;
+};
 
 // x, w and the gradient of the output.
 struct LinearProduct {
@@ -37,16 +45,21 @@ struct LinearProduct {
     y.backward(grad);
     return {y.detach(), x.grad().clone(), w.grad().clone()};
   }
-  // The header's formulas in f64; `exact`: nothing is rounded.
-  Tensors by_definition(bool exact = false, Fp8Recipe recipe = Fp8Recipe::kRow) const {
+  // The header's formulas in f64; `exact`: nothing is rounded. Of recipe delayed as of tensor with
+  // `earlier`.
+  Tensors by_definition(bool exact = false, Fp8Recipe recipe = Fp8Recipe::kRow,
+                        EarlierOfLinear earlier = {}) const {
     const at::NoGradGuard no_grad;
     const auto wide = [](const at::Tensor& t) { return t.detach().to(at::kDouble); };
     const at::Tensor X = wide(x), W = wide(w), dY = wide(grad);
     if (exact) return {at::mm(X, W.t()), at::mm(dY, W), at::mm(dY.t(), X)};
     if (recipe == Fp8Recipe::kTensor) {
-      const auto whole = [](const at::Tensor& t) { return round_whole(t, t.abs().max()).value(); };
-      return {at::mm(whole(X), whole(W).t()), at::mm(whole(dY), whole(W)),
-              at::mm(whole(dY).t(), whole(X))};
+      const auto whole = [](const at::Tensor& t, double before = 0) {
+        const at::Tensor own = t.abs().max();
+        return round_whole(t, before > 0 ? at::full_like(own, before) : own).value();
+      };
+      const at::Tensor x1 = whole(X, earlier.x), w1 = whole(W), dy1 = whole(dY, earlier.grad);
+      return {at::mm(x1, w1.t()), at::mm(dy1, w1), at::mm(dy1.t(), x1)};
     }
     const Rounded x8 = round_groups(X);
     const at::Tensor rows = recipe == Fp8Recipe::kBlock ? tiles(X) : x8.value();
@@ -81,6 +94,56 @@ TEST(LinearFp8, Q8_21_OtherRecipesEqualTheirDefinitions) {
   }
 }
 
+// Of two steps before, newest first: none, larger values than at hand, and smaller ones, so that
+// values are cut off.
+TEST(LinearFp8, Q8_21_DelayedEqualsItsDefinition) {
+  const struct {
+    HistorySteps steps;
+    EarlierOfLinear largest;
+    int64_t saturated;
+  } cases[] = {{{{0, 0}, {0, 0}}, {0, 0}, 0},
+               {{{9, 30}, {70, 6}}, {30, 70}, 0},
+               {{{0.5, 0.25}, {0, 0.1}}, {0.5, 0.1}, 2}};
+  const LinearProduct p(300, 160, 192);
+  const at::Tensor largest = largest_of({p.x, p.grad});
+  for (const auto& c : cases) {
+    const Fp8Options fp8 = delayed(c.steps);
+    const Tensors got = p.run(fp8), want = p.by_definition(false, Fp8Recipe::kTensor, c.largest);
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_LT(distance(got[i], want[i]), 2e-3) << kProductNames[i] << c.largest.x;
+    }
+    EXPECT_EQ(Fp8History::end_of_step({fp8.history.get()}).item<int64_t>(), c.saturated);
+    EXPECT_TRUE(at::equal(steps_of(fp8), at::stack({largest, newest(c.steps)}, 1)));
+  }
+}
+
+TEST(LinearFp8, Q8_21_WithoutAGradientOrRowsAHistoryStays) {
+  const HistorySteps before = {{2, 1}, {4, 3}};
+  const Fp8Options fp8 = delayed(before);
+  const LinearProduct p(40, 128, 128);
+  {
+    const at::NoGradGuard no_grad;
+    linear_fp8(p.x, p.w, {.options = fp8});
+  }
+  LinearProduct(0, 128, 128).run(fp8);
+  EXPECT_EQ(Fp8History::end_of_step({fp8.history.get()}).item<int64_t>(), 0);
+  EXPECT_TRUE(at::equal(steps_of(fp8), tensor_of(before)));
+}
+
+// As in a group of any recipe (Q8-11): what is not finite must not be cut off to what is.
+TEST(LinearFp8, Q8_11_WhatIsNotFiniteIsSeenUnderDelayedAndNotRemembered) {
+  for (const double bad : {static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
+    const Fp8Options fp8 = delayed({{2, 1}, {4, 3}});
+    const LinearProduct p(40, 128, 128);
+    p.x[3][5] = bad;
+    const Tensors got = p.run(fp8);
+    EXPECT_TRUE(got[0].isnan().all().item<bool>());
+    EXPECT_TRUE(got[2].isnan().all().item<bool>());
+    Fp8History::end_of_step({fp8.history.get()});
+    EXPECT_TRUE(at::equal(steps_of(fp8)[0], tensor_of({{2, 1}})[0]));
+  }
+}
+
 class LinearFp8On : public testing::DeviceTest {};
 
 // In bf16 beside the definition in f64; on a Hopper GPU tensor cores multiply the bytes.
@@ -98,10 +161,24 @@ TEST_P(LinearFp8On, Q8_21_EveryRecipeEqualsItsDefinition) {
   }
 }
 
+TEST_P(LinearFp8On, Q8_21_DelayedEqualsItsDefinition) {
+  LinearProduct p(300, 256, 384);
+  for (at::Tensor* t : {&p.x, &p.w, &p.grad}) *t = t->to(at::kBFloat16).to(at::kFloat);
+  const Tensors want = p.by_definition(/*exact=*/false, Fp8Recipe::kTensor, {.x = 1.5, .grad = 40});
+  for (at::Tensor* t : {&p.x, &p.w, &p.grad}) *t = t->to(options(at::kBFloat16));
+  const Fp8Options fp8 = delayed({{1.5, 1}, {3, 40}}, device());
+  const Tensors got = p.run(fp8);
+  for (int i = 0; i < 3; ++i) EXPECT_LT(distance(got[i].cpu(), want[i]), 5e-3) << kProductNames[i];
+  EXPECT_EQ(Fp8History::end_of_step({fp8.history.get()}).item<int64_t>(), 1);
+}
+
 TROUPE_ON_DEVICES(LinearFp8On);
 
 TEST(LinearFp8, RefusesARecipeThatItHasNot) {
   TROUPE_EXPECT_REFUSAL(fp8_recipe_of("mx", "linear_fp8"), "there are row, tensor and block");
+  TROUPE_EXPECT_REFUSAL(fp8_recipe_of("delayed", "linear_fp8"), "which needs a history");
+  TROUPE_EXPECT_REFUSAL(LinearProduct(4, 128, 128).run({.recipe = Fp8Recipe::kDelayed}),
+                        "without Fp8Options::history");
 }
 
 // Section 12, test 2: one product of operands that are both rounded.

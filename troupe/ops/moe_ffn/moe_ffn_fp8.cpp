@@ -51,13 +51,13 @@ struct EightBitRows {
 };
 
 // A call whose products are passes of their own, on the kernels of x's type or, with `bytes`, on
-// tensor cores in 8 bits.
+// tensor cores in 8 bits. `counts`: a gradient follows, or this is backward.
 struct Fp8Call {
   const Plan& plan;
   const ExpertWeights& experts;
   const FfnOptions& options;
   const Fp8Options& fp8;
-  bool bytes;
+  bool bytes, counts;
 
   int64_t hidden() const { return experts.w2.size(2); }
   bool gated() const { return experts.w1.size(1) != hidden(); }
@@ -70,12 +70,12 @@ struct Fp8Call {
   }
   // tile(rows) times a weight.
   at::Tensor of_rows(const at::Tensor& rows, Fp8Weights::Which which, WeightOrder order) const {
-    return product(rows, shared_largest(rows, fp8.recipe), which, order);
+    return product(rows, shared_largest(rows, use(operand(which, order))), which, order);
   }
   // The same of the rows of tokens.
   at::Tensor of_tokens(const at::Tensor& x, Fp8Weights::Which which, WeightOrder order) const {
     if (fp8.recipe != Fp8Recipe::kRow) {
-      const auto largest = shared_tokens_largest(x, plan, fp8.recipe);
+      const auto largest = shared_tokens_largest(x, plan, use(operand(which, order)));
       return product(permute(x, plan), largest, which, order);
     }
     return grouped_gemm(EightBitRows(x, plan).rows(), emulated(which), plan.expert_offset, order);
@@ -89,12 +89,16 @@ struct Fp8Call {
                           : grouped_gemm_weight(others, of_tokens, plan.expert_offset);
     };
     if (!fp8.weight_grad) return product(permute(tokens, plan), rows);
-    const auto largest = shared_tokens_largest(tokens, plan, fp8.recipe);
+    const bool of_out = tokens_first;  // dO and A; else X and dH
+    const Fp8PackedSm90::Largest largest{
+        .tokens = shared_tokens_largest(tokens, plan,
+                                        use(of_out ? Fp8Operand::kOutGrad : Fp8Operand::kIn)),
+        .rows = shared_largest(rows, use(of_out ? Fp8Operand::kOut : Fp8Operand::kInGrad))};
     if (bytes) {
       return Fp8PackedSm90(rows, plan, fp8).weight_gradient(tokens, rows, largest, tokens_first);
     }
-    const EightBitRows q(tokens, plan, largest);
-    return product(q.unscaled_rows(), blocks(rows, q.row_scales()));
+    const EightBitRows q(tokens, plan, largest.tokens);
+    return product(q.unscaled_rows(), blocks(rows, q.row_scales(), largest.rows));
   }
   at::Tensor scores(const at::Tensor& weights_TK) const {  // [R]
     const at::Tensor slot = plan.row_slot.clamp_min(0);
@@ -117,10 +121,14 @@ struct Fp8Call {
     }
     return grouped_gemm(tile_emulated(rows, largest), emulated(which), plan.expert_offset, order);
   }
+  Fp8Use use(Fp8Operand operand) const { return {fp8, operand, counts}; }
+  static Fp8Operand operand(Fp8Weights::Which which, WeightOrder order) {
+    return order == WeightOrder::kOutIn ? input_of(which) : gradient_of(which);
+  }
   // Operand of a weight gradient: rows times the factor, in blocks of one expert's rows and of
   // gates or ups alone.
-  at::Tensor blocks(const at::Tensor& rows, const at::Tensor& factor_R) const {
-    const std::optional<at::Tensor> largest = shared_largest(rows, fp8.recipe);
+  at::Tensor blocks(const at::Tensor& rows, const at::Tensor& factor_R,
+                    const std::optional<at::Tensor>& largest) const {
     std::vector<at::Tensor> parts;
     for (const at::Tensor& part : rows.split(hidden(), 1)) {
       parts.push_back(block_emulated(part, factor_R, plan.expert_offset, largest));
@@ -222,7 +230,7 @@ class PassesBackward {
     RowsHalf half;
   };
   Fp8Call call(const PassesSaved& saved) const {
-    return {saved.plan, saved.experts, options_, fp8_, bytes_};
+    return {saved.plan, saved.experts, options_, fp8_, bytes_, /*counts=*/true};
   }
 
   FfnOptions options_;
@@ -329,15 +337,16 @@ at::Tensor in_passes(const FfnCall& ffn, const FfnOptions& options, const Fp8Opt
                      bool bytes) {
   const ExpertWeights& experts = ffn.experts;
   const TensorList inputs = {ffn.x, ffn.weights, experts.w1, experts.w2};
+  const bool keep = wants_grad(inputs);
   at::Tensor out, hidden;
   {
     const at::NoGradGuard no_grad;
-    const Fp8Call call{ffn.plan, experts, options, fp8, bytes};
+    const Fp8Call call{ffn.plan, experts, options, fp8, bytes, keep};
     hidden = call.of_tokens(ffn.x, Fp8Weights::kIn, WeightOrder::kOutIn);
     const at::Tensor act = call.activated(hidden, call.scores(ffn.weights));
     out = combine(call.of_rows(act, Fp8Weights::kOut, WeightOrder::kOutIn), ffn.plan);
   }
-  if (!wants_grad(inputs)) return out;
+  if (!keep) return out;
   TensorList saved = inputs;
   saved.push_back(hidden);
   for (const at::Tensor& t : plan_tensors(ffn.plan)) saved.push_back(t);

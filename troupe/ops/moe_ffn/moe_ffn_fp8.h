@@ -16,6 +16,9 @@
 //   tensor  row, tile and block of X, dO, A and dH have one scale, that of the largest value which
 //           this call's experts see in it; weights one for an expert. So a row's bits depend on the
 //           call's other rows, and over ranks on which rank computes it.
+//   delayed as tensor, but that value is the largest of earlier steps (fp8_history.h); what is larger
+//           than 448 scales becomes that. Weights have their own largest value as in tensor, which
+//           costs little and cuts nothing off.
 //   block   X and dO are rounded by tile in H and G; all else is as in row.
 //
 // On a Hopper GPU, in bf16, for plain SwiGLU experts of widths that are multiples of 128, tensor

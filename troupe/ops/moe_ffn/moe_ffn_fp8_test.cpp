@@ -3,8 +3,10 @@
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones_like.h>
@@ -21,6 +23,7 @@
 #include "troupe/core/check.h"
 #include "troupe/ops/fp8.h"
 #include "troupe/ops/moe_ffn/e4m3_groups_test.h"
+#include "troupe/ops/moe_ffn/fp8_history_steps_test.h"
 #include "troupe/ops/support/late.h"
 #include "troupe/testing/torch/device.h"
 #include "troupe/testing/torch/jacobian.h"
@@ -35,6 +38,11 @@ struct Sizes {
   int64_t T, D, F, E, K;
 };
 constexpr Sizes kOdd = {300, 192, 160, 5, 2};
+
+// The largest values of X, dH, A and dO in earlier steps; 0: there is none.
+struct EarlierOfLayer {
+  double x = 0, grad_hidden = 0, act = 0, grad = 0;
+};
 
 // x, weights, w1, w2 and the gradient of the output.
 struct Layer {
@@ -64,18 +72,40 @@ struct Layer {
     return results;
   }
 
-  // The header's formulas in f64, expert by expert; `exact`: nothing is rounded.
-  Tensors by_definition(bool exact = false, Fp8Recipe recipe = Fp8Recipe::kRow) const {
-    // Of one tensor with one scale the maximum over all experts is known once all have it.
-    Maxima none, maxima;
-    if (recipe == Fp8Recipe::kTensor) by_definition(exact, recipe, none, &maxima);
+  // The header's formulas in f64, expert by expert; `exact`: nothing is rounded. Of recipe delayed as
+  // of tensor with `earlier`.
+  Tensors by_definition(bool exact = false, Fp8Recipe recipe = Fp8Recipe::kRow,
+                        EarlierOfLayer earlier = {}) const {
+    Maxima maxima{.x = largest(tensors[0], earlier.x), .grad = largest(grad, earlier.grad)};
+    if (recipe == Fp8Recipe::kTensor) {
+      // The maximum over all experts is known once all have it.
+      const Maxima own = own_maxima(earlier);
+      maxima.act = largest(own.act, earlier.act);
+      maxima.grad_hidden = largest(own.grad_hidden, earlier.grad_hidden);
+    }
     return by_definition(exact, recipe, maxima, nullptr);
+  }
+  // Of the operands in a history's order, as they come out with `earlier`.
+  at::Tensor own_largest(EarlierOfLayer earlier) const {
+    const Maxima own = own_maxima(earlier);
+    return largest_of({tensors[0], own.grad_hidden, own.act, grad});
   }
 
  private:
   struct Maxima {
+    at::Tensor x, grad;
     at::Tensor act = at::zeros({}, at::kDouble), grad_hidden = at::zeros({}, at::kDouble);
   };
+  static at::Tensor largest(const at::Tensor& t, double before) {
+    const at::Tensor own = t.numel() > 0 ? t.detach().abs().max() : at::zeros({});
+    return (before > 0 ? at::full_like(own, before) : own).to(at::kDouble);
+  }
+  Maxima own_maxima(EarlierOfLayer earlier) const {
+    const Maxima given{.x = largest(tensors[0], earlier.x), .grad = largest(grad, earlier.grad)};
+    Maxima out;
+    by_definition(/*exact=*/false, Fp8Recipe::kTensor, given, &out);
+    return out;
+  }
   // With `found`: the largest |A| and |dH| as they come out when A is rounded by `given`.
   Tensors by_definition(bool exact, Fp8Recipe recipe, const Maxima& given, Maxima* found) const {
     const at::NoGradGuard no_grad;
@@ -94,12 +124,12 @@ struct Layer {
       if (exact) return as_is(t);
       return one ? round_whole(t, most).value() : blocks(t);
     };
-    const auto row = [&](const at::Tensor& t) {
+    const auto row = [&](const at::Tensor& t, const at::Tensor& most) {
       if (exact) return Rounded{t, at::ones_like(t.slice(1, 0, 1))};
-      return one ? round_whole(t, t.abs().max()) : round_groups(t);
+      return one ? round_whole(t, most) : round_groups(t);
     };
     const at::Tensor x = wide(tensors[0]), p = wide(tensors[1]), dO = wide(grad);
-    const Rounded x8 = row(x), dO8 = row(dO);
+    const Rounded x8 = row(x, given.x), dO8 = row(dO, given.grad);
     const bool tiled = recipe == Fp8Recipe::kBlock;
     const at::Tensor x_rows = tiled ? tiles(x) : x8.value(),
                      dO_rows = tiled ? tiles(dO) : dO8.value();
@@ -173,6 +203,60 @@ TEST(MoeFfnFp8, Q8_21_OtherRecipesEqualTheirDefinitions) {
           << to_text(recipe) << " is recipe row";  // of H itself
     }
   }
+}
+
+// Of two steps before, newest first: none, larger values than at hand, and smaller ones, so that
+// values of each operand are cut off; and of one operand alone.
+TEST(MoeFfnFp8, Q8_21_DelayedEqualsItsDefinition) {
+  const struct {
+    HistorySteps steps;
+    EarlierOfLayer largest;
+    int64_t saturated;
+  } cases[] = {{{{0, 0}, {0, 0}, {0, 0}, {0, 0}}, {}, 0},
+               {{{9, 30}, {70, 6}, {8, 90}, {40, 0}}, {30, 70, 90, 40}, 0},
+               {{{1, 0.5}, {0.1, 0.2}, {0.5, 0.25}, {0, 1}}, {1, 0.2, 0.5, 1}, 4},
+               {{{1, 0.5}, {0, 0}, {0, 0}, {0, 0}}, {.x = 1}, 1}};
+  for (const Sizes s : {kOdd, Sizes{40, 256, 128, 3, 1}}) {
+    const Layer layer(s);
+    for (const auto& c : cases) {
+      const Fp8Options fp8 = delayed(c.steps);
+      const Tensors got = layer.run(fp8);
+      const Tensors want = layer.by_definition(/*exact=*/false, Fp8Recipe::kTensor, c.largest);
+      for (int i = 0; i < 5; ++i) {
+        EXPECT_LT(distance(got[i], want[i]), 2e-3) << kNames[i] << c.largest.x;
+      }
+      EXPECT_EQ(Fp8History::end_of_step({fp8.history.get()}).item<int64_t>(), c.saturated);
+      const at::Tensor moved = steps_of(fp8), own = layer.own_largest(c.largest);
+      EXPECT_TRUE(at::allclose(moved.select(1, 0), own, 1e-4)) << moved << own;
+      EXPECT_TRUE(at::equal(moved.select(1, 1), newest(c.steps)));
+    }
+  }
+}
+
+// An expert's rows alone count; calls without a gradient and without rows do not.
+TEST(MoeFfnFp8, Q8_21_AHistoryIsOfRowsOfExpertsThatAGradientFollows) {
+  const HistorySteps before = {{2, 1}, {4, 3}, {6, 5}, {8, 7}};
+  const Fp8Options fp8 = delayed(before);
+  const auto end = [&] { Fp8History::end_of_step({fp8.history.get()}); };
+  Layer layer(kOdd);
+  {
+    const at::NoGradGuard no_grad;
+    moe_ffn_fp8(
+        layer.tensors[0], layer.tensors[1], testing::plan_of(layer.ids, kOdd.E),
+        {.w1 = layer.tensors[2], .b1 = std::nullopt, .w2 = layer.tensors[3], .b2 = std::nullopt},
+        {}, fp8);
+  }
+  Layer({0, 128, 128, 3, 2}).run(fp8);
+  layer.ids.fill_(-1);
+  layer.run(fp8);
+  end();
+  EXPECT_TRUE(at::equal(steps_of(fp8), tensor_of(before)));
+  Layer some(kOdd);
+  some.ids[7].fill_(-1);
+  some.tensors[0][7] *= 1000;
+  some.run(fp8);
+  end();
+  EXPECT_LT(steps_of(fp8)[0][0].item<double>(), 10);
 }
 
 TEST(MoeFfnFp8, Q8_21_TheErrorOfOtherRecipesBesideUnroundedF64IsBounded) {
@@ -381,6 +465,21 @@ TEST_P(MoeFfnFp8On, Q8_21_OtherRecipesEqualTheirDefinitions) {
       }
     }
   }
+}
+
+TEST_P(MoeFfnFp8On, Q8_21_DelayedEqualsItsDefinition) {
+  Layer layer({300, 256, 128, 4, 2});
+  for (at::Tensor& t : layer.tensors) t = t.to(at::kBFloat16).to(at::kFloat);
+  layer.grad = layer.grad.to(at::kBFloat16).to(at::kFloat);
+  const Tensors want = layer.by_definition(/*exact=*/false, Fp8Recipe::kTensor, {1, 70, 0.5, 9});
+  to_bf16_here(layer);
+  const Fp8Options fp8 = delayed({{1, 0.5}, {70, 6}, {0.25, 0.5}, {9, 0}}, device());
+  const Tensors got = layer.run(fp8), again = layer.run(fp8);
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_LT(distance(got[i].cpu(), want[i]), 0.02) << kNames[i];
+    EXPECT_TRUE(at::equal(got[i], again[i])) << kNames[i];
+  }
+  EXPECT_EQ(Fp8History::end_of_step({fp8.history.get()}).item<int64_t>(), 2);
 }
 
 TEST_P(MoeFfnFp8On, Q8_21_ATensorWithOneScaleTakesNoTokens) {

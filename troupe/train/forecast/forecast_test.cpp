@@ -112,6 +112,20 @@ TEST(Forecast, CountsTheRoundedCopiesOfExpertsWeights) {
   EXPECT_EQ(more(true, 2, wide), experts + 2 * 4 * 128 * 128);
 }
 
+TEST(Forecast, Q8_34_CountsTheHistoriesOfRecipeDelayed) {
+  const auto moments = [](const std::string& fp8) {
+    return forecast_memory(
+               small_recipe(
+                   "model: {width: 128, vocab: 64, max_positions: 64, layers: 2, heads: 2, "
+                   "moe: {experts: 4, hidden: 256}}\n"
+                   "train: {precision: bf16, global_batch: 4, micro_batch: 2, fp8: {" +
+                   fp8 + "}}"),
+               true)
+        .moments;
+  };
+  EXPECT_EQ(moments("recipe: delayed, history: 5") - moments("recipe: tensor"), 2 * 4 * 4 * 5);
+}
+
 // Of the dense feed-forward and the shared expert too, beside the experts of one layer.
 TEST(Forecast, CountsTheRoundedCopiesOfFeedForwards) {
   const std::string model =

@@ -64,6 +64,12 @@ std::set<const Param*> dense_in_fp8(const Recipe& r, Model& model) {
   return out;
 }
 
+// Of the two operands of a weight under recipe delayed; q, k and v share theirs, which is left out.
+double history_bytes(const Recipe& r) {
+  const bool delayed = r.train.fp8 && r.train.fp8->recipe == Fp8Recipe::kDelayed;
+  return delayed ? 2 * 4 * static_cast<double>(r.train.fp8->history) : 0;
+}
+
 void add_states(const Recipe& r, bool on_gpu, Model& model, std::vector<UnitMemory>& units) {
   const double width = value_width(r, on_gpu);
   const std::vector<bool> fp8 =
@@ -85,6 +91,7 @@ void add_states(const Recipe& r, bool on_gpu, Model& model, std::vector<UnitMemo
       const bool of_experts = p.per_expert && layer < fp8.size() && fp8[layer];
       if (of_experts || dense.contains(&p)) {
         s.frozen += count * rounded_bytes(r, on_gpu);
+        u.dense.moments += history_bytes(r);
       }
       const double bytes = p.fp32 ? 4 : width;
       if (!p.trainable() || is_frozen(base, name)) {

@@ -36,6 +36,10 @@ void Interval::add(const StepReport& report, double step_seconds, double wait_se
     sum = sum.defined() ? sum + value : value;
     terms += report.output.aux_terms.at(name);
   }
+  const at::Tensor& cut_off = report.fp8_saturated;
+  if (cut_off.defined()) {
+    fp8_saturated_ = fp8_saturated_.defined() ? fp8_saturated_ + cut_off : cut_off.view({1});
+  }
 }
 
 namespace {
@@ -86,6 +90,7 @@ void Interval::add_other_ranks(const SumOver& sum, const std::vector<MoeUnit>& l
     const auto entry = aux_.find(name);
     entry == aux_.end() ? add_term({}, 0) : add_term(entry->second.first, entry->second.second);
   }
+  if (fp8_saturated_.defined()) counts.push_back(fp8_saturated_);
   counts.push_back(at::tensor(known, at::kLong).to(device));
   const at::Tensor all_counts = sum(at::cat(counts)), all_terms = sum(at::cat(terms)).cpu();
   moe_.clear();
@@ -106,6 +111,7 @@ void Interval::add_other_ranks(const SumOver& sum, const std::vector<MoeUnit>& l
     stats.forced = is(kForced);
     moe_[layers[i].unit].push_back(std::move(stats));
   }
+  if (fp8_saturated_.defined()) fp8_saturated_ = take(1);
   for (size_t i = 0; i < kMoeLossNames.size(); ++i) {
     const double* const entry = term + 2 * (layers.size() + i);
     if (entry[1] == 0) continue;
@@ -152,6 +158,11 @@ std::map<std::string, double> Interval::aux() const {
     out[name] = entry.first.item<double>() / static_cast<double>(entry.second);
   }
   return out;
+}
+
+std::optional<int64_t> Interval::fp8_saturated() const {
+  if (!fp8_saturated_.defined()) return std::nullopt;
+  return fp8_saturated_.item<int64_t>();
 }
 
 void add_moe(LogRecord& record, const std::vector<LayerLoad>& loads,

@@ -1,7 +1,9 @@
 // Metrics of steps as records for log.jsonl, TensorBoard and the step line.
 #pragma once
 
+#include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,12 +35,16 @@ class Interval {
   std::vector<LayerLoad> loads() const;
   // Mean over layers, microbatches and steps of each auxiliary loss, without its coefficient.
   std::map<std::string, double> aux() const;
+  // Operands in 8 bits with values that were cut off, summed over the steps; absent where no recipe
+  // cuts any off. Waits for the device.
+  std::optional<int64_t> fp8_saturated() const;
 
  private:
   int64_t steps_ = 0, finite_ = 0, tokens_ = 0;
   double loss_ = 0, weight_ = 0, seconds_ = 0, wait_ = 0;
   std::map<int64_t, std::vector<MoeStats>> moe_;
   std::map<std::string, std::pair<at::Tensor, int64_t>> aux_;
+  at::Tensor fp8_saturated_;  // int64 [1]
 };
 
 // Adds MoE metrics: mean and worst over layers, and lists per layer.

@@ -54,6 +54,9 @@ struct StepReport {
   std::string graph = {};  // train.cuda_graph: what is to be told of the step; empty: nothing
   std::optional<int64_t> offloaded = {};  // train.offload_layers: bytes, of the first step alone
   int64_t lost_rows = 0;  // C7: rows over the budget in the first attempt of a repeated step
+  // Under train.fp8.recipe delayed, int64 [] on the device: operands of this rank's layers with
+  // values that were cut off, counted on one rank of those that have them.
+  at::Tensor fp8_saturated = {};
   std::vector<ExpertsMoved> moved = {};  // moved after the step: call add_to() again
 };
 

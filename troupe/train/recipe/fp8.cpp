@@ -107,7 +107,8 @@ bool skipped(const Fp8Config& config, const ModelConfig& model, int64_t layer) {
 Fp8Options options_of(const Fp8Config& config) {
   return {.weight_grad = config.weight_grad == Fp8WeightGrad::kFp8,
           .emulate = config.emulate,
-          .recipe = config.recipe};
+          .recipe = config.recipe,
+          .history_steps = config.history};
 }
 
 bool any_of(const std::vector<bool>& layers) {
@@ -135,6 +136,13 @@ std::vector<std::string> fp8_faults(const Fp8Config& config, const ModelConfig& 
   if (first > model.layers || last > model.layers - first) {
     return {"skip_first " + std::to_string(first) + " and skip_last " + std::to_string(last) +
             " leave none of the model's " + std::to_string(model.layers) + " layers"};
+  }
+  if (config.history < 1) {
+    return {"history is " + std::to_string(config.history) + "; it must be 1 step or more"};
+  }
+  if (config.recipe != Fp8Recipe::kDelayed && config.history != kFp8HistorySteps) {
+    return {"history is of recipe delayed, and the recipe is " + to_text(config.recipe) +
+            ": leave it out, or take recipe delayed"};
   }
   const std::vector<bool> experts = fp8_layers(config, model);
   const std::vector<bool> projections = fp8_attention_layers(config, model);
@@ -203,6 +211,21 @@ void use_fp8(const Fp8Config& config, Model& model) {
   model.for_each_attention([&](int64_t layer, AttentionModule& attention) {
     if (projections[static_cast<size_t>(layer)]) attention.compute_in_fp8(options_of(config));
   });
+}
+
+std::vector<Fp8History*> fp8_histories(Model& model) {
+  std::vector<Fp8History*> out;
+  const VisitFp8 add = [&](Fp8Products& products) {
+    const auto& options = products.options();
+    if (options && options->history != nullptr) out.push_back(options->history.get());
+  };
+  model.for_each_moe([&](int64_t, MoeLayer& moe) {
+    moe.experts().for_each_fp8(add);
+    if (moe.shared() != nullptr) moe.shared()->for_each_fp8(add);
+  });
+  model.for_each_dense_ffn([&](int64_t, DenseFfn& ffn) { ffn.for_each_fp8(add); });
+  model.for_each_attention([&](int64_t, AttentionModule& a) { a.for_each_fp8(add); });
+  return out;
 }
 
 KeepsFp8Weights::KeepsFp8Weights(const std::optional<Fp8Config>& config, Model& model,
@@ -326,11 +349,17 @@ std::vector<LineGroup> groups_of(const Fp8Config& config, const ModelConfig& mod
   return out;
 }
 
-std::string recipe_text(Fp8Recipe recipe) {
-  switch (recipe) {
+std::string recipe_text(const Fp8Config& config) {
+  switch (config.recipe) {
     case Fp8Recipe::kTensor:
       return "; one scale a tensor, so that a token's bits depend on the others of its rank and "
              "microbatch";
+    case Fp8Recipe::kDelayed:
+      return "; one scale a tensor, made of the largest value of the last " +
+             std::to_string(config.history) + (config.history == 1 ? " step" : " steps") +
+             ", above which values are cut off: a token's bits depend on others and on those "
+             "steps; "
+             "weights' scales are of their own values";
     case Fp8Recipe::kBlock: return "; one scale for 1 x 128 of tokens, 128 x 128 of weights";
     case Fp8Recipe::kRow: break;
   }
@@ -356,7 +385,7 @@ std::string fp8_line(const Fp8Config& config, const ModelConfig& model,
   const bool weight_grad = config.weight_grad == Fp8WeightGrad::kFp8;
   what += std::string(": forward, input gradients") +
           (weight_grad ? " and weight gradients" : "; weight gradients of unrounded operands") +
-          recipe_text(config.recipe);
+          recipe_text(config);
   if (!same) return "fp8: " + what + kEmulatedText;
   const std::string why = groups.empty() ? std::string() : groups.front().emulated;
   return "fp8: " + what +

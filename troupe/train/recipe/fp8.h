@@ -3,7 +3,7 @@
 // experts, and with `attention` the projections to queries, keys and values and back
 // (linear_fp8.h), of latent attention those whose sides allow it. Router, attention itself, norms,
 // embedding, head, losses and MTP modules stay as they are; so do weights, moments, gradients and
-// checkpoints.
+// checkpoints, which beside them hold the histories of recipe delayed (ops/moe_ffn/fp8_history.h).
 #pragma once
 
 #include <array>
@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "troupe/core/config/facts.h"
 #include "troupe/core/text/text.h"
 #include "troupe/nn/models/config.h"
 #include "troupe/ops/moe_ffn/fp8_weights.h"
@@ -36,6 +37,8 @@ constexpr auto names_of(Fp8WeightCopies) {
                     Named{"on_use", Fp8WeightCopies::kOnUse}};
 }
 
+constexpr int64_t kFp8HistorySteps = 16;
+
 struct Fp8Config {
   Fp8Recipe recipe = Fp8Recipe::kRow;
   Fp8WeightGrad weight_grad = Fp8WeightGrad::kFp8;  // bf16: of operands that were not rounded
@@ -44,12 +47,12 @@ struct Fp8Config {
   bool attention = false;                 // the projections of attention too
   bool ffn = false;                       // dense feed-forwards and shared experts too
   int64_t skip_first = 0, skip_last = 0;  // blocks that stay as they are
+  int64_t history = kFp8HistorySteps;     // of recipe delayed
 
   static void visit(auto& c, auto&& f) {
     f("recipe", c.recipe,
       "What shares a scale: row (a token's row, 1 x 128, of weights 128 x 128), block (tokens too "
-      "1 "
-      "x 128) or tensor.");
+      "1 x 128), tensor, or delayed (a tensor, by its largest value of earlier steps).");
     f("weight_grad", c.weight_grad, "Operand type of weight gradients: fp8 or bf16.");
     f("weights", c.weights,
       "Weights in 8 bits: kept over a step's microbatches, or rounded on_use in each; same bits.");
@@ -59,6 +62,8 @@ struct Fp8Config {
     f("ffn", c.ffn, "Also dense feed-forwards and shared experts.");
     f("skip_first", c.skip_first, "Leading layers that stay in bf16.");
     f("skip_last", c.skip_last, "Trailing layers that stay in bf16.");
+    f("history", c.history, "Steps whose largest values recipe delayed makes its scales of.",
+      AtMost{1 << 20});
   }
 };
 
@@ -97,6 +102,12 @@ class KeepsFp8Weights {
  private:
   Model* model_ = nullptr;  // null: nothing is kept
 };
+
+// What recipe delayed remembers of the modules that are here, in the order of layers. Their
+// parameters must have memory.
+std::vector<Fp8History*> fp8_histories(Model& model);
+// The names of these tensors in checkpoints, which those of another recipe lack.
+constexpr const char* kFp8HistoryNames = "model.*.fp8.history";
 
 // "fp8: experts of 7 of 8 MoE layers ...": which products, by which path and why. Where paths
 // differ, each kind of products has its own behind it.

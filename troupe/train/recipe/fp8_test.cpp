@@ -44,6 +44,9 @@ TEST(Fp8Config, TheLineSaysWhatSharesAScale) {
   EXPECT_NE(line(Fp8Recipe::kTensor).find("one scale a tensor, so that a token's bits depend"),
             std::string::npos);
   EXPECT_NE(line(Fp8Recipe::kBlock).find("one scale for 1 x 128 of tokens"), std::string::npos);
+  EXPECT_NE(
+      line(Fp8Recipe::kDelayed).find("of the largest value of the last 16 steps, above which"),
+      std::string::npos);
 }
 
 TEST(Fp8Config, RefusesWhatItCannotComputeAndSaysWhatWouldDo) {
@@ -54,6 +57,14 @@ TEST(Fp8Config, RefusesWhatItCannotComputeAndSaysWhatWouldDo) {
             std::string::npos);
   EXPECT_NE(fault({.skip_first = 4}, model_of(128, 128)).find("no MoE layer"), std::string::npos);
   EXPECT_NE(fault({.skip_last = -1}, model_of(128, 128)).find("negative"), std::string::npos);
+  const auto history = [](Fp8Recipe recipe, int64_t steps) {
+    return fault({.recipe = recipe, .history = steps}, model_of(128, 128));
+  };
+  EXPECT_EQ(history(Fp8Recipe::kDelayed, 1), "");
+  EXPECT_NE(history(Fp8Recipe::kDelayed, 0).find("history is 0; it must be 1 step"),
+            std::string::npos);
+  EXPECT_NE(history(Fp8Recipe::kTensor, 8).find("the recipe is tensor: leave it out"),
+            std::string::npos);
   ModelConfig m = model_of(128, 128);
   m.moe.ffn.bias = true;
   EXPECT_NE(fault({}, m).find("model.moe.bias: false"), std::string::npos);

@@ -96,12 +96,13 @@ void check_fp8(const Recipe& r, Problems& problems) {
     problems.add("train.fp8",
                  "goes with train.precision bf16 or auto, not with " + to_text(precision));
   }
-  if (r.train.fp8->recipe == Fp8Recipe::kTensor && r.parallel.dispatch == DispatchMode::kExact) {
-    problems.add(
-        "train.fp8.recipe",
-        "tensor makes a row's bits depend on the other rows of its rank, and "
-        "parallel.dispatch exact gives the bits of one rank: take row or block, or dispatch "
-        "fast");
+  const Fp8Recipe recipe = r.train.fp8->recipe;
+  const bool one_scale = recipe == Fp8Recipe::kTensor || recipe == Fp8Recipe::kDelayed;
+  if (one_scale && r.parallel.dispatch == DispatchMode::kExact) {
+    problems.add("train.fp8.recipe", to_text(recipe) +
+                                         " makes a row's bits depend on other rows, and "
+                                         "parallel.dispatch exact gives the bits of "
+                                         "one rank: take row or block, or dispatch fast");
   }
   const int64_t ranks = std::max<int64_t>(1, r.parallel.tensor);
   const bool cuts_shared = r.parallel.split_shared == CutKind::kOn;

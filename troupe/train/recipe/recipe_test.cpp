@@ -165,6 +165,8 @@ TEST(Recipe, Q8_21_OneScaleATensorDoesNotGiveTheBitsOfOneRank) {
   std::vector<std::string> exact = sets;
   exact.emplace_back("parallel.dispatch=exact");
   EXPECT_TRUE(one_says(faults(exact), "E2005 train.fp8.recipe: tensor makes a row's bits depend"));
+  exact[2] = "train.fp8.recipe=delayed";
+  EXPECT_TRUE(one_says(faults(exact), "E2005 train.fp8.recipe: delayed makes a row's bits depend"));
   exact[2] = "train.fp8.recipe=block";
   EXPECT_EQ(faults(exact), std::vector<std::string>{});
 }
