@@ -193,6 +193,29 @@ TEST(MegatronFlags, EightBitsAreOfAllProductsThatFit) {
   EXPECT_TRUE(any(converted("--fp8-recipe delayed").ignored, "without --fp8-format"));
 }
 
+// There a history has one step, and of a longer one the newest is read, unless flags say otherwise.
+TEST(MegatronFlags, Q8_21_DelayedScalesKeepTheirHistory) {
+  const std::string wide = "--hidden-size 128 --moe-ffn-hidden-size 128 --fp8-format hybrid ";
+  const auto history = [&](const std::string& more) {
+    const Recipe r = recipe_of(wide + "--fp8-recipe delayed " + more);
+    EXPECT_EQ(r.train.fp8->recipe, Fp8Recipe::kDelayed) << more;
+    return r.train.fp8->history;
+  };
+  const std::string longer = "--fp8-amax-history-len 1024 ";
+  EXPECT_EQ(history(""), 1);
+  EXPECT_EQ(history(longer + "--fp8-amax-compute-algo max"), 1024);
+  EXPECT_EQ(history(longer), 1);
+  const Conversion newest =
+      converted(wide + longer + "--fp8-recipe delayed --fp8-amax-compute-algo most_recent");
+  EXPECT_TRUE(any(newest.mapped, "train.fp8.history: 1"));
+  EXPECT_TRUE(any(newest.ignored, "most_recent reads the last step"));
+  const Conversion tensor = converted(wide + longer + "--fp8-recipe tensorwise");
+  EXPECT_TRUE(any(tensor.ignored, "of the values that it is for"));
+  EXPECT_FALSE(any(tensor.mapped, "train.fp8.history"));
+  EXPECT_TRUE(
+      any(converted(wide + "--fp8-recipe delayed --fp8-margin 2").ignored, "the smallest scale"));
+}
+
 TEST(MegatronFlags, EightBitsOfADenseModelAreThoseOfItsProducts) {
   const auto dense = [](const std::string& more) {
     return convert_recipe(
@@ -212,7 +235,7 @@ TEST(MegatronFlags, EightBitsOfADenseModelAreThoseOfItsProducts) {
     return dense(wide + "--disable-bias-linear " + recipe).notes;
   };
   EXPECT_TRUE(any(notes_of(""), "--fp8-recipe delayed (its default): one scale a tensor there"));
-  EXPECT_TRUE(any(notes_of("--fp8-recipe delayed"), "of the last steps' maxima there"));
+  EXPECT_TRUE(any(notes_of("--fp8-recipe delayed"), "train.fp8 makes their scales of their own"));
   EXPECT_TRUE(any(notes_of("--fp8-recipe mxfp8"), "train.fp8.recipe row is the nearest"));
   const Conversion biased = dense(wide);
   EXPECT_TRUE(any(biased.mapped, "train.fp8.attention: true"));

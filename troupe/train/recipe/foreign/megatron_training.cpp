@@ -392,15 +392,17 @@ class MegatronOptimizer : public MegatronPart {
   void eight_bit_scales(const Origin& from) {
     const bool given = flags_.given("fp8-recipe");
     const std::string recipe = given ? flags_.text("fp8-recipe", "") : "delayed (its default)";
-    const bool tensor = recipe == "tensorwise" || recipe == "delayed";
-    const char* const ours = tensor ? "tensor" : recipe == "blockwise" ? "block" : "row";
+    const char* const ours = recipe == "tensorwise"  ? "tensor"
+                             : recipe == "delayed"   ? "delayed"
+                             : recipe == "blockwise" ? "block"
+                                                     : "row";
     draft_.set("train.fp8.recipe", ours, given ? flags_.origin("fp8-recipe") : from);
     const std::string flag = "--fp8-recipe " + recipe + ": ";
     if (recipe == "delayed") {
-      draft_.note(
-          flag +
-          "a scale of the last steps' maxima there; train.fp8.recipe tensor makes it of the "
-          "values at hand, of which none is cut off");
+      eight_bit_history(flags_.origin("fp8-recipe"));
+      draft_.note(flag +
+                  "of weights, too, there; train.fp8 makes their scales of their own values, of "
+                  "which none is cut off");
     } else if (!given) {
       draft_.note(flag +
                   "one scale a tensor there; train.fp8.recipe row has one a row of tokens and one "
@@ -409,6 +411,18 @@ class MegatronOptimizer : public MegatronPart {
       draft_.note(flag +
                   "smaller groups there, for later GPUs; train.fp8.recipe row is the nearest");
     }
+  }
+
+  // There `most_recent`, the default, reads the last step of the history alone.
+  void eight_bit_history(const Origin& recipe) {
+    const bool of_all = flags_.text("fp8-amax-compute-algo", "most_recent") == "max";
+    const int64_t steps = of_all ? flags_.whole("fp8-amax-history-len", 1) : 1;
+    const bool given = of_all && flags_.given("fp8-amax-history-len");
+    draft_.set("train.fp8.history", to_text(steps),
+               given ? flags_.origin("fp8-amax-history-len") : recipe);
+    script_.ignore_given({"fp8-amax-compute-algo"},
+                         "train.fp8 takes the largest value of so many steps");
+    if (!of_all) script_.ignore_given({"fp8-amax-history-len"}, "most_recent reads the last step");
   }
 
   void eight_bit_details(const Fp8Config& layers) {
@@ -423,8 +437,12 @@ class MegatronOptimizer : public MegatronPart {
       script_.ignore_given({kFirstFlag, kLastFlag},
                            "without --first-last-layers-bf16 it has no effect there");
     }
-    script_.ignore_given(
-        {"fp8-amax-compute-algo", "fp8-amax-history-len", "fp8-margin", "fp8-interval"}, kPart);
+    if (flags_.text("fp8-recipe", "") != "delayed") {
+      script_.ignore_given({"fp8-amax-compute-algo", "fp8-amax-history-len"}, kPart);
+    }
+    script_.ignore_given({"fp8-margin", "fp8-interval"},
+                         "train.fp8 takes the smallest scale that "
+                         "holds the largest value, in each step");
     script_.ignore_given({"fp8-param-gather"}, "speed only: weights travel in bf16");
   }
 
