@@ -27,14 +27,10 @@ std::string shown(Element element, const Sizes& sizes) {
   return std::string(name_of(element)) + ' ' + to_text(sizes);
 }
 
-std::string joined(const std::vector<std::string>& names) {
-  std::string out;
-  for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
-  return out;
-}
-
-std::string counted(size_t tensors) {
-  return std::to_string(tensors) + (tensors == 1 ? " tensor " : " tensors ");
+// "2 tensors model.*.history".
+std::string counted(size_t tensors, const std::vector<std::string>& names) {
+  return std::to_string(tensors) + (tensors == 1 ? " tensor " : " tensors ") +
+         joined(std::vector<std::string_view>(names.begin(), names.end()));
 }
 
 // What does not fit, a line each; and what was let pass.
@@ -66,7 +62,7 @@ class Matching {
       }
     }
     if (lacking > 0) {
-      notes.push_back(counted(lacking) + joined(may_lack_) + (lacking == 1 ? " begins" : " begin") +
+      notes.push_back(counted(lacking, may_lack_) + (lacking == 1 ? " begins" : " begin") +
                       " anew: the checkpoint lacks them, or has them in other sizes");
     }
     std::string line;  // one for all: a model has thousands
@@ -91,19 +87,19 @@ class Matching {
     size_t i = 0, left = 0;
     for (const auto& [name, tensor] : reader_.tensors()) {
       const auto has = [i](const std::string& used) { return i < used.size() && used[i] == '1'; };
-      if (!std::ranges::any_of(used_of_ranks, has)) {
-        if (matches_any(may_lack_, name)) {
-          ++left, ++i;
-          continue;
-        }
-        const std::string line = name + ' ' + shown(tensor.element, tensor.global);
-        matches_any(options_.waive_unused, name) ? notes.push_back("waived: unused " + line)
-                                                 : faults.push_back("unused: " + line);
-      }
+      const bool is_used = std::ranges::any_of(used_of_ranks, has);
       ++i;
+      if (is_used) continue;
+      if (matches_any(may_lack_, name)) {
+        ++left;
+        continue;
+      }
+      const std::string line = name + ' ' + shown(tensor.element, tensor.global);
+      matches_any(options_.waive_unused, name) ? notes.push_back("waived: unused " + line)
+                                               : faults.push_back("unused: " + line);
     }
     if (left > 0) {
-      notes.push_back(counted(left) + joined(may_lack_) + " of the checkpoint " +
+      notes.push_back(counted(left, may_lack_) + " of the checkpoint " +
                       (left == 1 ? "is" : "are") + " not used here");
     }
   }

@@ -8,6 +8,7 @@
 #include "troupe/core/check.h"
 #include "troupe/core/config/json.h"
 #include "troupe/core/file/hash.h"
+#include "troupe/core/text/suggest.h"
 
 #ifndef TROUPE_VERSION
 #define TROUPE_VERSION "0.1.0"
@@ -186,9 +187,8 @@ Manifest read_manifest(const std::string& folder) {
 }
 
 void fail_missing_scalars(const std::string& folder, const std::vector<std::string>& missing) {
-  std::string names;
-  for (const std::string& name : missing) names += (names.empty() ? "" : ", ") + name;
-  fail(Code::kStateMismatch, folder + '/' + kManifestName, "lacks state of the run:", names,
+  fail(Code::kStateMismatch, folder + '/' + kManifestName, "lacks state of the run:",
+       joined(std::vector<std::string_view>(missing.begin(), missing.end())),
        "(it does not begin anew by itself: that would repeat data)");
 }
 

@@ -207,10 +207,12 @@ StepReport Learner::step(const Feed& feed, TrainState& state, const Votes& votes
                                       .both = both_of(setup_->turns)};
     if (!graph_) return executor_->run(list, input, handlers);
     return graph_->run(list, input, handlers,
-                       {.numbers = update_->numbers(state), .learn = [&](const at::Tensor& seen) {
-                          gradients_are_whole();
-                          update_->learn(seen, own, state, report);
-                        }});
+                       {.numbers = [&] { return update_->numbers(state); },
+                        .learn =
+                            [&](const at::Tensor& seen) {
+                              gradients_are_whole();
+                              update_->learn(seen, own, state, report);
+                            }});
   };
   report.output = run();
   if (report.lost_rows > 0) {

@@ -95,10 +95,8 @@ std::string graph_line(const TrainConfig& train, const std::string& why_not) {
   if (!train.cuda_graph) return {};
   if (!why_not.empty()) return "cuda graph: none, every step is eager: " + why_not;
   const bool update = update_in_graph(train.optimizer);
-  return std::string("cuda graph: ") +
-         (update ? "forward, backward and update" : "forward and backward") +
-         " of a step are captured after " + std::to_string(StepGraph::kWarmSteps) +
-         " eager steps, then replayed" +
+  return std::string("cuda graph: ") + captured_parts(update) + " of a step are captured after " +
+         std::to_string(StepGraph::kWarmSteps) + " eager steps, then replayed" +
          (update ? "" : "; the update of " + std::string(train.optimizer.kind()) + " stays eager");
 }
 

@@ -108,6 +108,10 @@ std::string why_no_graph(bool alone, const c10::Device& device, const Faults& fa
   return {};
 }
 
+const char* captured_parts(bool update) {
+  return update ? "forward, backward and update" : "forward and backward";
+}
+
 PackedOutput::PackedOutput(const StepOutput& output) : form_(output) {
   std::map<at::ScalarType, std::vector<at::Tensor>> parts;
   for_each_tensor(form_, [&](const at::Tensor& x) {
@@ -140,7 +144,6 @@ StepGraph::StepGraph(Model& model, ParamStore& store, Executor& executor, StepUp
       executor_(executor),
       update_(update),
       pulse_(pulse),
-      device_(device),
       graphs_(device_graphs(device)) {}
 
 StepOutput StepGraph::run(const std::vector<Action>& list, const StepInput& input,
@@ -161,7 +164,7 @@ StepOutput StepGraph::run(const std::vector<Action>& list, const StepInput& inpu
       return out;
     }
     forget_oldest();
-    capture(shape, list, input, update_ != nullptr ? update.numbers.size() : 0);
+    capture(shape, list, input, update);
   }
   return replay(shape, input, handlers, update);
 }
@@ -190,14 +193,15 @@ void StepGraph::for_each_of_step(const VisitTensor& f) {
 }
 
 void StepGraph::capture(Shape& shape, const std::vector<Action>& list, const StepInput& input,
-                        size_t update_numbers) {
+                        const GraphUpdate& update) {
   shape.input = input;
   for (Batch& batch : shape.input.microbatches) {
     for_each_tensor_of(batch, [](at::Tensor& x) {
       if (x.defined()) x = x.clone();
     });
   }
-  const auto own = std::ssize(step_numbers(input)), others = static_cast<int64_t>(update_numbers);
+  const auto own = std::ssize(step_numbers(input));
+  const auto others = update_ != nullptr ? std::ssize(update.numbers()) : 0;
   shape.numbers = at::empty({own + others}, store_.options().dtype(at::kDouble));
   shape.input.numbers = shape.numbers.narrow(0, 0, own);
   const at::Tensor of_update = shape.numbers.narrow(0, own, others);
@@ -221,11 +225,9 @@ void StepGraph::capture(Shape& shape, const std::vector<Action>& list, const Ste
   shape.gradients = store_.gradients().counted();
   for_each_of_step([&](const at::Tensor& x) { shape.of_step.push_back(x); });
   const auto sizes = shape.input.microbatches[0].ids_BS.sizes();
-  note_ =
-      "cuda graph: captured " +
-      std::string(update_ != nullptr ? "forward, backward and update" : "forward and backward") +
-      " of " + std::to_string(shape.input.microbatches.size()) + " x " + std::to_string(sizes[0]) +
-      " sequences of " + std::to_string(sizes[1]) + ", which are replayed from here on";
+  note_ = "cuda graph: captured " + std::string(captured_parts(update_ != nullptr)) + " of " +
+          std::to_string(shape.input.microbatches.size()) + " x " + std::to_string(sizes[0]) +
+          " sequences of " + std::to_string(sizes[1]) + ", which are replayed from here on";
 }
 
 StepOutput StepGraph::replay(Shape& shape, const StepInput& input,
@@ -240,7 +242,8 @@ StepOutput StepGraph::replay(Shape& shape, const StepInput& input,
     }
     std::vector<double> numbers = step_numbers(input);
     if (update_ != nullptr) {
-      numbers.insert(numbers.end(), update.numbers.begin(), update.numbers.end());
+      const std::vector<double> others = update.numbers();
+      numbers.insert(numbers.end(), others.begin(), others.end());
     }
     fill_numbers(shape.numbers, numbers);
     shape.graph->replay();
@@ -260,13 +263,14 @@ StepOutput StepGraph::replay(Shape& shape, const StepInput& input,
 
 // What was measured is on the host before the update has ended.
 void StepGraph::launch_update(Shape& shape, const GraphUpdate& update) {
-  const c10::impl::VirtualGuardImpl guard(device_.type());
-  c10::Event measured(device_.type());
+  const c10::Device device = store_.options().device();
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  c10::Event measured(device.type());
   {
     const at::NoGradGuard no_grad;
     shape.seen.copy_(shape.measured.seen, /*non_blocking=*/true);
   }
-  measured.record(guard.getStream(device_));
+  measured.record(guard.getStream(device));
   shape.update->replay();
   measured.synchronize();
   update.learn(shape.seen);

@@ -53,9 +53,12 @@ class PackedOutput {
   std::map<at::ScalarType, at::Tensor> flat_;
 };
 
+// What of a step is in its graphs, with the update or without it.
+const char* captured_parts(bool update);
+
 // A step's part in an update that is replayed.
 struct GraphUpdate {
-  std::vector<double> numbers;                        // StepUpdate::numbers()
+  std::function<std::vector<double>()> numbers;       // StepUpdate::numbers()
   std::function<void(const at::Tensor& seen)> learn;  // given what was measured, on the host
 };
 
@@ -93,7 +96,7 @@ class StepGraph {
   StepOutput eager(const std::vector<Action>& list, const StepInput& input,
                    const Executor::Handlers& handlers);
   void capture(Shape& shape, const std::vector<Action>& list, const StepInput& input,
-               size_t update_numbers);
+               const GraphUpdate& update);
   StepOutput replay(Shape& shape, const StepInput& input, const Executor::Handlers& handlers,
                     const GraphUpdate& update);
   void launch_update(Shape& shape, const GraphUpdate& update);
@@ -105,7 +108,6 @@ class StepGraph {
   Executor& executor_;
   StepUpdate* const update_;
   Pulse& pulse_;
-  const c10::Device device_;
   const std::unique_ptr<DeviceGraphs> graphs_;
   std::map<std::string, Shape> shapes_;
   int64_t steps_ = 0;

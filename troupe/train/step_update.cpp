@@ -86,7 +86,7 @@ void StepUpdate::run(const StepOutput& output, const std::vector<double>& votes,
   const Measured found = measured(output, at::scalar_tensor(factor, at::kDouble), votes);
   if (!judge(found.seen.cpu(), state, report)) return;
   if (!report.skipped) {
-    const Rates now = rates(state.done);
+    const Rates now{report.lr, report.weight_decay};
     const at::Tensor scale = found.scale * factor;
     for (Bucket& b : run_.store.buckets()) {
       UpdateStep step = step_of(b, state, now);

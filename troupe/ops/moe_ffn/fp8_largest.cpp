@@ -24,10 +24,6 @@ at::Tensor no_largest(const at::Tensor& x) {
   return at::zeros({1}, x.options().dtype(at::kFloat));
 }
 
-bool has_one_scale(Fp8Recipe recipe) {
-  return recipe == Fp8Recipe::kTensor || recipe == Fp8Recipe::kDelayed;
-}
-
 // `own`: [1], of the values at hand.
 at::Tensor by_recipe(const at::Tensor& own, const Fp8Use& use) {
   if (use.fp8.recipe == Fp8Recipe::kTensor) return own;

@@ -26,6 +26,13 @@ constexpr auto names_of(Fp8Recipe) {
                     Named{"block", Fp8Recipe::kBlock}, Named{"delayed", Fp8Recipe::kDelayed}};
 }
 
+// Do all rows of a call's tokens share one?
+constexpr bool has_one_scale(Fp8Recipe recipe) {
+  return recipe == Fp8Recipe::kTensor || recipe == Fp8Recipe::kDelayed;
+}
+
+constexpr int64_t kFp8HistorySteps = 16;  // of kDelayed, where nothing else is asked for
+
 // A weight [E, N, K], or [N, K], in 8 bits: a scale for each 128 x 128.
 struct Fp8Weight {
   at::Tensor bytes;       // [E N, K]
@@ -62,7 +69,8 @@ struct Fp8Options {
   Fp8Recipe recipe = Fp8Recipe::kRow;
   std::shared_ptr<Fp8Weights> kept = nullptr;     // null: each call rounds the weights
   std::shared_ptr<Fp8History> history = nullptr;  // of kDelayed alone, which needs it
-  int64_t history_steps = 16;  // of a history that a module makes for itself (nn/fp8_products.h)
+  int64_t history_steps =
+      kFp8HistorySteps;  // of a history that a module makes for itself (nn/fp8_products.h)
 
   // Keeps weights from now on, or stops doing so; drops those kept until now.
   void keep_weights(bool keep) { kept = keep ? std::make_shared<Fp8Weights>() : nullptr; }

@@ -37,8 +37,6 @@ constexpr auto names_of(Fp8WeightCopies) {
                     Named{"on_use", Fp8WeightCopies::kOnUse}};
 }
 
-constexpr int64_t kFp8HistorySteps = 16;
-
 struct Fp8Config {
   Fp8Recipe recipe = Fp8Recipe::kRow;
   Fp8WeightGrad weight_grad = Fp8WeightGrad::kFp8;  // bf16: of operands that were not rounded

@@ -97,8 +97,7 @@ void check_fp8(const Recipe& r, Problems& problems) {
                  "goes with train.precision bf16 or auto, not with " + to_text(precision));
   }
   const Fp8Recipe recipe = r.train.fp8->recipe;
-  const bool one_scale = recipe == Fp8Recipe::kTensor || recipe == Fp8Recipe::kDelayed;
-  if (one_scale && r.parallel.dispatch == DispatchMode::kExact) {
+  if (has_one_scale(recipe) && r.parallel.dispatch == DispatchMode::kExact) {
     problems.add("train.fp8.recipe", to_text(recipe) +
                                          " makes a row's bits depend on other rows, and "
                                          "parallel.dispatch exact gives the bits of "
