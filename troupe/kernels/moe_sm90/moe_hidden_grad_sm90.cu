@@ -15,7 +15,6 @@ struct HiddenGrad {
   static constexpr WeightBoxes kBoxes = WeightBoxes::kSlabs;
   static constexpr int kProducerRegisters = 56;
   using Epilogue = SwigluBackward;
-  static constexpr bool kFence = true;
   using G = Geometry<kHiddenGradRing.depth, kHiddenGradRing.slots, Epilogue::kStagingBytes>;
 };
 

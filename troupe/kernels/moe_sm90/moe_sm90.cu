@@ -13,7 +13,6 @@ using namespace sm90;
 template <bool kGathers, WeightBoxes kWeightBoxes>
 struct PlainRows {
   static constexpr bool kGather = kGathers;
-  static constexpr bool kFence = false;
   static constexpr WeightBoxes kBoxes = kWeightBoxes;
   static constexpr int kProducerRegisters = kGathers ? 72 : 40;
   using Epilogue = StoreRows;

@@ -212,6 +212,34 @@ TEST(MoeSm90LongSums, LastRowsOfMoreThan32ExpertsAreComputed) {
   expect_near_in_norm(got, want, 6e-3, "y");
 }
 
+// Rows that threads copy into shared memory are the copy engine's: the same sums, of the same bits.
+TEST(MoeSm90Gather, RowsThatAreGatheredAHundredTimesAreThePackedOnes) {
+  if (!on_hopper()) GTEST_SKIP() << "no Hopper GPU here";
+  constexpr int64_t kExperts = 8, kWidth = 512, kColumns = 768;
+  RoutedRows rows({.tokens = 4000, .choices = 2, .experts = kExperts});
+  const int64_t R = rows.rows;
+  Matrix tokens(Dtype::kBF16, rows.shape.tokens, kWidth), packed(Dtype::kBF16, R, kWidth);
+  tokens.fill_normal(1);
+  packed.each([&](int64_t r, int64_t c) { packed.set(r, c, tokens.get(rows.row_src[r], c)); });
+  for (const bool transpose : {true, false}) {
+    Matrix b(Dtype::kBF16, kExperts * (transpose ? kColumns : kWidth),
+             transpose ? kWidth : kColumns);
+    b.fill_normal(2, 0.1);
+    Matrix want(Dtype::kBF16, R, kColumns), got(Dtype::kBF16, R, kColumns);
+    RowsProductSm90 args{
+        kExperts, rows.expert_offset.data(), nullptr, packed.view(), b.view(), want.mut(),
+        transpose};
+    testing::run(testing::Backend::kCuda, args, nullptr, TROUPE_CUDA_PATH(rows_product_sm90_cuda));
+    args.row_src = rows.row_src.data(), args.a = tokens.view(), args.c = got.mut();
+    for (int i = 0; i < 100; ++i) {
+      got.fill(NAN);
+      testing::run(testing::Backend::kCuda, args, nullptr,
+                   TROUPE_CUDA_PATH(rows_product_sm90_cuda));
+      ASSERT_TRUE(got.same_bits(want)) << "transposed " << transpose << ", run " << i;
+    }
+  }
+}
+
 TEST(MoeSm90Layout, HiddenColumnsAreAPermutation) {
   std::set<int64_t> seen;
   for (int64_t u = 0; u < 192; ++u) {

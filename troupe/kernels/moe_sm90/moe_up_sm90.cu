@@ -14,7 +14,6 @@ struct Up {
   static constexpr WeightBoxes kBoxes = WeightBoxes::kGateAndUp;
   static constexpr int kProducerRegisters = 72;
   using Epilogue = Swiglu;
-  static constexpr bool kFence = true;
   using G = Geometry<kRowsRing.depth, kRowsRing.slots, Epilogue::kStagingBytes>;
 };
 

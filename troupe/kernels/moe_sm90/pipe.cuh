@@ -92,9 +92,9 @@ struct Pipe {
 // An idle one (no rows in its half) keeps the ring turning. `aside` is called once, under the first
 // products: what the epilogue needs is fetched there.
 //
-// kFence orders rows that threads copied (generic proxy) before wgmma reads them (async proxy), as
-// the PTX model asks after the full barrier: on where rows are gathered.
-template <class G, Major kA, Major kB, bool kFence>
+// kThreadsCopy: threads copy rows into the ring (generic proxy), which the PTX model wants ordered
+// before wgmma reads them (async proxy), after the full barrier.
+template <class G, Major kA, Major kB, bool kThreadsCopy>
 struct Multiply {
   static constexpr int kAsideStep = 4;
   int warpgroup;
@@ -119,7 +119,7 @@ struct Multiply {
     int previous = pipe.slot;
     for (int step = 0; step < steps; ++step) {
       pipe.wait_full();
-      if (kFence) async_proxy_fence();
+      if (kThreadsCopy) async_proxy_fence();
       const uint64_t a = operand<G::kK>(pipe.a() + warpgroup * (G::kABytes / 2), kA);
       const uint64_t b = operand<G::kK>(pipe.b(), kB);
       wgmma_fence();

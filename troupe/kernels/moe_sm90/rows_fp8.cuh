@@ -77,8 +77,8 @@ struct SharedA {
 // step's first products need is made ready under the second half's, where operand A stays in shared
 // memory; into registers it is read when they are free.
 //
-// kFence orders rows that threads copied (generic proxy) before wgmma reads them (async proxy).
-template <class G, bool kRowScales, class OperandA, bool kFence>
+// kThreadsCopy: as of Multiply, of what wgmma reads in shared memory.
+template <class G, bool kRowScales, class OperandA, bool kThreadsCopy>
 struct MultiplyFp8 {
   OperandA operand_a;
   int lane;
@@ -116,7 +116,7 @@ struct MultiplyFp8 {
         pipe.wait_full();
         a = operand_a.load(pipe.a());
       }
-      if (kFence) async_proxy_fence();
+      if (kThreadsCopy) async_proxy_fence();
       const uint32_t b = operand_fp8(pipe.b());
       OperandA::multiply(part, a, b);
       const float2 w = load_shared8(pipe.scales());

@@ -178,7 +178,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     const Consumer me{pipe.staging(group - 1), pipe.epilogue_barriers(group - 1), group - 1, warp,
                       lane};
     constexpr Major kB = Spec::kBoxes == WeightBoxes::kSlabs ? Major::kMN : Major::kK;
-    const Multiply<G, Major::kK, kB, Spec::kFence> multiply(pipe, me.index, lane);
+    const Multiply<G, Major::kK, kB, Spec::kGather> multiply(pipe, me.index, lane);
     Accumulator acc = {};  // Without this its registers would be taken from the start on.
     typename Spec::Epilogue epilogue{params, me};
     const int total = work.total();

@@ -160,7 +160,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
     registers_grow<224>();
     const Consumer me{pipe.staging(group - 1), pipe.epilogue_barriers(group - 1), group - 1, warp,
                       lane};
-    const Multiply<G, Major::kMN, Major::kMN, Spec::kFence> multiply(pipe, me.index, lane);
+    const Multiply<G, Major::kMN, Major::kMN, /*kThreadsCopy=*/true> multiply(pipe, me.index, lane);
     Accumulator acc = {};  // Without this its registers would be taken from the start on.
     typename Spec::Epilogue epilogue{params, me};
     const int total = work.total();

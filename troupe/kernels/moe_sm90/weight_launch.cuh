@@ -13,7 +13,7 @@ namespace troupe::sm90 {
 template <WeightStore kStore, bool kTransposed, bool kCut>
 struct WeightGrad {
   using Epilogue = StoreWeight<kStore, kTransposed>;
-  static constexpr bool kFence = true, kSegments = kCut;
+  static constexpr bool kSegments = kCut;
   using G = Geometry<kWeightGradRing.depth, kWeightGradRing.slots, Epilogue::kStagingBytes>;
 };
 
