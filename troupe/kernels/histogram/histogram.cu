@@ -2,8 +2,8 @@
 
 #include "troupe/core/device/cuda_check.h"
 #include "troupe/core/number/round.h"
+#include "troupe/kernels/device/compiled_for.cuh"
 #include "troupe/kernels/device/mbarrier.cuh"
-#include "troupe/kernels/device/tile_launch.cuh"
 #include "troupe/kernels/histogram/histogram.h"
 
 namespace troupe {
@@ -131,6 +131,12 @@ void launch_cluster(const Histogram& a, int64_t blocks, cudaStream_t stream) {
                                        a.bins, vectors, a.out));
 }
 
+bool has_clusters(IntDtype dtype) {
+  // [&] with nothing to capture: nvcc warns of what converts to a pointer to function.
+  return dispatch_integer(dtype,
+                          [&]<class T>() { return compiled_for(90, histogram_cluster_kernel<T>); });
+}
+
 }  // namespace
 
 void histogram_cuda(const Histogram& a, cudaStream_t stream) {
@@ -138,7 +144,7 @@ void histogram_cuda(const Histogram& a, cudaStream_t stream) {
   const int64_t n = a.x.cols;
   if (a.x.rows == 0) return;
   const HistogramPlan plan = choose_histogram_plan(a);
-  if (plan.cluster_blocks > 0 && tile::device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9) {
+  if (plan.cluster_blocks > 0 && has_clusters(a.x.dtype)) {
     dispatch_integer(a.x.dtype,
                      [&]<class T>() { launch_cluster<T>(a, plan.cluster_blocks, stream); });
     TROUPE_LAUNCH_CHECK(stream);

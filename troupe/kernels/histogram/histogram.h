@@ -21,8 +21,8 @@ struct Histogram {
   bool generic = false;    // CUDA: no clusters, as on GPUs that have none
 };
 
-// How many blocks, which form a cluster, count a row together in one launch, on a GPU that has
-// clusters. 0: any number of blocks add to counts that are zeroed before, in two.
+// How many blocks, which form a cluster, count a row together in one launch, where the code that a
+// GPU runs was compiled for one that has clusters. 0: any number of blocks add to counts that are zeroed before, in two.
 struct HistogramPlan {
   int64_t cluster_blocks = 0;
 };
