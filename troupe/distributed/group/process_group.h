@@ -25,6 +25,7 @@
 
 namespace troupe {
 
+class ShardedBackwards;
 class SymmetricHeap;
 
 // A collective in flight, which keeps its tensors alive. Several may be in flight at once.
@@ -77,6 +78,8 @@ class ProcessGroup {
   const SymmetricHeap* heap() const { return heap_.get(); }       // null: none was made
   std::chrono::milliseconds timeout() const { return timeout_; }  // of one collective
   Pulse* pulse() const { return pulse_.get(); }                   // null: none is kept
+  // Of the modules that are sharded over this group (modules/fully_shard.h): null until one is.
+  std::shared_ptr<ShardedBackwards>& sharded_backwards() { return sharded_backwards_; }
   // The record of a collective that goes another way than the backend's.
   Operation count(Collective what, int64_t bytes);
 
@@ -98,6 +101,7 @@ class ProcessGroup {
   std::chrono::milliseconds timeout_{600'000};
   std::shared_ptr<Pulse> pulse_;  // records each collective and wait
   std::shared_ptr<SymmetricHeap> heap_;
+  std::shared_ptr<ShardedBackwards> sharded_backwards_;
 };
 
 }  // namespace troupe

@@ -15,13 +15,13 @@
 //   optimizer.step();
 //
 // A call of a Sharded calls the module's forward: before it, the unit's parameters are gathered;
-// after it they have no memory, until the backward comes to what the call returned. When each of
-// them has its gradient, the unit's gradients are reduced to the parts, as means over the ranks,
-//   part.grad += 1 / N sum_r (gradient of rank r in this part),
+// after it they have no memory, until the backward comes to what the call returned. When it has
+// left the unit's calls, the unit's gradients are reduced to the parts, as means over the N ranks,
+//   part.grad += sum_r (gradient of rank r in this part / N),
 // with zeros for a rank whose backward did not come to a parameter; where none did, part.grad
 // stays as it is. It is there when backward() returns. Outside of its calls a unit holds 1 / N
 // of its parameters, of their gradients and so of an optimizer's state; a unit around others is
-// whole while these compute.
+// whole while these compute. All units in each other are sharded over one group.
 //
 // The unit's parameters of a type lie in one row, each at a multiple of 64 bytes, with zeros at the
 // end; rank r has the r-th of N equal ranges. The part of a parameter is what of it is in this
@@ -39,10 +39,14 @@
 // and under torch::NoGradGuard. A parameter that two modules share belongs to a unit that has both;
 // else it is refused.
 //
-// Every rank makes the same calls of units and backwards, in the same order. A lost rank is E6001,
-// thrown by the call or by backward(). A reduction is waited for before the backward goes on. In a
-// group of one the module stays as it is, and parameters() are its own. A Sharded is a handle: its
-// copies are one unit, which lives as long as they or a unit around it.
+// Every rank makes the same calls of units and backwards, in the same order, and each backward
+// comes to a result of a unit of the group on every rank. All else may differ: which parameters a
+// call uses, which results a loss is made of. Before a backward the ranks agree on the calls that
+// it comes to on any of them, and all gather and reduce for these; E2010 where they called other
+// units. A lost rank is E6001, thrown by the call or by backward(). A reduction is waited for
+// before the backward goes on. In a group of one the module stays as it is, and parameters() are
+// its own. A Sharded is a handle: its copies are one unit, which lives as long as they or a unit
+// around it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -59,6 +63,9 @@
 #include "troupe/distributed/group/process_group.h"
 
 namespace troupe {
+
+struct ShardedCall;
+struct ShardedUnit;
 
 struct ShardOptions {
   // False: whole from a forward that autograd records to the end of its backward, which saves a
@@ -87,7 +94,6 @@ class ShardedModule {
   void copy_from(torch::nn::Module* whole) const;
 
  protected:
-  struct Unit;
   ShardedModule(const std::shared_ptr<torch::nn::Module>& module,
                 std::shared_ptr<ProcessGroup> group, const ShardOptions& options);
 
@@ -118,14 +124,15 @@ class ShardedModule {
     }
 
    private:
-    std::shared_ptr<Unit> unit_;
+    std::shared_ptr<ShardedUnit> unit_;
+    std::shared_ptr<ShardedCall> call_;
   };
 
  private:
   enum class Direction { kTo, kFrom };
   void copy(torch::nn::Module* whole, Direction direction) const;
 
-  std::shared_ptr<Unit> unit_;
+  std::shared_ptr<ShardedUnit> unit_;
 };
 
 template <class M>

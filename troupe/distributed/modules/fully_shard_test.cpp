@@ -352,6 +352,149 @@ TEST(FullyShard, RefusesWhatWouldGiveWrongValues) {
   });
 }
 
+// A unit with two layers, the second of which only some calls use.
+struct ChoiceImpl : torch::nn::Module {
+  ChoiceImpl()
+      : always(register_module("always", torch::nn::Linear(2, 2))),
+        sometimes(register_module("sometimes", torch::nn::Linear(2, 2))) {
+    module_cases::set_values(*this);
+  }
+  at::Tensor forward(const at::Tensor& x, bool both) {
+    const at::Tensor y = always(x);
+    return both ? y + sometimes(x) : y;
+  }
+  torch::nn::Linear always, sometimes;
+};
+TORCH_MODULE(Choice);
+
+// Two units and a layer around them. What of it a loss is made of is the caller's.
+struct ChoicesImpl : torch::nn::Module {
+  explicit ChoicesImpl(const std::shared_ptr<ProcessGroup>& group, const ShardOptions& options = {})
+      : scale(register_module("scale", torch::nn::Linear(2, 2))) {
+    module_cases::set_values(*scale);
+    first = fully_shard(register_module("first", Choice()), group, options);
+    second = fully_shard(register_module("second", Choice()), group, options);
+  }
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, bool both) {
+    const at::Tensor y = second(first(x, true), both);
+    return {scale(y), y};
+  }
+  torch::nn::Linear scale;
+  Sharded<ChoiceImpl> first, second;
+};
+
+// Backwards of a rank, from its number. Ranks with other graphs have the mean of their gradients.
+void expect_mean_of_ranks(
+    World& world, const ShardOptions& options,
+    const std::function<void(const std::function<std::pair<at::Tensor, at::Tensor>(bool)>&,
+                             int64_t)>& backwards) {
+  const at::Tensor x = at::full({1, 2}, 0.25, at::kDouble);
+  std::vector<at::Tensor> want;
+  for (int64_t rank = 0; rank < world.size(); ++rank) {
+    ChoicesImpl own(alone());
+    backwards([&](bool both) { return own.forward(x, both); }, rank);
+    for (size_t i = 0; i < own.parameters().size(); ++i) {
+      const at::Tensor& grad = own.parameters()[i].grad();
+      if (rank == 0) want.emplace_back();
+      if (!grad.defined()) continue;
+      want[i] = (want[i].defined() ? want[i] : at::zeros_like(grad)) +
+                grad / static_cast<double>(world.size());
+    }
+  }
+  const auto model =
+      fully_shard(std::make_shared<ChoicesImpl>(world.all(), options), world.all(), options);
+  backwards([&](bool both) { return model(x, both); }, world.rank());
+  const auto parts = model.named_parameters();
+  for (size_t i = 0; i < parts.size(); ++i) {
+    expect_near(whole_gradient(world, parts[i].second, model->parameters()[i]), want[i],
+                parts[i].first);
+  }
+}
+
+TEST(FullyShard, RanksWhoseBackwardsComeToOtherLayersHaveTheMean) {
+  for (const bool reshard : {true, false}) {
+    const ShardOptions options{.reshard_after_forward = reshard};
+    in_threads(2, [&](World& world) {
+      // A layer that rank 0 alone uses, then one that rank 1 alone does.
+      expect_mean_of_ranks(world, options, [](const auto& model, int64_t rank) {
+        model(rank == 0).first.sum().backward();
+        model(rank == 1).first.square().sum().backward();
+      });
+    });
+    in_threads(3, [&](World& world) {
+      // Results of units that some ranks do not use, among them all of an inner unit's.
+      expect_mean_of_ranks(world, options, [](const auto& model, int64_t rank) {
+        const auto [y, inner] = model(true);
+        (rank == 0 ? y.sum() : inner.square().sum()).backward();
+        const auto a = model(true), b = model(rank == 1);
+        (rank == 2 ? a.first : b.first + a.second).sum().backward({}, /*retain_graph=*/true);
+        (rank == 1 ? a.second : b.first).sum().backward();
+      });
+    });
+  }
+}
+
+TEST(FullyShard, ProcessesWhoseBackwardsComeToOtherLayersHaveTheMeanToo) {
+  in_ranks(2, [](World& world) {
+    expect_mean_of_ranks(world, {}, [](const auto& model, int64_t rank) {
+      model(rank == 0).first.sum().backward();
+      model(rank == 1).first.square().sum().backward();
+    });
+  });
+}
+
+TEST(FullyShard, RanksThatCallOtherUnitsAreRefusedByTheBackward) {
+  in_threads(2, [](World& world) {
+    std::vector<Sharded<ChoiceImpl>> experts;
+    for (int i = 0; i < 2; ++i) experts.push_back(fully_shard(Choice(), world.all()));
+    const at::Tensor x = at::full({1, 2}, 0.25, at::kDouble);
+    // Gathers of as many bytes, which meet.
+    const at::Tensor loss = experts[static_cast<size_t>(world.rank())](x, true).sum();
+    try {
+      loss.backward();
+      ADD_FAILURE() << "values of two units were mixed";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Code::kRanksDiffer) << e.what();
+      EXPECT_NE(std::string(e.what()).find("rank(s) 1 "), std::string::npos) << e.what();
+    }
+  });
+}
+
+TEST(FullyShard, UnitsInEachOtherHaveOneGroup) {
+  in_threads(4, [](World& world) {
+    const auto pair =
+        world.group(world.rank() < 2 ? std::vector<int64_t>{0, 1} : std::vector<int64_t>{2, 3});
+    const auto expect = [&](const std::shared_ptr<ProcessGroup>& inner,
+                            const std::shared_ptr<ProcessGroup>& outer) {
+      const auto module = std::make_shared<BlockImpl>();
+      const auto unit = fully_shard(module->out, inner);
+      try {
+        fully_shard(module, outer);
+        ADD_FAILURE() << "units of two groups were taken";
+      } catch (const Error& e) {
+        EXPECT_NE(std::string(e.what()).find("one group"), std::string::npos) << e.what();
+        EXPECT_NE(std::string(e.what()).find("out.weight"), std::string::npos) << e.what();
+      }
+    };
+    expect(pair, world.all());
+    expect(world.all(), pair);
+    expect(pair, alone());
+  });
+}
+
+TEST(FullyShard, MeansOfHalfPrecisionDoNotOverflow) {
+  for (const int ranks : {2, 4}) {
+    in_threads(ranks, [](World& world) {
+      torch::nn::Linear layer(torch::nn::LinearOptions(1, 1).bias(false));
+      layer->to(at::kHalf);
+      const auto model = fully_shard(layer, world.all());
+      model(at::full({1, 1}, 65504.0, at::kHalf)).sum().backward();
+      const at::Tensor grad = whole_gradient(world, model.parameters()[0], layer->weight);
+      EXPECT_EQ(grad.item<double>(), 65504.0);
+    });
+  }
+}
+
 TEST(FullyShard, AForwardReadsWhatAnOptimizerWrotePastTheCountOfWrites) {
   in_threads(2, [](World& world) {
     const auto layer =

@@ -59,18 +59,24 @@ void require_dense_gradient(const at::Tensor& grad, const std::string& name) {
                "and must be dense");
 }
 
+std::vector<int64_t> ranks_unlike_first(int64_t value, const c10::Device& device,
+                                        ProcessGroup& group) {
+  const auto options = at::TensorOptions(at::kLong).device(device);
+  const at::Tensor all = at::empty({group.size()}, options);
+  group.all_gather({all}, {at::full({1}, value, options)}).wait();
+  const at::Tensor values = all.cpu();
+  const int64_t* const of_rank = values.const_data_ptr<int64_t>();
+  std::vector<int64_t> out;
+  for (int64_t r = 1; r < group.size(); ++r) {
+    if (of_rank[r] != of_rank[0]) out.push_back(group.ranks()[static_cast<size_t>(r)]);
+  }
+  return out;
+}
+
 void require_same_module(const torch::nn::Module& module, ProcessGroup& group) {
   if (group.size() == 1) return;
   const auto hash = static_cast<int64_t>(hash64(text_of_module(module)));
-  const auto options = at::TensorOptions(at::kLong).device(device_of_module(module));
-  const at::Tensor all = at::empty({group.size()}, options);
-  group.all_gather({all}, {at::full({1}, hash, options)}).wait();
-  const at::Tensor hashes = all.cpu();
-  const int64_t* const of_rank = hashes.const_data_ptr<int64_t>();
-  std::vector<int64_t> others;
-  for (int64_t r = 1; r < group.size(); ++r) {
-    if (of_rank[r] != of_rank[0]) others.push_back(group.ranks()[static_cast<size_t>(r)]);
-  }
+  const std::vector<int64_t> others = ranks_unlike_first(hash, device_of_module(module), group);
   if (others.empty()) return;
   fail(Code::kRanksDiffer, "module",
        "names, sizes, types or requires_grad of its tensors on rank(s) " + rank_list(others) +

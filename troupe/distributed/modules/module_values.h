@@ -32,6 +32,10 @@ void require_dense_gradient(const at::Tensor& grad, const std::string& name);
 // ranks, with the ranks whose module is not that of rank 0 of the group.
 void require_same_module(const torch::nn::Module& module, ProcessGroup& group);
 
+// Ranks, by their numbers in the world, whose value is not that of rank 0 of the group.
+std::vector<int64_t> ranks_unlike_first(int64_t value, const c10::Device& device,
+                                        ProcessGroup& group);
+
 // Makes the values of all tensors those of rank 0 of the group. Types and strides are free.
 void broadcast_values(const std::vector<at::Tensor>& tensors, ProcessGroup& group);
 
