@@ -2,7 +2,10 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -138,12 +141,14 @@ void DistributedDataParallel::Replica::begin_backward() {
 
 void DistributedDataParallel::Replica::begin_bucket(Bucket& bucket) {
   const at::NoGradGuard no_grad;
+  const at::Tensor N = at::scalar_tensor(group->size(), at::kDouble);
   bucket.sum = at::zeros({bucket.numel}, bucket.options);
   for (const size_t i : bucket.gradients) {
     const at::Tensor& grad = gradients[i].parameter.grad();
     if (!grad.defined()) continue;
     require_dense_gradient(grad, gradients[i].name);
-    part(gradients[i]).copy_(grad);
+    at::Tensor share = part(gradients[i]);
+    at::div_out(share, grad, N);  // before the sum, which could overflow
   }
   bucket.pending = group->all_reduce({bucket.sum});
   ++begun;
@@ -158,7 +163,6 @@ void DistributedDataParallel::Replica::end_backward() {
   used = set_on_any_rank(used, gradients.front().parameter.device(), *group);
   for (Bucket& bucket : buckets) {
     bucket.pending.wait();
-    bucket.sum.div_(group->size());
     for (const size_t i : bucket.gradients) {
       if (!used[i]) continue;
       at::Tensor& grad = gradients[i].parameter.mutable_grad();
@@ -167,6 +171,11 @@ void DistributedDataParallel::Replica::end_backward() {
       } else {
         grad = part(gradients[i]).clone();
       }
+    }
+    if (bucket.sum.is_cuda()) {
+      // It was made on a gradient's stream, and is read on that of the caller of backward().
+      const c10::impl::VirtualGuardImpl cuda(c10::kCUDA);
+      bucket.sum.record_stream(cuda.getStream(bucket.sum.device()));
     }
     bucket.sum.reset();
   }

@@ -7,16 +7,17 @@
 //   optimizer.step();
 //
 // Construction makes parameters and buffers those of rank 0 of the group. Of each parameter p
-//   p.grad = 1 / N sum_r p.grad of rank r
+//   p.grad = sum_r (p.grad of rank r / N)
 // with zeros for a rank whose backward did not come to p. Where none did, p.grad stays as it is.
 // Gradients are summed in buckets, filled in reverse order of registration, all of one type; the
 // all-reduce of a bucket begins when its last gradient is there and those of earlier buckets have
 // begun, while the backward goes on.
 //
 // Every rank makes the same backwards, each of which comes to a parameter of the module on every
-// rank. Gradients are dense; create_graph is refused. A rank that is lost is E6001, thrown by
-// backward(). A group of one changes nothing. The bits of a mean depend on
-// the group alone.
+// rank. Nothing else communicates over the group in a backward: another replica or a sharded module
+// in the same graph has a group of its own (a channel of World::group). Gradients are dense;
+// create_graph is refused. A rank that is lost is E6001, thrown by backward(). A group of one
+// changes nothing. The bits of a mean depend on the group alone.
 //
 // The module outlives this object; its hooks go with it. A parameter has one such hook: a module
 // that is sharded (fully_shard.h), or another's replica already, is refused.

@@ -112,6 +112,18 @@ TEST(DistributedDataParallel, AParameterThatOneRankUsesGetsItsShareAndOneThatNon
   });
 }
 
+TEST(DistributedDataParallel, MeansOfHalfPrecisionDoNotOverflow) {
+  for (const int ranks : {2, 4}) {
+    in_threads(ranks, [](World& world) {
+      torch::nn::Linear layer(torch::nn::LinearOptions(1, 1).bias(false));
+      layer->to(at::kHalf);
+      const DistributedDataParallel replicas(*layer, world.all());
+      layer(at::full({1, 1}, 65504.0, at::kHalf)).sum().backward();
+      EXPECT_EQ(layer->weight.grad().item<double>(), 65504.0);
+    });
+  }
+}
+
 TEST(DistributedDataParallel, ABackwardThatThrewDoesNotSpoilTheNext) {
   in_threads(2, [](World& world) {
     ModelImpl want(alone()), model(alone());
