@@ -48,7 +48,8 @@ class MegatronAttention : public MegatronPart {
     script_.field("model.mla.nope_dim", named("qk-head-dim", "qk-nope-head-dim"), "128");
     script_.field("model.mla.rope_dim", named("qk-pos-emb-head-dim", "qk-rope-head-dim"), "64");
     script_.field("model.mla.value_dim", "v-head-dim", "128");
-    draft_.set("model.rope.interleaved", "true", from);  // of latents always so there
+    script_.field("model.mla.eps", "norm-epsilon", "1e-5");  // of all norms there
+    draft_.set("model.rope.interleaved", "true", from);      // of latents always so there
   }
 
  private:
@@ -126,11 +127,6 @@ class MegatronPositions : public MegatronPart {
       draft_.set("model.max_positions", flags_.text("seq-length", "1024"),
                  flags_.origin("seq-length", "1024"));
     }
-    if (flags_.given("rotary-seq-len-interpolation-factor")) {
-      const Origin factor = flags_.origin("rotary-seq-len-interpolation-factor");
-      draft_.set("model.rope.scaling", "linear", factor);
-      draft_.set("model.rope.factor", flags_.text("rotary-seq-len-interpolation-factor"), factor);
-    }
     if (flags_.given("rotary-scale-factor")) {  // Pai's
       const Origin scale = flags_.origin("rotary-scale-factor");
       if (flags_.number("rotary-scale-factor", 1) == 1) {
@@ -139,7 +135,25 @@ class MegatronPositions : public MegatronPart {
         draft_.refuse(scale, "1 is supported: others say model.rope.scaling and its factor");
       }
     }
+    if (flags_.given("multi-latent-attention")) {
+      // Its embedding gets neither (multi_latent_attention.py).
+      script_.ignore_given(
+          {"use-rope-scaling", "rope-scaling-factor", "rotary-seq-len-interpolation-factor"},
+          "with --multi-latent-attention it has no effect there: --rope-type yarn stretches");
+    } else {
+      stretched();
+    }
     latent_rope();
+  }
+
+ private:
+  // What all but latent attention has there.
+  void stretched() {
+    if (flags_.given("rotary-seq-len-interpolation-factor")) {
+      const Origin factor = flags_.origin("rotary-seq-len-interpolation-factor");
+      draft_.set("model.rope.scaling", "linear", factor);
+      draft_.set("model.rope.factor", flags_.text("rotary-seq-len-interpolation-factor"), factor);
+    }
     if (flags_.given("use-rope-scaling")) {
       const Origin scaling = flags_.origin("use-rope-scaling");
       draft_.set("model.rope.scaling", "llama3", scaling);
@@ -148,7 +162,6 @@ class MegatronPositions : public MegatronPart {
     }
   }
 
- private:
   // What latent attention alone has there; at a factor of 1 none of it has an effect.
   void latent_rope() {
     constexpr const char* kOthers[] = {"original-max-position-embeddings", "beta-fast", "beta-slow",

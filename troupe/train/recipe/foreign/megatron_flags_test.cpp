@@ -8,8 +8,7 @@
 
 #include "troupe/core/config/config.h"
 #include "troupe/core/config/yaml.h"
-#include "troupe/train/recipe/foreign/convert_recipe.h"
-#include "troupe/train/recipe/recipe.h"
+#include "troupe/train/recipe/foreign/convert_test.h"
 
 namespace troupe {
 namespace {
@@ -36,11 +35,6 @@ ModelConfig model_of(const std::string& more) {
   read_config(parse_yaml(out.recipe, "recipe"), recipe);
   EXPECT_NO_THROW(validate(recipe.model)) << out.recipe;
   return recipe.model;
-}
-
-bool any(const std::vector<std::string>& lines, const std::string& what) {
-  return std::ranges::any_of(lines,
-                             [&](const auto& l) { return l.find(what) != std::string::npos; });
 }
 
 constexpr const char* kLatent =
@@ -75,6 +69,26 @@ TEST(MegatronFlags, LatentAttentionOfDeepSeeksScriptsIsARecipeThatRuns) {
   const ModelConfig plain = model_of("--qk-layernorm --kv-channels 32");
   EXPECT_EQ(plain.qk_norm, QkNorm::kHead);
   EXPECT_EQ(plain.head_dim, 32);
+}
+
+// There its norms take --norm-epsilon as all others do, and its plain embedding no scaling of Llama 3.
+TEST(MegatronFlags, LatentAttentionHasItsNormsEpsilonAndNoScalingButYarns) {
+  const std::string latent = std::string(kLatent) + "--qk-layernorm ";
+  EXPECT_EQ(model_of(latent).mla->eps, 1e-5);  // the default there
+  EXPECT_EQ(model_of(latent + "--norm-epsilon 3e-6").mla->eps, 3e-6);
+  EXPECT_EQ(model_of(latent + "--norm-epsilon 3e-6").norm.eps, 3e-6);
+  for (const char* scaled :
+       {"--rope-type rope --use-rope-scaling --rope-scaling-factor 4",
+        "--rope-type rope --rotary-seq-len-interpolation-factor 4", "--use-rope-scaling"}) {
+    const RopeConfig rope = model_of(latent + scaled).rope;
+    EXPECT_EQ(rope.scaling, RopeScaling::kNone) << scaled;
+    EXPECT_EQ(rope.factor, 1) << scaled;
+  }
+  EXPECT_EQ(model_of(latent + "--use-rope-scaling --rotary-scaling-factor 40").rope.scaling,
+            RopeScaling::kYarn);
+  EXPECT_TRUE(any(converted(latent + "--use-rope-scaling").ignored,
+                  "--use-rope-scaling: with --multi-latent-attention it has no effect there"));
+  EXPECT_EQ(model_of("--use-rope-scaling").rope.scaling, RopeScaling::kLlama3);
 }
 
 TEST(MegatronFlags, SinksAndWindowsOfGptOssAreMapped) {
