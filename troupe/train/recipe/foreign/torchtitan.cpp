@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "troupe/core/config/toml.h"
-#include "troupe/nn/models/presets.h"
+#include "troupe/train/recipe/foreign/torchtitan_flavors.h"
 #include "troupe/train/recipe/foreign/torchtitan_parts.h"
 
 namespace troupe {
@@ -98,15 +98,6 @@ constexpr TreeRule kRules[] = {
     {"debug.detect_anomaly", kIgnored, "what is not finite is always looked for, and named"},
 };
 
-struct Flavor {
-  std::string_view name, flavor, preset;
-};
-constexpr Flavor kFlavors[] = {
-    {"llama3", "8B", "llama-3.1-8b"},       {"llama3", "70B", "llama-3-70b"},
-    {"qwen3", "30B-A3B", "qwen3-30b-a3b"},  {"qwen3", "235B-A22B", "qwen3-235b-a22b"},
-    {"deepseek_v3", "671B", "deepseek-v3"}, {"deepseek_v3", "16B", "deepseek-v2-lite"},
-    {"gpt_oss", "20b", "gpt-oss-20b"},      {"gpt_oss", "120b", "gpt-oss-120b"}};
-
 std::vector<std::string> leaves_under(const Tree& tree, const std::string& section) {
   std::vector<std::string> out;
   for (const std::string& name : tree.names(section)) {
@@ -118,7 +109,30 @@ std::vector<std::string> leaves_under(const Tree& tree, const std::string& secti
   return out;
 }
 
-// A preset, and what changes a model's products.
+// What its code draws and rounds otherwise than any recipe says.
+void tell_differences(const Origin& from, const TorchtitanFlavor& model, Draft& draft) {
+  const auto has = [&](std::string_view section) {
+    return std::ranges::any_of(model.fields,
+                               [&](const auto& field) { return field.first.starts_with(section); });
+  };
+  draft.note(from.text +
+             ": initial values are cut off normals there, with 1 for the table, width^-1/2 for the "
+             "head and 0.02 / sqrt(2 (l + 1)) for layer l's outputs, up products and router; here "
+             "they are normals as model.init_std and model.scaled_init say");
+  if (has("mla.")) {
+    draft.note(from.text +
+               ": the last norm's epsilon is the smallest step of its type there, 1.2e-7 of f32, "
+               "here model.norm.eps as in all others");
+  }
+  if (has("moe.")) draft.note(from.text + ": routers work in the model's type there, here in f32");
+  if (model.unbalanced) {
+    draft.note(from.text +
+               ": nothing balances the experts, as there; 0.01 is usual for "
+               "model.moe.router.balance.aux_loss");
+  }
+}
+
+// The flavor's own values, and what changes a model's products.
 void convert_model(TorchtitanSettings& settings) {
   Draft& draft = settings.draft;
   Tree& tree = settings.tree;
@@ -126,15 +140,25 @@ void convert_model(TorchtitanSettings& settings) {
   const std::string flavor = tree.text("model.flavor", "debugmodel");
   Origin from = tree.origin("model.name", "llama3");
   from.text += ", flavor " + flavor;
-  const auto* const found = std::ranges::find_if(
-      kFlavors, [&](const Flavor& f) { return f.name == name && f.flavor == flavor; });
-  if (found != std::end(kFlavors)) {
-    draft.set("model.preset", std::string(found->preset), from);
-    settings.layers = preset(found->preset).layers;
-  } else {
+  const TorchtitanFlavor model =
+      torchtitan_flavor(name, flavor, tree.whole("training.seq_len", 2048));
+  for (const auto& [key, value] : model.fields) {
+    draft.set("model." + key, value, from);
+    if (key == "layers") settings.layers = draft.recipe().model.layers;
+  }
+  if (model.documents) draft.set("data.documents", "eod", from);
+  if (model.fields.empty()) {
     draft.need("model.preset", from.text +
-                                   ": no preset of `troupe inspect model` is this one; "
-                                   "say its fields, model.layers and the rest");
+                                   ": not a flavor that is known here: name a preset of `troupe "
+                                   "inspect model`, or say the fields, model.layers and the rest");
+  } else {
+    tell_differences(from, model, draft);
+  }
+  if (model.bias_alone) {
+    draft.refuse(from,
+                 "a bias that moves by 1e-3 a step balances its experts, whose weights are not "
+                 "divided by their sum: model.moe.router has such a bias with such a sum alone; "
+                 "topk_softmax without a loss is what is nearest");
   }
   const std::string converters = tree.text("model.converters");
   if (!converters.empty() && converters != "[]") {

@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "troupe/train/recipe/foreign/convert_test.h"
@@ -71,7 +73,7 @@ TEST(Torchtitan, AFileBecomesARecipe) {
   EXPECT_EQ(out.missing[0].find("data.train: training.dataset: c4: make token files"), 0U)
       << out.missing[0];
   const Recipe r = read_back(out);
-  EXPECT_EQ(r.model.preset, "deepseek-v3");
+  EXPECT_EQ(r.model.layers, 61);
   EXPECT_EQ(r.train.steps, 10000);
   EXPECT_EQ(r.train.global_batch, 32);  // 4 on each of 8
   EXPECT_EQ(r.train.micro_batch, 1);
@@ -95,6 +97,71 @@ TEST(Torchtitan, AFileBecomesARecipe) {
   EXPECT_EQ(p.schedule, PipelineOrder::kInterleaved);
   EXPECT_TRUE(layout_faults(p, {.world = 64, .experts = 256, .layers = 61, .mtp = 1}).empty() ||
               p.stages.empty());
+}
+
+ModelConfig model_of_flavor(const std::string& name, const std::string& flavor,
+                            const std::string& sequence = "4096") {
+  const Conversion out = convert_recipe("[model]\nname = \"" + name + "\"\nflavor = \"" + flavor +
+                                            "\"\n[training]\nseq_len = " + sequence + "\n",
+                                        "run.toml", ForeignKind::kTorchtitan);
+  EXPECT_FALSE(any(out.missing, "model.preset")) << name << ' ' << flavor;
+  EXPECT_TRUE(any(out.notes, "initial values are cut off normals there"));
+  const ModelConfig model = read_back(out).model;
+  EXPECT_NO_THROW(validate(model)) << out.recipe;
+  return model;
+}
+
+// By its code of the last commit with TOML, whatever our preset of that name has.
+TEST(Torchtitan, AFlavorHasTorchtitansOwnValues) {
+  const ModelConfig m = model_of_flavor("deepseek_v3", "671B");
+  const auto& router = std::get<SigmoidBiasRouting>(m.moe.router);
+  EXPECT_EQ(router.bias_rate, 1e-3);
+  EXPECT_TRUE(router.center);
+  EXPECT_EQ(router.scale, 2.5);
+  EXPECT_EQ(router.balance.seq_loss, 0);
+  EXPECT_EQ(router.balance.aux_loss, 0);
+  EXPECT_EQ(m.norm.kind, NormForm::kRms);
+  EXPECT_EQ(m.norm.eps, 1e-5);
+  EXPECT_EQ(m.mla->eps, 1e-5);
+  EXPECT_EQ(m.mla->q_rank, 1536);
+  EXPECT_EQ(m.init_std, 0.02);
+  EXPECT_EQ(m.mtp.depth, 0);
+  EXPECT_EQ(m.rope.scaling, RopeScaling::kNone);  // rows no longer than the first context
+  EXPECT_EQ(m.max_positions, 4096);
+  const RopeConfig longer = model_of_flavor("deepseek_v3", "671B", "8192").rope;
+  EXPECT_EQ(longer.scaling, RopeScaling::kYarn);
+  EXPECT_EQ(longer.factor, 40);
+  EXPECT_EQ(longer.mscale_all_dim, 1);
+  EXPECT_EQ(read_back(converted("")).data.documents, Documents::kEod);
+  // 70B is stretched as 8B is.
+  EXPECT_EQ(model_of_flavor("llama3", "70B").rope.scaling, RopeScaling::kLlama3);
+  EXPECT_EQ(model_of_flavor("qwen3", "235B-A22B").rope.theta, 5e6);
+  const auto gpt = std::get<SigmoidBiasRouting>(model_of_flavor("gpt_oss", "20b").moe.router);
+  EXPECT_EQ(gpt.score, IndependentScore::kSoftmax);
+  EXPECT_EQ(gpt.bias_rate, 1e-3);
+  EXPECT_EQ(gpt.balance.aux_loss, 0);
+}
+
+TEST(Torchtitan, EveryFlavorThatIsKnownIsAModel) {
+  for (const auto& [name, flavors] : std::map<std::string, std::vector<std::string>>{
+           {"llama3", {"debugmodel", "8B", "8B_flex", "405B"}},
+           {"llama3_ft", {"debugmodel"}},
+           {"qwen3", {"debugmodel", "0.6B", "1.7B", "4B", "8B", "14B", "32B", "debugmodel_moe"}},
+           {"deepseek_v3", {"debugmodel", "16B", "236B"}},
+           {"gpt_oss", {"debugmodel", "120b"}}}) {
+    for (const std::string& flavor : flavors) model_of_flavor(name, flavor);
+  }
+}
+
+// Its 16B moves a bias beside weights that no sum divides, which no router here does.
+TEST(Torchtitan, ABalanceThatCannotBeSaidIsRefused) {
+  const Conversion out = convert_recipe("[model]\nname = \"deepseek_v3\"\nflavor = \"16B\"\n",
+                                        "run.toml", ForeignKind::kTorchtitan);
+  EXPECT_TRUE(any(out.refused, "flavor 16B: a bias that moves by 1e-3 a step"));
+  EXPECT_TRUE(any(convert_recipe("[model]\nname = \"qwen3\"\nflavor = \"30B-A3B\"\n", "run.toml",
+                                 ForeignKind::kTorchtitan)
+                      .notes,
+                  "nothing balances the experts, as there"));
 }
 
 TEST(Torchtitan, DataParallelDegreesAreShardAndCopies) {
