@@ -8,6 +8,7 @@
 #include "troupe/core/file/publish.h"
 #include "troupe/train/forecast/choose_layout.h"
 #include "troupe/train/recipe/foreign/convert_recipe.h"
+#include "troupe/train/recipe/problems.h"
 #include "troupe/train/recipe/recipe.h"
 
 namespace troupe {
@@ -39,24 +40,14 @@ std::map<std::string, std::string> variables_of(const ConvertOptions& options) {
 
 // What `check` would say of the layout.
 void try_layout(Conversion& out) {
-  if (!out.checked || !out.missing.empty()) return;
-  try {
+  if (!out.checked) return;
+  const Sources none;
+  Problems problems(none);
+  problems.gather("", [&] {
     const int64_t ranks = least_ranks(out.checked->parallel);
     settled(out.checked->parallel, needs_of(*out.checked, ranks, ranks));
-  } catch (const Error& error) {
-    out.faults.emplace_back(error.what());
-  }
-}
-
-// The comments at the recipe's top: what it does not have.
-std::string commented(std::string_view what, const std::vector<std::string>& lines) {
-  std::string out;
-  for (const std::string& line : lines) {
-    out.append("# ").append(what).append(": ");
-    for (const char c : line) out += c == '\n' ? ' ' : c;
-    out += '\n';
-  }
-  return out;
+  });
+  add_faults(out, problems.lines());
 }
 
 void print_check(const Conversion& out) {
@@ -103,10 +94,7 @@ void convert(const ConvertOptions& options, Call& call) {
     call.code = static_cast<int>(ExitClass::kUsage);
     return;
   }
-  const std::string recipe = commented("not supported", out.refused) +
-                             commented("not supported yet", out.deferred) +
-                             commented("`check` finds", out.faults) +
-                             commented("to be filled in", out.missing) + out.recipe;
+  const std::string recipe = recipe_file(out);
   if (options.out.empty()) {
     std::cout << recipe;
   } else {

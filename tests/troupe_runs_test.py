@@ -223,6 +223,27 @@ class TroupeRuns(unittest.TestCase):
         self.troupe("convert", "recipe", "nowhere.sh", code=2)
         self.troupe("convert", "recipe", "bad.sh", "--from", "megatrn", code=2)
 
+    def test_a_value_of_several_lines_writes_no_key(self):
+        hostile = "--wandb-project $'x\\nprofile: {from: 1}\\n#' --tokenizer-model $'t\\nrun: {device: cpu}\\n#'"
+        (self.folder / "lines.sh").write_text(SCRIPT.rstrip() + " " + hostile + "\n")
+        out = self.troupe("convert", "recipe", "lines.sh").stdout
+        self.assertIn("# beside the run: ", out)
+        for line in out.splitlines():
+            self.assertRegex(line, r"^(# .*| *[a-z_]+:( .*)?)$")
+        self.assertNotRegex(out, r"(?m)^(profile|run):")
+
+    # Also where the data are still to be named.
+    def test_convert_finds_what_check_finds_of_a_layout(self):
+        text = SCRIPT.replace("--mock-data", "").rstrip() + " --context-parallel-size 2 --attention-dropout 0.1\n"
+        (self.folder / "context.sh").write_text(text)
+        out = self.troupe("convert", "recipe", "context.sh", code=2)
+        self.assertIn("data.train: neither --data-path nor --mock-data is given", out.stderr)
+        self.assertIn("model.attn_dropout: E2005 0.1 with context 2", out.stderr)
+        self.assertNotIn("checked", out.stderr.replace("not checked", ""))
+        self.troupe("convert", "recipe", "context.sh", "--force", "--quiet", "-o", "context.yaml")
+        data = ("--set", "data.train=[{kind: text, path: text.txt}]")
+        self.assertIn("E2005 0.1 with context 2", self.troupe("check", "context.yaml", *data, code=2).stderr)
+
     def test_plan_and_check_tell_the_memory(self):
         out = self.troupe("plan", "nano.yaml", "--rate", "0.05")
         self.assertRegex(out.stdout, r"weights +0\.00")

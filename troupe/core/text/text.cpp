@@ -1,21 +1,16 @@
 #include "troupe/core/text/text.h"
 
+#include "troupe/core/text/one_line.h"
+
 namespace troupe {
 
 std::string to_text(const std::string& value) {
-  constexpr char kHex[] = "0123456789abcdef";
-  std::string out = "\"";
+  std::string quoted;
   for (const char c : value) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\', out += c;
-    } else if (byte < 0x20 || byte == 0x7f) {
-      out += "\\u00", out += kHex[byte >> 4], out += kHex[byte & 15];
-    } else {
-      out += c;
-    }
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c;
   }
-  return out + '"';
+  return '"' + escaped_line_ends(quoted) + '"';
 }
 
 Expectation expectation(std::string_view text, const bool&) {

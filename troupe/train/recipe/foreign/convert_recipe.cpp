@@ -1,6 +1,10 @@
 #include "troupe/train/recipe/foreign/convert_recipe.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "troupe/core/check.h"
+#include "troupe/core/text/one_line.h"
 #include "troupe/train/recipe/foreign/draft.h"
 #include "troupe/train/recipe/foreign/foreign_format.h"
 #include "troupe/train/recipe/foreign/foundry.h"
@@ -32,6 +36,28 @@ Conversion convert_recipe(const std::string& text, const std::string& file, Fore
         "said");
   }
   return draft.finish(kind != ForeignKind::kMegaBlocks);
+}
+
+void add_faults(Conversion& conversion, const std::vector<std::string>& lines) {
+  for (const std::string& line : lines) {
+    const bool open = std::ranges::any_of(conversion.open, [&](const std::string& key) {
+      return line.find(key) != std::string::npos;
+    });
+    if (open) continue;
+    conversion.waits ? conversion.missing.push_back("until then `check` says: " + one_line(line))
+                     : conversion.faults.push_back(one_line(line));
+  }
+}
+
+std::string recipe_file(const Conversion& conversion) {
+  std::string out;
+  for (const auto& [what, lines] : {std::pair{"not supported", &conversion.refused},
+                                    {"not supported yet", &conversion.deferred},
+                                    {"`check` finds", &conversion.faults},
+                                    {"to be filled in", &conversion.missing}}) {
+    for (const std::string& line : *lines) out += comment_line(what, line);
+  }
+  return out + conversion.recipe;
 }
 
 }  // namespace troupe

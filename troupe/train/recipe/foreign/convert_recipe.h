@@ -7,6 +7,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,8 @@ constexpr auto names_of(ForeignKind) {
 }
 
 struct Conversion {
-  std::string recipe;                      // YAML; each line ends in the setting that it is from
+  // YAML; each line ends in the setting that it is from. All texts are single lines.
+  std::string recipe;
   std::vector<std::string> mapped = {};    // "--num-layers 32 -> model.layers: 32"
   std::vector<std::string> ignored = {};   // "--use-flash-attn: speed only"
   std::vector<std::string> deferred = {};  // "--tensor-model-parallel-size 4: ..."
@@ -34,8 +36,11 @@ struct Conversion {
   std::vector<std::string> notes = {};     // what is as it was there, and may not be what was meant
   // What `check` finds wrong with the recipe as it is written, but for what is missing.
   std::vector<std::string> faults = {};
-  bool whole = true;  // false: a layer's settings, and no run's
-  // The recipe as it reads back; null: it has faults, or is no run's.
+  bool whole = true;                // false: a layer's settings, and no run's
+  std::set<std::string> open = {};  // keys that are to be filled in
+  bool waits = false;               // more depends on variables than single keys
+  // The recipe as it reads back, with stand-ins for what is open; null: it has faults, or is no
+  // run's.
   std::shared_ptr<const Recipe> checked = {};
 };
 
@@ -44,6 +49,12 @@ struct Conversion {
 // gets from outside, those of its command line by their numbers ("1").
 Conversion convert_recipe(const std::string& text, const std::string& file, ForeignKind kind,
                           const std::map<std::string, std::string>& variables = {});
+
+// Lines of `check`: those that name what is still to be filled in are no faults yet.
+void add_faults(Conversion& conversion, const std::vector<std::string>& lines);
+
+// The file to write: comments that say what the recipe does not have, then the recipe.
+std::string recipe_file(const Conversion& conversion);
 
 // What `auto` takes the text for: YAML with a kind's own names, with none of them kAuto; a Python call
 // Arguments(...); TOML, lines "[name]" by themselves; else a script.

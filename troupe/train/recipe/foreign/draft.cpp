@@ -5,6 +5,9 @@
 
 #include "troupe/core/config/config.h"
 #include "troupe/core/config/yaml.h"
+#include "troupe/core/text/one_line.h"
+#include "troupe/core/text/suggest.h"
+#include "troupe/train/recipe/problems.h"
 
 namespace troupe {
 namespace {
@@ -30,6 +33,33 @@ std::vector<std::string> split(const std::string& path) {
   return out;
 }
 
+// "a:\n  b: value  # origin\n" of the path a.b; its first `kept` sections are open already.
+std::string recipe_line(const std::vector<std::string>& parts, size_t kept,
+                        const std::string& value, const std::string& origin) {
+  std::string out;
+  for (size_t depth = kept; depth < parts.size(); ++depth) {
+    out.append(2 * depth, ' ').append(parts[depth]).append(":");
+    if (depth + 1 < parts.size()) out += '\n';
+  }
+  return out.append(" ").append(value).append("  # ").append(one_line(origin)).append("\n");
+}
+
+// Fills in what is open, so that the rest can be looked at; false: that does not make a recipe of it.
+bool stands_in(Recipe& recipe) {
+  if (recipe.data.train.empty()) recipe.data.train.emplace_back(MockTokens{});
+  if (recipe.checkpoint.dir.empty()) recipe.checkpoint.dir = "run";
+  if (recipe.train.steps == 0 && recipe.train.tokens.value == 0) recipe.train.steps = 1 << 20;
+  if (recipe.train.global_batch == 0 && recipe.train.global_batch_tokens.value == 0) {
+    recipe.train.global_batch = recipe.train.micro_batch.value_or(1);
+  }
+  try {
+    validate(recipe, {});
+  } catch (const Error&) {
+    return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::string quoted_yaml(const std::string& text) {
@@ -38,6 +68,16 @@ std::string quoted_yaml(const std::string& text) {
   const bool plain = !text.empty() && text.find_first_not_of(kPlain) == std::string::npos &&
                      text.front() != '-' && text.find_first_not_of(".-") != std::string::npos;
   return plain && text != "null" && text != "true" && text != "false" ? text : to_text(text);
+}
+
+std::string quoted_list(const std::vector<std::string>& texts) {
+  std::string out;
+  for (const std::string& text : texts) out += (out.empty() ? "" : ", ") + quoted_yaml(text);
+  return '[' + out + ']';
+}
+
+std::string comment_line(std::string_view what, const std::string& text) {
+  return "# " + std::string(what) + ": " + one_line(text) + '\n';
 }
 
 std::string number_text(double value) {
@@ -52,11 +92,12 @@ void Draft::set(const std::string& path, const std::string& value, const Origin&
     paths_.insert(path);
     return;
   }
-  const std::string assignment = path + '=' + value;
+  if (one_line(value) != value) {
+    return refuse(origin,
+                  path + ": a control character, an end of a line or bytes that are no UTF-8");
+  }
   try {
-    for (auto& [name, where] : read_config(override_yaml(assignment), recipe_)) {
-      sources_[name] = where;
-    }
+    read_config(parse_yaml(recipe_line(split(path), 0, value, origin.text), "recipe"), recipe_);
   } catch (const Error& error) {
     return refuse(origin, without_place(error.what()), error.code());
   }
@@ -84,7 +125,7 @@ void Draft::beside(const std::vector<Origin>& origins, const std::string& comman
   for (const Origin& origin : origins) {
     out_.mapped.push_back(origin.text + " -> a command beside the run: " + command);
   }
-  commands_ += "# beside the run: " + command + '\n';
+  commands_ += comment_line("beside the run", command);
 }
 
 void Draft::refuse(const Origin& origin, const std::string& why, Code code) {
@@ -92,22 +133,30 @@ void Draft::refuse(const Origin& origin, const std::string& why, Code code) {
   out_.refused.push_back(place + to_text(code) + ' ' + origin.text + ": " + why);
 }
 
+void Draft::refuse_unknown(const Origin& origin, std::string_view kind, std::string_view name,
+                           const std::vector<std::string_view>& known, std::string_view mark) {
+  constexpr int kMostGuesses = 100;  // each compares a name with all that are known
+  const std::string_view guess =
+      ++guesses_ > kMostGuesses ? std::string_view() : nearest(name, known);
+  std::string why = "not a " + std::string(kind) + " that is known here";
+  if (!guess.empty()) why.append("; did you mean ").append(mark).append(guess).append("?");
+  refuse(origin, why, Code::kNoSuchField);
+}
+
 void Draft::need(const std::string& path, std::string_view why) {
-  if (!has(path) && !paths_missing_.contains(path)) miss(path, std::string(why));
+  if (!has(path) && !out_.open.contains(path)) miss(path, std::string(why));
 }
 
 void Draft::miss(const std::string& path, const std::string& why) {
   out_.missing.push_back(path + ": " + why);
-  paths_missing_.insert(path);
+  out_.open.insert(path);
 }
 
 void Draft::leave_open(const Origin& origin) {
-  open_ = true;
+  out_.waits = true;
   const std::string line =
       origin.text + " is given from outside the file: --variable NAME=VALUE gives it";
-  if (std::find(out_.missing.begin(), out_.missing.end(), line) == out_.missing.end()) {
-    out_.missing.push_back(line);
-  }
+  if (left_open_.insert(line).second) out_.missing.push_back(line);
 }
 
 // Sections in the recipe's order, lines in the order in which they were set.
@@ -135,36 +184,27 @@ std::string Draft::text() const {
   std::vector<std::string> open;
   for (const auto& [parts, line] : sorted) {
     const size_t kept = open.empty() ? 0 : common_sections(open, parts);
-    for (size_t depth = kept; depth < parts.size(); ++depth) {
-      out.append(2 * depth, ' ').append(parts[depth]).append(":");
-      if (depth + 1 < parts.size()) out += '\n';
-    }
-    out.append(" ").append(line->value).append("  # ").append(line->origin).append("\n");
+    out += recipe_line(parts, kept, line->value, line->origin);
     open = parts;
   }
   return out;
 }
 
-// The recipe is read back as it is written, so that what `check` says is of the file.
+// The recipe is read back as it is written, so that what is said is what `check` says of the file.
 void Draft::try_out() {
-  std::string said;
-  try {
-    auto written = std::make_shared<Recipe>();
-    const Sources sources = read_config(parse_yaml(out_.recipe, "the recipe"), *written);
-    validate(*written, sources);
-    out_.checked = std::move(written);
-  } catch (const Error& error) {
-    said = error.what();
-  }
-  std::istringstream lines(said);
-  for (std::string line; std::getline(lines, line);) {
-    // The line names a field that is still to be filled in: it is no fault yet.
-    const bool open =
-        std::any_of(paths_missing_.begin(), paths_missing_.end(),
-                    [&](const std::string& path) { return line.find(path) != std::string::npos; });
-    if (open) continue;
-    open_ ? out_.missing.push_back("until then `check` says: " + line)
-          : out_.faults.push_back(line);
+  Sources sources;
+  Recipe written;
+  Problems problems(sources);
+  problems.gather("", [&] {
+    sources = read_config(parse_yaml(out_.recipe, "the recipe"), written);
+    validate(written, sources);
+  });
+  add_faults(out_, problems.lines());
+  const bool knows_model = std::ranges::none_of(out_.open, [](const std::string& key) {
+    return key.starts_with("model.") && key != "model.vocab";
+  });
+  if (knows_model && out_.faults.empty() && stands_in(written)) {
+    out_.checked = std::make_shared<Recipe>(std::move(written));
   }
 }
 
@@ -172,6 +212,10 @@ Conversion Draft::finish(bool whole) {
   out_.recipe = text();
   out_.whole = whole;
   if (whole && out_.refused.empty()) try_out();
+  for (auto* lines : {&out_.mapped, &out_.ignored, &out_.deferred, &out_.refused, &out_.missing,
+                      &out_.notes, &out_.faults}) {
+    for (std::string& line : *lines) line = one_line(line);
+  }
   return std::move(out_);
 }
 

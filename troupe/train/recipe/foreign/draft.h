@@ -20,12 +20,16 @@ struct Origin {
 
 class Draft {
  public:
-  // A line of the recipe: `value` is YAML. A value that the field cannot take is refused; one with
-  // a variable in it that the file does not set is left to be filled in.
+  // A line of the recipe: `value` is YAML. A value that the field cannot take, or that would not stay
+  // in its line, is refused; one with a variable in it that the file does not set is left to be
+  // filled in.
   void set(const std::string& path, const std::string& value, const Origin& origin);
   void set_text(const std::string& path, const std::string& text, const Origin& origin);
   void ignore(const Origin& origin, std::string_view why);
   void refuse(const Origin& origin, const std::string& why, Code code = Code::kBadValue);
+  // A key or a flag (`kind`) that is not `known`, with the nearest that is, `mark` before it.
+  void refuse_unknown(const Origin& origin, std::string_view kind, std::string_view name,
+                      const std::vector<std::string_view>& known, std::string_view mark = "");
   // What asks for a kind of rank that this version does not have: the layout is chosen without it.
   void defer(const Origin& origin, std::string_view why);
   // What is done by a command beside the run, which the recipe names at its top.
@@ -53,14 +57,16 @@ class Draft {
 
   Conversion out_;
   Recipe recipe_;
-  Sources sources_;
   std::vector<Line> lines_;
   std::string commands_;  // "# beside the run: ..." lines
-  std::set<std::string> paths_, paths_missing_;
-  bool open_ = false;  // leave_open() was called
+  std::set<std::string> paths_, left_open_;
+  int guesses_ = 0;
 };
 
 std::string quoted_yaml(const std::string& text);  // plain where YAML reads it as the same string
-std::string number_text(double value);             // shortest
+std::string quoted_list(const std::vector<std::string>& texts);  // "[a, b]" of such
+// "# what: text\n", whatever the text is.
+std::string comment_line(std::string_view what, const std::string& text);
+std::string number_text(double value);  // shortest
 
 }  // namespace troupe

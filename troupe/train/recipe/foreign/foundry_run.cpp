@@ -50,7 +50,7 @@ class FoundryData : public FoundryPart {
       const std::string split = tree_.text(at + "split", tree_.text(root + "split"));
       if (!split.empty()) path += '/' + split;
       sources += (sources.empty() ? "{path: " : ", {path: ") + quoted_yaml(path) +
-                 (weight.empty() ? "" : ", weight: " + weight) + '}';
+                 (weight.empty() ? "" : ", weight: " + quoted_yaml(weight)) + '}';
       from = tree_.origin(at + "local");
     };
     if (streams) {

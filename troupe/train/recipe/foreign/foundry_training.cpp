@@ -69,7 +69,7 @@ class FoundryTraining : public FoundryPart {
     if (tree_.given("optimizer.lr")) settings_.field(root + "lr", "optimizer.lr", "");
     const auto betas = tree_.list("optimizer.betas");
     draft_.set(root + "betas",
-               betas.size() == 2 ? '[' + betas[0] + ", " + betas[1] + ']'
+               betas.size() == 2 ? quoted_list({betas[0], betas[1]})
                                  : std::string(lion ? "[0.9, 0.99]" : "[0.9, 0.95]"),
                tree_.origin("optimizer.betas", lion ? "0.9, 0.99" : "0.9, 0.95"));
     if (!lion) settings_.field(root + "eps", "optimizer.eps", "1e-8");

@@ -108,7 +108,7 @@ class MegatronData : public MegatronPart {
     for (size_t i = 0; i < words.size(); i += weighted ? 2 : 1) {
       out += out.empty() ? "{path: " : ", {path: ";
       out += quoted_yaml(words[i + (weighted ? 1 : 0)]);
-      if (weighted) out.append(", weight: ").append(words[i]);
+      if (weighted) out.append(", weight: ").append(quoted_yaml(words[i]));
       out += '}';
     }
     return '[' + out + ']';

@@ -214,7 +214,7 @@ class MegatronOptimizer : public MegatronPart {
     } else {
       if (kind == "muon") muon(root);
       const std::string betas =
-          '[' + flags_.text("adam-beta1", "0.9") + ", " + flags_.text("adam-beta2", "0.999") + ']';
+          quoted_list({flags_.text("adam-beta1", "0.9"), flags_.text("adam-beta2", "0.999")});
       Origin betas_from = flags_.origin("adam-beta1", "0.9");
       betas_from.text += ", " + flags_.origin("adam-beta2", "0.999").text;
       draft_.set(root + "betas", betas, betas_from);

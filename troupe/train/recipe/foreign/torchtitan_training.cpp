@@ -31,10 +31,10 @@ class TorchtitanTraining : public TorchtitanPart {
     settings_.field(root + "lr", "optimizer.lr", "8e-4");
     Origin betas = tree_.origin("optimizer.beta1", "0.9");
     betas.text += ", " + tree_.origin("optimizer.beta2", "0.95").text;
-    draft_.set(root + "betas",
-               '[' + tree_.text("optimizer.beta1", "0.9") + ", " +
-                   tree_.text("optimizer.beta2", "0.95") + ']',
-               betas);
+    draft_.set(
+        root + "betas",
+        quoted_list({tree_.text("optimizer.beta1", "0.9"), tree_.text("optimizer.beta2", "0.95")}),
+        betas);
     settings_.field(root + "eps", "optimizer.eps", "1e-8");
     settings_.field(root + "weight_decay", "optimizer.weight_decay", "0.1");
     settings_.only("optimizer.early_step_in_backward", false,
