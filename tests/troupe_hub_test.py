@@ -280,6 +280,48 @@ class TroupeHub(FolderTest):
         self.assertIn("unused: " + name + "x", said)
         self.assertFalse((self.folder / "run" / "step-000000").exists())
 
+    def test_links_out_of_a_folder_are_refused_and_those_of_a_hubs_cache_followed(self):
+        self.save("mixtral", num_local_experts=4, num_experts_per_tok=2)
+        theirs, secret = self.folder / "mixtral", self.folder / "secret"
+        secret.write_text('{"token": "hunter2"}')
+        kept = ["tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
+                "chat_template.jinja", "generation_config.json"]
+        (theirs / "generation_config.json").unlink(missing_ok=True)
+        for names in (kept, ["config.json"]):
+            real = (theirs / names[0]).read_bytes() if names != kept else None
+            for name in names:
+                (theirs / name).unlink(missing_ok=True)
+                (theirs / name).symlink_to("../secret")
+            said = self.troupe("import", "mixtral", "run", code=4)
+            for name in names:
+                self.assertRegex(said, rf"mixtral/{name}: E400\d is a link that leaves the folder")
+                (theirs / name).unlink()
+            self.assertNotIn("hunter2", said)
+            self.assertFalse((self.folder / "run").exists())
+            if real is not None:
+                (theirs / names[0]).write_bytes(real)
+        (theirs / "chat_template.jinja").write_text("{{ messages }}")
+        cache = self.folder / "models--them--mixtral"
+        (cache / "snapshots/1f3a").mkdir(parents=True)
+        (cache / "blobs").mkdir()
+        for number, path in enumerate(sorted(theirs.iterdir())):
+            path.rename(cache / f"blobs/{number}")
+            (cache / "snapshots/1f3a" / path.name).symlink_to(f"../../blobs/{number}")
+        self.troupe("import", cache / "snapshots/1f3a", "run")
+        self.troupe("export", "run", "out")
+        self.assertEqual((self.folder / "out/chat_template.jinja").read_text(), "{{ messages }}")
+        (self.folder / "run/hf/special_tokens_map.json").symlink_to("../../secret")
+        self.assertIn("leaves the folder", self.troupe("export", "run", "out2", code=4))
+        self.assertFalse((self.folder / "out2").exists())
+
+    def test_a_small_file_that_is_large_is_refused_unread(self):
+        self.save("mixtral", num_local_experts=4, num_experts_per_tok=2)
+        with (self.folder / "mixtral/generation_config.json").open("wb") as file:
+            file.truncate(3 << 30)
+        said = self.troupe("import", "mixtral", "run", code=4)
+        self.assertIn("mixtral/generation_config.json: E4003 has 3221225472 bytes, more than 16777216", said)
+        self.assertFalse((self.folder / "run").exists())
+
     def test_F143_a_config_of_too_many_layers_is_refused_at_once(self):
         self.save("mixtral", num_local_experts=4, num_experts_per_tok=2)
         path = self.folder / "mixtral" / "config.json"

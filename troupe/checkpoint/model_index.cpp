@@ -9,6 +9,7 @@
 #include "troupe/checkpoint/foreign.h"
 #include "troupe/core/check.h"
 #include "troupe/core/config/json.h"
+#include "troupe/core/file/hub_file.h"
 
 namespace troupe {
 namespace {
@@ -21,19 +22,6 @@ constexpr int64_t kLongestIndex = int64_t{128} << 20;  // bytes
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name.find_first_of("/\\") == std::string::npos &&
          name.find("..") == std::string::npos && name.find('\0') == std::string::npos;
-}
-
-bool is_within(const stdfs::path& path, const stdfs::path& folder) {
-  const auto [end, ignored] = std::ranges::mismatch(folder, path);
-  return end == folder.end();
-}
-
-// Through links, as a hub's cache has them: snapshots/HASH/file -> ../../blobs/HASH.
-bool leaves_folder(const std::string& path, const std::string& folder) {
-  std::error_code error;
-  const stdfs::path real = stdfs::canonical(path, error), home = stdfs::canonical(folder, error);
-  return !error && !is_within(real, home) &&
-         !is_within(real, home.parent_path().parent_path() / "blobs");
 }
 
 const Yaml* field_of(const Yaml& y, std::string_view name) {
@@ -79,7 +67,7 @@ const SafetensorsFile* ModelFiles::open(const std::string& name, std::vector<std
   std::error_code error;
   if (!stdfs::exists(path, error)) {
     faults.push_back("the file " + name + " is missing");
-  } else if (leaves_folder(path, folder_)) {
+  } else if (leaves_hub_folder(path, folder_)) {
     faults.push_back("the file " + name + " is a link that leaves the folder");
   } else {
     return files_.emplace_back(std::make_unique<SafetensorsFile>(path)).get();
@@ -94,7 +82,8 @@ void ModelFiles::open_single(std::vector<std::string>& faults) {
 }
 
 void ModelFiles::open_mapped(const std::string& index, std::vector<std::string>& faults) {
-  const std::string text = read_file(index, Code::kUnreadableCheckpoint, kLongestIndex);
+  const std::string text =
+      read_hub_file(folder_, kIndex, Code::kUnreadableCheckpoint, kLongestIndex);
   const Yaml document = parse_json(text, index, Code::kBadModelFile);
   const Yaml* const map = field_of(document, "weight_map");
   if (map == nullptr || map->kind != Yaml::Kind::kMap) {

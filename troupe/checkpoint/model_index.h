@@ -28,7 +28,7 @@ class ModelFiles {
 
   // Reads index and headers, no data. One E4003 lists all faults: a tensor that is not in its file,
   // in two files, in a file but not in the index; a file name with a path, a file that is missing
-  // or a link out of the folder (a hub's cache, ../../blobs, is none). E4007: pickles alone.
+  // or a link out of the folder (core/file/hub_file.h). E4007: pickles alone.
   explicit ModelFiles(std::string folder);
 
   const std::string& folder() const { return folder_; }

@@ -5,7 +5,7 @@
 
 #include "troupe/checkpoint/hf/families/config_fields.h"
 #include "troupe/core/config/json.h"
-#include "troupe/core/file/file.h"
+#include "troupe/core/file/hub_file.h"
 
 namespace troupe {
 namespace {
@@ -110,8 +110,9 @@ HfConfig parse_hf_config(const std::string& text, const std::string& file) {
 }
 
 HfConfig read_hf_config(const std::string& folder) {
-  const std::string path = folder + "/config.json";
-  return parse_hf_config(read_file(path, Code::kUnreadableCheckpoint, kMaxConfig), path);
+  const std::string text =
+      read_hub_file(folder, "config.json", Code::kUnreadableCheckpoint, kMaxConfig);
+  return parse_hf_config(text, folder + "/config.json");
 }
 
 std::string to_json(const HfConfig& config) {

@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "troupe/checkpoint/hf/hf_weights.h"
+#include "troupe/checkpoint/hf/tokenizer_files.h"
 #include "troupe/checkpoint/hf/upcycle_hf.h"
 #include "troupe/checkpoint/reader.h"
 #include "troupe/checkpoint/run_folder.h"
@@ -21,41 +22,18 @@ namespace {
 
 namespace stdfs = std::filesystem;
 
-constexpr const char* kTokenizerFiles[] = {"tokenizer.json",          "tokenizer_config.json",
-                                           "special_tokens_map.json", "tokenizer.model",
-                                           "chat_template.jinja",     "generation_config.json"};
-
-void copy_file(Fs& fs, const std::string& from, const std::string& to) {
-  NewFile file(fs, to);
-  file.write(read_file(from, Code::kUnreadableCheckpoint));
-  file.finish();
-}
-
-void copy_files(Fs& fs, const std::string& from, const std::string& to) {
-  for (const char* name : kTokenizerFiles) {
-    std::error_code error;
-    if (from.empty() || !stdfs::exists(from + '/' + name, error)) continue;
-    copy_file(fs, from + '/' + name, to + '/' + name);
-  }
-}
-
-// A folder's files, or one file under the name that readers look for.
-void copy_tokenizer(Fs& fs, const std::string& from, const std::string& to) {
-  std::error_code error;
-  if (from.empty() || stdfs::is_directory(from, error)) return copy_files(fs, from, to);
-  const bool is_model = from.ends_with(".model");
-  copy_file(fs, from, to + (is_model ? "/tokenizer.model" : "/tokenizer.json"));
-}
-
 void write_new(Fs& fs, const std::string& path, const std::string& text) {
   NewFile file(fs, path);
   file.write(text);
   file.finish();
 }
 
+void write_all_new(Fs& fs, const std::string& folder, const NamedTexts& files) {
+  for (const auto& [name, text] : files) write_new(fs, folder + '/' + name, text);
+}
+
 std::string generation_config(const HfConfig& config) {
-  using Json = nlohmann::ordered_json;
-  const Json passed = Json::parse(config.passed);
+  const Json passed = parse_in_order(config.passed);
   Json out = Json::object();
   for (const char* name : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
     if (passed.contains(name) && !passed[name].is_null()) out[name] = passed[name];
@@ -208,6 +186,7 @@ std::vector<ShardPiece> state_pieces(const HfWeights& weights, const ModelConfig
 ImportResult import_hf(const std::string& folder, const std::string& run, const Log& log, Fs& fs,
                        const ImportOptions& options) {
   const HfWeights weights(folder);
+  const NamedTexts files = tokenizer_files(folder);  // before anything is written
   for (const std::string& line : weights.config().notes) log.warning(line);
   const auto type_of = [&](const HfTensor& ours) {
     const bool asked = !options.dtype.empty() && !ours.fp32;
@@ -223,7 +202,7 @@ ImportResult import_hf(const std::string& folder, const std::string& run, const 
   }
   const std::string kept = make_staging_directory(fs, run + "/hf");
   if (!options.upcycle) write_new(fs, kept + "/config.json", to_json(weights.config()));
-  copy_files(fs, folder, kept);
+  write_all_new(fs, kept, files);
   std::error_code error;  // one that is there is of an import that was killed
   stdfs::exists(run + "/hf", error) ? replace_directory(fs, kept, run + "/hf")
                                     : publish_directory(fs, kept, run + "/hf");
@@ -273,11 +252,12 @@ int64_t export_hf(const HfConfig& config, const TensorOf& tensor_of, const std::
   if (there && !options.force) {
     fail(Code::kFileFailed, folder, "is there already; --force replaces it");
   }
+  const NamedTexts files = tokenizer_files(tokenizer);
   const std::string staging = make_staging_directory(fs, folder);
   try {
     Export out(config, tensor_of, options);
     out.write(fs, staging, options.file_bytes);
-    copy_tokenizer(fs, tokenizer, staging);
+    write_all_new(fs, staging, files);
     const auto write_absent = [&](const std::string& name, const std::string& text) {
       if (!stdfs::exists(staging + '/' + name, error)) write_new(fs, staging + '/' + name, text);
     };
