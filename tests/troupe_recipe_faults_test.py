@@ -302,6 +302,29 @@ class TroupeRecipeFaults(NanoRun):
             self.assertIn(key, said)
             self.assertIn("too large", said)
 
+    def test_F153_a_size_that_no_model_has_is_told_with_its_key(self):
+        sizes = {"mixtral": ["hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size",
+                             "num_hidden_layers", "vocab_size", "max_position_embeddings", "num_local_experts"],
+                 "gpt2": ["n_embd", "n_head", "n_layer", "n_inner"],
+                 "dbrx": ["d_model", "n_heads", "attn_config.kv_n_heads", "ffn_config.ffn_hidden_size"],
+                 "deepseek_v3": ["kv_lora_rank", "qk_rope_head_dim", "v_head_dim", "moe_intermediate_size"],
+                 "qwen2_moe": ["shared_expert_intermediate_size"]}
+        wrong = [(family, key, number) for family, keys in sizes.items() for key in keys for number in (0, -1)]
+        wrong += [("mixtral", "vocab_size", 2**31), ("mixtral", "num_local_experts", 2**17),
+                  ("deepseek_v3", "first_k_dense_replace", 1000), ("mixtral", "head_dim", -8)]
+        (self.folder / "theirs").mkdir()
+        (self.folder / "theirs/model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
+        for family, key, number in wrong:
+            section, name = key.split(".") if "." in key else ("", key)
+            config = {section: {name: number}} if section else {name: number}
+            (self.folder / "theirs/config.json").write_text(json.dumps(dict(config, model_type=family)))
+            said = self.troupe("import", "theirs", "ours", code=4).stderr
+            self.assertIn(f"theirs/config.json: {key}: E4008 is {number}", said)
+        (self.folder / "theirs/config.json").write_text(json.dumps(
+            {"model_type": "mixtral", "num_hidden_layers": 1024, "num_local_experts": 65536}))
+        ran = self.command(["bash", "-c", f"ulimit -v 3000000; exec {TROUPE} import theirs ours"], 4)
+        self.assertIn("num_local_experts: E4008 is 65536 in 1024 layers; at most 262144", ran.stderr)
+
     def assert_same_in(self, locale, **more):
         """As in the locale C, in a process that has taken its environment's locale over, as a library may."""
         (self.folder / "taken.c").write_text("""

@@ -51,9 +51,11 @@ void read_quantization(ConfigFields& f) {
   if (method == "fp8") {
     q.only("fmt", std::string("e4m3"));
     const Json& size = q.at("weight_block_size");
-    if (!size.is_array() || size.size() != 2 || !size[0].is_number_unsigned() ||
-        !size[1].is_number_unsigned() || size[0] == 0 || size[1] == 0) {
-      q.refuse("weight_block_size", "two sizes are expected");
+    const auto is_size = [](const Json& n) {
+      return n.is_number_unsigned() && n.get<uint64_t>() - 1 < (1U << 16);
+    };
+    if (!size.is_array() || size.size() != 2 || !is_size(size[0]) || !is_size(size[1])) {
+      q.refuse("weight_block_size", "two sizes of 1 to 65536 are expected");
     }
     f.config.quantization = HfQuantization::kFp8Blocks;
     f.config.block_rows = size[0], f.config.block_columns = size[1];
@@ -95,7 +97,7 @@ HfConfig parse_hf_config(const std::string& text, const std::string& file) {
     out.family->read_or_write(fields);
     tokens_and_type(fields);
     read_quantization(fields);
-    require_counts(out.model, file + ": ");
+    fields.check_layer_sizes();
   } catch (const nlohmann::json::exception& e) {
     fail(Code::kBadModelConfig, file, "has a value of the wrong sort:", e.what());
   }

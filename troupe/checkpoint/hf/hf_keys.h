@@ -1,13 +1,16 @@
 // The keys of a config.json, listed once for reading and writing:
 //   keys.field({"num_local_experts", "num_experts"}, c.moe.experts, int64_t{8});
 // reads the first of the names that is there and not null, else takes the class default, or writes
-// the first name. What was never listed is unknown: kept as text, and reported.
+// the first name. What was never listed is unknown: kept as text, and reported. A number that turns
+// out to be wrong later is told by its key: place_of().
 #pragma once
 
 #include <nlohmann/json.hpp>
 
 #include <cmath>
 #include <initializer_list>
+#include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -37,14 +40,15 @@ class HfKeys {
   template <class T>
   void field(std::initializer_list<const char*> names, T& value, const T& absent) {
     if (!reads_) return put(*names.begin(), value);
-    bool found = false;
+    const char* found = nullptr;
     for (const char* name : names) {
       known_.insert(name);
-      if (found || !has(name)) continue;
+      if (found != nullptr || !has(name)) continue;
       value = as<T>(name);
-      found = true;
+      found = name;
     }
-    if (!found) value = absent;
+    if (found == nullptr) value = absent;
+    (*places_)[&value] = place_ + (found == nullptr ? *names.begin() : found);
   }
 
   // null and a missing key say the same.
@@ -81,7 +85,9 @@ class HfKeys {
     Json& inner = json_[name];
     if (inner.is_null()) inner = Json::object();
     if (!inner.is_object()) refuse(name, "is not an object");
-    return {inner, reads_, place_ + name + '.'};
+    HfKeys out(inner, reads_, place_ + name + '.');
+    out.places_ = places_;
+    return out;
   }
 
   Json& at(const char* name) {
@@ -102,6 +108,13 @@ class HfKeys {
     fail(Code::kBadModelConfig, place_ + name, "is", value + ';', what);
   }
 
+  // The key that the number was read from, here or in a section, "config.json: hidden_size"; of
+  // what no key gives, `ours`.
+  std::string place_of(const void* number, const std::string& ours) const {
+    const auto at = places_->find(number);
+    return at == places_->end() ? place_ + ours : at->second;
+  }
+
   template <class T>
   T as(const char* name) const {
     const Json& value = json_[name];
@@ -120,6 +133,7 @@ class HfKeys {
     } else if constexpr (std::is_same_v<T, std::string>) {
       if (!value.is_string()) refuse(name, "text is expected");
     }
+      if (value.get<double>() < 0) refuse(name, "must not be negative");
     return value.get<T>();
   }
 
@@ -136,3 +150,5 @@ class HfKeys {
 };
 
 }  // namespace troupe
+  std::shared_ptr<std::map<const void*, std::string>> places_ =
+      std::make_shared<std::map<const void*, std::string>>();

@@ -94,6 +94,11 @@ bool HfWeights::fits(const HfPiece& p, std::vector<std::string>& faults) const {
     return false;
   };
   const auto blocks = [](int64_t n, int64_t size) { return (n + size - 1) / size; };
+  const size_t dimensions = config_.quantization == HfQuantization::kFp8Blocks ? 2 : 3;
+  if (is_quantized(p.name) && p.shape.size() != dimensions) {
+    faults.push_back("retyped: " + p.name + " has scales, and is no weight of products");
+    return false;
+  }
   if (config_.quantization == HfQuantization::kFp8Blocks && is_quantized(p.name)) {
     const Sizes scales = {blocks(p.shape[0], config_.block_rows),
                           blocks(p.shape[1], config_.block_columns)};

@@ -35,18 +35,21 @@ std::string pattern_of(const std::vector<bool>& layers) {
   return out;
 }
 
-void require_counts(const ModelConfig& model, const std::string& place) {
-  constexpr std::pair<const char*, const char*> kTheirs[] = {{"layers", "num_hidden_layers"},
-                                                             {"heads", "num_attention_heads"},
-                                                             {"width", "hidden_size"},
-                                                             {"vocab", "vocab_size"}};
-  for (const CountFault& fault : counts_out_of_bounds(model, kModelBounds)) {
-    const auto known =
-        std::ranges::find(kTheirs, fault.path, [](const auto& t) { return t.first; });
-    const bool named = known != std::end(kTheirs);
-    fail(Code::kBadModelConfig, place + (named ? known->second : "model." + fault.path),
-         fault.what);
-  }
+void ConfigFields::require_bounds() const {
+  const auto faults = counts_out_of_bounds(config.model, kModelBounds);
+  if (faults.empty()) return;
+  const void* wrong = nullptr;
+  detail::for_each_value<AtMost>(config.model, "",
+                                 [&](const std::string& path, const auto& value, const AtMost*) {
+                                   if (path == faults[0].path) wrong = &value;
+                                 });
+  fail(Code::kBadModelConfig, keys.place_of(wrong, "model." + faults[0].path), faults[0].what);
+}
+
+void ConfigFields::at_least_one(const int64_t& size, const char* ours) const {
+  if (size >= 1) return;
+  fail(Code::kBadModelConfig, keys.place_of(&size, ours),
+       "is " + std::to_string(size) + "; it must be 1 or more");
 }
 
 // What all families but DBRX call the same.
@@ -67,8 +70,41 @@ void ConfigFields::sizes(const Sizes& absent) {
 
 void ConfigFields::check_sizes() {
   if (!keys.reads()) return;
-  if (config.model.layers < 0) keys.refuse("num_hidden_layers", "must not be negative");
-  require_counts(config.model, keys.place());
+  const ModelConfig& c = config.model;
+  require_bounds();
+  at_least_one(c.layers, "model.layers");
+  at_least_one(c.width, "model.width");
+  at_least_one(c.heads, "model.heads");
+  at_least_one(c.vocab, "model.vocab");
+  at_least_one(c.max_positions, "model.max_positions");
+}
+
+void ConfigFields::check_layer_sizes() {
+  const ModelConfig& c = config.model;
+  require_bounds();
+  if (c.first_dense > c.layers) {
+    fail(Code::kBadModelConfig, keys.place_of(&c.first_dense, "model.first_dense"), "is",
+         c.first_dense, "of", c.layers, "layers");
+  }
+  if (c.mla) {
+    at_least_one(c.mla->kv_rank, "model.mla.kv_rank");
+    at_least_one(c.mla->rope_dim, "model.mla.rope_dim");
+    at_least_one(c.mla->value_dim, "model.mla.value_dim");
+  }
+  const int64_t with_experts = num_moe_layers(c);
+  if (with_experts < c.layers) at_least_one(c.ffn, "model.ffn");
+  if (with_experts == 0) return;
+  at_least_one(c.moe.ffn.hidden, "model.moe.hidden");
+  if (c.moe.shared.experts > 0 && c.moe.shared.width_for(c.moe.ffn.hidden) < 1) {
+    at_least_one(c.moe.shared.hidden, "model.moe.shared.hidden");
+  }
+  // Each is an entry of a table or two: twelve times what any published model has.
+  constexpr int64_t kMostExperts = 1 << 18;
+  if (with_experts * c.moe.experts > kMostExperts) {
+    fail(Code::kBadModelConfig, keys.place_of(&c.moe.experts, "model.moe.experts"), "is",
+         c.moe.experts, "in", with_experts, "layers; at most", kMostExperts,
+         "experts in all of them are taken");
+  }
 }
 
 void ConfigFields::init_std() {
@@ -80,6 +116,7 @@ void ConfigFields::init_std() {
 void ConfigFields::kv_heads(std::optional<int64_t> absent) {
   if (config.model.kv_heads == 0) config.model.kv_heads = config.model.heads;
   keys.field({"num_key_value_heads"}, config.model.kv_heads, absent.value_or(config.model.heads));
+  at_least_one(config.model.kv_heads, "model.kv_heads");
 }
 
 void ConfigFields::head_dim(int64_t absent) {

@@ -24,7 +24,11 @@ struct ConfigFields {
     double eps;
   };
   void sizes(const Sizes& absent);
+  // E4008 with its key for a count that is out of bounds, and for one of the five above that is 0:
+  // before anything is repeated so often.
   void check_sizes();
+  // The same once all is read, for the sizes that layers of some sort alone have.
+  void check_layer_sizes();
   void init_std();
   void kv_heads(std::optional<int64_t> absent);
   void head_dim(int64_t absent);
@@ -63,11 +67,15 @@ struct ConfigFields {
   void always_sums_to_one(const TopkSoftmaxRouting& router, bool does) const;
   void experts(std::initializer_list<const char*> names, int64_t count, int64_t top_k);
   void write_rope(HfKeys& to) const;
+
+  // E4008 with its key, or where none gave it with `ours`, for a size below 1.
+  void at_least_one(const int64_t& size, const char* ours) const;
+
+ private:
+  void require_bounds() const;
 };
 
 // "[0]*3+[1]*5", as moe_layers() reads it.
 std::string pattern_of(const std::vector<bool>& layers);
-// Throws E4008 with the name that config.json has for the count, where that is a common one.
-void require_counts(const ModelConfig& model, const std::string& place);
 
 }  // namespace troupe

@@ -62,6 +62,7 @@ void dbrx_attention(ConfigFields& f) {
   HfKeys a = f.keys.section("attn_config");
   if (c.kv_heads == 0) c.kv_heads = c.heads;
   a.field({"kv_n_heads"}, c.kv_heads, int64_t{1});
+  f.at_least_one(c.kv_heads, "model.kv_heads");
   a.optional({"clip_qkv"}, c.clip_qkv);
   a.field({"attn_pdrop"}, c.attn_dropout, 0.0);
   a.field({"rope_theta"}, c.rope.theta, 10000.0);

@@ -76,6 +76,7 @@ void gpt2_config(ConfigFields& f) {
   if (c.ffn != 4 * c.width) inner = c.ffn;
   f.keys.optional({"n_inner"}, inner);
   if (!f.keys.reads()) return;
+  if (inner && *inner < 1) f.keys.refuse("n_inner", "it must be 1 or more");
   c.ffn = inner.value_or(4 * c.width);
   c.moe.experts = 0;
   c.kv_heads = c.head_dim = 0;

@@ -8,6 +8,18 @@
 #include "troupe/distributed/params/param.h"
 
 namespace troupe::hf {
+namespace {
+
+// Of the matrix that a tensor is here; a vector is one column.
+struct MatrixSize {
+  int64_t rows, columns;
+};
+MatrixSize matrix_size(const std::vector<int64_t>& shape) {
+  if (shape.size() == 1) return {shape[0], 1};
+  return {product({shape.begin(), shape.end() - 1}), shape.back()};
+}
+
+}  // namespace
 
 int64_t product(const std::vector<int64_t>& sizes, size_t from) {
   return std::accumulate(sizes.begin() + static_cast<int64_t>(from), sizes.end(), int64_t{1},
@@ -21,9 +33,8 @@ HfPiece piece(const std::string& theirs, const std::vector<int64_t>& shape, int6
 
 void Table::add(const std::string& ours, const std::vector<int64_t>& shape,
                 std::vector<HfPiece> pieces) {
-  const int64_t columns = shape.size() > 1 ? shape.back() : 1;
-  tensors_.push_back(
-      {ours, shape, product(shape) / columns, columns, std::move(pieces), {}, false});
+  const auto [rows, columns] = matrix_size(shape);
+  tensors_.push_back({ours, shape, rows, columns, std::move(pieces), {}, false});
 }
 
 void Table::same(const std::string& ours, const std::vector<int64_t>& shape,
@@ -33,8 +44,8 @@ void Table::same(const std::string& ours, const std::vector<int64_t>& shape,
 
 void Table::joined(const std::string& ours, const std::vector<int64_t>& shape,
                    const std::vector<std::string>& theirs) {
-  const int64_t columns = shape.size() > 1 ? shape.back() : 1;
-  const int64_t rows = product(shape) / columns / static_cast<int64_t>(theirs.size());
+  const auto [all_rows, columns] = matrix_size(shape);
+  const int64_t rows = all_rows / static_cast<int64_t>(theirs.size());
   const std::vector<int64_t> each =
       shape.size() > 1 ? std::vector<int64_t>{rows, columns} : std::vector<int64_t>{rows};
   std::vector<HfPiece> pieces;
