@@ -174,7 +174,7 @@ void count(CorpusOptions& options) {
   if (!text.empty() && out.files > 0) {
     fail(Code::kBadValue, text[0], "is text and others are token files: count them separately");
   }
-  if (!text.empty()) out = count_corpus(options.build, options.open());
+  if (!text.empty()) out = count_corpus(options.build, options.open(), log_of(options.quiet));
   if (options.json) return print_json(out);
   for (const std::string& bad : out.bad) std::cout << "skipped  " << bad << '\n';
   std::cout << with_commas(out.files) << " files, " << with_commas(out.documents) << " documents, "

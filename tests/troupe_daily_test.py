@@ -55,6 +55,21 @@ class TroupeLimits(NanoRun):
             self.assertIn("threads: E7002 the system starts no more of them: raise the limit (ulimit -u", ran.stderr)
         self.assertEqual(self.exit_record()["error"], "E7002")
 
+    @unittest.skipUnless(STRACE, "needs strace")
+    def test_F183_workers_that_the_system_refuses_leave_the_work_to_the_others(self):
+        words = ["data", "build", "text.txt", "-t", "bytes", "--no-eod", "--format", "lines", "-o"]
+        self.troupe(*words, "all", "-w", 1)
+        for first in (1, 3):
+            ran = self.command(["strace", "-f", "-o", "/dev/null", "-e", "trace=clone,clone3", "-e",
+                                f"inject=clone,clone3:error=EAGAIN:when={first}+", TROUPE, *words, f"few{first}",
+                                "-w", 40], 0)
+            self.assertIn(f"the system started {first - 1} of 40 threads", ran.stderr)
+            for end in ("bin", "idx"):
+                self.assertEqual((self.folder / f"few{first}.{end}").read_bytes(), (self.folder / f"all.{end}").read_bytes())
+        said = self.troupe(*words, "many", "-w", 40000, code=2).stderr
+        self.assertIn("workers: E2005 40000 is not between 0, one for each core, and 1024", said)
+        self.assertEqual(list(self.folder.glob("*.building")), [])
+
     def test_F183_too_few_open_files_are_class_7(self):
         for files in (4, 6, 9):
             ran = subprocess.run(["bash", "-c", f"ulimit -n {files}; exec '{TROUPE}' train nano.yaml"], cwd=self.folder,

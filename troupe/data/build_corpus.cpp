@@ -147,7 +147,7 @@ class Build {
   }
 
   void encode_all(CorpusReader& reader, Writers& writers) {
-    const EncodeJob job{rules_, tokenizer_.encode, config_.longest.value, config_.workers};
+    const EncodeJob job{rules_, tokenizer_.encode, config_.longest.value, config_.workers, log_};
     encode_corpus(reader, job, [&](const EncodedPiece& piece) {
       write(piece, writers);
       note(piece, reader, writers);
@@ -323,7 +323,7 @@ void validate(const BuildConfig& config, const BuildTokenizer& tokenizer) {
     fail(Code::kBadValue, "valid", config.valid, "is no part of the documents: 0 to less than 1");
   }
   if (config.longest.value < 1) fail(Code::kBadValue, "longest", "must be 1 or more");
-  if (config.workers < 0) fail(Code::kBadValue, "workers", config.workers, "is negative");
+  require_workers(config.workers);
   if (config.append_eod && !tokenizer.eod) {
     fail(Code::kBadValue, "append_eod",
          "the tokenizer has no end-of-document id: set append_eod: false");

@@ -7,7 +7,8 @@
 
 namespace troupe {
 
-CorpusCount count_corpus(const BuildConfig& config, const BuildTokenizer& tokenizer) {
+CorpusCount count_corpus(const BuildConfig& config, const BuildTokenizer& tokenizer,
+                         const Log& log) {
   const auto begin = std::chrono::steady_clock::now();
   const std::vector<std::string> files = corpus_files(config.input);
   const CorpusFormat format = settled_format(config.format, files);
@@ -19,7 +20,7 @@ CorpusCount count_corpus(const BuildConfig& config, const BuildTokenizer& tokeni
   const bool whole = rules.format == CorpusFormat::kText;
   CorpusReader reader(files, {.whole_files = whole, .longest = config.longest.value});
   CorpusCount out{.files = std::ssize(files), .text_bytes = reader.total_bytes(), .bad = {}};
-  const EncodeJob job{rules, tokenizer.encode, config.longest.value, config.workers};
+  const EncodeJob job{rules, tokenizer.encode, config.longest.value, config.workers, log};
   encode_corpus(reader, job, [&](const EncodedPiece& piece) {
     out.skipped += skip_bad(piece.bad, config.on_bad, out.bad);
     out.not_utf8 += piece.not_utf8;

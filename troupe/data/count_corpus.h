@@ -34,6 +34,7 @@ struct CorpusCount {
 };
 
 // As build_corpus with the same config; config.output is not used.
-CorpusCount count_corpus(const BuildConfig& config, const BuildTokenizer& tokenizer);
+CorpusCount count_corpus(const BuildConfig& config, const BuildTokenizer& tokenizer,
+                         const Log& log = {});
 
 }  // namespace troupe

@@ -62,11 +62,24 @@ EncodedPiece encode_piece(const CorpusPiece& piece, const DocumentRules& rules,
   return out;
 }
 
+void require_workers(int workers) {
+  constexpr int kMost = 1024;
+  if (0 <= workers && workers <= kMost) return;
+  fail(Code::kBadValue, "workers", workers, "is not between 0, one for each core, and", kMost);
+}
+
 void encode_corpus(CorpusReader& reader, const EncodeJob& job,
                    const std::function<void(const EncodedPiece&)>& f) {
+  require_workers(job.workers);
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   const int threads = std::max(1, job.workers > 0 ? job.workers : cores);
   OrderedWorkers<EncodedPiece> workers(threads);
+  if (workers.threads() < threads) {
+    job.log.warning("workers: the system started " + std::to_string(workers.threads()) + " of " +
+                    std::to_string(threads) +
+                    " threads, and they do all the work: its limit is `ulimit -u`, or pids.max of "
+                    "the control group");
+  }
   bool more = true;
   while (more || workers.pending() > 0) {
     if (more && workers.pending() < 2 * static_cast<size_t>(threads)) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "troupe/core/file/log.h"
 #include "troupe/data/corpus.h"
 #include "troupe/data/documents.h"
 
@@ -39,7 +40,11 @@ struct EncodeJob {
   const Encode& encode;
   int64_t longest = int64_t{64} << 20;
   int workers = 0;  // 0: one for each core
+  Log log = {};     // gets a line where the system starts fewer
 };
+
+// E2005 for a number of workers that no machine has use for.
+void require_workers(int workers);
 
 // Calls f with each piece, in the corpus' order, on this thread. Memory is two pieces a worker.
 void encode_corpus(CorpusReader& reader, const EncodeJob& job,

@@ -1,4 +1,5 @@
-// Threads that work on tasks as they come; the results are taken in the order of the tasks.
+// Threads that work on tasks as they come; the results are taken in the order of the tasks. Where
+// the system refuses threads there are fewer, or none, and then take() works.
 #pragma once
 
 #include <condition_variable>
@@ -6,6 +7,7 @@
 #include <functional>
 #include <future>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -16,7 +18,12 @@ template <class Result>
 class OrderedWorkers {
  public:
   explicit OrderedWorkers(int threads) {
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+    threads_.reserve(static_cast<size_t>(threads));  // what follows throws nothing else
+    try {
+      for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+    } catch (const std::system_error&) {
+      return;
+    }
   }
   OrderedWorkers(const OrderedWorkers&) = delete;
   OrderedWorkers& operator=(const OrderedWorkers&) = delete;
@@ -39,9 +46,14 @@ class OrderedWorkers {
     }
     changed_.notify_one();
   }
+  int threads() const { return static_cast<int>(threads_.size()); }
   size_t pending() const { return results_.size(); }  // added and not taken
   // The result of the oldest task, or what it threw.
   Result take() {
+    if (threads_.empty()) {
+      tasks_.front()();
+      tasks_.pop_front();
+    }
     std::future<Result> first = std::move(results_.front());
     results_.pop_front();
     return first.get();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -12,7 +13,7 @@
 
 namespace troupe {
 
-// 0 threads: one for each core. What a range throws is thrown to the caller, the first of several.
+// 0 threads: one for each core. A range whose thread the system refuses is computed here. What a range throws is thrown to the caller, the first of several.
 inline Pool thread_pool(int threads) {
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   const int64_t wanted = threads > 0 ? threads : cores;
@@ -31,8 +32,14 @@ inline Pool thread_pool(int threads) {
     };
     {
       std::vector<std::jthread> workers;
+      workers.reserve(static_cast<size_t>(ranges));
       for (int64_t t = 0; t < ranges; ++t) {
-        workers.emplace_back(work, n * t / ranges, n * (t + 1) / ranges);
+        const int64_t begin = n * t / ranges, end = n * (t + 1) / ranges;
+        try {
+          workers.emplace_back(work, begin, end);
+        } catch (const std::system_error&) {
+          work(begin, end);
+        }
       }
     }
     if (thrown) std::rethrow_exception(thrown);
