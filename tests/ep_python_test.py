@@ -217,6 +217,18 @@ def a_clipped_norm_is_that_of_one_process(rank, ranks, folder):
     same_as_alone(run, rank, ranks, ranks, clip=0.05)
 
 
+@case(2)
+def a_clipped_norm_has_the_experts_of_ranks_without_gradients(rank, ranks, folder):
+    import torch
+    from troupe_package import troupe
+    module = block(group=world())
+    experts = [p for _, p in troupe.expert_parameters(module)]
+    for p in experts:
+        p.grad = torch.ones_like(p) if rank == 0 else None
+    norm = troupe.clip_grad_norm_(module, 1.0)
+    torch.testing.assert_close(norm, torch.tensor(float(sum(p.numel() for p in experts))).sqrt())
+
+
 @case(4)
 def replicas_of_experts_are_averaged_over_the_other_axis(rank, ranks, folder):
     from torch.nn.parallel import DistributedDataParallel
@@ -582,6 +594,9 @@ class Ranks(unittest.TestCase):
 
     def test_pye4_a_clipped_norm_is_that_of_one_process(self):
         self.of(a_clipped_norm_is_that_of_one_process)
+
+    def test_pye4_a_clipped_norm_has_the_experts_of_ranks_without_gradients(self):
+        self.of(a_clipped_norm_has_the_experts_of_ranks_without_gradients)
 
     def test_pye4_replicas_of_experts_are_averaged_over_the_other_axis(self):
         self.of(replicas_of_experts_are_averaged_over_the_other_axis)

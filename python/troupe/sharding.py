@@ -119,11 +119,13 @@ def clip_grad_norm_(model, max_norm, *, eps=1e-6):
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _resolve_process_group
     groups = {id(p): m.ranks.name for _, m in _modules(model) if m.ranks is not None and not m.as_dtensors for p in m.parameters()}
-    parts, grads = {}, [p.grad for p in model.parameters() if p.grad is not None]
+    # Every rank sums over the same groups in the same order, whichever gradients it has.
+    parts = {name: [] for name in [None, *groups.values()]}
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
     for p in model.parameters():
         if p.grad is not None:
-            parts.setdefault(groups.get(id(p)), []).append(p.grad)
-    total = torch.zeros((), device=grads[0].device if grads else None)
+            parts[groups.get(id(p))].append(p.grad)
+    total = torch.zeros((), device=next((p.device for p in model.parameters()), None))
     for group, ours in parts.items():
         squares = _squared_norm(ours).to(total)
         if group is not None:
@@ -143,4 +145,5 @@ def _squared_norm(grads):
     for g in grads:
         by_mesh.setdefault(getattr(g, "device_mesh", None), []).append(g)
     norms = [torch.nn.utils.get_total_norm(some) for some in by_mesh.values()]
-    return sum(n.full_tensor().float().square() if type(n).__name__ == "DTensor" else n.float().square() for n in norms)
+    return sum((n.full_tensor().float().square() if type(n).__name__ == "DTensor" else n.float().square() for n in norms),
+               torch.zeros(()))
