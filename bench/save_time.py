@@ -7,7 +7,6 @@ Prints the mean, the median and the longest time of a step of each, the first te
 to the mean. The program is TROUPE_BUILD's (default:
 build/release)."""
 import argparse
-import json
 import os
 import pathlib
 import shutil
@@ -15,11 +14,12 @@ import statistics
 import subprocess
 import tempfile
 
+import run_log
+
 
 def steps_of(run):
     """(step, seconds) of each, from the run's log."""
-    rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    return [(r["step"], r["step_s"]) for r in rows if "event" not in r and "step_s" in r]
+    return [(r["step"], r["step_s"]) for r in run_log.steps_of(run) if "step_s" in r]
 
 
 def main():

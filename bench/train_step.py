@@ -22,6 +22,8 @@ import sys
 import tempfile
 import time
 
+from run_log import steps_of
+
 MODELS = {  # sequences and tokens of a step, d, layers, heads, experts, k, hidden, vocabulary
     "quickstart": dict(sequences=8, tokens=256, d=192, layers=4, heads=6, experts=8, k=2, hidden=192,
                        vocab=2048),
@@ -95,8 +97,7 @@ def until_the_last_step(command, log, args):
         rows = []
         while len(rows) < args.steps and ran.poll() is None and time.monotonic() < until:
             time.sleep(0.2)
-            lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-            rows = [json.loads(line) for line in lines if line.endswith("\n") and '"event"' not in line]
+            rows = steps_of(log.parent)
         ran.kill()
         said.seek(0)
         text = said.read()

@@ -168,7 +168,7 @@ class LayoutRuns:
                 process.wait()
 
     def records(self, name):
-        lines = (self.folder / name / "log.jsonl").read_text().splitlines()
+        lines = (self.folder / name / "log.jsonl").read_text().split("\n")[:-1]
         return [json.loads(line) for line in lines]
 
     def figures(self, name):

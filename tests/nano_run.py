@@ -111,12 +111,12 @@ class NanoRun(unittest.TestCase):
         self.wait_for(lambda: (self.folder / run / "log.jsonl").exists() and len(self.losses(run)) >= step)
 
     def records(self, run="run"):
-        lines = (self.folder / run / "log.jsonl").read_text().splitlines()
+        lines = (self.folder / run / "log.jsonl").read_text().split("\n")[:-1]
         return [json.loads(line) for line in lines]
 
     def losses(self, run="run"):
         """The loss of each step, as the text of the log has it."""
-        lines = (self.folder / run / "log.jsonl").read_text().splitlines()
+        lines = (self.folder / run / "log.jsonl").read_text().split("\n")[:-1]
         pairs = ((json.loads(line), line) for line in lines)
         return {row["step"]: line.split('"loss":')[1].split(",")[0]
                 for row, line in pairs if "event" not in row}

@@ -2,6 +2,7 @@
 """troupe.run: the program's verbs from Python."""
 import contextlib
 import io
+import json
 import os
 import pathlib
 import signal
@@ -69,6 +70,19 @@ class Program(unittest.TestCase):
             _ = troupe.run("doctor", quiet=True).wait().folder
         with self.assertRaisesRegex(TypeError, "which verb"):
             troupe.run()
+
+    def test_b15_steps_end_at_line_feeds_alone_and_a_torn_one_is_left(self):
+        run = self.train().wait()
+        whole = [row["step"] for row in run.steps]
+        log = self.run / "log.jsonl"
+        more = [{"step": 4, "loss": 5.0}, {"event": "sample", "step": 4, "text": "a\u2028b\u2029c\x85d\u00e9"}, {"step": 5, "loss": 4.0}]
+        lines = [json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in more]
+        with log.open("ab") as out:
+            out.write(lines[0] + lines[1][:9] + b"\n" + lines[1] + lines[2] + lines[1][:-5])  # torn in its last letter's bytes
+        self.assertEqual([row["step"] for row in run.steps], [*whole, 4, 5])
+        with log.open("ab") as out:
+            out.write(lines[1][-5:] + b'{"step": 6}\n')
+        self.assertEqual([row["step"] for row in run.steps], [*whole, 4, 5, 6])
 
     def test_stop_ends_it_with_a_checkpoint(self):
         run = self.train(**{"train.steps": 100000})

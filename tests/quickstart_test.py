@@ -48,7 +48,7 @@ class Folder(unittest.TestCase):
                               capture_output=True, text=True, timeout=300, check=False)
 
     def rows(self, run):
-        return [json.loads(line) for line in (self.folder / run / "log.jsonl").read_text().splitlines()]
+        return [json.loads(line) for line in (self.folder / run / "log.jsonl").read_text().split("\n")[:-1]]
 
 
 class QuickStart(Folder):

@@ -80,7 +80,7 @@ def trained(troupe, folder, recipe):
     out = run(folder, troupe, "train", "recipe.yaml", *sets) if checked.returncode == 0 else checked
     if out.returncode != 0:
         return " ".join((out.stderr + out.stdout).strip().splitlines()[-3:])[:300]
-    rows = [json.loads(line) for line in (folder / "run/log.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "run/log.jsonl").read_text().split("\n")[:-1]]
     losses = [row["loss"] for row in rows if "event" not in row]
     assert len(losses) == 10, losses
     return f"{losses[0]:.2f} → {losses[-1]:.2f}"

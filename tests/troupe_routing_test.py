@@ -16,7 +16,7 @@ RESTS = "model.moe.router={kind: sigmoid_bias, bias_rate: 0}"
 
 class Routing(NanoRun):
     def losses(self, run):
-        rows = [json.loads(line) for line in (self.folder / run / "log.jsonl").read_text().splitlines()]
+        rows = [json.loads(line) for line in (self.folder / run / "log.jsonl").read_text().split("\n")[:-1]]
         return [row["loss"] for row in rows if "event" not in row]
 
     def traces(self, run):

@@ -191,7 +191,7 @@ class QuickStart:
 def records(run):
     """The lines of a run's log; a last line that is torn is left out."""
     path, out = run / "log.jsonl", []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else []:
         try:
             out.append(json.loads(line))
         except ValueError:

@@ -10,6 +10,7 @@
 
 Words are the command's, options its long ones (shard_size=... is --shard-size), `set` the recipe's keys. The PyTorch of this Python is
 the program's."""
+import contextlib
 import json
 import os
 import re
@@ -45,6 +46,16 @@ def _program():
 def _value(v):
     """A value as a recipe has it."""
     return v if isinstance(v, str) else str(v) if isinstance(v, os.PathLike) else json.dumps(v)
+
+
+def records(log):
+    """The rows of a log.jsonl, so far. They end at line feeds alone (a text may have U+2028); the last may be in the making, and
+    one that a kill or a full disk tore is left out: the run went on after it."""
+    rows = []
+    for line in log.read_bytes().split(b"\n")[:-1] if log.exists() else []:
+        with contextlib.suppress(ValueError):
+            rows.append(json.loads(line))
+    return rows
 
 
 def _options(given):
@@ -122,10 +133,7 @@ class Run:
     @property
     def steps(self):
         """The rows of log.jsonl that are steps, so far: loss, lr, tokens_s and the others, by name."""
-        file = self.folder / "log.jsonl"
-        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-        rows = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be in the making
-        return [row for row in rows if "event" not in row]
+        return [row for row in records(self.folder / "log.jsonl") if "event" not in row]
 
     @property
     def checkpoint(self):
