@@ -337,6 +337,32 @@ class Models(PutsBack):
                 self.assertFalse(any("forward" in m.__dict__ for m in model.modules()))
                 self.assertFalse(any(k.startswith("_troupe") for m in model.modules() for k in m.__dict__))
 
+    def test_a_copy_of_a_patched_model_is_put_back_alone(self):
+        home = importlib.import_module("transformers.models.olmoe.modeling_olmoe")
+        before = {name: getattr(home, name) for name in ("apply_rotary_pos_emb", "load_balancing_loss_func")}
+        for first in (True, False):
+            with self.subTest(copy_first=first):
+                model = model_of("olmoe", "eager")
+                words = troupe.patch(model, "all").words
+                twin = copy.deepcopy(model)
+                self.assertEqual(troupe.report(twin).words, words)
+                (want, _), (got, _) = losses(model), losses(twin)
+                self.assertEqual(got, want)
+                one, other = (twin, model) if first else (model, twin)
+                troupe.unpatch(one)
+                for part, on in ((one, False), (other, True)):
+                    self.assertEqual(part.config._experts_implementation, "troupe" if on else "eager")
+                    self.assertEqual(part.config._attn_implementation == "troupe", on)
+                    self.assertEqual(any("forward" in m.__dict__ for m in part.modules()), on)
+                    self.assertEqual(any(k.startswith("_troupe") for m in part.modules() for k in m.__dict__), on)
+                self.assertIsNot(home.apply_rotary_pos_emb, before["apply_rotary_pos_emb"])
+                for a, b in zip(losses(other)[0], losses(one)[0]):  # both have learned the same
+                    self.assertAlmostEqual(a, b, delta=1e-4 * abs(b))
+                troupe.unpatch(other)
+                self.assertFalse(any("forward" in m.__dict__ for m in other.modules()))
+                self.assertEqual({name: getattr(home, name) for name in before}, before)
+                self.assertIs(one.loss_function, other.loss_function)
+
     def test_generate_gives_the_same_tokens(self):
         start = torch.randint(3, 64, (2, 5))
         said = [model_of("mixtral", kind, output_router_logits=False).generate(start, max_new_tokens=6, do_sample=False)

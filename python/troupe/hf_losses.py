@@ -3,6 +3,8 @@
     balance_loss   load_balancing_loss_func: each layer's probabilities and counts in one operator
     causal_loss    ForCausalLMLoss: the logits are read once forward and once backward, where PyTorch writes their
                    log-probabilities and reads those"""
+import functools
+
 import torch
 from torch.nn import functional as F
 
@@ -48,10 +50,11 @@ def replace_causal(model):
         return None
     own = "_loss_function" in model.__dict__
     model.loss_function = causal_loss
+    return functools.partial(_put_back, model, ForCausalLMLoss if own else None)
 
-    def back():
-        if own:
-            model.loss_function = ForCausalLMLoss
-        else:
-            del model._loss_function
-    return back
+
+def _put_back(model, own):
+    if own is None:
+        del model._loss_function
+    else:
+        model.loss_function = own

@@ -47,7 +47,8 @@ def makers(model):
 
 
 def replace(model, share):
-    """`share(home, name, make)` replaces a function of a model's file; returns how to put all back."""
+    """`share(home, name, make)` replaces a function of a model's file and returns what puts it back; returns how to put all
+    back."""
     found = list(makers(model))
     homes = {type(module).__module__ for module in found}
     backs = [back for back in (share(home, NAME, without_mask) for home in sorted(homes)) if back is not None]
@@ -55,10 +56,15 @@ def replace(model, share):
         forward = functools.partial(_forward, module)
         forward.__signature__ = inspect.signature(module.forward)
         module.forward = forward
+    return functools.partial(_put_back, found, backs)
 
-    def back():
-        for module in found:
-            del module.forward
-        for put in backs:
-            put()
-    return back
+
+def own_forwards(modules):
+    for module in modules:
+        del module.forward
+
+
+def _put_back(modules, backs):
+    own_forwards(modules)
+    for back in backs:
+        back()

@@ -80,14 +80,31 @@ def _attention(model):
     register_attention()
     before = model.config._attn_implementation
     model.set_attn_implementation("troupe")
-    masks = hf_masks.replace(_unwrapped(model), lambda home, name, make: _shared(sys.modules[home], name, make))
-    return _all_back([lambda: model.set_attn_implementation(before), masks])
+    masks = hf_masks.replace(_unwrapped(model), _shared)
+    return _all_back([functools.partial(model.set_attn_implementation, before), masks])
+
+
+class _Use:
+    """One model's use of a function that is replaced; called, it ends. A copy of the model is a user of its own."""
+
+    def __init__(self, home, name):
+        self.home, self.name = home, name
+        getattr(sys.modules[home], name)._troupe_users += 1
+
+    def __call__(self):
+        now = getattr(sys.modules[self.home], self.name)
+        now._troupe_users -= 1
+        if now._troupe_users == 0:
+            setattr(sys.modules[self.home], self.name, now._troupe_before)
+
+    def __deepcopy__(self, memo):
+        return _Use(self.home, self.name)
 
 
 def _shared(home, name, make):
-    """Replaces a function of a module, for all models of that module, until the last that was patched is put back.
-    `make(before)` returns ours, or None."""
-    now = getattr(home, name, None)
+    """Replaces a function of the module of the name `home`, for all models of that module, until the last that was patched is
+    put back. `make(before)` returns ours, or None."""
+    now = getattr(sys.modules[home], name, None)
     if getattr(now, "_troupe_users", 0) == 0:
         ours = make(now) if now is not None else None
         if ours is None:
@@ -98,26 +115,24 @@ def _shared(home, name, make):
             return ours(*arguments, **options)
 
         replaced._troupe_users, replaced._troupe_before = 0, now
-        setattr(home, name, replaced)
-        now = replaced
-    now._troupe_users += 1
+        setattr(sys.modules[home], name, replaced)
+    return _Use(home, name)
 
-    def back():
-        now._troupe_users -= 1
-        if now._troupe_users == 0:
-            setattr(home, name, now._troupe_before)
-    return back
+
+def _call(backs):
+    for back in backs:
+        back()
 
 
 def _all_back(backs):
     """One function for those that are there, or None."""
     backs = [back for back in backs if back is not None]
-    return (lambda: [back() for back in backs]) if backs else None
+    return functools.partial(_call, backs) if backs else None
 
 
 def _loss(model):
     model = _unwrapped(model)
-    balance = _shared(sys.modules[type(model).__module__], "load_balancing_loss_func", lambda _: hf_losses.balance_loss)
+    balance = _shared(type(model).__module__, "load_balancing_loss_func", lambda _: hf_losses.balance_loss)
     return _all_back([balance, hf_losses.replace_causal(model)])
 
 
@@ -125,7 +140,7 @@ def _rotary(model):
     if not hf_rotary.halves_are_equal(model):
         return None
     homes = {type(m).__module__ for m in model.modules()}
-    return _all_back([_shared(sys.modules[home], hf_rotary.NAME, lambda f: hf_rotary.apply_rotary if hf_rotary.agrees(f) else None)
+    return _all_back([_shared(home, hf_rotary.NAME, lambda f: hf_rotary.apply_rotary if hf_rotary.agrees(f) else None)
                       for home in sorted(homes) if hasattr(sys.modules[home], hf_rotary.NAME)])
 
 
@@ -192,11 +207,7 @@ def _modules(model, suffix, forward_of):
         if forward is not None:
             module.forward = forward
             replaced.append(module)
-
-    def back():
-        for module in replaced:
-            del module.forward
-    return back if replaced else None
+    return functools.partial(hf_masks.own_forwards, replaced) if replaced else None
 
 
 REPLACE = {"attention": _attention, "loss": _loss, "rotary": _rotary,
@@ -205,7 +216,8 @@ REPLACE = {"attention": _attention, "loss": _loss, "rotary": _rotary,
 
 
 def apply(model, wanted, named):
-    """Replaces the wanted words that are not yet; returns the words in force. `named`: those that must not be missing."""
+    """Replaces the wanted words that are not yet; returns the words in force. `named`: those that must not be missing. What
+    puts them back holds modules as arguments of functools.partial, so that a copy of the model has its own."""
     done = model.__dict__.setdefault("_troupe_undo", {})
     for word in sorted(wanted - set(done)):
         back = REPLACE[word](model)
