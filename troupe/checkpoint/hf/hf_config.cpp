@@ -87,7 +87,7 @@ HfConfig parse_hf_config(const std::string& text, const std::string& file) {
   if (parse_json(text, file, Code::kBadModelConfig).kind != Yaml::Kind::kMap) {
     fail(Code::kBadModelConfig, file, "is not a JSON object");
   }
-  Json json = Json::parse(text);
+  Json json = parse_in_order(text);
   HfKeys keys(json, true, file + ": ");
   HfConfig out;
   Json passed = Json::object();
@@ -122,15 +122,26 @@ std::string to_json(const HfConfig& config) {
   json["architectures"] = Json::array({config.family->architecture});
   json["model_type"] = config.family->model_type;
   HfConfig copy = config;
-  Json passed = Json::parse(config.passed);
+  Json passed = parse_in_order(config.passed);
   passed.erase("architectures");
   passed.erase("model_type");
   HfKeys keys(json, false, "config.json: ");
   ConfigFields fields{copy, keys, passed};
   config.family->read_or_write(fields);
   tokens_and_type(fields);
-  const Json unknown = Json::parse(config.unknown);
-  for (const auto& [name, value] : unknown.items()) json[name] = value;
+  auto& object = json.get_ref<Json::object_t&>();
+  const auto written = static_cast<int64_t>(object.size());  // by us, and few
+  const Json unknown = parse_in_order(config.unknown);
+  for (const auto& [name, value] : unknown.get_ref<const Json::object_t&>()) {
+    const auto end = object.begin() + written;
+    const auto at = std::find_if(object.begin(), end,
+                                 [&key = name](const auto& field) { return field.first == key; });
+    if (at != end) {
+      at->second = value;
+    } else {
+      object.emplace_back(name, value);
+    }
+  }
   return json.dump(2) + '\n';
 }
 

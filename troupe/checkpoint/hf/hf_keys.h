@@ -24,6 +24,9 @@ namespace troupe {
 
 using Json = nlohmann::ordered_json;
 
+// JSON that parse_json() has accepted, its names in their order.
+Json parse_in_order(const std::string& text);
+
 class HfKeys {
  public:
   // `json` outlives it: what is read, or an object to write into.
@@ -95,17 +98,14 @@ class HfKeys {
     return json_[name];
   }
 
+  // Names are distinct: adding one needs no search among the others, of which a file may have
+  // 100,000.
   Json unknown() const {
-    Json out = Json::object();
-    for (const auto& [name, value] : json_.items()) {
-      if (!known_.contains(name)) out[name] = value;
+    Json::object_t out;
+    for (const auto& [name, value] : json_.get_ref<const Json::object_t&>()) {
+      if (!known_.contains(name)) out.emplace_back(name, value);
     }
     return out;
-  }
-
-  [[noreturn]] void refuse(const std::string& name, const std::string& what) const {
-    const std::string value = json_.contains(name) ? json_[name].dump().substr(0, 200) : "absent";
-    fail(Code::kBadModelConfig, place_ + name, "is", value + ';', what);
   }
 
   // The key that the number was read from, here or in a section, "config.json: hidden_size"; of
@@ -113,6 +113,11 @@ class HfKeys {
   std::string place_of(const void* number, const std::string& ours) const {
     const auto at = places_->find(number);
     return at == places_->end() ? place_ + ours : at->second;
+  }
+
+  [[noreturn]] void refuse(const std::string& name, const std::string& what) const {
+    const std::string value = json_.contains(name) ? json_[name].dump().substr(0, 200) : "absent";
+    fail(Code::kBadModelConfig, place_ + name, "is", value + ';', what);
   }
 
   template <class T>
@@ -128,12 +133,12 @@ class HfKeys {
       if (!value.is_number_integer() && !whole) refuse(name, "a whole number is expected");
       constexpr double kMost = int64_t{1} << 40;  // of any count; nothing is computed with more
       if (std::abs(value.get<double>()) > kMost) refuse(name, "is too large");
+      if (value.get<double>() < 0) refuse(name, "must not be negative");
     } else if constexpr (std::is_floating_point_v<T>) {
       if (!value.is_number()) refuse(name, "a number is expected");
     } else if constexpr (std::is_same_v<T, std::string>) {
       if (!value.is_string()) refuse(name, "text is expected");
     }
-      if (value.get<double>() < 0) refuse(name, "must not be negative");
     return value.get<T>();
   }
 
@@ -147,8 +152,8 @@ class HfKeys {
   const bool reads_;
   const std::string place_;
   std::set<std::string> known_;
+  std::shared_ptr<std::map<const void*, std::string>> places_ =
+      std::make_shared<std::map<const void*, std::string>>();
 };
 
 }  // namespace troupe
-  std::shared_ptr<std::map<const void*, std::string>> places_ =
-      std::make_shared<std::map<const void*, std::string>>();
