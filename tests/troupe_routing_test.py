@@ -50,6 +50,21 @@ class Routing(NanoRun):
         self.assertIn("run.replay: the model has no experts",
                       self.train("model.moe=null", "model.ffn=64", *again, code=2))
 
+    def test_32_the_trace_of_another_model_is_refused_with_what_differs(self):
+        self.train(MOVES, "log.routing=1", "train.steps=2", "model.moe.experts=8")
+        again = ("run.replay=run/routing", "checkpoint.dir=more", "train.steps=2")
+        name = "run/routing/step-000001-00000-of-00001.trace: E2005 run.replay: layer "
+        said = self.train(MOVES, *again, code=2)
+        self.assertRegex(said, name + r"0 of microbatch 0 chooses among 8 experts, expert [4-7] of token \d+ among "
+                                      r"them; the model has 4: model.moe.experts must be")
+        eight = (MOVES, *again, "model.moe.experts=8")
+        self.assertRegex(self.train(*eight, "model.moe.top_k=1", code=2),
+                         name + r"0 of microbatch 0 has K = 2; the model's K is 1: model.moe.top_k must be")
+        self.assertRegex(self.train(*eight, "model.moe.router={kind: expert_choice}", code=2), "has K = 2; the model's K is 8")
+        self.assertRegex(self.train(*eight, "model.layers=1", code=2), name + "1 of microbatch 0 is here, and the model has no such")
+        self.assertRegex(self.train(*eight, "model.moe.layers='[0]*1+[1]*1'", "model.ffn=64", code=2), name + "0 of microbatch 0 is here")
+        self.train(*eight)
+
     def test_32_ranks_write_what_one_process_takes(self):
         with tempfile.TemporaryDirectory() as folder:
             runs = LayoutRuns(folder)

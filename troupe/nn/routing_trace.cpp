@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <functional>
@@ -51,7 +50,7 @@ class Parser {
     at_ += static_cast<size_t>(n);
   }
 
-  [[noreturn]] void refuse(const char* what) const {
+  [[noreturn]] void refuse(const std::string& what) const {
     fail(Code::kUnreadableData, path_ + '@' + std::to_string(at_), what);
   }
 
@@ -88,13 +87,13 @@ Header read_header(Parser& parser) {
 // token. -1 is none.
 const char* fault_of(const at::Tensor& ids_TK, int64_t experts) {
   const int64_t K = ids_TK.size(1);
-  const auto* row = ids_TK.const_data_ptr<int32_t>();
-  for (int64_t t = 0; t < ids_TK.size(0); ++t, row += K) {
-    for (int64_t j = 0; j < K; ++j) {
-      if (row[j] < -1 || row[j] >= experts) return "names an expert that there is not";
-      if (row[j] >= 0 && std::find(row, row + j, row[j]) != row + j) {
-        return "names an expert twice for a token";
-      }
+  const auto* const ids = ids_TK.const_data_ptr<int32_t>();
+  std::vector<int64_t> last(static_cast<size_t>(experts), -1);  // token that chose each
+  for (int64_t slot = 0; slot < ids_TK.numel(); ++slot) {
+    const int64_t id = ids[slot], t = slot / K;
+    if (id < -1 || id >= experts) return "names an expert that there is not";
+    if (id >= 0 && std::exchange(last[static_cast<size_t>(id)], t) == t) {
+      return "names an expert twice for a token";
     }
   }
   return nullptr;
@@ -159,6 +158,11 @@ at::Tensor RoutingTrace::logits(int64_t layer, int64_t microbatch) const {
   return at(layer, microbatch).logits_TE;
 }
 
+RoutingTrace::Sizes RoutingTrace::sizes(int64_t layer, int64_t microbatch) const {
+  const Choices& c = at(layer, microbatch);
+  return {c.experts, c.ids_TK.size(0), c.ids_TK.size(1)};
+}
+
 std::vector<std::pair<int64_t, int64_t>> RoutingTrace::records() const {
   std::vector<std::pair<int64_t, int64_t>> out;
   for (const auto& [key, choices] : records_) out.push_back(key);
@@ -186,6 +190,10 @@ RoutingTrace RoutingTrace::load(const std::string& path) {
   RoutingTrace out;
   while (!parser.done()) {
     const Header h = read_header(parser);
+    if (out.has(h.layer, h.microbatch)) {
+      parser.refuse("has layer " + std::to_string(h.layer) + " of microbatch " +
+                    std::to_string(h.microbatch) + " twice");
+    }
     const at::Tensor counts = read_tensor(parser, {h.experts}, at::kLong);
     const at::Tensor ids = read_tensor(parser, {h.T, h.K}, narrow_type(h.experts)).to(at::kInt);
     if (const char* fault = fault_of(ids, h.experts)) parser.refuse(fault);

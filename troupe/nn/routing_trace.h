@@ -33,6 +33,10 @@ class RoutingTrace {
   at::Tensor replay(int64_t layer, int64_t microbatch, c10::Device device) const;
   at::Tensor counts(int64_t layer, int64_t microbatch) const;  // int64 [E]
   at::Tensor logits(int64_t layer, int64_t microbatch) const;  // undefined: not recorded
+  struct Sizes {
+    int64_t experts, tokens, choices;  // E, T, K
+  };
+  Sizes sizes(int64_t layer, int64_t microbatch) const;
   int64_t size() const { return static_cast<int64_t>(records_.size()); }
 
   bool has(int64_t layer, int64_t microbatch) const {
@@ -41,6 +45,7 @@ class RoutingTrace {
   std::vector<std::pair<int64_t, int64_t>> records() const;  // (layer, microbatch), sorted
 
   void save(Fs& fs, const std::string& path) const;  // the whole file or nothing
+  // E3001 where the file is none, is cut, or has a record twice.
   static RoutingTrace load(const std::string& path);
 
  private:

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <optional>
+#include <variant>
 #include <vector>
 
 #include "troupe/core/check.h"
@@ -40,6 +42,42 @@ std::vector<std::string> files_of(const std::string& folder, int64_t step) {
   return out;
 }
 
+// ", expert 7 of token 12 among them", where one that the model lacks is chosen.
+std::string first_missing(const at::Tensor& ids_TK, int64_t experts) {
+  const auto* const ids = ids_TK.const_data_ptr<int32_t>();
+  const auto* const end = ids + ids_TK.numel();
+  const auto* const at = std::find_if(ids, end, [&](int32_t id) { return id >= experts; });
+  if (at == end) return "";
+  return ", expert " + std::to_string(*at) + " of token " +
+         std::to_string((at - ids) / ids_TK.size(1)) + " among them";
+}
+
+// All records, whichever rank's they are: every rank refuses the same file.
+void require_fit(const RoutingTrace& trace, const std::string& file, const ModelConfig& model) {
+  const int64_t layers = model.layers + model.mtp.depth;
+  for (const auto& [layer, microbatch] : trace.records()) {
+    const auto refuse = [&, layer = layer, microbatch = microbatch](const std::string& what) {
+      fail(Code::kBadValue, file, "run.replay: layer", layer, "of microbatch", microbatch,
+           what + " must be that of the run that wrote it");
+    };
+    const std::optional<MoeConfig> moe =
+        layer < layers ? layer_config(model, layer).moe : std::nullopt;
+    if (!moe) refuse("is here, and the model has no such layer with experts: model.layers");
+    const RoutingTrace::Sizes sizes = trace.sizes(layer, microbatch);
+    if (sizes.experts != moe->experts) {
+      refuse("chooses among " + std::to_string(sizes.experts) + " experts" +
+             first_missing(trace.replay(layer, microbatch, at::kCPU), moe->experts) +
+             "; the model has " + std::to_string(moe->experts) + ": model.moe.experts");
+    }
+    const bool by_experts = std::holds_alternative<ExpertChoiceRouting>(moe->router);
+    const int64_t slots = by_experts ? moe->experts : moe->top_k;
+    if (sizes.choices != slots) {
+      refuse("has K = " + std::to_string(sizes.choices) + "; the model's K is " +
+             std::to_string(slots) + ": model.moe." + (by_experts ? "router" : "top_k"));
+    }
+  }
+}
+
 }  // namespace
 
 int64_t first_microbatch(const Feed& feed) {
@@ -70,6 +108,7 @@ void replay_routing(const std::string& folder, int64_t step, const ModelConfig& 
   std::vector<RoutingTrace> traces;
   for (const std::string& name : files_of(folder, step)) {
     traces.push_back(RoutingTrace::load(folder + '/' + name));
+    require_fit(traces.back(), folder + '/' + name, model);
   }
   if (traces.empty()) {
     fail(Code::kUnreadableData, folder, "run.replay: has no choices of step",

@@ -32,7 +32,8 @@ void write_routing(Fs& fs, const RoutingPlace& place, const Feed& feed, const St
 
 // The choices of that step for each of the feed's microbatches and every MoE layer, MTP modules'
 // too. Throws E3001 with the folder where a step, a layer or a microbatch is missing or has another
-// number of tokens.
+// number of tokens; E2005 with the file where it is of another model: of a layer that has no experts
+// here, of another number of experts, or of another K.
 void replay_routing(const std::string& folder, int64_t step, const ModelConfig& model, Feed& feed);
 
 }  // namespace troupe
