@@ -23,6 +23,11 @@ Log log_of(bool quiet) {
   return Log({stderr_sink()}, quiet ? Level::kWarning : Level::kInfo);
 }
 
+void require_id(const char* option, const std::optional<int32_t>& id) {
+  if (id.value_or(0) >= 0) return;
+  fail(Code::kBadValue, option, *id, "is negative: an id of the vocabulary is expected");
+}
+
 // What build and count have in common: a corpus and how its text becomes ids.
 struct CorpusOptions {
   BuildConfig build;
@@ -64,6 +69,7 @@ struct CorpusOptions {
       fail(Code::kBadValue, "--special-as-text",
            "would also encode the chat template (--open, --close) as plain text");
     }
+    require_id("--eod", eod);
     const std::shared_ptr<const Tokenizer> opened = open_tokenizer(tokenizer);
     if (!eod && !no_eod && opened->special().eos < 0) {
       fail(Code::kBadValue, "--tokenizer", tokenizer,
@@ -74,7 +80,7 @@ struct CorpusOptions {
     BuildTokenizer out{
         .encode = [opened, how](std::string_view text,
                                 std::vector<int32_t>& ids) { opened->append(text, how, ids); },
-        .vocab = std::max<int64_t>(opened->vocab_size(), eod.value_or(-1) + 1),
+        .vocab = std::max<int64_t>(opened->vocab_size(), int64_t{eod.value_or(-1)} + 1),
         .fingerprint = hex(opened->fingerprint()),
         .manner = special_as_text ? "special as text" : ""};
     if (!no_eod) out.eod = eod.value_or(opened->special().eos);
@@ -329,6 +335,7 @@ TokenCounts convert_tokens(const TokensFrom& options) {
   if (!options.eod) {
     fail(Code::kBadValue, "--eod", "is required: the end-of-document id of", input);
   }
+  require_id("--eod", options.eod);
   IdsConfig ids{.output = options.files.output,
                 .eod = *options.eod,
                 .vocab = options.vocab,

@@ -139,6 +139,15 @@ class TroupeFiles(unittest.TestCase):
         self.assertIn("1 skipped", said)
         self.assertEqual(read_megatron(self.folder / "z"), [[97], [98]])
 
+    def test_an_end_of_document_that_is_no_id_is_refused(self):
+        self.write_lines(count=3)
+        (self.folder / "flat").write_bytes(bytes(range(64)))
+        for words in (("build", "corpus.jsonl", "-t", "bytes", "-o", "out"), ("count", "corpus.jsonl", "-t", "bytes"),
+                      ("convert", "flat", "--from", "flat-u16", "-o", "out")):
+            said = self.troupe("data", *words, "--eod", "-1", code=2)
+            self.assertIn("--eod: E2005 -1 is negative: an id of the vocabulary is expected", said)
+        self.troupe("data", "build", "corpus.jsonl", "-t", "bytes", "-o", "out", "--eod", 2**31 - 1, "--quiet")
+
     def test_chats_have_a_mask_of_what_the_assistant_says(self):
         _, theirs = self.make_tokenizer()
         (self.folder / "chat.jsonl").write_text(json.dumps({"messages": MESSAGES}) + "\n")

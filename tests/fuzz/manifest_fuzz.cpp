@@ -21,7 +21,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   try {
     for (const troupe::StoredTensor& t : troupe::parse_index(bytes, "fuzz")) {
-      if (t.tensor.box.numel() < 0) std::abort();
+      if (t.tensor.box.numel() < 0 || t.tensor.bytes() < 0) std::abort();
     }
   } catch (const troupe::Error&) {
     return 0;

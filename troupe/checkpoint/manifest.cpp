@@ -218,9 +218,10 @@ std::vector<StoredTensor> parse_index(const std::string& text, const std::string
     if (!element_of(line.dtype, tensor.tensor.element)) {
       fail(Code::kNoCheckpoint, place, "unknown dtype", line.dtype);
     }
-    try {
-      validate(tensor.tensor.box);
-    } catch (const Error&) {
+    int64_t bits = 0;  // of the whole tensor, which is computed with later
+    const Box whole = Box::whole(line.global);
+    if (!is_inside(tensor.tensor.box) ||
+        __builtin_mul_overflow(whole.numel(), bits_of(tensor.tensor.element), &bits)) {
       fail(Code::kNoCheckpoint, place, "no such box: global", to_text(line.global), "offset",
            to_text(line.offset), "size", to_text(line.size));
     }

@@ -84,8 +84,13 @@ CheckpointReader::CheckpointReader(std::string folder, Manifest manifest)
       fail(Code::kDamagedCheckpoint, path, "is damaged: its checksum is", found, "and should be",
            info.index_hash);
     }
+    int64_t left = info.bytes;
     for (StoredTensor& stored : parse_index(text, path)) {
       const TensorBox& t = stored.tensor;
+      if ((left -= t.bytes()) < 0) {
+        fail(Code::kDamagedCheckpoint, path, "has more tensors than the", info.bytes, "bytes of",
+             info.file, "hold:", t.name, to_text(t.box.size));
+      }
       Tensor& tensor =
           tensors_.try_emplace(t.name, Tensor{t.element, t.box.global, {}}).first->second;
       if (tensor.element != t.element || tensor.global != t.box.global) {

@@ -11,12 +11,15 @@
 #include <numeric>
 #include <set>
 
+#include "troupe/checkpoint/describe_tensors.h"
 #include "troupe/checkpoint/find_resume.h"
 #include "troupe/checkpoint/reader.h"
 #include "troupe/checkpoint/run_folder.h"
+#include "troupe/checkpoint/tensor_set.h"
 #include "troupe/checkpoint/thread_ranks_test.h"
 #include "troupe/core/check.h"
 #include "troupe/core/config/json.h"
+#include "troupe/core/file/hash.h"
 #include "troupe/testing/fault_fs.h"
 #include "troupe/testing/power_cut_fs.h"
 #include "troupe/testing/temporary_folder.h"
@@ -583,6 +586,21 @@ TEST_F(Damage, F31_ANewerFormatNamesBothVersions) {
   const Error e = error_of([&] { read_manifest(folder_ / "step-000001"); });
   EXPECT_EQ(e.code(), Code::kOtherFormat);
   EXPECT_TRUE(has(e, "format 2 made by Troupe 0.1.0; this is Troupe 0.1.0")) << e.what();
+}
+
+TEST_F(Damage, F153_AnIndexOfATensorThatNoShardHoldsIsRefused) {
+  for (const int64_t size : {INT64_MAX, int64_t{1} << 40}) {
+    const std::string text = to_json(StoredTensor{{"w", Element::kU8, Box::whole({size})}, "0"});
+    publish_file(fs_, index_, text);
+    Manifest manifest = read_manifest(folder_ / "step-000001");
+    manifest.shards[0].index_hash = hex(hash64(text));
+    manifest.shards[0].index_bytes = static_cast<int64_t>(text.size());
+    publish_file(fs_, manifest_, to_json(manifest));
+    const Error e =
+        error_of([&] { describe_tensors(*open_tensors(folder_ / "step-000001"), true); });
+    EXPECT_EQ(e.exit_class(), ExitClass::kCheckpoint) << e.what();
+    EXPECT_TRUE(has(e, index_)) << e.what();
+  }
 }
 
 TEST_F(Damage, F137_AManifestNamesNoFileElsewhere) {

@@ -96,8 +96,10 @@ void warn_of_other_training(const std::string& run, const TrainConfig& now, cons
 }
 
 void require_counters(const TrainState& state, int64_t step, const std::string& folder) {
+  constexpr int64_t kMost = int64_t{1} << 60;  // a run goes on counting from there
   const auto require = [&](const char* name, int64_t value) {
-    if (value < 0) fail(Code::kDamagedCheckpoint, folder, "its state has", name, value);
+    if (value < 0 || value > kMost)
+      fail(Code::kDamagedCheckpoint, folder, "its state has", name, value);
   };
   for (const auto& [name, at] : {std::pair("done", &state.done), std::pair("run", &state.run)}) {
     require((std::string(name) + ".steps").c_str(), at->steps);

@@ -31,6 +31,8 @@ TEST(ResumeChecks, F163_CountersThatNoRunHasAreDamageOfTheCheckpoint) {
     TrainState bad = good;
     bad.*counter = -1;
     EXPECT_PRED2(testing::has, refused(bad), "run/step-000005: E4004 its state has");
+    bad.*counter = INT64_MAX;  // and one more for the next step
+    EXPECT_PRED2(testing::has, refused(bad), "9223372036854775807");
   }
   TrainState bad = good;
   bad.done.samples = -40;
