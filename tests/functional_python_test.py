@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """troupe.functional: values and gradients beside plain PyTorch, the table of types, layouts, and refusals."""
+import functools
 import itertools
 import math
 import os
@@ -71,6 +72,42 @@ class Values(unittest.TestCase):
                 want = reference(q.x, q.ids, q.p, q.w1, q.w2, q.b1, q.b2, **form)
                 self.same(got, want)
                 self.same(q.gradients(got), q.gradients(want))
+
+    def test_flops_are_those_of_plain_pytorch(self):
+        from torch.utils.flop_counter import FlopCounterMode
+
+        def counted(run):
+            with FlopCounterMode(display=False) as counter:
+                run()
+            return counter.get_total_flops()
+
+        for gated, bias in itertools.product((True, False), (True, False)):
+            q = Problem(gated=gated, bias=bias)
+            form = {"gated": gated, "gate_up_bias": q.b1, "down_bias": q.b2}
+            ours = functools.partial(troupe.moe_ffn, q.x, q.ids, q.p, q.w1, q.w2, **form)
+            plain = functools.partial(reference, q.x, q.ids, q.p, q.w1, q.w2, q.b1, q.b2, gated=gated)
+            product = 2 * q.ids.numel() * (q.w1[0].numel() + q.w2[0].numel())
+            self.assertEqual(counted(ours), product)
+            self.assertEqual(counted(plain), product)
+            self.assertEqual(counted(lambda: q.gradients(ours())), 3 * product)
+            self.assertEqual(counted(lambda: q.gradients(plain())), 3 * product)
+        with self.subTest("weights alone, as of a first layer; and frozen experts, as under LoRA"):
+            for needed in ((False, True), (True, False)):
+                q = Problem()
+                for t, on in ((q.x, needed[0]), (q.p, False), (q.w1, needed[1]), (q.w2, needed[1])):
+                    t.requires_grad_(on)
+                ours, plain = (counted(lambda f=f: f(q.x, q.ids, q.p, q.w1, q.w2).sum().backward())
+                               for f in (troupe.moe_ffn, reference))
+                self.assertEqual(ours, plain)
+        with self.subTest("grouped_mm"):
+            a, b, offs = torch.randn(7, 4), torch.randn(3, 4, 5), torch.tensor([2, 2, 7], dtype=torch.int32)
+            self.assertEqual(counted(lambda: troupe.grouped_mm(a, b, offs=offs)), 2 * 7 * 4 * 5)
+            self.assertEqual(counted(lambda: troupe.grouped_mm(a.t(), torch.randn(7, 5), offs=offs)), 2 * 7 * 4 * 5)
+        with self.subTest("attention"):
+            q, k = torch.randn(2, 5, 4, 8, requires_grad=True), torch.randn(2, 5, 4, 8, requires_grad=True)
+            v = torch.randn(2, 5, 4, 6, requires_grad=True)
+            self.assertEqual(counted(lambda: torch.ops.troupe.attention(q, k, v, 1.0)[0].sum().backward()),
+                             2 * 2 * 4 * 5 * 5 * (8 + 6 + 3 * 8 + 2 * 6))
 
     def test_leading_dimensions_do_not_matter(self):
         q = Problem(tokens=12)

@@ -1,12 +1,13 @@
-"""Makes experts_implementation="troupe", attn_implementation="troupe" and ep_implementation="troupe" known to transformers, in
-either order of imports, without importing transformers."""
+"""Makes experts_implementation="troupe", attn_implementation="troupe" and ep_implementation="troupe" known to transformers, and
+the operators' FLOPs to PyTorch's counter, in either order of imports, without importing those."""
 import importlib
 import sys
 from importlib.util import find_spec
 
-# A module of transformers, a name in it that older versions do not have, and our module that registers there.
+# A module, a name in it that older versions do not have, and our module that registers there.
 TARGETS = {"transformers.integrations.moe": ("ALL_EXPERTS_FUNCTIONS", "hf"),
-           "transformers.distributed.expert_parallel": ("EPImplementationInterface", "hf_ep")}
+           "transformers.distributed.expert_parallel": ("EPImplementationInterface", "hf_ep"),
+           "torch.utils.flop_counter": ("register_flop_formula", "flops")}
 
 
 def _register(target):
