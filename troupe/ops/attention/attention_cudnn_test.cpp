@@ -16,9 +16,13 @@
 #include <c10/cuda/CUDAGuard.h>
 #endif
 
+#include <memory>
+#include <new>
 #include <numeric>
+#include <set>
 
 #include "troupe/ops/attention/attention_part_cudnn.h"
+#include "troupe/ops/attention/kept_plans.h"
 #include "troupe/testing/torch/device.h"
 #include "troupe/testing/torch/jacobian.h"
 
@@ -324,7 +328,79 @@ TEST(AttentionWithoutCudnn, OnACpuIsItsOwn) {
   EXPECT_NE(why_not_cudnn({at::kBFloat16, 64, 64, 64}, c10::kCPU).find("cpu"), std::string::npos);
 }
 
+// Tells which of its keys are still there.
+struct CountedPlan {
+  CountedPlan(std::set<int>& all, int number) : there(all), key(number) { there.insert(key); }
+  ~CountedPlan() { there.erase(key); }
+  std::set<int>& there;
+  int key;
+};
+
+TEST(KeptPlans, TheOneThatWasNotAskedForLongestGoes) {
+  std::set<int> there;
+  KeptPlans<int, CountedPlan> plans(3);
+  const auto ask = [&](int key) {
+    const auto make = [&] { return std::make_unique<CountedPlan>(there, key); };
+    EXPECT_EQ(plans.get(key, /*captured=*/false, make).key, key);
+  };
+  for (const int key : {1, 2, 3, 1, 4}) ask(key);
+  EXPECT_EQ(there, (std::set<int>{1, 3, 4}));
+  for (const int key : {1, 3, 5}) ask(key);
+  EXPECT_EQ(there, (std::set<int>{1, 3, 5}));
+  EXPECT_THROW(
+      plans.get(6, false, []() -> std::unique_ptr<CountedPlan> { throw std::bad_alloc(); }),
+      std::bad_alloc);
+  ask(7);
+  EXPECT_LE(plans.size(), 3);
+}
+
+// Beside as many others as there may be; and no capture drops one.
+TEST(KeptPlans, WhatAGraphCapturedOutlivesAllOthers) {
+  std::set<int> there;
+  KeptPlans<int, CountedPlan> plans(512);
+  const auto ask = [&](int key, bool captured) {
+    return &plans.get(key, captured, [&] { return std::make_unique<CountedPlan>(there, key); });
+  };
+  ask(1, /*captured=*/false);  // an eager step before the capture
+  const CountedPlan* const one = ask(1, /*captured=*/true);
+  for (int key = 10; key < 610; ++key) ask(key, false);
+  EXPECT_TRUE(there.contains(1));
+  EXPECT_EQ(ask(1, false), one);
+  EXPECT_EQ(there.size(), 513);
+  const size_t before = there.size();
+  for (int key = 1000; key < 1020; ++key) ask(key, /*captured=*/true);
+  EXPECT_EQ(there.size(), before + 20);
+  for (int key = 2000; key < 2600; ++key) ask(key, false);
+  EXPECT_EQ(there.size(), 512 + 21);
+}
+
 #ifdef TROUPE_CUDA
+// By one shape more than are kept (cudnn_plans.cpp), some minutes: a plan takes 40 ms to 1 s.
+TEST_F(AttentionCudnn, AGraphOutlivesTheShapesThatFollow) {
+  const Leaves in = leaves_of({"", 2, 2, 64, 64, causal({700, 700})});
+  const auto forward = [](const Leaves& of) {
+    return attention_cudnn(of.x[0], of.x[1], of.x[2], of.form, kAttentionBytes);
+  };
+  const at::Tensor eager = forward(in);
+  at::cuda::CUDAGraph graph;
+  at::Tensor captured;
+  {
+    const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+    c10::cuda::device_synchronize();
+    graph.capture_begin();
+    captured = forward(in);
+    graph.capture_end();
+  }
+  for (int64_t length = 1; length <= 520; ++length) {
+    forward(leaves_of({"", 1, 1, 64, 64, causal({length})}));
+  }
+  captured.zero_();
+  c10::cuda::device_synchronize();
+  graph.replay();
+  c10::cuda::device_synchronize();
+  EXPECT_TRUE(at::equal(eager, captured));
+}
+
 TEST_F(AttentionCudnn, AGraphOfItIsTheSame) {
   const Case c = {"", 16, 4, 128, 128, causal({2048, 2048})};  // two slices in flight
   const Leaves in = leaves_of(c);

@@ -1,13 +1,14 @@
 // cuDNN's attention in the plug-in: plans by cuDNN's frontend, kept by shape.
 #include <ATen/cudnn/Handle.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <cudnn_frontend.h>
 
-#include <map>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
 
 #include "troupe/core/check.h"
+#include "troupe/ops/attention/kept_plans.h"
 #include "troupe/ops/support/cudnn_attention.h"
 
 namespace troupe {
@@ -142,24 +143,23 @@ std::unique_ptr<Plan> built(const AttentionPlan& p) {
 }
 
 // Shapes come of recipes, of prompts' lengths and of documents' lengths in powers of two. A run has
-// a few dozen; past this many they are built anew.
+// a few dozen; past this many the one that was not met for longest goes.
 constexpr size_t kKept = 512;
 
 struct Plans {
   std::mutex mutex;  // backward runs in a thread of autograd's
-  std::map<AttentionPlan, std::unique_ptr<Plan>> by_shape;
+  KeptPlans<AttentionPlan, Plan> by_shape{kKept};
 };
+
+bool captures() {
+  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+}
 
 template <class F>
 auto with_plan(const AttentionPlan& p, F&& f) {
   static Plans plans;  // A plan holds code that cuDNN compiled for this process.
   const std::lock_guard lock(plans.mutex);
-  auto found = plans.by_shape.find(p);
-  if (found == plans.by_shape.end()) {
-    if (plans.by_shape.size() >= kKept) plans.by_shape.clear();
-    found = plans.by_shape.emplace(p, built(p)).first;
-  }
-  return f(*found->second);
+  return f(plans.by_shape.get(p, captures(), [&] { return built(p); }));
 }
 
 }  // namespace
