@@ -2,6 +2,7 @@
 """Layouts over ranks, where ranks differ most: chats of which most sequences have nothing to learn, and
 batches that leave a rank without any. tools/layouts_table.py makes a table of every layout."""
 import dataclasses
+import json
 import pathlib
 import re
 import shutil
@@ -107,9 +108,36 @@ class TroupeLayouts(unittest.TestCase):
             for part in (Layout(), Layout(3, "DDP")):
                 self.runs.train(part, f"{router} {part.world}", *sets)
             one, many = (self.runs.figures(f"{router} {world}") for world in (1, 3))
-            # The first step of `previous` has none: it takes those of its own turn, over all ranks.
-            for step, (_, norm) in list(one.items())[router == "global":]:
+            for step, (_, norm) in one.items():
                 self.assertLess(abs(many[step][1] - norm), 1e-5 * norm, f"{router}, step {step}")
+
+    def test_A3_A4_replicas_whose_microbatches_have_two_sequences_or_none(self):
+        """Three microbatches of two sequences on two replicas, with every balance loss: one process where a loss reads
+        no other replica's microbatch of the same step, else two replicas with all of the model each."""
+        def all_losses(fractions, scope):
+            return ("train.micro_batch=2", "train.steps=3", "model.moe.router.balance={aux_loss: 0.05, seq_loss: 0.05, "
+                    f"global_loss: 1.0, global_fractions: {fractions}, batched_loss: 0.05, batched_scope: {scope}, "
+                    "z_loss: 0.001}")
+
+        same = {"experts": 6, "batch": 6, "layers": 4}
+        two = Layout(2, "DDP", **same)
+        divided = (Layout(2, "ZeRO-1", expert=2, **same), Layout(4, "FSDP", expert=2, pipeline=2, **same))
+        for how, (one, *others) in {("previous", "group"): (Layout(**same), two, *divided,
+                                                           Layout(4, "DDP", pipeline=2, virtual=2, order="zbv", **same)),
+                                    ("running", "all"): (two, *divided)}.items():
+            self.runs.train(one, how[0], *all_losses(*how))
+            for i, layout in enumerate(others):
+                name = f"{how[0]}{i}"
+                self.runs.train(layout, name, *all_losses(*how))
+                with self.subTest(layout=str(layout), how=how):
+                    self.assertLess(max(self.runs.apart(how[0], name)), 1e-5)
+                    self.assertLess(self.runs.end_of(how[0], name), 1e-4)
+
+    def test_A3_a_bench_of_replicas_with_unequal_microbatches(self):
+        words = [w for one in ("train.global_batch=6", "train.micro_batch=2", "parallel.shard=none",
+                               "parallel.expert=1") for w in ("--set", one)]
+        self.runs.troupe("bench", "layout.yaml", "--ranks", "2", "--steps", "1", "--warmup", "1", "-o", "b.json", *words)
+        self.assertEqual(json.loads((self.runs.folder / "b.json").read_text())["ranks"], 2)
 
     def test_H5_exact_dispatch_is_one_process_bit_for_bit(self):
         sets = ("train.clip=0", "model.moe.top_k=3")

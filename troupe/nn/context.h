@@ -36,11 +36,12 @@ struct Context {
   int64_t layer = 0;        // number within the whole model: keys noise and tables
   int64_t first_token = 0;  // global index, within the step, of this rank's token 0
   // Global index of each token of this rank, int64 on the device (MF13).
-  at::Tensor index_T = {};   // undefined: first_token + t
-  SumOver group_sum = {};    // over G, the ranks that share this microbatch
-  SumOver all_sum = {};      // over all ranks with tokens: G and the data replicas
+  at::Tensor index_T = {};  // undefined: first_token + t
+  SumOver group_sum = {};   // over G, the ranks that share this microbatch
+  // Over all ranks with tokens: G and the data replicas. These have other numbers of rows, also
+  // none: what is summed has sizes of the model alone.
+  SumOver all_sum = {};
   RowsOver group_rows = {};  // the rows of all of G (nn/group_rows.h)
-  int64_t replicas = 1;      // D, data replicas
   bool budgeted = true;      // false: a step repeated without the budget, which overflowed (C7)
   // Routed::most of each layer: the most tokens that a rank has in this microbatch; 0: not known.
   int64_t most_tokens = 0;

@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -12,17 +13,19 @@
 namespace troupe {
 namespace {
 
-// Counts and tokens of a scope, summed in one collective.
+// Counts and tokens of a scope, [B, E] and [B] or [E] and a scalar.
 struct Totals {
-  at::Tensor counts_BE, tokens_B;
+  at::Tensor counts, tokens;
+  Totals over_sequences() const { return {counts.sum(0), tokens.sum()}; }
 };
 
-Totals total_over(const SumOver& sum, const BalanceSums& s) {
-  if (!sum) return {s.counts_BE, s.tokens_B};
-  if (!s.counts_BE.defined()) return {{}, sum(s.tokens_B)};
-  const int64_t E = s.counts_BE.size(1);
-  const at::Tensor both = sum(at::cat({s.counts_BE, s.tokens_B.unsqueeze(1)}, 1));
-  return {both.narrow(1, 0, E), both.select(1, E)};
+// In one collective.
+Totals total_over(const SumOver& sum, const Totals& own) {
+  if (!sum) return own;
+  if (!own.counts.defined()) return {{}, sum(own.tokens)};
+  const int64_t E = own.counts.size(-1);
+  const at::Tensor both = sum(at::cat({own.counts, own.tokens.unsqueeze(-1)}, -1));
+  return {both.narrow(-1, 0, E), both.select(-1, E)};
 }
 
 class Losses {
@@ -32,65 +35,65 @@ class Losses {
       : c_(config), s_(sums), n_(sizes), context_(context) {}
 
   std::vector<MoeLoss> all(FractionTracker& tracker) {
-    const Totals group = total_over(context_.group_sum, s_);
-    const at::Tensor tokens = group.tokens_B.sum();
-    if (c_.balances()) balance(group, tokens, tracker);
+    group_ = total_over(context_.group_sum, {s_.counts_BE, s_.tokens_B});
+    tokens_ = group_.tokens.sum();
+    if (c_.balances()) balance(tracker);
     if (c_.z_loss != 0) {
-      add("z", s_.lse_squares.to(at::kDouble) / tokens.to(at::kDouble).clamp_min(1), c_.z_loss);
+      add("z", s_.lse_squares.to(at::kDouble) / tokens_.to(at::kDouble).clamp_min(1), c_.z_loss);
     }
     return std::move(out_);
   }
 
  private:
-  void balance(const Totals& group, const at::Tensor& tokens, FractionTracker& tracker) {
+  void balance(FractionTracker& tracker) {
     TROUPE_CHECK(s_.probs_BE.defined(), "a balance loss is on, and the router made no sums for it");
     E_ = s_.probs_BE.size(1);
-    const at::Tensor probs_E = s_.probs_BE.sum(0), counts_E = group.counts_BE.sum(0);
-    if (c_.aux_loss != 0) add("aux", lb(counts_E, probs_E, tokens, n_.top_k), c_.aux_loss);
+    const at::Tensor probs_E = s_.probs_BE.sum(0), counts_E = group_.counts.sum(0);
+    if (c_.aux_loss != 0) add("aux", lb(counts_E, probs_E, n_.top_k), c_.aux_loss);
     if (c_.seq_loss != 0) {
-      const at::Tensor f = fractions(group.counts_BE, group.tokens_B, n_.top_k);
-      add("seq", load_balance(f, s_.probs_BE, group.tokens_B).mean(), c_.seq_loss);
+      const at::Tensor f = fractions(group_.counts, group_.tokens, n_.top_k);
+      add("seq", load_balance(f, s_.probs_BE, group_.tokens).mean(), c_.seq_loss);
     }
-    if (c_.global_loss != 0) add("global", global(tracker, probs_E), c_.global_loss);
+    const bool batched_all = c_.batched_loss != 0 && c_.batched_scope == LossScope::kAll;
+    Totals all;
+    if (c_.global_loss != 0 || batched_all) all = over_all();
+    if (c_.global_loss != 0) {
+      const at::Tensor f = tracker.add(all.counts, all.tokens, n_.top_k, c_.global_fractions);
+      add("global", load_balance(f, probs_E, tokens_), c_.global_loss);
+    }
     if (c_.batched_loss != 0) {
-      add("batched", batched(probs_E) / static_cast<double>(n_.moe_layers), c_.batched_loss);
+      add("batched", batched(all, probs_E) / static_cast<double>(n_.moe_layers), c_.batched_loss);
     }
     if (c_.device_loss != 0) {
-      add("device", lb(merged(counts_E), merged(probs_E), tokens, n_.top_k), c_.device_loss);
+      add("device", lb(merged(counts_E), merged(probs_E), n_.top_k), c_.device_loss);
     }
     if (c_.communication_loss != 0) {
       const at::Tensor touched =
           summed(context_.group_sum, touched_groups(s_.ids_TK, E_, n_.groups));
-      add("communication", lb(touched, merged(probs_E), tokens, n_.keep_groups),
-          c_.communication_loss);
+      add("communication", lb(touched, merged(probs_E), n_.keep_groups), c_.communication_loss);
     }
   }
 
-  static at::Tensor lb(const at::Tensor& counts, const at::Tensor& probs, const at::Tensor& tokens,
-                       int64_t k) {
-    return load_balance(fractions(counts, tokens, k), probs, tokens);
+  at::Tensor lb(const at::Tensor& counts, const at::Tensor& probs, int64_t k) const {
+    return load_balance(fractions(counts, tokens_, k), probs, tokens_);
   }
 
   at::Tensor merged(const at::Tensor& x_E) const {
     return x_E.reshape({n_.groups, E_ / n_.groups}).sum(1);
   }
 
-  at::Tensor global(FractionTracker& tracker, const at::Tensor& probs_E) const {
-    const Totals all = total_over(context_.all_sum, s_);
-    const at::Tensor tokens = all.tokens_B.sum();
-    const at::Tensor f = tracker.add(all.counts_BE.sum(0), tokens, n_.top_k, c_.global_fractions);
-    return load_balance(f, probs_E, tokens) * static_cast<double>(context_.replicas);
-  }
+  Totals own() const { return Totals{s_.counts_BE, s_.tokens_B}.over_sequences(); }
+  // A replica may have fewer sequences, or none: they are added up before.
+  Totals over_all() const { return total_over(context_.all_sum, own()); }
 
-  // A rank's own loss is one of |G| means; over all ranks it is a share that A7 divides by D.
-  at::Tensor batched(const at::Tensor& probs_E) const {
-    const bool own = c_.batched_scope == LossScope::kRank;
-    const bool all = c_.batched_scope == LossScope::kAll;
-    const Totals t = total_over(own ? SumOver() : all ? context_.all_sum : context_.group_sum, s_);
-    const double factor = own   ? 1.0 / static_cast<double>(n_.group_ranks)
-                          : all ? static_cast<double>(context_.replicas)
-                                : 1.0;
-    return lb(t.counts_BE.sum(0), probs_E, t.tokens_B.sum(), n_.top_k) * factor;
+  at::Tensor batched(const Totals& all, const at::Tensor& probs_E) const {
+    if (c_.batched_scope == LossScope::kRank) {  // one of |G| means
+      const Totals t = own();
+      return load_balance(fractions(t.counts, t.tokens, n_.top_k), probs_E, t.tokens) /
+             static_cast<double>(n_.group_ranks);
+    }
+    const Totals t = c_.batched_scope == LossScope::kAll ? all : group_.over_sequences();
+    return load_balance(fractions(t.counts, t.tokens, n_.top_k), probs_E, tokens_);
   }
 
   void add(const char* name, const at::Tensor& value, double coefficient) {
@@ -101,6 +104,8 @@ class Losses {
   const BalanceSums& s_;
   const LossSizes& n_;
   const Context& context_;
+  Totals group_;
+  at::Tensor tokens_;  // N of G
   int64_t E_ = 0;
   std::vector<MoeLoss> out_;
 };
@@ -141,7 +146,8 @@ at::Tensor FractionTracker::add(const at::Tensor& counts_E, const at::Tensor& to
   if (which == GlobalFractions::kRunning) return now_E_;
   if (!previous_.value.defined()) previous_.allocate(counts_E.options()), previous_.value.zero_();
   const at::Tensor before = previous_.value.to(at::kDouble);
-  return before.where(before.sum() > 0, now_E_);  // chosen on the device: no copy to the host
+  const at::Tensor even = at::full_like(before, 1 / static_cast<double>(before.size(0)));
+  return before.where(before.sum() > 0, even);  // chosen on the device: no copy to the host
 }
 
 void FractionTracker::end_of_step() {

@@ -11,13 +11,16 @@
 //
 //   A1 aux      a LB over G and this microbatch
 //   A2 seq      a mean_b LB_b, one sequence over G each
-//   A3 global   a LB with f over all ranks and the step's microbatches so far, times D: a rank's
-//               share is of the whole sum, and A7 divides by D
-//   A4 batched  w / L LB; summed over the model's L MoE layers that is MegaBlocks' loss
+//   A3 global   a LB with f over all ranks and the step's microbatches so far, or the last step
+//   A4 batched  w / L LB; summed over the model's L MoE layers that is MegaBlocks' loss. With the
+//               scope `all`, f is over the microbatches that all ranks have at a time
 //   A6 z        coefficient / N sum_t lse(z_t)^2 over the valid tokens of G
 //   A9 device, communication   LB over the groups of R9
 //
-// Under several ranks each value is this rank's share: P is its own, c and N are the scope's.
+// Under several ranks each value is this rank's share: P is its own, c is the scope's, N is of G (of
+// this rank with the scope `rank`). So A7's mean over replicas is that over one process's
+// microbatches where f is the same. All ranks make the same sums, whose sizes no rank's rows decide:
+// over G, whose ranks have the same sequences, by sequence; over all ranks by expert alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -115,7 +118,8 @@ class FractionTracker {
   explicit FractionTracker(int64_t experts);
 
   // Adds a microbatch (sums over all ranks) and returns f [E], f64: over the microbatches of the
-  // step so far, or those of the previous step if asked and there is one.
+  // step so far, or those of the previous step. Of none before, 1 / E: a loss without a gradient,
+  // for which no layout has other numbers.
   at::Tensor add(const at::Tensor& counts_E, const at::Tensor& tokens, int64_t top_k,
                  GlobalFractions which);
   void end_of_step();  // also after a skipped step

@@ -139,9 +139,8 @@ TEST(MoeLosses, A3_FourReplicasHaveTheGradientOfTheUnion) {
   const BalanceSums whole = sums_of(z);
   run({.global_loss = 0.1}, whole).at(0).value.backward();
   Context context = kTraining;
-  context.replicas = 4;
   context.all_sum = [&](const at::Tensor&) {
-    return at::cat({whole.counts_BE, whole.tokens_B.unsqueeze(1)}, 1).detach();
+    return at::cat({whole.counts_BE[0], whole.tokens_B}).detach();
   };
   for (int64_t r = 0; r < 4; ++r) {
     const BalanceSums own = sums_of(split.narrow(0, 10 * r, 10));
@@ -149,6 +148,43 @@ TEST(MoeLosses, A3_FourReplicasHaveTheGradientOfTheUnion) {
   }
   EXPECT_LT((z.grad() - split.grad()).abs().max().item<double>(), 1e-12);
   EXPECT_GT(z.grad().abs().max().item<double>(), 1e-6);
+}
+
+// Ranks with two sequences, one, and none of tokens meet in one sum, whose sizes are the model's.
+TEST(MoeLosses, A3_A4_SumsOverAllRanksHaveOneSizeForAnyRows) {
+  for (const int64_t B : {1, 2, 5}) {
+    for (const int64_t tokens : {0, 10}) {
+      std::vector<std::vector<int64_t>> sizes;
+      Context context = kTraining;
+      context.all_sum = [&](const at::Tensor& x) {
+        sizes.push_back(x.sizes().vec());
+        return x.clone();
+      };
+      run({.global_loss = 1, .batched_loss = 1, .batched_scope = LossScope::kAll},
+          sums_of(logits(B * tokens), {}, B), {.top_k = kK}, context);
+      EXPECT_EQ(sizes, (std::vector<std::vector<int64_t>>{{kE + 1}})) << B << ' ' << tokens;
+    }
+  }
+}
+
+// Two replicas, of which one has padding: a microbatch's own tokens divide its sum, as in one process.
+TEST(MoeLosses, A3_A4_ReplicasWithOtherNumbersOfTokensAreMeansOfTheirOwn) {
+  const at::Tensor valid = at::arange(20).lt(7);
+  const BalanceSums a = sums_of(logits(20), valid), b = sums_of(logits(20));
+  const at::Tensor counts = a.counts_BE[0] + b.counts_BE[0];
+  Context context = kTraining;
+  context.all_sum = [&](const at::Tensor&) {
+    return at::cat({counts, at::full({1}, 27, at::kLong)});
+  };
+  for (const auto& [own, n] : {std::pair{a, 7.0}, std::pair{b, 20.0}}) {
+    const at::Tensor f = counts.to(at::kDouble) / (kK * 27.0);
+    const double want = kE * (f * own.probs_BE[0]).sum().item<double>() / n;
+    for (const BalanceConfig& config :
+         {BalanceConfig{.global_loss = 1},
+          BalanceConfig{.batched_loss = 1, .batched_scope = LossScope::kAll}}) {
+      EXPECT_NEAR(value(run(config, own, {.top_k = kK}, context)), want, 1e-12);
+    }
+  }
 }
 
 TEST(MoeLosses, A3_CountsAreTheRunningMeanOfTheStep) {
@@ -169,7 +205,8 @@ TEST(MoeLosses, A3_PreviousUsesTheWholeLastStep) {
   const BalanceSums a = sums_of(logits(16)), b = sums_of(logits(16)), c = sums_of(logits(16));
   BalanceConfig config{.global_loss = 1};
   config.global_fractions = GlobalFractions::kPrevious;
-  moe_losses(config, a, {.top_k = kK}, kTraining, tracker);
+  // Before it there is none: even fractions, whatever the microbatch.
+  EXPECT_NEAR(value(moe_losses(config, a, {.top_k = kK}, kTraining, tracker)), 1, 1e-12);
   moe_losses(config, b, {.top_k = kK}, kTraining, tracker);
   tracker.end_of_step();
   const at::Tensor mean = (a.counts_BE[0] + b.counts_BE[0]).to(at::kDouble) / 2;

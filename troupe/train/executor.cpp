@@ -109,12 +109,6 @@ std::vector<double> step_numbers(const StepInput& input) {
   return out;
 }
 
-// How many replicas have rows in microbatch m; the others have one without (share_of).
-int64_t ranks_with(int64_t m, const StepInput& input) {
-  const int64_t ranks = input.context.replicas, full = input.all_microbatches / ranks;
-  return m < full ? ranks : m == full ? input.all_microbatches % ranks : 0;
-}
-
 Executor::Executor(Model& model, ParamStore& store, const Faults& faults,
                    const std::vector<int>& owners, Pulse& pulse,
                    std::shared_ptr<StageChannels> channels)
@@ -290,7 +284,6 @@ void Executor::forward(const Action& action, const StepInput& input, bool light)
   Context context = input.context;
   context.owns_backward = !light;
   context.first_token = input.first_token + action.microbatch * whole_tokens(input.microbatches[0]);
-  context.replicas = ranks_with(action.microbatch, input);
   at::Tensor h = values_.input_of(action);
   const at::AutoGradMode graph(!light);
   if (!light && h.defined()) h = h.detach().set_requires_grad(true);

@@ -56,18 +56,19 @@ inline TokenBatch samples(const Text& text, int64_t step, int64_t first, int64_t
 }
 
 inline Feed feed_of(const Recipe& r, const Text& text, const ParallelSetup& setup, int64_t step) {
-  const int64_t batch = r.train.global_batch, S = r.data.sequence;
-  const Feed all = make_feed(samples(text, step, 0, batch), 1, c10::kCPU);
-  const RankShare share = share_of(setup.state, batch);
-  Feed out = make_feed(samples(text, step, share.first, share.count), 1, c10::kCPU, share.steps,
-                       row_cut(setup, r.model));
+  const int64_t batch = r.train.global_batch, micro = plan_of(r).micro_batch;
+  const Feed all = make_feed(samples(text, step, 0, batch), micro, c10::kCPU);
+  const RankShare share = share_of(setup.state, batch / micro);
+  const int64_t first = share.first * micro;
+  Feed out = make_feed(samples(text, step, first, share.count * micro), micro, c10::kCPU,
+                       share.steps, row_cut(setup, r.model));
   out.weight_sum = all.weight_sum;
   out.loss_tokens = all.loss_tokens;
   out.all_microbatches = all.all_microbatches;
   out.first_sample = all.first_sample;
   out.samples = all.samples;
   out.tokens = all.tokens;
-  out.first_token = share.first * S;
+  out.first_token = first * r.data.sequence;
   return out;
 }
 

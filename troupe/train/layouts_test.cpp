@@ -3,12 +3,17 @@
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "troupe/core/check.h"
 #include "troupe/train/layout_run_test.h"
 
 namespace troupe {
@@ -160,14 +165,14 @@ INSTANTIATE_TEST_SUITE_P(
                              kBiases}),
     [](const auto& given) { return given.param.name; });
 
-// Every auxiliary loss. `global_loss` counts over the microbatches so far, of which several
-// replicas compute some at a time.
-std::string all_losses(const std::string& global = "global_loss: 0.05, ") {
+// Every auxiliary loss. `running` counts over the microbatches so far, and the scope `all` over
+// those of all replicas at a time: two replicas are not one process there.
+std::string all_losses(const std::string& fractions = "previous",
+                       const std::string& scope = "group") {
   return "model: {moe: {router: {kind: topk_softmax, jitter: 0.01, limit: {groups: 4, keep: 2}, "
-         "balance: {aux_loss: 0.05, seq_loss: 0.05, " +
-         global +
-         "batched_loss: 0.05, batched_scope: group, device_loss: 0.05, communication_loss: 0.05, "
-         "z_loss: 0.001}}}}\n";
+         "balance: {aux_loss: 0.05, seq_loss: 0.05, global_loss: 0.05, global_fractions: " +
+         fractions + ", batched_loss: 0.05, batched_scope: " + scope +
+         ", device_loss: 0.05, communication_loss: 0.05, z_loss: 0.001}}}}\n";
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -177,14 +182,14 @@ INSTANTIATE_TEST_SUITE_P(
         Layout{"zero1_cp_4", "{context: 4, shard: zero1, expert: 1}", 4},
         Layout{"zero1_cp_4_documents", "{context: 4, shard: zero1, expert: 4}", 4, {}, true},
         Layout{"zero1_cp_2_tp_2",
-               "{context: 2, tensor: 2, shard: zero1, expert: 1, split_vocab: on}", 4, all_losses(),
-               true},
-        Layout{"zero1_cp_2_dp_2_ep_4", "{context: 2, shard: zero1, expert: 4}", 4, all_losses("")},
+               "{context: 2, tensor: 2, shard: zero1, expert: 1, split_vocab: on}", 4,
+               all_losses("running", "all"), true},
+        Layout{"zero1_cp_2_dp_2_ep_4", "{context: 2, shard: zero1, expert: 4}", 4, all_losses()},
         Layout{"zero1_tp_2_cp_2_ep_4", "{tensor: 2, context: 2, shard: zero1, expert: 4}", 4,
-               all_losses()},
+               all_losses("running", "all")},
         Layout{"zero1_tp_4_cp_2_ep_8", "{tensor: 4, context: 2, shard: zero1, expert: 8}", 8},
         Layout{"full_tp_2_cp_2_dp_2_ep_4", "{tensor: 2, context: 2, shard: full, expert: 4}", 8,
-               all_losses(""), true},
+               all_losses(), true},
         Layout{"hybrid_cp_2_dp_2", "{context: 2, shard: full, shard_ranks: 2, expert: 2}", 4},
         Layout{"full_cp_2_dp_3", "{context: 2, shard: full, expert: 2}", 6},
         Layout{"ddp_cp_2_etp_2", "{context: 2, shard: none, expert: 1, expert_tensor: 2}", 2},
@@ -193,7 +198,7 @@ INSTANTIATE_TEST_SUITE_P(
         Layout{"windows_and_sinks_cp_2", "{context: 2, shard: zero1, expert: 2}", 2,
                "model: {window: 3, sinks: true}\n", true},
         Layout{"zero1_cp_2_pp_2_ep_2", "{context: 2, pipeline: 2, shard: zero1, expert: 2}", 4,
-               all_losses(""), true},
+               all_losses(), true},
         Layout{"heads_exchanged_cp_2",
                "{context: 2, context_method: heads, shard: zero1, expert: 2}", 2,
                "model: {window: 3, sinks: true}\n", true},
@@ -201,7 +206,7 @@ INSTANTIATE_TEST_SUITE_P(
                "model: {window: 3, sinks: true}\n", true},
         Layout{"ring_cp_4_tp_2",
                "{context: 4, tensor: 2, context_method: ring, shard: zero1, expert: 4}", 8,
-               all_losses("")},
+               all_losses()},
         Layout{"ring_cp_4_again_documents",
                "{context: 4, context_method: ring, shard: full, expert: 2}", 4,
                "train: {recompute: \"1\"}\n", true},
@@ -212,8 +217,8 @@ INSTANTIATE_TEST_SUITE_P(
                {},
                true},
         Layout{"dealt_by_documents_cp_2",
-               "{context: 2, context_dealing: documents, shard: zero1, expert: 2}", 2,
-               all_losses(""), true},
+               "{context: 2, context_dealing: documents, shard: zero1, expert: 2}", 2, all_losses(),
+               true},
         Layout{"dealt_by_documents_ring_cp_2_tp_2",
                "{context: 2, tensor: 2, context_dealing: documents, context_method: ring, shard: "
                "zero1, expert: 2}",
@@ -320,6 +325,186 @@ INSTANTIATE_TEST_SUITE_P(
         Layout{"pp_2_etp_2_ep_2", "{pipeline: 2, shard: zero1, expert: 2, expert_tensor: 2}", 8}),
     [](const auto& given) { return given.param.name; });
 
+// Two replicas, in each way to share state and experts and in each order of a pipeline.
+std::vector<Layout> two_replicas(const std::string& more) {
+  std::vector<Layout> out = {
+      {"ddp", "{shard: none, expert: 1}", 2, more},
+      {"ddp_documents", "{shard: none, expert: 1}", 2, more, true},
+      {"zero1_ep_2", "{shard: zero1, expert: 2}", 2, more},
+      {"full", "{shard: full, expert: 1}", 2, more},
+      {"full_ep_2_exact", "{shard: full, expert: 2, dispatch: exact}", 2, more},
+      {"zero1_tp_2_ep_4", "{tensor: 2, shard: zero1, expert: 4}", 4, more},
+      {"full_cp_2_ep_4_documents", "{context: 2, shard: full, expert: 4}", 4, more, true}};
+  for (const std::string order : {"1f1b", "gpipe", "interleaved", "zb1p", "zbv", "dualpipev"}) {
+    out.push_back({"pp_2_" + order,
+                   "{pipeline: 2, schedule: " + order + ", virtual: " +
+                       (order == "interleaved" ? "2" : "0") + ", shard: full, expert: 2}",
+                   4, more});
+  }
+  return out;
+}
+
+std::string name_of(const ::testing::TestParamInfo<Layout>& given) {
+  return given.param.name;
+}
+
+// Three microbatches of two samples: one replica has a microbatch without rows beside two samples of
+// the other.
+constexpr const char* kUnequal = "train: {global_batch: 6, micro_batch: 2}\n";
+
+INSTANTIATE_TEST_SUITE_P(A3_UnequalMicrobatches, Layouts,
+                         ::testing::ValuesIn(two_replicas(all_losses() + kUnequal)), name_of);
+
+// The only microbatch is one replica's: all ranks together have at a time what one process has.
+INSTANTIATE_TEST_SUITE_P(A3_A4_OneMicrobatch, Layouts,
+                         ::testing::ValuesIn(two_replicas(all_losses("running", "all") +
+                                                          "train: {global_batch: 2, micro_batch: "
+                                                          "2}\n")),
+                         name_of);
+
+// As figures_of, of two replicas that have all of the model each.
+Figures figures_of_two(const Recipe& recipe, const Text& text) {
+  std::mutex mutex;
+  std::map<std::string, double> aux;
+  Figures out;
+  testing::in_threads(2, [&](World& world) {
+    at::set_num_threads(1);
+    const auto rank =
+        std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), recipe);
+    Figures own = figures_of(recipe, text, rank, kSteps, nullptr);
+    const std::lock_guard lock(mutex);
+    for (const auto& [name, sum] : own.aux) aux[name] += sum;
+    if (world.rank() == 0) out = std::move(own);
+  });
+  out.aux = std::move(aux);
+  return out;
+}
+
+// What is counted over all replicas at a time depends on how many these are, and on nothing else.
+class LayoutsOfTwoReplicas : public ::testing::TestWithParam<Layout> {};
+
+TEST_P(LayoutsOfTwoReplicas, AreTwoWholeModels) {
+  const Layout& layout = GetParam();
+  const Text text{.packed = layout.packed};
+  const auto recipe = [&](const std::string& parallel) {
+    Recipe r = recipe_of(layout.more + "run: {device: cpu}\nparallel: " + parallel, kModel);
+    r.train.precision = Precision::kFp64;
+    return r;
+  };
+  static std::map<bool, Figures> kept;
+  const auto [at, is_new] = kept.try_emplace(layout.packed);
+  if (is_new) at->second = figures_of_two(recipe(kWhole), text);
+  expect_one_process(recipe(layout.parallel), text, layout.ranks, kSteps, at->second);
+}
+
+INSTANTIATE_TEST_SUITE_P(A3_A4_UnequalMicrobatches, LayoutsOfTwoReplicas,
+                         ::testing::ValuesIn(two_replicas(all_losses("running", "all") + kUnequal)),
+                         name_of);
+
+TEST(LayoutsOfMicrobatches, A3_ARankWithFewerThanTheOthersIsRefused) {
+  const Recipe recipe = recipe_of("run: {device: cpu}\n", kModel);
+  const auto alone = std::make_shared<ParallelSetup>();
+  const Faults none;
+  Learner learner(recipe, c10::kCPU, none, alone);
+  TrainState state;
+  Feed feed = feed_of(recipe, {}, *alone, 0);
+  feed.microbatches.pop_back();
+  EXPECT_THROW(learner.step(feed, state), Error);
+}
+
+// What changes what a run computes, beside the order of its sums: docs/guide/many_ranks.md has the
+// same table.
+struct Dependence {
+  std::string name, moe;            // of the recipe
+  std::set<std::string> axes = {};  // that change it; "data": the number of replicas
+};
+
+const std::vector<Dependence>& dependences() {
+  static const std::vector<Dependence> out = {
+      {"batched_of_a_rank",
+       "router: {balance: {aux_loss: 0, batched_loss: 1}}",
+       {"tensor", "context"}},
+      {"batched_of_a_group",
+       "router: {balance: {aux_loss: 0, batched_loss: 1, batched_scope: group}}"},
+      {"batched_of_all",
+       "router: {balance: {aux_loss: 0, batched_loss: 1, batched_scope: all}}",
+       {"data"}},
+      {"global", "router: {balance: {aux_loss: 0, global_loss: 1}}", {"data"}},
+      {"global_of_the_step_before",
+       "router: {balance: {aux_loss: 0, global_loss: 1, global_fractions: previous}}"},
+      {"sinkhorn", "router: {kind: sinkhorn}", {"tensor", "context"}},
+      {"sinkhorn_of_a_group", "router: {kind: sinkhorn, scope: group}"},
+      {"expert_choice", "router: {kind: expert_choice}", {"tensor", "context"}},
+      {"expert_choice_of_a_group", "router: {kind: expert_choice, scope: group}"},
+      {"capacity", "capacity: {factor: 1}", {"tensor", "context"}},
+      {"capacity_of_a_group", "capacity: {factor: 1, scope: group}"},
+      {"other_losses",
+       "router: {limit: {groups: 4, keep: 2}, balance: {aux_loss: 1, seq_loss: 1, device_loss: 1, "
+       "communication_loss: 1, z_loss: 0.1}}"},
+      {"quantile", "router: {kind: quantile}"},
+      {"sigmoid_bias", "router: {kind: sigmoid_bias, bias_rate: 0.01}"},
+      {"table", "router: {kind: table}"}};
+  return out;
+}
+
+class LayoutsChange : public ::testing::TestWithParam<Dependence> {};
+
+// Loss and gradient norm of each of two steps.
+std::vector<double> steps_of(const Recipe& recipe,
+                             const std::shared_ptr<const ParallelSetup>& setup) {
+  const Faults none;
+  Learner learner(recipe, c10::kCPU, none, setup);
+  TrainState state;
+  std::vector<double> out;
+  for (int64_t step = 0; step < 2; ++step) {
+    const StepReport report = learner.step(feed_of(recipe, {}, *setup, step), state);
+    out.insert(out.end(), {report.loss, report.grad_norm});
+  }
+  return out;
+}
+
+TEST_P(LayoutsChange, WhatTheGuideSays) {
+  const Dependence& what = GetParam();
+  const auto recipe = [&](const std::string& parallel) {
+    Recipe r = recipe_of("model: {moe: {" + what.moe +
+                             "}}\ntrain: {global_batch: 6, micro_batch: 2}\nrun: {device: cpu}\n"
+                             "parallel: " +
+                             parallel,
+                         kModel);
+    r.train.precision = Precision::kFp64;
+    return r;
+  };
+  at::set_num_threads(1);
+  const std::vector<double> one = steps_of(recipe("{}"), std::make_shared<ParallelSetup>());
+  for (const auto& [axis, parallel] : std::vector<std::pair<std::string, std::string>>{
+           {"data", "{shard: none, expert: 1}"},
+           {"data", "{shard: full, expert: 2}"},
+           {"data", "{shard: none, expert: 1, expert_tensor: 2}"},
+           {"tensor", "{tensor: 2, shard: none, expert: 1}"},
+           {"context", "{context: 2, shard: none, expert: 1}"},
+           {"pipeline", "{pipeline: 2, shard: none, expert: 1}"}}) {
+    std::vector<double> own;
+    testing::in_threads(2, [&, parallel = parallel](World& world) {
+      at::set_num_threads(1);
+      const Recipe r = recipe(parallel);
+      const auto figures = steps_of(
+          r, std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), r));
+      if (world.rank() == 0) own = figures;
+    });
+    ASSERT_EQ(own.size(), one.size()) << parallel;
+    double apart = 0;
+    for (size_t i = 0; i < one.size(); ++i) apart = std::max(apart, std::abs(own[i] / one[i] - 1));
+    if (what.axes.contains(axis)) {
+      EXPECT_GT(apart, 1e-7) << parallel;
+    } else {
+      EXPECT_LT(apart, 1e-10) << parallel;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Routing, LayoutsChange, ::testing::ValuesIn(dependences()),
+                         [](const auto& given) { return given.param.name; });
+
 // The first stage and the last have the same table; each updates its own.
 TEST(LayoutsOfTables, BothEndsOfATiedTableAreEqualBitForBitAfterTwentySteps) {
   const Recipe recipe = recipe_of(
@@ -376,7 +561,7 @@ INSTANTIATE_TEST_SUITE_P(
         Layout{"zero1_tp_4_dp_2_ep_8", "{tensor: 4, shard: zero1, expert: 8, split_vocab: on}", 8},
         Layout{"ddp_tp_2_etp_2_ep_2", "{tensor: 2, shard: none, expert: 2, expert_tensor: 2}", 4},
         Layout{"full_tp_2_cp_2_dp_2_ep_4", "{tensor: 2, context: 2, shard: full, expert: 4}", 8,
-               all_losses(""), true},
+               all_losses(), true},
         Layout{"pp_2_v_2_tp_2_cp_2_full",
                "{pipeline: 2, virtual: 2, tensor: 2, context: 2, shard: full, expert: 4}", 8},
         Layout{"pp_2_zbv_full_dp_2_ep_2", "{pipeline: 2, schedule: zbv, shard: full, expert: 2}",

@@ -144,6 +144,11 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
 }
 
 StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
+  // Else ranks would issue lists of other lengths, and sum what does not belong together (A3).
+  const auto own = std::ssize(feed.microbatches);
+  const int64_t all = feed.all_microbatches, data = setup_->state.data_ranks();
+  TROUPE_CHECK(own == (all + data - 1) / data, "this rank has", own, "microbatches of", all,
+               "over", data, "data ranks");
   for (const Batch& batch : feed.microbatches) {
     const int64_t cut = batch.slice ? batch.slice->ranks() : 1;
     TROUPE_CHECK(cut == setup_->parallel().context, "rows are cut over", cut,
@@ -161,7 +166,6 @@ StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
   out.context.seed = recipe_.train.seed;
   out.context.step = state.done.steps;
   out.context.all_sum = setup_->state.sum_over_stage();
-  out.context.replicas = setup_->state.data_ranks();
   // Microbatches of a step have as many rows on each rank, or none; cut ones are not of one length.
   const ParallelConfig& parallel = setup_->parallel();
   if (parallel.context == 1 && parallel.tensor == 1) {

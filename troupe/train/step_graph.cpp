@@ -57,7 +57,7 @@ std::string shape_key(const StepInput& input) {
   std::string out;
   for (const int64_t number :
        {std::ssize(input.microbatches), input.all_microbatches, input.first_token,
-        int64_t{input.counts_terms}, int64_t{c.training}, c.replicas, int64_t{c.budgeted}}) {
+        int64_t{input.counts_terms}, int64_t{c.training}, int64_t{c.budgeted}}) {
     out += std::to_string(number) + ' ';
   }
   for (const at::Tensor& x : tensors_of(input)) {

@@ -60,18 +60,18 @@ std::shared_ptr<const ParallelSetup> played(const Recipe& r, const c10::Device& 
       r);
 }
 
-// This rank's part of a batch of all, who have the same.
+// This rank's part of a batch of all, whose tokens all count.
 Feed own_feed(const Recipe& r, const RunPlan& plan, const c10::Device& device,
               const ParallelSetup& setup) {
-  const ParallelState& parallel = setup.state;
-  const RankShare share = share_of(setup.state, plan.batch / plan.micro_batch);
+  const int64_t microbatches = plan.batch / plan.micro_batch;
+  const RankShare share = share_of(setup.state, microbatches);
   RunPlan own = plan;
   own.batch = share.count * plan.micro_batch;
   Feed feed =
       make_feed(made_up(r, own), plan.micro_batch, device, share.steps, row_cut(setup, r.model));
-  feed.weight_sum *= static_cast<double>(parallel.data_ranks());
-  feed.loss_tokens *= parallel.data_ranks();
-  feed.all_microbatches *= parallel.data_ranks();
+  feed.loss_tokens = plan.batch * r.data.sequence;
+  feed.weight_sum = static_cast<double>(feed.loss_tokens);
+  feed.all_microbatches = microbatches;
   return feed;
 }
 
