@@ -56,7 +56,9 @@ class Matching {
       } else if (matches_any(options_.waive_missing, t.name)) {
         notes.push_back("waived: " + t.name + " is not in the checkpoint and stays as it was");
       } else {
-        const std::string_view near = nearest(t.name, names);
+        constexpr size_t kMostGuesses = 100;  // each compares a name with all that are stored
+        const std::string_view near =
+            faults.size() < kMostGuesses ? nearest(t.name, names) : std::string_view();
         faults.push_back("missing: " + t.name + ' ' + shown(t.element, t.box.global) +
                          (near.empty() ? "" : "; there is " + std::string(near)));
       }

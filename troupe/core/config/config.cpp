@@ -5,6 +5,7 @@
 #include <string>
 
 #include "troupe/core/text/units.h"
+#include "troupe/core/text/utf8.h"
 
 namespace troupe {
 namespace {
@@ -15,6 +16,15 @@ std::string quoted(std::string_view text) {
 
 std::string_view leaf(std::string_view path) {
   return path.substr(path.rfind('.') + 1);
+}
+
+// Each value of an assignment has a copy of its source, which need not show a list of thousands.
+std::string source_of(const std::string& assignment, const std::string& option) {
+  constexpr size_t kShown = 200;
+  std::string out = option + ' ' + assignment;
+  if (out.size() <= kShown) return out;
+  out.resize(utf8_before(out, kShown + 1));
+  return out + "...";
 }
 
 // A value of --set has no line; its source says it all.
@@ -79,7 +89,8 @@ std::string section(std::string_view path) {
 }  // namespace
 
 Yaml override_yaml(const std::string& assignment, const std::string& option) {
-  const std::string source = option + ' ' + assignment;
+  constexpr int64_t kDeepest = 64;
+  const std::string source = source_of(assignment, option);
   const auto equals = assignment.find('=');
   if (equals == 0 || equals == std::string::npos) {
     fail(Code::kBadOverride, source, "not of the form path=value");
@@ -87,6 +98,9 @@ Yaml override_yaml(const std::string& assignment, const std::string& option) {
   Yaml value = parse_yaml(assignment.substr(equals + 1), source);
   forget_lines(value, source);
   std::string path = assignment.substr(0, equals);
+  if (std::ranges::count(path, '.') >= kDeepest) {
+    fail(Code::kBadOverride, source, "nested deeper than", kDeepest);
+  }
   for (;;) {
     const auto dot = path.rfind('.');
     Yaml outer;
@@ -170,6 +184,8 @@ std::string Reader::hint(const std::string& name, const std::string& path,
   const auto alias =
       std::ranges::find_if(aliases_, [&](const Alias& known) { return known.name == wanted; });
   if (alias != aliases_.end()) return "; here it is " + quoted(alias->path);
+  constexpr size_t kEnough = size_t{64} << 10;  // each guess compares a name with all paths
+  if (faults_.size() > kEnough) return "";
   std::string places;
   if (paths_.empty()) paths_ = list_paths_();
   std::vector<std::string_view> leaves, inner;  // inner: "" where it is not of this section

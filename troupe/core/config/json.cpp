@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <cstdint>
 #include <set>
 
 #include "troupe/core/check.h"
@@ -16,7 +17,11 @@ class Events : public nlohmann::json_sax<nlohmann::json> {
   Events(const std::string& file, Code fault)
       : file_(file),
         fault_(fault),
-        builder_({.depth = 64, .values = 1000000, .malformed = fault, .written_twice = fault}) {}
+        builder_({.depth = 64,
+                  .values = 1000000,
+                  .bytes = SIZE_MAX,
+                  .malformed = fault,
+                  .written_twice = fault}) {}
 
   Yaml take() { return builder_.take(); }
 

@@ -12,6 +12,7 @@ namespace {
 
 constexpr size_t kLongest = size_t{4} << 20;
 constexpr int kDeepest = 64;
+constexpr int kMostValues = 10'000;  // tables among them: a name is looked for among its table's
 
 class TomlReader {
  public:
@@ -96,6 +97,7 @@ class TomlReader {
       if (field.value.kind == Yaml::Kind::kMap) return field.value;
       syntax(name + " is a value, not a table", Code::kWrittenTwice);
     }
+    count_value();
     table.fields.push_back({name, here(), map()});
     return table.fields.back().value;
   }
@@ -123,7 +125,12 @@ class TomlReader {
     into->fields.push_back({path.back(), where, read_value()});
   }
 
+  void count_value() {
+    if (++values_ > kMostValues) syntax("more than 10000 values");
+  }
+
   Yaml read_value() {
+    count_value();
     if (++depth_ > kDeepest) syntax("values are nested more than 64 deep");
     Yaml out;
     out.where = here();
@@ -210,7 +217,7 @@ class TomlReader {
   const std::string& text_;
   const std::string& file_;
   size_t at_ = 0;
-  int line_ = 1, depth_ = 0;
+  int line_ = 1, depth_ = 0, values_ = 0;
 };
 
 }  // namespace

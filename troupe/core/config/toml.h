@@ -9,8 +9,8 @@
 
 namespace troupe {
 
-// Throws "file:line: E2001 what"; a key that is written twice is E2002. More than 4 MiB, or nesting
-// over 64, are refused.
+// Throws "file:line: E2001 what"; a key that is written twice is E2002. More than 4 MiB, nesting
+// over 64 and over 10,000 values are refused.
 Yaml parse_toml(const std::string& text, const std::string& file);
 
 }  // namespace troupe

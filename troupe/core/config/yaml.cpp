@@ -20,6 +20,7 @@ namespace {
 constexpr int64_t kMaxBytes = 4 << 20;
 constexpr detail::YamlBuilder::Limits kLimits = {.depth = 64,
                                                  .values = 20000,
+                                                 .bytes = 2 * kMaxBytes,
                                                  .malformed = Code::kBadSyntax,
                                                  .written_twice = Code::kWrittenTwice};
 
@@ -27,20 +28,22 @@ Where place(const std::string& file, const YAML::Mark& mark) {
   return {file, mark.is_null() ? 0 : mark.line + 1};
 }
 
-struct Extent {
-  size_t depth = 0;
-  size_t values = 1;
-};
+using Extent = detail::YamlExtent;
 
 Extent extent(const Yaml& y) {
   Extent out;
-  const auto include = [&](const Yaml& child, size_t names) {
+  const auto include = [&](const Yaml& child) {
     const Extent inner = extent(child);
     out.depth = std::max(out.depth, inner.depth + 1);
-    out.values += inner.values + names;
+    out.values += inner.values;
+    out.bytes += inner.bytes + child.text.size();
   };
-  for (const Yaml& item : y.items) include(item, 0);
-  for (const Yaml::Field& field : y.fields) include(field.value, 1);
+  for (const Yaml& item : y.items) include(item);
+  for (const Yaml::Field& field : y.fields) {
+    include(field.value);
+    ++out.values;
+    out.bytes += field.name.size();
+  }
   return out;
 }
 
@@ -82,8 +85,7 @@ class Events : public YAML::EventHandler {
     if (target == anchored_.end()) {
       fail(Code::kBadSyntax, to_text(place(file_, mark)), "an alias to a value that contains it");
     }
-    const Extent size = extent(target->second);
-    builder_.add(target->second, size.depth, size.values);
+    builder_.add(target->second, extent(target->second));
   }
 
  private:

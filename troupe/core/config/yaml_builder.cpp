@@ -22,11 +22,16 @@ Yaml YamlBuilder::close() {
   return value;
 }
 
-void YamlBuilder::add(Yaml value, size_t depth, size_t values) {
-  check_depth(open_.size() + depth, value.where);
-  values_ += values;
+void YamlBuilder::add(Yaml value, const YamlExtent& extent) {
+  check_depth(open_.size() + extent.depth, value.where);
+  values_ += extent.values;
+  bytes_ += extent.bytes + value.text.size();
   if (values_ > limits_.values) {
     fail(limits_.malformed, to_text(value.where), "more values than", limits_.values);
+  }
+  if (bytes_ > limits_.bytes) {
+    fail(limits_.malformed, to_text(value.where), "more text than", limits_.bytes,
+         "bytes once aliases are written out");
   }
   if (open_.empty()) {
     root_ = std::move(value);

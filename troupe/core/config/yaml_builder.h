@@ -26,11 +26,17 @@ inline Yaml scalar_value(Where where, std::string text) {
   return out;
 }
 
+// Of a whole tree; its bytes without the text at its root.
+struct YamlExtent {
+  size_t depth = 0, values = 1, bytes = 0;
+};
+
 class YamlBuilder {
  public:
   struct Limits {
     size_t depth;
     size_t values;  // names included, aliases written out
+    size_t bytes;   // of names and texts alike
     Code malformed;
     Code written_twice;
   };
@@ -39,9 +45,9 @@ class YamlBuilder {
 
   void open(Yaml::Kind kind, const Where& where);  // a list or a map; what follows goes into it
   Yaml close();                                    // to be added by the caller
-  // A value; in a map names and values take turns. `depth` and `values` are those of the whole
-  // tree, as far as they were not counted when it was built here.
-  void add(Yaml value, size_t depth = 0, size_t values = 1);
+  // A value; in a map names and values take turns. `extent`: as far as the tree was not counted when
+  // it was built here.
+  void add(Yaml value, const YamlExtent& extent = {});
 
   Yaml take() { return std::move(root_); }
 
@@ -58,7 +64,7 @@ class YamlBuilder {
   const Limits limits_;
   std::vector<Open> open_;
   Yaml root_;
-  size_t values_ = 0;
+  size_t values_ = 0, bytes_ = 0;
 };
 
 }  // namespace troupe::detail

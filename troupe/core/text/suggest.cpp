@@ -5,8 +5,10 @@
 namespace troupe {
 namespace {
 
-// Edits between two words, where a swap of neighbors is one (optimal string alignment).
-size_t distance(std::string_view a, std::string_view b) {
+// Edits between two words, where a swap of neighbors is one (optimal string alignment); `most` + 1
+// where their lengths alone ask for more.
+size_t distance(std::string_view a, std::string_view b, size_t most) {
+  if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) > most) return most + 1;
   const size_t cols = b.size() + 1;
   std::vector<size_t> table((a.size() + 1) * cols);
   const auto at = [&](size_t i, size_t j) -> size_t& { return table[i * cols + j]; };
@@ -52,7 +54,7 @@ std::string_view nearest(std::string_view word, const std::vector<std::string_vi
   std::string_view best;
   size_t best_distance = most + 1;
   for (const std::string_view name : known) {
-    const size_t edits = distance(wanted, normalized(name));
+    const size_t edits = distance(wanted, normalized(name), best_distance);
     // A word made of nothing but edits resembles everything.
     if (edits < best_distance && edits < name.size()) best = name, best_distance = edits;
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cctype>
 
+#include "troupe/core/check.h"
+
 namespace troupe {
 namespace {
 
@@ -35,8 +37,13 @@ bool is_variable(const std::string& word) {
 
 Flags::Flags(const std::vector<ShellWord>& words, std::string file, Draft& draft)
     : file_(std::move(file)), draft_(draft) {
+  constexpr size_t kMostFlags = 5000;  // of real scripts the longest has some hundred
   for (const ShellWord& word : words) {
     if (is_flag(word.text)) {
+      if (flags_.size() >= kMostFlags) {
+        fail(Code::kBadValue, file_ + ':' + std::to_string(word.line), "gives more than",
+             kMostFlags, "flags: no trainer has as many");
+      }
       const auto equals = word.text.find('=');
       std::string name = word.text.substr(2, equals == std::string::npos ? equals : equals - 2);
       std::replace(name.begin(), name.end(), '_', '-');

@@ -95,6 +95,11 @@ Yaml launched_settings(Yaml map, const std::string& file, Draft& draft) {
   }
   if (settings.kind != Yaml::Kind::kMap)
     fail(Code::kBadValue, place, named->text, "holds no settings");
+  constexpr int64_t kMostSettings = 1000;
+  if (std::ranges::count_if(launched.words, is_setting) > kMostSettings) {
+    fail(Code::kBadValue, place, "gives more than", kMostSettings,
+         "settings: write them into the YAML that it names");
+  }
   for (const ShellWord& word : launched.words) {
     if (is_setting(word)) lay_over(settings, word, file, command->where.line);
   }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "troupe/core/text/suggest.h"
 #include "troupe/train/recipe/foreign/flag_rules.h"
 #include "troupe/train/recipe/foreign/foreign_format.h"
 #include "troupe/train/recipe/foreign/megatron_parts.h"
@@ -67,12 +66,7 @@ class Megatron {
   void unknown(const Flags::Flag& flag, const Origin& origin) {
     std::vector<std::string_view> names;
     for (const FlagRule& rule : flag_rules()) names.push_back(rule.name);
-    const std::string_view guess = nearest(flag.name, names);
-    draft_.refuse(
-        origin,
-        "not a flag that is known here" +
-            (guess.empty() ? std::string() : "; did you mean --" + std::string(guess) + "?"),
-        Code::kNoSuchField);
+    draft_.refuse_unknown(origin, "flag", flag.name, names, "--");
   }
 
   Draft& draft_;

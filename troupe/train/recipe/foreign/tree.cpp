@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 
+#include "troupe/core/check.h"
 #include "troupe/core/text/suggest.h"
 
 namespace troupe {
@@ -18,12 +19,34 @@ bool fits(std::string_view rule, std::string_view path) {
 
 Tree::Tree(const Yaml& root, Draft& draft) : draft_(draft) {
   add(root, "");
+  index();
   std::vector<Leaf> resolved;  // apart, as each looks among all
   for (const Leaf& leaf : leaves_) {
     Leaf copy = leaf;
     if (resolve(copy)) resolved.push_back(std::move(copy));
   }
   leaves_ = std::move(resolved);
+  index();
+}
+
+// A short name stands for a long value, and a long key is in the path of each that is below it.
+void Tree::count(size_t bytes, const Where& where) {
+  constexpr size_t kMostBytes = size_t{16} << 20;
+  bytes_ += bytes;
+  if (bytes_ <= kMostBytes) return;
+  fail(Code::kBadValue, to_text(where),
+       "the values and the paths to them grow over 16 MiB once ${names} are replaced; a file of "
+       "settings holds some KB");
+}
+
+void Tree::index() {
+  places_.clear();
+  for (size_t i = 0; i < leaves_.size(); ++i) places_.try_emplace(leaves_[i].path, i);
+}
+
+const Tree::Leaf* Tree::leaf_at(const std::string& path) const {
+  const auto found = places_.find(path);
+  return found == places_.end() ? nullptr : &leaves_[found->second];
 }
 
 void Tree::add(const Yaml& y, const std::string& path) {
@@ -35,6 +58,7 @@ void Tree::add(const Yaml& y, const std::string& path) {
     }
     return;
   }
+  count(path.size() + y.text.size(), y.where);
   if (y.kind == Yaml::Kind::kNull) return void(nulls_.insert(path));
   Leaf leaf{.path = path, .text = y.text, .where = y.where};
   if (y.kind == Yaml::Kind::kMap) leaf.text = "{}";
@@ -54,11 +78,14 @@ bool Tree::resolve(Leaf& leaf) {
     const std::string name = leaf.text.substr(begin + 2, end - begin - 2);
     const bool whole = begin == 0 && end + 1 == leaf.text.size();
     if (whole && (nulls_.contains(name) || nulls_.contains("variables." + name))) return false;
-    const auto found = std::find_if(leaves_.begin(), leaves_.end(), [&](const Leaf& other) {
-      return other.path == name || other.path == "variables." + name;
-    });
-    if (found == leaves_.end()) return true;
+    const Leaf* const own = leaf_at(name);
+    const Leaf* const variable = leaf_at("variables." + name);
+    if (own == nullptr && variable == nullptr) return true;
+    const Leaf* const found = own == nullptr        ? variable
+                              : variable == nullptr ? own
+                                                    : std::min(own, variable);  // as written first
     named_.insert(found->path);
+    count(found->text.size(), leaf.where);
     leaf.text.replace(begin, end - begin + 1, found->text);
   }
   return true;
@@ -66,9 +93,7 @@ bool Tree::resolve(Leaf& leaf) {
 
 const Tree::Leaf* Tree::find(const std::string& path) {
   used_.insert(path);
-  const auto found = std::find_if(leaves_.begin(), leaves_.end(),
-                                  [&](const Leaf& leaf) { return leaf.path == path; });
-  return found == leaves_.end() ? nullptr : &*found;
+  return leaf_at(path);
 }
 
 bool Tree::given(const std::string& path) {
@@ -81,9 +106,10 @@ bool Tree::section(const std::string& path) const {
 
 std::vector<std::string> Tree::names(const std::string& section) const {
   std::vector<std::string> out;
+  const std::string within = section + '.';
   for (const Leaf& leaf : leaves_) {
-    if (!leaf.path.starts_with(section + '.')) continue;
-    const std::string rest = leaf.path.substr(section.size() + 1);
+    if (!leaf.path.starts_with(within)) continue;
+    const std::string rest = leaf.path.substr(within.size());
     const std::string name = rest.substr(0, rest.find('.'));
     if (out.empty() || out.back() != name) out.push_back(name);
   }
@@ -138,11 +164,7 @@ void Tree::unknown(const Leaf& leaf, std::span<const TreeRule> rules) {
   std::vector<std::string_view> names;
   for (const TreeRule& rule : rules) names.push_back(rule.path);
   for (const std::string& path : used_) names.push_back(path);
-  const std::string_view guess = nearest(leaf.path, names);
-  draft_.refuse(origin_of(leaf),
-                "not a key that is known here" +
-                    (guess.empty() ? std::string() : "; did you mean " + std::string(guess) + "?"),
-                Code::kNoSuchField);
+  draft_.refuse_unknown(origin_of(leaf), "key", leaf.path, names);
 }
 
 void Tree::settle(std::span<const TreeRule> rules) {

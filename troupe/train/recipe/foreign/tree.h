@@ -25,7 +25,7 @@ struct TreeRule {
 class Tree {
  public:
   // `${name}` is replaced by the scalar at that path, or at "variables.name"; where that is null,
-  // so is what names it.
+  // so is what names it. E2005 where values and the paths to them grow over 16 MiB.
   Tree(const Yaml& root, Draft& draft);
 
   bool given(const std::string& path);  // a scalar other than null, or a list
@@ -49,6 +49,9 @@ class Tree {
     Where where = {};
   };
   void add(const Yaml& y, const std::string& path);
+  void count(size_t bytes, const Where& where);
+  void index();
+  const Leaf* leaf_at(const std::string& path) const;
   static Origin origin_of(const Leaf& leaf);
   bool resolve(Leaf& leaf);  // false: it names what is null
   const Leaf* find(const std::string& path);
@@ -56,6 +59,8 @@ class Tree {
 
   Draft& draft_;
   std::vector<Leaf> leaves_;
+  std::map<std::string, size_t> places_;  // of the first leaf of each path
+  size_t bytes_ = 0;
   std::set<std::string> nulls_, named_;
   std::set<std::string> used_;
 };
