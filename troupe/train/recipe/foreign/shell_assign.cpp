@@ -30,9 +30,7 @@ void ShellAssign::assign(const ShellToken& token) {
 }
 
 void ShellAssign::assign_array(const std::string& name, const ShellToken& value, bool more) {
-  if (std::find(scope_.arrays.begin(), scope_.arrays.end(), name) == scope_.arrays.end()) {
-    scope_.arrays.push_back(name);
-  }
+  scope_.add_array(name);
   const std::string inside =
       value.text.substr(1, value.text.size() - 1 - value.text.ends_with(')'));
   ShellScope::Words words;

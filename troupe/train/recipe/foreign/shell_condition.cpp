@@ -21,18 +21,18 @@ ShellTruth of(std::optional<bool> value) {
 }
 
 ShellTruth compared(const std::string& left, const std::string& op, const TestWord& word,
-                    bool patterns) {
+                    bool patterns, int64_t& letters) {
   const std::string& right = word.text;
   if (op == "=" || op == "==" || op == "!=") {
-    const ShellTruth same =
-        patterns && !word.quoted ? of(shell_matches(left, right)) : ShellTruth{left == right};
+    const ShellTruth same = patterns && !word.quoted ? of(shell_matches(left, right, letters))
+                                                     : ShellTruth{left == right};
     return {same.known ? same.holds != (op == "!=") : true, same.known};
   }
   // A quoted expression is letters.
   if (op == "=~") {
     const bool plain = right.find_first_of("^$.*+?()[]{}|\\") == std::string::npos;
     if (!word.quoted && !plain) return kUnknown;
-    return {left.find(right) != std::string::npos, true};
+    return {shell_find(left, right) != std::string::npos, true};
   }
   if (patterns && (op == "<" || op == ">")) return {op == "<" ? left < right : left > right, true};
   int64_t a = 0, b = 0;
@@ -56,7 +56,7 @@ bool is_unknown(const TestWords& words) {
 
 // Between two of && and ||. A lone word is true where it is not empty, and -n is a lone word where
 // nothing follows it.
-ShellTruth one_test(TestWords words) {
+ShellTruth one_test(TestWords words, int64_t& letters) {
   bool wanted = true;
   const bool brackets = !words.empty() && is_bracket(words[0].text);
   const bool in_test = brackets && words[0].text != "[[";
@@ -64,9 +64,9 @@ ShellTruth one_test(TestWords words) {
     return !word.quoted && (is_bracket(word.text) || (word.text.empty() && in_test));
   });
   if (!brackets) return kUnknown;  // a command
-  for (; !words.empty() && words[0].text == "!" && words.size() > 1; words.erase(words.begin())) {
-    wanted = !wanted;
-  }
+  size_t signs = 0;
+  for (; signs + 1 < words.size() && words[signs].text == "!"; ++signs) wanted = !wanted;
+  words.erase(words.begin(), words.begin() + static_cast<int64_t>(signs));
   ShellTruth value = kUnknown;
   if (is_unknown(words)) {
     value = kUnknown;
@@ -77,14 +77,14 @@ ShellTruth one_test(TestWords words) {
   } else if (words.size() == 2 && (words[0].text == "-n" || words[0].text == "-z")) {
     value = {words[1].text.empty() == (words[0].text == "-z"), true};
   } else if (words.size() == 3) {
-    value = compared(words[0].text, words[1].text, words[2], !in_test);
+    value = compared(words[0].text, words[1].text, words[2], !in_test, letters);
   }
   return {value.holds == wanted, value.known};
 }
 
 }  // namespace
 
-ShellTruth shell_test(const std::vector<TestWord>& words) {
+ShellTruth shell_test(const std::vector<TestWord>& words, int64_t& letters) {
   ShellTruth value;
   bool also = true;  // what joins the next part: &&, else ||
   TestWords part;
@@ -94,7 +94,7 @@ ShellTruth shell_test(const std::vector<TestWord>& words) {
     if (!bracket.empty() && (part.empty() || !is_bracket(part[0].text))) {
       part.insert(part.begin(), {bracket, false});
     }
-    const ShellTruth next = one_test(part);
+    const ShellTruth next = one_test(part, letters);
     part.clear();
     const bool decided = value.known && value.holds != also;
     if (decided) return;

@@ -1,6 +1,7 @@
 // The tests of a shell: [ -n "$3" ], [[ $A == b* && -z $C ]], test "$A" = b.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,7 @@ struct ShellTruth {
   bool holds = true, known = true;
 };
 
-// The words of a condition, its brackets among them.
-ShellTruth shell_test(const std::vector<TestWord>& words);
+// The words of a condition, its brackets among them. `letters`: of shell_matches().
+ShellTruth shell_test(const std::vector<TestWord>& words, int64_t& letters);
 
 }  // namespace troupe

@@ -45,6 +45,12 @@ std::string joined(const std::vector<ShellWord>& words) {
   return out;
 }
 
+size_t letters_of(const std::vector<ShellWord>& words) {
+  size_t out = words.size();
+  for (const ShellWord& word : words) out += word.text.size();
+  return out;
+}
+
 // $'a\tb'
 std::string ansi(std::string_view text) {
   std::string out;
@@ -99,7 +105,7 @@ std::string ShellExpand::here(const ShellHere& here) {
 
 std::vector<ShellExpand::Field> ShellExpand::fields(const ShellToken& token, bool split) {
   scope_.line = token.line;
-  scope_.count_words(token.text.size());
+  scope_.count_words(token.text.size() + sizeof(ShellWord));
   std::vector<Field> out(1, Field{{"", token.line}, false});
   const std::string& text = token.text;
   for (size_t at = 0; at < text.size();) {
@@ -207,7 +213,7 @@ ShellExpand::Value ShellExpand::dollar(const std::string& piece) {
 
 ShellExpand::Value ShellExpand::parameter(const std::string& inside, const std::string& piece) {
   if (inside == "@" || inside == "*") return {scope_.given_arguments(), inside == "@"};
-  if (inside == "#") return one(to_text(static_cast<int64_t>(scope_.given_arguments().size())));
+  if (inside == "#") return one(to_text(scope_.num_given()));
   if (inside == "?") return one("0");
   if (inside.size() > 1 && inside[0] == '#') return length(inside.substr(1));
   const bool named = inside.size() > 1 && inside[0] == '!';  // ${!NAME}: of the name that it holds
@@ -233,7 +239,7 @@ ShellExpand::Value ShellExpand::parameter(const std::string& inside, const std::
   if (std::optional<Value> other = otherwise(value, set, name, rest)) return std::move(*other);
   if (!set) return unknown(name, piece);
   const std::optional<std::string> changed =
-      shell_operation(joined(value.words), text({rest, scope_.line}));
+      shell_operation(joined(value.words), text({rest, scope_.line}), scope_.letters_left);
   return one(changed.value_or(piece));
 }
 
@@ -246,10 +252,14 @@ ShellExpand::Value ShellExpand::of_name(const std::string& name, const std::stri
   int64_t number = 0;
   if (is_shell_digit(name[0]) && from_text(name, number)) {
     const auto at = static_cast<size_t>(number);
-    set = at >= 1 && at <= scope_.arguments.size() && scope_.arguments[at - 1].has_value();
-    return set ? one(*scope_.arguments[at - 1]) : Value{};
+    const ShellScope::Arguments& all = scope_.arguments();
+    set = at >= 1 && at <= all.size() && all[at - 1].has_value();
+    return set ? one(*all[at - 1]) : Value{};
   }
   const Words* const words = scope_.find(name);
+  if (words != nullptr && (index.empty() || index == "@" || index == "*")) {
+    scope_.count_work(letters_of(*words));
+  }
   if (index == "@" || index == "*") {
     set = words != nullptr;
     return set ? Value{*words, index == "@"} : Value{};
@@ -290,6 +300,7 @@ ShellExpand::Value ShellExpand::length(const std::string& name) {
   const size_t bracket = name.find('[');
   const Words* const words = scope_.find(name.substr(0, bracket));
   if (words == nullptr) return unknown(name.substr(0, bracket), "${#" + name + '}');
+  if (bracket == std::string::npos) scope_.count_work(letters_of(*words));
   const size_t size = bracket == std::string::npos ? joined(*words).size() : words->size();
   return one(to_text(static_cast<int64_t>(size)));
 }
@@ -307,7 +318,10 @@ std::optional<int64_t> ShellExpand::arithmetic(const std::string& text) {
   --depth_;
   const ShellNames names{[&](const std::string& name) -> std::optional<std::string> {
                            const Words* const words = scope_.find(name);
-                           if (words != nullptr) return joined(*words);
+                           if (words != nullptr) {
+                             scope_.count_work(letters_of(*words));
+                             return joined(*words);
+                           }
                            if (scope_.in_test) return scope_.unset_names.insert(name), "0";
                            return std::nullopt;
                          },

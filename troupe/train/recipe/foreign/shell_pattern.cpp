@@ -2,14 +2,12 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstring>
 
 #include "troupe/core/text/text.h"
 
 namespace troupe {
 namespace {
-
-constexpr size_t kMostWork = 4'000'000;  // letters that are compared
-constexpr size_t kLongest = 2048;        // of a value that is cut: each of its ends is tried
 
 // One element of a pattern, at `p`: how long it is, and whether it takes the letter.
 struct Element {
@@ -33,9 +31,12 @@ Element element(std::string_view pattern, size_t p, char c) {
 }
 
 // The last star alone is tried again: each letter is compared at most once for each of the pattern.
-bool matches(std::string_view text, std::string_view pattern) {
+std::optional<bool> matches(std::string_view text, std::string_view pattern, int64_t& letters) {
   size_t t = 0, p = 0, star = std::string_view::npos, after = 0;
   while (t < text.size()) {
+    const bool bracket = p < pattern.size() && pattern[p] == '[';
+    letters -= bracket ? static_cast<int64_t>(pattern.size() - p) : 1;
+    if (letters < 0) return std::nullopt;
     if (p < pattern.size() && pattern[p] == '*') {
       star = p++, after = t;
       continue;
@@ -53,21 +54,17 @@ bool matches(std::string_view text, std::string_view pattern) {
   return p == pattern.size();
 }
 
-bool too_much(std::string_view text, std::string_view pattern) {
-  return text.size() * std::max<size_t>(pattern.size(), 1) > kMostWork;
-}
-
 // Without the shortest, or the longest, part at one end that fits.
 std::optional<std::string> cut(const std::string& value, std::string_view pattern, bool front,
-                               bool longest) {
+                               bool longest, int64_t& letters) {
   const size_t n = value.size();
-  if (n > kLongest || n * n * std::max<size_t>(pattern.size(), 1) > 4 * kMostWork)
-    return std::nullopt;
   for (size_t i = 0; i <= n; ++i) {
     const size_t size = longest ? n - i : i;
     const std::string_view part =
         front ? std::string_view(value).substr(0, size) : std::string_view(value).substr(n - size);
-    if (matches(part, pattern)) return front ? value.substr(size) : value.substr(0, n - size);
+    const std::optional<bool> fits = matches(part, pattern, letters);
+    if (!fits) return std::nullopt;
+    if (*fits) return front ? value.substr(size) : value.substr(0, n - size);
   }
   return value;
 }
@@ -83,7 +80,7 @@ std::optional<std::string> replaced(const std::string& value, std::string_view w
   if (pattern.find_first_of("*?[\\") != std::string::npos) return std::nullopt;
   std::string out;
   for (size_t at = 0;;) {
-    const size_t next = value.find(pattern, at);
+    const size_t next = shell_find(value, pattern, at);
     out.append(value, at, next == std::string::npos ? next : next - at);
     if (next == std::string::npos) return out;
     out += with;
@@ -117,17 +114,25 @@ std::string in_case(std::string value, bool upper, bool all) {
 
 }  // namespace
 
-std::optional<bool> shell_matches(std::string_view text, std::string_view pattern) {
-  if (too_much(text, pattern)) return std::nullopt;
-  return matches(text, pattern);
+std::optional<bool> shell_matches(std::string_view text, std::string_view pattern,
+                                  int64_t& letters) {
+  return matches(text, pattern, letters);
 }
 
-std::optional<std::string> shell_operation(const std::string& value, const std::string& operation) {
+size_t shell_find(std::string_view text, std::string_view what, size_t from) {
+  const void* const found =
+      ::memmem(text.data() + from, text.size() - from, what.data(), what.size());
+  return found == nullptr ? std::string_view::npos
+                          : static_cast<size_t>(static_cast<const char*>(found) - text.data());
+}
+
+std::optional<std::string> shell_operation(const std::string& value, const std::string& operation,
+                                           int64_t& letters) {
   const char kind = operation.empty() ? '\0' : operation[0];
   const bool twice = operation.size() > 1 && operation[1] == kind;
   const std::string_view rest =
       std::string_view(operation).substr(std::min<size_t>(operation.size(), twice ? 2 : 1));
-  if (kind == '#' || kind == '%') return cut(value, rest, kind == '#', twice);
+  if (kind == '#' || kind == '%') return cut(value, rest, kind == '#', twice, letters);
   if (kind == '/') return replaced(value, std::string_view(operation).substr(1));
   if (kind == ':') return slice(value, rest);
   if ((kind == '^' || kind == ',') && rest.empty()) return in_case(value, kind == '^', twice);

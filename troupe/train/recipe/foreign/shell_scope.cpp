@@ -13,6 +13,7 @@ namespace {
 constexpr size_t kMostOfOne = size_t{1} << 20;
 constexpr size_t kMostOfAll = size_t{8} << 20;
 constexpr size_t kMostWords = size_t{32} << 20;  // a script may have 4 MiB, and loops
+constexpr size_t kMostWork = 16'000'000;
 constexpr size_t kMostCommands = 100'000;
 constexpr size_t kDeepestFunction = 32;  // functions in functions
 constexpr int64_t kMostArguments = 1000;
@@ -27,15 +28,17 @@ size_t bytes_of(const ShellScope::Words& words) {
 
 ShellScope::ShellScope(const std::map<std::string, std::string>& given, const std::string& file)
     : file_(file) {
+  Arguments numbered;
   for (const auto& [name, value] : given) {
     int64_t number = 0;
     if (!from_text(name, number) || number < 1 || number > kMostArguments) {
       variables_[name] = {{value, 0}};
       continue;
     }
-    if (static_cast<size_t>(number) > arguments.size()) arguments.resize(number);
-    arguments[number - 1] = value;
+    if (static_cast<size_t>(number) > numbered.size()) numbered.resize(number);
+    numbered[number - 1] = value;
   }
+  set_arguments(std::move(numbered));
 }
 
 std::vector<std::pair<std::string, ShellWord>> ShellScope::texts_of_flags() const {
@@ -63,8 +66,7 @@ void ShellScope::set(const std::string& name, Words value, bool more) {
   held += bytes_of(value);
   if (held > kMostOfOne) fail_growth(name + " grows over 1 MiB");
   // A text grows, an array gets more words.
-  const bool array = std::find(arrays.begin(), arrays.end(), name) != arrays.end();
-  if (more && !array && old.size() == 1 && value.size() == 1) {
+  if (more && !array_names_.contains(name) && old.size() == 1 && value.size() == 1) {
     old[0].text += value[0].text;
     return;
   }
@@ -99,25 +101,36 @@ void ShellScope::keep_local(const std::string& name) {
   count_value(old == nullptr ? 0 : bytes_of(*old));
 }
 
-ShellScope::Words ShellScope::given_arguments() const {
+void ShellScope::add_array(const std::string& name) {
+  if (array_names_.insert(name).second) arrays_.push_back(name);
+}
+
+void ShellScope::set_arguments(Arguments arguments) {
+  count_work(arguments.size());
+  arguments_ = std::move(arguments);
+  const auto end =
+      std::ranges::find_if_not(arguments_, [](const auto& a) { return a.has_value(); });
+  num_given_ = static_cast<size_t>(end - arguments_.begin());
+}
+
+ShellScope::Words ShellScope::given_arguments() {
+  count_work(num_given_);
   Words out;
-  for (const std::optional<std::string>& argument : arguments) {
-    if (!argument) break;
-    out.push_back({*argument, line});
-  }
+  for (size_t i = 0; i < num_given_; ++i) out.push_back({*arguments_[i], line});
   return out;
 }
 
 void ShellScope::enter(const Words& words) {
   if (frames_.size() >= kDeepestFunction) fail_growth("functions call each other without end:");
-  Frame frame;
-  frame.arguments = std::exchange(arguments, {});
-  for (const ShellWord& word : words) arguments.emplace_back(word.text);
-  frames_.push_back(std::move(frame));
+  frames_.push_back({.arguments = std::move(arguments_), .num_given = num_given_, .locals = {}});
+  Arguments own;
+  for (const ShellWord& word : words) own.emplace_back(word.text);
+  set_arguments(std::move(own));
 }
 
 void ShellScope::leave() {
-  arguments = std::move(frames_.back().arguments);
+  arguments_ = std::move(frames_.back().arguments);
+  num_given_ = frames_.back().num_given;
   for (auto& [name, value] : frames_.back().locals) {
     unset(name);
     if (value) set(name, std::move(*value), /*more=*/false);
@@ -133,6 +146,12 @@ void ShellScope::count_value(size_t bytes) {
 void ShellScope::count_words(size_t bytes) {
   words_ += bytes;
   if (words_ > kMostWords) fail_growth("the words of its commands grow over 32 MiB");
+}
+
+void ShellScope::count_work(size_t steps) {
+  work_ += steps;
+  if (work_ > kMostWork)
+    fail_growth("the words that its commands go through again grow over 16 million");
 }
 
 void ShellScope::count_command() {

@@ -99,7 +99,7 @@ ShellArguments ShellStarted::arguments(const ShellScope& scope) const {
     out.words.insert(out.words.end(), command.begin(), command.end());
   }
   if (!out.words.empty() || !out.script.empty()) return out;
-  for (const std::string& name : scope.arrays) {
+  for (const std::string& name : scope.arrays()) {
     const Words* const words = scope.find(name);
     if (words != nullptr) out.words.insert(out.words.end(), words->begin(), words->end());
   }

@@ -13,6 +13,8 @@
 namespace troupe {
 namespace {
 
+constexpr int kMostParsed = 100'000;  // each takes some hundred bytes
+
 class ShellParser {
  public:
   ShellParser(const std::string& text, const std::string& file, int line)
@@ -84,6 +86,10 @@ class ShellParser {
   }
 
   std::unique_ptr<ShellCommand> command() {
+    if (++commands_ > kMostParsed) {
+      fail(Code::kBadValue, file_ + ':' + std::to_string(text_.line()), "has more than",
+           std::to_string(kMostParsed), "commands; give the words of the training command alone");
+    }
     if (++depth_ > kDeepestShell) {
       fail(Code::kBadValue, file_ + ':' + std::to_string(text_.line()), "has commands over",
            std::to_string(kDeepestShell), "deep in each other");
@@ -264,7 +270,7 @@ class ShellParser {
 
   ShellLexer text_;
   const std::string& file_;
-  int depth_ = 0;
+  int depth_ = 0, commands_ = 0;
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <array>
 #include <list>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "troupe/core/check.h"
@@ -28,7 +29,7 @@ class ShellNotes {
     const std::string note = "line " + std::to_string(line) + ": `" + word +
                              "` asks for more than the script says: files are taken to exist, "
                              "commands to succeed";
-    if (std::find(notes_.begin(), notes_.end(), note) == notes_.end()) notes_.push_back(note);
+    if (noted_.insert(note).second) notes_.push_back(note);
   }
 
   void unset(const ShellScope& scope) {
@@ -43,6 +44,7 @@ class ShellNotes {
 
  private:
   std::vector<std::string> notes_;
+  std::set<std::string> noted_;
 };
 
 class Script {
@@ -112,7 +114,7 @@ class Script {
     scope_.in_test = true;
     const std::vector<TestWord> tested = expand_.tests(words, split);
     scope_.in_test = false;
-    return shell_test(tested);
+    return shell_test(tested, scope_.letters_left);
   }
 
   ShellTruth arithmetic(const std::string& text) {
@@ -201,7 +203,8 @@ class Script {
     if (word.find("$(") != std::string::npos) notes_.condition(command.line, "case");
     for (const ShellBranch& branch : command.branches) {
       for (const ShellToken& pattern : branch.patterns) {
-        if (shell_matches(word, expand_.text(pattern)).value_or(false)) return run(branch.body);
+        const auto fits = shell_matches(word, expand_.text(pattern), scope_.letters_left);
+        if (fits.value_or(false)) return run(branch.body);
       }
     }
     return {};
@@ -275,9 +278,9 @@ class Script {
   ShellTruth shift(const Words& words) {
     int64_t count = 1;
     if (words.size() > 1 && !from_text(words[1].text, count)) return {true, false};
-    ShellScope::Arguments& all = scope_.arguments;
+    const ShellScope::Arguments& all = scope_.arguments();
     if (count < 0 || count > static_cast<int64_t>(all.size())) return {false, true};
-    all.erase(all.begin(), all.begin() + count);
+    scope_.set_arguments({all.begin() + count, all.end()});
     return {};
   }
 
@@ -288,8 +291,9 @@ class Script {
   }
 
   ShellTruth set_arguments(const Words& words) {
-    scope_.arguments.clear();
-    for (size_t i = 2; i < words.size(); ++i) scope_.arguments.emplace_back(words[i].text);
+    ShellScope::Arguments all;
+    for (size_t i = 2; i < words.size(); ++i) all.emplace_back(words[i].text);
+    scope_.set_arguments(std::move(all));
     return {};
   }
 
