@@ -98,7 +98,9 @@ struct AttemptEnd {
     if (stopped != ranks.end()) return *stopped;
     const auto bad = first([](const RankEnd& e) { return e.code != 0; });
     if (bad == ranks.end()) return ranks.front();
-    const auto left = first([&](const RankEnd& e) { return e.code == 0 && e.when <= bad->when; });
+    const auto left = first([&](const RankEnd& e) {
+      return e.code == 0 && e.status.phase != Phase::kExit && e.when <= bad->when;
+    });
     if (left != ranks.end()) return *left;
     const auto hung = first([](const RankEnd& e) { return e.forced; });
     return hung != ranks.end() ? *hung : *bad;
@@ -169,16 +171,28 @@ bool may_pass(const RankEnd& cause, int code) {
          code == static_cast<int>(ExitClass::kBug);
 }
 
+// A rank that others have left, all having done their work. One that is in a step notices that by
+// itself, and a save takes its time: of those, only one that is stopped hangs.
+bool hangs_at_the_end(const RankStatus& status, bool stopped, std::chrono::nanoseconds silence) {
+  const bool works = Phase::kBatch <= status.phase && status.phase < Phase::kExit;
+  return (stopped || !works) && steady_now() - status.since >= silence.count();
+}
+
 // Waits until all have ended. Once one has failed, the others, which lose it, have 5 s to notice
 // it and 2 more after SIGTERM; one that has noticed has a minute to report it, however busy the
 // machine is. Those that are stopped take no SIGTERM and are killed as soon as nobody else is left.
-// Signals to this process are passed on.
-AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses) {
+// Once one has ended well, those that do not end within `silence` are killed. Signals to this
+// process are passed on.
+AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses,
+                 std::chrono::nanoseconds silence) {
   AttemptEnd out{.ranks = {}, .begin = steady_clock::now()};
   std::optional<SteadyTime> next, last;
   bool terminated = false;
   while (ranks.running()) {
-    const int signal = waiter.wait(next ? std::min(*next, steady_clock::now() + 200ms) : next);
+    const SteadyTime soon = steady_clock::now() + 200ms;
+    std::optional<SteadyTime> until;
+    if (!out.ranks.empty()) until = next ? std::min(*next, soon) : soon;
+    const int signal = waiter.wait(until);
     for (RankEnd& end : ranks.reap()) {
       Pulse& pulse = pulses.of(end.rank);
       end.status = pulse.now();
@@ -195,7 +209,15 @@ AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses) {
       ranks.send(signal);
       if (ranks.all_stand_still()) ranks.send(SIGCONT);  // so that they take it
     }
-    if (!next) continue;
+    if (!next) {
+      if (out.ranks.empty()) continue;
+      const SteadyTime since = out.ranks.back().when;
+      ranks.force(SIGKILL, [&](int rank) {
+        return steady_clock::now() >= since + silence &&
+               hangs_at_the_end(pulses.of(rank).now(), ranks.stands_still(rank), silence);
+      });
+      continue;
+    }
     if (ranks.all_stand_still()) {
       ranks.force(SIGKILL);
       continue;
@@ -212,12 +234,13 @@ AttemptEnd watch(LocalRanks& ranks, Waiter& waiter, Pulses& pulses) {
 
 class Launcher {
  public:
-  // `fits`: whether so many ranks can hold the run.
-  Launcher(const LaunchOptions& options, std::vector<std::string> words, std::string run,
+  // `fits`: whether so many ranks can hold the run. Where no run is begun, `recipe` is empty.
+  Launcher(const LaunchOptions& options, std::vector<std::string> words, const Recipe& recipe,
            std::function<bool(int ranks)> fits)
       : options_(options),
         words_(std::move(words)),
-        run_(std::move(run)),
+        run_(recipe.checkpoint.dir),
+        silence_(recipe.run.hang_timeout.ns),
         fits_(std::move(fits)),
         devices_(static_cast<size_t>(options.ranks)),
         store_(options.port),
@@ -283,7 +306,7 @@ class Launcher {
     for (int rank = 0; rank < ranks(); ++rank) environments.push_back(variables(rank, attempt));
     pulses_->clear();
     LocalRanks started(words_, environments);
-    return watch(started, waiter_, *pulses_);
+    return watch(started, waiter_, *pulses_, silence_);
   }
 
   Variables variables(int rank, int attempt) const {
@@ -380,6 +403,7 @@ class Launcher {
   const LaunchOptions& options_;
   const std::vector<std::string> words_;
   const std::string run_;
+  const std::chrono::nanoseconds silence_;
   const std::function<bool(int)> fits_;
   std::vector<int> devices_;  // of each rank
   std::optional<Pulses> pulses_;
@@ -438,7 +462,7 @@ void launch(const LaunchOptions& options, Call& call) {
   };
   if (words.size() > 1 && words[0] == "bench" && words[1] == "machine") {
     check(".", /*gpus=*/true);
-    call.code = Launcher(options, words, "", [](int) { return true; }).go();
+    call.code = Launcher(options, words, Recipe(), [](int) { return true; }).go();
     return;
   }
   const TrainOptions train = train_options(words);
@@ -450,7 +474,7 @@ void launch(const LaunchOptions& options, Call& call) {
     return layout_faults(recipe.parallel, needs_of(recipe, ranks, ranks)).empty();
   };
   check(recipe.checkpoint.dir, recipe.run.device != DeviceKind::kCpu);
-  call.code = Launcher(options, words, recipe.checkpoint.dir, fits).go();
+  call.code = Launcher(options, words, recipe, fits).go();
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ pid_t start(std::vector<std::string> words, const Variables& variables) {
   return pid;
 }
 
-bool stands_still(pid_t pid) {
+bool is_stopped(pid_t pid) {
   const char state = state_of(pid);
   return state == 'T' || state == 't';
 }
@@ -125,9 +125,13 @@ LocalRanks::~LocalRanks() {
   }
 }
 
+bool LocalRanks::stands_still(int rank) const {
+  return is_stopped(children_[static_cast<size_t>(rank)].pid);
+}
+
 bool LocalRanks::all_stand_still() const {
   return std::ranges::all_of(
-      children_, [](const Child& child) { return child.pid <= 0 || stands_still(child.pid); });
+      children_, [](const Child& child) { return child.pid <= 0 || is_stopped(child.pid); });
 }
 
 void LocalRanks::send(int signal) const {
@@ -141,7 +145,7 @@ void LocalRanks::force(int signal, const std::function<bool(int rank)>& which) {
     Child& child = children_[i];
     if (child.pid <= 0 || (which && !which(static_cast<int>(i)))) continue;
     child.forced = true;
-    child.stood_still |= stands_still(child.pid);
+    child.stood_still |= is_stopped(child.pid);
     ::kill(child.pid, signal);
   }
 }

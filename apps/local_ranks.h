@@ -64,8 +64,9 @@ class LocalRanks {
   ~LocalRanks();  // kills what still runs
 
   bool running() const { return running_ > 0; }
-  bool all_stand_still() const;  // those that run have been stopped by SIGSTOP
-  void send(int signal) const;   // to those that run
+  bool stands_still(int rank) const;  // stopped by SIGSTOP
+  bool all_stand_still() const;       // those that run
+  void send(int signal) const;        // to those that run
   // Likewise, or to those of them that `which` says; their end is no more their own.
   void force(int signal, const std::function<bool(int rank)>& which = {});
   std::vector<RankEnd> reap();  // what has ended since the last call

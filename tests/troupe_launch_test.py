@@ -74,6 +74,16 @@ class TroupeLaunch(NanoRun):
         said = self.launch("run.hang_timeout=5s", code=6, TROUPE_FAULT="forward.1@1:3=stop")
         self.assertIn("rank 1 of 2 stood still (SIGSTOP) and was killed in step 4, forward 2/4 of microbatch 0, ", said)
 
+    def test_F85_a_rank_that_does_not_end_after_the_others_is_named_and_killed(self):
+        for fault, words in (("stop", "stood still (SIGSTOP) and was killed"), ("sleep:900000", "hung and was killed")):
+            with self.subTest(fault):
+                run = f"checkpoint.dir={fault[:4]}"
+                said = self.launch(run, "run.hang_timeout=5s", code=6, TROUPE_FAULT=f"exit@1={fault}")
+                self.assertIn(f"rank 1 of 2 {words} in step 20, exit, ", said)
+                record = self.exit_record(fault[:4])
+                self.assertEqual((record["code"], record["error"], record["rank"]), (6, "E6003", 1))
+                self.assertEqual(record["checkpoint"], f"{fault[:4]}/step-000020")
+
     def test_F87_the_class_is_that_of_the_rank_at_fault(self):
         for fault, code, words in (("exit:5", 5, "rank 1 of 2 ended with 5 (numbers that are not finite)"),
                                    ("exit:0", 6, "rank 1 of 2 ended with 0 and left the others"),

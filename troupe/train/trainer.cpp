@@ -13,6 +13,7 @@ RunEnd Trainer::run() {
   if (state_.done.steps >= plan_.run.steps) {
     tools_.log.info("already finished at step " + std::to_string(state_.done.steps) + train_on());
     if (context_.writes_logs()) clear_leftovers(tools_.fs, recipe_.checkpoint.dir, tools_.log);
+    pulse_.begin(Phase::kExit);
     return RunEnd::kAlreadyFinished;
   }
   open_run();
@@ -129,6 +130,7 @@ RunEnd Trainer::stop() {
   r.add("event", std::string_view("stop"));
   r.add("why", stop_.reason());
   logger_->event(std::move(r));
+  pulse_.begin(Phase::kExit);
   tools_.log.info("step " + std::to_string(state_.done.steps) +
                   " done, saved: " + saves_->newest() + ". Continue with: " + tools_.continue_with);
   return RunEnd::kStopped;
