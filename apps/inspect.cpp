@@ -18,6 +18,7 @@
 #include "troupe/nn/models/costs.h"
 #include "troupe/nn/models/presets.h"
 #include "troupe/nn/routing_trace.h"
+#include "troupe/train/observe/run_files.h"
 #include "troupe/train/report/read_events.h"
 
 namespace troupe {
@@ -370,6 +371,18 @@ void inspect_trace(const InspectVerb& verb) {
   std::cout << "ok: its counts are those of its choices\n";
 }
 
+// --- a run ---
+
+// How it stands, before what its newest step holds.
+void print_standing(const std::string& run) {
+  try {
+    const auto record = read_exit(run);
+    if (record) std::cout << run << "  " << standing(*record) << '\n';
+  } catch (const Error& error) {
+    std::cout << "  warning: " << error.what() << '\n';
+  }
+}
+
 // --- which of them ---
 
 bool is_token_data(const std::string& path) {
@@ -391,6 +404,7 @@ void inspect(const InspectVerb& verb, Call& call) {
          "is one argument too many: give a file or folder, or model NAME, or experts RUN");
   }
   const std::string& path = verb.what[0];
+  if (!verb.json) print_standing(path);
   if (holds_tensors(path)) return inspect_tensors(verb, call);
   if (is_token_data(path)) {
     const TokenSummary out =

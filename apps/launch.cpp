@@ -26,8 +26,6 @@
 #include "troupe/checkpoint/run_folder.h"
 #include "troupe/core/check.h"
 #include "troupe/core/config/config.h"
-#include "troupe/core/config/json.h"
-#include "troupe/core/file/file.h"
 #include "troupe/core/file/live_line.h"
 #include "troupe/core/file/log.h"
 #include "troupe/distributed/status/flight_record.h"
@@ -264,7 +262,9 @@ class Launcher {
       } else {
         log_.error(end.description());
       }
-      if (exit_file() == before ? code != 0 : recorded_code() != code) write_exit_for_all(end);
+      if (exit_file() == before ? code != 0 : recorded_code() != code) {
+        write_exit_for_all(end, attempt);
+      }
       if (code == 0) return 0;
       keep_flight();
       if (end.asked_to_stop || !may_pass(end.cause(), code) || attempt == options_.max_restarts) {
@@ -350,35 +350,44 @@ class Launcher {
     return {file.st_ino, file.st_mtime};
   }
 
-  // The exit code in exit.json; -1 if there is no such file.
-  int64_t recorded_code() const {
+  std::optional<ExitRecord> last_record() const {
+    if (run_.empty()) return {};
     try {
-      ExitRecord record;
-      const std::string path = run_ + "/exit.json";
-      read_config(parse_json(read_file(path, Code::kFileFailed), path), record);
-      return record.code;
+      return read_exit(run_);
     } catch (const Error&) {
-      return -1;
+      return {};
     }
+  }
+
+  // The exit code in exit.json; -1 if there is none, as of a rank 0 that could not tell its end.
+  int64_t recorded_code() const {
+    const std::optional<ExitRecord> last = last_record();
+    return last ? last->code : -1;
   }
 
   // In the place of rank 0, which could not, or ended otherwise than the run did; not in a folder
   // that another run has, or that is none.
-  void write_exit_for_all(const AttemptEnd& end) {
+  void write_exit_for_all(const AttemptEnd& end, int attempt) {
     const auto lock = run_.empty() ? nullptr : RunLock::if_free(run_);
     if (lock == nullptr) return;
     const RankEnd& cause = end.cause();
     const int code = end.code();
     const int64_t newest = newest_step();
-    ExitRecord record{.code = code,
+    const RunState well = end.asked_to_stop ? RunState::kStopped : RunState::kFinished;
+    ExitRecord record{.state = code == 0 ? well : RunState::kFailed,
+                      .code = code,
                       .error = code == static_cast<int>(ExitClass::kPeer)
                                    ? to_text(cause.forced ? Code::kRankHung : Code::kRankLost)
                                    : "",
                       .rank = cause.rank,
                       .step = cause.status.done,
                       .phase = phase_text(cause.status),
-                      .message = code == 0 ? kStopped : end.description(),
+                      .message = code != 0      ? end.description()
+                                 : end.obeyed() ? kStopped
+                                                : "done",
                       .resumable = newest > 0};
+    if (const std::optional<ExitRecord> last = last_record()) record.start = last->start;
+    record.start.attempt = attempt + 1;
     if (newest > 0) record.checkpoint = run_ + '/' + step_name(newest);
     Fs disk;
     write_exit(disk, run_, record, "", log_);

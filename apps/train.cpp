@@ -16,6 +16,7 @@
 #include "troupe/core/config/config.h"
 #include "troupe/core/config/json.h"
 #include "troupe/core/file/file.h"
+#include "troupe/core/file/hash.h"
 #include "troupe/core/file/live_line.h"
 #include "troupe/core/file/secrets.h"
 #include "troupe/core/stop.h"
@@ -25,6 +26,7 @@
 #include "troupe/core/text/utf8.h"
 #include "troupe/distributed/dispatch/dispatchers.h"
 #include "troupe/distributed/status/flight_record.h"
+#include "troupe/distributed/status/process.h"
 #include "troupe/distributed/world/peer_hosts.h"
 #include "troupe/distributed/world/sentinel.h"
 #include "troupe/distributed/world/world.h"
@@ -43,8 +45,12 @@ namespace {
 constexpr std::chrono::seconds kOthersLeave{15};
 constexpr std::chrono::milliseconds kWritePause{20};  // between looks at a checkpoint's write
 
-void write_run_files(Fs& fs, const TrainOptions& options, const Recipe& recipe,
-                     const Sources& sources, const Call& call, int64_t ranks) {
+void write_run_files(Fs& fs, const TrainOptions& options, Recipe recipe, Sources sources,
+                     const Call& call, int64_t ranks) {
+  if (for_one_start(recipe.checkpoint.resume)) {  // which this start has taken
+    recipe.checkpoint.resume = {};
+    sources.erase("checkpoint.resume");
+  }
   const std::string& dir = recipe.checkpoint.dir;
   std::ostringstream resolved, environment;
   print_config(resolved, recipe, sources);
@@ -58,12 +64,30 @@ void write_run_files(Fs& fs, const TrainOptions& options, const Recipe& recipe,
   publish_file(fs, dir + "/env.json", repaired_utf8(environment.str()) + "\n");
 }
 
-std::string command_of(const TrainOptions& options) {
+// What goes on with the run, without what of checkpoint.resume was for this start alone.
+std::string command_of(const TrainOptions& options, const Recipe& recipe) {
+  std::vector<std::string> sets = options.recipe.sets;
+  if (for_one_start(recipe.checkpoint.resume)) {
+    std::erase_if(sets,
+                  [](const std::string& set) { return set.starts_with("checkpoint.resume="); });
+    Sources sources;
+    const Recipe left = load_recipe(options.recipe.path, sets, sources);
+    if (for_one_start(left.checkpoint.resume)) sets.emplace_back("checkpoint.resume=auto");
+  }
   const char* const launcher = std::getenv("TROUPE_LAUNCH");  // "troupe launch -n 2 --"
   std::string out = launcher == nullptr ? "troupe" : launcher;
   out += " train " + shell_word(options.recipe.path);
-  for (const std::string& set : options.recipe.sets) out += " --set " + shell_word(set);
+  for (const std::string& set : sets) out += " --set " + shell_word(set);
   return without_secrets(out);
+}
+
+// The same in all attempts of the launcher that this process is a child of, and in no other's;
+// empty: nothing starts it again.
+std::string launch_of(const LauncherEnvironment& place) {
+  if (place.job.empty()) return {};
+  Process launcher = this_process();
+  launcher.id = ::getppid();
+  return hex(hash64(place.job + to_text(launcher)));
 }
 
 void require_rows_sent(const ParallelConfig& parallel) {
@@ -81,7 +105,11 @@ class Run {
         signals_(signals),
         place_(launcher_environment().value_or(LauncherEnvironment{})),
         faults_(Faults::from_environment(static_cast<int>(place_.rank))),
-        fs_(disk_, faults_) {}
+        fs_(disk_, faults_),
+        launch_(launch_of(place_)),
+        start_(start_of_this_process()) {
+    start_.attempt = place_.attempt + 1;
+  }
 
   void go() {
     recipe_ = load_recipe(options_.recipe.path, options_.recipe.sets, sources_);
@@ -100,6 +128,7 @@ class Run {
     if (live != nullptr) sinks.push_back(live);
     // The others do what rank 0 does, and speak of what is theirs alone.
     log_ = Log(sinks, first ? Level::kInfo : Level::kWarning, prefix);
+    if (restarted()) start_.launch = launch_;
     if (first && !faults_.empty()) log_.warning("TROUPE_FAULT is set: faults are made on purpose");
     try {
       setup_ = rendezvous();
@@ -109,12 +138,18 @@ class Run {
     } catch (const AskedToStop&) {
       log_.warning(setup_ == nullptr ? "asked to stop before the ranks had met"
                                      : "asked to stop while data was being opened");
-      return end({.code = 0, .rank = place_.rank, .message = "asked to stop"}, status());
+      return end({.state = RunState::kStopped, .rank = place_.rank, .message = "asked to stop"},
+                 status());
     }
-    trainer_->run();
+    const RunEnd how = trainer_->run();
     const std::lock_guard lock(report_mutex_);
     reported_ = true;
-    end({.code = 0, .message = "done"}, {.phase = Phase::kExit});
+    const auto last = how == RunEnd::kAlreadyFinished ? last_record() : std::nullopt;
+    if (last && last->state == RunState::kFinished) return;
+    const bool stopped = how == RunEnd::kStopped;
+    end({.state = stopped ? RunState::kStopped : RunState::kFinished,
+         .message = stopped ? "stopped, with a saved step" : "done"},
+        {.phase = Phase::kExit});
   }
 
   RunTools tools() {
@@ -123,7 +158,8 @@ class Run {
             .faults = faults_,
             .signals = signals_,
             .force = options_.force,
-            .continue_with = command_of(options_),
+            .restarted = !start_.launch.empty(),
+            .continue_with = command_of(options_, recipe_),
             .begun = [this] { begun(); },
             .setup = setup_};
   }
@@ -166,6 +202,15 @@ class Run {
     }
     if (place_.rank != 0) return;
     ours_ = true;
+    start_.launch = launch_;
+    write_exit(fs_, dir_,
+               {.state = RunState::kRunning,
+                .code = -1,
+                .step = trainer_->state().done.steps,
+                .resumable = !trainer_->newest_checkpoint().empty(),
+                .checkpoint = trainer_->newest_checkpoint(),
+                .start = start_},
+               "", log_);
     exit_room_.emplace(dir_);
     write_run_files(fs_, options_, recipe_, sources_, call_, place_.size);
   }
@@ -253,7 +298,25 @@ class Run {
     return setup_ == nullptr ? RankStatus{} : setup_->state.world().pulse().now();
   }
 
+  std::optional<ExitRecord> last_record() const {
+    try {
+      return read_exit(dir_);
+    } catch (const Error& error) {
+      log_.warning(error.what());
+      return {};
+    }
+  }
+
+  // An attempt of this launcher had the run folder before, and did what checkpoint.resume says.
+  bool restarted() const {
+    if (place_.rank != 0 || place_.attempt == 0 || launch_.empty()) return false;
+    const std::optional<ExitRecord> last = last_record();
+    return last && last->start.launch == launch_;
+  }
+
   void end(ExitRecord record, const RankStatus& at) {
+    if (record.code != 0) record.state = RunState::kFailed;
+    record.start = start_;
     record.phase = phase_text(at);
     // A folder that was moved while this run trained is at this name no more.
     const bool lost = record.error == to_text(Code::kFolderInUse);
@@ -289,6 +352,8 @@ class Run {
   const Faults faults_;
   Fs disk_;
   FaultyFs fs_;
+  const std::string launch_;
+  StartRecord start_;  // its `launch`: once an attempt has had the folder
   Recipe recipe_;
   Sources sources_;
   std::string dir_;

@@ -95,7 +95,21 @@ class Program(unittest.TestCase):
         run.wait()
         self.assertGreaterEqual(run.checkpoint.step, 3)
         self.assertEqual(run.process.returncode, 0)
+        self.assertEqual(run.exit["state"], "stopped")
         run.stop()  # does nothing once the run has ended
+
+    def test_a_run_that_was_killed_is_told_from_one_that_runs(self):
+        run = self.train(**{"train.steps": 100000})
+        end = time.monotonic() + 300
+        while run.exit is None:
+            self.assertLess(time.monotonic(), end)
+            self.assertIsNone(run.process.poll(), run.log)
+            time.sleep(0.05)
+        self.assertEqual((run.exit["state"], run.exit["pid"]), ("running", run.process.pid))
+        run.process.kill()
+        with self.assertRaises(troupe.RunError):
+            run.wait()
+        self.assertEqual(run.exit["state"], "killed")
 
     def test_an_interrupt_stops_the_program_first(self):
         run = self.train(**{"train.steps": 100000})

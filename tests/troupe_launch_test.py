@@ -81,7 +81,7 @@ class TroupeLaunch(NanoRun):
                 said = self.launch(run, "run.hang_timeout=5s", code=6, TROUPE_FAULT=f"exit@1={fault}")
                 self.assertIn(f"rank 1 of 2 {words} in step 20, exit, ", said)
                 record = self.exit_record(fault[:4])
-                self.assertEqual((record["code"], record["error"], record["rank"]), (6, "E6003", 1))
+                self.assertEqual((record["state"], record["code"], record["error"], record["rank"]), ("failed", 6, "E6003", 1))
                 self.assertEqual(record["checkpoint"], f"{fault[:4]}/step-000020")
 
     def test_F87_the_class_is_that_of_the_rank_at_fault(self):
@@ -123,8 +123,36 @@ class TroupeLaunch(NanoRun):
         self.assertIn("attempt 3 of 3", said)
         self.assertIn("resumed step 5", said)
         self.assertIn("resumed step 10", said)
+        record = self.exit_record()
+        self.assertEqual((record["state"], record["code"], record["attempt"]), ("finished", 0, 3))
         self.launch("checkpoint.dir=whole")
         self.assert_equal_runs("whole", "run")
+
+    def test_F92_what_checkpoint_resume_names_is_taken_by_one_attempt(self):
+        restarts = ["--max-restarts", "2"]
+        for keep, resume in ((1, "step 5"), (0, "step 5"), (1, "never")):
+            with self.subTest(keep=keep, resume=resume):
+                run = f"checkpoint.dir=run{keep}{resume[:2]}"
+                self.train(run, "checkpoint.keep=0", "train.micro_batch=2")
+                said = self.launch(run, f"checkpoint.keep={keep}", f"checkpoint.resume={resume}", options=restarts, code=6,
+                                   TROUPE_FAULT="forward.1@1:12=kill")
+                self.assertNotIn("E4002", said)
+                self.assertEqual(said.count("resumed step 5 "), resume == "step 5", said)
+                self.assertEqual(said.count("resumed step 10 "), 2, said)
+                self.assertIn(f"checkpoint.resume: {resume} was done by an earlier attempt; this one takes the newest step", said)
+
+    def test_F92_what_checkpoint_resume_names_is_still_to_be_done_where_no_attempt_did_it(self):
+        restarts = ["--max-restarts", "1"]
+        self.train("checkpoint.keep=0")
+        said = self.launch("checkpoint.keep=0", "checkpoint.resume=step 5", options=restarts, code=6, TROUPE_FAULT="load.read@1=kill")
+        self.assertIn("attempt 2 of 2", said)
+        self.assertNotIn("was done by an earlier attempt", said)
+        self.assertEqual(len(self.steps()), 4)
+        # A new start that is killed before its first save; a step that cannot be resumed from stays in the folder.
+        (self.folder / "run/step-000020/manifest.json").unlink()
+        said = self.launch("checkpoint.resume=never", options=restarts, code=6, TROUPE_FAULT="forward.1@1:3=kill")
+        self.assertNotIn("E4002", said)
+        self.assertIn("checkpoint.resume: never was done by an earlier attempt; this one takes none, as there is none yet", said)
 
     def test_F93_a_fault_that_comes_again_at_one_step_ends_the_attempts(self):
         said = self.launch(options=["--max-restarts", "5"], code=70, TROUPE_FAULT="optim@0:7=throw")

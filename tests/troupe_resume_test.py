@@ -55,7 +55,8 @@ class TroupeResume(NanoRun):
         run = self.start("--set", "train.steps=5000", "--set", "checkpoint.dir=busy")
         self.wait_for(lambda: (self.folder / "busy/log.jsonl").exists())
         self.train("checkpoint.dir=busy", "data.train=[{kind: flat, path: nothing.bin}]", code=3)
-        self.assertFalse((self.folder / "busy/exit.json").exists())
+        record = self.exit_record("busy")
+        self.assertEqual((record["state"], record["pid"]), ("running", run.pid))
         run.kill()
 
     def test_F14_weights_with_nan_are_never_gone_on_from(self):

@@ -3,6 +3,7 @@ it goes on. Rows of docs/reference/RELIABILITY.md."""
 import fcntl
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -52,6 +53,43 @@ class TroupeStops(NanoRun):
         self.train()
         self.train("checkpoint.dir=whole")
         self.assert_equal_runs("whole", "run")
+
+    def test_F98_the_command_to_go_on_names_no_step_to_go_back_to(self):
+        stop = ("--set", "run.time_limit=1ms")
+        for recipe, sets, more in (("resume: auto", ["checkpoint.resume=step 5"], ""),
+                                   ("resume: step 5", [], " --set checkpoint.resume=auto"),
+                                   ("resume: must", ["checkpoint.resume=never"], "")):
+            with self.subTest(recipe=recipe, sets=sets):
+                shutil.rmtree(self.folder / "run", ignore_errors=True)
+                self.train("checkpoint.keep=0")
+                (self.folder / "own.yaml").write_text(self.RECIPE.replace("dir: run", f"dir: run, {recipe}"))
+                said = self.troupe("train", "own.yaml", *(w for s in sets for w in ("--set", s)), *stop).stderr
+                command = re.search(r"Continue with: (.*)", said)[1]
+                self.assertEqual(command, "troupe train own.yaml --set run.time_limit=1ms" + more)
+                self.assertIn("  resume: auto", (self.folder / "run/recipe.yaml").read_text())
+
+    def test_exit_json_tells_a_run_that_runs_from_one_that_was_killed(self):
+        self.assertEqual(self.stop_at("batch:7", 7), 0)
+        stopped = self.exit_record()
+        self.assertEqual((stopped["state"], stopped["code"], stopped["step"]), ("stopped", 0, 8))
+        self.assertRegex(self.troupe("inspect", "run").stdout, "run  stopped: code 0 at step 8: ")
+        run = self.start(TROUPE_FAULT="batch:12=sleep:900000")
+        self.wait_for_step(12)
+        record = self.exit_record()
+        self.assertEqual((record["state"], record["code"], record["pid"], record["attempt"]), ("running", -1, run.pid, 1))
+        self.assertEqual((record["step"], record["checkpoint"]), (8, "run/step-000008"))
+        self.assertIn(f"run  running: process {run.pid} on ", self.troupe("inspect", "run").stdout)
+        run.kill()
+        run.wait()
+        self.assertEqual(self.exit_record(), record)
+        self.assertRegex(self.troupe("inspect", "run").stdout, rf"run  killed: process {run.pid} on \S+, attempt 1, is gone")
+        self.troupe("report", "run")
+        self.assertIn(f"killed: process {run.pid} on ", (self.folder / "run/report.html").read_text())
+        self.train("train.steps=wrong", code=2)
+        self.train("data.train=[{kind: flat, path: nothing.bin}]", code=3)
+        self.assertEqual(self.exit_record()["state"], "failed")
+        self.train()
+        self.assertEqual(self.exit_record()["state"], "finished")
 
     def test_F100_a_stop_is_heard_in_load_eval_samples_and_save(self):
         sets = ["data.valid=[{kind: text, path: text.txt}]", "eval.every=4"]

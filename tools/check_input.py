@@ -24,7 +24,6 @@ BOUNDED = re.compile(r"\bcounts_out_of_bounds\s*\(")
 # Readers of files that hold no count by which memory is taken or a loop repeats.
 HARMLESS = {
     "apps/bench.cpp": "rates of this program's own ranks",
-    "apps/launch.cpp": "exit.json: an exit code",
     "troupe/checkpoint/manifest.cpp": "sizes are compared with the files that they are of",
     "troupe/checkpoint/manifest.h": "the state of a run: require_counters() of train/resume.h",
     "troupe/checkpoint/save_step.cpp": "sizes of this run's own shards",
@@ -32,8 +31,8 @@ HARMLESS = {
     "troupe/data/build_corpus.cpp": "a journal, which is compared with the files that it is of",
     "troupe/data/build_info.cpp": "a data set's description, compared with its files",
     "troupe/nn/models/presets.cpp": "presets of this program",
-    "troupe/train/resume.cpp": "exit.json: the name of a checkpoint",
     "troupe/train/observe/expert_use.cpp": "experts.json: words and numbers to show",
+    "troupe/train/observe/run_files.cpp": "exit.json: words and numbers to show, and a process that is only looked up",
     "troupe/train/forecast/agree_layout.cpp": "the layout of rank 0, which has been validated",
     "troupe/train/recipe/foreign/draft.cpp": "the recipe that it wrote, which validate() looks at",
     "troupe/train/report/report.cpp": "env.json: words and numbers to show",

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -65,6 +66,19 @@ def _options(given):
             yield flag
         elif value is not False and value is not None:
             yield from (flag, _value(value))
+
+
+def _is_gone(record):
+    """Whether the process of exit.json was one of this machine and is no more; of another machine's that cannot be told."""
+    number, machine, began = (record["process"] + "   ").split(" ")[:3]
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    if machine != boot + os.readlink("/proc/self/ns/pid"):
+        return record["host"] == socket.gethostname() and not machine.startswith(boot)
+    try:
+        stat = Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return True
+    return stat[0] in "ZX" or stat[19] != began
 
 
 class Run:
@@ -134,6 +148,18 @@ class Run:
     def steps(self):
         """The rows of log.jsonl that are steps, so far: loss, lr, tokens_s and the others, by name."""
         return [row for row in records(self.folder / "log.jsonl") if "event" not in row]
+
+    @property
+    def exit(self):
+        """exit.json, by name: `state` is running, finished, stopped or failed, or killed where its process is gone and left no
+        reason; None before the run has begun."""
+        file = self.folder / "exit.json"
+        if not file.exists():
+            return None
+        record = json.loads(file.read_text())
+        if record.get("state") == "running" and _is_gone(record):
+            record["state"] = "killed"
+        return record
 
     @property
     def checkpoint(self):

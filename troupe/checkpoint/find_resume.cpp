@@ -104,6 +104,10 @@ std::string folder_of(const std::string& run, int64_t step) {
   return run + '/' + (at == folders.end() ? step_name(step) : at->second);
 }
 
+bool for_one_start(const Resume& resume) {
+  return resume.kind == Resume::kNever || resume.kind == Resume::kStep;
+}
+
 Manifest check_complete(const std::string& folder) {
   if (!is_there(folder + '/' + kManifestName)) {
     refuse_foreign(folder);
@@ -126,7 +130,7 @@ std::optional<ResumePoint> find_resume(const std::string& run, const Resume& res
     std::error_code error;
     if (!stdfs::is_directory(folder, error)) {
       fail(Code::kNoCheckpoint, folder, "is not there; the steps in", run, "are",
-           to_text(steps_in(run)));
+           to_text(steps_in(run)) + ". checkpoint.resume: auto takes the newest of them");
     }
     return ResumePoint{folder, check_complete(folder)};
   }

@@ -27,6 +27,9 @@ struct ResumePoint {
 std::optional<ResumePoint> find_resume(const std::string& run, const Resume& resume,
                                        const std::vector<int64_t>& tried = {});
 
+// Whether it is for one start: repeated by a later one, it would undo what was trained since.
+bool for_one_start(const Resume& resume);
+
 // The manifest of a complete checkpoint; throws E4002, with the reason, where it is not one.
 Manifest check_complete(const std::string& folder);
 

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <string_view>
 #include <system_error>
@@ -150,16 +151,14 @@ TrainState read_state(const Manifest& manifest, const std::string& folder) {
 
 std::string lost_steps(const std::string& run) {
   constexpr int64_t kMost = int64_t{1} << 20;
-  const std::string latest = run + "/latest", exit = run + "/exit.json";
+  const std::string latest = run + "/latest";
   try {
     if (is_ours(latest)) {
       const std::string text = read_file(latest, Code::kNoCheckpoint, kMost);
       return "the file latest says " + text.substr(0, text.find('\n'));
     }
-    if (!is_ours(exit)) return {};
-    ExitRecord record;
-    read_config(parse_json(read_file(exit, Code::kNoCheckpoint, kMost), exit), record);
-    return record.checkpoint.empty() ? "" : "exit.json names " + record.checkpoint;
+    const std::optional<ExitRecord> record = read_exit(run);
+    return !record || record->checkpoint.empty() ? "" : "exit.json names " + record->checkpoint;
   } catch (const Error& e) {
     return std::string("what is left cannot be read: ") + e.what();
   }

@@ -34,6 +34,37 @@ void add_config(Fingerprint& out, const Recipe& recipe) {
   out.emplace_back("train.batch", std::to_string(plan_of(recipe).batch));
 }
 
+bool holds_step(const std::string& run) {
+  try {
+    return find_resume(run, {}).has_value();
+  } catch (const Error&) {  // none is complete
+    return false;
+  }
+}
+
+// What this attempt takes where one before it has taken what checkpoint.resume says, and so set all
+// other steps aside: those that there are now are this run's.
+Resume after_restart(const CheckpointConfig& config, const Log& log) {
+  const Resume again = {.kind = config.resume.kind == Resume::kNever && !holds_step(config.dir)
+                                    ? Resume::kNever
+                                    : Resume::kAuto};
+  log.info("checkpoint.resume: " + to_text(config.resume) +
+           " was done by an earlier attempt; this one takes " +
+           (again.kind == Resume::kAuto ? "the newest step" : "none, as there is none yet"));
+  return again;
+}
+
+// The wish of the recipe, as far as it is still to be done: rank 0 knows.
+Resume what_to_resume(const RunContext& run, const CheckpointGroup& group) {
+  Resume out = run.recipe.checkpoint.resume;
+  if (!for_one_start(out)) return out;
+  if (group.rank == 0 && run.tools.restarted) {
+    out = after_restart(run.recipe.checkpoint, run.log());
+  }
+  from_text(group.all_gather(to_text(out))[0], out);
+  return out;
+}
+
 // A run that resumes with another length had another learning rate schedule so far: refused unless
 // waived.
 void require_schedule(const RunContext& run, const std::string& folder) {
@@ -61,6 +92,7 @@ ResumedRun resume_run(const RunContext& run, Fingerprint data, Learner& learner,
   for (const auto& [what, value] : out.fingerprint) parallel.require_equal(what, value);
   const CheckpointGroup group = checkpoint_group(parallel);
   CheckpointConfig config = run.recipe.checkpoint;
+  config.resume = what_to_resume(run, group);
   if (run.tools.force) config.waive_changed = {"*"};
   CheckpointState to_load;
   learner.checkpoint().add_to(to_load, {.to_load = true});
@@ -89,17 +121,20 @@ ResumedRun resume_run(const RunContext& run, Fingerprint data, Learner& learner,
     for (const std::string& note : loaded->notes) run.log().info(note);
     if (run.writes_logs()) warn_of_other_training(config.dir, run.recipe.train, run.log());
   } else if (!config.init_from.empty()) {
-    const Loaded from = load_weights(learner, config.init_from,
+    // Rank 0 looks: a run that is being trained may get a newer step at any time.
+    const std::string folder = run_on_all(group, [&] {
+      return group.rank == 0 ? init_point(config.init_from).folder : std::string();
+    })[0];
+    const Loaded from = load_weights(learner, folder,
                                      {.waive_missing = config.waive_missing,
                                       .waive_unused = config.waive_unused,
                                       .cast = config.cast,
                                       .strict = config.strict},
                                      run.tools.faults, group);
     for (const std::string& note : from.notes) run.log().info(note);
-    run.log().info("weights from " + config.init_from + "; step 0");
+    run.log().info("weights from " + folder + "; step 0");
   }
-  if (!loaded && run.writes_logs())
-    refuse_lost_steps(run.recipe.checkpoint, run.tools.force, run.log());
+  if (!loaded && run.writes_logs()) refuse_lost_steps(config, run.tools.force, run.log());
   run.state.run = run.plan.run;
   run.pulse().done(run.state.done.steps);
   return out;

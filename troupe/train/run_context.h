@@ -24,6 +24,7 @@ struct RunTools {
   const Faults& faults;
   Signals& signals;
   bool force = false;                // resumes although data, model or seed changed
+  bool restarted = false;            // of rank 0: an attempt before had done checkpoint.resume
   std::string continue_with;         // the command that resumes: "troupe train run.yaml"
   std::function<void()> begun = {};  // called once the run folder is locked
   std::shared_ptr<const ParallelSetup> setup = std::make_shared<ParallelSetup>();

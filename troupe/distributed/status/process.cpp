@@ -30,13 +30,30 @@ Process process_of(const std::string& text) {
   return out;
 }
 
-// Behind the name in /proc/ID/stat, which may hold anything, ")" too.
-char state_of(int process) {
+namespace {
+
+// What /proc/ID/stat has behind the name, which may hold anything, ")" too.
+std::string stat_of(int process) {
   std::ifstream file("/proc/" + std::to_string(process) + "/stat");
   std::string line;
   std::getline(file, line);
   const size_t end = line.rfind(") ");
-  return end == std::string::npos ? '\0' : line[end + 2];
+  return end == std::string::npos ? std::string() : line.substr(end + 2);
+}
+
+}  // namespace
+
+char state_of(int process) {
+  const std::string stat = stat_of(process);
+  return stat.empty() ? '\0' : stat.front();
+}
+
+std::string begin_of(int process) {
+  constexpr int kStartTime = 20;  // field 22 of proc(5), counted from the state
+  std::istringstream in(stat_of(process));
+  std::string word;
+  for (int i = 0; i < kStartTime; ++i) in >> word;
+  return in ? word : std::string();
 }
 
 // A process that /proc does not show may be another user's, or this one have no descriptors left.

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <span>
@@ -15,12 +16,15 @@
 #include <thread>
 #include <utility>
 
+#include "troupe/core/config/config.h"
 #include "troupe/core/config/json.h"
+#include "troupe/core/file/file.h"
 #include "troupe/core/file/host_name.h"
 #include "troupe/core/file/secrets.h"
 #include "troupe/core/text/suggest.h"
 #include "troupe/core/text/text.h"
 #include "troupe/core/text/utf8.h"
+#include "troupe/distributed/status/process.h"
 #include "troupe/train/observe/version.h"
 
 namespace troupe {
@@ -71,6 +75,57 @@ std::vector<std::string> unknown_variables() {
                   (guess == known[0] || guess == known[1] ? ", for tests" : ""));
   }
   return out;
+}
+
+std::optional<ExitRecord> read_exit(const std::string& run) {
+  constexpr int64_t kMost = int64_t{1} << 20;
+  const std::string path = run + "/exit.json";
+  std::error_code error;
+  if (!is_there(path) || std::filesystem::is_symlink(path, error)) return {};
+  ExitRecord out;
+  read_config(parse_json(read_file(path, Code::kFileFailed, kMost), path), out);
+  return out;
+}
+
+StartRecord start_of_this_process() {
+  const Process self = this_process();
+  return {.host = host_name(),
+          .pid = self.id,
+          .started = std::time(nullptr),
+          .process = to_text(self) + ' ' + begin_of(self.id)};
+}
+
+std::optional<bool> is_alive(const StartRecord& start) {
+  const Process process = process_of(start.process), self = this_process();
+  if (process.id <= 0) return {};
+  if (process.machine == self.machine) {
+    return !has_ended(process.id) && start.process.ends_with(' ' + begin_of(process.id));
+  }
+  // The same host since another boot; else another machine, or another container of this one.
+  const auto boot = [](const std::string& machine) {
+    return machine.substr(0, machine.find("pid:"));
+  };
+  if (start.host == host_name() && boot(process.machine) != boot(self.machine)) return false;
+  return {};
+}
+
+std::string standing(const ExitRecord& record) {
+  if (record.state != RunState::kRunning) {
+    std::string out = std::string(to_text(record.state)) + ": code " + std::to_string(record.code);
+    if (!record.error.empty()) out += ' ' + record.error;
+    if (record.code != 0) out += " of rank " + std::to_string(record.rank);
+    if (record.code != 0 && !record.phase.empty()) out += " in " + record.phase;
+    out += " at step " + std::to_string(record.step);
+    return record.message.empty() ? out : out + ": " + record.message;
+  }
+  const StartRecord& start = record.start;
+  const std::string who = "process " + std::to_string(start.pid) + " on " + start.host +
+                          ", attempt " + std::to_string(start.attempt);
+  const std::optional<bool> alive = is_alive(start);
+  if (!alive) return "running: " + who + "; whether it still does, only that machine can tell";
+  if (*alive) return "running: " + who;
+  return "killed: " + who +
+         ", is gone and left no reason (SIGKILL, want of memory, or the machine went down)";
 }
 
 ExitRoom::ExitRoom(const std::string& run) {

@@ -2,10 +2,12 @@
 //   recipe.yaml   resolved: every value, with where it was given
 //   given.yaml    the recipe as it was written, with its --set
 //   env.json      version, command, host, processor, device, PyTorch
-//   exit.json     how the run ended
+//   exit.json     how the run stands, or ended
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,11 +15,41 @@
 #include "troupe/core/check.h"
 #include "troupe/core/file/log.h"
 #include "troupe/core/file/publish.h"
+#include "troupe/core/text/text.h"
 
 namespace troupe {
 
+// ended: by a version that told the ends apart by the code alone.
+enum class RunState { kEnded, kRunning, kFinished, kStopped, kFailed };
+constexpr auto names_of(RunState) {
+  return std::array{Named{"ended", RunState::kEnded}, Named{"running", RunState::kRunning},
+                    Named{"finished", RunState::kFinished}, Named{"stopped", RunState::kStopped},
+                    Named{"failed", RunState::kFailed}};
+}
+
+// The start that a record tells of: rank 0's process, and which attempt of its launcher it was.
+struct StartRecord {
+  int64_t attempt = 1;
+  std::string launch = "";  // the same in all attempts of a launcher; empty: not begun, or none
+  std::string host = "";
+  int64_t pid = 0, started = 0;  // seconds since 1970
+  std::string process = "";      // for who looks it up
+  static void visit(auto& s, auto&& f) {
+    f("attempt", s.attempt);
+    f("launch", s.launch);
+    f("host", s.host);
+    f("pid", s.pid);
+    f("started", s.started);
+    f("process", s.process);
+  }
+};
+StartRecord start_of_this_process();
+// Whether that process is there; nothing where this machine cannot tell, as of another's.
+std::optional<bool> is_alive(const StartRecord& start);
+
 struct ExitRecord {
-  int64_t code = 0;
+  RunState state = RunState::kEnded;
+  int64_t code = 0;        // -1: it runs
   std::string error = "";  // "E5001"
   int64_t rank = 0;
   int64_t step = 0;
@@ -25,7 +57,9 @@ struct ExitRecord {
   std::string message = "";
   bool resumable = false;
   std::string checkpoint = "";  // the newest
+  StartRecord start = {};
   static void visit(auto& r, auto&& f) {
+    f("state", r.state);
     f("code", r.code);
     f("error", r.error);
     f("rank", r.rank);
@@ -34,8 +68,14 @@ struct ExitRecord {
     f("message", r.message);
     f("resumable", r.resumable);
     f("checkpoint", r.checkpoint);
+    StartRecord::visit(r.start, f);
   }
 };
+// RUN/exit.json; nothing where there is none, or a link (F141).
+std::optional<ExitRecord> read_exit(const std::string& run);
+// The record in a line: "running: process 12 on host, attempt 1"; of one that runs no more and left
+// no reason, "killed: ...".
+std::string standing(const ExitRecord& record);
 
 struct RunEnvironment {
   std::string version, commit, command, host, processor, device, torch;

@@ -118,10 +118,7 @@ std::string exit_text(const ReportRun& run) {
   } catch (const Error&) {
     return "exit.json cannot be read";
   }
-  if (exit.code == 0) return "";
-  return "exit.json: code " + std::to_string(exit.code) + ' ' + exit.error + " of rank " +
-         std::to_string(exit.rank) + (exit.phase.empty() ? "" : " in " + exit.phase) + " at step " +
-         std::to_string(exit.step) + ": " + exit.message;
+  return exit.code == 0 ? "" : "exit.json: " + standing(exit);
 }
 
 }  // namespace
