@@ -75,13 +75,26 @@ class Arrival {
     const std::optional<std::string> met = store_.peek(name_ + "met");
     if (!met || other_) return {};
     if (met->starts_with(kFault)) throw Error(met->substr(1), Code::kNoRendezvous);
-    return Rendezvous{.name = name_, .processes = parted(met->substr(1))};
+    Rendezvous out{.name = name_, .processes = parted(met->substr(1))};
+    met_ranks_ = std::ssize(out.processes);
+    if (met_ranks_ == o_.size) return out;
+    // In a store that outlives a run it may be an earlier one's list, of fewer ranks or more.
+    if (o_.first_serves) fail(Code::kNoRendezvous, o_.place, of_another_size());
+    return {};
+  }
+
+  std::string of_another_size() const {
+    return "rank 0, process " + name_.substr(0, name_.size() - 1) + ", meets " +
+           std::to_string(met_ranks_) + " ranks, and rank " + std::to_string(o_.rank) +
+           " is one of " + std::to_string(o_.size) +
+           ": start all ranks with one WORLD_SIZE, and each run with its own MASTER_PORT";
   }
 
   // A store that outlives a run may hold this rank's key from an earlier rendezvous.
   void come() {
     const std::string there = store_.claim(name_ + "here/" + std::to_string(o_.rank), o_.process);
     other_ = there != o_.process;
+    met_ranks_ = o_.size;
     if (!other_ || !o_.first_serves) return;
     fail(Code::kNoRendezvous, o_.place, "rank", o_.rank,
          "is there already, as process " + there +
@@ -89,6 +102,9 @@ class Arrival {
   }
 
   std::string why_late() {
+    if (met_ranks_ != o_.size) {
+      return of_another_size() + "; within " + seconds() + " no other rank 0 came";
+    }
     std::vector<int64_t> missing;
     if (name_.empty()) missing = {0};
     for (int64_t r = 0; r < o_.size && !name_.empty(); ++r) {
@@ -97,8 +113,10 @@ class Arrival {
       if (!is_here) missing.push_back(r);
     }
     return "of " + std::to_string(o_.size) + " ranks, rank(s) " + rank_list(missing) +
-           " did not arrive within " + std::to_string(o_.timeout.count() / 1000) +
-           " s (run.start_timeout)";
+           " did not arrive within " + seconds();
+  }
+  std::string seconds() const {
+    return std::to_string(o_.timeout.count() / 1000) + " s (run.start_timeout)";
   }
 
   // If rank 0 serves the store, the store ends with it: others get time to read why.
@@ -111,8 +129,9 @@ class Arrival {
 
   KeyValueStore& store_;
   const RendezvousOptions& o_;
-  std::string name_;    // of the lead that this rank has answered
-  bool other_ = false;  // another process is this rank of that lead
+  std::string name_;             // of the lead that this rank has answered
+  bool other_ = false;           // another process is this rank of that lead
+  int64_t met_ranks_ = o_.size;  // how many it met, as far as this rank has seen
 };
 
 }  // namespace

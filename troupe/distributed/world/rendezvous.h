@@ -3,7 +3,7 @@
 // keys.
 // - Rank r writes its process to LEAD/here/r, and again if the lead changes.
 // - Rank 0 reads all of them once they exist and writes the list to LEAD/met.
-// - Rank r reads the list.
+// - Rank r reads the list. One of another size is of a run before, or of another, and is not taken.
 // Each rank reads and writes a constant number of values.
 #pragma once
 

@@ -62,6 +62,34 @@ TEST_F(RendezvousTest, WhatAnEarlierRendezvousLeftIsNotTaken) {
   }
 }
 
+// Rank 2 was not of the run before, so its key there is free.
+TEST_F(RendezvousTest, ARankOfALargerWorldDoesNotTakeAnEarlierList) {
+  options.size = 2;
+  options.timeout = 20s;
+  auto zero = come(0, "old0"), one = come(1, "old1");
+  EXPECT_EQ(zero.get(), "old0/old0 old1 ");
+  EXPECT_EQ(one.get(), "old0/old0 old1 ");
+  options.size = 3;
+  auto two = come(2, "new2");
+  while (!TableStore(table).peek("old0/here/2")) std::this_thread::sleep_for(1ms);
+  zero = come(0, "new0"), one = come(1, "new1");
+  for (auto* rank : {&zero, &one, &two}) EXPECT_EQ(rank->get(), "new0/new0 new1 new2 ");
+}
+
+TEST_F(RendezvousTest, AListOfAnotherSizeIsToldWithWhatToDo) {
+  options.size = 2;
+  auto zero = come(0, "a"), one = come(1, "b");
+  EXPECT_EQ(zero.get() + one.get(), "a/a b a/a b ");
+  options.size = 3;
+  const std::string message =
+      "h:1: E6002 rank 0, process a, meets 2 ranks, and rank 2 is one of 3: start all ranks with "
+      "one WORLD_SIZE, and each run with its own MASTER_PORT";
+  EXPECT_EQ(come(2, "c").get(), message + "; within 1 s (run.start_timeout) no other rank 0 came");
+  options.first_serves = true;
+  options.timeout = 20s;
+  EXPECT_EQ(come(2, "c").get(), message);
+}
+
 TEST_F(RendezvousTest, F91_WhoDidNotComeIsNamedByAll) {
   auto zero = come(0, "a"), two = come(2, "c");
   const std::string message =
