@@ -22,7 +22,7 @@ set(TROUPE_TESTS_ALONE
   ops/attention/attention_cudnn ops/attention/attention_part
   checkpoint/saver testing/replay_gate
   train/forecast/find_layouts train/forecast/forecast
-  train/forecast/layout_forecast train/machine/doctor train/optim/optimizer train/recipe/experts_kernels train/factorings train/late_weights train/layouts train/reshard)
+  train/forecast/layout_forecast train/machine/doctor train/optim/optimizer train/recipe/experts_kernels train/factorings train/late_weights train/layouts train/reshard train/unit_values)
 set_property(GLOBAL PROPERTY troupe_test_groups "")
 
 if(TROUPE_TESTS)

@@ -163,7 +163,10 @@ StepOutput Executor::run(const std::vector<Action>& list, const StepInput& input
   for (const Batch& batch : input.microbatches) {
     own.push_back(model_.tokens().own(batch.ids_BS.numel()).count);
   }
-  values_.begin(std::move(own), input.context.step, input.context.training);
+  const PassKind kind = input.context.budgeted ? PassKind::kStep : PassKind::kStepWithoutBudget;
+  values_.begin(std::move(own), {.kind = handlers.gradient ? PassKind::kOther : kind,
+                                 .training = input.context.training,
+                                 .step = input.context.step});
   step_ = input.context.step;
   for (const Action& action : list) {
     if (action.kind == Kind::kBackwardInput) halved_.insert({action.chunk, action.microbatch});
@@ -226,11 +229,11 @@ void Executor::compute_both(const Action& back, const Action& ahead, const StepI
 }
 
 void Executor::pass(const std::vector<Action>& list, const std::vector<int64_t>& tokens,
-                    const UnitFunction& f, bool training) {
+                    const UnitFunction& f, PassKind kind, bool training) {
   const at::NoGradGuard no_grad;
   std::vector<int64_t> own;
   for (const int64_t all : tokens) own.push_back(model_.tokens().own(all).count);
-  values_.begin(std::move(own), pulse_.now().done, training);
+  values_.begin(std::move(own), {kind, training, pulse_.now().done});
   for (const Action& action : list) {
     if (moves(action)) continue;
     TROUPE_CHECK(action.kind == Kind::kForwardLight, "-", to_text(action.kind),

@@ -97,7 +97,7 @@ class Executor {
   // `tokens`: of each microbatch, on all ranks that share it together. `training`: of the context
   // that f gives the model.
   void pass(const std::vector<Action>& list, const std::vector<int64_t>& tokens,
-            const UnitFunction& f, bool training = false);
+            const UnitFunction& f, PassKind kind, bool training = false);
   const StepSeconds& seconds() const { return seconds_; }  // of the last step
 
  private:

@@ -260,8 +260,9 @@ std::string Learner::first_bad(const Feed& feed, const TrainState& state) {
   return search.first(feed, input_of(feed, state));
 }
 
-void Learner::through_units(const std::vector<int64_t>& tokens, const Executor::UnitFunction& f) {
-  executor_->pass(list_of(static_cast<int>(tokens.size()), /*training=*/false), tokens, f);
+void Learner::through_units(const std::vector<int64_t>& tokens, const Executor::UnitFunction& f,
+                            PassKind kind) {
+  executor_->pass(list_of(static_cast<int>(tokens.size()), /*training=*/false), tokens, f, kind);
 }
 
 Learner::Sums Learner::evaluate(const TokenBatch& own) {
@@ -270,13 +271,14 @@ Learner::Sums Learner::evaluate(const TokenBatch& own) {
       make_feed(own, std::max<int64_t>(own.B, 1), device_, 1, row_cut(*setup_, recipe_.model));
   const Batch& batch = feed.microbatches[0];
   double loss = 0;
-  through_units({batch.ids_BS.numel()}, [&](int64_t unit, int64_t, const at::Tensor& h) {
+  const auto sum = [&](int64_t unit, int64_t, const at::Tensor& h) {
     const UnitResult r = model_->forward(unit, h, batch, {});
     if (r.loss_sum.defined()) {
       loss += model_->summed_over_batch(r.loss_sum.to(at::kDouble), batch).item<double>();
     }
     return r.h;
-  });
+  };
+  through_units({batch.ids_BS.numel()}, sum, PassKind::kEvaluation);
   require_rows(setup_->experts, missed_rows(setup_->experts, device_).item<double>());
   return {.loss = setup_->state.all_reduce_stages({loss})[0], .weight = feed.weight_sum};
 }

@@ -56,7 +56,8 @@ class Learner {
   // A forward pass with a function of the caller's: calls f for each unit of this rank, in order,
   // with its parameters gathered, for microbatches of `tokens`. h is undefined for the embedding;
   // the result of the head is not used. Every rank calls (PL13).
-  void through_units(const std::vector<int64_t>& tokens, const Executor::UnitFunction& f);
+  void through_units(const std::vector<int64_t>& tokens, const Executor::UnitFunction& f,
+                     PassKind kind = PassKind::kOther);
 
   CheckpointTensors& checkpoint() { return *tensors_; }
   // State of expert rebalancing (train/params/rebalance.h); every rank calls. restore() follows

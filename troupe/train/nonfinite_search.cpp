@@ -105,7 +105,7 @@ NonfiniteSearch::Finding NonfiniteSearch::bad_forward(const Feed& feed, Context 
     }
     return r.h;
   };
-  executor_.pass(forward_, tokens, look, context.training);
+  executor_.pass(forward_, tokens, look, PassKind::kOther, context.training);
   return found;
 }
 

@@ -17,12 +17,11 @@ UnitValues::UnitValues(const Model& model, const at::TensorOptions& options, con
       pulse_(pulse),
       channels_(std::move(channels)) {}
 
-void UnitValues::begin(std::vector<int64_t> own_tokens, int64_t step, bool training) {
+void UnitValues::begin(std::vector<int64_t> own_tokens, const Pass& pass) {
   own_tokens_ = std::move(own_tokens);
-  step_ = step;
-  training_ = training;
-  bool first = false;
-  for (const int64_t tokens : own_tokens_) first |= computed_.insert({training, tokens}).second;
+  pass_ = pass;
+  bool first = pass.kind == PassKind::kOther;
+  for (const int64_t tokens : own_tokens_) first |= computed_.insert({pass.kind, tokens}).second;
   channels_->begin(first);
 }
 
@@ -40,7 +39,7 @@ bool UnitValues::is_gradient(const Action& transfer) const {
 // Rows of the input of the chunk that a transfer names, which are also those of its gradient.
 int64_t UnitValues::rows_of(const Action& transfer) const {
   return own_tokens_[static_cast<size_t>(transfer.microbatch)] *
-         states_after(model_.config(), transfer.chunk - 1, training_);
+         states_after(model_.config(), transfer.chunk - 1, pass_.training);
 }
 
 void UnitValues::send(const Action& action) {
@@ -50,7 +49,7 @@ void UnitValues::send(const Action& action) {
   const int64_t rows = rows_of(action);
   const PulseScope scope(pulse_, Phase::kSend, action.chunk, static_cast<int>(model_.num_units()),
                          action.microbatch);
-  faults_.at("send", step_);
+  faults_.at("send", pass_.step);
   at::Tensor x = from.at(cell).x;
   if (!x.defined()) x = at::zeros({rows, model_.config().width}, options_);
   from.erase(cell);
@@ -76,7 +75,7 @@ at::Tensor UnitValues::arrived(const Action& action, Value& value) {
   if (value.arriving.done()) return value.x;
   const auto units = static_cast<int>(model_.num_units());
   const PulseScope scope(pulse_, Phase::kRecv, action.chunk, units, action.microbatch);
-  faults_.at("recv", step_);
+  faults_.at("recv", pass_.step);
   try {
     value.arriving.wait();
   } catch (const Error& error) {

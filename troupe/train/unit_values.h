@@ -22,14 +22,28 @@
 
 namespace troupe {
 
+// What a pass through the units computes. Ranks that have made a pass of a kind with as many tokens a
+// microbatch have run all of its kernels, but those of kOther (PL14).
+enum class PassKind : uint8_t {
+  kStep,
+  kStepWithoutBudget,  // repeated (C7)
+  kEvaluation,
+  kOther,  // may compute what no pass has: a search for a bad value, a token behind ever more others
+};
+
 class UnitValues {
  public:
   // All must outlive it. `pulse` records transfers, `options` are those of values.
   UnitValues(const Model& model, const at::TensorOptions& options, const Faults& faults,
              Pulse& pulse, std::shared_ptr<StageChannels> channels);
 
+  struct Pass {
+    PassKind kind = PassKind::kStep;
+    bool training = true;  // of the context that the model is given
+    int64_t step = 0;
+  };
   // `own_tokens`: of each microbatch on this rank.
-  void begin(std::vector<int64_t> own_tokens, int64_t step, bool training);
+  void begin(std::vector<int64_t> own_tokens, const Pass& pass);
   void end();
 
   void send(const Action& action);
@@ -67,9 +81,8 @@ class UnitValues {
   std::map<Cell, Value> outputs_;    // of a unit, for the next one
   std::map<Cell, Value> gradients_;  // of a unit's input, for the one before
   std::vector<int64_t> own_tokens_;
-  int64_t step_ = 0;
-  bool training_ = true;
-  std::set<std::pair<bool, int64_t>> computed_;  // training or not, tokens of a microbatch
+  Pass pass_;
+  std::set<std::pair<PassKind, int64_t>> computed_;  // with as many tokens of a microbatch
 };
 
 }  // namespace troupe
