@@ -39,8 +39,8 @@ using UnitFunction = std::function<at::Tensor(int64_t unit, const at::Tensor& h)
 // Calls f on every unit of this rank, in order, for a batch of `tokens`, with the unit's parameters
 // gathered. Units of other pipeline stages run on their ranks meanwhile.
 using ThroughUnits = std::function<void(int64_t tokens, const UnitFunction& f)>;
-// Broadcasts the drawn tokens from the rank that has the head. A collective: ranks without the head
-// pass zeros.
+// Broadcasts the drawn tokens of one rank that has the head to all that compute together, replicas
+// too. A collective: ranks without the head pass zeros.
 using TokensOfHead = std::function<TokenList(const TokenList& own)>;
 // Called with each new token and the number of its text; returning false ends that text.
 using OnToken = std::function<bool(int64_t text, int64_t token)>;

@@ -16,6 +16,7 @@
 #include "troupe/testing/torch/ranks.h"
 #include "troupe/train/open_data.h"
 #include "troupe/train/parallel_setup.h"
+#include "troupe/train/sample.h"
 
 namespace troupe {
 namespace {
@@ -114,6 +115,28 @@ TEST_F(Evaluate, RanksTakeTheBatchesOfOneProcessInTurns) {
   testing::in_ranks(2, [&](World& world) { expect_one_process(world, two, *learner_); });
   testing::in_ranks(3, [&](World& world) { expect_one_process(world, three, *learner_); });
   testing::in_ranks(4, [&](World& world) { expect_one_process(world, four, *learner_); });
+}
+
+// Each replica with a seed of its own, as if its logits were others, and a quarter of the vocabulary
+// that ends a text: alone they would end apart, and with experts over both wait for each other.
+TEST_F(Evaluate, ReplicasGoOnWithOneRanksTokensThoughTheyDrawOthers) {
+  for (const int64_t expert : {1, 2}) {
+    Recipe recipe = recipe_;
+    recipe.parallel.expert = expert;
+    recipe.parallel.shard = ShardKind::kNone;
+    std::vector<std::vector<TokenList>> made(2);
+    testing::in_threads(2, [&](World& world) {
+      const auto setup =
+          std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), recipe);
+      Learner learner(recipe, c10::Device(c10::kCPU), none_, setup);
+      const auto rank = static_cast<size_t>(world.rank());
+      GenerateConfig how{.sample = {.temperature = 1, .seed = rank}, .max_tokens = 40};
+      for (int64_t id = 0; id < 64; ++id) how.stop.push_back(id);
+      made[rank] = generator_of(learner).generate({{1, 2, 3}, {4, 5}}, how);
+    });
+    ASSERT_EQ(made[0], made[1]) << expert;
+    EXPECT_GT(made[0].at(0).size() + made[0].at(1).size(), 0) << expert;
+  }
 }
 
 // Token by token, from the logits of the model.

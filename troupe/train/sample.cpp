@@ -24,11 +24,15 @@ Generator generator_of(Learner& learner) {
     learner.through_units({tokens},
                           [&](int64_t unit, int64_t, const at::Tensor& h) { return f(unit, h); });
   };
-  const auto of_head = [&learner](const TokenList& own) {
-    const std::vector<double> all = learner.parallel().all_reduce_stages({own.begin(), own.end()});
+  // One rank's for all: replicas that drew and ended on their own would part where a logit differs
+  // in its last bit, and one would wait in a collective of experts or weights that another leaves out.
+  const auto of_first = [&state = learner.parallel()](const TokenList& own) {
+    std::vector<double> tokens(own.size());
+    if (state.first_of_stage()) tokens.assign(own.begin(), own.end());
+    const std::vector<double> all = state.all_reduce(std::move(tokens));
     return TokenList(all.begin(), all.end());
   };
-  return Generator(learner.model(), through, of_head);
+  return Generator(learner.model(), through, of_first);
 }
 
 std::vector<std::string> sample(Generator& generator, const Tokenizer& tokenizer,
