@@ -173,8 +173,8 @@ LISTED = {"plan": ["expert_offset", "row_src", "row_slot", "slot_row", "counts"]
 # alone on its device is traced, not computed.
 ACCEPTED = {
     "attention": "v size",
-    "activation": "h dimensions, expert_offset size",
-    "activation_backward": "grad_u dimensions, h dimensions, expert_offset size",
+    "activation": "h dimensions",
+    "activation_backward": "grad_u dimensions, h dimensions",
     "binned_gather": "x size, bins size",
     "binned_plan": "bins size",
     "binned_scatter": "x size, weights dimensions",

@@ -4,6 +4,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+INTEGERS = (torch.int32, torch.int64)
 
 
 class Unsupported(RuntimeError):
@@ -20,6 +21,8 @@ def _refuse_onnx():
 
 def check_tensor(name, t, floating=True):
     _refuse_onnx()
+    if not isinstance(t, torch.Tensor):
+        raise Unsupported(f"{name} is a {type(t).__name__}; it must be a torch.Tensor")
     if is_traceable_wrapper_subclass(t):
         raise Unsupported(f"{name} is a {type(t).__name__}, which is computed elsewhere than in its numbers. Pass a plain "
                           "tensor (.to_local() of a DTensor; .dequantize() of a quantized tensor), or keep the model's own "
@@ -27,11 +30,19 @@ def check_tensor(name, t, floating=True):
     if floating and t.dtype not in FLOATS:
         raise Unsupported(f"{name} is a {type(t).__name__} of {t.dtype}; experts here are f32, bf16, f16 or f64. Quantized "
                           "experts run in the implementation that they come with (experts_implementation='eager')")
+    if not floating and t.dtype not in INTEGERS:
+        raise Unsupported(f"{name} is of {t.dtype}; it must be of torch.int32 or torch.int64: {name}.long()")
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None:
         raise Unsupported(f"{name} has a forward-mode tangent (torch.func.jvp); troupe's operators have gradients in reverse "
                           "mode alone: torch.autograd.grad")
     if t.device.type not in ("cpu", "cuda", "meta"):
         raise Unsupported(f"{name} is on {t.device}; experts here run on CPU and CUDA devices")
+
+
+def check_beside(name, t, other, x):
+    """t is where x is, which `other` names."""
+    if t.device != x.device:
+        raise Unsupported(f"{name} is on {t.device} and {other} on {x.device}; put them on one device: {name}.to({other}.device)")
 
 
 def wide(dtype):

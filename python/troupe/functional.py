@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from . import ep, ep_op, routing
-from .checks import FLOATS, Unsupported, check_tensor, wide
+from .checks import FLOATS, Unsupported, check_beside, check_tensor, wide
 from .routing import Plan, Routing, plan, plan_from_counts, route
 
 __all__ = ("ACTIVATIONS", "FLOATS", "Plan", "Routing", "Unsupported", "grouped_ffn", "grouped_mm", "moe_ffn", "plan",
@@ -28,6 +28,8 @@ def _computed_in(x, parameters):
 
     without autocast  x's, which every parameter must have                 x's
     under autocast    autocast's; the weights of the choices stay f32      x's if it has 16 bits, else autocast's"""
+    for name, t in parameters:
+        check_beside(name, t, "x", x)
     device = x.device.type
     if device != "meta" and torch.is_autocast_enabled(device):
         kind = torch.get_autocast_dtype(device)
@@ -131,6 +133,8 @@ def _call(x, ids, weights, experts, form):
     for name, t in (("x", x), ("weights", weights), *parameters):
         check_tensor(name, t)
     check_tensor("ids", ids, floating=False)
+    for name, t in (("ids", ids), ("weights", weights)):
+        check_beside(name, t, "x", x)
     if ids.shape != weights.shape or ids.shape[:-1] != x.shape[:-1]:
         raise ValueError(f"ids {list(ids.shape)} and weights {list(weights.shape)} must be [..., K] with x's leading "
                          f"dimensions; x is {list(x.shape)}")
@@ -164,6 +168,8 @@ def moe_ffn(x, ids, weights, gate_up, down, *, up=None, gate_up_bias=None, down_
         return _over_ranks(x, ids, weights, weights_of_experts, form, how, over)
     ep.check(mode, grad)
     call = _call(x, ids, weights, weights_of_experts, form)
+    if plan is not None:
+        routing.check_plan(plan, call.x)
     rows = routing.plan(call.ids, down.shape[0]) if plan is None else plan
     return _ffn(call.x, call.weights, rows, call.experts, *how).to(call.result).reshape(x.shape)
 
@@ -203,6 +209,9 @@ def grouped_ffn(rows, counts, gate_up, down, *, scores=None, up=None, gate_up_bi
     parameters = _parameters(gate_up, down, up, gate_up_bias, down_bias)
     for name, t in (("rows", rows), *parameters):
         check_tensor(name, t)
+    if scores is not None:
+        check_tensor("scores", scores)
+        check_beside("scores", scores, "rows", rows)
     kind, result = _computed_in(rows, parameters)
     experts = _experts(rows, gate_up, down, up, gate_up_bias, down_bias, gated, up_layout, down_layout,
                        interleaved).to(kind)
@@ -229,7 +238,11 @@ def grouped_mm(a, b, *, offs=None, bias=None, out_dtype=None):
     if offs is None:
         y = torch.bmm(a, b)
     else:
-        offset = torch.nn.functional.pad(offs.to(torch.int32), (1, 0))
+        check_tensor("offs", offs, floating=False)
+        for name, t in (("b", b), ("offs", offs)):
+            check_beside(name, t, "a", a)
+        ends = offs.clamp(-1, torch.iinfo(torch.int32).max).to(torch.int32)
+        offset = torch.nn.functional.pad(ends, (1, 0))
         if b.dim() == 3:
             y = _rows_by_group(a, b, offset)
         elif a.dim() == 3:

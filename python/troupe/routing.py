@@ -3,7 +3,7 @@ from typing import NamedTuple
 
 import torch
 
-from .checks import check_tensor
+from .checks import Unsupported, check_beside, check_tensor
 
 WEIGHTINGS = {"softmax": ("raw", "norm"), "sigmoid": ("sum", "sum"), "sqrtsoftplus": ("sum", "sum")}
 
@@ -67,6 +67,7 @@ def route(logits, k, *, score="softmax", order="before", norm=None, scale=1.0, b
     if groups is not None:
         limits = dict(zip(("groups", "keep_groups", "group_best"), groups, strict=True))
     if given is not None:
+        check_tensor("given", given, floating=False)
         bias = beta = None
     r = torch.ops.troupe.route(logits, k, score=score, weighting=weighting, norm=q, scale=float(scale),
                                bias=None if bias is None else bias.float(), beta=beta, valid=valid, given_ids=given,
@@ -74,6 +75,40 @@ def route(logits, k, *, score="softmax", order="before", norm=None, scale=1.0, b
     ids, weights, counts, _, scores, plain_counts, tokens, lse2, _ = r
     of = [t if sequences else t.squeeze(0) for t in (scores, plain_counts, tokens)]
     return Routing(ids, weights, counts, of[0] if balance else None, lse2, of[1] if balance else None, of[2])
+
+
+def check_plan(given, x):
+    """A Plan beside x. Its numbers are checked by the operators that read them."""
+    if not isinstance(given, (tuple, list)) or len(given) != len(Plan._fields):
+        raise Unsupported(f"plan is a {type(given).__name__}; it must be a troupe.Plan, which troupe.plan makes of ids")
+    for field, t in zip(Plan._fields, given, strict=True):
+        check_tensor(f"plan.{field}", t, floating=False)
+        kind = torch.int64 if field == "counts" else torch.int32
+        if t.dtype != kind:
+            raise Unsupported(f"plan.{field} is of {t.dtype}; it must be of {kind}")
+        check_beside(f"plan.{field}", t, "x", x)
+
+
+def whole_counts(name, counts):
+    """int64 [E] of a list or tensor of integers."""
+    counts = torch.as_tensor(counts)
+    if counts.numel() and (counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool):
+        raise Unsupported(f"{name} is of {counts.dtype}; it must be of integers: {name}.long()")
+    if counts.dim() != 1:
+        raise ValueError(f"{name} has sizes {list(counts.shape)}; it must be [E], a number for each expert")
+    return counts.long()
+
+
+def segments(name, counts, rows):
+    """int32 [E + 1]: where the rows of each expert begin, and end. Counts that are none of `rows` rows are refused: here on a
+    CPU; on a GPU by the operator that reads the result, which does not rise within 0 ... rows then."""
+    if type(counts) is torch.Tensor and counts.device.type == "cpu" and not torch.compiler.is_compiling():
+        numbers = counts.tolist()
+        if min(numbers, default=0) < 0 or sum(numbers) > rows:
+            shown = f"{numbers[:16]}{' ...' if len(numbers) > 16 else ''}"
+            raise ValueError(f"{name} are {shown}; each must be at least 0, and their sum at most the {rows} rows that there are")
+    ends = counts.clamp(-1, rows + 1).cumsum(0).clamp(max=torch.iinfo(torch.int32).max)
+    return torch.nn.functional.pad(ends, (1, 0)).to(torch.int32)
 
 
 def plan(ids, experts, *, alignment=1, capacity=0):
@@ -87,8 +122,9 @@ def plan(ids, experts, *, alignment=1, capacity=0):
 def plan_from_counts(counts, rows, *, device=None):
     """The plan of `rows` rows that are sorted by expert already: counts[e] of them are expert e's. Rows past the sum of
     counts have no expert."""
-    counts = torch.as_tensor(counts, dtype=torch.int64).to(device)
-    offset = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
+    counts = whole_counts("counts", counts)
+    offset = segments("counts", counts, rows).to(device)
+    counts = counts.to(device)
     row = torch.arange(rows, dtype=torch.int32, device=counts.device)
     row = torch.where(row < offset[-1], row, -1)
     return Plan(offset, row, row, row.unsqueeze(1), counts)

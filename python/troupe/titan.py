@@ -20,7 +20,7 @@ class Experts(GroupedExperts):
     def forward(self, x_RD, num_tokens_per_expert_E):
         w1, w2, w3 = (w.to_local() if isinstance(w, DTensor) else w for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD))
         rows = x_RD.bfloat16()
-        y = functional.grouped_ffn(rows, num_tokens_per_expert_E, w1.bfloat16(), w2.bfloat16(), up=w3.bfloat16())
+        y = functional.grouped_ffn(rows, num_tokens_per_expert_E.long(), w1.bfloat16(), w2.bfloat16(), up=w3.bfloat16())
         return y.type_as(x_RD)
 
 

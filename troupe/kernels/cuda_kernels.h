@@ -36,6 +36,7 @@
   X(grouped_gemm, GroupedGemm)                             \
   X(grouped_gemm_weight, GroupedGemmWeight)                \
   X(histogram, Histogram)                                  \
+  X(index_check, IndexCheck)                               \
   X(jitter, Jitter)                                        \
   X(list_copies, ListCopies)                               \
   X(moe_down_fp8_sm90, MoeDownFp8Sm90)                     \

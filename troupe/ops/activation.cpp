@@ -11,6 +11,7 @@
 #include "troupe/kernels/activation/activation.h"
 #include "troupe/ops/support/autograd.h"
 #include "troupe/ops/support/define.h"
+#include "troupe/ops/support/index_check.h"
 #include "troupe/ops/support/run.h"
 #include "troupe/ops/support/view.h"
 
@@ -79,6 +80,9 @@ at::Tensor activation_device(const at::Tensor& h, const Optional& score,
                              Clamp clamp, double offset) {
   at::Tensor u = activation_meta(h, score, expert_offset, kind, gated, clamp, offset);
   const at::Tensor rows = rowwise(h), u_rows = rowwise(u);
+  if (expert_offset.has_value()) {
+    check_segments(*expert_offset, rows.size(0), "activation: expert_offset");
+  }
   const Activation args{
       .h = view(rows, "activation: h"),
       .u = mut_view(u_rows, "activation: u"),
@@ -108,6 +112,9 @@ Two activation_backward_device(const at::Tensor& grad_u, const at::Tensor& h, co
                                double offset) {
   Two out = activation_backward_meta(grad_u, h, score, expert_offset, kind, clamp, offset);
   const at::Tensor h_rows = rowwise(h), grad_rows = rowwise(grad_u);
+  if (expert_offset.has_value()) {
+    check_segments(*expert_offset, h_rows.size(0), "activation_backward: expert_offset");
+  }
   const at::Tensor grad_h = rowwise(std::get<0>(out)), grad_score = std::get<1>(out).unsqueeze(1);
   const ActivationBackward args{
       .h = view(h_rows, "activation_backward: h"),

@@ -12,6 +12,7 @@
 #include "troupe/kernels/block_sparse/block_sparse.h"
 #include "troupe/ops/support/autograd.h"
 #include "troupe/ops/support/define.h"
+#include "troupe/ops/support/index_check.h"
 #include "troupe/ops/support/run.h"
 #include "troupe/ops/support/view.h"
 
@@ -50,6 +51,20 @@ void check_structure(const BlockStructure& s, const at::Tensor& beside) {
 }
 
 BlockTopology topology_view(const BlockStructure& s) {
+  const int64_t blocks = s.col_indices.numel(), rows = s.row_offsets.numel() - 1,
+                columns = s.col_offsets.numel() - 1;
+  const auto rising = [&](const char* name, const at::Tensor& t) {
+    return Indices{.name = name, .values = t, .low = 0, .high = blocks, .rising = true};
+  };
+  const auto within = [](const char* name, const at::Tensor& t, int64_t size,
+                         const at::Tensor& offsets) {
+    return Indices{.name = name, .values = t, .low = 0, .high = size - 1, .used = &offsets};
+  };
+  check_indices({rising("block_sparse: row_offsets", s.row_offsets),
+                 within("block_sparse: col_indices", s.col_indices, columns, s.row_offsets),
+                 rising("block_sparse: col_offsets", s.col_offsets),
+                 within("block_sparse: row_indices", s.row_indices, rows, s.col_offsets),
+                 within("block_sparse: block_order", s.block_order, blocks, s.col_offsets)});
   return {.rows = s.rows.guard_int(__FILE__, __LINE__),
           .cols = s.cols.guard_int(__FILE__, __LINE__),
           .blocks = s.col_indices.numel(),

@@ -7,6 +7,7 @@
 #include "troupe/ops/slot_dot.h"
 #include "troupe/ops/support/autograd.h"
 #include "troupe/ops/support/define.h"
+#include "troupe/ops/support/index_check.h"
 #include "troupe/ops/support/plan_check.h"
 #include "troupe/ops/support/run.h"
 #include "troupe/ops/support/view.h"
@@ -41,10 +42,12 @@ at::Tensor combine_meta(const at::Tensor& y_RD, const Optional& weights_TK,
 at::Tensor combine_device(const at::Tensor& y_RD, const Optional& weights_TK,
                           const Optional& addend_TD, at::TensorList tensors) {
   at::Tensor out = combine_meta(y_RD, weights_TK, addend_TD, tensors);
+  const Plan plan = plan_from(tensors, "combine");
+  check_slot_rows(plan, "combine");
   const at::Tensor y = rowwise(y_RD);
   const at::Tensor weights = weights_TK.has_value() ? weights_TK->contiguous() : at::Tensor();
   const at::Tensor addend = addend_TD.has_value() ? rowwise(*addend_TD) : at::Tensor();
-  Combine args{.plan = plan_ref(plan_from(tensors, "combine"), "combine"),
+  Combine args{.plan = plan_ref(plan, "combine"),
                .y = view(y, "combine: y"),
                .out = mut_view(out, "combine: out")};
   if (weights.defined()) args.weights = view(weights, "combine: weights");

@@ -9,6 +9,7 @@
 #include "troupe/core/number/round.h"
 #include "troupe/kernels/fp8/fp8.h"
 #include "troupe/ops/support/define.h"
+#include "troupe/ops/support/index_check.h"
 #include "troupe/ops/support/run.h"
 #include "troupe/ops/support/view.h"
 
@@ -78,6 +79,7 @@ Two quantize_fp8_meta(const at::Tensor& x, int64_t rows, int64_t columns, int64_
 Two quantize_fp8_device(const at::Tensor& x, int64_t rows, int64_t columns, int64_t part_rows,
                         const Optional& offset, const Optional& factor, const Optional& largest) {
   Two out = quantize_fp8_meta(x, rows, columns, part_rows, offset, factor, largest);
+  if (offset.has_value()) check_segments(*offset, x.size(0), "quantize_fp8: expert_offset");
   const at::Tensor in = rowwise(x), bytes = std::get<0>(out).view(at::kByte);
   const QuantizeFp8 args{.x = view(in, "quantize_fp8: x"),
                          .factor = ptr_or_null<const float>(factor, "quantize_fp8: factor"),
@@ -109,6 +111,7 @@ at::Tensor dequantize_fp8_device(const at::Tensor& bytes, const at::Tensor& scal
                                  at::ScalarType dtype, int64_t rows, int64_t columns,
                                  int64_t part_rows, const Optional& offset) {
   at::Tensor x = dequantize_fp8_meta(bytes, scales, dtype, rows, columns, part_rows, offset);
+  if (offset.has_value()) check_segments(*offset, bytes.size(0), "dequantize_fp8: expert_offset");
   const at::Tensor b = bytes.contiguous().view(at::kByte), s = scales.contiguous();
   const DequantizeFp8 args{.bytes = mat<const uint8_t>(b, "dequantize_fp8: bytes"),
                            .scales = mat<const float>(s, "dequantize_fp8: scales"),

@@ -7,6 +7,7 @@
 #include "troupe/kernels/group_bias/group_bias.h"
 #include "troupe/ops/support/autograd.h"
 #include "troupe/ops/support/define.h"
+#include "troupe/ops/support/index_check.h"
 #include "troupe/ops/support/run.h"
 #include "troupe/ops/support/view.h"
 
@@ -39,6 +40,7 @@ at::Tensor group_bias_meta(const at::Tensor& x, const at::Tensor& bias,
 at::Tensor group_bias_device(const at::Tensor& x, const at::Tensor& bias,
                              const at::Tensor& expert_offset, const Optional& score) {
   check(x, bias, expert_offset, score);
+  check_segments(expert_offset, x.size(0), "group_bias: expert_offset");
   at::Tensor y = x.clone(at::MemoryFormat::Contiguous);
   const at::Tensor b = rowwise(bias);
   const GroupBias args{
@@ -64,6 +66,7 @@ Two group_bias_backward_meta(const at::Tensor& grad_y, const at::Tensor& bias,
 Two group_bias_backward_device(const at::Tensor& grad_y, const at::Tensor& bias,
                                const at::Tensor& expert_offset, const Optional& score) {
   Two out = group_bias_backward_meta(grad_y, bias, expert_offset, score);
+  check_segments(expert_offset, grad_y.size(0), "group_bias_backward: expert_offset");
   const at::Tensor grad = rowwise(grad_y), b = rowwise(bias);
   const at::Tensor grad_score = std::get<1>(out).unsqueeze(1);
   const GroupBiasBackward args{

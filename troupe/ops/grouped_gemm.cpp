@@ -13,6 +13,7 @@
 #include "troupe/ops/support/blas.h"
 #include "troupe/ops/support/cuda_plugin.h"
 #include "troupe/ops/support/define.h"
+#include "troupe/ops/support/index_check.h"
 #include "troupe/ops/support/run.h"
 #include "troupe/ops/support/tasks.h"
 #include "troupe/ops/support/view.h"
@@ -96,24 +97,13 @@ void sum_outer_products(const GroupedGemmWeight& x) {
   });
 }
 
-// On a GPU nobody can look at them in time.
-void check_segments(const int32_t* offset, int64_t experts, int64_t rows) {
-  for (int64_t e = 0; e < experts; ++e) {
-    TROUPE_CHECK(0 <= offset[e] && offset[e] <= offset[e + 1] && offset[e + 1] <= rows,
-                 "expert_offset must rise from 0 to", rows, "at most; expert", e, "has rows",
-                 offset[e], "to", offset[e + 1]);
-  }
-}
-
 // The kernels' contract, then PyTorch's BLAS. Nothing is gathered, scaled or accumulated here.
 void grouped_gemm_blas(const GroupedGemm& x, const Pool& /*pool*/) {
   validate(x);
-  check_segments(x.expert_offset, x.experts, x.c.rows);
   x.a.dtype == Dtype::kF64 ? multiply_rows<double>(x) : multiply_rows<float>(x);
 }
 void grouped_gemm_weight_blas(const GroupedGemmWeight& x, const Pool& /*pool*/) {
   validate(x);
-  check_segments(x.expert_offset, x.experts, x.a.rows);
   x.a.dtype == Dtype::kF64 ? sum_outer_products<double>(x) : sum_outer_products<float>(x);
 }
 
@@ -152,6 +142,7 @@ at::Tensor grouped_gemm_device(const at::Tensor& x, const at::Tensor& w,
         .to(x.scalar_type());
   }
   const auto sizes = check_product(x, w, expert_offset, w_out_in);
+  check_segments(expert_offset, x.size(0), "grouped_gemm: expert_offset");
   at::Tensor y = unwritten(sizes, x.options());
   const at::Tensor rows = rowwise(x), weights = w.contiguous();
   const GroupedGemm args{
@@ -192,6 +183,7 @@ at::Tensor grouped_gemm_weight_device(const at::Tensor& a, const at::Tensor& b,
         .to(a.scalar_type());
   }
   at::Tensor g = unwritten(check_weight_product(a, b, expert_offset), a.options());
+  check_segments(expert_offset, a.size(0), "grouped_gemm_weight: expert_offset");
   const at::Tensor a_rows = rowwise(a), b_rows = rowwise(b);
   GroupedGemmWeight args{
       .a = view(a_rows, "grouped_gemm_weight: a"),

@@ -23,11 +23,13 @@ NoiseKey key_of(int64_t seed, int64_t step, int64_t layer) {
   return {std::bit_cast<uint64_t>(seed), step, layer};
 }
 
-// The index that is given, of the T rows.
-RowTokens tokens_of(int64_t rows, int64_t first_token, const std::optional<at::Tensor>& index) {
+// The index that is given, of x's rows.
+RowTokens tokens_of(const at::Tensor& x, int64_t first_token,
+                    const std::optional<at::Tensor>& index) {
   if (!index) return {.first_token = first_token};
-  check_sizes(*index, {rows}, "jitter: index");
+  check_sizes(*index, {x.size(0)}, "jitter: index");
   check_dtype(*index, at::kLong, "jitter: index");
+  check_same_device(*index, x, "jitter: index");
   TROUPE_CHECK(index->is_contiguous(), "jitter: index must be contiguous");
   return {.index = index->const_data_ptr<int64_t>()};
 }
@@ -50,7 +52,7 @@ at::Tensor jitter_device(const at::Tensor& x_TD, double epsilon, int64_t seed, i
   const Jitter args{.x = view(x, "jitter: x"),
                     .epsilon = static_cast<float>(epsilon),
                     .rng = noise_rng("router_jitter", key_of(seed, step, layer)),
-                    .token = tokens_of(x.size(0), first_token, index),
+                    .token = tokens_of(x, first_token, index),
                     .out = mut_view(flat, "jitter: out")};
   run(x.device(), args, jitter_cpu, &CudaKernels::jitter);
   return out;
@@ -87,7 +89,7 @@ at::Tensor normal_noise_device(const at::Tensor& like, double std, std::string p
   at::Tensor out = normal_noise_meta(like, std, purpose, seed, step, layer, first_token, index);
   const NormalNoise args{.std = static_cast<float>(std),
                          .rng = noise_rng(purpose, key_of(seed, step, layer)),
-                         .token = tokens_of(like.size(0), first_token, index),
+                         .token = tokens_of(like, first_token, index),
                          .out = mut_view(out, "normal_noise: out")};
   run(out.device(), args, normal_noise_cpu, &CudaKernels::normal_noise);
   return out;

@@ -7,6 +7,7 @@
 #include "troupe/ops/slot_dot.h"
 #include "troupe/ops/support/autograd.h"
 #include "troupe/ops/support/define.h"
+#include "troupe/ops/support/index_check.h"
 #include "troupe/ops/support/plan_check.h"
 #include "troupe/ops/support/run.h"
 #include "troupe/ops/support/view.h"
@@ -31,8 +32,10 @@ at::Tensor permute_meta(const at::Tensor& x_TD, const Weights& weights_TK, at::T
 at::Tensor permute_device(const at::Tensor& x_TD, const Weights& weights_TK,
                           at::TensorList tensors) {
   at::Tensor out = permute_meta(x_TD, weights_TK, tensors);
+  const Plan plan = plan_from(tensors, "permute");
+  check_row_maps(plan, "permute");
   const at::Tensor x = rowwise(x_TD);
-  Permute args{.plan = plan_ref(plan_from(tensors, "permute"), "permute"),
+  Permute args{.plan = plan_ref(plan, "permute"),
                .x = view(x, "permute: x"),
                .out = mut_view(out, "permute: out"),
                .clear_tail = true};

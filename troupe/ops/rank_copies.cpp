@@ -3,10 +3,13 @@
 #include <ATen/ops/empty.h>
 
 #include <array>
+#include <limits>
 #include <tuple>
+#include <vector>
 
 #include "troupe/kernels/rank_copies/rank_copies.h"
 #include "troupe/ops/support/define.h"
+#include "troupe/ops/support/index_check.h"
 #include "troupe/ops/support/run.h"
 #include "troupe/ops/support/view.h"
 
@@ -16,6 +19,8 @@ namespace {
 using MaybeTensor = std::optional<at::Tensor>;
 using Lists = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using Told = std::tuple<at::Tensor, at::Tensor>;
+
+constexpr int64_t kMostTargets = std::numeric_limits<int32_t>::max();
 
 void check_ints(const at::Tensor& x, std::initializer_list<c10::SymInt> sizes, at::ScalarType type,
                 const at::Tensor& beside, const char* name) {
@@ -51,6 +56,12 @@ Lists list_copies_device(const at::Tensor& ids_TK, const MaybeTensor& index_T,
                          int64_t first, int64_t per, int64_t count, c10::SymInt capacity) {
   const Lists out =
       list_copies_meta(ids_TK, index_T, owners_EM, replicas_E, slices, first, per, count, capacity);
+  std::vector<Indices> read;
+  if (!slices) read.push_back({"list_copies: replicas", replicas_E, 1, owners_EM.size(1)});
+  if (index_T.has_value()) {
+    read.push_back({"list_copies: index", *index_T, 0, std::numeric_limits<int64_t>::max()});
+  }
+  check_indices(read);
   const at::Tensor ids = ids_TK.contiguous();
   const at::Tensor owners = owners_EM.contiguous(), replicas = replicas_E.contiguous();
   const MaybeTensor index = index_T.has_value() ? MaybeTensor(index_T->contiguous()) : std::nullopt;
@@ -108,6 +119,9 @@ Told tell_copies_device(const at::Tensor& ids_TK, const at::Tensor& scores_TK,
                         bool with_token) {
   const Told out = tell_copies_meta(ids_TK, scores_TK, row_target, copy_target, copy_slot_C,
                                     local_WE, with_token);
+  const int64_t most = local_WE.has_value() ? local_WE->size(0) : kMostTargets;
+  check_indices({{"tell_copies: copy_slot", copy_slot_C, -1, copy_target.numel() - 1},
+                 {"tell_copies: copy_target", copy_target, -1, most - 1}});
   const at::Tensor ids = ids_TK.contiguous(), scores = scores_TK.contiguous();
   const at::Tensor rows = row_target.contiguous(), targets = copy_target.contiguous();
   const at::Tensor slots = copy_slot_C.contiguous();

@@ -12,6 +12,7 @@
 
 #include "troupe/ops/support/autograd.h"
 #include "troupe/ops/support/define.h"
+#include "troupe/ops/support/index_check.h"
 #include "troupe/ops/support/run.h"
 #include "troupe/ops/support/view.h"
 
@@ -181,6 +182,7 @@ at::Tensor route_backward_device(const at::Tensor& logits_TE, const at::Tensor& 
                                  double norm, double scale, c10::SymInt sequences) {
   at::Tensor out = route_backward_meta(logits_TE, ids, grad_weights, grad_probs, grad_lse_squares,
                                        valid_T, choices, score, weighting, norm, scale, sequences);
+  check_indices({{"route_backward: ids", ids, -1, logits_TE.size(1) - 1}});
   const at::Tensor logits = rowwise(logits_TE), valid = dense_or_none(valid_T);
   const at::Tensor of_weights = dense_or_none(grad_weights), of_probs = dense_or_none(grad_probs),
                    of_squares = dense_or_none(grad_lse_squares);

@@ -4,6 +4,7 @@
 
 #include "troupe/kernels/slot_dot/slot_dot.h"
 #include "troupe/ops/support/define.h"
+#include "troupe/ops/support/index_check.h"
 #include "troupe/ops/support/plan_check.h"
 #include "troupe/ops/support/run.h"
 #include "troupe/ops/support/view.h"
@@ -26,8 +27,10 @@ at::Tensor slot_dot_meta(const at::Tensor& rows_RD, const at::Tensor& x_TD,
 at::Tensor slot_dot_device(const at::Tensor& rows_RD, const at::Tensor& x_TD,
                            at::TensorList tensors) {
   at::Tensor out = slot_dot_meta(rows_RD, x_TD, tensors);
+  const Plan plan = plan_from(tensors, "slot_dot");
+  check_slot_rows(plan, "slot_dot");
   const at::Tensor rows = rowwise(rows_RD), x = rowwise(x_TD);
-  const SlotDot args{.plan = plan_ref(plan_from(tensors, "slot_dot"), "slot_dot"),
+  const SlotDot args{.plan = plan_ref(plan, "slot_dot"),
                      .rows = view(rows, "slot_dot: rows"),
                      .x = view(x, "slot_dot: x"),
                      .out = mut_view(out, "slot_dot: out")};

@@ -6,6 +6,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/ops/support/define.h"
+#include "troupe/ops/support/index_check.h"
 #include "troupe/ops/support/run.h"
 #include "troupe/ops/support/view.h"
 
@@ -38,6 +39,7 @@ at::Tensor pack_rows_device(const at::Tensor& x_TD, const Index& index_R, std::s
   at::Tensor packed = pack_rows_meta(x_TD, index_R, code);
   const at::Tensor x = rowwise(x_TD);
   const Index index = index_R.has_value() ? Index(index_R->contiguous()) : std::nullopt;
+  if (index.has_value()) check_indices({{"pack_rows: index", *index, 0, x.size(0) - 1}});
   const PackRows args{.x = view(x, "pack_rows: x"),
                       .index = ptr_or_null<const int64_t>(index, "pack_rows: index"),
                       .packed = mat<uint8_t>(packed, "pack_rows: packed"),

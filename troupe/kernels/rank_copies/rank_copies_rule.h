@@ -52,7 +52,8 @@ TROUPE_INLINE int32_t message_id(const TellCopies& a, int64_t t, int64_t k, int3
   }
   if (!goes_there) return -1;
   const int32_t id = a.ids[t * a.choices + k];
-  return a.local == nullptr ? id : a.local[target * a.experts + id];
+  if (a.local == nullptr) return id;
+  return 0 <= id && id < a.experts && target >= 0 ? a.local[target * a.experts + id] : -1;
 }
 
 // Whose copy a slot holds, and for whom; -1 twice where there is none.

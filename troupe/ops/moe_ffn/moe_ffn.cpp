@@ -15,6 +15,7 @@
 #include "troupe/ops/quantize.h"
 #include "troupe/ops/support/autograd.h"
 #include "troupe/ops/support/define.h"
+#include "troupe/ops/support/index_check.h"
 #include "troupe/ops/support/plan_check.h"
 #include "troupe/ops/support/record_late.h"
 #include "troupe/ops/support/view.h"
@@ -113,6 +114,7 @@ Two moe_ffn_forward_device(const at::Tensor& x, const at::Tensor& weights, const
   const CheckedCall call(
       x, weights, {w1, b1, w2, b2, up}, plan,
       {std::move(activation), clamp, offset, {up_columns, down_columns, interleaved}});
+  check_whole_plan(call.plan, "moe_ffn");
   FfnForward f = x.is_cuda() ? ffn_forward_cuda(call.ffn, hidden_only)
                              : ffn_forward_cpu(call.ffn, hidden_only);
   if (hidden_only) f.out = at::empty({0}, x.options());
@@ -174,6 +176,7 @@ std::vector<at::Tensor> moe_ffn_backward_device(const at::Tensor& grad_out, cons
   const CheckedCall call(
       x, weights, {w1, b1, w2, b2, up}, plan,
       {std::move(activation), clamp, offset, {up_columns, down_columns, interleaved}});
+  check_whole_plan(call.plan, "moe_ffn_backward");
   return gradients(call, grad_out, hidden, needs, kOverwrite);
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "troupe/core/check.h"
 #include "troupe/kernels/activation/activation.h"
 #include "troupe/ops/support/blas.h"
 #include "troupe/ops/support/run.h"
@@ -31,6 +32,11 @@ std::vector<Block> row_blocks(const FfnProblem<T>& p) {
   int64_t left = std::accumulate(p.counts, p.counts + p.experts, int64_t{0});
   for (int64_t e = 0; e < p.experts; ++e) {
     const int64_t end = p.expert_offset[e] + p.counts[e];
+    for (int64_t r = p.expert_offset[e]; r < end; ++r) {
+      TROUPE_CHECK(p.row_src[r] >= 0 && p.row_slot[r] >= 0,
+                   "moe_ffn: each row that the plan counts must have a token and a slot; row", r,
+                   "has", p.row_src[r], "and", p.row_slot[r]);
+    }
     for (int64_t r = p.expert_offset[e]; r < end;) {
       const int64_t fair = std::clamp(left / (4 * task_workers()), kFewRows, kBlockRows);
       blocks.push_back({e, r, std::min(r + fair, end)});

@@ -21,6 +21,7 @@
 #include "troupe/ops/permute.h"
 #include "troupe/ops/support/autograd.h"
 #include "troupe/ops/support/define.h"
+#include "troupe/ops/support/index_check.h"
 #include "troupe/ops/support/record_late.h"
 #include "troupe/ops/support/view.h"
 
@@ -414,6 +415,7 @@ at::Tensor moe_ffn_fp8(const at::Tensor& x_SD, const at::Tensor& weights_TK, con
                       call.num_experts(), plain,
                       x.scalar_type(),    capability_of(x.device())};
   const bool bytes = !fp8.emulate && fp8_sm90_fault(form).empty();
+  if (bytes) check_whole_plan(plan, kFp8Name);  // the others' operators check what they read
   if (bytes && fp8.recipe == Fp8Recipe::kRow) return in_joint_kernels(call, options, fp8);
   return in_passes(call, options, fp8, bytes);
 }

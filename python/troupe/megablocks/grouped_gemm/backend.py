@@ -5,16 +5,14 @@
     gmm(a [R, M], b [R, N], batch_sizes, trans_a=True)      -> [E, M, N]"""
 import torch
 
-
-def _offset(batch_sizes, device):
-    return torch.nn.functional.pad(batch_sizes.to(device).long().cumsum(0), (1, 0)).to(torch.int32)
+from ...routing import segments, whole_counts
 
 
 def product(a, b, batch_sizes, trans_a=False, trans_b=False):
     """gmm, differentiable."""
     if trans_a and trans_b:
         raise ValueError("gmm: trans_a and trans_b exclude each other")
-    offset = _offset(batch_sizes, a.device)
+    offset = segments("batch_sizes", whole_counts("batch_sizes", batch_sizes), a.shape[0]).to(a.device)
     if trans_a:
         return torch.ops.troupe.grouped_gemm_weight(a, b, offset)
     return torch.ops.troupe.grouped_gemm(a, b, offset, trans_b)
