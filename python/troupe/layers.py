@@ -8,6 +8,7 @@
 
 The same bits as the layer of `troupe train`: outputs, losses and gradients. Parameters have the names that Hugging Face
 transformers has in memory; load_state_dict takes other frameworks' too (troupe.layouts)."""
+import contextlib
 import warnings
 from typing import NamedTuple
 
@@ -175,16 +176,9 @@ class MoE(nn.Module):
                 nn.init.zeros_(zero)
 
     def forward(self, x, *, valid=None, sequences=None):
-        check_tensor("x", x)
         o = self.options
-        flat = x.reshape(-1, x.shape[-1])
-        B = sequences or (x.shape[0] if x.dim() == 3 else 1)
-        routing, seen = self._route(flat, None if valid is None else valid.reshape(-1), B)
-        ids, weights, dropped = routing.ids, routing.weights, None
-        if o.capacity and (self.training or o.capacity["in_evaluation"]):
-            ids, weights, dropped = torch.ops.troupe.drop_over_capacity(
-                ids, weights, None if valid is None else valid.reshape(-1), o.experts, o.capacity["factor"],
-                o.capacity["min"], o.capacity["renormalize"], o.capacity["policy"])
+        with self._refusing(x):
+            routing, seen, (ids, weights, dropped) = self._choices(x, valid, sequences)
         if o.recompute == "layer" and torch.is_grad_enabled():
             y = torch.utils.checkpoint.checkpoint(self._mixture, seen, ids, weights, use_reentrant=False)
         else:
@@ -202,6 +196,25 @@ class MoE(nn.Module):
         logits = getattr(routing, "logits", None)
         return y, Aux(self._sum(balance, z, x), balance, z, routing.counts, routing.ids,
                       None if logits is None else logits.detach(), dropped)
+
+    def _refusing(self, x):
+        """What this rank cannot route the others hear of before they wait for its rows."""
+        ranks = getattr(getattr(self.experts, "module", self.experts), "ranks", None)  # inside DDP or not
+        if ranks is None or torch.compiler.is_compiling():
+            return contextlib.nullcontext()
+        return ep.refusing(ranks, x if isinstance(x, torch.Tensor) else next(self.parameters()))
+
+    def _choices(self, x, valid, sequences):
+        """(routing, x as the experts take it, (ids, weights, dropped) within the capacity)."""
+        check_tensor("x", x)
+        o, B = self.options, sequences or (x.shape[0] if x.dim() == 3 else 1)
+        valid = None if valid is None else valid.reshape(-1)
+        routing, seen = self._route(x.reshape(-1, x.shape[-1]), valid, B)
+        if not o.capacity or not (self.training or o.capacity["in_evaluation"]):
+            return routing, seen, (routing.ids, routing.weights, None)
+        return routing, seen, torch.ops.troupe.drop_over_capacity(
+            routing.ids, routing.weights, valid, o.experts, o.capacity["factor"], o.capacity["min"],
+            o.capacity["renormalize"], o.capacity["policy"])
 
     def _route(self, x, valid, sequences):
         if isinstance(self.gate, Router):
