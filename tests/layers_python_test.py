@@ -210,6 +210,28 @@ class Losses(unittest.TestCase):
                 for a, b in zip(again, got, strict=True):
                     self.assertTrue(a.equal(b))
 
+    def test_pyl1_attached_losses_follow_a_loss_scale_and_microbatches(self):
+        torch.manual_seed(1)
+        parts, microbatches, scale = torch.randn(4, B, S, D), 4, 65536.0
+        returned, attached = layer("after", z_loss=0.01), layer("after", z_loss=0.01, losses="attach")
+        attached.load_state_dict(returned.state_dict())
+        want = self.gradients(returned, parts, lambda m, parts: sum(
+            (y.square().sum() + aux.loss) / microbatches for y, aux in map(m, parts)) * scale)
+        model, held = nn.Sequential(attached), torch.tensor(scale / microbatches)
+        for said in (scale / microbatches, held, lambda: held.item()):
+            troupe.set_loss_scale(model, said)
+            got = self.gradients(attached, parts, lambda m, parts: sum(
+                model(x).square().sum() / microbatches for x in parts) * scale)
+            for a, b in zip(got, want, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7 * scale)
+        troupe.set_loss_scale(model, 1.0)  # the balance loss alone, as where the task's gradient is 0
+        alone = self.gradients(attached, parts[0], lambda m, x: (m(x).sum() * 0))
+        troupe.set_loss_scale(model, lambda: scale)
+        for a, b in zip(self.gradients(attached, parts[0], lambda m, x: (m(x).sum() * 0)), alone, strict=True):
+            torch.testing.assert_close(a, b * scale)
+        with self.assertRaisesRegex(ValueError, "Linear has no troupe.MoE"):
+            troupe.set_loss_scale(nn.Linear(2, 2), 2.0)
+
     def test_14_a_loss_that_nobody_uses_is_told_once(self):
         moe = layer("after")
         with warnings.catch_warnings(record=True) as seen:

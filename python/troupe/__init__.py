@@ -45,6 +45,7 @@ _WHERE = {
     "report": "patching",
     "route": "routing",
     "run": "program",
+    "set_loss_scale": "layers",
     "shard_experts": "sharding",
     "state_dict": "layouts",
     "unpatch": "patching",

@@ -187,9 +187,10 @@ class MoE(nn.Module):
             y = y + self.output_bias
         y = y.reshape(x.shape)
         balance, z = self._losses(routing) if self.training and o.losses != "none" else (None, None)
-        if o.losses == "attach":
+        if o.losses == "attach" and (balance is not None or z is not None):
+            scale = self.loss_scale() if callable(self.loss_scale) else self.loss_scale
             for loss in (balance, z):
-                y = y if loss is None else losses.attach(y, loss, self.loss_scale)
+                y = y if loss is None else losses.attach(y, loss, scale)
         y = (y, self.output_bias) if o.return_bias else y
         if o.losses != "return":
             return y
@@ -278,6 +279,20 @@ class MoE(nn.Module):
     def extra_repr(self):
         o = self.options
         return f"top_k={o.top_k}, losses={o.losses}, balance={o.balance}, aux_loss={o.aux_loss}, z_loss={o.z_loss}"
+
+
+def set_loss_scale(module, scale):
+    """What the loss of `module` is multiplied by before its backward, for layers with losses="attach", whose balance loss cannot
+    see it. A number, a tensor of one, or a function that gives one, which each forward in training calls:
+
+        troupe.set_loss_scale(model, lambda: scaler.get_scale() / microbatches)     # loss = scaler.scale(task / microbatches)
+
+    It stays until it is set again."""
+    found = [m for m in module.modules() if isinstance(m, MoE)]
+    if not found:
+        raise ValueError(f"set_loss_scale: {type(module).__name__} has no troupe.MoE")
+    for m in found:
+        m.loss_scale = scale
 
 
 def end_of_step(module, group=None):

@@ -75,12 +75,15 @@ class _Attach(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        if isinstance(ctx.scale, torch.Tensor):
+            return grad, ctx.scale.to(grad.device, ctx.type).reshape(()), None
         return grad, torch.full((), ctx.scale, dtype=ctx.type, device=grad.device), None
 
 
 def attach(y, loss, scale=1.0):
-    """y, whose backward hands `loss` the gradient `scale`: as if scale * loss were part of whatever is differentiated."""
-    return _Attach.apply(y, loss, float(scale))
+    """y, whose backward hands `loss` the gradient `scale`: as if scale * loss were part of whatever is differentiated. A tensor
+    counts as it is now."""
+    return _Attach.apply(y, loss, scale.detach().clone() if isinstance(scale, torch.Tensor) else float(scale))
 
 
 def in_backward():
