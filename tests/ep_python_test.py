@@ -525,6 +525,12 @@ def a_rank_that_refuses_tells_the_others(rank, ranks, folder):
     raises(ValueError, "grad is 'max'", lambda: call(grad="max"))
     raises(ValueError, "leave plan out", lambda: call(plan=troupe.plan(ids, E)))
     raises(TypeError, "group is a str", lambda: call(group="ep"))
+    layer = troupe.MoE(D, E, K, F, group=world(), capacity=4.0, losses="none")
+    wrong = x[:3, 1:] if rank == 1 else x  # its router refuses it, and the rank lives on
+    raises(RuntimeError, "mat1 and mat2|shapes|columns" if rank == 1 else "rank 1 refused this call", lambda: layer(wrong))
+    raises(troupe.Unsupported if rank == 1 else RuntimeError, "x is a list" if rank == 1 else "rank 1 refused this call",
+           lambda: layer([1.0] if rank == 1 else x))
+    check(layer(x).shape == x.shape)
 
 
 @case(2, 4)
