@@ -129,8 +129,8 @@ class TroupeBrokenDisks(NanoRun):
         return self.command(words + [w for s in sets for w in ("--set", s)], code).stderr
 
     def test_F7_a_failing_call_is_told_and_publishes_nothing(self):
-        # The calls before `when` are those of recipe.yaml, given.yaml and env.json.
-        for call, when, whole in (("fsync", 7, False), ("renameat2", 1, False), ("rename", 4, True)):
+        # The calls before `when` are those of exit.json, recipe.yaml, given.yaml and env.json.
+        for call, when, whole in (("fsync", 9, False), ("renameat2", 1, False), ("rename", 5, True)):
             name = "run_" + call
             said = self.inject(f"{call}:error=EIO:when={when}+", "checkpoint.dir=" + name, "train.steps=5",
                                "checkpoint.background=false", "checkpoint.on_error=stop", code=7)
