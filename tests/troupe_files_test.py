@@ -1,13 +1,19 @@
 """The verbs of `troupe` that work on files, with other programs' readers on the other side: Hugging
 Face's tokenizers and safetensors, and a reader of Megatron's index in numpy."""
 import concurrent.futures
+import gzip
+import io
 import json
 import os
 import pathlib
+import pickle
 import struct
 import subprocess
+import sys
 import tempfile
 import unittest
+import zipfile
+import zlib
 
 import numpy
 from safetensors import safe_open
@@ -16,6 +22,15 @@ from tokenizers import Tokenizer
 
 TROUPE = pathlib.Path(os.environ["TROUPE_BUILD"], "troupe")
 WORDS = "the cat sat on a mat and the dog ran after it while rain fell \u00e4\u00f6\u20ac \U0001F600".split()
+# A run that reads no file but its own, and writes text.
+SMALL_RUN = """
+model: {layers: 1, width: 32, heads: 4, vocab: 300, max_positions: 64, moe: {experts: 4, top_k: 2, hidden: 32}}
+data: {train: [{path: set}], sequence: 32, tokenizer: %s}
+train: {global_batch: 4, steps: 2, optimizer: {lr: 1e-3}}
+checkpoint: {dir: run}
+log: {tensorboard: false}
+run: {device: cpu}
+"""
 MESSAGES = [{"role": "user", "content": "who sat?"}, {"role": "assistant", "content": "the cat"}]
 
 
@@ -47,10 +62,14 @@ class TroupeFiles(unittest.TestCase):
         self.folder = pathlib.Path(temporary.name)
 
     def troupe(self, *words, code=0, **more):
+        ran = self.run_troupe(*words, code=code, **more)
+        return ran.stdout if code in (0, 1) else ran.stderr
+
+    def run_troupe(self, *words, code=0, **more):
         ran = subprocess.run([str(TROUPE), *map(str, words)], cwd=self.folder, capture_output=True,
                              text=True, timeout=300, **more)
         self.assertEqual(ran.returncode, code, ran.stdout + ran.stderr)
-        return ran.stdout if code in (0, 1) else ran.stderr
+        return ran
 
     def write_lines(self, name="corpus.jsonl", count=300):
         texts = lines(count)
@@ -138,6 +157,60 @@ class TroupeFiles(unittest.TestCase):
                            "--on-bad", "skip")
         self.assertIn("1 skipped", said)
         self.assertEqual(read_megatron(self.folder / "z"), [[97], [98]])
+
+    def binary_files(self):
+        """Names and bytes of what is no text, with what each is called."""
+        chunk = lambda name, data: (struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)))
+        noise = bytes((i * i * 31 + i * 7) % 251 for i in range(3000))
+        packed, table, tensors = io.BytesIO(), io.BytesIO(), self.folder / "t.safetensors"
+        with zipfile.ZipFile(packed, "w") as archive:
+            archive.writestr("a.txt", "text")
+        numpy.save(table, numpy.arange(9))
+        save_file({"w": numpy.zeros(5000, "f4")}, tensors)
+        text = "The cat sat on the mat.\nAnd the dog.\n"
+        return {
+            "gzip": gzip.compress(text.encode()), "Zstandard": b"\x28\xb5\x2f\xfd\x04" + noise,
+            "zip archive": packed.getvalue(), "PDF": b"%PDF-1.7\n1 0 obj\n<< >>\nendobj\n",
+            "Parquet": b"PAR1\x15\x04\x15\x80\0\0\0" + noise + b"PAR1", "Arrow table": b"ARROW1\0\0\xff\xff\xff\xff" + noise,
+            "Arrow stream": b"\xff\xff\xff\xff\x78\0\0\0" + noise, "pickle": pickle.dumps({"text": text}, 4),
+            "NumPy": table.getvalue(), "safetensors": tensors.read_bytes(),
+            "PNG": b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0))
+                   + chunk(b"IDAT", zlib.compress(b"\0\0")) + chunk(b"IEND", b""),
+            "JPEG": b"\xff\xd8\xff\xe0\0\x10JFIF\0" + noise, "ELF": pathlib.Path(sys.executable).read_bytes()[:50000],
+            "NUL bytes": struct.pack("<500H", *range(0, 500)), "no UTF-8": noise.replace(b"\0", b"\xfe"),
+            "another encoding": "Кошка сидит на коврике, а собака лает. ".encode("cp1251") * 9,
+            "UTF-16 and": text.encode("utf-16"), "UTF-16LE": text.encode("utf-16-le"), "UTF-16BE": text.encode("utf-16-be"),
+            "UTF-32 and": text.encode("utf-32"), "UTF-32LE": text.encode("utf-32-le"), "UTF-32BE": text.encode("utf-32-be")}
+
+    def test_what_is_no_text_is_refused_with_every_files_name(self):
+        files = self.binary_files()
+        folder = self.folder / "in"
+        folder.mkdir()
+        (folder / "a.txt").write_text("The cat.")
+        for i, data in enumerate(files.values()):
+            (folder / f"{i}.txt").write_bytes(data)
+        for verb in (["data", "build", "-o", "x", "--no-eod", "-t", "bytes"], ["data", "count", "--no-eod", "-t", "bytes"],
+                     ["tokenizer", "train", "-o", "t.json", "--vocab", 300]):
+            said = self.troupe(*verb, "in", code=3).splitlines()
+            self.assertEqual(len(said), len(files), said)
+            for i, what in enumerate(files):
+                line = next(line for line in said if line.startswith(f"in/{i}.txt: E3001 "))
+                self.assertIn(what, line)
+        self.assertEqual(sorted(p.name for p in self.folder.iterdir()), ["in", "t.safetensors"])
+        (self.folder / "nano.yaml").write_text(SMALL_RUN.replace("{path: set}", "{kind: text, path: in/4.txt}") % "bytes")
+        self.assertIn("in/4.txt: E3001 is a Parquet table", self.troupe("check", "nano.yaml", code=3))
+
+    def test_odd_text_is_text(self):
+        folder = self.folder / "in"
+        folder.mkdir()
+        texts = ["größer als fünf Häuser, schöner für Bär und Kühe".encode("latin-1"), b"a\0b, and so on",
+                 "\ufeffmark".encode(), "日本語の文章です。猫が座っている。".encode() * 2000, b"PAR1 is a word, MZ and BZh too",
+                 b"PAR1 with \xe9", b"", b"\xe9\n", b"\t\x0c\x1b[1mbold\x1b[0m"]
+        for i, text in enumerate(texts):
+            (folder / f"{i}.txt").write_bytes(text)
+        ran = self.run_troupe("data", "build", "in", "-t", "bytes", "--no-eod", "-o", "x")
+        self.assertIn("3 documents hold bytes that are not UTF-8, the first is in/0.txt", ran.stderr)
+        self.assertEqual(read_megatron(self.folder / "x"), [list(t.removeprefix(b"\xef\xbb\xbf")) for t in texts if t])
 
     def test_an_end_of_document_that_is_no_id_is_refused(self):
         self.write_lines(count=3)

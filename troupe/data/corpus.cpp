@@ -9,6 +9,7 @@
 
 #include "troupe/core/file/file.h"
 #include "troupe/data/retry.h"
+#include "troupe/data/text_check.h"
 
 namespace troupe {
 namespace {
@@ -53,6 +54,29 @@ void add_pattern(const std::string& pattern, std::vector<std::string>& out) {
   }
 }
 
+std::string why_not_corpus(const std::string& path) {
+  for (const char* suffix : {".gz", ".zst", ".bz2", ".xz", ".zip"}) {
+    if (path.ends_with(suffix)) return "is compressed; unpack it first";
+  }
+  const InputFile file(path);
+  std::string head(std::min(static_cast<size_t>(file.size()), kCheckedBytes), '\0');
+  read_steadily(file, 0, std::as_writable_bytes(std::span(head)));
+  return why_not_text(head);
+}
+
+void require_text(const std::vector<std::string>& files) {
+  constexpr int64_t kMostLines = 1000;
+  std::string lines;
+  int64_t count = 0;
+  for (const std::string& path : files) {
+    const std::string why = why_not_corpus(path);
+    if (why.empty() || ++count > kMostLines) continue;
+    lines += (lines.empty() ? "" : "\n") + path + ": " + to_text(Code::kUnreadableData) + ' ' + why;
+  }
+  if (count > kMostLines) lines += "\nand " + std::to_string(count - kMostLines) + " more";
+  if (count > 0) throw Error(lines, Code::kUnreadableData);
+}
+
 }  // namespace
 
 std::vector<std::string> corpus_files(const std::vector<std::string>& names) {
@@ -72,12 +96,7 @@ std::vector<std::string> corpus_files(const std::vector<std::string>& names) {
     }
     if (out.size() == before) fail(Code::kUnreadableData, name, "holds no file");
   }
-  for (const std::string& path : out) {
-    for (const char* suffix : {".gz", ".zst", ".bz2", ".xz", ".zip"}) {
-      if (path.ends_with(suffix))
-        fail(Code::kUnreadableData, path, "is compressed; unpack it first");
-    }
-  }
+  require_text(out);
   return out;
 }
 

@@ -12,7 +12,7 @@ namespace troupe {
 
 // What the names stand for: a file is itself, a folder all files under it (those that begin with a
 // dot left out), a pattern (*, ?, [...]) what it matches. Sorted within each name. A name that
-// stands for nothing, or a compressed file, is an error.
+// stands for nothing is an error; so are files that are no text (text_check.h), all in one.
 std::vector<std::string> corpus_files(const std::vector<std::string>& names);
 
 // Where reading resumes.

@@ -7,6 +7,7 @@
 #include "troupe/core/file/hash.h"
 #include "troupe/data/build_info.h"
 #include "troupe/data/numpy.h"
+#include "troupe/data/text_check.h"
 #include "troupe/data/token_file.h"
 #include "troupe/data/token_type.h"
 #include "troupe/data/tokenizer/tokenizer.h"
@@ -134,6 +135,13 @@ class MockSource : public TokenSource {
   std::vector<int64_t> starts_;
 };
 
+void require_text(const DataFile& file) {
+  std::string head(std::min(static_cast<size_t>(file.size()), kCheckedBytes), '\0');
+  file.read(0, std::as_writable_bytes(std::span(head)));
+  const std::string why = why_not_text(head);
+  if (!why.empty()) fail(Code::kUnreadableData, file.path(), why);
+}
+
 }  // namespace
 
 TokenSourcePtr MegatronFiles::open(const SourceNeeds& needs) const {
@@ -172,6 +180,7 @@ TokenSourcePtr LlmcFile::open(const SourceNeeds& needs) const {
 
 TokenSourcePtr TextFile::open(const SourceNeeds& needs) const {
   DataFilePtr file = open_data_file(path, needs.remote);
+  if (!file->is_far()) require_text(*file);
   if (needs.encoder) return std::make_shared<EncodedSource>(std::move(file), *needs.encoder);
   return std::make_shared<FlatSource>(std::move(file), TokenType::kU8, 0);
 }
