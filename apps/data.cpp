@@ -14,6 +14,7 @@
 #include "troupe/data/count_corpus.h"
 #include "troupe/data/describe_tokens.h"
 #include "troupe/data/token_file.h"
+#include "troupe/data/tokenizer/chat_template.h"
 #include "troupe/data/tokenizer/tokenizers.h"
 
 namespace troupe {
@@ -34,6 +35,16 @@ struct CorpusOptions {
   std::string tokenizer;
   bool no_eod = false, special_as_text = false, json = false, quiet = false;
   std::optional<int32_t> eod;
+
+  // Chats are written with --open and --close alone.
+  void say_template(const Log& log) const {
+    if (build.format != CorpusFormat::kChat) return;
+    const std::string file = chat_template_file(tokenizer);
+    if (file.empty()) return;
+    log.warning("chat: the template in " + file + " is not read: messages are written as " +
+                to_text(build.chat.open) + " content " + to_text(build.chat.close) +
+                " (--open, --close; ChatML unless set)");
+  }
 
   void add_to(CLI::App& verb) {
     verb.add_option("input", build.input, "files, folders or patterns, in order")->required();
@@ -116,7 +127,9 @@ void build(CorpusOptions& options) {
   const BuildTokenizer tokenizer = options.open();
   make_parent_folders(options.build.output);
   Fs fs;
-  const BuildResult r = build_corpus(options.build, tokenizer, fs, log_of(options.quiet));
+  const Log log = log_of(options.quiet);
+  options.say_template(log);
+  const BuildResult r = build_corpus(options.build, tokenizer, fs, log);
   const std::string& prefix = options.build.output;
   if (options.json) {
     return print_json(Built{prefix, r.info, r.sequences, r.text_bytes, r.read_bytes, r.seconds,
@@ -150,7 +163,8 @@ void add_build(CLI::App& data) {
   const auto options = std::make_shared<CorpusOptions>();
   options->add_to(*verb);
   verb->add_option("-o,--output", options->build.output, "PREFIX")->required();
-  verb->add_flag("--replace", options->build.replace, "overwrite PREFIX");
+  verb->add_flag("--replace", options->build.replace,
+                 "overwrite PREFIX; a validation set held out of it goes too");
   verb->add_option("--valid", options->build.valid,
                    "fraction of documents for validation, written to PREFIX-valid: 0.01");
   verb->footer(

@@ -8,6 +8,7 @@
 #include "troupe/core/file/log.h"
 #include "troupe/data/build_info.h"
 #include "troupe/data/token_file.h"
+#include "troupe/data/tokenizer/chat_template.h"
 #include "troupe/data/tokenizer/tokenizers.h"
 #include "troupe/train/observe/step_line.h"
 #include "troupe/train/sample.h"
@@ -63,6 +64,8 @@ ChatTemplate marks_of(const GenerateOptions& options, const Recipe& recipe) {
     from = "those of " + prefix + ".json";
     break;
   }
+  const std::string unread = chat_template_file(recipe.data.tokenizer);
+  if (!unread.empty()) std::cerr << "chat: the template in " << unread << " is not read\n";
   if (options.open) out.open = *options.open;
   if (options.close) out.close = *options.close;
   std::cerr << "chat: marks " << to_text(out.open) << " and " << to_text(out.close) << " ("

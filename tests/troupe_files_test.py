@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import pickle
+import shutil
 import struct
 import subprocess
 import sys
@@ -211,6 +212,49 @@ class TroupeFiles(unittest.TestCase):
         ran = self.run_troupe("data", "build", "in", "-t", "bytes", "--no-eod", "-o", "x")
         self.assertIn("3 documents hold bytes that are not UTF-8, the first is in/0.txt", ran.stderr)
         self.assertEqual(read_megatron(self.folder / "x"), [list(t.removeprefix(b"\xef\xbb\xbf")) for t in texts if t])
+
+    def test_a_replaced_set_leaves_no_validation_set_that_it_holds_now(self):
+        self.write_lines()
+        build = ["data", "build", "corpus.jsonl", "-t", "bytes", "--eod", 256, "-o", "x"]
+        valid = lambda prefix="x": sorted(p.name for p in self.folder.glob(prefix + "-valid*"))
+        names = ["x-valid.bin", "x-valid.idx", "x-valid.json"]
+        self.troupe(*build, "--valid", 0.2)
+        self.assertEqual(valid(), names)
+        self.troupe(*build, "--replace", "--valid", 0.1)
+        self.assertEqual(valid(), names)
+        ran = self.run_troupe(*build, "--replace", "-q")
+        self.assertIn("x-valid is removed: it was held out of the replaced x", ran.stderr)
+        self.assertEqual(valid(), [])
+        self.assertEqual(list(self.folder.glob("*.building")), [])
+        self.assertEqual(len(read_megatron(self.folder / "x")), 300)
+        # A set of its own with such a name stays; of one that says nothing of itself a line is written.
+        self.troupe(*build[:-1], "x-valid")
+        ran = self.run_troupe(*build, "--replace", "-q")
+        self.assertEqual((valid(), ran.stderr), (names, ""))
+        described = json.loads((self.folder / "x-valid.json").read_text())
+        self.assertEqual(described.pop("held_out"), 0)
+        (self.folder / "x-valid.json").write_text(json.dumps(described))
+        ran = self.run_troupe(*build, "--replace", "-q")
+        self.assertIn("x-valid stays as it is; if it was held out of the replaced x", ran.stderr)
+        self.assertEqual(valid(), names)
+
+    def test_a_chat_template_that_is_not_read_is_told(self):
+        self.make_tokenizer()
+        (self.folder / "chat.jsonl").write_text(json.dumps({"messages": MESSAGES}) + "\n")
+        (self.folder / "model").mkdir()
+        shutil.copy(self.folder / "tokenizer.json", self.folder / "model")
+        build = lambda name, *more: self.run_troupe("data", "build", "chat.jsonl", "--format", "chat", "-q", "-o", name, "-t",
+                                                    *more).stderr
+        self.assertEqual(build("a", "model"), "")
+        config = self.folder / "model/tokenizer_config.json"
+        config.write_text(json.dumps({"eos_token": "<|endoftext|>", "chat_template": "[INST] {{ messages }} [/INST]"}))
+        for name, tokenizer in (("b", "model"), ("c", "model/tokenizer.json")):
+            said = build(name, tokenizer)
+            self.assertIn("chat: the template in model/tokenizer_config.json is not read: messages are written as "
+                          '"<|im_start|>{role}\\u000a" content "<|im_end|>\\u000a"', said)
+        (self.folder / "model/chat_template.jinja").write_text("[INST]")
+        said = build("d", "model", "--open", "{role}: ")
+        self.assertIn('model/chat_template.jinja is not read: messages are written as "{role}: " content', said)
 
     def test_an_end_of_document_that_is_no_id_is_refused(self):
         self.write_lines(count=3)

@@ -1,6 +1,7 @@
 #include "troupe/data/build_corpus.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <sstream>
 
@@ -229,7 +230,8 @@ class Build {
             .documents = writer.counts().documents,
             .tokens = writer.counts().tokens,
             .skipped = result_.info.skipped,
-            .chat = format_ == CorpusFormat::kChat ? std::optional(config_.chat) : std::nullopt};
+            .chat = format_ == CorpusFormat::kChat ? std::optional(config_.chat) : std::nullopt,
+            .held_out = 0};
   }
 
   void publish(TokenWriter& writer, const std::string& prefix, const BuildInfo& info) {
@@ -237,6 +239,43 @@ class Build {
     write_json(text, info);
     publish_file(fs_, prefix + ".json", text.str() + '\n');
     writer.publish();
+  }
+
+  std::optional<BuildInfo> info_of_valid() const {
+    try {
+      return read_build_info(valid_output_.prefix);
+    } catch (const Error&) {
+      return std::nullopt;  // of another program
+    }
+  }
+
+  // A PREFIX-valid that this build does not write. One that was held out of an earlier PREFIX holds
+  // documents that are trained on from now on.
+  void look_at_other_valid() {
+    const std::string& prefix = valid_output_.prefix;
+    const std::optional<BuildInfo> info = info_of_valid();
+    const std::optional<double> held_out = info ? info->held_out : std::nullopt;
+    const bool ours = held_out.value_or(0) > 0;
+    if (ours && config_.replace) return remove_valid();
+    const bool may_be = config_.replace && !held_out && is_there(prefix + ".idx");
+    if (!ours && !may_be) return;
+    log_.warning("data build: " + prefix + " stays as it is" +
+                 (ours ? ", though it was held out of an earlier " + config_.output
+                       : "; if it was held out of the replaced " + config_.output) +
+                 ", its documents are in the new one: it says nothing about new text then");
+  }
+
+  // Into the folder that ends with this build. The index goes first, and last what it is known by:
+  // a build that is killed here is made again by the same command.
+  void remove_valid() {
+    const std::string& prefix = valid_output_.prefix;
+    for (const char* end : {".idx", ".bin", ".weights", ".json"}) {
+      const std::string to = TokenWriter::folder(output_.prefix) + "/replaced-valid" + end;
+      if (fs_.rename(prefix + end, to) == 0 || errno == ENOENT) continue;
+      fail_file(Code::kFileFailed, prefix + end, "rename to " + to, errno);
+    }
+    log_.warning("data build: " + prefix + " is removed: it was held out of the replaced " +
+                 config_.output + ", and without --valid its documents are in the new one");
   }
 
   void require_documents(const Writers& writers) const {
@@ -261,7 +300,10 @@ class Build {
     if (writers.valid) {
       write_journal(writers);  // by which another try knows PREFIX-valid for its own
       result_.valid = info_of(*writers.valid);
+      result_.valid.held_out = config_.valid;
       publish(*writers.valid, valid_output_.prefix, result_.valid);
+    } else {
+      look_at_other_valid();
     }
     publish(writers.train, config_.output, result_.info);
     result_.read_bytes = result_.text_bytes - begin_bytes_;

@@ -9,7 +9,8 @@
 //
 // With `valid` a part of the documents goes to PREFIX-valid, which has the same files, and not to
 // PREFIX (is_held_out). A build that is killed while files appear may leave PREFIX-valid without
-// PREFIX; the same command makes both.
+// PREFIX; the same command makes both. `replace` without `valid` removes a PREFIX-valid that was
+// held out of the PREFIX that it replaces: its documents are in the new one.
 #pragma once
 
 #include <cstdint>

@@ -18,6 +18,9 @@ struct BuildInfo {
   int64_t tokens = 0;
   int64_t skipped = 0;                    // documents that were bad
   std::optional<ChatTemplate> chat = {};  // of chats, the marks around their messages
+  // The part of a corpus' documents that this set was taken from and PREFIX goes without; 0: it is
+  // no such set; absent: not known.
+  std::optional<double> held_out = {};
   static void visit(auto& c, auto&& f) {
     f("tokenizer", c.tokenizer);
     f("vocab", c.vocab);
@@ -25,6 +28,7 @@ struct BuildInfo {
     f("tokens", c.tokens);
     f("skipped", c.skipped);
     f("chat", c.chat);
+    f("held_out", c.held_out);
   }
 };
 
