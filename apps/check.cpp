@@ -15,6 +15,7 @@
 #include "troupe/train/observe/step_line.h"
 #include "troupe/train/open_data.h"
 #include "troupe/train/recipe/problems.h"
+#include "troupe/train/trained_model.h"
 
 namespace troupe {
 namespace {
@@ -63,6 +64,13 @@ void check_folder(const std::string& folder) {
   if (!why.empty()) fail(Code::kBadRunFolder, "checkpoint.dir " + folder, why);
 }
 
+// As a start does that finds nothing to resume from.
+void check_init(const CheckpointConfig& config) {
+  if (config.init_from.empty()) return;
+  const bool begins = config.resume.kind == Resume::kNever || steps_in(config.dir).empty();
+  if (begins) init_point(config.init_from);
+}
+
 void check(const CheckOptions& given, Call& call) {
   const RecipeOptions& options = given.recipe;
   const MemoryOption& memory = given.memory;
@@ -75,6 +83,7 @@ void check(const CheckOptions& given, Call& call) {
     if (!recipe.run.machine.empty()) load_machine(recipe.run.machine);  // what is wrong with it
   });
   faults.gather("", [&] { check_folder(recipe.checkpoint.dir); });
+  faults.gather("checkpoint.init_from", [&] { check_init(recipe.checkpoint); });
   OpenedData opened;
   const Log log({stderr_sink()}, Level::kWarning);
   faults.gather("", [&] { opened = open_data(recipe, {log, log}); });

@@ -395,6 +395,85 @@ run: {device: cpu}
         shard.write_bytes(data)
         self.assertIn("E4004", self.troupe("inspect", "run/step-000004", code=4))
 
+    def train_small(self, tokenizer):
+        """A run whose tokenizer is that file; the folder has nothing else of it."""
+        self.make_tokenizer()
+        (self.folder / tokenizer).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / "tokenizer.json").rename(self.folder / tokenizer)
+        self.troupe("data", "build", "corpus.jsonl", "-t", tokenizer, "-o", "set")
+        (self.folder / "nano.yaml").write_text(SMALL_RUN % tokenizer)
+        self.troupe("train", "nano.yaml", "--quiet")
+
+    def test_a_run_folder_that_was_moved_has_its_tokenizer(self):
+        for tokenizer in ("my.json", "model/tokenizer.json"):
+            self.train_small(tokenizer)
+            before = self.troupe("generate", "run", "-p", "the cat", "-n", 8, "--temperature", 0)
+            vocabulary = (self.folder / tokenizer).read_bytes()
+            (self.folder / "elsewhere").mkdir()
+            (self.folder / "run").rename(self.folder / "elsewhere/moved")
+            (self.folder / tokenizer).unlink()
+            run = "elsewhere/moved"
+            self.assertEqual(self.troupe("generate", run, "-p", "the cat", "-n", 8, "--temperature", 0), before)
+            out = self.troupe("eval", run, "--json", "--set", "data.valid=[{path: set}]", "--set", "eval.batches=1")
+            self.assertIn("bits_per_byte", out)
+            self.troupe("export", run, "hub")
+            self.assertEqual((self.folder / "hub/tokenizer.json").read_bytes(), vocabulary)
+            # One that is asked for counts; a copy that was altered does not.
+            self.assertIn("E3001", self.troupe("generate", run, "-p", "a", "--set", "data.tokenizer=none.json", code=3))
+            kept = self.folder / run / "tokenizer/tokenizer.json"
+            kept.write_bytes(vocabulary.replace(b'"the"', b'"teh"', 1) + b" ")
+            self.assertIn("tokenizer/tokenizer.json: E3201 is not the file that the run kept",
+                          self.troupe("generate", run, "-p", "a", code=3))
+            # A run from before copies were kept reads the recipe's file, as it did.
+            shutil.rmtree(self.folder / run / "tokenizer")
+            self.assertIn(tokenizer, self.troupe("generate", run, "-p", "the cat", code=3))
+            (self.folder / tokenizer).write_bytes(vocabulary)
+            self.assertEqual(self.troupe("generate", run, "-p", "the cat", "-n", 8, "--temperature", 0), before)
+            for name in ("elsewhere", "hub"):
+                shutil.rmtree(self.folder / name)
+            for path in self.folder.glob("set*"):
+                path.unlink()
+
+    def test_an_imported_run_that_was_moved_has_its_tokenizer(self):
+        self.train_small("model/tokenizer.json")
+        self.troupe("export", "run", "hub")
+        self.troupe("import", "hub", "imported")
+        want = self.troupe("generate", "imported", "-p", "the cat", "-n", 4, "--temperature", 0)
+        (self.folder / "imported").rename(self.folder / "moved")
+        self.assertEqual(self.troupe("generate", "moved", "-p", "the cat", "-n", 4, "--temperature", 0), want)
+
+    def test_a_link_beside_a_tokenizer_is_not_kept(self):
+        (self.folder / "secret").write_text("hunter2")
+        (self.folder / "model").mkdir()
+        (self.folder / "model/chat_template.jinja").symlink_to("../secret")
+        self.train_small("model/tokenizer.json")
+        self.assertFalse((self.folder / "run/tokenizer").exists())
+        self.assertIn("model/chat_template.jinja is a link that leaves its folder: the run folder keeps no copy",
+                      (self.folder / "run/log.txt").read_text())
+        self.assertIn("leaves the folder", self.troupe("export", "run", "hub", code=4))
+
+    def test_a_folder_of_the_users_own_is_no_copy_and_stays(self):
+        self.train_small("run/tokenizer/tokenizer.json")
+        self.assertEqual([p.name for p in (self.folder / "run/tokenizer").iterdir()], ["tokenizer.json"])
+        self.troupe("generate", "run", "-p", "the cat", "-n", 2)
+
+    def test_init_from_is_looked_at_by_check_and_may_be_a_run(self):
+        self.train_small("my.json")
+        begin = lambda verb, init, code=0, **more: self.run_troupe(verb, "nano.yaml", "--set", "checkpoint.dir=new", "--set",
+                                                                   f"checkpoint.init_from={init}", code=code, **more).stderr
+        self.troupe("export", "run", "hub")
+        (self.folder / "empty").mkdir()
+        for init, what in (("nowhere", "nowhere: E4002 is not there"), ("empty", "empty: E4002 has no complete checkpoint"),
+                           ("run/step-000009", "run/step-000009: E4002 is not there"),
+                           ("hub", "hub: E4002 is a Hugging Face folder: `troupe import hub RUN`")):
+            for verb in ("check", "train"):
+                self.assertIn(what, begin(verb, init, code=4))
+        for init in ("run", "run/", "run/step-000002"):
+            begin("check", init)
+            self.assertIn("weights from run/step-000002; step 0", begin("train", init))
+            begin("check", "nowhere")  # a run that resumes does not look at it
+            shutil.rmtree(self.folder / "new")
+
     def test_an_export_says_whether_a_tokens_weights_sum_to_one(self):
         """Tries each order of softmax and choice, in families that know both and in one that knows one."""
         (self.folder / "text.txt").write_text("The cat sat on the mat. " * 300)

@@ -31,6 +31,7 @@ HARMLESS = {
     "troupe/data/build_corpus.cpp": "a journal, which is compared with the files that it is of",
     "troupe/data/build_info.cpp": "a data set's description, compared with its files",
     "troupe/nn/models/presets.cpp": "presets of this program",
+    "troupe/train/kept_tokenizer.cpp": "kept.json: names and hashes of files",
     "troupe/train/observe/expert_use.cpp": "experts.json: words and numbers to show",
     "troupe/train/observe/run_files.cpp": "exit.json: words and numbers to show, and a process that is only looked up",
     "troupe/train/forecast/agree_layout.cpp": "the layout of rank 0, which has been validated",

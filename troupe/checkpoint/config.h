@@ -51,7 +51,7 @@ struct CheckpointConfig {
   OnError on_error = OnError::kRetry;
   Duration pause = seconds(10);
   Resume resume = {};
-  std::string init_from = "";  // a checkpoint or model folder: weights alone, step 0
+  std::string init_from = "";  // a run's folder or one of its steps: weights alone, step 0
   bool cast = false;           // loads other floating element types too, with a line each
   bool strict = false;         // NaN in a loaded weight, too little disk: errors
   std::vector<std::string> waive_missing = {};  // names; a * stands for any text
@@ -73,7 +73,8 @@ struct CheckpointConfig {
     f("pause", c.pause, "Time between attempts of on_error pause.");
     f("resume", c.resume, "auto, must, never, or \"step 1200\".");
     f("init_from", c.init_from,
-      "Checkpoint or model folder for the initial weights; starts at step 0.");
+      "Run folder (its newest step), or one step of it, for the initial weights; starts at step "
+      "0.");
     f("cast", c.cast, "Casts tensors of other floating-point types on load, with a log line each.");
     f("strict", c.strict, "Fails on NaN in a loaded weight, or on too little disk space.");
     f("waive_missing", c.waive_missing, "Tensors that the checkpoint may lack; * for any text.");

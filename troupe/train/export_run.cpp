@@ -11,6 +11,7 @@
 #include "troupe/core/file/file.h"
 #include "troupe/data/tokenizer/tokenizers.h"
 #include "troupe/nn/models/model.h"
+#include "troupe/train/kept_tokenizer.h"
 #include "troupe/train/recipe/recipe.h"
 
 namespace troupe {
@@ -101,7 +102,7 @@ ExportSource export_source(const std::string& path, const Log& log) {
     const Recipe recipe = load_recipe(run + "/recipe.yaml", {}, sources);
     out.model = recipe.model;
     out.config = hf_config_of(recipe.model);
-    add_tokenizer(recipe.data.tokenizer, out, log);
+    add_tokenizer(run_tokenizer(run, recipe.data.tokenizer), out, log);
   }
   account(out);
   return out;

@@ -1,7 +1,10 @@
 #include "troupe/train/trained_model.h"
 
-#include "troupe/checkpoint/find_resume.h"
+#include "troupe/core/check.h"
+#include "troupe/core/file/file.h"
+#include "troupe/core/text/shell_word.h"
 #include "troupe/train/forecast/device.h"
+#include "troupe/train/kept_tokenizer.h"
 
 namespace troupe {
 namespace {
@@ -14,6 +17,20 @@ void set_missing_length(TrainConfig& train) {
 }
 
 }  // namespace
+
+ResumePoint init_point(const std::string& init_from) {
+  const std::string place = "checkpoint.init_from " + init_from;
+  if (!is_there(init_from)) fail(Code::kNoCheckpoint, place, "is not there");
+  const RunPath path = run_path(init_from);
+  const bool of_hub = path.step.empty() && is_there(init_from + "/config.json");
+  if (of_hub && steps_in(init_from).empty()) {
+    const std::string folder = shell_word(init_from);
+    fail(Code::kNoCheckpoint, place,
+         "is a Hugging Face folder: `troupe import " + folder +
+             " RUN`, then name RUN here, with checkpoint.cast: true");
+  }
+  return find_step(path);
+}
 
 Loaded load_weights(Learner& learner, const std::string& folder, LoadOptions options,
                     const Faults& faults, const CheckpointGroup& group) {
@@ -28,7 +45,10 @@ Loaded load_weights(Learner& learner, const std::string& folder, LoadOptions opt
 TrainedModel open_trained_model(const std::string& path, const std::vector<std::string>& sets) {
   const RunPath place = run_path(path);
   Sources sources;
-  Recipe recipe = load_recipe(place.run + "/recipe.yaml", sets, sources);
+  const std::string file = place.run + "/recipe.yaml";
+  Recipe recipe = load_recipe(file, sets, sources);
+  const std::string named = load_recipe(file, {}, sources).data.tokenizer;
+  if (recipe.data.tokenizer == named) recipe.data.tokenizer = run_tokenizer(place.run, named);
   const ResumePoint point = find_step(place);
   TrainedModel out{.recipe = std::move(recipe),
                    .folder = point.folder,

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "troupe/checkpoint/find_resume.h"
 #include "troupe/train/learner.h"
 
 namespace troupe {
@@ -20,7 +21,12 @@ struct TrainedModel {
 // `path` is a run's folder (its newest complete step is loaded), or one step, RUN/step-001200. The
 // recipe is RUN/recipe.yaml with each of `sets` applied. Throws E2007 without a recipe, E4002
 // without a checkpoint.
+// Its tokenizer is the one that the run's folder holds (kept_tokenizer.h), unless `sets` names one.
 TrainedModel open_trained_model(const std::string& path, const std::vector<std::string>& sets);
+
+// The step that checkpoint.init_from names: a run's folder (its newest complete step) or one step, as
+// above. E4002 where there is none; a folder of a model hub is told to be imported first.
+ResumePoint init_point(const std::string& init_from);
 
 // Loads a checkpoint's weights into a learner and resets its optimizer; saved optimizer state is
 // ignored. Throws E4005 for a tensor that is missing or left over.

@@ -11,6 +11,7 @@
 #include "troupe/train/data_warnings.h"
 #include "troupe/train/forecast/device.h"
 #include "troupe/train/forecast/forecast.h"
+#include "troupe/train/kept_tokenizer.h"
 #include "troupe/train/log_start.h"
 #include "troupe/train/observe/stacks.h"
 #include "troupe/train/observe/thread_limit.h"
@@ -97,6 +98,10 @@ Trainer::~Trainer() {
 void Trainer::open_run() {
   saves_->open(resumed_.id, resumed_.fingerprint);
   if (tools_.begun) tools_.begun();
+  if (context_.writes_logs() && tokenizer_ != nullptr) {
+    keep_tokenizer(tools_.fs, recipe_.checkpoint.dir, recipe_.data.tokenizer, *tokenizer_,
+                   tools_.log);
+  }
   saves_->require_space();
   logger_->open(resumed_.step);
   profile_ =

@@ -311,11 +311,6 @@ void read_special(const std::string& config, const std::string& file, BpeTokeniz
   read("unk_token", parts.special.unk);
 }
 
-std::string config_beside(const std::string& path) {
-  const auto config = std::filesystem::path(path).parent_path() / "tokenizer_config.json";
-  return is_there(config.string()) ? config.string() : std::string();
-}
-
 std::unique_ptr<Tokenizer> build(const std::string& json, const std::string& file,
                                  const std::string& config, const std::string& config_file) {
   BpeTokenizerParts parts = Reader(parse_tokenizer_json(json, file), file).run();
@@ -351,13 +346,18 @@ std::vector<std::pair<std::string, std::string>> parse_merges(const std::string&
 
 }  // namespace
 
+std::string tokenizer_config_beside(const std::string& path) {
+  const auto config = std::filesystem::path(path).parent_path() / "tokenizer_config.json";
+  return is_there(config.string()) ? config.string() : std::string();
+}
+
 std::unique_ptr<Tokenizer> parse_tokenizer(const std::string& json, const std::string& config,
                                            const std::string& file) {
   return build(json, file, config, file);
 }
 
 std::unique_ptr<Tokenizer> open_tokenizer_json(const std::string& path) {
-  const std::string config = config_beside(path);
+  const std::string config = tokenizer_config_beside(path);
   const std::string text =
       config.empty() ? "" : read_file(config, Code::kUnreadableData, kLongestTokenizerFile);
   return build(read_file(path, Code::kUnreadableData, kLongestTokenizerFile), path, text, config);

@@ -15,6 +15,8 @@ namespace troupe {
 // <|endoftext|>, ...).
 std::unique_ptr<Tokenizer> open_tokenizer_json(const std::string& path);
 
+std::string tokenizer_config_beside(const std::string& path);  // empty: there is none
+
 // `config`: the text of tokenizer_config.json, "" for none. `file` is for messages.
 std::unique_ptr<Tokenizer> parse_tokenizer(const std::string& json, const std::string& config,
                                            const std::string& file);

@@ -74,30 +74,58 @@ bool is_tiktoken(const std::string& name) {
   return looks_like_tiktoken(head_of(ranks_of(name)));
 }
 
+using Files = std::vector<TokenizerFile>;
+
+Files no_files(const std::string& /*word*/) {
+  return {};
+}
+
 }  // namespace
 
 const std::vector<TokenizerKind>& tokenizer_kinds() {
   static const std::vector<TokenizerKind> kinds = {
       {"bytes", "the word bytes: 256 ids, no file",
        [](const std::string& name) { return name == "bytes"; },
-       [](const std::string&) { return make_bytes_tokenizer(); }},
+       [](const std::string&) { return make_bytes_tokenizer(); }, no_files},
       {"null", "null:N: text that is ids already",
        [](const std::string& name) { return name == "null" || name.starts_with("null:"); },
-       make_null_tokenizer},
+       make_null_tokenizer, no_files},
       {"gpt2", "vocab.json with merges.txt beside it",
        [](const std::string& name) {
          return !is_json(json_of(name)) ? is_gpt2(name) : !is_folder(name) && is_gpt2(name);
        },
-       [](const std::string& name) { return open_gpt2_files(vocab_of(name), merges_of(name)); }},
+       [](const std::string& name) { return open_gpt2_files(vocab_of(name), merges_of(name)); },
+       [](const std::string& name) {
+         return Files{{vocab_of(name), "vocab.json"}, {merges_of(name), "merges.txt"}};
+       }},
       {"tokenizer.json", "a file of Hugging Face's tokenizers",
        [](const std::string& name) { return is_json(json_of(name)); },
-       [](const std::string& name) { return open_tokenizer_json(json_of(name)); }},
+       [](const std::string& name) { return open_tokenizer_json(json_of(name)); },
+       [](const std::string& name) {
+         Files out = {{json_of(name), "tokenizer.json"}};
+         const std::string config = tokenizer_config_beside(json_of(name));
+         if (!config.empty()) out.push_back({config, "tokenizer_config.json"});
+         return out;
+       }},
       {"sentencepiece", "a .model of SentencePiece", is_sentencepiece,
-       [](const std::string& name) { return open_sentencepiece(model_of(name)); }},
+       [](const std::string& name) { return open_sentencepiece(model_of(name)); },
+       [](const std::string& name) {
+         return Files{{model_of(name), "tokenizer.model"}};
+       }},
       {"tiktoken", "a file of ranks, as tiktoken has them", is_tiktoken,
-       [](const std::string& name) { return open_tiktoken(ranks_of(name)); }},
+       [](const std::string& name) { return open_tiktoken(ranks_of(name)); },
+       [](const std::string& name) {
+         return Files{{ranks_of(name), "tokenizer.model"}};
+       }},
   };
   return kinds;
+}
+
+std::vector<TokenizerFile> files_of_tokenizer(const std::string& name) {
+  for (const TokenizerKind& kind : tokenizer_kinds()) {
+    if (kind.fits(name)) return kind.files(name);
+  }
+  return {};
 }
 
 std::unique_ptr<Tokenizer> open_tokenizer(const std::string& name) {
