@@ -86,6 +86,11 @@ std::string number_text(double value) {
 }
 
 void Draft::set(const std::string& path, const std::string& value, const Origin& origin) {
+  if (origin.place.empty() && !open_flags_.empty()) {
+    miss(path, origin.text + ", unless " + open_flags_ + " gives it");
+    paths_.insert(path);
+    return;
+  }
   if (value.find('$') != std::string::npos) {
     miss(path, origin.text + " is given from outside the file: --variable NAME=VALUE, or --set " +
                    path + "=...");
@@ -159,6 +164,15 @@ void Draft::leave_open(const Origin& origin) {
   if (left_open_.insert(line).second) out_.missing.push_back(line);
 }
 
+void Draft::leave_out(const Origin& origin, std::string_view why) {
+  out_.missing.push_back(origin.text + ": " + std::string(why));
+}
+
+void Draft::leave_defaults_open(const Origin& origin) {
+  leave_open(origin);
+  open_flags_ += (open_flags_.empty() ? "" : ", ") + origin.text;
+}
+
 // Sections in the recipe's order, lines in the order in which they were set.
 std::string Draft::text() const {
   std::vector<std::string> order;
@@ -206,6 +220,13 @@ void Draft::try_out() {
   if (knows_model && out_.faults.empty() && stands_in(written)) {
     out_.checked = std::make_shared<Recipe>(std::move(written));
   }
+}
+
+bool Draft::tells(std::string_view setting) const {
+  const auto names = [&](const std::string& line) { return line.find(setting) != line.npos; };
+  return std::ranges::any_of(out_.mapped, names) || std::ranges::any_of(out_.ignored, names) ||
+         std::ranges::any_of(out_.deferred, names) || std::ranges::any_of(out_.refused, names) ||
+         std::ranges::any_of(out_.missing, names) || std::ranges::any_of(out_.notes, names);
 }
 
 Conversion Draft::finish(bool whole) {

@@ -32,16 +32,22 @@ class Draft {
                       const std::vector<std::string_view>& known, std::string_view mark = "");
   // What asks for a kind of rank that this version does not have: the layout is chosen without it.
   void defer(const Origin& origin, std::string_view why);
+  // What another file says that is not read.
+  void leave_out(const Origin& origin, std::string_view why);
   // What is done by a command beside the run, which the recipe names at its top.
   void beside(const std::vector<Origin>& origins, const std::string& command);
   void note(const std::string& text) { out_.notes.push_back(text); }
 
+  bool tells(std::string_view setting) const;  // a line of it names the setting
   bool has(const std::string& path) const { return paths_.contains(path); }
   const Recipe& recipe() const { return recipe_; }  // as far as it is set
   // What a run must say for itself: without it the recipe's default would stand in unseen.
   void need(const std::string& path, std::string_view why);
   // A setting whose value the file leaves to a variable, where no one field of the recipe is it.
   void leave_open(const Origin& origin);
+  // Settings that the file leaves to a variable: none is known not to be given, so no default is
+  // written from here on.
+  void leave_defaults_open(const Origin& origin);
 
   // The text, and what `check` finds wrong with it, but for what is missing, among `faults`.
   // `whole`: the source describes a run, not a layer.
@@ -60,6 +66,7 @@ class Draft {
   std::vector<Line> lines_;
   std::string commands_;  // "# beside the run: ..." lines
   std::set<std::string> paths_, left_open_;
+  std::string open_flags_;  // "${moe_options}, ${pr_options}"
   int guesses_ = 0;
 };
 

@@ -482,8 +482,7 @@ constexpr FlagRule kRules[] = {
     {"qk-rope-head-dim"},
     // Of DeepSpeed's fork.
     {"deepspeed", kIgnored, "one way to shard: parallel.shard"},
-    {"deepspeed-config", kIgnored,
-     "its JSON is not read: batch, precision and clipping are as the flags say"},
+    {"deepspeed-config"},
     {"deepspeed-activation-checkpointing", kIgnored, kMemory},
     {"checkpoint-activations", kSwitch, "train.recompute", "1"},
     {"no-pipeline-parallel", kIgnored, "one pipeline rank has no order of its own"},

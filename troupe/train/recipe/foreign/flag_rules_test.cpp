@@ -45,6 +45,22 @@ std::vector<std::string> found_in(std::string_view text, const char* pattern) {
   return out;
 }
 
+// Whether it changes anything or not, and beside whatever flags.
+TEST(FlagRules, EveryFlagThatIsGivenHasALine) {
+  for (const FlagRule& rule : flag_rules()) {
+    const std::string flag = "--" + std::string(rule.name);
+    for (const char* value : {"", " 1", " none"}) {
+      const Conversion out = megatron(arguments(flag + value));
+      bool listed = false;
+      for (const auto* lines :
+           {&out.mapped, &out.ignored, &out.deferred, &out.refused, &out.missing, &out.notes}) {
+        listed |= any(*lines, flag);
+      }
+      EXPECT_TRUE(listed) << flag << value;
+    }
+  }
+}
+
 TEST(FlagRules, EveryReasonNamesKeysAndFlagsThatThereAre) {
   for (const FlagRule& rule : flag_rules()) {
     if (rule.what != FlagRule::kIgnored && rule.what != FlagRule::kRefused) continue;

@@ -1,9 +1,9 @@
 #include "troupe/train/recipe/foreign/flags.h"
 
 #include <algorithm>
-#include <cctype>
 
 #include "troupe/core/check.h"
+#include "troupe/train/recipe/foreign/shell_letters.h"
 
 namespace troupe {
 namespace {
@@ -21,16 +21,6 @@ std::string without_quotes(const std::string& word) {
 
 bool is_open(const std::string& value) {
   return value.find('$') != std::string::npos;
-}
-
-// A word of its own that a shell makes nothing of where the variable is not set.
-bool is_variable(const std::string& word) {
-  const std::string name = word.starts_with("${") && word.ends_with("}")
-                               ? word.substr(2, word.size() - 3)
-                               : word.substr(std::min<size_t>(word.size(), 1));
-  return word.starts_with("$") && !name.empty() && std::ranges::all_of(name, [](char c) {
-           return c == '_' || std::isalnum(static_cast<unsigned char>(c)) != 0;
-         });
 }
 
 }  // namespace
@@ -75,7 +65,7 @@ std::string Flags::text(const std::string& name, const std::string& otherwise) {
   if (flag == nullptr) return otherwise;
   if (flag->values.size() == 1) return flag->values[0];
   if (!flag->values.empty() &&
-      std::all_of(flag->values.begin() + 1, flag->values.end(), is_variable)) {
+      std::all_of(flag->values.begin() + 1, flag->values.end(), is_shell_variable)) {
     for (auto more = flag->values.begin() + 1; more != flag->values.end(); ++more) {
       draft_.leave_open({*more, file_ + ':' + std::to_string(flag->line)});
     }
@@ -124,6 +114,15 @@ std::vector<Flags::Flag> Flags::unused() const {
   std::vector<Flag> out;
   for (const Flag& flag : flags_) {
     if (!used_.contains(flag.name)) out.push_back(flag);
+  }
+  return out;
+}
+
+std::vector<Flags::Flag> Flags::used() const {
+  std::vector<Flag> out;
+  std::set<std::string> names;
+  for (const Flag& flag : flags_) {
+    if (used_.contains(flag.name) && names.insert(flag.name).second) out.push_back(flag);
   }
   return out;
 }

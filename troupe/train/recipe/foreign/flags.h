@@ -34,8 +34,9 @@ class Flags {
   int64_t whole(const std::string& name, int64_t otherwise);
   // "--name value" and its place, or of a default "--name value, its default".
   Origin origin(const std::string& name, const std::string& otherwise = "");
-  // Flags that nobody asked for, in their order.
+  // Flags that nobody asked for, in their order; and those that somebody did, each once.
   std::vector<Flag> unused() const;
+  std::vector<Flag> used() const;
   Origin origin_of(const Flag& flag) const;
 
  private:

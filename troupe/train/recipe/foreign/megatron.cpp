@@ -6,19 +6,25 @@
 #include "troupe/train/recipe/foreign/foreign_format.h"
 #include "troupe/train/recipe/foreign/megatron_parts.h"
 #include "troupe/train/recipe/foreign/megatron_yaml.h"
+#include "troupe/train/recipe/foreign/shell_letters.h"
 #include "troupe/train/recipe/foreign/shell_words.h"
 
 namespace troupe {
 namespace {
 
+constexpr std::string_view kNothing = "means nothing beside the other flags";
+
 class Megatron {
  public:
   Megatron(const ShellArguments& arguments, const std::string& file, Draft& draft)
-      : draft_(draft), flags_(arguments.words, file, draft), program_(arguments.program) {}
+      : draft_(draft),
+        flags_(known_words(arguments, file, draft), file, draft),
+        arguments_(arguments),
+        file_(file) {}
 
   void convert() {
     table(/*sizes_first=*/true);
-    const MegatronScript script{draft_, flags_, program_};
+    const MegatronScript script{draft_, flags_, arguments_.program};
     refuse_other_models(script);
     convert_megatron_model(script);
     convert_megatron_attention(script);
@@ -30,7 +36,14 @@ class Megatron {
     convert_megatron_training(script);
     convert_megatron_parallel(script);
     convert_megatron_run(script);
+    convert_deepspeed_json(script, arguments_.json, file_);
     table(/*sizes_first=*/false);
+    for (const Flags::Flag& flag : flags_.used()) {  // a part asked, and had no use for it
+      if (!draft_.tells("--" + flag.name)) draft_.ignore(flags_.origin_of(flag), kNothing);
+    }
+    if (!arguments_.open.empty() && !flags_.stands("num-experts")) {
+      draft_.need("model.moe.experts", "--num-experts is in none of the flags that are known");
+    }
     draft_.need("model.vocab", "--vocab-size is not given: the tokenizer's size");
     draft_.need("train.global_batch", "--global-batch-size is not given, in sequences");
     draft_.need("train.optimizer.lr", "--lr is not given");
@@ -39,6 +52,22 @@ class Megatron {
   }
 
  private:
+  // Without variables that would hold flags: which ones is not known.
+  static std::vector<ShellWord> known_words(const ShellArguments& arguments,
+                                            const std::string& file, Draft& draft) {
+    std::vector<ShellWord> out;
+    for (const ShellWord& word : arguments.words) {
+      std::string name = word.text;
+      std::erase_if(name, [](char c) { return c == '$' || c == '{' || c == '}'; });
+      if (is_shell_variable(word.text) && arguments.open.contains(name)) {
+        draft.leave_defaults_open({word.text, file + ':' + std::to_string(word.line)});
+      } else {
+        out.push_back(word);
+      }
+    }
+    return out;
+  }
+
   // What the table alone decides: fields and switches first, all that is left at the end.
   void table(bool sizes_first) {
     for (const Flags::Flag& flag : flags_.unused()) {
@@ -58,7 +87,7 @@ class Megatron {
       } else if (rule->what == FlagRule::kRefused) {
         draft_.refuse(origin, std::string(rule->text));
       } else {
-        draft_.ignore(origin, "means nothing beside the other flags");
+        draft_.ignore(origin, kNothing);
       }
     }
   }
@@ -71,7 +100,8 @@ class Megatron {
 
   Draft& draft_;
   Flags flags_;
-  const std::string& program_;
+  const ShellArguments& arguments_;
+  const std::string& file_;
 };
 
 }  // namespace

@@ -14,7 +14,9 @@ class MegatronAttention : public MegatronPart {
     if (flags_.given("num-key-value-heads")) {
       script_.field("model.kv_heads", "num-key-value-heads", "1");
     } else if (flags_.given("group-query-attention")) {
-      script_.field("model.kv_heads", "num-query-groups", "1");
+      Origin from = flags_.origin("group-query-attention");
+      from.text += ", " + flags_.origin("num-query-groups", "1").text;
+      draft_.set("model.kv_heads", flags_.text("num-query-groups", "1"), from);
     } else if (flags_.given("num-query-groups")) {
       draft_.ignore(flags_.origin("num-query-groups"),
                     "without --group-query-attention it has no effect there");

@@ -246,6 +246,9 @@ class MegatronExperts : public MegatronPart {
                  from);
       if (flags_.given("moe-shared-expert-gate")) {
         draft_.set("model.moe.shared.form", "gate", flags_.origin("moe-shared-expert-gate"));
+      } else if (script_.program.ends_with("pretrain_qwen2_moe.py")) {  // in its layers' specs
+        draft_.set("model.moe.shared.form", "gate",
+                   {script_.program + ", whose shared expert has a gate", script_.program});
       }
     }
   }

@@ -6,9 +6,11 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "troupe/train/recipe/foreign/draft.h"
 #include "troupe/train/recipe/foreign/flags.h"
+#include "troupe/train/recipe/foreign/shell_words.h"
 
 namespace troupe {
 
@@ -56,6 +58,9 @@ void convert_megatron_experts(const MegatronScript& script);
 void convert_megatron_training(const MegatronScript& script);
 // Ranks along each axis and stages; the state that ranks share, and what is computed again.
 void convert_megatron_parallel(const MegatronScript& script);
+// The JSON that --deepspeed-config names, where the script writes it: loss scales, the clip.
+void convert_deepspeed_json(const MegatronScript& script, const std::vector<ShellWord>& json,
+                            const std::string& file);
 // Data and tokenizer, checkpoints, evaluation, logs, profiles.
 void convert_megatron_run(const MegatronScript& script);
 

@@ -122,13 +122,14 @@ class MegatronData : public MegatronPart {
       draft_.set("data.tokenizer", "'null:" + to_text(size) + "'", from);
       // Theirs counts one id more: the end of a document.
       if (size > 0) draft_.set("model.vocab", to_text(size + 1), flags_.origin("vocab-size"));
-    } else if ((type == "GPT2BPETokenizer" || (type.empty() && flags_.given("merge-file"))) &&
+    } else if ((type == "GPT2BPETokenizer" || (type.empty() && flags_.stands("merge-file"))) &&
                flags_.given("vocab-file")) {
       const std::string file = flags_.text("vocab-file");
       const auto slash = file.rfind('/');
-      flags_.given("merge-file");
+      Origin files = flags_.origin("vocab-file");
+      if (flags_.given("merge-file")) files.text += ", " + flags_.origin("merge-file").text;
       draft_.set_text("data.tokenizer", slash == std::string::npos ? "." : file.substr(0, slash),
-                      flags_.origin("vocab-file"));
+                      files);
       if (!flags_.given("vocab-size")) {
         draft_.set("model.vocab", "50257", type.empty() ? flags_.origin("vocab-file") : from);
       }
@@ -140,7 +141,8 @@ class MegatronData : public MegatronPart {
       draft_.set_text("data.tokenizer", flags_.text("tokenizer-model"),
                       flags_.origin("tokenizer-model"));
     } else if (!type.empty()) {
-      draft_.need("data.tokenizer", "--tokenizer-model is not given: the tokenizer's file");
+      draft_.need("data.tokenizer",
+                  from.text + ": --tokenizer-model is not given: the tokenizer's file");
     }
   }
 };

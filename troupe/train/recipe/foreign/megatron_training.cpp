@@ -36,7 +36,7 @@ class MegatronSchedule : public MegatronPart {
                  {"without --calculate-per-token-loss, its default", ""});
     }
     const auto ramp = flags_.list("rampup-batch-size");
-    if (ramp.empty()) return;
+    if (!flags_.given("rampup-batch-size")) return;
     const Origin from = flags_.origin("rampup-batch-size");
     if (ramp.size() != 3) return draft_.refuse(from, "takes start, increment and samples");
     draft_.set("train.batch_ramp.start", ramp[0], from);
@@ -118,7 +118,7 @@ class MegatronSchedule : public MegatronPart {
     draft_.set("train.schedule.megatron", "true", from);
     warmup();
     if (kind == "constant") return;
-    if (const std::string end = span("lr-decay"); !end.empty()) {
+    if (const std::string end = same_unit(span("lr-decay")); !end.empty()) {
       draft_.set("train.schedule.end", end, span_origin("lr-decay"));
     }
     const double lr = flags_.number("lr", 0), least = flags_.number("min-lr", 0);
@@ -126,7 +126,7 @@ class MegatronSchedule : public MegatronPart {
       draft_.set("train.schedule.min", number_text(least / lr), flags_.origin("min-lr", "0"));
     }
     if (!wsd) return;
-    if (const std::string decay = span("lr-wsd-decay"); !decay.empty()) {
+    if (const std::string decay = same_unit(span("lr-wsd-decay")); !decay.empty()) {
       draft_.set("train.schedule.decay", decay, span_origin("lr-wsd-decay"));
     } else {
       draft_.need("train.schedule.decay", "--lr-wsd-decay-iters is not given");
@@ -151,11 +151,28 @@ class MegatronSchedule : public MegatronPart {
       const bool samples = flags_.given("lr-decay-samples") || flags_.given("train-samples");
       const std::string unit = samples ? "-samples" : "-iters";
       const int64_t of = flags_.whole("lr-decay" + unit, flags_.whole("train" + unit, 0));
-      value =
-          to_text(std::llround(fraction * static_cast<double>(of))) + (samples ? " samples" : "");
+      value = warmup_part(fraction * static_cast<double>(of), samples);
       from = flags_.origin("lr-warmup-fraction");
     }
     if (!value.empty()) draft_.set("train.schedule.warmup", value, from);
+  }
+
+  // There it is counted in samples, and may end within a step: then all spans are in samples here.
+  std::string warmup_part(double length, bool samples) {
+    const int64_t batch = flags_.whole("global-batch-size", 0);
+    const bool whole = std::abs(length - std::round(length)) < 1e-6;
+    if (!samples && (whole || batch <= 0)) return to_text(std::llround(length));
+    batch_ = samples ? 0 : batch;
+    if (!samples) length *= static_cast<double>(batch);
+    // The first step has the first rate there, however short it is.
+    return to_text(std::max<int64_t>(std::llround(length), length > 0)) + " samples";
+  }
+
+  // A number of steps in samples, where the warmup is.
+  std::string same_unit(const std::string& span) const {
+    int64_t steps = 0;
+    if (batch_ == 0 || !from_text(span, steps)) return span;
+    return to_text(steps * batch_) + " samples";
   }
 
   // "2000 steps", "100000 samples" or "5000 tokens" of the flags --X-iters, --X-samples and
@@ -165,6 +182,8 @@ class MegatronSchedule : public MegatronPart {
     if (flags_.given(name + "-samples")) return flags_.text(name + "-samples") + " samples";
     return flags_.text(name + "-iters");
   }
+
+  int64_t batch_ = 0;  // of a step, where spans of steps become samples
 
   Origin span_origin(const std::string& name) {
     for (const char* unit : {"-tokens", "-samples"}) {
@@ -225,7 +244,9 @@ class MegatronOptimizer : public MegatronPart {
     if (moments == "bf16" && squares == "bf16") {
       draft_.set(root + "moments", "bf16", flags_.origin("exp-avg-dtype"));
     } else if (moments != "fp32" || squares != "fp32") {
-      draft_.refuse(flags_.origin("exp-avg-dtype"), "both moments are fp32, or both bf16");
+      const bool first = flags_.given("exp-avg-dtype");
+      draft_.refuse(flags_.origin(first ? "exp-avg-dtype" : "exp-avg-sq-dtype"),
+                    "both moments are fp32, or both bf16");
     }
     script_.field("train.clip", "clip-grad", "1.0");
     decoupled();

@@ -1,9 +1,11 @@
 #include "troupe/train/recipe/foreign/shell_condition.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
 #include "troupe/core/text/text.h"
+#include "troupe/train/recipe/foreign/shell_letters.h"
 #include "troupe/train/recipe/foreign/shell_pattern.h"
 
 namespace troupe {
@@ -68,6 +70,14 @@ ShellTruth one_test(TestWords words, int64_t& letters) {
   for (; signs + 1 < words.size() && words[signs].text == "!"; ++signs) wanted = !wanted;
   words.erase(words.begin(), words.begin() + static_cast<int64_t>(signs));
   ShellTruth value = kUnknown;
+  if (words.size() < 3) {
+    // What nobody gives is empty, as for a shell: a script's own default may follow.
+    for (TestWord& word : words) {
+      if (is_shell_variable(word.text)) word.text.clear();
+    }
+  }
+  const bool waits =
+      std::ranges::any_of(words, [](const TestWord& word) { return is_open_text(word.text); });
   if (is_unknown(words)) {
     value = kUnknown;
   } else if (words.empty()) {
@@ -79,10 +89,19 @@ ShellTruth one_test(TestWords words, int64_t& letters) {
   } else if (words.size() == 3) {
     value = compared(words[0].text, words[1].text, words[2], !in_test, letters);
   }
-  return {value.holds == wanted, value.known};
+  return {value.holds == wanted, value.known, waits};
 }
 
 }  // namespace
+
+bool is_open_text(std::string_view text) {
+  for (size_t at = text.find('$'); at != std::string_view::npos; at = text.find('$', at + 1)) {
+    const std::string_view next = text.substr(at + 1);
+    if (next.starts_with('{') || next.starts_with("((")) return true;
+    if (!next.empty() && is_shell_name(next[0])) return true;
+  }
+  return false;
+}
 
 ShellTruth shell_test(const std::vector<TestWord>& words, int64_t& letters) {
   ShellTruth value;
@@ -100,7 +119,7 @@ ShellTruth shell_test(const std::vector<TestWord>& words, int64_t& letters) {
     if (decided) return;
     const bool decides = next.known && next.holds != also;
     value = {also ? value.holds && next.holds : value.holds || next.holds,
-             decides || (value.known && next.known)};
+             decides || (value.known && next.known), value.waits || next.waits};
   };
   for (const TestWord& word : words) {
     if (!word.quoted && word.text == "[[") bracket = "[[";

@@ -1,7 +1,9 @@
 // What a letter of a script is.
 #pragma once
 
+#include <algorithm>
 #include <cctype>
+#include <string_view>
 
 namespace troupe {
 
@@ -19,6 +21,14 @@ inline bool is_shell_blank(char c) {
 // A character that ends a word and is not part of it.
 inline bool is_shell_separator(char c) {
   return c == '\n' || c == ';' || c == '&' || c == '|' || c == '(' || c == ')';
+}
+
+// "$4", "${LR}": a word that is one variable and nothing else.
+inline bool is_shell_variable(std::string_view word) {
+  if (!word.starts_with('$')) return false;
+  word.remove_prefix(1);
+  if (word.starts_with('{') && word.ends_with('}')) word = word.substr(1, word.size() - 2);
+  return !word.empty() && std::ranges::all_of(word, is_shell_name);
 }
 
 }  // namespace troupe

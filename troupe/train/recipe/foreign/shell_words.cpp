@@ -40,6 +40,14 @@ class ShellNotes {
                      *scope.unset_names.begin() + "=VALUE)");
   }
 
+  void open(const std::set<std::string>& values) {
+    if (values.empty()) return;
+    std::string names;
+    for (const std::string& value : values) names += (names.empty() ? "" : ", ") + value;
+    notes_.push_back("what tests of values set that nobody gives is left open: " + names +
+                     " (--variable NAME=VALUE, or 1=VALUE for the first argument)");
+  }
+
   std::vector<std::string> take() { return std::move(notes_); }
 
  private:
@@ -60,9 +68,12 @@ class Script {
   ShellArguments read() {
     run_text(text_, 1);
     notes_.unset(scope_);
+    notes_.open(waiting_);
     ShellArguments out = started_.arguments(scope_);
     const std::vector<std::string> notes = notes_.take();
     out.notes.insert(out.notes.end(), notes.begin(), notes.end());
+    out.open = std::move(open_);
+    out.json = std::move(json_);
     return out;
   }
 
@@ -84,10 +95,15 @@ class Script {
   ShellTruth run(const ShellList& list) {
     ShellTruth last;
     for (const ShellStep& step : list) {
-      if (step.join == ShellJoin::kAnd && !last.holds) continue;
-      if (step.join == ShellJoin::kOr && last.holds) continue;
-      last = run(*step.command);
-      if (step.negated) last.holds = !last.holds;
+      const bool waits = step.join != ShellJoin::kAlways && last.waits;
+      const bool skipped = (step.join == ShellJoin::kAnd && !last.holds) ||
+                           (step.join == ShellJoin::kOr && last.holds);
+      if (!skipped) {
+        last = run(*step.command);
+        last.waits |= waits;
+        if (step.negated) last.holds = !last.holds;
+      }
+      if (waits) forget(*step.command);
       if (flow_ != Flow::kNext) return last;
     }
     return last;
@@ -114,7 +130,11 @@ class Script {
     scope_.in_test = true;
     const std::vector<TestWord> tested = expand_.tests(words, split);
     scope_.in_test = false;
-    return shell_test(tested, scope_.letters_left);
+    const ShellTruth out = shell_test(tested, scope_.letters_left);
+    if (out.waits) {
+      for (const TestWord& word : tested) note_open(word.text);
+    }
+    return out;
   }
 
   ShellTruth arithmetic(const std::string& text) {
@@ -125,15 +145,42 @@ class Script {
   }
 
   ShellTruth run_if(const ShellCommand& command) {
+    bool waits = false;
+    ShellTruth out;
     for (const ShellBranch& branch : command.branches) {
-      if (branch.condition.empty()) return run(branch.body);
-      const ShellTruth truth = run(branch.condition);
+      const ShellTruth truth = branch.condition.empty() ? ShellTruth() : run(branch.condition);
       if (flow_ != Flow::kNext) return truth;
-      if (!truth.known) notes_.condition(command.line, "if");
+      waits |= truth.waits;
+      if (!truth.known && !truth.waits) notes_.condition(command.line, "if");
       if (!truth.holds) continue;
-      return guarded(branch.body, truth.known);
+      out = guarded(branch.body, truth.known && !waits);
+      break;
     }
-    return {};
+    if (waits) forget(command);
+    return out;
+  }
+
+  void note_open(const std::string& value) {
+    if (is_open_text(value)) waiting_.insert(value);
+  }
+
+  // What the branches set, as none of their tests is known to hold.
+  void forget(const ShellCommand& command) {
+    const auto& words = command.words;
+    const bool declares = !words.empty() && ShellAssign::declares(words[0].text);
+    for (const ShellToken& word : words) {
+      const size_t sign = shell_assignment(word.text);
+      if (command.kind != ShellCommand::kSimple) break;
+      if (sign == std::string::npos && !declares) break;
+      if (sign == std::string::npos) continue;
+      const std::string name = word.text.substr(0, word.text.find_first_of("+=["));
+      if (word.text.find("--", sign) != std::string::npos) open_.insert(name);
+      scope_.unset(name);
+    }
+    if (command.kind == ShellCommand::kFunction) return;
+    for (const ShellBranch& branch : command.branches) {
+      for (const ShellStep& step : branch.body) forget(*step.command);
+    }
   }
 
   // What is not sure to run does not end the script.
@@ -201,13 +248,19 @@ class Script {
     const std::string word = expand_.text(command.words[0]);
     scope_.in_test = false;
     if (word.find("$(") != std::string::npos) notes_.condition(command.line, "case");
+    const bool waits = is_open_text(word);
+    note_open(word);
+    ShellTruth out;
     for (const ShellBranch& branch : command.branches) {
-      for (const ShellToken& pattern : branch.patterns) {
-        const auto fits = shell_matches(word, expand_.text(pattern), scope_.letters_left);
-        if (fits.value_or(false)) return run(branch.body);
-      }
+      const bool fits = std::ranges::any_of(branch.patterns, [&](const ShellToken& pattern) {
+        return shell_matches(word, expand_.text(pattern), scope_.letters_left).value_or(false);
+      });
+      if (!fits) continue;
+      out = guarded(branch.body, !waits);
+      break;
     }
-    return {};
+    if (waits) forget(command);
+    return out;
   }
 
   ShellTruth simple(const ShellCommand& command) {
@@ -301,6 +354,13 @@ class Script {
   // document.
   ShellTruth other(const Words& words, const ShellCommand& command) {
     constexpr ShellTruth kSucceeds = {true, false};
+    if (words[0].text == "cat") {
+      for (const ShellHere& here : command.here) {
+        if (here.text.find_first_not_of(" \t\n") == here.text.find('{')) {
+          json_.push_back({expand_.here(here), here.line});
+        }
+      }
+    }
     if (is_idle_command(words[0].text)) return kSucceeds;
     if (reads_here_documents(words[0].text)) {
       for (const ShellHere& here : command.here) inner(expand_.here(here), here.line);
@@ -329,6 +389,9 @@ class Script {
   std::map<std::string, const ShellList*> functions_;
   ShellStarted started_;
   ShellNotes notes_;
+  std::set<std::string> open_;     // forgotten, and holds flags
+  std::set<std::string> waiting_;  // values that tests hang on and nobody gives
+  std::vector<ShellWord> json_;
   Flow flow_ = Flow::kNext;
   int unsure_ = 0;  // conditions around that are not known
   size_t depth_ = 0;

@@ -146,6 +146,25 @@ TEST(ShellWords, EvalFunctionsAndOtherShellsAreRead) {
   EXPECT_EQ(shell_arguments("A=1 bash sbatch.sh --x 1").script, "sbatch.sh");
 }
 
+// As a script is called without its arguments, no branch of a test of theirs is known to run.
+TEST(ShellWords, WhatHangsOnAValueThatNobodyGivesStaysOpen) {
+  const std::string script =
+      "A=$1\nL=0\nif [ $A = x ]; then O=' --bf16'; L=1; else O=; export L=2; fi\n"
+      "python a.py --l $L $O";
+  EXPECT_EQ(words_of(script), "[--l][$L][$O]");
+  const ShellArguments open = shell_arguments(script);
+  EXPECT_EQ(open.open, (std::set<std::string>{"O"}));
+  std::string given;
+  for (const ShellWord& w : shell_arguments(script, {{"1", "x"}}).words) given += w.text + ' ';
+  EXPECT_EQ(given, "--l 1 --bf16 ");
+  EXPECT_EQ(words_of("A=$1\nL=0\n[ $A = x ] && L=1\npython a.py $L"), "[$L]");
+  EXPECT_EQ(words_of("A=$1\nL=0\ncase $A in x) L=1 ;; *) L=2 ;; esac\npython a.py $L"), "[$L]");
+  // A script's own default, and what asks for the machine, are as before.
+  EXPECT_EQ(words_of("A=$1\nif [ -z $A ]; then A=7; fi\npython a.py $A"), "[7]");
+  EXPECT_EQ(words_of("if [ $(hostname) = x ]; then A=7; fi\npython a.py $A"), "[7]");
+  EXPECT_EQ(words_of("if [ \"$1\" = x ]; then A=7; else A=8; fi\npython a.py $A"), "[8]");
+}
+
 TEST(ShellWords, TheScriptsOwnArgumentsAreParsed) {
   const std::string script =
       "C=none\nD=${3:-MOCK}\nwhile [[ $# -gt 0 ]]; do\n  case $1 in\n    --ckpt)\n      C=\"$2\"\n"
