@@ -147,8 +147,8 @@ StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
   // Else ranks would issue lists of other lengths, and sum what does not belong together (A3).
   const auto own = std::ssize(feed.microbatches);
   const int64_t all = feed.all_microbatches, data = setup_->state.data_ranks();
-  TROUPE_CHECK(own == (all + data - 1) / data, "this rank has", own, "microbatches of", all,
-               "over", data, "data ranks");
+  TROUPE_CHECK(own == (all + data - 1) / data, "this rank has", own, "microbatches of", all, "over",
+               data, "data ranks");
   for (const Batch& batch : feed.microbatches) {
     const int64_t cut = batch.slice ? batch.slice->ranks() : 1;
     TROUPE_CHECK(cut == setup_->parallel().context, "rows are cut over", cut,
