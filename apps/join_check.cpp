@@ -15,8 +15,11 @@
 #include <string_view>
 #include <thread>
 
+#include "apps/torch_lines.h"
 #include "troupe/core/check.h"
 #include "troupe/core/config/config.h"
+#include "troupe/core/device/limits.h"
+#include "troupe/core/file/file.h"
 #include "troupe/core/file/host_name.h"
 #include "troupe/core/text/first_line.h"
 #include "troupe/core/text/shell_word.h"
@@ -42,8 +45,10 @@ milliseconds time_of(Duration duration) {
 pid_t fork_child() {
   const pid_t parent = ::getpid(), pid = ::fork();
   if (pid < 0) {
+    const int error = errno;
     fail(Code::kFileFailed, "fork",
-         std::string("the system starts no more processes: ") + std::strerror(errno));
+         std::string("the system starts no more processes: ") + std::strerror(error) +
+             limits_behind(error));
   }
   if (pid == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -95,7 +100,7 @@ ChildEnd in_child(milliseconds most, const std::function<void(const Send& send)>
                   const Send& got) {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
-    fail(Code::kFileFailed, "pipe", std::strerror(errno));
+    fail_file(Code::kFileFailed, "pipe", "open", errno);
   }
   const pid_t pid = fork_child();
   if (pid == 0) {
@@ -140,6 +145,7 @@ void serve_if_host(const MachineToCheck& machine, const Log& log) {
     return;
   }
   for (const int s : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}) ::signal(s, SIG_IGN);
+  const TorchLines lines(log);
   try {
     serve_checks(socket, machine.host,
                  [&log](const std::string& report) { log.warning("reported: " + report); });

@@ -20,6 +20,7 @@
 
 #include "apps/join_check.h"
 #include "apps/local_ranks.h"
+#include "apps/torch_lines.h"
 #include "apps/train_options.h"
 #include "apps/verbs.h"
 #include "troupe/checkpoint/find_resume.h"
@@ -45,6 +46,7 @@ using std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 constexpr int kSameEnds = 3;  // that no newer step came between: the next will be the same
+constexpr int kStoreFiles = 13, kRankFiles = 3;  // open at the launcher, and for each rank
 constexpr const char* kStopped = "asked to stop before the run had begun";
 
 struct LaunchOptions {
@@ -457,6 +459,14 @@ void launch_program(const LaunchOptions& options, std::vector<std::string> words
   become(std::move(words));
 }
 
+int run_ranks(const LaunchOptions& options, const std::vector<std::string>& words,
+              const Recipe& recipe, const std::function<bool(int)>& fits) {
+  // PyTorch's store tries again for minutes where it is refused one.
+  require_open_files(kStoreFiles + kRankFiles * options.ranks);
+  const TorchLines lines(log_of(options));
+  return Launcher(options, words, recipe, fits).go();
+}
+
 void launch(const LaunchOptions& options, Call& call) {
   PeerHosts::of_environment();  // E2005 here, and not while ranks meet
   if (options.min_ranks > options.ranks) {
@@ -471,7 +481,7 @@ void launch(const LaunchOptions& options, Call& call) {
   };
   if (words.size() > 1 && words[0] == "bench" && words[1] == "machine") {
     check(".", /*gpus=*/true);
-    call.code = Launcher(options, words, Recipe(), [](int) { return true; }).go();
+    call.code = run_ranks(options, words, Recipe(), [](int) { return true; });
     return;
   }
   const TrainOptions train = train_options(words);
@@ -483,7 +493,7 @@ void launch(const LaunchOptions& options, Call& call) {
     return layout_faults(recipe.parallel, needs_of(recipe, ranks, ranks)).empty();
   };
   check(recipe.checkpoint.dir, recipe.run.device != DeviceKind::kCpu);
-  call.code = Launcher(options, words, recipe, fits).go();
+  call.code = run_ranks(options, words, recipe, fits);
 }
 
 }  // namespace

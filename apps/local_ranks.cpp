@@ -1,5 +1,6 @@
 #include "apps/local_ranks.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -12,6 +13,8 @@
 #include <cstring>
 
 #include "troupe/core/check.h"
+#include "troupe/core/device/limits.h"
+#include "troupe/core/file/file.h"
 #include "troupe/distributed/status/process.h"
 
 namespace troupe {
@@ -58,9 +61,12 @@ pid_t start(std::vector<std::string> words, const Variables& variables) {
   const pid_t parent = ::getpid(), pid = ::fork();
   if (pid == 0) become(argv.data(), envp.data(), parent);
   if (pid < 0) {
+    const int error = errno;
     fail(Code::kFileFailed, "fork",
-         std::string("the system starts no more processes: ") + std::strerror(errno) +
-             ". Ask for fewer ranks, or raise the limit (ulimit -u)");
+         std::string("the system starts no more processes: ") + std::strerror(error) +
+             ". Ask for fewer ranks, or raise the limit (ulimit -u, or pids.max of the control "
+             "group)" +
+             limits_behind(error));
   }
   return pid;
 }
@@ -79,7 +85,7 @@ Waiter::Waiter() {
   for (const int s : {SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGCHLD}) ::sigaddset(&set, s);
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
   signals_ = ::signalfd(-1, &set, SFD_CLOEXEC);
-  TROUPE_CHECK(signals_ >= 0, "no file descriptor is left for signals");
+  if (signals_ < 0) fail_file(Code::kFileFailed, "signals", "open a descriptor for them", errno);
 }
 
 Waiter::~Waiter() {
@@ -103,6 +109,17 @@ int Waiter::wait(std::optional<SteadyTime> until) {
     }
     TROUPE_CHECK(errno == EINTR, "waiting for signals:", std::strerror(errno));
   }
+}
+
+void require_open_files(int count) {
+  std::vector<int> opened;
+  int error = 0;
+  while (std::ssize(opened) < count && error == 0) {
+    const int fd = ::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0);
+    fd < 0 ? void(error = errno) : opened.push_back(fd);
+  }
+  for (const int fd : opened) ::close(fd);
+  if (error != 0) fail_file(Code::kFileFailed, "connections of the ranks", "open sockets", error);
 }
 
 LocalRanks::LocalRanks(const std::vector<std::string>& words,

@@ -50,6 +50,9 @@ struct RankEnd {
   SteadyTime when;
 };
 
+// E7002 where this process cannot have so many files open besides those that it has.
+void require_open_files(int count);
+
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
 class LocalRanks {

@@ -1,6 +1,7 @@
 // troupe train: trains, or resumes a run.
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -15,6 +16,7 @@
 #include "troupe/checkpoint/run_folder.h"
 #include "troupe/core/config/config.h"
 #include "troupe/core/config/json.h"
+#include "troupe/core/device/limits.h"
 #include "troupe/core/file/file.h"
 #include "troupe/core/file/hash.h"
 #include "troupe/core/file/live_line.h"
@@ -217,7 +219,7 @@ class Run {
 
   // Where it happened, and what of the recipe takes the memory.
   Error out_of_memory(const std::exception& error) const {
-    std::string what = first_line(error.what());
+    std::string what = first_line(error.what()) + limits_behind(ENOMEM);
     const double available = available_memory(recipe_);
     if (available > 0) {
       what += ". Forecast: " + judge_memory(recipe_, runs_on_gpu(recipe_), available).line;

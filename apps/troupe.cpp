@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -16,6 +17,7 @@
 #include "apps/verbs.h"
 #include "troupe/core/check.h"
 #include "troupe/core/device/cpu.h"
+#include "troupe/core/device/limits.h"
 #include "troupe/core/file/secrets.h"
 #include "troupe/core/text/plain_text.h"
 #include "troupe/core/text/suggest.h"
@@ -114,7 +116,7 @@ int run_to_exit_code(int argc, char** argv) {
     std::cerr << plain_text(without_secrets(error.what())) << '\n';
     return static_cast<int>(error.exit_class());
   } catch (const std::bad_alloc&) {
-    std::cerr << "out of memory\n";
+    std::cerr << "out of memory" << limits_behind(ENOMEM) << '\n';
     return static_cast<int>(ExitClass::kResource);
   } catch (const std::exception& error) {
     if (const auto refused = refused_thread(error)) {

@@ -4,11 +4,14 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import time
 import unittest
 
-from nano_run import NANO, PATIENCE, TROUPE, NanoRun
+from nano_run import NANO, PATIENCE, STRACE, TROUPE, NanoRun
+from ports import free_port
+from troupe_strangers_test import FRAMES
 
 SLOW = "batch=sleep:200"  # of each step, so that a test can meet it on its way
 
@@ -242,6 +245,40 @@ class TroupeLaunch(NanoRun):
         ran = self.troupe("launch", "--check-machine", "--check-bound", "disk=1B", "--check-bound", "memory=1B", "--", "no-such-program",
                           code=2)
         self.assertIn("no-such-program: E2005 cannot be started", ran.stderr)
+
+    def test_F183_too_few_open_files_for_a_launcher_are_class_7(self):
+        for files in (5, 9, 12, 15, 20):
+            with self.subTest(files):
+                words = " ".join(map(str, self.words("checkpoint.dir=limited")))
+                ran = self.command(["bash", "-c", f"ulimit -n {files}; exec '{TROUPE}' {words}"], 7)
+                self.assertIn(f"Too many open files; raise the limit on open files (ulimit -n); limits of this process: ulimit -n {files} (",
+                              ran.stderr)
+
+    @unittest.skipUnless(STRACE, "needs strace")
+    def test_F183_processes_and_threads_that_the_system_refuses_are_class_7(self):
+        start = f"ulimit -v 90000000; ulimit -u 50000; exec '{TROUPE}' " + " ".join(map(str, self.words("checkpoint.dir=limited")))
+        for call, first in (("clone3", 1), ("clone", 1), ("clone", 2)):  # the store's thread; a rank
+            ran = self.command(["strace", "-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:error=EAGAIN:when={first}+",
+                                "bash", "-c", start], 7)
+            self.assertRegex(ran.stderr, r"E7002 .*: ulimit -v 90000000 \(KiB of addresses\), ulimit -u 50000 \(processes and threads")
+
+    def test_247_what_is_no_machine_of_the_run_is_one_line_of_the_log(self):
+        port = free_port()
+        check = ["--check-machine", "--check-against", f"127.0.0.1:{port}", "--check-bound", "disk=1MB", "--check-bound", "memory=1MiB"]
+        run = self.start_launch("train.steps=100000", options=check)
+        self.wait_for(lambda: "other machines are checked against this one" in self.said())
+        for garbage in FRAMES[4:7]:
+            caller = socket.create_connection(("127.0.0.1", port))
+            self.addCleanup(caller.close)  # one that has closed its end is turned away before it is read
+            caller.sendall(garbage)
+        line = "what is no part of this run connects to its port and is turned away: Error processing client message: Invalid string size"
+        self.wait_for(lambda: line in self.said() or "frame #" in self.said())
+        self.wait_for_step(1)
+        run.send_signal(signal.SIGTERM)
+        self.assertEqual(run.wait(PATIENCE), 0, self.said())
+        self.assertIn(line, self.said())
+        self.assertNotIn("frame #", self.said())
+        self.assertNotIn("Exception raised", self.said())
 
     def test_F105_no_rank_outlives_the_launcher(self):
         run = self.start_launch(TROUPE_FAULT=SLOW)

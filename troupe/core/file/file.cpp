@@ -12,6 +12,8 @@
 #include <memory>
 #include <system_error>
 
+#include "troupe/core/device/limits.h"
+
 namespace troupe {
 namespace {
 
@@ -33,7 +35,8 @@ void fail_file(Code code, const std::string& path, const std::string& operation,
   const std::string why = std::generic_category().message(error);
   if (error == EMFILE || error == ENFILE) {  // nothing is wrong with this file
     fail(Code::kFileFailed, path, "cannot",
-         operation + ": " + why + "; raise the limit on open files (ulimit -n)" + more);
+         operation + ": " + why + "; raise the limit on open files (ulimit -n)" +
+             limits_behind(error) + more);
   }
   if (rlimit limit{}; error == EFBIG) {  // nor here
     const bool limited = ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;

@@ -13,9 +13,9 @@ std::string chat_template_file(const std::string& tokenizer) {
   if (kind == FileKind::kNothing) return {};  // a word
   const std::filesystem::path path(tokenizer);
   const std::filesystem::path folder = kind == FileKind::kFolder ? path : path.parent_path();
-  const std::string own = (folder / "chat_template.jinja").string();
+  std::string own = (folder / "chat_template.jinja").string();
   if (is_there(own)) return own;
-  const std::string config = (folder / "tokenizer_config.json").string();
+  std::string config = (folder / "tokenizer_config.json").string();
   if (!is_there(config)) return {};
   const std::string text = read_file(config, Code::kUnreadableData, kLongestTokenizerFile);
   return parse_small_json(text, config).contains("chat_template") ? config : std::string();

@@ -11,6 +11,7 @@
 #include <new>
 
 #include "troupe/core/check.h"
+#include "troupe/core/device/limits.h"
 
 namespace troupe {
 namespace {
@@ -139,7 +140,9 @@ Pulses::Pulses(int ranks, int descriptor) : ranks_(ranks), descriptor_(descripto
     memory = ::mmap(nullptr, bytes_for(ranks), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   }
   if (memory == MAP_FAILED) {
-    fail(Code::kFileFailed, "memory shared between ranks", std::strerror(errno));
+    const int error = errno;
+    fail(Code::kFileFailed, "memory shared between ranks",
+         std::strerror(error) + limits_behind(error));
   }
   pulses_ = static_cast<Pulse*>(memory);
 }

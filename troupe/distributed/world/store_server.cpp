@@ -20,10 +20,13 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "troupe/core/check.h"
+#include "troupe/core/device/limits.h"
+#include "troupe/core/file/file.h"
 #include "troupe/core/text/first_line.h"
 
 namespace troupe {
@@ -100,6 +103,8 @@ void require_reachable(int listening, const std::string& host) {
   const int socket = ::socket(own.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   const int error = socket < 0 ? errno : connect_error(socket, at);
   if (socket >= 0) ::close(socket);
+  if (error == EMFILE) ::close(listening);
+  if (error == EMFILE) fail_file(Code::kFileFailed, host, "open a socket at", error);
   if (error == 0) return;
   ::close(listening);
   fail(Code::kNoRendezvous, host, "this machine cannot connect to itself:",
@@ -180,7 +185,10 @@ int listen_at(const std::string& host, int port) {
   int error = EADDRNOTAVAIL;
   for (const addrinfo* at = all.get(); at != nullptr; at = at->ai_next) {
     const int socket = ::socket(at->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (socket < 0) continue;
+    if (socket < 0) {
+      if (errno == EMFILE) fail_file(Code::kFileFailed, host, "open a socket at", errno);
+      continue;
+    }
     const int yes = 1;  // a port that another run has just left is free
     ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
     if (::bind(socket, at->ai_addr, at->ai_addrlen) == 0 && ::listen(socket, SOMAXCONN) == 0) {
@@ -223,6 +231,11 @@ int port_of(int socket) {
                    : reinterpret_cast<const sockaddr_in*>(&at)->sin_port);
 }
 
+void fail_for_thread(const std::string& where, const std::system_error& error) {
+  fail(Code::kFileFailed, where, "the system starts no thread for its connections:",
+       first_line(error.what()) + limits_behind(error.code().value()));
+}
+
 struct StoreServer::Server {
   c10::intrusive_ptr<c10d::TCPStore> store;
 };
@@ -237,6 +250,8 @@ StoreServer::StoreServer(int port) : server_(std::make_unique<Server>()) {
   options.waitWorkers = false;
   try {
     server_->store = c10::make_intrusive<c10d::TCPStore>(kLoopback, options);
+  } catch (const std::system_error& e) {
+    fail_for_thread("port " + std::to_string(options.port), e);
   } catch (const std::exception& e) {
     fail(Code::kNoRendezvous, "port " + std::to_string(port), first_line(e.what()));
   }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <system_error>
 
 namespace troupe {
 
@@ -25,6 +26,8 @@ struct Listening {
 // is not the loopback interface's, of IPv4 if there are both.
 Listening listening_for_machines(const std::string& host);
 int port_of(int socket);
+// E7002 for what std::thread throws where the system refuses a connection's thread.
+[[noreturn]] void fail_for_thread(const std::string& where, const std::system_error& error);
 
 // Listens at the loopback interface: its ranks run on this machine.
 class StoreServer {

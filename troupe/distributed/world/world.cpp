@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "troupe/core/check.h"
@@ -115,6 +116,8 @@ c10::intrusive_ptr<c10d::Store> open_store(const LauncherEnvironment& place,
     // A launcher's store outlives an attempt that failed, and so would its words.
     return c10::make_intrusive<c10d::PrefixStore>(
         "troupe/" + place.job + std::to_string(place.attempt), store);
+  } catch (const std::system_error& e) {
+    fail_for_thread(place.host + ':' + std::to_string(place.port), e);
   } catch (const std::exception& e) {
     fail(Code::kNoRendezvous, place.host + ':' + std::to_string(place.port),
          std::string(serves ? "rank 0 cannot open it: " : "cannot be reached: ") +
@@ -302,6 +305,8 @@ std::shared_ptr<ProcessGroup> World::make(const std::vector<int64_t>& ranks, boo
       backend->c10d = gloo_backend(store, index, count, place_.local_size == place_.size, options_);
     }
     if (on_device && staged) backend->c10d = staged_backend(std::move(backend->c10d));
+  } catch (const std::system_error& e) {
+    fail_for_thread("ranks " + rank_list(ranks), e);
   } catch (const std::exception& e) {
     // All ranks have met by now: one that has ended since is the cause, as of a collective that fails.
     fail(has_lost(ranks) ? Code::kRankLost : Code::kNoRendezvous, "ranks " + rank_list(ranks),

@@ -1,9 +1,12 @@
 #include "troupe/train/observe/thread_limit.h"
 
+#include <cerrno>
 #include <latch>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "troupe/core/device/limits.h"
 
 namespace troupe {
 
@@ -12,7 +15,8 @@ std::optional<Error> refused_thread(const std::exception& error) {
   if (system == nullptr || system->code() != std::errc::resource_unavailable_try_again) return {};
   return Error("threads: " + to_text(Code::kFileFailed) +
                    " the system starts no more of them: raise the limit (ulimit -u, or pids.max of "
-                   "the control group), or set run.threads or OMP_NUM_THREADS to fewer",
+                   "the control group), or set run.threads or OMP_NUM_THREADS to fewer" +
+                   limits_behind(EAGAIN),
                Code::kFileFailed);
 }
 
