@@ -137,8 +137,9 @@ class TroupeLaunch(NanoRun):
             with self.subTest(keep=keep, resume=resume):
                 run = f"checkpoint.dir=run{keep}{resume[:2]}"
                 self.train(run, "checkpoint.keep=0", "train.micro_batch=2")
-                said = self.launch(run, f"checkpoint.keep={keep}", f"checkpoint.resume={resume}", options=restarts, code=6,
-                                   TROUPE_FAULT="forward.1@1:12=kill")
+                # Not in the background: step 10 is whole before the kill.
+                said = self.launch(run, "checkpoint.background=false", f"checkpoint.keep={keep}", f"checkpoint.resume={resume}",
+                                   options=restarts, code=6, TROUPE_FAULT="forward.1@1:12=kill")
                 self.assertNotIn("E4002", said)
                 self.assertEqual(said.count("resumed step 5 "), resume == "step 5", said)
                 self.assertEqual(said.count("resumed step 10 "), 2, said)

@@ -8,7 +8,7 @@
 #   run.sh                     test, sanitize, speed
 # Each program has a log, $OUT/STEP.PROGRAM.log ($OUT: logs/ where it is not set), and a line in $OUT/summary.txt. Ends
 # with 1 where one failed or took too long, with 7 where something is missing here.
-#   TEST_LIMIT=120 SANITIZE_LIMIT=180 SPEED_LIMIT=180   seconds a program may take
+#   TEST_LIMIT=300 SANITIZE_LIMIT=180 SPEED_LIMIT=180   seconds a program may take
 #   JOBS=4        test programs at a time; what is timed and what is sanitized runs alone
 #   TOOLS="memcheck racecheck synccheck"   CASES='*some*'   (these alone)   PYTHON=python3
 #   TAR=1         at the end the logs become one file, $OUT/logs.tar.gz
@@ -16,7 +16,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit
 here=$PWD
 OUT=${OUT:-$here/logs} PYTHON=${PYTHON:-python3} JOBS=${JOBS:-4} TOOLS=${TOOLS:-memcheck racecheck synccheck}
-TEST_LIMIT=${TEST_LIMIT:-120} SANITIZE_LIMIT=${SANITIZE_LIMIT:-180} SPEED_LIMIT=${SPEED_LIMIT:-180}
+TEST_LIMIT=${TEST_LIMIT:-300} SANITIZE_LIMIT=${SANITIZE_LIMIT:-180} SPEED_LIMIT=${SPEED_LIMIT:-180}
 { read -r torch_version; read -r commit; } <build.txt
 mkdir -p "$OUT" && OUT=$(cd "$OUT" && pwd) || exit 7
 

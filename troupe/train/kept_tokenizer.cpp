@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "troupe/checkpoint/hf/tokenizer_files.h"
 #include "troupe/core/check.h"
 #include "troupe/core/config/config.h"
 #include "troupe/core/config/json.h"
@@ -81,16 +82,14 @@ bool is_kept(const std::string& run, const KeptTokenizer& wanted) {
   }
 }
 
-// What other programs look for beside the tokenizer; of a file with a name of its own nothing
-// belongs to it.
+// Adds what lies beside the tokenizer (kBesideTokenizer), where the tokenizer has its usual name.
 std::vector<TokenizerFile> with_companions(const std::string& named,
                                            std::vector<TokenizerFile> files) {
   const bool folder = file_kind(named) == FileKind::kFolder;
   const stdfs::path path(named);
   if (!folder && path.filename() != files[0].name) return files;
   const stdfs::path home = folder ? path : path.parent_path();
-  for (const char* name : {"tokenizer_config.json", "special_tokens_map.json",
-                           "chat_template.jinja", "generation_config.json"}) {
+  for (const char* name : kBesideTokenizer) {
     const std::string companion = (home / name).string();
     const bool listed = std::ranges::any_of(files, [&](const auto& f) { return f.name == name; });
     if (!listed && is_there(companion)) files.push_back({companion, name});

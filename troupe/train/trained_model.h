@@ -25,7 +25,7 @@ struct TrainedModel {
 TrainedModel open_trained_model(const std::string& path, const std::vector<std::string>& sets);
 
 // The step that checkpoint.init_from names: a run's folder (its newest complete step) or one step, as
-// above. E4002 where there is none; a folder of a model hub is told to be imported first.
+// above. E4002 where there is none; the error for a model hub's folder asks to import it first.
 ResumePoint init_point(const std::string& init_from);
 
 // Loads a checkpoint's weights into a learner and resets its optimizer; saved optimizer state is

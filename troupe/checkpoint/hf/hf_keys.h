@@ -1,8 +1,8 @@
 // The keys of a config.json, listed once for reading and writing:
 //   keys.field({"num_local_experts", "num_experts"}, c.moe.experts, int64_t{8});
 // reads the first of the names that is there and not null, else takes the class default, or writes
-// the first name. What was never listed is unknown: kept as text, and reported. A number that turns
-// out to be wrong later is told by its key: place_of().
+// the first name. What was never listed is unknown: kept as text, and reported. The error for
+// a number that turns out to be wrong later names its key by place_of().
 #pragma once
 
 #include <nlohmann/json.hpp>

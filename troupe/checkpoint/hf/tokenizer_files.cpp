@@ -9,28 +9,21 @@ namespace {
 
 constexpr int64_t kLongestVocabulary = int64_t{256} << 20, kLongestConfig = int64_t{16} << 20;
 
-struct FolderFile {
-  const char* name;
-  int64_t limit;  // bytes
-};
-constexpr FolderFile kFolderFiles[] = {
-    {"tokenizer.json", kLongestVocabulary},    {"tokenizer.model", kLongestVocabulary},
-    {"tokenizer_config.json", kLongestConfig}, {"special_tokens_map.json", kLongestConfig},
-    {"chat_template.jinja", kLongestConfig},   {"generation_config.json", kLongestConfig}};
-
 NamedTexts files_of_folder(const std::string& folder) {
   NamedTexts out;
   std::string faults;
   Code code = Code::kBadModelFile;
-  for (const auto& [name, limit] : kFolderFiles) {
+  const auto take = [&](const char* name, int64_t limit) {
     try {
-      if (!is_there(folder + '/' + name)) continue;
+      if (!is_there(folder + '/' + name)) return;
       out.emplace_back(name, read_hub_file(folder, name, Code::kBadModelFile, limit));
     } catch (const Error& error) {
       if (faults.empty()) code = error.code();
       faults += (faults.empty() ? "" : "\n") + std::string(error.what());
     }
-  }
+  };
+  for (const char* name : {"tokenizer.json", "tokenizer.model"}) take(name, kLongestVocabulary);
+  for (const char* name : kBesideTokenizer) take(name, kLongestConfig);
   if (!faults.empty()) throw Error(faults, code);
   return out;
 }

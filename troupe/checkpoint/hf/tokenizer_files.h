@@ -11,6 +11,11 @@ namespace troupe {
 
 using NamedTexts = std::vector<std::pair<std::string, std::string>>;  // (name, text)
 
+// What other programs look for beside a tokenizer.
+inline constexpr const char* kBesideTokenizer[] = {"tokenizer_config.json",
+                                                   "special_tokens_map.json", "chat_template.jinja",
+                                                   "generation_config.json"};
+
 // Of a folder those that are there, or the one file of a tokenizer, under the name that readers
 // look for; none where `from` is empty. One Error for all that is wrong: a link that leaves the
 // folder (core/file/hub_file.h), a file that cannot be read or is too large to be one of these.

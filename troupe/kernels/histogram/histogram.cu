@@ -132,7 +132,7 @@ void launch_cluster(const Histogram& a, int64_t blocks, cudaStream_t stream) {
 }
 
 bool has_clusters(IntDtype dtype) {
-  // [&] with nothing to capture: nvcc warns of what converts to a pointer to function.
+  // [&] with nothing to capture: nvcc warns of lambdas that convert to a function pointer.
   return dispatch_integer(dtype,
                           [&]<class T>() { return compiled_for(90, histogram_cluster_kernel<T>); });
 }

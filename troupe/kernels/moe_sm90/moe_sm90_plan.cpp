@@ -81,9 +81,9 @@ std::string to_text(const Sm90Kernel& k) {
   return "sums of " + std::to_string(k.length) + "; tiles of " + std::to_string(kSm90TileRows) +
          " x " + std::to_string(kSm90TileColumns) + ", " + std::to_string(k.ring.slots) +
          " slots of " + std::to_string(k.ring.depth) + ", " +
-         (k.plan.in_step
-              ? "tiles kept in step"
-              : "starts spread over " + std::to_string(k.plan.stagger_cycles) + " cycles") +
+         (k.plan.in_step ? "tiles kept in step"
+                         : "starts spread over " + std::to_string(k.plan.stagger_cycles) +
+                               " cycles from " + std::to_string(kStaggerWavesSm90) + " waves on") +
          (k.segment > 0 ? ", on trial: sums cut into segments of " + std::to_string(k.segment)
                         : "");
 }

@@ -68,10 +68,10 @@ TEST(MoeSm90Plan, IsPrintedKernelByKernel) {
   const int cycles = choose_weight_plan(16384, 8).stagger_cycles;
   EXPECT_EQ(to_text(kernels[5]),
             "sums of 2048; tiles of 128 x 256, 4 slots of 64, starts spread over " +
-                std::to_string(cycles) + " cycles");
+                std::to_string(cycles) + " cycles from 16 waves on");
   const auto trial =
       sm90_kernels({.width = 2048, .hidden = 1024, .experts = 64, .rows = 262144}, /*trial=*/true);
-  EXPECT_NE(to_text(trial[4]).find("cycles, on trial: sums cut into segments of 8192"),
+  EXPECT_NE(to_text(trial[4]).find("waves on, on trial: sums cut into segments of 8192"),
             std::string::npos);
   EXPECT_EQ(trial[3].segment, 0);
 }

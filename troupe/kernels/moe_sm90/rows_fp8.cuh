@@ -77,7 +77,7 @@ struct SharedA {
 // step's first products need is made ready under the second half's, where operand A stays in shared
 // memory; into registers it is read when they are free.
 //
-// kThreadsCopy: as of Multiply, of what wgmma reads in shared memory.
+// kThreadsCopy: as in Multiply; wgmma reads those rows from shared memory.
 template <class G, bool kRowScales, class OperandA, bool kThreadsCopy>
 struct MultiplyFp8 {
   OperandA operand_a;
@@ -428,9 +428,9 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
 
   if (threadIdx.x < kWarpgroup) {
     registers_shrink<kProducerRegisters>();
-    stagger_start(g.gemm.stagger, static_cast<int>(blockIdx.x / 2));
     Place<G> me(shared);
     const RowWork work = tiles_of<G>(g, shared, me.rank);
+    stagger_start(g.gemm.stagger, me.cluster, work.total());
     if constexpr (Spec::kGather) {
       produce_gathered<Spec>(g, b_map, work, me);
     } else if (me.warp == 0) {

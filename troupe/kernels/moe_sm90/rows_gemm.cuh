@@ -165,7 +165,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
 
   if (group == 0) {
     registers_shrink<Spec::kProducerRegisters>();
-    stagger_start(g.stagger, cluster);
+    stagger_start(g.stagger, cluster, work.total());
     const RowsProducer<Spec> producer{g, &a_map, &b_map, rank};
     if constexpr (Spec::kGather) {
       producer.run_gathered(work, pipe, cluster, clusters);

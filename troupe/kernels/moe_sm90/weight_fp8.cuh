@@ -161,7 +161,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
   if (threadIdx.x < kWarpgroup) {
     registers_shrink<40>();
     Place<G> me(shared);
-    stagger_start(g.stagger, me.cluster);
+    stagger_start(g.stagger, me.cluster, work_of(me).total());
     WeightProducerFp8<G>{g, b_map, me}.run(work_of(me));
   } else {
     registers_grow<232>();

@@ -154,7 +154,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kThreads, 1)
 
   if (group == 0) {
     registers_shrink<56>();
-    stagger_start(g.stagger, cluster);
+    stagger_start(g.stagger, cluster, work.total());
     WeightProducer<G>{g, &a_map, &b_map, rank, warp, lane}.run(work, pipe, cluster, clusters);
   } else {
     registers_grow<224>();

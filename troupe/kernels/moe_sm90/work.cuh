@@ -13,10 +13,11 @@ __device__ inline int num_multiprocessors_here() {
 }
 
 // Blocks that run in step all store at one time and all multiply at another: spread their starts.
-// Groups of 8 clusters share a column tile and start together. Later waves start as others end.
-__device__ inline void stagger_start(int cycles, int cluster) {
+// Groups of 8 clusters share a column tile and start together. Later waves start as others end. Of
+// few waves (`tiles` over the clusters) what the last one waited would be the launch's tail.
+__device__ inline void stagger_start(int cycles, int cluster, int tiles) {
   const int clusters = min(static_cast<int>(gridDim.x), num_multiprocessors_here()) / 2;
-  if (cycles == 0 || cluster >= clusters) return;
+  if (cycles == 0 || cluster >= clusters || tiles < kStaggerWavesSm90 * clusters) return;
   const int64_t wait = int64_t{cycles} * (cluster / 8 * 8) / clusters;
   const int64_t start = clock64();
   while (clock64() - start < wait) __nanosleep(200);
