@@ -6,16 +6,16 @@
 #include "apps/memory_option.h"
 #include "apps/recipe_options.h"
 #include "apps/verbs.h"
-#include "troupe/checkpoint/run_folder.h"
-#include "troupe/nn/models/costs.h"
+#include "troupe/checkpoint/folder/run_folder.h"
+#include "troupe/nn/config/costs.h"
 #include "troupe/plan/machine.h"
 #include "troupe/train/forecast/choose_layout.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/forecast/layout_forecast.h"
 #include "troupe/train/observe/step_line.h"
-#include "troupe/train/open_data.h"
 #include "troupe/train/recipe/problems.h"
-#include "troupe/train/trained_model.h"
+#include "troupe/train/run/open_data.h"
+#include "troupe/train/run/trained_model.h"
 
 namespace troupe {
 namespace {

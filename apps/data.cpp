@@ -9,13 +9,13 @@
 #include "apps/verbs.h"
 #include "troupe/core/check.h"
 #include "troupe/core/file/file.h"
-#include "troupe/data/build_corpus.h"
-#include "troupe/data/convert.h"
-#include "troupe/data/count_corpus.h"
-#include "troupe/data/describe_tokens.h"
-#include "troupe/data/token_file.h"
+#include "troupe/data/build/build_corpus.h"
+#include "troupe/data/build/convert.h"
+#include "troupe/data/build/count_corpus.h"
+#include "troupe/data/build/describe_tokens.h"
 #include "troupe/data/tokenizer/chat_template.h"
 #include "troupe/data/tokenizer/tokenizers.h"
+#include "troupe/data/tokens/token_file.h"
 
 namespace troupe {
 namespace {

@@ -5,11 +5,11 @@
 #include <map>
 #include <memory>
 
+#include "apps/models/compare_modules.h"
 #include "apps/print.h"
 #include "apps/verbs.h"
-#include "troupe/checkpoint/compare_tensors.h"
+#include "troupe/checkpoint/tensors/compare_tensors.h"
 #include "troupe/core/config/config.h"
-#include "troupe/train/compare_modules.h"
 #include "troupe/train/recipe/recipe.h"
 
 namespace troupe {

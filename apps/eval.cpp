@@ -4,12 +4,12 @@
 #include <memory>
 
 #include "apps/verbs.h"
-#include "troupe/train/evaluate.h"
-#include "troupe/train/everyday_questions.h"
+#include "troupe/train/loop/startup_lines.h"
 #include "troupe/train/observe/record.h"
-#include "troupe/train/open_data.h"
-#include "troupe/train/start_lines.h"
-#include "troupe/train/trained_model.h"
+#include "troupe/train/run/evaluate.h"
+#include "troupe/train/run/everyday_questions.h"
+#include "troupe/train/run/open_data.h"
+#include "troupe/train/run/trained_model.h"
 
 namespace troupe {
 namespace {

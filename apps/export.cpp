@@ -3,13 +3,13 @@
 #include <iostream>
 #include <memory>
 
+#include "apps/models/check_logits.h"
+#include "apps/models/export_run.h"
 #include "apps/parent_folders.h"
 #include "apps/print.h"
 #include "apps/unit_option.h"
 #include "apps/verbs.h"
 #include "troupe/core/file/publish.h"
-#include "troupe/train/check_logits.h"
-#include "troupe/train/export_run.h"
 
 namespace troupe {
 namespace {

@@ -6,14 +6,14 @@
 #include "apps/verbs.h"
 #include "troupe/core/config/config.h"
 #include "troupe/core/file/log.h"
-#include "troupe/data/build_info.h"
-#include "troupe/data/token_file.h"
+#include "troupe/data/text/build_info.h"
 #include "troupe/data/tokenizer/chat_template.h"
 #include "troupe/data/tokenizer/tokenizers.h"
+#include "troupe/data/tokens/token_file.h"
+#include "troupe/train/loop/startup_lines.h"
 #include "troupe/train/observe/step_line.h"
-#include "troupe/train/sample.h"
-#include "troupe/train/start_lines.h"
-#include "troupe/train/trained_model.h"
+#include "troupe/train/run/sample.h"
+#include "troupe/train/run/trained_model.h"
 
 namespace troupe {
 namespace {

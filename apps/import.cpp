@@ -4,6 +4,7 @@
 #include <memory>
 #include <sstream>
 
+#include "apps/models/check_logits.h"
 #include "apps/print.h"
 #include "apps/verbs.h"
 #include "troupe/checkpoint/hf/hf_weights.h"
@@ -12,8 +13,7 @@
 #include "troupe/core/file/file.h"
 #include "troupe/core/text/shell_word.h"
 #include "troupe/data/tokenizer/tokenizers.h"
-#include "troupe/nn/models/costs.h"
-#include "troupe/train/check_logits.h"
+#include "troupe/nn/config/costs.h"
 
 namespace troupe {
 namespace {

@@ -5,13 +5,13 @@
 #include <iostream>
 #include <sstream>
 
+#include "apps/models/measure_experts.h"
 #include "apps/print.h"
-#include "troupe/checkpoint/names.h"
+#include "troupe/checkpoint/files/names.h"
 #include "troupe/core/check.h"
 #include "troupe/core/file/publish.h"
-#include "troupe/train/measure_experts.h"
-#include "troupe/train/open_data.h"
-#include "troupe/train/trained_model.h"
+#include "troupe/train/run/open_data.h"
+#include "troupe/train/run/trained_model.h"
 
 namespace troupe {
 namespace {

@@ -10,7 +10,7 @@
 #include "apps/recipe_options.h"
 #include "apps/verbs.h"
 #include "troupe/core/config/json.h"
-#include "troupe/nn/models/costs.h"
+#include "troupe/nn/config/costs.h"
 #include "troupe/train/forecast/choose_layout.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/observe/step_line.h"

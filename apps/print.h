@@ -5,11 +5,11 @@
 #include <iostream>
 #include <string>
 
+#include "apps/models/check_logits.h"
 #include "troupe/core/config/config_traits.h"
 #include "troupe/core/config/json.h"
 #include "troupe/core/text/readable.h"
-#include "troupe/data/describe_tokens.h"
-#include "troupe/train/check_logits.h"
+#include "troupe/data/build/describe_tokens.h"
 #include "troupe/train/observe/step_line.h"
 
 namespace troupe {

@@ -12,7 +12,7 @@
 #include "troupe/core/device/thread_pool.h"
 #include "troupe/core/file/file.h"
 #include "troupe/core/file/publish.h"
-#include "troupe/data/corpus_texts.h"
+#include "troupe/data/build/corpus_texts.h"
 #include "troupe/data/tokenizer/encode_all.h"
 #include "troupe/data/tokenizer/tokenizer_json.h"
 #include "troupe/data/tokenizer/tokenizers.h"

@@ -13,7 +13,7 @@
 
 #include "apps/train_options.h"
 #include "apps/verbs.h"
-#include "troupe/checkpoint/run_folder.h"
+#include "troupe/checkpoint/folder/run_folder.h"
 #include "troupe/core/config/config.h"
 #include "troupe/core/config/json.h"
 #include "troupe/core/device/limits.h"
@@ -34,11 +34,11 @@
 #include "troupe/distributed/world/world.h"
 #include "troupe/train/forecast/device.h"
 #include "troupe/train/forecast/forecast.h"
+#include "troupe/train/loop/trainer.h"
 #include "troupe/train/observe/memory_use.h"
 #include "troupe/train/observe/run_files.h"
 #include "troupe/train/observe/thread_limit.h"
 #include "troupe/train/observe/version.h"
-#include "troupe/train/trainer.h"
 
 namespace troupe {
 namespace {

@@ -21,10 +21,10 @@
 #include "troupe/core/file/secrets.h"
 #include "troupe/core/text/plain_text.h"
 #include "troupe/core/text/suggest.h"
+#include "troupe/train/loop/signals.h"
 #include "troupe/train/observe/run_files.h"
 #include "troupe/train/observe/thread_limit.h"
 #include "troupe/train/observe/version.h"
-#include "troupe/train/signals.h"
 
 namespace troupe {
 namespace {

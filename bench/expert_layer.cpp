@@ -23,7 +23,7 @@
 #include "troupe/distributed/dispatch/dispatcher.h"
 #include "troupe/distributed/dispatch/symmetric_dispatcher.h"
 #include "troupe/distributed/world/world.h"
-#include "troupe/nn/moe_layer.h"
+#include "troupe/nn/moe/moe_layer.h"
 
 namespace troupe {
 namespace {

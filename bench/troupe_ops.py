@@ -39,7 +39,7 @@ class RouterProduct(torch.autograd.Function):
 
 class JoinedRouterProduct(RouterProduct):
     """And x for its other reader, whose gradient is added to the product's own in place, as
-    nn/routers/gate.h has it."""
+    nn/moe/routers/gate.h has it."""
 
     @staticmethod
     def forward(ctx, x, gate):

@@ -12,7 +12,7 @@
 # Compiled alone: with flags of their own, or helpers that have the name of a neighbor's.
 set(TROUPE_TESTS_ALONE
   core/config/config core/config/json core/file/file core/number/fast_math core/number/rng
-  data/build_corpus data/token_file data/tokenizer/tokenizer_json data/tokenizer/tokenizers
+  data/build/build_corpus data/tokens/token_file data/tokenizer/tokenizer_json data/tokenizer/tokenizers
   schedule/pipeline schedule/schedules schedule/stage_map plan/timeline
   distributed/modules/distributed_data_parallel distributed/modules/fully_shard
   distributed/mesh/ring_plan distributed/group/kv_exchange distributed/dispatch/all_to_all_dispatcher
@@ -20,9 +20,9 @@ set(TROUPE_TESTS_ALONE
   distributed/dispatch/symmetric_dispatcher distributed/dispatch/two_level_dispatcher
   ops/support/autograd ops/block_sparse ops/combine ops/cross_entropy ops/moe_ffn/moe_ffn
   ops/attention/attention_cudnn ops/attention/attention_part
-  checkpoint/saver testing/replay_gate
+  checkpoint/state/saver testing/replay_gate
   train/forecast/find_layouts train/forecast/forecast
-  train/forecast/layout_forecast train/machine/doctor train/optim/optimizer train/recipe/experts_kernels train/factorings train/late_weights train/layouts train/reshard train/unit_values)
+  train/forecast/layout_forecast train/machine/doctor train/optim/optimizer train/recipe/experts_kernels train/layout/factorings train/step/late_weights train/layout/layouts train/layout/reshard train/step/unit_values)
 set_property(GLOBAL PROPERTY troupe_test_groups "")
 
 if(TROUPE_TESTS)

@@ -1,5 +1,5 @@
 # troupe_unity(<target>...): with TROUPE_UNITY, the files of these targets are compiled eight at a
-# time, each layer's by themselves, so that a new file moves no other layer's groups. Most of what a file
+# time, each folder's by themselves, so that a new file moves no other folder's groups. Most of what a file
 # costs is headers, read once for all eight so. Two files' unnamed namespaces
 # are then one, so a name is given once a library. Without it (the preset dev) each file compiles by
 # itself, which finds an include that only a neighbor has. Files with flags of their own, and kernels,
@@ -23,7 +23,8 @@ function(troupe_unity)
     foreach(source IN LISTS sources)
       get_filename_component(path ${source} ABSOLUTE)
       file(RELATIVE_PATH name ${PROJECT_SOURCE_DIR} ${path})
-      string(REGEX REPLACE "^(troupe/)?([^/]+)/.*" "\\2" layer ${name})
+      string(REGEX REPLACE "^(troupe/)?(.+)/[^/]+$" "\\2" layer ${name})
+      string(REPLACE "/" "_" layer ${layer})
       if(NOT DEFINED files_of_${target}_${layer})
         set(files_of_${target}_${layer} 0)
       endif()

@@ -15,7 +15,7 @@
 #include "tests/pickled.h"
 #include "troupe/checkpoint/hf/families/families.h"
 #include "troupe/core/config/config.h"
-#include "troupe/nn/models/model.h"
+#include "troupe/nn/model/model.h"
 
 namespace troupe {
 namespace {

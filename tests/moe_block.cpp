@@ -9,8 +9,8 @@
 
 #include "tests/pickled.h"
 #include "troupe/core/config/config.h"
-#include "troupe/nn/loss_edge.h"
-#include "troupe/nn/moe_layer.h"
+#include "troupe/nn/moe/loss_edge.h"
+#include "troupe/nn/moe/moe_layer.h"
 
 namespace troupe {
 namespace {

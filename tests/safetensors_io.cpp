@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "troupe/checkpoint/publish_safetensors_test.h"
+#include "troupe/checkpoint/files/publish_safetensors_test.h"
 #include "troupe/core/check.h"
 
 int main(int argc, char** argv) {

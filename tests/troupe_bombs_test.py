@@ -88,7 +88,7 @@ class Bombs(NanoRun):
         self.assertIn("more than 10000 values", self.converted("run.toml", "[training]\n" + "".join(f"k{i} = 1\n" for i in range(200000))))
 
     def trace(self, records):
-        """(layer, microbatch, experts, T, K, ids): a file as nn/routing_trace.h says."""
+        """(layer, microbatch, experts, T, K, ids): a file as nn/moe/routing_trace.h says."""
         out = b"troupe-trace 1\n"
         for layer, microbatch, experts, tokens, k, ids in records:
             counts = [0] * experts

@@ -3,7 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/linear.h>
 
-#include "troupe/nn/routers/select.h"
+#include "troupe/nn/moe/routers/select.h"
 
 namespace {
 

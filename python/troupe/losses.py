@@ -9,7 +9,7 @@ Over N valid tokens with c_e choices of expert e (the plain top-k of the scores)
     z         coefficient / N sum_t logsumexp(z_t)^2
 
 The gradient goes through P alone. Counts stay integers until the product, which is in f64, as the layer in C++ has it
-(troupe/nn/moe_losses.h). N = 0 gives 0."""
+(troupe/nn/moe/moe_losses.h). N = 0 gives 0."""
 import torch
 
 KINDS = ("aux", "seq", "global", "batched", "none")

@@ -6,7 +6,7 @@
 #include "troupe/core/check.h"
 #include "troupe/core/config/config.h"
 #include "troupe/core/config/json.h"
-#include "troupe/data/build_info.h"
+#include "troupe/data/text/build_info.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string text(reinterpret_cast<const char*>(data), size);

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "troupe/data/http_header.h"
+#include "troupe/data/files/http_header.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);

@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include "troupe/data/documents.h"
+#include "troupe/data/text/documents.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);

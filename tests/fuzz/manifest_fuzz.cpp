@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "troupe/checkpoint/manifest.h"
+#include "troupe/checkpoint/files/manifest.h"
 #include "troupe/core/check.h"
 #include "troupe/core/file/hash.h"
 

@@ -9,7 +9,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/file/hash.h"
-#include "troupe/data/convert.h"
+#include "troupe/data/build/convert.h"
 #include "troupe/testing/temporary_folder.h"
 
 namespace {

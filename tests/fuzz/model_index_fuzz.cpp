@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/checkpoint/model_index.h"
+#include "troupe/checkpoint/files/model_index.h"
 #include "troupe/core/check.h"
 #include "troupe/testing/temporary_folder.h"
 

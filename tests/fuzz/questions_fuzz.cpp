@@ -6,7 +6,7 @@
 
 #include "tests/fuzz/large_number.h"
 #include "troupe/core/check.h"
-#include "troupe/train/questions.h"
+#include "troupe/train/run/questions.h"
 
 namespace {
 

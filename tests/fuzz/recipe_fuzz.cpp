@@ -10,7 +10,7 @@
 #include "troupe/core/check.h"
 #include "troupe/core/config/config.h"
 #include "troupe/core/config/yaml.h"
-#include "troupe/nn/models/costs.h"
+#include "troupe/nn/config/costs.h"
 #include "troupe/train/recipe/recipe.h"
 
 namespace {

@@ -10,7 +10,7 @@
 #include "troupe/core/config/config.h"
 #include "troupe/core/config/json.h"
 #include "troupe/train/observe/run_files.h"
-#include "troupe/train/train_state.h"
+#include "troupe/train/step/train_state.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "troupe/checkpoint/safetensors.h"
+#include "troupe/checkpoint/files/safetensors.h"
 #include "troupe/core/check.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "troupe/core/check.h"
-#include "troupe/data/token_index.h"
+#include "troupe/data/tokens/token_index.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const int fd = ::memfd_create("idx", MFD_CLOEXEC);

@@ -8,14 +8,14 @@
 #include <filesystem>
 #include <system_error>
 
+#include "troupe/checkpoint/files/reader.h"
+#include "troupe/checkpoint/folder/run_folder.h"
 #include "troupe/checkpoint/hf/hf_weights.h"
 #include "troupe/checkpoint/hf/tokenizer_files.h"
 #include "troupe/checkpoint/hf/upcycle_hf.h"
-#include "troupe/checkpoint/reader.h"
-#include "troupe/checkpoint/run_folder.h"
-#include "troupe/checkpoint/tensor_element.h"
+#include "troupe/checkpoint/state/tensor_element.h"
 #include "troupe/core/check.h"
-#include "troupe/nn/models/model.h"
+#include "troupe/nn/model/model.h"
 
 namespace troupe {
 namespace {

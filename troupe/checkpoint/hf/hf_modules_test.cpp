@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "troupe/core/config/config.h"
-#include "troupe/nn/models/model.h"
+#include "troupe/nn/model/model.h"
 
 namespace troupe {
 namespace {

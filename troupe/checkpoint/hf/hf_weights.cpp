@@ -8,7 +8,7 @@
 #include <cmath>
 #include <set>
 
-#include "troupe/checkpoint/tensor_element.h"
+#include "troupe/checkpoint/state/tensor_element.h"
 #include "troupe/core/check.h"
 
 namespace troupe {

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "troupe/checkpoint/checkpoint.h"
+#include "troupe/checkpoint/files/model_index.h"
 #include "troupe/checkpoint/hf/hf_config.h"
-#include "troupe/checkpoint/model_index.h"
+#include "troupe/checkpoint/state/checkpoint.h"
 
 namespace troupe {
 

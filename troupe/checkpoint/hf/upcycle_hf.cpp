@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "troupe/core/check.h"
-#include "troupe/nn/dense_ffn.h"
-#include "troupe/nn/upcycle.h"
+#include "troupe/nn/ffn/dense_ffn.h"
+#include "troupe/nn/moe/upcycle.h"
 
 namespace troupe {
 namespace {

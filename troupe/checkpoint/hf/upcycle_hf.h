@@ -1,4 +1,4 @@
-// A dense model of a hub as a mixture of experts (rules U1 to U3, nn/upcycle.h): what
+// A dense model of a hub as a mixture of experts (rules U1 to U3, nn/moe/upcycle.h): what
 // `troupe import --upcycle` writes.
 #pragma once
 

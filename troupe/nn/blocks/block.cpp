@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <variant>
 
-#include "troupe/nn/dropout.h"
+#include "troupe/nn/parts/dropout.h"
 
 namespace troupe {
 namespace {

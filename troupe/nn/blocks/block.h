@@ -1,15 +1,16 @@
 // A block takes h to h plus what its attention and its feed-forward make of it. The kinds are in
-// blocks.h; a caller may bring one of its own, in one file (BuildOptions::block, examples/block).
+// config/block_kinds.h; a caller may bring one of its own, in one file (BuildOptions::block, examples/block).
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <string>
 
-#include "troupe/nn/attention_module.h"
-#include "troupe/nn/dense_ffn.h"
-#include "troupe/nn/models/model.h"
-#include "troupe/nn/moe_layer.h"
+#include "troupe/nn/attention/attention_module.h"
+#include "troupe/nn/config/batch.h"
+#include "troupe/nn/config/build_options.h"
+#include "troupe/nn/ffn/dense_ffn.h"
+#include "troupe/nn/moe/moe_layer.h"
 
 namespace troupe {
 

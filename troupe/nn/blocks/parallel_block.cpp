@@ -1,8 +1,7 @@
-#include "troupe/nn/blocks/parallel_block.h"
-
 #include <ATen/TensorOperators.h>
 
 #include "troupe/nn/blocks/block.h"
+#include "troupe/nn/config/block_kinds.h"
 
 namespace troupe {
 namespace {

@@ -1,8 +1,7 @@
-#include "troupe/nn/blocks/post_norm.h"
-
 #include <ATen/TensorOperators.h>
 
 #include "troupe/nn/blocks/two_norms.h"
+#include "troupe/nn/config/block_kinds.h"
 
 namespace troupe {
 namespace {

@@ -1,10 +1,9 @@
-#include "troupe/nn/blocks/pre_norm.h"
-
 #include <ATen/TensorOperators.h>
 
 #include <tuple>
 
 #include "troupe/nn/blocks/two_norms.h"
+#include "troupe/nn/config/block_kinds.h"
 
 namespace troupe {
 namespace {

@@ -70,7 +70,7 @@ struct Fp8Options {
   std::shared_ptr<Fp8Weights> kept = nullptr;     // null: each call rounds the weights
   std::shared_ptr<Fp8History> history = nullptr;  // of kDelayed alone, which needs it
   int64_t history_steps =
-      kFp8HistorySteps;  // of a history that a module makes for itself (nn/fp8_products.h)
+      kFp8HistorySteps;  // of a history that a module makes for itself (nn/parts/fp8_products.h)
 
   // Keeps weights from now on, or stops doing so; drops those kept until now.
   void keep_weights(bool keep) { kept = keep ? std::make_shared<Fp8Weights>() : nullptr; }

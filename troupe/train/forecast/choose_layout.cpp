@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "troupe/core/check.h"
-#include "troupe/nn/models/config.h"
-#include "troupe/nn/models/costs.h"
+#include "troupe/nn/config/config.h"
+#include "troupe/nn/config/costs.h"
 #include "troupe/train/forecast/find_layouts.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/forecast/layout_forecast.h"

@@ -2,7 +2,7 @@
 // layout_forecast.h.
 //
 // Memory per parameter is exact: parameters are counted as the optimizer will see them. Activations
-// are what the modules declare (nn/models/costs.h), times the tokens of a microbatch. The workspace
+// are what the modules declare (nn/config/costs.h), times the tokens of a microbatch. The workspace
 // is the larger of the output head's and one block's.
 #pragma once
 

@@ -4,7 +4,7 @@
 
 #include <sstream>
 
-#include "troupe/nn/models/costs.h"
+#include "troupe/nn/config/costs.h"
 #include "troupe/train/recipe/recipe_of_test.h"
 
 namespace troupe {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "troupe/nn/models/costs.h"
+#include "troupe/nn/config/costs.h"
 #include "troupe/train/forecast/layout_forecast.h"
 #include "troupe/train/forecast/model_memory.h"
 

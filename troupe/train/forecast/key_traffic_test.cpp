@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "troupe/train/forecast/layout_forecast.h"
-#include "troupe/train/products_alone_test.h"
 #include "troupe/train/recipe/recipe_of_test.h"
+#include "troupe/train/step/products_alone_test.h"
 
 namespace troupe {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "troupe/core/check.h"
 #include "troupe/distributed/dispatch/wire.h"
-#include "troupe/nn/models/costs.h"
-#include "troupe/nn/models/model.h"
+#include "troupe/nn/config/costs.h"
+#include "troupe/nn/model/model.h"
 #include "troupe/schedule/compute_order.h"
 #include "troupe/train/forecast/choose_layout.h"
 #include "troupe/train/forecast/forecaster.h"

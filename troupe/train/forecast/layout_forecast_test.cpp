@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "troupe/core/check.h"
-#include "troupe/nn/models/costs.h"
+#include "troupe/nn/config/costs.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/forecast/layouts_that_fit_test.h"
-#include "troupe/train/products_alone_test.h"
 #include "troupe/train/recipe/recipe_of_test.h"
+#include "troupe/train/step/products_alone_test.h"
 
 namespace troupe {
 namespace {

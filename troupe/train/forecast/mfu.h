@@ -1,5 +1,5 @@
 // Model FLOPs utilization: FLOPs that the model needs (without recomputation, padding, dropped
-// tokens) over the device's peak. FLOPs per token: nn/models/costs.h.
+// tokens) over the device's peak. FLOPs per token: nn/config/costs.h.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -5,12 +5,12 @@
 #include <set>
 #include <string>
 
-#include "troupe/nn/attention_module.h"
-#include "troupe/nn/dense_ffn.h"
-#include "troupe/nn/head_rows.h"
-#include "troupe/nn/mla.h"
-#include "troupe/nn/models/model.h"
-#include "troupe/nn/moe_layer.h"
+#include "troupe/nn/attention/attention_module.h"
+#include "troupe/nn/attention/mla.h"
+#include "troupe/nn/ffn/dense_ffn.h"
+#include "troupe/nn/model/head_rows.h"
+#include "troupe/nn/model/model.h"
+#include "troupe/nn/moe/moe_layer.h"
 #include "troupe/ops/moe_ffn/fp8_emulated.h"
 #include "troupe/train/forecast/key_traffic.h"
 #include "troupe/train/optim/param_slice.h"
@@ -179,7 +179,7 @@ KeyElements key_elements(const Recipe& r, const LayerConfig& l, int64_t tensor,
 }
 
 // Bytes at work in the head for a chunk of `rows` own tokens: their logits, the gradient of these,
-// and that of the table. Where ranks cut the table (nn/split_cross_entropy.h), of the tokens of all:
+// and that of the table. Where ranks cut the table (nn/model/split_cross_entropy.h), of the tokens of all:
 // both in f32, states that are gathered, multiplied back and on their way, and the table's gradient
 // of the chunk beside the sum.
 double head_working(const Recipe& r, double rows, double width, int64_t tensor) {

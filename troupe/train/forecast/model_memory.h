@@ -1,13 +1,13 @@
 // Memory of a recipe's model on a single rank, by unit: the input of all forecasts.
 //
 // Memory per parameter is exact: parameters are counted as the optimizer will see them. Activations
-// are what the modules declare (nn/models/costs.h), times the tokens of a microbatch. The workspace
+// are what the modules declare (nn/config/costs.h), times the tokens of a microbatch. The workspace
 // is the larger of the output head's and one block's.
 #pragma once
 
 #include <vector>
 
-#include "troupe/nn/models/model.h"
+#include "troupe/nn/model/model.h"
 #include "troupe/train/recipe/recipe.h"
 
 namespace troupe {

@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "troupe/nn/models/model.h"
+#include "troupe/nn/model/model.h"
 #include "troupe/schedule/action.h"
 #include "troupe/schedule/work.h"
 #include "troupe/train/recipe/recipe.h"

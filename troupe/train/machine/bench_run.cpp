@@ -12,12 +12,12 @@
 #include "troupe/train/forecast/device.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/forecast/layout_forecast.h"
-#include "troupe/train/learner.h"
+#include "troupe/train/loop/startup_lines.h"
 #include "troupe/train/observe/memory_use.h"
 #include "troupe/train/observe/metrics.h"
 #include "troupe/train/observe/run_files.h"
 #include "troupe/train/observe/version.h"
-#include "troupe/train/start_lines.h"
+#include "troupe/train/step/learner.h"
 
 namespace troupe {
 namespace {

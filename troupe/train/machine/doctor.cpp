@@ -10,16 +10,16 @@
 #include <cstdlib>
 #include <thread>
 
-#include "troupe/checkpoint/run_folder.h"
+#include "troupe/checkpoint/folder/run_folder.h"
 #include "troupe/core/device/cpu.h"
 #include "troupe/core/file/publish.h"
 #include "troupe/ops/support/cuda_plugin.h"
 #include "troupe/train/forecast/forecast.h"
-#include "troupe/train/learner.h"
 #include "troupe/train/machine/machine_check.h"
 #include "troupe/train/observe/run_files.h"
 #include "troupe/train/observe/version.h"
 #include "troupe/train/recipe/experts_kernels.h"
+#include "troupe/train/step/learner.h"
 
 namespace troupe {
 namespace {

@@ -15,7 +15,7 @@
 #include <cmath>
 #include <limits>
 
-#include "troupe/nn/moe_layer.h"
+#include "troupe/nn/moe/moe_layer.h"
 #include "troupe/ops/adamw.h"
 #include "troupe/ops/attention/attention.h"
 #include "troupe/ops/cross_entropy.h"

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "troupe/nn/context.h"
-#include "troupe/nn/models/config.h"
+#include "troupe/nn/config/config.h"
+#include "troupe/nn/parts/context.h"
 #include "troupe/train/observe/health.h"
 #include "troupe/train/observe/record.h"
 #include "troupe/train/observe/step_report.h"

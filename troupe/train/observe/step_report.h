@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/nn/moe_stats.h"
+#include "troupe/nn/moe/moe_stats.h"
 
 namespace troupe {
 

@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "troupe/checkpoint/names.h"
+#include "troupe/checkpoint/files/names.h"
 #include "troupe/core/check.h"
 #include "troupe/core/number/moment8.h"
 #include "troupe/ops/adamw.h"

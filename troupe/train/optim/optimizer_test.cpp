@@ -25,7 +25,7 @@
 #include <sstream>
 #include <vector>
 
-#include "troupe/checkpoint/names.h"
+#include "troupe/checkpoint/files/names.h"
 #include "troupe/core/config/config.h"
 #include "troupe/core/number/moment8.h"
 #include "troupe/core/number/split_f32.h"

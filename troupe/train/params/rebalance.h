@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "troupe/nn/models/model.h"
-#include "troupe/nn/moe_layer.h"
+#include "troupe/nn/model/model.h"
+#include "troupe/nn/moe/moe_layer.h"
 #include "troupe/train/observe/step_report.h"
 #include "troupe/train/params/param_store.h"
 #include "troupe/train/params/rebalance_state.h"

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "troupe/nn/models/model.h"
+#include "troupe/nn/model/model.h"
 #include "troupe/train/params/param_store.h"
 
 namespace troupe {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "troupe/nn/models/config.h"
+#include "troupe/nn/config/config.h"
 #include "troupe/ops/moe_ffn/moe_ffn_sm90.h"
 
 namespace troupe {

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "troupe/nn/attention_module.h"
-#include "troupe/nn/dense_ffn.h"
-#include "troupe/nn/mla.h"
-#include "troupe/nn/models/model.h"
-#include "troupe/nn/moe_layer.h"
+#include "troupe/nn/attention/attention_module.h"
+#include "troupe/nn/attention/mla.h"
+#include "troupe/nn/ffn/dense_ffn.h"
+#include "troupe/nn/model/model.h"
+#include "troupe/nn/moe/moe_layer.h"
 #include "troupe/ops/moe_ffn/fp8_emulated.h"
 #include "troupe/ops/moe_ffn/moe_ffn_fp8_sm90.h"
 #include "troupe/train/recipe/experts_kernels.h"

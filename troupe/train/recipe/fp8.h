@@ -15,7 +15,7 @@
 
 #include "troupe/core/config/facts.h"
 #include "troupe/core/text/text.h"
-#include "troupe/nn/models/config.h"
+#include "troupe/nn/config/config.h"
 #include "troupe/ops/moe_ffn/fp8_weights.h"
 
 namespace troupe {

@@ -7,7 +7,7 @@
 #include "troupe/core/check.h"
 #include "troupe/core/config/config.h"
 #include "troupe/distributed/mesh/process_mesh.h"
-#include "troupe/nn/tensor_parts.h"
+#include "troupe/nn/parts/tensor_parts.h"
 #include "troupe/schedule/compute_order.h"
 
 namespace troupe {

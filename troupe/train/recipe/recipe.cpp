@@ -9,7 +9,7 @@
 #include "troupe/core/config/counts.h"
 #include "troupe/core/text/near.h"
 #include "troupe/distributed/group/group_options.h"
-#include "troupe/nn/moe_pattern.h"
+#include "troupe/nn/config/moe_pattern.h"
 #include "troupe/train/recipe/graph_faults.h"
 #include "troupe/train/recipe/offload_faults.h"
 #include "troupe/train/recipe/problems.h"
@@ -28,7 +28,8 @@ std::string near(int64_t value, int64_t unit) {
   return "Near: " + (below > 0 ? std::to_string(below) + ", " : "") + std::to_string(below + unit);
 }
 
-constexpr int64_t kMostSamples = int64_t{1} << 40;  // of a run; data/dataset.h counts no further
+constexpr int64_t kMostSamples = int64_t{1}
+                                 << 40;  // of a run; data/tokens/dataset.h counts no further
 // Before anything is computed with them.
 void check_counts(const Recipe& r, Problems& problems) {
   for (const CountFault& fault : counts_out_of_bounds(r.model, kModelBounds, "model")) {

@@ -13,12 +13,12 @@
 #include <string>
 #include <vector>
 
-#include "troupe/checkpoint/config.h"
+#include "troupe/checkpoint/folder/config.h"
 #include "troupe/core/config/config_traits.h"
 #include "troupe/core/config/facts.h"
 #include "troupe/core/text/units.h"
-#include "troupe/data/data_config.h"
-#include "troupe/nn/models/config.h"
+#include "troupe/data/tokens/data_config.h"
+#include "troupe/nn/config/config.h"
 #include "troupe/train/observe/health.h"
 #include "troupe/train/observe/profile.h"
 #include "troupe/train/observe/step_line.h"
@@ -56,11 +56,11 @@ struct TrainConfig {
   std::optional<BatchRamp> batch_ramp = {};
   std::string recompute = "none";  // which blocks are computed again in backward: none, or a
                                    // pattern as of model.moe.layers; "1": all
-  int64_t offload_layers = 0;      // the first ones; train/activation_offload.h
+  int64_t offload_layers = 0;      // the first ones; train/step/activation_offload.h
   LossScaleConfig loss_scale;      // fp16 alone
   SpikeConfig spike;
   int64_t max_skips = 5;    // steps in a row without a finite gradient before the run stops
-  bool cuda_graph = false;  // train/step_graph.h
+  bool cuda_graph = false;  // train/step/step_graph.h
 
   static void visit(auto& c, auto&& f) {
     f("global_batch_tokens", c.global_batch_tokens,

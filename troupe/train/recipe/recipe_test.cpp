@@ -10,7 +10,7 @@
 #include "troupe/core/config/config.h"
 #include "troupe/core/config/config_describe.h"
 #include "troupe/core/file/publish.h"
-#include "troupe/nn/models/costs.h"
+#include "troupe/nn/config/costs.h"
 #include "troupe/testing/cpu_seconds.h"
 #include "troupe/testing/temporary_folder.h"
 

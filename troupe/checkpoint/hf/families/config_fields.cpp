@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "troupe/core/check.h"
-#include "troupe/nn/balance_forms.h"
-#include "troupe/nn/moe_pattern.h"
+#include "troupe/nn/config/moe_pattern.h"
+#include "troupe/nn/moe/balance_forms.h"
 
 namespace troupe {
 namespace {
@@ -344,7 +344,7 @@ TopkSoftmaxRouting& ConfigFields::softmax(SoftmaxOrder order) {
   return out;
 }
 
-// Theirs pools f and P over all layers first (nn/balance_forms.h). Ours are coefficients of two
+// Theirs pools f and P over all layers first (nn/moe/balance_forms.h). Ours are coefficients of two
 // forms: a loss of each layer, and the mean over layers.
 void ConfigFields::aux_loss(HfKeys& k, const char* name, BalanceConfig& balance, double absent) {
   using enum BalanceForm;

@@ -22,7 +22,7 @@
 #include <string_view>
 #include <vector>
 
-#include "troupe/nn/models/config.h"
+#include "troupe/nn/config/config.h"
 
 namespace troupe {
 

@@ -7,8 +7,8 @@
 #include <numeric>
 
 #include "troupe/core/config/config.h"
-#include "troupe/nn/models/model.h"
-#include "troupe/nn/models/presets.h"
+#include "troupe/nn/config/presets.h"
+#include "troupe/nn/model/model.h"
 
 namespace troupe {
 namespace {

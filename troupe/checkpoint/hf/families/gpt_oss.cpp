@@ -1,7 +1,7 @@
 #include "troupe/checkpoint/hf/families/config_fields.h"
 #include "troupe/checkpoint/hf/families/table.h"
 #include "troupe/distributed/params/param.h"
-#include "troupe/nn/moe_pattern.h"
+#include "troupe/nn/config/moe_pattern.h"
 
 namespace troupe::hf {
 namespace {

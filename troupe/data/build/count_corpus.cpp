@@ -1,0 +1,37 @@
+#include "troupe/data/build/count_corpus.h"
+
+#include <chrono>
+#include <numeric>
+
+#include "troupe/data/build/encode_corpus.h"
+
+namespace troupe {
+
+CorpusCount count_corpus(const BuildConfig& config, const BuildTokenizer& tokenizer,
+                         const Log& log) {
+  const auto begin = std::chrono::steady_clock::now();
+  const std::vector<std::string> files = corpus_files(config.input);
+  const CorpusFormat format = settled_format(config.format, files);
+  const DocumentRules rules{.format = format,
+                            .key = settled_key(config.key, format),
+                            .eod = config.append_eod ? tokenizer.eod : std::nullopt,
+                            .chat = config.chat};
+  const bool chat = rules.format == CorpusFormat::kChat;
+  const bool whole = rules.format == CorpusFormat::kText;
+  CorpusReader reader(files, {.whole_files = whole, .longest = config.longest.value});
+  CorpusCount out{.files = std::ssize(files), .text_bytes = reader.total_bytes(), .bad = {}};
+  const EncodeJob job{rules, tokenizer.encode, config.longest.value, config.workers, log};
+  encode_corpus(reader, job, [&](const EncodedPiece& piece) {
+    out.skipped += skip_bad(piece.bad, config.on_bad, out.bad);
+    out.not_utf8 += piece.not_utf8;
+    const EncodedDocuments& d = piece.documents;
+    out.documents += std::ssize(d.ends);
+    out.tokens += std::ssize(d.ids);
+    out.learned +=
+        chat ? std::accumulate(d.weights.begin(), d.weights.end(), int64_t{0}) : std::ssize(d.ids);
+  });
+  out.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return out;
+}
+
+}  // namespace troupe

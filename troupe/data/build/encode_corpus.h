@@ -1,0 +1,53 @@
+// A corpus to documents of ids, by all cores and in order: what `data build` writes and `data
+// count` counts.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "troupe/core/file/log.h"
+#include "troupe/data/build/corpus.h"
+#include "troupe/data/text/documents.h"
+
+namespace troupe {
+
+struct BadDocument {
+  std::string place, what;
+};
+
+// What became of a piece of the corpus.
+struct EncodedPiece {
+  CorpusPlace next = {};
+  EncodedDocuments documents = {};
+  std::vector<BadDocument> bad = {};
+  int64_t not_utf8 = 0;             // documents that hold bytes which are no UTF-8
+  std::string first_not_utf8 = {};  // where the first of them is
+};
+
+// kAuto settled by the files' names; E2005 where some are JSONL and some are not.
+CorpusFormat settled_format(CorpusFormat format, const std::vector<std::string>& files);
+
+// `key`, or where it is empty the usual one: "messages" of chats, else "text".
+std::string settled_key(const std::string& key, CorpusFormat format);
+
+// The documents of one piece; a line, or a file, of more than `longest` bytes is a bad one.
+EncodedPiece encode_piece(const CorpusPiece& piece, const DocumentRules& rules,
+                          const Encode& encode, int64_t longest);
+
+struct EncodeJob {
+  const DocumentRules& rules;
+  const Encode& encode;
+  int64_t longest = int64_t{64} << 20;
+  int workers = 0;  // 0: one for each core
+  Log log = {};     // gets a line where the system starts fewer
+};
+
+// E2005 for a number of workers that no machine has use for.
+void require_workers(int workers);
+
+// Calls f with each piece, in the corpus' order, on this thread. Memory is two pieces a worker.
+void encode_corpus(CorpusReader& reader, const EncodeJob& job,
+                   const std::function<void(const EncodedPiece&)>& f);
+
+}  // namespace troupe

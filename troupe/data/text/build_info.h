@@ -1,0 +1,43 @@
+// PREFIX.json: what `data build` remembers of how it made PREFIX.bin. Files of other tools have
+// none.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "troupe/data/files/data_file.h"
+#include "troupe/data/text/documents.h"
+
+namespace troupe {
+
+struct BuildInfo {
+  std::string tokenizer;  // its fingerprint; empty: not known
+  int64_t vocab = 0;      // 0: not known
+  int64_t documents = 0;
+  int64_t tokens = 0;
+  int64_t skipped = 0;                    // documents that were bad
+  std::optional<ChatTemplate> chat = {};  // of chats, the marks around their messages
+  // The part of a corpus' documents that this set was taken from and PREFIX goes without; 0: it is
+  // no such set; absent: not known.
+  std::optional<double> held_out = {};
+  static void visit(auto& c, auto&& f) {
+    f("tokenizer", c.tokenizer);
+    f("vocab", c.vocab);
+    f("documents", c.documents);
+    f("tokens", c.tokens);
+    f("skipped", c.skipped);
+    f("chat", c.chat);
+    f("held_out", c.held_out);
+  }
+};
+
+std::optional<BuildInfo> read_build_info(const std::string& prefix,
+                                         const RemoteAccess& remote = {});
+
+// Throws E3108 if the data says that another tokenizer than `tokenizer` made it. Where one of the
+// two is not known there is nothing to compare.
+void require_tokenizer(const std::string& prefix, const std::string& tokenizer,
+                       const RemoteAccess& remote = {});
+
+}  // namespace troupe

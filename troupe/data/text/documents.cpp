@@ -1,0 +1,125 @@
+#include "troupe/data/text/documents.h"
+
+#include <algorithm>
+
+#include "troupe/core/check.h"
+#include "troupe/core/file/hash.h"
+#include "troupe/data/text/json_line.h"
+
+namespace troupe {
+namespace {
+
+struct Message {
+  std::optional<std::string> role, content;
+};
+
+std::string string_under(JsonLine& line, const std::string& key) {
+  if (line.kind() != JsonLine::Kind::kString) line.fail("\"" + key + "\" is not a string");
+  return line.string();
+}
+
+Message read_message(JsonLine& line) {
+  Message out;
+  if (line.kind() != JsonLine::Kind::kObject) line.fail("a message is not an object");
+  line.object([&](std::string_view name) {
+    if (name == "role") {
+      out.role = string_under(line, "role");
+    } else if (name == "content") {
+      out.content = string_under(line, "content");
+    } else {
+      line.skip();
+    }
+  });
+  if (!out.role || !out.content) line.fail("a message lacks \"role\" or \"content\"");
+  return out;
+}
+
+// The value under `key` of the object that the line is, read by f; the last of several counts.
+template <class F>
+void read_key(JsonLine& line, const std::string& key, F&& f) {
+  bool found = false;
+  if (line.kind() != JsonLine::Kind::kObject) line.fail("is not a JSON object");
+  line.object([&](std::string_view name) {
+    if (name != key) return line.skip();
+    found = true;
+    f();
+  });
+  line.end();
+  if (!found) line.fail("has no \"" + key + "\"");
+}
+
+std::string read_text(std::string_view text, const std::string& key) {
+  JsonLine line(text);
+  std::string out;
+  read_key(line, key, [&] { out = string_under(line, key); });
+  return out;
+}
+
+std::vector<Message> read_chat(std::string_view text, const std::string& key) {
+  JsonLine line(text);
+  std::vector<Message> out;
+  read_key(line, key, [&] {
+    if (line.kind() != JsonLine::Kind::kArray) line.fail("\"" + key + "\" is not a list");
+    out.clear();
+    line.array([&] { out.push_back(read_message(line)); });
+  });
+  return out;
+}
+
+void add_chat(const std::vector<Message>& messages, const ChatTemplate& form, const Encode& encode,
+              EncodedDocuments& out) {
+  const auto add = [&](const std::string& text, bool learn) {
+    encode(text, out.ids);
+    out.weights.resize(out.ids.size(), learn);
+  };
+  for (const Message& message : messages) {
+    const bool learn = *message.role == form.learn;
+    add(opened(form, *message.role), false);
+    add(*message.content, learn);
+    add(form.close, learn);
+  }
+}
+
+void add_text(std::string_view text, const DocumentRules& rules, const Encode& encode,
+              EncodedDocuments& out) {
+  switch (rules.format) {
+    case CorpusFormat::kAuto: break;
+    case CorpusFormat::kText:
+    case CorpusFormat::kLines: return encode(text, out.ids);
+    case CorpusFormat::kJsonl: return encode(read_text(text, rules.key), out.ids);
+    case CorpusFormat::kChat: return add_chat(read_chat(text, rules.key), rules.chat, encode, out);
+  }
+  TROUPE_CHECK(false, "the format is not settled");
+}
+
+}  // namespace
+
+std::string opened(const ChatTemplate& form, const std::string& role) {
+  constexpr std::string_view kMark = "{role}";
+  std::string text = form.open;
+  const size_t at = text.find(kMark);
+  return at == std::string::npos ? text : text.replace(at, kMark.size(), role);
+}
+
+bool is_held_out(std::string_view text, double part) {
+  return static_cast<double>(hash64(text)) * 0x1p-64 < part;
+}
+
+void add_document(std::string_view text, const DocumentRules& rules, const Encode& encode,
+                  EncodedDocuments& out) {
+  const size_t begin = out.ids.size();
+  try {
+    add_text(text, rules, encode, out);
+  } catch (const JsonFault& fault) {
+    throw "at byte " + std::to_string(fault.offset) + ": " + fault.what;
+  }
+  const bool weighted = rules.format == CorpusFormat::kChat;
+  if (rules.eod && out.ids.size() > begin) {
+    out.ids.push_back(*rules.eod);
+    if (weighted) out.weights.push_back(out.weights.back());
+  }
+  out.ends.push_back(std::ssize(out.ids));
+  if (rules.held_out > 0) out.held_out.push_back(is_held_out(text, rules.held_out));
+}
+
+}  // namespace troupe

@@ -1,0 +1,58 @@
+// What goes into a unit of a model and what comes out of it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "troupe/nn/moe/moe_losses.h"
+#include "troupe/nn/moe/moe_stats.h"
+
+namespace troupe {
+
+class ContextSlice;  // nn/attention/context_slice.h
+class KvCache;       // nn/attention/kv_cache.h
+
+constexpr int64_t kIgnoredLabel = -100;  // a target that does not count
+
+// Tokens and targets of one MTP module (nn/attention/ahead.h).
+struct AheadTokens {
+  at::Tensor ids_BS, labels_BS;
+  at::Tensor weights_BS;  // undefined: all 1
+};
+
+struct Batch {                 // one microbatch on the model's device; S may differ between batches
+  at::Tensor ids_BS;           // int64: tokens
+  at::Tensor labels_BS = {};   // int64: targets (already shifted); undefined: no loss
+  at::Tensor weights_BS = {};  // f32 weight of each target, 0: not counted; undefined: all 1
+  at::Tensor documents_BS = {};  // int32, never falling along a row: tokens see their own document
+                                 // alone; undefined: a row is one document
+  at::Tensor positions_BS = {};  // int64 for rotary and learned; undefined: 0 .. S-1, or from the
+                                 // start of each document
+  at::Tensor valid_BS = {};  // bool, false: padding that no router sees (G3); undefined: all true
+  std::vector<at::Tensor> replay_TK = {};  // choices to take, for each layer, in place of the
+                                           // routers' own (R15); empty: none
+  // One for each MTP module; empty: made of the rows, which are whole then.
+  std::vector<AheadTokens> ahead = {};
+  // Where rows are cut over ranks: which of their tokens these are (nn/attention/context_slice.h).
+  std::shared_ptr<const ContextSlice> slice = nullptr;
+  KvCache* cache = nullptr;  // generation: keys and values of earlier calls
+};
+
+// The number of tokens of a microbatch on all ranks that share it.
+int64_t whole_tokens(const Batch& batch);
+
+struct UnitResult {
+  at::Tensor h;           // [n t, D], own tokens, to the next unit: n = states_after(); undefined
+                          // after the head
+  at::Tensor loss_sum;    // head alone: sum over own targets of weight * nll, with graph
+  at::Tensor weight_sum;  // head alone: sum of the weights, no graph
+  at::Tensor mtp_sum;     // MTP: to be added to loss_sum, its factor included; undefined: none
+  std::vector<MoeLoss> losses;  // auxiliary, with graph; the caller scales (A7) and adds them
+  std::vector<MoeStats> stats;  // of the unit's MoE layers
+  std::vector<LayerChoices> choices;
+};
+
+}  // namespace troupe

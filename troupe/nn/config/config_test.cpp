@@ -1,0 +1,97 @@
+#include "troupe/nn/config/config.h"
+
+#include <gtest/gtest.h>
+
+#include "troupe/core/check.h"
+#include "troupe/core/config/config.h"
+
+namespace troupe {
+namespace {
+
+ModelConfig read(const std::string& yaml) {
+  ModelConfig config;
+  read_config(parse_yaml(yaml, "x.yaml"), config);
+  return config;
+}
+
+std::string fault(const std::string& yaml) {
+  try {
+    validate(read(yaml));
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+constexpr const char* kMoe = "moe: {experts: 8, hidden: 32}";
+
+TEST(ModelConfig, LayersFollowTheirPatternsAndTheFirstDenseOnes) {
+  const ModelConfig c =
+      read(std::string("{layers: 6, ffn: 64, first_dense: 1, window: 16, ") +
+           "window_layers: '[1,0]*3', moe: {experts: 8, hidden: 32, layers: '2'}}");
+  std::string moe, window;
+  for (int64_t i = 0; i < 6; ++i) {
+    moe += layer_config(c, i).moe ? '1' : '0';
+    window += layer_config(c, i).window == 16 ? '1' : '0';
+  }
+  EXPECT_EQ(moe, "001010");
+  EXPECT_EQ(window, "101010");
+  EXPECT_EQ(num_moe_layers(c), 2);
+  EXPECT_TRUE(layer_config(c, 6).moe.has_value() == layer_config(c, 5).moe.has_value());
+}
+
+TEST(ModelConfig, ANullMixtureIsADenseModel) {
+  const ModelConfig c = read("{preset: olmoe-1b-7b, moe: null, ffn: 8192}");
+  EXPECT_EQ(num_moe_layers(c), 0);
+  EXPECT_EQ(c.width, 2048);
+  validate(c);
+  EXPECT_EQ(num_moe_layers(read("{preset: olmoe-1b-7b, moe: {}}")), 16);
+  EXPECT_NE(fault("{preset: olmoe-1b-7b, moe: null}").find("layer 0 is dense"), std::string::npos);
+}
+
+TEST(ModelConfig, AnOverrideChangesItsLayersAlone) {
+  const ModelConfig c = read(std::string("{layers: 4, width: 64, heads: 4, ffn: 64, ") + kMoe +
+                             ", overrides: [{layers: [0, 2], experts: 0, ffn: 128}, {layers: [3], "
+                             "experts: 4, top_k: 1, heads: 2, attention: false}]}");
+  EXPECT_FALSE(layer_config(c, 0).moe);
+  EXPECT_EQ(layer_config(c, 2).ffn, 128);
+  EXPECT_EQ(layer_config(c, 1).moe->experts, 8);
+  EXPECT_EQ(layer_config(c, 3).moe->experts, 4);
+  EXPECT_EQ(layer_config(c, 3).moe->top_k, 1);
+  EXPECT_EQ(layer_config(c, 3).kv_heads, 2);
+  EXPECT_FALSE(layer_config(c, 3).attention);
+}
+
+TEST(ModelConfig, OneInitStdReachesExpertsAndRouters) {
+  const ModelConfig c =
+      read(std::string("{layers: 2, init_std: 0.01, scaled_init: false, ") + kMoe + "}");
+  const MoeConfig moe = *layer_config(c, 0).moe;
+  EXPECT_EQ(moe.ffn.init.std, 0.01);
+  EXPECT_EQ(moe.ffn.init.down_std, 0.01);
+  EXPECT_EQ(gate_of(moe.router)->std, 0.01);
+}
+
+TEST(ModelConfig, FaultsAreNamedByTheirKeys) {
+  EXPECT_EQ(fault("{width: 64, heads: 4, ffn: 64}"), "");
+  EXPECT_NE(fault("{width: 64, heads: 4}").find("model.ffn"), std::string::npos);
+  EXPECT_NE(fault("{width: 64, heads: 5, ffn: 8}").find("model.head_dim"), std::string::npos);
+  EXPECT_NE(fault("{width: 64, heads: 4, kv_heads: 3, ffn: 8}").find("kv_heads is 3"),
+            std::string::npos);
+  EXPECT_NE(fault("{width: 12, heads: 4, ffn: 8}").find("must be even"), std::string::npos);
+  EXPECT_NE(fault("{ffn: 8, overrides: [{layers: [12]}]}").find("layer 12 of 12"),
+            std::string::npos);
+  EXPECT_NE(fault("{ffn: 8, rope: {factor: 2}}").find("rope.factor"), std::string::npos);
+  EXPECT_NE(fault("{ffn: 8, mla: {rope_dim: 3}}").find("mla.rope_dim"), std::string::npos);
+  EXPECT_NE(fault("{ffn: 8, window_layers: '[1]'}").find("too few"), std::string::npos);
+  const std::string two = fault("{dropout: 1, z_loss: -1, ffn: 8}");
+  EXPECT_NE(two.find("model.dropout"), std::string::npos);
+  EXPECT_NE(two.find("model.z_loss"), std::string::npos);
+}
+
+TEST(ModelConfig, AVocabularyIsPaddedToAMultiple) {
+  EXPECT_EQ(padded_vocab(read("{vocab: 50257, vocab_pad: 128}")), 50304);
+  EXPECT_EQ(padded_vocab(read("{vocab: 50304, vocab_pad: 128}")), 50304);
+}
+
+}  // namespace
+}  // namespace troupe

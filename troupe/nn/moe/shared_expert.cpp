@@ -1,0 +1,55 @@
+#include "troupe/nn/moe/shared_expert.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/sigmoid.h>
+
+#include "troupe/core/check.h"
+#include "troupe/ops/support/view.h"
+
+namespace troupe {
+
+SharedExpert::SharedExpert(const SharedConfig& config, const ExpertsConfig& routed, int64_t width,
+                           int64_t layers, const TensorParts& parts)
+    : form_(config.form), ffn_(routed.form) {
+  const int64_t F = config.width_for(routed.hidden), G = ffn_.gates();
+  TROUPE_CHECK(F >= 1, "a shared expert of width", F);
+  w1 = Param::of({G, F, width}, routed.init.up()).showing({G * F, width});
+  w2 = Param::of({width, F}, routed.init.down(layers));
+  if (parts.split_shared) {
+    sharding_ = parts.sharding;
+    parts.cut(w1, 1);
+    parts.cut(w2, 1);
+  }
+  if (form_ == SharedForm::kGate) gate = Param::of({1, width}, {.kind = Init::kZero});
+}
+
+void SharedExpert::compute_in_fp8(const Fp8Options& fp8) {
+  require_fp8_sides(w1, w2, "a shared expert");
+  fp8_.use(fp8, /*products=*/2);
+}
+
+void SharedExpert::keep_rounded_weights(bool keep) {
+  fp8_.keep_weights(keep);
+}
+
+at::Tensor SharedExpert::forward(const at::Tensor& x_tD, int64_t all) const {
+  const GatheredTokens x = sharding_.all_gather(x_tD, all);
+  FfnOptions options = ffn_.options();
+  options.weights_order = x.beside;
+  const ExpertWeights w{w1.value.unsqueeze(0), std::nullopt, w2.value.unsqueeze(0), std::nullopt};
+  at::Tensor y = sharding_.reduce_scatter(dense_ffn(x.x_T, w, options, fp8_.options()));
+  if (!gate) return y;
+  const auto wide = wide_type(x_tD);
+  const at::Tensor open_T1 = at::sigmoid(at::matmul(x_tD.to(wide), gate->value.to(wide).t()));
+  return (y * open_T1).to(y.scalar_type());
+}
+
+at::Tensor SharedExpert::add(const at::Tensor& routed_TD, const at::Tensor& shared_TD,
+                             int64_t top_k) const {
+  if (form_ != SharedForm::kWeighted) return routed_TD + shared_TD;
+  const auto k = static_cast<double>(top_k);
+  return shared_TD / (k + 1) + routed_TD * (k / (k + 1));
+}
+
+}  // namespace troupe

@@ -1,0 +1,143 @@
+#include "troupe/train/loop/resume_run.h"
+
+#include <utility>
+
+#include "troupe/checkpoint/files/names.h"
+#include "troupe/checkpoint/folder/run_folder.h"
+#include "troupe/checkpoint/state/group_of_state.h"
+#include "troupe/core/check.h"
+#include "troupe/core/config/config.h"
+#include "troupe/train/loop/resume_checks.h"
+#include "troupe/train/run/trained_model.h"
+
+namespace troupe {
+namespace {
+
+Fingerprint model_keys(const ModelConfig& model) {
+  Fingerprint out;
+  for (auto& [path, value] : flatten(model)) out.emplace_back("model." + path, std::move(value));
+  return out;
+}
+
+Fingerprint renamed_keys(const ModelConfig& model) {
+  Fingerprint out;
+  for (const auto& [old, path] : old_names(model))
+    out.emplace_back("model." + old, "model." + path);
+  return out;
+}
+
+// What must not change on resume: the model, the order of its data, its seed.
+void add_config(Fingerprint& out, const Recipe& recipe) {
+  for (auto& entry : model_keys(recipe.model)) out.push_back(std::move(entry));
+  out.emplace_back("data.sequence", std::to_string(recipe.data.sequence));
+  out.emplace_back("train.seed", std::to_string(recipe.train.seed));
+  out.emplace_back("train.batch", std::to_string(plan_of(recipe).batch));
+}
+
+bool holds_step(const std::string& run) {
+  try {
+    return find_resume(run, {}).has_value();
+  } catch (const Error&) {  // none is complete
+    return false;
+  }
+}
+
+// What this attempt takes where one before it has taken what checkpoint.resume says, and so set all
+// other steps aside: those that there are now are this run's.
+Resume after_restart(const CheckpointConfig& config, const Log& log) {
+  const Resume again = {.kind = config.resume.kind == Resume::kNever && !holds_step(config.dir)
+                                    ? Resume::kNever
+                                    : Resume::kAuto};
+  log.info("checkpoint.resume: " + to_text(config.resume) +
+           " was done by an earlier attempt; this one takes " +
+           (again.kind == Resume::kAuto ? "the newest step" : "none, as there is none yet"));
+  return again;
+}
+
+// The wish of the recipe, as far as it is still to be done: rank 0 knows.
+Resume what_to_resume(const RunContext& run, const CheckpointGroup& group) {
+  Resume out = run.recipe.checkpoint.resume;
+  if (!for_one_start(out)) return out;
+  if (group.rank == 0 && run.tools.restarted) {
+    out = after_restart(run.recipe.checkpoint, run.log());
+  }
+  from_text(group.all_gather(to_text(out))[0], out);
+  return out;
+}
+
+// A run that resumes with another length had another learning rate schedule so far: refused unless
+// waived.
+void require_schedule(const RunContext& run, const std::string& folder) {
+  if (run.plan.run.steps <= run.state.done.steps) return;  // it is finished
+  const std::string what =
+      other_schedule(run.recipe.train, run.state.done, run.state.run, run.plan.run);
+  if (what.empty()) return;
+  const std::string name = "train.length";
+  const std::vector<std::string>& waived = run.recipe.checkpoint.waive_changed;
+  if (!run.tools.force && !matches_any(waived, name)) {
+    fail(Code::kOtherRun, folder,
+         what + ". To continue anyway from sample " + std::to_string(run.state.done.samples) +
+             ", set checkpoint.waive_changed=[" + name + "]");
+  }
+  run.log().warning(what + "; continuing from sample " + std::to_string(run.state.done.samples));
+}
+
+}  // namespace
+
+ResumedRun resume_run(const RunContext& run, Fingerprint data, Learner& learner,
+                      SaveControl& saves) {
+  const ParallelState& parallel = run.parallel();
+  ResumedRun out{.fingerprint = std::move(data)};
+  add_config(out.fingerprint, run.recipe);
+  for (const auto& [what, value] : out.fingerprint) parallel.require_equal(what, value);
+  const CheckpointGroup group = checkpoint_group(parallel);
+  CheckpointConfig config = run.recipe.checkpoint;
+  config.resume = what_to_resume(run, group);
+  if (run.tools.force) config.waive_changed = {"*"};
+  CheckpointState to_load;
+  learner.checkpoint().add_to(to_load, {.to_load = true});
+  if (run.writes_logs()) warn_of_other_users(config.dir, run.log());
+  const auto loaded =
+      resume(config, to_load, out.fingerprint, group, run.tools.faults,
+             {.defaults = model_keys(ModelConfig{}), .renamed = renamed_keys(run.recipe.model)});
+  out.id = loaded ? loaded->point.manifest.run : group.all_gather(new_run_id())[0];
+  if (loaded) {
+    run.state = read_state(loaded->point.manifest, loaded->point.folder);
+    require_schedule(run, loaded->point.folder);
+    learner.checkpoint().loaded(false);
+    if (!learner.restore(run.state.rebalance)) {
+      run.log().info(
+          "experts start in the default placement, not in the one that the checkpoint's run had "
+          "chosen");
+    }
+    out.step = run.state.done.steps;
+    saves.resumed(out.step, loaded->point.folder);
+    out.read_bytes =
+        static_cast<int64_t>(parallel.all_reduce({static_cast<double>(loaded->bytes_read)})[0]);
+    for (const std::string& passed : loaded->point.passed_over) {
+      run.log().warning("passed over " + passed);
+    }
+    if (!loaded->point.latest_note.empty()) run.log().warning(loaded->point.latest_note);
+    for (const std::string& note : loaded->notes) run.log().info(note);
+    if (run.writes_logs()) warn_of_other_training(config.dir, run.recipe.train, run.log());
+  } else if (!config.init_from.empty()) {
+    // Rank 0 looks: a run that is being trained may get a newer step at any time.
+    const std::string folder = run_on_all(group, [&] {
+      return group.rank == 0 ? init_point(config.init_from).folder : std::string();
+    })[0];
+    const Loaded from = load_weights(learner, folder,
+                                     {.waive_missing = config.waive_missing,
+                                      .waive_unused = config.waive_unused,
+                                      .cast = config.cast,
+                                      .strict = config.strict},
+                                     run.tools.faults, group);
+    for (const std::string& note : from.notes) run.log().info(note);
+    run.log().info("weights from " + folder + "; step 0");
+  }
+  if (!loaded && run.writes_logs()) refuse_lost_steps(config, run.tools.force, run.log());
+  run.state.run = run.plan.run;
+  run.pulse().done(run.state.done.steps);
+  return out;
+}
+
+}  // namespace troupe

@@ -1,0 +1,123 @@
+// How a run begins: opens its data, builds the model, resumes (resume_run.h), says what it will do.
+#include <ATen/Parallel.h>
+#include <c10/util/Logging.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "troupe/core/check.h"
+#include "troupe/core/config/json.h"
+#include "troupe/core/text/readable.h"
+#include "troupe/train/forecast/device.h"
+#include "troupe/train/forecast/forecast.h"
+#include "troupe/train/loop/startup_log.h"
+#include "troupe/train/loop/trainer.h"
+#include "troupe/train/observe/stacks.h"
+#include "troupe/train/observe/thread_limit.h"
+#include "troupe/train/run/data_warnings.h"
+#include "troupe/train/run/kept_tokenizer.h"
+
+namespace troupe {
+namespace {
+
+// The recipe with its microbatch, and why it is that.
+std::pair<Recipe, std::string> settled_for(Recipe recipe, const ParallelSetup& setup) {
+  if (!setup.state.alone()) {
+    recipe.train.micro_batch = setup.layout.micro_batch;
+    return {std::move(recipe), setup.layout.micro_why};
+  }
+  const RanksAtHand one{.memory = available_memory(recipe), .on_gpu = runs_on_gpu(recipe)};
+  const MicroBatchChoice micro = choose_micro_batch(recipe, one);
+  recipe.train.micro_batch = micro.sequences;
+  return {std::move(recipe), micro.why};
+}
+
+// Fails before anything is allocated if the run cannot fit, instead of being killed for memory.
+void require_memory(const Recipe& recipe, const RunTools& tools) {
+  const ParallelState& parallel = tools.setup->state;
+  const double available = available_memory(recipe, parallel.world().place().local_size);
+  if (available <= 0) return;  // the device is not here: device_of says so
+  Recipe laid = recipe;
+  laid.parallel = tools.setup->parallel();
+  const MemoryVerdict verdict = judge_memory(laid, runs_on_gpu(laid), available, parallel.size());
+  if (!verdict.fits && !tools.force) {
+    throw Error("model, train: " + verdict.line, Code::kTooLarge);  // the line has the code
+  }
+  if (verdict.warns) tools.log.warning(verdict.line);
+}
+
+}  // namespace
+
+Trainer::Trainer(const Recipe& recipe, const RunTools& tools)
+    : Trainer(settled_for(recipe, *tools.setup), tools) {}
+
+Trainer::Trainer(const std::pair<Recipe, std::string>& settled, const RunTools& tools)
+    : recipe_(settled.first),
+      micro_why_(settled.second),
+      tools_(tools),
+      plan_(plan_of(recipe_)),
+      context_{.recipe = recipe_, .tools = tools_, .plan = plan_, .state = state_},
+      parallel_(tools_.setup->state),
+      pulse_(context_.pulse()),
+      stop_(context_) {
+  FLAGS_caffe2_use_fatal_for_enforce = false;  // running out of memory throws, not aborts
+  const int64_t threads = recipe_.run.threads;
+  const int computing = static_cast<int>(
+      threads > 0 ? threads : std::min<int64_t>(at::get_num_threads(), host_cores()));
+  require_threads(computing);
+  at::set_num_threads(computing);
+  pulse_.begin(Phase::kData);
+  DataWarnings warnings(parallel_, tools_.log);
+  auto [tokenizer, data] =
+      open_data(recipe_, {warnings.log(), tools_.log}, tools_.signals.question());
+  warnings.gather();
+  tokenizer_ = std::move(tokenizer);
+  data_ = std::move(data);
+  pulse_.begin(Phase::kModel);
+  require_memory(recipe_, tools_);
+  learner_ = std::make_unique<Learner>(
+      recipe_, device_of_rank(recipe_, parallel_.world().place().local_rank), tools_.faults,
+      tools_.setup);
+  if (learner_->precision() == Precision::kFp16) {
+    state_.loss_scale = start_of(recipe_.train.loss_scale);
+  }
+  logger_ = std::make_unique<RunLogger>(context_, *learner_);
+  saves_ = std::make_unique<SaveControl>(context_, *learner_, *logger_);
+  tools_.signals.on_status([log = tools_.log] { log.info("stacks:\n" + stacks_of_all_threads()); });
+  pulse_.begin(Phase::kLoad);
+  tools_.faults.at("load.read");
+  resumed_ = resume_run(context_, data_.train->fingerprint(), *learner_, *saves_);
+  saves_->list_tensors();
+}
+
+Trainer::~Trainer() {
+  tools_.signals.on_status({});
+}
+
+// Locks the run folder and opens its files.
+void Trainer::open_run() {
+  saves_->open(resumed_.id, resumed_.fingerprint);
+  if (tools_.begun) tools_.begun();
+  if (context_.writes_logs() && tokenizer_ != nullptr) {
+    keep_tokenizer(tools_.fs, recipe_.checkpoint.dir, recipe_.data.tokenizer, *tokenizer_,
+                   tools_.log);
+  }
+  saves_->require_space();
+  logger_->open(resumed_.step);
+  profile_ =
+      std::make_unique<Profile>(context_.writes_logs() ? recipe_.profile : ProfileConfig{},
+                                recipe_.checkpoint.dir, tools_.log, !learner_->device().is_cpu());
+  log_start({.context = context_,
+             .learner = *learner_,
+             .data = *data_.train,
+             .micro_why = micro_why_,
+             .checkpoint_bytes = saves_->checkpoint_bytes(),
+             .resumed_step = resumed_.step,
+             .newest = saves_->newest()});
+  saves_->foresee();
+  logger_->start(resumed_.step, resumed_.read_bytes);
+  cadences_.emplace(context_, resumed_.step);
+  evaluation_.emplace(context_, *learner_, data_, tokenizer_.get(), *logger_, stop_);
+}
+
+}  // namespace troupe

@@ -1,0 +1,89 @@
+#include "troupe/train/run/open_data.h"
+
+#include "troupe/core/check.h"
+#include "troupe/core/file/hash.h"
+#include "troupe/data/files/data_file.h"
+#include "troupe/data/tokenizer/tokenizers.h"
+#include "troupe/data/tokens/sources.h"
+
+namespace troupe {
+
+namespace {
+
+OpenedData open_all(const Recipe& recipe, const RunPlan& plan, const DataLogs& logs,
+                    const StopQuestion& stop) {
+  OpenedData out;
+  DataNeeds needs{.vocab = recipe.model.vocab,
+                  .seed = recipe.train.seed,
+                  .batch = plan.batch,
+                  .samples = plan.run.samples,
+                  .log = logs.files,
+                  .tries = logs.tries,
+                  .stop = stop};
+  if (!recipe.data.tokenizer.empty()) {
+    out.tokenizer = open_tokenizer(recipe.data.tokenizer);
+    require_fits(*out.tokenizer, recipe.model.vocab, recipe.data.tokenizer);
+    needs.tokenizer = hex(out.tokenizer->fingerprint());
+    if (recipe.data.tokenizer != "bytes") needs.encoder = out.tokenizer.get();
+    if (out.tokenizer->special().eos >= 0) needs.eod = out.tokenizer->special().eos;
+  }
+  out.data = build(recipe.data, needs);
+  return out;
+}
+
+// The files that cannot be opened besides, where one cannot: one error for all of them. What is
+// behind an address is not asked for, which may take its time.
+Error with_other_files(const Recipe& recipe, const Error& first) {
+  std::string all = first.what();
+  const auto gather = [&](const auto& open_it) {
+    try {
+      open_it();
+    } catch (const Error& error) {
+      if (all.find(error.what()) == std::string::npos) all += std::string("\n") + error.what();
+    }
+  };
+  std::unique_ptr<Tokenizer> tokenizer;
+  if (!recipe.data.tokenizer.empty()) {
+    gather([&] { tokenizer = open_tokenizer(recipe.data.tokenizer); });
+  }
+  const bool is_bytes = recipe.data.tokenizer == "bytes";
+  const SourceNeeds needs{.vocab = recipe.model.vocab,
+                          .encoder = is_bytes ? nullptr : tokenizer.get()};
+  const auto gather_all = [&](const std::vector<SourceConfig>& sources) {
+    for (const SourceConfig& source : sources) {
+      if (!is_url(name_of(source))) gather([&] { open(source, needs); });
+    }
+  };
+  gather_all(recipe.data.train);
+  for (const StageConfig& stage : recipe.data.stages) gather_all(stage.train);
+  gather_all(recipe.data.valid);
+  return Error(all, first.code());
+}
+
+}  // namespace
+
+OpenedData open_data(const Recipe& recipe, const DataLogs& logs, const StopQuestion& stop) {
+  const RunPlan plan = plan_of(recipe);
+  OpenedData out;
+  try {
+    out = open_all(recipe, plan, logs, stop);
+  } catch (const Error& error) {
+    if (error.exit_class() != ExitClass::kData) throw;
+    throw with_other_files(recipe, error);
+  }
+  if (out.data.train == nullptr) {
+    fail(Code::kBadValue, "data.train", "names no data to train on");
+  }
+  out.data.train->require(plan.run.samples);
+  return out;
+}
+
+OpenedData open_valid(Recipe recipe, const Log& log) {
+  if (recipe.data.split.empty()) {  // else the validation set is a part of the training files
+    recipe.data.train.clear();
+    recipe.data.stages.clear();
+  }
+  return open_all(recipe, plan_of(recipe), {log, log}, {});
+}
+
+}  // namespace troupe

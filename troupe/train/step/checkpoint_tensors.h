@@ -1,0 +1,45 @@
+// What a checkpoint holds of a training state: weights (f32 masters, if there are), optimizer state,
+// routers' state. Each rank names what it owns.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "troupe/checkpoint/state/checkpoint.h"
+#include "troupe/train/optim/optimizer.h"
+#include "troupe/train/params/param_store.h"
+
+namespace troupe {
+
+class CheckpointTensors {
+ public:
+  CheckpointTensors(ParamStore& store, const Optimizer& optimizer)
+      : store_(store), optimizer_(optimizer) {}
+
+  // `to_load`: of ranks that own the same, only the first names it, and loaded() broadcasts it to
+  // the others.
+  struct Saved {
+    bool weights_alone = false;
+    bool to_load = false;
+  };
+  void add_to(CheckpointState& state, Saved what);
+  void loaded(bool weights_alone);  // after a checkpoint filled what add_to named
+
+ private:
+  StateTensor state_tensor(int64_t slot, size_t i, const std::string& name);
+
+  ParamStore& store_;
+  const Optimizer& optimizer_;
+  // Loaded 8-bit optimizer state, as f32 on the host by slot and state, until loaded() quantizes
+  // it: pieces of a file need not end at a block.
+  std::map<std::pair<int64_t, size_t>, at::Tensor> brought_;
+  std::mutex brought_mutex_;
+};
+
+}  // namespace troupe

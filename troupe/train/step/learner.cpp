@@ -1,0 +1,294 @@
+#include "troupe/train/step/learner.h"
+
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "troupe/nn/attention/context_slice.h"
+#include "troupe/ops/grad_norm.h"
+#include "troupe/ops/moe_ffn/fp8_history.h"
+#include "troupe/ops/support/cuda_plugin.h"
+#include "troupe/ops/support/shared_gpu.h"
+#include "troupe/ops/support/trial_kernels.h"
+#include "troupe/train/forecast/step_work.h"
+#include "troupe/train/layout/expert_dispatch.h"
+#include "troupe/train/step/nonfinite_search.h"
+
+namespace troupe {
+namespace {
+
+using Part = Executor::Handlers::Part;
+
+// Runs a backward and a forward in turns (parallel.overlap); empty: there are none.
+std::function<void(const Part& back, const Part& ahead)> both_of(
+    const std::shared_ptr<Turns>& turns) {
+  if (!turns) return {};
+  return [turns](const Part& back, const Part& ahead) { turns->both(back, ahead); };
+}
+
+// Two runs are equal bit for bit (rule G4). On a GPU that asks it of PyTorch's own operators too:
+// of cuBLAS, and of flash attention's backward. Its habit of filling fresh memory meanwhile is no
+// part of that, and would cost a pass over each tensor. Attention is ours
+// (ops/attention/attention_cudnn). What it does not take is PyTorch's: flash attention's repeatable
+// backward, which PyTorch takes where an operator without one is an error and not where that is a
+// warning, and never cuDNN's, which through PyTorch has none. With run.deterministic=false it may
+// warn: all attention is PyTorch's fastest then.
+void make_deterministic(bool attention) {
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/!attention);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
+  if (attention) at::globalContext().setSDPUseCuDNN(false);
+}
+
+// Whether a parameter's values are in memory all the time, whole.
+bool stays_whole(const ParamStore& store, const Param& p) {
+  const int64_t slot = store.slot_of(&p);
+  if (slot < 0) return true;
+  const int64_t bucket = store.slots()[static_cast<size_t>(slot)].bucket;
+  return !store.buckets()[static_cast<size_t>(bucket)].dropped_between_uses;
+}
+
+// Null: experts stay.
+std::unique_ptr<Rebalancer> build_rebalancer(const Recipe& recipe, const ParallelSetup& setup,
+                                             Model& model, ParamStore& store) {
+  const RebalanceConfig& rebalance = setup.parallel().rebalance;
+  if (rebalance.every <= 0 || setup.experts == nullptr) return nullptr;
+  std::vector<Rebalancer::Place> places;
+  for (const MoeUnit& moe : moe_units(recipe.model)) {
+    places.push_back({moe.unit, placement_of(setup.parallel(), setup.experts->size(), moe.config)});
+  }
+  return std::make_unique<Rebalancer>(rebalance, model, places, store, setup.experts,
+                                      setup.state.sum_over_all());
+}
+
+}  // namespace
+
+Precision precision_on(const c10::Device& device, Precision asked) {
+  if (asked != Precision::kAuto) return asked;
+  return device.is_cpu() ? Precision::kFp32 : Precision::kBf16;
+}
+
+at::ScalarType type_of(Precision precision) {
+  switch (precision) {
+    case Precision::kFp64: return at::kDouble;
+    case Precision::kBf16: return at::kBFloat16;
+    case Precision::kFp16: return at::kHalf;
+    default: return at::kFloat;
+  }
+}
+
+Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& faults,
+                 std::shared_ptr<const ParallelSetup> setup)
+    : recipe_(recipe),
+      plan_(plan_of(recipe)),
+      device_(device),
+      precision_(precision_on(device, recipe.train.precision)),
+      faults_(faults),
+      model_(build_model(recipe.model, build_options(*setup, faults))),
+      setup_(std::move(setup)) {
+  if (recipe_.train.fp8) use_fp8(*recipe_.train.fp8, *model_);
+  if (!device_.is_cpu()) {
+    // What names no device, such as an allocation, is of this rank's too.
+    c10::impl::VirtualGuardImpl(device_.type()).setDevice(device_);
+    make_deterministic(recipe.run.deterministic);
+    set_shares_gpu(!setup_->state.alone());
+    set_trial_kernels(recipe.run.trial_kernels);
+  }
+  work_ = step_work(recipe_, setup_->parallel());
+  const std::map<std::string, int> first = first_readers(*model_);
+  const OptimizerBase& base = base_of(recipe_.train.optimizer);
+  std::vector<NamedParam> params;
+  model_->for_each_param(-1, [&](const std::string& name, Param& p) {
+    p.frozen |= is_frozen(base, name);
+    params.push_back({name, &p, first.at(name)});
+  });
+  store_ = std::make_unique<ParamStore>(
+      std::move(params), at::TensorOptions(type_of(precision_)).device(device_),
+      [&](const NamedParam& named) { return bucket_key(base, named); }, setup_->sharing);
+  store_->initialize_all(recipe_.train.seed);
+  histories_ = fp8_histories(*model_);
+  optimizer_ = std::visit([](const auto& c) { return c.build(); }, recipe_.train.optimizer);
+  make_state(*optimizer_, base.moments, *store_);
+  tensors_ = std::make_unique<CheckpointTensors>(*store_, *optimizer_);
+  executor_ = std::make_unique<Executor>(*model_, *store_, faults_, owners(work_),
+                                         setup_->state.world().pulse(), setup_->channels);
+  if (recipe_.train.offload_layers > 0) {
+    executor_->offload(offloaded_units(recipe_), std::make_unique<ActivationOffload>(device_));
+  }
+  update_ = std::make_unique<StepUpdate>(StepUpdate::Run{.recipe = recipe_,
+                                                         .plan = plan_,
+                                                         .precision = precision_,
+                                                         .setup = *setup_,
+                                                         .faults = faults_,
+                                                         .model = *model_,
+                                                         .store = *store_,
+                                                         .optimizer = *optimizer_});
+  if (recipe_.train.cuda_graph && why_no_graph(setup_->state.alone(), device_, faults_).empty()) {
+    StepUpdate* const captured = update_in_graph(recipe_.train.optimizer) ? update_.get() : nullptr;
+    graph_ = std::make_unique<StepGraph>(*model_, *store_, *executor_, captured,
+                                         setup_->state.world().pulse(), device_);
+  }
+  rebalancer_ = build_rebalancer(recipe_, *setup_, *model_, *store_);
+}
+
+StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
+  // Else ranks would issue lists of other lengths, and sum what does not belong together (A3).
+  const auto own = std::ssize(feed.microbatches);
+  const int64_t all = feed.all_microbatches, data = setup_->state.data_ranks();
+  TROUPE_CHECK(own == (all + data - 1) / data, "this rank has", own, "microbatches of", all, "over",
+               data, "data ranks");
+  for (const Batch& batch : feed.microbatches) {
+    const int64_t cut = batch.slice ? batch.slice->ranks() : 1;
+    TROUPE_CHECK(cut == setup_->parallel().context, "rows are cut over", cut,
+                 "ranks, and the run's", "context is", setup_->parallel().context);
+  }
+  StepInput out{.microbatches = feed.microbatches,
+                .factors = loss_factors(recipe_.train.loss_mean, feed.weights, feed.weight_sum,
+                                        feed.all_microbatches),
+                .loss_scale = precision_ == Precision::kFp16 ? state.loss_scale.scale : 1,
+                .all_microbatches = feed.all_microbatches,
+                .first_token = feed.first_token,
+                .counts_terms = setup_->state.first_of_microbatch(),
+                .keep_choices = feed.keep_choices};
+  out.context.training = true;
+  out.context.seed = recipe_.train.seed;
+  out.context.step = state.done.steps;
+  out.context.all_sum = setup_->state.sum_over_stage();
+  // Microbatches of a step have as many rows on each rank, or none; cut ones are not of one length.
+  const ParallelConfig& parallel = setup_->parallel();
+  if (parallel.context == 1 && parallel.tensor == 1) {
+    out.context.most_tokens = plan_.micro_batch * recipe_.data.sequence;
+  }
+  return out;
+}
+
+const std::vector<Action>& Learner::list_of(int microbatches, bool training) {
+  Schedule& schedule = schedules_[{training, microbatches}];
+  if (schedule.empty()) {
+    StepWork work = work_;
+    work.microbatches = microbatches;
+    work.training = training;
+    work.replicas = static_cast<int>(setup_->state.size()) / setup_->state.stage_ranks();
+    schedule = step_schedule(setup_->parallel(), work);
+  }
+  return schedule[static_cast<size_t>(setup_->state.stage_rank())];
+}
+
+StepReport Learner::step(const Feed& feed, TrainState& state, const Votes& votes) {
+  StepReport report;
+  report.tokens = feed.tokens;
+  report.weight_sum = feed.weight_sum;
+  const auto& list = list_of(static_cast<int>(feed.microbatches.size()));
+  StepInput input = input_of(feed, state);
+  std::vector<double> own;
+  bool asked = false;
+  const auto run = [&] {
+    KeepsFp8Weights rounded(recipe_.train.fp8, *model_, feed.microbatches.size(),
+                            [&](const Param& p) { return stays_whole(*store_, p); });
+    const auto gradients_are_whole = [&] {
+      rounded.forget();
+      // Not asked again where a step is repeated.
+      if (votes && !std::exchange(asked, true)) own = votes();
+    };
+    const Executor::Handlers handlers{.update =
+                                          [&](const StepOutput& output) {
+                                            gradients_are_whole();
+                                            update_->run(output, own, state, report);
+                                          },
+                                      .gradient = {},
+                                      .both = both_of(setup_->turns)};
+    if (!graph_) return executor_->run(list, input, handlers);
+    return graph_->run(list, input, handlers,
+                       {.numbers = [&] { return update_->numbers(state); },
+                        .learn =
+                            [&](const at::Tensor& seen) {
+                              gradients_are_whole();
+                              update_->learn(seen, own, state, report);
+                            }});
+  };
+  report.output = run();
+  if (report.lost_rows > 0) {
+    const SumOver sum = setup_->state.sum_over_stage();
+    model_->for_each_moe([&](int64_t, MoeLayer& moe) { moe.forget_step(sum); });
+    for (Fp8History* history : histories_) history->forget();
+    ++state.reruns;
+    input.context.budgeted = false;
+    report.output = run();
+  }
+  report.seconds = graph_ ? graph_->seconds() : executor_->seconds();
+  if (graph_) report.graph = graph_->note();
+  if (recipe_.train.offload_layers > 0 && !std::exchange(offload_told_, true)) {
+    report.offloaded = executor_->offloaded_bytes();
+  }
+  if (!report.finite && precision_ != Precision::kFp16) report.first_bad = first_bad(feed, state);
+  model_->end_of_step(setup_->state.sum_over_stage(), report.skipped);
+  report.fp8_saturated = end_fp8_step();
+  ++state.done.steps;
+  state.done.samples += feed.samples;
+  state.done.tokens += feed.tokens;
+  state.loss_tokens += feed.loss_tokens;
+  if (rebalancer_) report.moved = rebalancer_->after_step(state.done.steps, report.output);
+  return report;
+}
+
+// The ranks of a stage have the same maxima then, and one of them counts.
+at::Tensor Learner::end_fp8_step() {
+  if (!recipe_.train.fp8 || recipe_.train.fp8->recipe != Fp8Recipe::kDelayed) return {};
+  const ParallelState& state = setup_->state;
+  at::Tensor saturated = at::zeros({}, at::TensorOptions(at::kLong).device(device_));
+  if (histories_.empty()) return saturated;
+  const at::Tensor of_stage = Fp8History::end_of_step(histories_, state.max_over_stage());
+  return state.first_of_stage() ? of_stage : saturated;
+}
+
+std::string Learner::first_bad(const Feed& feed, const TrainState& state) {
+  const int n = static_cast<int>(feed.microbatches.size());
+  const NonfiniteSearch search(*model_, *store_, *executor_, setup_->state, list_of(n),
+                               list_of(n, /*training=*/false));
+  return search.first(feed, input_of(feed, state));
+}
+
+void Learner::through_units(const std::vector<int64_t>& tokens, const Executor::UnitFunction& f,
+                            PassKind kind) {
+  executor_->pass(list_of(static_cast<int>(tokens.size()), /*training=*/false), tokens, f, kind);
+}
+
+Learner::Sums Learner::evaluate(const TokenBatch& own) {
+  const at::NoGradGuard no_grad;
+  const Feed feed =
+      make_feed(own, std::max<int64_t>(own.B, 1), device_, 1, row_cut(*setup_, recipe_.model));
+  const Batch& batch = feed.microbatches[0];
+  double loss = 0;
+  const auto sum = [&](int64_t unit, int64_t, const at::Tensor& h) {
+    const UnitResult r = model_->forward(unit, h, batch, {});
+    if (r.loss_sum.defined()) {
+      loss += model_->summed_over_batch(r.loss_sum.to(at::kDouble), batch).item<double>();
+    }
+    return r.h;
+  };
+  through_units({batch.ids_BS.numel()}, sum, PassKind::kEvaluation);
+  require_rows(setup_->experts, missed_rows(setup_->experts, device_).item<double>());
+  return {.loss = setup_->state.all_reduce_stages({loss})[0], .weight = feed.weight_sum};
+}
+
+RebalanceState Learner::rebalance_state() const {
+  return rebalancer_ ? rebalancer_->state() : RebalanceState{};
+}
+
+bool Learner::restore(const RebalanceState& state) {
+  return rebalancer_ ? rebalancer_->restore(state) : state.ranks == 0;
+}
+
+}  // namespace troupe

@@ -1,0 +1,208 @@
+#include "troupe/train/step/step_update.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+#include <limits>
+
+#include "troupe/core/check.h"
+#include "troupe/ops/grad_norm.h"
+#include "troupe/train/layout/expert_dispatch.h"
+
+namespace troupe {
+namespace {
+
+// Of numbers(): before the constants of buckets.
+constexpr int64_t kLimits = 1, kConstants = 3;
+// Of Measured::seen.
+enum Seen { kLoss, kMtpLoss, kNorm, kLost, kMissed, kVotes };
+
+at::TensorOptions f64_on(const c10::Device& device) {
+  return at::TensorOptions(at::kDouble).device(device);
+}
+
+// The rows over their budgets (C7) that this rank lost in the step: f64 scalar.
+at::Tensor lost_rows_of(Model& model, const c10::Device& device) {
+  at::Tensor all = at::zeros({}, f64_on(device));
+  model.for_each_moe([&](int64_t, MoeLayer& moe) {
+    const at::Tensor lost = moe.lost_rows();
+    if (lost.defined()) all += lost.to(all.options());
+  });
+  return all;
+}
+
+// Does to the first weight what an injected fault asks for.
+void spoil_first(ParamStore& store, FaultAction fault) {
+  if (store.buckets().empty()) return;  // all is frozen
+  const Bucket& first = store.buckets()[0];
+  const at::Tensor master = first.masters()[0];
+  if (fault == FaultAction::kFlip) master.narrow(0, 0, 1).neg_();  // a bit
+  if (fault == FaultAction::kNan || fault == FaultAction::kInf) {
+    for (const at::Tensor& x : {master, first.own}) {
+      x.narrow(0, 0, 1).fill_(std::numeric_limits<double>::quiet_NaN());
+    }
+  }
+}
+
+}  // namespace
+
+StepUpdate::Rates StepUpdate::rates(const Position& done) const {
+  const Recipe& recipe = run_.recipe;
+  const OptimizerBase& base = base_of(recipe.train.optimizer);
+  const int64_t batch = batch_at(recipe.train.batch_ramp, run_.plan.batch, done.samples);
+  Position after = done;
+  ++after.steps;
+  after.samples += batch;
+  after.tokens += batch * recipe.data.sequence;
+  return {base.lr * lr_factor(recipe.train.schedule, done, after, run_.plan.run),
+          ramped(base.weight_decay, base.weight_decay_end.value_or(base.weight_decay),
+                 base.weight_decay_form, done.steps, run_.plan.run.steps)};
+}
+
+double StepUpdate::unscale(const TrainState& state) const {
+  return run_.precision == Precision::kFp16 ? 1 / state.loss_scale.scale : 1;
+}
+
+UpdateStep StepUpdate::step_of(const Bucket& b, const TrainState& state, const Rates& rates) const {
+  UpdateStep out;
+  out.step = state.updates + 1;
+  out.lr = rates.lr * b.key.lr_scale;
+  out.weight_decay = b.key.decay ? rates.weight_decay : 0;
+  return out;
+}
+
+void StepUpdate::run(const StepOutput& output, const std::vector<double>& votes, TrainState& state,
+                     StepReport& report) {
+  const at::NoGradGuard no_grad;
+  const double factor = unscale(state);
+  const Measured found = measured(output, at::scalar_tensor(factor, at::kDouble), votes);
+  if (!judge(found.seen.cpu(), state, report)) return;
+  if (!report.skipped) {
+    const Rates now{report.lr, report.weight_decay};
+    const at::Tensor scale = found.scale * factor;
+    for (Bucket& b : run_.store.buckets()) {
+      UpdateStep step = step_of(b, state, now);
+      step.grad_scale = scale;
+      run_.optimizer.update(run_.store, b, step);
+      b.stale = true;
+    }
+    spoil_first(run_.store, run_.faults.at("optim", state.done.steps));
+  }
+  count(state, report);
+}
+
+StepUpdate::Measured StepUpdate::measured(const StepOutput& output, const at::Tensor& factor,
+                                          const std::vector<double>& votes) {
+  const c10::Device device = run_.store.options().device();
+  const double clip = run_.recipe.train.clip;
+  const at::Tensor none = at::zeros({}, f64_on(device));  // the rank that has the head made them
+  const at::Tensor squares = sum_squares(run_.store.gradients().counted()).to(device);
+  // One sum over all ranks decides for all of them: what is not finite anywhere is so everywhere.
+  at::Tensor parts =
+      at::stack({output.loss.defined() ? output.loss : none,
+                 output.mtp.defined() ? output.mtp : none, (squares * (factor * factor)).squeeze(0),
+                 lost_rows_of(run_.model, device), missed_rows(run_.setup.experts, device)});
+  if (!votes.empty()) parts = at::cat({parts, at::tensor(votes, at::kDouble).to(device)});
+  const at::Tensor sums = summed(run_.setup.state.sum_over_all(), parts);
+  const auto [scale, norm_f32] = clip_scale(
+      sums.narrow(0, kNorm, 1), clip > 0 ? clip : std::numeric_limits<double>::infinity());
+  const at::Tensor norm = run_.precision == Precision::kFp64 ? sums.narrow(0, kNorm, 1).sqrt()
+                                                             : norm_f32.to(at::kDouble);
+  return {at::cat({sums.narrow(0, 0, kNorm), norm, sums.narrow(0, kLost, sums.size(0) - kLost)}),
+          scale};
+}
+
+bool StepUpdate::judge(const at::Tensor& seen, TrainState& state, StepReport& report) const {
+  const auto* const values = seen.const_data_ptr<double>();
+  const TrainConfig& train = run_.recipe.train;
+  require_rows(run_.setup.experts, values[kMissed]);
+  if (values[kLost] > 0) {
+    report.lost_rows = static_cast<int64_t>(values[kLost]);
+    return false;
+  }
+  report.votes.assign(values + kVotes, values + seen.numel());
+  report.loss = values[kLoss];
+  report.mtp_loss = values[kMtpLoss];
+  report.grad_norm = values[kNorm];
+  report.finite = std::isfinite(report.loss) && std::isfinite(report.grad_norm);
+  if (run_.precision == Precision::kFp16) {
+    troupe::update(state.loss_scale, train.loss_scale, !report.finite);
+  }
+  if (report.finite) {
+    report.spike = troupe::judge(state.spike, train.spike, report.loss, report.grad_norm);
+  }
+  report.skipped = !report.finite || (train.spike.skip && !report.spike.empty());
+  const Rates now = rates(state.done);
+  report.lr = now.lr;
+  report.weight_decay = now.weight_decay;
+  return true;
+}
+
+void StepUpdate::count(TrainState& state, const StepReport& report) {
+  if (report.skipped) {
+    ++state.skipped;
+    ++state.skipped_now;
+    state.nonfinite += !report.finite;
+  } else {
+    ++state.updates;
+    state.skipped_now = 0;
+  }
+}
+
+std::vector<double> StepUpdate::numbers(const TrainState& state) const {
+  const SpikeConfig& spike = run_.recipe.train.spike;
+  const SpikeLimits limits = spike.skip ? limits_of(state.spike, spike) : SpikeLimits{};
+  std::vector<double> out = {unscale(state), limits.loss, limits.norm};
+  const Rates now = rates(state.done);
+  for (const Bucket& b : run_.store.buckets()) {
+    const std::vector<float> own = run_.optimizer.constants(step_of(b, state, now));
+    out.insert(out.end(), own.begin(), own.end());
+  }
+  return out;
+}
+
+StepUpdate::Measured StepUpdate::measure(const StepOutput& output, const at::Tensor& numbers) {
+  TROUPE_CHECK(run_.setup.state.alone(), "an update in a graph is one rank's");
+  const at::NoGradGuard no_grad;
+  return measured(output, numbers[0], {});
+}
+
+void StepUpdate::apply(const Measured& measured, const at::Tensor& numbers) {
+  const at::NoGradGuard no_grad;
+  std::vector<Bucket>& buckets = run_.store.buckets();
+  if (buckets.empty()) return;  // all is frozen
+  const at::Tensor judged = at::stack({measured.seen[kLoss], measured.seen[kNorm]});
+  const at::Tensor limits = numbers.narrow(0, kLimits, judged.size(0));
+  const at::Tensor good = at::isfinite(judged).all() & (judged <= limits).all();
+  const at::Tensor scale =
+      at::where(good, measured.scale * numbers[0], std::numeric_limits<double>::quiet_NaN());
+  const at::Tensor constants = numbers.narrow(0, kConstants, numbers.size(0) - kConstants)
+                                   .to(at::kFloat)
+                                   .view({std::ssize(buckets), -1});
+  for (int64_t i = 0; i < std::ssize(buckets); ++i) {
+    UpdateStep step;
+    step.grad_scale = scale;
+    step.constants = constants[i];
+    run_.optimizer.update(run_.store, buckets[static_cast<size_t>(i)], step);
+  }
+}
+
+void StepUpdate::learn(const at::Tensor& seen, const std::vector<double>& votes, TrainState& state,
+                       StepReport& report) {
+  if (!judge(seen, state, report)) return;
+  report.votes = votes;
+  if (!report.skipped) {
+    for (Bucket& b : run_.store.buckets()) b.stale = true;
+  }
+  count(state, report);
+}
+
+}  // namespace troupe

@@ -1,0 +1,80 @@
+// The update of a step, from its gradients on: their norm, the guard, the optimizer.
+//
+// Eager, there is one device-to-host copy, of losses and norm, read before any weight changes: the
+// host judges, and issues the optimizer's kernels or does not. A gradient that is not finite never
+// reaches a weight, nor does a spike with train.spike.skip.
+//
+// In a CUDA graph (train/step/step_graph.h) nothing waits for the host. What differs from step to step,
+// numbers() in f64, is read on the device: 1 / the scale of the loss, the limits of loss and norm
+// above which the host would skip the step, and for each bucket the optimizer's constants. The
+// device compares with these limits, and a step over them has NaN as its scale of gradients, with
+// which no kernel writes anything. The host learns of the same losses and norm, and so of the same
+// verdict, while the optimizer is at work.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "troupe/core/file/fault.h"
+#include "troupe/nn/model/model.h"
+#include "troupe/train/layout/parallel_setup.h"
+#include "troupe/train/observe/step_report.h"
+#include "troupe/train/optim/optimizer.h"
+#include "troupe/train/params/param_store.h"
+#include "troupe/train/recipe/recipe.h"
+#include "troupe/train/step/train_state.h"
+
+namespace troupe {
+
+class StepUpdate {
+ public:
+  // What it works on; all must outlive it.
+  struct Run {
+    const Recipe& recipe;
+    const RunPlan& plan;
+    Precision precision;
+    const ParallelSetup& setup;
+    const Faults& faults;
+    Model& model;
+    ParamStore& store;
+    Optimizer& optimizer;
+  };
+  explicit StepUpdate(const Run& run) : run_(run) {}
+
+  // Updates weights, `state` and `report`. `votes`: as of Learner::step.
+  void run(const StepOutput& output, const std::vector<double>& votes, TrainState& state,
+           StepReport& report);
+
+  // Of one rank alone, in a graph of an optimizer that update_in_graph() takes: measure() and apply()
+  // issue kernels, and `numbers` is numbers() on the device.
+  struct Measured {
+    at::Tensor seen;   // f64: loss, MTP loss, norm, rows lost and missed
+    at::Tensor scale;  // f32 [1]: of gradients, by which they are clipped
+  };
+  std::vector<double> numbers(const TrainState& state) const;
+  Measured measure(const StepOutput& output, const at::Tensor& numbers);
+  void apply(const Measured& measured, const at::Tensor& numbers);
+  // `seen` on the host: what run() does beside the weights.
+  void learn(const at::Tensor& seen, const std::vector<double>& votes, TrainState& state,
+             StepReport& report);
+
+ private:
+  struct Rates {  // of the step, before a bucket's own factors
+    double lr, weight_decay;
+  };
+  Rates rates(const Position& done) const;
+  double unscale(const TrainState& state) const;
+  UpdateStep step_of(const Bucket& bucket, const TrainState& state, const Rates& rates) const;
+  Measured measured(const StepOutput& output, const at::Tensor& unscale,
+                    const std::vector<double>& votes);
+  // Reads `seen`, on the host, and decides; false: nothing of this attempt counts.
+  bool judge(const at::Tensor& seen, TrainState& state, StepReport& report) const;
+  static void count(TrainState& state, const StepReport& report);
+
+  Run run_;
+};
+
+}  // namespace troupe
