@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "troupe/nn/blocks/block.h"
+#include "troupe/nn/model/model.h"
 #include "troupe/troupe.h"
 
 namespace {

@@ -40,7 +40,7 @@ Seen look(const std::string& folder) {
   return seen;
 }
 
-[[noreturn]] void refuse(const std::string& folder, const std::string& what) {
+[[noreturn]] void refuse_folder(const std::string& folder, const std::string& what) {
   fail(Code::kForeignCheckpoint, folder, what);
 }
 
@@ -49,26 +49,29 @@ Seen look(const std::string& folder) {
 void refuse_foreign(const std::string& folder) {
   const Seen seen = look(folder);
   if (seen.megatron && (seen.distcp || !seen.safetensors)) {
-    refuse(folder, std::string("is a checkpoint of Megatron-LM. ") + kToHub);
+    refuse_folder(folder, std::string("is a checkpoint of Megatron-LM. ") + kToHub);
   }
   if (seen.distcp) {
-    refuse(folder, std::string("is a checkpoint of torch.distributed.checkpoint") +
-                       (seen.metadata ? ". " : ", an incomplete one: .metadata is missing. ") +
-                       kToHub);
+    refuse_folder(folder,
+                  std::string("is a checkpoint of torch.distributed.checkpoint") +
+                      (seen.metadata ? ". " : ", an incomplete one: .metadata is missing. ") +
+                      kToHub);
   }
   if (seen.rank_folder) {
-    refuse(folder, std::string("is a checkpoint of Megatron-LM or MegaBlocks (mp_rank folders). ") +
-                       kToHub);
+    refuse_folder(
+        folder,
+        std::string("is a checkpoint of Megatron-LM or MegaBlocks (mp_rank folders). ") + kToHub);
   }
 }
 
 void refuse_pickles(const std::string& folder) {
   const Seen seen = look(folder);
   if (seen.safetensors || seen.pickle.empty()) return;
-  refuse(folder, "holds " + seen.pickle +
-                     ", a Python pickle, which can run any code and is never opened. Save it as "
-                     "safetensors: safetensors.torch.save_file(torch.load(FILE, "
-                     "weights_only=True), \"model.safetensors\")");
+  refuse_folder(folder,
+                "holds " + seen.pickle +
+                    ", a Python pickle, which can run any code and is never opened. Save it as "
+                    "safetensors: safetensors.torch.save_file(torch.load(FILE, "
+                    "weights_only=True), \"model.safetensors\")");
 }
 
 }  // namespace troupe

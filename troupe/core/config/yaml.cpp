@@ -48,9 +48,9 @@ Extent extent(const Yaml& y) {
 }
 
 // Takes the parser's events and not its tree, which is built without limits.
-class Events : public YAML::EventHandler {
+class YamlEvents : public YAML::EventHandler {
  public:
-  explicit Events(const std::string& file) : file_(file) {}
+  explicit YamlEvents(const std::string& file) : file_(file) {}
 
   Yaml take() { return builder_.take(); }
 
@@ -166,7 +166,7 @@ Yaml parse_yaml(const std::string& text, const std::string& file) {
     // The mark of the document's end: without it yaml-cpp 0.7 lets a quote stay open.
     std::istringstream in(text + "\n...\n");
     YAML::Parser parser(in);
-    Events events(file);
+    YamlEvents events(file);
     while (parser.HandleNextDocument(events)) {
     }
     Yaml out = events.take();

@@ -140,17 +140,17 @@ int64_t free_host_memory() {
 // same bits; one that has not comes from a device that computes wrongly.
 double product_speed(const c10::Device& device) {
   constexpr int64_t kSize = 4096;
-  constexpr int kTimes = 40, kRounds = 5;
+  constexpr int kProducts = 40, kTrials = 5;
   const at::Tensor a = at::randn({kSize, kSize}, at::TensorOptions(at::kBFloat16).device(device));
   const at::Tensor first = at::mm(a, a);
   at::Tensor out = at::empty_like(a);
   double best = 0;
-  for (int round = 0; round <= kRounds; ++round) {  // the first also raises the clock
+  for (int round = 0; round <= kTrials; ++round) {  // the first also raises the clock
     wait_for_device(device);
     const auto begin = steady_clock::now();
-    for (int i = 0; i < kTimes; ++i) at::mm_out(out, a, a);
+    for (int i = 0; i < kProducts; ++i) at::mm_out(out, a, a);
     wait_for_device(device);
-    best = std::max(best, 2.0 * std::pow(kSize, 3) * kTimes / seconds_since(begin));
+    best = std::max(best, 2.0 * std::pow(kSize, 3) * kProducts / seconds_since(begin));
   }
   if (!at::equal(first, out)) throw Error("two equal products have different bits");
   return best;

@@ -24,11 +24,11 @@ constexpr char kSmall[] =
     "run: {device: cpu}\n";
 
 // A weight that is trained, in halves, a frozen one, and a router's bias.
-struct Layer {
+struct Replica {
   Param w = Param::of({5, 7}, {.kind = Init::kNormal, .std = 1});
   Param frozen = Param::of({3, 5}, {.kind = Init::kNormal, .std = 1});
   Param bias = Param::of({9}, {.kind = Init::kZero}).as_state();
-  Layer() { frozen.frozen = true; }
+  Replica() { frozen.frozen = true; }
   std::vector<NamedParam> named() {
     return {{"w", &w, 0}, {"frozen", &frozen, 0}, {"router.bias", &bias, 0}};
   }
@@ -53,7 +53,7 @@ std::string differences(ParamStore& store, const ParallelState& parallel) {
 TEST(EqualReplicas, ABitOfAnythingThatRanksHaveInCommonIsFoundAndNamed) {
   in_ranks(2, [](World& world) {
     const ParallelSetup setup(std::shared_ptr<World>(&world, [](World*) {}), recipe_of(kSmall));
-    Layer layer;
+    Replica layer;
     ParamStore store(
         layer.named(), at::TensorOptions(at::kBFloat16),
         [](const NamedParam&) { return BucketKey{}; }, setup.sharing);
