@@ -2,7 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -67,7 +71,8 @@ TEST_F(AllGatherTexts, WhoEndsBeforeItHasWrittenIsToldAtOnce) {
 }
 
 TEST_F(AllGatherTexts, WhatWasWrittenBeforeTheEndIsTaken) {
-  TableStore(table).post("t/0/2", "last");
+  TableStore store(table);
+  post_marked(store, "texts/t/2", "t/0", packed_texts({{2, "last"}}));
   auto zero = give(0, "a", 2), one = give(1, "b", 2);
   const std::vector<std::string> all = {"a", "b", "last"};
   EXPECT_EQ(zero.get(), all);
@@ -81,7 +86,6 @@ TEST_F(AllGatherTexts, OneOfAnotherMachineThatEndsIsToldByItsWord) {
 }
 
 TEST_F(AllGatherTexts, WithoutRank0ThereIsNoList) {
-  TableStore(table).post("t/0/0", "a");
   EXPECT_NE(error_of(give(1, "b", 0)).find("rank 0 has ended"), std::string::npos);
 }
 
@@ -135,6 +139,86 @@ TEST_F(Patient, WhoHasNoHeartbeatAnyMoreIsReported) {
 TEST_F(Patient, WhoEndsItselfWaitsForNobody) {
   EXPECT_NE(error_of(wait(0, 0)).find("this rank ends"), std::string::npos);
   EXPECT_NE(error_of(wait(1, 1)).find("this rank ends"), std::string::npos);
+}
+
+// Rounds of `size` ranks that are threads, one after another.
+struct ManyRanks {
+  explicit ManyRanks(int64_t count) : size(count) {}
+
+  using TextOf = std::function<std::string(int64_t rank, int64_t round)>;
+  void gather(int64_t rounds, const TextOf& text) const {
+    std::vector<std::jthread> threads;
+    for (int64_t rank = 0; rank < size; ++rank) {
+      threads.emplace_back([this, rank, rounds, &text] {
+        TableStore store(table);
+        for (int64_t round = 0; round < rounds; ++round) {
+          const auto all = all_gather_texts(store,
+                                            {.rank = rank,
+                                             .size = size,
+                                             .topic = "t",
+                                             .round = "t/" + std::to_string(round),
+                                             .timeout = 300s,
+                                             .has_ended = [](int64_t) { return false; }},
+                                            text(rank, round));
+          ASSERT_EQ(std::ssize(all), size);
+          for (int64_t r = 0; r < size; ++r) {
+            ASSERT_EQ(all[static_cast<size_t>(r)], text(r, round)) << rank << ", round " << round;
+          }
+        }
+      });
+    }
+  }
+
+  int64_t size;
+  std::shared_ptr<Table> table = std::make_shared<Table>();
+};
+
+TEST(ManyRanksGather, TheStoreHoldsAKeyARankHoweverManyRoundsThereWere) {
+  for (const int64_t size : {1, 2, 17, 18, 64}) {
+    const ManyRanks ranks(size);
+    ranks.gather(20, [](int64_t rank, int64_t round) {
+      return std::to_string(rank * 100 + round);  // all of them are shorter than a piece
+    });
+    EXPECT_EQ(std::ssize(ranks.table->texts), size);
+    EXPECT_EQ(ranks.table->written, size * 20);  // one a rank and round
+  }
+}
+
+TEST(ManyRanksGather, WhereAllSayTheSameNoValueGrowsWithTheRanks) {
+  size_t longest = 0;
+  for (const int64_t size : {64, 3, 1}) {
+    const ManyRanks ranks(size);
+    ranks.gather(2, [](int64_t rank, int64_t) { return std::string(rank == 0 ? "folder" : ""); });
+    longest = std::max(longest, ranks.table->longest);
+    EXPECT_LT(ranks.table->longest, 60u) << size << " ranks";
+  }
+  EXPECT_GT(longest, 0u);
+  std::vector<TextOfRank> most;
+  for (int64_t rank = 0; rank < 3072; ++rank) most.push_back({rank, rank == 0 ? "folder" : ""});
+  EXPECT_LT(packed_texts(most).size(), 60u);
+}
+
+TEST(ManyRanksGather, NoValueIsLongerThanAPieceAndPiecesAreUsedAgain) {
+  const ManyRanks ranks(40);
+  ranks.gather(3, [](int64_t rank, int64_t round) {
+    const int64_t length = round == 1 ? 10 : 30'000 + rank;
+    return std::string(static_cast<size_t>(length), static_cast<char>('a' + rank % 26));
+  });
+  EXPECT_LE(ranks.table->longest, kLongestPiece);
+  // Of all, 1.2 MB: three pieces; of ranks 1 and 2, whose part of the tree is of 17 and of 8.
+  EXPECT_EQ(std::ssize(ranks.table->texts), 40 + 37 + 3 + 1 + 1);
+}
+
+TEST(Texts, ArePackedByWhatTheySay) {
+  const std::vector<TextOfRank> texts = {{0, "a"}, {1, ""}, {2, "a"}, {3, "a"}, {6, ""}};
+  EXPECT_EQ(unpacked_texts(packed_texts(texts), 7), texts);
+  EXPECT_TRUE(unpacked_texts("", 7).empty());
+  EXPECT_THROW(unpacked_texts(packed_texts(texts), 6), Error);               // a rank too many
+  EXPECT_THROW(unpacked_texts(joined({"a", "0-1", "b", "1-1"}), 7), Error);  // twice
+  for (const char* runs : {"0", "2-1", "0-9999999999", "-1-2", "x-y"}) {
+    EXPECT_THROW(unpacked_texts(joined({"a", runs}), 7), Error) << runs;
+  }
+  EXPECT_THROW(unpacked_texts(joined({"a"}), 7), Error);
 }
 
 TEST(Texts, AreJoinedAndPartedWhateverTheyHold) {

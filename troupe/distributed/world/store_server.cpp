@@ -9,7 +9,6 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStoreBackend.hpp>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,6 +27,7 @@
 #include "troupe/core/device/limits.h"
 #include "troupe/core/file/file.h"
 #include "troupe/core/text/first_line.h"
+#include "troupe/ops/support/torch_versions/tcp_store_protocol.h"
 
 namespace troupe {
 namespace {

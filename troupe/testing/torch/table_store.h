@@ -1,6 +1,9 @@
 // A key-value store in memory, for tests of rendezvous, heartbeats and gathered texts.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,11 +16,14 @@
 
 namespace troupe::testing {
 
-// What the store holds; `gone` makes it unreachable.
+// What the store holds; `gone` makes it unreachable. Counts what is asked of it, but for looks that
+// find nothing: how many there are is a matter of time.
 struct Table {
   std::mutex mutex;
   std::map<std::string, std::string> texts;
   bool gone = false;
+  int64_t written = 0, found = 0;  // values
+  size_t bytes = 0, longest = 0;   // of values, both ways; of one
 };
 
 class TableStore : public KeyValueStore {
@@ -25,12 +31,15 @@ class TableStore : public KeyValueStore {
   explicit TableStore(std::shared_ptr<Table> table) : table_(std::move(table)) {}
   void post(const std::string& key, const std::string& text) override {
     const auto lock = locked();
+    count(text, table_->written);
     table_->texts[key] = text;
   }
   std::optional<std::string> peek(const std::string& key) override {
     const auto lock = locked();
     const auto found = table_->texts.find(key);
-    return found == table_->texts.end() ? std::nullopt : std::optional(found->second);
+    if (found == table_->texts.end()) return {};
+    count(found->second, table_->found);
+    return found->second;
   }
   std::optional<std::vector<std::string>> peek_all(const std::vector<std::string>& keys) override {
     std::vector<std::string> out;
@@ -54,6 +63,11 @@ class TableStore : public KeyValueStore {
     std::unique_lock lock(table_->mutex);
     if (table_->gone) fail(Code::kRankLost, "the table", "is gone");
     return lock;
+  }
+  void count(const std::string& text, int64_t& values) {
+    ++values;
+    table_->bytes += text.size();
+    table_->longest = std::max(table_->longest, text.size());
   }
   std::shared_ptr<Table> table_;
 };
