@@ -11,18 +11,18 @@ namespace troupe {
 
 BatchLoader::BatchLoader(const RunContext& run, const ParallelSetup& setup, const Dataset& data,
                          const c10::Device& device)
-    : run_(run),
-      setup_(setup),
-      device_(device),
-      reader_(
-          [this, &data, sample = run.state.done.samples](int64_t) mutable {
-            const int64_t size = size_at(sample), micro = run_.plan.micro_batch;
-            const RankShare share = own_part(size);
-            const int64_t first = sample + share.first * micro;
-            sample += size;
-            return data.batch(first, share.count * micro);
-          },
-          run.state.done.steps, 2) {}
+    : run_(run), setup_(setup), data_(data), device_(device) {}
+
+void BatchLoader::start() {
+  const auto read = [this, sample = run_.state.done.samples](int64_t) mutable {
+    const int64_t size = size_at(sample), micro = run_.plan.micro_batch;
+    const RankShare share = own_part(size);
+    const int64_t first = sample + share.first * micro;
+    sample += size;
+    return data_.batch(first, share.count * micro);
+  };
+  reader_.emplace(read, run_.state.done.steps, 2);
+}
 
 int64_t BatchLoader::size_at(int64_t sample) const {
   return batch_at(run_.recipe.train.batch_ramp, run_.plan.batch, sample);
@@ -38,7 +38,7 @@ BatchLoader::Ahead BatchLoader::once_a_replica(double ready, const TargetSums& o
 }
 
 BatchLoader::Ahead BatchLoader::ahead() {
-  const TokenBatch* const batch = setup_.state.alone() ? nullptr : reader_.peek();
+  const TokenBatch* const batch = setup_.state.alone() || !reader_ ? nullptr : reader_->peek();
   return batch == nullptr ? Ahead() : once_a_replica(1, target_sums(*batch));
 }
 
@@ -60,11 +60,12 @@ BatchLoader::Ahead BatchLoader::sum_now(const TargetSums& own, bool stops,
 }
 
 std::optional<Feed> BatchLoader::next(StopControl& stop) {
+  if (!reader_) start();
   const bool alone = setup_.state.alone();
   const std::optional<Ahead> agreed = std::exchange(agreed_, std::nullopt);
   std::optional<TokenBatch> batch;
   try {
-    batch = reader_.next();
+    batch = reader_->next();
   } catch (const AskedToStop&) {
     if (!alone) sum_now({}, true, stop);
     stop.stop_for(stop.own_reason());

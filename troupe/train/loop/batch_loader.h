@@ -26,7 +26,8 @@ namespace troupe {
 
 class BatchLoader {
  public:
-  // All outlive it. Begins at the first sample that `run.state` has not done.
+  // All outlive it. The first next() starts the thread, at the first sample that `run.state` has not
+  // done.
   BatchLoader(const RunContext& run, const ParallelSetup& setup, const Dataset& data,
               const c10::Device& device);
 
@@ -41,6 +42,7 @@ class BatchLoader {
   std::optional<Feed> next(StopControl& stop);
 
  private:
+  void start();
   int64_t size_at(int64_t sample) const;  // a ramp may change it
   RankShare own_part(int64_t size) const;
   Ahead once_a_replica(double ready, const TargetSums& own) const;
@@ -48,9 +50,10 @@ class BatchLoader {
 
   const RunContext& run_;
   const ParallelSetup& setup_;
+  const Dataset& data_;
   const c10::Device device_;
   std::optional<Ahead> agreed_;
-  BatchReader reader_;
+  std::optional<BatchReader> reader_;
 };
 
 }  // namespace troupe

@@ -17,7 +17,7 @@ RunEnd Trainer::run() {
     return RunEnd::kAlreadyFinished;
   }
   open_run();
-  if (recipe_.eval.at_start && state_.done.steps == 0) evaluate();
+  if (recipe_.eval.at_start && state_.done.steps == 0) after_step_->evaluate();
   while (state_.done.steps < plan_.run.steps) {
     if (parallel_.alone()) stop_.stop_for(stop_.own_reason());
     if (!stop_.reason().empty()) return stop();
@@ -34,11 +34,6 @@ RunEnd Trainer::run() {
 // The whole batch's sizes and weight are known before it is cut into this rank's part.
 std::optional<Feed> Trainer::next_feed() {
   pulse_.begin(Phase::kBatch);
-  if (loader_ == nullptr) {
-    loader_ =
-        std::make_unique<BatchLoader>(context_, *tools_.setup, *data_.train, learner_->device());
-    agreement_ = std::make_unique<StepAgreement>(context_, *loader_, *cadences_, stop_, *saves_);
-  }
   tools_.faults.at("batch", state_.done.steps);
   return loader_->next(stop_);
 }
@@ -47,26 +42,29 @@ std::optional<Feed> Trainer::next_feed() {
 void Trainer::one_step(const Feed& feed, Clock::time_point begin, double waited) {
   const double batch_seconds = RunContext::since(begin);
   const Position before = state_.done;
-  Position after = before;
-  ++after.steps;
-  after.samples += feed.samples;
-  after.tokens += feed.tokens;
-  const auto votes = [&] { return agreement_->votes(before, after); };
-  profile_->begin(after.steps);
-  const StepReport report = step_with_routing(feed, parallel_.alone() ? Learner::Votes() : votes);
+  Position end = before;
+  ++end.steps;
+  end.samples += feed.samples;
+  end.tokens += feed.tokens;
+  profile_->begin(end.steps);
+  const StepReport report = step_with_routing(feed, after_step_->votes(before, end));
   pulse_.done(state_.done.steps);
   const double seconds = RunContext::since(begin);
   profile_->end(state_.done.steps);
   state_.seconds += seconds;
   stop_.step_took(seconds);
   logger_->add_step(report, seconds, batch_seconds, batch_seconds - waited);
+  note(report, feed);
+  after_step_->run(report, feed, seconds);
+}
+
+void Trainer::note(const StepReport& report, const Feed& feed) {
   if (report.finite) {
     const bool first = state_.loss_ema == 0;
     state_.loss_ema = first ? report.loss : 0.98 * state_.loss_ema + 0.02 * report.loss;
   }
   logger_->note_step(report, feed);
   if (!report.moved.empty()) saves_->list_tensors();
-  do_duties(agreement_->decide(parallel_.alone() ? votes() : report.votes), report, feed, seconds);
 }
 
 // A step that takes the routers' choices from a trace, or keeps them (R15).
@@ -95,37 +93,10 @@ StepReport Trainer::step_with_routing(const Feed& given, const Learner::Votes& v
   return report;
 }
 
-void Trainer::do_duties(const StepDuties& due, const StepReport& report, const Feed& feed,
-                        double seconds) {
-  pulse_.begin(Phase::kLog);
-  tools_.faults.at("log", state_.done.steps);
-  saves_->keep_folder();
-  if (due.line || due.record) logger_->write_record(report, feed, seconds, due.line);
-  if (due.eval) evaluate();
-  if (due.replicas) check_replicas(context_, *learner_, *logger_);
-  if (due.save) save(due.why_save, recipe_.checkpoint.when_busy);
-  if (due.save_failed) saves_->wait();  // throws, on all ranks at one step
-  saves_->note_saves();
-  if (due.status) logger_->status(saves_->newest());
-}
-
-void Trainer::evaluate() {
-  const bool best = evaluation_->run();
-  if (best && recipe_.checkpoint.keep_best > 0 && state_.done.steps > 0) {
-    save("best validation loss", recipe_.checkpoint.when_busy);
-  }
-}
-
-void Trainer::save(const std::string& why, WhenBusy when_busy) {
-  saves_->save(why, when_busy, evaluation_->score_at(state_.done.steps));
-}
-
 RunEnd Trainer::stop() {
   tools_.steps.keep();
   tools_.log.info(stop_.reason() + ": stopping after step " + std::to_string(state_.done.steps));
-  save(stop_.reason(), WhenBusy::kWait);
-  saves_->wait();
-  saves_->note_saves();
+  after_step_->save_last(stop_.reason());
   LogRecord r;
   r.add("event", std::string_view("stop"));
   r.add("why", stop_.reason());
@@ -144,10 +115,8 @@ std::string Trainer::train_on() const {
 
 RunEnd Trainer::finish() {
   const bool wanted = recipe_.eval.every.value > 0 || recipe_.eval.at_start;
-  if (wanted && !evaluation_->done_at(state_.done.steps)) evaluate();
-  save("end", WhenBusy::kWait);
-  saves_->wait();
-  saves_->note_saves();
+  if (wanted && !evaluation_->done_at(state_.done.steps)) after_step_->evaluate();
+  after_step_->save_last("end");
   LogRecord r;
   r.add("event", std::string_view("end"));
   logger_->event(std::move(r));

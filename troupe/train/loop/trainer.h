@@ -13,14 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "troupe/train/loop/after_step.h"
 #include "troupe/train/loop/batch_loader.h"
-#include "troupe/train/loop/cadences.h"
 #include "troupe/train/loop/periodic_evaluation.h"
 #include "troupe/train/loop/resume_run.h"
 #include "troupe/train/loop/run_context.h"
 #include "troupe/train/loop/run_logger.h"
 #include "troupe/train/loop/save_control.h"
-#include "troupe/train/loop/step_agreement.h"
 #include "troupe/train/loop/stop_control.h"
 #include "troupe/train/observe/profile.h"
 #include "troupe/train/run/open_data.h"
@@ -54,13 +53,10 @@ class Trainer {
   std::optional<Feed> next_feed();
   StepReport step_with_routing(const Feed& given, const Learner::Votes& votes);
   void one_step(const Feed& feed, Clock::time_point begin, double waited);
-  void do_duties(const StepDuties& due, const StepReport& report, const Feed& feed, double seconds);
-  void save(const std::string& why, WhenBusy when_busy);
+  void note(const StepReport& report, const Feed& feed);
   RunEnd stop();
   RunEnd finish();
   std::string train_on() const;
-
-  void evaluate();
 
   const Recipe recipe_;  // its microbatch settled
   const std::string micro_why_;
@@ -77,9 +73,8 @@ class Trainer {
   std::unique_ptr<SaveControl> saves_;
   StopControl stop_;
   std::optional<Evaluation> evaluation_;
-  std::optional<Cadences> cadences_;
   std::unique_ptr<BatchLoader> loader_;
-  std::unique_ptr<StepAgreement> agreement_;
+  std::unique_ptr<AfterStep> after_step_;
   std::unique_ptr<Profile> profile_;
   ResumedRun resumed_;
 };

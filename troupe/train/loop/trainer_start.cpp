@@ -116,8 +116,17 @@ void Trainer::open_run() {
              .newest = saves_->newest()});
   saves_->foresee();
   logger_->start(resumed_.step, resumed_.read_bytes);
-  cadences_.emplace(context_, resumed_.step);
   evaluation_.emplace(context_, *learner_, data_, tokenizer_.get(), *logger_, stop_);
+  loader_ =
+      std::make_unique<BatchLoader>(context_, *tools_.setup, *data_.train, learner_->device());
+  after_step_ = std::make_unique<AfterStep>(context_,
+                                            AfterStep::Parts{.loader = *loader_,
+                                                             .stop = stop_,
+                                                             .evaluation = *evaluation_,
+                                                             .saves = *saves_,
+                                                             .logger = *logger_,
+                                                             .learner = *learner_},
+                                            resumed_.step);
 }
 
 }  // namespace troupe

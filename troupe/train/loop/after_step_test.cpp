@@ -1,6 +1,6 @@
-// What a step sends for what ranks decide together: seen in a run of two processes, by its flight
-// recorder. That a signal to one rank stops all is asked of the program (tests/troupe_ranks_faults_test).
-#include "troupe/train/loop/step_agreement.h"
+// The votes of a step add no collective to it: seen in a run of two processes, by its flight recorder.
+// That a signal to one rank stops all is asked of the program (tests/troupe_ranks_faults_test).
+#include "troupe/train/loop/after_step.h"
 
 #include <gtest/gtest.h>
 
@@ -60,7 +60,7 @@ std::string shared_folder(World& world, const testing::TemporaryFolder& own) {
 
 // A step between the first and the last issues one all-reduce of its own in `optim`, and none
 // before the next one's forward: neither for the batch nor for what is due.
-TEST(StepAgreement, AStepHasNoSumOfItsOwnOnTheHost) {
+TEST(AfterStep, AStepHasNoSumOfItsOwnOnTheHost) {
   testing::in_ranks(2, [](World& world) {
     const testing::TemporaryFolder folder;
     run(world, recipe_in(shared_folder(world, folder)), [&](Trainer&, RunEnd end) {
