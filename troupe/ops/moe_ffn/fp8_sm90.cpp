@@ -3,8 +3,8 @@
 #include <ATen/ops/empty.h>
 
 #include "troupe/ops/fp8.h"
+#include "troupe/ops/moe_ffn/ffn_backend.h"
 #include "troupe/ops/moe_ffn/fp8_largest.h"
-#include "troupe/ops/moe_ffn/moe_ffn_paths.h"
 
 namespace troupe {
 

@@ -4,20 +4,20 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "troupe/ops/moe_ffn/moe_ffn_paths.h"
+#include "troupe/ops/moe_ffn/ffn_check.h"
+#include "troupe/ops/moe_ffn/ffn_halves.h"
 #include "troupe/ops/quantize.h"
 #include "troupe/ops/support/autograd.h"
 #include "troupe/ops/support/define.h"
 #include "troupe/ops/support/index_check.h"
-#include "troupe/ops/support/plan_check.h"
 #include "troupe/ops/support/record_late.h"
+#include "troupe/ops/support/saved.h"
 #include "troupe/ops/support/view.h"
 
 namespace troupe {
@@ -25,49 +25,6 @@ namespace {
 
 using Optional = std::optional<at::Tensor>;
 using Two = std::tuple<at::Tensor, at::Tensor>;
-
-// The sizes of a call, symbolic while it is traced.
-struct CallSizes {
-  c10::SymInt tokens, width, experts, hidden, columns;  // columns: of H
-  bool gated;
-};
-
-CallSizes check_experts(const at::Tensor& x, const ExpertWeights& e, const WeightLayout& l) {
-  check_sizes(x, {-1, -1}, "moe_ffn: x");
-  check_sizes(e.w1, {-1, -1, -1}, "moe_ffn: w1");
-  check_sizes(e.w2, {-1, -1, -1}, "moe_ffn: w2");
-  const c10::SymInt D = x.sym_size(1), E = e.w2.sym_size(0);
-  const c10::SymInt F = e.w2.sym_size(l.down_columns ? 1 : 2);
-  const bool gated = e.up.has_value() || e.w1.sym_size(l.up_columns ? 2 : 1) != F;
-  const auto check = [&](const at::Tensor& w, bool columns, const c10::SymInt& out,
-                         const c10::SymInt& in, const char* name) {
-    columns ? check_sizes(w, {E, in, out}, name) : check_sizes(w, {E, out, in}, name);
-  };
-  const c10::SymInt H = gated ? F * 2 : F;
-  check(e.w2, l.down_columns, D, F, "moe_ffn: w2");
-  check(e.w1, l.up_columns, e.up.has_value() ? F : H, D, "moe_ffn: w1");
-  if (e.up.has_value()) check(*e.up, l.up_columns, F, D, "moe_ffn: up");
-  TROUPE_CHECK(!l.interleaved || (gated && !e.up.has_value()),
-               "moe_ffn: gate and up can take turns in w1 alone, where there is a gate");
-  if (e.b1.has_value()) check_sizes(*e.b1, {E, H}, "moe_ffn: b1");
-  if (e.b2.has_value()) check_sizes(*e.b2, {E, D}, "moe_ffn: b2");
-  for (const auto& t : {Optional(e.w1), e.b1, Optional(e.w2), e.b2, e.up}) {
-    if (!t.has_value()) continue;
-    check_dtype(*t, x.scalar_type(), "moe_ffn: w1, b1, w2, b2, up");
-    check_same_device(*t, x, "moe_ffn: w1, b1, w2, b2, up");
-  }
-  return {x.sym_size(0), D, E, F, H, gated};
-}
-
-void check_routing(const at::Tensor& x, const at::Tensor& weights, const Plan& p,
-                   const c10::SymInt& E) {
-  check_sizes(weights, {x.sym_size(0), -1}, "moe_ffn: weights");
-  check_dtype(weights, wide_type(x), "moe_ffn: weights");
-  check_same_device(weights, x, "moe_ffn: weights");
-  check_plan(p, x, "moe_ffn");
-  check_sizes(p.expert_offset, {E + 1}, "moe_ffn: the plan's expert_offset");
-  check_sizes(p.slot_row, {x.sym_size(0), weights.sym_size(1)}, "moe_ffn: the plan's slot_row");
-}
 
 // An operator's arguments beside its tensors.
 struct CallForm {
@@ -86,24 +43,27 @@ struct CallForm {
 
 // One call with its arguments checked.
 struct CheckedCall {
-  CheckedCall(const at::Tensor& x, const at::Tensor& weights, ExpertWeights e, at::TensorList p,
-              const CallForm& form)
-      : experts(std::move(e)),
-        plan(plan_from(p, "moe_ffn")),
-        sizes(check_experts(x, experts, form.layout)),
-        ffn{x, weights, plan, experts, form.kind(), sizes.gated, form.layout} {
-    check_routing(x, weights, plan, sizes.experts);
-    TROUPE_CHECK(!x.is_cuda() || (form.layout.plain() && !experts.up.has_value()),
+  CheckedCall(const at::Tensor& x, const at::Tensor& weights, const ExpertWeights& e,
+              at::TensorList p, const CallForm& form)
+      : CheckedCall(x, weights, e, plan_from(p, "moe_ffn"), form) {}
+  CheckedCall(const at::Tensor& x, const at::Tensor& weights, const ExpertWeights& e,
+              const Plan& plan, const CallForm& form)
+      : sizes(check_ffn(x, weights, plan, e, form.layout)), ffn{x,           weights,
+                                                                plan,        e,
+                                                                form.kind(), sizes.gated,
+                                                                form.layout} {
+    TROUPE_CHECK(!x.is_cuda() || (form.layout.plain() && !e.up.has_value()),
                  "moe_ffn: on CUDA weights must be [E, 2F, D] and [E, D, F], with gate and up as "
                  "halves of w1; troupe.moe_ffn reorders them");
   }
-  CheckedCall(const CheckedCall&) = delete;
 
-  ExpertWeights experts;
-  Plan plan;
-  CallSizes sizes;
+  FfnSizes sizes;
   FfnCall ffn;
 };
+
+std::unique_ptr<FfnBackend> path_of(const FfnCall& call) {
+  return call.x.is_cuda() ? cuda_ffn(call) : cpu_ffn(call);
+}
 
 // LONG: a schema's arguments, as of all that follow
 Two moe_ffn_forward_device(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& w1,
@@ -114,9 +74,8 @@ Two moe_ffn_forward_device(const at::Tensor& x, const at::Tensor& weights, const
   const CheckedCall call(
       x, weights, {w1, b1, w2, b2, up}, plan,
       {std::move(activation), clamp, offset, {up_columns, down_columns, interleaved}});
-  check_whole_plan(call.plan, "moe_ffn");
-  FfnForward f = x.is_cuda() ? ffn_forward_cuda(call.ffn, hidden_only)
-                             : ffn_forward_cpu(call.ffn, hidden_only);
+  check_whole_plan(call.ffn.plan, "moe_ffn");
+  FfnForward f = ffn_forward(*path_of(call.ffn), hidden_only);
   if (hidden_only) f.out = at::empty({0}, x.options());
   return {f.out, f.hidden};
 }
@@ -131,7 +90,7 @@ Two moe_ffn_forward_meta(const at::Tensor& x, const at::Tensor& weights, const a
       x, weights, {w1, b1, w2, b2, up}, plan,
       {std::move(activation), clamp, offset, {up_columns, down_columns, interleaved}});
   return {hidden_only ? at::empty({0}, x.options()) : at::empty_symint(x.sym_sizes(), x.options()),
-          at::empty_symint({call.plan.row_src.sym_size(0), call.sizes.columns}, x.options())};
+          at::empty_symint({call.ffn.plan.row_src.sym_size(0), call.sizes.columns}, x.options())};
 }
 
 void check_backward(const CheckedCall& call, const at::Tensor& grad_out, const at::Tensor& hidden) {
@@ -143,20 +102,24 @@ void check_backward(const CheckedCall& call, const at::Tensor& grad_out, const a
     check_same_device(t, x, name);
   };
   check(grad_out, call.sizes.tokens, call.sizes.width, "moe_ffn_backward: grad_out");
-  check(hidden, call.plan.row_src.sym_size(0), call.sizes.columns, "moe_ffn_backward: hidden");
+  check(hidden, call.ffn.plan.row_src.sym_size(0), call.sizes.columns, "moe_ffn_backward: hidden");
 }
 
-// In the order of FfnGradTensors; an unwanted one is an empty tensor.
+// An unwanted one, and that of an input which is not there, is an empty tensor.
 std::vector<at::Tensor> gradients(const CheckedCall& call, const at::Tensor& grad_out,
-                                  const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite) {
+                                  const at::Tensor& hidden, FfnNeeds needs, bool overwrite) {
   check_backward(call, grad_out, hidden);
+  const ExpertWeights& e = call.ffn.experts;
+  needs[FfnInput::kB1] = needs[FfnInput::kB1] && e.b1.has_value();
+  needs[FfnInput::kB2] = needs[FfnInput::kB2] && e.b2.has_value();
+  needs[FfnInput::kUp] = needs[FfnInput::kUp] && e.up.has_value();
+  FfnGradTensors grads = ffn_backward(
+      *path_of(call.ffn),
+      {.grad_out = grad_out, .hidden = hidden, .needs = needs, .overwrite = overwrite});
   const at::Tensor &x = call.ffn.x, &weights = call.ffn.weights;
-  FfnGradTensors grads = x.is_cuda()
-                             ? ffn_backward_cuda(call.ffn, grad_out, hidden, needs, overwrite)
-                             : ffn_backward_cpu(call.ffn, grad_out, hidden, needs, overwrite);
-  const auto none = at::empty({0}, x.options());
-  for (int i = 0; i < kNumFfnGradients; ++i) {
-    const at::ScalarType type = i == 1 ? weights.scalar_type() : x.scalar_type();
+  const at::Tensor none = at::empty({0}, x.options());
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const at::ScalarType type = i == FfnInput::kScores ? weights.scalar_type() : x.scalar_type();
     grads[i] = grads[i].defined() ? grads[i].to(type) : none;
   }
   return {grads.begin(), grads.end()};
@@ -176,7 +139,7 @@ std::vector<at::Tensor> moe_ffn_backward_device(const at::Tensor& grad_out, cons
   const CheckedCall call(
       x, weights, {w1, b1, w2, b2, up}, plan,
       {std::move(activation), clamp, offset, {up_columns, down_columns, interleaved}});
-  check_whole_plan(call.plan, "moe_ffn_backward");
+  check_whole_plan(call.ffn.plan, "moe_ffn_backward");
   return gradients(call, grad_out, hidden, needs, kOverwrite);
 }
 
@@ -197,160 +160,106 @@ std::vector<at::Tensor> moe_ffn_backward_meta(const at::Tensor& grad_out, const 
   const TensorList like = {
       x, weights, w1, b1.value_or(none), w2, b2.value_or(none), up.value_or(none)};
   std::vector<at::Tensor> out;
-  for (int i = 0; i < kNumFfnGradients; ++i) {
+  for (size_t i = 0; i < needs.size(); ++i) {
     out.push_back(needs[i] ? at::empty_like(like[i], at::MemoryFormat::Contiguous)
                            : at::empty({0}, x.options()));
   }
   return out;
 }
 
-// The places of what is kept: weights, w1, b1, w2, b2, up, five of the plan, then x and H as they
-// are kept.
-constexpr size_t kPlanAt = 6, kFixed = 11;
+// A tensor as it is kept: itself, or in fewer bits with scales.
+struct KeptRows {
+  at::Tensor values, scales;
+  static void visit(auto& s, auto&& f) { f(s.values), f(s.scales); }
+};
 
-void keep(TensorList& kept, const at::Tensor& t, int64_t bits, const FfnOptions& o) {
-  if (bits < 0) return kept.push_back(t);
+KeptRows kept_rows(const at::Tensor& t, int64_t bits, const FfnOptions& o) {
+  if (bits < 0) return {t, {}};
   const at::Tensor saturated =
       o.saturated.defined() ? o.saturated : at::zeros({1}, t.options().dtype(at::kLong));
   const Quantized q = quantize(t, bits, saturated);
-  kept.push_back(q.values);
-  kept.push_back(q.scales);
+  return {q.values, q.scales};
 }
 
-at::Tensor restore(const TensorList& kept, size_t& at, int64_t bits, c10::SymIntArrayRef sizes,
-                   at::ScalarType type) {
-  if (bits < 0) return kept[at++];
-  at += 2;
-  return dequantize({kept[at - 2], kept[at - 1]}, bits, sizes, type);
-}
-
-// CallSizes of what may be kept in fewer bits.
-struct KeptSizes {
-  std::vector<c10::SymInt> x, hidden;
-  at::ScalarType type;
+// What backward reads, by name.
+struct FfnKept {
+  at::Tensor weights, w1;
+  Optional b1;
+  at::Tensor w2;
+  Optional b2, up;
+  Plan plan;
+  KeptRows x, hidden;
+  static void visit(auto& s, auto&& f) {
+    f(s.weights), f(s.w1), f(s.b1), f(s.w2), f(s.b2), f(s.up), f(s.plan), f(s.x), f(s.hidden);
+  }
 };
 
 std::optional<double> clamp_of(const FfnOptions& o) {
   return std::isinf(o.clamp) ? std::nullopt : std::optional(o.clamp);
 }
 
-// The arguments of a call, as the tensors saved for its backward hold them; x and H are read apart.
-struct KeptCall {
-  explicit KeptCall(const TensorList& s)
-      : weights(s[0]),
-        w1(s[1]),
-        w2(s[3]),
-        b1(given(s[2])),
-        b2(given(s[4])),
-        up(given(s[5])),
-        plan(s.begin() + kPlanAt, s.begin() + kFixed) {}
+// Reads what was saved, with x and H as they were: kept, read back from fewer bits, or computed
+// again.
+class KeptReader {
+ public:
+  KeptReader(FfnOptions options, const at::Tensor& x, const at::Tensor& hidden)
+      : options_(std::move(options)),
+        x_sizes_(x.sym_sizes().vec()),
+        hidden_sizes_(hidden.sym_sizes().vec()),
+        type_(x.scalar_type()) {}
 
-  CheckedCall checked(const at::Tensor& x, const FfnOptions& o) const {
-    return {
-        x, weights, {w1, b1, w2, b2, up}, plan, {o.activation, clamp_of(o), o.offset, o.layout}};
+  const FfnOptions& options() const { return options_; }
+
+  at::Tensor x(const FfnKept& s) const { return restored(s.x, options_.input_bits, x_sizes_); }
+
+  at::Tensor hidden(const FfnKept& s, const at::Tensor& x) const {
+    static const auto again = raw_op<decltype(moe_ffn_forward_device)>("troupe::moe_ffn_forward");
+    const FfnOptions& o = options_;
+    if (o.keep_hidden) return restored(s.hidden, o.hidden_bits, hidden_sizes_);
+    const WeightLayout& l = o.layout;
+    return std::get<1>(again(x, s.weights, s.w1, s.b1, s.w2, s.b2, s.up, plan_tensors(s.plan),
+                             o.activation, clamp_of(o), o.offset, l.up_columns, l.down_columns,
+                             l.interleaved, /*hidden_only=*/true));
   }
 
-  at::Tensor weights, w1, w2;
-  Optional b1, b2, up;
-  TensorList plan;
+ private:
+  at::Tensor restored(const KeptRows& kept, int64_t bits, c10::SymIntArrayRef sizes) const {
+    return bits < 0 ? kept.values : dequantize({kept.values, kept.scales}, bits, sizes, type_);
+  }
+
+  FfnOptions options_;
+  std::vector<c10::SymInt> x_sizes_, hidden_sizes_;
+  at::ScalarType type_;
 };
 
-struct KeptRows {
-  at::Tensor x, hidden;
-};
-
-KeptRows kept_rows(const TensorList& saved, const KeptCall& c, const FfnOptions& o,
-                   const KeptSizes& sizes) {
-  static const auto again = raw_op<decltype(moe_ffn_forward_device)>("troupe::moe_ffn_forward");
-  size_t at = kFixed;
-  KeptRows out{.x = restore(saved, at, o.input_bits, sizes.x, sizes.type), .hidden = {}};
-  const WeightLayout& l = o.layout;
-  out.hidden = o.keep_hidden
-                   ? restore(saved, at, o.hidden_bits, sizes.hidden, sizes.type)
-                   : std::get<1>(again(out.x, c.weights, c.w1, c.b1, c.w2, c.b2, c.up, c.plan,
-                                       o.activation, clamp_of(o), o.offset, l.up_columns,
-                                       l.down_columns, l.interleaved, /*hidden_only=*/true));
-  return out;
-}
-
-FfnNeeds needs_of(const Gradients& g) {
-  FfnNeeds needs;
-  for (int i = 0; i < kNumFfnGradients; ++i) needs[i] = g.needs[i];
-  return needs;
-}
-
-TensorList backward(const Gradients& g, const FfnOptions& o, const KeptSizes& sizes) {
+// The whole backward, through the dispatcher, so that tracing sees it.
+TensorList backward(const Gradients& g, const KeptReader& kept) {
   using Backward = decltype(moe_ffn_backward_device<false>);
   static const auto run = raw_op<Backward>("troupe::moe_ffn_backward");
   static const auto run_over = raw_op<Backward>("troupe::moe_ffn_backward_");
-  const KeptCall c(g.saved);
-  const auto [x, hidden] = kept_rows(g.saved, c, o, sizes);
+  const auto s = saved_from<FfnKept>(g.saved);
+  const at::Tensor x = kept.x(s), hidden = kept.hidden(s, x);
+  const FfnOptions& o = kept.options();
   const WeightLayout& l = o.layout;
-  const FfnNeeds needs = needs_of(g);
+  const FfnNeeds needs = ffn_needs(g);
   // Only a graph that goes on reads H again.
   TensorList grads = (g.last ? run_over : run)(
-      g.outputs[0], x, c.weights, hidden, c.w1, c.b1, c.w2, c.b2, c.up, c.plan, o.activation,
-      clamp_of(o), o.offset, l.up_columns, l.down_columns, l.interleaved, needs);
-  for (int i = 0; i < kNumFfnGradients; ++i) {
+      g.outputs[0], x, s.weights, hidden, s.w1, s.b1, s.w2, s.b2, s.up, plan_tensors(s.plan),
+      o.activation, clamp_of(o), o.offset, l.up_columns, l.down_columns, l.interleaved, needs);
+  for (size_t i = 0; i < needs.size(); ++i) {
     if (!needs[i]) grads[i] = at::Tensor();
   }
   return grads;
 }
 
-// The halves of a backward, and what the first leaves for the second.
-class CutBackward {
- public:
-  CutBackward(const FfnOptions& options, KeptSizes sizes)
-      : options_(options), sizes_(std::move(sizes)) {}
-
-  TensorList rows(const Gradients& g) {
-    const KeptCall kept(g.saved);
-    const auto [x, hidden] = kept_rows(g.saved, kept, options_, sizes_);
-    const CheckedCall call = kept.checked(x, options_);
-    check_backward(call, g.outputs[0], hidden);
-    const FfnNeeds needs = needs_of(g);
-    FfnRowsHalf half = x.is_cuda()
-                           ? ffn_rows_backward_cuda(call.ffn, g.outputs[0], hidden, needs, g.last)
-                           : ffn_rows_backward_cpu(call.ffn, g.outputs[0], hidden, needs, g.last);
-    left_.reset();
-    if (std::any_of(needs.begin() + 2, needs.end(), [](bool need) { return need; })) {
-      left_.emplace(Left{kept, x, g.outputs[0], std::move(half.between)});
-    }
-    return typed(half.grads, x, kept.weights);
-  }
-
-  TensorList weights(const Gradients& g) {
-    TROUPE_CHECK(left_.has_value(), "moe_ffn: gradients of weights before those of x, or twice");
-    const Left left = std::move(*left_);
-    left_.reset();
-    const CheckedCall call = left.kept.checked(left.x, options_);
-    const FfnNeeds needs = needs_of(g);
-    return typed(left.x.is_cuda()
-                     ? ffn_weights_backward_cuda(call.ffn, left.grad_out, left.between, needs)
-                     : ffn_weights_backward_cpu(call.ffn, left.grad_out, left.between, needs),
-                 left.x, left.kept.weights);
-  }
-
- private:
-  struct Left {
-    KeptCall kept;
-    at::Tensor x, grad_out;
-    FfnBetween between;
-  };
-
-  static TensorList typed(const FfnGradTensors& grads, const at::Tensor& x,
-                          const at::Tensor& weights) {
-    TensorList out(grads.begin(), grads.end());
-    for (size_t i = 0; i < out.size(); ++i) {
-      if (out[i].defined()) out[i] = out[i].to(i == 1 ? weights.scalar_type() : x.scalar_type());
-    }
-    return out;
-  }
-
-  FfnOptions options_;
-  KeptSizes sizes_;
-  std::optional<Left> left_;
-};
+FfnSaved operands(const TensorList& saved, const KeptReader& kept) {
+  const auto s = saved_from<FfnKept>(saved);
+  const FfnOptions& o = kept.options();
+  const at::Tensor x = kept.x(s), hidden = kept.hidden(s, x);
+  const CheckedCall call(x, s.weights, {s.w1, s.b1, s.w2, s.b2, s.up}, s.plan,
+                         {o.activation, clamp_of(o), o.offset, o.layout});
+  return {hidden, [ffn = call.ffn] { return path_of(ffn); }};
+}
 
 // LONG: a schema's arguments
 at::Tensor moe_ffn_op(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& w1,
@@ -371,11 +280,6 @@ at::Tensor moe_ffn_op(const at::Tensor& x, const at::Tensor& weights, const at::
 
 }  // namespace
 
-void check_ffn(const at::Tensor& x, const at::Tensor& weights, const Plan& plan,
-               const ExpertWeights& experts) {
-  check_routing(x, weights, plan, check_experts(x, experts, {}).experts);
-}
-
 at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& weights_TK, const Plan& plan,
                    const ExpertWeights& e, const FfnOptions& o) {
   static const auto op = raw_op<decltype(moe_ffn_forward_device)>("troupe::moe_ffn_forward");
@@ -389,28 +293,33 @@ at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& weights_TK, const P
   const at::Tensor up = e.up.value_or(none);
   const TensorList inputs = {x, weights_TK, e.w1, b1, e.w2, b2, up};
   if (!wants_grad(inputs)) return out;
-  TensorList saved = {weights_TK, e.w1, b1, e.w2, b2, up};
-  for (const at::Tensor& t : plan_tensors(plan)) saved.push_back(t);
-  keep(saved, x, o.input_bits, o);
+  FfnKept saved{.weights = weights_TK,
+                .w1 = e.w1,
+                .b1 = e.b1,
+                .w2 = e.w2,
+                .b2 = e.b2,
+                .up = e.up,
+                .plan = plan,
+                .x = kept_rows(x, o.input_bits, o),
+                .hidden = {}};
   if (o.keep_hidden && o.hidden_bits >= 0) {
     // Rows that no slot has were never written; a group of 32 may be across their border.
     hidden.masked_fill_(plan.row_slot.lt(0).unsqueeze(1), 0);
   }
-  if (o.keep_hidden) keep(saved, hidden, o.hidden_bits, o);
-  const KeptSizes sizes{x.sym_sizes().vec(), hidden.sym_sizes().vec(), x.scalar_type()};
-  Record record{
-      .name = "moe_ffn", .inputs = inputs, .outputs = {out}, .saved = saved, .backward = {}};
-  const auto cut = std::make_shared<CutBackward>(o, sizes);
-  record.backward = [cut](const Gradients& g) { return cut->rows(g); };
-  const Halves halves{.name = "moe_ffn_weights",
-                      .first_weight = 2,
-                      .weights = [cut](const Gradients& g) { return cut->weights(g); },
-                      .order = o.weights_order};
-  if (record_halves(record, halves)) return out;
+  if (o.keep_hidden) saved.hidden = kept_rows(hidden, o.hidden_bits, o);
+  const KeptReader kept(o, x, hidden);
+  Record record{.name = "moe_ffn",
+                .inputs = inputs,
+                .outputs = {out},
+                .saved = saved_list(saved),
+                .backward = {}};
+  const auto halves =
+      std::make_shared<FfnHalves>([kept](const TensorList& t) { return operands(t, kept); });
+  if (record_ffn_halves(record, halves, "moe_ffn_weights", o.weights_order)) return out;
   // Where weights are made of parameters and their gradients late, the gradient of A is computed in
   // both halves, which is 1 of a gated expert's 9 products.
-  record.backward = [o, sizes](const Gradients& g) { return backward(g, o, sizes); };
-  record_late(std::move(record), /*first_weight=*/2);
+  record.backward = [kept](const Gradients& g) { return backward(g, kept); };
+  record_late(std::move(record), FfnInput::kFirstWeight);
   return out;
 }
 

@@ -63,29 +63,6 @@ void add_bias(const T* bias, int64_t rows, int64_t n, const T* scale, T* to) {
   }
 }
 
-// out[t, :] = sum over k, in order, of rows[slot_row[t, k], :]
-template <class T>
-void combine_rows(const FfnProblem<T>& p, int64_t tokens, const T* rows, T* out) {
-  torch_pool()(tokens, 16, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      T* to = out + t * p.width;
-      bool first = true;
-      for (int64_t k = 0; k < p.choices; ++k) {
-        const int64_t r = p.slot_row[t * p.choices + k];
-        if (r < 0) continue;
-        const T* from = rows + r * p.width;
-        if (first) {
-          std::memcpy(to, from, p.width * sizeof(T));
-        } else {
-          for (int64_t d = 0; d < p.width; ++d) to[d] += from[d];
-        }
-        first = false;
-      }
-      if (first) std::fill_n(to, p.width, T(0));
-    }
-  });
-}
-
 template <class T>
 MutRef write_view(T* data, int64_t rows, int64_t cols) {
   return {data, dtype_of<T>, rows, cols, cols};
@@ -167,7 +144,7 @@ void up_block(const FfnProblem<T>& p, const Block& b, T* hidden, T* scratch, T* 
 }  // namespace
 
 template <class T>
-void moe_ffn_forward_cpu(const FfnProblem<T>& p, T* hidden, T* rows_D, T* out) {
+void moe_ffn_forward_cpu(const FfnProblem<T>& p, T* hidden, T* rows_D) {
   const std::vector<Block> blocks = row_blocks(p);
   const int64_t G = p.hidden_columns(), D = p.width, F = p.hidden;
   WorkerScratch<T> scratch(kGemmScratch + kBlockRows * (F + 1) + G);
@@ -177,7 +154,7 @@ void moe_ffn_forward_cpu(const FfnProblem<T>& p, T* hidden, T* rows_D, T* out) {
     T* act = products + kGemmScratch;
     T* scores = act + kBlockRows * F;
     up_block(p, b, hidden, products, scores + kBlockRows);
-    if (out == nullptr) return;
+    if (rows_D == nullptr) return;
     scores_of(p, b, scores);
     activation_cpu({.h = read_view(hidden + b.begin * G, b.rows(), G),
                     .u = write_view(act, b.rows(), F),
@@ -190,7 +167,28 @@ void moe_ffn_forward_cpu(const FfnProblem<T>& p, T* hidden, T* rows_D, T* out) {
     if (p.b2 != nullptr) add_bias<T>(p.b2 + b.expert * D, b.rows(), D, scores, y);
     round_to(p.stored, b.rows() * D, y);
   });
-  if (out != nullptr) combine_rows(p, p.tokens, rows_D, out);
+}
+
+template <class T>
+void sum_rows_cpu(const FfnProblem<T>& p, const T* rows, T* sums) {
+  torch_pool()(p.tokens, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      T* to = sums + t * p.width;
+      bool first = true;
+      for (int64_t k = 0; k < p.choices; ++k) {
+        const int64_t r = p.slot_row[t * p.choices + k];
+        if (r < 0) continue;
+        const T* from = rows + r * p.width;
+        if (first) {
+          std::memcpy(to, from, p.width * sizeof(T));
+        } else {
+          for (int64_t d = 0; d < p.width; ++d) to[d] += from[d];
+        }
+        first = false;
+      }
+      if (first) std::fill_n(to, p.width, T(0));
+    }
+  });
 }
 
 namespace {
@@ -234,7 +232,7 @@ class RowsBackward {
                             serial);
     store_score_gradients(b, grad_scores);
     if (p_.interleaved) to_turns(m, F, grad_h, grad_scores + kBlockRows);  // as W1's outputs are
-    if (out_.x == nullptr) return;
+    if (scratch_.rows_D == nullptr) return;
     T* grad_x = scratch_.rows_D + b.begin * D;
     for (const UpPart<T>& part : up_parts(p_)) {
       const Weight<T> w(part.w, b.expert, part.n, D, p_.up_columns);
@@ -417,7 +415,6 @@ void moe_ffn_backward_cpu(const FfnProblem<T>& p, const T* hidden, const T* grad
   if (out.b1 != nullptr || out.b2 != nullptr) {
     run_tasks(p.experts, [&](int64_t e, int64_t) { weights.bias_gradients(e); });
   }
-  if (out.x != nullptr) combine_rows(p, p.tokens, scratch.rows_D, out.x);
 }
 
 template <class T>
@@ -429,7 +426,6 @@ void moe_ffn_rows_backward_cpu(const FfnProblem<T>& p, const T* hidden, const T*
   WorkerScratch<T> memory(rows.scratch_size());
   run_tasks(static_cast<int64_t>(blocks.size()),
             [&](int64_t i, int64_t worker) { rows.run(blocks[i], memory.of(worker)); });
-  if (out.x != nullptr) combine_rows(p, p.tokens, scratch.rows_D, out.x);
 }
 
 template <class T>
@@ -446,7 +442,8 @@ void moe_ffn_weights_backward_cpu(const FfnProblem<T>& p, const T* grad_out,
 }
 
 #define TROUPE_INSTANTIATE(T)                                                               \
-  template void moe_ffn_forward_cpu<T>(const FfnProblem<T>&, T*, T*, T*);                   \
+  template void moe_ffn_forward_cpu<T>(const FfnProblem<T>&, T*, T*);                       \
+  template void sum_rows_cpu<T>(const FfnProblem<T>&, const T*, T*);                        \
   template void moe_ffn_backward_cpu<T>(const FfnProblem<T>&, const T*, const T*,           \
                                         const FfnScratch<T>&, const FfnGradients<T>&);      \
   template void moe_ffn_rows_backward_cpu<T>(const FfnProblem<T>&, const T*, const T*,      \

@@ -38,7 +38,6 @@ struct FfnProblem {
 // What backward computes; a null pointer is not wanted (rule X8).
 template <class T>
 struct FfnGradients {
-  T* x = nullptr;        // [S, D]
   T* weights = nullptr;  // [T, K]
   T* w1 = nullptr;
   T* b1 = nullptr;
@@ -47,13 +46,18 @@ struct FfnGradients {
   T* up = nullptr;
 };
 
-// hidden [R, G F] is written; out [T, D] may be null where only hidden is wanted (recomputation).
-// rows_D [R, D] is scratch.
+// hidden [R, G F] is written, and Y to rows_D [R, D]; null where only hidden is wanted
+// (recomputation).
 template <class T>
-void moe_ffn_forward_cpu(const FfnProblem<T>& p, T* hidden, T* rows_D, T* out);
+void moe_ffn_forward_cpu(const FfnProblem<T>& p, T* hidden, T* rows_D);
+
+// sums_D[t, :] = sum over k, in order, of rows_D[slot_row[t, k], :]: out of Y, or dX of its rows.
+template <class T>
+void sum_rows_cpu(const FfnProblem<T>& p, const T* rows_D, T* sums_D);
 
 // grad_out [T, D]; hidden as forward left it: gate, then up, in every layout of the weights.
-// Scratch: grad_hidden [R, G F], which may be hidden, act [R, F], rows_D [R, D].
+// Written: grad_hidden [R, G F], which may be hidden, act [R, F], and rows_D [R, D], the rows of dX;
+// null: not wanted.
 template <class T>
 struct FfnScratch {
   T* grad_hidden;
@@ -64,8 +68,8 @@ template <class T>
 void moe_ffn_backward_cpu(const FfnProblem<T>& p, const T* hidden, const T* grad_out,
                           const FfnScratch<T>& scratch, const FfnGradients<T>& out);
 
-// Its halves. The first makes out.x and out.weights, and leaves dH and A in the scratch; of these
-// the second makes the rest.
+// Its halves. The first makes out.weights, and leaves the rows of dX, dH and A in the scratch; of
+// the last two the second makes the rest.
 template <class T>
 void moe_ffn_rows_backward_cpu(const FfnProblem<T>& p, const T* hidden, const T* grad_out,
                                const FfnScratch<T>& scratch, const FfnGradients<T>& out);

@@ -1,9 +1,10 @@
 // Tensors to the loops of moe_ffn_cpu.h. A CPU multiplies bf16 and f16 hundreds of times slower
 // than f32 (at 0.3 to 1.4 GFLOP/s against 180): such operands are widened, and H is rounded where
 // the contract rounds it.
+#include <algorithm>
 
+#include "troupe/ops/moe_ffn/ffn_backend.h"
 #include "troupe/ops/moe_ffn/moe_ffn_cpu.h"
-#include "troupe/ops/moe_ffn/moe_ffn_paths.h"
 #include "troupe/ops/support/cpu_memory.h"
 #include "troupe/ops/support/view.h"
 
@@ -69,103 +70,114 @@ T* data_or_null(const at::Tensor& t) {
   return t.defined() ? t.data_ptr<T>() : nullptr;
 }
 
-// Tensors for the wanted gradients, in the order of gradients.
-FfnGradTensors empty_gradients(const Operands& in, const FfnNeeds& needs) {
-  const at::Tensor none;
-  const FfnGradTensors like = {in.x,
-                               in.weights,
-                               in.w1,
-                               in.b1.value_or(none),
-                               in.w2,
-                               in.b2.value_or(none),
-                               in.up.value_or(none)};
-  FfnGradTensors out;
-  for (int i = 0; i < kNumFfnGradients; ++i) {
-    if (needs[i] && like[i].defined()) out[i] = empty_large(like[i].sizes(), in.x.options());
-  }
-  return out;
-}
-
 template <class T>
 FfnGradients<T> pointers(const FfnGradTensors& out) {
-  return {data_or_null<T>(out[0]), data_or_null<T>(out[1]), data_or_null<T>(out[2]),
-          data_or_null<T>(out[3]), data_or_null<T>(out[4]), data_or_null<T>(out[5]),
-          data_or_null<T>(out[6])};
+  return {.weights = data_or_null<T>(out[FfnInput::kScores]),
+          .w1 = data_or_null<T>(out[FfnInput::kW1]),
+          .b1 = data_or_null<T>(out[FfnInput::kB1]),
+          .w2 = data_or_null<T>(out[FfnInput::kW2]),
+          .b2 = data_or_null<T>(out[FfnInput::kB2]),
+          .up = data_or_null<T>(out[FfnInput::kUp])};
 }
+
+// While the rows of an expert are in cache, more is made of them than a call asks for: up makes Y,
+// and hidden_grad the rows of dX and, unless they come later, the weights' gradients.
+class CpuFfn : public FfnBackend {
+  using In = FfnInput;
+
+ public:
+  explicit CpuFfn(const FfnCall& call) : call_(call), in_(call) {}
+
+  FfnUp up(bool hidden_only) const override {
+    FfnUp out{.hidden = rows_of(call_.hidden_columns())};
+    if (!hidden_only) out.rows = rows_of(call_.width());
+    dispatch_compute(in_.type, [&]<class T>() {
+      moe_ffn_forward_cpu(problem<T>(call_, in_), out.hidden.data_ptr<T>(),
+                          data_or_null<T>(out.rows));
+    });
+    out.hidden = out.hidden.to(call_.x.scalar_type());
+    return out;
+  }
+
+  at::Tensor down(const FfnUp& up) const override {
+    return summed(up.rows).to(call_.x.scalar_type());
+  }
+
+  FfnBetween hidden_grad(const FfnHiddenGrad& of) const override {
+    const at::Tensor kept = in_.dense(of.hidden);
+    FfnNeeds now = of.needs;
+    if (of.weights_later) std::fill(now.begin() + In::kFirstWeight, now.end(), false);
+    FfnBetween out{.grads = empty_gradients(now),
+                   .grad_out = in_.dense(of.grad_out),
+                   .grad_hidden = of.overwrite ? kept : rows_of(call_.hidden_columns()),
+                   .act = rows_of(call_.hidden())};
+    if (of.needs[In::kX]) out.grad_rows = rows_of(call_.width());
+    dispatch_compute(in_.type, [&]<class T>() {
+      const auto run = of.weights_later ? moe_ffn_rows_backward_cpu<T> : moe_ffn_backward_cpu<T>;
+      run(problem<T>(call_, in_), kept.data_ptr<T>(), out.grad_out.data_ptr<T>(),
+          {out.grad_hidden.data_ptr<T>(), out.act.data_ptr<T>(), data_or_null<T>(out.grad_rows)},
+          pointers<T>(out.grads));
+    });
+    return out;
+  }
+
+  FfnGradTensors rows_grad(const FfnNeeds& needs, FfnBetween& between) const override {
+    FfnGradTensors out;
+    if (needs[In::kX]) out[In::kX] = summed(between.grad_rows);
+    return out;
+  }
+
+  FfnGradTensors weight_grad(const FfnNeeds& needs, FfnBetween& between) const override {
+    FfnGradTensors out = empty_gradients(needs);
+    dispatch_compute(in_.type, [&]<class T>() {
+      moe_ffn_weights_backward_cpu<T>(
+          problem<T>(call_, in_), between.grad_out.data_ptr<T>(),
+          {between.grad_hidden.data_ptr<T>(), between.act.data_ptr<T>(), nullptr},
+          pointers<T>(out));
+    });
+    return out;
+  }
+
+  std::vector<FfnStep> order() const override { return {FfnStep::kRows, FfnStep::kWeights}; }
+
+ private:
+  at::Tensor rows_of(int64_t columns) const {
+    return empty_large({call_.rows(), columns}, in_.x.options());
+  }
+
+  at::Tensor summed(const at::Tensor& rows) const {
+    const at::Tensor out = empty_large({call_.tokens(), call_.width()}, in_.x.options());
+    dispatch_compute(in_.type, [&]<class T>() {
+      sum_rows_cpu(problem<T>(call_, in_), rows.data_ptr<T>(), out.data_ptr<T>());
+    });
+    return out;
+  }
+
+  // For the wanted ones but x's, which is a sum of rows.
+  FfnGradTensors empty_gradients(const FfnNeeds& needs) const {
+    const at::Tensor none;
+    const FfnGradTensors like = {none,
+                                 in_.weights,
+                                 in_.w1,
+                                 in_.b1.value_or(none),
+                                 in_.w2,
+                                 in_.b2.value_or(none),
+                                 in_.up.value_or(none)};
+    FfnGradTensors out;
+    for (size_t i = 0; i < out.size(); ++i) {
+      if (needs[i] && like[i].defined()) out[i] = empty_large(like[i].sizes(), in_.x.options());
+    }
+    return out;
+  }
+
+  const FfnCall& call_;
+  Operands in_;
+};
 
 }  // namespace
 
-FfnForward ffn_forward_cpu(const FfnCall& call, bool hidden_only) {
-  const Operands in(call);
-  const auto options = in.x.options();
-  FfnForward out{.out = {}, .hidden = empty_large({call.rows(), call.hidden_columns()}, options)};
-  at::Tensor rows_RD;
-  if (!hidden_only) {
-    out.out = empty_large({call.tokens(), call.width()}, options);
-    rows_RD = empty_large({call.rows(), call.width()}, options);
-  }
-  dispatch_compute(in.type, [&]<class T>() {
-    moe_ffn_forward_cpu(problem<T>(call, in), out.hidden.data_ptr<T>(), data_or_null<T>(rows_RD),
-                        data_or_null<T>(out.out));
-  });
-  out.hidden = out.hidden.to(call.x.scalar_type());
-  if (!hidden_only) out.out = out.out.to(call.x.scalar_type());
-  return out;
-}
-
-FfnGradTensors ffn_backward_cpu(const FfnCall& call, const at::Tensor& grad_out,
-                                const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite) {
-  const Operands in(call);
-  const at::Tensor grad = in.dense(grad_out), kept = in.dense(hidden);
-  const auto options = in.x.options();
-  const at::Tensor grad_hidden =
-      overwrite ? kept : empty_large({call.rows(), call.hidden_columns()}, options);
-  const at::Tensor act = empty_large({call.rows(), call.hidden()}, options);
-  const at::Tensor rows_RD =
-      needs[0] ? empty_large({call.rows(), call.width()}, options) : at::Tensor();
-  FfnGradTensors out = empty_gradients(in, needs);
-  dispatch_compute(in.type, [&]<class T>() {
-    moe_ffn_backward_cpu<T>(
-        problem<T>(call, in), kept.data_ptr<T>(), grad.data_ptr<T>(),
-        {grad_hidden.data_ptr<T>(), act.data_ptr<T>(), data_or_null<T>(rows_RD)}, pointers<T>(out));
-  });
-  return out;
-}
-
-FfnRowsHalf ffn_rows_backward_cpu(const FfnCall& call, const at::Tensor& grad_out,
-                                  const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite) {
-  const Operands in(call);
-  const at::Tensor grad = in.dense(grad_out), kept = in.dense(hidden);
-  const auto options = in.x.options();
-  FfnRowsHalf out{
-      .grads = empty_gradients(in, {needs[0], needs[1]}),
-      .between = {.grad_hidden =
-                      overwrite ? kept : empty_large({call.rows(), call.hidden_columns()}, options),
-                  .act = empty_large({call.rows(), call.hidden()}, options)}};
-  const at::Tensor rows_RD =
-      needs[0] ? empty_large({call.rows(), call.width()}, options) : at::Tensor();
-  dispatch_compute(in.type, [&]<class T>() {
-    moe_ffn_rows_backward_cpu<T>(problem<T>(call, in), kept.data_ptr<T>(), grad.data_ptr<T>(),
-                                 {out.between.grad_hidden.data_ptr<T>(),
-                                  out.between.act.data_ptr<T>(), data_or_null<T>(rows_RD)},
-                                 pointers<T>(out.grads));
-  });
-  return out;
-}
-
-FfnGradTensors ffn_weights_backward_cpu(const FfnCall& call, const at::Tensor& grad_out,
-                                        const FfnBetween& between, const FfnNeeds& needs) {
-  const Operands in(call);
-  const at::Tensor grad = in.dense(grad_out);
-  FfnNeeds weights = needs;
-  weights[0] = weights[1] = false;
-  FfnGradTensors out = empty_gradients(in, weights);
-  dispatch_compute(in.type, [&]<class T>() {
-    moe_ffn_weights_backward_cpu<T>(
-        problem<T>(call, in), grad.data_ptr<T>(),
-        {between.grad_hidden.data_ptr<T>(), between.act.data_ptr<T>(), nullptr}, pointers<T>(out));
-  });
-  return out;
+std::unique_ptr<FfnBackend> cpu_ffn(const FfnCall& call) {
+  return std::make_unique<CpuFfn>(call);
 }
 
 }  // namespace troupe

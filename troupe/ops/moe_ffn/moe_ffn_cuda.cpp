@@ -15,8 +15,9 @@
 namespace troupe {
 namespace {
 
-// One call: its operands dense, and the steps that both passes are made of.
-class CudaFfn {
+class CudaFfn : public FfnBackend {
+  using In = FfnInput;
+
  public:
   explicit CudaFfn(const FfnCall& call)
       : call_(call),
@@ -28,6 +29,95 @@ class CudaFfn {
         launcher_(call.x.device()) {
     if (call.experts.b1.has_value()) b1_ = call.experts.b1->contiguous();
     if (call.experts.b2.has_value()) b2_ = call.experts.b2->contiguous();
+  }
+
+  FfnUp up(bool hidden_only) const override {
+    FfnUp out{.hidden = hidden_rows()};
+    if (hidden_only) return out;
+    out.act = rows_of(call_.hidden());
+    out.scores = scores();
+    launcher_(Activation{.h = view(out.hidden, "hidden"),
+                         .u = mut_view(out.act, "act"),
+                         .score = view(out.scores, "scores"),
+                         .expert_offset = plan_.expert_offset,
+                         .num_experts = plan_.experts,
+                         .kind = call_.kind},
+              &CudaKernels::activation);
+    return out;
+  }
+
+  at::Tensor down(const FfnUp& up) const override {
+    const at::Tensor y = rows_of(call_.width());
+    GroupedGemm down{.a = view(up.act, "act"),
+                     .b = flat_view(w2_, "moe_ffn: w2"),
+                     .c = mut_view(y, "y"),
+                     .experts = plan_.experts,
+                     .expert_offset = plan_.expert_offset};
+    if (b2_.defined()) {
+      down.bias = view(b2_, "moe_ffn: b2");
+      down.bias_scale = ptr<const float>(up.scores, "scores");
+    }
+    launcher_(down, &CudaKernels::grouped_gemm);
+    return summed(y);
+  }
+
+  FfnBetween hidden_grad(const FfnHiddenGrad& of) const override {
+    const at::Tensor dO = rowwise(of.grad_out), s = scores();
+    const at::Tensor act = gradient_of_act(dO), dH = rows_of(call_.hidden_columns());
+    const at::Tensor grad_score = at::empty({plan_.rows, 1}, s.options());
+    launcher_(ActivationBackward{.h = view(of.hidden, "hidden"),
+                                 .grad_u = view(act, "act"),
+                                 .grad_h = mut_view(dH, "grad_hidden"),
+                                 .score = view(s, "scores"),
+                                 .grad_score = mut_view(grad_score, "grad_scores"),
+                                 .u = mut_view(act, "act"),
+                                 .expert_offset = plan_.expert_offset,
+                                 .num_experts = plan_.experts,
+                                 .kind = call_.kind},
+              &CudaKernels::activation_backward);
+    if (of.overwrite) give_back(of.hidden);
+    FfnBetween out{.grad_out = dO, .grad_hidden = dH, .act = act, .grad_scores = grad_score};
+    if (b2_.defined() && (of.needs[In::kScores] || of.needs[In::kB2])) {
+      out.grads[In::kB2] = through_b2(dO, s, grad_score);
+    }
+    return out;
+  }
+
+  FfnGradTensors rows_grad(const FfnNeeds& needs, FfnBetween& between) const override {
+    FfnGradTensors out;
+    if (needs[In::kX]) out[In::kX] = gradient_of_x(between.grad_hidden);
+    if (needs[In::kScores]) {
+      out[In::kScores] =
+          reordered(between.grad_scores, plan_.slot_row, weights_.numel()).view(weights_.sizes());
+    }
+    return out;
+  }
+
+  FfnGradTensors weight_grad(const FfnNeeds& needs, FfnBetween& between) const override {
+    const at::Tensor &dO = between.grad_out, &dH = between.grad_hidden;
+    FfnGradTensors out;
+    if (needs[In::kW1]) out[In::kW1] = weight_gradient(w1_, dH, false, x_, true);
+    if (needs[In::kB1]) out[In::kB1] = bias_gradient(b1_, dH);
+    if (needs[In::kW2]) out[In::kW2] = weight_gradient(w2_, dO, true, between.act, false);
+    return out;
+  }
+
+  std::vector<FfnStep> order() const override { return {FfnStep::kRows, FfnStep::kWeights}; }
+
+ private:
+  // Runs one kernel of the table on PyTorch's current stream.
+  struct Launcher {
+    explicit Launcher(c10::Device on) : device(on) {}
+    template <class Args>
+    void operator()(const Args& args,
+                    void (*CudaKernels::*kernel)(const Args&, cudaStream_t)) const {
+      run_cuda(device, args, kernel);
+    }
+    c10::Device device;
+  };
+
+  at::Tensor rows_of(int64_t columns) const {
+    return at::empty({plan_.rows, columns}, x_.options());
   }
 
   at::Tensor hidden_rows() const {
@@ -45,83 +135,6 @@ class CudaFfn {
 
   at::Tensor scores() const {
     return reordered(weights_.view({-1, 1}), plan_.row_slot, plan_.rows);
-  }
-
-  at::Tensor output(const at::Tensor& hidden) const {
-    const at::Tensor act = rows_of(call_.hidden()), s = scores();
-    launcher_(Activation{.h = view(hidden, "hidden"),
-                         .u = mut_view(act, "act"),
-                         .score = view(s, "scores"),
-                         .expert_offset = plan_.expert_offset,
-                         .num_experts = plan_.experts,
-                         .kind = call_.kind},
-              &CudaKernels::activation);
-    const at::Tensor y = rows_of(call_.width());
-    GroupedGemm down{.a = view(act, "act"),
-                     .b = flat_view(w2_, "moe_ffn: w2"),
-                     .c = mut_view(y, "y"),
-                     .experts = plan_.experts,
-                     .expert_offset = plan_.expert_offset};
-    if (b2_.defined()) {
-      down.bias = view(b2_, "moe_ffn: b2");
-      down.bias_scale = ptr<const float>(s, "scores");
-    }
-    launcher_(down, &CudaKernels::grouped_gemm);
-    return summed(y);
-  }
-
-  FfnRowsHalf rows_backward(const at::Tensor& grad_out, const at::Tensor& hidden,
-                            const FfnNeeds& needs, bool overwrite) const {
-    const at::Tensor dO = rowwise(grad_out), s = scores();
-    const at::Tensor act = gradient_of_act(dO), dH = rows_of(call_.hidden_columns());
-    const at::Tensor grad_score = at::empty({plan_.rows, 1}, s.options());
-    launcher_(ActivationBackward{.h = view(hidden, "hidden"),
-                                 .grad_u = view(act, "act"),
-                                 .grad_h = mut_view(dH, "grad_hidden"),
-                                 .score = view(s, "scores"),
-                                 .grad_score = mut_view(grad_score, "grad_scores"),
-                                 .u = mut_view(act, "act"),
-                                 .expert_offset = plan_.expert_offset,
-                                 .num_experts = plan_.experts,
-                                 .kind = call_.kind},
-              &CudaKernels::activation_backward);
-    if (overwrite) give_back(hidden);
-    FfnRowsHalf out{.grads = {}, .between = {.grad_hidden = dH, .act = act}};
-    if (b2_.defined() && (needs[1] || needs[5])) {
-      out.between.grad_b2 = through_b2(dO, s, grad_score);
-    }
-    if (needs[0]) out.grads[0] = gradient_of_x(dH);
-    if (needs[1]) {
-      out.grads[1] = reordered(grad_score, plan_.slot_row, weights_.numel()).view(weights_.sizes());
-    }
-    return out;
-  }
-
-  FfnGradTensors weights_backward(const at::Tensor& grad_out, const FfnBetween& between,
-                                  const FfnNeeds& needs) const {
-    const at::Tensor dO = rowwise(grad_out), &dH = between.grad_hidden;
-    FfnGradTensors out;
-    if (needs[2]) out[2] = weight_gradient(w1_, dH, false, x_, true);
-    if (needs[3] && b1_.defined()) out[3] = bias_gradient(b1_, dH);
-    if (needs[4]) out[4] = weight_gradient(w2_, dO, true, between.act, false);
-    if (needs[5]) out[5] = between.grad_b2;
-    return out;
-  }
-
- private:
-  // Runs one kernel of the table on PyTorch's current stream.
-  struct Launcher {
-    explicit Launcher(c10::Device on) : device(on) {}
-    template <class Args>
-    void operator()(const Args& args,
-                    void (*CudaKernels::*kernel)(const Args&, cudaStream_t)) const {
-      run_cuda(device, args, kernel);
-    }
-    c10::Device device;
-  };
-
-  at::Tensor rows_of(int64_t columns) const {
-    return at::empty({plan_.rows, columns}, x_.options());
   }
 
   at::Tensor reordered(const at::Tensor& column, const int32_t* index, int64_t n) const {
@@ -215,36 +228,9 @@ class CudaFfn {
 
 }  // namespace
 
-FfnForward ffn_forward_cuda(const FfnCall& call, bool hidden_only) {
-  if (fits_sm90(call)) return ffn_forward_sm90(call, hidden_only);
-  const CudaFfn ffn(call);
-  FfnForward f{.out = {}, .hidden = ffn.hidden_rows()};
-  if (!hidden_only) f.out = ffn.output(f.hidden);
-  return f;
-}
-
-FfnGradTensors ffn_backward_cuda(const FfnCall& call, const at::Tensor& grad_out,
-                                 const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite) {
-  if (fits_sm90(call)) return ffn_backward_sm90(call, grad_out, hidden, needs, overwrite);
-  const CudaFfn ffn(call);
-  const FfnRowsHalf rows = ffn.rows_backward(grad_out, hidden, needs, overwrite);
-  FfnGradTensors out = ffn.weights_backward(grad_out, rows.between, needs);
-  out[0] = rows.grads[0];
-  out[1] = rows.grads[1];
-  return out;
-}
-
-FfnRowsHalf ffn_rows_backward_cuda(const FfnCall& call, const at::Tensor& grad_out,
-                                   const at::Tensor& hidden, const FfnNeeds& needs,
-                                   bool overwrite) {
-  if (fits_sm90(call)) return ffn_rows_backward_sm90(call, grad_out, hidden, needs, overwrite);
-  return CudaFfn(call).rows_backward(grad_out, hidden, needs, overwrite);
-}
-
-FfnGradTensors ffn_weights_backward_cuda(const FfnCall& call, const at::Tensor& grad_out,
-                                         const FfnBetween& between, const FfnNeeds& needs) {
-  if (fits_sm90(call)) return ffn_weights_backward_sm90(call, grad_out, between, needs);
-  return CudaFfn(call).weights_backward(grad_out, between, needs);
+std::unique_ptr<FfnBackend> cuda_ffn(const FfnCall& call) {
+  if (fits_sm90(call)) return sm90_ffn(call);
+  return std::make_unique<CudaFfn>(call);
 }
 
 }  // namespace troupe

@@ -13,7 +13,9 @@
 namespace troupe {
 namespace {
 
-class Sm90Ffn {
+class Sm90Ffn : public FfnBackend {
+  using In = FfnInput;
+
  public:
   explicit Sm90Ffn(const FfnCall& call)
       : call_(call),
@@ -23,62 +25,54 @@ class Sm90Ffn {
         w2_(call.experts.w2.contiguous()),
         plan_(plan_ref(call.plan, "moe_ffn")) {}
 
-  FfnForward forward(bool hidden_only) const {
-    const at::Tensor h = rows_of(call_.hidden_columns()), a = rows_of(call_.hidden());
+  // One kernel writes H and A: A is there too where nobody asks for it.
+  FfnUp up(bool) const override {
+    FfnUp out{.hidden = rows_of(call_.hidden_columns()), .act = rows_of(call_.hidden())};
     launch(MoeUpSm90{.plan = plan_,
                      .x = view(x_, "moe_ffn: x"),
                      .w1 = flat_view(w1_, "moe_ffn: w1"),
                      .score = score(),
-                     .h = mut_view(h, "hidden"),
-                     .a = mut_view(a, "act")},
+                     .h = mut_view(out.hidden, "hidden"),
+                     .a = mut_view(out.act, "act")},
            &CudaKernels::moe_up_sm90);
-    if (hidden_only) return {.out = {}, .hidden = h};
+    return out;
+  }
+
+  at::Tensor down(const FfnUp& up) const override {
     const at::Tensor y = rows_of(call_.width());
     launch(MoeDownSm90{.plan = plan_,
-                       .a = view(a, "act"),
+                       .a = view(up.act, "act"),
                        .w2 = flat_view(w2_, "moe_ffn: w2"),
                        .y = mut_view(y, "y")},
            &CudaKernels::moe_down_sm90);
-    return {.out = summed(y), .hidden = h};
+    return summed(y);
   }
 
-  FfnGradTensors backward(const at::Tensor& grad_out, const at::Tensor& hidden,
-                          const FfnNeeds& needs, bool overwrite) const {
-    const at::Tensor dO = grad_out.contiguous(), dH = rows_of(call_.hidden_columns());
-    at::Tensor a = rows_of(call_.hidden());
+  FfnBetween hidden_grad(const FfnHiddenGrad& of) const override {
+    FfnBetween out{.grad_out = of.grad_out.contiguous(),
+                   .grad_hidden = rows_of(call_.hidden_columns()),
+                   .act = rows_of(call_.hidden())};
+    out.grads[In::kScores] = at::empty(weights_.sizes(), weights_.options());
+    hidden_gradient(out, of.hidden);
+    if (of.overwrite) give_back(of.hidden);
+    return out;
+  }
+
+  FfnGradTensors rows_grad(const FfnNeeds& needs, FfnBetween& between) const override {
     FfnGradTensors out;
-    out[1] = at::empty(weights_.sizes(), weights_.options());
-    hidden_gradient(dO, hidden, dH, a, out[1]);
-    if (overwrite) give_back(hidden);
-    // What needs A comes first, and A goes before the rows of dX come.
-    if (needs[4]) out[4] = gradient_of_w2(dO, a);
-    a = at::Tensor();
-    if (needs[0]) out[0] = gradient_of_x(dH);
-    if (needs[2]) out[2] = gradient_of_w1(dH);
-    if (!needs[1]) out[1] = at::Tensor();
+    if (needs[In::kX]) out[In::kX] = gradient_of_x(between.grad_hidden);
     return out;
   }
 
-  FfnRowsHalf rows_backward(const at::Tensor& grad_out, const at::Tensor& hidden,
-                            const FfnNeeds& needs, bool overwrite) const {
-    FfnRowsHalf out{.grads = {},
-                    .between = {.grad_hidden = rows_of(call_.hidden_columns()),
-                                .act = rows_of(call_.hidden())}};
-    const at::Tensor scores = at::empty(weights_.sizes(), weights_.options());
-    hidden_gradient(grad_out.contiguous(), hidden, out.between.grad_hidden, out.between.act,
-                    scores);
-    if (overwrite) give_back(hidden);
-    if (needs[0]) out.grads[0] = gradient_of_x(out.between.grad_hidden);
-    if (needs[1]) out.grads[1] = scores;
-    return out;
-  }
-
-  FfnGradTensors weights_backward(const at::Tensor& grad_out, const FfnBetween& between,
-                                  const FfnNeeds& needs) const {
+  FfnGradTensors weight_grad(const FfnNeeds& needs, FfnBetween& between) const override {
     FfnGradTensors out;
-    if (needs[4]) out[4] = gradient_of_w2(grad_out.contiguous(), between.act);
-    if (needs[2]) out[2] = gradient_of_w1(between.grad_hidden);
+    if (needs[In::kW2]) out[In::kW2] = gradient_of_w2(between.grad_out, between.act);
+    if (needs[In::kW1]) out[In::kW1] = gradient_of_w1(between.grad_hidden);
     return out;
+  }
+
+  std::vector<FfnStep> order() const override {
+    return {FfnStep::kDown, FfnStep::kRows, FfnStep::kUp};
   }
 
  private:
@@ -133,16 +127,15 @@ class Sm90Ffn {
     return out;
   }
 
-  void hidden_gradient(const at::Tensor& dO, const at::Tensor& hidden, const at::Tensor& dH,
-                       const at::Tensor& a, const at::Tensor& grad_weights) const {
+  void hidden_gradient(const FfnBetween& out, const at::Tensor& hidden) const {
     MoeHiddenGradSm90 args{.plan = plan_,
-                           .grad_out = view(dO, "moe_ffn: grad_out"),
+                           .grad_out = view(out.grad_out, "moe_ffn: grad_out"),
                            .w2 = flat_view(w2_, "moe_ffn: w2"),
                            .h = view(hidden, "hidden"),
                            .score = score(),
-                           .grad_h = mut_view(dH, "grad_hidden"),
-                           .a = mut_view(a, "act"),
-                           .grad_score = ptr<float>(grad_weights, "grad_weights")};
+                           .grad_h = mut_view(out.grad_hidden, "grad_hidden"),
+                           .a = mut_view(out.act, "act"),
+                           .grad_score = ptr<float>(out.grads[In::kScores], "grad_weights")};
     const at::Tensor workspace = at::empty({workspace_bytes(args)}, x_.options().dtype(at::kByte));
     args.workspace = workspace.mutable_data_ptr();
     launch(args, &CudaKernels::moe_hidden_grad_sm90);
@@ -205,24 +198,8 @@ bool fits_sm90(const FfnCall& c) {
       .empty();
 }
 
-FfnForward ffn_forward_sm90(const FfnCall& call, bool hidden_only) {
-  return Sm90Ffn(call).forward(hidden_only);
-}
-
-FfnGradTensors ffn_backward_sm90(const FfnCall& call, const at::Tensor& grad_out,
-                                 const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite) {
-  return Sm90Ffn(call).backward(grad_out, hidden, needs, overwrite);
-}
-
-FfnRowsHalf ffn_rows_backward_sm90(const FfnCall& call, const at::Tensor& grad_out,
-                                   const at::Tensor& hidden, const FfnNeeds& needs,
-                                   bool overwrite) {
-  return Sm90Ffn(call).rows_backward(grad_out, hidden, needs, overwrite);
-}
-
-FfnGradTensors ffn_weights_backward_sm90(const FfnCall& call, const at::Tensor& grad_out,
-                                         const FfnBetween& between, const FfnNeeds& needs) {
-  return Sm90Ffn(call).weights_backward(grad_out, between, needs);
+std::unique_ptr<FfnBackend> sm90_ffn(const FfnCall& call) {
+  return std::make_unique<Sm90Ffn>(call);
 }
 
 }  // namespace troupe

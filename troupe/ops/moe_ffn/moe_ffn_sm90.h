@@ -1,10 +1,11 @@
 // The Hopper path of ops/moe_ffn/moe_ffn: bf16 SwiGLU experts on a GPU of compute capability 9.0.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "troupe/ops/moe_ffn/moe_ffn_paths.h"
+#include "troupe/ops/moe_ffn/ffn_backend.h"
 
 namespace troupe {
 
@@ -28,13 +29,8 @@ std::string sm90_fault(const Sm90Form& form, int64_t multiple = kSm90Multiple);
 std::vector<std::string> sm90_kernel_lines(const Sm90Form& form, int64_t rows, bool trial);
 bool fits_sm90(const FfnCall& call);
 
-FfnForward ffn_forward_sm90(const FfnCall& call, bool hidden_only);
-FfnGradTensors ffn_backward_sm90(const FfnCall& call, const at::Tensor& grad_out,
-                                 const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite);
-// Its halves. A stays until the second one, past the rows of dX.
-FfnRowsHalf ffn_rows_backward_sm90(const FfnCall& call, const at::Tensor& grad_out,
-                                   const at::Tensor& hidden, const FfnNeeds& needs, bool overwrite);
-FfnGradTensors ffn_weights_backward_sm90(const FfnCall& call, const at::Tensor& grad_out,
-                                         const FfnBetween& between, const FfnNeeds& needs);
+// A whole backward makes dW2 first: A goes before the rows of dX come. In halves A stays until the
+// second one, past the rows of dX.
+std::unique_ptr<FfnBackend> sm90_ffn(const FfnCall& call);
 
 }  // namespace troupe
