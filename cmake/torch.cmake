@@ -1,9 +1,14 @@
-# The pinned PyTorch wheel as imported targets, made by hand: find_package(Torch) edits CUDA flags,
+# The PyTorch wheel as imported targets, made by hand: find_package(Torch) edits CUDA flags,
 # always links torch_cuda, and fails without a toolkit.
 #   torch::cpu    libtorch_cpu and libc10: all that a process without a GPU needs
 #   torch::cuda   libtorch_cuda and libc10_cuda, kept although nothing names a symbol of theirs:
 #                 they register themselves when loaded
-set(TROUPE_TORCH_VERSION 2.11.0)
+# One source for all of these (troupe/ops/support/torch_versions); docs/develop/RELEASE.md says what was tried with each.
+# A library is for the one that it was built with, so a consumer of an installed Troupe (troupeConfig.cmake) has that alone.
+set(TROUPE_TORCH_SUPPORTED 2.11 2.12 2.13 2.14 2.15)
+if(TROUPE_TORCH_BUILT)
+  set(TROUPE_TORCH_SUPPORTED ${TROUPE_TORCH_BUILT})
+endif()
 if(NOT TROUPE_TORCH_ROOT)
   file(GLOB found ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages)
   set(TROUPE_TORCH_ROOT "${found}" CACHE PATH "The site-packages folder that holds torch/" FORCE)
@@ -15,10 +20,18 @@ if(NOT EXISTS ${torch_dir}/version.py)
 endif()
 file(STRINGS ${torch_dir}/version.py version_line REGEX "^__version__")
 string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+" torch_version "${version_line}")
-if(NOT torch_version STREQUAL TROUPE_TORCH_VERSION)
-  message(FATAL_ERROR "PyTorch ${torch_version} in ${torch_dir}: Troupe is built and tested against "
-                      "${TROUPE_TORCH_VERSION}")
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" torch_minor "${torch_version}")
+if(NOT torch_minor IN_LIST TROUPE_TORCH_SUPPORTED)
+  list(JOIN TROUPE_TORCH_SUPPORTED ", " supported)
+  if(TROUPE_TORCH_BUILT)
+    message(FATAL_ERROR "PyTorch ${torch_version} in ${torch_dir}: this Troupe was built with ${supported}, and PyTorch's "
+                        "C++ interface changes with every minor version. Name a folder that holds that one with "
+                        "-DTROUPE_TORCH_ROOT=, or build Troupe with ${torch_minor}")
+  endif()
+  message(FATAL_ERROR "PyTorch ${torch_version} in ${torch_dir}: Troupe is built with ${supported}. Install one of them, "
+                      "or name a folder that holds one with -DTROUPE_TORCH_ROOT=")
 endif()
+message(STATUS "PyTorch ${torch_version} in ${torch_dir}")
 
 # -idirafter: the wheel carries a newer fmt/, which must not hide the system's.
 add_library(torch::headers INTERFACE IMPORTED)

@@ -95,6 +95,25 @@ class Install(unittest.TestCase):
         self.assertEqual([process.returncode for process in started], [0] * ranks, "\n".join(said))
         return said[0]
 
+    def test_another_pytorch_is_refused_with_both_versions(self):
+        """A library is for the minor version that it was built with; one that is not supported builds none."""
+        built = re.search(r"^__version__ = '(\d+\.\d+)", (self.torch_root() / "torch/version.py").read_text(), re.M)[1]
+        other = "2.12" if built != "2.12" else "2.13"
+        for version, source, said in [
+                (f"{other}.0", ROOT / "examples/consumer", rf"PyTorch {other}\.0 .* built\s+with {built},"),
+                ("2.10.0", ROOT, r"PyTorch 2\.10\.0 .* built\s+with 2\.11,\s+2\.12,")]:
+            site = self.prefix / f"site-{version}"
+            (site / "torch").mkdir(parents=True)
+            (site / "torch/version.py").write_text(f"__version__ = '{version}+cpu'\n")
+            with self.assertRaises(AssertionError) as raised:
+                run("cmake", "-G", "Ninja", "-S", source, "-B", site / "build", f"-DCMAKE_PREFIX_PATH={self.prefix}",
+                    f"-DTROUPE_TORCH_ROOT={site}", "-DTROUPE_CUDA=OFF", "-DTROUPE_TESTS=OFF", "-DTROUPE_BENCHES=OFF")
+            self.assertRegex(" ".join(str(raised.exception).split()), said)
+
+    def torch_root(self):
+        """The site-packages folder that the build was made with."""
+        return pathlib.Path(re.search(r"^TROUPE_TORCH_ROOT:\w+=(.*)$", (BUILD / "CMakeCache.txt").read_text(), re.M)[1])
+
     def test_another_version_is_refused(self):
         (self.prefix / "x").mkdir(parents=True, exist_ok=True)
         (self.prefix / "x/CMakeLists.txt").write_text(

@@ -59,6 +59,7 @@ ALLOWED = {
     "kept_for_backward": "asks autograd what an operator's node keeps: what tests of memory compare with",
     "num_buckets": "the C++ interface, see buckets_begun",
     "parse_tiktoken": "open_tiktoken knows its settings by the number of ranks, 50 thousand and more",
+    "release_resources": "c10::intrusive_ptr calls it when a node has lost its last owner",
     "returns": "the C++ interface: a call of a Sharded, a template, tells it the results of the forward",
     "scatter": "MegaBlocks' key: what it would pack is not kept, and validate() holds it to that",
     "thread_ranks": "the groups of ranks that are threads, see Threads",

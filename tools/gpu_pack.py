@@ -87,7 +87,7 @@ def fill(stage, build, programs, others):
     (stage / "sanitized.txt").write_text("".join(f"{name}\n" for name in SANITIZED if name in programs))
     speed = SPEED if "troupe" in others else {}
     (stage / "speed.txt").write_text("".join(f"{name} {words}\n" for name, words in speed.items()))
-    version = re.search(r'^set\(TROUPE_TORCH_VERSION (\S+)\)', (tree / "cmake/torch.cmake").read_text(), re.M)[1]
+    version = make_wheel.torch_version(build)
     commit = make_wheel.run("git", "-C", tree, "describe", "--always", "--dirty").strip()
     (stage / "build.txt").write_text(f"{version}\n{commit}\n")
     return sorted(system)

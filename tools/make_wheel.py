@@ -36,6 +36,12 @@ def cached(build, name):
     return re.search(rf"^{name}:\w+=(.*)$", (build / "CMakeCache.txt").read_text(), re.MULTILINE)[1]
 
 
+def torch_version(build):
+    """Of the PyTorch that a build was made with, without its local part: 2.15.0."""
+    text = pathlib.Path(cached(build, "TROUPE_TORCH_ROOT"), "torch/version.py").read_text()
+    return re.search(r"^__version__ = '(\d+\.\d+\.\d+)", text, re.M)[1]
+
+
 def needed(files, torch):
     """soname -> file, of the system's libraries that these need."""
     out = {}

@@ -9,8 +9,6 @@
 // What is left comes when the backward ends.
 #pragma once
 
-#include <torch/csrc/autograd/function.h>
-
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -18,16 +16,17 @@
 
 #include "troupe/distributed/group/process_group.h"
 #include "troupe/distributed/modules/sharded_unit.h"
+#include "troupe/ops/support/torch_versions/graph_node.h"
 
 namespace troupe {
 
 // A call of a unit's forward. Every rank makes the same ones, in the same order.
 struct ShardedCall {
   std::weak_ptr<ShardedUnit> unit;
-  uint32_t version = 0;          // of the unit's values
-  bool recorded = false;         // by autograd
-  int64_t began = 0, ended = 0;  // in the order of all begins and ends
-  std::vector<std::weak_ptr<torch::autograd::Node>> results = {};  // on this rank
+  uint32_t version = 0;                // of the unit's values
+  bool recorded = false;               // by autograd
+  int64_t began = 0, ended = 0;        // in the order of all begins and ends
+  std::vector<WeakNode> results = {};  // on this rank
 };
 
 class ShardedBackwards {

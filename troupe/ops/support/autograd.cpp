@@ -5,7 +5,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -21,6 +20,7 @@
 #include "troupe/core/check.h"
 #include "troupe/ops/support/kept.h"
 #include "troupe/ops/support/record_late.h"
+#include "troupe/ops/support/torch_versions/graph_node.h"
 
 namespace troupe {
 namespace {
@@ -37,10 +37,10 @@ at::Tensor parameter_of(const at::Tensor& w) {
   return whole ? base : at::Tensor();
 }
 
-class RecordedNode : public autograd::Node {
+class RecordedNode : public GraphNode {
  public:
   RecordedNode(Record& r, BackwardOrder order)
-      : Node(order.number),
+      : GraphNode(order.number),
         name_(r.name),
         backward_(std::move(r.backward)),
         again_(std::move(r.again)) {
@@ -100,7 +100,7 @@ class RecordedNode : public autograd::Node {
   TensorList saved() {
     TensorList out;
     for (const Kept& x : saved_) {
-      out.push_back(x.maker ? x.maker->first_output() : x.variable.unpack(shared_from_this()));
+      out.push_back(x.maker ? x.maker->first_output() : x.variable.unpack(getptr()));
     }
     return out;
   }
@@ -122,13 +122,22 @@ class RecordedNode : public autograd::Node {
     made_again_.reset();
   }
 
+  void let_go() override {
+    saved_.clear();
+    parameters_.clear();
+    made_again_.reset();
+    backward_ = nullptr;
+    again_ = nullptr;
+    queue_.reset();
+  }
+
   std::string name() const override { return std::string("troupe::") + name_; }
 
  private:
   // A saved tensor, or the node that makes it again.
   struct Kept {
     autograd::SavedVariable variable;
-    std::shared_ptr<RecordedNode> maker;
+    NodePtr<RecordedNode> maker;
   };
 
   // The queue may outlive the node.
@@ -145,9 +154,9 @@ class RecordedNode : public autograd::Node {
     });
   }
 
-  static std::shared_ptr<RecordedNode> maker_of(const at::Tensor& x) {
+  static NodePtr<RecordedNode> maker_of(const at::Tensor& x) {
     if (!x.defined() || x.output_nr() != 0) return nullptr;
-    auto node = std::dynamic_pointer_cast<RecordedNode>(x.grad_fn());
+    auto node = node_as<RecordedNode>(x.grad_fn());
     return node != nullptr && node->again_ ? node : nullptr;
   }
 
@@ -166,8 +175,8 @@ class RecordedNode : public autograd::Node {
     for (at::Tensor& x : results) {
       if (x.defined()) x = x.detach().requires_grad_();
     }
-    auto error = std::make_shared<autograd::DelayedError>(name() + " has no second derivative",
-                                                          static_cast<int64_t>(results.size()));
+    auto error = make_node<autograd::DelayedError>(name() + " has no second derivative",
+                                                   static_cast<int64_t>(results.size()));
     return (*error)(std::move(results));
   }
 
@@ -206,9 +215,10 @@ bool wants_grad(const TensorList& inputs) {
 
 namespace {
 
-void attach(Record& r, const std::shared_ptr<RecordedNode>& node) {
+void attach(Record& r, const NodePtr<RecordedNode>& node) {
   for (at::Tensor& y : r.outputs) autograd::set_history(y, node);
   node->save(r.saved, r.outputs);
+  announce(node);
 }
 
 }  // namespace
@@ -223,7 +233,7 @@ BackwardOrder take_backward_order() {
 
 void record(Record r, BackwardOrder order) {
   if (!wants_grad(r.inputs)) return;
-  attach(r, std::make_shared<RecordedNode>(r, order));
+  attach(r, make_node<RecordedNode>(r, order));
 }
 
 namespace {
@@ -266,7 +276,7 @@ void record_late(Record r, size_t first_weight, const WeightsApart& apart) {
   for (size_t i = first_weight; i < r.inputs.size(); ++i) {
     if (parameter_of(r.inputs[i]).defined()) late.push_back(i);
   }
-  attach(r, std::make_shared<RecordedNode>(r, std::move(late), queue));
+  attach(r, make_node<RecordedNode>(r, std::move(late), queue));
 }
 
 namespace {

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "troupe/core/check.h"
+#include "troupe/ops/support/torch_versions/graph_node.h"
 #include "troupe/testing/torch/jacobian.h"
 
 namespace troupe {
@@ -57,6 +58,28 @@ TEST(Autograd, ComputesOnlyTheGradientsThatAreWanted) {
   product(x, w).sum().backward();
   EXPECT_TRUE(x.grad().equal(w));
   EXPECT_FALSE(w.grad().defined());
+}
+
+// Who only watches a graph, as fully_shard does, keeps none of its memory (torch_versions/graph_node.h).
+TEST(Autograd, ANodeThatIsOnlyWatchedHoldsNoTensors) {
+  const at::Tensor x = input();
+  at::Tensor y = at::zeros({3, 2}, at::kDouble), saved = at::ones({3, 2}, at::kDouble),
+             captured = at::ones({3, 2}, at::kDouble);
+  record({.name = "watched",
+          .inputs = {x},
+          .outputs = {y},
+          .saved = {saved},
+          .backward = [captured](const Gradients& g) -> TensorList {
+            return {g.outputs[0] * g.saved[0] * captured};
+          }});
+  const WeakNode watched(y.grad_fn());
+  const auto saved_memory = saved.storage().getWeakStorageImpl(),
+             captured_memory = captured.storage().getWeakStorageImpl();
+  saved.reset();
+  captured.reset();
+  EXPECT_FALSE(watched.expired() || saved_memory.expired() || captured_memory.expired());
+  y.reset();
+  EXPECT_TRUE(watched.expired() && saved_memory.expired() && captured_memory.expired());
 }
 
 TEST(Autograd, RefusesASecondDerivative) {
