@@ -51,9 +51,10 @@ struct CorpusOptions {
     verb.add_option("-t,--tokenizer", tokenizer,
                     "tokenizer.json, SentencePiece .model, tiktoken ranks, model folder, or bytes");
     add_value(verb, "--format", build.format,
-              "auto (.jsonl and .json: jsonl, else text), text, lines, jsonl, chat");
-    verb.add_option("--key", build.key,
-                    "JSON key of the content; default: text, or messages for chats");
+              "auto (by the file: JSON and tables are jsonl, else text), text, lines, jsonl, chat");
+    verb.add_option(
+        "--key", build.key,
+        "JSON key, or column of a table, of the content; default: text, or messages for chats");
     verb.add_option("--eod", eod, "end-of-document id; default: the tokenizer's end of text");
     verb.add_flag("--no-eod", no_eod, "no end-of-document id");
     verb.add_flag("--special-as-text", special_as_text,
@@ -159,7 +160,7 @@ void build(CorpusOptions& options) {
 
 void add_build(CLI::App& data) {
   CLI::App* verb =
-      data.add_subcommand("build", "tokenizes text, JSONL or chats to PREFIX.bin and PREFIX.idx");
+      data.add_subcommand("build", "tokenizes text, tables or chats to PREFIX.bin and PREFIX.idx");
   const auto options = std::make_shared<CorpusOptions>();
   options->add_to(*verb);
   verb->add_option("-o,--output", options->build.output, "PREFIX")->required();

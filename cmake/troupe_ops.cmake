@@ -10,7 +10,7 @@ target_include_directories(troupe PRIVATE ${PROJECT_SOURCE_DIR}/troupe/distribut
 target_link_libraries(troupe
   PUBLIC $<BUILD_INTERFACE:troupe_options> torch::cpu
   PRIVATE -Wl,--whole-archive ${archives} -Wl,--no-whole-archive
-          ${TROUPE_CORE_LIBRARIES} Threads::Threads ${CMAKE_DL_LIBS})
+          ${TROUPE_CORE_LIBRARIES} Threads::Threads z zstd ${CMAKE_DL_LIBS})
 set_target_properties(troupe PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION 0)
 
 add_dependencies(troupe_train troupe_tokenizer)

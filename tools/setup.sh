@@ -12,7 +12,7 @@ apt_packages=(
   ca-certificates g++:g++ cmake:cmake ninja-build:ninja ccache:ccache git:git
   python3:python3 python3-venv python3-dev universal-ctags:ctags
   libyaml-cpp-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libxxhash-dev libcli11-dev
-  libicu-dev libpcre2-dev libsentencepiece-dev libcurl4-openssl-dev
+  libicu-dev libpcre2-dev libsentencepiece-dev libcurl4-openssl-dev zlib1g-dev libzstd-dev
   libgtest-dev libbenchmark-dev
 )
 cuda_major=13     # PyTorch's: a second CUDA runtime of another major version may not share its process

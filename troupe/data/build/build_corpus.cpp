@@ -8,6 +8,7 @@
 #include "troupe/core/config/config.h"
 #include "troupe/core/config/facts.h"
 #include "troupe/core/config/json.h"
+#include "troupe/core/file/file.h"
 #include "troupe/core/file/hash.h"
 #include "troupe/data/build/corpus.h"
 #include "troupe/data/build/encode_corpus.h"
@@ -66,15 +67,14 @@ class Build {
         log_(log),
         limits_(limits),
         files_(corpus_files(config.input)),
-        format_(settled_format(config.format, files_)),
-        rules_{.format = format_,
-               .key = settled_key(config.key, format_),
+        rules_{.format = config.format,
+               .key = settled_key(config.key, config.format),
                .eod = config.append_eod ? tokenizer.eod : std::nullopt,
                .chat = config.chat,
                .held_out = config.valid},
         output_{.prefix = config.output,
                 .type = token_type_for(tokenizer.vocab),
-                .weights = format_ == CorpusFormat::kChat,
+                .weights = config.format == CorpusFormat::kChat,
                 .replace = config.replace},
         valid_output_(output_),
         hash_(hash_of(config, tokenizer, files_)) {
@@ -97,7 +97,8 @@ class Build {
     Writers writers{.train = TokenWriter(fs_, output_, counts)};
     if (config_.valid > 0) writers.valid.emplace(fs_, valid_output_, valid_counts);
     CorpusReader reader(files_,
-                        {.whole_files = format_ == CorpusFormat::kText,
+                        {.format = rules_.format,
+                         .key = rules_.key,
                          .piece = limits_.piece,
                          .longest = config_.longest.value},
                         from);
@@ -225,13 +226,14 @@ class Build {
   }
 
   BuildInfo info_of(const TokenWriter& writer) const {
-    return {.tokenizer = tokenizer_.fingerprint,
-            .vocab = tokenizer_.vocab,
-            .documents = writer.counts().documents,
-            .tokens = writer.counts().tokens,
-            .skipped = result_.info.skipped,
-            .chat = format_ == CorpusFormat::kChat ? std::optional(config_.chat) : std::nullopt,
-            .held_out = 0};
+    return {
+        .tokenizer = tokenizer_.fingerprint,
+        .vocab = tokenizer_.vocab,
+        .documents = writer.counts().documents,
+        .tokens = writer.counts().tokens,
+        .skipped = result_.info.skipped,
+        .chat = rules_.format == CorpusFormat::kChat ? std::optional(config_.chat) : std::nullopt,
+        .held_out = 0};
   }
 
   void publish(TokenWriter& writer, const std::string& prefix, const BuildInfo& info) {
@@ -334,7 +336,6 @@ class Build {
   const Log& log_;
   const BuildLimits limits_;
   const std::vector<std::string> files_;
-  const CorpusFormat format_;
   const DocumentRules rules_;
   const TokenOutput output_;
   TokenOutput valid_output_;

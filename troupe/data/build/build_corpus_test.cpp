@@ -11,6 +11,7 @@
 
 #include "troupe/core/config/config.h"
 #include "troupe/data/build/convert.h"
+#include "troupe/data/build/corpus.h"
 #include "troupe/data/tokens/token_file.h"
 #include "troupe/testing/fault_fs.h"
 #include "troupe/testing/files.h"
@@ -435,6 +436,48 @@ TEST_F(Corpus, ChatsOfWhichNothingIsLearnedAreToldAndTheirKeyIsKnown) {
   EXPECT_EQ(said->text.find("nothing is learned"), std::string::npos);
 }
 
+TEST_F(Corpus, FilesOfDifferentKindsAreEachReadAsWhatTheyAre) {
+  stdfs::create_directories(folder / "d");
+  put_file(folder / "d/1.txt", "one\ntext\n");
+  put_file(folder / "d/2.jsonl", "{\"text\": \"two\"}\n{\"text\": \"three\"}\n");
+  put_file(folder / "d/3.csv", "id,text\n7,\"four, and\nmore\"\n8,five\n");
+  put_file(folder / "d/4.tsv", "text\tid\nsix\t1\n");
+  put_file(folder / "d/5.json",
+           "[{\"text\": \"seven\"},\n {\"id\": [1, 2],\n  \"text\": \"eight\"}]\n");
+  config.input = {folder / "d"};
+  const std::vector<Ids> expected{ids_of("one\ntext\n"),     ids_of("two"),  ids_of("three"),
+                                  ids_of("four, and\nmore"), ids_of("five"), ids_of("six"),
+                                  ids_of("seven"),           ids_of("eight")};
+  for (const int64_t piece : {3, 40, 1 << 20}) {
+    config.replace = true;
+    build({.piece = piece});
+    EXPECT_EQ(documents(), expected) << piece;
+  }
+}
+
+TEST_F(Corpus, ABadRowOfATableIsNamedByItsNumber) {
+  put_file(folder / "t.csv", "id,text\n1,a\n2\n3,b\n");
+  config.input = {folder / "t.csv"};
+  EXPECT_PRED2(has, refusal_code(Code::kBadDocument, [&] { build(); }), "t.csv: row 2");
+  config.on_bad = OnBad::kSkip;
+  EXPECT_EQ(build().info.skipped, 1);
+  EXPECT_EQ(documents(), (std::vector<Ids>{ids_of("a"), ids_of("b")}));
+}
+
+TEST_F(Corpus, WhatDatasetsWritesBesideTablesIsNoText) {
+  stdfs::create_directories(folder / "d");
+  stdfs::create_directories(folder / "s");
+  for (const std::string name : {"README.md", "dataset_info.json", "state.json"}) {
+    put_file(folder / ("d/" + name), "{}");
+  }
+  put_file(folder / "d/data-00000-of-00001.arrow", "ARROW1");
+  EXPECT_EQ(corpus_files({folder / "d"}),
+            std::vector<std::string>{folder / "d/data-00000-of-00001.arrow"});
+  put_file(folder / "s/dataset_dict.json", "{}");
+  EXPECT_PRED2(has, refusal_code(Code::kUnreadableData, [&] { corpus_files({folder / "s"}); }),
+               "/train");
+}
+
 TEST_F(Corpus, BadSettingsAreRefused) {
   put_file(folder / "in.jsonl", "{}");
   put_file(folder / "x.gz", "");
@@ -446,10 +489,11 @@ TEST_F(Corpus, BadSettingsAreRefused) {
   config.input = {folder / "*.none"};
   EXPECT_PRED2(has, refusal(Code::kUnreadableData), "matches no file");
   config.input = {folder / "x.gz"};
+  EXPECT_PRED2(has, refusal(Code::kUnreadableData), "is named as compressed");
+  put_file(folder / "x.xz", "");
+  config.input = {folder / "x.xz"};
   EXPECT_PRED2(has, refusal(Code::kUnreadableData), "is compressed");
   put_file(folder / "t.txt", "text");
-  config.input = {folder / "t.txt", folder / "in.jsonl"};
-  EXPECT_PRED2(has, refusal(Code::kBadValue), "1 of the 2 files are JSONL");
   config.input = {folder / "t.txt"};
   config.longest = {2};
   EXPECT_PRED2(has, refusal(Code::kBadDocument), "`format: lines`");

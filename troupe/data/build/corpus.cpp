@@ -3,6 +3,7 @@
 #include <glob.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <memory>
 #include <utility>
@@ -37,11 +38,29 @@ void add_below(const std::string& folder, int depth, std::vector<std::string>& o
   }
 }
 
+// What datasets and the hub write beside tables.
+bool is_beside_tables(const std::string& path) {
+  constexpr std::array kNames{"README.md",         "LICENSE",    "LICENSE.txt",
+                              "dataset_info.json", "state.json", "dataset_infos.json"};
+  const std::string name = stdfs::path(path).filename().string();
+  return std::ranges::find(kNames, name) != kNames.end();
+}
+
 void add_folder(const std::string& folder, std::vector<std::string>& out) {
   constexpr int kDeepest = 256;
-  const size_t begin = out.size();
-  add_below(folder, kDeepest, out);
-  std::sort(out.begin() + static_cast<std::ptrdiff_t>(begin), out.end());
+  std::vector<std::string> found;
+  if (is_there((stdfs::path(folder) / "dataset_dict.json").string())) {
+    fail(Code::kUnreadableData, folder,
+         "is a data set with several splits, a folder each: name the one to read, as", folder,
+         "/train");
+  }
+  add_below(folder, kDeepest, found);
+  std::sort(found.begin(), found.end());
+  const auto is_table = [](const std::string& path) {
+    return path.ends_with(".parquet") || path.ends_with(".arrow");
+  };
+  if (std::ranges::any_of(found, is_table)) std::erase_if(found, is_beside_tables);
+  out.insert(out.end(), found.begin(), found.end());
 }
 
 void add_pattern(const std::string& pattern, std::vector<std::string>& out) {
@@ -55,12 +74,17 @@ void add_pattern(const std::string& pattern, std::vector<std::string>& out) {
 }
 
 std::string why_not_corpus(const std::string& path) {
-  for (const char* suffix : {".gz", ".zst", ".bz2", ".xz", ".zip"}) {
+  for (const char* suffix : {".bz2", ".xz", ".zip", ".lz4", ".7z"}) {
     if (path.ends_with(suffix)) return "is compressed; unpack it first";
   }
-  const InputFile file(path);
-  std::string head(std::min(static_cast<size_t>(file.size()), kCheckedBytes), '\0');
-  read_steadily(file, 0, std::as_writable_bytes(std::span(head)));
+  const TextShape shape = text_shape(path);
+  const bool named_packed = path.ends_with(".gz") || path.ends_with(".zst");
+  if (named_packed && shape.packing == TextShape::Packing::kNone) {
+    return "is named as compressed and does not begin so: it is damaged, or has a wrong name";
+  }
+  if (shape.rows == TextShape::Rows::kTable) return {};  // whoever reads it says what is wrong
+  std::string head(kCheckedBytes, '\0');
+  head.resize(open_text(path, false, "")->read(head));
   return why_not_text(head);
 }
 
@@ -100,8 +124,14 @@ std::vector<std::string> corpus_files(const std::vector<std::string>& names) {
   return out;
 }
 
+CorpusFormat format_of_file(CorpusFormat asked, const std::string& path) {
+  if (asked != CorpusFormat::kAuto) return asked;
+  return text_shape(path).rows == TextShape::Rows::kNone ? CorpusFormat::kText
+                                                         : CorpusFormat::kJsonl;
+}
+
 CorpusReader::CorpusReader(std::vector<std::string> files, Limits limits, CorpusPlace from)
-    : files_(std::move(files)), limits_(limits), at_(from) {
+    : files_(std::move(files)), limits_(std::move(limits)), at_(from) {
   for (const std::string& path : files_) {
     sizes_.push_back(InputFile(path).size());
     total_bytes_ += sizes_.back();
@@ -109,81 +139,109 @@ CorpusReader::CorpusReader(std::vector<std::string> files, Limits limits, Corpus
 }
 
 int64_t CorpusReader::bytes_before(const CorpusPlace& place) const {
-  int64_t sum = place.offset;
+  int64_t sum = place.read;
   for (int64_t i = 0; i < place.file; ++i) sum += sizes_[static_cast<size_t>(i)];
   return sum;
 }
 
-// The file at `at_`, or the next one that is not read to its end.
-bool CorpusReader::open_next() {
-  while (at_.file < std::ssize(files_)) {
-    if (!file_) file_.emplace(files_[static_cast<size_t>(at_.file)]);
-    if (at_.offset < file_->size()) return true;
-    file_->require_unchanged(Code::kDataChanged);
-    file_.reset();
-    at_ = {.file = at_.file + 1};
+// The file at `at_`, from there on.
+void CorpusReader::open() {
+  const std::string& path = files_[static_cast<size_t>(at_.file)];
+  using Rows = TextShape::Rows;
+  const Rows shape = text_shape(path).rows;
+  format_ = format_of_file(limits_.format, path);
+  const bool rows = format_ == CorpusFormat::kJsonl || format_ == CorpusFormat::kChat;
+  if (shape == Rows::kTable && !rows) {
+    fail(Code::kBadValue, path, "is a table, whose rows are documents with `format: jsonl` or",
+         "`format: chat`");
   }
-  return false;
+  is_table_ = rows && shape != Rows::kNone && shape != Rows::kJson;
+  text_ = open_text(path, rows, limits_.key);
+  text_->skip(at_.offset);
 }
 
 std::optional<CorpusPiece> CorpusReader::next() {
-  if (!open_next()) return std::nullopt;
-  CorpusPiece piece = limits_.whole_files ? whole_file() : lines();
-  piece.next = at_;
-  return piece;
+  while (at_.file < std::ssize(files_)) {
+    if (!text_) open();
+    CorpusPiece piece = format_ == CorpusFormat::kText ? whole_file() : lines();
+    if (!piece.text.empty() || piece.long_line) {
+      at_.read = text_->consumed(at_.offset);
+      piece.next = at_;
+      return piece;
+    }
+    text_->require_unchanged();
+    text_.reset();
+    at_ = {.file = at_.file + 1};
+  }
+  return std::nullopt;
+}
+
+// How many bytes the text had left, up to `bytes`.
+size_t CorpusReader::append(std::string& text, int64_t bytes) {
+  const size_t had = text.size();
+  text.resize(had + static_cast<size_t>(bytes));
+  const size_t count = text_->read(std::span(text).subspan(had));
+  text.resize(had + count);
+  return count;
 }
 
 CorpusPiece CorpusReader::whole_file() {
-  if (file_->size() > limits_.longest) {
-    fail(Code::kBadDocument, file_->path(), "has", file_->size(),
-         "bytes, more than a document may,", limits_.longest,
+  CorpusPiece out{.path = files_[static_cast<size_t>(at_.file)], .is_first = true};
+  for (int64_t wanted = limits_.piece; append(out.text, wanted) == static_cast<size_t>(wanted) &&
+                                       std::ssize(out.text) <= limits_.longest;
+       wanted = std::min(wanted * 2, limits_.longest)) {
+  }
+  if (std::ssize(out.text) > limits_.longest) {
+    fail(Code::kBadDocument, out.path, "has more bytes than a document may,", limits_.longest,
          "; with `format: lines` each line is one");
   }
-  CorpusPiece out{.path = file_->path(), .is_first = true};
-  out.text.resize(static_cast<size_t>(file_->size()));
-  read_steadily(*file_, 0, std::as_writable_bytes(std::span(out.text)));
-  at_.offset = file_->size();
+  at_.offset += std::ssize(out.text);
   return out;
 }
 
 CorpusPiece CorpusReader::lines() {
-  CorpusPiece out{.path = file_->path(), .first_line = at_.line, .is_first = at_.offset == 0};
-  const int64_t left = file_->size() - at_.offset;
+  CorpusPiece out{.path = files_[static_cast<size_t>(at_.file)],
+                  .format = format_,
+                  .text = std::exchange(read_ahead_, {}),
+                  .first_line = at_.line,
+                  .is_table = is_table_,
+                  .is_first = at_.offset == 0};
+  std::string& text = out.text;
   for (int64_t wanted = limits_.piece;; wanted *= 2) {
-    const auto have = std::ssize(out.text);
-    const int64_t size = std::min({wanted, left, limits_.longest + limits_.piece});
-    out.text.resize(static_cast<size_t>(size));
-    read_steadily(*file_, at_.offset + have,
-                  std::as_writable_bytes(std::span(out.text).subspan(static_cast<size_t>(have))));
-    const size_t end = out.text.rfind('\n');
+    const int64_t missing = std::max<int64_t>(0, wanted - std::ssize(text));
+    const bool ended = append(text, missing) < static_cast<size_t>(missing);
+    const size_t end = text.rfind('\n');
     if (end != std::string::npos) {
-      out.text.resize(end + 1);
-    } else if (size < left) {
-      if (size <= limits_.longest) continue;
+      read_ahead_ = text.substr(end + 1);
+      text.resize(end + 1);
+    } else if (!ended) {
+      if (std::ssize(text) <= limits_.longest) continue;
       skip_line(out);
       return out;
     }
-    at_.offset += std::ssize(out.text);
-    at_.line += std::ranges::count(out.text, '\n');
+    at_.offset += std::ssize(text);
+    at_.line += std::ranges::count(text, '\n');
     return out;
   }
 }
 
-// Past a line that is too long, without keeping it.
+// Past a line that is too long, of which `piece` has the beginning, without keeping it.
 void CorpusReader::skip_line(CorpusPiece& piece) {
-  const int64_t begin = at_.offset;
-  std::string& block = piece.text;
-  block.resize(static_cast<size_t>(limits_.piece));
-  while (at_.offset < file_->size()) {
-    block.resize(static_cast<size_t>(std::min(limits_.piece, file_->size() - at_.offset)));
-    read_steadily(*file_, at_.offset, std::as_writable_bytes(std::span(block)));
+  int64_t bytes = std::ssize(piece.text);
+  std::string block;
+  while (true) {
+    block.clear();
+    if (append(block, limits_.piece) == 0) break;
     const size_t end = block.find('\n');
-    at_.offset += end == std::string::npos ? std::ssize(block) : static_cast<int64_t>(end) + 1;
-    if (end != std::string::npos) break;
+    bytes += end == std::string::npos ? std::ssize(block) : static_cast<int64_t>(end) + 1;
+    if (end == std::string::npos) continue;
+    read_ahead_ = block.substr(end + 1);
+    break;
   }
+  at_.offset += bytes;
   ++at_.line;
-  piece.long_line = at_.offset - begin;
-  block.clear();
+  piece.long_line = bytes;
+  piece.text.clear();
 }
 
 }  // namespace troupe

@@ -7,11 +7,11 @@ namespace troupe {
 
 CorpusTexts corpus_texts(const TextsConfig& config) {
   const std::vector<std::string> files = corpus_files(config.input);
-  const CorpusFormat format = settled_format(config.format, files);
-  const DocumentRules rules{
-      .format = format, .key = settled_key(config.key, format), .chat = {.open = "", .close = ""}};
-  constexpr CorpusReader::Limits kDefault;
-  CorpusReader reader(files, {.whole_files = rules.format == CorpusFormat::kText});
+  const DocumentRules rules{.format = config.format,
+                            .key = settled_key(config.key, config.format),
+                            .chat = {.open = "", .close = ""}};
+  const CorpusReader::Limits usual;
+  CorpusReader reader(files, {.format = rules.format, .key = rules.key});
   CorpusTexts out{.corpus_bytes = reader.total_bytes()};
   const int64_t most = config.most.value > 0 ? config.most.value : out.corpus_bytes;
   const double share =
@@ -26,7 +26,7 @@ CorpusTexts corpus_texts(const TextsConfig& config) {
     const int64_t bytes = behind - before;
     before = behind;
     if (share < 1 && out.read_bytes > due) continue;
-    const EncodedPiece encoded = encode_piece(*piece, rules, keep, kDefault.longest);
+    const EncodedPiece encoded = encode_piece(*piece, rules, keep, usual.longest);
     if (!encoded.bad.empty()) {
       fail(Code::kBadDocument, encoded.bad[0].place, encoded.bad[0].what);
     }

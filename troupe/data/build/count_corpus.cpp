@@ -11,19 +11,19 @@ CorpusCount count_corpus(const BuildConfig& config, const BuildTokenizer& tokeni
                          const Log& log) {
   const auto begin = std::chrono::steady_clock::now();
   const std::vector<std::string> files = corpus_files(config.input);
-  const CorpusFormat format = settled_format(config.format, files);
-  const DocumentRules rules{.format = format,
-                            .key = settled_key(config.key, format),
+  const DocumentRules rules{.format = config.format,
+                            .key = settled_key(config.key, config.format),
                             .eod = config.append_eod ? tokenizer.eod : std::nullopt,
                             .chat = config.chat};
   const bool chat = rules.format == CorpusFormat::kChat;
-  const bool whole = rules.format == CorpusFormat::kText;
-  CorpusReader reader(files, {.whole_files = whole, .longest = config.longest.value});
-  CorpusCount out{.files = std::ssize(files), .text_bytes = reader.total_bytes(), .bad = {}};
+  CorpusReader reader(files,
+                      {.format = rules.format, .key = rules.key, .longest = config.longest.value});
+  CorpusCount out{.files = std::ssize(files), .bad = {}};
   const EncodeJob job{rules, tokenizer.encode, config.longest.value, config.workers, log};
   encode_corpus(reader, job, [&](const EncodedPiece& piece) {
     out.skipped += skip_bad(piece.bad, config.on_bad, out.bad);
     out.not_utf8 += piece.not_utf8;
+    out.text_bytes += piece.text_bytes;
     const EncodedDocuments& d = piece.documents;
     out.documents += std::ssize(d.ends);
     out.tokens += std::ssize(d.ids);

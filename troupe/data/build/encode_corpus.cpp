@@ -10,19 +10,6 @@
 
 namespace troupe {
 
-CorpusFormat settled_format(CorpusFormat format, const std::vector<std::string>& files) {
-  if (format != CorpusFormat::kAuto) return format;
-  const auto is_jsonl = [](const std::string& path) {
-    return path.ends_with(".jsonl") || path.ends_with(".json");
-  };
-  const auto count = std::ranges::count_if(files, is_jsonl);
-  if (count != 0 && count != std::ssize(files)) {
-    fail(Code::kBadValue, "format", "is auto, and", count, "of the", files.size(),
-         "files are JSONL: build them apart, or name the format");
-  }
-  return count == 0 ? CorpusFormat::kText : CorpusFormat::kJsonl;
-}
-
 std::string settled_key(const std::string& key, CorpusFormat format) {
   if (!key.empty()) return key;
   return format == CorpusFormat::kChat ? "messages" : "text";
@@ -30,12 +17,15 @@ std::string settled_key(const std::string& key, CorpusFormat format) {
 
 EncodedPiece encode_piece(const CorpusPiece& piece, const DocumentRules& rules,
                           const Encode& encode, int64_t longest) {
-  EncodedPiece out{.next = piece.next};
+  EncodedPiece out{.next = piece.next, .text_bytes = std::ssize(piece.text)};
+  DocumentRules here = rules;
+  here.format = piece.format;
   int64_t number = piece.first_line;
   const auto add = [&](std::string_view text) {
-    const std::string place = rules.format == CorpusFormat::kText
-                                  ? piece.path
-                                  : piece.path + ':' + std::to_string(number);
+    const std::string place =
+        here.format == CorpusFormat::kText
+            ? piece.path
+            : piece.path + (piece.is_table ? ": row " : ":") + std::to_string(number);
     const auto too_long = [&](int64_t bytes) {
       out.bad.push_back({place, "has " + std::to_string(bytes) + " bytes, more than `longest`, " +
                                     std::to_string(longest)});
@@ -44,14 +34,14 @@ EncodedPiece encode_piece(const CorpusPiece& piece, const DocumentRules& rules,
     if (std::ssize(text) > longest) return too_long(std::ssize(text));
     if (!is_utf8(text) && out.not_utf8++ == 0) out.first_not_utf8 = place;
     try {
-      add_document(text, rules, encode, out.documents);
+      add_document(text, here, encode, out.documents);
     } catch (const std::string& what) {
       out.bad.push_back({place, what});
     }
   };
   std::string_view text = piece.text;
   if (piece.is_first && text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
-  if (rules.format == CorpusFormat::kText || piece.long_line) return add(text), out;
+  if (here.format == CorpusFormat::kText || piece.long_line) return add(text), out;
   for (; !text.empty(); ++number) {
     const size_t end = std::min(text.find('\n'), text.size());
     std::string_view line = text.substr(0, end);

@@ -23,15 +23,13 @@ struct EncodedPiece {
   std::vector<BadDocument> bad = {};
   int64_t not_utf8 = 0;             // documents that hold bytes which are no UTF-8
   std::string first_not_utf8 = {};  // where the first of them is
+  int64_t text_bytes = 0;           // of the piece
 };
-
-// kAuto settled by the files' names; E2005 where some are JSONL and some are not.
-CorpusFormat settled_format(CorpusFormat format, const std::vector<std::string>& files);
 
 // `key`, or where it is empty the usual one: "messages" of chats, else "text".
 std::string settled_key(const std::string& key, CorpusFormat format);
 
-// The documents of one piece; a line, or a file, of more than `longest` bytes is a bad one.
+// The documents of one piece, in its format; a line, or a file, of more than `longest` bytes is a bad one.
 EncodedPiece encode_piece(const CorpusPiece& piece, const DocumentRules& rules,
                           const Encode& encode, int64_t longest);
 

@@ -17,11 +17,11 @@ namespace troupe {
 using Encode = std::function<void(std::string_view text, std::vector<int32_t>& ids)>;
 
 enum class CorpusFormat {
-  kAuto,   // by the file's name: .jsonl and .json are jsonl, all else text
+  kAuto,   // by the file's name: .jsonl, .json and tables are jsonl, all else text
   kText,   // a file is a document
   kLines,  // each line that is not empty is a document
-  kJsonl,  // each line is an object; the string under `key` is a document
-  kChat,   // each line is an object; `key` is a list of {"role": ..., "content": ...}
+  kJsonl,  // each line, or row, is an object; the string under `key` is a document
+  kChat,   // each line, or row, is an object; `key` is a list of {"role": ..., "content": ...}
 };
 constexpr auto names_of(CorpusFormat) {
   return std::array{Named{"auto", CorpusFormat::kAuto}, Named{"text", CorpusFormat::kText},
@@ -48,7 +48,7 @@ std::string opened(const ChatTemplate& form,
                    const std::string& role);  // `open`, its {role} replaced
 
 struct DocumentRules {
-  CorpusFormat format = CorpusFormat::kJsonl;  // not kAuto
+  CorpusFormat format = CorpusFormat::kJsonl;  // kAuto: each piece says its own
   std::string key = "text";
   std::optional<int32_t> eod = {};  // appended to documents that are not empty
   ChatTemplate chat = {};

@@ -1,0 +1,122 @@
+#include "troupe/core/file/child_output.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <utility>
+
+#include "troupe/core/check.h"
+
+extern char** environ;
+
+namespace troupe {
+namespace {
+
+constexpr size_t kKept = 4096;  // bytes of the standard error
+
+std::array<int, 2> make_pipe() {
+  std::array<int, 2> ends{-1, -1};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
+    fail(Code::kFileFailed, "a pipe", "cannot be made:", std::strerror(errno));
+  }
+  return ends;
+}
+
+void close_end(int& end) {
+  if (end >= 0) ::close(std::exchange(end, -1));
+}
+
+std::string last_line(std::string text) {
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+  return text.substr(text.rfind('\n') + 1);
+}
+
+}  // namespace
+
+ChildOutput::ChildOutput(const std::vector<std::string>& words) {
+  std::array<int, 2> out = make_pipe(), errors = make_pipe();
+  constexpr int kRoom = 1 << 20;
+  ::fcntl(out[0], F_SETPIPE_SZ, kRoom);  // refused: 64 KiB serve as well
+  ::fcntl(errors[0], F_SETFL, O_NONBLOCK);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, errors[1], STDERR_FILENO);
+  std::vector<char*> arguments;
+  // exec's interface has no const; it does not write there.
+  for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  spawn_error_ = ::posix_spawnp(&pid_, arguments[0], &actions, nullptr, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  close_end(out[1]);
+  close_end(errors[1]);
+  out_ = out[0];
+  errors_ = errors[0];
+  if (spawn_error_ != 0) pid_ = -1;
+}
+
+ChildOutput::~ChildOutput() {
+  close_end(out_);
+  if (pid_ >= 0 && !ended_) {
+    ::kill(pid_, SIGKILL);
+    while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+    }
+  }
+  close_end(errors_);
+}
+
+void ChildOutput::drain_errors() {
+  std::array<char, 1024> block{};
+  for (ssize_t count; (count = ::read(errors_, block.data(), block.size())) > 0;) {
+    said_.append(block.data(), static_cast<size_t>(count));
+    if (said_.size() > kKept) said_.erase(0, said_.size() - kKept);
+  }
+}
+
+size_t ChildOutput::read(std::span<char> out) {
+  size_t filled = 0;
+  while (filled < out.size() && out_ >= 0) {
+    // A child that writes much to its standard error waits until somebody reads it.
+    std::array<pollfd, 2> ready{pollfd{out_, POLLIN, 0},
+                                pollfd{errors_over_ ? -1 : errors_, POLLIN, 0}};
+    if (::poll(ready.data(), ready.size(), -1) < 0 && errno != EINTR) break;
+    if (ready[1].revents & POLLIN) {
+      drain_errors();
+    } else if (ready[1].revents != 0) {
+      errors_over_ = true;
+    }
+    if (ready[0].revents == 0) continue;
+    const ssize_t count = ::read(out_, out.data() + filled, out.size() - filled);
+    if (count > 0) {
+      filled += static_cast<size_t>(count);
+    } else if (count == 0 || errno != EINTR) {
+      close_end(out_);
+    }
+  }
+  return filled;
+}
+
+ChildEnd ChildOutput::wait() {
+  if (spawn_error_ != 0) return {.never_began = true, .said = std::strerror(spawn_error_)};
+  if (!ended_) {
+    close_end(out_);
+    while (::waitpid(pid_, &status_, 0) < 0 && errno == EINTR) {
+    }
+    ended_ = true;
+    drain_errors();
+  }
+  const bool ok = WIFEXITED(status_) && WEXITSTATUS(status_) == 0;
+  std::string said = last_line(said_);
+  if (WIFSIGNALED(status_)) said = "signal " + std::to_string(WTERMSIG(status_)) + ' ' + said;
+  return {.ok = ok, .said = ok ? "" : said.empty() ? "it said nothing" : said};
+}
+
+}  // namespace troupe

@@ -1,0 +1,62 @@
+#include "troupe/core/file/child_output.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include "troupe/testing/files.h"
+
+namespace troupe {
+namespace {
+
+using testing::has;
+
+std::string all_of(ChildOutput& child) {
+  std::string out;
+  std::array<char, 1000> block{};
+  while (const size_t count = child.read(block)) out.append(block.data(), count);
+  return out;
+}
+
+TEST(ChildOutput, IsReadToItsEnd) {
+  ChildOutput child({"seq", "100000"});
+  const std::string text = all_of(child);
+  EXPECT_EQ(text.size(), 588895u);
+  EXPECT_TRUE(text.ends_with("\n100000\n"));
+  EXPECT_TRUE(child.wait().ok);
+  EXPECT_TRUE(child.wait().ok);
+}
+
+TEST(ChildOutput, WhatItSaysLastIsKept) {
+  ChildOutput child({"sh", "-c", "echo out; seq 100000 >&2; echo 'the reason' >&2; exit 3"});
+  EXPECT_EQ(all_of(child), "out\n");
+  const ChildEnd end = child.wait();
+  EXPECT_FALSE(end.ok);
+  EXPECT_EQ(end.said, "the reason");
+}
+
+TEST(ChildOutput, ASignalIsNamed) {
+  ChildOutput child({"sh", "-c", "kill -9 $$"});
+  EXPECT_EQ(all_of(child), "");
+  EXPECT_PRED2(has, child.wait().said, "signal 9");
+}
+
+TEST(ChildOutput, AProgramThatIsNotThereNeverBegan) {
+  ChildOutput child({"no-such-program"});
+  std::array<char, 10> block{};
+  EXPECT_EQ(child.read(block), 0u);
+  EXPECT_TRUE(child.wait().never_began);
+}
+
+TEST(ChildOutput, OneThatRunsOnEndsWithTheObject) {
+  const ChildOutput child({"sleep", "1000"});
+}
+
+TEST(ChildOutput, ClosedErrorsDoNotEndTheOutput) {
+  ChildOutput child({"sh", "-c", "exec 2>&-; sleep 0.2; echo late"});
+  EXPECT_EQ(all_of(child), "late\n");
+  EXPECT_TRUE(child.wait().ok);
+}
+
+}  // namespace
+}  // namespace troupe
