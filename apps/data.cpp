@@ -52,9 +52,9 @@ struct CorpusOptions {
                     "tokenizer.json, SentencePiece .model, tiktoken ranks, model folder, or bytes");
     add_value(verb, "--format", build.format,
               "auto (by the file: JSON and tables are jsonl, else text), text, lines, jsonl, chat");
-    verb.add_option(
-        "--key", build.key,
-        "JSON key, or column of a table, of the content; default: text, or messages for chats");
+    verb.add_option("--key", build.key,
+                    "JSON key, or column of a table, with the content; default: text; for chats, "
+                    "by the layout");
     verb.add_option("--eod", eod, "end-of-document id; default: the tokenizer's end of text");
     verb.add_flag("--no-eod", no_eod, "no end-of-document id");
     verb.add_flag("--special-as-text", special_as_text,

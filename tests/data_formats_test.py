@@ -88,6 +88,22 @@ class Formats(unittest.TestCase):
         self.assertEqual(self.build("x.parquet", "out", "--format", "chat"), self.build("x.jsonl", "other", "--format", "chat"))
         self.assertEqual((self.here / "out.weights").read_bytes(), (self.here / "other.weights").read_bytes())
 
+    def test_a_table_of_instructions_is_chats(self):
+        rows = [{"instruction": f"Add {i}.", "input": "" if i % 2 else "1 2", "output": str(i)} for i in range(40)]
+        chats = [[{"role": "user", "content": row["instruction"] + ("\n\n" + row["input"] if row["input"] else "")},
+                  {"role": "assistant", "content": row["output"]}] for row in rows]
+        (self.here / "x.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+        expected = self.build("x.jsonl", "out", "--format", "chat")
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), self.here / "x.parquet")
+        (self.here / "x.json").write_text(json.dumps(rows, indent=2))
+        with open(self.here / "x.csv", "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        for name in ("x.parquet", "x.json", "x.csv"):
+            with self.subTest(name):
+                self.assertEqual(self.build(name, "other", "--format", "chat"), expected)
+
     def test_faults_name_file_and_row(self):
         table = pyarrow.table({"id": range(2000), "text": texts(2000)})
         pyarrow.parquet.write_table(table, self.here / "x.parquet", compression="none", row_group_size=100)

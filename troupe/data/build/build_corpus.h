@@ -35,7 +35,7 @@ struct BuildConfig {
   std::vector<std::string> input;  // files, folders, patterns: read in this order
   std::string output;              // PREFIX
   CorpusFormat format = CorpusFormat::kAuto;
-  std::string key = {};  // of JSONL; empty: "messages" for chats, else "text"
+  std::string key = {};  // of JSONL and tables; empty: "text"; of chats, as the line says
   double valid = 0;      // the part of all documents that goes to PREFIX-valid
   bool append_eod = true;
   OnBad on_bad = OnBad::kStop;

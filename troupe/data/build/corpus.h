@@ -54,7 +54,7 @@ class CorpusReader {
  public:
   struct Limits {
     CorpusFormat format = CorpusFormat::kAuto;  // kText: a piece is a file, else lines
-    std::string key = "text";                   // the column of tables
+    std::string key = "text";                   // the column of tables; empty: all of them
     int64_t piece = 1 << 20;                    // about so many bytes of lines
     int64_t longest = int64_t{64} << 20;        // line; or file, where pieces are files
   };

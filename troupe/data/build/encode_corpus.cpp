@@ -11,8 +11,7 @@
 namespace troupe {
 
 std::string settled_key(const std::string& key, CorpusFormat format) {
-  if (!key.empty()) return key;
-  return format == CorpusFormat::kChat ? "messages" : "text";
+  return key.empty() && format != CorpusFormat::kChat ? "text" : key;
 }
 
 EncodedPiece encode_piece(const CorpusPiece& piece, const DocumentRules& rules,

@@ -26,7 +26,7 @@ struct EncodedPiece {
   int64_t text_bytes = 0;           // of the piece
 };
 
-// `key`, or where it is empty the usual one: "messages" of chats, else "text".
+// `key`, or where it is empty the usual one, "text"; chats have none (chat_line.h).
 std::string settled_key(const std::string& key, CorpusFormat format);
 
 // The documents of one piece, in its format; a line, or a file, of more than `longest` bytes is a bad one.

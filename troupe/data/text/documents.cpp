@@ -4,34 +4,15 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/file/hash.h"
+#include "troupe/data/text/chat_line.h"
 #include "troupe/data/text/json_line.h"
 
 namespace troupe {
 namespace {
 
-struct Message {
-  std::optional<std::string> role, content;
-};
-
 std::string string_under(JsonLine& line, const std::string& key) {
   if (line.kind() != JsonLine::Kind::kString) line.fail("\"" + key + "\" is not a string");
   return line.string();
-}
-
-Message read_message(JsonLine& line) {
-  Message out;
-  if (line.kind() != JsonLine::Kind::kObject) line.fail("a message is not an object");
-  line.object([&](std::string_view name) {
-    if (name == "role") {
-      out.role = string_under(line, "role");
-    } else if (name == "content") {
-      out.content = string_under(line, "content");
-    } else {
-      line.skip();
-    }
-  });
-  if (!out.role || !out.content) line.fail("a message lacks \"role\" or \"content\"");
-  return out;
 }
 
 // The value under `key` of the object that the line is, read by f; the last of several counts.
@@ -55,28 +36,17 @@ std::string read_text(std::string_view text, const std::string& key) {
   return out;
 }
 
-std::vector<Message> read_chat(std::string_view text, const std::string& key) {
-  JsonLine line(text);
-  std::vector<Message> out;
-  read_key(line, key, [&] {
-    if (line.kind() != JsonLine::Kind::kArray) line.fail("\"" + key + "\" is not a list");
-    out.clear();
-    line.array([&] { out.push_back(read_message(line)); });
-  });
-  return out;
-}
-
-void add_chat(const std::vector<Message>& messages, const ChatTemplate& form, const Encode& encode,
-              EncodedDocuments& out) {
+void add_chat(const std::vector<ChatMessage>& messages, const ChatTemplate& form,
+              const Encode& encode, EncodedDocuments& out) {
   const auto add = [&](const std::string& text, bool learn) {
     encode(text, out.ids);
     out.weights.resize(out.ids.size(), learn);
   };
-  for (const Message& message : messages) {
-    const bool learn = *message.role == form.learn;
-    add(opened(form, *message.role), false);
-    add(*message.content, learn);
-    add(form.close, learn);
+  for (const ChatMessage& message : messages) {
+    const bool learn = message.role == form.learn;
+    if (message.has_marks) add(opened(form, message.role), false);
+    add(message.content, learn);
+    if (message.has_marks) add(form.close, learn);
   }
 }
 

@@ -21,7 +21,7 @@ enum class CorpusFormat {
   kText,   // a file is a document
   kLines,  // each line that is not empty is a document
   kJsonl,  // each line, or row, is an object; the string under `key` is a document
-  kChat,   // each line, or row, is an object; `key` is a list of {"role": ..., "content": ...}
+  kChat,   // each line, or row, is a conversation (chat_line.h); its list is under `key`
 };
 constexpr auto names_of(CorpusFormat) {
   return std::array{Named{"auto", CorpusFormat::kAuto}, Named{"text", CorpusFormat::kText},
@@ -49,8 +49,8 @@ std::string opened(const ChatTemplate& form,
 
 struct DocumentRules {
   CorpusFormat format = CorpusFormat::kJsonl;  // kAuto: each piece says its own
-  std::string key = "text";
-  std::optional<int32_t> eod = {};  // appended to documents that are not empty
+  std::string key = "text";                    // of chats may be empty: the line's layout says
+  std::optional<int32_t> eod = {};             // appended to documents that are not empty
   ChatTemplate chat = {};
   double held_out = 0;  // the part of all documents that is for validation
 };

@@ -102,35 +102,50 @@ class CsvRows final : public RowStream {
  public:
   CsvRows(const std::string& path, std::unique_ptr<TextStream> text, char separator,
           const std::string& key)
-      : RowStream(path, std::move(text)), separator_(separator), key_("{") {
-    append_json(key, key_);
-    key_ += ": ";
-    const std::vector<std::string> columns = read_row().value_or(std::vector<std::string>());
-    const auto at = std::ranges::find(columns, key);
-    columns_ = columns.size();
-    column_ = static_cast<size_t>(at - columns.begin());
-    if (at != columns.end()) return;
-    std::string names;
-    for (const std::string& name : columns) names += (names.empty() ? "" : ", ") + name;
-    fail(Code::kUnreadableData, path, "has no column", key, "; its columns are", names,
+      : RowStream(path, std::move(text)), separator_(separator) {
+    const std::vector<std::string> names = read_row().value_or(std::vector<std::string>());
+    std::string list;
+    for (const std::string& name : names) {
+      list += (list.empty() ? "" : ", ") + name;
+      Column& column = columns_.emplace_back();
+      column.is_read = key.empty() || name == key;
+      append_json(name, column.name);
+      found_ |= column.is_read;
+    }
+    if (found_ || key.empty()) return;
+    fail(Code::kUnreadableData, path, "has no column", key, "; its columns are", list,
          "; --key names the one to read");
   }
 
  private:
+  struct Column {
+    std::string name;  // as JSON
+    bool is_read = false;
+  };
+
   bool next_line(std::string& out) override {
     while (std::optional<std::vector<std::string>> row = read_row()) {
       if (row->size() == 1 && row->front().empty()) continue;  // an empty line
-      if (column_ < row->size() && row->size() <= columns_) {
-        out = key_;
-        append_json((*row)[column_], out);
-        out += "}\n";
+      if (row->size() == columns_.size()) {
+        append_row(*row, out);
       } else {
         out = "the row has " + std::to_string(row->size()) + " fields for " +
-              std::to_string(columns_) + " columns\n";
+              std::to_string(columns_.size()) + " columns\n";
       }
       return true;
     }
     return false;
+  }
+
+  void append_row(const std::vector<std::string>& row, std::string& out) const {
+    out = "{";
+    for (size_t i = 0; i < row.size(); ++i) {
+      if (!columns_[i].is_read) continue;
+      if (out.size() > 1) out += ", ";
+      out += columns_[i].name + ": ";
+      append_json(row[i], out);
+    }
+    out += "}\n";
   }
 
   // The fields of the next row; nothing at the end.
@@ -169,8 +184,8 @@ class CsvRows final : public RowStream {
   }
 
   char separator_;
-  std::string key_;  // {"KEY": before a value
-  size_t column_ = 0, columns_ = 0;
+  std::vector<Column> columns_;
+  bool found_ = false;
   int64_t row_ = 0;
 };
 

@@ -3,7 +3,7 @@
 //   a,good             {"text": "it says \"well\""}
 //   b,"it says ""well"""
 // A row of CSV ends with the line, unless it ends within quotes; the first row names the columns. A
-// row that has no field in the column, or more fields than columns, becomes a line that
+// row with another number of fields than there are columns becomes a line that
 // add_document refuses and names.
 #pragma once
 
@@ -14,7 +14,8 @@
 
 namespace troupe {
 
-// E3001 where the first row has no column `key`, with the columns that there are.
+// The column `key`, or all where it is empty. E3001 where the first row has no column `key`, with the
+// columns that there are.
 std::unique_ptr<TextStream> csv_rows(const std::string& path, std::unique_ptr<TextStream> text,
                                      char separator, const std::string& key);
 

@@ -11,7 +11,7 @@
 namespace troupe {
 namespace {
 
-// A batch of rows is in memory, of one column. A bytes column is no text: its first value says so.
+// A batch of rows is in memory. What JSON has no type for, as a date or bytes, is what Python prints.
 constexpr const char* kScript = R"py(
 import sys
 sys.path[:] = [folder for folder in sys.path if folder]
@@ -29,20 +29,21 @@ try:
     if begin.startswith(b"PAR1"):
         table = pyarrow.parquet.ParquetFile(path, pre_buffer=False)
         names = table.schema_arrow.names
-        batches = table.iter_batches(batch_size=256, columns=[key]) if key in names else ()
+        batches = table.iter_batches(batch_size=256, columns=[key] if key else None) if not key or key in names else ()
     else:
         source = pyarrow.memory_map(path)
         opened = pyarrow.ipc.open_file(source) if begin == b"ARROW1" else pyarrow.ipc.open_stream(source)
         names = opened.schema.names
         batches = (opened.get_batch(i) for i in range(opened.num_record_batches)) if begin == b"ARROW1" else opened
-    if key not in names:
+    if key and key not in names:
         sys.exit(f"has no column {key}; its columns are {', '.join(names)}; --key names the one to read")
     for batch in batches:
-        column = batch.column(batch.schema.names.index(key))
-        for at in range(0, len(column), 256):
-            for value in column.slice(at, 256).to_pylist():
+        if key:
+            batch = batch.select([key])
+        for at in range(0, batch.num_rows, 256):
+            for values in batch.slice(at, 256).to_pylist():
                 row += 1
-                sys.stdout.write(json.dumps({key: value}, ensure_ascii=False) + "\n")
+                sys.stdout.write(json.dumps(values, ensure_ascii=False, default=str) + "\n")
     sys.stdout.flush()
 except BrokenPipeError:
     pass

@@ -9,7 +9,7 @@
 
 namespace troupe {
 
-// The column `key` alone, {"KEY": VALUE} a line; lists and structs, as chats have, become lists and
+// The column `key` alone, {"KEY": VALUE} a line, or all columns where it is empty; lists and structs, as chats have, become lists and
 // objects. E3001 with what Python says: no pyarrow, no such column, row 7 is damaged.
 std::unique_ptr<TextStream> table_rows(const std::string& path, const std::string& key);
 

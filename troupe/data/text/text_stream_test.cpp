@@ -117,6 +117,8 @@ TEST_F(Streams, RowsOfCsvAreLinesOfJson) {
   EXPECT_EQ(rows("x.tsv", "id\ttext\n1\ta, b\n"), "{\"text\": \"a, b\"}\n");
   EXPECT_EQ(rows("x.csv.gz", gzip("text\na\n")), "{\"text\": \"a\"}\n");
   EXPECT_EQ(rows("x.csv", "text\n"), "");
+  EXPECT_EQ(all_of(*open_text(put("x.csv", "a,b\n1,2\n"), true, ""), 9),
+            "{\"a\": \"1\", \"b\": \"2\"}\n");
   EXPECT_EQ(rows("x.csv", "id,text\n1\n1,a,b\n"),
             "the row has 1 fields for 2 columns\nthe row has 3 fields for 2 columns\n");
 }

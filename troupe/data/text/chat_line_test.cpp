@@ -1,0 +1,84 @@
+#include "troupe/data/text/chat_line.h"
+
+#include <gtest/gtest.h>
+
+#include "troupe/data/text/json_line.h"
+#include "troupe/testing/files.h"
+
+namespace troupe {
+namespace {
+
+using testing::has;
+
+// "user: Hi|assistant: Ho"; a message without marks in brackets.
+std::string said(std::string_view line, const std::string& key = {}) {
+  std::string out;
+  for (const ChatMessage& m : read_chat(line, key)) {
+    const std::string text = m.role + ": " + m.content;
+    out += (out.empty() ? "" : "|") + (m.has_marks ? text : '(' + text + ')');
+  }
+  return out;
+}
+
+std::string fault(std::string_view line, const std::string& key = {}) {
+  try {
+    read_chat(line, key);
+  } catch (const JsonFault& fault) {
+    return fault.what;
+  }
+  return "none";
+}
+
+TEST(ChatLine, EachLayoutIsRead) {
+  EXPECT_EQ(said(R"({"id": 1, "messages": [{"role": "user", "content": "Hi", "name": null},
+                     {"content": "Ho", "role": "assistant"}]})"),
+            "user: Hi|assistant: Ho");
+  EXPECT_EQ(said(R"({"conversations": [{"from": "system", "value": "S"}, {"from": "human", "value":
+                     "Hi"}, {"from": "gpt", "value": "Ho"}, {"from": "tool", "value": "T"}]})"),
+            "system: S|user: Hi|assistant: Ho|tool: T");
+  EXPECT_EQ(said(R"({"completion": " 3", "prompt": "1 + 2 ="})"),
+            "(user: 1 + 2 =)|(assistant:  3)");
+  EXPECT_EQ(said(R"({"prompt": [{"role": "user", "content": "Hi"}],
+                     "completion": [{"role": "assistant", "content": "Ho"}]})"),
+            "user: Hi|assistant: Ho");
+  EXPECT_EQ(said(R"({"instruction": "Add.", "input": "1 2", "output": "3"})"),
+            "user: Add.\n\n1 2|assistant: 3");
+  EXPECT_EQ(said(R"({"instruction": "Say.", "input": "", "output": "a", "system": "S"})"),
+            "system: S|user: Say.|assistant: a");
+  EXPECT_EQ(said(R"({"instruction": "Say.", "input": null, "output": "a"})"),
+            "user: Say.|assistant: a");
+}
+
+TEST(ChatLine, ContentsMayBeParts) {
+  EXPECT_EQ(said(R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"},
+                     {"type": "text", "text": "b"}]}]})"),
+            "user: ab");
+  EXPECT_PRED2(has, fault(R"({"messages": [{"role": "user", "content": [{"type": "image"}]}]})"),
+               "is image and not text");
+}
+
+TEST(ChatLine, OfSeveralLayoutsTheListOfMessagesCounts) {
+  EXPECT_EQ(said(R"({"prompt": "Hi", "prompt_id": 3, "completion": "x", "conversations": null,
+                     "messages": [{"role": "user", "content": "Hi"}]})"),
+            "user: Hi");
+}
+
+TEST(ChatLine, AKeyNamesTheList) {
+  EXPECT_EQ(said(R"({"messages": [], "turns": [{"from": "human", "value": "Hi"}]})", "turns"),
+            "user: Hi");
+  EXPECT_PRED2(has, fault(R"({"messages": []})", "turns"), "has no \"turns\"");
+}
+
+TEST(ChatLine, FaultsAreNamed) {
+  EXPECT_PRED2(has, fault(R"({"text": "a"})"), "has no \"messages\", \"conversations\"");
+  EXPECT_PRED2(has, fault(R"({"instruction": "a"})"), "\"instruction\" with \"output\"");
+  EXPECT_PRED2(has, fault(R"({"messages": "a"})"), "\"messages\" is not a list");
+  EXPECT_PRED2(has, fault(R"({"messages": [{"role": "user"}]})"), "lacks \"role\" or \"content\"");
+  EXPECT_PRED2(has, fault(R"({"messages": [{"role": "user", "content": null}]})"),
+               "\"content\" is not a string");
+  EXPECT_PRED2(has, fault(R"(["a"])"), "is not a JSON object");
+  EXPECT_PRED2(has, fault(R"({"output": 3, "instruction": "a"})"), "\"instruction\" with");
+}
+
+}  // namespace
+}  // namespace troupe
