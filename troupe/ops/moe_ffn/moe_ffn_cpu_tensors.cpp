@@ -107,11 +107,12 @@ class CpuFfn : public FfnBackend {
     const at::Tensor kept = in_.dense(of.hidden);
     FfnNeeds now = of.needs;
     if (of.weights_later) std::fill(now.begin() + In::kFirstWeight, now.end(), false);
-    FfnBetween out{.grads = empty_gradients(now),
+    FfnBetween out{.grads = {},
                    .grad_out = in_.dense(of.grad_out),
                    .grad_hidden = of.overwrite ? kept : rows_of(call_.hidden_columns()),
                    .act = rows_of(call_.hidden())};
     if (of.needs[In::kX]) out.grad_rows = rows_of(call_.width());
+    out.grads = empty_gradients(now);  // they live longest: behind what is freed before them
     dispatch_compute(in_.type, [&]<class T>() {
       const auto run = of.weights_later ? moe_ffn_rows_backward_cpu<T> : moe_ffn_backward_cpu<T>;
       run(problem<T>(call_, in_), kept.data_ptr<T>(), out.grad_out.data_ptr<T>(),
