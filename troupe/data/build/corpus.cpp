@@ -84,7 +84,14 @@ std::string why_not_corpus(const std::string& path) {
   }
   if (shape.rows == TextShape::Rows::kTable) return {};  // whoever reads it says what is wrong
   std::string head(kCheckedBytes, '\0');
-  head.resize(open_text(path, false, "")->read(head));
+  try {
+    head.resize(open_text(path, false, "")->read(head));
+  } catch (const Error& error) {  // packed, and damaged
+    const std::string what = error.what(), place = to_text(error.code());
+    const size_t at = what.find(place);
+    if (at == std::string::npos) throw;
+    return what.substr(at + place.size() + 1);
+  }
   return why_not_text(head);
 }
 

@@ -93,7 +93,8 @@ TextShape text_shape(const std::string& path) {
     drop(".zst"sv);
   }
   const bool is_parquet = head.starts_with("PAR1"sv) && name.ends_with(".parquet"sv);
-  const bool is_arrow = head.starts_with("ARROW1\0"sv) || head.starts_with("\xFF\xFF\xFF\xFF"sv);
+  const bool is_arrow = name.ends_with(".arrow"sv) &&
+                        (head.starts_with("ARROW1\0"sv) || head.starts_with("\xFF\xFF\xFF\xFF"sv));
   if (is_parquet || is_arrow) {
     out.rows = Rows::kTable;
   } else if (name.ends_with(".jsonl"sv) || name.ends_with(".json"sv)) {
