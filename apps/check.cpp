@@ -10,8 +10,11 @@
 #include "troupe/nn/config/costs.h"
 #include "troupe/plan/machine.h"
 #include "troupe/train/forecast/choose_layout.h"
+#include "troupe/train/forecast/device.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/forecast/layout_forecast.h"
+#include "troupe/train/layout/resolved_run.h"
+#include "troupe/train/machine/doctor.h"
 #include "troupe/train/observe/step_line.h"
 #include "troupe/train/recipe/problems.h"
 #include "troupe/train/run/open_data.h"
@@ -59,6 +62,18 @@ void check_layout(const Recipe& recipe, int64_t ranks) {
             << ", experts over " << laid.expert * laid.expert_tensor << '\n';
 }
 
+// What the ranks themselves need, whatever the model: warnings on stderr.
+void print_start(const std::string& recipe, int64_t ranks) {
+  if (ranks < 2) return;
+  for (const Finding& found : examine_start(ranks)) {
+    if (found.verdict == Finding::kOk) {
+      std::cout << "start  " << found.what << ": " << found.found << '\n';
+    } else {
+      std::cerr << recipe << ": " << line_of(found) << '\n';
+    }
+  }
+}
+
 void check_folder(const std::string& folder) {
   const std::string why = why_not_writable(folder);
   if (!why.empty()) fail(Code::kBadRunFolder, "checkpoint.dir " + folder, why);
@@ -86,19 +101,22 @@ void check(const CheckOptions& given, Call& call) {
   faults.gather("checkpoint.init_from", [&] { check_init(recipe.checkpoint); });
   OpenedData opened;
   const Log log({stderr_sink()}, Level::kWarning);
-  faults.gather("", [&] { opened = open_data(recipe, {log, log}); });
+  faults.gather("", [&] { opened = open_data(resolve_alone(recipe), {log, log}); });
   faults.throw_if_any();
+  const std::string no_code = no_code_line(recipe.run.device);
+  if (!no_code.empty()) {
+    std::cerr << options.path << ": " << warning_text(Code::kNoDevice) << ' ' << no_code << '\n';
+  }
   const double available = memory.bytes(recipe);
-  const MicroBatchChoice micro =
-      choose_micro_batch(recipe, {.memory = available, .on_gpu = runs_on_gpu(recipe)});
-  recipe.train.micro_batch = micro.sequences;
-  const RunPlan plan = plan_of(recipe);
+  const ResolvedRun run = resolve_alone(recipe, available);
+  const RunPlan& plan = run.plan;
+  recipe.train.micro_batch = plan.micro_batch;
   const ModelCosts costs = costs_of(recipe.model);
   std::cout << "model  " << costs.params() << " parameters, " << costs.active_params()
             << " active, " << short_number(costs.flops_per_token(recipe.data.sequence))
             << " FLOPs a token\n"
             << "batch  " << plan.batch << " sequences of " << recipe.data.sequence << ", "
-            << plan.micro_batch << " at a time (" << micro.why << ")\n"
+            << plan.micro_batch << " at a time (" << run.micro_why << ")\n"
             << "run    " << plan.run.steps << " steps, " << plan.run.tokens << " tokens\n";
   for (const SourceUse& use : opened.data.train->uses(plan.run.samples)) {
     std::cout << "data   " << use.name << ": " << use.tokens << " tokens, " << use.epochs()
@@ -109,6 +127,7 @@ void check(const CheckOptions& given, Call& call) {
       << (disk.fits ? "disk   " : options.path + ": " + warning_text(Code::kNoSpace) + ' ')
       << disk.line << '\n';
   print_duration(recipe, plan);
+  print_start(options.path, given.ranks);
   if (available > 0) {
     const MemoryVerdict verdict = judge_memory(recipe, runs_on_gpu(recipe), available);
     (verdict.warns ? std::cerr : std::cout)
@@ -129,7 +148,7 @@ void add_check(CLI::App& app, Call& call) {
   options->recipe.add_to(*verb);
   options->memory.add_to(*verb);
   verb->add_option("--ranks", options->ranks,
-                   "number of ranks that the layout must fit; default: the fewest that it needs")
+                   "ranks that the layout must fit and a machine must bear; default: the fewest")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   verb->footer(
       "Example: troupe check recipes/quickstart.yaml\n"

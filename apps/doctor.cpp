@@ -14,6 +14,7 @@ namespace {
 struct DoctorOptions {
   std::string folder = ".", recipe;
   std::vector<std::string> sets;
+  int64_t ranks = 0;
 };
 
 void print(const std::vector<Finding>& findings, Call& call) {
@@ -37,8 +38,12 @@ void add_doctor(CLI::App& app, Call& call) {
       ->expected(1)
       ->take_all()
       ->needs(recipe);
+  verb->add_option("--ranks", options->ranks,
+                   "also says what a start of so many ranks needs: open files, ports, memory")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   verb->footer(
       "Example: troupe doctor runs --recipe recipes/olmoe_one_gpu.yaml\n"
+      "         troupe doctor --ranks 3072\n"
       "Exit: 7 if a line says fail.");
   verb->callback([options, &call] {
     std::vector<Finding> experts;
@@ -46,9 +51,10 @@ void add_doctor(CLI::App& app, Call& call) {
       Sources sources;
       const Recipe read = load_recipe(options->recipe, options->sets, sources);
       validate(read, sources);
-      experts = examine_experts(read, gpu_capability());
+      experts = examine_experts(read, first_gpu());
     }
     print(examine(options->folder), call);
+    if (options->ranks > 0) print(examine_start(options->ranks), call);
     print(experts, call);
   });
 }

@@ -74,7 +74,7 @@ void eval(const EvalOptions& options) {
   if (options.path.empty()) fail(Code::kBadValue, "eval", "needs a run's folder: troupe eval RUN");
   const Log log({stderr_sink()}, Level::kWarning);
   TrainedModel trained = open_trained_model(options.path, options.sets);
-  const Recipe& recipe = trained.recipe;
+  const ResolvedRun& recipe = trained.recipe;
   const OpenedData opened = open_valid(recipe, log);
   if (opened.data.valid.empty() && options.tasks.empty()) {
     fail(Code::kBadValue, "data.valid",
@@ -86,7 +86,7 @@ void eval(const EvalOptions& options) {
   const std::string warning = causality_line(recipe.model);
   if (!warning.empty()) log.warning(warning);
   if (!options.json) std::cout << trained.folder << ", step " << trained.step << '\n';
-  const int64_t rows = recipe.eval.batch > 0 ? recipe.eval.batch : plan_of(recipe).micro_batch;
+  const int64_t rows = recipe.eval.batch > 0 ? recipe.eval.batch : recipe.plan.micro_batch;
   for (const auto& [name, set] : opened.data.valid) {
     tell_set(
         options, trained.step, name,

@@ -51,7 +51,7 @@ void complete(const GenerateOptions& options, Generator& generator, const Tokeni
 }
 
 // The marks that the run's data were made with, where a set says so.
-ChatTemplate marks_of(const GenerateOptions& options, const Recipe& recipe) {
+ChatTemplate marks_of(const GenerateOptions& options, const ResolvedRun& recipe) {
   ChatTemplate out;
   std::string from = "data build's own";
   for (const SourceConfig& source : recipe.data.train) {
@@ -93,7 +93,7 @@ void generate(const GenerateOptions& options) {
     fail(Code::kBadValue, "generate", "needs a prompt: -p 'ROMEO:', or --chat");
   }
   const TrainedModel trained = open_trained_model(options.run, options.sets);
-  const Recipe& recipe = trained.recipe;
+  const ResolvedRun& recipe = trained.recipe;
   const std::string warning = causality_line(recipe.model);
   if (!warning.empty()) Log({stderr_sink()}, Level::kWarning).warning(warning);
   if (recipe.data.tokenizer.empty()) {

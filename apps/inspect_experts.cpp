@@ -49,15 +49,14 @@ void print_use(const ExpertUse& use) {
 void inspect_experts(const InspectExperts& options) {
   const Log log({stderr_sink()}, Level::kWarning);
   TrainedModel trained = open_trained_model(options.run, options.sets);
-  const Recipe& recipe = trained.recipe;
+  const ResolvedRun& recipe = trained.recipe;
   if (num_moe_layers(recipe.model) == 0) {
     fail(Code::kBadValue, options.run, "is a dense model: it has no experts");
   }
   if (options.samples < 1) fail(Code::kBadValue, "--samples", "must be at least 1");
   const OpenedData opened = open_data(recipe, {log, log});
-  ExpertUse use =
-      measure_experts(*trained.learner, *opened.data.train, opened.tokenizer.get(),
-                      {.samples = options.samples, .rows = plan_of(recipe).micro_batch});
+  ExpertUse use = measure_experts(*trained.learner, *opened.data.train, opened.tokenizer.get(),
+                                  {.samples = options.samples, .rows = recipe.plan.micro_batch});
   use.step = trained.step;
   std::ostringstream text;
   write_json(text, use);

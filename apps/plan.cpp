@@ -11,8 +11,8 @@
 #include "apps/verbs.h"
 #include "troupe/core/config/json.h"
 #include "troupe/nn/config/costs.h"
-#include "troupe/train/forecast/choose_layout.h"
 #include "troupe/train/forecast/forecast.h"
+#include "troupe/train/layout/resolved_run.h"
 #include "troupe/train/observe/step_line.h"
 
 namespace troupe {
@@ -44,8 +44,7 @@ struct PlanReport {
   }
 };
 
-void print_memory(const MemoryForecast& m, const Recipe& recipe) {
-  const RunPlan plan = plan_of(recipe);
+void print_memory(const MemoryForecast& m, const Recipe& recipe, const RunPlan& plan) {
   const std::string rows = "micro batch " + std::to_string(plan.micro_batch) + " x " +
                            std::to_string(recipe.data.sequence) + " tokens";
   const auto line = [](const char* what, double bytes, const std::string& why) {
@@ -84,30 +83,30 @@ void print_time(const TimeForecast& time, double rate) {
              short_time(time.run_seconds).c_str());
 }
 
-PlanReport report_of(const Recipe& recipe, const MemoryForecast& memory) {
+PlanReport report_of(const Recipe& recipe, const RunPlan& plan, const MemoryForecast& memory) {
   const ModelCosts costs = costs_of(recipe.model);
   return {.params = costs.params(),
           .active_params = costs.active_params(),
           .memory = memory.total(),
           .parts = memory,
-          .step_flops = forecast_time(recipe, 1).step_flops,
+          .step_flops = forecast_time(recipe, plan, 1).step_flops,
           .checkpoint = checkpoint_bytes(recipe, runs_on_gpu(recipe))};
 }
 
-void print_all(const PlanReport& report, const Recipe& recipe, double rate, double available) {
+void print_all(const PlanReport& report, const Recipe& recipe, const RunPlan& plan, double rate,
+               double available) {
   const auto count = [](auto n) { return large_number(static_cast<double>(n)); };
-  const RunPlan plan = plan_of(recipe);
   print_text("model %s parameters, %s active\nstep %s tokens, %s FLOPs; %s steps\n",
              count(report.params).c_str(), count(report.active_params).c_str(),
              count(plan.batch * recipe.data.sequence).c_str(), count(report.step_flops).c_str(),
              std::to_string(plan.run.steps).c_str());
-  print_memory(report.parts, recipe);
+  print_memory(report.parts, recipe, plan);
   if (available > 0) {
     print_text("%s\n", judge_memory(recipe, runs_on_gpu(recipe), available).line.c_str());
   }
   print_text("disk: %s\n", judge_disk(recipe, runs_on_gpu(recipe)).line.c_str());
   if (rate > 0) {
-    print_time(forecast_time(recipe, rate * 1e12), rate);
+    print_time(forecast_time(recipe, plan, rate * 1e12), rate);
   } else {
     print_text("time: give --rate in TFLOP/s; `troupe bench` measures it\n");
   }
@@ -126,11 +125,11 @@ void plan(const PlanOptions& options, Call& call) {
     return;
   }
   const double available = options.memory.bytes(recipe);
-  const RanksAtHand one{.memory = available, .on_gpu = runs_on_gpu(recipe)};
-  recipe.train.micro_batch = choose_micro_batch(recipe, one).sequences;
-  PlanReport report = report_of(recipe, forecast_memory(recipe, runs_on_gpu(recipe)));
+  const ResolvedRun run = resolve_alone(recipe, available);
+  recipe.train.micro_batch = run.plan.micro_batch;
+  PlanReport report = report_of(recipe, run.plan, forecast_memory(recipe, runs_on_gpu(recipe)));
   if (options.rate > 0) {
-    const TimeForecast time = forecast_time(recipe, options.rate * 1e12);
+    const TimeForecast time = forecast_time(recipe, run.plan, options.rate * 1e12);
     report.step_seconds = time.step_seconds;
     report.tokens_per_second = time.tokens_per_second;
     report.run_seconds = time.run_seconds;
@@ -139,7 +138,7 @@ void plan(const PlanOptions& options, Call& call) {
     write_json(std::cout, report);
     std::cout << '\n';
   } else {
-    print_all(report, recipe, options.rate, available);
+    print_all(report, recipe, run.plan, options.rate, available);
   }
   if (available > 0 && report.memory > available) {
     call.code = static_cast<int>(ExitClass::kResource);

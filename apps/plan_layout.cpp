@@ -18,6 +18,7 @@
 #include "troupe/train/forecast/find_layouts.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/forecast/layout_forecast.h"
+#include "troupe/train/layout/resolved_run.h"
 #include "troupe/train/machine/bench_run.h"
 #include "troupe/train/observe/step_line.h"
 #include "troupe/train/report/layout_picture.h"
@@ -178,8 +179,8 @@ void print_stages(const LayoutReport& r) {
   }
 }
 
-std::string run_time(const Recipe& recipe, const LayoutReport& r) {
-  return short_time(static_cast<double>(plan_of(recipe).run.tokens) / r.tokens_per_second);
+std::string run_time(const ResolvedRun& run, const LayoutReport& r) {
+  return short_time(static_cast<double>(run.plan.run.tokens) / r.tokens_per_second);
 }
 
 // `of best`: a rank's tokens a second over the most that a rank has in any row that fits.
@@ -341,11 +342,9 @@ std::vector<LayoutForecast> scaling_of(const Recipe& recipe, const Machine& mach
   std::vector<LayoutForecast> out;
   for (int64_t n = 1;; n = std::min(2 * n, ranks)) {
     try {
-      Recipe laid = with_batch_of(recipe, n);
-      const LayoutChoice choice = choice_of(laid, n, machine, on_gpu, memory);
-      laid.parallel = choice.parallel;
-      laid.train.micro_batch = choice.micro_batch;
-      out.push_back(forecast_layout(laid, n, machine, on_gpu));
+      const Recipe larger = with_batch_of(recipe, n);
+      out.push_back(forecast_layout(resolve(larger, choice_of(larger, n, machine, on_gpu, memory)),
+                                    n, machine, on_gpu));
     } catch (const Error&) {
       if (n == ranks) throw;  // the least that was asked for must do
     }
@@ -412,7 +411,7 @@ void LayoutOptions::add_to(CLI::App& verb) {
   verb.add_flag("--list", list, "the actions that each rank issues in a step");
 }
 
-bool plan_layout(const LayoutOptions& options, Recipe recipe, double available) {
+bool plan_layout(const LayoutOptions& options, const Recipe& recipe, double available) {
   const std::string& path = options.machine.empty() ? recipe.run.machine : options.machine;
   if (path.empty()) {
     fail(Code::kBadValue, "--ranks",
@@ -440,10 +439,9 @@ bool plan_layout(const LayoutOptions& options, Recipe recipe, double available) 
     return print_choices(options, recipe, machine,
                          ranks_of(options.ranks, machine, on_gpu, available));
   }
-  const LayoutChoice choice = choice_of(recipe, options.ranks, machine, on_gpu, available);
-  recipe.parallel = choice.parallel;
-  recipe.train.micro_batch = choice.micro_batch;
-  const LayoutForecast forecast = forecast_layout(recipe, options.ranks, machine, on_gpu);
+  const ResolvedRun run =
+      resolve(recipe, choice_of(recipe, options.ranks, machine, on_gpu, available));
+  const LayoutForecast forecast = forecast_layout(run, options.ranks, machine, on_gpu);
   const LayoutReport report = report_of(forecast, available);
   if (!options.picture.empty()) {
     Fs fs;
@@ -455,13 +453,13 @@ bool plan_layout(const LayoutOptions& options, Recipe recipe, double available) 
   } else {
     print_text("%s ranks of %s\n%s", std::to_string(options.ranks).c_str(), machine.name.c_str(),
                to_text(mesh_of(forecast)).c_str());
-    print_text("%s\n", choice.why.c_str());
+    print_text("%s\n", run.layout_why.c_str());
     print_memory(report.parts);
     print_time(report);
     print_stages(report);
-    print_text("the run takes %s; disk: %s\n", run_time(recipe, report).c_str(),
-               judge_disk(recipe, on_gpu).line.c_str());
-    if (options.measure) print_measured(recipe, forecast);
+    print_text("the run takes %s; disk: %s\n", run_time(run, report).c_str(),
+               judge_disk(run, on_gpu).line.c_str());
+    if (options.measure) print_measured(run, forecast);
     if (options.list) print_text("%s", to_text(forecast.schedule).c_str());
   }
   if (!report.fits && !options.json) {

@@ -19,6 +19,6 @@ struct LayoutOptions {
 };
 
 // Whether a rank's memory fits into `available` bytes; 0: that of the machine file.
-bool plan_layout(const LayoutOptions& options, Recipe recipe, double available);
+bool plan_layout(const LayoutOptions& options, const Recipe& recipe, double available);
 
 }  // namespace troupe

@@ -17,6 +17,7 @@
 #include "troupe/core/config/config.h"
 #include "troupe/core/config/json.h"
 #include "troupe/core/device/limits.h"
+#include "troupe/core/device/open_files.h"
 #include "troupe/core/file/file.h"
 #include "troupe/core/file/hash.h"
 #include "troupe/core/file/live_line.h"
@@ -31,10 +32,12 @@
 #include "troupe/distributed/status/process.h"
 #include "troupe/distributed/world/peer_hosts.h"
 #include "troupe/distributed/world/sentinel.h"
+#include "troupe/distributed/world/start_needs.h"
 #include "troupe/distributed/world/world.h"
 #include "troupe/train/forecast/device.h"
 #include "troupe/train/forecast/forecast.h"
 #include "troupe/train/loop/trainer.h"
+#include "troupe/train/machine/doctor.h"
 #include "troupe/train/observe/memory_use.h"
 #include "troupe/train/observe/run_files.h"
 #include "troupe/train/observe/thread_limit.h"
@@ -132,11 +135,12 @@ class Run {
     log_ = Log(sinks, first ? Level::kInfo : Level::kWarning, prefix);
     if (restarted()) start_.launch = launch_;
     if (first && !faults_.empty()) log_.warning("TROUPE_FAULT is set: faults are made on purpose");
+    tell_open_files();
     try {
-      setup_ = rendezvous();
+      const ResolvedRun run = rendezvous();
       RunTools given = tools();
       given.steps = {live, step_log};
-      trainer_ = std::make_unique<Trainer>(recipe, given);
+      trainer_ = std::make_unique<Trainer>(run, given);
     } catch (const AskedToStop&) {
       log_.warning(setup_ == nullptr ? "asked to stop before the ranks had met"
                                      : "asked to stop while data was being opened");
@@ -166,11 +170,27 @@ class Run {
             .setup = setup_};
   }
 
-  // All ranks of the run, with one recipe.
-  std::shared_ptr<const ParallelSetup> rendezvous() {
+  // Where the limit that this process was given is too little for its ranks.
+  void tell_open_files() const {
+    if (place_.size == 1) return;
+    const StartNeeds needs = start_needs(place_.size);
+    const bool serves = place_.rank == 0 && !place_.launcher_has_store;
+    const int64_t need = serves ? needs.files_of_first : needs.files;
+    const OpenFiles& files = open_files();
+    if (files.given < 0 || files.given >= need) return;
+    const Finding found = judge_files_of(
+        "rank " + std::to_string(place_.rank) + " of " + std::to_string(place_.size), files, need);
+    const std::string text = found.what + ": " + found.found;
+    if (found.verdict == Finding::kOk) return log_.info(text);
+    log_.warning(text + ". " + found.cure);
+  }
+
+  // Meets all ranks of the run, which have one recipe, and makes setup_.
+  ResolvedRun rendezvous() {
     if (place_.size == 1) {
       require_one_rank(recipe_.parallel);
-      return std::make_shared<ParallelSetup>();
+      setup_ = std::make_shared<ParallelSetup>();
+      return resolve_alone(recipe_, available_memory(recipe_));
     }
     PeerHosts::of_environment();  // E2005 here, and not while ranks meet
     require_rows_sent(recipe_.parallel);
@@ -190,7 +210,9 @@ class Run {
     // Before there are groups, which ranks of different layouts would wait for.
     require_equal(*world_, "version", version() + ' ' + commit());
     require_equal_lines(*world_, "recipe", recipe.str());
-    return std::make_shared<ParallelSetup>(world_, recipe_);
+    const ResolvedRun run = resolve(recipe_, *world_);
+    setup_ = std::make_shared<ParallelSetup>(world_, run);
+    return run;
   }
 
   void begun() {

@@ -18,6 +18,7 @@
 #include "troupe/core/check.h"
 #include "troupe/core/device/cpu.h"
 #include "troupe/core/device/limits.h"
+#include "troupe/core/device/open_files.h"
 #include "troupe/core/file/secrets.h"
 #include "troupe/core/text/plain_text.h"
 #include "troupe/core/text/suggest.h"
@@ -79,7 +80,11 @@ int run(Call& call) {
       "  troupe import, export        from and to Hugging Face's folders\n"
       "  troupe inspect, diff         what a file holds; where two runs differ\n",
       "troupe");
-  app.set_version_flag("--version", "troupe " + version() + " (" + commit() + ")");
+  const std::string verbose_help =
+      "with --version: also PyTorch, CUDA, the GPUs and the processors that it is for";
+  CLI::Option* verbose = app.add_flag("--verbose", verbose_help);
+  verbose->needs(app.set_version_flag(
+      "--version", [verbose] { return verbose->count() > 0 ? version_text() : version_line(); }));
   app.footer(
       "troupe help VERB says more. Exit classes: 0 done, 2 usage or recipe, 3 data,\n"
       "4 checkpoint, 5 numbers that are not finite, 6 lost peer, 7 memory, disk or device,\n"
@@ -105,6 +110,7 @@ int run_to_exit_code(int argc, char** argv) {
   const TerminalText out(std::cout, STDOUT_FILENO), err(std::cerr, STDERR_FILENO);
   try {
     open_standard_files();
+    open_files();  // raises their limit, for the ranks that this program starts too
     check_cpu();
     // With several ranks, the first prints for all.
     const char* const rank = std::getenv("RANK");

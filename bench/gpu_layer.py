@@ -3,7 +3,7 @@
 
   python3 bench/gpu_layer.py [--library libtroupe.so] [--shapes S7-256,OLMoE] [--compiled] [--kernels 12]
   python3 bench/gpu_layer.py --warm           compiles what the sides compile on first use, and ends
-  python3 bench/gpu_layer.py --gate docs/bench/layer_gate.json [--within 0.02]
+  python3 bench/gpu_layer.py --gate docs/bench/layer_gate.json [--within 0.01] [--fill]
   python3 bench/gpu_layer.py --record docs/bench/layer_gate.json [--commit NAME]
 
 Sides: torch._grouped_mm with combines as gather and sum (layer_rivals.py; eager, --compiled adds
@@ -16,10 +16,10 @@ Backward is the difference. TFLOP/s: 6 T K n d forward, 18 both. Gradients are w
 included. --routing zipf,empty,heavy times ours with experts loaded unequally too. Ours is compared
 with _grouped_mm before it is timed. A line of JSON for each shape and side.
 
---record writes what our layer takes on this device into a file, forward with backward, the middle of three
-medians. --gate compares with that: it ends with 1 where a shape is slower than recorded by more than
---within, and with 2 where the file has no entry for this device or shape. A shape that misses is measured
-twice more, and its best median counts. Both take a CPU as well, --device cpu, which has the shape `tiny`.
+--record writes what our layer takes on this device into a file, forward with backward, the best of three
+medians. --gate compares the best of three with that: it ends with 1 where a shape is slower than recorded by
+more than --within, and with 2 where the file has no entry for this device or shape. With --fill these are
+recorded, which is said, and the others compared. All take a CPU as well, --device cpu, with the shape `tiny`.
 """
 import argparse
 import gc
@@ -334,14 +334,19 @@ def gate_or_record(options):
 
     device = device_name(options)
     try:
-        if options.gate:
-            return layer_gate.gate(layer_gate.wanted(options.gate, device, options.shapes), of_shape, options.within)
-        shapes = options.shapes or (SHAPES if options.device == "cuda" else TINY)
-        layer_gate.record(options.record, device, shapes, of_shape, options.commit)
+        shapes = options.shapes or list(SHAPES if options.device == "cuda" else TINY)
+        if options.record:
+            layer_gate.record(options.record, device, shapes, of_shape, options.commit)
+            return 0
+        new = layer_gate.without_entry(options.gate, device, shapes) if options.fill else []
+        if new:
+            print(f"{options.gate} has no entry for {', '.join(new)} on {device}: recorded now, compared from now on", flush=True)
+            layer_gate.record(options.gate, device, new, of_shape, options.commit)
+        old = [shape for shape in shapes if shape not in new] if options.shapes or options.fill else None
+        return 0 if old == [] else layer_gate.gate(layer_gate.wanted(options.gate, device, old), of_shape, options.within)
     except (layer_gate.Unusable, OSError) as error:
         print(f"gpu_layer: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
 def read_options():
@@ -361,11 +366,14 @@ def read_options():
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--gate", metavar="FILE", help="fails where our layer is slower than this file says")
     either.add_argument("--record", metavar="FILE", help="writes what our layer takes on this device into it")
-    parser.add_argument("--within", type=float, default=0.02, help="part by which --gate lets a shape be slower")
-    parser.add_argument("--commit", help="of --record (default: git's)")
+    parser.add_argument("--within", type=float, default=0.01, help="part by which --gate lets a shape be slower")
+    parser.add_argument("--fill", action="store_true", help="--gate records the shapes that its file has not")
+    parser.add_argument("--commit", help="commit of the recorded times (default: git's HEAD)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of --gate and --record")
     options = parser.parse_args()
     gated = options.gate or options.record
+    if options.fill and not options.gate:
+        parser.error("--fill goes with --gate")
     if options.device == "cpu" and not gated:
         parser.error("--device cpu goes with --gate and --record")
     there = {**SHAPES, **TINY} if gated else SHAPES

@@ -1,4 +1,4 @@
-# troupe_kernel(<name> [NEEDS <kernel>...] [CPU <file>...] [CUDA <file>...] [ARCHITECTURE <sm>]): adds a
+# troupe_kernel(<name> [NEEDS <kernel>...] [CPU <file>...] [CUDA <file>...] [SM90A <absent>]): adds a
 # kernel folder; troupe/kernels/CMakeLists.txt calls it for each. By convention the folder holds
 #   <name>.h          the API, the maths, the shapes
 #   <name>.cpp        the contract and the double-precision reference
@@ -7,13 +7,14 @@
 #   <name>_test.cpp   the tests, over all paths
 #   <name>_bench.cpp  the benchmark
 # CPU and CUDA name further files of the folder; NEEDS names kernels whose headers are used;
-# ARCHITECTURE is the one that the CUDA files are written for (90a-real), in place of the list.
+# SM90A: the CUDA files are for sm_90a alone, in place of the list of architectures. Where that lacks
+# 90a, <absent> is compiled in their place: a C++ file whose launchers refuse, with no kernel.
 # A folder makes two targets, kernel_<name> and kernel_<name>_cuda, so that it builds and tests alone.
 set_property(GLOBAL PROPERTY troupe_kernel_targets "")
 set_property(GLOBAL PROPERTY troupe_cuda_targets "")
 
 function(troupe_kernel name)
-  cmake_parse_arguments(arg "" "ARCHITECTURE" "NEEDS;CPU;CUDA" ${ARGN})
+  cmake_parse_arguments(arg "" "SM90A" "NEEDS;CPU;CUDA" ${ARGN})
   set(dir ${PROJECT_SOURCE_DIR}/troupe/kernels/${name})
   set(cpu ${name}.cpp ${arg_CPU})
   if(EXISTS ${dir}/${name}_cpu.cpp)
@@ -28,12 +29,15 @@ function(troupe_kernel name)
 
   if(TROUPE_CUDA AND EXISTS ${dir}/${name}.cu)
     set(cuda ${name}.cu ${arg_CUDA})
+    if(arg_SM90A AND NOT TROUPE_SM90A)
+      set(cuda ${arg_SM90A})
+    endif()
     list(TRANSFORM cuda PREPEND ${dir}/)
     add_library(kernel_${name}_cuda STATIC ${cuda})
-    target_link_libraries(kernel_${name}_cuda PUBLIC kernel_${name} CUDA::cudart)
+    target_link_libraries(kernel_${name}_cuda PUBLIC kernel_${name} kernel_build_code_cuda CUDA::cudart)
     target_compile_definitions(kernel_${name}_cuda PUBLIC TROUPE_CUDA)
-    if(arg_ARCHITECTURE)
-      set_target_properties(kernel_${name}_cuda PROPERTIES CUDA_ARCHITECTURES ${arg_ARCHITECTURE})
+    if(arg_SM90A)
+      set_target_properties(kernel_${name}_cuda PROPERTIES CUDA_ARCHITECTURES 90a-real)
     endif()
     set_property(GLOBAL APPEND PROPERTY troupe_cuda_targets kernel_${name}_cuda)
     list(PREPEND libraries kernel_${name}_cuda)

@@ -5,20 +5,24 @@ get_property(kernels GLOBAL PROPERTY troupe_kernel_targets)
 set(layers troupe_core troupe_schedule troupe_plan troupe_mesh troupe_data troupe_checkpoint)
 set(archives ${layers} ${kernels})
 list(TRANSFORM archives REPLACE "(.+)" "$<TARGET_FILE:\\1>")
+# For python/troupe, and for the wheel that tools/make_wheel.py makes of this build.
+configure_file(${PROJECT_SOURCE_DIR}/cmake/troupe_build.py.in ${PROJECT_BINARY_DIR}/troupe_build.py @ONLY)
+# Before 1.0 a minor version may change any interface: no program takes another one's library for its own.
+set(TROUPE_SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 add_dependencies(troupe ${layers} ${kernels})
 target_include_directories(troupe PRIVATE ${PROJECT_SOURCE_DIR}/troupe/distributed/gloo_headers)
 target_link_libraries(troupe
   PUBLIC $<BUILD_INTERFACE:troupe_options> torch::cpu
   PRIVATE -Wl,--whole-archive ${archives} -Wl,--no-whole-archive
           ${TROUPE_CORE_LIBRARIES} Threads::Threads z zstd ${CMAKE_DL_LIBS})
-set_target_properties(troupe PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION 0)
+set_target_properties(troupe PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${TROUPE_SOVERSION})
 
 add_dependencies(troupe_train troupe_tokenizer)
 target_link_libraries(troupe_train
   PUBLIC troupe
   PRIVATE -Wl,--whole-archive $<TARGET_FILE:troupe_tokenizer> -Wl,--no-whole-archive
           ${TROUPE_TOKENIZER_LIBRARIES})
-set_target_properties(troupe_train PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION 0)
+set_target_properties(troupe_train PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${TROUPE_SOVERSION})
 
 if(TROUPE_CUDA)
   get_property(cuda_kernels GLOBAL PROPERTY troupe_cuda_targets)

@@ -1,5 +1,5 @@
-# What the program says of itself: the project's version and the commit that was configured, with "+"
-# where files differ from it.
+# What the program says of itself beside its version (core/version.h): the commit that was configured, with "+" where files
+# differ from it.
 set(commit unknown)
 find_package(Git QUIET)
 if(GIT_FOUND)
@@ -11,4 +11,4 @@ if(GIT_FOUND)
   endif()
 endif()
 set_source_files_properties(${PROJECT_SOURCE_DIR}/troupe/train/observe/version.cpp PROPERTIES
-  COMPILE_DEFINITIONS "TROUPE_VERSION=\"${PROJECT_VERSION}\";TROUPE_COMMIT=\"${commit}\"")
+  COMPILE_DEFINITIONS "TROUPE_COMMIT=\"${commit}\"")

@@ -1,23 +1,53 @@
 """The command `troupe`: the program in the package's bin/, with the PyTorch that this Python has. A module of its own,
-because `import troupe` imports PyTorch, which takes two seconds."""
+because `import troupe` imports PyTorch, which takes two seconds.
+
+Also which PyTorch a build is for, for both: CMake writes troupe_build.py beside a library, and a wheel has it as
+troupe/_build.py."""
 import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import runpy
 import sys
 
-TORCH = "2.11."  # what program and library were built with: its C++ interface changes with every minor version
 EXIT_MACHINE = 7
+
+
+def build_of(file):
+    """VERSION, TORCH and SUPPORTED of a record; of a build that has none, nothing is known."""
+    return runpy.run_path(str(file)) if os.path.exists(file) else None
+
+
+def minor(version):
+    """2.15 of 2.15.1+cpu."""
+    return ".".join(version.split(".")[:2])
+
+
+def refusal(torch, build):
+    """Why this build is not for that PyTorch (None: nothing is there) and what to do; None where it is.
+
+    A minor version changes PyTorch's C++ interface: the library would end in an undefined symbol or read fields that moved."""
+    if build is None or torch is not None and minor(torch) == minor(build["TORCH"]):
+        return None
+    own = minor(build["TORCH"])
+    install = f"pip install 'torch=={own}.*'"
+    if torch is None:
+        return f"there is no PyTorch for {sys.executable}, and this build of troupe {build['VERSION']} needs {own}. Run: {install}"
+    said = f"PyTorch here is {torch}; this build of troupe {build['VERSION']} is for {own}, because PyTorch's C++ interface " \
+           f"changes with every minor version. Run: {install}"
+    here = minor(torch)
+    if here not in build["SUPPORTED"]:
+        return f"{said} (troupe {build['VERSION']} is built for {', '.join(build['SUPPORTED'])}, not for {here})"
+    return f"{said}, or install the wheel for {here}, troupe_moe-{build['VERSION']}+torch{here}-*.whl, or in the source tree: " \
+           f"pip install . -C torch={here}"
 
 
 def main():
     here = pathlib.Path(__file__).resolve().parent / "troupe"
     found = importlib.util.find_spec("torch")  # not imported
-    if found is None or not found.submodule_search_locations:
-        sys.exit(f"troupe: there is no PyTorch for {sys.executable}. Run: pip install torch=={TORCH}0")
-    version = importlib.metadata.version("torch")
-    if not version.startswith(TORCH):
-        print(f"troupe: PyTorch here is {version}; this needs {TORCH}x. Run: pip install torch=={TORCH}0", file=sys.stderr)
+    there = found is not None and found.submodule_search_locations
+    if said := refusal(importlib.metadata.version("torch") if there else None, build_of(here / "_build.py")):
+        print(f"troupe: {said}", file=sys.stderr)
         sys.exit(EXIT_MACHINE)
     torch = pathlib.Path(found.submodule_search_locations[0]).resolve()
     if torch.parent != here.parent:  # beside each other they find each other

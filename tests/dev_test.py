@@ -227,6 +227,27 @@ class QuickStart(FrontDoor):
         self.assertNotIn("bible-kjv", self.run_dev("bible-kjv", "--text", "notes.txt"))
 
 
+class OtherTorch(FrontDoor):
+    """`./dev test --torch`, `./dev build --torch` and `./dev release`; tests/release_test.py has what they call."""
+    def test_other_versions_are_built_and_tested_without_a_preset(self):
+        self.dev("", "test", "--torch", "2.11,2.15")
+        self.assertRegex(self.calls(), r"python tools/other_torch\.py 2\.11,2\.15 --jobs \d+\n")
+        self.assertNotIn("cmake", self.calls())
+        self.dev("", "build", "--torch", "newest")
+        self.assertRegex(self.calls(), r"python tools/other_torch\.py newest --build-only --jobs \d+\n")
+        self.assertNotIn("ninja", self.calls())
+        for verb in ("test", "build"):
+            self.assertIn("--torch needs versions", self.dev("", verb, "--torch", code=1).stderr)
+
+    def test_a_release_has_what_checks_it_installed_first(self):
+        (self.folder / ".venv/.done/release").unlink()
+        self.dev("", "release", "--torch", "2.11")
+        calls = self.calls()
+        self.dev("", "transformers", "pinned", "latest")
+        self.assertIn("python tools/moe_classes.py pinned latest\n", self.calls())
+        self.assertRegex(calls, r"(?s)pip install .*/release\.txt\n.*python tools/release\.py --jobs \d+ --compiler \S* ?--torch 2\.11\n")
+
+
 class DockerScript(unittest.TestCase):
     """docker.sh, with an engine that writes down what it is asked."""
     def setUp(self):

@@ -23,7 +23,7 @@ GUIDES = sorted((ROOT / "docs/guide").glob("*.md"))
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.M | re.S)
 MARKS = ("gpu", "hub", "cluster", "account", "build")
-LONG_PAGES = {"RECIPE.md", "COMMANDS.md", "FEATURES.md", "FEATURES_CHANGES.md", "RELIABILITY.md", "RULES.md", "LAYOUTS.md"}
+LONG_PAGES = {"BENCH.md", "RECIPE.md", "COMMANDS.md", "FEATURES.md", "FEATURES_CHANGES.md", "RELIABILITY.md", "RULES.md", "LAYOUTS.md"}
 PACKAGE = {"PYTHONPATH": str(ROOT / "python"), "TROUPE_LIBRARY": str(TROUPE.parent / "libtroupe.so")}
 # What a clone has, and the folders that the blocks write to are their own.
 CLONE = ("recipes", "machines", "tools", "bench", "docs", "python", "examples")

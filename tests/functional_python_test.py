@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F_torch
 from torch._dynamo.utils import counters
 from troupe_package import troupe
+from troupe_program import minor
 
 E, D, F, K = 5, 8, 6, 2
 ACTIVATIONS = {"silu": F_torch.silu, "gelu": F_torch.gelu, "gelu_tanh": lambda g: F_torch.gelu(g, approximate="tanh"),
@@ -450,6 +451,37 @@ class TreeImport(unittest.TestCase):
                 self.assertEqual(out.stdout.strip(), str(tree / "build" / name / "libtroupe.so"), out.stderr)
             out = self.imported(tree / "python", TROUPE_LIBRARY=str(built), TROUPE_BUILD=str(tree / "build/old"))
             self.assertEqual(out.stdout.strip(), str(built), out.stderr)
+
+    def test_a_checkout_passes_over_builds_for_another_pytorch(self):
+        """Each was made with one, which CMake writes beside it."""
+        python, built = pathlib.Path(troupe.__file__).resolve().parents[1], pathlib.Path(troupe.library).resolve()
+        ours = minor(torch.__version__)
+        record = "VERSION, TORCH, SUPPORTED = '9.8.7', '{}.0', ['2.11', '2.99']\n"
+        with tempfile.TemporaryDirectory() as folder:
+            tree = pathlib.Path(folder).resolve()
+            (tree / "CMakeLists.txt").touch()
+            shutil.copytree(python, tree / "python")
+            other = tree / "build/other"
+            other.mkdir(parents=True)
+            shutil.copy(built, other / "libtroupe.so")
+            (other / "troupe_build.py").write_text(record.format("2.99"))
+            said = self.imported(tree / "python").stderr
+            self.assertIn(f"no library of troupe for PyTorch {torch.__version__}: build/other for 2.99.0. Run: ./dev build", said)
+            for variables in ({"TROUPE_BUILD": str(other)}, {"TROUPE_LIBRARY": str(other / "libtroupe.so")}):
+                said = self.imported(tree / "python", **variables).stderr
+                self.assertIn(f"{other}/libtroupe.so: PyTorch here is {torch.__version__}; this build of troupe 9.8.7 is for 2.99, because",
+                              said)
+            (tree / "build/own").mkdir()
+            shutil.copy(built, tree / "build/own/libtroupe.so")
+            (tree / "build/own/troupe_build.py").write_text(record.format(ours))
+            os.utime(tree / "build/own/libtroupe.so", (1, 1))
+            out = self.imported(tree / "python")
+            self.assertEqual(out.stdout.strip(), str(tree / "build/own/libtroupe.so"), out.stderr)
+            shutil.rmtree(tree / "build/other")
+            version = subprocess.run([sys.executable, "-c", "import troupe; print(troupe.__version__)"], capture_output=True, text=True,
+                                     env=dict(os.environ, PYTHONPATH=str(tree / "python"),
+                                              TROUPE_LIBRARY=str(tree / "build/own/libtroupe.so")), timeout=300, check=False)
+            self.assertEqual(version.stdout.strip(), "9.8.7", version.stderr)
 
 
 class Import(unittest.TestCase):

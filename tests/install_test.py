@@ -115,13 +115,17 @@ class Install(unittest.TestCase):
         return pathlib.Path(re.search(r"^TROUPE_TORCH_ROOT:\w+=(.*)$", (BUILD / "CMakeCache.txt").read_text(), re.M)[1])
 
     def test_another_version_is_refused(self):
-        (self.prefix / "x").mkdir(parents=True, exist_ok=True)
-        (self.prefix / "x/CMakeLists.txt").write_text(
-            "cmake_minimum_required(VERSION 3.25)\nproject(x LANGUAGES CXX)\n"
-            "find_package(troupe 99.0 REQUIRED)\n")
-        with self.assertRaisesRegex(AssertionError, "99.0"):
-            run("cmake", "-G", "Ninja", "-S", self.prefix / "x", "-B", self.prefix / "x/build",
-                f"-DCMAKE_PREFIX_PATH={self.prefix}")
+        """Before 1.0 another minor version too, in CMake's package and in the library's name."""
+        for version in ("99.0", "0.1"):
+            (self.prefix / version).mkdir(parents=True)
+            (self.prefix / version / "CMakeLists.txt").write_text(
+                "cmake_minimum_required(VERSION 3.25)\nproject(x LANGUAGES CXX)\n"
+                f"find_package(troupe {version} REQUIRED)\n")
+            with self.assertRaisesRegex(AssertionError, re.escape(version)):
+                run("cmake", "-G", "Ninja", "-S", self.prefix / version, "-B", self.prefix / version / "build",
+                    f"-DCMAKE_PREFIX_PATH={self.prefix}")
+        ours = re.search(r"^CMAKE_PROJECT_VERSION:\w+=(\d+\.\d+)\.", (BUILD / "CMakeCache.txt").read_text(), re.M)[1]
+        self.assertTrue((self.prefix / f"lib/libtroupe.so.{ours}").exists())
 
     def test_headers_need_nothing_that_is_not_installed(self):
         """Every quoted include of an installed header is installed too; no test helper is."""

@@ -156,12 +156,13 @@ class Sample:
         }
 
 
-SETTERS = {"set_trial_kernels"}  # of the process: they take no tensor and give none
+# Of the process and of the build: they take no tensor and give none.
+WITHOUT_TENSORS = {"build_info", "gpu_architectures", "set_trial_kernels", "why_no_gpu_code"}
 
 
 def registered():
     names = torch._C._dispatch_get_all_op_names()
-    return {name.split("::")[1].split(".")[0] for name in names if name.startswith("troupe::")} - SETTERS
+    return {name.split("::")[1].split(".")[0] for name in names if name.startswith("troupe::")} - WITHOUT_TENSORS
 
 
 # The tensors in an argument that is a list.

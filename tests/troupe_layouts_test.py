@@ -215,13 +215,21 @@ class TroupeLayouts(unittest.TestCase):
         trace = self.runs.folder / "trace"
         _, read = self.runs.load(Layout(4, "FSDP", expert=2, experts=2), "from/step-000002", "to",
                                  before=("strace", "-ff", "-y", "-e", "trace=read,pread64,mmap", "-o", str(trace)))
-        bytes_read = 0
+        bytes_read = index_read = 0
         for path in self.runs.folder.glob("trace.*"):
+            for _, rest in re.findall(r"^(read|pread64)\((.*/from/step-000002/shard-\S+\.jsonl>.*)$", path.read_text(), re.M):
+                index_read += int(rest.rsplit("= ", 1)[1])
             for call, rest in re.findall(r"^(\w+)\((.*\.safetensors>.*)$", path.read_text(), re.M):
                 self.assertNotEqual(call, "mmap")
                 bytes_read += int(rest.rsplit("= ", 1)[1])
         self.assertGreaterEqual(bytes_read, read)  # headers of the files besides
         self.assertLess(bytes_read, 1.05 * self.runs.tensor_bytes("from/step-000002"))
+        # So is an index file, where each of the four ranks read them all.
+        indexes = sum(p.stat().st_size for p in (self.runs.folder / "from/step-000002").glob("shard-*.jsonl"))
+        self.assertEqual(index_read, indexes)
+        resumed = next(r for r in self.runs.records("to") if r.get("event") == "resume")
+        self.assertEqual(resumed["read_bytes"], read)
+        self.assertGreater(resumed["index_bytes"], indexes)
 
 
 if __name__ == "__main__":

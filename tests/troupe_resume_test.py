@@ -3,6 +3,7 @@ that are not what they should be. Rows of docs/reference/RELIABILITY.md."""
 import json
 import pathlib
 import random
+import re
 import shutil
 import signal
 import unittest
@@ -76,13 +77,20 @@ class TroupeResume(NanoRun):
             with self.subTest(folder.name):
                 shutil.copy(folder / "recipe.yaml", self.folder / "nano.yaml")
                 shutil.copytree(folder / "step-000008", self.folder / "run" / "step-000008")
-                self.assertIn("step 8", self.troupe("inspect", "run/step-000008").stdout)
+                # Formats 1 and on say which program wrote them; the first of them was 0.1.0.
+                wrote = json.loads((folder / "step-000008/manifest.json").read_text())["version"]
+                self.assertRegex(self.troupe("inspect", "run/step-000008").stdout, rf"step 8 of run .*, written by {re.escape(wrote)}\b")
                 self.assertIn("resumed step 8 from run/step-000008, at sample 32", self.train())
                 want = json.loads((folder / "losses.json").read_text())
                 got = self.losses()
                 self.assertEqual(sorted(got), sorted(map(int, want)))
                 for step, loss in want.items():
                     self.assertAlmostEqual(float(got[int(step)]), loss, delta=1e-4)
+                # What goes on from it is this version's.
+                now = self.troupe("--version").stdout.split()[1]
+                self.assertNotEqual(now, wrote)
+                newest = json.loads((self.folder / "run" / self.steps()[-1] / "manifest.json").read_text())
+                self.assertEqual(newest["version"], now)
                 shutil.rmtree(self.folder / "run")
 
     def test_F32_a_finished_run_says_so_and_writes_nothing(self):

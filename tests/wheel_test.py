@@ -5,6 +5,7 @@ import difflib
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -14,11 +15,15 @@ import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = pathlib.Path(os.environ.get("TROUPE_BUILD", ROOT / "build/release"))
+RECORD = runpy.run_path(str(BUILD / "troupe_build.py"))  # what CMake says of the build
+TORCH = RECORD["TORCH"].rpartition(".")[0]
+PUBLIC = "+" not in pathlib.Path(os.environ.get("TROUPE_WHEEL", "+")).name  # PyPI's, whose name says no PyTorch
+LIBRARY = f"libtroupe.so.{RECORD['VERSION'].rpartition('.')[0]}"
 SITE = pathlib.Path(next(p for p in sys.path if p.endswith("site-packages")))
 USE = """
 import torch, troupe
 ids = torch.tensor([[0, 1], [1, 3]]).int()
-print(troupe.__version__, torch.ops.troupe.routing_plan(ids, 4)[0].tolist())
+print(torch.ops.troupe.routing_plan(ids, 4)[0].tolist())
 """
 
 
@@ -79,8 +84,11 @@ class Wheel(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(folder.cleanup)
         cls.folder = pathlib.Path(folder.name)
-        cls.run_words(sys.executable, ROOT / "tools/make_wheel.py", BUILD, cls.folder / "dist")
-        (cls.wheel,) = (cls.folder / "dist").iterdir()
+        if named := os.environ.get("TROUPE_WHEEL"):  # one that is to be uploaded, made of this build
+            cls.wheel = pathlib.Path(named)
+        else:
+            cls.run_words(sys.executable, ROOT / "tools/make_wheel.py", BUILD, cls.folder / "dist")
+            (cls.wheel,) = (cls.folder / "dist").iterdir()
         venv.create(cls.folder / "env", with_pip=True, symlinks=True)
         (cls.site,) = (cls.folder / "env/lib").glob("python*/site-packages")
         # Without a compiler, a linker or any other program of the machine.
@@ -115,7 +123,7 @@ class Wheel(unittest.TestCase):
     def test_141_the_extras_of_megablocks_users_are_known_and_bring_nothing(self):
         said = self.python("from importlib.metadata import metadata; found = metadata('troupe-moe'); "
                            "print(found.get_all('Provides-Extra'), found.get_all('Requires-Dist'))")
-        self.assertEqual(said, "['quant', 'gg', 'all'] ['torch==2.11.*']\n")
+        self.assertEqual(said, f"['quant', 'gg', 'all'] ['torch=={TORCH}.*']\n")
 
     def test_141_python_starts_the_program(self):
         said = self.run_words(self.folder / "env/bin/python", "-c",
@@ -124,7 +132,15 @@ class Wheel(unittest.TestCase):
 
     def test_141_python_has_the_operators(self):
         said = self.python(USE)
-        self.assertEqual(said.split(maxsplit=1)[1], "[0, 1, 3, 3, 4]\n")  # where each expert's rows begin
+        self.assertEqual(said, "[0, 1, 3, 3, 4]\n")  # where each expert's rows begin
+
+    def test_the_program_the_module_and_the_wheel_have_one_version(self):
+        said = self.python("import troupe; from importlib.metadata import version; print(troupe.__version__, version('troupe-moe'))")
+        module, wheel = said.split()
+        self.assertEqual(self.run_words(self.folder / "env/bin/troupe", "--version").split()[:2], ["troupe", module])
+        self.assertEqual(module, re.search(r"^project\(troupe VERSION (\S+) ", (ROOT / "CMakeLists.txt").read_text(), re.M)[1])
+        self.assertEqual(wheel, self.wheel.name.split("-")[1])
+        self.assertEqual(wheel, f"{module}+torch{TORCH}" if not PUBLIC else module)
 
     def python(self, program):
         """Nothing but Python: no compiler that something could call."""
@@ -186,7 +202,7 @@ class Wheel(unittest.TestCase):
         self.assertLess(losses[1], losses[0] / 2)
 
     def test_pyw1_the_distribution_is_troupe_moe_and_tells_of_another(self):
-        self.assertRegex(self.wheel.name, r"^troupe_moe-[0-9.]+-py3-none-manylinux_2_\d+_x86_64\.whl$")
+        self.assertRegex(self.wheel.name, rf"^troupe_moe-[0-9.]+{'' if PUBLIC else rf'[+]torch{re.escape(TORCH)}'}-py3-none-manylinux_2_\d+_x86_64\.whl$")
         shown = self.run_words(self.folder / "env/bin/python", "-m", "pip", "show", "troupe-moe")
         self.assertIn("Requires: torch", shown)
         other = self.site / "troupe-0.0.1.dist-info"
@@ -237,8 +253,9 @@ class Wheel(unittest.TestCase):
         target = self.folder / "target"
         self.run_words(self.folder / "env/bin/python", "-m", "pip", "install", "--no-deps", "--no-index", "--target", target, ROOT,
                        TROUPE_BUILD=BUILD)
-        self.assertEqual(len(list(target.glob("troupe_moe-*.dist-info"))), 1)
-        for name in ("troupe/lib/libtroupe.so.0", "troupe/bin/troupe", "troupe/functional.py", "troupe/layers.py"):
+        (info,) = target.glob("troupe_moe-*.dist-info")
+        self.assertRegex(info.name, r"^troupe_moe-[0-9.]+\.dist-info$")  # as a source distribution of this version is called
+        for name in (f"troupe/lib/{LIBRARY}", "troupe/_build.py", "troupe/bin/troupe", "troupe/functional.py", "troupe/layers.py"):
             self.assertEqual((target / name).read_bytes(), (self.site / name).read_bytes())
 
     def test_239_python_waits_with_a_bounded_spin_unless_it_is_too_late_or_set(self):
@@ -258,7 +275,7 @@ class Wheel(unittest.TestCase):
         self.assertIn("is no folder", said)
 
     def test_nothing_outside_the_wheel_and_pytorch_is_needed(self):
-        for file in ("bin/troupe", "lib/libtroupe.so.0", "lib/libtroupe_train.so.0"):
+        for file in ("bin/troupe", f"lib/{LIBRARY}", f"lib/{LIBRARY.replace('troupe', 'troupe_train')}"):
             for line in self.run_words("ldd", self.site / "troupe" / file).splitlines():
                 self.assertNotIn("not found", line)
                 self.assertNotIn(str(ROOT), line.replace(str(SITE), ""))
@@ -275,12 +292,14 @@ class Wheel(unittest.TestCase):
         program = f"import sys; sys.path.insert(0, {str(other)!r}); from runpy import run_path; " \
                   f"run_path({str(self.site / 'troupe_program.py')!r}, run_name='__main__')"
         said = self.run_words(sys.executable, "-c", program, code=7)
-        self.assertIn("PyTorch here is 2.9.0; this needs 2.11.x. Run: pip install torch==2.11.0", said)
-        (other / "torch/__init__.py").write_text("__version__ = '2.12.0+cpu'\n")
+        self.assertRegex(said, rf"PyTorch here is 2\.9\.0; this build of troupe [0-9.]+ is for {TORCH}, .*Run: pip install 'torch=={TORCH}\.\*' "
+                               r"\(troupe [0-9.]+ is built for 2\.11, .*, not for 2\.9\)")
+        here = "2.12" if TORCH != "2.12" else "2.13"
+        (other / "torch/__init__.py").write_text(f"__version__ = '{here}.0+cpu'\nclass cpu: _is_avx2_supported = None\n")
         said = self.run_words(sys.executable, "-c", f"import sys; sys.path[:0] = [{str(other)!r}, {str(self.site)!r}]; import troupe",
                               code=1)
-        self.assertRegex(said, "ImportError: PyTorch here is 2.12.0.cpu; this build of troupe needs 2.11.x, .*pip install "
-                               "torch==2.11.0")
+        self.assertRegex(said, rf"ImportError: PyTorch here is {here}\.0\+cpu; this build of troupe [0-9.]+ is for {TORCH}, .*pip install "
+                               rf"'torch=={TORCH}\.\*', or install the wheel for {here}, troupe_moe-[0-9.]+\+torch{here}-\*\.whl,")
 
 
 if __name__ == "__main__":

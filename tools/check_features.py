@@ -15,6 +15,8 @@ a run elsewhere (.ci/gpu), and the last line tells which rows do. A row that is 
 missing, may name a test that skips where a package is not installed. A fault's row has no such excuse:
 what a machine without strace or name spaces skips is not shown there.
 
+Figures and commits that the pages cite must exist, and what is written of GPUs' evidence must be that: check_evidence.py.
+
 A skipped test is a fault with --strict alone, as .ci/run has it; else the last line tells how many rows rest on one."""
 import pathlib
 import re
@@ -210,15 +212,17 @@ def faults_of(results):
 
 
 def main(root, build, strict):
+    import check_evidence  # which reads rows by this file
     results = Results(root, build, strict)
-    found, rows = list(faults_of(results)), ROW.findall((root / "docs/reference/FEATURES.md").read_text())
+    found, rows = [*faults_of(results), *check_evidence.faults(root)], ROW.findall((root / "docs/reference/FEATURES.md").read_text())
     states = [state.strip() for *_, state, _ in rows]
     summary = ", ".join(f"{states.count(s)} {s}" for s in STATES)
     waiting = [number for number, _, _, shown_by in rows if rests_on_a_gpu(results, shown_by)]
     print("\n".join(found) or f"features: {summary}; each named test "
           f"{'stands in the sources' if build is None else 'ran'}"
           + (f", but of rows {', '.join(waiting)} those that need a GPU" if waiting else "")
-          + (f", and {len(results.skipped)} were skipped for what this machine lacks" if results.skipped else ""))
+          + (f", and {len(results.skipped)} were skipped for what this machine lacks" if results.skipped else "")
+          + (f"; {age}" if (age := check_evidence.ages(root)) else ""))
     return bool(found)
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """check_torch_versions.py ROOT: one source for every PyTorch that is supported (cmake/torch.cmake). C++ that asks which
 one it is compiled for stands in troupe/ops/support/torch_versions alone, a header a subject, each with a table of versions;
-Python that asks stands in python/troupe/__init__.py."""
+Python that asks stands in python/troupe_program.py."""
 import pathlib
 import re
 import sys
 
-ROOM, PYTHON_ROOM = "troupe/ops/support/torch_versions/", "python/troupe/__init__.py"
+ROOM, PYTHON_ROOM = "troupe/ops/support/torch_versions/", "python/troupe_program.py"
 TOPS = ("troupe", "apps", "python", "bench", "tests", "examples")
 CPP = re.compile(r"^\s*#\s*(?:if|ifdef|ifndef|elif)\b[^\n]*\b(?:TORCH_VERSION\w*|TROUPE_TORCH_\w+|C10D_\w+|TORCH_ABI_VERSION"
                  r"|__has_include\s*\(\s*<(?:torch|ATen|c10))", re.M)

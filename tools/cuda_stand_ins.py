@@ -20,7 +20,8 @@ void troupe_cuda_stand_in(void) {
   abort();
 }
 """
-LEFT_OUT = r"(cublas|cudnn|cufft|cufile|curand|cusolver|cusparse|nccl|nvshmem)"
+# PyTorch 2.15 names NVRTC too.
+LEFT_OUT = r"(cublas|cudnn|cufft|cufile|curand|cusolver|cusparse|nccl|nvrtc|nvshmem)"
 UNDEFINED = re.compile(rf" [Uwv] (\w*{LEFT_OUT}\w*)(?:@(\S+))?$", re.M | re.I)
 
 

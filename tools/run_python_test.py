@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""run_python_test.py FILE.py RESULT.json: runs a unittest file and leaves its results as GoogleTest
+"""run_python_test.py FILE.py RESULT.json [CLASS[.TEST]...]: runs a unittest file, or these of its tests, and leaves its results as GoogleTest
 would, so that C++ and Python tests are counted and checked alike. Each test draws the same random numbers in every run;
 TROUPE_TEST_SEED has it draw others, as in C++ (troupe/testing/torch/seed.cpp)."""
 import importlib.util
@@ -49,7 +49,7 @@ class Recorder(unittest.TextTestResult):
         self.cases.setdefault(suite, []).append(case)
 
 
-def main(path, result_file):
+def main(path, result_file, names=()):
     begin = time.monotonic()
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -57,7 +57,8 @@ def main(path, result_file):
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     seed(path.stem)  # for what classes set up
-    tests = unittest.defaultTestLoader.loadTestsFromModule(module)
+    loader = unittest.defaultTestLoader
+    tests = loader.loadTestsFromNames(names, module) if names else loader.loadTestsFromModule(module)
     result = unittest.TextTestRunner(verbosity=2, resultclass=Recorder).run(tests)
     suites = [{"name": name, "tests": len(cases), "testsuite": cases}
               for name, cases in result.cases.items()]
@@ -70,4 +71,4 @@ def main(path, result_file):
 
 
 if __name__ == "__main__":
-    sys.exit(main(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])))
+    sys.exit(main(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3:]))

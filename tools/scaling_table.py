@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes docs/reference/SCALING.md: what `troupe plan` forecasts for published models on 64 to 3,072 GPUs, in the layout
-that a run would take, and beside what others measured. Nothing is run; the page holds what the program says.
+that a run would take, and beside what others measured. Nothing is run; the page holds what the program says. Its last chapter,
+what the program itself costs, is kept as it is.
 
     python3 tools/scaling_table.py build/release/troupe            writes the page
     python3 tools/scaling_table.py build/ci/troupe --check         ends with 1 where the page says something else
@@ -71,6 +72,9 @@ forecast waits for, drop tokens or compute in 8 bits, and the assumed rates of p
 say which layout and why; neither side of them is what a cluster will reach. What they leave out: rows beside other work
 (`parallel.overlap`), which would take most of the column `rows`; 8-bit products; more than two levels of links.
 """
+
+# The chapter from which on the page is written by hand, of bench/control_plane.
+KEPT = "## What the program itself costs at N\n"
 
 COLUMNS = "| GPUs | layout | a step | tokens/s a GPU | MFU | of the first row's | rows | tokens | state | idle | GiB |\n" \
           "|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
@@ -163,7 +167,9 @@ def main():
     if not options.check:
         if options.few:
             sys.exit("--few is for --check")
-        PAGE.write_text(HEAD.format(machine=MACHINE, memory="72 GiB") + "\n".join(made) + "\n")
+        there = PAGE.read_text()
+        kept = there[there.index(KEPT):]
+        PAGE.write_text(HEAD.format(machine=MACHINE, memory="72 GiB") + "\n".join(made) + "\n\n" + kept)
         return
     there = set(PAGE.read_text().splitlines())
     rows = [row for text in made for row in text.splitlines() if row.startswith("|") and not row.startswith(("|--", "| GPUs"))]

@@ -19,6 +19,7 @@ import subprocess
 import sys
 
 import changed
+import gpu_cases
 
 ADD_TEST = re.compile(r'^add_test\((?:\[=*\[)?(.+?)(?:\]=*\])? "([^"]+)"', re.M)
 
@@ -66,11 +67,39 @@ def cases(file):
             yield suite["name"], case["name"], outcome
 
 
-def for_cuda(listing, links_cuda):
-    """The cases for CUDA in what a program says to --gtest_list_tests: those with `cuda` in their name; all of a program
-    that has none of that name and is linked with CUDA kernels, as those for Hopper alone are."""
-    cases = [line.split("#")[0].strip() for line in listing.splitlines() if line.startswith("  ")]
-    return [case for case in cases if "cuda" in case.lower()] or (cases if links_cuda else [])
+def listed(listing):
+    """Suite.Case of each case in what a program says to --gtest_list_tests."""
+    suite = ""
+    for line in listing.splitlines():
+        name = line.split("#")[0].strip()
+        if not line.startswith("  "):
+            suite = name
+        else:
+            yield suite + name
+
+
+def without_parameter(case):
+    """Suite.Case as the source has it, of All/Suite.Case/cuda."""
+    suite, _, name = case.partition(".")
+    return f"{suite.split('/')[-1]}.{name.split('/')[0]}"
+
+
+def for_cuda(listing, links_cuda, waiting=frozenset()):
+    """The cases for CUDA in what a program says to --gtest_list_tests: those with `cuda` in their name, and those that wait
+    for a GPU by what their source says (gpu_cases.py); all of a program that has none of that name and is linked with CUDA
+    kernels, as those for Hopper alone are."""
+    cases = list(listed(listing))
+    named = [case for case in cases if "cuda" in case.lower()]
+    if not named and links_cuda:
+        return cases
+    return [case for case in cases if case in named or without_parameter(case) in waiting]
+
+
+def cuda_filter(cases):
+    """GoogleTest's filter of a program's cases for CUDA."""
+    others = sorted({without_parameter(case) for case in cases if "cuda" not in case.lower()})
+    named = ["*cuda*", "*Cuda*", "*CUDA*"] * any("cuda" in case.lower() for case in cases)
+    return ":".join(named + [f"*{case}*" for case in others])
 
 
 def cuda_programs(build, only=()):
@@ -86,12 +115,13 @@ def cuda_programs(build, only=()):
         sys.exit(f"{len(missing)} test programs are not built: ninja -C {build} {' '.join(missing[:4])}"
                  f"{' ...' if len(missing) > 4 else ''}")
     found, quiet = {}, {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    waiting = gpu_cases.cpp(pathlib.Path(__file__).resolve().parents[1])
     for program in ours:
         said = subprocess.run([program, "--gtest_list_tests"], env=quiet, capture_output=True, text=True)
         if said.returncode != 0:
             sys.exit(f"{program} does not list its tests: {said.stderr.strip()}")
         links = subprocess.run(["readelf", "-d", program], capture_output=True, text=True, check=True).stdout
-        if names := for_cuda(said.stdout, "libcudart" in links):
+        if names := for_cuda(said.stdout, "libcudart" in links, waiting):
             found[program.name] = names
     return found
 

@@ -4,6 +4,7 @@
 
 #include "troupe/core/check.h"
 #include "troupe/core/config/config.h"
+#include "troupe/core/version.h"
 #include "troupe/nn/moe/loss_edge.h"
 #include "troupe/nn/moe/moe_layer.h"
 #include "troupe/nn/moe/moe_stats.h"

@@ -4,6 +4,7 @@
 `troupe.moe_ffn` and its neighbors in `troupe.functional` are the experts as functions.
 `experts_implementation="troupe"` and `troupe.patch(model)` put them under a model of transformers.
 `troupe.run` starts the program; `troupe.Checkpoint` reads what a run saved, whole or as DTensors.
+`troupe.build_info()` says which PyTorch, GPUs and processors the build is for.
 `troupe.record_modules` writes what a model's modules compute, for `troupe diff --modules`.
 The command `troupe` trains whole models; `troupe --help` teaches it."""
 import importlib
@@ -60,50 +61,25 @@ for _other in Path(__file__).parent.parent.glob("troupe-[0-9]*.dist-info"):
                   "troupe-moe again", stacklevel=2)
 
 
-def _packaged():
-    """The library of the wheel; raises where it would end in an undefined symbol or an illegal instruction."""
-    from troupe_program import TORCH
-    if not torch.__version__.startswith(TORCH):
-        raise ImportError(f"PyTorch here is {torch.__version__}; this build of troupe needs {TORCH}x, because PyTorch's C++ "
-                          f"interface changes with every minor version. Run: pip install torch=={TORCH}0")
-    if os.uname().machine == "x86_64" and not torch.cpu._is_avx2_supported():
-        raise ImportError("this processor has no AVX2, which the CPU kernels of this build of troupe need. Build it for this "
-                          "machine: cmake -DTROUPE_CPU_ARCH=x86-64-v2 (docs/develop/BUILD.md)")
-    return str(Path(__file__).parent / "lib" / "libtroupe.so.0")
+from .built import find as _find  # noqa: E402
 
-
-def _library():
-    """TROUPE_LIBRARY; the wheel's; in a checkout TROUPE_BUILD's, else the newest build's."""
-    if named := os.environ.get("TROUPE_LIBRARY"):
-        return named
-    root = Path(__file__).resolve().parents[2]
-    if (Path(__file__).parent / "lib" / "libtroupe.so.0").exists() or not (root / "CMakeLists.txt").exists():
-        return _packaged()
-    build = os.environ.get("TROUPE_BUILD")
-    found = [p for p in ([Path(build, "libtroupe.so")] if build else root.glob("build/*/libtroupe.so")) if p.exists()]
-    if not found:
-        raise ImportError(f"no library of troupe: TROUPE_LIBRARY is not set, TROUPE_BUILD is {build or 'not set'}"
-                          f"{', which has no libtroupe.so' if build else ''}, and "
-                          f"{root}/build/*/libtroupe.so is {'not looked at then' if build else 'not there'}. Run: ./dev build")
-    return str(max(found, key=lambda path: path.stat().st_mtime))
-
-
-library = _library()
+library, _build = _find(torch.__version__, torch.cpu._is_avx2_supported)
+__version__ = _build["VERSION"] if _build else "unknown"  # of a library alone, which TROUPE_LIBRARY names
 torch.ops.load_library(library)
 
-from . import hook  # noqa: E402
+from . import gpus, hook  # noqa: E402
 
+gpus.warn_without_code()
 hook.install()
 
 
+def build_info():
+    """What this build was made with and for: PyTorch, CUDA, GPUs, CPU instructions; `troupe --version --verbose`."""
+    return torch.ops.troupe.build_info()
+
+
 def __getattr__(name):
-    if name == "__version__":
-        from importlib.metadata import PackageNotFoundError, version
-        try:
-            value = version("troupe-moe")
-        except PackageNotFoundError:  # a folder on the path, not an installed wheel
-            value = "unknown"
-    elif name in _MODULES:
+    if name in _MODULES:
         value = importlib.import_module(f".{name}", __name__)
     elif name in _WHERE:
         value = getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
@@ -114,4 +90,4 @@ def __getattr__(name):
 
 
 def __dir__():
-    return sorted([*globals(), *_WHERE, *_MODULES, "__version__"])
+    return sorted([*globals(), *_WHERE, *_MODULES])

@@ -181,8 +181,10 @@ std::string_view explain(Code code) {
              "the usual cause; of links, a cable, or a group that does not take NVLink or RDMA. "
              "One slow rank makes all as slow: leave it out, or mend it.";
     case Code::kNoDevice:
-      return "The recipe asks for a device that is not here, or whose driver does not answer. "
-             "`run.device: auto` takes what there is.";
+      return "The recipe asks for a device that is not here, whose driver does not answer, or for "
+             "which this build has no code. `run.device: auto` takes what there is (and warns with "
+             "W7101 where GPUs are here that the build is not for); `troupe --version --verbose` "
+             "lists the GPUs that it is for, docs/develop/BUILD.md says how to build for others.";
     case Code::kBrokenContract:
       return "A function of Troupe was called with arguments outside its contract. Reached through "
              "the program `troupe` this is a bug of ours: please report the message. From your own "

@@ -61,89 +61,109 @@ void check_rows(const at::Tensor& h, const Optional& score, const Optional& expe
   check_same_device(*expert_offset, h, "activation: expert_offset");
 }
 
-// LONG: a schema's arguments
-at::Tensor activation_meta(const at::Tensor& h, const Optional& score,
-                           const Optional& expert_offset, std::string kind, bool gated, Clamp clamp,
-                           double offset) {
-  check_rows(h, score, expert_offset);
-  kind_of(kind, clamp, offset);
-  TROUPE_CHECK(!gated || h.sym_size(-1) % 2 == 0,
-               "activation: h must have gate and up columns; it has", h.sym_size(-1));
-  std::vector<c10::SymInt> sizes = h.sym_sizes().vec();
-  if (gated) sizes.back() = sizes.back() / 2;
-  return output(sizes, h, expert_offset);
+struct ActivationArgs {
+  const at::Tensor& h;            // [.., 2F] or [.., F]
+  const Optional& score;          // [R]
+  const Optional& expert_offset;  // [E + 1]
+  std::string kind;
+  bool gated;
+  Clamp clamp;
+  double offset;
+
+  static constexpr const char *kName = "activation", *kResults = "Tensor";
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("h", a.h), arg("score", a.score), arg("expert_offset", a.expert_offset),
+             arg("kind", a.kind), arg("gated", a.gated), arg("clamp", a.clamp, kDefaultNone),
+             arg("offset", a.offset, Default{0.}));
+  }
+};
+
+struct ActivationBackwardArgs {
+  const at::Tensor& grad_u;
+  const at::Tensor& h;
+  const Optional& score;
+  const Optional& expert_offset;
+  std::string kind;
+  Clamp clamp;
+  double offset;
+
+  static constexpr const char *kName = "activation_backward", *kResults = "(Tensor, Tensor)";
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("grad_u", a.grad_u), arg("h", a.h), arg("score", a.score),
+             arg("expert_offset", a.expert_offset), arg("kind", a.kind),
+             arg("clamp", a.clamp, kDefaultNone), arg("offset", a.offset, Default{0.}));
+  }
+};
+
+at::Tensor activation_meta(const ActivationArgs& a) {
+  check_rows(a.h, a.score, a.expert_offset);
+  kind_of(a.kind, a.clamp, a.offset);
+  TROUPE_CHECK(!a.gated || a.h.sym_size(-1) % 2 == 0,
+               "activation: h must have gate and up columns; it has", a.h.sym_size(-1));
+  std::vector<c10::SymInt> sizes = a.h.sym_sizes().vec();
+  if (a.gated) sizes.back() = sizes.back() / 2;
+  return output(sizes, a.h, a.expert_offset);
 }
 
-// LONG: a schema's arguments
-at::Tensor activation_device(const at::Tensor& h, const Optional& score,
-                             const Optional& expert_offset, std::string kind, bool gated,
-                             Clamp clamp, double offset) {
-  at::Tensor u = activation_meta(h, score, expert_offset, kind, gated, clamp, offset);
-  const at::Tensor rows = rowwise(h), u_rows = rowwise(u);
-  if (expert_offset.has_value()) {
-    check_segments(*expert_offset, rows.size(0), "activation: expert_offset");
+at::Tensor activation_device(const ActivationArgs& a) {
+  at::Tensor u = activation_meta(a);
+  const at::Tensor rows = rowwise(a.h), u_rows = rowwise(u);
+  if (a.expert_offset.has_value()) {
+    check_segments(*a.expert_offset, rows.size(0), "activation: expert_offset");
   }
   const Activation args{
       .h = view(rows, "activation: h"),
       .u = mut_view(u_rows, "activation: u"),
-      .score = column(score, "activation: score"),
-      .expert_offset = ptr_or_null<const int32_t>(expert_offset, "activation: expert_offset"),
-      .num_experts = experts_of(expert_offset),
-      .kind = kind_of(kind, clamp, offset)};
-  run(h.device(), args, activation_cpu, &CudaKernels::activation);
+      .score = column(a.score, "activation: score"),
+      .expert_offset = ptr_or_null<const int32_t>(a.expert_offset, "activation: expert_offset"),
+      .num_experts = experts_of(a.expert_offset),
+      .kind = kind_of(a.kind, a.clamp, a.offset)};
+  run(a.h.device(), args, activation_cpu, &CudaKernels::activation);
   return u;
 }
 
 // The second result is empty without a score.
-// LONG: a schema's arguments
-Two activation_backward_meta(const at::Tensor& grad_u, const at::Tensor& h, const Optional& score,
-                             const Optional& expert_offset, std::string /*kind*/, Clamp /*clamp*/,
-                             double /*offset*/) {
-  check_rows(h, score, expert_offset);
-  check_same_device(grad_u, h, "activation_backward: grad_u");
-  return {output(h.sym_sizes(), h, expert_offset),
-          score.has_value() ? output(score->sym_sizes(), *score, expert_offset)
-                            : at::empty_symint({0}, h.options())};
+Two activation_backward_meta(const ActivationBackwardArgs& a) {
+  check_rows(a.h, a.score, a.expert_offset);
+  check_same_device(a.grad_u, a.h, "activation_backward: grad_u");
+  return {output(a.h.sym_sizes(), a.h, a.expert_offset),
+          a.score.has_value() ? output(a.score->sym_sizes(), *a.score, a.expert_offset)
+                              : at::empty_symint({0}, a.h.options())};
 }
 
-// LONG: a schema's arguments
-Two activation_backward_device(const at::Tensor& grad_u, const at::Tensor& h, const Optional& score,
-                               const Optional& expert_offset, std::string kind, Clamp clamp,
-                               double offset) {
-  Two out = activation_backward_meta(grad_u, h, score, expert_offset, kind, clamp, offset);
-  const at::Tensor h_rows = rowwise(h), grad_rows = rowwise(grad_u);
-  if (expert_offset.has_value()) {
-    check_segments(*expert_offset, h_rows.size(0), "activation_backward: expert_offset");
+Two activation_backward_device(const ActivationBackwardArgs& a) {
+  Two out = activation_backward_meta(a);
+  const at::Tensor h_rows = rowwise(a.h), grad_rows = rowwise(a.grad_u);
+  if (a.expert_offset.has_value()) {
+    check_segments(*a.expert_offset, h_rows.size(0), "activation_backward: expert_offset");
   }
   const at::Tensor grad_h = rowwise(std::get<0>(out)), grad_score = std::get<1>(out).unsqueeze(1);
   const ActivationBackward args{
       .h = view(h_rows, "activation_backward: h"),
       .grad_u = view(grad_rows, "activation_backward: grad_u"),
       .grad_h = mut_view(grad_h, "activation_backward: grad_h"),
-      .score = column(score, "activation: score"),
+      .score = column(a.score, "activation: score"),
       .grad_score =
-          score.has_value() ? mut_view(grad_score, "activation_backward: grad_score") : MutRef{},
-      .expert_offset = ptr_or_null<const int32_t>(expert_offset, "activation: expert_offset"),
-      .num_experts = experts_of(expert_offset),
-      .kind = kind_of(kind, clamp, offset)};
-  run(h.device(), args, activation_backward_cpu, &CudaKernels::activation_backward);
+          a.score.has_value() ? mut_view(grad_score, "activation_backward: grad_score") : MutRef{},
+      .expert_offset = ptr_or_null<const int32_t>(a.expert_offset, "activation: expert_offset"),
+      .num_experts = experts_of(a.expert_offset),
+      .kind = kind_of(a.kind, a.clamp, a.offset)};
+  run(a.h.device(), args, activation_backward_cpu, &CudaKernels::activation_backward);
   return out;
 }
 
-// LONG: a schema's arguments
-at::Tensor activation_op(const at::Tensor& h, const Optional& score, const Optional& expert_offset,
-                         std::string kind, bool gated, Clamp clamp, double offset) {
-  static const auto op = raw_op<decltype(activation_device)>("troupe::activation");
-  static const auto backward =
-      raw_op<decltype(activation_backward_device)>("troupe::activation_backward");
-  at::Tensor u = op(h, score, expert_offset, kind, gated, clamp, offset);
+at::Tensor activation_op(const ActivationArgs& a) {
+  static const auto op = raw_op<decltype(activation_device)>();
+  static const auto backward = raw_op<decltype(activation_backward_device)>();
+  at::Tensor u = op(a);
   record({.name = "activation",
-          .inputs = {h, score.value_or(at::Tensor())},
+          .inputs = {a.h, a.score.value_or(at::Tensor())},
           .outputs = {u},
-          .saved = {h, score.value_or(at::Tensor()), expert_offset.value_or(at::Tensor())},
-          .backward = [kind, clamp, offset](const Gradients& g) -> TensorList {
-            const auto [grad_h, grad_score] = backward(g.outputs[0], g.saved[0], given(g.saved[1]),
-                                                       given(g.saved[2]), kind, clamp, offset);
+          .saved = {a.h, a.score.value_or(at::Tensor()), a.expert_offset.value_or(at::Tensor())},
+          .backward = [kind = a.kind, clamp = a.clamp,
+                       offset = a.offset](const Gradients& g) -> TensorList {
+            const auto [grad_h, grad_score] = backward({g.outputs[0], g.saved[0], given(g.saved[1]),
+                                                        given(g.saved[2]), kind, clamp, offset});
             return {g.needs[0] ? grad_h : at::Tensor(), g.needs[1] ? grad_score : at::Tensor()};
           }});
   return u;
@@ -153,18 +173,12 @@ at::Tensor activation_op(const at::Tensor& h, const Optional& score, const Optio
 
 at::Tensor activation(const at::Tensor& h, const ActivationOptions& o, const RowScale& rows) {
   const Clamp clamp = std::isinf(o.clamp) ? std::nullopt : Clamp(o.clamp);
-  return activation_op(h, rows.score_R, rows.expert_offset, o.kind, o.gated, clamp, o.offset);
+  return activation_op({h, rows.score_R, rows.expert_offset, o.kind, o.gated, clamp, o.offset});
 }
 
 TORCH_LIBRARY_FRAGMENT(troupe, m) {
-  define(m,
-         "activation(Tensor h, Tensor? score, Tensor? expert_offset, str kind, bool gated, "
-         "float? clamp=None, float offset=0.) -> Tensor",
-         activation_device, activation_meta, activation_op);
-  define(m,
-         "activation_backward(Tensor grad_u, Tensor h, Tensor? score, Tensor? expert_offset, "
-         "str kind, float? clamp=None, float offset=0.) -> (Tensor, Tensor)",
-         activation_backward_device, activation_backward_meta);
+  define<activation_device, activation_meta, activation_op>(m);
+  define<activation_backward_device, activation_backward_meta>(m);
 }
 
 }  // namespace troupe

@@ -30,10 +30,27 @@ struct State {
   bool halves;
 };
 
-// LONG: a schema's arguments
-void adamw_meta(at::TensorList all, const at::Tensor& grad, const Optional& grad_scale,
-                int64_t /*step*/, double /*lr*/, double /*beta1*/, double /*beta2*/, double /*eps*/,
-                double /*weight_decay*/, const Optional& constants) {
+struct AdamWArgs {
+  at::TensorList state;  // of State
+  const at::Tensor& grad;
+  const Optional& grad_scale;
+  int64_t step;
+  double lr, beta1, beta2, eps, weight_decay;
+  const Optional& constants;
+
+  static constexpr const char *kName = "adamw_", *kResults = "()";
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("state", a.state, Written{}), arg("grad", a.grad), arg("grad_scale", a.grad_scale),
+             arg("step", a.step), arg("lr", a.lr), arg("beta1", a.beta1, Default{0.9}),
+             arg("beta2", a.beta2, Default{0.95}), arg("eps", a.eps, Default{1e-8}),
+             arg("weight_decay", a.weight_decay, Default{0.}),
+             arg("constants", a.constants, kDefaultNone));
+  }
+};
+
+void adamw_meta(const AdamWArgs& in) {
+  const at::TensorList all = in.state;
+  const Optional &grad_scale = in.grad_scale, &constants = in.constants;
   const State state(all);
   TROUPE_CHECK(state.size == 3 || state.size == 4,
                "adamw_: state must be [param, m, v], [param, m, v, copy] or [value, m, v, "
@@ -45,7 +62,7 @@ void adamw_meta(at::TensorList all, const at::Tensor& grad, const Optional& grad
   for (size_t i = state.size; i < all.size(); ++i) {
     check_same_device(all[i], all[0], "adamw_: m_scale, v_scale");
   }
-  check_like(grad, all[0], "adamw_: grad");
+  check_like(in.grad, all[0], "adamw_: grad");
   if (constants.has_value()) {
     check_sizes(*constants, {kConstants}, "adamw_: constants");
     check_dtype(*constants, at::kFloat, "adamw_: constants");
@@ -82,27 +99,25 @@ MomentCodes codes_of(const at::Tensor& codes, const at::Tensor& scale) {
           flat_of<float>(scale, at::kFloat, "adamw_: m_scale, v_scale")};
 }
 
-// LONG: a schema's arguments
-void adamw_device(at::TensorList all, const at::Tensor& grad, const Optional& grad_scale,
-                  int64_t step, double lr, double beta1, double beta2, double eps,
-                  double weight_decay, const Optional& constants) {
-  adamw_meta(all, grad, grad_scale, step, lr, beta1, beta2, eps, weight_decay, constants);
+void adamw_device(const AdamWArgs& in) {
+  adamw_meta(in);
+  const at::TensorList all = in.state;
   const State state(all);
-  const at::Tensor g = grad.contiguous();
+  const at::Tensor g = in.grad.contiguous();
   AdamW args{
       .param = {},
       .grad = {g.const_data_ptr(), dtype_of_tensor(g, "adamw_: grad"), 1, g.numel(), g.numel()},
       .m = {},
       .v = {},
-      .step = step,
-      .lr = lr,
-      .grad_scale = ptr_or_null<const float>(grad_scale, "adamw_: grad_scale"),
-      .beta1 = beta1,
-      .beta2 = beta2,
-      .eps = eps,
-      .weight_decay = weight_decay,
+      .step = in.step,
+      .lr = in.lr,
+      .grad_scale = ptr_or_null<const float>(in.grad_scale, "adamw_: grad_scale"),
+      .beta1 = in.beta1,
+      .beta2 = in.beta2,
+      .eps = in.eps,
+      .weight_decay = in.weight_decay,
       .constants = reinterpret_cast<const AdamWStep<float>*>(
-          ptr_or_null<const float>(constants, "adamw_: constants"))};
+          ptr_or_null<const float>(in.constants, "adamw_: constants"))};
   (state.halves ? args.copy : args.param) = flat(all[0], "adamw_: param");
   if (state.halves) {
     args.remainder = flat_of<uint16_t>(all[3], at::kShort, "adamw_: remainder");
@@ -121,7 +136,7 @@ void adamw_device(at::TensorList all, const at::Tensor& grad, const Optional& gr
 
 void run_op(const AdamWTensors& s, const at::Tensor& grad, const Optional& grad_scale, int64_t step,
             const AdamWOptions& o, const Optional& constants) {
-  static const auto op = raw_op<decltype(adamw_device)>("troupe::adamw_");
+  static const auto op = raw_op<decltype(adamw_device)>();
   std::vector<at::Tensor> state = {s.param, s.m, s.v};
   TROUPE_CHECK(!s.copy.has_value() || !s.remainder.has_value(),
                "adamw_: copy is given, and remainder: the parameter is the copy then");
@@ -134,7 +149,7 @@ void run_op(const AdamWTensors& s, const at::Tensor& grad, const Optional& grad_
                "adamw_: m_scale and v_scale are of moments in uint8 alone; these are",
                s.m.scalar_type());
   if (coded) state.insert(state.end(), {*s.m_scale, *s.v_scale});
-  op(state, grad, grad_scale, step, o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, constants);
+  op({state, grad, grad_scale, step, o.lr, o.beta1, o.beta2, o.eps, o.weight_decay, constants});
 }
 
 }  // namespace
@@ -166,11 +181,7 @@ void adamw_(const AdamWTensors& s, const at::Tensor& grad, const Optional& grad_
 }
 
 TORCH_LIBRARY_FRAGMENT(troupe, m) {
-  define(m,
-         "adamw_(Tensor(a!)[] state, Tensor grad, Tensor? grad_scale, int step, float lr, "
-         "float beta1=0.9, float beta2=0.95, float eps=1e-8, float weight_decay=0., "
-         "Tensor? constants=None) -> ()",
-         adamw_device, adamw_meta);
+  define<adamw_device, adamw_meta>(m);
 }
 
 }  // namespace troupe

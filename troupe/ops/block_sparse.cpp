@@ -24,15 +24,65 @@ std::vector<at::Tensor> indices_of(const BlockStructure& s) {
   return {s.row_offsets, s.col_indices, s.col_offsets, s.row_indices, s.block_order};
 }
 
-BlockStructure structure_of(at::TensorList indices, c10::SymInt rows, c10::SymInt cols,
-                            int64_t block, bool transposed) {
-  TROUPE_CHECK(indices.size() == 5,
-               "block_sparse: indices must be [row_offsets, col_indices, "
-               "col_offsets, row_indices, block_order]; it has",
-               indices.size(), "tensors");
-  return {std::move(rows), std::move(cols), block,      indices[0], indices[1],
-          indices[2],      indices[3],      indices[4], transposed};
+// A structure as the operators' arguments give it.
+struct StructureArgs {
+  at::TensorList indices;
+  c10::SymInt rows, cols;
+  int64_t block;
+  bool transposed;
+
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("indices", a.indices), arg("rows", a.rows), arg("cols", a.cols),
+             arg("block", a.block), arg("transposed", a.transposed));
+  }
+
+  BlockStructure structure() const {
+    TROUPE_CHECK(indices.size() == 5,
+                 "block_sparse: indices must be [row_offsets, col_indices, "
+                 "col_offsets, row_indices, block_order]; it has",
+                 indices.size(), "tensors");
+    return {rows,       cols,       block,      indices[0], indices[1],
+            indices[2], indices[3], indices[4], transposed};
+  }
+};
+
+// `indices` live as long as the arguments.
+StructureArgs structure_args(const BlockStructure& s, at::TensorList indices) {
+  return {indices, s.rows, s.cols, s.block, s.transposed};
 }
+
+struct SddArgs {
+  const at::Tensor& a;
+  const at::Tensor& b;
+  StructureArgs to;
+
+  static constexpr const char *kName = "block_sdd", *kResults = "Tensor";
+  static auto visit(auto& all, auto&& f) {
+    return f(arg("a", all.a), arg("b", all.b), group(all.to));
+  }
+};
+
+struct DsdArgs {
+  const at::Tensor& values;
+  StructureArgs of;
+  const at::Tensor& b;
+
+  static constexpr const char *kName = "block_dsd", *kResults = "Tensor";
+  static auto visit(auto& all, auto&& f) {
+    return f(arg("values", all.values), group(all.of), arg("b", all.b));
+  }
+};
+
+struct DdsArgs {
+  const at::Tensor& a;
+  const at::Tensor& values;
+  StructureArgs of;
+
+  static constexpr const char *kName = "block_dds", *kResults = "Tensor";
+  static auto visit(auto& all, auto&& f) {
+    return f(arg("a", all.a), arg("values", all.values), group(all.of));
+  }
+};
 
 void check_structure(const BlockStructure& s, const at::Tensor& beside) {
   TROUPE_CHECK(s.block > 0 && s.rows % s.block == 0 && s.cols % s.block == 0,
@@ -107,10 +157,9 @@ void check_operands(const at::Tensor& x, const at::Tensor& values, const BlockSt
   check_same_device(values, x, "block_sparse: values");
 }
 
-// LONG: a schema's arguments
-at::Tensor sdd_meta(const at::Tensor& a, const at::Tensor& b, at::TensorList indices,
-                    c10::SymInt rows, c10::SymInt cols, int64_t block, bool transposed) {
-  const BlockStructure s = structure_of(indices, rows, cols, block, transposed);
+at::Tensor sdd_meta(const SddArgs& in) {
+  const at::Tensor &a = in.a, &b = in.b;
+  const BlockStructure s = in.to.structure();
   TROUPE_CHECK(!s.transposed, "sdd: structure must not be transposed: it is what is computed");
   check_sizes(a, {s.rows, -1}, "sdd: a");
   check_sizes(b, {a.sym_size(1), s.cols}, "sdd: b");
@@ -120,81 +169,73 @@ at::Tensor sdd_meta(const at::Tensor& a, const at::Tensor& b, at::TensorList ind
   return at::zeros_symint({s.col_indices.sym_numel(), s.block, s.block}, a.options());
 }
 
-// LONG: a schema's arguments
-at::Tensor sdd_device(const at::Tensor& a, const at::Tensor& b, at::TensorList indices,
-                      c10::SymInt rows, c10::SymInt cols, int64_t block, bool transposed) {
-  at::Tensor values = sdd_meta(a, b, indices, rows, cols, block, transposed);
-  const Dense left(a), right(b);
-  const BlockSdd args{
-      .a = left.operand("sdd: a"),
-      .b = right.operand("sdd: b"),
-      .topology = topology_view(structure_of(indices, rows, cols, block, transposed)),
-      .c = mut_view(flat_values(values), "sdd: values")};
-  run(a.device(), args, block_sdd_cpu, &CudaKernels::block_sdd);
+at::Tensor sdd_device(const SddArgs& in) {
+  at::Tensor values = sdd_meta(in);
+  const Dense left(in.a), right(in.b);
+  const BlockSdd args{.a = left.operand("sdd: a"),
+                      .b = right.operand("sdd: b"),
+                      .topology = topology_view(in.to.structure()),
+                      .c = mut_view(flat_values(values), "sdd: values")};
+  run(in.a.device(), args, block_sdd_cpu, &CudaKernels::block_sdd);
   return values;
 }
 
-// LONG: a schema's arguments
-at::Tensor dsd_meta(const at::Tensor& values, at::TensorList indices, c10::SymInt rows,
-                    c10::SymInt cols, int64_t block, bool transposed, const at::Tensor& b) {
-  const BlockStructure s = structure_of(indices, rows, cols, block, transposed);
-  check_sizes(b, {op_cols(s), -1}, "dsd: b");
-  check_operands(b, values, s);
-  return at::empty_symint({op_rows(s), b.sym_size(1)}, b.options());
+at::Tensor dsd_meta(const DsdArgs& in) {
+  const BlockStructure s = in.of.structure();
+  check_sizes(in.b, {op_cols(s), -1}, "dsd: b");
+  check_operands(in.b, in.values, s);
+  return at::empty_symint({op_rows(s), in.b.sym_size(1)}, in.b.options());
 }
 
-// LONG: a schema's arguments
-at::Tensor dsd_device(const at::Tensor& values, at::TensorList indices, c10::SymInt rows,
-                      c10::SymInt cols, int64_t block, bool transposed, const at::Tensor& b) {
-  at::Tensor c = dsd_meta(values, indices, rows, cols, block, transposed, b);
-  const BlockStructure s = structure_of(indices, rows, cols, block, transposed);
-  const at::Tensor stored = flat_values(values);
-  const Dense right(b);
+at::Tensor dsd_device(const DsdArgs& in) {
+  at::Tensor c = dsd_meta(in);
+  const BlockStructure s = in.of.structure();
+  const at::Tensor stored = flat_values(in.values);
+  const Dense right(in.b);
   const BlockDsd args{.a = view(stored, "dsd: values"),
                       .topology = topology_view(s),
                       .transpose_a = s.transposed,
                       .b = right.operand("dsd: b"),
                       .c = mut_view(c, "dsd: c")};
-  run(b.device(), args, block_dsd_cpu, &CudaKernels::block_dsd);
+  run(in.b.device(), args, block_dsd_cpu, &CudaKernels::block_dsd);
   return c;
 }
 
-// LONG: a schema's arguments
-at::Tensor dds_meta(const at::Tensor& a, const at::Tensor& values, at::TensorList indices,
-                    c10::SymInt rows, c10::SymInt cols, int64_t block, bool transposed) {
-  const BlockStructure s = structure_of(indices, rows, cols, block, transposed);
-  check_sizes(a, {-1, op_rows(s)}, "dds: a");
-  check_operands(a, values, s);
-  return at::empty_symint({a.sym_size(0), op_cols(s)}, a.options());
+at::Tensor dds_meta(const DdsArgs& in) {
+  const BlockStructure s = in.of.structure();
+  check_sizes(in.a, {-1, op_rows(s)}, "dds: a");
+  check_operands(in.a, in.values, s);
+  return at::empty_symint({in.a.sym_size(0), op_cols(s)}, in.a.options());
 }
 
-// LONG: a schema's arguments
-at::Tensor dds_device(const at::Tensor& a, const at::Tensor& values, at::TensorList indices,
-                      c10::SymInt rows, c10::SymInt cols, int64_t block, bool transposed) {
-  at::Tensor c = dds_meta(a, values, indices, rows, cols, block, transposed);
-  const BlockStructure s = structure_of(indices, rows, cols, block, transposed);
-  const at::Tensor stored = flat_values(values);
-  const Dense left(a);
+at::Tensor dds_device(const DdsArgs& in) {
+  at::Tensor c = dds_meta(in);
+  const BlockStructure s = in.of.structure();
+  const at::Tensor stored = flat_values(in.values);
+  const Dense left(in.a);
   const BlockDds args{.a = left.operand("dds: a"),
                       .b = view(stored, "dds: values"),
                       .topology = topology_view(s),
                       .transpose_b = s.transposed,
                       .c = mut_view(c, "dds: c")};
-  run(a.device(), args, block_dds_cpu, &CudaKernels::block_dds);
+  run(in.a.device(), args, block_dds_cpu, &CudaKernels::block_dds);
   return c;
 }
 
 at::Tensor raw_sdd(const at::Tensor& a, const at::Tensor& b, const BlockStructure& s) {
-  static const auto op = raw_op<decltype(sdd_device)>("troupe::block_sdd");
-  return op(a, b, indices_of(s), s.rows, s.cols, s.block, s.transposed);
+  static const auto op = raw_op<decltype(sdd_device)>();
+  const std::vector<at::Tensor> indices = indices_of(s);
+  return op({a, b, structure_args(s, indices)});
 }
 at::Tensor raw_dsd(const at::Tensor& values, const BlockStructure& s, const at::Tensor& b) {
-  static const auto op = raw_op<decltype(dsd_device)>("troupe::block_dsd");
-  return op(values, indices_of(s), s.rows, s.cols, s.block, s.transposed, b);
+  static const auto op = raw_op<decltype(dsd_device)>();
+  const std::vector<at::Tensor> indices = indices_of(s);
+  return op({values, structure_args(s, indices), b});
 }
 at::Tensor raw_dds(const at::Tensor& a, const at::Tensor& values, const BlockStructure& s) {
-  static const auto op = raw_op<decltype(dds_device)>("troupe::block_dds");
-  return op(a, values, indices_of(s), s.rows, s.cols, s.block, s.transposed);
+  static const auto op = raw_op<decltype(dds_device)>();
+  const std::vector<at::Tensor> indices = indices_of(s);
+  return op({a, values, structure_args(s, indices)});
 }
 
 // The gradient of S's values where op(S) takes part in a b^T: always of S as it is stored.
@@ -203,10 +244,7 @@ at::Tensor values_gradient(const at::Tensor& a, const at::Tensor& b_t, const Blo
   return raw_sdd(b_t.t(), a.t(), s.t());
 }
 
-// LONG: a schema's arguments
-at::Tensor sdd_op(const at::Tensor& a, const at::Tensor& b, at::TensorList indices,
-                  c10::SymInt rows, c10::SymInt cols, int64_t block, bool transposed) {
-  const BlockStructure s = structure_of(indices, rows, cols, block, transposed);
+at::Tensor sdd_with_grad(const at::Tensor& a, const at::Tensor& b, const BlockStructure& s) {
   at::Tensor values = raw_sdd(a, b, s);
   record({.name = "block_sdd",
           .inputs = {a, b},
@@ -221,10 +259,7 @@ at::Tensor sdd_op(const at::Tensor& a, const at::Tensor& b, at::TensorList indic
   return values;
 }
 
-// LONG: a schema's arguments
-at::Tensor dsd_op(const at::Tensor& values, at::TensorList indices, c10::SymInt rows,
-                  c10::SymInt cols, int64_t block, bool transposed, const at::Tensor& b) {
-  const BlockStructure s = structure_of(indices, rows, cols, block, transposed);
+at::Tensor dsd_with_grad(const at::Tensor& values, const BlockStructure& s, const at::Tensor& b) {
   at::Tensor c = raw_dsd(values, s, b);
   record({.name = "block_dsd",
           .inputs = {values, b},
@@ -239,10 +274,7 @@ at::Tensor dsd_op(const at::Tensor& values, at::TensorList indices, c10::SymInt 
   return c;
 }
 
-// LONG: a schema's arguments
-at::Tensor dds_op(const at::Tensor& a, const at::Tensor& values, at::TensorList indices,
-                  c10::SymInt rows, c10::SymInt cols, int64_t block, bool transposed) {
-  const BlockStructure s = structure_of(indices, rows, cols, block, transposed);
+at::Tensor dds_with_grad(const at::Tensor& a, const at::Tensor& values, const BlockStructure& s) {
   at::Tensor c = raw_dds(a, values, s);
   record({.name = "block_dds",
           .inputs = {a, values},
@@ -255,6 +287,16 @@ at::Tensor dds_op(const at::Tensor& a, const at::Tensor& values, at::TensorList 
             return out;
           }});
   return c;
+}
+
+at::Tensor sdd_op(const SddArgs& in) {
+  return sdd_with_grad(in.a, in.b, in.to.structure());
+}
+at::Tensor dsd_op(const DsdArgs& in) {
+  return dsd_with_grad(in.values, in.of.structure(), in.b);
+}
+at::Tensor dds_op(const DdsArgs& in) {
+  return dds_with_grad(in.a, in.values, in.of.structure());
 }
 
 }  // namespace
@@ -303,32 +345,21 @@ BlockStructure block_diagonal(const at::Tensor& padded_bins, const BlockGrid& gr
 }
 
 at::Tensor sdd(const at::Tensor& a, const at::Tensor& b, const BlockStructure& s) {
-  return sdd_op(a, b, indices_of(s), s.rows, s.cols, s.block, s.transposed);
+  return sdd_with_grad(a, b, s);
 }
 
 at::Tensor dsd(const at::Tensor& values, const BlockStructure& s, const at::Tensor& b) {
-  return dsd_op(values, indices_of(s), s.rows, s.cols, s.block, s.transposed, b);
+  return dsd_with_grad(values, s, b);
 }
 
 at::Tensor dds(const at::Tensor& a, const at::Tensor& values, const BlockStructure& s) {
-  return dds_op(a, values, indices_of(s), s.rows, s.cols, s.block, s.transposed);
+  return dds_with_grad(a, values, s);
 }
 
 TORCH_LIBRARY_FRAGMENT(troupe, m) {
-  define(
-      m,
-      "block_sdd(Tensor a, Tensor b, Tensor[] indices, SymInt rows, SymInt cols, int block, bool "
-      "transposed) -> Tensor",
-      sdd_device, sdd_meta, sdd_op);
-  define(m,
-         "block_dsd(Tensor values, Tensor[] indices, SymInt rows, SymInt cols, int block, bool "
-         "transposed, Tensor b) -> Tensor",
-         dsd_device, dsd_meta, dsd_op);
-  define(m,
-         "block_dds(Tensor a, Tensor values, Tensor[] indices, SymInt rows, SymInt cols, int "
-         "block, bool "
-         "transposed) -> Tensor",
-         dds_device, dds_meta, dds_op);
+  define<sdd_device, sdd_meta, sdd_op>(m);
+  define<dsd_device, dsd_meta, dsd_op>(m);
+  define<dds_device, dds_meta, dds_op>(m);
 }
 
 }  // namespace troupe

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "troupe/ops/routing_plan.h"
+#include "troupe/ops/support/arg_check.h"
 #include "troupe/ops/support/autograd.h"
 #include "troupe/ops/support/define.h"
 #include "troupe/ops/support/run.h"
@@ -18,48 +19,69 @@ namespace {
 using DropTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 using Mask = std::optional<at::Tensor>;
 
-// LONG: a schema's arguments, as of all that follow
-DropOptions options_of(int64_t experts, double factor, int64_t minimum, bool renormalize,
-                       const std::string& policy) {
-  TROUPE_CHECK(policy == "probs" || policy == "position",
-               "drop_over_capacity: policy must be probs or position; it is", policy);
-  return {.experts = experts,
-          .rule = {.factor = factor, .minimum = minimum},
-          .policy = policy == "probs" ? DropPolicy::kProbs : DropPolicy::kPosition,
-          .renormalize = renormalize};
-}
+struct DropArgs {
+  const at::Tensor& ids;      // [T, K]
+  const at::Tensor& weights;  // [T, K]
+  const Mask& valid;          // [T]
+  int64_t experts;
+  double factor;
+  int64_t minimum;
+  bool renormalize;
+  std::string policy;
 
-// LONG: a schema's arguments
-DropTensors drop_meta(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const Mask& valid_T,
-                      int64_t experts, double factor, int64_t minimum, bool renormalize,
-                      std::string policy) {
-  options_of(experts, factor, minimum, renormalize, policy);
-  check_sizes(ids_TK, {-1, -1}, "drop_over_capacity: ids");
-  check_dtype(ids_TK, at::kInt, "drop_over_capacity: ids");
-  check_sizes(weights_TK, {ids_TK.sym_size(0), ids_TK.sym_size(1)}, "drop_over_capacity: weights");
-  check_same_device(weights_TK, ids_TK, "drop_over_capacity: weights");
-  if (valid_T.has_value()) {
-    check_sizes(*valid_T, {ids_TK.sym_size(0)}, "drop_over_capacity: valid");
-    check_same_device(*valid_T, ids_TK, "drop_over_capacity: valid");
+  static constexpr const char *kName = "drop_over_capacity",
+                              *kResults = "(Tensor ids, Tensor weights, Tensor dropped)";
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("ids", a.ids, Dims{"TK"}, kIntType), arg("weights", a.weights, Dims{"TK"}),
+             arg("valid", a.valid, Dims{"T"}), arg("experts", a.experts), arg("factor", a.factor),
+             arg("minimum", a.minimum, Default{1}),
+             arg("renormalize", a.renormalize, Default{false}),
+             arg("policy", a.policy, Default{"probs"}));
   }
-  return {at::empty_symint(ids_TK.sym_sizes(), ids_TK.options()),
-          at::empty_symint(weights_TK.sym_sizes(), weights_TK.options()),
-          at::empty_symint({}, ids_TK.options().dtype(at::kLong))};
+
+  DropOptions options() const {
+    TROUPE_CHECK(policy == "probs" || policy == "position",
+                 "drop_over_capacity: policy must be probs or position; it is", policy);
+    return {.experts = experts,
+            .rule = {.factor = factor, .minimum = minimum},
+            .policy = policy == "probs" ? DropPolicy::kProbs : DropPolicy::kPosition,
+            .renormalize = renormalize};
+  }
+};
+
+struct DropBackwardArgs {
+  const at::Tensor& grad;  // [T, K], as all
+  const at::Tensor& ids;
+  const at::Tensor& kept_ids;
+  const at::Tensor& weights;
+  int64_t experts;
+  bool renormalize;
+
+  static constexpr const char *kName = "drop_over_capacity_backward", *kResults = "Tensor";
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("grad", a.grad, Dims{"TK"}), arg("ids", a.ids, Dims{"TK"}),
+             arg("kept_ids", a.kept_ids, Dims{"TK"}), arg("weights", a.weights, Dims{"TK"}, kLead),
+             arg("experts", a.experts), arg("renormalize", a.renormalize));
+  }
+};
+
+DropTensors drop_meta(const DropArgs& a) {
+  a.options();
+  check_args(a);
+  return {at::empty_symint(a.ids.sym_sizes(), a.ids.options()),
+          at::empty_symint(a.weights.sym_sizes(), a.weights.options()),
+          at::empty_symint({}, a.ids.options().dtype(at::kLong))};
 }
 
-// LONG: a schema's arguments
-DropTensors drop_device(const at::Tensor& ids_TK, const at::Tensor& weights_TK, const Mask& valid_T,
-                        int64_t experts, double factor, int64_t minimum, bool renormalize,
-                        std::string policy) {
-  DropTensors out =
-      drop_meta(ids_TK, weights_TK, valid_T, experts, factor, minimum, renormalize, policy);
-  const DropOptions options = options_of(experts, factor, minimum, renormalize, policy);
-  const at::Tensor ids = ids_TK.contiguous(), weights = weights_TK.contiguous();
-  const Plan plan = routing_plan(ids, {.experts = experts});
+DropTensors drop_device(const DropArgs& a) {
+  DropTensors out = drop_meta(a);
+  const DropOptions options = a.options();
+  const at::Tensor ids = a.ids.contiguous(), weights = a.weights.contiguous();
+  const Plan plan = routing_plan(ids, {.experts = a.experts});
   DropOverCapacity args{.plan = plan_ref(plan, "drop_over_capacity"),
                         .ids = ptr<const int32_t>(ids, "drop_over_capacity: ids"),
                         .weights = view(weights, "drop_over_capacity: weights"),
-                        .valid = ptr_or_null<const uint8_t>(valid_T, "drop_over_capacity: valid"),
+                        .valid = ptr_or_null<const uint8_t>(a.valid, "drop_over_capacity: valid"),
                         .rule = options.rule,
                         .policy = options.policy,
                         .renormalize = options.renormalize,
@@ -72,55 +94,39 @@ DropTensors drop_device(const at::Tensor& ids_TK, const at::Tensor& weights_TK, 
   return out;
 }
 
-at::Tensor drop_backward_meta(const at::Tensor& grad_TK, const at::Tensor& ids_TK,
-                              const at::Tensor& kept_ids_TK, const at::Tensor& weights_TK,
-                              int64_t /*experts*/, bool /*renormalize*/) {
-  check_sizes(weights_TK, {-1, -1}, "drop_over_capacity_backward: weights");
-  const auto check = [&](const at::Tensor& t, const char* name) {
-    check_sizes(t, {weights_TK.sym_size(0), weights_TK.sym_size(1)}, name);
-    check_same_device(t, weights_TK, name);
-  };
-  check(grad_TK, "drop_over_capacity_backward: grad");
-  check(ids_TK, "drop_over_capacity_backward: ids");
-  check(kept_ids_TK, "drop_over_capacity_backward: kept_ids");
-  return at::empty_symint(weights_TK.sym_sizes(), weights_TK.options());
+at::Tensor drop_backward_meta(const DropBackwardArgs& a) {
+  check_args(a);
+  return at::empty_symint(a.weights.sym_sizes(), a.weights.options());
 }
 
-at::Tensor drop_backward_device(const at::Tensor& grad_TK, const at::Tensor& ids_TK,
-                                const at::Tensor& kept_ids_TK, const at::Tensor& weights_TK,
-                                int64_t experts, bool renormalize) {
-  at::Tensor out =
-      drop_backward_meta(grad_TK, ids_TK, kept_ids_TK, weights_TK, experts, renormalize);
-  const at::Tensor grad = grad_TK.contiguous(), ids = ids_TK.contiguous();
-  const at::Tensor weights = weights_TK.contiguous();
+at::Tensor drop_backward_device(const DropBackwardArgs& a) {
+  at::Tensor out = drop_backward_meta(a);
+  const at::Tensor grad = a.grad.contiguous(), ids = a.ids.contiguous();
+  const at::Tensor weights = a.weights.contiguous();
   const DropOverCapacityBackward args{
-      .experts = experts,
+      .experts = a.experts,
       .ids = ptr<const int32_t>(ids, "drop_over_capacity: ids"),
-      .kept_ids = ptr<const int32_t>(kept_ids_TK, "drop_over_capacity: kept_ids"),
+      .kept_ids = ptr<const int32_t>(a.kept_ids, "drop_over_capacity: kept_ids"),
       .weights = view(weights, "drop_over_capacity: weights"),
       .grad_kept_weights = view(grad, "drop_over_capacity: gradient"),
-      .renormalize = renormalize,
+      .renormalize = a.renormalize,
       .grad_weights = mut_view(out, "drop_over_capacity: grad_weights")};
   run(grad.device(), args, drop_over_capacity_backward_cpu,
       &CudaKernels::drop_over_capacity_backward);
   return out;
 }
 
-// LONG: a schema's arguments
-DropTensors drop_autograd(const at::Tensor& ids_TK, const at::Tensor& weights_TK,
-                          const Mask& valid_T, int64_t experts, double factor, int64_t minimum,
-                          bool renormalize, std::string policy) {
-  static const auto op = raw_op<decltype(drop_device)>("troupe::drop_over_capacity");
-  DropTensors out =
-      op(ids_TK, weights_TK, valid_T, experts, factor, minimum, renormalize, std::move(policy));
+DropTensors drop_op(const DropArgs& a) {
+  static const auto op = raw_op<decltype(drop_device)>();
+  DropTensors out = op(a);
   record({.name = "drop_over_capacity",
-          .inputs = {weights_TK},
+          .inputs = {a.weights},
           .outputs = {std::get<1>(out)},
-          .saved = {ids_TK, std::get<0>(out), weights_TK},
-          .backward = [experts, renormalize](const Gradients& g) -> TensorList {
-            static const auto back =
-                raw_op<decltype(drop_backward_device)>("troupe::drop_over_capacity_backward");
-            return {back(g.outputs[0], g.saved[0], g.saved[1], g.saved[2], experts, renormalize)};
+          .saved = {a.ids, std::get<0>(out), a.weights},
+          .backward = [experts = a.experts,
+                       renormalize = a.renormalize](const Gradients& g) -> TensorList {
+            static const auto back = raw_op<decltype(drop_backward_device)>();
+            return {back({g.outputs[0], g.saved[0], g.saved[1], g.saved[2], experts, renormalize})};
           }});
   return out;
 }
@@ -130,21 +136,15 @@ DropTensors drop_autograd(const at::Tensor& ids_TK, const at::Tensor& weights_TK
 KeptSlots drop_over_capacity(const at::Tensor& ids_TK, const at::Tensor& weights_TK,
                              const Mask& valid_T, const DropOptions& o) {
   const char* policy = o.policy == DropPolicy::kProbs ? "probs" : "position";
-  const auto [ids, weights, dropped] = drop_autograd(
-      ids_TK, weights_TK, valid_T, o.experts, o.rule.factor, o.rule.minimum, o.renormalize, policy);
+  const auto [ids, weights, dropped] =
+      drop_op({ids_TK, weights_TK, valid_T, o.experts, o.rule.factor, o.rule.minimum, o.renormalize,
+               policy});
   return {ids, weights, dropped};
 }
 
 TORCH_LIBRARY_FRAGMENT(troupe, m) {
-  define(m,
-         "drop_over_capacity(Tensor ids, Tensor weights, Tensor? valid, int experts, float factor, "
-         "int minimum=1, bool renormalize=False, str policy=\"probs\") -> (Tensor ids, Tensor "
-         "weights, Tensor dropped)",
-         drop_device, drop_meta, drop_autograd);
-  define(m,
-         "drop_over_capacity_backward(Tensor grad, Tensor ids, Tensor kept_ids, Tensor weights, "
-         "int experts, bool renormalize) -> Tensor",
-         drop_backward_device, drop_backward_meta);
+  define<drop_device, drop_meta, drop_op>(m);
+  define<drop_backward_device, drop_backward_meta>(m);
 }
 
 }  // namespace troupe

@@ -14,6 +14,7 @@
 #include <algorithm>
 
 #include "troupe/kernels/cross_entropy/cross_entropy.h"
+#include "troupe/ops/support/arg_check.h"
 #include "troupe/ops/support/autograd.h"
 #include "troupe/ops/support/define.h"
 #include "troupe/ops/support/run.h"
@@ -25,63 +26,70 @@ namespace {
 using Optional = std::optional<at::Tensor>;
 using Two = std::tuple<at::Tensor, at::Tensor>;
 
-void check(const at::Tensor& logits, const at::Tensor& target, const Optional& weight) {
-  check_sizes(logits, {-1, -1}, "cross_entropy: logits");
-  check_sizes(target, {logits.sym_size(0)}, "cross_entropy: target");
-  check_dtype(target, at::kLong, "cross_entropy: target");
-  check_same_device(target, logits, "cross_entropy: target");
-  if (!weight.has_value()) return;
-  check_sizes(*weight, {logits.sym_size(0)}, "cross_entropy: weight");
-  check_dtype(*weight, wide_type(logits), "cross_entropy: weight");
-  check_same_device(*weight, logits, "cross_entropy: weight");
+struct CrossEntropyArgs {
+  const at::Tensor& logits;  // [T, V]
+  const at::Tensor& target;  // [T]
+  const Optional& weight;    // [T]
+  double z_loss;
+  int64_t ignore;
+
+  static constexpr const char *kName = "cross_entropy", *kResults = "(Tensor, Tensor)";
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("logits", a.logits, Dims{"TV"}), arg("target", a.target, Dims{"T"}, kLongType),
+             arg("weight", a.weight, Dims{"T"}, kWideType, kDefaultNone),
+             arg("z_loss", a.z_loss, Default{0.}), arg("ignore", a.ignore, Default{-100}));
+  }
+};
+
+struct CrossEntropyBackwardArgs {
+  const at::Tensor& grad_loss;  // [T]
+  const at::Tensor& logits;     // [T, V]
+  const at::Tensor& target;     // [T]
+  const at::Tensor& lse;        // [T]
+  const Optional& weight;       // [T]
+  double z_loss;
+  int64_t ignore;
+
+  static constexpr const char *kName = "cross_entropy_backward", *kResults = "Tensor";
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("grad_loss", a.grad_loss, Dims{"T"}), arg("logits", a.logits, Dims{"TV"}, kLead),
+             arg("target", a.target, Dims{"T"}, kLongType), arg("lse", a.lse, Dims{"T"}),
+             arg("weight", a.weight, Dims{"T"}, kWideType), arg("z_loss", a.z_loss),
+             arg("ignore", a.ignore));
+  }
+};
+
+Two cross_entropy_meta(const CrossEntropyArgs& a) {
+  const DimSizes sizes = check_args(a);
+  const auto wide = a.logits.options().dtype(wide_type(a.logits));
+  return {at::empty_symint({sizes['T']}, wide), at::empty_symint({sizes['T']}, wide)};
 }
 
-Two cross_entropy_meta(const at::Tensor& logits, const at::Tensor& target, const Optional& weight,
-                       double /*z_loss*/, int64_t /*ignore*/) {
-  check(logits, target, weight);
-  const auto wide = logits.options().dtype(wide_type(logits));
-  return {at::empty_symint({logits.sym_size(0)}, wide),
-          at::empty_symint({logits.sym_size(0)}, wide)};
-}
-
-Two cross_entropy_device(const at::Tensor& logits, const at::Tensor& target, const Optional& weight,
-                         double z_loss, int64_t ignore) {
-  Two out = cross_entropy_meta(logits, target, weight, z_loss, ignore);
-  const at::Tensor x = rowwise(logits), words = target.contiguous();
+Two cross_entropy_device(const CrossEntropyArgs& a) {
+  Two out = cross_entropy_meta(a);
+  const at::Tensor x = rowwise(a.logits), words = a.target.contiguous();
   const at::Tensor loss = std::get<0>(out).unsqueeze(1), lse = std::get<1>(out).unsqueeze(1);
   const CrossEntropy args{.logits = view(x, "cross_entropy: logits"),
                           .target = ptr<const int64_t>(words, "cross_entropy: target"),
                           .loss = mut_view(loss, "cross_entropy: loss"),
                           .lse = mut_view(lse, "cross_entropy: lse"),
-                          .weight = column(weight, "cross_entropy: weight"),
-                          .z_loss = static_cast<float>(z_loss),
-                          .ignore = ignore};
+                          .weight = column(a.weight, "cross_entropy: weight"),
+                          .z_loss = static_cast<float>(a.z_loss),
+                          .ignore = a.ignore};
   run(x.device(), args, cross_entropy_cpu, &CudaKernels::cross_entropy);
   return out;
 }
 
-// LONG: a schema's arguments
-at::Tensor cross_entropy_backward_meta(const at::Tensor& grad_loss, const at::Tensor& logits,
-                                       const at::Tensor& target, const at::Tensor& lse,
-                                       const Optional& weight, double /*z_loss*/,
-                                       int64_t /*ignore*/) {
-  check(logits, target, weight);
-  check_sizes(grad_loss, {logits.sym_size(0)}, "cross_entropy_backward: grad_loss");
-  check_sizes(lse, {logits.sym_size(0)}, "cross_entropy_backward: lse");
-  check_same_device(grad_loss, logits, "cross_entropy_backward: grad_loss");
-  check_same_device(lse, logits, "cross_entropy_backward: lse");
-  return at::empty_symint(logits.sym_sizes(), logits.options());
+at::Tensor cross_entropy_backward_meta(const CrossEntropyBackwardArgs& a) {
+  check_args(a);
+  return at::empty_symint(a.logits.sym_sizes(), a.logits.options());
 }
 
-// What forward saw and made.
-struct Saved {
-  const at::Tensor &logits, &target, &lse;
-};
-
-void gradient_into(const at::Tensor& grad_logits, const at::Tensor& grad_loss, const Saved& saved,
-                   const Optional& weight, double z_loss, int64_t ignore) {
-  const at::Tensor x = rowwise(saved.logits), words = saved.target.contiguous();
-  const at::Tensor lse = saved.lse.unsqueeze(1);
+// grad_logits may be the logits themselves.
+void gradient_into(const at::Tensor& grad_logits, const CrossEntropyBackwardArgs& a) {
+  const at::Tensor x = rowwise(a.logits), words = a.target.contiguous();
+  const at::Tensor lse = a.lse.unsqueeze(1);
+  const at::Tensor& grad_loss = a.grad_loss;
   const bool one = grad_loss.numel() > 1 && grad_loss.stride(0) == 0;  // As sum() hands back.
   const at::Tensor grad = grad_loss.contiguous().unsqueeze(1);
   MatRef grad_view = view(grad, "cross_entropy_backward: grad_loss");
@@ -92,36 +100,30 @@ void gradient_into(const at::Tensor& grad_logits, const at::Tensor& grad_loss, c
       .lse = view(lse, "cross_entropy_backward: lse"),
       .grad_loss = grad_view,
       .grad_logits = mut_view(grad_logits, "cross_entropy_backward: grad_logits"),
-      .weight = column(weight, "cross_entropy_backward: weight"),
-      .z_loss = static_cast<float>(z_loss),
-      .ignore = ignore};
+      .weight = column(a.weight, "cross_entropy_backward: weight"),
+      .z_loss = static_cast<float>(a.z_loss),
+      .ignore = a.ignore};
   run(x.device(), args, cross_entropy_backward_cpu, &CudaKernels::cross_entropy_backward);
 }
 
-// LONG: a schema's arguments
-at::Tensor cross_entropy_backward_device(const at::Tensor& grad_loss, const at::Tensor& logits,
-                                         const at::Tensor& target, const at::Tensor& lse,
-                                         const Optional& weight, double z_loss, int64_t ignore) {
-  at::Tensor grad =
-      cross_entropy_backward_meta(grad_loss, logits, target, lse, weight, z_loss, ignore);
-  gradient_into(grad, grad_loss, {logits, target, lse}, weight, z_loss, ignore);
+at::Tensor cross_entropy_backward_device(const CrossEntropyBackwardArgs& a) {
+  at::Tensor grad = cross_entropy_backward_meta(a);
+  gradient_into(grad, a);
   return grad;
 }
 
-Two cross_entropy_op(const at::Tensor& logits, const at::Tensor& target, const Optional& weight,
-                     double z_loss, int64_t ignore) {
-  static const auto op = raw_op<decltype(cross_entropy_device)>("troupe::cross_entropy");
-  static const auto backward =
-      raw_op<decltype(cross_entropy_backward_device)>("troupe::cross_entropy_backward");
-  Two out = op(logits, target, weight, z_loss, ignore);
+Two cross_entropy_op(const CrossEntropyArgs& a) {
+  static const auto op = raw_op<decltype(cross_entropy_device)>();
+  static const auto backward = raw_op<decltype(cross_entropy_backward_device)>();
+  Two out = op(a);
   const auto& [loss, lse] = out;
   record({.name = "cross_entropy",
-          .inputs = {logits},
+          .inputs = {a.logits},
           .outputs = {loss},
-          .saved = {logits, target, lse, weight.value_or(at::Tensor())},
-          .backward = [z_loss, ignore](const Gradients& g) -> TensorList {
-            return {backward(g.outputs[0], g.saved[0], g.saved[1], g.saved[2], given(g.saved[3]),
-                             z_loss, ignore)};
+          .saved = {a.logits, a.target, lse, a.weight.value_or(at::Tensor())},
+          .backward = [z_loss = a.z_loss, ignore = a.ignore](const Gradients& g) -> TensorList {
+            return {backward({g.outputs[0], g.saved[0], g.saved[1], g.saved[2], given(g.saved[3]),
+                              z_loss, ignore})};
           }});
   return out;
 }
@@ -163,12 +165,12 @@ Head head_chunks(const at::Tensor& x, const at::Tensor& weight, const at::Tensor
     const Optional w =
         o.weight_T.has_value() ? Optional(o.weight_T->narrow(0, begin, n)) : Optional();
     const at::Tensor logits = at::matmul(rows, weight.t());
-    const auto [loss, lse] = cross_entropy_device(logits, words, w, o.z_loss, o.ignore);
+    const auto [loss, lse] = cross_entropy_device({logits, words, w, o.z_loss, o.ignore});
     head.loss += loss.sum();
     head.lse.narrow(0, begin, n).copy_(lse);
     if (!wanted.x && !wanted.weight) continue;
-    gradient_into(logits, at::ones({1}, wide).expand({n}), {logits, words, lse}, w, o.z_loss,
-                  o.ignore);
+    gradient_into(logits,
+                  {at::ones({1}, wide).expand({n}), logits, words, lse, w, o.z_loss, o.ignore});
     if (wanted.x) {
       at::Tensor to = head.grad_x.narrow(0, begin, n);
       at::mm_out(to, logits, weight);
@@ -183,7 +185,7 @@ Head head_chunks(const at::Tensor& x, const at::Tensor& weight, const at::Tensor
 std::pair<at::Tensor, at::Tensor> cross_entropy(const at::Tensor& logits_TV,
                                                 const at::Tensor& target_T,
                                                 const CrossEntropyOptions& o) {
-  const auto [loss, lse] = cross_entropy_op(logits_TV, target_T, o.weight_T, o.z_loss, o.ignore);
+  const auto [loss, lse] = cross_entropy_op({logits_TV, target_T, o.weight_T, o.z_loss, o.ignore});
   return {loss, lse};
 }
 
@@ -219,15 +221,8 @@ std::pair<at::Tensor, at::Tensor> linear_cross_entropy(const at::Tensor& x_TD,
 }
 
 TORCH_LIBRARY_FRAGMENT(troupe, m) {
-  define(m,
-         "cross_entropy(Tensor logits, Tensor target, Tensor? weight=None, float z_loss=0., "
-         "int ignore=-100) "
-         "-> (Tensor, Tensor)",
-         cross_entropy_device, cross_entropy_meta, cross_entropy_op);
-  define(m,
-         "cross_entropy_backward(Tensor grad_loss, Tensor logits, Tensor target, Tensor lse, "
-         "Tensor? weight, float z_loss, int ignore) -> Tensor",
-         cross_entropy_backward_device, cross_entropy_backward_meta);
+  define<cross_entropy_device, cross_entropy_meta, cross_entropy_op>(m);
+  define<cross_entropy_backward_device, cross_entropy_backward_meta>(m);
 }
 
 }  // namespace troupe

@@ -49,10 +49,48 @@ std::vector<c10::SymInt> scale_sizes(const at::Tensor& x, int64_t rows, int64_t 
   return {tiles(R, rows), across};
 }
 
+// Which elements have a scale together.
+struct TileArgs {
+  int64_t rows, columns, part_rows;
+  const Optional& offset;
+
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("rows", a.rows, Default{1}), arg("columns", a.columns, Default{0}),
+             arg("part_rows", a.part_rows, Default{0}),
+             arg("expert_offset", a.offset, kDefaultNone));
+  }
+};
+
+struct QuantizeFp8Args {
+  const at::Tensor& x;
+  TileArgs tiles;
+  const Optional& factor;
+  const Optional& largest;
+
+  static constexpr const char *kName = "quantize_fp8", *kResults = "(Tensor, Tensor)";
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("x", a.x), group(a.tiles), arg("factor", a.factor, kDefaultNone),
+             arg("largest", a.largest, kDefaultNone));
+  }
+};
+
+struct DequantizeFp8Args {
+  const at::Tensor& bytes;
+  const at::Tensor& scales;
+  at::ScalarType dtype;
+  TileArgs tiles;
+
+  static constexpr const char *kName = "dequantize_fp8", *kResults = "Tensor";
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("bytes", a.bytes), arg("scales", a.scales), arg("dtype", a.dtype), group(a.tiles));
+  }
+};
+
 // With experts' offsets some rows and scales are nobody's: those bytes are 0, those scales 1.
-// LONG: a schema's arguments
-Two quantize_fp8_meta(const at::Tensor& x, int64_t rows, int64_t columns, int64_t part_rows,
-                      const Optional& offset, const Optional& factor, const Optional& largest) {
+Two quantize_fp8_meta(const QuantizeFp8Args& a) {
+  const at::Tensor& x = a.x;
+  const Optional &factor = a.factor, &largest = a.largest;
+  const auto& [rows, columns, part_rows, offset] = a.tiles;
   check_groups(x, offset);
   if (largest.has_value()) {
     const c10::SymInt parts = part_rows > 0 ? x.sym_size(0) / part_rows : c10::SymInt(1);
@@ -75,15 +113,15 @@ Two quantize_fp8_meta(const at::Tensor& x, int64_t rows, int64_t columns, int64_
           at::ones_symint(sizes, scales)};
 }
 
-// LONG: a schema's arguments
-Two quantize_fp8_device(const at::Tensor& x, int64_t rows, int64_t columns, int64_t part_rows,
-                        const Optional& offset, const Optional& factor, const Optional& largest) {
-  Two out = quantize_fp8_meta(x, rows, columns, part_rows, offset, factor, largest);
+Two quantize_fp8_device(const QuantizeFp8Args& a) {
+  const at::Tensor& x = a.x;
+  const auto& [rows, columns, part_rows, offset] = a.tiles;
+  Two out = quantize_fp8_meta(a);
   if (offset.has_value()) check_segments(*offset, x.size(0), "quantize_fp8: expert_offset");
   const at::Tensor in = rowwise(x), bytes = std::get<0>(out).view(at::kByte);
   const QuantizeFp8 args{.x = view(in, "quantize_fp8: x"),
-                         .factor = ptr_or_null<const float>(factor, "quantize_fp8: factor"),
-                         .largest = ptr_or_null<const float>(largest, "quantize_fp8: largest"),
+                         .factor = ptr_or_null<const float>(a.factor, "quantize_fp8: factor"),
+                         .largest = ptr_or_null<const float>(a.largest, "quantize_fp8: largest"),
                          .groups = groups_of(rows, columns, part_rows, offset),
                          .bytes = mat<uint8_t>(bytes, "quantize_fp8: bytes"),
                          .scales = mat<float>(std::get<1>(out), "quantize_fp8: scales")};
@@ -91,28 +129,25 @@ Two quantize_fp8_device(const at::Tensor& x, int64_t rows, int64_t columns, int6
   return out;
 }
 
-// LONG: a schema's arguments
-at::Tensor dequantize_fp8_meta(const at::Tensor& bytes, const at::Tensor& scales,
-                               at::ScalarType dtype, int64_t rows, int64_t columns,
-                               int64_t part_rows, const Optional& offset) {
+at::Tensor dequantize_fp8_meta(const DequantizeFp8Args& a) {
+  const at::Tensor &bytes = a.bytes, &scales = a.scales;
+  const auto& [rows, columns, part_rows, offset] = a.tiles;
   check_groups(bytes, offset);
   check_dtype(bytes, at::kFloat8_e4m3fn, "dequantize_fp8: bytes");
   const std::vector<c10::SymInt> sizes = scale_sizes(bytes, rows, columns, part_rows, offset);
   check_sizes(scales, {sizes[0], sizes[1]}, "dequantize_fp8: scales");
   check_dtype(scales, at::kFloat, "dequantize_fp8: scales");
   check_same_device(scales, bytes, "dequantize_fp8: scales");
-  const auto options = bytes.options().dtype(dtype);
+  const auto options = bytes.options().dtype(a.dtype);
   return offset.has_value() ? at::zeros_symint(bytes.sym_sizes(), options)
                             : at::empty_symint(bytes.sym_sizes(), options);
 }
 
-// LONG: a schema's arguments
-at::Tensor dequantize_fp8_device(const at::Tensor& bytes, const at::Tensor& scales,
-                                 at::ScalarType dtype, int64_t rows, int64_t columns,
-                                 int64_t part_rows, const Optional& offset) {
-  at::Tensor x = dequantize_fp8_meta(bytes, scales, dtype, rows, columns, part_rows, offset);
-  if (offset.has_value()) check_segments(*offset, bytes.size(0), "dequantize_fp8: expert_offset");
-  const at::Tensor b = bytes.contiguous().view(at::kByte), s = scales.contiguous();
+at::Tensor dequantize_fp8_device(const DequantizeFp8Args& a) {
+  const auto& [rows, columns, part_rows, offset] = a.tiles;
+  at::Tensor x = dequantize_fp8_meta(a);
+  if (offset.has_value()) check_segments(*offset, a.bytes.size(0), "dequantize_fp8: expert_offset");
+  const at::Tensor b = a.bytes.contiguous().view(at::kByte), s = a.scales.contiguous();
   const DequantizeFp8 args{.bytes = mat<const uint8_t>(b, "dequantize_fp8: bytes"),
                            .scales = mat<const float>(s, "dequantize_fp8: scales"),
                            .groups = groups_of(rows, columns, part_rows, offset),
@@ -125,26 +160,20 @@ at::Tensor dequantize_fp8_device(const at::Tensor& bytes, const at::Tensor& scal
 
 Fp8Matrix quantize_fp8(const at::Tensor& x, const Fp8Tiles& t, const Optional& factor,
                        const Optional& largest) {
-  static const auto op = raw_op<decltype(quantize_fp8_device)>("troupe::quantize_fp8");
-  auto [bytes, scales] = op(x, t.rows, t.columns, t.part_rows, t.expert_offset, factor, largest);
+  static const auto op = raw_op<decltype(quantize_fp8_device)>();
+  auto [bytes, scales] =
+      op({x, {t.rows, t.columns, t.part_rows, t.expert_offset}, factor, largest});
   return {bytes, scales};
 }
 
 at::Tensor dequantize_fp8(const Fp8Matrix& q, const Fp8Tiles& t, at::ScalarType dtype) {
-  static const auto op = raw_op<decltype(dequantize_fp8_device)>("troupe::dequantize_fp8");
-  return op(q.bytes, q.scales, dtype, t.rows, t.columns, t.part_rows, t.expert_offset);
+  static const auto op = raw_op<decltype(dequantize_fp8_device)>();
+  return op({q.bytes, q.scales, dtype, {t.rows, t.columns, t.part_rows, t.expert_offset}});
 }
 
 TORCH_LIBRARY_FRAGMENT(troupe, m) {
-  define(
-      m,
-      "quantize_fp8(Tensor x, int rows=1, int columns=0, int part_rows=0, "
-      "Tensor? expert_offset=None, Tensor? factor=None, Tensor? largest=None) -> (Tensor, Tensor)",
-      quantize_fp8_device, quantize_fp8_meta);
-  define(m,
-         "dequantize_fp8(Tensor bytes, Tensor scales, ScalarType dtype, int rows=1, int columns=0, "
-         "int part_rows=0, Tensor? expert_offset=None) -> Tensor",
-         dequantize_fp8_device, dequantize_fp8_meta);
+  define<quantize_fp8_device, quantize_fp8_meta>(m);
+  define<dequantize_fp8_device, dequantize_fp8_meta>(m);
 }
 
 }  // namespace troupe

@@ -193,7 +193,7 @@ at::Tensor grouped_gemm_weight_device(const at::Tensor& a, const at::Tensor& b,
       .expert_offset = ptr<const int32_t>(expert_offset, "grouped_gemm_weight: expert_offset")};
   // One expert's few tiles leave multiprocessors idle: 0.69 of the time (gpu_ops, 32768 rows to
   // 2048 x 1024). With 128 experts it would take 1.05 (65536 rows to 1536 x 2048).
-  const bool hopper = a.is_cuda() && cuda_plugin().compute_capability(a.device().index()) == 90;
+  const bool hopper = a.is_cuda() && cuda_plugin().runs_sm90_code(a.device().index());
   if (hopper && a.scalar_type() == at::kBFloat16 && args.experts == 1) {
     args.segment_rows = choose_weight_segment(args.a.cols, args.b.cols);
   }

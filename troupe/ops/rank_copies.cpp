@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "troupe/kernels/rank_copies/rank_copies.h"
+#include "troupe/ops/support/arg_check.h"
 #include "troupe/ops/support/define.h"
 #include "troupe/ops/support/index_check.h"
 #include "troupe/ops/support/run.h"
@@ -22,58 +23,78 @@ using Told = std::tuple<at::Tensor, at::Tensor>;
 
 constexpr int64_t kMostTargets = std::numeric_limits<int32_t>::max();
 
-void check_ints(const at::Tensor& x, std::initializer_list<c10::SymInt> sizes, at::ScalarType type,
-                const at::Tensor& beside, const char* name) {
-  check_sizes(x, sizes, name);
-  check_dtype(x, type, name);
-  check_same_device(x, beside, name);
-}
+// Of `count` targets the first has rank `first`, each `per` ranks.
+struct ListCopiesArgs {
+  const at::Tensor& ids;       // [T, K]
+  const MaybeTensor& index;    // [T]
+  const at::Tensor& owners;    // [E, M]
+  const at::Tensor& replicas;  // [E]
+  bool slices;
+  int64_t first, per, count;
+  c10::SymInt capacity;
 
-// owners [E, M], replicas [E]; of `count` targets the first has rank `first`, each `per` ranks.
-// LONG: a schema's arguments, as of all that follow
-Lists list_copies_meta(const at::Tensor& ids_TK, const MaybeTensor& index_T,
-                       const at::Tensor& owners, const at::Tensor& replicas, bool slices,
-                       int64_t first, int64_t per, int64_t count, c10::SymInt /*capacity*/) {
-  check_ints(ids_TK, {-1, -1}, at::kInt, ids_TK, "list_copies: ids");
-  check_ints(owners, {-1, -1}, at::kLong, ids_TK, "list_copies: owners");
-  check_ints(replicas, {owners.sym_size(0)}, at::kLong, ids_TK, "list_copies: replicas");
-  if (index_T.has_value()) {
-    check_ints(*index_T, {ids_TK.sym_size(0)}, at::kLong, ids_TK, "list_copies: index");
+  static constexpr const char *kName = "list_copies",
+                              *kResults = "(Tensor row_target, Tensor copy_target, Tensor counts)";
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("ids", a.ids, Dims{"TK"}, kIntType), arg("index", a.index, Dims{"T"}, kLongType),
+             arg("owners", a.owners, Dims{"EM"}, kLongType),
+             arg("replicas", a.replicas, Dims{"E"}, kLongType), arg("slices", a.slices),
+             arg("first", a.first), arg("per", a.per), arg("count", a.count),
+             arg("capacity", a.capacity));
   }
-  TROUPE_CHECK(first >= 0 && per > 0 && count >= 0, "list_copies: the first rank is", first,
-               ", ranks a target", per, ", targets", count);
-  const c10::SymInt T = ids_TK.sym_size(0), K = ids_TK.sym_size(1);
-  const c10::SymInt parts = slices ? owners.sym_size(1) : c10::SymInt(1);
-  const c10::SymInt width = (K * parts).min(count);
-  const auto ints = ids_TK.options();
+};
+
+struct TellCopiesArgs {
+  const at::Tensor& ids;          // [T, K]
+  const at::Tensor& scores;       // [T, K]
+  const at::Tensor& row_target;   // [T, K, S] of list_copies
+  const at::Tensor& copy_target;  // [T, L] of list_copies
+  const at::Tensor& copy_slot;    // [C]
+  const MaybeTensor& local;       // [W, E]
+  bool with_token;
+
+  static constexpr const char *kName = "tell_copies", *kResults = "(Tensor token, Tensor message)";
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("ids", a.ids, Dims{"TK"}, kIntType), arg("scores", a.scores, Dims{"TK"}),
+             arg("row_target", a.row_target, Dims{"TK*"}, kIntType),
+             arg("copy_target", a.copy_target, Dims{"T*"}, kIntType),
+             arg("copy_slot", a.copy_slot, Dims{"C"}, kIntType),
+             arg("local", a.local, Dims{"**"}, kIntType), arg("with_token", a.with_token));
+  }
+};
+
+Lists list_copies_meta(const ListCopiesArgs& a) {
+  const DimSizes sizes = check_args(a);
+  TROUPE_CHECK(a.first >= 0 && a.per > 0 && a.count >= 0, "list_copies: the first rank is", a.first,
+               ", ranks a target", a.per, ", targets", a.count);
+  const c10::SymInt &T = sizes['T'], &K = sizes['K'];
+  const c10::SymInt parts = a.slices ? sizes['M'] : c10::SymInt(1);
+  const c10::SymInt width = (K * parts).min(a.count);
+  const auto ints = a.ids.options();
   return {at::empty_symint({T, K, parts}, ints), at::empty_symint({T, width}, ints),
-          at::empty_symint({count, 3}, ints)};
+          at::empty_symint({a.count, 3}, ints)};
 }
 
-// LONG: a schema's arguments
-Lists list_copies_device(const at::Tensor& ids_TK, const MaybeTensor& index_T,
-                         const at::Tensor& owners_EM, const at::Tensor& replicas_E, bool slices,
-                         int64_t first, int64_t per, int64_t count, c10::SymInt capacity) {
-  const Lists out =
-      list_copies_meta(ids_TK, index_T, owners_EM, replicas_E, slices, first, per, count, capacity);
+Lists list_copies_device(const ListCopiesArgs& a) {
+  const Lists out = list_copies_meta(a);
   std::vector<Indices> read;
-  if (!slices) read.push_back({"list_copies: replicas", replicas_E, 1, owners_EM.size(1)});
-  if (index_T.has_value()) {
-    read.push_back({"list_copies: index", *index_T, 0, std::numeric_limits<int64_t>::max()});
+  if (!a.slices) read.push_back({"list_copies: replicas", a.replicas, 1, a.owners.size(1)});
+  if (a.index.has_value()) {
+    read.push_back({"list_copies: index", *a.index, 0, std::numeric_limits<int64_t>::max()});
   }
   check_indices(read);
-  const at::Tensor ids = ids_TK.contiguous();
-  const at::Tensor owners = owners_EM.contiguous(), replicas = replicas_E.contiguous();
-  const MaybeTensor index = index_T.has_value() ? MaybeTensor(index_T->contiguous()) : std::nullopt;
+  const at::Tensor ids = a.ids.contiguous();
+  const at::Tensor owners = a.owners.contiguous(), replicas = a.replicas.contiguous();
+  const MaybeTensor index = a.index.has_value() ? MaybeTensor(a.index->contiguous()) : std::nullopt;
   const ListCopies args{.tokens = ids.size(0),
                         .choices = ids.size(1),
                         .experts = owners.size(0),
                         .owners_each = owners.size(1),
-                        .slices = slices,
-                        .first = first,
-                        .per = per,
-                        .targets = count,
-                        .capacity = capacity.guard_int(__FILE__, __LINE__),
+                        .slices = a.slices,
+                        .first = a.first,
+                        .per = a.per,
+                        .targets = a.count,
+                        .capacity = a.capacity.guard_int(__FILE__, __LINE__),
                         .ids = ptr<const int32_t>(ids, "list_copies: ids"),
                         .index = ptr_or_null<const int64_t>(index, "list_copies: index"),
                         .owners = ptr<const int64_t>(owners, "list_copies: owners"),
@@ -92,40 +113,23 @@ c10::SymInt words_of(const at::Tensor& scores_TK) {
   return scores_TK.sym_size(1) * bytes / 4;
 }
 
-// row_target [T, K, S] and copy_target [T, L] of list_copies.
-// LONG: a schema's arguments
-Told tell_copies_meta(const at::Tensor& ids_TK, const at::Tensor& scores_TK,
-                      const at::Tensor& row_target, const at::Tensor& copy_target,
-                      const at::Tensor& copy_slot_C, const MaybeTensor& local_WE, bool with_token) {
-  const c10::SymInt T = ids_TK.sym_size(0), K = ids_TK.sym_size(1), C = copy_slot_C.sym_size(0);
-  check_ints(ids_TK, {-1, -1}, at::kInt, ids_TK, "tell_copies: ids");
-  check_sizes(scores_TK, {T, K}, "tell_copies: scores");
-  check_same_device(scores_TK, ids_TK, "tell_copies: scores");
-  check_ints(row_target, {T, K, -1}, at::kInt, ids_TK, "tell_copies: row_target");
-  check_ints(copy_target, {T, -1}, at::kInt, ids_TK, "tell_copies: copy_target");
-  check_ints(copy_slot_C, {-1}, at::kInt, ids_TK, "tell_copies: copy_slot");
-  if (local_WE.has_value()) {
-    check_ints(*local_WE, {-1, -1}, at::kInt, ids_TK, "tell_copies: local");
-  }
-  const c10::SymInt columns = K + words_of(scores_TK) + (with_token ? 1 : 0);
-  const auto ints = ids_TK.options();
-  return {at::empty_symint({C}, ints.dtype(at::kLong)), at::empty_symint({C, columns}, ints)};
+Told tell_copies_meta(const TellCopiesArgs& a) {
+  const DimSizes sizes = check_args(a);
+  const c10::SymInt columns = sizes['K'] + words_of(a.scores) + (a.with_token ? 1 : 0);
+  const auto ints = a.ids.options();
+  return {at::empty_symint({sizes['C']}, ints.dtype(at::kLong)),
+          at::empty_symint({sizes['C'], columns}, ints)};
 }
 
-// LONG: a schema's arguments
-Told tell_copies_device(const at::Tensor& ids_TK, const at::Tensor& scores_TK,
-                        const at::Tensor& row_target, const at::Tensor& copy_target,
-                        const at::Tensor& copy_slot_C, const MaybeTensor& local_WE,
-                        bool with_token) {
-  const Told out = tell_copies_meta(ids_TK, scores_TK, row_target, copy_target, copy_slot_C,
-                                    local_WE, with_token);
-  const int64_t most = local_WE.has_value() ? local_WE->size(0) : kMostTargets;
-  check_indices({{"tell_copies: copy_slot", copy_slot_C, -1, copy_target.numel() - 1},
-                 {"tell_copies: copy_target", copy_target, -1, most - 1}});
-  const at::Tensor ids = ids_TK.contiguous(), scores = scores_TK.contiguous();
-  const at::Tensor rows = row_target.contiguous(), targets = copy_target.contiguous();
-  const at::Tensor slots = copy_slot_C.contiguous();
-  const MaybeTensor local = local_WE.has_value() ? MaybeTensor(local_WE->contiguous()) : local_WE;
+Told tell_copies_device(const TellCopiesArgs& a) {
+  const Told out = tell_copies_meta(a);
+  const int64_t most = a.local.has_value() ? a.local->size(0) : kMostTargets;
+  check_indices({{"tell_copies: copy_slot", a.copy_slot, -1, a.copy_target.numel() - 1},
+                 {"tell_copies: copy_target", a.copy_target, -1, most - 1}});
+  const at::Tensor ids = a.ids.contiguous(), scores = a.scores.contiguous();
+  const at::Tensor rows = a.row_target.contiguous(), targets = a.copy_target.contiguous();
+  const at::Tensor slots = a.copy_slot.contiguous();
+  const MaybeTensor local = a.local.has_value() ? MaybeTensor(a.local->contiguous()) : a.local;
   const TellCopies args{.tokens = ids.size(0),
                         .choices = ids.size(1),
                         .parts = rows.size(2),
@@ -133,7 +137,7 @@ Told tell_copies_device(const at::Tensor& ids_TK, const at::Tensor& scores_TK,
                         .width = targets.size(1),
                         .copies = slots.size(0),
                         .words = words_of(scores).guard_int(__FILE__, __LINE__),
-                        .with_token = with_token,
+                        .with_token = a.with_token,
                         .ids = ptr<const int32_t>(ids, "tell_copies: ids"),
                         .scores = static_cast<const int32_t*>(scores.const_data_ptr()),
                         .row_target = ptr<const int32_t>(rows, "tell_copies: row_target"),
@@ -150,33 +154,24 @@ Told tell_copies_device(const at::Tensor& ids_TK, const at::Tensor& scores_TK,
 
 CopyLists list_copies(const at::Tensor& ids_TK, const MaybeTensor& index_T, const CopyTargets& to,
                       int64_t capacity) {
-  static const auto op = raw_op<decltype(list_copies_device)>("troupe::list_copies");
-  auto [rows, copies, counts] = op(ids_TK, index_T, to.owners_EM, to.replicas_E, to.slices,
-                                   to.first, to.per, to.count, capacity);
+  static const auto op = raw_op<decltype(list_copies_device)>();
+  auto [rows, copies, counts] = op({ids_TK, index_T, to.owners_EM, to.replicas_E, to.slices,
+                                    to.first, to.per, to.count, capacity});
   return {std::move(rows), std::move(copies), std::move(counts)};
 }
 
 ToldCopies tell_copies(const at::Tensor& ids_TK, const at::Tensor& scores_TK,
                        const CopyLists& lists, const at::Tensor& copy_slot_C,
                        const MaybeTensor& local_WE, bool with_token) {
-  static const auto op = raw_op<decltype(tell_copies_device)>("troupe::tell_copies");
-  auto [token, message] = op(ids_TK, scores_TK, lists.row_target_TKS, lists.copy_target_TL,
-                             copy_slot_C, local_WE, with_token);
+  static const auto op = raw_op<decltype(tell_copies_device)>();
+  auto [token, message] = op({ids_TK, scores_TK, lists.row_target_TKS, lists.copy_target_TL,
+                              copy_slot_C, local_WE, with_token});
   return {std::move(token), std::move(message)};
 }
 
 TORCH_LIBRARY_FRAGMENT(troupe, m) {
-  define(
-      m,
-      "list_copies(Tensor ids, Tensor? index, Tensor owners, Tensor replicas, bool slices, "
-      "int first, int per, int count, SymInt capacity) -> (Tensor row_target, Tensor copy_target, "
-      "Tensor counts)",
-      list_copies_device, list_copies_meta);
-  define(m,
-         "tell_copies(Tensor ids, Tensor scores, Tensor row_target, Tensor copy_target, "
-         "Tensor copy_slot, "
-         "Tensor? local, bool with_token) -> (Tensor token, Tensor message)",
-         tell_copies_device, tell_copies_meta);
+  define<list_copies_device, list_copies_meta>(m);
+  define<tell_copies_device, tell_copies_meta>(m);
 }
 
 }  // namespace troupe

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "troupe/ops/support/arg_check.h"
 #include "troupe/ops/support/autograd.h"
 #include "troupe/ops/support/define.h"
 #include "troupe/ops/support/index_check.h"
@@ -69,6 +70,95 @@ struct Rule {
   }
 };
 
+constexpr const char* kRouteResults =
+    "(Tensor ids, Tensor weights, Tensor counts, Tensor lse, Tensor probs, Tensor plain_counts, "
+    "Tensor tokens, Tensor lse_squares, Tensor kept_scores)";
+
+struct RouteForwardArgs {
+  const at::Tensor& logits;   // [T, E]
+  const Optional& bias;       // [E]
+  const Optional& beta;       // [E]
+  const Optional& valid;      // [T]
+  const Optional& given_ids;  // [T, K]
+  Rule rule;
+  c10::SymInt sequences;
+  bool balance;
+
+  static constexpr const char *kName = "route_forward", *kTitle = "route",
+                              *kResults = kRouteResults;
+  static auto visit(auto& a, auto&& f) {
+    auto& r = a.rule;
+    return f(arg("logits", a.logits, Dims{"TE"}), arg("bias", a.bias, Dims{"E"}),
+             arg("beta", a.beta, Dims{"E"}), arg("valid", a.valid, Dims{"T"}),
+             arg("given_ids", a.given_ids, Dims{"TK"}), arg("choices", r.choices),
+             arg("score", r.score), arg("weighting", r.weighting), arg("norm", r.norm),
+             arg("scale", r.scale), arg("groups", r.groups), arg("keep_groups", r.keep_groups),
+             arg("group_best", r.group_best), arg("sequences", a.sequences),
+             arg("balance", a.balance));
+  }
+};
+
+// Of a rule what a gradient depends on.
+struct WeightingRule {
+  int64_t choices;
+  std::string score, weighting;
+  double norm, scale;
+
+  RouteRule rule() const { return Rule{choices, score, weighting, norm, scale}.rule(); }
+
+  static auto visit(auto& r, auto&& f) {
+    return f(arg("choices", r.choices), arg("score", r.score), arg("weighting", r.weighting),
+             arg("norm", r.norm), arg("scale", r.scale));
+  }
+};
+
+struct RouteBackwardArgs {
+  const at::Tensor& logits;  // [T, E]
+  const at::Tensor& ids;     // [T, K]
+  const Optional& grad_weights;
+  const Optional& grad_probs;
+  const Optional& grad_lse_squares;
+  const Optional& valid;  // [T]
+  WeightingRule rule;
+  c10::SymInt sequences;
+
+  static constexpr const char *kName = "route_backward", *kResults = "Tensor";
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("logits", a.logits, Dims{"TE"}), arg("ids", a.ids, Dims{"TK"}),
+             arg("grad_weights", a.grad_weights, Dims{"..."}),
+             arg("grad_probs", a.grad_probs, Dims{"..."}),
+             arg("grad_lse_squares", a.grad_lse_squares, Dims{"..."}),
+             arg("valid", a.valid, Dims{"..."}), group(a.rule), arg("sequences", a.sequences));
+  }
+};
+
+struct RouteArgs {
+  const at::Tensor& logits;  // [T, E]
+  int64_t k;
+  std::string score, weighting;
+  double norm, scale;
+  const Optional& bias;
+  const Optional& beta;
+  const Optional& valid;
+  const Optional& given_ids;
+  int64_t groups, keep_groups, group_best;
+  c10::SymInt sequences;
+  bool balance;
+
+  static constexpr const char *kName = "route", *kResults = kRouteResults;
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("logits", a.logits), arg("k", a.k),
+             arg("score", a.score, kKeywordOnly, Default{"softmax"}),
+             arg("weighting", a.weighting, Default{"raw"}), arg("norm", a.norm, Default{1.}),
+             arg("scale", a.scale, Default{1.}), arg("bias", a.bias, kDefaultNone),
+             arg("beta", a.beta, kDefaultNone), arg("valid", a.valid, kDefaultNone),
+             arg("given_ids", a.given_ids, kDefaultNone), arg("groups", a.groups, Default{1}),
+             arg("keep_groups", a.keep_groups, Default{1}),
+             arg("group_best", a.group_best, Default{1}), arg("sequences", a.sequences, Default{1}),
+             arg("balance", a.balance, Default{true}));
+  }
+};
+
 at::Tensor dense_or_none(const Optional& t) {
   return t.has_value() ? t->contiguous() : at::Tensor();
 }
@@ -82,28 +172,16 @@ const T* optional_ptr(const at::Tensor& t, const char* name) {
   return t.defined() ? ptr<const T>(t, name) : nullptr;
 }
 
-// LONG: a schema's arguments, as of all that follow
-Results route_meta(const at::Tensor& logits, const Optional& bias, const Optional& beta,
-                   const Optional& valid, const Optional& given_ids, int64_t choices,
-                   std::string score, std::string weighting, double norm, double scale,
-                   int64_t groups, int64_t keep_groups, int64_t group_best, c10::SymInt sequences,
-                   bool balance) {
-  check_sizes(logits, {-1, -1}, "route: logits");
-  Rule{choices, score, weighting, norm, scale, groups, keep_groups, group_best}.rule();
-  const c10::SymInt T = logits.sym_size(0), E = logits.sym_size(1), B = sequences;
-  const auto check = [&](const Optional& t, std::initializer_list<c10::SymInt> sizes,
-                         const char* name) {
-    if (t.has_value()) check_sizes(*t, sizes, name), check_same_device(*t, logits, name);
-  };
-  check(bias, {E}, "route: bias");
-  check(beta, {E}, "route: beta");
-  check(valid, {T}, "route: valid");
-  check(given_ids, {T, choices}, "route: given_ids");
+Results route_meta(const RouteForwardArgs& a) {
+  a.rule.rule();
+  const DimSizes sizes = check_args(a, {{'K', a.rule.choices}});
+  const at::Tensor& logits = a.logits;
+  const c10::SymInt &T = sizes['T'], &E = sizes['E'], &K = sizes['K'], &B = a.sequences;
   const auto floats = logits.options().dtype(wide_type(logits));
   const auto longs = logits.options().dtype(at::kLong);
-  const c10::SymInt kept = balance ? B : c10::SymInt(0);
-  return {at::empty_symint({T, choices}, logits.options().dtype(at::kInt)),
-          at::empty_symint({T, choices}, floats),
+  const c10::SymInt kept = a.balance ? B : c10::SymInt(0);
+  return {at::empty_symint({T, K}, logits.options().dtype(at::kInt)),
+          at::empty_symint({T, K}, floats),
           at::empty_symint({E}, longs),
           at::empty_symint({T}, floats),
           at::empty_symint({kept, E}, floats),
@@ -117,37 +195,29 @@ MutRef row_of(const at::Tensor& t, const char* name) {
   return mut_view(t.view({1, -1}), name);
 }
 
-// LONG: a schema's arguments
-Results route_device(const at::Tensor& logits_TE, const Optional& bias_E, const Optional& beta_E,
-                     const Optional& valid_T, const Optional& given_ids_TK, int64_t choices,
-                     std::string score, std::string weighting, double norm, double scale,
-                     int64_t groups, int64_t keep_groups, int64_t group_best, c10::SymInt sequences,
-                     bool balance) {
-  const Results out =
-      route_meta(logits_TE, bias_E, beta_E, valid_T, given_ids_TK, choices, score, weighting, norm,
-                 scale, groups, keep_groups, group_best, sequences, balance);
+Results route_device(const RouteForwardArgs& a) {
+  const Results out = route_meta(a);
   const auto& [ids, weights, counts, lse, probs, plain_counts, tokens, squares, kept_scores] = out;
-  const at::Tensor logits = rowwise(logits_TE), bias = dense_or_none(bias_E),
-                   beta = dense_or_none(beta_E), valid = dense_or_none(valid_T),
-                   given = dense_or_none(given_ids_TK);
+  const at::Tensor logits = rowwise(a.logits), bias = dense_or_none(a.bias),
+                   beta = dense_or_none(a.beta), valid = dense_or_none(a.valid),
+                   given = dense_or_none(a.given_ids);
   const at::Tensor given_ids = given.defined() ? int_ids(given, logits.size(1)) : given;
-  Route args{
-      .logits = view(logits, "route: logits"),
-      .rule = Rule{choices, score, weighting, norm, scale, groups, keep_groups, group_best}.rule(),
-      .bias = optional_ptr<float>(bias, "route: bias"),
-      .beta = optional_ptr<float>(beta, "route: beta"),
-      .valid = optional_ptr<uint8_t>(valid, "route: valid"),
-      .given_ids = optional_ptr<int32_t>(given_ids, "route: given_ids"),
-      .sequences = sequences.guard_int(__FILE__, __LINE__),
-      .ids = ptr<int32_t>(ids, "ids"),
-      .weights = mut_view(weights, "weights"),
-      .counts = ptr<int64_t>(counts, "counts"),
-      .lse = row_of(lse, "lse"),
-      .probs = {},
-      .tokens = ptr<int64_t>(tokens, "tokens"),
-      .lse_squares = row_of(squares, "lse_squares"),
-      .kept_scores = row_of(kept_scores, "kept_scores")};
-  if (balance) {
+  Route args{.logits = view(logits, "route: logits"),
+             .rule = a.rule.rule(),
+             .bias = optional_ptr<float>(bias, "route: bias"),
+             .beta = optional_ptr<float>(beta, "route: beta"),
+             .valid = optional_ptr<uint8_t>(valid, "route: valid"),
+             .given_ids = optional_ptr<int32_t>(given_ids, "route: given_ids"),
+             .sequences = a.sequences.guard_int(__FILE__, __LINE__),
+             .ids = ptr<int32_t>(ids, "ids"),
+             .weights = mut_view(weights, "weights"),
+             .counts = ptr<int64_t>(counts, "counts"),
+             .lse = row_of(lse, "lse"),
+             .probs = {},
+             .tokens = ptr<int64_t>(tokens, "tokens"),
+             .lse_squares = row_of(squares, "lse_squares"),
+             .kept_scores = row_of(kept_scores, "kept_scores")};
+  if (a.balance) {
     args.probs = mut_view(probs, "probs");
     args.plain_counts = ptr<int64_t>(plain_counts, "plain_counts");
   }
@@ -158,39 +228,24 @@ Results route_device(const at::Tensor& logits_TE, const Optional& bias_E, const 
   return out;
 }
 
-// LONG: a schema's arguments
-at::Tensor route_backward_meta(const at::Tensor& logits, const at::Tensor& ids,
-                               const Optional& grad_weights, const Optional& grad_probs,
-                               const Optional& grad_lse_squares, const Optional& valid,
-                               int64_t choices, std::string score, std::string weighting,
-                               double norm, double scale, c10::SymInt /*sequences*/) {
-  check_sizes(logits, {-1, -1}, "route_backward: logits");
-  Rule{choices, score, weighting, norm, scale}.rule();
-  check_sizes(ids, {logits.sym_size(0), choices}, "route_backward: ids");
-  check_same_device(ids, logits, "route_backward: ids");
-  for (const Optional& t : {grad_weights, grad_probs, grad_lse_squares, valid}) {
-    if (t.has_value()) check_same_device(*t, logits, "route_backward: gradients and valid");
-  }
-  return at::empty_symint(logits.sym_sizes(), logits.options());
+at::Tensor route_backward_meta(const RouteBackwardArgs& a) {
+  a.rule.rule();
+  check_args(a, {{'K', a.rule.choices}});
+  return at::empty_symint(a.logits.sym_sizes(), a.logits.options());
 }
 
-// LONG: a schema's arguments
-at::Tensor route_backward_device(const at::Tensor& logits_TE, const at::Tensor& ids,
-                                 const Optional& grad_weights, const Optional& grad_probs,
-                                 const Optional& grad_lse_squares, const Optional& valid_T,
-                                 int64_t choices, std::string score, std::string weighting,
-                                 double norm, double scale, c10::SymInt sequences) {
-  at::Tensor out = route_backward_meta(logits_TE, ids, grad_weights, grad_probs, grad_lse_squares,
-                                       valid_T, choices, score, weighting, norm, scale, sequences);
-  check_indices({{"route_backward: ids", ids, -1, logits_TE.size(1) - 1}});
-  const at::Tensor logits = rowwise(logits_TE), valid = dense_or_none(valid_T);
-  const at::Tensor of_weights = dense_or_none(grad_weights), of_probs = dense_or_none(grad_probs),
-                   of_squares = dense_or_none(grad_lse_squares);
+at::Tensor route_backward_device(const RouteBackwardArgs& a) {
+  at::Tensor out = route_backward_meta(a);
+  check_indices({{"route_backward: ids", a.ids, -1, a.logits.size(1) - 1}});
+  const at::Tensor logits = rowwise(a.logits), valid = dense_or_none(a.valid);
+  const at::Tensor of_weights = dense_or_none(a.grad_weights),
+                   of_probs = dense_or_none(a.grad_probs),
+                   of_squares = dense_or_none(a.grad_lse_squares);
   RouteBackward args{.logits = view(logits, "route: logits"),
-                     .rule = Rule{choices, score, weighting, norm, scale}.rule(),
+                     .rule = a.rule.rule(),
                      .valid = optional_ptr<uint8_t>(valid, "route: valid"),
-                     .ids = ptr<const int32_t>(ids, "route: ids"),
-                     .sequences = sequences.guard_int(__FILE__, __LINE__),
+                     .ids = ptr<const int32_t>(a.ids, "route: ids"),
+                     .sequences = a.sequences.guard_int(__FILE__, __LINE__),
                      .grad_weights = {},
                      .grad_probs = {},
                      .grad_lse_squares = {},
@@ -207,42 +262,37 @@ at::Tensor route_backward_device(const at::Tensor& logits_TE, const at::Tensor& 
 // Calls the operator and records its gradient.
 Results route_with_grad(const at::Tensor& logits, const Rule& r, const RouteOptions& o,
                         const c10::SymInt& sequences) {
-  static const auto op = raw_op<decltype(route_device)>("troupe::route_forward");
-  const Results out = op(logits, maybe(o.bias_E), maybe(o.beta_E), maybe(o.valid_T),
-                         maybe(o.given_ids_TK), r.choices, r.score, r.weighting, r.norm, r.scale,
-                         r.groups, r.keep_groups, r.group_best, sequences, o.balance);
+  static const auto op = raw_op<decltype(route_device)>();
+  const Results out = op({logits, maybe(o.bias_E), maybe(o.beta_E), maybe(o.valid_T),
+                          maybe(o.given_ids_TK), r, sequences, o.balance});
   TensorList differentiable = {std::get<1>(out), std::get<7>(out)};
   if (o.balance) differentiable.push_back(std::get<4>(out));
   record({.name = "route",
           .inputs = {logits},
           .outputs = differentiable,
           .saved = {logits, std::get<0>(out), o.valid_T},
-          .backward = [r, sequences](const Gradients& g) -> TensorList {
-            static const auto back =
-                raw_op<decltype(route_backward_device)>("troupe::route_backward");
+          .backward = [rule = WeightingRule{r.choices, r.score, r.weighting, r.norm, r.scale},
+                       sequences](const Gradients& g) -> TensorList {
+            static const auto back = raw_op<decltype(route_backward_device)>();
             const at::Tensor grad_probs = g.outputs.size() > 2 ? g.outputs[2] : at::Tensor();
-            return {back(g.saved[0], g.saved[1], maybe(g.outputs[0]), maybe(grad_probs),
-                         maybe(g.outputs[1]), maybe(g.saved[2]), r.choices, r.score, r.weighting,
-                         r.norm, r.scale, sequences)};
+            return {back({g.saved[0], g.saved[1], maybe(g.outputs[0]), maybe(grad_probs),
+                          maybe(g.outputs[1]), maybe(g.saved[2]), rule, sequences})};
           }});
   return out;
 }
 
-// LONG: a schema's arguments
-Results route_op(const at::Tensor& logits, int64_t k, std::string score, std::string weighting,
-                 double norm, double scale, const Optional& bias, const Optional& beta,
-                 const Optional& valid, const Optional& given_ids, int64_t groups,
-                 int64_t keep_groups, int64_t group_best, c10::SymInt sequences, bool balance) {
+Results route_op(const RouteArgs& a) {
   const at::Tensor none;
-  const Rule rule{k, score, weighting, norm, scale, groups, keep_groups, group_best};
-  return route_with_grad(logits, rule,
+  const Rule rule{a.k,     a.score,  a.weighting,   a.norm,
+                  a.scale, a.groups, a.keep_groups, a.group_best};
+  return route_with_grad(a.logits, rule,
                          {.rule = {},
-                          .balance = balance,
-                          .bias_E = bias.value_or(none),
-                          .beta_E = beta.value_or(none),
-                          .valid_T = valid.value_or(none),
-                          .given_ids_TK = given_ids.value_or(none)},
-                         sequences);
+                          .balance = a.balance,
+                          .bias_E = a.bias.value_or(none),
+                          .beta_E = a.beta.value_or(none),
+                          .valid_T = a.valid.value_or(none),
+                          .given_ids_TK = a.given_ids.value_or(none)},
+                         a.sequences);
 }
 
 }  // namespace
@@ -271,28 +321,9 @@ RouteResult route(const at::Tensor& logits_TE, const RouteOptions& o) {
 }
 
 TORCH_LIBRARY_FRAGMENT(troupe, m) {
-  const std::string results =
-      "(Tensor ids, Tensor weights, Tensor counts, Tensor lse, Tensor probs, Tensor plain_counts, "
-      "Tensor tokens, Tensor lse_squares, Tensor kept_scores)";
-  define(m,
-         ("route_forward(Tensor logits, Tensor? bias, Tensor? beta, Tensor? valid, "
-          "Tensor? given_ids, int choices, str score, str weighting, float norm, float scale, "
-          "int groups, int keep_groups, int group_best, SymInt sequences, bool balance) -> " +
-          results)
-             .c_str(),
-         route_device, route_meta);
-  define(m,
-         "route_backward(Tensor logits, Tensor ids, Tensor? grad_weights, Tensor? grad_probs, "
-         "Tensor? grad_lse_squares, Tensor? valid, int choices, str score, str weighting, "
-         "float norm, float scale, SymInt sequences) -> Tensor",
-         route_backward_device, route_backward_meta);
-  m.def(("route(Tensor logits, int k, *, str score=\"softmax\", str weighting=\"raw\", "
-         "float norm=1., float scale=1., Tensor? bias=None, Tensor? beta=None, "
-         "Tensor? valid=None, Tensor? given_ids=None, int groups=1, int keep_groups=1, "
-         "int group_best=1, SymInt sequences=1, bool balance=True) -> " +
-         results)
-            .c_str(),
-        route_op);
+  define<route_device, route_meta>(m);
+  define<route_backward_device, route_backward_meta>(m);
+  define_whole<route_op>(m);
 }
 
 }  // namespace troupe

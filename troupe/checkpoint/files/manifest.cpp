@@ -9,10 +9,7 @@
 #include "troupe/core/config/json.h"
 #include "troupe/core/file/hash.h"
 #include "troupe/core/text/suggest.h"
-
-#ifndef TROUPE_VERSION
-#define TROUPE_VERSION "0.1.0"
-#endif
+#include "troupe/core/version.h"
 
 namespace troupe {
 namespace {
@@ -32,7 +29,8 @@ struct Item {
 struct Fields {
   std::string checksum;
   int64_t format = 0;
-  std::string version, run;
+  std::string version = "0.1.0";  // where it is not said
+  std::string run;
   int64_t step = -1;
   bool bad = false;
   std::optional<double> score;
@@ -102,16 +100,15 @@ void check_file_name(const std::string& name, const std::string& file) {
 
 // A checkpoint of another format may have other fields, so its number is asked for first.
 void check_format(const Yaml& document) {
-  std::string format, version = "?";
+  std::string format, wrote = "?";
   for (const Yaml::Field& field : document.fields) {
     if (field.name == "format") format = field.value.text;
-    if (field.name == "version") version = field.value.text;
+    if (field.name == "version") wrote = field.value.text;
   }
   int64_t number = 0;
   if (!from_text(format, number) || number <= kCheckpointFormat) return;
   fail(Code::kOtherFormat, document.where.file, "is of format", number, "made by Troupe",
-       version + "; this is Troupe", TROUPE_VERSION, "which reads formats up to",
-       kCheckpointFormat);
+       wrote + "; this is Troupe", version(), "which reads formats up to", kCheckpointFormat);
 }
 
 }  // namespace
@@ -121,7 +118,7 @@ std::string to_json(const Manifest& m) {
                "the scalars must be one JSON object");
   std::string text =
       std::string(kHead) + std::string(kZeros) + "\",\n\"format\":" + std::to_string(m.format) +
-      ",\"version\":" + to_text(std::string(TROUPE_VERSION)) + ",\"run\":" + to_text(m.run) +
+      ",\"version\":" + to_text(version()) + ",\"run\":" + to_text(m.run) +
       ",\"step\":" + std::to_string(m.step) + ",\"bad\":" + to_text(m.bad) +
       ",\"score\":" + (m.score ? to_text(*m.score) : "null") + ",\n\"fingerprint\":[";
   const char* separator = "";

@@ -54,7 +54,7 @@ struct ShardInfo {
 
 struct Manifest {
   int64_t format = kCheckpointFormat;
-  std::string version = "";  // of the program that wrote it
+  std::string version = "";  // of the program that wrote it; 0.1.0 where it does not say
   std::string run = "";      // the run's id
   int64_t step = 0;
   bool bad = false;                  // saved with NaN in the weights: never resumed by itself

@@ -57,6 +57,7 @@ class SafetensorsFile {
   const std::string* find_metadata(std::string_view key) const;
   const SafetensorsEntry* find(std::string_view name) const;  // nullptr: none
   uint64_t header_hash() const { return header_hash_; }       // XXH3 of all before the data
+  int64_t data_begin() const { return data_; }                // bytes before it
 
   // Fills `out` with the tensor's bytes from `from` on.
   void read(const SafetensorsEntry& tensor, int64_t from, std::span<std::byte> out) const;

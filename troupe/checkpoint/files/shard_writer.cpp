@@ -160,4 +160,9 @@ std::vector<ShardInfo> write_shards(Fs& fs, const Faults& faults, const ShardTas
   return out;
 }
 
+int writer_of(const ShardInfo& shard) {
+  int rank = -1, number = -1;
+  return std::sscanf(shard.file.c_str(), "shard-%d-%d", &rank, &number) == 2 ? rank : -1;
+}
+
 }  // namespace troupe

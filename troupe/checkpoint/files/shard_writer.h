@@ -39,4 +39,7 @@ struct Abandoned {};  // thrown where the caller asked for it
 std::vector<ShardInfo> write_shards(Fs& fs, const Faults& faults, const ShardTask& task,
                                     std::vector<ShardPiece> pieces);
 
+// The rank that wrote a shard; -1 for a name that no rank gave.
+int writer_of(const ShardInfo& shard);
+
 }  // namespace troupe

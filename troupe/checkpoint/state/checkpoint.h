@@ -156,14 +156,16 @@ struct LoadOptions {
 
 struct Loaded {
   ResumePoint point;
-  int64_t bytes_read = 0;  // by this rank, of tensors
+  int64_t bytes_read = 0;   // by this rank, of tensors
+  int64_t index_bytes = 0;  // by this rank, of index files and of shards' headers
   double seconds = 0;
   std::vector<std::string> notes = {};  // steps passed over, casts, NaN, waived names: for the log
 };
 
-// Fills the state from a checkpoint, each byte checked against its checksum. A byte is read by one
-// rank, which sends the others what they need of it. All missing, unused, reshaped and retyped
-// names are one Error (E4005).
+// Fills the state from a checkpoint, each byte checked against its checksum. A byte of a tensor is
+// read by one rank, which sends the others what they need of it, and so is a byte of an index file
+// (load_plan.h). All missing, unused, reshaped and retyped names are one Error (E4005); rank 0 tells
+// of the unused ones.
 Loaded load(const std::string& folder, const CheckpointState& state, const LoadOptions& options,
             const CheckpointGroup& group, const Faults& faults);
 

@@ -1,6 +1,8 @@
 #include "troupe/checkpoint/state/checkpoint_group.h"
 
+#include <numeric>
 #include <optional>
+#include <span>
 
 #include "troupe/core/check.h"
 #include "troupe/core/text/text.h"
@@ -35,6 +37,32 @@ std::vector<std::string> run_on_all(const CheckpointGroup& group,
   }
   if (!lines.empty()) throw Error(lines, first.value_or(Code::kBrokenContract));
   return all;
+}
+
+std::vector<std::string> exchange_texts(const CheckpointGroup& group,
+                                        const std::vector<std::string>& texts) {
+  const auto ranks = static_cast<size_t>(group.size);
+  std::vector<int64_t> to(ranks), from(ranks);
+  for (size_t r = 0; r < ranks; ++r) to[r] = std::ssize(texts[r]);
+  const std::vector<int64_t> each(ranks, sizeof(int64_t));
+  group.all_to_all({.out = std::as_bytes(std::span(to)),
+                    .to = each,
+                    .in = std::as_writable_bytes(std::span(from)),
+                    .from = each});
+  std::string out,
+      in(static_cast<size_t>(std::accumulate(from.begin(), from.end(), int64_t{0})), '\0');
+  for (const std::string& text : texts) out += text;
+  group.all_to_all({.out = std::as_bytes(std::span(out)),
+                    .to = to,
+                    .in = std::as_writable_bytes(std::span(in)),
+                    .from = from});
+  std::vector<std::string> back;
+  size_t at = 0;
+  for (const int64_t size : from) {
+    back.push_back(in.substr(at, static_cast<size_t>(size)));
+    at += static_cast<size_t>(size);
+  }
+  return back;
 }
 
 }  // namespace troupe

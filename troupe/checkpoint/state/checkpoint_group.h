@@ -38,4 +38,9 @@ struct CheckpointGroup {
 std::vector<std::string> run_on_all(const CheckpointGroup& group,
                                     const std::function<std::string()>& f);
 
+// A text from each rank to each: `texts` are those for the ranks, and what comes back those of the
+// ranks. All ranks call, as for all_to_all.
+std::vector<std::string> exchange_texts(const CheckpointGroup& group,
+                                        const std::vector<std::string>& texts);
+
 }  // namespace troupe

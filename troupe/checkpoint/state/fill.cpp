@@ -6,9 +6,7 @@
 #include <cstring>
 #include <exception>
 #include <functional>
-#include <map>
 #include <numeric>
-#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -56,50 +54,28 @@ void copy_box(const Box& from_box, std::span<const std::byte> from, const Box& t
 
 }  // namespace
 
-Filling::Filling(const CheckpointReader& reader, const LoadOptions& options,
-                 const CheckpointGroup& group, const Faults& faults)
-    : reader_(reader), options_(options), group_(group), faults_(faults) {
-  for (const auto& [name, tensor] : reader_.tensors()) {
-    sources_.push_back({&name, &tensor, std::vector<char>(tensor.slices.size())});
-    StoredBoxes& stored = stored_.emplace_back();
-    stored.bytes = bits_of(tensor.element) / 8;
-    for (const auto& slice : tensor.slices) stored.slices.push_back(slice.box);
+Filling::Filling(const ShardFiles& files, const LoadOptions& options, const CheckpointGroup& group,
+                 const Faults& faults, const LoadPlan& plan, const std::vector<Part>& parts)
+    : files_(files), options_(options), group_(group), faults_(faults), plan_(plan) {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    targets_.push_back({.part = &parts[i], .plan = &plan.parts[i], .missing = plan.parts[i].cuts});
   }
 }
 
-void Filling::run(const std::vector<const Part*>& parts) {
-  std::map<std::string_view, size_t> numbers;
-  for (size_t i = 0; i < sources_.size(); ++i) numbers.emplace(*sources_[i].name, i);
-  std::vector<Want> mine;
-  for (const Part* const part : parts) {
-    const size_t tensor = numbers.at(part->tensor.name);
-    targets_.push_back({.part = part, .tensor = tensor});
-    mine.push_back({tensor, part->tensor.box});
-  }
-  std::vector<std::vector<Want>> wants;
-  for (const std::string& text : run_on_all(group_, [&] { return to_text(mine); })) {
-    wants.push_back(wants_from(text, stored_));
-  }
-  const std::vector<Round> rounds = plan_reads(stored_, wants, options_.buffer_bytes);
-  for (const Round& round : rounds) {
-    for (const SharedSlice& shared : round) {
-      sources_[shared.tensor].shared[shared.slice] = 1;
-      for (const auto& cut : shared.cuts) {
-        if (cut.rank == group_.rank) ++targets_[cut.want].missing;
-      }
-    }
-  }
+void Filling::run() {
   run_on_all(group_, [&] {
     Jobs jobs;
     for (Target& target : targets_) {
-      if (target.missing > 0) continue;
+      const bool fits =
+          target.plan->stored && target.plan->global == target.part->tensor.box.global;
+      if (!fits || target.missing > 0) continue;
       jobs.emplace_back([this, &target] { begin(target), finish(target); });
     }
     run_all(jobs, options_.threads);
     return std::string();
   });
-  for (const Round& round : rounds) {
-    std::vector<std::vector<std::byte>> slices(round.size());
+  for (size_t round = 0; round < plan_.reads.size(); ++round) {
+    Slices slices(plan_.reads[round].size());
     run_on_all(group_, [&] {
       read_round(round, slices);
       return std::string();
@@ -109,31 +85,26 @@ void Filling::run(const std::vector<const Part*>& parts) {
   std::ranges::sort(unsound_);
 }
 
-int64_t Filling::read(const Source& source, size_t slice, const Box& box,
-                      std::span<std::byte> out) {
-  const auto& stored = *source.tensor;
-  return reader_.read_slice(stored, *source.name, stored.slices[slice], box, out, faults_);
+TensorBox Filling::stored_box(const Target& target) const {
+  return {target.part->tensor.name, target.plan->element, target.part->tensor.box};
 }
 
 void Filling::begin(Target& target) {
-  const TensorBox& t = target.part->tensor;
-  const Source& source = sources_[target.tensor];
-  const Element element = source.tensor->element;
-  const bool direct =
-      target.part->value.is_cpu() && element == t.element && target.part->in_place();
-  target.host = direct ? target.part->value
-                       : at::empty({t.box.numel()}, at::TensorOptions(scalar_of(element)));
-  for (size_t i = 0; i < source.shared.size(); ++i) {
-    Box part;
-    if (source.shared[i] || !overlap(source.tensor->slices[i].box, t.box, part)) continue;
-    bytes_ += read(source, i, t.box, bytes_of(target.host));
+  const TensorBox wanted = stored_box(target);
+  const bool direct = target.part->value.is_cpu() &&
+                      wanted.element == target.part->tensor.element && target.part->in_place();
+  target.host = direct
+                    ? target.part->value
+                    : at::empty({wanted.box.numel()}, at::TensorOptions(scalar_of(wanted.element)));
+  for (const LoadPlan::Slice& slice : target.plan->alone) {
+    bytes_ += files_.read_slice(wanted, slice, bytes_of(target.host), faults_);
   }
 }
 
 void Filling::finish(Target& target) {
   const at::Tensor host = std::exchange(target.host, at::Tensor());
   if (!host.is_same(target.part->value)) target.part->fill(host);
-  const int64_t count = count_unsound(sources_[target.tensor].tensor->element, bytes_of(host));
+  const int64_t count = count_unsound(target.plan->element, bytes_of(host));
   if (count == 0) return;
   const std::lock_guard lock(mutex_);
   unsound_.push_back(target.part->tensor.name + ": " + std::to_string(count) +
@@ -141,68 +112,66 @@ void Filling::finish(Target& target) {
 }
 
 // This rank's slices, whole; and the beginning of parts that the round is the first to touch.
-void Filling::read_round(const Round& round, std::vector<std::vector<std::byte>>& slices) {
+void Filling::read_round(size_t round, Slices& slices) {
   Jobs jobs;
   std::vector<char> begun(targets_.size());
-  for (size_t i = 0; i < round.size(); ++i) {
-    const SharedSlice& shared = round[i];
-    for (const auto& cut : shared.cuts) {
-      if (cut.rank != group_.rank || std::exchange(begun[cut.want], 1) != 0) continue;
-      Target& target = targets_[cut.want];
-      if (!target.host.defined()) jobs.emplace_back([this, &target] { begin(target); });
-    }
-    if (shared.reader != group_.rank) continue;
-    jobs.emplace_back([this, &shared, &out = slices[i]] {
-      const StoredBoxes& stored = stored_[shared.tensor];
-      const Box& box = stored.slices[shared.slice];
-      out.resize(static_cast<size_t>(box.numel() * stored.bytes));
-      bytes_ += read(sources_[shared.tensor], shared.slice, box, out);
+  for (const LoadPlan::Sent& sent : plan_.sent[round]) {
+    if (std::exchange(begun[sent.want], 1) != 0) continue;
+    Target& target = targets_[sent.want];
+    if (!target.host.defined()) jobs.emplace_back([this, &target] { begin(target); });
+  }
+  const std::vector<LoadPlan::Read>& reads = plan_.reads[round];
+  for (size_t i = 0; i < reads.size(); ++i) {
+    jobs.emplace_back([this, &read = reads[i], &out = slices[i]] {
+      TensorBox whole = stored_box(targets_[read.want]);
+      whole.box = read.slice.box;
+      out.resize(static_cast<size_t>(whole.bytes()));
+      bytes_ += files_.read_slice(whole, read.slice, out, faults_);
     });
   }
   run_all(jobs, options_.threads);
 }
 
-void Filling::send_round(const Round& round, std::vector<std::vector<std::byte>>& slices) {
+void Filling::send_round(size_t round, Slices& slices) {
   const auto ranks = static_cast<size_t>(group_.size);
-  std::vector<int64_t> to(ranks), from(ranks);
-  // f(i, cut) in the order in which both sides have what one rank reads and another gets.
-  const auto for_each = [&](int reader, int getter, auto&& f) {
-    for (size_t i = 0; i < round.size(); ++i) {
-      if (round[i].reader != reader) continue;
-      for (const auto& cut : round[i].cuts) {
-        if (cut.rank == getter) f(i, cut);
-      }
-    }
+  const std::vector<LoadPlan::Read>& reads = plan_.reads[round];
+  const auto bytes_of_element = [&](size_t want) {
+    return static_cast<int64_t>(bits_of(plan_.parts[want].element)) / 8;
   };
+  // By rank, in the order of the reads, in which offers named them to it.
+  std::vector<std::vector<std::pair<size_t, const LoadPlan::Cut*>>> cuts(ranks);
+  for (size_t i = 0; i < reads.size(); ++i) {
+    for (const LoadPlan::Cut& cut : reads[i].cuts) {
+      cuts[static_cast<size_t>(cut.rank)].emplace_back(i, &cut);
+    }
+  }
+  std::vector<int64_t> to(ranks), from(ranks);
   std::vector<std::byte> out;
-  for (int rank = 0; rank < group_.size; ++rank) {
-    for_each(group_.rank, rank, [&](size_t i, const SharedSlice::Cut& cut) {
-      const StoredBoxes& stored = stored_[round[i].tensor];
-      const int64_t bytes = cut.box.numel() * stored.bytes;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    for (const auto& [i, cut] : cuts[rank]) {
+      const int64_t each = bytes_of_element(reads[i].want), bytes = cut->box.numel() * each;
       out.resize(out.size() + static_cast<size_t>(bytes));
-      copy_box(stored.slices[round[i].slice], slices[i], cut.box,
-               std::span(out).last(static_cast<size_t>(bytes)), cut.box, stored.bytes);
-      to[static_cast<size_t>(rank)] += bytes;
-    });
-    for_each(rank, group_.rank, [&](size_t i, const SharedSlice::Cut& cut) {
-      from[static_cast<size_t>(rank)] += cut.box.numel() * stored_[round[i].tensor].bytes;
-    });
+      copy_box(reads[i].slice.box, slices[i], cut->box,
+               std::span(out).last(static_cast<size_t>(bytes)), cut->box, each);
+      to[rank] += bytes;
+    }
   }
   slices.clear();
+  for (const LoadPlan::Sent& sent : plan_.sent[round]) {
+    from[static_cast<size_t>(sent.from)] += sent.box.numel() * bytes_of_element(sent.want);
+  }
   std::vector<std::byte> in(
       static_cast<size_t>(std::accumulate(from.begin(), from.end(), int64_t{0})));
   group_.all_to_all({.out = out, .to = to, .in = in, .from = from});
   size_t at = 0;
-  for (int rank = 0; rank < group_.size; ++rank) {
-    for_each(rank, group_.rank, [&](size_t i, const SharedSlice::Cut& cut) {
-      const int64_t bytes = stored_[round[i].tensor].bytes;
-      const auto size = static_cast<size_t>(cut.box.numel() * bytes);
-      Target& target = targets_[cut.want];
-      copy_box(cut.box, std::span(in).subspan(at, size), target.part->tensor.box,
-               bytes_of(target.host), cut.box, bytes);
-      at += size;
-      if (--target.missing == 0) finish(target);
-    });
+  for (const LoadPlan::Sent& sent : plan_.sent[round]) {
+    const int64_t each = bytes_of_element(sent.want);
+    const auto size = static_cast<size_t>(sent.box.numel() * each);
+    Target& target = targets_[sent.want];
+    copy_box(sent.box, std::span(in).subspan(at, size), target.part->tensor.box,
+             bytes_of(target.host), sent.box, each);
+    at += size;
+    if (--target.missing == 0) finish(target);
   }
 }
 

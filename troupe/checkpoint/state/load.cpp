@@ -7,9 +7,10 @@
 #include <set>
 
 #include "troupe/checkpoint/files/names.h"
-#include "troupe/checkpoint/files/reader.h"
+#include "troupe/checkpoint/files/shard_files.h"
 #include "troupe/checkpoint/state/checkpoint.h"
 #include "troupe/checkpoint/state/fill.h"
+#include "troupe/checkpoint/state/load_plan.h"
 #include "troupe/core/check.h"
 #include "troupe/core/text/suggest.h"
 
@@ -33,36 +34,44 @@ std::string counted(size_t tensors, const std::vector<std::string>& names) {
          joined(std::vector<std::string_view>(names.begin(), names.end()));
 }
 
+// The names of all tensors, which no rank needs but to guess what a missing one is called there.
+std::vector<std::string> all_names(const ShardFiles& files) {
+  std::set<std::string> out;
+  for (const ShardInfo& shard : files.manifest().shards) {
+    for (const StoredTensor& stored : read_index(files.folder(), shard)) {
+      out.insert(stored.tensor.name);
+    }
+  }
+  return {out.begin(), out.end()};
+}
+
 // What does not fit, a line each; and what was let pass.
 class Matching {
  public:
-  Matching(const CheckpointReader& reader, const LoadOptions& options,
+  Matching(const ShardFiles& files, const LoadPlan& plan, const LoadOptions& options,
            const std::vector<std::string>& may_lack)
-      : reader_(reader), options_(options), may_lack_(may_lack) {}
+      : files_(files), plan_(plan), options_(options), may_lack_(may_lack) {}
 
-  void match(const CheckpointState& state) {
+  // `guesses`: a name that is missing is compared with those that are there.
+  void match(const CheckpointState& state, bool guesses) {
     size_t lacking = 0;
-    std::vector<std::string_view> names;
-    for (const auto& [name, tensor] : reader_.tensors()) names.push_back(name);
-    for (const Part& part : state.parts()) {
+    std::vector<const TensorBox*> missing;
+    for (size_t i = 0; i < state.parts().size(); ++i) {
+      const Part& part = state.parts()[i];
       const TensorBox& t = part.tensor;
-      const CheckpointReader::Tensor* const stored = reader_.find(t.name);
-      const bool fits = stored != nullptr && stored->global == t.box.global;
+      const LoadPlan::Part& stored = plan_.parts[i];
+      const bool fits = stored.stored && stored.global == t.box.global;
       if (!fits && matches_any(may_lack_, t.name)) {
-        if (stored != nullptr) used_.insert(t.name);
         ++lacking;
-      } else if (stored != nullptr) {
-        compare(t, *stored, part);
+      } else if (stored.stored) {
+        compare(t, stored);
       } else if (matches_any(options_.waive_missing, t.name)) {
         notes.push_back("waived: " + t.name + " is not in the checkpoint and stays as it was");
       } else {
-        constexpr size_t kMostGuesses = 100;  // each compares a name with all that are stored
-        const std::string_view near =
-            faults.size() < kMostGuesses ? nearest(t.name, names) : std::string_view();
-        faults.push_back("missing: " + t.name + ' ' + shown(t.element, t.box.global) +
-                         (near.empty() ? "" : "; there is " + std::string(near)));
+        missing.push_back(&t);
       }
     }
+    add_missing(missing, guesses);
     if (lacking > 0) {
       notes.push_back(counted(lacking, may_lack_) + (lacking == 1 ? " begins" : " begin") +
                       " anew: the checkpoint lacks them, or has them in other sizes");
@@ -76,29 +85,17 @@ class Matching {
     if (!line.empty()) notes.push_back(line);
   }
 
-  // A bit for each tensor of the checkpoint, in order: whether this rank uses it.
-  std::string used() const {
-    std::string out(reader_.tensors().size(), '0');
-    size_t i = 0;
-    for (const auto& [name, tensor] : reader_.tensors())
-      out[i++] = used_.contains(name) ? '1' : '0';
-    return out;
-  }
-
-  void match_unused(const std::vector<std::string>& used_of_ranks) {
-    size_t i = 0, left = 0;
-    for (const auto& [name, tensor] : reader_.tensors()) {
-      const auto has = [i](const std::string& used) { return i < used.size() && used[i] == '1'; };
-      const bool is_used = std::ranges::any_of(used_of_ranks, has);
-      ++i;
-      if (is_used) continue;
-      if (matches_any(may_lack_, name)) {
+  // Of all ranks; rank 0 knows them.
+  void match_unused() {
+    size_t left = 0;
+    for (const LoadPlan::Unused& tensor : plan_.unused) {
+      if (matches_any(may_lack_, tensor.name)) {
         ++left;
         continue;
       }
-      const std::string line = name + ' ' + shown(tensor.element, tensor.global);
-      matches_any(options_.waive_unused, name) ? notes.push_back("waived: unused " + line)
-                                               : faults.push_back("unused: " + line);
+      const std::string line = tensor.name + ' ' + shown(tensor.element, tensor.global);
+      matches_any(options_.waive_unused, tensor.name) ? notes.push_back("waived: unused " + line)
+                                                      : faults.push_back("unused: " + line);
     }
     if (left > 0) {
       notes.push_back(counted(left, may_lack_) + " of the checkpoint " +
@@ -107,15 +104,27 @@ class Matching {
   }
 
   std::vector<std::string> faults, notes;
-  std::vector<const Part*> wanted;
 
  private:
-  void compare(const TensorBox& t, const CheckpointReader::Tensor& stored, const Part& part) {
-    used_.insert(t.name);
+  void add_missing(const std::vector<const TensorBox*>& missing, bool guesses) {
+    if (missing.empty()) return;
+    constexpr size_t kMostGuesses = 100, kMostCompared = 500'000;  // names, with a missing one
+    const std::vector<std::string> stored =
+        guesses ? all_names(files_) : std::vector<std::string>();
+    const std::vector<std::string_view> names(stored.begin(), stored.end());
+    const size_t most = std::min(kMostGuesses, kMostCompared / std::max<size_t>(names.size(), 1));
+    for (size_t i = 0; i < missing.size(); ++i) {
+      const TensorBox& t = *missing[i];
+      const std::string_view near = i < most ? nearest(t.name, names) : std::string_view();
+      faults.push_back("missing: " + t.name + ' ' + shown(t.element, t.box.global) +
+                       (near.empty() ? "" : "; there is " + std::string(near)));
+    }
+  }
+
+  void compare(const TensorBox& t, const LoadPlan::Part& stored) {
     const bool shape_fits = stored.global == t.box.global;
     const bool casts = options_.cast && is_float(stored.element) && is_float(t.element);
     if (shape_fits && (stored.element == t.element || casts)) {
-      wanted.push_back(&part);
       if (stored.element != t.element) {
         casts_[" from " + std::string(name_of(stored.element)) + " to " +
                std::string(name_of(t.element))]
@@ -134,19 +143,26 @@ class Matching {
     faults.push_back(line);
   }
 
-  const CheckpointReader& reader_;
+  const ShardFiles& files_;
+  const LoadPlan& plan_;
   const LoadOptions& options_;
   const std::vector<std::string>& may_lack_;
-  std::set<std::string, std::less<>> used_;
   std::map<std::string, std::set<std::string>> casts_;  // " from F32 to BF16": the names
 };
 
-void fail_faults(const std::string& folder, std::vector<std::string> faults) {
+// The first lines, in so many bytes: each rank gets the messages of all.
+void fail_faults(const std::string& folder, std::vector<std::string> faults, size_t most_bytes) {
   if (faults.empty()) return;
   std::ranges::sort(faults);
   faults.erase(std::unique(faults.begin(), faults.end()), faults.end());
   std::string text = "differs from the model in " + std::to_string(faults.size()) + " tensors";
-  for (const std::string& line : faults) text += "\n  " + line;
+  size_t shown = 0;
+  while (shown < faults.size() && (shown == 0 || text.size() < most_bytes)) {
+    text += "\n  " + faults[shown++];
+  }
+  if (shown < faults.size()) {
+    text += "\n  and " + std::to_string(faults.size() - shown) + " more";
+  }
   fail(Code::kStateMismatch, folder,
        text +
            "\n  (weights alone: checkpoint.init_from; names may be waived in "
@@ -193,30 +209,63 @@ std::optional<ResumePoint> find_on_all(const CheckpointConfig& config,
   return point;
 }
 
-}  // namespace
+constexpr size_t kMostFaultBytes = size_t{1} << 20;  // of all ranks' messages
+constexpr int kGuessingRanks = 8;                    // that read all index files where names lack
 
-Loaded load(const std::string& folder, const CheckpointState& state, const LoadOptions& options,
-            const CheckpointGroup& group, const Faults& faults) {
-  const auto start = Clock::now();
-  std::unique_ptr<CheckpointReader> reader;
-  std::unique_ptr<Matching> matching;
-  const std::vector<std::string> used = run_on_all(group, [&] {
-    reader = std::make_unique<CheckpointReader>(folder);
-    matching = std::make_unique<Matching>(*reader, options, state.lackable());
-    matching->match(state);
-    return matching->used();
-  });
-  Loaded out;
+std::vector<Want> wants_of(const CheckpointState& state) {
+  std::vector<Want> out;
+  for (const Part& part : state.parts()) out.push_back({part.tensor.name, part.tensor.box});
+  return out;
+}
+
+// What this rank does, but for the offers of the others, which come once all fits.
+LoadPlan planned(const ShardFiles& files, const std::vector<Want>& wants,
+                 const LoadOptions& options, const CheckpointGroup& group) {
+  const std::vector<ShardInfo>& shards = files.manifest().shards;
+  TextsOfRanks texts;
   run_on_all(group, [&] {
-    matching->match_unused(used);
-    fail_faults(folder, matching->faults);
+    texts = ask(read_share(files.folder(), shards, group.rank, group.size), wants, group.size);
     return std::string();
   });
-  Filling filling(*reader, options, group, faults);
-  filling.run(matching->wanted);
+  texts = exchange_texts(group, texts);
+  run_on_all(group, [&] {
+    TensorHome home(files.folder(), shards, group.size);
+    home.take(texts);
+    texts = home.answer();
+    return std::string();
+  });
+  return plan_of(wants, exchange_texts(group, texts), options.buffer_bytes);
+}
+
+int64_t index_bytes(const ShardFiles& files, const CheckpointGroup& group) {
+  const std::vector<ShardInfo>& shards = files.manifest().shards;
+  int64_t out = files.header_bytes();
+  for (const size_t i : share_of(shards, group.rank, group.size)) out += shards[i].index_bytes;
+  return out;
+}
+
+Loaded load_point(ResumePoint point, const CheckpointState& state, const LoadOptions& options,
+                  const CheckpointGroup& group, const Faults& faults) {
+  const auto start = Clock::now();
+  const std::string folder = point.folder;
+  const ShardFiles files(folder, point.manifest);
+  const std::vector<Want> wants = wants_of(state);
+  LoadPlan plan = planned(files, wants, options, group);
+  Matching matching(files, plan, options, state.lackable());
+  run_on_all(group, [&] {
+    matching.match(state, group.rank < kGuessingRanks);
+    if (group.rank == 0) matching.match_unused();
+    fail_faults(folder, matching.faults, kMostFaultBytes / static_cast<size_t>(group.size));
+    return std::string();
+  });
+  take_offers(plan, wants, exchange_texts(group, offer(plan, group.size)));
+  Filling filling(files, options, group, faults, plan, state.parts());
+  filling.run();
+  Loaded out{.point = std::move(point)};
   run_on_all(group, [&] {
     out.bytes_read = filling.bytes_read();
-    out.notes = std::move(matching->notes);
+    out.index_bytes = index_bytes(files, group);
+    out.notes = std::move(matching.notes);
     if (options.strict && !filling.unsound().empty()) {
       fail(Code::kDamagedCheckpoint, folder, "holds numbers that are not finite:", [&] {
         std::string lines;
@@ -225,14 +274,27 @@ Loaded load(const std::string& folder, const CheckpointState& state, const LoadO
       }());
     }
     for (const std::string& line : filling.unsound()) out.notes.push_back(line);
-    for (const std::string& file : reader->extra_files()) {
+    if (group.rank > 0) return std::string();  // one looks into the folder for all
+    for (const std::string& file : files.extra_files()) {
       out.notes.push_back(file + " is in the folder and in no manifest: ignored");
     }
     return std::string();
   });
-  out.point = {folder, reader->manifest()};
   out.seconds = std::chrono::duration<double>(Clock::now() - start).count();
   return out;
+}
+
+}  // namespace
+
+Loaded load(const std::string& folder, const CheckpointState& state, const LoadOptions& options,
+            const CheckpointGroup& group, const Faults& faults) {
+  ResumePoint point;
+  point.folder = folder;
+  run_on_all(group, [&] {
+    point.manifest = read_manifest(folder);
+    return std::string();
+  });
+  return load_point(std::move(point), state, options, group, faults);
 }
 
 std::optional<Loaded> resume(const CheckpointConfig& config, const CheckpointState& state,
@@ -260,9 +322,7 @@ std::optional<Loaded> resume(const CheckpointConfig& config, const CheckpointSta
     if (!point) return {};
     check_fingerprint(*point, now, earlier, config.waive_changed);
     try {
-      Loaded loaded = load(point->folder, state, options, group, faults);
-      loaded.point.latest_note = std::move(point->latest_note);
-      loaded.point.passed_over = std::move(point->passed_over);
+      Loaded loaded = load_point(*point, state, options, group, faults);
       loaded.point.passed_over.insert(loaded.point.passed_over.begin(), damaged.begin(),
                                       damaged.end());
       return loaded;

@@ -20,6 +20,7 @@
 #include "troupe/core/check.h"
 #include "troupe/core/config/json.h"
 #include "troupe/core/file/hash.h"
+#include "troupe/core/version.h"
 #include "troupe/testing/fault_fs.h"
 #include "troupe/testing/power_cut_fs.h"
 #include "troupe/testing/temporary_folder.h"
@@ -582,10 +583,29 @@ TEST_F(Damage, F26_WhatIsNoManifestIsRefusedWithItsPlace) {
 TEST_F(Damage, F31_ANewerFormatNamesBothVersions) {
   Manifest manifest = read_manifest(folder_ / "step-000001");
   manifest.format = 2;
-  publish_file(fs_, manifest_, to_json(manifest));
+  std::string text = to_json(manifest);
+  const std::string said = "\"version\":" + to_text(version());
+  ASSERT_NE(text.find(said), std::string::npos) << text;
+  text.replace(text.find(said), said.size(), "\"version\":\"9.8.7\"");
+  publish_file(fs_, manifest_, text);
   const Error e = error_of([&] { read_manifest(folder_ / "step-000001"); });
   EXPECT_EQ(e.code(), Code::kOtherFormat);
-  EXPECT_TRUE(has(e, "format 2 made by Troupe 0.1.0; this is Troupe 0.1.0")) << e.what();
+  EXPECT_TRUE(has(e, "format 2 made by Troupe 9.8.7; this is Troupe " + version())) << e.what();
+}
+
+TEST_F(Damage, F31_AManifestSaysWhatWroteItAndOneThatDoesNotIsOf010) {
+  const Manifest manifest = read_manifest(folder_ / "step-000001");
+  EXPECT_EQ(manifest.version, version());
+  std::string text = to_json(manifest);
+  const std::string said = "\"version\":" + to_text(version()) + ',';
+  ASSERT_NE(text.find(said), std::string::npos) << text;
+  text.erase(text.find(said), said.size());
+  const size_t at = std::string("{\"checksum\":\"").size();
+  text.replace(at, 16, 16, '0');
+  text.replace(at, 16, hex(hash64(text)));
+  publish_file(fs_, manifest_, text);
+  EXPECT_EQ(read_manifest(folder_ / "step-000001").version, "0.1.0");
+  EXPECT_EQ(read_manifest(folder_ / "step-000001").run, manifest.run);
 }
 
 TEST_F(Damage, F153_AnIndexOfATensorThatNoShardHoldsIsRefused) {

@@ -67,8 +67,7 @@ ChildOutput::~ChildOutput() {
   close_end(out_);
   if (pid_ >= 0 && !ended_) {
     ::kill(pid_, SIGKILL);
-    while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-    }
+    wait();
   }
   close_end(errors_);
 }
@@ -102,6 +101,13 @@ size_t ChildOutput::read(std::span<char> out) {
     }
   }
   return filled;
+}
+
+std::string ChildOutput::rest() {
+  std::string out;
+  std::array<char, 4096> block{};
+  while (const size_t count = read(block)) out.append(block.data(), count);
+  return out;
 }
 
 ChildEnd ChildOutput::wait() {

@@ -26,6 +26,7 @@ class ChildOutput {
 
   // Fills `out`; fewer bytes only where the output has ended.
   size_t read(std::span<char> out);
+  std::string rest();  // all that is not read yet
   // Waits for its end. The same answer each time.
   ChildEnd wait();
 

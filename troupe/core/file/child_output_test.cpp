@@ -11,16 +11,9 @@ namespace {
 
 using testing::has;
 
-std::string all_of(ChildOutput& child) {
-  std::string out;
-  std::array<char, 1000> block{};
-  while (const size_t count = child.read(block)) out.append(block.data(), count);
-  return out;
-}
-
 TEST(ChildOutput, IsReadToItsEnd) {
   ChildOutput child({"seq", "100000"});
-  const std::string text = all_of(child);
+  const std::string text = child.rest();
   EXPECT_EQ(text.size(), 588895u);
   EXPECT_TRUE(text.ends_with("\n100000\n"));
   EXPECT_TRUE(child.wait().ok);
@@ -29,7 +22,7 @@ TEST(ChildOutput, IsReadToItsEnd) {
 
 TEST(ChildOutput, WhatItSaysLastIsKept) {
   ChildOutput child({"sh", "-c", "echo out; seq 100000 >&2; echo 'the reason' >&2; exit 3"});
-  EXPECT_EQ(all_of(child), "out\n");
+  EXPECT_EQ(child.rest(), "out\n");
   const ChildEnd end = child.wait();
   EXPECT_FALSE(end.ok);
   EXPECT_EQ(end.said, "the reason");
@@ -37,7 +30,7 @@ TEST(ChildOutput, WhatItSaysLastIsKept) {
 
 TEST(ChildOutput, ASignalIsNamed) {
   ChildOutput child({"sh", "-c", "kill -9 $$"});
-  EXPECT_EQ(all_of(child), "");
+  EXPECT_EQ(child.rest(), "");
   EXPECT_PRED2(has, child.wait().said, "signal 9");
 }
 
@@ -54,7 +47,7 @@ TEST(ChildOutput, OneThatRunsOnEndsWithTheObject) {
 
 TEST(ChildOutput, ClosedErrorsDoNotEndTheOutput) {
   ChildOutput child({"sh", "-c", "exec 2>&-; sleep 0.2; echo late"});
-  EXPECT_EQ(all_of(child), "late\n");
+  EXPECT_EQ(child.rest(), "late\n");
   EXPECT_TRUE(child.wait().ok);
 }
 

@@ -19,6 +19,12 @@ inline bool is_utf8(std::string_view text) {
 // do.
 std::string repaired_utf8(std::string_view text);
 
+// The text behind a byte order mark, which a file may begin with.
+inline std::string_view without_byte_order_mark(std::string_view text) {
+  constexpr std::string_view kMark = "\xEF\xBB\xBF";
+  return text.starts_with(kMark) ? text.substr(kMark.size()) : text;
+}
+
 // How many bytes at the end begin a character that more bytes could complete: 0 to 3.
 size_t incomplete_utf8_tail(std::string_view text);
 

@@ -85,7 +85,7 @@ std::string why_not_corpus(const std::string& path) {
   if (shape.rows == TextShape::Rows::kTable) return {};  // whoever reads it says what is wrong
   std::string head(kCheckedBytes, '\0');
   try {
-    head.resize(open_text(path, false, "")->read(head));
+    head.resize(open_text(path, {.packing = shape.packing})->read(head));
   } catch (const Error& error) {  // packed, and damaged
     const std::string what = error.what(), place = to_text(error.code());
     const size_t at = what.find(place);
@@ -131,12 +131,6 @@ std::vector<std::string> corpus_files(const std::vector<std::string>& names) {
   return out;
 }
 
-CorpusFormat format_of_file(CorpusFormat asked, const std::string& path) {
-  if (asked != CorpusFormat::kAuto) return asked;
-  return text_shape(path).rows == TextShape::Rows::kNone ? CorpusFormat::kText
-                                                         : CorpusFormat::kJsonl;
-}
-
 CorpusReader::CorpusReader(std::vector<std::string> files, Limits limits, CorpusPlace from)
     : files_(std::move(files)), limits_(std::move(limits)), at_(from) {
   for (const std::string& path : files_) {
@@ -155,15 +149,23 @@ int64_t CorpusReader::bytes_before(const CorpusPlace& place) const {
 void CorpusReader::open() {
   const std::string& path = files_[static_cast<size_t>(at_.file)];
   using Rows = TextShape::Rows;
-  const Rows shape = text_shape(path).rows;
-  format_ = format_of_file(limits_.format, path);
+  TextShape shape = text_shape(path);
+  format_ = limits_.format;
+  if (format_ == CorpusFormat::kAuto) {
+    format_ = shape.rows == Rows::kNone ? CorpusFormat::kText : CorpusFormat::kJsonl;
+  }
   const bool rows = format_ == CorpusFormat::kJsonl || format_ == CorpusFormat::kChat;
-  if (shape == Rows::kTable && !rows) {
+  if (shape.rows == Rows::kTable && !rows) {
     fail(Code::kBadValue, path, "is a table, whose rows are documents with `format: jsonl` or",
          "`format: chat`");
   }
-  is_table_ = rows && shape != Rows::kNone && shape != Rows::kJson;
-  text_ = open_text(path, rows, limits_.key);
+  if (!rows) {
+    shape.rows = Rows::kNone;
+  } else if (shape.rows == Rows::kNone) {
+    shape.rows = Rows::kJson;  // whatever its name
+  }
+  is_table_ = rows && shape.rows != Rows::kJson;
+  text_ = open_text(path, shape, limits_.key);
   text_->skip(at_.offset);
 }
 

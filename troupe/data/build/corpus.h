@@ -19,10 +19,6 @@ namespace troupe {
 // that are no text (text_check.h) and no table of rows, all in one.
 std::vector<std::string> corpus_files(const std::vector<std::string>& names);
 
-// `asked`, or where it is kAuto what the file's name and beginning say: kJsonl for .jsonl, .json and
-// tables (CSV, TSV, Parquet, Arrow), packed or not; else kText.
-CorpusFormat format_of_file(CorpusFormat asked, const std::string& path);
-
 // Where reading resumes.
 struct CorpusPlace {
   int64_t file = 0;    // of the list
@@ -53,7 +49,7 @@ struct CorpusPiece {
 class CorpusReader {
  public:
   struct Limits {
-    CorpusFormat format = CorpusFormat::kAuto;  // kText: a piece is a file, else lines
+    CorpusFormat format = CorpusFormat::kAuto;  // each file's own; kText: a piece is a file
     std::string key = "text";                   // the column of tables; empty: all of them
     int64_t piece = 1 << 20;                    // about so many bytes of lines
     int64_t longest = int64_t{64} << 20;        // line; or file, where pieces are files

@@ -39,7 +39,7 @@ EncodedPiece encode_piece(const CorpusPiece& piece, const DocumentRules& rules,
     }
   };
   std::string_view text = piece.text;
-  if (piece.is_first && text.starts_with("\xEF\xBB\xBF")) text.remove_prefix(3);
+  if (piece.is_first) text = without_byte_order_mark(text);
   if (here.format == CorpusFormat::kText || piece.long_line) return add(text), out;
   for (; !text.empty(); ++number) {
     const size_t end = std::min(text.find('\n'), text.size());

@@ -13,20 +13,15 @@ namespace {
 using Kind = JsonLine::Kind;
 using Messages = std::vector<ChatMessage>;
 
-std::string string_of(JsonLine& line, std::string_view name) {
-  if (line.kind() != Kind::kString) line.fail("\"" + std::string(name) + "\" is not a string");
-  return line.string();
-}
-
 // A part of a content: {"type": "text", "text": ...}.
 std::string part_of(JsonLine& line) {
   std::string type = "text", text;
   if (line.kind() != Kind::kObject) line.fail("a part of a content is not an object");
   line.object([&](std::string_view name) {
     if (name == "type") {
-      type = string_of(line, name);
+      type = line.string_of(name);
     } else if (name == "text") {
-      text = string_of(line, name);
+      text = line.string_of(name);
     } else {
       line.skip();
     }
@@ -36,7 +31,7 @@ std::string part_of(JsonLine& line) {
 }
 
 std::string content_of(JsonLine& line, std::string_view name) {
-  if (line.kind() != Kind::kArray) return string_of(line, name);
+  if (line.kind() != Kind::kArray) return line.string_of(name);
   std::string out;
   line.array([&] { out += part_of(line); });
   return out;
@@ -58,9 +53,9 @@ ChatMessage message_of(JsonLine& line) {
   if (line.kind() != Kind::kObject) line.fail("a message is not an object");
   line.object([&](std::string_view name) {
     if (name == "role") {
-      role = string_of(line, name);
+      role = line.string_of(name);
     } else if (name == "from") {
-      role = role_of(string_of(line, name));
+      role = role_of(line.string_of(name));
     } else if (name == "content" || name == "value") {
       content = content_of(line, name);
     } else {
@@ -82,7 +77,7 @@ Messages messages_of(JsonLine& line, std::string_view name) {
 Messages half_of(JsonLine& line, std::string_view name) {
   if (line.kind() == Kind::kArray) return messages_of(line, name);
   return {{.role = name == "prompt" ? "user" : "assistant",
-           .content = string_of(line, name),
+           .content = line.string_of(name),
            .has_marks = false}};
 }
 
@@ -102,7 +97,7 @@ struct Found {
     } else if (name == "completion") {
       completion = half_of(line, name);
     } else if (std::optional<std::string>* const text = text_named(name)) {
-      *text = string_of(line, name);
+      *text = line.string_of(name);
     } else {
       line.skip();
     }
@@ -138,21 +133,20 @@ struct Found {
 
 Messages read_chat(std::string_view text, const std::string& key) {
   JsonLine line(text);
+  if (!key.empty()) {
+    Messages out;
+    line.only(key, [&] { out = messages_of(line, key); });
+    return out;
+  }
   if (line.kind() != Kind::kObject) line.fail("is not a JSON object");
-  std::optional<Messages> out;
   Found found;
-  line.object([&](std::string_view name) {
-    if (key.empty()) return found.read(line, name);
-    if (name != key) return line.skip();
-    out = messages_of(line, name);
-  });
+  line.object([&](std::string_view name) { found.read(line, name); });
   line.end();
-  if (key.empty()) out = found.chosen();
+  std::optional<Messages> out = found.chosen();
   if (out) return *std::move(out);
-  line.fail(key.empty()
-                ? "has no \"messages\", \"conversations\", \"prompt\" with \"completion\", or "
-                  "\"instruction\" with \"output\""
-                : "has no \"" + key + "\"");
+  line.fail(
+      "has no \"messages\", \"conversations\", \"prompt\" with \"completion\", or \"instruction\" "
+      "with \"output\"");
 }
 
 }  // namespace troupe

@@ -10,29 +10,10 @@
 namespace troupe {
 namespace {
 
-std::string string_under(JsonLine& line, const std::string& key) {
-  if (line.kind() != JsonLine::Kind::kString) line.fail("\"" + key + "\" is not a string");
-  return line.string();
-}
-
-// The value under `key` of the object that the line is, read by f; the last of several counts.
-template <class F>
-void read_key(JsonLine& line, const std::string& key, F&& f) {
-  bool found = false;
-  if (line.kind() != JsonLine::Kind::kObject) line.fail("is not a JSON object");
-  line.object([&](std::string_view name) {
-    if (name != key) return line.skip();
-    found = true;
-    f();
-  });
-  line.end();
-  if (!found) line.fail("has no \"" + key + "\"");
-}
-
 std::string read_text(std::string_view text, const std::string& key) {
   JsonLine line(text);
   std::string out;
-  read_key(line, key, [&] { out = string_under(line, key); });
+  line.only(key, [&] { out = line.string_of(key); });
   return out;
 }
 

@@ -79,6 +79,11 @@ std::string JsonLine::string() {
   }
 }
 
+std::string JsonLine::string_of(std::string_view name) {
+  if (kind() != Kind::kString) fail("\"" + std::string(name) + "\" is not a string");
+  return string();
+}
+
 unsigned JsonLine::hex4() {
   unsigned value = 0;
   const std::string_view digits = text_.substr(at_, 4);

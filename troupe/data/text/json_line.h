@@ -43,7 +43,21 @@ class JsonLine {
     open('[');
     for (bool first = true; !close(']', first); first = false) f();
   }
+  // An object, and nothing behind it: f() reads the value under `key`, the last of several.
+  template <class F>
+  void only(const std::string& key, F&& f) {
+    bool found = false;
+    if (kind() != Kind::kObject) fail("is not a JSON object");
+    object([&](std::string_view name) {
+      if (name != key) return skip();
+      found = true;
+      f();
+    });
+    end();
+    if (!found) fail("has no \"" + key + "\"");
+  }
   std::string string();
+  std::string string_of(std::string_view name);  // what is under `name` must be a string
   void skip();
   void end();  // nothing but white space is left
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "troupe/core/check.h"
+#include "troupe/core/text/utf8.h"
 
 namespace troupe {
 namespace {
@@ -47,7 +48,7 @@ class Characters {
     const bool first = have_ == 0;
     at_ = 0;
     have_ = text_->read(block_);
-    if (first && std::string_view(block_).substr(0, have_).starts_with("\xEF\xBB\xBF"sv)) at_ = 3;
+    if (first) at_ = have_ - without_byte_order_mark({block_.data(), have_}).size();
     return at_ < have_;
   }
 
@@ -105,14 +106,15 @@ class CsvRows final : public RowStream {
       : RowStream(path, std::move(text)), separator_(separator) {
     const std::vector<std::string> names = read_row().value_or(std::vector<std::string>());
     std::string list;
+    bool found = key.empty();
     for (const std::string& name : names) {
       list += (list.empty() ? "" : ", ") + name;
       Column& column = columns_.emplace_back();
       column.is_read = key.empty() || name == key;
       append_json(name, column.name);
-      found_ |= column.is_read;
+      found |= column.is_read;
     }
-    if (found_ || key.empty()) return;
+    if (found) return;
     fail(Code::kUnreadableData, path, "has no column", key, "; its columns are", list,
          "; --key names the one to read");
   }
@@ -185,7 +187,6 @@ class CsvRows final : public RowStream {
 
   char separator_;
   std::vector<Column> columns_;
-  bool found_ = false;
   int64_t row_ = 0;
 };
 

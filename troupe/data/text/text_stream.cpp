@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "troupe/core/file/file.h"
+#include "troupe/core/text/utf8.h"
 #include "troupe/data/files/retry.h"
 #include "troupe/data/text/row_streams.h"
 #include "troupe/data/text/table_stream.h"
@@ -58,8 +59,7 @@ bool begins_with_array(const std::string& path, Packing packing) {
   const auto stream = open_unpacked(path, packing);
   std::array<char, 64> block;  // NOLINT(cppcoreguidelines-pro-type-member-init): read() fills it
   while (const size_t count = stream->read(block)) {
-    std::string_view head(block.data(), count);
-    if (head.starts_with("\xEF\xBB\xBF"sv)) head.remove_prefix(3);
+    const std::string_view head = without_byte_order_mark({block.data(), count});
     const size_t at = head.find_first_not_of(" \t\r\n");
     if (at != std::string_view::npos) return head[at] == '[';
   }
@@ -107,19 +107,20 @@ TextShape text_shape(const std::string& path) {
   return out;
 }
 
-std::unique_ptr<TextStream> open_text(const std::string& path, bool rows, const std::string& key) {
-  const TextShape shape = text_shape(path);
-  if (!rows) return open_unpacked(path, shape.packing);
-  switch (shape.rows) {
-    case Rows::kTable: return table_rows(path, key);
-    case Rows::kCsv: return csv_rows(path, open_unpacked(path, shape.packing), ',', key);
-    case Rows::kTsv: return csv_rows(path, open_unpacked(path, shape.packing), '\t', key);
-    case Rows::kNone:
-    case Rows::kJson: break;
-  }
+std::unique_ptr<TextStream> open_text(const std::string& path, const TextShape& shape,
+                                      const std::string& key) {
+  if (shape.rows == Rows::kTable) return table_rows(path, key);
   auto text = open_unpacked(path, shape.packing);
-  return begins_with_array(path, shape.packing) ? array_rows(path, std::move(text))
-                                                : std::move(text);
+  switch (shape.rows) {
+    case Rows::kCsv: return csv_rows(path, std::move(text), ',', key);
+    case Rows::kTsv: return csv_rows(path, std::move(text), '\t', key);
+    case Rows::kJson:
+      if (begins_with_array(path, shape.packing)) return array_rows(path, std::move(text));
+      break;
+    case Rows::kNone:
+    case Rows::kTable: break;
+  }
+  return text;
 }
 
 }  // namespace troupe

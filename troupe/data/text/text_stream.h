@@ -38,8 +38,9 @@ struct TextShape {
 // bytes about packing and tables.
 TextShape text_shape(const std::string& path);
 
-// The text; with `rows` the rows that the shape has, as lines of JSON, of tables with the column
-// `key` alone, or with all where it is empty. E3001 where a table cannot be read: no pyarrow, no such column.
-std::unique_ptr<TextStream> open_text(const std::string& path, bool rows, const std::string& key);
+// The text of a file of that shape. Rows are lines of JSON, of tables with the column `key` alone, or
+// with all where it is empty; an array of JSON is a line an item. E3001 where a table cannot be read: no pyarrow, no such column.
+std::unique_ptr<TextStream> open_text(const std::string& path, const TextShape& shape,
+                                      const std::string& key = {});
 
 }  // namespace troupe

@@ -62,13 +62,18 @@ struct Streams : ::testing::Test {
     put_file(folder / name, bytes);
     return folder / name;
   }
+  static std::unique_ptr<TextStream> plain(const std::string& path) {
+    return open_text(path, {.packing = text_shape(path).packing});
+  }
   std::string rows(const std::string& name, const std::string& bytes) const {
-    return all_of(*open_text(put(name, bytes), true, "text"), 7);
+    const std::string path = put(name, bytes);
+    return all_of(*open_text(path, text_shape(path), "text"), 7);
   }
   std::string refusal(const std::string& name, const std::string& bytes, bool rows = true) const {
     const std::string path = put(name, bytes);
-    return refusal_code(Code::kUnreadableData,
-                        [&] { all_of(*open_text(path, rows, "text"), 1000); });
+    return refusal_code(Code::kUnreadableData, [&] {
+      all_of(*(rows ? open_text(path, text_shape(path), "text") : plain(path)), 1000);
+    });
   }
 };
 
@@ -78,9 +83,9 @@ TEST_F(Streams, UnpackedTextIsWhatWasPacked) {
     for (const std::string& path : {put("x", text), put("x.gz", gzip(text)),
                                     put("x.zst", zstd(text)), put("noname", gzip(text))}) {
       for (const size_t block : {size_t{100}, size_t{1} << 20}) {
-        EXPECT_TRUE(all_of(*open_text(path, false, ""), block) == text) << path << size;
+        EXPECT_TRUE(all_of(*plain(path), block) == text) << path << size;
       }
-      const auto later = open_text(path, false, "");
+      const auto later = plain(path);
       later->skip(500);
       EXPECT_TRUE(all_of(*later, 1000) == text.substr(std::min<size_t>(500, size))) << path;
     }
@@ -89,10 +94,10 @@ TEST_F(Streams, UnpackedTextIsWhatWasPacked) {
 
 TEST_F(Streams, MembersAndFramesFollowEachOther) {
   const std::string a = random_text(100000), b = random_text(70);
-  EXPECT_TRUE(all_of(*open_text(put("x.gz", gzip(a) + gzip(b)), false, ""), 999) == a + b);
+  EXPECT_TRUE(all_of(*plain(put("x.gz", gzip(a) + gzip(b))), 999) == a + b);
   const std::string padded = gzip(a) + gzip(b) + std::string(100, '\0');
-  EXPECT_TRUE(all_of(*open_text(put("x.gz", padded), false, ""), 999) == a + b);
-  EXPECT_TRUE(all_of(*open_text(put("x.zst", zstd(a) + zstd(b)), false, ""), 999) == a + b);
+  EXPECT_TRUE(all_of(*plain(put("x.gz", padded)), 999) == a + b);
+  EXPECT_TRUE(all_of(*plain(put("x.zst", zstd(a) + zstd(b))), 999) == a + b);
 }
 
 TEST_F(Streams, WhatIsCutOffOrDamagedIsSaid) {
@@ -117,7 +122,7 @@ TEST_F(Streams, RowsOfCsvAreLinesOfJson) {
   EXPECT_EQ(rows("x.tsv", "id\ttext\n1\ta, b\n"), "{\"text\": \"a, b\"}\n");
   EXPECT_EQ(rows("x.csv.gz", gzip("text\na\n")), "{\"text\": \"a\"}\n");
   EXPECT_EQ(rows("x.csv", "text\n"), "");
-  EXPECT_EQ(all_of(*open_text(put("x.csv", "a,b\n1,2\n"), true, ""), 9),
+  EXPECT_EQ(all_of(*open_text(put("x.csv", "a,b\n1,2\n"), {.rows = TextShape::Rows::kCsv}), 9),
             "{\"a\": \"1\", \"b\": \"2\"}\n");
   EXPECT_EQ(rows("x.csv", "id,text\n1\n1,a,b\n"),
             "the row has 1 fields for 2 columns\nthe row has 3 fields for 2 columns\n");

@@ -35,7 +35,7 @@ class AllGatherExchange : public GroupExchange {
     ExpertRows out{.source_SD = {}, .scores_SK = in.scores_CK, .plan = {}};
     const at::Tensor held = held_ids(in.ids_CK);
     if (exact()) out.scores_SK = in.scores_CK.reshape({-1, 1});
-    out.plan = plan_of(held, capacity_, out.lost);
+    out.plan = rows_plan(held, capacity_, out.lost);
     out.source_SD = unpacked(source_rows(arrived(x_)));
     return out;
   }

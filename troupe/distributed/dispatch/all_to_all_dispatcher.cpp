@@ -51,7 +51,7 @@ class AllToAllExchange : public GroupExchange {
     CopyRouting in = read_routing(arrived(routing_), choices_, score_type_);
     if (exact()) in = one_row_each(in, row_split_.received(), copy_R_);
     ExpertRows out{.source_SD = {}, .scores_SK = in.scores_CK, .plan = {}};
-    out.plan = plan_of(in.ids_CK, capacity_, out.lost, row_split_.received());
+    out.plan = rows_plan(in.ids_CK, capacity_, out.lost, row_split_.received());
     out.source_SD = unpacked(source_rows(arrived(x_)));
     return out;
   }

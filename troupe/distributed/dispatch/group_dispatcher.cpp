@@ -123,8 +123,8 @@ at::Tensor GroupExchange::unpacked(const at::Tensor& rows_SX) const {
   return wire == WireType::kNative ? rows_SX : unpacked_rows(wire, rows_SX, width_, type_);
 }
 
-Plan GroupExchange::plan_of(const at::Tensor& ids_SK, int64_t capacity, at::Tensor& lost,
-                            int64_t rows) const {
+Plan GroupExchange::rows_plan(const at::Tensor& ids_SK, int64_t capacity, at::Tensor& lost,
+                              int64_t rows) const {
   return plan_of_rank(within_budget(ids_SK, budget_, lost),
                       {.experts = experts_->held, .alignment = alignment_, .capacity = capacity},
                       rows);

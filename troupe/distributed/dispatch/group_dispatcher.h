@@ -69,8 +69,8 @@ class GroupExchange : public RowExchange {
   at::Tensor unpacked(const at::Tensor& rows_SX) const;
   // The plan of source rows with these ids [S, K] of local experts, of which at most `rows` are
   // routed (-1: no host knows), and `capacity` of all ranks together; `lost` as within_budget().
-  Plan plan_of(const at::Tensor& ids_SK, int64_t capacity, at::Tensor& lost,
-               int64_t rows = -1) const;
+  Plan rows_plan(const at::Tensor& ids_SK, int64_t capacity, at::Tensor& lost,
+                 int64_t rows = -1) const;
 
   // Begins to send the first `split.sent()` rows of `most`, which has room for the most there may be.
   static void send_first(ProcessGroup& group, const RankSplit& split, const at::Tensor& most,

@@ -43,7 +43,7 @@ class LocalDispatcher : public Dispatcher {
 
   std::unique_ptr<RowExchange> send(const at::Tensor& x_TD, const Routed& routed) override {
     ExpertRows rows{.source_SD = x_TD, .scores_SK = routed.scores_TK, .plan = {}};
-    rows.plan = plan_of(within_budget(routed.ids_TK, routed.budget, rows.lost), routed);
+    rows.plan = rows_plan(within_budget(routed.ids_TK, routed.budget, rows.lost), routed);
     return std::make_unique<LocalExchange>(std::move(rows));
   }
 
@@ -57,7 +57,7 @@ class LocalDispatcher : public Dispatcher {
  protected:
   explicit LocalDispatcher(ExpertPlacement placement) : placement_(std::move(placement)) {}
 
-  Plan plan_of(const at::Tensor& ids_SK, const Routed& routed) const {
+  Plan rows_plan(const at::Tensor& ids_SK, const Routed& routed) const {
     return routing_plan(ids_SK, {.experts = placement_.experts(),
                                  .alignment = routed.alignment,
                                  .capacity = routed.capacity});
@@ -119,7 +119,7 @@ class VirtualRanksDispatcher : public LocalDispatcher {
       const at::Tensor own = routed.ids_TK.masked_fill(owner_TK.ne(w), -1);
       ids.push_back(within_budget(own, routed.budget, rows.lost));
     }
-    rows.plan = plan_of(at::cat(ids), routed);
+    rows.plan = rows_plan(at::cat(ids), routed);
     return std::make_unique<VirtualRanksExchange>(std::move(rows), W);
   }
 

@@ -68,7 +68,7 @@ class SymmetricExchange : public GroupExchange {
     ExpertRows out{.source_SD = {},
                    .scores_SK = exact() ? in.scores_CK.reshape({-1, 1}) : in.scores_CK,
                    .plan = {}};
-    out.plan = plan_of(held_, capacity_, out.lost);
+    out.plan = rows_plan(held_, capacity_, out.lost);
     out.source_SD = unpacked(source_rows(arrived(x_)));
     return out;
   }

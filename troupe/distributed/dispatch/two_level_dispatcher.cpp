@@ -80,7 +80,7 @@ class TwoLevelExchange : public GroupExchange {
     keep_sums();
     if (exact()) in = one_row_each(in, rows_.within.received(), copy_R_);
     ExpertRows out{.source_SD = {}, .scores_SK = in.scores_CK, .plan = {}};
-    out.plan = plan_of(in.ids_CK, capacity_, out.lost, rows_.within.received());
+    out.plan = rows_plan(in.ids_CK, capacity_, out.lost, rows_.within.received());
     out.source_SD = unpacked(source_rows(arrived(x_)));
     return out;
   }

@@ -15,8 +15,8 @@ namespace {
 
 using c10d::Work;
 
-[[noreturn]] void lost(Collective what, const std::string& group, const char* why) {
-  fail(Code::kRankLost, std::string(to_text(what)) + " of " + group, why);
+[[noreturn]] void lost(Collective what, const GroupMembers& group, const char* why) {
+  fail(Code::kRankLost, std::string(to_text(what)) + " of " + group.text(), why);
 }
 
 // For what only moves: the networks have no integers of 16 bits, and a bf16 has as many.
@@ -48,7 +48,7 @@ struct Pending::Work {
   c10::intrusive_ptr<c10d::Work> work;
   std::vector<at::Tensor> tensors;  // alive until it is done
   Operation operation;
-  std::string group;
+  std::shared_ptr<const GroupMembers> group;
   std::shared_ptr<Pulse> pulse;
 };
 
@@ -60,30 +60,32 @@ void Pending::wait() {
   try {
     work->work->wait();
   } catch (const std::exception& e) {
-    lost(work->operation.what, work->group, e.what());
+    lost(work->operation.what, *work->group, e.what());
   }
   note(work->pulse, Note::kWaited, work->operation);
 }
 
-ProcessGroup::ProcessGroup(int64_t rank) : ranks_{rank} {}
+ProcessGroup::ProcessGroup(int64_t rank)
+    : members_(std::make_shared<GroupMembers>(GroupMembers{.ranks = {rank}, .backend = {}})) {}
 
 ProcessGroup::ProcessGroup(std::unique_ptr<Backend> backend, std::vector<int64_t> ranks,
                            int64_t rank, std::shared_ptr<Pulse> pulse)
     : backend_(std::move(backend)),
-      ranks_(std::move(ranks)),
+      members_(std::make_shared<GroupMembers>(
+          GroupMembers{.ranks = std::move(ranks), .backend = backend_->c10d->getBackendName()})),
       rank_(rank),
       pulse_(std::move(pulse)) {}
 
 ProcessGroup::~ProcessGroup() = default;
 
-std::string ProcessGroup::description() const {
-  const std::string out = (ranks_.size() == 1 ? "rank " : "ranks ") + rank_list(ranks_);
-  return backend_ ? out + " over " + backend_->c10d->getBackendName() : out;
+std::string GroupMembers::text() const {
+  const std::string out = (ranks.size() == 1 ? "rank " : "ranks ") + rank_list(ranks);
+  return backend.empty() ? out : out + " over " + backend;
 }
 
 Operation ProcessGroup::count(Collective what, int64_t bytes) {
   return {.what = what,
-          .first = static_cast<int32_t>(ranks_.front()),
+          .first = static_cast<int32_t>(ranks().front()),
           .ranks = static_cast<int32_t>(size()),
           .number = ++issued_,
           .bytes = bytes};
@@ -104,12 +106,27 @@ Pending ProcessGroup::issue(Collective what, std::vector<at::Tensor> tensors, F&
   const Operation operation = count(what, bytes);
   note(pulse_, Note::kIssue, operation);
   try {
-    pending.work_ = std::make_shared<Pending::Work>(Pending::Work{
-        start(*backend_->c10d), std::move(tensors), operation, description(), pulse_});
+    pending.work_ = std::make_shared<Pending::Work>(
+        Pending::Work{start(*backend_->c10d), std::move(tensors), operation, members_, pulse_});
   } catch (const std::exception& e) {
-    lost(what, description(), e.what());
+    lost(what, *members_, e.what());
   }
   return pending;
+}
+
+void ProcessGroup::carry_out(Collective what, int64_t bytes,
+                             const std::function<void(Backend&)>& f) {
+  const at::NoGradGuard no_grad;
+  const Operation operation = count(what, bytes);
+  note(pulse_, Note::kIssue, operation);
+  const Waiting waiting(pulse_.get());
+  note(pulse_, Note::kWait, operation);
+  try {
+    f(*backend_);
+  } catch (const std::exception& e) {
+    lost(what, *members_, e.what());
+  }
+  note(pulse_, Note::kWaited, operation);
 }
 
 Pending ProcessGroup::all_reduce(const std::vector<at::Tensor>& all) {
@@ -151,9 +168,9 @@ Pending ProcessGroup::all_gather(const std::vector<at::Tensor>& outs,
   });
 }
 
-Pending ProcessGroup::all_to_all(const at::Tensor& out, const at::Tensor& in,
-                                 const std::vector<int64_t>& from_rows,
-                                 const std::vector<int64_t>& to_rows) {
+void ProcessGroup::check_rows(const at::Tensor& out, const at::Tensor& in,
+                              const std::vector<int64_t>& from_rows,
+                              const std::vector<int64_t>& to_rows) const {
   const auto total = [](const std::vector<int64_t>& rows) {
     return std::accumulate(rows.begin(), rows.end(), int64_t{0});
   };
@@ -165,6 +182,12 @@ Pending ProcessGroup::all_to_all(const at::Tensor& out, const at::Tensor& in,
                total(to_rows));
   TROUPE_CHECK(in.scalar_type() == out.scalar_type() && in.is_contiguous() && out.is_contiguous(),
                "both must be contiguous and of one type");
+}
+
+Pending ProcessGroup::all_to_all(const at::Tensor& out, const at::Tensor& in,
+                                 const std::vector<int64_t>& from_rows,
+                                 const std::vector<int64_t>& to_rows) {
+  check_rows(out, in, from_rows, to_rows);
   if (!backend_) out.copy_(in);
   const int64_t others = in.size(0) - to_rows[static_cast<size_t>(rank_)];
   if (others > 0) {

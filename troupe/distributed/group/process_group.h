@@ -16,6 +16,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,6 +28,13 @@ namespace troupe {
 
 class ShardedBackwards;
 class SymmetricHeap;
+
+// Who is in a group. Thousands of ranks are a text of kilobytes, which messages alone ask for.
+struct GroupMembers {
+  std::vector<int64_t> ranks;  // in the world
+  std::string backend;         // empty: a rank alone
+  std::string text() const;    // "ranks 0, 2 over gloo"
+};
 
 // A collective in flight, which keeps its tensors alive. Several may be in flight at once.
 class Pending {
@@ -47,9 +55,9 @@ class ProcessGroup {
   ~ProcessGroup();
 
   int64_t rank() const { return rank_; }  // index of this rank in ranks()
-  int64_t size() const { return static_cast<int64_t>(ranks_.size()); }
-  const std::vector<int64_t>& ranks() const { return ranks_; }  // their ranks in the world
-  std::string description() const;                              // "ranks 0, 2 over gloo"
+  int64_t size() const { return static_cast<int64_t>(ranks().size()); }
+  const std::vector<int64_t>& ranks() const { return members_->ranks; }  // their ranks in the world
+  std::string description() const { return members_->text(); }           // for messages
 
   // All-reduce: each rank's x becomes the sum over ranks.
   Pending all_reduce(const std::vector<at::Tensor>& all);
@@ -67,6 +75,15 @@ class ProcessGroup {
   // of the calls, whatever goes the other way.
   Pending send(const at::Tensor& x);
   Pending recv(const at::Tensor& x);
+
+  // For a few values, and for parts of which most are empty, on the host; synchronous. Over Gloo a
+  // rank needs few connections for them, where a ring or a mesh of thousands would be slow.
+  // The sum, the same bits on all ranks: along a tree whose rank r has children r width + 1 ..
+  // r width + width, a rank adds to its own values those of its children, in their order.
+  at::Tensor sum_of_few(const at::Tensor& x, int64_t width = 16);
+  // all_to_all, by messages between the ranks that have rows for each other.
+  void exchange(const at::Tensor& out, const at::Tensor& in, const std::vector<int64_t>& from_rows,
+                const std::vector<int64_t>& to_rows);
 
   at::Tensor all_reduced(const at::Tensor& x);                  // synchronous, a new tensor
   int64_t bytes_to_others() const { return bytes_to_others_; }  // sent by all_to_all() so far
@@ -91,10 +108,15 @@ class ProcessGroup {
   // `start` issues the collective on the backend.
   template <class F>
   Pending issue(Collective what, std::vector<at::Tensor> tensors, F&& start);
+  // The same of a call that waits for itself.
+  void carry_out(Collective what, int64_t bytes, const std::function<void(Backend&)>& f);
+  bool over_gloo() const;
   void check_message(const at::Tensor& x) const;
+  void check_rows(const at::Tensor& out, const at::Tensor& in,
+                  const std::vector<int64_t>& from_rows, const std::vector<int64_t>& to_rows) const;
 
   std::unique_ptr<Backend> backend_;
-  std::vector<int64_t> ranks_;
+  std::shared_ptr<const GroupMembers> members_;
   int64_t rank_ = 0;
   int64_t issued_ = 0;
   int64_t bytes_to_others_ = 0;

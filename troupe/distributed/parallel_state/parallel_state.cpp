@@ -1,6 +1,7 @@
 #include "troupe/distributed/parallel_state/parallel_state.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@ ParallelState::ParallelState(std::shared_ptr<World> world, const MeshShape& shap
   if (alone()) return;
   all_ = world_->all();
   host_ = world_->processors();
+  host_->sum_of_few(at::ones({1}, at::kDouble));  // connects the tree of later sums
   stage_ = group(GroupKind::kStage);
   pipeline_ = group(GroupKind::kPipeline);
   if (stage_ranks() > 1) world_->pulse().set_stage(stage_rank(), stage_ranks());
@@ -51,7 +53,7 @@ ParallelState::Sum ParallelState::max_over_stage() const {
 
 std::vector<double> ParallelState::all_reduce(std::vector<double> values) const {
   if (alone()) return values;
-  const at::Tensor sum = host_->all_reduced(at::tensor(values, at::kDouble));
+  const at::Tensor sum = host_->sum_of_few(at::tensor(values, at::kDouble));
   return {sum.const_data_ptr<double>(), sum.const_data_ptr<double>() + sum.numel()};
 }
 
@@ -72,6 +74,10 @@ void ParallelState::require_equal(const std::string& what, const std::string& te
   if (!alone()) troupe::require_equal(*world_, what, text);
 }
 
+void ParallelState::require_equal(const std::string& what, const NamedValues& values) const {
+  if (!alone()) require_equal_values(*world_, what, values);
+}
+
 void ParallelState::all_to_all(const AllToAllBytes& bytes) const {
   if (alone()) {
     std::ranges::copy(bytes.out, bytes.in.begin());
@@ -80,7 +86,10 @@ void ParallelState::all_to_all(const AllToAllBytes& bytes) const {
   const at::Tensor out = at::empty({std::ssize(bytes.out)}, at::kByte);
   const at::Tensor in = at::empty({std::ssize(bytes.in)}, at::kByte);
   std::ranges::copy(bytes.out, static_cast<std::byte*>(out.mutable_data_ptr()));
-  host_->all_to_all(in, out, bytes.from, bytes.to).wait();
+  // Along the tree, whose connections stand: a rank that was lost before is noticed here, and not by
+  // those that wait for a first connection with it.
+  host_->sum_of_few(at::ones({1}, at::kDouble));
+  host_->exchange(in, out, bytes.from, bytes.to);
   std::copy_n(static_cast<const std::byte*>(in.const_data_ptr()), in.numel(), bytes.in.begin());
 }
 

@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "troupe/distributed/group/process_group.h"
@@ -74,6 +75,9 @@ class ParallelState {
                                             Patience patience = Patience::kTimeout) const;
   // Throws E2010 unless all ranks have the same text; the message says which ranks have what.
   void require_equal(const std::string& what, const std::string& text) const;
+  // The same of many values in one round, by their hashes; the first that differs is named.
+  using NamedValues = std::vector<std::pair<std::string, std::string>>;
+  void require_equal(const std::string& what, const NamedValues& values) const;
   void all_to_all(const AllToAllBytes& bytes) const;
 
  private:
@@ -86,5 +90,7 @@ class ParallelState {
 // that differs.
 void require_equal(World& world, const std::string& what, const std::string& text);
 void require_equal_lines(World& world, const std::string& what, const std::string& lines);
+using NamedValues = ParallelState::NamedValues;
+void require_equal_values(World& world, const std::string& what, const NamedValues& values);
 
 }  // namespace troupe

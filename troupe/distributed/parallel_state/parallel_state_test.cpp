@@ -134,5 +134,34 @@ TEST(ParallelState, F90_RanksThatDifferAreNamed) {
   });
 }
 
+// A run has a hundred keys that must be the same: one round of the store, and another where they
+// are not.
+TEST(ParallelState, ManyValuesAreComparedInOneRoundAndTheFirstThatDiffersIsNamed) {
+  testing::in_threads(3, [](World& world) {
+    const ParallelState state(std::shared_ptr<World>(&world, [](World*) {}), {});
+    ParallelState::NamedValues values;
+    for (int i = 0; i < 100; ++i) values.emplace_back("model.key" + std::to_string(i), "1");
+    EXPECT_NO_THROW(state.require_equal("fingerprint", values));
+    EXPECT_TRUE(world.store().peek("texts/fingerprint/all"));
+    for (const auto& [name, value] : values) {
+      EXPECT_FALSE(world.store().peek("texts/" + name + "/all")) << name;
+    }
+    if (state.rank() == 1) values[40].second = "3", values[70].second = "5";
+    try {
+      state.require_equal("fingerprint", values);
+      ADD_FAILURE() << "not noticed";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Code::kRanksDiffer);
+      EXPECT_NE(std::string(e.what()).find(
+                    "model.key40: E2010 differs between ranks - rank(s) 0, 2: 1; rank(s) 1: 3"),
+                std::string::npos)
+          << e.what();
+    }
+    if (state.rank() == 2) values.emplace_back("model.more", "1");
+    values[40].second = "1", values[70].second = "1";
+    EXPECT_THROW(state.require_equal("fingerprint", values), Error);
+  });
+}
+
 }  // namespace
 }  // namespace troupe

@@ -7,12 +7,14 @@
 #include <span>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "troupe/core/check.h"
 #include "troupe/core/file/hash.h"
 #include "troupe/distributed/group/rank_list.h"
 #include "troupe/distributed/parallel_state/parallel_state.h"
+#include "troupe/distributed/world/store_key.h"
 
 namespace troupe {
 namespace {
@@ -48,7 +50,7 @@ void require_equal_lines(World& world, const std::string& what, const std::strin
   const std::vector<std::string> hashes =
       world.all_gather_texts(what, hex(hash128(std::as_bytes(std::span(lines)))));
   if (std::ranges::count(hashes, hashes[0]) == std::ssize(hashes)) return;
-  const std::string key = "lines of the " + what;
+  const std::string key = short_name("lines of the " + what, kLongestName);
   if (world.rank() == 0) world.store().post(key, lines);
   const std::vector<std::string> own = lines_of(lines),
                                  first = lines_of(world.store().read(key, kReadTime));
@@ -63,6 +65,24 @@ void require_equal_lines(World& world, const std::string& what, const std::strin
   const size_t begin = std::min(text.size(), text.find_first_not_of(' '));
   check_equal(what, world.all_gather_texts(key, text.substr(begin)));
   check_equal(what, hashes);
+}
+
+void require_equal_values(World& world, const std::string& what, const NamedValues& values) {
+  std::string mine;
+  for (const auto& [name, value] : values) mine += hex(hash64(name + '=' + value));
+  const std::vector<std::string> all = world.all_gather_texts(what, mine);
+  constexpr size_t kDigits = 16;
+  const size_t shortest = std::ranges::min(all, {}, &std::string::size).size();
+  size_t at = shortest;  // of the first character that differs, on any rank
+  for (const std::string& hashes : all) {
+    const auto end = std::ranges::mismatch(all[0], hashes).in1;
+    at = std::min(at, static_cast<size_t>(end - all[0].begin()));
+  }
+  if (at < shortest) {
+    const auto& [name, value] = values[at / kDigits];
+    check_equal(name, world.all_gather_texts(what + ", the first that differs", value));
+  }
+  check_equal(what, all);
 }
 
 }  // namespace troupe

@@ -56,9 +56,12 @@ std::string begin_of(int process) {
   return in ? word : std::string();
 }
 
-// A process that /proc does not show may be another user's, or this one have no descriptors left.
 bool has_ended(int process) {
-  const char state = state_of(process);
+  return has_ended(process, state_of(process));
+}
+
+// A process that /proc does not show may be another user's, or this one have no descriptors left.
+bool has_ended(int process, char state) {
   if (state == '\0') return ::kill(process, 0) != 0 && errno == ESRCH;
   return state == 'Z' || state == 'X';
 }

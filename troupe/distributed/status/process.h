@@ -16,6 +16,7 @@ Process process_of(const std::string& text);
 // Its state letter in /proc/PID/stat: Z or X ended, T or t stopped; 0: no such process.
 char state_of(int process);
 bool has_ended(int process);
+bool has_ended(int process, char state);  // with what state_of() gave
 // When it began, in the system's own count; another process with that number began at another time.
 // Empty: no such process.
 std::string begin_of(int process);

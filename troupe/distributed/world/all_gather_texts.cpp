@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "troupe/core/check.h"
+#include "troupe/distributed/world/store_key.h"
 
 namespace troupe {
 namespace {
@@ -13,7 +14,7 @@ using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
 std::string text_key(const TextAllGather& g, const std::string& of) {
-  return "texts/" + g.topic + '/' + of;
+  return "texts/" + short_name(g.topic, kLongestName) + '/' + of;
 }
 
 std::vector<int64_t> children_of(int64_t rank, int64_t size) {
@@ -107,8 +108,7 @@ std::vector<int64_t> ended_ranks(KeyValueStore& store, const TextAllGather& g) {
   for (int64_t r = 0; r < g.size; ++r) {
     if (g.has_ended(r)) out.push_back(r);
   }
-  if (const auto first = store.peek(kFirstEnd))
-    out.push_back(number_of_peer(*first, "the first rank that ended"));
+  if (const auto first = store.peek(kFirstEnd)) out.push_back(first_end_rank(*first));
   return out;
 }
 

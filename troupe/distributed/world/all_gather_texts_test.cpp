@@ -20,6 +20,8 @@
 namespace troupe {
 namespace {
 
+using Texts = std::vector<std::string>;
+
 using testing::Table;
 using testing::TableStore;
 using namespace std::chrono_literals;
@@ -213,12 +215,12 @@ TEST(Texts, ArePackedByWhatTheySay) {
   const std::vector<TextOfRank> texts = {{0, "a"}, {1, ""}, {2, "a"}, {3, "a"}, {6, ""}};
   EXPECT_EQ(unpacked_texts(packed_texts(texts), 7), texts);
   EXPECT_TRUE(unpacked_texts("", 7).empty());
-  EXPECT_THROW(unpacked_texts(packed_texts(texts), 6), Error);               // a rank too many
-  EXPECT_THROW(unpacked_texts(joined({"a", "0-1", "b", "1-1"}), 7), Error);  // twice
+  EXPECT_THROW(unpacked_texts(packed_texts(texts), 6), Error);                    // a rank too many
+  EXPECT_THROW(unpacked_texts(joined(Texts{"a", "0-1", "b", "1-1"}), 7), Error);  // twice
   for (const char* runs : {"0", "2-1", "0-9999999999", "-1-2", "x-y"}) {
-    EXPECT_THROW(unpacked_texts(joined({"a", runs}), 7), Error) << runs;
+    EXPECT_THROW(unpacked_texts(joined(Texts{"a", runs}), 7), Error) << runs;
   }
-  EXPECT_THROW(unpacked_texts(joined({"a"}), 7), Error);
+  EXPECT_THROW(unpacked_texts(joined(Texts{"a"}), 7), Error);
 }
 
 TEST(Texts, AreJoinedAndPartedWhateverTheyHold) {

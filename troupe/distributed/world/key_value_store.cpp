@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 
 #include "troupe/core/check.h"
 
@@ -27,6 +28,26 @@ int64_t number_of_peer(const std::string& text, const std::string& what) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), out);
   if (error == std::errc() && end == text.data() + text.size()) return out;
   fail(Code::kRankLost, kStore, "holds what no rank wrote, instead of", what + ": " + shown(text));
+}
+
+std::vector<std::optional<std::string>> peek_each(KeyValueStore& store,
+                                                  const std::vector<std::string>& keys) {
+  if (keys.empty()) return {};
+  using Keys = std::vector<std::string>;
+  std::vector<std::optional<std::string>> out;
+  if (const std::optional<Keys> all = store.peek_all(keys)) {
+    out.assign(all->begin(), all->end());
+    return out;
+  }
+  if (keys.size() == 1) return std::vector(1, std::optional<std::string>());
+  const auto middle = keys.begin() + std::ssize(keys) / 2;
+  out = peek_each(store, Keys(keys.begin(), middle));
+  std::ranges::move(peek_each(store, Keys(middle, keys.end())), std::back_inserter(out));
+  return out;
+}
+
+int64_t first_end_rank(const std::string& text) {
+  return number_of_peer(text.substr(0, text.find(' ')), "the first rank that ended");
 }
 
 std::string beat_key(int64_t rank) {

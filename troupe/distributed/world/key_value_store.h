@@ -3,12 +3,15 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace troupe {
+
+inline constexpr size_t kKeysOfRequest = 1024;  // at most, of 100 KiB and less
 
 class KeyValueStore {
  public:
@@ -24,8 +27,15 @@ class KeyValueStore {
   virtual std::string claim(const std::string& key, const std::string& text) = 0;
 };
 
-// The key to which the first rank that exits writes its number, for ranks on other machines.
+// The values of keys some of which may be missing: one request where none is, else about
+// 2 log2 N for each that is, by halves.
+std::vector<std::optional<std::string>> peek_each(KeyValueStore& store,
+                                                  const std::vector<std::string>& keys);
+
+// The key at which stands which rank ended first, and what is known of it, for ranks on other
+// machines (distributed/world/verdict.h).
 inline constexpr const char* kFirstEnd = "first end";
+int64_t first_end_rank(const std::string& text);  // of its value. E6001 where no rank wrote it
 
 // The key of a rank's heartbeat: its value changes once a second while the rank is alive
 // (distributed/world/watch.h).

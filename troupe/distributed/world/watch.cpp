@@ -1,16 +1,18 @@
 #include "troupe/distributed/world/watch.h"
 
+#include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
 #include <optional>
-#include <sstream>
 #include <thread>
 #include <utility>
 
 #include "troupe/core/check.h"
+#include "troupe/distributed/world/heartbeat.h"
+#include "troupe/distributed/world/loss_search.h"
+#include "troupe/distributed/world/verdict.h"
 
 namespace troupe {
 namespace {
@@ -19,48 +21,10 @@ using std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 constexpr auto kPatience = 5s;  // for a store that may not answer
-constexpr std::string_view kSurvivor = "lost ";
 
 double unix_seconds() {
   const auto since = std::chrono::system_clock::now().time_since_epoch();
   return std::chrono::duration<double>(since).count();
-}
-
-std::string one_digit(double x) {
-  std::ostringstream os;
-  os.precision(1);
-  os << std::fixed << x;
-  return os.str();
-}
-
-// The heartbeat that a rank posts once a second.
-struct Beat {
-  int64_t count = 0;
-  double time = 0;  // by its own clock
-  RankStatus status;
-  double age = 0;        // of `status`, in seconds
-  bool waiting = false;  // for other ranks
-};
-
-std::string beat_text(const Beat& b) {
-  std::ostringstream os;
-  os.precision(17);
-  os << b.count << ' ' << b.time << ' ' << b.status.done << ' ' << static_cast<int>(b.status.phase)
-     << ' ' << b.status.unit << ' ' << b.status.units << ' ' << b.status.microbatch << ' '
-     << b.status.stage << ' ' << b.status.stages << ' ' << b.age << ' ' << b.waiting;
-  return os.str();
-}
-
-std::optional<Beat> beat_of(const std::optional<std::string>& text) {
-  if (!text) return {};
-  Beat b;
-  int phase = 0;
-  std::istringstream in(*text);
-  in >> b.count >> b.time >> b.status.done >> phase >> b.status.unit >> b.status.units >>
-      b.status.microbatch >> b.status.stage >> b.status.stages >> b.age >> b.waiting;
-  if (!in) return {};
-  b.status.phase = static_cast<Phase>(phase);
-  return b;
 }
 
 // "all_reduce of ranks 0, 1: E6001 closed" without the code, which the message already has.
@@ -70,45 +34,47 @@ std::string without_code(std::string text) {
   return at == std::string::npos ? text : text.erase(at, code.size());
 }
 
-enum class Found { kNothing, kSaid, kEnded, kStopped, kSilent, kHung };
-
-struct News {
-  Found found = Found::kNothing;
-  std::string words = {};
-  Code code = Code::kRankLost;  // kSaid: that it ended with
-  std::optional<Beat> beat = {};
-};
-
 }  // namespace
 
 struct Watch::State {
   State(Self with, std::unique_ptr<KeyValueStore> with_store)
-      : self(std::move(with)), store(std::move(with_store)) {}
+      : self(std::move(with)), store(std::move(with_store)) {
+    for (int64_t r = 0; r < self.size; ++r) {
+      if (r != self.rank && is_here(r)) neighbors.push_back(r);
+    }
+  }
 
   const Self self;
   const Process here = this_process();
-  const std::unique_ptr<KeyValueStore> store;  // used by the thread only
-  int64_t count = 0;                           // heartbeats so far; likewise
+  std::vector<int64_t> neighbors;              // the other ranks of this machine
+  const std::unique_ptr<KeyValueStore> store;  // used by the thread only, as are the next four
+  int64_t count = 0;                           // heartbeats so far
+  bool lost = false;                           // a collective failed
+  std::string words;                           // why this rank ends
+  Code code = Code::kRankLost;                 // of `words`
 
   std::mutex mutex;
   std::condition_variable changed;
   std::function<void()> task;  // queued for the thread
+  std::optional<LossSearch> search;
+  std::optional<Verdict> verdict;        // of `search`
+  std::optional<std::string> first_end;  // as of the last heartbeat
   bool stop = false, ended = false;
   std::atomic<bool> peer_ended = false;
 
   void run();
   void beat();
-  void look_for_ends();
+  void post_beat();
+  void advance();
+  void look_for_ends(const std::optional<std::string>& first);
   bool on_thread(std::function<void()> f);  // false: timed out
-  void post_end(const std::string& text);
+  void post_end(const std::string& text, Code with);
+  LossSearch new_search();
 
   bool is_here(int64_t rank) const;
   bool has_ended(int64_t rank) const;
-  bool stands_still(int64_t rank) const;
-  std::optional<Beat> last_beat(int64_t rank);
-  News look_at(int64_t rank, bool& store_reachable);
-  std::vector<News> look();
-  std::string report_of(int64_t rank, const News& news) const;
+  Seen see(int64_t rank) const;
+  void update(int64_t rank, std::optional<Beat>& beat) const;
 };
 
 void Watch::State::run() {
@@ -122,48 +88,85 @@ void Watch::State::run() {
       changed.notify_all();
       continue;
     }
-    if (steady_clock::now() >= next) {
-      next = steady_clock::now() + self.beat;
+    const bool searching = search && !verdict;
+    const bool beats = steady_clock::now() >= next;
+    if (beats || (searching && steady_clock::now() >= search->next())) {
+      if (beats) next = steady_clock::now() + self.beat;
       lock.unlock();
-      beat();
+      if (beats) beat();
+      if (searching) advance();
       lock.lock();
       continue;
     }
-    changed.wait_until(lock, next);
+    changed.wait_until(lock, searching ? std::min(next, search->next()) : next);
   }
   ended = true;
   changed.notify_all();
 }
 
-void Watch::State::beat() {
+void Watch::State::post_beat() {
   const RankStatus status = self.pulse->now();
-  try {
-    store->post(beat_key(self.rank),
-                beat_text(Beat{.count = ++count,
-                               .time = unix_seconds(),
-                               .status = status,
-                               .age = static_cast<double>(steady_now() - status.since) * 1e-9,
-                               .waiting = self.pulse->waiting()}));
-  } catch (const Error&) {  // the store is gone: the next collective reports it
+  std::vector<SeenRank> seen;
+  for (const int64_t r : neighbors) {
+    if (const Seen how = see(r); how != Seen::kNothing) seen.push_back({r, how});
   }
-  if (!peer_ended) look_for_ends();
+  store->post(beat_key(self.rank),
+              beat_text(Beat{.count = ++count,
+                             .time = unix_seconds(),
+                             .status = status,
+                             .age = static_cast<double>(steady_now() - status.since) * 1e-9,
+                             .waiting = self.pulse->waiting(),
+                             .lost = lost,
+                             .seen = std::move(seen),
+                             .code = code,
+                             .words = words}));
+}
+
+void Watch::State::beat() {
+  try {
+    post_beat();
+    const std::optional<std::string> first = store->peek(kFirstEnd);
+    {
+      const std::lock_guard lock(mutex);
+      first_end = first;
+    }
+    if (!peer_ended) look_for_ends(first);
+  } catch (const Error&) {
+    // The store is gone: the next collective reports it. On this machine rank 0's process decides.
+    if (self.first_serves && self.rank != 0 && !is_here(0)) peer_ended = true;
+    if (!peer_ended) look_for_ends({});
+  }
 }
 
 // Where a launcher looks after the ranks, one that ended since it had lost another counts for
 // nothing: the other may be this one, which the launcher then ends, and names.
-void Watch::State::look_for_ends() {
-  for (int64_t r = 0; r < self.size; ++r) {
-    if (r == self.rank) continue;
-    if (self.all ? self.all->of(r).ended_by_itself() : has_ended(r)) peer_ended = true;
+void Watch::State::look_for_ends(const std::optional<std::string>& first) {
+  if (self.all) {
+    for (int64_t r = 0; r < self.size; ++r) {
+      if (r != self.rank && self.all->of(r).ended_by_itself()) peer_ended = true;
+    }
+  } else {
+    for (const int64_t r : neighbors) {
+      if (has_ended(r)) peer_ended = true;
+    }
   }
-  try {
-    const std::optional<std::string> first = store->peek(kFirstEnd);
-    const auto words = [&] { return store->peek("end/" + *first).value_or(""); };
-    if (first && !(self.all && words().starts_with(kSurvivor))) peer_ended = true;
-  } catch (const Error&) {
-    // On this machine its process decides.
-    if (self.first_serves && self.rank != 0 && !is_here(0)) peer_ended = true;
+  if (!first) return;
+  const std::optional<Verdict> verdict_there = first_end_of(*first).verdict;
+  if (!self.all || (verdict_there && verdict_there->said_by_itself())) peer_ended = true;
+}
+
+// The search is the thread's own while it has no verdict.
+void Watch::State::advance() {
+  std::optional<std::string> first;
+  {
+    const std::lock_guard lock(mutex);
+    first = first_end;
   }
+  std::optional<Verdict> found = search->step(*store, steady_clock::now(), first);
+  if (!found) return;
+  const std::lock_guard lock(mutex);
+  verdict = std::move(found);
+  changed.notify_all();
 }
 
 bool Watch::State::on_thread(std::function<void()> f) {
@@ -178,14 +181,32 @@ bool Watch::State::on_thread(std::function<void()> f) {
   return changed.wait_for(lock, kPatience, [&] { return *done; });
 }
 
-void Watch::State::post_end(const std::string& text) {
-  on_thread([this, text] {
+// In the heartbeat for whoever looks, and as the verdict for those that come later. The first of
+// the others tells it too.
+void Watch::State::post_end(const std::string& text, Code with) {
+  on_thread([this, text, with] {
+    words = text;
+    code = with;
     try {
-      store->post("end/" + std::to_string(self.rank), text);
-      store->claim(kFirstEnd, std::to_string(self.rank));
+      post_beat();
+      store->claim(kFirstEnd, to_text(Verdict{.by = self.rank,
+                                              .rank = self.rank,
+                                              .cause = with,
+                                              .status = self.pulse->now(),
+                                              .causes = failed_text(self.rank, self.size, text)}));
     } catch (const Error&) {  // no peer can read it
     }
   });
+}
+
+LossSearch Watch::State::new_search() {
+  return LossSearch({.rank = self.rank,
+                     .size = self.size,
+                     .beat = self.beat,
+                     .first_serves = self.first_serves,
+                     .see = [this](int64_t r) { return see(r); },
+                     .is_here = [this](int64_t r) { return is_here(r); },
+                     .update = [this](int64_t r, std::optional<Beat>& b) { update(r, b); }});
 }
 
 bool Watch::State::is_here(int64_t rank) const {
@@ -194,99 +215,27 @@ bool Watch::State::is_here(int64_t rank) const {
 }
 
 bool Watch::State::has_ended(int64_t rank) const {
-  if (self.all && self.all->of(rank).ended()) return true;
-  if (!is_here(rank)) return false;
-  return troupe::has_ended(self.processes[static_cast<size_t>(rank)].id);
+  return see(rank) == Seen::kEnded;
 }
 
-bool Watch::State::stands_still(int64_t rank) const {
-  if (!is_here(rank)) return false;
-  const char state = state_of(self.processes[static_cast<size_t>(rank)].id);
-  return state == 'T' || state == 't';
+Seen Watch::State::see(int64_t rank) const {
+  if (rank < 0 || rank >= self.size) return Seen::kNothing;
+  if (self.all && self.all->of(rank).ended()) return Seen::kEnded;
+  if (!is_here(rank)) return Seen::kNothing;
+  const int id = self.processes[static_cast<size_t>(rank)].id;
+  const char state = state_of(id);
+  if (state == 'T' || state == 't') return Seen::kStopped;
+  return troupe::has_ended(id, state) ? Seen::kEnded : Seen::kNothing;
 }
 
 // The current status if the launcher shares the pulse, else the last heartbeat.
-std::optional<Beat> Watch::State::last_beat(int64_t rank) {
-  std::optional<Beat> out = beat_of(store->peek(beat_key(rank)));
-  if (self.all) {
-    if (!out) out.emplace();
-    const Pulse& pulse = self.all->of(rank);
-    out->status = pulse.now();
-    out->age = static_cast<double>(steady_now() - out->status.since) * 1e-9;
-    out->waiting = pulse.waiting();
-  }
-  return out;
-}
-
-News Watch::State::look_at(int64_t rank, bool& store_reachable) {
-  News out;
-  try {
-    out.beat = last_beat(rank);
-    out.words = store->peek("end/" + std::to_string(rank)).value_or("");
-  } catch (const Error&) {
-    store_reachable = false;
-  }
-  if (!store_reachable && self.first_serves && rank == 0) out.found = Found::kEnded;
-  if (out.words.starts_with(kSurvivor)) return out;
-  if (!out.words.empty()) {
-    out.found = Found::kSaid;
-    const size_t end = out.words.find(' ');  // after the code
-    out.code = code_of(out.words.substr(0, end)).value_or(Code::kBrokenContract);
-    out.words.erase(0, end + 1);
-  } else if (has_ended(rank)) {
-    out.found = Found::kEnded;
-  } else if (stands_still(rank)) {
-    out.found = Found::kStopped;
-  }
-  return out;
-}
-
-// Polls until one rank's state is certain, at most three heartbeats; returns what is known of all.
-std::vector<News> Watch::State::look() {
-  const auto end = steady_clock::now() + 3 * self.beat + 200ms;
-  std::vector<News> first, now;
-  bool store_reachable = true, certain = false;
-  while (true) {
-    now.assign(static_cast<size_t>(self.size), {});
-    for (int64_t r = 0; r < self.size; ++r) {
-      if (r == self.rank) continue;
-      News& news = now[static_cast<size_t>(r)] = look_at(r, store_reachable);
-      certain |= news.found != Found::kNothing;
-    }
-    if (first.empty()) first = now;
-    if (certain || steady_clock::now() >= end) break;
-    std::this_thread::sleep_for(50ms);
-  }
-  if (certain || !store_reachable) return now;
-  for (size_t r = 0; r < now.size(); ++r) {
-    const std::optional<Beat>&was = first[r].beat, is = now[r].beat;
-    if (static_cast<int64_t>(r) == self.rank || !now[r].words.empty()) continue;
-    // A process of this machine exists however rarely it is scheduled; another rank must have sent
-    // a heartbeat since the first look.
-    const bool beats = is && (!was || is->count > was->count || is_here(static_cast<int64_t>(r)));
-    if (!beats) now[r].found = Found::kSilent;
-    if (beats && !is->waiting) now[r].found = Found::kHung;
-  }
-  return now;
-}
-
-// "rank 1 of 4 exited without a message; it was in step 8, forward 3/8, last heartbeat 0.4 s ago".
-std::string Watch::State::report_of(int64_t rank, const News& news) const {
-  std::string out = "rank " + std::to_string(rank) + " of " + std::to_string(self.size);
-  const bool there = news.found == Found::kHung || news.found == Found::kStopped;
-  switch (news.found) {
-    case Found::kSaid: return out + " failed: " + news.words;
-    case Found::kEnded: out += " exited without a message"; break;
-    case Found::kStopped: out += " is stopped (SIGSTOP)"; break;
-    case Found::kSilent: out += " has no heartbeat"; break;
-    default: out += " makes no progress"; break;
-  }
-  if (!news.beat) return out + "; its last status is unknown";
-  out.append(there ? "; it is in " : "; it was in ").append(to_text(news.beat->status));
-  if (there) return out + " since " + one_digit(news.beat->age) + " s";
-  if (news.beat->count == 0) return out;
-  const double ago = std::max(unix_seconds() - news.beat->time, 0.0);
-  return out + ", last heartbeat " + one_digit(ago) + " s ago";
+void Watch::State::update(int64_t rank, std::optional<Beat>& beat) const {
+  if (!self.all) return;
+  if (!beat) beat.emplace();
+  const Pulse& pulse = self.all->of(rank);
+  beat->status = pulse.now();
+  beat->age = static_cast<double>(steady_now() - beat->status.since) * 1e-9;
+  beat->waiting = pulse.waiting();
 }
 
 Watch::Watch(Self self, std::unique_ptr<KeyValueStore> store)
@@ -303,7 +252,7 @@ Watch::~Watch() {
 }
 
 void Watch::last_words(const std::string& text, Code code) {
-  state_->post_end(to_text(code) + ' ' + text);
+  state_->post_end(text, code);
 }
 
 bool Watch::has_ended(int64_t rank) const {
@@ -326,47 +275,41 @@ bool Watch::peer_ended() const {
 }
 
 Loss Watch::find_lost(const std::string& failed) {
-  state_->post_end(std::string(kSurvivor) + failed);
-  const auto news = std::make_shared<std::vector<News>>();
-  const auto reporter = std::make_shared<int64_t>(-1);
-  const bool answered = state_->on_thread([state = state_, news, reporter] {
-    *news = state->look();
-    try {
-      const std::string mine = std::to_string(state->self.rank);
-      *reporter = number_of_peer(state->store->claim("reporter", mine), "the rank that tells");
-    } catch (const std::exception&) {  // no store: the first of those that are there
-    }
-  });
   const Self& self = state_->self;
+  const auto begins = [state = state_] {
+    state->lost = true;
+    const std::lock_guard lock(state->mutex);
+    state->verdict.reset();
+    state->search.emplace(state->new_search());
+  };
+  Verdict found;
+  bool answered = state_->on_thread(begins);
+  {
+    std::unique_lock lock(state_->mutex);
+    const auto limit = self.beat * LossSearch::kTurn * LossSearch::kTurns + kPatience;
+    answered = answered &&
+               state_->changed.wait_for(lock, limit, [&] { return state_->verdict.has_value(); });
+    if (answered) found = *state_->verdict;
+  }
+  if (!answered) {
+    std::unique_lock lock(state_->mutex);
+    const std::optional<std::string> first = state_->first_end;
+    lock.unlock();
+    found = state_->new_search().without_store(first, "nothing came in time");
+  }
   Loss out;
+  out.code = found.code;
+  out.cause = found.cause;
+  out.rank = found.rank;
+  out.status = found.status;
   const std::string place = "rank " + std::to_string(self.rank) + ", " + to_text(self.pulse->now());
-  std::string causes;
-  for (size_t r = 0; answered && r < news->size(); ++r) {
-    const News& n = (*news)[r];
-    if (n.found == Found::kNothing) {
-      if (*reporter < 0) *reporter = static_cast<int64_t>(r);
-      continue;
-    }
-    const bool hung = n.found == Found::kHung || n.found == Found::kStopped;
-    if (out.rank < 0) {
-      out.rank = static_cast<int64_t>(r);
-      out.code = hung ? Code::kRankHung : Code::kRankLost;
-      out.cause = n.found == Found::kSaid ? n.code : out.code;
-      if (n.beat) out.status = n.beat->status;
-    }
-    if (!causes.empty()) causes += "; ";
-    causes += state_->report_of(static_cast<int64_t>(r), n);
-  }
-  if (causes.empty()) {
-    causes = answered ? "all ranks are alive: a connection between two of them broke"
-                      : "the rank at fault is unknown: the store does not answer";
-  }
-  out.message = place + ": " + to_text(out.code) + ' ' + causes + ". Noticed in " +
+  out.message = place + ": " + to_text(out.code) + ' ' + found.causes + ". Noticed in " +
                 without_code(failed) + ". The same command resumes from the newest checkpoint";
   out.brief = out.message;
-  if (out.rank >= 0 && *reporter >= 0 && *reporter != self.rank) {
+  const int64_t reporter = found.said_by_itself() ? int64_t{found.rank == 0} : found.by;
+  if (out.rank >= 0 && reporter >= 0 && reporter != self.rank) {
     out.brief = place + ": " + to_text(out.code) + " caused by rank " + std::to_string(out.rank) +
-                ", reported by rank " + std::to_string(*reporter);
+                ", reported by rank " + std::to_string(reporter);
   }
   return out;
 }

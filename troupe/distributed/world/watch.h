@@ -1,8 +1,9 @@
 // Failure detection. Each rank posts its status to the key-value store once a second (heartbeat);
-// after a failed collective, each finds out which rank caused the failure.
+// after a failed collective, one of those that noticed finds out which rank caused the failure, for
+// all (loss_search.h). Heartbeats go on meanwhile.
 //
-// For ranks on this machine the operating system says whether the process exists. For others a
-// missing heartbeat does.
+// The operating system says which processes of a machine exist, and the heartbeats of its ranks tell
+// the others; of a machine that is gone with all its ranks, missing heartbeats do.
 #pragma once
 
 #include <chrono>
@@ -46,7 +47,8 @@ class Watch {
 
   // Tells peers why this rank exits.
   void last_words(const std::string& text, Code code);
-  // After the collective `failed` did: looks for the rank at fault, for about three heartbeats.
+  // After the collective `failed` did: which rank is at fault, within about four heartbeats, or ten
+  // where who looked for it was lost too.
   Loss find_lost(const std::string& failed);
   // Whether the operating system says that this rank's process is gone. No network.
   bool has_ended(int64_t rank) const;

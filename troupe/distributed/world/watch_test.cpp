@@ -4,7 +4,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "troupe/core/check.h"
 #include "troupe/testing/torch/table_store.h"
@@ -158,9 +164,48 @@ TEST(Watch, OneOfThoseThatAreLeftTellsAndTheOthersAreBrief) {
   ranks.watches[1]->last_words("of its own", Code::kNonFinite);
   const Loss first = ranks.watches[2]->find_lost("x");
   const Loss second = ranks.watches[0]->find_lost("x");
-  EXPECT_EQ(first.brief, first.message);
-  EXPECT_EQ(second.brief, "rank 0, start: E6001 caused by rank 1, reported by rank 2");
-  EXPECT_TRUE(says(second.message, "of its own"));  // for exit.json
+  EXPECT_EQ(first.brief, "rank 2, start: E6001 caused by rank 1, reported by rank 0");
+  EXPECT_TRUE(says(first.message, "of its own"));  // for exit.json
+  EXPECT_EQ(second.brief, second.message);
+  EXPECT_EQ(second.rank, 1);
+}
+
+TEST(Watch, OneThatLooksTellsTheOthersWhoseHeartbeatsGoOn) {
+  constexpr size_t kRanks = 8;
+  Ranks ranks(kRanks);
+  ranks.watches[3].reset();
+  std::vector<std::unique_ptr<Waiting>> waits;
+  for (const auto& pulse : ranks.pulses) waits.push_back(std::make_unique<Waiting>(pulse.get()));
+  const auto locked = [&](auto&& f) {
+    const std::lock_guard lock(ranks.table->mutex);
+    return f(*ranks.table);
+  };
+  const auto requests = [&] { return locked([](const Table& t) { return t.requests; }); };
+  const auto beats_of = [&](size_t r) {
+    return locked(
+        [&](const Table& t) { return std::stoll(t.texts.at(beat_key(static_cast<int64_t>(r)))); });
+  };
+  const int64_t before = requests();
+  const long long beats = beats_of(5);
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<std::future<Loss>> losses;
+  for (size_t r = 0; r < kRanks; ++r) {
+    if (r == 3) continue;
+    losses.push_back(
+        std::async(std::launch::async, [&ranks, r] { return ranks.watches[r]->find_lost("x"); }));
+  }
+  int64_t told = 0;
+  for (std::future<Loss>& of : losses) {
+    const Loss loss = of.get();
+    EXPECT_EQ(loss.rank, 3);
+    EXPECT_TRUE(says(loss.message, "rank 3 of 8 has no heartbeat"));
+    told += loss.brief == loss.message ? 1 : 0;
+  }
+  EXPECT_EQ(told, 1);
+  const int64_t asked = requests() - before;
+  EXPECT_GE(beats_of(5), beats + 2);  // three heartbeats passed at least
+  const auto rounds = (std::chrono::steady_clock::now() - begin) / kBeat + 2;
+  EXPECT_LE(asked, 2 * rounds * static_cast<int64_t>(kRanks) + int64_t{kRanks} + 16 * 4);
 }
 
 TEST(Watch, F86_AStoreThatIsGoneWasRank0s) {

@@ -3,6 +3,7 @@
 // As torch's own build sets them: without, its headers are empty.
 #define USE_C10D_GLOO
 
+#include <ATen/ops/ones.h>
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -25,6 +26,7 @@
 #include "troupe/distributed/group/thread_backend.h"
 #include "troupe/distributed/world/all_gather_texts.h"
 #include "troupe/distributed/world/rendezvous.h"
+#include "troupe/distributed/world/store_key.h"
 #include "troupe/distributed/world/store_server.h"
 #include "troupe/distributed/world/threads.h"
 #include "troupe/ops/support/cuda_plugin.h"
@@ -115,7 +117,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const LauncherEnvironment& place,
     auto store = c10::make_intrusive<c10d::TCPStore>(place.host, how);
     // A launcher's store outlives an attempt that failed, and so would its words.
     return c10::make_intrusive<c10d::PrefixStore>(
-        "troupe/" + place.job + std::to_string(place.attempt), store);
+        "troupe/" + short_name(place.job, kLongestJob) + std::to_string(place.attempt), store);
   } catch (const std::system_error& e) {
     fail_for_thread(place.host + ':' + std::to_string(place.port), e);
   } catch (const std::exception& e) {
@@ -133,12 +135,20 @@ c10::intrusive_ptr<c10d::Backend> gloo_backend(const c10::intrusive_ptr<c10d::St
   // The threads of torch 2.11's ProcessGroupGloo write the name of the last completed collective
   // into one string without a lock: with two threads it is sooner or later freed twice.
   how->threads = 1;
+  using Gloo = c10d::ProcessGroupGloo;
+  const bool lazy = size > options.most_in_mesh;
   const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
-  how->devices.push_back(
-      interface != nullptr ? c10d::ProcessGroupGloo::createDeviceForInterface(interface)
-      : one_machine        ? c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1")
-                           : c10d::ProcessGroupGloo::createDefaultDevice());
-  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, how);
+  how->devices.push_back(interface != nullptr ? Gloo::createDeviceForInterface(interface, lazy)
+                         : one_machine        ? Gloo::createDeviceForHostname("127.0.0.1", lazy)
+                                              : Gloo::createDefaultDevice(lazy));
+  auto backend = c10::make_intrusive<Gloo>(store, rank, size, how);
+  // A first connection is waited for a minute at most, whatever the timeout: the ring is connected
+  // now, when all make the group, and not in a collective to which ranks may come minutes apart.
+  if (lazy) {
+    std::vector<at::Tensor> one{at::ones({1}, at::kDouble)};
+    backend->allreduce(one)->wait();
+  }
+  return backend;
 }
 
 }  // namespace
@@ -230,10 +240,18 @@ void World::leave(Milliseconds most) {
     store().post(bye + std::to_string(place_.rank), "");
     if (place_.rank != 0 || place_.launcher_has_store) return;
     const auto end = std::chrono::steady_clock::now() + most;
-    for (int64_t r = 1; r < place_.size; ++r) {
-      while (!store().peek(bye + std::to_string(r)) && !(watch_ && watch_->has_ended(r))) {
+    const auto in_one = static_cast<int64_t>(kKeysOfRequest);
+    for (int64_t first = 1; first < place_.size; first += in_one) {
+      const auto missing = [&] {
+        std::vector<std::string> keys;
+        for (int64_t r = first; r < std::min(place_.size, first + in_one); ++r) {
+          if (!watch_ || !watch_->has_ended(r)) keys.push_back(bye + std::to_string(r));
+        }
+        return !keys.empty() && !store().peek_all(keys);
+      };
+      for (Milliseconds pause = kLeavePause; missing(); pause = next_pause(pause, place_.size)) {
         if (std::chrono::steady_clock::now() >= end) return;
-        std::this_thread::sleep_for(kLeavePause);
+        std::this_thread::sleep_for(pause);
       }
     }
   } catch (const std::exception&) {  // the store is gone
@@ -279,9 +297,13 @@ std::shared_ptr<ProcessGroup> World::make(const std::vector<int64_t>& ranks, boo
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
   TROUPE_CHECK(own != ranks.end(), "rank", rank(), "is not of the group", rank_list(ranks));
   const bool staged = options_.staged || options.staged;
-  const char* const how = !on_device ? "gloo/" : staged ? "staged/" : "nccl/";
-  const std::string key = how + rank_list(ranks) + '/' + channel;
+  const std::string key = group_key(!on_device ? "gloo"
+                                    : staged   ? "staged"
+                                               : "nccl",
+                                    ranks, channel);
   std::shared_ptr<ProcessGroup>& group = groups_[key];
+  TROUPE_CHECK(!group || group->ranks() == ranks, "ranks", rank_list(ranks), "and",
+               rank_list(group->ranks()), "have one key in the store:", key);
   if (group) return group;
   if (ranks.size() == 1) return group = std::make_shared<ProcessGroup>(rank());
   const int index = static_cast<int>(own - ranks.begin());

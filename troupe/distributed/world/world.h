@@ -50,6 +50,9 @@ struct Threads;  // distributed/world/threads.h
 struct WorldOptions {
   std::chrono::milliseconds start_timeout{300'000};  // for all ranks to arrive
   std::chrono::milliseconds hang_timeout{600'000};   // for one collective
+  // A Gloo group of more ranks connects a ring at its start, and two others when one first has
+  // something for the other; a smaller one connects all. A mesh of N is N - 1 sockets a rank.
+  int64_t most_in_mesh = 64;
   bool played = false;                    // by this process alone: nobody is met (echo_backend.h)
   bool staged = false;                    // GPUs' tensors go by Gloo (staged_backend.h)
   std::shared_ptr<Threads> threads = {};  // the ranks are threads of this process (threads.h)

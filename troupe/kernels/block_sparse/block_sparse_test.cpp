@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "troupe/kernels/device/build_code.h"
 #include "troupe/kernels/grouped_gemm/grouped_gemm.h"
 #include "troupe/testing/matrix.h"
 
@@ -195,7 +196,7 @@ class BlockSparseTest : public ::testing::TestWithParam<Case> {
   // By the kernels that run by default, and where those are Hopper's own by those of any GPU.
   std::vector<bool> kernels() const {
     const bool narrow = size_bytes(GetParam().dtype) == 2;
-    if (backend() == Backend::kCuda && narrow && testing::on_hopper()) return {false, true};
+    if (backend() == Backend::kCuda && narrow && runs_sm90_code()) return {false, true};
     return {false};
   }
 };

@@ -4,6 +4,7 @@
 
 #include "troupe/kernels/block_sparse/block_sparse_sm90.h"
 #include "troupe/kernels/block_sparse/lines.h"
+#include "troupe/kernels/device/build_code.h"
 #include "troupe/kernels/device/tile_launch.cuh"
 #include "troupe/kernels/device/tile_order.cuh"
 #include "troupe/kernels/device/tile_product.cuh"
@@ -125,14 +126,13 @@ void check_cuda_operand(const char* what, const View& x) {
                "has rows that do not begin at multiples of 16 bytes; leading dimension", x.ld);
 }
 
-// May Hopper's instructions compute it, and is no other way asked for? `operands` begin rows at multiples
+// Does the device run this build's code for Hopper, which computes it, and is no other way asked for? `operands` begin rows at multiples
 // of 16 bytes, which the copy engine wants too; so must the result, whose rows must end there too:
 // the engine stores 16 bytes or none.
 inline bool takes_wgmma(bool generic, const MutRef& c) {
   return !generic && (c.dtype == Dtype::kBF16 || c.dtype == Dtype::kF16) &&
          tile::rows_aligned(c.data, c.ld, size_bytes(c.dtype)) &&
-         c.cols * size_bytes(c.dtype) % 16 == 0 &&
-         tile::device_attribute(cudaDevAttrComputeCapabilityMajor) == 9;
+         c.cols * size_bytes(c.dtype) % 16 == 0 && runs_sm90_code();
 }
 
 inline void check_cuda_block(const BlockTopology& t) {

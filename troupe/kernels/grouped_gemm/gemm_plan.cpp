@@ -78,7 +78,7 @@ TileSpeed choose_tile(const GemmEntry& entry, const GemmProblem& p, const Device
 GemmPlan choose_plan(const GemmProblem& p, const DeviceLimits& limits) {
   TROUPE_CHECK(limits.capability >= 80, "grouped products need sm_80, the device is sm_",
                limits.capability);
-  if (p.plain && limits.capability == 90 && p.tile == GemmTile{}) {
+  if (p.plain && limits.sm90_code && p.tile == GemmTile{}) {
     return {.path = Path::kSm90, .tile_m = 256, .tile_n = 256, .depth = 64, .aligned = true};
   }
   const TileSpeed tile = tile_of(p, limits);

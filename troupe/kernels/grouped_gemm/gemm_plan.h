@@ -4,7 +4,8 @@
 // steps of 16 (16-bit operands, one mma.sync a step) or of 1 (fp32) from the first on, and padded
 // with zeros to the same multiple of `depth`. So the choice may follow from the number of rows and
 // of experts and from the GPU, and a row's bits still depend on none of them. Whether a product
-// takes kSm90, which sums otherwise, follows from type, widths and capability.
+// takes kSm90, which sums otherwise, follows from type, widths, and the code that the build has for
+// the device.
 #pragma once
 
 #include <cstdint>
@@ -36,6 +37,7 @@ struct DeviceLimits {
   int processors = 1;   // SMs
   int64_t shared_per_block = 0;
   int64_t shared_per_processor = 0;
+  bool sm90_code = false;  // it runs this build's code for sm_90a (kernels/device/build_code.h)
 };
 
 struct GemmPlan {

@@ -13,7 +13,8 @@ namespace {
 constexpr DeviceLimits kH200{.capability = 90,
                              .processors = 132,
                              .shared_per_block = 232448,
-                             .shared_per_processor = 233472};
+                             .shared_per_processor = 233472,
+                             .sm90_code = true};
 constexpr DeviceLimits kAda{.capability = 89,
                             .processors = 128,
                             .shared_per_block = 101376,
@@ -24,7 +25,11 @@ constexpr DeviceLimits kA100{.capability = 80,
                              .processors = 108,
                              .shared_per_block = 166912,
                              .shared_per_processor = 167936};
-constexpr DeviceLimits kKnown[] = {kA100, kA10, kAda, kH200};
+constexpr DeviceLimits kRtx5090{.capability = 120,
+                                .processors = 170,
+                                .shared_per_block = 101376,
+                                .shared_per_processor = 102400};
+constexpr DeviceLimits kKnown[] = {kA100, kA10, kAda, kH200, kRtx5090};
 
 GemmProblem problem(Dtype dtype, int64_t rows, int64_t cols, bool aligned = true) {
   return {.dtype = dtype,
@@ -78,7 +83,8 @@ TEST(GemmTable, AnUnknownCapabilityTakesTheNearestLowerOne) {
   EXPECT_EQ(gemm_entry(81).capability, 80);
   EXPECT_EQ(gemm_entry(87).capability, 86);
   EXPECT_EQ(gemm_entry(100).capability, 90);
-  EXPECT_EQ(gemm_entry(120).capability, 90);
+  EXPECT_EQ(gemm_entry(110).capability, 90);
+  EXPECT_EQ(gemm_entry(121).capability, 120);
 }
 
 TEST(GemmTable, EntriesRiseAndNameTilesThatWereBuiltTheWidestFirst) {
@@ -204,9 +210,12 @@ TEST(GemmPlan, PlainProductsTakeHoppersOwnKernels) {
   plain.plain = true;
   EXPECT_EQ(choose_plan(plain, kH200).path, Path::kSm90);
   EXPECT_EQ(choose_plan(plain, kAda).path, Path::kGeneric);
-  DeviceLimits later = kH200;
-  later.capability = 100;
-  EXPECT_EQ(choose_plan(plain, later).path, Path::kGeneric);
+  // A build without code for sm_90a, or whose machine code the driver was told to leave alone.
+  DeviceLimits by_ptx = kH200;
+  by_ptx.sm90_code = false;
+  EXPECT_EQ(choose_plan(plain, by_ptx).path, Path::kGeneric);
+  EXPECT_EQ(choose_plan(plain, by_ptx).tile_n,
+            choose_plan(problem(Dtype::kBF16, 4096, 2048), kH200).tile_n);
   EXPECT_EQ(choose_plan(problem(Dtype::kBF16, 4096, 2048), kH200).path, Path::kGeneric);
 }
 

@@ -1,10 +1,10 @@
 // The entries. Where none was measured, they follow from these numbers (CUDA programming guide,
 // "technical specifications per compute capability"; NVIDIA's data sheets):
 //
-//                                    8.0 A100   8.6 A10   8.9 L40S   9.0 H100
-//   multiprocessors                     108        72        142        132
-//   shared memory of a block, KiB       163        99         99        227
-//   of a multiprocessor, KiB            164       100        100        228
+//                                    8.0 A100   8.6 A10   8.9 L40S   9.0 H100   12.0 RTX 5090
+//   multiprocessors                     108        72        142        132        170
+//   shared memory of a block, KiB       163        99         99        227         99
+//   of a multiprocessor, KiB            164       100        100        228        100
 //   registers of a multiprocessor       65536 everywhere
 //   products a clock (bf16), each       1024       512        512       1024 by mma.sync
 //
@@ -12,7 +12,8 @@
 //   n = 256, 4 stages    97 KiB: one block everywhere; 256 threads of up to 255 registers are all.
 //   n = 128, 4 stages    65 KiB: two blocks of 128 threads on 8.0 and 9.0, but one on 8.6 and 8.9,
 //                        four warps, one a scheduler, with nothing to do while it waits.
-//   n = 128, 3 stages    49 KiB: two blocks on 8.6 and 8.9 too, hence three stages there.
+//   n = 128, 3 stages    49 KiB: two blocks on 8.6 and 8.9 too, hence three stages there. So on 12.0,
+//                        which has the shared memory of 8.9; its entry is that one's.
 //   n = 64, 4 stages     49 KiB: two blocks everywhere (three fit on 8.0; two have as many warps
 //                        as the other tiles).
 //   Weight gradients of 128 columns have 256 threads, and registers for one block: four stages.
@@ -49,6 +50,11 @@ constexpr GemmEntry kEntries[] = {
      .measured = true,
      .rows = {{256, 4, 1, 88}, {128, 4, 2, 100}, {64, 4, 2, 69}},
      .weight = {{256, 4, 1, 119}, {128, 4, 1, 100}, {64, 4, 2, 85}}},
+    {.capability = 120,
+     .gpus = "RTX 5090, RTX PRO 6000",
+     .measured = false,
+     .rows = {{256, 4, 1, 110}, {128, 3, 2, 100}, {64, 4, 2, 80}},
+     .weight = {{256, 4, 1, 110}, {128, 4, 1, 100}, {64, 4, 2, 80}}},
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "troupe/core/device/view.h"
+#include "troupe/kernels/device/build_code.h"
 #include "troupe/kernels/device/tile_launch.cuh"
 #include "troupe/kernels/grouped_gemm/gemm_plan.h"
 
@@ -31,7 +32,8 @@ inline DeviceLimits current_device() {
                         device_attribute(cudaDevAttrComputeCapabilityMinor),
           .processors = device_attribute(cudaDevAttrMultiProcessorCount),
           .shared_per_block = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
-          .shared_per_processor = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor)};
+          .shared_per_processor = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor),
+          .sm90_code = runs_sm90_code()};
 }
 
 // f.operator()<kN, kStages, kAligned>() for the plan's tile, of those that T has (built_tiles). Three

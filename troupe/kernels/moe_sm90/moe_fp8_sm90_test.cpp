@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "troupe/core/number/e4m3.h"
+#include "troupe/kernels/device/build_code.h"
 #include "troupe/kernels/fp8/fp8.h"
 #include "troupe/kernels/fp8_tiles/fp8_tiles.h"
 #include "troupe/kernels/moe_sm90/moe_sm90.h"
@@ -18,7 +19,6 @@ namespace {
 using testing::Buffer;
 using testing::expect_near_in_norm;
 using testing::Matrix;
-using testing::on_hopper;
 using testing::RoutedRows;
 
 struct Shape {
@@ -152,7 +152,7 @@ struct Layer {
                                .waves = waves};
     Buffer<char> workspace(workspace_bytes(args) + 1);
     args.workspace = workspace.data();
-    if (!on_hopper()) return moe_hidden_tiles_fp8_sm90_ref(args);
+    if (!runs_sm90_code()) return moe_hidden_tiles_fp8_sm90_ref(args);
 #ifdef TROUPE_CUDA
     testing::replay([&] { moe_hidden_tiles_fp8_sm90_cuda(args, /*stream=*/nullptr); },
                     /*busy=*/true);
@@ -216,7 +216,7 @@ struct Layer {
 class MoeFp8Sm90 : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(MoeFp8Sm90, Q8_KernelsAgreeWithTheReferenceAndWriteNothingElse) {
-  if (!on_hopper()) GTEST_SKIP() << "no Hopper GPU here";
+  if (!runs_sm90_code()) GTEST_SKIP() << "no GPU here that runs code for sm_90a";
   Layer got(GetParam()), want(GetParam());
   want.run_ref();
   got.run_cuda(want);
@@ -241,7 +241,7 @@ TEST_P(MoeFp8Sm90, Q8_KernelsAgreeWithTheReferenceAndWriteNothingElse) {
 }
 
 TEST_P(MoeFp8Sm90, G4_TwoRunsAreTheSameBits) {
-  if (!on_hopper()) GTEST_SKIP() << "no Hopper GPU here";
+  if (!runs_sm90_code()) GTEST_SKIP() << "no GPU here that runs code for sm_90a";
   Layer one(GetParam()), two(GetParam()), from(GetParam());
   from.run_ref();
   one.run_cuda(from);
@@ -269,9 +269,9 @@ void expect_same_tiles(Layer& got, Layer& want) {
 TEST_P(MoeFp8Sm90, Q8_TheHiddenGradientsBytesAreThoseOfPassesOverBf16) {
   Layer from(GetParam()), on_gpu(GetParam());
   from.run_ref();
-  Layer& passes = on_hopper() ? on_gpu : from;
-  if (on_hopper()) on_gpu.run_hidden_in_passes(from);
-  for (int waves = 1; waves <= (on_hopper() ? 3 : 1); waves += 2) {
+  Layer& passes = runs_sm90_code() ? on_gpu : from;
+  if (runs_sm90_code()) on_gpu.run_hidden_in_passes(from);
+  for (int waves = 1; waves <= (runs_sm90_code() ? 3 : 1); waves += 2) {
     Layer one(GetParam());
     one.run_hidden_tiles(from, waves);
     expect_same_tiles(one, passes);
@@ -289,9 +289,9 @@ TEST(MoeFp8Sm90Nan, E9_TilesOfTheHiddenGradientAreNanWhereTheirRowsAre) {
     for (int64_t c = 0; c < s.D; ++c) l->grad_out.bytes[kBad * s.D + c] = 0x7f;
   }
   from.run_ref();
-  if (on_hopper()) on_gpu.run_hidden_in_passes(from);
+  if (runs_sm90_code()) on_gpu.run_hidden_in_passes(from);
   one.run_hidden_tiles(from);
-  expect_same_tiles(one, on_hopper() ? on_gpu : from);
+  expect_same_tiles(one, runs_sm90_code() ? on_gpu : from);
 }
 
 // Bytes times scales are bf16 numbers: in them, the formulas of moe_sm90.h give the same bits.
@@ -342,7 +342,7 @@ TEST_P(MoeFp8Sm90, Q8_WeightGradientsAreThoseOfTheRowsWithinTheirRounding) {
 TEST_P(MoeFp8Sm90, E2_AnExpertWithoutRowsGetsAGradientOfExactlyZero) {
   Layer from(GetParam()), layer(GetParam());
   from.run_ref();
-  on_hopper() ? layer.run_cuda(from) : layer.run_ref();
+  runs_sm90_code() ? layer.run_cuda(from) : layer.run_ref();
   for (int64_t e = 0; e < GetParam().E; ++e) {
     if (layer.rows.counts[e] != 0) continue;
     for (int64_t i = 0; i < 2 * GetParam().F; ++i) {
@@ -361,7 +361,7 @@ TEST(MoeFp8Sm90Nan, E9_ReachesItsTokenAndItsExpertsAlone) {
     for (int64_t c = 0; c < s.D; ++c) l->x.bytes[kBad * s.D + c] = 0x7f;
   }
   from.run_ref();
-  on_hopper() ? layer.run_cuda(from) : layer.run_ref();
+  runs_sm90_code() ? layer.run_cuda(from) : layer.run_ref();
   std::vector<bool> hit(s.E);
   for (int64_t e = 0; e < s.E; ++e) {
     for (int64_t r = layer.plan.expert_offset[e]; r < layer.plan.expert_offset[e + 1]; ++r) {
@@ -401,7 +401,7 @@ TEST(MoeFp8Sm90Dense, Q8_18_AProductOfOneMatrixAndItsGradientsAreThoseOfTheBytes
                      .block_scales = columns.scales.data()});
   Matrix y(Dtype::kBF16, T, N), dx(Dtype::kBF16, T, K), dw(Dtype::kBF16, N, K);
   const auto go = [&]([[maybe_unused]] auto args, auto ref, [[maybe_unused]] auto cuda) {
-    if (!on_hopper()) return ref(args);
+    if (!runs_sm90_code()) return ref(args);
 #ifdef TROUPE_CUDA
     testing::replay([&] { cuda(args, /*stream=*/nullptr); }, /*busy=*/true);
 #endif

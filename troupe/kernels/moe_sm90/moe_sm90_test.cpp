@@ -6,6 +6,7 @@
 #include <set>
 #include <vector>
 
+#include "troupe/kernels/device/build_code.h"
 #include "troupe/testing/matrix.h"
 #include "troupe/testing/routed_rows.h"
 
@@ -14,7 +15,6 @@ namespace {
 
 using testing::expect_near_in_norm;
 using testing::Matrix;
-using testing::on_hopper;
 using testing::RoutedRows;
 
 struct Shape {
@@ -114,7 +114,7 @@ struct Layer {
 class MoeSm90 : public ::testing::TestWithParam<Shape> {};
 
 TEST_P(MoeSm90, SixKernelsAgreeWithTheReferenceAndWriteNothingElse) {
-  if (!on_hopper()) GTEST_SKIP() << "no Hopper GPU here";
+  if (!runs_sm90_code()) GTEST_SKIP() << "no GPU here that runs code for sm_90a";
   Layer got(GetParam()), want(GetParam());
   want.run_ref();
   got.run_cuda();
@@ -129,7 +129,7 @@ TEST_P(MoeSm90, SixKernelsAgreeWithTheReferenceAndWriteNothingElse) {
 }
 
 TEST_P(MoeSm90, G4_TwoRunsAreTheSameBits) {
-  if (!on_hopper()) GTEST_SKIP() << "no Hopper GPU here";
+  if (!runs_sm90_code()) GTEST_SKIP() << "no GPU here that runs code for sm_90a";
   Layer one(GetParam()), two(GetParam());
   one.run_cuda();
   two.run_cuda();
@@ -140,7 +140,7 @@ TEST_P(MoeSm90, G4_TwoRunsAreTheSameBits) {
 
 // Enough tiles that waves have blocks of their own.
 TEST(MoeSm90Waves, ChangeNoBit) {
-  if (!on_hopper()) GTEST_SKIP() << "no Hopper GPU here";
+  if (!runs_sm90_code()) GTEST_SKIP() << "no GPU here that runs code for sm_90a";
   const Shape shape{"many_tiles", 3000, 1024, 512, 16, 2};
   Layer one(shape), four(shape);
   one.run_cuda();
@@ -153,7 +153,7 @@ TEST(MoeSm90Waves, ChangeNoBit) {
 // Sums of the weight gradients in segments of 64 rows, by which most experts have several: the same
 // gradients within the bounds of whole sums, twice the same bits, whatever the grid.
 TEST_P(MoeSm90, SegmentsOfWeightGradientsAgreeWithTheReference) {
-  if (!on_hopper()) GTEST_SKIP() << "no Hopper GPU here";
+  if (!runs_sm90_code()) GTEST_SKIP() << "no GPU here that runs code for sm_90a";
   Layer want(GetParam()), got(GetParam()), again(GetParam());
   want.run_ref();
   got.run_cuda(/*waves=*/1, /*segment_rows=*/64);
@@ -167,7 +167,7 @@ TEST_P(MoeSm90, SegmentsOfWeightGradientsAgreeWithTheReference) {
 // The reference's own rounding contract: backward's A is forward's, bit for bit.
 TEST_P(MoeSm90, X1_BackwardMakesTheSameActivation) {
   Layer layer(GetParam());
-  on_hopper() ? layer.run_cuda() : layer.run_ref();
+  runs_sm90_code() ? layer.run_cuda() : layer.run_ref();
   for (int64_t r = 0; r < layer.rows.true_rows(); ++r) {
     for (int64_t c = 0; c < layer.a.cols(); ++c) {
       ASSERT_EQ(layer.a.get(r, c), layer.again.get(r, c)) << r << ", " << c;
@@ -177,7 +177,7 @@ TEST_P(MoeSm90, X1_BackwardMakesTheSameActivation) {
 
 TEST_P(MoeSm90, E2_AnExpertWithoutRowsGetsAGradientOfExactlyZero) {
   Layer layer(GetParam());
-  on_hopper() ? layer.run_cuda() : layer.run_ref();
+  runs_sm90_code() ? layer.run_cuda() : layer.run_ref();
   for (int64_t e = 0; e < GetParam().E; ++e) {
     if (layer.rows.counts[e] != 0) continue;
     for (int64_t i = 0; i < 2 * GetParam().F; ++i) {
@@ -192,7 +192,7 @@ INSTANTIATE_TEST_SUITE_P(All, MoeSm90, ::testing::ValuesIn(kShapes),
 // In long sums the experts' last rows come after all whole tiles, and a warp finds 32 experts' at a
 // time: here the experts beyond them have some too, and one has whole tiles.
 TEST(MoeSm90LongSums, LastRowsOfMoreThan32ExpertsAreComputed) {
-  if (!on_hopper()) GTEST_SKIP() << "no Hopper GPU here";
+  if (!runs_sm90_code()) GTEST_SKIP() << "no GPU here that runs code for sm_90a";
   constexpr int64_t kExperts = 70, kLong = 4096, kUnits = 64;
   std::vector<int32_t> expert_of_slot(600, 36);
   for (int32_t i = 0; i < 100; ++i) expert_of_slot[i] = static_cast<int32_t>(i * 3 % kExperts);
@@ -214,7 +214,7 @@ TEST(MoeSm90LongSums, LastRowsOfMoreThan32ExpertsAreComputed) {
 
 // Rows that threads copy into shared memory are the copy engine's: the same sums, of the same bits.
 TEST(MoeSm90Gather, RowsThatAreGatheredAHundredTimesAreThePackedOnes) {
-  if (!on_hopper()) GTEST_SKIP() << "no Hopper GPU here";
+  if (!runs_sm90_code()) GTEST_SKIP() << "no GPU here that runs code for sm_90a";
   constexpr int64_t kExperts = 8, kWidth = 512, kColumns = 768;
   RoutedRows rows({.tokens = 4000, .choices = 2, .experts = kExperts});
   const int64_t R = rows.rows;

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "troupe/ops/attention/attention_cpu.h"
+#include "troupe/ops/support/arg_check.h"
 #include "troupe/ops/support/autograd.h"
 #include "troupe/ops/support/define.h"
 #include "troupe/ops/support/view.h"
@@ -18,23 +19,51 @@ namespace {
 using AttentionOut = std::tuple<at::Tensor, at::Tensor>;
 using AttentionGrads = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-AttentionOut attention_meta(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                            double /*scale*/) {
-  check_sizes(q, {-1, -1, -1, -1}, "attention: q");
-  check_sizes(k, {q.sym_size(0), -1, -1, q.sym_size(3)}, "attention: k");
-  check_sizes(v, {q.sym_size(0), k.sym_size(1), k.sym_size(2), -1}, "attention: v");
+struct AttentionArgs {
+  const at::Tensor& q;  // [B, S, H, d]
+  const at::Tensor& k;  // [B, P, G, d]
+  const at::Tensor& v;  // [B, P, G, e]
+  double scale;
+
+  static constexpr const char *kName = "attention", *kResults = "(Tensor out, Tensor lse)";
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("q", a.q, Dims{"BSHd"}), arg("k", a.k, Dims{"BPGd"}, kLeadType),
+             arg("v", a.v, Dims{"BPGe"}, kLeadType), arg("scale", a.scale));
+  }
+};
+
+struct AttentionBackwardArgs {
+  const at::Tensor& grad_out;  // [B, S, H, e], as out
+  const at::Tensor& q;
+  const at::Tensor& k;
+  const at::Tensor& v;
+  const at::Tensor& out;
+  const at::Tensor& lse;  // [H, B S]
+  double scale;
+
+  static constexpr const char *kName = "attention_backward", *kResults = "(Tensor, Tensor, Tensor)";
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("grad_out", a.grad_out, Dims{"BSHe"}, kLeadType),
+             arg("q", a.q, Dims{"BSHd"}, kLead), arg("k", a.k, Dims{"BPGd"}, kLeadType),
+             arg("v", a.v, Dims{"BPGe"}, kLeadType), arg("out", a.out, Dims{"BSHe"}, kLeadType),
+             arg("lse", a.lse, Dims{"HN"}, kLeadType), arg("scale", a.scale));
+  }
+
+  AttentionArgs forward() const { return {q, k, v, scale}; }
+};
+
+AttentionOut attention_meta(const AttentionArgs& a) {
+  const DimSizes sizes = check_args(a);
+  const at::Tensor& q = a.q;
   TROUPE_CHECK(q.scalar_type() == at::kFloat || q.scalar_type() == at::kDouble,
                "attention: q must be f32 or f64; it is", q.scalar_type());
-  for (const at::Tensor& t : {k, v}) {
-    check_dtype(t, q.scalar_type(), "attention: k and v");
-    check_same_device(t, q, "attention: k and v");
-  }
-  TROUPE_CHECK(k.sym_size(2) > 0 && q.sym_size(2) % k.sym_size(2) == 0, "attention:", q.sym_size(2),
-               "query heads must be a multiple of the key heads; they are", k.sym_size(2));
-  TROUPE_CHECK(k.sym_size(1) >= q.sym_size(1), "attention: a sequence must have a key for each of",
-               q.sym_size(1), "queries; it has", k.sym_size(1));
-  const c10::SymInt B = q.sym_size(0), S = q.sym_size(1), H = q.sym_size(2);
-  return {at::empty_symint({B, S, H, v.sym_size(3)}, q.options()),
+  const c10::SymInt &B = sizes['B'], &S = sizes['S'], &P = sizes['P'], &H = sizes['H'],
+                    &G = sizes['G'];
+  TROUPE_CHECK(G > 0 && H % G == 0, "attention:", H,
+               "query heads must be a multiple of the key heads; they are", G);
+  TROUPE_CHECK(P >= S, "attention: a sequence must have a key for each of", S, "queries; it has",
+               P);
+  return {at::empty_symint({B, S, H, sizes['e']}, q.options()),
           at::empty_symint({H, B * S}, q.options())};
 }
 
@@ -58,8 +87,8 @@ struct OpRows {
 };
 
 template <class T>
-AttentionProblem<T> op_problem(const OpRows& rows, const at::Tensor& q, const at::Tensor& k,
-                               const at::Tensor& v, double scale) {
+AttentionProblem<T> op_problem(const OpRows& rows, const AttentionArgs& a) {
+  const auto& [q, k, v, scale] = a;
   const int64_t B = q.size(0), S = q.size(1), P = k.size(1);
   AttentionProblem<T> p{.heads = q.size(2),
                         .kv_heads = k.size(2),
@@ -83,65 +112,48 @@ void of_cpu_type(const at::Tensor& x, F&& f) {
   f.template operator()<float>();
 }
 
-AttentionOut attention_device(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                              double scale) {
-  auto [out, lse] = attention_meta(q, k, v, scale);
-  const OpRows rows{sequence_rows(q), sequence_rows(k), sequence_rows(v)};
-  of_cpu_type(q, [&]<class T>() {
-    attention_forward_cpu<T>(op_problem<T>(rows, q, k, v, scale), out.mutable_data_ptr<T>(),
+AttentionOut attention_device(const AttentionArgs& a) {
+  auto [out, lse] = attention_meta(a);
+  const OpRows rows{sequence_rows(a.q), sequence_rows(a.k), sequence_rows(a.v)};
+  of_cpu_type(a.q, [&]<class T>() {
+    attention_forward_cpu<T>(op_problem<T>(rows, a), out.mutable_data_ptr<T>(),
                              lse.mutable_data_ptr<T>());
   });
   return {out, lse};
 }
 
-// LONG: a schema's arguments
-AttentionGrads attention_backward_meta(const at::Tensor& grad_out, const at::Tensor& q,
-                                       const at::Tensor& k, const at::Tensor& v,
-                                       const at::Tensor& out, const at::Tensor& lse, double scale) {
-  const auto [like_out, like_lse] = attention_meta(q, k, v, scale);
-  const auto o = like_out.sym_sizes(), l = like_lse.sym_sizes();
-  for (const at::Tensor& t : {grad_out, out}) {
-    check_sizes(t, {o[0], o[1], o[2], o[3]}, "attention: out and its gradient");
-    check_dtype(t, q.scalar_type(), "attention: out and its gradient");
-    check_same_device(t, q, "attention: out and its gradient");
-  }
-  check_sizes(lse, {l[0], l[1]}, "attention: lse");
-  check_dtype(lse, q.scalar_type(), "attention: lse");
-  check_same_device(lse, q, "attention: lse");
-  return {at::empty_symint(q.sym_sizes(), q.options()),
-          at::empty_symint(k.sym_sizes(), q.options()),
-          at::empty_symint(v.sym_sizes(), q.options())};
+AttentionGrads attention_backward_meta(const AttentionBackwardArgs& a) {
+  check_args(a);
+  const at::Tensor lse = std::get<1>(attention_meta(a.forward()));
+  check_sizes(a.lse, {lse.sym_size(0), lse.sym_size(1)}, "attention_backward: lse");
+  const auto options = a.q.options();
+  return {at::empty_symint(a.q.sym_sizes(), options), at::empty_symint(a.k.sym_sizes(), options),
+          at::empty_symint(a.v.sym_sizes(), options)};
 }
 
-// LONG: a schema's arguments
-AttentionGrads attention_backward_device(const at::Tensor& grad_out, const at::Tensor& q,
-                                         const at::Tensor& k, const at::Tensor& v,
-                                         const at::Tensor& out, const at::Tensor& lse,
-                                         double scale) {
-  auto [dq, dk, dv] = attention_backward_meta(grad_out, q, k, v, out, lse, scale);
-  const OpRows rows{sequence_rows(q), sequence_rows(k), sequence_rows(v)};
-  const at::Tensor o = out.contiguous(), l = lse.contiguous(), g = grad_out.contiguous();
-  of_cpu_type(q, [&]<class T>() {
-    attention_backward_cpu<T>(op_problem<T>(rows, q, k, v, scale),
+AttentionGrads attention_backward_device(const AttentionBackwardArgs& a) {
+  auto [dq, dk, dv] = attention_backward_meta(a);
+  const OpRows rows{sequence_rows(a.q), sequence_rows(a.k), sequence_rows(a.v)};
+  const at::Tensor o = a.out.contiguous(), l = a.lse.contiguous(), g = a.grad_out.contiguous();
+  of_cpu_type(a.q, [&]<class T>() {
+    attention_backward_cpu<T>(op_problem<T>(rows, a.forward()),
                               {o.const_data_ptr<T>(), l.const_data_ptr<T>(), g.const_data_ptr<T>()},
                               {op_grad_heads<T>(dq), op_grad_heads<T>(dk), op_grad_heads<T>(dv)});
   });
   return {dq, dk, dv};
 }
 
-AttentionOut attention_op(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                          double scale) {
-  static const auto op = raw_op<decltype(attention_device)>("troupe::attention");
-  static const auto backward =
-      raw_op<decltype(attention_backward_device)>("troupe::attention_backward");
-  auto [out, lse] = op(q, k, v, scale);
+AttentionOut attention_op(const AttentionArgs& a) {
+  static const auto op = raw_op<decltype(attention_device)>();
+  static const auto backward = raw_op<decltype(attention_backward_device)>();
+  auto [out, lse] = op(a);
   record({.name = "attention",
-          .inputs = {q, k, v},
+          .inputs = {a.q, a.k, a.v},
           .outputs = {out},
-          .saved = {q, k, v, out, lse},
-          .backward = [scale](const Gradients& g) -> TensorList {
+          .saved = {a.q, a.k, a.v, out, lse},
+          .backward = [scale = a.scale](const Gradients& g) -> TensorList {
             const TensorList& s = g.saved;
-            const auto [dq, dk, dv] = backward(g.outputs[0], s[0], s[1], s[2], s[3], s[4], scale);
+            const auto [dq, dk, dv] = backward({g.outputs[0], s[0], s[1], s[2], s[3], s[4], scale});
             return {dq, dk, dv};
           }});
   return {out, lse};
@@ -150,12 +162,8 @@ AttentionOut attention_op(const at::Tensor& q, const at::Tensor& k, const at::Te
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(troupe, m) {
-  define(m, "attention(Tensor q, Tensor k, Tensor v, float scale) -> (Tensor out, Tensor lse)",
-         attention_device, attention_meta, attention_op);
-  define(m,
-         "attention_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor "
-         "lse, float scale) -> (Tensor, Tensor, Tensor)",
-         attention_backward_device, attention_backward_meta);
+  define<attention_device, attention_meta, attention_op>(m);
+  define<attention_backward_device, attention_backward_meta>(m);
 }
 
 }  // namespace troupe

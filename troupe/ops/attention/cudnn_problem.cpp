@@ -126,14 +126,15 @@ SegmentTable CudnnProblem::table() const {
 void CudnnProblem::forward(const TensorList& qkv, const at::Tensor& o, const at::Tensor& lse,
                            const SegmentTable& table) {
   plan_.backward = false;
-  for_groups(
-      call_of(qkv, o, lse), table, [&](const SequenceGroup& group, const CudnnAttentionCall& here) {
-        const AttentionPlan plan = plan_of(group, places(group), shape_.heads, shape_.kv_heads);
-        CudnnAttentionCall with = here;
-        const at::Tensor workspace = workspace_for(plan);
-        with.workspace = workspace.mutable_data_ptr();
-        cuda_plugin().attention.run(plan, with);
-      });
+  for_groups(call_of(qkv, o, lse), table,
+             [&](const SequenceGroup& group, const CudnnAttentionCall& here) {
+               const AttentionPlan plan =
+                   attention_plan(group, places(group), shape_.heads, shape_.kv_heads);
+               CudnnAttentionCall with = here;
+               const at::Tensor workspace = workspace_for(plan);
+               with.workspace = workspace.mutable_data_ptr();
+               cuda_plugin().attention.run(plan, with);
+             });
 }
 
 // [sums, keys, columns]
@@ -203,8 +204,8 @@ AttentionSlices CudnnProblem::slices(const SequenceGroup& group, int64_t limit) 
                           shape_.heads, shape_.kv_heads, limit);
 }
 
-AttentionPlan CudnnProblem::plan_of(const SequenceGroup& group, int64_t sequences, int64_t heads,
-                                    int64_t kv_heads) const {
+AttentionPlan CudnnProblem::attention_plan(const SequenceGroup& group, int64_t sequences,
+                                           int64_t heads, int64_t kv_heads) const {
   AttentionPlan plan = plan_;
   plan.ragged = !group.dense;
   plan.mask = group.mask;
@@ -259,7 +260,7 @@ void CudnnProblem::backward_of(const SequenceGroup& group, const CudnnAttentionC
   size_t lane = 0;
   for (int64_t b = 0; b < B; b += s.sequences) {
     const int64_t n = std::min(s.sequences, places(group) - b);
-    const AttentionPlan plan = plan_of(group, n, s.heads, kv_heads);
+    const AttentionPlan plan = attention_plan(group, n, s.heads, kv_heads);
     for (int64_t h = 0; h < shape_.heads; h += s.heads, lane = (lane + 1) % lane_count) {
       if (workspaces.size() <= lane) workspaces.push_back(workspace_for(plan));
       CudnnAttentionCall call =

@@ -60,8 +60,8 @@ class CudnnProblem {
   void for_groups(CudnnAttentionCall call, const SegmentTable& table, F&& f) const;
   void add_starts(const SequenceGroup& group, AttentionTensor t, std::vector<int64_t>& to) const;
   AttentionSlices slices(const SequenceGroup& group, int64_t limit) const;
-  AttentionPlan plan_of(const SequenceGroup& group, int64_t sequences, int64_t heads,
-                        int64_t kv_heads) const;
+  AttentionPlan attention_plan(const SequenceGroup& group, int64_t sequences, int64_t heads,
+                               int64_t kv_heads) const;
   at::Tensor workspace_for(const AttentionPlan& plan) const;
   CudnnAttentionCall slice_of(const SequenceGroup& group, const CudnnAttentionCall& whole,
                               int64_t sequence, int64_t head, int64_t part) const;

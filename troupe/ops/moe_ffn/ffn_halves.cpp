@@ -6,9 +6,7 @@
 #include <utility>
 
 namespace troupe {
-namespace {
 
-// In the inputs' types; `type`: of x.
 TensorList in_types_of_inputs(const FfnGradTensors& grads, at::ScalarType type) {
   TensorList out(grads.begin(), grads.end());
   const at::ScalarType wide = type == at::kDouble ? at::kDouble : at::kFloat;
@@ -17,8 +15,6 @@ TensorList in_types_of_inputs(const FfnGradTensors& grads, at::ScalarType type) 
   }
   return out;
 }
-
-}  // namespace
 
 FfnNeeds ffn_needs(const Gradients& g) {
   TROUPE_CHECK(g.needs.size() == FfnInput::kCount, "an operator of experts records",

@@ -18,6 +18,9 @@ struct FfnSaved {
   std::function<std::unique_ptr<FfnBackend>()> path;
 };
 
+// Gradients in the types of their inputs: `type` of x, and of the scores its wide type.
+TensorList in_types_of_inputs(const FfnGradTensors& grads, at::ScalarType type);
+
 // The record's inputs are those of FfnInput, undefined where a call has none.
 FfnNeeds ffn_needs(const Gradients& g);
 

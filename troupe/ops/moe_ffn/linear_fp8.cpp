@@ -33,7 +33,7 @@ struct Saved {
 // By the two sizes of the weight, in either order, type and device, so that forward and backward take
 // the same path.
 bool multiplies_bytes(const at::Tensor& like, int64_t N, int64_t K, const Fp8Linear& fp8) {
-  const Sm90Form form{N, K, 1, /*plain=*/true, like.scalar_type(), capability_of(like.device())};
+  const Sm90Form form{N, K, 1, /*plain=*/true, like.scalar_type(), gpu_of(like.device())};
   return !fp8.options.emulate && fp8_sm90_fault(form).empty();
 }
 
@@ -134,12 +134,25 @@ LinearGrads backward_emulated(const at::Tensor& dy, const Saved& s, const Fp8Lin
   return out;
 }
 
-at::Tensor linear_fp8_op(const at::Tensor& x, const at::Tensor& w, bool weight_grad, bool emulate,
-                         const std::string& recipe) {
-  return linear_fp8(x, w,
-                    {.options = {.weight_grad = weight_grad,
-                                 .emulate = emulate,
-                                 .recipe = fp8_recipe_of(recipe, kLinearName)}});
+struct LinearFp8Args {
+  const at::Tensor& x;
+  const at::Tensor& w;
+  bool weight_grad, emulate;
+  std::string recipe;
+
+  static constexpr const char *kName = kLinearName, *kResults = "Tensor";
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("x", a.x), arg("w", a.w),
+             arg("weight_grad", a.weight_grad, kKeywordOnly, Default{true}),
+             arg("emulate", a.emulate, Default{false}), arg("recipe", a.recipe, Default{"row"}));
+  }
+};
+
+at::Tensor linear_fp8_op(const LinearFp8Args& a) {
+  return linear_fp8(a.x, a.w,
+                    {.options = {.weight_grad = a.weight_grad,
+                                 .emulate = a.emulate,
+                                 .recipe = fp8_recipe_of(a.recipe, kLinearName)}});
 }
 
 }  // namespace
@@ -185,10 +198,7 @@ at::Tensor linear_fp8(const at::Tensor& x, const at::Tensor& w, const Fp8Linear&
 }
 
 TORCH_LIBRARY_FRAGMENT(troupe, m) {
-  m.def(
-      "linear_fp8(Tensor x, Tensor w, *, bool weight_grad=True, bool emulate=False, "
-      "str recipe=\"row\") -> Tensor",
-      linear_fp8_op);
+  define_whole<linear_fp8_op>(m);
 }
 
 }  // namespace troupe

@@ -26,7 +26,7 @@ namespace {
 using Optional = std::optional<at::Tensor>;
 using Two = std::tuple<at::Tensor, at::Tensor>;
 
-// An operator's arguments beside its tensors.
+// The arguments of the operators of experts beside their tensors.
 struct CallForm {
   std::string activation;
   std::optional<double> clamp;
@@ -39,13 +39,97 @@ struct CallForm {
             .clamp = static_cast<float>(clamp.value_or(kNone)),
             .offset = static_cast<float>(offset)};
   }
+
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("activation", a.activation), arg("clamp", a.clamp), arg("offset", a.offset),
+             arg("up_columns", a.layout.up_columns), arg("down_columns", a.layout.down_columns),
+             arg("interleaved", a.layout.interleaved));
+  }
+};
+
+// What every operator here has.
+struct ExpertArgs {
+  const at::Tensor& w1;
+  const Optional& b1;
+  const at::Tensor& w2;
+  const Optional& b2;
+  const Optional& up;
+  at::TensorList plan;
+  CallForm form;
+
+  ExpertWeights weights() const { return {w1, b1, w2, b2, up}; }
+
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("w1", a.w1), arg("b1", a.b1), arg("w2", a.w2), arg("b2", a.b2), arg("up", a.up),
+             arg("plan", a.plan), group(a.form));
+  }
+};
+
+struct MoeFfnForwardArgs {
+  const at::Tensor& x;
+  const at::Tensor& weights;
+  ExpertArgs experts;
+  bool hidden_only;
+
+  static constexpr const char *kName = "moe_ffn_forward", *kResults = "(Tensor out, Tensor hidden)";
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("x", a.x), arg("weights", a.weights), group(a.experts),
+             arg("hidden_only", a.hidden_only));
+  }
+};
+
+// Hidden may be overwritten where kOverwrite.
+template <bool kOverwrite>
+struct MoeFfnBackwardArgs {
+  const at::Tensor& grad_out;
+  const at::Tensor& x;
+  const at::Tensor& weights;
+  const at::Tensor& hidden;
+  ExpertArgs experts;
+  FfnNeeds needs;
+
+  static constexpr const char *kName = kOverwrite ? "moe_ffn_backward_" : "moe_ffn_backward",
+                              *kResults = "Tensor[]";
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("grad_out", a.grad_out), arg("x", a.x), arg("weights", a.weights),
+             arg("hidden", a.hidden, Written{kOverwrite}), group(a.experts), arg("needs", a.needs));
+  }
+};
+
+struct MoeFfnArgs {
+  const at::Tensor& x;
+  const at::Tensor& weights;
+  const at::Tensor& w1;
+  const at::Tensor& w2;
+  at::TensorList plan;
+  const Optional& b1;
+  const Optional& b2;
+  const Optional& up;
+  CallForm form;
+  bool keep_hidden;
+  int64_t input_bits, hidden_bits;
+
+  static constexpr const char *kName = "moe_ffn", *kResults = "Tensor";
+  static auto visit(auto& a, auto&& f) {
+    constexpr Default kNot{false};
+    auto& [activation, clamp, offset, layout] = a.form;
+    return f(arg("x", a.x), arg("weights", a.weights), arg("w1", a.w1), arg("w2", a.w2),
+             arg("plan", a.plan), arg("b1", a.b1, kKeywordOnly, kDefaultNone),
+             arg("b2", a.b2, kDefaultNone), arg("up", a.up, kDefaultNone),
+             arg("activation", activation, Default{"silu"}), arg("clamp", clamp, kDefaultNone),
+             arg("offset", offset, Default{0.}), arg("up_columns", layout.up_columns, kNot),
+             arg("down_columns", layout.down_columns, kNot),
+             arg("interleaved", layout.interleaved, kNot),
+             arg("keep_hidden", a.keep_hidden, Default{true}),
+             arg("input_bits", a.input_bits, Default{-1}),
+             arg("hidden_bits", a.hidden_bits, Default{-1}));
+  }
 };
 
 // One call with its arguments checked.
 struct CheckedCall {
-  CheckedCall(const at::Tensor& x, const at::Tensor& weights, const ExpertWeights& e,
-              at::TensorList p, const CallForm& form)
-      : CheckedCall(x, weights, e, plan_from(p, "moe_ffn"), form) {}
+  CheckedCall(const at::Tensor& x, const at::Tensor& weights, const ExpertArgs& e)
+      : CheckedCall(x, weights, e.weights(), plan_from(e.plan, "moe_ffn"), e.form) {}
   CheckedCall(const at::Tensor& x, const at::Tensor& weights, const ExpertWeights& e,
               const Plan& plan, const CallForm& form)
       : sizes(check_ffn(x, weights, plan, e, form.layout)), ffn{x,           weights,
@@ -65,32 +149,19 @@ std::unique_ptr<FfnBackend> path_of(const FfnCall& call) {
   return call.x.is_cuda() ? cuda_ffn(call) : cpu_ffn(call);
 }
 
-// LONG: a schema's arguments, as of all that follow
-Two moe_ffn_forward_device(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& w1,
-                           const Optional& b1, const at::Tensor& w2, const Optional& b2,
-                           const Optional& up, at::TensorList plan, std::string activation,
-                           std::optional<double> clamp, double offset, bool up_columns,
-                           bool down_columns, bool interleaved, bool hidden_only) {
-  const CheckedCall call(
-      x, weights, {w1, b1, w2, b2, up}, plan,
-      {std::move(activation), clamp, offset, {up_columns, down_columns, interleaved}});
+Two moe_ffn_forward_device(const MoeFfnForwardArgs& a) {
+  const CheckedCall call(a.x, a.weights, a.experts);
   check_whole_plan(call.ffn.plan, "moe_ffn");
-  FfnForward f = ffn_forward(*path_of(call.ffn), hidden_only);
-  if (hidden_only) f.out = at::empty({0}, x.options());
+  FfnForward f = ffn_forward(*path_of(call.ffn), a.hidden_only);
+  if (a.hidden_only) f.out = at::empty({0}, a.x.options());
   return {f.out, f.hidden};
 }
 
-// LONG: a schema's arguments
-Two moe_ffn_forward_meta(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& w1,
-                         const Optional& b1, const at::Tensor& w2, const Optional& b2,
-                         const Optional& up, at::TensorList plan, std::string activation,
-                         std::optional<double> clamp, double offset, bool up_columns,
-                         bool down_columns, bool interleaved, bool hidden_only) {
-  const CheckedCall call(
-      x, weights, {w1, b1, w2, b2, up}, plan,
-      {std::move(activation), clamp, offset, {up_columns, down_columns, interleaved}});
-  return {hidden_only ? at::empty({0}, x.options()) : at::empty_symint(x.sym_sizes(), x.options()),
-          at::empty_symint({call.ffn.plan.row_src.sym_size(0), call.sizes.columns}, x.options())};
+Two moe_ffn_forward_meta(const MoeFfnForwardArgs& a) {
+  const CheckedCall call(a.x, a.weights, a.experts);
+  const auto options = a.x.options();
+  return {a.hidden_only ? at::empty({0}, options) : at::empty_symint(a.x.sym_sizes(), options),
+          at::empty_symint({call.ffn.plan.row_src.sym_size(0), call.sizes.columns}, options)};
 }
 
 void check_backward(const CheckedCall& call, const at::Tensor& grad_out, const at::Tensor& hidden) {
@@ -113,56 +184,35 @@ std::vector<at::Tensor> gradients(const CheckedCall& call, const at::Tensor& gra
   needs[FfnInput::kB1] = needs[FfnInput::kB1] && e.b1.has_value();
   needs[FfnInput::kB2] = needs[FfnInput::kB2] && e.b2.has_value();
   needs[FfnInput::kUp] = needs[FfnInput::kUp] && e.up.has_value();
-  FfnGradTensors grads = ffn_backward(
+  const FfnGradTensors grads = ffn_backward(
       *path_of(call.ffn),
       {.grad_out = grad_out, .hidden = hidden, .needs = needs, .overwrite = overwrite});
-  const at::Tensor &x = call.ffn.x, &weights = call.ffn.weights;
-  const at::Tensor none = at::empty({0}, x.options());
-  for (size_t i = 0; i < grads.size(); ++i) {
-    const at::ScalarType type = i == FfnInput::kScores ? weights.scalar_type() : x.scalar_type();
-    grads[i] = grads[i].defined() ? grads[i].to(type) : none;
+  const at::Tensor none = at::empty({0}, call.ffn.x.options());
+  TensorList out = in_types_of_inputs(grads, call.ffn.x.scalar_type());
+  for (at::Tensor& grad : out) {
+    if (!grad.defined()) grad = none;
   }
-  return {grads.begin(), grads.end()};
+  return out;
 }
 
-// Hidden may be overwritten where kOverwrite.
-// LONG: a schema's arguments
 template <bool kOverwrite>
-std::vector<at::Tensor> moe_ffn_backward_device(const at::Tensor& grad_out, const at::Tensor& x,
-                                                const at::Tensor& weights, const at::Tensor& hidden,
-                                                const at::Tensor& w1, const Optional& b1,
-                                                const at::Tensor& w2, const Optional& b2,
-                                                const Optional& up, at::TensorList plan,
-                                                std::string activation, std::optional<double> clamp,
-                                                double offset, bool up_columns, bool down_columns,
-                                                bool interleaved, FfnNeeds needs) {
-  const CheckedCall call(
-      x, weights, {w1, b1, w2, b2, up}, plan,
-      {std::move(activation), clamp, offset, {up_columns, down_columns, interleaved}});
+std::vector<at::Tensor> moe_ffn_backward_device(const MoeFfnBackwardArgs<kOverwrite>& a) {
+  const CheckedCall call(a.x, a.weights, a.experts);
   check_whole_plan(call.ffn.plan, "moe_ffn_backward");
-  return gradients(call, grad_out, hidden, needs, kOverwrite);
+  return gradients(call, a.grad_out, a.hidden, a.needs, kOverwrite);
 }
 
-// LONG: a schema's arguments
-std::vector<at::Tensor> moe_ffn_backward_meta(const at::Tensor& grad_out, const at::Tensor& x,
-                                              const at::Tensor& weights, const at::Tensor& hidden,
-                                              const at::Tensor& w1, const Optional& b1,
-                                              const at::Tensor& w2, const Optional& b2,
-                                              const Optional& up, at::TensorList plan,
-                                              std::string activation, std::optional<double> clamp,
-                                              double offset, bool up_columns, bool down_columns,
-                                              bool interleaved, FfnNeeds needs) {
-  const CheckedCall call(
-      x, weights, {w1, b1, w2, b2, up}, plan,
-      {std::move(activation), clamp, offset, {up_columns, down_columns, interleaved}});
-  check_backward(call, grad_out, hidden);
-  const at::Tensor none = at::empty({0}, x.options());
+template <bool kOverwrite>
+std::vector<at::Tensor> moe_ffn_backward_meta(const MoeFfnBackwardArgs<kOverwrite>& a) {
+  const ExpertArgs& e = a.experts;
+  check_backward(CheckedCall(a.x, a.weights, e), a.grad_out, a.hidden);
+  const at::Tensor none = at::empty({0}, a.x.options());
   const TensorList like = {
-      x, weights, w1, b1.value_or(none), w2, b2.value_or(none), up.value_or(none)};
+      a.x, a.weights, e.w1, e.b1.value_or(none), e.w2, e.b2.value_or(none), e.up.value_or(none)};
   std::vector<at::Tensor> out;
-  for (size_t i = 0; i < needs.size(); ++i) {
-    out.push_back(needs[i] ? at::empty_like(like[i], at::MemoryFormat::Contiguous)
-                           : at::empty({0}, x.options()));
+  for (size_t i = 0; i < a.needs.size(); ++i) {
+    out.push_back(a.needs[i] ? at::empty_like(like[i], at::MemoryFormat::Contiguous)
+                             : at::empty({0}, a.x.options()));
   }
   return out;
 }
@@ -194,8 +244,14 @@ struct FfnKept {
   }
 };
 
-std::optional<double> clamp_of(const FfnOptions& o) {
-  return std::isinf(o.clamp) ? std::nullopt : std::optional(o.clamp);
+CallForm form_of(const FfnOptions& o) {
+  return {o.activation, std::isinf(o.clamp) ? std::nullopt : std::optional(o.clamp), o.offset,
+          o.layout};
+}
+
+// Of weights under these names, which live as long as the arguments.
+ExpertArgs expert_args(const auto& e, at::TensorList plan, CallForm form) {
+  return {e.w1, e.b1, e.w2, e.b2, e.up, plan, std::move(form)};
 }
 
 // Reads what was saved, with x and H as they were: kept, read back from fewer bits, or computed
@@ -213,13 +269,12 @@ class KeptReader {
   at::Tensor x(const FfnKept& s) const { return restored(s.x, options_.input_bits, x_sizes_); }
 
   at::Tensor hidden(const FfnKept& s, const at::Tensor& x) const {
-    static const auto again = raw_op<decltype(moe_ffn_forward_device)>("troupe::moe_ffn_forward");
+    static const auto again = raw_op<decltype(moe_ffn_forward_device)>();
     const FfnOptions& o = options_;
     if (o.keep_hidden) return restored(s.hidden, o.hidden_bits, hidden_sizes_);
-    const WeightLayout& l = o.layout;
-    return std::get<1>(again(x, s.weights, s.w1, s.b1, s.w2, s.b2, s.up, plan_tensors(s.plan),
-                             o.activation, clamp_of(o), o.offset, l.up_columns, l.down_columns,
-                             l.interleaved, /*hidden_only=*/true));
+    const std::vector<at::Tensor> plan = plan_tensors(s.plan);
+    return std::get<1>(
+        again({x, s.weights, expert_args(s, plan, form_of(o)), /*hidden_only=*/true}));
   }
 
  private:
@@ -234,18 +289,18 @@ class KeptReader {
 
 // The whole backward, through the dispatcher, so that tracing sees it.
 TensorList backward(const Gradients& g, const KeptReader& kept) {
-  using Backward = decltype(moe_ffn_backward_device<false>);
-  static const auto run = raw_op<Backward>("troupe::moe_ffn_backward");
-  static const auto run_over = raw_op<Backward>("troupe::moe_ffn_backward_");
+  static const auto run = raw_op<decltype(moe_ffn_backward_device<false>)>();
+  static const auto run_over = raw_op<decltype(moe_ffn_backward_device<true>)>();
   const auto s = saved_from<FfnKept>(g.saved);
   const at::Tensor x = kept.x(s), hidden = kept.hidden(s, x);
-  const FfnOptions& o = kept.options();
-  const WeightLayout& l = o.layout;
+  const std::vector<at::Tensor> plan = plan_tensors(s.plan);
   const FfnNeeds needs = ffn_needs(g);
+  const auto call = [&](const auto& op) {
+    return op(
+        {g.outputs[0], x, s.weights, hidden, expert_args(s, plan, form_of(kept.options())), needs});
+  };
   // Only a graph that goes on reads H again.
-  TensorList grads = (g.last ? run_over : run)(
-      g.outputs[0], x, s.weights, hidden, s.w1, s.b1, s.w2, s.b2, s.up, plan_tensors(s.plan),
-      o.activation, clamp_of(o), o.offset, l.up_columns, l.down_columns, l.interleaved, needs);
+  TensorList grads = g.last ? call(run_over) : call(run);
   for (size_t i = 0; i < needs.size(); ++i) {
     if (!needs[i]) grads[i] = at::Tensor();
   }
@@ -254,41 +309,33 @@ TensorList backward(const Gradients& g, const KeptReader& kept) {
 
 FfnSaved operands(const TensorList& saved, const KeptReader& kept) {
   const auto s = saved_from<FfnKept>(saved);
-  const FfnOptions& o = kept.options();
   const at::Tensor x = kept.x(s), hidden = kept.hidden(s, x);
   const CheckedCall call(x, s.weights, {s.w1, s.b1, s.w2, s.b2, s.up}, s.plan,
-                         {o.activation, clamp_of(o), o.offset, o.layout});
+                         form_of(kept.options()));
   return {hidden, [ffn = call.ffn] { return path_of(ffn); }};
 }
 
-// LONG: a schema's arguments
-at::Tensor moe_ffn_op(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& w1,
-                      const at::Tensor& w2, at::TensorList plan, const Optional& b1,
-                      const Optional& b2, const Optional& up, std::string activation,
-                      std::optional<double> clamp, double offset, bool up_columns,
-                      bool down_columns, bool interleaved, bool keep_hidden, int64_t input_bits,
-                      int64_t hidden_bits) {
-  FfnOptions o{.activation = std::move(activation),
-               .offset = offset,
-               .layout = {up_columns, down_columns, interleaved},
-               .keep_hidden = keep_hidden,
-               .input_bits = input_bits,
-               .hidden_bits = hidden_bits};
-  if (clamp.has_value()) o.clamp = *clamp;
-  return moe_ffn(x, weights, plan_from(plan, "moe_ffn"), {w1, b1, w2, b2, up}, o);
+at::Tensor moe_ffn_op(const MoeFfnArgs& a) {
+  FfnOptions o{.activation = a.form.activation,
+               .offset = a.form.offset,
+               .layout = a.form.layout,
+               .keep_hidden = a.keep_hidden,
+               .input_bits = a.input_bits,
+               .hidden_bits = a.hidden_bits};
+  if (a.form.clamp.has_value()) o.clamp = *a.form.clamp;
+  return moe_ffn(a.x, a.weights, plan_from(a.plan, "moe_ffn"), {a.w1, a.b1, a.w2, a.b2, a.up}, o);
 }
 
 }  // namespace
 
 at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& weights_TK, const Plan& plan,
                    const ExpertWeights& e, const FfnOptions& o) {
-  static const auto op = raw_op<decltype(moe_ffn_forward_device)>("troupe::moe_ffn_forward");
+  static const auto op = raw_op<decltype(moe_ffn_forward_device)>();
   check_sizes(x_TD, {-1, -1}, "moe_ffn: x");
   const at::Tensor x = rowwise(x_TD);
-  const WeightLayout& l = o.layout;
+  const std::vector<at::Tensor> parts = plan_tensors(plan);
   auto [out, hidden] =
-      op(x, weights_TK, e.w1, e.b1, e.w2, e.b2, e.up, plan_tensors(plan), o.activation, clamp_of(o),
-         o.offset, l.up_columns, l.down_columns, l.interleaved, /*hidden_only=*/false);
+      op({x, weights_TK, expert_args(e, parts, form_of(o)), /*hidden_only=*/false});
   const at::Tensor none, b1 = e.b1.value_or(none), b2 = e.b2.value_or(none);
   const at::Tensor up = e.up.value_or(none);
   const TensorList inputs = {x, weights_TK, e.w1, b1, e.w2, b2, up};
@@ -324,32 +371,10 @@ at::Tensor moe_ffn(const at::Tensor& x_TD, const at::Tensor& weights_TK, const P
 }
 
 TORCH_LIBRARY_FRAGMENT(troupe, m) {
-  // Arguments that every operator here has; WeightLayout says how weights are laid out.
-  const std::string experts =
-      "Tensor w1, Tensor? b1, Tensor w2, Tensor? b2, Tensor? up, Tensor[] plan, str activation, "
-      "float? clamp, float offset, bool up_columns, bool down_columns, bool interleaved, ";
-  define(m,
-         ("moe_ffn_forward(Tensor x, Tensor weights, " + experts +
-          "bool hidden_only) -> (Tensor out, Tensor hidden)")
-             .c_str(),
-         moe_ffn_forward_device, moe_ffn_forward_meta);
-  define(m,
-         ("moe_ffn_backward(Tensor grad_out, Tensor x, Tensor weights, Tensor hidden, " + experts +
-          "bool[7] needs) -> Tensor[]")
-             .c_str(),
-         moe_ffn_backward_device<false>, moe_ffn_backward_meta);
-  define(m,
-         ("moe_ffn_backward_(Tensor grad_out, Tensor x, Tensor weights, Tensor(a!) hidden, " +
-          experts + "bool[7] needs) -> Tensor[]")
-             .c_str(),
-         moe_ffn_backward_device<true>, moe_ffn_backward_meta);
-  m.def(
-      "moe_ffn(Tensor x, Tensor weights, Tensor w1, Tensor w2, Tensor[] plan, *, "
-      "Tensor? b1=None, Tensor? b2=None, Tensor? up=None, str activation=\"silu\", "
-      "float? clamp=None, float offset=0., bool up_columns=False, bool down_columns=False, "
-      "bool interleaved=False, bool keep_hidden=True, int input_bits=-1, int hidden_bits=-1) "
-      "-> Tensor",
-      moe_ffn_op);
+  define<moe_ffn_forward_device, moe_ffn_forward_meta>(m);
+  define<moe_ffn_backward_device<false>, moe_ffn_backward_meta<false>>(m);
+  define<moe_ffn_backward_device<true>, moe_ffn_backward_meta<true>>(m);
+  define_whole<moe_ffn_op>(m);
 }
 
 }  // namespace troupe

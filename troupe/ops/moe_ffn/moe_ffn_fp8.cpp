@@ -138,19 +138,38 @@ at::Tensor in_joint_kernels(const FfnCall& call, const FfnOptions& options, cons
   return f.out;
 }
 
-// LONG: a schema's arguments
-at::Tensor moe_ffn_fp8_op(const at::Tensor& x, const at::Tensor& weights, const at::Tensor& w1,
-                          const at::Tensor& w2, at::TensorList plan, std::string activation,
-                          std::optional<double> clamp, double offset, bool weight_grad,
-                          bool emulate, const std::string& recipe) {
-  const Plan routed = plan_from(plan, "moe_ffn_fp8");
-  const ExpertWeights experts = experts_of(w1, w2);
-  check_ffn(x, weights, routed, experts);
-  FfnOptions options{.activation = std::move(activation), .offset = offset};
-  if (clamp.has_value()) options.clamp = *clamp;
-  return moe_ffn_fp8(
-      x, weights, routed, experts, options,
-      {.weight_grad = weight_grad, .emulate = emulate, .recipe = fp8_recipe_of(recipe, kFp8Name)});
+struct MoeFfnFp8Args {
+  const at::Tensor& x;
+  const at::Tensor& weights;
+  const at::Tensor& w1;
+  const at::Tensor& w2;
+  at::TensorList plan;
+  std::string activation;
+  std::optional<double> clamp;
+  double offset;
+  bool weight_grad, emulate;
+  std::string recipe;
+
+  static constexpr const char *kName = kFp8Name, *kResults = "Tensor";
+  static auto visit(auto& a, auto&& f) {
+    return f(arg("x", a.x), arg("weights", a.weights), arg("w1", a.w1), arg("w2", a.w2),
+             arg("plan", a.plan), arg("activation", a.activation, kKeywordOnly, Default{"silu"}),
+             arg("clamp", a.clamp, kDefaultNone), arg("offset", a.offset, Default{0.}),
+             arg("weight_grad", a.weight_grad, Default{true}),
+             arg("emulate", a.emulate, Default{false}), arg("recipe", a.recipe, Default{"row"}));
+  }
+};
+
+at::Tensor moe_ffn_fp8_op(const MoeFfnFp8Args& a) {
+  const Plan routed = plan_from(a.plan, kFp8Name);
+  const ExpertWeights experts = experts_of(a.w1, a.w2);
+  check_ffn(a.x, a.weights, routed, experts);
+  FfnOptions options{.activation = a.activation, .offset = a.offset};
+  if (a.clamp.has_value()) options.clamp = *a.clamp;
+  return moe_ffn_fp8(a.x, a.weights, routed, experts, options,
+                     {.weight_grad = a.weight_grad,
+                      .emulate = a.emulate,
+                      .recipe = fp8_recipe_of(a.recipe, kFp8Name)});
 }
 
 }  // namespace
@@ -167,9 +186,8 @@ at::Tensor moe_ffn_fp8(const at::Tensor& x_SD, const at::Tensor& weights_TK, con
   const FfnCall call{x, weights_TK, plan, experts, kind, gated, {}};
   const bool plain = kind.act == Act::kSilu && std::isinf(kind.clamp) && kind.offset == 0 && gated;
   // By the weights, whose sizes are numbers where x's are symbols.
-  const Sm90Form form{experts.w2.size(1), call.hidden(),
-                      call.num_experts(), plain,
-                      x.scalar_type(),    capability_of(x.device())};
+  const Sm90Form form{experts.w2.size(1), call.hidden(),     call.num_experts(), plain,
+                      x.scalar_type(),    gpu_of(x.device())};
   const bool bytes = !fp8.emulate && fp8_sm90_fault(form).empty();
   if (bytes) check_whole_plan(plan, kFp8Name);  // the others' operators check what they read
   if (bytes && fp8.recipe == Fp8Recipe::kRow) return in_joint_kernels(call, options, fp8);
@@ -177,11 +195,7 @@ at::Tensor moe_ffn_fp8(const at::Tensor& x_SD, const at::Tensor& weights_TK, con
 }
 
 TORCH_LIBRARY_FRAGMENT(troupe, m) {
-  m.def(
-      "moe_ffn_fp8(Tensor x, Tensor weights, Tensor w1, Tensor w2, Tensor[] plan, *, "
-      "str activation=\"silu\", float? clamp=None, float offset=0., bool weight_grad=True, "
-      "bool emulate=False, str recipe=\"row\") -> Tensor",
-      moe_ffn_fp8_op);
+  define_whole<moe_ffn_fp8_op>(m);
 }
 
 }  // namespace troupe

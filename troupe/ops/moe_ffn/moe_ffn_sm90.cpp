@@ -158,16 +158,17 @@ class Sm90Ffn : public FfnBackend {
 
 }  // namespace
 
-int capability_of(const c10::Device& device) {
-  return device.is_cuda() ? cuda_plugin().compute_capability(device.index()) : 0;
+GpuKind gpu_of(const c10::Device& device) {
+  return device.is_cuda() ? gpu_kind(device.index()) : GpuKind{};
 }
 
 std::string sm90_fault(const Sm90Form& f, int64_t multiple) {
   constexpr int kHopper = 90;
-  if (f.capability == 0) return "the device is cpu";
-  if (f.capability != kHopper) {
-    return "the GPU's compute capability is " + std::to_string(f.capability) + ", not 90";
+  if (f.gpu.capability == 0) return "the device is cpu";
+  if (f.gpu.capability != kHopper) {
+    return "the GPU's compute capability is " + std::to_string(f.gpu.capability) + ", not 90";
   }
+  if (!f.gpu.sm90_code) return "this build has no code for sm_90a that the driver would take";
   if (f.type != at::kBFloat16) return "the products are not in bf16";
   if (!f.plain) return "experts are not plain SwiGLU without biases, clamp and offset";
   if (f.width % multiple != 0 || f.hidden % multiple != 0) {
@@ -194,7 +195,7 @@ bool fits_sm90(const FfnCall& c) {
   const bool plain = c.kind.act == Act::kSilu && std::isinf(c.kind.clamp) && c.kind.offset == 0 &&
                      c.gated && !c.experts.b1.has_value() && !c.experts.b2.has_value();
   return sm90_fault({c.width(), c.hidden(), c.num_experts(), plain, c.x.scalar_type(),
-                     capability_of(c.x.device())})
+                     gpu_of(c.x.device())})
       .empty();
 }
 

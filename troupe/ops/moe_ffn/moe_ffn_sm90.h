@@ -1,4 +1,5 @@
-// The Hopper path of ops/moe_ffn/moe_ffn: bf16 SwiGLU experts on a GPU of compute capability 9.0.
+// The Hopper path of ops/moe_ffn/moe_ffn: bf16 SwiGLU experts on a GPU of compute capability 9.0,
+// by a build that has code for it (sm_90a).
 #pragma once
 
 #include <memory>
@@ -6,6 +7,7 @@
 #include <vector>
 
 #include "troupe/ops/moe_ffn/ffn_backend.h"
+#include "troupe/ops/support/gpu_code.h"
 
 namespace troupe {
 
@@ -14,9 +16,9 @@ struct Sm90Form {
   int64_t width, hidden, experts;
   bool plain;  // SwiGLU without clamp, offset and biases
   at::ScalarType type;
-  int capability;  // of the GPU (90: Hopper); 0: no GPU
+  GpuKind gpu;
 };
-int capability_of(const c10::Device& device);
+GpuKind gpu_of(const c10::Device& device);  // without capability: it is none
 
 inline constexpr int64_t kSm90Multiple = 64;  // of both widths
 

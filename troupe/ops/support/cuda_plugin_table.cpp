@@ -1,4 +1,5 @@
 // libtroupe_cuda.so's one exported function: hands out the addresses of its launchers.
+#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
@@ -10,6 +11,8 @@ namespace troupe {
 #define TROUPE_DECLARE(name, Args) void name##_cuda(const Args&, cudaStream_t);
 TROUPE_CUDA_KERNELS(TROUPE_DECLARE)
 #undef TROUPE_DECLARE
+bool runs_build_code();  // kernels/device/build_code.h
+bool runs_sm90_code();
 int64_t cudnn_attention_workspace_bytes(const AttentionPlan& plan);  // cudnn_plans.cpp
 void cudnn_attention_run(const AttentionPlan& plan, const CudnnAttentionCall& call);
 
@@ -26,6 +29,12 @@ int compute_capability(int device) {
   return major * 10 + minor;
 }
 
+template <bool (*kAsk)()>
+bool ask_on(int device) {
+  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(device));
+  return kAsk();
+}
+
 }  // namespace
 }  // namespace troupe
 
@@ -36,6 +45,8 @@ extern "C" __attribute__((visibility("default"))) void troupe_fill_cuda_plugin(
 #undef TROUPE_FILL
   out->current_stream = troupe::current_stream;
   out->compute_capability = troupe::compute_capability;
+  out->runs_build_code = troupe::ask_on<troupe::runs_build_code>;
+  out->runs_sm90_code = troupe::ask_on<troupe::runs_sm90_code>;
 #ifdef TROUPE_CUDNN_FRONTEND
   out->attention = {troupe::cudnn_attention_workspace_bytes, troupe::cudnn_attention_run};
 #endif

@@ -21,7 +21,7 @@ Pool torch_pool();  // at::parallel_for; inside a parallel region it runs serial
 template <class Args>
 void run_cuda(const c10::Device& device, Args args,
               void (*CudaKernels::*kernel)(const Args&, cudaStream_t)) {
-  const CudaPlugin& plugin = cuda_plugin();
+  const CudaPlugin& plugin = cuda_plugin_on(device.index());
   const c10::DeviceGuard guard(device);
   if constexpr (requires { args.waves; }) args.waves = shares_gpu() ? kSharedWaves : 1;
   (plugin.kernels.*kernel)(args, plugin.current_stream(device.index()));

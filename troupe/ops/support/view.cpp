@@ -19,21 +19,13 @@ constexpr at::ScalarType scalar_type_of() {
   if constexpr (std::is_same_v<U, bool>) return at::kBool;
 }
 
-std::string described(const at::Tensor& x) {
-  if (!x.defined()) return "an undefined tensor";
-  std::ostringstream os;
-  os << "a " << x.scalar_type() << " tensor of sizes " << x.sym_sizes() << ", strides "
-     << x.sym_strides() << " on " << x.device();
-  return os.str();
-}
-
 void check_matrix(const at::Tensor& x, const char* name) {
-  TROUPE_CHECK(x.defined() && x.dim() == 2, name, "must be a matrix; it is", described(x));
+  TROUPE_CHECK(x.defined() && x.dim() == 2, name, "must be a matrix; it is", tensor_text(x));
   if (x.numel() == 0) return;  // Whatever its strides: backward of sum() hands back zeros.
   const bool columns_packed = x.size(1) <= 1 || x.stride(1) == 1;
   const bool rows_apart = x.size(0) <= 1 || x.stride(0) >= x.size(1);
   TROUPE_CHECK(columns_packed && rows_apart, name,
-               "must have contiguous columns and rows that do not overlap; it is", described(x));
+               "must have contiguous columns and rows that do not overlap; it is", tensor_text(x));
 }
 
 int64_t row_stride(const at::Tensor& x) {
@@ -42,13 +34,21 @@ int64_t row_stride(const at::Tensor& x) {
 
 }  // namespace
 
+std::string tensor_text(const at::Tensor& x) {
+  if (!x.defined()) return "an undefined tensor";
+  std::ostringstream os;
+  os << "a " << x.scalar_type() << " tensor of sizes " << x.sym_sizes() << ", strides "
+     << x.sym_strides() << " on " << x.device();
+  return os.str();
+}
+
 Dtype dtype_of_tensor(const at::Tensor& x, const char* name) {
   switch (x.scalar_type()) {
     case at::kFloat: return Dtype::kF32;
     case at::kBFloat16: return Dtype::kBF16;
     case at::kHalf: return Dtype::kF16;
     case at::kDouble: return Dtype::kF64;
-    default: TROUPE_CHECK(false, name, "must be f32, bf16, f16 or f64; it is", described(x));
+    default: TROUPE_CHECK(false, name, "must be f32, bf16, f16 or f64; it is", tensor_text(x));
   }
   return Dtype::kF32;
 }
@@ -104,7 +104,7 @@ Mat<T> mat(const at::Tensor& x, const char* name) {
 
 template <class T>
 T* ptr(const at::Tensor& x, const char* name) {
-  TROUPE_CHECK(x.defined() && x.is_contiguous(), name, "must be contiguous; it is", described(x));
+  TROUPE_CHECK(x.defined() && x.is_contiguous(), name, "must be contiguous; it is", tensor_text(x));
   // A mask may be bool or its bytes.
   const bool byte_for_bool = scalar_type_of<T>() == at::kByte && x.scalar_type() == at::kBool;
   if (!byte_for_bool) check_dtype(x, scalar_type_of<T>(), name);
@@ -131,16 +131,16 @@ void check_sizes(const at::Tensor& x, std::initializer_list<c10::SymInt> sizes, 
     const c10::SymBool same = x.sym_size(static_cast<int64_t>(i)).sym_eq(want[i]);
     fits = same.expect_true(__FILE__, __LINE__);
   }
-  TROUPE_CHECK(fits, name, "must have sizes", want, "(-1: any); it is", described(x));
+  TROUPE_CHECK(fits, name, "must have sizes", want, "(-1: any); it is", tensor_text(x));
 }
 
 void check_same_device(const at::Tensor& x, const at::Tensor& other, const char* name) {
   TROUPE_CHECK(x.device() == other.device(), name, "must be on", other.device(), "; it is",
-               described(x));
+               tensor_text(x));
 }
 
 void check_dtype(const at::Tensor& x, at::ScalarType dtype, const char* name) {
-  TROUPE_CHECK(x.scalar_type() == dtype, name, "must be of type", dtype, "; it is", described(x));
+  TROUPE_CHECK(x.scalar_type() == dtype, name, "must be of type", dtype, "; it is", tensor_text(x));
 }
 
 }  // namespace troupe

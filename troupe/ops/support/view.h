@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "troupe/core/device/view.h"
 
@@ -47,5 +48,6 @@ T* ptr_or_null(const std::optional<at::Tensor>& x, const char* name) {
 void check_sizes(const at::Tensor& x, std::initializer_list<c10::SymInt> sizes, const char* name);
 void check_same_device(const at::Tensor& x, const at::Tensor& other, const char* name);
 void check_dtype(const at::Tensor& x, at::ScalarType dtype, const char* name);
+std::string tensor_text(const at::Tensor& x);  // for messages
 
 }  // namespace troupe

@@ -54,7 +54,8 @@ std::pair<c10::Device, int> gpu_of(int rank) {
 }
 
 // Runs the body as one of the ranks, if this process is one and this is its call.
-void run_as_rank(int call, const std::function<void(World&)>& body, bool on_gpus) {
+void run_as_rank(int call, const std::function<void(World&)>& body, bool on_gpus,
+                 WorldOptions how) {
   if (call != std::atoi(variable("TROUPE_TEST_CALL"))) return;
   const LauncherEnvironment place{.rank = std::atoi(variable("RANK")),
                                   .size = std::atoi(variable("WORLD_SIZE")),
@@ -64,12 +65,11 @@ void run_as_rank(int call, const std::function<void(World&)>& body, bool on_gpus
                                   .launcher_has_store = true};
   const auto [device, gpus] =
       on_gpus ? gpu_of(static_cast<int>(place.rank)) : std::pair(c10::Device(c10::kCPU), 0);
+  how.start_timeout = std::chrono::seconds(30);
+  how.hang_timeout = std::chrono::seconds(std::atoi(variable("TROUPE_TEST_SECONDS"))) / 2;
+  how.staged = on_gpus && gpus < place.size;
   {
-    World world(
-        place, device,
-        {.start_timeout = std::chrono::seconds(30),
-         .hang_timeout = std::chrono::seconds(std::atoi(variable("TROUPE_TEST_SECONDS"))) / 2,
-         .staged = on_gpus && gpus < place.size});
+    World world(place, device, how);
     try {
       body(world);
     } catch (const std::exception& e) {
@@ -125,10 +125,10 @@ Process start(int rank, int ranks, int call, int port, const std::string& folder
 }
 
 void run_ranks(const std::vector<int>& ends, const std::function<void(World&)>& body, int seconds,
-               bool on_gpus) {
+               bool on_gpus, const WorldOptions& how = {}) {
   if (on_gpus && !has_cuda()) GTEST_SKIP() << why_no_cuda();
   const int call = next_call();
-  if (variable("TROUPE_TEST_CALL") != nullptr) return run_as_rank(call, body, on_gpus);
+  if (variable("TROUPE_TEST_CALL") != nullptr) return run_as_rank(call, body, on_gpus, how);
   const int ranks = static_cast<int>(ends.size());
   const TemporaryFolder folder;
   const StoreServer store;
@@ -165,6 +165,10 @@ void run_ranks(const std::vector<int>& ends, const std::function<void(World&)>& 
 
 void in_ranks(int ranks, const std::function<void(World&)>& body, int seconds) {
   in_ranks_that_end(std::vector<int>(static_cast<size_t>(ranks), 0), body, seconds);
+}
+
+void in_ranks(int ranks, WorldOptions how, const std::function<void(World&)>& body, int seconds) {
+  run_ranks(std::vector<int>(static_cast<size_t>(ranks), 0), body, seconds, /*on_gpus=*/false, how);
 }
 
 void in_ranks_that_end(const std::vector<int>& ends, const std::function<void(World&)>& body,

@@ -4,15 +4,25 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <string>
 
 #include "troupe/train/recipe/recipe.h"
 
 namespace troupe {
 
-// The device of that kind with that local index. E7101 if it does not exist.
+// The device of that kind with that local index. E7101 if it does not exist, or where the build has
+// code for no GPU here.
 c10::Device device_of(DeviceKind kind, int64_t local_rank = 0);
 // That of a rank of the recipe's run. E7101 where there are fewer GPUs than ranks, unless
-// `parallel.backend` is gloo: then ranks take turns and share them.
+// `parallel.backend` is gloo: then ranks take turns and share them; and where a kernel that is looked
+// up there has no code.
 c10::Device device_of_rank(const Recipe& recipe, int64_t local_rank);
+
+// What a start and `troupe check` warn of where GPUs are here and the build has code for none
+// (why_no_gpu_code of ops/support/cuda_plugin.h); empty otherwise, and for run.device: cpu.
+std::string no_code_line(DeviceKind kind);
+std::string no_code_line(DeviceKind kind, const std::string& why);
+// The error of run.device: cuda without a device; `why`: empty, or what why_no_gpu_code() says.
+std::string no_device_text(const std::string& why);
 
 }  // namespace troupe

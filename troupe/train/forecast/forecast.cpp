@@ -25,12 +25,6 @@
 namespace troupe {
 namespace {
 
-// Whether a step has several microbatches.
-bool adds_up(const Recipe& r) {
-  const RunPlan plan = plan_of(r);
-  return plan.micro_batch < plan.batch;
-}
-
 // Bytes of a unit's gradients, not yet added to the sums, that find no place in the graphs that
 // its backward and those of the units behind it let go.
 double beside_sums(const std::vector<UnitMemory>& units) {
@@ -90,9 +84,10 @@ double available_memory(const Recipe& r, int64_t ranks_here) {
 MemoryForecast forecast_memory(const Recipe& given, bool on_gpu) {
   Recipe r = given;
   r.parallel.context = 1;  // of one rank, which has whole rows
-  const ModelMemory model = model_memory(r, on_gpu, *build_model(r.model));
+  const RunPlan plan = plan_of(r);
+  const ModelMemory model = model_memory(r, plan, on_gpu, *build_model(r.model));
   MemoryForecast out{.workspace = model.workspace};
-  const bool sums = adds_up(r);
+  const bool sums = plan.micro_batch < plan.batch;  // of several microbatches
   double update = 0;
   for (const UnitMemory& unit : model.units) {
     for (const StateBytes& s : {unit.dense, unit.cut, unit.experts}) {
@@ -144,7 +139,7 @@ MemoryVerdict judge_memory(const Recipe& r, bool on_gpu, double available, int64
 }
 
 double checkpoint_bytes(const Recipe& r, bool on_gpu) {
-  const ModelMemory model = model_memory(r, on_gpu, *build_model(r.model));
+  const ModelMemory model = model_memory(r, plan_of(r), on_gpu, *build_model(r.model));
   const MomentType type = base_of(r.train.optimizer).moments;
   const double decoded = type == MomentType::kInt8 ? 4 / bytes_of(type) : 1;
   const double master = std::max(4.0, value_width(r, on_gpu));
@@ -173,8 +168,7 @@ DiskVerdict judge_disk(const Recipe& r, bool on_gpu) {
   return out;
 }
 
-TimeForecast forecast_time(const Recipe& r, double flops_per_second) {
-  const RunPlan plan = plan_of(r);
+TimeForecast forecast_time(const Recipe& r, const RunPlan& plan, double flops_per_second) {
   const auto tokens = static_cast<double>(plan.batch * r.data.sequence);
   TimeForecast out;
   out.step_flops = costs_of(r.model).flops_per_token(r.data.sequence) * tokens;

@@ -89,7 +89,7 @@ struct TimeForecast {
   double tokens_per_second = 0;
   double run_seconds = 0;
 };
-TimeForecast forecast_time(const Recipe& recipe, double flops_per_second);
+TimeForecast forecast_time(const Recipe& recipe, const RunPlan& plan, double flops_per_second);
 
 // Memory that this process may use: the machine's, or its control group's limit.
 int64_t host_memory();

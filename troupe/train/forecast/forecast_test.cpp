@@ -45,7 +45,7 @@ TEST(Forecast, EveryPublishedModelHasOne) {
     EXPECT_NEAR(m.weights / (2 * all), 1, 1e-3) << name;
     EXPECT_GT(m.activations, 0) << name;
     const double a_second = 1e15;
-    EXPECT_NEAR(forecast_time(r, a_second).step_seconds,
+    EXPECT_NEAR(forecast_time(r, plan_of(r), a_second).step_seconds,
                 8 * 64 * costs.flops_per_token(64) / a_second, 1e-9)
         << name;
     ++models;
@@ -220,7 +220,7 @@ TEST(Forecast, ARunThatDoesNotFitIsToldWithTheCheapestCuts) {
 
 TEST(Forecast, TimeIsTheFormulasAtTheRate) {
   const Recipe r = small_recipe("model: {layers: 2, width: 32, heads: 4, vocab: 256, ffn: 64}");
-  const TimeForecast t = forecast_time(r, 1e9);
+  const TimeForecast t = forecast_time(r, plan_of(r), 1e9);
   EXPECT_DOUBLE_EQ(t.step_flops, 512 * costs_of(r.model).flops_per_token(64));
   EXPECT_DOUBLE_EQ(t.step_seconds, t.step_flops / 1e9);
   EXPECT_NEAR(t.run_seconds, 10 * t.step_seconds, 1e-9);

@@ -18,7 +18,7 @@ Recipe mixtral(const std::string& model, int64_t context) {
 
 double rows_of(const std::string& model, int64_t context) {
   const Recipe r = mixtral(model, context);
-  return keys_from_others(r, layer_config(r.model, 0));
+  return keys_from_others(r, 2, layer_config(r.model, 0));
 }
 
 TEST(KeyTraffic, CX6_TheFullestRankLacksAllRowsButItsOwn) {
@@ -48,10 +48,10 @@ TEST(KeyTraffic, CX9_HeadsAreOwnOnesAndLatentsAreAll) {
 TEST(KeyTraffic, HeadsOfOwnTokensLeaveAndComeBack) {
   Recipe r = mixtral("", 4);  // 32 query heads, 8 key heads, of 128
   const LayerConfig layer = layer_config(r.model, 0);
-  EXPECT_EQ(numbers_exchanged(r, layer, 1), 2.0 * 3072 * 2 * 8 * 128);
+  EXPECT_EQ(numbers_exchanged(r, 2, layer, 1), 2.0 * 3072 * 2 * 8 * 128);
   r.parallel.context_method = ContextMethod::kHeads;
-  EXPECT_EQ(numbers_exchanged(r, layer, 1), 2.0 * 1024 * 3 / 4 * 2 * 40 * 128);
-  EXPECT_EQ(numbers_exchanged(r, layer, 2), 2.0 * 1024 * 3 / 4 * 40 * 128);
+  EXPECT_EQ(numbers_exchanged(r, 2, layer, 1), 2.0 * 1024 * 3 / 4 * 2 * 40 * 128);
+  EXPECT_EQ(numbers_exchanged(r, 2, layer, 2), 2.0 * 1024 * 3 / 4 * 40 * 128);
 }
 
 // With 64 k tokens a rank has the keys of two others, not of seven; and whatever travels while

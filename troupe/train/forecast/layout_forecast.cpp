@@ -127,6 +127,7 @@ Force force_of(const RouterConfig& router) {
 
 struct CostedModel {
   const Recipe& recipe;
+  int64_t micro_batch;
   const Machine& machine;
   const ModelMemory& memory;
   const ModelCosts& costs;
@@ -238,7 +239,8 @@ class Costing {
         width_(value_width(r_, model.memory.on_gpu)),
         sum_width_(parallel.sum == SumType::kFp32 ? std::max(4.0, width_) : 2),
         tensor_(parallel.tensor),
-        tokens_(static_cast<double>(plan_of(r_).micro_batch * r_.data.sequence) /
+        micro_batch_(model.micro_batch),
+        tokens_(static_cast<double>(micro_batch_ * r_.data.sequence) /
                 static_cast<double>(tensor_ * parallel.context)),
         dense_(shard_groups_of(mesh, tensor_, parallel.shard, machine_)),
         cut_(shard_groups_of(mesh, 1, parallel.shard, machine_)),
@@ -352,12 +354,13 @@ class Costing {
   // latents. A ring sends the keys of a round during the attention, `core` s, over the last
   // round's.
   void add_keys(const LayerConfig& layer, double core, ChunkCosts& c) {
-    const double numbers = numbers_exchanged(r_, layer, tensor_);
+    const double numbers = numbers_exchanged(r_, micro_batch_, layer, tensor_);
     if (numbers == 0) return;
     const double once = exchange_seconds(machine_, shares_rows_, numbers * width_);
     const auto made = static_cast<double>(made_of_latents(r_.model, layer, tensor_));
     const double latent = r_.model.mla ? static_cast<double>(r_.model.mla->kv_rank) : 0;
-    const double products = 2 * keys_from_others(r_, layer) * latent * made / machine_.products;
+    const double others = keys_from_others(r_, micro_batch_, layer);
+    const double products = 2 * others * latent * made / machine_.products;
     const bool keys = parallel_.context_method != ContextMethod::kHeads;
     if (parallel_.context_method == ContextMethod::kRing) {
       const double slower = on_gpu_ ? kRingCore : 1;
@@ -461,7 +464,7 @@ class Costing {
   bool many_;     // microbatches of a rank
   bool adds_up_;  // their gradients, in f32, before ranks sum them
   double width_, sum_width_;
-  int64_t tensor_;
+  int64_t tensor_, micro_batch_;
   double tokens_;  // of a rank
   ShardGroups dense_, cut_, experts_;
   GroupTopology shares_tokens_, shares_rows_;
@@ -514,14 +517,15 @@ Forecaster::Forecaster(Recipe recipe, int64_t world, const Machine& machine, boo
       machine_(machine),
       most_(most),
       work_(step_work(r_, r_.parallel)) {
+  const RunPlan plan = plan_of(r_);
+  micro_batch_ = plan.micro_batch;
   if (like != nullptr) {
     counted_ = like->counted_;
   } else {
     const auto model = build_model(r_.model, part_of_model(r_.parallel));
     counted_ = std::make_shared<Counted>(
-        Counted{model_memory(r_, on_gpu, *model), troupe::costs_of(r_.model)});
+        Counted{model_memory(r_, plan, on_gpu, *model), troupe::costs_of(r_.model)});
   }
-  const RunPlan plan = plan_of(r_);
   work_.replicas = static_cast<int>(world) / work_.ranks;
   work_.microbatches = static_cast<int>(
       share_of(plan.batch / plan.micro_batch, 0, replicas_of(r_.parallel, world)).steps);
@@ -533,12 +537,11 @@ Forecaster::Forecaster(Recipe recipe, int64_t world, const Machine& machine, boo
   }
   tokens_ = static_cast<double>(plan.batch * r_.data.sequence);
   flops_ = counted_->costs.flops_per_token(r_.data.sequence) * tokens_;
-  micro_batch_ = plan.micro_batch;
 }
 
 std::vector<StepCosts> Forecaster::costs_of_ranks(const ParallelConfig& parallel,
                                                   const StepWork& work) const {
-  return Costing({r_, machine_, counted_->memory, counted_->costs}, parallel,
+  return Costing({r_, micro_batch_, machine_, counted_->memory, counted_->costs}, parallel,
                  ProcessMesh(world_, shape_of(parallel)), work)
       .result();
 }

@@ -39,7 +39,7 @@ TEST(LayoutForecast, ARankAloneTakesTheTimeOfItsProducts) {
   const Recipe r = recipe_of("model: {preset: olmoe-1b-7b}");
   const LayoutForecast f = forecast_layout(r, 1, products_alone(), true);
   const double core = 64 * 1024 * 512 * 6.0 * 16 * 2 * 2048 / 1e12;
-  const double all = forecast_time(r, 1e12).step_seconds;
+  const double all = forecast_time(r, plan_of(r), 1e12).step_seconds;
   EXPECT_NEAR(f.step_seconds, all + core * (0.5 / 6 * 2), 0.01 * all);  // the core's 3.5 for 3
   EXPECT_EQ(f.rank.exposed + f.rank.exchange + f.rank.collectives, 0);
 }

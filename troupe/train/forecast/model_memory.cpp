@@ -33,8 +33,7 @@ void add_matrices(const Param& p, bool in_halves, StateBytes& s) {
 
 // Bytes of a weight in 8 bits beside the weight: the copy that all microbatches of a step
 // read, and on a GPU the transposed one that backward reads.
-double rounded_bytes(const Recipe& r, bool on_gpu) {
-  const RunPlan plan = plan_of(r);
+double rounded_bytes(const Recipe& r, const RunPlan& plan, bool on_gpu) {
   const bool kept = r.train.fp8->weights == Fp8WeightCopies::kKept && plan.batch > plan.micro_batch;
   return (kept ? 1 : 0) + (on_gpu ? 1 : 0);
 }
@@ -70,7 +69,8 @@ double history_bytes(const Recipe& r) {
   return delayed ? 2 * 4 * static_cast<double>(r.train.fp8->history) : 0;
 }
 
-void add_states(const Recipe& r, bool on_gpu, Model& model, std::vector<UnitMemory>& units) {
+void add_states(const Recipe& r, const RunPlan& plan, bool on_gpu, Model& model,
+                std::vector<UnitMemory>& units) {
   const double width = value_width(r, on_gpu);
   const std::vector<bool> fp8 =
       r.train.fp8 ? fp8_layers(*r.train.fp8, r.model) : std::vector<bool>();
@@ -90,7 +90,7 @@ void add_states(const Recipe& r, bool on_gpu, Model& model, std::vector<UnitMemo
       const size_t layer = static_cast<size_t>(unit) - 1;
       const bool of_experts = p.per_expert && layer < fp8.size() && fp8[layer];
       if (of_experts || dense.contains(&p)) {
-        s.frozen += count * rounded_bytes(r, on_gpu);
+        s.frozen += count * rounded_bytes(r, plan, on_gpu);
         u.dense.moments += history_bytes(r);
       }
       const double bytes = p.fp32 ? 4 : width;
@@ -155,14 +155,14 @@ double working_elements(const LayerConfig& l, const ModelConfig& m, bool on_gpu,
 struct KeyElements {
   double kept = 0, working = 0;
 };
-KeyElements key_elements(const Recipe& r, const LayerConfig& l, int64_t tensor,
+KeyElements key_elements(const Recipe& r, int64_t micro_batch, const LayerConfig& l, int64_t tensor,
                          double width_bytes) {
   if (r.parallel.context <= 1 || !l.attention) return {};
   const auto width = static_cast<double>(exchanged_width(r.model, l, tensor));
   const auto made = static_cast<double>(made_of_latents(r.model, l, tensor));
-  const double own = static_cast<double>(plan_of(r).micro_batch * r.data.sequence) /
-                     static_cast<double>(r.parallel.context);
-  const double others = keys_from_others(r, l);
+  const double own =
+      static_cast<double>(micro_batch * r.data.sequence) / static_cast<double>(r.parallel.context);
+  const double others = keys_from_others(r, micro_batch, l);
   if (r.parallel.context_method == ContextMethod::kHeads) {
     const int64_t columns = (l.heads + 2 * l.kv_heads) / tensor * l.head_dim;
     return {0, 3 * own * static_cast<double>(columns)};  // on their way, in three copies
@@ -224,10 +224,12 @@ double ffn_rows(const Recipe& r, const LayerConfig& l, double rows, double width
   return rows * static_cast<double>(r.model.width) * (1 - (l.moe ? 0 : width));
 }
 
-void add_activations(const Recipe& r, bool on_gpu, double width, int64_t tensor, ModelMemory& out) {
+void add_activations(const Recipe& r, int64_t micro_batch, double width, int64_t tensor,
+                     ModelMemory& out) {
+  const bool on_gpu = out.on_gpu;
   const ModelConfig& m = r.model;
   const ModelCosts costs = costs_of(m);
-  const auto all = static_cast<double>(plan_of(r).micro_batch * r.data.sequence);
+  const auto all = static_cast<double>(micro_batch * r.data.sequence);
   // Own ones; heads and columns likewise.
   const double tokens = all / static_cast<double>(tensor * r.parallel.context);
   const double scale = width / 2;  // costs are of 2-byte types
@@ -242,7 +244,7 @@ void add_activations(const Recipe& r, bool on_gpu, double width, int64_t tensor,
     UnitMemory& u = out.units[unit];
     const double saved = static_cast<double>(costs.units[unit].saved_bytes) - rebuilt_bytes(l, m) -
                          (on_gpu ? 0 : made_again_bytes(l, m));
-    const KeyElements keys = key_elements(r, l, tensor, width);
+    const KeyElements keys = key_elements(r, micro_batch, l, tensor, width);
     u.saved = tokens * scale * saved + width * keys.kept;
     const double rows_seen = all / static_cast<double>(r.parallel.context);
     if (static_cast<size_t>(i) < projections.size() && projections[static_cast<size_t>(i)]) {
@@ -312,11 +314,11 @@ double value_width(const Recipe& r, bool on_gpu) {
   return wide ? 4 : 2;
 }
 
-ModelMemory model_memory(const Recipe& r, bool on_gpu, Model& model) {
+ModelMemory model_memory(const Recipe& r, const RunPlan& plan, bool on_gpu, Model& model) {
   ModelMemory out{.on_gpu = on_gpu, .units = {}};
   out.units.resize(static_cast<size_t>(model.num_units()));
-  add_states(r, on_gpu, model, out.units);
-  add_activations(r, on_gpu, value_width(r, on_gpu), model.tokens().ranks(), out);
+  add_states(r, plan, on_gpu, model, out.units);
+  add_activations(r, plan.micro_batch, value_width(r, on_gpu), model.tokens().ranks(), out);
   return out;
 }
 

@@ -48,7 +48,7 @@ struct ModelMemory {
 };
 
 // `model`: the recipe's, without values; of a rank that shares matrices with others, its part.
-ModelMemory model_memory(const Recipe& recipe, bool on_gpu, Model& model);
+ModelMemory model_memory(const Recipe& recipe, const RunPlan& plan, bool on_gpu, Model& model);
 
 // Peak extra memory of the update on a rank with `share` of the parameters, whose state `owners`
 // ranks share: they gather a bucket's directions in f32 and update a parameter some matrices at a

@@ -171,8 +171,8 @@ TEST_P(Factorings, AreOneProcess) {
   const Text text{.sequence = 32, .packed = c.packed()};
   at::set_num_threads(1);
   const auto alone = [](const Text& of) {
-    return figures_of(recipe_of("{}", kModel), of, std::make_shared<ParallelSetup>(), kSteps,
-                      nullptr);
+    return figures_of(resolve_alone(recipe_of("{}", kModel)), of, std::make_shared<ParallelSetup>(),
+                      kSteps, nullptr);
   };
   static const Figures whole = alone({.sequence = 32}),
                        packed = alone({.sequence = 32, .packed = true});

@@ -55,20 +55,21 @@ inline TokenBatch samples(const Text& text, int64_t step, int64_t first, int64_t
   return out;
 }
 
-inline Feed feed_of(const Recipe& r, const Text& text, const ParallelSetup& setup, int64_t step) {
-  const int64_t batch = r.train.global_batch, micro = plan_of(r).micro_batch;
+inline Feed feed_of(const ResolvedRun& run, const Text& text, const ParallelSetup& setup,
+                    int64_t step) {
+  const int64_t batch = run.plan.batch, micro = run.plan.micro_batch;
   const Feed all = make_feed(samples(text, step, 0, batch), micro, c10::kCPU);
   const RankShare share = share_of(setup.state, batch / micro);
   const int64_t first = share.first * micro;
   Feed out = make_feed(samples(text, step, first, share.count * micro), micro, c10::kCPU,
-                       share.steps, row_cut(setup, r.model));
+                       share.steps, row_cut(run, setup));
   out.weight_sum = all.weight_sum;
   out.loss_tokens = all.loss_tokens;
   out.all_microbatches = all.all_microbatches;
   out.first_sample = all.first_sample;
   out.samples = all.samples;
   out.tokens = all.tokens;
-  out.first_token = first * r.data.sequence;
+  out.first_token = first * run.data.sequence;
   return out;
 }
 
@@ -153,7 +154,7 @@ inline void take_weights(Learner& learner, const Figures* one, const Bars& bars,
 }
 
 // This rank's run of `steps` steps; compared with `one`, where that is given.
-inline Figures figures_of(const Recipe& recipe, const Text& text,
+inline Figures figures_of(const ResolvedRun& recipe, const Text& text,
                           const std::shared_ptr<const ParallelSetup>& setup, int64_t steps,
                           const Figures* one) {
   const Faults none;
@@ -197,9 +198,10 @@ inline void expect_one_process(const Recipe& recipe, const Text& text, int ranks
   double evaluated = 0, evaluated_odd = 0;
   testing::in_threads(ranks, how, [&](World& world) {
     at::set_num_threads(1);
+    const ResolvedRun run = resolve(recipe, world);
     const auto rank =
-        std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), recipe);
-    const Figures own = figures_of(recipe, text, rank, steps, &one);
+        std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), run);
+    const Figures own = figures_of(run, text, rank, steps, &one);
     for (size_t i = 0; i < one.loss.size(); ++i) {
       EXPECT_NEAR(own.loss[i], one.loss[i], bar * one.loss[i]) << "step " << i;
       EXPECT_NEAR(own.mtp[i], one.mtp[i], bar * one.mtp[i]) << "step " << i;

@@ -46,7 +46,8 @@ const Figures& alone(const Recipe& recipe, const Text& text, const std::string& 
   static std::map<std::string, Figures> kept;
   const auto [at, is_new] = kept.try_emplace(key);
   if (is_new)
-    at->second = figures_of(recipe, text, std::make_shared<ParallelSetup>(), kSteps, nullptr);
+    at->second =
+        figures_of(resolve_alone(recipe), text, std::make_shared<ParallelSetup>(), kSteps, nullptr);
   return at->second;
 }
 
@@ -369,9 +370,10 @@ Figures figures_of_two(const Recipe& recipe, const Text& text) {
   Figures out;
   testing::in_threads(2, [&](World& world) {
     at::set_num_threads(1);
+    const ResolvedRun run = resolve(recipe, world);
     const auto rank =
-        std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), recipe);
-    Figures own = figures_of(recipe, text, rank, kSteps, nullptr);
+        std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), run);
+    Figures own = figures_of(run, text, rank, kSteps, nullptr);
     const std::lock_guard lock(mutex);
     for (const auto& [name, sum] : own.aux) aux[name] += sum;
     if (world.rank() == 0) out = std::move(own);
@@ -402,7 +404,7 @@ INSTANTIATE_TEST_SUITE_P(A3_A4_UnequalMicrobatches, LayoutsOfTwoReplicas,
                          name_of);
 
 TEST(LayoutsOfMicrobatches, A3_ARankWithFewerThanTheOthersIsRefused) {
-  const Recipe recipe = recipe_of("run: {device: cpu}\n", kModel);
+  const ResolvedRun recipe = resolve_alone(recipe_of("run: {device: cpu}\n", kModel));
   const auto alone = std::make_shared<ParallelSetup>();
   const Faults none;
   Learner learner(recipe, c10::kCPU, none, alone);
@@ -450,7 +452,7 @@ const std::vector<Dependence>& dependences() {
 class LayoutsChange : public ::testing::TestWithParam<Dependence> {};
 
 // Loss and gradient norm of each of two steps.
-std::vector<double> steps_of(const Recipe& recipe,
+std::vector<double> steps_of(const ResolvedRun& recipe,
                              const std::shared_ptr<const ParallelSetup>& setup) {
   const Faults none;
   Learner learner(recipe, c10::kCPU, none, setup);
@@ -475,7 +477,8 @@ TEST_P(LayoutsChange, WhatTheGuideSays) {
     return r;
   };
   at::set_num_threads(1);
-  const std::vector<double> one = steps_of(recipe("{}"), std::make_shared<ParallelSetup>());
+  const std::vector<double> one =
+      steps_of(resolve_alone(recipe("{}")), std::make_shared<ParallelSetup>());
   for (const auto& [axis, parallel] : std::vector<std::pair<std::string, std::string>>{
            {"data", "{shard: none, expert: 1}"},
            {"data", "{shard: full, expert: 2}"},
@@ -486,7 +489,7 @@ TEST_P(LayoutsChange, WhatTheGuideSays) {
     std::vector<double> own;
     testing::in_threads(2, [&, parallel = parallel](World& world) {
       at::set_num_threads(1);
-      const Recipe r = recipe(parallel);
+      const ResolvedRun r = resolve(recipe(parallel), world);
       const auto figures = steps_of(
           r, std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), r));
       if (world.rank() == 0) own = figures;
@@ -515,13 +518,14 @@ TEST(LayoutsOfTables, BothEndsOfATiedTableAreEqualBitForBitAfterTwentySteps) {
   std::map<std::string, std::vector<at::Tensor>> ends;
   testing::in_threads(2, [&](World& world) {
     at::set_num_threads(1);
+    const ResolvedRun run = resolve(recipe, world);
     const auto setup =
-        std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), recipe);
+        std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), run);
     const Faults none;
-    Learner learner(recipe, c10::kCPU, none, setup);
+    Learner learner(run, c10::kCPU, none, setup);
     TrainState state;
     for (int64_t step = 0; step < 20; ++step) {
-      learner.step(feed_of(recipe, Text{}, *setup, step), state);
+      learner.step(feed_of(run, Text{}, *setup, step), state);
     }
     const std::lock_guard lock(mutex);
     for (const auto& slot : learner.store().slots()) {

@@ -5,9 +5,8 @@
 #include <utility>
 
 #include "troupe/distributed/world/node_groups.h"
-#include "troupe/train/forecast/agree_layout.h"
 #include "troupe/train/layout/expert_dispatch.h"
-#include "troupe/train/layout/state_owners.h"
+#include "troupe/train/layout/shard_meshes.h"
 
 namespace troupe {
 namespace {
@@ -16,16 +15,6 @@ namespace {
 constexpr const char* kRows = "rows";
 constexpr const char* kTensor = "tensor";    // nor do tokens on their way to a product
 constexpr const char* kContext = "context";  // nor keys on their way to queries
-
-LayoutChoice one_rank() {
-  LayoutChoice out;
-  for (int64_t ParallelConfig::*axis :
-       {&ParallelConfig::tensor, &ParallelConfig::context, &ParallelConfig::pipeline,
-        &ParallelConfig::expert_tensor}) {
-    out.parallel.*axis = 1;
-  }
-  return out;
-}
 
 std::shared_ptr<StageChannels> channels_of(const ParallelState& state,
                                            const std::vector<int>& unit_ranks, int depth,
@@ -52,17 +41,15 @@ std::shared_ptr<StageChannels> channels_of(const ParallelState& state,
 
 }  // namespace
 
-ParallelSetup::ParallelSetup() : layout(one_rank()) {}
-
-ParallelSetup::ParallelSetup(std::shared_ptr<World> world, const Recipe& recipe)
-    : layout(agree_layout(recipe, *world)), state(std::move(world), shape_of(layout.parallel)) {
+ParallelSetup::ParallelSetup(std::shared_ptr<World> world, const ResolvedRun& run)
+    : state(std::move(world), shape_of(run.parallel)) {
   if (state.alone()) return;
-  const ParallelConfig& config = layout.parallel;
+  const ParallelConfig& config = run.parallel;
   const GroupOptions awaited{.high_priority = config.comm_priority == CommPriority::kHigh};
   GroupOptions rows = awaited;
   rows.max_blocks = config.comm_blocks;
   if (config.pipeline > 1) {
-    const StepWork stages = stages_of(config, recipe.model);
+    const StepWork stages = stages_of(config, run.model);
     unit_ranks = chunk_ranks(stages);
     channels = channels_of(state, unit_ranks, stages.depth, awaited);
   }
@@ -79,11 +66,12 @@ ParallelSetup::ParallelSetup(std::shared_ptr<World> world, const Recipe& recipe)
   if (experts && config.node_ranks > 0) {
     dispatch = node_groups(state.world(), experts, config.node_ranks, kRows, rows);
   }
-  sharing = share_state(state, config, recipe, experts, unit_ranks);
+  sharing = share_state(state, run, experts, unit_ranks);
 }
 
-BuildOptions build_options(const ParallelSetup& setup, const Faults& faults) {
-  const ParallelConfig& config = setup.parallel();
+BuildOptions build_options(const ResolvedRun& run, const ParallelSetup& setup,
+                           const Faults& faults) {
+  const ParallelConfig& config = run.parallel;
   const std::shared_ptr<World>& world = setup.state.shared_world();
   const std::shared_ptr<Pulse> pulse(world, &world->pulse());
   const TransferMonitor watch(pulse, faults);
@@ -114,14 +102,14 @@ RankShare share_of(const ParallelState& state, int64_t microbatches) {
   return share_of(microbatches, state.data_index(), state.data_ranks());
 }
 
-RowCut row_cut(const ParallelSetup& setup, const ModelConfig& model) {
-  return {setup.state.context_ranks(), setup.state.context_rank(), model.mtp.depth,
-          setup.parallel().context_dealing};
+RowCut row_cut(const ResolvedRun& run, const ParallelSetup& setup) {
+  return {setup.state.context_ranks(), setup.state.context_rank(), run.model.mtp.depth,
+          run.parallel.context_dealing};
 }
 
-std::string description(const ParallelSetup& setup) {
+std::string description(const ResolvedRun& run, const ParallelSetup& setup) {
   const ParallelState& state = setup.state;
-  const ParallelConfig& config = setup.parallel();
+  const ParallelConfig& config = run.parallel;
   if (state.alone()) return "1 rank";
   std::string out = std::to_string(state.size());
   out.append(" ranks (").append(state.world().place().source);

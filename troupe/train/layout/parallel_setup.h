@@ -1,6 +1,6 @@
-// What the ranks of a run make together before any of them opens data: who each is, the layout that
-// they agree on, and the groups that it needs. Early, since a rank that waits for a group's
-// connections does not see that another has ended.
+// What the ranks of a run make together before any of them opens data: who each is, and the groups
+// that their layout needs. Early, since a rank that waits for a group's connections does not see
+// that another has ended.
 #pragma once
 
 #include <cstdint>
@@ -19,21 +19,17 @@
 #include "troupe/distributed/world/world.h"
 #include "troupe/nn/attention/context_slice.h"
 #include "troupe/nn/model/model.h"
-#include "troupe/train/forecast/choose_layout.h"
 #include "troupe/train/forecast/step_work.h"
+#include "troupe/train/layout/resolved_run.h"
 #include "troupe/train/params/param_store.h"
-#include "troupe/train/recipe/recipe.h"
 
 namespace troupe {
 
 struct ParallelSetup {
-  ParallelSetup();  // one rank
-  // All ranks call it. Throws one Error of all that does not fit.
-  ParallelSetup(std::shared_ptr<World> world, const Recipe& recipe);
+  ParallelSetup() = default;  // one rank
+  // All ranks call it, with the run of resolve(recipe, *world).
+  ParallelSetup(std::shared_ptr<World> world, const ResolvedRun& run);
 
-  const ParallelConfig& parallel() const { return layout.parallel; }  // every choice made
-
-  LayoutChoice layout;  // rank 0's
   ParallelState state;
   TokenSharding tokens;                   // between tensor ranks
   KvExchange keys;                        // between context ranks
@@ -47,12 +43,13 @@ struct ParallelSetup {
 };
 
 // How a model reaches other ranks; `faults` must stay.
-BuildOptions build_options(const ParallelSetup& setup, const Faults& faults);
+BuildOptions build_options(const ResolvedRun& run, const ParallelSetup& setup,
+                           const Faults& faults);
 // Which of the microbatches of a batch are this rank's replica's.
 RankShare share_of(const ParallelState& state, int64_t microbatches);
 // Which part of each row is this rank's.
-RowCut row_cut(const ParallelSetup& setup, const ModelConfig& model);
+RowCut row_cut(const ResolvedRun& run, const ParallelSetup& setup);
 // "8 ranks (torchrun): experts over 4 ranks, optimizer state over 8 ranks"
-std::string description(const ParallelSetup& setup);
+std::string description(const ResolvedRun& run, const ParallelSetup& setup);
 
 }  // namespace troupe

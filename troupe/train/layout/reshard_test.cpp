@@ -102,25 +102,26 @@ std::set<std::string> expect_equal(Learner& learner, const Whole& whole) {
 }
 
 // A Learner on each rank of a layout.
-void on_ranks(const Layout& layout, const std::function<void(const Recipe&, Learner&)>& body) {
+void on_ranks(const Layout& layout, const std::function<void(const ResolvedRun&, Learner&)>& body) {
   at::set_num_threads(1);
   const Faults none;
   if (layout.ranks == 1) {
-    const Recipe recipe = recipe_of("{}", kModel);
-    Learner learner(recipe, c10::kCPU, none);
-    return body(recipe, learner);
+    const ResolvedRun run = resolve_alone(recipe_of("{}", kModel));
+    Learner learner(run, c10::kCPU, none);
+    return body(run, learner);
   }
   const Recipe recipe = recipe_of("parallel: " + layout.parallel, kModel);
   testing::in_threads(layout.ranks, [&](World& world) {
     at::set_num_threads(1);
+    const ResolvedRun run = resolve(recipe, world);
     Learner learner(
-        recipe, c10::kCPU, none,
-        std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), recipe));
-    body(recipe, learner);
+        run, c10::kCPU, none,
+        std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), run));
+    body(run, learner);
   });
 }
 
-double next_loss(const Recipe& recipe, Learner& learner, TrainState state) {
+double next_loss(const ResolvedRun& recipe, Learner& learner, TrainState state) {
   return learner.step(feed_of(recipe, {}, learner.setup(), kSteps), state).loss;
 }
 
@@ -148,7 +149,7 @@ Saved saved_by(const Layout& layout, const std::string& run) {
   Saved out{.folder = run + "/step-000002"};
   std::mutex mutex;
   std::vector<Held> held;  // by each rank when it saved
-  const auto train = [&](const Recipe& recipe, Learner& learner) {
+  const auto train = [&](const ResolvedRun& recipe, Learner& learner) {
     TrainState state;
     for (int64_t step = 0; step < kSteps; ++step) {
       learner.step(feed_of(recipe, {}, learner.setup(), step), state);
@@ -169,7 +170,7 @@ Saved saved_by(const Layout& layout, const std::string& run) {
     }
   };
   on_ranks(layout, train);
-  on_ranks(kLayouts[0], [&](const Recipe& recipe, Learner& learner) {
+  on_ranks(kLayouts[0], [&](const ResolvedRun& recipe, Learner& learner) {
     load_into(learner, out.folder);
     out.whole = whole_of(learner);
     for (const Held& part : held) {
@@ -196,7 +197,7 @@ const std::vector<Saved>& all_saved() {
 void expect_loads(const Layout& layout, const Saved& saved) {
   std::mutex mutex;
   std::set<std::string> names;
-  on_ranks(layout, [&](const Recipe& recipe, Learner& learner) {
+  on_ranks(layout, [&](const ResolvedRun& recipe, Learner& learner) {
     load_into(learner, saved.folder);
     const std::set<std::string> own = expect_equal(learner, saved.whole);
     EXPECT_NEAR(next_loss(recipe, learner, saved.state), saved.loss, 1e-10 * saved.loss);

@@ -23,7 +23,7 @@ AfterStep::AfterStep(const RunContext& run, const Parts& parts, int64_t resumed_
       parts_(parts),
       first_step_(std::max<int64_t>(resumed_step, 0)),
       line_(run.recipe.log.every),
-      record_(record_interval(run.recipe)),
+      record_(record_interval(run.recipe.log, run.recipe.plan.run)),
       eval_(run.recipe.eval.every),
       save_time_(Span{run.recipe.checkpoint.every.ns, Span::Unit::kTime}),
       save_steps_(steps(run.recipe.checkpoint.every_steps)),
@@ -81,7 +81,7 @@ StepDuties AfterStep::own_duties() {
 }
 
 bool AfterStep::line_due(double now) {
-  bool due = end_.steps == run_.plan.run.steps;
+  bool due = end_.steps == run_.recipe.plan.run.steps;
   if (run_.recipe.log.every.value > 0) {
     due |= line_.due(before_, end_, now);
   } else {

@@ -43,13 +43,14 @@ void run(World& world, const Recipe& recipe, const std::function<void(Trainer&, 
   Fs fs;
   Signals signals;
   const Faults none;
-  Trainer trainer(recipe, {.log = Log(),
-                           .fs = fs,
-                           .faults = none,
-                           .signals = signals,
-                           .continue_with = "troupe train nano",
-                           .setup = std::make_shared<ParallelSetup>(
-                               std::shared_ptr<World>(&world, [](World*) {}), recipe)});
+  const ResolvedRun resolved = resolve(recipe, world);
+  Trainer trainer(resolved, {.log = Log(),
+                             .fs = fs,
+                             .faults = none,
+                             .signals = signals,
+                             .continue_with = "troupe train nano",
+                             .setup = std::make_shared<ParallelSetup>(
+                                 std::shared_ptr<World>(&world, [](World*) {}), resolved)});
   const RunEnd end = trainer.run();
   look(trainer, end);
 }

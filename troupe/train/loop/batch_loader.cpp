@@ -15,7 +15,7 @@ BatchLoader::BatchLoader(const RunContext& run, const ParallelSetup& setup, cons
 
 void BatchLoader::start() {
   const auto read = [this, sample = run_.state.done.samples](int64_t) mutable {
-    const int64_t size = size_at(sample), micro = run_.plan.micro_batch;
+    const int64_t size = size_at(sample), micro = run_.recipe.plan.micro_batch;
     const RankShare share = own_part(size);
     const int64_t first = sample + share.first * micro;
     sample += size;
@@ -25,11 +25,11 @@ void BatchLoader::start() {
 }
 
 int64_t BatchLoader::size_at(int64_t sample) const {
-  return batch_at(run_.recipe.train.batch_ramp, run_.plan.batch, sample);
+  return batch_at(run_.recipe.train.batch_ramp, run_.recipe.plan.batch, sample);
 }
 
 RankShare BatchLoader::own_part(int64_t size) const {
-  return share_of(setup_.state, size / run_.plan.micro_batch);
+  return share_of(setup_.state, size / run_.recipe.plan.micro_batch);
 }
 
 BatchLoader::Ahead BatchLoader::once_a_replica(double ready, const TargetSums& own) const {
@@ -73,10 +73,10 @@ std::optional<Feed> BatchLoader::next(StopControl& stop) {
   }
   const int64_t sample = run_.state.done.samples, size = size_at(sample);
   const RankShare share = own_part(size);
-  const int64_t micro = run_.plan.micro_batch;
+  const int64_t micro = run_.recipe.plan.micro_batch;
   TROUPE_CHECK(batch->first_sample == sample + share.first * micro, "batch of sample",
                batch->first_sample, "at", sample);
-  Feed feed = make_feed(*batch, micro, device_, share.steps, row_cut(setup_, run_.recipe.model));
+  Feed feed = make_feed(*batch, micro, device_, share.steps, row_cut(run_.recipe, setup_));
   if (alone) return feed;
   const Ahead all = agreed ? *agreed : sum_now({feed.weight_sum, feed.loss_tokens}, false, stop);
   feed.weight_sum = all[1];

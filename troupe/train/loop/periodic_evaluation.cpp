@@ -32,7 +32,7 @@ double Evaluation::evaluate(const std::string& name, const Dataset& set) {
   const auto begin = RunContext::Clock::now();
   const SetScore score = score_set(
       learner_, set,
-      {.rows = run_.recipe.eval.batch > 0 ? run_.recipe.eval.batch : run_.plan.micro_batch,
+      {.rows = run_.recipe.eval.batch > 0 ? run_.recipe.eval.batch : run_.recipe.plan.micro_batch,
        .batches = run_.recipe.eval.batches,
        .tokenizer = tokenizer_,
        .stop = [this] { return stop_.signaled(); }});

@@ -214,7 +214,8 @@ std::string without_set(std::string command, const std::string& key) {
 
 }  // namespace
 
-std::string twice_as_long(const Recipe& recipe, const Position& run, const std::string& command) {
+std::string twice_as_long(const ResolvedRun& recipe, const Position& run,
+                          const std::string& command) {
   const TrainConfig& train = recipe.train;
   const Position twice = {2 * run.steps, 2 * run.samples, 2 * run.tokens};
   const std::string key = train.steps > 0 ? "train.steps" : "train.tokens";

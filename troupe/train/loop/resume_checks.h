@@ -8,7 +8,7 @@
 #include "troupe/checkpoint/files/manifest.h"
 #include "troupe/core/file/log.h"
 #include "troupe/core/file/publish.h"
-#include "troupe/train/recipe/recipe.h"
+#include "troupe/train/layout/resolved_run.h"
 #include "troupe/train/step/train_state.h"
 
 namespace troupe {
@@ -52,6 +52,7 @@ TrainState read_state(const Manifest& manifest, const std::string& folder);
 
 // The command that trains twice as long as a finished run of length `run`: `command`, which started
 // it, with the settings that change.
-std::string twice_as_long(const Recipe& recipe, const Position& run, const std::string& command);
+std::string twice_as_long(const ResolvedRun& recipe, const Position& run,
+                          const std::string& command);
 
 }  // namespace troupe

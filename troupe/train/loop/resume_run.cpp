@@ -27,11 +27,11 @@ Fingerprint renamed_keys(const ModelConfig& model) {
 }
 
 // What must not change on resume: the model, the order of its data, its seed.
-void add_config(Fingerprint& out, const Recipe& recipe) {
+void add_config(Fingerprint& out, const ResolvedRun& recipe) {
   for (auto& entry : model_keys(recipe.model)) out.push_back(std::move(entry));
   out.emplace_back("data.sequence", std::to_string(recipe.data.sequence));
   out.emplace_back("train.seed", std::to_string(recipe.train.seed));
-  out.emplace_back("train.batch", std::to_string(plan_of(recipe).batch));
+  out.emplace_back("train.batch", std::to_string(recipe.plan.batch));
 }
 
 bool holds_step(const std::string& run) {
@@ -68,9 +68,9 @@ Resume what_to_resume(const RunContext& run, const CheckpointGroup& group) {
 // A run that resumes with another length had another learning rate schedule so far: refused unless
 // waived.
 void require_schedule(const RunContext& run, const std::string& folder) {
-  if (run.plan.run.steps <= run.state.done.steps) return;  // it is finished
+  if (run.recipe.plan.run.steps <= run.state.done.steps) return;  // it is finished
   const std::string what =
-      other_schedule(run.recipe.train, run.state.done, run.state.run, run.plan.run);
+      other_schedule(run.recipe.train, run.state.done, run.state.run, run.recipe.plan.run);
   if (what.empty()) return;
   const std::string name = "train.length";
   const std::vector<std::string>& waived = run.recipe.checkpoint.waive_changed;
@@ -89,7 +89,7 @@ ResumedRun resume_run(const RunContext& run, Fingerprint data, Learner& learner,
   const ParallelState& parallel = run.parallel();
   ResumedRun out{.fingerprint = std::move(data)};
   add_config(out.fingerprint, run.recipe);
-  for (const auto& [what, value] : out.fingerprint) parallel.require_equal(what, value);
+  parallel.require_equal("fingerprint", out.fingerprint);
   const CheckpointGroup group = checkpoint_group(parallel);
   CheckpointConfig config = run.recipe.checkpoint;
   config.resume = what_to_resume(run, group);
@@ -112,8 +112,10 @@ ResumedRun resume_run(const RunContext& run, Fingerprint data, Learner& learner,
     }
     out.step = run.state.done.steps;
     saves.resumed(out.step, loaded->point.folder);
-    out.read_bytes =
-        static_cast<int64_t>(parallel.all_reduce({static_cast<double>(loaded->bytes_read)})[0]);
+    const std::vector<double> read = parallel.all_reduce(
+        {static_cast<double>(loaded->bytes_read), static_cast<double>(loaded->index_bytes)});
+    out.read_bytes = static_cast<int64_t>(read[0]);
+    out.index_bytes = static_cast<int64_t>(read[1]);
     for (const std::string& passed : loaded->point.passed_over) {
       run.log().warning("passed over " + passed);
     }
@@ -135,7 +137,7 @@ ResumedRun resume_run(const RunContext& run, Fingerprint data, Learner& learner,
     run.log().info("weights from " + folder + "; step 0");
   }
   if (!loaded && run.writes_logs()) refuse_lost_steps(config, run.tools.force, run.log());
-  run.state.run = run.plan.run;
+  run.state.run = run.recipe.plan.run;
   run.pulse().done(run.state.done.steps);
   return out;
 }

@@ -17,6 +17,7 @@ struct ResumedRun {
   Fingerprint fingerprint = {};  // of data, model, seed and batch: what must not change on resume
   int64_t step = -1;             // of the checkpoint that it resumes from; below 0: it begins
   int64_t read_bytes = 0;        // of tensors, by all ranks, to resume
+  int64_t index_bytes = 0;       // of index files and shards' headers, likewise
 };
 
 // Loads the newest checkpoint of the run's folder into `learner` and run.state, and passes its step

@@ -10,9 +10,9 @@
 #include "troupe/core/file/log.h"
 #include "troupe/core/file/publish.h"
 #include "troupe/train/layout/parallel_setup.h"
+#include "troupe/train/layout/resolved_run.h"
 #include "troupe/train/loop/signals.h"
 #include "troupe/train/observe/live_steps.h"
-#include "troupe/train/recipe/recipe.h"
 #include "troupe/train/step/train_state.h"
 
 namespace troupe {
@@ -34,9 +34,8 @@ struct RunTools {
 struct RunContext {
   using Clock = std::chrono::steady_clock;
 
-  const Recipe& recipe;  // its microbatch settled
+  const ResolvedRun& recipe;
   const RunTools& tools;
-  const RunPlan& plan;
   TrainState& state;
   Clock::time_point start = Clock::now();
 

@@ -1,5 +1,8 @@
 #include "troupe/train/loop/run_logger.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -22,14 +25,20 @@ double unix_seconds() {
   return std::chrono::duration<double>(since).count();
 }
 
-// Seconds of all ranks, by rank. A collective. Ranks share no clock: each reports its own work.
+// Seconds of all ranks, by rank. A collective of the tensors' group, as the sum of the experts'
+// loads before it: NCCL sums over trees, where the hosts' group goes round a ring of all ranks.
+// Ranks share no clock: each reports its own work.
 std::vector<OwnSeconds> all_gathered(const ParallelState& parallel, const OwnSeconds& mine) {
-  std::vector<double> all(static_cast<size_t>(parallel.size()) * mine.size());
-  std::copy(mine.begin(), mine.end(),
-            all.begin() + parallel.rank() * static_cast<int64_t>(mine.size()));
-  all = parallel.all_reduce(std::move(all));
-  std::vector<OwnSeconds> of(static_cast<size_t>(parallel.size()));
-  for (size_t i = 0; i < all.size(); ++i) of[i / mine.size()][i % mine.size()] = all[i];
+  const auto ranks = parallel.size(), phases = static_cast<int64_t>(mine.size());
+  const at::Tensor own = at::zeros({ranks, phases}, at::kDouble);
+  std::copy(mine.begin(), mine.end(), own.mutable_data_ptr<double>() + parallel.rank() * phases);
+  const at::Tensor all =
+      parallel.sum_over_all()(own.to(parallel.world().device())).to(at::kCPU).contiguous();
+  std::vector<OwnSeconds> of(static_cast<size_t>(ranks));
+  const double* value = all.const_data_ptr<double>();
+  for (OwnSeconds& seconds : of) {
+    for (double& x : seconds) x = *value++;
+  }
   return of;
 }
 
@@ -74,13 +83,16 @@ void RunLogger::open(int64_t resumed_step) {
   }
 }
 
-void RunLogger::start(int64_t resumed_step, int64_t read_bytes) {
+void RunLogger::start(int64_t resumed_step, int64_t read_bytes, int64_t index_bytes) {
   LogRecord started;
   started.add("event", std::string_view(resumed_step >= 0 ? "resume" : "start"));
   started.add("samples", run_.state.done.samples);
   started.add("params", learner_.model().costs().params());
   started.add("active_params", learner_.model().costs().active_params());
-  if (resumed_step >= 0) started.add("read_bytes", read_bytes);
+  if (resumed_step >= 0) {
+    started.add("read_bytes", read_bytes);
+    started.add("index_bytes", index_bytes);
+  }
   event(std::move(started));
 }
 
@@ -244,8 +256,10 @@ void RunLogger::write_line(const LogRecord& r, const std::vector<LayerLoad>& loa
   shown.set("loss", interval_.loss());
   shown.set("step_s", interval_.step_seconds());
   shown.set("tokens_s", interval_.tokens_per_second());
-  if (!run_.tools.steps.show(run_.recipe.log.format, shown, run_.state.done, run_.plan.run)) {
-    run_.log().info(step_line(run_.recipe.log.format, shown, run_.state.done, run_.plan.run));
+  if (!run_.tools.steps.show(run_.recipe.log.format, shown, run_.state.done,
+                             run_.recipe.plan.run)) {
+    run_.log().info(
+        step_line(run_.recipe.log.format, shown, run_.state.done, run_.recipe.plan.run));
   }
   if (!loads.empty()) {
     const std::string verdict = health_.add(run_.state.done.steps, interval_.steps(), loads);

@@ -26,8 +26,8 @@ class RunLogger {
 
   // Opens RUN/log.jsonl and RUN/tb; a run that resumes at a step (below 0: none) appends to them.
   void open(int64_t resumed_step);
-  // `read_bytes`: of tensors, by all ranks, for a run that resumes.
-  void start(int64_t resumed_step, int64_t read_bytes);
+  // Bytes of tensors, and of index files and headers, that all ranks read, for a run that resumes.
+  void start(int64_t resumed_step, int64_t read_bytes, int64_t index_bytes);
 
   // One step: `seconds` of it in all, `wait` for its batch, of which `own_wait` without what other
   // ranks took.

@@ -74,7 +74,8 @@ void SaveControl::save(const std::string& why, WhenBusy when_busy, std::optional
   if (saved_step_ == state.done.steps) return;
   keep_folder();
   const PulseScope scope(run_.pulse(), Phase::kSave);
-  const bool may_skip = when_busy == WhenBusy::kSkip && state.done.steps < run_.plan.run.steps;
+  const bool may_skip =
+      when_busy == WhenBusy::kSkip && state.done.steps < run_.recipe.plan.run.steps;
   // If any rank is busy, all skip this save.
   if (may_skip && parallel.all_reduce({saver_->busy() ? 1. : 0.})[0] > 0) {
     if (!run_.writes_logs()) return;

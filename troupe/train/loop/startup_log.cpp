@@ -7,6 +7,7 @@
 
 #include "troupe/core/text/readable.h"
 #include "troupe/ops/moe_ffn/moe_ffn_sm90.h"
+#include "troupe/train/forecast/device.h"
 #include "troupe/train/forecast/mfu.h"
 #include "troupe/train/layout/parallel_setup.h"
 #include "troupe/train/loop/startup_lines.h"
@@ -19,28 +20,30 @@ namespace {
 
 void log_ranks(const RunStart& start) {
   const Log& log = start.context.tools.log;
-  const Recipe& recipe = start.context.recipe;
+  const ResolvedRun& recipe = start.context.recipe;
   const ParallelSetup& setup = *start.context.tools.setup;
   if (setup.state.alone()) return;
-  log.info(description(setup) + "; " + setup.layout.why);
+  log.info(description(recipe, setup) + "; " + recipe.layout_why);
   for (const std::string& line :
-       without_effect(recipe.parallel, setup.parallel(), recipe.model.moe.experts)) {
+       without_effect(recipe.given_parallel, recipe.parallel, recipe.model.moe.experts)) {
     log.warning(line);
   }
   const bool nccl = !start.learner.device().is_cpu() && !setup.state.world().staged();
   for (const std::string& line :
-       nccl ? std::vector<std::string>() : without_nccl(recipe.parallel)) {
+       nccl ? std::vector<std::string>() : without_nccl(recipe.given_parallel)) {
     log.warning(line);
   }
 }
 
 void log_model(const RunStart& start) {
   const Log& log = start.context.tools.log;
-  const Recipe& recipe = start.context.recipe;
+  const ResolvedRun& recipe = start.context.recipe;
   Learner& learner = start.learner;
   const ModelCosts costs = learner.model().costs();
   log.info("device " + device_name(learner.device()) + ", " +
            std::to_string(at::get_num_threads()) + " threads, " + to_text(learner.precision()));
+  const std::string no_code = no_code_line(recipe.run.device);
+  if (!no_code.empty()) log.warning(no_code);
   log.info("model " + short_number(static_cast<double>(costs.params())) + " parameters, " +
            short_number(static_cast<double>(costs.active_params())) + " active; " +
            std::to_string(recipe.model.layers) + " layers, " +
@@ -53,8 +56,8 @@ void log_model(const RunStart& start) {
 // What of model, device and keys a reader of the figures must know.
 void log_notes(const RunStart& start) {
   const Log& log = start.context.tools.log;
-  const Recipe& recipe = start.context.recipe;
-  const RunPlan& plan = start.context.plan;
+  const ResolvedRun& recipe = start.context.recipe;
+  const RunPlan& plan = recipe.plan;
   const ParallelSetup& setup = *start.context.tools.setup;
   Learner& learner = start.learner;
   const std::string warning = causality_line(recipe.model);
@@ -68,11 +71,11 @@ void log_notes(const RunStart& start) {
   const std::string balance = balance_line(recipe.model);
   if (!balance.empty()) log.info(balance);
   const std::string attention = attention_line(
-      recipe.model, learner.precision(), recipe.data.sequence, setup.parallel(), learner.device());
+      recipe.model, learner.precision(), recipe.data.sequence, recipe.parallel, learner.device());
   if (!attention.empty()) log.info(attention);
   const GpuProducts products{.type = type_of(learner.precision()),
-                             .capability = capability_of(learner.device()),
-                             .slices = setup.parallel().expert_tensor};
+                             .gpu = gpu_of(learner.device()),
+                             .slices = recipe.parallel.expert_tensor};
   const std::string experts =
       recipe.train.fp8
           ? fp8_line(*recipe.train.fp8, recipe.model, products)
@@ -94,13 +97,13 @@ void log_notes(const RunStart& start) {
 
 void log_run(const RunStart& start) {
   const Log& log = start.context.tools.log;
-  const Recipe& recipe = start.context.recipe;
-  const RunPlan& plan = start.context.plan;
+  const ResolvedRun& recipe = start.context.recipe;
+  const RunPlan& plan = recipe.plan;
   const ParallelSetup& setup = *start.context.tools.setup;
   log.info("batch " + std::to_string(plan.batch) + " sequences of " +
            std::to_string(recipe.data.sequence) + " = " +
            std::to_string(plan.batch / plan.micro_batch) + " x micro batch " +
-           std::to_string(plan.micro_batch) + " (" + start.micro_why + ")");
+           std::to_string(plan.micro_batch) + " (" + recipe.micro_why + ")");
   for (const SourceUse& use : start.data.uses(plan.run.samples)) {
     log.info("data " + use.name + ": " + short_number(static_cast<double>(use.tokens)) +
              " tokens, " + fixed(use.epochs(), 2) + " epochs in this run");

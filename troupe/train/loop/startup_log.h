@@ -14,7 +14,6 @@ struct RunStart {
   const RunContext& context;
   Learner& learner;
   const Dataset& data;
-  const std::string& micro_why;  // why the microbatch is what it is
   int64_t checkpoint_bytes = 0;
   int64_t resumed_step = -1;  // -1: it begins anew
   std::string newest = {};    // the checkpoint it resumed from

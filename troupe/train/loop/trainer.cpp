@@ -10,7 +10,7 @@
 namespace troupe {
 
 RunEnd Trainer::run() {
-  if (state_.done.steps >= plan_.run.steps) {
+  if (state_.done.steps >= recipe_.plan.run.steps) {
     tools_.log.info("already finished at step " + std::to_string(state_.done.steps) + train_on());
     if (context_.writes_logs()) clear_leftovers(tools_.fs, recipe_.checkpoint.dir, tools_.log);
     pulse_.begin(Phase::kExit);
@@ -18,7 +18,7 @@ RunEnd Trainer::run() {
   }
   open_run();
   if (recipe_.eval.at_start && state_.done.steps == 0) after_step_->evaluate();
-  while (state_.done.steps < plan_.run.steps) {
+  while (state_.done.steps < recipe_.plan.run.steps) {
     if (parallel_.alone()) stop_.stop_for(stop_.own_reason());
     if (!stop_.reason().empty()) return stop();
     const auto begin = Clock::now();
@@ -110,7 +110,7 @@ RunEnd Trainer::stop() {
 std::string Trainer::train_on() const {
   if (tools_.continue_with.empty()) return {};
   return ". To train on: " +
-         twice_as_long(recipe_, std::max(plan_.run, state_.done), tools_.continue_with);
+         twice_as_long(recipe_, std::max(recipe_.plan.run, state_.done), tools_.continue_with);
 }
 
 RunEnd Trainer::finish() {

@@ -10,7 +10,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "troupe/train/loop/after_step.h"
@@ -31,7 +30,7 @@ enum class RunEnd { kFinished, kAlreadyFinished, kStopped };
 
 class Trainer {
  public:
-  Trainer(const Recipe& recipe, const RunTools& tools);
+  Trainer(const ResolvedRun& recipe, const RunTools& tools);
   ~Trainer();
 
   RunEnd run();
@@ -43,8 +42,6 @@ class Trainer {
 
  private:
   using Clock = RunContext::Clock;
-
-  Trainer(const std::pair<Recipe, std::string>& settled, const RunTools& tools);
 
   // trainer_start.cpp
   void open_run();
@@ -58,10 +55,8 @@ class Trainer {
   RunEnd finish();
   std::string train_on() const;
 
-  const Recipe recipe_;  // its microbatch settled
-  const std::string micro_why_;
+  const ResolvedRun recipe_;
   RunTools tools_;
-  const RunPlan plan_;
   TrainState state_;
   const RunContext context_;
   const ParallelState& parallel_;

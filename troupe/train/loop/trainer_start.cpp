@@ -20,26 +20,13 @@
 namespace troupe {
 namespace {
 
-// The recipe with its microbatch, and why it is that.
-std::pair<Recipe, std::string> settled_for(Recipe recipe, const ParallelSetup& setup) {
-  if (!setup.state.alone()) {
-    recipe.train.micro_batch = setup.layout.micro_batch;
-    return {std::move(recipe), setup.layout.micro_why};
-  }
-  const RanksAtHand one{.memory = available_memory(recipe), .on_gpu = runs_on_gpu(recipe)};
-  const MicroBatchChoice micro = choose_micro_batch(recipe, one);
-  recipe.train.micro_batch = micro.sequences;
-  return {std::move(recipe), micro.why};
-}
-
 // Fails before anything is allocated if the run cannot fit, instead of being killed for memory.
-void require_memory(const Recipe& recipe, const RunTools& tools) {
+void require_memory(const ResolvedRun& recipe, const RunTools& tools) {
   const ParallelState& parallel = tools.setup->state;
   const double available = available_memory(recipe, parallel.world().place().local_size);
   if (available <= 0) return;  // the device is not here: device_of says so
-  Recipe laid = recipe;
-  laid.parallel = tools.setup->parallel();
-  const MemoryVerdict verdict = judge_memory(laid, runs_on_gpu(laid), available, parallel.size());
+  const MemoryVerdict verdict =
+      judge_memory(recipe, runs_on_gpu(recipe), available, parallel.size());
   if (!verdict.fits && !tools.force) {
     throw Error("model, train: " + verdict.line, Code::kTooLarge);  // the line has the code
   }
@@ -48,15 +35,10 @@ void require_memory(const Recipe& recipe, const RunTools& tools) {
 
 }  // namespace
 
-Trainer::Trainer(const Recipe& recipe, const RunTools& tools)
-    : Trainer(settled_for(recipe, *tools.setup), tools) {}
-
-Trainer::Trainer(const std::pair<Recipe, std::string>& settled, const RunTools& tools)
-    : recipe_(settled.first),
-      micro_why_(settled.second),
+Trainer::Trainer(const ResolvedRun& recipe, const RunTools& tools)
+    : recipe_(recipe),
       tools_(tools),
-      plan_(plan_of(recipe_)),
-      context_{.recipe = recipe_, .tools = tools_, .plan = plan_, .state = state_},
+      context_{.recipe = recipe_, .tools = tools_, .state = state_},
       parallel_(tools_.setup->state),
       pulse_(context_.pulse()),
       stop_(context_) {
@@ -110,12 +92,11 @@ void Trainer::open_run() {
   log_start({.context = context_,
              .learner = *learner_,
              .data = *data_.train,
-             .micro_why = micro_why_,
              .checkpoint_bytes = saves_->checkpoint_bytes(),
              .resumed_step = resumed_.step,
              .newest = saves_->newest()});
   saves_->foresee();
-  logger_->start(resumed_.step, resumed_.read_bytes);
+  logger_->start(resumed_.step, resumed_.read_bytes, resumed_.index_bytes);
   evaluation_.emplace(context_, *learner_, data_, tokenizer_.get(), *logger_, stop_);
   loader_ =
       std::make_unique<BatchLoader>(context_, *tools_.setup, *data_.train, learner_->device());

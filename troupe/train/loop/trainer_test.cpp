@@ -18,6 +18,8 @@
 #include "troupe/core/file/file.h"
 #include "troupe/testing/files.h"
 #include "troupe/testing/temporary_folder.h"
+#include "troupe/train/forecast/forecast.h"
+#include "troupe/train/layout/resolved_run.h"
 #include "troupe/train/params/master_of_test.h"
 
 namespace troupe {
@@ -97,12 +99,13 @@ class Runs {
     Fs fs;
     Signals signals;
     const Faults points(faults);
-    Trainer trainer(recipe, {.log = Log(),
-                             .fs = fs,
-                             .faults = points,
-                             .signals = signals,
-                             .force = false,
-                             .continue_with = "troupe train nano"});
+    Trainer trainer(resolve_alone(recipe, available_memory(recipe)),
+                    {.log = Log(),
+                     .fs = fs,
+                     .faults = points,
+                     .signals = signals,
+                     .force = false,
+                     .continue_with = "troupe train nano"});
     const RunEnd end = trainer.run();
     look(trainer);
     return end;

@@ -22,9 +22,9 @@
 namespace troupe {
 namespace {
 
-// A global batch of uniformly random tokens.
-TokenBatch made_up(const Recipe& r, const RunPlan& plan) {
-  TokenBatch out{.B = plan.batch, .S = r.data.sequence};
+// `sequences` rows of uniformly random tokens.
+TokenBatch made_up(const ResolvedRun& r, int64_t sequences) {
+  TokenBatch out{.B = sequences, .S = r.data.sequence};
   const Rng rng(r.train.seed, stream_of("bench"));
   const auto rows = static_cast<size_t>(out.B), columns = static_cast<size_t>(out.S);
   for (size_t i = 0; i < rows * (columns + 1); ++i) {
@@ -46,48 +46,41 @@ double busiest(const Interval& interval) {
   return loads.empty() ? 0 : sum / static_cast<double>(loads.size());
 }
 
-std::shared_ptr<const ParallelSetup> played(const Recipe& r, const c10::Device& device,
-                                            const BenchOptions& options) {
-  if (options.ranks == 1) return std::make_shared<ParallelSetup>();
+// One of several ranks, without the others.
+std::shared_ptr<World> played(const c10::Device& device, const BenchOptions& options) {
   constexpr int64_t kHost = 8;
-  return std::make_shared<ParallelSetup>(
-      std::make_shared<World>(LauncherEnvironment{.rank = options.rank,
-                                                  .size = options.ranks,
-                                                  .local_rank = options.rank % kHost,
-                                                  .local_size = std::min(options.ranks, kHost),
-                                                  .source = "played by one process"},
-                              device, WorldOptions{.played = true}),
-      r);
+  return std::make_shared<World>(LauncherEnvironment{.rank = options.rank,
+                                                     .size = options.ranks,
+                                                     .local_rank = options.rank % kHost,
+                                                     .local_size = std::min(options.ranks, kHost),
+                                                     .source = "played by one process"},
+                                 device, WorldOptions{.played = true});
 }
 
 // This rank's part of a batch of all, whose tokens all count.
-Feed own_feed(const Recipe& r, const RunPlan& plan, const c10::Device& device,
-              const ParallelSetup& setup) {
-  const int64_t microbatches = plan.batch / plan.micro_batch;
+Feed own_feed(const ResolvedRun& run, const c10::Device& device, const ParallelSetup& setup) {
+  const int64_t micro = run.plan.micro_batch, microbatches = run.plan.batch / micro;
   const RankShare share = share_of(setup.state, microbatches);
-  RunPlan own = plan;
-  own.batch = share.count * plan.micro_batch;
   Feed feed =
-      make_feed(made_up(r, own), plan.micro_batch, device, share.steps, row_cut(setup, r.model));
-  feed.loss_tokens = plan.batch * r.data.sequence;
+      make_feed(made_up(run, share.count * micro), micro, device, share.steps, row_cut(run, setup));
+  feed.loss_tokens = run.plan.batch * run.data.sequence;
   feed.weight_sum = static_cast<double>(feed.loss_tokens);
   feed.all_microbatches = microbatches;
   return feed;
 }
 
-double tensor_bytes(const Recipe& r, bool on_gpu, const ParallelState& parallel) {
+double tensor_bytes(const ResolvedRun& r, bool on_gpu, const ParallelState& parallel) {
   const auto tensors = [&](const auto& m) { return m.total() - (on_gpu ? m.runtime : 0); };
   if (parallel.alone()) return tensors(forecast_memory(r, on_gpu));
   return tensors(layout_memory(r, parallel.size(), on_gpu, parallel.stage_rank()));
 }
 
-BenchTimes time_steps(const Recipe& r, const c10::Device& device,
+BenchTimes time_steps(const ResolvedRun& r, const c10::Device& device,
                       const std::shared_ptr<const ParallelSetup>& setup,
                       const BenchOptions& options) {
   const Faults none;
   Learner learner(r, device, none, setup);
-  const RunPlan plan = plan_of(r);
-  const Feed feed = own_feed(r, plan, device, *setup);
+  const Feed feed = own_feed(r, device, *setup);
   TrainState state;
   state.loss_scale = start_of(r.train.loss_scale);
   std::vector<double> step, forward, backward, update;
@@ -119,15 +112,15 @@ BenchTimes time_steps(const Recipe& r, const c10::Device& device,
 
 }  // namespace
 
-BenchReport bench_run(const Recipe& given, const BenchOptions& options) {
+BenchReport bench_run(const Recipe& recipe, const BenchOptions& options) {
   if (options.steps < 1 || options.warmup < 0) {
     fail(Code::kBadValue, "bench", "needs a step to time; --steps is", options.steps,
          "and --warmup", options.warmup);
   }
-  Recipe r = given;
-  const RunPlan plan = plan_of(r);
-  if (r.run.threads > 0) at::set_num_threads(static_cast<int>(r.run.threads));
-  const c10::Device device = device_of(r.run.device);
+  if (recipe.run.threads > 0) at::set_num_threads(static_cast<int>(recipe.run.threads));
+  const c10::Device device = device_of(recipe.run.device);
+  const std::shared_ptr<World> world = options.ranks == 1 ? nullptr : played(device, options);
+  const ResolvedRun r = world ? resolve(recipe, *world) : resolve_alone(recipe);
   const RunEnvironment here = this_environment({}, device.str());
   const ModelCosts costs = costs_of(r.model);
   BenchReport out{.version = version(),
@@ -138,21 +131,21 @@ BenchReport bench_run(const Recipe& given, const BenchOptions& options) {
                   .threads = here.threads,
                   .params = costs.params(),
                   .active_params = costs.active_params(),
-                  .batch = plan.batch,
-                  .micro_batch = plan.micro_batch,
+                  .batch = r.plan.batch,
+                  .micro_batch = r.plan.micro_batch,
                   .sequence = r.data.sequence,
                   .warmup = options.warmup,
                   .steps = options.steps,
                   .ranks = options.ranks,
                   .rank = options.rank};
-  const std::shared_ptr<const ParallelSetup> setup = played(r, device, options);
-  if (!setup->state.alone()) r.parallel = setup->parallel();
-  Recipe even = r;
+  const auto setup =
+      world ? std::make_shared<ParallelSetup>(world, r) : std::make_shared<ParallelSetup>();
+  ResolvedRun even = r;
   const bool forced = forces_routing(r.model);  // by the recipe: nothing learned is there to time
   const RouterConfig& router = r.model.moe.router;
   if (!forced && num_moe_layers(r.model) > 0 && gate_of(router) != nullptr && !is_even(router)) {
     // Forced routing comes first: learned loads may be larger, and the peak of memory never falls.
-    read_config(override_yaml("model.moe.router.force=uniform"), even);
+    read_config(override_yaml("model.moe.router.force=uniform"), static_cast<Recipe&>(even));
     out.times.push_back(time_steps(even, device, setup, options));
     out.times.back().routing = "forced";
   }

@@ -13,18 +13,16 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <memory>
 #include <random>
 #include <sstream>
 #include <utility>
 
 #include "troupe/core/check.h"
+#include "troupe/core/file/child_output.h"
 #include "troupe/core/file/file.h"
 #include "troupe/core/file/host_name.h"
 #include "troupe/core/file/publish.h"
@@ -172,15 +170,9 @@ GpuMeasure measure_gpu(int index) {
 
 // What nvidia-smi says of uncorrected ECC errors since its driver was loaded; empty without it.
 std::string ecc_lines() {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> pipe(
-      ::popen("nvidia-smi --query-gpu=index,ecc.errors.uncorrected.volatile.total "
-              "--format=csv,noheader,nounits 2>/dev/null",
-              "re"),
-      [](std::FILE* file) { return ::pclose(file); });
-  std::string out;
-  std::array<char, 256> part{};
-  while (pipe && std::fgets(part.data(), part.size(), pipe.get()) != nullptr) out += part.data();
-  return out;
+  return ChildOutput({"nvidia-smi", "--query-gpu=index,ecc.errors.uncorrected.volatile.total",
+                      "--format=csv,noheader,nounits"})
+      .rest();
 }
 
 void check_gpus(const MachineBounds& bounds, const std::function<void(const Finding&)>& found) {

@@ -1,13 +1,19 @@
 #include "troupe/train/observe/version.h"
 
-namespace troupe {
+#include "troupe/ops/support/build_info.h"
 
-std::string version() {
-  return TROUPE_VERSION;
-}
+namespace troupe {
 
 std::string commit() {
   return TROUPE_COMMIT;
+}
+
+std::string version_line() {
+  return "troupe " + version() + " (" + commit() + ")";
+}
+
+std::string version_text() {
+  return version_line() + '\n' + build_info();
 }
 
 }  // namespace troupe

@@ -117,7 +117,7 @@ class Muon : public Optimizer {
 
   void update(const ParamStore& store, Bucket& b, const UpdateStep& s) override {
     if (!b.key.matrix) return others_.update(store, b, s);
-    if (b.sharers.owners->size() > 1 || b.sharers.parts->size() > 1) {
+    if (b.mesh.shard->size() > 1 || b.mesh.parts->size() > 1) {
       return update_cut(store, b, s);
     }
     for (const int64_t slot : store.owned_members(b)) {
@@ -171,10 +171,10 @@ class Muon : public Optimizer {
 
   // u of the whole boxes, which ranks that share the state out gather.
   at::Tensor directions(const ParamStore& store, const Bucket& b, const UpdateStep& s) const {
-    if (b.sharers.owners->size() > 1) {
+    if (b.mesh.shard->size() > 1) {
       const at::Tensor own = direction(b.state[0], b.grad * s.grad_scale);
       const at::Tensor all = at::empty({b.size}, own.options());
-      b.sharers.owners->all_gather({all}, {own}).wait();
+      b.mesh.shard->all_gather({all}, {own}).wait();
       return all;
     }
     const at::Tensor all = at::zeros({b.size}, b.own.options().dtype(at::kFloat));
@@ -192,7 +192,7 @@ class Muon : public Optimizer {
   // ranks with the others make O together, each of some matrices.
   void update_cut(const ParamStore& store, const Bucket& b, const UpdateStep& s) const {
     const at::Tensor all = directions(store, b, s);
-    const bool parts = b.sharers.parts->size() > 1;
+    const bool parts = b.mesh.parts->size() > 1;
     const std::vector<Some> work = owned_matrices(store, b);
     const auto u_of = [&](const Some& m) {
       const int64_t n = m.shape.numel();
@@ -202,7 +202,7 @@ class Muon : public Optimizer {
     if (parts) {  // O in u's place
       std::vector<MatrixParts> own;
       for (const Some& m : work) own.push_back({u_of(m), cut_dim(store, b, m)});
-      map_whole_matrices(*b.sharers.parts, own, newton_schulz);
+      map_whole_matrices(*b.mesh.parts, own, newton_schulz);
     }
     for (const Some& m : work) {
       const at::Tensor o = parts ? u_of(m) : newton_schulz(u_of(m));
@@ -229,7 +229,7 @@ class Muon : public Optimizer {
     const NamedParam& named = store.slots()[static_cast<size_t>(m.slot)].named;
     const Param& p = *named.param;
     const Matrices whole = whole_matrices(p);
-    const int64_t ranks = b.sharers.parts->size(), rank = b.sharers.parts->rank();
+    const int64_t ranks = b.mesh.parts->size(), rank = b.mesh.parts->rank();
     const int64_t dim = whole.rows != m.shape.rows ? 1 : 2;
     const size_t at = p.size.size() - 3 + static_cast<size_t>(dim);
     const int64_t cut = dim == 1 ? whole.columns / m.shape.columns : whole.rows / m.shape.rows;

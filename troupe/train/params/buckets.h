@@ -28,15 +28,16 @@ struct BucketKey {
   bool operator==(const BucketKey&) const = default;
 };
 
-// The ranks that hold the same box of a parameter: `owners` cut one copy of the state between them,
-// `replicas` are those that own the same part of another copy. `holders` names them, the same text
-// on all of them and no other's: "dense", "experts of place 3". `parts` together have the whole of
-// each matrix: one rank for each different box, in the order of their offsets, that owns the same
-// elements of its box as this rank does of its own. Only where an optimizer asks for it.
-struct Owners {
-  std::shared_ptr<ProcessGroup> owners = std::make_shared<ProcessGroup>();
-  std::shared_ptr<ProcessGroup> replicas = std::make_shared<ProcessGroup>();
-  std::string holders = {};
+// The ranks that hold the same box of a parameter, as a mesh of two axes: ranks of `shard` cut one
+// copy of its state between them, ranks of `replicate` own the same part of each copy. `name`: the
+// same text on all of them and no others, "dense", "experts of place 3". `parts`: ranks that
+// together have the whole of each matrix, one for each different box, in the order of their offsets,
+// that owns the same elements of its box as this rank does of its own. Only where an optimizer asks
+// for it.
+struct ShardMesh {
+  std::shared_ptr<ProcessGroup> shard = std::make_shared<ProcessGroup>();
+  std::shared_ptr<ProcessGroup> replicate = std::make_shared<ProcessGroup>();
+  std::string name = {};
   std::shared_ptr<ProcessGroup> parts = std::make_shared<ProcessGroup>();
 };
 
@@ -44,9 +45,9 @@ struct Bucket {
   BucketKey key;
   at::ScalarType dtype;
   int64_t unit = -1;                   // -1: of all units
-  Owners sharers = {};                 // all its parameters have these
-  bool summed = false;                 // over other ranks, owners or replicas
-  int64_t size = 0;                    // a multiple of the owners' number
+  ShardMesh mesh = {};                 // of all its parameters
+  bool summed = false;                 // over other ranks of the mesh
+  int64_t size = 0;                    // a multiple of the ranks of mesh.shard
   int64_t own_from = 0, own_size = 0;  // this rank's range
   at::Tensor value = {};               // [size] of dtype
   at::Tensor own = {};                 // [own_size] of dtype; part of `value` unless `full`

@@ -60,7 +60,7 @@ using Journeys = std::map<const Param*, Journey>;
 
 void move_bucket(ParamStore& store, Bucket& b, const std::vector<int64_t>& members,
                  const Journeys& routes, ProcessGroup& experts) {
-  ProcessGroup& owners = *b.sharers.owners;
+  ProcessGroup& owners = *b.mesh.shard;
   TROUPE_CHECK(b.scales.empty(), "moments in codes have blocks that do not end with an expert");
   std::vector<at::Tensor> buffers = b.state;
   for (const at::Tensor& x : b.masters()) buffers.push_back(x);

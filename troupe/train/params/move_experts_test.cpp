@@ -35,11 +35,11 @@ struct Layer {
 };
 
 Sharing sharing_of(const Groups& g, bool full) {
-  return {.alone = false, .full = full, .owners = [g](const NamedParam& named) {
-            const Param& p = *named.param;
-            return Owners{p.per_expert ? g.owners : g.all, std::make_shared<ProcessGroup>(),
-                          p.per_expert ? "experts" : "dense"};
-          }};
+  const auto one = std::make_shared<ProcessGroup>();
+  return {.alone = false,
+          .full = full,
+          .meshes = {.dense = {{1, {g.all, one, "dense"}}},
+                     .experts = {{1, {g.owners, one, "experts"}}}}};
 }
 
 // As drawn: each expert's tensor is a function of its global number. The optimizer's state is one

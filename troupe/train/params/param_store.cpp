@@ -26,6 +26,15 @@ at::ScalarType sum_type_of(const Sharing& sharing, const at::TensorOptions& opti
   return f64 && sharing.sum_type == at::kFloat ? at::kDouble : sharing.sum_type;
 }
 
+// How many parts of the hidden width an expert's matrix is cut into.
+int64_t slices_of(const Param& p) {
+  int64_t out = 1;
+  for (size_t d = 1; d < p.size.size(); ++d) {
+    if (p.size[d] > 0) out = std::max(out, p.global[d] / p.size[d]);
+  }
+  return out;
+}
+
 }  // namespace
 
 ParamStore::ParamStore(std::vector<NamedParam> params, const at::TensorOptions& options,
@@ -43,10 +52,10 @@ ParamStore::ParamStore(std::vector<NamedParam> params, const at::TensorOptions& 
     const Bucket wanted{.key = key_of(named),
                         .dtype = p.fp32 ? at::kFloat : options.dtype().toScalarType(),
                         .unit = sharing_.alone ? -1 : named.unit,
-                        .sharers = sharers_of(named)};
+                        .mesh = mesh_of(named)};
     auto bucket = std::find_if(buckets_.begin(), buckets_.end(), [&](const Bucket& b) {
       return b.key == wanted.key && b.dtype == wanted.dtype && b.unit == wanted.unit &&
-             b.sharers.holders == wanted.sharers.holders;
+             b.mesh.name == wanted.mesh.name;
     });
     if (bucket == buckets_.end()) bucket = buckets_.insert(bucket, wanted);
     bucket->members.push_back(static_cast<int64_t>(slots_.size()));
@@ -57,12 +66,12 @@ ParamStore::ParamStore(std::vector<NamedParam> params, const at::TensorOptions& 
 }
 
 void ParamStore::make_buffers(Bucket& b, const at::TensorOptions& options) {
-  const ProcessGroup& owners = *b.sharers.owners;
-  b.summed = owners.size() > 1 || b.sharers.replicas->size() > 1;
-  b.size = rounded(b.size, owners.size() * kAlign);
-  b.own_size = b.size / owners.size();
-  b.own_from = owners.rank() * b.own_size;
-  b.dropped_between_uses = sharing_.full && owners.size() > 1;
+  const ProcessGroup& shard = *b.mesh.shard;
+  b.summed = shard.size() > 1 || b.mesh.replicate->size() > 1;
+  b.size = rounded(b.size, shard.size() * kAlign);
+  b.own_size = b.size / shard.size();
+  b.own_from = shard.rank() * b.own_size;
+  b.dropped_between_uses = sharing_.full && shard.size() > 1;
   b.value = at::zeros({b.size}, options.dtype(b.dtype));
   const at::Tensor part_of_value = b.value.narrow(0, b.own_from, b.own_size);
   b.own = b.dropped_between_uses ? at::empty_like(part_of_value) : part_of_value;
@@ -84,8 +93,17 @@ void ParamStore::make_buffers(Bucket& b, const at::TensorOptions& options) {
   if (b.dropped_between_uses) release_memory(b.value);
 }
 
-Owners ParamStore::sharers_of(const NamedParam& named) const {
-  return sharing_.alone ? Owners() : sharing_.owners(named);
+const ShardMesh& ShardMeshes::of(const NamedParam& named) const {
+  const Param& p = *named.param;
+  if (p.per_expert) {
+    const auto sliced = experts.find(slices_of(p));
+    return sliced == experts.end() ? experts.at(1) : sliced->second;
+  }
+  return (named.unit == 0 && !tables.empty() ? tables : dense).at(p.tensor_repeat(tensor));
+}
+
+ShardMesh ParamStore::mesh_of(const NamedParam& named) const {
+  return sharing_.alone ? ShardMesh() : sharing_.meshes.of(named);
 }
 
 void ParamStore::initialize_all(uint64_t seed) {
@@ -128,21 +146,21 @@ void ParamStore::values_from_masters() {
 void ParamStore::gather(const std::vector<int64_t>& buckets) {
   const at::NoGradGuard no_grad;
   // In an order that all ranks have, whatever parts of the parameters they hold.
-  std::vector<std::string> classes;
+  std::vector<std::string> meshes;
   for (const int64_t i : buckets) {
-    const std::string& holders = buckets_[static_cast<size_t>(i)].sharers.holders;
-    if (std::ranges::find(classes, holders) == classes.end()) classes.push_back(holders);
+    const std::string& name = buckets_[static_cast<size_t>(i)].mesh.name;
+    if (std::ranges::find(meshes, name) == meshes.end()) meshes.push_back(name);
   }
-  for (const std::string& holders : classes) {
+  for (const std::string& mesh : meshes) {
     std::vector<at::Tensor> values, own;
     std::vector<Bucket*> chosen;
     for (const int64_t i : buckets) {
       Bucket& b = buckets_[static_cast<size_t>(i)];
-      if (b.unit < 0 || b.sharers.holders != holders) continue;
+      if (b.unit < 0 || b.mesh.name != mesh) continue;
       const bool first = b.dropped_between_uses && b.uses++ == 0;
       if (!first && !(b.stale && !b.dropped_between_uses)) continue;
       b.stale = false;
-      if (b.sharers.owners->size() == 1) continue;
+      if (b.mesh.shard->size() == 1) continue;
       if (b.dropped_between_uses) restore_memory(b.value);
       chosen.push_back(&b);
       values.push_back(b.value.detach());
@@ -158,7 +176,7 @@ void ParamStore::gather(const std::vector<int64_t>& buckets) {
         from.push_back(own[i]);
       }
       if (to.empty()) continue;
-      const Pending pending = chosen[0]->sharers.owners->all_gather(to, from);
+      const Pending pending = chosen[0]->mesh.shard->all_gather(to, from);
       for (Bucket* b : chosen) {
         if (b->dtype == type) b->gathering = pending;
       }
@@ -180,13 +198,13 @@ void ParamStore::drop(const std::vector<int64_t>& buckets) {
 }
 
 bool ParamStore::reads_loaded(const Bucket& b) const {
-  return b.sharers.replicas->rank() == 0;
+  return b.mesh.replicate->rank() == 0;
 }
 
 void ParamStore::spread_loaded() {
   const at::NoGradGuard no_grad;
   for (Bucket& b : buckets_) {
-    ProcessGroup& replicas = *b.sharers.replicas;
+    ProcessGroup& replicas = *b.mesh.replicate;
     for (const at::Tensor& x : b.masters()) replicas.broadcast(x.detach(), 0).wait();
     for (const at::Tensor& x : b.state) replicas.broadcast(x, 0).wait();
     for (const at::Tensor& x : b.scales) replicas.broadcast(x, 0).wait();

@@ -12,8 +12,8 @@
 // that share it owns elements i n / S .. (i + 1) n / S: their masters, moments and summed gradient
 // are here and nowhere else. So a parameter's part on a rank is a range of its elements, whatever
 // its shape. Values are whole on every rank (`full` off: ZeRO-1; S = 1: DDP), or only between
-// gather() and drop() of a unit that reads them (`full`: FSDP, and HSDP where `replicas` has
-// ranks).
+// gather() and drop() of a unit that reads them (`full`: FSDP, and HSDP where mesh.replicate
+// has ranks).
 //
 // step_gradients.h says how gradients live.
 #pragma once
@@ -22,6 +22,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,10 +34,23 @@
 
 namespace troupe {
 
+// This rank's two shard meshes, of dense parameters and of experts, for each box that it may hold.
+struct ShardMeshes {
+  int64_t tensor = 1;  // tensor ranks
+  // By the number of neighboring tensor ranks with the same box (Param::tensor_repeat).
+  std::map<int64_t, ShardMesh> dense = {};
+  // Likewise, of unit 0 where other stages read its table too: they replicate it. Empty: as dense.
+  std::map<int64_t, ShardMesh> tables = {};
+  // By the number of slices of an expert's matrices, where it matters to `parts`; 1: all others.
+  std::map<int64_t, ShardMesh> experts = {};
+
+  const ShardMesh& of(const NamedParam& named) const;
+};
+
 struct Sharing {
   bool alone = true;  // one rank: nothing below counts
   bool full = false;
-  std::function<Owners(const NamedParam&)> owners = {};  // by the ranks that hold the same box
+  ShardMeshes meshes = {};
   // The type in which gradients are summed between ranks; f64 for a model in f64.
   at::ScalarType sum_type = at::kFloat;
 };
@@ -64,7 +78,7 @@ class ParamStore {
   void gather(const std::vector<int64_t>& buckets);
   void need(const std::vector<int64_t>& buckets);
   void drop(const std::vector<int64_t>& buckets);
-  // Gives owners' masters and state to their replicas: rank 0 of `replicas` has loaded them.
+  // Gives owners' masters and state to their replicas: rank 0 of mesh.replicate has loaded them.
   void spread_loaded();
   bool reads_loaded(const Bucket& bucket) const;  // this rank is that rank 0
 
@@ -79,7 +93,7 @@ class ParamStore {
   // A slot's part of one of its bucket's own buffers.
   at::Tensor part(int64_t slot, const at::Tensor& buffer) const;
   at::Tensor part_of_blocks(int64_t slot, const at::Tensor& scales) const;  // the same of scales
-  Owners sharers_of(const NamedParam& named) const;
+  ShardMesh mesh_of(const NamedParam& named) const;
   const at::TensorOptions& options() const { return options_; }  // of the values that a model reads
 
  private:

@@ -29,8 +29,8 @@ struct Problem {
     const auto all = world.all(), one = std::make_shared<ProcessGroup>(rank);
     const auto within = W == 4 ? world.group({2 * half, 2 * half + 1}) : all;
     const auto across = W == 4 ? world.group({rank % 2, rank % 2 + 2}) : one;
-    Owners of_dense, of_experts;
     Sharing sharing;
+    ShardMesh &of_dense = sharing.meshes.dense[1], &of_experts = sharing.meshes.experts[1];
     sharing.alone = false;
     sharing.full = way == kFull || way == kHybrid;
     switch (way) {
@@ -44,9 +44,6 @@ struct Problem {
         break;
       default: of_dense = {all, one, "dense"}; of_experts = {across, one, "experts"};
     }
-    sharing.owners = [=](const NamedParam& named) {
-      return named.param->per_expert ? of_experts : of_dense;
-    };
     const int64_t first = rank % 2 * 2;
     dense = Param::of({30, 10}, {.kind = Init::kNormal, .std = 1});
     experts = Param::of_experts({4, 5, 7}, {.kind = Init::kNormal, .std = 1},

@@ -27,11 +27,17 @@ namespace {
 using Hashes = std::map<std::string, uint64_t>;
 using Ways = std::map<uint64_t, std::vector<int64_t>>;  // hash to ranks
 
+// This rank's place among the ranks that have lines of one key.
+struct PlaceOfCopy {
+  int64_t index = 0, count = 1;
+};
+
 // Hashes tensors on their devices and copies all hashes to the host at once.
 class Hashed {
  public:
-  void add(const std::string& key, const at::Tensor& x) {
+  void add(const std::string& key, const PlaceOfCopy& place, const at::Tensor& x) {
     keys_.push_back(key);
+    places_[key] = place;
     bytes_.push_back(static_cast<int64_t>(x.nbytes()));
     hashes_.push_back(hash_bits(x));
   }
@@ -47,48 +53,86 @@ class Hashed {
     for (const auto& [key, hasher] : of) out[key] = hasher.digest64();
     return out;
   }
+  const std::map<std::string, PlaceOfCopy>& places() const { return places_; }
 
  private:
   std::vector<std::string> keys_;
+  std::map<std::string, PlaceOfCopy> places_;
   std::vector<int64_t> bytes_;
   std::vector<at::Tensor> hashes_;
 };
 
-// The same part of every bucket: that of this rank's place among the owners.
+// The same part of every bucket: that of this rank's place in its mesh.
 std::string part_of(const Bucket& b) {
-  const ProcessGroup& owners = *b.sharers.owners;
-  return ", part " + std::to_string(owners.rank() + 1) + '/' + std::to_string(owners.size());
+  const ProcessGroup& shard = *b.mesh.shard;
+  return ", part " + std::to_string(shard.rank() + 1) + '/' + std::to_string(shard.size());
+}
+
+// Those that hold a copy, and those that have the same part of one.
+PlaceOfCopy among_holders(const ShardMesh& mesh) {
+  const ProcessGroup &shard = *mesh.shard, &replicate = *mesh.replicate;
+  return {replicate.rank() * shard.size() + shard.rank(), replicate.size() * shard.size()};
+}
+PlaceOfCopy among_owners(const ShardMesh& mesh) {
+  return {mesh.replicate->rank(), mesh.replicate->size()};
 }
 
 // The hash of every bucket and of every frozen tensor, grouped by the ranks that hold a copy of it.
-// `each`: a hash for each tensor instead of one for a whole bucket.
-Hashes hashes_of(const ParamStore& store, bool each) {
+// `differing`: instead, a hash for each tensor of these groups.
+Hashed hashes_of(const ParamStore& store, const std::map<std::string, Ways>* differing) {
   Hashed out;
+  const bool each = differing != nullptr;
+  const auto asked = [&](const std::string& key) { return !each || differing->contains(key); };
   for (const Bucket& b : store.buckets()) {
     const bool whole = !b.dropped_between_uses;
     const bool masters = b.in_halves() || b.has_master() || !whole;
-    const std::string& of = b.sharers.holders;
+    const std::string& of = b.mesh.name;
+    const bool ask_whole = whole && asked(of), ask_masters = masters && asked(of + part_of(b));
+    const PlaceOfCopy holder = among_holders(b.mesh), owner = among_owners(b.mesh);
     if (!each) {
-      if (whole) out.add(of, b.value);
+      if (whole) out.add(of, holder, b.value);
       for (const at::Tensor& x : b.masters()) {
-        if (masters) out.add(of + part_of(b), x);
+        if (masters) out.add(of + part_of(b), owner, x);
       }
       continue;
     }
     for (const int64_t s : b.members) {
       const NamedParam& named = store.slots()[static_cast<size_t>(s)].named;
-      if (whole) out.add(named.name + " (" + of + ")", named.param->value);
+      if (ask_whole) out.add(named.name + " (" + of + ")", holder, named.param->value);
       for (const at::Tensor& x : b.masters()) {
-        if (!masters) break;
-        out.add(named.name + " (master, " + of + part_of(b) + ")", store.part(s, x));
+        if (!ask_masters) break;
+        out.add(named.name + " (master, " + of + part_of(b) + ")", owner, store.part(s, x));
       }
     }
   }
   for (const NamedParam& other : store.others()) {
-    const std::string of = store.sharers_of(other).holders;
-    out.add(each ? other.name + " (" + of + ")" : of, other.param->value);
+    const ShardMesh mesh = store.mesh_of(other);
+    const std::string& of = mesh.name;
+    if (!asked(of)) continue;
+    out.add(each ? other.name + " (" + of + ")" : of, among_holders(mesh), other.param->value);
   }
-  return out.take();
+  return out;
+}
+
+// One sum over all ranks, of four numbers however many buckets and ranks there are. Where copies
+// differ it says so but once in 2^63; if it says so, texts must tell whether and where.
+bool may_differ(const ParallelState& parallel, const Hashed& hashed) {
+  uint64_t own = 0;
+  for (const auto& [key, hash] : hashed.take()) {
+    const PlaceOfCopy place = hashed.places().at(key);
+    own += term_of_copy(key, place.index, place.count, hash);
+  }
+  constexpr int kPieces = 4, kBits = 16;  // so that sums of doubles are exact
+  std::vector<double> pieces;
+  for (int i = 0; i < kPieces; ++i) {
+    pieces.push_back(static_cast<double>((own >> (kBits * i)) & 0xffff));
+  }
+  pieces = parallel.all_reduce(std::move(pieces));
+  uint64_t sum = 0;
+  for (int i = 0; i < kPieces; ++i) {
+    sum += static_cast<uint64_t>(pieces[static_cast<size_t>(i)]) << (kBits * i);
+  }
+  return sum != 0;
 }
 
 // The texts of all, in rank order: over the group, since a checkpoint's thread may be at the board.
@@ -139,6 +183,14 @@ std::string who_has_what(const Ways& ways) {
 
 }  // namespace
 
+uint64_t term_of_copy(const std::string& key, int64_t index, int64_t count, uint64_t hash) {
+  const auto drawn = [&](int64_t i) { return hash64(key + '#' + std::to_string(i)) | 1; };
+  if (index > 0) return drawn(index) * hash;
+  uint64_t others = 0;
+  for (int64_t i = 1; i < count; ++i) others += drawn(i);
+  return (0 - others) * hash;
+}
+
 void require_equal_replicas(ParamStore& store, const ParallelState& parallel) {
   if (parallel.alone()) return;
   std::vector<int64_t> whole;
@@ -147,8 +199,11 @@ void require_equal_replicas(ParamStore& store, const ParallelState& parallel) {
   }
   store.gather(whole);
   store.need(whole);
-  if (differing(parallel, hashes_of(store, /*each=*/false)).empty()) return;
-  const std::map<std::string, Ways> tensors = differing(parallel, hashes_of(store, true));
+  const Hashed hashed = hashes_of(store, nullptr);
+  if (!may_differ(parallel, hashed)) return;
+  const std::map<std::string, Ways> groups = differing(parallel, hashed.take());
+  if (groups.empty()) return;
+  const std::map<std::string, Ways> tensors = differing(parallel, hashes_of(store, &groups).take());
   const std::string place = tensors.empty() ? "weights" : tensors.begin()->first;
   if (parallel.rank() > 0) {
     fail(Code::kBrokenContract, place,

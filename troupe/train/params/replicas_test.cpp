@@ -10,6 +10,7 @@
 #include "troupe/core/check.h"
 #include "troupe/testing/torch/ranks.h"
 #include "troupe/train/layout/parallel_setup.h"
+#include "troupe/train/layout/resolved_run.h"
 #include "troupe/train/recipe/recipe_of_test.h"
 
 namespace troupe {
@@ -50,9 +51,60 @@ std::string differences(ParamStore& store, const ParallelState& parallel) {
   return "";
 }
 
+// The collectives between ranks that this one has issued so far.
+std::vector<Operation> issued(World& world) {
+  std::vector<Operation> out;
+  world.pulse().flight().visit([&](const FlightRecorder::Raw& raw) {
+    if (raw.event == Note::kIssue && raw.operation.ranks > 1) out.push_back(raw.operation);
+  });
+  return out;
+}
+
+TEST(EqualReplicas, TermsOfEqualCopiesAddUpToNothingAndOfOthersDoNot) {
+  for (const int64_t count : {1, 2, 8, 64, 512, 3072}) {
+    const auto sum_with = [count](const std::vector<int64_t>& ranks, uint64_t bits) {
+      uint64_t sum = 0;
+      for (int64_t i = 0; i < count; ++i) {
+        uint64_t hash = 0x0123456789abcdef;
+        for (const int64_t r : ranks) hash ^= r == i ? bits : 0;
+        sum += term_of_copy("dense", i, count, hash);
+      }
+      return sum;
+    };
+    EXPECT_EQ(sum_with({}, 0), 0u) << count;
+    if (count == 1) continue;
+    for (const int64_t r : {int64_t{0}, int64_t{1}, count - 1}) {
+      for (const uint64_t bits : {uint64_t{1}, uint64_t{1} << 63, ~uint64_t{0}}) {
+        EXPECT_NE(sum_with({r}, bits), 0u) << r << " of " << count;
+      }
+    }
+    if (count == 2) continue;  // both alike: no difference
+    EXPECT_NE(sum_with({0, count / 2}, 5), 0u) << count;
+  }
+}
+
+TEST(EqualReplicas, WhereAllAreEqualRanksAddUpFourNumbers) {
+  in_ranks(2, [](World& world) {
+    const ParallelSetup setup(std::shared_ptr<World>(&world, [](World*) {}),
+                              resolve(recipe_of(kSmall), world));
+    Replica layer;
+    ParamStore store(
+        layer.named(), at::TensorOptions(at::kBFloat16),
+        [](const NamedParam&) { return BucketKey{}; }, setup.sharing);
+    store.initialize_all(3);
+    const size_t before = issued(world).size();
+    EXPECT_EQ(differences(store, setup.state), "");
+    const std::vector<Operation> all = issued(world);
+    ASSERT_EQ(all.size(), before + 1);
+    EXPECT_EQ(all.back().what, Collective::kAllReduce);
+    EXPECT_EQ(all.back().bytes, 4 * 8);
+  });
+}
+
 TEST(EqualReplicas, ABitOfAnythingThatRanksHaveInCommonIsFoundAndNamed) {
   in_ranks(2, [](World& world) {
-    const ParallelSetup setup(std::shared_ptr<World>(&world, [](World*) {}), recipe_of(kSmall));
+    const ParallelSetup setup(std::shared_ptr<World>(&world, [](World*) {}),
+                              resolve(recipe_of(kSmall), world));
     Replica layer;
     ParamStore store(
         layer.named(), at::TensorOptions(at::kBFloat16),

@@ -135,7 +135,7 @@ std::vector<at::Tensor> StepGradients::counted() const {
   std::vector<at::Tensor> out;
   for (const Bucket& b : buckets_) {
     if (b.summed) {
-      if (b.sharers.replicas->rank() == 0) out.push_back(b.grad);
+      if (b.mesh.replicate->rank() == 0) out.push_back(b.grad);
       continue;
     }
     for (const int64_t s : b.members) out.push_back(grads_[static_cast<size_t>(s)]);
@@ -174,15 +174,15 @@ void StepGradients::reduce(const std::vector<int64_t>& buckets, bool last) {
                  "is reduced again after the last reduction of the step");
     closed_[static_cast<size_t>(i)] = static_cast<char>(last);
     Reduction r{.bucket = i, .last = last, .whole = take(b)};
-    const Owners& ranks = b.sharers;
-    if (ranks.owners->size() > 1) {
+    const ShardMesh& mesh = b.mesh;
+    if (mesh.shard->size() > 1) {
       r.own = at::empty({b.own_size}, r.whole.options());
-      r.pending = ranks.owners->reduce_scatter({r.own}, {r.whole});
+      r.pending = mesh.shard->reduce_scatter({r.own}, {r.whole});
     } else {
       r.own = r.whole;
       if (last) {  // nothing to wait for: to the replicas at once
         if (b.grad.defined()) r.own.add_(std::exchange(b.grad, at::Tensor()));
-        r.pending = ranks.replicas->all_reduce({r.own});
+        r.pending = mesh.replicate->all_reduce({r.own});
         r.all_summed = true;
       }
     }
@@ -200,7 +200,7 @@ void StepGradients::finish(Reduction& r) {
   } else {
     b.grad = own;
   }
-  ProcessGroup& replicas = *b.sharers.replicas;
+  ProcessGroup& replicas = *b.mesh.replicate;
   const bool whole = r.last && (r.all_summed || replicas.size() == 1);
   states_[static_cast<size_t>(r.bucket)] = whole ? State::kWhole : State::kShare;
   if (!r.last || whole) return;

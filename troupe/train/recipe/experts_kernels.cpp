@@ -12,12 +12,12 @@ Sm90Form sm90_form(const ModelConfig& model, const MoeConfig& moe, const GpuProd
           .experts = moe.experts,
           .plain = swiglu && !moe.ffn.bias,
           .type = products.type,
-          .capability = products.capability};
+          .gpu = products.gpu};
 }
 
 ExpertsKernels experts_kernels(const ModelConfig& model, const GpuProducts& products,
                                int64_t tokens) {
-  if (products.capability == 0) return {};
+  if (products.gpu.capability == 0) return {};
   ExpertsKernels out;
   for (int64_t i = 0; i < model.layers; ++i) {
     const LayerConfig layer = layer_config(model, i);
@@ -32,7 +32,7 @@ ExpertsKernels experts_kernels(const ModelConfig& model, const GpuProducts& prod
       return {.line =
                   "experts: grouped products with the activation between them, not the fused "
                   "kernels for Hopper: " +
-                  why + "; " + grouped_gemm_tiles(products.capability)};
+                  why + "; " + grouped_gemm_tiles(products.gpu.capability)};
     }
     out.line = "experts: fused kernels for Hopper";
     if (out.fused.empty()) out.fused = sm90_kernel_lines(form, tokens * moe.top_k, products.trial);

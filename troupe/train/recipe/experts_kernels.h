@@ -15,7 +15,7 @@ namespace troupe {
 
 struct GpuProducts {
   c10::ScalarType type;
-  int capability;      // of the GPU: 90 is Hopper; 0: no GPU
+  GpuKind gpu;
   int64_t slices = 1;  // of each expert's hidden width (parallel.expert_tensor)
   bool trial = false;  // run.trial_kernels
 };

@@ -19,7 +19,7 @@ std::string experts_line(const ModelConfig& model, const GpuProducts& products) 
   return experts_kernels(model, products, 8192).line;
 }
 
-constexpr GpuProducts kHopper{.type = at::kBFloat16, .capability = 90};
+constexpr GpuProducts kHopper{.type = at::kBFloat16, .gpu = {90, true}};
 
 TEST(ExpertsKernels, E8_SwiGluOfMultiplesOf64IsFusedOnHopper) {
   EXPECT_EQ(experts_line(model_of(2048, 1024), kHopper), "experts: fused kernels for Hopper");
@@ -33,11 +33,14 @@ TEST(ExpertsKernels, E8_WhatIsNotFusedIsSaidWithItsReason) {
   };
   const ModelConfig plain = model_of(2048, 1024);
   has(experts_line(model_of(2048, 1000), kHopper), "widths 2048 and 1000 are not both multiples");
-  has(experts_line(plain, {at::kHalf, 90}), "not in bf16");
-  has(experts_line(plain, {at::kBFloat16, 80}), "compute capability is 80, not 90; tiles of sm_80");
-  has(experts_line(plain, {at::kBFloat16, 87}), "; tiles of sm_86");
+  has(experts_line(plain, {at::kHalf, {90, true}}), "not in bf16");
+  has(experts_line(plain, {at::kBFloat16, {80}}),
+      "compute capability is 80, not 90; tiles of sm_80");
+  has(experts_line(plain, {at::kBFloat16, {87}}), "; tiles of sm_86");
+  has(experts_line(plain, {at::kBFloat16, {90, false}}),
+      "this build has no code for sm_90a that the driver would take; tiles of sm_90");
   // Slices of 1024 / 32 = 32 columns.
-  has(experts_line(plain, {at::kBFloat16, 90, 32}), "widths 2048 and 32");
+  has(experts_line(plain, {at::kBFloat16, {90, true}, 32}), "widths 2048 and 32");
   ModelConfig other = plain;
   other.moe.ffn.bias = true;
   has(experts_line(other, kHopper), "not plain SwiGLU");
@@ -51,7 +54,7 @@ TEST(ExpertsKernels, E8_WhatIsNotFusedIsSaidWithItsReason) {
 
 TEST(ExpertsKernels, OtherWaysAreNamedAndNothingIsSaidWithoutAGpu) {
   ModelConfig m = model_of(2048, 1024);
-  EXPECT_EQ(experts_line(m, {at::kBFloat16, 0}), "");
+  EXPECT_EQ(experts_line(m, {at::kBFloat16, {}}), "");
   m.moe.ffn.impl = ExpertsImpl::kLoop;
   EXPECT_EQ(experts_line(m, kHopper), "experts: loop (model.moe.impl)");
   m.moe.experts = 0;

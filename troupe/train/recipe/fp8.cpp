@@ -310,7 +310,7 @@ LineGroup attention_group(const Fp8Config& config, const ModelConfig& model,
                       .experts = 1,
                       .plain = true,
                       .type = products.type,
-                      .capability = products.capability};
+                      .gpu = products.gpu};
   const std::vector<bool> layers = fp8_attention_layers(config, model);
   return {
       "projections of attention" + of_layers(layers, model) + staying_text(model, layers, products),
@@ -328,7 +328,7 @@ LineGroup ffn_group(const Fp8Config& config, const ModelConfig& model,
                            .experts = 1,
                            .plain = swiglu,
                            .type = products.type,
-                           .capability = products.capability});
+                           .gpu = products.gpu});
   };
   return {"dense feed-forwards and shared experts" + of_layers(layers, model),
           first_fault(model, layers, fault_of)};

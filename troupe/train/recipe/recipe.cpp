@@ -15,12 +15,13 @@
 #include "troupe/train/recipe/problems.h"
 
 namespace troupe {
-namespace {
 
 int64_t batch_of(const Recipe& r) {
   if (r.train.global_batch > 0) return r.train.global_batch;
   return r.data.sequence > 0 ? r.train.global_batch_tokens.value / r.data.sequence : 0;
 }
+
+namespace {
 
 // "Near: 491520, 524288": the multiples around a number.
 std::string near(int64_t value, int64_t unit) {
@@ -376,10 +377,10 @@ void validate(const Recipe& r, const Sources& sources) {
   problems.throw_if_any();
 }
 
-Span record_interval(const Recipe& r) {
+Span record_interval(const LogConfig& log, const Position& run) {
   constexpr int64_t kLines = 100'000;
-  if (r.log.records.value > 0) return r.log.records;
-  return steps((plan_of(r).run.steps + kLines - 1) / kLines);
+  if (log.records.value > 0) return log.records;
+  return steps((run.steps + kLines - 1) / kLines);
 }
 
 std::vector<bool> recomputed_blocks(const Recipe& r) {

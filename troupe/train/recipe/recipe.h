@@ -74,8 +74,7 @@ struct TrainConfig {
     f("steps", c.steps, "Length of the run in steps; or set tokens.");
     f("precision", c.precision,
       "Type of weights and matrix products; auto: bf16 on a GPU, fp32 on a CPU. fp64: on a CPU "
-      "only "
-      "and slow, to tell rounding from a fault; moments and sums are fp64 then.");
+      "only and slow, to tell rounding from a fault; moments and sums are fp64 then.");
     f("fp8", c.fp8, "Expert products with 8-bit operands (e4m3); null: off.");
     f("optimizer", c.optimizer, "Optimizer.");
     f("schedule", c.schedule, "Learning rate schedule.");
@@ -225,6 +224,7 @@ Recipe load_recipe(const std::string& path, const std::vector<std::string>& sets
 // each. Warnings are what looks unintended.
 void validate(const Recipe& recipe, const Sources& sources);
 
+int64_t batch_of(const Recipe& recipe);  // sequences of a full step
 // What follows from the recipe.
 struct RunPlan {
   int64_t batch = 0;        // sequences of a full step
@@ -238,8 +238,8 @@ RunPlan plan_of(const Recipe& recipe);
 inline constexpr int64_t kMicroTokens = 8192;
 std::vector<int64_t> micro_batches(const Recipe& recipe, int64_t most_tokens = kMicroTokens);
 
-// How often log.jsonl has a line: what log.records says, or at most 100,000 times in the run.
-Span record_interval(const Recipe& recipe);
+// How often log.jsonl has a line: what log.records says, or at most 100,000 times in `run`.
+Span record_interval(const LogConfig& log, const Position& run);
 
 // By block: whether train.recompute names it.
 std::vector<bool> recomputed_blocks(const Recipe& recipe);

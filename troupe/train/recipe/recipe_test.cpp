@@ -308,10 +308,10 @@ TEST(Recipe, F80_WhatExcludesEachOtherIsRefusedAndNeverLeftOut) {
 TEST(Recipe, F134_ALongRunHasAHundredThousandRecords) {
   const auto records = [](const std::vector<std::string>& sets) {
     const Recipe recipe = loaded(sets).recipe;
-    Cadence cadence(record_interval(recipe));
-    const int64_t n = plan_of(recipe).run.steps;
+    const Position run = plan_of(recipe).run;
+    Cadence cadence(record_interval(recipe.log, run));
     int64_t out = 0;
-    for (Position now{0, 0, 0}; now.steps < n;) {
+    for (Position now{0, 0, 0}; now.steps < run.steps;) {
       const Position before = now;
       ++now.steps;
       out += cadence.due(before, now, 0);

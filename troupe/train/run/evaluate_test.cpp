@@ -40,7 +40,7 @@ class Evaluate : public ::testing::Test {
   Evaluate() {
     testing::put_file(folder_ / "text.txt", "The quick brown fox jumps over the lazy dog, and on.");
     recipe_ = nano(folder_ / "text.txt");
-    learner_ = std::make_unique<Learner>(recipe_, c10::Device(c10::kCPU), none_);
+    learner_ = std::make_unique<Learner>(resolve_alone(recipe_), c10::Device(c10::kCPU), none_);
   }
 
   testing::TemporaryFolder folder_;
@@ -52,7 +52,7 @@ class Evaluate : public ::testing::Test {
 // 52 bytes are three samples of 16 targets and one that is cut: the mean is over targets, so the
 // size of the batches does not matter.
 TEST_F(Evaluate, TheLossIsThatOfAllTargetsForAnyBatch) {
-  const OpenedData opened = open_valid(recipe_, Log());
+  const OpenedData opened = open_valid(resolve_alone(recipe_), Log());
   const Dataset& set = *opened.data.valid.at(0).second;
   const SetOptions one{.rows = 1, .tokenizer = opened.tokenizer.get()};
   SetOptions three = one;
@@ -75,13 +75,14 @@ TEST_F(Evaluate, TheLossIsThatOfAllTargetsForAnyBatch) {
 
 // Ranks take batches of two in turns, and read no others; behind the last some have none.
 void expect_one_process(World& world, const Recipe& recipe, Learner& alone) {
-  const OpenedData opened = open_valid(recipe, Log());
+  const ResolvedRun run = resolve(recipe, world);
+  const OpenedData opened = open_valid(run, Log());
   const Dataset& set = *opened.data.valid.at(0).second;
   const auto setup =
-      std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), recipe);
+      std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), run);
   ASSERT_EQ(setup->state.size(), world.size());
   Faults none;
-  Learner learner(recipe, c10::Device(c10::kCPU), none, setup);
+  Learner learner(run, c10::Device(c10::kCPU), none, setup);
   for (const int64_t batches : {0, 1, 5}) {
     SetOptions options{.rows = 2, .batches = batches, .tokenizer = opened.tokenizer.get()};
     const SetScore one = score_set(alone, set, options);
@@ -126,9 +127,10 @@ TEST_F(Evaluate, ReplicasGoOnWithOneRanksTokensThoughTheyDrawOthers) {
     recipe.parallel.shard = ShardKind::kNone;
     std::vector<std::vector<TokenList>> made(2);
     testing::in_threads(2, [&](World& world) {
+      const ResolvedRun run = resolve(recipe, world);
       const auto setup =
-          std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), recipe);
-      Learner learner(recipe, c10::Device(c10::kCPU), none_, setup);
+          std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), run);
+      Learner learner(run, c10::Device(c10::kCPU), none_, setup);
       const auto rank = static_cast<size_t>(world.rank());
       GenerateConfig how{.sample = {.temperature = 1, .seed = rank}, .max_tokens = 40};
       for (int64_t id = 0; id < 64; ++id) how.stop.push_back(id);

@@ -10,30 +10,29 @@ namespace troupe {
 
 namespace {
 
-OpenedData open_all(const Recipe& recipe, const RunPlan& plan, const DataLogs& logs,
-                    const StopQuestion& stop) {
+OpenedData open_all(const ResolvedRun& run, const DataLogs& logs, const StopQuestion& stop) {
   OpenedData out;
-  DataNeeds needs{.vocab = recipe.model.vocab,
-                  .seed = recipe.train.seed,
-                  .batch = plan.batch,
-                  .samples = plan.run.samples,
+  DataNeeds needs{.vocab = run.model.vocab,
+                  .seed = run.train.seed,
+                  .batch = run.plan.batch,
+                  .samples = run.plan.run.samples,
                   .log = logs.files,
                   .tries = logs.tries,
                   .stop = stop};
-  if (!recipe.data.tokenizer.empty()) {
-    out.tokenizer = open_tokenizer(recipe.data.tokenizer);
-    require_fits(*out.tokenizer, recipe.model.vocab, recipe.data.tokenizer);
+  if (!run.data.tokenizer.empty()) {
+    out.tokenizer = open_tokenizer(run.data.tokenizer);
+    require_fits(*out.tokenizer, run.model.vocab, run.data.tokenizer);
     needs.tokenizer = hex(out.tokenizer->fingerprint());
-    if (recipe.data.tokenizer != "bytes") needs.encoder = out.tokenizer.get();
+    if (run.data.tokenizer != "bytes") needs.encoder = out.tokenizer.get();
     if (out.tokenizer->special().eos >= 0) needs.eod = out.tokenizer->special().eos;
   }
-  out.data = build(recipe.data, needs);
+  out.data = build(run.data, needs);
   return out;
 }
 
 // The files that cannot be opened besides, where one cannot: one error for all of them. What is
 // behind an address is not asked for, which may take its time.
-Error with_other_files(const Recipe& recipe, const Error& first) {
+Error with_other_files(const ResolvedRun& run, const Error& first) {
   std::string all = first.what();
   const auto gather = [&](const auto& open_it) {
     try {
@@ -43,47 +42,46 @@ Error with_other_files(const Recipe& recipe, const Error& first) {
     }
   };
   std::unique_ptr<Tokenizer> tokenizer;
-  if (!recipe.data.tokenizer.empty()) {
-    gather([&] { tokenizer = open_tokenizer(recipe.data.tokenizer); });
+  if (!run.data.tokenizer.empty()) {
+    gather([&] { tokenizer = open_tokenizer(run.data.tokenizer); });
   }
-  const bool is_bytes = recipe.data.tokenizer == "bytes";
-  const SourceNeeds needs{.vocab = recipe.model.vocab,
+  const bool is_bytes = run.data.tokenizer == "bytes";
+  const SourceNeeds needs{.vocab = run.model.vocab,
                           .encoder = is_bytes ? nullptr : tokenizer.get()};
   const auto gather_all = [&](const std::vector<SourceConfig>& sources) {
     for (const SourceConfig& source : sources) {
       if (!is_url(name_of(source))) gather([&] { open(source, needs); });
     }
   };
-  gather_all(recipe.data.train);
-  for (const StageConfig& stage : recipe.data.stages) gather_all(stage.train);
-  gather_all(recipe.data.valid);
+  gather_all(run.data.train);
+  for (const StageConfig& stage : run.data.stages) gather_all(stage.train);
+  gather_all(run.data.valid);
   return Error(all, first.code());
 }
 
 }  // namespace
 
-OpenedData open_data(const Recipe& recipe, const DataLogs& logs, const StopQuestion& stop) {
-  const RunPlan plan = plan_of(recipe);
+OpenedData open_data(const ResolvedRun& run, const DataLogs& logs, const StopQuestion& stop) {
   OpenedData out;
   try {
-    out = open_all(recipe, plan, logs, stop);
+    out = open_all(run, logs, stop);
   } catch (const Error& error) {
     if (error.exit_class() != ExitClass::kData) throw;
-    throw with_other_files(recipe, error);
+    throw with_other_files(run, error);
   }
   if (out.data.train == nullptr) {
     fail(Code::kBadValue, "data.train", "names no data to train on");
   }
-  out.data.train->require(plan.run.samples);
+  out.data.train->require(run.plan.run.samples);
   return out;
 }
 
-OpenedData open_valid(Recipe recipe, const Log& log) {
-  if (recipe.data.split.empty()) {  // else the validation set is a part of the training files
-    recipe.data.train.clear();
-    recipe.data.stages.clear();
+OpenedData open_valid(ResolvedRun run, const Log& log) {
+  if (run.data.split.empty()) {  // else the validation set is a part of the training files
+    run.data.train.clear();
+    run.data.stages.clear();
   }
-  return open_all(recipe, plan_of(recipe), {log, log}, {});
+  return open_all(run, {log, log}, {});
 }
 
 }  // namespace troupe

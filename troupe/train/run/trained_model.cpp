@@ -50,14 +50,14 @@ TrainedModel open_trained_model(const std::string& path, const std::vector<std::
   const std::string named = load_recipe(file, {}, sources).data.tokenizer;
   if (recipe.data.tokenizer == named) recipe.data.tokenizer = run_tokenizer(place.run, named);
   const ResumePoint point = find_step(place);
-  TrainedModel out{.recipe = std::move(recipe),
+  // Evaluation measures the cross entropy alone.
+  recipe.model.z_loss = 0;
+  set_missing_length(recipe.train);
+  TrainedModel out{.recipe = resolve_alone(recipe),
                    .folder = point.folder,
                    .step = point.manifest.step,
                    .faults = std::make_unique<Faults>(),
                    .learner = nullptr};
-  // Evaluation measures the cross entropy alone.
-  out.recipe.model.z_loss = 0;
-  set_missing_length(out.recipe.train);
   out.learner =
       std::make_unique<Learner>(out.recipe, device_of(out.recipe.run.device), *out.faults);
   // An imported checkpoint has the types of its files.

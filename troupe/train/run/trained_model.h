@@ -11,7 +11,7 @@
 namespace troupe {
 
 struct TrainedModel {
-  Recipe recipe;
+  ResolvedRun recipe;  // of one process
   std::string folder;  // of the checkpoint
   int64_t step = 0;
   std::unique_ptr<Faults> faults;  // none; the learner holds a reference

@@ -33,7 +33,7 @@ std::string base(int layers, int batch) {
          "checkpoint: {dir: run}\nrun: {device: cpu}\n";
 }
 
-Feed feed_of(const Recipe& r, const ParallelSetup& setup, int64_t step) {
+Feed feed_of(const ResolvedRun& r, const ParallelSetup& setup, int64_t step) {
   const int64_t S = r.data.sequence, all = r.train.global_batch;
   const RankShare share = share_of(setup.state, all);
   TokenBatch rows{.first_sample = share.first, .B = share.count, .S = S};
@@ -47,7 +47,7 @@ Feed feed_of(const Recipe& r, const ParallelSetup& setup, int64_t step) {
     }
     rows.sources.push_back(0);
   }
-  Feed out = make_feed(rows, 1, c10::kCPU, share.steps, row_cut(setup, r.model));
+  Feed out = make_feed(rows, 1, c10::kCPU, share.steps, row_cut(r, setup));
   out.weight_sum = static_cast<double>(all * S);
   out.loss_tokens = out.tokens = all * S;
   out.all_microbatches = out.samples = all;
@@ -80,7 +80,7 @@ std::vector<RankRun> runs_of(const std::string& base, const std::string& more, i
   at::set_num_threads(1);
   in_threads(ranks, [&](World& world) {
     at::set_num_threads(1);
-    const Recipe r = recipe_of(more, base);
+    const ResolvedRun r = resolve(recipe_of(more, base), world);
     const auto own =
         std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), r);
     const Faults none;

@@ -17,7 +17,7 @@ void CheckpointTensors::add_to(CheckpointState& state, Saved what) {
     const ParamStore::Slot& slot = store_.slots()[s];
     const Bucket& b = store_.buckets()[static_cast<size_t>(slot.bucket)];
     if (what.to_load && !store_.reads_loaded(b)) continue;
-    const ProcessGroup& same = *b.sharers.replicas;
+    const ProcessGroup& same = *b.mesh.replicate;
     const Replica replica = what.to_load ? Replica() : Replica{same.rank(), same.size()};
     const int64_t from = store_.owned(static_cast<int64_t>(s)).from;
     const auto part = [&](const at::Tensor& x) { return store_.part(static_cast<int64_t>(s), x); };
@@ -40,8 +40,8 @@ void CheckpointTensors::add_to(CheckpointState& state, Saved what) {
   }
   state.may_lack(kFp8HistoryNames);
   for (const NamedParam& other : store_.others()) {
-    const Owners owners = store_.sharers_of(other);
-    const ProcessGroup &cut = *owners.owners, &same = *owners.replicas;
+    const ShardMesh mesh = store_.mesh_of(other);
+    const ProcessGroup &cut = *mesh.shard, &same = *mesh.replicate;
     // Whole on each of them, to read and to write.
     const Replica replica{same.rank() * cut.size() + cut.rank(), same.size() * cut.size()};
     state.add("model." + other.name, *other.param, what.to_load ? Replica() : replica);

@@ -30,7 +30,8 @@ struct DelayedRun {
   int64_t saturated = 0;
 };
 
-DelayedRun delayed_run(const Recipe& recipe, const std::shared_ptr<const ParallelSetup>& setup) {
+DelayedRun delayed_run(const ResolvedRun& recipe,
+                       const std::shared_ptr<const ParallelSetup>& setup) {
   const Faults none;
   Learner learner(recipe, c10::kCPU, none, setup);
   TrainState state;
@@ -73,12 +74,12 @@ TEST_P(DelayedLayouts, Q8_21_RanksHaveTheHistoriesOfOneProcess) {
   const DelayedLayout& layout = GetParam();
   at::set_num_threads(1);
   const DelayedRun one =
-      delayed_run(layout.recipe(/*of_one=*/true), std::make_shared<ParallelSetup>());
+      delayed_run(resolve_alone(layout.recipe(/*of_one=*/true)), std::make_shared<ParallelSetup>());
   std::mutex mutex;
   std::map<std::string, at::Tensor> seen;
   testing::in_threads(layout.ranks, {}, [&](World& world) {
     at::set_num_threads(1);
-    const Recipe recipe = layout.recipe(/*of_one=*/false);
+    const ResolvedRun recipe = resolve(layout.recipe(/*of_one=*/false), world);
     const auto rank =
         std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), recipe);
     const DelayedRun own = delayed_run(recipe, rank);

@@ -61,13 +61,13 @@ bool stays_whole(const ParamStore& store, const Param& p) {
 }
 
 // Null: experts stay.
-std::unique_ptr<Rebalancer> build_rebalancer(const Recipe& recipe, const ParallelSetup& setup,
+std::unique_ptr<Rebalancer> build_rebalancer(const ResolvedRun& run, const ParallelSetup& setup,
                                              Model& model, ParamStore& store) {
-  const RebalanceConfig& rebalance = setup.parallel().rebalance;
+  const RebalanceConfig& rebalance = run.parallel.rebalance;
   if (rebalance.every <= 0 || setup.experts == nullptr) return nullptr;
   std::vector<Rebalancer::Place> places;
-  for (const MoeUnit& moe : moe_units(recipe.model)) {
-    places.push_back({moe.unit, placement_of(setup.parallel(), setup.experts->size(), moe.config)});
+  for (const MoeUnit& moe : moe_units(run.model)) {
+    places.push_back({moe.unit, placement_of(run.parallel, setup.experts->size(), moe.config)});
   }
   return std::make_unique<Rebalancer>(rebalance, model, places, store, setup.experts,
                                       setup.state.sum_over_all());
@@ -89,24 +89,23 @@ at::ScalarType type_of(Precision precision) {
   }
 }
 
-Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& faults,
+Learner::Learner(const ResolvedRun& run, const c10::Device& device, const Faults& faults,
                  std::shared_ptr<const ParallelSetup> setup)
-    : recipe_(recipe),
-      plan_(plan_of(recipe)),
+    : recipe_(run),
       device_(device),
-      precision_(precision_on(device, recipe.train.precision)),
+      precision_(precision_on(device, run.train.precision)),
       faults_(faults),
-      model_(build_model(recipe.model, build_options(*setup, faults))),
+      model_(build_model(run.model, build_options(run, *setup, faults))),
       setup_(std::move(setup)) {
   if (recipe_.train.fp8) use_fp8(*recipe_.train.fp8, *model_);
   if (!device_.is_cpu()) {
     // What names no device, such as an allocation, is of this rank's too.
     c10::impl::VirtualGuardImpl(device_.type()).setDevice(device_);
-    make_deterministic(recipe.run.deterministic);
+    make_deterministic(recipe_.run.deterministic);
     set_shares_gpu(!setup_->state.alone());
-    set_trial_kernels(recipe.run.trial_kernels);
+    set_trial_kernels(recipe_.run.trial_kernels);
   }
-  work_ = step_work(recipe_, setup_->parallel());
+  work_ = step_work(recipe_, recipe_.parallel);
   const std::map<std::string, int> first = first_readers(*model_);
   const OptimizerBase& base = base_of(recipe_.train.optimizer);
   std::vector<NamedParam> params;
@@ -128,7 +127,6 @@ Learner::Learner(const Recipe& recipe, const c10::Device& device, const Faults& 
     executor_->offload(offloaded_units(recipe_), std::make_unique<ActivationOffload>(device_));
   }
   update_ = std::make_unique<StepUpdate>(StepUpdate::Run{.recipe = recipe_,
-                                                         .plan = plan_,
                                                          .precision = precision_,
                                                          .setup = *setup_,
                                                          .faults = faults_,
@@ -151,8 +149,8 @@ StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
                data, "data ranks");
   for (const Batch& batch : feed.microbatches) {
     const int64_t cut = batch.slice ? batch.slice->ranks() : 1;
-    TROUPE_CHECK(cut == setup_->parallel().context, "rows are cut over", cut,
-                 "ranks, and the run's", "context is", setup_->parallel().context);
+    TROUPE_CHECK(cut == recipe_.parallel.context, "rows are cut over", cut, "ranks, and the run's",
+                 "context is", recipe_.parallel.context);
   }
   StepInput out{.microbatches = feed.microbatches,
                 .factors = loss_factors(recipe_.train.loss_mean, feed.weights, feed.weight_sum,
@@ -167,9 +165,9 @@ StepInput Learner::input_of(const Feed& feed, const TrainState& state) const {
   out.context.step = state.done.steps;
   out.context.all_sum = setup_->state.sum_over_stage();
   // Microbatches of a step have as many rows on each rank, or none; cut ones are not of one length.
-  const ParallelConfig& parallel = setup_->parallel();
+  const ParallelConfig& parallel = recipe_.parallel;
   if (parallel.context == 1 && parallel.tensor == 1) {
-    out.context.most_tokens = plan_.micro_batch * recipe_.data.sequence;
+    out.context.most_tokens = recipe_.plan.micro_batch * recipe_.data.sequence;
   }
   return out;
 }
@@ -181,7 +179,7 @@ const std::vector<Action>& Learner::list_of(int microbatches, bool training) {
     work.microbatches = microbatches;
     work.training = training;
     work.replicas = static_cast<int>(setup_->state.size()) / setup_->state.stage_ranks();
-    schedule = step_schedule(setup_->parallel(), work);
+    schedule = step_schedule(recipe_.parallel, work);
   }
   return schedule[static_cast<size_t>(setup_->state.stage_rank())];
 }
@@ -268,7 +266,7 @@ void Learner::through_units(const std::vector<int64_t>& tokens, const Executor::
 Learner::Sums Learner::evaluate(const TokenBatch& own) {
   const at::NoGradGuard no_grad;
   const Feed feed =
-      make_feed(own, std::max<int64_t>(own.B, 1), device_, 1, row_cut(*setup_, recipe_.model));
+      make_feed(own, std::max<int64_t>(own.B, 1), device_, 1, row_cut(recipe_, *setup_));
   const Batch& batch = feed.microbatches[0];
   double loss = 0;
   const auto sum = [&](int64_t unit, int64_t, const at::Tensor& h) {

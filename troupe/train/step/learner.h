@@ -18,10 +18,10 @@
 
 #include "troupe/data/tokens/dataset.h"
 #include "troupe/train/layout/parallel_setup.h"
+#include "troupe/train/layout/resolved_run.h"
 #include "troupe/train/observe/step_report.h"
 #include "troupe/train/params/bad_values.h"
 #include "troupe/train/params/rebalance.h"
-#include "troupe/train/recipe/recipe.h"
 #include "troupe/train/step/checkpoint_tensors.h"
 #include "troupe/train/step/executor.h"
 #include "troupe/train/step/feed.h"
@@ -37,7 +37,7 @@ at::ScalarType type_of(Precision precision);  // of the values; not of kAuto
 
 class Learner {
  public:
-  Learner(const Recipe& recipe, const c10::Device& device, const Faults& faults,
+  Learner(const ResolvedRun& run, const c10::Device& device, const Faults& faults,
           std::shared_ptr<const ParallelSetup> setup = std::make_shared<ParallelSetup>());
 
   // One step over this rank's part of a global batch; advances `state`, also if the update is
@@ -81,8 +81,7 @@ class Learner {
   at::Tensor end_fp8_step();  // StepReport::fp8_saturated
   const std::vector<Action>& list_of(int microbatches, bool training = true);  // this rank's
 
-  const Recipe recipe_;
-  const RunPlan plan_;
+  const ResolvedRun recipe_;
   c10::Device device_;
   Precision precision_;
   const Faults& faults_;

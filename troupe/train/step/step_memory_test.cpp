@@ -53,7 +53,8 @@ Feed feed(int64_t rows = kBatch, int64_t micro = kBatch, const RowCut& cut = {})
 Step second_step(const std::string& more) {
   at::set_num_threads(1);
   const Faults none;
-  Learner learner(recipe_of(more, kBase), c10::kCPU, none, std::make_shared<ParallelSetup>());
+  Learner learner(resolve_alone(recipe_of(more, kBase)), c10::kCPU, none,
+                  std::make_shared<ParallelSetup>());
   TrainState state;
   learner.step(feed(), state);
   const Feed next = feed();
@@ -102,20 +103,21 @@ TEST(StepMemory, F117_ThePeakOfAStepIsThatOfOneBlockWhereAllAreRecomputed) {
 // One rank that this process plays alone, from before it has a weight.
 class Played {
  public:
-  Played(const Recipe& recipe, int64_t rank, int64_t ranks) : recipe_(recipe) {
+  Played(const Recipe& recipe, int64_t rank, int64_t ranks) {
     at::set_num_threads(1);
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, bytes_);
     const LauncherEnvironment place{
         .rank = rank, .size = ranks, .local_rank = rank, .local_size = ranks};
-    setup_ = std::make_shared<ParallelSetup>(
-        std::make_shared<World>(place, c10::kCPU, WorldOptions{.played = true}), recipe_);
-    learner_.emplace(recipe_, c10::kCPU, none_, setup_);
+    const auto world = std::make_shared<World>(place, c10::kCPU, WorldOptions{.played = true});
+    run_ = resolve(recipe, *world);
+    setup_ = std::make_shared<ParallelSetup>(world, run_);
+    learner_.emplace(run_, c10::kCPU, none_, setup_);
   }
 
   // Bytes of tensors that are left by a step of so many microbatches of the recipe's size.
   int64_t step(int64_t microbatches) {
-    const int64_t micro = plan_of(recipe_).micro_batch;
-    const Feed own = feed(micro * microbatches, micro, row_cut(*setup_, recipe_.model));
+    const int64_t micro = run_.plan.micro_batch;
+    const Feed own = feed(micro * microbatches, micro, row_cut(run_, *setup_));
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, bytes_);
     bytes_->peak = bytes_->live;
     learner_->step(own, state_);
@@ -123,12 +125,12 @@ class Played {
   }
   int64_t peak() const { return bytes_->peak; }  // of the last step
   const ParallelSetup& setup() const { return *setup_; }
-  const Recipe& recipe() const { return recipe_; }
+  const ResolvedRun& run() const { return run_; }
 
  private:
   const std::shared_ptr<testing::LiveBytes> bytes_ = std::make_shared<testing::LiveBytes>();
   const Faults none_;
-  const Recipe recipe_;
+  ResolvedRun run_;
   std::shared_ptr<const ParallelSetup> setup_;
   std::optional<Learner> learner_;
   TrainState state_;
@@ -183,9 +185,7 @@ TEST(StepMemory, APlayedRankTakesWhatIsForecast) {
       Played played(recipe_of("parallel: " + c.parallel, base), rank, c.ranks);
       const ParallelState& state = played.setup().state;
       for (int i = 0; i < 2; ++i) played.step(8 / state.data_ranks());
-      Recipe laid = played.recipe();
-      laid.parallel = played.setup().parallel();
-      const StepMemory said = layout_memory(laid, c.ranks, false, state.stage_rank());
+      const StepMemory said = layout_memory(played.run(), c.ranks, false, state.stage_rank());
       const auto peak = static_cast<double>(played.peak());
       EXPECT_NEAR(said.total() - said.runtime, peak, 0.05 * peak)
           << c.parallel << ", rank " << rank;

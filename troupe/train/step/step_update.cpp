@@ -55,16 +55,16 @@ void spoil_first(ParamStore& store, FaultAction fault) {
 }  // namespace
 
 StepUpdate::Rates StepUpdate::rates(const Position& done) const {
-  const Recipe& recipe = run_.recipe;
+  const ResolvedRun& recipe = run_.recipe;
   const OptimizerBase& base = base_of(recipe.train.optimizer);
-  const int64_t batch = batch_at(recipe.train.batch_ramp, run_.plan.batch, done.samples);
+  const int64_t batch = batch_at(recipe.train.batch_ramp, recipe.plan.batch, done.samples);
   Position after = done;
   ++after.steps;
   after.samples += batch;
   after.tokens += batch * recipe.data.sequence;
-  return {base.lr * lr_factor(recipe.train.schedule, done, after, run_.plan.run),
+  return {base.lr * lr_factor(recipe.train.schedule, done, after, recipe.plan.run),
           ramped(base.weight_decay, base.weight_decay_end.value_or(base.weight_decay),
-                 base.weight_decay_form, done.steps, run_.plan.run.steps)};
+                 base.weight_decay_form, done.steps, recipe.plan.run.steps)};
 }
 
 double StepUpdate::unscale(const TrainState& state) const {

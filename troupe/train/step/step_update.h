@@ -21,10 +21,10 @@
 #include "troupe/core/file/fault.h"
 #include "troupe/nn/model/model.h"
 #include "troupe/train/layout/parallel_setup.h"
+#include "troupe/train/layout/resolved_run.h"
 #include "troupe/train/observe/step_report.h"
 #include "troupe/train/optim/optimizer.h"
 #include "troupe/train/params/param_store.h"
-#include "troupe/train/recipe/recipe.h"
 #include "troupe/train/step/train_state.h"
 
 namespace troupe {
@@ -33,8 +33,7 @@ class StepUpdate {
  public:
   // What it works on; all must outlive it.
   struct Run {
-    const Recipe& recipe;
-    const RunPlan& plan;
+    const ResolvedRun& recipe;
     Precision precision;
     const ParallelSetup& setup;
     const Faults& faults;

@@ -27,8 +27,7 @@ constexpr const char* kModel =
 
 struct Side {
   explicit Side(const std::string& more)
-      : recipe(recipe_of(more, kModel)),
-        plan(plan_of(recipe)),
+      : recipe(resolve_alone(recipe_of(more, kModel))),
         precision(recipe.train.precision),
         model(build_model(recipe.model, {})) {
     std::vector<NamedParam> params;
@@ -45,7 +44,6 @@ struct Side {
     make_state(*optimizer, base.moments, *store);
     state.loss_scale = start_of(recipe.train.loss_scale);
     update = std::make_unique<StepUpdate>(StepUpdate::Run{.recipe = recipe,
-                                                          .plan = plan,
                                                           .precision = precision,
                                                           .setup = setup,
                                                           .faults = faults,
@@ -80,8 +78,7 @@ struct Side {
     return report;
   }
 
-  Recipe recipe;
-  RunPlan plan;
+  ResolvedRun recipe;
   Precision precision;
   ParallelSetup setup;
   Faults faults;

@@ -65,7 +65,7 @@ void count_channels(World& world, ParallelSetup& setup, Groups& usual, Groups& f
 
 void expect_first_by_first(World& world) {
   at::set_num_threads(1);
-  const Recipe recipe = recipe_of("", kStages);
+  const ResolvedRun recipe = resolve(recipe_of("", kStages), world);
   const auto setup =
       std::make_shared<ParallelSetup>(std::shared_ptr<World>(&world, [](World*) {}), recipe);
   Groups usual, first;

@@ -1,4 +1,5 @@
-// Which ranks own, sum and copy the state of each parameter: by the box of it that they hold.
+// A rank's shard meshes: which ranks shard and replicate the state of a parameter, by the box of it
+// that they hold.
 //
 //   dense      whole on tensor ranks, or cut over all or some of them
 //   tables     an embedding or head that two stages read: a copy of its state at each end, cut over
@@ -13,16 +14,16 @@
 
 #include "troupe/distributed/group/process_group.h"
 #include "troupe/distributed/parallel_state/parallel_state.h"
+#include "troupe/train/layout/resolved_run.h"
 #include "troupe/train/params/param_store.h"
-#include "troupe/train/recipe/recipe.h"
 
 namespace troupe {
 
-// Creates groups: all ranks call it, once, in the same order among what creates groups. `parallel`
-// has every choice made; `experts`: between which experts are shared, null where each has all;
-// `unit_ranks`: the stage rank of each unit, empty for one stage.
-Sharing share_state(const ParallelState& state, const ParallelConfig& parallel,
-                    const Recipe& recipe, const std::shared_ptr<ProcessGroup>& experts,
+// Creates groups: all ranks call it, once, in the same order among what creates groups.
+// `experts`: between which experts are shared, null where each has all; `unit_ranks`: the stage rank
+// of each unit, empty for one stage.
+Sharing share_state(const ParallelState& state, const ResolvedRun& run,
+                    const std::shared_ptr<ProcessGroup>& experts,
                     const std::vector<int>& unit_ranks);
 
 }  // namespace troupe
