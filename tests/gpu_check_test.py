@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import signal
 import stat
 import subprocess
@@ -17,6 +18,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 import gpu_check  # noqa: E402
 import gpu_figures  # noqa: E402
+import gpu_pack  # noqa: E402
+
+BUILD = pathlib.Path(os.environ.get("TROUPE_BUILD", ROOT / "build/release"))
 
 # A test program: says that it ran, waits, and leaves outcomes as GoogleTest does.
 PROGRAM = """#!{python}
@@ -349,8 +353,7 @@ class Figures(unittest.TestCase):
         self.assertLess(max(limits), 60 * 8.5 - gpu_check.LEAST)
 
     def test_commands_name_files_and_programs_that_a_pack_has(self):
-        import gpu_pack
-        programs = {"troupe", "libtroupe.so", *gpu_pack.BENCHES, *gpu_pack.speed_programs()}
+        programs = {"troupe", "libtroupe.so", *gpu_pack.BENCHES, *gpu_pack.speed_programs(BUILD)}
         for command in gpu_figures.COMMANDS:
             for word in command.words.split():
                 if word.startswith("build/"):
@@ -369,9 +372,10 @@ class InAPack(unittest.TestCase):
                 (pack / name).mkdir(parents=True)
             (pack / "build.txt").write_text("2.15.0\n1a2b3c4d\n")
             (pack / "build/libtroupe.so").touch()
-            (pack / "python/troupe/__init__.py").write_text((ROOT / "python/troupe/__init__.py").read_text())
-            (pack / "fake/torch.py").write_text("__version__ = '2.15.0'\nclass ops:\n    def load_library(path):\n"
-                                                "        print(path)\n        raise SystemExit\n")
+            for name in ("troupe/__init__.py", "troupe/built.py", "troupe_program.py"):
+                shutil.copy(ROOT / "python" / name, pack / "python" / name)
+            (pack / "fake/torch.py").write_text("__version__ = '2.15.0'\nclass cpu:\n    _is_avx2_supported = None\n"
+                                                "class ops:\n    def load_library(path):\n        print(path)\n        raise SystemExit\n")
             env = {k: v for k, v in os.environ.items() if not k.startswith("TROUPE_")}
             for more in ({}, {"TROUPE_BUILD": str(pack / "build")}):
                 ran = subprocess.run([sys.executable, "-c", "import troupe"], capture_output=True, text=True,
