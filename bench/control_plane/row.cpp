@@ -15,7 +15,7 @@ constexpr double kOfOneRow = 2;
 // "1,234"
 std::string grouped(int64_t number) {
   std::string out = std::to_string(number);
-  for (auto at = std::ssize(out) - 3; at > 0; at -= 3) out.insert(static_cast<size_t>(at), ",");
+  for (auto at = std::ssize(out) - 3; at > 0; at -= 3) out.insert(static_cast<size_t>(at), 1, ',');
   return out;
 }
 
@@ -106,7 +106,8 @@ std::string table_of(const std::vector<Row>& rows) {
     if (l > 0) continue;
     for (size_t i = 0; i < widths.size(); ++i) {
       const bool is_text = i == 1 || i + 1 == widths.size();
-      out += (i == 0 ? "|" : "") + std::string(widths[i] + 1, '-') + (is_text ? "-|" : ":|");
+      if (i == 0) out += '|';
+      out += std::string(widths[i] + 1, '-') + (is_text ? "-|" : ":|");
     }
     out += '\n';
   }
