@@ -65,7 +65,8 @@ class Images(unittest.TestCase):
     @unittest.skipIf(NO_HALF, NO_HALF)
     @unittest.skipUnless(cuda_images.cuobjdump(), "no cuobjdump on the path, beside nvcc or in Triton's package")
     def test_the_library_has_the_code_that_cmake_was_asked_for_and_no_other(self):
-        self.assertEqual(cuda_images.images(LIBRARY, cuda_images.cuobjdump()), cuda_images.asked(LIST))
+        self.assertEqual(cuda_images.differs(LIBRARY, LIST, cuda_images.cuobjdump()), (set(), set()))
+        self.assertEqual(cuda_images.differs(LIBRARY, f"{LIST};999-real", cuda_images.cuobjdump()), (set(), {"999-real"}))
 
     def test_a_listing_is_read_by_cmakes_names(self):
         said = ("ELF file    1: libtroupe_cuda.1.sm_80.cubin\nELF file    2: libtroupe_cuda.2.sm_90a.cubin\n"

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """cuda_images.py FILE: the architectures that a library or program has CUDA code for, by cuobjdump: "80-real", "90-virtual".
 cuda_images.py BUILD: the same of its libtroupe_cuda.so, and whether that is CMAKE_CUDA_ARCHITECTURES; ends with 1 where it
-is not. cuobjdump is looked for on the path, beside nvcc, and in the Python packages that bring one (Triton's)."""
+is not. cuobjdump is looked for on the path, beside nvcc, and in the Python packages that bring one (Triton's); one that is older
+than CUDA 13 calls what nvcc 13 compiled for 90a 90, and is not asked for more."""
 import importlib.util
 import pathlib
 import re
@@ -34,6 +35,24 @@ def images(file, tool):
     return named("\n".join(said))
 
 
+def says_letters(tool):
+    """Whether it tells 90a from 90 in what nvcc 13 compiled."""
+    release = re.search(r"release (\d+)", subprocess.run([tool, "--version"], capture_output=True, text=True, check=False).stdout)
+    return bool(release) and int(release[1]) >= 13
+
+
+def without_letters(names):
+    return {re.sub(r"^(\d+)[af]", r"\1", name) for name in names}
+
+
+def differs(file, architectures, tool):
+    """What the file has and the list lacks, and the other way round; two empty sets where they agree."""
+    has, wants = images(file, tool), asked(architectures)
+    if not says_letters(tool):
+        has, wants = without_letters(has), without_letters(wants)
+    return has - wants, wants - has
+
+
 def asked(architectures):
     """What a list of CMake's asks for: a number alone is machine code and PTX."""
     out = set()
@@ -54,10 +73,11 @@ def main(where):
     print(" ".join(sorted(found, key=order)) or "none")
     if not where.is_dir():
         return 0
-    wanted = asked(make_wheel.cached(where, "CMAKE_CUDA_ARCHITECTURES"))
-    if found != wanted:
-        print(f"asked for {' '.join(sorted(wanted, key=order))}")
-    return int(found != wanted)
+    wanted = make_wheel.cached(where, "CMAKE_CUDA_ARCHITECTURES")
+    unlike = any(differs(where / "libtroupe_cuda.so", wanted, tool))
+    if unlike:
+        print(f"asked for {' '.join(sorted(asked(wanted), key=order))}")
+    return int(unlike)
 
 
 if __name__ == "__main__":
