@@ -20,6 +20,13 @@ namespace troupe {
 
 enum class Dealing : uint8_t { kZigzag, kDocuments };
 
+// Which part of each row is a rank's.
+struct RowCut {
+  int64_t ranks = 1, rank = 0;
+  int64_t depth = 0;  // MTP modules: how many tokens ahead are read from whole rows
+  Dealing dealing = Dealing::kZigzag;
+};
+
 TokenChunks dealt(Dealing dealing, int64_t ranks, int64_t tokens, const WholeRows& whole);
 
 }  // namespace troupe

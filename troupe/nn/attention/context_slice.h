@@ -1,9 +1,9 @@
-// Context parallelism: the part of a microbatch's rows that this rank has (rules CX1, CX3), and the
-// function that cuts a whole batch.
+// Context parallelism: which part of a microbatch's rows this rank has (rules CX1, CX3).
 //
 // A Batch with a slice has this rank's tokens only, [B, S / R] in the order of the row, and what
-// was computed from whole rows before the cut: labels, positions, and the ids and labels that MTP
-// modules look ahead to. The slice has the documents; Batch::documents_BS is undefined then.
+// was made of whole rows before they were cut (data/tokens/row_part.h): labels, positions, and the
+// ids and labels that MTP modules look ahead to. The slice has the documents; Batch::documents_BS
+// is undefined then.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,12 +16,9 @@
 #include "troupe/distributed/group/kv_exchange.h"
 #include "troupe/distributed/group/ring_attention.h"
 #include "troupe/distributed/group/token_sharding.h"
-#include "troupe/distributed/mesh/dealing.h"
 #include "troupe/distributed/mesh/key_plan.h"
 
 namespace troupe {
-
-struct Batch;  // nn/model/model.h
 
 class ContextSlice {
  public:
@@ -52,16 +49,5 @@ class ContextSlice {
   mutable std::map<int64_t, std::shared_ptr<const RingRows>> ring_;  // likewise
   mutable std::map<int64_t, at::Tensor> order_;                      // by tensor ranks
 };
-
-// Which part of each row is this rank's.
-struct RowCut {
-  int64_t ranks = 1, rank = 0;
-  int64_t depth = 0;  // MTP modules: how many tokens ahead are taken from the whole row
-  Dealing dealing = Dealing::kZigzag;
-};
-
-// This rank's part of `whole`, copied from the host to `device`. TokenChunks::zigzag must accept
-// the number of tokens of a row. With one rank the batch is whole and has no slice.
-Batch cut_batch(const Batch& whole, const RowCut& cut, const c10::Device& device);
 
 }  // namespace troupe

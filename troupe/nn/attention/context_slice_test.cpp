@@ -1,5 +1,5 @@
 // Attention of ranks that have parts of the rows is that of one process, in f64, forward and
-// backward; and what a batch that is cut holds.
+// backward; and what multi-token prediction reads of whole rows.
 #include "troupe/nn/attention/context_slice.h"
 
 #include <ATen/Context.h>
@@ -8,7 +8,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
-#include <ATen/ops/ones_like.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/tensor.h>
@@ -177,33 +176,6 @@ Batch whole_batch() {
   return out;
 }
 
-TEST(ContextSlice, CX3_PartsAreOfWholeRows) {
-  const Batch whole = whole_batch();
-  const std::vector<AheadTokens> ahead = ahead_of(whole, 2);
-  at::Tensor seen = at::zeros({kRows, kTokens}, at::kLong);
-  for (int64_t r = 0; r < 3; ++r) {
-    const Batch part = cut_batch(whole, {3, r, 2}, at::kCPU);
-    const at::Tensor places = part.slice->places();
-    const auto of_whole = [&](const at::Tensor& x) {
-      return x.reshape({-1}).index_select(0, places).view({kRows, kTokens / 3});
-    };
-    EXPECT_TRUE(at::equal(part.ids_BS, of_whole(whole.ids_BS)));
-    EXPECT_TRUE(at::equal(part.labels_BS, of_whole(whole.labels_BS)));
-    EXPECT_TRUE(at::equal(part.weights_BS, of_whole(whole.weights_BS)));
-    EXPECT_TRUE(at::equal(part.valid_BS, of_whole(whole.valid_BS)));
-    EXPECT_FALSE(part.documents_BS.defined());
-    ASSERT_EQ(part.ahead.size(), 2U);
-    for (size_t d = 0; d < 2; ++d) {
-      EXPECT_TRUE(at::equal(part.ahead[d].ids_BS, of_whole(ahead[d].ids_BS)));
-      EXPECT_TRUE(at::equal(part.ahead[d].labels_BS, of_whole(ahead[d].labels_BS)));
-      EXPECT_TRUE(at::equal(part.ahead[d].weights_BS, of_whole(ahead[d].weights_BS)));
-    }
-    EXPECT_EQ(whole_tokens(part), kRows * kTokens);
-    seen.view({-1}).index_add_(0, places, at::ones_like(places));
-  }
-  EXPECT_TRUE(seen.eq(1).all().item<bool>());
-}
-
 // The target of position i is that of i + d, where that is in the row and the document.
 TEST(ContextSlice, CX3_TokensAheadStayInTheirDocument) {
   const Batch whole = whole_batch();
@@ -220,21 +192,6 @@ TEST(ContextSlice, CX3_TokensAheadStayInTheirDocument) {
         EXPECT_EQ(a.ids_BS[b][t].item<int64_t>(), whole.ids_BS[b][t + d].item<int64_t>());
         EXPECT_EQ(a.weights_BS[b][t].item<float>(), whole.weights_BS[b][t + d].item<float>());
       }
-    }
-  }
-}
-
-TEST(ContextSlice, CX4_PositionsAreThoseInTheDocument) {
-  const Batch whole = whole_batch();
-  for (int64_t r = 0; r < 2; ++r) {
-    const Batch part = cut_batch(whole, {2, r}, at::kCPU);
-    const at::Tensor places = part.slice->places(), positions = part.positions_BS.view({-1});
-    for (int64_t i = 0; i < places.size(0); ++i) {
-      const int64_t row = places[i].item<int64_t>() / kTokens;
-      int64_t t = places[i].item<int64_t>() % kTokens, begin = t;
-      const at::Tensor document = whole.documents_BS[row];
-      while (begin > 0 && document[begin - 1].equal(document[t])) --begin;
-      EXPECT_EQ(positions[i].item<int64_t>(), t - begin);
     }
   }
 }
@@ -259,9 +216,10 @@ TEST(ContextSlice, OrderPutsGatheredRowsInTheirPlaces) {
 }
 
 TEST(ContextSlice, RefusesWhatIsNotWhole) {
-  Batch part = cut_batch(whole_batch(), {2, 0}, at::kCPU);
+  Batch part = whole_batch();
+  part.slice = std::make_shared<const ContextSlice>(TokenChunks::zigzag(2, kTokens), 0,
+                                                    WholeRows{kRows, {}}, at::kCPU);
   EXPECT_THROW(ahead_of(part, 1), Error);
-  EXPECT_THROW(cut_batch(whole_batch(), {5, 0}, at::kCPU), Error);  // 48 into 10 chunks
 }
 
 }  // namespace

@@ -14,7 +14,7 @@
 
 #include "troupe/core/config/config.h"
 #include "troupe/distributed/dispatch/all_to_all_dispatcher.h"
-#include "troupe/nn/attention/context_slice.h"
+#include "troupe/nn/model/cut_batch_test.h"
 #include "troupe/nn/model/model.h"
 #include "troupe/testing/torch/ranks.h"
 
@@ -261,7 +261,7 @@ TEST_P(ContextRanks, AreOneProcess) {
         };
       }
       const RowCut cut{context, own, config.mtp.depth};
-      run(config, options, cut_batch(batch, cut, at::kCPU), many, mutex);
+      run(config, options, cut_batch(batch, cut), many, mutex);
     });
     expect_same(many, one, std::to_string(context) + " x " + std::to_string(tensor) + " ranks");
   }

@@ -1,15 +1,15 @@
 #include "troupe/train/step/feed.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/cummax.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/where.h>
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <numeric>
+#include <utility>
 
 #include "troupe/core/check.h"
+#include "troupe/data/tokens/row_part.h"
 
 namespace troupe {
 namespace {
@@ -25,59 +25,105 @@ at::Tensor tensor_of(const std::vector<T>& values, int64_t rows, int64_t columns
   return out.to(device, type, /*non_blocking=*/true);
 }
 
-// Pads each row with `more` tokens, which belong to no document and do not count.
-TokenBatch padded(const TokenBatch& batch, int64_t more) {
-  TokenBatch out = batch;
-  out.S = batch.S + more;
-  const auto rows = [&](auto& to, const auto& from, int64_t width, auto fill) {
-    to.clear();
-    for (int64_t b = 0; b < batch.B; ++b) {
-      to.insert(to.end(), from.begin() + b * width, from.begin() + (b + 1) * width);
-      to.insert(to.end(), static_cast<size_t>(more), fill);
-    }
+at::Tensor longs(const at::Tensor& x) {
+  return x.to(at::kLong);
+}
+
+// A rank's part of a microbatch, as tensors.
+Batch batch_of(const RowPart& part, std::shared_ptr<const ContextSlice> slice,
+               const c10::Device& device) {
+  const auto tensor = [&](const auto& values, at::ScalarType type) {
+    return tensor_of(values, part.B, part.n, type, device);
   };
-  rows(out.ids, batch.ids, batch.S + 1, int32_t{0});
-  rows(out.weights, batch.weights, batch.S, 0.0F);
-  rows(out.documents, batch.documents, batch.S, int32_t{-1});
-  rows(out.positions, batch.positions, batch.S, int32_t{0});
+  Batch out{.ids_BS = longs(tensor(part.ids, at::kInt)),
+            .labels_BS = longs(tensor(part.labels, at::kInt)),
+            .weights_BS = tensor(part.weights, at::kFloat),
+            .positions_BS = longs(tensor(part.positions, at::kInt)),
+            .valid_BS = part.valid ? tensor(*part.valid, at::kBool) : at::Tensor(),
+            .slice = std::move(slice)};
+  for (const AheadPart& ahead : part.ahead) {
+    out.ahead.push_back({longs(tensor(ahead.ids, at::kInt)), longs(tensor(ahead.labels, at::kInt)),
+                         tensor(ahead.weights, at::kFloat)});
+  }
   return out;
 }
 
-Feed whole_feed(const TokenBatch& batch, int64_t micro, const c10::Device& device, int64_t steps) {
+// Rows [from, from + count) of one tensor of all rows.
+struct Rows {
+  int64_t from = 0, count = 0;
+  at::Tensor of(const at::Tensor& x) const { return x.defined() ? x.narrow(0, from, count) : x; }
+};
+
+// Microbatches of whole rows, which are views of one tensor of each kind.
+class WholeMicrobatches {
+ public:
+  WholeMicrobatches(const TokenBatch& batch, const c10::Device& device)
+      : S_(batch.S),
+        ids_(longs(tensor_of(batch.ids, batch.B, S_ + 1, at::kInt, device))),
+        weights_(tensor_of(batch.weights, batch.B, S_, at::kFloat, device)) {
+    const RowDocuments documents = row_documents(batch);
+    if (documents.numbers.empty()) return;
+    documents_ = tensor_of(documents.numbers, batch.B, S_, at::kInt, device);
+    positions_ = longs(tensor_of(batch.positions, batch.B, S_, at::kInt, device));
+    if (!documents.padded) return;
+    valid_ = tensor_of(valid_tokens(batch), batch.B, S_, at::kBool, device);
+  }
+
+  Batch at(int64_t from, int64_t count) const {
+    const Rows rows{from, count};
+    return {.ids_BS = rows.of(ids_).narrow(1, 0, S_).contiguous(),
+            .labels_BS = rows.of(ids_).narrow(1, 1, S_).contiguous(),
+            .weights_BS = rows.of(weights_),
+            .documents_BS = rows.of(documents_),
+            .positions_BS = rows.of(positions_),
+            .valid_BS = rows.of(valid_)};
+  }
+
+ private:
+  int64_t S_;
+  at::Tensor ids_, weights_, documents_, valid_, positions_;
+};
+
+// Microbatches of this rank's part of each row.
+class PartMicrobatches {
+ public:
+  PartMicrobatches(const TokenBatch& rows, const RowCut& cut, const c10::Device& device)
+      : rows_(rows), cut_(cut), device_(device), documents_(row_documents(rows)) {}
+
+  Batch at(int64_t from, int64_t count) const {
+    WholeRows whole{.rows = count};
+    if (!documents_.numbers.empty()) {
+      const auto first = documents_.numbers.begin() + from * rows_.S;
+      whole.documents.assign(first, first + count * rows_.S);
+    }
+    const TokenChunks chunks = dealt(cut_.dealing, cut_.ranks, rows_.S, whole);
+    const RowPart part =
+        part_of(rows_, from, count, documents_, chunks.tokens_of(cut_.rank), cut_.depth);
+    return batch_of(part, std::make_shared<const ContextSlice>(chunks, cut_.rank, whole, device_),
+                    device_);
+  }
+
+ private:
+  const TokenBatch& rows_;
+  const RowCut& cut_;
+  c10::Device device_;
+  RowDocuments documents_;
+};
+
+// at(from, count): the tensors of a microbatch's rows.
+template <class Microbatches>
+Feed feed_of(const TokenBatch& batch, int64_t micro, int64_t steps, const Microbatches& all) {
   TROUPE_CHECK(micro > 0 && batch.B % micro == 0, "microbatches of", micro, "out of", batch.B);
-  Feed out{.first_sample = batch.first_sample, .samples = batch.B, .tokens = batch.B * batch.S};
+  Feed out{.first_sample = batch.first_sample, .samples = batch.B};
   const TargetSums targets = target_sums(batch);
   out.weight_sum = targets.weight;
   out.loss_tokens = targets.tokens;
-  const auto& documents = batch.documents;
-  const bool padded = std::find(documents.begin(), documents.end(), -1) != documents.end();
-  const bool several = std::any_of(documents.begin(), documents.end(), [](int d) { return d > 0; });
-  const at::Tensor ids = tensor_of(batch.ids, batch.B, batch.S + 1, at::kInt, device).to(at::kLong);
-  const at::Tensor weights = tensor_of(batch.weights, batch.B, batch.S, at::kFloat, device);
-  at::Tensor document, position, valid;
-  if (padded || several) {
-    document = tensor_of(documents, batch.B, batch.S, at::kInt, device);
-    position = tensor_of(batch.positions, batch.B, batch.S, at::kInt, device).to(at::kLong);
-    if (padded) {
-      valid = document >= 0;
-      // Padding is one more document, behind the row's last: numbers never fall along a row.
-      document = at::where(valid, document, std::get<0>(document.cummax(1)) + 1).to(at::kInt);
-    }
-  }
   out.all_microbatches = batch.B / micro;
   for (int64_t m = 0; m < std::max(batch.B, steps * micro); m += micro) {
     const int64_t from = std::min(m, batch.B), count = std::min(micro, batch.B - from);
     const auto first = batch.weights.begin() + from * batch.S;
     out.weights.push_back(std::accumulate(first, first + count * batch.S, 0.));
-    const auto rows = [&](const at::Tensor& x) {
-      return x.defined() ? x.narrow(0, from, count) : x;
-    };
-    out.microbatches.push_back({.ids_BS = rows(ids).narrow(1, 0, batch.S).contiguous(),
-                                .labels_BS = rows(ids).narrow(1, 1, batch.S).contiguous(),
-                                .weights_BS = rows(weights),
-                                .documents_BS = rows(document),
-                                .positions_BS = rows(position),
-                                .valid_BS = rows(valid)});
+    out.microbatches.push_back(all.at(from, count));
   }
   return out;
 }
@@ -95,11 +141,14 @@ TargetSums target_sums(const TokenBatch& batch) {
 
 Feed make_feed(const TokenBatch& batch, int64_t micro, const c10::Device& device, int64_t steps,
                const RowCut& cut) {
-  if (cut.ranks == 1) return whole_feed(batch, micro, device, steps);
-  const int64_t more = padded_tokens(cut.ranks, batch.S) - batch.S;
-  Feed out = whole_feed(more > 0 ? padded(batch, more) : batch, micro, c10::kCPU, steps);
+  Feed out;
+  if (cut.ranks == 1) {
+    out = feed_of(batch, micro, steps, WholeMicrobatches(batch, device));
+  } else {
+    const TokenBatch rows = padded_rows(batch, padded_tokens(cut.ranks, batch.S) - batch.S);
+    out = feed_of(rows, micro, steps, PartMicrobatches(rows, cut, device));
+  }
   out.tokens = batch.B * batch.S;
-  for (Batch& m : out.microbatches) m = cut_batch(m, cut, device);
   return out;
 }
 

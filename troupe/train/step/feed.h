@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "troupe/data/tokens/dataset.h"
+#include "troupe/distributed/mesh/dealing.h"
 #include "troupe/nn/attention/context_slice.h"
 #include "troupe/nn/model/model.h"
 
@@ -37,9 +38,9 @@ TargetSums target_sums(const TokenBatch& batch);
 // has more than one, and validity only if there is padding. All numbers are those of the batch
 // given: a rank that has a part of a batch adds what the others have.
 //
-// Under context parallelism everything that needs whole rows is computed before they are cut: a
-// microbatch has this rank's part of each row (nn/attention/context_slice.h), and weights are those of the
-// whole row. Rows that cannot be cut evenly are padded with invalid tokens.
+// Under context parallelism a microbatch has this rank's part of each row (data/tokens/row_part.h,
+// nn/attention/context_slice.h), and weights are those of the whole row. Rows that cannot be cut
+// evenly are padded with invalid tokens.
 Feed make_feed(const TokenBatch& batch, int64_t micro, const c10::Device& device, int64_t steps = 0,
                const RowCut& cut = {});
 
