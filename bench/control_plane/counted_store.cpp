@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
+#include <string_view>
 #include <thread>
 
 #include "troupe/core/check.h"
@@ -12,6 +13,7 @@ namespace troupe::control_plane {
 namespace {
 
 constexpr std::chrono::milliseconds kTimeout{300'000};
+constexpr std::string_view kBeats = "beat/";  // keys of heartbeats
 constexpr int64_t kRead = 3, kReadList = 3, kWrite = 1, kClaim = 1, kLook = 1, kConnect = 2;
 
 c10::intrusive_ptr<c10d::TCPStore> connected(const StoreAddress& at) {
@@ -39,7 +41,7 @@ void raise(std::atomic<int64_t>& most, int64_t to) {
 
 Counts& Counts::operator+=(const Counts& other) {
   requests += other.requests;
-  in_vain += other.in_vain;
+  in_time += other.in_time;
   bytes += other.bytes;
   longest_key = std::max(longest_key, other.longest_key);
   largest_value = std::max(largest_value, other.largest_value);
@@ -48,7 +50,7 @@ Counts& Counts::operator+=(const Counts& other) {
 
 void Tally::add(const Counts& counts) {
   requests_ += counts.requests;
-  in_vain_ += counts.in_vain;
+  in_time_ += counts.in_time;
   bytes_ += counts.bytes;
   raise(longest_key_, counts.longest_key);
   raise(largest_value_, counts.largest_value);
@@ -56,7 +58,7 @@ void Tally::add(const Counts& counts) {
 
 Counts Tally::take() {
   return {.requests = requests_.exchange(0),
-          .in_vain = in_vain_.exchange(0),
+          .in_time = in_time_.exchange(0),
           .bytes = bytes_.exchange(0),
           .longest_key = longest_key_.exchange(0),
           .largest_value = largest_value_.exchange(0)};
@@ -94,13 +96,24 @@ void CountedStore::count(int64_t requests, const std::string& key, size_t value)
                .largest_value = of_value});
 }
 
-void CountedStore::count_in_vain(int64_t keys, size_t bytes) {
-  tally_->add({.requests = keys, .in_vain = keys, .bytes = static_cast<int64_t>(bytes)});
+void CountedStore::count_look(int64_t requests, size_t bytes) {
+  const auto of_all = requests * static_cast<int64_t>(bytes);
+  tally_->add({.requests = requests, .in_time = requests, .bytes = of_all});
+}
+
+bool CountedStore::is_new(const std::string& key, const std::string& found) {
+  if (key.starts_with(kBeats)) return false;
+  const std::lock_guard lock(mutex_);
+  std::string& seen = seen_[full(key)];
+  if (seen == found) return false;
+  seen = found;
+  return true;
 }
 
 void CountedStore::post(const std::string& key, const std::string& text) {
   ask(key, [&] { connection_->store->set(full(key), bytes_of(text)); });
   count(kWrite, key, text.size());
+  if (key.starts_with(kBeats)) tally_->add({.in_time = kWrite});
 }
 
 std::optional<std::string> CountedStore::peek(const std::string& key) {
@@ -110,10 +123,12 @@ std::optional<std::string> CountedStore::peek(const std::string& key) {
     const std::vector<uint8_t> bytes = connection_->store->get(full(key));
     out.emplace(bytes.begin(), bytes.end());
   });
-  if (out) {
+  if (!out) {
+    count_look(kLook, full(key).size());
+  } else if (is_new(key, *out)) {
     count(kRead, key, out->size());
   } else {
-    count_in_vain(kLook, full(key).size());
+    count_look(kRead, full(key).size() + out->size());
   }
   return out;
 }
@@ -132,7 +147,7 @@ std::optional<std::vector<std::string>> CountedStore::peek_all(
     }
   });
   if (!out) {
-    count_in_vain(kLook, bytes);
+    count_look(kLook, bytes);
     return out;
   }
   Counts counts{.requests = kReadList, .bytes = kReadList * static_cast<int64_t>(bytes)};

@@ -2,14 +2,17 @@
 //
 // A request is a message that the server answers or takes: a key that is there is read by three
 // (check, wait, get), a list of keys by as many, a key that is not there is looked for by one, a
-// value is written by one. So distributed/world/world.cpp asks. A new connection costs two. Looks
-// that find nothing are counted apart: how many there are is a matter of time.
+// value is written by one. So distributed/world/world.cpp asks. A new connection costs two. How many
+// heartbeats there are, looks at them, and looks that find nothing or what the look before found, is
+// a matter of time: they are counted apart.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,12 +22,12 @@
 namespace troupe::control_plane {
 
 struct Counts {
-  int64_t requests = 0;  // with those that found nothing
-  int64_t in_vain = 0;   // looks that found nothing
+  int64_t requests = 0;  // with those in time
+  int64_t in_time = 0;   // heartbeats, looks at them, looks that found nothing new
   int64_t bytes = 0;     // of keys and values, both ways
   int64_t longest_key = 0, largest_value = 0;
 
-  int64_t found() const { return requests - in_vain; }
+  int64_t found() const { return requests - in_time; }
   Counts& operator+=(const Counts& other);  // the longest and the largest of both
 };
 
@@ -35,7 +38,7 @@ class Tally {
   Counts take();  // since the last call
 
  private:
-  std::atomic<int64_t> requests_ = 0, in_vain_ = 0, bytes_ = 0, longest_key_ = 0,
+  std::atomic<int64_t> requests_ = 0, in_time_ = 0, bytes_ = 0, longest_key_ = 0,
                        largest_value_ = 0;
 };
 
@@ -66,12 +69,15 @@ class CountedStore : public MemoryStore {
   template <class F>
   void ask(const std::string& key, F&& f);
   void count(int64_t requests, const std::string& key, size_t value);
-  void count_in_vain(int64_t keys, size_t bytes);
+  void count_look(int64_t requests, size_t bytes);
+  bool is_new(const std::string& key, const std::string& found);
 
   std::unique_ptr<Connection> connection_;
   std::shared_ptr<Tally> tally_;
   std::chrono::milliseconds delay_;
   std::string prefix_ = "troupe/0/";
+  std::mutex mutex_;
+  std::map<std::string, std::string> seen_;  // what looks found last, by key
 };
 
 // What a server holds now, of all ranks.

@@ -65,7 +65,7 @@ Row computed_row(const std::vector<Row>& before, int64_t ranks) {
   const auto count = [&](auto member) { return std::llround(at(member)); };
   Row out{.phase = last.phase, .ranks = ranks, .all = {}};
   out.all.requests = count([](const Row& r) { return r.all.requests; });
-  out.all.in_vain = count([](const Row& r) { return r.all.in_vain; });
+  out.all.in_time = count([](const Row& r) { return r.all.in_time; });
   out.all.bytes = count([](const Row& r) { return r.all.bytes; });
   out.all.longest_key = count([](const Row& r) { return r.all.longest_key; });
   out.all.largest_value = count([](const Row& r) { return r.all.largest_value; });

@@ -14,7 +14,7 @@ struct Row {
   int64_t ranks = 0;
   Counts all;                         // of all ranks
   int64_t most_requests = 0;          // of one rank
-  int64_t most_found = 0;             // of one rank, without those that found nothing
+  int64_t most_found = 0;             // of one rank, without those in time
   int64_t keys = 0;                   // alive at its end
   int64_t descriptors = 0;            // of all ranks, at its end
   int64_t messages = 0, sent = 0;     // between ranks, beside the store: their number, their bytes

@@ -268,7 +268,7 @@ Row SimulatedWorld::hour(int64_t first_step, int64_t saves, milliseconds watched
   };
   const auto add = [&](const Counts& counts, double by) {
     out.all += {.requests = scaled(counts.requests, by),
-                .in_vain = scaled(counts.in_vain, by),
+                .in_time = scaled(counts.in_time, by),
                 .bytes = scaled(counts.bytes, by),
                 .longest_key = counts.longest_key,
                 .largest_value = counts.largest_value};

@@ -38,7 +38,7 @@ TEST(Fp8Config, SkippedAndDenseLayersStay) {
 
 TEST(Fp8Config, TheLineSaysWhatSharesAScale) {
   const auto line = [](Fp8Recipe recipe) {
-    return fp8_line({.recipe = recipe}, model_of(128, 128), {at::kBFloat16, 90});
+    return fp8_line({.recipe = recipe}, model_of(128, 128), {at::kBFloat16, {90, true}});
   };
   EXPECT_EQ(line(Fp8Recipe::kRow).find("one scale"), std::string::npos);
   EXPECT_NE(line(Fp8Recipe::kTensor).find("one scale a tensor, so that a token's bits depend"),
@@ -100,7 +100,7 @@ TEST(Fp8Config, LatentProjectionsThatDoNotFitAreNamedInTheLine) {
   ModelConfig m = model_of(512, 128);
   m.mla.emplace();
   EXPECT_EQ(fault({.attention = true}, m), "");
-  const std::string line = fp8_line({.attention = true}, m, {at::kBFloat16, 90});
+  const std::string line = fp8_line({.attention = true}, m, {at::kBFloat16, {90, true}});
   EXPECT_NE(line.find("of 4 of 4 layers (kv_down (576 x 512) stays in bf16: a side is no multiple "
                       "of 128)"),
             std::string::npos)
@@ -112,7 +112,8 @@ TEST(Fp8Config, LatentProjectionsThatDoNotFitAreNamedInTheLine) {
   ASSERT_EQ(cut.size(), 1u);
   EXPECT_NE(cut[0].find("out (512 x 64) on each of 2 tensor ranks"), std::string::npos) << cut[0];
   m.mla->rope_dim = 128;
-  EXPECT_EQ(fp8_line({.attention = true}, m, {at::kBFloat16, 90}).find("stays"), std::string::npos);
+  EXPECT_EQ(fp8_line({.attention = true}, m, {at::kBFloat16, {90, true}}).find("stays"),
+            std::string::npos);
   m.mla = MlaConfig{.kv_rank = 100, .nope_dim = 20, .rope_dim = 4, .value_dim = 20};
   const std::string none = fault({.attention = true}, m);
   EXPECT_NE(none.find("no projection of model.mla"), std::string::npos) << none;
@@ -129,12 +130,12 @@ TEST(Fp8Config, FeedForwardsAreInEightBitsWhereTheKeySaysSo) {
   EXPECT_EQ(fp8_ffn_layers({.ffn = true, .skip_last = 1}, m),
             (std::vector<bool>{true, true, true, false}));
   EXPECT_EQ(fault({.ffn = true}, m), "");
-  const std::string line = fp8_line({.ffn = true, .skip_last = 1}, m, {at::kBFloat16, 90});
+  const std::string line = fp8_line({.ffn = true, .skip_last = 1}, m, {at::kBFloat16, {90, true}});
   EXPECT_NE(line.find("dense feed-forwards and shared experts of 3 of 4 layers"), std::string::npos)
       << line;
   EXPECT_NE(line.find("In 8 bits on the tensor cores"), std::string::npos) << line;
   m.act = FfnAct::kGelu;
-  const std::string gelu = fp8_line({.ffn = true}, m, {at::kBFloat16, 90});
+  const std::string gelu = fp8_line({.ffn = true}, m, {at::kBFloat16, {90, true}});
   EXPECT_NE(gelu.find("MoE layers (tensor cores)"), std::string::npos) << gelu;
   EXPECT_NE(gelu.find("4 of 4 layers (emulated: experts are not plain SwiGLU"), std::string::npos)
       << gelu;
