@@ -167,7 +167,8 @@ void in_ranks(int ranks, const std::function<void(World&)>& body, int seconds) {
   in_ranks_that_end(std::vector<int>(static_cast<size_t>(ranks), 0), body, seconds);
 }
 
-void in_ranks(int ranks, WorldOptions how, const std::function<void(World&)>& body, int seconds) {
+void in_ranks(int ranks, const WorldOptions& how, const std::function<void(World&)>& body,
+              int seconds) {
   run_ranks(std::vector<int>(static_cast<size_t>(ranks), 0), body, seconds, /*on_gpus=*/false, how);
 }
 

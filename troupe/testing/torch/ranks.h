@@ -18,7 +18,7 @@ namespace troupe::testing {
 
 void in_ranks(int ranks, const std::function<void(World&)>& body, int seconds = 60);
 // With other options of the world; its times are those of in_ranks.
-void in_ranks(int ranks, WorldOptions how, const std::function<void(World&)>& body,
+void in_ranks(int ranks, const WorldOptions& how, const std::function<void(World&)>& body,
               int seconds = 60);
 // Ranks that are threads of this process (distributed/world/threads.h), on the CPU: in a hundredth
 // of the time, where no process must end. What a rank throws fails the test, and ends the others.
