@@ -20,8 +20,6 @@ import gpu_check  # noqa: E402
 import gpu_figures  # noqa: E402
 import gpu_pack  # noqa: E402
 
-BUILD = pathlib.Path(os.environ.get("TROUPE_BUILD", ROOT / "build/release"))
-
 # A test program: says that it ran, waits, and leaves outcomes as GoogleTest does.
 PROGRAM = """#!{python}
 import json, pathlib, sys, time
@@ -353,7 +351,7 @@ class Figures(unittest.TestCase):
         self.assertLess(max(limits), 60 * 8.5 - gpu_check.LEAST)
 
     def test_commands_name_files_and_programs_that_a_pack_has(self):
-        programs = {"troupe", "libtroupe.so", *gpu_pack.BENCHES, *gpu_pack.speed_programs(BUILD)}
+        programs = {"troupe", "libtroupe.so", *gpu_pack.BENCHES, *gpu_pack.programs_of(gpu_pack.SPEED)}
         for command in gpu_figures.COMMANDS:
             for word in command.words.split():
                 if word.startswith("build/"):

@@ -54,8 +54,8 @@ def speed_of(build):
     return {name: words for name, words in SPEED.items() if hopper or "sm90" not in words}
 
 
-def speed_programs(build):
-    return sorted({words.split()[0].removeprefix("build/") for words in speed_of(build).values() if words.startswith("build/")})
+def programs_of(speed):
+    return sorted({words.split()[0].removeprefix("build/") for words in speed.values() if words.startswith("build/")})
 
 
 def without_torch(build, programs):
@@ -151,7 +151,7 @@ def main():
     build, only = options.build.resolve(), options.only.split(",") if options.only else []
     if why := fault(build, [*([] if only else [*LIBRARIES, "troupe"]), *only]):
         sys.exit(f"gpu_pack: {why}")
-    others = [] if only else [*LIBRARIES, "troupe", *BENCHES, *speed_programs(build)]
+    others = [] if only else [*LIBRARIES, "troupe", *BENCHES, *programs_of(speed_of(build))]
     if why := fault(build, others):
         sys.exit(f"gpu_pack: {why}")
     found = tests.cuda_programs(build, only)
