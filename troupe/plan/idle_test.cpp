@@ -8,6 +8,7 @@
 #include "troupe/plan/timeline.h"
 #include "troupe/schedule/parse_schedule_test.h"
 #include "troupe/schedule/schedules.h"
+#include "troupe/testing/sanitized.h"
 
 namespace troupe {
 namespace {
@@ -21,6 +22,7 @@ StepWork pipeline(int ranks, int virtual_stages, int microbatches, PipelineOrder
 }
 
 constexpr double kForward = 1, kBackward = 2.25;
+constexpr int kRanks = unless_sanitized(16, 7);
 
 std::vector<RankTimeline> even(const StepWork& work) {
   const ChunkCosts each{.forward = kForward, .backward = kBackward};
@@ -31,7 +33,7 @@ std::vector<RankTimeline> even(const StepWork& work) {
 
 // Chunks alike and transfers that cost nothing.
 TEST(Idle, IsTheFormulas) {
-  for (int ranks = 1; ranks <= 16; ++ranks) {
+  for (int ranks = 1; ranks <= kRanks; ++ranks) {
     for (const PipelineOrder order : {PipelineOrder::k1f1b, PipelineOrder::kGpipe}) {
       for (int m = 1; m <= 64; m += m < 20 ? 1 : 11) {
         for (const RankTimeline& rank : even(pipeline(ranks, 1, m, order))) {
@@ -47,6 +49,7 @@ TEST(Idle, IsTheFormulas) {
 // than 1f1b would have it wait.
 TEST(Idle, OfInterleavedStagesIsPart) {
   for (const int ranks : {2, 3, 4, 7, 8, 16}) {
+    if (ranks > kRanks) break;
     for (int v = 2; v <= 4; ++v) {
       for (int m = 1; m <= 64; m += ranks < 8 ? 1 : 5) {
         const double least = (ranks - 1) * (kForward + kBackward);
@@ -66,7 +69,7 @@ TEST(Idle, OfLateWeightsIsTheFormula) {
     double forward, input, weight;
   };
   for (const Parts& p : {Parts{1, 1, 1}, Parts{1, 1.25, 0.75}, Parts{1, 1.25, 1}, Parts{2, 3, 1}}) {
-    for (int ranks = 1; ranks <= 16; ++ranks) {
+    for (int ranks = 1; ranks <= kRanks; ++ranks) {
       for (int m = 1; m <= 64; m += m < 20 ? 1 : 11) {
         const StepWork work = pipeline(ranks, 1, m, PipelineOrder::kZb1p);
         const ChunkCosts each{
@@ -97,7 +100,7 @@ StepWork vee(int ranks, int microbatches, PipelineOrder order) {
 // Where a stage's F, I and W take as long, a rank of a V waits for the first forward to come and
 // for the last rank to end, and not between: (P - 1) F in all. Never longer than 1f1b's.
 TEST(Idle, OfAVeeIsItsEndsAlone) {
-  for (int ranks = 1; ranks <= 16; ++ranks) {
+  for (int ranks = 1; ranks <= kRanks; ++ranks) {
     for (int m = 1; m <= 64; m += m < 36 ? 1 : 7) {
       const StepWork work = vee(ranks, m, PipelineOrder::kZbv);
       const ChunkCosts each{.forward = 1, .backward = 2, .weight = 1};
@@ -119,7 +122,7 @@ TEST(Idle, OfDualPipeVIsAtMostTheFormula) {
     double forward, input, weight;
   };
   for (const Parts& p : {Parts{1, 1, 1}, Parts{1, 1.25, 0.75}, Parts{1, 1.25, 1}, Parts{2, 3, 1}}) {
-    for (int ranks = 1; ranks <= 16; ++ranks) {
+    for (int ranks = 1; ranks <= kRanks; ++ranks) {
       for (int m = 1; m <= 64; m += m < 36 ? 1 : 7) {
         const StepWork work = vee(ranks, m, PipelineOrder::kDualPipeV);
         const double back = p.input + p.weight;

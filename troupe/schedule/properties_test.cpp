@@ -13,6 +13,7 @@
 #include "troupe/schedule/schedules.h"
 #include "troupe/schedule/text.h"
 #include "troupe/schedule/verify.h"
+#include "troupe/testing/sanitized.h"
 
 namespace troupe {
 namespace {
@@ -106,14 +107,14 @@ void check_counts(const Drawn& d, const Schedule& schedule) {
 TEST(Properties, TwentyThousandListsAreSoundAndTheSameOnEveryBuild) {
   Random random(1);
   uint64_t texts = 0xcbf29ce484222325;
-  for (int i = 0; i < 20000; ++i) {
+  for (int i = 0; i < unless_sanitized(20000, 2000); ++i) {
     const Drawn d = draw(random, 16, 64, false);
     const Schedule schedule = build_schedule(d.config, d.work);
     check_counts(d, schedule);
     if (HasFatalFailure()) FAIL() << to_text(schedule);
     if (i % 16 == 0) texts = hash(texts, to_text(schedule));
   }
-  EXPECT_EQ(texts, 12589013984628610803U);
+  EXPECT_EQ(texts, unless_sanitized(12589013984628610803U, 0U));
 }
 
 // The most stages that went forward and not yet back; a late W holds less than a graph.
@@ -148,7 +149,7 @@ int bound(const StepWork& work, int virtual_stages, int rank) {
 
 TEST(Properties, NoRankHoldsMoreGraphsThanItsOrderPromises) {
   Random random(2);
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < unless_sanitized(3000, 300); ++i) {
     Drawn d = draw(random, 16, 64, true);
     d.work.training = true, d.work.tied = {};
     const Schedule schedule = build_schedule(d.config, d.work);
@@ -268,7 +269,7 @@ class Paper {
 
 TEST(Properties, ListsEndUnderRandomSpeeds) {
   Random random(3);
-  for (int i = 0; i < 40; ++i) {
+  for (int i = 0; i < unless_sanitized(40, 8); ++i) {
     Drawn d = draw(random, 6, 12, false);
     d.work.training = true;
     const Schedule schedule = build_schedule(Accumulate{}, [&] {
@@ -283,8 +284,9 @@ TEST(Properties, ListsEndUnderRandomSpeeds) {
 
 TEST(Properties, SpoiledListsAreFoundOrAsRight) {
   Random random(4);
+  constexpr int kLists = unless_sanitized(4000, 800);
   int right = 0, found = 0;
-  for (int i = 0; i < 4000; ++i) {
+  for (int i = 0; i < kLists; ++i) {
     Drawn d = draw(random, 4, 6, false);
     d.work.training = true;
     const Schedule whole = build_schedule(d.config, d.work);
@@ -312,8 +314,8 @@ TEST(Properties, SpoiledListsAreFoundOrAsRight) {
     ASSERT_TRUE(how == 2 || no_peer || replicas) << to_text(spoiled) << to_text(whole);
     ASSERT_TRUE(Paper(spoiled, d.work).run(random)) << to_text(spoiled);
   }
-  EXPECT_GT(found, 2000);
-  EXPECT_GT(right, 200);
+  EXPECT_GT(found, kLists / 2);
+  EXPECT_GT(right, kLists / 20);
 }
 
 }  // namespace

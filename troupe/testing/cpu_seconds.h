@@ -4,15 +4,13 @@
 
 #include <ctime>
 
+#include "troupe/testing/sanitized.h"
+
 namespace troupe {
 
 // Since the process began, of all its threads; under the sanitizers a tenth of that.
 inline double cpu_seconds() {
-#ifdef __SANITIZE_ADDRESS__
-  constexpr double kSlowdown = 10;
-#else
-  constexpr double kSlowdown = 1;
-#endif
+  constexpr double kSlowdown = unless_sanitized(1.0, 10.0);
   return static_cast<double>(std::clock()) / CLOCKS_PER_SEC / kSlowdown;
 }
 
