@@ -275,9 +275,6 @@ class OneGpuOfTwoRanks(Layouts):
     def test_97_99_101_102_layouts_of_two_ranks_are_one_gpus_run(self):
         self.check(TWO, "parallel.backend=gloo", CUDA_VISIBLE_DEVICES="0")
 
-    def test_83_rows_are_read_from_the_other_processs_memory(self):
-        self.check(MAPPED, "parallel.backend=gloo", "parallel.dispatcher=symmetric", CUDA_VISIBLE_DEVICES="0")
-
     def test_a_launcher_of_two_ranks_is_told_how_to_share_the_gpu(self):
         with tempfile.TemporaryDirectory() as folder:
             runs = LayoutRuns(folder, recipe_on("cuda"))

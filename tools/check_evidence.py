@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""check_evidence.py ROOT, a part of check_features.py: what the pages cite is there.
-- A figure in a row of docs/reference/FEATURES.md that cites a section of docs/bench stands in a section that the row cites: each
-  number with a decimal point or a comma, of three digits, or of per cent or times, in any spelling (0.90 is 0.9). A number that is
-  `asked` was not measured: "0.9 asked of weight gradients (0.86)", "1% asked".
-- A commit that a page names is in history, by its name or as the hash of a tree, or is listed in docs/bench/BENCH.md under
-  "Commits that history does not have", with no page naming it left out. Asked where history is here.
-- The marked blocks of BENCH.md and FEATURES.md are what tools/evidence.py writes of docs/bench/evidence.json, each run of which
-  is of a commit in history.
-- No test of a GPU that a row of FEATURES.md names failed when it ran there last.
-How old evidence is, is told and no fault: that of a test is stale where over ALLOWED lines came or went, since its commit, in its
-file and the files that this depends on by includes; of a test in Python, which runs the program, over ALLOWED_PYTHON in any source."""
+"""check_evidence.py ROOT, a part of check_features.py: checks that figures, commits and GPU results cited in the docs exist.
+- Each figure in a row of docs/reference/FEATURES.md that cites sections of docs/bench occurs in one of these sections. Figures are
+  numbers with a decimal point or a comma, with three digits, or followed by % or x; spellings count as equal (0.90 and 0.9). A number
+  before the word `asked` is a requirement, not a measurement: "0.9 asked of weight gradients (0.86)", "1% asked".
+- Each commit that a page names exists in the git history, as a commit or as the hash of a tree, or docs/bench/BENCH.md lists it under
+  "Commits that history does not have" with all pages that name it. Skipped where there is no git history.
+- The marked blocks of BENCH.md and FEATURES.md are what tools/evidence.py generates from docs/bench/evidence.json, and each run in
+  that file names a commit of the history.
+- No GPU test that a row of FEATURES.md names failed in its last recorded run.
+Stale evidence is reported and is no fault. A C++ test's result is stale if, since its commit, more than ALLOWED lines were added or
+removed in its file and the files that it includes, directly or not; a Python test's, which runs the whole program, if more than
+ALLOWED_PYTHON lines changed in any source file."""
 import bisect
 import collections
 import pathlib
@@ -24,7 +25,7 @@ import evidence
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 CITED = re.compile(rf"(?<![\w.,])({NUMBER})(%| %|x)?(?![\w.]*\w)")
 ASKED = re.compile(rf"(?:{NUMBER}(?:%|x)?(?:, | and | to | ))+asked\b")
-# A hash has a digit and a letter, or `commit` before it. No part of a name, a path or a longer word.
+# A commit hash contains a digit and a letter, or follows the word `commit`; it is no part of a name, a path or a longer word.
 COMMIT = re.compile(r"(?<![\w./#-])(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}(?![\w.-]*\w)|(?<=commit )[0-9a-f]{7,40}\b")
 LOST = "Commits that history does not have"
 BENCH = "docs/bench/BENCH.md"

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""cuda_images.py FILE: the architectures that a library or program has CUDA code for, by cuobjdump: "80-real", "90-virtual".
-cuda_images.py BUILD: the same of its libtroupe_cuda.so, and whether that is CMAKE_CUDA_ARCHITECTURES; ends with 1 where it
-is not. cuobjdump is looked for on the path, beside nvcc, and in the Python packages that bring one (Triton's); one that is older
-than CUDA 13 calls what nvcc 13 compiled for 90a 90, and is not asked for more."""
+"""cuda_images.py FILE prints the architectures for which a library or program contains CUDA code, as CMake names them: "80-real" is
+machine code, "90-virtual" is PTX. cuda_images.py BUILD prints those of the build's libtroupe_cuda.so, compares them with
+CMAKE_CUDA_ARCHITECTURES, and exits with 1 if they differ.
+
+Both run cuobjdump, from the path, from nvcc's folder or from the Triton package. A cuobjdump older than CUDA 13 prints sm_90 for code
+that nvcc 13 compiled for sm_90a; with such a one 90 and 90a compare as equal."""
 import importlib.util
 import pathlib
 import re
@@ -16,7 +18,7 @@ IMAGE = re.compile(r"\.(?:sm|compute)_(\d+[af]?)\.(cubin|ptx)\b")
 
 
 def cuobjdump():
-    """Its path, or nothing."""
+    """The path of cuobjdump, or None."""
     beside = [pathlib.Path(nvcc).resolve().parent / "cuobjdump"
               for nvcc in (shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc") if nvcc]
     if triton := importlib.util.find_spec("triton"):
@@ -25,7 +27,7 @@ def cuobjdump():
 
 
 def named(listing):
-    """CMake's names of what cuobjdump lists."""
+    """The architectures in cuobjdump's list, as CMake names them."""
     return {f"{number}-{'real' if kind == 'cubin' else 'virtual'}" for number, kind in IMAGE.findall(listing)}
 
 
@@ -46,7 +48,7 @@ def without_letters(names):
 
 
 def differs(file, architectures, tool):
-    """What the file has and the list lacks, and the other way round; two empty sets where they agree."""
+    """Two sets: architectures that only the file has, and those that only the list has."""
     has, wants = images(file, tool), asked(architectures)
     if not says_letters(tool):
         has, wants = without_letters(has), without_letters(wants)
@@ -54,7 +56,7 @@ def differs(file, architectures, tool):
 
 
 def asked(architectures):
-    """What a list of CMake's asks for: a number alone is machine code and PTX."""
+    """The architectures of a CMAKE_CUDA_ARCHITECTURES list; a number without a suffix means machine code and PTX."""
     out = set()
     for word in filter(None, re.split("[;, ]", architectures)):
         out |= {word} if word.endswith(("-real", "-virtual")) else {f"{word}-real", f"{word}-virtual"}

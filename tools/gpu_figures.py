@@ -1,25 +1,25 @@
 #!/usr/bin/env python3
-"""The figures of docs/bench/BENCH.md in a short form: which command measures them on a GPU, and how each is read from what
-the command prints. tools/gpu_check.py runs the commands in a pack (tools/gpu_pack.py), tools/evidence.py prints the table.
+"""Benchmark commands that measure figures of docs/bench/BENCH.md on a GPU in a short form, and parsers of their output.
+tools/gpu_check.py runs the commands in a packed build (tools/gpu_pack.py), tools/evidence.py prints the table of figures.
 
-  gpu_figures.py                the figures and their commands
-  gpu_figures.py NAME LOG       what is read from a log of the command of this name"""
+  gpu_figures.py                lists the figures and their commands
+  gpu_figures.py NAME LOG       prints the figures in LOG, the output of command NAME"""
 import collections
 import json
 import pathlib
 import re
 import sys
 
-Command = collections.namedtuple("Command", "name words limit gpus figures")  # limit: seconds; words: of a shell
-Figure = collections.namedtuple("Figure", "name unit read")  # read: what was printed -> a number
-# What a command prints where its result is not the rival's or not itself: its figures are worth nothing.
+Command = collections.namedtuple("Command", "name words limit gpus figures")  # limit: seconds; words: a shell command
+Figure = collections.namedtuple("Figure", "name unit read")  # read: output of the command -> number
+# A command prints one of these if its result differs from the rival's or between repeats: its figures do not count then.
 WRONG = re.compile(r"\bWRONG\b|\bNOT EQUAL\b|\bDIFFER\b|\bBAD\b")
 LIBRARY = "--library build/libtroupe.so"
 SHAPES = ("S7-256", "S30-512", "S120-1024", "Qwen3-30B", "OLMoE", "Mixtral")
 
 
 def rows(text):
-    """The lines of JSON in it."""
+    """The JSON objects among the lines of a text."""
     for line in text.splitlines():
         if line.startswith("{"):
             yield json.loads(line)
@@ -37,12 +37,12 @@ def value(key, **wanted):
 
 
 def ratio(problem, rival):
-    """Of bench/gpu_ops.py."""
+    """A figure of bench/gpu_ops.py."""
     return lambda text: row(text, problem=problem)["ratios"][rival]
 
 
 def ratios(pick, bench, rival, part=""):
-    """The least or largest of a bench's ratios beside a rival, of problems with this part in their names."""
+    """The least or largest ratio to a rival, over the problems whose names contain this part."""
     def read(text):
         found = [r["ratios"][rival] for r in rows(text) if r.get("bench") == bench and part in r["problem"] and r["ratios"].get(rival)]
         return pick(found)
@@ -50,7 +50,7 @@ def ratios(pick, bench, rival, part=""):
 
 
 def printed(pattern, pick=max):
-    """Numbers in the one group of a pattern."""
+    """The numbers that the group of a pattern matches."""
     def read(text):
         found = [float(n.replace(",", "")) for n in re.findall(pattern, text, re.M)]
         if not found:
@@ -64,7 +64,7 @@ def beside(key, ours, theirs, **wanted):
 
 
 def step(side, what):
-    """Of bench/train_step.py."""
+    """A figure of bench/train_step.py."""
     number = {"ms": r"([\d.]+) ms a step", "tokens/s": r"[\d.]+ ms a step +(\d+) tokens/s", "GiB": r".*peak +([\d.]+) GiB"}[what]
     return printed(rf"^  {re.escape(side)} +{number}")
 
@@ -151,7 +151,7 @@ COMMANDS = (
 
 
 def read(command, text):
-    """{figure: {"value": .., "unit": ..}} of what a command printed. Raises ValueError where one cannot be read."""
+    """{figure: {"value": .., "unit": ..}} parsed from a command's output. Raises ValueError if a figure is missing."""
     if WRONG.search(text):
         raise ValueError(f"it says {WRONG.search(text)[0]}")
     out = {}

@@ -1,8 +1,8 @@
-"""What `pip install .` calls (pyproject.toml): the wheel of this tree.
+"""The build backend that pyproject.toml names: `pip install .` calls it for the wheel and the source distribution (PEP 517).
 
-It is made of the build that TROUPE_BUILD names, else of build/release where `./dev build` has made one; else one is made
-here, with the compiler of the machine and the PyTorch that pip brings for it: the pinned one, or `-C torch=2.15`. CUDA code is
-in it where the build has it."""
+The wheel packs the build that TROUPE_BUILD names, or build/release if `./dev build` made it. Otherwise the backend builds the
+library, with the machine's compiler and the PyTorch that pip installs for the build: the pinned one, or 2.15 with `-C torch=2.15`.
+The wheel has CUDA code if the build has."""
 import gzip
 import importlib.util
 import io
@@ -31,7 +31,7 @@ def asked_for(config_settings):
 
 
 def made(config_settings=None):
-    """The build folder that is there, or None where there is none for the PyTorch asked for."""
+    """An existing build folder for this PyTorch, or None."""
     named = os.environ.get("TROUPE_BUILD")
     folder = pathlib.Path(named).resolve() if named else ROOT / "build/release"
     if named and not (folder / "CMakeCache.txt").exists():

@@ -1,5 +1,5 @@
-// The version of this library, "0.2.0": that of the project in CMakeLists.txt, which names it once. A checkpoint's manifest
-// says it of what wrote it. Before 1.0 a minor version may change any interface (docs/develop/RELEASE.md).
+// The version of this library, such as "0.2.0", from project(VERSION) in CMakeLists.txt. Each checkpoint's manifest
+// records the version that wrote it. Before 1.0 a minor version may change any interface (docs/develop/RELEASE.md).
 #pragma once
 
 #include <string>

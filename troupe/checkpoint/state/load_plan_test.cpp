@@ -1,3 +1,5 @@
+// Plans of many ranks that load one checkpoint together: who reads which slice, what ranks send each
+// other, and how many bytes each exchanges. All ranks are computed in one thread, without files.
 #include "troupe/checkpoint/state/load_plan.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +24,7 @@ Box rows(int64_t global, int64_t from, int64_t to) {
   return {{global, 3}, {from, 0}, {to - from, 3}};
 }
 
-// A checkpoint that is nowhere, and ranks that load it, one after another in this thread.
+// A checkpoint without files, and the plans of the ranks that load it.
 struct PlayedLoad {
   std::vector<ShardInfo> shards;
   std::vector<std::vector<StoredTensor>> indexes;  // by shard
@@ -31,7 +33,7 @@ struct PlayedLoad {
   size_t most_sent = 0;         // by a rank, in one exchange
   size_t most_kept = 0;         // of what came to a rank in one exchange
 
-  // A shard of the next rank.
+  // Adds the shard that the next rank saved.
   void add_shard(std::vector<StoredTensor> index) {
     ShardInfo info;
     char name[40];
@@ -99,8 +101,8 @@ struct PlayedLoad {
     }
   }
 
-  // Each want has each of its elements once, from its own reads or in cuts of readers, and a reader
-  // sends what the other end waits for.
+  // Asserts that each rank gets each element that it wants exactly once, by its own reads or from
+  // the ranks that read for it.
   void expect_whole(const std::vector<std::vector<Want>>& wants) const {
     for (size_t rank = 0; rank < wants.size(); ++rank) {
       std::vector<int64_t> elements(wants[rank].size());
@@ -121,7 +123,7 @@ struct PlayedLoad {
     }
   }
 
-  // By stored name: how many ranks read it.
+  // The number of ranks that read each stored slice, by name.
   std::map<std::string, int> readers() const {
     std::map<std::string, int> out;
     for (const LoadPlan& plan : plans) {
@@ -176,7 +178,7 @@ TEST(LoadPlan, TwoPartsOfOneRankShareASliceToo) {
 }
 
 TEST(LoadPlan, ReadersTakeTurnsAndRoundsAreBounded) {
-  // 240 slices of 16 MiB that three ranks need whole, of one shard: four of them to a turn.
+  // One shard has 240 slices of 16 MiB, which three ranks need whole: a round of 64 MiB has four.
   constexpr int64_t kSlices = 240, kMiB = int64_t{1} << 20;
   const auto row = [](int64_t r) { return Box{{kSlices, 4 * kMiB}, {r, 0}, {1, 4 * kMiB}}; };
   PlayedLoad load;
@@ -297,8 +299,8 @@ TEST(LoadPlan, AnyCutsHaveEachElementFromOneReader) {
   }
 }
 
-// A state of DeepSeek-V3 under ZeRO-1: stages, in each experts over ranks, and what is alike cut
-// into ranges for the moments and the weights to write.
+// How DeepSeek-V3's training state lies on ranks under ZeRO-1: layers over pipeline stages, experts
+// over the ranks of a stage. Ranks that hold the same weights share out moments and writing by ranges.
 struct DeepSeekLayout {
   explicit DeepSeekLayout(int64_t ranks)
       : stages(std::min<int64_t>(8, ranks)),
@@ -308,7 +310,7 @@ struct DeepSeekLayout {
   int64_t stages, of_stage, expert_ranks;
   static constexpr int64_t kRows = 512, kColumns = 64;  // a stand-in for every tensor's
 
-  // f(name, box): the parts of a rank; `owned`: those that it writes.
+  // Calls f(name, box) for each part that a rank holds, or with `owned` that it writes.
   void parts(int64_t rank, bool owned,
              const std::function<void(const std::string&, const Box&)>& f) const {
     using testing::DeepSeekNames;
@@ -329,7 +331,7 @@ struct DeepSeekLayout {
   }
 
  private:
-  // Range `index` of `count` of tensors that follow each other.
+  // Range `index` of `count` equal ranges of the tensors' elements, in the order of names.
   static void bucket(const std::vector<std::string>& names, int64_t index, int64_t count,
                      bool owned, const std::function<void(const std::string&, const Box&)>& f) {
     const Box whole = Box::whole({kRows, kColumns});
@@ -373,8 +375,9 @@ std::vector<std::vector<Want>> wanted_by(int64_t ranks) {
   return out;
 }
 
-// The bars of a load: no rank sends, gets or reads what all ranks' tensors or wants are. A character
-// for each tensor of each rank would be 94,000 bytes times the ranks at every rank.
+// Bounds of a load: what a rank sends, keeps and reads is in proportion to its own share, not to the
+// tensors of all ranks. One character per tensor of each rank would already be 94,000 bytes times
+// the number of ranks.
 TEST(LoadPlan, WhatARankSendsAndReadsIsItsShareHoweverManyRanksThereAre) {
   ASSERT_GT(testing::DeepSeekNames::all().size(), 90'000u);
   for (const auto& [saved, loaded] :
@@ -411,7 +414,7 @@ TEST(LoadPlan, WhatARankSendsAndReadsIsItsShareHoweverManyRanksThereAre) {
     }
     EXPECT_EQ(read.size(), load.shards.size());
     if (saved != loaded) continue;
-    // A rank opens the shards that it wrote.
+    // In the layout that saved, each rank reads its own shard alone.
     for (size_t rank = 0; rank < size; ++rank) {
       for (const LoadPlan::Part& part : load.plans[rank].parts) {
         for (const LoadPlan::Slice& slice : part.alone) ASSERT_EQ(slice.shard, rank);

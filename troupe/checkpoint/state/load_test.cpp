@@ -1,4 +1,5 @@
-// What ranks ask of the store, send and read to load one checkpoint together, counted.
+// Counts what ranks write to the key-value store, send to each other and read from files when they
+// load one checkpoint together.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -31,8 +32,7 @@ using testing::TableStore;
 using testing::TemporaryFolder;
 using testing::ThreadRanks;
 
-// Ranks that are threads; their texts go through a store that counts, and what they send each other
-// is counted too.
+// Ranks that are threads. It counts the bytes that they write to the store and send each other.
 struct CountedRanks {
   explicit CountedRanks(int world) : size(world), ranks(world) {}
 
@@ -65,11 +65,11 @@ struct CountedRanks {
   ThreadRanks ranks;
   std::shared_ptr<Table> table = std::make_shared<Table>();
   std::mutex mutex;
-  int64_t most_sent = 0;  // by a rank
+  int64_t most_sent = 0;  // bytes, of the rank that sent most
 };
 
-// A state under the names of DeepSeek-V3, of two numbers each: weights that are no expert's are
-// whole on all ranks, moments and experts' tensors are dealt.
+// A training state with DeepSeek-V3's tensor names and two numbers per tensor. All ranks hold the
+// weights outside experts; each moment and each expert's tensor is on one rank.
 struct SmallDeepSeek {
   SmallDeepSeek(const CheckpointGroup& group, const std::vector<std::string>& all_names)
       : names(all_names) {
@@ -137,8 +137,8 @@ struct LoadRanks : ::testing::Test {
   int64_t longest_index = 0, all_indexes = 0;
 };
 
-// Texts of all ranks with a character a tensor, as they once were, are 94,000 bytes a rank up the
-// tree and the ranks' number times that down to each.
+// A text of one character per tensor, gathered from all ranks, would be 94,000 bytes per rank up the
+// tree, and as many times the number of ranks down to each.
 TEST_F(LoadRanks, AsksReadsAndSendsItsShareHoweverManyRanksThereAre) {
   ASSERT_GT(names.size(), 90'000u);
   for (const int world : {8, 64, 512}) {
@@ -159,14 +159,14 @@ TEST_F(LoadRanks, AsksReadsAndSendsItsShareHoweverManyRanksThereAre) {
       }
     });
     EXPECT_EQ(read, 8 * std::ssize(names)) << world;  // each byte once
-    // Index files once, and the header of each shard by who wrote it: shorter than its index.
+    // Each index file is read once, and each shard's header, which is shorter, by one rank.
     EXPECT_LT(index_of_all, 2 * all_indexes) << world;
     EXPECT_LT(index, 2 * (all_indexes / world + longest_index)) << world;
-    // Seven rounds of a tree: in each a rank writes one value, of as many bytes for any model.
+    // Seven rounds of a tree: a rank writes one value in each, whose length no model changes.
     EXPECT_LE(ranks.table->written, 8 * world);
     EXPECT_LT(ranks.table->longest, 256u);
-    // Lines of the index, wants and answers, 400 bytes a tensor at most; the sizes of messages; and
-    // where the home of a shared tensor answers all.
+    // Index lines, requests and replies are at most 400 bytes per tensor; a rank also sends sizes of
+    // messages, and answers all ranks for the shared tensors that it looks up.
     const int64_t share = 400 * std::ssize(names) / world;
     EXPECT_LT(ranks.most_sent, 2 * share + 1024 * world + (1 << 16)) << world;
   }
@@ -187,8 +187,8 @@ TEST_F(LoadRanks, AnotherNumberOfRanksLoadsTheSame) {
   }
 }
 
-// A wrong model on all ranks is told by each, in so many bytes that all messages have room in the
-// store; what the checkpoint has besides, by rank 0.
+// Where the model is wrong on all ranks, each rank reports its faults, cut so that all messages fit
+// into the store; rank 0 alone reports tensors of the checkpoint that no rank uses.
 TEST_F(LoadRanks, FaultsOfAllRanksAreToldWithTheirRankInABoundedText) {
   constexpr int kWorld = 8;
   names.resize(24'000);  // some 200 kB of lines a rank

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "troupe/core/check.h"
+#include "troupe/core/unix_seconds.h"
 #include "troupe/distributed/group/rank_list.h"
 
 namespace troupe {
@@ -15,11 +16,6 @@ using namespace std::chrono_literals;
 
 constexpr auto kSystemPause = 50ms;  // between two looks at processes of this machine: no network
 constexpr size_t kTold = 8;          // of so many ranks each has a report, others a number
-
-double seconds_since_1970() {
-  const auto since = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(since).count();
-}
 
 std::string with_a_digit(double x) {
   std::ostringstream os;
@@ -243,7 +239,7 @@ std::string LossSearch::report_of(int64_t rank) const {
   out.append(there ? "; it is in " : "; it was in ").append(to_text(beat->status));
   if (there) return out + " since " + with_a_digit(beat->age) + " s";
   if (beat->count == 0) return out;
-  const double ago = std::max(seconds_since_1970() - beat->time, 0.0);
+  const double ago = std::max(unix_seconds() - beat->time, 0.0);
   return out + ", last heartbeat " + with_a_digit(ago) + " s ago";
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "troupe/core/check.h"
+#include "troupe/core/unix_seconds.h"
 #include "troupe/distributed/world/heartbeat.h"
 #include "troupe/distributed/world/loss_search.h"
 #include "troupe/distributed/world/verdict.h"
@@ -21,11 +22,6 @@ using std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 constexpr auto kPatience = 5s;  // for a store that may not answer
-
-double unix_seconds() {
-  const auto since = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(since).count();
-}
 
 // "all_reduce of ranks 0, 1: E6001 closed" without the code, which the message already has.
 std::string without_code(std::string text) {

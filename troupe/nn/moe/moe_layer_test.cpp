@@ -38,8 +38,8 @@ MoeConfig config_of(int64_t experts = 6, int64_t top_k = 2) {
 }
 
 MoeLayer layer_of(const MoeConfig& config, at::ScalarType type = at::kDouble,
-                  std::unique_ptr<Dispatcher> dispatcher = nullptr) {
-  MoeShape shape = MoeShape::alone(kD);
+                  std::unique_ptr<Dispatcher> dispatcher = nullptr, int64_t width = kD) {
+  MoeShape shape = MoeShape::alone(width);
   shape.layers = 2;
   MoeLayer layer(config, shape, std::move(dispatcher));
   for_each_param(layer, "moe", [&](const std::string& name, Param& p) {
@@ -280,6 +280,38 @@ TEST(MoeLayer, C6_PaddingChangesNoBit) {
   MoeLayer padded = layer_of(c, at::kFloat);
   const at::Tensor x = input(40, at::kFloat);
   expect_same(gradients(padded, x), gradients(plain, x));
+}
+
+// What MegaBlocks' tests of its two layers compare: samples, tokens of each, width, experts, choices.
+// Its capacity factor 0 gives each expert as many rows as the fullest one has.
+TEST(MoeLayer, C2_C6_RoomForTheFullestExpertIsDroplessOnMegaBlocksThirteenShapes) {
+  const int64_t shapes[13][5] = {
+      {16, 1024, 512, 1, 1}, {16, 1024, 512, 2, 1}, {16, 1024, 512, 4, 1}, {16, 1024, 512, 8, 1},
+      {8, 2048, 512, 1, 1},  {8, 2048, 512, 2, 1},  {8, 2048, 512, 4, 1},  {16, 1024, 512, 2, 2},
+      {16, 1024, 512, 4, 2}, {16, 1024, 512, 4, 4}, {16, 1024, 512, 8, 2}, {16, 1024, 512, 8, 4},
+      {16, 1024, 512, 8, 8}};
+  for (const auto& [B, S, D, E, K] : shapes) {
+    MoeConfig c = config_of(E, K);
+    c.ffn.hidden = 16;
+    MoeLayer dropless = layer_of(c, at::kFloat, nullptr, D);
+    const at::Tensor x = at::randn({B, S, D}).requires_grad_();
+    const auto want = gradients(dropless, x);
+    const at::Tensor counts = dropless.forward(x.detach(), {}, kTraining).stats.counts_E;
+    const auto fullest = static_cast<double>(counts.max().item<int64_t>());
+    const double factor = fullest * static_cast<double>(E) / static_cast<double>(B * S * K);
+    c.capacity = {.factor = factor, .pad = true};
+    MoeLayer roomy = layer_of(c, at::kFloat, nullptr, D);
+    const auto got = gradients(roomy, x);
+    EXPECT_EQ(roomy.forward(x.detach(), {}, kTraining).stats.dropped.item<int64_t>(), 0);
+    EXPECT_EQ(got.size(), want.size());
+    for (const auto& [name, w] : want) {
+      const double apart = (got.at(name) - w).norm().item<double>();
+      EXPECT_LE(apart, 1e-5 * (1 + w.norm().item<double>())) << name << " of " << E << ", " << K;
+    }
+    c.capacity.factor = 0.9 * factor;
+    MoeLayer narrow = layer_of(c, at::kFloat, nullptr, D);
+    EXPECT_GT(narrow.forward(x.detach(), {}, kTraining).stats.dropped.item<int64_t>(), 0);
+  }
 }
 
 TEST(MoeLayer, R10_C6_APaddedCapacityDoesNotFreezeTheBias) {

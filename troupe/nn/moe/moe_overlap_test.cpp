@@ -12,6 +12,8 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <string>
+#include <vector>
 
 #include "troupe/distributed/dispatch/all_gather_dispatcher.h"
 #include "troupe/distributed/dispatch/all_to_all_dispatcher.h"
@@ -112,7 +114,18 @@ MoeLayer layer_of(const MoeConfig& config, std::unique_ptr<Dispatcher> dispatche
 struct Step {
   Named tensors;
   std::string forward, backward;  // the order
+  std::vector<int64_t> sent;      // bytes of each exchange, of forward and then of backward
 };
+
+// Of each exchange since `from`, in order.
+void add_bytes(const Pulse& pulse, int64_t from, std::vector<int64_t>& out) {
+  std::map<int64_t, int64_t> bytes;  // by the exchange's number
+  pulse.flight().visit([&](const FlightRecorder::Raw& raw) {
+    if (raw.at < from || raw.operation.what != Collective::kAllToAll) return;
+    if (raw.event == Note::kIssue) bytes[raw.operation.number] = raw.operation.bytes;
+  });
+  for (const auto& [number, size] : bytes) out.push_back(size);
+}
 
 Step step(World& world, const MoeConfig& config, std::unique_ptr<Dispatcher> dispatcher) {
   static std::mutex drawing;  // ranks are threads here, and share PyTorch's generator
@@ -129,12 +142,14 @@ Step step(World& world, const MoeConfig& config, std::unique_ptr<Dispatcher> dis
     const Recorded recorded;
     y = layer.forward(x, {}, {.training = true, .seed = 5}).y;
     out.forward = Recorded::text(world.pulse(), from);
+    add_bytes(world.pulse(), from, out.sent);
   }
   {
     const int64_t from = steady_now();
     const Recorded recorded;
     y.backward(g);
     out.backward = Recorded::text(world.pulse(), from);
+    add_bytes(world.pulse(), from, out.sent);
   }
   out.tensors = {{"y", y.detach()}, {"x", x.grad()}};
   for_each_param(layer, "", [&](const std::string& name, Param& p) {
@@ -162,6 +177,58 @@ TEST(MoeOverlap, SH4_OV5_WhatIsComputedWhileRowsTravel) {
     EXPECT_EQ(after.backward,
               "moe_ffn combine send0 combine_arrival wait0 moe_ffn dispatch send1 send2 "
               "moe_ffn_weights dispatch_arrival wait1 wait2");
+  });
+}
+
+// Whether `what` stands in `order` after `from` and before `to`.
+bool is_between(const std::string& order, const std::string& from, const std::string& what,
+                const std::string& to) {
+  const std::string all = ' ' + order + ' ';
+  const size_t begin = all.find(' ' + from + ' '), end = all.find(' ' + to + ' ');
+  if (begin == std::string::npos || end == std::string::npos) return false;
+  const size_t found = all.find(' ' + what + ' ', begin);
+  return found < end;
+}
+
+// Experts of width 4 in a layer of 8: its shared expert too is computed while rows travel, and in
+// backward while those of results do, the experts' weight gradients while those of rows do.
+TEST(MoeOverlap, SH4_OV5_WhatALatentLayerComputesWhileRowsTravel) {
+  in_threads(2, [](World& world) {
+    MoeConfig beside = config_of(true), after = config_of(false);
+    beside.latent = after.latent = 4;
+    const Step together = step(world, beside, a2a(world)), apart = step(world, after, a2a(world));
+    EXPECT_TRUE(is_between(together.forward, "send2", "moe_ffn_forward", "wait1"))
+        << together.forward;
+    EXPECT_FALSE(is_between(apart.forward, "send2", "moe_ffn_forward", "wait1")) << apart.forward;
+    EXPECT_TRUE(is_between(together.backward, "send0", "moe_ffn", "wait0")) << together.backward;
+    EXPECT_FALSE(is_between(apart.backward, "send0", "moe_ffn", "wait0")) << apart.backward;
+    for (const Step* each : {&together, &apart}) {
+      EXPECT_TRUE(is_between(each->backward, "send1", "moe_ffn_weights", "wait1"))
+          << each->backward;
+    }
+  });
+}
+
+// The rows that go to the experts and come back, and their gradients: four exchanges of seven. The
+// others are of counts, choices and weights, which have no width.
+TEST(MoeOverlap, L3_TheBytesOfRowsAreInProportionToTheLatentWidth) {
+  in_threads(2, [](World& world) {
+    const std::vector<int64_t> plain = step(world, config_of(true), a2a(world)).sent;
+    ASSERT_EQ(plain.size(), 7U);
+    for (const int64_t latent : {2, 4}) {
+      MoeConfig config = config_of(true);
+      config.latent = latent;
+      const std::vector<int64_t> sent = step(world, config, a2a(world)).sent;
+      ASSERT_EQ(sent.size(), plain.size());
+      int rows = 0;
+      for (size_t i = 0; i < sent.size(); ++i) {
+        if (sent[i] == plain[i]) continue;
+        ++rows;
+        EXPECT_GT(sent[i], 0);
+        EXPECT_EQ(sent[i] * kWidth, plain[i] * latent) << "exchange " << i;
+      }
+      EXPECT_EQ(rows, 4) << latent;
+    }
   });
 }
 

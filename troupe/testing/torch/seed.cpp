@@ -9,12 +9,16 @@
 #include <string>
 
 #include "troupe/core/number/rng.h"
+#include "troupe/ops/support/cuda_plugin.h"
 
 namespace troupe {
 namespace {
 
 class SeedEachTest : public ::testing::EmptyTestEventListener {
   void OnTestStart(const ::testing::TestInfo& test) override {
+    // at::manual_seed() asks PyTorch for its GPUs, and PyTorch remembers the answer: the CUDA half is
+    // loaded first, so that GPUs are seeded and started here and not within what a test measures.
+    (void)has_cuda();
     const char* more = std::getenv("TROUPE_TEST_SEED");
     at::manual_seed(stream_of(std::string(test.test_suite_name()) + '.' + test.name()) +
                     (more != nullptr ? std::strtoull(more, nullptr, 10) : 0));

@@ -1,6 +1,7 @@
 // Every way to factor ranks, and to share state over them: a Learner on ranks that are threads
 // beside one process, in f64: every factoring of 4 ranks, of 8 a list in which each pair of values
-// of two axes occurs. All of 8 ranks, some 500, take minutes (docs/develop/BUILD.md):
+// of two axes occurs, each with one of the two means of the loss. All of 8 ranks, some 500, take
+// minutes (docs/develop/BUILD.md):
 //
 //   factorings_test --gtest_also_run_disabled_tests --gtest_filter='DISABLED_AllOf8*'
 #include <gtest/gtest.h>
@@ -8,6 +9,8 @@
 #include <algorithm>
 #include <array>
 #include <compare>
+#include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -124,11 +127,14 @@ std::vector<Row> covering(int ranks) {
 }
 
 // What a row does not say, dealt by its number: the pipeline's order, cut tables, what context
-// ranks exchange, documents.
+// ranks exchange, documents, the loss's mean.
 struct Case {
   Row row;
   size_t number;
   bool packed() const { return number % 3 == 0; }
+  LossMean mean() const {
+    return number / 2 % 2 == 0 ? LossMean::kTokens : LossMean::kMicrobatches;
+  }
   std::string schedule() const {
     if (row[kPp] == 1) return "";
     if (row[kPp] == 8) return std::array{"1f1b", "gpipe", "zb1p"}[number % 3];
@@ -170,15 +176,15 @@ TEST_P(Factorings, AreOneProcess) {
   const Case& c = GetParam();
   const Text text{.sequence = 32, .packed = c.packed()};
   at::set_num_threads(1);
-  const auto alone = [](const Text& of) {
-    return figures_of(resolve_alone(recipe_of("{}", kModel)), of, std::make_shared<ParallelSetup>(),
-                      kSteps, nullptr);
-  };
-  static const Figures whole = alone({.sequence = 32}),
-                       packed = alone({.sequence = 32, .packed = true});
+  const std::string mean = "train: {loss_mean: " + to_text(c.mean()) + "}\n";
+  static std::map<std::string, Figures> alone;
+  const auto [found, is_new] = alone.try_emplace(mean + (c.packed() ? "packed" : "whole"));
+  if (is_new) {
+    found->second = figures_of(resolve_alone(recipe_of(mean, kModel)), text,
+                               std::make_shared<ParallelSetup>(), kSteps, nullptr);
+  }
   const int ranks = c.row[kTp] * c.row[kCp] * c.row[kPp] * c.row[kDp];
-  expect_one_process(recipe_of(c.parallel(), kModel), text, ranks, kSteps,
-                     c.packed() ? packed : whole);
+  expect_one_process(recipe_of(mean + c.parallel(), kModel), text, ranks, kSteps, found->second);
 }
 
 std::string name_of(const ::testing::TestParamInfo<Case>& given) {

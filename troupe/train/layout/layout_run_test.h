@@ -27,6 +27,7 @@ namespace troupe {
 struct Text {
   int64_t sequence = 16;
   bool packed = false;  // of documents, with padding behind the last
+  bool few = false;     // one target a sample; each third sample is padding but for two tokens
 };
 
 // Samples [first, first + count) of step `step`'s batch, some targets uncounted, one sample without
@@ -41,11 +42,12 @@ inline TokenBatch samples(const Text& text, int64_t step, int64_t first, int64_t
       const double u = rng.uniform(static_cast<uint64_t>(b * (S + 1) + s));
       out.ids.push_back(static_cast<int32_t>(u * 200));
       if (s == S) continue;
-      const bool padding = text.packed && s >= S - b % 4;
+      const bool padding = (text.packed && s >= S - b % 4) || (text.few && b % 3 == 1 && s > 1);
       const bool begins = s == 0 || (text.packed && !padding && u < 0.2);
       document = s == 0 ? 0 : document + static_cast<int32_t>(begins);
       place = begins ? 0 : place + 1;
-      const bool counts = b != 3 && u > 0.3 && !padding;
+      const bool chosen = text.few ? s == (b % 3 == 1 ? 1 : 5 * b % S) : u > 0.3;
+      const bool counts = b != 3 && chosen && !padding;
       out.weights.push_back(counts ? 1.0F : 0.0F);
       out.positions.push_back(padding ? 0 : place);
       out.documents.push_back(padding ? -1 : document);

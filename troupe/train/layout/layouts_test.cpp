@@ -100,6 +100,21 @@ INSTANTIATE_TEST_SUITE_P(
                       Layout{"hybrid_4_ep_4", "{shard: full, shard_ranks: 2, expert: 4}", 4}),
     [](const auto& given) { return given.param.name; });
 
+// Every auxiliary loss. `running` counts over the microbatches so far, and the scope `all` over
+// those of all replicas at a time: two replicas are not one process there.
+std::string all_losses(const std::string& fractions = "previous",
+                       const std::string& scope = "group") {
+  return "model: {moe: {router: {kind: topk_softmax, jitter: 0.01, limit: {groups: 4, keep: 2}, "
+         "balance: {aux_loss: 0.05, seq_loss: 0.05, global_loss: 0.05, global_fractions: " +
+         fractions + ", batched_loss: 0.05, batched_scope: " + scope +
+         ", device_loss: 0.05, communication_loss: 0.05, z_loss: 0.001}}}}\n";
+}
+
+// Latent attention, whose norms of latents are of all heads.
+constexpr const char* kLatents =
+    "model: {kv_heads: 8, qk_norm: none, mla: {kv_rank: 12, q_rank: 8, nope_dim: 8, "
+    "rope_dim: 4, value_dim: 6}}\n";
+
 INSTANTIATE_TEST_SUITE_P(
     Tensor, Layouts,
     ::testing::Values(
@@ -120,7 +135,16 @@ INSTANTIATE_TEST_SUITE_P(
         Layout{"zero1_etp_2_alone", "{shard: zero1, expert: 2, expert_tensor: 2}", 4},
         Layout{"full_tp_4_ep_2_etp_2", "{tensor: 4, shard: full, expert: 2, expert_tensor: 2}", 8},
         Layout{"again_tp_2", "{tensor: 2, shard: zero1, expert: 2, split_vocab: on}", 2,
-               "train: {recompute: \"1\"}\n"}),
+               "train: {recompute: \"1\"}\n"},
+        Layout{"again_tp_2_dp_2", "{tensor: 2, shard: zero1, expert: 2}", 4,
+               "train: {recompute: \"1\"}\n"},
+        Layout{"sinks_tp_2_dp_2", "{tensor: 2, shard: zero1, expert: 2, split_vocab: on}", 4,
+               "model: {window: 3, sinks: true}\n"},
+        Layout{"sinks_tp_4_few_heads", "{tensor: 4, shard: zero1, expert: 1}", 4,
+               "model: {window: 3, sinks: true}\n"},
+        Layout{"padding_tp_2_dp_2_all_losses", "{tensor: 2, shard: zero1, expert: 4}", 4,
+               all_losses(), true},
+        Layout{"latents_tp_2", "{tensor: 2, shard: zero1, expert: 2}", 2, kLatents, true}),
     [](const auto& given) { return given.param.name; });
 
 // Four ranks, tensor 4 or tensor 2 x data 2, in every way to share state and experts.
@@ -165,16 +189,6 @@ INSTANTIATE_TEST_SUITE_P(
                              "{pipeline: 2, shard: full, expert: 2, expert_tensor: 2}", 8,
                              kBiases}),
     [](const auto& given) { return given.param.name; });
-
-// Every auxiliary loss. `running` counts over the microbatches so far, and the scope `all` over
-// those of all replicas at a time: two replicas are not one process there.
-std::string all_losses(const std::string& fractions = "previous",
-                       const std::string& scope = "group") {
-  return "model: {moe: {router: {kind: topk_softmax, jitter: 0.01, limit: {groups: 4, keep: 2}, "
-         "balance: {aux_loss: 0.05, seq_loss: 0.05, global_loss: 0.05, global_fractions: " +
-         fractions + ", batched_loss: 0.05, batched_scope: " + scope +
-         ", device_loss: 0.05, communication_loss: 0.05, z_loss: 0.001}}}}\n";
-}
 
 INSTANTIATE_TEST_SUITE_P(
     Context, Layouts,
@@ -224,9 +238,7 @@ INSTANTIATE_TEST_SUITE_P(
                "{context: 2, tensor: 2, context_dealing: documents, context_method: ring, shard: "
                "zero1, expert: 2}",
                4, "model: {window: 3, sinks: true}\n", true},
-        Layout{"latents_cp_2_tp_2", "{context: 2, tensor: 2, shard: zero1, expert: 2}", 4,
-               "model: {kv_heads: 8, qk_norm: none, mla: {kv_rank: 12, q_rank: 8, nope_dim: 8, "
-               "rope_dim: 4, value_dim: 6}}\n",
+        Layout{"latents_cp_2_tp_2", "{context: 2, tensor: 2, shard: zero1, expert: 2}", 4, kLatents,
                true}),
     [](const auto& given) { return given.param.name; });
 

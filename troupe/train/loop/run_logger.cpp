@@ -4,12 +4,12 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <utility>
 
 #include "troupe/core/check.h"
 #include "troupe/core/text/readable.h"
+#include "troupe/core/unix_seconds.h"
 #include "troupe/train/forecast/mfu.h"
 #include "troupe/train/loop/startup_lines.h"
 #include "troupe/train/observe/memory_use.h"
@@ -19,11 +19,6 @@
 
 namespace troupe {
 namespace {
-
-double unix_seconds() {
-  const auto since = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(since).count();
-}
 
 // Seconds of all ranks, by rank. A collective of the tensors' group, as the sum of the experts'
 // loads before it: NCCL sums over trees, where the hosts' group goes round a ring of all ranks.

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <thread>
@@ -16,6 +15,7 @@
 #include "troupe/core/device/cpu.h"
 #include "troupe/core/device/open_files.h"
 #include "troupe/core/file/publish.h"
+#include "troupe/core/unix_seconds.h"
 #include "troupe/distributed/world/start_needs.h"
 #include "troupe/ops/support/build_info.h"
 #include "troupe/ops/support/cuda_plugin.h"
@@ -210,10 +210,10 @@ Finding judge_locked_memory(int64_t limit, bool has_gpu) {
                  "pinned buffers need it; in a container: --ulimit memlock=-1");
 }
 
-Finding judge_clock(int64_t unix_seconds) {
+Finding judge_clock(int64_t now) {
   constexpr int64_t k2024 = 1704067200;
-  return finding(unix_seconds >= k2024 ? Finding::kOk : Finding::kWarn, "clock",
-                 unix_seconds >= k2024 ? "set" : "before 2024",
+  return finding(now >= k2024 ? Finding::kOk : Finding::kWarn, "clock",
+                 now >= k2024 ? "set" : "before 2024",
                  "set it: logs and TensorBoard are ordered by it");
 }
 
@@ -225,7 +225,6 @@ Finding judge_threads(int64_t cores, int64_t threads) {
 }
 
 std::vector<Finding> examine(const std::string& folder) {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
   const int64_t all = int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
   std::vector<Finding> out = {
       finding(Finding::kOk, "troupe", version() + " (" + commit() + "), PyTorch " + TORCH_VERSION),
@@ -237,7 +236,7 @@ std::vector<Finding> examine(const std::string& folder) {
       judge_shared_memory(size_of_disk("/dev/shm")),
       judge_open_files(open_files()),
       judge_locked_memory(limit_of(RLIMIT_MEMLOCK), has_cuda()),
-      judge_clock(std::chrono::duration_cast<std::chrono::seconds>(now).count()),
+      judge_clock(static_cast<int64_t>(unix_seconds())),
       environment(),
   };
   std::vector<Finding> gpus = devices();

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -24,6 +23,7 @@
 #include "troupe/core/text/suggest.h"
 #include "troupe/core/text/text.h"
 #include "troupe/core/text/utf8.h"
+#include "troupe/core/unix_seconds.h"
 #include "troupe/distributed/status/process.h"
 #include "troupe/train/observe/version.h"
 
@@ -173,10 +173,8 @@ void write_exit(Fs& fs, const std::string& run, ExitRecord record, const std::st
       }
     }
     if (error_file.empty() || record.code == 0) return;
-    const auto since = std::chrono::system_clock::now().time_since_epoch();
     const std::string message = to_text(repaired_utf8(record.message));
-    const std::string seconds =
-        std::to_string(std::chrono::duration_cast<std::chrono::seconds>(since).count());
+    const std::string seconds = std::to_string(static_cast<int64_t>(unix_seconds()));
     write_output(fs, error_file,
                  "{\"message\":{\"message\":" + message + ",\"extraInfo\":{\"py_callstack\":" +
                      message + ",\"timestamp\":\"" + seconds + "\"}}}\n");

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <chrono>
 #include <cstring>
 #include <memory>
 
 #include "troupe/core/file/host_name.h"
 #include "troupe/core/file/secrets.h"
+#include "troupe/core/unix_seconds.h"
 
 namespace troupe {
 namespace {
@@ -62,11 +62,6 @@ std::string packed(int field, std::span<const double> values) {
 std::string event(double time, int64_t step, std::string_view rest) {
   return tensorboard::framed(real(1, time) + (step == 0 ? "" : integer(2, step)) +
                              std::string(rest));
-}
-
-double now() {
-  const auto since = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(since).count();
 }
 
 }  // namespace
@@ -138,7 +133,7 @@ TensorBoard::TensorBoard(std::string folder, int64_t resumed_step, Log log)
 }
 
 void TensorBoard::open(int64_t resumed_step) {
-  const double time = now();
+  const double time = unix_seconds();
   const std::string seconds = std::to_string(static_cast<int64_t>(time));
   const std::string stem = folder_ + "/events.out.tfevents." +
                            std::string(10 - std::min<size_t>(10, seconds.size()), '0') + seconds +
@@ -159,15 +154,15 @@ void TensorBoard::write(int64_t step, std::string_view bytes) {
 
 void TensorBoard::scalars(int64_t step,
                           const std::vector<std::pair<std::string, double>>& scalars) {
-  write(step, tensorboard::scalars_event(now(), step, scalars));
+  write(step, tensorboard::scalars_event(unix_seconds(), step, scalars));
 }
 
 void TensorBoard::text(int64_t step, std::string_view tag, std::string_view text) {
-  write(step, tensorboard::text_event(now(), step, tag, without_secrets(text)));
+  write(step, tensorboard::text_event(unix_seconds(), step, tag, without_secrets(text)));
 }
 
 void TensorBoard::counts(int64_t step, std::string_view tag, std::span<const double> counts) {
-  write(step, tensorboard::counts_event(now(), step, tag, counts));
+  write(step, tensorboard::counts_event(unix_seconds(), step, tag, counts));
 }
 
 }  // namespace troupe

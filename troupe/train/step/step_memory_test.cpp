@@ -8,11 +8,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "troupe/distributed/world/world.h"
 #include "troupe/testing/torch/live_bytes.h"
 #include "troupe/train/forecast/layout_forecast.h"
+#include "troupe/train/params/param_store.h"
 #include "troupe/train/recipe/recipe_of_test.h"
 #include "troupe/train/step/learner.h"
 
@@ -117,7 +119,8 @@ class Played {
   // Bytes of tensors that are left by a step of so many microbatches of the recipe's size.
   int64_t step(int64_t microbatches) {
     const int64_t micro = run_.plan.micro_batch;
-    const Feed own = feed(micro * microbatches, micro, row_cut(run_, *setup_));
+    Feed own = feed(micro * microbatches, micro, row_cut(run_, *setup_));
+    own.all_microbatches *= setup_->state.data_ranks();
     const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, bytes_);
     bytes_->peak = bytes_->live;
     learner_->step(own, state_);
@@ -126,6 +129,7 @@ class Played {
   int64_t peak() const { return bytes_->peak; }  // of the last step
   const ParallelSetup& setup() const { return *setup_; }
   const ResolvedRun& run() const { return run_; }
+  const ParamStore& store() { return learner_->store(); }
 
  private:
   const std::shared_ptr<testing::LiveBytes> bytes_ = std::make_shared<testing::LiveBytes>();
@@ -162,6 +166,37 @@ TEST(StepMemory, NothingIsLeftOfAStepOnAnyStage) {
       for (int i = 0; i < 2; ++i) played.step(4);
       const int64_t left = played.step(4);
       EXPECT_EQ(played.step(4), left) << c.parallel << ", rank " << rank;
+    }
+  }
+}
+
+// Bytes of tensors that a rank has between two steps, for each parameter of a bf16 model with AdamW:
+// the value 2, the other half of its master 2, moments 8 and the summed gradient 4. Of d ranks that
+// share a parameter, zero1 has all values and one d-th of the rest, full one d-th of all.
+TEST(StepMemory, N4_WhatARankKeepsOfAParameterByTheWayToShare) {
+  const std::string base =
+      "model: {layers: 6, width: 128, heads: 4, vocab: 1024, max_positions: 64,\n"
+      "        moe: {experts: 8, top_k: 2, hidden: 128}}\n"
+      "data: {sequence: 64}\n"
+      "train: {global_batch: 8, micro_batch: 1, steps: 10, precision: bf16}\n"
+      "checkpoint: {dir: run}\n"
+      "run: {device: cpu}\n";
+  for (const int64_t d : {2, 4}) {
+    const auto ranks = static_cast<double>(d);
+    for (const auto& [shard, part, bytes] :
+         std::vector<std::tuple<std::string, double, double>>{{"none", 1, 16},
+                                                              {"zero1", 1 / ranks, 2 + 14 / ranks},
+                                                              {"full", 1 / ranks, 16 / ranks}}) {
+      Played played(recipe_of("parallel: {expert: 1, shard: " + shard + "}", base), d - 1, d);
+      for (int i = 0; i < 2; ++i) played.step(8 / d);
+      const auto kept = static_cast<double>(played.step(8 / d));
+      int64_t all = 0, own = 0;
+      for (const auto& slot : played.store().slots()) all += slot.named.param->numel();
+      for (const Bucket& bucket : played.store().buckets()) own += bucket.own_size;
+      const auto elements = static_cast<double>(all);
+      EXPECT_GT(elements, 2.5e6);
+      EXPECT_NEAR(static_cast<double>(own), part * elements, 0.01 * part * elements) << shard << d;
+      EXPECT_NEAR(kept, bytes * elements, 0.03 * bytes * elements) << shard << d;
     }
   }
 }
