@@ -2,11 +2,12 @@
 // threads of this process, with the program's own rendezvous, watch, gathers, saves and loads, and a
 // model's own tensors, each of a few bytes (simulated_world.h).
 //
-//   control_plane --model deepseek-v3 --ranks 3072 --save --load --lose 17
+//   control_plane --model deepseek-v3 --ranks 3072 --save --load --hour --lose 17
 //   control_plane --model dbrx --curve 8,64,256,1024,3072 --save --load --hour --lose 5
 //
-// Prints a table, a row a phase; a row that this machine cannot hold is computed from those of fewer
-// ranks, and says so. Ends with 1 where a rank failed, or was not named after it was lost.
+// Prints a table, a row a phase, and one of who asked whom for what, both Markdown; a row that this
+// machine cannot hold is computed from those of fewer ranks, and says so. Ends with 1 where a rank
+// failed, was not named after it was lost, or left something behind.
 #include <malloc.h>
 #include <unistd.h>
 
@@ -25,6 +26,7 @@
 #include <vector>
 
 #include "bench/control_plane/options.h"
+#include "bench/control_plane/purposes.h"
 #include "bench/control_plane/resources.h"
 #include "bench/control_plane/row.h"
 #include "bench/control_plane/simulated_world.h"
@@ -70,6 +72,7 @@ class Table {
     return false;
   }
   std::string text() const { return table_of(rows_); }
+  std::string purposes(int64_t ranks) const { return purpose_table(rows_, ranks); }
 
  private:
   void watch() {
@@ -111,7 +114,8 @@ class Curve {
                 options_.model.c_str(), static_cast<long long>(catalog_.tensors()),
                 readable_bytes(memory_).c_str(), static_cast<long long>(raise_descriptors()));
     for (const int64_t ranks : options_.ranks) run_of(ranks);
-    std::printf("%s%s", table_.text().c_str(), said_.c_str());
+    std::printf("%s%s\n%s", table_.text().c_str(), said_.c_str(),
+                table_.purposes(options_.ranks.back()).c_str());
     return table_.has_fault() || bad_ ? 1 : 0;
   }
 
@@ -126,6 +130,7 @@ class Curve {
     out.folder = folder_ + '/' + std::to_string(ranks);
     out.first_serves = options_.first_serves;
     out.faults = options_.faults;
+    out.beat = options_.beat;
     return out;
   }
 
@@ -155,6 +160,7 @@ class Curve {
     const SimulatedRun run = of(ranks);
     if (options_.connections) connect(run);
     bool saved = !options_.save;
+    const int64_t descriptors = open_descriptors();
     if (fits("start", ranks)) {
       SimulatedWorld world(catalog_, run);
       const Row start = world.start();
@@ -167,6 +173,10 @@ class Curve {
       }
       if (options_.hour && fits("hour", ranks)) add(world.hour(2, kSavesCounted, kWatched), "hour");
       if (options_.loses() && fits("loss", ranks)) lose(world);
+    }
+    if (const std::string left = left_behind(descriptors); !left.empty()) {
+      said_ += std::to_string(ranks) + " ranks left behind: " + left + '\n';
+      bad_ = true;
     }
     if (!options_.load) return;
     load(run, "load", saved);
@@ -190,7 +200,7 @@ class Curve {
     add(ending.row, "loss");
     if (!ending.message.empty()) said_ += "one of them says: " + ending.message + '\n';
     // With the store all that is known is lost, but where it was rank 0's.
-    const bool first = options_.first_serves && !options_.lose.empty() && options_.lose[0] == 0;
+    const bool first = options_.first_serves && options_.loses_first();
     const int64_t right = options_.lose_store && !first ? ending.unknown : ending.named;
     bad_ |= right != ending.survivors;
   }

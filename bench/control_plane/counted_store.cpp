@@ -5,16 +5,21 @@
 #include <algorithm>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "troupe/core/check.h"
 #include "troupe/core/text/first_line.h"
+#include "troupe/distributed/world/tcp_key_value_store.h"
 
 namespace troupe::control_plane {
 namespace {
 
-constexpr std::chrono::milliseconds kTimeout{300'000};
+using Bytes = std::vector<uint8_t>;
+using Milliseconds = std::chrono::milliseconds;
+
+constexpr Milliseconds kTimeout{300'000};
 constexpr std::string_view kBeats = "beat/";  // keys of heartbeats
-constexpr int64_t kRead = 3, kReadList = 3, kWrite = 1, kClaim = 1, kLook = 1, kConnect = 2;
+constexpr int64_t kConnect = 2;
 
 c10::intrusive_ptr<c10d::TCPStore> connected(const StoreAddress& at) {
   c10d::TCPStoreOptions how;
@@ -28,13 +33,81 @@ c10::intrusive_ptr<c10d::TCPStore> connected(const StoreAddress& at) {
   }
 }
 
-std::vector<uint8_t> bytes_of(const std::string& text) {
-  return {text.begin(), text.end()};
+// Passes on what it is asked, under a prefix, and counts the messages that TCPStore's client sends:
+// it waits for the keys that it gets.
+class CountingStore : public c10d::Store {
+ public:
+  explicit CountingStore(c10::intrusive_ptr<c10d::TCPStore> store) : store_(std::move(store)) {}
+  void set_prefix(std::string prefix) { prefix_ = std::move(prefix); }
+  Counts take() { return std::exchange(counts_, {}); }
+
+  using c10d::Store::compareSet;
+  using c10d::Store::set;
+  void set(const std::string& key, const Bytes& value) override {
+    store_->set(sent({key}, 1)[0], value);
+    carried(value);
+  }
+  Bytes compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) override {
+    Bytes out = store_->compareSet(sent({key}, 1)[0], expected, desired);
+    for (const Bytes* const value : {&expected, &desired, &std::as_const(out)}) carried(*value);
+    return out;
+  }
+  Bytes get(const std::string& key) override {
+    Bytes out = store_->get(sent({key}, 2)[0]);
+    carried(out);
+    return out;
+  }
+  std::vector<Bytes> multiGet(const std::vector<std::string>& keys) override {
+    std::vector<Bytes> out = store_->multiGet(sent(keys, 2));
+    for (const Bytes& value : out) carried(value);
+    return out;
+  }
+  bool check(const std::vector<std::string>& keys) override { return store_->check(sent(keys, 1)); }
+  void wait(const std::vector<std::string>& keys) override { store_->wait(sent(keys, 1)); }
+  void wait(const std::vector<std::string>& keys, const Milliseconds& timeout) override {
+    store_->wait(sent(keys, 1), timeout);
+  }
+  int64_t add(const std::string& key, int64_t value) override {
+    return store_->add(sent({key}, 1)[0], value);
+  }
+  bool deleteKey(const std::string& key) override { return store_->deleteKey(sent({key}, 1)[0]); }
+  int64_t getNumKeys() override { return store_->getNumKeys(); }
+  c10::intrusive_ptr<c10d::Store> clone() override { return store_->clone(); }
+
+ private:
+  // The keys as the server has them, each sent so many times.
+  std::vector<std::string> sent(const std::vector<std::string>& keys, int64_t messages) {
+    std::vector<std::string> out;
+    counts_.requests += messages;
+    for (const std::string& key : keys) {
+      const auto size = std::ssize(out.emplace_back(prefix_ + key));
+      counts_.bytes += messages * size;
+      counts_.longest_key = std::max<int64_t>(counts_.longest_key, size);
+    }
+    return out;
+  }
+  void carried(const Bytes& value) {
+    counts_.bytes += std::ssize(value);
+    counts_.largest_value = std::max<int64_t>(counts_.largest_value, std::ssize(value));
+  }
+
+  const c10::intrusive_ptr<c10d::TCPStore> store_;
+  std::string prefix_ = "troupe/0/";
+  Counts counts_;
+};
+
+Use use_of(const std::string& key, Use beat, Use end) {
+  if (key.starts_with(kBeats)) return beat;
+  if (key == kFirstEnd) return end;
+  if (key.starts_with("texts/")) return Use::kTexts;
+  if (key.starts_with("reporter/")) return Use::kFollow;
+  const bool meets =
+      key == "lead" || key.ends_with("/met") || key.find("/here/") != std::string::npos;
+  return meets ? Use::kRendezvous : Use::kOther;
 }
 
-void raise(std::atomic<int64_t>& most, int64_t to) {
-  for (int64_t was = most; was < to && !most.compare_exchange_weak(was, to);) {
-  }
+Use use_of_look(const std::string& key) {
+  return use_of(key, Use::kBeatsLook, Use::kEndLook);
 }
 
 }  // namespace
@@ -45,140 +118,115 @@ Counts& Counts::operator+=(const Counts& other) {
   bytes += other.bytes;
   longest_key = std::max(longest_key, other.longest_key);
   largest_value = std::max(largest_value, other.largest_value);
+  for (size_t u = 0; u < kUses; ++u) {
+    uses[u].requests += other.uses[u].requests;
+    uses[u].bytes += other.uses[u].bytes;
+  }
   return *this;
 }
 
 void Tally::add(const Counts& counts) {
-  requests_ += counts.requests;
-  in_time_ += counts.in_time;
-  bytes_ += counts.bytes;
-  raise(longest_key_, counts.longest_key);
-  raise(largest_value_, counts.largest_value);
+  const std::lock_guard lock(mutex_);
+  counts_ += counts;
 }
 
 Counts Tally::take() {
-  return {.requests = requests_.exchange(0),
-          .in_time = in_time_.exchange(0),
-          .bytes = bytes_.exchange(0),
-          .longest_key = longest_key_.exchange(0),
-          .largest_value = largest_value_.exchange(0)};
+  const std::lock_guard lock(mutex_);
+  return std::exchange(counts_, {});
 }
 
 struct CountedStore::Connection {
-  c10::intrusive_ptr<c10d::TCPStore> store;
+  c10::intrusive_ptr<CountingStore> counting;
+  TcpKeyValueStore keys;
+  std::mutex mutex = {};  // one asks at a time, as TCPStore's client has it
 };
 
-CountedStore::CountedStore(const StoreAddress& at, std::shared_ptr<Tally> tally,
-                           std::chrono::milliseconds delay)
-    : connection_(std::make_unique<Connection>(connected(at))),
-      tally_(std::move(tally)),
-      delay_(delay) {
-  tally_->add({.requests = kConnect});
+CountedStore::CountedStore(const StoreAddress& at, std::shared_ptr<Tally> tally, Asking how)
+    : tally_(std::move(tally)), how_(how) {
+  auto counting = c10::make_intrusive<CountingStore>(connected(at));
+  connection_.reset(new Connection{counting, TcpKeyValueStore(counting)});
+  Counts counts{.requests = kConnect};
+  counts.uses[static_cast<size_t>(Use::kConnect)].requests = kConnect;
+  tally_->add(counts);
 }
 
 CountedStore::~CountedStore() = default;
 
+void CountedStore::set_prefix(std::string prefix) {
+  connection_->counting->set_prefix(std::move(prefix));
+}
+
+// What f() asked; E6001 where it fails. The caller adds it.
 template <class F>
-void CountedStore::ask(const std::string& key, F&& f) {
-  if (delay_.count() > 0) std::this_thread::sleep_for(delay_);
-  try {
-    f();
-  } catch (const std::exception& e) {
-    fail(Code::kRankLost, "the store's \"" + key + '"', first_line(e.what()));
-  }
-}
-
-void CountedStore::count(int64_t requests, const std::string& key, size_t value) {
-  const auto size = static_cast<int64_t>(full(key).size()), of_value = static_cast<int64_t>(value);
-  tally_->add({.requests = requests,
-               .bytes = requests * size + of_value,
-               .longest_key = size,
-               .largest_value = of_value});
-}
-
-void CountedStore::count_look(int64_t requests, size_t bytes) {
-  const auto of_all = requests * static_cast<int64_t>(bytes);
-  tally_->add({.requests = requests, .in_time = requests, .bytes = of_all});
+Counts CountedStore::ask(Use use, F&& f) {
+  if (how_.delay.count() > 0) std::this_thread::sleep_for(how_.delay);
+  const std::lock_guard lock(connection_->mutex);
+  connection_->counting->take();  // what an earlier one asked before it failed
+  f();
+  Counts out = connection_->counting->take();
+  out.uses[static_cast<size_t>(use)] = {.requests = out.requests, .bytes = out.bytes};
+  return out;
 }
 
 bool CountedStore::is_new(const std::string& key, const std::string& found) {
   if (key.starts_with(kBeats)) return false;
   const std::lock_guard lock(mutex_);
-  std::string& seen = seen_[full(key)];
+  std::string& seen = seen_[key];
   if (seen == found) return false;
   seen = found;
   return true;
 }
 
 void CountedStore::post(const std::string& key, const std::string& text) {
-  ask(key, [&] { connection_->store->set(full(key), bytes_of(text)); });
-  count(kWrite, key, text.size());
-  if (key.starts_with(kBeats)) tally_->add({.in_time = kWrite});
+  Counts counts =
+      ask(use_of(key, Use::kBeat, Use::kVerdict), [&] { connection_->keys.post(key, text); });
+  if (key.starts_with(kBeats)) counts.in_time = counts.requests;
+  tally_->add(counts);
+}
+
+std::optional<std::string> CountedStore::look(const std::string& key) {
+  if (!how_.looks_by_three) return connection_->keys.peek(key);
+  try {
+    if (!connection_->counting->check({key})) return {};
+    const Bytes bytes = connection_->counting->get(key);
+    return std::string(bytes.begin(), bytes.end());
+  } catch (const std::exception& e) {
+    fail(Code::kRankLost, "the store's \"" + key + '"', first_line(e.what()));
+  }
 }
 
 std::optional<std::string> CountedStore::peek(const std::string& key) {
   std::optional<std::string> out;
-  ask(key, [&] {
-    if (!connection_->store->check({full(key)})) return;
-    const std::vector<uint8_t> bytes = connection_->store->get(full(key));
-    out.emplace(bytes.begin(), bytes.end());
-  });
-  if (!out) {
-    count_look(kLook, full(key).size());
-  } else if (is_new(key, *out)) {
-    count(kRead, key, out->size());
-  } else {
-    count_look(kRead, full(key).size() + out->size());
-  }
-  return out;
-}
-
-std::optional<std::vector<std::string>> CountedStore::peek_all(
-    const std::vector<std::string>& keys) {
-  std::vector<std::string> all;
-  size_t bytes = 0;
-  for (const std::string& key : keys) bytes += all.emplace_back(full(key)).size();
-  std::optional<std::vector<std::string>> out;
-  ask(keys.front(), [&] {
-    if (!connection_->store->check(all)) return;
-    out.emplace();
-    for (const std::vector<uint8_t>& value : connection_->store->multiGet(all)) {
-      out->emplace_back(value.begin(), value.end());
-    }
-  });
-  if (!out) {
-    count_look(kLook, bytes);
-    return out;
-  }
-  Counts counts{.requests = kReadList, .bytes = kReadList * static_cast<int64_t>(bytes)};
-  for (size_t i = 0; i < all.size(); ++i) {
-    const auto size = static_cast<int64_t>(out->at(i).size());
-    counts +=
-        {.bytes = size, .longest_key = static_cast<int64_t>(all[i].size()), .largest_value = size};
+  Counts counts = ask(use_of_look(key), [&] { out = look(key); });
+  const bool finds = out && is_new(key, *out);
+  if (!finds) {
+    counts.in_time = counts.requests;
+  } else if (key == kFirstEnd) {
+    counts.in_time = 1;
   }
   tally_->add(counts);
   return out;
 }
 
-std::string CountedStore::read(const std::string& key, std::chrono::milliseconds timeout) {
+std::optional<std::vector<std::string>> CountedStore::peek_all(
+    const std::vector<std::string>& keys) {
+  std::optional<std::vector<std::string>> out;
+  Counts counts = ask(use_of_look(keys.front()), [&] { out = connection_->keys.peek_all(keys); });
+  if (!out) counts.in_time = counts.requests;
+  tally_->add(counts);
+  return out;
+}
+
+std::string CountedStore::read(const std::string& key, Milliseconds timeout) {
   std::string out;
-  ask(key, [&] {
-    connection_->store->wait({full(key)}, timeout);
-    const std::vector<uint8_t> bytes = connection_->store->get(full(key));
-    out.assign(bytes.begin(), bytes.end());
-  });
-  count(kRead, key, out.size());
+  tally_->add(ask(use_of_look(key), [&] { out = connection_->keys.read(key, timeout); }));
   return out;
 }
 
 std::string CountedStore::claim(const std::string& key, const std::string& text) {
   std::string out;
-  ask(key, [&] {
-    const std::vector<uint8_t> bytes =
-        connection_->store->compareSet(full(key), {}, bytes_of(text));
-    out.assign(bytes.begin(), bytes.end());
-  });
-  count(kClaim, key, text.size() + out.size());
+  tally_->add(ask(use_of(key, Use::kOther, Use::kEndClaim),
+                  [&] { out = connection_->keys.claim(key, text); }));
   return out;
 }
 

@@ -1,14 +1,15 @@
-// A rank's connection to a store's server (TCPStore) that counts what it asks.
+// A rank's connection to a store's server (TCPStore) that counts what it asks: the messages of the
+// client that the program itself has (distributed/world/tcp_key_value_store.h), one at a time.
 //
-// A request is a message that the server answers or takes: a key that is there is read by three
-// (check, wait, get), a list of keys by as many, a key that is not there is looked for by one, a
-// value is written by one. So distributed/world/world.cpp asks. A new connection costs two. How many
-// heartbeats there are, looks at them, and looks that find nothing or what the look before found, is
-// a matter of time: they are counted apart.
+// A request is a message that the server answers or takes; a new connection costs two. How many
+// heartbeats there are, looks at them and at `first end`, which come with heartbeats and polls, and
+// looks that find nothing or what the look before found, is a matter of time: they are counted apart.
+// Of a look at `first end` that is its first message, whatever it finds.
 #pragma once
 
-#include <atomic>
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -21,12 +22,33 @@
 
 namespace troupe::control_plane {
 
+// What a request is for: a row of purposes.h each, or several in different phases.
+enum class Use : uint8_t {
+  kConnect,     // the connection itself
+  kRendezvous,  // lead, LEAD/here/r, LEAD/met
+  kTexts,       // texts/TOPIC/r: distributed/world/all_gather_texts.h
+  kBeat,        // beat/r, written
+  kEndLook,     // `first end`, looked at
+  kEndClaim,    // likewise, claimed
+  kBeatsLook,   // beat/r, read
+  kVerdict,     // `first end`, written
+  kFollow,      // reporter/n, claimed
+  kOther
+};
+inline constexpr size_t kUses = static_cast<size_t>(Use::kOther) + 1;
+
+struct Asked {
+  int64_t requests = 0, bytes = 0;
+};
+
 struct Counts {
   int64_t requests = 0;  // with those in time
   int64_t in_time = 0;   // heartbeats, looks at them, looks that found nothing new
   int64_t bytes = 0;     // of keys and values, both ways
   int64_t longest_key = 0, largest_value = 0;
+  std::array<Asked, kUses> uses = {};  // of requests and bytes
 
+  const Asked& of(Use use) const { return uses[static_cast<size_t>(use)]; }
   int64_t found() const { return requests - in_time; }
   Counts& operator+=(const Counts& other);  // the longest and the largest of both
 };
@@ -38,8 +60,8 @@ class Tally {
   Counts take();  // since the last call
 
  private:
-  std::atomic<int64_t> requests_ = 0, in_time_ = 0, bytes_ = 0, longest_key_ = 0,
-                       largest_value_ = 0;
+  std::mutex mutex_;
+  Counts counts_;
 };
 
 struct StoreAddress {
@@ -47,15 +69,20 @@ struct StoreAddress {
   int port = 0;
 };
 
+struct Asking {
+  std::chrono::milliseconds delay{0};  // before each request, as of a host that answers slowly
+  // A key that is there takes three messages (check, wait, get), as before TcpKeyValueStore: what a
+  // bar on requests must not allow.
+  bool looks_by_three = false;
+};
+
 // E6002 where nobody answers. A MemoryStore, since a World whose ranks are threads takes one.
 class CountedStore : public MemoryStore {
  public:
-  // `delay`: before each request, as of a host that answers slowly.
-  CountedStore(const StoreAddress& at, std::shared_ptr<Tally> tally,
-               std::chrono::milliseconds delay = {});
+  CountedStore(const StoreAddress& at, std::shared_ptr<Tally> tally, Asking how = {});
   ~CountedStore() override;
   // What all keys begin with from now on: not while another thread asks.
-  void set_prefix(std::string prefix) { prefix_ = std::move(prefix); }
+  void set_prefix(std::string prefix);
 
   void post(const std::string& key, const std::string& text) override;
   std::optional<std::string> peek(const std::string& key) override;
@@ -65,17 +92,14 @@ class CountedStore : public MemoryStore {
 
  private:
   struct Connection;
-  std::string full(const std::string& key) const { return prefix_ + key; }
   template <class F>
-  void ask(const std::string& key, F&& f);
-  void count(int64_t requests, const std::string& key, size_t value);
-  void count_look(int64_t requests, size_t bytes);
+  Counts ask(Use use, F&& f);
+  std::optional<std::string> look(const std::string& key);
   bool is_new(const std::string& key, const std::string& found);
 
   std::unique_ptr<Connection> connection_;
   std::shared_ptr<Tally> tally_;
-  std::chrono::milliseconds delay_;
-  std::string prefix_ = "troupe/0/";
+  Asking how_;
   std::mutex mutex_;
   std::map<std::string, std::string> seen_;  // what looks found last, by key
 };

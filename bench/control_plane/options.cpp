@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <functional>
 #include <map>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -23,13 +25,17 @@ const char* const kUsage =
     "phases, after the start:\n"
     "  --save --load       one save; loads by a run of the same layout, and of --load-ranks M\n"
     "  --hour              an hour of heartbeats and four saves\n"
-    "  --lose R,R,..       these ranks (0-7: a host) end without a word, and a collective fails\n"
+    "  --lose R,R,..       these ranks (3,8-15; host: the eight of the second host, host:H: of "
+    "host "
+    "H)\n"
+    "                      end without a word, and a collective fails\n"
     "  --connections       descriptors and keys of whole Worlds (96 at most), a group's key at N\n"
     "faults:\n"
     "  --lose-store        the process that serves the store is killed: the launcher's\n"
-    "  --first-serves      the store is rank 0's and ends with it\n"
-    "  --late EACH:MS      each so many-th rank begins so much later (20:3000: 5 % by 3 s)\n"
+    "  --first-serves      the store is rank 0's and ends with it, so with --lose 0\n"
+    "  --late EACH:MS      each so many-th rank begins so much later (20:60000: 5 % by a minute)\n"
     "  --slow HOST:MS      the eight ranks of a host wait so long before each request\n"
+    "  --beat SECONDS      from one heartbeat to the next (1): shorter ones end a loss sooner\n"
     "limits:\n"
     "  --memory GIB, --seconds S    of a phase; what exceeds them is computed, and marked so\n"
     "  --dir FOLDER        for the checkpoints\n";
@@ -59,6 +65,42 @@ std::vector<int64_t> numbers_from(const std::string& text, const std::string& wo
   std::ranges::sort(out);
   out.erase(std::ranges::unique(out).begin(), out.end());
   return out;
+}
+
+// "3,host:2": host 2 is ranks 16 to 23.
+std::vector<int64_t> lost_from(const std::string& text, const std::string& word) {
+  constexpr std::string_view kHost = "host";
+  std::vector<int64_t> out;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    const std::string part = text.substr(at, end - at);
+    const bool is_host = part.starts_with(kHost);
+    std::vector<int64_t> some;
+    if (part == kHost) {
+      some = ranks_of_host(1);
+    } else if (is_host && part[kHost.size()] == ':') {
+      some = ranks_of_host(number_from(part.substr(kHost.size() + 1), word));
+    } else {
+      some = numbers_from(part, word);
+    }
+    out.insert(out.end(), some.begin(), some.end());
+    at = end + 1;
+  }
+  std::ranges::sort(out);
+  out.erase(std::ranges::unique(out).begin(), out.end());
+  return out;
+}
+
+// "0.3"
+std::chrono::milliseconds seconds_from(const std::string& text, const std::string& word) {
+  double seconds = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  constexpr double kLeast = 0.01, kMost = 3600;
+  const bool is_number = error == std::errc() && end == text.data() + text.size();
+  if (!is_number || !(seconds >= kLeast && seconds <= kMost)) {
+    fail(Code::kBadValue, word, "needs 0.01 to 3600 seconds, not '" + text + "'");
+  }
+  return std::chrono::milliseconds(std::llround(1000 * seconds));
 }
 
 // "20:3000"
@@ -112,7 +154,8 @@ Options options_from(const std::vector<std::string>& words) {
       {"--ranks",
        [&](auto& word, auto& text) { out.ranks = with_small_ones(number_from(text, word)); }},
       {"--curve", [&](auto& word, auto& text) { out.ranks = numbers_from(text, word); }},
-      {"--lose", [&](auto& word, auto& text) { out.lose = numbers_from(text, word); }},
+      {"--lose", [&](auto& word, auto& text) { out.lose = lost_from(text, word); }},
+      {"--beat", [&](auto& word, auto& text) { out.beat = seconds_from(text, word); }},
       {"--load-ranks", number(out.load_ranks)},
       {"--expert", number(out.mesh.expert)},
       {"--pipeline", number(out.mesh.pipeline)},
@@ -142,6 +185,7 @@ Options options_from(const std::vector<std::string>& words) {
     found->second(words[i - 1], words[i]);
   }
   check(out);
+  out.lose_store |= out.first_serves && out.loses_first();
   return out;
 }
 

@@ -3,16 +3,20 @@
 #include <dirent.h>
 #include <pthread.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 
+#include <chrono>
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 
 namespace troupe::control_plane {
 namespace {
 
 constexpr size_t kStack = size_t{512} << 10;
 constexpr int64_t kKibi = 1024;
+constexpr std::chrono::milliseconds kToEnd{5'000}, kPause{20};
 
 // The number behind a word of a file of /proc; 0: there is none.
 int64_t number_behind(const std::string& file, const std::string& word) {
@@ -26,6 +30,11 @@ int64_t number_behind(const std::string& file, const std::string& word) {
 
 std::string status_of(pid_t process) {
   return "/proc/" + std::to_string(process) + "/status";
+}
+
+bool has_child() {
+  siginfo_t info = {};
+  return ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
 }
 
 }  // namespace
@@ -44,6 +53,23 @@ int64_t open_descriptors() {
   if (!folder) return 0;
   int64_t out = -3;  // ".", ".." and the folder's own
   while (::readdir(folder.get()) != nullptr) ++out;
+  return out;
+}
+
+std::string left_behind(int64_t before) {
+  using std::chrono::steady_clock;
+  const auto end = steady_clock::now() + kToEnd;
+  int64_t more = 0;
+  bool child = false;
+  const auto is_left = [&] {
+    more = open_descriptors() - before;
+    child = has_child();
+    return more > 0 || child;
+  };
+  while (is_left() && steady_clock::now() < end) std::this_thread::sleep_for(kPause);
+  std::string out;
+  if (more > 0) out = std::to_string(more) + " open descriptors";
+  if (child) out += (out.empty() ? "" : " and ") + std::string("a process");
   return out;
 }
 

@@ -4,12 +4,17 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <string>
 
 namespace troupe::control_plane {
 
 // Makes the soft limit of open descriptors the hard one; returns it.
 int64_t raise_descriptors();
 int64_t open_descriptors();
+// What this process has more than before a world that is gone by now: a process that it began, or
+// more open descriptors than `before`, of which each watch that has not ended holds one. Waits for
+// what is about to end, for seconds; empty: nothing.
+std::string left_behind(int64_t before);
 // Stacks of the threads that begin from now on: a rank is a thread, and there are thousands.
 void set_small_stacks();
 

@@ -12,13 +12,6 @@ namespace {
 
 constexpr double kOfOneRow = 2;
 
-// "1,234"
-std::string grouped(int64_t number) {
-  std::string out = std::to_string(number);
-  for (auto at = std::ssize(out) - 3; at > 0; at -= 3) out.insert(static_cast<size_t>(at), 1, ',');
-  return out;
-}
-
 std::string seconds_text(double seconds) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.1f", seconds);
@@ -48,6 +41,12 @@ std::vector<std::string> cells_of(const Row& row) {
 
 }  // namespace
 
+std::string grouped(int64_t number) {
+  std::string out = std::to_string(number);
+  for (auto at = std::ssize(out) - 3; at > 0; at -= 3) out.insert(static_cast<size_t>(at), 1, ',');
+  return out;
+}
+
 Row computed_row(const std::vector<Row>& before, int64_t ranks) {
   TROUPE_CHECK(!before.empty() && before.back().ranks < ranks, "rows of fewer ranks than", ranks);
   const Row& last = before.back();
@@ -69,6 +68,10 @@ Row computed_row(const std::vector<Row>& before, int64_t ranks) {
   out.all.bytes = count([](const Row& r) { return r.all.bytes; });
   out.all.longest_key = count([](const Row& r) { return r.all.longest_key; });
   out.all.largest_value = count([](const Row& r) { return r.all.largest_value; });
+  for (size_t u = 0; u < kUses; ++u) {
+    out.all.uses[u] = {.requests = count([u](const Row& r) { return r.all.uses[u].requests; }),
+                       .bytes = count([u](const Row& r) { return r.all.uses[u].bytes; })};
+  }
   out.most_requests = count([](const Row& r) { return r.most_requests; });
   out.most_found = count([](const Row& r) { return r.most_found; });
   out.keys = count([](const Row& r) { return r.keys; });

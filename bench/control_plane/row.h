@@ -30,7 +30,9 @@ struct Row {
 // count by the power of the number of ranks that joins the last two, of one row by the square.
 Row computed_row(const std::vector<Row>& before, int64_t ranks);
 
-// Lines for a terminal, the head first.
+std::string grouped(int64_t number);  // "1,234"
+
+// Lines for a terminal, the head first; Markdown as well.
 std::string table_of(const std::vector<Row>& rows);
 
 }  // namespace troupe::control_plane

@@ -42,6 +42,12 @@ void require_none(const std::vector<std::string>& errors) {
 
 }  // namespace
 
+std::vector<int64_t> ranks_of_host(int64_t host) {
+  std::vector<int64_t> out;
+  for (int64_t r = 0; r < kRanksOfHost; ++r) out.push_back(host * kRanksOfHost + r);
+  return out;
+}
+
 struct SimulatedWorld::Rank {
   int64_t number = 0;
   std::shared_ptr<Tally> asked = std::make_shared<Tally>(), beats = std::make_shared<Tally>();
@@ -163,10 +169,11 @@ void SimulatedWorld::begin(Rank& rank) {
   const bool late = faults.late_each > 0 && rank.number % faults.late_each == 1;
   if (late) std::this_thread::sleep_for(faults.late);
   const bool slow = rank.number / kRanksOfHost == faults.slow_host;
-  const milliseconds delay = slow ? faults.slow : milliseconds(0);
+  const Asking how{.delay = slow ? faults.slow : milliseconds(0),
+                   .looks_by_three = run_.looks_by_three};
   const StoreAddress& at = server_.address();
   wait_for_server(at.host, at.port, kStart, {});
-  rank.store = std::make_shared<CountedStore>(at, rank.asked, delay);
+  rank.store = std::make_shared<CountedStore>(at, rank.asked, how);
   const Rendezvous met =
       rendezvous(*rank.store, {.rank = rank.number,
                                .size = run_.ranks,
@@ -187,8 +194,9 @@ void SimulatedWorld::begin(Rank& rank) {
   rank.world = std::make_shared<World>(place, c10::Device(c10::kCPU), options);
   std::vector<Process> processes;
   for (const std::string& text : met.processes) processes.push_back(process_of(text));
-  auto beats = std::make_unique<CountedStore>(at, rank.beats, delay);
+  auto beats = std::make_unique<CountedStore>(at, rank.beats, how);
   beats->set_prefix(prefix);
+  rank.asked->add(rank.beats->take());  // the connection: of the start
   rank.watch = std::make_unique<Watch>(
       Watch::Self{.rank = rank.number,
                   .size = run_.ranks,
@@ -266,12 +274,14 @@ Row SimulatedWorld::hour(int64_t first_step, int64_t saves, milliseconds watched
   const auto scaled = [](int64_t count, double by) -> int64_t {
     return std::llround(static_cast<double>(count) * by);
   };
-  const auto add = [&](const Counts& counts, double by) {
-    out.all += {.requests = scaled(counts.requests, by),
-                .in_time = scaled(counts.in_time, by),
-                .bytes = scaled(counts.bytes, by),
-                .longest_key = counts.longest_key,
-                .largest_value = counts.largest_value};
+  const auto add = [&](Counts counts, double by) {
+    for (int64_t* const count : {&counts.requests, &counts.in_time, &counts.bytes}) {
+      *count = scaled(*count, by);
+    }
+    for (Asked& asked : counts.uses) {
+      asked = {.requests = scaled(asked.requests, by), .bytes = scaled(asked.bytes, by)};
+    }
+    out.all += counts;
   };
   for (int64_t i = 0; i < saves && out.fault.empty(); ++i) {
     const Row row = save(first_step + i);

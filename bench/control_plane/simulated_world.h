@@ -33,6 +33,8 @@ namespace troupe::control_plane {
 
 inline constexpr int64_t kRanksOfHost = 8;
 
+std::vector<int64_t> ranks_of_host(int64_t host);
+
 struct SimulatedFaults {
   int64_t late_each = 0;  // each so many-th rank comes late; 0: none
   std::chrono::milliseconds late{0};
@@ -47,6 +49,7 @@ struct SimulatedRun {
   bool first_serves = false;  // the store ends with rank 0, else with the launcher
   SimulatedFaults faults = {};
   std::chrono::milliseconds beat{1000};
+  bool looks_by_three = false;  // Asking::looks_by_three
 };
 
 class SimulatedWorld {

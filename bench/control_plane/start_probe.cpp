@@ -46,9 +46,10 @@ void play_others(const StoreAddress& at, int64_t ranks) {
 
 }  // namespace
 
-Connections connections_of(int64_t ranks, const MeshShape& shape) {
+Connections connections_of(int64_t ranks, const MeshShape& shape, int64_t most_in_mesh) {
   StoreProcess server;
   WorldOptions options;
+  options.most_in_mesh = most_in_mesh;
   options.hang_timeout = kStart;  // of those whose peer failed to begin
   const int64_t before = open_descriptors();
   Connections out{.ranks = ranks};

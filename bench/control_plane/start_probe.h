@@ -15,7 +15,8 @@ struct Connections {
   int64_t longest_key = 0, keys = 0;
 };
 // So many Worlds with their ParallelStates, threads of this process that meet over TCP, on the CPU.
-Connections connections_of(int64_t ranks, const MeshShape& shape);
+// `most_in_mesh`: as in WorldOptions.
+Connections connections_of(int64_t ranks, const MeshShape& shape, int64_t most_in_mesh = 64);
 
 struct GroupKey {
   std::string kind;         // the group of rank 0 whose list of ranks is the longest text

@@ -28,6 +28,7 @@
 #include "troupe/distributed/world/rendezvous.h"
 #include "troupe/distributed/world/store_key.h"
 #include "troupe/distributed/world/store_server.h"
+#include "troupe/distributed/world/tcp_key_value_store.h"
 #include "troupe/distributed/world/threads.h"
 #include "troupe/ops/support/cuda_plugin.h"
 
@@ -38,66 +39,6 @@ using Milliseconds = std::chrono::milliseconds;
 
 constexpr Milliseconds kLeaveTime{2000}, kLeavePause{10}, kEndTime{1000};
 constexpr Milliseconds kLeastSilence{10'000};  // ten beats: a busy machine may lose some
-
-class TcpKeyValueStore : public KeyValueStore {
- public:
-  explicit TcpKeyValueStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
-
-  void post(const std::string& key, const std::string& text) override {
-    guarded(key, [&] { store_->set(key, std::vector<uint8_t>(text.begin(), text.end())); });
-  }
-  std::optional<std::string> peek(const std::string& key) override {
-    std::optional<std::string> out;
-    guarded(key, [&] {
-      if (store_->check({key})) out = got(key);
-    });
-    return out;
-  }
-  std::optional<std::vector<std::string>> peek_all(const std::vector<std::string>& keys) override {
-    std::optional<std::vector<std::string>> out;
-    guarded(keys.front() + "\" and so on, \"" + keys.back(), [&] {
-      if (!store_->check(keys)) return;
-      out.emplace();
-      for (const std::vector<uint8_t>& bytes : store_->multiGet(keys)) {
-        out->emplace_back(bytes.begin(), bytes.end());
-      }
-    });
-    return out;
-  }
-  std::string read(const std::string& key, Milliseconds timeout) override {
-    std::string out;
-    guarded(key, [&] {
-      store_->wait({key}, timeout);
-      out = got(key);
-    });
-    return out;
-  }
-  std::string claim(const std::string& key, const std::string& text) override {
-    std::string out;
-    guarded(key, [&] {
-      const std::vector<uint8_t> bytes =
-          store_->compareSet(key, {}, std::vector<uint8_t>(text.begin(), text.end()));
-      out.assign(bytes.begin(), bytes.end());
-    });
-    return out;
-  }
-
- private:
-  std::string got(const std::string& key) {
-    const std::vector<uint8_t> bytes = store_->get(key);
-    return {bytes.begin(), bytes.end()};
-  }
-  template <class F>
-  static void guarded(const std::string& key, F&& f) {
-    try {
-      f();
-    } catch (const std::exception& e) {
-      fail(Code::kRankLost, "the store's \"" + key + '"', first_line(e.what()));
-    }
-  }
-
-  c10::intrusive_ptr<c10d::Store> store_;
-};
 
 // A connection of its own: what waits over one lets nobody else ask over it.
 c10::intrusive_ptr<c10d::Store> open_store(const LauncherEnvironment& place,
