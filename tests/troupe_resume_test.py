@@ -221,7 +221,11 @@ class TroupeResume(NanoRun):
         self.train("train.steps=10")
         said = self.train("train.global_batch=16", code=4)
         self.assertRegex(said, r"train.batch.*8.*16")
-        self.train("train.global_batch=16", "checkpoint.waive_changed=[train.batch, train.length]")
+        # What is printed is pasted, until nothing is left to waive.
+        paste = re.search(r"add: --set '(checkpoint\.waive_changed=\[train\.batch\])'", said)[1]
+        said = self.train("train.global_batch=16", paste, code=4)
+        paste = re.search(r"add: --set '(checkpoint\.waive_changed=\[train\.batch,train\.length\])'", said)[1]
+        self.train("train.global_batch=16", paste)
         rows = {r["step"]: r["samples"] for r in self.records() if "event" not in r}
         self.assertEqual((rows[10], rows[11], rows[20]), (80, 96, 240))
 
