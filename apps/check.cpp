@@ -16,6 +16,8 @@
 #include "troupe/train/layout/resolved_run.h"
 #include "troupe/train/machine/doctor.h"
 #include "troupe/train/observe/step_line.h"
+#include "troupe/train/optim/optimizer.h"
+#include "troupe/train/recipe/load_recipe.h"
 #include "troupe/train/recipe/problems.h"
 #include "troupe/train/run/open_data.h"
 #include "troupe/train/run/trained_model.h"
@@ -86,12 +88,35 @@ void check_init(const CheckpointConfig& config) {
   if (begins) init_point(config.init_from);
 }
 
+// What is allowed, and is hardly meant.
+void warn_of_oddities(const std::string& path, const Recipe& recipe, const Data& data) {
+  const auto warn = [&](Code code, const std::string& what) {
+    std::cerr << path << ": " << warning_text(code) << ' ' << what << '\n';
+  };
+  const std::string device = no_code_line(recipe.run.device);
+  if (!device.empty()) warn(Code::kNoDevice, device);
+  const double lr = base_of(recipe.train.optimizer).lr;
+  const std::string kind(recipe.train.optimizer.kind());
+  const double most = kind == "sgd" ? 100 : 1;  // the others move a weight by about lr a step
+  if (lr > most) {
+    warn(Code::kBadValue, "train.optimizer.lr " + to_text(lr) + " is far above what " + kind +
+                              " trains with: weights are replaced, not adjusted");
+  }
+  constexpr int64_t kFewTargets = 4096;
+  for (const auto& [name, set] : data.valid) {
+    const int64_t targets = set->samples_per_epoch() * recipe.data.sequence;
+    if (targets >= kFewTargets) continue;
+    warn(Code::kTooFewTokens, "data.valid " + name + " has about " + std::to_string(targets) +
+                                  " tokens: losses of so few say little; " +
+                                  std::to_string(kFewTargets) + " are the least to compare by");
+  }
+}
+
 void check(const CheckOptions& given, Call& call) {
   const RecipeOptions& options = given.recipe;
   const MemoryOption& memory = given.memory;
   Sources sources;
-  Recipe recipe = load_recipe(options.path, options.sets, sources);
-  validate(recipe, sources);
+  Recipe recipe = load_valid_recipe(options.path, options.sets, sources);
   Problems faults(sources);
   faults.gather("", [&] { check_layout(recipe, given.ranks); });
   faults.gather("", [&] {
@@ -103,10 +128,7 @@ void check(const CheckOptions& given, Call& call) {
   const Log log({stderr_sink()}, Level::kWarning);
   faults.gather("", [&] { opened = open_data(resolve_alone(recipe), {log, log}); });
   faults.throw_if_any();
-  const std::string no_code = no_code_line(recipe.run.device);
-  if (!no_code.empty()) {
-    std::cerr << options.path << ": " << warning_text(Code::kNoDevice) << ' ' << no_code << '\n';
-  }
+  warn_of_oddities(options.path, recipe, opened.data);
   const double available = memory.bytes(recipe);
   const ResolvedRun run = resolve_alone(recipe, available);
   const RunPlan& plan = run.plan;

@@ -55,7 +55,8 @@ struct CorpusOptions {
     verb.add_option("--key", build.key,
                     "JSON key, or column of a table, with the content; default: text; for chats, "
                     "by the layout");
-    verb.add_option("--eod", eod, "end-of-document id; default: the tokenizer's end of text");
+    verb.add_option("--eod", eod,
+                    "end-of-document id; default: the tokenizer's end of text; bytes: none");
     verb.add_flag("--no-eod", no_eod, "no end-of-document id");
     verb.add_flag("--special-as-text", special_as_text,
                   "encode special tokens in the text as plain text");
@@ -83,6 +84,8 @@ struct CorpusOptions {
     }
     require_id("--eod", eod);
     const std::shared_ptr<const Tokenizer> opened = open_tokenizer(tokenizer);
+    // All ids of bytes are text: where a document ends, the index alone says.
+    if (tokenizer == "bytes" && !eod) no_eod = true;
     if (!eod && !no_eod && opened->special().eos < 0) {
       fail(Code::kBadValue, "--tokenizer", tokenizer,
            "has no end-of-text token: set --eod or --no-eod");

@@ -1,7 +1,9 @@
 // troupe inspect: what a file or folder is, what it holds, and whether it is sound.
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -11,14 +13,16 @@
 #include "apps/verbs.h"
 #include "troupe/checkpoint/hf/hf_weights.h"
 #include "troupe/checkpoint/tensors/describe_tensors.h"
+#include "troupe/core/config/config.h"
 #include "troupe/core/file/file.h"
 #include "troupe/core/text/suggest.h"
 #include "troupe/data/tokenizer/tokenizers.h"
 #include "troupe/data/tokens/token_file.h"
+#include "troupe/distributed/status/flight_table.h"
 #include "troupe/nn/config/costs.h"
 #include "troupe/nn/config/presets.h"
 #include "troupe/nn/moe/routing_trace.h"
-#include "troupe/train/observe/run_files.h"
+#include "troupe/train/observe/run_status.h"
 #include "troupe/train/report/read_events.h"
 
 namespace troupe {
@@ -373,14 +377,33 @@ void inspect_trace(const InspectVerb& verb) {
 
 // --- a run ---
 
-// How it stands, before what its newest step holds.
-void print_standing(const std::string& run) {
-  try {
-    const auto record = read_exit(run);
-    if (record) std::cout << run << "  " << standing(*record) << '\n';
-  } catch (const Error& error) {
-    std::cout << "  warning: " << error.what() << '\n';
-  }
+bool has_records(const std::string& folder) {
+  return is_there(folder + "/exit.json") || is_there(folder + "/log.jsonl");
+}
+
+// How it ended, before what its newest step holds.
+void print_end(const std::string& run) {
+  const auto since = std::chrono::system_clock::now().time_since_epoch();
+  std::cout << end_text(run, std::chrono::duration<double>(since).count());
+}
+
+// --- what ranks did last: RUN/flight.json, RUN/flight-rank-3.json ---
+
+bool is_flight(const std::string& path) {
+  const std::string name = stdfs::path(path).filename().string();
+  return name.starts_with("flight") && name.ends_with(".json");
+}
+
+void inspect_flight(const InspectVerb& verb) {
+  const std::string& path = verb.what[0];
+  FlightRecord record;
+  constexpr int64_t kMost = int64_t{1} << 30;
+  read_config(parse_json(read_file(path, Code::kUnreadableData, kMost), path), record);
+  if (verb.json) return print_json(record);
+  constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+  std::cout << path << "  " << record.ranks.size() << " ranks\n"
+            << flight_table(record,
+                            verb.all ? FlightTableOptions{kAll, kAll} : FlightTableOptions{});
 }
 
 // --- which of them ---
@@ -404,7 +427,8 @@ void inspect(const InspectVerb& verb, Call& call) {
          "is one argument too many: give a file or folder, or model NAME, or experts RUN");
   }
   const std::string& path = verb.what[0];
-  if (!verb.json) print_standing(path);
+  const bool tells_end = !verb.json && has_records(path);
+  if (tells_end) print_end(path);
   if (holds_tensors(path)) return inspect_tensors(verb, call);
   if (is_token_data(path)) {
     const TokenSummary out =
@@ -416,14 +440,16 @@ void inspect(const InspectVerb& verb, Call& call) {
   if (!is_there(path) && path != "bytes") {
     fail(Code::kBadValue, path, "does not exist");
   }
+  if (is_flight(path)) return inspect_flight(verb);
   if (path.ends_with(".trace")) return inspect_trace(verb);
   if (is_tokenizer(path)) return inspect_tokenizer(verb);
+  if (tells_end) return;  // a run without a checkpoint
   std::error_code error;
   // Names what it is, where that is known: another program's checkpoint, pickles.
   if (stdfs::is_directory(path, error)) open_tensors(path);
   fail(Code::kBadValue, path,
-       "is not a checkpoint, model folder, safetensors, tokens, tokenizer, event file or routing "
-       "trace");
+       "is not a checkpoint, model folder, safetensors, tokens, tokenizer, event file, flight "
+       "record or routing trace");
 }
 
 }  // namespace
@@ -433,9 +459,10 @@ void add_inspect(CLI::App& app, Call& call) {
   const auto options = std::make_shared<InspectVerb>();
   verb->add_option(
           "what", options->what,
-          "a checkpoint, run or model folder; .safetensors, .idx or .bin, a tokenizer, an\n"
-          "event file, a .trace; or: model NAME (a preset, or a folder with config.json); or:\n"
-          "experts RUN, which tokens and sources of data.train go to which expert")
+          "a checkpoint, run (how it ended, too) or model folder; .safetensors, .idx or .bin, a\n"
+          "tokenizer, an event file, a .trace, RUN/flight.json (which rank waited for which);\n"
+          "or: model NAME (a preset, or a folder with config.json); or: experts RUN, which\n"
+          "tokens and sources of data.train go to which expert")
       ->required()
       ->expected(1, 2);
   verb->add_flag("--fast", options->fast, "check headers only, not every byte");
@@ -450,6 +477,7 @@ void add_inspect(CLI::App& app, Call& call) {
   verb->add_flag("--json", options->json, "print JSON");
   verb->footer(
       "Example: troupe inspect runs/small/step-000200\n"
+      "         troupe inspect runs/small/flight.json\n"
       "         troupe inspect model olmoe-1b-7b --sequence 4096\n"
       "         troupe inspect experts runs/small --samples 256\n"
       "Exit class 0: sound; 3 or 4: not.");

@@ -388,7 +388,11 @@ class Launcher {
                                  : end.obeyed() ? kStopped
                                                 : "done",
                       .resumable = newest > 0};
-    if (const std::optional<ExitRecord> last = last_record()) record.start = last->start;
+    if (const std::optional<ExitRecord> last = last_record()) {
+      record.start = last->start;
+      record.checkpoint = last->checkpoint;
+      if (cause.status.done == 0) record.step = last->step;  // it had loaded nothing yet
+    }
     record.start.attempt = attempt + 1;
     if (newest > 0) record.checkpoint = run_ + '/' + step_name(newest);
     Fs disk;

@@ -351,15 +351,26 @@ class Run {
     if (trainer_ != nullptr) {
       record.step = record.rank == place_.rank ? trainer_->state().done.steps : at.done;
       record.checkpoint = trainer_->newest_checkpoint();
-    } else if (lock != nullptr && record.code != static_cast<int>(ExitClass::kCheckpoint)) {
-      const std::vector<int64_t> steps = steps_in(dir_);
-      if (!steps.empty()) record.checkpoint = dir_ + '/' + step_name(steps.back());
+      record.resumable = !record.checkpoint.empty();
+    } else if (lock != nullptr) {
+      keep_earlier(record);
     }
-    record.resumable = !record.checkpoint.empty();
     if (record.code != 0 && !lost) keep_flight();
     const char* const torchrun = std::getenv("TORCHELASTIC_ERROR_FILE");
     write_exit(fs_, ours_ || lock != nullptr ? dir_ : "", record,
                torchrun == nullptr ? "" : torchrun, log_, exit_room_ ? &*exit_room_ : nullptr);
+  }
+
+  // Of a start that failed before it had the run: what the run had before is still true, and steps
+  // that are gone are missed by the next start too.
+  void keep_earlier(ExitRecord& record) const {
+    if (const std::optional<ExitRecord> last = last_record()) {
+      record.step = last->step;
+      record.checkpoint = last->checkpoint;
+    }
+    const std::vector<int64_t> steps = steps_in(dir_);
+    if (!steps.empty()) record.checkpoint = dir_ + '/' + step_name(steps.back());
+    record.resumable = !steps.empty() && record.code != static_cast<int>(ExitClass::kCheckpoint);
   }
 
   // A launcher that shares the pulses writes what all did.

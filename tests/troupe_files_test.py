@@ -150,7 +150,8 @@ class TroupeFiles(unittest.TestCase):
         self.troupe("data", "build", "in/*.txt", "-t", "bytes", "--no-eod", "--format", "lines", "-o",
                     "y")
         self.assertEqual(read_megatron(self.folder / "y"), [[97], [65], [98]])
-        self.assertIn("--eod", self.troupe("data", "build", "in", "-t", "bytes", "-o", "z", code=2))
+        self.troupe("data", "build", "in", "-t", "bytes", "-o", "plain")  # all ids are text: none ends a document
+        self.assertEqual(read_megatron(self.folder / "plain"), [[97, 10, 65], [98]])
         (self.folder / "bad.jsonl").write_text('{"text": "a"}\n{"text": 3}\n{"text": "b"}\n')
         said = self.troupe("data", "build", "bad.jsonl", "-t", "bytes", "--no-eod", "-o", "z", code=3)
         self.assertIn("bad.jsonl:2: E3106", said)

@@ -63,6 +63,26 @@ class TroupeRecipeFaults(NanoRun):
         for what in ("heads", "top_k", "lr", "micro_batch", "clip", "threads", "parallel.pipeline"):
             self.assertIn(what, said)
 
+    def test_F79_faults_of_words_and_of_values_are_told_together(self):
+        said = self.check(NANO.replace("experts: 4", "expert: 4").replace("heads: 4", "heads: 5").replace(
+            "top_k: 2", "top_k: 9").replace("steps: 20", "steps: 20, clip: -1"))
+        self.assertEqual(len(re.findall(r"E\d{4} ", said)), 4, said)
+        for what in ('no field "expert" in model.moe; did you mean "experts"?', "heads", "top_k", "clip"):
+            self.assertIn(what, said)
+        # A value that cannot be read has one line, and none of what its default would be.
+        said = self.check(NANO.replace("top_k: 2", "top_k: two").replace("steps: 20", "steps: 20, clip: -1"))
+        self.assertEqual(len(re.findall(r"E\d{4} ", said)), 2, said)
+
+    def test_check_warns_of_what_is_hardly_meant(self):
+        (self.folder / "few.txt").write_text("The cat sat on the mat. " * 20)
+        ran = self.troupe("check", "nano.yaml", "--set", "train.optimizer.lr=1000", "--set",
+                          "data.valid=[{kind: text, path: few.txt}]", "--set", "run.device=cuda", CUDA_VISIBLE_DEVICES="")
+        self.assertIn("W2005 train.optimizer.lr 1000 is far above what adamw trains with", ran.stderr)
+        self.assertRegex(ran.stderr, r"W3103 data\.valid \S+ has about \d+ tokens: losses of so few say little")
+        self.assertIn("W7101 run.device: cuda ends with E7101 here, because ", ran.stderr)
+        self.assertIn("ok\n", ran.stdout)
+        self.assertNotRegex(self.troupe("check", "nano.yaml").stderr, "W2005|W3103")
+
     def test_97_matrices_are_not_shared_by_one_rank(self):
         for key in ("tensor", "expert_tensor"):
             said = self.troupe("train", "nano.yaml", "--set", f"parallel.{key}=2", code=2).stderr

@@ -60,6 +60,25 @@ class TroupeResume(NanoRun):
         self.assertEqual((record["state"], record["pid"]), ("running", run.pid))
         run.kill()
 
+    def test_F165_a_refused_start_keeps_what_the_run_had_before(self):
+        self.train("train.steps=10")
+        done = self.exit_record()
+        self.assertEqual((done["state"], done["step"], done["checkpoint"]), ("finished", 10, "run/step-000010"))
+        self.train("train.steps=wrong", code=2)  # without a recipe there is no folder to write in
+        self.assertEqual(self.exit_record(), done)
+        self.train("train.steps=20", "train.seed=9", code=4)
+        record = self.exit_record()
+        self.assertEqual((record["state"], record["code"], record["resumable"]), ("failed", 4, False))
+        self.assertEqual((record["step"], record["checkpoint"]), (10, "run/step-000010"))
+        # So lost steps are missed by each later start, and not by the first alone.
+        self.lose_steps()
+        (self.folder / "run/latest").unlink()
+        for _ in range(2):
+            self.assertIn("E4002 has no checkpoint, and exit.json names run/step-000010", self.train("train.steps=20", code=4))
+        self.train("train.steps=20", "data.train=[{kind: flat, path: nothing.bin}]", code=3)
+        self.assertIn("exit.json names run/step-000010", self.train("train.steps=20", code=4))
+        self.assertFalse(self.exit_record()["resumable"])
+
     def test_F14_weights_with_nan_are_never_gone_on_from(self):
         self.train("train.max_skips=9", "checkpoint.background=false", TROUPE_FAULT="optim:7=nan;batch:12=kill", code=-9)
         self.assertTrue(json.loads((self.folder / "run/step-000010/manifest.json").read_text())["bad"])
@@ -202,7 +221,11 @@ class TroupeResume(NanoRun):
         self.train("train.steps=10")
         said = self.train("train.global_batch=16", code=4)
         self.assertRegex(said, r"train.batch.*8.*16")
-        self.train("train.global_batch=16", "checkpoint.waive_changed=[train.batch, train.length]")
+        # What is printed is pasted, until nothing is left to waive.
+        paste = re.search(r"add: --set '(checkpoint\.waive_changed=\[train\.batch\])'", said)[1]
+        said = self.train("train.global_batch=16", paste, code=4)
+        paste = re.search(r"add: --set '(checkpoint\.waive_changed=\[train\.batch,train\.length\])'", said)[1]
+        self.train("train.global_batch=16", paste)
         rows = {r["step"]: r["samples"] for r in self.records() if "event" not in r}
         self.assertEqual((rows[10], rows[11], rows[20]), (80, 96, 240))
 

@@ -1,6 +1,7 @@
 """Signals and limits of time while a run does this or that: where it stops, what it leaves, how
 it goes on. Rows of docs/reference/RELIABILITY.md."""
 import fcntl
+import json
 import os
 import pty
 import re
@@ -79,8 +80,17 @@ class TroupeStops(NanoRun):
         self.assertEqual((record["state"], record["code"], record["pid"], record["attempt"]), ("running", -1, run.pid, 1))
         self.assertEqual((record["step"], record["checkpoint"]), (8, "run/step-000008"))
         self.assertIn(f"run  running: process {run.pid} on ", self.troupe("inspect", "run").stdout)
+        status = json.loads(self.troupe("status", "run", "--json").stdout)["runs"][0]
+        self.assertEqual((status["state"], status["alive"], status["pid"], status["step"]), ("running", True, run.pid, 12))
+        self.assertEqual((status["checkpoint"], status["loss"]), (self.steps()[-1], float(self.losses()[12])))
         run.kill()
         run.wait()
+        self.assertIn(f"run  killed, process {run.pid} on ", self.troupe("status", "run", code=6).stdout)
+        lines = self.troupe("inspect", "run").stdout.splitlines()
+        for line, begin in zip(lines, ("run  killed: ", "  log         its last line is of step 12, ", "  last event  none",
+                                       "  checkpoint  step-0000", "  next        ")):
+            self.assertTrue(line.startswith(begin), line)
+        self.assertIn("the same command goes on after step-0000", lines[4])
         self.assertEqual(self.exit_record(), record)
         self.assertRegex(self.troupe("inspect", "run").stdout, rf"run  killed: process {run.pid} on \S+, attempt 1, is gone")
         self.troupe("report", "run")
@@ -88,8 +98,18 @@ class TroupeStops(NanoRun):
         self.train("train.steps=wrong", code=2)
         self.train("data.train=[{kind: flat, path: nothing.bin}]", code=3)
         self.assertEqual(self.exit_record()["state"], "failed")
+        self.assertRegex(self.troupe("status", ".", code=3).stdout, r", code 3 E3\d{3}\n")
         self.train()
         self.assertEqual(self.exit_record()["state"], "finished")
+
+    def test_status_of_a_folder_of_runs_is_a_table(self):
+        self.train("checkpoint.dir=all/a")
+        self.train("checkpoint.dir=all/b", TROUPE_FAULT="batch:7=kill", code=-9)
+        title, a, b = self.troupe("status", "all", code=6).stdout.splitlines()
+        self.assertRegex(title, r"^run +state +code +step +loss +checkpoint +log$")
+        self.assertRegex(a, r"^all/a +finished +0 +20 +\d\.\d{3} +step-000020 +\S.* ago$")
+        self.assertRegex(b, r"^all/b +killed +- +\d+ +\d\.\d{3} +\S+ +\S.* ago$")
+        self.assertIn("is neither a run's folder nor one that holds runs", self.troupe("status", "text.txt", code=2).stderr)
 
     def test_F100_a_stop_is_heard_in_load_eval_samples_and_save(self):
         sets = ["data.valid=[{kind: text, path: text.txt}]", "eval.every=4"]

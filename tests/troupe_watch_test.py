@@ -70,6 +70,9 @@ class TroupeWatch(RanksRun):
         self.assertGreater(len(both), 2)
         for key in both:
             self.assertEqual(issued[0][key][0], issued[1][key][0])
+        table = self.troupe("inspect", f"{run}/flight.json").stdout
+        self.assertRegex(table, r"\nrank +step +phase +ago +last\n0 +\d+ .*\n1 +\d+ ")
+        self.assertRegex(table, r"\nago +step +collective +rank 0 +rank 1 +last to come\n")
 
     def test_F84_a_killed_rank_is_named_with_what_it_did(self):
         for point, where, sets in POINTS:

@@ -8,6 +8,7 @@
 
 #include "troupe/checkpoint/files/names.h"
 #include "troupe/checkpoint/files/shard_files.h"
+#include "troupe/checkpoint/folder/waive_option.h"
 #include "troupe/checkpoint/state/checkpoint.h"
 #include "troupe/checkpoint/state/fill.h"
 #include "troupe/checkpoint/state/load_plan.h"
@@ -183,13 +184,17 @@ void check_fingerprint(const ResumePoint& point, const Fingerprint& now, const E
              point.folder);
   }
   std::string lines;
+  std::vector<std::string> names;
   for (const std::string& line : changes(point.manifest.fingerprint, now, earlier)) {
-    if (!matches_any(waived, line.substr(0, line.find(": ")))) lines += "\n  " + line;
+    const std::string name = line.substr(0, line.find(": "));
+    if (matches_any(waived, name)) continue;
+    lines += "\n  " + line;
+    names.push_back(name);
   }
   if (lines.empty()) return;
   fail(Code::kOtherRun, point.folder,
        "was saved by a run that differs:" + lines +
-           "\n  (to resume anyway, list these names in checkpoint.waive_changed)");
+           "\n  (to resume anyway, add: " + waive_option(waived, names) + ")");
 }
 
 // Rank 0 looks; the others read the manifest that it found.

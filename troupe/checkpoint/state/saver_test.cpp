@@ -431,7 +431,8 @@ TEST_F(Saving, F30_F33_AChangedRunIsRefusedWithEachChange) {
   const Error e = error_of([&] { resume(config_, run.state(), now, {}, kNone); });
   EXPECT_EQ(e.code(), Code::kOtherRun);
   EXPECT_TRUE(has(e, "model.moe.experts: 4 was saved, 8 is asked for") &&
-              has(e, "data: a was saved, b is asked for"))
+              has(e, "data: a was saved, b is asked for") &&
+              has(e, "add: --set 'checkpoint.waive_changed=[model.moe.experts,data]'"))
       << e.what();
   config_.waive_changed = {"data"};
   EXPECT_FALSE(has(error_of([&] { resume(config_, run.state(), now, {}, kNone); }), "data: a"));

@@ -120,6 +120,12 @@ Sources Reader::finish() {
   return std::move(sources_);
 }
 
+Sources Reader::finish(std::vector<std::string>& unread, std::optional<Error>& faults) {
+  if (!faults_.empty()) faults.emplace(faults_, first_);
+  unread.insert(unread.end(), unread_.begin(), unread_.end());
+  return std::move(sources_);
+}
+
 void Reader::add_fault(Code code, const Where& where, const std::string& what) {
   if (faults_.empty()) {
     first_ = code;
@@ -130,6 +136,7 @@ void Reader::add_fault(Code code, const Where& where, const std::string& what) {
 }
 
 void Reader::refuse(const Yaml& y, const std::string& path, const Expectation& expected) {
+  unread_.push_back(path);
   std::string what = section(path) + " must be " + expected.wanted;
   switch (y.kind) {
     case Yaml::Kind::kNull: what += ", and is empty"; break;
@@ -151,6 +158,7 @@ void Reader::refuse_choice(const Yaml& y, const std::string& path,
 
 void Reader::unknown_kind(const Yaml::Field& field, const std::string& path,
                           const std::vector<std::string_view>& kinds) {
+  unread_.push_back(path);
   const std::string& name = field.value.text;
   const std::string_view guess = nearest_choice(name, kinds);
   add_fault(Code::kNoSuchKind, field.where,
@@ -172,14 +180,26 @@ void Reader::unknown_field(const Yaml::Field& field, const std::string& path,
       "no field " + quoted(field.name) + " in " + section(path) + hint(field.name, path, names));
 }
 
-// From the surest to the vaguest: the name in other letters; another program's name for it; the
-// same name elsewhere; a name like it here; a name much like it in a section of this one, then
-// elsewhere, since of many short names one is always near; all that there is.
+std::string Reader::meant_here(const std::string& name,
+                               const std::vector<std::string_view>& names) {
+  const std::string wanted = normalized(name);
+  for (const std::string& same : {wanted, wanted + 's'}) {
+    if (std::ranges::find(names, same) != names.end()) return same;
+  }
+  return std::string(nearest(name, names));
+}
+
+// From the surest to the vaguest: the name in other letters; the plural of it; another program's
+// name for it; the same name elsewhere; a name like it here; a name much like it in a section of
+// this one, then elsewhere, since of many short names one is always near; all that there is.
 std::string Reader::hint(const std::string& name, const std::string& path,
                          const std::vector<std::string_view>& names) {
   const std::string wanted = normalized(name);
   if (std::ranges::find(names, wanted) != names.end()) {
     return "; did you mean " + quoted(wanted) + "?";
+  }
+  if (std::ranges::find(names, wanted + 's') != names.end()) {
+    return "; did you mean " + quoted(wanted + 's') + "?";
   }
   const auto alias =
       std::ranges::find_if(aliases_, [&](const Alias& known) { return known.name == wanted; });

@@ -14,6 +14,7 @@
 // A struct that holds such fields needs no include; this header is for those who read or print.
 #pragma once
 
+#include <optional>
 #include <ostream>
 #include <span>
 #include <string>
@@ -28,19 +29,40 @@ namespace troupe {
 // "a.b=8"; the value may be any YAML. Faults name it after the option of the command line.
 Yaml override_yaml(const std::string& assignment, const std::string& option = "--set");
 
-// Throws one Error that names every fault, a line each, as "file:line: code what".
+namespace detail {
+
 template <Config C>
-Sources read_config(const Yaml& y, C& config) {
+Reader read_by_reader(const Yaml& y, C& config) {
   const auto list_paths = [&config] {
     std::vector<std::string> out;
-    detail::collect_paths(config, "", out);
+    collect_paths(config, "", out);
     return out;
   };
   std::span<const Alias> aliases;
   if constexpr (HasAliases<C>) aliases = C::aliases();
-  detail::Reader reader(list_paths, aliases);
+  Reader reader(list_paths, aliases);
   reader.read(y, "", config);
-  return reader.finish();
+  return reader;
+}
+
+}  // namespace detail
+
+// Throws one Error that names every fault, a line each, as "file:line: code what".
+template <Config C>
+Sources read_config(const Yaml& y, C& config) {
+  return detail::read_by_reader(y, config).finish();
+}
+
+// What of a document was not read, and why.
+struct Unread {
+  std::vector<std::string> paths;  // fields that were refused, and sections with a name like none
+  std::optional<Error> faults;     // a line each; nothing: all was read
+};
+
+// The same, without throwing: `config` has what could be read, for who judges that too.
+template <Config C>
+Sources read_config(const Yaml& y, C& config, Unread& unread) {
+  return detail::read_by_reader(y, config).finish(unread.paths, unread.faults);
 }
 
 // With `sources`, each value that was given ends in "  # where".

@@ -2,8 +2,12 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
+#include <string>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "troupe/core/check.h"
 #include "troupe/core/config/config_traits.h"
@@ -72,6 +76,8 @@ class Reader {
     }
   }
   Sources finish();  // throws if there were faults
+  // Adds to `unread` the fields that were refused, and the sections with a name that is like none.
+  Sources finish(std::vector<std::string>& unread, std::optional<Error>& faults);
 
  private:
   template <class C>
@@ -120,6 +126,24 @@ class Reader {
     std::vector<std::string_view> names;
     C::visit(out, [&](std::string_view name, auto&, auto&&...) { names.push_back(name); });
     unknown_field(field, path, names);
+    read_as_meant(field, path, names, out);
+  }
+
+  // The value of an unknown name goes to the field of this section that is most like it: nobody gets
+  // the config, which has a fault, but what else is wrong with its values may be judged.
+  template <class C>
+  void read_as_meant(const Yaml::Field& field, const std::string& path,
+                     const std::vector<std::string_view>& names, C& out) {
+    const std::string meant = meant_here(field.name, names);
+    bool taken = false;
+    C::visit(out, [&](std::string_view name, auto& member, auto&&...) {
+      using T = std::remove_reference_t<decltype(member)>;
+      if constexpr (!Config<T> && !kIsList<T> && !kIsOptional<T>) {
+        if (name != meant || field.value.kind != Yaml::Kind::kScalar) return;
+        taken = from_text(field.value.text, member);
+      }
+    });
+    if (!taken) unread_.push_back(path);
   }
 
   template <class T>
@@ -139,6 +163,9 @@ class Reader {
   void given_twice(const Yaml::Field& field, const std::string& path);
   void unknown_field(const Yaml::Field& field, const std::string& path,
                      const std::vector<std::string_view>& names);
+  // The field of a section that a name of none was probably to be; empty: none is like it.
+  static std::string meant_here(const std::string& name,
+                                const std::vector<std::string_view>& names);
   std::string hint(const std::string& name, const std::string& path,
                    const std::vector<std::string_view>& names);
   void add_fault(Code code, const Where& where, const std::string& what);
@@ -148,6 +175,7 @@ class Reader {
   std::span<const Alias> aliases_;
   std::string faults_;
   Code first_ = Code::kBadValue;
+  std::vector<std::string> unread_;
   Sources sources_;
 };
 

@@ -313,8 +313,26 @@ class Build {
     warn();
   }
 
+  // A share of the documents is another share of the tokens where few documents differ in length.
+  void warn_of_share() const {
+    constexpr double kFar = 2;  // times as many tokens as asked for, or as few
+    const int64_t valid = result_.valid.tokens, all = valid + result_.info.tokens;
+    const double wanted = config_.valid * static_cast<double>(all);
+    const auto held_out = static_cast<double>(valid);
+    if (held_out * kFar >= wanted && held_out <= wanted * kFar) return;
+    log_.warning(
+        "data build: a validation share of " + to_text(config_.valid) + " would be " +
+        std::to_string(static_cast<int64_t>(wanted)) + " of " + std::to_string(all) +
+        " tokens, and " + valid_output_.prefix + " has " + std::to_string(valid) + ", in " +
+        std::to_string(result_.valid.documents) + " of " +
+        std::to_string(result_.valid.documents + result_.info.documents) +
+        " documents: whole ones are held out, and their lengths differ. Take another share,"
+        " or cut the text into more documents (with `format: lines` each line is one)");
+  }
+
   // What the numbers alone would not make anybody look at.
   void warn() const {
+    if (config_.valid > 0) warn_of_share();
     if (result_.info.skipped > 0) {
       log_.warning("data build: " + std::to_string(result_.info.skipped) + " documents skipped");
     }

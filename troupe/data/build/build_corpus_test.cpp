@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
 #include <random>
 
 #include "troupe/core/config/config.h"
@@ -363,6 +364,29 @@ TEST_F(Corpus, APartOfTheDocumentsIsHeldOutWhateverTheirOrder) {
   std::ranges::sort(again);
   std::ranges::sort(held_out);
   EXPECT_TRUE(again == held_out);
+}
+
+// Whole documents are held out: with one that has most of the text, whichever side it is on.
+TEST_F(Corpus, AShareThatIsFarFromThatOfTheTokensIsToldInBoth) {
+  const auto lines = [](int count, const std::string& first) {
+    std::string text;
+    for (int i = 0; i < count; ++i) {
+      text += "{\"text\": \"line " + std::to_string(1000 + i) + (i == 0 ? first : "") + "\"}\n";
+    }
+    return text;
+  };
+  config.valid = 0.1;
+  config.replace = true;
+  const auto warning_of = [&](const std::string& text) {
+    put_file(folder / "in.jsonl", text);
+    const auto said = std::make_shared<Said>();
+    build_corpus(config, kBytes, fs, Log({said}, Level::kWarning));
+    return said->text;
+  };
+  EXPECT_EQ(warning_of(lines(2000, "")), "");
+  const std::string said = warning_of(lines(200, std::string(100000, 'x')));
+  EXPECT_PRED2(has, said, "a validation share of 0.1 would be 10200 of 102000 tokens");
+  EXPECT_PRED2(has, said, " of 200 documents: whole ones are held out");
 }
 
 TEST_F(Corpus, ASplitThatWouldBeEmptyIsRefused) {

@@ -18,10 +18,12 @@ c10::Device with_code(const c10::Device& gpu) {
 }  // namespace
 
 std::string no_code_line(DeviceKind kind, const std::string& why) {
-  if (why.empty() || kind == DeviceKind::kCpu) return {};
-  return (kind == DeviceKind::kAuto ? "run.device: auto takes the processor, because "
-                                    : "run.device: cuda ends with E7101 here, because ") +
-         why;
+  const std::string ends = "run.device: cuda ends with E7101 here, because ";
+  if (kind == DeviceKind::kCpu) return {};
+  if (kind == DeviceKind::kCuda) {
+    return ends + (why.empty() ? "no CUDA device with a driver is here" : why);
+  }
+  return why.empty() ? "" : "run.device: auto takes the processor, because " + why;
 }
 
 std::string no_code_line(DeviceKind kind) {

@@ -19,7 +19,8 @@ c10::Device device_of(DeviceKind kind, int64_t local_rank = 0);
 c10::Device device_of_rank(const Recipe& recipe, int64_t local_rank);
 
 // What a start and `troupe check` warn of where GPUs are here and the build has code for none
-// (why_no_gpu_code of ops/support/cuda_plugin.h); empty otherwise, and for run.device: cpu.
+// (`why` is why_no_gpu_code() of ops/support/cuda_plugin.h), and for run.device: cuda where none is
+// here; empty otherwise, and for run.device: cpu.
 std::string no_code_line(DeviceKind kind);
 std::string no_code_line(DeviceKind kind, const std::string& why);
 // The error of run.device: cuda without a device; `why`: empty, or what why_no_gpu_code() says.

@@ -21,6 +21,8 @@ TEST(Device, AGpuWithoutCodeIsSaidOfAutoAndCudaAndNotOfCpu) {
             "run.device: cuda ends with E7101 here, because " + why);
   EXPECT_EQ(no_code_line(DeviceKind::kCpu, why), "");
   EXPECT_EQ(no_code_line(DeviceKind::kAuto, ""), "");
+  EXPECT_EQ(no_code_line(DeviceKind::kCuda, ""),
+            "run.device: cuda ends with E7101 here, because no CUDA device with a driver is here");
   EXPECT_EQ(no_code_line(DeviceKind::kCpu), "");
 }
 

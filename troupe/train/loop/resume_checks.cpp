@@ -16,6 +16,7 @@
 
 #include "troupe/checkpoint/files/names.h"
 #include "troupe/checkpoint/folder/run_folder.h"
+#include "troupe/checkpoint/folder/waive_option.h"
 #include "troupe/core/check.h"
 #include "troupe/core/config/config.h"
 #include "troupe/core/config/json.h"
@@ -223,12 +224,10 @@ std::string twice_as_long(const ResolvedRun& recipe, const Position& run,
   std::string out = without_set(command, key) + " --set " + key + '=' +
                     (train.steps > 0 ? std::to_string(twice.steps) : to_text(tokens));
   if (other_schedule(train, run, run, twice).empty()) return out;
-  std::vector<std::string> waived = recipe.checkpoint.waive_changed;
-  if (!matches_any(waived, "train.length")) waived.emplace_back("train.length");
-  std::string names;
-  for (const std::string& name : waived) names += (names.empty() ? "" : ",") + name;
-  return without_set(out, "checkpoint.waive_changed") + " --set " +
-         shell_word("checkpoint.waive_changed=[" + names + "]");
+  const std::vector<std::string>& waived = recipe.checkpoint.waive_changed;
+  std::vector<std::string> more;
+  if (!matches_any(waived, "train.length")) more.emplace_back("train.length");
+  return without_set(out, "checkpoint.waive_changed") + ' ' + waive_option(waived, more);
 }
 
 }  // namespace troupe

@@ -4,6 +4,7 @@
 
 #include "troupe/checkpoint/files/names.h"
 #include "troupe/checkpoint/folder/run_folder.h"
+#include "troupe/checkpoint/folder/waive_option.h"
 #include "troupe/checkpoint/state/group_of_state.h"
 #include "troupe/core/check.h"
 #include "troupe/core/config/config.h"
@@ -77,7 +78,7 @@ void require_schedule(const RunContext& run, const std::string& folder) {
   if (!run.tools.force && !matches_any(waived, name)) {
     fail(Code::kOtherRun, folder,
          what + ". To continue anyway from sample " + std::to_string(run.state.done.samples) +
-             ", set checkpoint.waive_changed=[" + name + "]");
+             ", add: " + waive_option(waived, {name}));
   }
   run.log().warning(what + "; continuing from sample " + std::to_string(run.state.done.samples));
 }

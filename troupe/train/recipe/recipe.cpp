@@ -1,7 +1,7 @@
 #include "troupe/train/recipe/recipe.h"
 
 #include <algorithm>
-#include <filesystem>
+#include <optional>
 #include <utility>
 
 #include "troupe/core/check.h"
@@ -282,81 +282,7 @@ void check_routing(const Recipe& r, Problems& problems) {
   if (!r.run.replay.empty()) problems.add("run.replay", "the model has no experts to choose");
 }
 
-// Where `base: text` in a file leads. It stays in the file's folder: a recipe from elsewhere reads
-// no file of yours.
-std::string base_path(const std::string& from, const Yaml::Field& base) {
-  const std::filesystem::path name = base.value.text;
-  const bool up = std::ranges::find(name, "..") != name.end();
-  if (base.value.kind != Yaml::Kind::kScalar || name.empty() || name.is_absolute() || up) {
-    fail(Code::kBadValue, to_text(base.where) + ": base",
-         "names a file in the recipe's folder or below it, without ..");
-  }
-  const std::filesystem::path folder = std::filesystem::path(from).parent_path(),
-                              path = folder / name;
-  std::error_code no_home;
-  std::error_code no_file;  // what is not there, who opens it says
-  const auto home = std::filesystem::canonical(folder.empty() ? "." : folder, no_home);
-  const auto real = std::filesystem::canonical(path, no_file);
-  if (!no_home && !no_file && std::ranges::mismatch(home, real).in1 != home.end()) {
-    fail(Code::kBadValue, to_text(base.where) + ": base", to_text(base.value.text),
-         "is a link that leads out of the recipe's folder, to", to_text(real.string()));
-  }
-  return path.string();
-}
-
-// The file and what it is based on, the deepest base first, without their fields `base`.
-std::vector<Yaml> with_bases(const std::string& path) {
-  constexpr size_t kMost = 8;
-  std::vector<Yaml> out;
-  for (std::string next = path; !next.empty();) {
-    if (out.size() == kMost) {
-      fail(Code::kBadValue, path, "is based on more than", kMost - 1, "files, or on itself");
-    }
-    Yaml file = load_yaml(next);
-    const std::string from = std::exchange(next, "");
-    const auto base = std::ranges::find(file.fields, "base", &Yaml::Field::name);
-    if (base != file.fields.end()) {
-      next = base_path(from, *base);
-      file.fields.erase(base);
-    }
-    if (file.where.file.empty()) file.where.file = from;
-    out.insert(out.begin(), std::move(file));
-  }
-  return out;
-}
-
-// A file of nothing, of comments, or of `base` alone.
-bool holds_nothing(const Yaml& file) {
-  return file.kind == Yaml::Kind::kNull || (file.kind == Yaml::Kind::kMap && file.fields.empty());
-}
-
 }  // namespace
-
-Recipe load_recipe(const std::string& path, const std::vector<std::string>& sets,
-                   Sources& sources) {
-  Recipe out;
-  Problems problems(sources);
-  problems.gather(path, [&] {
-    const std::vector<Yaml> files = with_bases(path);
-    if (sets.empty() && std::ranges::all_of(files, holds_nothing)) {
-      fail(Code::kBadValue, path,
-           "is empty. A recipe has the sections model, data, train and checkpoint; "
-           "recipes/quickstart.yaml is a whole one, and `base: quickstart.yaml` builds on it");
-    }
-    for (const Yaml& file : files) {
-      problems.gather(file.where.file, [&] {
-        for (auto& [name, where] : read_config(file, out)) sources[name] = where;
-      });
-    }
-  });
-  for (const std::string& set : sets) {
-    problems.gather("--set", [&] {
-      for (auto& [name, where] : read_config(override_yaml(set), out)) sources[name] = where;
-    });
-  }
-  problems.throw_if_any();
-  return out;
-}
 
 void validate(const Recipe& r, const Sources& sources) {
   Problems problems(sources);
