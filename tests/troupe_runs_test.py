@@ -539,6 +539,20 @@ class TroupeRuns(unittest.TestCase):
         out = self.troupe("doctor", ".", "--recipe", "nano.yaml", "--set", "model.moe.bias=true").stdout
         self.assertRegex(out, r"\n(ok  |warn)  experts: .*experts are not plain SwiGLU without biases")
         self.assertIn("no field", self.troupe("doctor", "--recipe", "nano.yaml", "--set", "no=1", code=2).stderr)
+
+    def test_doctor_as_json_says_what_the_lines_say(self):
+        words = "doctor", ".", "--recipe", "nano.yaml", "--ranks", "2"
+        lines = self.troupe(*words).stdout.splitlines()
+        told = json.loads(self.troupe(*words, "--json").stdout)
+        self.assertTrue(told["ok"])
+        self.assertEqual(len(told["findings"]), len(lines))
+        for finding, line in zip(told["findings"], lines):
+            self.assertTrue(line.startswith(f"{finding['verdict']:<6}{finding['what']}: "), line)
+        told = json.loads(self.troupe("doctor", "/proc/runs", "--json", code=7).stdout)
+        self.assertFalse(told["ok"])
+        (failed,) = [f for f in told["findings"] if f["verdict"] == "fail"]
+        self.assertEqual(failed["what"], "disk of /proc/runs")
+        self.assertTrue(failed["cure"])
         out = self.troupe("selftest", "--device", "cpu", "--quiet")
         self.assertRegex(out.stdout, r"^selftest OK: 7 checks on cpu, [\d.]+ s\n$")
 
